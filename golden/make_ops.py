@@ -1,0 +1,460 @@
+"""One small file per operation under golden/ops/: inputs, outputs and gradients, from torch autograd in double.
+
+The formulas are written out with elementary tensor operations; torch differentiates them. In each file `x`
+is an input, `y` an output, `dy` the incoming gradient and `d<input>` the resulting one; README.md lists the
+names. Attributes (eps, theta, ...) are strings in __metadata__. Run: python golden/make_ops.py
+"""
+import math
+import shutil
+
+import torch
+import torch.nn.functional as F
+
+from double import Float32Counter, deterministic
+from files import GOLDEN, save_safetensors, update_manifest
+
+OPS = GOLDEN / "ops"
+SEED = 4242
+IGNORE = -100
+
+
+class Draw:
+    """Random doubles from one seed per file, so that a new file moves no other."""
+
+    def __init__(self, name):
+        seed = SEED + sum((i + 1) * b for i, b in enumerate(name.encode()))
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def normal(self, *shape, scale=1.0):
+        return scale * torch.randn(shape, generator=self.generator)
+
+    def uniform(self, *shape, low=0.0, high=1.0):
+        return low + (high - low) * torch.rand(shape, generator=self.generator)
+
+    def integers(self, high, *shape):
+        return torch.randint(0, high, shape, generator=self.generator)
+
+
+def grad_of(function, inputs, douts):
+    """Outputs of function(**inputs) and the gradients {"d" + name} of sum(out * dout); only doubles get one."""
+    leaves = {n: t.clone().requires_grad_(t.dtype == torch.float64) for n, t in inputs.items()}
+    with Float32Counter() as counter:
+        outs = function(**leaves)
+        total = sum((outs[n] * d).sum() for n, d in douts.items())
+        wanted = {n: t for n, t in leaves.items() if t.requires_grad}
+        grads = torch.autograd.grad(total, list(wanted.values()), allow_unused=True)
+    assert counter.count == 0
+    grads = {"d" + n: torch.zeros_like(t) if g is None else g for (n, t), g in zip(wanted.items(), grads)}
+    return {n: t.detach() for n, t in outs.items()}, grads
+
+
+def write(name, inputs, douts, function, attributes=None, extra=None, skip=()):
+    """Computes one case and writes it. `skip` names gradients that are not part of the operation."""
+    outs, grads = grad_of(function, inputs, douts)
+    tensors = {**inputs, **outs, **{"d" + n: d for n, d in douts.items()}, **(extra or {})}
+    tensors.update({n: g for n, g in grads.items() if n not in skip})
+    assert all(torch.isfinite(t).all() for t in tensors.values()), name
+    save_safetensors(OPS / (name + ".safetensors"), tensors, {"op": name, **(attributes or {})})
+    return tensors
+
+
+# ---------------------------------------------------------------- norm, linear, embedding, activation
+
+def rmsnorm():
+    eps = 1e-5
+
+    def f(x, gamma):
+        rstd = (x.pow(2).mean(-1) + eps).rsqrt()
+        return {"y": gamma * (x * rstd[:, None]), "rstd": rstd}
+
+    d = Draw("rmsnorm")
+    x = d.normal(7, 13)
+    x[3] *= 1e-3  # a row whose mean square is below eps
+    write("rmsnorm", {"x": x, "gamma": d.uniform(13, low=0.5, high=1.5)}, {"y": d.normal(7, 13)}, f, {"eps": eps})
+
+
+def linear():
+    for name, bias in (("linear", False), ("linear_bias", True)):
+        d = Draw(name)
+        inputs = {"x": d.normal(7, 11), "weight": d.normal(5, 11)}
+        if bias:
+            inputs["bias"] = d.normal(5)
+        write(name, inputs, {"y": d.normal(7, 5)},
+              lambda x, weight, bias=None: {"y": F.linear(x, weight, bias)}, {"weight": "[out,in]"})
+
+
+def embedding():
+    d = Draw("embedding")
+    ids = d.integers(11, 3, 5)
+    ids[0, 1], ids[2, 4], ids[0, 2], ids[1, 0] = 0, 10, 3, 3
+    write("embedding", {"input_ids": ids, "weight": d.normal(11, 6)}, {"y": d.normal(3, 5, 6)},
+          lambda input_ids, weight: {"y": weight[input_ids]})
+
+
+def swiglu():
+    d = Draw("swiglu")
+    inputs = {"gate": d.normal(7, 9, scale=3.0), "up": d.normal(7, 9)}
+    inputs["gate"][0, :4] = torch.tensor([0.0, -40.0, 40.0, -800.0])  # exp(800) overflows a double
+    write("swiglu", inputs, {"y": d.normal(7, 9)},
+          lambda gate, up: {"y": gate * torch.sigmoid(gate) * up}, {"formula": "silu(gate)*up"})
+
+
+# ---------------------------------------------------------------- rotary embedding and attention
+
+def llama3_inv_freq(inv, factor, low, high, original):
+    """Long wavelengths are divided by factor, short ones kept, those between interpolated."""
+    out = []
+    for v in inv.tolist():
+        wavelength = 2 * math.pi / v
+        if wavelength < original / high:
+            out.append(v)
+        elif wavelength > original / low:
+            out.append(v / factor)
+        else:
+            s = (original / wavelength - low) / (high - low)
+            out.append((1 - s) * v / factor + s * v)
+    return torch.tensor(out)
+
+
+def rotate(x, cos, sin):
+    """x [B,S,N,D]; the first 2*cos.shape[-1] of D turn as two halves, the rest pass."""
+    r = cos.shape[-1]
+    a, b, rest = x[..., :r], x[..., r:2 * r], x[..., 2 * r:]
+    c, s = cos[:, None, :], sin[:, None, :]
+    return torch.cat([a * c - b * s, b * c + a * s, rest], dim=-1)
+
+
+def rope():
+    cases = {
+        "rope_default": (16, dict(rope_theta=10000.0, partial_rotary_factor=1.0)),
+        "rope_linear": (16, dict(rope_theta=500.0, partial_rotary_factor=1.0, factor=2.5)),
+        "rope_llama3": (16, dict(rope_theta=10000.0, partial_rotary_factor=1.0, factor=8.0, low_freq_factor=1.0,
+                                 high_freq_factor=4.0, original_max_position_embeddings=64)),
+        "rope_partial": (16, dict(rope_theta=10000.0, partial_rotary_factor=0.25)),
+    }
+    b, s, a, g = 2, 19, 3, 1
+    for name, (head_dim, attr) in cases.items():
+        dim = int(head_dim * attr["partial_rotary_factor"])
+        inv = 1.0 / attr["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.int64).double() / dim)
+        if name == "rope_linear":
+            inv = inv / attr["factor"]
+        if name == "rope_llama3":
+            inv = llama3_inv_freq(inv, attr["factor"], attr["low_freq_factor"], attr["high_freq_factor"],
+                                  attr["original_max_position_embeddings"])
+        angles = torch.arange(s, dtype=torch.int64).double()[:, None] * inv
+        cos, sin = angles.cos(), angles.sin()
+        d = Draw(name)
+        write(name, {"q": d.normal(b, s, a, head_dim), "k": d.normal(b, s, g, head_dim)},
+              {"q_out": d.normal(b, s, a, head_dim), "k_out": d.normal(b, s, g, head_dim)},
+              lambda q, k: {"q_out": rotate(q, cos, sin), "k_out": rotate(k, cos, sin)},
+              {"rope_type": name.split("_")[1], "head_dim": head_dim, **attr},
+              {"inv_freq": inv, "cos": cos, "sin": sin})
+
+
+def attention():
+    """q [B,S,A,D], k and v [B,S,G,D]; query head j reads group j / (A/G). lse [B,A,S] is of the scaled scores."""
+    cases = {
+        "attention_causal": dict(a=4, g=2, d=8, window=0, scale=8 ** -0.5),
+        "attention_mqa": dict(a=3, g=1, d=5, window=0, scale=5 ** -0.5),
+        "attention_window": dict(a=4, g=4, d=8, window=4, scale=8 ** -0.5),
+        "attention_scale": dict(a=4, g=2, d=8, window=0, scale=0.75),
+        "attention_window1": dict(a=2, g=1, d=4, window=1, scale=0.5),
+    }
+    b, s = 2, 13
+    for name, c in cases.items():
+        q_pos, k_pos = torch.arange(s)[:, None], torch.arange(s)[None, :]
+        visible = k_pos <= q_pos
+        if c["window"]:
+            visible = visible & (k_pos > q_pos - c["window"])
+
+        def f(q, k, v):
+            repeat = c["a"] // c["g"]
+            k, v = k.repeat_interleave(repeat, 2), v.repeat_interleave(repeat, 2)
+            scores = torch.einsum("bqhd,bkhd->bhqk", q, k) * c["scale"]
+            scores = scores.masked_fill(~visible, float("-inf"))
+            lse = scores.logsumexp(-1)
+            return {"o": torch.einsum("bhqk,bkhd->bqhd", (scores - lse[..., None]).exp(), v), "lse": lse}
+
+        d = Draw(name)
+        write(name, {"q": d.normal(b, s, c["a"], c["d"]), "k": d.normal(b, s, c["g"], c["d"]),
+                     "v": d.normal(b, s, c["g"], c["d"])}, {"o": d.normal(b, s, c["a"], c["d"])}, f,
+              {"causal": 1, "window": c["window"], "softmax_scale": repr(c["scale"])})
+
+
+# ---------------------------------------------------------------- router and experts
+
+ROUTERS = {
+    "router_softmax_topk": dict(score="softmax", pre=1, norm=0, k=3),
+    "router_softmax_topk_norm": dict(score="softmax", pre=1, norm=1, k=3),
+    "router_softmax_top1": dict(score="softmax", pre=1, norm=0, k=1),
+    "router_topk_softmax": dict(score="softmax", pre=0, norm=0, k=2),
+    "router_topk_softmax_group": dict(score="softmax", pre=0, norm=0, k=4, groups=4, group_topk=2, scaling=1.5),
+    "router_sigmoid": dict(score="sigmoid", pre=0, norm=1, k=3),
+    "router_sigmoid_top1": dict(score="sigmoid", pre=0, norm=0, k=1),
+    "router_sigmoid_bias": dict(score="sigmoid", pre=0, norm=1, k=2, bias=1),
+    "router_sigmoid_bias_group": dict(score="sigmoid", pre=0, norm=1, k=4, bias=1, groups=4, group_topk=2, scaling=2.5),
+}
+
+
+def choose(keys, k, groups, group_topk):
+    """Indices of the k largest keys, best first; a group counts with the sum of its k // group_topk best keys."""
+    if groups:
+        t, e = keys.shape
+        per_group = keys.view(t, groups, e // groups)
+        group_score = per_group.topk(k // group_topk, dim=-1).values.sum(-1)
+        kept = torch.zeros_like(group_score, dtype=torch.bool)
+        kept.scatter_(1, group_score.topk(group_topk, dim=-1).indices, True)
+        keys = per_group.masked_fill(~kept[:, :, None], float("-inf")).view(t, e)
+    return keys.topk(k, dim=-1).indices
+
+
+def router():
+    t, e = 11, 8
+    for name, c in ROUTERS.items():
+        k, groups, group_topk = c["k"], c.get("groups", 0), c.get("group_topk", 0)
+        d = Draw(name)
+        inputs = {"logits": d.normal(t, e, scale=1.5)}
+        if c.get("bias"):
+            inputs["expert_bias"] = d.normal(e, scale=0.4)
+
+        def f(logits, expert_bias=None):
+            if c["score"] == "sigmoid":
+                scores = torch.sigmoid(logits)
+                keys = scores if expert_bias is None else scores + expert_bias
+            else:
+                scores = torch.softmax(logits, -1)
+                keys = scores if c["pre"] else logits
+            indices = choose(keys.detach(), k, groups, group_topk)
+            if c["score"] == "softmax" and not c["pre"]:
+                weights = torch.softmax(logits.gather(1, indices), -1)
+            else:
+                weights = scores.gather(1, indices)
+            if c["norm"]:
+                weights = weights / (weights.sum(-1, keepdim=True) + (1e-20 if c["score"] == "sigmoid" else 0.0))
+            weights = weights * c.get("scaling", 1.0)
+            probs = torch.zeros_like(logits).scatter(1, indices, weights)
+            routing_map = torch.zeros(t, e, dtype=torch.int64).scatter(1, indices, 1)
+            return {"scores": scores, "indices": indices, "weights": weights, "probs": probs,
+                    "routing_map": routing_map, "tokens_per_expert": routing_map.sum(0)}
+
+        # dprobs has values at unchosen experts too; they must not reach the logits.
+        write(name, inputs, {"probs": d.normal(t, e)}, f,
+              {"score_function": c["score"], "pre_softmax": c["pre"], "norm_topk_prob": c["norm"], "topk": k,
+               "num_groups": groups, "group_topk": group_topk, "scaling_factor": c.get("scaling", 1.0)},
+              skip=("dexpert_bias",))
+
+
+def aux_loss():
+    """Switch load balancing: coeff * E / (k * T^2) * sum_i P_i n_i; the counts n_i carry no gradient."""
+    t, e, k, coeff = 13, 8, 2, 0.01
+    for name, score in (("aux_loss_softmax", "softmax"), ("aux_loss_sigmoid", "sigmoid")):
+        def f(logits):
+            if score == "softmax":
+                scores = torch.softmax(logits, -1)
+            else:
+                scores = torch.sigmoid(logits)
+                scores = scores / (scores.sum(-1, keepdim=True) + 1e-20)
+            routing_map = torch.zeros(t, e, dtype=torch.int64).scatter(1, scores.topk(k, dim=-1).indices, 1)
+            counts = routing_map.sum(0)
+            loss = coeff * e / (k * t * t) * (scores.sum(0) * counts).sum()
+            return {"scores": scores, "routing_map": routing_map, "tokens_per_expert": counts, "loss": loss.reshape(1)}
+
+        d = Draw(name)
+        write(name, {"logits": d.normal(t, e, scale=1.5)}, {"loss": torch.full((1,), 0.7)}, f,
+              {"coeff": coeff, "topk": k, "score_function": score})
+
+
+def z_loss():
+    coeff = 0.001
+    d = Draw("z_loss")
+    write("z_loss", {"logits": d.normal(13, 8, scale=3.0)}, {"loss": torch.full((1,), 0.7)},
+          lambda logits: {"lse": logits.logsumexp(-1),
+                          "loss": (coeff * logits.logsumexp(-1).pow(2).mean()).reshape(1)}, {"coeff": coeff})
+
+
+def silu_mlp(x, gate, up, down, p=None):
+    """down( silu(gate x) * up x * p ): the combine weight p multiplies before the second product."""
+    h = F.silu(x @ gate.T) * (x @ up.T)
+    return (h if p is None else h * p[:, None]) @ down.T
+
+
+def experts():
+    """y[t] = sum over its experts e, ascending, of expert_e(x[t], probs[t,e]). Expert 2 has no token."""
+    t, h, f_, e, k = 9, 6, 5, 5, 2
+    d = Draw("experts")
+    order = d.uniform(t, e)
+    order[:, 2] = -1.0
+    indices = order.topk(k, dim=-1).indices
+    routing_map = torch.zeros(t, e, dtype=torch.int64).scatter(1, indices, 1)
+    probs = d.uniform(t, e, low=0.1) * routing_map
+
+    def f(x, probs, gate_proj, up_proj, down_proj):
+        y = torch.zeros(t, h)
+        for i in range(e):
+            rows = routing_map[:, i].nonzero()[:, 0]
+            out = silu_mlp(x[rows], gate_proj[i], up_proj[i], down_proj[i], probs[rows, i])
+            y = y.index_add(0, rows, out)
+        return {"y": y}
+
+    # Rows in permuted order: expert by expert, token numbers ascending.
+    expert_of_row, row_id = routing_map.T.nonzero(as_tuple=True)
+    tensors = write("experts", {"x": d.normal(t, h), "probs": probs, "gate_proj": d.normal(e, f_, h),
+                                "up_proj": d.normal(e, f_, h), "down_proj": d.normal(e, h, f_)},
+                    {"y": d.normal(t, h)}, f, {"topk": k, "probs": "after activation, before down_proj"},
+                    {"routing_map": routing_map, "tokens_per_expert": routing_map.sum(0), "row_id": row_id,
+                     "permuted_expert": expert_of_row})
+    assert not tensors["ddown_proj"][2].any() and tensors["tokens_per_expert"][2] == 0
+    assert not (tensors["dprobs"] * (1 - routing_map)).any()
+
+
+def shared_expert():
+    t, h, f_ = 7, 6, 5
+    d = Draw("shared_expert")
+    write("shared_expert", {"x": d.normal(t, h), "gate_proj": d.normal(f_, h), "up_proj": d.normal(f_, h),
+                            "down_proj": d.normal(h, f_), "shared_expert_gate": d.normal(1, h)},
+          {"y": d.normal(t, h)},
+          lambda x, gate_proj, up_proj, down_proj, shared_expert_gate:
+              {"y": torch.sigmoid(x @ shared_expert_gate.T) * silu_mlp(x, gate_proj, up_proj, down_proj)},
+          {"formula": "sigmoid(x.shared_expert_gate) * down(silu(gate x) * up x)"})
+
+
+# ---------------------------------------------------------------- loss, optimizer, schedule
+
+def cross_entropy():
+    """targets are already shifted; token_loss is 0 where they are -100; loss is the mean over the others."""
+    t, v = 11, 17
+    d = Draw("cross_entropy")
+    logits, targets = d.normal(t, v, scale=3.0), d.integers(v, t)
+    logits[4] += 900.0  # exp overflows without the row maximum
+    targets[0], targets[5], targets[10] = IGNORE, IGNORE, IGNORE
+    targets[1], targets[2] = 0, v - 1
+    keep = targets != IGNORE
+
+    def f(logits, targets):
+        lse = logits.logsumexp(-1)
+        picked = logits.gather(1, targets.clamp_min(0)[:, None])[:, 0]
+        token_loss = torch.where(keep, lse - picked, torch.zeros(t))
+        return {"lse": lse, "token_loss": token_loss, "loss_sum": token_loss.sum().reshape(1),
+                "loss": (token_loss.sum() / keep.sum()).reshape(1)}
+
+    write("cross_entropy", {"logits": logits, "targets": targets}, {"loss": torch.ones(1)}, f,
+          {"ignore_index": IGNORE}, {"num_tokens": keep.sum().reshape(1)})
+
+
+def adamw():
+    """Three steps of torch.optim.AdamW: weight decay on the matrix, none on the vector."""
+    options = dict(lr=0.01, beta1=0.9, beta2=0.95, eps=1e-8, weight_decay=0.1)
+    d = Draw("adamw")
+    tensors = {"matrix.0": d.normal(3, 5), "vector.0": d.normal(7)}
+    params = [tensors["matrix.0"].clone().requires_grad_(), tensors["vector.0"].clone().requires_grad_()]
+    betas = (options["beta1"], options["beta2"])
+    optimizer = torch.optim.AdamW([{"params": params[:1], "weight_decay": options["weight_decay"]},
+                                   {"params": params[1:], "weight_decay": 0.0}],
+                                  lr=options["lr"], betas=betas, eps=options["eps"])
+    for step in (1, 2, 3):
+        for name, p in zip(("matrix", "vector"), params):
+            p.grad = d.normal(*p.shape, scale=10.0 ** (step - 2))
+            p.grad.view(-1)[0] = 0.0  # a zero gradient in every step: 0 / (0 + eps)
+            tensors[f"{name}.grad.{step}"] = p.grad.clone()
+        optimizer.step()
+        for name, p in zip(("matrix", "vector"), params):
+            tensors[f"{name}.{step}"] = p.detach().clone()
+            tensors[f"{name}.exp_avg.{step}"] = optimizer.state[p]["exp_avg"].clone()
+            tensors[f"{name}.exp_avg_sq.{step}"] = optimizer.state[p]["exp_avg_sq"].clone()
+    save_safetensors(OPS / "adamw.safetensors", tensors, {"op": "adamw", **options})
+
+
+def clip_grad():
+    """norm over all tensors; coefficient clip / (norm + 1e-6), used only where it is below 1."""
+    d = Draw("clip_grad")
+    grads = {"a": d.normal(4, 5), "b": d.normal(7)}
+    norm = torch.sqrt(sum(g.pow(2).sum() for g in grads.values()))
+    tensors = {**grads, "grad_norm": norm.reshape(1)}
+    for name, clip in (("active", 1.5), ("inactive", 100.0)):
+        coeff = min(clip / (norm.item() + 1e-6), 1.0)
+        tensors.update({f"clip_grad.{name}": torch.tensor([clip]), f"coeff.{name}": torch.tensor([coeff])})
+        tensors.update({f"{n}.{name}": g * coeff for n, g in grads.items()})
+    save_safetensors(OPS / "clip_grad.safetensors", tensors, {"op": "clip_grad"})
+
+
+def learning_rate(n, style, o, wsd_style="linear"):
+    """Megatron-LM's schedule at step n (its steps count samples; any unit gives the same table)."""
+    if o["warmup"] > 0 and n <= o["warmup"]:
+        return o["init"] + (o["max"] - o["init"]) * n / o["warmup"]
+    if style == "constant":
+        return o["max"]
+    if n > o["decay"]:
+        return o["min"]
+    if style == "inverse-square-root":
+        return max(o["min"], o["max"] * math.sqrt(max(o["warmup"], 1)) / math.sqrt(max(n, 1)))
+    r = (n - o["warmup"]) / (o["decay"] - o["warmup"])
+    if style == "linear":
+        c = 1 - r
+    elif style == "cosine":
+        c = 0.5 * (math.cos(math.pi * r) + 1)
+    else:
+        u = (n - (o["decay"] - o["wsd_decay"])) / o["wsd_decay"]
+        if u <= 0:
+            c = 1.0
+        else:
+            c = {"linear": 1 - u, "cosine": 0.5 * (math.cos(math.pi * u) + 1),
+                 "exponential": 2 * 0.5 ** u - 1, "minus_sqrt": 1 - math.sqrt(u)}[wsd_style]
+    return o["min"] + c * (o["max"] - o["min"])
+
+
+def lr_schedule():
+    for name, warmup, init in (("lr_schedule", 7, 1e-5), ("lr_schedule_no_warmup", 0, 0.0)):
+        o = dict(init=init, max=1e-3, min=1e-4, warmup=warmup, decay=40, wsd_decay=12)
+        steps = torch.arange(0, 48)
+        tensors = {"step": steps}
+        for style in ("constant", "linear", "cosine", "inverse-square-root"):
+            tensors[style] = torch.tensor([learning_rate(n, style, o) for n in steps.tolist()])
+        for wsd in ("linear", "cosine", "exponential", "minus_sqrt"):
+            tensors["WSD." + wsd] = torch.tensor([learning_rate(n, "WSD", o, wsd) for n in steps.tolist()])
+        save_safetensors(OPS / (name + ".safetensors"), tensors,
+                         {"op": "lr_schedule", "init_lr": o["init"], "max_lr": o["max"], "min_lr": o["min"],
+                          "lr_warmup_steps": o["warmup"], "lr_decay_steps": o["decay"],
+                          "lr_wsd_decay_steps": o["wsd_decay"]})
+
+
+def check():
+    """The written formulas against torch's own operations, where torch has them."""
+    from safetensors.torch import load_file
+
+    def load(name):
+        return load_file(OPS / (name + ".safetensors"))
+
+    def same(a, b):
+        assert torch.allclose(a, b, rtol=1e-13, atol=1e-14), (a - b).abs().max()
+
+    t = load("rmsnorm")
+    same(t["y"], F.rms_norm(t["x"], (13,), t["gamma"], 1e-5))
+    t = load("cross_entropy")
+    same(t["loss"][0], F.cross_entropy(t["logits"], t["targets"], ignore_index=IGNORE))
+    t = load("attention_causal")
+    q, k, v = (t[n].transpose(1, 2) for n in "qkv")
+    same(t["o"].transpose(1, 2), F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True))
+    t = load("swiglu")
+    same(t["y"], F.silu(t["gate"]) * t["up"])
+    t = load("z_loss")
+    softmax = torch.softmax(t["logits"], -1)
+    same(t["dlogits"], 0.7 * 0.001 * 2 / 13 * t["lse"][:, None] * softmax)
+    t = load("router_sigmoid_bias_group")
+    assert (t["routing_map"].sum(1) == 4).all() and ((t["routing_map"].view(11, 4, 2).sum(2) > 0).sum(1) == 2).all()
+    same(t["weights"].sum(1), torch.full((11,), 2.5))
+
+
+def main():
+    deterministic()
+    torch.set_default_dtype(torch.float64)
+    shutil.rmtree(OPS, ignore_errors=True)
+    for make in (rmsnorm, linear, embedding, swiglu, rope, attention, router, aux_loss, z_loss, experts,
+                 shared_expert, cross_entropy, adamw, clip_grad, lr_schedule):
+        make()
+    check()
+    files = update_manifest("ops", "python golden/make_ops.py", SEED, "ops")
+    print(f"{len(files)} files, {sum(f.stat().st_size for f in files)} bytes")
+
+
+if __name__ == "__main__":
+    main()
