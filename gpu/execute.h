@@ -1,0 +1,29 @@
+/* Runs one operation by name from named slots: the door for the judge's exact and per-operation checks
+ * (`assay-gpu ops`). Slots and attributes are those of docs/OPS.md.  Inputs and outputs are host arrays; the
+ * function copies to the device, surrounds every buffer with guard bytes, poisons outputs with NaN patterns,
+ * runs, checks guards and that inputs are unchanged, copies back. */
+#ifndef GPU_EXECUTE_H
+#define GPU_EXECUTE_H
+
+#include "core/trace.h"
+#include "gpu/ops.h"
+
+ASSAY_BEGIN_DECLS
+
+typedef struct gpu_slot {
+    char slot[ASSAY_SLOT_NAME];
+    assay_dtype dtype;
+    int ndim;
+    int64_t shape[GPU_MAX_DIMS];
+    void *data; /* host; outputs are allocated by gpu_execute and freed by the caller */
+} gpu_slot;
+
+/* act: dtype of activations and parameters where a slot table leaves it open.  ASSAY_NOT_FOUND: unknown
+ * operation. */
+assay_status gpu_execute(gpu_ctx *ctx, const char *op, const json_t *attrs, assay_dtype act,
+                         const gpu_slot *inputs, int n_inputs, gpu_slot *outputs, int *n_outputs);
+bool gpu_execute_knows(const char *op);
+
+ASSAY_END_DECLS
+
+#endif

@@ -1,0 +1,180 @@
+/* The reference operations: double precision, plain loops, OpenBLAS for matrix products.
+ *
+ * Outputs first, then inputs, then scalars and sizes.  `=` overwrites, `+=` accumulates.  Row-major,
+ * contiguous.  A violated precondition is a bug (assert stays on in every build).  Nothing is allocated
+ * inside except where a comment says so. Formulas, edge cases and sources: docs/OPS.md, same names. */
+#ifndef REF_OPS_H
+#define REF_OPS_H
+
+#include "core/config.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+/* --- linear.c
+ * ---------------------------------------------------------------------------------------------------- */
+/* y [T,N] = x [T,K] w [N,K]^T (+ bias [N], may be NULL) */
+void ref_linear_fwd(double *y, const double *x, const double *w, const double *bias, int64_t t, int64_t n,
+                    int64_t k);
+/* dx [T,K] = dy [T,N] w [N,K] */
+void ref_linear_bwd_input(double *dx, const double *dy, const double *w, int64_t t, int64_t n, int64_t k);
+/* dweight [N,K] += dy [T,N]^T x [T,K] */
+void ref_linear_bwd_weight(double *dweight, const double *dy, const double *x, int64_t t, int64_t n,
+                           int64_t k);
+/* dbias [N] += sum_t dy [T,N] */
+void ref_linear_bwd_bias(double *dbias, const double *dy, int64_t t, int64_t n);
+/* Experts: rows of x sorted by expert, tokens_per_expert [E] sums to R; w [E,N,K]. */
+void ref_grouped_linear_fwd(double *y, const double *x, const double *w, const int64_t *tokens_per_expert,
+                            int64_t e, int64_t n, int64_t k);
+void ref_grouped_linear_bwd_input(double *dx, const double *dy, const double *w,
+                                  const int64_t *tokens_per_expert, int64_t e, int64_t n, int64_t k);
+void ref_grouped_linear_bwd_weight(double *dweight, const double *dy, const double *x,
+                                   const int64_t *tokens_per_expert, int64_t e, int64_t n, int64_t k);
+
+/* --- norm.c
+ * -------------------------------------------------------------------------------------------------------- */
+/* y [T,H] =   rstd [T] =   x [T,H]   gamma [H] */
+void ref_rmsnorm_fwd(double *y, double *rstd, const double *x, const double *gamma, double eps, int64_t t,
+                     int64_t h);
+/* dx [T,H] =   dgamma [H] +=   dy [T,H]   x [T,H]   gamma [H]   rstd [T] */
+void ref_rmsnorm_bwd(double *dx, double *dgamma, const double *dy, const double *x, const double *gamma,
+                     const double *rstd, int64_t t, int64_t h);
+
+/* --- rope.c
+ * -------------------------------------------------------------------------------------------------------- */
+typedef struct ref_rope_desc {
+    assay_rope_type type;
+    int64_t rotary_dim; /* R, even */
+    double base, factor, low_freq_factor, high_freq_factor;
+    int64_t original_max_position_embeddings;
+} ref_rope_desc;
+/* cos [P,R/2] =   sin [P,R/2] = */
+void ref_rope_table(double *cos_table, double *sin_table, const ref_rope_desc *d, int64_t n_positions);
+/* y [T,heads,D] =   x [T,heads,D]   cos, sin [P,R/2]   position [T] */
+void ref_rope_fwd(double *y, const double *x, const double *cos_table, const double *sin_table,
+                  const int64_t *position, int64_t rotary_dim, int64_t t, int64_t heads, int64_t d);
+/* dx = transposed rotation of dy */
+void ref_rope_bwd(double *dx, const double *dy, const double *cos_table, const double *sin_table,
+                  const int64_t *position, int64_t rotary_dim, int64_t t, int64_t heads, int64_t d);
+
+/* --- attention.c
+ * --------------------------------------------------------------------------------------------------- */
+typedef struct ref_attention_desc {
+    int64_t batch, seq_q, seq_k; /* Tq = seq_q*batch, row s*batch + b */
+    int64_t heads, groups;
+    int64_t head_dim, head_dim_v;
+    double scale;
+    int64_t window;            /* 0 = none */
+    const int64_t *q_position; /* [Tq] */
+    const int64_t *k_position; /* [Tk] */
+    const int64_t *first_key;  /* [Tq] first visible position (document start), or NULL */
+} ref_attention_desc;
+/* o [Tq,A,Dv] =   lse [Tq,A] =   q [Tq,A,D]   k [Tk,G,D]   v [Tk,G,Dv] */
+void ref_attention_fwd(double *o, double *lse, const double *q, const double *k, const double *v,
+                       const ref_attention_desc *d);
+/* dq, dk, dv = */
+void ref_attention_bwd(double *dq, double *dk, double *dv, const double *dout, const double *q,
+                       const double *k, const double *v, const double *o, const double *lse,
+                       const ref_attention_desc *d);
+/* q [T,A,D] k [T,G,D] v [T,G,D] = pieces of qkv [T,(A+2G)D] */
+void ref_qkv_split_fwd(double *q, double *k, double *v, const double *qkv, int64_t t, int64_t heads,
+                       int64_t groups, int64_t d);
+void ref_qkv_split_bwd(double *dqkv, const double *dq, const double *dk, const double *dv, int64_t t,
+                       int64_t heads, int64_t groups, int64_t d);
+
+/* --- activation.c
+ * -------------------------------------------------------------------------------------------------- */
+void ref_add(double *y, const double *a, const double *b, int64_t n);
+/* y [T,F] =   x [T,2F] = [gate | up]   probs [T] or NULL */
+void ref_swiglu_fwd(double *y, const double *x, const double *probs, int64_t t, int64_t f);
+/* dx [T,2F] =   dprobs [T] = (NULL when probs is NULL) */
+void ref_swiglu_bwd(double *dx, double *dprobs, const double *dy, const double *x, const double *probs,
+                    int64_t t, int64_t f);
+/* y [T,H] = x [T,H] sigmoid(gate [T]) */
+void ref_sigmoid_gate_fwd(double *y, const double *x, const double *gate, int64_t t, int64_t h);
+void ref_sigmoid_gate_bwd(double *dx, double *dgate, const double *dy, const double *x, const double *gate,
+                          int64_t t, int64_t h);
+
+/* --- embedding.c
+ * --------------------------------------------------------------------------------------------------- */
+/* y [T,H] =   ids [T]   w [V,H], the piece that starts at vocab_start */
+void ref_embedding_fwd(double *y, const int64_t *ids, const double *w, int64_t vocab_start, int64_t t,
+                       int64_t v, int64_t h);
+/* dweight [V,H] += */
+void ref_embedding_bwd(double *dweight, const double *dy, const int64_t *ids, int64_t vocab_start, int64_t t,
+                       int64_t v, int64_t h);
+
+/* --- loss.c
+ * -------------------------------------------------------------------------------------------------------- */
+/* stats [3,T] = max, sum exp, target logit (0 elsewhere)   logits [T,V]   targets [T] global ids, -100
+ * ignored */
+void ref_cross_entropy_stats(double *stats, const double *logits, const int64_t *targets, int64_t vocab_start,
+                             int64_t t, int64_t v);
+/* lse [T] =   loss [T] =   stats [n_pieces,3,T] */
+void ref_cross_entropy_loss(double *lse, double *loss, const double *stats, const int64_t *targets,
+                            int n_pieces, int64_t t);
+/* dlogits [T,V] = */
+void ref_cross_entropy_bwd(double *dlogits, const double *logits, const double *lse, const int64_t *targets,
+                           int64_t vocab_start, double scale, int64_t t, int64_t v);
+/* Sum in index order, compensated. */
+double ref_sum(const double *x, int64_t n);
+
+/* --- router.c
+ * ------------------------------------------------------------------------------------------------------ */
+typedef struct ref_router_desc {
+    int64_t tokens, experts, topk;
+    assay_score_function score_function;
+    bool pre_softmax, norm_topk_prob;
+    double scaling_factor;
+    int64_t num_groups, group_topk; /* 0 = none */
+} ref_router_desc;
+/* scores [T,E] =   keys [T,E] = selection keys (scores or logits, + bias)   logits [T,E]   expert_bias [E] or
+ * NULL */
+void ref_router_scores(double *scores, double *keys, const double *logits, const double *expert_bias,
+                       const ref_router_desc *d);
+/* indices [T,K] = ascending expert number; ties: lower index wins */
+void ref_router_topk(int64_t *indices, const double *keys, const ref_router_desc *d);
+/* probs [T,K] = combine weights of the given choice (routing replay: indices may come from elsewhere) */
+void ref_router_probs(double *probs, const double *scores, const double *logits, const int64_t *indices,
+                      const ref_router_desc *d);
+/* dlogits [T,E] =   dprobs [T,K] */
+void ref_router_bwd(double *dlogits, const double *dprobs, const int64_t *indices, const double *scores,
+                    const double *logits, const ref_router_desc *d);
+/* aux_scores [T,E] =   indices [T,K] = plain top-k of them */
+void ref_router_aux_scores(double *aux_scores, const double *logits, const ref_router_desc *d);
+void ref_router_aux_topk(int64_t *indices, const double *aux_scores, const ref_router_desc *d);
+/* score_sums [E] =   counts [E] =   z_sum [1] =   from aux_scores, indices, logits */
+void ref_router_aux_sums(double *score_sums, int64_t *counts, double *z_sum, const double *aux_scores,
+                         const int64_t *indices, const double *logits, const ref_router_desc *d);
+/* losses [2] = {aux, z}; group_counts [E] summed over the aux group, group_tokens tokens in it */
+void ref_router_aux_loss(double losses[2], const double *score_sums, const int64_t *group_counts,
+                         const double *z_sum, double aux_coeff, double z_coeff, int64_t group_tokens,
+                         const ref_router_desc *d);
+/* dlogits [T,E] += loss_scale * d(losses)/d(logits) */
+void ref_router_aux_bwd(double *dlogits, const double *logits, const int64_t *group_counts, double aux_coeff,
+                        double z_coeff, double loss_scale, int64_t group_tokens, const ref_router_desc *d);
+void ref_expert_bias_update(double *bias, const int64_t *counts, double rate, int64_t e);
+
+/* --- experts.c
+ * ----------------------------------------------------------------------------------------------------- */
+/* All integers: row_token [T*K], row_slot [T*K], tokens_per_expert [E], token_row [T,K] */
+void ref_permute_plan(int64_t *row_token, int64_t *row_slot, int64_t *tokens_per_expert, int64_t *token_row,
+                      const int64_t *indices, int64_t t, int64_t k, int64_t e);
+/* y [R,H] = x[index] */
+void ref_gather_rows(double *y, const double *x, const int64_t *index, int64_t rows, int64_t h);
+/* y [T,H] = sum_k x[token_row[t,k]] */
+void ref_combine_rows(double *y, const double *x, const int64_t *token_row, int64_t t, int64_t k, int64_t h);
+
+/* --- optimizer.c
+ * --------------------------------------------------------------------------------------------------- */
+typedef struct ref_adamw_desc {
+    double lr, beta1, beta2, eps, weight_decay, grad_scale;
+    int64_t step; /* from 1 */
+} ref_adamw_desc;
+/* param, exp_avg, exp_avg_sq [n] updated in place   grad [n] */
+void ref_adamw(double *param, double *exp_avg, double *exp_avg_sq, const double *grad,
+               const ref_adamw_desc *d, int64_t n);
+double ref_sumsq(const double *x, int64_t n);
+/* Clip factor: clip/(norm + 1e-6) when < 1, else 1; clip 0: 1. */
+double ref_clip_scale(double norm, double clip_grad);
+
+#endif

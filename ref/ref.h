@@ -1,0 +1,84 @@
+/* The reference engine: trains a model in lockstep (all ranks in one process, one array per rank, collectives
+ * are loops). First law: the sharded reference equals the unsharded reference. */
+#ifndef REF_REF_H
+#define REF_REF_H
+
+#include "core/dataset.h"
+#include "core/options.h"
+#include "core/trace.h"
+
+/* How stored tensors are rounded, and the perturbation used to find thresholds of whole-model comparisons. */
+typedef struct ref_policy {
+    assay_precision
+        precision;  /* FP64: nothing is rounded; FP32/BF16: rounded where docs/OPS.md stores a tensor */
+    double perturb; /* 0 = none; else every stored activation and gradient is multiplied by
+                       1 + perturb*u*xi, u = half ulp of its stored dtype, xi in [-1,1] from Philox */
+    uint64_t perturb_seed;
+} ref_policy;
+
+/* Replayed routing: fills indices [T,K] (ascending) of the global microbatch (all rows, t = s*B + b) and
+ * returns true, or returns false to let the reference choose.  layer is global; aux selects the
+ * auxiliary-loss map. */
+typedef bool (*ref_routing_lookup)(void *user, int64_t step, int64_t microbatch, int64_t layer, bool aux,
+                                   int64_t *indices, int64_t t, int64_t k);
+
+typedef struct ref_run_config {
+    const assay_model_spec *spec;
+    const assay_train_options
+        *options; /* training options; model/batch/out/layout paths in it are not used */
+    assay_grid grid;
+    const assay_batches *batches;
+    ref_policy policy;
+    ref_routing_lookup routing; /* NULL = own choices */
+    void *routing_user;
+    assay_trace_writer *trace;                 /* NULL = off; whole (unsharded) tensors, world of 1 only */
+    bool want_logits, want_grads, want_states; /* what the result holds */
+} ref_run_config;
+
+/* Named whole tensors in canonical (Megatron-LM) names. */
+typedef struct ref_named_tensor {
+    char name[ASSAY_NAME]; /* "logits", or a parameter name */
+    char kind[16];         /* "logits", "grad", "weight", "exp_avg", "exp_avg_sq", "expert_bias" */
+    int64_t step;
+    int ndim;
+    int64_t shape[ASSAY_MAX_DIMS];
+    double *data;
+} ref_named_tensor;
+typedef struct ref_run_result {
+    int64_t steps;
+    double *loss;              /* [steps] */
+    double *grad_norm;         /* [steps], before clipping (training form) */
+    double *aux_loss, *z_loss; /* [steps]: contribution to the objective, mean over microbatches */
+    int64_t n_tensors;
+    ref_named_tensor
+        *tensors; /* grads of every step (reduced, whole, before clipping); states and weights of the last */
+} ref_run_result;
+
+/* Initial whole weights of every parameter in table order, as doubles: read from the Hugging Face folder
+ * `model_dir`, or drawn (docs/CONVENTIONS.md, counter-based) when it holds none.  weights[i] [count], owned
+ * by the caller (free each, then the array). */
+assay_status ref_weights_load(const assay_model_spec *spec, const char *model_dir, uint64_t seed,
+                              double ***weights);
+void ref_weights_free(const assay_model_spec *spec, double **weights);
+
+/* Runs batches->steps steps of training (or one forward and backward for [b,s] batches). */
+assay_status ref_run(const ref_run_config *config, double *const *weights, ref_run_result *result);
+const ref_named_tensor *ref_result_find(const ref_run_result *r, const char *kind, const char *name,
+                                        int64_t step);
+void ref_run_result_free(ref_run_result *r);
+
+/* Splits a canonical tensor into its Hugging Face tensors / the reverse, by the parts of the spec.  `part`
+ * [shape of part]. */
+void ref_hf_extract(const assay_param_spec *p, int part_index, const double *canonical, double *part);
+void ref_hf_insert(const assay_param_spec *p, int part_index, const double *part, double *canonical);
+
+/* The body of `assay step --engine ref`: loads, runs, writes options->out as the stable contract says: [b,s]
+ * batches: logits [b,s,v], loss [1], grad.<hf name>; training: loss [steps], grad_norm [steps], weight.<hf
+ * name>.  All F64. */
+assay_status ref_step(const assay_train_options *options);
+
+/* Megatron-LM schedules: value at optimizer step `step` (0-based number of the step about to be made).
+ * docs/SEMANTICS.md. */
+double ref_learning_rate(const assay_train_options *o, int64_t step);
+
+#endif

@@ -1,0 +1,72 @@
+/* Recomputing one recorded operation with a running error bound for each element: the judge's view of ref/ops
+ * + ref/bounds.
+ *
+ * The judge hands over the operation's name, attributes, declared arithmetic and the recorded inputs (values
+ * exact in double); ref_replay returns for every output the double-precision result y and a bound B on how
+ * far an honest implementation with the declared arithmetic may lie from y before its output is rounded.  The
+ * admissible interval of an element stored in dtype t is then |yhat - y| <= B + ulp_t(|y| + B)/2
+ * (ref_admissible below).  Formulas: docs/TOLERANCES.md.  Discrete outputs (router indices) are judged by
+ * admissibility and then replayed. */
+#ifndef REF_REPLAY_H
+#define REF_REPLAY_H
+
+#include "core/arith.h"
+#include "core/spec.h"
+
+typedef enum {
+    REF_VALUE_REAL,    /* value, bound: within the interval */
+    REF_VALUE_EXACT,   /* value: equal as a number after rounding to the stored dtype (copies, lookups) */
+    REF_VALUE_INTEGER, /* ivalue: equal */
+    REF_VALUE_CHOICE   /* integer decisions, judged by n_inadmissible of the result */
+} ref_value_kind;
+
+/* One slot.  Real dtypes use `value`, integer dtypes (I64, I32, U8...) use `ivalue`. */
+typedef struct ref_value {
+    char slot[24];
+    assay_dtype dtype; /* stored dtype of the candidate */
+    int ndim;
+    int64_t shape[ASSAY_MAX_DIMS];
+    int64_t count;
+    double *value;
+    int64_t *ivalue;
+    double *bound; /* outputs of kind REAL */
+    ref_value_kind kind;
+    const char *dominant; /* outputs: the largest term of the bound in words ("accumulation", "exp"), static
+                             storage */
+} ref_value;
+
+typedef struct ref_replay_result {
+    int n_outputs;
+    ref_value outputs[8]; /* arrays owned by the result */
+    int64_t n_decisions, n_ambiguous, n_inadmissible;
+    int64_t first_inadmissible; /* row, -1 */
+    double decision_gap; /* worst (best unchosen + bound) - (worst chosen - bound) over inadmissible rows */
+} ref_replay_result;
+
+/* Whether this operation is known ("all_reduce" and the other collectives are not: parity assembles them
+ * itself, with ref_bound_sum below). */
+bool ref_replay_knows(const char *op);
+/* `candidate`: the recorded outputs (used only to take over discrete choices and to know stored dtypes).
+ * ASSAY_NOT_FOUND: unknown op; ASSAY_INVALID_ARGUMENT: missing slot or attribute, shapes that contradict
+ * (each named); ASSAY_UNSUPPORTED: a declared arithmetic for which no bound is known. */
+assay_status ref_replay(const char *op, const json_t *attrs, const assay_arith *arith,
+                        const ref_value *inputs, int n_inputs, const ref_value *candidate, int n_candidate,
+                        ref_replay_result *result);
+void ref_replay_free(ref_replay_result *r);
+
+/* Elements-wise sum over n pieces in rank order with a bound: y [count] =, bound [count] =; pieces[r]
+ * [count]. `hop` is the dtype on the wire: every partial sum is rounded to it when arith says sequential and
+ * hop is narrower than F32. */
+void ref_bound_sum(double *y, double *bound, const double *const *pieces, int n, int64_t count,
+                   const assay_arith *arith, assay_dtype hop);
+
+/* |yhat - y| <= B + ulp_t(|y|+B)/2, NaN fails; overflow of |y|+B admits infinities; non-finite y demands the
+ * same class. *ratio: |yhat - y| / (B + ulp/2), infinity when it must fail; a zero allowance with zero error
+ * gives 0. */
+bool ref_admissible(double yhat, double y, double bound, assay_dtype stored, double *ratio);
+/* Rounds to nearest even into the format of dtype (F64: unchanged); overflow to infinity; subnormals kept. */
+double ref_round(double x, assay_dtype dtype);
+/* Distance between neighbours of the format at |x| (smallest subnormal at 0). */
+double ref_ulp(double x, assay_dtype dtype);
+
+#endif
