@@ -1,0 +1,296 @@
+/* The device side of CUDA for a host C++ compiler: built-in variables, barriers, warp intrinsics, launches.
+ * Included by cuda_runtime.h in files that are compiled with ASSAY_SIM=1.  Every CUDA thread of a block is a
+ * fiber; a function here that waits gives the processor to the next fiber.  Source lines are recorded by
+ * default arguments. Not modelled: cooperative groups, mbarrier, cp.async, mma, textures, dynamic
+ * parallelism; they are not declared. */
+#ifndef ASSAY_SIM_DEVICE_H
+#define ASSAY_SIM_DEVICE_H
+
+#include "assay_sim.h"
+#include "vector_functions.h"
+
+#include <string.h>
+#include <tuple>
+#include <type_traits>
+#include <utility>
+
+#define __host__
+#define __device__
+#define __global__
+#define __constant__
+#define __managed__
+/* One block runs at a time on an operating system thread, so a block's shared array is that thread's.  Such
+ * an array keeps the values of the previous block; GPU_SHARED (gpu/launch.cuh) gives one that is poisoned and
+ * guarded. */
+#define __shared__ static thread_local __attribute__((unused))
+#define __forceinline__ inline __attribute__((always_inline))
+#define __launch_bounds__(...)
+#define __grid_constant__
+#define __align__(n) __attribute__((aligned(n)))
+#ifndef __noinline__
+#define __noinline__ __attribute__((noinline))
+#endif
+
+extern "C" {
+extern __thread uint3 threadIdx;
+extern __thread uint3 blockIdx;
+extern __thread uint3 blockDim;
+extern __thread uint3 gridDim;
+
+/* What a waiting thread asks for. */
+enum assay_sim_warp_op {
+    ASSAY_SIM_WARP_SYNC,
+    ASSAY_SIM_WARP_SHFL,
+    ASSAY_SIM_WARP_SHFL_UP,
+    ASSAY_SIM_WARP_SHFL_DOWN,
+    ASSAY_SIM_WARP_SHFL_XOR,
+    ASSAY_SIM_WARP_ALL,
+    ASSAY_SIM_WARP_ANY,
+    ASSAY_SIM_WARP_BALLOT,
+    ASSAY_SIM_WARP_MATCH_ANY,
+    ASSAY_SIM_WARP_ADD_U32,
+    ASSAY_SIM_WARP_MIN_U32,
+    ASSAY_SIM_WARP_MAX_U32,
+    ASSAY_SIM_WARP_MIN_S32,
+    ASSAY_SIM_WARP_MAX_S32,
+    ASSAY_SIM_WARP_AND_U32,
+    ASSAY_SIM_WARP_OR_U32,
+    ASSAY_SIM_WARP_XOR_U32
+};
+
+enum assay_sim_block_op {
+    ASSAY_SIM_BLOCK_SYNC,
+    ASSAY_SIM_BLOCK_COUNT,
+    ASSAY_SIM_BLOCK_AND,
+    ASSAY_SIM_BLOCK_OR
+};
+
+int assay_sim_block_barrier(assay_sim_block_op op, int predicate, int line);
+uint64_t assay_sim_warp_exchange(assay_sim_warp_op op, unsigned mask, uint64_t value, int operand, int width,
+                                 int line);
+unsigned assay_sim_lane(void);
+void *assay_sim_dynamic_shared(int line);
+void *assay_sim_shared_array(const void *site, const char *name, size_t bytes, size_t align, int line);
+void assay_sim_trap(int line) __attribute__((noreturn));
+
+/* A launch: `args` is an object that `destroy` frees; `run` executes the kernel for the current thread,
+ * `run_loop` for threads order[0..n) (0..n-1 when order is NULL) one after the other. */
+typedef struct assay_sim_kernel {
+    const char *name;
+    const void *func;
+    int no_barrier;
+    void *args;
+    void (*destroy)(void *args);
+    void (*run)(const void *args);
+    void (*run_loop)(const void *args, unsigned n, const unsigned *order);
+} assay_sim_kernel;
+
+cudaError_t assay_sim_launch(const assay_sim_kernel *kernel, uint3 grid, uint3 block, size_t shared_bytes,
+                             cudaStream_t stream);
+}
+
+static constexpr int warpSize = 32;
+
+namespace assay_sim
+{
+
+template <class... P> struct call {
+    void (*kernel)(P...);
+    std::tuple<P...> args;
+
+    static void run(const void *self)
+    {
+        const call *c = static_cast<const call *>(self);
+        std::apply(c->kernel, c->args);
+    }
+
+    static void run_loop(const void *self, unsigned n, const unsigned *order)
+    {
+        const call *c = static_cast<const call *>(self);
+        const unsigned nx = blockDim.x, ny = blockDim.y;
+        if (order == nullptr && ny == 1 && n == nx) {
+            threadIdx.y = 0;
+            threadIdx.z = 0;
+            for (unsigned i = 0; i < n; ++i) {
+                threadIdx.x = i;
+                std::apply(c->kernel, c->args);
+            }
+            return;
+        }
+        for (unsigned i = 0; i < n; ++i) {
+            const unsigned t = order ? order[i] : i;
+            threadIdx = uint3{t % nx, t / nx % ny, t / nx / ny};
+            std::apply(c->kernel, c->args);
+        }
+    }
+
+    static void destroy(void *self)
+    {
+        delete static_cast<call *>(self);
+    }
+};
+
+template <class... P, class... A>
+cudaError_t launch(const char *name, int no_barrier, void (*kernel)(P...), dim3 grid, dim3 block,
+                   size_t shared_bytes, cudaStream_t stream, A &&...args)
+{
+    static_assert(sizeof...(P) == sizeof...(A),
+                  "a kernel is launched with as many arguments as it has parameters");
+    typedef call<P...> call_type;
+    call_type *c = new call_type{kernel, std::tuple<P...>(static_cast<P>(std::forward<A>(args))...)};
+    assay_sim_kernel k = {name,
+                          reinterpret_cast<const void *>(kernel),
+                          no_barrier,
+                          c,
+                          call_type::destroy,
+                          call_type::run,
+                          call_type::run_loop};
+    return assay_sim_launch(&k, grid, block, shared_bytes, stream);
+}
+
+template <class T> static inline uint64_t to_bits(T v)
+{
+    static_assert(sizeof(T) <= 8 && std::is_trivially_copyable<T>::value,
+                  "a shuffled value has at most 8 bytes");
+    uint64_t b = 0;
+    memcpy(&b, &v, sizeof v);
+    return b;
+}
+
+template <class T> static inline T from_bits(uint64_t b)
+{
+    T v;
+    memcpy(static_cast<void *>(&v), &b, sizeof v);
+    return v;
+}
+
+} /* namespace assay_sim */
+
+/* ---- cudaLaunchKernelEx: CUDA's typed launch
+ * --------------------------------------------------------------------- */
+
+struct cudaLaunchAttribute {
+    int id;
+    int val;
+};
+typedef struct cudaLaunchConfig_st {
+    dim3 gridDim;
+    dim3 blockDim;
+    size_t dynamicSmemBytes;
+    cudaStream_t stream;
+    cudaLaunchAttribute *attrs;
+    unsigned int numAttrs;
+} cudaLaunchConfig_t;
+
+template <class... P, class... A>
+static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(P...),
+                                             A &&...args)
+{
+    if (config->numAttrs != 0) {
+        assay_sim_report("unsupported", "cudaLaunchKernelEx: launch attributes (%u given)", config->numAttrs);
+        return cudaErrorNotSupported;
+    }
+    return assay_sim::launch("(cudaLaunchKernelEx)", 0, kernel, config->gridDim, config->blockDim,
+                             config->dynamicSmemBytes, config->stream, std::forward<A>(args)...);
+}
+
+/* ---- barriers
+ * ---------------------------------------------------------------------------------------------------- */
+
+static inline void __syncthreads(int line = __builtin_LINE())
+{
+    assay_sim_block_barrier(ASSAY_SIM_BLOCK_SYNC, 0, line);
+}
+static inline int __syncthreads_count(int predicate, int line = __builtin_LINE())
+{
+    return assay_sim_block_barrier(ASSAY_SIM_BLOCK_COUNT, predicate, line);
+}
+static inline int __syncthreads_and(int predicate, int line = __builtin_LINE())
+{
+    return assay_sim_block_barrier(ASSAY_SIM_BLOCK_AND, predicate, line);
+}
+static inline int __syncthreads_or(int predicate, int line = __builtin_LINE())
+{
+    return assay_sim_block_barrier(ASSAY_SIM_BLOCK_OR, predicate, line);
+}
+static inline void __syncwarp(unsigned mask = 0xffffffffu, int line = __builtin_LINE())
+{
+    assay_sim_warp_exchange(ASSAY_SIM_WARP_SYNC, mask, 0, 0, 32, line);
+}
+
+/* ---- warp intrinsics
+ * --------------------------------------------------------------------------------------------- */
+
+template <class T>
+static inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32, int line = __builtin_LINE())
+{
+    return assay_sim::from_bits<T>(
+        assay_sim_warp_exchange(ASSAY_SIM_WARP_SHFL, mask, assay_sim::to_bits(value), lane, width, line));
+}
+template <class T>
+static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
+                               int line = __builtin_LINE())
+{
+    return assay_sim::from_bits<T>(assay_sim_warp_exchange(
+        ASSAY_SIM_WARP_SHFL_UP, mask, assay_sim::to_bits(value), static_cast<int>(delta), width, line));
+}
+template <class T>
+static inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
+                                 int line = __builtin_LINE())
+{
+    return assay_sim::from_bits<T>(assay_sim_warp_exchange(
+        ASSAY_SIM_WARP_SHFL_DOWN, mask, assay_sim::to_bits(value), static_cast<int>(delta), width, line));
+}
+template <class T>
+static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32,
+                                int line = __builtin_LINE())
+{
+    return assay_sim::from_bits<T>(assay_sim_warp_exchange(
+        ASSAY_SIM_WARP_SHFL_XOR, mask, assay_sim::to_bits(value), lane_mask, width, line));
+}
+static inline int __all_sync(unsigned mask, int predicate, int line = __builtin_LINE())
+{
+    return static_cast<int>(assay_sim_warp_exchange(ASSAY_SIM_WARP_ALL, mask, predicate != 0, 0, 32, line));
+}
+static inline int __any_sync(unsigned mask, int predicate, int line = __builtin_LINE())
+{
+    return static_cast<int>(assay_sim_warp_exchange(ASSAY_SIM_WARP_ANY, mask, predicate != 0, 0, 32, line));
+}
+static inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin_LINE())
+{
+    return static_cast<unsigned>(
+        assay_sim_warp_exchange(ASSAY_SIM_WARP_BALLOT, mask, predicate != 0, 0, 32, line));
+}
+template <class T>
+static inline unsigned __match_any_sync(unsigned mask, T value, int line = __builtin_LINE())
+{
+    return static_cast<unsigned>(
+        assay_sim_warp_exchange(ASSAY_SIM_WARP_MATCH_ANY, mask, assay_sim::to_bits(value), 0, 32, line));
+}
+#define ASSAY_SIM_REDUCE(name, type, op)                                                                     \
+    static inline type name(unsigned mask, type value, int line = __builtin_LINE())                          \
+    {                                                                                                        \
+        return static_cast<type>(                                                                            \
+            assay_sim_warp_exchange(op, mask, static_cast<uint32_t>(value), 0, 32, line));                   \
+    }
+ASSAY_SIM_REDUCE(__reduce_add_sync, unsigned, ASSAY_SIM_WARP_ADD_U32)
+ASSAY_SIM_REDUCE(__reduce_min_sync, unsigned, ASSAY_SIM_WARP_MIN_U32)
+ASSAY_SIM_REDUCE(__reduce_max_sync, unsigned, ASSAY_SIM_WARP_MAX_U32)
+ASSAY_SIM_REDUCE(__reduce_and_sync, unsigned, ASSAY_SIM_WARP_AND_U32)
+ASSAY_SIM_REDUCE(__reduce_or_sync, unsigned, ASSAY_SIM_WARP_OR_U32)
+ASSAY_SIM_REDUCE(__reduce_xor_sync, unsigned, ASSAY_SIM_WARP_XOR_U32)
+ASSAY_SIM_REDUCE(__reduce_add_sync, int, ASSAY_SIM_WARP_ADD_U32)
+ASSAY_SIM_REDUCE(__reduce_min_sync, int, ASSAY_SIM_WARP_MIN_S32)
+ASSAY_SIM_REDUCE(__reduce_max_sync, int, ASSAY_SIM_WARP_MAX_S32)
+#undef ASSAY_SIM_REDUCE
+
+/* Which lanes happen to be converged is up to the hardware; the least that CUDA promises is the caller
+ * itself, and that is what the simulator answers, so that code which counts on more shows it. */
+static inline unsigned __activemask()
+{
+    return 1u << assay_sim_lane();
+}
+
+#include "assay_sim_intrinsics.h"
+
+#endif
