@@ -1,0 +1,23 @@
+# Warnings are errors, with gcc and with clang.  Tests drop the conversion warnings: Criterion's macros do not compile with
+# them.
+set(ASSAY_C_WARNINGS -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion -Wundef -Wvla -Wstrict-prototypes
+    -Wmissing-prototypes -Wdouble-promotion -Wcast-qual -Wformat=2 -Werror)
+set(ASSAY_CXX_WARNINGS -Wall -Wextra -Wshadow -Werror)
+add_compile_definitions(_DEFAULT_SOURCE)
+
+if(ASSAY_SANITIZE_ADDRESS)
+  add_compile_options(-fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=address,undefined)
+elseif(ASSAY_SANITIZE_THREAD)
+  add_compile_options(-fsanitize=thread -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=thread)
+endif()
+
+function(assay_c_warnings target)
+  foreach(w IN LISTS ASSAY_C_WARNINGS)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:C>:${w}>)
+  endforeach()
+  foreach(w IN LISTS ASSAY_CXX_WARNINGS)
+    target_compile_options(${target} PRIVATE $<$<COMPILE_LANGUAGE:CXX>:${w}>)
+  endforeach()
+endfunction()
