@@ -1,0 +1,160 @@
+/* The judge: verdicts, results, and the checks that make them.
+ *
+ * A check reads files (traces, checkpoints, result files) and adds results to a report; it never calls the
+ * engine's code. One result is one claim about one tensor or decision of one operation in one case and
+ * layout, aggregated over steps, microbatches and ranks; the worst place is named.  A verdict is `pass =
+ * (error <= bound)`: NaN fails. */
+#ifndef PARITY_PARITY_H
+#define PARITY_PARITY_H
+
+#include "core/trace.h"
+#include "ref/ref.h"
+#include "ref/replay.h"
+
+typedef enum { PARITY_PASS, PARITY_FAIL, PARITY_SKIP } parity_verdict;
+
+#define PARITY_CHECK_MAP(X)                                                                                  \
+    X(EXACT, "exact") /* lattice inputs, bitwise */                                                          \
+    X(LOCAL, "local") /* every operation within its bound of the truth */                                    \
+    X(FLOW, "flow")   /* every operation read what its producer wrote; the set of operations is the plan */  \
+    X(WHOLE, "whole") /* sharded run against the unsharded double-precision run */                           \
+    X(ROUTING, "routing")       /* discrete decisions admissible */                                          \
+    X(BITWISE, "bitwise")       /* repeat, restart: equality of bits */                                      \
+    X(CHECKPOINT, "checkpoint") /* save in layout A, load in layout B */                                     \
+    X(ASSEMBLE, "assemble")     /* shards tile the global tensor; replicas are equal */
+typedef enum {
+#define PARITY_CHECK_ENUM(name, text) PARITY_CHECK_##name,
+    PARITY_CHECK_MAP(PARITY_CHECK_ENUM)
+#undef PARITY_CHECK_ENUM
+        PARITY_CHECK_COUNT
+} parity_check;
+const char *parity_check_name(parity_check c);
+const char *parity_verdict_name(parity_verdict v); /* "pass", "FAIL", "skip" */
+
+enum { PARITY_TEXT = 512 };
+
+typedef struct parity_result {
+    char case_name[64];
+    char engine[16]; /* gpu, sim, ref, or a foreign trace's own word */
+    char tier[16];
+    char layout[ASSAY_LAYOUT_TEXT];
+    char precision[8];
+    parity_check check;
+    char tensor[ASSAY_NAME];   /* canonical name, may be empty */
+    char op[48];               /* operation kind, may be empty */
+    char instance[ASSAY_NAME]; /* operation instance */
+    assay_phase phase;
+    int64_t step, microbatch; /* of the worst place; -1 = not applicable */
+    int rank;
+    parity_verdict verdict;
+    double ratio;  /* worst error / allowance; infinity when not comparable */
+    int64_t count; /* elements compared */
+    int64_t n_bad;
+    int64_t n_ambiguous;           /* routing */
+    int64_t index[ASSAY_MAX_DIMS]; /* of the worst element in `tensor` (global where assembled) */
+    int index_ndim;
+    double found, expected, allowance;
+    int variant;
+    char diagnosis[PARITY_TEXT]; /* what kind of mistake it looks like; empty when unknown or passed */
+    char message[PARITY_TEXT];   /* one sentence: expected, found, where */
+    char reproduce[PARITY_TEXT]; /* command line */
+} parity_result;
+
+/* Zeroed, with verdict SKIP, phase -1 free, step/microbatch/rank -1: a check that never filled it is not a
+ * pass. */
+void parity_result_init(parity_result *r);
+
+/* --- report: collects results (report/report.c)
+ * ---------------------------------------------------------------------- */
+typedef struct parity_report parity_report;
+assay_status parity_report_create(parity_report **out);
+void parity_report_destroy(parity_report *r);
+/* Case, engine, layout ... that following results inherit where they leave them empty; copied. */
+void parity_report_set_context(parity_report *r, const parity_result *context);
+assay_status parity_report_add(parity_report *r, const parity_result *result);
+int64_t parity_report_count(const parity_report *r);
+const parity_result *parity_report_at(const parity_report *r, int64_t i);
+void parity_report_totals(const parity_report *r, int64_t *passed, int64_t *failed, int64_t *skipped);
+
+/* --- checks
+ * -------------------------------------------------------------------------------------------------------------
+ * Each returns a status only when it could not run (unreadable files ...); findings are results. */
+
+/* assemble.c: global tensor (name, phase, step, microbatch) from all ranks' records, as bytes of its stored
+ * dtype.  Adds ASSEMBLE failures (gap, overlap, differing replicas, missing shard) to `report` when it is not
+ * NULL. */
+typedef struct parity_global {
+    assay_dtype dtype;
+    int ndim;
+    int64_t shape[ASSAY_MAX_DIMS];
+    int64_t count;
+    void *data; /* owned, C order */
+    bool complete;
+} parity_global;
+assay_status parity_assemble(const assay_trace *t, const char *name, assay_phase phase, int64_t step,
+                             int64_t microbatch, parity_global *out, parity_report *report);
+void parity_global_free(parity_global *g);
+/* Assembles every (name, phase, step, microbatch) of the trace once: the ASSEMBLE check. */
+assay_status parity_check_assemble(const assay_trace *t, parity_report *report);
+
+/* replay.c */
+assay_status parity_check_local(const assay_trace *t, parity_report *report);
+/* exact.c: writes the lattice request trace for a world of `world` ranks; judges the engine's answer */
+assay_status parity_exact_request(const char *dir, int world, const char *act_dtype);
+assay_status parity_check_exact(const char *request_dir, const char *answer_dir, parity_report *report);
+/* flow.c; spec and grid give the plan */
+assay_status parity_check_flow(const assay_trace *t, const assay_model_spec *spec, const assay_grid *grid,
+                               const assay_train_options *options, parity_report *report);
+/* whole.c: runs the reference unsharded in double on the same weights and batches with the candidate's
+ * routing, and r perturbed runs for thresholds; the reference runs are cached in *cache across layouts of a
+ * case. */
+typedef struct parity_whole_cache parity_whole_cache;
+assay_status parity_whole_cache_create(parity_whole_cache **out, const assay_model_spec *spec,
+                                       const assay_train_options *options, const assay_batches *batches,
+                                       double *const *weights);
+void parity_whole_cache_destroy(parity_whole_cache *c);
+assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t, parity_report *report);
+/* routing.c */
+assay_status parity_check_routing(const assay_trace *t, parity_report *report);
+/* bitwise.c: two traces (or two result files) must be equal bit for bit; `claim` is "repeat" or "restart" */
+assay_status parity_check_bitwise_traces(const assay_trace *a, const assay_trace *b, const char *claim,
+                                         int64_t first_step_of_b, parity_report *report);
+assay_status parity_check_bitwise_files(const char *a, const char *b, const char *claim,
+                                        parity_report *report);
+/* checkpoint.c (the judge's): every global tensor of two checkpoints equal bit for bit */
+assay_status parity_check_checkpoints(const char *a, const char *b, const char *claim, parity_report *report);
+
+/* diff.c: two traces by assembled global tensors, in order of a's execution: first difference named.
+ * tolerance < 0: bitwise; else relative to the largest magnitude of the tensor. */
+assay_status parity_diff(const char *dir_a, const char *dir_b, double tolerance, FILE *out, int *exit_code);
+
+/* diagnose.c: explains a difference; writes one sentence or "" (docs/ARCHITECTURE.md lists the kinds).
+ * known_* describe group sizes for constant ratios. */
+typedef struct parity_scales {
+    int tp, dp, ep, pp, cp;
+    int64_t microbatches, topk, world;
+} parity_scales;
+void parity_diagnose(const double *found, const double *expected, const double *allowance,
+                     const int64_t *shape, int ndim, assay_dtype stored, const parity_scales *scales,
+                     char out[PARITY_TEXT]);
+
+/* --- reports (report/): all write beside and rename
+ * -------------------------------------------------------------------- */
+assay_status parity_report_jsonl(const parity_report *r, const char *path);
+assay_status parity_report_junit(const parity_report *r, const char *path);
+assay_status parity_report_html(const parity_report *r, const char *path, const char *title,
+                                const json_t *facts);
+/* Matrix of cases x layouts with counts, worst ratio per check; failing lines with their commands. */
+void parity_report_table(const parity_report *r, FILE *out);
+
+/* --- commands (each returns the exit code 0, 1, 2)
+ * ----------------------------------------------------------------------- */
+int parity_main_run(int argc, char **argv);
+int parity_main_step(int argc, char **argv);
+int parity_main_diff(int argc, char **argv);
+int parity_main_replay(int argc, char **argv);
+int parity_main_layout(int argc, char **argv);
+int parity_main_selftest(int argc, char **argv);
+int parity_main_doctor(int argc, char **argv);
+
+#endif
