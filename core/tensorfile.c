@@ -10,12 +10,9 @@
 #include "core/tensorfile_internal.h"
 
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <sys/stat.h>
-#include <unistd.h>
 
 #define MAX_HEADER_BYTES ((uint64_t)100000000)
 
@@ -184,8 +181,8 @@ static assay_status read_header(assay_tensorfile *f, assay_mapping *m, json_t *h
         ASSAY_TRY_GOTO(read_entry(json_object_iter_value(it), e), st, done);
     }
     qsort(entries, (size_t)n, sizeof *entries, compare_entries);
-    ASSAY_TRY_GOTO(check_layout(entries, n, m->bytes - 8 - header_bytes), st, done);
-    ASSAY_TRY_GOTO(append_infos(f, entries, n, (const uint8_t *)m->base + 8 + header_bytes), st, done);
+    ASSAY_TRY_GOTO(check_layout(entries, n, m->file.bytes - 8 - header_bytes), st, done);
+    ASSAY_TRY_GOTO(append_infos(f, entries, n, (const uint8_t *)m->file.base + 8 + header_bytes), st, done);
     if (metadata && json_is_object(metadata))
         m->metadata = json_incref(metadata);
 done:
@@ -197,18 +194,18 @@ done:
 
 static assay_status parse_mapping(assay_tensorfile *f, assay_mapping *m)
 {
-    const uint8_t *base = m->base;
-    ASSAY_CHECK(m->bytes >= 8, ASSAY_FORMAT, "HeaderTooSmall: the file has %zu bytes, expected at least 8",
-                m->bytes);
+    const uint8_t *base = m->file.base;
+    ASSAY_CHECK(m->file.bytes >= 8, ASSAY_FORMAT,
+                "HeaderTooSmall: the file has %zu bytes, expected at least 8", m->file.bytes);
     uint64_t n = 0;
     for (int i = 7; i >= 0; i--)
         n = n << 8 | base[i];
     ASSAY_CHECK(n <= MAX_HEADER_BYTES, ASSAY_LIMIT,
                 "HeaderTooLarge: the header says it has %llu bytes, at most %llu are legal",
                 (unsigned long long)n, (unsigned long long)MAX_HEADER_BYTES);
-    ASSAY_CHECK(n <= m->bytes - 8, ASSAY_FORMAT,
+    ASSAY_CHECK(n <= m->file.bytes - 8, ASSAY_FORMAT,
                 "InvalidHeaderLength: the header says it has %llu bytes, the file has %zu behind its length",
-                (unsigned long long)n, m->bytes - 8);
+                (unsigned long long)n, m->file.bytes - 8);
     json_t *header = NULL;
     assay_status st = assay_json_parse(&header, (const char *)base + 8, (size_t)n, "header");
     if (st != ASSAY_OK) {
@@ -227,28 +224,6 @@ static assay_status parse_mapping(assay_tensorfile *f, assay_mapping *m)
     return st;
 }
 
-static assay_status map_bytes(assay_mapping *m)
-{
-    struct stat sb;
-    assay_status st = ASSAY_OK;
-    /* O_NONBLOCK: a named pipe must not block before it is recognised and refused. */
-    const int fd = open(m->path, O_RDONLY | O_CLOEXEC | O_NONBLOCK);
-    ASSAY_CHECK(fd >= 0, errno == ENOENT ? ASSAY_NOT_FOUND : ASSAY_IO, "cannot open: %s", strerror(errno));
-    ASSAY_CHECK_GOTO(fstat(fd, &sb) == 0, ASSAY_IO, st, done, "cannot stat: %s", strerror(errno));
-    ASSAY_CHECK_GOTO(S_ISREG(sb.st_mode), ASSAY_INVALID_ARGUMENT, st, done, "not a regular file");
-    ASSAY_CHECK_GOTO(sb.st_size >= 8, ASSAY_FORMAT, st, done,
-                     "HeaderTooSmall: the file has %lld bytes, expected at least 8", (long long)sb.st_size);
-    m->bytes = (size_t)sb.st_size;
-    m->base = mmap(NULL, m->bytes, PROT_READ, MAP_PRIVATE, fd, 0);
-    if (m->base == MAP_FAILED) {
-        m->base = NULL;
-        st = ASSAY_ERROR(ASSAY_IO, "cannot map %zu bytes: %s", m->bytes, strerror(errno));
-    }
-done:
-    close(fd);
-    return st;
-}
-
 assay_status assay_tensorfile_map(assay_tensorfile *f, const char *path)
 {
     assay_mapping *grown = realloc(f->mappings, (size_t)(f->n_mappings + 1) * sizeof *grown);
@@ -258,9 +233,8 @@ assay_status assay_tensorfile_map(assay_tensorfile *f, const char *path)
     *m = (assay_mapping){0};
     m->path = strdup(path);
     ASSAY_CHECK(m->path, ASSAY_OUT_OF_MEMORY, "%s: out of memory", path);
-    assay_status st = map_bytes(m);
-    if (st == ASSAY_OK)
-        st = parse_mapping(f, m);
+    ASSAY_TRY(assay_mapped_open(&m->file, path));
+    const assay_status st = parse_mapping(f, m);
     return st == ASSAY_OK ? st : assay_context(st, "%s", path);
 }
 
@@ -303,8 +277,7 @@ void assay_tensorfile_close(assay_tensorfile *f)
     for (int64_t i = 0; i < f->n; i++)
         free((char *)(uintptr_t)f->infos[i].name);
     for (int64_t i = 0; i < f->n_mappings; i++) {
-        if (f->mappings[i].base)
-            munmap(f->mappings[i].base, f->mappings[i].bytes);
+        assay_mapped_close(&f->mappings[i].file);
         json_decref(f->mappings[i].metadata);
         free(f->mappings[i].path);
     }

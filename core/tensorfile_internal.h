@@ -3,13 +3,13 @@
 #define ASSAY_CORE_TENSORFILE_INTERNAL_H
 
 #include "core/json.h"
+#include "core/mapped.h"
 #include "core/tensorfile.h"
 
 /* One mapped file.  `metadata` is its __metadata__ object or NULL. */
 typedef struct assay_mapping {
     char *path;
-    void *base;
-    size_t bytes;
+    assay_mapped file;
     json_t *metadata;
 } assay_mapping;
 
