@@ -21,8 +21,10 @@ assay_status assay_detokenize_bytes(const int64_t *tokens, int64_t n, char *out,
  * ------------------------------------------------------------------------------------------------ */
 typedef struct assay_dataset assay_dataset;
 /* `paths`: files (text), folders (every regular text file below, sorted by path) or PREFIX of a Megatron-LM
- * indexed dataset (PREFIX.idx + PREFIX.bin, index version 1).  Documents are joined with an EOD token (text
- * files).  Empty input is an error. */
+ * indexed dataset (PREFIX.idx + PREFIX.bin, index version 1).  An EOD token follows every text document;
+ * indexed sequences are joined as they are.  Text and indexed datasets cannot be mixed.  In folders, names
+ * that begin with a dot, symbolic links, empty and binary files (a NUL byte) are skipped; named directly, an
+ * empty or a binary file is an error. */
 assay_status assay_dataset_open(assay_dataset **out, const char *const *paths, int n_paths);
 void assay_dataset_close(assay_dataset *d);
 int64_t assay_dataset_n_tokens(const assay_dataset *d);
@@ -30,10 +32,11 @@ int64_t assay_dataset_n_tokens(const assay_dataset *d);
 int64_t assay_dataset_vocab(const assay_dataset *d);
 /* Sample `index` of an endless epoch-wise shuffled order: `seq_length` consecutive tokens; labels in the
  * Hugging Face sense (same positions as the inputs, -100 ignored).  mask_probability: share of positions
- * whose label is masked. */
+ * whose label is masked (0 <= p < 1); the last label of a sample always counts.  ASSAY_INVALID_ARGUMENT:
+ * fewer tokens than seq_length. */
 assay_status assay_dataset_sample(const assay_dataset *d, uint64_t seed, int64_t index, int64_t seq_length,
                                   double mask_probability, int64_t *input_ids, int64_t *labels);
-/* Writes a batch file [steps, microbatches, b, s] of consecutive samples. */
+/* Writes a batch file [steps, microbatches, b, s] of consecutive samples 0, 1, 2, ...; s >= 2. */
 assay_status assay_dataset_write_batches(const assay_dataset *d, const char *path, uint64_t seed,
                                          int64_t steps, int64_t microbatches, int64_t b, int64_t s,
                                          double mask_probability);
@@ -47,8 +50,9 @@ typedef struct assay_batches {
     int64_t *input_ids; /* copied, aligned */
     int64_t *labels;
 } assay_batches;
-/* Opens and checks: dtypes, shapes equal, every input id in [0, vocab), every label in [0, vocab) or -100.
- * Messages give tensor and index. */
+/* Opens and checks: dtypes, shapes equal, no other tensors, every input id in [0, vocab), every label in
+ * [0, vocab) or -100, at least one target in every step (else the loss is 0/0).  Messages give tensor and
+ * index. */
 assay_status assay_batches_open(assay_batches *out, const char *path, int64_t vocab);
 void assay_batches_close(assay_batches *b);
 const int64_t *assay_batches_ids(const assay_batches *b, int64_t step, int64_t microbatch);    /* [b,s] */
