@@ -1,0 +1,41 @@
+#!/usr/bin/env bash
+# The folder says what may be touched: includes of every folder, and the symbols of the built libraries.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+bad=0
+complain() { echo "boundaries: $*"; bad=1; }
+
+# allowed FOLDER-PATTERN REGEX-OF-FORBIDDEN-INCLUDES
+forbid() {
+    local what=$1 regex=$2
+    shift 2
+    local files
+    mapfile -t files < <(git ls-files --cached --others --exclude-standard -- "$@")
+    ((${#files[@]})) || return 0
+    grep -nE "^ *# *include *[<\"]($regex)" "${files[@]}" && complain "$what must not include these"
+    return 0
+}
+forbid core 'ref/|gpu/|parity/|cuda|nccl|cublas|cblas|math\.h|tgmath\.h|complex\.h|fenv\.h' 'core/*.c' 'core/*.h'
+forbid ref 'gpu/|parity/|cuda|nccl|cublas' 'ref/*.c' 'ref/*.h'
+forbid gpu 'ref/|parity/|cblas|openblas' 'gpu/*.c' 'gpu/*.h' 'gpu/*.cu' 'gpu/*.cuh'
+forbid gpu/sim 'core/|ref/|parity/|gpu/(ops|gpu|ctx|execute|layer|model|train|comm|parallel)' 'gpu/sim/*'
+forbid parity 'gpu/|cuda|nccl|cublas' 'parity/*.c' 'parity/*.h'
+# A kernel author includes one header that needs nothing of ours.
+[[ -f parity/assay_kernel.h ]] && forbid parity/assay_kernel.h 'core/|ref/|parity/' 'parity/assay_kernel.h'
+
+# Symbols: what an archive refers to and does not define itself.
+undefined() { nm -u "$1" 2>/dev/null | awk '{print $2}' | sort -u; }
+lib=build/release
+if [[ -f $lib/libassay_core.a ]]; then
+    undefined $lib/libassay_core.a | grep -E '^(ref_|gpu_|parity_|cblas_|cuda|nccl|cublas)' && complain "core refers to these"
+    undefined $lib/libassay_core.a | grep -xE '(exp|log|sqrt|pow|sin|cos|tanh|fma|round|floor|ceil)f?' && complain "core calls libm"
+    undefined $lib/libassay_ref.a | grep -E '^(gpu_|parity_|cuda|nccl|cublas)' && complain "ref refers to these"
+    undefined $lib/libassay_engine_sim.a | grep -E '^(ref_|parity_|cblas_)' && complain "gpu refers to these"
+    undefined $lib/libassay_parity.a | grep -E '^(gpu_|cuda|nccl|cublas)' && complain "parity refers to these"
+    nm $lib/bin/assay-sim 2>/dev/null | grep -E ' [TtDdBb] (ref_|parity_|cblas_)' | head -5 | grep . && complain "assay-sim holds reference code"
+    nm $lib/bin/assay 2>/dev/null | grep -E ' [TtDdBb] gpu_' | head -5 | grep . && complain "assay holds engine code"
+else
+    echo "boundaries: no build yet, includes only"
+fi
+((bad == 0)) && echo "boundaries: clean"
+exit $bad

@@ -1,0 +1,79 @@
+#!/usr/bin/env bash
+# Passes the tests: installs what is missing, lints, builds with gcc and clang, runs every test under the address and
+# undefined-behaviour sanitizers, shared memory under the thread sanitizer, the judge's self-test, and the default matrix.
+# The last line is `N passed, N failed, N skipped`.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+started=$SECONDS
+log=build/test-logs
+passed=0 failed=0 skipped=0
+mkdir -p "$log"
+
+# step NAME COMMAND...: runs a stage that counts as one check.
+step() {
+    local name=$1 t=$SECONDS
+    shift
+    if "$@" >"$log/$name.log" 2>&1; then
+        passed=$((passed + 1))
+        printf 'pass  %-28s %4d s\n' "$name" $((SECONDS - t))
+        return 0
+    fi
+    failed=$((failed + 1))
+    printf 'FAIL  %-28s %4d s   (log: %s; again with: %s)\n' "$name" $((SECONDS - t)) "$log/$name.log" "$*"
+    tail -n 40 "$log/$name.log"
+    return 1
+}
+finish() {
+    echo "tests took $((SECONDS - started)) s"
+    echo "$passed passed, $failed failed, $skipped skipped"
+    ((failed == 0)) || exit 1
+    exit 0
+}
+
+ci/setup.sh || { echo "setup failed" >&2; exit 2; }
+step lint ci/lint.sh
+step boundaries ci/boundaries.sh
+step build-release ci/build.sh release || finish
+step build-asan ci/build.sh asan || finish
+step build-clang ci/build.sh clang || finish
+
+# unit PRESET REGEX: Criterion executables, one after the other; counts single tests, and demands that no sanitizer spoke.
+unit() {
+    local preset=$1 regex=$2 exe name line p f c
+    for exe in build/"$preset"/bin/test_*; do
+        name=$(basename "$exe")
+        [[ $name =~ $regex ]] || continue
+        OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=2 UBSAN_OPTIONS=print_stacktrace=1 \
+            timeout 900 "$exe" --jobs 2 >"$log/$preset-$name.log" 2>&1
+        local rc=$?
+        # "[====] Synthesis: Tested: 12 | Passing: 12 | Failing: 0 | Crashing: 0"
+        line=$(sed 's/\x1b\[[0-9;]*m//g' "$log/$preset-$name.log" | grep -E 'Synthesis: Tested:' | tail -1)
+        p=$(sed -nE 's/.*Passing: ([0-9]+).*/\1/p' <<<"$line")
+        f=$(sed -nE 's/.*Failing: ([0-9]+).*/\1/p' <<<"$line")
+        c=$(sed -nE 's/.*Crashing: ([0-9]+).*/\1/p' <<<"$line")
+        passed=$((passed + ${p:-0}))
+        failed=$((failed + ${f:-0} + ${c:-0}))
+        local bad=0
+        # A leak does not change Criterion's exit code.
+        if grep -qE 'LeakSanitizer|runtime error:|ERROR: AddressSanitizer|WARNING: ThreadSanitizer' "$log/$preset-$name.log"; then
+            bad=1
+            echo "FAIL  $preset/$name: a sanitizer reported something"
+        elif ((rc != 0)) || [[ -z $line ]] || ((${p:-0} == 0)); then
+            bad=1
+            echo "FAIL  $preset/$name: exit code $rc, ${p:-0} passing"
+        fi
+        if ((bad)); then
+            ((${f:-0} + ${c:-0} > 0)) || failed=$((failed + 1))
+            sed 's/\x1b\[[0-9;]*m//g' "$log/$preset-$name.log" | grep -vE '^\[(----|RUN )' | tail -n 30
+            echo "      again with: $exe"
+        fi
+    done
+}
+unit asan '^test_'
+if step build-tsan ci/build.sh tsan test_core_launch test_sim_nccl; then
+    unit tsan '^test_(core_launch|sim_nccl)'
+fi
+step selftest build/release/bin/assay selftest --out build/test-selftest
+step parity build/release/bin/assay run --report build/test-report
+step install ci/install_check.sh
+finish
