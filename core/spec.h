@@ -39,8 +39,10 @@ typedef enum { ASSAY_AXIS_NONE, ASSAY_AXIS_TP, ASSAY_AXIS_EP } assay_axis;
 typedef enum { ASSAY_INIT_NORMAL, ASSAY_INIT_OUTPUT_NORMAL, ASSAY_INIT_ONE, ASSAY_INIT_ZERO } assay_init;
 
 /* A Hugging Face tensor and the row ranges it fills.  Viewing the canonical tensor as [rows, row_length] (all
- * leading dimensions folded), canonical rows [dst, dst+rows) equal Hugging Face rows [src, src+rows) of a
- * tensor of `shape`. */
+ * leading dimensions folded; a 1-D tensor [n] has n rows of length 1), canonical rows [dst, dst+rows) equal
+ * Hugging Face rows [src, src+rows) of a tensor of `shape` (ndim 1 or 2, same row_length).  The pieces of all
+ * parts tile the canonical rows exactly once, and those of one part tile its own rows exactly once: weights
+ * and gradients go through the same table in both directions. */
 typedef struct assay_hf_piece {
     int64_t dst, src, rows;
 } assay_hf_piece;
