@@ -15,6 +15,7 @@ typedef enum {
     ASSAY_WSD_EXPONENTIAL,
     ASSAY_WSD_MINUS_SQRT
 } assay_wsd_decay_style;
+typedef enum { ASSAY_OPTIMIZER_ADAM } assay_optimizer; /* AdamW: decoupled weight decay */
 
 enum { ASSAY_PATH = 1024 };
 
@@ -32,6 +33,7 @@ typedef struct assay_train_options {
     int64_t train_iters; /* steps to run; 0 = all that the batch holds */
     int64_t save_after;  /* write `save` after this many steps (global step number); 0 = after the last */
 
+    assay_optimizer optimizer;
     double lr, min_lr, lr_warmup_init;
     assay_lr_decay_style lr_decay_style;
     assay_wsd_decay_style lr_wsd_decay_style;
@@ -79,8 +81,9 @@ json_t *assay_train_options_to_json(const assay_train_options *o);
 assay_status assay_train_options_check(const assay_train_options *o);
 
 /* Parses argv with glibc argp: the table above, plus `extra` options of a program handled by a callback that
- * gets the snake_case name and the text (NULL for flags).  Prints --help and --usage.  Positional arguments
- * go to the callback with name NULL.  Never exits except for --help / --usage / --version. */
+ * gets the snake_case name and the text (NULL for flags); `extra` ends with a row of name NULL and may be
+ * NULL.  Prints --help and --usage.  Positional arguments go to the callback with name NULL.  Never exits
+ * except for --help / --usage / --version. */
 typedef struct assay_extra_option {
     const char *name;     /* snake_case */
     const char *argument; /* NULL: a flag */
