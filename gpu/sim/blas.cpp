@@ -1,0 +1,800 @@
+/* cuBLASLt's interface: descriptors, checks, and the product as stream work.  cublasLt.h declares the
+ * arithmetic. */
+#include "blas.hpp"
+#include "sim.hpp"
+
+#include "assay_sim_float.h"
+#include "cublasLt.h"
+
+#include <math.h>
+#include <new>
+#include <stdlib.h>
+#include <string.h>
+#include <vector>
+
+namespace
+{
+
+struct layout {
+    int32_t type, order;
+    uint64_t rows, cols;
+    int64_t ld;
+    int32_t batch, set;
+    int64_t stride;
+};
+static_assert(sizeof(layout) <= sizeof(cublasLtMatrixLayoutOpaque_t), "the opaque layout is too small");
+
+struct desc {
+    int32_t compute, scale, pointer_mode, op_a, op_b, epilogue, bias_type, set;
+    const void *bias;
+    int64_t bias_stride;
+};
+static_assert(sizeof(desc) <= sizeof(cublasLtMatmulDescOpaque_t), "the opaque descriptor is too small");
+
+struct preference {
+    uint64_t workspace;
+    int32_t set;
+};
+
+constexpr int32_t is_set = 0x5e7;
+
+layout *of(cublasLtMatrixLayout_t l)
+{
+    layout *p = reinterpret_cast<layout *>(l);
+    return p && p->set == is_set ? p : nullptr;
+}
+
+desc *of(cublasLtMatmulDesc_t d)
+{
+    desc *p = reinterpret_cast<desc *>(d);
+    return p && p->set == is_set ? p : nullptr;
+}
+
+cublasStatus_t invalid(const char *what)
+{
+    assay_sim_report("cublasLt", "invalid: %s", what);
+    return CUBLAS_STATUS_INVALID_VALUE;
+}
+
+cublasStatus_t unsupported(const char *what, int value)
+{
+    assay_sim_report("unsupported", "cublasLt: %s (value %d)", what, value);
+    return CUBLAS_STATUS_NOT_SUPPORTED;
+}
+
+size_t size_of(int type)
+{
+    switch (type) {
+    case CUDA_R_64F:
+        return 8;
+    case CUDA_R_32F:
+        return 4;
+    case CUDA_R_16F:
+    case CUDA_R_16BF:
+        return 2;
+    default:
+        return 0;
+    }
+}
+
+/* Everything that the product needs, copied at the call. */
+struct product {
+    layout a, b, c, d;
+    desc how;
+    double alpha, beta;
+    const unsigned char *pa, *pb, *pc;
+    unsigned char *pd;
+    int64_t m, n, k;
+    bool tf32;
+};
+
+double load(const unsigned char *p, int type)
+{
+    float f;
+    double d;
+    uint16_t h;
+    switch (type) {
+    case CUDA_R_64F:
+        memcpy(&d, p, 8);
+        return d;
+    case CUDA_R_32F:
+        memcpy(&f, p, 4);
+        return static_cast<double>(f);
+    default:
+        memcpy(&h, p, 2);
+        return static_cast<double>(type == CUDA_R_16F ? assay_sim_f16_to_f32(h) : assay_sim_bf16_to_f32(h));
+    }
+}
+
+float load_f32(const unsigned char *p, int type)
+{
+    float f;
+    uint16_t h;
+    if (type == CUDA_R_32F) {
+        memcpy(&f, p, 4);
+        return f;
+    }
+    memcpy(&h, p, 2);
+    return type == CUDA_R_16F ? assay_sim_f16_to_f32(h) : assay_sim_bf16_to_f32(h);
+}
+
+void store(unsigned char *p, int type, double v)
+{
+    const float f = static_cast<float>(v);
+    const uint16_t h = type == CUDA_R_16F ? assay_sim_f32_to_f16(f) : assay_sim_f32_to_bf16(f);
+    if (type == CUDA_R_64F) {
+        memcpy(p, &v, 8);
+    } else if (type == CUDA_R_32F) {
+        memcpy(p, &f, 4);
+    } else {
+        memcpy(p, &h, 2);
+    }
+}
+
+/* To TF32: 10 mantissa bits, nearest even; infinities and NaNs pass. */
+float to_tf32(float f)
+{
+    uint32_t u;
+    memcpy(&u, &f, 4);
+    if ((u & 0x7f800000u) == 0x7f800000u) {
+        return f;
+    }
+    u = (u + 0xfffu + (u >> 13 & 1u)) & ~0x1fffu;
+    memcpy(&f, &u, 4);
+    return f;
+}
+
+/* Element (i, j) of a stored matrix lies at i * row_step + j * col_step elements. */
+void steps(const layout &l, int64_t *row_step, int64_t *col_step)
+{
+    *row_step = l.order == CUBLASLT_ORDER_COL ? 1 : l.ld;
+    *col_step = l.order == CUBLASLT_ORDER_COL ? l.ld : 1;
+}
+
+/* Packs op(X) into strips of `width` along the kept index (rows of A, columns of B). */
+template <class T, int64_t width>
+void pack(std::vector<T> &out, const product &p, const layout &l, const unsigned char *base,
+          int64_t kept_step, int64_t k_step, int64_t kept)
+{
+    const size_t element = size_of(l.type);
+    const int64_t strips = (kept + width - 1) / width;
+    out.assign(static_cast<size_t>(strips * width * p.k), T(0));
+    for (int64_t s = 0; s < strips; ++s) {
+        T *to = out.data() + s * width * p.k;
+        const int64_t live = kept - s * width < width ? kept - s * width : width;
+        for (int64_t i = 0; i < p.k; ++i) {
+            for (int64_t r = 0; r < live; ++r) {
+                const unsigned char *from =
+                    base + static_cast<size_t>((s * width + r) * kept_step + i * k_step) * element;
+                if (sizeof(T) == 8) {
+                    to[i * width + r] = static_cast<T>(load(from, l.type));
+                } else {
+                    const float f = load_f32(from, l.type);
+                    to[i * width + r] = static_cast<T>(p.tf32 ? to_tf32(f) : f);
+                }
+            }
+        }
+    }
+}
+
+float combine(const product &p, float acc, float c, float bias)
+{
+    float r = p.alpha != 1.0 ? static_cast<float>(p.alpha) * acc : acc;
+    if (p.beta != 0.0) {
+        r = fmaf(static_cast<float>(p.beta), c, r);
+    }
+    return p.how.bias ? r + bias : r;
+}
+
+double combine(const product &p, double acc, double c, double bias)
+{
+    double r = p.alpha != 1.0 ? p.alpha * acc : acc;
+    if (p.beta != 0.0) {
+        r = fma(p.beta, c, r);
+    }
+    return p.how.bias ? r + bias : r;
+}
+
+void panel(float *c, const float *a, const float *b, int64_t k)
+{
+    sim::blas_panel_f32(c, a, b, k);
+}
+
+void panel(double *c, const double *a, const double *b, int64_t k)
+{
+    sim::blas_panel_f64(c, a, b, k);
+}
+
+template <class T> void multiply(const product &p, int64_t batch)
+{
+    int64_t a_row, a_col, b_row, b_col, c_row, c_col, d_row, d_col;
+    std::vector<T> a, b;
+    T tile[sim::panel_rows * sim::panel_cols];
+    steps(p.a, &a_row, &a_col);
+    steps(p.b, &b_row, &b_col);
+    steps(p.c, &c_row, &c_col);
+    steps(p.d, &d_row, &d_col);
+    const bool ta = p.how.op_a != CUBLAS_OP_N, tb = p.how.op_b != CUBLAS_OP_N;
+    const unsigned char *pa = p.pa + static_cast<size_t>(batch * p.a.stride) * size_of(p.a.type);
+    const unsigned char *pb = p.pb + static_cast<size_t>(batch * p.b.stride) * size_of(p.b.type);
+    const unsigned char *pc =
+        p.pc ? p.pc + static_cast<size_t>(batch * p.c.stride) * size_of(p.c.type) : nullptr;
+    unsigned char *pd = p.pd + static_cast<size_t>(batch * p.d.stride) * size_of(p.d.type);
+    const unsigned char *bias =
+        p.how.bias ? static_cast<const unsigned char *>(p.how.bias) +
+                         static_cast<size_t>(batch * p.how.bias_stride) * size_of(p.how.bias_type)
+                   : nullptr;
+    pack<T, sim::panel_rows>(a, p, p.a, pa, ta ? a_col : a_row, ta ? a_row : a_col, p.m);
+    pack<T, sim::panel_cols>(b, p, p.b, pb, tb ? b_row : b_col, tb ? b_col : b_row, p.n);
+    for (int64_t j0 = 0; j0 < p.n; j0 += sim::panel_cols) {
+        for (int64_t i0 = 0; i0 < p.m; i0 += sim::panel_rows) {
+            panel(tile, a.data() + i0 * p.k, b.data() + j0 * p.k, p.k);
+            for (int64_t i = i0; i < p.m && i < i0 + sim::panel_rows; ++i) {
+                const T add =
+                    bias ? static_cast<T>(load(bias + static_cast<size_t>(i) * size_of(p.how.bias_type),
+                                               p.how.bias_type))
+                         : T(0);
+                for (int64_t j = j0; j < p.n && j < j0 + sim::panel_cols; ++j) {
+                    const T old = p.beta != 0.0
+                                      ? static_cast<T>(load(pc + static_cast<size_t>(i * c_row + j * c_col) *
+                                                                     size_of(p.c.type),
+                                                            p.c.type))
+                                      : T(0);
+                    const T r = combine(p, tile[(i - i0) * sim::panel_cols + j - j0], old, add);
+                    store(pd + static_cast<size_t>(i * d_row + j * d_col) * size_of(p.d.type), p.d.type,
+                          static_cast<double>(r));
+                }
+            }
+        }
+    }
+}
+
+assay_sim_step product_step(void *state)
+{
+    const product *p = static_cast<const product *>(state);
+    for (int64_t batch = 0; batch < p->d.batch; ++batch) {
+        if (p->d.type == CUDA_R_64F) {
+            multiply<double>(*p, batch);
+        } else {
+            multiply<float>(*p, batch);
+        }
+    }
+    return ASSAY_SIM_DONE;
+}
+
+void product_destroy(void *state)
+{
+    delete static_cast<product *>(state);
+}
+
+/* ---- checks
+ * ------------------------------------------------------------------------------------------------------- */
+
+cublasStatus_t check_layout(const char *name, const layout &l)
+{
+    const uint64_t inner = l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols;
+    if (size_of(l.type) == 0) {
+        return unsupported("data type", l.type);
+    }
+    if (l.order != CUBLASLT_ORDER_COL && l.order != CUBLASLT_ORDER_ROW) {
+        return unsupported("matrix order other than COL and ROW", l.order);
+    }
+    if (l.rows > INT32_MAX || l.cols > INT32_MAX || l.ld < 0 || static_cast<uint64_t>(l.ld) < inner ||
+        l.batch < 1) {
+        assay_sim_report("cublasLt",
+                         "invalid: matrix %s: %llu x %llu, leading dimension %lld, batch count %d", name,
+                         static_cast<unsigned long long>(l.rows), static_cast<unsigned long long>(l.cols),
+                         static_cast<long long>(l.ld), l.batch);
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t check_types(const product &p)
+{
+    const int in = p.a.type, out = p.d.type, compute = p.how.compute;
+    if (in != p.b.type) {
+        return unsupported("A and B of different types", p.b.type);
+    }
+    if (p.c.type != out) {
+        return unsupported("C and D of different types", p.c.type);
+    }
+    if (in == CUDA_R_64F || out == CUDA_R_64F) {
+        const bool ok = in == out && compute == CUBLAS_COMPUTE_64F && p.how.scale == CUDA_R_64F;
+        return ok ? CUBLAS_STATUS_SUCCESS
+                  : unsupported("R_64F needs compute type 64F and scale type R_64F", compute);
+    }
+    if (compute != CUBLAS_COMPUTE_32F && compute != CUBLAS_COMPUTE_32F_PEDANTIC &&
+        compute != CUBLAS_COMPUTE_32F_FAST_TF32) {
+        return unsupported("compute type", compute);
+    }
+    if (p.how.scale != CUDA_R_32F) {
+        return unsupported("scale type", p.how.scale);
+    }
+    return out == in || out == CUDA_R_32F ? CUBLAS_STATUS_SUCCESS
+                                          : unsupported("type of D for these inputs", out);
+}
+
+cublasStatus_t check_shapes(product &p)
+{
+    const bool ta = p.how.op_a != CUBLAS_OP_N, tb = p.how.op_b != CUBLAS_OP_N;
+    const uint64_t m = ta ? p.a.cols : p.a.rows, k = ta ? p.a.rows : p.a.cols;
+    const uint64_t kb = tb ? p.b.cols : p.b.rows, n = tb ? p.b.rows : p.b.cols;
+    if (k != kb || p.d.rows != m || p.d.cols != n || p.c.rows != m || p.c.cols != n ||
+        p.a.batch != p.b.batch || p.a.batch != p.d.batch || p.c.batch != p.d.batch) {
+        assay_sim_report(
+            "cublasLt",
+            "invalid: op(A) %llu x %llu, op(B) %llu x %llu, C %llu x %llu, D %llu x %llu, batches %d %d %d "
+            "%d do not fit together",
+            static_cast<unsigned long long>(m), static_cast<unsigned long long>(k),
+            static_cast<unsigned long long>(kb), static_cast<unsigned long long>(n),
+            static_cast<unsigned long long>(p.c.rows), static_cast<unsigned long long>(p.c.cols),
+            static_cast<unsigned long long>(p.d.rows), static_cast<unsigned long long>(p.d.cols), p.a.batch,
+            p.b.batch, p.c.batch, p.d.batch);
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    p.m = static_cast<int64_t>(m);
+    p.n = static_cast<int64_t>(n);
+    p.k = static_cast<int64_t>(k);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t check(product &p)
+{
+    const layout *all[] = {&p.a, &p.b, &p.c, &p.d};
+    const char *names[] = {"A", "B", "C", "D"};
+    for (int i = 0; i < 4; ++i) {
+        const cublasStatus_t s = check_layout(names[i], *all[i]);
+        if (s != CUBLAS_STATUS_SUCCESS) {
+            return s;
+        }
+    }
+    cublasStatus_t s = check_types(p);
+    if (s == CUBLAS_STATUS_SUCCESS) {
+        s = check_shapes(p);
+    }
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        return s;
+    }
+    if (p.how.epilogue != CUBLASLT_EPILOGUE_DEFAULT && p.how.epilogue != CUBLASLT_EPILOGUE_BIAS) {
+        return unsupported("epilogue other than DEFAULT and BIAS", p.how.epilogue);
+    }
+    if (p.how.bias_type < 0) {
+        p.how.bias_type = p.d.type;
+    }
+    if (size_of(p.how.bias_type) == 0 || (p.how.bias_type == CUDA_R_64F) != (p.d.type == CUDA_R_64F)) {
+        return unsupported("bias data type", p.how.bias_type);
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+/* The last element touched lies inside one device allocation. */
+cublasStatus_t check_memory(const char *name, const void *ptr, const layout &l)
+{
+    const int64_t outer = static_cast<int64_t>(l.order == CUBLASLT_ORDER_COL ? l.cols : l.rows);
+    const int64_t inner = static_cast<int64_t>(l.order == CUBLASLT_ORDER_COL ? l.rows : l.cols);
+    if (outer == 0 || inner == 0) {
+        return CUBLAS_STATUS_SUCCESS;
+    }
+    const int64_t last = (l.batch - 1) * l.stride + (outer - 1) * l.ld + inner;
+    if (ptr == nullptr || l.stride < 0 ||
+        assay_sim_memory_kind(ptr, static_cast<size_t>(last) * size_of(l.type)) == 0) {
+        assay_sim_report(
+            "out of bounds",
+            "cublasLtMatmul: matrix %s at %p needs %lld elements, which are not inside one device block",
+            name, ptr, static_cast<long long>(last));
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+struct field { /* an attribute's place in its struct */
+    size_t offset, bytes;
+};
+
+cublasStatus_t set_field(void *object, field f, const void *buf, size_t bytes)
+{
+    if (buf == nullptr || bytes != f.bytes) {
+        return invalid("attribute value is NULL or of the wrong size");
+    }
+    memcpy(static_cast<char *>(object) + f.offset, buf, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t get_field(const void *object, field f, void *buf, size_t bytes, size_t *written)
+{
+    if (written) {
+        *written = f.bytes;
+    }
+    if (bytes == 0) {
+        return written ? CUBLAS_STATUS_SUCCESS : invalid("attribute size query without sizeWritten");
+    }
+    if (buf == nullptr || bytes != f.bytes) {
+        return invalid("attribute buffer is NULL or of the wrong size");
+    }
+    memcpy(buf, static_cast<const char *>(object) + f.offset, bytes);
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+bool layout_field(int attr, field *f)
+{
+    switch (attr) {
+    case CUBLASLT_MATRIX_LAYOUT_TYPE:
+        *f = {offsetof(layout, type), 4};
+        return true;
+    case CUBLASLT_MATRIX_LAYOUT_ORDER:
+        *f = {offsetof(layout, order), 4};
+        return true;
+    case CUBLASLT_MATRIX_LAYOUT_ROWS:
+        *f = {offsetof(layout, rows), 8};
+        return true;
+    case CUBLASLT_MATRIX_LAYOUT_COLS:
+        *f = {offsetof(layout, cols), 8};
+        return true;
+    case CUBLASLT_MATRIX_LAYOUT_LD:
+        *f = {offsetof(layout, ld), 8};
+        return true;
+    case CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT:
+        *f = {offsetof(layout, batch), 4};
+        return true;
+    case CUBLASLT_MATRIX_LAYOUT_STRIDED_BATCH_OFFSET:
+        *f = {offsetof(layout, stride), 8};
+        return true;
+    default:
+        return false;
+    }
+}
+
+bool desc_field(int attr, field *f)
+{
+    switch (attr) {
+    case CUBLASLT_MATMUL_DESC_COMPUTE_TYPE:
+        *f = {offsetof(desc, compute), 4};
+        return true;
+    case CUBLASLT_MATMUL_DESC_SCALE_TYPE:
+        *f = {offsetof(desc, scale), 4};
+        return true;
+    case CUBLASLT_MATMUL_DESC_POINTER_MODE:
+        *f = {offsetof(desc, pointer_mode), 4};
+        return true;
+    case CUBLASLT_MATMUL_DESC_TRANSA:
+        *f = {offsetof(desc, op_a), 4};
+        return true;
+    case CUBLASLT_MATMUL_DESC_TRANSB:
+        *f = {offsetof(desc, op_b), 4};
+        return true;
+    case CUBLASLT_MATMUL_DESC_EPILOGUE:
+        *f = {offsetof(desc, epilogue), 4};
+        return true;
+    case CUBLASLT_MATMUL_DESC_BIAS_POINTER:
+        *f = {offsetof(desc, bias), sizeof(void *)};
+        return true;
+    case CUBLASLT_MATMUL_DESC_BIAS_BATCH_STRIDE:
+        *f = {offsetof(desc, bias_stride), 8};
+        return true;
+    case CUBLASLT_MATMUL_DESC_BIAS_DATA_TYPE:
+        *f = {offsetof(desc, bias_type), 4};
+        return true;
+    default:
+        return false;
+    }
+}
+
+template <class T> cublasStatus_t make(T **out)
+{
+    if (out == nullptr) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    *out = new (std::nothrow) T{};
+    return *out ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_ALLOC_FAILED;
+}
+
+} /* namespace */
+
+struct cublasLtContext {
+    int live;
+};
+
+extern "C" {
+
+cublasStatus_t cublasLtCreate(cublasLtHandle_t *lightHandle)
+{
+    return make(lightHandle);
+}
+
+cublasStatus_t cublasLtDestroy(cublasLtHandle_t lightHandle)
+{
+    delete lightHandle;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+size_t cublasLtGetVersion(void)
+{
+    return CUBLAS_VERSION;
+}
+
+size_t cublasLtGetCudartVersion(void)
+{
+    return CUDART_VERSION;
+}
+
+const char *cublasLtGetStatusName(cublasStatus_t status)
+{
+    switch (status) {
+    case CUBLAS_STATUS_SUCCESS:
+        return "CUBLAS_STATUS_SUCCESS";
+    case CUBLAS_STATUS_NOT_INITIALIZED:
+        return "CUBLAS_STATUS_NOT_INITIALIZED";
+    case CUBLAS_STATUS_ALLOC_FAILED:
+        return "CUBLAS_STATUS_ALLOC_FAILED";
+    case CUBLAS_STATUS_INVALID_VALUE:
+        return "CUBLAS_STATUS_INVALID_VALUE";
+    case CUBLAS_STATUS_ARCH_MISMATCH:
+        return "CUBLAS_STATUS_ARCH_MISMATCH";
+    case CUBLAS_STATUS_MAPPING_ERROR:
+        return "CUBLAS_STATUS_MAPPING_ERROR";
+    case CUBLAS_STATUS_EXECUTION_FAILED:
+        return "CUBLAS_STATUS_EXECUTION_FAILED";
+    case CUBLAS_STATUS_INTERNAL_ERROR:
+        return "CUBLAS_STATUS_INTERNAL_ERROR";
+    case CUBLAS_STATUS_NOT_SUPPORTED:
+        return "CUBLAS_STATUS_NOT_SUPPORTED";
+    case CUBLAS_STATUS_LICENSE_ERROR:
+        return "CUBLAS_STATUS_LICENSE_ERROR";
+    }
+    return "unknown cuBLAS status";
+}
+
+const char *cublasLtGetStatusString(cublasStatus_t status)
+{
+    return cublasLtGetStatusName(status);
+}
+
+cublasStatus_t cublasLtMatrixLayoutInit(cublasLtMatrixLayout_t out, cudaDataType type, uint64_t rows,
+                                        uint64_t cols, int64_t ld)
+{
+    if (out == nullptr) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    memset(out, 0, sizeof *out);
+    layout *l = reinterpret_cast<layout *>(out);
+    *l = layout{type, CUBLASLT_ORDER_COL, rows, cols, ld, 1, is_set, 0};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutCreate(cublasLtMatrixLayout_t *out, cudaDataType type, uint64_t rows,
+                                          uint64_t cols, int64_t ld)
+{
+    const cublasStatus_t s = make(out);
+    return s == CUBLAS_STATUS_SUCCESS ? cublasLtMatrixLayoutInit(*out, type, rows, cols, ld) : s;
+}
+
+cublasStatus_t cublasLtMatrixLayoutDestroy(cublasLtMatrixLayout_t l)
+{
+    delete l;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatrixLayoutSetAttribute(cublasLtMatrixLayout_t l,
+                                                cublasLtMatrixLayoutAttribute_t attr, const void *buf,
+                                                size_t sizeInBytes)
+{
+    field f;
+    if (of(l) == nullptr) {
+        return invalid("matrix layout was not created");
+    }
+    return layout_field(attr, &f) ? set_field(l, f, buf, sizeInBytes)
+                                  : unsupported("matrix layout attribute", attr);
+}
+
+cublasStatus_t cublasLtMatrixLayoutGetAttribute(cublasLtMatrixLayout_t l,
+                                                cublasLtMatrixLayoutAttribute_t attr, void *buf,
+                                                size_t sizeInBytes, size_t *sizeWritten)
+{
+    field f;
+    if (of(l) == nullptr) {
+        return invalid("matrix layout was not created");
+    }
+    return layout_field(attr, &f) ? get_field(l, f, buf, sizeInBytes, sizeWritten)
+                                  : unsupported("matrix layout attribute", attr);
+}
+
+cublasStatus_t cublasLtMatmulDescInit(cublasLtMatmulDesc_t out, cublasComputeType_t computeType,
+                                      cudaDataType_t scaleType)
+{
+    if (out == nullptr) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    memset(out, 0, sizeof *out);
+    desc *d = reinterpret_cast<desc *>(out);
+    *d = desc{computeType, scaleType, 0, CUBLAS_OP_N, CUBLAS_OP_N, CUBLASLT_EPILOGUE_DEFAULT, -1,
+              is_set,      nullptr,   0};
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescCreate(cublasLtMatmulDesc_t *out, cublasComputeType_t computeType,
+                                        cudaDataType_t scaleType)
+{
+    const cublasStatus_t s = make(out);
+    return s == CUBLAS_STATUS_SUCCESS ? cublasLtMatmulDescInit(*out, computeType, scaleType) : s;
+}
+
+cublasStatus_t cublasLtMatmulDescDestroy(cublasLtMatmulDesc_t d)
+{
+    delete d;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulDescSetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t attr,
+                                              const void *buf, size_t sizeInBytes)
+{
+    field f;
+    if (of(d) == nullptr) {
+        return invalid("matmul descriptor was not created");
+    }
+    if (attr == CUBLASLT_MATMUL_DESC_SM_COUNT_TARGET || attr == CUBLASLT_MATMUL_DESC_FAST_ACCUM) {
+        return CUBLAS_STATUS_SUCCESS; /* tuning that changes no result here */
+    }
+    return desc_field(attr, &f) ? set_field(d, f, buf, sizeInBytes)
+                                : unsupported("matmul descriptor attribute", attr);
+}
+
+cublasStatus_t cublasLtMatmulDescGetAttribute(cublasLtMatmulDesc_t d, cublasLtMatmulDescAttributes_t attr,
+                                              void *buf, size_t sizeInBytes, size_t *sizeWritten)
+{
+    field f;
+    if (of(d) == nullptr) {
+        return invalid("matmul descriptor was not created");
+    }
+    return desc_field(attr, &f) ? get_field(d, f, buf, sizeInBytes, sizeWritten)
+                                : unsupported("matmul descriptor attribute", attr);
+}
+
+cublasStatus_t cublasLtMatmulPreferenceInit(cublasLtMatmulPreference_t pref)
+{
+    if (pref == nullptr) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    memset(pref, 0, sizeof *pref);
+    reinterpret_cast<preference *>(pref)->set = is_set;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceCreate(cublasLtMatmulPreference_t *pref)
+{
+    const cublasStatus_t s = make(pref);
+    return s == CUBLAS_STATUS_SUCCESS ? cublasLtMatmulPreferenceInit(*pref) : s;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceDestroy(cublasLtMatmulPreference_t pref)
+{
+    delete pref;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmulPreferenceSetAttribute(cublasLtMatmulPreference_t pref,
+                                                    cublasLtMatmulPreferenceAttributes_t attr,
+                                                    const void *buf, size_t sizeInBytes)
+{
+    if (pref == nullptr || buf == nullptr) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    if (attr == CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) {
+        return set_field(pref, {offsetof(preference, workspace), 8}, buf, sizeInBytes);
+    }
+    return CUBLAS_STATUS_SUCCESS; /* there is one algorithm to prefer */
+}
+
+cublasStatus_t cublasLtMatmulPreferenceGetAttribute(cublasLtMatmulPreference_t pref,
+                                                    cublasLtMatmulPreferenceAttributes_t attr, void *buf,
+                                                    size_t sizeInBytes, size_t *sizeWritten)
+{
+    if (pref == nullptr) {
+        return CUBLAS_STATUS_INVALID_VALUE;
+    }
+    if (attr != CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES) {
+        return unsupported("preference attribute", attr);
+    }
+    return get_field(pref, {offsetof(preference, workspace), 8}, buf, sizeInBytes, sizeWritten);
+}
+
+cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t lightHandle,
+                                              cublasLtMatmulDesc_t operationDesc,
+                                              cublasLtMatrixLayout_t Adesc, cublasLtMatrixLayout_t Bdesc,
+                                              cublasLtMatrixLayout_t Cdesc, cublasLtMatrixLayout_t Ddesc,
+                                              cublasLtMatmulPreference_t pref, int requestedAlgoCount,
+                                              cublasLtMatmulHeuristicResult_t heuristicResultsArray[],
+                                              int *returnAlgoCount)
+{
+    (void)pref;
+    if (lightHandle == nullptr) {
+        return CUBLAS_STATUS_NOT_INITIALIZED;
+    }
+    if (!of(operationDesc) || !of(Adesc) || !of(Bdesc) || !of(Cdesc) || !of(Ddesc) ||
+        requestedAlgoCount < 1 || heuristicResultsArray == nullptr || returnAlgoCount == nullptr) {
+        return invalid("cublasLtMatmulAlgoGetHeuristic: a NULL or uninitialized argument");
+    }
+    product p = {};
+    p.a = *of(Adesc);
+    p.b = *of(Bdesc);
+    p.c = *of(Cdesc);
+    p.d = *of(Ddesc);
+    p.how = *of(operationDesc);
+    *returnAlgoCount = 0;
+    const cublasStatus_t s = check(p);
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        return s;
+    }
+    memset(&heuristicResultsArray[0], 0, sizeof heuristicResultsArray[0]);
+    heuristicResultsArray[0].algo.data[0] = is_set;
+    heuristicResultsArray[0].wavesCount = 1.0f;
+    *returnAlgoCount = 1;
+    return CUBLAS_STATUS_SUCCESS;
+}
+
+cublasStatus_t cublasLtMatmul(cublasLtHandle_t lightHandle, cublasLtMatmulDesc_t computeDesc,
+                              const void *alpha, const void *A, cublasLtMatrixLayout_t Adesc, const void *B,
+                              cublasLtMatrixLayout_t Bdesc, const void *beta, const void *C,
+                              cublasLtMatrixLayout_t Cdesc, void *D, cublasLtMatrixLayout_t Ddesc,
+                              const cublasLtMatmulAlgo_t *algo, void *workspace, size_t workspaceSizeInBytes,
+                              cudaStream_t stream)
+{
+    (void)algo; /* NULL lets the library choose, as in cuBLASLt; there is one */
+    (void)workspace;
+    (void)workspaceSizeInBytes;
+    if (lightHandle == nullptr) {
+        return CUBLAS_STATUS_NOT_INITIALIZED;
+    }
+    if (!of(computeDesc) || !of(Adesc) || !of(Bdesc) || !of(Cdesc) || !of(Ddesc) || !alpha || !beta) {
+        return invalid("cublasLtMatmul: a NULL or uninitialized argument");
+    }
+    product p = {};
+    p.a = *of(Adesc);
+    p.b = *of(Bdesc);
+    p.c = *of(Cdesc);
+    p.d = *of(Ddesc);
+    p.how = *of(computeDesc);
+    cublasStatus_t s = check(p);
+    if (s != CUBLAS_STATUS_SUCCESS) {
+        return s;
+    }
+    if (p.how.pointer_mode != CUBLASLT_POINTER_MODE_HOST) {
+        return unsupported("pointer mode other than HOST", p.how.pointer_mode);
+    }
+    p.alpha = load(static_cast<const unsigned char *>(alpha), p.how.scale);
+    p.beta = load(static_cast<const unsigned char *>(beta), p.how.scale);
+    p.pa = static_cast<const unsigned char *>(A);
+    p.pb = static_cast<const unsigned char *>(B);
+    p.pc = static_cast<const unsigned char *>(C);
+    p.pd = static_cast<unsigned char *>(D);
+    p.tf32 = p.how.compute == CUBLAS_COMPUTE_32F_FAST_TF32 && sim::config().tf32;
+    if (p.how.epilogue == CUBLASLT_EPILOGUE_BIAS) {
+        const size_t bytes =
+            static_cast<size_t>((p.d.batch - 1) * p.how.bias_stride + p.m) * size_of(p.how.bias_type);
+        if (assay_sim_memory_kind(p.how.bias, bytes) == 0 && p.m > 0) {
+            return invalid("cublasLtMatmul: the bias vector is not inside one device block");
+        }
+    } else {
+        p.how.bias = nullptr;
+    }
+    const struct {
+        const char *name;
+        const void *ptr;
+        const layout *l;
+        bool read;
+    } operands[] = {
+        {"A", A, &p.a, true}, {"B", B, &p.b, true}, {"C", C, &p.c, p.beta != 0.0}, {"D", D, &p.d, true}};
+    for (const auto &o : operands) {
+        if (o.read && (s = check_memory(o.name, o.ptr, *o.l)) != CUBLAS_STATUS_SUCCESS) {
+            return s;
+        }
+    }
+    if (p.m == 0 || p.n == 0) {
+        return CUBLAS_STATUS_SUCCESS;
+    }
+    const assay_sim_work work = {"cublasLtMatmul", product_step, nullptr, product_destroy, new product(p)};
+    return assay_sim_enqueue(stream, &work) == cudaSuccess ? CUBLAS_STATUS_SUCCESS
+                                                           : CUBLAS_STATUS_EXECUTION_FAILED;
+}
+
+} /* extern "C" */

@@ -1,0 +1,600 @@
+/* Streams and events: queues whose work runs as late as CUDA's rules allow.
+ *
+ * Rules: a stream runs its work in order; a wait for an event holds until the record that it captured has
+ * run; work in the legacy default stream waits for all earlier work of the device's blocking streams, and
+ * they wait for it.  With stream seed 0 only what a synchronization needs is run (and among equals the
+ * youngest stream first); with another seed any work that may run may run, in an order drawn from the seed.
+ * Work that waits for other processes (collectives) is stepped; while it is pending the rest of the process's
+ * streams get their turn, as they would on a GPU.
+ *
+ * One lock guards everything; it is held while a kernel runs and released while collectives wait. */
+#include "schedule.hpp"
+
+#include <atomic>
+#include <deque>
+#include <mutex>
+#include <set>
+#include <stdio.h>
+#include <stdlib.h>
+#include <time.h>
+#include <vector>
+
+enum op_kind { OP_WORK, OP_RECORD, OP_WAIT };
+
+/* Shared by the queue and by a thread that sleeps in work.wait without the lock. */
+struct work_box {
+    assay_sim_work work;
+    int uses;
+};
+
+struct op {
+    op_kind kind;
+    uint64_t seq;
+    work_box *box;
+    CUevent_st *event;
+    uint64_t generation; /* of the record that is made, or waited for */
+};
+
+struct CUstream_st {
+    int device;
+    unsigned flags;
+    int priority;
+    uint64_t id; /* 0: a device's legacy default stream */
+    bool destroyed;
+    std::deque<op> queue;
+};
+
+struct CUevent_st {
+    unsigned flags;
+    std::atomic<uint64_t> recorded, completed;
+    double at;           /* host time at completion */
+    CUstream_st *stream; /* of the last record */
+    int uses;            /* queued ops that name it */
+    bool destroyed;
+};
+
+namespace sim
+{
+
+/* While collectives are pending, other streams wait this long before they may run ahead of need. */
+constexpr double grace_s = 0.004;
+
+struct scheduler {
+    std::recursive_mutex lock;
+    std::vector<CUstream_st *> streams; /* live, and destroyed ones that still have work */
+    std::set<CUevent_st *> events;
+    std::vector<CUstream_st *> legacy; /* per device */
+    uint64_t seq = 0, ids = 0;
+    std::atomic<int> sticky{0};
+    random_stream random = {0};
+    bool seeded = false;
+};
+
+static scheduler &the()
+{
+    static scheduler *s = new scheduler; /* outlives static destructors */
+    return *s;
+}
+
+cudaError_t sticky_error()
+{
+    return static_cast<cudaError_t>(the().sticky.load());
+}
+
+static CUstream_st *legacy_stream(int device)
+{
+    scheduler &s = the();
+    while (s.legacy.size() <= static_cast<size_t>(device)) {
+        CUstream_st *n = new CUstream_st{};
+        n->device = static_cast<int>(s.legacy.size());
+        s.legacy.push_back(n);
+        s.streams.push_back(n);
+    }
+    return s.legacy[static_cast<size_t>(device)];
+}
+
+static CUstream_st *resolve(cudaStream_t stream)
+{
+    if (stream == nullptr || stream == cudaStreamLegacy) {
+        return legacy_stream(current_device());
+    }
+    for (CUstream_st *s : the().streams) {
+        if (s == stream && !s->destroyed) {
+            return s;
+        }
+    }
+    return nullptr;
+}
+
+static bool blocking(const CUstream_st *s)
+{
+    return s->id != 0 && !(s->flags & cudaStreamNonBlocking);
+}
+
+static void box_drop(work_box *box)
+{
+    if (--box->uses == 0) {
+        if (box->work.destroy) {
+            box->work.destroy(box->work.state);
+        }
+        delete box;
+    }
+}
+
+static void op_drop(op &o)
+{
+    if (o.box) {
+        box_drop(o.box);
+    }
+    if (o.event && --o.event->uses == 0 && o.event->destroyed) {
+        delete o.event;
+    }
+}
+
+static void stream_collect(CUstream_st *s)
+{
+    if (!s->destroyed || !s->queue.empty()) {
+        return;
+    }
+    std::vector<CUstream_st *> &all = the().streams;
+    for (size_t i = 0; i < all.size(); ++i) {
+        if (all[i] == s) {
+            all.erase(all.begin() + static_cast<std::ptrdiff_t>(i));
+            break;
+        }
+    }
+    delete s;
+}
+
+static void drop_everything()
+{
+    scheduler &s = the();
+    const std::vector<CUstream_st *> all = s.streams;
+    for (CUstream_st *t : all) {
+        while (!t->queue.empty()) {
+            op o = t->queue.front();
+            t->queue.pop_front();
+            if (o.kind == OP_RECORD) {
+                o.event->completed = o.generation;
+            }
+            op_drop(o);
+        }
+        stream_collect(t);
+    }
+}
+
+void set_sticky_error(cudaError_t error)
+{
+    scheduler &s = the();
+    std::lock_guard<std::recursive_mutex> hold(s.lock);
+    int none = 0;
+    s.sticky.compare_exchange_strong(none, error);
+}
+
+void streams_reset()
+{
+    scheduler &s = the();
+    std::lock_guard<std::recursive_mutex> hold(s.lock);
+    drop_everything();
+    s.sticky = 0;
+}
+
+/* The stream whose head must run before this one's head may; nullptr when nothing is in the way. */
+static CUstream_st *obstacle(CUstream_st *s)
+{
+    const op &head = s->queue.front();
+    if (head.kind == OP_WAIT && head.event->completed < head.generation) {
+        for (CUstream_st *t : the().streams) {
+            for (const op &o : t->queue) {
+                if (o.kind == OP_RECORD && o.event == head.event && o.generation >= head.generation) {
+                    return t;
+                }
+            }
+        }
+    }
+    if (s->id == 0) {
+        for (CUstream_st *t : the().streams) {
+            if (t->device == s->device && blocking(t) && !t->queue.empty() &&
+                t->queue.front().seq < head.seq) {
+                return t;
+            }
+        }
+    } else if (blocking(s)) {
+        CUstream_st *t = legacy_stream(s->device);
+        if (!t->queue.empty() && t->queue.front().seq < head.seq) {
+            return t;
+        }
+    }
+    return nullptr;
+}
+
+/* Steps the head of a stream that nothing is in the way of. */
+static assay_sim_step step(CUstream_st *s)
+{
+    op &head = s->queue.front();
+    assay_sim_step result = ASSAY_SIM_DONE;
+    if (head.kind == OP_WORK) {
+        result = head.box->work.step(head.box->work.state);
+    } else if (head.kind == OP_RECORD) {
+        head.event->at = now_seconds();
+        if (head.event->completed < head.generation) {
+            head.event->completed = head.generation;
+        }
+    }
+    if (result == ASSAY_SIM_PENDING) {
+        return result;
+    }
+    op done = s->queue.front();
+    s->queue.pop_front();
+    op_drop(done);
+    stream_collect(s);
+    if (result == ASSAY_SIM_FAILED) {
+        set_sticky_error(cudaErrorLaunchFailure);
+        drop_everything();
+    }
+    return result;
+}
+
+/* What must run first so that the head of `s` can. */
+static CUstream_st *first_needed(CUstream_st *s)
+{
+    for (CUstream_st *t = obstacle(s); t != nullptr; t = obstacle(s)) {
+        s = t;
+    }
+    return s;
+}
+
+static std::vector<CUstream_st *> runnable_streams()
+{
+    std::vector<CUstream_st *> out;
+    for (CUstream_st *s : the().streams) {
+        if (!s->queue.empty() && obstacle(s) == nullptr) {
+            out.push_back(s);
+        }
+    }
+    return out;
+}
+
+static bool is_live(const CUstream_st *s)
+{
+    for (const CUstream_st *t : the().streams) {
+        if (t == s) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Lets everything that may run take one step; true when something ended. */
+static bool step_all()
+{
+    std::vector<CUstream_st *> ready = runnable_streams();
+    bool any = false;
+    for (CUstream_st *s : ready) {
+        if (is_live(s) && !s->queue.empty() && obstacle(s) == nullptr) {
+            any |= step(s) != ASSAY_SIM_PENDING;
+        }
+    }
+    return any;
+}
+
+struct waiting { /* state of one drain loop */
+    double pending_since = -1.0;
+};
+
+/* Pending work: other streams get their turn after a moment, then the thread sleeps until the work might go
+ * on. */
+static void wait_pending(std::unique_lock<std::recursive_mutex> &hold, CUstream_st *s, waiting &w)
+{
+    const double now = now_seconds();
+    if (w.pending_since < 0.0) {
+        w.pending_since = now;
+    } else if (now - w.pending_since > grace_s) {
+        if (step_all() || !is_live(s) || s->queue.empty()) {
+            w.pending_since = -1.0;
+            return;
+        }
+    }
+    const op &head = s->queue.front();
+    if (head.kind != OP_WORK || head.box->work.wait == nullptr) {
+        return;
+    }
+    work_box *box = head.box;
+    ++box->uses;
+    hold.unlock();
+    box->work.wait(box->work.state);
+    hold.lock();
+    box_drop(box);
+}
+
+/* One step toward an empty queue up to `seq` of `target` (nullptr: of every stream of the device). */
+static void advance_once(std::unique_lock<std::recursive_mutex> &hold, CUstream_st *target, int device,
+                         waiting &w)
+{
+    scheduler &s = the();
+    CUstream_st *pick = nullptr;
+    if (!s.seeded) {
+        s.seeded = true;
+        s.random.state = config().stream_seed;
+    }
+    if (config().stream_seed != 0) {
+        std::vector<CUstream_st *> ready = runnable_streams();
+        if (!ready.empty()) {
+            pick = ready[s.random.below(ready.size())];
+        }
+    } else if (target != nullptr) {
+        pick = first_needed(target);
+    } else {
+        for (CUstream_st *t : s.streams) {
+            if (t->device == device && !t->queue.empty()) {
+                pick = t; /* the youngest, so that "created first runs first" is not relied upon */
+            }
+        }
+        pick = pick ? first_needed(pick) : nullptr;
+    }
+    if (pick == nullptr) {
+        return;
+    }
+    if (step(pick) == ASSAY_SIM_PENDING) {
+        wait_pending(hold, pick, w);
+    } else {
+        w.pending_since = -1.0;
+    }
+}
+
+static bool has_work_before(const CUstream_st *s, uint64_t seq)
+{
+    return is_live(s) && !s->queue.empty() && s->queue.front().seq < seq;
+}
+
+static cudaError_t drain(std::unique_lock<std::recursive_mutex> &hold, CUstream_st *target, int device)
+{
+    const uint64_t until = the().seq;
+    waiting w;
+    for (;;) {
+        bool left = false;
+        if (sticky_error() != cudaSuccess) {
+            return sticky_error();
+        }
+        if (target != nullptr) {
+            left = has_work_before(target, until);
+        } else {
+            for (const CUstream_st *s : the().streams) {
+                left = left || (s->device == device && has_work_before(s, until));
+            }
+        }
+        if (!left) {
+            break;
+        }
+        advance_once(hold, target, device, w);
+    }
+    if (!memory_guards_intact("found at a synchronization")) {
+        set_sticky_error(cudaErrorLaunchFailure);
+    }
+    return sticky_error();
+}
+
+cudaError_t stream_sync(cudaStream_t stream)
+{
+    std::unique_lock<std::recursive_mutex> hold(the().lock);
+    CUstream_st *s = resolve(stream);
+    if (s == nullptr) {
+        return cudaErrorInvalidResourceHandle;
+    }
+    return drain(hold, s, s->device);
+}
+
+cudaError_t device_sync()
+{
+    std::unique_lock<std::recursive_mutex> hold(the().lock);
+    return drain(hold, nullptr, current_device());
+}
+
+cudaError_t stream_create(cudaStream_t *out, unsigned flags, int priority)
+{
+    scheduler &s = the();
+    std::lock_guard<std::recursive_mutex> hold(s.lock);
+    CUstream_st *n = new CUstream_st{};
+    n->device = current_device();
+    n->flags = flags;
+    n->priority = priority;
+    n->id = ++s.ids;
+    legacy_stream(n->device);
+    s.streams.push_back(n);
+    *out = n;
+    return cudaSuccess;
+}
+
+cudaError_t stream_destroy(cudaStream_t stream)
+{
+    std::lock_guard<std::recursive_mutex> hold(the().lock);
+    CUstream_st *s = resolve(stream);
+    if (s == nullptr || s->id == 0) {
+        return cudaErrorInvalidResourceHandle;
+    }
+    s->destroyed = true; /* queued work stays and runs when something needs it */
+    stream_collect(s);
+    return cudaSuccess;
+}
+
+cudaError_t stream_info(cudaStream_t stream, unsigned *flags, int *priority)
+{
+    std::lock_guard<std::recursive_mutex> hold(the().lock);
+    const CUstream_st *s = resolve(stream);
+    if (s == nullptr) {
+        return cudaErrorInvalidResourceHandle;
+    }
+    *flags = s->flags;
+    *priority = s->priority;
+    return cudaSuccess;
+}
+
+static cudaError_t push(cudaStream_t stream, op o)
+{
+    scheduler &s = the();
+    std::unique_lock<std::recursive_mutex> hold(s.lock);
+    CUstream_st *t = stream == cudaStreamPerThread ? nullptr : resolve(stream);
+    cudaError_t error = sticky_error();
+    if (error == cudaSuccess && t == nullptr) {
+        error = cudaErrorInvalidResourceHandle;
+    }
+    if (error != cudaSuccess) {
+        if (o.box) {
+            box_drop(o.box);
+        }
+        return error;
+    }
+    o.seq = s.seq++;
+    if (o.event) {
+        ++o.event->uses;
+        if (o.kind == OP_RECORD) {
+            o.generation = ++o.event->recorded;
+            o.event->stream = t;
+        }
+    }
+    t->queue.push_back(o);
+    return config().eager ? drain(hold, t, t->device) : cudaSuccess;
+}
+
+cudaError_t event_create(cudaEvent_t *out, unsigned flags)
+{
+    std::lock_guard<std::recursive_mutex> hold(the().lock);
+    CUevent_st *e = new CUevent_st{};
+    e->flags = flags;
+    the().events.insert(e);
+    *out = e;
+    return cudaSuccess;
+}
+
+static bool event_live(cudaEvent_t event)
+{
+    return event != nullptr && the().events.count(event) != 0;
+}
+
+cudaError_t event_destroy(cudaEvent_t event)
+{
+    std::lock_guard<std::recursive_mutex> hold(the().lock);
+    if (!event_live(event)) {
+        return cudaErrorInvalidResourceHandle;
+    }
+    the().events.erase(event);
+    event->destroyed = true;
+    if (event->uses == 0) {
+        delete event;
+    }
+    return cudaSuccess;
+}
+
+cudaError_t event_record(cudaEvent_t event, cudaStream_t stream)
+{
+    std::lock_guard<std::recursive_mutex> hold(the().lock);
+    if (!event_live(event)) {
+        return cudaErrorInvalidResourceHandle;
+    }
+    op o = {};
+    o.kind = OP_RECORD;
+    o.event = event;
+    return push(stream, o);
+}
+
+cudaError_t event_wait(cudaStream_t stream, cudaEvent_t event)
+{
+    std::lock_guard<std::recursive_mutex> hold(the().lock);
+    if (!event_live(event)) {
+        return cudaErrorInvalidResourceHandle;
+    }
+    op o = {};
+    o.kind = OP_WAIT;
+    o.event = event;
+    o.generation = event->recorded; /* never recorded: nothing to wait for */
+    return push(stream, o);
+}
+
+cudaError_t event_sync(cudaEvent_t event)
+{
+    std::unique_lock<std::recursive_mutex> hold(the().lock);
+    if (!event_live(event)) {
+        return cudaErrorInvalidResourceHandle;
+    }
+    const uint64_t generation = event->recorded;
+    waiting w;
+    while (sticky_error() == cudaSuccess && event->completed < generation) {
+        advance_once(hold, event->stream, event->stream->device, w);
+    }
+    if (sticky_error() == cudaSuccess && !memory_guards_intact("found at a synchronization")) {
+        set_sticky_error(cudaErrorLaunchFailure);
+    }
+    return sticky_error();
+}
+
+/* A poll lets the queues take one step, so that a loop of polls ends. */
+cudaError_t event_query(cudaEvent_t event)
+{
+    std::unique_lock<std::recursive_mutex> hold(the().lock, std::try_to_lock);
+    if (!hold.owns_lock()) {
+        return cudaErrorNotReady; /* another thread is running work right now */
+    }
+    if (!event_live(event)) {
+        return cudaErrorInvalidResourceHandle;
+    }
+    waiting w;
+    if (event->completed < event->recorded && sticky_error() == cudaSuccess) {
+        advance_once(hold, event->stream, event->stream->device, w);
+    }
+    if (sticky_error() != cudaSuccess) {
+        return sticky_error();
+    }
+    return event->completed < event->recorded ? cudaErrorNotReady : cudaSuccess;
+}
+
+cudaError_t stream_query(cudaStream_t stream)
+{
+    std::unique_lock<std::recursive_mutex> hold(the().lock, std::try_to_lock);
+    if (!hold.owns_lock()) {
+        return cudaErrorNotReady;
+    }
+    CUstream_st *s = resolve(stream);
+    if (s == nullptr) {
+        return cudaErrorInvalidResourceHandle;
+    }
+    waiting w;
+    if (!s->queue.empty() && sticky_error() == cudaSuccess) {
+        advance_once(hold, s, s->device, w);
+    }
+    if (sticky_error() != cudaSuccess) {
+        return sticky_error();
+    }
+    return s->queue.empty() ? cudaSuccess : cudaErrorNotReady;
+}
+
+cudaError_t event_elapsed(float *ms, cudaEvent_t start, cudaEvent_t end)
+{
+    std::lock_guard<std::recursive_mutex> hold(the().lock);
+    if (!event_live(start) || !event_live(end) || start->recorded == 0 || end->recorded == 0 ||
+        ((start->flags | end->flags) & cudaEventDisableTiming)) {
+        return cudaErrorInvalidResourceHandle;
+    }
+    if (start->completed < start->recorded || end->completed < end->recorded) {
+        return cudaErrorNotReady;
+    }
+    *ms = static_cast<float>((end->at - start->at) * 1e3);
+    return cudaSuccess;
+}
+
+} /* namespace sim */
+
+extern "C" cudaError_t assay_sim_enqueue(cudaStream_t stream, const assay_sim_work *work)
+{
+    op o = {};
+    o.kind = OP_WORK;
+    o.box = new work_box{*work, 1};
+    return sim::record_error(sim::push(stream, o));
+}
+
+extern "C" void assay_sim_poll(void)
+{
+    std::lock_guard<std::recursive_mutex> hold(sim::the().lock);
+    if (sim::sticky_error() == cudaSuccess) {
+        sim::step_all();
+    }
+}

@@ -1,0 +1,130 @@
+/* Declarations that the simulator's own files share.  Not for users: their headers are in include/. */
+#ifndef ASSAY_SIM_HPP
+#define ASSAY_SIM_HPP
+
+#include "assay_sim.h"
+#include "vector_types.h"
+
+#include <stddef.h>
+#include <stdint.h>
+
+#if defined(__SANITIZE_ADDRESS__)
+#define SIM_ASAN 1
+#elif defined(__has_feature)
+#if __has_feature(address_sanitizer)
+#define SIM_ASAN 1
+#endif
+#endif
+#ifndef SIM_ASAN
+#define SIM_ASAN 0
+#endif
+#if defined(__SANITIZE_THREAD__)
+#define SIM_TSAN 1
+#elif defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define SIM_TSAN 1
+#endif
+#endif
+#ifndef SIM_TSAN
+#define SIM_TSAN 0
+#endif
+
+namespace sim
+{
+
+/* ---- settings: environment first, assay_sim_set_*() later
+ * --------------------------------------------------------- */
+
+struct settings {
+    assay_sim_order order;
+    uint64_t order_seed;
+    int threads;
+    uint64_t stream_seed;
+    bool eager;
+    int devices;
+    size_t memory_bytes;
+    size_t stack_bytes;
+    double nccl_timeout_s;
+    bool tf32;
+};
+settings &config();
+
+/* SplitMix64 (Steele, Lea, Flood 2014): the generator behind every drawn order. */
+struct random_stream {
+    uint64_t state;
+    uint64_t next()
+    {
+        uint64_t z = (state += 0x9e3779b97f4a7c15ull);
+        z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9ull;
+        z = (z ^ (z >> 27)) * 0x94d049bb133111ebull;
+        return z ^ (z >> 31);
+    }
+    uint64_t below(uint64_t n)
+    {
+        return n ? next() % n : 0;
+    }
+};
+uint64_t mix(uint64_t a, uint64_t b);
+double now_seconds();
+
+/* ---- memory
+ * ------------------------------------------------------------------------------------------------------- */
+
+enum memory_kind { MEMORY_NONE = 0, MEMORY_DEVICE = 1, MEMORY_PINNED = 2, MEMORY_REGISTERED = 3 };
+
+cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int device, bool poison);
+cudaError_t memory_release(void *ptr, memory_kind kind); /* checks the guards */
+cudaError_t memory_register(void *ptr, size_t bytes);
+cudaError_t memory_unregister(void *ptr);
+/* The kind of the block that holds ptr; *offset and *bytes (both may be NULL): where in it, and its size. */
+memory_kind memory_find(const void *ptr, size_t *offset, size_t *bytes, int *device);
+bool memory_contains(const void *ptr, size_t bytes, memory_kind *kind);
+/* false, after a report that names the block and `after` (what ran last), when a guard was overwritten. */
+bool memory_guards_intact(const char *after);
+size_t memory_blocks();
+size_t memory_used(int device);
+void memory_fill_guard(unsigned char *p, size_t bytes);
+bool memory_guard_intact(const unsigned char *p, size_t bytes, size_t *at);
+void memory_asan_poison(void *p, size_t bytes);
+void memory_asan_unpoison(void *p, size_t bytes);
+
+/* ---- kernels
+ * ------------------------------------------------------------------------------------------------------ */
+
+struct kernel_call {
+    const char *name;
+    bool no_barrier;
+    void *args;
+    void (*destroy)(void *args);
+    void (*run)(const void *args);
+    void (*run_loop)(const void *args, unsigned n, const unsigned *order);
+    uint3 grid, block;
+    size_t shared_bytes;
+};
+
+constexpr unsigned max_block_threads = 1024;
+constexpr size_t max_shared_default = 49152;
+constexpr size_t max_shared_optin = 232448;
+
+/* Runs the whole grid; false after a report of misuse. */
+bool kernel_run(const kernel_call &call);
+
+/* ---- streams
+ * ------------------------------------------------------------------------------------------------------ */
+
+cudaError_t sticky_error();
+void set_sticky_error(cudaError_t error);
+void streams_reset(); /* drops all queued work and the sticky error */
+int current_device();
+cudaError_t set_current_device(int device);
+cudaError_t record_error(cudaError_t error); /* makes it the thread's last error, and returns it */
+/* record_error after a report "assay-sim: error: <function>: <message>". */
+cudaError_t refuse(cudaError_t error, const char *kind, const char *format, ...)
+    __attribute__((format(printf, 3, 4)));
+void report_clear(); /* forgets the last report's text */
+cudaError_t stream_sync(cudaStream_t stream);
+cudaError_t device_sync();
+
+} /* namespace sim */
+
+#endif
