@@ -1,0 +1,83 @@
+/* The report: results in the order in which the checks found them. */
+#include "parity/parity.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct parity_report {
+    parity_result context;
+    bool has_context;
+    int64_t n, capacity;
+    parity_result *results;
+    int64_t totals[3]; /* by verdict */
+};
+
+assay_status parity_report_create(parity_report **out)
+{
+    *out = calloc(1, sizeof **out);
+    ASSAY_CHECK(*out, ASSAY_OUT_OF_MEMORY, "report");
+    return ASSAY_OK;
+}
+
+void parity_report_destroy(parity_report *r)
+{
+    if (!r)
+        return;
+    free(r->results);
+    free(r);
+}
+
+void parity_report_set_context(parity_report *r, const parity_result *context)
+{
+    r->has_context = context != NULL;
+    if (context)
+        r->context = *context;
+}
+
+static void inherit(char *text, size_t capacity, const char *from)
+{
+    if (text[0] == '\0')
+        snprintf(text, capacity, "%s", from);
+}
+
+assay_status parity_report_add(parity_report *r, const parity_result *result)
+{
+    if (r->n == r->capacity) {
+        const int64_t capacity = r->capacity ? 2 * r->capacity : 256;
+        parity_result *results = realloc(r->results, (size_t)capacity * sizeof *results);
+        ASSAY_CHECK(results, ASSAY_OUT_OF_MEMORY, "report of %lld results", (long long)capacity);
+        r->results = results;
+        r->capacity = capacity;
+    }
+    parity_result *to = &r->results[r->n++];
+    *to = *result;
+    if (r->has_context) {
+        inherit(to->case_name, sizeof to->case_name, r->context.case_name);
+        inherit(to->engine, sizeof to->engine, r->context.engine);
+        inherit(to->tier, sizeof to->tier, r->context.tier);
+        inherit(to->layout, sizeof to->layout, r->context.layout);
+        inherit(to->precision, sizeof to->precision, r->context.precision);
+        inherit(to->reproduce, sizeof to->reproduce, r->context.reproduce);
+    }
+    /* An unknown verdict is nobody's pass. */
+    const int64_t verdict = (int64_t)to->verdict;
+    r->totals[verdict >= 0 && verdict <= PARITY_SKIP ? verdict : PARITY_FAIL]++;
+    return ASSAY_OK;
+}
+
+int64_t parity_report_count(const parity_report *r)
+{
+    return r->n;
+}
+
+const parity_result *parity_report_at(const parity_report *r, int64_t i)
+{
+    return i >= 0 && i < r->n ? &r->results[i] : NULL;
+}
+
+void parity_report_totals(const parity_report *r, int64_t *passed, int64_t *failed, int64_t *skipped)
+{
+    *passed = r->totals[PARITY_PASS];
+    *failed = r->totals[PARITY_FAIL];
+    *skipped = r->totals[PARITY_SKIP];
+}
