@@ -1,0 +1,56 @@
+/* The front door: `assay VERB ...`. */
+#include "parity/parity.h"
+#include <string.h>
+
+typedef struct verb {
+    const char *name;
+    int (*main)(int argc, char **argv);
+    const char *help;
+} verb;
+
+static const verb VERBS[] = {
+    {"step", parity_main_step,
+     "one training step (or N) of a Hugging Face folder on a batch file, by either engine"},
+    {"run", parity_main_run, "parity of both engines over a matrix of layouts"},
+    {"diff", parity_main_diff, "first difference between two traces"},
+    {"replay", parity_main_replay, "recompute every recorded operation of a trace with its error bound"},
+    {"layout", parity_main_layout, "explain a layout: ranks, groups, what each rank holds"},
+    {"report", parity_main_report, "join the results of shards: assay report merge"},
+    {"selftest", parity_main_selftest, "plant faults and demand that each is caught and named"},
+    {"doctor", parity_main_doctor, "what is installed, which engine will be used, why"},
+};
+enum { N_VERBS = sizeof VERBS / sizeof *VERBS };
+
+static void usage(FILE *out)
+{
+    fputs("Usage: assay VERB [OPTION...]\n\nTwo implementations of one training stack, and a judge.\n\n",
+          out);
+    for (int i = 0; i < N_VERBS; i++)
+        fprintf(out, "  %-10s %s\n", VERBS[i].name, VERBS[i].help);
+    fputs("\n`assay VERB --help` lists the options.  Exit code: 0 all within bounds, 1 something is wrong, 2 "
+          "could not be "
+          "checked.\n",
+          out);
+}
+
+int main(int argc, char **argv)
+{
+    if (argc < 2) {
+        usage(stderr);
+        return 2;
+    }
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
+        usage(stdout);
+        return 0;
+    }
+    if (strcmp(argv[1], "--version") == 0) {
+        printf("assay %s\n", parity_version());
+        return 0;
+    }
+    for (int i = 0; i < N_VERBS; i++)
+        if (strcmp(argv[1], VERBS[i].name) == 0)
+            return VERBS[i].main(argc - 1, argv + 1);
+    fprintf(stderr, "assay: unknown verb \"%s\"\n\n", argv[1]);
+    usage(stderr);
+    return 2;
+}

@@ -1,0 +1,86 @@
+/* Grouping of results by case, precision and layout; the place of a result in words. */
+#include "parity/report/report_files.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static bool same_column(const parity_column *c, const parity_result *r)
+{
+    return strcmp(c->case_name, r->case_name) == 0 && strcmp(c->precision, r->precision) == 0 &&
+           strcmp(c->layout, r->layout) == 0;
+}
+
+static void count(parity_column *c, const parity_result *r)
+{
+    int64_t *cell = r->verdict == PARITY_PASS   ? c->passed
+                    : r->verdict == PARITY_FAIL ? c->failed
+                                                : c->skipped;
+    cell[r->check]++;
+    /* Written so that a NaN ratio shows up as the worst. */
+    if (r->verdict != PARITY_SKIP && !(r->ratio <= c->worst[r->check]))
+        c->worst[r->check] = r->ratio;
+    c->ambiguous += r->n_ambiguous;
+}
+
+assay_status parity_report_columns(const parity_report *r, parity_column **out, int64_t *n)
+{
+    *out = NULL;
+    *n = 0;
+    for (int64_t i = 0; i < parity_report_count(r); i++) {
+        const parity_result *x = parity_report_at(r, i);
+        int64_t k = *n - 1;
+        while (k >= 0 && !same_column(&(*out)[k], x))
+            k--;
+        if (k < 0) {
+            parity_column *grown = realloc(*out, ((size_t)*n + 1) * sizeof *grown);
+            if (grown == NULL) {
+                free(*out);
+                *out = NULL;
+                ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "report: %lld columns", (long long)*n + 1);
+            }
+            *out = grown;
+            k = (*n)++;
+            memset(&grown[k], 0, sizeof grown[k]);
+            grown[k].case_name = x->case_name;
+            grown[k].precision = x->precision;
+            grown[k].layout = x->layout;
+            grown[k].engine = x->engine;
+            grown[k].tier = x->tier;
+        }
+        count(&(*out)[k], x);
+    }
+    return ASSAY_OK;
+}
+
+static int append(char *out, size_t capacity, int at, const char *format, const char *text, int64_t number)
+{
+    if (at < 0 || (size_t)at >= capacity)
+        return at;
+    char piece[ASSAY_NAME + 64];
+    if (text != NULL)
+        snprintf(piece, sizeof piece, "%s%s", format, text);
+    else
+        snprintf(piece, sizeof piece, "%s%lld", format, (long long)number);
+    return at + snprintf(out + at, capacity - (size_t)at, "%s", piece);
+}
+
+void parity_result_place(const parity_result *r, char *out, size_t capacity)
+{
+    int at = 0;
+    out[0] = 0;
+    at = append(out, capacity, at, "", r->instance, 0);
+    if (r->op[0] != 0)
+        at = append(out, capacity, at, at > 0 ? " " : "", r->op, 0);
+    if (r->tensor[0] != 0)
+        at = append(out, capacity, at, at > 0 ? " " : "", r->tensor, 0);
+    for (int d = 0; d < r->index_ndim; d++)
+        at = append(out, capacity, at, d == 0 ? "[" : ",", NULL, r->index[d]);
+    if (r->index_ndim > 0)
+        at = append(out, capacity, at, "]", "", 0);
+    if (r->step >= 0)
+        at = append(out, capacity, at, ", step ", NULL, r->step);
+    if (r->microbatch >= 0)
+        at = append(out, capacity, at, ", microbatch ", NULL, r->microbatch);
+    if (r->rank >= 0)
+        append(out, capacity, at, ", rank ", NULL, r->rank);
+}

@@ -1,0 +1,281 @@
+/* index.html: one self-contained page, no network, no script needed.  Matrix of layouts and checks, failures
+ * with their commands, and for each case the worst error in units of its bound by operation and layout. */
+#include "core/log.h"
+#include "parity/report/report_files.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char STYLE[] =
+    "body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:84rem;padding:0 "
+    "1rem;color:#1c2733;background:#fff}"
+    "h1{font-size:1.6rem;margin:0}h2{font-size:1.15rem;margin:2.2rem 0 .6rem}"
+    ".sum{font-size:1.05rem;margin:.4rem 0 "
+    "1.2rem}.ok{color:#0a6b3d}.bad{color:#b3261e;font-weight:600}.skip{color:#7a5c00}"
+    "table{border-collapse:collapse;font-size:13px}th,td{padding:.25rem "
+    ".6rem;text-align:right;border-bottom:1px solid #e3e8ee;"
+    "white-space:nowrap}th{font-weight:600;text-align:right}td:first-child,th:first-child,td.l,th.l{text-"
+    "align:left}"
+    "thead th{border-bottom:2px solid #9aa7b5;position:sticky;top:0;background:#fff}code,pre{font:12.5px/1.4 "
+    "ui-monospace,monospace;"
+    "background:#f4f6f9;border-radius:4px}code{padding:.1rem .3rem}pre{padding:.6rem "
+    ".8rem;overflow-x:auto;margin:.3rem 0}"
+    ".card{border:1px solid #e0b4b1;border-left:4px solid #b3261e;border-radius:4px;padding:.6rem "
+    ".9rem;margin:.7rem 0}"
+    ".card.s{border-color:#dccf9f;border-left-color:#a07a00}.dim{color:#687787}.wrap{overflow-x:auto}"
+    "dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem "
+    "1rem;font-size:13.5px}dt{color:#687787}dd{margin:0}"
+    "@media(prefers-color-scheme:dark){body{background:#12171d;color:#d8e0e8}thead "
+    "th{background:#12171d}th,td{border-color:#29323c}"
+    "code,pre{background:#1c242d}.ok{color:#5fd39b}.bad{color:#ff8a80}.skip{color:#e0c060}}";
+
+static void put(FILE *f, const char *s)
+{
+    for (; *s != 0; s++) {
+        const unsigned char c = (unsigned char)*s;
+        if (c == '&')
+            fputs("&amp;", f);
+        else if (c == '<')
+            fputs("&lt;", f);
+        else if (c == '>')
+            fputs("&gt;", f);
+        else if (c == '"')
+            fputs("&quot;", f);
+        else
+            fputc(c < 0x20 && c != '\n' ? '?' : c, f);
+    }
+}
+
+/* Background of a ratio: white at 0, blue towards 1, red above (and for NaN). */
+static void put_ratio_cell(FILE *f, double ratio, bool have)
+{
+    if (!have) {
+        fputs("<td class=dim>&middot;</td>", f);
+        return;
+    }
+    if (!(ratio <= 1)) {
+        fprintf(f, "<td style=\"background:#b3261e;color:#fff\">%.3g</td>", ratio);
+        return;
+    }
+    fprintf(f, "<td style=\"background:rgba(40,110,190,%.2f)\">%.3f</td>", 0.05 + 0.5 * ratio, ratio);
+}
+
+static void put_matrix(FILE *f, const parity_column *columns, int64_t n)
+{
+    fputs("<h2>Layouts and checks</h2><div class=wrap><table><thead><tr><th class=l>case</th><th "
+          "class=l>precision</th>"
+          "<th class=l>layout</th><th class=l>engine</th>",
+          f);
+    for (int k = 0; k < PARITY_CHECK_COUNT; k++)
+        fprintf(f, "<th>%s</th>", parity_check_name((parity_check)k));
+    fputs("<th>ambiguous routes</th></tr></thead><tbody>", f);
+    for (int64_t i = 0; i < n; i++) {
+        const parity_column *c = &columns[i];
+        const char *words[] = {c->case_name, c->precision, c->layout, c->engine};
+        fputs("<tr>", f);
+        for (int w = 0; w < 4; w++) {
+            fputs("<td class=l>", f);
+            put(f, words[w]);
+            fputs("</td>", f);
+        }
+        for (int k = 0; k < PARITY_CHECK_COUNT; k++) {
+            const int64_t total = c->passed[k] + c->failed[k] + c->skipped[k];
+            if (total == 0)
+                fputs("<td class=dim>&middot;</td>", f);
+            else if (c->failed[k] > 0)
+                fprintf(f, "<td class=bad>%lld of %lld failed</td>", (long long)c->failed[k],
+                        (long long)total);
+            else if (c->skipped[k] > 0)
+                fprintf(f, "<td class=skip>%lld skipped</td>", (long long)c->skipped[k]);
+            else
+                fprintf(f, "<td class=ok>%lld <span class=dim>&le; %.2f</span></td>", (long long)total,
+                        c->worst[k]);
+        }
+        fprintf(f, "<td>%lld</td></tr>", (long long)c->ambiguous);
+    }
+    fputs("</tbody></table></div><p class=dim>A cell: number of results and the worst error in units of its "
+          "allowance.</p>",
+          f);
+}
+
+static void put_failures(FILE *f, const parity_report *r)
+{
+    int64_t shown = 0;
+    for (int64_t i = 0; i < parity_report_count(r); i++) {
+        const parity_result *x = parity_report_at(r, i);
+        char place[PARITY_TEXT];
+        if (x->verdict == PARITY_PASS || shown >= 200)
+            continue;
+        if (shown++ == 0)
+            fputs("<h2>What is wrong, or was not checked</h2>", f);
+        parity_result_place(x, place, sizeof place);
+        fprintf(f, "<div class=\"card%s\"><b>%s</b> ", x->verdict == PARITY_SKIP ? " s" : "",
+                parity_verdict_name(x->verdict));
+        put(f, x->case_name);
+        fputc(' ', f);
+        put(f, x->precision);
+        fputc(' ', f);
+        put(f, x->layout);
+        fprintf(f, ", %s: <code>", parity_check_name(x->check));
+        put(f, place);
+        fputs("</code><br>", f);
+        put(f, x->message);
+        if (x->index_ndim > 0)
+            fprintf(f,
+                    "<br>found %.9g, expected %.9g, allowance %.3g: %.3g times the allowance; %lld of %lld "
+                    "elements",
+                    x->found, x->expected, x->allowance, x->ratio, (long long)x->n_bad, (long long)x->count);
+        if (x->diagnosis[0] != 0) {
+            fputs("<br>Looks like: ", f);
+            put(f, x->diagnosis);
+        }
+        if (x->reproduce[0] != 0) {
+            fputs("<pre>", f);
+            put(f, x->reproduce);
+            fputs("</pre>", f);
+        }
+        fputs("</div>", f);
+    }
+}
+
+/* Worst ratio of one instance+operation in one column. */
+static bool worst_of(const parity_report *r, const parity_column *c, const parity_result *row, double *worst)
+{
+    bool have = false;
+    *worst = 0;
+    for (int64_t i = 0; i < parity_report_count(r); i++) {
+        const parity_result *x = parity_report_at(r, i);
+        if (x->check != PARITY_CHECK_LOCAL || x->verdict == PARITY_SKIP ||
+            strcmp(x->instance, row->instance) != 0 || strcmp(x->op, row->op) != 0 ||
+            strcmp(x->case_name, c->case_name) != 0 || strcmp(x->precision, c->precision) != 0 ||
+            strcmp(x->layout, c->layout) != 0)
+            continue;
+        have = true;
+        if (!(x->ratio <= *worst))
+            *worst = x->ratio;
+    }
+    return have;
+}
+
+static bool seen_before(const parity_report *r, int64_t i)
+{
+    const parity_result *x = parity_report_at(r, i);
+    for (int64_t j = 0; j < i; j++) {
+        const parity_result *y = parity_report_at(r, j);
+        if (y->check == PARITY_CHECK_LOCAL && strcmp(y->instance, x->instance) == 0 &&
+            strcmp(y->op, x->op) == 0 && strcmp(y->case_name, x->case_name) == 0 &&
+            strcmp(y->precision, x->precision) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* One table for each case and precision: rows are operations, columns are layouts. */
+static void put_heatmap(FILE *f, const parity_report *r, const parity_column *columns, int64_t n,
+                        int64_t first)
+{
+    const parity_column *head = &columns[first];
+    fputs("<h2>", f);
+    put(f, head->case_name);
+    fputc(' ', f);
+    put(f, head->precision);
+    fputs(": worst error by operation, in units of its bound</h2><div class=wrap><table><thead><tr><th "
+          "class=l>instance</th>"
+          "<th class=l>operation</th>",
+          f);
+    for (int64_t k = first; k < n; k++)
+        if (strcmp(columns[k].case_name, head->case_name) == 0 &&
+            strcmp(columns[k].precision, head->precision) == 0) {
+            fputs("<th>", f);
+            put(f, columns[k].layout);
+            fputs("</th>", f);
+        }
+    fputs("</tr></thead><tbody>", f);
+    for (int64_t i = 0; i < parity_report_count(r); i++) {
+        const parity_result *x = parity_report_at(r, i);
+        if (x->check != PARITY_CHECK_LOCAL || strcmp(x->case_name, head->case_name) != 0 ||
+            strcmp(x->precision, head->precision) != 0 || seen_before(r, i))
+            continue;
+        fputs("<tr><td class=l>", f);
+        put(f, x->instance);
+        fputs("</td><td class=l>", f);
+        put(f, x->op);
+        fputs("</td>", f);
+        for (int64_t k = first; k < n; k++) {
+            double worst;
+            if (strcmp(columns[k].case_name, head->case_name) != 0 ||
+                strcmp(columns[k].precision, head->precision) != 0)
+                continue;
+            const bool have = worst_of(r, &columns[k], x, &worst);
+            put_ratio_cell(f, worst, have);
+        }
+        fputs("</tr>", f);
+    }
+    fputs("</tbody></table></div>", f);
+}
+
+static void put_facts(FILE *f, const json_t *facts)
+{
+    const char *key;
+    json_t *value;
+    fputs("<dl>", f);
+    json_object_foreach((json_t *)(uintptr_t)facts, key, value)
+    {
+        char *text =
+            json_is_string(value) ? NULL : json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
+        fputs("<dt>", f);
+        put(f, key);
+        fputs("</dt><dd>", f);
+        put(f, text != NULL ? text : json_is_string(value) ? json_string_value(value) : "");
+        fputs("</dd>", f);
+        free(text);
+    }
+    fputs("</dl>", f);
+}
+
+assay_status parity_report_html(const parity_report *r, const char *path, const char *title,
+                                const json_t *facts)
+{
+    parity_column *columns = NULL;
+    int64_t n = 0, passed, failed, skipped;
+    char *text = NULL;
+    size_t bytes = 0;
+    ASSAY_TRY(parity_report_columns(r, &columns, &n));
+    FILE *f = open_memstream(&text, &bytes);
+    if (f == NULL) {
+        free(columns);
+        ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "%s", path);
+    }
+    parity_report_totals(r, &passed, &failed, &skipped);
+    fputs("<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport "
+          "content=\"width=device-width\"><title>",
+          f);
+    put(f, title);
+    fprintf(f, "</title><style>%s</style></head><body><h1>", STYLE);
+    put(f, title);
+    fprintf(f,
+            "</h1><p class=sum><span class=ok>%lld passed</span>, <span class=%s>%lld failed</span>, <span "
+            "class=%s>%lld "
+            "skipped</span></p>",
+            (long long)passed, failed > 0 ? "bad" : "dim", (long long)failed, skipped > 0 ? "skip" : "dim",
+            (long long)skipped);
+    if (facts != NULL)
+        put_facts(f, facts);
+    put_failures(f, r);
+    put_matrix(f, columns, n);
+    for (int64_t i = 0; i < n; i++) {
+        bool first = true;
+        for (int64_t k = 0; k < i && first; k++)
+            first = strcmp(columns[k].case_name, columns[i].case_name) != 0 ||
+                    strcmp(columns[k].precision, columns[i].precision) != 0;
+        if (first)
+            put_heatmap(f, r, columns, n, i);
+    }
+    fputs("</body></html>\n", f);
+    const bool ok = ferror(f) == 0;
+    free(columns);
+    const assay_status st = fclose(f) == 0 && ok ? assay_write_file(path, text, bytes)
+                                                 : ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "%s", path);
+    free(text);
+    return st;
+}

@@ -1,0 +1,23 @@
+/* Report formats: what they share. */
+#ifndef PARITY_REPORT_FILES_H
+#define PARITY_REPORT_FILES_H
+
+#include "parity/parity.h"
+
+json_t *parity_result_to_json(const parity_result *r);
+/* Adds every line of a results.jsonl.  A malformed line is an error that names file and line. */
+assay_status parity_report_load_jsonl(parity_report *r, const char *path);
+
+/* Distinct (case, precision, layout) of a report, in order of first appearance. */
+typedef struct parity_column {
+    const char *case_name, *precision, *layout, *engine, *tier;
+    int64_t passed[PARITY_CHECK_COUNT], failed[PARITY_CHECK_COUNT], skipped[PARITY_CHECK_COUNT];
+    double worst[PARITY_CHECK_COUNT]; /* largest ratio */
+    int64_t ambiguous;
+} parity_column;
+assay_status parity_report_columns(const parity_report *r, parity_column **out, int64_t *n);
+
+/* "decoder.layers.1.mlp.linear_fc1 linear_bwd_weight dweight[3,5], step 1, microbatch 0, rank 2" */
+void parity_result_place(const parity_result *r, char *out, size_t capacity);
+
+#endif

@@ -1,0 +1,74 @@
+/* The table on the terminal: one row per case, precision and layout; one column per check with the worst
+ * error in units of its allowance; then every failure with the command that reproduces it. */
+#include "parity/report/report_files.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_FAILURES_SHOWN = 20 };
+
+static void print_cell(FILE *out, const parity_column *c, int k)
+{
+    char text[32];
+    const int64_t total = c->passed[k] + c->failed[k] + c->skipped[k];
+    if (total == 0)
+        snprintf(text, sizeof text, "-");
+    else if (c->failed[k] > 0)
+        snprintf(text, sizeof text, "FAIL %lld", (long long)c->failed[k]);
+    else if (c->passed[k] == 0)
+        snprintf(text, sizeof text, "skip %lld", (long long)c->skipped[k]);
+    else if (k == PARITY_CHECK_LOCAL || k == PARITY_CHECK_WHOLE)
+        snprintf(text, sizeof text, "%lld <%.2f", (long long)c->passed[k], c->worst[k]);
+    else
+        snprintf(text, sizeof text, "%lld", (long long)c->passed[k]);
+    fprintf(out, " %11s", text);
+}
+
+static void print_failures(const parity_report *r, FILE *out)
+{
+    int64_t failures = 0, skips = 0;
+    for (int64_t i = 0; i < parity_report_count(r); i++) {
+        const parity_result *x = parity_report_at(r, i);
+        char place[PARITY_TEXT];
+        if (x->verdict == PARITY_PASS)
+            continue;
+        int64_t *shown = x->verdict == PARITY_FAIL ? &failures : &skips;
+        if ((*shown)++ >= MAX_FAILURES_SHOWN)
+            continue;
+        parity_result_place(x, place, sizeof place);
+        fprintf(out, "\n%s  %s %s %s, %s: %s\n", parity_verdict_name(x->verdict), x->case_name, x->precision,
+                x->layout, parity_check_name(x->check), place);
+        if (x->message[0] != 0)
+            fprintf(out, "      %s\n", x->message);
+        if (x->diagnosis[0] != 0)
+            fprintf(out, "      looks like: %s\n", x->diagnosis);
+        if (x->reproduce[0] != 0)
+            fprintf(out, "      again with: %s\n", x->reproduce);
+    }
+    if (failures > MAX_FAILURES_SHOWN)
+        fprintf(out, "\n%lld more failures are in results.jsonl\n",
+                (long long)(failures - MAX_FAILURES_SHOWN));
+}
+
+void parity_report_table(const parity_report *r, FILE *out)
+{
+    parity_column *columns = NULL;
+    int64_t n = 0;
+    if (parity_report_columns(r, &columns, &n) != ASSAY_OK) {
+        assay_error_print(out, "assay", 0);
+        return;
+    }
+    fprintf(out, "\n%-12s %-5s %-18s", "case", "prec", "layout");
+    for (int k = 0; k < PARITY_CHECK_COUNT; k++)
+        fprintf(out, " %11s", parity_check_name((parity_check)k));
+    fputc('\n', out);
+    for (int64_t i = 0; i < n; i++) {
+        fprintf(out, "%-12s %-5s %-18s", columns[i].case_name, columns[i].precision, columns[i].layout);
+        for (int k = 0; k < PARITY_CHECK_COUNT; k++)
+            print_cell(out, &columns[i], k);
+        fputc('\n', out);
+    }
+    fputs("a cell: number of results, then the worst error in units of its allowance (at most 1)\n", out);
+    free(columns);
+    print_failures(r, out);
+}

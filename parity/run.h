@@ -1,0 +1,45 @@
+/* `assay run`: a matrix of cases, precisions and layouts.  Internal interface of run.c and run_task.c. */
+#ifndef PARITY_RUN_H
+#define PARITY_RUN_H
+
+#include "parity/cases.h"
+#include "parity/engine.h"
+
+enum { PARITY_MAX_OVERRIDES = 64 };
+
+typedef struct parity_run_options {
+    char engine[8]; /* auto, gpu, sim */
+    char engine_program[ASSAY_PATH];
+    char report_dir[ASSAY_PATH];
+    int jobs;          /* tasks side by side */
+    int shard, shards; /* i of n, from 1 */
+    double timeout_s;  /* of one engine run */
+    bool keep, quiet;
+    int n_files, n_layouts, n_cases;
+    char files[16][ASSAY_PATH];                          /* case files; none: those that come with assay */
+    char cases[16][64];                                  /* filter by name */
+    char layouts[PARITY_MAX_LAYOUTS][ASSAY_LAYOUT_TEXT]; /* instead of the case's own */
+    char precision[8];                                   /* "" = the case's own */
+    char check[16];                                      /* "" = the case's own */
+    int n_overrides;                                     /* training options on the command line */
+    char override_name[PARITY_MAX_OVERRIDES][64];
+    char override_text[PARITY_MAX_OVERRIDES][256];
+} parity_run_options;
+
+/* One unit of work: a case in one precision and layout, or the lattice inputs of every operation. */
+typedef struct parity_task {
+    const parity_case *c; /* NULL: exact tier of the operations */
+    assay_precision precision;
+    char layout[ASSAY_LAYOUT_TEXT];
+    char next_layout[ASSAY_LAYOUT_TEXT]; /* the checkpoint is loaded in this one */
+    char dir[ASSAY_PATH];                /* scratch folder of this task */
+    char case_dir[ASSAY_PATH];           /* model and batch of the case */
+} parity_task;
+
+/* Model folder and batch file of a case, made once before its tasks. */
+assay_status parity_prepare_case(const parity_case *c, const char *case_dir);
+/* Runs one task and adds its results.  *facts gets wall times. */
+assay_status parity_run_task(const parity_run_options *o, const parity_engine *e, const parity_task *t,
+                             parity_report *report, json_t *facts);
+
+#endif

@@ -1,0 +1,74 @@
+/* `assay step`: the simplest way in, and a stable contract (README.md, docs/ARCHITECTURE.md). */
+#include "core/log.h"
+#include "parity/engine.h"
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct step_options {
+    char engine[8];
+    char engine_program[ASSAY_PATH];
+    double timeout_s;
+} step_options;
+
+static const assay_extra_option EXTRA[] = {
+    {"engine", "ref|gpu|sim|auto",
+     "who computes (default auto: the GPU where one answers, else the simulator)"},
+    {"engine_program", "PATH", "use this engine program"},
+    {"timeout", "SECONDS", "time limit of the run (default none)"},
+    {NULL, NULL, NULL}};
+
+static assay_status on_option(void *user, const char *name, const char *text)
+{
+    step_options *o = user;
+    ASSAY_CHECK(name != NULL, ASSAY_INVALID_ARGUMENT, "unexpected argument \"%s\"", text);
+    if (strcmp(name, "timeout") == 0) {
+        char *end = NULL;
+        o->timeout_s = strtod(text, &end);
+        ASSAY_CHECK(end != text && *end == 0 && o->timeout_s >= 0 && o->timeout_s <= 1e7,
+                    ASSAY_INVALID_ARGUMENT, "--timeout: expected seconds, found %s", text);
+        return ASSAY_OK;
+    }
+    char *out = strcmp(name, "engine") == 0 ? o->engine : o->engine_program;
+    const size_t capacity = strcmp(name, "engine") == 0 ? sizeof o->engine : sizeof o->engine_program;
+    ASSAY_CHECK(strlen(text) < capacity, ASSAY_INVALID_ARGUMENT, "--%s: unexpected value %s", name, text);
+    snprintf(out, capacity, "%s", text);
+    return ASSAY_OK;
+}
+
+static assay_status run_step(const step_options *s, const assay_train_options *o)
+{
+    parity_engine e = {0};
+    ASSAY_CHECK(o->model[0] != 0, ASSAY_INVALID_ARGUMENT,
+                "--model: expected a Hugging Face folder, found nothing");
+    ASSAY_CHECK(o->batch[0] != 0, ASSAY_INVALID_ARGUMENT,
+                "--batch: expected a safetensors file, found nothing");
+    ASSAY_CHECK(o->out[0] != 0, ASSAY_INVALID_ARGUMENT, "--out: expected the file to write, found nothing");
+    ASSAY_TRY(assay_train_options_check(o));
+    if (strcmp(s->engine, "ref") == 0)
+        return ref_step(o);
+    ASSAY_TRY(parity_engine_find(s->engine, s->engine_program, &e));
+    fprintf(stderr, "assay step: engine %s (%s)\n", e.name, e.reason);
+    const assay_status st = parity_engine_run(&e, "step", o, NULL, NULL, false, s->timeout_s, NULL);
+    parity_engine_free(&e);
+    return st;
+}
+
+int parity_main_step(int argc, char **argv)
+{
+    step_options s = {.engine = "auto"};
+    assay_train_options o;
+    assay_train_options_default(&o);
+    assay_status st = assay_options_parse(
+        argc, argv,
+        "One forward and backward pass ([b,s] batches) or optimizer steps ([steps,microbatches,b,s] "
+        "batches) of a Hugging Face model; results go to one safetensors file.",
+        "", &o, EXTRA, on_option, &s);
+    if (st == ASSAY_OK)
+        st = run_step(&s, &o);
+    if (st != ASSAY_OK) {
+        assay_error_print(stderr, "assay step", 0);
+        return 2;
+    }
+    return 0;
+}
