@@ -26,7 +26,7 @@ assay_status gpu_linear_bwd_input(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gp
 assay_status gpu_linear_bwd_weight(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor dy, gpu_tensor x,
                                    cudaStream_t stream);
 assay_status gpu_linear_bwd_bias(gpu_ctx *ctx, gpu_tensor dbias, gpu_tensor dy, cudaStream_t stream);
-/* tokens_per_expert: HOST memory, El entries (a loop of products over the experts in k1; one kernel in k0) */
+/* tokens_per_expert: HOST memory, El entries, read during the call (a loop of products over the experts) */
 assay_status gpu_grouped_linear_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor w,
                                     const int64_t *tokens_per_expert, cudaStream_t stream);
 assay_status gpu_grouped_linear_bwd_input(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gpu_tensor w,
@@ -110,6 +110,8 @@ assay_status gpu_cross_entropy_loss(gpu_ctx *ctx, gpu_tensor lse, gpu_tensor los
 assay_status gpu_cross_entropy_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor logits, gpu_tensor lse,
                                    gpu_tensor targets, int64_t vocab_start, float scale, cudaStream_t stream);
 /* y F64 [1] = sum of x F32 [n] in double */
+/* Bytes of ctx->workspace that gpu_sum and gpu_sumsq need (any size). */
+size_t gpu_sum_workspace(const gpu_ctx *ctx);
 assay_status gpu_sum(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, cudaStream_t stream);
 
 /* --- router.cu
@@ -129,6 +131,8 @@ assay_status gpu_router_fwd(gpu_ctx *ctx, gpu_tensor indices, gpu_tensor probs, 
 assay_status gpu_router_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor dprobs, gpu_tensor indices,
                             gpu_tensor scores, gpu_tensor logits, const gpu_router_desc *d,
                             cudaStream_t stream);
+/* Bytes of ctx->workspace that gpu_router_aux_fwd needs for `tokens` rows. */
+size_t gpu_router_aux_workspace(const gpu_ctx *ctx, int64_t tokens);
 assay_status gpu_router_aux_fwd(gpu_ctx *ctx, gpu_tensor aux_scores, gpu_tensor aux_indices,
                                 gpu_tensor tokens_per_expert, gpu_tensor score_sums, gpu_tensor z_sum,
                                 gpu_tensor logits, const gpu_router_desc *d, cudaStream_t stream);

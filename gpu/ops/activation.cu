@@ -1,0 +1,330 @@
+/* Element-wise operations: add, cast, SwiGLU, sigmoid gate.  docs/OPS.md 6.
+ *
+ *   k0  one thread for each element; sums over a row by one thread      fp32, sequential
+ *   k1  add: four elements for each thread where sizes allow            the same arithmetic
+ *       row sums (dprobs, dgate): one warp for each row, shuffles       fp32, tree of 32 lanes
+ *
+ * sigmoid is 1/(1 + exp(-x)), at most 6 ulp.  y may be the buffer of an input of the same dtype. */
+#include "gpu/device.cuh"
+
+template <class T> __global__ void add_k0(T *y, const T *a, const T *b, int64_t n)
+{
+    for (int64_t i = gpu_thread(); i < n; i += gpu_threads())
+        gpu_store(y + i, gpu_load(a + i) + gpu_load(b + i));
+}
+
+template <class T> struct alignas(4 * sizeof(T)) four {
+    T v[4];
+};
+
+template <class T> __global__ void add_k1(four<T> *y, const four<T> *a, const four<T> *b, int64_t n)
+{
+    for (int64_t i = gpu_thread(); i < n; i += gpu_threads()) {
+        const four<T> p = a[i], q = b[i];
+        four<T> r;
+        for (int j = 0; j < 4; ++j)
+            gpu_store(&r.v[j], gpu_load(&p.v[j]) + gpu_load(&q.v[j]));
+        y[i] = r;
+    }
+}
+
+template <class TY, class T> __global__ void cast_k0(TY *y, const T *x, int64_t n)
+{
+    for (int64_t i = gpu_thread(); i < n; i += gpu_threads())
+        gpu_store(y + i, gpu_load(x + i));
+}
+
+template <class T> __global__ void swiglu_fwd_k0(T *y, const T *x, const float *probs, int64_t t, int64_t f)
+{
+    for (int64_t e = gpu_thread(); e < t * f; e += gpu_threads()) {
+        const int64_t row = e / f, i = e % f;
+        const float gate = gpu_load(x + row * 2 * f + i), up = gpu_load(x + row * 2 * f + f + i);
+        const float h = gate * gpu_sigmoid(gate) * up;
+        gpu_store(y + e, probs != nullptr ? h * probs[row] : h);
+    }
+}
+
+/* Element i of a row: writes dgate and dup, returns the term dy h of dprobs. */
+template <class T>
+__device__ static float swiglu_bwd_element(T *dx, const T *dy, const T *x, float p, int64_t f, int64_t i)
+{
+    const float gate = gpu_load(x + i), up = gpu_load(x + f + i), d = gpu_load(dy + i);
+    const float s = gpu_sigmoid(gate);
+    gpu_store(dx + i, d * p * up * s * (1.0f + gate * (1.0f - s)));
+    gpu_store(dx + f + i, d * p * gate * s);
+    return d * (gate * s * up);
+}
+
+template <class T>
+__global__ void swiglu_bwd_k0(T *dx, float *dprobs, const T *dy, const T *x, const float *probs, int64_t t,
+                              int64_t f)
+{
+    for (int64_t row = gpu_thread(); row < t; row += gpu_threads()) {
+        const float p = probs != nullptr ? probs[row] : 1.0f;
+        float sum = 0.0f;
+        for (int64_t i = 0; i < f; ++i)
+            sum += swiglu_bwd_element(dx + row * 2 * f, dy + row * f, x + row * 2 * f, p, f, i);
+        if (dprobs != nullptr)
+            dprobs[row] = sum;
+    }
+}
+
+template <class T>
+__global__ void swiglu_bwd_k1(T *dx, float *dprobs, const T *dy, const T *x, const float *probs, int64_t t,
+                              int64_t f)
+{
+    const int64_t step = (int64_t)gridDim.x * blockDim.y;
+    for (int64_t row = gpu_warp_row(); row < t; row += step) {
+        const float p = probs != nullptr ? probs[row] : 1.0f;
+        float sum = 0.0f;
+        for (int64_t i = threadIdx.x; i < f; i += GPU_WARP)
+            sum += swiglu_bwd_element(dx + row * 2 * f, dy + row * f, x + row * 2 * f, p, f, i);
+        sum = gpu_warp_sum(sum);
+        if (dprobs != nullptr && threadIdx.x == 0)
+            dprobs[row] = sum;
+    }
+}
+
+template <class T> __global__ void sigmoid_gate_fwd_k0(T *y, const T *x, const T *gate, int64_t t, int64_t h)
+{
+    for (int64_t e = gpu_thread(); e < t * h; e += gpu_threads())
+        gpu_store(y + e, gpu_load(x + e) * gpu_sigmoid(gpu_load(gate + e / h)));
+}
+
+template <class T>
+__global__ void sigmoid_gate_bwd_k0(T *dx, T *dgate, const T *dy, const T *x, const T *gate, int64_t t,
+                                    int64_t h)
+{
+    for (int64_t row = gpu_thread(); row < t; row += gpu_threads()) {
+        const float s = gpu_sigmoid(gpu_load(gate + row));
+        float sum = 0.0f;
+        for (int64_t i = row * h; i < (row + 1) * h; ++i) {
+            const float d = gpu_load(dy + i);
+            sum = fmaf(d, gpu_load(x + i), sum);
+            gpu_store(dx + i, d * s);
+        }
+        gpu_store(dgate + row, s * (1.0f - s) * sum);
+    }
+}
+
+template <class T>
+__global__ void sigmoid_gate_bwd_k1(T *dx, T *dgate, const T *dy, const T *x, const T *gate, int64_t t,
+                                    int64_t h)
+{
+    const int64_t step = (int64_t)gridDim.x * blockDim.y;
+    for (int64_t row = gpu_warp_row(); row < t; row += step) {
+        const float s = gpu_sigmoid(gpu_load(gate + row));
+        float sum = 0.0f;
+        for (int64_t i = row * h + threadIdx.x; i < (row + 1) * h; i += GPU_WARP) {
+            const float d = gpu_load(dy + i);
+            sum = fmaf(d, gpu_load(x + i), sum);
+            gpu_store(dx + i, d * s);
+        }
+        sum = gpu_warp_sum(sum);
+        if (threadIdx.x == 0)
+            gpu_store(dgate + row, s * (1.0f - s) * sum);
+    }
+}
+
+static bool aligned(gpu_tensor t, size_t bytes)
+{
+    return (uintptr_t)t.data % bytes == 0;
+}
+
+template <class T>
+static cudaError_t launch_add(int variant, gpu_tensor y, gpu_tensor a, gpu_tensor b, int64_t n,
+                              cudaStream_t stream)
+{
+    if (variant == 0)
+        return GPU_LAUNCH_NO_BARRIER(add_k0<T>, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                     (T *)y.data, (const T *)a.data, (const T *)b.data, n);
+    return GPU_LAUNCH_NO_BARRIER(add_k1<T>, gpu_grid(n / 4, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                 (four<T> *)y.data, (const four<T> *)a.data, (const four<T> *)b.data, n / 4);
+}
+
+assay_status gpu_add(gpu_ctx *ctx, gpu_tensor y, gpu_tensor a, gpu_tensor b, cudaStream_t stream)
+{
+    const char *op = "add";
+    ASSAY_TRY(gpu_check_act(op, "a", a));
+    ASSAY_TRY(gpu_check_tensor(op, "b", b, a.dtype, a.dtype));
+    ASSAY_TRY(gpu_check_tensor(op, "y", y, a.dtype, a.dtype));
+    const int64_t n = gpu_tensor_count(a);
+    const size_t bytes = 4 * (size_t)assay_dtype_bytes(a.dtype);
+    ASSAY_TRY(gpu_check_count(op, "b", b, n));
+    ASSAY_TRY(gpu_check_count(op, "y", y, n));
+    int variant = gpu_variant(ctx, GPU_FAMILY_ELEMENTWISE, 1, 1);
+    if (n % 4 != 0 || !aligned(y, bytes) || !aligned(a, bytes) || !aligned(b, bytes))
+        variant = 0;
+    if (n > 0)
+        GPU_LAUNCHED(GPU_BY_ACT(a.dtype, launch_add, variant, y, a, b, n, stream), op);
+    gpu_declare(ctx, variant, gpu_arith_elementwise(0));
+    return ASSAY_OK;
+}
+
+template <class TY, class T>
+static cudaError_t launch_cast(gpu_tensor y, gpu_tensor x, int64_t n, cudaStream_t stream)
+{
+    return GPU_LAUNCH_NO_BARRIER((cast_k0<TY, T>), gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                 (TY *)y.data, (const T *)x.data, n);
+}
+
+assay_status gpu_cast(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, cudaStream_t stream)
+{
+    const char *op = "cast";
+    ASSAY_TRY(gpu_check_act(op, "x", x));
+    ASSAY_TRY(gpu_check_act(op, "y", y));
+    const int64_t n = gpu_tensor_count(x);
+    ASSAY_TRY(gpu_check_count(op, "y", y, n));
+    if (n > 0) {
+        cudaError_t e;
+        if (x.dtype == ASSAY_F32)
+            e = y.dtype == ASSAY_F32 ? launch_cast<float, float>(y, x, n, stream)
+                                     : launch_cast<bf16, float>(y, x, n, stream);
+        else
+            e = y.dtype == ASSAY_F32 ? launch_cast<float, bf16>(y, x, n, stream)
+                                     : launch_cast<bf16, bf16>(y, x, n, stream);
+        GPU_LAUNCHED(e, op);
+    }
+    gpu_declare(ctx, 0, gpu_arith_elementwise(0));
+    return ASSAY_OK;
+}
+
+template <class T>
+static cudaError_t launch_swiglu_fwd(gpu_tensor y, gpu_tensor x, gpu_tensor probs, int64_t t, int64_t f,
+                                     cudaStream_t stream)
+{
+    return GPU_LAUNCH_NO_BARRIER(swiglu_fwd_k0<T>, gpu_grid(t * f, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                 (T *)y.data, (const T *)x.data, (const float *)probs.data, t, f);
+}
+
+static assay_status check_swiglu(const char *op, const char *y_name, gpu_tensor y, gpu_tensor x,
+                                 gpu_tensor probs)
+{
+    ASSAY_TRY(gpu_check_act(op, "x", x));
+    ASSAY_TRY(gpu_check_tensor(op, y_name, y, x.dtype, x.dtype));
+    const int64_t t = gpu_tensor_row_count(x), f = gpu_tensor_cols(x) / 2;
+    ASSAY_CHECK(gpu_tensor_cols(x) % 2 == 0, ASSAY_INVALID_ARGUMENT,
+                "%s: x: expected an even number of columns [gate | up], found %" PRId64, op,
+                gpu_tensor_cols(x));
+    ASSAY_TRY(gpu_check_shape2(op, y_name, y, t, f));
+    if (gpu_tensor_present(probs)) {
+        ASSAY_TRY(gpu_check_tensor(op, "probs", probs, ASSAY_F32, ASSAY_F32));
+        ASSAY_TRY(gpu_check_count(op, "probs", probs, t));
+    }
+    return ASSAY_OK;
+}
+
+assay_status gpu_swiglu_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor probs, cudaStream_t stream)
+{
+    const char *op = "swiglu_fwd";
+    ASSAY_TRY(check_swiglu(op, "y", y, x, probs));
+    const int64_t t = gpu_tensor_row_count(x), f = gpu_tensor_cols(x) / 2;
+    if (t * f > 0)
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_swiglu_fwd, y, x, probs, t, f, stream), op);
+    gpu_declare(ctx, 0, gpu_arith_elementwise(GPU_ULP_SIGMOID));
+    return ASSAY_OK;
+}
+
+template <class T>
+static cudaError_t launch_swiglu_bwd(int variant, gpu_tensor dx, gpu_tensor dprobs, gpu_tensor dy,
+                                     gpu_tensor x, gpu_tensor probs, int64_t t, int64_t f,
+                                     cudaStream_t stream)
+{
+    if (variant == 0)
+        return GPU_LAUNCH_NO_BARRIER(swiglu_bwd_k0<T>, gpu_grid(t, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                     (T *)dx.data, (float *)dprobs.data, (const T *)dy.data,
+                                     (const T *)x.data, (const float *)probs.data, t, f);
+    return GPU_LAUNCH(swiglu_bwd_k1<T>, gpu_grid(t, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream,
+                      (T *)dx.data, (float *)dprobs.data, (const T *)dy.data, (const T *)x.data,
+                      (const float *)probs.data, t, f);
+}
+
+static assay_arith row_sum_arith(int variant)
+{
+    assay_arith a =
+        variant == 0 ? gpu_arith_sequential(GPU_ULP_SIGMOID) : gpu_arith_tree(GPU_WARP, GPU_ULP_SIGMOID);
+    a.fma = false; /* the terms of dprobs are rounded products */
+    return a;
+}
+
+assay_status gpu_swiglu_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dprobs, gpu_tensor dy, gpu_tensor x,
+                            gpu_tensor probs, cudaStream_t stream)
+{
+    const char *op = "swiglu_bwd";
+    ASSAY_TRY(check_swiglu(op, "dy", dy, x, probs));
+    const int64_t t = gpu_tensor_row_count(x), f = gpu_tensor_cols(x) / 2;
+    ASSAY_TRY(gpu_check_tensor(op, "dx", dx, x.dtype, x.dtype));
+    ASSAY_TRY(gpu_check_shape2(op, "dx", dx, t, 2 * f));
+    ASSAY_CHECK(gpu_tensor_present(dprobs) == gpu_tensor_present(probs), ASSAY_INVALID_ARGUMENT,
+                "%s: dprobs: expected %s, found %s", op,
+                gpu_tensor_present(probs) ? "a tensor as probs" : "none",
+                gpu_tensor_present(dprobs) ? "one" : "none");
+    if (gpu_tensor_present(dprobs)) {
+        ASSAY_TRY(gpu_check_tensor(op, "dprobs", dprobs, ASSAY_F32, ASSAY_F32));
+        ASSAY_TRY(gpu_check_count(op, "dprobs", dprobs, t));
+    }
+    const int variant = gpu_variant(ctx, GPU_FAMILY_ELEMENTWISE, 1, 1);
+    if (t > 0)
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_swiglu_bwd, variant, dx, dprobs, dy, x, probs, t, f, stream),
+                     op);
+    gpu_declare(ctx, variant, row_sum_arith(variant));
+    return ASSAY_OK;
+}
+
+template <class T>
+static cudaError_t launch_gate_fwd(gpu_tensor y, gpu_tensor x, gpu_tensor gate, int64_t t, int64_t h,
+                                   cudaStream_t stream)
+{
+    return GPU_LAUNCH_NO_BARRIER(sigmoid_gate_fwd_k0<T>, gpu_grid(t * h, GPU_BLOCK), dim3(GPU_BLOCK), 0,
+                                 stream, (T *)y.data, (const T *)x.data, (const T *)gate.data, t, h);
+}
+
+assay_status gpu_sigmoid_gate_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor gate,
+                                  cudaStream_t stream)
+{
+    const char *op = "sigmoid_gate_fwd";
+    ASSAY_TRY(gpu_check_act(op, "x", x));
+    ASSAY_TRY(gpu_check_tensor(op, "gate", gate, x.dtype, x.dtype));
+    ASSAY_TRY(gpu_check_tensor(op, "y", y, x.dtype, x.dtype));
+    const int64_t t = gpu_tensor_row_count(x), h = gpu_tensor_cols(x);
+    ASSAY_TRY(gpu_check_count(op, "gate", gate, t));
+    ASSAY_TRY(gpu_check_count(op, "y", y, t * h));
+    if (t * h > 0)
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_gate_fwd, y, x, gate, t, h, stream), op);
+    gpu_declare(ctx, 0, gpu_arith_elementwise(GPU_ULP_SIGMOID));
+    return ASSAY_OK;
+}
+
+template <class T>
+static cudaError_t launch_gate_bwd(int variant, gpu_tensor dx, gpu_tensor dgate, gpu_tensor dy, gpu_tensor x,
+                                   gpu_tensor gate, int64_t t, int64_t h, cudaStream_t stream)
+{
+    if (variant == 0)
+        return GPU_LAUNCH_NO_BARRIER(sigmoid_gate_bwd_k0<T>, gpu_grid(t, GPU_BLOCK), dim3(GPU_BLOCK), 0,
+                                     stream, (T *)dx.data, (T *)dgate.data, (const T *)dy.data,
+                                     (const T *)x.data, (const T *)gate.data, t, h);
+    return GPU_LAUNCH(sigmoid_gate_bwd_k1<T>, gpu_grid(t, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream,
+                      (T *)dx.data, (T *)dgate.data, (const T *)dy.data, (const T *)x.data,
+                      (const T *)gate.data, t, h);
+}
+
+assay_status gpu_sigmoid_gate_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dgate, gpu_tensor dy, gpu_tensor x,
+                                  gpu_tensor gate, cudaStream_t stream)
+{
+    const char *op = "sigmoid_gate_bwd";
+    ASSAY_TRY(gpu_check_act(op, "x", x));
+    ASSAY_TRY(gpu_check_tensor(op, "dy", dy, x.dtype, x.dtype));
+    ASSAY_TRY(gpu_check_tensor(op, "gate", gate, x.dtype, x.dtype));
+    ASSAY_TRY(gpu_check_tensor(op, "dx", dx, x.dtype, x.dtype));
+    ASSAY_TRY(gpu_check_tensor(op, "dgate", dgate, x.dtype, x.dtype));
+    const int64_t t = gpu_tensor_row_count(x), h = gpu_tensor_cols(x);
+    ASSAY_TRY(gpu_check_count(op, "dy", dy, t * h));
+    ASSAY_TRY(gpu_check_count(op, "dx", dx, t * h));
+    ASSAY_TRY(gpu_check_count(op, "gate", gate, t));
+    ASSAY_TRY(gpu_check_count(op, "dgate", dgate, t));
+    const int variant = gpu_variant(ctx, GPU_FAMILY_ELEMENTWISE, 1, 1);
+    if (t > 0)
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_gate_bwd, variant, dx, dgate, dy, x, gate, t, h, stream), op);
+    gpu_declare(ctx, variant, row_sum_arith(variant));
+    return ASSAY_OK;
+}

@@ -1,0 +1,126 @@
+/* Vocabulary-parallel embedding.  docs/OPS.md 6.
+ *
+ *   k0  one thread for each element; bwd: one thread for each column walks the tokens       fp32, sequential
+ *   k1  bwd: one block for each token; the first token of an id sums all rows of that id,   the same sums,
+ *       so ids are summed side by side                                                      bit for bit
+ *
+ * bwd adds the rows of an id onto dweight in ascending token order. */
+#include "gpu/device.cuh"
+
+enum { EMBEDDING_BLOCK = 128 };
+
+template <class T>
+__global__ void embedding_fwd_k0(T *y, const int64_t *ids, const T *w, int64_t vocab_start, int64_t v,
+                                 int64_t t, int64_t h)
+{
+    for (int64_t e = gpu_thread(); e < t * h; e += gpu_threads()) {
+        const int64_t id = ids[e / h];
+        const bool here = id >= vocab_start && id - vocab_start < v;
+        if (here)
+            y[e] = w[(id - vocab_start) * h + e % h];
+        else
+            gpu_store(y + e, 0.0f);
+    }
+}
+
+template <class T>
+__global__ void embedding_bwd_k0(float *dweight, const T *dy, const int64_t *ids, int64_t vocab_start,
+                                 int64_t v, int64_t t, int64_t h)
+{
+    for (int64_t j = gpu_thread(); j < h; j += gpu_threads())
+        for (int64_t i = 0; i < t; ++i) {
+            const int64_t id = ids[i];
+            if (id >= vocab_start && id - vocab_start < v)
+                dweight[(id - vocab_start) * h + j] += gpu_load(dy + i * h + j);
+        }
+}
+
+template <class T>
+__global__ void embedding_bwd_k1(float *dweight, const T *dy, const int64_t *ids, int64_t vocab_start,
+                                 int64_t v, int64_t t, int64_t h)
+{
+    GPU_SHARED(int, same, EMBEDDING_BLOCK);
+    const int64_t first = blockIdx.x;
+    const int64_t id = ids[first];
+    int earlier = !(id >= vocab_start && id - vocab_start < v);
+    for (int64_t i = threadIdx.x; i < first; i += EMBEDDING_BLOCK)
+        earlier |= ids[i] == id;
+    if (__syncthreads_or(earlier))
+        return; /* the whole block: not ours, or an earlier block has this id */
+    float *row = dweight + (id - vocab_start) * h;
+    for (int64_t base = first; base < t; base += EMBEDDING_BLOCK) {
+        const int64_t mine = base + threadIdx.x;
+        same[threadIdx.x] = mine < t && ids[mine] == id;
+        __syncthreads();
+        for (int i = 0; i < EMBEDDING_BLOCK; ++i)
+            if (same[i])
+                for (int64_t j = threadIdx.x; j < h; j += EMBEDDING_BLOCK)
+                    row[j] += gpu_load(dy + (base + i) * h + j);
+        __syncthreads();
+    }
+}
+
+template <class T>
+static cudaError_t launch_fwd(gpu_tensor y, gpu_tensor ids, gpu_tensor w, int64_t vocab_start, int64_t t,
+                              int64_t h, cudaStream_t stream)
+{
+    return GPU_LAUNCH_NO_BARRIER(embedding_fwd_k0<T>, gpu_grid(t * h, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                 (T *)y.data, (const int64_t *)ids.data, (const T *)w.data, vocab_start,
+                                 w.shape[0], t, h);
+}
+
+assay_status gpu_embedding_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor ids, gpu_tensor w, int64_t vocab_start,
+                               cudaStream_t stream)
+{
+    const char *op = "embedding_fwd";
+    ASSAY_TRY(gpu_check_act(op, "weight", w));
+    ASSAY_CHECK(w.ndim == 2, ASSAY_INVALID_ARGUMENT, "%s: weight: expected 2 dimensions [V,H], found %d", op,
+                w.ndim);
+    ASSAY_TRY(gpu_check_tensor(op, "ids", ids, ASSAY_I64, ASSAY_I64));
+    ASSAY_TRY(gpu_check_tensor(op, "y", y, w.dtype, w.dtype));
+    const int64_t t = gpu_tensor_count(ids), h = w.shape[1];
+    ASSAY_TRY(gpu_check_shape2(op, "y", y, t, h));
+    ASSAY_CHECK(vocab_start >= 0, ASSAY_INVALID_ARGUMENT,
+                "%s: vocab_start: expected 0 or more, found %" PRId64, op, vocab_start);
+    if (t * h > 0)
+        GPU_LAUNCHED(GPU_BY_ACT(w.dtype, launch_fwd, y, ids, w, vocab_start, t, h, stream), op);
+    gpu_declare(ctx, 0, gpu_arith_elementwise(0));
+    return ASSAY_OK;
+}
+
+template <class T>
+static cudaError_t launch_bwd(int variant, gpu_tensor dweight, gpu_tensor dy, gpu_tensor ids,
+                              int64_t vocab_start, int64_t t, int64_t h, cudaStream_t stream)
+{
+    const int64_t v = dweight.shape[0];
+    if (variant == 0)
+        return GPU_LAUNCH_NO_BARRIER(embedding_bwd_k0<T>, gpu_grid(h, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                     (float *)dweight.data, (const T *)dy.data, (const int64_t *)ids.data,
+                                     vocab_start, v, t, h);
+    return GPU_LAUNCH(embedding_bwd_k1<T>, dim3((unsigned)t), dim3(EMBEDDING_BLOCK), 0, stream,
+                      (float *)dweight.data, (const T *)dy.data, (const int64_t *)ids.data, vocab_start, v, t,
+                      h);
+}
+
+assay_status gpu_embedding_bwd(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor dy, gpu_tensor ids,
+                               int64_t vocab_start, cudaStream_t stream)
+{
+    const char *op = "embedding_bwd";
+    ASSAY_TRY(gpu_check_tensor(op, "dweight", dweight, ASSAY_F32, ASSAY_F32));
+    ASSAY_CHECK(dweight.ndim == 2, ASSAY_INVALID_ARGUMENT,
+                "%s: dweight: expected 2 dimensions [V,H], found %d", op, dweight.ndim);
+    ASSAY_TRY(gpu_check_act(op, "dy", dy));
+    ASSAY_TRY(gpu_check_tensor(op, "ids", ids, ASSAY_I64, ASSAY_I64));
+    const int64_t t = gpu_tensor_count(ids), h = dweight.shape[1];
+    ASSAY_TRY(gpu_check_shape2(op, "dy", dy, t, h));
+    ASSAY_CHECK(vocab_start >= 0, ASSAY_INVALID_ARGUMENT,
+                "%s: vocab_start: expected 0 or more, found %" PRId64, op, vocab_start);
+    int variant = gpu_variant(ctx, GPU_FAMILY_ELEMENTWISE, 1, 1);
+    if (t > INT32_MAX)
+        variant = 0; /* more tokens than a grid has blocks */
+    if (t > 0 && h > 0)
+        GPU_LAUNCHED(GPU_BY_ACT(dy.dtype, launch_bwd, variant, dweight, dy, ids, vocab_start, t, h, stream),
+                     op);
+    gpu_declare(ctx, variant, gpu_arith_sequential(0));
+    return ASSAY_OK;
+}

@@ -1,0 +1,451 @@
+/* Linear layers and grouped linear layers (experts).  docs/OPS.md 1, 2.
+ *
+ *   k0  one thread for each element of the result, inner index ascending     fp32, sequential fma
+ *   k1  cuBLASLt; bias in its epilogue, dweight through beta = 1             simulator: sequential fma
+ *                                                                            sm_90 bf16: tensor core, k_step
+ * 16, guard bits 2 else: order unknown bwd_bias: 32 chains of rows for each column, joined by a tree fp32,
+ * tree of 32
+ *
+ * A product that cuBLASLt has no algorithm for (odd sizes or addresses) runs as k0 and declares it.  Split-K
+ * is forbidden, so that a declared chain is one chain.  Products over nothing (K = 0) run as k0. */
+#include "gpu/device.cuh"
+
+/* C[m,n] = sum_p A(i,p) B(j,p) (+ bias[n]) (+ C): row-major.  A is stored [m,k], or [k,m] when a_is_km; B is
+ * stored [n,k], or [k,n] when b_is_kn. */
+typedef struct product {
+    const char *op;
+    int64_t m, n, k;
+    bool a_is_km, b_is_kn, accumulate;
+    gpu_tensor c, a, b, bias;
+} product;
+
+template <class TC, class T>
+__global__ void product_k0(TC *c, const T *a, const T *b, const T *bias, int64_t m, int64_t n, int64_t k,
+                           int64_t a_row, int64_t a_step, int64_t b_row, int64_t b_step, bool accumulate)
+{
+    for (int64_t e = gpu_thread(); e < m * n; e += gpu_threads()) {
+        const int64_t i = e / n, j = e % n;
+        float sum = 0.0f;
+        for (int64_t p = 0; p < k; ++p)
+            sum = fmaf(gpu_load(a + i * a_row + p * a_step), gpu_load(b + j * b_row + p * b_step), sum);
+        if (bias != nullptr)
+            sum += gpu_load(bias + j);
+        if (accumulate)
+            sum += gpu_load(c + e);
+        gpu_store(c + e, sum);
+    }
+}
+
+template <class T> __global__ void add_bias(float *c, const T *bias, int64_t m, int64_t n)
+{
+    for (int64_t e = gpu_thread(); e < m * n; e += gpu_threads())
+        c[e] += gpu_load(bias + e % n);
+}
+
+template <class T> __global__ void bias_grad_k0(float *dbias, const T *dy, int64_t t, int64_t n)
+{
+    for (int64_t j = gpu_thread(); j < n; j += gpu_threads()) {
+        float sum = 0.0f;
+        for (int64_t i = 0; i < t; ++i)
+            sum += gpu_load(dy + i * n + j);
+        dbias[j] = sum + dbias[j];
+    }
+}
+
+/* A block of 32 x 32 threads takes 32 columns; thread row r sums rows r, r + 32, ...; then warp w joins the
+ * 32 chains of column w. */
+template <class T> __global__ void bias_grad_k1(float *dbias, const T *dy, int64_t t, int64_t n)
+{
+    GPU_SHARED_2D(float, partial, GPU_WARP, GPU_WARP + 1);
+    const int64_t column = (int64_t)blockIdx.x * GPU_WARP + threadIdx.x;
+    float sum = 0.0f;
+    if (column < n)
+        for (int64_t i = threadIdx.y; i < t; i += GPU_WARP)
+            sum += gpu_load(dy + i * n + column);
+    partial[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    const float total = gpu_warp_sum(partial[threadIdx.x][threadIdx.y]);
+    const int64_t mine = (int64_t)blockIdx.x * GPU_WARP + threadIdx.y;
+    if (threadIdx.x == 0 && mine < n)
+        dbias[mine] = total + dbias[mine];
+}
+
+template <class TC, class T> static cudaError_t launch_k0(const product *p, cudaStream_t stream)
+{
+    return GPU_LAUNCH_NO_BARRIER((product_k0<TC, T>), gpu_grid(p->m * p->n, GPU_BLOCK), dim3(GPU_BLOCK), 0,
+                                 stream, (TC *)p->c.data, (const T *)p->a.data, (const T *)p->b.data,
+                                 (const T *)p->bias.data, p->m, p->n, p->k, p->a_is_km ? 1 : p->k,
+                                 p->a_is_km ? p->m : 1, p->b_is_kn ? 1 : p->k, p->b_is_kn ? p->n : 1,
+                                 p->accumulate);
+}
+
+template <class T> static cudaError_t launch_add_bias(const product *p, cudaStream_t stream)
+{
+    return GPU_LAUNCH_NO_BARRIER(add_bias<T>, gpu_grid(p->m * p->n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                 (float *)p->c.data, (const T *)p->bias.data, p->m, p->n);
+}
+
+static assay_status run_k0(gpu_ctx *ctx, const product *p, cudaStream_t stream)
+{
+    cudaError_t e;
+    if (p->a.dtype == ASSAY_F32)
+        e = launch_k0<float, float>(p, stream);
+    else if (p->c.dtype == ASSAY_F32)
+        e = launch_k0<float, bf16>(p, stream);
+    else
+        e = launch_k0<bf16, bf16>(p, stream);
+    GPU_LAUNCHED(e, p->op);
+    gpu_declare(ctx, 0, gpu_arith_sequential(0));
+    return ASSAY_OK;
+}
+
+static cudaDataType blas_type(assay_dtype dtype)
+{
+    return dtype == ASSAY_F32 ? CUDA_R_32F : CUDA_R_16BF;
+}
+
+/* Largest power of two up to 256 that divides the address. */
+static uint32_t alignment_of(const void *p)
+{
+    const uintptr_t address = (uintptr_t)p;
+    uint32_t a = 256;
+    while (a > 1 && address % a != 0)
+        a /= 2;
+    return a;
+}
+
+static size_t blas_workspace(const gpu_ctx *ctx)
+{
+    const size_t most = (size_t)32 << 20;
+    return ctx->workspace_bytes < most ? ctx->workspace_bytes : most;
+}
+
+static assay_status blas_preference(const gpu_ctx *ctx, const product *p,
+                                    cublasLtMatmulPreferenceOpaque_t *pref)
+{
+    const uint64_t bytes = blas_workspace(ctx);
+    const uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_NONE;
+    const uint32_t a = alignment_of(p->b.data), b = alignment_of(p->a.data), c = alignment_of(p->c.data);
+    CUBLAS_TRY(cublasLtMatmulPreferenceInit(pref));
+    CUBLAS_TRY(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &bytes,
+                                                    sizeof bytes));
+    CUBLAS_TRY(cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &scheme,
+                                                    sizeof scheme));
+    CUBLAS_TRY(
+        cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &a, sizeof a));
+    CUBLAS_TRY(
+        cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &b, sizeof b));
+    CUBLAS_TRY(
+        cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &c, sizeof c));
+    CUBLAS_TRY(
+        cublasLtMatmulPreferenceSetAttribute(pref, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &c, sizeof c));
+    return ASSAY_OK;
+}
+
+/* Row-major C [m,n] is column-major [n,m]: cuBLASLt computes C^T = op(B) op(A), its first operand is our B.
+ * *found is false when the library has no algorithm; nothing was enqueued then. */
+static assay_status run_blas(gpu_ctx *ctx, const product *p, bool epilogue_bias, bool *found,
+                             cudaStream_t stream)
+{
+    cublasLtMatmulDescOpaque_t desc;
+    cublasLtMatrixLayoutOpaque_t first, second, result;
+    cublasLtMatmulPreferenceOpaque_t preference;
+    const cublasOperation_t op_first = p->b_is_kn ? CUBLAS_OP_N : CUBLAS_OP_T;
+    const cublasOperation_t op_second = p->a_is_km ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const uint64_t m = (uint64_t)p->m, n = (uint64_t)p->n, k = (uint64_t)p->k;
+    const cudaDataType in = blas_type(p->a.dtype), out = blas_type(p->c.dtype);
+    *found = false;
+    CUBLAS_TRY(cublasLtMatmulDescInit(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    CUBLAS_TRY(
+        cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_first, sizeof op_first));
+    CUBLAS_TRY(
+        cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_second, sizeof op_second));
+    if (epilogue_bias) {
+        const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+        const void *bias = p->bias.data;
+        CUBLAS_TRY(
+            cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
+        CUBLAS_TRY(
+            cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
+    }
+    CUBLAS_TRY(cublasLtMatrixLayoutInit(&first, in, p->b_is_kn ? n : k, p->b_is_kn ? k : n,
+                                        p->b_is_kn ? p->n : p->k));
+    CUBLAS_TRY(cublasLtMatrixLayoutInit(&second, in, p->a_is_km ? m : k, p->a_is_km ? k : m,
+                                        p->a_is_km ? p->m : p->k));
+    CUBLAS_TRY(cublasLtMatrixLayoutInit(&result, out, n, m, p->n));
+    ASSAY_TRY(blas_preference(ctx, p, &preference));
+    cublasLtMatmulHeuristicResult_t choice;
+    int count = 0;
+    const cublasStatus_t asked = cublasLtMatmulAlgoGetHeuristic(ctx->blas, &desc, &first, &second, &result,
+                                                                &result, &preference, 1, &choice, &count);
+    if (asked == CUBLAS_STATUS_NOT_SUPPORTED || (asked == CUBLAS_STATUS_SUCCESS && count == 0))
+        return ASSAY_OK;
+    CUBLAS_TRY(asked);
+    const float alpha = 1.0f, beta = p->accumulate ? 1.0f : 0.0f;
+    CUBLAS_TRY(cublasLtMatmul(ctx->blas, &desc, &alpha, p->b.data, &first, p->a.data, &second, &beta,
+                              p->c.data, &result, p->c.data, &result, &choice.algo, ctx->workspace,
+                              blas_workspace(ctx), stream));
+    *found = true;
+    return ASSAY_OK;
+}
+
+/* What cuBLASLt's arithmetic is on this device. */
+static assay_arith blas_arith(const gpu_ctx *ctx, assay_dtype in)
+{
+    assay_arith a = gpu_arith_sequential(0);
+    if (ctx->simulated)
+        return a;
+    if (in == ASSAY_BF16 && ctx->sm_major == 9) {
+        a.order = ASSAY_ORDER_TENSOR_CORE;
+        a.k_step = 16;
+        a.guard_bits = 2;
+    } else {
+        a.order = ASSAY_ORDER_UNKNOWN;
+    }
+    return a;
+}
+
+static assay_status run_product(gpu_ctx *ctx, const product *p, cudaStream_t stream)
+{
+    const int variant = gpu_variant(ctx, GPU_FAMILY_LINEAR, 1, 1);
+    gpu_declare(ctx, variant, variant == 0 ? gpu_arith_sequential(0) : blas_arith(ctx, p->a.dtype));
+    if (p->m == 0 || p->n == 0 || (p->k == 0 && p->accumulate))
+        return ASSAY_OK;
+    if (variant == 0 || p->k == 0)
+        return run_k0(ctx, p, stream);
+    /* The epilogue adds a bias of the result's dtype; an fp32 result takes any bias afterwards: the sum is
+     * still in the accumulate type, so there is no intermediate rounding. */
+    const bool bias = p->bias.data != nullptr;
+    const bool epilogue = bias && p->bias.dtype == p->c.dtype;
+    bool found = false;
+    ASSAY_TRY(run_blas(ctx, p, epilogue, &found, stream));
+    if (!found)
+        return run_k0(ctx, p, stream);
+    if (bias && !epilogue)
+        GPU_LAUNCHED(GPU_BY_ACT(p->bias.dtype, launch_add_bias, p, stream), p->op);
+    return ASSAY_OK;
+}
+
+size_t gpu_linear_workspace(const gpu_ctx *ctx)
+{
+    return ctx->simulated ? 0 : (size_t)32 << 20;
+}
+
+/* w is [N,K]; x [..,K]; y [..,N]. */
+static assay_status check_linear(const char *op, const char *y_name, gpu_tensor y, const char *x_name,
+                                 gpu_tensor x, gpu_tensor w)
+{
+    ASSAY_TRY(gpu_check_act(op, "weight", w));
+    ASSAY_CHECK(w.ndim == 2, ASSAY_INVALID_ARGUMENT, "%s: weight: expected 2 dimensions [N,K], found %d", op,
+                w.ndim);
+    ASSAY_TRY(gpu_check_act(op, x_name, x));
+    ASSAY_TRY(gpu_check_same_dtype(op, x_name, x, "weight", w));
+    ASSAY_TRY(gpu_check_tensor(op, y_name, y, x.dtype, ASSAY_F32));
+    return ASSAY_OK;
+}
+
+assay_status gpu_linear_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor w, gpu_tensor bias,
+                            cudaStream_t stream)
+{
+    const char *op = "linear_fwd";
+    ASSAY_TRY(check_linear(op, "y", y, "x", x, w));
+    const int64_t t = gpu_tensor_row_count(x), n = w.shape[0], k = w.shape[1];
+    ASSAY_TRY(gpu_check_shape2(op, "x", x, t, k));
+    ASSAY_TRY(gpu_check_shape2(op, "y", y, t, n));
+    if (gpu_tensor_present(bias)) {
+        ASSAY_TRY(gpu_check_tensor(op, "bias", bias, w.dtype, w.dtype));
+        ASSAY_TRY(gpu_check_count(op, "bias", bias, n));
+    }
+    const product p = {op, t, n, k, false, false, false, y, x, w, bias};
+    return run_product(ctx, &p, stream);
+}
+
+assay_status gpu_linear_bwd_input(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gpu_tensor w,
+                                  cudaStream_t stream)
+{
+    const char *op = "linear_bwd_input";
+    ASSAY_TRY(check_linear(op, "dx", dx, "dy", dy, w));
+    const int64_t t = gpu_tensor_row_count(dy), n = w.shape[0], k = w.shape[1];
+    ASSAY_TRY(gpu_check_shape2(op, "dy", dy, t, n));
+    ASSAY_TRY(gpu_check_shape2(op, "dx", dx, t, k));
+    const product p = {op, t, k, n, false, true, false, dx, dy, w, gpu_tensor_none()};
+    return run_product(ctx, &p, stream);
+}
+
+assay_status gpu_linear_bwd_weight(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor dy, gpu_tensor x,
+                                   cudaStream_t stream)
+{
+    const char *op = "linear_bwd_weight";
+    ASSAY_TRY(gpu_check_tensor(op, "dweight", dweight, ASSAY_F32, ASSAY_F32));
+    ASSAY_CHECK(dweight.ndim == 2, ASSAY_INVALID_ARGUMENT,
+                "%s: dweight: expected 2 dimensions [N,K], found %d", op, dweight.ndim);
+    ASSAY_TRY(gpu_check_act(op, "dy", dy));
+    ASSAY_TRY(gpu_check_act(op, "x", x));
+    ASSAY_TRY(gpu_check_same_dtype(op, "x", x, "dy", dy));
+    const int64_t t = gpu_tensor_row_count(dy), n = dweight.shape[0], k = dweight.shape[1];
+    ASSAY_TRY(gpu_check_shape2(op, "dy", dy, t, n));
+    ASSAY_TRY(gpu_check_shape2(op, "x", x, t, k));
+    const product p = {op, n, k, t, true, true, true, dweight, dy, x, gpu_tensor_none()};
+    return run_product(ctx, &p, stream);
+}
+
+template <class T>
+static cudaError_t launch_bias_grad(int variant, gpu_tensor dbias, gpu_tensor dy, int64_t t, int64_t n,
+                                    cudaStream_t stream)
+{
+    if (variant == 0)
+        return GPU_LAUNCH_NO_BARRIER(bias_grad_k0<T>, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                     (float *)dbias.data, (const T *)dy.data, t, n);
+    return GPU_LAUNCH(bias_grad_k1<T>, gpu_grid(n, GPU_WARP), dim3(GPU_WARP, GPU_WARP), 0, stream,
+                      (float *)dbias.data, (const T *)dy.data, t, n);
+}
+
+assay_status gpu_linear_bwd_bias(gpu_ctx *ctx, gpu_tensor dbias, gpu_tensor dy, cudaStream_t stream)
+{
+    const char *op = "linear_bwd_bias";
+    ASSAY_TRY(gpu_check_tensor(op, "dbias", dbias, ASSAY_F32, ASSAY_F32));
+    ASSAY_TRY(gpu_check_act(op, "dy", dy));
+    const int64_t n = gpu_tensor_count(dbias), t = gpu_tensor_row_count(dy);
+    ASSAY_TRY(gpu_check_shape2(op, "dy", dy, t, n));
+    const int variant = gpu_variant(ctx, GPU_FAMILY_LINEAR, 1, 1);
+    if (t > 0 && n > 0)
+        GPU_LAUNCHED(GPU_BY_ACT(dy.dtype, launch_bias_grad, variant, dbias, dy, t, n, stream), op);
+    gpu_declare(ctx, variant, variant == 0 ? gpu_arith_sequential(0) : gpu_arith_tree(GPU_WARP, 0));
+    return ASSAY_OK;
+}
+
+/* Counts are not negative and sum to the number of rows. */
+static assay_status check_groups(const char *op, const int64_t *tokens_per_expert, int64_t experts,
+                                 int64_t rows)
+{
+    int64_t sum = 0;
+    ASSAY_CHECK(tokens_per_expert != nullptr || experts == 0, ASSAY_INVALID_ARGUMENT,
+                "%s: tokens_per_expert: expected %" PRId64 " entries in host memory, found NULL", op,
+                experts);
+    for (int64_t e = 0; e < experts; ++e) {
+        ASSAY_CHECK(tokens_per_expert[e] >= 0 && assay_add_i64(sum, tokens_per_expert[e], &sum),
+                    ASSAY_INVALID_ARGUMENT,
+                    "%s: tokens_per_expert[%" PRId64 "]: expected a count, found %" PRId64, op, e,
+                    tokens_per_expert[e]);
+    }
+    ASSAY_CHECK(sum == rows, ASSAY_INVALID_ARGUMENT,
+                "%s: tokens_per_expert: expected a sum of %" PRId64 " rows, found %" PRId64, op, rows, sum);
+    return ASSAY_OK;
+}
+
+/* The matrix of expert e in [El,N,K]. */
+static gpu_tensor expert_matrix(gpu_tensor w, int64_t e)
+{
+    const int64_t n = w.shape[1], k = w.shape[2];
+    char *data = (char *)w.data;
+    if (data != nullptr)
+        data += e * n * k * assay_dtype_bytes(w.dtype);
+    return gpu_tensor_2d(data, w.dtype, n, k);
+}
+
+static gpu_tensor as_rows(gpu_tensor t)
+{
+    return gpu_tensor_2d(t.data, t.dtype, gpu_tensor_row_count(t), gpu_tensor_cols(t));
+}
+
+assay_status gpu_grouped_linear_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor w,
+                                    const int64_t *tokens_per_expert, cudaStream_t stream)
+{
+    const char *op = "grouped_linear_fwd";
+    ASSAY_TRY(gpu_check_act(op, "weight", w));
+    ASSAY_CHECK(w.ndim == 3, ASSAY_INVALID_ARGUMENT, "%s: weight: expected 3 dimensions [El,N,K], found %d",
+                op, w.ndim);
+    ASSAY_TRY(gpu_check_tensor(op, "x", x, w.dtype, w.dtype));
+    ASSAY_TRY(gpu_check_tensor(op, "y", y, w.dtype, ASSAY_F32));
+    const int64_t rows = gpu_tensor_row_count(x), n = w.shape[1], k = w.shape[2];
+    ASSAY_TRY(gpu_check_shape2(op, "x", x, rows, k));
+    ASSAY_TRY(gpu_check_shape2(op, "y", y, rows, n));
+    ASSAY_TRY(check_groups(op, tokens_per_expert, w.shape[0], rows));
+    const product empty = {op, 0, n, k, false, false, false, y, x, w, gpu_tensor_none()};
+    ASSAY_TRY(run_product(ctx, &empty, stream)); /* declares, also when no expert has rows */
+    for (int64_t e = 0, start = 0; e < w.shape[0]; start += tokens_per_expert[e++]) {
+        const int64_t r = tokens_per_expert[e];
+        const product p = {op,
+                           r,
+                           n,
+                           k,
+                           false,
+                           false,
+                           false,
+                           gpu_tensor_rows(as_rows(y), start, r),
+                           gpu_tensor_rows(as_rows(x), start, r),
+                           expert_matrix(w, e),
+                           gpu_tensor_none()};
+        if (r > 0)
+            ASSAY_TRY(run_product(ctx, &p, stream));
+    }
+    return ASSAY_OK;
+}
+
+assay_status gpu_grouped_linear_bwd_input(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gpu_tensor w,
+                                          const int64_t *tokens_per_expert, cudaStream_t stream)
+{
+    const char *op = "grouped_linear_bwd_input";
+    ASSAY_TRY(gpu_check_act(op, "weight", w));
+    ASSAY_CHECK(w.ndim == 3, ASSAY_INVALID_ARGUMENT, "%s: weight: expected 3 dimensions [El,N,K], found %d",
+                op, w.ndim);
+    ASSAY_TRY(gpu_check_tensor(op, "dy", dy, w.dtype, w.dtype));
+    ASSAY_TRY(gpu_check_tensor(op, "dx", dx, w.dtype, ASSAY_F32));
+    const int64_t rows = gpu_tensor_row_count(dy), n = w.shape[1], k = w.shape[2];
+    ASSAY_TRY(gpu_check_shape2(op, "dy", dy, rows, n));
+    ASSAY_TRY(gpu_check_shape2(op, "dx", dx, rows, k));
+    ASSAY_TRY(check_groups(op, tokens_per_expert, w.shape[0], rows));
+    const product empty = {op, 0, k, n, false, true, false, dx, dy, w, gpu_tensor_none()};
+    ASSAY_TRY(run_product(ctx, &empty, stream));
+    for (int64_t e = 0, start = 0; e < w.shape[0]; start += tokens_per_expert[e++]) {
+        const int64_t r = tokens_per_expert[e];
+        const product p = {op,
+                           r,
+                           k,
+                           n,
+                           false,
+                           true,
+                           false,
+                           gpu_tensor_rows(as_rows(dx), start, r),
+                           gpu_tensor_rows(as_rows(dy), start, r),
+                           expert_matrix(w, e),
+                           gpu_tensor_none()};
+        if (r > 0)
+            ASSAY_TRY(run_product(ctx, &p, stream));
+    }
+    return ASSAY_OK;
+}
+
+assay_status gpu_grouped_linear_bwd_weight(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor dy, gpu_tensor x,
+                                           const int64_t *tokens_per_expert, cudaStream_t stream)
+{
+    const char *op = "grouped_linear_bwd_weight";
+    ASSAY_TRY(gpu_check_tensor(op, "dweight", dweight, ASSAY_F32, ASSAY_F32));
+    ASSAY_CHECK(dweight.ndim == 3, ASSAY_INVALID_ARGUMENT,
+                "%s: dweight: expected 3 dimensions [El,N,K], found %d", op, dweight.ndim);
+    ASSAY_TRY(gpu_check_act(op, "dy", dy));
+    ASSAY_TRY(gpu_check_tensor(op, "x", x, dy.dtype, dy.dtype));
+    const int64_t rows = gpu_tensor_row_count(dy), n = dweight.shape[1], k = dweight.shape[2];
+    ASSAY_TRY(gpu_check_shape2(op, "dy", dy, rows, n));
+    ASSAY_TRY(gpu_check_shape2(op, "x", x, rows, k));
+    ASSAY_TRY(check_groups(op, tokens_per_expert, dweight.shape[0], rows));
+    const product empty = {op, 0, k, n, true, true, true, dweight, dy, x, gpu_tensor_none()};
+    ASSAY_TRY(run_product(ctx, &empty, stream));
+    for (int64_t e = 0, start = 0; e < dweight.shape[0]; start += tokens_per_expert[e++]) {
+        const int64_t r = tokens_per_expert[e];
+        const product p = {op,
+                           n,
+                           k,
+                           r,
+                           true,
+                           true,
+                           true,
+                           expert_matrix(dweight, e),
+                           gpu_tensor_rows(as_rows(dy), start, r),
+                           gpu_tensor_rows(as_rows(x), start, r),
+                           gpu_tensor_none()};
+        if (r > 0)
+            ASSAY_TRY(run_product(ctx, &p, stream));
+    }
+    return ASSAY_OK;
+}
