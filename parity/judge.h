@@ -110,4 +110,24 @@ bool parity_entry_assembles(const parity_entry *e);
 assay_status parity_entry_assemble(const parity_index *x, const parity_entry *e, parity_global *out,
                                    parity_result *finding);
 
+/* --- values of records ---------------------------------------------------------------------------------- */
+/* A record as the replay wants it (arrays owned by the caller: parity_value_free).  ASSAY_UNSUPPORTED: dtype;
+ * ASSAY_NOT_FOUND: no data. */
+assay_status parity_value_of(const char *slot, const assay_trace_tensor *record, ref_value *out);
+void parity_value_free(ref_value *v);
+/* Compares one replayed output with the candidate's; fills verdict, place, message and diagnosis of *r. */
+assay_status parity_compare_value(const ref_value *truth, const ref_value *candidate,
+                                  const parity_scales *scales, parity_result *r);
+
+/* --- collectives.c: one call, seen from all of its ranks ------------------------------------------------ */
+bool parity_is_collective(const char *op);
+typedef struct parity_calls parity_calls;
+/* Matches the calls of all ranks: same group, instance, phase, step, microbatch and order among equals. */
+assay_status parity_calls_create(parity_calls **out, const assay_trace *t);
+void parity_calls_destroy(parity_calls *c);
+/* Judges the call that `op` belongs to, once: later members of the same call do nothing.  Rows are merged
+ * into the table. */
+assay_status parity_calls_judge(parity_calls *c, const assay_trace_op *op, const parity_result *base,
+                                const parity_scales *scales, parity_table *table);
+
 #endif
