@@ -85,8 +85,9 @@ static void add_norm(builder *b, assay_param_kind kind, const char *name, int64_
     set_partial(p, !per_head);
 }
 
-/* A bias; `cut` like the rows of a column-parallel weight, else added after the reduction of a row-parallel
- * one. */
+/* A bias; `cut` like the rows of a column-parallel weight, else that of a row-parallel one: replicated, and
+ * as the gradient of a row-parallel output is whole on every tp rank, so is the bias gradient (docs/OPS.md).
+ */
 static void add_bias(builder *b, assay_param_kind kind, const char *name, int64_t n, bool cut, int blocks)
 {
     assay_param_spec *p = add(b, kind, name, n, 0, 0);
@@ -94,8 +95,6 @@ static void add_bias(builder *b, assay_param_kind kind, const char *name, int64_
     if (cut) {
         p->axis[0] = ASSAY_AXIS_TP;
         p->blocks[0] = blocks;
-    } else {
-        set_partial(p, true);
     }
 }
 
