@@ -1,0 +1,193 @@
+/* The attention branch of a layer: hidden + Attention(RMSNorm(hidden)), and the attention operations on
+ * lockstep tensors. */
+#include "ref/layer.h"
+#include "ref/lockstep.h"
+#include "ref/parallel/tensor.h"
+
+#include <math.h>
+
+#define EACH_RANK(p, r) for (int r = 0; r < (p)->n; r++)
+
+/* Columns of one head; every rank holds cols / D of them. */
+static int64_t head_dim(const ref_pass *p)
+{
+    return p->e->config->kv_channels;
+}
+
+assay_status ref_ranks_qkv_split(ref_pass *p, ref_tensor *q, ref_tensor *k, ref_tensor *v,
+                                 const ref_tensor *qkv)
+{
+    const assay_model_config *c = p->e->config;
+    const int64_t d = head_dim(p), tp = p->e->grid.p.tensor_model_parallel_size;
+    const int64_t heads = c->num_attention_heads / tp, groups = c->num_query_groups / tp;
+    ASSAY_TRY(ref_new(p, q, "self_attention.qkv_split", "q"));
+    ASSAY_TRY(ref_new(p, k, "self_attention.qkv_split", "k"));
+    ASSAY_TRY(ref_new(p, v, "self_attention.qkv_split", "v"));
+    q->heads = heads;
+    k->heads = v->heads = groups;
+    EACH_RANK(p, r)
+    {
+        const int64_t t = qkv->at[r].rows;
+        ASSAY_TRY(ref_piece_new(&p->arena, &q->at[r], t, heads * d));
+        ASSAY_TRY(ref_piece_new(&p->arena, &k->at[r], t, groups * d));
+        ASSAY_TRY(ref_piece_new(&p->arena, &v->at[r], t, groups * d));
+        ref_qkv_split_fwd(q->at[r].x, k->at[r].x, v->at[r].x, qkv->at[r].x, t, heads, groups, d);
+    }
+    ASSAY_TRY(ref_store(p, q, REF_STORE_EXACT));
+    ASSAY_TRY(ref_store(p, k, REF_STORE_EXACT));
+    return ref_store(p, v, REF_STORE_EXACT);
+}
+
+assay_status ref_ranks_qkv_split_bwd(ref_pass *p, ref_tensor *dqkv, const ref_tensor *dq,
+                                     const ref_tensor *dk, const ref_tensor *dv, const ref_tensor *qkv)
+{
+    ASSAY_TRY(ref_new_grad(p, dqkv, qkv, NULL));
+    EACH_RANK(p, r)
+    {
+        ASSAY_TRY(ref_piece_new(&p->arena, &dqkv->at[r], qkv->at[r].rows, qkv->at[r].cols));
+        ref_qkv_split_bwd(dqkv->at[r].x, dq->at[r].x, dk->at[r].x, dv->at[r].x, qkv->at[r].rows, dq->heads,
+                          dk->heads, head_dim(p));
+    }
+    return ref_store(p, dqkv, REF_STORE_EXACT);
+}
+
+assay_status ref_ranks_rope(ref_pass *p, ref_tensor *y, const ref_tensor *x, const char *instance)
+{
+    const ref_engine *e = p->e;
+    ASSAY_TRY(ref_new(p, y, instance, "y"));
+    y->heads = x->heads;
+    EACH_RANK(p, r)
+    {
+        ASSAY_TRY(ref_piece_new(&p->arena, &y->at[r], x->at[r].rows, x->at[r].cols));
+        ref_rope_fwd(y->at[r].x, x->at[r].x, e->rope_cos, e->rope_sin, e->position,
+                     assay_config_rotary_dim(e->config), x->at[r].rows, x->heads, head_dim(p));
+    }
+    return ref_store(p, y, REF_STORE_ACT);
+}
+
+assay_status ref_ranks_rope_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor *dy, const ref_tensor *x)
+{
+    const ref_engine *e = p->e;
+    ASSAY_TRY(ref_new_grad(p, dx, x, NULL));
+    EACH_RANK(p, r)
+    {
+        ASSAY_TRY(ref_piece_new(&p->arena, &dx->at[r], x->at[r].rows, x->at[r].cols));
+        ref_rope_bwd(dx->at[r].x, dy->at[r].x, e->rope_cos, e->rope_sin, e->position,
+                     assay_config_rotary_dim(e->config), x->at[r].rows, x->heads, head_dim(p));
+    }
+    return ref_store(p, dx, REF_STORE_ACT);
+}
+
+/* Whole sequences of every row of the batch, causal, this layer's window. */
+static ref_attention_desc describe(const ref_pass *p, int64_t heads, int64_t groups)
+{
+    const ref_engine *e = p->e;
+    return (ref_attention_desc){
+        .batch = e->batch,
+        .seq_q = e->seq,
+        .seq_k = e->seq,
+        .heads = heads,
+        .groups = groups,
+        .head_dim = head_dim(p),
+        .head_dim_v = head_dim(p),
+        .scale = 1.0 / sqrt((double)head_dim(p)),
+        .window = e->config->window[p->layer],
+        .q_position = e->position,
+        .k_position = e->position,
+    };
+}
+
+assay_status ref_ranks_attention(ref_pass *p, ref_tensor *o, ref_tensor *lse, const ref_tensor *q,
+                                 const ref_tensor *k, const ref_tensor *v)
+{
+    const ref_attention_desc d = describe(p, q->heads, k->heads);
+    ASSAY_TRY(ref_new(p, o, "self_attention.core_attention", "o"));
+    ASSAY_TRY(ref_new(p, lse, "self_attention.core_attention", "lse"));
+    EACH_RANK(p, r)
+    {
+        ASSAY_TRY(ref_piece_new(&p->arena, &o->at[r], q->at[r].rows, q->at[r].cols));
+        ASSAY_TRY(ref_piece_new(&p->arena, &lse->at[r], q->at[r].rows, q->heads));
+        ref_attention_fwd(o->at[r].x, lse->at[r].x, q->at[r].x, k->at[r].x, v->at[r].x, &d);
+    }
+    ASSAY_TRY(ref_store(p, lse, REF_STORE_F32));
+    return ref_store(p, o, REF_STORE_ACT);
+}
+
+assay_status ref_ranks_attention_bwd(ref_pass *p, ref_tensor *dq, ref_tensor *dk, ref_tensor *dv,
+                                     const ref_tensor *dout, const ref_tensor *q, const ref_tensor *k,
+                                     const ref_tensor *v, const ref_tensor *o, const ref_tensor *lse)
+{
+    const ref_attention_desc d = describe(p, q->heads, k->heads);
+    ASSAY_TRY(ref_new_grad(p, dq, q, NULL));
+    ASSAY_TRY(ref_new_grad(p, dk, k, NULL));
+    ASSAY_TRY(ref_new_grad(p, dv, v, NULL));
+    EACH_RANK(p, r)
+    {
+        ASSAY_TRY(ref_piece_new(&p->arena, &dq->at[r], q->at[r].rows, q->at[r].cols));
+        ASSAY_TRY(ref_piece_new(&p->arena, &dk->at[r], k->at[r].rows, k->at[r].cols));
+        ASSAY_TRY(ref_piece_new(&p->arena, &dv->at[r], v->at[r].rows, v->at[r].cols));
+        ref_attention_bwd(dq->at[r].x, dk->at[r].x, dv->at[r].x, dout->at[r].x, q->at[r].x, k->at[r].x,
+                          v->at[r].x, o->at[r].x, lse->at[r].x, &d);
+    }
+    ASSAY_TRY(ref_store(p, dq, REF_STORE_ACT));
+    ASSAY_TRY(ref_store(p, dk, REF_STORE_ACT));
+    return ref_store(p, dv, REF_STORE_ACT);
+}
+
+/* --- the branch --------------------------------------------------------------------------------------- */
+
+assay_status ref_attention_branch(ref_pass *p, ref_attention_acts *a, ref_tensor *out,
+                                  const ref_tensor *hidden)
+{
+    const ref_layer_params *w = &p->e->layer[p->layer];
+    const bool sp = p->e->grid.p.sequence_parallel;
+    ref_tensor projected, branch;
+    a->hidden = *hidden;
+    ASSAY_TRY(ref_ranks_rmsnorm(p, &a->normed, &a->rstd, hidden, w->input_layernorm, "input_layernorm"));
+    ASSAY_TRY(ref_tp_enter(p, &a->whole, &a->normed, sp, "self_attention.gather"));
+    ASSAY_TRY(ref_ranks_linear(p, &a->qkv, &a->whole, w->qkv, w->qkv_bias, false, "self_attention.linear_qkv",
+                               REF_STORE_ACT));
+    ASSAY_TRY(ref_ranks_qkv_split(p, &a->q, &a->k, &a->v, &a->qkv));
+    a->q_normed = a->q;
+    a->k_normed = a->k;
+    if (w->q_layernorm >= 0) {
+        ASSAY_TRY(ref_ranks_rmsnorm(p, &a->q_normed, &a->q_rstd, &a->q, w->q_layernorm,
+                                    "self_attention.q_layernorm"));
+        ASSAY_TRY(ref_ranks_rmsnorm(p, &a->k_normed, &a->k_rstd, &a->k, w->k_layernorm,
+                                    "self_attention.k_layernorm"));
+    }
+    ASSAY_TRY(ref_ranks_rope(p, &a->q_rotated, &a->q_normed, "self_attention.rope_q"));
+    ASSAY_TRY(ref_ranks_rope(p, &a->k_rotated, &a->k_normed, "self_attention.rope_k"));
+    ASSAY_TRY(ref_ranks_attention(p, &a->o, &a->lse, &a->q_rotated, &a->k_rotated, &a->v));
+    ASSAY_TRY(ref_ranks_linear(p, &projected, &a->o, w->proj, w->proj_bias, true,
+                               "self_attention.linear_proj", REF_STORE_ACT));
+    ASSAY_TRY(ref_tp_leave(p, &branch, &projected, sp, "self_attention.reduce"));
+    return ref_ranks_add(p, out, hidden, &branch, "self_attention.residual");
+}
+
+assay_status ref_attention_branch_bwd(ref_pass *p, ref_tensor *dhidden, const ref_attention_acts *a,
+                                      const ref_tensor *dout)
+{
+    const ref_layer_params *w = &p->e->layer[p->layer];
+    const bool sp = p->e->grid.p.sequence_parallel;
+    ref_tensor dprojected, d_o, dq, dk, dv, dq_normed, dk_normed, dqkv, dwhole, dnormed, dx;
+    ASSAY_TRY(ref_tp_leave_bwd(p, &dprojected, dout, sp, "self_attention.reduce"));
+    ASSAY_TRY(ref_ranks_linear_bwd(p, &d_o, &dprojected, &a->o, w->proj, w->proj_bias, NULL));
+    ASSAY_TRY(
+        ref_ranks_attention_bwd(p, &dq, &dk, &dv, &d_o, &a->q_rotated, &a->k_rotated, &a->v, &a->o, &a->lse));
+    ASSAY_TRY(ref_ranks_rope_bwd(p, &dq_normed, &dq, &a->q_normed));
+    ASSAY_TRY(ref_ranks_rope_bwd(p, &dk_normed, &dk, &a->k_normed));
+    if (w->q_layernorm >= 0) {
+        ASSAY_TRY(ref_ranks_rmsnorm_bwd(p, &dq, &dq_normed, &a->q, &a->q_rstd, w->q_layernorm, NULL));
+        ASSAY_TRY(ref_ranks_rmsnorm_bwd(p, &dk, &dk_normed, &a->k, &a->k_rstd, w->k_layernorm, NULL));
+    } else {
+        dq = dq_normed;
+        dk = dk_normed;
+    }
+    ASSAY_TRY(ref_ranks_qkv_split_bwd(p, &dqkv, &dq, &dk, &dv, &a->qkv));
+    ASSAY_TRY(ref_ranks_linear_bwd(p, &dwhole, &dqkv, &a->whole, w->qkv, w->qkv_bias, NULL));
+    ASSAY_TRY(ref_tp_enter_bwd(p, &dnormed, &dwhole, sp, "self_attention"));
+    ASSAY_TRY(
+        ref_ranks_rmsnorm_bwd(p, &dx, &dnormed, &a->hidden, &a->rstd, w->input_layernorm, "input_layernorm"));
+    return ref_ranks_add_grad(p, dhidden, dout, &dx, &a->hidden);
+}

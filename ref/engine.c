@@ -1,0 +1,212 @@
+/* Making and freeing the state of a run; names, groups and the trace of a pass. */
+#include "ref/engine.h"
+
+#include "ref/parallel/sharding.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* --- the parameter table as indices ------------------------------------------------------------------- */
+
+static int64_t find_row(const assay_model_spec *spec, const char *name)
+{
+    const assay_param_spec *p = assay_spec_find(spec, name);
+    return p ? (int64_t)(p - spec->params) : -1;
+}
+
+static void find_layer(ref_engine *e, int64_t layer)
+{
+    ref_layer_params *w = &e->layer[layer];
+    const struct {
+        int64_t *row;
+        const char *name;
+    } table[] = {
+        {&w->input_layernorm, "input_layernorm.weight"},
+        {&w->qkv, "self_attention.linear_qkv.weight"},
+        {&w->qkv_bias, "self_attention.linear_qkv.bias"},
+        {&w->q_layernorm, "self_attention.q_layernorm.weight"},
+        {&w->k_layernorm, "self_attention.k_layernorm.weight"},
+        {&w->proj, "self_attention.linear_proj.weight"},
+        {&w->proj_bias, "self_attention.linear_proj.bias"},
+        {&w->pre_mlp_layernorm, "pre_mlp_layernorm.weight"},
+        {&w->fc1, "mlp.linear_fc1.weight"},
+        {&w->fc1_bias, "mlp.linear_fc1.bias"},
+        {&w->fc2, "mlp.linear_fc2.weight"},
+        {&w->fc2_bias, "mlp.linear_fc2.bias"},
+        {&w->router, "mlp.router.weight"},
+        {&w->expert_bias, "mlp.router.expert_bias"},
+        {&w->experts_fc1, "mlp.experts.linear_fc1.weight"},
+        {&w->experts_fc2, "mlp.experts.linear_fc2.weight"},
+        {&w->shared_fc1, "mlp.shared_experts.linear_fc1.weight"},
+        {&w->shared_fc2, "mlp.shared_experts.linear_fc2.weight"},
+        {&w->shared_gate, "mlp.shared_experts.gate_weight"},
+    };
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
+        char name[ASSAY_NAME];
+        snprintf(name, sizeof name, "decoder.layers.%lld.%s", (long long)layer, table[i].name);
+        *table[i].row = find_row(e->spec, name);
+    }
+}
+
+static assay_status find_params(ref_engine *e)
+{
+    e->embedding = find_row(e->spec, "embedding.word_embeddings.weight");
+    e->final_layernorm = find_row(e->spec, "decoder.final_layernorm.weight");
+    e->output = e->config->tie_word_embeddings ? e->embedding : find_row(e->spec, "output_layer.weight");
+    ASSAY_CHECK(e->embedding >= 0 && e->final_layernorm >= 0 && e->output >= 0, ASSAY_INTERNAL,
+                "the model spec has no embedding, final norm or output layer");
+    e->layer = calloc((size_t)e->config->num_layers, sizeof *e->layer);
+    ASSAY_CHECK(e->layer, ASSAY_OUT_OF_MEMORY, "out of memory: %lld layers",
+                (long long)e->config->num_layers);
+    for (int64_t l = 0; l < e->config->num_layers; l++)
+        find_layer(e, l);
+    return ASSAY_OK;
+}
+
+/* --- ranks -------------------------------------------------------------------------------------------- */
+
+static assay_status make_ranks(ref_engine *e)
+{
+    const assay_batches *b = e->run->batches;
+    const int tp = e->grid.p.tensor_model_parallel_size, dp = e->grid.p.data_parallel_size;
+    const size_t n_counts = (size_t)(e->config->num_layers * e->config->num_moe_experts);
+    e->ranks = calloc((size_t)e->grid.world, sizeof *e->ranks);
+    ASSAY_CHECK(e->ranks, ASSAY_OUT_OF_MEMORY, "out of memory: %d ranks", e->grid.world);
+    for (int r = 0; r < e->grid.world; r++) {
+        ref_rank *rank = &e->ranks[r];
+        rank->rank = r;
+        assay_grid_coords(&e->grid, r, &rank->at);
+        ASSAY_TRY(assay_batch_plan_make(b->microbatches, b->b, dp, rank->at.dp, &rank->plan));
+        assay_split(b->s, tp, rank->at.tp, &rank->seq_start, &rank->seq_rows);
+        rank->params = calloc((size_t)e->spec->n_params, sizeof *rank->params);
+        rank->expert_counts = calloc(n_counts + 1, sizeof *rank->expert_counts);
+        ASSAY_CHECK(rank->params && rank->expert_counts, ASSAY_OUT_OF_MEMORY,
+                    "out of memory: rank %d: %lld parameters", r, (long long)e->spec->n_params);
+    }
+    e->seq = b->s;
+    e->batch = e->ranks[0].plan.n_rows;
+    e->slots = e->ranks[0].plan.n_microbatches;
+    e->stage_ranks = e->grid.world / e->grid.p.pipeline_model_parallel_size;
+    return ASSAY_OK;
+}
+
+static assay_status make_rope(ref_engine *e)
+{
+    const assay_model_config *c = e->config;
+    const ref_rope_desc d = {.type = c->rope_type,
+                             .rotary_dim = assay_config_rotary_dim(c),
+                             .base = c->rotary_base,
+                             .factor = c->rope_factor,
+                             .low_freq_factor = c->rope_low_freq_factor,
+                             .high_freq_factor = c->rope_high_freq_factor,
+                             .original_max_position_embeddings = c->rope_original_max_position_embeddings};
+    const int64_t n = e->seq * (d.rotary_dim / 2), tokens = e->seq * e->batch;
+    ref_policy unperturbed = e->run->policy; /* the table is data, the same in every run */
+    unperturbed.perturb = 0.0;
+    e->n_positions = e->seq;
+    e->rope_cos = calloc((size_t)n + 1, sizeof(double));
+    e->rope_sin = calloc((size_t)n + 1, sizeof(double));
+    e->position = calloc((size_t)tokens + 1, sizeof(int64_t));
+    ASSAY_CHECK(e->rope_cos && e->rope_sin && e->position, ASSAY_OUT_OF_MEMORY,
+                "out of memory: %lld positions", (long long)e->seq);
+    ref_rope_table(e->rope_cos, e->rope_sin, &d, e->n_positions);
+    ref_policy_store(&unperturbed, REF_STORE_F32, "rope.cos", 0, -1, e->rope_cos, n);
+    ref_policy_store(&unperturbed, REF_STORE_F32, "rope.sin", 0, -1, e->rope_sin, n);
+    for (int64_t t = 0; t < tokens; t++)
+        e->position[t] = t / e->batch;
+    return ASSAY_OK;
+}
+
+assay_status ref_engine_make(ref_engine *e, const ref_run_config *run, double *const *weights)
+{
+    *e = (ref_engine){.run = run,
+                      .spec = run->spec,
+                      .config = &run->spec->config,
+                      .options = *run->options,
+                      .grid = run->grid};
+    ASSAY_TRY(assay_grid_check_model(&e->grid, e->config));
+    ASSAY_TRY(find_params(e));
+    ASSAY_TRY(make_ranks(e));
+    ASSAY_TRY(make_rope(e));
+    ASSAY_TRY(ref_shard_params(e, weights));
+    if (run->want_logits && !run->batches->training) {
+        const int64_t n = run->batches->b * run->batches->s * e->config->vocab_size;
+        e->logits = calloc((size_t)n, sizeof *e->logits);
+        ASSAY_CHECK(e->logits, ASSAY_OUT_OF_MEMORY, "out of memory: %lld logits", (long long)n);
+    }
+    return ASSAY_OK;
+}
+
+void ref_engine_free(ref_engine *e)
+{
+    ref_free_params(e);
+    for (int r = 0; e->ranks && r < e->grid.world; r++)
+        free(e->ranks[r].expert_counts);
+    free(e->ranks);
+    free(e->layer);
+    free(e->rope_cos);
+    free(e->rope_sin);
+    free(e->position);
+    free(e->logits);
+    *e = (ref_engine){0};
+}
+
+/* --- pass --------------------------------------------------------------------------------------------- */
+
+int64_t ref_pass_microbatch(const ref_pass *p, int r)
+{
+    return p->ranks[r].plan.first_microbatch + p->slot;
+}
+
+void ref_pass_name(const ref_pass *p, const char *instance, const char *slot, char out[ASSAY_NAME])
+{
+    snprintf(out, ASSAY_NAME, "%s%s.%s", p->prefix, instance, slot);
+}
+
+int ref_pass_group(const ref_pass *p, assay_group kind, int r, int members[ASSAY_MAX_WORLD])
+{
+    int index;
+    const int n = assay_grid_group(&p->e->grid, kind, p->ranks[r].rank, members, &index);
+    for (int i = 0; i < n; i++)
+        members[i] -= p->ranks[0].rank;
+    return index == 0 ? n : 0;
+}
+
+ref_param *ref_pass_param(const ref_pass *p, int r, int64_t param)
+{
+    return &p->ranks[r].params[param];
+}
+
+/* --- trace -------------------------------------------------------------------------------------------- */
+
+static assay_status trace_record(const ref_engine *e, const char *name, assay_phase phase, int64_t step,
+                                 int64_t microbatch, const int64_t *shape, int ndim, const void *x,
+                                 bool local, assay_dtype dtype)
+{
+    assay_trace_tensor t = {.phase = phase,
+                            .step = step,
+                            .microbatch = microbatch,
+                            .dtype = dtype,
+                            .kind = local ? ASSAY_PIECE_LOCAL : ASSAY_PIECE_SHARD,
+                            .rows_id = -1};
+    snprintf(t.name, sizeof t.name, "%s", name);
+    assay_shard_whole(&t.shard, shape, ndim);
+    t.bytes = (size_t)assay_shard_count(&t.shard) * 8;
+    return assay_trace_write_tensor(e->run->trace, &t, x);
+}
+
+assay_status ref_trace_tensor(const ref_engine *e, const char *name, assay_phase phase, int64_t step,
+                              int64_t microbatch, const int64_t *shape, int ndim, const double *x, bool local)
+{
+    if (!e->run->trace)
+        return ASSAY_OK;
+    return trace_record(e, name, phase, step, microbatch, shape, ndim, x, local, ASSAY_F64);
+}
+
+assay_status ref_trace_ints(const ref_engine *e, const char *name, assay_phase phase, int64_t step,
+                            int64_t microbatch, const int64_t *shape, int ndim, const int64_t *x, bool local)
+{
+    if (!e->run->trace)
+        return ASSAY_OK;
+    return trace_record(e, name, phase, step, microbatch, shape, ndim, x, local, ASSAY_I64);
+}

@@ -1,0 +1,89 @@
+/* State of a lockstep run: what every rank owns, and one pass (a microbatch through a pipeline stage). */
+#ifndef REF_ENGINE_H
+#define REF_ENGINE_H
+
+#include "ref/ops.h"
+#include "ref/policy.h"
+#include "ref/tensor.h"
+
+/* A parameter on one rank.  Arrays are NULL where the rank does not hold it. */
+typedef struct ref_param {
+    assay_shard shard;
+    int64_t count;
+    double *weight;               /* [count] as the products read it */
+    double *grad;                 /* [count] main gradient, summed over the microbatches */
+    int64_t own_first, own_count; /* flat range whose optimizer state this rank keeps (ZeRO-1) */
+    double *main_param;           /* [own_count] master */
+    double *exp_avg, *exp_avg_sq; /* [own_count] */
+} ref_param;
+
+typedef struct ref_rank {
+    int rank; /* in the world */
+    assay_coords at;
+    assay_batch_plan plan;
+    int64_t seq_start, seq_rows; /* this tp rank's piece of the sequence, in s */
+    ref_param *params;           /* [n_params] */
+    int64_t *expert_counts;      /* [layers, E] tokens sent to each expert in this step */
+    double loss_sum;             /* sum of token losses of the step (last stage; equal on all tp ranks) */
+    double aux_sum, z_sum;       /* this rank's part of the losses, summed over layers and microbatches */
+} ref_rank;
+
+/* Row of each parameter of a layer in the table, -1 when the layer has none. */
+typedef struct ref_layer_params {
+    int64_t input_layernorm, qkv, qkv_bias, q_layernorm, k_layernorm, proj, proj_bias;
+    int64_t pre_mlp_layernorm, fc1, fc1_bias, fc2, fc2_bias;
+    int64_t router, expert_bias, experts_fc1, experts_fc2, shared_fc1, shared_fc2, shared_gate;
+} ref_layer_params;
+
+typedef struct ref_engine {
+    const ref_run_config *run;
+    const assay_model_spec *spec;
+    const assay_model_config *config;
+    assay_train_options options; /* train_iters filled in */
+    assay_grid grid;
+    int stage_ranks;                            /* ranks of one pipeline stage */
+    ref_rank *ranks;                            /* [world]; stage p is ranks[p*stage_ranks ...] */
+    int64_t seq, batch;                         /* S and B of one pass */
+    int64_t slots;                              /* passes of a step on each stage */
+    ref_layer_params *layer;                    /* [num_layers] */
+    int64_t embedding, final_layernorm, output; /* rows of the table; output = embedding when tied */
+    int64_t n_positions;
+    double *rope_cos, *rope_sin; /* [n_positions, R/2] */
+    int64_t *position;           /* [S*B] position of a token */
+    double ce_scale;             /* 1 / targets of the step */
+    double *logits;              /* [b,s,v] whole, NULL when not wanted */
+} ref_engine;
+
+/* What one microbatch needs while it is on a stage: its place, and the memory of its activations. */
+typedef struct ref_pass {
+    ref_engine *e;
+    int stage, n;    /* n ranks of the stage */
+    ref_rank *ranks; /* [n] */
+    int64_t step, slot;
+    assay_phase phase;
+    int64_t layer;   /* -1 outside the decoder */
+    char prefix[40]; /* "decoder.layers.3." or "" */
+    ref_arena arena;
+} ref_pass;
+
+assay_status ref_engine_make(ref_engine *e, const ref_run_config *run, double *const *weights);
+void ref_engine_free(ref_engine *e);
+
+/* Number of the microbatch in the step that rank r of the pass runs. */
+int64_t ref_pass_microbatch(const ref_pass *p, int r);
+/* PREFIX + instance + "." + slot */
+void ref_pass_name(const ref_pass *p, const char *instance, const char *slot, char out[ASSAY_NAME]);
+/* Members of the group of `kind` whose first member is rank r of the stage, as stage-local numbers; 0 when r
+ * is not the first member: a loop over r visits every group once. */
+int ref_pass_group(const ref_pass *p, assay_group kind, int r, int members[ASSAY_MAX_WORLD]);
+/* Local rows of the table entry on rank r: weight, gradient. */
+ref_param *ref_pass_param(const ref_pass *p, int r, int64_t param);
+
+/* Trace (a world of 1 only; nothing happens when it is off). */
+assay_status ref_trace_tensor(const ref_engine *e, const char *name, assay_phase phase, int64_t step,
+                              int64_t microbatch, const int64_t *shape, int ndim, const double *x,
+                              bool local);
+assay_status ref_trace_ints(const ref_engine *e, const char *name, assay_phase phase, int64_t step,
+                            int64_t microbatch, const int64_t *shape, int ndim, const int64_t *x, bool local);
+
+#endif

@@ -1,0 +1,111 @@
+/* Mixture of experts on token shards: every tp rank routes its own piece of the sequence, with or without
+ * sequence parallelism (docs/OPS.md 9). */
+#include "ref/layer.h"
+#include "ref/parallel/tensor.h"
+
+/* The residual stream is whole on every tp rank, the experts work on pieces of it. */
+static bool must_cut(const ref_pass *p)
+{
+    return p->e->grid.p.tensor_model_parallel_size > 1 && !p->e->grid.p.sequence_parallel;
+}
+
+static ref_mlp_weights shared_weights(const ref_pass *p)
+{
+    const ref_layer_params *w = &p->e->layer[p->layer];
+    return (ref_mlp_weights){.fc1 = w->shared_fc1,
+                             .fc1_bias = -1,
+                             .fc2 = w->shared_fc2,
+                             .fc2_bias = -1,
+                             .instance = "mlp.shared_experts",
+                             .sp = true};
+}
+
+/* y = routed + shared(tokens), gated by sigmoid(w tokens) when there is a gate */
+static assay_status shared_fwd(ref_pass *p, ref_moe_acts *a, ref_tensor *y, const ref_tensor *routed)
+{
+    const ref_layer_params *w = &p->e->layer[p->layer];
+    const ref_mlp_weights shared = shared_weights(p);
+    ref_tensor gated;
+    ASSAY_TRY(ref_mlp_fwd(p, &a->shared, &a->shared_y, &a->tokens, &shared));
+    gated = a->shared_y;
+    if (w->shared_gate >= 0) {
+        ASSAY_TRY(ref_ranks_linear(p, &a->shared_gate, &a->tokens, w->shared_gate, -1, false,
+                                   "mlp.shared_experts.gating", REF_STORE_ACT));
+        ASSAY_TRY(
+            ref_ranks_sigmoid_gate(p, &gated, &a->shared_y, &a->shared_gate, "mlp.shared_experts.gate"));
+    }
+    return ref_ranks_add(p, y, routed, &gated, "mlp.shared_experts.add");
+}
+
+/* dsum = dtokens + the shared expert's contribution */
+static assay_status shared_bwd(ref_pass *p, ref_tensor *dsum, const ref_moe_acts *a, const ref_tensor *dy,
+                               const ref_tensor *dtokens)
+{
+    const ref_layer_params *w = &p->e->layer[p->layer];
+    const ref_mlp_weights shared = shared_weights(p);
+    ref_tensor dshared, dx, sum = *dtokens;
+    dshared = *dy;
+    if (w->shared_gate >= 0) {
+        ref_tensor dgate, dgating, with_gate;
+        ASSAY_TRY(ref_ranks_sigmoid_gate_bwd(p, &dshared, &dgate, dy, &a->shared_y, &a->shared_gate));
+        ASSAY_TRY(ref_ranks_linear_bwd(p, &dgating, &dgate, &a->tokens, w->shared_gate, -1,
+                                       "mlp.shared_experts.gating"));
+        ASSAY_TRY(ref_ranks_add_grad(p, &with_gate, &sum, &dgating, &a->tokens));
+        sum = with_gate;
+    }
+    ASSAY_TRY(ref_mlp_bwd(p, &dx, &a->shared, &dshared, &shared, "mlp.shared_experts.linear_fc1"));
+    return ref_ranks_add_grad(p, dsum, &sum, &dx, &a->tokens);
+}
+
+assay_status ref_moe_fwd(ref_pass *p, ref_moe_acts *a, ref_tensor *y, const ref_tensor *x)
+{
+    const ref_layer_params *w = &p->e->layer[p->layer];
+    ref_tensor out;
+    a->tokens = *x;
+    if (must_cut(p))
+        ASSAY_TRY(ref_tp_slice(p, &a->tokens, x, "mlp.scatter"));
+    ASSAY_TRY(ref_router_step(p, &a->router, &a->tokens));
+    ASSAY_TRY(ref_expert_dispatch(p, &a->dispatch, &a->rows, &a->row_probs, &a->tokens, &a->router.probs,
+                                  &a->router.indices));
+    const ref_ints *counts = &a->dispatch.rows_per_expert;
+    ASSAY_TRY(
+        ref_ranks_grouped_linear(p, &a->fc1, &a->rows, counts, w->experts_fc1, "mlp.experts.linear_fc1"));
+    ASSAY_TRY(ref_ranks_swiglu(p, &a->activated, &a->fc1, &a->row_probs, "mlp.experts.activation"));
+    ASSAY_TRY(ref_ranks_grouped_linear(p, &a->expert_out, &a->activated, counts, w->experts_fc2,
+                                       "mlp.experts.linear_fc2"));
+    ASSAY_TRY(ref_expert_combine(p, &a->dispatch, &out, &a->expert_out));
+    if (w->shared_fc1 >= 0) {
+        const ref_tensor routed = out;
+        ASSAY_TRY(shared_fwd(p, a, &out, &routed));
+    }
+    if (must_cut(p))
+        return ref_tp_all_gather(p, y, &out, "mlp.gather_tokens");
+    *y = out;
+    return ASSAY_OK;
+}
+
+assay_status ref_moe_bwd(ref_pass *p, ref_tensor *dx, const ref_moe_acts *a, const ref_tensor *dy)
+{
+    const ref_layer_params *w = &p->e->layer[p->layer];
+    const ref_ints *counts = &a->dispatch.rows_per_expert;
+    ref_tensor dout = *dy, dexpert_out, dactivated, dfc1, drow_probs, drows;
+    ref_tensor dpermuted, dprobs, drouter, dtokens;
+    if (must_cut(p))
+        ASSAY_TRY(ref_tp_slice(p, &dout, dy, "mlp.gather_tokens.grad"));
+    ASSAY_TRY(ref_expert_combine_bwd(p, &a->dispatch, &dexpert_out, &dout, &a->expert_out));
+    ASSAY_TRY(
+        ref_ranks_grouped_linear_bwd(p, &dactivated, &dexpert_out, &a->activated, counts, w->experts_fc2));
+    ASSAY_TRY(ref_ranks_swiglu_bwd(p, &dfc1, &drow_probs, &dactivated, &a->fc1, &a->row_probs));
+    ASSAY_TRY(ref_ranks_grouped_linear_bwd(p, &drows, &dfc1, &a->rows, counts, w->experts_fc1));
+    ASSAY_TRY(ref_expert_dispatch_bwd(p, &a->dispatch, &dpermuted, &dprobs, &drows, &drow_probs));
+    ASSAY_TRY(ref_router_step_bwd(p, &drouter, &a->router, &dprobs));
+    ASSAY_TRY(ref_ranks_add_grad(p, &dtokens, &dpermuted, &drouter, &a->tokens));
+    if (w->shared_fc1 >= 0) {
+        const ref_tensor routed = dtokens;
+        ASSAY_TRY(shared_bwd(p, &dtokens, a, &dout, &routed));
+    }
+    if (must_cut(p))
+        return ref_tp_all_gather(p, dx, &dtokens, "mlp.scatter.grad");
+    *dx = dtokens;
+    return ASSAY_OK;
+}

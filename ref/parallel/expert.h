@@ -1,0 +1,33 @@
+/* Expert parallelism: token rows travel to the rank that holds their expert and back.
+ *
+ * Every rank permutes its token shard to rows in expert order (permute), sends each row to the rank of its
+ * expert (dispatch, all_to_all over ep), sorts what arrived from [source, local expert] to [local expert,
+ * source] order (sort), and the way back is the inverse.  With ep = 1 only the permutation remains. */
+#ifndef REF_PARALLEL_EXPERT_H
+#define REF_PARALLEL_EXPERT_H
+
+#include "ref/engine.h"
+
+typedef struct ref_dispatch {
+    ref_ints row_token;                  /* [R_sent] token of each permuted row */
+    ref_ints token_row;                  /* [T,K] permuted row of each (token, slot) */
+    ref_ints tokens_per_expert;          /* [E] of this rank's tokens */
+    ref_ints sort, unsort;               /* [R_received] and its inverse; ep > 1 only */
+    ref_ints rows_per_expert;            /* [El] received rows of each local expert */
+    ref_tensor permuted, permuted_probs; /* [R_sent, H], [R_sent, 1] */
+} ref_dispatch;
+
+/* rows [R,H], row_probs [R,1] sorted by local expert, from tokens [T,H], indices [T,K], probs [T,K] */
+assay_status ref_expert_dispatch(ref_pass *p, ref_dispatch *d, ref_tensor *rows, ref_tensor *row_probs,
+                                 const ref_tensor *tokens, const ref_tensor *probs, const ref_ints *indices);
+/* y [T,H] = sum of every token's rows */
+assay_status ref_expert_combine(ref_pass *p, const ref_dispatch *d, ref_tensor *y, const ref_tensor *rows);
+/* drows [R,H] from dy [T,H] */
+assay_status ref_expert_combine_bwd(ref_pass *p, const ref_dispatch *d, ref_tensor *drows,
+                                    const ref_tensor *dy, const ref_tensor *rows);
+/* dtokens [T,H], dprobs [T,K] from drows, drow_probs */
+assay_status ref_expert_dispatch_bwd(ref_pass *p, const ref_dispatch *d, ref_tensor *dtokens,
+                                     ref_tensor *dprobs, const ref_tensor *drows,
+                                     const ref_tensor *drow_probs);
+
+#endif

@@ -1,0 +1,319 @@
+/* Weights, gradients and optimizer states over ranks. */
+#include "ref/parallel/sharding.h"
+
+#include "core/checkpoint.h"
+#include "ref/parallel/collectives.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static ref_param *param_of(const ref_engine *e, int rank, int64_t i)
+{
+    return &e->ranks[rank].params[i];
+}
+
+static assay_status new_array(double **out, int64_t n, const char *name)
+{
+    *out = calloc((size_t)n + 1, sizeof **out);
+    ASSAY_CHECK(*out, ASSAY_OUT_OF_MEMORY, "%s: out of memory: %lld elements", name, (long long)n);
+    return ASSAY_OK;
+}
+
+/* Stores an array of a parameter as the recipe says; `suffix` is ".main_grad" and so on. */
+static void store(const ref_engine *e, int64_t i, const char *suffix, ref_store_class class, int64_t step,
+                  double *x, int64_t n)
+{
+    char name[ASSAY_NAME + 16];
+    snprintf(name, sizeof name, "%s%s", e->spec->params[i].name, suffix);
+    ref_policy_store(&e->run->policy, class, name, step, -1, x, n);
+}
+
+/* --- cutting ------------------------------------------------------------------------------------------ */
+
+static assay_status cut_param(ref_engine *e, int rank, int64_t i, const double *whole)
+{
+    const assay_param_spec *spec = &e->spec->params[i];
+    ref_param *p = param_of(e, rank, i);
+    assay_shard all;
+    assay_shard_whole(&all, spec->shape, spec->ndim);
+    ASSAY_TRY(assay_param_shard(spec, &e->grid, rank, &p->shard));
+    p->count = assay_shard_count(&p->shard);
+    ASSAY_TRY(new_array(&p->weight, p->count, spec->name));
+    assay_shard_copy(p->weight, &p->shard, whole, &all, sizeof(double), NULL, false, NULL);
+    ref_policy unperturbed = e->run->policy;
+    unperturbed.perturb = 0.0;
+    ref_policy_store(&unperturbed, REF_STORE_F32, spec->name, 0, -1, p->weight, p->count);
+    if (!spec->trained)
+        return ASSAY_OK;
+    p->own_count = p->count;
+    if (e->grid.p.zero_stage >= 1) {
+        int index;
+        const int n = assay_grid_group(&e->grid, assay_param_reduce_group(spec), rank, NULL, &index);
+        assay_split(p->count, n, index, &p->own_first, &p->own_count);
+    }
+    ASSAY_TRY(new_array(&p->grad, p->count, spec->name));
+    ASSAY_TRY(new_array(&p->main_param, p->own_count, spec->name));
+    ASSAY_TRY(new_array(&p->exp_avg, p->own_count, spec->name));
+    ASSAY_TRY(new_array(&p->exp_avg_sq, p->own_count, spec->name));
+    memcpy(p->main_param, p->weight + p->own_first, (size_t)p->own_count * sizeof(double));
+    ref_policy_store(&unperturbed, REF_STORE_PAR, spec->name, 0, -1, p->weight, p->count);
+    return ASSAY_OK;
+}
+
+assay_status ref_shard_params(ref_engine *e, double *const *weights)
+{
+    for (int rank = 0; rank < e->grid.world; rank++)
+        for (int64_t i = 0; i < e->spec->n_params; i++)
+            if (assay_param_on_rank(&e->spec->params[i], &e->grid, e->config, rank))
+                ASSAY_TRY(cut_param(e, rank, i, weights[i]));
+    return ASSAY_OK;
+}
+
+void ref_free_params(ref_engine *e)
+{
+    for (int rank = 0; e->ranks && rank < e->grid.world; rank++) {
+        for (int64_t i = 0; e->ranks[rank].params && i < e->spec->n_params; i++) {
+            ref_param *p = param_of(e, rank, i);
+            free(p->weight);
+            free(p->grad);
+            free(p->main_param);
+            free(p->exp_avg);
+            free(p->exp_avg_sq);
+        }
+        free(e->ranks[rank].params);
+        e->ranks[rank].params = NULL;
+    }
+}
+
+/* --- gradients ---------------------------------------------------------------------------------------- */
+
+/* Members of the group whose first member is `rank`; 0 for the others. */
+static int group_from(const ref_engine *e, assay_group kind, int rank, int members[ASSAY_MAX_WORLD])
+{
+    int index;
+    const int n = assay_grid_group(&e->grid, kind, rank, members, &index);
+    return index == 0 ? n : 0;
+}
+
+static void sum_over(ref_engine *e, assay_group kind, int64_t i, int64_t step)
+{
+    int members[ASSAY_MAX_WORLD];
+    double *grads[ASSAY_MAX_WORLD];
+    for (int rank = 0; rank < e->grid.world; rank++) {
+        const int n = group_from(e, kind, rank, members);
+        if (n <= 1 || !param_of(e, rank, i)->grad)
+            continue;
+        for (int j = 0; j < n; j++)
+            grads[j] = param_of(e, members[j], i)->grad;
+        ref_all_reduce(grads, n, param_of(e, rank, i)->count);
+        for (int j = 0; j < n; j++)
+            store(e, i, ".main_grad", REF_STORE_F32, step, grads[j], param_of(e, rank, i)->count);
+    }
+}
+
+/* ZeRO-1: every member keeps the sum over its own flat range. */
+static assay_status reduce_scatter_over(ref_engine *e, assay_group kind, int64_t i, int64_t step)
+{
+    int members[ASSAY_MAX_WORLD];
+    double *send[ASSAY_MAX_WORLD], *recv[ASSAY_MAX_WORLD];
+    int64_t counts[ASSAY_MAX_WORLD];
+    for (int rank = 0; rank < e->grid.world; rank++) {
+        const int n = group_from(e, kind, rank, members);
+        if (n <= 1 || !param_of(e, rank, i)->grad)
+            continue;
+        double *sums;
+        ASSAY_TRY(new_array(&sums, param_of(e, rank, i)->count, e->spec->params[i].name));
+        for (int j = 0; j < n; j++) {
+            const ref_param *p = param_of(e, members[j], i);
+            send[j] = p->grad;
+            recv[j] = sums + p->own_first;
+            counts[j] = p->own_count;
+        }
+        ref_reduce_scatter(recv, send, counts, n);
+        for (int j = 0; j < n; j++) {
+            const ref_param *p = param_of(e, members[j], i);
+            memcpy(p->grad + p->own_first, recv[j], (size_t)p->own_count * sizeof(double));
+            store(e, i, ".main_grad", REF_STORE_F32, step, p->grad + p->own_first, p->own_count);
+        }
+        free(sums);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status trace_grad(const ref_engine *e, int64_t i, assay_phase phase, int64_t step)
+{
+    const assay_param_spec *spec = &e->spec->params[i];
+    char name[ASSAY_NAME + 16];
+    snprintf(name, sizeof name, "%s.main_grad", spec->name);
+    return ref_trace_tensor(e, name, phase, step, -1, spec->shape, spec->ndim, param_of(e, 0, i)->grad,
+                            false);
+}
+
+assay_status ref_reduce_gradients(ref_engine *e, int64_t step)
+{
+    for (int64_t i = 0; i < e->spec->n_params; i++) {
+        const assay_param_spec *spec = &e->spec->params[i];
+        if (!spec->trained)
+            continue;
+        ASSAY_TRY(trace_grad(e, i, ASSAY_PHASE_GRAD, step));
+        if (assay_param_sum_over_tp(spec, &e->grid))
+            sum_over(e, ASSAY_GROUP_TP, i, step);
+        if (spec->on_first_stage && spec->on_last_stage)
+            sum_over(e, ASSAY_GROUP_EMBEDDING, i, step);
+        if (e->grid.p.zero_stage >= 1)
+            ASSAY_TRY(reduce_scatter_over(e, assay_param_reduce_group(spec), i, step));
+        else
+            sum_over(e, assay_param_reduce_group(spec), i, step);
+        ASSAY_TRY(trace_grad(e, i, ASSAY_PHASE_REDUCED_GRAD, step));
+    }
+    return ASSAY_OK;
+}
+
+/* Ranks whose owned ranges together make up the parameter on `rank`: itself, or with ZeRO-1 its group. */
+static int owners(const ref_engine *e, int64_t i, int rank, int members[ASSAY_MAX_WORLD])
+{
+    if (e->grid.p.zero_stage >= 1 && e->spec->params[i].trained)
+        return assay_grid_group(&e->grid, assay_param_reduce_group(&e->spec->params[i]), rank, members, NULL);
+    members[0] = rank;
+    return 1;
+}
+
+double ref_gradient_norm(const ref_engine *e)
+{
+    int members[ASSAY_MAX_WORLD];
+    double sum = 0.0;
+    for (int64_t i = 0; i < e->spec->n_params; i++)
+        for (int rank = 0; rank < e->grid.world; rank++) {
+            if (!assay_param_counts_in_norm(&e->spec->params[i], &e->grid, e->config, rank))
+                continue;
+            const int n = owners(e, i, rank, members);
+            for (int j = 0; j < n; j++) {
+                const ref_param *p = param_of(e, members[j], i);
+                sum += ref_sumsq(p->grad + p->own_first, p->own_count);
+            }
+        }
+    return sqrt(sum);
+}
+
+/* --- update ------------------------------------------------------------------------------------------- */
+
+static void update_rank(ref_engine *e, int rank, int64_t i, const ref_adamw_desc *d)
+{
+    ref_param *p = param_of(e, rank, i);
+    const int64_t n = p->own_count, step = d->step - 1;
+    ref_adamw(p->main_param, p->exp_avg, p->exp_avg_sq, p->grad + p->own_first, d, n);
+    store(e, i, ".main_param", REF_STORE_F32, step, p->main_param, n);
+    store(e, i, ".exp_avg", REF_STORE_F32, step, p->exp_avg, n);
+    store(e, i, ".exp_avg_sq", REF_STORE_F32, step, p->exp_avg_sq, n);
+    memcpy(p->weight + p->own_first, p->main_param, (size_t)n * sizeof(double));
+    ref_policy unperturbed = e->run->policy; /* the weight is the master, rounded: one value, one storing */
+    unperturbed.perturb = 0.0;
+    ref_policy_store(&unperturbed, REF_STORE_PAR, "", step, -1, p->weight + p->own_first, n);
+}
+
+/* ZeRO-1: every rank gets the ranges that the others updated. */
+static void gather_weights(ref_engine *e, int64_t i)
+{
+    int members[ASSAY_MAX_WORLD];
+    for (int rank = 0; rank < e->grid.world; rank++) {
+        const ref_param *p = param_of(e, rank, i);
+        const int n = p->weight ? owners(e, i, rank, members) : 0;
+        for (int j = 0; j < n; j++) {
+            const ref_param *from = param_of(e, members[j], i);
+            if (members[j] != rank)
+                ref_send_recv(p->weight + from->own_first, from->weight + from->own_first, from->own_count);
+        }
+    }
+}
+
+void ref_update_params(ref_engine *e, int64_t step, double lr, double grad_scale)
+{
+    const assay_train_options *o = &e->options;
+    for (int64_t i = 0; i < e->spec->n_params; i++) {
+        const assay_param_spec *spec = &e->spec->params[i];
+        if (!spec->trained)
+            continue;
+        const ref_adamw_desc d = {.lr = lr,
+                                  .beta1 = o->adam_beta1,
+                                  .beta2 = o->adam_beta2,
+                                  .eps = o->adam_eps,
+                                  .weight_decay = spec->no_weight_decay ? 0.0 : o->weight_decay,
+                                  .grad_scale = grad_scale,
+                                  .step = step + 1};
+        for (int rank = 0; rank < e->grid.world; rank++)
+            if (param_of(e, rank, i)->weight)
+                update_rank(e, rank, i, &d);
+        if (e->grid.p.zero_stage >= 1)
+            gather_weights(e, i);
+    }
+}
+
+void ref_update_expert_bias(ref_engine *e, int64_t step)
+{
+    const int64_t n_experts = e->config->num_moe_experts;
+    int members[ASSAY_MAX_WORLD];
+    int64_t *counts[ASSAY_MAX_WORLD];
+    if (e->options.moe_router_bias_update_rate == 0.0)
+        return;
+    for (int rank = 0; rank < e->grid.world; rank++) {
+        const int n = group_from(e, ASSAY_GROUP_TP_DP_CP, rank, members);
+        for (int64_t l = 0; n > 0 && l < e->config->num_layers; l++) {
+            const int64_t i = e->layer[l].expert_bias;
+            if (i < 0 || !param_of(e, rank, i)->weight)
+                continue;
+            for (int j = 0; j < n; j++)
+                counts[j] = e->ranks[members[j]].expert_counts + l * n_experts;
+            ref_all_reduce_i64(counts, n, n_experts);
+            for (int j = 0; j < n; j++) {
+                double *bias = param_of(e, members[j], i)->weight;
+                ref_expert_bias_update(bias, counts[j], e->options.moe_router_bias_update_rate, n_experts);
+                store(e, i, "", REF_STORE_F32, step, bias, n_experts);
+            }
+        }
+    }
+}
+
+/* --- assembling --------------------------------------------------------------------------------------- */
+
+static const double *owned_range(const ref_param *p, ref_state_kind kind, bool trained)
+{
+    switch (kind) {
+    case REF_STATE_GRAD:
+        return p->grad + p->own_first;
+    case REF_STATE_MAIN:
+        return trained ? p->main_param : p->weight;
+    case REF_STATE_EXP_AVG:
+        return p->exp_avg;
+    case REF_STATE_EXP_AVG_SQ:
+        return p->exp_avg_sq;
+    }
+    return NULL;
+}
+
+assay_status ref_assemble(const ref_engine *e, int64_t i, ref_state_kind kind, double *whole)
+{
+    const assay_param_spec *spec = &e->spec->params[i];
+    int members[ASSAY_MAX_WORLD];
+    assay_shard all;
+    assay_shard_whole(&all, spec->shape, spec->ndim);
+    for (int rank = 0; rank < e->grid.world; rank++) {
+        const ref_param *p = param_of(e, rank, i);
+        const bool wanted =
+            spec->trained ? assay_param_counts_in_norm(spec, &e->grid, e->config, rank) : p->weight != NULL;
+        if (!wanted)
+            continue;
+        double *piece;
+        ASSAY_TRY(new_array(&piece, p->count, spec->name));
+        const int n = owners(e, i, rank, members);
+        for (int j = 0; j < n; j++) {
+            const ref_param *from = param_of(e, members[j], i);
+            const int64_t count = spec->trained ? from->own_count : from->count;
+            memcpy(piece + from->own_first, owned_range(from, kind, spec->trained),
+                   (size_t)count * sizeof(double));
+        }
+        assay_shard_copy(whole, &all, piece, &p->shard, sizeof(double), NULL, false, NULL);
+        free(piece);
+    }
+    return ASSAY_OK;
+}

@@ -1,0 +1,26 @@
+/* Weights and optimizer states over ranks: cutting whole weights, reducing gradients, ZeRO-1, assembling. */
+#ifndef REF_PARALLEL_SHARDING_H
+#define REF_PARALLEL_SHARDING_H
+
+#include "ref/engine.h"
+
+typedef enum { REF_STATE_GRAD, REF_STATE_MAIN, REF_STATE_EXP_AVG, REF_STATE_EXP_AVG_SQ } ref_state_kind;
+
+/* Arrays of every parameter on every rank, filled from the whole weights (weights[i] [count]). */
+assay_status ref_shard_params(ref_engine *e, double *const *weights);
+void ref_free_params(ref_engine *e);
+
+/* Sums the gradients of the step over tp (parameters that saw pieces of the sequence), over first and last
+ * stage (tied embedding), over DP_CP or EDP: all_reduce, or with ZeRO-1 reduce_scatter to the flat range each
+ * rank owns.  No averaging. */
+assay_status ref_reduce_gradients(ref_engine *e, int64_t step);
+/* sqrt of the sum of squares, every parameter counted once however it is replicated and cut. */
+double ref_gradient_norm(const ref_engine *e);
+/* AdamW on the owned range of every rank, then the weights are rounded and (ZeRO-1) all-gathered. */
+void ref_update_params(ref_engine *e, int64_t step, double lr, double grad_scale);
+/* Router expert biases, once per step, from the counts summed over all ranks of a stage. */
+void ref_update_expert_bias(ref_engine *e, int64_t step);
+/* whole [count] of the global shape = the pieces of all ranks; buffers: REF_STATE_MAIN. */
+assay_status ref_assemble(const ref_engine *e, int64_t param, ref_state_kind kind, double *whole);
+
+#endif

@@ -1,0 +1,52 @@
+/* Rounding and perturbing of stored tensors. */
+#include "ref/policy.h"
+
+#include "core/hash.h"
+#include "core/philox.h"
+#include "ref/replay.h"
+#include <math.h>
+
+assay_dtype ref_policy_dtype(const ref_policy *p, ref_store_class class)
+{
+    if (p->precision == ASSAY_PRECISION_FP64 || class == REF_STORE_F64)
+        return ASSAY_F64;
+    if (p->precision == ASSAY_PRECISION_BF16 && (class == REF_STORE_ACT || class == REF_STORE_PAR))
+        return ASSAY_BF16;
+    return ASSAY_F32;
+}
+
+/* Uniform in [-1, 1): 53 bits of one Philox block. */
+static double draw_xi(uint64_t seed, uint64_t stream, uint64_t element)
+{
+    uint32_t w[4];
+    assay_philox(seed, stream, element, w);
+    const uint64_t bits = ((uint64_t)w[0] << 21) ^ (uint64_t)(w[1] >> 11);
+    return ldexp((double)bits, -52) - 1.0;
+}
+
+static uint64_t stream_of(const char *name, int64_t step, int64_t microbatch)
+{
+    char key[ASSAY_NAME + 64];
+    snprintf(key, sizeof key, "%s|%lld|%lld", name, (long long)step, (long long)microbatch);
+    return assay_name_hash(key);
+}
+
+void ref_policy_store(const ref_policy *p, ref_store_class class, const char *name, int64_t step,
+                      int64_t microbatch, double *x, int64_t n)
+{
+    if (class == REF_STORE_EXACT)
+        return;
+    const assay_dtype dtype = ref_policy_dtype(p, class);
+    if (p->perturb > 0.0) {
+        const double u = ldexp(p->perturb, -assay_dtype_precision(dtype));
+        const uint64_t stream = stream_of(name, step, microbatch);
+#pragma omp parallel for schedule(static) if (n > 20000)
+        for (int64_t i = 0; i < n; i++)
+            x[i] *= 1.0 + u * draw_xi(p->perturb_seed, stream, (uint64_t)i);
+    }
+    if (dtype == ASSAY_F64)
+        return;
+#pragma omp parallel for schedule(static) if (n > 20000)
+    for (int64_t i = 0; i < n; i++)
+        x[i] = ref_round(x[i], dtype);
+}

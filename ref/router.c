@@ -1,0 +1,215 @@
+/* The router on lockstep tensors: logits, choice (own or replayed), combine weights, auxiliary losses. */
+#include "ref/layer.h"
+#include "ref/parallel/collectives.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static ref_router_desc describe(const ref_pass *p, int64_t tokens)
+{
+    const assay_model_config *c = p->e->config;
+    return (ref_router_desc){.tokens = tokens,
+                             .experts = c->num_moe_experts,
+                             .topk = c->moe_router_topk,
+                             .score_function = c->moe_router_score_function,
+                             .pre_softmax = c->moe_router_pre_softmax,
+                             .norm_topk_prob = c->norm_topk_prob,
+                             .scaling_factor = c->moe_router_topk_scaling_factor,
+                             .num_groups = c->moe_router_num_groups,
+                             .group_topk = c->moe_router_group_topk};
+}
+
+/* --- replay ------------------------------------------------------------------------------------------- */
+
+static assay_status check_choice(const ref_pass *p, const int64_t *indices, int64_t token, int64_t k)
+{
+    const int64_t e = p->e->config->num_moe_experts;
+    for (int64_t j = 0; j < k; j++)
+        ASSAY_CHECK(indices[j] >= 0 && indices[j] < e && (j == 0 || indices[j] > indices[j - 1]),
+                    ASSAY_INVALID_ARGUMENT,
+                    "replayed routing: layer %lld, step %lld, token %lld: expected ascending experts in "
+                    "0..%lld, found %lld at place %lld",
+                    (long long)p->layer, (long long)p->step, (long long)token, (long long)(e - 1),
+                    (long long)indices[j], (long long)j);
+    return ASSAY_OK;
+}
+
+/* Overwrites the choice of rank r's tokens [T,K] by the recorded one, if there is one.  The record is of the
+ * whole microbatch: rows t = s*B + b with all B rows of the file. */
+static assay_status replay(ref_pass *p, int r, bool aux, int64_t *indices, int64_t k)
+{
+    const ref_engine *e = p->e;
+    const ref_rank *rank = &p->ranks[r];
+    const int64_t whole_b = e->run->batches->b, t = e->seq * whole_b;
+    void *memory;
+    if (!e->run->routing)
+        return ASSAY_OK;
+    ASSAY_TRY(ref_arena_alloc(&p->arena, t * k, sizeof(int64_t), &memory));
+    int64_t *whole = memory;
+    if (!e->run->routing(e->run->routing_user, p->step, ref_pass_microbatch(p, r), p->layer, aux, whole, t,
+                         k))
+        return ASSAY_OK;
+    for (int64_t s = 0; s < rank->seq_rows; s++)
+        for (int64_t b = 0; b < e->batch; b++) {
+            const int64_t from = (rank->seq_start + s) * whole_b + rank->plan.first_row + b;
+            ASSAY_TRY(check_choice(p, whole + from * k, from, k));
+            memcpy(indices + (s * e->batch + b) * k, whole + from * k, (size_t)k * sizeof *indices);
+        }
+    return ASSAY_OK;
+}
+
+/* --- auxiliary losses --------------------------------------------------------------------------------- */
+
+static bool has_aux(const ref_pass *p)
+{
+    return p->e->options.moe_aux_loss_coeff != 0.0 || p->e->options.moe_z_loss_coeff != 0.0;
+}
+
+/* Ranks that share the tokens of one microbatch. */
+static assay_group aux_group(const ref_pass *p)
+{
+    return p->ranks[0].plan.rows_split ? ASSAY_GROUP_TP_DP_CP : ASSAY_GROUP_TP;
+}
+
+/* This rank's sums over its tokens; counts are summed over the group afterwards. */
+typedef struct aux_sums {
+    ref_piece score_sums;
+    double z_sum;
+} aux_sums;
+
+static assay_status local_sums(ref_pass *p, ref_router_acts *a, int r, aux_sums *sums)
+{
+    const assay_model_config *c = p->e->config;
+    const int64_t t = a->logits.at[r].rows, e = c->num_moe_experts, k = c->moe_router_topk;
+    const ref_router_desc d = describe(p, t);
+    ref_piece scores;
+    ref_int_piece indices;
+    ASSAY_TRY(ref_piece_new(&p->arena, &scores, t, e));
+    ASSAY_TRY(ref_int_piece_new(&p->arena, &indices, t, k));
+    ASSAY_TRY(ref_piece_new(&p->arena, &sums->score_sums, 1, e));
+    ASSAY_TRY(ref_int_piece_new(&p->arena, &a->aux_counts.at[r], 1, e));
+    ref_router_aux_scores(scores.x, a->logits.at[r].x, &d);
+    ref_router_aux_topk(indices.x, scores.x, &d);
+    ASSAY_TRY(replay(p, r, true, indices.x, k));
+    ref_router_aux_sums(sums->score_sums.x, a->aux_counts.at[r].x, &sums->z_sum, scores.x, indices.x,
+                        a->logits.at[r].x, &d);
+    char name[ASSAY_NAME];
+    const ref_policy *policy = &p->e->run->policy;
+    const int64_t m = ref_pass_microbatch(p, r), shape[3] = {p->e->seq, p->e->batch, e};
+    ref_pass_name(p, "mlp.router.aux", "aux_scores", name);
+    ASSAY_TRY(ref_trace_tensor(p->e, name, p->phase, p->step, m, shape, 3, scores.x, false));
+    ref_pass_name(p, "mlp.router.aux", "score_sums", name);
+    ref_policy_store(policy, REF_STORE_F32, name, p->step, m, sums->score_sums.x, e);
+    ASSAY_TRY(ref_trace_tensor(p->e, name, p->phase, p->step, m, &e, 1, sums->score_sums.x, false));
+    ref_pass_name(p, "mlp.router.aux", "z_sum", name);
+    ref_policy_store(policy, REF_STORE_F32, name, p->step, m, &sums->z_sum, 1);
+    ref_pass_name(p, "mlp.router.aux", "tokens_per_expert", name);
+    return ref_trace_ints(p->e, name, p->phase, p->step, m, &e, 1, a->aux_counts.at[r].x, false);
+}
+
+static assay_status aux_fwd(ref_pass *p, ref_router_acts *a)
+{
+    const int64_t e = p->e->config->num_moe_experts;
+    int members[ASSAY_MAX_WORLD];
+    int64_t *counts[ASSAY_MAX_WORLD];
+    void *memory;
+    ASSAY_TRY(ref_arena_alloc(&p->arena, p->n, sizeof(aux_sums), &memory));
+    aux_sums *sums = memory;
+    ASSAY_TRY(ref_ints_new(&p->arena, &a->aux_counts, p->n));
+    for (int r = 0; r < p->n; r++)
+        ASSAY_TRY(local_sums(p, a, r, &sums[r]));
+    for (int r = 0; r < p->n; r++) {
+        const int n = ref_pass_group(p, aux_group(p), r, members);
+        int64_t tokens = 0;
+        for (int i = 0; i < n; i++) {
+            counts[i] = a->aux_counts.at[members[i]].x;
+            tokens += a->logits.at[members[i]].rows;
+        }
+        ref_all_reduce_i64(counts, n, e);
+        if (n > 0)
+            a->aux_tokens = tokens; /* the same in every group */
+    }
+    for (int r = 0; r < p->n; r++) {
+        const ref_router_desc d = describe(p, a->logits.at[r].rows);
+        char name[ASSAY_NAME];
+        double losses[2];
+        ref_router_aux_loss(losses, sums[r].score_sums.x, a->aux_counts.at[r].x, &sums[r].z_sum,
+                            p->e->options.moe_aux_loss_coeff, p->e->options.moe_z_loss_coeff, a->aux_tokens,
+                            &d);
+        ref_pass_name(p, "mlp.router.aux_loss", "losses", name);
+        ref_policy_store(&p->e->run->policy, REF_STORE_F32, name, p->step, ref_pass_microbatch(p, r), losses,
+                         2);
+        p->ranks[r].aux_sum += losses[0];
+        p->ranks[r].z_sum += losses[1];
+    }
+    return ASSAY_OK;
+}
+
+/* --- router ------------------------------------------------------------------------------------------- */
+
+static assay_status choose(ref_pass *p, ref_router_acts *a, int r)
+{
+    const assay_model_config *c = p->e->config;
+    const int64_t t = a->logits.at[r].rows, e = c->num_moe_experts, k = c->moe_router_topk;
+    const int64_t bias = p->e->layer[p->layer].expert_bias;
+    const ref_router_desc d = describe(p, t);
+    ref_piece keys;
+    ASSAY_TRY(ref_piece_new(&p->arena, &keys, t, e));
+    ASSAY_TRY(ref_piece_new(&p->arena, &a->scores.at[r], t, e));
+    ASSAY_TRY(ref_piece_new(&p->arena, &a->probs.at[r], t, k));
+    ASSAY_TRY(ref_int_piece_new(&p->arena, &a->indices.at[r], t, k));
+    ref_router_scores(a->scores.at[r].x, keys.x, a->logits.at[r].x,
+                      bias >= 0 ? ref_pass_param(p, r, bias)->weight : NULL, &d);
+    ref_router_topk(a->indices.at[r].x, keys.x, &d);
+    ASSAY_TRY(replay(p, r, false, a->indices.at[r].x, k));
+    ref_router_probs(a->probs.at[r].x, a->scores.at[r].x, a->logits.at[r].x, a->indices.at[r].x, &d);
+    return ASSAY_OK;
+}
+
+assay_status ref_router_step(ref_pass *p, ref_router_acts *a, const ref_tensor *tokens)
+{
+    const ref_layer_params *w = &p->e->layer[p->layer];
+    a->tokens = *tokens;
+    ASSAY_TRY(
+        ref_ranks_linear(p, &a->logits, tokens, w->router, -1, false, "mlp.router.gating", REF_STORE_F32));
+    ASSAY_TRY(ref_new(p, &a->scores, "mlp.router", "scores"));
+    ASSAY_TRY(ref_new(p, &a->probs, "mlp.router", "probs"));
+    ASSAY_TRY(ref_ints_new(&p->arena, &a->indices, p->n));
+    for (int r = 0; r < p->n; r++)
+        ASSAY_TRY(choose(p, a, r));
+    ASSAY_TRY(ref_store(p, &a->scores, REF_STORE_F32));
+    ASSAY_TRY(ref_store(p, &a->probs, REF_STORE_F32));
+    char name[ASSAY_NAME];
+    const int64_t shape[3] = {p->e->seq, p->e->batch, a->indices.at[0].cols};
+    ref_pass_name(p, "mlp.router", "indices", name);
+    ASSAY_TRY(ref_trace_ints(p->e, name, p->phase, p->step, ref_pass_microbatch(p, 0), shape, 3,
+                             a->indices.at[0].x, false));
+    return has_aux(p) ? aux_fwd(p, a) : ASSAY_OK;
+}
+
+assay_status ref_router_step_bwd(ref_pass *p, ref_tensor *dtokens, const ref_router_acts *a,
+                                 const ref_tensor *dprobs)
+{
+    const assay_train_options *o = &p->e->options;
+    ref_tensor dlogits;
+    ASSAY_TRY(ref_new_grad(p, &dlogits, &a->logits, NULL));
+    for (int r = 0; r < p->n; r++) {
+        const ref_piece *logits = &a->logits.at[r];
+        const ref_router_desc d = describe(p, logits->rows);
+        ASSAY_TRY(ref_piece_new(&p->arena, &dlogits.at[r], logits->rows, logits->cols));
+        ref_router_bwd(dlogits.at[r].x, dprobs->at[r].x, a->indices.at[r].x, a->scores.at[r].x, logits->x,
+                       &d);
+    }
+    ASSAY_TRY(ref_store(p, &dlogits, REF_STORE_F32));
+    if (has_aux(p)) {
+        for (int r = 0; r < p->n; r++) {
+            const ref_router_desc d = describe(p, a->logits.at[r].rows);
+            ref_router_aux_bwd(dlogits.at[r].x, a->logits.at[r].x, a->aux_counts.at[r].x,
+                               o->moe_aux_loss_coeff, o->moe_z_loss_coeff,
+                               1.0 / (double)p->e->run->batches->microbatches, a->aux_tokens, &d);
+        }
+        ASSAY_TRY(ref_store(p, &dlogits, REF_STORE_F32));
+    }
+    return ref_ranks_linear_bwd(p, dtokens, &dlogits, &a->tokens, p->e->layer[p->layer].router, -1,
+                                "mlp.router.gating");
+}

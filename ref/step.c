@@ -1,0 +1,139 @@
+/* The body of `assay step --engine ref`. */
+#include "ref/ref.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* Everything that one run needs, loaded from the paths of the options. */
+typedef struct step_inputs {
+    assay_model_config *config;
+    assay_model_spec *spec;
+    assay_batches batches;
+    double **weights;
+    assay_trace_writer *trace;
+    ref_run_config run;
+} step_inputs;
+
+static assay_status open_trace(step_inputs *in, const assay_train_options *o)
+{
+    assay_status st = ASSAY_OK;
+    json_t *model = NULL, *header = NULL;
+    char layout[ASSAY_LAYOUT_TEXT];
+    if (!o->trace[0])
+        return ASSAY_OK;
+    ASSAY_CHECK(in->run.grid.world == 1, ASSAY_UNSUPPORTED,
+                "trace: the reference traces whole tensors of an unsharded run, found a layout of %d ranks",
+                in->run.grid.world);
+    assay_layout_format(&in->run.grid.p, layout);
+    ASSAY_TRY(assay_config_to_json(in->config, &model));
+    header = json_pack("{s:s, s:s, s:s, s:o}", "engine", "ref", "precision",
+                       assay_precision_name(o->precision), "layout", layout, "model", model);
+    ASSAY_CHECK(header, ASSAY_OUT_OF_MEMORY, "out of memory");
+    st = assay_trace_writer_open(&in->trace, o->trace, 0, 1, header, o->trace_hash_only);
+    json_decref(header);
+    in->run.trace = in->trace;
+    return st;
+}
+
+static assay_status load(step_inputs *in, const assay_train_options *o)
+{
+    assay_parallel_config layout;
+    ASSAY_CHECK(!o->load[0] && !o->save[0], ASSAY_UNSUPPORTED,
+                "%s: the reference reads and writes no checkpoints, found '%s'", o->load[0] ? "load" : "save",
+                o->load[0] ? o->load : o->save);
+    ASSAY_CHECK(!o->fault[0], ASSAY_UNSUPPORTED, "fault: the reference has no planted faults, found '%s'",
+                o->fault);
+    ASSAY_TRY(assay_train_options_check(o));
+    in->config = calloc(1, sizeof *in->config);
+    ASSAY_CHECK(in->config, ASSAY_OUT_OF_MEMORY, "out of memory");
+    ASSAY_TRY(assay_config_load(o->model, in->config));
+    ASSAY_TRY(assay_spec_build(in->config, &in->spec));
+    ASSAY_TRY(assay_layout_parse(o->layout[0] ? o->layout : "1", &layout));
+    in->run = (ref_run_config){.spec = in->spec,
+                               .options = o,
+                               .batches = &in->batches,
+                               .policy = {.precision = o->precision},
+                               .want_logits = true};
+    ASSAY_TRY(assay_grid_make(&layout, &in->run.grid));
+    ASSAY_TRY(assay_grid_check_model(&in->run.grid, in->config));
+    ASSAY_TRY(assay_batches_open(&in->batches, o->batch, in->config->vocab_size));
+    ASSAY_TRY(ref_weights_load(in->spec, o->model, o->seed, &in->weights));
+    in->run.want_grads = !in->batches.training;
+    in->run.want_states = in->batches.training;
+    return open_trace(in, o);
+}
+
+static void unload(step_inputs *in)
+{
+    assay_trace_writer_destroy(in->trace);
+    if (in->spec)
+        ref_weights_free(in->spec, in->weights);
+    assay_batches_close(&in->batches);
+    assay_spec_destroy(in->spec);
+    free(in->config);
+}
+
+/* One canonical tensor as the Hugging Face tensors of the folder: PREFIX.<name on disk>. */
+static assay_status write_parts(assay_tensorwriter *w, const assay_param_spec *p, const double *canonical,
+                                const char *prefix)
+{
+    for (int i = 0; i < p->n_parts; i++) {
+        const assay_hf_part *h = &p->parts[i];
+        char name[ASSAY_NAME + 16];
+        int64_t count;
+        ASSAY_CHECK(assay_shape_count(h->shape, h->ndim, &count), ASSAY_LIMIT, "%s: too many elements",
+                    h->name);
+        double *part = malloc(((size_t)count + 1) * sizeof *part);
+        ASSAY_CHECK(part, ASSAY_OUT_OF_MEMORY, "%s: out of memory", h->name);
+        ref_hf_extract(p, i, canonical, part);
+        snprintf(name, sizeof name, "%s.%s", prefix, h->name);
+        const assay_status st = assay_tensorwriter_add_copy(w, name, ASSAY_F64, h->shape, h->ndim, part);
+        free(part);
+        ASSAY_TRY(st);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status write_result(const step_inputs *in, const ref_run_result *r, const char *path)
+{
+    assay_status st = ASSAY_OK;
+    assay_tensorwriter *w = NULL;
+    ASSAY_TRY(assay_tensorwriter_create(&w, path));
+    ASSAY_TRY_GOTO(assay_tensorwriter_metadata(w, "engine", "ref"), st, done);
+    ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "loss", ASSAY_F64, &r->steps, 1, r->loss), st, done);
+    if (in->batches.training)
+        ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "grad_norm", ASSAY_F64, &r->steps, 1, r->grad_norm), st,
+                       done);
+    for (int64_t i = 0; i < r->n_tensors; i++) {
+        const ref_named_tensor *t = &r->tensors[i];
+        const assay_param_spec *p = assay_spec_find(in->spec, t->name);
+        if (strcmp(t->kind, "logits") == 0)
+            ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "logits", ASSAY_F64, t->shape, t->ndim, t->data), st,
+                           done);
+        else if (p && (strcmp(t->kind, "grad") == 0 || strcmp(t->kind, "weight") == 0))
+            ASSAY_TRY_GOTO(write_parts(w, p, t->data, t->kind), st, done);
+        else if (p && strcmp(t->kind, "expert_bias") == 0)
+            ASSAY_TRY_GOTO(write_parts(w, p, t->data, "weight"), st, done);
+    }
+    ASSAY_TRY_GOTO(assay_tensorwriter_finish(w), st, done);
+done:
+    assay_tensorwriter_destroy(w);
+    return st;
+}
+
+assay_status ref_step(const assay_train_options *options)
+{
+    assay_status st = ASSAY_OK;
+    step_inputs in = {0};
+    ref_run_result result = {0};
+    ASSAY_CHECK(options->out[0], ASSAY_INVALID_ARGUMENT, "out: expected the path of the result, found none");
+    ASSAY_TRY_GOTO(load(&in, options), st, done);
+    ASSAY_TRY_GOTO(ref_run(&in.run, in.weights, &result), st, done);
+    if (in.trace)
+        ASSAY_TRY_GOTO(assay_trace_writer_close(in.trace), st, done);
+    ASSAY_TRY_GOTO(write_result(&in, &result, options->out), st, done);
+done:
+    ref_run_result_free(&result);
+    unload(&in);
+    return st;
+}

@@ -1,0 +1,244 @@
+/* The training loop: forward and backward of every microbatch, reduction, norm, clip, AdamW. */
+#include "ref/parallel/pipeline.h"
+#include "ref/parallel/sharding.h"
+
+#include <cblas.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- result ------------------------------------------------------------------------------------------- */
+
+static assay_status add_tensor(ref_run_result *result, const char *kind, const char *name, int64_t step,
+                               const int64_t *shape, int ndim, ref_named_tensor **out)
+{
+    int64_t count;
+    ASSAY_CHECK(assay_shape_count(shape, ndim, &count), ASSAY_LIMIT, "%s: too many elements", name);
+    ref_named_tensor *grown =
+        realloc(result->tensors, (size_t)(result->n_tensors + 1) * sizeof *result->tensors);
+    ASSAY_CHECK(grown, ASSAY_OUT_OF_MEMORY, "out of memory: %lld tensors", (long long)result->n_tensors);
+    result->tensors = grown;
+    ref_named_tensor *t = &grown[result->n_tensors];
+    memset(t, 0, sizeof *t);
+    snprintf(t->name, sizeof t->name, "%s", name);
+    snprintf(t->kind, sizeof t->kind, "%s", kind);
+    t->step = step;
+    t->ndim = ndim;
+    memcpy(t->shape, shape, (size_t)ndim * sizeof *shape);
+    t->data = calloc((size_t)count + 1, sizeof *t->data);
+    ASSAY_CHECK(t->data, ASSAY_OUT_OF_MEMORY, "%s: out of memory: %lld elements", name, (long long)count);
+    result->n_tensors++;
+    *out = t;
+    return ASSAY_OK;
+}
+
+static assay_status add_states(ref_engine *e, ref_run_result *result, const char *kind, ref_state_kind what,
+                               bool trained, int64_t step)
+{
+    for (int64_t i = 0; i < e->spec->n_params; i++) {
+        const assay_param_spec *p = &e->spec->params[i];
+        ref_named_tensor *t;
+        if (p->trained != trained)
+            continue;
+        ASSAY_TRY(add_tensor(result, kind, p->name, step, p->shape, p->ndim, &t));
+        ASSAY_TRY(ref_assemble(e, i, what, t->data));
+    }
+    return ASSAY_OK;
+}
+
+static assay_status add_final(ref_engine *e, ref_run_result *result)
+{
+    const int64_t last = result->steps - 1;
+    if (e->logits) {
+        const int64_t shape[3] = {e->run->batches->b, e->seq, e->config->vocab_size};
+        ref_named_tensor *t;
+        ASSAY_TRY(add_tensor(result, "logits", "logits", 0, shape, 3, &t));
+        memcpy(t->data, e->logits, (size_t)(shape[0] * shape[1] * shape[2]) * sizeof(double));
+    }
+    if (!e->run->want_states)
+        return ASSAY_OK;
+    ASSAY_TRY(add_states(e, result, "weight", REF_STATE_MAIN, true, last));
+    ASSAY_TRY(add_states(e, result, "exp_avg", REF_STATE_EXP_AVG, true, last));
+    ASSAY_TRY(add_states(e, result, "exp_avg_sq", REF_STATE_EXP_AVG_SQ, true, last));
+    return add_states(e, result, "expert_bias", REF_STATE_MAIN, false, last);
+}
+
+const ref_named_tensor *ref_result_find(const ref_run_result *r, const char *kind, const char *name,
+                                        int64_t step)
+{
+    for (int64_t i = 0; i < r->n_tensors; i++)
+        if (strcmp(r->tensors[i].kind, kind) == 0 && strcmp(r->tensors[i].name, name) == 0 &&
+            r->tensors[i].step == step)
+            return &r->tensors[i];
+    return NULL;
+}
+
+void ref_run_result_free(ref_run_result *r)
+{
+    for (int64_t i = 0; i < r->n_tensors; i++)
+        free(r->tensors[i].data);
+    free(r->tensors);
+    free(r->loss);
+    free(r->grad_norm);
+    free(r->aux_loss);
+    free(r->z_loss);
+    *r = (ref_run_result){0};
+}
+
+/* --- step --------------------------------------------------------------------------------------------- */
+
+static void begin_step(ref_engine *e)
+{
+    const size_t n_counts = (size_t)(e->config->num_layers * e->config->num_moe_experts);
+    for (int r = 0; r < e->grid.world; r++) {
+        ref_rank *rank = &e->ranks[r];
+        rank->loss_sum = rank->aux_sum = rank->z_sum = 0.0;
+        if (n_counts > 0)
+            memset(rank->expert_counts, 0, n_counts * sizeof *rank->expert_counts);
+        for (int64_t i = 0; i < e->spec->n_params; i++)
+            if (rank->params[i].grad)
+                memset(rank->params[i].grad, 0, (size_t)rank->params[i].count * sizeof(double));
+    }
+}
+
+/* One number for the whole step, all microbatches and dp ranks: the token-mean contract. */
+static assay_status count_targets(ref_engine *e, int64_t step)
+{
+    int64_t n = 0;
+    for (int64_t m = 0; m < e->run->batches->microbatches; m++)
+        n += assay_batches_n_targets(e->run->batches, step, m);
+    ASSAY_CHECK(n > 0, ASSAY_INVALID_ARGUMENT,
+                "labels: step %lld: expected at least one label that is not -100 behind the first position, "
+                "found none",
+                (long long)step);
+    e->ce_scale = 1.0 / (double)n;
+    return ASSAY_OK;
+}
+
+static void report_losses(const ref_engine *e, ref_run_result *result, int64_t step)
+{
+    const int last_stage = e->grid.p.pipeline_model_parallel_size - 1;
+    double loss = 0.0, aux = 0.0, z = 0.0;
+    for (int r = 0; r < e->grid.world; r++) {
+        const ref_rank *rank = &e->ranks[r];
+        if (rank->at.pp == last_stage && rank->at.tp == 0)
+            loss += rank->loss_sum; /* equal on all tp ranks */
+        aux += rank->aux_sum;
+        z += rank->z_sum;
+    }
+    const double per_microbatch = 1.0 / (double)e->run->batches->microbatches;
+    result->loss[step] = loss * e->ce_scale;
+    result->aux_loss[step] = aux * per_microbatch;
+    result->z_loss[step] = z * per_microbatch;
+}
+
+static assay_status trace_states(const ref_engine *e, int64_t step)
+{
+    char name[ASSAY_NAME + 16];
+    for (int64_t i = 0; i < e->spec->n_params; i++) {
+        const assay_param_spec *spec = &e->spec->params[i];
+        const ref_param *p = &e->ranks[0].params[i];
+        const struct {
+            const char *suffix;
+            const double *x;
+        } table[] = {{".main_param", p->main_param},
+                     {".exp_avg", p->exp_avg},
+                     {".exp_avg_sq", p->exp_avg_sq},
+                     {"", p->weight}};
+        for (size_t j = 0; j < sizeof table / sizeof *table; j++) {
+            if (!table[j].x)
+                continue;
+            snprintf(name, sizeof name, "%s%s", spec->name, table[j].suffix);
+            ASSAY_TRY(ref_trace_tensor(e, name, ASSAY_PHASE_OPTIMIZER, step, -1, spec->shape, spec->ndim,
+                                       table[j].x, false));
+        }
+    }
+    return ASSAY_OK;
+}
+
+static assay_status trace_step(const ref_engine *e, const ref_run_result *result, int64_t step, bool training)
+{
+    const int64_t one = 1;
+    if (!e->run->trace)
+        return ASSAY_OK;
+    ASSAY_TRY(
+        ref_trace_tensor(e, "loss", ASSAY_PHASE_OPTIMIZER, step, -1, &one, 1, result->loss + step, false));
+    ASSAY_TRY(ref_trace_tensor(e, "grad_norm", ASSAY_PHASE_OPTIMIZER, step, -1, &one, 1,
+                               result->grad_norm + step, false));
+    if (training)
+        ASSAY_TRY(trace_states(e, step));
+    return assay_trace_end_step(e->run->trace);
+}
+
+static assay_status run_step(ref_engine *e, ref_run_result *result, int64_t step)
+{
+    const bool training = e->run->batches->training;
+    begin_step(e);
+    ASSAY_TRY(count_targets(e, step));
+    ASSAY_TRY(ref_pipeline_step(e, step));
+    ASSAY_TRY(ref_reduce_gradients(e, step));
+    report_losses(e, result, step);
+    result->grad_norm[step] = ref_gradient_norm(e);
+    if (e->run->want_grads)
+        ASSAY_TRY(add_states(e, result, "grad", REF_STATE_GRAD, true, step));
+    if (training) {
+        const double clip = ref_clip_scale(result->grad_norm[step], e->options.clip_grad);
+        ref_update_params(e, step, ref_learning_rate(&e->options, step), clip);
+        ref_update_expert_bias(e, step);
+    }
+    return trace_step(e, result, step, training);
+}
+
+/* --- run ---------------------------------------------------------------------------------------------- */
+
+static assay_status check_run(const ref_run_config *c)
+{
+    ASSAY_CHECK(c->grid.world == 1 || !c->trace, ASSAY_UNSUPPORTED,
+                "the reference traces whole tensors of an unsharded run, found a layout of %d ranks",
+                c->grid.world);
+    ASSAY_CHECK(c->grid.world == 1 || c->policy.perturb == 0.0, ASSAY_UNSUPPORTED,
+                "perturbed runs are unsharded (replicas would differ), found a layout of %d ranks",
+                c->grid.world);
+    ASSAY_CHECK(c->policy.perturb >= 0.0 && isfinite(c->policy.perturb), ASSAY_INVALID_ARGUMENT,
+                "perturb: expected a number >= 0, found %g", c->policy.perturb);
+    ASSAY_CHECK(c->options->train_iters <= c->batches->steps, ASSAY_INVALID_ARGUMENT,
+                "train_iters: the batch file holds %lld steps, found train_iters %lld",
+                (long long)c->batches->steps, (long long)c->options->train_iters);
+    return ASSAY_OK;
+}
+
+static assay_status alloc_result(ref_run_result *result, int64_t steps)
+{
+    *result = (ref_run_result){.steps = steps};
+    double **const arrays[] = {&result->loss, &result->grad_norm, &result->aux_loss, &result->z_loss};
+    for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
+        *arrays[i] = calloc((size_t)steps, sizeof(double));
+        ASSAY_CHECK(*arrays[i], ASSAY_OUT_OF_MEMORY, "out of memory: %lld steps", (long long)steps);
+    }
+    return ASSAY_OK;
+}
+
+assay_status ref_run(const ref_run_config *config, double *const *weights, ref_run_result *result)
+{
+    assay_status st = ASSAY_OK;
+    ref_engine e = {0};
+    *result = (ref_run_result){0};
+    ASSAY_TRY(check_run(config));
+    const int64_t wanted = config->batches->training ? config->options->train_iters : 0;
+    const int64_t steps = wanted > 0 ? wanted : config->batches->steps;
+    /* One thread in OpenBLAS: bits must not depend on the number of threads (ref/ops/linear.c). */
+    const int blas_threads = openblas_get_num_threads();
+    openblas_set_num_threads(1);
+    ASSAY_TRY_GOTO(ref_engine_make(&e, config, weights), st, done);
+    e.options.train_iters = steps;
+    ASSAY_TRY_GOTO(alloc_result(result, steps), st, done);
+    for (int64_t step = 0; step < steps; step++)
+        ASSAY_TRY_GOTO(run_step(&e, result, step), st, done);
+    ASSAY_TRY_GOTO(add_final(&e, result), st, done);
+done:
+    openblas_set_num_threads(blas_threads);
+    ref_engine_free(&e);
+    if (st != ASSAY_OK)
+        ref_run_result_free(result);
+    return st;
+}

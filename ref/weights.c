@@ -1,0 +1,185 @@
+/* Initial weights: from a Hugging Face folder, or drawn; and the way between canonical and Hugging Face
+ * tensors. */
+#include "ref/ref.h"
+
+#include "core/hash.h"
+#include "core/philox.h"
+#include "ref/replay.h"
+#include <limits.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* --- parts -------------------------------------------------------------------------------------------- */
+
+static int64_t row_length(const assay_hf_part *part)
+{
+    return part->ndim == 2 ? part->shape[1] : 1;
+}
+
+void ref_hf_extract(const assay_param_spec *p, int part_index, const double *canonical, double *part)
+{
+    const assay_hf_part *h = &p->parts[part_index];
+    const int64_t n = row_length(h);
+    for (int i = 0; i < h->n_pieces; i++)
+        memcpy(part + h->pieces[i].src * n, canonical + h->pieces[i].dst * n,
+               (size_t)(h->pieces[i].rows * n) * sizeof *part);
+}
+
+void ref_hf_insert(const assay_param_spec *p, int part_index, const double *part, double *canonical)
+{
+    const assay_hf_part *h = &p->parts[part_index];
+    const int64_t n = row_length(h);
+    for (int i = 0; i < h->n_pieces; i++)
+        memcpy(canonical + h->pieces[i].dst * n, part + h->pieces[i].src * n,
+               (size_t)(h->pieces[i].rows * n) * sizeof *part);
+}
+
+/* --- reading ------------------------------------------------------------------------------------------ */
+
+static double half_to_double(uint16_t h)
+{
+    const int sign = h >> 15, exponent = (h >> 10) & 31, fraction = h & 1023;
+    double x;
+    if (exponent == 31)
+        x = fraction ? (double)NAN : HUGE_VAL;
+    else if (exponent == 0)
+        x = ldexp((double)fraction, -24);
+    else
+        x = ldexp((double)(fraction + 1024), exponent - 25);
+    return sign ? -x : x;
+}
+
+/* Element i of stored data (any alignment) as a double. */
+static double load_element(const char *data, assay_dtype dtype, int64_t i)
+{
+    if (dtype == ASSAY_F64) {
+        double x;
+        memcpy(&x, data + i * 8, sizeof x);
+        return x;
+    }
+    if (dtype == ASSAY_F32) {
+        float x;
+        memcpy(&x, data + i * 4, sizeof x);
+        return (double)x;
+    }
+    uint16_t h;
+    memcpy(&h, data + i * 2, sizeof h);
+    if (dtype == ASSAY_F16)
+        return half_to_double(h);
+    const uint32_t bits = (uint32_t)h << 16;
+    float x;
+    memcpy(&x, &bits, sizeof x);
+    return (double)x;
+}
+
+static assay_status read_part(const assay_param_spec *p, int index, const assay_tensorfile *f,
+                              double *canonical)
+{
+    const assay_hf_part *h = &p->parts[index];
+    const assay_tensor_info *info;
+    ASSAY_TRY(assay_tensorfile_get(f, h->name, ASSAY_DTYPE_COUNT, h->shape, h->ndim, &info));
+    const assay_dtype t = info->dtype;
+    ASSAY_CHECK(t == ASSAY_F64 || t == ASSAY_F32 || t == ASSAY_BF16 || t == ASSAY_F16, ASSAY_UNSUPPORTED,
+                "%s: tensor '%s': expected F64, F32, BF16 or F16, found %s", assay_tensorfile_path(f),
+                h->name, assay_dtype_name(t));
+    double *part = malloc(((size_t)info->count + 1) * sizeof *part);
+    ASSAY_CHECK(part, ASSAY_OUT_OF_MEMORY, "%s: out of memory", h->name);
+    for (int64_t i = 0; i < info->count; i++)
+        part[i] = load_element(info->data, t, i);
+    ref_hf_insert(p, index, part, canonical);
+    free(part);
+    return ASSAY_OK;
+}
+
+/* --- drawing ------------------------------------------------------------------------------------------ */
+
+/* Rounded to F32, the dtype of masters, in every precision: all recipes start from the same numbers. */
+static void draw(const assay_param_spec *p, uint64_t seed, double *x, int64_t n)
+{
+    const uint64_t stream = assay_name_hash(p->name);
+    const double scale = p->init_std * ASSAY_PHILOX_UNIT;
+    for (int64_t i = 0; i < n; i++) {
+        if (p->init == ASSAY_INIT_ONE)
+            x[i] = 1.0;
+        else if (p->init == ASSAY_INIT_ZERO)
+            x[i] = 0.0;
+        else
+            x[i] = ref_round((double)assay_philox_normal4(seed, stream, (uint64_t)i) * scale, ASSAY_F32);
+    }
+}
+
+/* --- all ---------------------------------------------------------------------------------------------- */
+
+static assay_status exists_in(const char *dir, const char *file, bool *out)
+{
+    char path[PATH_MAX];
+    struct stat sb;
+    const int n = snprintf(path, sizeof path, "%s/%s", dir, file);
+    ASSAY_CHECK(n > 0 && (size_t)n < sizeof path, ASSAY_LIMIT, "%s: the path is too long", dir);
+    *out = stat(path, &sb) == 0;
+    return ASSAY_OK;
+}
+
+static assay_status has_weights(const char *model_dir, bool *out)
+{
+    *out = false;
+    if (!model_dir || !model_dir[0])
+        return ASSAY_OK;
+    ASSAY_TRY(exists_in(model_dir, "model.safetensors", out));
+    if (!*out)
+        ASSAY_TRY(exists_in(model_dir, "model.safetensors.index.json", out));
+    return ASSAY_OK;
+}
+
+static assay_status fill_weights(const assay_model_spec *spec, const assay_tensorfile *f, uint64_t seed,
+                                 double **weights)
+{
+    for (int64_t i = 0; i < spec->n_params; i++) {
+        const assay_param_spec *p = &spec->params[i];
+        int64_t n;
+        ASSAY_CHECK(assay_shape_count(p->shape, p->ndim, &n) && n < INT64_MAX / 16, ASSAY_LIMIT,
+                    "%s: too many elements", p->name);
+        weights[i] = calloc((size_t)n + 1, sizeof(double));
+        ASSAY_CHECK(weights[i], ASSAY_OUT_OF_MEMORY, "%s: out of memory: %lld elements", p->name,
+                    (long long)n);
+        if (!f)
+            draw(p, seed, weights[i], n);
+        for (int part = 0; f && part < p->n_parts; part++)
+            ASSAY_TRY(read_part(p, part, f, weights[i]));
+    }
+    return ASSAY_OK;
+}
+
+assay_status ref_weights_load(const assay_model_spec *spec, const char *model_dir, uint64_t seed,
+                              double ***weights)
+{
+    assay_status st = ASSAY_OK;
+    assay_tensorfile *f = NULL;
+    bool stored;
+    *weights = NULL;
+    ASSAY_TRY(has_weights(model_dir, &stored));
+    if (stored)
+        ASSAY_TRY(assay_tensorfile_open(&f, model_dir));
+    double **w = calloc((size_t)spec->n_params + 1, sizeof *w);
+    ASSAY_CHECK_GOTO(w, ASSAY_OUT_OF_MEMORY, st, done, "out of memory: %lld parameters",
+                     (long long)spec->n_params);
+    st = fill_weights(spec, f, seed, w);
+    if (st != ASSAY_OK) {
+        ref_weights_free(spec, w);
+        goto done;
+    }
+    *weights = w;
+done:
+    if (f)
+        assay_tensorfile_close(f);
+    return st;
+}
+
+void ref_weights_free(const assay_model_spec *spec, double **weights)
+{
+    for (int64_t i = 0; weights && i < spec->n_params; i++)
+        free(weights[i]);
+    free(weights);
+}
