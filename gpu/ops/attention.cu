@@ -1,0 +1,314 @@
+/* Attention forward, and the split of the fused query-key-value projection.  docs/OPS.md 5.
+ *
+ *   k0  one thread for each query and head; three passes over the keys:       fp32, sequential fma, two-pass
+ *       maximum, sum, weighted values
+ *   k1  one warp for each query and head, online softmax over tiles of 32     fp32, sequential fma, tile 32
+ *       keys (Milakov & Gimelshein 2018; Dao et al. 2022): keys and values
+ *       of a tile are read once by a block of 8 warps into shared memory;
+ *       a lane computes the score of one key, the maximum goes by shuffles,
+ *       then a lane owns the output elements lane, lane + 32, ...
+ *
+ * In both, every score, the sum of exponentials and every output element is one chain in ascending order. */
+#include "gpu/ops/attention.cuh"
+
+/* exp(s - reference) never meets inf - inf because of an all -inf row. */
+__device__ static __forceinline__ float finite_max(float m)
+{
+    return m == -INFINITY ? 0.0f : m;
+}
+
+template <class T>
+__global__ void attention_fwd_k0(T *o, float *lse, const T *q, const T *k, const T *v, attention_args a)
+{
+    const int64_t rows = a.seq_q * a.batch * a.heads;
+    for (int64_t row = gpu_thread(); row < rows; row += gpu_threads()) {
+        const int64_t token = row / a.heads, head = row % a.heads, b = token % a.batch;
+        const int64_t group = head / (a.heads / a.groups);
+        const T *qr = q + row * a.d;
+        float m = -INFINITY;
+        bool any = false;
+        for (int64_t s = 0; s < a.seq_k; ++s) {
+            const int64_t j = s * a.batch + b;
+            if (!attention_visible(a, token, j))
+                continue;
+            any = true;
+            m = fmaxf(m, a.scale * attention_dot(qr, k + (j * a.groups + group) * a.d, a.d));
+        }
+        m = finite_max(m);
+        float sum = 0.0f;
+        for (int64_t s = 0; s < a.seq_k; ++s) {
+            const int64_t j = s * a.batch + b;
+            if (attention_visible(a, token, j))
+                sum += expf(a.scale * attention_dot(qr, k + (j * a.groups + group) * a.d, a.d) - m);
+        }
+        const float l = any ? m + logf(sum) : -INFINITY;
+        lse[row] = l;
+        for (int64_t first = 0; first < a.dv; first += ATTENTION_CHUNK) {
+            float acc[ATTENTION_CHUNK] = {0.0f};
+            const int n = min((int)(a.dv - first), (int)ATTENTION_CHUNK);
+            for (int64_t s = 0; s < a.seq_k; ++s) {
+                const int64_t j = s * a.batch + b;
+                if (!attention_visible(a, token, j))
+                    continue;
+                const float p = expf(a.scale * attention_dot(qr, k + (j * a.groups + group) * a.d, a.d) - l);
+                const T *vr = v + (j * a.groups + group) * a.dv + first;
+                for (int i = 0; i < n; ++i)
+                    acc[i] = fmaf(p, gpu_load(vr + i), acc[i]);
+            }
+            for (int i = 0; i < n; ++i)
+                gpu_store(o + row * a.dv + first + i, acc[i]);
+        }
+    }
+}
+
+/* A block takes ATTENTION_WARPS consecutive rows of one (batch row, group); a row is a (query, head of the
+ * group), head fastest, so that all rows of a block read the same keys. */
+template <class T, int CHUNKS>
+__global__ void attention_fwd_k1(T *o, float *lse, const T *q, const T *k, const T *v, attention_args a)
+{
+    GPU_DYNAMIC_SHARED(float, shared);
+    const int64_t per_group = a.heads / a.groups, rows = a.seq_q * per_group;
+    const int64_t blocks = (rows + ATTENTION_WARPS - 1) / ATTENTION_WARPS;
+    const int64_t which = blockIdx.x / blocks, group = which % a.groups, b = which / a.groups;
+    const int lane = (int)threadIdx.x, warp = (int)threadIdx.y;
+    const int64_t row = blockIdx.x % blocks * ATTENTION_WARPS + warp;
+    const bool active = row < rows;
+    const int64_t token = active ? row / per_group * a.batch + b : 0;
+    const int64_t head = active ? group * per_group + row % per_group : 0;
+    const int64_t k_stride = a.d + 1; /* lanes read one column: an odd stride keeps them on different banks */
+    float *k_tile = shared, *v_tile = k_tile + ATTENTION_TILE * k_stride;
+    float *q_row = v_tile + ATTENTION_TILE * a.dv + warp * a.d;
+    float *p_row = v_tile + ATTENTION_TILE * a.dv + ATTENTION_WARPS * a.d + warp * ATTENTION_TILE;
+
+    for (int64_t i = lane; i < a.d; i += GPU_WARP)
+        q_row[i] = active ? gpu_load(q + (token * a.heads + head) * a.d + i) : 0.0f;
+    float m = -INFINITY, sum = 0.0f, acc[CHUNKS] = {0.0f};
+    bool any = false;
+    for (int64_t base = 0; base < a.seq_k; base += ATTENTION_TILE) {
+        const int64_t j = base + lane;
+        const bool visible = active && j < a.seq_k && attention_visible(a, token, j * a.batch + b);
+        if (!__syncthreads_or(visible))
+            continue; /* the whole block; also: the previous tile has been read by everybody */
+        attention_load_tile(k_tile, k_stride, k + (b * a.groups + group) * a.d, a.batch * a.groups * a.d,
+                            base, a.seq_k, a.d);
+        attention_load_tile(v_tile, a.dv, v + (b * a.groups + group) * a.dv, a.batch * a.groups * a.dv, base,
+                            a.seq_k, a.dv);
+        __syncthreads();
+        float score = -INFINITY;
+        if (visible)
+            score = a.scale * attention_dot(q_row, k_tile + lane * k_stride, a.d);
+        const unsigned mask = __ballot_sync(gpu_all_lanes, visible);
+        const float larger = fmaxf(m, gpu_warp_max(score));
+        const float reference = finite_max(larger);
+        /* Before the first finite score there is nothing to rescale: sum and acc are 0, or NaN. */
+        const float rescale = m == -INFINITY ? 1.0f : expf(m - reference);
+        p_row[lane] = visible ? expf(score - reference) : 0.0f;
+        __syncwarp();
+        if (mask != 0) {
+            any = true;
+            m = larger;
+            sum *= rescale;
+            for (int c = 0; c < CHUNKS; ++c)
+                acc[c] *= rescale;
+            for (int i = 0; i < ATTENTION_TILE; ++i) {
+                if ((mask >> i & 1u) == 0)
+                    continue; /* never 0 * v: a hidden row may hold anything */
+                const float p = p_row[i];
+                sum += p;
+                for (int c = 0; c < CHUNKS; ++c) {
+                    const int64_t column = lane + GPU_WARP * c;
+                    if (column < a.dv)
+                        acc[c] = fmaf(p, v_tile[i * a.dv + column], acc[c]);
+                }
+            }
+        }
+        __syncwarp();
+    }
+    if (!active)
+        return;
+    const int64_t out = token * a.heads + head;
+    for (int c = 0; c < CHUNKS; ++c) {
+        const int64_t column = lane + GPU_WARP * c;
+        if (column < a.dv)
+            gpu_store(o + out * a.dv + column, any ? acc[c] / sum : 0.0f);
+    }
+    if (lane == 0)
+        lse[out] = any ? finite_max(m) + logf(sum) : -INFINITY;
+}
+
+template <class T, int CHUNKS>
+static cudaError_t launch_k1(gpu_tensor o, gpu_tensor lse, gpu_tensor q, gpu_tensor k, gpu_tensor v,
+                             const attention_args &a, cudaStream_t stream)
+{
+    const int64_t rows = a.seq_q * (a.heads / a.groups);
+    const int64_t blocks = (rows + ATTENTION_WARPS - 1) / ATTENTION_WARPS * a.batch * a.groups;
+    const size_t bytes = sizeof(float) * (size_t)(ATTENTION_TILE * (a.d + 1) + ATTENTION_TILE * a.dv +
+                                                  ATTENTION_WARPS * a.d + ATTENTION_WARPS * ATTENTION_TILE);
+    const cudaError_t e = attention_allow_shared(attention_fwd_k1<T, CHUNKS>, bytes);
+    if (e != cudaSuccess)
+        return e;
+    return GPU_LAUNCH((attention_fwd_k1<T, CHUNKS>), dim3((unsigned)blocks), dim3(GPU_WARP, ATTENTION_WARPS),
+                      bytes, stream, (T *)o.data, (float *)lse.data, (const T *)q.data, (const T *)k.data,
+                      (const T *)v.data, a);
+}
+
+template <class T>
+static cudaError_t launch_fwd(int variant, gpu_tensor o, gpu_tensor lse, gpu_tensor q, gpu_tensor k,
+                              gpu_tensor v, const attention_args &a, cudaStream_t stream)
+{
+    if (variant == 0)
+        return GPU_LAUNCH_NO_BARRIER(attention_fwd_k0<T>, gpu_grid(a.seq_q * a.batch * a.heads, GPU_BLOCK),
+                                     dim3(GPU_BLOCK), 0, stream, (T *)o.data, (float *)lse.data,
+                                     (const T *)q.data, (const T *)k.data, (const T *)v.data, a);
+    switch (attention_chunks(a.dv)) {
+    case 1:
+        return launch_k1<T, 1>(o, lse, q, k, v, a, stream);
+    case 2:
+        return launch_k1<T, 2>(o, lse, q, k, v, a, stream);
+    case 4:
+        return launch_k1<T, 4>(o, lse, q, k, v, a, stream);
+    default:
+        return launch_k1<T, 8>(o, lse, q, k, v, a, stream);
+    }
+}
+
+static assay_status check_sizes(const char *op, const gpu_attention_desc *d)
+{
+    int64_t tokens = 0, n = 0;
+    ASSAY_CHECK(d->batch >= 0 && d->seq_q >= 0 && d->seq_k >= 0 && d->window >= 0, ASSAY_INVALID_ARGUMENT,
+                "%s: expected sizes of 0 or more, found batch %" PRId64 ", seq_q %" PRId64 ", seq_k %" PRId64
+                ", window %" PRId64,
+                op, d->batch, d->seq_q, d->seq_k, d->window);
+    ASSAY_CHECK(d->groups >= 1 && d->heads >= 1 && d->heads % d->groups == 0, ASSAY_INVALID_ARGUMENT,
+                "%s: heads: expected a positive multiple of groups %" PRId64 ", found %" PRId64, op,
+                d->groups, d->heads);
+    ASSAY_CHECK(d->head_dim >= 1 && d->head_dim_v >= 1, ASSAY_INVALID_ARGUMENT,
+                "%s: head_dim: expected 1 or more, found %" PRId64 " and %" PRId64, op, d->head_dim,
+                d->head_dim_v);
+    ASSAY_CHECK(d->head_dim <= ATTENTION_MAX_DIM && d->head_dim_v <= ATTENTION_MAX_DIM, ASSAY_UNSUPPORTED,
+                "%s: head_dim: expected at most %d, found %" PRId64 " and %" PRId64, op, ATTENTION_MAX_DIM,
+                d->head_dim, d->head_dim_v);
+    ASSAY_CHECK(assay_mul_i64(d->seq_q, d->batch, &tokens) && assay_mul_i64(tokens, d->heads, &n) &&
+                    n / ATTENTION_WARPS < INT32_MAX && assay_mul_i64(d->seq_k, d->batch, &tokens) &&
+                    assay_mul_i64(tokens, d->groups, &n) && n / ATTENTION_WARPS < INT32_MAX,
+                ASSAY_INVALID_ARGUMENT,
+                "%s: batch %" PRId64 ", seq_q %" PRId64 ", seq_k %" PRId64 ", heads %" PRId64
+                " are too large",
+                op, d->batch, d->seq_q, d->seq_k, d->heads);
+    ASSAY_CHECK(isfinite(d->scale), ASSAY_INVALID_ARGUMENT, "%s: scale: expected a finite number, found %g",
+                op, (double)d->scale);
+    return ASSAY_OK;
+}
+
+assay_status gpu_attention_check(const char *op, const gpu_attention_desc *d, gpu_tensor q, gpu_tensor k,
+                                 gpu_tensor v)
+{
+    ASSAY_TRY(check_sizes(op, d));
+    const int64_t tq = d->seq_q * d->batch, tk = d->seq_k * d->batch;
+    ASSAY_TRY(gpu_check_act(op, "q", q));
+    ASSAY_TRY(gpu_check_tensor(op, "k", k, q.dtype, q.dtype));
+    ASSAY_TRY(gpu_check_tensor(op, "v", v, q.dtype, q.dtype));
+    ASSAY_TRY(gpu_check_count(op, "q", q, tq * d->heads * d->head_dim));
+    ASSAY_TRY(gpu_check_count(op, "k", k, tk * d->groups * d->head_dim));
+    ASSAY_TRY(gpu_check_count(op, "v", v, tk * d->groups * d->head_dim_v));
+    ASSAY_TRY(gpu_check_tensor(op, "q_position", d->q_position, ASSAY_I64, ASSAY_I64));
+    ASSAY_TRY(gpu_check_tensor(op, "k_position", d->k_position, ASSAY_I64, ASSAY_I64));
+    ASSAY_TRY(gpu_check_count(op, "q_position", d->q_position, tq));
+    ASSAY_TRY(gpu_check_count(op, "k_position", d->k_position, tk));
+    if (gpu_tensor_present(d->first_key)) {
+        ASSAY_TRY(gpu_check_tensor(op, "first_key", d->first_key, ASSAY_I64, ASSAY_I64));
+        ASSAY_TRY(gpu_check_count(op, "first_key", d->first_key, tq));
+    }
+    return ASSAY_OK;
+}
+
+assay_status gpu_attention_fwd(gpu_ctx *ctx, gpu_tensor o, gpu_tensor lse, gpu_tensor q, gpu_tensor k,
+                               gpu_tensor v, const gpu_attention_desc *d, cudaStream_t stream)
+{
+    const char *op = "attention_fwd";
+    ASSAY_TRY(gpu_attention_check(op, d, q, k, v));
+    const int64_t tq = d->seq_q * d->batch;
+    ASSAY_TRY(gpu_check_tensor(op, "o", o, q.dtype, q.dtype));
+    ASSAY_TRY(gpu_check_tensor(op, "lse", lse, ASSAY_F32, ASSAY_F32));
+    ASSAY_TRY(gpu_check_count(op, "o", o, tq * d->heads * d->head_dim_v));
+    ASSAY_TRY(gpu_check_count(op, "lse", lse, tq * d->heads));
+    const int variant = gpu_variant(ctx, GPU_FAMILY_ATTENTION, 1, 1);
+    if (tq > 0)
+        GPU_LAUNCHED(
+            GPU_BY_ACT(q.dtype, launch_fwd, variant, o, lse, q, k, v, attention_args_make(d), stream), op);
+    assay_arith arith = gpu_arith_sequential(GPU_ULP_EXP);
+    arith.tile = variant == 0 ? 0 : ATTENTION_TILE;
+    gpu_declare(ctx, variant, arith);
+    return ASSAY_OK;
+}
+
+/* One thread for each element of qkv; BACK: from q, k, v to qkv.  Rows hold for each group its query heads,
+ * its key head, its value head. */
+template <class T, bool BACK>
+__global__ void qkv_split_k0(T *q, T *k, T *v, T *qkv, int64_t tokens, int64_t groups, int64_t per_group,
+                             int64_t d)
+{
+    const int64_t width = (per_group + 2) * d;
+    for (int64_t e = gpu_thread(); e < tokens * groups * width; e += gpu_threads()) {
+        const int64_t row = e / width, column = e % width; /* row = token * groups + group */
+        const int64_t head = column / d, i = column % d;
+        T *other = head < per_group ? q + (row * per_group + head) * d + i
+                                    : (head == per_group ? k : v) + row * d + i;
+        if (BACK)
+            qkv[e] = *other;
+        else
+            *other = qkv[e];
+    }
+}
+
+template <class T>
+static cudaError_t launch_split(bool back, gpu_tensor q, gpu_tensor k, gpu_tensor v, gpu_tensor qkv,
+                                cudaStream_t stream)
+{
+    const int64_t tokens = k.shape[0], groups = k.shape[1], d = k.shape[2];
+    const int64_t per_group = q.shape[1] / groups, n = gpu_tensor_count(qkv);
+    if (back)
+        return GPU_LAUNCH_NO_BARRIER((qkv_split_k0<T, true>), gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0,
+                                     stream, (T *)q.data, (T *)k.data, (T *)v.data, (T *)qkv.data, tokens,
+                                     groups, per_group, d);
+    return GPU_LAUNCH_NO_BARRIER((qkv_split_k0<T, false>), gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                 (T *)q.data, (T *)k.data, (T *)v.data, (T *)qkv.data, tokens, groups,
+                                 per_group, d);
+}
+
+static assay_status qkv_split(gpu_ctx *ctx, const char *op, bool back, gpu_tensor q, gpu_tensor k,
+                              gpu_tensor v, gpu_tensor qkv, cudaStream_t stream)
+{
+    const char *const names[2][4] = {{"q", "k", "v", "qkv"}, {"dq", "dk", "dv", "dqkv"}};
+    const char *const *name = names[back];
+    const gpu_tensor tensor[4] = {q, k, v, qkv};
+    ASSAY_TRY(gpu_check_act(op, name[3], qkv));
+    for (int i = 0; i < 3; ++i) {
+        ASSAY_TRY(gpu_check_tensor(op, name[i], tensor[i], qkv.dtype, qkv.dtype));
+        ASSAY_CHECK(tensor[i].ndim == 3, ASSAY_INVALID_ARGUMENT,
+                    "%s: %s: expected 3 dimensions [T,heads,D], found %d", op, name[i], tensor[i].ndim);
+    }
+    const int64_t tokens = k.shape[0], groups = k.shape[1], d = k.shape[2], heads = q.shape[1];
+    ASSAY_CHECK(groups >= 1 && heads % groups == 0, ASSAY_INVALID_ARGUMENT,
+                "%s: %s: expected a multiple of %" PRId64 " heads, found %" PRId64, op, name[0], groups,
+                heads);
+    ASSAY_TRY(gpu_check_shape2(op, name[0], q, tokens * heads, d));
+    ASSAY_TRY(gpu_check_shape2(op, name[2], v, tokens * groups, d));
+    ASSAY_TRY(gpu_check_count(op, name[3], qkv, tokens * (heads + 2 * groups) * d));
+    if (gpu_tensor_count(qkv) > 0)
+        GPU_LAUNCHED(GPU_BY_ACT(qkv.dtype, launch_split, back, q, k, v, qkv, stream), op);
+    gpu_declare(ctx, 0, gpu_arith_elementwise(0));
+    return ASSAY_OK;
+}
+
+assay_status gpu_qkv_split_fwd(gpu_ctx *ctx, gpu_tensor q, gpu_tensor k, gpu_tensor v, gpu_tensor qkv,
+                               cudaStream_t stream)
+{
+    return qkv_split(ctx, "qkv_split_fwd", false, q, k, v, qkv, stream);
+}
+
+assay_status gpu_qkv_split_bwd(gpu_ctx *ctx, gpu_tensor dqkv, gpu_tensor dq, gpu_tensor dk, gpu_tensor dv,
+                               cudaStream_t stream)
+{
+    return qkv_split(ctx, "qkv_split_bwd", true, dq, dk, dv, dqkv, stream);
+}

@@ -1,0 +1,84 @@
+/* What the attention kernels share: the sizes, which keys a query sees, tiles of rows in shared memory. */
+#ifndef GPU_OPS_ATTENTION_CUH
+#define GPU_OPS_ATTENTION_CUH
+
+#include "gpu/device.cuh"
+
+/* Keys (or queries) of a tile: one for each lane.  Warps of a block: one row each. */
+enum { ATTENTION_TILE = 32, ATTENTION_WARPS = 8, ATTENTION_MAX_DIM = 256, ATTENTION_CHUNK = 32 };
+
+/* Token (s, b) is row s * batch + b of every tensor. */
+typedef struct attention_args {
+    int64_t batch, seq_q, seq_k, heads, groups, d, dv, window;
+    float scale;
+    const int64_t *q_position, *k_position, *first_key;
+} attention_args;
+
+__device__ static __forceinline__ bool attention_visible(const attention_args &a, int64_t q_row,
+                                                         int64_t k_row)
+{
+    const int64_t q = a.q_position[q_row], k = a.k_position[k_row];
+    const int64_t first = a.first_key != nullptr ? a.first_key[q_row] : 0;
+    return k <= q && k >= first && (a.window <= 0 || k > q - a.window);
+}
+
+/* Sum over d ascending: one chain of fma. */
+template <class TA, class TB>
+__device__ static __forceinline__ float attention_dot(const TA *x, const TB *y, int64_t n)
+{
+    float sum = 0.0f;
+    for (int64_t i = 0; i < n; ++i)
+        sum = fmaf(gpu_load(x + i), gpu_load(y + i), sum);
+    return sum;
+}
+
+/* A block of (32, ATTENTION_WARPS) threads copies rows base .. base+31 of a sequence, as fp32, into tile
+ * [32][stride].  Row s starts at src + s * row_step.  Rows past the end become zeros. */
+template <class T>
+__device__ static __forceinline__ void attention_load_tile(float *tile, int64_t stride, const T *src,
+                                                           int64_t row_step, int64_t base, int64_t rows,
+                                                           int64_t width)
+{
+    for (int row = (int)threadIdx.y; row < ATTENTION_TILE; row += ATTENTION_WARPS)
+        for (int64_t i = threadIdx.x; i < width; i += GPU_WARP)
+            tile[row * stride + i] = base + row < rows ? gpu_load(src + (base + row) * row_step + i) : 0.0f;
+}
+
+static inline attention_args attention_args_make(const gpu_attention_desc *d)
+{
+    attention_args a;
+    a.batch = d->batch;
+    a.seq_q = d->seq_q;
+    a.seq_k = d->seq_k;
+    a.heads = d->heads;
+    a.groups = d->groups;
+    a.d = d->head_dim;
+    a.dv = d->head_dim_v;
+    a.window = d->window;
+    a.scale = d->scale;
+    a.q_position = (const int64_t *)d->q_position.data;
+    a.k_position = (const int64_t *)d->k_position.data;
+    a.first_key = (const int64_t *)d->first_key.data;
+    return a;
+}
+
+/* Sizes, positions, q, k, v; defined in attention.cu. */
+assay_status gpu_attention_check(const char *op, const gpu_attention_desc *d, gpu_tensor q, gpu_tensor k,
+                                 gpu_tensor v);
+
+/* More than 48 KB of dynamic shared memory is asked for by name. */
+template <class... P> static cudaError_t attention_allow_shared(void (*kernel)(P...), size_t bytes)
+{
+    if (bytes <= (size_t)48 << 10)
+        return cudaSuccess;
+    return cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, (int)bytes);
+}
+
+/* Smallest of 1, 2, 4, 8 with 32 * chunks >= n: head dimensions are spread over the lanes in that many
+ * registers. */
+static inline int attention_chunks(int64_t n)
+{
+    return n <= 32 ? 1 : n <= 64 ? 2 : n <= 128 ? 4 : 8;
+}
+
+#endif

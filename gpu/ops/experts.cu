@@ -1,0 +1,208 @@
+/* Permutation of token rows to experts and back.  docs/OPS.md 7.
+ *
+ *   k0  one thread for each expert walks all choices; one thread for each element copied     integers, exact
+ *   k1  plan: one warp for each expert, 32 choices at a time, places by ballots              integers, exact
+ *
+ * combine_rows adds in fp32, k ascending, and rounds once.  An index outside its range is a violated
+ * precondition; it never reads or writes outside a buffer: gather and combine then give NaN (I64: -1), the
+ * plan skips it. */
+#include "gpu/device.cuh"
+
+__global__ void plan_count_k0(int64_t *tokens_per_expert, const int64_t *indices, int64_t n, int64_t experts)
+{
+    for (int64_t e = gpu_thread(); e < experts; e += gpu_threads()) {
+        int64_t count = 0;
+        for (int64_t i = 0; i < n; ++i)
+            count += indices[i] == e;
+        tokens_per_expert[e] = count;
+    }
+}
+
+__global__ void plan_fill_k0(int64_t *row_token, int64_t *row_slot, int64_t *token_row,
+                             const int64_t *tokens_per_expert, const int64_t *indices, int64_t n, int64_t k,
+                             int64_t experts)
+{
+    for (int64_t e = gpu_thread(); e < experts; e += gpu_threads()) {
+        int64_t row = 0;
+        for (int64_t i = 0; i < e; ++i)
+            row += tokens_per_expert[i];
+        for (int64_t i = 0; i < n; ++i)
+            if (indices[i] == e) {
+                row_token[row] = i / k;
+                row_slot[row] = i % k;
+                token_row[i] = row++;
+            }
+    }
+}
+
+__global__ void plan_count_k1(int64_t *tokens_per_expert, const int64_t *indices, int64_t n, int64_t experts)
+{
+    const int64_t step = (int64_t)gridDim.x * blockDim.y;
+    for (int64_t e = gpu_warp_row(); e < experts; e += step) {
+        int64_t count = 0;
+        for (int64_t base = 0; base < n; base += GPU_WARP) {
+            const int64_t i = base + threadIdx.x;
+            count += __popc(__ballot_sync(gpu_all_lanes, i < n && indices[i] == e));
+        }
+        if (threadIdx.x == 0)
+            tokens_per_expert[e] = count;
+    }
+}
+
+__global__ void plan_fill_k1(int64_t *row_token, int64_t *row_slot, int64_t *token_row,
+                             const int64_t *tokens_per_expert, const int64_t *indices, int64_t n, int64_t k,
+                             int64_t experts)
+{
+    const int64_t step = (int64_t)gridDim.x * blockDim.y;
+    for (int64_t e = gpu_warp_row(); e < experts; e += step) {
+        int64_t row = 0;
+        for (int64_t i = 0; i < e; ++i)
+            row += tokens_per_expert[i];
+        for (int64_t base = 0; base < n; base += GPU_WARP) {
+            const int64_t i = base + threadIdx.x;
+            const bool mine = i < n && indices[i] == e;
+            const unsigned votes = __ballot_sync(gpu_all_lanes, mine);
+            if (mine) {
+                const int64_t place = row + __popc(votes & ((1u << threadIdx.x) - 1u));
+                row_token[place] = i / k;
+                row_slot[place] = i % k;
+                token_row[i] = place;
+            }
+            row += __popc(votes);
+        }
+    }
+}
+
+/* U: an unsigned type of the element's size; a copy of bits. */
+template <class U>
+__global__ void gather_rows_k0(U *y, const U *x, const int64_t *index, int64_t rows, int64_t n, int64_t h)
+{
+    for (int64_t e = gpu_thread(); e < rows * h; e += gpu_threads()) {
+        const int64_t from = index[e / h];
+        y[e] = from >= 0 && from < n ? x[from * h + e % h] : (U) ~(U)0;
+    }
+}
+
+template <class T>
+__global__ void combine_rows_k0(T *y, const T *x, const int64_t *token_row, int64_t t, int64_t k, int64_t r,
+                                int64_t h)
+{
+    for (int64_t e = gpu_thread(); e < t * h; e += gpu_threads()) {
+        float sum = 0.0f;
+        for (int64_t i = 0; i < k; ++i) {
+            const int64_t row = token_row[e / h * k + i];
+            sum += row >= 0 && row < r ? gpu_load(x + row * h + e % h) : NAN;
+        }
+        gpu_store(y + e, sum);
+    }
+}
+
+static cudaError_t launch_plan(int variant, gpu_tensor row_token, gpu_tensor row_slot, gpu_tensor counts,
+                               gpu_tensor token_row, gpu_tensor indices, cudaStream_t stream)
+{
+    const int64_t n = gpu_tensor_count(indices), k = gpu_tensor_cols(indices), e = gpu_tensor_count(counts);
+    int64_t *c = (int64_t *)counts.data, *rt = (int64_t *)row_token.data, *rs = (int64_t *)row_slot.data;
+    int64_t *tr = (int64_t *)token_row.data;
+    const int64_t *i = (const int64_t *)indices.data;
+    cudaError_t error;
+    if (variant == 0) {
+        error = GPU_LAUNCH_NO_BARRIER(plan_count_k0, gpu_grid(e, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream, c, i,
+                                      n, e);
+        if (error != cudaSuccess || n == 0)
+            return error;
+        return GPU_LAUNCH_NO_BARRIER(plan_fill_k0, gpu_grid(e, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream, rt, rs,
+                                     tr, c, i, n, k, e);
+    }
+    error =
+        GPU_LAUNCH(plan_count_k1, gpu_grid(e, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream, c, i, n, e);
+    if (error != cudaSuccess || n == 0)
+        return error;
+    return GPU_LAUNCH(plan_fill_k1, gpu_grid(e, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream, rt, rs, tr,
+                      c, i, n, k, e);
+}
+
+assay_status gpu_permute_plan(gpu_ctx *ctx, gpu_tensor row_token, gpu_tensor row_slot,
+                              gpu_tensor tokens_per_expert, gpu_tensor token_row, gpu_tensor indices,
+                              cudaStream_t stream)
+{
+    const char *op = "permute_plan";
+    ASSAY_TRY(gpu_check_tensor(op, "indices", indices, ASSAY_I64, ASSAY_I64));
+    ASSAY_TRY(gpu_check_tensor(op, "row_token", row_token, ASSAY_I64, ASSAY_I64));
+    ASSAY_TRY(gpu_check_tensor(op, "row_slot", row_slot, ASSAY_I64, ASSAY_I64));
+    ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", tokens_per_expert, ASSAY_I64, ASSAY_I64));
+    ASSAY_TRY(gpu_check_tensor(op, "token_row", token_row, ASSAY_I64, ASSAY_I64));
+    ASSAY_CHECK(indices.ndim == 2, ASSAY_INVALID_ARGUMENT,
+                "%s: indices: expected 2 dimensions [T,K], found %d", op, indices.ndim);
+    const int64_t n = gpu_tensor_count(indices);
+    ASSAY_TRY(gpu_check_count(op, "row_token", row_token, n));
+    ASSAY_TRY(gpu_check_count(op, "row_slot", row_slot, n));
+    ASSAY_TRY(gpu_check_count(op, "token_row", token_row, n));
+    const int variant = gpu_variant(ctx, GPU_FAMILY_ROUTER, 1, 1);
+    if (gpu_tensor_count(tokens_per_expert) > 0)
+        GPU_LAUNCHED(launch_plan(variant, row_token, row_slot, tokens_per_expert, token_row, indices, stream),
+                     op);
+    gpu_declare(ctx, variant, gpu_arith_elementwise(0));
+    return ASSAY_OK;
+}
+
+template <class U>
+static cudaError_t launch_gather(gpu_tensor y, gpu_tensor x, gpu_tensor index, int64_t h, cudaStream_t stream)
+{
+    const int64_t rows = gpu_tensor_count(index), n = x.shape[0];
+    return GPU_LAUNCH_NO_BARRIER(gather_rows_k0<U>, gpu_grid(rows * h, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                 (U *)y.data, (const U *)x.data, (const int64_t *)index.data, rows, n, h);
+}
+
+assay_status gpu_gather_rows(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor index, cudaStream_t stream)
+{
+    const char *op = "gather_rows";
+    ASSAY_TRY(gpu_check_tensor(op, "x", x, x.dtype, x.dtype));
+    ASSAY_CHECK(x.dtype == ASSAY_F32 || x.dtype == ASSAY_BF16 || x.dtype == ASSAY_I64, ASSAY_UNSUPPORTED,
+                "%s: x: expected dtype F32, BF16 or I64, found %s", op, assay_dtype_name(x.dtype));
+    ASSAY_TRY(gpu_check_tensor(op, "y", y, x.dtype, x.dtype));
+    ASSAY_TRY(gpu_check_tensor(op, "index", index, ASSAY_I64, ASSAY_I64));
+    ASSAY_CHECK(x.ndim >= 1, ASSAY_INVALID_ARGUMENT, "%s: x: expected rows, found a scalar", op);
+    int64_t h = 1;
+    for (int i = 1; i < x.ndim; ++i)
+        h *= x.shape[i];
+    const int64_t rows = gpu_tensor_count(index);
+    ASSAY_TRY(gpu_check_count(op, "y", y, rows * h));
+    if (rows * h > 0) {
+        cudaError_t e;
+        if (x.dtype == ASSAY_BF16)
+            e = launch_gather<unsigned short>(y, x, index, h, stream);
+        else if (x.dtype == ASSAY_F32)
+            e = launch_gather<unsigned>(y, x, index, h, stream);
+        else
+            e = launch_gather<unsigned long long>(y, x, index, h, stream);
+        GPU_LAUNCHED(e, op);
+    }
+    gpu_declare(ctx, 0, gpu_arith_elementwise(0));
+    return ASSAY_OK;
+}
+
+template <class T>
+static cudaError_t launch_combine(gpu_tensor y, gpu_tensor x, gpu_tensor token_row, cudaStream_t stream)
+{
+    const int64_t t = token_row.shape[0], k = token_row.shape[1], h = gpu_tensor_cols(x);
+    return GPU_LAUNCH_NO_BARRIER(combine_rows_k0<T>, gpu_grid(t * h, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                 (T *)y.data, (const T *)x.data, (const int64_t *)token_row.data, t, k,
+                                 gpu_tensor_row_count(x), h);
+}
+
+assay_status gpu_combine_rows(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor token_row,
+                              cudaStream_t stream)
+{
+    const char *op = "combine_rows";
+    ASSAY_TRY(gpu_check_act(op, "x", x));
+    ASSAY_TRY(gpu_check_tensor(op, "y", y, x.dtype, x.dtype));
+    ASSAY_TRY(gpu_check_tensor(op, "token_row", token_row, ASSAY_I64, ASSAY_I64));
+    ASSAY_CHECK(token_row.ndim == 2, ASSAY_INVALID_ARGUMENT,
+                "%s: token_row: expected 2 dimensions [T,K], found %d", op, token_row.ndim);
+    const int64_t t = token_row.shape[0], h = gpu_tensor_cols(x);
+    ASSAY_TRY(gpu_check_shape2(op, "y", y, t, h));
+    if (t * h > 0)
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_combine, y, x, token_row, stream), op);
+    gpu_declare(ctx, 0, gpu_arith_sequential(0));
+    return ASSAY_OK;
+}

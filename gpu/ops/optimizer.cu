@@ -1,0 +1,182 @@
+/* AdamW with fp32 masters.  docs/OPS.md 8; Loshchilov & Hutter 2019; torch.optim.AdamW.
+ *
+ *   k0  one launch for each tensor, one thread for each element                  fp32, element-wise
+ *   k1  multi-tensor: one launch for up to 48 tensors, their table travels in    the same arithmetic
+ *       the kernel's parameters, a block works on one chunk of one tensor
+ *
+ * The constants of a step are made in double on the host and rounded once, grad_scale folded into them:
+ *   m = b1 m + (1-b1) gs g;   v = b2 v + (1-b2) gs^2 g^2;   p -= lr ((m/c1) / (sqrt(v/c2) + eps) + wd p). */
+#include "gpu/device.cuh"
+
+enum { ADAMW_TABLE = 48, ADAMW_BLOCK = 256, ADAMW_CHUNK = 4 * ADAMW_BLOCK };
+
+typedef struct adamw_constants {
+    float b1, g1, b2, g2, c1, c2, eps, lr;
+} adamw_constants;
+
+typedef struct adamw_tensor {
+    float *main_param, *exp_avg, *exp_avg_sq;
+    void *param; /* bf16 or float, or NULL */
+    const float *grad;
+    int64_t n;
+    float weight_decay;
+    int param_is_bf16;
+} adamw_tensor;
+
+typedef struct adamw_table {
+    adamw_tensor tensor[ADAMW_TABLE];
+    unsigned first_block[ADAMW_TABLE + 1];
+    int n_tensors;
+} adamw_table;
+static_assert(sizeof(adamw_table) + sizeof(adamw_constants) <= 4000, "kernel parameters end at 4096 bytes");
+
+__device__ static __forceinline__ void adamw_element(const adamw_tensor &t, const adamw_constants &c,
+                                                     int64_t i)
+{
+    const float g = t.grad[i], p = t.main_param[i];
+    const float m = fmaf(c.b1, t.exp_avg[i], c.g1 * g);
+    const float v = fmaf(c.b2, t.exp_avg_sq[i], c.g2 * g * g);
+    const float update = m / c.c1 / (sqrtf(v / c.c2) + c.eps);
+    const float next = fmaf(-c.lr, fmaf(t.weight_decay, p, update), p);
+    t.exp_avg[i] = m;
+    t.exp_avg_sq[i] = v;
+    t.main_param[i] = next;
+    if (t.param != nullptr) {
+        if (t.param_is_bf16)
+            gpu_store((bf16 *)t.param + i, next);
+        else
+            gpu_store((float *)t.param + i, next);
+    }
+}
+
+__global__ void adamw_k0(adamw_tensor t, adamw_constants c)
+{
+    for (int64_t i = gpu_thread(); i < t.n; i += gpu_threads())
+        adamw_element(t, c, i);
+}
+
+__global__ void adamw_k1(adamw_table table, adamw_constants c)
+{
+    int which = 0;
+    while (which + 1 < table.n_tensors && blockIdx.x >= table.first_block[which + 1])
+        ++which;
+    const adamw_tensor &t = table.tensor[which];
+    const unsigned blocks = table.first_block[which + 1] - table.first_block[which];
+    const int64_t step = (int64_t)blocks * ADAMW_BLOCK;
+    for (int64_t i = (int64_t)(blockIdx.x - table.first_block[which]) * ADAMW_BLOCK + threadIdx.x; i < t.n;
+         i += step)
+        adamw_element(t, c, i);
+}
+
+static adamw_constants constants_of(const gpu_adamw_desc *d)
+{
+    adamw_constants c;
+    c.b1 = (float)d->beta1;
+    c.g1 = (float)((1.0 - d->beta1) * d->grad_scale);
+    c.b2 = (float)d->beta2;
+    c.g2 = (float)((1.0 - d->beta2) * d->grad_scale * d->grad_scale);
+    c.c1 = (float)(1.0 - pow(d->beta1, (double)d->step));
+    c.c2 = (float)(1.0 - pow(d->beta2, (double)d->step));
+    c.eps = (float)d->eps;
+    c.lr = (float)d->lr;
+    return c;
+}
+
+static adamw_tensor tensor_of(gpu_tensor main_param, gpu_tensor exp_avg, gpu_tensor exp_avg_sq,
+                              gpu_tensor param, gpu_tensor grad, double weight_decay)
+{
+    adamw_tensor t;
+    t.main_param = (float *)main_param.data;
+    t.exp_avg = (float *)exp_avg.data;
+    t.exp_avg_sq = (float *)exp_avg_sq.data;
+    t.param = param.data;
+    t.grad = (const float *)grad.data;
+    t.n = gpu_tensor_count(main_param);
+    t.weight_decay = (float)weight_decay;
+    t.param_is_bf16 = param.dtype == ASSAY_BF16;
+    return t;
+}
+
+static assay_status check_desc(const char *op, const gpu_adamw_desc *d, const gpu_adamw_desc *first)
+{
+    ASSAY_CHECK(d->step >= 1, ASSAY_INVALID_ARGUMENT, "%s: step: expected 1 or more, found %" PRId64, op,
+                d->step);
+    ASSAY_CHECK(d->beta1 >= 0.0 && d->beta1 < 1.0 && d->beta2 >= 0.0 && d->beta2 < 1.0,
+                ASSAY_INVALID_ARGUMENT, "%s: beta1, beta2: expected numbers in [0, 1), found %g and %g", op,
+                d->beta1, d->beta2);
+    ASSAY_CHECK(d->eps >= 0.0 && isfinite(d->lr) && isfinite(d->weight_decay), ASSAY_INVALID_ARGUMENT,
+                "%s: expected eps of 0 or more, finite lr and weight_decay, found %g, %g, %g", op, d->eps,
+                d->lr, d->weight_decay);
+    ASSAY_CHECK(
+        d->step == first->step && d->beta1 == first->beta1 && d->beta2 == first->beta2 &&
+            d->eps == first->eps && d->lr == first->lr &&
+            (d->grad_scale == first->grad_scale || (isnan(d->grad_scale) && isnan(first->grad_scale))),
+        ASSAY_INVALID_ARGUMENT, "%s: expected descriptors that differ only in weight_decay", op);
+    return ASSAY_OK;
+}
+
+static assay_status check_tensors(const char *op, gpu_tensor main_param, gpu_tensor exp_avg,
+                                  gpu_tensor exp_avg_sq, gpu_tensor param, gpu_tensor grad)
+{
+    ASSAY_TRY(gpu_check_tensor(op, "main_param", main_param, ASSAY_F32, ASSAY_F32));
+    ASSAY_TRY(gpu_check_tensor(op, "exp_avg", exp_avg, ASSAY_F32, ASSAY_F32));
+    ASSAY_TRY(gpu_check_tensor(op, "exp_avg_sq", exp_avg_sq, ASSAY_F32, ASSAY_F32));
+    ASSAY_TRY(gpu_check_tensor(op, "grad", grad, ASSAY_F32, ASSAY_F32));
+    const int64_t n = gpu_tensor_count(main_param);
+    ASSAY_TRY(gpu_check_count(op, "exp_avg", exp_avg, n));
+    ASSAY_TRY(gpu_check_count(op, "exp_avg_sq", exp_avg_sq, n));
+    ASSAY_TRY(gpu_check_count(op, "grad", grad, n));
+    if (gpu_tensor_present(param)) {
+        ASSAY_TRY(gpu_check_act(op, "param", param));
+        ASSAY_TRY(gpu_check_count(op, "param", param, n));
+    }
+    return ASSAY_OK;
+}
+
+/* Blocks for a tensor: a chunk each, at most 1024; the loop takes the rest. */
+static unsigned blocks_of(int64_t n)
+{
+    const int64_t blocks = (n + ADAMW_CHUNK - 1) / ADAMW_CHUNK;
+    return (unsigned)(blocks > 1024 ? 1024 : blocks);
+}
+
+assay_status gpu_adamw(gpu_ctx *ctx, int64_t n_tensors, const gpu_tensor *main_param,
+                       const gpu_tensor *exp_avg, const gpu_tensor *exp_avg_sq, const gpu_tensor *param,
+                       const gpu_tensor *grad, const gpu_adamw_desc *descs, cudaStream_t stream)
+{
+    const char *op = "adamw";
+    for (int64_t i = 0; i < n_tensors; ++i) {
+        ASSAY_TRY(check_tensors(op, main_param[i], exp_avg[i], exp_avg_sq[i], param[i], grad[i]));
+        ASSAY_TRY(check_desc(op, &descs[i], &descs[0]));
+    }
+    const int variant = gpu_variant(ctx, GPU_FAMILY_ADAMW, 1, 1);
+    assay_arith arith = gpu_arith_elementwise(1);
+    arith.fma = true;
+    gpu_declare(ctx, variant, arith);
+    adamw_table table;
+    table.n_tensors = 0;
+    table.first_block[0] = 0;
+    for (int64_t i = 0; i < n_tensors; ++i) {
+        const adamw_tensor t =
+            tensor_of(main_param[i], exp_avg[i], exp_avg_sq[i], param[i], grad[i], descs[i].weight_decay);
+        if (variant == 0 && t.n > 0)
+            GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(adamw_k0, gpu_grid(t.n, ADAMW_BLOCK), dim3(ADAMW_BLOCK), 0,
+                                               stream, t, constants_of(&descs[0])),
+                         op);
+        if (variant == 0)
+            continue;
+        if (t.n > 0) {
+            const int slot = table.n_tensors++;
+            table.tensor[slot] = t;
+            table.first_block[slot + 1] = table.first_block[slot] + blocks_of(t.n);
+        }
+        if (table.n_tensors == ADAMW_TABLE || (i + 1 == n_tensors && table.n_tensors > 0)) {
+            const unsigned blocks = table.first_block[table.n_tensors];
+            GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(adamw_k1, dim3(blocks), dim3(ADAMW_BLOCK), 0, stream, table,
+                                               constants_of(&descs[0])),
+                         op);
+            table.n_tensors = 0;
+        }
+    }
+    return ASSAY_OK;
+}

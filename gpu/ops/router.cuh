@@ -1,0 +1,103 @@
+/* Top-k of a row of experts, shared by the router and by its auxiliary loss.
+ *
+ * Keys are ordered as numbers; -0 and +0 tie; ties go to the lower index; a NaN ranks below -inf.  So a row
+ * of NaNs chooses experts 0 .. K-1, and nothing loops or reads outside. */
+#ifndef GPU_OPS_ROUTER_CUH
+#define GPU_OPS_ROUTER_CUH
+
+#include "core/config.h"
+#include "gpu/device.cuh"
+
+enum { ROUTER_MAX_EXPERTS = 512, ROUTER_MAX_TOPK = 32, ROUTER_WORDS = ROUTER_MAX_EXPERTS / 32 };
+
+typedef unsigned long long router_rank; /* larger = better; 0 = not a candidate */
+
+/* Order-preserving bits of the key above, complement of the index below. */
+__device__ static __forceinline__ router_rank router_rank_of(float key, int64_t index)
+{
+    const unsigned bits = __float_as_uint(key + 0.0f);
+    const unsigned order = isnan(key) ? 0u : (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+    return (router_rank)order << 32 | (0xffffffffu - (unsigned)index);
+}
+__device__ static __forceinline__ int router_index_of(router_rank rank)
+{
+    return (int)(0xffffffffu - (unsigned)(rank & 0xffffffffu));
+}
+
+__device__ static __forceinline__ router_rank router_warp_best(router_rank v)
+{
+    for (int offset = GPU_WARP / 2; offset > 0; offset /= 2) {
+        const router_rank other = __shfl_xor_sync(gpu_all_lanes, v, offset);
+        v = other > v ? other : v;
+    }
+    return v;
+}
+
+/* Sets of experts (or groups) of one thread. */
+__device__ static __forceinline__ bool router_in(const unsigned *set, int64_t e)
+{
+    return (set[e / 32] >> (e % 32) & 1u) != 0;
+}
+__device__ static __forceinline__ void router_put(unsigned *set, int64_t e)
+{
+    set[e / 32] |= 1u << (e % 32);
+}
+
+/* One thread: chooses k of the keys key[first .. first+n) that are not in `taken` yet, adds them to it, and
+ * returns the sum of their keys in the order chosen. */
+__device__ static float router_take(unsigned *taken, const float *key, int64_t first, int64_t n, int64_t k)
+{
+    float sum = 0.0f;
+    for (int64_t i = 0; i < k && i < n; ++i) {
+        router_rank best = 0;
+        for (int64_t e = first; e < first + n; ++e) {
+            const router_rank rank = router_rank_of(key[e], e);
+            if (!router_in(taken, e) && rank > best)
+                best = rank;
+        }
+        router_put(taken, router_index_of(best));
+        sum += key[router_index_of(best)];
+    }
+    return sum;
+}
+
+/* One warp: lane holds the ranks of experts lane, lane + 32, ...  Chooses k; bit i of the result is set when
+ * expert lane + 32 i was chosen.  All lanes must arrive. */
+template <int CHUNKS>
+__device__ static __forceinline__ unsigned router_warp_take(router_rank *rank, int64_t k)
+{
+    unsigned chosen = 0;
+    for (int64_t n = 0; n < k; ++n) {
+        router_rank best = 0;
+        for (int i = 0; i < CHUNKS; ++i)
+            best = rank[i] > best ? rank[i] : best;
+        best = router_warp_best(best);
+        for (int i = 0; i < CHUNKS; ++i)
+            if (best != 0 && rank[i] == best) {
+                rank[i] = 0;
+                chosen |= 1u << i;
+            }
+    }
+    return chosen;
+}
+
+/* One warp: writes the chosen experts in ascending order to out[0 .. k), and value[i] of each to kept[0 ..
+ * k). */
+template <int CHUNKS>
+__device__ static __forceinline__ void router_warp_list(int64_t *out, float *kept, const float *value,
+                                                        unsigned chosen)
+{
+    const int lane = (int)threadIdx.x;
+    int before = 0;
+    for (int i = 0; i < CHUNKS; ++i) {
+        const unsigned votes = __ballot_sync(gpu_all_lanes, (int)(chosen >> i & 1u));
+        if ((chosen >> i & 1u) != 0) {
+            const int place = before + __popc(votes & ((1u << lane) - 1u));
+            out[place] = lane + GPU_WARP * i;
+            kept[place] = value[i];
+        }
+        before += __popc(votes);
+    }
+}
+
+#endif

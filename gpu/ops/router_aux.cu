@@ -1,0 +1,406 @@
+/* Auxiliary losses of the router: load balancing and z-loss; update of the expert bias.  docs/OPS.md 7;
+ * Megatron-LM switch_load_balancing_loss_func.
+ *
+ *   k0  one thread for each token, one for each expert's column sum       fp32, sequential
+ *   k1  one warp for each token, one for each expert's column             fp32, tree of 32 lanes
+ *
+ * The aux map is the plain top-k of aux_scores: no bias, no groups. */
+#include "gpu/ops/router.cuh"
+
+#define ROUTER_EPSILON 1e-20f
+
+typedef struct aux_args {
+    int64_t t, e, k;
+    bool sigmoid;
+} aux_args;
+
+__global__ void aux_tokens_k0(float *aux_scores, int64_t *aux_indices, float *z, const float *logits,
+                              aux_args a)
+{
+    for (int64_t row = gpu_thread(); row < a.t; row += gpu_threads()) {
+        const float *l = logits + row * a.e;
+        float *score = aux_scores + row * a.e;
+        unsigned chosen[ROUTER_WORDS] = {0};
+        float m = -INFINITY, sum = 0.0f, total = 0.0f;
+        for (int64_t e = 0; e < a.e; ++e)
+            m = fmaxf(m, l[e]);
+        for (int64_t e = 0; e < a.e; ++e) {
+            sum += expf(l[e] - m);
+            total += gpu_sigmoid(l[e]);
+        }
+        for (int64_t e = 0; e < a.e; ++e)
+            score[e] = a.sigmoid ? gpu_sigmoid(l[e]) / (total + ROUTER_EPSILON) : expf(l[e] - m) / sum;
+        const float lse = m + logf(sum);
+        z[row] = lse * lse;
+        router_take(chosen, score, 0, a.e, a.k);
+        int64_t n = 0;
+        for (int64_t e = 0; e < a.e; ++e)
+            if (router_in(chosen, e))
+                aux_indices[row * a.k + n++] = e;
+    }
+}
+
+template <int CHUNKS>
+__global__ void aux_tokens_k1(float *aux_scores, int64_t *aux_indices, float *z, const float *logits,
+                              aux_args a)
+{
+    GPU_SHARED_2D(float, kept, GPU_ROWS_PER_BLOCK, ROUTER_MAX_TOPK);
+    const int lane = (int)threadIdx.x;
+    const int64_t step = (int64_t)gridDim.x * blockDim.y;
+    for (int64_t row = gpu_warp_row(); row < a.t; row += step) {
+        float l[CHUNKS], m = -INFINITY, sum = 0.0f, total = 0.0f;
+        router_rank rank[CHUNKS];
+        for (int i = 0; i < CHUNKS; ++i) {
+            const int64_t e = lane + GPU_WARP * i;
+            l[i] = e < a.e ? logits[row * a.e + e] : -INFINITY;
+            m = fmaxf(m, l[i]);
+        }
+        m = gpu_warp_max(m);
+        for (int i = 0; i < CHUNKS; ++i)
+            if (lane + GPU_WARP * i < a.e) {
+                sum += expf(l[i] - m);
+                total += gpu_sigmoid(l[i]);
+            }
+        sum = gpu_warp_sum(sum);
+        total = gpu_warp_sum(total);
+        for (int i = 0; i < CHUNKS; ++i) {
+            const int64_t e = lane + GPU_WARP * i;
+            rank[i] = 0;
+            if (e >= a.e)
+                continue;
+            l[i] = a.sigmoid ? gpu_sigmoid(l[i]) / (total + ROUTER_EPSILON) : expf(l[i] - m) / sum;
+            aux_scores[row * a.e + e] = l[i];
+            rank[i] = router_rank_of(l[i], e);
+        }
+        const float lse = m + logf(sum);
+        if (lane == 0)
+            z[row] = lse * lse;
+        const unsigned chosen = router_warp_take<CHUNKS>(rank, a.k);
+        router_warp_list<CHUNKS>(aux_indices + row * a.k, kept[threadIdx.y], l, chosen);
+    }
+}
+
+/* Column e < E: score_sums and tokens_per_expert; column E: z_sum. */
+__global__ void aux_columns_k0(int64_t *tokens_per_expert, float *score_sums, float *z_sum,
+                               const float *aux_scores, const int64_t *aux_indices, const float *z,
+                               aux_args a)
+{
+    for (int64_t e = gpu_thread(); e <= a.e; e += gpu_threads()) {
+        float sum = 0.0f;
+        int64_t n = 0;
+        for (int64_t row = 0; row < a.t; ++row)
+            sum += e < a.e ? aux_scores[row * a.e + e] : z[row];
+        if (e == a.e) {
+            *z_sum = sum;
+            continue;
+        }
+        for (int64_t i = 0; i < a.t * a.k; ++i)
+            n += aux_indices[i] == e;
+        score_sums[e] = sum;
+        tokens_per_expert[e] = n;
+    }
+}
+
+__global__ void aux_columns_k1(int64_t *tokens_per_expert, float *score_sums, float *z_sum,
+                               const float *aux_scores, const int64_t *aux_indices, const float *z,
+                               aux_args a)
+{
+    const int lane = (int)threadIdx.x;
+    const int64_t step = (int64_t)gridDim.x * blockDim.y;
+    for (int64_t e = gpu_warp_row(); e <= a.e; e += step) {
+        float sum = 0.0f;
+        long long n = 0;
+        for (int64_t row = lane; row < a.t; row += GPU_WARP)
+            sum += e < a.e ? aux_scores[row * a.e + e] : z[row];
+        for (int64_t i = lane; i < a.t * a.k; i += GPU_WARP)
+            n += aux_indices[i] == e;
+        sum = gpu_warp_sum(sum);
+        for (int offset = GPU_WARP / 2; offset > 0; offset /= 2)
+            n += __shfl_xor_sync(gpu_all_lanes, n, offset);
+        if (lane == 0 && e == a.e)
+            *z_sum = sum;
+        if (lane == 0 && e < a.e) {
+            score_sums[e] = sum;
+            tokens_per_expert[e] = n;
+        }
+    }
+}
+
+__global__ void aux_loss_k0(float *losses, const float *score_sums, const int64_t *tokens_per_expert,
+                            const float *z_sum, int64_t experts, double aux_factor, double z_factor)
+{
+    if (gpu_thread() != 0)
+        return;
+    double sum = 0.0;
+    for (int64_t e = 0; e < experts; ++e)
+        sum += (double)score_sums[e] * (double)tokens_per_expert[e];
+    losses[0] = (float)(aux_factor * sum);
+    losses[1] = (float)(z_factor * (double)*z_sum);
+}
+
+/* Sums of one row that its gradient needs: max and sum of exponentials, sum of sigmoids, and the mean of g
+ * under aux_scores times their total: dot = sum value_e g_e. */
+typedef struct aux_row {
+    float m, sum, total, dot;
+} aux_row;
+
+__device__ static __forceinline__ float aux_element(const aux_row &r, float logit, float g, float z_factor,
+                                                    float scale, bool sigmoid)
+{
+    const float p = expf(logit - r.m) / r.sum;
+    const float lse = r.m + logf(r.sum);
+    float d;
+    if (sigmoid) {
+        const float s = gpu_sigmoid(logit), total = r.total + ROUTER_EPSILON;
+        d = (g - r.dot / total) / total * s * (1.0f - s);
+    } else {
+        d = p * (g - r.dot / r.sum);
+    }
+    return scale * (d + z_factor * lse * p);
+}
+
+__global__ void aux_bwd_k0(float *dlogits, const float *logits, const int64_t *tokens_per_expert,
+                           float aux_factor, float z_factor, float scale, aux_args a)
+{
+    for (int64_t row = gpu_thread(); row < a.t; row += gpu_threads()) {
+        const float *l = logits + row * a.e;
+        aux_row r = {-INFINITY, 0.0f, 0.0f, 0.0f};
+        for (int64_t e = 0; e < a.e; ++e)
+            r.m = fmaxf(r.m, l[e]);
+        for (int64_t e = 0; e < a.e; ++e) {
+            const float p = expf(l[e] - r.m), s = gpu_sigmoid(l[e]);
+            r.sum += p;
+            r.total += s;
+            r.dot = fmaf(a.sigmoid ? s : p, aux_factor * (float)tokens_per_expert[e], r.dot);
+        }
+        for (int64_t e = 0; e < a.e; ++e)
+            dlogits[row * a.e + e] +=
+                aux_element(r, l[e], aux_factor * (float)tokens_per_expert[e], z_factor, scale, a.sigmoid);
+    }
+}
+
+__global__ void aux_bwd_k1(float *dlogits, const float *logits, const int64_t *tokens_per_expert,
+                           float aux_factor, float z_factor, float scale, aux_args a)
+{
+    const int64_t step = (int64_t)gridDim.x * blockDim.y;
+    for (int64_t row = gpu_warp_row(); row < a.t; row += step) {
+        const float *l = logits + row * a.e;
+        aux_row r = {-INFINITY, 0.0f, 0.0f, 0.0f};
+        for (int64_t e = threadIdx.x; e < a.e; e += GPU_WARP)
+            r.m = fmaxf(r.m, l[e]);
+        r.m = gpu_warp_max(r.m);
+        for (int64_t e = threadIdx.x; e < a.e; e += GPU_WARP) {
+            const float p = expf(l[e] - r.m), s = gpu_sigmoid(l[e]);
+            r.sum += p;
+            r.total += s;
+            r.dot = fmaf(a.sigmoid ? s : p, aux_factor * (float)tokens_per_expert[e], r.dot);
+        }
+        r.sum = gpu_warp_sum(r.sum);
+        r.total = gpu_warp_sum(r.total);
+        r.dot = gpu_warp_sum(r.dot);
+        for (int64_t e = threadIdx.x; e < a.e; e += GPU_WARP)
+            dlogits[row * a.e + e] +=
+                aux_element(r, l[e], aux_factor * (float)tokens_per_expert[e], z_factor, scale, a.sigmoid);
+    }
+}
+
+/* bias += rate sign(mean(n) - n_e), exactly: n_e E against the sum. */
+__global__ void expert_bias_k0(float *bias, const int64_t *tokens_per_expert, float rate, int64_t experts)
+{
+    for (int64_t e = gpu_thread(); e < experts; e += gpu_threads()) {
+        int64_t sum = 0;
+        for (int64_t i = 0; i < experts; ++i)
+            sum += tokens_per_expert[i];
+        const int64_t mine = tokens_per_expert[e] * experts;
+        if (mine != sum)
+            bias[e] += mine < sum ? rate : -rate;
+    }
+}
+
+static void declare(gpu_ctx *ctx, int variant, bool sigmoid)
+{
+    const int ulp = sigmoid ? (int)GPU_ULP_SIGMOID : (int)GPU_ULP_EXP;
+    gpu_declare(ctx, variant, variant == 0 ? gpu_arith_sequential(ulp) : gpu_arith_tree(GPU_WARP, ulp));
+}
+
+static assay_status make_args(const char *op, const gpu_router_desc *d, gpu_tensor logits, aux_args *a)
+{
+    ASSAY_TRY(gpu_check_tensor(op, "logits", logits, ASSAY_F32, ASSAY_F32));
+    a->t = gpu_tensor_row_count(logits);
+    a->e = gpu_tensor_cols(logits);
+    a->k = d->topk;
+    a->sigmoid = d->score_function == ASSAY_SCORE_SIGMOID;
+    ASSAY_CHECK(a->sigmoid || d->score_function == ASSAY_SCORE_SOFTMAX, ASSAY_UNSUPPORTED,
+                "%s: score_function: expected softmax or sigmoid, found number %d", op, d->score_function);
+    ASSAY_CHECK(a->k >= 1 && a->k <= a->e, ASSAY_INVALID_ARGUMENT,
+                "%s: topk: expected 1 to %" PRId64 " (the experts), found %" PRId64, op, a->e, a->k);
+    ASSAY_CHECK(a->e <= ROUTER_MAX_EXPERTS && a->k <= ROUTER_MAX_TOPK, ASSAY_UNSUPPORTED,
+                "%s: expected at most %d experts and topk %d, found %" PRId64 " and %" PRId64, op,
+                ROUTER_MAX_EXPERTS, ROUTER_MAX_TOPK, a->e, a->k);
+    return ASSAY_OK;
+}
+
+static cudaError_t launch_tokens(int variant, float *scores, int64_t *indices, float *z, const float *logits,
+                                 const aux_args &a, cudaStream_t stream)
+{
+    const dim3 grid = gpu_grid(a.t, GPU_ROWS_PER_BLOCK);
+    if (variant == 0)
+        return GPU_LAUNCH_NO_BARRIER(aux_tokens_k0, gpu_grid(a.t, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                     scores, indices, z, logits, a);
+    if (a.e <= 32)
+        return GPU_LAUNCH(aux_tokens_k1<1>, grid, gpu_warp_block(), 0, stream, scores, indices, z, logits, a);
+    if (a.e <= 64)
+        return GPU_LAUNCH(aux_tokens_k1<2>, grid, gpu_warp_block(), 0, stream, scores, indices, z, logits, a);
+    if (a.e <= 128)
+        return GPU_LAUNCH(aux_tokens_k1<4>, grid, gpu_warp_block(), 0, stream, scores, indices, z, logits, a);
+    if (a.e <= 256)
+        return GPU_LAUNCH(aux_tokens_k1<8>, grid, gpu_warp_block(), 0, stream, scores, indices, z, logits, a);
+    return GPU_LAUNCH(aux_tokens_k1<16>, grid, gpu_warp_block(), 0, stream, scores, indices, z, logits, a);
+}
+
+static cudaError_t launch_columns(int variant, gpu_tensor n, gpu_tensor sums, gpu_tensor z_sum,
+                                  gpu_tensor scores, gpu_tensor indices, const float *z, const aux_args &a,
+                                  cudaStream_t stream)
+{
+    if (variant == 0)
+        return GPU_LAUNCH_NO_BARRIER(aux_columns_k0, gpu_grid(a.e + 1, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                     (int64_t *)n.data, (float *)sums.data, (float *)z_sum.data,
+                                     (const float *)scores.data, (const int64_t *)indices.data, z, a);
+    return GPU_LAUNCH(aux_columns_k1, gpu_grid(a.e + 1, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream,
+                      (int64_t *)n.data, (float *)sums.data, (float *)z_sum.data, (const float *)scores.data,
+                      (const int64_t *)indices.data, z, a);
+}
+
+size_t gpu_router_aux_workspace(const gpu_ctx *ctx, int64_t tokens)
+{
+    (void)ctx;
+    return sizeof(float) * (size_t)tokens;
+}
+
+assay_status gpu_router_aux_fwd(gpu_ctx *ctx, gpu_tensor aux_scores, gpu_tensor aux_indices,
+                                gpu_tensor tokens_per_expert, gpu_tensor score_sums, gpu_tensor z_sum,
+                                gpu_tensor logits, const gpu_router_desc *d, cudaStream_t stream)
+{
+    const char *op = "router_aux_fwd";
+    aux_args a;
+    ASSAY_TRY(make_args(op, d, logits, &a));
+    ASSAY_TRY(gpu_check_tensor(op, "aux_scores", aux_scores, ASSAY_F32, ASSAY_F32));
+    ASSAY_TRY(gpu_check_tensor(op, "aux_indices", aux_indices, ASSAY_I64, ASSAY_I64));
+    ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", tokens_per_expert, ASSAY_I64, ASSAY_I64));
+    ASSAY_TRY(gpu_check_tensor(op, "score_sums", score_sums, ASSAY_F32, ASSAY_F32));
+    ASSAY_TRY(gpu_check_tensor(op, "z_sum", z_sum, ASSAY_F32, ASSAY_F32));
+    ASSAY_TRY(gpu_check_shape2(op, "aux_scores", aux_scores, a.t, a.e));
+    ASSAY_TRY(gpu_check_shape2(op, "aux_indices", aux_indices, a.t, a.k));
+    ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", tokens_per_expert, a.e));
+    ASSAY_TRY(gpu_check_count(op, "score_sums", score_sums, a.e));
+    ASSAY_TRY(gpu_check_count(op, "z_sum", z_sum, 1));
+    ASSAY_TRY(gpu_check_workspace(op, ctx, gpu_router_aux_workspace(ctx, a.t)));
+    const int variant = gpu_variant(ctx, GPU_FAMILY_ROUTER, 1, 1);
+    float *z = (float *)ctx->workspace;
+    if (a.t > 0)
+        GPU_LAUNCHED(launch_tokens(variant, (float *)aux_scores.data, (int64_t *)aux_indices.data, z,
+                                   (const float *)logits.data, a, stream),
+                     op);
+    GPU_LAUNCHED(
+        launch_columns(variant, tokens_per_expert, score_sums, z_sum, aux_scores, aux_indices, z, a, stream),
+        op);
+    declare(ctx, variant, a.sigmoid);
+    return ASSAY_OK;
+}
+
+static assay_status check_group(const char *op, const gpu_router_aux_desc *d)
+{
+    ASSAY_CHECK(d->group_tokens >= 0 && d->router.topk >= 1, ASSAY_INVALID_ARGUMENT,
+                "%s: expected tokens of 0 or more and topk of 1 or more, found %" PRId64 " and %" PRId64, op,
+                d->group_tokens, d->router.topk);
+    ASSAY_CHECK(isfinite(d->aux_coeff) && isfinite(d->z_coeff) && isfinite(d->loss_scale),
+                ASSAY_INVALID_ARGUMENT,
+                "%s: expected finite coefficients, found aux_coeff %g, z_coeff %g, loss_scale %g", op,
+                d->aux_coeff, d->z_coeff, d->loss_scale);
+    return ASSAY_OK;
+}
+
+/* aux_coeff E / (K tokens^2) and coefficient / tokens; 0 for a group without tokens. */
+static double aux_factor_of(const gpu_router_aux_desc *d, int64_t experts)
+{
+    const double n = (double)d->group_tokens;
+    return n > 0.0 ? d->aux_coeff * (double)experts / ((double)d->router.topk * n * n) : 0.0;
+}
+static double z_factor_of(const gpu_router_aux_desc *d)
+{
+    return d->group_tokens > 0 ? d->z_coeff / (double)d->group_tokens : 0.0;
+}
+
+assay_status gpu_router_aux_loss(gpu_ctx *ctx, gpu_tensor losses, gpu_tensor score_sums,
+                                 gpu_tensor tokens_per_expert, gpu_tensor z_sum, const gpu_router_aux_desc *d,
+                                 cudaStream_t stream)
+{
+    const char *op = "router_aux_loss";
+    ASSAY_TRY(gpu_check_tensor(op, "losses", losses, ASSAY_F32, ASSAY_F32));
+    ASSAY_TRY(gpu_check_tensor(op, "score_sums", score_sums, ASSAY_F32, ASSAY_F32));
+    ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", tokens_per_expert, ASSAY_I64, ASSAY_I64));
+    ASSAY_TRY(gpu_check_tensor(op, "z_sum", z_sum, ASSAY_F32, ASSAY_F32));
+    const int64_t experts = gpu_tensor_count(score_sums);
+    ASSAY_TRY(gpu_check_count(op, "losses", losses, 2));
+    ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", tokens_per_expert, experts));
+    ASSAY_TRY(gpu_check_count(op, "z_sum", z_sum, 1));
+    ASSAY_TRY(check_group(op, d));
+    GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(aux_loss_k0, dim3(1), dim3(1), 0, stream, (float *)losses.data,
+                                       (const float *)score_sums.data,
+                                       (const int64_t *)tokens_per_expert.data, (const float *)z_sum.data,
+                                       experts, aux_factor_of(d, experts), z_factor_of(d)),
+                 op);
+    assay_arith arith = gpu_arith_sequential(0);
+    arith.accumulate = ASSAY_F64;
+    arith.fma = false;
+    gpu_declare(ctx, 0, arith);
+    return ASSAY_OK;
+}
+
+assay_status gpu_router_aux_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor logits,
+                                gpu_tensor tokens_per_expert, const gpu_router_aux_desc *d,
+                                cudaStream_t stream)
+{
+    const char *op = "router_aux_bwd";
+    aux_args a;
+    ASSAY_TRY(make_args(op, &d->router, logits, &a));
+    ASSAY_TRY(check_group(op, d));
+    ASSAY_TRY(gpu_check_tensor(op, "dlogits", dlogits, ASSAY_F32, ASSAY_F32));
+    ASSAY_TRY(gpu_check_shape2(op, "dlogits", dlogits, a.t, a.e));
+    ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", tokens_per_expert, ASSAY_I64, ASSAY_I64));
+    ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", tokens_per_expert, a.e));
+    const int variant = gpu_variant(ctx, GPU_FAMILY_ROUTER, 1, 1);
+    const float aux = (float)aux_factor_of(d, a.e), z = (float)(2.0 * z_factor_of(d));
+    const float scale = (float)d->loss_scale;
+    if (a.t > 0) {
+        cudaError_t e;
+        if (variant == 0)
+            e = GPU_LAUNCH_NO_BARRIER(aux_bwd_k0, gpu_grid(a.t, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                      (float *)dlogits.data, (const float *)logits.data,
+                                      (const int64_t *)tokens_per_expert.data, aux, z, scale, a);
+        else
+            e = GPU_LAUNCH(aux_bwd_k1, gpu_grid(a.t, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream,
+                           (float *)dlogits.data, (const float *)logits.data,
+                           (const int64_t *)tokens_per_expert.data, aux, z, scale, a);
+        GPU_LAUNCHED(e, op);
+    }
+    declare(ctx, variant, a.sigmoid);
+    return ASSAY_OK;
+}
+
+assay_status gpu_expert_bias_update(gpu_ctx *ctx, gpu_tensor bias, gpu_tensor tokens_per_expert, float rate,
+                                    cudaStream_t stream)
+{
+    const char *op = "expert_bias_update";
+    ASSAY_TRY(gpu_check_tensor(op, "bias", bias, ASSAY_F32, ASSAY_F32));
+    ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", tokens_per_expert, ASSAY_I64, ASSAY_I64));
+    const int64_t experts = gpu_tensor_count(bias);
+    ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", tokens_per_expert, experts));
+    if (experts > 0)
+        GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(expert_bias_k0, gpu_grid(experts, GPU_BLOCK), dim3(GPU_BLOCK), 0,
+                                           stream, (float *)bias.data,
+                                           (const int64_t *)tokens_per_expert.data, rate, experts),
+                     op);
+    gpu_declare(ctx, 0, gpu_arith_elementwise(0));
+    return ASSAY_OK;
+}
