@@ -1,0 +1,61 @@
+/* A communicator as one rank sees it, and the work it puts on streams. */
+#ifndef ASSAY_SIM_NCCL_COMM_HPP
+#define ASSAY_SIM_NCCL_COMM_HPP
+
+#include "nccl_shm.hpp"
+
+#include <mutex>
+#include <vector>
+
+struct ncclComm {
+    sim::segment shm;
+    int rank, ranks, device;
+    uint64_t id;
+    std::atomic<int> uses; /* the handle, and every piece of queued work */
+    std::atomic<int> async_error;
+    std::atomic<bool> aborted, finalized;
+    std::atomic<uint64_t> works_issued,
+        works_done;        /* a communicator's work runs in the order of issue, on any stream */
+    uint64_t calls_issued; /* collectives */
+    uint64_t splits;
+    uint64_t round;              /* of the collectives' staging buffers */
+    std::atomic<uint32_t> heard; /* the bell when work was last stepped */
+};
+
+namespace sim
+{
+
+/* One call, and how far it is. */
+struct nccl_task {
+    nccl_call call;
+    const unsigned char *send;
+    unsigned char *recv;
+    size_t offset;  /* elements (collectives) or bytes (point to point) already moved */
+    bool posted;    /* this round's data is offered */
+    bool gathering; /* an all-reduce's second round for the chunk */
+    bool started, finished;
+};
+
+struct nccl_work {
+    ncclComm *comm;
+    uint64_t ticket;
+    std::vector<nccl_task> collectives, messages;
+    size_t current; /* collective */
+    double since;   /* of the last progress; 0: not begun */
+    double looked;  /* when the peers' processes were last checked */
+};
+
+assay_sim_step nccl_work_step(void *state);
+void nccl_work_wait(void *state);
+void nccl_work_destroy(void *state);
+
+/* Ends the communicator for all ranks; the first one to do so prints `text`. */
+void nccl_fail(ncclComm *comm, ncclResult_t code, const std::string &text);
+/* A failure of the communicator, its own or one that a peer set; ncclSuccess when there is none. */
+ncclResult_t nccl_error(ncclComm *comm);
+void nccl_release(ncclComm *comm);
+void nccl_remember(const std::string &text); /* for ncclGetLastError */
+
+} /* namespace sim */
+
+#endif

@@ -1,0 +1,407 @@
+/* Attaching to a communicator's shared memory, its bell, and its tables.
+ *
+ * The segment's name comes from the unique id.  Joining happens under flock on the file itself; the last rank
+ * to join unlinks the name before anyone returns, so that nothing is left behind and the id can be used
+ * again.  A file whose members are all dead is the leftover of a killed job and is replaced. */
+#include "nccl_shm.hpp"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <linux/futex.h>
+#include <signal.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <sys/statvfs.h>
+#include <sys/syscall.h>
+#include <time.h>
+#include <unistd.h>
+
+namespace sim
+{
+
+constexpr uint32_t segment_magic = 0x61736d34;
+
+void nccl_call_note::set(const nccl_call &c)
+{
+    number.store(c.number, std::memory_order_relaxed);
+    count.store(c.count, std::memory_order_relaxed);
+    type.store(c.type, std::memory_order_relaxed);
+    op.store(c.op, std::memory_order_relaxed);
+    root.store(c.root, std::memory_order_relaxed);
+    func.store(c.func, std::memory_order_release);
+}
+
+nccl_call nccl_call_note::get() const
+{
+    nccl_call c;
+    c.func = func.load(std::memory_order_acquire);
+    c.number = number.load(std::memory_order_relaxed);
+    c.count = count.load(std::memory_order_relaxed);
+    c.type = type.load(std::memory_order_relaxed);
+    c.op = op.load(std::memory_order_relaxed);
+    c.root = root.load(std::memory_order_relaxed);
+    return c;
+}
+
+/* ---- processes
+ * ---------------------------------------------------------------------------------------------------- */
+
+/* The state letter and the start time of a process, from /proc/<pid>/stat; false when there is none. */
+static bool process_stat(int pid, char *state, uint64_t *born)
+{
+    char path[64], text[1024];
+    snprintf(path, sizeof path, "/proc/%d/stat", pid);
+    FILE *f = fopen(path, "re");
+    if (f == nullptr) {
+        return false;
+    }
+    const size_t n = fread(text, 1, sizeof text - 1, f);
+    fclose(f);
+    text[n] = '\0';
+    const char *p = strrchr(text, ')'); /* the name before it may hold anything */
+    unsigned long long start = 0;
+    if (p == nullptr ||
+        sscanf(p + 1, " %c %*d %*d %*d %*d %*d %*u %*u %*u %*u %*u %*u %*u %*d %*d %*d %*d %*d %*d %llu",
+               state, &start) != 2) {
+        return false;
+    }
+    *born = start;
+    return true;
+}
+
+bool segment::alive(int r) const
+{
+    char state = '?';
+    uint64_t born = 0;
+    if (!process_stat(slots[r].pid, &state, &born)) {
+        return kill(slots[r].pid, 0) == 0; /* no /proc: the signal test is all there is */
+    }
+    return born == slots[r].born && state != 'Z' && state != 'X';
+}
+
+/* ---- layout
+ * ------------------------------------------------------------------------------------------------------- */
+
+static size_t up(size_t v)
+{
+    return (v + 4095) / 4096 * 4096;
+}
+
+static void segment_layout(segment *s, void *base, int ranks)
+{
+    const size_t n = static_cast<size_t>(ranks);
+    size_t at = up(sizeof(segment_head));
+    unsigned char *p = static_cast<unsigned char *>(base);
+    s->pair_bytes = ranks <= 16 ? 32768 : 4096;
+    s->base = base;
+    s->head = reinterpret_cast<segment_head *>(p);
+    s->slots = reinterpret_cast<rank_slot *>(p + at);
+    at += up(n * sizeof(rank_slot));
+    s->channels = reinterpret_cast<pair_channel *>(p + at);
+    at += up(n * n * sizeof(pair_channel));
+    s->stage = p + at;
+    at += n * 2 * stage_bytes;
+    s->pair_stage = p + at;
+    at += n * n * 2 * s->pair_bytes;
+    s->bytes = at;
+}
+
+unsigned char *segment::buffer(int r, uint64_t round) const
+{
+    return stage + (static_cast<size_t>(r) * 2 + (round & 1)) * stage_bytes;
+}
+
+unsigned char *segment::pair_buffer(int from, int to, uint64_t chunk) const
+{
+    const size_t pair =
+        static_cast<size_t>(from) * static_cast<size_t>(head->ranks) + static_cast<size_t>(to);
+    return pair_stage + (pair * 2 + (chunk & 1)) * pair_bytes;
+}
+
+void segment::ring() const
+{
+    head->bell.fetch_add(1);
+    if (head->sleepers.load() != 0) {
+        syscall(SYS_futex, &head->bell, FUTEX_WAKE, INT32_MAX, nullptr, nullptr, 0);
+    }
+}
+
+void segment::listen(uint32_t seen, double seconds) const
+{
+    struct timespec t;
+    t.tv_sec = static_cast<time_t>(seconds);
+    t.tv_nsec = static_cast<long>((seconds - static_cast<double>(t.tv_sec)) * 1e9);
+    head->sleepers.fetch_add(1);
+    syscall(SYS_futex, &head->bell, FUTEX_WAIT, seen, &t, nullptr, 0);
+    head->sleepers.fetch_sub(1);
+}
+
+/* ---- joining
+ * ------------------------------------------------------------------------------------------------------ */
+
+static ncclResult_t fail(std::string *why, ncclResult_t code, const char *what, const std::string &name)
+{
+    *why = std::string(what) + " " + name + ": " + strerror(errno);
+    return code;
+}
+
+static bool room_for(size_t bytes, std::string *why)
+{
+    struct statvfs v;
+    if (statvfs("/dev/shm", &v) != 0) {
+        return true; /* no such mount: ftruncate and the first write will tell */
+    }
+    const uint64_t room = static_cast<uint64_t>(v.f_bavail) * v.f_frsize;
+    if (room >= bytes) {
+        return true;
+    }
+    char text[160];
+    snprintf(text, sizeof text, "/dev/shm has %llu bytes free, a communicator may need %zu",
+             static_cast<unsigned long long>(room), bytes);
+    *why = text;
+    return false;
+}
+
+enum join_result { JOINED, AGAIN, REFUSED };
+
+/* With the file locked: makes the segment or looks at the one that is there, and takes the rank's slot. */
+static join_result join_locked(segment *s, int fd, uint64_t id, int ranks, int rank, std::string *why,
+                               ncclResult_t *code)
+{
+    struct stat st;
+    segment shape;
+    segment_layout(&shape, nullptr, ranks);
+    if (fstat(fd, &st) != 0 || st.st_nlink == 0) {
+        return AGAIN; /* unlinked while we waited for the lock */
+    }
+    const bool fresh = st.st_size == 0;
+    if (fresh) {
+        if (!room_for(shape.bytes, why)) {
+            shm_unlink(s->name.c_str());
+            *code = ncclSystemError;
+            return REFUSED;
+        }
+        if (ftruncate(fd, static_cast<off_t>(shape.bytes)) != 0) {
+            *code = fail(why, ncclSystemError, "ftruncate", s->name);
+            shm_unlink(s->name.c_str());
+            return REFUSED;
+        }
+    } else if (static_cast<size_t>(st.st_size) < sizeof(segment_head)) {
+        shm_unlink(s->name.c_str());
+        return AGAIN;
+    }
+    const size_t bytes = fresh ? shape.bytes : static_cast<size_t>(st.st_size);
+    void *base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (base == MAP_FAILED) {
+        *code = fail(why, ncclSystemError, "mmap", s->name);
+        return REFUSED;
+    }
+    segment_head *h = static_cast<segment_head *>(base);
+    if (fresh) {
+        h->ranks = ranks;
+        h->id = id;
+        h->magic = segment_magic;
+    }
+    const int theirs = h->ranks;
+    if (h->magic != segment_magic || h->id != id || theirs < 1 || theirs > max_ranks) {
+        munmap(base, bytes);
+        shm_unlink(s->name.c_str());
+        return AGAIN;
+    }
+    segment_layout(s, base, theirs);
+    bool anyone = fresh;
+    for (int r = 0; r < theirs; ++r) {
+        anyone = anyone || (s->slots[r].state == RANK_PRESENT && s->alive(r));
+    }
+    if (!anyone) { /* the leftover of a killed job */
+        munmap(base, bytes);
+        shm_unlink(s->name.c_str());
+        return AGAIN;
+    }
+    char text[160] = "";
+    if (theirs != ranks) {
+        snprintf(text, sizeof text, "rank %d says %d ranks, the first to come said %d", rank, ranks, theirs);
+    } else if (s->slots[rank].state != RANK_ABSENT) {
+        snprintf(text, sizeof text, "rank %d is taken by process %d", rank, s->slots[rank].pid.load());
+    }
+    if (text[0] != '\0') {
+        munmap(base, bytes);
+        *why = text;
+        *code = ncclInvalidUsage;
+        return REFUSED;
+    }
+    char state = '?';
+    uint64_t born = 0;
+    process_stat(getpid(), &state, &born);
+    s->slots[rank].pid = getpid();
+    s->slots[rank].born = born;
+    s->slots[rank].state = RANK_PRESENT;
+    if (h->attached.fetch_add(1) + 1 == static_cast<uint32_t>(ranks)) {
+        shm_unlink(s->name.c_str());
+        h->ready = 1;
+    }
+    return JOINED;
+}
+
+ncclResult_t segment_join(segment *s, uint64_t id, int ranks, int rank, std::string *why)
+{
+    char name[80];
+    snprintf(name, sizeof name, "/assay-sim-%u-%016llx", static_cast<unsigned>(getuid()),
+             static_cast<unsigned long long>(id));
+    s->name = name;
+    for (int tries = 0; tries < 1000; ++tries) {
+        ncclResult_t code = ncclInternalError;
+        const int fd = shm_open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+        if (fd < 0) {
+            return fail(why, ncclSystemError, "shm_open", s->name);
+        }
+        if (flock(fd, LOCK_EX) != 0) {
+            close(fd);
+            return fail(why, ncclSystemError, "flock", s->name);
+        }
+        const join_result r = join_locked(s, fd, id, ranks, rank, why, &code);
+        flock(fd, LOCK_UN); /* by hand: the mapping keeps the open file, and with it the lock, alive */
+        close(fd);
+        if (r == JOINED) {
+            s->ring();
+            return ncclSuccess;
+        }
+        if (r == REFUSED) {
+            return code;
+        }
+    }
+    *why = "the shared memory file changed hands too often";
+    return ncclSystemError;
+}
+
+void segment_unlink(const segment &s)
+{
+    if (s.head->ready == 0) {
+        shm_unlink(s.name.c_str());
+    }
+}
+
+void segment_leave(segment *s)
+{
+    if (s->base != nullptr) {
+        munmap(s->base, s->bytes);
+    }
+    s->base = nullptr;
+}
+
+/* ---- words
+ * -------------------------------------------------------------------------------------------------------- */
+
+/* FNV-1a, then mixed: names segments, protects nothing. */
+uint64_t nccl_hash(const void *data, size_t bytes, uint64_t seed)
+{
+    const unsigned char *p = static_cast<const unsigned char *>(data);
+    uint64_t h = 0xcbf29ce484222325ull ^ seed;
+    for (size_t i = 0; i < bytes; ++i) {
+        h = (h ^ p[i]) * 0x100000001b3ull;
+    }
+    return mix(h, seed);
+}
+
+const char *nccl_func_name(int func)
+{
+    static const char *const names[] = {"nothing",       "ncclAllReduce", "ncclReduce",
+                                        "ncclBroadcast", "ncclAllGather", "ncclReduceScatter",
+                                        "ncclSend",      "ncclRecv",      "ncclCommSplit"};
+    return func >= 0 && func <= NCCL_SPLIT ? names[func] : "?";
+}
+
+const char *nccl_type_name(int type)
+{
+    static const char *const names[] = {"int8",    "uint8",    "int32",      "uint32",
+                                        "int64",   "uint64",   "float16",    "float32",
+                                        "float64", "bfloat16", "float8e4m3", "float8e5m2"};
+    return type >= 0 && type < ncclNumTypes ? names[type] : "?";
+}
+
+const char *nccl_op_name(int op)
+{
+    static const char *const names[] = {"sum", "prod", "max", "min", "avg"};
+    return op >= 0 && op < ncclNumOps ? names[op] : "?";
+}
+
+size_t nccl_type_bytes(int type)
+{
+    static const size_t bytes[] = {1, 1, 4, 4, 8, 8, 2, 4, 8, 2, 1, 1};
+    return type >= 0 && type < ncclNumTypes ? bytes[type] : 0;
+}
+
+std::string nccl_describe(const nccl_call &c)
+{
+    char text[160];
+    const unsigned long long number = c.number, count = c.count;
+    switch (c.func) {
+    case NCCL_NONE:
+        return "nothing";
+    case NCCL_SPLIT:
+        snprintf(text, sizeof text, "ncclCommSplit number %llu", number);
+        break;
+    case NCCL_SEND:
+    case NCCL_RECV:
+        snprintf(text, sizeof text, "%s count %llu %s peer %d", nccl_func_name(c.func), count,
+                 nccl_type_name(c.type), c.root);
+        break;
+    case NCCL_ALL_REDUCE:
+    case NCCL_REDUCE_SCATTER:
+        snprintf(text, sizeof text, "%s count %llu %s %s (call %llu)", nccl_func_name(c.func), count,
+                 nccl_type_name(c.type), nccl_op_name(c.op), number);
+        break;
+    case NCCL_REDUCE:
+        snprintf(text, sizeof text, "%s count %llu %s %s root %d (call %llu)", nccl_func_name(c.func), count,
+                 nccl_type_name(c.type), nccl_op_name(c.op), c.root, number);
+        break;
+    case NCCL_BROADCAST:
+        snprintf(text, sizeof text, "%s count %llu %s root %d (call %llu)", nccl_func_name(c.func), count,
+                 nccl_type_name(c.type), c.root, number);
+        break;
+    default:
+        snprintf(text, sizeof text, "%s count %llu %s (call %llu)", nccl_func_name(c.func), count,
+                 nccl_type_name(c.type), number);
+    }
+    return text;
+}
+
+std::string nccl_table(const segment &s, const std::string &headline)
+{
+    char text[256];
+    snprintf(text, sizeof text, "assay-sim: nccl: communicator %016llx (%d ranks): ",
+             static_cast<unsigned long long>(s.head->id), s.head->ranks);
+    std::string out = text + headline + "\n";
+    for (int r = 0; r < s.head->ranks; ++r) {
+        const rank_slot &k = s.slots[r];
+        const int state = k.state;
+        snprintf(text, sizeof text, "assay-sim:   rank %d", r);
+        out += text;
+        if (state == RANK_ABSENT) {
+            out += ": never joined\n";
+            continue;
+        }
+        const char *how = state == RANK_LEFT      ? " has left the communicator"
+                          : state == RANK_ABORTED ? " has aborted the communicator"
+                          : s.alive(r)            ? ""
+                                                  : " is dead";
+        snprintf(text, sizeof text, " (process %d%s): ", k.pid.load(), how);
+        out += text;
+        const nccl_call now = k.running.get(), last = k.issued.get();
+        if (now.func != NCCL_NONE) {
+            out += "in " + nccl_describe(now);
+        } else if (last.func == NCCL_NONE) {
+            out += "has called nothing yet";
+        } else {
+            out += "in nothing; last issued " + nccl_describe(last);
+        }
+        snprintf(text, sizeof text, "; %llu finished\n", static_cast<unsigned long long>(k.finished.load()));
+        out += text;
+    }
+    return out;
+}
+
+} /* namespace sim */
