@@ -20,6 +20,8 @@ enum { N_ARCHES = sizeof arches / sizeof arches[0] };
 
 /* More experts than any published model has, few enough that the table of their names stays small. */
 static const int64_t max_experts_in_all_layers = (int64_t)1 << 17;
+static const int64_t max_groups_in_all_layers = (int64_t)1
+                                                << 20; /* each has its rows in the parameter table */
 static const int64_t max_elements_of_a_parameter = (int64_t)1 << 48;
 
 const char *assay_arch_name(assay_arch arch)
@@ -170,6 +172,10 @@ static assay_status check_attention(const assay_model_config *c, const char *wha
                 "%s: num_attention_heads %lld times %s %lld is more than %lld", what,
                 (long long)c->num_attention_heads, assay_config_word(c, "kv_channels"),
                 (long long)c->kv_channels, (long long)ASSAY_CONFIG_MAX_DIM);
+    ASSAY_CHECK(c->num_query_groups * c->num_layers <= max_groups_in_all_layers, ASSAY_LIMIT,
+                "%s: %lld layers of %s %lld, at most %lld in all layers are supported", what,
+                (long long)c->num_layers, assay_config_word(c, "num_query_groups"),
+                (long long)c->num_query_groups, (long long)max_groups_in_all_layers);
     for (int64_t l = 0; l < c->num_layers; l++)
         ASSAY_CHECK(c->window[l] >= 0, ASSAY_LIMIT, "%s: window of layer %lld is negative: %lld", what,
                     (long long)l, (long long)c->window[l]);

@@ -313,6 +313,8 @@ Test(core_config, wrong_configs_are_refused_by_name)
         {llama, "{\"num_key_value_heads\":0}", ASSAY_LIMIT, "num_key_value_heads: expected 1 to"},
         {llama, "{\"head_dim\":15}", ASSAY_MISMATCH, "head_dim 15 times rotary_percent 1 rotates 15"},
         {llama, "{\"head_dim\":16777216}", ASSAY_LIMIT, "num_attention_heads 4 times head_dim 16777216"},
+        {llama, "{\"num_attention_heads\":1048576,\"head_dim\":2,\"num_hidden_layers\":2}", ASSAY_LIMIT,
+         "2 layers of num_key_value_heads 1048576, at most 1048576"},
         {llama, "{\"max_position_embeddings\":0}", ASSAY_LIMIT, "max_position_embeddings: expected 1 to"},
         {llama, "{\"rms_norm_eps\":-1e-6}", ASSAY_LIMIT, "rms_norm_eps: expected 0 to 1"},
         {llama, "{\"rms_norm_eps\":\"1e-6\"}", ASSAY_FORMAT, "rms_norm_eps: expected a number"},

@@ -227,7 +227,7 @@ Test(core_spec, parts_are_exactly_the_tensors_that_transformers_wrote)
             for (int k = 0; k < spec->params[i].n_parts; k++) {
                 const assay_hf_part *part = &spec->params[i].parts[k];
                 const json_t *shape = json_object_get(json_object_get(header, part->name), "shape");
-                cr_expect_eq(json_array_size(shape), part->ndim, "%s: %s", golden_models[m], part->name);
+                cr_expect_eq((int)json_array_size(shape), part->ndim, "%s: %s", golden_models[m], part->name);
                 for (int d = 0; d < part->ndim; d++)
                     cr_expect_eq(json_integer_value(json_array_get(shape, (size_t)d)), part->shape[d],
                                  "%s: %s", golden_models[m], part->name);
