@@ -155,13 +155,13 @@ static void explain(const flow *f, const assay_trace_tensor *read, const assay_t
                  f->writers[other] ? f->writers[other]->instance : "nobody");
         return;
     }
-    if (other >= 0) {
-        snprintf(r->diagnosis, sizeof r->diagnosis, "it is the content of %s", f->records[other]->name);
-        return;
-    }
     const int64_t first = parity_map_get(f->initial, read->name);
     if (first >= 0 && strcmp(f->records[first]->hash, read->hash) == 0) {
         snprintf(r->diagnosis, sizeof r->diagnosis, "stale: it is the initial value");
+        return;
+    }
+    if (other >= 0) {
+        snprintf(r->diagnosis, sizeof r->diagnosis, "it is the content of %s", f->records[other]->name);
         return;
     }
     double *found = NULL, *wanted = NULL;

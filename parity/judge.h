@@ -119,6 +119,17 @@ void parity_value_free(ref_value *v);
 assay_status parity_compare_value(const ref_value *truth, const ref_value *candidate,
                                   const parity_scales *scales, parity_result *r);
 
+/* All slots of one direction of an operation, at most ASSAY_MAX_SLOTS.  A slot that cannot be read makes
+ * *problem a FAIL or SKIP and ends the list. */
+assay_status parity_read_slots(const assay_trace *t, const assay_trace_op *op, bool inputs, ref_value *values,
+                               int *n, parity_result *problem);
+void parity_free_slots(ref_value *values, int n);
+/* By slot; NULL when absent. */
+const ref_value *parity_find_value(const ref_value *values, int n, const char *slot);
+/* Discrete decisions of a replay: fails by the number of rows whose choice no honest implementation could have
+ * made. */
+void parity_judge_choice(const ref_replay_result *result, parity_result *r);
+
 /* --- collectives.c: one call, seen from all of its ranks ------------------------------------------------ */
 bool parity_is_collective(const char *op);
 typedef struct parity_calls parity_calls;

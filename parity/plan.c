@@ -191,6 +191,9 @@ static void dispatch(plan *p)
     both(p, "gather_rows", "combine_rows", "mlp.permute");
     both(p, "gather_rows", "gather_rows", "mlp.permute_probs");
     if (p->ep > 1) {
+        char counts[ASSAY_NAME];
+        instance_name(p, "mlp.dispatch_counts", counts); /* an engine may learn the counts another way */
+        want_op(p, "all_gather", counts, ASSAY_PHASE_FORWARD, true);
         both(p, "all_to_all", "all_to_all", "mlp.dispatch");
         both(p, "all_to_all", "all_to_all", "mlp.dispatch_probs");
         both(p, "gather_rows", "gather_rows", "mlp.sort");

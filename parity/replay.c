@@ -190,15 +190,14 @@ static void start_result(const local *l, const assay_trace_op *op, const char *s
     snprintf(r->tensor, sizeof r->tensor, "%s", slot);
 }
 
-/* Reads all slots of one direction.  A slot that cannot be read makes *problem a SKIP or FAIL. */
-static assay_status read_slots(const local *l, const assay_trace_op *op, bool inputs, ref_value *values,
+assay_status parity_read_slots(const assay_trace *t, const assay_trace_op *op, bool inputs, ref_value *values,
                                int *n, parity_result *problem)
 {
     const int n_slots = inputs ? op->n_inputs : op->n_outputs;
     *n = 0;
     for (int i = 0; i < n_slots; i++) {
         const assay_trace_slot *s = inputs ? &op->inputs[i] : &op->outputs[i];
-        const assay_trace_tensor *record = assay_trace_tensor_by_id(l->trace, op->rank, s->tensor);
+        const assay_trace_tensor *record = assay_trace_tensor_by_id(t, op->rank, s->tensor);
         if (!record) {
             parity_result_fail(problem, "slot %s names no record", s->slot);
             return ASSAY_OK;
@@ -214,7 +213,13 @@ static assay_status read_slots(const local *l, const assay_trace_op *op, bool in
     return ASSAY_OK;
 }
 
-static const ref_value *find_value(const ref_value *values, int n, const char *slot)
+void parity_free_slots(ref_value *values, int n)
+{
+    for (int i = 0; i < n; i++)
+        parity_value_free(&values[i]);
+}
+
+const ref_value *parity_find_value(const ref_value *values, int n, const char *slot)
 {
     for (int i = 0; i < n; i++) {
         if (strcmp(values[i].slot, slot) == 0)
@@ -224,7 +229,7 @@ static const ref_value *find_value(const ref_value *values, int n, const char *s
 }
 
 /* Discrete decisions: the count of rows whose choice no honest implementation could have made. */
-static void judge_choice(const ref_replay_result *result, parity_result *r)
+void parity_judge_choice(const ref_replay_result *result, parity_result *r)
 {
     r->count = result->n_decisions;
     r->n_bad = result->n_inadmissible;
@@ -247,18 +252,18 @@ static assay_status judge_outputs(local *l, const assay_trace_op *op, const ref_
     parity_result r;
     for (int i = 0; i < result->n_outputs; i++) {
         const ref_value *truth = &result->outputs[i];
-        const ref_value *found = find_value(candidate, n_candidate, truth->slot);
+        const ref_value *found = parity_find_value(candidate, n_candidate, truth->slot);
         start_result(l, op, truth->slot, &r);
         if (!found)
             parity_result_fail(&r, "output %s was not recorded", truth->slot);
         else if (truth->kind == REF_VALUE_CHOICE)
-            judge_choice(result, &r);
+            parity_judge_choice(result, &r);
         else
             ASSAY_TRY(parity_compare_value(truth, found, &l->scales, &r));
         ASSAY_TRY(keep(l, &r));
     }
     for (int i = 0; i < n_candidate; i++) {
-        if (find_value(result->outputs, result->n_outputs, candidate[i].slot))
+        if (parity_find_value(result->outputs, result->n_outputs, candidate[i].slot))
             continue;
         start_result(l, op, candidate[i].slot, &r);
         parity_result_skip(&r, "the reference computes no output %s", candidate[i].slot);
@@ -288,9 +293,9 @@ static assay_status replay_operation(local *l, const assay_trace_op *op)
     parity_result problem;
     assay_status st = ASSAY_OK;
     start_result(l, op, "", &problem);
-    ASSAY_TRY_GOTO(read_slots(l, op, true, inputs, &n_inputs, &problem), st, done);
+    ASSAY_TRY_GOTO(parity_read_slots(l->trace, op, true, inputs, &n_inputs, &problem), st, done);
     if (problem.verdict == PARITY_PASS)
-        ASSAY_TRY_GOTO(read_slots(l, op, false, candidate, &n_candidate, &problem), st, done);
+        ASSAY_TRY_GOTO(parity_read_slots(l->trace, op, false, candidate, &n_candidate, &problem), st, done);
     if (problem.verdict != PARITY_PASS) {
         st = keep(l, &problem);
         goto done;
@@ -305,10 +310,8 @@ static assay_status replay_operation(local *l, const assay_trace_op *op)
         st = judge_refusal(l, op, st);
     }
 done:
-    for (int i = 0; i < n_inputs; i++)
-        parity_value_free(&inputs[i]);
-    for (int i = 0; i < n_candidate; i++)
-        parity_value_free(&candidate[i]);
+    parity_free_slots(inputs, n_inputs);
+    parity_free_slots(candidate, n_candidate);
     return st;
 }
 
