@@ -21,7 +21,10 @@ void assay_progress_print(assay_progress *p, const char *fmt, ...);
 void assay_progress_destroy(assay_progress *p);
 
 double assay_monotonic_s(void);
-/* mkdir -p; removes a tree that lies below `root_must_contain`; both refuse symbolic links. */
+/* Files and folders: core/file.c.
+ * mkdir -p: the last component must not be a symbolic link.  Removing: the tree must lie strictly below
+ * `root_must_contain` (both resolved) and not be a link itself; links inside are unlinked, never followed; an
+ * absent tree is ASSAY_OK. */
 assay_status assay_mkdir_p(const char *path);
 assay_status assay_remove_tree(const char *path, const char *root_must_contain);
 /* Writes bytes beside, fsyncs, renames, fsyncs the folder. */
