@@ -26,7 +26,7 @@ void ref_all_reduce_max(double *const *data, int n, int64_t count)
     for (int64_t i = 0; i < count; i++) {
         double max = -HUGE_VAL;
         for (int r = 0; r < n; r++)
-            if (!(data[r][i] <= max))
+            if (isnan(data[r][i]) || data[r][i] > max)
                 max = data[r][i];
         for (int r = 0; r < n; r++)
             data[r][i] = max;
