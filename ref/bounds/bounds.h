@@ -1,0 +1,129 @@
+/* Every operation once more, with a bound on each element of its result for a declared arithmetic.
+ *
+ * A ref_pair is an output: y (double-precision value) and b (bound on how far an honest computation may lie
+ * from y before the output is rounded), both overwritten.  Inputs and sizes are those of ref/ops.h, same
+ * names and order.  Inputs are exact: they are the candidate's own recorded numbers.  Operations that need
+ * scratch return ASSAY_OUT_OF_MEMORY.  Formulas: docs/TOLERANCES.md. */
+#ifndef REF_BOUNDS_BOUNDS_H
+#define REF_BOUNDS_BOUNDS_H
+
+#include "ref/bounds/sum.h"
+#include "ref/ops.h"
+
+typedef struct ref_pair {
+    double *y, *b;
+    /* The output is stored in the accumulate format: its last rounding is the rounding of the output, which
+     * ref_admissible adds. */
+    bool same;
+} ref_pair;
+
+/* A declared arithmetic, prepared. */
+typedef struct ref_declared {
+    ref_num num;
+    ref_order order;
+    int64_t tile; /* keys of a rescale step of an online softmax, 0 = two passes */
+} ref_declared;
+assay_status ref_declared_of(ref_declared *out, const assay_arith *arith, const char *op);
+
+/* Stores z; takes the last rounding off when the output has the accumulate format. */
+void ref_pair_set(ref_pair out, int64_t i, ref_iv z, const ref_num *num);
+
+/* --- linear.c; `old` is the accumulated target before */
+assay_status ref_bound_linear_fwd(ref_pair y, const double *x, const double *w, const double *bias, int64_t t,
+                                  int64_t n, int64_t k, const ref_declared *d);
+void ref_bound_linear_bwd_input(ref_pair dx, const double *dy, const double *w, int64_t t, int64_t n,
+                                int64_t k, const ref_declared *d);
+void ref_bound_linear_bwd_weight(ref_pair dweight, const double *dy, const double *x, const double *old,
+                                 int64_t t, int64_t n, int64_t k, const ref_declared *d);
+void ref_bound_linear_bwd_bias(ref_pair dbias, const double *dy, const double *old, int64_t t, int64_t n,
+                               const ref_declared *d);
+
+/* --- norm.c */
+void ref_bound_rmsnorm_fwd(ref_pair y, ref_pair rstd, const double *x, const double *gamma, double eps,
+                           int64_t t, int64_t h, const ref_declared *d);
+assay_status ref_bound_rmsnorm_bwd(ref_pair dx, ref_pair dgamma, const double *dy, const double *x,
+                                   const double *gamma, const double *rstd, const double *old, int64_t t,
+                                   int64_t h, const ref_declared *d);
+
+/* --- elementwise.c */
+void ref_bound_add(ref_pair y, const double *a, const double *b, int64_t n, const ref_declared *d);
+void ref_bound_swiglu_fwd(ref_pair y, const double *x, const double *probs, int64_t t, int64_t f,
+                          const ref_declared *d);
+assay_status ref_bound_swiglu_bwd(ref_pair dx, ref_pair dprobs, const double *dy, const double *x,
+                                  const double *probs, int64_t t, int64_t f, const ref_declared *d);
+void ref_bound_sigmoid_gate_fwd(ref_pair y, const double *x, const double *gate, int64_t t, int64_t h,
+                                const ref_declared *d);
+void ref_bound_sigmoid_gate_bwd(ref_pair dx, ref_pair dgate, const double *dy, const double *x,
+                                const double *gate, int64_t t, int64_t h, const ref_declared *d);
+void ref_bound_rope_table(ref_pair cos_table, ref_pair sin_table, const ref_rope_desc *desc,
+                          int64_t n_positions);
+/* sign +1: forward, -1: backward */
+void ref_bound_rope(ref_pair y, const double *x, const double *cos_table, const double *sin_table,
+                    const int64_t *position, int64_t rotary_dim, int64_t t, int64_t heads, int64_t dim,
+                    double sign, const ref_declared *d);
+/* Ascending rows onto the old value or beside it: the larger of both. */
+assay_status ref_bound_embedding_bwd(ref_pair dweight, const double *dy, const int64_t *ids,
+                                     const double *old, int64_t vocab_start, int64_t t, int64_t v, int64_t h,
+                                     const ref_declared *d);
+assay_status ref_bound_combine_rows(ref_pair y, const double *x, const int64_t *token_row, int64_t t,
+                                    int64_t k, int64_t h, const ref_declared *d);
+
+/* --- attention.c; p_dtype: the format P (and dS) is rounded to before a product, F32 or F64: not rounded */
+assay_status ref_bound_attention_fwd(ref_pair o, ref_pair lse, const double *q, const double *k,
+                                     const double *v, const ref_attention_desc *desc, assay_dtype p_dtype,
+                                     const ref_declared *d);
+assay_status ref_bound_attention_bwd(ref_pair dq, ref_pair dk, ref_pair dv, const double *dout,
+                                     const double *q, const double *k, const double *v, const double *o,
+                                     const double *lse, const ref_attention_desc *desc, assay_dtype p_dtype,
+                                     const ref_declared *d);
+
+/* --- loss.c */
+assay_status ref_bound_cross_entropy_stats(ref_pair stats, const double *logits, const int64_t *targets,
+                                           int64_t vocab_start, int64_t t, int64_t v, const ref_declared *d);
+void ref_bound_cross_entropy_loss(ref_pair lse, ref_pair loss, const double *stats, const int64_t *targets,
+                                  int n_pieces, int64_t t, const ref_declared *d);
+void ref_bound_cross_entropy_bwd(ref_pair dlogits, const double *logits, const double *lse,
+                                 const int64_t *targets, int64_t vocab_start, double scale, int64_t t,
+                                 int64_t v, const ref_declared *d);
+/* square false: sum x, true: sum x^2; in double whatever is declared */
+void ref_bound_sum_double(ref_pair y, const double *x, int64_t n, bool square, const ref_declared *d);
+
+/* --- router.c */
+typedef struct ref_decisions {
+    int64_t n, n_ambiguous, n_inadmissible, first_inadmissible;
+    double gap;
+} ref_decisions;
+/* scores, keys [T,E] */
+void ref_bound_router_scores(ref_pair scores, ref_pair keys, const double *logits, const double *expert_bias,
+                             const ref_router_desc *desc, const ref_declared *d);
+/* Judges the candidate's choice and takes it over into `taken` [T,K]; a row that is not K ascending experts,
+ * or not admissible in shape, is replaced by the reference's. */
+void ref_bound_router_choice(int64_t *taken, const int64_t *candidate, ref_pair keys, const double *logits,
+                             const double *expert_bias, const ref_router_desc *desc, const ref_num *num,
+                             ref_decisions *out);
+void ref_bound_router_probs(ref_pair probs, const double *logits, const int64_t *indices,
+                            const ref_router_desc *desc, const ref_declared *d);
+void ref_bound_router_bwd(ref_pair dlogits, const double *dprobs, const int64_t *indices,
+                          const double *scores, const ref_router_desc *desc, const ref_declared *d);
+
+/* --- aux.c */
+void ref_bound_router_aux_scores(ref_pair aux_scores, const double *logits, const ref_router_desc *desc,
+                                 const ref_declared *d);
+assay_status ref_bound_router_aux_sums(ref_pair score_sums, ref_pair z_sum, ref_pair aux_scores,
+                                       const double *logits, const ref_router_desc *desc,
+                                       const ref_declared *d);
+void ref_bound_router_aux_loss(ref_pair losses, const double *score_sums, const int64_t *group_counts,
+                               const double *z_sum, double aux_coeff, double z_coeff, int64_t group_tokens,
+                               const ref_router_desc *desc, const ref_declared *d);
+void ref_bound_router_aux_bwd(ref_pair dlogits, const double *logits, const int64_t *group_counts,
+                              const double *old, double aux_coeff, double z_coeff, double loss_scale,
+                              int64_t group_tokens, const ref_router_desc *desc, const ref_declared *d);
+void ref_bound_expert_bias_update(ref_pair bias, const double *old, const int64_t *counts, double rate,
+                                  int64_t e, const ref_declared *d);
+
+/* --- optimizer.c */
+void ref_bound_adamw(ref_pair param, ref_pair exp_avg, ref_pair exp_avg_sq, const double *param_in,
+                     const double *exp_avg_in, const double *exp_avg_sq_in, const double *grad,
+                     const ref_adamw_desc *desc, int64_t n, const ref_declared *d);
+
+#endif

@@ -1,0 +1,201 @@
+/* Bounds of element-wise operations, of the rotary embedding, and of sums over few or chosen rows. */
+#include "ref/bounds/bounds.h"
+#include "ref/ops/vector.h"
+
+#include <stdlib.h>
+
+void ref_bound_add(ref_pair y, const double *a, const double *b, int64_t n, const ref_declared *d)
+{
+    for (int64_t i = 0; i < n; i++)
+        ref_pair_set(y, i, iv_add(&d->num, iv_exact(a[i]), iv_exact(b[i])), &d->num);
+}
+
+void ref_bound_swiglu_fwd(ref_pair y, const double *x, const double *probs, int64_t t, int64_t f,
+                          const ref_declared *d)
+{
+    const ref_num *n = &d->num;
+#pragma omp parallel for schedule(static) if (ref_vec_parallel(t * f * 16))
+    for (int64_t i = 0; i < t; i++) {
+        const double *gate = x + i * 2 * f, *up = gate + f;
+        for (int64_t j = 0; j < f; j++) {
+            ref_iv z = iv_mul(n, iv_exact(gate[j]), iv_sigmoid(n, gate[j]));
+            z = iv_mul(n, z, iv_exact(up[j]));
+            if (probs)
+                z = iv_mul(n, z, iv_exact(probs[i]));
+            ref_pair_set(y, i * f + j, z, n);
+        }
+    }
+}
+
+/* s(1 + g(1-s)).  Its errors are taken relative to s(1 + |g|(1-s)), so that s + g s (1-s) and similar forms
+ * are covered where the sum cancels. */
+static ref_iv silu_slope(const ref_num *n, double gate)
+{
+    const ref_iv s = iv_sigmoid(n, gate);
+    const ref_iv rest = iv_sub(n, iv_exact(1.0), s);
+    const ref_iv inner = iv_add(n, iv_exact(1.0), iv_mul(n, iv_exact(gate), rest));
+    ref_iv z = iv_mul(n, s, inner);
+    z.b += 3.0 * n->u * s.v * (1.0 + fabs(gate) * rest.v);
+    return z;
+}
+
+static void swiglu_bwd_row(ref_pair dx, ref_pair dprobs, double *terms, int64_t i, const double *dy,
+                           const double *x, const double *probs, int64_t f, const ref_declared *d)
+{
+    const ref_num *n = &d->num;
+    for (int64_t j = 0; j < f; j++) {
+        const double gate = x[j], up = x[f + j];
+        const ref_iv p = iv_exact(probs ? probs[i] : 1.0), g = iv_exact(dy[j]);
+        const ref_iv silu = iv_mul(n, iv_exact(gate), iv_sigmoid(n, gate));
+        const ref_iv h = iv_mul(n, g, iv_mul(n, silu, iv_exact(up)));
+        const ref_iv gp = probs ? iv_mul(n, g, p) : g;
+        terms[j] = h.v;
+        terms[f + j] = h.b;
+        ref_pair_set(dx, i * 2 * f + j, iv_mul(n, iv_mul(n, gp, iv_exact(up)), silu_slope(n, gate)), n);
+        ref_pair_set(dx, i * 2 * f + f + j, iv_mul(n, gp, silu), n);
+    }
+    if (probs) {
+        const ref_iv sum = ref_sum_terms(terms, terms + f, f, &d->order);
+        dprobs.y[i] = sum.v;
+        dprobs.b[i] = sum.b;
+    }
+}
+
+assay_status ref_bound_swiglu_bwd(ref_pair dx, ref_pair dprobs, const double *dy, const double *x,
+                                  const double *probs, int64_t t, int64_t f, const ref_declared *d)
+{
+    bool failed = false;
+#pragma omp parallel if (ref_vec_parallel(t * f * 16)) reduction(|| : failed)
+    {
+        double *terms = malloc((size_t)(2 * f + 1) * sizeof *terms);
+        failed = terms == NULL;
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < t; i++)
+            if (terms)
+                swiglu_bwd_row(dx, dprobs, terms, i, dy + i * f, x + i * 2 * f, probs, f, d);
+        free(terms);
+    }
+    ASSAY_CHECK(!failed, ASSAY_OUT_OF_MEMORY, "swiglu_bwd: rows of %lld", (long long)f);
+    return ASSAY_OK;
+}
+
+void ref_bound_sigmoid_gate_fwd(ref_pair y, const double *x, const double *gate, int64_t t, int64_t h,
+                                const ref_declared *d)
+{
+    for (int64_t i = 0; i < t; i++) {
+        const ref_iv s = iv_sigmoid(&d->num, gate[i]);
+        for (int64_t j = 0; j < h; j++)
+            ref_pair_set(y, i * h + j, iv_mul(&d->num, iv_exact(x[i * h + j]), s), &d->num);
+    }
+}
+
+void ref_bound_sigmoid_gate_bwd(ref_pair dx, ref_pair dgate, const double *dy, const double *x,
+                                const double *gate, int64_t t, int64_t h, const ref_declared *d)
+{
+    const ref_num *n = &d->num;
+    for (int64_t i = 0; i < t; i++) {
+        const ref_iv s = iv_sigmoid(n, gate[i]), rest = iv_sub(n, iv_exact(1.0), s);
+        const ref_iv sum = ref_sum_dot(dy + i * h, x + i * h, h, &d->order);
+        ref_pair_set(dgate, i, iv_mul(n, iv_mul(n, s, rest), sum), n);
+        for (int64_t j = 0; j < h; j++)
+            ref_pair_set(dx, i * h + j, iv_mul(n, iv_exact(dy[i * h + j]), s), n);
+    }
+}
+
+/* Both engines work in double.  The angle p f carries the error of pow and, for llama3, of the interpolation:
+ * a few double roundings relative, so p f 2^-46 absolute; cos and sin are Lipschitz. */
+void ref_bound_rope_table(ref_pair cos_table, ref_pair sin_table, const ref_rope_desc *desc,
+                          int64_t n_positions)
+{
+    const int64_t half = desc->rotary_dim / 2;
+    ref_rope_table(cos_table.y, sin_table.y, desc, n_positions);
+    for (int64_t p = 0; p < n_positions; p++)
+        for (int64_t i = 0; i < half; i++) {
+            /* the frequency is at most 1 (base >= 1), so p bounds the angle; base < 1 turns the other way
+             * round */
+            const double f = fmax(1.0, pow(desc->base, -2.0 * (double)i / (double)desc->rotary_dim));
+            const double angle = (double)p * (desc->base >= 1.0 ? fmin(f, 1.0) : f) * 0x1p-46;
+            cos_table.b[p * half + i] = 0x1p-40 * fabs(cos_table.y[p * half + i]) + angle;
+            sin_table.b[p * half + i] = 0x1p-40 * fabs(sin_table.y[p * half + i]) + angle;
+        }
+}
+
+void ref_bound_rope(ref_pair y, const double *x, const double *cos_table, const double *sin_table,
+                    const int64_t *position, int64_t rotary_dim, int64_t t, int64_t heads, int64_t dim,
+                    double sign, const ref_declared *d)
+{
+    const ref_num *n = &d->num;
+    const int64_t half = rotary_dim / 2;
+    for (int64_t i = 0; i < t * heads; i++) {
+        const double *xi = x + i * dim;
+        const double *c = cos_table + position[i / heads] * half, *s = sin_table + position[i / heads] * half;
+        for (int64_t j = 0; j < half; j++) {
+            const ref_iv a = iv_exact(xi[j]), b = iv_exact(xi[half + j]), cj = iv_exact(c[j]),
+                         sj = iv_exact(sign * s[j]);
+            ref_pair_set(y, i * dim + j, iv_sub(n, iv_mul(n, a, cj), iv_mul(n, b, sj)), n);
+            ref_pair_set(y, i * dim + half + j, iv_add(n, iv_mul(n, b, cj), iv_mul(n, a, sj)), n);
+        }
+        for (int64_t j = rotary_dim; j < dim; j++) {
+            y.y[i * dim + j] = xi[j];
+            y.b[i * dim + j] = 0.0;
+        }
+    }
+}
+
+/* rows [n, H] packed: the rows that meet in one row of the table. */
+static void embedding_row(ref_pair out, int64_t at, double *rows, double *scratch, int64_t n,
+                          const double *old, int64_t h, const ref_declared *d)
+{
+    double *y = out.y + at * h, *b = out.b + at * h;
+    ref_sum_columns(y, b, NULL, 0, rows, h, n, h, &d->order);
+    memmove(rows + h, rows, (size_t)(n * h) * sizeof *rows);
+    ref_vec_copy(rows, old + at * h, h);
+    ref_sum_columns(scratch, scratch + h, NULL, 0, rows, h, n + 1, h, &d->order);
+    for (int64_t j = 0; j < h; j++) {
+        y[j] = n > 0 ? y[j] + old[at * h + j] : old[at * h + j];
+        const double added_last = n > 0 ? b[j] + d->num.u * (fabs(y[j]) + b[j]) : 0.0;
+        b[j] = fmax(added_last, n > 0 ? scratch[h + j] : 0.0);
+    }
+}
+
+assay_status ref_bound_embedding_bwd(ref_pair dweight, const double *dy, const int64_t *ids,
+                                     const double *old, int64_t vocab_start, int64_t t, int64_t v, int64_t h,
+                                     const ref_declared *d)
+{
+    double *rows = malloc((size_t)((t + 3) * h + 1) * sizeof *rows);
+    int64_t *next = malloc((size_t)(t + v + 1) * sizeof *next), *head = next ? next + t : NULL;
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK_GOTO(rows && next, ASSAY_OUT_OF_MEMORY, st, done, "embedding_bwd: %lld tokens", (long long)t);
+    /* A list of tokens for each row of the table, ascending. */
+    for (int64_t i = 0; i < v; i++)
+        head[i] = -1;
+    for (int64_t i = t - 1; i >= 0; i--)
+        if (ids[i] >= vocab_start && ids[i] - vocab_start < v) {
+            next[i] = head[ids[i] - vocab_start];
+            head[ids[i] - vocab_start] = i;
+        }
+    for (int64_t r = 0; r < v; r++) {
+        int64_t n = 0;
+        for (int64_t i = head[r]; i >= 0; i = next[i])
+            ref_vec_copy(rows + n++ * h, dy + i * h, h);
+        embedding_row(dweight, r, rows, rows + (t + 1) * h, n, old, h, d);
+    }
+done:
+    free(rows);
+    free(next);
+    return st;
+}
+
+assay_status ref_bound_combine_rows(ref_pair y, const double *x, const int64_t *token_row, int64_t t,
+                                    int64_t k, int64_t h, const ref_declared *d)
+{
+    double *rows = malloc((size_t)(k * h + 1) * sizeof *rows);
+    ASSAY_CHECK(rows, ASSAY_OUT_OF_MEMORY, "combine_rows: %lld rows of %lld", (long long)k, (long long)h);
+    for (int64_t i = 0; i < t; i++) {
+        for (int64_t j = 0; j < k; j++)
+            ref_vec_copy(rows + j * h, x + token_row[i * k + j] * h, h);
+        ref_sum_columns(y.y + i * h, y.b + i * h, NULL, 0, rows, h, k, h, &d->order);
+    }
+    free(rows);
+    return ASSAY_OK;
+}

@@ -1,0 +1,122 @@
+/* Bounds of the vocabulary-parallel cross entropy and of sums in double. */
+#include "ref/bounds/bounds.h"
+#include "ref/ops/vector.h"
+
+#include <stdlib.h>
+
+enum { IGNORED = -100 };
+
+/* Rescale steps that a term of an online sum over n may pass. */
+static double rescales(int64_t n, const ref_declared *d)
+{
+    if (d->tile <= 0)
+        return 0.0;
+    const int64_t step = d->tile > d->order.lanes ? d->tile : d->order.lanes;
+    return (double)((n + step - 1) / step) + ceil(log2((double)d->order.lanes));
+}
+
+/* terms: scratch [2 V] */
+static ref_iv sum_exp(double *terms, const double *row, double max, int64_t v, const ref_declared *d)
+{
+    const ref_num *n = &d->num;
+    const double steps = rescales(v, d);
+    for (int64_t j = 0; j < v; j++) {
+        const double p = exp(row[j] - max);
+        const double delta = 2.0 * n->u * fabs(row[j] - max) + n->f + steps * (n->f + 2.0 * n->u);
+        terms[j] = p;
+        terms[v + j] = p > 0.0 ? p * expm1(delta) + n->tiny : n->tiny;
+    }
+    return ref_sum_terms(terms, terms + v, v, &d->order);
+}
+
+assay_status ref_bound_cross_entropy_stats(ref_pair stats, const double *logits, const int64_t *targets,
+                                           int64_t vocab_start, int64_t t, int64_t v, const ref_declared *d)
+{
+    bool failed = false;
+    ref_cross_entropy_stats(stats.y, logits, targets, vocab_start, t, v);
+#pragma omp parallel if (ref_vec_parallel(t * v * 16)) reduction(|| : failed)
+    {
+        double *terms = malloc((size_t)(2 * v + 1) * sizeof *terms);
+        failed = terms == NULL;
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < t; i++) {
+            ref_iv sum = {stats.y[t + i], 0.0};
+            if (terms && isfinite(stats.y[i]))
+                sum = sum_exp(terms, logits + i * v, stats.y[i], v, d);
+            stats.b[i] = 0.0;
+            stats.b[t + i] = sum.b;
+            stats.b[2 * t + i] = 0.0;
+        }
+        free(terms);
+    }
+    ASSAY_CHECK(!failed, ASSAY_OUT_OF_MEMORY, "cross_entropy_stats: rows of %lld", (long long)v);
+    return ASSAY_OK;
+}
+
+void ref_bound_cross_entropy_loss(ref_pair lse, ref_pair loss, const double *stats, const int64_t *targets,
+                                  int n_pieces, int64_t t, const ref_declared *d)
+{
+    const ref_num *n = &d->num;
+    ref_cross_entropy_loss(lse.y, loss.y, stats, targets, n_pieces, t);
+    for (int64_t i = 0; i < t; i++) {
+        double max = -HUGE_VAL, sum = 0.0, own = 0.0, target = 0.0;
+        for (int r = 0; r < n_pieces; r++)
+            max = fmax(max, stats[r * 3 * t + i]);
+        for (int r = 0; r < n_pieces; r++) {
+            const double *piece = stats + r * 3 * t;
+            const double shift = piece[i] - max;
+            target += piece[2 * t + i];
+            if (!isfinite(shift) || piece[t + i] == 0.0)
+                continue; /* an empty piece adds an exact zero */
+            const ref_iv e =
+                shift == 0.0 ? iv_exact(1.0) : iv_exp(n, (ref_iv){shift, 2.0 * n->u * fabs(shift)});
+            const ref_iv z = iv_mul(n, iv_exact(piece[t + i]), e);
+            sum += z.v;
+            own += z.b;
+        }
+        own += expm1((double)(n_pieces - 1) * n->u) * (sum + own);
+        /* log and the sum of max and log; base-2 logarithms are multiplied with a rounded ln 2 */
+        ref_iv z = iv_log(n, (ref_iv){sum, own});
+        z = iv_rounded(n, z);
+        const ref_iv total = iv_add(n, iv_exact(max), z);
+        ref_pair_set(lse, i, (ref_iv){lse.y[i], total.b}, n);
+        if (targets[i] == IGNORED)
+            loss.b[i] = 0.0;
+        else
+            ref_pair_set(loss, i, (ref_iv){loss.y[i], iv_sub(n, total, iv_exact(target)).b}, n);
+    }
+}
+
+void ref_bound_cross_entropy_bwd(ref_pair dlogits, const double *logits, const double *lse,
+                                 const int64_t *targets, int64_t vocab_start, double scale, int64_t t,
+                                 int64_t v, const ref_declared *d)
+{
+    const ref_num *n = &d->num;
+    const ref_iv c = iv_constant(n, scale);
+#pragma omp parallel for schedule(static) if (ref_vec_parallel(t * v * 16))
+    for (int64_t i = 0; i < t; i++)
+        for (int64_t j = 0; j < v; j++) {
+            const int64_t at = i * v + j;
+            if (targets[i] == IGNORED) {
+                dlogits.y[at] = dlogits.b[at] = 0.0;
+                continue;
+            }
+            const double shift = logits[at] - lse[i];
+            ref_iv p = iv_exp(n, (ref_iv){shift, 2.0 * n->u * fabs(shift)});
+            if (j == targets[i] - vocab_start)
+                p = iv_sub(n, p, iv_exact(1.0));
+            ref_pair_set(dlogits, at, iv_mul(n, p, c), n);
+        }
+}
+
+void ref_bound_sum_double(ref_pair y, const double *x, int64_t n, bool square, const ref_declared *d)
+{
+    ref_order o = d->order;
+    o.u = 0x1p-52; /* twice 2^-53: the reference's compensated sum has an error of its own */
+    o.eta = 0x1p-1074;
+    o.align = ldexp(o.align / d->num.u, 0) * o.u;
+    o.or_chain = true;
+    const ref_iv z = ref_sum_dot(square ? x : NULL, x, n, &o);
+    y.y[0] = square ? ref_sumsq(x, n) : ref_sum(x, n);
+    y.b[0] = z.b;
+}

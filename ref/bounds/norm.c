@@ -1,0 +1,99 @@
+/* Bounds of RMSNorm. */
+#include "ref/bounds/bounds.h"
+#include "ref/ops/vector.h"
+
+#include <stdlib.h>
+
+/* The row sum and the sum over tokens are two sums of one declaration. */
+static ref_order both_orders(const ref_declared *d)
+{
+    ref_order o = d->order;
+    o.or_chain = true;
+    return o;
+}
+
+void ref_bound_rmsnorm_fwd(ref_pair y, ref_pair rstd, const double *x, const double *gamma, double eps,
+                           int64_t t, int64_t h, const ref_declared *d)
+{
+    const ref_num *n = &d->num;
+#pragma omp parallel for schedule(static) if (ref_vec_parallel(t * h * 4))
+    for (int64_t i = 0; i < t; i++) {
+        const double *xi = x + i * h;
+        ref_iv mean = {0.0, 0.0};
+        if (h > 0) {
+            mean = ref_sum_dot(xi, xi, h, &d->order);
+            /* dividing by H, or multiplying with a rounded 1/H */
+            mean = iv_mul(n, mean, iv_constant(n, 1.0 / (double)h));
+        }
+        const ref_iv r = iv_rsqrt(n, iv_add(n, mean, iv_constant(n, eps)));
+        /* rsqrt's own rounding is counted in its math error: nothing can be taken off */
+        rstd.y[i] = r.v;
+        rstd.b[i] = r.b;
+        for (int64_t j = 0; j < h; j++) {
+            const ref_iv xr = iv_mul(n, iv_exact(xi[j]), r);
+            ref_pair_set(y, i * h + j, iv_mul(n, iv_exact(gamma[j]), xr), n);
+        }
+    }
+}
+
+/* terms: scratch [2 H] */
+static void bwd_row(ref_pair dx, int64_t i, double *terms, const double *dy, const double *x,
+                    const double *gamma, double rstd, int64_t h, const ref_order *order, const ref_num *n)
+{
+    for (int64_t j = 0; j < h; j++) {
+        const ref_iv g = iv_mul(n, iv_exact(dy[j]), iv_exact(gamma[j]));
+        const ref_iv z = iv_mul(n, g, iv_mul(n, iv_exact(x[j]), iv_exact(rstd)));
+        terms[j] = z.v;
+        terms[h + j] = z.b;
+    }
+    const ref_iv mean = iv_mul(n, ref_sum_terms(terms, terms + h, h, order), iv_constant(n, 1.0 / (double)h));
+    for (int64_t j = 0; j < h; j++) {
+        const ref_iv g = iv_mul(n, iv_exact(dy[j]), iv_exact(gamma[j]));
+        const ref_iv xh = iv_mul(n, iv_exact(x[j]), iv_exact(rstd));
+        const ref_iv z = iv_mul(n, iv_exact(rstd), iv_sub(n, g, iv_mul(n, xh, mean)));
+        ref_pair_set(dx, i * h + j, z, n);
+    }
+}
+
+static void bwd_gamma(ref_pair dgamma, int64_t j, double *terms, const double *dy, const double *x,
+                      const double *rstd, const double *old, int64_t t, int64_t h, const ref_order *order,
+                      const ref_num *n)
+{
+    for (int64_t i = 0; i < t; i++) {
+        const ref_iv xh = iv_mul(n, iv_exact(x[i * h + j]), iv_exact(rstd[i]));
+        const ref_iv z = iv_mul(n, iv_exact(dy[i * h + j]), xh);
+        terms[i] = z.v;
+        terms[t + i] = z.b;
+    }
+    ref_iv z = ref_sum_terms(terms, terms + t, t, order);
+    if (t > 0)
+        z = iv_add(n, z, iv_exact(old[j]));
+    else
+        z.v = old[j];
+    dgamma.y[j] = z.v;
+    dgamma.b[j] = z.b;
+}
+
+assay_status ref_bound_rmsnorm_bwd(ref_pair dx, ref_pair dgamma, const double *dy, const double *x,
+                                   const double *gamma, const double *rstd, const double *old, int64_t t,
+                                   int64_t h, const ref_declared *d)
+{
+    const ref_order order = both_orders(d);
+    bool failed = false;
+#pragma omp parallel if (ref_vec_parallel(t * h * 4)) reduction(|| : failed)
+    {
+        double *terms = malloc((size_t)(2 * (t > h ? t : h) + 1) * sizeof *terms);
+        failed = terms == NULL;
+#pragma omp for schedule(static)
+        for (int64_t i = 0; i < t; i++)
+            if (terms)
+                bwd_row(dx, i, terms, dy + i * h, x + i * h, gamma, rstd[i], h, &order, &d->num);
+#pragma omp for schedule(static)
+        for (int64_t j = 0; j < h; j++)
+            if (terms)
+                bwd_gamma(dgamma, j, terms, dy, x, rstd, old, t, h, &order, &d->num);
+        free(terms);
+    }
+    ASSAY_CHECK(!failed, ASSAY_OUT_OF_MEMORY, "rmsnorm_bwd: %lld rows of %lld", (long long)t, (long long)h);
+    return ASSAY_OK;
+}

@@ -1,0 +1,58 @@
+/* Rounding into a stored format, and the verdict on one element. */
+#include "ref/replay.h"
+
+#include <math.h>
+
+/* Largest finite number of the format. */
+static double format_max(assay_dtype dtype)
+{
+    /* E4M3 gives its top code to NaN. */
+    if (dtype == ASSAY_F8_E4M3)
+        return 448.0;
+    return ldexp(2.0 - ldexp(1.0, 1 - assay_dtype_precision(dtype)), assay_dtype_emax(dtype));
+}
+
+double ref_ulp(double x, assay_dtype dtype)
+{
+    const int p = assay_dtype_precision(dtype), emin = assay_dtype_emin(dtype);
+    int e = 0;
+    if (!isfinite(x))
+        return fabs(x);
+    (void)frexp(x, &e); /* |x| in [2^(e-1), 2^e) */
+    if (x == 0.0 || e - 1 < emin)
+        e = emin + 1;
+    return ldexp(1.0, e - p);
+}
+
+double ref_round(double x, assay_dtype dtype)
+{
+    if (dtype == ASSAY_F64 || !assay_dtype_is_float(dtype) || !isfinite(x) || x == 0.0)
+        return x;
+    const double ulp = ref_ulp(x, dtype), y = rint(x / ulp) * ulp;
+    return fabs(y) > format_max(dtype) ? copysign(HUGE_VAL, x) : y;
+}
+
+bool ref_admissible(double yhat, double y, double bound, assay_dtype stored, double *ratio)
+{
+    *ratio = HUGE_VAL;
+    if (!isfinite(y)) {
+        const bool same = isnan(y) ? isnan(yhat) : yhat == y;
+        if (same)
+            *ratio = 0.0;
+        return same;
+    }
+    /* A bound that is not a finite number decides nothing, and what was not decided did not pass. */
+    if (isnan(yhat) || !isfinite(bound) || bound < 0.0)
+        return false;
+    if (isinf(yhat)) {
+        const bool pass = ref_round(y + copysign(bound, yhat), stored) == yhat;
+        if (pass)
+            *ratio = 1.0;
+        return pass;
+    }
+    const double half = assay_dtype_is_float(stored) ? 0.5 * ref_ulp(fabs(y) + bound, stored) : 0.0;
+    const double err = fabs(yhat - y), allowance = bound + half;
+    const bool pass = err <= allowance;
+    *ratio = allowance > 0.0 ? err / allowance : (err == 0.0 ? 0.0 : HUGE_VAL);
+    return pass;
+}

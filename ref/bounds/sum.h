@@ -1,0 +1,36 @@
+/* Sums and dot products in a declared order, with their bounds: the heart of every reduction.
+ * Formulas: docs/TOLERANCES.md, section 2. */
+#ifndef REF_BOUNDS_SUM_H
+#define REF_BOUNDS_SUM_H
+
+#include "ref/bounds/interval.h"
+
+/* How the terms of a sum are joined. */
+typedef struct ref_order {
+    assay_order order; /* ASSAY_ORDER_NONE counts as UNKNOWN */
+    double u, eta;
+    int64_t lanes, split, k_step;
+    double align; /* TENSOR_CORE: relative alignment error of one term, 2^-(23 + guard_bits) */
+    bool fma;
+    /* TREE: the operation has several sums and the declaration names the order of one; the others may be
+     * chains. */
+    bool or_chain;
+} ref_order;
+
+/* ASSAY_UNSUPPORTED, naming the field: an accumulate type other than F32 or F64, lanes, split or k_step
+ * below 1. */
+assay_status ref_order_of(ref_order *out, const assay_arith *arith, const char *op);
+
+/* y [columns] = sum_k a[k lda] b[k ldb + c], bound [columns] =; a NULL means 1 (a plain sum, no products). */
+void ref_sum_columns(double *y, double *bound, const double *a, int64_t lda, const double *b, int64_t ldb,
+                     int64_t n, int64_t columns, const ref_order *order);
+/* One dot product (a NULL: the sum of b). */
+ref_iv ref_sum_dot(const double *a, const double *b, int64_t n, const ref_order *order);
+/* Sum of n intervals in the declared order: the bounds of the terms and of their addition. */
+ref_iv ref_sum_terms(const double *v, const double *b, int64_t n, const ref_order *order);
+/* Sum of few intervals in any order. */
+ref_iv ref_sum_few(const ref_num *num, const ref_iv *x, int64_t n);
+/* Relative error of adding n terms of one sign in the declared order. */
+double ref_sum_positive(const double *x, int64_t n, const ref_order *order);
+
+#endif

@@ -1,0 +1,82 @@
+/* Dispatch of ref_replay and its view of hostile inputs. */
+#include "ref/replay.h"
+
+#include "ref/replay_context.h"
+#include <stdlib.h>
+#include <string.h>
+
+static const replay_row *find_op(const char *op)
+{
+    const replay_row *const tables[] = {replay_dense_table, replay_attention_table, replay_moe_table,
+                                        replay_loss_table};
+    for (size_t t = 0; t < sizeof tables / sizeof tables[0]; t++)
+        for (const replay_row *row = tables[t]; row->op; row++)
+            if (strcmp(row->op, op) == 0)
+                return row;
+    return NULL;
+}
+
+bool ref_replay_knows(const char *op)
+{
+    return op && find_op(op);
+}
+
+/* Shape, count and storage of one value agree. */
+static assay_status check_value(const char *op, const ref_value *v)
+{
+    int64_t count;
+    ASSAY_CHECK(memchr(v->slot, 0, sizeof v->slot), ASSAY_INVALID_ARGUMENT,
+                "%s: a slot name is not terminated", op);
+    ASSAY_CHECK(v->ndim >= 0 && v->ndim <= ASSAY_MAX_DIMS, ASSAY_INVALID_ARGUMENT,
+                "%s: slot %s: expected 0 to %d dimensions, found %d", op, v->slot, ASSAY_MAX_DIMS, v->ndim);
+    ASSAY_CHECK(assay_shape_count(v->shape, v->ndim, &count), ASSAY_INVALID_ARGUMENT,
+                "%s: slot %s: a negative extent or too many elements", op, v->slot);
+    ASSAY_CHECK(count == v->count, ASSAY_INVALID_ARGUMENT,
+                "%s: slot %s: the shape has %lld elements, %lld are there", op, v->slot, (long long)count,
+                (long long)v->count);
+    ASSAY_CHECK(count == 0 || (assay_dtype_is_float(v->dtype) ? v->value != NULL : v->ivalue != NULL),
+                ASSAY_INVALID_ARGUMENT, "%s: slot %s (%s): no data", op, v->slot, assay_dtype_name(v->dtype));
+    return ASSAY_OK;
+}
+
+assay_status ref_replay(const char *op, const json_t *attrs, const assay_arith *arith,
+                        const ref_value *inputs, int n_inputs, const ref_value *candidate, int n_candidate,
+                        ref_replay_result *result)
+{
+    *result = (ref_replay_result){.first_inadmissible = -1};
+    ASSAY_CHECK(op && arith && n_inputs >= 0 && n_candidate >= 0, ASSAY_INVALID_ARGUMENT,
+                "ref_replay: no operation or no declared arithmetic");
+    const replay_row *row = find_op(op);
+    ASSAY_CHECK(row, ASSAY_NOT_FOUND, "no reference for operation '%s'", op);
+    replay r = {.op = op,
+                .attrs = attrs,
+                .arith = arith,
+                .inputs = inputs,
+                .n_inputs = n_inputs,
+                .candidate = candidate,
+                .n_candidate = n_candidate,
+                .result = result};
+    ASSAY_TRY(ref_declared_of(&r.d, arith, op));
+    for (int i = 0; i < n_inputs; i++)
+        ASSAY_TRY(check_value(op, &inputs[i]));
+    for (int i = 0; i < n_candidate; i++)
+        ASSAY_TRY(check_value(op, &candidate[i]));
+    const assay_status st = row->fn(&r);
+    if (st != ASSAY_OK) {
+        ref_replay_free(result);
+        return assay_hop(st, __FILE__, __LINE__, __func__);
+    }
+    return ASSAY_OK;
+}
+
+void ref_replay_free(ref_replay_result *r)
+{
+    if (!r)
+        return;
+    for (int i = 0; i < r->n_outputs; i++) {
+        free(r->outputs[i].value);
+        free(r->outputs[i].bound);
+        free(r->outputs[i].ivalue);
+    }
+    *r = (ref_replay_result){.first_inadmissible = -1};
+}

@@ -1,0 +1,159 @@
+/* Replay of attention and of the split of its fused projection. */
+#include "ref/replay_context.h"
+
+typedef struct attention_inputs {
+    ref_attention_desc desc;
+    const ref_value *q, *k, *v;
+    int64_t tq, tk;
+    assay_dtype p_dtype;
+} attention_inputs;
+
+/* Positions are compared, never used as an index: any value is legal, but a difference must not overflow. */
+static assay_status positions(const replay *r, attention_inputs *x)
+{
+    const ref_value *q, *k, *first;
+    const int64_t limit = INT64_MAX / 4;
+    ASSAY_TRY(replay_integer(r, "q_position", x->tq, &q));
+    ASSAY_TRY(replay_integer(r, "k_position", x->tk, &k));
+    ASSAY_TRY(replay_integer_optional(r, "first_key", x->tq, &first));
+    ASSAY_TRY(replay_range(r, q, -limit, limit));
+    ASSAY_TRY(replay_range(r, k, -limit, limit));
+    x->desc.q_position = q->ivalue;
+    x->desc.k_position = k->ivalue;
+    x->desc.first_key = first ? first->ivalue : NULL;
+    return ASSAY_OK;
+}
+
+static assay_status attention_inputs_read(const replay *r, attention_inputs *x)
+{
+    ref_attention_desc *d = &x->desc;
+    const int64_t max = ASSAY_CONFIG_MAX_DIM;
+    int64_t count;
+    *x = (attention_inputs){.p_dtype = ASSAY_F64};
+    ASSAY_TRY(replay_attr_i64(r, "batch", 0, max, &d->batch));
+    ASSAY_TRY(replay_attr_i64(r, "seq_q", 0, max, &d->seq_q));
+    ASSAY_TRY(replay_attr_i64(r, "seq_k", 0, max, &d->seq_k));
+    ASSAY_TRY(replay_attr_i64(r, "heads", 1, max, &d->heads));
+    ASSAY_TRY(replay_attr_i64(r, "groups", 1, max, &d->groups));
+    ASSAY_TRY(replay_attr_i64(r, "head_dim", 0, max, &d->head_dim));
+    ASSAY_TRY(replay_attr_i64(r, "head_dim_v", 0, max, &d->head_dim_v));
+    ASSAY_TRY(replay_attr_double(r, "scale", &d->scale));
+    ASSAY_TRY(replay_attr_i64(r, "window", 0, INT64_MAX / 4, &d->window));
+    ASSAY_CHECK(d->heads % d->groups == 0, ASSAY_INVALID_ARGUMENT,
+                "%s: %lld heads do not divide into %lld groups", r->op, (long long)d->heads,
+                (long long)d->groups);
+    if (json_object_get(r->attrs, "p_dtype")) {
+        char name[16];
+        if (assay_json_get_string(r->attrs, "p_dtype", true, r->op, name, sizeof name) != ASSAY_OK)
+            return assay_context(ASSAY_INVALID_ARGUMENT, "attributes");
+        ASSAY_TRY(assay_dtype_from_name(name, &x->p_dtype));
+    }
+    ASSAY_TRY(replay_product(r, d->seq_q, d->batch, 1, &x->tq));
+    ASSAY_TRY(replay_product(r, d->seq_k, d->batch, 1, &x->tk));
+    ASSAY_TRY(replay_product(r, x->tq, d->heads, d->head_dim, &count));
+    ASSAY_TRY(replay_real(r, "q", count, &x->q));
+    ASSAY_TRY(replay_product(r, x->tk, d->groups, d->head_dim, &count));
+    ASSAY_TRY(replay_real(r, "k", count, &x->k));
+    ASSAY_TRY(replay_product(r, x->tk, d->groups, d->head_dim_v, &count));
+    ASSAY_TRY(replay_real(r, "v", count, &x->v));
+    return positions(r, x);
+}
+
+static assay_status attention_fwd(const replay *r)
+{
+    attention_inputs x;
+    int64_t count;
+    ref_pair o, lse;
+    ASSAY_TRY(attention_inputs_read(r, &x));
+    ASSAY_TRY(replay_product(r, x.tq, x.desc.heads, x.desc.head_dim_v, &count));
+    ASSAY_TRY(replay_out_real(r, "o", count, x.q->dtype, "scores", &o));
+    ASSAY_TRY(replay_out_real(r, "lse", x.tq * x.desc.heads, ASSAY_F32, "scores", &lse));
+    return ref_bound_attention_fwd(o, lse, x.q->value, x.k->value, x.v->value, &x.desc, x.p_dtype, &r->d);
+}
+
+static assay_status attention_bwd(const replay *r)
+{
+    attention_inputs x;
+    const ref_value *dout, *o, *lse;
+    int64_t count;
+    ref_pair dq, dk, dv;
+    ASSAY_TRY(attention_inputs_read(r, &x));
+    ASSAY_TRY(replay_product(r, x.tq, x.desc.heads, x.desc.head_dim_v, &count));
+    ASSAY_TRY(replay_real(r, "do", count, &dout));
+    ASSAY_TRY(replay_real(r, "o", count, &o));
+    ASSAY_TRY(replay_real(r, "lse", x.tq * x.desc.heads, &lse));
+    ASSAY_TRY(replay_out_real(r, "dq", x.q->count, x.q->dtype, "scores", &dq));
+    ASSAY_TRY(replay_out_real(r, "dk", x.k->count, x.k->dtype, "scores", &dk));
+    ASSAY_TRY(replay_out_real(r, "dv", x.v->count, x.v->dtype, "scores", &dv));
+    return ref_bound_attention_bwd(dq, dk, dv, dout->value, x.q->value, x.k->value, x.v->value, o->value,
+                                   lse->value, &x.desc, x.p_dtype, &r->d);
+}
+
+/* heads, groups and head_dim from the attributes, else from [T,A,D] and [T,G,D] tensors. */
+static assay_status split_sizes(const replay *r, const ref_value *q, const ref_value *k, int64_t *heads,
+                                int64_t *groups, int64_t *dim)
+{
+    const bool given = r->attrs && json_object_get(r->attrs, "heads");
+    if (given) {
+        ASSAY_TRY(replay_attr_i64(r, "heads", 1, ASSAY_CONFIG_MAX_DIM, heads));
+        ASSAY_TRY(replay_attr_i64(r, "groups", 1, ASSAY_CONFIG_MAX_DIM, groups));
+        ASSAY_TRY(replay_attr_i64(r, "head_dim", 0, ASSAY_CONFIG_MAX_DIM, dim));
+    } else {
+        ASSAY_CHECK(q && k && q->ndim >= 3 && k->ndim >= 3, ASSAY_INVALID_ARGUMENT,
+                    "%s: neither attribute 'heads' nor tensors q [T,A,D] and k [T,G,D] give the sizes",
+                    r->op);
+        *heads = q->shape[q->ndim - 2];
+        *groups = k->shape[k->ndim - 2];
+        *dim = q->shape[q->ndim - 1];
+    }
+    ASSAY_CHECK(*groups > 0 && *heads > 0 && *heads % *groups == 0 && *heads <= ASSAY_CONFIG_MAX_DIM &&
+                    *dim <= ASSAY_CONFIG_MAX_DIM,
+                ASSAY_INVALID_ARGUMENT, "%s: %lld heads do not divide into %lld groups", r->op,
+                (long long)*heads, (long long)*groups);
+    return ASSAY_OK;
+}
+
+static assay_status qkv_split_fwd(const replay *r)
+{
+    const ref_value *qkv;
+    int64_t heads, groups, dim, t;
+    double *q, *k, *v;
+    ASSAY_TRY(replay_real(r, "qkv", -1, &qkv));
+    ASSAY_TRY(split_sizes(r, replay_candidate(r, "q"), replay_candidate(r, "k"), &heads, &groups, &dim));
+    ASSAY_TRY(replay_divide(r, qkv, (heads + 2 * groups) * dim, &t));
+    if (dim == 0)
+        t = 0;
+    ASSAY_TRY(replay_out_exact(r, "q", t * heads * dim, qkv->dtype, &q));
+    ASSAY_TRY(replay_out_exact(r, "k", t * groups * dim, qkv->dtype, &k));
+    ASSAY_TRY(replay_out_exact(r, "v", t * groups * dim, qkv->dtype, &v));
+    ref_qkv_split_fwd(q, k, v, qkv->value, t, heads, groups, dim);
+    return ASSAY_OK;
+}
+
+static assay_status qkv_split_bwd(const replay *r)
+{
+    const ref_value *dq, *dk, *dv;
+    int64_t heads, groups, dim, t, count;
+    double *dqkv;
+    ASSAY_TRY(replay_real(r, "dq", -1, &dq));
+    ASSAY_TRY(replay_real(r, "dk", -1, &dk));
+    ASSAY_TRY(split_sizes(r, dq, dk, &heads, &groups, &dim));
+    ASSAY_TRY(replay_divide(r, dq, heads * dim, &t));
+    if (dim == 0)
+        t = 0;
+    ASSAY_TRY(replay_product(r, t, groups, dim, &count));
+    ASSAY_TRY(replay_real(r, "dk", count, &dk));
+    ASSAY_TRY(replay_real(r, "dv", count, &dv));
+    ASSAY_TRY(replay_product(r, t, heads + 2 * groups, dim, &count));
+    ASSAY_TRY(replay_out_exact(r, "dqkv", count, dq->dtype, &dqkv));
+    ref_qkv_split_bwd(dqkv, dq->value, dk->value, dv->value, t, heads, groups, dim);
+    return ASSAY_OK;
+}
+
+const replay_row replay_attention_table[] = {
+    {"attention_fwd", attention_fwd},
+    {"attention_bwd", attention_bwd},
+    {"qkv_split_fwd", qkv_split_fwd},
+    {"qkv_split_bwd", qkv_split_bwd},
+    {NULL, NULL},
+};

@@ -1,0 +1,425 @@
+/* Replay of products, norms, element-wise operations, rope and the embedding. */
+#include "ref/replay_context.h"
+
+#include <string.h>
+
+/* A matrix of ndim >= 2: [rows..., last]. */
+static assay_status matrix(const replay *r, const ref_value *w, int ndim)
+{
+    ASSAY_CHECK(w->ndim == ndim, ASSAY_INVALID_ARGUMENT, "%s: slot %s: expected %d dimensions, found %d",
+                r->op, w->slot, ndim, w->ndim);
+    return ASSAY_OK;
+}
+
+static assay_status linear_fwd(const replay *r)
+{
+    const ref_value *x, *w, *bias;
+    int64_t t, count;
+    ref_pair y;
+    ASSAY_TRY(replay_real(r, "weight", -1, &w));
+    ASSAY_TRY(matrix(r, w, 2));
+    const int64_t n = w->shape[0], k = w->shape[1];
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_divide(r, x, k, &t));
+    ASSAY_TRY(replay_real_optional(r, "bias", n, &bias));
+    ASSAY_TRY(replay_product(r, t, n, 1, &count));
+    ASSAY_TRY(replay_out_real(r, "y", count, x->dtype, "accumulation", &y));
+    return ref_bound_linear_fwd(y, x->value, w->value, bias ? bias->value : NULL, t, n, k, &r->d);
+}
+
+static assay_status linear_bwd_input(const replay *r)
+{
+    const ref_value *dy, *w;
+    int64_t t, count;
+    ref_pair dx;
+    ASSAY_TRY(replay_real(r, "weight", -1, &w));
+    ASSAY_TRY(matrix(r, w, 2));
+    const int64_t n = w->shape[0], k = w->shape[1];
+    ASSAY_TRY(replay_real(r, "dy", -1, &dy));
+    ASSAY_TRY(replay_divide(r, dy, n, &t));
+    ASSAY_TRY(replay_product(r, t, k, 1, &count));
+    ASSAY_TRY(replay_out_real(r, "dx", count, dy->dtype, "accumulation", &dx));
+    ref_bound_linear_bwd_input(dx, dy->value, w->value, t, n, k, &r->d);
+    return ASSAY_OK;
+}
+
+static assay_status linear_bwd_weight(const replay *r)
+{
+    const ref_value *dy, *x, *old;
+    int64_t t, t_x;
+    ref_pair dw;
+    ASSAY_TRY(replay_real(r, "dweight_in", -1, &old));
+    ASSAY_TRY(matrix(r, old, 2));
+    const int64_t n = old->shape[0], k = old->shape[1];
+    ASSAY_TRY(replay_real(r, "dy", -1, &dy));
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_divide(r, dy, n, &t));
+    ASSAY_TRY(replay_divide(r, x, k, &t_x));
+    ASSAY_CHECK(t == t_x || n == 0 || k == 0, ASSAY_INVALID_ARGUMENT,
+                "%s: slot x: expected %lld rows as in dy, found %lld", r->op, (long long)t, (long long)t_x);
+    ASSAY_TRY(replay_out_real(r, "dweight", old->count, ASSAY_F32, "accumulation", &dw));
+    if (old->count > 0)
+        ref_bound_linear_bwd_weight(dw, dy->value, x->value, old->value, t, n, k, &r->d);
+    return ASSAY_OK;
+}
+
+static assay_status linear_bwd_bias(const replay *r)
+{
+    const ref_value *dy, *old;
+    int64_t t;
+    ref_pair db;
+    ASSAY_TRY(replay_real(r, "dbias_in", -1, &old));
+    ASSAY_TRY(replay_real(r, "dy", -1, &dy));
+    ASSAY_TRY(replay_divide(r, dy, old->count, &t));
+    ASSAY_TRY(replay_out_real(r, "dbias", old->count, ASSAY_F32, "accumulation", &db));
+    ref_bound_linear_bwd_bias(db, dy->value, old->value, t, old->count, &r->d);
+    return ASSAY_OK;
+}
+
+/* tokens_per_expert [El] adds up to the rows. */
+static assay_status expert_rows(const replay *r, int64_t e, int64_t rows, const ref_value **counts)
+{
+    int64_t total = 0;
+    ASSAY_TRY(replay_integer(r, "tokens_per_expert", e, counts));
+    ASSAY_TRY(replay_range(r, *counts, 0, INT64_MAX / 2));
+    for (int64_t i = 0; i < e; i++)
+        if (!assay_add_i64(total, (*counts)->ivalue[i], &total))
+            total = INT64_MAX;
+    ASSAY_CHECK(total == rows, ASSAY_INVALID_ARGUMENT,
+                "%s: slot tokens_per_expert: the counts add up to %lld, there are %lld rows", r->op,
+                (long long)total, (long long)rows);
+    return ASSAY_OK;
+}
+
+static ref_pair at(ref_pair p, int64_t offset)
+{
+    return (ref_pair){p.y + offset, p.b + offset, p.same};
+}
+
+static assay_status grouped_linear_fwd(const replay *r)
+{
+    const ref_value *x, *w, *counts;
+    int64_t rows, count;
+    ref_pair y;
+    ASSAY_TRY(replay_real(r, "weight", -1, &w));
+    ASSAY_TRY(matrix(r, w, 3));
+    const int64_t e = w->shape[0], n = w->shape[1], k = w->shape[2];
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_divide(r, x, k, &rows));
+    ASSAY_TRY(expert_rows(r, e, rows, &counts));
+    ASSAY_TRY(replay_product(r, rows, n, 1, &count));
+    ASSAY_TRY(replay_out_real(r, "y", count, x->dtype, "accumulation", &y));
+    for (int64_t i = 0, first = 0; i < e; first += counts->ivalue[i++])
+        ASSAY_TRY(ref_bound_linear_fwd(at(y, first * n), x->value + first * k, w->value + i * n * k, NULL,
+                                       counts->ivalue[i], n, k, &r->d));
+    return ASSAY_OK;
+}
+
+static assay_status grouped_linear_bwd_input(const replay *r)
+{
+    const ref_value *dy, *w, *counts;
+    int64_t rows, count;
+    ref_pair dx;
+    ASSAY_TRY(replay_real(r, "weight", -1, &w));
+    ASSAY_TRY(matrix(r, w, 3));
+    const int64_t e = w->shape[0], n = w->shape[1], k = w->shape[2];
+    ASSAY_TRY(replay_real(r, "dy", -1, &dy));
+    ASSAY_TRY(replay_divide(r, dy, n, &rows));
+    ASSAY_TRY(expert_rows(r, e, rows, &counts));
+    ASSAY_TRY(replay_product(r, rows, k, 1, &count));
+    ASSAY_TRY(replay_out_real(r, "dx", count, dy->dtype, "accumulation", &dx));
+    for (int64_t i = 0, first = 0; i < e; first += counts->ivalue[i++])
+        ref_bound_linear_bwd_input(at(dx, first * k), dy->value + first * n, w->value + i * n * k,
+                                   counts->ivalue[i], n, k, &r->d);
+    return ASSAY_OK;
+}
+
+static assay_status grouped_linear_bwd_weight(const replay *r)
+{
+    const ref_value *dy, *x, *old, *counts;
+    int64_t rows, rows_x;
+    ref_pair dw;
+    ASSAY_TRY(replay_real(r, "dweight_in", -1, &old));
+    ASSAY_TRY(matrix(r, old, 3));
+    const int64_t e = old->shape[0], n = old->shape[1], k = old->shape[2];
+    ASSAY_TRY(replay_real(r, "dy", -1, &dy));
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_divide(r, dy, n, &rows));
+    ASSAY_TRY(replay_divide(r, x, k, &rows_x));
+    ASSAY_CHECK(rows == rows_x || n == 0 || k == 0, ASSAY_INVALID_ARGUMENT,
+                "%s: slot x: expected %lld rows as in dy, found %lld", r->op, (long long)rows,
+                (long long)rows_x);
+    ASSAY_TRY(expert_rows(r, e, rows, &counts));
+    ASSAY_TRY(replay_out_real(r, "dweight", old->count, ASSAY_F32, "accumulation", &dw));
+    for (int64_t i = 0, first = 0; i < e && old->count > 0; first += counts->ivalue[i++])
+        ref_bound_linear_bwd_weight(at(dw, i * n * k), dy->value + first * n, x->value + first * k,
+                                    old->value + i * n * k, counts->ivalue[i], n, k, &r->d);
+    return ASSAY_OK;
+}
+
+static assay_status rmsnorm_fwd(const replay *r)
+{
+    const ref_value *x, *gamma;
+    double eps;
+    int64_t t;
+    ref_pair y, rstd;
+    ASSAY_TRY(replay_attr_double(r, "eps", &eps));
+    ASSAY_TRY(replay_real(r, "gamma", -1, &gamma));
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_divide(r, x, gamma->count, &t));
+    ASSAY_TRY(replay_out_real(r, "y", x->count, x->dtype, "sum of squares", &y));
+    ASSAY_TRY(replay_out_real(r, "rstd", t, ASSAY_F32, "sum of squares", &rstd));
+    ref_bound_rmsnorm_fwd(y, rstd, x->value, gamma->value, eps, t, gamma->count, &r->d);
+    return ASSAY_OK;
+}
+
+static assay_status rmsnorm_bwd(const replay *r)
+{
+    const ref_value *dy, *x, *gamma, *rstd, *old;
+    int64_t t;
+    ref_pair dx, dgamma;
+    ASSAY_TRY(replay_real(r, "gamma", -1, &gamma));
+    const int64_t h = gamma->count;
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_divide(r, x, h, &t));
+    ASSAY_TRY(replay_real(r, "dy", x->count, &dy));
+    ASSAY_TRY(replay_real(r, "rstd", t, &rstd));
+    ASSAY_TRY(replay_real(r, "dgamma_in", h, &old));
+    ASSAY_TRY(replay_out_real(r, "dx", x->count, x->dtype, "row sum", &dx));
+    ASSAY_TRY(replay_out_real(r, "dgamma", h, ASSAY_F32, "sum over tokens", &dgamma));
+    return ref_bound_rmsnorm_bwd(dx, dgamma, dy->value, x->value, gamma->value, rstd->value, old->value, t, h,
+                                 &r->d);
+}
+
+static assay_status add(const replay *r)
+{
+    const ref_value *a, *b;
+    ref_pair y;
+    ASSAY_TRY(replay_real(r, "a", -1, &a));
+    ASSAY_TRY(replay_real(r, "b", a->count, &b));
+    ASSAY_TRY(replay_out_real(r, "y", a->count, a->dtype, "addition", &y));
+    ref_bound_add(y, a->value, b->value, a->count, &r->d);
+    return ASSAY_OK;
+}
+
+/* x [T,2F] */
+static assay_status gate_up(const replay *r, const ref_value **x, int64_t *t, int64_t *f)
+{
+    ASSAY_TRY(replay_real(r, "x", -1, x));
+    const int64_t columns = replay_columns(*x);
+    ASSAY_CHECK((*x)->ndim >= 1 && columns % 2 == 0, ASSAY_INVALID_ARGUMENT,
+                "%s: slot x: expected rows [gate | up] of even length, found %lld", r->op,
+                (long long)columns);
+    *f = columns / 2;
+    return replay_divide(r, *x, columns, t);
+}
+
+static assay_status swiglu_fwd(const replay *r)
+{
+    const ref_value *x, *probs;
+    int64_t t, f;
+    ref_pair y;
+    ASSAY_TRY(gate_up(r, &x, &t, &f));
+    ASSAY_TRY(replay_real_optional(r, "probs", t, &probs));
+    ASSAY_TRY(replay_out_real(r, "y", x->count / 2, x->dtype, "sigmoid", &y));
+    ref_bound_swiglu_fwd(y, x->value, probs ? probs->value : NULL, f > 0 ? t : 0, f, &r->d);
+    return ASSAY_OK;
+}
+
+static assay_status swiglu_bwd(const replay *r)
+{
+    const ref_value *x, *probs, *dy;
+    int64_t t, f;
+    ref_pair dx, dprobs = {NULL, NULL, false};
+    ASSAY_TRY(gate_up(r, &x, &t, &f));
+    ASSAY_TRY(replay_real(r, "dy", x->count / 2, &dy));
+    ASSAY_TRY(replay_real_optional(r, "probs", t, &probs));
+    ASSAY_TRY(replay_out_real(r, "dx", x->count, x->dtype, "sigmoid", &dx));
+    if (probs)
+        ASSAY_TRY(replay_out_real(r, "dprobs", t, ASSAY_F32, "accumulation", &dprobs));
+    if (f == 0)
+        return ASSAY_OK; /* empty rows: dprobs is an empty sum */
+    return ref_bound_swiglu_bwd(dx, dprobs, dy->value, x->value, probs ? probs->value : NULL, t, f, &r->d);
+}
+
+static assay_status sigmoid_gate_fwd(const replay *r)
+{
+    const ref_value *x, *gate;
+    ref_pair y;
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_real(r, "gate", -1, &gate));
+    int64_t h;
+    ASSAY_TRY(replay_divide(r, x, gate->count, &h));
+    ASSAY_TRY(replay_out_real(r, "y", x->count, x->dtype, "sigmoid", &y));
+    ref_bound_sigmoid_gate_fwd(y, x->value, gate->value, gate->count, h, &r->d);
+    return ASSAY_OK;
+}
+
+static assay_status sigmoid_gate_bwd(const replay *r)
+{
+    const ref_value *x, *gate, *dy;
+    int64_t h;
+    ref_pair dx, dgate;
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_real(r, "dy", x->count, &dy));
+    ASSAY_TRY(replay_real(r, "gate", -1, &gate));
+    ASSAY_TRY(replay_divide(r, x, gate->count, &h));
+    ASSAY_TRY(replay_out_real(r, "dx", x->count, x->dtype, "sigmoid", &dx));
+    ASSAY_TRY(replay_out_real(r, "dgate", gate->count, gate->dtype, "accumulation", &dgate));
+    ref_bound_sigmoid_gate_bwd(dx, dgate, dy->value, x->value, gate->value, gate->count, h, &r->d);
+    return ASSAY_OK;
+}
+
+static assay_status cast(const replay *r)
+{
+    const ref_value *x;
+    double *y;
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_out_exact(r, "y", x->count, x->dtype, &y));
+    if (x->count > 0)
+        memcpy(y, x->value, (size_t)x->count * sizeof *y);
+    return ASSAY_OK;
+}
+
+static assay_status rope_desc(const replay *r, ref_rope_desc *d)
+{
+    char type[16];
+    *d = (ref_rope_desc){ASSAY_ROPE_DEFAULT, 0, 0.0, 1.0, 1.0, 4.0, 1};
+    ASSAY_TRY(replay_attr_i64(r, "rotary_dim", 0, ASSAY_CONFIG_MAX_DIM, &d->rotary_dim));
+    ASSAY_TRY(replay_attr_double(r, "rotary_base", &d->base));
+    ASSAY_CHECK(d->rotary_dim % 2 == 0 && d->base > 0.0, ASSAY_INVALID_ARGUMENT,
+                "%s: expected an even rotary_dim and a positive rotary_base, found %lld and %g", r->op,
+                (long long)d->rotary_dim, d->base);
+    if (assay_json_get_string(r->attrs, "rope_type", true, r->op, type, sizeof type) != ASSAY_OK)
+        return assay_context(ASSAY_INVALID_ARGUMENT, "attributes");
+    if (strcmp(type, "default") == 0)
+        return ASSAY_OK;
+    d->type = strcmp(type, "linear") == 0 ? ASSAY_ROPE_LINEAR : ASSAY_ROPE_LLAMA3;
+    ASSAY_CHECK(d->type == ASSAY_ROPE_LINEAR || strcmp(type, "llama3") == 0, ASSAY_INVALID_ARGUMENT,
+                "%s: rope_type: expected default, linear or llama3, found '%s'", r->op, type);
+    ASSAY_TRY(replay_attr_double(r, "factor", &d->factor));
+    ASSAY_CHECK(d->factor > 0.0, ASSAY_INVALID_ARGUMENT, "%s: factor: expected a positive number, found %g",
+                r->op, d->factor);
+    if (d->type == ASSAY_ROPE_LINEAR)
+        return ASSAY_OK;
+    ASSAY_TRY(replay_attr_double(r, "low_freq_factor", &d->low_freq_factor));
+    ASSAY_TRY(replay_attr_double(r, "high_freq_factor", &d->high_freq_factor));
+    ASSAY_TRY(replay_attr_i64(r, "original_max_position_embeddings", 1, ASSAY_CONFIG_MAX_DIM,
+                              &d->original_max_position_embeddings));
+    return ASSAY_OK;
+}
+
+/* No inputs: the number of positions is the candidate's. */
+static assay_status rope_table(const replay *r)
+{
+    ref_rope_desc desc;
+    ref_pair c, s;
+    const ref_value *table = replay_candidate(r, "cos");
+    ASSAY_TRY(rope_desc(r, &desc));
+    ASSAY_CHECK(table, ASSAY_INVALID_ARGUMENT, "%s: output slot 'cos' is missing: how many positions?",
+                r->op);
+    int64_t p;
+    ASSAY_TRY(replay_divide(r, table, desc.rotary_dim / 2, &p));
+    ASSAY_TRY(replay_out_real(r, "cos", table->count, ASSAY_F32, "output rounding", &c));
+    ASSAY_TRY(replay_out_real(r, "sin", table->count, ASSAY_F32, "output rounding", &s));
+    if (desc.rotary_dim > 0)
+        ref_bound_rope_table(c, s, &desc, p);
+    return ASSAY_OK;
+}
+
+static assay_status rope(const replay *r, const char *in, const char *out, double sign)
+{
+    const ref_value *x, *c, *s, *position;
+    int64_t heads, table_rows, dim;
+    ref_pair y;
+    ASSAY_TRY(replay_real(r, in, -1, &x));
+    ASSAY_TRY(replay_real(r, "cos", -1, &c));
+    ASSAY_TRY(replay_real(r, "sin", c->count, &s));
+    ASSAY_TRY(replay_integer(r, "position", -1, &position));
+    dim = replay_columns(x);
+    if (r->attrs && json_object_get(r->attrs, "head_dim"))
+        ASSAY_TRY(replay_attr_i64(r, "head_dim", 1, ASSAY_CONFIG_MAX_DIM, &dim));
+    const int64_t half = replay_columns(c), t = position->count;
+    ASSAY_TRY(replay_divide(r, c, half, &table_rows));
+    ASSAY_CHECK(half >= 0 && half <= dim / 2, ASSAY_INVALID_ARGUMENT,
+                "%s: slot cos: %lld frequencies do not fit heads of %lld", r->op, (long long)half,
+                (long long)dim);
+    ASSAY_CHECK(t > 0 ? x->count % t == 0 : x->count == 0, ASSAY_INVALID_ARGUMENT,
+                "%s: slot %s: %lld elements for %lld positions", r->op, in, (long long)x->count,
+                (long long)t);
+    heads = t > 0 && dim > 0 ? x->count / t / dim : 0;
+    ASSAY_CHECK(t == 0 || dim == 0 || heads * dim == x->count / t, ASSAY_INVALID_ARGUMENT,
+                "%s: slot %s: rows of %lld are not heads of %lld", r->op, in, (long long)(x->count / t),
+                (long long)dim);
+    ASSAY_TRY(replay_range(r, position, 0, table_rows - 1));
+    ASSAY_TRY(replay_out_real(r, out, x->count, x->dtype, "rotation", &y));
+    ref_bound_rope(y, x->value, c->value, s->value, position->ivalue, 2 * half, t, heads, dim, sign, &r->d);
+    return ASSAY_OK;
+}
+
+static assay_status rope_fwd(const replay *r)
+{
+    return rope(r, "x", "y", 1.0);
+}
+
+static assay_status rope_bwd(const replay *r)
+{
+    return rope(r, "dy", "dx", -1.0);
+}
+
+static assay_status embedding_fwd(const replay *r)
+{
+    const ref_value *ids, *w;
+    int64_t start, count;
+    double *y;
+    ASSAY_TRY(replay_attr_i64(r, "vocab_start", 0, ASSAY_CONFIG_MAX_DIM, &start));
+    ASSAY_TRY(replay_real(r, "weight", -1, &w));
+    ASSAY_TRY(matrix(r, w, 2));
+    ASSAY_TRY(replay_integer(r, "ids", -1, &ids));
+    ASSAY_TRY(replay_product(r, ids->count, w->shape[1], 1, &count));
+    ASSAY_TRY(replay_out_exact(r, "y", count, w->dtype, &y));
+    ref_embedding_fwd(y, ids->ivalue, w->value, start, ids->count, w->shape[0], w->shape[1]);
+    return ASSAY_OK;
+}
+
+static assay_status embedding_bwd(const replay *r)
+{
+    const ref_value *ids, *dy, *old;
+    int64_t start, count;
+    ref_pair dw;
+    ASSAY_TRY(replay_attr_i64(r, "vocab_start", 0, ASSAY_CONFIG_MAX_DIM, &start));
+    ASSAY_TRY(replay_real(r, "dweight_in", -1, &old));
+    ASSAY_TRY(matrix(r, old, 2));
+    ASSAY_TRY(replay_integer(r, "ids", -1, &ids));
+    ASSAY_TRY(replay_product(r, ids->count, old->shape[1], 1, &count));
+    ASSAY_TRY(replay_real(r, "dy", count, &dy));
+    ASSAY_TRY(replay_out_real(r, "dweight", old->count, ASSAY_F32, "accumulation", &dw));
+    if (old->count == 0)
+        return ASSAY_OK;
+    return ref_bound_embedding_bwd(dw, dy->value, ids->ivalue, old->value, start, ids->count, old->shape[0],
+                                   old->shape[1], &r->d);
+}
+
+const replay_row replay_dense_table[] = {
+    {"linear_fwd", linear_fwd},
+    {"linear_bwd_input", linear_bwd_input},
+    {"linear_bwd_weight", linear_bwd_weight},
+    {"linear_bwd_bias", linear_bwd_bias},
+    {"grouped_linear_fwd", grouped_linear_fwd},
+    {"grouped_linear_bwd_input", grouped_linear_bwd_input},
+    {"grouped_linear_bwd_weight", grouped_linear_bwd_weight},
+    {"rmsnorm_fwd", rmsnorm_fwd},
+    {"rmsnorm_bwd", rmsnorm_bwd},
+    {"add", add},
+    {"swiglu_fwd", swiglu_fwd},
+    {"swiglu_bwd", swiglu_bwd},
+    {"sigmoid_gate_fwd", sigmoid_gate_fwd},
+    {"sigmoid_gate_bwd", sigmoid_gate_bwd},
+    {"cast", cast},
+    {"rope_table", rope_table},
+    {"rope_fwd", rope_fwd},
+    {"rope_bwd", rope_bwd},
+    {"embedding_fwd", embedding_fwd},
+    {"embedding_bwd", embedding_bwd},
+    {NULL, NULL},
+};

@@ -1,0 +1,301 @@
+/* Replay of the router, its auxiliary losses and the permutation of rows. */
+#include "ref/replay_context.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* logits [T,E]: the last extent is E. */
+static assay_status logits_of(const replay *r, const char *slot, ref_router_desc *d, const ref_value **logits)
+{
+    ASSAY_TRY(replay_real(r, slot, -1, logits));
+    d->experts = replay_columns(*logits);
+    ASSAY_CHECK((*logits)->ndim >= 1 && d->experts >= 1 && d->experts <= ASSAY_MAX_EXPERTS,
+                ASSAY_INVALID_ARGUMENT, "%s: slot %s: expected 1 to %d experts, found %lld", r->op, slot,
+                ASSAY_MAX_EXPERTS, (long long)d->experts);
+    return replay_divide(r, *logits, d->experts, &d->tokens);
+}
+
+static assay_status score_function(const replay *r, ref_router_desc *d)
+{
+    char name[16];
+    ASSAY_CHECK(r->attrs, ASSAY_INVALID_ARGUMENT, "%s: attribute 'score_function' is missing", r->op);
+    if (assay_json_get_string(r->attrs, "score_function", true, r->op, name, sizeof name) != ASSAY_OK)
+        return assay_context(ASSAY_INVALID_ARGUMENT, "attributes");
+    d->score_function = strcmp(name, "sigmoid") == 0 ? ASSAY_SCORE_SIGMOID : ASSAY_SCORE_SOFTMAX;
+    ASSAY_CHECK(d->score_function == ASSAY_SCORE_SIGMOID || strcmp(name, "softmax") == 0,
+                ASSAY_INVALID_ARGUMENT, "%s: score_function: expected softmax or sigmoid, found '%s'", r->op,
+                name);
+    return ASSAY_OK;
+}
+
+/* After logits_of: everything else of the descriptor. */
+static assay_status router_attrs(const replay *r, ref_router_desc *d)
+{
+    ASSAY_TRY(score_function(r, d));
+    ASSAY_TRY(replay_attr_i64(r, "topk", 1, d->experts, &d->topk));
+    ASSAY_TRY(replay_attr_bool(r, "pre_softmax", &d->pre_softmax));
+    ASSAY_TRY(replay_attr_bool(r, "norm_topk_prob", &d->norm_topk_prob));
+    ASSAY_TRY(replay_attr_double(r, "scaling_factor", &d->scaling_factor));
+    ASSAY_TRY(replay_attr_i64(r, "num_groups", 0, d->experts, &d->num_groups));
+    ASSAY_TRY(replay_attr_i64(r, "group_topk", 0, d->experts, &d->group_topk));
+    if (d->num_groups == 0)
+        return ASSAY_OK;
+    ASSAY_CHECK(d->experts % d->num_groups == 0 && d->group_topk >= 1 && d->group_topk <= d->num_groups &&
+                    d->topk >= d->group_topk && d->topk <= d->group_topk * (d->experts / d->num_groups),
+                ASSAY_INVALID_ARGUMENT,
+                "%s: %lld experts in %lld groups, %lld groups for the best %lld experts: impossible", r->op,
+                (long long)d->experts, (long long)d->num_groups, (long long)d->group_topk,
+                (long long)d->topk);
+    return ASSAY_OK;
+}
+
+static void keep_decisions(const replay *r, const ref_decisions *x)
+{
+    r->result->n_decisions = x->n;
+    r->result->n_ambiguous = x->n_ambiguous;
+    r->result->n_inadmissible = x->n_inadmissible;
+    r->result->first_inadmissible = x->first_inadmissible;
+    r->result->decision_gap = x->gap;
+}
+
+/* Scratch for selection keys. */
+static assay_status keys_alloc(const replay *r, int64_t n, ref_pair *keys)
+{
+    keys->y = calloc((size_t)n + 1, sizeof *keys->y);
+    keys->b = calloc((size_t)n + 1, sizeof *keys->b);
+    keys->same = false;
+    if (keys->y && keys->b)
+        return ASSAY_OK;
+    free(keys->y);
+    free(keys->b);
+    ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "%s: %lld keys", r->op, (long long)n);
+}
+
+static assay_status router_fwd(const replay *r)
+{
+    ref_router_desc d = {0};
+    const ref_value *logits, *bias;
+    ref_pair scores, probs, keys;
+    int64_t *indices;
+    ref_decisions decisions;
+    ASSAY_TRY(logits_of(r, "logits", &d, &logits));
+    ASSAY_TRY(router_attrs(r, &d));
+    ASSAY_TRY(replay_real_optional(r, "expert_bias", d.experts, &bias));
+    ASSAY_TRY(replay_out_integer(r, "indices", d.tokens * d.topk, REF_VALUE_CHOICE, &indices));
+    ASSAY_TRY(replay_out_real(r, "probs", d.tokens * d.topk, ASSAY_F32, "exp", &probs));
+    ASSAY_TRY(replay_out_real(r, "scores", logits->count, ASSAY_F32, "exp", &scores));
+    ASSAY_TRY(keys_alloc(r, logits->count, &keys));
+    const ref_value *candidate = replay_candidate(r, "indices");
+    const double *b = bias ? bias->value : NULL;
+    ref_bound_router_scores(scores, keys, logits->value, b, &d, &r->d);
+    ref_bound_router_choice(indices, candidate ? candidate->ivalue : NULL, keys, logits->value, b, &d,
+                            &r->d.num, &decisions);
+    keep_decisions(r, &decisions);
+    ref_bound_router_probs(probs, logits->value, indices, &d, &r->d);
+    free(keys.y);
+    free(keys.b);
+    return ASSAY_OK;
+}
+
+static assay_status router_bwd(const replay *r)
+{
+    ref_router_desc d = {0};
+    const ref_value *scores, *dprobs, *indices;
+    ref_pair dlogits;
+    ASSAY_TRY(logits_of(r, "scores", &d, &scores));
+    ASSAY_TRY(router_attrs(r, &d));
+    ASSAY_TRY(replay_real(r, "dprobs", d.tokens * d.topk, &dprobs));
+    ASSAY_TRY(replay_integer(r, "indices", d.tokens * d.topk, &indices));
+    ASSAY_TRY(replay_range(r, indices, 0, d.experts - 1));
+    ASSAY_TRY(replay_out_real(r, "dlogits", scores->count, ASSAY_F32, "softmax", &dlogits));
+    ref_bound_router_bwd(dlogits, dprobs->value, indices->ivalue, scores->value, &d, &r->d);
+    return ASSAY_OK;
+}
+
+static assay_status router_aux_fwd(const replay *r)
+{
+    ref_router_desc d = {.pre_softmax = true, .scaling_factor = 1.0};
+    const ref_value *logits;
+    ref_pair aux, sums, z;
+    int64_t *indices, *counts;
+    ref_decisions decisions;
+    ASSAY_TRY(logits_of(r, "logits", &d, &logits));
+    ASSAY_TRY(score_function(r, &d));
+    ASSAY_TRY(replay_attr_i64(r, "topk", 1, d.experts, &d.topk));
+    ASSAY_TRY(replay_out_real(r, "aux_scores", logits->count, ASSAY_F32, "exp", &aux));
+    ASSAY_TRY(replay_out_integer(r, "aux_indices", d.tokens * d.topk, REF_VALUE_CHOICE, &indices));
+    ASSAY_TRY(replay_out_integer(r, "tokens_per_expert", d.experts, REF_VALUE_INTEGER, &counts));
+    ASSAY_TRY(replay_out_real(r, "score_sums", d.experts, ASSAY_F32, "accumulation", &sums));
+    ASSAY_TRY(replay_out_real(r, "z_sum", 1, ASSAY_F32, "accumulation", &z));
+    const ref_value *candidate = replay_candidate(r, "aux_indices");
+    ref_bound_router_aux_scores(aux, logits->value, &d, &r->d);
+    ref_bound_router_choice(indices, candidate ? candidate->ivalue : NULL, aux, logits->value, NULL, &d,
+                            &r->d.num, &decisions);
+    keep_decisions(r, &decisions);
+    for (int64_t i = 0; i < d.tokens * d.topk; i++)
+        counts[indices[i]]++;
+    return ref_bound_router_aux_sums(sums, z, aux, logits->value, &d, &r->d);
+}
+
+typedef struct aux_attrs {
+    double aux_coeff, z_coeff, loss_scale;
+    int64_t tokens;
+} aux_attrs;
+
+static assay_status aux_attrs_read(const replay *r, bool with_scale, aux_attrs *a, ref_router_desc *d)
+{
+    ASSAY_TRY(replay_attr_double(r, "aux_coeff", &a->aux_coeff));
+    ASSAY_TRY(replay_attr_double(r, "z_coeff", &a->z_coeff));
+    ASSAY_TRY(replay_attr_i64(r, "topk", 1, ASSAY_MAX_EXPERTS, &d->topk));
+    ASSAY_TRY(replay_attr_i64(r, "tokens", 0, INT64_MAX / 2, &a->tokens));
+    if (with_scale)
+        ASSAY_TRY(replay_attr_double(r, "loss_scale", &a->loss_scale));
+    return ASSAY_OK;
+}
+
+static assay_status router_aux_loss(const replay *r)
+{
+    ref_router_desc d = {0};
+    aux_attrs a = {0};
+    const ref_value *sums, *counts, *z;
+    ref_pair losses;
+    ASSAY_TRY(aux_attrs_read(r, false, &a, &d));
+    ASSAY_TRY(replay_real(r, "score_sums", -1, &sums));
+    d.experts = sums->count;
+    ASSAY_CHECK(d.experts <= ASSAY_MAX_EXPERTS, ASSAY_INVALID_ARGUMENT,
+                "%s: slot score_sums: at most %d experts, found %lld", r->op, ASSAY_MAX_EXPERTS,
+                (long long)d.experts);
+    ASSAY_TRY(replay_integer(r, "tokens_per_expert", d.experts, &counts));
+    ASSAY_TRY(replay_real(r, "z_sum", 1, &z));
+    ASSAY_TRY(replay_out_real(r, "losses", 2, ASSAY_F32, "accumulation", &losses));
+    ref_bound_router_aux_loss(losses, sums->value, counts->ivalue, z->value, a.aux_coeff, a.z_coeff, a.tokens,
+                              &d, &r->d);
+    return ASSAY_OK;
+}
+
+static assay_status router_aux_bwd(const replay *r)
+{
+    ref_router_desc d = {0};
+    aux_attrs a = {0};
+    const ref_value *logits, *counts, *old;
+    ref_pair dlogits;
+    ASSAY_TRY(logits_of(r, "logits", &d, &logits));
+    ASSAY_TRY(score_function(r, &d));
+    ASSAY_TRY(aux_attrs_read(r, true, &a, &d));
+    ASSAY_TRY(replay_integer(r, "tokens_per_expert", d.experts, &counts));
+    ASSAY_TRY(replay_real(r, "dlogits_in", logits->count, &old));
+    ASSAY_TRY(replay_out_real(r, "dlogits", logits->count, ASSAY_F32, "softmax", &dlogits));
+    ref_bound_router_aux_bwd(dlogits, logits->value, counts->ivalue, old->value, a.aux_coeff, a.z_coeff,
+                             a.loss_scale, a.tokens, &d, &r->d);
+    return ASSAY_OK;
+}
+
+static assay_status expert_bias_update(const replay *r)
+{
+    const ref_value *old, *counts;
+    double rate;
+    ref_pair bias;
+    ASSAY_TRY(replay_attr_double(r, "rate", &rate));
+    ASSAY_TRY(replay_real(r, "bias_in", -1, &old));
+    ASSAY_TRY(replay_integer(r, "tokens_per_expert", old->count, &counts));
+    ASSAY_CHECK(old->count <= ASSAY_MAX_EXPERTS, ASSAY_INVALID_ARGUMENT,
+                "%s: slot bias_in: at most %d experts, found %lld", r->op, ASSAY_MAX_EXPERTS,
+                (long long)old->count);
+    ASSAY_TRY(replay_range(r, counts, 0, (int64_t)1 << 48));
+    ASSAY_TRY(replay_out_real(r, "bias", old->count, ASSAY_F32, "addition", &bias));
+    ref_bound_expert_bias_update(bias, old->value, counts->ivalue, rate, old->count, &r->d);
+    return ASSAY_OK;
+}
+
+/* The number of experts: attribute `experts`, else as many counts as the candidate wrote. */
+static assay_status permute_plan(const replay *r)
+{
+    const ref_value *indices, *candidate = replay_candidate(r, "tokens_per_expert");
+    int64_t e = candidate ? candidate->count : -1, t, *row_token, *row_slot, *counts, *token_row;
+    if (r->attrs && json_object_get(r->attrs, "experts"))
+        ASSAY_TRY(replay_attr_i64(r, "experts", 1, ASSAY_MAX_EXPERTS, &e));
+    ASSAY_CHECK(e >= 0, ASSAY_INVALID_ARGUMENT,
+                "%s: neither attribute 'experts' nor output slot 'tokens_per_expert' is there", r->op);
+    ASSAY_TRY(replay_integer(r, "indices", -1, &indices));
+    ASSAY_TRY(replay_range(r, indices, 0, e - 1));
+    const int64_t k = replay_columns(indices);
+    ASSAY_TRY(replay_divide(r, indices, k, &t));
+    ASSAY_TRY(replay_out_integer(r, "row_token", indices->count, REF_VALUE_INTEGER, &row_token));
+    ASSAY_TRY(replay_out_integer(r, "row_slot", indices->count, REF_VALUE_INTEGER, &row_slot));
+    ASSAY_TRY(replay_out_integer(r, "tokens_per_expert", e, REF_VALUE_INTEGER, &counts));
+    ASSAY_TRY(replay_out_integer(r, "token_row", indices->count, REF_VALUE_INTEGER, &token_row));
+    ref_permute_plan(row_token, row_slot, counts, token_row, indices->ivalue, k > 0 ? t : 0, k, e);
+    return ASSAY_OK;
+}
+
+/* Rows are those of x; probs [T,K] may be gathered one number at a time (y has as many elements as index). */
+static assay_status gather_rows(const replay *r)
+{
+    const ref_value *x, *index, *y_candidate = replay_candidate(r, "y");
+    int64_t rows, count;
+    double *y;
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_integer(r, "index", -1, &index));
+    int64_t h = x->ndim >= 2 ? replay_columns(x) : 1;
+    if (h > 1 && y_candidate && y_candidate->count == index->count)
+        h = 1;
+    ASSAY_TRY(replay_divide(r, x, h, &rows));
+    ASSAY_TRY(replay_range(r, index, 0, rows - 1));
+    ASSAY_TRY(replay_product(r, index->count, h, 1, &count));
+    ASSAY_TRY(replay_out_exact(r, "y", count, x->dtype, &y));
+    ref_gather_rows(y, x->value, index->ivalue, index->count, h);
+    return ASSAY_OK;
+}
+
+static assay_status combine_rows(const replay *r)
+{
+    const ref_value *x, *token_row;
+    int64_t rows, t, count;
+    ref_pair y;
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_integer(r, "token_row", -1, &token_row));
+    const int64_t h = replay_columns(x), k = replay_columns(token_row);
+    ASSAY_TRY(replay_divide(r, x, h, &rows));
+    ASSAY_TRY(replay_divide(r, token_row, k, &t));
+    ASSAY_TRY(replay_range(r, token_row, 0, rows - 1));
+    ASSAY_TRY(replay_product(r, t, h, 1, &count));
+    ASSAY_TRY(replay_out_real(r, "y", count, x->dtype, "accumulation", &y));
+    return ref_bound_combine_rows(y, x->value, token_row->ivalue, t, k, h, &r->d);
+}
+
+/* Rows are the first extent, or tokens when the candidate's size says so. */
+static assay_status slice_rows(const replay *r)
+{
+    const ref_value *x, *y_candidate = replay_candidate(r, "y");
+    int64_t start, length, rows, count;
+    double *y;
+    ASSAY_TRY(replay_attr_i64(r, "start", 0, INT64_MAX / 4, &start));
+    ASSAY_TRY(replay_attr_i64(r, "length", 0, INT64_MAX / 4, &length));
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    int64_t width = x->ndim >= 1 && x->shape[0] > 0 ? x->count / x->shape[0] : 0;
+    ASSAY_TRY(replay_product(r, length, width, 1, &count));
+    if (y_candidate && y_candidate->count != count && x->ndim > 2)
+        width = replay_columns(x);
+    ASSAY_TRY(replay_divide(r, x, width, &rows));
+    ASSAY_CHECK(start + length <= rows || width == 0, ASSAY_INVALID_ARGUMENT, "%s: rows %lld to %lld of %lld",
+                r->op, (long long)start, (long long)(start + length), (long long)rows);
+    ASSAY_TRY(replay_product(r, length, width, 1, &count));
+    ASSAY_TRY(replay_out_exact(r, "y", count, x->dtype, &y));
+    if (count > 0)
+        memcpy(y, x->value + start * width, (size_t)count * sizeof *y);
+    return ASSAY_OK;
+}
+
+const replay_row replay_moe_table[] = {
+    {"router_fwd", router_fwd},
+    {"router_bwd", router_bwd},
+    {"router_aux_fwd", router_aux_fwd},
+    {"router_aux_loss", router_aux_loss},
+    {"router_aux_bwd", router_aux_bwd},
+    {"expert_bias_update", expert_bias_update},
+    {"permute_plan", permute_plan},
+    {"gather_rows", gather_rows},
+    {"combine_rows", combine_rows},
+    {"slice_rows", slice_rows},
+    {NULL, NULL},
+};
