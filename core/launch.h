@@ -27,8 +27,10 @@ typedef struct assay_launch_options {
     bool prefix_output;       /* "[rank 2] " before each line of a rank's output */
     const char *log_path;     /* append all output here too; NULL = no */
     bool quiet;               /* nothing to our stdout/stderr, only to the log */
-    bool distinct_nccl_hosts; /* set a different NCCL_HOSTID per rank (ranks outnumber devices) */
-    int n_devices;            /* 0: simulator; else CUDA_VISIBLE_DEVICES is rank % n_devices */
+    bool distinct_nccl_hosts; /* set a different NCCL_HOSTID per rank, NCCL_NET=Socket on lo (ranks outnumber
+                                 devices) */
+    int n_devices; /* 0: simulator; else CUDA_VISIBLE_DEVICES is entry rank % n_devices of the inherited list,
+                      or that number when there is none */
 } assay_launch_options;
 
 typedef struct assay_launch_result {
@@ -40,8 +42,10 @@ typedef struct assay_launch_result {
 } assay_launch_result;
 
 /* Forks and executes argv (NULL-terminated; argv[0] a path) once per rank, sets the ASSAY_* variables and
- * NCCL_COMM_ID on a free loopback port, forwards output, kills the rest when one dies, waits for all.
- * ASSAY_CHILD: "rank 2 died of signal 11 (Segmentation fault)" or "rank 1 exited with code 2"; ASSAY_TIMEOUT.
+ * NCCL_COMM_ID on a free loopback port, forwards output, kills the rest when one dies (SIGTERM, two seconds
+ * later SIGKILL), waits for all.  Ranks read /dev/null, die with the launcher, and leave no process behind.
+ * A rank that ends with code 0 is not a death.  `result` may be NULL. ASSAY_CHILD: "rank 2 died of signal 11
+ * (Segmentation fault)" or "rank 1 exited with code 2"; ASSAY_TIMEOUT.
  */
 assay_status assay_launch(const char *const *argv, const assay_launch_options *o,
                           assay_launch_result *result);

@@ -24,7 +24,10 @@ typedef struct assay_tensor_info {
 
 typedef struct assay_tensorfile assay_tensorfile;
 
-/* Opens one .safetensors file, or a folder: model.safetensors.index.json + shards, or model.safetensors. */
+/* Opens one .safetensors file, an index (a path that ends in .index.json, shards beside it), or a folder:
+ * model.safetensors, else model.safetensors.index.json.  Messages carry the error names of the reference
+ * parser (HeaderTooSmall, HeaderTooLarge, InvalidHeaderLength, InvalidHeader, InvalidHeaderDeserialization,
+ * InvalidOffset, ValidationOverflow, MisalignedSlice, TensorInvalidInfo, MetadataIncompleteBuffer). */
 assay_status assay_tensorfile_open(assay_tensorfile **out, const char *path);
 void assay_tensorfile_close(assay_tensorfile *f);
 int64_t assay_tensorfile_count(const assay_tensorfile *f);
@@ -39,9 +42,9 @@ assay_status assay_tensorfile_get(const assay_tensorfile *f, const char *name, a
 const char *assay_tensorfile_metadata(const assay_tensorfile *f, const char *key);
 const char *assay_tensorfile_path(const assay_tensorfile *f);
 
-/* Writer: declare every tensor, then begin, then write data in any chunking, in declaration order of names()
- * ... simplest use: add_copy / add_ref for each, then finish.  Data handed to add_ref must stay valid until
- * finish. */
+/* Writer: create, add_ref / add_copy for each tensor in any order, finish, destroy.  Data handed to add_ref
+ * must stay valid until finish.  create opens the temporary file beside the target, so that an unwritable
+ * place is known at once; a name that was added twice is reported by finish. */
 typedef struct assay_tensorwriter assay_tensorwriter;
 assay_status assay_tensorwriter_create(assay_tensorwriter **out, const char *path);
 assay_status assay_tensorwriter_metadata(assay_tensorwriter *w, const char *key, const char *value);

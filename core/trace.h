@@ -1,9 +1,10 @@
 /* Trace: what a run did, as files.  docs/TRACE.md is the format; anyone can write it.
  *
- * DIR/index.json                    header: format, version, engine, tier, precision, layout, world_size,
- * model config ... DIR/rank-00000.jsonl              one JSON object per line: "tensor" records, "op"
- * records, and a last {"type":"end"} DIR/rank-00000-step-00000.safetensors   data; the key of a tensor's data
- * is its content hash (equal content stored once)
+ *   DIR/index.json                          header: format, version, world_size, engine, tier, precision, ...
+ *   DIR/rank-00000.jsonl                    one JSON object per line: "tensor" and "op" records, and a last
+ *                                           {"type":"end"}
+ *   DIR/rank-00000-step-00000.safetensors   data; the key of a tensor's data is its content hash (equal
+ *                                           content stored once)
  *
  * A tensor record is one observation: these bytes were produced, or were about to be read, under this name.
  * An op record lists its input and output observations by slot.  The judge assembles global tensors from
@@ -93,14 +94,15 @@ typedef struct assay_trace_writer assay_trace_writer;
  * index.json by rank 0 (members added: format, version, world_size).  hash_only: no data files. */
 assay_status assay_trace_writer_open(assay_trace_writer **out, const char *dir, int rank, int world,
                                      json_t *header, bool hash_only);
-/* Records an observation; fills id and hash of *t from data (host memory, local_shape x dtype bytes, C
- * order). */
+/* Records an observation; fills id, hash, bytes and rank of *t from data (host memory, local_shape x dtype
+ * bytes, C order).  Steps ascend: a step begins with its first tensor and ends with assay_trace_end_step.
+ * ASSAY_INVALID_ARGUMENT names what is wrong with the record; nothing of it is written then. */
 assay_status assay_trace_write_tensor(assay_trace_writer *w, assay_trace_tensor *t, const void *data);
-/* Records an op whose slots name records written before; sequence is filled. */
+/* Records an op whose slots name records written before; sequence and rank are filled. */
 assay_status assay_trace_write_op(assay_trace_writer *w, assay_trace_op *op);
 /* Data of a step goes to its own file; call at the end of every step (frees the step's buffers). */
 assay_status assay_trace_end_step(assay_trace_writer *w);
-/* Writes the end marker.  A trace without it on every rank is refused by the reader. */
+/* Ends an open step and writes the end marker.  A trace without it on every rank is refused by the reader. */
 assay_status assay_trace_writer_close(assay_trace_writer *w);
 void assay_trace_writer_destroy(assay_trace_writer *w);
 
@@ -108,7 +110,8 @@ void assay_trace_writer_destroy(assay_trace_writer *w);
  * ---------------------------------------------------------------------------------------------------- */
 typedef struct assay_trace assay_trace;
 
-/* Reads the whole index of all ranks; verifies end markers, shapes, and (verify_hashes) content hashes. */
+/* Reads the whole index of all ranks; verifies end markers, shapes, and (verify_hashes) content hashes.
+ * Foreign traces may lack ops and hashes (computed here then).  Messages name file, line and record. */
 assay_status assay_trace_open(assay_trace **out, const char *dir, bool verify_hashes);
 void assay_trace_close(assay_trace *t);
 const json_t *assay_trace_header(const assay_trace *t);

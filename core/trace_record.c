@@ -241,7 +241,9 @@ static assay_status read_tensor(const json_t *line, assay_trace_tensor *t, char 
     ASSAY_TRY(read_hash(line, t->hash));
     ASSAY_TRY(assay_json_get_string(line, "data", false, "member", key, ASSAY_TRACE_KEY));
     ASSAY_TRY(read_shard(line, &t->shard));
-    return assay_trace_check_tensor(t);
+    const assay_status st = assay_trace_check_tensor(t);
+    /* For a file it is the format that is wrong, not an argument. */
+    return st == ASSAY_INVALID_ARGUMENT ? ASSAY_ERROR(ASSAY_FORMAT, "%s", assay_error_message()) : st;
 }
 
 assay_status assay_trace_tensor_from_json(const json_t *line, assay_trace_tensor *t,

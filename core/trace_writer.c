@@ -300,9 +300,16 @@ assay_status assay_trace_write_tensor(assay_trace_writer *w, assay_trace_tensor 
     t->rank = w->rank;
     assay_hash_tensor(t->dtype, t->shard.local_shape, t->shard.ndim, data, t->bytes, t->hash);
     ASSAY_TRY(remember_rows(w, t));
-    if (!w->hash_only)
-        ASSAY_TRY(keep_content(w, t, data));
-    ASSAY_TRY(write_line(w, tensor_json(t)));
+    json_t *line = tensor_json(t);
+    ASSAY_CHECK(line, ASSAY_INVALID_ARGUMENT, "%s: record %" PRId64 ": a text is not UTF-8", w->path, t->id);
+    if (!w->hash_only) {
+        const assay_status st = keep_content(w, t, data);
+        if (st != ASSAY_OK) {
+            json_decref(line);
+            return st;
+        }
+    }
+    ASSAY_TRY(write_line(w, line));
     w->step = t->step;
     w->n_tensors++;
     return ASSAY_OK;

@@ -83,6 +83,27 @@ Test(tensorwriter, what_it_writes_the_reader_reads)
     assay_tensorfile_close(f);
 }
 
+/* Whatever the length of the header, data begins at a multiple of 8. */
+Test(tensorwriter, header_is_padded_to_8)
+{
+    for (int length = 1; length <= 8; length++) {
+        assay_tensorwriter *w = NULL;
+        const double d = 1.5;
+        char name[9] = "aaaaaaaa";
+        uint64_t bytes = 0;
+        name[length] = '\0';
+        TEST_OK(assay_tensorwriter_create(&w, path));
+        TEST_OK(assay_tensorwriter_add_ref(w, name, ASSAY_F64, ONE, 1, &d));
+        TEST_OK(assay_tensorwriter_finish(w));
+        assay_tensorwriter_destroy(w);
+        char *text = test_read(path, &bytes);
+        cr_expect_eq(bytes % 8, 0u, "a name of %d bytes: a file of %llu", length, (unsigned long long)bytes);
+        cr_expect_eq((uint8_t)text[0] % 8, 0);
+        cr_expect_eq(memcmp(text + bytes - 8, &d, 8), 0);
+        free(text);
+    }
+}
+
 Test(tensorwriter, a_file_without_tensors)
 {
     assay_tensorwriter *w = NULL;

@@ -195,6 +195,20 @@ Test(trace, hash_only_has_no_data_files)
     assay_trace_close(t);
 }
 
+/* A run that died leaves a trace that says so. */
+Test(trace, a_trace_that_was_not_closed_is_refused)
+{
+    assay_trace_writer *w = NULL;
+    assay_trace *t = NULL;
+    TEST_OK(assay_trace_writer_open(&w, dir, 0, 1, NULL, false));
+    assay_trace_tensor x = record("x", 0, ASSAY_F32, SQUARE, 2);
+    TEST_OK(assay_trace_write_tensor(w, &x, X));
+    TEST_OK(assay_trace_end_step(w));
+    assay_trace_writer_destroy(w);
+    TEST_FAILS(assay_trace_open(&t, dir, true), ASSAY_FORMAT, "this rank did not finish its trace");
+    assay_trace_writer_destroy(NULL);
+}
+
 /* --- what the writer refuses -------------------------------------------------------------------------------
  */
 
@@ -472,9 +486,9 @@ Test(trace, bad_tensor_records)
                      "[0,2]],[[0,2]]]"),
          ASSAY_LIMIT, "segments: dimension 0: 9 segments, at most 8"},
         {"unknown kind", TENSOR_WITH(REST ",\"kind\":\"piece\""), ASSAY_FORMAT, "unknown kind 'piece'"},
-        {"partial of nothing", TENSOR_WITH(REST ",\"kind\":\"partial\""), ASSAY_INVALID_ARGUMENT,
+        {"partial of nothing", TENSOR_WITH(REST ",\"kind\":\"partial\""), ASSAY_FORMAT,
          "kind partial needs a partial_group"},
-        {"rows of nothing", TENSOR_WITH(REST ",\"kind\":\"rows\""), ASSAY_INVALID_ARGUMENT,
+        {"rows of nothing", TENSOR_WITH(REST ",\"kind\":\"rows\""), ASSAY_FORMAT,
          "kind rows needs a rows_id"},
         {"rows of a later record", TENSOR_WITH(REST ",\"kind\":\"rows\",\"rows_id\":3"), ASSAY_FORMAT,
          "rows_id 3 is not an earlier tensor record"},
@@ -487,7 +501,7 @@ Test(trace, bad_tensor_records)
         {"local piece of a larger one",
          TENSOR_WITH(HEAD ",\"global_shape\":[4,2],\"local_shape\":[2,2],\"segments\":[[[0,2]],[[0,2]]],"
                           "\"kind\":\"local\""),
-         ASSAY_INVALID_ARGUMENT, "kind local: global_shape must equal local_shape"},
+         ASSAY_FORMAT, "kind local: global_shape must equal local_shape"},
         {"short hash", TENSOR_WITH(REST ",\"hash\":\"ab\""), ASSAY_FORMAT, "hash: expected 32 lower-case"},
         {"upper-case hash", TENSOR_WITH(REST ",\"hash\":\"0123456789ABCDEF0123456789ABCDEF\""), ASSAY_FORMAT,
          "hash: expected 32 lower-case"},
@@ -566,6 +580,16 @@ Test(trace, bad_op_records)
         snprintf(lines, sizeof lines, "%s%s%s", TENSOR("0"), bad[i].text, END);
         expect_refused(&bad[i], INDEX, lines);
     }
+}
+
+Test(trace, a_collective_has_this_rank_in_its_group)
+{
+    static const bad_text bad = {"another's group", "", ASSAY_FORMAT,
+                                 "op record 0: group_ranks: this rank, 0, is not in it"};
+    TEST_OK(assay_mkdir_p(dir));
+    put("rank-00001.jsonl", END);
+    expect_refused(&bad, "{\"format\":\"assay-trace\",\"version\":1,\"world_size\":2}",
+                   OP_WITH(",\"group\":\"tp\",\"group_ranks\":[1]") END);
 }
 
 Test(trace, a_rank_outside_the_world_is_named)
