@@ -4,7 +4,26 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool same_column(const parity_column *c, const parity_result *r)
+void parity_put_escaped(FILE *f, const char *s)
+{
+    for (; *s != 0; s++) {
+        const unsigned char c = (unsigned char)*s;
+        if (c == '&')
+            fputs("&amp;", f);
+        else if (c == '<')
+            fputs("&lt;", f);
+        else if (c == '>')
+            fputs("&gt;", f);
+        else if (c == '"')
+            fputs("&quot;", f);
+        else if (c < 0x20 && c != '\t' && c != '\n')
+            fputc('?', f);
+        else
+            fputc(c, f);
+    }
+}
+
+bool parity_column_holds(const parity_column *c, const parity_result *r)
 {
     return strcmp(c->case_name, r->case_name) == 0 && strcmp(c->precision, r->precision) == 0 &&
            strcmp(c->layout, r->layout) == 0;
@@ -29,7 +48,7 @@ assay_status parity_report_columns(const parity_report *r, parity_column **out, 
     for (int64_t i = 0; i < parity_report_count(r); i++) {
         const parity_result *x = parity_report_at(r, i);
         int64_t k = *n - 1;
-        while (k >= 0 && !same_column(&(*out)[k], x))
+        while (k >= 0 && !parity_column_holds(&(*out)[k], x))
             k--;
         if (k < 0) {
             parity_column *grown = realloc(*out, ((size_t)*n + 1) * sizeof *grown);

@@ -29,23 +29,6 @@ static const char STYLE[] =
     "th{background:#12171d}th,td{border-color:#29323c}"
     "code,pre{background:#1c242d}.ok{color:#5fd39b}.bad{color:#ff8a80}.skip{color:#e0c060}}";
 
-static void put(FILE *f, const char *s)
-{
-    for (; *s != 0; s++) {
-        const unsigned char c = (unsigned char)*s;
-        if (c == '&')
-            fputs("&amp;", f);
-        else if (c == '<')
-            fputs("&lt;", f);
-        else if (c == '>')
-            fputs("&gt;", f);
-        else if (c == '"')
-            fputs("&quot;", f);
-        else
-            fputc(c < 0x20 && c != '\n' ? '?' : c, f);
-    }
-}
-
 /* Background of a ratio: white at 0, blue towards 1, red above (and for NaN). */
 static void put_ratio_cell(FILE *f, double ratio, bool have)
 {
@@ -75,7 +58,7 @@ static void put_matrix(FILE *f, const parity_column *columns, int64_t n)
         fputs("<tr>", f);
         for (int w = 0; w < 4; w++) {
             fputs("<td class=l>", f);
-            put(f, words[w]);
+            parity_put_escaped(f, words[w]);
             fputs("</td>", f);
         }
         for (int k = 0; k < PARITY_CHECK_COUNT; k++) {
@@ -111,15 +94,15 @@ static void put_failures(FILE *f, const parity_report *r)
         parity_result_place(x, place, sizeof place);
         fprintf(f, "<div class=\"card%s\"><b>%s</b> ", x->verdict == PARITY_SKIP ? " s" : "",
                 parity_verdict_name(x->verdict));
-        put(f, x->case_name);
+        parity_put_escaped(f, x->case_name);
         fputc(' ', f);
-        put(f, x->precision);
+        parity_put_escaped(f, x->precision);
         fputc(' ', f);
-        put(f, x->layout);
+        parity_put_escaped(f, x->layout);
         fprintf(f, ", %s: <code>", parity_check_name(x->check));
-        put(f, place);
+        parity_put_escaped(f, place);
         fputs("</code><br>", f);
-        put(f, x->message);
+        parity_put_escaped(f, x->message);
         if (x->index_ndim > 0)
             fprintf(f,
                     "<br>found %.9g, expected %.9g, allowance %.3g: %.3g times the allowance; %lld of %lld "
@@ -127,11 +110,11 @@ static void put_failures(FILE *f, const parity_report *r)
                     x->found, x->expected, x->allowance, x->ratio, (long long)x->n_bad, (long long)x->count);
         if (x->diagnosis[0] != 0) {
             fputs("<br>Looks like: ", f);
-            put(f, x->diagnosis);
+            parity_put_escaped(f, x->diagnosis);
         }
         if (x->reproduce[0] != 0) {
             fputs("<pre>", f);
-            put(f, x->reproduce);
+            parity_put_escaped(f, x->reproduce);
             fputs("</pre>", f);
         }
         fputs("</div>", f);
@@ -176,9 +159,9 @@ static void put_heatmap(FILE *f, const parity_report *r, const parity_column *co
 {
     const parity_column *head = &columns[first];
     fputs("<h2>", f);
-    put(f, head->case_name);
+    parity_put_escaped(f, head->case_name);
     fputc(' ', f);
-    put(f, head->precision);
+    parity_put_escaped(f, head->precision);
     fputs(": worst error by operation, in units of its bound</h2><div class=wrap><table><thead><tr><th "
           "class=l>instance</th>"
           "<th class=l>operation</th>",
@@ -187,7 +170,7 @@ static void put_heatmap(FILE *f, const parity_report *r, const parity_column *co
         if (strcmp(columns[k].case_name, head->case_name) == 0 &&
             strcmp(columns[k].precision, head->precision) == 0) {
             fputs("<th>", f);
-            put(f, columns[k].layout);
+            parity_put_escaped(f, columns[k].layout);
             fputs("</th>", f);
         }
     fputs("</tr></thead><tbody>", f);
@@ -197,9 +180,9 @@ static void put_heatmap(FILE *f, const parity_report *r, const parity_column *co
             strcmp(x->precision, head->precision) != 0 || seen_before(r, i))
             continue;
         fputs("<tr><td class=l>", f);
-        put(f, x->instance);
+        parity_put_escaped(f, x->instance);
         fputs("</td><td class=l>", f);
-        put(f, x->op);
+        parity_put_escaped(f, x->op);
         fputs("</td>", f);
         for (int64_t k = first; k < n; k++) {
             double worst;
@@ -224,9 +207,9 @@ static void put_facts(FILE *f, const json_t *facts)
         char *text =
             json_is_string(value) ? NULL : json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
         fputs("<dt>", f);
-        put(f, key);
+        parity_put_escaped(f, key);
         fputs("</dt><dd>", f);
-        put(f, text != NULL ? text : json_is_string(value) ? json_string_value(value) : "");
+        parity_put_escaped(f, text != NULL ? text : json_is_string(value) ? json_string_value(value) : "");
         fputs("</dd>", f);
         free(text);
     }
@@ -250,9 +233,9 @@ assay_status parity_report_html(const parity_report *r, const char *path, const 
     fputs("<!doctype html><html lang=en><head><meta charset=utf-8><meta name=viewport "
           "content=\"width=device-width\"><title>",
           f);
-    put(f, title);
+    parity_put_escaped(f, title);
     fprintf(f, "</title><style>%s</style></head><body><h1>", STYLE);
-    put(f, title);
+    parity_put_escaped(f, title);
     fprintf(f,
             "</h1><p class=sum><span class=ok>%lld passed</span>, <span class=%s>%lld failed</span>, <span "
             "class=%s>%lld "

@@ -4,51 +4,25 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* XML 1.0 text: markup escaped, control characters replaced. */
-static void put_escaped(FILE *f, const char *s)
-{
-    for (; *s != 0; s++) {
-        const unsigned char c = (unsigned char)*s;
-        if (c == '&')
-            fputs("&amp;", f);
-        else if (c == '<')
-            fputs("&lt;", f);
-        else if (c == '>')
-            fputs("&gt;", f);
-        else if (c == '"')
-            fputs("&quot;", f);
-        else if (c < 0x20 && c != '\t' && c != '\n')
-            fputc('?', f);
-        else
-            fputc(c, f);
-    }
-}
-
-static bool in_column(const parity_column *c, const parity_result *x)
-{
-    return strcmp(c->case_name, x->case_name) == 0 && strcmp(c->precision, x->precision) == 0 &&
-           strcmp(c->layout, x->layout) == 0;
-}
-
 static void put_case(FILE *f, const parity_result *x)
 {
     char place[PARITY_TEXT];
     parity_result_place(x, place, sizeof place);
     fputs("    <testcase classname=\"", f);
-    put_escaped(f, parity_check_name(x->check));
+    parity_put_escaped(f, parity_check_name(x->check));
     fputs("\" name=\"", f);
-    put_escaped(f, place[0] != 0 ? place : parity_check_name(x->check));
+    parity_put_escaped(f, place[0] != 0 ? place : parity_check_name(x->check));
     if (x->verdict == PARITY_PASS) {
         fputs("\"/>\n", f);
         return;
     }
     fputs("\">\n      ", f);
     fputs(x->verdict == PARITY_FAIL ? "<failure message=\"" : "<skipped message=\"", f);
-    put_escaped(f, x->message);
+    parity_put_escaped(f, x->message);
     fputs("\">", f);
-    put_escaped(f, x->diagnosis);
+    parity_put_escaped(f, x->diagnosis);
     fputs("\n", f);
-    put_escaped(f, x->reproduce);
+    parity_put_escaped(f, x->reproduce);
     fputs(x->verdict == PARITY_FAIL ? "</failure>\n" : "</skipped>\n", f);
     fputs("    </testcase>\n", f);
 }
@@ -62,15 +36,15 @@ static void put_suite(FILE *f, const parity_report *r, const parity_column *c)
         skipped += c->skipped[k];
     }
     fputs("  <testsuite name=\"", f);
-    put_escaped(f, c->case_name);
+    parity_put_escaped(f, c->case_name);
     fputc(' ', f);
-    put_escaped(f, c->precision);
+    parity_put_escaped(f, c->precision);
     fputc(' ', f);
-    put_escaped(f, c->layout);
+    parity_put_escaped(f, c->layout);
     fprintf(f, "\" tests=\"%lld\" failures=\"%lld\" skipped=\"%lld\">\n", (long long)tests, (long long)failed,
             (long long)skipped);
     for (int64_t i = 0; i < parity_report_count(r); i++)
-        if (in_column(c, parity_report_at(r, i)))
+        if (parity_column_holds(c, parity_report_at(r, i)))
             put_case(f, parity_report_at(r, i));
     fputs("  </testsuite>\n", f);
 }

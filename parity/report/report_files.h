@@ -15,9 +15,14 @@ typedef struct parity_column {
     double worst[PARITY_CHECK_COUNT]; /* largest ratio */
     int64_t ambiguous;
 } parity_column;
+/* Whether a result belongs to a column. */
+bool parity_column_holds(const parity_column *c, const parity_result *r);
 assay_status parity_report_columns(const parity_report *r, parity_column **out, int64_t *n);
 
 /* "decoder.layers.1.mlp.linear_fc1 linear_bwd_weight dweight[3,5], step 1, microbatch 0, rank 2" */
 void parity_result_place(const parity_result *r, char *out, size_t capacity);
+
+/* XML and HTML text: markup escaped, control characters replaced. */
+void parity_put_escaped(FILE *f, const char *s);
 
 #endif
