@@ -12,7 +12,8 @@ typedef struct ref_policy {
     assay_precision
         precision;  /* FP64: nothing is rounded; FP32/BF16: rounded where docs/OPS.md stores a tensor */
     double perturb; /* 0 = none; else every stored activation and gradient is multiplied by
-                       1 + perturb*u*xi, u = half ulp of its stored dtype, xi in [-1,1] from Philox */
+                       1 + perturb*u*xi before it is rounded, u = half ulp of its stored dtype, xi in
+                       [-1,1] from Philox; optimizer states and masters too.  A world of 1 only */
     uint64_t perturb_seed;
 } ref_policy;
 
@@ -32,13 +33,13 @@ typedef struct ref_run_config {
     ref_routing_lookup routing; /* NULL = own choices */
     void *routing_user;
     assay_trace_writer *trace;                 /* NULL = off; whole (unsharded) tensors, world of 1 only */
-    bool want_logits, want_grads, want_states; /* what the result holds */
+    bool want_logits, want_grads, want_states; /* what the result holds; logits of [b,s] batches only */
 } ref_run_config;
 
 /* Named whole tensors in canonical (Megatron-LM) names. */
 typedef struct ref_named_tensor {
     char name[ASSAY_NAME]; /* "logits", or a parameter name */
-    char kind[16];         /* "logits", "grad", "weight", "exp_avg", "exp_avg_sq", "expert_bias" */
+    char kind[16]; /* "logits", "grad", "weight" (the master), "exp_avg", "exp_avg_sq", "expert_bias" */
     int64_t step;
     int ndim;
     int64_t shape[ASSAY_MAX_DIMS];

@@ -13,7 +13,7 @@ struct ref_block {
 };
 static_assert(sizeof(struct ref_block) == 64, "data starts on a cache line");
 
-assay_status ref_arena_alloc(ref_arena *a, int64_t n, size_t element_bytes, void **out)
+static assay_status new_block(ref_arena *a, int64_t n, size_t element_bytes, void **out)
 {
     int64_t bytes;
     *out = NULL;
@@ -22,10 +22,16 @@ assay_status ref_arena_alloc(ref_arena *a, int64_t n, size_t element_bytes, void
     bytes = bytes / 64 * 64; /* aligned_alloc wants a multiple; 128 left room for header and rounding */
     struct ref_block *block = aligned_alloc(64, (size_t)bytes);
     ASSAY_CHECK(block, ASSAY_OUT_OF_MEMORY, "out of memory: %lld bytes", (long long)bytes);
-    memset(block, 0, (size_t)bytes);
     block->next = a->blocks;
     a->blocks = block;
     *out = block + 1;
+    return ASSAY_OK;
+}
+
+assay_status ref_arena_alloc(ref_arena *a, int64_t n, size_t element_bytes, void **out)
+{
+    ASSAY_TRY(new_block(a, n, element_bytes, out));
+    memset(*out, 0, (size_t)n * element_bytes);
     return ASSAY_OK;
 }
 
@@ -55,7 +61,7 @@ assay_status ref_piece_new(ref_arena *a, ref_piece *p, int64_t rows, int64_t col
     void *x;
     ASSAY_CHECK(assay_mul_i64(rows, cols, &count), ASSAY_LIMIT, "a tensor of %lld x %lld elements",
                 (long long)rows, (long long)cols);
-    ASSAY_TRY(ref_arena_alloc(a, count, sizeof *p->x, &x));
+    ASSAY_TRY(new_block(a, count, sizeof *p->x, &x));
     *p = (ref_piece){.x = x, .rows = rows, .cols = cols};
     return ASSAY_OK;
 }

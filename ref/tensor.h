@@ -39,7 +39,7 @@ typedef struct ref_ints {
     int n;
 } ref_ints;
 
-/* A tensor of n pieces without data, and one piece (zeroed). */
+/* A tensor of n pieces without data, and one piece (not cleared: every operation overwrites its outputs). */
 assay_status ref_tensor_new(ref_arena *a, ref_tensor *t, int n, const char *name);
 assay_status ref_piece_new(ref_arena *a, ref_piece *p, int64_t rows, int64_t cols);
 assay_status ref_ints_new(ref_arena *a, ref_ints *t, int n);

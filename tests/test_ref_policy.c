@@ -180,3 +180,29 @@ Test(ref_policy, drawn_weights)
     ref_weights_free(c.spec, other);
     close_case(&c);
 }
+
+/* Layouts add in another order, so that bf16 results differ in roundings, and in nothing else. */
+Test(ref_policy, bf16_layouts_stay_close)
+{
+    static const char *const layouts[] = {"dp2", "tp2", "tp2,sp", "tp2,sp,ep2,dp2", "pp2", "dp2,zero1"};
+    static const assay_precision precisions[] = {ASSAY_PRECISION_FP32, ASSAY_PRECISION_BF16};
+    static const double allowed[] = {1e-5, 2e-2};
+    for (int p = 0; p < 2; p++) {
+        model_case c;
+        ref_run_result whole, r;
+        open_golden(&c, "qwen3_moe", "train_batch.safetensors");
+        c.run.policy.precision = precisions[p];
+        c.options.moe_aux_loss_coeff = 0.01;
+        require_ok(ref_run(&c.run, c.weights, &whole), "unsharded");
+        for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
+            set_layout(&c, layouts[i]);
+            require_ok(ref_run(&c.run, c.weights, &r), layouts[i]);
+            const double e = relative_error(r.loss, whole.loss, r.steps);
+            const double n = relative_error(r.grad_norm, whole.grad_norm, r.steps);
+            cr_expect(e <= allowed[p] && n <= 10 * allowed[p], "%s: loss %g, norm %g", layouts[i], e, n);
+            ref_run_result_free(&r);
+        }
+        ref_run_result_free(&whole);
+        close_case(&c);
+    }
+}

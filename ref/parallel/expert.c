@@ -221,12 +221,12 @@ assay_status ref_expert_dispatch_bwd(ref_pass *p, const ref_dispatch *d, ref_ten
     ASSAY_TRY(from_experts(p, d, &dpermuted_probs, drow_probs, name_in(p, "dispatch_probs.recv.grad", a),
                            name_in(p, "permute_probs.y.grad", b)));
     ASSAY_TRY(ref_ranks_combine_rows(p, dtokens, &dpermuted, &d->token_row, name_in(p, "permute.dx", a)));
-    ASSAY_TRY(ref_ranks_gather_rows(p, dprobs, &dpermuted_probs, &d->token_row,
-                                    name_in(p, "router.probs.grad", a)));
-    dprobs->token_rows = true;
+    /* Back from rows to [T,K]: the entry of (token, slot) is that of its row. */
+    ASSAY_TRY(ref_new(p, dprobs, "mlp.router.probs", "grad"));
     for (int r = 0; r < p->n; r++) {
-        dprobs->at[r].rows = d->token_row.at[r].rows;
-        dprobs->at[r].cols = d->token_row.at[r].cols;
+        const ref_int_piece *rows = &d->token_row.at[r];
+        ASSAY_TRY(ref_piece_new(&p->arena, &dprobs->at[r], rows->rows, rows->cols));
+        ref_gather_rows(dprobs->at[r].x, dpermuted_probs.at[r].x, rows->x, rows->rows * rows->cols, 1);
     }
-    return ASSAY_OK;
+    return ref_store(p, dprobs, REF_STORE_EXACT);
 }

@@ -291,29 +291,57 @@ static const double *owned_range(const ref_param *p, ref_state_kind kind, bool t
     return NULL;
 }
 
+/* The piece of parameter i that `rank` holds, put together from the ranges of its owners. */
+static assay_status local_piece(const ref_engine *e, int64_t i, int rank, ref_state_kind kind, double **piece)
+{
+    const bool trained = e->spec->params[i].trained;
+    int members[ASSAY_MAX_WORLD];
+    ASSAY_TRY(new_array(piece, param_of(e, rank, i)->count, e->spec->params[i].name));
+    const int n = owners(e, i, rank, members);
+    for (int j = 0; j < n; j++) {
+        const ref_param *from = param_of(e, members[j], i);
+        memcpy(*piece + from->own_first, owned_range(from, kind, trained),
+               (size_t)(trained ? from->own_count : from->count) * sizeof(double));
+    }
+    return ASSAY_OK;
+}
+
+/* Copies the pieces into the whole tensor; a replica that differs from the copy before it is a bug. */
+static assay_status place(const ref_engine *e, int64_t i, int rank, const double *piece, double *whole,
+                          unsigned char *covered)
+{
+    const assay_param_spec *spec = &e->spec->params[i];
+    int64_t differs;
+    assay_shard all;
+    assay_shard_whole(&all, spec->shape, spec->ndim);
+    assay_shard_copy(whole, &all, piece, &param_of(e, rank, i)->shard, sizeof(double), covered, true,
+                     &differs);
+    ASSAY_CHECK(differs < 0, ASSAY_INTERNAL, "%s: element %lld on rank %d differs from its replica",
+                spec->name, (long long)differs, rank);
+    return ASSAY_OK;
+}
+
 assay_status ref_assemble(const ref_engine *e, int64_t i, ref_state_kind kind, double *whole)
 {
     const assay_param_spec *spec = &e->spec->params[i];
-    int members[ASSAY_MAX_WORLD];
-    assay_shard all;
-    assay_shard_whole(&all, spec->shape, spec->ndim);
-    for (int rank = 0; rank < e->grid.world; rank++) {
-        const ref_param *p = param_of(e, rank, i);
-        const bool wanted =
-            spec->trained ? assay_param_counts_in_norm(spec, &e->grid, e->config, rank) : p->weight != NULL;
-        if (!wanted)
+    assay_status st = ASSAY_OK;
+    int64_t count;
+    ASSAY_CHECK(assay_shape_count(spec->shape, spec->ndim, &count), ASSAY_LIMIT, "%s: too many elements",
+                spec->name);
+    unsigned char *covered = calloc((size_t)count + 1, 1);
+    ASSAY_CHECK(covered, ASSAY_OUT_OF_MEMORY, "%s: out of memory: %lld bytes", spec->name, (long long)count);
+    for (int rank = 0; rank < e->grid.world && st == ASSAY_OK; rank++) {
+        double *piece = NULL;
+        if (!param_of(e, rank, i)->weight)
             continue;
-        double *piece;
-        ASSAY_TRY(new_array(&piece, p->count, spec->name));
-        const int n = owners(e, i, rank, members);
-        for (int j = 0; j < n; j++) {
-            const ref_param *from = param_of(e, members[j], i);
-            const int64_t count = spec->trained ? from->own_count : from->count;
-            memcpy(piece + from->own_first, owned_range(from, kind, spec->trained),
-                   (size_t)count * sizeof(double));
-        }
-        assay_shard_copy(whole, &all, piece, &p->shard, sizeof(double), NULL, false, NULL);
+        st = local_piece(e, i, rank, kind, &piece);
+        if (st == ASSAY_OK)
+            st = place(e, i, rank, piece, whole, covered);
         free(piece);
     }
-    return ASSAY_OK;
+    for (int64_t j = 0; j < count && st == ASSAY_OK; j++)
+        if (!covered[j])
+            st = ASSAY_ERROR(ASSAY_INTERNAL, "%s: no rank holds element %lld", spec->name, (long long)j);
+    free(covered);
+    return st;
 }
