@@ -1,0 +1,161 @@
+/* Checkpoints of the engine on core/checkpoint.h: families main_param, exp_avg, exp_avg_sq (this rank's
+ * pieces) and expert_bias.  A checkpoint is loaded in any layout: every rank asks for its own pieces. */
+#include "core/checkpoint.h"
+#include "gpu/train.h"
+
+#include <stdlib.h>
+
+typedef struct family {
+    const char *name;
+    size_t offset; /* of a gpu_value in gpu_piece */
+} family;
+static const family families[] = {
+    {"main_param", offsetof(gpu_piece, main_param)},
+    {"exp_avg", offsetof(gpu_piece, exp_avg)},
+    {"exp_avg_sq", offsetof(gpu_piece, exp_avg_sq)},
+};
+enum { N_FAMILIES = sizeof families / sizeof families[0] };
+
+static gpu_value *value_of(gpu_piece *p, const family *f)
+{
+    return (gpu_value *)(void *)((char *)p + f->offset);
+}
+
+/* Host room for the largest piece. */
+static assay_status host_piece(const gpu_engine *e, char **out)
+{
+    int64_t most = 1;
+    for (int64_t i = 0; i < e->model.n_params; i++)
+        most = e->model.params[i].count > most ? e->model.params[i].count : most;
+    *out = malloc((size_t)most * sizeof(float));
+    ASSAY_CHECK(*out, ASSAY_OUT_OF_MEMORY, "checkpoint: %lld elements", (long long)most);
+    return ASSAY_OK;
+}
+
+/* --- save
+ * -------------------------------------------------------------------------------------------------------- */
+static assay_status add_all(gpu_engine *e, assay_checkpoint_writer *w, char *host)
+{
+    for (int64_t i = 0; i < e->optimizer.n_pieces; i++) {
+        gpu_piece *p = &e->optimizer.pieces[i];
+        for (int k = 0; k < N_FAMILIES; k++) {
+            const gpu_value *v = value_of(p, &families[k]);
+            ASSAY_TRY(gpu_run_download(&e->run, host, v->t.data, gpu_tensor_bytes(v->t), "checkpoint"));
+            ASSAY_TRY(
+                assay_checkpoint_add(w, families[k].name, p->param->spec->name, ASSAY_F32, &p->shard, host));
+        }
+    }
+    for (int64_t i = 0; i < e->model.n_params; i++) {
+        const gpu_param *p = &e->model.params[i];
+        if (p->spec->trained)
+            continue;
+        ASSAY_TRY(
+            gpu_run_download(&e->run, host, p->weight.t.data, gpu_tensor_bytes(p->weight.t), "checkpoint"));
+        ASSAY_TRY(assay_checkpoint_add(w, "expert_bias", p->spec->name, ASSAY_F32, &p->shard, host));
+    }
+    return ASSAY_OK;
+}
+
+static assay_status header(const gpu_engine *e, int64_t step, json_t **out)
+{
+    char layout[ASSAY_LAYOUT_TEXT];
+    json_t *model = NULL;
+    ASSAY_TRY(assay_config_to_json(&e->config, &model));
+    assay_layout_format(&e->grid.p, layout);
+    *out = json_pack("{s:I, s:s, s:s, s:o, s:o, s:s}", "step", (json_int_t)step, "layout", layout,
+                     "precision", assay_precision_name(e->options.precision), "options",
+                     assay_train_options_to_json(&e->options), "model", model, "engine",
+                     e->run.ctx.simulated ? "sim" : "gpu");
+    ASSAY_CHECK(*out, ASSAY_OUT_OF_MEMORY, "checkpoint: header");
+    return ASSAY_OK;
+}
+
+assay_status gpu_checkpoint_save(gpu_engine *e, const char *dir, int64_t step)
+{
+    assay_status st = ASSAY_OK;
+    assay_checkpoint_writer *w = NULL;
+    json_t *head = NULL;
+    char *host = NULL;
+    ASSAY_TRY_GOTO(host_piece(e, &host), st, done);
+    ASSAY_TRY_GOTO(assay_checkpoint_writer_open(&w, dir, e->env.rank, e->env.world), st, done);
+    ASSAY_TRY_GOTO(add_all(e, w, host), st, done);
+    ASSAY_TRY_GOTO(assay_checkpoint_writer_finish(w), st, done);
+    ASSAY_TRY_GOTO(gpu_comm_barrier(&e->run.comm, e->optimizer.scalar, e->run.ctx.stream), st, done);
+    if (e->env.rank == 0) {
+        ASSAY_TRY_GOTO(header(e, step, &head), st, done);
+        ASSAY_TRY_GOTO(assay_checkpoint_publish(w, head), st, done);
+    }
+    ASSAY_TRY_GOTO(gpu_comm_barrier(&e->run.comm, e->optimizer.scalar, e->run.ctx.stream), st, done);
+done:
+    assay_checkpoint_writer_destroy(w);
+    json_decref(head);
+    free(host);
+    return st;
+}
+
+/* --- load
+ * -------------------------------------------------------------------------------------------------------- */
+static assay_status check_header(const gpu_engine *e, const char *dir, const json_t *head, int64_t *step)
+{
+    json_t *mine = NULL;
+    ASSAY_TRY(assay_json_get_i64(head, "step", true, 0, INT64_MAX, dir, step));
+    ASSAY_TRY(assay_config_to_json(&e->config, &mine));
+    const json_t *theirs = json_object_get(head, "model");
+    const char *different = NULL;
+    const char *key;
+    json_t *value;
+    json_object_foreach(mine, key,
+                        value) if (different == NULL && !json_equal(value, json_object_get(theirs, key)))
+        different = key;
+    assay_status st = ASSAY_OK;
+    if (theirs == NULL || different != NULL || !json_equal(mine, theirs)) {
+        char *here = different ? json_dumps(json_object_get(mine, different), JSON_ENCODE_ANY) : NULL;
+        char *there =
+            different && theirs ? json_dumps(json_object_get(theirs, different), JSON_ENCODE_ANY) : NULL;
+        st = ASSAY_ERROR(ASSAY_MISMATCH,
+                         "checkpoint %s: of another model than %s: %s is %.80s there and %.80s here", dir,
+                         e->options.model, different ? different : "model", there ? there : "absent",
+                         here ? here : "present");
+        free(here);
+        free(there);
+    }
+    json_decref(mine);
+    return st;
+}
+
+static assay_status read_all(gpu_engine *e, const assay_checkpoint *c, char *host)
+{
+    for (int64_t i = 0; i < e->optimizer.n_pieces; i++) {
+        gpu_piece *p = &e->optimizer.pieces[i];
+        for (int k = 0; k < N_FAMILIES; k++) {
+            const gpu_value *v = value_of(p, &families[k]);
+            ASSAY_TRY(
+                assay_checkpoint_read(c, families[k].name, p->param->spec->name, ASSAY_F32, &p->shard, host));
+            ASSAY_TRY(gpu_run_upload(&e->run, v->t.data, host, gpu_tensor_bytes(v->t), "checkpoint"));
+        }
+    }
+    for (int64_t i = 0; i < e->model.n_params; i++) {
+        gpu_param *p = &e->model.params[i];
+        if (p->spec->trained)
+            continue;
+        ASSAY_TRY(assay_checkpoint_read(c, "expert_bias", p->spec->name, ASSAY_F32, &p->shard, host));
+        ASSAY_TRY(
+            gpu_run_upload(&e->run, p->weight.t.data, host, gpu_tensor_bytes(p->weight.t), "checkpoint"));
+    }
+    return gpu_optimizer_refresh_weights(&e->optimizer);
+}
+
+assay_status gpu_checkpoint_load(gpu_engine *e, const char *dir, int64_t *step)
+{
+    assay_status st = ASSAY_OK;
+    assay_checkpoint *c = NULL;
+    char *host = NULL;
+    ASSAY_TRY_GOTO(assay_checkpoint_open(&c, dir), st, done);
+    ASSAY_TRY_GOTO(check_header(e, dir, assay_checkpoint_header(c), step), st, done);
+    ASSAY_TRY_GOTO(host_piece(e, &host), st, done);
+    ASSAY_TRY_GOTO(read_all(e, c, host), st, done);
+done:
+    assay_checkpoint_close(c);
+    free(host);
+    return st;
+}

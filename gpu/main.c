@@ -1,0 +1,93 @@
+/* assay-gpu (CUDA, cuBLASLt, NCCL) and assay-sim (the same sources on gpu/sim): the engine as a program.  A
+ * rank is a process. */
+#include "gpu/main.h"
+#include "core/options.h"
+#include "gpu/train.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#if ASSAY_SIM
+static const char program[] = "assay-sim";
+#else
+static const char program[] = "assay-gpu";
+#endif
+enum { EXIT_NOT_CHECKED = 2 };
+
+static void usage(FILE *out)
+{
+    fprintf(out,
+            "%s: the engine of assay; `assay` starts it, one process for each rank\n"
+            "  %s step --model DIR --batch FILE --out FILE [options]   (%s step --help)\n"
+            "  %s ops --request DIR --out DIR [--variant LIST]         run the operations of a trace\n"
+            "  %s doctor                                               what it runs on, as JSON\n",
+            program, program, program, program, program);
+}
+
+static assay_status no_arguments(void *user, const char *name, const char *text)
+{
+    (void)user;
+    (void)name;
+    ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "step: unexpected argument '%.64s'", text ? text : "");
+}
+
+static assay_status step_verb(int argc, char **argv)
+{
+    assay_train_options o;
+    assay_train_options_default(&o);
+    ASSAY_TRY(assay_options_parse(argc, argv, "Trains a model folder on a batch file.", "", &o, NULL,
+                                  no_arguments, NULL));
+    return gpu_train(&o);
+}
+
+typedef struct ops_arguments {
+    char request[ASSAY_PATH];
+} ops_arguments;
+
+static assay_status take_ops_argument(void *user, const char *name, const char *text)
+{
+    ops_arguments *a = user;
+    ASSAY_CHECK(name && text && strcmp(name, "request") == 0, ASSAY_INVALID_ARGUMENT,
+                "ops: unexpected argument '%.64s'", text ? text : "");
+    ASSAY_CHECK(strlen(text) < sizeof a->request, ASSAY_LIMIT, "ops: --request: the path is too long");
+    snprintf(a->request, sizeof a->request, "%s", text);
+    return ASSAY_OK;
+}
+
+static assay_status ops_verb(int argc, char **argv)
+{
+    static const assay_extra_option extra[] = {{"request", "DIR", "trace with the inputs of operations"},
+                                               {NULL, NULL, NULL}};
+    assay_train_options o;
+    ops_arguments a = {""};
+    assay_train_options_default(&o);
+    ASSAY_TRY(assay_options_parse(argc, argv, "Runs the operations of a trace.", "", &o, extra,
+                                  take_ops_argument, &a));
+    ASSAY_CHECK(a.request[0] && o.out[0], ASSAY_INVALID_ARGUMENT,
+                "ops: --request DIR and --out DIR are needed");
+    return gpu_ops_verb(a.request, o.out, o.variant);
+}
+
+int main(int argc, char **argv)
+{
+    const char *verb = argc > 1 ? argv[1] : "";
+    assay_status st;
+    if (strcmp(verb, "--help") == 0 || strcmp(verb, "help") == 0) {
+        usage(stdout);
+        return EXIT_SUCCESS;
+    }
+    if (strcmp(verb, "step") == 0) {
+        st = step_verb(argc - 1, argv + 1);
+    } else if (strcmp(verb, "ops") == 0) {
+        st = ops_verb(argc - 1, argv + 1);
+    } else if (strcmp(verb, "doctor") == 0) {
+        st = gpu_doctor_verb();
+    } else {
+        usage(stderr);
+        return EXIT_NOT_CHECKED;
+    }
+    if (st == ASSAY_OK)
+        return EXIT_SUCCESS;
+    assay_error_print(stderr, program, getenv("ASSAY_DEBUG") != NULL);
+    return EXIT_NOT_CHECKED;
+}

@@ -1,0 +1,24 @@
+/* Verbs of assay-gpu and assay-sim besides `step`. */
+#ifndef GPU_MAIN_H
+#define GPU_MAIN_H
+
+#include "gpu/trace.h"
+
+ASSAY_BEGIN_DECLS
+
+/* `ops`: request is a trace whose op records have inputs only (attribute "act": dtype text, default F32);
+ * every rank executes its own rank's records in order and writes a trace with the same inputs and the outputs
+ * to `out`. Collectives run through NCCL over the world: all_reduce, all_gather, reduce_scatter, all_to_all,
+ * broadcast (root), send, recv (peer; recv: shape, dtype), with counts in rows where pieces are uneven. */
+assay_status gpu_ops_verb(const char *request, const char *out, const char *variants);
+/* Runs one collective record on host data; outputs as gpu_execute gives them. */
+assay_status gpu_ops_collective(gpu_run *run, const assay_trace_op *op, const assay_trace_tensor *send,
+                                void *(*allocate)(size_t), void **out, assay_dtype *dtype, int *ndim,
+                                int64_t *shape);
+bool gpu_ops_is_collective(const char *op);
+/* `doctor`: one JSON object on stdout. */
+assay_status gpu_doctor_verb(void);
+
+ASSAY_END_DECLS
+
+#endif

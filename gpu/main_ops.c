@@ -1,0 +1,179 @@
+/* `ops`: executes the op records of a request trace one by one. */
+#include "gpu/execute.h"
+#include "gpu/main.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { WORKSPACE_BYTES = 64 << 20 };
+
+/* Writes an input again, unchanged. */
+static assay_status copy_input(gpu_run *run, const assay_trace_tensor *from, int64_t step, int64_t *id)
+{
+    assay_trace_tensor t = *from;
+    t.step = step;
+    if (t.kind == ASSAY_PIECE_ROWS) { /* its row names are another record of the request */
+        t.kind = ASSAY_PIECE_LOCAL;
+        t.rows_id = -1;
+    }
+    ASSAY_TRY(assay_trace_write_tensor(run->trace, &t, from->data));
+    *id = t.id;
+    return ASSAY_OK;
+}
+
+static assay_status write_output(gpu_run *run, const assay_trace_op *op, const gpu_slot *slot, int64_t *id)
+{
+    assay_trace_tensor t = {.phase = op->phase,
+                            .step = op->step,
+                            .microbatch = op->microbatch,
+                            .dtype = slot->dtype,
+                            .kind = ASSAY_PIECE_LOCAL,
+                            .rows_id = -1};
+    snprintf(t.name, sizeof t.name, "%.*s.%s", (int)(sizeof t.name - sizeof slot->slot - 2), op->instance,
+             slot->slot);
+    assay_shard_whole(&t.shard, slot->shape, slot->ndim);
+    ASSAY_TRY(assay_trace_write_tensor(run->trace, &t, slot->data));
+    *id = t.id;
+    return ASSAY_OK;
+}
+
+static assay_status read_inputs(const assay_trace *request, const assay_trace_op *op, int rank,
+                                gpu_slot *slots)
+{
+    for (int i = 0; i < op->n_inputs; i++) {
+        const assay_trace_tensor *t = assay_trace_tensor_by_id(request, rank, op->inputs[i].tensor);
+        ASSAY_CHECK(t && (t->data || t->bytes == 0), ASSAY_FORMAT,
+                    "%s %s: input '%s' has no data; the request must not be a hash-only trace", op->op,
+                    op->instance, op->inputs[i].slot);
+        gpu_slot *s = &slots[i];
+        memset(s, 0, sizeof *s);
+        snprintf(s->slot, sizeof s->slot, "%s", op->inputs[i].slot);
+        s->dtype = t->dtype;
+        s->ndim = t->shard.ndim;
+        memcpy(s->shape, t->shard.local_shape, (size_t)t->shard.ndim * sizeof(int64_t));
+        s->data = malloc(t->bytes + 1); /* mapped data may lie at any alignment */
+        ASSAY_CHECK(s->data, ASSAY_OUT_OF_MEMORY, "%s: %zu bytes", op->op, t->bytes);
+        if (t->bytes > 0)
+            memcpy(s->data, t->data, t->bytes);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status execute(gpu_run *run, const assay_trace *request, const assay_trace_op *op, gpu_slot *in,
+                            gpu_slot *out, int *n_out)
+{
+    const int rank = run->comm.rank;
+    *n_out = 0;
+    if (gpu_ops_is_collective(op->op)) {
+        gpu_slot *s = &out[0];
+        snprintf(s->slot, sizeof s->slot, "recv");
+        ASSAY_TRY(gpu_ops_collective(run, op, assay_trace_op_tensor(request, op, "send"), malloc, &s->data,
+                                     &s->dtype, &s->ndim, s->shape));
+        *n_out = s->data ? 1 : 0;
+        run->ctx.declared = (gpu_declared){.variant_name = "nccl", .arith = assay_arith_elementwise()};
+        run->ctx.declared.arith.order = ASSAY_ORDER_SEQUENTIAL;
+        if (s->dtype == ASSAY_F64)
+            run->ctx.declared.arith.accumulate = ASSAY_F64;
+        return ASSAY_OK;
+    }
+    char text[32] = "F32";
+    assay_dtype act;
+    ASSAY_TRY(assay_json_get_string(op->attrs, "act", false, op->op, text, sizeof text));
+    ASSAY_TRY(assay_dtype_from_name(text, &act));
+    ASSAY_TRY(read_inputs(request, op, rank, in));
+    return gpu_execute(&run->ctx, op->op, op->attrs, act, in, op->n_inputs, out, n_out);
+}
+
+static assay_status write_record(gpu_run *run, const assay_trace *request, const assay_trace_op *from,
+                                 const gpu_slot *out, int n_out)
+{
+    assay_trace_op op = *from;
+    op.n_outputs = n_out;
+    op.variant = run->ctx.declared.variant;
+    op.arith = run->ctx.declared.arith;
+    snprintf(op.variant_name, sizeof op.variant_name, "%s",
+             run->ctx.declared.variant_name ? run->ctx.declared.variant_name : "");
+    if (gpu_ops_is_collective(from->op)) {
+        snprintf(op.group, sizeof op.group, "world");
+        op.n_group_ranks = run->comm.world;
+        op.group_ranks = run->comm.group[ASSAY_GROUP_WORLD].ranks;
+    }
+    for (int i = 0; i < op.n_inputs; i++)
+        ASSAY_TRY(copy_input(run, assay_trace_tensor_by_id(request, run->comm.rank, from->inputs[i].tensor),
+                             from->step, &op.inputs[i].tensor));
+    for (int i = 0; i < n_out; i++) {
+        memcpy(op.outputs[i].slot, out[i].slot, sizeof op.outputs[i].slot);
+        ASSAY_TRY(write_output(run, from, &out[i], &op.outputs[i].tensor));
+    }
+    return assay_trace_write_op(run->trace, &op);
+}
+
+static assay_status run_record(gpu_run *run, const assay_trace *request, const assay_trace_op *op)
+{
+    gpu_slot in[ASSAY_MAX_SLOTS], out[ASSAY_MAX_SLOTS];
+    int n_out = 0;
+    memset(in, 0, sizeof in);
+    memset(out, 0, sizeof out);
+    assay_status st = execute(run, request, op, in, out, &n_out);
+    if (st == ASSAY_OK)
+        st = write_record(run, request, op, out, n_out);
+    else
+        st = assay_context(st, "rank %d: op %lld, %s %s: ", run->comm.rank, (long long)op->sequence, op->op,
+                           op->instance);
+    for (int i = 0; i < ASSAY_MAX_SLOTS; i++) {
+        free(in[i].data);
+        free(out[i].data);
+    }
+    return st;
+}
+
+static assay_status run_all(gpu_run *run, const assay_trace *request)
+{
+    const int64_t n = assay_trace_n_ops(request, run->comm.rank);
+    int64_t open_step = -1;
+    for (int64_t i = 0; i < n; i++) {
+        const assay_trace_op *op = assay_trace_op_at(request, run->comm.rank, i);
+        if (open_step >= 0 && op->step != open_step)
+            ASSAY_TRY(assay_trace_end_step(run->trace));
+        open_step = op->step;
+        ASSAY_TRY(run_record(run, request, op));
+    }
+    if (open_step >= 0)
+        ASSAY_TRY(assay_trace_end_step(run->trace));
+    return assay_trace_writer_close(run->trace);
+}
+
+assay_status gpu_ops_verb(const char *request_dir, const char *out, const char *variants)
+{
+    assay_status st = ASSAY_OK;
+    assay_rank_env env;
+    gpu_run run = {.layer = -1, .microbatch = -1};
+    assay_trace *request = NULL;
+    json_t *header = NULL;
+    int devices = 0;
+    bool comm_ready = false;
+    ASSAY_TRY(assay_rank_env_read(&env));
+    ASSAY_TRY_GOTO(assay_trace_open(&request, request_dir, true), st, done);
+    ASSAY_CHECK_GOTO(assay_trace_world(request) == env.world, ASSAY_MISMATCH, st, done,
+                     "%s: a request for %d ranks, %d were started", request_dir, assay_trace_world(request),
+                     env.world);
+    (void)cudaGetDeviceCount(&devices);
+    ASSAY_TRY_GOTO(gpu_ctx_init(&run.ctx, devices > 0 ? env.local_rank % devices : -1, WORKSPACE_BYTES), st,
+                   done);
+    ASSAY_TRY_GOTO(gpu_ctx_set_variants(&run.ctx, variants), st, done);
+    comm_ready = true;
+    ASSAY_TRY_GOTO(gpu_comm_create(&run.comm, &env, NULL, true), st, done);
+    header = json_pack("{s:s, s:s, s:s}", "engine", run.ctx.simulated ? "sim" : "gpu", "tier",
+                       run.ctx.simulated ? "sim" : "gpu", "device", run.ctx.device_name);
+    ASSAY_TRY_GOTO(assay_trace_writer_open(&run.trace, out, env.rank, env.world, header, false), st, done);
+    ASSAY_TRY_GOTO(run_all(&run, request), st, done);
+done:
+    json_decref(header);
+    assay_trace_writer_destroy(run.trace);
+    assay_trace_close(request);
+    if (comm_ready)
+        gpu_comm_destroy(&run.comm, st != ASSAY_OK);
+    gpu_ctx_destroy(&run.ctx);
+    free(run.host);
+    return st;
+}

@@ -1,0 +1,227 @@
+/* The engine's model on one rank: parameters, chunks of layers, and the forward and backward pass of a
+ * microbatch.
+ *
+ * Row order of token tensors: t = s*B + b.  docs/OPS.md section 9 names every instance.  A stage holds a list
+ * of chunks (one in this version; interleaved pipelines will have several).  Every parameter is read through
+ * gpu_param_use and its gradient through gpu_param_grad: the one place where sharded parameters will be
+ * gathered before use and freed after.  A layer's forward needs its input and nothing else, so that it can be
+ * run again. */
+#ifndef GPU_MODEL_H
+#define GPU_MODEL_H
+
+#include "core/config.h"
+#include "core/dataset.h"
+#include "core/options.h"
+#include "core/spec.h"
+#include "gpu/trace_ops.h"
+
+ASSAY_BEGIN_DECLS
+
+/* Planted faults for the judge's self-test (--fault WORD); gpu/train.c lists the words. */
+typedef enum {
+    GPU_FAULT_NONE,
+    GPU_FAULT_SKIP_ALL_REDUCE,
+    GPU_FAULT_STALE_WEIGHT,
+    GPU_FAULT_DOUBLE_MICROBATCH,
+    GPU_FAULT_WRONG_EXPERT,
+    GPU_FAULT_FLIPPED_SIGN,
+    GPU_FAULT_WRONG_SCALE,
+    GPU_FAULT_MISSING_EP_CHUNK
+} gpu_fault;
+
+typedef struct gpu_param {
+    const assay_param_spec *spec;
+    assay_shard shard;   /* this rank's piece */
+    int64_t count;       /* elements of the piece */
+    gpu_value weight;    /* par */
+    gpu_value main_grad; /* F32, a piece of the gradient buffer; none for buffers */
+} gpu_param;
+
+typedef struct gpu_layer {
+    int64_t number; /* global */
+    bool moe;
+    int64_t window;
+    gpu_param *input_layernorm, *linear_qkv, *linear_qkv_bias, *q_layernorm, *k_layernorm, *linear_proj,
+        *linear_proj_bias, *pre_mlp_layernorm;
+    gpu_param *linear_fc1, *linear_fc1_bias, *linear_fc2, *linear_fc2_bias; /* dense */
+    gpu_param *router, *expert_bias, *experts_fc1, *experts_fc2;            /* mixture of experts */
+    gpu_param *shared_fc1, *shared_fc2, *shared_gate;
+    int64_t *tokens_per_expert; /* host [E]: the router's own counts of this step, this rank */
+} gpu_layer;
+
+typedef struct gpu_chunk {
+    bool has_embedding, has_output;
+    int64_t n_layers;
+    gpu_layer *layers;
+} gpu_chunk;
+
+/* --- what a microbatch keeps for its backward pass
+ * --------------------------------------------------------------- */
+typedef struct gpu_attention_saved {
+    gpu_value norm, rstd, gathered;
+    gpu_value q_raw, k_raw, q_rstd, k_rstd, q, k, v, o, lse;
+} gpu_attention_saved;
+
+typedef struct gpu_dense_saved {
+    gpu_value gathered, fc1, act, fc2; /* fc2: name and dimensions only */
+} gpu_dense_saved;
+
+typedef struct gpu_shared_saved {
+    gpu_value gathered, fc1, act, out, gate;
+    gpu_value fc2; /* name and dimensions only */
+} gpu_shared_saved;
+
+typedef struct gpu_moe_saved {
+    gpu_value tokens; /* token shard of the norm's output, a view where possible */
+    gpu_value logits, indices, probs, scores, aux_counts;
+    gpu_value row_token, token_row, tokens_per_expert;
+    gpu_value permuted, permuted_probs;          /* rows of this rank's tokens */
+    gpu_value dispatched, dispatched_probs;      /* after all_to_all; name and dimensions only */
+    gpu_value sort_index, unsort_index;          /* ep > 1 */
+    gpu_value expert_in, expert_probs;           /* rows of the local experts */
+    gpu_value local_counts;                      /* I64 [El] on the device, for the record */
+    gpu_value fc1, act, fc2, unsorted, returned; /* fc2 and later: name and dimensions only */
+    gpu_value unpermuted;                        /* name and dimensions only */
+    gpu_rows rows, dispatched_rows, expert_rows;
+    int64_t *counts, *send_counts, *recv_counts; /* host: [El], [ep], [ep] */
+    gpu_shared_saved shared;
+} gpu_moe_saved;
+
+typedef struct gpu_layer_saved {
+    gpu_value input;
+    gpu_attention_saved attention;
+    gpu_value proj;   /* linear_proj.y: name and dimensions only */
+    gpu_value hidden; /* after the attention's residual */
+    gpu_value norm, rstd;
+    gpu_dense_saved dense;
+    gpu_moe_saved moe;
+    gpu_value output;
+} gpu_layer_saved;
+
+typedef struct gpu_output_saved {
+    gpu_value norm, rstd, gathered, logits, lse;
+} gpu_output_saved;
+
+/* One microbatch in flight. */
+typedef struct gpu_slot_state {
+    gpu_arena arena; /* a piece of the step arena */
+    char *host;      /* pinned staging: index arrays on their way to the device */
+    size_t host_used, host_capacity;
+    gpu_value ids, targets;
+    gpu_value input;     /* hidden states entering the chunk */
+    gpu_value embedding; /* embedding.y: name and dimensions only */
+    gpu_layer_saved *layers;
+    gpu_output_saved output;
+} gpu_slot_state;
+
+typedef struct gpu_model {
+    gpu_run *run;
+    const assay_model_config *config;
+    const assay_grid *grid;
+    const assay_train_options *options;
+    assay_model_spec *spec;
+    assay_coords at;
+    int tp, ep;
+    bool sp;
+    assay_dtype act;
+    gpu_fault fault;
+
+    /* sizes of a microbatch on this rank */
+    int64_t S, B;           /* sequence, local batch rows */
+    int64_t B_global, row0; /* rows of the microbatch file-wide, first local row */
+    bool rows_split;
+    int64_t s0, sl;        /* this tp rank's sequence piece */
+    int64_t heads, groups; /* local */
+    int64_t local_experts;
+    int64_t step_microbatches; /* of the step, all dp ranks */
+    double loss_scale;         /* 1 / targets of the step */
+
+    int64_t n_params;
+    gpu_param *params;
+    int n_chunks;
+    gpu_chunk *chunks;
+    gpu_param *word_embeddings, *final_layernorm, *output_layer; /* output_layer: the tied copy or its own */
+
+    gpu_arena state;   /* life of the engine */
+    gpu_arena step;    /* life of a step: slots and scratch */
+    gpu_arena scratch; /* a piece of step: temporaries of a layer */
+    int n_slots;
+    gpu_slot_state *slots;
+    gpu_value cos_table, sin_table, position;
+    gpu_value gradient[2]; /* hidden gradients between layers, taking turns */
+    double *loss_sums;     /* device F64 [n_microbatches] */
+    int64_t n_microbatches;
+} gpu_model;
+
+/* Builds the parameter table of this rank and the layers; allocates nothing on the device. */
+assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_config *config,
+                              const assay_grid *grid, const assay_train_options *options);
+void gpu_model_destroy(gpu_model *m);
+/* Sizes of a microbatch. */
+void gpu_model_set_batch(gpu_model *m, const assay_batches *batches, const assay_batch_plan *plan,
+                         int n_slots);
+/* Finds the sizes of step and scratch by a dry run, then allocates slots, staging and the call arena, fills
+ * rope tables and positions.  After it the context's workspace is large enough for every operation. */
+assay_status gpu_model_allocate(gpu_model *m);
+
+gpu_value *gpu_param_use(gpu_model *m, gpu_param *p);
+gpu_value *gpu_param_grad(gpu_model *m, gpu_param *p);
+gpu_param *gpu_model_find(gpu_model *m, const char *name);
+
+/* --- weights (model_weights.c)
+ * ------------------------------------------------------------------------------------ */
+/* Calls `put` for every parameter of this rank with its piece as F32 on the host: from the folder's
+ * safetensors, or drawn when the folder has none. */
+typedef assay_status (*gpu_weight_sink)(void *user, gpu_param *p, const float *piece);
+assay_status gpu_model_weights(gpu_model *m, const char *folder, gpu_weight_sink put, void *user);
+
+/* --- passes (model.c)
+ * --------------------------------------------------------------------------------------------- */
+/* ids, labels: [b,s] of the whole microbatch in the file; the rows of this rank are taken, labels are
+ * shifted. */
+assay_status gpu_model_load_batch(gpu_model *m, int slot, const int64_t *ids, const int64_t *labels);
+/* input: hidden states from the stage before (NULL on the first).  *output: hidden states that leave the
+ * chunk, or the hidden state before the final norm on the last stage. */
+assay_status gpu_model_forward(gpu_model *m, int slot, int64_t index, gpu_value *input, gpu_value **output);
+/* doutput: gradient of *output (NULL on the last stage).  *dinput: gradient of the chunk's input (NULL on the
+ * first stage). */
+assay_status gpu_model_backward(gpu_model *m, int slot, gpu_value *doutput, gpu_value **dinput);
+/* The shape of the hidden states between stages: [S (or the sequence piece), B, H]. */
+void gpu_model_hidden(const gpu_model *m, gpu_value *v);
+
+/* --- layers (layer.c, layer_moe.c)
+ * -------------------------------------------------------------------------------- */
+assay_status gpu_layer_forward(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_saved *saved);
+/* dx is overwritten with the gradient of saved->input. */
+assay_status gpu_layer_backward(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_saved *saved,
+                                gpu_value *dy, gpu_value *dx);
+assay_status gpu_moe_forward(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_saved *saved,
+                             gpu_value *branch);
+/* dnorm: gradient of pre_mlp_layernorm's output, whole */
+assay_status gpu_moe_backward(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_saved *saved,
+                              gpu_value *dy, gpu_value *dnorm);
+/* Shared expert on the token shard. */
+assay_status gpu_shared_forward(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_saved *saved,
+                                gpu_value *out);
+assay_status gpu_shared_backward(gpu_model *m, gpu_layer *l, gpu_layer_saved *saved, gpu_value *dy,
+                                 gpu_value *dtokens);
+
+/* --- values with the model's dimensions
+ * --------------------------------------------------------------------------- */
+gpu_dim gpu_dim_sequence(const gpu_model *m, bool piece);
+gpu_dim gpu_dim_batch(const gpu_model *m);
+/* [S or its piece, B, last] named after instance and slot, taken from `arena`. */
+assay_status gpu_token_value(gpu_model *m, gpu_arena *arena, gpu_value *v, const char *at, const char *slot,
+                             bool piece, gpu_dim last, assay_dtype dtype);
+/* [S or its piece, B] */
+assay_status gpu_token_vector(gpu_model *m, gpu_arena *arena, gpu_value *v, const char *at, const char *slot,
+                              bool piece, assay_dtype dtype);
+/* "<forward>.grad" with the forward value's dimensions */
+assay_status gpu_grad_value(gpu_model *m, gpu_arena *arena, gpu_value *v, const gpu_value *forward,
+                            assay_dtype dtype);
+/* Marks v as a partial sum over `group` when that group has company. */
+void gpu_value_partial(gpu_model *m, gpu_value *v, assay_group group);
+
+ASSAY_END_DECLS
+
+#endif

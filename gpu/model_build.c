@@ -1,0 +1,352 @@
+/* Which parameters, layers and sizes this rank has, and the memory that they need. */
+#include "gpu/model.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- parameters
+ * -------------------------------------------------------------------------------------------------- */
+static assay_status param_create(gpu_model *m, const assay_param_spec *spec, gpu_param *p)
+{
+    p->spec = spec;
+    ASSAY_TRY(assay_param_shard(spec, m->grid, m->run->comm.rank, &p->shard));
+    p->count = assay_shard_count(&p->shard);
+    const assay_dtype dtype = spec->trained ? m->act : ASSAY_F32;
+    p->weight = (gpu_value){.phase = ASSAY_PHASE_FORWARD,
+                            .microbatch = -1,
+                            .kind = ASSAY_PIECE_SHARD,
+                            .shard = &p->shard,
+                            .t = gpu_tensor_make(NULL, dtype, spec->ndim, p->shard.local_shape)};
+    p->main_grad = p->weight;
+    p->main_grad.kind = ASSAY_PIECE_LOCAL;
+    p->main_grad.phase = ASSAY_PHASE_BACKWARD;
+    p->main_grad.t.dtype = ASSAY_F32;
+    snprintf(p->weight.name, sizeof p->weight.name, "%s", spec->name);
+    snprintf(p->main_grad.name, sizeof p->main_grad.name, "%.*s.main_grad", ASSAY_NAME - 12, spec->name);
+    return ASSAY_OK;
+}
+
+static assay_status params_create(gpu_model *m)
+{
+    m->params = calloc((size_t)m->spec->n_params, sizeof *m->params);
+    ASSAY_CHECK(m->params, ASSAY_OUT_OF_MEMORY, "model: %lld parameters", (long long)m->spec->n_params);
+    for (int64_t i = 0; i < m->spec->n_params; i++) {
+        const assay_param_spec *spec = &m->spec->params[i];
+        if (assay_param_on_rank(spec, m->grid, m->config, m->run->comm.rank))
+            ASSAY_TRY(param_create(m, spec, &m->params[m->n_params++]));
+    }
+    return ASSAY_OK;
+}
+
+gpu_param *gpu_model_find(gpu_model *m, const char *name)
+{
+    for (int64_t i = 0; i < m->n_params; i++)
+        if (strcmp(m->params[i].spec->name, name) == 0)
+            return &m->params[i];
+    return NULL;
+}
+
+/* Sharded parameters will be gathered here; today every parameter of the rank is present. */
+gpu_value *gpu_param_use(gpu_model *m, gpu_param *p)
+{
+    (void)m;
+    return &p->weight;
+}
+
+gpu_value *gpu_param_grad(gpu_model *m, gpu_param *p)
+{
+    (void)m;
+    return &p->main_grad;
+}
+
+/* --- layers
+ * ------------------------------------------------------------------------------------------------------ */
+static gpu_param *layer_param(gpu_model *m, int64_t layer, const char *rest)
+{
+    char name[ASSAY_NAME];
+    snprintf(name, sizeof name, "decoder.layers.%lld.%s", (long long)layer, rest);
+    return gpu_model_find(m, name);
+}
+
+static assay_status layer_create(gpu_model *m, gpu_layer *l, int64_t number)
+{
+    const assay_model_config *c = m->config;
+    l->number = number;
+    l->moe = c->layer_is_moe[number];
+    l->window = c->window[number];
+    l->input_layernorm = layer_param(m, number, "input_layernorm.weight");
+    l->linear_qkv = layer_param(m, number, "self_attention.linear_qkv.weight");
+    l->linear_qkv_bias = layer_param(m, number, "self_attention.linear_qkv.bias");
+    l->q_layernorm = layer_param(m, number, "self_attention.q_layernorm.weight");
+    l->k_layernorm = layer_param(m, number, "self_attention.k_layernorm.weight");
+    l->linear_proj = layer_param(m, number, "self_attention.linear_proj.weight");
+    l->linear_proj_bias = layer_param(m, number, "self_attention.linear_proj.bias");
+    l->pre_mlp_layernorm = layer_param(m, number, "pre_mlp_layernorm.weight");
+    l->linear_fc1 = layer_param(m, number, "mlp.linear_fc1.weight");
+    l->linear_fc1_bias = layer_param(m, number, "mlp.linear_fc1.bias");
+    l->linear_fc2 = layer_param(m, number, "mlp.linear_fc2.weight");
+    l->linear_fc2_bias = layer_param(m, number, "mlp.linear_fc2.bias");
+    l->router = layer_param(m, number, "mlp.router.weight");
+    l->expert_bias = layer_param(m, number, "mlp.router.expert_bias");
+    l->experts_fc1 = layer_param(m, number, "mlp.experts.linear_fc1.weight");
+    l->experts_fc2 = layer_param(m, number, "mlp.experts.linear_fc2.weight");
+    l->shared_fc1 = layer_param(m, number, "mlp.shared_experts.linear_fc1.weight");
+    l->shared_fc2 = layer_param(m, number, "mlp.shared_experts.linear_fc2.weight");
+    l->shared_gate = layer_param(m, number, "mlp.shared_experts.gate_weight");
+    const bool attention = l->input_layernorm && l->linear_qkv && l->linear_proj && l->pre_mlp_layernorm &&
+                           (!c->qk_layernorm || (l->q_layernorm && l->k_layernorm));
+    const bool mlp = l->moe ? l->router && l->experts_fc1 && l->experts_fc2 : l->linear_fc1 && l->linear_fc2;
+    ASSAY_CHECK(attention && mlp, ASSAY_INTERNAL, "layer %lld: the parameter table lacks one of its weights",
+                (long long)number);
+    if (!l->moe)
+        return ASSAY_OK;
+    l->tokens_per_expert = calloc((size_t)c->num_moe_experts, sizeof *l->tokens_per_expert);
+    ASSAY_CHECK(l->tokens_per_expert, ASSAY_OUT_OF_MEMORY, "layer %lld: counts of %lld experts",
+                (long long)number, (long long)c->num_moe_experts);
+    return ASSAY_OK;
+}
+
+/* This version: one chunk, the stage's contiguous layers. */
+static assay_status chunks_create(gpu_model *m)
+{
+    int64_t first, count;
+    assay_grid_stage_layers(m->grid, m->config, m->at.pp, &first, &count);
+    m->chunks = calloc(1, sizeof *m->chunks);
+    ASSAY_CHECK(m->chunks, ASSAY_OUT_OF_MEMORY, "model: a chunk");
+    m->n_chunks = 1;
+    gpu_chunk *chunk = &m->chunks[0];
+    chunk->has_embedding = m->at.pp == 0;
+    chunk->has_output = m->at.pp == m->grid->p.pipeline_model_parallel_size - 1;
+    chunk->n_layers = count;
+    chunk->layers = calloc((size_t)count, sizeof *chunk->layers);
+    ASSAY_CHECK(chunk->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers", (long long)count);
+    for (int64_t i = 0; i < count; i++)
+        ASSAY_TRY(layer_create(m, &chunk->layers[i], first + i));
+    m->word_embeddings = gpu_model_find(m, "embedding.word_embeddings.weight");
+    m->final_layernorm = gpu_model_find(m, "decoder.final_layernorm.weight");
+    m->output_layer =
+        m->config->tie_word_embeddings ? m->word_embeddings : gpu_model_find(m, "output_layer.weight");
+    ASSAY_CHECK((!chunk->has_embedding || m->word_embeddings) &&
+                    (!chunk->has_output || (m->final_layernorm && m->output_layer)),
+                ASSAY_INTERNAL, "model: the parameter table lacks the embedding or the output layer");
+    return ASSAY_OK;
+}
+
+assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_config *config,
+                              const assay_grid *grid, const assay_train_options *options)
+{
+    memset(m, 0, sizeof *m);
+    m->run = run;
+    m->config = config;
+    m->grid = grid;
+    m->options = options;
+    m->tp = grid->p.tensor_model_parallel_size;
+    m->ep = grid->p.expert_model_parallel_size;
+    m->sp = grid->p.sequence_parallel;
+    m->act = options->precision == ASSAY_PRECISION_BF16 ? ASSAY_BF16 : ASSAY_F32;
+    assay_grid_coords(grid, run->comm.rank, &m->at);
+    m->heads = config->num_attention_heads / m->tp;
+    m->groups = config->num_query_groups / m->tp;
+    m->local_experts = config->num_moe_experts / m->ep;
+    ASSAY_TRY(assay_spec_build(config, &m->spec));
+    ASSAY_TRY(params_create(m));
+    return chunks_create(m);
+}
+
+/* --- microbatches in flight
+ * -------------------------------------------------------------------------------------- */
+void gpu_model_set_batch(gpu_model *m, const assay_batches *batches, const assay_batch_plan *plan,
+                         int n_slots)
+{
+    m->S = batches->s;
+    m->B = plan->n_rows;
+    m->B_global = batches->b;
+    m->row0 = plan->first_row;
+    m->rows_split = plan->rows_split;
+    assay_split(m->S, m->tp, m->at.tp, &m->s0, &m->sl);
+    m->step_microbatches = batches->microbatches;
+    m->n_microbatches = plan->n_microbatches;
+    m->n_slots = n_slots;
+}
+
+static assay_status slots_create(gpu_model *m)
+{
+    const gpu_chunk *chunk = &m->chunks[0];
+    const size_t counts = (size_t)(m->local_experts + 2 * m->ep);
+    m->slots = calloc((size_t)m->n_slots, sizeof *m->slots);
+    ASSAY_CHECK(m->slots, ASSAY_OUT_OF_MEMORY, "model: %d microbatches in flight", m->n_slots);
+    for (int i = 0; i < m->n_slots; i++) {
+        gpu_slot_state *slot = &m->slots[i];
+        slot->layers = calloc((size_t)chunk->n_layers, sizeof *slot->layers);
+        ASSAY_CHECK(slot->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers of a microbatch",
+                    (long long)chunk->n_layers);
+        for (int64_t l = 0; l < chunk->n_layers; l++) {
+            gpu_moe_saved *moe = &slot->layers[l].moe;
+            if (!chunk->layers[l].moe)
+                continue;
+            moe->counts = calloc(counts, sizeof *moe->counts);
+            ASSAY_CHECK(moe->counts, ASSAY_OUT_OF_MEMORY, "model: %zu counts", counts);
+            moe->send_counts = moe->counts + m->local_experts;
+            moe->recv_counts = moe->send_counts + m->ep;
+        }
+    }
+    return ASSAY_OK;
+}
+
+/* Hidden gradients between layers lie at the bottom of the scratch arena. */
+static assay_status gradients_alloc(gpu_model *m)
+{
+    for (int i = 0; i < 2; i++) {
+        gpu_value *v = &m->gradient[i];
+        gpu_model_hidden(m, v);
+        ASSAY_TRY(gpu_value_alloc(&m->scratch, v, m->act, 0));
+    }
+    return ASSAY_OK;
+}
+
+/* One microbatch forward and backward, counting. */
+static assay_status dry_run(gpu_model *m, size_t *slot_bytes, size_t *host_bytes, size_t *scratch_bytes)
+{
+    gpu_slot_state *slot = &m->slots[0];
+    gpu_value *output, *dinput, hidden;
+    m->run->dry = true;
+    slot->arena = (gpu_arena){.counting = true};
+    m->scratch = (gpu_arena){.counting = true};
+    ASSAY_TRY(gradients_alloc(m));
+    ASSAY_TRY(gpu_model_load_batch(m, 0, NULL, NULL));
+    gpu_model_hidden(m, &hidden);
+    ASSAY_TRY(gpu_value_alloc(&slot->arena, &hidden, m->act, 0));
+    ASSAY_TRY(gpu_model_forward(m, 0, 0, &hidden, &output));
+    ASSAY_TRY(gpu_model_backward(m, 0, &m->gradient[0], &dinput));
+    *slot_bytes = slot->arena.peak;
+    *host_bytes = slot->host_used;
+    *scratch_bytes = m->scratch.peak;
+    m->run->dry = false;
+    return ASSAY_OK;
+}
+
+static assay_status carve_step(gpu_model *m, size_t slot_bytes, size_t host_bytes, size_t scratch_bytes)
+{
+    ASSAY_TRY(gpu_arena_create(&m->step, (size_t)m->n_slots * slot_bytes + scratch_bytes));
+    for (int i = 0; i < m->n_slots; i++) {
+        gpu_slot_state *slot = &m->slots[i];
+        slot->arena = (gpu_arena){.base = m->step.base + (size_t)i * slot_bytes, .capacity = slot_bytes};
+        slot->host_capacity = host_bytes;
+        slot->host_used = 0;
+        if (host_bytes > 0)
+            CUDA_TRY(cudaMallocHost((void **)&slot->host, host_bytes));
+    }
+    m->scratch =
+        (gpu_arena){.base = m->step.base + (size_t)m->n_slots * slot_bytes, .capacity = scratch_bytes};
+    return gradients_alloc(m);
+}
+
+static assay_status call_arena(gpu_model *m)
+{
+    gpu_ctx *ctx = &m->run->ctx;
+    if (m->run->workspace_needed <= ctx->workspace_bytes)
+        return ASSAY_OK;
+    if (ctx->workspace)
+        CUDA_TRY(cudaFree(ctx->workspace));
+    ctx->workspace = NULL;
+    ctx->workspace_bytes = 0;
+    CUDA_TRY(cudaMalloc(&ctx->workspace, m->run->workspace_needed));
+    ctx->workspace_bytes = m->run->workspace_needed;
+    return ASSAY_OK;
+}
+
+/* cos, sin, positions and loss sums: life of the engine. */
+static assay_status tables_create(gpu_model *m)
+{
+    const assay_model_config *c = m->config;
+    const int64_t half = assay_config_rotary_dim(c) / 2, tokens = m->S * m->B;
+    const int64_t shape[2] = {m->S, half};
+    gpu_run *run = m->run;
+    gpu_value *tables[2] = {&m->cos_table, &m->sin_table};
+    for (int i = 0; i < 2; i++) {
+        gpu_value *v = tables[i];
+        v->ndim = 2;
+        v->dim[0] = gpu_dim_whole(m->S);
+        v->dim[1] = gpu_dim_whole(half);
+        gpu_value_name(run, v, "rope", i == 0 ? "cos" : "sin");
+        v->t = gpu_tensor_make(NULL, ASSAY_F32, 2, shape);
+        CUDA_TRY(cudaMalloc(&v->t.data, gpu_tensor_bytes(v->t) + 1));
+    }
+    m->position.ndim = 2;
+    m->position.dim[0] = gpu_dim_whole(m->S);
+    m->position.dim[1] = gpu_dim_piece(m->B_global, m->row0, m->B);
+    gpu_value_rename(run, &m->position, "position_ids");
+    m->position.t = gpu_tensor_1d(NULL, ASSAY_I64, tokens);
+    CUDA_TRY(cudaMalloc(&m->position.t.data, gpu_tensor_bytes(m->position.t)));
+    CUDA_TRY(cudaMalloc((void **)&m->loss_sums, (size_t)m->n_microbatches * sizeof(double)));
+    CUDA_TRY(cudaMemsetAsync(m->loss_sums, 0, (size_t)m->n_microbatches * sizeof(double), run->ctx.stream));
+    int64_t *positions = malloc((size_t)tokens * sizeof *positions);
+    ASSAY_CHECK(positions, ASSAY_OUT_OF_MEMORY, "positions of %lld tokens", (long long)tokens);
+    for (int64_t t = 0; t < tokens; t++)
+        positions[t] = t / m->B;
+    const assay_status st =
+        gpu_run_upload(run, m->position.t.data, positions, (size_t)tokens * sizeof *positions, "positions");
+    free(positions);
+    return st;
+}
+
+static assay_status rope_tables(gpu_model *m)
+{
+    const assay_model_config *c = m->config;
+    const gpu_rope_desc d = {.type = (int)c->rope_type,
+                             .rotary_dim = assay_config_rotary_dim(c),
+                             .base = c->rotary_base,
+                             .factor = c->rope_factor,
+                             .low_freq_factor = c->rope_low_freq_factor,
+                             .high_freq_factor = c->rope_high_freq_factor,
+                             .original_max_position_embeddings = c->rope_original_max_position_embeddings};
+    return gpu_run_rope_table(m->run, "rope", &m->cos_table, &m->sin_table, &d);
+}
+
+assay_status gpu_model_allocate(gpu_model *m)
+{
+    size_t slot_bytes, host_bytes, scratch_bytes;
+    m->run->layer = -1;
+    m->run->microbatch = -1;
+    m->run->phase = ASSAY_PHASE_FORWARD;
+    ASSAY_TRY(slots_create(m));
+    ASSAY_TRY(tables_create(m));
+    ASSAY_TRY(dry_run(m, &slot_bytes, &host_bytes, &scratch_bytes));
+    ASSAY_TRY(carve_step(m, slot_bytes, host_bytes, scratch_bytes));
+    ASSAY_TRY(call_arena(m));
+    m->run->layer = -1;
+    m->run->microbatch = -1;
+    m->run->phase = ASSAY_PHASE_FORWARD;
+    return rope_tables(m);
+}
+
+void gpu_model_destroy(gpu_model *m)
+{
+    if (m == NULL)
+        return;
+    for (int i = 0; m->slots && i < m->n_slots; i++) {
+        gpu_slot_state *slot = &m->slots[i];
+        for (int64_t l = 0; slot->layers && m->chunks && l < m->chunks[0].n_layers; l++)
+            free(slot->layers[l].moe.counts);
+        free(slot->layers);
+        if (slot->host)
+            (void)cudaFreeHost(slot->host);
+    }
+    free(m->slots);
+    for (int i = 0; i < m->n_chunks; i++) {
+        for (int64_t l = 0; m->chunks[i].layers && l < m->chunks[i].n_layers; l++)
+            free(m->chunks[i].layers[l].tokens_per_expert);
+        free(m->chunks[i].layers);
+    }
+    free(m->chunks);
+    free(m->params);
+    assay_spec_destroy(m->spec);
+    void *device[] = {m->cos_table.t.data, m->sin_table.t.data, m->position.t.data, m->loss_sums};
+    for (int i = 0; i < 4; i++)
+        if (device[i])
+            (void)cudaFree(device[i]);
+    gpu_arena_destroy(&m->step);
+    gpu_arena_destroy(&m->state);
+    memset(m, 0, sizeof *m);
+}

@@ -1,0 +1,238 @@
+/* What the optimizer of this rank holds. */
+#include "gpu/optimizer.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Whether this rank's copy of the piece enters the norm: one of every set of replicas.  A ZeRO-1 part exists
+ * once along the data-parallel group, so it counts when any replica of the parameter along that group would.
+ */
+static bool piece_in_norm(const gpu_optimizer *o, const gpu_grad_buffer *b, const assay_param_spec *spec)
+{
+    const gpu_model *m = o->model;
+    const gpu_comm *comm = &m->run->comm;
+    if (!o->sharded || b->size == 1)
+        return assay_param_counts_in_norm(spec, m->grid, m->config, comm->rank);
+    for (int i = 0; i < b->size; i++)
+        if (assay_param_counts_in_norm(spec, m->grid, m->config, comm->group[b->group].ranks[i]))
+            return true;
+    return false;
+}
+
+static void piece_value(gpu_piece *piece, gpu_value *v, const char *suffix, assay_dtype dtype)
+{
+    memset(v, 0, sizeof *v);
+    snprintf(v->name, sizeof v->name, "%.*s%s", ASSAY_NAME - 16, piece->param->spec->name, suffix);
+    v->phase = ASSAY_PHASE_OPTIMIZER;
+    v->microbatch = -1;
+    v->shard = &piece->shard;
+    v->t = gpu_tensor_1d(NULL, dtype, piece->count);
+}
+
+static void piece_init(gpu_optimizer *o, int buffer, gpu_param *p, const assay_shard *shard, int64_t start)
+{
+    gpu_piece *piece = &o->pieces[o->n_pieces++];
+    piece->param = p;
+    piece->buffer = buffer;
+    piece->shard = *shard;
+    piece->start = start;
+    piece->count = assay_shard_count(shard);
+    piece->in_norm = piece_in_norm(o, &o->buffer[buffer], p->spec);
+    piece_value(piece, &piece->main_param, ".main_param", ASSAY_F32);
+    piece_value(piece, &piece->exp_avg, ".exp_avg", ASSAY_F32);
+    piece_value(piece, &piece->exp_avg_sq, ".exp_avg_sq", ASSAY_F32);
+    piece_value(piece, &piece->grad, ".main_grad", ASSAY_F32);
+    piece_value(piece, &piece->weight, "", o->model->act);
+    piece->grad.phase = ASSAY_PHASE_REDUCED_GRAD;
+    o->n_norm += piece->in_norm ? 1 : 0;
+}
+
+/* Part of parameter i that this rank owns: flat range in the parameter. */
+static void owned_range(const gpu_grad_buffer *b, int64_t i, int64_t *start, int64_t *length)
+{
+    const int64_t offset = b->offsets[i], count = b->params[i]->count;
+    *start = *length = 0;
+    for (int k = 0; k < b->n_buckets; k++) {
+        if (offset < b->buckets[k].start || offset >= b->buckets[k].start + b->buckets[k].length)
+            continue;
+        int64_t part, n;
+        gpu_bucket_part(b, k, b->rank, &part, &n);
+        const int64_t from = part > offset ? part : offset;
+        const int64_t to = part + n < offset + count ? part + n : offset + count;
+        if (to > from) {
+            *start = from - offset;
+            *length = to - from;
+        }
+    }
+}
+
+static assay_status pieces_create(gpu_optimizer *o)
+{
+    const gpu_model *m = o->model;
+    o->pieces = calloc((size_t)(m->n_params * GPU_MAX_PIECES), sizeof *o->pieces);
+    ASSAY_CHECK(o->pieces, ASSAY_OUT_OF_MEMORY, "optimizer: pieces of %lld parameters",
+                (long long)m->n_params);
+    for (int k = 0; k < 2; k++) {
+        const gpu_grad_buffer *b = &o->buffer[k];
+        for (int64_t i = 0; i < b->n_params; i++) {
+            gpu_param *p = b->params[i];
+            if (!o->sharded || b->size == 1) {
+                piece_init(o, k, p, &p->shard, 0);
+                continue;
+            }
+            int64_t start, length, flat[GPU_MAX_PIECES];
+            assay_shard boxes[GPU_MAX_PIECES];
+            owned_range(b, i, &start, &length);
+            const int n = gpu_flat_rectangles(&p->shard, start, length, boxes, flat);
+            for (int box = 0; box < n; box++)
+                piece_init(o, k, p, &boxes[box], flat[box]);
+        }
+    }
+    const size_t n = (size_t)(o->n_pieces > 0 ? o->n_pieces : 1);
+    o->list = calloc(5 * n, sizeof *o->list);
+    o->descs = calloc(n, sizeof *o->descs);
+    ASSAY_CHECK(o->list && o->descs, ASSAY_OUT_OF_MEMORY, "optimizer: lists of %lld pieces",
+                (long long)o->n_pieces);
+    return ASSAY_OK;
+}
+
+assay_status gpu_optimizer_create(gpu_optimizer *o, gpu_model *m, bool states)
+{
+    memset(o, 0, sizeof *o);
+    o->model = m;
+    o->states = states;
+    o->sharded = states && m->grid->p.zero_stage == 1;
+    ASSAY_TRY(gpu_grad_buffer_create(&o->buffer[0], m, ASSAY_GROUP_DP_CP, GPU_BUCKET_ELEMENTS));
+    ASSAY_TRY(gpu_grad_buffer_create(&o->buffer[1], m, ASSAY_GROUP_EDP, GPU_BUCKET_ELEMENTS));
+    return pieces_create(o);
+}
+
+void gpu_optimizer_destroy(gpu_optimizer *o)
+{
+    if (o == NULL)
+        return;
+    gpu_grad_buffer_destroy(&o->buffer[0]);
+    gpu_grad_buffer_destroy(&o->buffer[1]);
+    free(o->pieces);
+    free(o->list);
+    free(o->descs);
+    memset(o, 0, sizeof *o);
+}
+
+static assay_status take(gpu_arena *arena, gpu_tensor *t)
+{
+    return gpu_arena_take(arena, gpu_tensor_bytes(*t), &t->data);
+}
+
+assay_status gpu_optimizer_alloc(gpu_optimizer *o)
+{
+    gpu_model *m = o->model;
+    gpu_arena *arena = &m->state;
+    void *taken;
+    ASSAY_TRY(gpu_grad_buffer_alloc(&o->buffer[0], arena));
+    ASSAY_TRY(gpu_grad_buffer_alloc(&o->buffer[1], arena));
+    for (int64_t i = 0; i < m->n_params; i++)
+        if (!m->params[i].spec->trained)
+            ASSAY_TRY(take(arena, &m->params[i].weight.t));
+    for (int64_t i = 0; i < o->n_pieces; i++) {
+        gpu_piece *p = &o->pieces[i];
+        const gpu_param *param = p->param;
+        if (!arena->counting) {
+            p->grad.t.data = (float *)param->main_grad.t.data + p->start;
+            p->weight.t.data =
+                (char *)param->weight.t.data + p->start * assay_dtype_bytes(param->weight.t.dtype);
+        }
+        if (!o->states)
+            continue;
+        ASSAY_TRY(take(arena, &p->main_param.t));
+        ASSAY_TRY(take(arena, &p->exp_avg.t));
+        ASSAY_TRY(take(arena, &p->exp_avg_sq.t));
+    }
+    ASSAY_TRY(gpu_arena_take(arena, (size_t)(o->n_norm + 1) * sizeof(double), &taken));
+    o->sums = taken;
+    ASSAY_TRY(gpu_arena_take(arena, sizeof(double), &taken));
+    o->scalar = taken;
+    ASSAY_TRY(gpu_arena_take(arena, (size_t)(m->config->num_moe_experts + 1) * sizeof(int64_t), &taken));
+    o->counts = taken;
+    if (m->fault == GPU_FAULT_STALE_WEIGHT && m->n_params > 0) {
+        int64_t most = 0;
+        for (int64_t i = 0; i < m->n_params; i++)
+            most = m->params[i].count > most ? m->params[i].count : most;
+        ASSAY_TRY(gpu_arena_take(arena, (size_t)most * sizeof(float), &taken));
+        o->stale = taken;
+    }
+    return ASSAY_OK;
+}
+
+/* --- weights
+ * ----------------------------------------------------------------------------------------------------- */
+/* Nearest even; NaN stays NaN. */
+static uint16_t to_bf16(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    if ((bits & 0x7FFFFFFFu) > 0x7F800000u)
+        return (uint16_t)(bits >> 16 | 0x40u);
+    return (uint16_t)((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
+}
+
+static assay_status upload_rounded(gpu_run *run, gpu_tensor to, const float *from)
+{
+    const int64_t n = gpu_tensor_count(to);
+    if (to.dtype == ASSAY_F32)
+        return gpu_run_upload(run, to.data, from, (size_t)n * sizeof *from, "weights");
+    uint16_t *narrow = malloc((size_t)(n > 0 ? n : 1) * sizeof *narrow);
+    ASSAY_CHECK(narrow, ASSAY_OUT_OF_MEMORY, "weights: %lld elements", (long long)n);
+    for (int64_t i = 0; i < n; i++)
+        narrow[i] = to_bf16(from[i]);
+    const assay_status st = gpu_run_upload(run, to.data, narrow, (size_t)n * sizeof *narrow, "weights");
+    free(narrow);
+    return st;
+}
+
+assay_status gpu_optimizer_set_weight(void *optimizer, gpu_param *p, const float *piece)
+{
+    gpu_optimizer *o = optimizer;
+    gpu_run *run = o->model->run;
+    ASSAY_TRY(upload_rounded(run, p->weight.t, piece));
+    for (int64_t i = 0; o->states && i < o->n_pieces; i++) {
+        gpu_piece *q = &o->pieces[i];
+        if (q->param != p)
+            continue;
+        const size_t bytes = (size_t)q->count * sizeof(float);
+        ASSAY_TRY(gpu_run_upload(run, q->main_param.t.data, piece + q->start, bytes, "masters"));
+        if (bytes == 0)
+            continue;
+        CUDA_TRY(cudaMemsetAsync(q->exp_avg.t.data, 0, bytes, run->ctx.stream));
+        CUDA_TRY(cudaMemsetAsync(q->exp_avg_sq.t.data, 0, bytes, run->ctx.stream));
+    }
+    return ASSAY_OK;
+}
+
+assay_status gpu_optimizer_refresh_weights(gpu_optimizer *o)
+{
+    gpu_run *run = o->model->run;
+    for (int64_t i = 0; i < o->n_pieces; i++) {
+        gpu_piece *p = &o->pieces[i];
+        if (p->count > 0)
+            ASSAY_TRY(gpu_cast(&run->ctx, p->weight.t, p->main_param.t, run->ctx.stream));
+    }
+    for (int k = 0; o->sharded && k < 2; k++)
+        ASSAY_TRY(gpu_param_sync(&o->buffer[k], o->model, false));
+    return ASSAY_OK;
+}
+
+assay_status gpu_optimizer_gather_masters(gpu_optimizer *o)
+{
+    gpu_run *run = o->model->run;
+    for (int64_t i = 0; i < o->n_pieces; i++) {
+        gpu_piece *p = &o->pieces[i];
+        if (p->count > 0)
+            CUDA_TRY(cudaMemcpyAsync(p->grad.t.data, p->main_param.t.data, gpu_tensor_bytes(p->grad.t),
+                                     cudaMemcpyDeviceToDevice, run->ctx.stream));
+    }
+    for (int k = 0; o->sharded && k < 2; k++)
+        ASSAY_TRY(gpu_param_sync(&o->buffer[k], o->model, true));
+    return gpu_comm_wait(&run->comm, run->ctx.stream, "gather of masters");
+}

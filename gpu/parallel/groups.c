@@ -1,0 +1,68 @@
+/* One communicator for each group kind, split from the world in a fixed order. */
+#include "gpu/parallel/groups.h"
+
+#include <stdlib.h>
+
+/* Kinds that the engine talks over; the others are only looked up in the grid. */
+static bool kind_is_used(assay_group kind, const assay_grid *grid)
+{
+    switch (kind) {
+    case ASSAY_GROUP_TP:
+    case ASSAY_GROUP_DP_CP:
+    case ASSAY_GROUP_TP_CP:
+    case ASSAY_GROUP_TP_DP_CP:
+    case ASSAY_GROUP_PP:
+    case ASSAY_GROUP_EP:
+    case ASSAY_GROUP_EDP:
+        return true;
+    case ASSAY_GROUP_EMBEDDING:
+        return grid->p.pipeline_model_parallel_size > 1;
+    default:
+        return false;
+    }
+}
+
+/* Whether any group of the kind has two members: the same answer on every rank, so that all split or none. */
+static bool kind_has_company(assay_group kind, const assay_grid *grid)
+{
+    for (int r = 0; r < grid->world; r++)
+        if (assay_grid_group(grid, kind, r, NULL, NULL) > 1)
+            return true;
+    return false;
+}
+
+static assay_status create_group(gpu_comm *c, const assay_grid *grid, assay_group kind)
+{
+    gpu_comm_group *g = &c->group[kind];
+    g->size = assay_grid_group(grid, kind, c->rank, NULL, &g->rank);
+    g->ranks = calloc(g->size > 0 ? (size_t)g->size : 1, sizeof *g->ranks);
+    ASSAY_CHECK(g->ranks, ASSAY_OUT_OF_MEMORY, "groups: %d ranks", g->size);
+    (void)assay_grid_group(grid, kind, c->rank, g->ranks, NULL);
+    if (!kind_is_used(kind, grid) || !kind_has_company(kind, grid))
+        return ASSAY_OK;
+    const int color = assay_grid_color(grid, kind, c->rank);
+    NCCL_TRY(ncclCommSplit(c->group[ASSAY_GROUP_WORLD].comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, c->rank,
+                           &g->comm, NULL),
+             c->group[ASSAY_GROUP_WORLD].comm);
+    return ASSAY_OK;
+}
+
+assay_status gpu_groups_create(gpu_comm *c, const assay_grid *grid)
+{
+    for (int kind = ASSAY_GROUP_WORLD + 1; kind < ASSAY_GROUP_COUNT; kind++)
+        ASSAY_TRY(create_group(c, grid, (assay_group)kind));
+    return ASSAY_OK;
+}
+
+void gpu_groups_destroy(gpu_comm *c, bool failed)
+{
+    for (int kind = ASSAY_GROUP_COUNT - 1; kind >= 0; kind--) {
+        gpu_comm_group *g = &c->group[kind];
+        if (g->comm && failed)
+            (void)ncclCommAbort(g->comm);
+        else if (g->comm)
+            (void)ncclCommDestroy(g->comm);
+        free(g->ranks);
+        *g = (gpu_comm_group){.rank = -1};
+    }
+}

@@ -1,0 +1,241 @@
+/* forward_backward_no_pipelining and 1F1B.  Source: Megatron-LM schedules.py, without interleaving. */
+#include "gpu/parallel/pipeline.h"
+
+#include <stdio.h>
+
+typedef struct schedule {
+    gpu_model *m;
+    const assay_batches *batches;
+    const assay_batch_plan *plan;
+    int64_t step;
+    int rank, size; /* pipeline stage */
+} schedule;
+
+int gpu_pipeline_slots(const assay_grid *grid, int pp_rank, int64_t n_microbatches)
+{
+    const int64_t most = grid->p.pipeline_model_parallel_size - pp_rank;
+    return (int)(most < n_microbatches ? most : n_microbatches);
+}
+
+static int slot_of(const schedule *s, int64_t index)
+{
+    return (int)(index % s->m->n_slots);
+}
+
+static void enter(const schedule *s, int64_t index, assay_phase phase)
+{
+    s->m->run->microbatch = s->plan->first_microbatch + index;
+    s->m->run->phase = phase;
+    s->m->run->layer = -1;
+}
+
+/* --- between stages
+ * ---------------------------------------------------------------------------------------------- */
+/* One send, one receive or both at once.  A value of NULL is a direction that nothing takes. */
+typedef struct exchange {
+    gpu_value *send, *recv;
+    int send_to, recv_from;
+    const char *send_at, *recv_at;
+    int64_t send_index, recv_index; /* microbatches of this rank */
+    assay_phase send_phase, recv_phase;
+} exchange;
+
+static assay_status transfer(const schedule *s, gpu_comm_op op, gpu_value *v, int peer)
+{
+    const gpu_comm_call call = {.op = op,
+                                .group = ASSAY_GROUP_PP,
+                                .send = v->t.data,
+                                .recv = v->t.data,
+                                .count = gpu_tensor_count(v->t),
+                                .dtype = v->t.dtype,
+                                .root = peer};
+    if (call.count == 0)
+        return ASSAY_OK;
+    return gpu_comm_enqueue(&s->m->run->comm, &call, s->m->run->ctx.stream);
+}
+
+static assay_status exchange_values(const schedule *s, const exchange *x)
+{
+    gpu_run *run = s->m->run;
+    gpu_record sent, received;
+    const gpu_operand in[] = {{"send", x->send}}, out[] = {{"recv", x->recv}};
+    if (x->send) {
+        enter(s, x->send_index, x->send_phase);
+        ASSAY_TRY(gpu_trace_begin(run, &sent, "send", x->send_at, in, 1));
+    }
+    ASSAY_TRY(gpu_comm_group_start(&run->comm));
+    if (x->send)
+        ASSAY_TRY(transfer(s, GPU_COMM_SEND, x->send, x->send_to));
+    if (x->recv)
+        ASSAY_TRY(transfer(s, GPU_COMM_RECV, x->recv, x->recv_from));
+    ASSAY_TRY(gpu_comm_group_end(&run->comm));
+    if (x->send)
+        ASSAY_TRY(gpu_trace_end_collective(
+            run, &sent, ASSAY_GROUP_PP, NULL, 0,
+            GPU_ATTRS(run, "{s:i, s:s}", "peer", x->send_to, "dtype", assay_dtype_name(x->send->t.dtype))));
+    if (x->recv) {
+        enter(s, x->recv_index, x->recv_phase);
+        ASSAY_TRY(gpu_trace_begin(run, &received, "recv", x->recv_at, NULL, 0));
+        ASSAY_TRY(gpu_trace_end_collective(
+            run, &received, ASSAY_GROUP_PP, out, 1,
+            GPU_ATTRS(run, "{s:i, s:s}", "peer", x->recv_from, "dtype", assay_dtype_name(x->recv->t.dtype))));
+    }
+    return ASSAY_OK;
+}
+
+/* Readies the slot of microbatch `index`; *input gets room for what the stage before will send. */
+static assay_status open_microbatch(const schedule *s, int64_t index, gpu_value *input)
+{
+    gpu_model *m = s->m;
+    const int64_t microbatch = s->plan->first_microbatch + index;
+    enter(s, index, ASSAY_PHASE_FORWARD);
+    ASSAY_TRY(gpu_model_load_batch(m, slot_of(s, index), assay_batches_ids(s->batches, s->step, microbatch),
+                                   assay_batches_labels(s->batches, s->step, microbatch)));
+    if (s->rank == 0)
+        return ASSAY_OK;
+    gpu_model_hidden(m, input);
+    char name[ASSAY_NAME];
+    snprintf(name, sizeof name, "decoder.layers.%lld.mlp.residual.y",
+             (long long)m->chunks[0].layers[0].number - 1);
+    gpu_value_rename(m->run, input, name);
+    return gpu_value_alloc(&m->slots[slot_of(s, index)].arena, input, m->act, 0);
+}
+
+static void take_forward(const schedule *s, exchange *x, int64_t index, gpu_value *input)
+{
+    if (s->rank == 0)
+        return;
+    x->recv = input;
+    x->recv_from = s->rank - 1;
+    x->recv_at = "pipeline.recv_forward";
+    x->recv_index = index;
+    x->recv_phase = ASSAY_PHASE_FORWARD;
+}
+
+static void give_forward(const schedule *s, exchange *x, int64_t index, gpu_value *output)
+{
+    if (s->rank == s->size - 1)
+        return;
+    x->send = output;
+    x->send_to = s->rank + 1;
+    x->send_at = "pipeline.send_forward";
+    x->send_index = index;
+    x->send_phase = ASSAY_PHASE_FORWARD;
+}
+
+static void take_backward(const schedule *s, exchange *x, int64_t index)
+{
+    gpu_model *m = s->m;
+    if (s->rank == s->size - 1)
+        return;
+    enter(s, index, ASSAY_PHASE_BACKWARD);
+    char name[ASSAY_NAME];
+    snprintf(name, sizeof name, "decoder.layers.%lld.self_attention.residual_grad.y",
+             (long long)(m->chunks[0].layers[0].number + m->chunks[0].n_layers));
+    gpu_value_rename(m->run, &m->gradient[0], name);
+    x->recv = &m->gradient[0];
+    x->recv_from = s->rank + 1;
+    x->recv_at = "pipeline.recv_backward";
+    x->recv_index = index;
+    x->recv_phase = ASSAY_PHASE_BACKWARD;
+}
+
+static void give_backward(const schedule *s, exchange *x, int64_t index, gpu_value *dinput)
+{
+    if (s->rank == 0)
+        return;
+    x->send = dinput;
+    x->send_to = s->rank - 1;
+    x->send_at = "pipeline.send_backward";
+    x->send_index = index;
+    x->send_phase = ASSAY_PHASE_BACKWARD;
+}
+
+static assay_status run_exchange(const schedule *s, const exchange *x)
+{
+    return x->send || x->recv ? exchange_values(s, x) : ASSAY_OK;
+}
+
+/* --- schedules
+ * --------------------------------------------------------------------------------------------------- */
+static assay_status forward(const schedule *s, int64_t index, gpu_value *input, gpu_value **output)
+{
+    enter(s, index, ASSAY_PHASE_FORWARD);
+    return gpu_model_forward(s->m, slot_of(s, index), index, input, output);
+}
+
+static assay_status backward(const schedule *s, int64_t index, gpu_value **dinput)
+{
+    enter(s, index, ASSAY_PHASE_BACKWARD);
+    return gpu_model_backward(s->m, slot_of(s, index), &s->m->gradient[0], dinput);
+}
+
+static assay_status no_pipelining(const schedule *s)
+{
+    gpu_value input, *output, *dinput;
+    for (int64_t i = 0; i < s->plan->n_microbatches; i++) {
+        ASSAY_TRY(open_microbatch(s, i, &input));
+        ASSAY_TRY(forward(s, i, NULL, &output));
+        ASSAY_TRY(backward(s, i, &dinput));
+    }
+    return ASSAY_OK;
+}
+
+static assay_status receive_forward(const schedule *s, int64_t index, gpu_value *input)
+{
+    exchange x = {0};
+    ASSAY_TRY(open_microbatch(s, index, input));
+    take_forward(s, &x, index, input);
+    return run_exchange(s, &x);
+}
+
+static assay_status one_forward_one_backward(const schedule *s)
+{
+    const int64_t n = s->plan->n_microbatches, ahead = s->size - s->rank - 1;
+    const int64_t warmup = ahead < n ? ahead : n;
+    gpu_value input, *output, *dinput;
+    for (int64_t i = 0; i < warmup; i++) {
+        exchange x = {0};
+        ASSAY_TRY(receive_forward(s, i, &input));
+        ASSAY_TRY(forward(s, i, &input, &output));
+        give_forward(s, &x, i, output);
+        ASSAY_TRY(run_exchange(s, &x));
+    }
+    if (warmup < n)
+        ASSAY_TRY(receive_forward(s, warmup, &input));
+    for (int64_t i = 0; i < n - warmup; i++) {
+        exchange x = {0}, y = {0};
+        ASSAY_TRY(forward(s, i + warmup, &input, &output));
+        give_forward(s, &x, i + warmup, output);
+        take_backward(s, &x, i);
+        ASSAY_TRY(run_exchange(s, &x));
+        ASSAY_TRY(backward(s, i, &dinput));
+        give_backward(s, &y, i, dinput);
+        if (i + warmup + 1 < n) {
+            ASSAY_TRY(open_microbatch(s, i + warmup + 1, &input));
+            take_forward(s, &y, i + warmup + 1, &input);
+        }
+        ASSAY_TRY(run_exchange(s, &y));
+    }
+    for (int64_t i = n - warmup; i < n; i++) {
+        exchange x = {0}, y = {0};
+        take_backward(s, &x, i);
+        ASSAY_TRY(run_exchange(s, &x));
+        ASSAY_TRY(backward(s, i, &dinput));
+        give_backward(s, &y, i, dinput);
+        ASSAY_TRY(run_exchange(s, &y));
+    }
+    return ASSAY_OK;
+}
+
+assay_status gpu_forward_backward(gpu_model *m, const assay_batches *batches, const assay_batch_plan *plan,
+                                  int64_t step)
+{
+    const schedule s = {.m = m,
+                        .batches = batches,
+                        .plan = plan,
+                        .step = step,
+                        .rank = m->at.pp,
+                        .size = m->grid->p.pipeline_model_parallel_size};
+    return s.size == 1 ? no_pipelining(&s) : one_forward_one_backward(&s);
+}

@@ -1,0 +1,282 @@
+/* Set-up, steps and tear-down of one rank. */
+#include "gpu/train.h"
+
+#include "gpu/parallel/pipeline.h"
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Planted faults, in the order of gpu_fault:
+ *   skip_all_reduce    tp: the reduction after layer 0's attention is a copy; else: the gradient bucket of
+ * layer 0 stale_weight       layer 0's linear_qkv keeps its old value after the first step double_microbatch
+ * layer 0's linear_qkv adds microbatch 0's weight gradient twice wrong_expert       the first MoE layer's
+ * router sends its first token to an expert that it did not choose flipped_sign       the gradient that
+ * leaves layer 0's input_layernorm is negated wrong_scale        the loss gradient is divided by the number
+ * of microbatches (at least 2) once too often missing_ep_chunk   the rows of the last expert-parallel rank
+ * arrive as zeros */
+const char *const gpu_fault_words[] = {"skip_all_reduce", "stale_weight", "double_microbatch", "wrong_expert",
+                                       "flipped_sign",    "wrong_scale",  "missing_ep_chunk",  NULL};
+
+static assay_status parse_fault(const char *word, gpu_fault *out)
+{
+    *out = GPU_FAULT_NONE;
+    if (word[0] == '\0')
+        return ASSAY_OK;
+    char legal[256] = "";
+    size_t used = 0;
+    for (int i = 0; gpu_fault_words[i]; i++) {
+        if (strcmp(word, gpu_fault_words[i]) == 0) {
+            *out = (gpu_fault)(i + 1);
+            return ASSAY_OK;
+        }
+        used +=
+            (size_t)snprintf(legal + used, sizeof legal - used, "%s%s", i ? ", " : "", gpu_fault_words[i]);
+    }
+    ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "fault '%s': unknown, expected one of %s", word, legal);
+}
+
+/* --- set-up
+ * ------------------------------------------------------------------------------------------------------ */
+static assay_status check_options(const assay_train_options *o)
+{
+    ASSAY_TRY(assay_train_options_check(o));
+    ASSAY_CHECK(o->precision != ASSAY_PRECISION_FP64, ASSAY_UNSUPPORTED,
+                "precision fp64: the gpu engine computes in fp32 or bf16; the reference computes in fp64");
+    ASSAY_CHECK(o->model[0] != '\0', ASSAY_INVALID_ARGUMENT, "--model: a Hugging Face folder is needed");
+    ASSAY_CHECK(o->batch[0] != '\0', ASSAY_INVALID_ARGUMENT, "--batch: a batch file is needed");
+    return ASSAY_OK;
+}
+
+static assay_status read_inputs(gpu_engine *e)
+{
+    const assay_train_options *o = &e->options;
+    assay_parallel_config layout;
+    ASSAY_TRY(assay_config_load(o->model, &e->config));
+    ASSAY_TRY(assay_layout_parse(o->layout[0] ? o->layout : "1", &layout));
+    ASSAY_TRY(assay_grid_make(&layout, &e->grid));
+    ASSAY_TRY(assay_grid_check_model(&e->grid, &e->config));
+    ASSAY_CHECK(e->grid.world == e->env.world, ASSAY_MISMATCH,
+                "layout %s needs %d ranks, %d were started (by %s)", o->layout, e->grid.world, e->env.world,
+                e->env.launcher);
+    ASSAY_TRY(assay_batches_open(&e->batches, o->batch, e->config.vocab_size));
+    assay_coords at;
+    assay_grid_coords(&e->grid, e->env.rank, &at);
+    ASSAY_TRY(assay_batch_plan_make(e->batches.microbatches, e->batches.b, e->grid.p.data_parallel_size,
+                                    at.dp, &e->plan));
+    const int64_t held = e->batches.steps;
+    ASSAY_CHECK(o->train_iters <= held, ASSAY_INVALID_ARGUMENT,
+                "train_iters %lld: the batch file %s holds %lld steps", (long long)o->train_iters, o->batch,
+                (long long)held);
+    ASSAY_CHECK(e->batches.training || (o->load[0] == '\0' && o->save[0] == '\0'), ASSAY_INVALID_ARGUMENT,
+                "--load and --save need a training batch [steps,microbatches,b,s], %s holds [b,s]", o->batch);
+    e->last_step = o->train_iters > 0 ? o->train_iters : held;
+    e->options.train_iters = e->last_step;
+    return ASSAY_OK;
+}
+
+static assay_status open_device(gpu_engine *e)
+{
+    gpu_run *run = &e->run;
+    int devices = 0;
+    const cudaError_t found = cudaGetDeviceCount(&devices);
+    ASSAY_CHECK(found == cudaSuccess && devices > 0, ASSAY_CUDA, "no CUDA device answers: %s",
+                cudaGetErrorString(found));
+    ASSAY_TRY(gpu_ctx_init(&run->ctx, e->env.local_rank % devices, 0));
+    e->ctx_ready = true;
+    ASSAY_TRY(gpu_ctx_set_variants(&run->ctx, e->options.variant));
+    CUDA_TRY(cudaStreamCreateWithFlags(&run->comm_stream, cudaStreamNonBlocking));
+    CUDA_TRY(cudaEventCreateWithFlags(&run->compute_done, cudaEventDisableTiming));
+    CUDA_TRY(cudaEventCreateWithFlags(&run->comm_done, cudaEventDisableTiming));
+    e->comm_ready = true;
+    return gpu_comm_create(&run->comm, &e->env, &e->grid, false);
+}
+
+static assay_status trace_header(const gpu_engine *e, json_t **out)
+{
+    const gpu_run *run = &e->run;
+    json_t *model = NULL;
+    ASSAY_TRY(assay_config_to_json(&e->config, &model));
+    char layout[ASSAY_LAYOUT_TEXT];
+    assay_layout_format(&e->grid.p, layout);
+    *out = json_pack("{s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:{s:b, s:I, s:I, s:I, s:I}}", "engine",
+                     run->ctx.simulated ? "sim" : "gpu", "tier", run->ctx.simulated ? "sim" : "gpu", "device",
+                     run->ctx.device_name, "precision", assay_precision_name(e->options.precision), "layout",
+                     layout, "options", assay_train_options_to_json(&e->options), "model", model, "batch",
+                     "training", e->batches.training, "steps", (json_int_t)e->batches.steps, "microbatches",
+                     (json_int_t)e->batches.microbatches, "b", (json_int_t)e->batches.b, "s",
+                     (json_int_t)e->batches.s);
+    ASSAY_CHECK(*out, ASSAY_OUT_OF_MEMORY, "trace: header");
+    return ASSAY_OK;
+}
+
+static assay_status open_trace(gpu_engine *e)
+{
+    json_t *header = NULL;
+    if (e->options.trace[0] == '\0')
+        return ASSAY_OK;
+    ASSAY_TRY(trace_header(e, &header));
+    const assay_status st = assay_trace_writer_open(&e->run.trace, e->options.trace, e->env.rank,
+                                                    e->env.world, header, e->options.trace_hash_only);
+    json_decref(header);
+    return st;
+}
+
+/* Sizes first, then one allocation. */
+static assay_status allocate_state(gpu_engine *e)
+{
+    gpu_model *m = &e->model;
+    gpu_optimizer *o = &e->optimizer;
+    m->state = (gpu_arena){.counting = true};
+    ASSAY_TRY(gpu_optimizer_alloc(o));
+    const size_t bytes = m->state.peak;
+    m->state = (gpu_arena){0};
+    ASSAY_TRY(gpu_arena_create(&m->state, bytes));
+    ASSAY_TRY(gpu_optimizer_alloc(o));
+    for (int k = 0; k < 2; k++) { /* the gaps between parameters travel with their bucket */
+        gpu_grad_buffer *b = &o->buffer[k];
+        if (b->length > 0)
+            CUDA_TRY(cudaMemsetAsync(b->param_data, 0, (size_t)(b->length * assay_dtype_bytes(b->act)),
+                                     e->run.ctx.stream));
+    }
+    return ASSAY_OK;
+}
+
+static assay_status build(gpu_engine *e)
+{
+    gpu_model *m = &e->model;
+    ASSAY_TRY(gpu_model_create(m, &e->run, &e->config, &e->grid, &e->options));
+    ASSAY_TRY(parse_fault(e->options.fault, &m->fault));
+    gpu_model_set_batch(m, &e->batches, &e->plan,
+                        gpu_pipeline_slots(&e->grid, m->at.pp, e->plan.n_microbatches));
+    ASSAY_TRY(gpu_optimizer_create(&e->optimizer, m, e->batches.training));
+    ASSAY_TRY(allocate_state(e));
+    ASSAY_TRY(gpu_model_weights(m, e->options.model, gpu_optimizer_set_weight, &e->optimizer));
+    if (e->options.load[0] != '\0')
+        ASSAY_TRY(gpu_checkpoint_load(e, e->options.load, &e->first_step));
+    ASSAY_CHECK(e->first_step <= e->last_step, ASSAY_INVALID_ARGUMENT,
+                "checkpoint %s is at step %lld, train_iters is %lld", e->options.load,
+                (long long)e->first_step, (long long)e->last_step);
+    ASSAY_TRY(open_trace(e));
+    e->run.step = e->first_step;
+    e->loss = calloc((size_t)e->last_step, sizeof *e->loss);
+    e->grad_norm = calloc((size_t)e->last_step, sizeof *e->grad_norm);
+    ASSAY_CHECK(e->loss && e->grad_norm, ASSAY_OUT_OF_MEMORY, "results of %lld steps",
+                (long long)e->last_step);
+    return gpu_model_allocate(m);
+}
+
+/* --- steps
+ * ------------------------------------------------------------------------------------------------------- */
+static int64_t step_targets(const assay_batches *b, int64_t step)
+{
+    int64_t n = 0;
+    for (int64_t k = 0; k < b->microbatches; k++)
+        n += assay_batches_n_targets(b, step, k);
+    return n;
+}
+
+/* Sum over this rank's microbatches when it holds the loss, else 0: tp ranks hold copies. */
+static assay_status local_loss(gpu_engine *e, double *sum)
+{
+    gpu_model *m = &e->model;
+    const size_t n = (size_t)m->n_microbatches;
+    double *host = calloc(n, sizeof *host);
+    *sum = 0.0;
+    ASSAY_CHECK(host, ASSAY_OUT_OF_MEMORY, "losses of %zu microbatches", n);
+    const assay_status st = gpu_run_download(&e->run, host, m->loss_sums, n * sizeof *host, "step");
+    for (size_t i = 0; i < n && m->chunks[0].has_output && m->at.tp == 0; i++)
+        *sum += host[i];
+    free(host);
+    return st;
+}
+
+static assay_status train_step(gpu_engine *e, int64_t step)
+{
+    gpu_model *m = &e->model;
+    gpu_run *run = &e->run;
+    const int64_t one = 1;
+    assay_shard scalar;
+    run->step = step;
+    const int64_t targets = step_targets(&e->batches, step);
+    m->loss_scale = 1.0 / (double)targets;
+    ASSAY_TRY(gpu_optimizer_zero_grad(&e->optimizer));
+    ASSAY_TRY(gpu_forward_backward(m, &e->batches, &e->plan, step));
+    ASSAY_TRY(gpu_finalize_model_grads(&e->optimizer));
+    double sum;
+    ASSAY_TRY(local_loss(e, &sum));
+    run->phase = ASSAY_PHASE_OPTIMIZER;
+    ASSAY_TRY(gpu_world_sum(&e->optimizer, "loss.reduce", &sum));
+    e->loss[step] = sum / (double)targets;
+    assay_shard_whole(&scalar, &one, 1);
+    ASSAY_TRY(gpu_trace_host(run, "loss", ASSAY_PHASE_OPTIMIZER, ASSAY_F64, &scalar, &e->loss[step]));
+    if (e->batches.training)
+        ASSAY_TRY(gpu_optimizer_step(&e->optimizer, step, &e->grad_norm[step]));
+    if (run->trace)
+        ASSAY_TRY(assay_trace_end_step(run->trace));
+    return ASSAY_OK;
+}
+
+static assay_status train_steps(gpu_engine *e)
+{
+    const assay_train_options *o = &e->options;
+    for (int64_t step = e->first_step; step < e->last_step; step++) {
+        ASSAY_TRY(train_step(e, step));
+        const bool save =
+            o->save[0] != '\0' && (o->save_after > 0 ? step + 1 == o->save_after : step + 1 == e->last_step);
+        if (save)
+            ASSAY_TRY(gpu_checkpoint_save(e, o->save, step + 1));
+    }
+    return ASSAY_OK;
+}
+
+/* --- the verb
+ * ---------------------------------------------------------------------------------------------------- */
+static void engine_destroy(gpu_engine *e, bool failed)
+{
+    assay_trace_writer_destroy(e->run.trace);
+    if (!failed && e->ctx_ready)
+        (void)cudaStreamSynchronize(e->run.ctx.stream);
+    if (e->comm_ready)
+        gpu_comm_destroy(&e->run.comm, failed);
+    gpu_optimizer_destroy(&e->optimizer);
+    gpu_model_destroy(&e->model);
+    if (e->run.compute_done)
+        (void)cudaEventDestroy(e->run.compute_done);
+    if (e->run.comm_done)
+        (void)cudaEventDestroy(e->run.comm_done);
+    if (e->run.comm_stream)
+        (void)cudaStreamDestroy(e->run.comm_stream);
+    if (e->ctx_ready)
+        gpu_ctx_destroy(&e->run.ctx);
+    assay_batches_close(&e->batches);
+    free(e->run.host);
+    free(e->loss);
+    free(e->grad_norm);
+    free(e);
+}
+
+assay_status gpu_train(const assay_train_options *options)
+{
+    assay_status st = ASSAY_OK;
+    gpu_engine *e = calloc(1, sizeof *e);
+    ASSAY_CHECK(e, ASSAY_OUT_OF_MEMORY, "engine: %zu bytes", sizeof *e);
+    e->options = *options;
+    gpu_fault fault;
+    ASSAY_TRY_GOTO(check_options(options), st, done);
+    ASSAY_TRY_GOTO(parse_fault(options->fault, &fault), st, done);
+    ASSAY_TRY_GOTO(assay_rank_env_read(&e->env), st, done);
+    ASSAY_TRY_GOTO(read_inputs(e), st, done);
+    if (fault != GPU_FAULT_NONE && e->env.rank == 0)
+        fprintf(stderr, "WARNING: fault '%s' is planted: the results of this run are wrong on purpose\n",
+                options->fault);
+    ASSAY_TRY_GOTO(open_device(e), st, done);
+    ASSAY_TRY_GOTO(build(e), st, done);
+    ASSAY_TRY_GOTO(train_steps(e), st, done);
+    if (e->options.out[0] != '\0')
+        ASSAY_TRY_GOTO(gpu_export(e), st, done);
+    if (e->run.trace)
+        ASSAY_TRY_GOTO(assay_trace_writer_close(e->run.trace), st, done);
+done:
+    engine_destroy(e, st != ASSAY_OK);
+    return st;
+}

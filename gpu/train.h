@@ -1,0 +1,43 @@
+/* `assay-gpu step`: one forward and backward, or optimizer steps, of a model folder on a batch file. */
+#ifndef GPU_TRAIN_H
+#define GPU_TRAIN_H
+
+#include "gpu/optimizer.h"
+
+ASSAY_BEGIN_DECLS
+
+typedef struct gpu_engine {
+    assay_rank_env env;
+    assay_train_options options; /* train_iters filled in */
+    assay_model_config config;
+    assay_grid grid;
+    assay_batches batches;
+    assay_batch_plan plan;
+    gpu_run run;
+    gpu_model model;
+    gpu_optimizer optimizer;
+    int64_t first_step, last_step; /* steps to run: [first, last) */
+    double *loss, *grad_norm; /* [last_step]; steps before first_step come from the checkpoint's run: 0 */
+    bool comm_ready, ctx_ready;
+} gpu_engine;
+
+/* Runs the whole verb on this rank.  Nothing is written when it fails. */
+assay_status gpu_train(const assay_train_options *options);
+/* Legal words of --fault; NULL-terminated. */
+extern const char *const gpu_fault_words[];
+
+/* --- train_export.c
+ * --------------------------------------------------------------------------------------------------- */
+/* Rank 0 collects whole tensors and writes options.out. */
+assay_status gpu_export(gpu_engine *e);
+
+/* --- checkpoint.c
+ * ----------------------------------------------------------------------------------------------------- */
+/* Writes masters, states and expert biases after `step` steps. */
+assay_status gpu_checkpoint_save(gpu_engine *e, const char *dir, int64_t step);
+/* Restores them in this layout and returns the number of steps done. */
+assay_status gpu_checkpoint_load(gpu_engine *e, const char *dir, int64_t *step);
+
+ASSAY_END_DECLS
+
+#endif
