@@ -117,7 +117,7 @@ static inline double relative_error(const double *a, const double *b, int64_t n)
         if (!(d <= worst))
             worst = d;
         if (isnan(a[i]) || isnan(b[i]))
-            return NAN;
+            return (double)NAN;
         if (fabs(b[i]) > largest)
             largest = fabs(b[i]);
     }

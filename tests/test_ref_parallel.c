@@ -192,7 +192,7 @@ Test(ref_parallel, collectives_by_hand)
     cr_expect(q0[0] == 1 && q0[1] == 10 && q0[2] == 20 && q0[3] == 30 && q1[0] == 2 && q1[1] == 3);
     ref_all_reduce(ab, 2, 3);
     cr_expect(a[0] == 11 && b[2] == 33);
-    a[0] = NAN;
+    a[0] = (double)NAN;
     ref_all_reduce_max(ab, 2, 2);
     cr_expect(isnan(b[0]) && b[1] == 22);
     ref_broadcast(ab, 1, 2, 3);

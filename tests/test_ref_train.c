@@ -284,6 +284,20 @@ Test(ref_train, tokens_of_another_vocabulary)
     expect_step_fails(&o, ASSAY_INVALID_ARGUMENT, "input_ids");
 }
 
+Test(ref_train, a_step_without_targets)
+{
+    model_case c;
+    ref_run_result r;
+    open_moe(&c, "softmax", "true", "true", 2, 2);
+    const int64_t n = c.batches.microbatches * c.batches.b * c.batches.s;
+    for (int64_t i = 0; i < n; i++) /* the label of the first position counts for nothing */
+        c.batches.labels[n + i] = i % c.batches.s == 0 ? 1 : ASSAY_IGNORE_INDEX;
+    cr_expect_eq(ref_run(&c.run, c.weights, &r), ASSAY_INVALID_ARGUMENT);
+    cr_expect_not_null(strstr(assay_error_message(), "step 1"), "%s", assay_error_message());
+    cr_expect_null(r.loss);
+    close_case(&c);
+}
+
 /* --- assay step --------------------------------------------------------------------------------------- */
 
 /* The file of a sharded step holds the tensors and numbers of the golden file, in Hugging Face names. */
