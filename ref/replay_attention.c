@@ -42,10 +42,9 @@ static assay_status attention_inputs_read(const replay *r, attention_inputs *x)
     ASSAY_CHECK(d->heads % d->groups == 0, ASSAY_INVALID_ARGUMENT,
                 "%s: %lld heads do not divide into %lld groups", r->op, (long long)d->heads,
                 (long long)d->groups);
-    if (json_object_get(r->attrs, "p_dtype")) {
+    if (replay_has_attr(r, "p_dtype")) {
         char name[16];
-        if (assay_json_get_string(r->attrs, "p_dtype", true, r->op, name, sizeof name) != ASSAY_OK)
-            return assay_context(ASSAY_INVALID_ARGUMENT, "attributes");
+        ASSAY_TRY(replay_attr_string(r, "p_dtype", name, sizeof name));
         ASSAY_TRY(assay_dtype_from_name(name, &x->p_dtype));
     }
     ASSAY_TRY(replay_product(r, d->seq_q, d->batch, 1, &x->tq));
@@ -93,7 +92,7 @@ static assay_status attention_bwd(const replay *r)
 static assay_status split_sizes(const replay *r, const ref_value *q, const ref_value *k, int64_t *heads,
                                 int64_t *groups, int64_t *dim)
 {
-    const bool given = r->attrs && json_object_get(r->attrs, "heads");
+    const bool given = replay_has_attr(r, "heads");
     if (given) {
         ASSAY_TRY(replay_attr_i64(r, "heads", 1, ASSAY_CONFIG_MAX_DIM, heads));
         ASSAY_TRY(replay_attr_i64(r, "groups", 1, ASSAY_CONFIG_MAX_DIM, groups));

@@ -54,28 +54,49 @@ assay_status replay_integer_optional(const replay *r, const char *slot, int64_t 
     return input(r, slot, false, false, count, out);
 }
 
+/* What the JSON getters report, as the error of an argument. */
+static assay_status attr_error(assay_status st)
+{
+    char text[512];
+    if (st == ASSAY_OK)
+        return st;
+    snprintf(text, sizeof text, "%s", assay_error_message());
+    ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "attributes: %s", text);
+}
+
+bool replay_has_attr(const replay *r, const char *key)
+{
+    return r->attrs && json_object_get(r->attrs, key);
+}
+
+static assay_status attr_present(const replay *r, const char *key)
+{
+    ASSAY_CHECK(replay_has_attr(r, key), ASSAY_INVALID_ARGUMENT, "%s: attribute '%s' is missing", r->op, key);
+    return ASSAY_OK;
+}
+
 assay_status replay_attr_i64(const replay *r, const char *key, int64_t min, int64_t max, int64_t *out)
 {
-    ASSAY_CHECK(r->attrs, ASSAY_INVALID_ARGUMENT, "%s: attribute '%s' is missing", r->op, key);
-    if (assay_json_get_i64(r->attrs, key, true, min, max, r->op, out) != ASSAY_OK)
-        return assay_context(ASSAY_INVALID_ARGUMENT, "attributes");
-    return ASSAY_OK;
+    ASSAY_TRY(attr_present(r, key));
+    return attr_error(assay_json_get_i64(r->attrs, key, true, min, max, r->op, out));
 }
 
 assay_status replay_attr_double(const replay *r, const char *key, double *out)
 {
-    ASSAY_CHECK(r->attrs, ASSAY_INVALID_ARGUMENT, "%s: attribute '%s' is missing", r->op, key);
-    if (assay_json_get_double(r->attrs, key, true, -0x1p1000, 0x1p1000, r->op, out) != ASSAY_OK)
-        return assay_context(ASSAY_INVALID_ARGUMENT, "attributes");
-    return ASSAY_OK;
+    ASSAY_TRY(attr_present(r, key));
+    return attr_error(assay_json_get_double(r->attrs, key, true, -0x1p1000, 0x1p1000, r->op, out));
 }
 
 assay_status replay_attr_bool(const replay *r, const char *key, bool *out)
 {
-    ASSAY_CHECK(r->attrs, ASSAY_INVALID_ARGUMENT, "%s: attribute '%s' is missing", r->op, key);
-    if (assay_json_get_bool(r->attrs, key, true, r->op, out) != ASSAY_OK)
-        return assay_context(ASSAY_INVALID_ARGUMENT, "attributes");
-    return ASSAY_OK;
+    ASSAY_TRY(attr_present(r, key));
+    return attr_error(assay_json_get_bool(r->attrs, key, true, r->op, out));
+}
+
+assay_status replay_attr_string(const replay *r, const char *key, char *out, size_t capacity)
+{
+    ASSAY_TRY(attr_present(r, key));
+    return attr_error(assay_json_get_string(r->attrs, key, true, r->op, out, capacity));
 }
 
 static assay_status next_output(const replay *r, const char *slot, int64_t count, bool real,
@@ -167,8 +188,8 @@ assay_status replay_divide(const replay *r, const ref_value *v, int64_t width, i
                     (long long)v->count);
         *rows = replay_rows(v);
         /* rows without elements cost nothing to claim */
-        ASSAY_CHECK(*rows <= ASSAY_CONFIG_MAX_DIM, ASSAY_LIMIT, "%s: slot %s: %lld empty rows", r->op, v->slot,
-                    (long long)*rows);
+        ASSAY_CHECK(*rows <= ASSAY_CONFIG_MAX_DIM, ASSAY_LIMIT, "%s: slot %s: %lld empty rows", r->op,
+                    v->slot, (long long)*rows);
         return ASSAY_OK;
     }
     ASSAY_CHECK(v->count % width == 0, ASSAY_INVALID_ARGUMENT,

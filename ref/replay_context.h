@@ -32,6 +32,8 @@ const ref_value *replay_candidate(const replay *r, const char *slot);
 assay_status replay_attr_i64(const replay *r, const char *key, int64_t min, int64_t max, int64_t *out);
 assay_status replay_attr_double(const replay *r, const char *key, double *out);
 assay_status replay_attr_bool(const replay *r, const char *key, bool *out);
+assay_status replay_attr_string(const replay *r, const char *key, char *out, size_t capacity);
+bool replay_has_attr(const replay *r, const char *key);
 
 /* Allocates the next output: its shape is the candidate's when the counts agree (they must, when the
  * candidate has the slot), else flat.  `fallback` is the dtype when the candidate lacks it. */

@@ -290,8 +290,7 @@ static assay_status rope_desc(const replay *r, ref_rope_desc *d)
     ASSAY_CHECK(d->rotary_dim % 2 == 0 && d->base > 0.0, ASSAY_INVALID_ARGUMENT,
                 "%s: expected an even rotary_dim and a positive rotary_base, found %lld and %g", r->op,
                 (long long)d->rotary_dim, d->base);
-    if (assay_json_get_string(r->attrs, "rope_type", true, r->op, type, sizeof type) != ASSAY_OK)
-        return assay_context(ASSAY_INVALID_ARGUMENT, "attributes");
+    ASSAY_TRY(replay_attr_string(r, "rope_type", type, sizeof type));
     if (strcmp(type, "default") == 0)
         return ASSAY_OK;
     d->type = strcmp(type, "linear") == 0 ? ASSAY_ROPE_LINEAR : ASSAY_ROPE_LLAMA3;
@@ -337,7 +336,7 @@ static assay_status rope(const replay *r, const char *in, const char *out, doubl
     ASSAY_TRY(replay_real(r, "sin", c->count, &s));
     ASSAY_TRY(replay_integer(r, "position", -1, &position));
     dim = replay_columns(x);
-    if (r->attrs && json_object_get(r->attrs, "head_dim"))
+    if (replay_has_attr(r, "head_dim"))
         ASSAY_TRY(replay_attr_i64(r, "head_dim", 1, ASSAY_CONFIG_MAX_DIM, &dim));
     const int64_t half = replay_columns(c), t = position->count;
     ASSAY_TRY(replay_divide(r, c, half, &table_rows));

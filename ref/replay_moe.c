@@ -18,9 +18,7 @@ static assay_status logits_of(const replay *r, const char *slot, ref_router_desc
 static assay_status score_function(const replay *r, ref_router_desc *d)
 {
     char name[16];
-    ASSAY_CHECK(r->attrs, ASSAY_INVALID_ARGUMENT, "%s: attribute 'score_function' is missing", r->op);
-    if (assay_json_get_string(r->attrs, "score_function", true, r->op, name, sizeof name) != ASSAY_OK)
-        return assay_context(ASSAY_INVALID_ARGUMENT, "attributes");
+    ASSAY_TRY(replay_attr_string(r, "score_function", name, sizeof name));
     d->score_function = strcmp(name, "sigmoid") == 0 ? ASSAY_SCORE_SIGMOID : ASSAY_SCORE_SOFTMAX;
     ASSAY_CHECK(d->score_function == ASSAY_SCORE_SIGMOID || strcmp(name, "softmax") == 0,
                 ASSAY_INVALID_ARGUMENT, "%s: score_function: expected softmax or sigmoid, found '%s'", r->op,
@@ -212,7 +210,7 @@ static assay_status permute_plan(const replay *r)
 {
     const ref_value *indices, *candidate = replay_candidate(r, "tokens_per_expert");
     int64_t e = candidate ? candidate->count : -1, t, *row_token, *row_slot, *counts, *token_row;
-    if (r->attrs && json_object_get(r->attrs, "experts"))
+    if (replay_has_attr(r, "experts"))
         ASSAY_TRY(replay_attr_i64(r, "experts", 1, ASSAY_MAX_EXPERTS, &e));
     ASSAY_CHECK(e >= 0, ASSAY_INVALID_ARGUMENT,
                 "%s: neither attribute 'experts' nor output slot 'tokens_per_expert' is there", r->op);
