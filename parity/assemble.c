@@ -64,20 +64,46 @@ static assay_status entry_of(parity_index *x, const assay_trace_tensor *record, 
     return ASSAY_OK;
 }
 
-/* Adds an observation of `rank`: outputs replace inputs, later replaces earlier of the same sort. */
-static assay_status entry_add(parity_entry *e, const parity_piece *piece, bool rank_has_ops)
+bool parity_same_shard(const assay_shard *a, const assay_shard *b)
 {
-    parity_piece *last = e->n ? &e->pieces[e->n - 1] : NULL;
-    if (last && last->record->rank == piece->record->rank) {
-        const bool conflict = !rank_has_ops && strcmp(last->record->hash, piece->record->hash) != 0;
-        if (piece->is_output || !last->is_output) {
-            const bool before = last->conflict;
-            *last = *piece;
-            last->conflict = before;
+    if (a->ndim != b->ndim)
+        return false;
+    for (int d = 0; d < a->ndim; d++) {
+        if (a->global_shape[d] != b->global_shape[d] || a->local_shape[d] != b->local_shape[d] ||
+            a->n_segments[d] != b->n_segments[d])
+            return false;
+        for (int i = 0; i < a->n_segments[d]; i++) {
+            if (a->segments[d][i].start != b->segments[d][i].start ||
+                a->segments[d][i].length != b->segments[d][i].length)
+                return false;
         }
-        last->conflict = last->conflict || conflict;
-        return ASSAY_OK;
     }
+    return true;
+}
+
+static bool dimensions_meet(const assay_shard *a, const assay_shard *b, int d)
+{
+    for (int i = 0; i < a->n_segments[d]; i++) {
+        for (int j = 0; j < b->n_segments[d]; j++) {
+            const assay_segment x = a->segments[d][i], y = b->segments[d][j];
+            if (x.start < y.start + y.length && y.start < x.start + x.length)
+                return true;
+        }
+    }
+    return false;
+}
+
+/* Whether two pieces of one global tensor have an element in common. */
+static bool shards_meet(const assay_shard *a, const assay_shard *b)
+{
+    bool meet = a->ndim == b->ndim;
+    for (int d = 0; meet && d < a->ndim; d++)
+        meet = a->global_shape[d] == b->global_shape[d] && dimensions_meet(a, b, d);
+    return meet;
+}
+
+static assay_status append_piece(parity_entry *e, const parity_piece *piece)
+{
     if (e->n == e->capacity) {
         const int64_t capacity = e->capacity ? 2 * e->capacity : 1;
         parity_piece *pieces = realloc(e->pieces, (size_t)capacity * sizeof *pieces);
@@ -87,6 +113,39 @@ static assay_status entry_add(parity_entry *e, const parity_piece *piece, bool r
     }
     e->pieces[e->n++] = *piece;
     return ASSAY_OK;
+}
+
+/* Adds an observation of a rank.  Outputs replace inputs, later replaces earlier of the same sort; a rank may
+ * hold several disjoint pieces, and an output takes the place of every piece that it meets (a whole parameter
+ * that was gathered from pieces). */
+static assay_status entry_add(parity_entry *e, const parity_piece *piece, bool rank_has_ops)
+{
+    const int rank = piece->record->rank;
+    int64_t first = e->n, kept;
+    while (first > 0 && e->pieces[first - 1].record->rank == rank)
+        first--;
+    parity_piece added = *piece;
+    kept = first;
+    for (int64_t i = first; i < e->n; i++) {
+        const parity_piece old = e->pieces[i];
+        const bool same = parity_same_shard(&old.record->shard, &piece->record->shard);
+        if (!same && !shards_meet(&old.record->shard, &piece->record->shard)) {
+            e->pieces[kept++] = old;
+            continue;
+        }
+        if (!rank_has_ops && strcmp(old.record->hash, piece->record->hash) != 0)
+            added.conflict = true;
+        if (old.is_output && !piece->is_output) { /* what was written stays */
+            e->pieces[i].conflict = old.conflict || added.conflict;
+            for (int64_t k = i; k < e->n; k++)
+                e->pieces[kept++] = e->pieces[k];
+            e->n = kept;
+            return ASSAY_OK;
+        }
+        added.conflict = added.conflict || old.conflict;
+    }
+    e->n = kept;
+    return append_piece(e, &added);
 }
 
 static assay_status index_rank(parity_index *x, int rank)
@@ -156,23 +215,6 @@ bool parity_entry_assembles(const parity_entry *e)
 }
 
 /* --- one tensor --------------------------------------------------------------------------------------- */
-
-static bool same_shard(const assay_shard *a, const assay_shard *b)
-{
-    if (a->ndim != b->ndim)
-        return false;
-    for (int d = 0; d < a->ndim; d++) {
-        if (a->global_shape[d] != b->global_shape[d] || a->local_shape[d] != b->local_shape[d] ||
-            a->n_segments[d] != b->n_segments[d])
-            return false;
-        for (int i = 0; i < a->n_segments[d]; i++) {
-            if (a->segments[d][i].start != b->segments[d][i].start ||
-                a->segments[d][i].length != b->segments[d][i].length)
-                return false;
-        }
-    }
-    return true;
-}
 
 /* Global element number of local element `flat`. */
 static int64_t global_flat(const assay_shard *s, int64_t flat)
@@ -259,7 +301,7 @@ void parity_global_free(parity_global *g)
 static const assay_trace_tensor *replica_of(const parity_entry *e, int64_t i)
 {
     for (int64_t j = 0; j < i; j++) {
-        if (same_shard(&e->pieces[j].record->shard, &e->pieces[i].record->shard))
+        if (parity_same_shard(&e->pieces[j].record->shard, &e->pieces[i].record->shard))
             return e->pieces[j].record;
     }
     return NULL;
@@ -298,7 +340,7 @@ static bool place(const parity_entry *e, const assay_trace_tensor *r, parity_glo
     const int64_t count = assay_shard_count(&r->shard);
     assay_shard whole;
     assay_shard_whole(&whole, g->shape, g->ndim);
-    if (count > 0 && same_shard(&whole, &r->shard) && !memchr(covered, 1, (size_t)count)) {
+    if (count > 0 && parity_same_shard(&whole, &r->shard) && !memchr(covered, 1, (size_t)count)) {
         memcpy(g->data, r->data, (size_t)count * width);
         memset(covered, 1, (size_t)count);
         return true;
@@ -375,7 +417,7 @@ static assay_status assemble_partial(const parity_index *x, const parity_entry *
         for (int64_t j = i; j < e->n; j++) {
             const assay_trace_tensor *q = e->pieces[j].record;
             if (used[j] || !same_group(x, r->partial_group, r->rank, q->rank) ||
-                !same_shard(&r->shard, &q->shard))
+                !parity_same_shard(&r->shard, &q->shard))
                 continue;
             used[j] = true;
             for (int64_t k = 0; k < count && !again; k++) {

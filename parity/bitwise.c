@@ -50,14 +50,16 @@ static void fill_place(parity_result *r, const parity_entry *e)
     r->microbatch = e->microbatch;
 }
 
-/* Piece of `rank`, or NULL. */
-static const assay_trace_tensor *piece_of(const parity_entry *e, int rank)
+/* The piece of the same rank with the same segments, else the rank's only one, or NULL. */
+static const assay_trace_tensor *piece_of(const parity_entry *e, const assay_trace_tensor *like)
 {
+    const assay_trace_tensor *found = NULL;
     for (int64_t i = 0; e && i < e->n; i++) {
-        if (e->pieces[i].record->rank == rank)
-            return e->pieces[i].record;
+        const assay_trace_tensor *r = e->pieces[i].record;
+        if (r->rank == like->rank && (!found || parity_same_shard(&r->shard, &like->shard)))
+            found = r;
     }
-    return NULL;
+    return found;
 }
 
 /* Every piece of `e` (of the one trace) must be in `other` (of the other), the later of the two runs second.
@@ -66,7 +68,7 @@ static assay_status compare_entry(const parity_entry *e, const parity_entry *oth
                                   const char *claim, const parity_result *base, parity_table *table)
 {
     for (int64_t i = 0; i < e->n; i++) {
-        const assay_trace_tensor *mine = e->pieces[i].record, *theirs = piece_of(other, mine->rank);
+        const assay_trace_tensor *mine = e->pieces[i].record, *theirs = piece_of(other, mine);
         parity_result r = *base;
         fill_place(&r, e);
         r.rank = mine->rank;

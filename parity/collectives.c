@@ -5,6 +5,7 @@
  * call is missing is a failure. */
 #include "parity/judge.h"
 
+#include "core/checkpoint.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -434,25 +435,43 @@ static assay_status reduce_integers(const judge *j, int64_t *y, int64_t count)
     return ASSAY_OK;
 }
 
-/* Elements [first, first+count) of the reduction against the member's recv. */
-static assay_status compare_reduced(const judge *j, int member, ref_value *whole, int64_t first)
+static assay_status compare_record(const judge *j, int member, const assay_trace_tensor *recv,
+                                   const ref_value *truth)
 {
     parity_result r;
     ref_value found;
     start(j, member, &r);
-    ref_value truth = *whole;
-    truth.count = count_of(j->recv[member]);
-    truth.value = whole->value ? whole->value + first : NULL;
-    truth.bound = whole->bound ? whole->bound + first : NULL;
-    truth.ivalue = whole->ivalue ? whole->ivalue + first : NULL;
-    ASSAY_TRY(parity_value_of("recv", j->recv[member], &found));
-    const assay_status st = parity_compare_value(&truth, &found, j->scales, &r);
+    ASSAY_TRY(parity_value_of("recv", recv, &found));
+    const assay_status st = parity_compare_value(truth, &found, j->scales, &r);
     parity_value_free(&found);
     ASSAY_TRY(st);
     return parity_table_merge(j->table, &r);
 }
 
-static assay_status compare_all_reduced(const judge *j, ref_value *whole, int64_t count, bool scatter)
+/* covered [of `whole`] = 1 where `part` holds an element. */
+static void mark_covered(unsigned char *covered, const assay_shard *whole, const assay_shard *part)
+{
+    const int64_t count = assay_shard_count(part);
+    unsigned char *ones = malloc((size_t)count + 1);
+    if (!ones)
+        return; /* stays uncovered: reported as missing */
+    memset(ones, 1, (size_t)count);
+    (void)assay_shard_copy(covered, whole, ones, part, 1, NULL, false, NULL);
+    free(ones);
+}
+
+/* Elements [first, first+count) of the reduction against the member's recv. */
+static assay_status compare_reduced(const judge *j, int member, const ref_value *whole, int64_t first)
+{
+    ref_value truth = *whole;
+    truth.count = count_of(j->recv[member]);
+    truth.value = whole->value ? whole->value + first : NULL;
+    truth.bound = whole->bound ? whole->bound + first : NULL;
+    truth.ivalue = whole->ivalue ? whole->ivalue + first : NULL;
+    return compare_record(j, member, j->recv[member], &truth);
+}
+
+static assay_status compare_all_reduced(const judge *j, const ref_value *whole, int64_t count, bool scatter)
 {
     int64_t first = 0;
     for (int i = 0; i < j->k->n; i++) {
@@ -501,23 +520,163 @@ static assay_status judge_pair(const judge *j)
     return compare_bytes(j, 1, j->send[0]->data);
 }
 
+/* --- pieces by their segments: a distributed optimizer's shards ----------------------------------------- */
+
+/* Slots send / recv of a member: "recv", or "recv.0", "recv.1" ... */
+static int slots_of(const judge *j, int member, const char *name, const assay_trace_tensor **out)
+{
+    const assay_trace_op *op = j->k->members[member];
+    const bool inputs = strcmp(name, "send") == 0;
+    const int n_slots = inputs ? op->n_inputs : op->n_outputs;
+    const size_t length = strlen(name);
+    int n = 0;
+    for (int i = 0; i < n_slots; i++) {
+        const assay_trace_slot *s = inputs ? &op->inputs[i] : &op->outputs[i];
+        if (strncmp(s->slot, name, length) != 0 || (s->slot[length] != '\0' && s->slot[length] != '.'))
+            continue;
+        out[n] = assay_trace_tensor_by_id(j->trace, op->rank, s->tensor);
+        n += out[n] != NULL;
+    }
+    return n;
+}
+
+static bool same_tensor(const assay_trace_tensor *a, const assay_trace_tensor *b)
+{
+    bool same = a->dtype == b->dtype && a->shard.ndim == b->shard.ndim && a->data && b->data;
+    for (int d = 0; same && d < a->shard.ndim; d++)
+        same = a->shard.global_shape[d] == b->shard.global_shape[d];
+    return same;
+}
+
+/* Every recv of a reduce_scatter is its part of the sum of all sends. */
+static assay_status scatter_by_segments(const judge *j, const ref_value *sum)
+{
+    const assay_trace_tensor *whole = j->send[0];
+    const int64_t count = count_of(whole);
+    unsigned char *covered = calloc(1, (size_t)count + 1);
+    ASSAY_CHECK(covered, ASSAY_OUT_OF_MEMORY, "reduce_scatter");
+    assay_status st = ASSAY_OK;
+    for (int i = 0; i < j->k->n && st == ASSAY_OK; i++) {
+        const assay_trace_tensor *recvs[ASSAY_MAX_SLOTS];
+        const int n = slots_of(j, i, "recv", recvs);
+        for (int k = 0; k < n && st == ASSAY_OK; k++) {
+            const int64_t mine = count_of(recvs[k]);
+            ref_value part = {.kind = REF_VALUE_REAL, .dominant = sum->dominant, .count = mine};
+            part.value = calloc((size_t)mine + 1, sizeof *part.value);
+            part.bound = calloc((size_t)mine + 1, sizeof *part.bound);
+            if (!part.value || !part.bound)
+                st = ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "reduce_scatter");
+            else if (!same_tensor(recvs[k], whole) ||
+                     assay_shard_copy(part.value, &recvs[k]->shard, sum->value, &whole->shard,
+                                      (int64_t)sizeof(double), NULL, false, NULL) != mine)
+                st = fail_call(j, i, "reduce_scatter: a recv is no part of what was sent");
+            else {
+                (void)assay_shard_copy(part.bound, &recvs[k]->shard, sum->bound, &whole->shard,
+                                       (int64_t)sizeof(double), NULL, false, NULL);
+                st = compare_record(j, i, recvs[k], &part);
+                mark_covered(covered, &whole->shard, &recvs[k]->shard);
+            }
+            parity_value_free(&part);
+        }
+    }
+    if (st == ASSAY_OK && memchr(covered, 0, (size_t)count))
+        st = fail_call(j, 0, "reduce_scatter: no rank receives a part of the sum");
+    free(covered);
+    return st;
+}
+
+static assay_status judge_scatter_by_segments(judge *j)
+{
+    const int64_t count = count_of(j->send[0]);
+    for (int i = 0; i < j->k->n; i++) {
+        if (!j->send[i] || !same_tensor(j->send[i], j->send[0]) || count_of(j->send[i]) != count ||
+            !parity_same_shard(&j->send[i]->shard, &j->send[0]->shard) ||
+            parity_is_integer(j->send[i]->dtype))
+            return fail_call(j, i, "reduce_scatter: the ranks send different pieces");
+    }
+    ref_value sum = {.kind = REF_VALUE_REAL, .dominant = "rounding of the sum", .count = count};
+    sum.value = calloc((size_t)count + 1, sizeof *sum.value);
+    sum.bound = calloc((size_t)count + 1, sizeof *sum.bound);
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK_GOTO(sum.value && sum.bound, ASSAY_OUT_OF_MEMORY, st, done, "reduce_scatter");
+    ASSAY_TRY_GOTO(reduce_reals(j, sum.value, sum.bound, count), st, done);
+    st = scatter_by_segments(j, &sum);
+done:
+    parity_value_free(&sum);
+    return st;
+}
+
+/* What a recv of an all_gather must hold: every send put in its place. */
+static assay_status gather_for(const judge *j, int member)
+{
+    const assay_trace_tensor *recv = j->recv[member];
+    const int64_t count = count_of(recv);
+    unsigned char *wanted = calloc(1, recv->bytes + 1), *covered = calloc(1, (size_t)count + 1);
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK_GOTO(wanted && covered, ASSAY_OUT_OF_MEMORY, st, done, "all_gather");
+    for (int i = 0; i < j->k->n; i++) {
+        const assay_trace_tensor *sends[ASSAY_MAX_SLOTS];
+        const int n = slots_of(j, i, "send", sends);
+        for (int k = 0; k < n; k++) {
+            if (same_tensor(sends[k], recv))
+                (void)assay_shard_copy(wanted, &recv->shard, sends[k]->data, &sends[k]->shard,
+                                       assay_dtype_bytes(recv->dtype), covered, false, NULL);
+        }
+    }
+    st = memchr(covered, 0, (size_t)count) ? fail_call(j, member, "all_gather: no rank sends a part of recv")
+                                           : compare_bytes(j, member, wanted);
+done:
+    free(covered);
+    free(wanted);
+    return st;
+}
+
+static assay_status judge_gather_by_segments(judge *j)
+{
+    for (int i = 0; i < j->k->n; i++)
+        ASSAY_TRY(j->recv[i] && j->recv[i]->data ? gather_for(j, i)
+                                                 : fail_call(j, i, "the record has no slot recv"));
+    return ASSAY_OK;
+}
+
+/* Whether some member has no or several slots of the name: pieces are then placed by their segments. */
+static bool by_segments(const judge *j, const char *name)
+{
+    for (int i = 0; i < j->k->n; i++) {
+        const assay_trace_tensor *slots[ASSAY_MAX_SLOTS];
+        if (j->k->members[i] && slots_of(j, i, name, slots) != 1)
+            return true;
+    }
+    return false;
+}
+
 static bool usable(const assay_trace_tensor *t)
 {
     return t && (t->data || count_of(t) == 0) && parity_can_decode(t->dtype);
 }
 
-/* Finds the slots; false when a finding was recorded instead. */
-static assay_status find_slots(judge *j, bool *good)
+/* Every rank of the group has a record of the call; false when a finding was recorded instead. */
+static assay_status find_members(const judge *j, bool *good)
 {
-    const bool pair = is_pair(j->k->members[0] ? j->k->members[0] : j->k->members[j->k->n - 1]);
     *good = false;
     for (int i = 0; i < j->k->n; i++) {
-        const assay_trace_op *op = j->k->members[i];
-        if (!op) {
+        if (!j->k->members[i]) {
             char why[160];
             snprintf(why, sizeof why, "rank %d of the group never joined this call", j->k->ranks[i]);
             return fail_call(j, i, why);
         }
+    }
+    *good = true;
+    return ASSAY_OK;
+}
+
+/* Finds the slots; false when a finding was recorded instead. */
+static assay_status find_slots(judge *j, bool *good)
+{
+    const bool pair = is_pair(j->k->members[0]);
+    *good = false;
+    for (int i = 0; i < j->k->n; i++) {
+        const assay_trace_op *op = j->k->members[i];
         j->send[i] = assay_trace_op_tensor(j->trace, op, "send");
         j->recv[i] = assay_trace_op_tensor(j->trace, op, "recv");
         const bool need_send = !pair || i == 0, need_recv = !pair || i == 1;
@@ -539,10 +698,23 @@ static assay_status find_slots(judge *j, bool *good)
 static assay_status judge_call(judge *j)
 {
     bool good;
-    ASSAY_TRY(find_slots(j, &good));
+    ASSAY_TRY(find_members(j, &good));
     if (!good)
         return ASSAY_OK;
     const char *op = j->k->members[0]->op;
+    const bool scatter = strcmp(op, "reduce_scatter") == 0 && by_segments(j, "recv");
+    const bool gather = strcmp(op, "all_gather") == 0 && by_segments(j, "send");
+    for (int i = 0; i < j->k->n && (scatter || gather); i++) {
+        j->send[i] = assay_trace_op_tensor(j->trace, j->k->members[i], "send");
+        j->recv[i] = assay_trace_op_tensor(j->trace, j->k->members[i], "recv");
+    }
+    if (scatter)
+        return j->send[0] ? judge_scatter_by_segments(j) : fail_call(j, 0, "the record has no slot send");
+    if (gather)
+        return judge_gather_by_segments(j);
+    ASSAY_TRY(find_slots(j, &good));
+    if (!good)
+        return ASSAY_OK;
     if (is_pair(j->k->members[0]))
         return judge_pair(j);
     if (strcmp(op, "all_gather") == 0)

@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { PIECE_KEY = ASSAY_NAME + 512 };
+
 typedef struct flow {
     const assay_trace *trace;
     const assay_model_spec *spec;
@@ -61,6 +63,18 @@ static assay_status remember(flow *f, const assay_trace_tensor *record, const as
     return ASSAY_OK;
 }
 
+/* Name and place of a piece: a rank may hold several pieces of one state. */
+static void piece_key(char out[PIECE_KEY], const assay_trace_tensor *t)
+{
+    size_t used = (size_t)snprintf(out, PIECE_KEY, "%s|", t->name);
+    for (int d = 0; d < t->shard.ndim; d++) {
+        for (int i = 0; i < t->shard.n_segments[d] && used < PIECE_KEY; i++)
+            used += (size_t)snprintf(out + used, PIECE_KEY - used, "%d:%lld+%lld,", d,
+                                     (long long)t->shard.segments[d][i].start,
+                                     (long long)t->shard.segments[d][i].length);
+    }
+}
+
 static void place_key(char *out, size_t capacity, const char *name, int64_t step, int64_t microbatch)
 {
     snprintf(out, capacity, "%s|%lld|%lld", name, (long long)step, (long long)microbatch);
@@ -68,10 +82,12 @@ static void place_key(char *out, size_t capacity, const char *name, int64_t step
 
 static assay_status register_output(flow *f, const assay_trace_op *op, const assay_trace_tensor *record)
 {
-    char key[ASSAY_NAME + 64];
+    char key[ASSAY_NAME + 64], piece[PIECE_KEY];
     int64_t number;
     ASSAY_TRY(remember(f, record, op, &number));
     ASSAY_TRY(parity_map_put(f->last, record->name, number));
+    piece_key(piece, record);
+    ASSAY_TRY(parity_map_put(f->last, piece, number));
     place_key(key, sizeof key, record->name, record->step, record->microbatch);
     ASSAY_TRY(parity_map_put(f->exact, key, number));
     if (parity_map_get(f->content, record->hash) < 0)
@@ -79,12 +95,30 @@ static assay_status register_output(flow *f, const assay_trace_op *op, const ass
     return ASSAY_OK;
 }
 
+/* Whether the written piece holds every element of the read one. */
+static bool covers(const assay_trace_tensor *written, const assay_trace_tensor *read)
+{
+    bool all = written->shard.ndim == read->shard.ndim;
+    for (int d = 0; all && d < read->shard.ndim; d++)
+        all = written->shard.local_shape[d] == written->shard.global_shape[d] ||
+              (written->shard.n_segments[d] == read->shard.n_segments[d] &&
+               memcmp(written->shard.segments[d], read->shard.segments[d],
+                      (size_t)read->shard.n_segments[d] * sizeof(assay_segment)) == 0);
+    return all;
+}
+
 /* Number of the producer of an input, -1 when nobody wrote it. */
 static int64_t producer_of(const flow *f, const assay_trace_tensor *read, const assay_trace_op *op)
 {
     char key[ASSAY_NAME + 64];
-    if (is_state(f, read->name))
-        return parity_map_get(f->last, read->name);
+    if (is_state(f, read->name)) {
+        /* The last writer of exactly this piece, unless the whole was written after it. */
+        char piece[PIECE_KEY];
+        piece_key(piece, read);
+        const int64_t same = parity_map_get(f->last, piece), any = parity_map_get(f->last, read->name);
+        const bool newer = any > same && covers(f->records[any], read);
+        return same >= 0 && !newer ? same : any;
+    }
     const int64_t places[4][2] = {{read->step, read->microbatch},
                                   {op->step, op->microbatch},
                                   {op->step, -1},
@@ -155,7 +189,9 @@ static void explain(const flow *f, const assay_trace_tensor *read, const assay_t
                  f->writers[other] ? f->writers[other]->instance : "nobody");
         return;
     }
-    const int64_t first = parity_map_get(f->initial, read->name);
+    char piece[PIECE_KEY];
+    piece_key(piece, read);
+    const int64_t first = parity_map_get(f->initial, piece);
     if (first >= 0 && strcmp(f->records[first]->hash, read->hash) == 0) {
         snprintf(r->diagnosis, sizeof r->diagnosis, "stale: it is the initial value");
         return;
@@ -201,10 +237,11 @@ static bool all_zero(const assay_trace_tensor *t)
     return t->data != NULL || t->bytes == 0;
 }
 
-/* Integers and scalars that an engine is given, not computes: token ids, positions, counts on the host. */
+/* What an engine is given or adds up on the host: token ids, positions, counts, sums of one F64 number. */
 static bool may_be_leaf(const flow *f, const assay_trace_tensor *read)
 {
-    return parity_is_integer(read->dtype) || is_state(f, read->name);
+    return parity_is_integer(read->dtype) || is_state(f, read->name) ||
+           (read->dtype == ASSAY_F64 && assay_shard_count(&read->shard) == 1);
 }
 
 /* A parameter or state that no operation has written: it must stay what it was at first. */
@@ -216,11 +253,13 @@ static assay_status judge_leaf(flow *f, const assay_trace_tensor *read, parity_r
     }
     if (!is_state(f, read->name) || ends_with(read->name, ".main_grad"))
         return ASSAY_OK;
-    int64_t number = parity_map_get(f->initial, read->name);
+    char piece[PIECE_KEY];
+    piece_key(piece, read);
+    int64_t number = parity_map_get(f->initial, piece);
     if (number >= 0)
         return judge_edge(f, read, number, r);
     ASSAY_TRY(remember(f, read, NULL, &number));
-    return parity_map_put(f->initial, read->name, number);
+    return parity_map_put(f->initial, piece, number);
 }
 
 static assay_status judge_input(flow *f, const assay_trace_op *op, const assay_trace_slot *slot)

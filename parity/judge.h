@@ -77,7 +77,7 @@ bool parity_grid_from_trace(const assay_trace *t, assay_grid *g);
 
 /* --- assemble.c: index of a trace ----------------------------------------------------------------------- */
 /* One (name, phase, step, microbatch) and what each rank holds of it: the last output of an operation, else
- * the last observation. */
+ * the last observation; several where a rank holds disjoint pieces. */
 typedef struct parity_piece {
     const assay_trace_tensor *record;
     bool is_output;
@@ -104,6 +104,7 @@ void parity_index_destroy(parity_index *x);
 /* NULL when absent. */
 const parity_entry *parity_index_find(const parity_index *x, const char *name, assay_phase phase,
                                       int64_t step, int64_t microbatch);
+bool parity_same_shard(const assay_shard *a, const assay_shard *b);
 /* Whether the judge assembles this tensor at all (local pieces it does not). */
 bool parity_entry_assembles(const parity_entry *e);
 /* *finding: initialised by the caller; FAIL with a message when the pieces contradict. */
