@@ -1,0 +1,265 @@
+/* Runs grids: blocks in their order, on one or several operating system threads, as fibers or as plain loops.
+ */
+#include "simt.hpp"
+
+#include <atomic>
+#include <mutex>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <thread>
+
+#if SIM_ASAN
+#include <pthread.h>
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace sim
+{
+
+static std::atomic<uint64_t> launch_count;
+
+static uint3 block_id(uint64_t linear, uint3 grid)
+{
+    return uint3{static_cast<unsigned>(linear % grid.x), static_cast<unsigned>(linear / grid.x % grid.y),
+                 static_cast<unsigned>(linear / grid.x / grid.y)};
+}
+
+static worker *worker_make()
+{
+    worker *w = new worker{};
+    void *p = mmap(nullptr, arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (p == MAP_FAILED) {
+        assay_sim_report("fatal", "no memory for a block's shared memory (%zu bytes)", arena_bytes);
+        abort();
+    }
+    w->arena = static_cast<unsigned char *>(p);
+    return w;
+}
+
+static void order_begin(worker &w, uint64_t linear, uint64_t launch)
+{
+    const assay_sim_order order = config().order;
+    for (unsigned i = 0; i < w.n; ++i)
+        w.order[i] = order == ASSAY_SIM_ORDER_REVERSE ? w.n - 1 - i : i;
+    w.random.state = mix(mix(config().order_seed, launch), linear);
+    draw_order(w);
+}
+
+static bool block_run(worker &w, uint64_t linear, uint64_t launch)
+{
+    blockIdx = block_id(linear, w.call->grid);
+    memset(w.state, FRESH, w.n);
+    w.runnable = w.n;
+    w.exited = w.arrived = 0;
+    w.sum = 0;
+    for (unsigned k = 0; k * lanes < w.n; ++k) {
+        const unsigned left = w.n - k * lanes;
+        w.warps[k].exist = left >= lanes ? 0xffffffffu : (1u << left) - 1u;
+        w.warps[k].exited = 0;
+        w.warps[k].groups = 0;
+    }
+    order_begin(w, linear, launch);
+    shared_begin(w);
+    w.position = 1;
+    w.current = w.order[0];
+    w.state[w.current] = READY;
+    first_jump(w, fiber_entry);
+    return !w.failed && shared_end(w);
+}
+
+struct grid_run {
+    const kernel_call *call;
+    uint64_t blocks, launch, factor, offset;
+    std::atomic<uint64_t> next;
+    std::atomic<bool> failed;
+};
+static __thread grid_run *running;
+
+/* The i-th block to run: an affine permutation, which needs no table however large the grid is. */
+static uint64_t block_at(const grid_run &g, uint64_t i)
+{
+    if (config().order == ASSAY_SIM_ORDER_FORWARD)
+        return i;
+    if (config().order == ASSAY_SIM_ORDER_REVERSE)
+        return g.blocks - 1 - i;
+    return static_cast<uint64_t>((static_cast<assay_sim_uint128>(i) * g.factor + g.offset) % g.blocks);
+}
+
+static void loop_entry(transfer_t from)
+{
+    *static_cast<fcontext_t *>(from.data) = from.fctx;
+#if SIM_ASAN
+    __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
+#endif
+    worker &w = *self;
+    const kernel_call &c = *w.call;
+    static __thread fcontext_t nowhere;
+    for (uint64_t i = w.block_from; i < w.block_to; ++i) {
+        const uint64_t linear = block_at(*running, i);
+        blockIdx = block_id(linear, c.grid);
+        const bool forward = config().order == ASSAY_SIM_ORDER_FORWARD;
+        if (!forward)
+            order_begin(w, linear, running->launch);
+        c.run_loop(c.args, w.n, forward ? nullptr : w.order);
+    }
+    jump_to_scheduler(w, &nowhere, nullptr);
+    abort();
+}
+
+static void scheduler_bounds(worker &w)
+{
+#if SIM_ASAN
+    /* The scheduler's stack is the operating system thread's; its exact bounds come from pthread. */
+    static __thread void *base;
+    static __thread size_t bytes;
+    pthread_attr_t attr;
+    if (base == nullptr && pthread_getattr_np(pthread_self(), &attr) == 0) {
+        pthread_attr_getstack(&attr, &base, &bytes);
+        pthread_attr_destroy(&attr);
+    }
+    w.scheduler_bottom = base;
+    w.scheduler_size = bytes;
+#else
+    (void)w;
+#endif
+}
+
+static void worker_run(worker &w, grid_run &g)
+{
+    const uint64_t chunk = g.call->no_barrier ? 64 : 1;
+    self = &w;
+    running = &g;
+    w.call = g.call;
+    w.n = g.call->block.x * g.call->block.y * g.call->block.z;
+    w.failed = false;
+    w.looping = g.call->no_barrier;
+    w.arena_used = 0;
+    w.arrays.clear();
+    scheduler_bounds(w);
+    blockDim = g.call->block;
+    gridDim = g.call->grid;
+    for (unsigned t = 0; t < w.n; ++t) {
+        w.fibers[t].id = uint3{t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
+    }
+    while (!g.failed) {
+        const uint64_t from = g.next.fetch_add(chunk);
+        if (from >= g.blocks)
+            break;
+        if (w.looping) {
+            w.block_from = from;
+            w.block_to = from + chunk < g.blocks ? from + chunk : g.blocks;
+            first_jump(w, loop_entry);
+        } else if (!block_run(w, block_at(g, from), g.launch)) {
+            w.failed = true;
+        }
+        if (w.failed)
+            g.failed = true;
+    }
+    self = nullptr;
+}
+
+static uint64_t common_divisor(uint64_t a, uint64_t b)
+{
+    while (b != 0) {
+        const uint64_t r = a % b;
+        a = b;
+        b = r;
+    }
+    return a;
+}
+
+static worker *worker_of_slot(size_t slot)
+{
+    static std::mutex lock;
+    static std::vector<worker *> *workers = new std::vector<worker *>; /* kept for the life of the process */
+    std::lock_guard<std::mutex> hold(lock);
+    while (workers->size() <= slot)
+        workers->push_back(worker_make());
+    return (*workers)[slot];
+}
+
+/* The caller holds the runtime's lock: one grid at a time. */
+bool kernel_run(const kernel_call &call)
+{
+    grid_run g;
+    g.call = &call;
+    g.blocks = static_cast<uint64_t>(call.grid.x) * call.grid.y * call.grid.z;
+    g.launch = launch_count.fetch_add(1);
+    random_stream r = {mix(config().order_seed, g.launch)};
+    g.offset = r.below(g.blocks);
+    do {
+        g.factor = 1 + r.below(g.blocks);
+    } while (common_divisor(g.factor, g.blocks) != 1);
+    g.next = 0;
+    g.failed = false;
+    const uint64_t most = g.blocks / (call.no_barrier ? 64 : 1);
+    const size_t helpers = config().threads > 1 && most > 1
+                               ? static_cast<size_t>(most < static_cast<uint64_t>(config().threads)
+                                                         ? most
+                                                         : static_cast<uint64_t>(config().threads)) -
+                                     1
+                               : 0;
+    std::vector<std::thread> threads;
+    for (size_t i = 0; i < helpers; ++i) {
+        worker *w = worker_of_slot(i + 1);
+        threads.emplace_back([w, &g] { worker_run(*w, g); });
+    }
+    worker_run(*worker_of_slot(0), g);
+    for (std::thread &t : threads)
+        t.join();
+    return !g.failed;
+}
+
+} /* namespace sim */
+
+/* ---- what kernels call
+ * -------------------------------------------------------------------------------------------- */
+
+static sim::worker &running_worker(const char *what)
+{
+    if (sim::self == nullptr) {
+        fprintf(stderr, "assay-sim: fatal: %s called outside a kernel\n", what);
+        abort();
+    }
+    return *sim::self;
+}
+
+int assay_sim_block_barrier(assay_sim_block_op op, int predicate, int line)
+{
+    return sim::block_barrier(running_worker("__syncthreads"), op, predicate, line);
+}
+
+uint64_t assay_sim_warp_exchange(assay_sim_warp_op op, unsigned mask, uint64_t value, int operand, int width,
+                                 int line)
+{
+    return sim::warp_exchange(running_worker("a warp intrinsic"), op, mask, value, operand, width, line);
+}
+
+unsigned assay_sim_lane(void)
+{
+    const sim::worker &w = running_worker("__activemask");
+    return w.looping ? (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32
+                     : w.current % 32;
+}
+
+void *assay_sim_dynamic_shared(int line)
+{
+    sim::worker &w = running_worker("dynamic shared memory");
+    if (w.looping)
+        sim::report_promise(w, "shared memory", line);
+    return w.arena + sim::shared_guard;
+}
+
+void *assay_sim_shared_array(const void *site, const char *name, size_t bytes, size_t align, int line)
+{
+    return sim::shared_array_at(running_worker("shared memory"), site, name, bytes, align, line);
+}
+
+void assay_sim_trap(int line)
+{
+    sim::worker &w = running_worker("__trap");
+    assay_sim_report("trap", WHERE "__trap()", WHERE_ARGS(w, threadIdx, line));
+    sim::abandon(w);
+}
