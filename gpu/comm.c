@@ -150,7 +150,7 @@ assay_status gpu_comm_enqueue(gpu_comm *c, const gpu_comm_call *call, cudaStream
     const gpu_comm_group *g = &c->group[call->group];
     ASSAY_CHECK(g->rank >= 0, ASSAY_INTERNAL, "%s over %s: rank %d is in no such group",
                 gpu_comm_op_name(call->op), assay_group_name(call->group), c->rank);
-    ncclDataType_t type;
+    ncclDataType_t type = ncclFloat32;
     ASSAY_TRY(nccl_type(call->dtype, &type));
     log_call(c, call);
     if (g->comm == NULL) {

@@ -29,8 +29,8 @@ static assay_status write_output(gpu_run *run, const assay_trace_op *op, const g
                             .dtype = slot->dtype,
                             .kind = ASSAY_PIECE_LOCAL,
                             .rows_id = -1};
-    snprintf(t.name, sizeof t.name, "%.*s.%s", (int)(sizeof t.name - sizeof slot->slot - 2), op->instance,
-             slot->slot);
+    snprintf(t.name, sizeof t.name, "%.*s.%.*s", (int)(sizeof t.name - sizeof slot->slot - 2), op->instance,
+             (int)sizeof slot->slot - 1, slot->slot);
     assay_shard_whole(&t.shard, slot->shape, slot->ndim);
     ASSAY_TRY(assay_trace_write_tensor(run->trace, &t, slot->data));
     *id = t.id;

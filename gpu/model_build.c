@@ -245,6 +245,9 @@ static assay_status carve_step(gpu_model *m, size_t slot_bytes, size_t host_byte
 static assay_status call_arena(gpu_model *m)
 {
     gpu_ctx *ctx = &m->run->ctx;
+    const size_t sums = gpu_sum_workspace(ctx); /* loss and gradient norm */
+    if (sums > m->run->workspace_needed)
+        m->run->workspace_needed = sums;
     if (m->run->workspace_needed <= ctx->workspace_bytes)
         return ASSAY_OK;
     if (ctx->workspace)

@@ -126,8 +126,11 @@ assay_status gpu_run_router_aux_fwd(gpu_run *run, const char *at, gpu_value *aux
                                     gpu_value *aux_indices, gpu_value *counts, gpu_value *score_sums,
                                     gpu_value *z_sum, gpu_value *logits, const gpu_router_desc *d)
 {
-    if (run->dry)
+    if (run->dry) {
+        const int64_t experts = logits->t.shape[logits->t.ndim - 1];
+        gpu_run_need(run, gpu_router_aux_workspace(&run->ctx, gpu_tensor_count(logits->t) / experts));
         return ASSAY_OK;
+    }
     const gpu_operand in[] = {{"logits", logits}};
     const gpu_operand out[] = {{"aux_scores", aux_scores},
                                {"aux_indices", aux_indices},

@@ -216,7 +216,7 @@ assay_status gpu_export(gpu_engine *e)
 {
     assay_status st = ASSAY_OK;
     export_state x = {.e = e};
-    size_t bytes;
+    size_t bytes = 0;
     if (e->env.rank == 0) {
         ASSAY_TRY_GOTO(staging_bytes(e, &bytes), st, done);
         if (e->env.world > 1)
