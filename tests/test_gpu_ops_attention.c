@@ -224,7 +224,7 @@ Test(gpu_attention, large_scores_do_not_overflow_and_hidden_rows_do_not_leak)
             c.value[3][i] = i % 4 == 0 ? 40.0 - 2.0 * (i / 4) : 0;
         }
         for (int i = 39 * 4; i < 40 * 4; ++i)
-            c.value[3][i] = c.value[4][i] = NAN;
+            c.value[3][i] = c.value[4][i] = (double)NAN;
         for (int k = 3; k <= 5; ++k) {
             c.n_in = k;
             store_slot(&c);

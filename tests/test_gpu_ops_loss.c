@@ -73,7 +73,7 @@ Test(gpu_cross_entropy, a_nan_logit_arrives_in_the_sum)
         set_variants(&ctx, variants[k]);
         call_begin(&c, &ctx, 1);
         double *l = put(&c, "logits", ASSAY_F32, -1, 1, 2, (int64_t)2, (int64_t)40);
-        l[35] = NAN;
+        l[35] = (double)NAN;
         store_slot(&c);
         put(&c, "targets", ASSAY_I64, 0, 40, 1, (int64_t)2);
         run_op(&c, "cross_entropy_stats", ASSAY_F32);

@@ -178,7 +178,7 @@ Test(gpu_elementwise, add_rounds_once)
                 for (int64_t e = 0; e < sizes[i]; ++e)
                     exact(&c, "y", e,
                           acts[a] == ASSAY_F32 ? (double)(float)(x[e] + y[e])
-                                               : to_bf16((float)(x[e] + y[e])));
+                                               : to_bf16((double)(float)(x[e] + y[e])));
                 call_end(&c);
             }
     gpu_ctx_destroy(&ctx);

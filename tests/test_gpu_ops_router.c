@@ -161,7 +161,7 @@ Test(gpu_router, equal_logits_choose_the_lowest_experts_and_nan_ranks_last)
         double *l = put(&c, "logits", ASSAY_F32, 0, 1, 2, r.t, r.e);
         for (int e = 0; e < 40; ++e) {
             l[e] = e % 2 == 0 ? 0.0 : -0.0;
-            l[40 + e] = NAN;
+            l[40 + e] = (double)NAN;
             l[80 + e] = e < 38 ? (double)NAN : -(double)INFINITY;
         }
         store_slot(&c);
