@@ -2,7 +2,7 @@
  *
  * Shards must tile the global tensor: a global element that nobody holds is a gap, pieces that are neither
  * equal nor disjoint overlap, pieces with equal segments are replicas and must be equal.  Partial pieces are
- * added over their group in double, rows are put where their row numbers say. */
+ * added over their group in double, rows are put in order of their numbers. */
 #include "parity/judge.h"
 
 #include <math.h>
@@ -441,48 +441,77 @@ static const assay_trace_tensor *row_numbers(const parity_index *x, const assay_
     return good ? rows : NULL;
 }
 
-static int64_t rows_extent(const parity_index *x, const parity_entry *e)
+/* Distinct row numbers of all pieces, ascending.  Row numbers may be sparse (token and expert in one number):
+ * the assembled tensor holds the rows that exist, in order of their numbers. */
+static assay_status distinct_rows(const parity_index *x, const parity_entry *e, int64_t **rows, int64_t *n)
 {
-    int64_t extent = 0;
+    int64_t total = 0;
     for (int64_t i = 0; i < e->n; i++) {
-        const assay_trace_tensor *rows = row_numbers(x, e->pieces[i].record);
-        for (int64_t k = 0; rows && k < rows->shard.local_shape[0]; k++) {
-            const int64_t row = parity_decode_integer(rows->data, k, ASSAY_I64);
-            if (row >= extent && row < INT64_MAX)
-                extent = row + 1;
+        const assay_trace_tensor *r = row_numbers(x, e->pieces[i].record);
+        total += r ? r->shard.local_shape[0] : 0;
+    }
+    *n = 0;
+    *rows = malloc(((size_t)total + 1) * sizeof **rows);
+    ASSAY_CHECK(*rows, ASSAY_OUT_OF_MEMORY, "%s: %lld rows", e->name, (long long)total);
+    int64_t filled = 0;
+    for (int64_t i = 0; i < e->n; i++) {
+        const assay_trace_tensor *r = row_numbers(x, e->pieces[i].record);
+        for (int64_t k = 0; r && k < r->shard.local_shape[0]; k++) {
+            const int64_t row = parity_decode_integer(r->data, k, ASSAY_I64);
+            if (row >= 0)
+                (*rows)[filled++] = row;
         }
     }
-    return extent;
+    qsort(*rows, (size_t)filled, sizeof **rows, compare_ids);
+    for (int64_t i = 0; i < filled; i++) {
+        if (i == 0 || (*rows)[i] != (*rows)[i - 1])
+            (*rows)[(*n)++] = (*rows)[i];
+    }
+    return ASSAY_OK;
 }
 
-static void assemble_rows(const parity_index *x, const parity_entry *e, parity_global *g,
+/* Puts the rows of one piece in place; false at the first copy that differs. */
+static bool place_rows(const parity_entry *e, const assay_trace_tensor *r, const assay_trace_tensor *numbers,
+                       const int64_t *rows, parity_global *g, unsigned char *covered, parity_result *f)
+{
+    const int64_t width = g->shape[0] > 0 ? g->count / g->shape[0] : 0;
+    const size_t bytes = (size_t)width * (size_t)assay_dtype_bytes(g->dtype);
+    for (int64_t k = 0; k < numbers->shard.local_shape[0] && width > 0; k++) {
+        const int64_t row = parity_decode_integer(numbers->data, k, ASSAY_I64);
+        const int64_t *found =
+            row < 0 ? NULL : bsearch(&row, rows, (size_t)g->shape[0], sizeof *rows, compare_ids);
+        if (!found)
+            continue; /* padding */
+        const int64_t at = found - rows;
+        char *to = (char *)g->data + (size_t)at * bytes;
+        const char *from = (const char *)r->data + (size_t)k * bytes;
+        if (covered[at * width] && memcmp(to, from, bytes) != 0) {
+            char what[96];
+            snprintf(what, sizeof what, "copies of row number %lld differ", (long long)row);
+            fail_at(f, e, r->rank, at * width, g->shape, g->ndim, what);
+            return false;
+        }
+        memcpy(to, from, bytes);
+        memset(covered + at * width, 1, (size_t)width);
+    }
+    return true;
+}
+
+static void assemble_rows(const parity_index *x, const parity_entry *e, const int64_t *rows, parity_global *g,
                           unsigned char *covered, parity_result *f)
 {
-    const int64_t row_elements = g->shape[0] > 0 ? g->count / g->shape[0] : 0;
-    const size_t row_bytes = (size_t)row_elements * (size_t)assay_dtype_bytes(g->dtype);
     for (int64_t i = 0; i < e->n; i++) {
-        const assay_trace_tensor *r = e->pieces[i].record, *rows = row_numbers(x, r);
-        if (!rows) {
+        const assay_trace_tensor *r = e->pieces[i].record, *numbers = row_numbers(x, r);
+        if (!numbers) {
             f->rank = r->rank;
             parity_result_fail(f, "%s: rank %d: its row numbers are not an I64 vector of its length", e->name,
                                r->rank);
             return;
         }
-        for (int64_t k = 0; k < rows->shard.local_shape[0]; k++) {
-            const int64_t row = parity_decode_integer(rows->data, k, ASSAY_I64);
-            if (row < 0 || row_elements == 0)
-                continue;
-            char *to = (char *)g->data + (size_t)row * row_bytes;
-            const char *from = (const char *)r->data + (size_t)k * row_bytes;
-            if (covered[row * row_elements] && memcmp(to, from, row_bytes) != 0) {
-                fail_at(f, e, r->rank, row * row_elements, g->shape, g->ndim, "copies of a row differ");
-                return;
-            }
-            memcpy(to, from, row_bytes);
-            memset(covered + row * row_elements, 1, (size_t)row_elements);
-        }
+        if (!place_rows(e, r, numbers, rows, g, covered, f))
+            return;
     }
-    g->complete = no_gap(e, g, covered, f);
+    g->complete = true;
 }
 
 static bool has_data(const parity_entry *e)
@@ -539,21 +568,28 @@ assay_status parity_entry_assemble(const parity_index *x, const parity_entry *e,
     const int ndim = first->shard.ndim;
     int64_t shape[ASSAY_MAX_DIMS];
     memcpy(shape, first->shard.global_shape, sizeof shape);
-    if (first->kind == ASSAY_PIECE_ROWS && ndim > 0)
-        shape[0] = rows_extent(x, e);
-    if (first->kind == ASSAY_PIECE_LOCAL || !extent_is_held(e, shape, ndim, finding))
+    if (first->kind == ASSAY_PIECE_LOCAL)
         return ASSAY_OK;
     unsigned char *covered = NULL;
-    const assay_dtype dtype = first->kind == ASSAY_PIECE_PARTIAL ? ASSAY_F64 : first->dtype;
-    ASSAY_TRY(allocate_global(out, dtype, shape, ndim, &covered));
+    int64_t *rows = NULL;
     assay_status st = ASSAY_OK;
+    if (first->kind == ASSAY_PIECE_ROWS && ndim > 0)
+        ASSAY_TRY(distinct_rows(x, e, &rows, &shape[0]));
+    if (!extent_is_held(e, shape, ndim, finding)) {
+        free(rows);
+        return ASSAY_OK;
+    }
+    const assay_dtype dtype = first->kind == ASSAY_PIECE_PARTIAL ? ASSAY_F64 : first->dtype;
+    ASSAY_TRY_GOTO(allocate_global(out, dtype, shape, ndim, &covered), st, done);
     if (first->kind == ASSAY_PIECE_SHARD)
         assemble_shards(e, out, covered, finding);
     else if (first->kind == ASSAY_PIECE_PARTIAL)
         st = assemble_partial(x, e, out, covered, finding);
     else
-        assemble_rows(x, e, out, covered, finding);
+        assemble_rows(x, e, rows, out, covered, finding);
     finding->count = out->count;
+done:
+    free(rows);
     free(covered);
     if (st != ASSAY_OK)
         parity_global_free(out);

@@ -72,8 +72,9 @@ static void call_key(const assay_trace_op *op, char out[CALL_KEY])
                  sends ? peer_of(op) : op->rank, (long long)op->step, (long long)op->microbatch);
         return;
     }
-    snprintf(out, CALL_KEY, "%s|%s|%d|%lld|%lld|%llx", op->op, op->instance, (int)op->phase,
-             (long long)op->step, (long long)op->microbatch, (unsigned long long)group_hash(op));
+    /* Without the microbatch: data-parallel ranks of an expert group exchange different ones in one call. */
+    snprintf(out, CALL_KEY, "%s|%s|%d|%lld|%llx", op->op, op->instance, (int)op->phase, (long long)op->step,
+             (unsigned long long)group_hash(op));
 }
 
 static assay_status new_call(parity_calls *c, const assay_trace_op *op, int64_t *out)

@@ -134,7 +134,7 @@ void parity_judge_choice(const ref_replay_result *result, parity_result *r);
 /* --- collectives.c: one call, seen from all of its ranks ------------------------------------------------ */
 bool parity_is_collective(const char *op);
 typedef struct parity_calls parity_calls;
-/* Matches the calls of all ranks: same group, instance, phase, step, microbatch and order among equals. */
+/* Matches the calls of all ranks: same group, instance, phase, step and number among equals. */
 assay_status parity_calls_create(parity_calls **out, const assay_trace *t);
 void parity_calls_destroy(parity_calls *c);
 /* Judges the call that `op` belongs to, once: later members of the same call do nothing.  Rows are merged
