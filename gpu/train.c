@@ -226,6 +226,9 @@ static assay_status train_steps(gpu_engine *e)
         if (save)
             ASSAY_TRY(gpu_checkpoint_save(e, o->save, step + 1));
     }
+    /* Nothing left to train: load and save is how a checkpoint moves to another layout. */
+    if (o->save[0] != '\0' && e->first_step >= e->last_step && e->batches.training)
+        ASSAY_TRY(gpu_checkpoint_save(e, o->save, e->first_step));
     return ASSAY_OK;
 }
 

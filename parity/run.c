@@ -5,6 +5,7 @@
 #include "parity/report/report_files.h"
 #include <cblas.h>
 #include <errno.h>
+#include <omp.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -266,7 +267,11 @@ static int child_main(run_state *s, int index)
     const parity_task *t = &s->tasks[index];
     parity_report *report = NULL;
     json_t *facts = json_object();
+    /* Tasks side by side share the processors; waiting OpenMP threads of one would slow the other down many
+     * times. */
+    const long processors = sysconf(_SC_NPROCESSORS_ONLN);
     openblas_set_num_threads(1);
+    omp_set_num_threads(processors > s->o.jobs ? (int)(processors / s->o.jobs) : 1);
     if (parity_report_create(&report) != ASSAY_OK)
         return 2;
     if (parity_run_task(&s->o, &s->engine, t, report, facts) != ASSAY_OK) {
