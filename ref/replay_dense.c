@@ -39,8 +39,7 @@ static assay_status linear_bwd_input(const replay *r)
     ASSAY_TRY(replay_divide(r, dy, n, &t));
     ASSAY_TRY(replay_product(r, t, k, 1, &count));
     ASSAY_TRY(replay_out_real(r, "dx", count, dy->dtype, "accumulation", &dx));
-    ref_bound_linear_bwd_input(dx, dy->value, w->value, t, n, k, &r->d);
-    return ASSAY_OK;
+    return ref_bound_linear_bwd_input(dx, dy->value, w->value, t, n, k, &r->d);
 }
 
 static assay_status linear_bwd_weight(const replay *r)
@@ -58,9 +57,9 @@ static assay_status linear_bwd_weight(const replay *r)
     ASSAY_CHECK(t == t_x || n == 0 || k == 0, ASSAY_INVALID_ARGUMENT,
                 "%s: slot x: expected %lld rows as in dy, found %lld", r->op, (long long)t, (long long)t_x);
     ASSAY_TRY(replay_out_real(r, "dweight", old->count, ASSAY_F32, "accumulation", &dw));
-    if (old->count > 0)
-        ref_bound_linear_bwd_weight(dw, dy->value, x->value, old->value, t, n, k, &r->d);
-    return ASSAY_OK;
+    if (old->count == 0)
+        return ASSAY_OK;
+    return ref_bound_linear_bwd_weight(dw, dy->value, x->value, old->value, t, n, k, &r->d);
 }
 
 static assay_status linear_bwd_bias(const replay *r)
@@ -72,8 +71,7 @@ static assay_status linear_bwd_bias(const replay *r)
     ASSAY_TRY(replay_real(r, "dy", -1, &dy));
     ASSAY_TRY(replay_divide(r, dy, old->count, &t));
     ASSAY_TRY(replay_out_real(r, "dbias", old->count, ASSAY_F32, "accumulation", &db));
-    ref_bound_linear_bwd_bias(db, dy->value, old->value, t, old->count, &r->d);
-    return ASSAY_OK;
+    return ref_bound_linear_bwd_bias(db, dy->value, old->value, t, old->count, &r->d);
 }
 
 /* tokens_per_expert [El] adds up to the rows. */
@@ -129,8 +127,8 @@ static assay_status grouped_linear_bwd_input(const replay *r)
     ASSAY_TRY(replay_product(r, rows, k, 1, &count));
     ASSAY_TRY(replay_out_real(r, "dx", count, dy->dtype, "accumulation", &dx));
     for (int64_t i = 0, first = 0; i < e; first += counts->ivalue[i++])
-        ref_bound_linear_bwd_input(at(dx, first * k), dy->value + first * n, w->value + i * n * k,
-                                   counts->ivalue[i], n, k, &r->d);
+        ASSAY_TRY(ref_bound_linear_bwd_input(at(dx, first * k), dy->value + first * n, w->value + i * n * k,
+                                             counts->ivalue[i], n, k, &r->d));
     return ASSAY_OK;
 }
 
@@ -152,8 +150,8 @@ static assay_status grouped_linear_bwd_weight(const replay *r)
     ASSAY_TRY(expert_rows(r, e, rows, &counts));
     ASSAY_TRY(replay_out_real(r, "dweight", old->count, ASSAY_F32, "accumulation", &dw));
     for (int64_t i = 0, first = 0; i < e && old->count > 0; first += counts->ivalue[i++])
-        ref_bound_linear_bwd_weight(at(dw, i * n * k), dy->value + first * n, x->value + first * k,
-                                    old->value + i * n * k, counts->ivalue[i], n, k, &r->d);
+        ASSAY_TRY(ref_bound_linear_bwd_weight(at(dw, i * n * k), dy->value + first * n, x->value + first * k,
+                                              old->value + i * n * k, counts->ivalue[i], n, k, &r->d));
     return ASSAY_OK;
 }
 

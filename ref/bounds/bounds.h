@@ -31,12 +31,13 @@ void ref_pair_set(ref_pair out, int64_t i, ref_iv z, const ref_num *num);
 /* --- linear.c; `old` is the accumulated target before */
 assay_status ref_bound_linear_fwd(ref_pair y, const double *x, const double *w, const double *bias, int64_t t,
                                   int64_t n, int64_t k, const ref_declared *d);
-void ref_bound_linear_bwd_input(ref_pair dx, const double *dy, const double *w, int64_t t, int64_t n,
-                                int64_t k, const ref_declared *d);
-void ref_bound_linear_bwd_weight(ref_pair dweight, const double *dy, const double *x, const double *old,
-                                 int64_t t, int64_t n, int64_t k, const ref_declared *d);
-void ref_bound_linear_bwd_bias(ref_pair dbias, const double *dy, const double *old, int64_t t, int64_t n,
-                               const ref_declared *d);
+assay_status ref_bound_linear_bwd_input(ref_pair dx, const double *dy, const double *w, int64_t t, int64_t n,
+                                        int64_t k, const ref_declared *d);
+assay_status ref_bound_linear_bwd_weight(ref_pair dweight, const double *dy, const double *x,
+                                         const double *old, int64_t t, int64_t n, int64_t k,
+                                         const ref_declared *d);
+assay_status ref_bound_linear_bwd_bias(ref_pair dbias, const double *dy, const double *old, int64_t t,
+                                       int64_t n, const ref_declared *d);
 
 /* --- norm.c */
 void ref_bound_rmsnorm_fwd(ref_pair y, ref_pair rstd, const double *x, const double *gamma, double eps,

@@ -5,57 +5,90 @@
 
 #include <stdlib.h>
 
-/* out [m, columns] = sum_k a[i row_stride + k lda] b[k, columns] (+ last [m or 1, columns]): `last` is added
- * to the finished sum, one rounding; last_stride 0: the same row (a bias), columns: its own (an old
- * gradient). */
-static void product(ref_pair out, const double *a, int64_t row_stride, int64_t lda, const double *b,
-                    const double *last, int64_t last_stride, int64_t m, int64_t inner, int64_t columns,
-                    const ref_declared *d)
+/* out [m, columns] = sum_k a[i, k] b[k, columns] (+ last [m or 1, columns]): `last` is added to the finished
+ * sum, one rounding; last_stride 0: the same row (a bias), columns: its own (an old gradient).  a NULL: ones.
+ */
+typedef struct task {
+    ref_pair out;
+    const double *a, *b, *last;
+    int64_t row_stride, lda; /* of a */
+    int64_t b_stride, ldb;   /* b[k, c] is b[k * ldb + c * b_stride] */
+    int64_t last_stride, m, inner, columns;
+} task;
+
+enum { PANEL = 8 };
+
+/* Columns c0 .. c0+width of every row; panel [inner, width] is packed: walking down a wide matrix would meet
+ * the same few cache lines again and again. */
+static void panel_rows(const task *p, double *panel, int64_t c0, int64_t width, const ref_declared *d)
 {
-    if (columns == 0)
-        return;
-#pragma omp parallel for schedule(static) if (ref_vec_parallel(m * inner * columns))
-    for (int64_t i = 0; i < m; i++) {
-        double *y = out.y + i * columns, *bound = out.b + i * columns;
-        ref_sum_columns(y, bound, a ? a + i * row_stride : NULL, lda, b, columns, inner, columns, &d->order);
-        for (int64_t c = 0; last && c < columns; c++) {
-            const double sum = y[c] + last[i * last_stride + c];
+    for (int64_t k = 0; k < p->inner; k++)
+        for (int64_t c = 0; c < width; c++)
+            panel[k * width + c] = p->b[k * p->ldb + (c0 + c) * p->b_stride];
+    for (int64_t i = 0; i < p->m; i++) {
+        double *y = p->out.y + i * p->columns + c0, *bound = p->out.b + i * p->columns + c0;
+        ref_sum_columns(y, bound, p->a ? p->a + i * p->row_stride : NULL, p->lda, panel, width, p->inner,
+                        width, &d->order);
+        for (int64_t c = 0; p->last && c < width; c++) {
+            const double sum = y[c] + p->last[i * p->last_stride + c0 + c];
             /* an empty sum leaves the other summand as it is */
-            if (inner > 0)
+            if (p->inner > 0)
                 bound[c] += d->num.u * (fabs(sum) + bound[c]);
             y[c] = sum;
         }
     }
 }
 
-assay_status ref_bound_linear_fwd(ref_pair y, const double *x, const double *w, const double *bias, int64_t t,
-                                  int64_t n, int64_t k, const ref_declared *d)
+static assay_status product(const task *p, const char *op, const ref_declared *d)
 {
-    double *transposed = malloc(((size_t)(n * k) + 1) * sizeof *transposed);
-    ASSAY_CHECK(transposed, ASSAY_OUT_OF_MEMORY, "linear_fwd: %lld x %lld weights", (long long)n,
-                (long long)k);
-    for (int64_t i = 0; i < n; i++)
-        for (int64_t j = 0; j < k; j++)
-            transposed[j * n + i] = w[i * k + j];
-    product(y, x, k, 1, transposed, bias, 0, t, k, n, d);
-    free(transposed);
+    bool failed = false;
+#pragma omp parallel if (ref_vec_parallel(p->m * p->inner * p->columns)) reduction(|| : failed)
+    {
+        double *panel = malloc(((size_t)p->inner * PANEL + 1) * sizeof *panel);
+        failed = panel == NULL;
+#pragma omp for schedule(static)
+        for (int64_t c0 = 0; c0 < p->columns; c0 += PANEL)
+            if (panel)
+                panel_rows(p, panel, c0, p->columns - c0 < PANEL ? p->columns - c0 : PANEL, d);
+        free(panel);
+    }
+    ASSAY_CHECK(!failed, ASSAY_OUT_OF_MEMORY, "%s: a panel of %lld rows", op, (long long)p->inner);
     return ASSAY_OK;
 }
 
-void ref_bound_linear_bwd_input(ref_pair dx, const double *dy, const double *w, int64_t t, int64_t n,
-                                int64_t k, const ref_declared *d)
+assay_status ref_bound_linear_fwd(ref_pair y, const double *x, const double *w, const double *bias, int64_t t,
+                                  int64_t n, int64_t k, const ref_declared *d)
 {
-    product(dx, dy, n, 1, w, NULL, 0, t, n, k, d);
+    const task p = {y, x, w, bias, k, 1, k, 1, 0, t, k, n};
+    return product(&p, "linear_fwd", d);
 }
 
-void ref_bound_linear_bwd_weight(ref_pair dweight, const double *dy, const double *x, const double *old,
-                                 int64_t t, int64_t n, int64_t k, const ref_declared *d)
+assay_status ref_bound_linear_bwd_input(ref_pair dx, const double *dy, const double *w, int64_t t, int64_t n,
+                                        int64_t k, const ref_declared *d)
 {
-    product(dweight, dy, 1, n, x, old, k, n, t, k, d);
+    const task p = {dx, dy, w, NULL, n, 1, 1, k, 0, t, n, k};
+    return product(&p, "linear_bwd_input", d);
 }
 
-void ref_bound_linear_bwd_bias(ref_pair dbias, const double *dy, const double *old, int64_t t, int64_t n,
-                               const ref_declared *d)
+assay_status ref_bound_linear_bwd_weight(ref_pair dweight, const double *dy, const double *x,
+                                         const double *old, int64_t t, int64_t n, int64_t k,
+                                         const ref_declared *d)
 {
-    product(dbias, NULL, 0, 0, dy, old, 0, 1, t, n, d);
+    double *columns = malloc(((size_t)(t * n) + 1) * sizeof *columns);
+    ASSAY_CHECK(columns, ASSAY_OUT_OF_MEMORY, "linear_bwd_weight: %lld x %lld gradients", (long long)t,
+                (long long)n);
+    for (int64_t i = 0; i < t; i++)
+        for (int64_t j = 0; j < n; j++)
+            columns[j * t + i] = dy[i * n + j];
+    const task p = {dweight, columns, x, old, t, 1, 1, k, k, n, t, k};
+    const assay_status st = product(&p, "linear_bwd_weight", d);
+    free(columns);
+    return st;
+}
+
+assay_status ref_bound_linear_bwd_bias(ref_pair dbias, const double *dy, const double *old, int64_t t,
+                                       int64_t n, const ref_declared *d)
+{
+    const task p = {dbias, NULL, dy, old, 0, 0, 1, n, 0, 1, t, n};
+    return product(&p, "linear_bwd_bias", d);
 }

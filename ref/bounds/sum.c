@@ -54,23 +54,116 @@ typedef struct terms {
     int64_t lda, ldb;
 } terms;
 
-/* The common width has a loop of its own, which the compiler turns into vectors held in registers. */
-static void chain_block(chain_state *z, const terms *x, int64_t k0, int64_t k1)
+/* The common width has a loop of its own, in two vectors that stay in registers.  Every lane adds in the same
+ * order with the same roundings whatever the width of the machine's vectors: the bits are the same
+ * everywhere. */
+typedef double lanes4 __attribute__((vector_size(32)));
+/* at any address of a double */
+typedef double lanes4_at __attribute__((vector_size(32), aligned(8), may_alias));
+typedef int64_t bits4 __attribute__((vector_size(32)));
+
+#define ABS4(x) ((lanes4)((bits4)(x)&not_sign))
+
+static inline __attribute__((always_inline)) void chain_block_body(chain_state *z, const terms *x, int64_t k0,
+                                                                   int64_t k1)
 {
-    double s[BLOCK] = {0}, r[BLOCK] = {0}, g[BLOCK] = {0};
+    const bits4 not_sign = {INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX};
+    lanes4 s0 = {0}, s1 = {0}, r0 = {0}, r1 = {0}, g0 = {0}, g1 = {0}, b0, b1;
     for (int64_t k = k0; k < k1; k++) {
         const double a = x->a ? x->a[k * x->lda] : 1.0, *b = x->b + k * x->ldb;
-#pragma omp simd
-        for (int c = 0; c < BLOCK; c++) {
-            const double p = a * b[c];
-            s[c] += p;
-            r[c] += fabs(s[c]);
-            g[c] += fabs(p);
-        }
+        b0 = *(const lanes4_at *)b * a;
+        b1 = *(const lanes4_at *)(b + 4) * a;
+        s0 = s0 + b0;
+        s1 = s1 + b1;
+        r0 = r0 + ABS4(s0);
+        r1 = r1 + ABS4(s1);
+        g0 = g0 + ABS4(b0);
+        g1 = g1 + ABS4(b1);
     }
-    memcpy(z->s, s, sizeof s);
-    memcpy(z->r, r, sizeof r);
-    memcpy(z->g, g, sizeof g);
+    *(lanes4_at *)z->s = s0;
+    *(lanes4_at *)(z->s + 4) = s1;
+    *(lanes4_at *)z->r = r0;
+    *(lanes4_at *)(z->r + 4) = r1;
+    *(lanes4_at *)z->g = g0;
+    *(lanes4_at *)(z->g + 4) = g1;
+}
+
+/* One tensor-core chain for BLOCK columns: s the sum, b its bound, fed back. */
+static inline __attribute__((always_inline)) void
+tensor_block_body(double *sum, double *bound, const terms *x, int64_t k0, int64_t k1, const ref_order *o)
+{
+    const bits4 not_sign = {INT64_MAX, INT64_MAX, INT64_MAX, INT64_MAX};
+    const double first = (double)(o->k_step + 1) * o->align, own = 0x1p-53 * (double)(o->k_step + 1);
+    const double own_largest = own * (double)o->k_step;
+    for (int half = 0; half < 2; half++) {
+        lanes4 s = {0}, b = {0};
+        for (int64_t k = k0; k < k1; k += o->k_step) {
+            const int64_t end = k + o->k_step < k1 ? k + o->k_step : k1;
+            lanes4 largest = {0}, step = {0};
+            for (int64_t i = k; i < end; i++) {
+                lanes4 p =
+                    *(const lanes4_at *)(x->b + i * x->ldb + 4 * half) * (x->a ? x->a[i * x->lda] : 1.0);
+                step = step + p;
+                p = ABS4(p);
+                const bits4 more = p > largest;
+                largest = (lanes4)(((bits4)p & more) | ((bits4)largest & ~more));
+            }
+            lanes4 aligned = ABS4(s) + b;
+            const bits4 more = largest > aligned;
+            aligned = (lanes4)(((bits4)largest & more) | ((bits4)aligned & ~more));
+            s = s + step;
+            b = b + first * aligned;
+            b = b + (2.0 * o->u * (ABS4(s) + b) + o->eta);
+            /* the reference's own additions, which the step above does not see */
+            b = b + (own_largest * largest + own * aligned);
+        }
+        *(lanes4_at *)(sum + 4 * half) = s;
+        *(lanes4_at *)(bound + 4 * half) = b;
+    }
+}
+
+static void chain_block_any(chain_state *z, const terms *x, int64_t k0, int64_t k1)
+{
+    chain_block_body(z, x, k0, k1);
+}
+
+static void tensor_block_any(double *s, double *b, const terms *x, int64_t k0, int64_t k1, const ref_order *o)
+{
+    tensor_block_body(s, b, x, k0, k1, o);
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"))) static void chain_block_avx2(chain_state *z, const terms *x, int64_t k0,
+                                                             int64_t k1)
+{
+    chain_block_body(z, x, k0, k1);
+}
+
+__attribute__((target("avx2"))) static void tensor_block_avx2(double *s, double *b, const terms *x,
+                                                              int64_t k0, int64_t k1, const ref_order *o)
+{
+    tensor_block_body(s, b, x, k0, k1, o);
+}
+
+static bool wide(void)
+{
+    return __builtin_cpu_supports("avx2") != 0;
+}
+#else
+#define chain_block_avx2 chain_block_any
+#define tensor_block_avx2 tensor_block_any
+static bool wide(void)
+{
+    return false;
+}
+#endif
+
+static void chain_block(chain_state *z, const terms *x, int64_t k0, int64_t k1)
+{
+    if (wide())
+        chain_block_avx2(z, x, k0, k1);
+    else
+        chain_block_any(z, x, k0, k1);
 }
 
 static void chain_narrow(chain_state *z, const terms *x, int64_t k0, int64_t k1, int64_t columns)
@@ -168,8 +261,8 @@ static void one_pass(double *y, double *bound, const terms *x, int64_t n, int64_
     }
 }
 
-/* One chain of steps k0 <= k < k1 of one column. */
-static ref_iv tensor_chain(const terms *x, int64_t c, int64_t k0, int64_t k1, const ref_order *o)
+/* The same for one column. */
+static ref_iv tensor_narrow(const terms *x, int64_t c, int64_t k0, int64_t k1, const ref_order *o)
 {
     double s = 0.0, b = 0.0;
     for (int64_t k = k0; k < k1; k += o->k_step) {
@@ -177,31 +270,48 @@ static ref_iv tensor_chain(const terms *x, int64_t c, int64_t k0, int64_t k1, co
         double largest = 0.0, step = 0.0;
         for (int64_t i = k; i < end; i++) {
             const double p = (x->a ? x->a[i * x->lda] : 1.0) * x->b[i * x->ldb + c];
-            largest = fmax(largest, fabs(p));
+            largest = fabs(p) > largest ? fabs(p) : largest;
             step += p;
         }
-        const double aligned = fmax(fabs(s) + b, largest);
+        const double aligned = largest > fabs(s) + b ? largest : fabs(s) + b;
         s += step;
         b += (double)(o->k_step + 1) * o->align * aligned;
         b += 2.0 * o->u * (fabs(s) + b) + o->eta;
-        /* the reference's own additions, which the step above does not see */
         b += 0x1p-53 * (double)(o->k_step + 1) * ((double)o->k_step * largest + aligned);
     }
     return (ref_iv){s, b};
 }
 
-static ref_iv tensor_core(const terms *x, int64_t c, int64_t n, const ref_order *o)
+static void tensor_chain(double *s, double *b, const terms *x, int64_t k0, int64_t k1, int64_t columns,
+                         const ref_order *o)
+{
+    if (columns == BLOCK && wide()) {
+        tensor_block_avx2(s, b, x, k0, k1, o);
+    } else if (columns == BLOCK) {
+        tensor_block_any(s, b, x, k0, k1, o);
+    } else {
+        for (int64_t c = 0; c < columns; c++) {
+            const ref_iv z = tensor_narrow(x, c, k0, k1, o);
+            s[c] = z.v;
+            b[c] = z.b;
+        }
+    }
+}
+
+static void tensor_core(double *y, double *bound, const terms *x, int64_t n, int64_t columns,
+                        const ref_order *o)
 {
     const int64_t length = (n + o->split - 1) / o->split;
-    ref_iv total = {0.0, 0.0};
+    double s[BLOCK], b[BLOCK];
     for (int64_t k0 = 0; k0 < n; k0 += length) {
-        const ref_iv piece = tensor_chain(x, c, k0, k0 + length < n ? k0 + length : n, o);
-        total.v += piece.v;
-        total.b += piece.b;
-        if (k0 > 0)
-            total.b += o->u * (fabs(total.v) + total.b);
+        tensor_chain(s, b, x, k0, k0 + length < n ? k0 + length : n, columns, o);
+        for (int64_t c = 0; c < columns; c++) {
+            y[c] = k0 == 0 ? s[c] : y[c] + s[c];
+            bound[c] = k0 == 0 ? b[c] : bound[c] + b[c];
+            if (k0 > 0)
+                bound[c] += o->u * (fabs(y[c]) + bound[c]);
+        }
     }
-    return total;
 }
 
 void ref_sum_columns(double *y, double *bound, const double *a, int64_t lda, const double *b, int64_t ldb,
@@ -217,17 +327,12 @@ void ref_sum_columns(double *y, double *bound, const double *a, int64_t lda, con
         }
         if (order->order == ASSAY_ORDER_SEQUENTIAL)
             sequential(y + c0, bound + c0, &x, n, width, order);
-        else if (order->order != ASSAY_ORDER_TENSOR_CORE)
+        else if (order->order == ASSAY_ORDER_TENSOR_CORE)
+            tensor_core(y + c0, bound + c0, &x, n, width, order);
+        else
             one_pass(y + c0, bound + c0, &x, n, width, order);
-        for (int64_t c = 0; c < width; c++) {
-            if (order->order == ASSAY_ORDER_TENSOR_CORE) {
-                const ref_iv z = tensor_core(&x, c, n, order);
-                y[c0 + c] = z.v;
-                bound[c0 + c] = z.b;
-            }
-            if (a)
-                bound[c0 + c] += (double)n * order->eta;
-        }
+        for (int64_t c = 0; a && c < width; c++)
+            bound[c0 + c] += (double)n * order->eta;
     }
 }
 
