@@ -274,6 +274,11 @@ Test(sim_blas, double_precision)
         }
     }
     free(got);
+    drop(&a);
+    drop(&b);
+    drop(&d);
+    cublasLtMatmulDescDestroy(how);
+    cublasLtDestroy(lt);
 }
 
 /* An unwritten C is not read when beta is 0, and an empty sum is 0. */
@@ -295,6 +300,11 @@ Test(sim_blas, beta_zero_does_not_read_c_and_k_zero_gives_zero)
     for (int i = 0; i < 4; ++i) {
         cr_expect(h[i] == 0.0f);
     }
+    cublasLtMatrixLayoutDestroy(la);
+    cublasLtMatrixLayoutDestroy(lb);
+    cublasLtMatrixLayoutDestroy(ld);
+    cublasLtMatmulDescDestroy(how);
+    cublasLtDestroy(lt);
 }
 
 Test(sim_blas, what_is_not_supported_is_refused_by_name)
@@ -328,4 +338,9 @@ Test(sim_blas, what_is_not_supported_is_refused_by_name)
     cr_expect(cublasLtMatmulDescSetAttribute(how, CUBLASLT_MATMUL_DESC_A_SCALE_POINTER, &scale,
                                              sizeof scale) == CUBLAS_STATUS_NOT_SUPPORTED);
     cr_expect(strcmp(cublasLtGetStatusName(CUBLAS_STATUS_NOT_SUPPORTED), "CUBLAS_STATUS_NOT_SUPPORTED") == 0);
+    cublasLtMatrixLayoutDestroy(l);
+    cublasLtMatrixLayoutDestroy(odd);
+    cublasLtMatrixLayoutDestroy(fp8);
+    cublasLtMatmulDescDestroy(how);
+    cublasLtDestroy(lt);
 }

@@ -212,7 +212,7 @@ Test(sim_nccl, reductions_longer_than_the_staging_buffer)
  * the finished sum. */
 static int declared_order(int rank, int ranks, ncclUniqueId id, void *arg)
 {
-    const float x[3] = {1.0f, 0x1p-24f, 0x1p-24f};
+    const float x[3] = {0x1p-24f, 0x1p-24f, 1.0f}, y[3] = {1.0f, 0x1p-24f, 0x1p-24f};
     float *d = NULL, sum = 0.0f;
     uint16_t *h = NULL, half = 0;
     int32_t *n = NULL, i = rank == 0 ? -7 : 0;
@@ -226,7 +226,12 @@ static int declared_order(int rank, int ranks, ncclUniqueId id, void *arg)
     RANK_CHECK(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, w.comm, w.stream) == ncclSuccess);
     cudaStreamSynchronize(w.stream);
     cudaMemcpy(&sum, d, 4, cudaMemcpyDeviceToHost);
-    RANK_CHECK(sum == 1.0f);                                   /* the other order gives 1 + 2^-23 */
+    RANK_CHECK(sum == 1.0f + 0x1p-23f); /* any other order gives 1 */
+    cudaMemcpy(d, &y[rank], 4, cudaMemcpyHostToDevice);
+    RANK_CHECK(ncclAllReduce(d, d, 1, ncclFloat, ncclSum, w.comm, w.stream) == ncclSuccess);
+    cudaStreamSynchronize(w.stream);
+    cudaMemcpy(&sum, d, 4, cudaMemcpyDeviceToHost);
+    RANK_CHECK(sum == 1.0f);                                   /* the small ones first would give 1 + 2^-23 */
     const uint16_t short_values[3] = {0x3f80, 0x3b80, 0x3b80}; /* 1, 2^-8, 2^-8 */
     cudaMemcpy(h, &short_values[rank], 2, cudaMemcpyHostToDevice);
     RANK_CHECK(ncclAllReduce(h, h, 1, ncclBfloat16, ncclSum, w.comm, w.stream) == ncclSuccess);
@@ -235,7 +240,7 @@ static int declared_order(int rank, int ranks, ncclUniqueId id, void *arg)
     RANK_CHECK(half == 0x3f81); /* rounding after each step would give 1 */
     cudaMemcpy(n, &i, 4, cudaMemcpyHostToDevice);
     RANK_CHECK(ncclAllReduce(n, n, 1, ncclInt32, ncclAvg, w.comm, w.stream) == ncclSuccess);
-    cudaMemcpy(d, &x[0], 4, cudaMemcpyHostToDevice);
+    cudaMemcpy(d, &y[0], 4, cudaMemcpyHostToDevice);
     RANK_CHECK(ncclAllReduce(d, d, 1, ncclFloat, ncclAvg, w.comm, w.stream) == ncclSuccess);
     cudaStreamSynchronize(w.stream);
     cudaMemcpy(&i, n, 4, cudaMemcpyDeviceToHost);

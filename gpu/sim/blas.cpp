@@ -3,7 +3,6 @@
 #include "blas.hpp"
 #include "sim.hpp"
 
-#include "assay_sim_float.h"
 #include "cublasLt.h"
 
 #include <math.h>
@@ -15,20 +14,11 @@
 namespace
 {
 
-struct layout {
-    int32_t type, order;
-    uint64_t rows, cols;
-    int64_t ld;
-    int32_t batch, set;
-    int64_t stride;
-};
+typedef sim::blas_layout layout;
+typedef sim::blas_desc desc;
+typedef sim::blas_product product;
 static_assert(sizeof(layout) <= sizeof(cublasLtMatrixLayoutOpaque_t), "the opaque layout is too small");
 
-struct desc {
-    int32_t compute, scale, pointer_mode, op_a, op_b, epilogue, bias_type, set;
-    const void *bias;
-    int64_t bias_stride;
-};
 static_assert(sizeof(desc) <= sizeof(cublasLtMatmulDescOpaque_t), "the opaque descriptor is too small");
 
 struct preference {
@@ -64,200 +54,14 @@ cublasStatus_t unsupported(const char *what, int value)
 
 size_t size_of(int type)
 {
-    switch (type) {
-    case CUDA_R_64F:
-        return 8;
-    case CUDA_R_32F:
-        return 4;
-    case CUDA_R_16F:
-    case CUDA_R_16BF:
-        return 2;
-    default:
-        return 0;
-    }
-}
-
-/* Everything that the product needs, copied at the call. */
-struct product {
-    layout a, b, c, d;
-    desc how;
-    double alpha, beta;
-    const unsigned char *pa, *pb, *pc;
-    unsigned char *pd;
-    int64_t m, n, k;
-    bool tf32;
-};
-
-double load(const unsigned char *p, int type)
-{
-    float f;
-    double d;
-    uint16_t h;
-    switch (type) {
-    case CUDA_R_64F:
-        memcpy(&d, p, 8);
-        return d;
-    case CUDA_R_32F:
-        memcpy(&f, p, 4);
-        return static_cast<double>(f);
-    default:
-        memcpy(&h, p, 2);
-        return static_cast<double>(type == CUDA_R_16F ? assay_sim_f16_to_f32(h) : assay_sim_bf16_to_f32(h));
-    }
-}
-
-float load_f32(const unsigned char *p, int type)
-{
-    float f;
-    uint16_t h;
-    if (type == CUDA_R_32F) {
-        memcpy(&f, p, 4);
-        return f;
-    }
-    memcpy(&h, p, 2);
-    return type == CUDA_R_16F ? assay_sim_f16_to_f32(h) : assay_sim_bf16_to_f32(h);
-}
-
-void store(unsigned char *p, int type, double v)
-{
-    const float f = static_cast<float>(v);
-    const uint16_t h = type == CUDA_R_16F ? assay_sim_f32_to_f16(f) : assay_sim_f32_to_bf16(f);
-    if (type == CUDA_R_64F) {
-        memcpy(p, &v, 8);
-    } else if (type == CUDA_R_32F) {
-        memcpy(p, &f, 4);
-    } else {
-        memcpy(p, &h, 2);
-    }
-}
-
-/* To TF32: 10 mantissa bits, nearest even; infinities and NaNs pass. */
-float to_tf32(float f)
-{
-    uint32_t u;
-    memcpy(&u, &f, 4);
-    if ((u & 0x7f800000u) == 0x7f800000u) {
-        return f;
-    }
-    u = (u + 0xfffu + (u >> 13 & 1u)) & ~0x1fffu;
-    memcpy(&f, &u, 4);
-    return f;
-}
-
-/* Element (i, j) of a stored matrix lies at i * row_step + j * col_step elements. */
-void steps(const layout &l, int64_t *row_step, int64_t *col_step)
-{
-    *row_step = l.order == CUBLASLT_ORDER_COL ? 1 : l.ld;
-    *col_step = l.order == CUBLASLT_ORDER_COL ? l.ld : 1;
-}
-
-/* Packs op(X) into strips of `width` along the kept index (rows of A, columns of B). */
-template <class T, int64_t width>
-void pack(std::vector<T> &out, const product &p, const layout &l, const unsigned char *base,
-          int64_t kept_step, int64_t k_step, int64_t kept)
-{
-    const size_t element = size_of(l.type);
-    const int64_t strips = (kept + width - 1) / width;
-    out.assign(static_cast<size_t>(strips * width * p.k), T(0));
-    for (int64_t s = 0; s < strips; ++s) {
-        T *to = out.data() + s * width * p.k;
-        const int64_t live = kept - s * width < width ? kept - s * width : width;
-        for (int64_t i = 0; i < p.k; ++i) {
-            for (int64_t r = 0; r < live; ++r) {
-                const unsigned char *from =
-                    base + static_cast<size_t>((s * width + r) * kept_step + i * k_step) * element;
-                if (sizeof(T) == 8) {
-                    to[i * width + r] = static_cast<T>(load(from, l.type));
-                } else {
-                    const float f = load_f32(from, l.type);
-                    to[i * width + r] = static_cast<T>(p.tf32 ? to_tf32(f) : f);
-                }
-            }
-        }
-    }
-}
-
-float combine(const product &p, float acc, float c, float bias)
-{
-    float r = p.alpha != 1.0 ? static_cast<float>(p.alpha) * acc : acc;
-    if (p.beta != 0.0) {
-        r = fmaf(static_cast<float>(p.beta), c, r);
-    }
-    return p.how.bias ? r + bias : r;
-}
-
-double combine(const product &p, double acc, double c, double bias)
-{
-    double r = p.alpha != 1.0 ? p.alpha * acc : acc;
-    if (p.beta != 0.0) {
-        r = fma(p.beta, c, r);
-    }
-    return p.how.bias ? r + bias : r;
-}
-
-void panel(float *c, const float *a, const float *b, int64_t k)
-{
-    sim::blas_panel_f32(c, a, b, k);
-}
-
-void panel(double *c, const double *a, const double *b, int64_t k)
-{
-    sim::blas_panel_f64(c, a, b, k);
-}
-
-template <class T> void multiply(const product &p, int64_t batch)
-{
-    int64_t a_row, a_col, b_row, b_col, c_row, c_col, d_row, d_col;
-    std::vector<T> a, b;
-    T tile[sim::panel_rows * sim::panel_cols];
-    steps(p.a, &a_row, &a_col);
-    steps(p.b, &b_row, &b_col);
-    steps(p.c, &c_row, &c_col);
-    steps(p.d, &d_row, &d_col);
-    const bool ta = p.how.op_a != CUBLAS_OP_N, tb = p.how.op_b != CUBLAS_OP_N;
-    const unsigned char *pa = p.pa + static_cast<size_t>(batch * p.a.stride) * size_of(p.a.type);
-    const unsigned char *pb = p.pb + static_cast<size_t>(batch * p.b.stride) * size_of(p.b.type);
-    const unsigned char *pc =
-        p.pc ? p.pc + static_cast<size_t>(batch * p.c.stride) * size_of(p.c.type) : nullptr;
-    unsigned char *pd = p.pd + static_cast<size_t>(batch * p.d.stride) * size_of(p.d.type);
-    const unsigned char *bias =
-        p.how.bias ? static_cast<const unsigned char *>(p.how.bias) +
-                         static_cast<size_t>(batch * p.how.bias_stride) * size_of(p.how.bias_type)
-                   : nullptr;
-    pack<T, sim::panel_rows>(a, p, p.a, pa, ta ? a_col : a_row, ta ? a_row : a_col, p.m);
-    pack<T, sim::panel_cols>(b, p, p.b, pb, tb ? b_row : b_col, tb ? b_col : b_row, p.n);
-    for (int64_t j0 = 0; j0 < p.n; j0 += sim::panel_cols) {
-        for (int64_t i0 = 0; i0 < p.m; i0 += sim::panel_rows) {
-            panel(tile, a.data() + i0 * p.k, b.data() + j0 * p.k, p.k);
-            for (int64_t i = i0; i < p.m && i < i0 + sim::panel_rows; ++i) {
-                const T add =
-                    bias ? static_cast<T>(load(bias + static_cast<size_t>(i) * size_of(p.how.bias_type),
-                                               p.how.bias_type))
-                         : T(0);
-                for (int64_t j = j0; j < p.n && j < j0 + sim::panel_cols; ++j) {
-                    const T old = p.beta != 0.0
-                                      ? static_cast<T>(load(pc + static_cast<size_t>(i * c_row + j * c_col) *
-                                                                     size_of(p.c.type),
-                                                            p.c.type))
-                                      : T(0);
-                    const T r = combine(p, tile[(i - i0) * sim::panel_cols + j - j0], old, add);
-                    store(pd + static_cast<size_t>(i * d_row + j * d_col) * size_of(p.d.type), p.d.type,
-                          static_cast<double>(r));
-                }
-            }
-        }
-    }
+    return sim::blas_size_of(type);
 }
 
 assay_sim_step product_step(void *state)
 {
     const product *p = static_cast<const product *>(state);
     for (int64_t batch = 0; batch < p->d.batch; ++batch) {
-        if (p->d.type == CUDA_R_64F) {
-            multiply<double>(*p, batch);
-        } else {
-            multiply<float>(*p, batch);
-        }
+        sim::blas_multiply(*p, batch);
     }
     return ASSAY_SIM_DONE;
 }
@@ -761,8 +565,8 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t lightHandle, cublasLtMatmulDesc_t
     if (p.how.pointer_mode != CUBLASLT_POINTER_MODE_HOST) {
         return unsupported("pointer mode other than HOST", p.how.pointer_mode);
     }
-    p.alpha = load(static_cast<const unsigned char *>(alpha), p.how.scale);
-    p.beta = load(static_cast<const unsigned char *>(beta), p.how.scale);
+    p.alpha = sim::blas_load(static_cast<const unsigned char *>(alpha), p.how.scale);
+    p.beta = sim::blas_load(static_cast<const unsigned char *>(beta), p.how.scale);
     p.pa = static_cast<const unsigned char *>(A);
     p.pb = static_cast<const unsigned char *>(B);
     p.pc = static_cast<const unsigned char *>(C);
