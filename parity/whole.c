@@ -26,6 +26,7 @@ typedef struct runs {
     ref_run_result truth, perturbed[RUNS];
     bool has_logits; /* of microbatch 0 of step 0 */
     ref_run_result logits_truth, logits_perturbed[RUNS];
+    double jump, jump_rate; /* of masters: largest step apart, how many such per element */
 } runs;
 
 struct parity_whole_cache {
@@ -212,6 +213,45 @@ static assay_status run_all(const parity_whole_cache *c, const assay_batches *ba
     return ASSAY_OK;
 }
 
+/* Size and rate of the masters' jumps, over all parameters: AdamW makes them alike. */
+static void measure_jumps(runs *r)
+{
+    double energy = 0.0, n = 0.0;
+    r->jump = 0.0;
+    for (int64_t i = 0; i < r->truth.n_tensors; i++) {
+        const ref_named_tensor *t = &r->truth.tensors[i];
+        int64_t count = 1;
+        for (int d = 0; d < t->ndim; d++)
+            count *= t->shape[d];
+        for (int k = 0; k < RUNS && strcmp(t->kind, "weight") == 0; k++) {
+            const ref_named_tensor *p = ref_result_find(&r->perturbed[k], "weight", t->name, t->step);
+            for (int64_t e = 0; p && e < count; e++) {
+                const double d = fabs(p->data[e] - t->data[e]);
+                r->jump = d > r->jump ? d : r->jump;
+                energy += d * d;
+            }
+            n += (double)count;
+        }
+    }
+    r->jump_rate = r->jump > 0.0 ? energy / (r->jump * r->jump * n) : 0.0;
+}
+
+/* Smallest k that a Poisson variable of mean lambda exceeds no more often than a normal one exceeds 4 sigma.
+ */
+static double poisson_quantile(double lambda)
+{
+    const double tail = erfc(4.0 / sqrt(2.0));
+    double term = exp(-lambda), sum = term, k = 0.0;
+    while (1.0 - sum > tail && k < 1e6 && term >= 0.0) {
+        k += 1.0;
+        term *= lambda / k;
+        sum += term;
+        if (k > lambda && term < 1e-20)
+            break;
+    }
+    return lambda > 700.0 ? lambda + 4.0 * sqrt(lambda) : k;
+}
+
 /* Microbatch 0 of step 0 as a batch of its own: its logits depend on the initial weights alone. */
 static assay_status run_logits(const parity_whole_cache *c, assay_precision precision, choices *choice,
                                runs *r)
@@ -252,6 +292,7 @@ static assay_status find_runs(parity_whole_cache *c, assay_precision precision, 
         runs_destroy(r);
         return st;
     }
+    measure_jumps(r);
     c->all[c->n++] = r;
     *out = r;
     return ASSAY_OK;
@@ -275,7 +316,8 @@ typedef struct subject {
     const int64_t *shape;
     int ndim;
     assay_dtype stored;
-    double *allowance; /* [count] out: of an element, its slice's share */
+    double jump, jump_rate; /* masters; else 0 */
+    double *allowance;      /* [count] out: of an element, its slice's share */
 } subject;
 
 /* Quantile of Student's t with `nu` degrees of freedom where the normal's is 4 (Cornish-Fisher). */
@@ -302,7 +344,10 @@ static void compare_slice(const subject *s, int64_t first, int64_t n, double *er
     const int precision = assay_dtype_precision(s->stored);
     const double unit = ldexp(1.0, -(precision > 24 || precision == 0 ? 24 : precision));
     *error = sqrt(e);
-    *allowed = kappa_of((double)(RUNS * n)) * sqrt(spread / RUNS) + unit * sqrt(norm);
+    *allowed = kappa_of((double)(RUNS * n)) * sqrt(spread / RUNS);
+    if (s->jump > 0.0)
+        *allowed = fmax(*allowed, s->jump * sqrt(poisson_quantile((double)n * s->jump_rate)));
+    *allowed += unit * sqrt(norm);
     for (int64_t i = first; i < first + n && s->allowance; i++)
         s->allowance[i] = *allowed / sqrt((double)n);
 }
@@ -430,6 +475,10 @@ static assay_status judge_named(const whole *h, const assay_model_config *m, con
     if (found) {
         s.found = found;
         s.stored = g.dtype;
+        if (strcmp(kind, "weight") == 0) {
+            s.jump = h->r->jump;
+            s.jump_rate = h->r->jump_rate;
+        }
         ASSAY_TRY_GOTO(judge_subject(h, candidate, &s, m, &r), st, done);
     }
     st = parity_table_merge(h->table, &r);
