@@ -61,7 +61,7 @@ Test(ref_bounds_faults, dropped_product_swapped_rows_and_nan)
     }
     trial_judge(&x);
     cr_expect(x.n_bad == 2 * N, "swapped rows: %d elements", (int)x.n_bad);
-    y[0] = NAN;
+    y[0] = NOT_A_NUMBER;
     trial_judge(&x);
     cr_expect(x.n_bad == 2 * N && x.worst == HUGE_VAL);
     trial_free(&x);

@@ -216,7 +216,8 @@ static void aux_file(const char *name, assay_score_function score)
     const int64_t t = golden_dim(f, "logits", 0), e = golden_dim(f, "logits", 1);
     const ref_router_desc desc = {t, e, (int64_t)golden_attr(f, "topk"), score, true, false, 1.0, 0, 0};
     double *logits = golden_real(f, "logits"), *dloss = golden_real(f, "dloss");
-    double *aux = new_real(t * e), *sums = new_real(e), z_sum = NAN, losses[2] = {NAN, NAN};
+    double *aux = new_real(t * e), *sums = new_real(e), z_sum = NOT_A_NUMBER,
+           losses[2] = {NOT_A_NUMBER, NOT_A_NUMBER};
     double *dlogits = calloc((size_t)(t * e), 8);
     int64_t *indices = new_int(t * desc.topk), *counts = new_int(e);
     ref_router_aux_scores(aux, logits, &desc);
@@ -246,7 +247,8 @@ Test(ref_golden, z_loss)
     const int64_t t = golden_dim(f, "logits", 0), e = golden_dim(f, "logits", 1);
     const ref_router_desc desc = {t, e, 1, ASSAY_SCORE_SOFTMAX, true, false, 1.0, 0, 0};
     double *logits = golden_real(f, "logits"), *dloss = golden_real(f, "dloss");
-    double *aux = new_real(t * e), *sums = new_real(e), z_sum = NAN, losses[2] = {NAN, NAN};
+    double *aux = new_real(t * e), *sums = new_real(e), z_sum = NOT_A_NUMBER,
+           losses[2] = {NOT_A_NUMBER, NOT_A_NUMBER};
     double *dlogits = calloc((size_t)(t * e), 8);
     int64_t *indices = new_int(t), *counts = new_int(e);
     ref_router_aux_scores(aux, logits, &desc);
@@ -434,7 +436,8 @@ Test(ref_golden, clip_grad)
     expect_golden(f, "coeff.active", &c0);
     expect_golden(f, "coeff.inactive", &c1);
     cr_expect(ref_clip_scale(norm, 0.0) == 1.0);
-    cr_expect(isnan(ref_clip_scale(NAN, 1.0)), "a norm that is not a number must not disable clipping");
+    cr_expect(isnan(ref_clip_scale(NOT_A_NUMBER, 1.0)),
+              "a norm that is not a number must not disable clipping");
     free(a), free(b), free(active), free(inactive);
     assay_tensorfile_close(f);
 }

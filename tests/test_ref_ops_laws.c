@@ -85,7 +85,7 @@ Test(ref_laws, groups)
 
 Test(ref_laws, nothing_writes_nothing)
 {
-    double guard[4] = {7, 7, 7, 7}, z = NAN;
+    double guard[4] = {7, 7, 7, 7}, z = NOT_A_NUMBER;
     int64_t counts[2] = {9, 9};
     const ref_attention_desc a = {
         .batch = 1, .heads = 2, .groups = 1, .head_dim = 3, .head_dim_v = 3, .scale = 1};
@@ -142,12 +142,12 @@ Test(ref_laws, qkv_split_and_permutation_invert)
 /* Not-a-number reaches the outputs of its row, and only those. */
 Test(ref_laws, nan_spreads_in_its_row_only)
 {
-    double logits[6] = {1, NAN, 2, 1, 2, 3}, stats[6], lse[2], loss[2];
+    double logits[6] = {1, NOT_A_NUMBER, 2, 1, 2, 3}, stats[6], lse[2], loss[2];
     const int64_t targets[2] = {0, 1};
     ref_cross_entropy_stats(stats, logits, targets, 0, 2, 3);
     ref_cross_entropy_loss(lse, loss, stats, targets, 1, 2);
     cr_expect(isnan(lse[0]) && isnan(loss[0]) && isfinite(lse[1]) && isfinite(loss[1]));
-    double x[6] = {1, NAN, 2, 1, 2, 3}, y[6], rstd[2];
+    double x[6] = {1, NOT_A_NUMBER, 2, 1, 2, 3}, y[6], rstd[2];
     const double gamma[3] = {1, 1, 1};
     ref_rmsnorm_fwd(y, rstd, x, gamma, 1e-5, 2, 3);
     cr_expect(isnan(y[0]) && isnan(rstd[0]) && isfinite(y[3]));

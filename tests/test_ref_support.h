@@ -11,6 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* NAN of <math.h> is a float. */
+#define NOT_A_NUMBER ((double)__builtin_nan(""))
+
 /* ---- golden files */
 static inline assay_tensorfile *golden_open(const char *name)
 {
@@ -131,7 +134,7 @@ static inline double *new_real(int64_t n)
 {
     double *x = malloc(((size_t)n + 1) * sizeof *x);
     for (int64_t i = 0; i <= n; i++)
-        x[i] = NAN; /* an element that nobody writes fails every comparison */
+        x[i] = NOT_A_NUMBER; /* an element that nobody writes fails every comparison */
     return x;
 }
 
