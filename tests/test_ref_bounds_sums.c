@@ -216,3 +216,23 @@ Test(ref_bounds_sums, sums_in_double)
             trial_free(&x);
         }
 }
+
+/* Fifteen terms just below the last aligned bit of the sixteenth vanish one by one: the alignment term is
+ * needed. */
+Test(ref_bounds_sums, tensor_core_alignment_loses_what_the_bound_allows)
+{
+    trial x = trial_new("linear_fwd", arith_of(ASSAY_ORDER_TENSOR_CORE));
+    double *a = trial_in(&x, "x", ASSAY_F32, new_real(16), SHAPE(1, 16));
+    double *w = trial_in(&x, "weight", ASSAY_F32, new_real(16), SHAPE(1, 16));
+    float fa[16], fw[16];
+    for (int i = 0; i < 16; i++) {
+        a[i] = i == 5 ? 1.0 : 0x1p-25 * (1.0 - 0x1p-20);
+        w[i] = 1.0;
+        fa[i] = (float)a[i];
+        fw[i] = 1.0f;
+    }
+    trial_out(&x, "y", ASSAY_F32, SHAPE(1, 1))[0] = (double)emulate_dot(fa, fw, 16, &x.arith, NULL);
+    trial_expect_pass(&x, "alignment");
+    cr_expect(x.out[0].value[0] == 1.0 && x.worst > 0.6, "ratio %.3g", x.worst);
+    trial_free(&x);
+}
