@@ -402,19 +402,19 @@ assay_status gpu_layer_backward(gpu_model *m, gpu_slot_state *slot, gpu_layer *l
         ASSAY_TRY(gpu_moe_backward(m, slot, l, saved, dy, &dnorm));
     else
         ASSAY_TRY(dense_backward(m, l, saved, dy, &dnorm));
-    ASSAY_TRY(gpu_grad_value(m, &m->scratch, &dcontribution, &saved->hidden, m->act));
+    ASSAY_TRY(gpu_token_value(m, &m->scratch, &dcontribution, "pre_mlp_layernorm", "dx", m->sp, H, m->act));
     ASSAY_TRY(gpu_run_rmsnorm_bwd(run, "pre_mlp_layernorm", &dcontribution,
                                   gpu_param_grad(m, l->pre_mlp_layernorm), &dnorm, &saved->hidden,
                                   gpu_param_use(m, l->pre_mlp_layernorm), &saved->rstd, eps, false));
-    ASSAY_TRY(gpu_token_value(m, &m->scratch, &dhidden, "mlp.residual_grad", "y", m->sp, H, m->act));
+    ASSAY_TRY(gpu_grad_value(m, &m->scratch, &dhidden, &saved->hidden, m->act));
     ASSAY_TRY(gpu_run_add(run, "mlp.residual_grad", &dhidden, dy, &dcontribution));
     ASSAY_TRY(attention_backward(m, l, saved, &dhidden, &dnorm));
-    ASSAY_TRY(gpu_grad_value(m, &m->scratch, &dattention, &saved->input, m->act));
+    ASSAY_TRY(gpu_token_value(m, &m->scratch, &dattention, "input_layernorm", "dx", m->sp, H, m->act));
     ASSAY_TRY(gpu_run_rmsnorm_bwd(run, "input_layernorm", &dattention, gpu_param_grad(m, l->input_layernorm),
                                   &dnorm, &saved->input, gpu_param_use(m, l->input_layernorm),
                                   &saved->attention.rstd, eps,
                                   fault_here(m, GPU_FAULT_FLIPPED_SIGN, l->number)));
-    gpu_value_name(run, dx, "self_attention.residual_grad", "y");
+    gpu_value_grad(run, dx, &saved->input);
     ASSAY_TRY(gpu_run_add(run, "self_attention.residual_grad", dx, &dhidden, &dattention));
     run->layer = -1;
     gpu_arena_reset(&m->scratch, mark);

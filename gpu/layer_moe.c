@@ -233,7 +233,7 @@ assay_status gpu_moe_backward(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, 
     gpu_arena *temp = &m->scratch;
     const gpu_dim H = gpu_dim_whole(m->config->hidden_size);
     const bool cut = m->tp > 1 && !m->sp;
-    gpu_value dtoken = *dy, dfc2, drows, dprobs_rows, dprobs, dpermute, dgating, sum;
+    gpu_value dtoken = *dy, dfc2, drows, dprobs_rows, dprobs, dpermute, dgating, sum, total;
     (void)slot;
     if (cut) { /* dy is whole on every tp rank: the piece of this one */
         dtoken.dim[0] = gpu_dim_sequence(m, true);
@@ -244,18 +244,19 @@ assay_status gpu_moe_backward(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, 
     ASSAY_TRY(experts_backward(m, l, saved, &dfc2, &drows, &dprobs_rows));
     ASSAY_TRY(gpu_token_dispatch_backward(m, saved, &drows, &dprobs_rows, &dpermute, &dprobs));
     ASSAY_TRY(router_backward(m, l, saved, &dprobs, &dgating));
-    ASSAY_TRY(gpu_token_value(m, temp, &sum, "mlp.router.input_grad", "y", true, H, m->act));
+    ASSAY_TRY(gpu_grad_value(m, temp, &total, &saved->moe.tokens, m->act));
+    sum = total;
+    if (l->shared_fc1)
+        ASSAY_TRY(gpu_token_value(m, temp, &sum, "mlp.router.input_grad", "y", true, H, m->act));
     ASSAY_TRY(gpu_run_add(run, "mlp.router.input_grad", &sum, &dpermute, &dgating));
     if (l->shared_fc1) {
-        gpu_value dshared, total;
+        gpu_value dshared;
         ASSAY_TRY(gpu_shared_backward(m, l, saved, &dtoken, &dshared));
-        ASSAY_TRY(gpu_token_value(m, temp, &total, "mlp.shared_experts.input_grad", "y", true, H, m->act));
         ASSAY_TRY(gpu_run_add(run, "mlp.shared_experts.input_grad", &total, &sum, &dshared));
-        sum = total;
     }
-    *dnorm = sum;
+    *dnorm = total;
     if (!cut)
         return ASSAY_OK;
     ASSAY_TRY(gpu_grad_value(m, temp, dnorm, &saved->norm, m->act));
-    return gpu_gather_from_sequence_parallel_region(m, "mlp.scatter", dnorm, &sum);
+    return gpu_gather_from_sequence_parallel_region(m, "mlp.scatter", dnorm, &total);
 }

@@ -164,6 +164,10 @@ void gpu_model_set_batch(gpu_model *m, const assay_batches *batches, const assay
  * rope tables and positions.  After it the context's workspace is large enough for every operation. */
 assay_status gpu_model_allocate(gpu_model *m);
 
+/* cos and sin of every position; again at the start of a traced step, so that each step's trace has their
+ * producer. */
+assay_status gpu_model_rope_tables(gpu_model *m);
+
 gpu_value *gpu_param_use(gpu_model *m, gpu_param *p);
 gpu_value *gpu_param_grad(gpu_model *m, gpu_param *p);
 gpu_param *gpu_model_find(gpu_model *m, const char *name);

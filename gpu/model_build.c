@@ -294,7 +294,7 @@ static assay_status tables_create(gpu_model *m)
     return st;
 }
 
-static assay_status rope_tables(gpu_model *m)
+assay_status gpu_model_rope_tables(gpu_model *m)
 {
     const assay_model_config *c = m->config;
     const gpu_rope_desc d = {.type = (int)c->rope_type,
@@ -321,7 +321,7 @@ assay_status gpu_model_allocate(gpu_model *m)
     m->run->layer = -1;
     m->run->microbatch = -1;
     m->run->phase = ASSAY_PHASE_FORWARD;
-    return rope_tables(m);
+    return gpu_model_rope_tables(m);
 }
 
 void gpu_model_destroy(gpu_model *m)

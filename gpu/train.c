@@ -197,6 +197,10 @@ static assay_status train_step(gpu_engine *e, int64_t step)
     const int64_t one = 1;
     assay_shard scalar;
     run->step = step;
+    run->layer = run->microbatch = -1;
+    run->phase = ASSAY_PHASE_FORWARD;
+    if (run->trace && step > e->first_step)
+        ASSAY_TRY(gpu_model_rope_tables(m));
     const int64_t targets = step_targets(&e->batches, step);
     m->loss_scale = 1.0 / (double)targets;
     ASSAY_TRY(gpu_optimizer_zero_grad(&e->optimizer));

@@ -130,8 +130,8 @@ static void take_backward(const schedule *s, exchange *x, int64_t index)
         return;
     enter(s, index, ASSAY_PHASE_BACKWARD);
     char name[ASSAY_NAME];
-    snprintf(name, sizeof name, "decoder.layers.%lld.self_attention.residual_grad.y",
-             (long long)(m->chunks[0].layers[0].number + m->chunks[0].n_layers));
+    snprintf(name, sizeof name, "decoder.layers.%lld.mlp.residual.y.grad",
+             (long long)(m->chunks[0].layers[0].number + m->chunks[0].n_layers - 1));
     gpu_value_rename(m->run, &m->gradient[0], name);
     x->recv = &m->gradient[0];
     x->recv_from = s->rank + 1;
