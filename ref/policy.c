@@ -5,6 +5,7 @@
 #include "core/philox.h"
 #include "ref/replay.h"
 #include <math.h>
+#include <string.h>
 
 assay_dtype ref_policy_dtype(const ref_policy *p, ref_store_class class)
 {
@@ -31,6 +32,27 @@ static uint64_t stream_of(const char *name, int64_t step, int64_t microbatch)
     return assay_name_hash(key);
 }
 
+/* ref_round in the two formats of the recipes, without its generality: a run rounds every tensor it stores.
+ */
+static double round_f32(double x)
+{
+    return (double)(float)x;
+}
+
+static double round_bf16(double x)
+{
+    const double smallest_normal = 0x1p-126;
+    const uint64_t cut = 45; /* bits of a double's significand that bf16 has not */
+    uint64_t u;
+    if (!(fabs(x) >= smallest_normal && fabs(x) < HUGE_VAL))
+        return ref_round(x, ASSAY_BF16);
+    memcpy(&u, &x, sizeof u);
+    u += (((uint64_t)1 << (cut - 1)) - 1) + ((u >> cut) & 1); /* to nearest, ties to even */
+    u &= ~(((uint64_t)1 << cut) - 1);
+    memcpy(&x, &u, sizeof x);
+    return fabs(x) < 0x1p128 ? x : copysign(HUGE_VAL, x);
+}
+
 void ref_policy_store(const ref_policy *p, ref_store_class class, const char *name, int64_t step,
                       int64_t microbatch, double *x, int64_t n)
 {
@@ -48,5 +70,5 @@ void ref_policy_store(const ref_policy *p, ref_store_class class, const char *na
         return;
 #pragma omp parallel for schedule(static) if (n > 20000)
     for (int64_t i = 0; i < n; i++)
-        x[i] = ref_round(x[i], dtype);
+        x[i] = dtype == ASSAY_F32 ? round_f32(x[i]) : round_bf16(x[i]);
 }

@@ -26,6 +26,40 @@ Test(ref_policy, store_rounds_once)
     cr_expect(x[0] == 1.0 && x[1] == 1.0 + 0x1p-7 && x[2] == 3.0);
 }
 
+/* The fast rounding of a run is ref_round, for random bits of every exponent and at the edges. */
+Test(ref_policy, store_is_ref_round)
+{
+    static const double edges[] = {0.0,         -0.0,        0x1p-126,       0x1.fep-127,    0x1p-133,
+                                   0x1p-134,    0x1.8p-134,  0x1p-149,       0x1.fep127,     0x1.fefffffp127,
+                                   0x1.ffp127,  0x1.ffp-127, 0x1.fffffep127, 0x1.ffffffp127, 0x1p128,
+                                   -0x1.ffp127, HUGE_VAL,    -HUGE_VAL};
+    const assay_precision precisions[] = {ASSAY_PRECISION_FP32, ASSAY_PRECISION_BF16};
+    for (int p = 0; p < 2; p++) {
+        const ref_policy policy = {.precision = precisions[p]};
+        const assay_dtype dtype = ref_policy_dtype(&policy, REF_STORE_ACT);
+        for (uint64_t i = 0; i < 200000 + sizeof edges / sizeof *edges; i++) {
+            uint32_t w[4];
+            double x, y;
+            assay_philox(9, 1, i, w);
+            uint64_t u = ((uint64_t)w[0] << 32) | w[1];
+            if (w[2] % 2) /* exponents of float; ties of bf16 and of float */
+                u = (u & ~(UINT64_C(0x7ff) << 52)) | ((uint64_t)(1023 - 150 + w[3] % 280) << 52);
+            if (w[2] % 8 == 3)
+                u &= ~((UINT64_C(1) << 44) - 1);
+            if (w[2] % 8 == 5)
+                u &= ~((UINT64_C(1) << 28) - 1);
+            memcpy(&x, &u, sizeof x);
+            if (i >= 200000)
+                x = edges[i - 200000];
+            y = x;
+            ref_policy_store(&policy, REF_STORE_ACT, "x", 0, 0, &y, 1);
+            const double want = ref_round(x, dtype);
+            cr_assert((isnan(y) && isnan(want)) || (y == want && signbit(y) == signbit(want)),
+                      "%a: %a, not %a", x, y, want);
+        }
+    }
+}
+
 Test(ref_policy, perturbation_is_keyed_and_small)
 {
     enum { N = 1000 };
