@@ -36,19 +36,37 @@ __device__ static __forceinline__ void gpu_store(bf16 *p, float v)
     *p = __float2bfloat16_rn(v);
 }
 
-/* Sum over the 32 lanes as a binary tree; every lane gets the same bits.  All 32 lanes must arrive. */
-__device__ static __forceinline__ float gpu_warp_sum(float v)
+/* Sum over groups of LANES lanes (a power of two) as a binary tree; every lane of a group gets the same bits.
+ * All 32 lanes of the warp must arrive. */
+template <int LANES> __device__ static __forceinline__ float gpu_lanes_sum(float v)
 {
-    for (int offset = GPU_WARP / 2; offset > 0; offset /= 2)
+    for (int offset = LANES / 2; offset > 0; offset /= 2)
         v += __shfl_xor_sync(gpu_all_lanes, v, offset);
     return v;
 }
-/* Largest number of the 32 lanes; a NaN is passed over (the sum that follows carries it). */
+__device__ static __forceinline__ float gpu_warp_sum(float v)
+{
+    return gpu_lanes_sum<GPU_WARP>(v);
+}
+
+/* Bits that order as the numbers do; -0 and +0 are equal, a NaN is below everything (0). */
+__device__ static __forceinline__ unsigned gpu_order_bits(float v)
+{
+    const unsigned bits = __float_as_uint(v + 0.0f);
+    return isnan(v) ? 0u : (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+/* Largest number of the 32 lanes in one integer reduction (sm_80); a NaN is passed over (the sum that follows
+ * carries it), and is the result only when there is nothing else. */
 __device__ static __forceinline__ float gpu_warp_max(float v)
 {
-    for (int offset = GPU_WARP / 2; offset > 0; offset /= 2)
-        v = fmaxf(v, __shfl_xor_sync(gpu_all_lanes, v, offset));
-    return v;
+    const unsigned order = __reduce_max_sync(gpu_all_lanes, gpu_order_bits(v));
+    return __uint_as_float((order & 0x80000000u) != 0 ? order & 0x7fffffffu : ~order);
+}
+
+/* Lanes that work on a row of n elements: fewer for short rows, so that a warp takes several. */
+static inline int gpu_row_lanes(int64_t n)
+{
+    return n <= 32 ? 4 : n <= 128 ? 8 : 32;
 }
 
 __device__ static __forceinline__ float gpu_sigmoid(float x)
@@ -71,6 +89,26 @@ __device__ static __forceinline__ int64_t gpu_warp_row(void)
     return (int64_t)blockIdx.x * blockDim.y + threadIdx.y;
 }
 
+/* The same for LANES lanes a row: a block of 128 threads takes 128 / LANES rows.  `first` is the row of the
+ * warp's first group, so that all lanes of a warp leave a loop over rows together. */
+enum { GPU_ROW_BLOCK = 128 };
+template <int LANES> __device__ static __forceinline__ int64_t gpu_lanes_first(void)
+{
+    return ((int64_t)blockIdx.x * GPU_ROW_BLOCK + threadIdx.x / GPU_WARP * GPU_WARP) / LANES;
+}
+template <int LANES> __device__ static __forceinline__ int64_t gpu_lanes_step(void)
+{
+    return (int64_t)gridDim.x * (GPU_ROW_BLOCK / LANES);
+}
+template <int LANES> __device__ static __forceinline__ int gpu_lanes_group(void)
+{
+    return (int)(threadIdx.x % GPU_WARP) / LANES;
+}
+template <int LANES> __device__ static __forceinline__ int gpu_lane(void)
+{
+    return (int)(threadIdx.x % LANES);
+}
+
 /* Blocks of `per_block` for n items; loops in the kernel take the rest when the grid is at its ceiling. */
 static inline dim3 gpu_grid(int64_t n, int64_t per_block)
 {
@@ -82,6 +120,12 @@ static inline dim3 gpu_warp_block(void)
 {
     return dim3(GPU_WARP, GPU_ROWS_PER_BLOCK);
 }
+
+/* Calls the launcher's instance for the lanes of a row. */
+#define GPU_BY_LANES(lanes, launcher, T, ...)                                                                \
+    ((lanes) == 4   ? launcher<T, 4>(__VA_ARGS__)                                                            \
+     : (lanes) == 8 ? launcher<T, 8>(__VA_ARGS__)                                                            \
+                    : launcher<T, 32>(__VA_ARGS__))
 
 /* Enqueued, or ASSAY_CUDA with the operation's name. */
 static inline assay_status gpu_launched(cudaError_t e, const char *op, const char *file, int line,

@@ -2,7 +2,8 @@
  *
  *   k0  one thread for each element; sums over a row by one thread      fp32, sequential
  *   k1  add: four elements for each thread where sizes allow            the same arithmetic
- *       row sums (dprobs, dgate): one warp for each row, shuffles       fp32, tree of 32 lanes
+ *       row sums (dprobs, dgate): 4, 8 or 32 lanes for each row,        fp32, tree of that many lanes
+ *       shuffles
  *
  * sigmoid is 1/(1 + exp(-x)), at most 6 ulp.  y may be the buffer of an input of the same dtype. */
 #include "gpu/device.cuh"
@@ -69,19 +70,30 @@ __global__ void swiglu_bwd_k0(T *dx, float *dprobs, const T *dy, const T *x, con
     }
 }
 
-template <class T>
+template <class T, int LANES>
 __global__ void swiglu_bwd_k1(T *dx, float *dprobs, const T *dy, const T *x, const float *probs, int64_t t,
                               int64_t f)
 {
-    const int64_t step = (int64_t)gridDim.x * blockDim.y;
-    for (int64_t row = gpu_warp_row(); row < t; row += step) {
-        const float p = probs != nullptr ? probs[row] : 1.0f;
+    for (int64_t first = gpu_lanes_first<LANES>(); first < t; first += gpu_lanes_step<LANES>()) {
+        const int64_t row = first + gpu_lanes_group<LANES>();
+        const float p = row < t ? probs[row] : 1.0f;
         float sum = 0.0f;
-        for (int64_t i = threadIdx.x; i < f; i += GPU_WARP)
-            sum += swiglu_bwd_element(dx + row * 2 * f, dy + row * f, x + row * 2 * f, p, f, i);
-        sum = gpu_warp_sum(sum);
-        if (dprobs != nullptr && threadIdx.x == 0)
+        if (row < t)
+            for (int64_t i = gpu_lane<LANES>(); i < f; i += LANES)
+                sum += swiglu_bwd_element(dx + row * 2 * f, dy + row * f, x + row * 2 * f, p, f, i);
+        sum = gpu_lanes_sum<LANES>(sum);
+        if (row < t && gpu_lane<LANES>() == 0)
             dprobs[row] = sum;
+    }
+}
+
+/* Without probs there is no sum: one thread for each element. */
+template <class T>
+__global__ void swiglu_bwd_elements_k1(T *dx, const T *dy, const T *x, int64_t t, int64_t f)
+{
+    for (int64_t e = gpu_thread(); e < t * f; e += gpu_threads()) {
+        const int64_t row = e / f;
+        (void)swiglu_bwd_element(dx + row * 2 * f, dy + row * f, x + row * 2 * f, 1.0f, f, e % f);
     }
 }
 
@@ -107,21 +119,22 @@ __global__ void sigmoid_gate_bwd_k0(T *dx, T *dgate, const T *dy, const T *x, co
     }
 }
 
-template <class T>
+template <class T, int LANES>
 __global__ void sigmoid_gate_bwd_k1(T *dx, T *dgate, const T *dy, const T *x, const T *gate, int64_t t,
                                     int64_t h)
 {
-    const int64_t step = (int64_t)gridDim.x * blockDim.y;
-    for (int64_t row = gpu_warp_row(); row < t; row += step) {
-        const float s = gpu_sigmoid(gpu_load(gate + row));
+    for (int64_t first = gpu_lanes_first<LANES>(); first < t; first += gpu_lanes_step<LANES>()) {
+        const int64_t row = first + gpu_lanes_group<LANES>();
+        const float s = row < t ? gpu_sigmoid(gpu_load(gate + row)) : 0.0f;
         float sum = 0.0f;
-        for (int64_t i = row * h + threadIdx.x; i < (row + 1) * h; i += GPU_WARP) {
-            const float d = gpu_load(dy + i);
-            sum = fmaf(d, gpu_load(x + i), sum);
-            gpu_store(dx + i, d * s);
-        }
-        sum = gpu_warp_sum(sum);
-        if (threadIdx.x == 0)
+        if (row < t)
+            for (int64_t i = row * h + gpu_lane<LANES>(); i < (row + 1) * h; i += LANES) {
+                const float d = gpu_load(dy + i);
+                sum = fmaf(d, gpu_load(x + i), sum);
+                gpu_store(dx + i, d * s);
+            }
+        sum = gpu_lanes_sum<LANES>(sum);
+        if (row < t && gpu_lane<LANES>() == 0)
             gpu_store(dgate + row, s * (1.0f - s) * sum);
     }
 }
@@ -225,24 +238,37 @@ assay_status gpu_swiglu_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor
     return ASSAY_OK;
 }
 
-template <class T>
-static cudaError_t launch_swiglu_bwd(int variant, gpu_tensor dx, gpu_tensor dprobs, gpu_tensor dy,
-                                     gpu_tensor x, gpu_tensor probs, int64_t t, int64_t f,
-                                     cudaStream_t stream)
+typedef struct swiglu_bwd_args {
+    gpu_tensor dx, dprobs, dy, x, probs;
+    int64_t t, f;
+} swiglu_bwd_args;
+
+template <class T, int LANES>
+static cudaError_t launch_swiglu_rows(const swiglu_bwd_args *a, cudaStream_t stream)
 {
-    if (variant == 0)
-        return GPU_LAUNCH_NO_BARRIER(swiglu_bwd_k0<T>, gpu_grid(t, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
-                                     (T *)dx.data, (float *)dprobs.data, (const T *)dy.data,
-                                     (const T *)x.data, (const float *)probs.data, t, f);
-    return GPU_LAUNCH(swiglu_bwd_k1<T>, gpu_grid(t, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream,
-                      (T *)dx.data, (float *)dprobs.data, (const T *)dy.data, (const T *)x.data,
-                      (const float *)probs.data, t, f);
+    return GPU_LAUNCH((swiglu_bwd_k1<T, LANES>), gpu_grid(a->t, GPU_ROW_BLOCK / LANES), dim3(GPU_ROW_BLOCK),
+                      0, stream, (T *)a->dx.data, (float *)a->dprobs.data, (const T *)a->dy.data,
+                      (const T *)a->x.data, (const float *)a->probs.data, a->t, a->f);
 }
 
-static assay_arith row_sum_arith(int variant)
+template <class T>
+static cudaError_t launch_swiglu_bwd(int variant, const swiglu_bwd_args *a, cudaStream_t stream)
 {
-    assay_arith a =
-        variant == 0 ? gpu_arith_sequential(GPU_ULP_SIGMOID) : gpu_arith_tree(GPU_WARP, GPU_ULP_SIGMOID);
+    if (variant == 0)
+        return GPU_LAUNCH_NO_BARRIER(swiglu_bwd_k0<T>, gpu_grid(a->t, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                     (T *)a->dx.data, (float *)a->dprobs.data, (const T *)a->dy.data,
+                                     (const T *)a->x.data, (const float *)a->probs.data, a->t, a->f);
+    if (a->dprobs.data == nullptr)
+        return GPU_LAUNCH_NO_BARRIER(swiglu_bwd_elements_k1<T>, gpu_grid(a->t * a->f, GPU_BLOCK),
+                                     dim3(GPU_BLOCK), 0, stream, (T *)a->dx.data, (const T *)a->dy.data,
+                                     (const T *)a->x.data, a->t, a->f);
+    return GPU_BY_LANES(gpu_row_lanes(a->f), launch_swiglu_rows, T, a, stream);
+}
+
+static assay_arith row_sum_arith(int variant, int64_t n)
+{
+    assay_arith a = variant == 0 ? gpu_arith_sequential(GPU_ULP_SIGMOID)
+                                 : gpu_arith_tree(gpu_row_lanes(n), GPU_ULP_SIGMOID);
     a.fma = false; /* the terms of dprobs are rounded products */
     return a;
 }
@@ -264,10 +290,10 @@ assay_status gpu_swiglu_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dprobs, gpu_
         ASSAY_TRY(gpu_check_count(op, "dprobs", dprobs, t));
     }
     const int variant = gpu_variant(ctx, GPU_FAMILY_ELEMENTWISE, 1, 1);
-    if (t > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_swiglu_bwd, variant, dx, dprobs, dy, x, probs, t, f, stream),
-                     op);
-    gpu_declare(ctx, variant, row_sum_arith(variant));
+    const swiglu_bwd_args a = {dx, dprobs, dy, x, probs, t, f};
+    if (t > 0 && (f > 0 || gpu_tensor_present(dprobs)))
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_swiglu_bwd, variant, &a, stream), op);
+    gpu_declare(ctx, variant, row_sum_arith(variant, f));
     return ASSAY_OK;
 }
 
@@ -295,17 +321,26 @@ assay_status gpu_sigmoid_gate_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_
     return ASSAY_OK;
 }
 
+typedef struct gate_bwd_args {
+    gpu_tensor dx, dgate, dy, x, gate;
+    int64_t t, h;
+} gate_bwd_args;
+
+template <class T, int LANES> static cudaError_t launch_gate_rows(const gate_bwd_args *a, cudaStream_t stream)
+{
+    return GPU_LAUNCH((sigmoid_gate_bwd_k1<T, LANES>), gpu_grid(a->t, GPU_ROW_BLOCK / LANES),
+                      dim3(GPU_ROW_BLOCK), 0, stream, (T *)a->dx.data, (T *)a->dgate.data,
+                      (const T *)a->dy.data, (const T *)a->x.data, (const T *)a->gate.data, a->t, a->h);
+}
+
 template <class T>
-static cudaError_t launch_gate_bwd(int variant, gpu_tensor dx, gpu_tensor dgate, gpu_tensor dy, gpu_tensor x,
-                                   gpu_tensor gate, int64_t t, int64_t h, cudaStream_t stream)
+static cudaError_t launch_gate_bwd(int variant, const gate_bwd_args *a, cudaStream_t stream)
 {
     if (variant == 0)
-        return GPU_LAUNCH_NO_BARRIER(sigmoid_gate_bwd_k0<T>, gpu_grid(t, GPU_BLOCK), dim3(GPU_BLOCK), 0,
-                                     stream, (T *)dx.data, (T *)dgate.data, (const T *)dy.data,
-                                     (const T *)x.data, (const T *)gate.data, t, h);
-    return GPU_LAUNCH(sigmoid_gate_bwd_k1<T>, gpu_grid(t, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream,
-                      (T *)dx.data, (T *)dgate.data, (const T *)dy.data, (const T *)x.data,
-                      (const T *)gate.data, t, h);
+        return GPU_LAUNCH_NO_BARRIER(sigmoid_gate_bwd_k0<T>, gpu_grid(a->t, GPU_BLOCK), dim3(GPU_BLOCK), 0,
+                                     stream, (T *)a->dx.data, (T *)a->dgate.data, (const T *)a->dy.data,
+                                     (const T *)a->x.data, (const T *)a->gate.data, a->t, a->h);
+    return GPU_BY_LANES(gpu_row_lanes(a->h), launch_gate_rows, T, a, stream);
 }
 
 assay_status gpu_sigmoid_gate_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dgate, gpu_tensor dy, gpu_tensor x,
@@ -323,8 +358,9 @@ assay_status gpu_sigmoid_gate_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dgate,
     ASSAY_TRY(gpu_check_count(op, "gate", gate, t));
     ASSAY_TRY(gpu_check_count(op, "dgate", dgate, t));
     const int variant = gpu_variant(ctx, GPU_FAMILY_ELEMENTWISE, 1, 1);
+    const gate_bwd_args a = {dx, dgate, dy, x, gate, t, h};
     if (t > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_gate_bwd, variant, dx, dgate, dy, x, gate, t, h, stream), op);
-    gpu_declare(ctx, variant, row_sum_arith(variant));
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_gate_bwd, variant, &a, stream), op);
+    gpu_declare(ctx, variant, row_sum_arith(variant, h));
     return ASSAY_OK;
 }

@@ -1,13 +1,11 @@
 /* Vocabulary-parallel embedding.  docs/OPS.md 6.
  *
  *   k0  one thread for each element; bwd: one thread for each column walks the tokens       fp32, sequential
- *   k1  bwd: one block for each token; the first token of an id sums all rows of that id,   the same sums,
+ *   k1  bwd: one warp for each token; the first token of an id sums all rows of that id,   the same sums,
  *       so ids are summed side by side                                                      bit for bit
  *
  * bwd adds the rows of an id onto dweight in ascending token order. */
 #include "gpu/device.cuh"
-
-enum { EMBEDDING_BLOCK = 128 };
 
 template <class T>
 __global__ void embedding_fwd_k0(T *y, const int64_t *ids, const T *w, int64_t vocab_start, int64_t v,
@@ -39,24 +37,24 @@ template <class T>
 __global__ void embedding_bwd_k1(float *dweight, const T *dy, const int64_t *ids, int64_t vocab_start,
                                  int64_t v, int64_t t, int64_t h)
 {
-    GPU_SHARED(int, same, EMBEDDING_BLOCK);
-    const int64_t first = blockIdx.x;
-    const int64_t id = ids[first];
-    int earlier = !(id >= vocab_start && id - vocab_start < v);
-    for (int64_t i = threadIdx.x; i < first; i += EMBEDDING_BLOCK)
-        earlier |= ids[i] == id;
-    if (__syncthreads_or(earlier))
-        return; /* the whole block: not ours, or an earlier block has this id */
-    float *row = dweight + (id - vocab_start) * h;
-    for (int64_t base = first; base < t; base += EMBEDDING_BLOCK) {
-        const int64_t mine = base + threadIdx.x;
-        same[threadIdx.x] = mine < t && ids[mine] == id;
-        __syncthreads();
-        for (int i = 0; i < EMBEDDING_BLOCK; ++i)
-            if (same[i])
-                for (int64_t j = threadIdx.x; j < h; j += EMBEDDING_BLOCK)
-                    row[j] += gpu_load(dy + (base + i) * h + j);
-        __syncthreads();
+    const int lane = (int)threadIdx.x;
+    const int64_t step = (int64_t)gridDim.x * blockDim.y;
+    for (int64_t first = gpu_warp_row(); first < t; first += step) {
+        const int64_t id = ids[first];
+        int earlier = !(id >= vocab_start && id - vocab_start < v);
+        for (int64_t i = lane; i < first; i += GPU_WARP)
+            earlier |= ids[i] == id;
+        if (__any_sync(gpu_all_lanes, earlier))
+            continue; /* the whole warp: not ours, or an earlier token's warp sums this id */
+        float *row = dweight + (id - vocab_start) * h;
+        for (int64_t base = first; base < t; base += GPU_WARP) {
+            const int64_t mine = base + lane;
+            const unsigned same = __ballot_sync(gpu_all_lanes, mine < t && ids[mine] == id);
+            for (int i = 0; i < GPU_WARP; ++i)
+                if ((same >> i & 1u) != 0)
+                    for (int64_t j = lane; j < h; j += GPU_WARP)
+                        row[j] += gpu_load(dy + (base + i) * h + j);
+        }
     }
 }
 
@@ -97,7 +95,7 @@ static cudaError_t launch_bwd(int variant, gpu_tensor dweight, gpu_tensor dy, gp
         return GPU_LAUNCH_NO_BARRIER(embedding_bwd_k0<T>, gpu_grid(h, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
                                      (float *)dweight.data, (const T *)dy.data, (const int64_t *)ids.data,
                                      vocab_start, v, t, h);
-    return GPU_LAUNCH(embedding_bwd_k1<T>, dim3((unsigned)t), dim3(EMBEDDING_BLOCK), 0, stream,
+    return GPU_LAUNCH(embedding_bwd_k1<T>, gpu_grid(t, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream,
                       (float *)dweight.data, (const T *)dy.data, (const int64_t *)ids.data, vocab_start, v, t,
                       h);
 }
@@ -115,9 +113,7 @@ assay_status gpu_embedding_bwd(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor dy, 
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, t, h));
     ASSAY_CHECK(vocab_start >= 0, ASSAY_INVALID_ARGUMENT,
                 "%s: vocab_start: expected 0 or more, found %" PRId64, op, vocab_start);
-    int variant = gpu_variant(ctx, GPU_FAMILY_ELEMENTWISE, 1, 1);
-    if (t > INT32_MAX)
-        variant = 0; /* more tokens than a grid has blocks */
+    const int variant = gpu_variant(ctx, GPU_FAMILY_ELEMENTWISE, 1, 1);
     if (t > 0 && h > 0)
         GPU_LAUNCHED(GPU_BY_ACT(dy.dtype, launch_bwd, variant, dweight, dy, ids, vocab_start, t, h, stream),
                      op);

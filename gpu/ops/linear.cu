@@ -52,22 +52,25 @@ template <class T> __global__ void bias_grad_k0(float *dbias, const T *dy, int64
     }
 }
 
-/* A block of 32 x 32 threads takes 32 columns; thread row r sums rows r, r + 32, ...; then warp w joins the
- * 32 chains of column w. */
+/* 32 x CHAINS threads take 32 columns; thread row r sums rows r, r + CHAINS, ...; then groups of CHAINS lanes
+ * join the chains of one column each. */
+enum { CHAINS = 8 };
 template <class T> __global__ void bias_grad_k1(float *dbias, const T *dy, int64_t t, int64_t n)
 {
-    GPU_SHARED_2D(float, partial, GPU_WARP, GPU_WARP + 1);
+    GPU_SHARED_2D(float, partial, CHAINS, GPU_WARP + 1);
     const int64_t column = (int64_t)blockIdx.x * GPU_WARP + threadIdx.x;
     float sum = 0.0f;
     if (column < n)
-        for (int64_t i = threadIdx.y; i < t; i += GPU_WARP)
+        for (int64_t i = threadIdx.y; i < t; i += CHAINS)
             sum += gpu_load(dy + i * n + column);
     partial[threadIdx.y][threadIdx.x] = sum;
     __syncthreads();
-    const float total = gpu_warp_sum(partial[threadIdx.x][threadIdx.y]);
-    const int64_t mine = (int64_t)blockIdx.x * GPU_WARP + threadIdx.y;
-    if (threadIdx.x == 0 && mine < n)
-        dbias[mine] = total + dbias[mine];
+    const int chain = (int)threadIdx.x % CHAINS;
+    const int mine = (int)(threadIdx.y * GPU_WARP + threadIdx.x) / CHAINS;
+    const float total = gpu_lanes_sum<CHAINS>(partial[chain][mine]);
+    const int64_t out = (int64_t)blockIdx.x * GPU_WARP + mine;
+    if (chain == 0 && out < n)
+        dbias[out] = total + dbias[out];
 }
 
 template <class TC, class T> static cudaError_t launch_k0(const product *p, cudaStream_t stream)
@@ -296,7 +299,7 @@ static cudaError_t launch_bias_grad(int variant, gpu_tensor dbias, gpu_tensor dy
     if (variant == 0)
         return GPU_LAUNCH_NO_BARRIER(bias_grad_k0<T>, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
                                      (float *)dbias.data, (const T *)dy.data, t, n);
-    return GPU_LAUNCH(bias_grad_k1<T>, gpu_grid(n, GPU_WARP), dim3(GPU_WARP, GPU_WARP), 0, stream,
+    return GPU_LAUNCH(bias_grad_k1<T>, gpu_grid(n, GPU_WARP), dim3(GPU_WARP, CHAINS), 0, stream,
                       (float *)dbias.data, (const T *)dy.data, t, n);
 }
 
@@ -310,7 +313,7 @@ assay_status gpu_linear_bwd_bias(gpu_ctx *ctx, gpu_tensor dbias, gpu_tensor dy, 
     const int variant = gpu_variant(ctx, GPU_FAMILY_LINEAR, 1, 1);
     if (t > 0 && n > 0)
         GPU_LAUNCHED(GPU_BY_ACT(dy.dtype, launch_bias_grad, variant, dbias, dy, t, n, stream), op);
-    gpu_declare(ctx, variant, variant == 0 ? gpu_arith_sequential(0) : gpu_arith_tree(GPU_WARP, 0));
+    gpu_declare(ctx, variant, variant == 0 ? gpu_arith_sequential(0) : gpu_arith_tree(CHAINS, 0));
     return ASSAY_OK;
 }
 

@@ -45,21 +45,12 @@ __global__ void cross_entropy_stats_k0(float *stats, const float *logits, const 
     }
 }
 
-/* Joins (m, sum) with (other_m, other_sum). */
-__device__ static __forceinline__ void join(float *m, float *sum, float other_m, float other_sum)
-{
-    const float larger = fmaxf(*m, other_m), reference = finite_max(larger);
-    *sum = *sum * rescale(*m, reference) + other_sum * rescale(other_m, reference);
-    *m = larger;
-}
-
+/* Joins the lanes' (m, sum): the largest maximum, then one rescaling of each sum. */
 __device__ static __forceinline__ void join_warp(float *m, float *sum)
 {
-    for (int offset = GPU_WARP / 2; offset > 0; offset /= 2) {
-        const float other_m = __shfl_xor_sync(gpu_all_lanes, *m, offset);
-        const float other_sum = __shfl_xor_sync(gpu_all_lanes, *sum, offset);
-        join(m, sum, other_m, other_sum);
-    }
+    const float larger = fmaxf(-INFINITY, gpu_warp_max(*m));
+    *sum = gpu_warp_sum(*sum * rescale(*m, finite_max(larger)));
+    *m = larger;
 }
 
 /* THREADS threads for a row: blockDim = (THREADS, rows of a block). */
@@ -141,12 +132,12 @@ __global__ void cross_entropy_bwd_k0(T *dlogits, const float *logits, const floa
     }
 }
 
-/* Keys for each rescaling such that ceil(v/tile) >= rescalings of a chain + levels of the tree. */
+/* Keys for each rescaling such that ceil(v/tile) >= rescalings of a chain + one for each join (warp, block).
+ */
 static int stats_tile(int64_t v, int64_t lanes)
 {
-    int64_t rescalings = (v + lanes * LOSS_UNROLL - 1) / (lanes * LOSS_UNROLL);
-    for (int64_t n = 1; n < lanes && n < v; n *= 2)
-        ++rescalings;
+    const int64_t joins = v <= 1 ? 0 : lanes > GPU_WARP ? 2 : 1;
+    const int64_t rescalings = (v + lanes * LOSS_UNROLL - 1) / (lanes * LOSS_UNROLL) + joins;
     const int64_t tile = rescalings > 0 ? v / rescalings : 1;
     return (int)(tile < 1 ? 1 : tile > INT32_MAX ? INT32_MAX : tile);
 }

@@ -15,22 +15,19 @@ typedef unsigned long long router_rank; /* larger = better; 0 = not a candidate 
 /* Order-preserving bits of the key above, complement of the index below. */
 __device__ static __forceinline__ router_rank router_rank_of(float key, int64_t index)
 {
-    const unsigned bits = __float_as_uint(key + 0.0f);
-    const unsigned order = isnan(key) ? 0u : (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
-    return (router_rank)order << 32 | (0xffffffffu - (unsigned)index);
+    return (router_rank)gpu_order_bits(key) << 32 | (0xffffffffu - (unsigned)index);
 }
 __device__ static __forceinline__ int router_index_of(router_rank rank)
 {
     return (int)(0xffffffffu - (unsigned)(rank & 0xffffffffu));
 }
 
+/* Best rank of the 32 lanes: the best key, then the lowest index among those that have it. */
 __device__ static __forceinline__ router_rank router_warp_best(router_rank v)
 {
-    for (int offset = GPU_WARP / 2; offset > 0; offset /= 2) {
-        const router_rank other = __shfl_xor_sync(gpu_all_lanes, v, offset);
-        v = other > v ? other : v;
-    }
-    return v;
+    const unsigned key = __reduce_max_sync(gpu_all_lanes, (unsigned)(v >> 32));
+    const unsigned index = __reduce_max_sync(gpu_all_lanes, (unsigned)(v >> 32) == key ? (unsigned)v : 0u);
+    return (router_rank)key << 32 | index;
 }
 
 /* Sets of experts (or groups) of one thread. */
