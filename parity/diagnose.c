@@ -160,6 +160,60 @@ static void add_name(char *out, size_t capacity, const char *name, int64_t size,
         snprintf(out + used, capacity - used, " = %s%s", equal ? "" : "1/", name);
 }
 
+static void name_ratio(const view *v, double ratio, char *out, size_t capacity)
+{
+    const parity_scales *s = v->scales;
+    const struct {
+        const char *name;
+        int64_t size;
+    } known[] = {{"tp", s->tp},
+                 {"dp", s->dp},
+                 {"ep", s->ep},
+                 {"pp", s->pp},
+                 {"cp", s->cp},
+                 {"top-k", s->topk},
+                 {"world", s->world},
+                 {"microbatches", s->microbatches},
+                 {"microbatches*dp", s->microbatches * s->dp}};
+    out[0] = '\0';
+    for (size_t k = 0; k < sizeof known / sizeof known[0]; k++)
+        add_name(out, capacity, known[k].name, known[k].size, ratio);
+}
+
+static int compare_doubles(const void *a, const void *b)
+{
+    const double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+/* Most of the bad elements share a ratio (a small term beside the scaled one has another): the median
+ * decides. */
+static bool say_usual_ratio(const view *v, char *out, size_t capacity)
+{
+    double *ratios = malloc(((size_t)v->n_bad + 1) * sizeof *ratios);
+    int64_t n = 0, near_median = 0;
+    if (!ratios)
+        return false;
+    for (int64_t i = 0; i < v->count; i++) {
+        const double r = v->bad[i] ? v->found[i] / v->expected[i] : (double)NAN;
+        if (isfinite(r))
+            ratios[n++] = r;
+    }
+    qsort(ratios, (size_t)n, sizeof *ratios, compare_doubles);
+    const double median = n > 0 ? ratios[n / 2] : 1.0;
+    for (int64_t i = 0; i < n; i++)
+        near_median += fabs(ratios[i] - median) <= 0.05 * fabs(median);
+    free(ratios);
+    if (n < 8 || 4 * near_median < 3 * v->n_bad || fabs(median - 1.0) <= 1e-2)
+        return false;
+    char names[160];
+    const double rounded = fabs(median) >= 1.0 ? round(median) : 1.0 / round(1.0 / median);
+    name_ratio(v, fabs(median - rounded) <= 0.02 * fabs(median) ? rounded : median, names, sizeof names);
+    snprintf(out, capacity, "most wrong values (%lld of %lld) are about %.3g times the expected ones%s",
+             (long long)near_median, (long long)v->n_bad, median, names);
+    return true;
+}
+
 /* Found = ratio * expected at every bad element (at least two of them with different expected values). */
 static bool say_ratio(const view *v, char *out, size_t capacity)
 {
@@ -175,6 +229,8 @@ static bool say_ratio(const view *v, char *out, size_t capacity)
     if (!(ee > 0.0) || (!(high > low) && v->n_bad != v->count))
         return false;
     const double ratio = fe / ee;
+    if (fabs(ratio - 1.0) <= 1e-3)
+        return false;
     for (int64_t i = 0; i < v->count; i++) {
         if (v->bad[i] && !(fabs(v->found[i] - ratio * v->expected[i]) <=
                            fabs(ratio) * slack(v, i) + slack(v, i) + 1e-3 * fabs(ratio * v->expected[i])))
@@ -184,22 +240,8 @@ static bool say_ratio(const view *v, char *out, size_t capacity)
         snprintf(out, capacity, "the sign is flipped");
         return true;
     }
-    char names[160] = "";
-    const parity_scales *s = v->scales;
-    const struct {
-        const char *name;
-        int64_t size;
-    } known[] = {{"tp", s->tp},
-                 {"dp", s->dp},
-                 {"ep", s->ep},
-                 {"pp", s->pp},
-                 {"cp", s->cp},
-                 {"top-k", s->topk},
-                 {"world", s->world},
-                 {"microbatches", s->microbatches},
-                 {"microbatches*dp", s->microbatches * s->dp}};
-    for (size_t k = 0; k < sizeof known / sizeof known[0]; k++)
-        add_name(names, sizeof names, known[k].name, known[k].size, ratio);
+    char names[160];
+    name_ratio(v, ratio, names, sizeof names);
     snprintf(out, capacity, "every wrong value is %.6g times the expected one%s", ratio, names);
     return true;
 }

@@ -342,10 +342,11 @@ assay_status parity_check_flow(const assay_trace *t, const assay_model_spec *spe
     parity_result_from_trace(&f.base, t);
     parity_scales_from_trace(t, &f.scales);
     ASSAY_TRY_GOTO(parity_table_create(&f.table, PARITY_CHECK_FLOW), st, done);
-    for (int rank = 0; rank < assay_trace_world(t); rank++)
-        ASSAY_TRY_GOTO(check_rank(&f, rank), st, done);
+    /* The plan first: an operation that is missing explains the edges that miss its output. */
     if (spec && grid && options)
         ASSAY_TRY_GOTO(parity_plan_compare(t, spec, grid, options, &f.base, f.table), st, done);
+    for (int rank = 0; rank < assay_trace_world(t); rank++)
+        ASSAY_TRY_GOTO(check_rank(&f, rank), st, done);
     ASSAY_TRY_GOTO(parity_table_flush(f.table, report), st, done);
 done:
     parity_table_destroy(f.table);
