@@ -363,6 +363,8 @@ static void say_what(const view *v, char *out, size_t capacity)
     if (has_rows &&
         (say_shifted(v, rows, width, out, capacity) || say_permuted(v, rows, width, out, capacity)))
         return;
+    if (v->n_bad >= 8 && say_usual_ratio(v, out, capacity))
+        return;
     out[0] = '\0';
 }
 
