@@ -184,15 +184,15 @@ static assay_status attention_forward(gpu_model *m, gpu_slot_state *slot, gpu_la
                                  gpu_param_use(m, l->linear_proj),
                                  bias ? gpu_param_use(m, l->linear_proj_bias) : NULL));
     *branch = saved->proj;
+    const bool skip = fault_here(m, GPU_FAULT_SKIP_ALL_REDUCE, l->number);
     if (m->tp == 1)
         return ASSAY_OK;
     ASSAY_TRY(
         gpu_token_value(m, temp, branch, "self_attention.reduce", "recv", m->sp, gpu_dim_whole(H), m->act));
     if (m->sp)
         return gpu_reduce_scatter_to_sequence_parallel_region(m, "self_attention.reduce", branch,
-                                                              &saved->proj);
-    return gpu_all_reduce(m, "self_attention.reduce", ASSAY_GROUP_TP, branch, &saved->proj,
-                          fault_here(m, GPU_FAULT_SKIP_ALL_REDUCE, l->number));
+                                                              &saved->proj, skip);
+    return gpu_all_reduce(m, "self_attention.reduce", ASSAY_GROUP_TP, branch, &saved->proj, skip);
 }
 
 /* dq, dk, dv (after rotation) -> dqkv */
@@ -238,7 +238,7 @@ assay_status gpu_reduce_input_grad(gpu_model *m, const char *at_reduce, const ch
         return ASSAY_OK;
     if (m->sp) {
         ASSAY_TRY(gpu_grad_value(m, &m->scratch, out, forward, m->act));
-        return gpu_reduce_scatter_to_sequence_parallel_region(m, at_gather, out, partial);
+        return gpu_reduce_scatter_to_sequence_parallel_region(m, at_gather, out, partial, false);
     }
     ASSAY_TRY(gpu_token_value(m, &m->scratch, out, at_reduce, "recv", false, partial->dim[2], m->act));
     return gpu_all_reduce(m, at_reduce, ASSAY_GROUP_TP, out, partial, false);
@@ -325,7 +325,7 @@ static assay_status dense_forward(gpu_model *m, gpu_slot_state *slot, gpu_layer 
         return ASSAY_OK;
     ASSAY_TRY(gpu_token_value(m, temp, branch, "mlp.reduce", "recv", m->sp, gpu_dim_whole(H), m->act));
     if (m->sp)
-        return gpu_reduce_scatter_to_sequence_parallel_region(m, "mlp.reduce", branch, &d->fc2);
+        return gpu_reduce_scatter_to_sequence_parallel_region(m, "mlp.reduce", branch, &d->fc2, false);
     return gpu_all_reduce(m, "mlp.reduce", ASSAY_GROUP_TP, branch, &d->fc2, false);
 }
 

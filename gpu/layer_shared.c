@@ -32,8 +32,8 @@ assay_status gpu_shared_forward(gpu_model *m, gpu_slot_state *slot, gpu_layer *l
     s->out = s->fc2;
     if (m->tp > 1) {
         ASSAY_TRY(gpu_token_value(m, keep, &s->out, "mlp.shared_experts.reduce", "recv", true, H, m->act));
-        ASSAY_TRY(
-            gpu_reduce_scatter_to_sequence_parallel_region(m, "mlp.shared_experts.reduce", &s->out, &s->fc2));
+        ASSAY_TRY(gpu_reduce_scatter_to_sequence_parallel_region(m, "mlp.shared_experts.reduce", &s->out,
+                                                                 &s->fc2, false));
     }
     *out = s->out;
     if (l->shared_gate == NULL)
@@ -98,7 +98,8 @@ assay_status gpu_shared_backward(gpu_model *m, gpu_layer *l, gpu_layer_saved *sa
     dmlp = dx;
     if (m->tp > 1) {
         ASSAY_TRY(gpu_token_value(m, temp, &dmlp, "mlp.shared_experts.gather", "dx", true, H, m->act));
-        ASSAY_TRY(gpu_reduce_scatter_to_sequence_parallel_region(m, "mlp.shared_experts.gather", &dmlp, &dx));
+        ASSAY_TRY(gpu_reduce_scatter_to_sequence_parallel_region(m, "mlp.shared_experts.gather", &dmlp, &dx,
+                                                                 false));
     }
     *dtokens = dmlp;
     if (l->shared_gate == NULL)

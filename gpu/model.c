@@ -78,7 +78,7 @@ static assay_status embedding_forward(gpu_model *m, gpu_slot_state *slot)
     ASSAY_TRY(gpu_token_value(m, &slot->arena, &slot->input, "embedding.reduce", "recv", m->sp, H, m->act));
     if (m->sp)
         return gpu_reduce_scatter_to_sequence_parallel_region(m, "embedding.reduce", &slot->input,
-                                                              &slot->embedding);
+                                                              &slot->embedding, false);
     return gpu_all_reduce(m, "embedding.reduce", ASSAY_GROUP_TP, &slot->input, &slot->embedding, false);
 }
 

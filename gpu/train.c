@@ -74,6 +74,25 @@ static assay_status read_inputs(gpu_engine *e)
     return ASSAY_OK;
 }
 
+/* A planted fault that this run would never meet is an error: a self-test must not believe that it was there.
+ */
+static assay_status check_fault(const gpu_engine *e, gpu_fault fault)
+{
+    const char *needs = NULL;
+    const assay_parallel_config *p = &e->grid.p;
+    if (fault == GPU_FAULT_SKIP_ALL_REDUCE && p->tensor_model_parallel_size == 1 &&
+        p->data_parallel_size == 1)
+        needs = "tp or dp of at least 2";
+    if (fault == GPU_FAULT_STALE_WEIGHT && (!e->batches.training || e->last_step < 2))
+        needs = "a training batch of at least 2 steps";
+    if (fault == GPU_FAULT_WRONG_EXPERT && e->config.moe_router_topk >= e->config.num_moe_experts)
+        needs = "a model with experts that a token does not choose";
+    if (fault == GPU_FAULT_MISSING_EP_CHUNK && p->expert_model_parallel_size == 1)
+        needs = "ep of at least 2";
+    ASSAY_CHECK(needs == NULL, ASSAY_INVALID_ARGUMENT, "fault '%s' needs %s", e->options.fault, needs);
+    return ASSAY_OK;
+}
+
 static assay_status open_device(gpu_engine *e)
 {
     gpu_run *run = &e->run;
@@ -273,6 +292,7 @@ assay_status gpu_train(const assay_train_options *options)
     ASSAY_TRY_GOTO(parse_fault(options->fault, &fault), st, done);
     ASSAY_TRY_GOTO(assay_rank_env_read(&e->env), st, done);
     ASSAY_TRY_GOTO(read_inputs(e), st, done);
+    ASSAY_TRY_GOTO(check_fault(e, fault), st, done);
     if (fault != GPU_FAULT_NONE && e->env.rank == 0)
         fprintf(stderr, "WARNING: fault '%s' is planted: the results of this run are wrong on purpose\n",
                 options->fault);

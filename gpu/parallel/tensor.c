@@ -84,7 +84,7 @@ assay_status gpu_gather_from_sequence_parallel_region(gpu_model *m, const char *
 }
 
 assay_status gpu_reduce_scatter_to_sequence_parallel_region(gpu_model *m, const char *at, gpu_value *recv,
-                                                            gpu_value *send)
+                                                            gpu_value *send, bool skip)
 {
     gpu_run *run = m->run;
     if (run->dry)
@@ -94,8 +94,13 @@ assay_status gpu_reduce_scatter_to_sequence_parallel_region(gpu_model *m, const 
     ASSAY_TRY(gpu_trace_begin(run, &r, "reduce_scatter", at, in, 1));
     int64_t *counts = sequence_counts(m, gpu_tensor_count(send->t) / m->S);
     ASSAY_CHECK(counts, ASSAY_OUT_OF_MEMORY, "reduce_scatter: counts of %d ranks", m->tp);
-    const assay_status st = gpu_comm_reduce_scatter_v(&run->comm, ASSAY_GROUP_TP, send->t.data, recv->t.data,
-                                                      counts, send->t.dtype, run->ctx.stream);
+    assay_status st = ASSAY_OK;
+    if (skip)
+        (void)cudaMemcpyAsync(recv->t.data, gpu_tensor_rows(send->t, m->s0 * m->B, m->sl * m->B).data,
+                              gpu_tensor_bytes(recv->t), cudaMemcpyDeviceToDevice, run->ctx.stream);
+    else
+        st = gpu_comm_reduce_scatter_v(&run->comm, ASSAY_GROUP_TP, send->t.data, recv->t.data, counts,
+                                       send->t.dtype, run->ctx.stream);
     free(counts);
     ASSAY_TRY(st);
     return gpu_trace_end_collective(run, &r, ASSAY_GROUP_TP, out, 1, sequence_attrs(m, "sum", send->t.dtype));

@@ -15,9 +15,10 @@ assay_status gpu_all_reduce(gpu_model *m, const char *at, assay_group group, gpu
 /* Sequence pieces [s_r, B, ...] of the tp ranks -> whole [S, B, ...]. */
 assay_status gpu_gather_from_sequence_parallel_region(gpu_model *m, const char *at, gpu_value *recv,
                                                       gpu_value *send);
-/* Whole partial sums [S, B, ...] -> this rank's sequence piece of the sum. */
+/* Whole partial sums [S, B, ...] -> this rank's sequence piece of the sum.  skip: planted fault, its own part
+ * alone. */
 assay_status gpu_reduce_scatter_to_sequence_parallel_region(gpu_model *m, const char *at, gpu_value *recv,
-                                                            gpu_value *send);
+                                                            gpu_value *send, bool skip);
 /* Equal pieces of `group` one after the other in recv. */
 assay_status gpu_all_gather(gpu_model *m, const char *at, assay_group group, gpu_value *recv,
                             gpu_value *send);
