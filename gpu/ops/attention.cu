@@ -1,12 +1,13 @@
 /* Attention forward, and the split of the fused query-key-value projection.  docs/OPS.md 5.
  *
- *   k0  one thread for each query and head; three passes over the keys:       fp32, sequential fma, two-pass
- *       maximum, sum, weighted values
- *   k1  one warp for each query and head, online softmax over tiles of 32     fp32, sequential fma, tile 32
- *       keys (Milakov & Gimelshein 2018; Dao et al. 2022): keys and values
- *       of a tile are read once by a block of 8 warps into shared memory;
- *       a lane computes the score of one key, the maximum goes by shuffles,
- *       then a lane owns the output elements lane, lane + 32, ...
+ *   k0  one thread for each query and head; three passes over the     fp32, sequential fma, two-pass
+ *       keys: maximum, sum, weighted values
+ *   k1  one warp for four rows (query, head), online softmax over     fp32, sequential fma, tile 32
+ *       tiles of 32 keys (Milakov & Gimelshein 2018, Dao et al.
+ *       2022): a tile of keys and values is read once by a block of
+ *       16 rows into shared memory; a lane computes the scores of one
+ *       key, the maximum is one warp reduction, then a lane owns the
+ *       output elements lane, lane + 32, ...
  *
  * In both, every score, the sum of exponentials and every output element is one chain in ascending order. */
 #include "gpu/ops/attention.cuh"
@@ -61,79 +62,93 @@ __global__ void attention_fwd_k0(T *o, float *lse, const T *q, const T *k, const
     }
 }
 
-/* A block takes ATTENTION_WARPS consecutive rows of one (batch row, group); a row is a (query, head of the
- * group), head fastest, so that all rows of a block read the same keys. */
+/* A block takes ATTENTION_BLOCK_ROWS consecutive rows of one (batch row, group); a row is a (query, head of
+ * the group), head fastest, so that all rows of a block read the same keys. */
 template <class T, int CHUNKS>
 __global__ void attention_fwd_k1(T *o, float *lse, const T *q, const T *k, const T *v, attention_args a)
 {
     GPU_DYNAMIC_SHARED(float, shared);
-    const int64_t per_group = a.heads / a.groups, rows = a.seq_q * per_group;
-    const int64_t blocks = (rows + ATTENTION_WARPS - 1) / ATTENTION_WARPS;
+    const int64_t rows = a.seq_q * (a.heads / a.groups);
+    const int64_t blocks = (rows + ATTENTION_BLOCK_ROWS - 1) / ATTENTION_BLOCK_ROWS;
     const int64_t which = blockIdx.x / blocks, group = which % a.groups, b = which / a.groups;
-    const int lane = (int)threadIdx.x, warp = (int)threadIdx.y;
-    const int64_t row = blockIdx.x % blocks * ATTENTION_WARPS + warp;
-    const bool active = row < rows;
-    const int64_t token = active ? row / per_group * a.batch + b : 0;
-    const int64_t head = active ? group * per_group + row % per_group : 0;
+    const int lane = (int)threadIdx.x, first_row = (int)threadIdx.y * ATTENTION_ROWS;
     const int64_t k_stride = a.d + 1; /* lanes read one column: an odd stride keeps them on different banks */
     float *k_tile = shared, *v_tile = k_tile + ATTENTION_TILE * k_stride;
-    float *q_row = v_tile + ATTENTION_TILE * a.dv + warp * a.d;
-    float *p_row = v_tile + ATTENTION_TILE * a.dv + ATTENTION_WARPS * a.d + warp * ATTENTION_TILE;
+    float *q_rows = v_tile + ATTENTION_TILE * a.dv + first_row * a.d;
+    float *p_rows = v_tile + ATTENTION_TILE * a.dv + ATTENTION_BLOCK_ROWS * a.d + first_row * ATTENTION_TILE;
+    GPU_SHARED_2D(unsigned, seen, ATTENTION_WARPS,
+                  ATTENTION_TILE); /* bit r: row r sees the key of the lane */
 
-    for (int64_t i = lane; i < a.d; i += GPU_WARP)
-        q_row[i] = active ? gpu_load(q + (token * a.heads + head) * a.d + i) : 0.0f;
-    float m = -INFINITY, sum = 0.0f, acc[CHUNKS] = {0.0f};
-    bool any = false;
+    int64_t query[ATTENTION_ROWS];
+    float m[ATTENTION_ROWS], sum[ATTENTION_ROWS], acc[ATTENTION_ROWS][CHUNKS];
+    unsigned any = 0; /* bit r: row r has seen a key */
+    for (int r = 0; r < ATTENTION_ROWS; ++r) {
+        query[r] = attention_query(a, b, group, blockIdx.x % blocks * ATTENTION_BLOCK_ROWS + first_row + r);
+        attention_load_row(q_rows + r * a.d, q, query[r], a.d);
+        m[r] = -INFINITY;
+        sum[r] = 0.0f;
+        for (int c = 0; c < CHUNKS; ++c)
+            acc[r][c] = 0.0f;
+    }
     for (int64_t base = 0; base < a.seq_k; base += ATTENTION_TILE) {
         const int64_t j = base + lane;
-        const bool visible = active && j < a.seq_k && attention_visible(a, token, j * a.batch + b);
-        if (!__syncthreads_or(visible))
+        unsigned visible = 0;
+        for (int r = 0; r < ATTENTION_ROWS; ++r)
+            if (query[r] >= 0 && j < a.seq_k && attention_visible(a, query[r] / a.heads, j * a.batch + b))
+                visible |= 1u << r;
+        if (!__syncthreads_or((int)visible))
             continue; /* the whole block; also: the previous tile has been read by everybody */
         attention_load_tile(k_tile, k_stride, k + (b * a.groups + group) * a.d, a.batch * a.groups * a.d,
                             base, a.seq_k, a.d);
         attention_load_tile(v_tile, a.dv, v + (b * a.groups + group) * a.dv, a.batch * a.groups * a.dv, base,
                             a.seq_k, a.dv);
         __syncthreads();
-        float score = -INFINITY;
-        if (visible)
-            score = a.scale * attention_dot(q_row, k_tile + lane * k_stride, a.d);
-        const unsigned mask = __ballot_sync(gpu_all_lanes, visible);
-        const float larger = fmaxf(m, gpu_warp_max(score));
-        const float reference = finite_max(larger);
-        /* Before the first finite score there is nothing to rescale: sum and acc are 0, or NaN. */
-        const float rescale = m == -INFINITY ? 1.0f : expf(m - reference);
-        p_row[lane] = visible ? expf(score - reference) : 0.0f;
-        __syncwarp();
-        if (mask != 0) {
-            any = true;
-            m = larger;
-            sum *= rescale;
+        float score[ATTENTION_ROWS] = {0.0f};
+        if (visible != 0)
+            attention_dots(score, q_rows, a.d, k_tile + lane * k_stride, a.d);
+        for (int r = 0; r < ATTENTION_ROWS; ++r) {
+            const bool mine = (visible >> r & 1u) != 0;
+            const float s = mine ? a.scale * score[r] : -INFINITY;
+            const float larger = fmaxf(m[r], gpu_warp_max(s)), reference = finite_max(larger);
+            /* Before the first finite score there is nothing to rescale: sum and acc are 0, or NaN. */
+            const float rescale = m[r] == -INFINITY ? 1.0f : expf(m[r] - reference);
+            p_rows[r * ATTENTION_TILE + lane] = mine ? expf(s - reference) : 0.0f;
+            m[r] = larger;
+            sum[r] *= rescale;
             for (int c = 0; c < CHUNKS; ++c)
-                acc[c] *= rescale;
-            for (int i = 0; i < ATTENTION_TILE; ++i) {
-                if ((mask >> i & 1u) == 0)
+                acc[r][c] *= rescale;
+        }
+        seen[threadIdx.y][lane] = visible;
+        __syncwarp();
+        for (int i = 0; i < ATTENTION_TILE; ++i) {
+            const unsigned who = seen[threadIdx.y][i];
+            any |= who;
+            for (int r = 0; r < ATTENTION_ROWS; ++r) {
+                if ((who >> r & 1u) == 0)
                     continue; /* never 0 * v: a hidden row may hold anything */
-                const float p = p_row[i];
-                sum += p;
+                const float p = p_rows[r * ATTENTION_TILE + i];
+                sum[r] += p;
                 for (int c = 0; c < CHUNKS; ++c) {
                     const int64_t column = lane + GPU_WARP * c;
                     if (column < a.dv)
-                        acc[c] = fmaf(p, v_tile[i * a.dv + column], acc[c]);
+                        acc[r][c] = fmaf(p, v_tile[i * a.dv + column], acc[r][c]);
                 }
             }
         }
         __syncwarp();
     }
-    if (!active)
-        return;
-    const int64_t out = token * a.heads + head;
-    for (int c = 0; c < CHUNKS; ++c) {
-        const int64_t column = lane + GPU_WARP * c;
-        if (column < a.dv)
-            gpu_store(o + out * a.dv + column, any ? acc[c] / sum : 0.0f);
+    for (int r = 0; r < ATTENTION_ROWS; ++r) {
+        const bool some = (any >> r & 1u) != 0;
+        if (query[r] < 0)
+            continue;
+        for (int c = 0; c < CHUNKS; ++c) {
+            const int64_t column = lane + GPU_WARP * c;
+            if (column < a.dv)
+                gpu_store(o + query[r] * a.dv + column, some ? acc[r][c] / sum[r] : 0.0f);
+        }
+        if (lane == 0)
+            lse[query[r]] = some ? finite_max(m[r]) + logf(sum[r]) : -INFINITY;
     }
-    if (lane == 0)
-        lse[out] = any ? finite_max(m) + logf(sum) : -INFINITY;
 }
 
 template <class T, int CHUNKS>
@@ -141,9 +156,9 @@ static cudaError_t launch_k1(gpu_tensor o, gpu_tensor lse, gpu_tensor q, gpu_ten
                              const attention_args &a, cudaStream_t stream)
 {
     const int64_t rows = a.seq_q * (a.heads / a.groups);
-    const int64_t blocks = (rows + ATTENTION_WARPS - 1) / ATTENTION_WARPS * a.batch * a.groups;
-    const size_t bytes = sizeof(float) * (size_t)(ATTENTION_TILE * (a.d + 1) + ATTENTION_TILE * a.dv +
-                                                  ATTENTION_WARPS * a.d + ATTENTION_WARPS * ATTENTION_TILE);
+    const int64_t blocks = (rows + ATTENTION_BLOCK_ROWS - 1) / ATTENTION_BLOCK_ROWS * a.batch * a.groups;
+    const size_t bytes = sizeof(float) * (size_t)(ATTENTION_TILE * (a.d + 1 + a.dv) +
+                                                  ATTENTION_BLOCK_ROWS * (a.d + ATTENTION_TILE));
     const cudaError_t e = attention_allow_shared(attention_fwd_k1<T, CHUNKS>, bytes);
     if (e != cudaSuccess)
         return e;

@@ -4,8 +4,16 @@
 
 #include "gpu/device.cuh"
 
-/* Keys (or queries) of a tile: one for each lane.  Warps of a block: one row each. */
-enum { ATTENTION_TILE = 32, ATTENTION_WARPS = 8, ATTENTION_MAX_DIM = 256, ATTENTION_CHUNK = 32 };
+/* Keys (or queries) of a tile: one for each lane.  A block has ATTENTION_WARPS warps of ATTENTION_ROWS rows
+ * each. */
+enum {
+    ATTENTION_TILE = 32,
+    ATTENTION_WARPS = 4,
+    ATTENTION_ROWS = 4,
+    ATTENTION_BLOCK_ROWS = ATTENTION_WARPS * ATTENTION_ROWS,
+    ATTENTION_MAX_DIM = 256,
+    ATTENTION_CHUNK = 32
+};
 
 /* Token (s, b) is row s * batch + b of every tensor. */
 typedef struct attention_args {
@@ -42,6 +50,40 @@ __device__ static __forceinline__ void attention_load_tile(float *tile, int64_t 
     for (int row = (int)threadIdx.y; row < ATTENTION_TILE; row += ATTENTION_WARPS)
         for (int64_t i = threadIdx.x; i < width; i += GPU_WARP)
             tile[row * stride + i] = base + row < rows ? gpu_load(src + (base + row) * row_step + i) : 0.0f;
+}
+
+/* scores[r] = sum over i ascending of rows[r][i] column[i], one chain of fma each; rows are `stride` apart.
+ */
+__device__ static __forceinline__ void attention_dots(float *scores, const float *rows, int64_t stride,
+                                                      const float *column, int64_t n)
+{
+    for (int r = 0; r < ATTENTION_ROWS; ++r)
+        scores[r] = 0.0f;
+    for (int64_t i = 0; i < n; ++i) {
+        const float value = column[i];
+        for (int r = 0; r < ATTENTION_ROWS; ++r)
+            scores[r] = fmaf(rows[r * stride + i], value, scores[r]);
+    }
+}
+
+/* The warp copies row `row` of a [rows, width] tensor into shared memory as fp32; zeros when row is -1. */
+template <class T>
+__device__ static __forceinline__ void attention_load_row(float *to, const T *tensor, int64_t row,
+                                                          int64_t width)
+{
+    for (int64_t i = threadIdx.x; i < width; i += GPU_WARP)
+        to[i] = row >= 0 ? gpu_load(tensor + row * width + i) : 0.0f;
+}
+
+/* Row `row` of the (batch row b, group) that a block works on: query row / per_group, head row % per_group of
+ * the group; -1 past the end.  Returns the index of [token, head]. */
+__device__ static __forceinline__ int64_t attention_query(const attention_args &a, int64_t b, int64_t group,
+                                                          int64_t row)
+{
+    const int64_t per_group = a.heads / a.groups;
+    if (row >= a.seq_q * per_group)
+        return -1;
+    return (row / per_group * a.batch + b) * a.heads + group * per_group + row % per_group;
 }
 
 static inline attention_args attention_args_make(const gpu_attention_desc *d)

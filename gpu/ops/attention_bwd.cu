@@ -1,10 +1,12 @@
 /* Attention backward.  docs/OPS.md 5.
  *
- *   k0  one thread for each query and head (dq) and for each key and group    fp32, sequential fma
- *       (dk, dv); scores are computed again for each block of 32 columns
- *   k1  one warp for each query and head, or for each key and group; tiles    fp32, sequential fma
- *       of 32 keys (queries) in shared memory, a lane computes p and dS of
- *       one pair, then a lane owns the output elements lane, lane + 32, ...
+ *   k0  one thread for each query and head (dq) and for each key and     fp32, sequential fma
+ *       group (dk, dv); scores are computed again for each block of 32
+ *       columns
+ *   k1  one warp for four rows (query, head), or for four keys of a      fp32, sequential fma
+ *       group; tiles of 32 keys (queries) in shared memory, a lane
+ *       computes p and dS of its key (query) with the four rows, then
+ *       a lane owns the output elements lane, lane + 32, ...
  *
  * D = sum dO O comes first, into the workspace.  dk and dv sum over the heads of the group, then over the
  * queries, both ascending, in one chain: no atomics. */
@@ -93,127 +95,146 @@ __global__ void attention_dq_k1(T *dq, const T *dout, const T *q, const T *k, co
                                 const float *delta, attention_args a)
 {
     GPU_DYNAMIC_SHARED(float, shared);
-    const int64_t per_group = a.heads / a.groups, rows = a.seq_q * per_group;
-    const int64_t blocks = (rows + ATTENTION_WARPS - 1) / ATTENTION_WARPS;
+    const int64_t rows = a.seq_q * (a.heads / a.groups);
+    const int64_t blocks = (rows + ATTENTION_BLOCK_ROWS - 1) / ATTENTION_BLOCK_ROWS;
     const int64_t which = blockIdx.x / blocks, group = which % a.groups, b = which / a.groups;
-    const int lane = (int)threadIdx.x, warp = (int)threadIdx.y;
-    const int64_t row = blockIdx.x % blocks * ATTENTION_WARPS + warp;
-    const bool active = row < rows;
-    const int64_t token = active ? row / per_group * a.batch + b : 0;
-    const int64_t query = token * a.heads + (active ? group * per_group + row % per_group : 0);
-    const int64_t k_stride = a.d + 1, v_stride = a.dv + 1;
+    const int lane = (int)threadIdx.x, first_row = (int)threadIdx.y * ATTENTION_ROWS;
+    const int64_t k_stride = a.d + 1, v_stride = a.dv + 1, row_floats = a.d + a.dv + ATTENTION_TILE;
     float *k_tile = shared, *v_tile = k_tile + ATTENTION_TILE * k_stride;
-    float *q_row = v_tile + ATTENTION_TILE * v_stride + warp * (a.d + a.dv + ATTENTION_TILE);
-    float *do_row = q_row + a.d, *ds_row = do_row + a.dv;
+    float *q_rows = v_tile + ATTENTION_TILE * v_stride + first_row * row_floats;
+    float *do_rows = q_rows + a.d, *ds_rows = do_rows + a.dv;
+    GPU_SHARED_2D(unsigned, seen, ATTENTION_WARPS, ATTENTION_TILE);
 
-    for (int64_t i = lane; i < a.d; i += GPU_WARP)
-        q_row[i] = active ? gpu_load(q + query * a.d + i) : 0.0f;
-    for (int64_t i = lane; i < a.dv; i += GPU_WARP)
-        do_row[i] = active ? gpu_load(dout + query * a.dv + i) : 0.0f;
-    const float my_lse = active ? lse[query] : 0.0f, my_delta = active ? delta[query] : 0.0f;
-    float acc[CHUNKS] = {0.0f};
+    int64_t query[ATTENTION_ROWS];
+    float acc[ATTENTION_ROWS][CHUNKS];
+    for (int r = 0; r < ATTENTION_ROWS; ++r) {
+        query[r] = attention_query(a, b, group, blockIdx.x % blocks * ATTENTION_BLOCK_ROWS + first_row + r);
+        attention_load_row(q_rows + r * row_floats, q, query[r], a.d);
+        attention_load_row(do_rows + r * row_floats, dout, query[r], a.dv);
+        for (int c = 0; c < CHUNKS; ++c)
+            acc[r][c] = 0.0f;
+    }
     for (int64_t base = 0; base < a.seq_k; base += ATTENTION_TILE) {
         const int64_t j = base + lane;
-        const bool visible = active && j < a.seq_k && attention_visible(a, token, j * a.batch + b);
-        if (!__syncthreads_or(visible))
+        unsigned visible = 0;
+        for (int r = 0; r < ATTENTION_ROWS; ++r)
+            if (query[r] >= 0 && j < a.seq_k && attention_visible(a, query[r] / a.heads, j * a.batch + b))
+                visible |= 1u << r;
+        if (!__syncthreads_or((int)visible))
             continue; /* the whole block; also: the previous tile has been read by everybody */
         attention_load_tile(k_tile, k_stride, k + (b * a.groups + group) * a.d, a.batch * a.groups * a.d,
                             base, a.seq_k, a.d);
         attention_load_tile(v_tile, v_stride, v + (b * a.groups + group) * a.dv, a.batch * a.groups * a.dv,
                             base, a.seq_k, a.dv);
         __syncthreads();
-        float p = 0.0f, ds = 0.0f;
-        if (visible)
-            attention_pair(&p, &ds, q_row, k_tile + lane * k_stride, do_row, v_tile + lane * v_stride, my_lse,
-                           my_delta, a);
-        const unsigned mask = __ballot_sync(gpu_all_lanes, visible);
-        ds_row[lane] = ds;
-        __syncwarp();
-        for (int i = 0; i < ATTENTION_TILE; ++i) {
-            if ((mask >> i & 1u) == 0)
-                continue;
-            for (int c = 0; c < CHUNKS; ++c) {
-                const int64_t column = lane + GPU_WARP * c;
-                if (column < a.d)
-                    acc[c] = fmaf(ds_row[i], k_tile[i * k_stride + column], acc[c]);
-            }
+        float score[ATTENTION_ROWS] = {0.0f}, dp[ATTENTION_ROWS] = {0.0f};
+        if (visible != 0) {
+            attention_dots(score, q_rows, row_floats, k_tile + lane * k_stride, a.d);
+            attention_dots(dp, do_rows, row_floats, v_tile + lane * v_stride, a.dv);
         }
+        for (int r = 0; r < ATTENTION_ROWS; ++r)
+            if ((visible >> r & 1u) != 0)
+                ds_rows[r * row_floats + lane] =
+                    expf(a.scale * score[r] - lse[query[r]]) * (dp[r] - delta[query[r]]);
+        seen[threadIdx.y][lane] = visible;
+        __syncwarp();
+        for (int i = 0; i < ATTENTION_TILE; ++i)
+            for (int r = 0; r < ATTENTION_ROWS; ++r) {
+                if ((seen[threadIdx.y][i] >> r & 1u) == 0)
+                    continue;
+                const float ds = ds_rows[r * row_floats + i];
+                for (int c = 0; c < CHUNKS; ++c) {
+                    const int64_t column = lane + GPU_WARP * c;
+                    if (column < a.d)
+                        acc[r][c] = fmaf(ds, k_tile[i * k_stride + column], acc[r][c]);
+                }
+            }
         __syncwarp();
     }
-    if (!active)
-        return;
-    for (int c = 0; c < CHUNKS; ++c) {
-        const int64_t column = lane + GPU_WARP * c;
-        if (column < a.d)
-            gpu_store(dq + query * a.d + column, a.scale * acc[c]);
-    }
+    for (int r = 0; r < ATTENTION_ROWS; ++r)
+        for (int c = 0; c < CHUNKS; ++c) {
+            const int64_t column = lane + GPU_WARP * c;
+            if (query[r] >= 0 && column < a.d)
+                gpu_store(dq + query[r] * a.d + column, a.scale * acc[r][c]);
+        }
 }
 
-/* A block takes ATTENTION_WARPS consecutive keys of one (batch row, group). */
+/* A block takes ATTENTION_BLOCK_ROWS consecutive keys of one (batch row, group). */
 template <class T, int CHUNKS>
 __global__ void attention_dkdv_k1(T *dk, T *dv, const T *dout, const T *q, const T *k, const T *v,
                                   const float *lse, const float *delta, attention_args a)
 {
     GPU_DYNAMIC_SHARED(float, shared);
     const int64_t per_group = a.heads / a.groups;
-    const int64_t blocks = (a.seq_k + ATTENTION_WARPS - 1) / ATTENTION_WARPS;
+    const int64_t blocks = (a.seq_k + ATTENTION_BLOCK_ROWS - 1) / ATTENTION_BLOCK_ROWS;
     const int64_t which = blockIdx.x / blocks, group = which % a.groups, b = which / a.groups;
-    const int lane = (int)threadIdx.x, warp = (int)threadIdx.y;
-    const int64_t s = blockIdx.x % blocks * ATTENTION_WARPS + warp;
-    const bool active = s < a.seq_k;
-    const int64_t token = active ? s * a.batch + b : 0, key = token * a.groups + group;
-    const int64_t q_stride = a.d + 1, do_stride = a.dv + 1;
+    const int lane = (int)threadIdx.x, first_row = (int)threadIdx.y * ATTENTION_ROWS;
+    const int64_t s = blockIdx.x % blocks * ATTENTION_BLOCK_ROWS + first_row; /* first key of the warp */
+    const int64_t q_stride = a.d + 1, do_stride = a.dv + 1, row_floats = a.d + a.dv + 2 * ATTENTION_TILE;
     float *q_tile = shared, *do_tile = q_tile + ATTENTION_TILE * q_stride;
-    float *k_row = do_tile + ATTENTION_TILE * do_stride + warp * (a.d + a.dv + 2 * ATTENTION_TILE);
-    float *v_row = k_row + a.d, *p_row = v_row + a.dv, *ds_row = p_row + ATTENTION_TILE;
+    float *k_rows = do_tile + ATTENTION_TILE * do_stride + first_row * row_floats;
+    float *v_rows = k_rows + a.d, *p_rows = v_rows + a.dv, *ds_rows = p_rows + ATTENTION_TILE;
+    GPU_SHARED_2D(unsigned, seen, ATTENTION_WARPS, ATTENTION_TILE);
 
-    for (int64_t i = lane; i < a.d; i += GPU_WARP)
-        k_row[i] = active ? gpu_load(k + key * a.d + i) : 0.0f;
-    for (int64_t i = lane; i < a.dv; i += GPU_WARP)
-        v_row[i] = active ? gpu_load(v + key * a.dv + i) : 0.0f;
-    float acc_k[CHUNKS] = {0.0f}, acc_v[CHUNKS] = {0.0f};
+    float acc_k[ATTENTION_ROWS][CHUNKS], acc_v[ATTENTION_ROWS][CHUNKS];
+    for (int r = 0; r < ATTENTION_ROWS; ++r) {
+        const int64_t key = s + r < a.seq_k ? ((s + r) * a.batch + b) * a.groups + group : -1;
+        attention_load_row(k_rows + r * row_floats, k, key, a.d);
+        attention_load_row(v_rows + r * row_floats, v, key, a.dv);
+        for (int c = 0; c < CHUNKS; ++c)
+            acc_k[r][c] = acc_v[r][c] = 0.0f;
+    }
     for (int64_t head = group * per_group; head < (group + 1) * per_group; ++head)
         for (int64_t base = 0; base < a.seq_q; base += ATTENTION_TILE) {
-            const int64_t i = base + lane;
-            const bool visible = active && i < a.seq_q && attention_visible(a, i * a.batch + b, token);
-            if (!__syncthreads_or(visible))
+            const int64_t i = base + lane, token = i * a.batch + b;
+            unsigned visible = 0;
+            for (int r = 0; r < ATTENTION_ROWS; ++r)
+                if (s + r < a.seq_k && i < a.seq_q && attention_visible(a, token, (s + r) * a.batch + b))
+                    visible |= 1u << r;
+            if (!__syncthreads_or((int)visible))
                 continue;
             attention_load_tile(q_tile, q_stride, q + (b * a.heads + head) * a.d, a.batch * a.heads * a.d,
                                 base, a.seq_q, a.d);
             attention_load_tile(do_tile, do_stride, dout + (b * a.heads + head) * a.dv,
                                 a.batch * a.heads * a.dv, base, a.seq_q, a.dv);
             __syncthreads();
-            float p = 0.0f, ds = 0.0f;
-            if (visible) {
-                const int64_t query = (i * a.batch + b) * a.heads + head;
-                attention_pair(&p, &ds, q_tile + lane * q_stride, k_row, do_tile + lane * do_stride, v_row,
-                               lse[query], delta[query], a);
-            }
-            const unsigned mask = __ballot_sync(gpu_all_lanes, visible);
-            p_row[lane] = p;
-            ds_row[lane] = ds;
-            __syncwarp();
-            for (int t = 0; t < ATTENTION_TILE; ++t) {
-                if ((mask >> t & 1u) == 0)
-                    continue;
-                for (int c = 0; c < CHUNKS; ++c) {
-                    const int64_t column = lane + GPU_WARP * c;
-                    if (column < a.d)
-                        acc_k[c] = fmaf(ds_row[t], q_tile[t * q_stride + column], acc_k[c]);
-                    if (column < a.dv)
-                        acc_v[c] = fmaf(p_row[t], do_tile[t * do_stride + column], acc_v[c]);
+            if (visible != 0) {
+                const float my_lse = lse[token * a.heads + head], my_delta = delta[token * a.heads + head];
+                float score[ATTENTION_ROWS], dp[ATTENTION_ROWS];
+                attention_dots(score, k_rows, row_floats, q_tile + lane * q_stride, a.d);
+                attention_dots(dp, v_rows, row_floats, do_tile + lane * do_stride, a.dv);
+                for (int r = 0; r < ATTENTION_ROWS; ++r) {
+                    const float p = expf(a.scale * score[r] - my_lse);
+                    p_rows[r * row_floats + lane] = p;
+                    ds_rows[r * row_floats + lane] = p * (dp[r] - my_delta);
                 }
             }
+            seen[threadIdx.y][lane] = visible;
+            __syncwarp();
+            for (int t = 0; t < ATTENTION_TILE; ++t)
+                for (int r = 0; r < ATTENTION_ROWS; ++r) {
+                    if ((seen[threadIdx.y][t] >> r & 1u) == 0)
+                        continue;
+                    const float p = p_rows[r * row_floats + t], ds = ds_rows[r * row_floats + t];
+                    for (int c = 0; c < CHUNKS; ++c) {
+                        const int64_t column = lane + GPU_WARP * c;
+                        if (column < a.d)
+                            acc_k[r][c] = fmaf(ds, q_tile[t * q_stride + column], acc_k[r][c]);
+                        if (column < a.dv)
+                            acc_v[r][c] = fmaf(p, do_tile[t * do_stride + column], acc_v[r][c]);
+                    }
+                }
             __syncwarp();
         }
-    if (!active)
-        return;
-    for (int c = 0; c < CHUNKS; ++c) {
-        const int64_t column = lane + GPU_WARP * c;
-        if (column < a.d)
-            gpu_store(dk + key * a.d + column, a.scale * acc_k[c]);
-        if (column < a.dv)
-            gpu_store(dv + key * a.dv + column, acc_v[c]);
+    for (int r = 0; r < ATTENTION_ROWS; ++r) {
+        const int64_t key = ((s + r) * a.batch + b) * a.groups + group;
+        for (int c = 0; c < CHUNKS; ++c) {
+            const int64_t column = lane + GPU_WARP * c;
+            if (s + r < a.seq_k && column < a.d)
+                gpu_store(dk + key * a.d + column, a.scale * acc_k[r][c]);
+            if (s + r < a.seq_k && column < a.dv)
+                gpu_store(dv + key * a.dv + column, acc_v[r][c]);
+        }
     }
 }
 
@@ -247,11 +268,13 @@ static cudaError_t launch_k1(const bwd_tensors *t, const float *delta, const att
     const float *lse = (const float *)t->lse.data;
     const dim3 block(GPU_WARP, ATTENTION_WARPS);
     const int64_t tiles = ATTENTION_TILE * (a.d + a.dv + 2);
-    const int64_t q_blocks = (a.seq_q * (a.heads / a.groups) + ATTENTION_WARPS - 1) / ATTENTION_WARPS;
-    const int64_t k_blocks = (a.seq_k + ATTENTION_WARPS - 1) / ATTENTION_WARPS;
-    const size_t q_bytes = sizeof(float) * (size_t)(tiles + ATTENTION_WARPS * (a.d + a.dv + ATTENTION_TILE));
+    const int64_t q_blocks =
+        (a.seq_q * (a.heads / a.groups) + ATTENTION_BLOCK_ROWS - 1) / ATTENTION_BLOCK_ROWS;
+    const int64_t k_blocks = (a.seq_k + ATTENTION_BLOCK_ROWS - 1) / ATTENTION_BLOCK_ROWS;
+    const size_t q_bytes =
+        sizeof(float) * (size_t)(tiles + ATTENTION_BLOCK_ROWS * (a.d + a.dv + ATTENTION_TILE));
     const size_t k_bytes =
-        sizeof(float) * (size_t)(tiles + ATTENTION_WARPS * (a.d + a.dv + 2 * ATTENTION_TILE));
+        sizeof(float) * (size_t)(tiles + ATTENTION_BLOCK_ROWS * (a.d + a.dv + 2 * ATTENTION_TILE));
     cudaError_t e = attention_allow_shared(attention_dq_k1<T, CHUNKS>, q_bytes);
     if (e == cudaSuccess)
         e = attention_allow_shared(attention_dkdv_k1<T, CHUNKS>, k_bytes);
