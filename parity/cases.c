@@ -183,6 +183,13 @@ assay_status parity_cases_dir(char *out, size_t capacity)
             return ASSAY_OK;
         }
     }
+#ifdef ASSAY_SOURCE_CASES
+    /* A build folder outside the source tree. */
+    if (is_dir(ASSAY_SOURCE_CASES) && strlen(ASSAY_SOURCE_CASES) < capacity) {
+        snprintf(out, capacity, "%s", ASSAY_SOURCE_CASES);
+        return ASSAY_OK;
+    }
+#endif
     ASSAY_FAIL(ASSAY_NOT_FOUND, "no case files beside %s: name one (assay run FILE.json) or set ASSAY_CASES",
                self);
 }
