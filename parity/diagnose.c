@@ -174,7 +174,7 @@ static void name_ratio(const view *v, double ratio, char *out, size_t capacity)
                  {"top-k", s->topk},
                  {"world", s->world},
                  {"microbatches", s->microbatches},
-                 {"microbatches*dp", s->microbatches * s->dp}};
+                 {"microbatches*dp", s->dp > 1 ? s->microbatches * s->dp : 0}};
     out[0] = '\0';
     for (size_t k = 0; k < sizeof known / sizeof known[0]; k++)
         add_name(out, capacity, known[k].name, known[k].size, ratio);

@@ -95,12 +95,16 @@ void parity_mutant_judge(const parity_mutant *m, const parity_report *r, parity_
         const parity_result *x = parity_report_at(r, i);
         if (x->verdict != PARITY_FAIL || x->check != m->expected_check)
             continue;
-        if (out->n_failed++ > 0)
-            continue;
+        const bool first = out->n_failed++ == 0;
         const bool place =
             starts_with(x->instance, m->expected_instance) || starts_with(x->tensor, m->expected_instance);
         const bool op = m->expected_op[0] == '\0' || strcmp(x->op, m->expected_op) == 0;
         const bool word = m->diagnosis[0] == '\0' || strstr(x->diagnosis, m->diagnosis) != NULL;
+        /* Whole tensors downstream of a fault all differ: one of them must be the expected one. */
+        const bool counts =
+            first || (m->expected_check == PARITY_CHECK_WHOLE && !out->named && place && op && word);
+        if (!counts)
+            continue;
         out->caught = true;
         out->named = place && op && word;
         out->by = *x;

@@ -38,7 +38,7 @@ typedef struct parity_kill {
     parity_result by; /* that failure */
     int64_t n_failed; /* failures of the expected check */
 } parity_kill;
-/* The first failure of the expected check decides. */
+/* The first failure of the expected check decides; of the whole check, any. */
 void parity_mutant_judge(const parity_mutant *m, const parity_report *r, parity_kill *out);
 
 #endif

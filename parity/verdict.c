@@ -112,9 +112,10 @@ void parity_result_merge(parity_result *into, const parity_result *one)
     const int64_t count = into->count + one->count, n_bad = into->n_bad + one->n_bad;
     const int64_t n_ambiguous = into->n_ambiguous + one->n_ambiguous;
     const int a = badness(into->verdict), b = badness(one->verdict);
-    if (b > a || (b == a && one->ratio > into->ratio)) {
+    /* Differences of whole runs grow from step to step: the first failure is the cause. */
+    const bool later = a == 2 && into->check == PARITY_CHECK_WHOLE && one->step > into->step;
+    if (b > a || (b == a && one->ratio > into->ratio && !later))
         *into = *one;
-    }
     into->count = count;
     into->n_bad = n_bad;
     into->n_ambiguous = n_ambiguous;
