@@ -1,10 +1,11 @@
 /* Linear layers and grouped linear layers (experts).  docs/OPS.md 1, 2.
  *
- *   k0  one thread for each element of the result, inner index ascending     fp32, sequential fma
- *   k1  cuBLASLt; bias in its epilogue, dweight through beta = 1             simulator: sequential fma
- *                                                                            sm_90 bf16: tensor core, k_step
- * 16, guard bits 2 else: order unknown bwd_bias: 32 chains of rows for each column, joined by a tree fp32,
- * tree of 32
+ *   k0  one thread for each element of the result, inner index      fp32, sequential fma
+ *       ascending
+ *   k1  cuBLASLt; bias in its epilogue, dweight through beta = 1;   simulator: sequential fma
+ *       experts one after the other                                 sm_90 and bf16: tensor core, k_step 16,
+ *                                                                   guard bits 2; otherwise: order unknown
+ *       bwd_bias: 8 chains of rows for each column, and a tree      fp32, tree of 8 lanes
  *
  * A product that cuBLASLt has no algorithm for (odd sizes or addresses) runs as k0 and declares it.  Split-K
  * is forbidden, so that a declared chain is one chain.  Products over nothing (K = 0) run as k0. */
@@ -346,9 +347,52 @@ static gpu_tensor expert_matrix(gpu_tensor w, int64_t e)
     return gpu_tensor_2d(data, w.dtype, n, k);
 }
 
-static gpu_tensor as_rows(gpu_tensor t)
+static gpu_tensor expert_rows(gpu_tensor t, int64_t start, int64_t length)
 {
-    return gpu_tensor_2d(t.data, t.dtype, gpu_tensor_row_count(t), gpu_tensor_cols(t));
+    return gpu_tensor_rows(gpu_tensor_2d(t.data, t.dtype, gpu_tensor_row_count(t), gpu_tensor_cols(t)), start,
+                           length);
+}
+
+/* One product for each expert that has rows.  `whole` is the product of an expert with all operands in place
+ * of its pieces; m (forward, input gradient) or k (weight gradient, accumulate) is the expert's number of
+ * rows. */
+static assay_status run_groups(gpu_ctx *ctx, const product *whole, const int64_t *tokens_per_expert,
+                               int64_t experts, cudaStream_t stream)
+{
+    product p = *whole;
+    p.m = whole->accumulate ? whole->m : 0;
+    p.k = whole->accumulate ? 0 : whole->k;
+    ASSAY_TRY(run_product(ctx, &p, stream)); /* nothing to compute: declares, also when no expert has rows */
+    const gpu_declared first = ctx->declared;
+    bool mixed = false;
+    for (int64_t e = 0, start = 0; e < experts; start += tokens_per_expert[e++]) {
+        const int64_t rows = tokens_per_expert[e];
+        if (rows == 0)
+            continue;
+        p.a = expert_rows(whole->a, start, rows);
+        if (whole->accumulate) {
+            p.k = rows;
+            p.b = expert_rows(whole->b, start, rows);
+            p.c = expert_matrix(whole->c, e);
+        } else {
+            p.m = rows;
+            p.b = expert_matrix(whole->b, e);
+            p.c = expert_rows(whole->c, start, rows);
+        }
+        ASSAY_TRY(run_product(ctx, &p, stream));
+        mixed = mixed || ctx->declared.variant != first.variant;
+    }
+    ctx->declared = first;
+    if (mixed) /* some experts ran as k0: one declaration cannot name both orders */
+        ctx->declared.arith.order = ASSAY_ORDER_UNKNOWN;
+    return ASSAY_OK;
+}
+
+static assay_status check_grouped(const char *op, const char *name, gpu_tensor w)
+{
+    ASSAY_CHECK(w.ndim == 3, ASSAY_INVALID_ARGUMENT, "%s: %s: expected 3 dimensions [El,N,K], found %d", op,
+                name, w.ndim);
+    return ASSAY_OK;
 }
 
 assay_status gpu_grouped_linear_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor w,
@@ -356,33 +400,15 @@ assay_status gpu_grouped_linear_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gp
 {
     const char *op = "grouped_linear_fwd";
     ASSAY_TRY(gpu_check_act(op, "weight", w));
-    ASSAY_CHECK(w.ndim == 3, ASSAY_INVALID_ARGUMENT, "%s: weight: expected 3 dimensions [El,N,K], found %d",
-                op, w.ndim);
+    ASSAY_TRY(check_grouped(op, "weight", w));
     ASSAY_TRY(gpu_check_tensor(op, "x", x, w.dtype, w.dtype));
     ASSAY_TRY(gpu_check_tensor(op, "y", y, w.dtype, ASSAY_F32));
     const int64_t rows = gpu_tensor_row_count(x), n = w.shape[1], k = w.shape[2];
     ASSAY_TRY(gpu_check_shape2(op, "x", x, rows, k));
     ASSAY_TRY(gpu_check_shape2(op, "y", y, rows, n));
     ASSAY_TRY(check_groups(op, tokens_per_expert, w.shape[0], rows));
-    const product empty = {op, 0, n, k, false, false, false, y, x, w, gpu_tensor_none()};
-    ASSAY_TRY(run_product(ctx, &empty, stream)); /* declares, also when no expert has rows */
-    for (int64_t e = 0, start = 0; e < w.shape[0]; start += tokens_per_expert[e++]) {
-        const int64_t r = tokens_per_expert[e];
-        const product p = {op,
-                           r,
-                           n,
-                           k,
-                           false,
-                           false,
-                           false,
-                           gpu_tensor_rows(as_rows(y), start, r),
-                           gpu_tensor_rows(as_rows(x), start, r),
-                           expert_matrix(w, e),
-                           gpu_tensor_none()};
-        if (r > 0)
-            ASSAY_TRY(run_product(ctx, &p, stream));
-    }
-    return ASSAY_OK;
+    const product p = {op, rows, n, k, false, false, false, y, x, w, gpu_tensor_none()};
+    return run_groups(ctx, &p, tokens_per_expert, w.shape[0], stream);
 }
 
 assay_status gpu_grouped_linear_bwd_input(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gpu_tensor w,
@@ -390,33 +416,15 @@ assay_status gpu_grouped_linear_bwd_input(gpu_ctx *ctx, gpu_tensor dx, gpu_tenso
 {
     const char *op = "grouped_linear_bwd_input";
     ASSAY_TRY(gpu_check_act(op, "weight", w));
-    ASSAY_CHECK(w.ndim == 3, ASSAY_INVALID_ARGUMENT, "%s: weight: expected 3 dimensions [El,N,K], found %d",
-                op, w.ndim);
+    ASSAY_TRY(check_grouped(op, "weight", w));
     ASSAY_TRY(gpu_check_tensor(op, "dy", dy, w.dtype, w.dtype));
     ASSAY_TRY(gpu_check_tensor(op, "dx", dx, w.dtype, ASSAY_F32));
     const int64_t rows = gpu_tensor_row_count(dy), n = w.shape[1], k = w.shape[2];
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, rows, n));
     ASSAY_TRY(gpu_check_shape2(op, "dx", dx, rows, k));
     ASSAY_TRY(check_groups(op, tokens_per_expert, w.shape[0], rows));
-    const product empty = {op, 0, k, n, false, true, false, dx, dy, w, gpu_tensor_none()};
-    ASSAY_TRY(run_product(ctx, &empty, stream));
-    for (int64_t e = 0, start = 0; e < w.shape[0]; start += tokens_per_expert[e++]) {
-        const int64_t r = tokens_per_expert[e];
-        const product p = {op,
-                           r,
-                           k,
-                           n,
-                           false,
-                           true,
-                           false,
-                           gpu_tensor_rows(as_rows(dx), start, r),
-                           gpu_tensor_rows(as_rows(dy), start, r),
-                           expert_matrix(w, e),
-                           gpu_tensor_none()};
-        if (r > 0)
-            ASSAY_TRY(run_product(ctx, &p, stream));
-    }
-    return ASSAY_OK;
+    const product p = {op, rows, k, n, false, true, false, dx, dy, w, gpu_tensor_none()};
+    return run_groups(ctx, &p, tokens_per_expert, w.shape[0], stream);
 }
 
 assay_status gpu_grouped_linear_bwd_weight(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor dy, gpu_tensor x,
@@ -424,31 +432,13 @@ assay_status gpu_grouped_linear_bwd_weight(gpu_ctx *ctx, gpu_tensor dweight, gpu
 {
     const char *op = "grouped_linear_bwd_weight";
     ASSAY_TRY(gpu_check_tensor(op, "dweight", dweight, ASSAY_F32, ASSAY_F32));
-    ASSAY_CHECK(dweight.ndim == 3, ASSAY_INVALID_ARGUMENT,
-                "%s: dweight: expected 3 dimensions [El,N,K], found %d", op, dweight.ndim);
+    ASSAY_TRY(check_grouped(op, "dweight", dweight));
     ASSAY_TRY(gpu_check_act(op, "dy", dy));
     ASSAY_TRY(gpu_check_tensor(op, "x", x, dy.dtype, dy.dtype));
     const int64_t rows = gpu_tensor_row_count(dy), n = dweight.shape[1], k = dweight.shape[2];
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, rows, n));
     ASSAY_TRY(gpu_check_shape2(op, "x", x, rows, k));
     ASSAY_TRY(check_groups(op, tokens_per_expert, dweight.shape[0], rows));
-    const product empty = {op, 0, k, n, true, true, true, dweight, dy, x, gpu_tensor_none()};
-    ASSAY_TRY(run_product(ctx, &empty, stream));
-    for (int64_t e = 0, start = 0; e < dweight.shape[0]; start += tokens_per_expert[e++]) {
-        const int64_t r = tokens_per_expert[e];
-        const product p = {op,
-                           n,
-                           k,
-                           r,
-                           true,
-                           true,
-                           true,
-                           expert_matrix(dweight, e),
-                           gpu_tensor_rows(as_rows(dy), start, r),
-                           gpu_tensor_rows(as_rows(x), start, r),
-                           gpu_tensor_none()};
-        if (r > 0)
-            ASSAY_TRY(run_product(ctx, &p, stream));
-    }
-    return ASSAY_OK;
+    const product p = {op, n, k, rows, true, true, true, dweight, dy, x, gpu_tensor_none()};
+    return run_groups(ctx, &p, tokens_per_expert, dweight.shape[0], stream);
 }

@@ -1,13 +1,13 @@
 /* Vocabulary-parallel cross entropy: statistics of the local piece, loss, gradient.  docs/OPS.md 8.
  *
- *   k0  one thread for each row, maximum first, then the sum           fp32, sequential, two-pass
- *   k1  one warp for each row, one pass: every lane keeps a running     fp32, tree of 32 lanes, tile below
- *       maximum and sum over eight elements at a time, joined by shuffles
- *   k2  the same with a block of 256 threads for each row, for large    fp32, tree of 256 lanes, tile below
- *       vocabularies
+ *   k0  one thread for each row, maximum first, then the sum             fp32, sequential, two-pass
+ *   k1  one warp for each row, one pass: every lane keeps a running      fp32, tree of 32 lanes, tile below
+ *       maximum and sum over eight elements at a time, joined at the
+ *       end by one maximum and one tree
+ *   k2  the same with 256 threads for each row, for large vocabularies   fp32, tree of 256 lanes, tile below
  *
- * loss and bwd are one thread for each token and for each element.  The declared tile of k1 and k2 is chosen
- * so that ceil(V/tile) covers the rescalings of a chain and of the levels of the tree. */
+ * loss is one thread for each token, bwd one for each element.  The declared tile of k1 and k2 is chosen so
+ * that ceil(V/tile) covers the rescalings of a chain and of the joins. */
 #include "gpu/device.cuh"
 
 enum { LOSS_UNROLL = 8, LOSS_BLOCK = 256, LOSS_WIDE = 4096, LOSS_IGNORE = -100 };

@@ -1,7 +1,7 @@
 /* Rotary position embedding.  docs/OPS.md 4; Su et al. 2021; llama3 scaling as in Hugging Face transformers.
  *
- *   k0  one thread for each pair (table) or element; the table in double, rounded once      fp32,
- * element-wise
+ *   k0  one thread for each pair or element; the table in double,      fp32, element-wise (table: double)
+ *       rounded once
  *
  * One variant: the operation is bound by memory and reads and writes every element once. */
 #include "core/config.h"

@@ -3,7 +3,7 @@
  *
  *   k0  one thread for each token, every choice a scan of the row        fp32, sequential
  *   k1  fused: one warp for each token, the row stays in registers,      fp32, tree of 32 lanes
- *       maxima and sums by shuffles, indices by ballots
+ *       sums by shuffles, choices by warp maxima, places by ballots
  *
  * Up to 512 experts, top-k up to 32; k1 takes up to 32 groups (k0 runs otherwise). */
 #include "gpu/ops/router.cuh"
