@@ -58,7 +58,7 @@ static assay_status use(const char *program, parity_engine *out)
     char device[200] = "a device";
     ASSAY_TRY(ask(program, &out->doctor));
     ASSAY_TRY(assay_json_get_bool(out->doctor, "simulated", true, "doctor", &simulated));
-    ASSAY_TRY(assay_json_get_i64(out->doctor, "device_count", false, 0, 1024, "doctor", &devices));
+    ASSAY_TRY(assay_json_get_i64(out->doctor, "devices", false, 0, 1024, "doctor", &devices));
     ASSAY_TRY(assay_json_get_string(out->doctor, "device", false, "doctor", device, sizeof device));
     snprintf(out->program, sizeof out->program, "%s", program);
     snprintf(out->name, sizeof out->name, "%s", simulated ? "sim" : "gpu");
