@@ -21,6 +21,7 @@ typedef struct run_state {
     int n_cases;
     parity_task *tasks;
     int n_tasks;
+    int *status; /* of each task's child */
     pid_t pids[MAX_JOBS];
     int running[MAX_JOBS]; /* task of each child, -1 = free */
     parity_report *report;
@@ -219,6 +220,25 @@ static assay_status make_tasks(run_state *s)
     return ASSAY_OK;
 }
 
+/* " --clip-grad=1" at the end of o->overrides. */
+static void remember_override(parity_run_options *o, const char *key, const json_t *value)
+{
+    const size_t at = strlen(o->overrides);
+    char text[128];
+    if (json_is_string(value))
+        snprintf(text, sizeof text, "%s", json_string_value(value));
+    else if (json_is_integer(value))
+        snprintf(text, sizeof text, "%lld", (long long)json_integer_value(value));
+    else if (json_is_real(value))
+        snprintf(text, sizeof text, "%.17g", json_real_value(value));
+    else
+        snprintf(text, sizeof text, "%s", json_is_true(value) ? "true" : "false");
+    snprintf(o->overrides + at, sizeof o->overrides - at, " --%s=%s", key, text);
+    for (char *p = o->overrides + at + 3; *p != 0 && *p != '='; p++)
+        if (*p == '_')
+            *p = '-';
+}
+
 static assay_status apply_overrides(run_state *s, const assay_train_options *given)
 {
     assay_train_options defaults;
@@ -232,8 +252,10 @@ static assay_status apply_overrides(run_state *s, const assay_train_options *giv
                      "options");
     json_object_foreach(have, key, value)
     {
-        if (!json_equal(value, json_object_get(base, key)))
-            json_object_set(changed, key, value);
+        if (json_equal(value, json_object_get(base, key)))
+            continue;
+        json_object_set(changed, key, value);
+        remember_override(&s->o, key, value);
     }
     for (int i = 0; i < s->n_cases; i++)
         ASSAY_TRY_GOTO(assay_train_options_from_json(&s->cases[i].options, changed, "command line"), st,
@@ -351,7 +373,8 @@ static assay_status wait_one(run_state *s, int *finished)
             const int index = s->running[k];
             s->running[k] = -1;
             (*finished)++;
-            return collect(s, index, status);
+            s->status[index] = status;
+            return ASSAY_OK;
         }
     return ASSAY_OK;
 }
@@ -376,6 +399,9 @@ static assay_status run_tasks(run_state *s, assay_progress *progress)
         if (progress != NULL && finished != active)
             assay_progress_update(progress, finished, next < s->n_tasks ? label : "finishing");
     }
+    /* In the order of the matrix, whoever finished first. */
+    for (int i = 0; i < s->n_tasks; i++)
+        ASSAY_TRY(collect(s, i, s->status[i]));
     return ASSAY_OK;
 }
 
@@ -452,10 +478,13 @@ int parity_main_run(int argc, char **argv)
     if (s != NULL) {
         s->cases = calloc(MAX_CASES, sizeof *s->cases);
         s->tasks = calloc(MAX_TASKS, sizeof *s->tasks);
+        s->status = calloc(MAX_TASKS, sizeof *s->status);
     }
-    if (s == NULL || s->cases == NULL || s->tasks == NULL) {
+    if (s == NULL || s->cases == NULL || s->tasks == NULL || s->status == NULL) {
         fputs("assay run: out of memory\n", stderr);
         free(s != NULL ? s->cases : NULL);
+        free(s != NULL ? s->tasks : NULL);
+        free(s != NULL ? s->status : NULL);
         free(s);
         return 2;
     }
@@ -486,6 +515,7 @@ int parity_main_run(int argc, char **argv)
     json_decref(s->facts);
     free(s->cases);
     free(s->tasks);
+    free(s->status);
     free(s);
     return code;
 }

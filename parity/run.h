@@ -5,8 +5,6 @@
 #include "parity/cases.h"
 #include "parity/engine.h"
 
-enum { PARITY_MAX_OVERRIDES = 64 };
-
 typedef struct parity_run_options {
     char engine[8]; /* auto, gpu, sim */
     char engine_program[ASSAY_PATH];
@@ -21,9 +19,7 @@ typedef struct parity_run_options {
     char layouts[PARITY_MAX_LAYOUTS][ASSAY_LAYOUT_TEXT]; /* instead of the case's own */
     char precision[8];                                   /* "" = the case's own */
     char check[16];                                      /* "" = the case's own */
-    int n_overrides;                                     /* training options on the command line */
-    char override_name[PARITY_MAX_OVERRIDES][64];
-    char override_text[PARITY_MAX_OVERRIDES][256];
+    char overrides[256]; /* training options given on the command line, as text for reproduction commands */
 } parity_run_options;
 
 /* One unit of work: a case in one precision and layout, or the lattice inputs of every operation. */

@@ -241,8 +241,9 @@ assay_status parity_run_task(const parity_run_options *o, const parity_engine *e
     snprintf(context.layout, sizeof context.layout, "%s", t->layout);
     snprintf(context.precision, sizeof context.precision, "%s", assay_precision_name(t->precision));
     snprintf(context.reproduce, sizeof context.reproduce,
-             "assay run --engine %s --case %s --precision %s --layout %s --keep", e->name, context.case_name,
-             context.precision, t->layout);
+             "assay run --engine %s --case %s --precision %s --layout %s%s --keep%s%s", e->name,
+             context.case_name, context.precision, t->layout, o->overrides, o->n_files > 0 ? " " : "",
+             o->n_files > 0 && t->c != NULL ? t->c->file : "");
     parity_report_set_context(report, &context);
     ASSAY_TRY(assay_mkdir_p(t->dir));
     if (t->c != NULL)
