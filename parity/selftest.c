@@ -28,7 +28,8 @@ typedef struct clean_run {
 
 typedef struct selftest {
     const selftest_options *o;
-    char dir[ASSAY_PATH]; /* scratch */
+    char base[ASSAY_PATH]; /* where the scratch folder lies */
+    char dir[ASSAY_PATH];  /* scratch */
     parity_engine engine;
     parity_case c;
     assay_train_options train;
@@ -324,7 +325,8 @@ static assay_status set_up(selftest *s, const char *case_file)
 {
     const char *program = s->o->engine_program[0] ? s->o->engine_program : NULL;
     const char *base = getenv("TMPDIR");
-    snprintf(s->dir, sizeof s->dir, "%.900s/assay-selftest-XXXXXX", base && base[0] ? base : "/tmp");
+    snprintf(s->base, sizeof s->base, "%.900s", base && base[0] ? base : "/tmp");
+    snprintf(s->dir, sizeof s->dir, "%.900s/assay-selftest-XXXXXX", s->base);
     ASSAY_CHECK(mkdtemp(s->dir), ASSAY_IO, "%s: cannot be created", s->dir);
     ASSAY_TRY(parity_engine_find(s->o->engine, program, &s->engine));
     ASSAY_TRY(parity_case_load(case_file, &s->c));
@@ -361,8 +363,8 @@ static void tear_down(selftest *s)
     parity_engine_free(&s->engine);
     if (s->o->keep)
         printf("kept: %s\n", s->dir);
-    else if (s->dir[0])
-        (void)assay_remove_tree(s->dir, "assay-selftest-");
+    else if (s->dir[0] && assay_remove_tree(s->dir, s->base) != ASSAY_OK)
+        assay_error_print(stderr, "assay selftest", 0);
 }
 
 static assay_status run_mutants(selftest *s, char *const *paths, int n)
@@ -452,14 +454,16 @@ int parity_main_selftest(int argc, char **argv)
     if (st == ASSAY_OK) {
         s->o = &o;
         st = run_selftest(s);
-        if (st != ASSAY_OK)
+        if (st != ASSAY_OK) {
+            assay_error_print(stderr, "assay selftest", 0); /* before tearing down can say something else */
             s->skipped++;
+        }
         tear_down(s);
         code = s->failed > 0 ? 1 : st != ASSAY_OK || s->skipped > 0 || s->passed == 0 ? 2 : 0;
-    }
-    if (st != ASSAY_OK)
+    } else {
         assay_error_print(stderr, "assay selftest", 0);
-    else
+    }
+    if (st == ASSAY_OK)
         printf("%lld passed, %lld failed, %lld skipped\n", (long long)s->passed, (long long)s->failed,
                (long long)s->skipped);
     free(s);

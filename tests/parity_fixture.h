@@ -31,7 +31,7 @@ static inline void remove_path(const char *path)
     char base[256];
     snprintf(base, sizeof base, "%s", path);
     *strrchr(base, '/') = '\0';
-    (void)assay_remove_tree(base, "/tmp/assay-parity-");
+    must(assay_remove_tree(base, "/tmp"));
 }
 
 static inline assay_trace_writer *open_writer(const char *dir, int rank, int world, const char *layout)
