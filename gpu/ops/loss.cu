@@ -6,8 +6,8 @@
  *       end by one maximum and one tree
  *   k2  the same with 256 threads for each row, for large vocabularies   fp32, tree of 256 lanes, tile below
  *
- * loss is one thread for each token, bwd one for each element.  The declared tile of k1 and k2 is chosen so
- * that ceil(V/tile) covers the rescalings of a chain and of the joins. */
+ * loss is one thread for each token, bwd one for each element.  The tile of k1 and k2 is eight elements of
+ * every lane; at the end a sum is rescaled once more for the warp, and once for the block. */
 #include "gpu/device.cuh"
 
 enum { LOSS_UNROLL = 8, LOSS_BLOCK = 256, LOSS_WIDE = 4096, LOSS_IGNORE = -100 };
@@ -132,16 +132,6 @@ __global__ void cross_entropy_bwd_k0(T *dlogits, const float *logits, const floa
     }
 }
 
-/* Keys for each rescaling such that ceil(v/tile) >= rescalings of a chain + one for each join (warp, block).
- */
-static int stats_tile(int64_t v, int64_t lanes)
-{
-    const int64_t joins = v <= 1 ? 0 : lanes > GPU_WARP ? 2 : 1;
-    const int64_t rescalings = (v + lanes * LOSS_UNROLL - 1) / (lanes * LOSS_UNROLL) + joins;
-    const int64_t tile = rescalings > 0 ? v / rescalings : 1;
-    return (int)(tile < 1 ? 1 : tile > INT32_MAX ? INT32_MAX : tile);
-}
-
 static cudaError_t launch_stats(int variant, gpu_tensor stats, gpu_tensor logits, gpu_tensor targets,
                                 int64_t vocab_start, int64_t t, int64_t v, cudaStream_t stream)
 {
@@ -175,7 +165,7 @@ assay_status gpu_cross_entropy_stats(gpu_ctx *ctx, gpu_tensor stats, gpu_tensor 
     assay_arith arith = variant == 0 ? gpu_arith_sequential(GPU_ULP_EXP) : gpu_arith_tree(lanes, GPU_ULP_EXP);
     arith.fma = false; /* joins round their products */
     if (variant != 0)
-        arith.tile = stats_tile(v, lanes);
+        arith.tile = lanes * LOSS_UNROLL;
     gpu_declare(ctx, variant, arith);
     return ASSAY_OK;
 }
