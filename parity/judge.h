@@ -127,8 +127,8 @@ assay_status parity_read_slots(const assay_trace *t, const assay_trace_op *op, b
 void parity_free_slots(ref_value *values, int n);
 /* By slot; NULL when absent. */
 const ref_value *parity_find_value(const ref_value *values, int n, const char *slot);
-/* Discrete decisions of a replay: fails by the number of rows whose choice no honest implementation could have
- * made. */
+/* Discrete decisions of a replay: fails by the number of rows whose choice no honest implementation could
+ * have made. */
 void parity_judge_choice(const ref_replay_result *result, parity_result *r);
 
 /* --- collectives.c: one call, seen from all of its ranks ------------------------------------------------ */

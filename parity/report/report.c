@@ -55,7 +55,8 @@ assay_status parity_report_add(parity_report *r, const parity_result *result)
         inherit(to->case_name, sizeof to->case_name, r->context.case_name);
         inherit(to->engine, sizeof to->engine, r->context.engine);
         inherit(to->tier, sizeof to->tier, r->context.tier);
-        /* The word that the user asked for: a trace names its layout canonically ("ep2" and "dp2,ep2" are one). */
+        /* The word that the user asked for: a trace names its layout canonically ("ep2" and "dp2,ep2" are
+         * one). */
         if (r->context.layout[0] != '\0')
             snprintf(to->layout, sizeof to->layout, "%s", r->context.layout);
         inherit(to->precision, sizeof to->precision, r->context.precision);
