@@ -75,8 +75,12 @@ assay_status gpu_comm_create(gpu_comm *c, const assay_rank_env *env, const assay
     return ASSAY_OK;
 }
 
+static void print_log(gpu_comm *c);
+
 void gpu_comm_destroy(gpu_comm *c, bool failed)
 {
+    if (failed && c->world > 1 && c->sequence > 0)
+        print_log(c);
     gpu_groups_destroy(c, failed);
 }
 
@@ -109,8 +113,11 @@ static void log_call(gpu_comm *c, const gpu_comm_call *call)
     c->sequence++;
 }
 
-static void print_log(const gpu_comm *c)
+static void print_log(gpu_comm *c)
 {
+    if (c->log_printed)
+        return;
+    c->log_printed = true;
     const int64_t first = c->sequence > GPU_COMM_LOG ? c->sequence - GPU_COMM_LOG : 0;
     fprintf(stderr, "rank %d: last collective calls (of %lld):\n", c->rank, (long long)c->sequence);
     for (int64_t i = first; i < c->sequence; i++) {
@@ -205,19 +212,20 @@ static assay_status check_communicators(gpu_comm *c, const char *where)
     return ASSAY_OK;
 }
 
-assay_status gpu_comm_wait(gpu_comm *c, cudaStream_t stream, const char *where)
+/* Polls the event, or the stream when there is none. */
+static assay_status wait_for(gpu_comm *c, cudaStream_t stream, cudaEvent_t event, const char *where)
 {
     const double begin = assay_monotonic_s();
     const struct timespec pause = {.tv_nsec = 20000};
     for (int64_t polls = 0;; polls++) {
-        const cudaError_t e = cudaStreamQuery(stream);
+        const cudaError_t e = event ? cudaEventQuery(event) : cudaStreamQuery(stream);
         if (e == cudaSuccess)
             return c->world > 1 ? check_communicators(c, where) : ASSAY_OK;
         if (e != cudaErrorNotReady) {
             if (c->world > 1)
                 ASSAY_TRY(check_communicators(c, where));
             const assay_status st = gpu_cuda_error(e, "cudaStreamQuery", __FILE__, __LINE__, __func__);
-            return assay_context(st, "rank %d: %s: ", c->rank, where);
+            return assay_context(st, "rank %d: %s", c->rank, where);
         }
         if (polls < 2000)
             continue;
@@ -231,6 +239,16 @@ assay_status gpu_comm_wait(gpu_comm *c, cudaStream_t stream, const char *where)
         }
         nanosleep(&pause, NULL);
     }
+}
+
+assay_status gpu_comm_wait(gpu_comm *c, cudaStream_t stream, const char *where)
+{
+    return wait_for(c, stream, NULL, where);
+}
+
+assay_status gpu_comm_wait_event(gpu_comm *c, cudaEvent_t event, const char *where)
+{
+    return wait_for(c, NULL, event, where);
 }
 
 assay_status gpu_comm_barrier(gpu_comm *c, void *scratch_f32, cudaStream_t stream)

@@ -54,12 +54,13 @@ typedef struct gpu_comm {
     double timeout_s;
     int64_t sequence; /* calls so far */
     gpu_comm_log log[GPU_COMM_LOG];
+    bool log_printed;
 } gpu_comm;
 
 /* grid NULL: the world group alone.  A world of one creates no communicator unless always_world. */
 assay_status gpu_comm_create(gpu_comm *c, const assay_rank_env *env, const assay_grid *grid,
                              bool always_world);
-/* A communicator that failed is aborted, else destroyed. */
+/* failed: communicators are aborted and the last calls printed (once); else destroyed. */
 void gpu_comm_destroy(gpu_comm *c, bool failed);
 
 /* The one door.  Every pointer is device memory.  In a group of one rank a call is a copy (send to itself is
@@ -71,6 +72,8 @@ assay_status gpu_comm_group_end(gpu_comm *c);
 /* Waits for the stream.  ASSAY_NCCL: a communicator reports an error, or the time limit passed (the last
  * calls of this rank are printed); ASSAY_CUDA: a fault of a kernel.  `where` names the place in messages. */
 assay_status gpu_comm_wait(gpu_comm *c, cudaStream_t stream, const char *where);
+/* The same for an event. */
+assay_status gpu_comm_wait_event(gpu_comm *c, cudaEvent_t event, const char *where);
 /* All ranks of the world arrive before any leaves. */
 assay_status gpu_comm_barrier(gpu_comm *c, void *scratch_f32, cudaStream_t stream);
 

@@ -118,7 +118,7 @@ static assay_status run_record(gpu_run *run, const assay_trace *request, const a
     if (st == ASSAY_OK)
         st = write_record(run, request, op, out, n_out);
     else
-        st = assay_context(st, "rank %d: op %lld, %s %s: ", run->comm.rank, (long long)op->sequence, op->op,
+        st = assay_context(st, "rank %d: op %lld, %s %s", run->comm.rank, (long long)op->sequence, op->op,
                            op->instance);
     for (int i = 0; i < ASSAY_MAX_SLOTS; i++) {
         free(in[i].data);

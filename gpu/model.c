@@ -54,7 +54,7 @@ assay_status gpu_model_load_batch(gpu_model *m, int slot_index, const int64_t *i
     gpu_slot_state *slot = &m->slots[slot_index];
     if (!m->run->dry &&
         slot->host_used > 0) /* the staging of the microbatch before may still be on its way */
-        ASSAY_TRY(gpu_comm_wait(&m->run->comm, m->run->ctx.stream, "microbatch slot"));
+        ASSAY_TRY(gpu_comm_wait_event(&m->run->comm, slot->staged, "microbatch slot"));
     gpu_arena_reset(&slot->arena, 0);
     slot->host_used = 0;
     ASSAY_TRY(load_tokens(m, slot, &slot->ids, "input_ids", ids, false));
@@ -207,6 +207,8 @@ assay_status gpu_model_forward(gpu_model *m, int slot_index, int64_t index, gpu_
     if (chunk->has_output)
         ASSAY_TRY(output_forward(m, slot, index, hidden));
     gpu_arena_reset(&m->scratch, mark);
+    if (!m->run->dry)
+        CUDA_TRY(cudaEventRecord(slot->staged, m->run->ctx.stream));
     *output = hidden;
     return ASSAY_OK;
 }

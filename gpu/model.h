@@ -107,6 +107,7 @@ typedef struct gpu_slot_state {
     gpu_arena arena; /* a piece of the step arena */
     char *host;      /* pinned staging: index arrays on their way to the device */
     size_t host_used, host_capacity;
+    cudaEvent_t staged; /* the device has taken everything from the staging */
     gpu_value ids, targets;
     gpu_value input;     /* hidden states entering the chunk */
     gpu_value embedding; /* embedding.y: name and dimensions only */

@@ -234,6 +234,7 @@ static assay_status carve_step(gpu_model *m, size_t slot_bytes, size_t host_byte
         slot->arena = (gpu_arena){.base = m->step.base + (size_t)i * slot_bytes, .capacity = slot_bytes};
         slot->host_capacity = host_bytes;
         slot->host_used = 0;
+        CUDA_TRY(cudaEventCreateWithFlags(&slot->staged, cudaEventDisableTiming));
         if (host_bytes > 0)
             CUDA_TRY(cudaMallocHost((void **)&slot->host, host_bytes));
     }
@@ -333,6 +334,8 @@ void gpu_model_destroy(gpu_model *m)
         for (int64_t l = 0; slot->layers && m->chunks && l < m->chunks[0].n_layers; l++)
             free(slot->layers[l].moe.counts);
         free(slot->layers);
+        if (slot->staged)
+            (void)cudaEventDestroy(slot->staged);
         if (slot->host)
             (void)cudaFreeHost(slot->host);
     }

@@ -80,7 +80,7 @@ static assay_status read_whole(const assay_tensorfile *file, const assay_param_s
     for (int i = 0; i < spec->n_parts; i++) {
         const assay_status st = read_part(file, &spec->parts[i], whole);
         if (st != ASSAY_OK)
-            return assay_context(st, "%s: for %s: ", assay_tensorfile_path(file), spec->name);
+            return assay_context(st, "%s: for %s", assay_tensorfile_path(file), spec->name);
     }
     return ASSAY_OK;
 }

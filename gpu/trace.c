@@ -76,6 +76,8 @@ int64_t gpu_value_count(const gpu_value *v)
  * --------------------------------------------------------------------------------------------------- */
 assay_status gpu_run_download(gpu_run *run, void *dst, const void *src, size_t bytes, const char *where)
 {
+    /* A copy to pageable memory blocks the host until the stream is done: wait under the watchdog first. */
+    ASSAY_TRY(gpu_comm_wait(&run->comm, run->ctx.stream, where));
     if (bytes > 0)
         CUDA_TRY(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, run->ctx.stream));
     return gpu_comm_wait(&run->comm, run->ctx.stream, where);

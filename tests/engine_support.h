@@ -40,7 +40,8 @@ static inline const char *engine_file(const char *name)
 
 /* `world` ranks of `assay-sim` with the words of `line`, separated by blanks; output goes to the file `log`.
  */
-static inline assay_status engine_run(int world, const char *format, ...)
+__attribute__((format(printf, 2, 3))) static inline assay_status engine_run(int world, const char *format,
+                                                                            ...)
 {
     static char line[4096];
     const char *argv[ENGINE_ARGS];
@@ -195,7 +196,7 @@ static inline void engine_write_batch(const char *path, const int64_t *shape, in
 /* A model folder without weights. */
 static inline void engine_write_config(const char *folder, const char *json)
 {
-    char path[ENGINE_PATH];
+    char path[ENGINE_PATH + 16];
     cr_assert_eq(assay_mkdir_p(folder), ASSAY_OK, "%s", assay_error_message());
     snprintf(path, sizeof path, "%s/config.json", folder);
     cr_assert_eq(assay_write_file(path, json, strlen(json)), ASSAY_OK, "%s", assay_error_message());

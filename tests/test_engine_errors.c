@@ -3,7 +3,7 @@
 
 TestSuite(engine_errors, .init = engine_setup, .fini = engine_teardown, .timeout = 300);
 
-static void refuse(int world, const char *text, const char *format, ...)
+__attribute__((format(printf, 3, 4))) static void refuse(int world, const char *text, const char *format, ...)
 {
     char line[3072];
     va_list args;
@@ -64,7 +64,7 @@ Test(engine_errors, more_steps_than_the_batch_holds)
 /* A folder with llama's config and other weights. */
 static void model_with(const char *folder, const char *tensor, const int64_t *shape, int ndim)
 {
-    char *config, path[ENGINE_PATH];
+    char *config, path[ENGINE_PATH + 32];
     uint64_t bytes;
     float zeros[64] = {0};
     assay_tensorwriter *w;
