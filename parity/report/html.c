@@ -6,6 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { CARDS_OPEN = 8, CARDS_MAX = 200 };
+
 static const char STYLE[] =
     "body{font:15px/1.45 system-ui,sans-serif;margin:2rem auto;max-width:84rem;padding:0 "
     "1rem;color:#1c2733;background:#fff}"
@@ -87,10 +89,16 @@ static void put_failures(FILE *f, const parity_report *r)
     for (int64_t i = 0; i < parity_report_count(r); i++) {
         const parity_result *x = parity_report_at(r, i);
         char place[PARITY_TEXT];
-        if (x->verdict == PARITY_PASS || shown >= 200)
+        if (x->verdict == PARITY_PASS || shown >= CARDS_MAX)
             continue;
-        if (shown++ == 0)
-            fputs("<h2>What is wrong, or was not checked</h2>", f);
+        if (shown == 0)
+            fputs("<h2>What is wrong, or was not checked</h2><p class=dim>In order of execution within each "
+                  "check: the first "
+                  "operation that fails is the culprit, what follows usually inherits from it.</p>",
+                  f);
+        if (shown == CARDS_OPEN)
+            fputs("<details><summary>more</summary>", f);
+        shown++;
         parity_result_place(x, place, sizeof place);
         fprintf(f, "<div class=\"card%s\"><b>%s</b> ", x->verdict == PARITY_SKIP ? " s" : "",
                 parity_verdict_name(x->verdict));
@@ -119,6 +127,8 @@ static void put_failures(FILE *f, const parity_report *r)
         }
         fputs("</div>", f);
     }
+    if (shown > CARDS_OPEN)
+        fputs("</details>", f);
 }
 
 /* Worst ratio of one instance+operation in one column. */
