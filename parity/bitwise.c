@@ -84,6 +84,12 @@ static assay_status compare_entry(const parity_entry *e, const parity_entry *oth
     return ASSAY_OK;
 }
 
+/* Steps of a hostile trace may be as large as they like. */
+static int64_t moved(int64_t step, int64_t offset)
+{
+    return (int64_t)((uint64_t)step + (uint64_t)offset);
+}
+
 static assay_status compare_indexes(const parity_index *a, const parity_index *b, int64_t first_step,
                                     const char *claim, const parity_result *base, parity_table *table)
 {
@@ -91,15 +97,17 @@ static assay_status compare_indexes(const parity_index *a, const parity_index *b
     const int64_t offset = first_step - smallest_step(b);
     for (int64_t i = 0; i < b->n; i++) {
         const parity_entry *e = &b->entries[i];
-        ASSAY_TRY(compare_entry(e, parity_index_find(a, e->name, e->phase, e->step + offset, e->microbatch),
-                                true, claim, base, table));
+        ASSAY_TRY(
+            compare_entry(e, parity_index_find(a, e->name, e->phase, moved(e->step, offset), e->microbatch),
+                          true, claim, base, table));
     }
     for (int64_t i = 0; i < a->n; i++) {
         const parity_entry *e = &a->entries[i];
         if (e->step < first_step)
             continue;
-        ASSAY_TRY(compare_entry(e, parity_index_find(b, e->name, e->phase, e->step - offset, e->microbatch),
-                                false, claim, base, table));
+        ASSAY_TRY(
+            compare_entry(e, parity_index_find(b, e->name, e->phase, moved(e->step, -offset), e->microbatch),
+                          false, claim, base, table));
     }
     return ASSAY_OK;
 }

@@ -341,7 +341,7 @@ static assay_status exchange_for(const judge *j, int to, unsigned char *wanted, 
         for (int k = 0; k <= to; k++) {
             before += length;
             length = exchanged(j, from, k);
-            if (length < 0 || before + length > count_of(j->send[from])) {
+            if (length < 0 || length > count_of(j->send[from]) - before) {
                 *problem = "all_to_all: the counts do not fit the send buffers";
                 return ASSAY_OK;
             }
@@ -761,6 +761,12 @@ assay_status parity_calls_judge(parity_calls *c, const assay_trace_op *op, const
     assay_status st = ASSAY_OK;
     ASSAY_CHECK_GOTO(j.send && j.recv, ASSAY_OUT_OF_MEMORY, st, done, "collective call");
     st = judge_call(&j);
+    if (st == ASSAY_UNSUPPORTED || st == ASSAY_NOT_FOUND) {
+        parity_result r = *base;
+        parity_result_from_op(&r, op);
+        parity_result_skip(&r, "%.480s", assay_error_message());
+        st = parity_table_merge(table, &r);
+    }
 done:
     free(j.recv);
     free(j.send);

@@ -397,7 +397,8 @@ static extent extent_of(const assay_trace *t)
             const assay_trace_op *op = assay_trace_op_at(t, rank, i);
             e.steps_first = op->step < e.steps_first ? op->step : e.steps_first;
             e.steps_last = op->step > e.steps_last ? op->step : e.steps_last;
-            e.microbatches = op->microbatch >= e.microbatches ? op->microbatch + 1 : e.microbatches;
+            if (op->microbatch >= e.microbatches)
+                e.microbatches = op->microbatch < INT64_MAX ? op->microbatch + 1 : INT64_MAX;
         }
     }
     return e;

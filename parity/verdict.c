@@ -259,7 +259,7 @@ void parity_scales_from_trace(const assay_trace *t, parity_scales *s)
     for (int rank = 0; rank < assay_trace_world(t); rank++) {
         for (int64_t i = 0; i < assay_trace_n_ops(t, rank); i++) {
             const assay_trace_op *op = assay_trace_op_at(t, rank, i);
-            if (op->microbatch >= s->microbatches)
+            if (op->microbatch >= s->microbatches && op->microbatch < INT32_MAX)
                 s->microbatches = op->microbatch + 1;
             const json_t *topk = json_object_get(op->attrs, "topk");
             if (json_is_integer(topk) && json_integer_value(topk) > s->topk)

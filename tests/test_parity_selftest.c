@@ -137,8 +137,10 @@ Test(parity_selftest, a_fault_that_cannot_be_planted_is_an_error)
     assay_trace *t = open_trace(from);
     parity_mutation m = {.kind = "value", .op = "add", .instance = "nowhere", .slot = "y"};
     cr_assert_eq(parity_trace_mutate(t, fresh_path(to, "a"), &m), ASSAY_NOT_FOUND);
+    remove_path(to);
     snprintf(m.kind, sizeof m.kind, "melt");
     cr_assert_eq(parity_trace_mutate(t, fresh_path(to, "b"), &m), ASSAY_INVALID_ARGUMENT);
+    remove_path(to);
     assay_trace_close(t);
     remove_path(from);
 }
