@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Planted faults, in the order of gpu_fault:
  *   skip_all_reduce    tp: the reduction after layer 0's attention is a copy; else: the gradient bucket of
@@ -44,6 +45,24 @@ static assay_status check_options(const assay_train_options *o)
                 "precision fp64: the gpu engine computes in fp32 or bf16; the reference computes in fp64");
     ASSAY_CHECK(o->model[0] != '\0', ASSAY_INVALID_ARGUMENT, "--model: a Hugging Face folder is needed");
     ASSAY_CHECK(o->batch[0] != '\0', ASSAY_INVALID_ARGUMENT, "--batch: a batch file is needed");
+    return ASSAY_OK;
+}
+
+/* What the run will write at its end is refused at its beginning when it cannot be written. */
+static assay_status check_outputs(const assay_train_options *o)
+{
+    char folder[ASSAY_PATH];
+    ASSAY_CHECK(o->save[0] == '\0' || access(o->save, F_OK) != 0, ASSAY_INVALID_ARGUMENT,
+                "--save %s: exists; a checkpoint is never overwritten", o->save);
+    if (o->out[0] == '\0')
+        return ASSAY_OK;
+    snprintf(folder, sizeof folder, "%s", o->out);
+    char *slash = strrchr(folder, '/');
+    if (slash == NULL)
+        snprintf(folder, sizeof folder, ".");
+    else
+        slash[slash == folder ? 1 : 0] = '\0';
+    ASSAY_CHECK(access(folder, W_OK) == 0, ASSAY_IO, "--out %s: cannot write into folder %s", o->out, folder);
     return ASSAY_OK;
 }
 
@@ -291,6 +310,7 @@ assay_status gpu_train(const assay_train_options *options)
     ASSAY_TRY_GOTO(check_options(options), st, done);
     ASSAY_TRY_GOTO(parse_fault(options->fault, &fault), st, done);
     ASSAY_TRY_GOTO(assay_rank_env_read(&e->env), st, done);
+    ASSAY_TRY_GOTO(check_outputs(options), st, done);
     ASSAY_TRY_GOTO(read_inputs(e), st, done);
     ASSAY_TRY_GOTO(check_fault(e, fault), st, done);
     if (fault != GPU_FAULT_NONE && e->env.rank == 0)

@@ -39,6 +39,10 @@ Test(engine_errors, rows_must_divide_over_dp)
 {
     refuse(3, "data_parallel_size 3", LLAMA "--layout dp3");
 }
+Test(engine_errors, output_folder_must_exist)
+{
+    engine_must_fail(1, "cannot write into folder /nonexistent", "step " LLAMA "--out /nonexistent/file");
+}
 Test(engine_errors, missing_model)
 {
     refuse(1, "/nonexistent: model folder", "--model /nonexistent --batch " GOLDEN "llama/batch.safetensors");

@@ -102,7 +102,7 @@ Test(engine_step, qwen3_moe_trains_as_golden_tp2_sp_ep2_dp2)
  * --------------------------------------------------------------- */
 static const char everything[] =
     "{\"model_type\":\"megatron\",\"num_layers\":2,\"hidden_size\":24,\"ffn_hidden_size\":20,"
-    "\"num_attention_heads\":4,\"num_query_groups\":2,\"kv_channels\":8,\"vocab_size\":37,\"qk_layernorm\":"
+    "\"num_attention_heads\":4,\"num_query_groups\":4,\"kv_channels\":8,\"vocab_size\":37,\"qk_layernorm\":"
     "true,"
     "\"add_qkv_bias\":true,\"add_proj_bias\":true,\"tie_word_embeddings\":true,\"init_method_std\":0.2,"
     "\"num_moe_experts\":8,\"moe_router_topk\":2,\"moe_ffn_hidden_size\":12,"
@@ -111,12 +111,12 @@ static const char everything[] =
     "\"moe_shared_expert_intermediate_size\":12,\"moe_shared_expert_gate\":true,\"window\":[0,4],"
     "\"layer_is_moe\":[true,true],\"rotary_percent\":0.5}";
 #define MOE                                                                                                  \
-    "--moe-aux-loss-coeff 0.02 --moe-z-loss-coeff 0.01 --moe-router-bias-update-rate 0.01 --adam-eps 1e-4"
+    "--moe-aux-loss-coeff 0.02 --moe-z-loss-coeff 0.01 --moe-router-bias-update-rate 0.01 --adam-eps 1e-2"
 
-static void everything_agrees(const char *layout, int world)
+static void everything_agrees_at(const char *layout, int world, int64_t length)
 {
     char model[ENGINE_PATH];
-    const int64_t forward[2] = {2, 7}, train[4] = {3, 4, 2, 7};
+    const int64_t forward[2] = {2, length}, train[4] = {3, 4, 2, length};
     snprintf(model, sizeof model, "%s/model", engine_folder);
     engine_write_config(model, everything);
     engine_write_batch(engine_file("fb"), forward, 2, 37, 5);
@@ -129,6 +129,28 @@ static void everything_agrees(const char *layout, int world)
                    layout, engine_file("out"));
         engine_compare(engine_file("out"), engine_file("one"), layout_tolerance, "");
     }
+}
+
+static void everything_agrees(const char *layout, int world)
+{
+    everything_agrees_at(layout, world, 7);
+}
+
+/* Three tokens for four tensor-parallel ranks: one of them has no piece of the sequence. */
+Test(engine_step, everything_with_an_empty_sequence_piece)
+{
+    everything_agrees_at("tp4,sp,ep2", 4, 3);
+}
+Test(engine_step, everything_with_an_empty_token_shard)
+{
+    everything_agrees_at("tp4,ep4", 4, 3);
+}
+
+/* Many small buckets: parameters end where a bucket ends, shards are ragged. */
+Test(engine_step, everything_in_small_buckets)
+{
+    setenv("ASSAY_GRAD_BUCKET_ELEMENTS", "700", 1);
+    everything_agrees("dp4,ep2,zero1", 4);
 }
 
 Test(engine_step, everything_dp2)

@@ -11,7 +11,8 @@
 
 ASSAY_BEGIN_DECLS
 
-/* Elements of a bucket before it is closed: 16 MiB of F32. */
+/* Elements of a bucket before it is closed: 16 MiB of F32, or ASSAY_GRAD_BUCKET_ELEMENTS of the environment.
+ */
 enum { GPU_BUCKET_ELEMENTS = 4 << 20, GPU_MAX_BUCKETS = 4096, GPU_MAX_PIECES = 8 };
 
 typedef struct gpu_bucket {
