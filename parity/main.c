@@ -48,8 +48,13 @@ int main(int argc, char **argv)
         return 0;
     }
     for (int i = 0; i < N_VERBS; i++)
-        if (strcmp(argv[1], VERBS[i].name) == 0)
+        if (strcmp(argv[1], VERBS[i].name) == 0) {
+            /* The name that --help and its usage line show. */
+            char program[32];
+            snprintf(program, sizeof program, "assay %s", VERBS[i].name);
+            argv[1] = program;
             return VERBS[i].main(argc - 1, argv + 1);
+        }
     fprintf(stderr, "assay: unknown verb \"%s\"\n\n", argv[1]);
     usage(stderr);
     return 2;

@@ -1,4 +1,5 @@
 /* `assay step`: the simplest way in, and a stable contract (README.md, docs/ARCHITECTURE.md). */
+#include "core/dataset.h"
 #include "core/log.h"
 #include "parity/engine.h"
 #include <stdlib.h>
@@ -36,6 +37,34 @@ static assay_status on_option(void *user, const char *name, const char *text)
     return ASSAY_OK;
 }
 
+/* What every rank would refuse is refused once, before any rank is started. */
+static assay_status check_inputs(const parity_engine *e, const assay_train_options *o)
+{
+    assay_parallel_config p;
+    assay_grid g;
+    assay_batch_plan plan;
+    assay_batches batches = {0};
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK(o->precision != ASSAY_PRECISION_FP64, ASSAY_UNSUPPORTED,
+                "precision fp64: engine %s computes in fp32 or bf16; --engine ref computes in fp64", e->name);
+    assay_model_config *config = malloc(sizeof *config);
+    ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
+    ASSAY_TRY_GOTO(assay_config_load(o->model, config), st, done);
+    ASSAY_TRY_GOTO(assay_layout_parse(o->layout[0] != 0 ? o->layout : "1", &p), st, done);
+    ASSAY_TRY_GOTO(assay_grid_make(&p, &g), st, done);
+    ASSAY_TRY_GOTO(assay_grid_check_model(&g, config), st, done);
+    ASSAY_TRY_GOTO(assay_batches_open(&batches, o->batch, config->vocab_size), st, done);
+    ASSAY_TRY_GOTO(assay_batch_plan_make(batches.microbatches, batches.b, g.p.data_parallel_size, 0, &plan),
+                   st, done);
+    ASSAY_CHECK_GOTO(o->train_iters <= batches.steps, ASSAY_INVALID_ARGUMENT, st, done,
+                     "train_iters %lld: the batch file %s holds %lld steps", (long long)o->train_iters,
+                     o->batch, (long long)batches.steps);
+done:
+    assay_batches_close(&batches);
+    free(config);
+    return st;
+}
+
 static assay_status run_step(const step_options *s, const assay_train_options *o)
 {
     parity_engine e = {0};
@@ -49,7 +78,9 @@ static assay_status run_step(const step_options *s, const assay_train_options *o
         return ref_step(o);
     ASSAY_TRY(parity_engine_find(s->engine, s->engine_program, &e));
     fprintf(stderr, "assay step: engine %s (%s)\n", e.name, e.reason);
-    const assay_status st = parity_engine_run(&e, "step", o, NULL, NULL, false, s->timeout_s, NULL);
+    assay_status st = check_inputs(&e, o);
+    if (st == ASSAY_OK)
+        st = parity_engine_run(&e, "step", o, NULL, NULL, false, s->timeout_s, NULL);
     parity_engine_free(&e);
     return st;
 }

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_FAILURES_SHOWN = 20 };
+enum { MAX_SHOWN_PER_CHECK = 4 };
 
 static void print_cell(FILE *out, const parity_column *c, int k)
 {
@@ -24,30 +24,43 @@ static void print_cell(FILE *out, const parity_column *c, int k)
     fprintf(out, " %11s", text);
 }
 
+static void print_failure(const parity_result *x, FILE *out)
+{
+    char place[PARITY_TEXT];
+    parity_result_place(x, place, sizeof place);
+    fprintf(out, "\n%s  %s %s %s, %s: %s\n", parity_verdict_name(x->verdict), x->case_name, x->precision,
+            x->layout, parity_check_name(x->check), place);
+    if (x->message[0] != 0)
+        fprintf(out, "      %s\n", x->message);
+    if (x->diagnosis[0] != 0)
+        fprintf(out, "      looks like: %s\n", x->diagnosis);
+    if (x->reproduce[0] != 0)
+        fprintf(out, "      again with: %s\n", x->reproduce);
+}
+
+/* Checks that name an operation come before those that see only its consequences; no check may crowd out the
+ * others. */
 static void print_failures(const parity_report *r, FILE *out)
 {
-    int64_t failures = 0, skips = 0;
-    for (int64_t i = 0; i < parity_report_count(r); i++) {
-        const parity_result *x = parity_report_at(r, i);
-        char place[PARITY_TEXT];
-        if (x->verdict == PARITY_PASS)
-            continue;
-        int64_t *shown = x->verdict == PARITY_FAIL ? &failures : &skips;
-        if ((*shown)++ >= MAX_FAILURES_SHOWN)
-            continue;
-        parity_result_place(x, place, sizeof place);
-        fprintf(out, "\n%s  %s %s %s, %s: %s\n", parity_verdict_name(x->verdict), x->case_name, x->precision,
-                x->layout, parity_check_name(x->check), place);
-        if (x->message[0] != 0)
-            fprintf(out, "      %s\n", x->message);
-        if (x->diagnosis[0] != 0)
-            fprintf(out, "      looks like: %s\n", x->diagnosis);
-        if (x->reproduce[0] != 0)
-            fprintf(out, "      again with: %s\n", x->reproduce);
+    static const parity_check order[] = {PARITY_CHECK_LOCAL,      PARITY_CHECK_EXACT,   PARITY_CHECK_ROUTING,
+                                         PARITY_CHECK_FLOW,       PARITY_CHECK_WHOLE,   PARITY_CHECK_BITWISE,
+                                         PARITY_CHECK_CHECKPOINT, PARITY_CHECK_ASSEMBLE};
+    _Static_assert(sizeof order / sizeof *order == PARITY_CHECK_COUNT, "every check has a place");
+    int64_t hidden = 0;
+    for (int k = 0; k < PARITY_CHECK_COUNT; k++) {
+        int64_t shown = 0;
+        for (int64_t i = 0; i < parity_report_count(r); i++) {
+            const parity_result *x = parity_report_at(r, i);
+            if (x->verdict == PARITY_PASS || x->check != order[k])
+                continue;
+            if (shown++ < MAX_SHOWN_PER_CHECK)
+                print_failure(x, out);
+            else
+                hidden++;
+        }
     }
-    if (failures > MAX_FAILURES_SHOWN)
-        fprintf(out, "\n%lld more failures are in results.jsonl\n",
-                (long long)(failures - MAX_FAILURES_SHOWN));
+    if (hidden > 0)
+        fprintf(out, "\n%lld more are in results.jsonl\n", (long long)hidden);
 }
 
 void parity_report_table(const parity_report *r, FILE *out)
