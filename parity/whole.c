@@ -12,228 +12,38 @@
  * perturbation of a stored value is half an ulp where the recipe stores it narrower than it adds; where it
  * adds in the type that it stores, sums of n terms err like a random walk, sqrt(n/3) half ulps.  No constant
  * is tuned.  Source: docs/TOLERANCES.md 3.7. */
-#include "parity/judge.h"
+#include "parity/whole.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { RUNS = 4 };
+typedef struct whole {
+    const assay_trace *trace;
+    const parity_index *x;
+    const parity_whole_runs *r;
+    parity_table *table;
+    parity_result base;
+    parity_scales scales;
+} whole;
 
-/* Runs of the reference on one set of choices. */
-typedef struct runs {
-    char key[ASSAY_HASH_HEX + 16];
-    ref_run_result truth, perturbed[RUNS];
-    bool has_logits; /* of microbatch 0 of step 0 */
-    ref_run_result logits_truth, logits_perturbed[RUNS];
-    double jump, jump_rate; /* of masters: largest step apart, how many such per element */
-} runs;
-
-struct parity_whole_cache {
-    const assay_model_spec *spec;
-    assay_train_options options;
-    const assay_batches *batches;
-    double *const *weights;
-    int64_t n;
-    runs **all;
-};
-
-assay_status parity_whole_cache_create(parity_whole_cache **out, const assay_model_spec *spec,
-                                       const assay_train_options *options, const assay_batches *batches,
-                                       double *const *weights)
-{
-    *out = calloc(1, sizeof **out);
-    ASSAY_CHECK(*out, ASSAY_OUT_OF_MEMORY, "cache of reference runs");
-    (*out)->spec = spec;
-    (*out)->options = *options;
-    (*out)->batches = batches;
-    (*out)->weights = weights;
-    return ASSAY_OK;
-}
-
-static void runs_destroy(runs *r)
-{
-    if (!r)
-        return;
-    ref_run_result_free(&r->truth);
-    ref_run_result_free(&r->logits_truth);
-    for (int i = 0; i < RUNS; i++) {
-        ref_run_result_free(&r->perturbed[i]);
-        ref_run_result_free(&r->logits_perturbed[i]);
-    }
-    free(r);
-}
-
-void parity_whole_cache_destroy(parity_whole_cache *c)
-{
-    if (!c)
-        return;
-    for (int64_t i = 0; i < c->n; i++)
-        runs_destroy(c->all[i]);
-    free(c->all);
-    free(c);
-}
-
-/* --- the candidate's choices -------------------------------------------------------------------------- */
-
-typedef struct choices {
-    const assay_model_spec *spec;
-    int64_t steps, microbatches, tokens, k;
-    int64_t *indices; /* [steps][microbatches][layers][2][tokens][k]; first entry -1: not recorded */
+/* One tensor: the candidate's values, the reference's, the perturbed ones. */
+typedef struct subject {
+    const double *found, *truth, *perturbed[PARITY_WHOLE_RUNS];
     int64_t count;
-} choices;
+    const int64_t *shape;
+    int ndim;
+    assay_dtype stored;
+    double jump, jump_rate; /* masters; else 0 */
+    double *allowance;      /* [count] out: of an element, its slice's share */
+} subject;
 
-static int64_t choice_at(const choices *c, int64_t step, int64_t microbatch, int64_t layer, bool aux)
+/* Quantile of Student's t with `nu` degrees of freedom where the normal's is 4 (Cornish-Fisher). */
+static double kappa_of(double nu)
 {
-    const int64_t layers = c->spec->config.num_layers;
-    return ((((step * c->microbatches) + microbatch) * layers + layer) * 2 + aux) * c->tokens * c->k;
-}
-
-static bool look_up(void *user, int64_t step, int64_t microbatch, int64_t layer, bool aux, int64_t *indices,
-                    int64_t t, int64_t k)
-{
-    const choices *c = user;
-    if (step >= c->steps || microbatch >= c->microbatches || t != c->tokens || k != c->k)
-        return false;
-    const int64_t *from = c->indices + choice_at(c, step, microbatch, layer, aux);
-    if (t * k == 0 || from[0] < 0)
-        return false;
-    memcpy(indices, from, (size_t)(t * k) * sizeof *indices);
-    return true;
-}
-
-/* Fills one block from the trace; a tensor that cannot be assembled leaves the choice to the reference. */
-static assay_status read_choice(choices *c, const parity_index *x, int64_t step, int64_t microbatch,
-                                int64_t layer, bool aux)
-{
-    char name[ASSAY_NAME];
-    snprintf(name, sizeof name, "decoder.layers.%lld.mlp.router.%s", (long long)layer,
-             aux ? "aux.aux_indices" : "indices");
-    int64_t *to = c->indices + choice_at(c, step, microbatch, layer, aux);
-    const parity_entry *e = parity_index_find(x, name, ASSAY_PHASE_FORWARD, step, microbatch);
-    parity_result finding;
-    parity_global g = {0};
-    parity_result_init(&finding);
-    to[0] = -1;
-    if (!e)
-        return ASSAY_OK;
-    ASSAY_TRY(parity_entry_assemble(x, e, &g, &finding));
-    if (g.complete && g.dtype == ASSAY_I64 && g.count == c->tokens * c->k)
-        memcpy(to, g.data, (size_t)g.count * sizeof *to);
-    parity_global_free(&g);
-    return ASSAY_OK;
-}
-
-/* The reference refuses experts that do not exist or do not ascend: such a row is the routing check's. */
-static void drop_malformed(choices *c, int64_t block)
-{
-    int64_t *x = c->indices + block;
-    for (int64_t i = 0; x[0] >= 0 && i < c->tokens * c->k; i++) {
-        if (x[i] < 0 || x[i] >= c->spec->config.num_moe_experts || (i % c->k > 0 && x[i] <= x[i - 1])) {
-            x[0] = -1;
-            return;
-        }
-    }
-}
-
-static assay_status read_choices(const parity_whole_cache *cache, const parity_index *x, int64_t steps,
-                                 choices *c)
-{
-    const assay_model_config *m = &cache->spec->config;
-    *c = (choices){.spec = cache->spec,
-                   .steps = steps,
-                   .microbatches = cache->batches->microbatches,
-                   .tokens = cache->batches->b * cache->batches->s,
-                   .k = m->num_moe_experts > 0 ? m->moe_router_topk : 0};
-    c->count = choice_at(c, steps, 0, 0, false);
-    c->indices = malloc(((size_t)c->count + 1) * sizeof *c->indices);
-    ASSAY_CHECK(c->indices, ASSAY_OUT_OF_MEMORY, "routing choices");
-    memset(c->indices, 0xff, ((size_t)c->count + 1) * sizeof *c->indices);
-    for (int64_t s = 0; s < steps; s++) {
-        for (int64_t b = 0; b < c->microbatches; b++) {
-            for (int64_t l = 0; l < m->num_layers && c->k * c->tokens > 0; l++) {
-                for (int aux = 0; m->layer_is_moe[l] && aux < 2; aux++) {
-                    ASSAY_TRY(read_choice(c, x, s, b, l, aux));
-                    drop_malformed(c, choice_at(c, s, b, l, aux));
-                }
-            }
-        }
-    }
-    return ASSAY_OK;
-}
-
-/* --- runs of the reference ---------------------------------------------------------------------------- */
-
-/* Longest sum that the model makes, for the random walk of its rounding errors. */
-static double longest_sum(const parity_whole_cache *c)
-{
-    const assay_model_config *m = &c->spec->config;
-    const int64_t sizes[] = {
-        m->hidden_size,         m->ffn_hidden_size,
-        m->moe_ffn_hidden_size, m->num_attention_heads * m->kv_channels,
-        m->vocab_size,          c->batches->b * c->batches->s * c->batches->microbatches};
-    int64_t longest = 1;
-    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
-        longest = sizes[i] > longest ? sizes[i] : longest;
-    return (double)longest;
-}
-
-static ref_policy policy_of(const parity_whole_cache *c, assay_precision precision, int run)
-{
-    const double walk = sqrt(longest_sum(c) / 3.0);
-    ref_policy p = {.precision = precision, .perturb_seed = 1000 + (uint64_t)run};
-    p.perturb = precision == ASSAY_PRECISION_BF16 ? 1.0 : fmax(1.0, walk);
-    return p;
-}
-
-static assay_status run_all(const parity_whole_cache *c, const assay_batches *batches,
-                            assay_precision precision, choices *choice, bool logits, ref_run_result *truth,
-                            ref_run_result perturbed[RUNS])
-{
-    assay_parallel_config one;
-    assay_train_options options = c->options;
-    ref_run_config config = {.spec = c->spec,
-                             .options = &options,
-                             .batches = batches,
-                             .routing = look_up,
-                             .routing_user = choice,
-                             .want_logits = logits,
-                             .want_grads = !logits,
-                             .want_states = !logits && batches->training};
-    if (!batches->training)
-        options.train_iters = 0;
-    ASSAY_TRY(assay_layout_parse("1", &one));
-    ASSAY_TRY(assay_grid_make(&one, &config.grid));
-    config.policy.precision = ASSAY_PRECISION_FP64;
-    ASSAY_TRY(ref_run(&config, c->weights, truth));
-    for (int i = 0; i < RUNS; i++) {
-        config.policy = policy_of(c, precision, i);
-        ASSAY_TRY(ref_run(&config, c->weights, &perturbed[i]));
-    }
-    return ASSAY_OK;
-}
-
-/* Size and rate of the masters' jumps, over all parameters: AdamW makes them alike. */
-static void measure_jumps(runs *r)
-{
-    double energy = 0.0, n = 0.0;
-    r->jump = 0.0;
-    for (int64_t i = 0; i < r->truth.n_tensors; i++) {
-        const ref_named_tensor *t = &r->truth.tensors[i];
-        int64_t count = 1;
-        for (int d = 0; d < t->ndim; d++)
-            count *= t->shape[d];
-        for (int k = 0; k < RUNS && strcmp(t->kind, "weight") == 0; k++) {
-            const ref_named_tensor *p = ref_result_find(&r->perturbed[k], "weight", t->name, t->step);
-            for (int64_t e = 0; p && e < count; e++) {
-                const double d = fabs(p->data[e] - t->data[e]);
-                r->jump = d > r->jump ? d : r->jump;
-                energy += d * d;
-            }
-            n += (double)count;
-        }
-    }
-    r->jump_rate = r->jump > 0.0 ? energy / (r->jump * r->jump * n) : 0.0;
+    const double z = 4.0, z2 = z * z, z3 = z2 * z, z5 = z3 * z2, z7 = z5 * z2;
+    return z + (z3 + z) / (4.0 * nu) + (5.0 * z5 + 16.0 * z3 + 3.0 * z) / (96.0 * nu * nu) +
+           (3.0 * z7 + 19.0 * z5 + 17.0 * z3 - 15.0 * z) / (384.0 * nu * nu * nu);
 }
 
 /* Smallest k that a Poisson variable of mean lambda exceeds no more often than a normal one exceeds 4 sigma.
@@ -252,82 +62,6 @@ static double poisson_quantile(double lambda)
     return lambda > 700.0 ? lambda + 4.0 * sqrt(lambda) : k;
 }
 
-/* Microbatch 0 of step 0 as a batch of its own: its logits depend on the initial weights alone. */
-static assay_status run_logits(const parity_whole_cache *c, assay_precision precision, choices *choice,
-                               runs *r)
-{
-    assay_batches first = *c->batches;
-    if (assay_batches_n_targets(c->batches, 0, 0) == 0)
-        return ASSAY_OK; /* a batch without labels has no loss to run */
-    first.training = false;
-    first.steps = first.microbatches = 1;
-    ASSAY_TRY(run_all(c, &first, precision, choice, true, &r->logits_truth, r->logits_perturbed));
-    r->has_logits = true;
-    return ASSAY_OK;
-}
-
-static assay_status find_runs(parity_whole_cache *c, assay_precision precision, choices *choice, runs **out)
-{
-    char hash[ASSAY_HASH_HEX], key[ASSAY_HASH_HEX + 16];
-    ASSAY_TRY(assay_hash_init());
-    assay_hash_tensor(ASSAY_I64, &choice->count, 1, choice->indices,
-                      (size_t)choice->count * sizeof *choice->indices, hash);
-    snprintf(key, sizeof key, "%s|%s", assay_precision_name(precision), hash);
-    for (int64_t i = 0; i < c->n; i++) {
-        if (strcmp(c->all[i]->key, key) == 0) {
-            *out = c->all[i];
-            return ASSAY_OK;
-        }
-    }
-    runs **all = realloc(c->all, (size_t)(c->n + 1) * sizeof *all);
-    ASSAY_CHECK(all, ASSAY_OUT_OF_MEMORY, "reference runs");
-    c->all = all;
-    runs *r = calloc(1, sizeof *r);
-    ASSAY_CHECK(r, ASSAY_OUT_OF_MEMORY, "reference runs");
-    memcpy(r->key, key, sizeof r->key);
-    assay_status st = run_all(c, c->batches, precision, choice, false, &r->truth, r->perturbed);
-    if (st == ASSAY_OK)
-        st = run_logits(c, precision, choice, r);
-    if (st != ASSAY_OK) {
-        runs_destroy(r);
-        return st;
-    }
-    measure_jumps(r);
-    c->all[c->n++] = r;
-    *out = r;
-    return ASSAY_OK;
-}
-
-/* --- comparing ---------------------------------------------------------------------------------------- */
-
-typedef struct whole {
-    const assay_trace *trace;
-    const parity_index *x;
-    const runs *r;
-    parity_table *table;
-    parity_result base;
-    parity_scales scales;
-} whole;
-
-/* One tensor: the candidate's values, the reference's, the perturbed ones. */
-typedef struct subject {
-    const double *found, *truth, *perturbed[RUNS];
-    int64_t count;
-    const int64_t *shape;
-    int ndim;
-    assay_dtype stored;
-    double jump, jump_rate; /* masters; else 0 */
-    double *allowance;      /* [count] out: of an element, its slice's share */
-} subject;
-
-/* Quantile of Student's t with `nu` degrees of freedom where the normal's is 4 (Cornish-Fisher). */
-static double kappa_of(double nu)
-{
-    const double z = 4.0, z2 = z * z, z3 = z2 * z, z5 = z3 * z2, z7 = z5 * z2;
-    return z + (z3 + z) / (4.0 * nu) + (5.0 * z5 + 16.0 * z3 + 3.0 * z) / (96.0 * nu * nu) +
-           (3.0 * z7 + 19.0 * z5 + 17.0 * z3 - 15.0 * z) / (384.0 * nu * nu * nu);
-}
-
 /* Elements [first, first+n): error, allowance, verdict. */
 static void compare_slice(const subject *s, int64_t first, int64_t n, double *error, double *allowed)
 {
@@ -336,7 +70,7 @@ static void compare_slice(const subject *s, int64_t first, int64_t n, double *er
         const double d = s->found[i] - s->truth[i];
         e += d * d;
         norm += s->truth[i] * s->truth[i];
-        for (int k = 0; k < RUNS; k++) {
+        for (int k = 0; k < PARITY_WHOLE_RUNS; k++) {
             const double p = s->perturbed[k][i] - s->truth[i];
             spread += p * p;
         }
@@ -344,7 +78,7 @@ static void compare_slice(const subject *s, int64_t first, int64_t n, double *er
     const int precision = assay_dtype_precision(s->stored);
     const double unit = ldexp(1.0, -(precision > 24 || precision == 0 ? 24 : precision));
     *error = sqrt(e);
-    *allowed = kappa_of((double)(RUNS * n)) * sqrt(spread / RUNS);
+    *allowed = kappa_of((double)(PARITY_WHOLE_RUNS * n)) * sqrt(spread / PARITY_WHOLE_RUNS);
     if (s->jump > 0.0)
         *allowed = fmax(*allowed, s->jump * sqrt(poisson_quantile((double)n * s->jump_rate)));
     *allowed += unit * sqrt(norm);
@@ -464,7 +198,7 @@ static assay_status judge_named(const whole *h, const assay_model_config *m, con
         s = (subject){.truth = truth->data, .shape = truth->shape, .ndim = truth->ndim, .count = 1};
         for (int d = 0; d < truth->ndim; d++)
             s.count *= truth->shape[d];
-        for (int i = 0; i < RUNS; i++) {
+        for (int i = 0; i < PARITY_WHOLE_RUNS; i++) {
             const ref_named_tensor *p = ref_result_find(&h->r->perturbed[i], kind, name, step);
             s.perturbed[i] = p ? p->data : truth->data;
         }
@@ -490,7 +224,7 @@ done:
 
 /* loss and grad_norm: numbers of a step. */
 static assay_status judge_number(const whole *h, const assay_model_config *m, const char *name, int64_t step,
-                                 const double *truth, double *const perturbed[RUNS])
+                                 const double *truth, double *const perturbed[PARITY_WHOLE_RUNS])
 {
     static const int64_t one[1] = {1};
     parity_result r;
@@ -498,7 +232,7 @@ static assay_status judge_number(const whole *h, const assay_model_config *m, co
     double *found = NULL;
     start(h, name, ASSAY_PHASE_OPTIMIZER, step, -1, &r);
     subject s = {.truth = truth + step, .shape = one, .ndim = 1, .count = 1};
-    for (int i = 0; i < RUNS; i++)
+    for (int i = 0; i < PARITY_WHOLE_RUNS; i++)
         s.perturbed[i] = perturbed[i] + step;
     assay_status st = candidate_values(h, name, ASSAY_PHASE_OPTIMIZER, step, -1, 1, &g, &found, &r);
     if (st == ASSAY_OK && found) {
@@ -529,7 +263,7 @@ static double *to_sequence_major(const ref_named_tensor *t)
 
 static assay_status judge_logits(const whole *h, const assay_model_config *m)
 {
-    double *truth = NULL, *perturbed[RUNS] = {NULL}, *found = NULL;
+    double *truth = NULL, *perturbed[PARITY_WHOLE_RUNS] = {NULL}, *found = NULL;
     parity_global g = {0};
     parity_result r;
     assay_status st = ASSAY_OK;
@@ -538,7 +272,7 @@ static assay_status judge_logits(const whole *h, const assay_model_config *m)
     if (!t || t->ndim != 3)
         return ASSAY_OK;
     truth = to_sequence_major(t);
-    for (int i = 0; i < RUNS; i++) {
+    for (int i = 0; i < PARITY_WHOLE_RUNS; i++) {
         const ref_named_tensor *p = ref_result_find(&h->r->logits_perturbed[i], "logits", "logits", 0);
         perturbed[i] = to_sequence_major(p ? p : t);
         ASSAY_CHECK_GOTO(perturbed[i] && truth, ASSAY_OUT_OF_MEMORY, st, done, "logits");
@@ -555,7 +289,7 @@ static assay_status judge_logits(const whole *h, const assay_model_config *m)
     }
     st = parity_table_merge(h->table, &r);
 done:
-    for (int i = 0; i < RUNS; i++)
+    for (int i = 0; i < PARITY_WHOLE_RUNS; i++)
         free(perturbed[i]);
     free(truth);
     free(found);
@@ -598,8 +332,8 @@ static assay_status judge_everything(const whole *h, const parity_whole_cache *c
 {
     const ref_run_result *truth = &h->r->truth;
     const bool training = c->batches->training;
-    double *loss[RUNS], *norm[RUNS];
-    for (int i = 0; i < RUNS; i++) {
+    double *loss[PARITY_WHOLE_RUNS], *norm[PARITY_WHOLE_RUNS];
+    for (int i = 0; i < PARITY_WHOLE_RUNS; i++) {
         loss[i] = h->r->perturbed[i].loss;
         norm[i] = h->r->perturbed[i].grad_norm;
     }
@@ -631,8 +365,8 @@ assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t,
 {
     assay_status st = ASSAY_OK;
     parity_index *x = NULL;
-    runs *r = NULL;
-    choices choice = {0};
+    parity_whole_runs *r = NULL;
+    parity_whole_choices choice = {0};
     whole h = {.trace = t};
     assay_precision precision = ASSAY_PRECISION_FP64;
     ASSAY_TRY(candidate_precision(t, &precision));
@@ -643,8 +377,8 @@ assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t,
     parity_result_from_trace(&h.base, t);
     parity_scales_from_trace(t, &h.scales);
     ASSAY_TRY_GOTO(parity_index_create(&x, t), st, done);
-    ASSAY_TRY_GOTO(read_choices(cache, x, steps, &choice), st, done);
-    ASSAY_TRY_GOTO(find_runs(cache, precision, &choice, &r), st, done);
+    ASSAY_TRY_GOTO(parity_whole_read_choices(cache, x, steps, &choice), st, done);
+    ASSAY_TRY_GOTO(parity_whole_find_runs(cache, precision, &choice, &r), st, done);
     ASSAY_TRY_GOTO(parity_table_create(&h.table, PARITY_CHECK_WHOLE), st, done);
     h.x = x;
     h.r = r;
