@@ -172,9 +172,9 @@ static int selftest(const char *mutants, const char *only)
                     (char *)"--case-file",
                     (char *)ASSAY_SOURCE_DIR "/parity/cases/qwen3_moe.json",
                     (char *)"--mutants",
-                    (char *)mutants,
+                    (char *)(uintptr_t)mutants,
                     only ? (char *)"--only" : NULL,
-                    (char *)only,
+                    (char *)(uintptr_t)only,
                     NULL};
     return parity_main_selftest(only ? 9 : 7, argv);
 }
