@@ -166,17 +166,22 @@ Test(parity_selftest, the_mutants_that_come_with_assay_cover_every_check)
 
 static int selftest(const char *mutants, const char *only)
 {
-    char *argv[] = {(char *)"selftest",
-                    (char *)"--engine-program",
-                    (char *)ASSAY_BIN_DIR "/assay-sim",
-                    (char *)"--case-file",
-                    (char *)ASSAY_SOURCE_DIR "/parity/cases/qwen3_moe.json",
-                    (char *)"--mutants",
-                    (char *)(uintptr_t)mutants,
-                    only ? (char *)"--only" : NULL,
-                    (char *)(uintptr_t)only,
-                    NULL};
-    return parity_main_selftest(only ? 9 : 7, argv);
+    char text[9][512] = {"selftest",
+                         "--engine-program",
+                         ASSAY_BIN_DIR "/assay-sim",
+                         "--case-file",
+                         ASSAY_SOURCE_DIR "/parity/cases/qwen3_moe.json",
+                         "--mutants",
+                         "",
+                         "--only",
+                         ""};
+    char *argv[10] = {NULL};
+    snprintf(text[6], sizeof text[6], "%s", mutants);
+    snprintf(text[8], sizeof text[8], "%s", only ? only : "");
+    const int argc = only ? 9 : 7;
+    for (int i = 0; i < argc; i++)
+        argv[i] = text[i];
+    return parity_main_selftest(argc, argv);
 }
 
 Test(parity_selftest, a_planted_engine_fault_is_caught)
