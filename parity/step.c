@@ -10,12 +10,14 @@ typedef struct step_options {
     char engine[8];
     char engine_program[ASSAY_PATH];
     double timeout_s;
+    char precision[8]; /* "": fp64 for the reference, fp32 for the engine */
 } step_options;
 
 static const assay_extra_option EXTRA[] = {
     {"engine", "ref|gpu|sim|auto",
      "who computes (default auto: the GPU where one answers, else the simulator)"},
     {"engine_program", "PATH", "use this engine program"},
+    {"precision", "fp64|fp32|bf16", "default: fp64 for the reference, fp32 for the engine"},
     {"timeout", "SECONDS", "time limit of the run (default none)"},
     {NULL, NULL, NULL}};
 
@@ -30,8 +32,17 @@ static assay_status on_option(void *user, const char *name, const char *text)
                     ASSAY_INVALID_ARGUMENT, "--timeout: expected seconds, found %s", text);
         return ASSAY_OK;
     }
-    char *out = strcmp(name, "engine") == 0 ? o->engine : o->engine_program;
-    const size_t capacity = strcmp(name, "engine") == 0 ? sizeof o->engine : sizeof o->engine_program;
+    char *out = o->engine_program;
+    size_t capacity = sizeof o->engine_program;
+    if (strcmp(name, "engine") == 0) {
+        out = o->engine;
+        capacity = sizeof o->engine;
+    } else if (strcmp(name, "precision") == 0) {
+        assay_train_options checked;
+        ASSAY_TRY(assay_train_option_set(&checked, "precision", text));
+        out = o->precision;
+        capacity = sizeof o->precision;
+    }
     ASSAY_CHECK(strlen(text) < capacity, ASSAY_INVALID_ARGUMENT, "--%s: unexpected value %s", name, text);
     snprintf(out, capacity, "%s", text);
     return ASSAY_OK;
@@ -95,6 +106,11 @@ int parity_main_step(int argc, char **argv)
         "One forward and backward pass ([b,s] batches) or optimizer steps ([steps,microbatches,b,s] "
         "batches) of a Hugging Face model; results go to one safetensors file.",
         "", &o, EXTRA, on_option, &s);
+    if (st == ASSAY_OK)
+        st = assay_train_option_set(&o, "precision",
+                                    s.precision[0] != 0            ? s.precision
+                                    : strcmp(s.engine, "ref") == 0 ? "fp64"
+                                                                   : "fp32");
     if (st == ASSAY_OK)
         st = run_step(&s, &o);
     if (st != ASSAY_OK) {
