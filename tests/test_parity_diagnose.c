@@ -103,9 +103,9 @@ Test(parity_diagnose, first_nan_is_named)
     double e[N], f[N];
     make(e);
     memcpy(f, e, sizeof f);
-    f[9] = NAN;
+    f[9] = (double)NAN;
     expect(f, e, ASSAY_F32, "the first at [2, 1]");
-    f[10] = INFINITY;
+    f[10] = (double)INFINITY;
     expect(f, e, ASSAY_F32, "1 NaN and 1 infinities");
 }
 
