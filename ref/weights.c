@@ -133,6 +133,35 @@ static assay_status has_weights(const char *model_dir, bool *out)
     return ASSAY_OK;
 }
 
+static bool ends_with(const char *name, const char *tail)
+{
+    const size_t n = strlen(name), t = strlen(tail);
+    return n >= t && strcmp(name + n - t, tail) == 0;
+}
+
+static bool has_place(const assay_model_spec *spec, const char *name)
+{
+    /* Old files carry rotary tables, tied models may carry the head twice. */
+    if (ends_with(name, "rotary_emb.inv_freq") ||
+        (spec->config.tie_word_embeddings && strcmp(name, "lm_head.weight") == 0))
+        return true;
+    for (int64_t i = 0; i < spec->n_params; i++)
+        for (int k = 0; k < spec->params[i].n_parts; k++)
+            if (strcmp(spec->params[i].parts[k].name, name) == 0)
+                return true;
+    return false;
+}
+
+/* A bias or an expert that the configuration does not know must not be dropped in silence. */
+static assay_status check_places(const assay_model_spec *spec, const assay_tensorfile *f)
+{
+    for (int64_t i = 0; i < assay_tensorfile_count(f); i++)
+        ASSAY_CHECK(has_place(spec, assay_tensorfile_at(f, i)->name), ASSAY_MISMATCH,
+                    "%s: tensor '%s' has no place in this model (%s)", assay_tensorfile_path(f),
+                    assay_tensorfile_at(f, i)->name, assay_arch_name(spec->config.arch));
+    return ASSAY_OK;
+}
+
 static assay_status fill_weights(const assay_model_spec *spec, const assay_tensorfile *f, uint64_t seed,
                                  double **weights)
 {
@@ -165,7 +194,9 @@ assay_status ref_weights_load(const assay_model_spec *spec, const char *model_di
     double **w = calloc((size_t)spec->n_params + 1, sizeof *w);
     ASSAY_CHECK_GOTO(w, ASSAY_OUT_OF_MEMORY, st, done, "out of memory: %lld parameters",
                      (long long)spec->n_params);
-    st = fill_weights(spec, f, seed, w);
+    st = f ? check_places(spec, f) : ASSAY_OK;
+    if (st == ASSAY_OK)
+        st = fill_weights(spec, f, seed, w);
     if (st != ASSAY_OK) {
         ref_weights_free(spec, w);
         goto done;
