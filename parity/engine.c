@@ -45,7 +45,8 @@ static assay_status ask(const char *program, json_t **out)
     ASSAY_CHECK_GOTO(WIFEXITED(status) && WEXITSTATUS(status) == 0, ASSAY_CHILD, st, done,
                      "%s doctor: no device answers (exit status %d)", program,
                      WIFEXITED(status) ? WEXITSTATUS(status) : -1);
-    ASSAY_TRY_GOTO(assay_json_parse(out, text, n, "doctor"), st, done);
+    if ((st = assay_json_parse(out, text, n, "doctor")) != ASSAY_OK)
+        assay_context(st, "%s doctor: expected a JSON object that describes the device", program);
 done:
     free(text);
     return st;
@@ -56,6 +57,8 @@ static assay_status use(const char *program, parity_engine *out)
     bool simulated = false;
     int64_t devices = 1;
     char device[200] = "a device";
+    ASSAY_CHECK(access(program, X_OK) == 0, ASSAY_NOT_FOUND, "engine %s: expected an executable program: %s",
+                program, strerror(errno));
     ASSAY_TRY(ask(program, &out->doctor));
     ASSAY_TRY(assay_json_get_bool(out->doctor, "simulated", true, "doctor", &simulated));
     ASSAY_TRY(assay_json_get_i64(out->doctor, "devices", false, 0, 1024, "doctor", &devices));

@@ -72,6 +72,18 @@ static assay_status parse_shard(parity_run_options *o, const char *text)
     return ASSAY_OK;
 }
 
+static assay_status parse_check(parity_run_options *o, const char *text)
+{
+    char known[128] = "";
+    for (int k = 0; k < PARITY_CHECK_COUNT; k++) {
+        const char *name = parity_check_name((parity_check)k);
+        if (strcmp(text, name) == 0)
+            return copy_text(o->check, sizeof o->check, "check", text);
+        snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", k > 0 ? ", " : "", name);
+    }
+    ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "--check: expected one of %s, found %s", known, text);
+}
+
 static assay_status on_option(void *user, const char *name, const char *text)
 {
     parity_run_options *o = user;
@@ -87,9 +99,12 @@ static assay_status on_option(void *user, const char *name, const char *text)
     if (strcmp(name, "report") == 0)
         return copy_text(o->report_dir, sizeof o->report_dir, name, text);
     if (strcmp(name, "check") == 0)
-        return copy_text(o->check, sizeof o->check, name, text);
-    if (strcmp(name, "precision") == 0)
+        return parse_check(o, text);
+    if (strcmp(name, "precision") == 0) {
+        ASSAY_CHECK(strcmp(text, "fp32") == 0 || strcmp(text, "bf16") == 0, ASSAY_INVALID_ARGUMENT,
+                    "--precision: expected fp32 or bf16, found %s", text);
         return copy_text(o->precision, sizeof o->precision, name, text);
+    }
     if (strcmp(name, "shard") == 0)
         return parse_shard(o, text);
     if (strcmp(name, "jobs") == 0)
@@ -340,8 +355,12 @@ static assay_status collect(run_state *s, int index, int status)
     const parity_task *t = &s->tasks[index];
     part_path(s, index, "jsonl", path);
     const int64_t before = parity_report_count(s->report);
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 0 &&
-        parity_report_load_jsonl(s->report, path) == ASSAY_OK && parity_report_count(s->report) > before) {
+    const bool loaded = WIFEXITED(status) && WEXITSTATUS(status) == 0 &&
+                        parity_report_load_jsonl(s->report, path) == ASSAY_OK;
+    const bool empty = parity_report_count(s->report) == before;
+    if (loaded && empty && s->o.check[0] != 0)
+        return ASSAY_OK; /* --check asks for one that this case does not have, as routing of a dense model */
+    if (loaded && !empty) {
         part_path(s, index, "facts.json", path);
         if (assay_json_load(&facts, path) == ASSAY_OK)
             json_object_set_new(s->facts, task_label(t, label, sizeof label), facts);
@@ -358,7 +377,8 @@ static assay_status collect(run_state *s, int index, int status)
         snprintf(r.message, sizeof r.message, "the judge died of signal %d (%s)", WTERMSIG(status),
                  strsignal(WTERMSIG(status)));
     else
-        snprintf(r.message, sizeof r.message, "the judge left no result: %.400s", assay_error_message());
+        snprintf(r.message, sizeof r.message, "the judge left no result%s%.400s", loaded ? "" : ": ",
+                 loaded ? "" : assay_error_message());
     return parity_report_add(s->report, &r);
 }
 
@@ -409,6 +429,8 @@ static assay_status prepare(run_state *s)
 {
     char work[ASSAY_PATH + 16];
     snprintf(work, sizeof work, "%s/work", s->o.report_dir);
+    for (int i = 0; i < s->n_cases; i++)
+        ASSAY_TRY(parity_check_case(&s->cases[i]));
     ASSAY_TRY(assay_mkdir_p(s->o.report_dir));
     /* Scratch of an earlier run: ours by name, and only below the report folder. */
     if (access(work, F_OK) == 0)

@@ -32,6 +32,8 @@ typedef struct parity_task {
     char case_dir[ASSAY_PATH];           /* model and batch of the case */
 } parity_task;
 
+/* Configuration and data of a case fit each other and its sizes; writes nothing. */
+assay_status parity_check_case(const parity_case *c);
 /* Model folder and batch file of a case, made once before its tasks. */
 assay_status parity_prepare_case(const parity_case *c, const char *case_dir);
 /* Runs one task and adds its results.  *facts gets wall times. */

@@ -29,34 +29,58 @@ static assay_status model_config_of(const parity_case *c, const char *case_dir, 
     return assay_config_load(c->model_dir[0] != 0 ? c->model_dir : dir, config);
 }
 
+/* Text of the case; freed by the caller with assay_dataset_close. */
+static assay_status open_data(const parity_case *c, assay_dataset **data)
+{
+    char what[ASSAY_PATH + 16];
+    const char *paths[PARITY_MAX_DATA_PATHS];
+    assay_status st = ASSAY_OK;
+    assay_model_config *config = malloc(sizeof *config);
+    ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
+    snprintf(what, sizeof what, "%s: model", c->file);
+    ASSAY_TRY_GOTO(c->model != NULL ? assay_config_from_json(c->model, what, config)
+                                    : assay_config_load(c->model_dir, config),
+                   st, done);
+    for (int i = 0; i < c->n_data_paths; i++)
+        paths[i] = c->data_paths[i];
+    ASSAY_TRY_GOTO(assay_dataset_open(data, paths, c->n_data_paths), st, done);
+    ASSAY_CHECK_GOTO(assay_dataset_vocab(*data) <= config->vocab_size, ASSAY_INVALID_ARGUMENT, st, done,
+                     "%s: the data needs a vocabulary of %lld, the model has %lld", c->file,
+                     (long long)assay_dataset_vocab(*data), (long long)config->vocab_size);
+    ASSAY_CHECK_GOTO(assay_dataset_n_tokens(*data) >= c->seq_length, ASSAY_INVALID_ARGUMENT, st, done,
+                     "%s: the data has %lld tokens, fewer than seq_length %lld", c->file,
+                     (long long)assay_dataset_n_tokens(*data), (long long)c->seq_length);
+done:
+    free(config);
+    return st;
+}
+
+assay_status parity_check_case(const parity_case *c)
+{
+    assay_dataset *data = NULL;
+    const assay_status st = open_data(c, &data);
+    assay_dataset_close(data);
+    return st;
+}
+
 assay_status parity_prepare_case(const parity_case *c, const char *case_dir)
 {
     char path[ASSAY_PATH + 32];
     assay_status st = ASSAY_OK;
     assay_dataset *data = NULL;
-    assay_model_config *config = malloc(sizeof *config);
-    const char *paths[PARITY_MAX_DATA_PATHS];
-    ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
+    ASSAY_TRY_GOTO(open_data(c, &data), st, done);
     if (c->model != NULL) {
         snprintf(path, sizeof path, "%s/model", case_dir);
         ASSAY_TRY_GOTO(assay_mkdir_p(path), st, done);
         snprintf(path, sizeof path, "%s/model/config.json", case_dir);
         ASSAY_TRY_GOTO(assay_json_save(c->model, path), st, done);
     }
-    ASSAY_TRY_GOTO(model_config_of(c, case_dir, config), st, done);
-    for (int i = 0; i < c->n_data_paths; i++)
-        paths[i] = c->data_paths[i];
-    ASSAY_TRY_GOTO(assay_dataset_open(&data, paths, c->n_data_paths), st, done);
-    ASSAY_CHECK_GOTO(assay_dataset_vocab(data) <= config->vocab_size, ASSAY_INVALID_ARGUMENT, st, done,
-                     "%s: the data needs a vocabulary of %lld, the model has %lld", c->file,
-                     (long long)assay_dataset_vocab(data), (long long)config->vocab_size);
     snprintf(path, sizeof path, "%s/batch.safetensors", case_dir);
     ASSAY_TRY_GOTO(assay_dataset_write_batches(data, path, c->options.seed, c->steps, c->microbatches,
                                                c->micro_batch_size, c->seq_length, c->mask_probability),
                    st, done);
 done:
     assay_dataset_close(data);
-    free(config);
     return st;
 }
 

@@ -87,6 +87,9 @@ static assay_status run_step(const step_options *s, const assay_train_options *o
     ASSAY_TRY(assay_train_options_check(o));
     if (strcmp(s->engine, "ref") == 0)
         return ref_step(o);
+    ASSAY_CHECK(strcmp(s->engine, "gpu") == 0 || strcmp(s->engine, "sim") == 0 ||
+                    strcmp(s->engine, "auto") == 0,
+                ASSAY_INVALID_ARGUMENT, "--engine: expected ref, gpu, sim or auto, found %s", s->engine);
     ASSAY_TRY(parity_engine_find(s->engine, s->engine_program, &e));
     fprintf(stderr, "assay step: engine %s (%s)\n", e.name, e.reason);
     assay_status st = check_inputs(&e, o);

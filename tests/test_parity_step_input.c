@@ -325,7 +325,7 @@ Test(step_input, what_must_be_given_is_named)
         {"step", {"--model", "Hugging Face folder"}},
         {"step --model a", {"--batch", "safetensors"}},
         {"step --model a --batch b", {"--out", "file to write"}},
-        {"step --engine tpu --model a --batch b --out c", {"engine", "tpu", "auto, gpu or sim"}},
+        {"step --engine tpu --model a --batch b --out c", {"--engine", "tpu", "ref, gpu, sim or auto"}},
         {"step --engine ref --model nowhere --batch b --out c", {"nowhere", "No such file"}},
         {"step --engine ref --batch b --out c --model " MODELS "llama", {"error: b: ", "No such file"}},
     };
