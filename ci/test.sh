@@ -72,7 +72,7 @@ unit() {
 unit asan '^test_'
 # Criterion itself does not run under the thread sanitizer; shared memory and streams have a program of their own.
 step build-tsan ci/build.sh tsan assay_sim_threads && step tsan-shared-memory build/tsan/bin/assay_sim_threads
-step selftest build/release/bin/assay selftest --out build/test-selftest
+step selftest build/release/bin/assay selftest
 step parity build/release/bin/assay run --report build/test-report
 step install ci/install_check.sh
 finish

@@ -194,9 +194,9 @@ assay_status ref_weights_load(const assay_model_spec *spec, const char *model_di
     double **w = calloc((size_t)spec->n_params + 1, sizeof *w);
     ASSAY_CHECK_GOTO(w, ASSAY_OUT_OF_MEMORY, st, done, "out of memory: %lld parameters",
                      (long long)spec->n_params);
-    st = f ? check_places(spec, f) : ASSAY_OK;
-    if (st == ASSAY_OK)
-        st = fill_weights(spec, f, seed, w);
+    st = fill_weights(spec, f, seed, w); /* what is missing is named before what is too much */
+    if (st == ASSAY_OK && f)
+        st = check_places(spec, f);
     if (st != ASSAY_OK) {
         ref_weights_free(spec, w);
         goto done;
