@@ -69,7 +69,9 @@ static assay_status read_layouts(const json_t *root, parity_case *c)
         assay_parallel_config p;
         ASSAY_CHECK(text != NULL && strlen(text) < ASSAY_LAYOUT_TEXT, ASSAY_FORMAT,
                     "%s: layouts[%zu]: expected a string like \"tp2,sp\"", c->file, i);
-        ASSAY_TRY(assay_layout_parse(text, &p));
+        const assay_status st = assay_layout_parse(text, &p);
+        if (st != ASSAY_OK)
+            return assay_context(st, "%s: layouts[%zu]", c->file, i);
         snprintf(c->layouts[c->n_layouts++], ASSAY_LAYOUT_TEXT, "%s", text);
     }
     return ASSAY_OK;
@@ -84,7 +86,11 @@ static assay_status read_precisions(const json_t *root, parity_case *c)
         const char *text = json_string_value(json_array_get(list, i));
         assay_train_options o = c->options;
         ASSAY_CHECK(text != NULL, ASSAY_FORMAT, "%s: precision[%zu]: expected a string", c->file, i);
-        ASSAY_TRY(assay_train_option_set(&o, "precision", text));
+        const assay_status st = assay_train_option_set(&o, "precision", text);
+        if (st != ASSAY_OK)
+            return assay_context(st, "%s: precision[%zu]", c->file, i);
+        ASSAY_CHECK(o.precision != ASSAY_PRECISION_FP64, ASSAY_UNSUPPORTED,
+                    "%s: precision[%zu]: the engine computes in fp32 or bf16, found fp64", c->file, i);
         c->precisions[c->n_precisions++] = o.precision;
     }
     return ASSAY_OK;
@@ -135,7 +141,8 @@ assay_status parity_case_load(const char *path, parity_case *out)
                        st, done);
     ASSAY_TRY_GOTO(read_precisions(root, out), st, done);
     ASSAY_TRY_GOTO(read_checks(root, out), st, done);
-    ASSAY_TRY_GOTO(assay_train_options_check(&out->options), st, done);
+    if ((st = assay_train_options_check(&out->options)) != ASSAY_OK)
+        assay_context(st, "%s: training", path);
 done:
     json_decref(root);
     if (st != ASSAY_OK)
