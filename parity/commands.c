@@ -288,6 +288,10 @@ int parity_main_doctor(int argc, char **argv)
     if (assay_options_parse(argc, argv, "What is installed, which engine will be used, and why.", "", NULL,
                             NULL, on_option, &o) != ASSAY_OK)
         return fail("assay doctor");
+    if (o.n_paths != 0) {
+        fprintf(stderr, "assay doctor: expected no arguments, found %s\n", o.paths[0]);
+        return 2;
+    }
     printf("%-14s %s\n", "assay", parity_version());
     printf("%-14s %ld processors\n", "machine", sysconf(_SC_NPROCESSORS_ONLN));
     printf("%-14s %s\n", "OpenBLAS", openblas_get_config());
