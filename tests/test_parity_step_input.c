@@ -167,7 +167,7 @@ Test(step_input, token_ids_outside_the_vocabulary_are_named_with_their_place)
         ids[S + 3] = wrong[i];
         write_batch(ids, labels, plain, 2);
         snprintf(found, sizeof found, "input_ids[1,3] is %lld", (long long)wrong[i]);
-        refuse_batch(found, found, "0...130");
+        refuse_batch(found, found, "outside the vocabulary 0...130");
     }
 }
 
@@ -181,7 +181,7 @@ Test(step_input, labels_outside_the_vocabulary_are_named_with_their_place)
         labels[S + 3] = wrong[i];
         write_batch(ids, labels, plain, 2);
         snprintf(found, sizeof found, "labels[1,3] is %lld", (long long)wrong[i]);
-        refuse_batch(found, found, "-100");
+        refuse_batch(found, found, "outside the vocabulary 0...130 and not -100");
     }
 }
 
