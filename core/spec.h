@@ -117,6 +117,12 @@ assay_group assay_param_reduce_group(const assay_param_spec *p);
 bool assay_param_counts_in_norm(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c,
                                 int rank);
 
+/* Weights of a Hugging Face folder against the table: every part is there with its shape in F64, F32, BF16 or
+ * F16, and nothing else is (a bias that the configuration does not know must not be dropped in silence) but
+ * rotary tables and the head of a tied model.  *stored: whether the folder has weights at all; without them
+ * they are drawn.  Reads headers only. */
+assay_status assay_spec_check_folder(const assay_model_spec *spec, const char *folder, bool *stored);
+
 ASSAY_END_DECLS
 
 #endif

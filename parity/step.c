@@ -1,6 +1,7 @@
 /* `assay step`: the simplest way in, and a stable contract (README.md, docs/ARCHITECTURE.md). */
 #include "core/dataset.h"
 #include "core/log.h"
+#include "core/spec.h"
 #include "parity/engine.h"
 #include <stdlib.h>
 #include <string.h>
@@ -55,6 +56,8 @@ static assay_status check_inputs(const parity_engine *e, const assay_train_optio
     assay_grid g;
     assay_batch_plan plan;
     assay_batches batches = {0};
+    assay_model_spec *spec = NULL;
+    bool stored = false;
     assay_status st = ASSAY_OK;
     ASSAY_CHECK(o->precision != ASSAY_PRECISION_FP64, ASSAY_UNSUPPORTED,
                 "precision fp64: engine %s computes in fp32 or bf16; --engine ref computes in fp64", e->name);
@@ -64,6 +67,8 @@ static assay_status check_inputs(const parity_engine *e, const assay_train_optio
     ASSAY_TRY_GOTO(assay_layout_parse(o->layout[0] != 0 ? o->layout : "1", &p), st, done);
     ASSAY_TRY_GOTO(assay_grid_make(&p, &g), st, done);
     ASSAY_TRY_GOTO(assay_grid_check_model(&g, config), st, done);
+    ASSAY_TRY_GOTO(assay_spec_build(config, &spec), st, done);
+    ASSAY_TRY_GOTO(assay_spec_check_folder(spec, o->model, &stored), st, done);
     ASSAY_TRY_GOTO(assay_batches_open(&batches, o->batch, config->vocab_size), st, done);
     ASSAY_TRY_GOTO(assay_batch_plan_make(batches.microbatches, batches.b, g.p.data_parallel_size, 0, &plan),
                    st, done);
@@ -72,6 +77,7 @@ static assay_status check_inputs(const parity_engine *e, const assay_train_optio
                      o->batch, (long long)batches.steps);
 done:
     assay_batches_close(&batches);
+    assay_spec_destroy(spec);
     free(config);
     return st;
 }

@@ -5,11 +5,9 @@
 #include "core/hash.h"
 #include "core/philox.h"
 #include "ref/replay.h"
-#include <limits.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 
 /* --- parts -------------------------------------------------------------------------------------------- */
 
@@ -81,9 +79,6 @@ static assay_status read_part(const assay_param_spec *p, int index, const assay_
     const assay_tensor_info *info;
     ASSAY_TRY(assay_tensorfile_get(f, h->name, ASSAY_DTYPE_COUNT, h->shape, h->ndim, &info));
     const assay_dtype t = info->dtype;
-    ASSAY_CHECK(t == ASSAY_F64 || t == ASSAY_F32 || t == ASSAY_BF16 || t == ASSAY_F16, ASSAY_UNSUPPORTED,
-                "%s: tensor '%s': expected F64, F32, BF16 or F16, found %s", assay_tensorfile_path(f),
-                h->name, assay_dtype_name(t));
     double *part = malloc(((size_t)info->count + 1) * sizeof *part);
     ASSAY_CHECK(part, ASSAY_OUT_OF_MEMORY, "%s: out of memory", h->name);
     for (int64_t i = 0; i < info->count; i++)
@@ -112,56 +107,6 @@ static void draw(const assay_param_spec *p, uint64_t seed, double *x, int64_t n)
 
 /* --- all ---------------------------------------------------------------------------------------------- */
 
-static assay_status exists_in(const char *dir, const char *file, bool *out)
-{
-    char path[PATH_MAX];
-    struct stat sb;
-    const int n = snprintf(path, sizeof path, "%s/%s", dir, file);
-    ASSAY_CHECK(n > 0 && (size_t)n < sizeof path, ASSAY_LIMIT, "%s: the path is too long", dir);
-    *out = stat(path, &sb) == 0;
-    return ASSAY_OK;
-}
-
-static assay_status has_weights(const char *model_dir, bool *out)
-{
-    *out = false;
-    if (!model_dir || !model_dir[0])
-        return ASSAY_OK;
-    ASSAY_TRY(exists_in(model_dir, "model.safetensors", out));
-    if (!*out)
-        ASSAY_TRY(exists_in(model_dir, "model.safetensors.index.json", out));
-    return ASSAY_OK;
-}
-
-static bool ends_with(const char *name, const char *tail)
-{
-    const size_t n = strlen(name), t = strlen(tail);
-    return n >= t && strcmp(name + n - t, tail) == 0;
-}
-
-static bool has_place(const assay_model_spec *spec, const char *name)
-{
-    /* Old files carry rotary tables, tied models may carry the head twice. */
-    if (ends_with(name, "rotary_emb.inv_freq") ||
-        (spec->config.tie_word_embeddings && strcmp(name, "lm_head.weight") == 0))
-        return true;
-    for (int64_t i = 0; i < spec->n_params; i++)
-        for (int k = 0; k < spec->params[i].n_parts; k++)
-            if (strcmp(spec->params[i].parts[k].name, name) == 0)
-                return true;
-    return false;
-}
-
-/* A bias or an expert that the configuration does not know must not be dropped in silence. */
-static assay_status check_places(const assay_model_spec *spec, const assay_tensorfile *f)
-{
-    for (int64_t i = 0; i < assay_tensorfile_count(f); i++)
-        ASSAY_CHECK(has_place(spec, assay_tensorfile_at(f, i)->name), ASSAY_MISMATCH,
-                    "%s: tensor '%s' has no place in this model (%s)", assay_tensorfile_path(f),
-                    assay_tensorfile_at(f, i)->name, assay_arch_name(spec->config.arch));
-    return ASSAY_OK;
-}
-
 static assay_status fill_weights(const assay_model_spec *spec, const assay_tensorfile *f, uint64_t seed,
                                  double **weights)
 {
@@ -188,15 +133,13 @@ assay_status ref_weights_load(const assay_model_spec *spec, const char *model_di
     assay_tensorfile *f = NULL;
     bool stored;
     *weights = NULL;
-    ASSAY_TRY(has_weights(model_dir, &stored));
+    ASSAY_TRY(assay_spec_check_folder(spec, model_dir, &stored));
     if (stored)
         ASSAY_TRY(assay_tensorfile_open(&f, model_dir));
     double **w = calloc((size_t)spec->n_params + 1, sizeof *w);
     ASSAY_CHECK_GOTO(w, ASSAY_OUT_OF_MEMORY, st, done, "out of memory: %lld parameters",
                      (long long)spec->n_params);
-    st = fill_weights(spec, f, seed, w); /* what is missing is named before what is too much */
-    if (st == ASSAY_OK && f)
-        st = check_places(spec, f);
+    st = fill_weights(spec, f, seed, w);
     if (st != ASSAY_OK) {
         ref_weights_free(spec, w);
         goto done;

@@ -163,7 +163,8 @@ static void refuse(const char *engine, const char *what, const char *model, cons
                    const char *const *words)
 {
     cli_write_text(cli_file("out"), "an older result");
-    cli_result r = cli_run("step --engine %s --model %s --batch %s --out out", engine, model, batch);
+    cli_result r =
+        cli_run("step --engine %s --model %s --batch %s --out out --layout tp2", engine, model, batch);
     cli_expect_refusal(&r, what, words);
     cr_expect_eq(cli_count(r.err, strstr(words[0], "/") ? strrchr(words[0], '/') : words[0]), 1,
                  "%s: one message\n%s", what, r.err);
@@ -172,7 +173,7 @@ static void refuse(const char *engine, const char *what, const char *model, cons
     free(kept);
     (void)unlink(cli_file("out"));
     cli_free(&r);
-    r = cli_run("step --engine %s --model %s --batch %s --out out", engine, model, batch);
+    r = cli_run("step --engine %s --model %s --batch %s --out out --layout tp2", engine, model, batch);
     cr_expect_eq(r.code, 2);
     cr_expect_not(cli_exists(cli_file("out")), "%s: a result was written", what);
     cli_free(&r);
