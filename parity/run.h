@@ -1,9 +1,10 @@
-/* `assay run`: a matrix of cases, precisions and layouts.  Internal interface of run.c and run_task.c. */
+/* `assay run`: a matrix of cases, precisions and layouts.  Internal interface of run*.c. */
 #ifndef PARITY_RUN_H
 #define PARITY_RUN_H
 
 #include "parity/cases.h"
 #include "parity/engine.h"
+#include <sys/types.h>
 
 typedef struct parity_run_options {
     char engine[8]; /* auto, gpu, sim */
@@ -39,5 +40,31 @@ assay_status parity_prepare_case(const parity_case *c, const char *case_dir);
 /* Runs one task and adds its results.  *facts gets wall times. */
 assay_status parity_run_task(const parity_run_options *o, const parity_engine *e, const parity_task *t,
                              parity_report *report, json_t *facts);
+
+enum { PARITY_MAX_CASES = 32, PARITY_MAX_TASKS = 1024, PARITY_MAX_JOBS = 16 };
+
+/* Everything of one `assay run`. */
+typedef struct parity_run_state {
+    parity_run_options o;
+    parity_engine engine;
+    parity_case *cases;
+    int n_cases;
+    parity_task *tasks;
+    int n_tasks;
+    int *status; /* of each task's child */
+    pid_t pids[PARITY_MAX_JOBS];
+    int running[PARITY_MAX_JOBS]; /* task of each child, -1 = free */
+    parity_report *report;
+    json_t *facts;
+} parity_run_state;
+
+/* run_options.c: the list ends with a NULL name; the callback's user is a parity_run_options. */
+extern const assay_extra_option parity_run_option_list[];
+assay_status parity_run_option(void *user, const char *name, const char *text);
+/* run_matrix.c */
+assay_status parity_run_load_cases(parity_run_state *s);
+/* Options given on the command line replace those of every case. */
+assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_options *given);
+assay_status parity_run_make_tasks(parity_run_state *s);
 
 #endif

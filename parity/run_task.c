@@ -183,8 +183,9 @@ static assay_status check_repeat(task_state *s, const char *first_out, const cha
 
 /* Stop after all but one step, resume: the end must equal the run without interruption; the checkpoint loaded
  * and saved by another layout must hold the same global tensors. */
-static assay_status check_restart(task_state *s, const char *first_save)
+static assay_status check_restart(task_state *s, const char *first_save, parity_check *running)
 {
+    *running = wants(s, PARITY_CHECK_BITWISE) ? PARITY_CHECK_BITWISE : PARITY_CHECK_CHECKPOINT;
     char half[ASSAY_PATH], rest[ASSAY_PATH], moved[ASSAY_PATH];
     assay_train_options o = s->train;
     ASSAY_TRY(task_path(s->t, "half", half));
@@ -202,6 +203,7 @@ static assay_status check_restart(task_state *s, const char *first_save)
         ASSAY_TRY(parity_check_checkpoints(first_save, rest, "restart", s->report));
     }
     if (wants(s, PARITY_CHECK_CHECKPOINT)) {
+        *running = PARITY_CHECK_CHECKPOINT;
         char claim[ASSAY_LAYOUT_TEXT * 2 + 32];
         o.train_iters = s->t->c->steps - 1;
         snprintf(o.save, sizeof o.save, "%s", moved);
@@ -217,6 +219,7 @@ static assay_status run_training(task_state *s)
 {
     char trace[ASSAY_PATH];
     assay_train_options o = s->train;
+    parity_check running = PARITY_CHECK_BITWISE;
     const double t0 = assay_monotonic_s();
     ASSAY_TRY(task_path(s->t, "trace", trace));
     ASSAY_TRY(task_path(s->t, "out.safetensors", o.out));
@@ -227,8 +230,8 @@ static assay_status run_training(task_state *s)
     if (wants(s, PARITY_CHECK_BITWISE) && check_repeat(s, o.out, o.save) != ASSAY_OK)
         ASSAY_TRY(add_skip(s, PARITY_CHECK_BITWISE));
     if ((wants(s, PARITY_CHECK_BITWISE) || wants(s, PARITY_CHECK_CHECKPOINT)) && s->t->c->steps > 1 &&
-        check_restart(s, o.save) != ASSAY_OK)
-        ASSAY_TRY(add_skip(s, PARITY_CHECK_CHECKPOINT));
+        check_restart(s, o.save, &running) != ASSAY_OK)
+        ASSAY_TRY(add_skip(s, running));
     json_object_set_new(s->facts, "engine_s", json_real(s->engine_s));
     const double t1 = assay_monotonic_s();
     ASSAY_TRY(judge_trace(s, trace));
@@ -264,10 +267,11 @@ assay_status parity_run_task(const parity_run_options *o, const parity_engine *e
     snprintf(context.tier, sizeof context.tier, "%s", e->name);
     snprintf(context.layout, sizeof context.layout, "%s", t->layout);
     snprintf(context.precision, sizeof context.precision, "%s", assay_precision_name(t->precision));
+    const bool own_program = o->engine_program[0] != '\0', own_file = o->n_files > 0 && t->c != NULL;
     snprintf(context.reproduce, sizeof context.reproduce,
-             "assay run --engine %s --case %s --precision %s --layout %s%s --keep%s%s", e->name,
-             context.case_name, context.precision, t->layout, o->overrides, o->n_files > 0 ? " " : "",
-             o->n_files > 0 && t->c != NULL ? t->c->file : "");
+             "assay run --engine %s%s%s --case %s --precision %s --layout %s%s --keep%s%s", e->name,
+             own_program ? " --engine-program " : "", own_program ? o->engine_program : "", context.case_name,
+             context.precision, t->layout, o->overrides, own_file ? " " : "", own_file ? t->c->file : "");
     parity_report_set_context(report, &context);
     ASSAY_TRY(assay_mkdir_p(t->dir));
     if (t->c != NULL)
