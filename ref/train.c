@@ -3,6 +3,7 @@
 #include "ref/parallel/sharding.h"
 
 #include <cblas.h>
+#include <malloc.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -218,6 +219,15 @@ static assay_status alloc_result(ref_run_result *result, int64_t steps)
     return ASSAY_OK;
 }
 
+/* The blocks of one pass serve the next: glibc would hand them back to the kernel in between. */
+static void keep_freed_memory(void)
+{
+#ifdef __GLIBC__
+    mallopt(M_MMAP_THRESHOLD, 32 << 20);
+    mallopt(M_TRIM_THRESHOLD, 1 << 30);
+#endif
+}
+
 assay_status ref_run(const ref_run_config *config, double *const *weights, ref_run_result *result)
 {
     assay_status st = ASSAY_OK;
@@ -229,6 +239,7 @@ assay_status ref_run(const ref_run_config *config, double *const *weights, ref_r
     /* One thread in OpenBLAS: bits must not depend on the number of threads (ref/ops/linear.c). */
     const int blas_threads = openblas_get_num_threads();
     openblas_set_num_threads(1);
+    keep_freed_memory();
     ASSAY_TRY_GOTO(ref_engine_make(&e, config, weights), st, done);
     e.options.train_iters = steps;
     ASSAY_TRY_GOTO(alloc_result(result, steps), st, done);
