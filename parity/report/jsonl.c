@@ -18,10 +18,9 @@ static json_t *number(double x)
     return json_real(x);
 }
 
+/* Every member is always there, empty where it does not apply. */
 static void set_text(json_t *o, const char *key, const char *text)
 {
-    if (text[0] == 0)
-        return;
     json_t *value = json_string(text);
     if (value == NULL) /* not UTF-8 (a hostile trace): keep the record, name the place */
         value = json_string("(not UTF-8)");
