@@ -113,18 +113,19 @@ assay_status parity_layout_world(const char *layout, int *world)
     return ASSAY_OK;
 }
 
-/* Text of an option's value as the command line takes it. */
-static void option_text(const assay_option_row *row, const json_t *value, char *out, size_t capacity)
+void parity_option_argument(const char *name, const json_t *value, char *out, size_t capacity)
 {
-    (void)row;
     if (json_is_string(value))
-        snprintf(out, capacity, "%s", json_string_value(value));
+        snprintf(out, capacity, "--%s=%s", name, json_string_value(value));
     else if (json_is_integer(value))
-        snprintf(out, capacity, "%lld", (long long)json_integer_value(value));
+        snprintf(out, capacity, "--%s=%lld", name, (long long)json_integer_value(value));
     else if (json_is_real(value))
-        snprintf(out, capacity, "%.17g", json_real_value(value));
+        snprintf(out, capacity, "--%s=%.17g", name, json_real_value(value));
     else
-        snprintf(out, capacity, "%s", json_is_true(value) ? "true" : "false");
+        snprintf(out, capacity, "--%s=%s", name, json_is_true(value) ? "true" : "false");
+    for (char *c = out; *c != '\0' && *c != '='; c++)
+        if (*c == '_')
+            *c = '-';
 }
 
 /* Appends "--name=value" for every option that is not at its default. */
@@ -137,14 +138,10 @@ static assay_status append_options(const assay_train_options *o, char **argv, in
     ASSAY_CHECK_GOTO(have != NULL && base != NULL, ASSAY_OUT_OF_MEMORY, st, done, "engine options");
     for (const assay_option_row *row = assay_train_option_table(); row->name != NULL; row++) {
         const json_t *value = json_object_get(have, row->name);
-        char text[ASSAY_PATH], argument[ASSAY_PATH + 128];
+        char argument[ASSAY_PATH + 128];
         if (value == NULL || json_equal(value, json_object_get(base, row->name)))
             continue;
-        option_text(row, value, text, sizeof text);
-        snprintf(argument, sizeof argument, "--%s=%s", row->name, text);
-        for (char *p = argument; *p != 0 && *p != '='; p++)
-            if (*p == '_')
-                *p = '-';
+        parity_option_argument(row->name, value, argument, sizeof argument);
         ASSAY_CHECK_GOTO(*argc < MAX_ARGS - 1, ASSAY_LIMIT, st, done, "engine: too many options");
         argv[*argc] = strdup(argument);
         ASSAY_CHECK_GOTO(argv[*argc] != NULL, ASSAY_OUT_OF_MEMORY, st, done, "engine options");

@@ -24,6 +24,8 @@ void parity_engine_free(parity_engine *e);
 assay_status parity_engine_run(const parity_engine *e, const char *verb, const assay_train_options *o,
                                const char *const *extra, const char *log_path, bool quiet, double timeout_s,
                                double *wall_s);
+/* An option of the table as the command line takes it: "--clip-grad=1" from "clip_grad" and 1.0. */
+void parity_option_argument(const char *name, const json_t *value, char *out, size_t capacity);
 /* World size of a layout. */
 assay_status parity_layout_world(const char *layout, int *world);
 

@@ -107,19 +107,9 @@ assay_status parity_run_make_tasks(parity_run_state *s)
 static void remember_override(parity_run_options *o, const char *key, const json_t *value)
 {
     const size_t at = strlen(o->overrides);
-    char text[128];
-    if (json_is_string(value))
-        snprintf(text, sizeof text, "%s", json_string_value(value));
-    else if (json_is_integer(value))
-        snprintf(text, sizeof text, "%lld", (long long)json_integer_value(value));
-    else if (json_is_real(value))
-        snprintf(text, sizeof text, "%.17g", json_real_value(value));
-    else
-        snprintf(text, sizeof text, "%s", json_is_true(value) ? "true" : "false");
-    snprintf(o->overrides + at, sizeof o->overrides - at, " --%s=%s", key, text);
-    for (char *p = o->overrides + at + 3; *p != 0 && *p != '='; p++)
-        if (*p == '_')
-            *p = '-';
+    char argument[256];
+    parity_option_argument(key, value, argument, sizeof argument);
+    snprintf(o->overrides + at, sizeof o->overrides - at, " %s", argument);
 }
 
 assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_options *given)

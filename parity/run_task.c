@@ -185,9 +185,9 @@ static assay_status check_repeat(task_state *s, const char *first_out, const cha
  * and saved by another layout must hold the same global tensors. */
 static assay_status check_restart(task_state *s, const char *first_save, parity_check *running)
 {
-    *running = wants(s, PARITY_CHECK_BITWISE) ? PARITY_CHECK_BITWISE : PARITY_CHECK_CHECKPOINT;
     char half[ASSAY_PATH], rest[ASSAY_PATH], moved[ASSAY_PATH];
     assay_train_options o = s->train;
+    *running = wants(s, PARITY_CHECK_BITWISE) ? PARITY_CHECK_BITWISE : PARITY_CHECK_CHECKPOINT;
     ASSAY_TRY(task_path(s->t, "half", half));
     ASSAY_TRY(task_path(s->t, "rest", rest));
     ASSAY_TRY(task_path(s->t, "moved", moved));
@@ -203,8 +203,8 @@ static assay_status check_restart(task_state *s, const char *first_save, parity_
         ASSAY_TRY(parity_check_checkpoints(first_save, rest, "restart", s->report));
     }
     if (wants(s, PARITY_CHECK_CHECKPOINT)) {
-        *running = PARITY_CHECK_CHECKPOINT;
         char claim[ASSAY_LAYOUT_TEXT * 2 + 32];
+        *running = PARITY_CHECK_CHECKPOINT;
         o.train_iters = s->t->c->steps - 1;
         snprintf(o.save, sizeof o.save, "%s", moved);
         snprintf(o.layout, sizeof o.layout, "%s", s->t->next_layout);
