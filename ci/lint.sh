@@ -15,7 +15,7 @@ fi
 verdict='if *\([^;]*\b(err|error|diff|ratio|dist|distance)[a-z_]* *>=? *[^;]*(bound|tol|allow|limit|thresh)'
 grep -nE "$verdict" "${sources[@]}" && complain "write verdicts as pass = (error <= bound)"
 # Engines: no global switches for arithmetic, no random numbers, no clock in results.
-grep -nE '\b(rand|srand|drand48|random)\(' "${sources[@]}" && complain "no rand(): draws are counter-based (core/philox.h)"
+grep -nE '\b(rand|srand|drand48|random)\(' "${sources[@]}" && complain "no rand(): draws are counter-based (core/base/philox.h)"
 grep -nE -- '-ffast-math|-Ofast|use_fast_math' CMakeLists.txt cmake/*.cmake gpu/cuda/CMakeLists.txt gpu/sim/CMakeLists.txt && complain "no fast-math"
 grep -nE '\b(TODO|FIXME|XXX)\b' "${sources[@]}" | grep -vE '#[0-9]+|XXXXXX' && complain "a TODO names an issue number"
 for f in "${sources[@]}"; do

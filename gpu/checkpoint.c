@@ -1,6 +1,6 @@
-/* Checkpoints of the engine on core/checkpoint.h: families main_param, exp_avg, exp_avg_sq (this rank's
+/* Checkpoints of the engine on core/files/checkpoint.h: families main_param, exp_avg, exp_avg_sq (this rank's
  * pieces) and expert_bias.  A checkpoint is loaded in any layout: every rank asks for its own pieces. */
-#include "core/checkpoint.h"
+#include "core/files/checkpoint.h"
 #include "gpu/train.h"
 
 #include <stdlib.h>
@@ -32,8 +32,7 @@ static assay_status host_piece(const gpu_engine *e, char **out)
     return ASSAY_OK;
 }
 
-/* --- save
- * -------------------------------------------------------------------------------------------------------- */
+/* --- save --------------------------------------------------------------------------------------------------- */
 static assay_status add_all(gpu_engine *e, assay_checkpoint_writer *w, char *host)
 {
     for (int64_t i = 0; i < e->optimizer.n_pieces; i++) {
@@ -93,8 +92,7 @@ done:
     return st;
 }
 
-/* --- load
- * -------------------------------------------------------------------------------------------------------- */
+/* --- load --------------------------------------------------------------------------------------------------- */
 static assay_status check_header(const gpu_engine *e, const char *dir, const json_t *head, int64_t *step)
 {
     json_t *mine = NULL;

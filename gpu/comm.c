@@ -1,7 +1,7 @@
 /* NCCL calls: one door, a log, a watchdog. */
 #include "gpu/comm.h"
 
-#include "core/log.h"
+#include "core/base/log.h"
 #include "gpu/parallel/groups.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -84,8 +84,7 @@ void gpu_comm_destroy(gpu_comm *c, bool failed)
     gpu_groups_destroy(c, failed);
 }
 
-/* --- the door
- * ---------------------------------------------------------------------------------------------------- */
+/* --- the door ----------------------------------------------------------------------------------------------- */
 static assay_status nccl_type(assay_dtype dtype, ncclDataType_t *out)
 {
     switch (dtype) {
@@ -192,8 +191,7 @@ assay_status gpu_comm_group_end(gpu_comm *c)
     return ASSAY_OK;
 }
 
-/* --- the watchdog
- * ------------------------------------------------------------------------------------------------ */
+/* --- the watchdog ------------------------------------------------------------------------------------------- */
 static assay_status check_communicators(gpu_comm *c, const char *where)
 {
     for (int kind = 0; kind < ASSAY_GROUP_COUNT; kind++) {
@@ -266,8 +264,7 @@ assay_status gpu_comm_barrier(gpu_comm *c, void *scratch_f32, cudaStream_t strea
     return gpu_comm_wait(c, stream, "barrier");
 }
 
-/* --- uneven pieces
- * ----------------------------------------------------------------------------------------------- */
+/* --- uneven pieces ------------------------------------------------------------------------------------------ */
 static bool counts_equal(const int64_t *counts, int n)
 {
     for (int i = 1; i < n; i++)

@@ -8,8 +8,8 @@
 #ifndef GPU_COMM_H
 #define GPU_COMM_H
 
-#include "core/grid.h"
-#include "core/launch.h"
+#include "core/model/grid.h"
+#include "core/run/launch.h"
 #include "gpu/gpu.h"
 
 ASSAY_BEGIN_DECLS

@@ -9,7 +9,7 @@
 #ifndef GPU_EXECUTE_H
 #define GPU_EXECUTE_H
 
-#include "core/trace.h"
+#include "core/files/trace.h"
 #include "gpu/ops.h"
 
 ASSAY_BEGIN_DECLS

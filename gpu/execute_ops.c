@@ -1,5 +1,5 @@
 /* The table of gpu_execute: for each operation its slots, attributes and call (docs/OPS.md). */
-#include "core/config.h"
+#include "core/model/config.h"
 #include "gpu/execute_job.h"
 #include <string.h>
 

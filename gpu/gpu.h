@@ -2,8 +2,8 @@
 #ifndef GPU_GPU_H
 #define GPU_GPU_H
 
-#include "core/arith.h"
-#include "core/status.h"
+#include "core/base/arith.h"
+#include "core/base/status.h"
 #include <cublasLt.h>
 #include <cuda_runtime.h>
 #include <nccl.h>

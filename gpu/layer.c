@@ -4,8 +4,7 @@
 #include "gpu/parallel/tensor.h"
 #include <string.h>
 
-/* --- values with the model's dimensions
- * --------------------------------------------------------------------------- */
+/* --- values with the model's dimensions --------------------------------------------------------------------- */
 gpu_dim gpu_dim_sequence(const gpu_model *m, bool piece)
 {
     return piece ? gpu_dim_piece(m->S, m->s0, m->sl) : gpu_dim_whole(m->S);
@@ -98,8 +97,7 @@ assay_status gpu_gather_output_grad(gpu_model *m, const char *at, gpu_value *who
     return gpu_gather_from_sequence_parallel_region(m, at, whole, dy);
 }
 
-/* --- dense MLP
- * --------------------------------------------------------------------------------------------------- */
+/* --- dense MLP ---------------------------------------------------------------------------------------------- */
 static assay_status dense_forward(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_saved *saved,
                                   gpu_value *branch)
 {
@@ -162,8 +160,7 @@ static assay_status dense_backward(gpu_model *m, gpu_layer *l, gpu_layer_saved *
     return gpu_reduce_input_grad(m, "mlp.reduce_grad", "mlp.gather", dnorm, &dx, &saved->norm);
 }
 
-/* --- the layer
- * --------------------------------------------------------------------------------------------------- */
+/* --- the layer ---------------------------------------------------------------------------------------------- */
 assay_status gpu_layer_forward(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_saved *saved)
 {
     gpu_run *run = m->run;

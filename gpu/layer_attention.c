@@ -18,8 +18,7 @@ static assay_status heads_value(gpu_model *m, gpu_arena *arena, gpu_value *v, co
     return gpu_value_alloc(arena, v, dtype, 0);
 }
 
-/* --- self attention
- * ---------------------------------------------------------------------------------------------- */
+/* --- self attention ----------------------------------------------------------------------------------------- */
 
 static gpu_attention_desc attention_desc(const gpu_model *m, const gpu_layer *l)
 {

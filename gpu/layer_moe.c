@@ -47,8 +47,7 @@ static assay_status vector_value(gpu_model *m, gpu_arena *arena, gpu_value *v, c
     return gpu_value_alloc(arena, v, dtype, -1);
 }
 
-/* --- router
- * ------------------------------------------------------------------------------------------------------ */
+/* --- router ------------------------------------------------------------------------------------------------- */
 static assay_status aux_forward(gpu_model *m, gpu_slot_state *slot, gpu_layer_saved *saved)
 {
     gpu_run *run = m->run;
@@ -133,8 +132,7 @@ static assay_status router_backward(gpu_model *m, gpu_layer *l, gpu_layer_saved 
     return gpu_run_linear_bwd_input(run, "mlp.router.gating", dtokens, dy, gpu_param_use(m, l->router));
 }
 
-/* --- experts
- * ----------------------------------------------------------------------------------------------------- */
+/* --- experts ------------------------------------------------------------------------------------------------ */
 /* A value with the rows of the local experts. */
 static assay_status expert_value(gpu_model *m, gpu_arena *arena, gpu_value *v, const gpu_moe_saved *s,
                                  const char *at, int64_t last)
@@ -191,8 +189,7 @@ static assay_status experts_backward(gpu_model *m, gpu_layer *l, gpu_layer_saved
                                             gpu_param_use(m, l->experts_fc1), s->counts, &s->local_counts);
 }
 
-/* --- the layer's MLP
- * --------------------------------------------------------------------------------------------- */
+/* --- the layer's MLP ---------------------------------------------------------------------------------------- */
 assay_status gpu_moe_forward(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_saved *saved,
                              gpu_value *branch)
 {

@@ -1,7 +1,7 @@
 /* assay-gpu (CUDA, cuBLASLt, NCCL) and assay-sim (the same sources on gpu/sim): the engine as a program.  A
  * rank is a process. */
 #include "gpu/main.h"
-#include "core/options.h"
+#include "core/run/options.h"
 #include "gpu/train.h"
 
 #include <stdlib.h>

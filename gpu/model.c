@@ -21,8 +21,7 @@ static gpu_dim vocabulary(const gpu_model *m)
     return gpu_dim_split(m->config->vocab_size, 1, m->tp, m->at.tp);
 }
 
-/* --- batch
- * ------------------------------------------------------------------------------------------------------- */
+/* --- batch -------------------------------------------------------------------------------------------------- */
 static assay_status load_tokens(gpu_model *m, gpu_slot_state *slot, gpu_value *v, const char *name,
                                 const int64_t *host, bool shift)
 {
@@ -61,8 +60,7 @@ assay_status gpu_model_load_batch(gpu_model *m, int slot_index, const int64_t *i
     return load_tokens(m, slot, &slot->targets, "targets", labels, true);
 }
 
-/* --- embedding
- * --------------------------------------------------------------------------------------------------- */
+/* --- embedding ---------------------------------------------------------------------------------------------- */
 static assay_status embedding_forward(gpu_model *m, gpu_slot_state *slot)
 {
     gpu_run *run = m->run;
@@ -90,8 +88,7 @@ static assay_status embedding_backward(gpu_model *m, gpu_slot_state *slot, gpu_v
                                  &slot->ids, vocabulary(m).start);
 }
 
-/* --- head and loss
- * ----------------------------------------------------------------------------------------------- */
+/* --- head and loss ------------------------------------------------------------------------------------------ */
 static assay_status stats_value(gpu_model *m, gpu_value *v, const char *at, const char *slot, int64_t pieces)
 {
     memset(v, 0, sizeof *v);
@@ -184,8 +181,7 @@ static assay_status output_backward(gpu_model *m, gpu_slot_state *slot, gpu_valu
                                m->config->layernorm_epsilon, false);
 }
 
-/* --- passes
- * ------------------------------------------------------------------------------------------------------ */
+/* --- passes ------------------------------------------------------------------------------------------------- */
 assay_status gpu_model_forward(gpu_model *m, int slot_index, int64_t index, gpu_value *input,
                                gpu_value **output)
 {

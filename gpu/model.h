@@ -9,10 +9,10 @@
 #ifndef GPU_MODEL_H
 #define GPU_MODEL_H
 
-#include "core/config.h"
-#include "core/dataset.h"
-#include "core/options.h"
-#include "core/spec.h"
+#include "core/files/dataset.h"
+#include "core/model/config.h"
+#include "core/model/spec.h"
+#include "core/run/options.h"
 #include "gpu/trace_ops.h"
 
 ASSAY_BEGIN_DECLS
@@ -55,8 +55,7 @@ typedef struct gpu_chunk {
     gpu_layer *layers;
 } gpu_chunk;
 
-/* --- what a microbatch keeps for its backward pass
- * --------------------------------------------------------------- */
+/* --- what a microbatch keeps for its backward pass ---------------------------------------------------------- */
 typedef struct gpu_attention_saved {
     gpu_value norm, rstd, gathered;
     gpu_value q_raw, k_raw, q_rstd, k_rstd, q, k, v, o, lse;
@@ -173,15 +172,13 @@ gpu_value *gpu_param_use(gpu_model *m, gpu_param *p);
 gpu_value *gpu_param_grad(gpu_model *m, gpu_param *p);
 gpu_param *gpu_model_find(gpu_model *m, const char *name);
 
-/* --- weights (model_weights.c)
- * ------------------------------------------------------------------------------------ */
+/* --- weights (model_weights.c) ------------------------------------------------------------------------------ */
 /* Calls `put` for every parameter of this rank with its piece as F32 on the host: from the folder's
  * safetensors, or drawn when the folder has none. */
 typedef assay_status (*gpu_weight_sink)(void *user, gpu_param *p, const float *piece);
 assay_status gpu_model_weights(gpu_model *m, const char *folder, gpu_weight_sink put, void *user);
 
-/* --- passes (model.c)
- * --------------------------------------------------------------------------------------------- */
+/* --- passes (model.c) --------------------------------------------------------------------------------------- */
 /* ids, labels: [b,s] of the whole microbatch in the file; the rows of this rank are taken, labels are
  * shifted. */
 assay_status gpu_model_load_batch(gpu_model *m, int slot, const int64_t *ids, const int64_t *labels);
@@ -194,8 +191,7 @@ assay_status gpu_model_backward(gpu_model *m, int slot, gpu_value *doutput, gpu_
 /* The shape of the hidden states between stages: [S (or the sequence piece), B, H]. */
 void gpu_model_hidden(const gpu_model *m, gpu_value *v);
 
-/* --- layers (layer.c, layer_moe.c)
- * -------------------------------------------------------------------------------- */
+/* --- layers (layer.c, layer_moe.c) -------------------------------------------------------------------------- */
 assay_status gpu_layer_forward(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_saved *saved);
 /* dx is overwritten with the gradient of saved->input. */
 assay_status gpu_layer_backward(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_saved *saved,
@@ -211,8 +207,7 @@ assay_status gpu_shared_forward(gpu_model *m, gpu_slot_state *slot, gpu_layer *l
 assay_status gpu_shared_backward(gpu_model *m, gpu_layer *l, gpu_layer_saved *saved, gpu_value *dy,
                                  gpu_value *dtokens);
 
-/* --- values with the model's dimensions
- * --------------------------------------------------------------------------- */
+/* --- values with the model's dimensions --------------------------------------------------------------------- */
 gpu_dim gpu_dim_sequence(const gpu_model *m, bool piece);
 gpu_dim gpu_dim_batch(const gpu_model *m);
 /* [S or its piece, B, last] named after instance and slot, taken from `arena`. */

@@ -5,8 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- parameters
- * -------------------------------------------------------------------------------------------------- */
+/* --- parameters --------------------------------------------------------------------------------------------- */
 static assay_status param_create(gpu_model *m, const assay_param_spec *spec, gpu_param *p)
 {
     p->spec = spec;
@@ -60,8 +59,7 @@ gpu_value *gpu_param_grad(gpu_model *m, gpu_param *p)
     return &p->main_grad;
 }
 
-/* --- layers
- * ------------------------------------------------------------------------------------------------------ */
+/* --- layers ------------------------------------------------------------------------------------------------- */
 static gpu_param *layer_param(gpu_model *m, int64_t layer, const char *rest)
 {
     char name[ASSAY_NAME];
@@ -154,8 +152,7 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
     return chunks_create(m);
 }
 
-/* --- microbatches in flight
- * -------------------------------------------------------------------------------------- */
+/* --- microbatches in flight --------------------------------------------------------------------------------- */
 void gpu_model_set_batch(gpu_model *m, const assay_batches *batches, const assay_batch_plan *plan,
                          int n_slots)
 {

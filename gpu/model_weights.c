@@ -1,8 +1,8 @@
 /* Where weights come from: a Hugging Face folder, or Philox draws that no layout can change. */
-#include "core/checkpoint.h"
-#include "core/hash.h"
-#include "core/philox.h"
-#include "core/tensorfile.h"
+#include "core/base/hash.h"
+#include "core/base/philox.h"
+#include "core/files/checkpoint.h"
+#include "core/files/tensorfile.h"
 #include "gpu/model.h"
 
 #include <stdio.h>
@@ -10,8 +10,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* --- element types of files
- * -------------------------------------------------------------------------------------- */
+/* --- element types of files --------------------------------------------------------------------------------- */
 static float from_bits(uint32_t bits)
 {
     float f;
@@ -60,8 +59,7 @@ static assay_status convert(const assay_tensor_info *t, int64_t at, int64_t n, f
     return ASSAY_OK;
 }
 
-/* --- from files
- * -------------------------------------------------------------------------------------------------- */
+/* --- from files --------------------------------------------------------------------------------------------- */
 static assay_status read_part(const assay_tensorfile *file, const assay_hf_part *part, float *whole)
 {
     const assay_tensor_info *t;
@@ -112,8 +110,7 @@ static assay_status check_no_strangers(const gpu_model *m, const assay_tensorfil
     return ASSAY_OK;
 }
 
-/* --- drawn
- * ------------------------------------------------------------------------------------------------------- */
+/* --- drawn -------------------------------------------------------------------------------------------------- */
 static int64_t global_flat(const assay_shard *s, int64_t local)
 {
     int64_t index[ASSAY_MAX_DIMS], flat = 0;
@@ -140,8 +137,7 @@ static void draw_piece(const assay_param_spec *spec, const assay_shard *s, uint6
     }
 }
 
-/* --- both
- * -------------------------------------------------------------------------------------------------------- */
+/* --- both --------------------------------------------------------------------------------------------------- */
 static bool has_weights(const char *folder)
 {
     char path[ASSAY_PATH + 64];

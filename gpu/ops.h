@@ -14,8 +14,7 @@
 
 ASSAY_BEGIN_DECLS
 
-/* --- linear.cu (cuBLASLt; k0 = plain kernel)
- * ----------------------------------------------------------------------- */
+/* --- linear.cu (cuBLASLt; k0 = plain kernel) ---------------------------------------------------------------- */
 size_t gpu_linear_workspace(const gpu_ctx *ctx);
 /* y [T,N] = x [T,K] w [N,K]^T (+ bias [N] or none); y may be F32 with BF16 operands */
 assay_status gpu_linear_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor w, gpu_tensor bias,
@@ -34,16 +33,14 @@ assay_status gpu_grouped_linear_bwd_input(gpu_ctx *ctx, gpu_tensor dx, gpu_tenso
 assay_status gpu_grouped_linear_bwd_weight(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor dy, gpu_tensor x,
                                            const int64_t *tokens_per_expert, cudaStream_t stream);
 
-/* --- norm.cu
- * ------------------------------------------------------------------------------------------------------- */
+/* --- norm.cu ------------------------------------------------------------------------------------------------ */
 assay_status gpu_rmsnorm_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor rstd, gpu_tensor x, gpu_tensor gamma,
                              float eps, cudaStream_t stream);
 size_t gpu_rmsnorm_bwd_workspace(const gpu_ctx *ctx, int64_t t, int64_t h);
 assay_status gpu_rmsnorm_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dgamma, gpu_tensor dy, gpu_tensor x,
                              gpu_tensor gamma, gpu_tensor rstd, cudaStream_t stream);
 
-/* --- rope.cu
- * ------------------------------------------------------------------------------------------------------- */
+/* --- rope.cu ------------------------------------------------------------------------------------------------ */
 typedef struct gpu_rope_desc {
     int type; /* assay_rope_type */
     int64_t rotary_dim;
@@ -59,8 +56,7 @@ assay_status gpu_rope_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor c
 assay_status gpu_rope_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gpu_tensor cos_table,
                           gpu_tensor sin_table, gpu_tensor position, cudaStream_t stream);
 
-/* --- attention.cu
- * -------------------------------------------------------------------------------------------------- */
+/* --- attention.cu ------------------------------------------------------------------------------------------- */
 typedef struct gpu_attention_desc {
     int64_t batch, seq_q, seq_k, heads, groups, head_dim, head_dim_v;
     float scale;
@@ -79,8 +75,7 @@ assay_status gpu_qkv_split_fwd(gpu_ctx *ctx, gpu_tensor q, gpu_tensor k, gpu_ten
 assay_status gpu_qkv_split_bwd(gpu_ctx *ctx, gpu_tensor dqkv, gpu_tensor dq, gpu_tensor dk, gpu_tensor dv,
                                cudaStream_t stream);
 
-/* --- activation.cu
- * ------------------------------------------------------------------------------------------------- */
+/* --- activation.cu ------------------------------------------------------------------------------------------ */
 assay_status gpu_add(gpu_ctx *ctx, gpu_tensor y, gpu_tensor a, gpu_tensor b, cudaStream_t stream);
 assay_status gpu_cast(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, cudaStream_t stream);
 /* x [T,2F]; probs F32 [T] or none */
@@ -92,15 +87,13 @@ assay_status gpu_sigmoid_gate_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_
 assay_status gpu_sigmoid_gate_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dgate, gpu_tensor dy, gpu_tensor x,
                                   gpu_tensor gate, cudaStream_t stream);
 
-/* --- embedding.cu
- * -------------------------------------------------------------------------------------------------- */
+/* --- embedding.cu ------------------------------------------------------------------------------------------- */
 assay_status gpu_embedding_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor ids, gpu_tensor w, int64_t vocab_start,
                                cudaStream_t stream);
 assay_status gpu_embedding_bwd(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor dy, gpu_tensor ids,
                                int64_t vocab_start, cudaStream_t stream);
 
-/* --- loss.cu
- * ------------------------------------------------------------------------------------------------------- */
+/* --- loss.cu ------------------------------------------------------------------------------------------------ */
 /* stats F32 [3,T] */
 assay_status gpu_cross_entropy_stats(gpu_ctx *ctx, gpu_tensor stats, gpu_tensor logits, gpu_tensor targets,
                                      int64_t vocab_start, cudaStream_t stream);
@@ -114,8 +107,7 @@ assay_status gpu_cross_entropy_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor 
 size_t gpu_sum_workspace(const gpu_ctx *ctx);
 assay_status gpu_sum(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, cudaStream_t stream);
 
-/* --- router.cu
- * ----------------------------------------------------------------------------------------------------- */
+/* --- router.cu ---------------------------------------------------------------------------------------------- */
 typedef struct gpu_router_desc {
     int64_t topk;
     int score_function; /* assay_score_function */
@@ -152,8 +144,7 @@ assay_status gpu_router_aux_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor log
 assay_status gpu_expert_bias_update(gpu_ctx *ctx, gpu_tensor bias, gpu_tensor tokens_per_expert, float rate,
                                     cudaStream_t stream);
 
-/* --- experts.cu
- * ---------------------------------------------------------------------------------------------------- */
+/* --- experts.cu --------------------------------------------------------------------------------------------- */
 /* all I64: row_token [T*K], row_slot [T*K], tokens_per_expert [E], token_row [T,K] from indices [T,K] */
 assay_status gpu_permute_plan(gpu_ctx *ctx, gpu_tensor row_token, gpu_tensor row_slot,
                               gpu_tensor tokens_per_expert, gpu_tensor token_row, gpu_tensor indices,
@@ -163,8 +154,7 @@ assay_status gpu_gather_rows(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tenso
 assay_status gpu_combine_rows(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor token_row,
                               cudaStream_t stream);
 
-/* --- optimizer.cu
- * -------------------------------------------------------------------------------------------------- */
+/* --- optimizer.cu ------------------------------------------------------------------------------------------- */
 typedef struct gpu_adamw_desc {
     double lr, beta1, beta2, eps, weight_decay, grad_scale;
     int64_t step; /* from 1 */

@@ -7,8 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- norm
- * -------------------------------------------------------------------------------------------------------- */
+/* --- norm --------------------------------------------------------------------------------------------------- */
 /* Sum of squares of every piece that counts, one launch; a record for each. */
 static assay_status sums_of_squares(gpu_optimizer *o, double *total)
 {
@@ -73,8 +72,7 @@ assay_status gpu_world_sum(gpu_optimizer *o, const char *at, double *value)
     return gpu_run_download(run, value, o->scalar, sizeof *value, at);
 }
 
-/* --- AdamW
- * ------------------------------------------------------------------------------------------------------- */
+/* --- AdamW -------------------------------------------------------------------------------------------------- */
 static json_t *adamw_attrs(const gpu_run *run, const gpu_adamw_desc *d)
 {
     return GPU_ATTRS(run, "{s:f, s:f, s:f, s:f, s:f, s:I, s:f}", "lr", d->lr, "beta1", d->beta1, "beta2",
@@ -184,8 +182,7 @@ static assay_status gather_params(gpu_optimizer *o)
     return ASSAY_OK;
 }
 
-/* --- expert bias
- * ------------------------------------------------------------------------------------------------- */
+/* --- expert bias -------------------------------------------------------------------------------------------- */
 static assay_status update_expert_bias(gpu_optimizer *o, gpu_layer *l)
 {
     gpu_model *m = o->model;
@@ -230,8 +227,7 @@ static assay_status update_expert_biases(gpu_optimizer *o)
     return ASSAY_OK;
 }
 
-/* --- step
- * -------------------------------------------------------------------------------------------------------- */
+/* --- step --------------------------------------------------------------------------------------------------- */
 /* Planted fault: after the first step one parameter keeps the value that it had before. */
 static assay_status hold_weight(gpu_optimizer *o, int64_t step, bool restore)
 {
@@ -281,8 +277,7 @@ assay_status gpu_optimizer_step(gpu_optimizer *o, int64_t step, double *grad_nor
     return gpu_trace_host(run, "grad_norm", ASSAY_PHASE_OPTIMIZER, ASSAY_F64, &scalar, grad_norm);
 }
 
-/* --- schedule
- * ---------------------------------------------------------------------------------------------------- */
+/* --- schedule ----------------------------------------------------------------------------------------------- */
 static double wsd_share(assay_wsd_decay_style style, double u)
 {
     const double pi = 0x1.921fb54442d18p1;

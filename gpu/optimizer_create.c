@@ -182,8 +182,7 @@ assay_status gpu_optimizer_alloc(gpu_optimizer *o)
     return ASSAY_OK;
 }
 
-/* --- weights
- * ----------------------------------------------------------------------------------------------------- */
+/* --- weights ------------------------------------------------------------------------------------------------ */
 /* Nearest even; NaN stays NaN. */
 static uint16_t to_bf16(float x)
 {

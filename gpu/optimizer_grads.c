@@ -7,8 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- gradients
- * --------------------------------------------------------------------------------------------------- */
+/* --- gradients ---------------------------------------------------------------------------------------------- */
 assay_status gpu_optimizer_zero_grad(gpu_optimizer *o)
 {
     ASSAY_TRY(gpu_grad_buffer_zero(&o->buffer[0], o->model));

@@ -72,8 +72,7 @@ int64_t gpu_value_count(const gpu_value *v)
     return n;
 }
 
-/* --- transfers
- * --------------------------------------------------------------------------------------------------- */
+/* --- transfers ---------------------------------------------------------------------------------------------- */
 assay_status gpu_run_download(gpu_run *run, void *dst, const void *src, size_t bytes, const char *where)
 {
     /* A copy to pageable memory blocks the host until the stream is done: wait under the watchdog first. */
@@ -90,8 +89,7 @@ assay_status gpu_run_upload(gpu_run *run, void *dst, const void *src, size_t byt
     return gpu_comm_wait(&run->comm, run->ctx.stream, where);
 }
 
-/* --- records
- * ----------------------------------------------------------------------------------------------------- */
+/* --- records ------------------------------------------------------------------------------------------------ */
 static void dims_to_shard(const gpu_value *v, assay_shard *s)
 {
     memset(s, 0, sizeof *s);

@@ -7,7 +7,7 @@
 #ifndef GPU_TRACE_H
 #define GPU_TRACE_H
 
-#include "core/trace.h"
+#include "core/files/trace.h"
 #include "gpu/comm.h"
 
 ASSAY_BEGIN_DECLS

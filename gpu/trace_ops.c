@@ -25,8 +25,7 @@ void gpu_run_need(gpu_run *run, size_t bytes)
         run->workspace_needed = bytes;
 }
 
-/* --- linear
- * ------------------------------------------------------------------------------------------------------ */
+/* --- linear ------------------------------------------------------------------------------------------------- */
 assay_status gpu_run_linear_fwd(gpu_run *run, const char *at, gpu_value *y, gpu_value *x, gpu_value *w,
                                 gpu_value *bias)
 {
@@ -90,8 +89,7 @@ assay_status gpu_run_linear_bwd_bias(gpu_run *run, const char *at, gpu_value *db
     return gpu_trace_end(run, &r, out, 1, NULL);
 }
 
-/* --- norm
- * -------------------------------------------------------------------------------------------------------- */
+/* --- norm --------------------------------------------------------------------------------------------------- */
 assay_status gpu_run_rmsnorm_fwd(gpu_run *run, const char *at, gpu_value *y, gpu_value *rstd, gpu_value *x,
                                  gpu_value *gamma, double eps)
 {
@@ -143,8 +141,7 @@ assay_status gpu_run_rmsnorm_bwd(gpu_run *run, const char *at, gpu_value *dx, gp
     return gpu_trace_end(run, &r, out, 2, GPU_ATTRS(run, "{s:f}", "eps", (double)(float)eps));
 }
 
-/* --- rope
- * -------------------------------------------------------------------------------------------------------- */
+/* --- rope --------------------------------------------------------------------------------------------------- */
 static const char *rope_type_name(int type)
 {
     return type == ASSAY_ROPE_LLAMA3 ? "llama3" : type == ASSAY_ROPE_LINEAR ? "linear" : "default";
@@ -187,8 +184,7 @@ assay_status gpu_run_rope(gpu_run *run, const char *at, gpu_value *y, gpu_value 
     return gpu_trace_end(run, &r, out, 1, NULL);
 }
 
-/* --- attention
- * --------------------------------------------------------------------------------------------------- */
+/* --- attention ---------------------------------------------------------------------------------------------- */
 static json_t *attention_attrs(const gpu_run *run, const gpu_attention_desc *d)
 {
     return GPU_ATTRS(run, "{s:I, s:I, s:I, s:I, s:I, s:I, s:I, s:f, s:I}", "batch", (json_int_t)d->batch,
@@ -282,8 +278,7 @@ assay_status gpu_run_qkv_split_bwd(gpu_run *run, const char *at, gpu_value *dqkv
     return gpu_trace_end(run, &r, out, 1, split_attrs(run, dq, dk));
 }
 
-/* --- element-wise
- * ------------------------------------------------------------------------------------------------ */
+/* --- element-wise ------------------------------------------------------------------------------------------- */
 assay_status gpu_run_add(gpu_run *run, const char *at, gpu_value *y, gpu_value *a, gpu_value *b)
 {
     if (run->dry)

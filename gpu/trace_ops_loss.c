@@ -2,8 +2,7 @@
 #include "gpu/trace_internal.h"
 #include "gpu/trace_ops.h"
 
-/* --- embedding and loss
- * ------------------------------------------------------------------------------------------ */
+/* --- embedding and loss ------------------------------------------------------------------------------------- */
 assay_status gpu_run_embedding_fwd(gpu_run *run, const char *at, gpu_value *y, gpu_value *ids, gpu_value *w,
                                    int64_t vocab_start)
 {

@@ -2,8 +2,7 @@
 #include "gpu/trace_internal.h"
 #include "gpu/trace_ops.h"
 
-/* --- grouped linear
- * ---------------------------------------------------------------------------------------------- */
+/* --- grouped linear ----------------------------------------------------------------------------------------- */
 assay_status gpu_run_grouped_linear_fwd(gpu_run *run, const char *at, gpu_value *y, gpu_value *x,
                                         gpu_value *w, const int64_t *counts, gpu_value *counts_value)
 {
@@ -48,8 +47,7 @@ assay_status gpu_run_grouped_linear_bwd_weight(gpu_run *run, const char *at, gpu
     return gpu_trace_end(run, &r, out, 1, NULL);
 }
 
-/* --- router
- * ------------------------------------------------------------------------------------------------------ */
+/* --- router ------------------------------------------------------------------------------------------------- */
 static json_t *router_attrs(const gpu_run *run, const gpu_router_desc *d)
 {
     return GPU_ATTRS(run, "{s:I, s:s, s:b, s:b, s:f, s:I, s:I}", "topk", (json_int_t)d->topk,
@@ -184,8 +182,7 @@ assay_status gpu_run_expert_bias_update(gpu_run *run, const char *at, gpu_value 
     return gpu_trace_end(run, &r, out, 1, GPU_ATTRS(run, "{s:f}", "rate", (double)(float)rate));
 }
 
-/* --- rows
- * -------------------------------------------------------------------------------------------------------- */
+/* --- rows --------------------------------------------------------------------------------------------------- */
 assay_status gpu_run_permute_plan(gpu_run *run, const char *at, gpu_value *row_token, gpu_value *row_slot,
                                   gpu_value *tokens_per_expert, gpu_value *token_row, gpu_value *indices)
 {

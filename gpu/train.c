@@ -36,8 +36,7 @@ static assay_status parse_fault(const char *word, gpu_fault *out)
     ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "fault '%s': unknown, expected one of %s", word, legal);
 }
 
-/* --- set-up
- * ------------------------------------------------------------------------------------------------------ */
+/* --- set-up ------------------------------------------------------------------------------------------------- */
 static assay_status check_options(const assay_train_options *o)
 {
     ASSAY_TRY(assay_train_options_check(o));
@@ -203,8 +202,7 @@ static assay_status build(gpu_engine *e)
     return gpu_model_allocate(m);
 }
 
-/* --- steps
- * ------------------------------------------------------------------------------------------------------- */
+/* --- steps -------------------------------------------------------------------------------------------------- */
 static int64_t step_targets(const assay_batches *b, int64_t step)
 {
     int64_t n = 0;
@@ -274,8 +272,7 @@ static assay_status train_steps(gpu_engine *e)
     return ASSAY_OK;
 }
 
-/* --- the verb
- * ---------------------------------------------------------------------------------------------------- */
+/* --- the verb ----------------------------------------------------------------------------------------------- */
 static void engine_destroy(gpu_engine *e, bool failed)
 {
     assay_trace_writer_destroy(e->run.trace);

@@ -26,13 +26,11 @@ assay_status gpu_train(const assay_train_options *options);
 /* Legal words of --fault; NULL-terminated. */
 extern const char *const gpu_fault_words[];
 
-/* --- train_export.c
- * --------------------------------------------------------------------------------------------------- */
+/* --- train_export.c ----------------------------------------------------------------------------------------- */
 /* Rank 0 collects whole tensors and writes options.out. */
 assay_status gpu_export(gpu_engine *e);
 
-/* --- checkpoint.c
- * ----------------------------------------------------------------------------------------------------- */
+/* --- checkpoint.c ------------------------------------------------------------------------------------------- */
 /* Writes masters, states and expert biases after `step` steps. */
 assay_status gpu_checkpoint_save(gpu_engine *e, const char *dir, int64_t step);
 /* Restores them in this layout and returns the number of steps done. */

@@ -1,6 +1,6 @@
 /* Whole tensors on rank 0: every piece travels once through NCCL, from one rank of every set of replicas. */
-#include "core/checkpoint.h"
-#include "core/tensorfile.h"
+#include "core/files/checkpoint.h"
+#include "core/files/tensorfile.h"
 #include "gpu/train.h"
 
 #include <stdio.h>
@@ -121,8 +121,7 @@ static assay_status export_params(export_state *x, const char *prefix, bool buff
     return ASSAY_OK;
 }
 
-/* --- logits
- * ------------------------------------------------------------------------------------------------------ */
+/* --- logits ------------------------------------------------------------------------------------------------- */
 /* A piece [S, rows, length] of the vocabulary and of the rows, into [b, s, v]. */
 static void place_logits(const gpu_engine *e, float *whole, const float *piece, const assay_batch_plan *plan,
                          int64_t v0, int64_t length)
@@ -169,8 +168,7 @@ done:
     return st;
 }
 
-/* --- the file
- * ---------------------------------------------------------------------------------------------------- */
+/* --- the file ----------------------------------------------------------------------------------------------- */
 static assay_status export_series(export_state *x, const char *name, const double *values, int64_t n)
 {
     if (x->writer == NULL)

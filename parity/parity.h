@@ -7,7 +7,7 @@
 #ifndef PARITY_PARITY_H
 #define PARITY_PARITY_H
 
-#include "core/trace.h"
+#include "core/files/trace.h"
 #include "ref/ref.h"
 #include "ref/replay.h"
 
@@ -64,8 +64,7 @@ typedef struct parity_result {
  * pass. */
 void parity_result_init(parity_result *r);
 
-/* --- report: collects results (report/report.c)
- * ---------------------------------------------------------------------- */
+/* --- report: collects results (report/report.c) ------------------------------------------------------------- */
 typedef struct parity_report parity_report;
 assay_status parity_report_create(parity_report **out);
 void parity_report_destroy(parity_report *r);
@@ -138,8 +137,7 @@ void parity_diagnose(const double *found, const double *expected, const double *
                      const int64_t *shape, int ndim, assay_dtype stored, const parity_scales *scales,
                      char out[PARITY_TEXT]);
 
-/* --- reports (report/): all write beside and rename
- * -------------------------------------------------------------------- */
+/* --- reports (report/): all write beside and rename --------------------------------------------------------- */
 assay_status parity_report_jsonl(const parity_report *r, const char *path);
 assay_status parity_report_junit(const parity_report *r, const char *path);
 assay_status parity_report_html(const parity_report *r, const char *path, const char *title,
@@ -147,8 +145,7 @@ assay_status parity_report_html(const parity_report *r, const char *path, const 
 /* Matrix of cases x layouts with counts, worst ratio per check; failing lines with their commands. */
 void parity_report_table(const parity_report *r, FILE *out);
 
-/* --- commands (each returns the exit code 0, 1, 2)
- * ----------------------------------------------------------------------- */
+/* --- commands (each returns the exit code 0, 1, 2) ---------------------------------------------------------- */
 int parity_main_run(int argc, char **argv);
 int parity_main_step(int argc, char **argv);
 int parity_main_diff(int argc, char **argv);

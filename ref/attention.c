@@ -134,7 +134,7 @@ assay_status ref_ranks_attention_bwd(ref_pass *p, ref_tensor *dq, ref_tensor *dk
     return ref_store(p, dv, REF_STORE_ACT);
 }
 
-/* --- the branch --------------------------------------------------------------------------------------- */
+/* --- the branch --------------------------------------------------------------------------------------------- */
 
 assay_status ref_attention_branch(ref_pass *p, ref_attention_acts *a, ref_tensor *out,
                                   const ref_tensor *hidden)

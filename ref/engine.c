@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- the parameter table as indices ------------------------------------------------------------------- */
+/* --- the parameter table as indices ------------------------------------------------------------------------- */
 
 static int64_t find_row(const assay_model_spec *spec, const char *name)
 {
@@ -63,7 +63,7 @@ static assay_status find_params(ref_engine *e)
     return ASSAY_OK;
 }
 
-/* --- ranks -------------------------------------------------------------------------------------------- */
+/* --- ranks -------------------------------------------------------------------------------------------------- */
 
 static assay_status make_ranks(ref_engine *e)
 {
@@ -151,7 +151,7 @@ void ref_engine_free(ref_engine *e)
     *e = (ref_engine){0};
 }
 
-/* --- pass --------------------------------------------------------------------------------------------- */
+/* --- pass --------------------------------------------------------------------------------------------------- */
 
 int64_t ref_pass_microbatch(const ref_pass *p, int r)
 {
@@ -177,7 +177,7 @@ ref_param *ref_pass_param(const ref_pass *p, int r, int64_t param)
     return &p->ranks[r].params[param];
 }
 
-/* --- trace -------------------------------------------------------------------------------------------- */
+/* --- trace -------------------------------------------------------------------------------------------------- */
 
 static assay_status trace_record(const ref_engine *e, const char *name, assay_phase phase, int64_t step,
                                  int64_t microbatch, const int64_t *shape, int ndim, const void *x,

@@ -65,7 +65,7 @@ void ref_store_main_grad(ref_pass *p, int64_t param)
     }
 }
 
-/* --- linear ------------------------------------------------------------------------------------------- */
+/* --- linear ------------------------------------------------------------------------------------------------- */
 
 assay_status ref_ranks_linear(ref_pass *p, ref_tensor *y, const ref_tensor *x, int64_t weight, int64_t bias,
                               bool bias_on_first_tp_only, const char *instance, ref_store_class class)
@@ -103,7 +103,7 @@ assay_status ref_ranks_linear_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor 
     return ref_store(p, dx, REF_STORE_ACT);
 }
 
-/* --- norm --------------------------------------------------------------------------------------------- */
+/* --- norm --------------------------------------------------------------------------------------------------- */
 
 assay_status ref_ranks_rmsnorm(ref_pass *p, ref_tensor *y, ref_tensor *rstd, const ref_tensor *x,
                                int64_t gamma, const char *instance)
@@ -140,7 +140,7 @@ assay_status ref_ranks_rmsnorm_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor
     return ref_store(p, dx, REF_STORE_ACT);
 }
 
-/* --- element-wise ------------------------------------------------------------------------------------- */
+/* --- element-wise ------------------------------------------------------------------------------------------- */
 
 static assay_status add_pieces(ref_pass *p, ref_tensor *y, const ref_tensor *a, const ref_tensor *b)
 {
@@ -228,7 +228,7 @@ assay_status ref_ranks_sigmoid_gate_bwd(ref_pass *p, ref_tensor *dx, ref_tensor 
     return ref_store(p, dx, REF_STORE_ACT);
 }
 
-/* --- rows of experts ---------------------------------------------------------------------------------- */
+/* --- rows of experts ---------------------------------------------------------------------------------------- */
 
 assay_status ref_ranks_gather_rows(ref_pass *p, ref_tensor *y, const ref_tensor *x, const ref_ints *index,
                                    const char *name)
@@ -291,7 +291,7 @@ assay_status ref_ranks_grouped_linear_bwd(ref_pass *p, ref_tensor *dx, const ref
     return ref_store(p, dx, REF_STORE_ACT);
 }
 
-/* --- embedding ---------------------------------------------------------------------------------------- */
+/* --- embedding ---------------------------------------------------------------------------------------------- */
 
 assay_status ref_ranks_embedding(ref_pass *p, ref_tensor *y, const ref_ints *ids, int64_t weight)
 {

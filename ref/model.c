@@ -22,7 +22,7 @@ static void enter_layer(ref_pass *p, int64_t layer)
         snprintf(p->prefix, sizeof p->prefix, "decoder.layers.%lld.", (long long)layer);
 }
 
-/* --- tokens ------------------------------------------------------------------------------------------- */
+/* --- tokens ------------------------------------------------------------------------------------------------- */
 
 /* Token ids and targets in token order t = s*B + b; labels are in the Hugging Face sense, the model shifts
  * them: position s predicts the label of s + 1. */
@@ -48,7 +48,7 @@ static assay_status load_tokens(ref_pass *p, ref_stage_acts *a)
     return ASSAY_OK;
 }
 
-/* --- loss --------------------------------------------------------------------------------------------- */
+/* --- loss --------------------------------------------------------------------------------------------------- */
 
 /* stats [3,T] of every vocabulary piece, all-gathered over tp; every tp rank then has the whole loss. */
 static assay_status cross_entropy_fwd(ref_pass *p, ref_stage_acts *a)
@@ -122,7 +122,7 @@ static void collect_logits(const ref_pass *p, const ref_stage_acts *a)
     }
 }
 
-/* --- stage -------------------------------------------------------------------------------------------- */
+/* --- stage -------------------------------------------------------------------------------------------------- */
 
 static assay_status head_fwd(ref_pass *p, ref_stage_acts *a)
 {

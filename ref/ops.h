@@ -6,12 +6,11 @@
 #ifndef REF_OPS_H
 #define REF_OPS_H
 
-#include "core/config.h"
+#include "core/model/config.h"
 #include <stdbool.h>
 #include <stdint.h>
 
-/* --- linear.c
- * ---------------------------------------------------------------------------------------------------- */
+/* --- linear.c ----------------------------------------------------------------------------------------------- */
 /* y [T,N] = x [T,K] w [N,K]^T (+ bias [N], may be NULL) */
 void ref_linear_fwd(double *y, const double *x, const double *w, const double *bias, int64_t t, int64_t n,
                     int64_t k);
@@ -30,8 +29,7 @@ void ref_grouped_linear_bwd_input(double *dx, const double *dy, const double *w,
 void ref_grouped_linear_bwd_weight(double *dweight, const double *dy, const double *x,
                                    const int64_t *tokens_per_expert, int64_t e, int64_t n, int64_t k);
 
-/* --- norm.c
- * -------------------------------------------------------------------------------------------------------- */
+/* --- norm.c ------------------------------------------------------------------------------------------------- */
 /* y [T,H] =   rstd [T] =   x [T,H]   gamma [H] */
 void ref_rmsnorm_fwd(double *y, double *rstd, const double *x, const double *gamma, double eps, int64_t t,
                      int64_t h);
@@ -39,8 +37,7 @@ void ref_rmsnorm_fwd(double *y, double *rstd, const double *x, const double *gam
 void ref_rmsnorm_bwd(double *dx, double *dgamma, const double *dy, const double *x, const double *gamma,
                      const double *rstd, int64_t t, int64_t h);
 
-/* --- rope.c
- * -------------------------------------------------------------------------------------------------------- */
+/* --- rope.c ------------------------------------------------------------------------------------------------- */
 typedef struct ref_rope_desc {
     assay_rope_type type;
     int64_t rotary_dim; /* R, even */
@@ -56,8 +53,7 @@ void ref_rope_fwd(double *y, const double *x, const double *cos_table, const dou
 void ref_rope_bwd(double *dx, const double *dy, const double *cos_table, const double *sin_table,
                   const int64_t *position, int64_t rotary_dim, int64_t t, int64_t heads, int64_t d);
 
-/* --- attention.c
- * --------------------------------------------------------------------------------------------------- */
+/* --- attention.c -------------------------------------------------------------------------------------------- */
 typedef struct ref_attention_desc {
     int64_t batch, seq_q, seq_k; /* Tq = seq_q*batch, row s*batch + b */
     int64_t heads, groups;
@@ -81,8 +77,7 @@ void ref_qkv_split_fwd(double *q, double *k, double *v, const double *qkv, int64
 void ref_qkv_split_bwd(double *dqkv, const double *dq, const double *dk, const double *dv, int64_t t,
                        int64_t heads, int64_t groups, int64_t d);
 
-/* --- activation.c
- * -------------------------------------------------------------------------------------------------- */
+/* --- activation.c ------------------------------------------------------------------------------------------- */
 void ref_add(double *y, const double *a, const double *b, int64_t n);
 /* y [T,F] =   x [T,2F] = [gate | up]   probs [T] or NULL */
 void ref_swiglu_fwd(double *y, const double *x, const double *probs, int64_t t, int64_t f);
@@ -94,8 +89,7 @@ void ref_sigmoid_gate_fwd(double *y, const double *x, const double *gate, int64_
 void ref_sigmoid_gate_bwd(double *dx, double *dgate, const double *dy, const double *x, const double *gate,
                           int64_t t, int64_t h);
 
-/* --- embedding.c
- * --------------------------------------------------------------------------------------------------- */
+/* --- embedding.c -------------------------------------------------------------------------------------------- */
 /* y [T,H] =   ids [T]   w [V,H], the piece that starts at vocab_start */
 void ref_embedding_fwd(double *y, const int64_t *ids, const double *w, int64_t vocab_start, int64_t t,
                        int64_t v, int64_t h);
@@ -103,8 +97,7 @@ void ref_embedding_fwd(double *y, const int64_t *ids, const double *w, int64_t v
 void ref_embedding_bwd(double *dweight, const double *dy, const int64_t *ids, int64_t vocab_start, int64_t t,
                        int64_t v, int64_t h);
 
-/* --- loss.c
- * -------------------------------------------------------------------------------------------------------- */
+/* --- loss.c ------------------------------------------------------------------------------------------------- */
 /* stats [3,T] = max, sum exp, target logit (0 elsewhere)   logits [T,V]   targets [T] global ids, -100
  * ignored */
 void ref_cross_entropy_stats(double *stats, const double *logits, const int64_t *targets, int64_t vocab_start,
@@ -118,8 +111,7 @@ void ref_cross_entropy_bwd(double *dlogits, const double *logits, const double *
 /* Sum in index order, compensated. */
 double ref_sum(const double *x, int64_t n);
 
-/* --- router.c
- * ------------------------------------------------------------------------------------------------------ */
+/* --- router.c ----------------------------------------------------------------------------------------------- */
 typedef struct ref_router_desc {
     int64_t tokens, experts, topk;
     assay_score_function score_function;
@@ -154,8 +146,7 @@ void ref_router_aux_bwd(double *dlogits, const double *logits, const int64_t *gr
                         double z_coeff, double loss_scale, int64_t group_tokens, const ref_router_desc *d);
 void ref_expert_bias_update(double *bias, const int64_t *counts, double rate, int64_t e);
 
-/* --- experts.c
- * ----------------------------------------------------------------------------------------------------- */
+/* --- experts.c ---------------------------------------------------------------------------------------------- */
 /* All integers: row_token [T*K], row_slot [T*K], tokens_per_expert [E], token_row [T,K] */
 void ref_permute_plan(int64_t *row_token, int64_t *row_slot, int64_t *tokens_per_expert, int64_t *token_row,
                       const int64_t *indices, int64_t t, int64_t k, int64_t e);
@@ -164,8 +155,7 @@ void ref_gather_rows(double *y, const double *x, const int64_t *index, int64_t r
 /* y [T,H] = sum_k x[token_row[t,k]] */
 void ref_combine_rows(double *y, const double *x, const int64_t *token_row, int64_t t, int64_t k, int64_t h);
 
-/* --- optimizer.c
- * --------------------------------------------------------------------------------------------------- */
+/* --- optimizer.c -------------------------------------------------------------------------------------------- */
 typedef struct ref_adamw_desc {
     double lr, beta1, beta2, eps, weight_decay, grad_scale;
     int64_t step; /* from 1 */

@@ -1,8 +1,8 @@
 /* Rounding and perturbing of stored tensors. */
 #include "ref/policy.h"
 
-#include "core/hash.h"
-#include "core/philox.h"
+#include "core/base/hash.h"
+#include "core/base/philox.h"
 #include "ref/replay.h"
 #include <math.h>
 #include <string.h>

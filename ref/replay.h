@@ -10,8 +10,8 @@
 #ifndef REF_REPLAY_H
 #define REF_REPLAY_H
 
-#include "core/arith.h"
-#include "core/spec.h"
+#include "core/base/arith.h"
+#include "core/model/spec.h"
 
 typedef enum {
     REF_VALUE_REAL,    /* value, bound: within the interval */

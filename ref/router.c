@@ -19,7 +19,7 @@ static ref_router_desc describe(const ref_pass *p, int64_t tokens)
                              .group_topk = c->moe_router_group_topk};
 }
 
-/* --- replay ------------------------------------------------------------------------------------------- */
+/* --- replay ------------------------------------------------------------------------------------------------- */
 
 static assay_status check_choice(const ref_pass *p, const int64_t *indices, int64_t token, int64_t k)
 {
@@ -58,7 +58,7 @@ static assay_status replay(ref_pass *p, int r, bool aux, int64_t *indices, int64
     return ASSAY_OK;
 }
 
-/* --- auxiliary losses --------------------------------------------------------------------------------- */
+/* --- auxiliary losses --------------------------------------------------------------------------------------- */
 
 static bool has_aux(const ref_pass *p)
 {
@@ -145,7 +145,7 @@ static assay_status aux_fwd(ref_pass *p, ref_router_acts *a)
     return ASSAY_OK;
 }
 
-/* --- router ------------------------------------------------------------------------------------------- */
+/* --- router ------------------------------------------------------------------------------------------------- */
 
 static assay_status choose(ref_pass *p, ref_router_acts *a, int r)
 {

@@ -1,7 +1,7 @@
 /* Memory of lockstep tensors. */
 #include "ref/tensor.h"
 
-#include "core/dtype.h"
+#include "core/base/dtype.h"
 #include <assert.h>
 #include <stdlib.h>
 #include <string.h>

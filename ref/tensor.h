@@ -6,7 +6,7 @@
 #ifndef REF_TENSOR_H
 #define REF_TENSOR_H
 
-#include "core/spec.h"
+#include "core/model/spec.h"
 
 /* Memory of one pass: blocks are freed together. */
 typedef struct ref_arena {

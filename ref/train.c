@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- result ------------------------------------------------------------------------------------------- */
+/* --- result ------------------------------------------------------------------------------------------------- */
 
 static assay_status add_tensor(ref_run_result *result, const char *kind, const char *name, int64_t step,
                                const int64_t *shape, int ndim, ref_named_tensor **out)
@@ -86,7 +86,7 @@ void ref_run_result_free(ref_run_result *r)
     *r = (ref_run_result){0};
 }
 
-/* --- step --------------------------------------------------------------------------------------------- */
+/* --- step --------------------------------------------------------------------------------------------------- */
 
 static void begin_step(ref_engine *e)
 {
@@ -190,7 +190,7 @@ static assay_status run_step(ref_engine *e, ref_run_result *result, int64_t step
     return trace_step(e, result, step, training);
 }
 
-/* --- run ---------------------------------------------------------------------------------------------- */
+/* --- run ---------------------------------------------------------------------------------------------------- */
 
 static assay_status check_run(const ref_run_config *c)
 {

@@ -2,14 +2,14 @@
  * tensors. */
 #include "ref/ref.h"
 
-#include "core/hash.h"
-#include "core/philox.h"
+#include "core/base/hash.h"
+#include "core/base/philox.h"
 #include "ref/replay.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* --- parts -------------------------------------------------------------------------------------------- */
+/* --- parts -------------------------------------------------------------------------------------------------- */
 
 static int64_t row_length(const assay_hf_part *part)
 {
@@ -34,7 +34,7 @@ void ref_hf_insert(const assay_param_spec *p, int part_index, const double *part
                (size_t)(h->pieces[i].rows * n) * sizeof *part);
 }
 
-/* --- reading ------------------------------------------------------------------------------------------ */
+/* --- reading ------------------------------------------------------------------------------------------------ */
 
 static double half_to_double(uint16_t h)
 {
@@ -88,7 +88,7 @@ static assay_status read_part(const assay_param_spec *p, int index, const assay_
     return ASSAY_OK;
 }
 
-/* --- drawing ------------------------------------------------------------------------------------------ */
+/* --- drawing ------------------------------------------------------------------------------------------------ */
 
 /* Rounded to F32, the dtype of masters, in every precision: all recipes start from the same numbers. */
 static void draw(const assay_param_spec *p, uint64_t seed, double *x, int64_t n)
@@ -105,7 +105,7 @@ static void draw(const assay_param_spec *p, uint64_t seed, double *x, int64_t n)
     }
 }
 
-/* --- all ---------------------------------------------------------------------------------------------- */
+/* --- all ---------------------------------------------------------------------------------------------------- */
 
 static assay_status fill_weights(const assay_model_spec *spec, const assay_tensorfile *f, uint64_t seed,
                                  double **weights)

@@ -4,7 +4,7 @@
  *       rounded once
  *
  * One variant: the operation is bound by memory and reads and writes every element once. */
-#include "core/config.h"
+#include "core/model/config.h"
 #include "gpu/device.cuh"
 
 __global__ void rope_table_k0(float *cos_table, float *sin_table, gpu_rope_desc d, int64_t positions)

@@ -5,7 +5,7 @@
 #ifndef GPU_OPS_ROUTER_CUH
 #define GPU_OPS_ROUTER_CUH
 
-#include "core/config.h"
+#include "core/model/config.h"
 #include "gpu/device.cuh"
 
 enum { ROUTER_MAX_EXPERTS = 512, ROUTER_MAX_TOPK = 32, ROUTER_WORDS = ROUTER_MAX_EXPERTS / 32 };

@@ -18,8 +18,7 @@ assay_status gpu_slot_host(gpu_model *m, gpu_slot_state *slot, size_t bytes, voi
     return ASSAY_OK;
 }
 
-/* --- values of rows
- * ---------------------------------------------------------------------------------------------- */
+/* --- values of rows ----------------------------------------------------------------------------------------- */
 /* [n] or [n, last], meaningful on this rank; I64 unless said otherwise. */
 static assay_status local_value(gpu_model *m, gpu_arena *arena, gpu_value *v, const char *at,
                                 const char *slot, int64_t n, int64_t last, assay_dtype dtype)
@@ -59,8 +58,7 @@ static gpu_value flat_view(const gpu_value *v)
     return flat;
 }
 
-/* --- all_to_all
- * -------------------------------------------------------------------------------------------------- */
+/* --- all_to_all --------------------------------------------------------------------------------------------- */
 static json_t *count_list(const int64_t *counts, int n)
 {
     json_t *list = json_array();
@@ -107,8 +105,7 @@ done:
     return st;
 }
 
-/* --- dispatch
- * ---------------------------------------------------------------------------------------------------- */
+/* --- dispatch ----------------------------------------------------------------------------------------------- */
 /* Host copies of what the plan says, and the counts of every ep rank. */
 typedef struct plan {
     int64_t rows;                  /* of this rank's tokens */
@@ -354,8 +351,7 @@ assay_status gpu_token_dispatch(gpu_model *m, gpu_slot_state *slot, gpu_layer *l
     return upload_index(m, &s->local_counts, s->counts);
 }
 
-/* --- combine
- * ----------------------------------------------------------------------------------------------------- */
+/* --- combine ------------------------------------------------------------------------------------------------ */
 assay_status gpu_token_combine(gpu_model *m, gpu_layer_saved *saved, gpu_value *rows, gpu_value *y)
 {
     gpu_moe_saved *s = &saved->moe;

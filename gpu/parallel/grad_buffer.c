@@ -149,8 +149,7 @@ assay_status gpu_param_sync(gpu_grad_buffer *b, gpu_model *m, bool f32)
     return ASSAY_OK;
 }
 
-/* --- rectangles
- * -------------------------------------------------------------------------------------------------- */
+/* --- rectangles --------------------------------------------------------------------------------------------- */
 typedef struct rectangles {
     int n;
     assay_shard *out;

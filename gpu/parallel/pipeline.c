@@ -29,8 +29,7 @@ static void enter(const schedule *s, int64_t index, assay_phase phase)
     s->m->run->layer = -1;
 }
 
-/* --- between stages
- * ---------------------------------------------------------------------------------------------- */
+/* --- between stages ----------------------------------------------------------------------------------------- */
 /* One send, one receive or both at once.  A value of NULL is a direction that nothing takes. */
 typedef struct exchange {
     gpu_value *send, *recv;
@@ -156,8 +155,7 @@ static assay_status run_exchange(const schedule *s, const exchange *x)
     return x->send || x->recv ? exchange_values(s, x) : ASSAY_OK;
 }
 
-/* --- schedules
- * --------------------------------------------------------------------------------------------------- */
+/* --- schedules ---------------------------------------------------------------------------------------------- */
 static assay_status forward(const schedule *s, int64_t index, gpu_value *input, gpu_value **output)
 {
     enter(s, index, ASSAY_PHASE_FORWARD);

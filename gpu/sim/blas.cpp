@@ -71,8 +71,7 @@ void product_destroy(void *state)
     delete static_cast<product *>(state);
 }
 
-/* ---- checks
- * ------------------------------------------------------------------------------------------------------- */
+/* --- checks ------------------------------------------------------------------------------------------------- */
 
 cublasStatus_t check_layout(const char *name, const layout &l)
 {

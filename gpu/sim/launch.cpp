@@ -13,8 +13,7 @@
 namespace sim
 {
 
-/* ---- launches
- * ----------------------------------------------------------------------------------------------------- */
+/* --- launches ----------------------------------------------------------------------------------------------- */
 
 struct launch_work {
     kernel_call call;
@@ -109,8 +108,7 @@ extern "C" cudaError_t assay_sim_launch(const assay_sim_kernel *kernel, uint3 gr
 
 extern "C" {
 
-/* ---- functions
- * ---------------------------------------------------------------------------------------------------- */
+/* --- functions ---------------------------------------------------------------------------------------------- */
 
 cudaError_t cudaFuncSetAttribute(const void *func, cudaFuncAttribute attr, int value)
 {

@@ -51,8 +51,7 @@ uint64_t id_hash(const ncclUniqueId &id)
     return nccl_hash(id.internal, sizeof id.internal, 1);
 }
 
-/* ---- waiting on the host
- * ------------------------------------------------------------------------------------------ */
+/* --- waiting on the host ------------------------------------------------------------------------------------ */
 
 /* Waits until ready(comm), while this process's streams go on; peers that die or never come end the wait. */
 template <class F> ncclResult_t await(ncclComm *c, F ready, const char *what)
@@ -181,8 +180,7 @@ ncclResult_t init_rank(ncclComm_t *comm, int nranks, uint64_t id, int rank)
     return ncclSuccess;
 }
 
-/* ---- enqueueing
- * --------------------------------------------------------------------------------------------------- */
+/* --- enqueueing --------------------------------------------------------------------------------------------- */
 
 ncclResult_t enqueue(ncclComm *c, const std::vector<cudaStream_t> &streams, nccl_work *w)
 {

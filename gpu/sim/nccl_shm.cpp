@@ -46,8 +46,7 @@ nccl_call nccl_call_note::get() const
     return c;
 }
 
-/* ---- processes
- * ---------------------------------------------------------------------------------------------------- */
+/* --- processes ---------------------------------------------------------------------------------------------- */
 
 /* The state letter and the start time of a process, from /proc/<pid>/stat; false when there is none. */
 static bool process_stat(int pid, char *state, uint64_t *born)
@@ -82,8 +81,7 @@ bool segment::alive(int r) const
     return born == slots[r].born && state != 'Z' && state != 'X';
 }
 
-/* ---- layout
- * ------------------------------------------------------------------------------------------------------- */
+/* --- layout ------------------------------------------------------------------------------------------------- */
 
 static size_t up(size_t v)
 {
@@ -139,8 +137,7 @@ void segment::listen(uint32_t seen, double seconds) const
     head->sleepers.fetch_sub(1);
 }
 
-/* ---- joining
- * ------------------------------------------------------------------------------------------------------ */
+/* --- joining ------------------------------------------------------------------------------------------------ */
 
 static ncclResult_t fail(std::string *why, ncclResult_t code, const char *what, const std::string &name)
 {
@@ -292,8 +289,7 @@ void segment_leave(segment *s)
     s->base = nullptr;
 }
 
-/* ---- words
- * -------------------------------------------------------------------------------------------------------- */
+/* --- words -------------------------------------------------------------------------------------------------- */
 
 /* FNV-1a, then mixed: names segments, protects nothing. */
 uint64_t nccl_hash(const void *data, size_t bytes, uint64_t seed)

@@ -13,8 +13,7 @@
 namespace sim
 {
 
-/* ---- settings
- * ----------------------------------------------------------------------------------------------------- */
+/* --- settings ----------------------------------------------------------------------------------------------- */
 
 static uint64_t env_number(const char *name, uint64_t otherwise, uint64_t lowest, uint64_t highest)
 {
@@ -79,8 +78,7 @@ double now_seconds()
     return static_cast<double>(t.tv_sec) + 1e-9 * static_cast<double>(t.tv_nsec);
 }
 
-/* ---- reports and errors
- * ------------------------------------------------------------------------------------------- */
+/* --- reports and errors ------------------------------------------------------------------------------------- */
 
 static std::mutex report_lock;
 static char last_report[1024];
@@ -150,8 +148,7 @@ using namespace sim;
 
 extern "C" {
 
-/* ---- the simulator's own interface
- * -------------------------------------------------------------------------------- */
+/* --- the simulator's own interface -------------------------------------------------------------------------- */
 
 void assay_sim_report(const char *kind, const char *format, ...)
 {
@@ -227,8 +224,7 @@ int assay_sim_compare_orders(void (*body)(void *arg), void *arg, const void *out
     return differ;
 }
 
-/* ---- errors
- * ------------------------------------------------------------------------------------------------------- */
+/* --- errors ------------------------------------------------------------------------------------------------- */
 
 cudaError_t cudaGetLastError(void)
 {

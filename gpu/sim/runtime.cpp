@@ -35,8 +35,7 @@ static void host_destroy(void *state)
 
 extern "C" {
 
-/* ---- streams and events
- * ------------------------------------------------------------------------------------------- */
+/* --- streams and events ------------------------------------------------------------------------------------- */
 
 cudaError_t cudaStreamCreate(cudaStream_t *pStream)
 {

@@ -32,8 +32,7 @@
 namespace sim
 {
 
-/* ---- settings: environment first, assay_sim_set_*() later
- * --------------------------------------------------------- */
+/* --- settings: environment first, assay_sim_set_*() later --------------------------------------------------- */
 
 struct settings {
     assay_sim_order order;
@@ -67,8 +66,7 @@ struct random_stream {
 uint64_t mix(uint64_t a, uint64_t b);
 double now_seconds();
 
-/* ---- memory
- * ------------------------------------------------------------------------------------------------------- */
+/* --- memory ------------------------------------------------------------------------------------------------- */
 
 enum memory_kind { MEMORY_NONE = 0, MEMORY_DEVICE = 1, MEMORY_PINNED = 2, MEMORY_REGISTERED = 3 };
 
@@ -88,8 +86,7 @@ bool memory_guard_intact(const unsigned char *p, size_t bytes, size_t *at);
 void memory_asan_poison(void *p, size_t bytes);
 void memory_asan_unpoison(void *p, size_t bytes);
 
-/* ---- kernels
- * ------------------------------------------------------------------------------------------------------ */
+/* --- kernels ------------------------------------------------------------------------------------------------ */
 
 struct kernel_call {
     const char *name;
@@ -109,8 +106,7 @@ constexpr size_t max_shared_optin = 232448;
 /* Runs the whole grid; false after a report of misuse. */
 bool kernel_run(const kernel_call &call);
 
-/* ---- streams
- * ------------------------------------------------------------------------------------------------------ */
+/* --- streams ------------------------------------------------------------------------------------------------ */
 
 cudaError_t sticky_error();
 void set_sticky_error(cudaError_t error);

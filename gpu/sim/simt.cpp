@@ -35,8 +35,7 @@ namespace sim
 
 __thread worker *self;
 
-/* ---- switching
- * ---------------------------------------------------------------------------------------------------- */
+/* --- switching ---------------------------------------------------------------------------------------------- */
 
 static void set_thread(const worker &w, unsigned t)
 {
@@ -117,8 +116,7 @@ void jump_to_scheduler(worker &w, fcontext_t *slot, void **fake)
     abort(); /* nobody resumes an abandoned fiber */
 }
 
-/* ---- reports
- * ------------------------------------------------------------------------------------------------------ */
+/* --- reports ------------------------------------------------------------------------------------------------ */
 
 [[noreturn]] static void report_exit(worker &w)
 {
@@ -181,8 +179,7 @@ static void describe(const worker &w, unsigned t, char *text, size_t bytes)
     report_exit(w);
 }
 
-/* ---- choosing who is next
- * ----------------------------------------------------------------------------------------- */
+/* --- choosing who is next ----------------------------------------------------------------------------------- */
 
 void draw_order(worker &w)
 {
@@ -269,8 +266,7 @@ void fiber_entry(transfer_t from)
     }
 }
 
-/* ---- barriers
- * ----------------------------------------------------------------------------------------------------- */
+/* --- barriers ----------------------------------------------------------------------------------------------- */
 
 [[noreturn]] void report_promise(worker &w, const char *what, int line)
 {

@@ -214,8 +214,7 @@ bool kernel_run(const kernel_call &call)
 
 } /* namespace sim */
 
-/* ---- what kernels call
- * -------------------------------------------------------------------------------------------- */
+/* --- what kernels call -------------------------------------------------------------------------------------- */
 
 static sim::worker &running_worker(const char *what)
 {

@@ -7,8 +7,7 @@
 namespace sim
 {
 
-/* ---- memory operations as stream work
- * ----------------------------------------------------------------------------- */
+/* --- memory operations as stream work ----------------------------------------------------------------------- */
 
 struct copy_work {
     unsigned char *dst;
@@ -165,8 +164,7 @@ using namespace sim;
 
 extern "C" {
 
-/* ---- memory
- * ------------------------------------------------------------------------------------------------------- */
+/* --- memory ------------------------------------------------------------------------------------------------- */
 
 static cudaError_t allocate(void **out, size_t size, memory_kind kind, bool poison)
 {

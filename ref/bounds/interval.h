@@ -8,7 +8,7 @@
 #ifndef REF_BOUNDS_INTERVAL_H
 #define REF_BOUNDS_INTERVAL_H
 
-#include "core/arith.h"
+#include "core/base/arith.h"
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>

@@ -30,7 +30,7 @@ static double *scratch(int64_t rows, int64_t columns)
     return x;
 }
 
-/* --- matrices inside tensors --------------------------------------------------------------------------- */
+/* --- matrices inside tensors -------------------------------------------------------------------------------- */
 
 /* One head of one batch row of a tensor [sequence, batch, heads, dim]: a matrix with rows `stride` apart. */
 typedef struct view {
@@ -59,7 +59,7 @@ static bool all_finite(view v)
     return zero == 0.0;
 }
 
-/* --- tiles --------------------------------------------------------------------------------------------- */
+/* --- tiles -------------------------------------------------------------------------------------------------- */
 
 /* The positions that one query sees: first <= k_position <= last. */
 typedef struct span {
@@ -162,7 +162,7 @@ REF_WIDE static void exp_row(double *p, int64_t n, double shift)
         p[j] = ref_exp(p[j] - shift);
 }
 
-/* --- forward ------------------------------------------------------------------------------------------- */
+/* --- forward ------------------------------------------------------------------------------------------------ */
 
 /* Turns the scores of query i into exp(score - max); returns their sum and the max. */
 static double softmax_row(double *p, double *max, const tile *t, int64_t i)
@@ -224,7 +224,7 @@ void ref_attention_fwd(double *o, double *lse, const double *q, const double *k,
     }
 }
 
-/* --- backward ------------------------------------------------------------------------------------------ */
+/* --- backward ----------------------------------------------------------------------------------------------- */
 
 typedef struct bwd_tensors {
     double *dq, *dk, *dv;
@@ -292,7 +292,7 @@ void ref_attention_bwd(double *dq, double *dk, double *dv, const double *dout, c
     }
 }
 
-/* --- split of the fused projection --------------------------------------------------------------------- */
+/* --- split of the fused projection -------------------------------------------------------------------------- */
 
 void ref_qkv_split_fwd(double *q, double *k, double *v, const double *qkv, int64_t t, int64_t heads,
                        int64_t groups, int64_t d)

@@ -16,7 +16,7 @@ static int64_t local_experts(const ref_pass *p)
     return p->e->config->num_moe_experts / ep_size(p);
 }
 
-/* --- plan --------------------------------------------------------------------------------------------- */
+/* --- plan --------------------------------------------------------------------------------------------------- */
 
 static assay_status make_permutation(ref_pass *p, ref_dispatch *d, const ref_ints *indices)
 {
@@ -97,7 +97,7 @@ static assay_status make_exchange(ref_pass *p, ref_dispatch *d)
     return ASSAY_OK;
 }
 
-/* --- moving rows -------------------------------------------------------------------------------------- */
+/* --- moving rows -------------------------------------------------------------------------------------------- */
 
 /* to = all_to_all(from) over ep.  outward: from holds permuted rows, to gets received ones; else the way
  * back. */

@@ -1,7 +1,7 @@
 /* Weights, gradients and optimizer states over ranks. */
 #include "ref/parallel/sharding.h"
 
-#include "core/checkpoint.h"
+#include "core/files/checkpoint.h"
 #include "ref/parallel/collectives.h"
 
 #include <math.h>
@@ -29,7 +29,7 @@ static void store(const ref_engine *e, int64_t i, const char *suffix, ref_store_
     ref_policy_store(&e->run->policy, class, name, step, -1, x, n);
 }
 
-/* --- cutting ------------------------------------------------------------------------------------------ */
+/* --- cutting ------------------------------------------------------------------------------------------------ */
 
 static assay_status cut_param(ref_engine *e, int rank, int64_t i, const double *whole)
 {
@@ -86,7 +86,7 @@ void ref_free_params(ref_engine *e)
     }
 }
 
-/* --- gradients ---------------------------------------------------------------------------------------- */
+/* --- gradients ---------------------------------------------------------------------------------------------- */
 
 /* Members of the group whose first member is `rank`; 0 for the others. */
 static int group_from(const ref_engine *e, assay_group kind, int rank, int members[ASSAY_MAX_WORLD])
@@ -196,7 +196,7 @@ double ref_gradient_norm(const ref_engine *e)
     return sqrt(sum);
 }
 
-/* --- update ------------------------------------------------------------------------------------------- */
+/* --- update ------------------------------------------------------------------------------------------------- */
 
 static void update_rank(ref_engine *e, int rank, int64_t i, const ref_adamw_desc *d)
 {
@@ -274,7 +274,7 @@ void ref_update_expert_bias(ref_engine *e, int64_t step)
     }
 }
 
-/* --- assembling --------------------------------------------------------------------------------------- */
+/* --- assembling --------------------------------------------------------------------------------------------- */
 
 static const double *owned_range(const ref_param *p, ref_state_kind kind, bool trained)
 {

@@ -42,8 +42,7 @@ void assay_sim_report(const char *kind, const char *format, ...) __attribute__((
 int assay_sim_compare_orders(void (*body)(void *arg), void *arg, const void *out, size_t bytes,
                              int random_orders);
 
-/* ---- for simulated libraries
- * -------------------------------------------------------------------------------------- */
+/* --- for simulated libraries -------------------------------------------------------------------------------- */
 
 /* A piece of stream work is stepped until it is done.  ASSAY_SIM_PENDING lets other streams proceed and comes
  * back later. */

@@ -166,8 +166,7 @@ template <class T> static inline T from_bits(uint64_t b)
 
 } /* namespace assay_sim */
 
-/* ---- cudaLaunchKernelEx: CUDA's typed launch
- * --------------------------------------------------------------------- */
+/* --- cudaLaunchKernelEx: CUDA's typed launch ---------------------------------------------------------------- */
 
 struct cudaLaunchAttribute {
     int id;
@@ -194,8 +193,7 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, v
                              config->dynamicSmemBytes, config->stream, std::forward<A>(args)...);
 }
 
-/* ---- barriers
- * ---------------------------------------------------------------------------------------------------- */
+/* --- barriers ----------------------------------------------------------------------------------------------- */
 
 static inline void __syncthreads(int line = __builtin_LINE())
 {
@@ -218,8 +216,7 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu, int line = __builtin_
     assay_sim_warp_exchange(ASSAY_SIM_WARP_SYNC, mask, 0, 0, 32, line);
 }
 
-/* ---- warp intrinsics
- * --------------------------------------------------------------------------------------------- */
+/* --- warp intrinsics ---------------------------------------------------------------------------------------- */
 
 template <class T>
 static inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32, int line = __builtin_LINE())

@@ -10,8 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-/* ---- reinterpretation
- * -------------------------------------------------------------------------------------------- */
+/* --- reinterpretation --------------------------------------------------------------------------------------- */
 
 #define ASSAY_SIM_CAST(name, to, from)                                                                       \
     static inline to name(from v)                                                                            \
@@ -28,8 +27,7 @@ ASSAY_SIM_CAST(__double_as_longlong, long long, double)
 ASSAY_SIM_CAST(__longlong_as_double, double, long long)
 #undef ASSAY_SIM_CAST
 
-/* ---- arithmetic rounded once, never contracted
- * ------------------------------------------------------------------- */
+/* --- arithmetic rounded once, never contracted -------------------------------------------------------------- */
 
 #if defined(__x86_64__)
 #define ASSAY_SIM_KEEP(v) __asm__("" : "+x"(v))
@@ -152,8 +150,7 @@ static inline float __saturatef(float a)
     return fminf(fmaxf(a, 0.0f), 1.0f);
 }
 
-/* ---- conversions
- * ------------------------------------------------------------------------------------------------- */
+/* --- conversions -------------------------------------------------------------------------------------------- */
 
 /* CUDA's float to integer conversions saturate and turn NaN into 0; C's are undefined there. */
 static inline int assay_sim_to_int(double r)
@@ -237,8 +234,7 @@ static inline double __int2double_rn(int a)
     return static_cast<double>(a);
 }
 
-/* ---- integers
- * ---------------------------------------------------------------------------------------------------- */
+/* --- integers ----------------------------------------------------------------------------------------------- */
 
 static inline int __popc(unsigned v)
 {
@@ -362,8 +358,7 @@ static inline double max(double a, float b)
     return fmax(a, static_cast<double>(b));
 }
 
-/* ---- memory
- * ------------------------------------------------------------------------------------------------------ */
+/* --- memory ------------------------------------------------------------------------------------------------- */
 
 template <class T> static inline T __ldg(const T *p)
 {

@@ -1,0 +1,88 @@
+/* Declared arithmetic as JSON. */
+#include "core/base/arith.h"
+
+#include <string.h>
+
+static const char *const order_names[] = {
+    [ASSAY_ORDER_NONE] = "none",       [ASSAY_ORDER_SEQUENTIAL] = "sequential",
+    [ASSAY_ORDER_TREE] = "tree",       [ASSAY_ORDER_TENSOR_CORE] = "tensor_core",
+    [ASSAY_ORDER_UNKNOWN] = "unknown",
+};
+enum { ORDER_COUNT = sizeof order_names / sizeof order_names[0], COUNT_MAX = 1 << 24 };
+
+const char *assay_order_name(assay_order order)
+{
+    const int64_t index = (int64_t)order;
+    return index >= 0 && index < ORDER_COUNT ? order_names[index] : "?";
+}
+
+assay_arith assay_arith_elementwise(void)
+{
+    const assay_arith a = {
+        .accumulate = ASSAY_F32,
+        .order = ASSAY_ORDER_NONE,
+        .lanes = 1,
+        .split = 1,
+        .math_ulp = 2,
+    };
+    return a;
+}
+
+json_t *assay_arith_to_json(const assay_arith *a)
+{
+    return json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:b, s:b, s:i, s:i}", "accumulate",
+                     assay_dtype_name(a->accumulate), "order", assay_order_name(a->order), "lanes", a->lanes,
+                     "split", a->split, "k_step", a->k_step, "guard_bits", a->guard_bits, "fma", a->fma,
+                     "atomics", a->atomics, "math_ulp", a->math_ulp, "tile", a->tile);
+}
+
+static assay_status read_count(const json_t *object, const char *key, int min, const char *what, int *out)
+{
+    int64_t value = *out;
+    ASSAY_TRY(assay_json_get_i64(object, key, false, min, COUNT_MAX, what, &value));
+    *out = (int)value;
+    return ASSAY_OK;
+}
+
+static assay_status read_words(const json_t *object, const char *what, assay_arith *a)
+{
+    char text[32];
+    snprintf(text, sizeof text, "%s", assay_dtype_name(a->accumulate));
+    ASSAY_TRY(assay_json_get_string(object, "accumulate", false, what, text, sizeof text));
+    ASSAY_CHECK(strcmp(text, "F32") == 0 || strcmp(text, "F64") == 0, ASSAY_UNSUPPORTED,
+                "%s: accumulate: expected F32 or F64, found '%s'", what, text);
+    ASSAY_TRY(assay_dtype_from_name(text, &a->accumulate));
+    snprintf(text, sizeof text, "%s", assay_order_name(a->order));
+    ASSAY_TRY(assay_json_get_string(object, "order", false, what, text, sizeof text));
+    for (int i = 0; i < ORDER_COUNT; i++) {
+        if (strcmp(order_names[i], text) == 0) {
+            a->order = (assay_order)i;
+            return ASSAY_OK;
+        }
+    }
+    ASSAY_FAIL(ASSAY_UNSUPPORTED,
+               "%s: order: expected none, sequential, tree, tensor_core or unknown, found '%s'", what, text);
+}
+
+assay_status assay_arith_from_json(const json_t *object, const char *what, assay_arith *out)
+{
+    static const char *const allowed[] = {"accumulate", "order",      "lanes", "split",
+                                          "k_step",     "guard_bits", "fma",   "atomics",
+                                          "math_ulp",   "tile",       NULL};
+    assay_arith a = assay_arith_elementwise();
+    ASSAY_TRY(assay_json_only(object, allowed, what));
+    ASSAY_TRY(read_words(object, what, &a));
+    ASSAY_TRY(read_count(object, "lanes", 1, what, &a.lanes));
+    ASSAY_TRY(read_count(object, "split", 1, what, &a.split));
+    ASSAY_TRY(read_count(object, "k_step", 0, what, &a.k_step));
+    ASSAY_TRY(read_count(object, "guard_bits", 0, what, &a.guard_bits));
+    ASSAY_TRY(assay_json_get_bool(object, "fma", false, what, &a.fma));
+    ASSAY_TRY(assay_json_get_bool(object, "atomics", false, what, &a.atomics));
+    ASSAY_TRY(read_count(object, "math_ulp", 0, what, &a.math_ulp));
+    ASSAY_TRY(read_count(object, "tile", 0, what, &a.tile));
+    /* A tensor-core sum without its step length has no bound. */
+    ASSAY_CHECK(a.order != ASSAY_ORDER_TENSOR_CORE || a.k_step >= 1, ASSAY_FORMAT,
+                "%s: k_step: order tensor_core needs the terms per step, at least 1", what);
+    *out = a;
+    return ASSAY_OK;
+}

@@ -1,0 +1,43 @@
+/* Declared arithmetic: what a kernel says about how it computes.  The declaration travels in the trace and in
+ * the certificate and selects the bound (docs/TOLERANCES.md).  A bound is never raised to let a kernel pass;
+ * the remedy is to declare the order, or to fix the kernel. */
+#ifndef ASSAY_CORE_ARITH_H
+#define ASSAY_CORE_ARITH_H
+
+#include "core/base/dtype.h"
+#include "core/base/json.h"
+
+ASSAY_BEGIN_DECLS
+
+typedef enum {
+    ASSAY_ORDER_NONE,       /* no reduction: element-wise */
+    ASSAY_ORDER_SEQUENTIAL, /* index 0, 1, 2, ... in one chain */
+    ASSAY_ORDER_TREE, /* `lanes` chains of ceil(n/lanes) terms, joined by a binary tree (log2 lanes levels) */
+    ASSAY_ORDER_TENSOR_CORE, /* steps of `k_step` terms, aligned to the largest, `guard_bits`, truncated */
+    ASSAY_ORDER_UNKNOWN      /* any order */
+} assay_order;
+
+typedef struct assay_arith {
+    assay_dtype accumulate; /* ASSAY_F32 or ASSAY_F64 */
+    assay_order order;
+    int lanes; /* TREE: chains; else 1 */
+    int split; /* SEQUENTIAL or TENSOR_CORE: K is cut in this many chains, added at the end in order; 1 = none
+                */
+    int k_step;     /* TENSOR_CORE: terms per step */
+    int guard_bits; /* TENSOR_CORE: extra alignment bits */
+    bool fma;       /* products enter the sum unrounded */
+    bool atomics;   /* the order may change from run to run */
+    int math_ulp;   /* largest error of exp, log, rsqrt, sin, cos, sigmoid in ulp of the accumulate type */
+    int tile;       /* online softmax: keys per rescale step; 0 = two-pass */
+} assay_arith;
+
+/* {"accumulate":"F32","order":"tree","lanes":32,...}; members with default values may be absent. */
+json_t *assay_arith_to_json(const assay_arith *a);
+assay_status assay_arith_from_json(const json_t *object, const char *what, assay_arith *out);
+const char *assay_order_name(assay_order order);
+/* fp32, no reduction, 2 ulp math. */
+assay_arith assay_arith_elementwise(void);
+
+ASSAY_END_DECLS
+
+#endif

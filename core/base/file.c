@@ -1,0 +1,216 @@
+/* Small file operations of core/base/log.h: whole files, folders, trees. */
+#include "core/base/log.h"
+
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static assay_status status_of(int code)
+{
+    return code == ENOENT || code == ENOTDIR ? ASSAY_NOT_FOUND : ASSAY_IO;
+}
+
+/* --- folders ------------------------------------------------------------------------------------------------ */
+
+static assay_status make_one(const char *path)
+{
+    if (mkdir(path, 0777) == 0)
+        return ASSAY_OK;
+    const int code = errno;
+    ASSAY_CHECK(code == EEXIST, status_of(code), "%s: cannot create the folder: %s", path, strerror(code));
+    struct stat info;
+    ASSAY_CHECK(stat(path, &info) == 0 && S_ISDIR(info.st_mode), ASSAY_IO,
+                "%s: expected a folder, found something else", path);
+    return ASSAY_OK;
+}
+
+assay_status assay_mkdir_p(const char *path)
+{
+    const size_t length = strlen(path);
+    ASSAY_CHECK(length > 0 && length < PATH_MAX, ASSAY_INVALID_ARGUMENT,
+                "mkdir: a path of 1 to %d bytes is expected, found %zu", PATH_MAX - 1, length);
+    char prefix[PATH_MAX];
+    memcpy(prefix, path, length + 1);
+    for (size_t i = length; i > 1 && prefix[i - 1] == '/'; i--)
+        prefix[i - 1] = '\0';
+    struct stat info;
+    ASSAY_CHECK(lstat(prefix, &info) != 0 || !S_ISLNK(info.st_mode), ASSAY_INVALID_ARGUMENT,
+                "%s: is a symbolic link, expected a folder or nothing", prefix);
+    for (char *slash = strchr(prefix + 1, '/'); slash != NULL; slash = strchr(slash + 1, '/')) {
+        *slash = '\0';
+        ASSAY_TRY(make_one(prefix));
+        *slash = '/';
+    }
+    ASSAY_TRY(make_one(prefix));
+    return ASSAY_OK;
+}
+
+/* Empties the folder behind `fd` (closed on return) and never leaves it: links are unlinked, not followed. */
+static assay_status empty_folder(int fd, const char *path, int depth)
+{
+    DIR *dir = fdopendir(fd);
+    if (dir == NULL) {
+        const int code = errno;
+        close(fd);
+        ASSAY_FAIL(ASSAY_IO, "%s: cannot read the folder: %s", path, strerror(code));
+    }
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK_GOTO(depth < 64, ASSAY_LIMIT, st, done, "%s: folders nested deeper than 64", path);
+    for (;;) {
+        errno = 0;
+        const struct dirent *entry = readdir(dir);
+        if (entry == NULL) {
+            ASSAY_CHECK_GOTO(errno == 0, ASSAY_IO, st, done, "%s: cannot read the folder: %s", path,
+                             strerror(errno));
+            break;
+        }
+        const char *name = entry->d_name;
+        if (strcmp(name, ".") == 0 || strcmp(name, "..") == 0)
+            continue;
+        if (unlinkat(dirfd(dir), name, 0) == 0)
+            continue;
+        ASSAY_CHECK_GOTO(errno == EISDIR || errno == EPERM, ASSAY_IO, st, done, "%s/%s: cannot remove: %s",
+                         path, name, strerror(errno));
+        const int child = openat(dirfd(dir), name, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+        ASSAY_CHECK_GOTO(child >= 0, ASSAY_IO, st, done, "%s/%s: cannot open: %s", path, name,
+                         strerror(errno));
+        ASSAY_TRY_GOTO(empty_folder(child, path, depth + 1), st, done);
+        ASSAY_CHECK_GOTO(unlinkat(dirfd(dir), name, AT_REMOVEDIR) == 0, ASSAY_IO, st, done,
+                         "%s/%s: cannot remove: %s", path, name, strerror(errno));
+    }
+done:
+    closedir(dir);
+    return st;
+}
+
+assay_status assay_remove_tree(const char *path, const char *root_must_contain)
+{
+    struct stat info;
+    if (lstat(path, &info) != 0) {
+        ASSAY_CHECK(errno == ENOENT, ASSAY_IO, "%s: %s", path, strerror(errno));
+        return ASSAY_OK;
+    }
+    ASSAY_CHECK(S_ISDIR(info.st_mode), ASSAY_INVALID_ARGUMENT, "%s: expected a folder, found %s", path,
+                S_ISLNK(info.st_mode) ? "a symbolic link" : "something else");
+    char root[PATH_MAX], target[PATH_MAX];
+    ASSAY_CHECK(realpath(root_must_contain, root) != NULL, status_of(errno), "%s: %s", root_must_contain,
+                strerror(errno));
+    ASSAY_CHECK(realpath(path, target) != NULL, status_of(errno), "%s: %s", path, strerror(errno));
+    const size_t length = strcmp(root, "/") == 0 ? 0 : strlen(root);
+    ASSAY_CHECK(strncmp(target, root, length) == 0 && target[length] == '/' && target[length + 1] != '\0',
+                ASSAY_INVALID_ARGUMENT, "%s: not below %s, nothing was removed", target, root);
+    const int fd = open(target, O_RDONLY | O_DIRECTORY | O_NOFOLLOW | O_CLOEXEC);
+    ASSAY_CHECK(fd >= 0, ASSAY_IO, "%s: cannot open: %s", target, strerror(errno));
+    ASSAY_TRY(empty_folder(fd, target, 0));
+    ASSAY_CHECK(rmdir(target) == 0, ASSAY_IO, "%s: cannot remove: %s", target, strerror(errno));
+    return ASSAY_OK;
+}
+
+/* --- whole files -------------------------------------------------------------------------------------------- */
+
+static assay_status write_all(int fd, const char *data, uint64_t bytes, const char *path)
+{
+    while (bytes > 0) {
+        const size_t chunk = bytes < ((uint64_t)1 << 30) ? (size_t)bytes : (size_t)1 << 30;
+        const ssize_t n = write(fd, data, chunk);
+        if (n < 0 && errno == EINTR)
+            continue;
+        ASSAY_CHECK(n > 0, ASSAY_IO, "%s: cannot write: %s", path, n < 0 ? strerror(errno) : "no progress");
+        data += n;
+        bytes -= (uint64_t)n;
+    }
+    return ASSAY_OK;
+}
+
+/* The new name is only safe on disk once its folder is. */
+static assay_status sync_folder_of(const char *path)
+{
+    char folder[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    if (slash == NULL)
+        snprintf(folder, sizeof folder, ".");
+    else
+        snprintf(folder, sizeof folder, "%.*s", slash == path ? 1 : (int)(slash - path), path);
+    const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    ASSAY_CHECK(fd >= 0, ASSAY_IO, "%s: cannot open: %s", folder, strerror(errno));
+    /* Some file systems cannot sync a folder and say EINVAL; there is nothing more to do on them. */
+    const int code = fsync(fd) == 0 || errno == EINVAL ? 0 : errno;
+    close(fd);
+    ASSAY_CHECK(code == 0, ASSAY_IO, "%s: cannot sync: %s", folder, strerror(code));
+    return ASSAY_OK;
+}
+
+assay_status assay_write_file(const char *path, const void *data, uint64_t bytes)
+{
+    char beside[PATH_MAX];
+    const int length = snprintf(beside, sizeof beside, "%s.tmp.%ld", path, (long)getpid());
+    ASSAY_CHECK(length > 0 && (size_t)length < sizeof beside, ASSAY_INVALID_ARGUMENT,
+                "%.64s...: path of more than %zu bytes", path, sizeof beside - 1);
+    const int fd = open(beside, O_WRONLY | O_CREAT | O_TRUNC | O_NOFOLLOW | O_CLOEXEC, 0666);
+    ASSAY_CHECK(fd >= 0, status_of(errno), "%s: cannot create: %s", beside, strerror(errno));
+    assay_status st = ASSAY_OK;
+    bool open_now = true;
+    ASSAY_TRY_GOTO(write_all(fd, data, bytes, beside), st, done);
+    ASSAY_CHECK_GOTO(fsync(fd) == 0, ASSAY_IO, st, done, "%s: cannot sync: %s", beside, strerror(errno));
+    open_now = false;
+    ASSAY_CHECK_GOTO(close(fd) == 0, ASSAY_IO, st, done, "%s: cannot close: %s", beside, strerror(errno));
+    ASSAY_CHECK_GOTO(rename(beside, path) == 0, ASSAY_IO, st, done, "%s: cannot rename to %s: %s", beside,
+                     path, strerror(errno));
+    ASSAY_TRY(sync_folder_of(path));
+    return ASSAY_OK;
+done:
+    if (open_now)
+        close(fd);
+    unlink(beside);
+    return st;
+}
+
+static assay_status read_all(int fd, uint64_t limit, const char *path, char **out, uint64_t *bytes)
+{
+    struct stat info;
+    ASSAY_CHECK(fstat(fd, &info) == 0, ASSAY_IO, "%s: %s", path, strerror(errno));
+    ASSAY_CHECK(S_ISREG(info.st_mode), ASSAY_IO, "%s: expected a regular file, found %s", path,
+                S_ISDIR(info.st_mode) ? "a folder" : "something else");
+    const uint64_t size = (uint64_t)info.st_size;
+    ASSAY_CHECK(size <= limit && size < SIZE_MAX, ASSAY_LIMIT, "%s: %llu bytes, at most %llu are read", path,
+                (unsigned long long)size, (unsigned long long)limit);
+    char *text = malloc((size_t)size + 1);
+    ASSAY_CHECK(text != NULL, ASSAY_OUT_OF_MEMORY, "%s: %llu bytes", path, (unsigned long long)size);
+    assay_status st = ASSAY_OK;
+    uint64_t got = 0;
+    while (got < size) {
+        const ssize_t n = read(fd, text + got, (size_t)(size - got));
+        if (n < 0 && errno == EINTR)
+            continue;
+        ASSAY_CHECK_GOTO(n > 0, ASSAY_IO, st, fail, "%s: cannot read byte %llu of %llu: %s", path,
+                         (unsigned long long)got, (unsigned long long)size,
+                         n < 0 ? strerror(errno) : "the file became shorter");
+        got += (uint64_t)n;
+    }
+    text[size] = '\0';
+    *out = text;
+    *bytes = size;
+    return ASSAY_OK;
+fail:
+    free(text);
+    return st;
+}
+
+assay_status assay_read_file(const char *path, uint64_t limit, char **out, uint64_t *bytes)
+{
+    *out = NULL;
+    *bytes = 0;
+    /* O_NONBLOCK: a named pipe must be refused, not waited for. */
+    const int fd = open(path, O_RDONLY | O_NONBLOCK | O_CLOEXEC);
+    ASSAY_CHECK(fd >= 0, status_of(errno), "%s: cannot open: %s", path, strerror(errno));
+    assay_status st = ASSAY_OK;
+    ASSAY_TRY_GOTO(read_all(fd, limit, path, out, bytes), st, done);
+done:
+    close(fd);
+    return st;
+}

@@ -1,0 +1,158 @@
+/* Batch files: token ids and labels of one forward and backward, or of a few optimizer steps. */
+#include "core/files/dataset.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* "[2,0,1,7]" or "[1,7]": where element `at` lies. */
+static void format_index(const assay_batches *b, int64_t at, char *out, size_t capacity)
+{
+    const int64_t col = at % b->s, row = at / b->s % b->b;
+    const int64_t microbatch = at / (b->s * b->b) % b->microbatches;
+    const int64_t step = at / (b->s * b->b * b->microbatches);
+    if (b->training)
+        snprintf(out, capacity, "[%" PRId64 ",%" PRId64 ",%" PRId64 ",%" PRId64 "]", step, microbatch, row,
+                 col);
+    else
+        snprintf(out, capacity, "[%" PRId64 ",%" PRId64 "]", row, col);
+}
+
+static assay_status check_only_known(const assay_tensorfile *file, const char *path)
+{
+    for (int64_t i = 0; i < assay_tensorfile_count(file); i++) {
+        const char *name = assay_tensorfile_at(file, i)->name;
+        ASSAY_CHECK(
+            strcmp(name, "input_ids") == 0 || strcmp(name, "labels") == 0, ASSAY_UNSUPPORTED,
+            "%s: tensor '%.160s' is not supported in a batch file, expected input_ids and labels only", path,
+            name);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status read_shapes(assay_batches *b, const char *path, const assay_tensor_info **ids,
+                                const assay_tensor_info **labels)
+{
+    ASSAY_TRY(assay_tensorfile_get(b->file, "input_ids", ASSAY_I64, NULL, -1, ids));
+    const assay_tensor_info *t = *ids;
+    ASSAY_CHECK(t->ndim == 2 || t->ndim == 4, ASSAY_MISMATCH,
+                "%s: tensor 'input_ids' has %d dimensions, expected [b,s] or [steps,microbatches,b,s]", path,
+                t->ndim);
+    for (int i = 0; i < t->ndim; i++)
+        ASSAY_CHECK(t->shape[i] >= 1, ASSAY_MISMATCH, "%s: tensor 'input_ids': dimension %d is 0", path, i);
+    ASSAY_TRY(assay_tensorfile_get(b->file, "labels", ASSAY_I64, t->shape, t->ndim, labels));
+    b->training = t->ndim == 4;
+    b->steps = b->training ? t->shape[0] : 1;
+    b->microbatches = b->training ? t->shape[1] : 1;
+    b->b = t->shape[t->ndim - 2];
+    b->s = t->shape[t->ndim - 1];
+    return ASSAY_OK;
+}
+
+static assay_status check_tokens(const assay_batches *b, const char *path, const char *name,
+                                 const int64_t *tokens, int64_t n, int64_t vocab, bool may_ignore)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if ((tokens[i] >= 0 && tokens[i] < vocab) || (may_ignore && tokens[i] == ASSAY_IGNORE_INDEX))
+            continue;
+        char index[96];
+        format_index(b, i, index, sizeof index);
+        ASSAY_FAIL(ASSAY_INVALID_ARGUMENT,
+                   "%s: %s%s is %" PRId64 ", outside the vocabulary 0...%" PRId64 "%s", path, name, index,
+                   tokens[i], vocab - 1, may_ignore ? " and not -100" : "");
+    }
+    return ASSAY_OK;
+}
+
+/* The loss of a step is a mean over its targets: without one it is 0/0. */
+static assay_status check_targets(const assay_batches *b, const char *path)
+{
+    for (int64_t step = 0; step < b->steps; step++) {
+        int64_t n = 0;
+        for (int64_t m = 0; m < b->microbatches && n == 0; m++)
+            n += assay_batches_n_targets(b, step, m);
+        if (b->training)
+            ASSAY_CHECK(n > 0, ASSAY_INVALID_ARGUMENT,
+                        "%s: step %" PRId64 ": all labels are masked: the loss is undefined", path, step);
+        else
+            ASSAY_CHECK(n > 0, ASSAY_INVALID_ARGUMENT, "%s: all labels are masked: the loss is undefined",
+                        path);
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_batches_open(assay_batches *out, const char *path, int64_t vocab)
+{
+    assay_status st = ASSAY_OK;
+    const assay_tensor_info *ids = NULL, *labels = NULL;
+    *out = (assay_batches){0};
+    ASSAY_CHECK(vocab >= 1, ASSAY_INVALID_ARGUMENT, "%s: the vocabulary has %" PRId64 " entries", path,
+                vocab);
+    ASSAY_TRY_GOTO(assay_tensorfile_open(&out->file, path), st, fail);
+    ASSAY_TRY_GOTO(read_shapes(out, path, &ids, &labels), st, fail);
+    ASSAY_TRY_GOTO(check_only_known(out->file, path), st, fail);
+    out->input_ids = malloc(ids->bytes);
+    out->labels = malloc(labels->bytes);
+    ASSAY_CHECK_GOTO(out->input_ids && out->labels, ASSAY_OUT_OF_MEMORY, st, fail,
+                     "%s: out of memory for %zu bytes", path, 2 * ids->bytes);
+    memcpy(out->input_ids, ids->data, ids->bytes);
+    memcpy(out->labels, labels->data, labels->bytes);
+    ASSAY_TRY_GOTO(check_tokens(out, path, "input_ids", out->input_ids, ids->count, vocab, false), st, fail);
+    ASSAY_TRY_GOTO(check_tokens(out, path, "labels", out->labels, ids->count, vocab, true), st, fail);
+    ASSAY_TRY_GOTO(check_targets(out, path), st, fail);
+    return ASSAY_OK;
+fail:
+    assay_batches_close(out);
+    return st;
+}
+
+void assay_batches_close(assay_batches *b)
+{
+    assay_tensorfile_close(b->file);
+    free(b->input_ids);
+    free(b->labels);
+    *b = (assay_batches){0};
+}
+
+const int64_t *assay_batches_ids(const assay_batches *b, int64_t step, int64_t microbatch)
+{
+    return b->input_ids + (step * b->microbatches + microbatch) * b->b * b->s;
+}
+
+const int64_t *assay_batches_labels(const assay_batches *b, int64_t step, int64_t microbatch)
+{
+    return b->labels + (step * b->microbatches + microbatch) * b->b * b->s;
+}
+
+int64_t assay_batches_n_targets(const assay_batches *b, int64_t step, int64_t microbatch)
+{
+    const int64_t *labels = assay_batches_labels(b, step, microbatch);
+    int64_t n = 0;
+    for (int64_t row = 0; row < b->b; row++)
+        for (int64_t col = 1; col < b->s; col++)
+            n += labels[row * b->s + col] != ASSAY_IGNORE_INDEX;
+    return n;
+}
+
+assay_status assay_batch_plan_make(int64_t microbatches, int64_t b, int dp, int dp_rank,
+                                   assay_batch_plan *out)
+{
+    ASSAY_CHECK(microbatches >= 1 && b >= 1 && dp >= 1 && dp_rank >= 0 && dp_rank < dp,
+                ASSAY_INVALID_ARGUMENT,
+                "%" PRId64 " microbatches of %" PRId64 " rows for data-parallel rank %d of %d", microbatches,
+                b, dp_rank, dp);
+    ASSAY_CHECK(microbatches % dp == 0 || b % dp == 0, ASSAY_INVALID_ARGUMENT,
+                "data_parallel_size %d divides neither the %" PRId64
+                " microbatches of a step nor the %" PRId64 " rows of a microbatch",
+                dp, microbatches, b);
+    *out = (assay_batch_plan){.n_microbatches = microbatches, .n_rows = b};
+    if (microbatches % dp == 0) {
+        out->n_microbatches = microbatches / dp;
+        out->first_microbatch = dp_rank * out->n_microbatches;
+    } else {
+        out->rows_split = true;
+        out->n_rows = b / dp;
+        out->first_row = dp_rank * out->n_rows;
+    }
+    return ASSAY_OK;
+}

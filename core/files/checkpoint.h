@@ -1,0 +1,59 @@
+/* Checkpoints: save in layout A, load in layout B.
+ *
+ * DIR/manifest.json            format "assay-checkpoint", version, step, layout, precision, model config,
+ * scalars, and for every file its size and SHA-256; written last: a folder without it is not a checkpoint
+ * DIR/rank-00000.safetensors   this rank's pieces; DIR/rank-00000.json  which piece of which global tensor
+ * each key is
+ *
+ * A tensor is named by family and canonical name ("main_param", "decoder.layers.0...").  Pieces carry their
+ * segments, so a reader assembles any piece of any layout from them.  Replicas may be written once or several
+ * times; copies that differ, gaps, and a manifest that does not verify are errors.  Everything is written
+ * into DIR.tmp-<pid> and renamed: a reader never sees half a checkpoint; an existing DIR is refused.
+ * docs/CHECKPOINT.md. */
+#ifndef ASSAY_CORE_CHECKPOINT_H
+#define ASSAY_CORE_CHECKPOINT_H
+
+#include "core/base/hash.h"
+#include "core/model/spec.h"
+
+ASSAY_BEGIN_DECLS
+
+/* Copies the elements that both pieces hold: dst (piece `to`) from src (piece `from`) of one global tensor;
+ * elements are `element_bytes` wide.  Returns the number of elements copied; `covered` (may be NULL, one byte
+ * per element of dst) is set to 1 where an element was written.  check_equal: elements already covered are
+ * compared instead, *differs gets the first local index that differs (-1 none). */
+int64_t assay_shard_copy(void *dst, const assay_shard *to, const void *src, const assay_shard *from,
+                         int64_t element_bytes, unsigned char *covered, bool check_equal, int64_t *differs);
+
+typedef struct assay_checkpoint_writer assay_checkpoint_writer;
+/* Every rank calls with the same dir; rank files go to the same temporary folder DIR.tmp. */
+assay_status assay_checkpoint_writer_open(assay_checkpoint_writer **out, const char *dir, int rank,
+                                          int world);
+/* Data is copied.  Pieces of 0 elements are legal and skipped. */
+assay_status assay_checkpoint_add(assay_checkpoint_writer *w, const char *family, const char *name,
+                                  assay_dtype dtype, const assay_shard *shard, const void *data);
+/* Writes this rank's files (fsynced).  Then all ranks must synchronize, then rank 0 publishes. */
+assay_status assay_checkpoint_writer_finish(assay_checkpoint_writer *w);
+/* Rank 0 only, after every rank finished: hashes the files, writes the manifest with `header` (step, layout,
+ * precision, model, scalars such as the data position), renames the folder. */
+assay_status assay_checkpoint_publish(assay_checkpoint_writer *w, json_t *header);
+void assay_checkpoint_writer_destroy(assay_checkpoint_writer *w);
+
+typedef struct assay_checkpoint assay_checkpoint;
+/* Verifies the manifest (sizes, hashes), reads the index. */
+assay_status assay_checkpoint_open(assay_checkpoint **out, const char *dir);
+void assay_checkpoint_close(assay_checkpoint *c);
+const json_t *assay_checkpoint_header(const assay_checkpoint *c);
+/* Fills dst (piece `want`) from whatever pieces hold it.  ASSAY_NOT_FOUND: no such tensor; ASSAY_MISMATCH:
+ * another global shape or dtype, replicas that differ; ASSAY_FORMAT: elements that no piece holds (the first
+ * global index is named). */
+assay_status assay_checkpoint_read(const assay_checkpoint *c, const char *family, const char *name,
+                                   assay_dtype dtype, const assay_shard *want, void *dst);
+/* Distinct (family, name) tensors, in order of family and name. */
+int64_t assay_checkpoint_count(const assay_checkpoint *c);
+void assay_checkpoint_at(const assay_checkpoint *c, int64_t index, const char **family, const char **name,
+                         assay_dtype *dtype, assay_shard *whole);
+
+ASSAY_END_DECLS
+
+#endif

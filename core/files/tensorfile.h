@@ -1,0 +1,63 @@
+/* safetensors: strict reader (mmap, single files and sharded folders with an index) and streaming writer.
+ * Every validation rule of the format is checked before anything is allocated by a file's say-so; duplicate
+ * names are refused.  The writer writes beside, syncs and renames: a reader never sees half a file.
+ * docs/CHECKPOINT.md. */
+#ifndef ASSAY_CORE_TENSORFILE_H
+#define ASSAY_CORE_TENSORFILE_H
+
+#include "core/base/dtype.h"
+#include <stddef.h>
+
+ASSAY_BEGIN_DECLS
+
+enum { ASSAY_TENSOR_MAX_DIMS = 8 };
+
+typedef struct assay_tensor_info {
+    const char *name; /* owned by the file object */
+    assay_dtype dtype;
+    int ndim;
+    int64_t shape[ASSAY_TENSOR_MAX_DIMS];
+    int64_t count; /* elements */
+    size_t bytes;
+    const void *data; /* mapped, little endian, C order; any alignment: copy before typed access */
+} assay_tensor_info;
+
+typedef struct assay_tensorfile assay_tensorfile;
+
+/* Opens one .safetensors file, an index (a path that ends in .index.json, shards beside it), or a folder:
+ * model.safetensors, else model.safetensors.index.json.  Messages carry the error names of the reference
+ * parser (HeaderTooSmall, HeaderTooLarge, InvalidHeaderLength, InvalidHeader, InvalidHeaderDeserialization,
+ * InvalidOffset, ValidationOverflow, MisalignedSlice, TensorInvalidInfo, MetadataIncompleteBuffer). */
+assay_status assay_tensorfile_open(assay_tensorfile **out, const char *path);
+void assay_tensorfile_close(assay_tensorfile *f);
+int64_t assay_tensorfile_count(const assay_tensorfile *f);
+/* In name order. */
+const assay_tensor_info *assay_tensorfile_at(const assay_tensorfile *f, int64_t index);
+/* NULL when absent. */
+const assay_tensor_info *assay_tensorfile_find(const assay_tensorfile *f, const char *name);
+/* Finds and checks dtype (ASSAY_DTYPE_COUNT: any) and shape (ndim < 0: any; an extent of -1: any). */
+assay_status assay_tensorfile_get(const assay_tensorfile *f, const char *name, assay_dtype dtype,
+                                  const int64_t *shape, int ndim, const assay_tensor_info **out);
+/* __metadata__ value, or NULL. */
+const char *assay_tensorfile_metadata(const assay_tensorfile *f, const char *key);
+const char *assay_tensorfile_path(const assay_tensorfile *f);
+
+/* Writer: create, add_ref / add_copy for each tensor in any order, finish, destroy.  Data handed to add_ref
+ * must stay valid until finish.  create opens the temporary file beside the target, so that an unwritable
+ * place is known at once; a name that was added twice is reported by finish. */
+typedef struct assay_tensorwriter assay_tensorwriter;
+assay_status assay_tensorwriter_create(assay_tensorwriter **out, const char *path);
+assay_status assay_tensorwriter_metadata(assay_tensorwriter *w, const char *key, const char *value);
+assay_status assay_tensorwriter_add_ref(assay_tensorwriter *w, const char *name, assay_dtype dtype,
+                                        const int64_t *shape, int ndim, const void *data);
+assay_status assay_tensorwriter_add_copy(assay_tensorwriter *w, const char *name, assay_dtype dtype,
+                                         const int64_t *shape, int ndim, const void *data);
+/* Sorts (alignment of dtype descending, then name), writes a temporary file beside, fsyncs, renames, fsyncs
+ * the folder. */
+assay_status assay_tensorwriter_finish(assay_tensorwriter *w);
+/* Also removes the temporary file when finish was not reached.  NULL is legal. */
+void assay_tensorwriter_destroy(assay_tensorwriter *w);
+
+ASSAY_END_DECLS
+
+#endif

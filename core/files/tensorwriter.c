@@ -1,0 +1,290 @@
+/* safetensors writer.  A temporary file beside the target is opened at once, so that an unwritable place is
+ * known before the work is done; finish writes, syncs and renames it.  Tensors stand in descending order of
+ * the dtype enum (alignment), then by name, as the reference writer orders them; the header is padded with
+ * spaces to a multiple of 8, so that data is aligned to 8 bytes. */
+#include "core/base/json.h"
+#include "core/files/tensorfile.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MAX_HEADER_BYTES ((size_t)100000000)
+
+typedef struct tensor {
+    char *name;
+    assay_dtype dtype;
+    int ndim;
+    int64_t shape[ASSAY_TENSOR_MAX_DIMS];
+    size_t bytes;
+    const void *data;
+    void *owned;
+} tensor;
+
+struct assay_tensorwriter {
+    char *path;
+    char *temp; /* NULL once renamed */
+    FILE *file;
+    bool finished;
+    json_t *metadata;
+    int64_t n, capacity;
+    tensor *tensors;
+};
+
+static assay_status open_temp(assay_tensorwriter *w)
+{
+    char temp[PATH_MAX];
+    const char *slash = strrchr(w->path, '/');
+    const int folder = slash ? (int)(slash - w->path) + 1 : 0;
+    for (int attempt = 0; attempt < 1000; attempt++) {
+        const int n = snprintf(temp, sizeof temp, "%.*s.%s.tmp-%ld-%d", folder, w->path, w->path + folder,
+                               (long)getpid(), attempt);
+        ASSAY_CHECK(n > 0 && (size_t)n < sizeof temp, ASSAY_LIMIT, "%.200s: the path is too long", w->path);
+        const int fd = open(temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+        if (fd < 0 && errno == EEXIST)
+            continue;
+        ASSAY_CHECK(fd >= 0, ASSAY_IO, "%s: cannot create a file beside it: %s", w->path, strerror(errno));
+        w->temp = strdup(temp);
+        w->file = fdopen(fd, "wb");
+        if (w->temp && w->file)
+            return ASSAY_OK;
+        close(fd);
+        unlink(temp);
+        free(w->temp);
+        w->temp = NULL;
+        ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "%s: out of memory", w->path);
+    }
+    ASSAY_FAIL(ASSAY_IO, "%s: too many temporary files beside it", w->path);
+}
+
+assay_status assay_tensorwriter_create(assay_tensorwriter **out, const char *path)
+{
+    assay_status st = ASSAY_OK;
+    struct stat sb;
+    *out = NULL;
+    assay_tensorwriter *w = calloc(1, sizeof *w);
+    ASSAY_CHECK(w, ASSAY_OUT_OF_MEMORY, "%s: out of memory", path);
+    w->path = strdup(path);
+    w->metadata = json_object();
+    ASSAY_CHECK_GOTO(w->path && w->metadata, ASSAY_OUT_OF_MEMORY, st, fail, "%s: out of memory", path);
+    ASSAY_CHECK_GOTO(stat(path, &sb) != 0 || S_ISREG(sb.st_mode), ASSAY_INVALID_ARGUMENT, st, fail,
+                     "%s: exists and is not a regular file", path);
+    ASSAY_TRY_GOTO(open_temp(w), st, fail);
+    *out = w;
+    return ASSAY_OK;
+fail:
+    assay_tensorwriter_destroy(w);
+    return st;
+}
+
+void assay_tensorwriter_destroy(assay_tensorwriter *w)
+{
+    if (!w)
+        return;
+    if (w->file)
+        fclose(w->file);
+    if (w->temp)
+        unlink(w->temp);
+    for (int64_t i = 0; i < w->n; i++) {
+        free(w->tensors[i].name);
+        free(w->tensors[i].owned);
+    }
+    json_decref(w->metadata);
+    free(w->tensors);
+    free(w->temp);
+    free(w->path);
+    free(w);
+}
+
+assay_status assay_tensorwriter_metadata(assay_tensorwriter *w, const char *key, const char *value)
+{
+    ASSAY_CHECK(!w->finished, ASSAY_INVALID_ARGUMENT, "%s: already finished", w->path);
+    ASSAY_CHECK(!json_object_get(w->metadata, key), ASSAY_INVALID_ARGUMENT,
+                "%s: metadata key '%s' was given before", w->path, key);
+    json_t *text = json_string(value);
+    ASSAY_CHECK(text, ASSAY_INVALID_ARGUMENT, "%s: the metadata value of '%s' is not UTF-8", w->path, key);
+    ASSAY_CHECK(json_object_set_new(w->metadata, key, text) == 0, ASSAY_INVALID_ARGUMENT,
+                "%s: a metadata key is not UTF-8", w->path);
+    return ASSAY_OK;
+}
+
+static assay_status tensor_bytes(const assay_tensorwriter *w, const char *name, assay_dtype dtype,
+                                 const int64_t *shape, int ndim, size_t *bytes)
+{
+    int64_t count = 0, bits = 0;
+    ASSAY_CHECK(dtype < ASSAY_DTYPE_COUNT, ASSAY_INVALID_ARGUMENT, "%s: tensor '%s': no such dtype", w->path,
+                name);
+    ASSAY_CHECK(ndim >= 0 && ndim <= ASSAY_TENSOR_MAX_DIMS, ASSAY_INVALID_ARGUMENT,
+                "%s: tensor '%s' has %d dimensions, expected 0...%d", w->path, name, ndim,
+                ASSAY_TENSOR_MAX_DIMS);
+    ASSAY_CHECK(
+        assay_shape_count(shape, ndim, &count) && assay_mul_i64(count, assay_dtype_bits(dtype), &bits),
+        ASSAY_INVALID_ARGUMENT, "%s: tensor '%s': a negative extent or a size above 64 bits", w->path, name);
+    ASSAY_CHECK(bits % 8 == 0, ASSAY_INVALID_ARGUMENT,
+                "%s: tensor '%s': %lld elements of %s are not a whole number of bytes", w->path, name,
+                (long long)count, assay_dtype_name(dtype));
+    *bytes = (size_t)(bits / 8);
+    return ASSAY_OK;
+}
+
+static assay_status add(assay_tensorwriter *w, const char *name, assay_dtype dtype, const int64_t *shape,
+                        int ndim, const void *data, bool copy)
+{
+    size_t bytes = 0;
+    ASSAY_CHECK(!w->finished, ASSAY_INVALID_ARGUMENT, "%s: already finished", w->path);
+    ASSAY_CHECK(strcmp(name, "__metadata__") != 0, ASSAY_INVALID_ARGUMENT,
+                "%s: a tensor cannot be named __metadata__", w->path);
+    ASSAY_TRY(tensor_bytes(w, name, dtype, shape, ndim, &bytes));
+    ASSAY_CHECK(data || bytes == 0, ASSAY_INVALID_ARGUMENT, "%s: tensor '%s': no data", w->path, name);
+    if (w->n == w->capacity) {
+        const int64_t capacity = w->capacity ? 2 * w->capacity : 64;
+        tensor *grown = realloc(w->tensors, (size_t)capacity * sizeof *grown);
+        ASSAY_CHECK(grown, ASSAY_OUT_OF_MEMORY, "%s: out of memory for %lld tensors", w->path,
+                    (long long)capacity);
+        w->tensors = grown;
+        w->capacity = capacity;
+    }
+    tensor t = {.dtype = dtype, .ndim = ndim, .bytes = bytes, .data = data};
+    for (int i = 0; i < ndim; i++)
+        t.shape[i] = shape[i];
+    t.name = strdup(name);
+    if (copy && bytes > 0)
+        t.owned = malloc(bytes);
+    if (!t.name || (copy && bytes > 0 && !t.owned)) {
+        free(t.name);
+        free(t.owned);
+        ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "%s: tensor '%s': out of memory for %zu bytes", w->path, name, bytes);
+    }
+    if (t.owned) {
+        memcpy(t.owned, data, bytes);
+        t.data = t.owned;
+    }
+    w->tensors[w->n++] = t;
+    return ASSAY_OK;
+}
+
+assay_status assay_tensorwriter_add_ref(assay_tensorwriter *w, const char *name, assay_dtype dtype,
+                                        const int64_t *shape, int ndim, const void *data)
+{
+    return add(w, name, dtype, shape, ndim, data, false);
+}
+
+assay_status assay_tensorwriter_add_copy(assay_tensorwriter *w, const char *name, assay_dtype dtype,
+                                         const int64_t *shape, int ndim, const void *data)
+{
+    return add(w, name, dtype, shape, ndim, data, true);
+}
+
+static int compare_tensors(const void *pa, const void *pb)
+{
+    const tensor *a = pa, *b = pb;
+    if (a->dtype != b->dtype)
+        return a->dtype > b->dtype ? -1 : 1;
+    return strcmp(a->name, b->name);
+}
+
+/* The header as a JSON object in file order.  A name that comes twice, or is not UTF-8, is found here. */
+static assay_status make_header(const assay_tensorwriter *w, json_t *header)
+{
+    int64_t at = 0;
+    if (json_object_size(w->metadata) > 0)
+        ASSAY_CHECK(json_object_set(header, "__metadata__", w->metadata) == 0, ASSAY_OUT_OF_MEMORY,
+                    "out of memory");
+    for (int64_t i = 0; i < w->n; i++) {
+        const tensor *t = &w->tensors[i];
+        int64_t end = 0;
+        ASSAY_CHECK(assay_add_i64(at, (int64_t)t->bytes, &end), ASSAY_LIMIT, "the file would exceed 64 bits");
+        ASSAY_CHECK(!json_object_get(header, t->name), ASSAY_INVALID_ARGUMENT,
+                    "tensor '%s' was added more than once", t->name);
+        json_t *shape = json_array();
+        for (int d = 0; shape && d < t->ndim; d++)
+            json_array_append_new(shape, json_integer(t->shape[d]));
+        json_t *entry = json_pack("{s:s, s:o, s:[I,I]}", "dtype", assay_dtype_name(t->dtype), "shape", shape,
+                                  "data_offsets", (json_int_t)at, (json_int_t)end);
+        ASSAY_CHECK(entry, ASSAY_OUT_OF_MEMORY, "out of memory");
+        ASSAY_CHECK(json_object_set_new(header, t->name, entry) == 0, ASSAY_INVALID_ARGUMENT,
+                    "the name of a tensor is not UTF-8");
+        at = end;
+    }
+    return ASSAY_OK;
+}
+
+static assay_status write_bytes(assay_tensorwriter *w, const void *data, size_t bytes)
+{
+    if (bytes > 0)
+        ASSAY_CHECK(fwrite(data, 1, bytes, w->file) == bytes, ASSAY_IO, "cannot write: %s", strerror(errno));
+    return ASSAY_OK;
+}
+
+static assay_status write_header(assay_tensorwriter *w, const char *text)
+{
+    const size_t used = strlen(text);
+    const size_t n = (used + 7) / 8 * 8;
+    uint8_t length[8];
+    ASSAY_CHECK(n <= MAX_HEADER_BYTES, ASSAY_LIMIT,
+                "HeaderTooLarge: the header would have %zu bytes, at most %zu are legal", n,
+                MAX_HEADER_BYTES);
+    for (int i = 0; i < 8; i++)
+        length[i] = (uint8_t)((uint64_t)n >> (8 * i));
+    ASSAY_TRY(write_bytes(w, length, sizeof length));
+    ASSAY_TRY(write_bytes(w, text, used));
+    return write_bytes(w, "       ", n - used);
+}
+
+static assay_status sync_folder(const char *path)
+{
+    char folder[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    const int length = !slash ? 1 : slash == path ? 1 : (int)(slash - path);
+    snprintf(folder, sizeof folder, "%.*s", length, slash ? path : ".");
+    const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    ASSAY_CHECK(fd >= 0, ASSAY_IO, "cannot open the folder %s: %s", folder, strerror(errno));
+    /* Some file systems refuse to sync a folder (EINVAL); they have nothing to sync. */
+    const bool ok = fsync(fd) == 0 || errno == EINVAL;
+    const int error = errno;
+    close(fd);
+    ASSAY_CHECK(ok, ASSAY_IO, "cannot sync the folder %s: %s", folder, strerror(error));
+    return ASSAY_OK;
+}
+
+static assay_status write_all(assay_tensorwriter *w)
+{
+    assay_status st = ASSAY_OK;
+    char *text = NULL;
+    json_t *header = json_object();
+    ASSAY_CHECK(header, ASSAY_OUT_OF_MEMORY, "out of memory");
+    if (w->n > 0)
+        qsort(w->tensors, (size_t)w->n, sizeof *w->tensors, compare_tensors);
+    ASSAY_TRY_GOTO(make_header(w, header), st, done);
+    text = json_dumps(header, JSON_COMPACT);
+    ASSAY_CHECK_GOTO(text, ASSAY_OUT_OF_MEMORY, st, done, "out of memory for the header");
+    ASSAY_TRY_GOTO(write_header(w, text), st, done);
+    for (int64_t i = 0; i < w->n; i++)
+        ASSAY_TRY_GOTO(write_bytes(w, w->tensors[i].data, w->tensors[i].bytes), st, done);
+    ASSAY_CHECK_GOTO(fflush(w->file) == 0 && fsync(fileno(w->file)) == 0, ASSAY_IO, st, done,
+                     "cannot write: %s", strerror(errno));
+    const int closed = fclose(w->file);
+    w->file = NULL;
+    ASSAY_CHECK_GOTO(closed == 0, ASSAY_IO, st, done, "cannot close: %s", strerror(errno));
+    ASSAY_CHECK_GOTO(rename(w->temp, w->path) == 0, ASSAY_IO, st, done, "cannot rename %s: %s", w->temp,
+                     strerror(errno));
+    free(w->temp);
+    w->temp = NULL;
+    ASSAY_TRY_GOTO(sync_folder(w->path), st, done);
+done:
+    free(text);
+    json_decref(header);
+    return st;
+}
+
+assay_status assay_tensorwriter_finish(assay_tensorwriter *w)
+{
+    ASSAY_CHECK(!w->finished, ASSAY_INVALID_ARGUMENT, "%s: already finished", w->path);
+    w->finished = true;
+    const assay_status st = write_all(w);
+    return st == ASSAY_OK ? st : assay_context(st, "%s", w->path);
+}

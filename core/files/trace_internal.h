@@ -1,0 +1,37 @@
+/* Shared by trace_writer.c, trace_reader.c and trace_record.c only. */
+#ifndef ASSAY_CORE_TRACE_INTERNAL_H
+#define ASSAY_CORE_TRACE_INTERNAL_H
+
+#include "core/files/trace.h"
+
+#define ASSAY_TRACE_FORMAT "assay-trace"
+enum { ASSAY_TRACE_VERSION = 1, ASSAY_TRACE_MAX_LINE = 1 << 20 };
+
+/* DIR/index.json, DIR/rank-00000.jsonl, DIR/rank-00000-step-00000.safetensors.  ASSAY_LIMIT: path too long.
+ */
+assay_status assay_trace_index_path(const char *dir, char *out, size_t capacity);
+assay_status assay_trace_rank_path(const char *dir, int rank, char *out, size_t capacity);
+assay_status assay_trace_data_path(const char *dir, int rank, int64_t step, char *out, size_t capacity);
+
+/* "shard", "partial", "rows", "local". */
+const char *assay_piece_kind_name(assay_piece_kind kind);
+assay_status assay_piece_kind_from_name(const char *name, assay_piece_kind *out);
+
+/* Whether the piece is the whole tensor: one full segment per dimension. */
+bool assay_trace_is_whole(const assay_shard *s);
+/* What a record must satisfy by itself: name, step, microbatch, shard, members that belong to its kind; fills
+ * t->bytes. */
+assay_status assay_trace_check_tensor(assay_trace_tensor *t);
+/* The rows record of a ROWS record: 1-D I64 of local_shape[0] entries. */
+assay_status assay_trace_check_rows(const assay_trace_tensor *t, const assay_trace_tensor *rows);
+
+/* A record from its JSON line, validated by itself; `hash` and *key are "" when absent (key: room for
+ * 4096). */
+enum { ASSAY_TRACE_KEY = 256 };
+assay_status assay_trace_tensor_from_json(const json_t *line, assay_trace_tensor *t,
+                                          char key[ASSAY_TRACE_KEY]);
+/* Slots name records by id; that these exist is for the caller to check.  Allocates attrs (a reference) and
+ * group_ranks. */
+assay_status assay_trace_op_from_json(const json_t *line, int rank, int world, assay_trace_op *op);
+
+#endif

@@ -1,0 +1,90 @@
+/* Model configuration: what a Hugging Face config.json says, in Megatron-LM's words.
+ *
+ * Accepted architectures: llama, qwen2, qwen3, qwen3_moe, mixtral (Hugging Face spelling, `rope_scaling` and
+ * `rope_parameters`), and `megatron`: the fields of assay_model_config themselves, for what no Hugging Face
+ * class of the five has (sigmoid router, shared experts, groups, expert bias).  An unknown architecture,
+ * activation or rope type is an error that names it.  Contradictory or absurd fields are errors (head counts,
+ * sizes above ASSAY_CONFIG_MAX_DIM...). */
+#ifndef ASSAY_CORE_CONFIG_H
+#define ASSAY_CORE_CONFIG_H
+
+#include "core/base/json.h"
+
+ASSAY_BEGIN_DECLS
+
+typedef enum {
+    ASSAY_ARCH_LLAMA,
+    ASSAY_ARCH_QWEN2,
+    ASSAY_ARCH_QWEN3,
+    ASSAY_ARCH_QWEN3_MOE,
+    ASSAY_ARCH_MIXTRAL,
+    ASSAY_ARCH_MEGATRON
+} assay_arch;
+typedef enum { ASSAY_ROPE_DEFAULT, ASSAY_ROPE_LINEAR, ASSAY_ROPE_LLAMA3 } assay_rope_type;
+typedef enum { ASSAY_SCORE_SOFTMAX, ASSAY_SCORE_SIGMOID } assay_score_function;
+
+enum { ASSAY_MAX_LAYERS = 1024, ASSAY_MAX_EXPERTS = 4096 };
+#define ASSAY_CONFIG_MAX_DIM ((int64_t)1 << 24)
+
+typedef struct assay_model_config {
+    assay_arch arch;
+    int64_t num_layers;
+    int64_t hidden_size;
+    int64_t ffn_hidden_size;     /* dense MLP width F */
+    int64_t num_attention_heads; /* A */
+    int64_t num_query_groups;    /* G, key/value heads */
+    int64_t kv_channels;         /* D, head dimension */
+    int64_t vocab_size;          /* V */
+    int64_t max_position_embeddings;
+    double layernorm_epsilon;
+    bool tie_word_embeddings;
+    bool add_qkv_bias;  /* bias of linear_qkv */
+    bool add_proj_bias; /* bias of linear_proj */
+    bool add_mlp_bias;  /* bias of linear_fc1 and linear_fc2 of dense MLPs */
+    bool qk_layernorm;
+    double init_method_std;
+
+    /* RoPE */
+    assay_rope_type rope_type;
+    double rotary_base;
+    double
+        rotary_percent; /* partial rotary factor; rotary dims = (int)(kv_channels * rotary_percent), even */
+    double rope_factor;
+    double rope_low_freq_factor;
+    double rope_high_freq_factor;
+    int64_t rope_original_max_position_embeddings;
+
+    /* attention window: 0 = none; the window counts the token itself.  window[l] is for layer l. */
+    int64_t window[ASSAY_MAX_LAYERS];
+
+    /* mixture of experts */
+    int64_t num_moe_experts; /* E; 0 = dense model */
+    bool layer_is_moe[ASSAY_MAX_LAYERS];
+    int64_t moe_router_topk; /* K */
+    int64_t moe_ffn_hidden_size;
+    assay_score_function moe_router_score_function;
+    bool moe_router_pre_softmax; /* softmax over all E before top-k (HF); false: softmax over the chosen K */
+    bool norm_topk_prob; /* divide the chosen scores by their sum (softmax: no eps; sigmoid: + 1e-20) */
+    double moe_router_topk_scaling_factor; /* 1 = none */
+    int64_t moe_router_num_groups;         /* 0 = no group limit */
+    int64_t moe_router_group_topk;
+    bool moe_router_enable_expert_bias;
+    int64_t moe_shared_expert_intermediate_size; /* 0 = none */
+    bool moe_shared_expert_gate;
+} assay_model_config;
+
+/* Reads DIR/config.json.  Messages start with the file's path. */
+assay_status assay_config_load(const char *model_dir, assay_model_config *out);
+assay_status assay_config_from_json(const json_t *root, const char *what, assay_model_config *out);
+/* Checks all cross-field rules (also called by the readers). */
+assay_status assay_config_check(const assay_model_config *c, const char *what);
+/* A Hugging Face config.json (or `megatron` fields) that reads back to an equal struct. */
+assay_status assay_config_to_json(const assay_model_config *c, json_t **out);
+const char *assay_arch_name(assay_arch arch);
+
+/* Number of rotated dimensions of a head (even). */
+int64_t assay_config_rotary_dim(const assay_model_config *c);
+
+ASSAY_END_DECLS
+
+#endif

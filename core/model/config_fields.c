@@ -1,0 +1,294 @@
+/* The scalar members of assay_model_config as a table, their defaults, and the `megatron` spelling. */
+#include "core/model/config_internal.h"
+
+#include <stddef.h>
+#include <string.h>
+
+#define FIELD(member, hf, type, required)                                                                    \
+    {                                                                                                        \
+#member, hf, ASSAY_FIELD_##type, offsetof(assay_model_config, member), required                      \
+    }
+static const assay_config_field fields[] = {
+    FIELD(num_layers, "num_hidden_layers", I64, true),
+    FIELD(hidden_size, "hidden_size", I64, true),
+    FIELD(ffn_hidden_size, "intermediate_size", I64, true),
+    FIELD(num_attention_heads, "num_attention_heads", I64, true),
+    FIELD(num_query_groups, "num_key_value_heads", I64, false),
+    FIELD(kv_channels, "head_dim", I64, false),
+    FIELD(vocab_size, "vocab_size", I64, true),
+    FIELD(max_position_embeddings, "max_position_embeddings", I64, false),
+    FIELD(layernorm_epsilon, "rms_norm_eps", DOUBLE, false),
+    FIELD(tie_word_embeddings, "tie_word_embeddings", BOOL, false),
+    FIELD(add_qkv_bias, "attention_bias", BOOL, false),
+    FIELD(add_proj_bias, "attention_bias", BOOL, false),
+    FIELD(add_mlp_bias, "mlp_bias", BOOL, false),
+    FIELD(qk_layernorm, NULL, BOOL, false),
+    FIELD(init_method_std, "initializer_range", DOUBLE, false),
+    FIELD(rope_type, "rope_type", ROPE_TYPE, false),
+    FIELD(rotary_base, "rope_theta", DOUBLE, false),
+    FIELD(rotary_percent, "partial_rotary_factor", DOUBLE, false),
+    FIELD(rope_factor, "factor", DOUBLE, false),
+    FIELD(rope_low_freq_factor, "low_freq_factor", DOUBLE, false),
+    FIELD(rope_high_freq_factor, "high_freq_factor", DOUBLE, false),
+    FIELD(rope_original_max_position_embeddings, "original_max_position_embeddings", I64, false),
+    FIELD(num_moe_experts, "num_experts", I64, false),
+    FIELD(moe_router_topk, "num_experts_per_tok", I64, false),
+    FIELD(moe_ffn_hidden_size, "moe_intermediate_size", I64, false),
+    FIELD(moe_router_score_function, NULL, SCORE, false),
+    FIELD(moe_router_pre_softmax, NULL, BOOL, false),
+    FIELD(norm_topk_prob, "norm_topk_prob", BOOL, false),
+    FIELD(moe_router_topk_scaling_factor, NULL, DOUBLE, false),
+    FIELD(moe_router_num_groups, NULL, I64, false),
+    FIELD(moe_router_group_topk, NULL, I64, false),
+    FIELD(moe_router_enable_expert_bias, NULL, BOOL, false),
+    FIELD(moe_shared_expert_intermediate_size, NULL, I64, false),
+    FIELD(moe_shared_expert_gate, NULL, BOOL, false),
+    {.name = NULL},
+};
+#undef FIELD
+enum { N_FIELDS = sizeof fields / sizeof fields[0] - 1 };
+
+static const char *const rope_names[] = {
+    [ASSAY_ROPE_DEFAULT] = "default", [ASSAY_ROPE_LINEAR] = "linear", [ASSAY_ROPE_LLAMA3] = "llama3"};
+static const char *const score_names[] = {
+    [ASSAY_SCORE_SOFTMAX] = "softmax", [ASSAY_SCORE_SIGMOID] = "sigmoid"};
+
+const assay_config_field *assay_config_fields(void)
+{
+    return fields;
+}
+
+const char *assay_config_word(const assay_model_config *c, const char *name)
+{
+    for (int i = 0; i < N_FIELDS; i++) {
+        if (strcmp(fields[i].name, name) == 0 && c->arch != ASSAY_ARCH_MEGATRON && fields[i].hf_name != NULL)
+            return fields[i].hf_name;
+    }
+    return name;
+}
+
+const char *assay_rope_name(assay_rope_type type)
+{
+    return rope_names[type];
+}
+
+const char *assay_score_name(assay_score_function score)
+{
+    return score_names[score];
+}
+
+assay_status assay_rope_from_name(const char *name, const char *what, assay_rope_type *out)
+{
+    for (int i = ASSAY_ROPE_DEFAULT; i <= ASSAY_ROPE_LLAMA3; i++) {
+        if (strcmp(name, rope_names[i]) == 0) {
+            *out = (assay_rope_type)i;
+            return ASSAY_OK;
+        }
+    }
+    ASSAY_FAIL(ASSAY_UNSUPPORTED, "%s: rope_type: unknown type '%.64s', expected default, linear or llama3",
+               what, name);
+}
+
+assay_status assay_score_from_name(const char *name, const char *what, assay_score_function *out)
+{
+    for (int i = ASSAY_SCORE_SOFTMAX; i <= ASSAY_SCORE_SIGMOID; i++) {
+        if (strcmp(name, score_names[i]) == 0) {
+            *out = (assay_score_function)i;
+            return ASSAY_OK;
+        }
+    }
+    ASSAY_FAIL(ASSAY_UNSUPPORTED,
+               "%s: moe_router_score_function: unknown function '%.64s', expected softmax or sigmoid", what,
+               name);
+}
+
+static bool field_differs(const assay_config_field *f, const assay_model_config *a,
+                          const assay_model_config *b)
+{
+    const char *x = (const char *)a + f->offset, *y = (const char *)b + f->offset;
+    switch (f->type) {
+    case ASSAY_FIELD_I64:
+        return memcmp(x, y, sizeof(int64_t)) != 0;
+    case ASSAY_FIELD_DOUBLE:
+        return memcmp(x, y, sizeof(double)) != 0;
+    case ASSAY_FIELD_BOOL:
+        return memcmp(x, y, sizeof(bool)) != 0;
+    case ASSAY_FIELD_ROPE_TYPE:
+        return memcmp(x, y, sizeof(assay_rope_type)) != 0;
+    case ASSAY_FIELD_SCORE:
+        return memcmp(x, y, sizeof(assay_score_function)) != 0;
+    }
+    return true;
+}
+
+const char *assay_config_difference(const assay_model_config *a, const assay_model_config *b)
+{
+    if (a->arch != b->arch)
+        return "arch";
+    for (int i = 0; i < N_FIELDS; i++) {
+        if (field_differs(&fields[i], a, b))
+            return fields[i].name;
+    }
+    for (int64_t l = 0; l < a->num_layers; l++) {
+        if (a->window[l] != b->window[l])
+            return "window";
+        if (a->layer_is_moe[l] != b->layer_is_moe[l])
+            return "layer_is_moe";
+    }
+    return NULL;
+}
+
+void assay_config_defaults(assay_model_config *c, assay_arch arch)
+{
+    memset(c, 0, sizeof *c);
+    c->arch = arch;
+    c->max_position_embeddings = 4096;
+    c->layernorm_epsilon = arch == ASSAY_ARCH_MIXTRAL || arch == ASSAY_ARCH_MEGATRON ? 1e-5 : 1e-6;
+    c->init_method_std = 0.02;
+    c->rotary_base = arch == ASSAY_ARCH_MIXTRAL ? 1e6 : 1e4;
+    c->rotary_percent = 1.0;
+    c->moe_router_topk_scaling_factor = 1.0;
+}
+
+/* --- `megatron` --------------------------------------------------------------------------------------------- */
+
+static assay_status read_field(const json_t *root, const assay_config_field *f, const char *what,
+                               assay_model_config *c)
+{
+    void *at = (char *)c + f->offset;
+    char text[64] = "";
+    switch (f->type) {
+    case ASSAY_FIELD_I64:
+        ASSAY_TRY(assay_json_get_i64(root, f->name, f->required, 0, (int64_t)1 << 40, what, at));
+        return ASSAY_OK;
+    case ASSAY_FIELD_DOUBLE:
+        ASSAY_TRY(assay_json_get_double(root, f->name, f->required, 0.0, 1e15, what, at));
+        return ASSAY_OK;
+    case ASSAY_FIELD_BOOL:
+        ASSAY_TRY(assay_json_get_bool(root, f->name, f->required, what, at));
+        return ASSAY_OK;
+    case ASSAY_FIELD_ROPE_TYPE:
+        ASSAY_TRY(assay_json_get_string(root, f->name, f->required, what, text, sizeof text));
+        if (text[0] != '\0')
+            ASSAY_TRY(assay_rope_from_name(text, what, at));
+        return ASSAY_OK;
+    case ASSAY_FIELD_SCORE:
+        ASSAY_TRY(assay_json_get_string(root, f->name, f->required, what, text, sizeof text));
+        if (text[0] != '\0')
+            ASSAY_TRY(assay_score_from_name(text, what, at));
+        return ASSAY_OK;
+    }
+    return ASSAY_OK;
+}
+
+/* `key`: an array with one entry for each layer; NULL when absent. */
+static assay_status layer_list(const json_t *root, const char *key, int64_t num_layers, const char *what,
+                               const json_t **out)
+{
+    const json_t *list = json_object_get(root, key);
+    *out = NULL;
+    if (list == NULL || json_is_null(list))
+        return ASSAY_OK;
+    ASSAY_CHECK(json_is_array(list), ASSAY_FORMAT, "%s: %s: expected an array", what, key);
+    ASSAY_CHECK((int64_t)json_array_size(list) == num_layers, ASSAY_MISMATCH,
+                "%s: %s: expected %lld entries, one for each layer, found %zu", what, key,
+                (long long)num_layers, json_array_size(list));
+    *out = list;
+    return ASSAY_OK;
+}
+
+static assay_status read_layers(const json_t *root, const char *what, assay_model_config *c)
+{
+    const json_t *windows, *moe;
+    ASSAY_CHECK(c->num_layers >= 1 && c->num_layers <= ASSAY_MAX_LAYERS, ASSAY_LIMIT,
+                "%s: num_layers: expected 1 to %d, found %lld", what, ASSAY_MAX_LAYERS,
+                (long long)c->num_layers);
+    ASSAY_TRY(layer_list(root, "window", c->num_layers, what, &windows));
+    ASSAY_TRY(layer_list(root, "layer_is_moe", c->num_layers, what, &moe));
+    for (int64_t l = 0; l < c->num_layers; l++) {
+        if (windows != NULL) {
+            const json_t *entry = json_array_get(windows, (size_t)l);
+            ASSAY_CHECK(json_is_integer(entry), ASSAY_FORMAT, "%s: window[%lld]: expected an integer", what,
+                        (long long)l);
+            c->window[l] = json_integer_value(entry);
+        }
+        c->layer_is_moe[l] = c->num_moe_experts > 0;
+        if (moe != NULL) {
+            const json_t *entry = json_array_get(moe, (size_t)l);
+            ASSAY_CHECK(json_is_boolean(entry), ASSAY_FORMAT,
+                        "%s: layer_is_moe[%lld]: expected true or false", what, (long long)l);
+            c->layer_is_moe[l] = json_is_true(entry);
+        }
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_config_read_megatron(const json_t *root, const char *what, assay_model_config *c)
+{
+    const char *allowed[N_FIELDS + 4];
+    for (int i = 0; i < N_FIELDS; i++)
+        allowed[i] = fields[i].name;
+    allowed[N_FIELDS] = "model_type";
+    allowed[N_FIELDS + 1] = "window";
+    allowed[N_FIELDS + 2] = "layer_is_moe";
+    allowed[N_FIELDS + 3] = NULL;
+    ASSAY_TRY(assay_json_only(root, allowed, what));
+    /* Read in table order; a default that depends on another member is filled in after that member. */
+    for (int i = 0; i < N_FIELDS; i++)
+        ASSAY_TRY(read_field(root, &fields[i], what, c));
+    if (c->num_query_groups == 0)
+        c->num_query_groups = c->num_attention_heads;
+    if (c->kv_channels == 0) {
+        ASSAY_CHECK(c->num_attention_heads > 0 && c->hidden_size % c->num_attention_heads == 0,
+                    ASSAY_MISMATCH,
+                    "%s: kv_channels is absent and hidden_size %lld is not a multiple of num_attention_heads "
+                    "%lld",
+                    what, (long long)c->hidden_size, (long long)c->num_attention_heads);
+        c->kv_channels = c->hidden_size / c->num_attention_heads;
+    }
+    if (c->num_moe_experts > 0 && c->moe_ffn_hidden_size == 0)
+        c->moe_ffn_hidden_size = c->ffn_hidden_size;
+    if (c->num_moe_experts > 0 && c->moe_router_topk == 0)
+        c->moe_router_topk = 2;
+    /* Megatron-LM has no such switch: sigmoid scores are always normalised when more than one is chosen. */
+    if (json_object_get(root, "norm_topk_prob") == NULL)
+        c->norm_topk_prob = c->moe_router_score_function == ASSAY_SCORE_SIGMOID && c->moe_router_topk > 1;
+    if (c->rope_type == ASSAY_ROPE_LLAMA3 && c->rope_original_max_position_embeddings == 0)
+        c->rope_original_max_position_embeddings = c->max_position_embeddings;
+    ASSAY_TRY(read_layers(root, what, c));
+    return ASSAY_OK;
+}
+
+static json_t *field_to_json(const assay_config_field *f, const assay_model_config *c)
+{
+    const void *at = (const char *)c + f->offset;
+    switch (f->type) {
+    case ASSAY_FIELD_I64:
+        return json_integer(*(const int64_t *)at);
+    case ASSAY_FIELD_DOUBLE:
+        return json_real(*(const double *)at);
+    case ASSAY_FIELD_BOOL:
+        return json_boolean(*(const bool *)at);
+    case ASSAY_FIELD_ROPE_TYPE:
+        return json_string(assay_rope_name(*(const assay_rope_type *)at));
+    case ASSAY_FIELD_SCORE:
+        return json_string(assay_score_name(*(const assay_score_function *)at));
+    }
+    return NULL;
+}
+
+assay_status assay_config_write_megatron(const assay_model_config *c, json_t *root)
+{
+    int failed = json_object_set_new(root, "model_type", json_string("megatron"));
+    for (int i = 0; i < N_FIELDS; i++)
+        failed |= json_object_set_new(root, fields[i].name, field_to_json(&fields[i], c));
+    json_t *windows = json_array(), *moe = json_array();
+    for (int64_t l = 0; l < c->num_layers; l++) {
+        failed |= json_array_append_new(windows, json_integer(c->window[l]));
+        failed |= json_array_append_new(moe, json_boolean(c->layer_is_moe[l]));
+    }
+    failed |= json_object_set_new(root, "window", windows);
+    failed |= json_object_set_new(root, "layer_is_moe", moe);
+    ASSAY_CHECK(failed == 0, ASSAY_OUT_OF_MEMORY, "model config: JSON values");
+    return ASSAY_OK;
+}

@@ -1,0 +1,118 @@
+/* Rotary embedding fields of a Hugging Face config.json, in the spelling of transformers 5
+ * (`rope_parameters`) and of 4 (`rope_scaling` + `rope_theta`).  A file may hold both as long as they agree.
+ */
+#include "core/model/config_internal.h"
+
+#include <string.h>
+
+enum { MAX_SOURCES = 3 };
+
+/* Places where a field may stand: the top level and the two objects. */
+typedef struct rope_sources {
+    int n;
+    const json_t *object[MAX_SOURCES];
+    char what[MAX_SOURCES][ASSAY_CONFIG_WHAT + 32];
+} rope_sources;
+
+static assay_status add_source(rope_sources *s, const json_t *root, const char *key, const char *what)
+{
+    const json_t *object = json_object_get(root, key);
+    if (object == NULL || json_is_null(object))
+        return ASSAY_OK;
+    ASSAY_CHECK(json_is_object(object), ASSAY_FORMAT, "%s: %s: expected an object", what, key);
+    for (void *it = json_object_iter((json_t *)(uintptr_t)object); it != NULL;
+         it = json_object_iter_next((json_t *)(uintptr_t)object, it))
+        ASSAY_CHECK(!json_is_object(json_object_iter_value(it)), ASSAY_UNSUPPORTED,
+                    "%s: %s.%.64s: rotary parameters by layer type are not supported", what, key,
+                    json_object_iter_key(it));
+    snprintf(s->what[s->n], sizeof s->what[s->n], "%s: %s", what, key);
+    s->object[s->n++] = object;
+    return ASSAY_OK;
+}
+
+/* One number from every place from `first` on that has it; they must agree.  Nowhere: *out stays, or an error
+ * if required. */
+static assay_status agree(const rope_sources *s, int first, const char *key, double min, double max,
+                          double *out, const char *required_by)
+{
+    int found = -1;
+    double value = *out;
+    for (int i = first; i < s->n; i++) {
+        const json_t *member = json_object_get(s->object[i], key);
+        if (member == NULL || json_is_null(member))
+            continue;
+        double here = 0.0;
+        ASSAY_TRY(assay_json_get_double(s->object[i], key, true, min, max, s->what[i], &here));
+        ASSAY_CHECK(found < 0 || here == value, ASSAY_MISMATCH, "%s: %s is %.17g, but %s: %s is %.17g",
+                    s->what[i], key, here, found < 0 ? "" : s->what[found], key, value);
+        value = here;
+        found = i;
+    }
+    ASSAY_CHECK(found >= 0 || required_by == NULL, ASSAY_FORMAT,
+                "%s: %s: missing, rope type %s needs a number", s->what[s->n - 1], key, required_by);
+    *out = value;
+    return ASSAY_OK;
+}
+
+static assay_status read_type(const rope_sources *s, assay_rope_type *out)
+{
+    static const char *const keys[] = {"rope_type", "type"};
+    char first[64] = "";
+    int found = -1;
+    for (int i = 1; i < s->n; i++) {
+        for (int k = 0; k < 2; k++) {
+            char here[64] = "";
+            assay_rope_type type;
+            ASSAY_TRY(assay_json_get_string(s->object[i], keys[k], false, s->what[i], here, sizeof here));
+            if (here[0] == '\0')
+                continue;
+            ASSAY_TRY(assay_rope_from_name(here, s->what[i], &type));
+            ASSAY_CHECK(found < 0 || strcmp(here, first) == 0, ASSAY_MISMATCH,
+                        "%s: %s is '%s', but %s says '%s'", s->what[i], keys[k], here,
+                        found < 0 ? "" : s->what[found], first);
+            memcpy(first, here, sizeof first);
+            *out = type;
+            found = i;
+        }
+    }
+    return ASSAY_OK;
+}
+
+static assay_status read_original_length(const rope_sources *s, assay_model_config *c)
+{
+    static const char key[] = "original_max_position_embeddings";
+    const double longest = (double)((int64_t)1 << 40);
+    double value = (double)c->max_position_embeddings;
+    ASSAY_TRY(agree(s, 0, key, 1.0, longest, &value, NULL));
+    const int64_t whole = (int64_t)value;
+    ASSAY_CHECK((double)whole == value, ASSAY_FORMAT, "%s: %s: expected an integer, found %.17g",
+                s->what[s->n - 1], key, value);
+    c->rope_original_max_position_embeddings = whole;
+    return ASSAY_OK;
+}
+
+assay_status assay_config_read_rope(const json_t *root, const char *what, assay_model_config *c)
+{
+    rope_sources s = {.n = 1, .object = {root}};
+    snprintf(s.what[0], sizeof s.what[0], "%s", what);
+    ASSAY_TRY(add_source(&s, root, "rope_parameters", what));
+    ASSAY_TRY(add_source(&s, root, "rope_scaling", what));
+    ASSAY_TRY(read_type(&s, &c->rope_type));
+    ASSAY_TRY(agree(&s, 0, "rope_theta", 1.0, 1e15, &c->rotary_base, NULL));
+    double percent = 1.0;
+    ASSAY_TRY(agree(&s, 0, "partial_rotary_factor", 0.0, 1.0, &percent, NULL));
+    /* The classes of these five rotate the whole head whatever this field says. */
+    ASSAY_CHECK(percent == 1.0, ASSAY_UNSUPPORTED,
+                "%s: partial_rotary_factor: %s rotates whole heads, expected 1, found %g", what,
+                assay_arch_name(c->arch), percent);
+    if (c->rope_type == ASSAY_ROPE_DEFAULT)
+        return ASSAY_OK;
+    const char *type = assay_rope_name(c->rope_type);
+    ASSAY_TRY(agree(&s, 1, "factor", 1e-6, 1e9, &c->rope_factor, type));
+    if (c->rope_type == ASSAY_ROPE_LINEAR)
+        return ASSAY_OK;
+    ASSAY_TRY(agree(&s, 1, "low_freq_factor", 1e-6, 1e9, &c->rope_low_freq_factor, type));
+    ASSAY_TRY(agree(&s, 1, "high_freq_factor", 1e-6, 1e9, &c->rope_high_freq_factor, type));
+    ASSAY_TRY(read_original_length(&s, c));
+    return ASSAY_OK;
+}

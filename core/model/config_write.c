@@ -1,0 +1,113 @@
+/* A Hugging Face config.json from assay_model_config.  Values that the class cannot say are found by
+ * assay_config_to_json, which reads the result back. */
+#include "core/model/config_internal.h"
+
+static int put(json_t *root, const char *key, json_t *value)
+{
+    return json_object_set_new(root, key, value);
+}
+
+static json_t *rope_object(const assay_model_config *c)
+{
+    json_t *rope = json_object();
+    int failed = put(rope, "rope_type", json_string(assay_rope_name(c->rope_type)));
+    failed |= put(rope, "rope_theta", json_real(c->rotary_base));
+    if (c->rope_type != ASSAY_ROPE_DEFAULT)
+        failed |= put(rope, "factor", json_real(c->rope_factor));
+    if (c->rope_type == ASSAY_ROPE_LLAMA3) {
+        failed |= put(rope, "low_freq_factor", json_real(c->rope_low_freq_factor));
+        failed |= put(rope, "high_freq_factor", json_real(c->rope_high_freq_factor));
+        failed |= put(rope, "original_max_position_embeddings",
+                      json_integer(c->rope_original_max_position_embeddings));
+    }
+    if (failed != 0) {
+        json_decref(rope);
+        return NULL;
+    }
+    return rope;
+}
+
+/* Both spellings, so that transformers 4 and 5 read the same model. */
+static int write_rope(const assay_model_config *c, json_t *root)
+{
+    int failed = put(root, "rope_theta", json_real(c->rotary_base));
+    failed |= put(root, "rope_parameters", rope_object(c));
+    failed |= put(root, "rope_scaling", c->rope_type == ASSAY_ROPE_DEFAULT ? json_null() : rope_object(c));
+    return failed;
+}
+
+static int write_window(const assay_model_config *c, json_t *root)
+{
+    if (c->arch == ASSAY_ARCH_LLAMA)
+        return 0;
+    int64_t window = 0, first = c->num_layers;
+    for (int64_t l = c->num_layers - 1; l >= 0; l--) {
+        if (c->window[l] > 0) {
+            window = c->window[l];
+            first = l;
+        }
+    }
+    int failed = put(root, "sliding_window", window > 0 ? json_integer(window) : json_null());
+    if (c->arch == ASSAY_ARCH_MIXTRAL)
+        return failed;
+    failed |= put(root, "use_sliding_window", json_boolean(window > 0));
+    if (c->arch == ASSAY_ARCH_QWEN3_MOE)
+        return failed;
+    json_t *types = json_array();
+    for (int64_t l = 0; l < c->num_layers; l++)
+        failed |= json_array_append_new(
+            types, json_string(c->window[l] > 0 ? "sliding_attention" : "full_attention"));
+    failed |= put(root, "max_window_layers", json_integer(first));
+    failed |= put(root, "layer_types", types);
+    return failed;
+}
+
+static int write_experts(const assay_model_config *c, json_t *root)
+{
+    const bool mixtral = c->arch == ASSAY_ARCH_MIXTRAL;
+    if (!mixtral && c->arch != ASSAY_ARCH_QWEN3_MOE)
+        return 0;
+    int failed = put(root, mixtral ? "num_local_experts" : "num_experts", json_integer(c->num_moe_experts));
+    if (c->num_moe_experts > 0)
+        failed |= put(root, "num_experts_per_tok", json_integer(c->moe_router_topk));
+    if (mixtral || c->num_moe_experts == 0)
+        return failed;
+    failed |= put(root, "moe_intermediate_size", json_integer(c->moe_ffn_hidden_size));
+    failed |= put(root, "norm_topk_prob", json_boolean(c->norm_topk_prob));
+    failed |= put(root, "decoder_sparse_step", json_integer(1));
+    json_t *dense = json_array();
+    for (int64_t l = 0; l < c->num_layers; l++) {
+        if (!c->layer_is_moe[l])
+            failed |= json_array_append_new(dense, json_integer(l));
+    }
+    failed |= put(root, "mlp_only_layers", dense);
+    return failed;
+}
+
+assay_status assay_config_write_hf(const assay_model_config *c, json_t *root)
+{
+    int failed = put(root, "model_type", json_string(assay_arch_name(c->arch)));
+    failed |= put(root, "architectures", json_pack("[s]", assay_arch_class(c->arch)));
+    failed |= put(root, "hidden_act", json_string("silu"));
+    failed |= put(root, "num_hidden_layers", json_integer(c->num_layers));
+    failed |= put(root, "hidden_size", json_integer(c->hidden_size));
+    failed |= put(root, "intermediate_size", json_integer(c->ffn_hidden_size));
+    failed |= put(root, "num_attention_heads", json_integer(c->num_attention_heads));
+    failed |= put(root, "num_key_value_heads", json_integer(c->num_query_groups));
+    failed |= put(root, "head_dim", json_integer(c->kv_channels));
+    failed |= put(root, "vocab_size", json_integer(c->vocab_size));
+    failed |= put(root, "max_position_embeddings", json_integer(c->max_position_embeddings));
+    failed |= put(root, "rms_norm_eps", json_real(c->layernorm_epsilon));
+    failed |= put(root, "initializer_range", json_real(c->init_method_std));
+    failed |= put(root, "tie_word_embeddings", json_boolean(c->tie_word_embeddings));
+    failed |= put(root, "attention_dropout", json_real(0.0));
+    if (c->arch == ASSAY_ARCH_LLAMA)
+        failed |= put(root, "mlp_bias", json_boolean(c->add_mlp_bias));
+    if (c->arch == ASSAY_ARCH_LLAMA || c->arch == ASSAY_ARCH_QWEN3 || c->arch == ASSAY_ARCH_QWEN3_MOE)
+        failed |= put(root, "attention_bias", json_boolean(c->add_qkv_bias));
+    failed |= write_rope(c, root);
+    failed |= write_window(c, root);
+    failed |= write_experts(c, root);
+    ASSAY_CHECK(failed == 0, ASSAY_OUT_OF_MEMORY, "model config: JSON values");
+    return ASSAY_OK;
+}

@@ -1,0 +1,128 @@
+/* Model spec: the parameter table.  One row per parameter: canonical (Megatron-LM) name, global shape, how
+ * each layout axis cuts it, how it is drawn, and from which Hugging Face tensors it is made.  Both engines
+ * walk the same table; it holds words and index geometry, never element values. */
+#ifndef ASSAY_CORE_SPEC_H
+#define ASSAY_CORE_SPEC_H
+
+#include "core/model/grid.h"
+
+ASSAY_BEGIN_DECLS
+
+enum { ASSAY_NAME = 160, ASSAY_MAX_DIMS = 4, ASSAY_MAX_SEGMENTS = 8 };
+
+/* A local piece of a global tensor: for each dimension an ordered list of [start, start+length) segments of
+ * the global index range; the local index runs through them in order.  Zig-zag context parallelism and [gate;
+ * up] halves are lists of two.  A dimension may have zero segments (an empty piece). */
+typedef struct assay_segment {
+    int64_t start, length;
+} assay_segment;
+typedef struct assay_shard {
+    int ndim;
+    int64_t global_shape[ASSAY_MAX_DIMS];
+    int64_t local_shape[ASSAY_MAX_DIMS];
+    int n_segments[ASSAY_MAX_DIMS];
+    assay_segment segments[ASSAY_MAX_DIMS][ASSAY_MAX_SEGMENTS];
+} assay_shard;
+
+/* The whole tensor as one piece. */
+void assay_shard_whole(assay_shard *s, const int64_t *shape, int ndim);
+/* Restricts dimension `dim` of `s` to local range [start, start+length) (a piece of a piece: ZeRO, row
+ * ranges). */
+assay_status assay_shard_narrow(assay_shard *s, int dim, int64_t start, int64_t length);
+/* Local index -> global index along one dimension. */
+int64_t assay_shard_global_index(const assay_shard *s, int dim, int64_t local);
+/* Validates: segments inside the global range, not overlapping, lengths adding up to local_shape. */
+assay_status assay_shard_check(const assay_shard *s, const char *what);
+int64_t assay_shard_count(const assay_shard *s);
+
+typedef enum { ASSAY_AXIS_NONE, ASSAY_AXIS_TP, ASSAY_AXIS_EP } assay_axis;
+typedef enum { ASSAY_INIT_NORMAL, ASSAY_INIT_OUTPUT_NORMAL, ASSAY_INIT_ONE, ASSAY_INIT_ZERO } assay_init;
+
+/* A Hugging Face tensor and the row ranges it fills.  Viewing the canonical tensor as [rows, row_length] (all
+ * leading dimensions folded; a 1-D tensor [n] has n rows of length 1), canonical rows [dst, dst+rows) equal
+ * Hugging Face rows [src, src+rows) of a tensor of `shape` (ndim 1 or 2, same row_length).  The pieces of all
+ * parts tile the canonical rows exactly once, and those of one part tile its own rows exactly once: weights
+ * and gradients go through the same table in both directions. */
+typedef struct assay_hf_piece {
+    int64_t dst, src, rows;
+} assay_hf_piece;
+typedef struct assay_hf_part {
+    char name[ASSAY_NAME];
+    int ndim;
+    int64_t shape[2];
+    int n_pieces;
+    assay_hf_piece *pieces;
+} assay_hf_part;
+
+typedef struct assay_param_spec {
+    char name[ASSAY_NAME]; /* decoder.layers.3.self_attention.linear_qkv.weight */
+    int ndim;
+    int64_t shape[ASSAY_MAX_DIMS];
+    assay_axis axis[ASSAY_MAX_DIMS]; /* which axis cuts each dimension */
+    int blocks[ASSAY_MAX_DIMS]; /* the dimension is `blocks` equal blocks, each cut by itself (2 for [gate;
+                                   up]) */
+    assay_init init;
+    double init_std;
+    int64_t layer;        /* global decoder layer, -1 outside the decoder */
+    bool on_first_stage;  /* layer -1: embedding */
+    bool on_last_stage;   /* layer -1: final norm, output layer; a tied embedding is on both */
+    bool is_expert;       /* reduced over EDP, not DP_CP */
+    bool trained;         /* false: a buffer (expert_bias) */
+    bool partial_over_tp; /* replicated over tp, but each tp rank sees its own tokens or heads: the gradient
+                           * is summed over tp.  Norm weights [H] when sequence_parallel; q/k norm whenever tp
+                           * > 1; router and shared-expert gate whenever tp > 1 (an MoE layer works on token
+                           * shards).  NOT the biases of linear_proj and linear_fc2: every tp rank computes
+                           * their whole gradient (docs/OPS.md 9) */
+    bool sequence_parallel_only; /* partial_over_tp holds only when sequence_parallel is on */
+    bool no_weight_decay;        /* 1-D parameters */
+    int n_parts;
+    assay_hf_part *parts;
+} assay_param_spec;
+
+typedef struct assay_model_spec {
+    assay_model_config config;
+    int64_t n_params;
+    assay_param_spec *params;
+} assay_model_spec;
+
+/* Builds the table.  Names in it:
+ *   embedding.word_embeddings.weight [V,H]
+ *   decoder.layers.L.input_layernorm.weight [H]
+ *   decoder.layers.L.self_attention.linear_qkv.weight [(A+2G)D,H]  .bias    rows: for each query group its
+ * A/G query heads, then its key head, then its value head (Megatron order)
+ *   decoder.layers.L.self_attention.q_layernorm.weight [D], k_layernorm.weight [D]
+ *   decoder.layers.L.self_attention.linear_proj.weight [H,A*D]  .bias [H]
+ *   decoder.layers.L.pre_mlp_layernorm.weight [H]
+ *   decoder.layers.L.mlp.linear_fc1.weight [2F,H]  .bias   rows [gate; up]
+ *   decoder.layers.L.mlp.linear_fc2.weight [H,F]  .bias
+ *   decoder.layers.L.mlp.router.weight [E,H], mlp.router.expert_bias [E] (buffer)
+ *   decoder.layers.L.mlp.experts.linear_fc1.weight [E,2Fm,H], mlp.experts.linear_fc2.weight [E,H,Fm]
+ *   decoder.layers.L.mlp.shared_experts.linear_fc1.weight [2Fs,H], linear_fc2.weight [H,Fs], gate_weight
+ * [1,H] decoder.final_layernorm.weight [H] output_layer.weight [V,H] (absent when tied) */
+assay_status assay_spec_build(const assay_model_config *c, assay_model_spec **out);
+void assay_spec_destroy(assay_model_spec *spec);
+/* NULL when there is none of that name. */
+const assay_param_spec *assay_spec_find(const assay_model_spec *spec, const char *name);
+
+/* Whether `rank` holds the parameter (pipeline stage), and its piece. */
+bool assay_param_on_rank(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c,
+                         int rank);
+assay_status assay_param_shard(const assay_param_spec *p, const assay_grid *g, int rank, assay_shard *out);
+/* Gradient of a replicated parameter must be summed over tp on this grid. */
+bool assay_param_sum_over_tp(const assay_param_spec *p, const assay_grid *g);
+/* Group over which the gradient is reduced: DP_CP or EDP. */
+assay_group assay_param_reduce_group(const assay_param_spec *p);
+/* Whether this rank's copy counts in the global gradient norm: exactly one rank of every set of replicas
+ * does. */
+bool assay_param_counts_in_norm(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c,
+                                int rank);
+
+/* Weights of a Hugging Face folder against the table: every part is there with its shape in F64, F32, BF16 or
+ * F16, and nothing else is (a bias that the configuration does not know must not be dropped in silence) but
+ * rotary tables and the head of a tied model.  *stored: whether the folder has weights at all; without them
+ * they are drawn.  Reads headers only. */
+assay_status assay_spec_check_folder(const assay_model_spec *spec, const char *folder, bool *stored);
+
+ASSAY_END_DECLS
+
+#endif

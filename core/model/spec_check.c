@@ -1,0 +1,81 @@
+/* Whether the weights of a folder are those of a model: names, shapes and dtypes, not a byte of data. */
+#include "core/files/tensorfile.h"
+#include "core/model/spec.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static bool has_weights(const char *folder)
+{
+    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
+    for (int i = 0; i < 2; i++) {
+        char path[4096];
+        const int n = snprintf(path, sizeof path, "%s/%s", folder, names[i]);
+        if (n > 0 && (size_t)n < sizeof path && access(path, F_OK) == 0)
+            return true;
+    }
+    return false;
+}
+
+static bool is_part(const assay_model_spec *spec, const char *name)
+{
+    for (int64_t i = 0; i < spec->n_params; i++)
+        for (int k = 0; k < spec->params[i].n_parts; k++)
+            if (strcmp(spec->params[i].parts[k].name, name) == 0)
+                return true;
+    return false;
+}
+
+/* Old files carry rotary tables, tied models may carry the head twice. */
+static bool may_be_ignored(const assay_model_spec *spec, const char *name)
+{
+    static const char table[] = "rotary_emb.inv_freq";
+    const size_t n = strlen(name), t = sizeof table - 1;
+    return (n >= t && strcmp(name + n - t, table) == 0) ||
+           (spec->config.tie_word_embeddings && strcmp(name, "lm_head.weight") == 0 && !is_part(spec, name));
+}
+
+static assay_status check_part(const assay_tensorfile *f, const assay_hf_part *part)
+{
+    const assay_tensor_info *t;
+    ASSAY_TRY(assay_tensorfile_get(f, part->name, ASSAY_DTYPE_COUNT, part->shape, part->ndim, &t));
+    ASSAY_CHECK(t->dtype == ASSAY_F64 || t->dtype == ASSAY_F32 || t->dtype == ASSAY_BF16 ||
+                    t->dtype == ASSAY_F16,
+                ASSAY_UNSUPPORTED, "%s: tensor '%s': expected F64, F32, BF16 or F16, found %s",
+                assay_tensorfile_path(f), part->name, assay_dtype_name(t->dtype));
+    return ASSAY_OK;
+}
+
+/* Names are looked up one by one only when the file holds more tensors than the model has parts. */
+static assay_status check_file(const assay_model_spec *spec, const assay_tensorfile *f)
+{
+    int64_t parts = 0;
+    for (int64_t i = 0; i < spec->n_params; i++) {
+        for (int k = 0; k < spec->params[i].n_parts; k++)
+            ASSAY_TRY(check_part(f, &spec->params[i].parts[k]));
+        parts += spec->params[i].n_parts;
+    }
+    if (assay_tensorfile_count(f) == parts)
+        return ASSAY_OK;
+    for (int64_t i = 0; i < assay_tensorfile_count(f); i++) {
+        const char *name = assay_tensorfile_at(f, i)->name;
+        ASSAY_CHECK(may_be_ignored(spec, name) || is_part(spec, name), ASSAY_MISMATCH,
+                    "%s: tensor '%s' has no place in this model (%s)", assay_tensorfile_path(f), name,
+                    assay_arch_name(spec->config.arch));
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_spec_check_folder(const assay_model_spec *spec, const char *folder, bool *stored)
+{
+    assay_tensorfile *f = NULL;
+    *stored = folder != NULL && folder[0] != '\0' && has_weights(folder);
+    if (!*stored)
+        return ASSAY_OK;
+    ASSAY_TRY(assay_tensorfile_open(&f, folder));
+    const assay_status st = check_file(spec, f);
+    assay_tensorfile_close(f);
+    return st;
+}

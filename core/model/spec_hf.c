@@ -1,0 +1,187 @@
+/* From which Hugging Face tensors a canonical parameter is made, and into which it is written back. */
+#include "core/model/spec_internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* A list of parts under construction. */
+static assay_status add_part(assay_param_spec *p, int n_pieces, int64_t rows, int64_t columns,
+                             assay_hf_part **out)
+{
+    assay_hf_part *part = &p->parts[p->n_parts];
+    part->pieces = calloc((size_t)n_pieces, sizeof *part->pieces);
+    ASSAY_CHECK(part->pieces != NULL, ASSAY_OUT_OF_MEMORY, "%s: %d pieces", p->name, n_pieces);
+    part->n_pieces = n_pieces;
+    part->ndim = columns > 0 ? 2 : 1;
+    part->shape[0] = rows;
+    part->shape[1] = columns;
+    p->n_parts++;
+    *out = part;
+    return ASSAY_OK;
+}
+
+static assay_status reserve_parts(assay_param_spec *p, int64_t n)
+{
+    p->parts = calloc((size_t)n, sizeof *p->parts);
+    ASSAY_CHECK(p->parts != NULL, ASSAY_OUT_OF_MEMORY, "%s: %lld parts", p->name, (long long)n);
+    return ASSAY_OK;
+}
+
+/* The canonical tensor as one Hugging Face tensor, its leading dimensions folded. */
+static assay_status one_part(assay_param_spec *p, const char *name)
+{
+    int64_t rows = p->shape[0];
+    for (int d = 1; d < p->ndim - 1; d++)
+        rows *= p->shape[d];
+    assay_hf_part *part;
+    ASSAY_TRY(reserve_parts(p, 1));
+    ASSAY_TRY(add_part(p, 1, rows, p->ndim > 1 ? p->shape[p->ndim - 1] : 0, &part));
+    snprintf(part->name, sizeof part->name, "%s", name);
+    part->pieces[0] = (assay_hf_piece){.dst = 0, .src = 0, .rows = rows};
+    return ASSAY_OK;
+}
+
+/* A part that fills one range of canonical rows. */
+static assay_status range_part(assay_param_spec *p, int64_t dst, int64_t rows, int64_t columns,
+                               assay_hf_part **part)
+{
+    ASSAY_TRY(add_part(p, 1, rows, columns, part));
+    (*part)->pieces[0] = (assay_hf_piece){.dst = dst, .src = 0, .rows = rows};
+    return ASSAY_OK;
+}
+
+/* Megatron keeps q, k and v in one tensor, group by group: the A/G query heads of a group, its key head, its
+ * value head.  Hugging Face has one tensor for each. */
+static assay_status qkv_parts(assay_param_spec *p, const assay_model_config *c, const char *suffix)
+{
+    static const char *const letter[3] = {"q", "k", "v"};
+    const int64_t groups = c->num_query_groups, d = c->kv_channels;
+    const int64_t q_rows = c->num_attention_heads / groups * d;
+    const int64_t rows_of[3] = {q_rows, d, d};
+    const int64_t columns = p->ndim > 1 ? p->shape[1] : 0;
+    const int64_t stride = q_rows + 2 * d;
+    ASSAY_TRY(reserve_parts(p, 3));
+    int64_t offset = 0;
+    for (int i = 0; i < 3; i++) {
+        assay_hf_part *part;
+        ASSAY_TRY(add_part(p, (int)groups, groups * rows_of[i], columns, &part));
+        snprintf(part->name, sizeof part->name, "model.layers.%lld.self_attn.%s_proj.%s", (long long)p->layer,
+                 letter[i], suffix);
+        for (int64_t g = 0; g < groups; g++)
+            part->pieces[g] =
+                (assay_hf_piece){.dst = g * stride + offset, .src = g * rows_of[i], .rows = rows_of[i]};
+        offset += rows_of[i];
+    }
+    return ASSAY_OK;
+}
+
+/* [gate; up] of a dense MLP. */
+static assay_status fc1_parts(assay_param_spec *p, const char *suffix)
+{
+    static const char *const word[2] = {"gate", "up"};
+    const int64_t half = p->shape[0] / 2, columns = p->ndim > 1 ? p->shape[1] : 0;
+    ASSAY_TRY(reserve_parts(p, 2));
+    for (int i = 0; i < 2; i++) {
+        assay_hf_part *part;
+        ASSAY_TRY(range_part(p, i * half, half, columns, &part));
+        snprintf(part->name, sizeof part->name, "model.layers.%lld.mlp.%s_proj.%s", (long long)p->layer,
+                 word[i], suffix);
+    }
+    return ASSAY_OK;
+}
+
+/* Files hold experts one by one; `words` are the names of the tensors that make one expert's rows, in order.
+ */
+static assay_status expert_parts(assay_param_spec *p, const assay_model_config *c, const char *const *words,
+                                 int n_words)
+{
+    const char *block = c->arch == ASSAY_ARCH_MIXTRAL ? "block_sparse_moe" : "mlp";
+    const int64_t experts = p->shape[0], rows = p->shape[1] / n_words, columns = p->shape[2];
+    ASSAY_TRY(reserve_parts(p, experts * n_words));
+    for (int64_t e = 0; e < experts; e++) {
+        for (int i = 0; i < n_words; i++) {
+            assay_hf_part *part;
+            ASSAY_TRY(range_part(p, (e * n_words + i) * rows, rows, columns, &part));
+            snprintf(part->name, sizeof part->name, "model.layers.%lld.%s.experts.%lld.%s.weight",
+                     (long long)p->layer, block, (long long)e, words[i]);
+        }
+    }
+    return ASSAY_OK;
+}
+
+static assay_status layer_part(assay_param_spec *p, const char *rest)
+{
+    char name[ASSAY_NAME];
+    snprintf(name, sizeof name, "model.layers.%lld.%s", (long long)p->layer, rest);
+    return one_part(p, name);
+}
+
+static assay_status hf_parts(assay_param_spec *p, assay_param_kind kind, const assay_model_config *c)
+{
+    static const char *const qwen_fc1[] = {"gate_proj", "up_proj"}, *const qwen_fc2[] = {"down_proj"};
+    static const char *const mixtral_fc1[] = {"w1", "w3"}, *const mixtral_fc2[] = {"w2"};
+    const bool mixtral = c->arch == ASSAY_ARCH_MIXTRAL;
+    switch (kind) {
+    case ASSAY_KIND_EMBEDDING:
+        return one_part(p, "model.embed_tokens.weight");
+    case ASSAY_KIND_INPUT_NORM:
+        return layer_part(p, "input_layernorm.weight");
+    case ASSAY_KIND_QKV_WEIGHT:
+        return qkv_parts(p, c, "weight");
+    case ASSAY_KIND_QKV_BIAS:
+        return qkv_parts(p, c, "bias");
+    case ASSAY_KIND_Q_NORM:
+        return layer_part(p, "self_attn.q_norm.weight");
+    case ASSAY_KIND_K_NORM:
+        return layer_part(p, "self_attn.k_norm.weight");
+    case ASSAY_KIND_PROJ_WEIGHT:
+        return layer_part(p, "self_attn.o_proj.weight");
+    case ASSAY_KIND_PROJ_BIAS:
+        return layer_part(p, "self_attn.o_proj.bias");
+    case ASSAY_KIND_PRE_MLP_NORM:
+        return layer_part(p, "post_attention_layernorm.weight");
+    case ASSAY_KIND_FC1_WEIGHT:
+        return fc1_parts(p, "weight");
+    case ASSAY_KIND_FC1_BIAS:
+        return fc1_parts(p, "bias");
+    case ASSAY_KIND_FC2_WEIGHT:
+        return layer_part(p, "mlp.down_proj.weight");
+    case ASSAY_KIND_FC2_BIAS:
+        return layer_part(p, "mlp.down_proj.bias");
+    case ASSAY_KIND_ROUTER_WEIGHT:
+        return layer_part(p, mixtral ? "block_sparse_moe.gate.weight" : "mlp.gate.weight");
+    case ASSAY_KIND_EXPERTS_FC1:
+        return expert_parts(p, c, mixtral ? mixtral_fc1 : qwen_fc1, 2);
+    case ASSAY_KIND_EXPERTS_FC2:
+        return expert_parts(p, c, mixtral ? mixtral_fc2 : qwen_fc2, 1);
+    case ASSAY_KIND_FINAL_NORM:
+        return one_part(p, "model.norm.weight");
+    case ASSAY_KIND_OUTPUT:
+        return one_part(p, "lm_head.weight");
+    case ASSAY_KIND_EXPERT_BIAS:
+    case ASSAY_KIND_SHARED_FC1:
+    case ASSAY_KIND_SHARED_FC2:
+    case ASSAY_KIND_SHARED_GATE:
+        break;
+    }
+    ASSAY_FAIL(ASSAY_UNSUPPORTED, "%s: Hugging Face's %s has no such parameter", p->name,
+               assay_arch_name(c->arch));
+}
+
+assay_status assay_spec_parts_build(assay_param_spec *p, assay_param_kind kind, const assay_model_config *c)
+{
+    if (c->arch == ASSAY_ARCH_MEGATRON)
+        ASSAY_TRY(one_part(p, p->name));
+    else
+        ASSAY_TRY(hf_parts(p, kind, c));
+    return ASSAY_OK;
+}
+
+void assay_spec_parts_free(assay_param_spec *p)
+{
+    for (int i = 0; i < p->n_parts; i++)
+        free(p->parts[i].pieces);
+    free(p->parts);
+    p->parts = NULL;
+    p->n_parts = 0;
+}

@@ -1,0 +1,405 @@
+/* Starting ranks on this machine.
+ *
+ * Each rank is a process group of its own: when a rank ends, whatever it started ends with it; when one dies,
+ * the others get SIGTERM and, two seconds later, SIGKILL.  Ranks die with the launcher (PR_SET_PDEATHSIG), so
+ * an interrupted run leaves nothing behind.  Everything that allocates happens before fork: the caller may
+ * have threads, and a child of such a process may only make async-signal-safe calls until it executes. */
+#include "core/run/launch.h"
+
+#include "core/base/log.h"
+#include "core/run/launch_output.h"
+#include <arpa/inet.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <netinet/in.h>
+#include <poll.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/prctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+extern char **environ;
+
+enum { MAX_WORLD = 4096, N_OURS = 10, OURS_BYTES = 320, EXEC_FAILED = 127, TICK_MS = 10 };
+#define GRACE_S 2.0 /* between SIGTERM and SIGKILL */
+#define DRAIN_S 1.0 /* for output that a process outside the rank's group still holds open */
+
+typedef struct child {
+    pid_t pid; /* 0: not started, or reaped */
+    assay_stream streams[2];
+    /* environment: ours, then pointers into environ */
+    char ours[N_OURS][OURS_BYTES];
+    char **envp;
+} child;
+
+typedef struct launch {
+    const assay_launch_options *o;
+    char *const *argv;
+    char comm_id[64];
+    child *children;
+    struct pollfd *fds; /* two per child */
+    FILE *log;
+    double start, stop_at; /* stop_at: when SIGTERM was sent, 0 before */
+    bool killed;           /* SIGKILL was sent */
+    assay_launch_result r;
+} launch;
+
+/* --- environment of a rank ---------------------------------------------------------------------------------
+ */
+
+/* Bind to port 0 and let the kernel choose.  Another process may take the port before rank 0 listens on it:
+ * then NCCL reports it and the run fails; nothing is silently wrong. */
+static assay_status free_port(int *port)
+{
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t length = sizeof address;
+    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
+    ASSAY_CHECK(fd >= 0, ASSAY_IO, "cannot create a socket: %s", strerror(errno));
+    const bool ok = bind(fd, (const struct sockaddr *)&address, sizeof address) == 0 &&
+                    getsockname(fd, (struct sockaddr *)&address, &length) == 0;
+    const int error = errno;
+    close(fd);
+    ASSAY_CHECK(ok, ASSAY_IO, "cannot find a free port on 127.0.0.1: %s", strerror(error));
+    *port = ntohs(address.sin_port);
+    return ASSAY_OK;
+}
+
+/* Entry `index` of the comma separated CUDA_VISIBLE_DEVICES that we were given, or the number itself. */
+static void visible_device(int index, char *out, size_t capacity)
+{
+    const char *list = getenv("CUDA_VISIBLE_DEVICES");
+    for (int i = 0; list && list[0] != '\0'; i++) {
+        const size_t n = strcspn(list, ",");
+        if (i == index && n > 0 && n < capacity) {
+            snprintf(out, capacity, "%.*s", (int)n, list);
+            return;
+        }
+        list = list[n] == ',' ? list + n + 1 : NULL;
+    }
+    snprintf(out, capacity, "%d", index);
+}
+
+static bool same_variable(const char *a, const char *b)
+{
+    const size_t n = strcspn(a, "=");
+    return strncmp(a, b, n) == 0 && b[n] == '=';
+}
+
+static assay_status make_environment(const launch *l, child *c, int rank)
+{
+    char device[256];
+    int n = 0;
+    snprintf(c->ours[n++], OURS_BYTES, "ASSAY_RANK=%d", rank);
+    snprintf(c->ours[n++], OURS_BYTES, "ASSAY_WORLD_SIZE=%d", l->o->world);
+    snprintf(c->ours[n++], OURS_BYTES, "ASSAY_LOCAL_RANK=%d", rank);
+    snprintf(c->ours[n++], OURS_BYTES, "ASSAY_LOCAL_WORLD_SIZE=%d", l->o->world);
+    snprintf(c->ours[n++], OURS_BYTES, "NCCL_COMM_ID=%s", l->comm_id);
+    if (l->o->distinct_nccl_hosts) {
+        /* NCCL then takes the ranks for different hosts and goes through sockets, which must meet on lo. */
+        snprintf(c->ours[n++], OURS_BYTES, "NCCL_HOSTID=assay-rank-%d", rank);
+        snprintf(c->ours[n++], OURS_BYTES, "NCCL_NET=Socket");
+        snprintf(c->ours[n++], OURS_BYTES, "NCCL_SOCKET_IFNAME=lo");
+    }
+    if (l->o->n_devices > 0) {
+        visible_device(rank % l->o->n_devices, device, sizeof device);
+        snprintf(c->ours[n++], OURS_BYTES, "CUDA_VISIBLE_DEVICES=%s", device);
+    }
+    size_t n_inherited = 0;
+    while (environ && environ[n_inherited])
+        n_inherited++;
+    c->envp = calloc(n_inherited + N_OURS + 1, sizeof *c->envp);
+    ASSAY_CHECK(c->envp, ASSAY_OUT_OF_MEMORY, "out of memory");
+    size_t used = 0;
+    for (int i = 0; i < n; i++)
+        c->envp[used++] = c->ours[i];
+    for (size_t k = 0; k < n_inherited; k++) {
+        bool replaced = false;
+        for (int i = 0; i < n && !replaced; i++)
+            replaced = same_variable(c->ours[i], environ[k]);
+        if (!replaced)
+            c->envp[used++] = environ[k];
+    }
+    return ASSAY_OK;
+}
+
+/* --- starting ----------------------------------------------------------------------------------------------
+ */
+
+/* In the child: async-signal-safe calls only. */
+static void become_rank(const launch *l, const child *c, int out, int err, pid_t parent)
+{
+    static const char message[] = "cannot execute the program of this rank\n";
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL);
+    setpgid(0, 0);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(EXEC_FAILED); /* the launcher died before prctl */
+    const int in = open("/dev/null", O_RDONLY | O_CLOEXEC);
+    if (in >= 0)
+        dup2(in, STDIN_FILENO);
+    dup2(out, STDOUT_FILENO);
+    dup2(err, STDERR_FILENO);
+    execve(l->argv[0], l->argv, c->envp);
+    if (write(STDERR_FILENO, message, sizeof message - 1) < 0)
+        _exit(EXEC_FAILED);
+    _exit(EXEC_FAILED);
+}
+
+static assay_status open_stream(const launch *l, assay_stream *s, int rank, FILE *to, int *write_end)
+{
+    int ends[2];
+    ASSAY_CHECK(pipe(ends) == 0, ASSAY_IO, "rank %d: cannot create a pipe: %s", rank, strerror(errno));
+    fcntl(ends[0], F_SETFD, FD_CLOEXEC);
+    fcntl(ends[1], F_SETFD, FD_CLOEXEC);
+    fcntl(ends[0], F_SETFL, O_NONBLOCK);
+    *s = (assay_stream){.fd = ends[0],
+                        .rank = rank,
+                        .to = l->o->quiet ? NULL : to,
+                        .log = l->log,
+                        .prefix = l->o->prefix_output};
+    *write_end = ends[1];
+    return ASSAY_OK;
+}
+
+static assay_status start_rank(launch *l, int rank)
+{
+    child *c = &l->children[rank];
+    int out = -1, err = -1;
+    assay_status st = ASSAY_OK;
+    ASSAY_TRY(make_environment(l, c, rank));
+    ASSAY_TRY_GOTO(open_stream(l, &c->streams[0], rank, stdout, &out), st, done);
+    ASSAY_TRY_GOTO(open_stream(l, &c->streams[1], rank, stderr, &err), st, done);
+    const pid_t parent = getpid();
+    const pid_t pid = fork();
+    if (pid == 0)
+        become_rank(l, c, out, err, parent);
+    ASSAY_CHECK_GOTO(pid > 0, ASSAY_IO, st, done, "rank %d: cannot fork: %s", rank, strerror(errno));
+    setpgid(pid, pid); /* both sides do it: whoever comes first */
+    c->pid = pid;
+done:
+    if (out >= 0)
+        close(out);
+    if (err >= 0)
+        close(err);
+    return st;
+}
+
+/* --- ending ------------------------------------------------------------------------------------------------
+ */
+
+static void signal_all(const launch *l, int signal_number)
+{
+    for (int rank = 0; rank < l->o->world; rank++)
+        if (l->children[rank].pid > 0)
+            kill(-l->children[rank].pid, signal_number);
+}
+
+static void stop_all(launch *l)
+{
+    if (l->stop_at > 0.0)
+        return;
+    l->stop_at = assay_monotonic_s();
+    signal_all(l, SIGTERM);
+}
+
+/* A signal outranks an exit code when both are found at once: the code is often only the echo of the crash.
+ */
+static void note_failure(launch *l, int rank, const siginfo_t *info, bool same_scan)
+{
+    const bool by_signal = info->si_code != CLD_EXITED;
+    if (l->stop_at > 0.0 || (!by_signal && info->si_status == 0))
+        return;
+    if (l->r.failed_rank >= 0 && !(same_scan && by_signal && l->r.signal == 0))
+        return;
+    l->r.failed_rank = rank;
+    l->r.exit_code = by_signal ? -1 : info->si_status;
+    l->r.signal = by_signal ? info->si_status : 0;
+}
+
+/* Reaps the ranks that have ended; returns how many still run. */
+static int reap(launch *l)
+{
+    int n_running = 0;
+    const bool none_failed = l->r.failed_rank < 0;
+    for (int rank = 0; rank < l->o->world; rank++) {
+        child *c = &l->children[rank];
+        siginfo_t info = {0};
+        if (c->pid <= 0)
+            continue;
+        if (waitid(P_PID, (id_t)c->pid, &info, WEXITED | WNOHANG | WNOWAIT) != 0 || info.si_pid == 0) {
+            n_running++;
+            continue;
+        }
+        note_failure(l, rank, &info, none_failed);
+        /* The zombie still holds its number: its group cannot be anybody else's. */
+        kill(-c->pid, SIGKILL);
+        waitpid(c->pid, NULL, 0);
+        c->pid = 0;
+    }
+    if (l->r.failed_rank >= 0)
+        stop_all(l);
+    return n_running;
+}
+
+static void check_clock(launch *l)
+{
+    const double now = assay_monotonic_s();
+    if (l->stop_at <= 0.0 && l->o->timeout_s > 0.0 && now - l->start >= l->o->timeout_s) {
+        l->r.timed_out = true;
+        stop_all(l);
+    }
+    if (l->stop_at > 0.0 && !l->killed && now - l->stop_at >= GRACE_S) {
+        l->killed = true;
+        signal_all(l, SIGKILL);
+    }
+}
+
+/* One turn: waits for output at most a tick, forwards it.  Returns how many streams are open. */
+static assay_status pump(launch *l, int *n_open)
+{
+    *n_open = 0;
+    for (int i = 0; i < 2 * l->o->world; i++) {
+        /* poll passes over negative descriptors. */
+        l->fds[i] = (struct pollfd){.fd = l->children[i / 2].streams[i % 2].fd, .events = POLLIN};
+        *n_open += l->fds[i].fd >= 0;
+    }
+    const int ready = poll(l->fds, (nfds_t)(2 * l->o->world), TICK_MS);
+    for (int i = 0; ready > 0 && i < 2 * l->o->world; i++)
+        if (l->fds[i].fd >= 0 && l->fds[i].revents)
+            ASSAY_TRY(assay_stream_pump(&l->children[i / 2].streams[i % 2]));
+    return ASSAY_OK;
+}
+
+static assay_status supervise(launch *l)
+{
+    double ended_at = 0.0;
+    for (;;) {
+        int n_open = 0;
+        ASSAY_TRY(pump(l, &n_open));
+        const int n_running = reap(l);
+        check_clock(l);
+        if (n_running > 0)
+            continue;
+        const double now = assay_monotonic_s();
+        if (ended_at <= 0.0)
+            ended_at = now;
+        if (n_open == 0 || now - ended_at > DRAIN_S)
+            return ASSAY_OK;
+    }
+}
+
+/* --- the whole ---------------------------------------------------------------------------------------------
+ */
+
+static assay_status check_options(const char *const *argv, const assay_launch_options *o)
+{
+    struct stat sb;
+    ASSAY_CHECK(argv && argv[0], ASSAY_INVALID_ARGUMENT, "launch: no program");
+    ASSAY_CHECK(o->world >= 1 && o->world <= MAX_WORLD, ASSAY_INVALID_ARGUMENT,
+                "launch: expected 1...%d ranks, found %d", MAX_WORLD, o->world);
+    ASSAY_CHECK(o->timeout_s >= 0.0 && o->n_devices >= 0, ASSAY_INVALID_ARGUMENT,
+                "launch: the time limit is %g s with %d devices, neither may be negative", o->timeout_s,
+                o->n_devices);
+    ASSAY_CHECK(stat(argv[0], &sb) == 0 && S_ISREG(sb.st_mode) && access(argv[0], X_OK) == 0, ASSAY_NOT_FOUND,
+                "%s: expected an executable program", argv[0]);
+    return ASSAY_OK;
+}
+
+static void clean_up(launch *l)
+{
+    for (int rank = 0; l->children && rank < l->o->world; rank++) {
+        child *c = &l->children[rank];
+        if (c->pid > 0) {
+            kill(-c->pid, SIGKILL);
+            waitpid(c->pid, NULL, 0);
+        }
+        assay_stream_close(&c->streams[0]);
+        assay_stream_close(&c->streams[1]);
+        free(c->envp);
+    }
+    if (l->log)
+        fclose(l->log);
+    free(l->children);
+    free(l->fds);
+}
+
+static assay_status prepare(launch *l)
+{
+    int port = 0;
+    const size_t world = (size_t)l->o->world;
+    ASSAY_TRY(free_port(&port));
+    snprintf(l->comm_id, sizeof l->comm_id, "127.0.0.1:%d", port);
+    l->fds = calloc(2 * world, sizeof *l->fds);
+    l->children = calloc(world, sizeof *l->children);
+    ASSAY_CHECK(l->fds && l->children, ASSAY_OUT_OF_MEMORY, "launch: out of memory for %zu ranks", world);
+    for (size_t i = 0; i < 2 * world; i++)
+        l->children[i / 2].streams[i % 2].fd = -1;
+    if (l->o->log_path) {
+        l->log = fopen(l->o->log_path, "ae");
+        ASSAY_CHECK(l->log, ASSAY_IO, "%s: cannot open: %s", l->o->log_path, strerror(errno));
+    }
+    return ASSAY_OK;
+}
+
+static assay_status outcome(const launch *l)
+{
+    const assay_launch_result *r = &l->r;
+    if (r->timed_out)
+        ASSAY_FAIL(ASSAY_TIMEOUT, "the time limit of %g s is over: all %d ranks were stopped",
+                   l->o->timeout_s, l->o->world);
+    if (r->failed_rank < 0)
+        return ASSAY_OK;
+    if (r->signal != 0)
+        ASSAY_FAIL(ASSAY_CHILD, "rank %d died of signal %d (%s)", r->failed_rank, r->signal,
+                   strsignal(r->signal));
+    ASSAY_FAIL(ASSAY_CHILD, "rank %d exited with code %d", r->failed_rank, r->exit_code);
+}
+
+assay_status assay_launch(const char *const *argv, const assay_launch_options *o, assay_launch_result *result)
+{
+    assay_status st = ASSAY_OK;
+    launch l = {.o = o,
+                .argv = (char *const *)(uintptr_t)argv,
+                .start = assay_monotonic_s(),
+                .r = {.failed_rank = -1, .exit_code = -1}};
+    if (result)
+        *result = l.r;
+    ASSAY_TRY(check_options(argv, o));
+    fflush(NULL); /* so that our own text keeps its place among that of the ranks */
+    ASSAY_TRY_GOTO(prepare(&l), st, done);
+    for (int rank = 0; rank < o->world; rank++)
+        ASSAY_TRY_GOTO(start_rank(&l, rank), st, done);
+    ASSAY_TRY_GOTO(supervise(&l), st, done);
+    l.r.wall_s = assay_monotonic_s() - l.start;
+    if (l.r.failed_rank < 0)
+        l.r.exit_code = l.r.timed_out ? -1 : 0;
+    st = outcome(&l);
+done:
+    clean_up(&l);
+    if (result)
+        *result = l.r;
+    return st;
+}
+
+assay_status assay_sibling_program(const char *name, char *out, uint64_t capacity)
+{
+    char self[PATH_MAX];
+    const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
+    ASSAY_CHECK(n > 0, ASSAY_IO, "/proc/self/exe: cannot read: %s", strerror(errno));
+    self[n] = '\0';
+    char *slash = strrchr(self, '/');
+    ASSAY_CHECK(slash && !strchr(name, '/'), ASSAY_INVALID_ARGUMENT, "'%s': expected a plain program name",
+                name);
+    const int length = snprintf(out, capacity, "%.*s/%s", (int)(slash - self), self, name);
+    ASSAY_CHECK(length > 0 && (uint64_t)length < capacity, ASSAY_LIMIT, "%s: the path is too long", name);
+    ASSAY_CHECK(access(out, X_OK) == 0, ASSAY_NOT_FOUND, "%s: expected an executable program beside %s", out,
+                self);
+    return ASSAY_OK;
+}

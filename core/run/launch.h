@@ -1,0 +1,58 @@
+/* Starting ranks: a rank is a process. */
+#ifndef ASSAY_CORE_LAUNCH_H
+#define ASSAY_CORE_LAUNCH_H
+
+#include "core/base/status.h"
+#include <stdbool.h>
+#include <stdint.h>
+
+ASSAY_BEGIN_DECLS
+
+/* Who started this process, read from the environment: torchrun (RANK, WORLD_SIZE, LOCAL_RANK,
+ * LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT), Open MPI (OMPI_COMM_WORLD_*), Slurm (SLURM_PROCID,
+ * SLURM_NTASKS, SLURM_LOCALID, first host of SLURM_STEP_NODELIST / SLURM_JOB_NODELIST), or nobody (rank 0 of
+ * 1).  Contradictory or unparsable values are errors. ASSAY_RANK/ASSAY_WORLD_SIZE/ASSAY_LOCAL_RANK, set by
+ * assay_launch, win. */
+typedef struct assay_rank_env {
+    int rank, world, local_rank, local_world;
+    bool launched;          /* false: started by hand, rank 0 of 1 */
+    char launcher[16];      /* "assay", "torchrun", "openmpi", "slurm", "none" */
+    char nccl_comm_id[288]; /* host:port for NCCL_COMM_ID, "" when world is 1 */
+} assay_rank_env;
+assay_status assay_rank_env_read(assay_rank_env *out);
+
+typedef struct assay_launch_options {
+    int world;
+    double timeout_s;         /* 0 = none; the whole run */
+    bool prefix_output;       /* "[rank 2] " before each line of a rank's output */
+    const char *log_path;     /* append all output here too; NULL = no */
+    bool quiet;               /* nothing to our stdout/stderr, only to the log */
+    bool distinct_nccl_hosts; /* set a different NCCL_HOSTID per rank, NCCL_NET=Socket on lo (ranks outnumber
+                                 devices) */
+    int n_devices; /* 0: simulator; else CUDA_VISIBLE_DEVICES is entry rank % n_devices of the inherited list,
+                      or that number when there is none */
+} assay_launch_options;
+
+typedef struct assay_launch_result {
+    int failed_rank; /* first that died, -1 */
+    int exit_code;   /* of that rank, -1 when killed by a signal */
+    int signal;
+    bool timed_out;
+    double wall_s;
+} assay_launch_result;
+
+/* Forks and executes argv (NULL-terminated; argv[0] a path) once per rank, sets the ASSAY_* variables and
+ * NCCL_COMM_ID on a free loopback port, forwards output, kills the rest when one dies (SIGTERM, two seconds
+ * later SIGKILL), waits for all.  Ranks read /dev/null, die with the launcher, and leave no process behind.
+ * A rank that ends with code 0 is not a death.  `result` may be NULL. ASSAY_CHILD: "rank 2 died of signal 11
+ * (Segmentation fault)" or "rank 1 exited with code 2"; ASSAY_TIMEOUT. */
+assay_status assay_launch(const char *const *argv, const assay_launch_options *o,
+                          assay_launch_result *result);
+
+/* Path of a program that sits beside the running one (/proc/self/exe); ASSAY_NOT_FOUND when it is not
+ * executable. */
+assay_status assay_sibling_program(const char *name, char *out, uint64_t capacity);
+
+ASSAY_END_DECLS
+
+#endif

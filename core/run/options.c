@@ -1,0 +1,385 @@
+/* The option table: one row for each member of assay_train_options, for command line and case file. */
+#include "core/run/options.h"
+
+#include <errno.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const precision_words[] = {"fp64", "fp32", "bf16", NULL};
+static const char *const optimizer_words[] = {"adam", NULL};
+static const char *const lr_words[] = {"constant", "linear", "cosine", "WSD", NULL};
+static const char *const wsd_words[] = {"linear", "cosine", "exponential", "minus_sqrt", NULL};
+
+#define MEMBER(member) offsetof(assay_train_options, member), sizeof((assay_train_options *)0)->member
+#define ROW_STRING(member, group, help)                                                                      \
+    {                                                                                                        \
+#member, ASSAY_OPT_STRING, MEMBER(member), 0, 0, NULL, help, group                                   \
+    }
+#define ROW_INT(member, min, max, group, help)                                                               \
+    {                                                                                                        \
+#member, ASSAY_OPT_INT, MEMBER(member), min, max, NULL, help, group                                  \
+    }
+#define ROW_DOUBLE(member, min, max, group, help)                                                            \
+    {                                                                                                        \
+#member, ASSAY_OPT_DOUBLE, MEMBER(member), min, max, NULL, help, group                               \
+    }
+#define ROW_ENUM(member, words, group, help)                                                                 \
+    {                                                                                                        \
+#member, ASSAY_OPT_ENUM, MEMBER(member), 0, 0, words, help, group                                    \
+    }
+#define STEPS_MAX 1e12
+
+static const assay_option_row table[] = {
+    ROW_STRING(model, "Data", "Hugging Face folder; weights are drawn when it has none"),
+    ROW_STRING(batch, "Data", "safetensors file with I64 input_ids and labels"),
+    ROW_STRING(out, "Data", "result file (safetensors)"),
+    ROW_STRING(trace, "Data", "trace folder"),
+    ROW_STRING(load, "Data", "checkpoint folder to resume from"),
+    ROW_STRING(save, "Data", "checkpoint folder to write after the last step"),
+    ROW_INT(save_after, 0, STEPS_MAX, "Data", "write --save after this global step; 0: after the last"),
+    ROW_STRING(layout, "Run", "parallel layout, as in tp2,sp,ep2,dp2,zero1"),
+    ROW_ENUM(precision, precision_words, "Run", "fp64, fp32 or bf16"),
+    {"seed", ASSAY_OPT_SEED, MEMBER(seed), 0, 0, NULL, "seed of weights and random draws", "Run"},
+    ROW_INT(train_iters, 0, STEPS_MAX, "Run", "optimizer steps; 0: all that the batch file holds"),
+    ROW_STRING(variant, "Run", "kernel variants, as in attention=k1,rmsnorm=k0"),
+    {"trace_hash_only", ASSAY_OPT_BOOL, MEMBER(trace_hash_only), 0, 0, NULL, "trace without tensor data",
+     "Run"},
+    ROW_STRING(fault, "Run", "plant a fault (self-tests)"),
+    ROW_ENUM(optimizer, optimizer_words, "Optimizer", "adam (AdamW)"),
+    ROW_DOUBLE(lr, 0, 1e6, "Optimizer", "learning rate"),
+    ROW_DOUBLE(min_lr, 0, 1e6, "Optimizer", "lowest learning rate of the schedule"),
+    ROW_DOUBLE(lr_warmup_init, 0, 1e6, "Optimizer", "learning rate at the start of warm-up"),
+    ROW_ENUM(lr_decay_style, lr_words, "Optimizer", "constant, linear, cosine or WSD"),
+    ROW_ENUM(lr_wsd_decay_style, wsd_words, "Optimizer", "linear, cosine, exponential or minus_sqrt"),
+    ROW_INT(lr_warmup_iters, 0, STEPS_MAX, "Optimizer", "steps of warm-up"),
+    ROW_INT(lr_decay_iters, 0, STEPS_MAX, "Optimizer", "steps until min_lr; 0: train_iters"),
+    ROW_INT(lr_wsd_decay_iters, 0, STEPS_MAX, "Optimizer", "steps of the decay phase of WSD"),
+    ROW_DOUBLE(weight_decay, 0, 1e6, "Optimizer", "decoupled weight decay"),
+    ROW_DOUBLE(adam_beta1, 0, 1, "Optimizer", "decay rate of the first moment"),
+    ROW_DOUBLE(adam_beta2, 0, 1, "Optimizer", "decay rate of the second moment"),
+    ROW_DOUBLE(adam_eps, 0, 1e6, "Optimizer", "added to the root of the second moment"),
+    ROW_DOUBLE(clip_grad, 0, 1e30, "Optimizer", "largest global gradient norm; 0: no clipping"),
+    ROW_DOUBLE(moe_aux_loss_coeff, 0, 1e6, "Mixture of experts", "load balancing loss"),
+    ROW_DOUBLE(moe_z_loss_coeff, 0, 1e6, "Mixture of experts", "router z-loss"),
+    ROW_DOUBLE(moe_router_bias_update_rate, 0, 1e6, "Mixture of experts", "step of the expert bias"),
+    {.name = NULL},
+};
+
+void assay_train_options_default(assay_train_options *o)
+{
+    memset(o, 0, sizeof *o);
+    snprintf(o->layout, sizeof o->layout, "1");
+    o->precision = ASSAY_PRECISION_FP32;
+    o->seed = 1234;
+    o->lr = 1e-3;
+    o->weight_decay = 0.01;
+    o->adam_beta1 = 0.9;
+    o->adam_beta2 = 0.999;
+    o->adam_eps = 1e-8;
+    o->clip_grad = 1.0;
+    o->moe_router_bias_update_rate = 1e-3;
+    o->lr_wsd_decay_style = ASSAY_WSD_EXPONENTIAL;
+}
+
+const assay_option_row *assay_train_option_table(void)
+{
+    return table;
+}
+
+const char *assay_precision_name(assay_precision p)
+{
+    const int64_t index = (int64_t)p;
+    return index >= 0 && index <= ASSAY_PRECISION_BF16 ? precision_words[index] : "?";
+}
+
+/* `name` in either spelling. */
+static const assay_option_row *find_row(const char *name)
+{
+    for (const assay_option_row *row = table; row->name != NULL; row++) {
+        const char *a = row->name, *b = name;
+        while (*a != '\0' && (*a == *b || (*a == '_' && *b == '-'))) {
+            a++;
+            b++;
+        }
+        if (*a == '\0' && *b == '\0')
+            return row;
+    }
+    return NULL;
+}
+
+/* --- from text --------------------------------------------------------------------------------------------
+ */
+
+static assay_status parse_int(const char *text, const char *name, int64_t *out)
+{
+    char *end;
+    errno = 0;
+    const long long value = strtoll(text, &end, 10);
+    const bool starts_well = (text[0] >= '0' && text[0] <= '9') || text[0] == '-' || text[0] == '+';
+    ASSAY_CHECK(starts_well && *end == '\0' && errno == 0, ASSAY_INVALID_ARGUMENT,
+                "%s: expected an integer, found '%.64s'", name, text);
+    *out = value;
+    return ASSAY_OK;
+}
+
+static assay_status parse_double(const char *text, const char *name, double *out)
+{
+    char *end;
+    const double value = strtod(text, &end);
+    const bool starts_well = text[0] != '\0' && strchr("+-.0123456789", text[0]) != NULL;
+    /* value - value is 0 for finite numbers only. */
+    ASSAY_CHECK(starts_well && *end == '\0' && value - value == 0.0, ASSAY_INVALID_ARGUMENT,
+                "%s: expected a number, found '%.64s'", name, text);
+    *out = value;
+    return ASSAY_OK;
+}
+
+static assay_status parse_seed(const char *text, const char *name, uint64_t *out)
+{
+    char *end;
+    errno = 0;
+    const unsigned long long value = strtoull(text, &end, 0);
+    ASSAY_CHECK(text[0] >= '0' && text[0] <= '9' && *end == '\0' && errno == 0, ASSAY_INVALID_ARGUMENT,
+                "%s: expected an integer from 0 to 2^64 - 1, found '%.64s'", name, text);
+    *out = value;
+    return ASSAY_OK;
+}
+
+static assay_status parse_bool(const char *text, const char *name, bool *out)
+{
+    const bool yes = strcmp(text, "true") == 0 || strcmp(text, "1") == 0;
+    const bool no = strcmp(text, "false") == 0 || strcmp(text, "0") == 0;
+    ASSAY_CHECK(yes || no, ASSAY_INVALID_ARGUMENT, "%s: expected true or false, found '%.64s'", name, text);
+    *out = yes;
+    return ASSAY_OK;
+}
+
+static assay_status parse_word(const assay_option_row *row, const char *text, const char *name, int *out)
+{
+    char expected[128];
+    size_t used = 0;
+    expected[0] = '\0';
+    for (int i = 0; row->words[i] != NULL; i++) {
+        if (strcmp(row->words[i], text) == 0) {
+            *out = i;
+            return ASSAY_OK;
+        }
+        used +=
+            (size_t)snprintf(expected + used, sizeof expected - used, "%s%s", i ? ", " : "", row->words[i]);
+    }
+    ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "%s: expected one of %s, found '%.64s'", name, expected, text);
+}
+
+/* Writes an int into an enum member; every enum of assay_train_options has the size of an int. */
+static void store_enum(assay_train_options *o, const assay_option_row *row, int value)
+{
+    _Static_assert(sizeof(assay_precision) == sizeof(int) && sizeof(assay_lr_decay_style) == sizeof(int) &&
+                       sizeof(assay_wsd_decay_style) == sizeof(int) && sizeof(assay_optimizer) == sizeof(int),
+                   "enum members are written as int");
+    memcpy((char *)o + row->offset, &value, sizeof value);
+}
+
+static assay_status check_number(const assay_option_row *row, double value, const char *name)
+{
+    ASSAY_CHECK(value >= row->min && value <= row->max, ASSAY_INVALID_ARGUMENT,
+                "%s: expected %.17g to %.17g, found %.17g", name, row->min, row->max, value);
+    return ASSAY_OK;
+}
+
+static assay_status set_row(assay_train_options *o, const assay_option_row *row, const char *name,
+                            const char *text)
+{
+    char *at = (char *)o + row->offset;
+    int64_t whole = 0;
+    double real = 0.0;
+    uint64_t seed = 0;
+    bool flag = false;
+    int word = 0;
+    switch (row->type) {
+    case ASSAY_OPT_STRING:
+        ASSAY_CHECK(strlen(text) < row->size, ASSAY_LIMIT, "%s: %zu bytes, at most %zu fit", name,
+                    strlen(text), row->size - 1);
+        memset(at, 0, row->size);
+        memcpy(at, text, strlen(text));
+        break;
+    case ASSAY_OPT_INT:
+        ASSAY_TRY(parse_int(text, name, &whole));
+        ASSAY_TRY(check_number(row, (double)whole, name));
+        memcpy(at, &whole, sizeof whole);
+        break;
+    case ASSAY_OPT_DOUBLE:
+        ASSAY_TRY(parse_double(text, name, &real));
+        ASSAY_TRY(check_number(row, real, name));
+        memcpy(at, &real, sizeof real);
+        break;
+    case ASSAY_OPT_BOOL:
+        ASSAY_TRY(parse_bool(text, name, &flag));
+        memcpy(at, &flag, sizeof flag);
+        break;
+    case ASSAY_OPT_ENUM:
+        ASSAY_TRY(parse_word(row, text, name, &word));
+        store_enum(o, row, word);
+        break;
+    case ASSAY_OPT_SEED:
+        ASSAY_TRY(parse_seed(text, name, &seed));
+        memcpy(at, &seed, sizeof seed);
+        break;
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_train_option_set(assay_train_options *o, const char *name, const char *text)
+{
+    const assay_option_row *row = find_row(name);
+    ASSAY_CHECK(row != NULL, ASSAY_INVALID_ARGUMENT, "%.64s: unknown option", name);
+    ASSAY_TRY(set_row(o, row, row->name, text));
+    return ASSAY_OK;
+}
+
+/* --- JSON -------------------------------------------------------------------------------------------------
+ */
+
+/* Integers go through text, so that both ways in have one parser and one set of messages. */
+static assay_status set_json_integer(assay_train_options *o, const assay_option_row *row, const char *name,
+                                     const json_t *value)
+{
+    char text[32];
+    ASSAY_CHECK(json_is_integer(value), ASSAY_FORMAT, "%s: expected an integer", name);
+    snprintf(text, sizeof text, "%lld", (long long)json_integer_value(value));
+    return set_row(o, row, name, text);
+}
+
+static assay_status set_json(assay_train_options *o, const assay_option_row *row, const char *name,
+                             const json_t *value)
+{
+    char *at = (char *)o + row->offset;
+    switch (row->type) {
+    case ASSAY_OPT_STRING:
+    case ASSAY_OPT_ENUM:
+        ASSAY_CHECK(json_is_string(value), ASSAY_FORMAT, "%s: expected a string", name);
+        ASSAY_TRY(set_row(o, row, name, json_string_value(value)));
+        break;
+    case ASSAY_OPT_INT:
+        ASSAY_TRY(set_json_integer(o, row, name, value));
+        break;
+    case ASSAY_OPT_SEED: /* JSON integers end at 2^63 - 1: larger seeds are strings */
+        if (json_is_string(value))
+            ASSAY_TRY(set_row(o, row, name, json_string_value(value)));
+        else
+            ASSAY_TRY(set_json_integer(o, row, name, value));
+        break;
+    case ASSAY_OPT_DOUBLE: {
+        ASSAY_CHECK(json_is_number(value), ASSAY_FORMAT, "%s: expected a number", name);
+        const double real = json_number_value(value);
+        ASSAY_TRY(check_number(row, real, name));
+        memcpy(at, &real, sizeof real);
+        break;
+    }
+    case ASSAY_OPT_BOOL: {
+        ASSAY_CHECK(json_is_boolean(value), ASSAY_FORMAT, "%s: expected true or false", name);
+        const bool flag = json_is_true(value);
+        memcpy(at, &flag, sizeof flag);
+        break;
+    }
+    }
+    return ASSAY_OK;
+}
+
+assay_status assay_train_options_from_json(assay_train_options *o, const json_t *object, const char *what)
+{
+    ASSAY_CHECK(json_is_object(object), ASSAY_FORMAT, "%s: expected an object", what);
+    assay_train_options result = *o; /* nothing is changed unless everything is right */
+    for (void *it = json_object_iter((json_t *)(uintptr_t)object); it != NULL;
+         it = json_object_iter_next((json_t *)(uintptr_t)object, it)) {
+        const char *key = json_object_iter_key(it);
+        const assay_option_row *row = find_row(key);
+        ASSAY_CHECK(row != NULL, ASSAY_FORMAT, "%s: %.64s: unknown option", what, key);
+        const assay_status st = set_json(&result, row, row->name, json_object_iter_value(it));
+        if (st != ASSAY_OK)
+            return assay_hop(assay_context(st, "%s", what), __FILE__, __LINE__, __func__);
+    }
+    *o = result;
+    return ASSAY_OK;
+}
+
+static json_t *row_to_json(const assay_train_options *o, const assay_option_row *row)
+{
+    const char *at = (const char *)o + row->offset;
+    int64_t whole;
+    uint64_t seed;
+    double real;
+    bool flag;
+    int word;
+    char text[32];
+    switch (row->type) {
+    case ASSAY_OPT_STRING:
+        return json_string(at);
+    case ASSAY_OPT_INT:
+        memcpy(&whole, at, sizeof whole);
+        return json_integer(whole);
+    case ASSAY_OPT_DOUBLE:
+        memcpy(&real, at, sizeof real);
+        return json_real(real);
+    case ASSAY_OPT_BOOL:
+        memcpy(&flag, at, sizeof flag);
+        return json_boolean(flag);
+    case ASSAY_OPT_ENUM:
+        memcpy(&word, at, sizeof word);
+        return json_string(row->words[word]);
+    case ASSAY_OPT_SEED:
+        memcpy(&seed, at, sizeof seed);
+        if (seed <= (uint64_t)INT64_MAX)
+            return json_integer((json_int_t)seed);
+        snprintf(text, sizeof text, "%llu", (unsigned long long)seed);
+        return json_string(text);
+    }
+    return NULL;
+}
+
+json_t *assay_train_options_to_json(const assay_train_options *o)
+{
+    json_t *object = json_object();
+    for (const assay_option_row *row = table; row->name != NULL; row++) {
+        if (json_object_set_new(object, row->name, row_to_json(o, row)) != 0) {
+            json_decref(object);
+            return NULL;
+        }
+    }
+    return object;
+}
+
+/* --- rules that span options -------------------------------------------------------------------------------- */
+
+assay_status assay_train_options_check(const assay_train_options *o)
+{
+    assay_parallel_config p;
+    assay_grid g;
+    ASSAY_TRY(assay_layout_parse(o->layout, &p));
+    ASSAY_TRY(assay_grid_make(&p, &g));
+    ASSAY_CHECK(o->adam_beta1 < 1.0, ASSAY_INVALID_ARGUMENT, "adam_beta1: expected less than 1, found %.17g",
+                o->adam_beta1);
+    ASSAY_CHECK(o->adam_beta2 < 1.0, ASSAY_INVALID_ARGUMENT, "adam_beta2: expected less than 1, found %.17g",
+                o->adam_beta2);
+    ASSAY_CHECK(o->adam_eps > 0.0, ASSAY_INVALID_ARGUMENT, "adam_eps: expected more than 0, found %.17g",
+                o->adam_eps);
+    ASSAY_CHECK(o->min_lr <= o->lr, ASSAY_INVALID_ARGUMENT, "min_lr %.17g is greater than lr %.17g",
+                o->min_lr, o->lr);
+    ASSAY_CHECK(o->lr_warmup_init <= o->lr, ASSAY_INVALID_ARGUMENT,
+                "lr_warmup_init %.17g is greater than lr %.17g", o->lr_warmup_init, o->lr);
+    const int64_t decay = o->lr_decay_iters > 0 ? o->lr_decay_iters : o->train_iters;
+    /* decay == 0: the number of steps is known when the batch file is open. */
+    ASSAY_CHECK(decay == 0 || o->lr_warmup_iters < decay, ASSAY_INVALID_ARGUMENT,
+                "lr_warmup_iters %lld must be less than lr_decay_iters %lld", (long long)o->lr_warmup_iters,
+                (long long)decay);
+    ASSAY_CHECK(decay == 0 || o->lr_wsd_decay_iters <= decay, ASSAY_INVALID_ARGUMENT,
+                "lr_wsd_decay_iters %lld must be at most lr_decay_iters %lld",
+                (long long)o->lr_wsd_decay_iters, (long long)decay);
+    ASSAY_CHECK(o->lr_decay_style != ASSAY_LR_WSD || o->lr_wsd_decay_iters > 0, ASSAY_INVALID_ARGUMENT,
+                "lr_decay_style WSD needs lr_wsd_decay_iters of at least 1");
+    ASSAY_CHECK(o->save_after == 0 || o->save[0] != '\0', ASSAY_INVALID_ARGUMENT,
+                "save_after %lld without save", (long long)o->save_after);
+    ASSAY_CHECK(!o->trace_hash_only || o->trace[0] != '\0', ASSAY_INVALID_ARGUMENT,
+                "trace_hash_only without trace");
+    return ASSAY_OK;
+}

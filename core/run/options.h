@@ -1,0 +1,101 @@
+/* Options of a run: one table; the same names on the command line (`--clip-grad 1.0`) and in a case file
+ * ("clip_grad": 1.0).  Field names are Megatron-LM's.  Every field can be overridden by its long option. */
+#ifndef ASSAY_CORE_OPTIONS_H
+#define ASSAY_CORE_OPTIONS_H
+
+#include "core/model/grid.h"
+
+ASSAY_BEGIN_DECLS
+
+typedef enum { ASSAY_PRECISION_FP64, ASSAY_PRECISION_FP32, ASSAY_PRECISION_BF16 } assay_precision;
+typedef enum { ASSAY_LR_CONSTANT, ASSAY_LR_LINEAR, ASSAY_LR_COSINE, ASSAY_LR_WSD } assay_lr_decay_style;
+typedef enum {
+    ASSAY_WSD_LINEAR,
+    ASSAY_WSD_COSINE,
+    ASSAY_WSD_EXPONENTIAL,
+    ASSAY_WSD_MINUS_SQRT
+} assay_wsd_decay_style;
+typedef enum { ASSAY_OPTIMIZER_ADAM } assay_optimizer; /* AdamW: decoupled weight decay */
+
+enum { ASSAY_PATH = 1024 };
+
+/* Everything an engine needs to train.  Units: steps are optimizer steps. */
+typedef struct assay_train_options {
+    char model[ASSAY_PATH]; /* Hugging Face folder; weights are drawn when it has none */
+    char batch[ASSAY_PATH]; /* safetensors with I64 input_ids, labels */
+    char out[ASSAY_PATH];   /* result safetensors */
+    char trace[ASSAY_PATH]; /* trace folder, "" = off */
+    char load[ASSAY_PATH];  /* checkpoint folder to resume from, "" = none */
+    char save[ASSAY_PATH];  /* checkpoint folder to write after the last step, "" = none */
+    char layout[ASSAY_LAYOUT_TEXT];
+    assay_precision precision;
+    uint64_t seed;
+    int64_t train_iters; /* steps to run; 0 = all that the batch holds */
+    int64_t save_after;  /* write `save` after this many steps (global step number); 0 = after the last */
+
+    assay_optimizer optimizer;
+    double lr, min_lr, lr_warmup_init;
+    assay_lr_decay_style lr_decay_style;
+    assay_wsd_decay_style lr_wsd_decay_style;
+    int64_t lr_warmup_iters, lr_decay_iters /* 0 = train_iters */, lr_wsd_decay_iters;
+    double weight_decay;
+    double adam_beta1, adam_beta2, adam_eps;
+    double clip_grad; /* 0 = no clipping */
+    double moe_aux_loss_coeff, moe_z_loss_coeff;
+    double moe_router_bias_update_rate;
+
+    char variant[256]; /* "attention=k1,rmsnorm=k0": kernel variants by op family; "" = fastest */
+    bool trace_hash_only;
+    char fault[96]; /* planted fault for self-tests, "" = none: docs/ADDING.md */
+} assay_train_options;
+
+void assay_train_options_default(assay_train_options *o);
+
+/* One row of the option table. */
+typedef enum {
+    ASSAY_OPT_STRING,
+    ASSAY_OPT_INT,
+    ASSAY_OPT_DOUBLE,
+    ASSAY_OPT_BOOL,
+    ASSAY_OPT_ENUM,
+    ASSAY_OPT_SEED
+} assay_option_type;
+typedef struct assay_option_row {
+    const char *name; /* snake_case as in a case file; the long option has '-' for '_' */
+    assay_option_type type;
+    size_t offset, size;      /* in assay_train_options */
+    double min, max;          /* inclusive */
+    const char *const *words; /* ENUM: NULL-terminated */
+    const char *help;
+    const char *group; /* heading in --help */
+} assay_option_row;
+/* Ends with a row of name NULL. */
+const assay_option_row *assay_train_option_table(void);
+/* Sets one option from text; name in either spelling.  Messages name the option, what was expected and found.
+ */
+assay_status assay_train_option_set(assay_train_options *o, const char *name, const char *text);
+/* Sets every member of a JSON object. */
+assay_status assay_train_options_from_json(assay_train_options *o, const json_t *object, const char *what);
+json_t *assay_train_options_to_json(const assay_train_options *o);
+/* Cross-field checks (beta in [0,1), warm-up within decay, ...). */
+assay_status assay_train_options_check(const assay_train_options *o);
+
+/* Parses argv with glibc argp: the table above, plus `extra` options of a program handled by a callback that
+ * gets the snake_case name and the text (NULL for flags); `extra` ends with a row of name NULL and may be
+ * NULL.  Prints --help and --usage.  Positional arguments go to the callback with name NULL.  Never exits
+ * except for --help / --usage / --version. */
+typedef struct assay_extra_option {
+    const char *name;     /* snake_case */
+    const char *argument; /* NULL: a flag */
+    const char *help;
+} assay_extra_option;
+typedef assay_status (*assay_option_callback)(void *user, const char *name, const char *text);
+assay_status assay_options_parse(int argc, char **argv, const char *doc, const char *args_doc,
+                                 assay_train_options *o /* may be NULL */, const assay_extra_option *extra,
+                                 assay_option_callback callback, void *user);
+
+const char *assay_precision_name(assay_precision p);
+
+ASSAY_END_DECLS
+
+#endif

@@ -1,0 +1,208 @@
+/* Command line: the option table through glibc argp.  argp's own messages and exits are switched off; every
+ * error comes back as a status. */
+#include "core/run/options.h"
+
+#include <argp.h>
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+
+#ifndef ASSAY_VERSION
+#define ASSAY_VERSION "0.1.0"
+#endif
+
+enum {
+    KEY_TABLE = 0x1000, /* + row */
+    KEY_EXTRA = 0x2000, /* + row */
+    KEY_HELP = 0x3000,
+    KEY_USAGE,
+    KEY_VERSION,
+    MAX_NAME = 64
+};
+
+typedef struct parser {
+    assay_train_options *o;
+    const assay_extra_option *extra;
+    assay_option_callback callback;
+    void *user;
+    const char *doc, *args_doc, *program;
+    struct argp_option *options;
+    char (*names)[MAX_NAME]; /* spelling with '-' */
+    int n_options, n_names;
+    assay_status status;
+} parser;
+
+static error_t give_argument(parser *p, const char *name, const char *text)
+{
+    if (p->callback == NULL)
+        p->status = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "unexpected argument '%.64s'", text);
+    else
+        p->status = p->callback(p->user, name, text);
+    return p->status == ASSAY_OK ? 0 : EINVAL;
+}
+
+static void print_help(const parser *p, unsigned flags)
+{
+    const struct argp argp = {.options = p->options, .doc = p->doc, .args_doc = p->args_doc};
+    char name[256];
+    snprintf(name, sizeof name, "%s", p->program);
+    argp_help(&argp, stdout, flags, name);
+    exit(0);
+}
+
+/* getopt refused argv[next - 1]; say why. */
+static void explain(parser *p, const struct argp_state *state)
+{
+    const char *text = state->next >= 1 && state->next <= state->argc ? state->argv[state->next - 1] : "";
+    const char *name = strncmp(text, "--", 2) == 0 ? text + 2 : text;
+    const size_t length = strcspn(name, "=");
+    bool exact = false, flag = false;
+    int prefixes = 0;
+    for (int i = 0; i < p->n_options; i++) {
+        const struct argp_option *option = &p->options[i];
+        if (option->name == NULL || strncmp(option->name, name, length) != 0)
+            continue;
+        prefixes += (option->flags & OPTION_HIDDEN) == 0;
+        if (strlen(option->name) == length) {
+            exact = true;
+            flag = option->arg == NULL && (option->flags & OPTION_ALIAS) == 0;
+        }
+    }
+    const char *why = "unknown option";
+    if (exact)
+        why = flag && name[length] == '=' ? "the option takes no value" : "the option needs a value";
+    else if (length > 0 && text != name && prefixes > 1)
+        why = "ambiguous option";
+    else if (length > 0 && text != name && prefixes == 1)
+        why = name[length] == '=' ? "the option takes no value" : "the option needs a value";
+    p->status = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "'%.64s': %s (--help lists all)", text, why);
+}
+
+static error_t on_key(int key, char *text, struct argp_state *state)
+{
+    parser *p = state->input;
+    switch (key) {
+    case ARGP_KEY_ARG:
+        return give_argument(p, NULL, text);
+    case ARGP_KEY_ERROR:
+        if (p->status == ASSAY_OK)
+            explain(p, state);
+        return 0;
+    case 'h':
+    case KEY_HELP:
+        print_help(p, ARGP_HELP_LONG | ARGP_HELP_USAGE | ARGP_HELP_DOC);
+        return 0;
+    case KEY_USAGE:
+        print_help(p, ARGP_HELP_USAGE);
+        return 0;
+    case KEY_VERSION:
+        printf("%s %s\n", p->program, ASSAY_VERSION);
+        exit(0);
+    default:
+        break;
+    }
+    if (key >= KEY_EXTRA && key < KEY_HELP)
+        return give_argument(p, p->extra[key - KEY_EXTRA].name, text);
+    if (key >= KEY_TABLE && key < KEY_EXTRA) {
+        const assay_option_row *row = &assay_train_option_table()[key - KEY_TABLE];
+        p->status = assay_train_option_set(p->o, row->name, text != NULL ? text : "true");
+        return p->status == ASSAY_OK ? 0 : EINVAL;
+    }
+    return ARGP_ERR_UNKNOWN;
+}
+
+/* One option and, when its name has a '_', its snake_case spelling as a hidden alias. */
+static void add_option(parser *p, const char *name, int key, const char *argument, int flags,
+                       const char *help, int group)
+{
+    char *spelling = p->names[p->n_names++];
+    snprintf(spelling, MAX_NAME, "%s", name);
+    for (char *c = spelling; *c != '\0'; c++)
+        *c = *c == '_' ? '-' : *c;
+    p->options[p->n_options++] = (struct argp_option){
+        .name = spelling, .key = key, .arg = argument, .flags = flags, .doc = help, .group = group};
+    if (strchr(name, '_') != NULL)
+        p->options[p->n_options++] =
+            (struct argp_option){.name = name, .key = key, .flags = OPTION_ALIAS | OPTION_HIDDEN};
+}
+
+static void add_heading(parser *p, const char *text, int group)
+{
+    p->options[p->n_options++] = (struct argp_option){.doc = text, .group = group};
+}
+
+static bool is_extra(const assay_extra_option *extra, const char *name)
+{
+    for (; extra != NULL && extra->name != NULL; extra++) {
+        if (strcmp(extra->name, name) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* A program's own option wins over a row of the table with the same name. */
+static void add_all(parser *p)
+{
+    int group = 1;
+    for (int i = 0; p->extra != NULL && p->extra[i].name != NULL; i++)
+        add_option(p, p->extra[i].name, KEY_EXTRA + i, p->extra[i].argument, 0, p->extra[i].help, group);
+    const assay_option_row *table = assay_train_option_table();
+    const char *heading = "";
+    for (int i = 0; p->o != NULL && table[i].name != NULL; i++) {
+        if (strcmp(heading, table[i].group) != 0) {
+            heading = table[i].group;
+            add_heading(p, heading, ++group);
+        }
+        if (is_extra(p->extra, table[i].name))
+            continue;
+        static const char *const argument[] = {
+            [ASSAY_OPT_STRING] = "TEXT", [ASSAY_OPT_INT] = "N",     [ASSAY_OPT_DOUBLE] = "X",
+            [ASSAY_OPT_BOOL] = "BOOL",   [ASSAY_OPT_ENUM] = "WORD", [ASSAY_OPT_SEED] = "N"};
+        add_option(p, table[i].name, KEY_TABLE + i, argument[table[i].type],
+                   table[i].type == ASSAY_OPT_BOOL ? OPTION_ARG_OPTIONAL : 0, table[i].help, group);
+    }
+    p->options[p->n_options++] =
+        (struct argp_option){.name = "help", .key = 'h', .doc = "Print this help", .group = -1};
+    p->options[p->n_options++] =
+        (struct argp_option){.name = "usage", .key = KEY_USAGE, .doc = "Print a short usage", .group = -1};
+    p->options[p->n_options++] =
+        (struct argp_option){.name = "version", .key = KEY_VERSION, .doc = "Print the version", .group = -1};
+}
+
+static assay_status run(parser *p, int argc, char **argv)
+{
+    const struct argp argp = {
+        .options = p->options, .parser = on_key, .doc = p->doc, .args_doc = p->args_doc};
+    const error_t code = argp_parse(&argp, argc, argv, ARGP_NO_ERRS | ARGP_NO_HELP | ARGP_NO_EXIT, NULL, p);
+    if (p->status != ASSAY_OK)
+        return p->status;
+    ASSAY_CHECK(code == 0, ASSAY_INVALID_ARGUMENT, "the command line cannot be read: %s", strerror(code));
+    return ASSAY_OK;
+}
+
+assay_status assay_options_parse(int argc, char **argv, const char *doc, const char *args_doc,
+                                 assay_train_options *o, const assay_extra_option *extra,
+                                 assay_option_callback callback, void *user)
+{
+    int rows = 0;
+    while (assay_train_option_table()[rows].name != NULL)
+        rows++;
+    for (int i = 0; extra != NULL && extra[i].name != NULL; i++, rows++)
+        ASSAY_CHECK(strlen(extra[i].name) < MAX_NAME, ASSAY_INTERNAL, "option name '%s' is too long",
+                    extra[i].name);
+    parser p = {.o = o, .extra = extra, .callback = callback, .user = user, .doc = doc, .args_doc = args_doc};
+    p.program = argc > 0 && argv[0] != NULL ? argv[0] : "assay";
+    if (strrchr(p.program, '/') != NULL)
+        p.program = strrchr(p.program, '/') + 1;
+    assay_status st = ASSAY_OK;
+    /* Two spellings and perhaps a heading for each row, help, usage, version, and the end. */
+    p.options = calloc((size_t)rows * 3 + 4, sizeof *p.options);
+    p.names = calloc((size_t)rows + 1, sizeof *p.names);
+    ASSAY_CHECK_GOTO(p.options != NULL && p.names != NULL, ASSAY_OUT_OF_MEMORY, st, done, "%d options", rows);
+    add_all(&p);
+    ASSAY_TRY_GOTO(run(&p, argc, argv), st, done);
+done:
+    free(p.names);
+    free(p.options);
+    return st;
+}

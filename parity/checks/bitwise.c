@@ -1,0 +1,204 @@
+/* Equality of bits: repeat = first run, restart = no restart, one result file = another. */
+#include "parity/judge/judge.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static void start(parity_result *r, const char *claim)
+{
+    parity_result_init(r);
+    r->check = PARITY_CHECK_BITWISE;
+    snprintf(r->op, sizeof r->op, "%s", claim);
+    r->verdict = PARITY_PASS;
+}
+
+static void compare_records(const assay_trace_tensor *a, const assay_trace_tensor *b, const char *claim,
+                            parity_result *r)
+{
+    const int64_t count = assay_shard_count(&b->shard);
+    if (strcmp(a->hash, b->hash) == 0) {
+        r->count = count;
+        return;
+    }
+    bool same = a->dtype == b->dtype && a->shard.ndim == b->shard.ndim;
+    for (int d = 0; same && d < a->shard.ndim; d++)
+        same = a->shard.local_shape[d] == b->shard.local_shape[d];
+    if (!same || !a->data || !b->data) {
+        parity_result_fail(r, "%s: %s differs on rank %d: %s", claim, b->name, b->rank,
+                           same ? "content hashes are not equal" : "another dtype or shape");
+        return;
+    }
+    parity_worst w;
+    parity_worst_init(&w);
+    parity_worst_add_bits(&w, b->data, a->data, count, b->dtype);
+    parity_worst_to_result(&w, b->shard.local_shape, b->shard.ndim, r);
+}
+
+static int64_t smallest_step(const parity_index *x)
+{
+    int64_t step = INT64_MAX;
+    for (int64_t i = 0; i < x->n; i++)
+        step = x->entries[i].step < step ? x->entries[i].step : step;
+    return x->n ? step : 0;
+}
+
+static void fill_place(parity_result *r, const parity_entry *e)
+{
+    snprintf(r->tensor, sizeof r->tensor, "%s", e->name);
+    r->phase = e->phase;
+    r->step = e->step;
+    r->microbatch = e->microbatch;
+}
+
+/* The piece of the same rank with the same segments, else the rank's only one, or NULL. */
+static const assay_trace_tensor *piece_of(const parity_entry *e, const assay_trace_tensor *like)
+{
+    const assay_trace_tensor *found = NULL;
+    for (int64_t i = 0; e && i < e->n; i++) {
+        const assay_trace_tensor *r = e->pieces[i].record;
+        if (r->rank == like->rank && (!found || parity_same_shard(&r->shard, &like->shard)))
+            found = r;
+    }
+    return found;
+}
+
+/* Every piece of `e` (of the one trace) must be in `other` (of the other), the later of the two runs second.
+ */
+static assay_status compare_entry(const parity_entry *e, const parity_entry *other, bool e_is_b,
+                                  const char *claim, const parity_result *base, parity_table *table)
+{
+    for (int64_t i = 0; i < e->n; i++) {
+        const assay_trace_tensor *mine = e->pieces[i].record, *theirs = piece_of(other, mine);
+        parity_result r = *base;
+        fill_place(&r, e);
+        r.rank = mine->rank;
+        if (!theirs)
+            parity_result_fail(&r, "%s: %s of rank %d is in the %s run only", claim, e->name, mine->rank,
+                               e_is_b ? "second" : "first");
+        else if (!e_is_b)
+            continue; /* compared from the other side */
+        else
+            compare_records(theirs, mine, claim, &r);
+        ASSAY_TRY(parity_table_merge(table, &r));
+    }
+    return ASSAY_OK;
+}
+
+/* Steps of a hostile trace may be as large as they like. */
+static int64_t moved(int64_t step, int64_t offset)
+{
+    return (int64_t)((uint64_t)step + (uint64_t)offset);
+}
+
+static assay_status compare_indexes(const parity_index *a, const parity_index *b, int64_t first_step,
+                                    const char *claim, const parity_result *base, parity_table *table)
+{
+    /* A restarted run counts its steps from the checkpoint's, or from 0 again. */
+    const int64_t offset = first_step - smallest_step(b);
+    for (int64_t i = 0; i < b->n; i++) {
+        const parity_entry *e = &b->entries[i];
+        ASSAY_TRY(
+            compare_entry(e, parity_index_find(a, e->name, e->phase, moved(e->step, offset), e->microbatch),
+                          true, claim, base, table));
+    }
+    for (int64_t i = 0; i < a->n; i++) {
+        const parity_entry *e = &a->entries[i];
+        if (e->step < first_step)
+            continue;
+        ASSAY_TRY(
+            compare_entry(e, parity_index_find(b, e->name, e->phase, moved(e->step, -offset), e->microbatch),
+                          false, claim, base, table));
+    }
+    return ASSAY_OK;
+}
+
+assay_status parity_check_bitwise_traces(const assay_trace *a, const assay_trace *b, const char *claim,
+                                         int64_t first_step_of_b, parity_report *report)
+{
+    assay_status st = ASSAY_OK;
+    parity_index *x = NULL, *y = NULL;
+    parity_table *table = NULL;
+    parity_result base;
+    start(&base, claim);
+    parity_result_from_trace(&base, b);
+    if (assay_trace_world(a) != assay_trace_world(b)) {
+        parity_result_fail(&base, "%s: %d ranks in the first run, %d in the second", claim,
+                           assay_trace_world(a), assay_trace_world(b));
+        return parity_report_add(report, &base);
+    }
+    ASSAY_TRY_GOTO(parity_index_create(&x, a), st, done);
+    ASSAY_TRY_GOTO(parity_index_create(&y, b), st, done);
+    ASSAY_TRY_GOTO(parity_table_create(&table, PARITY_CHECK_BITWISE), st, done);
+    ASSAY_TRY_GOTO(compare_indexes(x, y, first_step_of_b, claim, &base, table), st, done);
+    if (y->n == 0) {
+        parity_result_fail(&base, "%s: the second run recorded nothing", claim);
+        ASSAY_TRY_GOTO(parity_report_add(report, &base), st, done);
+    }
+    ASSAY_TRY_GOTO(parity_table_flush(table, report), st, done);
+done:
+    parity_table_destroy(table);
+    parity_index_destroy(y);
+    parity_index_destroy(x);
+    return st;
+}
+
+static void compare_info(const assay_tensor_info *a, const assay_tensor_info *b, parity_result *r)
+{
+    bool same = a->dtype == b->dtype && a->ndim == b->ndim;
+    for (int d = 0; same && d < a->ndim; d++)
+        same = a->shape[d] == b->shape[d];
+    if (!same) {
+        parity_result_fail(r, "%s: another dtype or shape: %s of %lld elements and %s of %lld", b->name,
+                           assay_dtype_name(a->dtype), (long long)a->count, assay_dtype_name(b->dtype),
+                           (long long)b->count);
+        return;
+    }
+    parity_worst w;
+    parity_worst_init(&w);
+    parity_worst_add_bits(&w, b->data, a->data, a->count, a->dtype);
+    int64_t folded[1] = {a->count};
+    const bool fits = a->ndim <= ASSAY_MAX_DIMS;
+    parity_worst_to_result(&w, fits ? a->shape : folded, fits ? a->ndim : 1, r);
+}
+
+static assay_status compare_files(const assay_tensorfile *a, const assay_tensorfile *b, const char *claim,
+                                  parity_report *report)
+{
+    for (int64_t i = 0; i < assay_tensorfile_count(a); i++) {
+        const assay_tensor_info *x = assay_tensorfile_at(a, i);
+        const assay_tensor_info *y = assay_tensorfile_find(b, x->name);
+        parity_result r;
+        start(&r, claim);
+        snprintf(r.tensor, sizeof r.tensor, "%.*s", ASSAY_NAME - 1, x->name);
+        if (y)
+            compare_info(x, y, &r);
+        else
+            parity_result_fail(&r, "%.200s is missing from the second file", x->name);
+        ASSAY_TRY(parity_report_add(report, &r));
+    }
+    for (int64_t i = 0; i < assay_tensorfile_count(b); i++) {
+        const assay_tensor_info *y = assay_tensorfile_at(b, i);
+        if (assay_tensorfile_find(a, y->name))
+            continue;
+        parity_result r;
+        start(&r, claim);
+        snprintf(r.tensor, sizeof r.tensor, "%.*s", ASSAY_NAME - 1, y->name);
+        parity_result_fail(&r, "%.200s is missing from the first file", y->name);
+        ASSAY_TRY(parity_report_add(report, &r));
+    }
+    return ASSAY_OK;
+}
+
+assay_status parity_check_bitwise_files(const char *a, const char *b, const char *claim,
+                                        parity_report *report)
+{
+    assay_status st = ASSAY_OK;
+    assay_tensorfile *x = NULL, *y = NULL;
+    ASSAY_TRY_GOTO(assay_tensorfile_open(&x, a), st, done);
+    ASSAY_TRY_GOTO(assay_tensorfile_open(&y, b), st, done);
+    ASSAY_TRY_GOTO(compare_files(x, y, claim, report), st, done);
+done:
+    assay_tensorfile_close(y);
+    assay_tensorfile_close(x);
+    return st;
+}

@@ -1,0 +1,295 @@
+/* The exact check: the answer of an engine to the lattice request, bit for bit.
+ *
+ * Expected values are the reference's, computed from the request's inputs and rounded once to the stored
+ * type: on lattice inputs no order of summation can change them.  Ties of a router are decided by the rule
+ * (lower index wins), not by admissibility. */
+#include "parity/checks/exact.h"
+
+#include "ref/ops.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct exact {
+    const assay_trace *request, *answer;
+    parity_map *answers; /* "rank|instance" -> index of the answer's operation */
+    parity_calls *calls;
+    parity_table *table;
+    parity_result base;
+    parity_scales scales;
+} exact;
+
+bool parity_exact_is_free(const char *op, const char *slot, int64_t i, int64_t count)
+{
+    if (strcmp(op, "rmsnorm_fwd") == 0 || strcmp(slot, "lse") == 0)
+        return true;
+    if (strcmp(op, "router_fwd") == 0)
+        return strcmp(slot, "indices") != 0;
+    return strcmp(op, "cross_entropy_stats") == 0 && i >= count / 3 && i < 2 * (count / 3);
+}
+
+static void start(const exact *x, const assay_trace_op *op, const char *slot, parity_result *r)
+{
+    *r = x->base;
+    parity_result_from_op(r, op);
+    r->verdict = PARITY_PASS;
+    snprintf(r->tensor, sizeof r->tensor, "%s", slot);
+}
+
+/* --- router: the rule for ties ------------------------------------------------------------------------------ */
+
+static int64_t attr_int(const json_t *attrs, const char *key)
+{
+    const json_t *v = json_object_get(attrs, key);
+    return json_is_integer(v) ? json_integer_value(v) : 0;
+}
+
+static assay_status router_choice(const assay_trace_op *op, const ref_value *logits, ref_value *truth)
+{
+    const char *score = json_string_value(json_object_get(op->attrs, "score_function"));
+    const ref_router_desc d = {.tokens = logits->shape[0],
+                               .experts = logits->shape[1],
+                               .topk = attr_int(op->attrs, "topk"),
+                               .score_function = score && strcmp(score, "sigmoid") == 0 ? ASSAY_SCORE_SIGMOID
+                                                                                        : ASSAY_SCORE_SOFTMAX,
+                               .pre_softmax = json_is_true(json_object_get(op->attrs, "pre_softmax")),
+                               .scaling_factor = 1.0,
+                               .num_groups = attr_int(op->attrs, "num_groups"),
+                               .group_topk = attr_int(op->attrs, "group_topk")};
+    double *scores = calloc((size_t)logits->count + 1, sizeof *scores);
+    double *keys = calloc((size_t)logits->count + 1, sizeof *keys);
+    truth->count = d.tokens * d.topk;
+    truth->ivalue = calloc((size_t)truth->count + 1, sizeof *truth->ivalue);
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK_GOTO(scores && keys && truth->ivalue, ASSAY_OUT_OF_MEMORY, st, done, "router choice");
+    ref_router_scores(scores, keys, logits->value, NULL, &d);
+    ref_router_topk(truth->ivalue, keys, &d);
+done:
+    free(keys);
+    free(scores);
+    return st;
+}
+
+/* --- outputs ------------------------------------------------------------------------------------------------ */
+
+static void compare_exactly(const assay_trace_op *op, const ref_value *truth, const ref_value *found,
+                            parity_result *r)
+{
+    parity_worst w;
+    parity_worst_init(&w);
+    if (truth->count != found->count || (truth->ivalue != NULL) != (found->ivalue != NULL)) {
+        parity_result_fail(r, "output %s: expected %lld elements, found %lld of dtype %s", found->slot,
+                           (long long)truth->count, (long long)found->count, assay_dtype_name(found->dtype));
+        return;
+    }
+    for (int64_t i = 0; i < truth->count; i++) {
+        if (truth->ivalue) {
+            const bool same = truth->ivalue[i] == found->ivalue[i];
+            parity_worst_add(&w, i, (double)found->ivalue[i], (double)truth->ivalue[i], 0.0,
+                             same ? 0.0 : (double)INFINITY, same);
+            continue;
+        }
+        const double wanted = ref_round(truth->value[i], found->dtype);
+        const double bound = truth->bound ? truth->bound[i] : 0.0;
+        double ratio = 0.0;
+        const bool free_bits = parity_exact_is_free(op->op, found->slot, i, truth->count);
+        const bool pass = free_bits
+                              ? ref_admissible(found->value[i], truth->value[i], bound, found->dtype, &ratio)
+                              : found->value[i] == wanted;
+        if (!free_bits)
+            ratio = pass ? 0.0 : (double)INFINITY;
+        parity_worst_add(&w, i, found->value[i], wanted, free_bits ? bound : 0.0, ratio, pass);
+    }
+    parity_worst_to_result(&w, found->shape, found->ndim, r);
+}
+
+static assay_status judge_output(exact *x, const assay_trace_op *op, const ref_value *truth,
+                                 const ref_value *found, const char *slot)
+{
+    parity_result r;
+    start(x, op, slot, &r);
+    if (!found)
+        parity_result_fail(&r, "the answer has no output %s", slot);
+    else
+        compare_exactly(op, truth, found, &r);
+    if (found && r.verdict == PARITY_FAIL && truth->value && found->value && truth->count == found->count)
+        parity_diagnose(found->value, truth->value, NULL, found->shape, found->ndim, found->dtype, &x->scales,
+                        r.diagnosis);
+    return parity_table_merge(x->table, &r);
+}
+
+static assay_status judge_values(exact *x, const assay_trace_op *op, const assay_trace_op *asked,
+                                 const ref_value *inputs, int n_inputs, const ref_value *found, int n_found)
+{
+    ref_replay_result result;
+    memset(&result, 0, sizeof result);
+    const assay_status st =
+        ref_replay(asked->op, asked->attrs, &op->arith, inputs, n_inputs, found, n_found, &result);
+    if (st != ASSAY_OK) {
+        parity_result r;
+        start(x, op, "", &r);
+        if (st != ASSAY_INVALID_ARGUMENT && st != ASSAY_NOT_FOUND && st != ASSAY_UNSUPPORTED)
+            return st;
+        if (st == ASSAY_INVALID_ARGUMENT)
+            parity_result_fail(&r, "%.480s", assay_error_message());
+        else
+            parity_result_skip(&r, "%.480s", assay_error_message());
+        return parity_table_merge(x->table, &r);
+    }
+    const bool router = strcmp(op->op, "router_fwd") == 0;
+    const ref_value *logits = parity_find_value(inputs, n_inputs, "logits");
+    assay_status done = ASSAY_OK;
+    for (int i = 0; i < result.n_outputs && done == ASSAY_OK; i++) {
+        const ref_value *truth = &result.outputs[i];
+        const ref_value *mine = parity_find_value(found, n_found, truth->slot);
+        ref_value choice = {.kind = REF_VALUE_INTEGER};
+        if (router && strcmp(truth->slot, "indices") == 0 && logits && logits->ndim == 2 && logits->value) {
+            done = router_choice(asked, logits, &choice);
+            truth = &choice;
+        }
+        if (done == ASSAY_OK)
+            done = judge_output(x, op, truth, mine, result.outputs[i].slot);
+        parity_value_free(&choice);
+    }
+    ref_replay_free(&result);
+    return done;
+}
+
+/* --- one operation ------------------------------------------------------------------------------------------ */
+
+/* Inputs of the answer are those of the request. */
+static bool same_inputs(const exact *x, const assay_trace_op *asked, const assay_trace_op *op,
+                        parity_result *r)
+{
+    for (int i = 0; i < asked->n_inputs; i++) {
+        const char *slot = asked->inputs[i].slot;
+        const assay_trace_tensor *a = assay_trace_op_tensor(x->request, asked, slot);
+        const assay_trace_tensor *b = assay_trace_op_tensor(x->answer, op, slot);
+        if (!a || !b || strcmp(a->hash, b->hash) != 0) {
+            parity_result_fail(r, "input %s of the answer is not that of the request", slot);
+            return false;
+        }
+    }
+    return true;
+}
+
+static assay_status judge_answer(exact *x, const assay_trace_op *asked, const assay_trace_op *op)
+{
+    ref_value inputs[ASSAY_MAX_SLOTS], found[ASSAY_MAX_SLOTS];
+    int n_inputs = 0, n_found = 0;
+    parity_result r;
+    assay_status st = ASSAY_OK;
+    start(x, op, "", &r);
+    if (strcmp(asked->op, op->op) != 0)
+        parity_result_fail(&r, "the answer runs %s, the request asks for %s", op->op, asked->op);
+    else if (same_inputs(x, asked, op, &r) && parity_is_collective(op->op))
+        return parity_calls_judge(x->calls, op, &x->base, &x->scales, x->table);
+    if (r.verdict == PARITY_PASS)
+        ASSAY_TRY_GOTO(parity_read_slots(x->request, asked, true, inputs, &n_inputs, &r), st, done);
+    if (r.verdict == PARITY_PASS)
+        ASSAY_TRY_GOTO(parity_read_slots(x->answer, op, false, found, &n_found, &r), st, done);
+    st = r.verdict == PARITY_PASS ? judge_values(x, op, asked, inputs, n_inputs, found, n_found)
+                                  : parity_table_merge(x->table, &r);
+done:
+    parity_free_slots(inputs, n_inputs);
+    parity_free_slots(found, n_found);
+    return st;
+}
+
+static void answer_key(char out[ASSAY_NAME + 32], int rank, const char *instance)
+{
+    snprintf(out, ASSAY_NAME + 32, "%d|%s", rank, instance);
+}
+
+static assay_status index_answers(exact *x)
+{
+    char key[ASSAY_NAME + 32];
+    for (int rank = 0; rank < assay_trace_world(x->answer); rank++) {
+        for (int64_t i = 0; i < assay_trace_n_ops(x->answer, rank); i++) {
+            answer_key(key, rank, assay_trace_op_at(x->answer, rank, i)->instance);
+            ASSAY_TRY(parity_map_put(x->answers, key, i));
+        }
+    }
+    return ASSAY_OK;
+}
+
+static assay_status judge_all(exact *x)
+{
+    char key[ASSAY_NAME + 32];
+    for (int rank = 0; rank < assay_trace_world(x->request); rank++) {
+        for (int64_t i = 0; i < assay_trace_n_ops(x->request, rank); i++) {
+            const assay_trace_op *asked = assay_trace_op_at(x->request, rank, i);
+            answer_key(key, rank, asked->instance);
+            const int64_t at = parity_map_get(x->answers, key);
+            if (at >= 0) {
+                ASSAY_TRY(judge_answer(x, asked, assay_trace_op_at(x->answer, rank, at)));
+                continue;
+            }
+            parity_result r;
+            start(x, asked, "", &r);
+            parity_result_fail(&r, "rank %d did not answer %s", rank, asked->instance);
+            ASSAY_TRY(parity_table_merge(x->table, &r));
+        }
+    }
+    return ASSAY_OK;
+}
+
+/* Rows of one operation kind and slot: the many sizes of an operation are one claim. */
+static void fold(parity_result *r)
+{
+    char *dot = strrchr(r->instance, '.');
+    if (dot && strncmp(r->instance, "exact.", 6) == 0)
+        *dot = '\0';
+}
+
+static assay_status flush(const exact *x, parity_report *report)
+{
+    parity_report *all = NULL;
+    parity_table *folded = NULL;
+    assay_status st = ASSAY_OK;
+    ASSAY_TRY_GOTO(parity_report_create(&all), st, done);
+    ASSAY_TRY_GOTO(parity_table_create(&folded, PARITY_CHECK_EXACT), st, done);
+    ASSAY_TRY_GOTO(parity_table_flush(x->table, all), st, done);
+    for (int64_t i = 0; i < parity_report_count(all); i++) {
+        parity_result r = *parity_report_at(all, i);
+        if (r.verdict == PARITY_PASS)
+            fold(&r); /* a failure keeps the number of its operation */
+        ASSAY_TRY_GOTO(parity_table_merge(folded, &r), st, done);
+    }
+    ASSAY_TRY_GOTO(parity_table_flush(folded, report), st, done);
+done:
+    parity_table_destroy(folded);
+    parity_report_destroy(all);
+    return st;
+}
+
+assay_status parity_check_exact(const char *request_dir, const char *answer_dir, parity_report *report)
+{
+    assay_status st = ASSAY_OK;
+    exact x = {0};
+    assay_trace *request = NULL, *answer = NULL;
+    parity_result_init(&x.base);
+    ASSAY_TRY_GOTO(assay_trace_open(&request, request_dir, true), st, done);
+    ASSAY_TRY_GOTO(assay_trace_open(&answer, answer_dir, true), st, done);
+    ASSAY_CHECK_GOTO(assay_trace_world(request) == assay_trace_world(answer), ASSAY_MISMATCH, st, done,
+                     "exact: the request is for %d ranks, the answer is of %d", assay_trace_world(request),
+                     assay_trace_world(answer));
+    x.request = request;
+    x.answer = answer;
+    x.base.check = PARITY_CHECK_EXACT;
+    parity_result_from_trace(&x.base, answer);
+    parity_scales_from_trace(answer, &x.scales);
+    ASSAY_TRY_GOTO(parity_table_create(&x.table, PARITY_CHECK_EXACT), st, done);
+    ASSAY_TRY_GOTO(parity_map_create(&x.answers), st, done);
+    ASSAY_TRY_GOTO(parity_calls_create(&x.calls, answer), st, done);
+    ASSAY_TRY_GOTO(index_answers(&x), st, done);
+    ASSAY_TRY_GOTO(judge_all(&x), st, done);
+    ASSAY_TRY_GOTO(flush(&x, report), st, done);
+done:
+    parity_calls_destroy(x.calls);
+    parity_map_destroy(x.answers);
+    parity_table_destroy(x.table);
+    assay_trace_close(answer);
+    assay_trace_close(request);
+    return st;
+}

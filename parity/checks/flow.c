@@ -1,0 +1,354 @@
+/* The flow check: every operation read exactly what its producer wrote.
+ *
+ * Edges are content hashes.  The producer of an input is the last operation before it on the rank that wrote
+ * the same name in the same step and microbatch; parameters, gradients and optimizer states live longer, so
+ * that theirs is the last writer at all, and a parameter that no operation has written yet must be what it
+ * was at first.  A gradient buffer enters a step as zeros.  Real values that nobody wrote are a failure.
+ *
+ * The set of operations is the plan: plan.c. */
+#include "parity/checks/plan.h"
+
+#include "core/files/checkpoint.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { PIECE_KEY = ASSAY_NAME + 512 };
+
+typedef struct flow {
+    const assay_trace *trace;
+    const assay_model_spec *spec;
+    int rank;
+    parity_map *last;    /* name -> number of its last writer */
+    parity_map *exact;   /* name, step, microbatch -> number of its last writer */
+    parity_map *content; /* hash -> number of the first record with that content that was written */
+    parity_map *initial; /* name -> number of the first observation of a parameter */
+    int64_t n, capacity;
+    const assay_trace_tensor **records; /* what the numbers mean */
+    const assay_trace_op **writers;     /* NULL: an observation, nobody's output */
+    parity_scales scales;
+    parity_result base;
+    parity_table *table;
+} flow;
+
+static bool ends_with(const char *text, const char *end)
+{
+    const size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+/* Whether the tensor lives longer than a microbatch. */
+static bool is_state(const flow *f, const char *name)
+{
+    return ends_with(name, ".main_grad") || ends_with(name, ".main_param") || ends_with(name, ".exp_avg") ||
+           ends_with(name, ".exp_avg_sq") || (f->spec && assay_spec_find(f->spec, name) != NULL);
+}
+
+static assay_status remember(flow *f, const assay_trace_tensor *record, const assay_trace_op *writer,
+                             int64_t *number)
+{
+    if (f->n == f->capacity) {
+        const int64_t capacity = f->capacity ? 2 * f->capacity : 1024;
+        const assay_trace_tensor **records = realloc(f->records, (size_t)capacity * sizeof *records);
+        ASSAY_CHECK(records, ASSAY_OUT_OF_MEMORY, "%lld records", (long long)capacity);
+        f->records = records;
+        const assay_trace_op **writers = realloc(f->writers, (size_t)capacity * sizeof *writers);
+        ASSAY_CHECK(writers, ASSAY_OUT_OF_MEMORY, "%lld records", (long long)capacity);
+        f->writers = writers;
+        f->capacity = capacity;
+    }
+    f->records[f->n] = record;
+    f->writers[f->n] = writer;
+    *number = f->n++;
+    return ASSAY_OK;
+}
+
+/* Name and place of a piece: a rank may hold several pieces of one state. */
+static void piece_key(char out[PIECE_KEY], const assay_trace_tensor *t)
+{
+    size_t used = (size_t)snprintf(out, PIECE_KEY, "%s|", t->name);
+    for (int d = 0; d < t->shard.ndim; d++) {
+        for (int i = 0; i < t->shard.n_segments[d] && used < PIECE_KEY; i++)
+            used += (size_t)snprintf(out + used, PIECE_KEY - used, "%d:%lld+%lld,", d,
+                                     (long long)t->shard.segments[d][i].start,
+                                     (long long)t->shard.segments[d][i].length);
+    }
+}
+
+static void place_key(char *out, size_t capacity, const char *name, int64_t step, int64_t microbatch)
+{
+    snprintf(out, capacity, "%s|%lld|%lld", name, (long long)step, (long long)microbatch);
+}
+
+static assay_status register_output(flow *f, const assay_trace_op *op, const assay_trace_tensor *record)
+{
+    char key[ASSAY_NAME + 64], piece[PIECE_KEY];
+    int64_t number;
+    ASSAY_TRY(remember(f, record, op, &number));
+    ASSAY_TRY(parity_map_put(f->last, record->name, number));
+    piece_key(piece, record);
+    ASSAY_TRY(parity_map_put(f->last, piece, number));
+    place_key(key, sizeof key, record->name, record->step, record->microbatch);
+    ASSAY_TRY(parity_map_put(f->exact, key, number));
+    if (parity_map_get(f->content, record->hash) < 0)
+        ASSAY_TRY(parity_map_put(f->content, record->hash, number));
+    return ASSAY_OK;
+}
+
+/* Whether the written piece holds every element of the read one. */
+static bool covers(const assay_trace_tensor *written, const assay_trace_tensor *read)
+{
+    bool all = written->shard.ndim == read->shard.ndim;
+    for (int d = 0; all && d < read->shard.ndim; d++)
+        all = written->shard.local_shape[d] == written->shard.global_shape[d] ||
+              (written->shard.n_segments[d] == read->shard.n_segments[d] &&
+               memcmp(written->shard.segments[d], read->shard.segments[d],
+                      (size_t)read->shard.n_segments[d] * sizeof(assay_segment)) == 0);
+    return all;
+}
+
+/* Number of the producer of an input, -1 when nobody wrote it. */
+static int64_t producer_of(const flow *f, const assay_trace_tensor *read, const assay_trace_op *op)
+{
+    char key[ASSAY_NAME + 64];
+    if (is_state(f, read->name)) {
+        /* The last writer of exactly this piece, unless the whole was written after it. */
+        char piece[PIECE_KEY];
+        piece_key(piece, read);
+        const int64_t same = parity_map_get(f->last, piece), any = parity_map_get(f->last, read->name);
+        const bool newer = any > same && covers(f->records[any], read);
+        return same >= 0 && !newer ? same : any;
+    }
+    const int64_t places[4][2] = {{read->step, read->microbatch},
+                                  {op->step, op->microbatch},
+                                  {op->step, -1},
+                                  {0, -1}}; /* tables made once */
+    for (int i = 0; i < 4; i++) {
+        place_key(key, sizeof key, read->name, places[i][0], places[i][1]);
+        const int64_t number = parity_map_get(f->exact, key);
+        if (number >= 0)
+            return number;
+    }
+    return -1;
+}
+
+/* --- judging one edge --------------------------------------------------------------------------------------- */
+
+static bool same_local_shape(const assay_trace_tensor *a, const assay_trace_tensor *b)
+{
+    bool same = a->dtype == b->dtype && a->shard.ndim == b->shard.ndim;
+    for (int d = 0; same && d < a->shard.ndim; d++)
+        same = a->shard.local_shape[d] == b->shard.local_shape[d];
+    return same;
+}
+
+static bool same_global_shape(const assay_trace_tensor *a, const assay_trace_tensor *b)
+{
+    bool same = a->dtype == b->dtype && a->shard.ndim == b->shard.ndim && a->kind == ASSAY_PIECE_SHARD &&
+                b->kind == ASSAY_PIECE_SHARD;
+    for (int d = 0; same && d < a->shard.ndim; d++)
+        same = a->shard.global_shape[d] == b->shard.global_shape[d];
+    return same;
+}
+
+/* Whether the elements that both pieces hold are equal (a rank may read more or less than it wrote itself).
+ */
+static assay_status common_part_equal(const assay_trace_tensor *written, const assay_trace_tensor *read,
+                                      bool *equal)
+{
+    *equal = false;
+    if (!same_global_shape(written, read) || !written->data || !read->data)
+        return ASSAY_OK;
+    unsigned char *covered = malloc((size_t)assay_shard_count(&read->shard) + 1);
+    void *copy = malloc(read->bytes + 1);
+    if (!covered || !copy) {
+        free(copy);
+        free(covered);
+        ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "%s", read->name);
+    }
+    memset(covered, 1, (size_t)assay_shard_count(&read->shard));
+    memcpy(copy, read->data, read->bytes);
+    int64_t differs = -1;
+    (void)assay_shard_copy(copy, &read->shard, written->data, &written->shard, assay_dtype_bytes(read->dtype),
+                           covered, true, &differs);
+    *equal = differs < 0;
+    free(copy);
+    free(covered);
+    return ASSAY_OK;
+}
+
+/* Says what the wrong content is: an older value of the same tensor, or another tensor. */
+static void explain(const flow *f, const assay_trace_tensor *read, const assay_trace_tensor *written,
+                    parity_result *r)
+{
+    const int64_t other = parity_map_get(f->content, read->hash);
+    if (other >= 0 && strcmp(f->records[other]->name, read->name) == 0) {
+        snprintf(r->diagnosis, sizeof r->diagnosis,
+                 "stale: it is the value of step %lld, microbatch %lld, written by %s",
+                 (long long)f->records[other]->step, (long long)f->records[other]->microbatch,
+                 f->writers[other] ? f->writers[other]->instance : "nobody");
+        return;
+    }
+    char piece[PIECE_KEY];
+    piece_key(piece, read);
+    const int64_t first = parity_map_get(f->initial, piece);
+    if (first >= 0 && strcmp(f->records[first]->hash, read->hash) == 0) {
+        snprintf(r->diagnosis, sizeof r->diagnosis, "stale: it is the initial value");
+        return;
+    }
+    if (other >= 0) {
+        snprintf(r->diagnosis, sizeof r->diagnosis, "it is the content of %s", f->records[other]->name);
+        return;
+    }
+    double *found = NULL, *wanted = NULL;
+    const int64_t count = assay_shard_count(&read->shard);
+    if (same_local_shape(read, written) &&
+        parity_decode_all(read->data, count, read->dtype, &found) == ASSAY_OK &&
+        parity_decode_all(written->data, count, written->dtype, &wanted) == ASSAY_OK)
+        parity_diagnose(found, wanted, NULL, read->shard.local_shape, read->shard.ndim, read->dtype,
+                        &f->scales, r->diagnosis);
+    free(wanted);
+    free(found);
+}
+
+static assay_status judge_edge(const flow *f, const assay_trace_tensor *read, int64_t number,
+                               parity_result *r)
+{
+    const assay_trace_tensor *written = f->records[number];
+    const assay_trace_op *writer = f->writers[number];
+    bool equal = strcmp(read->hash, written->hash) == 0;
+    if (!equal && !same_local_shape(read, written))
+        ASSAY_TRY(common_part_equal(written, read, &equal));
+    if (equal)
+        return ASSAY_OK;
+    parity_result_fail(r, "%s is not what %s %s wrote in step %lld, microbatch %lld on rank %d", read->name,
+                       writer ? writer->op : "the first observation of", writer ? writer->instance : "",
+                       (long long)written->step, (long long)written->microbatch, f->rank);
+    explain(f, read, written, r);
+    return ASSAY_OK;
+}
+
+static bool all_zero(const assay_trace_tensor *t)
+{
+    for (size_t i = 0; t->data && i < t->bytes; i++) {
+        if (((const unsigned char *)t->data)[i] != 0)
+            return false;
+    }
+    return t->data != NULL || t->bytes == 0;
+}
+
+/* What an engine is given or adds up on the host: token ids, positions, counts, sums of one F64 number. */
+static bool may_be_leaf(const flow *f, const assay_trace_tensor *read)
+{
+    return parity_is_integer(read->dtype) || is_state(f, read->name) ||
+           (read->dtype == ASSAY_F64 && assay_shard_count(&read->shard) == 1);
+}
+
+/* A parameter or state that no operation has written: it must stay what it was at first. */
+static assay_status judge_leaf(flow *f, const assay_trace_tensor *read, parity_result *r)
+{
+    if (!may_be_leaf(f, read)) {
+        parity_result_fail(r, "no operation of rank %d wrote %s before it was read", f->rank, read->name);
+        return ASSAY_OK;
+    }
+    if (!is_state(f, read->name) || ends_with(read->name, ".main_grad"))
+        return ASSAY_OK;
+    char piece[PIECE_KEY];
+    piece_key(piece, read);
+    int64_t number = parity_map_get(f->initial, piece);
+    if (number >= 0)
+        return judge_edge(f, read, number, r);
+    ASSAY_TRY(remember(f, read, NULL, &number));
+    return parity_map_put(f->initial, piece, number);
+}
+
+static assay_status judge_input(flow *f, const assay_trace_op *op, const assay_trace_slot *slot)
+{
+    const assay_trace_tensor *read = assay_trace_tensor_by_id(f->trace, f->rank, slot->tensor);
+    parity_result r = f->base;
+    parity_result_from_op(&r, op);
+    r.verdict = PARITY_PASS;
+    r.count = 1;
+    snprintf(r.tensor, sizeof r.tensor, "%s", slot->slot);
+    if (!read) {
+        parity_result_fail(&r, "slot %s names no record", slot->slot);
+        return parity_table_merge(f->table, &r);
+    }
+    const int64_t number = producer_of(f, read, op);
+    const bool fresh_step = ends_with(read->name, ".main_grad") && ends_with(slot->slot, "_in") &&
+                            (number < 0 || f->records[number]->step != op->step);
+    if (fresh_step && read->data) {
+        if (!all_zero(read))
+            parity_result_fail(&r, "%s enters step %lld with values: expected zeros", read->name,
+                               (long long)op->step);
+    } else if (number >= 0) {
+        ASSAY_TRY(judge_edge(f, read, number, &r));
+    } else {
+        ASSAY_TRY(judge_leaf(f, read, &r));
+    }
+    return parity_table_merge(f->table, &r);
+}
+
+static assay_status follow_rank(flow *f)
+{
+    for (int64_t i = 0; i < assay_trace_n_ops(f->trace, f->rank); i++) {
+        const assay_trace_op *op = assay_trace_op_at(f->trace, f->rank, i);
+        for (int s = 0; s < op->n_inputs; s++)
+            ASSAY_TRY(judge_input(f, op, &op->inputs[s]));
+        for (int s = 0; s < op->n_outputs; s++) {
+            const assay_trace_tensor *t = assay_trace_tensor_by_id(f->trace, f->rank, op->outputs[s].tensor);
+            if (t)
+                ASSAY_TRY(register_output(f, op, t));
+        }
+    }
+    return ASSAY_OK;
+}
+
+static void free_maps(flow *f)
+{
+    parity_map_destroy(f->last);
+    parity_map_destroy(f->exact);
+    parity_map_destroy(f->content);
+    parity_map_destroy(f->initial);
+    free(f->records);
+    free(f->writers);
+    f->last = f->exact = f->content = f->initial = NULL;
+    f->records = NULL;
+    f->writers = NULL;
+    f->n = f->capacity = 0;
+}
+
+static assay_status check_rank(flow *f, int rank)
+{
+    assay_status st = ASSAY_OK;
+    f->rank = rank;
+    ASSAY_TRY_GOTO(parity_map_create(&f->last), st, done);
+    ASSAY_TRY_GOTO(parity_map_create(&f->exact), st, done);
+    ASSAY_TRY_GOTO(parity_map_create(&f->content), st, done);
+    ASSAY_TRY_GOTO(parity_map_create(&f->initial), st, done);
+    ASSAY_TRY_GOTO(follow_rank(f), st, done);
+done:
+    free_maps(f);
+    return st;
+}
+
+assay_status parity_check_flow(const assay_trace *t, const assay_model_spec *spec, const assay_grid *grid,
+                               const assay_train_options *options, parity_report *report)
+{
+    assay_status st = ASSAY_OK;
+    flow f = {.trace = t, .spec = spec};
+    parity_result_init(&f.base);
+    f.base.check = PARITY_CHECK_FLOW;
+    parity_result_from_trace(&f.base, t);
+    parity_scales_from_trace(t, &f.scales);
+    ASSAY_TRY_GOTO(parity_table_create(&f.table, PARITY_CHECK_FLOW), st, done);
+    /* The plan first: an operation that is missing explains the edges that miss its output. */
+    if (spec && grid && options)
+        ASSAY_TRY_GOTO(parity_plan_compare(t, spec, grid, options, &f.base, f.table), st, done);
+    for (int rank = 0; rank < assay_trace_world(t); rank++)
+        ASSAY_TRY_GOTO(check_rank(&f, rank), st, done);
+    ASSAY_TRY_GOTO(parity_table_flush(f.table, report), st, done);
+done:
+    parity_table_destroy(f.table);
+    return st;
+}

@@ -1,0 +1,392 @@
+/* The local check: every recorded operation is computed again in double from its own recorded inputs, and
+ * every element of its outputs must lie within what the declared arithmetic allows.  No error accumulates, so
+ * the first operation that fails is the culprit.
+ *
+ * Operations with the same name, attributes, arithmetic, inputs and outputs (replicas) are computed once. */
+#include "parity/judge/judge.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* --- values ------------------------------------------------------------------------------------------------- */
+
+assay_status parity_value_of(const char *slot, const assay_trace_tensor *record, ref_value *out)
+{
+    memset(out, 0, sizeof *out);
+    snprintf(out->slot, sizeof out->slot, "%s", slot);
+    out->dtype = record->dtype;
+    out->ndim = record->shard.ndim;
+    for (int d = 0; d < out->ndim; d++)
+        out->shape[d] = record->shard.local_shape[d];
+    out->count = assay_shard_count(&record->shard);
+    if (parity_is_integer(record->dtype))
+        return parity_decode_integers(record->data, out->count, record->dtype, &out->ivalue);
+    return parity_decode_all(record->data, out->count, record->dtype, &out->value);
+}
+
+void parity_value_free(ref_value *v)
+{
+    free(v->value);
+    free(v->ivalue);
+    free(v->bound);
+    memset(v, 0, sizeof *v);
+}
+
+/* One element of a real output. */
+static void compare_real(const ref_value *truth, double found, int64_t i, assay_dtype stored, parity_worst *w,
+                         double *allowance)
+{
+    const double y = truth->value[i];
+    double ratio = (double)INFINITY;
+    if (truth->kind == REF_VALUE_EXACT) {
+        const double wanted = ref_round(y, stored);
+        const bool same = found == wanted || (isnan(found) && isnan(wanted));
+        *allowance = 0.0;
+        parity_worst_add(w, i, found, wanted, 0.0, same ? 0.0 : ratio, same);
+        return;
+    }
+    const double bound = truth->bound ? truth->bound[i] : 0.0;
+    const bool pass = ref_admissible(found, y, bound, stored, &ratio);
+    *allowance = bound + ref_ulp(fabs(y) + bound, stored) / 2.0;
+    parity_worst_add(w, i, found, y, *allowance, ratio, pass);
+}
+
+static void add_dominant(const ref_value *truth, parity_result *r)
+{
+    const size_t used = strlen(r->message);
+    if (truth->dominant && truth->kind == REF_VALUE_REAL && used < sizeof r->message)
+        snprintf(r->message + used, sizeof r->message - used, "; the bound is mostly %s", truth->dominant);
+}
+
+static assay_status compare_reals(const ref_value *truth, const ref_value *candidate,
+                                  const parity_scales *scales, parity_result *r)
+{
+    double *allowance = malloc(((size_t)truth->count + 1) * sizeof *allowance);
+    ASSAY_CHECK(allowance, ASSAY_OUT_OF_MEMORY, "%lld allowances", (long long)truth->count);
+    parity_worst w;
+    parity_worst_init(&w);
+    for (int64_t i = 0; i < truth->count; i++)
+        compare_real(truth, candidate->value[i], i, candidate->dtype, &w, &allowance[i]);
+    parity_worst_to_result(&w, candidate->shape, candidate->ndim, r);
+    if (r->verdict == PARITY_FAIL) {
+        add_dominant(truth, r);
+        parity_diagnose(candidate->value, truth->value, allowance, candidate->shape, candidate->ndim,
+                        candidate->dtype, scales, r->diagnosis);
+    }
+    free(allowance);
+    return ASSAY_OK;
+}
+
+assay_status parity_compare_value(const ref_value *truth, const ref_value *candidate,
+                                  const parity_scales *scales, parity_result *r)
+{
+    const bool integer = truth->ivalue != NULL;
+    if (truth->count != candidate->count || integer != (candidate->ivalue != NULL)) {
+        parity_result_fail(r, "output %s: expected %lld %s, found %lld of dtype %s", candidate->slot,
+                           (long long)truth->count, integer ? "integers" : "real values",
+                           (long long)candidate->count, assay_dtype_name(candidate->dtype));
+        return ASSAY_OK;
+    }
+    if (!integer)
+        return compare_reals(truth, candidate, scales, r);
+    parity_worst w;
+    parity_worst_init(&w);
+    for (int64_t i = 0; i < truth->count; i++) {
+        const bool same = truth->ivalue[i] == candidate->ivalue[i];
+        parity_worst_add(&w, i, (double)candidate->ivalue[i], (double)truth->ivalue[i], 0.0,
+                         same ? 0.0 : (double)INFINITY, same);
+    }
+    parity_worst_to_result(&w, candidate->shape, candidate->ndim, r);
+    return ASSAY_OK;
+}
+
+/* --- one operation ------------------------------------------------------------------------------------------ */
+
+typedef struct local {
+    const assay_trace *trace;
+    parity_table *table;
+    parity_calls *calls;
+    parity_map *cache; /* key of an operation -> first of its results */
+    int64_t n, capacity;
+    parity_result *results; /* runs of results, each run ended by one without a slot */
+    parity_scales scales;
+    parity_result base;
+} local;
+
+static assay_status keep(local *l, const parity_result *r)
+{
+    if (l->n == l->capacity) {
+        const int64_t capacity = l->capacity ? 2 * l->capacity : 256;
+        parity_result *results = realloc(l->results, (size_t)capacity * sizeof *results);
+        ASSAY_CHECK(results, ASSAY_OUT_OF_MEMORY, "%lld results", (long long)capacity);
+        l->results = results;
+        l->capacity = capacity;
+    }
+    l->results[l->n++] = *r;
+    return ASSAY_OK;
+}
+
+typedef struct text {
+    char *data;
+    size_t used, capacity;
+} text;
+
+static assay_status append(text *t, const char *piece)
+{
+    const size_t length = strlen(piece);
+    if (t->used + length + 1 > t->capacity) {
+        const size_t capacity = 2 * (t->used + length + 1) + 256;
+        char *data = realloc(t->data, capacity);
+        ASSAY_CHECK(data, ASSAY_OUT_OF_MEMORY, "%zu bytes", capacity);
+        t->data = data;
+        t->capacity = capacity;
+    }
+    memcpy(t->data + t->used, piece, length + 1);
+    t->used += length;
+    return ASSAY_OK;
+}
+
+static assay_status append_json(text *t, const json_t *value)
+{
+    char *dump = value ? json_dumps(value, JSON_COMPACT | JSON_SORT_KEYS) : NULL;
+    const assay_status st = append(t, dump ? dump : "{}");
+    free(dump);
+    return st;
+}
+
+static assay_status append_slots(text *t, const local *l, const assay_trace_op *op, bool inputs)
+{
+    const int n = inputs ? op->n_inputs : op->n_outputs;
+    for (int i = 0; i < n; i++) {
+        const assay_trace_slot *s = inputs ? &op->inputs[i] : &op->outputs[i];
+        const assay_trace_tensor *record = assay_trace_tensor_by_id(l->trace, op->rank, s->tensor);
+        ASSAY_TRY(append(t, inputs ? "|<" : "|>"));
+        ASSAY_TRY(append(t, s->slot));
+        ASSAY_TRY(append(t, record ? record->hash : "?"));
+    }
+    return ASSAY_OK;
+}
+
+/* Everything that the verdict of an operation depends on. */
+static assay_status operation_key(const local *l, const assay_trace_op *op, text *key)
+{
+    key->used = 0;
+    ASSAY_TRY(append(key, op->op));
+    ASSAY_TRY(append_json(key, op->attrs));
+    json_t *arith = assay_arith_to_json(&op->arith);
+    const assay_status st = append_json(key, arith);
+    json_decref(arith);
+    ASSAY_TRY(st);
+    ASSAY_TRY(append_slots(key, l, op, true));
+    return append_slots(key, l, op, false);
+}
+
+static void start_result(const local *l, const assay_trace_op *op, const char *slot, parity_result *r)
+{
+    *r = l->base;
+    parity_result_from_op(r, op);
+    r->verdict = PARITY_PASS;
+    snprintf(r->tensor, sizeof r->tensor, "%s", slot);
+}
+
+assay_status parity_read_slots(const assay_trace *t, const assay_trace_op *op, bool inputs, ref_value *values,
+                               int *n, parity_result *problem)
+{
+    const int n_slots = inputs ? op->n_inputs : op->n_outputs;
+    *n = 0;
+    for (int i = 0; i < n_slots; i++) {
+        const assay_trace_slot *s = inputs ? &op->inputs[i] : &op->outputs[i];
+        const assay_trace_tensor *record = assay_trace_tensor_by_id(t, op->rank, s->tensor);
+        if (!record) {
+            parity_result_fail(problem, "slot %s names no record", s->slot);
+            return ASSAY_OK;
+        }
+        const assay_status st = parity_value_of(s->slot, record, &values[*n]);
+        if (st == ASSAY_UNSUPPORTED || st == ASSAY_NOT_FOUND) {
+            parity_result_skip(problem, "slot %s: %.400s", s->slot, assay_error_message());
+            return ASSAY_OK;
+        }
+        ASSAY_TRY(st);
+        (*n)++;
+    }
+    return ASSAY_OK;
+}
+
+void parity_free_slots(ref_value *values, int n)
+{
+    for (int i = 0; i < n; i++)
+        parity_value_free(&values[i]);
+}
+
+const ref_value *parity_find_value(const ref_value *values, int n, const char *slot)
+{
+    for (int i = 0; i < n; i++) {
+        if (strcmp(values[i].slot, slot) == 0)
+            return &values[i];
+    }
+    return NULL;
+}
+
+/* Discrete decisions: the count of rows whose choice no honest implementation could have made. */
+void parity_judge_choice(const ref_replay_result *result, parity_result *r)
+{
+    r->count = result->n_decisions;
+    r->n_bad = result->n_inadmissible;
+    r->n_ambiguous = result->n_ambiguous;
+    if (result->n_inadmissible == 0)
+        return;
+    const int64_t n_bad = result->n_inadmissible;
+    r->index_ndim = 1;
+    r->index[0] = result->first_inadmissible;
+    parity_result_fail(r,
+                       "%lld of %lld choices are not admissible, the first in row %lld; gap beyond the "
+                       "bounds %.3g",
+                       (long long)n_bad, (long long)result->n_decisions,
+                       (long long)result->first_inadmissible, result->decision_gap);
+}
+
+static assay_status judge_outputs(local *l, const assay_trace_op *op, const ref_replay_result *result,
+                                  const ref_value *candidate, int n_candidate)
+{
+    parity_result r;
+    for (int i = 0; i < result->n_outputs; i++) {
+        const ref_value *truth = &result->outputs[i];
+        const ref_value *found = parity_find_value(candidate, n_candidate, truth->slot);
+        start_result(l, op, truth->slot, &r);
+        if (!found)
+            parity_result_fail(&r, "output %s was not recorded", truth->slot);
+        else if (truth->kind == REF_VALUE_CHOICE)
+            parity_judge_choice(result, &r);
+        else
+            ASSAY_TRY(parity_compare_value(truth, found, &l->scales, &r));
+        ASSAY_TRY(keep(l, &r));
+    }
+    for (int i = 0; i < n_candidate; i++) {
+        if (parity_find_value(result->outputs, result->n_outputs, candidate[i].slot))
+            continue;
+        start_result(l, op, candidate[i].slot, &r);
+        parity_result_skip(&r, "the reference computes no output %s", candidate[i].slot);
+        ASSAY_TRY(keep(l, &r));
+    }
+    return ASSAY_OK;
+}
+
+/* A replay that did not happen: bad slots are a failure, an unknown operation or arithmetic is a skip. */
+static assay_status judge_refusal(local *l, const assay_trace_op *op, assay_status st)
+{
+    parity_result r;
+    if (st != ASSAY_INVALID_ARGUMENT && st != ASSAY_NOT_FOUND && st != ASSAY_UNSUPPORTED)
+        return st;
+    start_result(l, op, "", &r);
+    if (st == ASSAY_INVALID_ARGUMENT)
+        parity_result_fail(&r, "%.480s", assay_error_message());
+    else
+        parity_result_skip(&r, "%.480s", assay_error_message());
+    return keep(l, &r);
+}
+
+static assay_status replay_operation(local *l, const assay_trace_op *op)
+{
+    ref_value inputs[ASSAY_MAX_SLOTS], candidate[ASSAY_MAX_SLOTS];
+    int n_inputs = 0, n_candidate = 0;
+    parity_result problem;
+    assay_status st = ASSAY_OK;
+    start_result(l, op, "", &problem);
+    ASSAY_TRY_GOTO(parity_read_slots(l->trace, op, true, inputs, &n_inputs, &problem), st, done);
+    if (problem.verdict == PARITY_PASS)
+        ASSAY_TRY_GOTO(parity_read_slots(l->trace, op, false, candidate, &n_candidate, &problem), st, done);
+    if (problem.verdict != PARITY_PASS) {
+        st = keep(l, &problem);
+        goto done;
+    }
+    ref_replay_result result;
+    memset(&result, 0, sizeof result);
+    st = ref_replay(op->op, op->attrs, &op->arith, inputs, n_inputs, candidate, n_candidate, &result);
+    if (st == ASSAY_OK) {
+        st = judge_outputs(l, op, &result, candidate, n_candidate);
+        ref_replay_free(&result);
+    } else {
+        st = judge_refusal(l, op, st);
+    }
+done:
+    parity_free_slots(inputs, n_inputs);
+    parity_free_slots(candidate, n_candidate);
+    return st;
+}
+
+/* Results of an operation that has been judged before, under this operation's name and place. */
+static assay_status merge_run(local *l, const assay_trace_op *op, int64_t first)
+{
+    for (int64_t i = first; l->results[i].verdict != PARITY_SKIP || l->results[i].message[0]; i++) {
+        parity_result r = l->results[i];
+        parity_result_from_op(&r, op);
+        ASSAY_TRY(parity_table_merge(l->table, &r));
+    }
+    return ASSAY_OK;
+}
+
+static assay_status judge_operation(local *l, const assay_trace_op *op, text *key)
+{
+    ASSAY_TRY(operation_key(l, op, key));
+    int64_t first = parity_map_get(l->cache, key->data);
+    if (first < 0) {
+        parity_result end;
+        parity_result_init(&end);
+        first = l->n;
+        ASSAY_TRY(replay_operation(l, op));
+        ASSAY_TRY(keep(l, &end));
+        ASSAY_TRY(parity_map_put(l->cache, key->data, first));
+    }
+    return merge_run(l, op, first);
+}
+
+static assay_status judge_unknown(local *l, const assay_trace_op *op)
+{
+    parity_result r;
+    start_result(l, op, "", &r);
+    parity_result_skip(&r, "operation %s is unknown to the reference", op->op);
+    return parity_table_merge(l->table, &r);
+}
+
+static assay_status judge_all(local *l)
+{
+    text key = {0};
+    assay_status st = ASSAY_OK;
+    for (int rank = 0; rank < assay_trace_world(l->trace); rank++) {
+        for (int64_t i = 0; i < assay_trace_n_ops(l->trace, rank); i++) {
+            const assay_trace_op *op = assay_trace_op_at(l->trace, rank, i);
+            if (parity_is_collective(op->op))
+                st = parity_calls_judge(l->calls, op, &l->base, &l->scales, l->table);
+            else if (ref_replay_knows(op->op))
+                st = judge_operation(l, op, &key);
+            else
+                st = judge_unknown(l, op);
+            ASSAY_TRY_GOTO(st, st, done);
+        }
+    }
+done:
+    free(key.data);
+    return st;
+}
+
+assay_status parity_check_local(const assay_trace *t, parity_report *report)
+{
+    assay_status st = ASSAY_OK;
+    local l = {.trace = t};
+    parity_result_init(&l.base);
+    l.base.check = PARITY_CHECK_LOCAL;
+    parity_result_from_trace(&l.base, t);
+    parity_scales_from_trace(t, &l.scales);
+    ASSAY_TRY_GOTO(parity_table_create(&l.table, PARITY_CHECK_LOCAL), st, done);
+    ASSAY_TRY_GOTO(parity_map_create(&l.cache), st, done);
+    ASSAY_TRY_GOTO(parity_calls_create(&l.calls, t), st, done);
+    ASSAY_TRY_GOTO(judge_all(&l), st, done);
+    ASSAY_TRY_GOTO(parity_table_flush(l.table, report), st, done);
+done:
+    free(l.results);
+    parity_calls_destroy(l.calls);
+    parity_map_destroy(l.cache);
+    parity_table_destroy(l.table);
+    return st;
+}

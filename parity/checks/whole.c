@@ -1,0 +1,392 @@
+/* The whole check: does the sharded run equal the unsharded run in double?
+ *
+ * The reference runs once in double and r = 4 times with every stored tensor rounded as the candidate's
+ * recipe rounds it and perturbed besides, all on the candidate's own routing choices (which the routing check
+ * has judged).  The spread of the perturbed runs is what rounding can do to a tensor:
+ *
+ *     || candidate - reference ||  <=  kappa * rms_i || perturbed_i - reference ||  +  u * || reference ||
+ *
+ * for the whole tensor and for every slice of it (row; expert; head), so that one wrong head is not diluted.
+ * kappa is the quantile of Student's t that leaves what 4 standard deviations of the normal leave, for r
+ * times the slice's elements degrees of freedom; u is half an ulp of the stored type (the last rounding). The
+ * perturbation of a stored value is half an ulp where the recipe stores it narrower than it adds; where it
+ * adds in the type that it stores, sums of n terms err like a random walk, sqrt(n/3) half ulps.  No constant
+ * is tuned.  Source: docs/TOLERANCES.md 3.7. */
+#include "parity/checks/whole.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct whole {
+    const assay_trace *trace;
+    const parity_index *x;
+    const parity_whole_runs *r;
+    parity_table *table;
+    parity_result base;
+    parity_scales scales;
+} whole;
+
+/* One tensor: the candidate's values, the reference's, the perturbed ones. */
+typedef struct subject {
+    const double *found, *truth, *perturbed[PARITY_WHOLE_RUNS];
+    int64_t count;
+    const int64_t *shape;
+    int ndim;
+    assay_dtype stored;
+    double jump, jump_rate; /* masters; else 0 */
+    double *allowance;      /* [count] out: of an element, its slice's share */
+} subject;
+
+/* Quantile of Student's t with `nu` degrees of freedom where the normal's is 4 (Cornish-Fisher). */
+static double kappa_of(double nu)
+{
+    const double z = 4.0, z2 = z * z, z3 = z2 * z, z5 = z3 * z2, z7 = z5 * z2;
+    return z + (z3 + z) / (4.0 * nu) + (5.0 * z5 + 16.0 * z3 + 3.0 * z) / (96.0 * nu * nu) +
+           (3.0 * z7 + 19.0 * z5 + 17.0 * z3 - 15.0 * z) / (384.0 * nu * nu * nu);
+}
+
+/* Smallest k that a Poisson variable of mean lambda exceeds no more often than a normal one exceeds 4 sigma.
+ */
+static double poisson_quantile(double lambda)
+{
+    const double tail = erfc(4.0 / sqrt(2.0));
+    double term = exp(-lambda), sum = term, k = 0.0;
+    while (1.0 - sum > tail && k < 1e6 && term >= 0.0) {
+        k += 1.0;
+        term *= lambda / k;
+        sum += term;
+        if (k > lambda && term < 1e-20)
+            break;
+    }
+    return lambda > 700.0 ? lambda + 4.0 * sqrt(lambda) : k;
+}
+
+/* Elements [first, first+n): error, allowance, verdict. */
+static void compare_slice(const subject *s, int64_t first, int64_t n, double *error, double *allowed)
+{
+    double e = 0.0, norm = 0.0, spread = 0.0;
+    for (int64_t i = first; i < first + n; i++) {
+        const double d = s->found[i] - s->truth[i];
+        e += d * d;
+        norm += s->truth[i] * s->truth[i];
+        for (int k = 0; k < PARITY_WHOLE_RUNS; k++) {
+            const double p = s->perturbed[k][i] - s->truth[i];
+            spread += p * p;
+        }
+    }
+    const int precision = assay_dtype_precision(s->stored);
+    const double unit = ldexp(1.0, -(precision > 24 || precision == 0 ? 24 : precision));
+    *error = sqrt(e);
+    *allowed = kappa_of((double)(PARITY_WHOLE_RUNS * n)) * sqrt(spread / PARITY_WHOLE_RUNS);
+    if (s->jump > 0.0)
+        *allowed = fmax(*allowed, s->jump * sqrt(poisson_quantile((double)n * s->jump_rate)));
+    *allowed += unit * sqrt(norm);
+    for (int64_t i = first; i < first + n && s->allowance; i++)
+        s->allowance[i] = *allowed / sqrt((double)n);
+}
+
+static void judge_slices(const subject *s, int64_t slices, parity_worst *w)
+{
+    const int64_t n = slices > 0 ? s->count / slices : 0;
+    for (int64_t k = 0; k < slices && n > 0; k++) {
+        double error, allowed;
+        compare_slice(s, k * n, n, &error, &allowed);
+        const bool pass = error <= allowed;
+        const double ratio = error == 0.0 ? 0.0 : error / allowed;
+        parity_worst_add(w, k, error, 0.0, allowed, ratio, pass);
+    }
+}
+
+/* Slices of a tensor: rows or experts of dimension 0, heads of a one-dimensional qkv bias; one for the rest.
+ */
+static int64_t slices_of(const subject *s, const char *name, const assay_model_config *m)
+{
+    if (s->ndim >= 2)
+        return s->shape[0];
+    if (strstr(name, "linear_qkv.bias") && m->kv_channels > 0 && s->count % m->kv_channels == 0)
+        return s->count / m->kv_channels;
+    return 1;
+}
+
+static void describe(const parity_worst *w, int64_t slices, parity_result *r)
+{
+    r->n_bad = w->n_bad;
+    r->ratio = w->ratio;
+    r->found = w->found;
+    r->expected = 0.0;
+    r->allowance = w->allowance;
+    r->verdict = w->n_bad == 0 ? PARITY_PASS : PARITY_FAIL;
+    r->index_ndim = slices > 1 ? 1 : 0;
+    r->index[0] = w->flat > 0 ? w->flat : 0;
+    if (w->n_bad > 0)
+        snprintf(
+            r->message, sizeof r->message,
+            "%lld of %lld slices differ from the unsharded reference by more than rounding can; worst slice "
+            "%lld: distance %.3g, expected at most %.3g",
+            (long long)w->n_bad, (long long)slices, (long long)w->flat, w->found, w->allowance);
+}
+
+static assay_status judge_subject(const whole *h, const char *name, subject *s, const assay_model_config *m,
+                                  parity_result *r)
+{
+    parity_worst all, parts;
+    parity_worst_init(&all);
+    parity_worst_init(&parts);
+    s->allowance = calloc((size_t)s->count + 1, sizeof *s->allowance);
+    ASSAY_CHECK(s->allowance, ASSAY_OUT_OF_MEMORY, "%s", name);
+    const int64_t slices = slices_of(s, name, m);
+    judge_slices(s, 1, &all);
+    judge_slices(s, slices, &parts);
+    const bool worse = all.n_bad > 0 && parts.n_bad == 0;
+    describe(worse ? &all : &parts, worse ? 1 : slices, r);
+    r->ratio = all.ratio > r->ratio ? all.ratio : r->ratio;
+    r->count = s->count;
+    if (r->verdict == PARITY_FAIL)
+        parity_diagnose(s->found, s->truth, s->allowance, s->shape, s->ndim, s->stored, &h->scales,
+                        r->diagnosis);
+    free(s->allowance);
+    s->allowance = NULL;
+    return ASSAY_OK;
+}
+
+static void start(const whole *h, const char *name, assay_phase phase, int64_t step, int64_t microbatch,
+                  parity_result *r)
+{
+    *r = h->base;
+    r->phase = phase;
+    r->step = step;
+    r->microbatch = microbatch;
+    r->verdict = PARITY_PASS;
+    snprintf(r->tensor, sizeof r->tensor, "%s", name);
+}
+
+/* Assembles the candidate's tensor; *values NULL when it is missing or broken, which is a finding. */
+static assay_status candidate_values(const whole *h, const char *name, assay_phase phase, int64_t step,
+                                     int64_t microbatch, int64_t count, parity_global *g, double **values,
+                                     parity_result *r)
+{
+    *values = NULL;
+    const parity_entry *e = parity_index_find(h->x, name, phase, step, microbatch);
+    if (!e) {
+        parity_result_fail(r, "the trace has no %s in phase %s of step %lld", name, assay_phase_name(phase),
+                           (long long)step);
+        return ASSAY_OK;
+    }
+    parity_result finding;
+    parity_result_init(&finding);
+    ASSAY_TRY(parity_entry_assemble(h->x, e, g, &finding));
+    if (!g->complete || g->count != count) {
+        parity_result_fail(r, "%s cannot be assembled to %lld elements: %.300s", name, (long long)count,
+                           finding.message);
+        return ASSAY_OK;
+    }
+    return parity_decode_all(g->data, g->count, g->dtype, values);
+}
+
+static assay_status judge_named(const whole *h, const assay_model_config *m, const char *candidate,
+                                assay_phase phase, const char *kind, const char *name, int64_t step)
+{
+    parity_result r;
+    parity_global g = {0};
+    double *found = NULL;
+    assay_status st = ASSAY_OK;
+    const ref_named_tensor *truth = ref_result_find(&h->r->truth, kind, name, step);
+    start(h, candidate, phase, step, -1, &r);
+    subject s = {0};
+    if (truth) {
+        s = (subject){.truth = truth->data, .shape = truth->shape, .ndim = truth->ndim, .count = 1};
+        for (int d = 0; d < truth->ndim; d++)
+            s.count *= truth->shape[d];
+        for (int i = 0; i < PARITY_WHOLE_RUNS; i++) {
+            const ref_named_tensor *p = ref_result_find(&h->r->perturbed[i], kind, name, step);
+            s.perturbed[i] = p ? p->data : truth->data;
+        }
+        ASSAY_TRY_GOTO(candidate_values(h, candidate, phase, step, -1, s.count, &g, &found, &r), st, done);
+    } else {
+        parity_result_fail(&r, "the reference has no %s of %s", kind, name);
+    }
+    if (found) {
+        s.found = found;
+        s.stored = g.dtype;
+        if (strcmp(kind, "weight") == 0) {
+            s.jump = h->r->jump;
+            s.jump_rate = h->r->jump_rate;
+        }
+        ASSAY_TRY_GOTO(judge_subject(h, candidate, &s, m, &r), st, done);
+    }
+    st = parity_table_merge(h->table, &r);
+done:
+    free(found);
+    parity_global_free(&g);
+    return st;
+}
+
+/* loss and grad_norm: numbers of a step. */
+static assay_status judge_number(const whole *h, const assay_model_config *m, const char *name, int64_t step,
+                                 const double *truth, double *const perturbed[PARITY_WHOLE_RUNS])
+{
+    static const int64_t one[1] = {1};
+    parity_result r;
+    parity_global g = {0};
+    double *found = NULL;
+    start(h, name, ASSAY_PHASE_OPTIMIZER, step, -1, &r);
+    subject s = {.truth = truth + step, .shape = one, .ndim = 1, .count = 1};
+    for (int i = 0; i < PARITY_WHOLE_RUNS; i++)
+        s.perturbed[i] = perturbed[i] + step;
+    assay_status st = candidate_values(h, name, ASSAY_PHASE_OPTIMIZER, step, -1, 1, &g, &found, &r);
+    if (st == ASSAY_OK && found) {
+        s.found = found;
+        s.stored = ASSAY_F32; /* computed there, whatever it is stored in */
+        st = judge_subject(h, name, &s, m, &r);
+        r.found = found[0];
+        r.expected = truth[step];
+    }
+    if (st == ASSAY_OK)
+        st = parity_table_merge(h->table, &r);
+    free(found);
+    parity_global_free(&g);
+    return st;
+}
+
+/* Row (b, s) of the reference's logits [b,s,v] as row (s, b), the order of the trace [s,b,v]. */
+static double *to_sequence_major(const ref_named_tensor *t)
+{
+    const int64_t b = t->shape[0], s = t->shape[1], v = t->shape[2];
+    double *out = malloc(((size_t)(b * s * v) + 1) * sizeof *out);
+    for (int64_t i = 0; out && i < b; i++) {
+        for (int64_t j = 0; j < s; j++)
+            memcpy(out + (j * b + i) * v, t->data + (i * s + j) * v, (size_t)v * sizeof *out);
+    }
+    return out;
+}
+
+static assay_status judge_logits(const whole *h, const assay_model_config *m)
+{
+    double *truth = NULL, *perturbed[PARITY_WHOLE_RUNS] = {NULL}, *found = NULL;
+    parity_global g = {0};
+    parity_result r;
+    assay_status st = ASSAY_OK;
+    start(h, "output_layer.y", ASSAY_PHASE_FORWARD, 0, 0, &r);
+    const ref_named_tensor *t = ref_result_find(&h->r->logits_truth, "logits", "logits", 0);
+    if (!t || t->ndim != 3)
+        return ASSAY_OK;
+    truth = to_sequence_major(t);
+    for (int i = 0; i < PARITY_WHOLE_RUNS; i++) {
+        const ref_named_tensor *p = ref_result_find(&h->r->logits_perturbed[i], "logits", "logits", 0);
+        perturbed[i] = to_sequence_major(p ? p : t);
+        ASSAY_CHECK_GOTO(perturbed[i] && truth, ASSAY_OUT_OF_MEMORY, st, done, "logits");
+    }
+    const int64_t rows = t->shape[0] * t->shape[1], shape[2] = {rows, t->shape[2]};
+    subject s = {.truth = truth, .shape = shape, .ndim = 2, .count = rows * t->shape[2]};
+    memcpy(s.perturbed, perturbed, sizeof s.perturbed);
+    ASSAY_TRY_GOTO(candidate_values(h, "output_layer.y", ASSAY_PHASE_FORWARD, 0, 0, s.count, &g, &found, &r),
+                   st, done);
+    if (found) {
+        s.found = found;
+        s.stored = g.dtype;
+        ASSAY_TRY_GOTO(judge_subject(h, "logits", &s, m, &r), st, done);
+    }
+    st = parity_table_merge(h->table, &r);
+done:
+    for (int i = 0; i < PARITY_WHOLE_RUNS; i++)
+        free(perturbed[i]);
+    free(truth);
+    free(found);
+    parity_global_free(&g);
+    return st;
+}
+
+static assay_status judge_gradients(const whole *h, const assay_model_spec *spec, int64_t step)
+{
+    for (int64_t i = 0; i < spec->n_params; i++) {
+        char name[ASSAY_NAME + 16];
+        const assay_param_spec *p = &spec->params[i];
+        if (!p->trained)
+            continue;
+        snprintf(name, sizeof name, "%s.main_grad", p->name);
+        ASSAY_TRY(judge_named(h, &spec->config, name, ASSAY_PHASE_REDUCED_GRAD, "grad", p->name, step));
+    }
+    return ASSAY_OK;
+}
+
+static assay_status judge_states(const whole *h, const assay_model_spec *spec, int64_t step)
+{
+    static const char *const suffix[] = {".main_param", ".exp_avg", ".exp_avg_sq"};
+    static const char *const kind[] = {"weight", "exp_avg", "exp_avg_sq"};
+    for (int64_t i = 0; i < spec->n_params; i++) {
+        const assay_param_spec *p = &spec->params[i];
+        for (int k = 0; p->trained && k < 3; k++) {
+            char name[ASSAY_NAME + 16];
+            snprintf(name, sizeof name, "%s%s", p->name, suffix[k]);
+            ASSAY_TRY(judge_named(h, &spec->config, name, ASSAY_PHASE_OPTIMIZER, kind[k], p->name, step));
+        }
+        if (!p->trained)
+            ASSAY_TRY(
+                judge_named(h, &spec->config, p->name, ASSAY_PHASE_OPTIMIZER, "expert_bias", p->name, step));
+    }
+    return ASSAY_OK;
+}
+
+static assay_status judge_everything(const whole *h, const parity_whole_cache *c)
+{
+    const ref_run_result *truth = &h->r->truth;
+    const bool training = c->batches->training;
+    double *loss[PARITY_WHOLE_RUNS], *norm[PARITY_WHOLE_RUNS];
+    for (int i = 0; i < PARITY_WHOLE_RUNS; i++) {
+        loss[i] = h->r->perturbed[i].loss;
+        norm[i] = h->r->perturbed[i].grad_norm;
+    }
+    if (h->r->has_logits)
+        ASSAY_TRY(judge_logits(h, &c->spec->config));
+    for (int64_t step = 0; step < truth->steps; step++) {
+        ASSAY_TRY(judge_number(h, &c->spec->config, "loss", step, truth->loss, loss));
+        ASSAY_TRY(judge_gradients(h, c->spec, step));
+        if (training)
+            ASSAY_TRY(judge_number(h, &c->spec->config, "grad_norm", step, truth->grad_norm, norm));
+    }
+    return training ? judge_states(h, c->spec, truth->steps - 1) : ASSAY_OK;
+}
+
+static assay_status candidate_precision(const assay_trace *t, assay_precision *out)
+{
+    const char *name = json_string_value(json_object_get(assay_trace_header(t), "precision"));
+    for (int p = ASSAY_PRECISION_FP64; p <= ASSAY_PRECISION_BF16; p++) {
+        if (name && strcmp(name, assay_precision_name((assay_precision)p)) == 0) {
+            *out = (assay_precision)p;
+            return ASSAY_OK;
+        }
+    }
+    ASSAY_FAIL(ASSAY_FORMAT, "the trace's index has precision %s, expected fp64, fp32 or bf16",
+               name ? name : "(none)");
+}
+
+assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t, parity_report *report)
+{
+    assay_status st = ASSAY_OK;
+    parity_index *x = NULL;
+    parity_whole_runs *r = NULL;
+    parity_whole_choices choice = {0};
+    whole h = {.trace = t};
+    assay_precision precision = ASSAY_PRECISION_FP64;
+    ASSAY_TRY(candidate_precision(t, &precision));
+    const int64_t wanted = cache->batches->training ? cache->options.train_iters : 0;
+    const int64_t steps = wanted > 0 ? wanted : cache->batches->steps;
+    parity_result_init(&h.base);
+    h.base.check = PARITY_CHECK_WHOLE;
+    parity_result_from_trace(&h.base, t);
+    parity_scales_from_trace(t, &h.scales);
+    ASSAY_TRY_GOTO(parity_index_create(&x, t), st, done);
+    ASSAY_TRY_GOTO(parity_whole_read_choices(cache, x, steps, &choice), st, done);
+    ASSAY_TRY_GOTO(parity_whole_find_runs(cache, precision, &choice, &r), st, done);
+    ASSAY_TRY_GOTO(parity_table_create(&h.table, PARITY_CHECK_WHOLE), st, done);
+    h.x = x;
+    h.r = r;
+    ASSAY_TRY_GOTO(judge_everything(&h, cache), st, done);
+    ASSAY_TRY_GOTO(parity_table_flush(h.table, report), st, done);
+done:
+    parity_table_destroy(h.table);
+    free(choice.indices);
+    parity_index_destroy(x);
+    return st;
+}

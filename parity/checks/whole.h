@@ -1,0 +1,43 @@
+/* Runs of the reference for the whole check: the candidate's routing choices and the unperturbed and
+ * perturbed runs on them.  Private to parity/whole*.c. */
+#ifndef PARITY_WHOLE_H
+#define PARITY_WHOLE_H
+
+#include "parity/judge/judge.h"
+
+enum { PARITY_WHOLE_RUNS = 4 }; /* perturbed ones */
+
+/* Runs of the reference on one set of choices. */
+typedef struct parity_whole_runs {
+    char key[ASSAY_HASH_HEX + 16];
+    ref_run_result truth, perturbed[PARITY_WHOLE_RUNS];
+    bool has_logits; /* of microbatch 0 of step 0 */
+    ref_run_result logits_truth, logits_perturbed[PARITY_WHOLE_RUNS];
+    double jump, jump_rate; /* of masters: largest step apart, how many such per element */
+} parity_whole_runs;
+
+struct parity_whole_cache {
+    const assay_model_spec *spec;
+    assay_train_options options;
+    const assay_batches *batches;
+    double *const *weights;
+    int64_t n;
+    parity_whole_runs **all;
+};
+
+/* The choices of every step, microbatch, layer and map. */
+typedef struct parity_whole_choices {
+    const assay_model_spec *spec;
+    int64_t steps, microbatches, tokens, k;
+    int64_t *indices; /* [steps][microbatches][layers][2][tokens][k]; first entry -1: not recorded */
+    int64_t count;
+} parity_whole_choices;
+
+/* From the trace; a choice that is not recorded or malformed is left to the reference.  indices: free(). */
+assay_status parity_whole_read_choices(const parity_whole_cache *cache, const parity_index *x, int64_t steps,
+                                       parity_whole_choices *c);
+/* From the cache, or made now; owned by the cache. */
+assay_status parity_whole_find_runs(parity_whole_cache *c, assay_precision precision,
+                                    parity_whole_choices *choice, parity_whole_runs **out);
+
+#endif

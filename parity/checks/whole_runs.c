@@ -1,0 +1,245 @@
+/* The candidate's routing choices and the runs of the reference on them; the method is in whole.c. */
+#include "parity/checks/whole.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+assay_status parity_whole_cache_create(parity_whole_cache **out, const assay_model_spec *spec,
+                                       const assay_train_options *options, const assay_batches *batches,
+                                       double *const *weights)
+{
+    *out = calloc(1, sizeof **out);
+    ASSAY_CHECK(*out, ASSAY_OUT_OF_MEMORY, "cache of reference runs");
+    (*out)->spec = spec;
+    (*out)->options = *options;
+    (*out)->batches = batches;
+    (*out)->weights = weights;
+    return ASSAY_OK;
+}
+
+static void runs_destroy(parity_whole_runs *r)
+{
+    if (!r)
+        return;
+    ref_run_result_free(&r->truth);
+    ref_run_result_free(&r->logits_truth);
+    for (int i = 0; i < PARITY_WHOLE_RUNS; i++) {
+        ref_run_result_free(&r->perturbed[i]);
+        ref_run_result_free(&r->logits_perturbed[i]);
+    }
+    free(r);
+}
+
+void parity_whole_cache_destroy(parity_whole_cache *c)
+{
+    if (!c)
+        return;
+    for (int64_t i = 0; i < c->n; i++)
+        runs_destroy(c->all[i]);
+    free(c->all);
+    free(c);
+}
+
+/* --- the candidate's choices -------------------------------------------------------------------------------- */
+
+static int64_t choice_at(const parity_whole_choices *c, int64_t step, int64_t microbatch, int64_t layer,
+                         bool aux)
+{
+    const int64_t layers = c->spec->config.num_layers;
+    return ((((step * c->microbatches) + microbatch) * layers + layer) * 2 + aux) * c->tokens * c->k;
+}
+
+static bool look_up(void *user, int64_t step, int64_t microbatch, int64_t layer, bool aux, int64_t *indices,
+                    int64_t t, int64_t k)
+{
+    const parity_whole_choices *c = user;
+    if (step >= c->steps || microbatch >= c->microbatches || t != c->tokens || k != c->k)
+        return false;
+    const int64_t *from = c->indices + choice_at(c, step, microbatch, layer, aux);
+    if (t * k == 0 || from[0] < 0)
+        return false;
+    memcpy(indices, from, (size_t)(t * k) * sizeof *indices);
+    return true;
+}
+
+/* Fills one block from the trace; a tensor that cannot be assembled leaves the choice to the reference. */
+static assay_status read_choice(parity_whole_choices *c, const parity_index *x, int64_t step,
+                                int64_t microbatch, int64_t layer, bool aux)
+{
+    char name[ASSAY_NAME];
+    snprintf(name, sizeof name, "decoder.layers.%lld.mlp.router.%s", (long long)layer,
+             aux ? "aux.aux_indices" : "indices");
+    int64_t *to = c->indices + choice_at(c, step, microbatch, layer, aux);
+    const parity_entry *e = parity_index_find(x, name, ASSAY_PHASE_FORWARD, step, microbatch);
+    parity_result finding;
+    parity_global g = {0};
+    parity_result_init(&finding);
+    to[0] = -1;
+    if (!e)
+        return ASSAY_OK;
+    ASSAY_TRY(parity_entry_assemble(x, e, &g, &finding));
+    if (g.complete && g.dtype == ASSAY_I64 && g.count == c->tokens * c->k)
+        memcpy(to, g.data, (size_t)g.count * sizeof *to);
+    parity_global_free(&g);
+    return ASSAY_OK;
+}
+
+/* The reference refuses experts that do not exist or do not ascend: such a row is the routing check's. */
+static void drop_malformed(parity_whole_choices *c, int64_t block)
+{
+    int64_t *x = c->indices + block;
+    for (int64_t i = 0; x[0] >= 0 && i < c->tokens * c->k; i++) {
+        if (x[i] < 0 || x[i] >= c->spec->config.num_moe_experts || (i % c->k > 0 && x[i] <= x[i - 1])) {
+            x[0] = -1;
+            return;
+        }
+    }
+}
+
+assay_status parity_whole_read_choices(const parity_whole_cache *cache, const parity_index *x, int64_t steps,
+                                       parity_whole_choices *c)
+{
+    const assay_model_config *m = &cache->spec->config;
+    *c = (parity_whole_choices){.spec = cache->spec,
+                                .steps = steps,
+                                .microbatches = cache->batches->microbatches,
+                                .tokens = cache->batches->b * cache->batches->s,
+                                .k = m->num_moe_experts > 0 ? m->moe_router_topk : 0};
+    c->count = choice_at(c, steps, 0, 0, false);
+    c->indices = malloc(((size_t)c->count + 1) * sizeof *c->indices);
+    ASSAY_CHECK(c->indices, ASSAY_OUT_OF_MEMORY, "routing choices");
+    memset(c->indices, 0xff, ((size_t)c->count + 1) * sizeof *c->indices);
+    for (int64_t s = 0; s < steps; s++) {
+        for (int64_t b = 0; b < c->microbatches; b++) {
+            for (int64_t l = 0; l < m->num_layers && c->k * c->tokens > 0; l++) {
+                for (int aux = 0; m->layer_is_moe[l] && aux < 2; aux++) {
+                    ASSAY_TRY(read_choice(c, x, s, b, l, aux));
+                    drop_malformed(c, choice_at(c, s, b, l, aux));
+                }
+            }
+        }
+    }
+    return ASSAY_OK;
+}
+
+/* --- runs of the reference ---------------------------------------------------------------------------------- */
+
+/* Longest sum that the model makes, for the random walk of its rounding errors. */
+static double longest_sum(const parity_whole_cache *c)
+{
+    const assay_model_config *m = &c->spec->config;
+    const int64_t sizes[] = {
+        m->hidden_size,         m->ffn_hidden_size,
+        m->moe_ffn_hidden_size, m->num_attention_heads * m->kv_channels,
+        m->vocab_size,          c->batches->b * c->batches->s * c->batches->microbatches};
+    int64_t longest = 1;
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++)
+        longest = sizes[i] > longest ? sizes[i] : longest;
+    return (double)longest;
+}
+
+static ref_policy policy_of(const parity_whole_cache *c, assay_precision precision, int run)
+{
+    const double walk = sqrt(longest_sum(c) / 3.0);
+    ref_policy p = {.precision = precision, .perturb_seed = 1000 + (uint64_t)run};
+    p.perturb = precision == ASSAY_PRECISION_BF16 ? 1.0 : fmax(1.0, walk);
+    return p;
+}
+
+static assay_status run_all(const parity_whole_cache *c, const assay_batches *batches,
+                            assay_precision precision, parity_whole_choices *choice, bool logits,
+                            ref_run_result *truth, ref_run_result perturbed[PARITY_WHOLE_RUNS])
+{
+    assay_parallel_config one;
+    assay_train_options options = c->options;
+    ref_run_config config = {.spec = c->spec,
+                             .options = &options,
+                             .batches = batches,
+                             .routing = look_up,
+                             .routing_user = choice,
+                             .want_logits = logits,
+                             .want_grads = !logits,
+                             .want_states = !logits && batches->training};
+    if (!batches->training)
+        options.train_iters = 0;
+    ASSAY_TRY(assay_layout_parse("1", &one));
+    ASSAY_TRY(assay_grid_make(&one, &config.grid));
+    config.policy.precision = ASSAY_PRECISION_FP64;
+    ASSAY_TRY(ref_run(&config, c->weights, truth));
+    for (int i = 0; i < PARITY_WHOLE_RUNS; i++) {
+        config.policy = policy_of(c, precision, i);
+        ASSAY_TRY(ref_run(&config, c->weights, &perturbed[i]));
+    }
+    return ASSAY_OK;
+}
+
+/* Size and rate of the masters' jumps, over all parameters: AdamW makes them alike. */
+static void measure_jumps(parity_whole_runs *r)
+{
+    double energy = 0.0, n = 0.0;
+    r->jump = 0.0;
+    for (int64_t i = 0; i < r->truth.n_tensors; i++) {
+        const ref_named_tensor *t = &r->truth.tensors[i];
+        int64_t count = 1;
+        for (int d = 0; d < t->ndim; d++)
+            count *= t->shape[d];
+        for (int k = 0; k < PARITY_WHOLE_RUNS && strcmp(t->kind, "weight") == 0; k++) {
+            const ref_named_tensor *p = ref_result_find(&r->perturbed[k], "weight", t->name, t->step);
+            for (int64_t e = 0; p && e < count; e++) {
+                const double d = fabs(p->data[e] - t->data[e]);
+                r->jump = d > r->jump ? d : r->jump;
+                energy += d * d;
+            }
+            n += (double)count;
+        }
+    }
+    r->jump_rate = r->jump > 0.0 ? energy / (r->jump * r->jump * n) : 0.0;
+}
+
+/* Microbatch 0 of step 0 as a batch of its own: its logits depend on the initial weights alone. */
+static assay_status run_logits(const parity_whole_cache *c, assay_precision precision,
+                               parity_whole_choices *choice, parity_whole_runs *r)
+{
+    assay_batches first = *c->batches;
+    if (assay_batches_n_targets(c->batches, 0, 0) == 0)
+        return ASSAY_OK; /* a batch without labels has no loss to run */
+    first.training = false;
+    first.steps = first.microbatches = 1;
+    ASSAY_TRY(run_all(c, &first, precision, choice, true, &r->logits_truth, r->logits_perturbed));
+    r->has_logits = true;
+    return ASSAY_OK;
+}
+
+assay_status parity_whole_find_runs(parity_whole_cache *c, assay_precision precision,
+                                    parity_whole_choices *choice, parity_whole_runs **out)
+{
+    char hash[ASSAY_HASH_HEX], key[ASSAY_HASH_HEX + 16];
+    ASSAY_TRY(assay_hash_init());
+    assay_hash_tensor(ASSAY_I64, &choice->count, 1, choice->indices,
+                      (size_t)choice->count * sizeof *choice->indices, hash);
+    snprintf(key, sizeof key, "%s|%s", assay_precision_name(precision), hash);
+    for (int64_t i = 0; i < c->n; i++) {
+        if (strcmp(c->all[i]->key, key) == 0) {
+            *out = c->all[i];
+            return ASSAY_OK;
+        }
+    }
+    parity_whole_runs **all = realloc(c->all, (size_t)(c->n + 1) * sizeof *all);
+    ASSAY_CHECK(all, ASSAY_OUT_OF_MEMORY, "reference runs");
+    c->all = all;
+    parity_whole_runs *r = calloc(1, sizeof *r);
+    ASSAY_CHECK(r, ASSAY_OUT_OF_MEMORY, "reference runs");
+    memcpy(r->key, key, sizeof r->key);
+    assay_status st = run_all(c, c->batches, precision, choice, false, &r->truth, r->perturbed);
+    if (st == ASSAY_OK)
+        st = run_logits(c, precision, choice, r);
+    if (st != ASSAY_OK) {
+        runs_destroy(r);
+        return st;
+    }
+    measure_jumps(r);
+    c->all[c->n++] = r;
+    *out = r;
+    return ASSAY_OK;
+}

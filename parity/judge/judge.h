@@ -1,0 +1,145 @@
+/* What the checks share: values from bytes, a map from text to number, worst places, rows of results.
+ * Private to parity/. */
+#ifndef PARITY_JUDGE_H
+#define PARITY_JUDGE_H
+
+#include "parity/parity.h"
+
+/* --- values.c: bytes of any alignment to numbers ------------------------------------------------------------ */
+bool parity_is_integer(assay_dtype dtype);
+/* Whether parity_decode knows the type (whole-byte real and integer types). */
+bool parity_can_decode(assay_dtype dtype);
+/* Element `index`; integers as doubles (rounded above 2^53). */
+double parity_decode(const void *data, int64_t index, assay_dtype dtype);
+int64_t parity_decode_integer(const void *data, int64_t index, assay_dtype dtype);
+/* Fresh array of `count` values (never NULL, also for 0 elements); ASSAY_UNSUPPORTED names the type. */
+assay_status parity_decode_all(const void *data, int64_t count, assay_dtype dtype, double **out);
+assay_status parity_decode_integers(const void *data, int64_t count, assay_dtype dtype, int64_t **out);
+/* Row-major multi-index of element `flat`. */
+void parity_unflatten(int64_t flat, const int64_t *shape, int ndim, int64_t *index);
+/* "[2, 0, 7]" */
+void parity_index_text(const int64_t *index, int ndim, char *out, size_t capacity);
+
+/* --- map.c -------------------------------------------------------------------------------------------------- */
+typedef struct parity_map parity_map;
+assay_status parity_map_create(parity_map **out);
+void parity_map_destroy(parity_map *m);
+/* Value of `key`, or -1. */
+int64_t parity_map_get(const parity_map *m, const char *key);
+/* Inserts or replaces; value >= 0. */
+assay_status parity_map_put(parity_map *m, const char *key, int64_t value);
+
+/* --- verdict.c: comparing elements, rows of results --------------------------------------------------------- */
+/* Worst place of a comparison.  A failing element beats a passing one, then the larger ratio, then the
+ * earlier one: the first NaN is kept. */
+typedef struct parity_worst {
+    int64_t count, n_bad;
+    double ratio;
+    int64_t flat; /* -1: nothing compared */
+    double found, expected, allowance;
+} parity_worst;
+void parity_worst_init(parity_worst *w);
+/* pass is (error <= bound), decided by the caller so that NaN fails. */
+void parity_worst_add(parity_worst *w, int64_t flat, double found, double expected, double allowance,
+                      double ratio, bool pass);
+/* Takes the comparison over into a result: verdict, counts, index in `shape`, message.  Nothing compared and
+ * nothing to compare (count 0) passes. */
+void parity_worst_to_result(const parity_worst *w, const int64_t *shape, int ndim, parity_result *r);
+/* Compares bytes element by element; a difference has no allowance. */
+void parity_worst_add_bits(parity_worst *w, const void *found, const void *expected, int64_t count,
+                           assay_dtype dtype);
+/* `one` is another observation of the same claim: counts add up, the worse place wins. */
+void parity_result_merge(parity_result *into, const parity_result *one);
+/* Engine, tier, layout and precision of the trace's header. */
+void parity_result_from_trace(parity_result *r, const assay_trace *t);
+void parity_result_from_op(parity_result *r, const assay_trace_op *op);
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+void parity_result_fail(parity_result *r, const char *fmt, ...);
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+void parity_result_skip(parity_result *r, const char *fmt, ...);
+
+/* Rows keyed by (instance, op, tensor, phase), in order of first appearance. */
+typedef struct parity_table parity_table;
+assay_status parity_table_create(parity_table **out, parity_check check);
+void parity_table_destroy(parity_table *t);
+assay_status parity_table_merge(parity_table *t, const parity_result *one);
+/* Adds every row to the report. */
+assay_status parity_table_flush(const parity_table *t, parity_report *report);
+
+/* Group sizes of the trace's layout; 1 everywhere when the header has none. */
+void parity_scales_from_trace(const assay_trace *t, parity_scales *s);
+/* Grid of the trace's layout; false when the header has none or it does not fit the world. */
+bool parity_grid_from_trace(const assay_trace *t, assay_grid *g);
+
+/* --- assemble.c: index of a trace --------------------------------------------------------------------------- */
+/* One (name, phase, step, microbatch) and what each rank holds of it: the last output of an operation, else
+ * the last observation; several where a rank holds disjoint pieces. */
+typedef struct parity_piece {
+    const assay_trace_tensor *record;
+    bool is_output;
+    bool conflict; /* no operation explains why another observation differs */
+    int64_t order; /* number of the record among the rank's records */
+} parity_piece;
+typedef struct parity_entry {
+    const char *name;
+    assay_phase phase;
+    int64_t step, microbatch;
+    int64_t n, capacity;
+    parity_piece *pieces; /* ascending rank */
+} parity_entry;
+typedef struct parity_index {
+    const assay_trace *trace;
+    parity_map *map;
+    int64_t n, capacity;
+    parity_entry *entries; /* by rank and record, in order of first appearance */
+    bool has_grid;
+    assay_grid grid;
+} parity_index;
+assay_status parity_index_create(parity_index **out, const assay_trace *t);
+void parity_index_destroy(parity_index *x);
+/* NULL when absent. */
+const parity_entry *parity_index_find(const parity_index *x, const char *name, assay_phase phase,
+                                      int64_t step, int64_t microbatch);
+bool parity_same_shard(const assay_shard *a, const assay_shard *b);
+/* Whether the judge assembles this tensor at all (local pieces it does not). */
+bool parity_entry_assembles(const parity_entry *e);
+/* *finding: initialised by the caller; FAIL with a message when the pieces contradict. */
+assay_status parity_entry_assemble(const parity_index *x, const parity_entry *e, parity_global *out,
+                                   parity_result *finding);
+
+/* --- values of records -------------------------------------------------------------------------------------- */
+/* A record as the replay wants it (arrays owned by the caller: parity_value_free).  ASSAY_UNSUPPORTED: dtype;
+ * ASSAY_NOT_FOUND: no data. */
+assay_status parity_value_of(const char *slot, const assay_trace_tensor *record, ref_value *out);
+void parity_value_free(ref_value *v);
+/* Compares one replayed output with the candidate's; fills verdict, place, message and diagnosis of *r. */
+assay_status parity_compare_value(const ref_value *truth, const ref_value *candidate,
+                                  const parity_scales *scales, parity_result *r);
+
+/* All slots of one direction of an operation, at most ASSAY_MAX_SLOTS.  A slot that cannot be read makes
+ * *problem a FAIL or SKIP and ends the list. */
+assay_status parity_read_slots(const assay_trace *t, const assay_trace_op *op, bool inputs, ref_value *values,
+                               int *n, parity_result *problem);
+void parity_free_slots(ref_value *values, int n);
+/* By slot; NULL when absent. */
+const ref_value *parity_find_value(const ref_value *values, int n, const char *slot);
+/* Discrete decisions of a replay: fails by the number of rows whose choice no honest implementation could
+ * have made. */
+void parity_judge_choice(const ref_replay_result *result, parity_result *r);
+
+/* --- collectives.c: one call, seen from all of its ranks ---------------------------------------------------- */
+bool parity_is_collective(const char *op);
+typedef struct parity_calls parity_calls;
+/* Matches the calls of all ranks: same group, instance, phase, step and number among equals. */
+assay_status parity_calls_create(parity_calls **out, const assay_trace *t);
+void parity_calls_destroy(parity_calls *c);
+/* Judges the call that `op` belongs to, once: later members of the same call do nothing.  Rows are merged
+ * into the table. */
+assay_status parity_calls_judge(parity_calls *c, const assay_trace_op *op, const parity_result *base,
+                                const parity_scales *scales, parity_table *table);
+
+#endif

@@ -1,0 +1,86 @@
+/* Open addressing from text to a number. */
+#include "parity/judge/judge.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct slot {
+    char *key; /* NULL: free */
+    uint64_t hash;
+    int64_t value;
+} slot;
+struct parity_map {
+    int64_t n, n_slots; /* n_slots: a power of two, more than twice n */
+    slot *slots;
+};
+
+assay_status parity_map_create(parity_map **out)
+{
+    *out = NULL;
+    parity_map *m = calloc(1, sizeof *m);
+    ASSAY_CHECK(m, ASSAY_OUT_OF_MEMORY, "map");
+    m->n_slots = 64;
+    m->slots = calloc((size_t)m->n_slots, sizeof *m->slots);
+    if (!m->slots) {
+        free(m);
+        ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "map");
+    }
+    *out = m;
+    return ASSAY_OK;
+}
+
+void parity_map_destroy(parity_map *m)
+{
+    if (!m)
+        return;
+    for (int64_t i = 0; i < m->n_slots; i++)
+        free(m->slots[i].key);
+    free(m->slots);
+    free(m);
+}
+
+/* The slot of `key`, or the free one where it belongs. */
+static int64_t probe(const slot *slots, int64_t n_slots, const char *key, uint64_t hash)
+{
+    int64_t i = (int64_t)(hash & (uint64_t)(n_slots - 1));
+    while (slots[i].key && (slots[i].hash != hash || strcmp(slots[i].key, key) != 0))
+        i = (i + 1) & (n_slots - 1);
+    return i;
+}
+
+int64_t parity_map_get(const parity_map *m, const char *key)
+{
+    const int64_t i = probe(m->slots, m->n_slots, key, assay_name_hash(key));
+    return m->slots[i].key ? m->slots[i].value : -1;
+}
+
+static assay_status grow(parity_map *m)
+{
+    const int64_t n_slots = 2 * m->n_slots;
+    slot *slots = calloc((size_t)n_slots, sizeof *slots);
+    ASSAY_CHECK(slots, ASSAY_OUT_OF_MEMORY, "map of %lld entries", (long long)m->n);
+    for (int64_t i = 0; i < m->n_slots; i++) {
+        if (m->slots[i].key)
+            slots[probe(slots, n_slots, m->slots[i].key, m->slots[i].hash)] = m->slots[i];
+    }
+    free(m->slots);
+    m->slots = slots;
+    m->n_slots = n_slots;
+    return ASSAY_OK;
+}
+
+assay_status parity_map_put(parity_map *m, const char *key, int64_t value)
+{
+    if (2 * (m->n + 1) >= m->n_slots)
+        ASSAY_TRY(grow(m));
+    const uint64_t hash = assay_name_hash(key);
+    slot *s = &m->slots[probe(m->slots, m->n_slots, key, hash)];
+    if (!s->key) {
+        s->key = strdup(key);
+        ASSAY_CHECK(s->key, ASSAY_OUT_OF_MEMORY, "map key");
+        s->hash = hash;
+        m->n++;
+    }
+    s->value = value;
+    return ASSAY_OK;
+}

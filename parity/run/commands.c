@@ -1,0 +1,306 @@
+/* Small verbs: diff, replay, layout, report merge, doctor. */
+#include "core/base/log.h"
+#include "parity/report/report_files.h"
+#include "parity/run/cases.h"
+#include "parity/run/engine.h"
+#include <cblas.h>
+#include <math.h>
+#include <sodium.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+enum { MAX_PATHS = 256 };
+typedef struct command_options {
+    int n_paths;
+    const char *paths[MAX_PATHS];
+    double tolerance;
+    char out[ASSAY_PATH];
+} command_options;
+
+const char *parity_version(void)
+{
+    return ASSAY_VERSION;
+}
+
+static int fail(const char *program)
+{
+    assay_error_print(stderr, program, 0);
+    return 2;
+}
+
+static assay_status on_option(void *user, const char *name, const char *text)
+{
+    command_options *o = user;
+    if (name == NULL) {
+        ASSAY_CHECK(o->n_paths < MAX_PATHS, ASSAY_LIMIT, "at most %d arguments", MAX_PATHS);
+        o->paths[o->n_paths++] = text;
+    } else if (strcmp(name, "tolerance") == 0) {
+        char *end = NULL;
+        o->tolerance = strtod(text, &end);
+        ASSAY_CHECK(end != text && *end == 0 && o->tolerance >= 0 && o->tolerance <= 1,
+                    ASSAY_INVALID_ARGUMENT, "--tolerance: expected a number from 0 to 1, found %s", text);
+    } else {
+        ASSAY_CHECK(strlen(text) < sizeof o->out, ASSAY_LIMIT, "--%s: too long", name);
+        snprintf(o->out, sizeof o->out, "%s", text);
+    }
+    return ASSAY_OK;
+}
+
+int parity_main_diff(int argc, char **argv)
+{
+    static const assay_extra_option extra[] = {
+        {"tolerance", "R",
+         "accept differences up to R times the largest magnitude of a tensor (default: bitwise)"},
+        {NULL, NULL, NULL}};
+    command_options o = {.tolerance = -1};
+    int code = 2;
+    if (assay_options_parse(
+            argc, argv,
+            "Compares two traces by assembled tensors, in order of the first one's execution, and "
+            "names the first difference.",
+            "TRACE_A TRACE_B", NULL, extra, on_option, &o) != ASSAY_OK)
+        return fail("assay diff");
+    if (o.n_paths != 2) {
+        fputs("assay diff: expected two trace folders\n", stderr);
+        return 2;
+    }
+    if (parity_diff(o.paths[0], o.paths[1], o.tolerance, stdout, &code) != ASSAY_OK)
+        return fail("assay diff");
+    return code;
+}
+
+static assay_status replay(const char *dir, const char *out, int *code)
+{
+    assay_trace *trace = NULL;
+    parity_report *report = NULL;
+    assay_status st = ASSAY_OK;
+    int64_t passed, failed, skipped;
+    ASSAY_TRY(assay_trace_open(&trace, dir, true));
+    ASSAY_TRY_GOTO(parity_report_create(&report), st, done);
+    parity_result context;
+    parity_result_init(&context);
+    const char *engine = json_string_value(json_object_get(assay_trace_header(trace), "engine"));
+    const char *layout = json_string_value(json_object_get(assay_trace_header(trace), "layout"));
+    const char *precision = json_string_value(json_object_get(assay_trace_header(trace), "precision"));
+    snprintf(context.case_name, sizeof context.case_name, "replay");
+    snprintf(context.engine, sizeof context.engine, "%s", engine != NULL ? engine : "?");
+    snprintf(context.layout, sizeof context.layout, "%s", layout != NULL ? layout : "?");
+    snprintf(context.precision, sizeof context.precision, "%s", precision != NULL ? precision : "?");
+    snprintf(context.reproduce, sizeof context.reproduce, "assay replay %.480s", dir);
+    parity_report_set_context(report, &context);
+    ASSAY_TRY_GOTO(parity_check_local(trace, report), st, done);
+    ASSAY_TRY_GOTO(parity_check_routing(trace, report), st, done);
+    parity_report_table(report, stdout);
+    if (out[0] != 0)
+        ASSAY_TRY_GOTO(parity_report_jsonl(report, out), st, done);
+    parity_report_totals(report, &passed, &failed, &skipped);
+    printf("%lld passed, %lld failed, %lld skipped\n", (long long)passed, (long long)failed,
+           (long long)skipped);
+    *code = failed > 0 ? 1 : passed == 0 || skipped > 0 ? 2 : 0;
+done:
+    parity_report_destroy(report);
+    assay_trace_close(trace);
+    return st;
+}
+
+int parity_main_replay(int argc, char **argv)
+{
+    static const assay_extra_option extra[] = {{"out", "FILE", "write results.jsonl here"},
+                                               {NULL, NULL, NULL}};
+    command_options o = {.tolerance = -1};
+    int code = 2;
+    if (assay_options_parse(
+            argc, argv,
+            "Recomputes every recorded operation from its recorded inputs in double precision, with a "
+            "running error bound for each element.",
+            "TRACE", NULL, extra, on_option, &o) != ASSAY_OK)
+        return fail("assay replay");
+    if (o.n_paths != 1) {
+        fputs("assay replay: expected one trace folder\n", stderr);
+        return 2;
+    }
+    return replay(o.paths[0], o.out, &code) == ASSAY_OK ? code : fail("assay replay");
+}
+
+static void print_group(const assay_grid *g, assay_group kind, int *ranks)
+{
+    printf("  %-10s", assay_group_name(kind));
+    for (int r = 0; r < g->world; r++) {
+        int index = -1;
+        const int n = assay_grid_group(g, kind, r, ranks, &index);
+        if (index != 0)
+            continue;
+        for (int i = 0; i < n; i++)
+            printf("%s%d", i == 0 ? " {" : ",", ranks[i]);
+        putchar('}');
+    }
+    putchar('\n');
+}
+
+static assay_status explain_model(const assay_grid *g, const char *dir)
+{
+    assay_model_spec *spec = NULL;
+    assay_status st = ASSAY_OK;
+    assay_model_config *c = malloc(sizeof *c);
+    ASSAY_CHECK(c != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
+    ASSAY_TRY_GOTO(assay_config_load(dir, c), st, done);
+    ASSAY_TRY_GOTO(assay_grid_check_model(g, c), st, done);
+    ASSAY_TRY_GOTO(assay_spec_build(c, &spec), st, done);
+    for (int r = 0; r < g->world; r++) {
+        int64_t total = 0;
+        printf("\nrank %d holds\n", r);
+        for (int64_t i = 0; i < spec->n_params; i++) {
+            const assay_param_spec *p = &spec->params[i];
+            assay_shard s;
+            if (!assay_param_on_rank(p, g, c, r))
+                continue;
+            ASSAY_TRY_GOTO(assay_param_shard(p, g, r, &s), st, done);
+            printf("  %-58s", p->name);
+            for (int d = 0; d < s.ndim; d++) {
+                printf(d == 0 ? " [" : ", ");
+                for (int k = 0; k < s.n_segments[d]; k++)
+                    printf("%s%lld:%lld", k > 0 ? "+" : "", (long long)s.segments[d][k].start,
+                           (long long)(s.segments[d][k].start + s.segments[d][k].length));
+                if (d == s.ndim - 1)
+                    putchar(']');
+            }
+            putchar('\n');
+            total += assay_shard_count(&s);
+        }
+        printf("  %lld elements\n", (long long)total);
+    }
+done:
+    assay_spec_destroy(spec);
+    free(c);
+    return st;
+}
+
+static assay_status explain_layout(const char *text, const char *model)
+{
+    assay_parallel_config p;
+    assay_grid g;
+    char canonical[ASSAY_LAYOUT_TEXT];
+    ASSAY_TRY(assay_layout_parse(text, &p));
+    ASSAY_TRY(assay_grid_make(&p, &g));
+    assay_layout_format(&p, canonical);
+    int *ranks = calloc(ASSAY_MAX_WORLD, sizeof *ranks);
+    ASSAY_CHECK(ranks != NULL, ASSAY_OUT_OF_MEMORY, "groups");
+    printf("layout %s: %d rank%s, data parallel %d, expert data parallel %d\n", canonical, g.world,
+           g.world == 1 ? "" : "s", p.data_parallel_size, g.edp);
+    printf("%6s %4s %4s %4s %4s | %4s %4s %4s\n", "rank", "tp", "cp", "dp", "pp", "etp", "ep", "edp");
+    for (int r = 0; r < g.world; r++) {
+        assay_coords c;
+        assay_grid_coords(&g, r, &c);
+        printf("%6d %4d %4d %4d %4d | %4d %4d %4d\n", r, c.tp, c.cp, c.dp, c.pp, c.etp, c.ep, c.edp);
+    }
+    puts("groups");
+    for (int k = 0; k < ASSAY_GROUP_COUNT; k++)
+        print_group(&g, (assay_group)k, ranks);
+    free(ranks);
+    return model[0] != 0 ? explain_model(&g, model) : ASSAY_OK;
+}
+
+int parity_main_layout(int argc, char **argv)
+{
+    static const assay_extra_option extra[] = {
+        {"model", "DIR", "also show what each rank holds of this model"}, {NULL, NULL, NULL}};
+    command_options o = {.tolerance = -1};
+    if (assay_options_parse(argc, argv,
+                            "Explains a layout: rank grid, groups, and the pieces of a model on each rank.",
+                            "LAYOUT", NULL, extra, on_option, &o) != ASSAY_OK)
+        return fail("assay layout");
+    if (o.n_paths != 1) {
+        fputs("assay layout: expected one layout, like tp2,sp,ep2,dp2\n", stderr);
+        return 2;
+    }
+    return explain_layout(o.paths[0], o.out) == ASSAY_OK ? 0 : fail("assay layout");
+}
+
+static assay_status merge(const command_options *o, int *code)
+{
+    parity_report *report = NULL;
+    char path[ASSAY_PATH + 32];
+    int64_t passed, failed, skipped;
+    assay_status st = ASSAY_OK;
+    ASSAY_TRY(parity_report_create(&report));
+    for (int i = 1; i < o->n_paths; i++)
+        ASSAY_TRY_GOTO(parity_report_load_jsonl(report, o->paths[i]), st, done);
+    ASSAY_TRY_GOTO(assay_mkdir_p(o->out), st, done);
+    snprintf(path, sizeof path, "%s/results.jsonl", o->out);
+    ASSAY_TRY_GOTO(parity_report_jsonl(report, path), st, done);
+    snprintf(path, sizeof path, "%s/junit.xml", o->out);
+    ASSAY_TRY_GOTO(parity_report_junit(report, path), st, done);
+    snprintf(path, sizeof path, "%s/index.html", o->out);
+    ASSAY_TRY_GOTO(parity_report_html(report, path, "assay run (merged shards)", NULL), st, done);
+    parity_report_table(report, stdout);
+    parity_report_totals(report, &passed, &failed, &skipped);
+    printf("%lld passed, %lld failed, %lld skipped\n", (long long)passed, (long long)failed,
+           (long long)skipped);
+    *code = failed > 0 ? 1 : skipped > 0 || passed == 0 ? 2 : 0;
+done:
+    parity_report_destroy(report);
+    return st;
+}
+
+int parity_main_report(int argc, char **argv)
+{
+    static const assay_extra_option extra[] = {
+        {"report", "DIR", "where the joined report goes (default report)"}, {NULL, NULL, NULL}};
+    command_options o = {.tolerance = -1};
+    int code = 2;
+    if (assay_options_parse(argc, argv, "Joins the results of `assay run --shard I/N`.",
+                            "merge RESULTS.jsonl ...", NULL, extra, on_option, &o) != ASSAY_OK)
+        return fail("assay report");
+    if (o.n_paths < 2 || strcmp(o.paths[0], "merge") != 0) {
+        fputs("assay report: expected: merge RESULTS.jsonl ...\n", stderr);
+        return 2;
+    }
+    if (o.out[0] == 0)
+        snprintf(o.out, sizeof o.out, "report");
+    return merge(&o, &code) == ASSAY_OK ? code : fail("assay report");
+}
+
+static void print_engine(const char *wish)
+{
+    parity_engine e;
+    if (parity_engine_find(wish, NULL, &e) != ASSAY_OK) {
+        printf("%-14s no: %s\n", wish, assay_error_message());
+        assay_error_clear();
+        return;
+    }
+    printf("%-14s %s: %s\n               %s\n", wish, e.name, e.reason, e.program);
+    const char *key;
+    json_t *value;
+    json_object_foreach(e.doctor, key, value)
+    {
+        char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
+        printf("               %s %s\n", key, text != NULL ? text : "?");
+        free(text);
+    }
+    parity_engine_free(&e);
+}
+
+int parity_main_doctor(int argc, char **argv)
+{
+    char cases[ASSAY_PATH];
+    command_options o = {.tolerance = -1};
+    if (assay_options_parse(argc, argv, "What is installed, which engine will be used, and why.", "", NULL,
+                            NULL, on_option, &o) != ASSAY_OK)
+        return fail("assay doctor");
+    if (o.n_paths != 0) {
+        fprintf(stderr, "assay doctor: expected no arguments, found %s\n", o.paths[0]);
+        return 2;
+    }
+    printf("%-14s %s\n", "assay", parity_version());
+    printf("%-14s %ld processors\n", "machine", sysconf(_SC_NPROCESSORS_ONLN));
+    printf("%-14s %s\n", "OpenBLAS", openblas_get_config());
+    printf("%-14s %s\n", "Jansson", jansson_version_str());
+    printf("%-14s %s\n", "libsodium", sodium_version_string());
+    if (parity_cases_dir(cases, sizeof cases) == ASSAY_OK)
+        printf("%-14s %s\n", "cases", cases);
+    print_engine("sim");
+    print_engine("gpu");
+    print_engine("auto");
+    return 0;
+}

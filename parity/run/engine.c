@@ -1,0 +1,204 @@
+/* Finding and running the engine program. */
+#include "parity/run/engine.h"
+#include "core/base/log.h"
+#include "core/run/launch.h"
+#include <errno.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { MAX_ARGS = 160 };
+
+/* Runs `program doctor` and reads the JSON object it prints. */
+static assay_status ask(const char *program, json_t **out)
+{
+    int fd[2];
+    char *text = NULL;
+    size_t n = 0, capacity = 1 << 16;
+    *out = NULL;
+    ASSAY_CHECK(pipe(fd) == 0, ASSAY_IO, "pipe: %s", strerror(errno));
+    const pid_t pid = fork();
+    if (pid == 0) {
+        char *argv[] = {strdup(program), strdup("doctor"), NULL};
+        close(fd[0]);
+        dup2(fd[1], STDOUT_FILENO);
+        execv(program, argv);
+        _exit(127);
+    }
+    close(fd[1]);
+    text = malloc(capacity);
+    while (pid > 0 && text != NULL && n + 1 < capacity) {
+        const ssize_t got = read(fd[0], text + n, capacity - n - 1);
+        if (got < 0 && errno == EINTR)
+            continue;
+        if (got <= 0)
+            break;
+        n += (size_t)got;
+    }
+    close(fd[0]);
+    int status = -1;
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK_GOTO(pid > 0 && text != NULL, ASSAY_IO, st, done, "%s doctor: %s", program, strerror(errno));
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        continue;
+    ASSAY_CHECK_GOTO(WIFEXITED(status) && WEXITSTATUS(status) == 0, ASSAY_CHILD, st, done,
+                     "%s doctor: no device answers (exit status %d)", program,
+                     WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+    if ((st = assay_json_parse(out, text, n, "doctor")) != ASSAY_OK)
+        assay_context(st, "%s doctor: expected a JSON object that describes the device", program);
+done:
+    free(text);
+    return st;
+}
+
+static assay_status use(const char *program, parity_engine *out)
+{
+    bool simulated = false;
+    int64_t devices = 1;
+    char device[200] = "a device";
+    ASSAY_CHECK(access(program, X_OK) == 0, ASSAY_NOT_FOUND, "engine %s: expected an executable program: %s",
+                program, strerror(errno));
+    ASSAY_TRY(ask(program, &out->doctor));
+    ASSAY_TRY(assay_json_get_bool(out->doctor, "simulated", true, "doctor", &simulated));
+    ASSAY_TRY(assay_json_get_i64(out->doctor, "devices", false, 0, 1024, "doctor", &devices));
+    ASSAY_TRY(assay_json_get_string(out->doctor, "device", false, "doctor", device, sizeof device));
+    snprintf(out->program, sizeof out->program, "%s", program);
+    snprintf(out->name, sizeof out->name, "%s", simulated ? "sim" : "gpu");
+    out->n_devices = simulated ? 0 : (int)devices;
+    if (simulated)
+        snprintf(out->reason, sizeof out->reason,
+                 "the engine's CUDA sources run in the simulator on this CPU");
+    else
+        snprintf(out->reason, sizeof out->reason, "%lld x %s", (long long)devices, device);
+    return ASSAY_OK;
+}
+
+assay_status parity_engine_find(const char *wish, const char *program, parity_engine *out)
+{
+    char path[ASSAY_PATH], why[PARITY_TEXT] = "";
+    memset(out, 0, sizeof *out);
+    if (program != NULL && program[0] != 0)
+        return use(program, out);
+    ASSAY_CHECK(strcmp(wish, "auto") == 0 || strcmp(wish, "gpu") == 0 || strcmp(wish, "sim") == 0,
+                ASSAY_INVALID_ARGUMENT, "engine: expected auto, gpu or sim, found %s", wish);
+    if (strcmp(wish, "sim") != 0) {
+        if (assay_sibling_program("assay-gpu", path, sizeof path) == ASSAY_OK && use(path, out) == ASSAY_OK)
+            return ASSAY_OK;
+        snprintf(why, sizeof why, "%.400s", assay_error_message());
+        ASSAY_CHECK(strcmp(wish, "gpu") != 0, ASSAY_NOT_FOUND, "engine gpu: %s", why);
+        assay_error_clear();
+    }
+    ASSAY_TRY(assay_sibling_program("assay-sim", path, sizeof path));
+    ASSAY_TRY(use(path, out));
+    if (why[0] != 0)
+        snprintf(out->reason, sizeof out->reason, "the simulator, because assay-gpu cannot be used: %.400s",
+                 why);
+    return ASSAY_OK;
+}
+
+void parity_engine_free(parity_engine *e)
+{
+    json_decref(e->doctor);
+    e->doctor = NULL;
+}
+
+assay_status parity_layout_world(const char *layout, int *world)
+{
+    assay_parallel_config p;
+    assay_grid g;
+    ASSAY_TRY(assay_layout_parse(layout, &p));
+    ASSAY_TRY(assay_grid_make(&p, &g));
+    *world = g.world;
+    return ASSAY_OK;
+}
+
+void parity_option_argument(const char *name, const json_t *value, char *out, size_t capacity)
+{
+    if (json_is_string(value))
+        snprintf(out, capacity, "--%s=%s", name, json_string_value(value));
+    else if (json_is_integer(value))
+        snprintf(out, capacity, "--%s=%lld", name, (long long)json_integer_value(value));
+    else if (json_is_real(value))
+        snprintf(out, capacity, "--%s=%.17g", name, json_real_value(value));
+    else
+        snprintf(out, capacity, "--%s=%s", name, json_is_true(value) ? "true" : "false");
+    for (char *c = out; *c != '\0' && *c != '='; c++)
+        if (*c == '_')
+            *c = '-';
+}
+
+/* Appends "--name=value" for every option that is not at its default. */
+static assay_status append_options(const assay_train_options *o, char **argv, int *argc)
+{
+    assay_train_options defaults;
+    assay_status st = ASSAY_OK;
+    assay_train_options_default(&defaults);
+    json_t *have = assay_train_options_to_json(o), *base = assay_train_options_to_json(&defaults);
+    ASSAY_CHECK_GOTO(have != NULL && base != NULL, ASSAY_OUT_OF_MEMORY, st, done, "engine options");
+    for (const assay_option_row *row = assay_train_option_table(); row->name != NULL; row++) {
+        const json_t *value = json_object_get(have, row->name);
+        char argument[ASSAY_PATH + 128];
+        if (value == NULL || json_equal(value, json_object_get(base, row->name)))
+            continue;
+        parity_option_argument(row->name, value, argument, sizeof argument);
+        ASSAY_CHECK_GOTO(*argc < MAX_ARGS - 1, ASSAY_LIMIT, st, done, "engine: too many options");
+        argv[*argc] = strdup(argument);
+        ASSAY_CHECK_GOTO(argv[*argc] != NULL, ASSAY_OUT_OF_MEMORY, st, done, "engine options");
+        (*argc)++;
+    }
+done:
+    json_decref(have);
+    json_decref(base);
+    return st;
+}
+
+/* The last line of the log that says error, for the message of a failed run. */
+static void last_error(const char *log_path, char *out, size_t capacity)
+{
+    char *text = NULL;
+    uint64_t n = 0;
+    out[0] = 0;
+    if (log_path == NULL || assay_read_file(log_path, 64 << 20, &text, &n) != ASSAY_OK)
+        return;
+    for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n"))
+        if (out[0] == 0 && strstr(line, "error") != NULL)
+            snprintf(out, capacity, "%s", line);
+    free(text);
+}
+
+assay_status parity_engine_run(const parity_engine *e, const char *verb, const assay_train_options *o,
+                               const char *const *extra, const char *log_path, bool quiet, double timeout_s,
+                               double *wall_s)
+{
+    char *argv[MAX_ARGS] = {0};
+    int argc = 0, world = 1;
+    assay_status st = ASSAY_OK;
+    assay_launch_result result = {0};
+    ASSAY_TRY(parity_layout_world(o->layout[0] != 0 ? o->layout : "1", &world));
+    argv[argc++] = strdup(e->program);
+    argv[argc++] = strdup(verb);
+    for (int i = 0; extra != NULL && extra[i] != NULL && argc < MAX_ARGS / 2; i++)
+        argv[argc++] = strdup(extra[i]);
+    ASSAY_TRY_GOTO(append_options(o, argv, &argc), st, done);
+    const assay_launch_options launch = {.world = world,
+                                         .timeout_s = timeout_s,
+                                         .prefix_output = world > 1,
+                                         .log_path = log_path,
+                                         .quiet = quiet,
+                                         .distinct_nccl_hosts = e->n_devices > 0 && world > e->n_devices,
+                                         .n_devices = e->n_devices};
+    st = assay_launch((const char *const *)argv, &launch, &result);
+    if (wall_s != NULL)
+        *wall_s = result.wall_s;
+    if (st != ASSAY_OK) {
+        char found[400];
+        last_error(log_path, found, sizeof found);
+        assay_context(st, "%s %s, layout %s%s%s", e->program, verb, o->layout[0] != 0 ? o->layout : "1",
+                      found[0] != 0 ? ": " : "", found);
+    }
+done:
+    for (int i = 0; i < argc; i++)
+        free(argv[i]);
+    return st;
+}

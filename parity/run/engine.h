@@ -1,0 +1,32 @@
+/* The engine as a program: which one, what it says about itself, one run of it. */
+#ifndef PARITY_ENGINE_H
+#define PARITY_ENGINE_H
+
+#include "core/run/options.h"
+#include "parity/parity.h"
+
+typedef struct parity_engine {
+    char program[ASSAY_PATH];
+    char name[16];            /* "gpu" or "sim" */
+    int n_devices;            /* 0 for the simulator */
+    char reason[PARITY_TEXT]; /* why this one: "one NVIDIA H200 answers" / "no device answers (...)" */
+    json_t *doctor;           /* what `PROGRAM doctor` printed */
+} parity_engine;
+
+/* `wish`: "auto" (assay-gpu where a device answers, else assay-sim), "gpu", "sim".  `program`: NULL, or the
+ * path of an engine program to use whatever its name. */
+assay_status parity_engine_find(const char *wish, const char *program, parity_engine *out);
+void parity_engine_free(parity_engine *e);
+
+/* Starts `PROGRAM VERB --option value ...` with one process per rank of o->layout; output goes to log_path
+ * (and to our stderr unless quiet).  Only options that differ from the defaults are passed.  A failure
+ * carries the last error line of the log in its message. */
+assay_status parity_engine_run(const parity_engine *e, const char *verb, const assay_train_options *o,
+                               const char *const *extra, const char *log_path, bool quiet, double timeout_s,
+                               double *wall_s);
+/* An option of the table as the command line takes it: "--clip-grad=1" from "clip_grad" and 1.0. */
+void parity_option_argument(const char *name, const json_t *value, char *out, size_t capacity);
+/* World size of a layout. */
+assay_status parity_layout_world(const char *layout, int *world);
+
+#endif

@@ -1,0 +1,272 @@
+/* `assay run`: builds the list of tasks, runs them in child processes, merges their results, writes the
+ * reports. */
+#include "parity/run/run.h"
+#include "core/base/log.h"
+#include "parity/report/report_files.h"
+#include <cblas.h>
+#include <errno.h>
+#include <omp.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+/* --- children ----------------------------------------------------------------------------------------------- */
+static void part_path(const parity_run_state *s, int task, const char *extension, char out[ASSAY_PATH + 64])
+{
+    snprintf(out, ASSAY_PATH + 64, "%s/work/part-%04d.%s", s->o.report_dir, task, extension);
+}
+
+static const char *task_label(const parity_task *t, char *out, size_t capacity)
+{
+    snprintf(out, capacity, "%s %s %s", t->c != NULL ? t->c->name : "operations",
+             assay_precision_name(t->precision), t->layout);
+    return out;
+}
+
+/* In the child: runs the task, writes its part; a task that could not run is one skipped result with the
+ * reason. */
+static int child_main(parity_run_state *s, int index)
+{
+    char path[ASSAY_PATH + 64];
+    const parity_task *t = &s->tasks[index];
+    parity_report *report = NULL;
+    json_t *facts = json_object();
+    /* Tasks side by side share the processors; waiting OpenMP threads of one would slow the other down many
+     * times. */
+    const long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    openblas_set_num_threads(1);
+    omp_set_num_threads(processors > s->o.jobs ? (int)(processors / s->o.jobs) : 1);
+    if (parity_report_create(&report) != ASSAY_OK)
+        return 2;
+    if (parity_run_task(&s->o, &s->engine, t, report, facts) != ASSAY_OK) {
+        parity_result r;
+        parity_result_init(&r);
+        r.check = t->c == NULL ? PARITY_CHECK_EXACT : PARITY_CHECK_WHOLE;
+        r.verdict = PARITY_SKIP;
+        snprintf(r.message, sizeof r.message, "did not run: %.490s", assay_error_message());
+        (void)parity_report_add(report, &r);
+    }
+    part_path(s, index, "jsonl", path);
+    assay_status st = parity_report_jsonl(report, path);
+    part_path(s, index, "facts.json", path);
+    if (st == ASSAY_OK)
+        st = assay_json_save(facts, path);
+    int64_t passed, failed, skipped;
+    parity_report_totals(report, &passed, &failed, &skipped);
+    if (st == ASSAY_OK && failed == 0 && skipped == 0 && !s->o.keep)
+        st = assay_remove_tree(t->dir, s->o.report_dir);
+    if (st != ASSAY_OK)
+        assay_error_print(stderr, "assay run", 0);
+    parity_report_destroy(report);
+    json_decref(facts);
+    return st == ASSAY_OK ? 0 : 2;
+}
+
+static assay_status start_task(parity_run_state *s, int slot, int index)
+{
+    fflush(NULL);
+    const pid_t pid = fork();
+    ASSAY_CHECK(pid >= 0, ASSAY_IO, "fork: %s", strerror(errno));
+    if (pid == 0)
+        _exit(child_main(s, index));
+    s->pids[slot] = pid;
+    s->running[slot] = index;
+    return ASSAY_OK;
+}
+
+/* Takes over the part of a finished child; a child that died leaves a skipped result. */
+static assay_status collect(parity_run_state *s, int index, int status)
+{
+    char path[ASSAY_PATH + 64], label[ASSAY_LAYOUT_TEXT + 96];
+    json_t *facts = NULL;
+    const parity_task *t = &s->tasks[index];
+    part_path(s, index, "jsonl", path);
+    const int64_t before = parity_report_count(s->report);
+    const bool loaded = WIFEXITED(status) && WEXITSTATUS(status) == 0 &&
+                        parity_report_load_jsonl(s->report, path) == ASSAY_OK;
+    const bool empty = parity_report_count(s->report) == before;
+    if (loaded && empty && s->o.check[0] != 0)
+        return ASSAY_OK; /* --check asks for one that this case does not have, as routing of a dense model */
+    if (loaded && !empty) {
+        part_path(s, index, "facts.json", path);
+        if (assay_json_load(&facts, path) == ASSAY_OK)
+            json_object_set_new(s->facts, task_label(t, label, sizeof label), facts);
+        return ASSAY_OK;
+    }
+    parity_result r;
+    parity_result_init(&r);
+    r.check = t->c == NULL ? PARITY_CHECK_EXACT : PARITY_CHECK_WHOLE;
+    snprintf(r.case_name, sizeof r.case_name, "%s", t->c != NULL ? t->c->name : "operations");
+    snprintf(r.layout, sizeof r.layout, "%s", t->layout);
+    snprintf(r.precision, sizeof r.precision, "%s", assay_precision_name(t->precision));
+    snprintf(r.engine, sizeof r.engine, "%s", s->engine.name);
+    if (WIFSIGNALED(status))
+        snprintf(r.message, sizeof r.message, "the judge died of signal %d (%s)", WTERMSIG(status),
+                 strsignal(WTERMSIG(status)));
+    else
+        snprintf(r.message, sizeof r.message, "the judge left no result%s%.400s", loaded ? "" : ": ",
+                 loaded ? "" : assay_error_message());
+    return parity_report_add(s->report, &r);
+}
+
+static assay_status wait_one(parity_run_state *s, int *finished)
+{
+    int status = 0;
+    pid_t pid;
+    while ((pid = waitpid(-1, &status, 0)) < 0)
+        ASSAY_CHECK(errno == EINTR, ASSAY_IO, "waitpid: %s", strerror(errno));
+    for (int k = 0; k < s->o.jobs; k++)
+        if (s->running[k] >= 0 && s->pids[k] == pid) {
+            const int index = s->running[k];
+            s->running[k] = -1;
+            (*finished)++;
+            s->status[index] = status;
+            return ASSAY_OK;
+        }
+    return ASSAY_OK;
+}
+
+static assay_status run_tasks(parity_run_state *s, assay_progress *progress)
+{
+    int next = 0, active = 0, finished = 0;
+    char label[ASSAY_LAYOUT_TEXT + 96];
+    for (int k = 0; k < PARITY_MAX_JOBS; k++)
+        s->running[k] = -1;
+    while (finished < s->n_tasks) {
+        for (int k = 0; k < s->o.jobs && next < s->n_tasks; k++)
+            if (s->running[k] < 0) {
+                ASSAY_TRY(start_task(s, k, next));
+                if (progress != NULL)
+                    assay_progress_update(progress, finished,
+                                          task_label(&s->tasks[next], label, sizeof label));
+                next++;
+            }
+        active = finished;
+        ASSAY_TRY(wait_one(s, &finished));
+        if (progress != NULL && finished != active)
+            assay_progress_update(progress, finished, next < s->n_tasks ? label : "finishing");
+    }
+    /* In the order of the matrix, whoever finished first. */
+    for (int i = 0; i < s->n_tasks; i++)
+        ASSAY_TRY(collect(s, i, s->status[i]));
+    return ASSAY_OK;
+}
+
+static assay_status prepare(parity_run_state *s)
+{
+    char work[ASSAY_PATH + 16];
+    snprintf(work, sizeof work, "%s/work", s->o.report_dir);
+    for (int i = 0; i < s->n_cases; i++)
+        ASSAY_TRY(parity_check_case(&s->cases[i]));
+    ASSAY_TRY(assay_mkdir_p(s->o.report_dir));
+    /* Scratch of an earlier run: ours by name, and only below the report folder. */
+    if (access(work, F_OK) == 0)
+        ASSAY_TRY(assay_remove_tree(work, s->o.report_dir));
+    ASSAY_TRY(assay_mkdir_p(work));
+    for (int i = 0; i < s->n_cases; i++) {
+        char dir[ASSAY_PATH + 96];
+        snprintf(dir, sizeof dir, "%s/%s", work, s->cases[i].name);
+        ASSAY_TRY(assay_mkdir_p(dir));
+        ASSAY_TRY(parity_prepare_case(&s->cases[i], dir));
+    }
+    return ASSAY_OK;
+}
+
+static assay_status write_reports(parity_run_state *s, double wall_s)
+{
+    char path[ASSAY_PATH + 32];
+    json_t *head = json_pack("{s:s,s:s,s:s,s:i,s:f}", "engine", s->engine.name, "program", s->engine.program,
+                             "why", s->engine.reason, "tasks", s->n_tasks, "wall time, s", wall_s);
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK(head != NULL, ASSAY_OUT_OF_MEMORY, "report");
+    snprintf(path, sizeof path, "%s/results.jsonl", s->o.report_dir);
+    ASSAY_TRY_GOTO(parity_report_jsonl(s->report, path), st, done);
+    snprintf(path, sizeof path, "%s/junit.xml", s->o.report_dir);
+    ASSAY_TRY_GOTO(parity_report_junit(s->report, path), st, done);
+    snprintf(path, sizeof path, "%s/index.html", s->o.report_dir);
+    ASSAY_TRY_GOTO(parity_report_html(s->report, path, "assay run", head), st, done);
+    json_object_set(head, "times", s->facts);
+    snprintf(path, sizeof path, "%s/facts.json", s->o.report_dir);
+    ASSAY_TRY_GOTO(assay_json_save(head, path), st, done);
+done:
+    json_decref(head);
+    return st;
+}
+
+static assay_status run(parity_run_state *s, const assay_train_options *given)
+{
+    assay_progress *progress = NULL;
+    const double t0 = assay_monotonic_s();
+    ASSAY_TRY(parity_engine_find(s->o.engine, s->o.engine_program, &s->engine));
+    printf("assay run: engine %s (%s)\n", s->engine.name, s->engine.reason);
+    fflush(stdout);
+    ASSAY_TRY(parity_run_load_cases(s));
+    ASSAY_TRY(parity_run_apply_overrides(s, given));
+    ASSAY_TRY(parity_run_make_tasks(s));
+    ASSAY_TRY(prepare(s));
+    ASSAY_TRY(parity_report_create(&s->report));
+    s->facts = json_object();
+    if (!s->o.quiet)
+        ASSAY_TRY(assay_progress_create(&progress, stderr, "assay run", s->n_tasks));
+    const assay_status st = run_tasks(s, progress);
+    assay_progress_destroy(progress);
+    ASSAY_TRY(st);
+    const double wall = assay_monotonic_s() - t0;
+    ASSAY_TRY(write_reports(s, wall));
+    parity_report_table(s->report, stdout);
+    printf("\n%d tasks in %.1f s; report: %s/index.html\n", s->n_tasks, wall, s->o.report_dir);
+    return ASSAY_OK;
+}
+
+int parity_main_run(int argc, char **argv)
+{
+    int code = 2;
+    assay_train_options given;
+    parity_run_state *s = calloc(1, sizeof *s);
+    assay_train_options_default(&given);
+    if (s != NULL) {
+        s->cases = calloc(PARITY_MAX_CASES, sizeof *s->cases);
+        s->tasks = calloc(PARITY_MAX_TASKS, sizeof *s->tasks);
+        s->status = calloc(PARITY_MAX_TASKS, sizeof *s->status);
+    }
+    if (s == NULL || s->cases == NULL || s->tasks == NULL || s->status == NULL) {
+        fputs("assay run: out of memory\n", stderr);
+        free(s != NULL ? s->cases : NULL);
+        free(s != NULL ? s->tasks : NULL);
+        free(s != NULL ? s->status : NULL);
+        free(s);
+        return 2;
+    }
+    snprintf(s->o.engine, sizeof s->o.engine, "auto");
+    snprintf(s->o.report_dir, sizeof s->o.report_dir, "report");
+    s->o.timeout_s = 600;
+    const long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    s->o.jobs = processors < 1 ? 1 : processors > PARITY_MAX_JOBS ? PARITY_MAX_JOBS : (int)processors;
+    assay_status st =
+        assay_options_parse(argc, argv, "Parity of the engine with the reference over a matrix of layouts.",
+                            "[CASE.json ...]", &given, parity_run_option_list, parity_run_option, &s->o);
+    if (st == ASSAY_OK)
+        st = run(s, &given);
+    if (st != ASSAY_OK)
+        assay_error_print(stderr, "assay run", 0);
+    int64_t passed = 0, failed = 0, skipped = 0;
+    if (s->report != NULL)
+        parity_report_totals(s->report, &passed, &failed, &skipped);
+    if (st == ASSAY_OK) {
+        printf("%lld passed, %lld failed, %lld skipped\n", (long long)passed, (long long)failed,
+               (long long)skipped);
+        code = failed > 0 ? 1 : skipped > 0 || passed == 0 ? 2 : 0;
+    }
+    for (int i = 0; i < s->n_cases; i++)
+        parity_case_free(&s->cases[i]);
+    parity_report_destroy(s->report);
+    parity_engine_free(&s->engine);
+    json_decref(s->facts);
+    free(s->cases);
+    free(s->tasks);
+    free(s->status);
+    free(s);
+    return code;
+}

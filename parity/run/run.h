@@ -1,0 +1,70 @@
+/* `assay run`: a matrix of cases, precisions and layouts.  Internal interface of run*.c. */
+#ifndef PARITY_RUN_H
+#define PARITY_RUN_H
+
+#include "parity/run/cases.h"
+#include "parity/run/engine.h"
+#include <sys/types.h>
+
+typedef struct parity_run_options {
+    char engine[8]; /* auto, gpu, sim */
+    char engine_program[ASSAY_PATH];
+    char report_dir[ASSAY_PATH];
+    int jobs;          /* tasks side by side */
+    int shard, shards; /* i of n, from 1 */
+    double timeout_s;  /* of one engine run */
+    bool keep, quiet;
+    int n_files, n_layouts, n_cases;
+    char files[16][ASSAY_PATH];                          /* case files; none: those that come with assay */
+    char cases[16][64];                                  /* filter by name */
+    char layouts[PARITY_MAX_LAYOUTS][ASSAY_LAYOUT_TEXT]; /* instead of the case's own */
+    char precision[8];                                   /* "" = the case's own */
+    char check[16];                                      /* "" = the case's own */
+    char overrides[256]; /* training options given on the command line, as text for reproduction commands */
+} parity_run_options;
+
+/* One unit of work: a case in one precision and layout, or the lattice inputs of every operation. */
+typedef struct parity_task {
+    const parity_case *c; /* NULL: exact tier of the operations */
+    assay_precision precision;
+    char layout[ASSAY_LAYOUT_TEXT];
+    char next_layout[ASSAY_LAYOUT_TEXT]; /* the checkpoint is loaded in this one */
+    char dir[ASSAY_PATH];                /* scratch folder of this task */
+    char case_dir[ASSAY_PATH];           /* model and batch of the case */
+} parity_task;
+
+/* Configuration and data of a case fit each other and its sizes; writes nothing. */
+assay_status parity_check_case(const parity_case *c);
+/* Model folder and batch file of a case, made once before its tasks. */
+assay_status parity_prepare_case(const parity_case *c, const char *case_dir);
+/* Runs one task and adds its results.  *facts gets wall times. */
+assay_status parity_run_task(const parity_run_options *o, const parity_engine *e, const parity_task *t,
+                             parity_report *report, json_t *facts);
+
+enum { PARITY_MAX_CASES = 32, PARITY_MAX_TASKS = 1024, PARITY_MAX_JOBS = 16 };
+
+/* Everything of one `assay run`. */
+typedef struct parity_run_state {
+    parity_run_options o;
+    parity_engine engine;
+    parity_case *cases;
+    int n_cases;
+    parity_task *tasks;
+    int n_tasks;
+    int *status; /* of each task's child */
+    pid_t pids[PARITY_MAX_JOBS];
+    int running[PARITY_MAX_JOBS]; /* task of each child, -1 = free */
+    parity_report *report;
+    json_t *facts;
+} parity_run_state;
+
+/* run_options.c: the list ends with a NULL name; the callback's user is a parity_run_options. */
+extern const assay_extra_option parity_run_option_list[];
+assay_status parity_run_option(void *user, const char *name, const char *text);
+/* run_matrix.c */
+assay_status parity_run_load_cases(parity_run_state *s);
+/* Options given on the command line replace those of every case. */
+assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_options *given);
+assay_status parity_run_make_tasks(parity_run_state *s);
+
+#endif

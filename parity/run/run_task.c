@@ -1,0 +1,294 @@
+/* One task of `assay run`: engine runs of one case, precision and layout, then the checks. */
+#include "core/base/log.h"
+#include "parity/run/run.h"
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct task_state {
+    const parity_run_options *o;
+    const parity_engine *e;
+    const parity_task *t;
+    parity_report *report;
+    json_t *facts;
+    assay_train_options train; /* base options of every engine run of the task */
+    double engine_s;
+} task_state;
+
+static assay_status task_path(const parity_task *t, const char *name, char out[ASSAY_PATH])
+{
+    const int n = snprintf(out, ASSAY_PATH, "%s/%s", t->dir, name);
+    ASSAY_CHECK(n > 0 && n < ASSAY_PATH, ASSAY_LIMIT, "%s/%s: path too long", t->dir, name);
+    return ASSAY_OK;
+}
+
+static assay_status model_config_of(const parity_case *c, const char *case_dir, assay_model_config *config)
+{
+    (void)c;
+    char dir[ASSAY_PATH];
+    ASSAY_CHECK(snprintf(dir, sizeof dir, "%s/model", case_dir) < ASSAY_PATH, ASSAY_LIMIT, "path too long");
+    return assay_config_load(c->model_dir[0] != 0 ? c->model_dir : dir, config);
+}
+
+/* Text of the case; freed by the caller with assay_dataset_close. */
+static assay_status open_data(const parity_case *c, assay_dataset **data)
+{
+    char what[ASSAY_PATH + 16];
+    const char *paths[PARITY_MAX_DATA_PATHS];
+    assay_status st = ASSAY_OK;
+    assay_model_config *config = malloc(sizeof *config);
+    ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
+    snprintf(what, sizeof what, "%s: model", c->file);
+    ASSAY_TRY_GOTO(c->model != NULL ? assay_config_from_json(c->model, what, config)
+                                    : assay_config_load(c->model_dir, config),
+                   st, done);
+    for (int i = 0; i < c->n_data_paths; i++)
+        paths[i] = c->data_paths[i];
+    ASSAY_TRY_GOTO(assay_dataset_open(data, paths, c->n_data_paths), st, done);
+    ASSAY_CHECK_GOTO(assay_dataset_vocab(*data) <= config->vocab_size, ASSAY_INVALID_ARGUMENT, st, done,
+                     "%s: the data needs a vocabulary of %lld, the model has %lld", c->file,
+                     (long long)assay_dataset_vocab(*data), (long long)config->vocab_size);
+    ASSAY_CHECK_GOTO(assay_dataset_n_tokens(*data) >= c->seq_length, ASSAY_INVALID_ARGUMENT, st, done,
+                     "%s: the data has %lld tokens, fewer than seq_length %lld", c->file,
+                     (long long)assay_dataset_n_tokens(*data), (long long)c->seq_length);
+done:
+    free(config);
+    return st;
+}
+
+assay_status parity_check_case(const parity_case *c)
+{
+    assay_dataset *data = NULL;
+    const assay_status st = open_data(c, &data);
+    assay_dataset_close(data);
+    return st;
+}
+
+assay_status parity_prepare_case(const parity_case *c, const char *case_dir)
+{
+    char path[ASSAY_PATH + 32];
+    assay_status st = ASSAY_OK;
+    assay_dataset *data = NULL;
+    ASSAY_TRY_GOTO(open_data(c, &data), st, done);
+    if (c->model != NULL) {
+        snprintf(path, sizeof path, "%s/model", case_dir);
+        ASSAY_TRY_GOTO(assay_mkdir_p(path), st, done);
+        snprintf(path, sizeof path, "%s/model/config.json", case_dir);
+        ASSAY_TRY_GOTO(assay_json_save(c->model, path), st, done);
+    }
+    snprintf(path, sizeof path, "%s/batch.safetensors", case_dir);
+    ASSAY_TRY_GOTO(assay_dataset_write_batches(data, path, c->options.seed, c->steps, c->microbatches,
+                                               c->micro_batch_size, c->seq_length, c->mask_probability),
+                   st, done);
+done:
+    assay_dataset_close(data);
+    return st;
+}
+
+/* One run of the engine with changes to the base options. */
+static assay_status engine_step(task_state *s, const char *name, const assay_train_options *o)
+{
+    char log[ASSAY_PATH], file[64];
+    double wall = 0;
+    snprintf(file, sizeof file, "%s.log", name);
+    ASSAY_TRY(task_path(s->t, file, log));
+    const assay_status st = parity_engine_run(s->e, "step", o, NULL, log, true, s->o->timeout_s, &wall);
+    s->engine_s += wall;
+    if (st != ASSAY_OK)
+        return assay_context(st, "run \"%s\" (log %s)", name, log);
+    return ASSAY_OK;
+}
+
+static bool wants(const task_state *s, parity_check k)
+{
+    if (s->o->check[0] != 0)
+        return strcmp(s->o->check, parity_check_name(k)) == 0;
+    return s->t->c->checks[k];
+}
+
+/* A check that could not run is a skip with a name: the exit code becomes 2. */
+static assay_status add_skip(task_state *s, parity_check k)
+{
+    parity_result r;
+    parity_result_init(&r);
+    r.check = k;
+    r.verdict = PARITY_SKIP;
+    snprintf(r.message, sizeof r.message, "could not be checked: %.480s", assay_error_message());
+    assay_error_clear();
+    return parity_report_add(s->report, &r);
+}
+
+static assay_status load_weights_and_judge(task_state *s, const assay_trace *trace,
+                                           const assay_model_spec *spec, const assay_batches *batches)
+{
+    double **weights = NULL;
+    parity_whole_cache *cache = NULL;
+    assay_status st = ASSAY_OK;
+    ASSAY_TRY(ref_weights_load(spec, s->train.model, s->train.seed, &weights));
+    ASSAY_TRY_GOTO(parity_whole_cache_create(&cache, spec, &s->train, batches, weights), st, done);
+    ASSAY_TRY_GOTO(parity_check_whole(cache, trace, s->report), st, done);
+done:
+    parity_whole_cache_destroy(cache);
+    ref_weights_free(spec, weights);
+    return st;
+}
+
+/* Everything that is read from one trace. */
+static assay_status judge_trace(task_state *s, const char *dir)
+{
+    assay_trace *trace = NULL;
+    assay_model_spec *spec = NULL;
+    assay_batches batches = {0};
+    assay_parallel_config p;
+    assay_grid grid;
+    assay_status st = ASSAY_OK;
+    assay_model_config *config = malloc(sizeof *config);
+    ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
+    ASSAY_TRY_GOTO(model_config_of(s->t->c, s->t->case_dir, config), st, done);
+    ASSAY_TRY_GOTO(assay_spec_build(config, &spec), st, done);
+    ASSAY_TRY_GOTO(assay_layout_parse(s->t->layout, &p), st, done);
+    ASSAY_TRY_GOTO(assay_grid_make(&p, &grid), st, done);
+    ASSAY_TRY_GOTO(assay_batches_open(&batches, s->train.batch, config->vocab_size), st, done);
+    ASSAY_TRY_GOTO(assay_trace_open(&trace, dir, true), st, done);
+    if (wants(s, PARITY_CHECK_ASSEMBLE) && parity_check_assemble(trace, s->report) != ASSAY_OK)
+        ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_ASSEMBLE), st, done);
+    if (wants(s, PARITY_CHECK_FLOW) &&
+        parity_check_flow(trace, spec, &grid, &s->train, s->report) != ASSAY_OK)
+        ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_FLOW), st, done);
+    if (wants(s, PARITY_CHECK_LOCAL) && parity_check_local(trace, s->report) != ASSAY_OK)
+        ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_LOCAL), st, done);
+    if (config->num_moe_experts > 0 && wants(s, PARITY_CHECK_ROUTING) &&
+        parity_check_routing(trace, s->report) != ASSAY_OK)
+        ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_ROUTING), st, done);
+    if (wants(s, PARITY_CHECK_WHOLE) && load_weights_and_judge(s, trace, spec, &batches) != ASSAY_OK)
+        ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_WHOLE), st, done);
+done:
+    assay_trace_close(trace);
+    assay_batches_close(&batches);
+    assay_spec_destroy(spec);
+    free(config);
+    return st;
+}
+
+/* Runs the same training again without a trace: the bits must not change (repeat; and tracing does not
+ * disturb). */
+static assay_status check_repeat(task_state *s, const char *first_out, const char *first_save)
+{
+    assay_train_options o = s->train;
+    ASSAY_TRY(task_path(s->t, "repeat.safetensors", o.out));
+    ASSAY_TRY(task_path(s->t, "repeat", o.save));
+    ASSAY_TRY(engine_step(s, "repeat", &o));
+    ASSAY_TRY(parity_check_bitwise_files(first_out, o.out, "repeat", s->report));
+    return parity_check_checkpoints(first_save, o.save, "repeat", s->report);
+}
+
+/* Stop after all but one step, resume: the end must equal the run without interruption; the checkpoint loaded
+ * and saved by another layout must hold the same global tensors. */
+static assay_status check_restart(task_state *s, const char *first_save, parity_check *running)
+{
+    char half[ASSAY_PATH], rest[ASSAY_PATH], moved[ASSAY_PATH];
+    assay_train_options o = s->train;
+    *running = wants(s, PARITY_CHECK_BITWISE) ? PARITY_CHECK_BITWISE : PARITY_CHECK_CHECKPOINT;
+    ASSAY_TRY(task_path(s->t, "half", half));
+    ASSAY_TRY(task_path(s->t, "rest", rest));
+    ASSAY_TRY(task_path(s->t, "moved", moved));
+    o.train_iters = s->t->c->steps - 1;
+    o.lr_decay_iters = s->train.lr_decay_iters != 0 ? s->train.lr_decay_iters : s->t->c->steps;
+    snprintf(o.save, sizeof o.save, "%s", half);
+    ASSAY_TRY(engine_step(s, "half", &o));
+    o.train_iters = s->t->c->steps;
+    snprintf(o.load, sizeof o.load, "%s", half);
+    snprintf(o.save, sizeof o.save, "%s", rest);
+    if (wants(s, PARITY_CHECK_BITWISE)) {
+        ASSAY_TRY(engine_step(s, "rest", &o));
+        ASSAY_TRY(parity_check_checkpoints(first_save, rest, "restart", s->report));
+    }
+    if (wants(s, PARITY_CHECK_CHECKPOINT)) {
+        char claim[ASSAY_LAYOUT_TEXT * 2 + 32];
+        *running = PARITY_CHECK_CHECKPOINT;
+        o.train_iters = s->t->c->steps - 1;
+        snprintf(o.save, sizeof o.save, "%s", moved);
+        snprintf(o.layout, sizeof o.layout, "%s", s->t->next_layout);
+        ASSAY_TRY(engine_step(s, "moved", &o));
+        snprintf(claim, sizeof claim, "%s -> %s", s->t->layout, s->t->next_layout);
+        ASSAY_TRY(parity_check_checkpoints(half, moved, claim, s->report));
+    }
+    return ASSAY_OK;
+}
+
+static assay_status run_training(task_state *s)
+{
+    char trace[ASSAY_PATH];
+    assay_train_options o = s->train;
+    parity_check running = PARITY_CHECK_BITWISE;
+    const double t0 = assay_monotonic_s();
+    ASSAY_TRY(task_path(s->t, "trace", trace));
+    ASSAY_TRY(task_path(s->t, "out.safetensors", o.out));
+    ASSAY_TRY(task_path(s->t, "save", o.save));
+    snprintf(o.trace, sizeof o.trace, "%s", trace);
+    ASSAY_TRY(engine_step(s, "train", &o));
+    json_object_set_new(s->facts, "train_s", json_real(s->engine_s));
+    if (wants(s, PARITY_CHECK_BITWISE) && check_repeat(s, o.out, o.save) != ASSAY_OK)
+        ASSAY_TRY(add_skip(s, PARITY_CHECK_BITWISE));
+    if ((wants(s, PARITY_CHECK_BITWISE) || wants(s, PARITY_CHECK_CHECKPOINT)) && s->t->c->steps > 1 &&
+        check_restart(s, o.save, &running) != ASSAY_OK)
+        ASSAY_TRY(add_skip(s, running));
+    json_object_set_new(s->facts, "engine_s", json_real(s->engine_s));
+    const double t1 = assay_monotonic_s();
+    ASSAY_TRY(judge_trace(s, trace));
+    json_object_set_new(s->facts, "judge_s", json_real(assay_monotonic_s() - t1));
+    json_object_set_new(s->facts, "task_s", json_real(assay_monotonic_s() - t0));
+    return ASSAY_OK;
+}
+
+static assay_status run_exact(task_state *s)
+{
+    char request[ASSAY_PATH], request_option[ASSAY_PATH + 16], log[ASSAY_PATH];
+    assay_train_options o = s->train;
+    int world = 1;
+    ASSAY_TRY(task_path(s->t, "request", request));
+    ASSAY_TRY(task_path(s->t, "answer", o.out));
+    ASSAY_TRY(task_path(s->t, "ops.log", log));
+    ASSAY_TRY(parity_layout_world(s->t->layout, &world));
+    ASSAY_TRY(parity_exact_request(request, world, s->t->precision == ASSAY_PRECISION_BF16 ? "BF16" : "F32"));
+    snprintf(request_option, sizeof request_option, "--request=%s", request);
+    const char *extra[] = {request_option, NULL};
+    ASSAY_TRY(parity_engine_run(s->e, "ops", &o, extra, log, true, s->o->timeout_s, &s->engine_s));
+    return parity_check_exact(request, o.out, s->report);
+}
+
+assay_status parity_run_task(const parity_run_options *o, const parity_engine *e, const parity_task *t,
+                             parity_report *report, json_t *facts)
+{
+    task_state s = {.o = o, .e = e, .t = t, .report = report, .facts = facts};
+    parity_result context;
+    parity_result_init(&context);
+    snprintf(context.case_name, sizeof context.case_name, "%s", t->c != NULL ? t->c->name : "operations");
+    snprintf(context.engine, sizeof context.engine, "%s", e->name);
+    snprintf(context.tier, sizeof context.tier, "%s", e->name);
+    snprintf(context.layout, sizeof context.layout, "%s", t->layout);
+    snprintf(context.precision, sizeof context.precision, "%s", assay_precision_name(t->precision));
+    const bool own_program = o->engine_program[0] != '\0', own_file = o->n_files > 0 && t->c != NULL;
+    snprintf(context.reproduce, sizeof context.reproduce,
+             "assay run --engine %s%s%s --case %s --precision %s --layout %s%s --keep%s%s", e->name,
+             own_program ? " --engine-program " : "", own_program ? o->engine_program : "", context.case_name,
+             context.precision, t->layout, o->overrides, own_file ? " " : "", own_file ? t->c->file : "");
+    parity_report_set_context(report, &context);
+    ASSAY_TRY(assay_mkdir_p(t->dir));
+    if (t->c != NULL)
+        s.train = t->c->options;
+    else
+        assay_train_options_default(&s.train);
+    s.train.precision = t->precision;
+    snprintf(s.train.layout, sizeof s.train.layout, "%s", t->layout);
+    if (t->c == NULL)
+        return run_exact(&s);
+    ASSAY_CHECK(snprintf(s.train.batch, sizeof s.train.batch, "%s/batch.safetensors", t->case_dir) <
+                    ASSAY_PATH,
+                ASSAY_LIMIT, "path too long");
+    if (t->c->model_dir[0] != 0)
+        snprintf(s.train.model, sizeof s.train.model, "%s", t->c->model_dir);
+    else
+        ASSAY_CHECK(snprintf(s.train.model, sizeof s.train.model, "%s/model", t->case_dir) < ASSAY_PATH,
+                    ASSAY_LIMIT, "path too long");
+    return run_training(&s);
+}

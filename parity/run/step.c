@@ -1,0 +1,130 @@
+/* `assay step`: the simplest way in, and a stable contract (README.md, docs/ARCHITECTURE.md). */
+#include "core/base/log.h"
+#include "core/files/dataset.h"
+#include "core/model/spec.h"
+#include "parity/run/engine.h"
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct step_options {
+    char engine[8];
+    char engine_program[ASSAY_PATH];
+    double timeout_s;
+    char precision[8]; /* "": fp64 for the reference, fp32 for the engine */
+} step_options;
+
+static const assay_extra_option EXTRA[] = {
+    {"engine", "ref|gpu|sim|auto",
+     "who computes (default auto: the GPU where one answers, else the simulator)"},
+    {"engine_program", "PATH", "use this engine program"},
+    {"precision", "fp64|fp32|bf16", "default: fp64 for the reference, fp32 for the engine"},
+    {"timeout", "SECONDS", "time limit of the run (default none)"},
+    {NULL, NULL, NULL}};
+
+static assay_status on_option(void *user, const char *name, const char *text)
+{
+    step_options *o = user;
+    ASSAY_CHECK(name != NULL, ASSAY_INVALID_ARGUMENT, "unexpected argument \"%s\"", text);
+    if (strcmp(name, "timeout") == 0) {
+        char *end = NULL;
+        o->timeout_s = strtod(text, &end);
+        ASSAY_CHECK(end != text && *end == 0 && o->timeout_s >= 0 && o->timeout_s <= 1e7,
+                    ASSAY_INVALID_ARGUMENT, "--timeout: expected seconds, found %s", text);
+        return ASSAY_OK;
+    }
+    char *out = o->engine_program;
+    size_t capacity = sizeof o->engine_program;
+    if (strcmp(name, "engine") == 0) {
+        out = o->engine;
+        capacity = sizeof o->engine;
+    } else if (strcmp(name, "precision") == 0) {
+        assay_train_options checked;
+        ASSAY_TRY(assay_train_option_set(&checked, "precision", text));
+        out = o->precision;
+        capacity = sizeof o->precision;
+    }
+    ASSAY_CHECK(strlen(text) < capacity, ASSAY_INVALID_ARGUMENT, "--%s: unexpected value %s", name, text);
+    snprintf(out, capacity, "%s", text);
+    return ASSAY_OK;
+}
+
+/* What every rank would refuse is refused once, before any rank is started. */
+static assay_status check_inputs(const parity_engine *e, const assay_train_options *o)
+{
+    assay_parallel_config p;
+    assay_grid g;
+    assay_batch_plan plan;
+    assay_batches batches = {0};
+    assay_model_spec *spec = NULL;
+    bool stored = false;
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK(o->precision != ASSAY_PRECISION_FP64, ASSAY_UNSUPPORTED,
+                "precision fp64: engine %s computes in fp32 or bf16; --engine ref computes in fp64", e->name);
+    assay_model_config *config = malloc(sizeof *config);
+    ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
+    ASSAY_TRY_GOTO(assay_config_load(o->model, config), st, done);
+    ASSAY_TRY_GOTO(assay_layout_parse(o->layout[0] != 0 ? o->layout : "1", &p), st, done);
+    ASSAY_TRY_GOTO(assay_grid_make(&p, &g), st, done);
+    ASSAY_TRY_GOTO(assay_grid_check_model(&g, config), st, done);
+    ASSAY_TRY_GOTO(assay_spec_build(config, &spec), st, done);
+    ASSAY_TRY_GOTO(assay_spec_check_folder(spec, o->model, &stored), st, done);
+    ASSAY_TRY_GOTO(assay_batches_open(&batches, o->batch, config->vocab_size), st, done);
+    ASSAY_TRY_GOTO(assay_batch_plan_make(batches.microbatches, batches.b, g.p.data_parallel_size, 0, &plan),
+                   st, done);
+    ASSAY_CHECK_GOTO(o->train_iters <= batches.steps, ASSAY_INVALID_ARGUMENT, st, done,
+                     "train_iters %lld: the batch file %s holds %lld steps", (long long)o->train_iters,
+                     o->batch, (long long)batches.steps);
+done:
+    assay_batches_close(&batches);
+    assay_spec_destroy(spec);
+    free(config);
+    return st;
+}
+
+static assay_status run_step(const step_options *s, const assay_train_options *o)
+{
+    parity_engine e = {0};
+    ASSAY_CHECK(o->model[0] != 0, ASSAY_INVALID_ARGUMENT,
+                "--model: expected a Hugging Face folder, found nothing");
+    ASSAY_CHECK(o->batch[0] != 0, ASSAY_INVALID_ARGUMENT,
+                "--batch: expected a safetensors file, found nothing");
+    ASSAY_CHECK(o->out[0] != 0, ASSAY_INVALID_ARGUMENT, "--out: expected the file to write, found nothing");
+    ASSAY_TRY(assay_train_options_check(o));
+    if (strcmp(s->engine, "ref") == 0)
+        return ref_step(o);
+    ASSAY_CHECK(strcmp(s->engine, "gpu") == 0 || strcmp(s->engine, "sim") == 0 ||
+                    strcmp(s->engine, "auto") == 0,
+                ASSAY_INVALID_ARGUMENT, "--engine: expected ref, gpu, sim or auto, found %s", s->engine);
+    ASSAY_TRY(parity_engine_find(s->engine, s->engine_program, &e));
+    fprintf(stderr, "assay step: engine %s (%s)\n", e.name, e.reason);
+    assay_status st = check_inputs(&e, o);
+    if (st == ASSAY_OK)
+        st = parity_engine_run(&e, "step", o, NULL, NULL, false, s->timeout_s, NULL);
+    parity_engine_free(&e);
+    return st;
+}
+
+int parity_main_step(int argc, char **argv)
+{
+    step_options s = {.engine = "auto"};
+    assay_train_options o;
+    assay_train_options_default(&o);
+    assay_status st = assay_options_parse(
+        argc, argv,
+        "One forward and backward pass ([b,s] batches) or optimizer steps ([steps,microbatches,b,s] "
+        "batches) of a Hugging Face model; results go to one safetensors file.",
+        "", &o, EXTRA, on_option, &s);
+    if (st == ASSAY_OK)
+        st = assay_train_option_set(&o, "precision",
+                                    s.precision[0] != 0            ? s.precision
+                                    : strcmp(s.engine, "ref") == 0 ? "fp64"
+                                                                   : "fp32");
+    if (st == ASSAY_OK)
+        st = run_step(&s, &o);
+    if (st != ASSAY_OK) {
+        assay_error_print(stderr, "assay step", 0);
+        return 2;
+    }
+    return 0;
+}

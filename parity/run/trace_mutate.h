@@ -1,0 +1,32 @@
+/* Copies of a trace with one planted fault: what the self-test shows to the judge.  Private to parity/. */
+#ifndef PARITY_TRACE_MUTATE_H
+#define PARITY_TRACE_MUTATE_H
+
+#include "parity/judge/judge.h"
+
+/* The words of `kind`:
+ *   element     one element of an output leaves its bound by as much again (replayed to know the bound)
+ *   value       one element changes visibly
+ *   swap_rows   rows 0 and 1 of dimension 0 change places
+ *   nan         one element is not a number
+ *   poison      one element holds the pattern of memory that nobody wrote
+ *   sign, double   every element times -1, times 2
+ *   expert      the first row chooses another expert
+ *   missing     the rank has no record of the tensor
+ *   overlap     the piece claims to lie one place lower in the first dimension that is cut
+ *   arithmetic  the operation declares that it adds in F64
+ *   drop_op, repeat_op   the operation is not in the record, is there twice */
+typedef struct parity_mutation {
+    char kind[32];
+    char op[48], instance[ASSAY_NAME], slot[ASSAY_SLOT_NAME]; /* where; the first operation that matches */
+    bool input;
+    int rank;
+    int64_t step, microbatch; /* negative: any */
+} parity_mutation;
+
+/* ASSAY_NOT_FOUND: no operation matches, or the fault cannot be planted there; ASSAY_INVALID_ARGUMENT: an
+ * unknown kind. */
+assay_status parity_trace_mutate(const assay_trace *from, const char *to, const parity_mutation *m);
+bool parity_mutation_is_known(const char *kind);
+
+#endif

@@ -1,0 +1,78 @@
+/* Declared arithmetic as JSON. */
+#include "core/base/arith.h"
+#include "tests/support/core.h"
+
+static bool same(const assay_arith *a, const assay_arith *b)
+{
+    return a->accumulate == b->accumulate && a->order == b->order && a->lanes == b->lanes &&
+           a->split == b->split && a->k_step == b->k_step && a->guard_bits == b->guard_bits &&
+           a->fma == b->fma && a->atomics == b->atomics && a->math_ulp == b->math_ulp && a->tile == b->tile;
+}
+
+Test(core_arith, every_member_round_trips)
+{
+    const assay_arith rows[] = {
+        assay_arith_elementwise(),
+        {ASSAY_F64, ASSAY_ORDER_SEQUENTIAL, 1, 4, 0, 0, true, false, 1, 0},
+        {ASSAY_F32, ASSAY_ORDER_TREE, 32, 1, 0, 0, false, false, 2, 64},
+        {ASSAY_F32, ASSAY_ORDER_TENSOR_CORE, 1, 2, 16, 1, true, true, 0, 0},
+        {ASSAY_F32, ASSAY_ORDER_UNKNOWN, 7, 1, 0, 0, false, true, 3, 0},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        assay_arith back;
+        memset(&back, 0xff, sizeof back);
+        json_t *object = assay_arith_to_json(&rows[i]);
+        cr_assert_not_null(object);
+        expect_ok(assay_arith_from_json(object, "arith", &back));
+        cr_expect(same(&rows[i], &back), "row %zu", i);
+        json_decref(object);
+    }
+}
+
+Test(core_arith, absent_members_have_the_elementwise_values)
+{
+    assay_arith a;
+    const assay_arith expected = assay_arith_elementwise();
+    json_t *object = json_object();
+    expect_ok(assay_arith_from_json(object, "arith", &a));
+    cr_expect(same(&a, &expected));
+    cr_expect(a.accumulate == ASSAY_F32 && a.order == ASSAY_ORDER_NONE && a.math_ulp == 2 && !a.atomics);
+    json_decref(object);
+}
+
+Test(core_arith, wrong_declarations_are_refused)
+{
+    static const struct {
+        const char *text;
+        assay_status st;
+        const char *message;
+    } rows[] = {
+        {"[]", ASSAY_FORMAT, "k0: expected an object"},
+        {"{\"accumulate\":\"BF16\"}", ASSAY_UNSUPPORTED, "k0: accumulate: expected F32 or F64, found 'BF16'"},
+        {"{\"order\":\"random\"}", ASSAY_UNSUPPORTED, "found 'random'"},
+        {"{\"order\":3}", ASSAY_FORMAT, "k0: order: expected a string"},
+        {"{\"lanes\":0}", ASSAY_LIMIT, "k0: lanes: expected 1 to"},
+        {"{\"split\":0}", ASSAY_LIMIT, "k0: split: expected 1 to"},
+        {"{\"k_step\":-1}", ASSAY_LIMIT, "k0: k_step"},
+        {"{\"guard_bits\":-1}", ASSAY_LIMIT, "k0: guard_bits"},
+        {"{\"math_ulp\":-1}", ASSAY_LIMIT, "k0: math_ulp"},
+        {"{\"tile\":-1}", ASSAY_LIMIT, "k0: tile"},
+        {"{\"fma\":1}", ASSAY_FORMAT, "k0: fma: expected true or false"},
+        {"{\"atomics\":\"no\"}", ASSAY_FORMAT, "k0: atomics"},
+        {"{\"order\":\"tensor_core\"}", ASSAY_FORMAT, "k0: k_step: order tensor_core"},
+        {"{\"speed\":1}", ASSAY_FORMAT, "k0: speed: unknown member"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        json_t *object = NULL;
+        assay_arith a;
+        expect_ok(assay_json_parse(&object, rows[i].text, strlen(rows[i].text), "text"));
+        expect_error(assay_arith_from_json(object, "k0", &a), rows[i].st, rows[i].message);
+        json_decref(object);
+    }
+}
+
+Test(core_arith, order_names)
+{
+    cr_expect_str_eq(assay_order_name(ASSAY_ORDER_TENSOR_CORE), "tensor_core");
+    cr_expect_str_eq(assay_order_name((assay_order)99), "?");
+}

@@ -1,0 +1,365 @@
+/* Layouts, ranks and groups. */
+#include "core/model/grid.h"
+#include "tests/support/core.h"
+
+static assay_grid grid_of(const char *layout)
+{
+    assay_parallel_config p;
+    assay_grid g;
+    memset(&g, 0, sizeof g);
+    expect_ok(assay_layout_parse(layout, &p));
+    expect_ok(assay_grid_make(&p, &g));
+    return g;
+}
+
+static const char *const layouts[] = {"1",
+                                      "dp2",
+                                      "tp2",
+                                      "tp2,sp",
+                                      "ep2",
+                                      "dp2,ep2",
+                                      "pp2",
+                                      "tp2,sp,ep2,dp2",
+                                      "tp4,sp,ep2",
+                                      "tp2,sp,ep4,dp2",
+                                      "tp2,pp2,dp3",
+                                      "tp2,sp,cp2,dp2",
+                                      "cp2,ep2,dp2,pp3",
+                                      "tp2,ep2,etp2,dp4",
+                                      "tp2,cp2,pp2,ep8,dp2,zero1",
+                                      "pp4,vpp2",
+                                      "dp7",
+                                      "tp2,sp,ep4,dp4,pp2"};
+enum { N_LAYOUTS = sizeof layouts / sizeof layouts[0] };
+
+/* --- short form ------------------------------------------------------------------------------------------
+ */
+
+Test(core_grid, layouts_parse_to_their_canonical_text)
+{
+    static const struct {
+        const char *text, *canonical;
+        int dp, world, edp;
+    } rows[] = {
+        {"1", "1", 1, 1, 1},
+        {"tp1", "1", 1, 1, 1},
+        {"dp2", "dp2", 2, 2, 2},
+        {"sp,tp2", "tp2,sp", 1, 2, 2},
+        {"ep2", "ep2,dp2", 2, 2, 1},
+        {"dp2,ep2", "ep2,dp2", 2, 2, 1},
+        {"tp2,sp,ep2", "tp2,sp,ep2", 1, 2, 1},
+        {"tp2,sp,ep4", "tp2,sp,ep4,dp2", 2, 4, 1},
+        {"tp2,sp,ep2,dp2", "tp2,sp,ep2,dp2", 2, 4, 2},
+        {"zero1,dp2,ep2,sp,tp2", "tp2,sp,ep2,dp2,zero1", 2, 4, 2},
+        {"pp2", "pp2", 1, 2, 1},
+        {"pp2,ep2", "pp2,ep2,dp2", 2, 4, 1},
+        {"tp2,ep3", "tp2,ep3,dp3", 3, 6, 2},
+        {"pp2,vpp2", "pp2,vpp2", 1, 2, 1},
+        {"cp2,dp2,ep4", "cp2,ep4,dp2", 2, 4, 1},
+        {"ep2,etp2", "ep2,etp2,dp4", 4, 4, 1},
+        {"zero3", "zero3", 1, 1, 1},
+        {"zero0", "1", 1, 1, 1},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        assay_parallel_config p, again;
+        char text[ASSAY_LAYOUT_TEXT];
+        expect_ok(assay_layout_parse(rows[i].text, &p));
+        assay_layout_format(&p, text);
+        cr_expect_str_eq(text, rows[i].canonical);
+        expect_ok(assay_layout_parse(text, &again));
+        char second[ASSAY_LAYOUT_TEXT];
+        assay_layout_format(&again, second);
+        cr_expect_str_eq(text, second);
+        const assay_grid g = grid_of(rows[i].text);
+        cr_expect_eq(g.p.data_parallel_size, rows[i].dp, "%s", rows[i].text);
+        cr_expect_eq(g.world, rows[i].world, "%s", rows[i].text);
+        cr_expect_eq(g.edp, rows[i].edp, "%s", rows[i].text);
+    }
+}
+
+Test(core_grid, wrong_words_are_named)
+{
+    static const struct {
+        const char *text, *message;
+    } rows[] = {
+        {"", "unknown word ''"},
+        {"tp", "unknown word 'tp'"},
+        {"tp2,", "unknown word ''"},
+        {"tp2,,sp", "unknown word ''"},
+        {"2tp", "unknown word '2tp'"},
+        {"tp2 ,sp", "unknown word 'tp2 '"},
+        {"tp-2", "unknown word 'tp-2'"},
+        {"tp+2", "unknown word 'tp+2'"},
+        {"tp2.0", "unknown word 'tp2.0'"},
+        {"TP2", "unknown word 'TP2'"},
+        {"spp2", "unknown word 'spp2'"},
+        {"sp2", "unknown word 'sp2'"},
+        {"tp99999", "unknown word 'tp99999'"},
+        {"1,tp2", "unknown word '1'"},
+        {"fsdp2", "unknown word 'fsdp2'"},
+        {"tp2,tp2", "'tp' is given twice"},
+        {"sp,tp2,sp", "'sp' is given twice"},
+        {"zero1,zero0", "'zero' is given twice"},
+        {"tp0", "'tp0': expected tp1 to tp4096"},
+        {"dp4097", "'dp4097': expected dp1 to dp4096"},
+        {"zero4", "'zero4': expected zero0 to zero3"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        assay_parallel_config p;
+        char quoted[64];
+        snprintf(quoted, sizeof quoted, "layout '%s': ", rows[i].text);
+        expect_error(assay_layout_parse(rows[i].text, &p), ASSAY_INVALID_ARGUMENT, rows[i].message);
+        cr_expect(strstr(assay_error_message(), quoted), "%s", assay_error_message());
+    }
+    char text[200];
+    memset(text, 't', sizeof text - 1);
+    text[sizeof text - 1] = '\0';
+    assay_parallel_config p;
+    expect_error(assay_layout_parse(text, &p), ASSAY_INVALID_ARGUMENT, "more than 127 characters");
+}
+
+Test(core_grid, impossible_grids_are_refused)
+{
+    static const struct {
+        const char *text;
+        assay_status st;
+        const char *message;
+    } rows[] = {
+        {"sp", ASSAY_INVALID_ARGUMENT, "sp needs tp of at least 2, found tp1"},
+        {"vpp2", ASSAY_INVALID_ARGUMENT, "vpp2 needs pp of at least 2"},
+        {"ep2,dp3", ASSAY_INVALID_ARGUMENT, "ep*etp = 2 must divide tp*cp*dp = 3"},
+        {"ep4,dp2", ASSAY_INVALID_ARGUMENT, "ep*etp = 4 must divide tp*cp*dp = 2"},
+        {"tp2,ep2,etp4,dp2", ASSAY_INVALID_ARGUMENT, "ep*etp = 8 must divide tp*cp*dp = 4"},
+        {"tp64,dp65", ASSAY_LIMIT, "4160 ranks, at most 4096"},
+        {"tp4096,dp4096,pp4096,cp4096", ASSAY_LIMIT, "ranks, at most 4096"},
+        {"ep4096,etp4096", ASSAY_INVALID_ARGUMENT, "ep*etp = 16777216 must divide"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        assay_parallel_config p;
+        assay_grid g;
+        expect_ok(assay_layout_parse(rows[i].text, &p));
+        expect_error(assay_grid_make(&p, &g), rows[i].st, rows[i].message);
+    }
+    assay_parallel_config p;
+    assay_grid g;
+    expect_ok(assay_layout_parse("1", &p));
+    p.context_parallel_size = 0;
+    expect_error(assay_grid_make(&p, &g), ASSAY_INVALID_ARGUMENT, "cp: expected 1 to 4096, found 0");
+    p.context_parallel_size = 1;
+    p.zero_stage = -1;
+    expect_error(assay_grid_make(&p, &g), ASSAY_INVALID_ARGUMENT, "zero: expected 0 to 3, found -1");
+}
+
+/* --- coordinates and groups -------------------------------------------------------------------------------
+ */
+
+Test(core_grid, ranks_follow_megatrons_order)
+{
+    const assay_grid g = grid_of("tp2,sp,cp2,dp3,pp2,ep4");
+    for (int rank = 0; rank < g.world; rank++) {
+        assay_coords at;
+        assay_grid_coords(&g, rank, &at);
+        cr_expect_eq(rank, at.tp + 2 * (at.cp + 2 * (at.dp + 3 * at.pp)));
+        cr_expect_eq(rank, at.etp + 1 * (at.ep + 4 * (at.edp + 3 * at.pp)));
+        cr_expect_eq(assay_grid_rank(&g, at.tp, at.cp, at.dp, at.pp), rank);
+    }
+}
+
+/* Groups of a small grid written out by hand: tp2, dp2, pp2, ep2. */
+Test(core_grid, groups_of_a_known_grid)
+{
+    static const struct {
+        assay_group kind;
+        int rank, count, members[8], index, color;
+    } rows[] = {
+        {ASSAY_GROUP_WORLD, 5, 8, {0, 1, 2, 3, 4, 5, 6, 7}, 5, 0},
+        {ASSAY_GROUP_TP, 5, 2, {4, 5}, 1, 4},
+        {ASSAY_GROUP_CP, 5, 1, {5}, 0, 5},
+        {ASSAY_GROUP_DP, 5, 2, {5, 7}, 0, 5},
+        {ASSAY_GROUP_DP_CP, 3, 2, {1, 3}, 1, 1},
+        {ASSAY_GROUP_TP_CP, 3, 2, {2, 3}, 1, 2},
+        {ASSAY_GROUP_TP_DP_CP, 6, 4, {4, 5, 6, 7}, 2, 4},
+        {ASSAY_GROUP_PP, 6, 2, {2, 6}, 1, 2},
+        {ASSAY_GROUP_EP, 3, 2, {2, 3}, 1, 2},
+        {ASSAY_GROUP_ETP, 3, 1, {3}, 0, 3},
+        {ASSAY_GROUP_EDP, 3, 2, {1, 3}, 1, 1},
+        {ASSAY_GROUP_MODEL, 3, 4, {2, 3, 6, 7}, 1, 2},
+        {ASSAY_GROUP_EMBEDDING, 5, 2, {1, 5}, 1, 1},
+    };
+    const assay_grid g = grid_of("tp2,sp,dp2,pp2,ep2");
+    cr_assert_eq(g.world, 8);
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        int members[ASSAY_MAX_WORLD], index = -5;
+        const char *name = assay_group_name(rows[i].kind);
+        cr_expect_eq(assay_grid_group(&g, rows[i].kind, rows[i].rank, members, &index), rows[i].count, "%s",
+                     name);
+        cr_expect_arr_eq(members, rows[i].members, (size_t)rows[i].count * sizeof members[0], "%s", name);
+        cr_expect_eq(index, rows[i].index, "%s", name);
+        cr_expect_eq(assay_grid_color(&g, rows[i].kind, rows[i].rank), rows[i].color, "%s", name);
+        cr_expect_eq(assay_grid_group(&g, rows[i].kind, rows[i].rank, NULL, NULL), rows[i].count);
+    }
+}
+
+Test(core_grid, groups_partition_the_ranks)
+{
+    for (int l = 0; l < N_LAYOUTS; l++) {
+        const assay_grid g = grid_of(layouts[l]);
+        for (int kind = 0; kind < ASSAY_GROUP_COUNT; kind++) {
+            for (int rank = 0; rank < g.world; rank++) {
+                int members[ASSAY_MAX_WORLD], theirs[ASSAY_MAX_WORLD], index, other;
+                const int n = assay_grid_group(&g, (assay_group)kind, rank, members, &index);
+                if (n == 0) {
+                    cr_expect_eq(index, -1);
+                    cr_expect_eq(assay_grid_color(&g, (assay_group)kind, rank), -1);
+                    continue;
+                }
+                cr_assert_eq(members[index], rank);
+                cr_expect_eq(assay_grid_color(&g, (assay_group)kind, rank), members[0]);
+                for (int i = 0; i < n; i++) {
+                    cr_expect(i == 0 || members[i] > members[i - 1]);
+                    cr_expect_eq(assay_grid_group(&g, (assay_group)kind, members[i], theirs, &other), n);
+                    cr_expect_arr_eq(theirs, members, (size_t)n * sizeof members[0]);
+                    cr_expect_eq(other, i);
+                }
+            }
+        }
+    }
+}
+
+Test(core_grid, group_sizes_are_products_of_axes)
+{
+    for (int l = 0; l < N_LAYOUTS; l++) {
+        const assay_grid g = grid_of(layouts[l]);
+        const assay_parallel_config *p = &g.p;
+        const int tp = p->tensor_model_parallel_size, cp = p->context_parallel_size,
+                  dp = p->data_parallel_size, pp = p->pipeline_model_parallel_size;
+        const int sizes[ASSAY_GROUP_COUNT] = {
+            [ASSAY_GROUP_WORLD] = g.world,
+            [ASSAY_GROUP_TP] = tp,
+            [ASSAY_GROUP_CP] = cp,
+            [ASSAY_GROUP_DP] = dp,
+            [ASSAY_GROUP_DP_CP] = dp * cp,
+            [ASSAY_GROUP_TP_CP] = tp * cp,
+            [ASSAY_GROUP_TP_DP_CP] = tp * dp * cp,
+            [ASSAY_GROUP_PP] = pp,
+            [ASSAY_GROUP_EP] = p->expert_model_parallel_size,
+            [ASSAY_GROUP_ETP] = p->expert_tensor_parallel_size,
+            [ASSAY_GROUP_EDP] = g.edp,
+            [ASSAY_GROUP_MODEL] = tp * pp,
+            [ASSAY_GROUP_EMBEDDING] = pp > 1 ? 2 : 1,
+        };
+        for (int kind = 0; kind < ASSAY_GROUP_COUNT; kind++)
+            cr_expect_eq(assay_grid_group(&g, (assay_group)kind, 0, NULL, NULL), sizes[kind], "%s %s",
+                         layouts[l], assay_group_name((assay_group)kind));
+    }
+}
+
+Test(core_grid, middle_stages_are_in_no_embedding_group)
+{
+    const assay_grid g = grid_of("pp3");
+    int index = 0;
+    cr_expect_eq(assay_grid_group(&g, ASSAY_GROUP_EMBEDDING, 1, NULL, &index), 0);
+    cr_expect_eq(index, -1);
+    cr_expect_eq(assay_grid_group(&g, ASSAY_GROUP_EMBEDDING, 2, NULL, &index), 2);
+}
+
+Test(core_grid, group_names)
+{
+    cr_expect_str_eq(assay_group_name(ASSAY_GROUP_TP_DP_CP), "tp_dp_cp");
+    cr_expect_str_eq(assay_group_name(ASSAY_GROUP_EMBEDDING), "embedding");
+    cr_expect_str_eq(assay_group_name(ASSAY_GROUP_COUNT), "?");
+}
+
+/* --- the model ---------------------------------------------------------------------------------------------- */
+
+static assay_model_config small_model(void)
+{
+    assay_model_config c;
+    memset(&c, 0, sizeof c);
+    c.num_layers = 4;
+    c.num_attention_heads = 4;
+    c.num_query_groups = 2;
+    c.ffn_hidden_size = 12;
+    c.num_moe_experts = 6;
+    c.moe_shared_expert_intermediate_size = 8;
+    c.layer_is_moe[1] = c.layer_is_moe[3] = true;
+    return c;
+}
+
+Test(core_grid, what_does_not_divide_the_model_is_named)
+{
+    static const struct {
+        const char *layout;
+        assay_status st;
+        const char *message;
+    } rows[] = {
+        {"tp3", ASSAY_INVALID_ARGUMENT, "tp3 does not divide 4 attention heads"},
+        {"tp4", ASSAY_INVALID_ARGUMENT, "tp4 does not divide 2 query groups"},
+        {"ep4", ASSAY_INVALID_ARGUMENT, "ep4 does not divide 6 experts"},
+        {"pp3", ASSAY_INVALID_ARGUMENT, "pp3 does not divide 4 layers"},
+        {"pp8", ASSAY_INVALID_ARGUMENT, "pp8, but the model has 4 layers"},
+        {"cp2", ASSAY_UNSUPPORTED, "cp2: context parallelism is not supported"},
+        {"etp2,dp2", ASSAY_UNSUPPORTED, "etp2: expert tensor parallelism is not supported"},
+        {"pp2,vpp2", ASSAY_UNSUPPORTED, "vpp2: interleaved pipelines are not supported"},
+        {"dp2,zero2", ASSAY_UNSUPPORTED, "zero2: only zero0 and zero1"},
+    };
+    assay_model_config c = small_model();
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        const assay_grid g = grid_of(rows[i].layout);
+        expect_error(assay_grid_check_model(&g, &c), rows[i].st, rows[i].message);
+    }
+    static const char *const good[] = {"1", "tp2", "tp2,sp", "ep2", "ep3", "ep6", "pp2", "pp4", "dp5,zero1"};
+    for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
+        const assay_grid g = grid_of(good[i]);
+        expect_ok(assay_grid_check_model(&g, &c));
+    }
+    const assay_grid tp2 = grid_of("tp2"), ep2 = grid_of("ep2");
+    c.ffn_hidden_size = 13;
+    expect_error(assay_grid_check_model(&tp2, &c), ASSAY_INVALID_ARGUMENT,
+                 "tp2 does not divide 13 rows of ffn");
+    for (int l = 0; l < 4; l++)
+        c.layer_is_moe[l] = true;
+    expect_ok(assay_grid_check_model(&tp2, &c));
+    c.moe_shared_expert_intermediate_size = 7;
+    expect_error(assay_grid_check_model(&tp2, &c), ASSAY_INVALID_ARGUMENT, "7 rows of the shared expert");
+    c = small_model();
+    c.num_moe_experts = 0;
+    expect_error(assay_grid_check_model(&ep2, &c), ASSAY_INVALID_ARGUMENT,
+                 "ep2, but the model has no experts");
+}
+
+Test(core_grid, stages_hold_every_layer_once)
+{
+    assay_model_config c = small_model();
+    static const char *const stages[] = {"1", "pp2", "pp4"};
+    for (int i = 0; i < 3; i++) {
+        const assay_grid g = grid_of(stages[i]);
+        int64_t next = 0;
+        for (int pp = 0; pp < g.p.pipeline_model_parallel_size; pp++) {
+            int64_t first, count;
+            assay_grid_stage_layers(&g, &c, pp, &first, &count);
+            cr_expect_eq(first, next);
+            next += count;
+        }
+        cr_expect_eq(next, c.num_layers);
+    }
+}
+
+Test(core_grid, split_is_balanced_and_complete)
+{
+    static const int64_t sizes[] = {0, 1, 2, 3, 5, 7, 8, 131, 1000003};
+    for (size_t s = 0; s < sizeof sizes / sizeof sizes[0]; s++) {
+        for (int parts = 1; parts <= 9; parts++) {
+            int64_t next = 0, previous = INT64_MAX;
+            for (int i = 0; i < parts; i++) {
+                int64_t start, length;
+                assay_split(sizes[s], parts, i, &start, &length);
+                cr_expect_eq(start, next);
+                cr_expect(length <= previous && length >= sizes[s] / parts && length <= sizes[s] / parts + 1);
+                next += length;
+                previous = length;
+            }
+            cr_expect_eq(next, sizes[s]);
+        }
+    }
+}

@@ -1,0 +1,227 @@
+/* Progress lines and small file operations. */
+#include "tests/support/core.h"
+#include <fcntl.h>
+#include <pty.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+/* Reads back what was written to a temporary file. */
+static char *text_of(FILE *file, char *out, size_t capacity)
+{
+    fflush(file);
+    rewind(file);
+    out[fread(out, 1, capacity - 1, file)] = '\0';
+    return out;
+}
+
+static int count_of(const char *text, char c)
+{
+    int n = 0;
+    for (; *text != '\0'; text++)
+        n += *text == c;
+    return n;
+}
+
+Test(core_log, plain_output_is_a_few_lines_and_always_the_last)
+{
+    static char text[1 << 16];
+    FILE *out = tmpfile();
+    assay_progress *p = NULL;
+    const double start = assay_monotonic_s();
+    expect_ok(assay_progress_create(&p, out, "cases", 1000));
+    for (int64_t i = 1; i <= 1000; i++)
+        assay_progress_update(p, i, "tp2,sp");
+    assay_progress_destroy(p);
+    const int allowed = 2 + (int)((assay_monotonic_s() - start) / 5.0);
+    text_of(out, text, sizeof text);
+    cr_expect(count_of(text, '\n') >= 1 && count_of(text, '\n') <= allowed, "%s", text);
+    cr_expect(strstr(text, "cases 1000/1000 (100%)") != NULL, "%s", text);
+    cr_expect(strstr(text, "tp2,sp\n") != NULL, "%s", text);
+    cr_expect_eq(count_of(text, '\r') + count_of(text, '\033'), 0, "no terminal codes in a file");
+    fclose(out);
+}
+
+Test(core_log, nothing_done_is_nothing_printed)
+{
+    char text[64];
+    FILE *out = tmpfile();
+    assay_progress *p = NULL;
+    expect_ok(assay_progress_create(&p, out, "cases", 10));
+    assay_progress_destroy(p);
+    assay_progress_destroy(NULL);
+    assay_progress_update(NULL, 1, "x");
+    cr_expect_str_eq(text_of(out, text, sizeof text), "");
+    fclose(out);
+}
+
+Test(core_log, unknown_totals_show_the_count_alone)
+{
+    char text[256];
+    FILE *out = tmpfile();
+    assay_progress *p = NULL;
+    expect_ok(assay_progress_create(&p, out, "tokens", 0));
+    assay_progress_update(p, 7, NULL);
+    assay_progress_destroy(p);
+    text_of(out, text, sizeof text);
+    cr_expect_eq(strncmp(text, "tokens 7  ", 10), 0, "%s", text);
+    cr_expect_null(strchr(text, '%'));
+    fclose(out);
+    expect_error(assay_progress_create(&p, stderr, "x", -1), ASSAY_INVALID_ARGUMENT, "progress of -1 items");
+}
+
+Test(core_log, print_writes_a_line_of_its_own)
+{
+    char text[256];
+    FILE *out = tmpfile();
+    assay_progress *p = NULL;
+    expect_ok(assay_progress_create(&p, out, "cases", 2));
+    assay_progress_print(p, "%s failed", "case 1");
+    assay_progress_destroy(p);
+    cr_expect_str_eq(text_of(out, text, sizeof text), "case 1 failed\n");
+    fclose(out);
+}
+
+Test(core_log, a_terminal_gets_one_line_that_is_rewritten)
+{
+    int controller, terminal;
+    static char text[1 << 14];
+    cr_assert_eq(openpty(&controller, &terminal, NULL, NULL, NULL), 0);
+    FILE *out = fdopen(terminal, "w");
+    assay_progress *p = NULL;
+    expect_ok(assay_progress_create(&p, out, "cases", 2));
+    assay_progress_update(p, 1, "first");
+    assay_progress_update(p, 2, "second");
+    assay_progress_destroy(p);
+    const ssize_t n = read(controller, text, sizeof text - 1);
+    cr_assert(n > 0);
+    text[n] = '\0';
+    cr_expect(strstr(text, "\r\033[Kcases 2/2 (100%)"), "%s", text);
+    cr_expect_eq(count_of(text, '\n'), 1);
+    fclose(out);
+    close(controller);
+}
+
+/* --- files -------------------------------------------------------------------------------------------------- */
+
+static char root[64];
+
+static void setup(void)
+{
+    make_scratch(root);
+}
+
+static void teardown(void)
+{
+    drop_scratch(root);
+}
+
+static const char *at(const char *name)
+{
+    static char path[8][256];
+    static int turn;
+    turn = (turn + 1) % 8;
+    snprintf(path[turn], sizeof path[turn], "%s/%s", root, name);
+    return path[turn];
+}
+
+static bool exists(const char *path)
+{
+    struct stat info;
+    return lstat(path, &info) == 0;
+}
+
+TestSuite(core_file, .init = setup, .fini = teardown);
+
+Test(core_file, what_is_written_is_read)
+{
+    static const size_t sizes[] = {0, 1, 2, 4095, 4096, 100003};
+    for (size_t i = 0; i < sizeof sizes / sizeof sizes[0]; i++) {
+        char *data = malloc(sizes[i] + 1), *back = NULL;
+        uint64_t bytes = 99;
+        for (size_t k = 0; k < sizes[i]; k++)
+            data[k] = (char)(k * 31);
+        expect_ok(assay_write_file(at("f"), data, sizes[i]));
+        expect_ok(assay_read_file(at("f"), sizes[i], &back, &bytes));
+        cr_expect_eq(bytes, sizes[i]);
+        cr_expect_eq(memcmp(back, data, sizes[i]), 0);
+        cr_expect_eq(back[sizes[i]], '\0');
+        free(back);
+        free(data);
+    }
+}
+
+Test(core_file, reading_refuses_what_is_not_a_small_regular_file)
+{
+    char *text = NULL;
+    uint64_t bytes;
+    expect_ok(assay_write_file(at("f"), "12345", 5));
+    expect_error(assay_read_file(at("f"), 4, &text, &bytes), ASSAY_LIMIT, "f: 5 bytes, at most 4 are read");
+    expect_error(assay_read_file(at("absent"), 4, &text, &bytes), ASSAY_NOT_FOUND, "absent: cannot open");
+    expect_error(assay_read_file(root, 4, &text, &bytes), ASSAY_IO, "found a folder");
+    cr_assert_eq(mkfifo(at("pipe"), 0600), 0);
+    expect_error(assay_read_file(at("pipe"), 4, &text, &bytes), ASSAY_IO, "found something else");
+    cr_expect_null(text);
+}
+
+Test(core_file, a_failed_write_leaves_the_old_file_and_no_other)
+{
+    char *text = NULL;
+    uint64_t bytes;
+    expect_error(assay_write_file(at("no/such/f"), "1", 1), ASSAY_NOT_FOUND, "cannot create");
+    cr_assert_eq(mkdir(at("folder"), 0700), 0);
+    expect_ok(assay_write_file(at("folder/inside"), "1", 1));
+    expect_error(assay_write_file(at("folder"), "1", 1), ASSAY_IO, "cannot rename");
+    expect_ok(assay_read_file(at("folder/inside"), 1, &text, &bytes));
+    free(text);
+    char beside[300];
+    snprintf(beside, sizeof beside, "%s.tmp.%ld", at("folder"), (long)getpid());
+    cr_expect(!exists(beside));
+}
+
+Test(core_file, mkdir_makes_every_folder_on_the_way)
+{
+    expect_ok(assay_mkdir_p(at("a/b/c")));
+    cr_expect(exists(at("a/b/c")));
+    expect_ok(assay_mkdir_p(at("a/b/c")));
+    expect_ok(assay_mkdir_p(at("a/b/d/")));
+    cr_expect(exists(at("a/b/d")));
+}
+
+Test(core_file, mkdir_refuses_files_and_links)
+{
+    expect_ok(assay_write_file(at("f"), "1", 1));
+    expect_error(assay_mkdir_p(at("f")), ASSAY_IO, "f: expected a folder");
+    expect_error(assay_mkdir_p(at("f/g")), ASSAY_IO, "f: expected a folder");
+    cr_assert_eq(symlink(root, at("link")), 0);
+    expect_error(assay_mkdir_p(at("link")), ASSAY_INVALID_ARGUMENT, "link: is a symbolic link");
+    expect_error(assay_mkdir_p(at("link/")), ASSAY_INVALID_ARGUMENT, "is a symbolic link");
+    expect_error(assay_mkdir_p(""), ASSAY_INVALID_ARGUMENT, "a path of 1 to");
+}
+
+Test(core_file, remove_tree_takes_the_tree_and_nothing_a_link_points_to)
+{
+    expect_ok(assay_mkdir_p(at("keep")));
+    expect_ok(assay_write_file(at("keep/f"), "1", 1));
+    expect_ok(assay_mkdir_p(at("tree/x/y")));
+    expect_ok(assay_write_file(at("tree/x/y/f"), "1", 1));
+    cr_assert_eq(symlink(at("keep"), at("tree/x/link")), 0);
+    expect_ok(assay_remove_tree(at("tree"), root));
+    cr_expect(!exists(at("tree")));
+    cr_expect(exists(at("keep/f")));
+    expect_ok(assay_remove_tree(at("tree"), root));
+}
+
+Test(core_file, remove_tree_stays_below_its_root)
+{
+    expect_ok(assay_mkdir_p(at("a/b")));
+    expect_ok(assay_mkdir_p(at("ab")));
+    expect_error(assay_remove_tree(at("ab"), at("a")), ASSAY_INVALID_ARGUMENT, "nothing was removed");
+    expect_error(assay_remove_tree(at("a"), at("a")), ASSAY_INVALID_ARGUMENT, "not below");
+    expect_error(assay_remove_tree(at("a/b/../../ab"), at("a")), ASSAY_INVALID_ARGUMENT, "not below");
+    expect_error(assay_remove_tree(at("a"), at("none")), ASSAY_NOT_FOUND, "none: ");
+    cr_assert_eq(symlink(at("a"), at("link")), 0);
+    expect_error(assay_remove_tree(at("link"), root), ASSAY_INVALID_ARGUMENT, "found a symbolic link");
+    expect_ok(assay_write_file(at("f"), "1", 1));
+    expect_error(assay_remove_tree(at("f"), root), ASSAY_INVALID_ARGUMENT, "found something else");
+    cr_expect(exists(at("a/b")) && exists(at("ab")));
+}

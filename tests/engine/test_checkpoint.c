@@ -1,0 +1,59 @@
+/* Restart = no restart, in the same layout bitwise, in another one within rounding; other models are refused.
+ */
+#include "tests/support/engine.h"
+
+TestSuite(engine_checkpoint, .init = engine_setup, .fini = engine_teardown, .timeout = 300);
+
+#define TRAIN                                                                                                \
+    "step --model " GOLDEN "qwen3_moe --batch " GOLDEN                                                       \
+    "qwen3_moe/train_batch.safetensors --weight-decay 0.1 "                                                  \
+    "--lr-decay-style cosine --lr-decay-iters 9 --adam-eps 1e-4 "
+
+static void resume(const char *layout, int world, const char *other, int other_world, double tolerance)
+{
+    ENGINE_RUN(world, TRAIN "--layout %s --out %s", layout, engine_file("straight"));
+    ENGINE_RUN(world, TRAIN "--layout %s --save %s --save-after 2", layout, engine_file("ck"));
+    ENGINE_RUN(other_world, TRAIN "--layout %s --load %s --out %s", other, engine_file("ck"),
+               engine_file("out"));
+    engine_compare(engine_file("out"), engine_file("straight"), tolerance, "weight.");
+}
+
+Test(engine_checkpoint, restart_is_no_restart_one_rank)
+{
+    resume("1", 1, "1", 1, 0.0);
+}
+Test(engine_checkpoint, restart_is_no_restart_tp2_sp_ep2_dp2)
+{
+    resume("tp2,sp,ep2,dp2", 4, "tp2,sp,ep2,dp2", 4, 0.0);
+}
+Test(engine_checkpoint, restart_is_no_restart_zero1)
+{
+    resume("dp2,ep2,zero1", 2, "dp2,ep2,zero1", 2, 0.0);
+}
+Test(engine_checkpoint, zero1_continues_as_tp2_sp_ep2)
+{
+    resume("dp2,ep2,zero1", 2, "tp2,sp,ep2", 2, 1e-4);
+}
+Test(engine_checkpoint, tp2_continues_as_pp2)
+{
+    resume("tp2", 2, "pp2", 2, 1e-4);
+}
+
+Test(engine_checkpoint, another_model_is_refused)
+{
+    char line[2048];
+    ENGINE_RUN(1, TRAIN "--save %s", engine_file("ck"));
+    snprintf(line, sizeof line,
+             "step --model %sllama --batch %sllama/train_batch.safetensors --load %s --out %s", GOLDEN,
+             GOLDEN, engine_file("ck"), engine_file("out"));
+    engine_must_fail(1, "of another model", line);
+}
+
+Test(engine_checkpoint, an_existing_folder_is_not_overwritten)
+{
+    char line[2048];
+    ENGINE_RUN(1, TRAIN "--train-iters 1 --save %s", engine_file("ck"));
+    snprintf(line, sizeof line, TRAIN "--train-iters 1 --save %s --out %s", engine_file("ck"),
+             engine_file("out"));
+    engine_must_fail(1, "exists", line);
+}

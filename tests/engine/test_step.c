@@ -1,0 +1,205 @@
+/* The engine in the simulator against Hugging Face's numbers, and every layout against one rank.  The
+ * tolerances are those of a smoke test; bounds are the judge's. */
+#include "tests/support/engine.h"
+
+static const double golden_tolerance = 1e-4, layout_tolerance = 2e-5;
+
+TestSuite(engine_step, .init = engine_setup, .fini = engine_teardown, .timeout = 300);
+
+static void forward_backward_golden(const char *model)
+{
+    ENGINE_RUN(1, "step --model %s%s --batch %s%s/batch.safetensors --out %s", GOLDEN, model, GOLDEN, model,
+               engine_file("out"));
+    char golden[ENGINE_PATH];
+    snprintf(golden, sizeof golden, "%s%s/golden.safetensors", GOLDEN, model);
+    engine_compare(engine_file("out"), golden, golden_tolerance, "");
+}
+
+Test(engine_step, llama_agrees_with_golden)
+{
+    forward_backward_golden("llama");
+}
+Test(engine_step, llama_with_biases_agrees_with_golden)
+{
+    forward_backward_golden("llama_bias");
+}
+Test(engine_step, qwen2_agrees_with_golden)
+{
+    forward_backward_golden("qwen2");
+}
+Test(engine_step, qwen3_agrees_with_golden)
+{
+    forward_backward_golden("qwen3");
+}
+Test(engine_step, qwen3_moe_agrees_with_golden)
+{
+    forward_backward_golden("qwen3_moe");
+}
+Test(engine_step, qwen3_moe_sparse_agrees_with_golden)
+{
+    forward_backward_golden("qwen3_moe_sparse2");
+}
+Test(engine_step, mixtral_agrees_with_golden)
+{
+    forward_backward_golden("mixtral");
+}
+
+/* Uneven sequence pieces under sp: 41 tokens. */
+Test(engine_step, uneven_sequence_pieces_agree_with_golden)
+{
+    ENGINE_RUN(2, "step --model %sqwen2 --batch %sqwen2/batch.safetensors --layout tp2,sp --out %s", GOLDEN,
+               GOLDEN, engine_file("out"));
+    engine_compare(engine_file("out"), GOLDEN "qwen2/golden.safetensors", golden_tolerance, "");
+}
+
+#define TRAIN "--lr 1e-3 --adam-beta2 0.95 --weight-decay 0.1 --clip-grad "
+
+static void train_golden(const char *model, const char *clip, const char *layout, int world)
+{
+    ENGINE_RUN(world,
+               "step --model %s%s --batch %s%s/train_batch.safetensors --layout %s --out %s " TRAIN "%s",
+               GOLDEN, model, GOLDEN, model, layout, engine_file("out"), clip);
+    char golden[ENGINE_PATH];
+    snprintf(golden, sizeof golden, "%s%s/train_golden.safetensors", GOLDEN, model);
+    engine_compare(engine_file("out"), golden, golden_tolerance, "");
+}
+
+Test(engine_step, llama_trains_as_golden)
+{
+    train_golden("llama", "1.0", "1", 1);
+}
+Test(engine_step, llama_trains_as_golden_dp2)
+{
+    train_golden("llama", "1.0", "dp2", 2);
+}
+Test(engine_step, llama_trains_as_golden_zero1)
+{
+    train_golden("llama", "1.0", "dp2,zero1", 2);
+}
+Test(engine_step, llama_trains_as_golden_tp2)
+{
+    train_golden("llama", "1.0", "tp2", 2);
+}
+Test(engine_step, llama_trains_as_golden_pp2)
+{
+    train_golden("llama", "1.0", "pp2", 2);
+}
+Test(engine_step, qwen3_moe_trains_as_golden)
+{
+    train_golden("qwen3_moe", "5.0", "1", 1);
+}
+Test(engine_step, qwen3_moe_trains_as_golden_ep2)
+{
+    train_golden("qwen3_moe", "5.0", "ep2", 2);
+}
+Test(engine_step, qwen3_moe_trains_as_golden_tp2_sp_ep2_dp2)
+{
+    train_golden("qwen3_moe", "5.0", "tp2,sp,ep2,dp2", 4);
+}
+
+/* --- a model with everything: sigmoid router with groups and bias, shared expert with gate, windows, biases,
+ * partial rotation, auxiliary losses, tied embeddings, odd sizes
+ * --------------------------------------------------------------- */
+static const char everything[] =
+    "{\"model_type\":\"megatron\",\"num_layers\":2,\"hidden_size\":24,\"ffn_hidden_size\":20,"
+    "\"num_attention_heads\":4,\"num_query_groups\":4,\"kv_channels\":8,\"vocab_size\":37,\"qk_layernorm\":"
+    "true,"
+    "\"add_qkv_bias\":true,\"add_proj_bias\":true,\"tie_word_embeddings\":true,\"init_method_std\":0.2,"
+    "\"num_moe_experts\":8,\"moe_router_topk\":2,\"moe_ffn_hidden_size\":12,"
+    "\"moe_router_score_function\":\"sigmoid\",\"moe_router_topk_scaling_factor\":2.5,"
+    "\"moe_router_num_groups\":4,\"moe_router_group_topk\":2,\"moe_router_enable_expert_bias\":true,"
+    "\"moe_shared_expert_intermediate_size\":12,\"moe_shared_expert_gate\":true,\"window\":[0,4],"
+    "\"layer_is_moe\":[true,true],\"rotary_percent\":0.5}";
+#define MOE                                                                                                  \
+    "--moe-aux-loss-coeff 0.02 --moe-z-loss-coeff 0.01 --moe-router-bias-update-rate 0.01 --adam-eps 1e-2"
+
+static void everything_agrees_at(const char *layout, int world, int64_t length)
+{
+    char model[ENGINE_PATH];
+    const int64_t forward[2] = {2, length}, train[4] = {3, 4, 2, length};
+    snprintf(model, sizeof model, "%s/model", engine_folder);
+    engine_write_config(model, everything);
+    engine_write_batch(engine_file("fb"), forward, 2, 37, 5);
+    engine_write_batch(engine_file("train"), train, 4, 37, 3);
+    for (int form = 0; form < 2; form++) {
+        const char *batch = form == 0 ? "fb" : "train";
+        ENGINE_RUN(1, "step --model %s --batch %s --out %s " MOE, model, engine_file(batch),
+                   engine_file("one"));
+        ENGINE_RUN(world, "step --model %s --batch %s --layout %s --out %s " MOE, model, engine_file(batch),
+                   layout, engine_file("out"));
+        engine_compare(engine_file("out"), engine_file("one"), layout_tolerance, "");
+    }
+}
+
+static void everything_agrees(const char *layout, int world)
+{
+    everything_agrees_at(layout, world, 7);
+}
+
+/* Three tokens for four tensor-parallel ranks: one of them has no piece of the sequence. */
+Test(engine_step, everything_with_an_empty_sequence_piece)
+{
+    everything_agrees_at("tp4,sp,ep2", 4, 3);
+}
+Test(engine_step, everything_with_an_empty_token_shard)
+{
+    everything_agrees_at("tp4,ep4", 4, 3);
+}
+
+/* Many small buckets: parameters end where a bucket ends, shards are ragged. */
+Test(engine_step, everything_in_small_buckets)
+{
+    setenv("ASSAY_GRAD_BUCKET_ELEMENTS", "700", 1);
+    everything_agrees("tp2,sp,dp2,ep2,zero1", 4);
+}
+
+Test(engine_step, everything_dp2)
+{
+    everything_agrees("dp2", 2);
+}
+Test(engine_step, everything_tp2)
+{
+    everything_agrees("tp2", 2);
+}
+Test(engine_step, everything_tp2_sp)
+{
+    everything_agrees("tp2,sp", 2);
+}
+Test(engine_step, everything_ep2)
+{
+    everything_agrees("ep2", 2);
+}
+Test(engine_step, everything_pp2)
+{
+    everything_agrees("pp2", 2);
+}
+Test(engine_step, everything_tp2_sp_ep2_dp2)
+{
+    everything_agrees("tp2,sp,ep2,dp2", 4);
+}
+Test(engine_step, everything_tp2_ep4_dp2_pp2_zero1)
+{
+    everything_agrees("tp2,ep4,dp2,pp2,zero1", 8);
+}
+
+/* A run with a trace computes the same bits as one without. */
+Test(engine_step, trace_changes_nothing)
+{
+    ENGINE_RUN(2, "step --model %sqwen3_moe --batch %sqwen3_moe/batch.safetensors --layout ep2 --out %s",
+               GOLDEN, GOLDEN, engine_file("plain"));
+    ENGINE_RUN(
+        2, "step --model %sqwen3_moe --batch %sqwen3_moe/batch.safetensors --layout ep2 --out %s --trace %s",
+        GOLDEN, GOLDEN, engine_file("out"), engine_file("trace"));
+    engine_compare(engine_file("out"), engine_file("plain"), 0.0, "");
+}
+
+Test(engine_step, bf16_is_close_and_repeats_bitwise)
+{
+    for (int i = 0; i < 2; i++)
+        ENGINE_RUN(
+            2,
+            "step --model %sllama --batch %sllama/batch.safetensors --precision bf16 --layout tp2 --out %s",
+            GOLDEN, GOLDEN, engine_file(i ? "out" : "first"));
+    engine_compare(engine_file("out"), engine_file("first"), 0.0, "");
+    engine_compare(engine_file("out"), GOLDEN "llama/golden.safetensors", 0.1, "");
+}

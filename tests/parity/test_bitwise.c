@@ -1,0 +1,103 @@
+/* Laws: equal bits pass, one different bit is found and named, a restarted run is compared from its step on.
+ */
+#include "tests/support/parity.h"
+
+static void write_run(const char *dir, int64_t first, int64_t steps, float change)
+{
+    assay_trace_writer *w = open_writer(dir, 0, 1, "1");
+    for (int64_t s = first; s < first + steps; s++) {
+        const int64_t shape[2] = {2, 2};
+        float data[4] = {1, 2, (float)s, 4};
+        if (s == 2)
+            data[3] += change;
+        assay_trace_tensor t = tensor_of("x", ASSAY_PHASE_OPTIMIZER, ASSAY_F32, 2, shape);
+        t.step = s;
+        t.microbatch = -1;
+        must(assay_trace_write_tensor(w, &t, data));
+        must(assay_trace_end_step(w));
+    }
+    must(assay_trace_writer_close(w));
+    assay_trace_writer_destroy(w);
+}
+
+static parity_report *compare(int64_t first, int64_t steps, float change, int64_t first_of_b)
+{
+    char a[256], b[256];
+    write_run(fresh_path(a, "a"), 0, 3, 0);
+    write_run(fresh_path(b, "b"), first, steps, change);
+    assay_trace *s = open_trace(a), *t = open_trace(b);
+    parity_report *r = new_report();
+    must(parity_check_bitwise_traces(s, t, "restart", first_of_b, r));
+    assay_trace_close(t);
+    assay_trace_close(s);
+    remove_path(b);
+    remove_path(a);
+    return r;
+}
+
+Test(parity_bitwise, equal_runs_pass)
+{
+    parity_report *r = compare(0, 3, 0, 0);
+    cr_assert_eq(n_failed(r), 0);
+    cr_assert_eq(n_passed(r), 1);
+    cr_assert_eq(parity_report_at(r, 0)->count, 12);
+    parity_report_destroy(r);
+}
+
+Test(parity_bitwise, one_element_is_found_and_named)
+{
+    parity_report *r = compare(0, 3, 4.76837158e-07f, 0);
+    const parity_result *f = first_failure(r);
+    cr_assert_not_null(f);
+    cr_assert_eq(f->n_bad, 1);
+    cr_assert_eq(f->step, 2);
+    cr_assert_eq(f->index[0], 1);
+    cr_assert_eq(f->index[1], 1);
+    cr_assert(isinf(f->ratio));
+    parity_report_destroy(r);
+}
+
+Test(parity_bitwise, a_restart_is_compared_from_its_first_step)
+{
+    parity_report *r = compare(1, 2, 0, 1);
+    cr_assert_eq(n_failed(r), 0);
+    cr_assert_eq(parity_report_at(r, 0)->count, 8);
+    parity_report_destroy(r);
+    r = compare(1, 1, 0, 1);
+    cr_assert_eq(n_failed(r), 1, "the restarted run stopped early");
+    parity_report_destroy(r);
+}
+
+static void write_file(const char *path, const char *name, float last)
+{
+    assay_tensorwriter *w;
+    const int64_t shape[1] = {3};
+    const float data[3] = {1, 2, last};
+    must(assay_tensorwriter_create(&w, path));
+    must(assay_tensorwriter_add_copy(w, name, ASSAY_F32, shape, 1, data));
+    must(assay_tensorwriter_finish(w));
+    assay_tensorwriter_destroy(w);
+}
+
+Test(parity_bitwise, result_files_are_compared_by_name)
+{
+    char a[256], b[256];
+    fresh_path(a, "a.safetensors");
+    fresh_path(b, "b.safetensors");
+    parity_report *r = new_report();
+    write_file(a, "loss", 3);
+    write_file(b, "loss", 3);
+    must(parity_check_bitwise_files(a, b, "repeat", r));
+    cr_assert_eq(n_failed(r), 0);
+    write_file(b, "loss", NAN);
+    must(parity_check_bitwise_files(a, b, "repeat", r));
+    cr_assert_eq(n_failed(r), 1);
+    cr_assert_eq(first_failure(r)->index[0], 2);
+    write_file(b, "loss2", 3);
+    must(parity_check_bitwise_files(a, b, "repeat", r));
+    cr_assert_eq(n_failed(r), 3, "missing on both sides");
+    cr_assert_neq(parity_check_bitwise_files(a, "/nonexistent", "repeat", r), ASSAY_OK);
+    parity_report_destroy(r);
+    remove_path(b);
+    remove_path(a);
+}

@@ -1,0 +1,232 @@
+/* The small verbs: diff, replay, layout, doctor, help, version. */
+#include "tests/support/cli.h"
+#include <jansson.h>
+#include <sys/stat.h>
+
+#define TRACES ASSAY_SOURCE_DIR "/golden/trace/"
+static const char *const verbs[] = {"step",   "run",    "diff",     "replay",
+                                    "layout", "report", "selftest", "doctor"};
+enum { N_VERBS = sizeof verbs / sizeof *verbs };
+
+TestSuite(cli_verbs, .init = cli_setup, .fini = cli_teardown, .timeout = 200);
+
+/* --- diff --------------------------------------------------------------------------------------------------
+ */
+Test(cli_verbs, diff_names_the_planted_fault_first)
+{
+    json_t *fault = json_load_file(TRACES "fault.json", 0, NULL);
+    cr_assert_not_null(fault);
+    char expected[400];
+    snprintf(expected, sizeof expected, "first difference: %s  (phase %s, step %d, microbatch %d)\n",
+             json_string_value(json_object_get(fault, "name")),
+             json_string_value(json_object_get(fault, "phase")),
+             (int)json_integer_value(json_object_get(fault, "step")),
+             (int)json_integer_value(json_object_get(fault, "microbatch")));
+    cli_result r = cli_run("diff " TRACES "a " TRACES "b");
+    cr_expect(r.code == 1 && !cli_unclean(&r), "exit code %d\n%s", r.code, r.err);
+    cr_expect_eq(strncmp(r.out, expected, strlen(expected)), 0, "expected %sfound %s", expected, r.out);
+    /* Row [1,3,:] of 8 values, multiplied by 1.25. */
+    char *end = strstr(r.out, "then:");
+    cr_assert_not_null(end);
+    *end = 0;
+    cr_expect(strstr(r.out, "8 of 80 elements") != NULL && strstr(r.out, "[1, 3, 0]") != NULL &&
+                  strstr(r.out, "1.25 times") != NULL,
+              "%s", r.out);
+    json_decref(fault);
+    cli_free(&r);
+}
+
+Test(cli_verbs, diff_of_a_trace_with_itself_finds_nothing)
+{
+    cli_result r = cli_run("diff " TRACES "a " TRACES "a");
+    cli_expect_success(&r, "a a");
+    cr_expect(strstr(r.out, "no difference in 432 tensors") != NULL, "%s", r.out);
+    cli_free(&r);
+}
+
+/* The whole range of the planted row is within a quarter of its tensor's magnitude. */
+Test(cli_verbs, diff_accepts_what_the_tolerance_allows)
+{
+    cli_result r = cli_run("diff --tolerance 1 " TRACES "a " TRACES "b");
+    cli_expect_success(&r, "tolerance 1");
+    cli_free(&r);
+    r = cli_run("diff --tolerance 1e-6 " TRACES "a " TRACES "b");
+    cr_expect_eq(r.code, 1, "%s", r.err);
+    cli_free(&r);
+}
+
+/* --- replay ------------------------------------------------------------------------------------------------
+ */
+Test(cli_verbs, replay_recomputes_a_trace_of_the_engine)
+{
+    cli_result r = cli_run("step --engine sim --layout tp2,sp --model " MODELS "llama --batch " MODELS
+                           "llama/batch.safetensors --out out --trace trace");
+    cli_expect_success(&r, "step");
+    cli_free(&r);
+    r = cli_run("replay --out results.jsonl trace");
+    cli_expect_success(&r, "replay");
+    cr_expect(strstr(r.out, " 0 failed, 0 skipped\n") != NULL, "%s", r.out);
+    cr_expect(strstr(r.out, "0 passed") != r.out, "%s", r.out);
+    char *text = cli_read(cli_file("results.jsonl"));
+    cr_expect_gt(cli_count(text, "\"verdict\":\"pass\""), 50);
+    cr_expect_eq(cli_count(text, "\"operation\":\"attention_bwd\",\"instance\":\"decoder.layers.1."), 3,
+                 "dq, dk, dv");
+    free(text);
+    cli_free(&r);
+}
+
+/* A trace that changed on disk is not judged. */
+Test(cli_verbs, replay_refuses_a_trace_with_one_flipped_bit)
+{
+    cli_result r = cli_run("step --engine sim --model " MODELS "llama --batch " MODELS
+                           "llama/batch.safetensors --out out --trace trace");
+    cli_expect_success(&r, "step");
+    cli_free(&r);
+    char *bytes = NULL;
+    uint64_t n;
+    cr_assert_eq(assay_read_file(cli_file("trace/rank-00000-step-00000.safetensors"), 1 << 28, &bytes, &n),
+                 ASSAY_OK, "%s", assay_error_message());
+    bytes[n / 2 / 4 * 4 + 3] ^= 0x40; /* the exponent of one F32 in the middle */
+    cli_write(cli_file("trace/rank-00000-step-00000.safetensors"), bytes, n);
+    free(bytes);
+    r = cli_run("replay trace");
+    cli_expect_refusal(&r, "flipped bit",
+                       (const char *const[]){"rank-00000.jsonl:", "content hash", "the data has", NULL});
+    cli_free(&r);
+}
+
+/* --- layout ------------------------------------------------------------------------------------------------
+ */
+Test(cli_verbs, layout_shows_the_example_of_the_documentation)
+{
+    cli_result r = cli_run("layout tp2,sp,pp2,ep2,dp2");
+    cli_expect_success(&r, "layout");
+    static const char *const lines[] = {
+        "tp2,sp,pp2,ep2,dp2: 8 ranks, data parallel 2, expert data parallel 2",
+        "\n     5    1    0    0    1 |    0    1    0\n",
+        "world      {0,1,2,3,4,5,6,7}\n",
+        "tp         {0,1} {2,3} {4,5} {6,7}\n",
+        "dp         {0,2} {1,3} {4,6} {5,7}\n",
+        "model      {0,1,4,5} {2,3,6,7}\n",
+        "embedding  {0,4} {1,5} {2,6} {3,7}\n",
+    };
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++)
+        cr_expect(strstr(r.out, lines[i]) != NULL, "expected '%s' in\n%s", lines[i], r.out);
+    cli_free(&r);
+}
+
+Test(cli_verbs, layout_shows_what_each_rank_holds)
+{
+    cli_result r = cli_run("layout tp2 --model " MODELS "llama");
+    cli_expect_success(&r, "layout");
+    cr_expect(strstr(r.out, "rank 1 holds\n") != NULL);
+    cr_expect(strstr(r.out, "[28:56+84:112, 0:64]") != NULL, "[gate; up] of rank 1 is two segments\n%s",
+              r.out);
+    cli_free(&r);
+    r = cli_run("layout tp3 --model " MODELS "llama");
+    cli_expect_refusal(&r, "tp3", (const char *const[]){"tp3", "4 attention heads", NULL});
+    cli_free(&r);
+}
+
+/* --- doctor, help, version ---------------------------------------------------------------------------------
+ */
+Test(cli_verbs, doctor_says_which_engine_will_be_used_and_why)
+{
+    cli_result r = cli_run("doctor");
+    cli_expect_success(&r, "doctor");
+    static const char *const words[] = {"\nOpenBLAS ", "\nJansson ",  "\nlibsodium ",   "\nsim ",    "\ngpu ",
+                                        "\nauto ",     "assay-sim\n", "simulated true", "processors"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        cr_expect(strstr(r.out, words[i]) != NULL, "expected '%s' in\n%s", words[i], r.out);
+    cli_free(&r);
+}
+
+Test(cli_verbs, help_names_every_verb)
+{
+    static const char *const spellings[] = {"--help", "-h", "help"};
+    for (int s = 0; s < 3; s++) {
+        cli_result r = cli_run("%s", spellings[s]);
+        cli_expect_success(&r, spellings[s]);
+        for (int v = 0; v < N_VERBS; v++) {
+            char line[32];
+            snprintf(line, sizeof line, "\n  %s ", verbs[v]);
+            cr_expect(strstr(r.out, line) != NULL, "%s: %s", spellings[s], verbs[v]);
+        }
+        cli_free(&r);
+    }
+}
+
+Test(cli_verbs, every_verb_has_help_that_names_itself)
+{
+    for (int v = 0; v < N_VERBS; v++) {
+        char usage[64];
+        cli_result r = cli_run("%s --help", verbs[v]);
+        cli_expect_success(&r, verbs[v]);
+        snprintf(usage, sizeof usage, "Usage: assay %s ", verbs[v]);
+        cr_expect_eq(strncmp(r.out, usage, strlen(usage)), 0, "%s", r.out);
+        cr_expect_str_empty(r.err);
+        cli_free(&r);
+    }
+}
+
+Test(cli_verbs, help_lists_the_contract_of_step)
+{
+    static const char *const options[] = {"--engine",     "--model",      "--batch",    "--out",
+                                          "--layout",     "--precision",  "--lr=",      "--lr-decay-style",
+                                          "--adam-beta1", "--adam-beta2", "--adam-eps", "--weight-decay",
+                                          "--clip-grad",  "--train-iters"};
+    cli_result r = cli_run("step --help");
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++)
+        cr_expect(strstr(r.out, options[i]) != NULL, "%s", options[i]);
+    cli_free(&r);
+}
+
+Test(cli_verbs, version_is_one_line)
+{
+    for (int v = -1; v < N_VERBS; v++) {
+        cli_result r = cli_run("%s --version", v < 0 ? "" : verbs[v]);
+        cli_expect_success(&r, "--version");
+        cr_expect(strncmp(r.out, "assay ", 6) == 0 && cli_count(r.out, "\n") == 1 &&
+                      cli_count(r.out, ".") == 2,
+                  "%s: %s", v < 0 ? "assay" : verbs[v], r.out);
+        cli_free(&r);
+    }
+}
+
+/* Exit code 2 and a message that names what was found or expected. */
+Test(cli_verbs, wrong_arguments_are_refused)
+{
+    static const struct {
+        const char *arguments, *words[2];
+    } cases[] = {
+        {"frobnicate", {"unknown verb \"frobnicate\"", "Usage: assay VERB"}},
+        {"", {"Usage: assay VERB"}},
+        {"--surprise", {"--surprise"}},
+        {"diff", {"two trace folders"}},
+        {"diff " TRACES "a", {"two trace folders"}},
+        {"diff " TRACES "a nowhere", {"nowhere", "No such file"}},
+        {"diff --tolerance 2 a b", {"--tolerance: expected a number from 0 to 1", "found 2"}},
+        {"diff --tolerance nan a b", {"--tolerance: expected a number from 0 to 1", "nan"}},
+        {"replay", {"one trace folder"}},
+        {"replay nowhere", {"nowhere", "No such file"}},
+        {"layout", {"expected one layout"}},
+        {"layout tp2 pp2", {"expected one layout"}},
+        {"layout tp2,xx", {"unknown word 'xx'"}},
+        {"layout 1 --model nowhere", {"nowhere", "No such file"}},
+        {"layout 1 --tolerance 1", {"--tolerance", "unknown option"}},
+        {"report", {"merge RESULTS.jsonl"}},
+        {"report mend x", {"merge RESULTS.jsonl"}},
+        {"doctor --surprise", {"--surprise", "unknown option"}},
+        {"doctor stray", {"stray"}},
+        {"selftest --surprise", {"--surprise", "unknown option"}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        cli_result r = cli_run("%s", cases[i].arguments);
+        cr_expect(r.code == 2 && !cli_unclean(&r), "'%s': exit code %d\n%s", cases[i].arguments, r.code,
+                  r.err);
+        for (int w = 0; w < 2 && cases[i].words[w] != NULL; w++)
+            cr_expect(strstr(r.err, cases[i].words[w]) != NULL, "'%s': expected '%s' in\n%s",
+                      cases[i].arguments, cases[i].words[w], r.err);
+        cli_free(&r);
+    }
+}

@@ -1,0 +1,92 @@
+/* Laws: the first difference in order of execution is named; a missing tensor is a difference; nothing
+ * compared is not a pass. */
+#include "tests/support/parity.h"
+
+static int diff_text(const char *a, const char *b, double tolerance, char text[8192])
+{
+    int code = -1;
+    FILE *out = tmpfile();
+    must(parity_diff(a, b, tolerance, out, &code));
+    rewind(out);
+    const size_t n = fread(text, 1, 8191, out);
+    text[n] = '\0';
+    fclose(out);
+    return code;
+}
+
+Test(parity_diff, finds_the_fault_planted_in_the_golden_trace)
+{
+    char text[8192];
+    const int code =
+        diff_text(ASSAY_SOURCE_DIR "/golden/trace/a", ASSAY_SOURCE_DIR "/golden/trace/b", -1.0, text);
+    cr_assert_eq(code, 1, "%s", text);
+    const char *first = strstr(text, "first difference: ");
+    cr_assert_not_null(first, "%s", text);
+    const char *expected =
+        "first difference: model.layers.1.mlp.down_proj  (phase forward, step 1, microbatch 1)\n";
+    cr_assert_eq(strncmp(first, expected, strlen(expected)), 0, "%s", text);
+    cr_assert(strstr(first, "1.25 times the expected"), "%s", text);
+}
+
+Test(parity_diff, a_trace_equals_itself)
+{
+    char text[8192];
+    const char *a = ASSAY_SOURCE_DIR "/golden/trace/a";
+    cr_assert_eq(diff_text(a, a, -1.0, text), 0, "%s", text);
+    cr_assert(strstr(text, " passed, 0 failed, 0 skipped\n"));
+}
+
+static void write_one(const char *dir, const char *name, float last)
+{
+    const float data[4] = {1, 2, 3, last};
+    assay_trace_writer *w = open_writer(dir, 0, 1, NULL);
+    if (name)
+        put_f32(w, name, ASSAY_PHASE_FORWARD, 2, 2, data);
+    close_writer(w);
+}
+
+static int diff_pair(const char *name_a, float last_a, const char *name_b, float last_b, double tolerance,
+                     char text[8192])
+{
+    char a[256], b[256];
+    write_one(fresh_path(a, "a"), name_a, last_a);
+    write_one(fresh_path(b, "b"), name_b, last_b);
+    const int code = diff_text(a, b, tolerance, text);
+    remove_path(b);
+    remove_path(a);
+    return code;
+}
+
+Test(parity_diff, tolerance_is_relative_to_the_largest_value)
+{
+    char text[8192];
+    cr_assert_eq(diff_pair("x", 4.0f, "x", 4.001f, 1e-3, text), 0, "%s", text);
+    cr_assert_eq(diff_pair("x", 4.0f, "x", 4.01f, 1e-3, text), 1, "%s", text);
+    cr_assert_eq(diff_pair("x", 4.0f, "x", NAN, 1e3, text), 1, "%s", text);
+    cr_assert_eq(diff_pair("x", NAN, "x", 4.0f, 1e3, text), 1, "%s", text);
+}
+
+Test(parity_diff, missing_tensors_and_empty_traces_are_no_pass)
+{
+    char text[8192];
+    cr_assert_eq(diff_pair("x", 4, "y", 4, -1, text), 1);
+    cr_assert(strstr(text, "missing from the second trace"));
+    cr_assert(strstr(text, "missing from the first trace"));
+    cr_assert_eq(diff_pair(NULL, 4, NULL, 4, -1, text), 2, "%s", text);
+}
+
+Test(parity_diff, sharded_and_whole_runs_compare_as_global_tensors)
+{
+    char a[256], b[256], text[8192];
+    const float data[4] = {1, 2, 3, 4};
+    write_one(fresh_path(a, "a"), "x", 4);
+    fresh_path(b, "b");
+    for (int rank = 0; rank < 2; rank++) {
+        assay_trace_writer *w = open_writer(b, rank, 2, "tp2");
+        put_rows_f32(w, "x", 2, 2, rank, 1, data + 2 * rank);
+        close_writer(w);
+    }
+    cr_assert_eq(diff_text(a, b, -1, text), 0, "%s", text);
+    remove_path(b);
+    remove_path(a);
+}

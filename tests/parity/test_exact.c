@@ -1,0 +1,189 @@
+/* Laws of the exact check: the reference's own answer passes, one changed element of any operation fails. */
+#include "tests/support/parity.h"
+
+#include "ref/ops.h"
+
+enum { MUTANT_NONE = -1 };
+
+static void decode(const assay_trace_tensor *t, const char *slot, ref_value *v)
+{
+    memset(v, 0, sizeof *v);
+    snprintf(v->slot, sizeof v->slot, "%s", slot);
+    v->dtype = t->dtype;
+    v->ndim = t->shard.ndim;
+    memcpy(v->shape, t->shard.local_shape, sizeof v->shape);
+    v->count = assay_shard_count(&t->shard);
+    if (t->dtype == ASSAY_I64) {
+        v->ivalue = malloc((size_t)v->count * 8 + 8);
+        if (v->count)
+            memcpy(v->ivalue, t->data, (size_t)v->count * 8);
+        return;
+    }
+    v->value = malloc((size_t)v->count * 8 + 8);
+    for (int64_t i = 0; i < v->count; i++) {
+        float f;
+        memcpy(&f, (const char *)t->data + 4 * i, 4);
+        v->value[i] = (double)f;
+    }
+}
+
+/* Stored dtype of an output: sums in double, integers as they are, the rest F32. */
+static assay_dtype stored(const char *op, const ref_value *v)
+{
+    if (v->ivalue)
+        return ASSAY_I64;
+    return strcmp(op, "sumsq") == 0 || strcmp(op, "sum") == 0 ? ASSAY_F64 : ASSAY_F32;
+}
+
+static int64_t write_output(assay_trace_writer *w, const assay_trace_op *op, const ref_value *v, bool change)
+{
+    char name[ASSAY_NAME];
+    snprintf(name, sizeof name, "%.100s.%s", op->instance, v->slot);
+    const assay_dtype dtype = stored(op->op, v);
+    assay_trace_tensor t = tensor_of(name, ASSAY_PHASE_FORWARD, dtype, v->ndim, v->shape);
+    t.microbatch = -1;
+    char *bytes = calloc((size_t)v->count + 1, 8);
+    for (int64_t i = 0; i < v->count; i++) {
+        const float f = v->value ? (float)v->value[i] : 0;
+        if (dtype == ASSAY_F32)
+            memcpy(bytes + 4 * i, &f, 4);
+        else
+            memcpy(bytes + 8 * i,
+                   dtype == ASSAY_I64 ? (const void *)&v->ivalue[i] : (const void *)&v->value[i], 8);
+    }
+    if (change && v->count > 0)
+        bytes[dtype == ASSAY_F32   ? 4 * (v->count / 2) + 2
+              : dtype == ASSAY_F64 ? 8 * (v->count / 2) + 6
+                                   : 8 * (v->count / 2)] ^= 0x20;
+    must(assay_trace_write_tensor(w, &t, bytes));
+    free(bytes);
+    return t.id;
+}
+
+/* Answers one operation with the reference; returns whether something could be changed. */
+static bool answer(assay_trace_writer *w, const assay_trace *request, const assay_trace_op *asked,
+                   bool change)
+{
+    ref_value inputs[ASSAY_MAX_SLOTS];
+    assay_trace_op op = *asked;
+    op.n_inputs = op.n_outputs = 0;
+    for (int i = 0; i < asked->n_inputs; i++) {
+        const assay_trace_tensor *from = assay_trace_op_tensor(request, asked, asked->inputs[i].slot);
+        assay_trace_tensor t = *from;
+        decode(from, asked->inputs[i].slot, &inputs[i]);
+        must(assay_trace_write_tensor(w, &t, from->data));
+        op_in(&op, asked->inputs[i].slot, t.id);
+    }
+    bool changed = false;
+    if (ref_replay_knows(asked->op)) {
+        ref_replay_result result;
+        must(ref_replay(asked->op, asked->attrs, &asked->arith, inputs, asked->n_inputs, NULL, 0, &result));
+        for (int i = 0; i < result.n_outputs; i++) {
+            ref_value *v = &result.outputs[i];
+            op_out(&op, v->slot, write_output(w, asked, v, change && i == 0));
+            changed = changed || (change && i == 0 && v->count > 0);
+        }
+        ref_replay_free(&result);
+    } else { /* a collective of one rank is a copy */
+        op_out(&op, "recv", write_output(w, asked, &inputs[0], change));
+        snprintf(op.outputs[0].slot, ASSAY_SLOT_NAME, "recv");
+        changed = change && inputs[0].count > 0;
+    }
+    for (int i = 0; i < asked->n_inputs; i++) {
+        free(inputs[i].value);
+        free(inputs[i].ivalue);
+    }
+    must(assay_trace_write_op(w, &op));
+    return changed;
+}
+
+static int64_t n_requests(const char *dir)
+{
+    assay_trace *t = open_trace(dir);
+    const int64_t n = assay_trace_n_ops(t, 0);
+    assay_trace_close(t);
+    return n;
+}
+
+/* Answers all; the operation `mutant` is changed.  *changed: whether it has an element at all. */
+static parity_report *judge(const char *request_dir, int64_t mutant, bool *changed, char instance[ASSAY_NAME])
+{
+    char dir[256];
+    assay_trace *request = open_trace(request_dir);
+    assay_trace_writer *w = open_writer(fresh_path(dir, "answer"), 0, 1, NULL);
+    *changed = false;
+    for (int64_t i = 0; i < assay_trace_n_ops(request, 0); i++) {
+        const assay_trace_op *asked = assay_trace_op_at(request, 0, i);
+        if (answer(w, request, asked, i == mutant)) {
+            *changed = true;
+            memcpy(instance, asked->instance, ASSAY_NAME);
+        }
+    }
+    close_writer(w);
+    assay_trace_close(request);
+    parity_report *r = new_report();
+    must(parity_check_exact(request_dir, dir, r));
+    remove_path(dir);
+    return r;
+}
+
+Test(parity_exact, the_reference_answers_its_own_request)
+{
+    char dir[256], instance[ASSAY_NAME];
+    bool changed;
+    must(parity_exact_request(fresh_path(dir, "request"), 1, "F32"));
+    parity_report *r = judge(dir, MUTANT_NONE, &changed, instance);
+    print_failures(r);
+    cr_assert_eq(n_failed(r), 0);
+    cr_assert_gt(n_passed(r), 30);
+    parity_report_destroy(r);
+    remove_path(dir);
+}
+
+Test(parity_exact, one_changed_element_of_any_operation_fails_there)
+{
+    char dir[256], instance[ASSAY_NAME];
+    must(parity_exact_request(fresh_path(dir, "request"), 1, "F32"));
+    const int64_t n = n_requests(dir);
+    int64_t tried = 0;
+    for (int64_t m = 0; m < n; m += 7) {
+        bool changed;
+        parity_report *r = judge(dir, m, &changed, instance);
+        const parity_result *f = first_failure(r);
+        if (changed) {
+            cr_assert_not_null(f, "%s", instance);
+            cr_assert_str_eq(f->instance, instance);
+            tried++;
+        }
+        parity_report_destroy(r);
+    }
+    cr_assert_gt(tried, 5);
+    remove_path(dir);
+}
+
+Test(parity_exact, requests_are_written_for_every_rank_and_act_dtype)
+{
+    char dir[256];
+    must(parity_exact_request(fresh_path(dir, "request"), 3, "BF16"));
+    assay_trace *t = open_trace(dir);
+    cr_assert_eq(assay_trace_world(t), 3);
+    cr_assert_gt(assay_trace_n_ops(t, 0), assay_trace_n_ops(t, 2));
+    cr_assert_str_eq(json_string_value(json_object_get(assay_trace_op_at(t, 2, 0)->attrs, "act")), "BF16");
+    assay_trace_close(t);
+    remove_path(dir);
+    cr_assert_eq(parity_exact_request("/nonexistent/x", 1, "F8_E4M3"), ASSAY_INVALID_ARGUMENT);
+}
+
+Test(parity_exact, a_missing_answer_is_a_failure)
+{
+    char dir[256], other[256];
+    must(parity_exact_request(fresh_path(dir, "request"), 1, "F32"));
+    close_writer(open_writer(fresh_path(other, "answer"), 0, 1, NULL));
+    parity_report *r = new_report();
+    must(parity_check_exact(dir, other, r));
+    cr_assert_gt(n_failed(r), 100);
+    cr_assert_eq(n_passed(r), 0);
+    parity_report_destroy(r);
+    remove_path(other);
+    remove_path(dir);
+}

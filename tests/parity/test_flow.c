@@ -1,0 +1,163 @@
+/* Laws: what an operation reads is what its producer wrote; the operations are those of the plan. */
+#include "tests/support/parity.h"
+
+static const float one[4] = {1, 2, 3, 4}, two[4] = {2, 4, 6, 8}, zero[4] = {0, 0, 0, 0};
+
+typedef struct story {
+    const float *read;    /* what the second operation reads as a.y */
+    const float *weight;  /* what step 1 reads as the parameter */
+    const float *grad_in; /* what step 1's gradient starts from */
+    bool unwritten;       /* the second operation reads a name nobody wrote */
+} story;
+
+static const char *const weight_name = "decoder.final_layernorm.weight";
+
+static void write_step(assay_trace_writer *w, int64_t step, const story *s)
+{
+    const int64_t shape[2] = {2, 2};
+    const bool second = step == 1;
+    assay_trace_tensor t = tensor_of("a.y", ASSAY_PHASE_FORWARD, ASSAY_F32, 2, shape);
+    t.step = step;
+    must(assay_trace_write_tensor(w, &t, one));
+    assay_trace_op make = op_of("cast", "a", ASSAY_PHASE_FORWARD);
+    make.step = step;
+    op_out(&make, "y", t.id);
+    must(assay_trace_write_op(w, &make));
+
+    assay_trace_op use = op_of("linear_bwd_weight", "b", ASSAY_PHASE_BACKWARD);
+    use.step = step;
+    if (second && s->unwritten)
+        snprintf(t.name, sizeof t.name, "c.y");
+    must(assay_trace_write_tensor(w, &t, second ? s->read : one));
+    op_in(&use, "x", t.id);
+    snprintf(t.name, sizeof t.name, "%s.main_grad", weight_name);
+    must(assay_trace_write_tensor(w, &t, second ? s->grad_in : zero));
+    op_in(&use, "dweight_in", t.id);
+    must(assay_trace_write_tensor(w, &t, two));
+    op_out(&use, "dweight", t.id);
+    must(assay_trace_write_op(w, &use));
+
+    assay_trace_op update = op_of("adamw", weight_name, ASSAY_PHASE_OPTIMIZER);
+    update.step = step;
+    update.microbatch = -1;
+    t.microbatch = -1;
+    snprintf(t.name, sizeof t.name, "%s", weight_name);
+    must(assay_trace_write_tensor(w, &t, second ? s->weight : one));
+    op_in(&update, "weight", t.id);
+    must(assay_trace_write_tensor(w, &t, two));
+    op_out(&update, "param", t.id);
+    must(assay_trace_write_op(w, &update));
+    must(assay_trace_end_step(w));
+}
+
+static void make_spec(assay_model_spec **spec)
+{
+    char path[512];
+    assay_model_config *c = malloc(sizeof *c);
+    snprintf(path, sizeof path, "%s/golden/models/llama", ASSAY_SOURCE_DIR);
+    must(assay_config_load(path, c));
+    must(assay_spec_build(c, spec));
+    free(c);
+}
+
+static parity_report *flow_of(const story *s)
+{
+    char dir[256];
+    assay_model_spec *spec;
+    make_spec(&spec);
+    assay_trace_writer *w = open_writer(fresh_path(dir, "t"), 0, 1, "1");
+    write_step(w, 0, s);
+    write_step(w, 1, s);
+    must(assay_trace_writer_close(w));
+    assay_trace_writer_destroy(w);
+    assay_trace *t = open_trace(dir);
+    parity_report *r = new_report();
+    must(parity_check_flow(t, spec, NULL, NULL, r));
+    assay_trace_close(t);
+    assay_spec_destroy(spec);
+    remove_path(dir);
+    return r;
+}
+
+static void expect_failure(const story *s, const char *instance, const char *slot, const char *word)
+{
+    parity_report *r = flow_of(s);
+    const parity_result *f = first_failure(r);
+    cr_assert_not_null(f);
+    cr_assert_eq(n_failed(r), 1);
+    cr_assert_str_eq(f->instance, instance);
+    cr_assert_str_eq(f->tensor, slot);
+    cr_assert(strstr(f->message, word) || strstr(f->diagnosis, word), "%s [%s]", f->message, f->diagnosis);
+    parity_report_destroy(r);
+}
+
+Test(parity_flow, whole_edges_pass)
+{
+    parity_report *r = flow_of(&(story){one, two, zero, false});
+    print_failures(r);
+    cr_assert_eq(n_failed(r), 0);
+    cr_assert_eq(n_passed(r), 3, "x, dweight_in, weight");
+    parity_report_destroy(r);
+}
+
+Test(parity_flow, a_broken_edge_is_named_and_explained)
+{
+    const float other[4] = {1, 2, 3, 5};
+    expect_failure(&(story){other, two, zero, false}, "b", "x", "a.y is not what cast a wrote");
+    expect_failure(&(story){other, two, zero, false}, "b", "x", "only the element [1, 1] is wrong");
+    expect_failure(&(story){two, two, zero, false}, "b", "x", "it is the content of");
+}
+
+Test(parity_flow, a_stale_weight_is_recognised)
+{
+    expect_failure(&(story){one, one, zero, false}, weight_name, "weight", "stale: it is the initial value");
+}
+
+Test(parity_flow, a_gradient_enters_a_step_as_zeros)
+{
+    expect_failure(&(story){one, two, two, false}, "b", "dweight_in", "expected zeros");
+}
+
+Test(parity_flow, real_values_that_nobody_wrote_fail)
+{
+    expect_failure(&(story){one, two, zero, true}, "b", "x", "no operation of rank 0 wrote c.y");
+}
+
+/* A trace of the forward operations of a plan needs every one of them. */
+Test(parity_flow, missing_and_extra_operations_are_named)
+{
+    char dir[256];
+    assay_model_spec *spec;
+    make_spec(&spec);
+    assay_trace_writer *w = open_writer(fresh_path(dir, "t"), 0, 1, "1");
+    assay_trace_op o = op_of("embedding_fwd", "embedding", ASSAY_PHASE_FORWARD);
+    must(assay_trace_write_op(w, &o));
+    o = op_of("linear_fwd", "decoder.layers.99.mlp.linear_fc1", ASSAY_PHASE_FORWARD);
+    must(assay_trace_write_op(w, &o));
+    close_writer(w);
+    assay_trace *t = open_trace(dir);
+    parity_report *r = new_report();
+    assay_parallel_config p;
+    assay_grid g;
+    assay_train_options options;
+    memset(&options, 0, sizeof options);
+    must(assay_layout_parse("1", &p));
+    must(assay_grid_make(&p, &g));
+    must(parity_check_flow(t, spec, &g, &options, r));
+    bool missing = false, extra = false, embedding = false;
+    for (int64_t i = 0; i < parity_report_count(r); i++) {
+        const parity_result *x = parity_report_at(r, i);
+        missing = missing || strstr(x->message, "missing operation: attention_bwd "
+                                                "decoder.layers.1.self_attention.core_attention (backward)");
+        extra = extra ||
+                strstr(x->message, "extra operation: linear_fwd decoder.layers.99.mlp.linear_fc1 (forward)");
+        embedding = embedding || (x->verdict == PARITY_PASS && strcmp(x->instance, "embedding") == 0);
+    }
+    cr_assert(missing);
+    cr_assert(extra);
+    cr_assert(embedding);
+    assay_trace_close(t);
+    assay_spec_destroy(spec);
+    parity_report_destroy(r);
+    remove_path(dir);
+}

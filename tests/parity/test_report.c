@@ -1,0 +1,186 @@
+/* Reports: what goes in comes out, and nothing that was not checked looks like a pass. */
+#include "core/base/log.h"
+#include "parity/report/report_files.h"
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+static char root[64];
+
+static void make_root(void)
+{
+    snprintf(root, sizeof root, "/tmp/assay-report-XXXXXX");
+    cr_assert_not_null(mkdtemp(root));
+}
+
+static void drop_root(void)
+{
+    assay_remove_tree(root, "/tmp/");
+}
+
+static char *slurp(const char *name)
+{
+    char path[256];
+    char *text = NULL;
+    uint64_t n = 0;
+    snprintf(path, sizeof path, "%s/%s", root, name);
+    cr_assert_eq(assay_read_file(path, 1 << 20, &text, &n), ASSAY_OK, "%s", assay_error_message());
+    return text;
+}
+
+static parity_result sample(parity_verdict v, double ratio)
+{
+    parity_result r;
+    parity_result_init(&r);
+    snprintf(r.case_name, sizeof r.case_name, "llama");
+    snprintf(r.layout, sizeof r.layout, "tp2,sp");
+    snprintf(r.precision, sizeof r.precision, "bf16");
+    snprintf(r.engine, sizeof r.engine, "sim");
+    snprintf(r.instance, sizeof r.instance, "decoder.layers.0.mlp.linear_fc1");
+    snprintf(r.op, sizeof r.op, "linear_fwd");
+    snprintf(r.tensor, sizeof r.tensor, "y");
+    snprintf(r.message, sizeof r.message, "expected <1> & found \"2\"");
+    snprintf(r.reproduce, sizeof r.reproduce, "assay run --case llama --layout tp2,sp");
+    r.check = PARITY_CHECK_LOCAL;
+    r.phase = ASSAY_PHASE_FORWARD;
+    r.step = 1;
+    r.rank = 2;
+    r.index_ndim = 2;
+    r.index[0] = 3;
+    r.index[1] = 5;
+    r.verdict = v;
+    r.ratio = ratio;
+    r.count = 99;
+    r.n_bad = v == PARITY_FAIL ? 1 : 0;
+    r.found = ratio;
+    return r;
+}
+
+static parity_report *three(void)
+{
+    parity_report *report;
+    const parity_result a = sample(PARITY_PASS, 0.25), b = sample(PARITY_FAIL, (double)NAN),
+                        c = sample(PARITY_SKIP, 0);
+    cr_assert_eq(parity_report_create(&report), ASSAY_OK);
+    cr_assert_eq(parity_report_add(report, &a), ASSAY_OK);
+    cr_assert_eq(parity_report_add(report, &b), ASSAY_OK);
+    cr_assert_eq(parity_report_add(report, &c), ASSAY_OK);
+    return report;
+}
+
+TestSuite(parity_report, .init = make_root, .fini = drop_root);
+
+Test(parity_report, a_result_never_filled_is_not_a_pass)
+{
+    parity_result r;
+    parity_result_init(&r);
+    cr_expect_eq(r.verdict, PARITY_SKIP);
+}
+
+Test(parity_report, jsonl_reads_back_what_was_written)
+{
+    parity_report *report = three(), *back;
+    char path[256];
+    snprintf(path, sizeof path, "%s/results.jsonl", root);
+    cr_assert_eq(parity_report_jsonl(report, path), ASSAY_OK);
+    cr_assert_eq(parity_report_create(&back), ASSAY_OK);
+    cr_assert_eq(parity_report_load_jsonl(back, path), ASSAY_OK, "%s", assay_error_message());
+    cr_assert_eq(parity_report_count(back), 3);
+    for (int64_t i = 0; i < 3; i++) {
+        const parity_result *x = parity_report_at(report, i), *y = parity_report_at(back, i);
+        cr_expect_eq(x->verdict, y->verdict);
+        cr_expect_eq(x->check, y->check);
+        cr_expect_eq(x->phase, y->phase);
+        cr_expect_eq(x->step, y->step);
+        cr_expect_eq(x->rank, y->rank);
+        cr_expect_eq(x->count, y->count);
+        cr_expect_eq(x->index[1], y->index[1]);
+        cr_expect(x->ratio == y->ratio || (isnan(x->ratio) && isnan(y->ratio)));
+        cr_expect_str_eq(x->instance, y->instance);
+        cr_expect_str_eq(x->layout, y->layout);
+        cr_expect_str_eq(x->reproduce, y->reproduce);
+    }
+    parity_report_destroy(report);
+    parity_report_destroy(back);
+}
+
+Test(parity_report, a_malformed_line_is_named)
+{
+    static const struct {
+        const char *text, *message;
+    } rows[] = {
+        {"{\"check\":\"local\"}\n",
+         "results.jsonl:1: expected a known check and verdict, found local and nothing"},
+        {"{\"check\":\"local\",\"verdict\":\"perfect\"}\n", "found local and perfect"},
+        {"[1]\n", "results.jsonl:1: expected an object"},
+        {"{\"check\":\"local\",\"verdict\":\"pass\"}\n{\n", "results.jsonl:2"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        parity_report *report;
+        char path[256];
+        snprintf(path, sizeof path, "%s/results.jsonl", root);
+        cr_assert_eq(assay_write_file(path, rows[i].text, strlen(rows[i].text)), ASSAY_OK);
+        cr_assert_eq(parity_report_create(&report), ASSAY_OK);
+        cr_expect_neq(parity_report_load_jsonl(report, path), ASSAY_OK, "%s", rows[i].text);
+        cr_expect_not_null(strstr(assay_error_message(), rows[i].message), "%s", assay_error_message());
+        parity_report_destroy(report);
+    }
+}
+
+Test(parity_report, a_ratio_that_is_not_a_number_reads_back_as_nan)
+{
+    parity_report *report;
+    char path[256];
+    const char *text = "{\"check\":\"local\",\"verdict\":\"pass\",\"ratio\":\"small\"}\n";
+    snprintf(path, sizeof path, "%s/r.jsonl", root);
+    cr_assert_eq(assay_write_file(path, text, strlen(text)), ASSAY_OK);
+    cr_assert_eq(parity_report_create(&report), ASSAY_OK);
+    cr_assert_eq(parity_report_load_jsonl(report, path), ASSAY_OK);
+    cr_expect(isnan(parity_report_at(report, 0)->ratio));
+    parity_report_destroy(report);
+}
+
+Test(parity_report, junit_counts_and_escapes)
+{
+    parity_report *report = three();
+    char path[256];
+    snprintf(path, sizeof path, "%s/junit.xml", root);
+    cr_assert_eq(parity_report_junit(report, path), ASSAY_OK);
+    char *text = slurp("junit.xml");
+    cr_expect_not_null(strstr(text, "<testsuites name=\"assay\" tests=\"3\" failures=\"1\" skipped=\"1\">"));
+    cr_expect_not_null(strstr(text, "expected &lt;1&gt; &amp; found &quot;2&quot;"));
+    cr_expect_not_null(strstr(text, "decoder.layers.0.mlp.linear_fc1 linear_fwd y[3,5], step 1, rank 2"));
+    cr_expect_null(strstr(text, "found \"2\""));
+    free(text);
+    parity_report_destroy(report);
+}
+
+Test(parity_report, html_is_self_contained_and_shows_the_failure)
+{
+    parity_report *report = three();
+    char path[256];
+    snprintf(path, sizeof path, "%s/index.html", root);
+    cr_assert_eq(parity_report_html(report, path, "t <x>", NULL), ASSAY_OK);
+    char *text = slurp("index.html");
+    cr_expect_null(strstr(text, "http"));
+    cr_expect_null(strstr(text, "<script"));
+    cr_expect_not_null(strstr(text, "t &lt;x&gt;"));
+    cr_expect_not_null(strstr(text, "1 failed"));
+    cr_expect_not_null(strstr(text, "assay run --case llama --layout tp2,sp"));
+    free(text);
+    parity_report_destroy(report);
+}
+
+Test(parity_report, a_nan_is_the_worst_ratio_of_its_column)
+{
+    parity_report *report = three();
+    parity_column *columns;
+    int64_t n;
+    cr_assert_eq(parity_report_columns(report, &columns, &n), ASSAY_OK);
+    cr_assert_eq(n, 1);
+    cr_expect(isnan(columns[0].worst[PARITY_CHECK_LOCAL]));
+    cr_expect_eq(columns[0].failed[PARITY_CHECK_LOCAL], 1);
+    free(columns);
+    parity_report_destroy(report);
+}

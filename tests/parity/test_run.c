@@ -1,0 +1,362 @@
+/* `assay run` on a tiny case: exit codes, report files, failures that are named and happen again, shards. */
+#include "tests/support/cli.h"
+#include <jansson.h>
+
+static const char case_text[] =
+    "{\"name\": \"tiny\", \"model\": {\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\","
+    " \"hidden_size\": 16, \"intermediate_size\": 24, \"num_hidden_layers\": 1, \"num_attention_heads\": 2,"
+    " \"num_key_value_heads\": 2, \"head_dim\": 8, \"vocab_size\": 257, \"max_position_embeddings\": 64,"
+    " \"hidden_act\": \"silu\", \"rms_norm_eps\": 1e-5, \"initializer_range\": 0.05,"
+    " \"tie_word_embeddings\": true,"
+    " \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 10000.0}},"
+    " \"data\": {\"paths\": [\"text.md\"], \"steps\": 2, \"microbatches\": 2, \"micro_batch_size\": 1,"
+    " \"seq_length\": 9, \"mask_probability\": 0.1}, \"layouts\": [\"1\", \"tp2\"],"
+    " \"training\": {\"seed\": 7, \"lr\": 1e-3}, \"precision\": [\"fp32\"]}\n";
+static const char data_text[] =
+    "The quick brown fox jumps over the lazy dog, again and again, until the page is full of words and "
+    "nobody wants to read on. Then some more text follows, so that a few windows can be cut from it.\n";
+
+static void setup(void)
+{
+    cli_setup();
+    cli_write_text(cli_file("case.json"), case_text);
+    cli_write_text(cli_file("text.md"), data_text);
+}
+
+TestSuite(run, .init = setup, .fini = cli_teardown, .timeout = 200);
+
+typedef struct counts {
+    long long passed, failed, skipped;
+} counts;
+
+/* The last line of stdout: "N passed, N failed, N skipped". */
+static counts totals(const cli_result *r)
+{
+    counts c = {-1, -1, -1};
+    size_t n = strlen(r->out);
+    char tail = 0;
+    cr_expect(n > 0 && r->out[n - 1] == '\n', "%s%s", r->out, r->err);
+    if (n == 0)
+        return c;
+    r->out[n - 1] = 0;
+    const char *line = strrchr(r->out, '\n');
+    line = line != NULL ? line + 1 : r->out;
+    cr_expect(sscanf(line, "%lld passed, %lld failed, %lld skipped%c", &c.passed, &c.failed, &c.skipped,
+                     &tail) == 3,
+              "last line: %s", line);
+    r->out[n - 1] = '\n';
+    return c;
+}
+
+typedef bool (*result_filter)(const json_t *line);
+
+/* Reads results.jsonl: every line is an object with the promised members.  Counts verdicts, and the lines
+ * that `wanted` accepts in *found (the first one's reproduction command in `again`). */
+static counts read_results(const char *path, result_filter wanted, int *found, char again[1024])
+{
+    counts c = {0, 0, 0};
+    char *text = cli_read(path);
+    cr_assert_neq(text[0], 0, "%s is empty", path);
+    for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
+        json_t *o = json_loads(line, 0, NULL);
+        cr_assert(json_is_object(o), "%s", line);
+        const char *verdict = json_string_value(json_object_get(o, "verdict"));
+        const json_t *ratio = json_object_get(o, "ratio");
+        cr_assert_not_null(verdict);
+        c.passed += strcmp(verdict, "pass") == 0;
+        c.failed += strcmp(verdict, "FAIL") == 0;
+        c.skipped += strcmp(verdict, "skip") == 0;
+        cr_expect(
+            json_is_string(json_object_get(o, "case")) && json_is_string(json_object_get(o, "engine")) &&
+                json_is_string(json_object_get(o, "layout")) && json_is_string(json_object_get(o, "check")) &&
+                json_is_integer(json_object_get(o, "step")) && json_is_integer(json_object_get(o, "rank")) &&
+                json_is_integer(json_object_get(o, "count")) &&
+                json_is_string(json_object_get(o, "reproduce")),
+            "a member is missing: %s", line);
+        cr_expect(strcmp(verdict, "skip") == 0 || json_is_string(json_object_get(o, "tensor")) ||
+                      json_is_string(json_object_get(o, "operation")) ||
+                      json_is_string(json_object_get(o, "instance")),
+                  "neither tensor nor operation: %s", line);
+        cr_expect(json_is_real(ratio) || json_is_string(ratio), "%s", line);
+        cr_expect(strcmp(verdict, "pass") != 0 || json_real_value(ratio) <= 1.0, "passed above 1: %s", line);
+        if (wanted != NULL && wanted(o) && (*found)++ == 0)
+            snprintf(again, 1024, "%s", json_string_value(json_object_get(o, "reproduce")));
+        json_decref(o);
+    }
+    free(text);
+    return c;
+}
+
+static void expect_equal_counts(counts a, counts b, const char *what)
+{
+    cr_expect(a.passed == b.passed && a.failed == b.failed && a.skipped == b.skipped,
+              "%s: %lld %lld %lld and %lld %lld %lld", what, a.passed, a.failed, a.skipped, b.passed,
+              b.failed, b.skipped);
+}
+
+/* junit.xml and index.html tell the same counts. */
+static void expect_reports(const char *dir, counts c)
+{
+    char path[CLI_PATH], expected[200];
+    snprintf(path, sizeof path, "%s/junit.xml", dir);
+    char *text = cli_read(cli_file(path));
+    snprintf(expected, sizeof expected,
+             "<testsuites name=\"assay\" tests=\"%lld\" failures=\"%lld\" skipped=\"%lld\">",
+             c.passed + c.failed + c.skipped, c.failed, c.skipped);
+    cr_expect(strstr(text, expected) != NULL, "%s: expected %s", path, expected);
+    cr_expect_eq(cli_count(text, "<testcase "), c.passed + c.failed + c.skipped);
+    cr_expect_eq(cli_count(text, "<failure "), c.failed);
+    cr_expect(strstr(text, "</testsuites>") != NULL);
+    free(text);
+    snprintf(path, sizeof path, "%s/index.html", dir);
+    text = cli_read(cli_file(path));
+    cr_expect(strstr(text, "<html") != NULL && strstr(text, "</html>") != NULL &&
+              strstr(text, "tiny") != NULL);
+    free(text);
+    snprintf(path, sizeof path, "%s/facts.json", dir);
+    json_t *facts = json_load_file(cli_file(path), 0, NULL);
+    cr_expect(json_is_object(facts), "%s", path);
+    json_decref(facts);
+}
+
+static bool is_local_or_whole_tp2(const json_t *o)
+{
+    return strcmp(json_string_value(json_object_get(o, "layout")), "tp2") == 0 &&
+           json_real_value(json_object_get(o, "ratio")) > 0.0;
+}
+
+Test(run, an_honest_engine_passes_and_the_reports_say_so)
+{
+    int found = 0;
+    char again[1024];
+    cli_result r = cli_run("run --engine sim --quiet --report rep case.json");
+    cli_expect_success(&r, "run");
+    const counts c = totals(&r);
+    cr_expect_eq(c.failed, 0);
+    cr_expect_eq(c.skipped, 0);
+    expect_equal_counts(c, read_results(cli_file("rep/results.jsonl"), is_local_or_whole_tp2, &found, again),
+                        "table and results.jsonl");
+    cr_expect_gt(found, 50, "only %d results of tp2 have an error at all: was anything compared?", found);
+    expect_reports("rep", c);
+    cr_expect_not(cli_exists(cli_file("rep/work/tiny/fp32-tp2")), "scratch of a passed task was kept");
+    cli_free(&r);
+}
+
+static bool is_failed_all_reduce(const json_t *o)
+{
+    const char *op = json_string_value(json_object_get(o, "operation"));
+    return strcmp(json_string_value(json_object_get(o, "verdict")), "FAIL") == 0 && op != NULL &&
+           strcmp(json_string_value(json_object_get(o, "check")), "local") == 0 &&
+           strcmp(op, "all_reduce") == 0;
+}
+
+/* The planted fault is found at its operation, and the command that the report gives finds it again. */
+Test(run, a_missing_all_reduce_is_named_and_fails_again)
+{
+    int found = 0;
+    char again[1024] = "";
+    cli_result r =
+        cli_run("run --engine sim --quiet --report rep --layout tp2 --fault skip_all_reduce case.json");
+    cr_expect(r.code == 1 && !cli_unclean(&r), "exit code %d\n%s", r.code, r.err);
+    cr_expect(strstr(r.out, "all_reduce") != NULL, "the operation is not in the table:\n%s", r.out);
+    const counts c = totals(&r);
+    cr_expect_gt(c.failed, 0);
+    expect_equal_counts(c, read_results(cli_file("rep/results.jsonl"), is_failed_all_reduce, &found, again),
+                        "table and results.jsonl");
+    expect_reports("rep", c);
+    cr_expect_eq(found, 1, "all_reduce failed in %d results of the local check", found);
+    cr_expect(cli_exists(cli_file("rep/work/tiny/fp32-tp2/trace")), "traces of a failed task are kept");
+    cli_free(&r);
+    cr_assert_eq(strncmp(again, "assay ", 6), 0, "%s", again);
+    r = cli_run("%s", again + 6);
+    cr_expect_eq(r.code, 1, "%s: exit code %d\n%s", again, r.code, r.err);
+    cr_expect(strstr(r.out, "all_reduce") != NULL, "%s\n%s", again, r.out);
+    expect_equal_counts(c, totals(&r), again);
+    cli_free(&r);
+}
+
+Test(run, other_planted_faults_are_failures)
+{
+    static const char *const faults[] = {"double_microbatch", "flipped_sign", "wrong_scale", "stale_weight"};
+    for (size_t i = 0; i < sizeof faults / sizeof *faults; i++) {
+        cli_result r =
+            cli_run("run --engine sim --quiet --report rep --layout 1 --fault %s case.json", faults[i]);
+        cr_expect(r.code == 1 && !cli_unclean(&r), "%s: exit code %d\n%s", faults[i], r.code, r.err);
+        cr_expect_gt(totals(&r).failed, 0, "%s", faults[i]);
+        cli_free(&r);
+    }
+}
+
+Test(run, shards_join_to_the_whole)
+{
+    cli_result whole = cli_run("run --engine sim --quiet --report whole case.json");
+    cli_expect_success(&whole, "whole");
+    counts parts = {0, 0, 0};
+    for (int i = 1; i <= 2; i++) {
+        cli_result r = cli_run("run --engine sim --quiet --report part%d --shard %d/2 case.json", i, i);
+        cli_expect_success(&r, "shard");
+        const counts c = totals(&r);
+        cr_expect_gt(c.passed, 0);
+        parts.passed += c.passed;
+        cli_free(&r);
+    }
+    cli_result joined = cli_run("report merge part1/results.jsonl part2/results.jsonl --report joined");
+    cli_expect_success(&joined, "merge");
+    expect_equal_counts(totals(&whole), totals(&joined), "whole and joined");
+    expect_equal_counts(totals(&whole), parts, "whole and sum of shards");
+    expect_equal_counts(totals(&whole), read_results(cli_file("joined/results.jsonl"), NULL, NULL, NULL),
+                        "joined results.jsonl");
+    char *a = cli_read(cli_file("whole/results.jsonl")), *b = cli_read(cli_file("joined/results.jsonl"));
+    cr_expect_str_eq(a, b, "joined results are those of the whole run, line by line");
+    free(a);
+    free(b);
+    cli_free(&whole);
+    cli_free(&joined);
+}
+
+Test(run, a_failure_in_a_shard_is_a_failure_of_the_whole)
+{
+    cli_result a = cli_run("run --engine sim --quiet --report a --layout 1 case.json"),
+               b = cli_run(
+                   "run --engine sim --quiet --report b --layout tp2 --fault skip_all_reduce case.json"),
+               r = cli_run("report merge a/results.jsonl b/results.jsonl --report joined");
+    cr_expect_eq(r.code, 1, "%s", r.err);
+    cr_expect_eq(totals(&r).failed, totals(&b).failed);
+    cr_expect_eq(totals(&r).passed, totals(&a).passed + totals(&b).passed);
+    cli_free(&a);
+    cli_free(&b);
+    cli_free(&r);
+}
+
+/* The layout fits the model but not the batch: only the engine finds out. */
+Test(run, a_case_that_cannot_run_is_skipped_with_the_reason)
+{
+    cli_result r = cli_run("run --engine sim --quiet --report rep --layout dp4 --layout 1 case.json");
+    cr_expect(r.code == 2 && !cli_unclean(&r), "exit code %d\n%s", r.code, r.err);
+    const counts c = totals(&r);
+    cr_expect_eq(c.skipped, 1);
+    cr_expect_eq(c.failed, 0);
+    cr_expect_gt(c.passed, 100, "the other layout was checked");
+    cr_expect(strstr(r.out, "data_parallel_size 4 divides neither the 2 microbatches") != NULL, "%s", r.out);
+    expect_reports("rep", c);
+    cli_free(&r);
+}
+
+Test(run, one_check_alone)
+{
+    cli_result r = cli_run("run --engine sim --quiet --report rep --layout 1 --check local case.json");
+    cli_expect_success(&r, "--check local");
+    cr_expect_gt(totals(&r).passed, 50);
+    char *text = cli_read(cli_file("rep/results.jsonl"));
+    cr_expect_eq(cli_count(text, "\"check\":\"local\""), totals(&r).passed);
+    free(text);
+    cli_free(&r);
+    r = cli_run("run --engine sim --quiet --report rep --layout 1 --check routing case.json");
+    cr_expect_eq(r.code, 2, "nothing was compared: exit code %d", r.code);
+    cr_expect_eq(totals(&r).skipped, 0, "a dense model has no routing");
+    cli_free(&r);
+}
+
+/* --- bad input: exit code 2, one message, and the report folder as it was
+ * ------------------------------------- */
+static void refuse(const char *what, const char *arguments, const char *const *words)
+{
+    cr_assert_eq(assay_mkdir_p(cli_file("rep/work")), ASSAY_OK);
+    cli_write_text(cli_file("rep/results.jsonl"), "older");
+    cli_write_text(cli_file("rep/work/older"), "older");
+    cli_result r = cli_run("run --engine sim --report rep %s", arguments);
+    cli_expect_refusal(&r, what, words);
+    cr_expect_eq(cli_count(r.err, "error: "), 1, "%s: one message\n%s", what, r.err);
+    char *kept = cli_read(cli_file("rep/results.jsonl"));
+    cr_expect_str_eq(kept, "older", "%s", what);
+    free(kept);
+    cr_expect(cli_exists(cli_file("rep/work/older")), "%s: scratch was removed", what);
+    cli_free(&r);
+}
+
+Test(run, an_empty_token_file_is_named)
+{
+    cli_write_text(cli_file("text.md"), "");
+    refuse("empty", "case.json", (const char *const[]){"text.md", "empty", NULL});
+    cli_write_text(cli_file("text.md"), "abc");
+    refuse("short", "case.json", (const char *const[]){"case.json", "4 tokens", "seq_length 9", NULL});
+    (void)unlink(cli_file("text.md"));
+    refuse("absent", "case.json", (const char *const[]){"text.md", "No such file", NULL});
+}
+
+/* case.json with `from` replaced by `to`. */
+static void change_case(const char *from, const char *to)
+{
+    char text[4096];
+    const char *at = strstr(case_text, from);
+    cr_assert_not_null(at, "%s", from);
+    snprintf(text, sizeof text, "%.*s%s%s", (int)(at - case_text), case_text, to, at + strlen(from));
+    cli_write_text(cli_file("case.json"), text);
+}
+
+Test(run, cases_that_cannot_be)
+{
+    static const struct {
+        const char *from, *to, *words[2];
+    } cases[] = {
+        {"\"hidden_size\": 16", "\"hidden_size\": -16", {"hidden_size: expected 1 to", "-16"}},
+        {"\"vocab_size\": 257", "\"vocab_size\": 100", {"vocabulary of 257", "100"}},
+        {"\"name\": \"tiny\"", "\"name\": \"../up\"", {"name: expected [a-z0-9_-]+", "../up"}},
+        {"\"lr\": 1e-3", "\"lrr\": 1e-3", {"lrr", "unknown option"}},
+        {"\"lr\": 1e-3", "\"adam_beta1\": 1", {"training", "adam_beta1: expected less than 1"}},
+        {"\"lr\": 1e-3", "\"lr\": -1", {"lr: expected 0 to", "-1"}},
+        {"\"tp2\"]", "\"tp2,xx\"]", {"unknown word 'xx'", "tpN"}},
+        {"[\"fp32\"]", "[\"fp64\"]", {"precision[0]", "fp32 or bf16, found fp64"}},
+        {"\"lr\": 1e-3", "\"adam_beta1\": 1", {"training", "adam_beta1: expected less than 1"}},
+        {"[\"fp32\"]", "[\"fp31\"]", {"precision: expected one of", "fp31"}},
+        {"\"steps\": 2", "\"steps\": 0", {"steps: expected 1 to", "found 0"}},
+        {"\"seq_length\": 9", "\"seq_length\": 1", {"seq_length: expected 2 to", "found 1"}},
+        {"\"mask_probability\": 0.1", "\"mask_probability\": 1.0", {"mask_probability", "1"}},
+        {"\"steps\": 2", "\"steps\": 2, \"steps\": 3", {"duplicate", "steps"}},
+        {"\"name\"", "\"surprise\": 1, \"name\"", {"surprise: unknown member"}},
+        {"\"training\": {", "\"checks\": [\"taste\"], \"training\": {", {"unknown check taste", "checks[0]"}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        change_case(cases[i].from, cases[i].to);
+        refuse(cases[i].to, "case.json",
+               (const char *const[]){"case.json", cases[i].words[0], cases[i].words[1], NULL});
+    }
+}
+
+Test(run, options_that_cannot_be)
+{
+    static const struct {
+        const char *arguments, *words[3];
+    } cases[] = {
+        {"--check taste case.json", {"--check: expected one of exact, local", "taste"}},
+        {"--precision fp64 case.json", {"--precision: expected fp32 or bf16", "fp64"}},
+        {"--shard 0/2 case.json", {"--shard: expected I/N", "0/2"}},
+        {"--shard 3/2 case.json", {"--shard: expected I/N", "3/2"}},
+        {"--shard 5/9 case.json", {"nothing to run"}},
+        {"--jobs 0 case.json", {"--jobs: expected an integer from 1", "found 0"}},
+        {"--timeout x case.json", {"--timeout: expected an integer", "found x"}},
+        {"--layout tp2,xx case.json", {"unknown word 'xx'"}},
+        {"--case nobody case.json", {"nothing to run", "--case"}},
+        {"--engine ref case.json", {"expected auto, gpu or sim", "ref"}},
+        {"--engine-program /nowhere case.json", {"/nowhere", "executable"}},
+        {"--engine-program /bin/true case.json", {"/bin/true", "JSON object"}},
+        {"--engine-program /bin/false case.json", {"/bin/false", "exit status 1"}},
+        {"--surprise case.json", {"--surprise", "unknown option"}},
+        {"nowhere.json", {"nowhere.json", "No such file"}},
+    };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
+        refuse(cases[i].arguments, cases[i].arguments,
+               (const char *const[]){cases[i].words[0], cases[i].words[1], NULL});
+}
+
+Test(run, merging_what_is_no_result_is_refused)
+{
+    cli_write_text(cli_file("bad.jsonl"), "{\"case\": 1}\n");
+    cli_result r = cli_run("report merge bad.jsonl --report joined");
+    cli_expect_refusal(&r, "bad.jsonl", (const char *const[]){"bad.jsonl", NULL});
+    cr_expect_not(cli_exists(cli_file("joined")));
+    cli_free(&r);
+    r = cli_run("report merge nowhere.jsonl --report joined");
+    cli_expect_refusal(&r, "nowhere.jsonl", (const char *const[]){"nowhere.jsonl", "No such file", NULL});
+    cli_free(&r);
+}

@@ -1,0 +1,140 @@
+/* Laws of the whole check: a run that differs by rounding alone passes, a fault in one head, a wrong scale
+ * and a missing tensor fail. */
+#include "tests/support/parity.h"
+
+typedef struct setting {
+    assay_model_config *config;
+    assay_model_spec *spec;
+    assay_batches batches;
+    assay_train_options options;
+    double **weights;
+} setting;
+
+static void set_up(setting *s)
+{
+    const char *model = ASSAY_SOURCE_DIR "/golden/models/qwen3_moe";
+    memset(s, 0, sizeof *s);
+    s->config = malloc(sizeof *s->config);
+    must(assay_config_load(model, s->config));
+    must(assay_spec_build(s->config, &s->spec));
+    must(assay_batches_open(&s->batches, ASSAY_SOURCE_DIR "/golden/models/qwen3_moe/train_batch.safetensors",
+                            s->config->vocab_size));
+    assay_train_options_default(&s->options);
+    s->options.train_iters = 1;
+    s->options.lr = 1e-3;
+    s->options.clip_grad = 1.0;
+    s->options.moe_aux_loss_coeff = 0.01;
+    must(ref_weights_load(s->spec, model, 1, &s->weights));
+}
+
+static void tear_down(setting *s)
+{
+    ref_weights_free(s->spec, s->weights);
+    assay_batches_close(&s->batches);
+    assay_spec_destroy(s->spec);
+    free(s->config);
+}
+
+/* A candidate: the reference itself, rounded as the fp32 recipe rounds. */
+static assay_trace *candidate(setting *s, char dir[256], bool run)
+{
+    json_t *header = json_pack("{s:s, s:s}", "precision", "fp32", "layout", "1");
+    ref_run_config c = {.spec = s->spec, .options = &s->options, .batches = &s->batches};
+    assay_parallel_config p;
+    ref_run_result result;
+    must(assay_layout_parse("1", &p));
+    must(assay_grid_make(&p, &c.grid));
+    c.policy.precision = ASSAY_PRECISION_FP32;
+    must(assay_trace_writer_open(&c.trace, fresh_path(dir, "t"), 0, 1, header, false));
+    if (run) {
+        must(ref_run(&c, s->weights, &result));
+        ref_run_result_free(&result);
+    }
+    must(assay_trace_writer_close(c.trace));
+    assay_trace_writer_destroy(c.trace);
+    json_decref(header);
+    return open_trace(dir);
+}
+
+static parity_report *judge(setting *s, assay_trace *t)
+{
+    parity_whole_cache *cache;
+    parity_report *r = new_report();
+    must(parity_whole_cache_create(&cache, s->spec, &s->options, &s->batches, s->weights));
+    must(parity_check_whole(cache, t, r));
+    const int64_t n = parity_report_count(r), failed = n_failed(r);
+    must(parity_check_whole(cache, t, r)); /* from the cache: the same again */
+    cr_assert_eq(parity_report_count(r), 2 * n);
+    cr_assert_eq(n_failed(r), 2 * failed);
+    parity_whole_cache_destroy(cache);
+    return r;
+}
+
+static const parity_result *result_of(const parity_report *r, const char *tensor)
+{
+    for (int64_t i = 0; i < parity_report_count(r); i++) {
+        if (strcmp(parity_report_at(r, i)->tensor, tensor) == 0)
+            return parity_report_at(r, i);
+    }
+    cr_assert(false, "no result of %s", tensor);
+    return NULL;
+}
+
+Test(parity_whole, rounding_alone_passes_and_is_measured)
+{
+    setting s;
+    char dir[256];
+    set_up(&s);
+    assay_trace *t = candidate(&s, dir, true);
+    parity_report *r = judge(&s, t);
+    print_failures(r);
+    cr_assert_eq(n_failed(r), 0);
+    const parity_result *x = result_of(r, "decoder.layers.0.self_attention.linear_qkv.weight.main_grad");
+    cr_assert(x->ratio > 0.0 && x->ratio <= 1.0, "%g", x->ratio);
+    cr_assert_eq(result_of(r, "loss")->verdict, PARITY_PASS);
+    cr_assert_eq(result_of(r, "output_layer.y")->verdict, PARITY_PASS);
+    parity_report_destroy(r);
+    assay_trace_close(t);
+    remove_path(dir);
+    tear_down(&s);
+}
+
+Test(parity_whole, one_wrong_head_is_not_diluted)
+{
+    setting s;
+    char dir[256];
+    set_up(&s);
+    /* The candidate starts from weights whose first head of layer 0 differs by a thousandth. */
+    const assay_param_spec *p = assay_spec_find(s.spec, "decoder.layers.0.self_attention.linear_qkv.weight");
+    double *w = s.weights[p - s.spec->params];
+    const int64_t head = s.config->kv_channels * s.config->hidden_size;
+    for (int64_t i = 0; i < head; i++)
+        w[i] *= 1.001;
+    assay_trace *t = candidate(&s, dir, true);
+    for (int64_t i = 0; i < head; i++)
+        w[i] /= 1.001;
+    parity_report *r = judge(&s, t);
+    const parity_result *x = result_of(r, "decoder.layers.0.self_attention.linear_qkv.weight.main_param");
+    cr_assert_eq(x->verdict, PARITY_FAIL);
+    cr_assert(x->index[0] < s.config->kv_channels, "worst slice %lld", (long long)x->index[0]);
+    parity_report_destroy(r);
+    assay_trace_close(t);
+    remove_path(dir);
+    tear_down(&s);
+}
+
+Test(parity_whole, missing_tensors_fail)
+{
+    setting s;
+    char dir[256];
+    set_up(&s);
+    assay_trace *t = candidate(&s, dir, false);
+    parity_report *r = judge(&s, t);
+    cr_assert_eq(n_passed(r), 0);
+    cr_assert_gt(n_failed(r), 50);
+    cr_assert(strstr(first_failure(r)->message, "the trace has no"));
+    parity_report_destroy(r);
+    assay_trace_close(t);
+    remove_path(dir);
+    tear_down(&s);
+}

@@ -1,0 +1,139 @@
+/* The whole model against Hugging Face in double: logits, loss, every gradient of every folder. */
+#include "tests/support/ref_model.h"
+
+/* A golden tensor as doubles (unaligned data). */
+static double *golden_data(const assay_tensorfile *f, const char *name, int64_t *count)
+{
+    const assay_tensor_info *info = assay_tensorfile_find(f, name);
+    cr_assert_not_null(info, "golden.safetensors has no %s", name);
+    cr_assert_eq(info->dtype, ASSAY_F64);
+    double *x = malloc(info->bytes + 8);
+    memcpy(x, info->data, info->bytes);
+    *count = info->count;
+    return x;
+}
+
+static double compare_golden(const assay_tensorfile *f, const char *name, const double *x, int64_t n,
+                             double tolerance)
+{
+    int64_t count;
+    double *want = golden_data(f, name, &count);
+    cr_assert_eq(count, n, "%s: %ld elements, golden %ld", name, (long)n, (long)count);
+    const double e = relative_error(x, want, n);
+    cr_expect(e <= tolerance, "%s: relative error %g", name, e);
+    free(want);
+    return e;
+}
+
+/* Every part of every tensor of `kind` against PREFIX.<name on disk>; returns how many were compared. */
+static int64_t compare_parts(const model_case *c, const ref_run_result *r, const assay_tensorfile *f,
+                             const char *kind, int64_t step, double tolerance, double *worst)
+{
+    int64_t compared = 0;
+    for (int64_t i = 0; i < c->spec->n_params; i++) {
+        const assay_param_spec *p = &c->spec->params[i];
+        const ref_named_tensor *t = ref_result_find(r, kind, p->name, step);
+        cr_assert_not_null(t, "%s %s", kind, p->name);
+        for (int part = 0; part < p->n_parts; part++) {
+            const assay_hf_part *h = &p->parts[part];
+            const int64_t n = h->ndim == 2 ? h->shape[0] * h->shape[1] : h->shape[0];
+            double *x = calloc((size_t)n, sizeof *x);
+            char name[ASSAY_NAME + 16];
+            ref_hf_extract(p, part, t->data, x);
+            snprintf(name, sizeof name, "%s.%s", kind, h->name);
+            const double e = compare_golden(f, name, x, n, tolerance);
+            *worst = e <= *worst ? *worst : e;
+            free(x);
+            compared++;
+        }
+    }
+    return compared;
+}
+
+static void check_model(const char *model)
+{
+    char path[ASSAY_PATH];
+    model_case c;
+    ref_run_result r;
+    assay_tensorfile *f;
+    double worst = 0.0;
+    open_golden(&c, model, "batch.safetensors");
+    require_ok(ref_run(&c.run, c.weights, &r), model);
+    require_ok(assay_tensorfile_open(&f, golden_path(path, model, "golden.safetensors")), model);
+    const ref_named_tensor *logits = ref_result_find(&r, "logits", "logits", 0);
+    cr_assert_not_null(logits);
+    const double el = compare_golden(f, "logits", logits->data, named_count(logits), 1e-10);
+    const double eloss = compare_golden(f, "loss", r.loss, 1, 1e-10);
+    const int64_t grads = compare_parts(&c, &r, f, "grad", 0, 1e-10, &worst);
+    cr_expect_eq(grads + 2, assay_tensorfile_count(f),
+                 "%s: %ld gradients compared, the file holds %ld tensors", model, (long)grads,
+                 (long)assay_tensorfile_count(f));
+    if (getenv("ASSAY_TEST_VERBOSE"))
+        fprintf(stderr, "%-20s logits %.1e loss %.1e gradients %.1e\n", model, el, eloss, worst);
+    assay_tensorfile_close(f);
+    ref_run_result_free(&r);
+    close_case(&c);
+}
+
+Test(ref_model, golden_llama)
+{
+    check_model("llama");
+}
+Test(ref_model, golden_llama_bias)
+{
+    check_model("llama_bias");
+}
+Test(ref_model, golden_qwen2)
+{
+    check_model("qwen2");
+}
+Test(ref_model, golden_qwen3)
+{
+    check_model("qwen3");
+}
+Test(ref_model, golden_qwen3_moe)
+{
+    check_model("qwen3_moe");
+}
+Test(ref_model, golden_qwen3_moe_sparse2)
+{
+    check_model("qwen3_moe_sparse2");
+}
+Test(ref_model, golden_mixtral)
+{
+    check_model("mixtral");
+}
+
+static void check_training(const char *model)
+{
+    char path[ASSAY_PATH];
+    model_case c;
+    ref_run_result r;
+    assay_tensorfile *f;
+    json_t *options = NULL;
+    double worst = 0.0;
+    open_golden(&c, model, "train_batch.safetensors");
+    require_ok(assay_json_load(&options, golden_path(path, model, "train_options.json")), model);
+    json_object_del(options, "optimizer");
+    require_ok(assay_train_options_from_json(&c.options, options, path), model);
+    json_decref(options);
+    require_ok(ref_run(&c.run, c.weights, &r), model);
+    require_ok(assay_tensorfile_open(&f, golden_path(path, model, "train_golden.safetensors")), model);
+    const double eloss = compare_golden(f, "loss", r.loss, 3, 1e-10);
+    const double enorm = compare_golden(f, "grad_norm", r.grad_norm, 3, 1e-10);
+    compare_parts(&c, &r, f, "weight", 2, 1e-10, &worst);
+    if (getenv("ASSAY_TEST_VERBOSE"))
+        fprintf(stderr, "%-20s loss %.1e norm %.1e weights %.1e\n", model, eloss, enorm, worst);
+    assay_tensorfile_close(f);
+    ref_run_result_free(&r);
+    close_case(&c);
+}
+
+Test(ref_model, golden_training_llama)
+{
+    check_training("llama");
+}
+Test(ref_model, golden_training_qwen3_moe)
+{
+    check_training("qwen3_moe");
+}

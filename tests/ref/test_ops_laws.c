@@ -1,0 +1,161 @@
+/* Laws of the reference operations: results that do not depend on the number of threads, empty sizes, ties,
+ * groups, sharded statistics, copies that invert each other. */
+#include "ref/ops.h"
+#include "tests/support/ref.h"
+#include <omp.h>
+
+typedef struct buffers {
+    double *x, *w, *y, *dx, *dw, *q, *k, *v, *o, *lse, *dq, *dk, *dv, *dgamma, *rstd;
+} buffers;
+
+enum { T = 150, N = 600, K = 70, S = 33, B = 2, A = 4, G = 2, D = 16 };
+
+/* One pass over everything that runs in parallel; returns the number of doubles written to out. */
+static int64_t run_all(double *out)
+{
+    test_rng r = {11};
+    double *x = random_normal(&r, T * K), *w = random_normal(&r, N * K), *dy = random_normal(&r, T * N);
+    const int64_t counts[4] = {70, 0, 79, 1}, tq = S * B;
+    double *at = out;
+    ref_linear_fwd(at, x, w, NULL, T, N, K);
+    at += T * N;
+    ref_linear_bwd_input(at, dy, w, T, N, K);
+    at += T * K;
+    memset(at, 0, sizeof(double) * N * K);
+    ref_linear_bwd_weight(at, dy, x, T, N, K);
+    at += N * K;
+    memset(at, 0, sizeof(double) * 600 * 70);
+    ref_grouped_linear_bwd_weight(at, dy, x, counts, 4, N / 4, K); /* rows of N/4: a part of dy */
+    at += N * K;
+    ref_rmsnorm_fwd(at, at + T * K, x, w, 1e-6, T, K);
+    memset(at + T * K + T, 0, sizeof(double) * K);
+    ref_rmsnorm_bwd(at + T * K + T + K, at + T * K + T, dy, x, w, at + T * K, T, K);
+    at += 2 * T * K + T + K;
+    int64_t position[S * B];
+    for (int64_t i = 0; i < tq; i++)
+        position[i] = i / B;
+    const ref_attention_desc d = {B, S, S, A, G, D, D, 0.25, 0, position, position, NULL};
+    double *o = at, *lse = o + tq * A * D, *dq = lse + tq * A, *dk = dq + tq * A * D, *dv = dk + tq * G * D;
+    ref_attention_fwd(o, lse, dy, x, w, &d);
+    ref_attention_bwd(dq, dk, dv, dy + 1000, dy, x, w, o, lse, &d);
+    at = dv + tq * G * D;
+    ref_swiglu_fwd(at, dy, NULL, T, N / 2);
+    at += T * N / 2;
+    free(x), free(w), free(dy);
+    return at - out;
+}
+
+Test(ref_laws, bits_do_not_depend_on_the_number_of_threads)
+{
+    const int64_t capacity = 1 << 20;
+    double *one = calloc((size_t)capacity, 8), *two = calloc((size_t)capacity, 8);
+    omp_set_num_threads(1);
+    const int64_t n = run_all(one);
+    cr_assert(n < capacity);
+    for (int threads = 2; threads <= 5; threads += 3) {
+        omp_set_num_threads(threads);
+        run_all(two);
+        cr_expect(memcmp(one, two, (size_t)n * 8) == 0, "%d threads give other bits than one", threads);
+    }
+    free(one), free(two);
+}
+
+Test(ref_laws, ties_keep_the_lower_index)
+{
+    const double keys[2][5] = {{1, 3, 3, 3, 0}, {2, 2, 2, 2, 2}};
+    const ref_router_desc d = {.tokens = 2, .experts = 5, .topk = 2};
+    int64_t indices[4];
+    ref_router_topk(indices, &keys[0][0], &d);
+    cr_expect(indices[0] == 1 && indices[1] == 2 && indices[2] == 0 && indices[3] == 1);
+}
+
+/* Groups tie too; within a kept group a key of -inf may have to be taken. */
+Test(ref_laws, groups)
+{
+    const double keys[8] = {1, 5, 6, 0, 5, 1, 3, 3}; /* groups of 2: sums 6, 6, 6, 6 */
+    const ref_router_desc d = {.tokens = 1, .experts = 8, .topk = 4, .num_groups = 4, .group_topk = 2};
+    int64_t indices[4];
+    ref_router_topk(indices, keys, &d);
+    for (int i = 0; i < 4; i++)
+        cr_expect(indices[i] == i, "the first two groups win a tie");
+    const ref_router_desc best = {.tokens = 1, .experts = 8, .topk = 2, .num_groups = 4, .group_topk = 2};
+    ref_router_topk(indices, keys, &best); /* group score: the best key: 5, 6, 5, 3 */
+    cr_expect(indices[0] == 1 && indices[1] == 2);
+}
+
+Test(ref_laws, nothing_writes_nothing)
+{
+    double guard[4] = {7, 7, 7, 7}, z = NOT_A_NUMBER;
+    int64_t counts[2] = {9, 9};
+    const ref_attention_desc a = {
+        .batch = 1, .heads = 2, .groups = 1, .head_dim = 3, .head_dim_v = 3, .scale = 1};
+    const ref_router_desc d = {.tokens = 0, .experts = 2, .topk = 1};
+    ref_linear_fwd(guard, guard, guard, guard, 0, 2, 2);
+    ref_linear_bwd_weight(guard, guard, guard, 0, 2, 2);
+    ref_linear_bwd_bias(guard, guard, 0, 4);
+    ref_rmsnorm_fwd(guard, guard, guard, guard, 1e-5, 0, 4);
+    ref_attention_fwd(guard, guard, guard, guard, guard, &a);
+    ref_attention_bwd(guard, guard, guard, guard, guard, guard, guard, guard, guard, &a);
+    ref_embedding_bwd(guard, guard, counts, 0, 0, 2, 2);
+    ref_combine_rows(guard, guard, counts, 0, 2, 2);
+    ref_gather_rows(guard, guard, counts, 0, 2);
+    ref_router_topk(counts, guard, &d);
+    for (int i = 0; i < 4; i++)
+        cr_expect(guard[i] == 7.0);
+    ref_router_aux_sums(guard, counts, &z, guard, counts, guard, &d);
+    cr_expect(guard[0] == 0.0 && guard[1] == 0.0 && counts[0] == 0 && z == 0.0, "empty sums are zero");
+    cr_expect(ref_sum(guard, 0) == 0.0 && ref_sumsq(guard, 0) == 0.0);
+}
+
+Test(ref_laws, an_inner_length_of_zero_gives_the_bias)
+{
+    double y[4] = {7, 7, 7, 7};
+    const double bias[2] = {1, -2};
+    ref_linear_fwd(y, y, y, bias, 2, 2, 0);
+    cr_expect(y[0] == 1.0 && y[1] == -2.0 && y[2] == 1.0 && y[3] == -2.0);
+}
+
+Test(ref_laws, qkv_split_and_permutation_invert)
+{
+    test_rng r = {12};
+    double *qkv = random_normal(&r, 5 * 8 * 3), q[60], k[30], v[30], back[120];
+    ref_qkv_split_fwd(q, k, v, qkv, 5, 4, 2, 3);
+    ref_qkv_split_bwd(back, q, k, v, 5, 4, 2, 3);
+    cr_expect(memcmp(qkv, back, sizeof back) == 0);
+    cr_expect(k[0] == qkv[6] && v[0] == qkv[9] && q[6] == qkv[12], "per group: query heads, key, value");
+    free(qkv);
+
+    const int64_t indices[8] = {1, 4, 0, 4, 1, 2, 0, 1};
+    int64_t row_token[8], row_slot[8], counts[6], token_row[8];
+    ref_permute_plan(row_token, row_slot, counts, token_row, indices, 4, 2, 6);
+    for (int64_t row = 0; row < 8; row++)
+        cr_expect(token_row[row_token[row] * 2 + row_slot[row]] == row);
+    cr_expect(counts[0] == 2 && counts[1] == 3 && counts[2] == 1 && counts[3] == 0 && counts[4] == 2 &&
+              counts[5] == 0);
+    const double one[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+    double y[4];
+    ref_combine_rows(y, one, token_row, 4, 2, 1);
+    for (int i = 0; i < 4; i++)
+        cr_expect(y[i] == 2.0);
+}
+
+/* Not-a-number reaches the outputs of its row, and only those. */
+Test(ref_laws, nan_spreads_in_its_row_only)
+{
+    double logits[6] = {1, NOT_A_NUMBER, 2, 1, 2, 3}, stats[6], lse[2], loss[2];
+    const int64_t targets[2] = {0, 1};
+    ref_cross_entropy_stats(stats, logits, targets, 0, 2, 3);
+    ref_cross_entropy_loss(lse, loss, stats, targets, 1, 2);
+    cr_expect(isnan(lse[0]) && isnan(loss[0]) && isfinite(lse[1]) && isfinite(loss[1]));
+    double x[6] = {1, NOT_A_NUMBER, 2, 1, 2, 3}, y[6], rstd[2];
+    const double gamma[3] = {1, 1, 1};
+    ref_rmsnorm_fwd(y, rstd, x, gamma, 1e-5, 2, 3);
+    cr_expect(isnan(y[0]) && isnan(rstd[0]) && isfinite(y[3]));
+}
+
+Test(ref_laws, compensated_sums)
+{
+    const double x[4] = {1.0, 1e100, 1.0, -1e100}, bad[3] = {1.0, HUGE_VAL, 2.0};
+    cr_expect(ref_sum(x, 4) == 2.0);
+    cr_expect(ref_sum(bad, 3) == HUGE_VAL && ref_sumsq(bad, 3) == HUGE_VAL);
+}

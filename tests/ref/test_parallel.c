@@ -1,0 +1,201 @@
+/* The first law of the reference: the sharded run equals the unsharded one, for every layout and model. */
+#include "ref/parallel/collectives.h"
+#include "ref/parallel/pipeline.h"
+#include "tests/support/ref_model.h"
+
+/* --- models that no golden folder has ----------------------------------------------------------------------- */
+
+/* Everything at once: sigmoid router with groups, bias and scaling, shared expert with gate, a dense layer
+ * among experts, biases everywhere, q/k norm, a window, partial rope, odd vocabulary. */
+static const char *const everything =
+    "{\"model_type\":\"megatron\",\"num_layers\":4,\"hidden_size\":24,\"ffn_hidden_size\":20,"
+    "\"num_attention_heads\":4,\"num_query_groups\":2,\"kv_channels\":8,\"vocab_size\":37,"
+    "\"add_qkv_bias\":true,\"add_proj_bias\":true,\"add_mlp_bias\":true,\"qk_layernorm\":true,"
+    "\"init_method_std\":0.3,\"rotary_percent\":0.5,\"window\":[0,5,0,9],"
+    "\"layer_is_moe\":[true,false,true,true],\"num_moe_experts\":8,\"moe_router_topk\":3,"
+    "\"moe_ffn_hidden_size\":10,\"moe_router_score_function\":\"sigmoid\","
+    "\"moe_router_topk_scaling_factor\":1.5,\"moe_router_num_groups\":4,\"moe_router_group_topk\":2,"
+    "\"moe_router_enable_expert_bias\":true,\"moe_shared_expert_intermediate_size\":12,"
+    "\"moe_shared_expert_gate\":true}";
+
+/* Softmax after top-k, shared expert without gate, tied embedding. */
+static const char *const tied_moe =
+    "{\"model_type\":\"megatron\",\"num_layers\":2,\"hidden_size\":16,\"ffn_hidden_size\":12,"
+    "\"num_attention_heads\":4,\"num_query_groups\":4,\"vocab_size\":31,\"tie_word_embeddings\":true,"
+    "\"init_method_std\":0.3,\"num_moe_experts\":4,\"moe_router_topk\":2,\"moe_ffn_hidden_size\":8,"
+    "\"moe_shared_expert_intermediate_size\":8}";
+
+static const char *const dense_layouts[] = {
+    "dp2", "tp2", "tp2,sp", "pp2", "pp2,tp2", "dp2,zero1", "tp2,dp2,zero1", "pp2,dp2,zero1", "tp2,sp,dp2,pp2",
+};
+static const char *const moe_layouts[] = {
+    "dp2",           "tp2",
+    "tp2,sp",        "ep2",
+    "dp2,ep2",       "pp2",
+    "tp2,ep2",       "tp2,sp,ep2",
+    "tp2,ep4,dp2",   "tp2,sp,ep2,dp2",
+    "pp2,tp2",       "dp2,zero1",
+    "tp2,dp2,zero1", "dp4,ep2",
+    "dp4,ep2,zero1", "tp2,sp,ep4,dp2,pp2,zero1",
+};
+#define COUNT(a) (int)(sizeof(a) / sizeof *(a))
+
+static void set_options(model_case *c)
+{
+    c->options.lr = 1e-3;
+    c->options.min_lr = 1e-4;
+    c->options.weight_decay = 0.1;
+    c->options.clip_grad = 0.5;
+    c->options.moe_aux_loss_coeff = 0.02;
+    c->options.moe_z_loss_coeff = 0.003;
+    c->options.moe_router_bias_update_rate = 0.01;
+}
+
+static void check_law(model_case *c, const char *const *layouts, int n)
+{
+    ref_run_result whole;
+    set_options(c);
+    require_ok(ref_run(&c->run, c->weights, &whole), "unsharded");
+    cr_expect(isfinite(whole.loss[0]) && whole.loss[0] > 0.0);
+    for (int i = 0; i < n; i++)
+        expect_layout(c, &whole, layouts[i]);
+    ref_run_result_free(&whole);
+    close_case(c);
+}
+
+static void golden_law(const char *model, const char *const *layouts, int n)
+{
+    model_case c;
+    open_golden(&c, model, "batch.safetensors"); /* [2,41]: dp cuts rows, tp an odd sequence */
+    check_law(&c, layouts, n);
+}
+
+static const char *const two_rows[] = {"dp2",     "tp2",       "tp2,sp",        "pp2",
+                                       "pp2,tp2", "dp2,zero1", "tp2,sp,dp2,pp2"};
+static const char *const two_rows_moe[] = {"dp2", "tp2",     "tp2,sp",         "ep2",        "dp2,ep2",
+                                           "pp2", "tp2,ep2", "tp2,sp,ep2,dp2", "tp2,ep4,dp2"};
+
+Test(ref_parallel, llama_rows)
+{
+    golden_law("llama", two_rows, COUNT(two_rows));
+}
+Test(ref_parallel, qwen2_rows)
+{
+    golden_law("qwen2", two_rows, COUNT(two_rows));
+}
+Test(ref_parallel, qwen3_moe_rows)
+{
+    golden_law("qwen3_moe", two_rows_moe, COUNT(two_rows_moe));
+}
+
+/* Two microbatches of two rows: dp2 cuts the microbatches, dp4 is impossible. */
+Test(ref_parallel, llama_training)
+{
+    model_case c;
+    open_golden(&c, "llama", "train_batch.safetensors");
+    check_law(&c, dense_layouts, COUNT(dense_layouts));
+}
+Test(ref_parallel, qwen3_moe_training)
+{
+    model_case c;
+    open_golden(&c, "qwen3_moe", "train_batch.safetensors");
+    check_law(&c, moe_layouts, 12);
+}
+
+/* An expert that nobody may choose: its pieces are empty on every rank. */
+static void ban_expert(model_case *c, int64_t expert)
+{
+    for (int64_t i = 0; i < c->spec->n_params; i++)
+        if (strstr(c->spec->params[i].name, "expert_bias"))
+            c->weights[i][expert] = -10.0;
+}
+
+Test(ref_parallel, everything_microbatches)
+{
+    model_case c;
+    open_drawn(&c, everything, 2, 4, 2, 41);
+    ban_expert(&c, 5);
+    check_law(&c, moe_layouts, COUNT(moe_layouts));
+}
+
+/* M = 3 is odd: dp cuts the rows, and the auxiliary loss counts tokens over dp. */
+Test(ref_parallel, everything_rows)
+{
+    model_case c;
+    open_drawn(&c, everything, 2, 3, 4, 13);
+    ban_expert(&c, 0);
+    check_law(&c, moe_layouts, COUNT(moe_layouts));
+}
+
+Test(ref_parallel, tied_experts)
+{
+    model_case c;
+    open_drawn(&c, tied_moe, 2, 4, 1, 7);
+    check_law(&c, moe_layouts, COUNT(moe_layouts));
+}
+
+/* A sequence shorter than tp: one rank has no tokens at all. */
+Test(ref_parallel, empty_sequence_piece)
+{
+    static const char *const layouts[] = {"tp4,sp", "tp4", "tp4,sp,ep4"};
+    model_case c;
+    open_drawn(&c, tied_moe, 1, 1, 2, 3);
+    check_law(&c, layouts, COUNT(layouts));
+}
+
+/* More microbatches than stages, and fewer. */
+Test(ref_parallel, pipeline_depths)
+{
+    static const char *const layouts[] = {"pp2", "pp4", "pp4,dp2", "pp4,tp2,sp,ep2"};
+    model_case c;
+    open_drawn(&c, everything, 1, 2, 2, 9);
+    check_law(&c, layouts, COUNT(layouts));
+}
+
+/* --- schedule ----------------------------------------------------------------------------------------------- */
+
+Test(ref_parallel, schedule_1f1b)
+{
+    for (int stages = 1; stages <= 5; stages++)
+        for (int64_t slots = 1; slots <= 7; slots++)
+            for (int stage = 0; stage < stages; stage++) {
+                int64_t f = 0, b = 0, in_flight = 0;
+                for (int64_t i = 0; i < 2 * slots; i++) {
+                    const ref_pipeline_action a = ref_pipeline_1f1b(stages, stage, slots, i);
+                    cr_assert_eq(a.slot, a.forward ? f : b, "microbatches come in order");
+                    f += a.forward;
+                    b += !a.forward;
+                    in_flight = f - b > in_flight ? f - b : in_flight;
+                    cr_assert(b <= f);
+                }
+                cr_assert(f == slots && b == slots);
+                const int64_t depth = stages - stage;
+                cr_assert_eq(in_flight, depth < slots ? depth : slots, "activations held: 1F1B's promise");
+            }
+}
+
+/* --- collectives -------------------------------------------------------------------------------------------- */
+
+Test(ref_parallel, collectives_by_hand)
+{
+    double a[3] = {1, 2, 3}, b[3] = {10, 20, 30}, *ab[2] = {a, b};
+    double r0[3], r1[3], *r[2] = {r0, r1};
+    const int64_t pieces[2] = {2, 1};
+    ref_reduce_scatter(r, ab, pieces, 2);
+    cr_expect(r0[0] == 11 && r0[1] == 22 && r1[0] == 33);
+    ref_all_gather(r, ab, pieces, 2);
+    cr_expect(r0[0] == 1 && r0[1] == 2 && r0[2] == 10 && r1[2] == 10);
+    /* rank 0 sends 1 to itself, 2 to rank 1; rank 1 sends 3 to rank 0. */
+    const int64_t counts[4] = {1, 2, 3, 0};
+    double q0[4], q1[2], *q[2] = {q0, q1};
+    ref_all_to_all(q, ab, counts, 2);
+    cr_expect(q0[0] == 1 && q0[1] == 10 && q0[2] == 20 && q0[3] == 30 && q1[0] == 2 && q1[1] == 3);
+    ref_all_reduce(ab, 2, 3);
+    cr_expect(a[0] == 11 && b[2] == 33);
+    a[0] = (double)NAN;
+    ref_all_reduce_max(ab, 2, 2);
+    cr_expect(isnan(b[0]) && b[1] == 22);
+    ref_broadcast(ab, 1, 2, 3);
+    cr_expect(a[2] == 33);
+    ref_all_reduce(ab, 2, 0);
+}

@@ -1,0 +1,343 @@
+/* Kernels that are wrong are reported, with kernel, block, thread and line, and fail the synchronization. */
+#include "tests/support/sim.h"
+
+#include "gpu/launch.cuh"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <vector>
+
+static float *device(size_t n)
+{
+    float *p = nullptr;
+    cr_assert(cudaMalloc(&p, n * sizeof(float)) == cudaSuccess);
+    return p;
+}
+
+/* --- barriers ----------------------------------------------------------------------------------------------- */
+
+/* The line of a statement, written beside it: the reports quote it. */
+#define LINE_TEXT_OF(line) #line
+#define LINE_TEXT(line) LINE_TEXT_OF(line)
+#define LINE_IS(name) static const char *const name = "line " LINE_TEXT(__LINE__)
+
+__global__ void divergent(float *x)
+{
+    if (threadIdx.x < 7) {
+        __syncthreads();
+    } else {
+        x[threadIdx.x] = 1.0f;
+        __syncthreads();
+    }
+}
+LINE_IS(after_divergent);
+
+Test(sim_misuse, divergent_barrier)
+{
+    quiet();
+    expect_fault(GPU_LAUNCH(divergent, 3, 32, 0, nullptr, device(32)));
+    const int end = atoi(after_divergent + 5);
+    char here[128], there[128];
+    snprintf(here, sizeof here,
+             "divergent barrier: kernel divergent block (0,0,0) thread (7,0,0) line %d:", end - 3);
+    snprintf(there, sizeof there, "thread (0,0,0) waits at the one in line %d", end - 6);
+    expect_report(here, there, "");
+}
+
+__global__ void early_exit(float *x, unsigned n)
+{
+    if (threadIdx.x >= n)
+        return;
+    x[threadIdx.x] = 1.0f;
+    __syncthreads();
+    x[threadIdx.x] = 2.0f;
+}
+LINE_IS(after_early_exit);
+
+Test(sim_misuse, early_exit_while_others_wait_in_every_order)
+{
+    quiet();
+    float *x = device(64);
+    char where[128];
+    snprintf(where, sizeof where,
+             "divergent barrier: kernel early_exit block (0,0,0) thread (0,0,0) line %d:",
+             atoi(after_early_exit + 5) - 3);
+    for (int order = 0; order < 3; ++order) {
+        assay_sim_set_order(static_cast<assay_sim_order>(order), 3);
+        expect_fault(GPU_LAUNCH(early_exit, 1, 64, 0, nullptr, x, 60u));
+        expect_report(where, "60 of 64 threads wait", "4 have exited, the first of them thread (60,0,0)");
+        cudaDeviceReset();
+    }
+    cr_expect(GPU_LAUNCH(early_exit, 1, 64, 0, nullptr, x, 64u) == cudaSuccess);
+    cr_expect(cudaDeviceSynchronize() == cudaSuccess);
+}
+
+__global__ void missing_barrier(float *out, const float *x)
+{
+    GPU_SHARED(float, tile, 64);
+    tile[threadIdx.x] = x[threadIdx.x];
+    out[threadIdx.x] = tile[63 - threadIdx.x]; /* needs a barrier before it */
+}
+
+struct race_case {
+    float *out, *x;
+};
+
+static void run_race(void *arg)
+{
+    const race_case *c = static_cast<const race_case *>(arg);
+    GPU_LAUNCH(missing_barrier, 1, 64, 0, nullptr, c->out, c->x);
+}
+
+Test(sim_misuse, a_missing_barrier_changes_the_result_with_the_order)
+{
+    race_case c = {device(64), device(64)};
+    std::vector<float> x(64);
+    for (size_t i = 0; i < 64; ++i)
+        x[i] = static_cast<float>(i);
+    cudaMemcpy(c.x, x.data(), 64 * sizeof(float), cudaMemcpyHostToDevice);
+    cr_expect(assay_sim_compare_orders(run_race, &c, c.out, 64 * sizeof(float), 3) == 4);
+}
+
+/* --- warps -------------------------------------------------------------------------------------------------- */
+
+__global__ void mask_without_caller(float *x)
+{
+    x[threadIdx.x] = __shfl_sync(0x0000ffffu, 1.0f, 0);
+}
+
+Test(sim_misuse, mask_that_does_not_name_the_caller)
+{
+    quiet();
+    expect_fault(GPU_LAUNCH(mask_without_caller, 1, 32, 0, nullptr, device(32)));
+    expect_report("wrong mask: kernel mask_without_caller block (0,0,0) thread (16,0,0)", "mask 0x0000ffff",
+                  "calling lane 16");
+}
+
+__global__ void absent_lane(float *x)
+{
+    if (threadIdx.x < 16)
+        x[threadIdx.x] = __shfl_sync(0x0000ffffu, 1.0f, 20);
+}
+
+Test(sim_misuse, shuffle_from_a_lane_that_does_not_take_part)
+{
+    quiet();
+    expect_fault(GPU_LAUNCH(absent_lane, 1, 32, 0, nullptr, device(32)));
+    expect_report("absent lane: kernel absent_lane block (0,0,0) thread (0,0,0)", "reads lane 20",
+                  "does not name");
+}
+
+__global__ void lane_of_partial_warp(float *x)
+{
+    x[threadIdx.x] = __shfl_down_sync(0xffffffffu, 1.0f, 4);
+}
+
+Test(sim_misuse, shuffle_from_a_lane_that_does_not_exist)
+{
+    quiet();
+    expect_fault(GPU_LAUNCH(lane_of_partial_warp, 1, 8, 0, nullptr, device(32)));
+    expect_report("absent lane: kernel lane_of_partial_warp", "thread (4,0,0)",
+                  "reads lane 8, which does not exist");
+}
+
+__global__ void mask_names_exited(float *x)
+{
+    if (threadIdx.x == 9)
+        return;
+    x[threadIdx.x] = static_cast<float>(__ballot_sync(0xffffffffu, 1));
+}
+
+Test(sim_misuse, mask_that_names_an_exited_thread)
+{
+    quiet();
+    for (int order = 0; order < 2; ++order) {
+        assay_sim_set_order(static_cast<assay_sim_order>(order), 0);
+        expect_fault(GPU_LAUNCH(mask_names_exited, 1, 32, 0, nullptr, device(32)));
+        expect_report("kernel mask_names_exited block (0,0,0) thread (", "mask 0xffffffff", "exited");
+        cudaDeviceReset();
+    }
+}
+
+__global__ void half_never_comes(float *x)
+{
+    if (threadIdx.x < 16) {
+        __syncwarp();
+    }
+    __syncthreads();
+    x[threadIdx.x] = 0.0f;
+}
+
+Test(sim_misuse, warp_barrier_that_half_the_warp_skips)
+{
+    quiet();
+    expect_fault(GPU_LAUNCH(half_never_comes, 2, 64, 0, nullptr, device(64)));
+    expect_report("divergent warp: kernel half_never_comes block (0,0,0) thread (0,0,0)",
+                  "waits for lanes 0xffff0000 that never arrive",
+                  "thread (16,0,0) waits at the block barrier");
+}
+
+__global__ void two_lines(float *x)
+{
+    if (threadIdx.x % 2) {
+        x[threadIdx.x] = __shfl_xor_sync(0xffffffffu, 1.0f, 1);
+    } else {
+        x[threadIdx.x] = __shfl_xor_sync(0xffffffffu, 2.0f, 1);
+    }
+}
+
+Test(sim_misuse, shuffles_that_meet_from_two_lines)
+{
+    quiet();
+    expect_fault(GPU_LAUNCH(two_lines, 1, 32, 0, nullptr, device(32)));
+    expect_report("divergent warp: kernel two_lines block (0,0,0) thread (1,0,0)", "thread (0,0,0) waits",
+                  "line");
+}
+
+__global__ void odd_width(float *x)
+{
+    x[threadIdx.x] = __shfl_xor_sync(0xffffffffu, 1.0f, 1, 12);
+}
+
+Test(sim_misuse, shuffle_width_that_is_no_power_of_two)
+{
+    quiet();
+    expect_fault(GPU_LAUNCH(odd_width, 1, 32, 0, nullptr, device(32)));
+    expect_report("kernel odd_width", "width 12", "thread (0,0,0)");
+}
+
+/* --- promises ----------------------------------------------------------------------------------------------- */
+
+Test(sim_misuse, broken_promise_of_a_kernel_without_barriers)
+{
+    quiet();
+    float *x = device(64);
+    expect_fault(GPU_LAUNCH_NO_BARRIER(early_exit, 4, 64, 0, nullptr, x, 64u));
+    expect_report("broken promise: kernel early_exit block (0,0,0) thread (0,0,0) line", "block barrier",
+                  "GPU_LAUNCH_NO_BARRIER");
+    cudaDeviceReset();
+    expect_fault(GPU_LAUNCH_NO_BARRIER(two_lines, 1, 64, 0, nullptr, x));
+    expect_report("broken promise: kernel two_lines", "warp intrinsic", "");
+    cudaDeviceReset();
+    expect_fault(GPU_LAUNCH_NO_BARRIER(missing_barrier, 1, 64, 0, nullptr, x, x));
+    expect_report("broken promise: kernel missing_barrier", "shared memory", "");
+}
+
+__global__ void trapped(float *x)
+{
+    if (threadIdx.x == 3 && x)
+        __trap();
+}
+
+Test(sim_misuse, trap_names_the_thread)
+{
+    quiet();
+    expect_fault(GPU_LAUNCH(trapped, 1, 32, 0, nullptr, device(1)));
+    expect_report("trap: kernel trapped block (0,0,0) thread (3,0,0)", "__trap", "");
+}
+
+/* --- memory ------------------------------------------------------------------------------------------------- */
+
+__global__ void sum_uninitialized(float *out, const float *x, int n)
+{
+    GPU_SHARED(float, tile, 32);
+    GPU_DYNAMIC_SHARED(float, dynamic);
+    float s = 0.0f;
+    if (n == 0)
+        tile[threadIdx.x] = dynamic[threadIdx.x] = 0.0f;
+    for (int i = 0; i < n; ++i)
+        s += x[i];
+    out[3 * threadIdx.x] = s;
+    out[3 * threadIdx.x + 1] = tile[threadIdx.x];
+    out[3 * threadIdx.x + 2] = dynamic[threadIdx.x];
+}
+
+Test(sim_misuse, memory_that_nobody_wrote_reads_as_nan)
+{
+    float *out = device(96), *x = device(4);
+    float h[96];
+    cr_assert(GPU_LAUNCH(sum_uninitialized, 2, 32, 32 * sizeof(float), nullptr, out, x, 1) == cudaSuccess);
+    cr_assert(cudaMemcpy(h, out, sizeof h, cudaMemcpyDeviceToHost) == cudaSuccess);
+    for (int i = 0; i < 96; ++i)
+        cr_expect(isnan(h[i]), "element %d", i);
+    /* A large block is poisoned as well, though its pages are mapped and not filled. */
+    float *big = device(3 << 20);
+    cr_assert(cudaMemcpy(h, big + (2 << 20), sizeof h, cudaMemcpyDeviceToHost) == cudaSuccess);
+    for (int i = 0; i < 96; ++i)
+        cr_expect(isnan(h[i]), "element %d", i);
+}
+
+Test(sim_misuse, poison_does_not_survive_in_shared_memory_from_block_to_block)
+{
+    float *out = device(96), *x = device(4);
+    float h[96];
+    cr_assert(GPU_LAUNCH(sum_uninitialized, 1, 32, 32 * sizeof(float), nullptr, out, x, 0) == cudaSuccess);
+    cr_assert(GPU_LAUNCH(sum_uninitialized, 1, 32, 32 * sizeof(float), nullptr, out, x, 1) == cudaSuccess);
+    cr_assert(cudaMemcpy(h, out, sizeof h, cudaMemcpyDeviceToHost) == cudaSuccess);
+    cr_expect(isnan(h[1]) && isnan(h[2]));
+}
+
+#if !defined(__SANITIZE_ADDRESS__) /* which stops the program at the write itself */
+
+__global__ void write_at(float *x, int i)
+{
+    x[i] = 1.0f;
+}
+
+Test(sim_misuse, out_of_bounds_writes_hit_a_guard)
+{
+    quiet();
+    float *x = device(7);
+    expect_fault(GPU_LAUNCH(write_at, 1, 1, 0, nullptr, x, 7));
+    expect_report("out of bounds: kernel write_at", "a write at byte 28 of device block",
+                  "(28 bytes, device 0)");
+    cudaDeviceReset();
+    expect_fault(GPU_LAUNCH(write_at, 1, 1, 0, nullptr, x, -1));
+    expect_report("out of bounds: kernel write_at", "4 bytes before the start", "");
+    cudaDeviceReset();
+    cr_expect(GPU_LAUNCH(write_at, 1, 1, 0, nullptr, x, 6) == cudaSuccess);
+    cr_expect(cudaFree(x) == cudaSuccess);
+}
+
+__global__ void shared_overflow(float *x, int i)
+{
+    GPU_SHARED(float, tile, 33);
+    GPU_DYNAMIC_SHARED(float, dynamic);
+    volatile float *a = tile, *b = dynamic;
+    if (i > 0)
+        a[i] = 1.0f;
+    if (i < 0)
+        b[-i] = 1.0f;
+    x[0] = a[0];
+}
+
+Test(sim_misuse, out_of_bounds_writes_to_shared_memory_hit_a_guard)
+{
+    quiet();
+    float *x = device(1);
+    expect_fault(GPU_LAUNCH(shared_overflow, 1, 1, 40, nullptr, x, 33));
+    expect_report("out of bounds: kernel shared_overflow block (0,0,0)", "shared array tile",
+                  "0 bytes behind it");
+    cudaDeviceReset();
+    expect_fault(GPU_LAUNCH(shared_overflow, 1, 1, 40, nullptr, x, -11));
+    expect_report("out of bounds: kernel shared_overflow", "shared array (dynamic)", "4 bytes behind it");
+    cudaDeviceReset();
+    cr_expect(GPU_LAUNCH(shared_overflow, 1, 1, 40, nullptr, x, 32) == cudaSuccess);
+    cr_expect(cudaDeviceSynchronize() == cudaSuccess);
+}
+
+#endif
+
+__global__ void too_much_shared(float *x)
+{
+    GPU_SHARED(float, huge, 12289);
+    x[0] = huge[0];
+}
+
+Test(sim_misuse, static_shared_memory_beyond_48_kib)
+{
+    quiet();
+    expect_fault(GPU_LAUNCH(too_much_shared, 1, 1, 0, nullptr, device(1)));
+    expect_report("shared memory: kernel too_much_shared", "array huge", "49152");
+}

@@ -1,0 +1,163 @@
+/* Small synthetic traces for tests of the judge. */
+#ifndef TESTS_PARITY_FIXTURE_H
+#define TESTS_PARITY_FIXTURE_H
+
+#include "core/base/log.h"
+#include "parity/parity.h"
+#include <criterion/criterion.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+static inline void must(assay_status st)
+{
+    if (st != ASSAY_OK)
+        assay_error_print(stderr, "test", 1);
+    cr_assert_eq(st, ASSAY_OK, "%s", assay_error_message());
+}
+
+/* A fresh folder path (not created). */
+static inline char *fresh_path(char out[256], const char *name)
+{
+    char base[64] = "/tmp/assay-parity-XXXXXX";
+    cr_assert_not_null(mkdtemp(base));
+    snprintf(out, 256, "%s/%s", base, name);
+    return out;
+}
+
+static inline void remove_path(const char *path)
+{
+    char base[256];
+    snprintf(base, sizeof base, "%s", path);
+    *strrchr(base, '/') = '\0';
+    must(assay_remove_tree(base, "/tmp"));
+}
+
+static inline assay_trace_writer *open_writer(const char *dir, int rank, int world, const char *layout)
+{
+    assay_trace_writer *w;
+    json_t *header = json_object();
+    if (layout)
+        json_object_set_new(header, "layout", json_string(layout));
+    json_object_set_new(header, "engine", json_string("sim"));
+    must(assay_trace_writer_open(&w, dir, rank, world, header, false));
+    json_decref(header);
+    return w;
+}
+
+static inline void close_writer(assay_trace_writer *w)
+{
+    must(assay_trace_end_step(w));
+    must(assay_trace_writer_close(w));
+    assay_trace_writer_destroy(w);
+}
+
+static inline assay_trace_tensor tensor_of(const char *name, assay_phase phase, assay_dtype dtype, int ndim,
+                                           const int64_t *shape)
+{
+    assay_trace_tensor t;
+    memset(&t, 0, sizeof t);
+    snprintf(t.name, sizeof t.name, "%s", name);
+    t.phase = phase;
+    t.microbatch = 0;
+    t.dtype = dtype;
+    t.kind = ASSAY_PIECE_SHARD;
+    t.rows_id = -1;
+    assay_shard_whole(&t.shard, shape, ndim);
+    return t;
+}
+
+/* Whole F32 tensor; returns the record's id. */
+static inline int64_t put_f32(assay_trace_writer *w, const char *name, assay_phase phase, int64_t rows,
+                              int64_t columns, const float *data)
+{
+    const int64_t shape[2] = {rows, columns};
+    assay_trace_tensor t = tensor_of(name, phase, ASSAY_F32, 2, shape);
+    must(assay_trace_write_tensor(w, &t, data));
+    return t.id;
+}
+
+/* Rows [start, start+length) of a matrix of `rows` rows. */
+static inline int64_t put_rows_f32(assay_trace_writer *w, const char *name, int64_t rows, int64_t columns,
+                                   int64_t start, int64_t length, const float *data)
+{
+    const int64_t shape[2] = {rows, columns};
+    assay_trace_tensor t = tensor_of(name, ASSAY_PHASE_FORWARD, ASSAY_F32, 2, shape);
+    must(assay_shard_narrow(&t.shard, 0, start, length));
+    must(assay_trace_write_tensor(w, &t, data));
+    return t.id;
+}
+
+static inline assay_trace_op op_of(const char *op, const char *instance, assay_phase phase)
+{
+    assay_trace_op o;
+    memset(&o, 0, sizeof o);
+    snprintf(o.op, sizeof o.op, "%s", op);
+    snprintf(o.instance, sizeof o.instance, "%s", instance);
+    o.phase = phase;
+    o.arith = assay_arith_elementwise();
+    return o;
+}
+
+static inline void op_in(assay_trace_op *o, const char *slot, int64_t id)
+{
+    snprintf(o->inputs[o->n_inputs].slot, ASSAY_SLOT_NAME, "%s", slot);
+    o->inputs[o->n_inputs++].tensor = id;
+}
+
+static inline void op_out(assay_trace_op *o, const char *slot, int64_t id)
+{
+    snprintf(o->outputs[o->n_outputs].slot, ASSAY_SLOT_NAME, "%s", slot);
+    o->outputs[o->n_outputs++].tensor = id;
+}
+
+static inline assay_trace *open_trace(const char *dir)
+{
+    assay_trace *t;
+    must(assay_trace_open(&t, dir, true));
+    return t;
+}
+
+static inline parity_report *new_report(void)
+{
+    parity_report *r;
+    must(parity_report_create(&r));
+    return r;
+}
+
+/* First failed result, or NULL. */
+static inline const parity_result *first_failure(const parity_report *r)
+{
+    for (int64_t i = 0; i < parity_report_count(r); i++) {
+        if (parity_report_at(r, i)->verdict == PARITY_FAIL)
+            return parity_report_at(r, i);
+    }
+    return NULL;
+}
+
+static inline int64_t n_failed(const parity_report *r)
+{
+    int64_t passed, failed, skipped;
+    parity_report_totals(r, &passed, &failed, &skipped);
+    return failed;
+}
+
+static inline int64_t n_passed(const parity_report *r)
+{
+    int64_t passed, failed, skipped;
+    parity_report_totals(r, &passed, &failed, &skipped);
+    return passed;
+}
+
+static inline void print_failures(const parity_report *r)
+{
+    for (int64_t i = 0; i < parity_report_count(r); i++) {
+        const parity_result *x = parity_report_at(r, i);
+        if (x->verdict == PARITY_FAIL)
+            fprintf(stderr, "FAIL %s %s %s %s: %s [%s]\n", parity_check_name(x->check), x->op, x->instance,
+                    x->tensor, x->message, x->diagnosis);
+    }
+}
+
+#endif
