@@ -88,7 +88,7 @@ Test(core_status, the_chain_names_every_function_on_the_way_up)
     const char *a = strstr(text, "at innermost ("), *b = strstr(text, "from middle ("),
                *c = strstr(text, "from outer (");
     cr_expect(a && b && c && a < b && b < c, "%s", text);
-    cr_expect(strstr(text, "test_core_status.c:"), "%s", text);
+    cr_expect(strstr(text, "test_status.c:"), "%s", text);
     printed(text, sizeof text, 0);
     cr_expect_str_eq(text, "assay: error: expected 3, found 4 (mismatch)\n");
 }
