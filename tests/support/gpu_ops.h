@@ -1,4 +1,4 @@
-/* Helpers of test_gpu_ops_*: slots with random data, a run through gpu_execute in several thread orders
+/* Calls of operations for tests: slots with random data, a run through gpu_execute in several thread orders
  * (results must be the same bits), comparison against double values with a bound for each element. */
 #ifndef TESTS_GPU_OPS_UTIL_H
 #define TESTS_GPU_OPS_UTIL_H
@@ -209,17 +209,6 @@ static inline void run_op(op_call *c, const char *op, assay_dtype act)
         for (int64_t e = 0; e < slot_count(&c->out[i]); ++e)
             c->result[i][e] = decode(&c->out[i], e);
     }
-}
-
-/* Starts another run of the same call. */
-static inline void drop_outputs(op_call *c)
-{
-    for (int i = 0; i < c->n_out; ++i) {
-        free(c->out[i].data);
-        free(c->result[i]);
-        c->result[i] = NULL;
-    }
-    c->n_out = 0;
 }
 
 static inline const double *result(const op_call *c, const char *slot)

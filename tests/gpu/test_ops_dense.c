@@ -1,0 +1,343 @@
+/* Products, norms, rope, element-wise operations, embedding and sums: every variant, dtype, data mode and size
+ * under the reference. */
+#include "tests/support/gpu_judge.h"
+
+/* --- linear: T, N, K, 1 with bias, 1 when y is F32 ---------------------------------------------------------- */
+static const op_sizes linear_sizes[] = {
+    {{0, 3, 5}},   {{3, 0, 5}},          {{3, 5, 0, 1}}, {{1, 1, 1}},          {{2, 3, 5, 1}},
+    {{5, 31, 33}}, {{33, 32, 31, 1, 1}}, {{37, 8, 64}},  {{64, 65, 16, 0, 1}}, {{7, 130, 3, 1}},
+};
+
+static void linear_fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "x", act, mode, 1.0, 2, d[0], d[2]);
+    DRAW(c, "weight", act, mode, 1.0, 2, d[1], d[2]);
+    if (d[3])
+        DRAW(c, "bias", act, mode, 1.0, 1, d[1]);
+    attr_s(c, "dtype", d[4] ? "F32" : assay_dtype_name(act));
+}
+
+static void linear_bwd_input(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "dy", act, mode, 1.0, 2, d[0], d[1]);
+    DRAW(c, "weight", act, mode, 1.0, 2, d[1], d[2]);
+}
+
+static void linear_bwd_weight(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "dy", act, mode, 1.0, 2, d[0], d[1]);
+    DRAW(c, "x", act, mode, 1.0, 2, d[0], d[2]);
+    DRAW(c, "dweight_in", ASSAY_F32, mode, 1.0, 2, d[1], d[2]);
+}
+
+static void linear_bwd_bias(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "dy", act, mode, 1.0, 2, d[0], d[1]);
+    DRAW(c, "dbias_in", ASSAY_F32, mode, 1.0, 1, d[1]);
+}
+
+Test(gpu_ops, linear_fwd)
+{
+    hold(&(op_law){"linear_fwd", "linear", 2, false, linear_fwd, OP_SIZES(linear_sizes)});
+}
+Test(gpu_ops, linear_bwd_input)
+{
+    hold(&(op_law){"linear_bwd_input", "linear", 2, false, linear_bwd_input, OP_SIZES(linear_sizes)});
+}
+Test(gpu_ops, linear_bwd_weight)
+{
+    hold(&(op_law){"linear_bwd_weight", "linear", 2, false, linear_bwd_weight, OP_SIZES(linear_sizes)});
+}
+Test(gpu_ops, linear_bwd_bias)
+{
+    hold(&(op_law){"linear_bwd_bias", "linear", 2, false, linear_bwd_bias, OP_SIZES(linear_sizes)});
+}
+
+/* --- grouped linear: N, K, El, rows of each expert ---------------------------------------------------------- */
+static const op_sizes grouped_sizes[] = {
+    {{11, 13, 4, 3, 0, 34, 0}}, {{5, 3, 1, 7}}, {{3, 5, 3, 0, 0, 0}}, {{33, 31, 2, 1, 40}},
+    {{4, 4, 5, 1, 1, 1, 1, 1}},
+};
+
+static int64_t grouped_rows(op_call *c, const int64_t *d)
+{
+    double counts[MAX_SIZES];
+    int64_t rows = 0;
+    for (int64_t e = 0; e < d[2]; ++e) {
+        counts[e] = (double)d[3 + e];
+        rows += d[3 + e];
+    }
+    put_values(c, "tokens_per_expert", ASSAY_I64, counts, d[2], -1);
+    return rows;
+}
+
+static void grouped_linear_fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    const int64_t rows = grouped_rows(c, d);
+    DRAW(c, "x", act, mode, 1.0, 2, rows, d[1]);
+    DRAW(c, "weight", act, mode, 1.0, 3, d[2], d[0], d[1]);
+}
+
+static void grouped_linear_bwd_input(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    const int64_t rows = grouped_rows(c, d);
+    DRAW(c, "dy", act, mode, 1.0, 2, rows, d[0]);
+    DRAW(c, "weight", act, mode, 1.0, 3, d[2], d[0], d[1]);
+}
+
+static void grouped_linear_bwd_weight(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    const int64_t rows = grouped_rows(c, d);
+    DRAW(c, "dy", act, mode, 1.0, 2, rows, d[0]);
+    DRAW(c, "x", act, mode, 1.0, 2, rows, d[1]);
+    DRAW(c, "dweight_in", ASSAY_F32, mode, 1.0, 3, d[2], d[0], d[1]);
+}
+
+Test(gpu_ops, grouped_linear_fwd)
+{
+    hold(&(op_law){"grouped_linear_fwd", "linear", 2, false, grouped_linear_fwd, OP_SIZES(grouped_sizes)});
+}
+Test(gpu_ops, grouped_linear_bwd_input)
+{
+    hold(&(op_law){"grouped_linear_bwd_input", "linear", 2, false, grouped_linear_bwd_input,
+                   OP_SIZES(grouped_sizes)});
+}
+Test(gpu_ops, grouped_linear_bwd_weight)
+{
+    hold(&(op_law){"grouped_linear_bwd_weight", "linear", 2, false, grouped_linear_bwd_weight,
+                   OP_SIZES(grouped_sizes)});
+}
+
+/* --- rmsnorm: T, H ------------------------------------------------------------------------------------------ */
+static const op_sizes norm_sizes[] = {
+    {{0, 3}}, {{1, 1}}, {{2, 3}}, {{5, 31}}, {{33, 32}}, {{2, 33}}, {{5, 67}}, {{33, 256}}, {{3, 1030}},
+};
+
+static void rmsnorm_fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "x", act, mode, 2.0, 2, d[0], d[1]);
+    put(c, "gamma", act, 0.5, 1.5, 1, d[1]);
+    attr_d(c, "eps", (double)1e-6f);
+}
+
+static void rmsnorm_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    op_call f;
+    call_begin(&f, c->ctx, c->seed);
+    rmsnorm_fwd(&f, act, mode, d);
+    run_op(&f, "rmsnorm_fwd", act);
+    DRAW(c, "dy", act, mode, 1.0, 2, d[0], d[1]);
+    put_values(c, "x", act, f.value[0], d[0], d[1]);
+    put_values(c, "gamma", act, f.value[1], d[1], -1);
+    feed(c, "rstd", &f, "rstd");
+    DRAW(c, "dgamma_in", ASSAY_F32, mode, 1.0, 1, d[1]);
+    attr_d(c, "eps", (double)1e-6f);
+    call_end(&f);
+}
+
+Test(gpu_ops, rmsnorm_fwd)
+{
+    hold(&(op_law){"rmsnorm_fwd", "rmsnorm", 2, false, rmsnorm_fwd, OP_SIZES(norm_sizes)});
+}
+Test(gpu_ops, rmsnorm_bwd)
+{
+    hold(&(op_law){"rmsnorm_bwd", "rmsnorm", 2, false, rmsnorm_bwd, OP_SIZES(norm_sizes)});
+}
+
+/* --- rope: T, heads, D, R/2, positions; the table: R, positions, type --------------------------------------- */
+static const op_sizes rope_sizes[] = {
+    {{7, 3, 8, 4, 11}}, {{7, 3, 9, 3, 11}}, {{5, 1, 5, 0, 3}},
+    {{1, 2, 2, 1, 1}},  {{0, 2, 4, 2, 4}},  {{33, 5, 64, 32, 40}},
+};
+static const op_sizes table_sizes[] = {
+    {{16, 21, 0}}, {{16, 21, 1}}, {{16, 81, 2}}, {{2, 1, 0}}, {{64, 300, 2}}};
+
+static void rope_table(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    static const char *const type[] = {"default", "linear", "llama3"};
+    (void)act;
+    attr_s(c, "rope_type", type[d[2]]);
+    attr_i(c, "rotary_dim", d[0]);
+    attr_d(c, "rotary_base", mode == ZERO_MEAN ? 10000 : 500000);
+    attr_d(c, "factor", 8);
+    attr_d(c, "low_freq_factor", 1);
+    attr_d(c, "high_freq_factor", 4);
+    attr_i(c, "original_max_position_embeddings", 64);
+    attr_i(c, "positions", d[1]);
+}
+
+static void rope(op_call *c, const char *slot, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    op_call t;
+    const int64_t table[3] = {2 * d[3], d[4], 0};
+    call_begin(&t, c->ctx, 1);
+    rope_table(&t, act, ZERO_MEAN, table);
+    run_op(&t, "rope_table", ASSAY_F32);
+    DRAW(c, slot, act, mode, 1.0, 3, d[0], d[1], d[2]);
+    feed(c, "cos", &t, "cos");
+    feed(c, "sin", &t, "sin");
+    put(c, "position", ASSAY_I64, 0, (double)d[4], 1, d[0]);
+    call_end(&t);
+}
+
+static void rope_fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    rope(c, "x", act, mode, d);
+}
+
+static void rope_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    rope(c, "dy", act, mode, d);
+}
+
+Test(gpu_ops, rope_table)
+{
+    hold(&(op_law){"rope_table", "elementwise", 2, true, rope_table, OP_SIZES(table_sizes)});
+}
+Test(gpu_ops, rope_fwd)
+{
+    hold(&(op_law){"rope_fwd", "elementwise", 2, false, rope_fwd, OP_SIZES(rope_sizes)});
+}
+Test(gpu_ops, rope_bwd)
+{
+    hold(&(op_law){"rope_bwd", "elementwise", 2, false, rope_bwd, OP_SIZES(rope_sizes)});
+}
+
+/* --- element-wise: rows, width, 1 with probs ---------------------------------------------------------------- */
+static const op_sizes vector_sizes[] = {{{0}},  {{1}},  {{3}},    {{4}},   {{5}},
+                                        {{32}}, {{37}}, {{1024}}, {{1027}}};
+static const op_sizes row_sizes[] = {
+    {{0, 3, 1}}, {{1, 1}}, {{2, 3, 1}}, {{5, 31}}, {{33, 32, 1}}, {{2, 67}}, {{5, 128, 1}}, {{3, 0, 1}},
+};
+
+static void add(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "a", act, mode, 1.0, 1, d[0]);
+    DRAW(c, "b", act, mode, 1.0, 1, d[0]);
+}
+
+static void cast(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "x", act == ASSAY_F32 ? ASSAY_BF16 : ASSAY_F32, mode, 3.0, 1, d[0]);
+    attr_s(c, "dtype", assay_dtype_name(act));
+}
+
+static void slice_rows(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "x", act, mode, 3.0, 2, d[0] + 3, d[1] + 1);
+    attr_i(c, "start", 2);
+    attr_i(c, "length", d[0]);
+}
+
+static void swiglu_fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "x", act, mode, 4.0, 2, d[0], 2 * d[1]);
+    if (d[2])
+        put(c, "probs", ASSAY_F32, 0, 1, 1, d[0]);
+}
+
+static void swiglu_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "dy", act, mode, 1.0, 2, d[0], d[1]);
+    swiglu_fwd(c, act, mode, d);
+}
+
+static void sigmoid_gate_fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "x", act, mode, 2.0, 2, d[0], d[1]);
+    DRAW(c, "gate", act, mode, 3.0, 1, d[0]);
+}
+
+static void sigmoid_gate_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "dy", act, mode, 1.0, 2, d[0], d[1]);
+    sigmoid_gate_fwd(c, act, mode, d);
+}
+
+Test(gpu_ops, add)
+{
+    hold(&(op_law){"add", "elementwise", 2, false, add, OP_SIZES(vector_sizes)});
+}
+Test(gpu_ops, cast)
+{
+    hold(&(op_law){"cast", "elementwise", 2, false, cast, OP_SIZES(vector_sizes)});
+}
+Test(gpu_ops, slice_rows)
+{
+    hold(&(op_law){"slice_rows", "elementwise", 2, false, slice_rows, OP_SIZES(row_sizes)});
+}
+Test(gpu_ops, swiglu_fwd)
+{
+    hold(&(op_law){"swiglu_fwd", "elementwise", 2, false, swiglu_fwd, OP_SIZES(row_sizes)});
+}
+Test(gpu_ops, swiglu_bwd)
+{
+    hold(&(op_law){"swiglu_bwd", "elementwise", 2, false, swiglu_bwd, OP_SIZES(row_sizes)});
+}
+Test(gpu_ops, sigmoid_gate_fwd)
+{
+    hold(&(op_law){"sigmoid_gate_fwd", "elementwise", 2, false, sigmoid_gate_fwd, OP_SIZES(row_sizes)});
+}
+Test(gpu_ops, sigmoid_gate_bwd)
+{
+    hold(&(op_law){"sigmoid_gate_bwd", "elementwise", 2, false, sigmoid_gate_bwd, OP_SIZES(row_sizes)});
+}
+
+/* --- embedding: T, V, H, first id; ids run past both ends of the piece -------------------------------------- */
+static const op_sizes embedding_sizes[] = {
+    {{0, 7, 9, 5}},   {{1, 7, 9, 5}}, {{3, 1, 1, 0}},    {{32, 7, 33, 5}},
+    {{140, 7, 9, 5}}, {{9, 0, 4, 3}}, {{50, 40, 64, 0}},
+};
+
+static void ids(op_call *c, const int64_t *d)
+{
+    double *v = put(c, "ids", ASSAY_I64, 0, (double)(d[3] + d[1] + 4), 1, d[0]);
+    if (d[0] > 2 && d[1] > 0) { /* both sides of both edges */
+        v[0] = (double)d[3];
+        v[1] = (double)(d[3] + d[1] - 1);
+        v[2] = (double)(d[3] + d[1]);
+        store_slot(c);
+    }
+}
+
+static void embedding_fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    ids(c, d);
+    DRAW(c, "weight", act, mode, 1.0, 2, d[1], d[2]);
+    attr_i(c, "vocab_start", d[3]);
+}
+
+static void embedding_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    ids(c, d);
+    DRAW(c, "dy", act, mode, 1.0, 2, d[0], d[2]);
+    DRAW(c, "dweight_in", ASSAY_F32, mode, 1.0, 2, d[1], d[2]);
+    attr_i(c, "vocab_start", d[3]);
+}
+
+Test(gpu_ops, embedding_fwd)
+{
+    hold(&(op_law){"embedding_fwd", "elementwise", 2, false, embedding_fwd, OP_SIZES(embedding_sizes)});
+}
+Test(gpu_ops, embedding_bwd)
+{
+    hold(&(op_law){"embedding_bwd", "elementwise", 2, false, embedding_bwd, OP_SIZES(embedding_sizes)});
+}
+
+/* --- sums: n ------------------------------------------------------------------------------------------------ */
+static const op_sizes sum_sizes[] = {{{0}}, {{1}}, {{3}}, {{255}}, {{256}}, {{257}}, {{5000}}, {{20011}}};
+
+static void sum(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    (void)act;
+    DRAW(c, "x", ASSAY_F32, mode, 2.0, 1, d[0]);
+}
+
+Test(gpu_ops, sum)
+{
+    hold(&(op_law){"sum", "elementwise", 2, true, sum, OP_SIZES(sum_sizes)});
+}
+Test(gpu_ops, sumsq)
+{
+    hold(&(op_law){"sumsq", "elementwise", 2, true, sum, OP_SIZES(sum_sizes)});
+}

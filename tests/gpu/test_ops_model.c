@@ -1,0 +1,391 @@
+/* Attention, mixture of experts, loss and optimizer: every variant, dtype, data mode and size under the
+ * reference. */
+#include "tests/support/gpu_judge.h"
+
+/* --- attention: batch, seq_q, seq_k, heads, groups, D, Dv, window, 1 with documents -------------------------- */
+static const op_sizes attention_sizes[] = {
+    {{1, 1, 1, 1, 1, 1, 1, 0, 0}},      {{2, 3, 3, 2, 1, 5, 5, 0, 0}},     {{1, 5, 5, 4, 2, 8, 8, 2, 0}},
+    {{2, 31, 31, 2, 2, 16, 16, 0, 0}},  {{1, 33, 33, 3, 1, 7, 7, 5, 1}},   {{1, 37, 70, 2, 1, 33, 40, 0, 0}},
+    {{1, 65, 65, 1, 1, 64, 64, 1, 0}},  {{1, 3, 3, 1, 1, 255, 256, 0, 1}}, {{0, 4, 4, 2, 1, 4, 4, 0, 0}},
+    {{1, 0, 3, 2, 1, 4, 4, 0, 0}},      {{1, 3, 0, 2, 1, 4, 4, 0, 0}},     {{3, 9, 9, 4, 4, 12, 12, 0, 1}},
+    {{1, 34, 34, 3, 3, 48, 48, 17, 0}}, {{1, 33, 33, 6, 2, 80, 80, 0, 0}},
+};
+
+static void positions(op_call *c, const int64_t *d)
+{
+    const int64_t tq = d[0] * d[1], tk = d[0] * d[2];
+    double *p = malloc((size_t)(tq + tk + 1) * sizeof *p);
+    for (int64_t i = 0; i < tq; ++i)
+        p[i] = (double)(i / d[0] + (d[2] - d[1])); /* the queries are the last ones */
+    put_values(c, "q_position", ASSAY_I64, p, tq, -1);
+    for (int64_t i = 0; i < tk; ++i)
+        p[i] = (double)(i / d[0]);
+    put_values(c, "k_position", ASSAY_I64, p, tk, -1);
+    for (int64_t i = 0; i < tq; ++i) /* documents of 4; one row sees nothing */
+        p[i] = i / d[0] == 1 ? 99 : (double)(i / d[0] / 4 * 4);
+    if (d[8])
+        put_values(c, "first_key", ASSAY_I64, p, tq, -1);
+    free(p);
+}
+
+static void attention_attrs(op_call *c, const int64_t *d)
+{
+    static const char *const names[] = {"batch",  "seq_q",    "seq_k",      "heads",
+                                        "groups", "head_dim", "head_dim_v", "window"};
+    for (int i = 0; i < 8; ++i)
+        attr_i(c, names[i], d[i]);
+    attr_d(c, "scale", (double)(float)(1 / sqrt((double)d[5])));
+}
+
+static void attention_fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    attention_attrs(c, d);
+    positions(c, d);
+    DRAW(c, "q", act, mode, 2.0, 3, d[0] * d[1], d[3], d[5]);
+    DRAW(c, "k", act, mode, 2.0, 3, d[0] * d[2], d[4], d[5]);
+    DRAW(c, "v", act, mode, 1.0, 3, d[0] * d[2], d[4], d[6]);
+}
+
+static void attention_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    op_call f;
+    call_begin(&f, c->ctx, c->seed);
+    attention_fwd(&f, act, mode, d);
+    run_op(&f, "attention_fwd", act);
+    c->seed = f.seed;
+    DRAW(c, "do", act, mode, 1.0, 3, d[0] * d[1], d[3], d[6]);
+    for (int i = 0; i < f.n_in; ++i) {
+        gpu_slot *s = new_slot(c, f.in[i].slot, f.in[i].dtype, f.in[i].ndim, f.in[i].shape);
+        memcpy(c->value[c->n_in - 1], f.value[i], (size_t)slot_count(s) * sizeof(double));
+        store_slot(c);
+    }
+    feed(c, "o", &f, "o");
+    feed(c, "lse", &f, "lse");
+    attention_attrs(c, d);
+    call_end(&f);
+}
+
+Test(gpu_ops, attention_fwd)
+{
+    hold(&(op_law){"attention_fwd", "attention", 2, false, attention_fwd, OP_SIZES(attention_sizes)});
+}
+Test(gpu_ops, attention_bwd)
+{
+    hold(&(op_law){"attention_bwd", "attention", 2, false, attention_bwd, OP_SIZES(attention_sizes)});
+}
+
+/* --- qkv_split: T, heads, groups, D ------------------------------------------------------------------------- */
+static const op_sizes split_sizes[] = {{{5, 6, 2, 3}}, {{0, 2, 1, 4}}, {{1, 1, 1, 1}}, {{33, 4, 4, 40}}};
+
+static void split_attrs(op_call *c, const int64_t *d)
+{
+    attr_i(c, "heads", d[1]);
+    attr_i(c, "groups", d[2]);
+    attr_i(c, "head_dim", d[3]);
+}
+
+static void qkv_split_fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "qkv", act, mode, 1.0, 2, d[0], (d[1] + 2 * d[2]) * d[3]);
+    split_attrs(c, d);
+}
+
+static void qkv_split_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "dq", act, mode, 1.0, 3, d[0], d[1], d[3]);
+    DRAW(c, "dk", act, mode, 1.0, 3, d[0], d[2], d[3]);
+    DRAW(c, "dv", act, mode, 1.0, 3, d[0], d[2], d[3]);
+    split_attrs(c, d);
+}
+
+Test(gpu_ops, qkv_split_fwd)
+{
+    hold(&(op_law){"qkv_split_fwd", "elementwise", 2, false, qkv_split_fwd, OP_SIZES(split_sizes)});
+}
+Test(gpu_ops, qkv_split_bwd)
+{
+    hold(&(op_law){"qkv_split_bwd", "elementwise", 2, false, qkv_split_bwd, OP_SIZES(split_sizes)});
+}
+
+/* --- router: T, E, K, mode, norm_topk_prob, bias, factor x 2, groups, group_topk ------------------------- */
+enum { SOFTMAX_PRE, SOFTMAX_POST, SIGMOID };
+static const op_sizes router_sizes[] = {
+    {{3, 4, 1, SOFTMAX_POST, 0, 0, 2}},
+    {{7, 8, 2, SOFTMAX_PRE, 1, 0, 2}},
+    {{5, 33, 5, SOFTMAX_PRE, 0, 0, 5}},
+    {{5, 64, 8, SIGMOID, 1, 1, 5, 8, 4}},
+    {{4, 128, 8, SIGMOID, 1, 1, 2}},
+    {{3, 256, 8, SIGMOID, 0, 0, 2, 8, 2}},
+    {{2, 512, 32, SOFTMAX_POST, 0, 0, 2}},
+    {{6, 5, 5, SOFTMAX_PRE, 1, 0, 2}},
+    {{6, 6, 1, SIGMOID, 1, 0, 2}},
+    {{0, 8, 2, SOFTMAX_PRE, 1, 0, 2}},
+    {{4, 12, 2, SOFTMAX_POST, 0, 0, 2, 6, 2}},
+    {{3, 120, 4, SIGMOID, 1, 0, 2, 40, 4}},
+    {{35, 40, 6, SIGMOID, 1, 1, 3, 5, 2}},
+};
+
+static void router_attrs(op_call *c, const int64_t *d)
+{
+    attr_i(c, "topk", d[2]);
+    attr_s(c, "score_function", d[3] == SIGMOID ? "sigmoid" : "softmax");
+    attr_b(c, "pre_softmax", d[3] == SOFTMAX_PRE);
+    attr_b(c, "norm_topk_prob", d[4]);
+    attr_d(c, "scaling_factor", (double)d[6] / 2);
+    attr_i(c, "num_groups", d[7]);
+    attr_i(c, "group_topk", d[8]);
+}
+
+static void router_fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    (void)act;
+    DRAW(c, "logits", ASSAY_F32, mode, 4.0, 2, d[0], d[1]);
+    if (d[5])
+        DRAW(c, "expert_bias", ASSAY_F32, mode, 0.5, 1, d[1]);
+    router_attrs(c, d);
+}
+
+static void router_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    op_call f;
+    call_begin(&f, c->ctx, c->seed);
+    router_fwd(&f, act, mode, d);
+    run_op(&f, "router_fwd", act);
+    c->seed = f.seed;
+    DRAW(c, "dprobs", ASSAY_F32, mode, 1.0, 2, d[0], d[2]);
+    feed(c, "indices", &f, "indices");
+    feed(c, "scores", &f, "scores");
+    put_values(c, "logits", ASSAY_F32, f.value[0], d[0], d[1]);
+    router_attrs(c, d);
+    call_end(&f);
+}
+
+Test(gpu_ops, router_fwd)
+{
+    hold(&(op_law){"router_fwd", "router", 2, true, router_fwd, OP_SIZES(router_sizes)});
+}
+Test(gpu_ops, router_bwd)
+{
+    hold(&(op_law){"router_bwd", "router", 2, true, router_bwd, OP_SIZES(router_sizes)});
+}
+
+/* --- auxiliary losses: the same sizes; tokens of the group are 3 T + 1 --------------------------------------- */
+static void router_aux_fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    (void)act;
+    DRAW(c, "logits", ASSAY_F32, mode, 3.0, 2, d[0], d[1]);
+    router_attrs(c, d);
+}
+
+static void aux_attrs(op_call *c, const int64_t *d)
+{
+    attr_d(c, "aux_coeff", 0.5);
+    attr_d(c, "z_coeff", 0.25);
+    attr_d(c, "loss_scale", 0.5);
+    attr_i(c, "tokens", 3 * d[0] + 1);
+    attr_i(c, "topk", d[2]);
+    attr_s(c, "score_function", d[3] == SIGMOID ? "sigmoid" : "softmax");
+}
+
+static void router_aux_loss(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    op_call f;
+    call_begin(&f, c->ctx, c->seed);
+    router_aux_fwd(&f, act, mode, d);
+    run_op(&f, "router_aux_fwd", act);
+    feed(c, "score_sums", &f, "score_sums");
+    put(c, "tokens_per_expert", ASSAY_I64, 0, (double)(3 * d[0] + 1), 1, d[1]);
+    feed(c, "z_sum", &f, "z_sum");
+    aux_attrs(c, d);
+    call_end(&f);
+}
+
+static void router_aux_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    (void)act;
+    DRAW(c, "logits", ASSAY_F32, mode, 3.0, 2, d[0], d[1]);
+    put(c, "tokens_per_expert", ASSAY_I64, 0, (double)(3 * d[0] + 1), 1, d[1]);
+    DRAW(c, "dlogits_in", ASSAY_F32, mode, 0.125, 2, d[0], d[1]);
+    aux_attrs(c, d);
+}
+
+Test(gpu_ops, router_aux_fwd)
+{
+    hold(&(op_law){"router_aux_fwd", "router", 2, true, router_aux_fwd, OP_SIZES(router_sizes)});
+}
+Test(gpu_ops, router_aux_loss)
+{
+    hold(&(op_law){"router_aux_loss", "router", 2, true, router_aux_loss, OP_SIZES(router_sizes)});
+}
+Test(gpu_ops, router_aux_bwd)
+{
+    hold(&(op_law){"router_aux_bwd", "router", 2, true, router_aux_bwd, OP_SIZES(router_sizes)});
+}
+
+/* --- rows of experts: T, E, K, H; experts without a token are common ----------------------------------------- */
+static const op_sizes rows_sizes[] = {
+    {{0, 4, 2, 3}}, {{1, 1, 1, 1}}, {{5, 8, 2, 5}}, {{33, 7, 3, 31}}, {{70, 40, 8, 33}}};
+
+static void expert_bias_update(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    (void)act;
+    DRAW(c, "bias_in", ASSAY_F32, mode, 1.0, 1, d[1]);
+    put(c, "tokens_per_expert", ASSAY_I64, 0, 5, 1, d[1]);
+    attr_d(c, "rate", 0.25);
+}
+
+/* K different experts for each token, ascending. */
+static void permute_plan(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    (void)act;
+    double *index = put(c, "indices", ASSAY_I64, 0, 1, 2, d[0], d[2]);
+    for (int64_t row = 0; row < d[0]; ++row) {
+        int64_t left = d[2];
+        for (int64_t x = 0; x < d[1] && left > 0; ++x)
+            if (mode == ONE_SIGNED || uniform(c) * (double)(d[1] - x) < (double)left) {
+                index[row * d[2] + d[2] - left] = (double)x;
+                --left;
+            }
+    }
+    store_slot(c);
+    attr_i(c, "experts", d[1]);
+}
+
+static void gather_rows(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "x", act, mode, 1.0, 2, d[0] + 1, d[3]);
+    put(c, "index", ASSAY_I64, 0, (double)(d[0] + 1), 1, d[0] * d[2]);
+}
+
+static void combine_rows(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    op_call p;
+    call_begin(&p, c->ctx, c->seed);
+    permute_plan(&p, act, mode, d);
+    run_op(&p, "permute_plan", act);
+    DRAW(c, "x", act, mode, 1.0, 2, d[0] * d[2], d[3]);
+    feed(c, "token_row", &p, "token_row");
+    call_end(&p);
+}
+
+Test(gpu_ops, expert_bias_update)
+{
+    hold(&(op_law){"expert_bias_update", "router", 2, true, expert_bias_update, OP_SIZES(rows_sizes)});
+}
+Test(gpu_ops, permute_plan)
+{
+    hold(&(op_law){"permute_plan", "router", 2, true, permute_plan, OP_SIZES(rows_sizes)});
+}
+Test(gpu_ops, gather_rows)
+{
+    hold(&(op_law){"gather_rows", "elementwise", 2, false, gather_rows, OP_SIZES(rows_sizes)});
+}
+Test(gpu_ops, combine_rows)
+{
+    hold(&(op_law){"combine_rows", "elementwise", 2, false, combine_rows, OP_SIZES(rows_sizes)});
+}
+
+/* --- cross entropy: T, V, first id, pieces ------------------------------------------------------------------- */
+static const op_sizes entropy_sizes[] = {
+    {{5, 1, 3, 1}},   {{5, 2, 0, 2}},   {{4, 3, 3, 3}},    {{7, 31, 3, 1}},   {{1, 32, 0, 2}},
+    {{33, 33, 5, 4}}, {{5, 257, 3, 1}}, {{5, 2100, 3, 2}}, {{2, 5003, 7, 1}}, {{0, 5, 0, 1}},
+};
+
+/* The first and last id of the piece, the neighbours outside, and ignored ones; the same in every piece. */
+static void targets(op_call *c, const int64_t *d)
+{
+    const uint64_t seed = c->seed;
+    c->seed = 99;
+    double *y = put(c, "targets", ASSAY_I64, 0, (double)(d[2] + 2 * d[1] + 1), 1, d[0]);
+    const double edge[5] = {(double)d[2], -100, (double)(d[2] + d[1] - 1), (double)(d[2] + d[1]), 0};
+    for (int64_t i = 0; i < d[0] && i < 5; ++i)
+        y[i] = edge[i];
+    store_slot(c);
+    c->seed = seed;
+}
+
+static void stats_of_piece(op_call *c, data_mode mode, const int64_t *d, int64_t piece)
+{
+    DRAW(c, "logits", ASSAY_F32, mode, 60.0, 2, d[0], d[1]);
+    targets(c, d);
+    attr_i(c, "vocab_start", d[2] + piece * d[1]);
+}
+
+static void cross_entropy_stats(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    (void)act;
+    stats_of_piece(c, mode, d, 0);
+}
+
+/* Statistics of d[3] pieces as they come from the gather. */
+static void cross_entropy_loss(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    double *all = malloc((size_t)(d[3] * 3 * d[0] + 1) * sizeof *all);
+    const int64_t shape[3] = {d[3], 3, d[0]};
+    op_call s;
+    for (int64_t p = 0; p < d[3]; ++p) {
+        call_begin(&s, c->ctx, c->seed + (uint64_t)p);
+        stats_of_piece(&s, mode, d, p);
+        run_op(&s, "cross_entropy_stats", act);
+        memcpy(all + p * 3 * d[0], s.result[0], (size_t)(3 * d[0]) * sizeof *all);
+        call_end(&s);
+    }
+    new_slot(c, "stats", ASSAY_F32, 3, shape);
+    memcpy(c->value[0], all, (size_t)(d[3] * 3 * d[0]) * sizeof *all);
+    store_slot(c);
+    targets(c, d);
+    free(all);
+}
+
+static void cross_entropy_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    (void)act;
+    DRAW(c, "logits", ASSAY_F32, mode, 5.0, 2, d[0], d[1]);
+    put(c, "lse", ASSAY_F32, 5, 9, 1, d[0]);
+    targets(c, d);
+    attr_i(c, "vocab_start", d[2]);
+    attr_d(c, "scale", 0.125);
+}
+
+Test(gpu_ops, cross_entropy_stats)
+{
+    hold(&(op_law){"cross_entropy_stats", "cross_entropy", 3, true, cross_entropy_stats,
+                   OP_SIZES(entropy_sizes)});
+}
+Test(gpu_ops, cross_entropy_loss)
+{
+    hold(&(op_law){"cross_entropy_loss", "cross_entropy", 3, true, cross_entropy_loss,
+                   OP_SIZES(entropy_sizes)});
+}
+Test(gpu_ops, cross_entropy_bwd)
+{
+    hold(&(op_law){"cross_entropy_bwd", "cross_entropy", 3, false, cross_entropy_bwd,
+                   OP_SIZES(entropy_sizes)});
+}
+
+/* --- adamw: n, step, weight decay x 10, grad_scale x 10 ------------------------------------------------------ */
+static const op_sizes adamw_sizes[] = {
+    {{0, 1, 0, 10}},  {{1, 1, 1, 10}},      {{3, 2, 0, 3}},
+    {{255, 5, 1, 3}}, {{1025, 100, 0, 10}}, {{2311, 17, 1, 7}},
+};
+
+static void adamw(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    (void)act;
+    DRAW(c, "main_param_in", ASSAY_F32, mode, 1.0, 1, d[0]);
+    DRAW(c, "exp_avg_in", ASSAY_F32, mode, 0.1, 1, d[0]);
+    put(c, "exp_avg_sq_in", ASSAY_F32, 0.0, 0.1, 1, d[0]);
+    DRAW(c, "grad", ASSAY_F32, mode, 1.0, 1, d[0]);
+    attr_d(c, "lr", 1e-3);
+    attr_d(c, "beta1", 0.9);
+    attr_d(c, "beta2", 0.95);
+    attr_d(c, "eps", 1e-8);
+    attr_d(c, "weight_decay", (double)d[2] / 10);
+    attr_d(c, "grad_scale", (double)d[3] / 10);
+    attr_i(c, "step", d[1]);
+}
+
+Test(gpu_ops, adamw)
+{
+    hold(&(op_law){"adamw", "adamw", 2, false, adamw, OP_SIZES(adamw_sizes)});
+}

@@ -1,0 +1,207 @@
+/* What the reference cannot say of an operation: exactness on integers, ties, not-a-number, empty pieces,
+ * many tensors in one launch. */
+#include "tests/support/gpu_ops.h"
+
+static const char *const linear_variants[] = {"linear=k0", "linear=k1"};
+static const char *const attention_variants[] = {"attention=k0", "attention=k1"};
+static const char *const entropy_variants[] = {"cross_entropy=k0", "cross_entropy=k1", "cross_entropy=k2"};
+static const char *const router_variants[] = {"router=k0", "router=k1"};
+
+Test(gpu_linear, integers_are_exact_and_variants_agree_bit_for_bit)
+{
+    gpu_ctx ctx;
+    open_ctx(&ctx);
+    for (int v = 0; v < 2; ++v) {
+        op_call c;
+        set_variants(&ctx, linear_variants[v]);
+        call_begin(&c, &ctx, 3);
+        double x[37 * 41], w[29 * 41];
+        for (int i = 0; i < 37 * 41; ++i)
+            x[i] = floor(uniform(&c) * 9) - 4;
+        for (int i = 0; i < 29 * 41; ++i)
+            w[i] = floor(uniform(&c) * 9) - 4;
+        put_values(&c, "x", ASSAY_BF16, x, 37, 41);
+        put_values(&c, "weight", ASSAY_BF16, w, 29, 41);
+        attr_s(&c, "dtype", "F32");
+        run_op(&c, "linear_fwd", ASSAY_BF16);
+        for (int i = 0; i < 37; ++i)
+            for (int j = 0; j < 29; ++j) {
+                double sum = 0;
+                for (int p = 0; p < 41; ++p)
+                    sum += x[i * 41 + p] * w[j * 41 + p];
+                exact(&c, "y", i * 29 + j, sum);
+            }
+        call_end(&c);
+    }
+    gpu_ctx_destroy(&ctx);
+}
+
+/* Scores fall from 200 to -200 or so; the last key and value are NaN and seen by the last query alone. */
+Test(gpu_attention, large_scores_do_not_overflow_and_hidden_rows_do_not_leak)
+{
+    enum { S = 40, D = 4 };
+    gpu_ctx ctx;
+    open_ctx(&ctx);
+    for (int v = 0; v < 2; ++v) {
+        static const char *const one[] = {"batch", "heads", "groups"};
+        static const char *const sizes[] = {"seq_q", "seq_k"};
+        double position[S], q[S * D], k[S * D], value[S * D];
+        op_call c;
+        set_variants(&ctx, attention_variants[v]);
+        call_begin(&c, &ctx, 3);
+        for (int i = 0; i < 3; ++i)
+            attr_i(&c, one[i], 1);
+        for (int i = 0; i < 2; ++i)
+            attr_i(&c, sizes[i], S);
+        attr_i(&c, "head_dim", D);
+        attr_d(&c, "scale", 0.25);
+        for (int i = 0; i < S; ++i)
+            position[i] = i;
+        for (int i = 0; i < S * D; ++i) {
+            q[i] = i % D == 0 ? 20 : 0;
+            k[i] = i / D == S - 1 ? (double)NAN : i % D == 0 ? 40.0 - 2.0 * (i / D) : 0;
+            value[i] = i / D == S - 1 ? (double)NAN : uniform(&c) - 0.5;
+        }
+        put_values(&c, "q_position", ASSAY_I64, position, S, -1);
+        put_values(&c, "k_position", ASSAY_I64, position, S, -1);
+        put_values(&c, "q", ASSAY_F32, q, S, D);
+        put_values(&c, "k", ASSAY_F32, k, S, D);
+        put_values(&c, "v", ASSAY_F32, value, S, D);
+        run_op(&c, "attention_fwd", ASSAY_F32);
+        for (int64_t i = 0; i < S - 1; ++i) {
+            double sum = 0, total = 0;
+            for (int64_t j = 0; j <= i; ++j) {
+                const double p = exp(0.25 * 20 * -2.0 * (double)j); /* relative to key 0 */
+                total += p;
+                sum += p * c.value[4][j * D];
+            }
+            near(&c, "o", i * D, sum / total, 1e-5);
+        }
+        cr_assert(isnan(result(&c, "o")[(S - 1) * D]), "a NaN key of a visible row must arrive");
+        call_end(&c);
+    }
+    gpu_ctx_destroy(&ctx);
+}
+
+Test(gpu_cross_entropy, an_empty_vocabulary_piece_has_max_minus_infinity_and_sum_zero)
+{
+    gpu_ctx ctx;
+    open_ctx(&ctx);
+    for (int k = 0; k < 3; ++k) {
+        op_call c;
+        const double y[2] = {0, -100};
+        set_variants(&ctx, entropy_variants[k]);
+        call_begin(&c, &ctx, 1);
+        put(&c, "logits", ASSAY_F32, 0, 1, 2, (int64_t)2, (int64_t)0);
+        put_values(&c, "targets", ASSAY_I64, y, 2, -1);
+        run_op(&c, "cross_entropy_stats", ASSAY_F32);
+        for (int i = 0; i < 6; ++i)
+            exact(&c, "stats", i, i < 2 ? -(double)INFINITY : 0);
+        call_end(&c);
+    }
+    gpu_ctx_destroy(&ctx);
+}
+
+Test(gpu_cross_entropy, a_nan_logit_arrives_in_the_sum)
+{
+    gpu_ctx ctx;
+    open_ctx(&ctx);
+    for (int k = 0; k < 3; ++k) {
+        op_call c;
+        set_variants(&ctx, entropy_variants[k]);
+        call_begin(&c, &ctx, 1);
+        double *l = put(&c, "logits", ASSAY_F32, -1, 1, 2, (int64_t)2, (int64_t)40);
+        l[35] = (double)NAN;
+        store_slot(&c);
+        put(&c, "targets", ASSAY_I64, 0, 40, 1, (int64_t)2);
+        run_op(&c, "cross_entropy_stats", ASSAY_F32);
+        cr_assert(isnan(result(&c, "stats")[2]) && !isnan(result(&c, "stats")[3]));
+        call_end(&c);
+    }
+    gpu_ctx_destroy(&ctx);
+}
+
+/* 100 tensors of different sizes and decays in one call: more than one table, same bits as one by one. */
+Test(gpu_adamw, many_tensors_in_one_call_equal_one_call_each)
+{
+    enum { N = 100, STRIDE = 40 };
+    gpu_ctx ctx;
+    open_ctx(&ctx);
+    float host[4][N * STRIDE], first[4][N * STRIDE];
+    for (int k = 0; k < 2; ++k) {
+        float *device[4];
+        gpu_tensor t[4][N], none[N];
+        gpu_adamw_desc d[N];
+        for (int q = 0; q < 4; ++q) {
+            for (int i = 0; i < N * STRIDE; ++i)
+                host[q][i] = (float)((i * 7 + q * 3) % 19 + 1) / 16.0f;
+            cr_assert_eq(cudaMalloc((void **)&device[q], sizeof host[q]), cudaSuccess);
+            cudaMemcpy(device[q], host[q], sizeof host[q], cudaMemcpyHostToDevice);
+            for (int i = 0; i < N; ++i)
+                t[q][i] = gpu_tensor_1d(device[q] + i * STRIDE, ASSAY_F32, i % (STRIDE + 1));
+        }
+        for (int i = 0; i < N; ++i) {
+            none[i] = gpu_tensor_none();
+            d[i] = (gpu_adamw_desc){0.01, 0.9, 0.99, 1e-8, i % 3 * 0.1, 1.0, 3};
+        }
+        set_variants(&ctx, k == 0 ? "adamw=k0" : "adamw=k1");
+        cr_assert_eq(gpu_adamw(&ctx, N, t[0], t[1], t[2], none, t[3], d, ctx.stream), ASSAY_OK, "%s",
+                     assay_error_message());
+        cr_assert_eq(gpu_ctx_sync(&ctx, "adamw"), ASSAY_OK);
+        for (int q = 0; q < 4; ++q) {
+            cudaMemcpy(host[q], device[q], sizeof host[q], cudaMemcpyDeviceToHost);
+            cudaFree(device[q]);
+        }
+        if (k == 0)
+            memcpy(first, host, sizeof first);
+        cr_assert(memcmp(first, host, sizeof first) == 0, "k1 differs from k0");
+    }
+    gpu_ctx_destroy(&ctx);
+}
+
+Test(gpu_router, equal_logits_choose_the_lowest_experts_and_nan_ranks_last)
+{
+    gpu_ctx ctx;
+    open_ctx(&ctx);
+    for (int v = 0; v < 2; ++v) {
+        op_call c;
+        set_variants(&ctx, router_variants[v]);
+        call_begin(&c, &ctx, 1);
+        double *l = put(&c, "logits", ASSAY_F32, 0, 1, 2, (int64_t)3, (int64_t)40);
+        for (int e = 0; e < 40; ++e) {
+            l[e] = e % 2 == 0 ? 0.0 : -0.0;
+            l[40 + e] = (double)NAN;
+            l[80 + e] = e < 38 ? (double)NAN : -(double)INFINITY;
+        }
+        store_slot(&c);
+        attr_i(&c, "topk", 3);
+        attr_s(&c, "score_function", "softmax");
+        run_op(&c, "router_fwd", ASSAY_F32);
+        const double want[9] = {0, 1, 2, 0, 1, 2, 0, 38, 39};
+        for (int i = 0; i < 9; ++i)
+            exact(&c, "indices", i, want[i]);
+        for (int i = 0; i < 3; ++i)
+            near(&c, "probs", i, 1.0 / 3, 4 * U32);
+        call_end(&c);
+    }
+    gpu_ctx_destroy(&ctx);
+}
+
+Test(gpu_experts, gather_copies_any_dtype_and_vectors)
+{
+    gpu_ctx ctx;
+    open_ctx(&ctx);
+    const double index[4] = {2, 0, 2, 1};
+    const assay_dtype dtype[3] = {ASSAY_F32, ASSAY_BF16, ASSAY_I64};
+    for (int a = 0; a < 3; ++a) {
+        op_call c;
+        call_begin(&c, &ctx, 1);
+        const double *x = put(&c, "x", dtype[a], -9, 9, 1, (int64_t)3);
+        put_values(&c, "index", ASSAY_I64, index, 4, -1);
+        run_op(&c, "gather_rows", ASSAY_F32);
+        for (int i = 0; i < 4; ++i)
+            exact(&c, "y", i, x[(int)index[i]]);
+        call_end(&c);
+    }
+    gpu_ctx_destroy(&ctx);
+}
