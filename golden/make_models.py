@@ -1,8 +1,8 @@
-"""Small random models of five architectures with Hugging Face transformers, in double.
+"""Small random models of nine architectures with Hugging Face transformers, in double.
 
 Per model, under golden/models/<name>/: config.json, model.safetensors, batch.safetensors,
-golden.safetensors; for two of them also train_batch, train_golden and train_options.json.
-README.md says what is in each file. Run: python golden/make_models.py [--check-only]
+golden.safetensors; for four of them also train_batch, train_golden and train_options.json.
+README.md says what is in each file. Run: python golden/make_models.py [--check-only] [NAME...]
 """
 import argparse
 import json
@@ -79,6 +79,52 @@ CASES = {
             num_attention_heads=6, num_key_value_heads=3, num_local_experts=4, num_experts_per_tok=2,
             sliding_window=9, rms_norm_eps=1e-5, tie_word_embeddings=False,
             max_position_embeddings=128, rope_parameters=dict(rope_type="default", rope_theta=10000.0))),
+    "mistral": dict(
+        seed=51, arch="Mistral", v4=True, rope_scaling=None, layout=True,
+        config=dict(
+            vocab_size=83, hidden_size=40, intermediate_size=54, num_hidden_layers=2, head_dim=8,
+            num_attention_heads=6, num_key_value_heads=2, sliding_window=5, rms_norm_eps=1e-5,
+            tie_word_embeddings=False, max_position_embeddings=128,
+            rope_parameters=dict(rope_type="default", rope_theta=10000.0))),
+    "qwen2_moe": dict(
+        seed=97, arch="Qwen2Moe", layout=True, train=dict(clip_grad=4.0),
+        config=dict(
+            vocab_size=59, hidden_size=32, intermediate_size=26, moe_intermediate_size=6,
+            shared_expert_intermediate_size=10, num_hidden_layers=4, num_attention_heads=4,
+            num_key_value_heads=2, num_experts=6, num_experts_per_tok=2, norm_topk_prob=False,
+            mlp_only_layers=[1], decoder_sparse_step=1, rms_norm_eps=1e-6, tie_word_embeddings=False,
+            use_sliding_window=False, sliding_window=32, max_window_layers=2, max_position_embeddings=128,
+            rope_parameters=dict(rope_type="default", rope_theta=1000000.0))),
+    "qwen2_moe_window": dict(
+        seed=53, arch="Qwen2Moe",
+        config=dict(
+            vocab_size=61, hidden_size=24, intermediate_size=21, moe_intermediate_size=9,
+            shared_expert_intermediate_size=7, num_hidden_layers=4, num_attention_heads=3,
+            num_key_value_heads=1, num_experts=5, num_experts_per_tok=3, norm_topk_prob=True, qkv_bias=False,
+            mlp_only_layers=[], decoder_sparse_step=2, rms_norm_eps=1e-5, tie_word_embeddings=True,
+            use_sliding_window=True, sliding_window=7, max_window_layers=3, max_position_embeddings=128,
+            rope_parameters=dict(rope_type="default", rope_theta=10000.0))),
+    "olmoe": dict(
+        seed=63, arch="Olmoe", v4=True, rope_scaling=None, layout=True, train=dict(clip_grad=1.0),
+        config=dict(
+            vocab_size=67, hidden_size=32, intermediate_size=10, num_hidden_layers=2, num_attention_heads=4,
+            num_key_value_heads=2, num_experts=6, num_experts_per_tok=3, norm_topk_prob=False, clip_qkv=1.25,
+            rms_norm_eps=1e-5, tie_word_embeddings=False, max_position_embeddings=128,
+            rope_parameters=dict(rope_type="default", rope_theta=10000.0))),
+    "olmoe_noclip": dict(
+        seed=62, arch="Olmoe",
+        config=dict(
+            vocab_size=71, hidden_size=40, intermediate_size=11, num_hidden_layers=2, num_attention_heads=5,
+            num_key_value_heads=5, num_experts=5, num_experts_per_tok=2, norm_topk_prob=False, clip_qkv=None,
+            attention_bias=True, rms_norm_eps=1e-6, tie_word_embeddings=True, max_position_embeddings=128,
+            rope_parameters=dict(rope_type="default", rope_theta=10000.0))),
+    "seed_oss": dict(
+        seed=56, arch="SeedOss",
+        config=dict(
+            vocab_size=79, hidden_size=36, intermediate_size=35, num_hidden_layers=3, head_dim=8,
+            num_attention_heads=6, num_key_value_heads=3, attention_bias=True, attention_out_bias=False,
+            mlp_bias=False, residual_dropout=0.0, rms_norm_eps=1e-6, tie_word_embeddings=False,
+            max_position_embeddings=128, rope_parameters=dict(rope_type="default", rope_theta=10000000.0))),
 }
 
 TRAIN_OPTIONS = dict(optimizer="adam", lr=1e-3, lr_decay_style="constant", adam_beta1=0.9, adam_beta2=0.95,
@@ -304,6 +350,31 @@ class RouterMargin:
             h.remove()
 
 
+class ClipMargin:
+    """While open, counts the elements of q, k and v that clip_qkv cuts; records how near to it one comes."""
+
+    def __init__(self, model):
+        self.gap, self.cut, self.total, self.hooks = float("inf"), 0, 0, []
+        self.clip, self.model = getattr(model.config, "clip_qkv", None), model
+
+    def record(self, _module, _args, out):
+        size = out.detach().abs()
+        self.cut += int((size > self.clip).sum())
+        self.total += size.numel()
+        self.gap = min(self.gap, (size - self.clip).abs().min().item())
+
+    def __enter__(self):
+        if self.clip is not None:  # the outputs are cut in place, after the hooks have seen them
+            names = ("q_norm", "k_norm", "v_proj")
+            self.hooks = [m.register_forward_hook(self.record) for n, m in self.model.named_modules()
+                          if n.endswith(names)]
+        return self
+
+    def __exit__(self, *_error):
+        for h in self.hooks:
+            h.remove()
+
+
 def make_model(name, case):
     """Writes one folder."""
     folder = MODELS / name
@@ -315,7 +386,7 @@ def make_model(name, case):
     with doubles():
         model = build_model(case)
         weights = on_disk(model)
-        with RouterMargin(model) as margin:
+        with RouterMargin(model) as margin, ClipMargin(model) as clip:
             golden = run_once(model, batch)
             if "train" in case:
                 options = {**TRAIN_OPTIONS, **case["train"]}
@@ -324,6 +395,7 @@ def make_model(name, case):
                 check_train(case, train_batch, options, train_golden)
     # Choices must not depend on the precision of a float32 run (infinite where there is no router).
     assert margin.gap > 2e-5, (name, margin.gap)
+    assert clip.gap > 2e-5 and (clip.clip is None or 0.02 < clip.cut / clip.total < 0.5), (name, clip.gap)
     for n, w in weights.items():
         assert torch.equal(w, w.to(torch.bfloat16).to(FLOAT64)), n
     write_config(folder, model, case)
@@ -337,6 +409,8 @@ def make_model(name, case):
         save_json(folder / "train_options.json", options)
     params = sum(w.numel() for w in weights.values())
     print(f"{name}: {params} parameters, loss {golden['loss'].item():.6f}, router margin {margin.gap:.1e}")
+    if clip.clip is not None:
+        print(f"  clip_qkv cuts {clip.cut} of {clip.total} elements, margin {clip.gap:.1e}")
     if train_golden is not None:
         print(f"  train: loss {train_golden['loss'].tolist()} grad_norm {train_golden['grad_norm'].tolist()}")
 
@@ -376,16 +450,18 @@ def check_model(name):
 def main():
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--check-only", action="store_true", help="compare the folders with float32 runs")
+    parser.add_argument("names", nargs="*", metavar="NAME", help="models to make or compare (all)")
     args = parser.parse_args()
+    names = args.names or list(CASES)
     transformers.logging.set_verbosity_error()
     transformers.logging.disable_progress_bar()
     deterministic()
     if not args.check_only:
-        for name, case in CASES.items():
-            make_model(name, case)
+        for name in names:
+            make_model(name, CASES[name])
         update_manifest("models", "python golden/make_models.py",
                         {n: c["seed"] for n, c in CASES.items()}, "models")
-    for name in CASES:
+    for name in names:
         check_model(name)
 
 
