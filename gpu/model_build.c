@@ -109,7 +109,7 @@ static assay_status layer_create(gpu_model *m, gpu_layer *l, int64_t number)
 static assay_status chunks_create(gpu_model *m)
 {
     int64_t first, count;
-    assay_grid_stage_layers(m->grid, m->config, m->at.pp, &first, &count);
+    assay_grid_stage_layers(m->grid, m->config, m->at.pp, 0, &first, &count);
     m->chunks = calloc(1, sizeof *m->chunks);
     ASSAY_CHECK(m->chunks, ASSAY_OUT_OF_MEMORY, "model: a chunk");
     m->n_chunks = 1;
