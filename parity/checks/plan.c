@@ -267,7 +267,7 @@ static void output_side(plan *p)
 static assay_status plan_microbatch(plan *p)
 {
     int64_t first, count;
-    assay_grid_stage_layers(p->g, p->c, p->at.pp, &first, &count);
+    assay_grid_stage_layers(p->g, p->c, p->at.pp, 0, &first, &count);
     if (p->first) {
         both(p, "embedding_fwd", "embedding_bwd", "embedding");
         row_output(p, "embedding.reduce");
