@@ -174,7 +174,7 @@ assay_status assay_grid_check_cut(const assay_grid *g, const assay_model_config 
     const int vpp = p->virtual_pipeline_model_parallel_size;
     bool has_dense = false;
     for (int64_t l = 0; l < c->num_layers; l++)
-        has_dense = has_dense || !c->layer_is_moe[l];
+        has_dense = has_dense || c->mlp[l] == ASSAY_MLP_DENSE;
     ASSAY_TRY(check_divides("tp", tp, c->num_attention_heads, "attention heads"));
     ASSAY_TRY(check_divides("tp", tp, c->num_query_groups, "query groups (key/value heads)"));
     if (has_dense)

@@ -185,7 +185,7 @@ static void add_all(builder *b)
     for (b->layer = 0; b->layer < c->num_layers; b->layer++) {
         add_attention(b);
         add_norm(b, ASSAY_KIND_PRE_MLP_NORM, "pre_mlp_layernorm.weight", c->hidden_size, false);
-        if (c->layer_is_moe[b->layer])
+        if (c->mlp[b->layer] == ASSAY_MLP_MOE)
             add_moe(b);
         else
             add_dense_mlp(b);

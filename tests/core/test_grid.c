@@ -383,7 +383,7 @@ static assay_model_config small_model(void)
     c.ffn_hidden_size = 12;
     c.num_moe_experts = 6;
     c.moe_shared_expert_intermediate_size = 8;
-    c.layer_is_moe[1] = c.layer_is_moe[3] = true;
+    c.mlp[1] = c.mlp[3] = ASSAY_MLP_MOE;
     return c;
 }
 
@@ -419,7 +419,7 @@ Test(core_grid, what_does_not_divide_the_model_is_named)
     expect_error(assay_grid_check_model(&tp2, &c), ASSAY_INVALID_ARGUMENT,
                  "tp2 does not divide 13 rows of ffn");
     for (int l = 0; l < 4; l++)
-        c.layer_is_moe[l] = true;
+        c.mlp[l] = ASSAY_MLP_MOE;
     expect_ok(assay_grid_check_model(&tp2, &c));
     c.moe_shared_expert_intermediate_size = 7;
     expect_error(assay_grid_check_model(&tp2, &c), ASSAY_INVALID_ARGUMENT, "7 rows of the shared expert");
