@@ -71,7 +71,7 @@ static assay_status layer_create(gpu_model *m, gpu_layer *l, int64_t number)
 {
     const assay_model_config *c = m->config;
     l->number = number;
-    l->moe = c->layer_is_moe[number];
+    l->moe = c->mlp[number] == ASSAY_MLP_MOE;
     l->window = c->window[number];
     l->input_layernorm = layer_param(m, number, "input_layernorm.weight");
     l->linear_qkv = layer_param(m, number, "self_attention.linear_qkv.weight");
