@@ -242,7 +242,7 @@ static void decoder_layer(plan *p, int64_t number)
     snprintf(p->layer, sizeof p->layer, "decoder.layers.%lld.", (long long)number);
     attention(p);
     both(p, "rmsnorm_fwd", "rmsnorm_bwd", "pre_mlp_layernorm");
-    if (p->c->layer_is_moe[number])
+    if (p->c->mlp[number] == ASSAY_MLP_MOE)
         moe_mlp(p);
     else
         dense_mlp(p);
