@@ -68,7 +68,7 @@ bool gpu_fault_here(const gpu_model *m, gpu_fault fault, int64_t layer)
 bool gpu_is_first_moe(const gpu_model *m, const gpu_layer *l)
 {
     for (int64_t n = 0; n < l->number; n++)
-        if (m->config->layer_is_moe[n])
+        if (m->config->mlp[n] == ASSAY_MLP_MOE)
             return false;
     return true;
 }

@@ -71,7 +71,7 @@ static assay_status layer_create(gpu_model *m, gpu_layer *l, int64_t number)
 {
     const assay_model_config *c = m->config;
     l->number = number;
-    l->moe = c->layer_is_moe[number];
+    l->moe = c->mlp[number] == ASSAY_MLP_MOE;
     l->window = c->window[number];
     l->input_layernorm = layer_param(m, number, "input_layernorm.weight");
     l->linear_qkv = layer_param(m, number, "self_attention.linear_qkv.weight");
@@ -109,7 +109,7 @@ static assay_status layer_create(gpu_model *m, gpu_layer *l, int64_t number)
 static assay_status chunks_create(gpu_model *m)
 {
     int64_t first, count;
-    assay_grid_stage_layers(m->grid, m->config, m->at.pp, &first, &count);
+    assay_grid_stage_layers(m->grid, m->config, m->at.pp, 0, &first, &count);
     m->chunks = calloc(1, sizeof *m->chunks);
     ASSAY_CHECK(m->chunks, ASSAY_OUT_OF_MEMORY, "model: a chunk");
     m->n_chunks = 1;

@@ -19,7 +19,7 @@ assay_status ref_layer_fwd(ref_pass *p, ref_layer_acts *a, ref_tensor *out, cons
     ASSAY_TRY(ref_attention_branch(p, &a->attention, &a->hidden, hidden));
     ASSAY_TRY(
         ref_ranks_rmsnorm(p, &a->normed, &a->rstd, &a->hidden, w->pre_mlp_layernorm, "pre_mlp_layernorm"));
-    if (p->e->config->layer_is_moe[p->layer]) {
+    if (p->e->config->mlp[p->layer] == ASSAY_MLP_MOE) {
         ASSAY_TRY(ref_moe_fwd(p, &a->moe, &branch, &a->normed));
     } else {
         const ref_mlp_weights dense = dense_weights(p);
@@ -32,7 +32,7 @@ assay_status ref_layer_bwd(ref_pass *p, ref_tensor *dhidden, const ref_layer_act
 {
     const ref_layer_params *w = &p->e->layer[p->layer];
     ref_tensor dnormed, dx, dmiddle;
-    if (p->e->config->layer_is_moe[p->layer]) {
+    if (p->e->config->mlp[p->layer] == ASSAY_MLP_MOE) {
         ASSAY_TRY(ref_moe_bwd(p, &dnormed, &a->moe, dout));
     } else {
         const ref_mlp_weights dense = dense_weights(p);

@@ -152,7 +152,7 @@ assay_status ref_stage_fwd(ref_pass *p, ref_stage_acts *a, const ref_tensor *inp
     ref_tensor hidden;
     p->phase = ASSAY_PHASE_FORWARD;
     enter_layer(p, -1);
-    assay_grid_stage_layers(&p->e->grid, p->e->config, p->stage, &a->first_layer, &a->n_layers);
+    assay_grid_stage_layers(&p->e->grid, p->e->config, p->stage, 0, &a->first_layer, &a->n_layers);
     ASSAY_TRY(ref_arena_alloc(&p->arena, a->n_layers, sizeof *a->layers, &layers));
     a->layers = layers;
     ASSAY_TRY(load_tokens(p, a));

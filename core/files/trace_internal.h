@@ -25,6 +25,10 @@ assay_status assay_trace_check_tensor(assay_trace_tensor *t);
 /* The rows record of a ROWS record: 1-D I64 of local_shape[0] entries. */
 assay_status assay_trace_check_rows(const assay_trace_tensor *t, const assay_trace_tensor *rows);
 
+/* Ranks of a collective: *problem is the first entry that is outside the world or there twice, -1 when there is
+ * none.  ASSAY_FORMAT: `rank` is not among them. */
+assay_status assay_trace_check_group(const int *ranks, int n, int world, int rank, int *problem);
+
 /* A record from its JSON line, validated by itself; `hash` and *key are "" when absent (key: room for
  * 4096). */
 enum { ASSAY_TRACE_KEY = 256 };

@@ -126,6 +126,31 @@ assay_status assay_trace_check_rows(const assay_trace_tensor *t, const assay_tra
     return ASSAY_OK;
 }
 
+assay_status assay_trace_check_group(const int *ranks, int n, int world, int rank, int *problem)
+{
+    bool ascending = true, found = false;
+    *problem = -1;
+    for (int i = 0; i < n && *problem < 0; i++) {
+        if (ranks[i] < 0 || ranks[i] >= world)
+            *problem = i;
+        ascending = ascending && (i == 0 || ranks[i] > ranks[i - 1]);
+        found = found || ranks[i] == rank;
+    }
+    /* Ranks that ascend are different; only another order needs memory. */
+    if (!ascending && *problem < 0) {
+        bool *seen = calloc((size_t)world, sizeof *seen);
+        ASSAY_CHECK(seen, ASSAY_OUT_OF_MEMORY, "group_ranks: out of memory");
+        for (int i = 0; i < n && *problem < 0; i++) {
+            if (seen[ranks[i]])
+                *problem = i;
+            seen[ranks[i]] = true;
+        }
+        free(seen);
+    }
+    ASSAY_CHECK(found || *problem >= 0, ASSAY_FORMAT, "group_ranks: this rank, %d, is not in it", rank);
+    return ASSAY_OK;
+}
+
 /* --- from JSON ---------------------------------------------------------------------------------------------- */
 
 /* NULL when the member is absent or null. */
@@ -286,7 +311,6 @@ static assay_status read_group(const json_t *line, int rank, int world, assay_tr
     if (!array)
         return ASSAY_OK;
     const size_t n = json_array_size(array);
-    bool seen[ASSAY_MAX_WORLD] = {false};
     ASSAY_CHECK(json_is_array(array) && n >= 1 && n <= (size_t)world, ASSAY_FORMAT,
                 "group_ranks: expected an array of 1...%d ranks", world);
     int *ranks = malloc(n * sizeof *ranks);
@@ -296,12 +320,15 @@ static assay_status read_group(const json_t *line, int rank, int world, assay_tr
     for (size_t i = 0; i < n; i++) {
         const json_t *value = json_array_get(array, i);
         const json_int_t r = json_integer_value(value);
-        ASSAY_CHECK(json_is_integer(value) && r >= 0 && r < world && !seen[r], ASSAY_FORMAT,
+        ASSAY_CHECK(json_is_integer(value) && r >= 0 && r < world, ASSAY_FORMAT,
                     "group_ranks: entry %zu must be a rank in 0...%d that is not there before", i, world - 1);
-        seen[r] = true;
         ranks[i] = (int)r;
     }
-    ASSAY_CHECK(seen[rank], ASSAY_FORMAT, "group_ranks: this rank, %d, is not in it", rank);
+    int problem;
+    ASSAY_TRY(assay_trace_check_group(ranks, (int)n, world, rank, &problem));
+    ASSAY_CHECK(problem < 0, ASSAY_FORMAT,
+                "group_ranks: entry %d must be a rank in 0...%d that is not there before", problem,
+                world - 1);
     return ASSAY_OK;
 }
 

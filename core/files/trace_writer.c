@@ -343,20 +343,20 @@ static assay_status group_json(const assay_trace_writer *w, const assay_trace_op
                 op->n_group_ranks);
     if (op->n_group_ranks == 0)
         return ASSAY_OK;
+    int problem;
+    const assay_status st =
+        assay_trace_check_group(op->group_ranks, op->n_group_ranks, w->world, w->rank, &problem);
+    ASSAY_CHECK(st != ASSAY_FORMAT, ASSAY_INVALID_ARGUMENT, "%s: %s: this rank, %d, is not in group '%s'",
+                w->path, op->op, w->rank, op->group);
+    ASSAY_TRY(st);
+    ASSAY_CHECK(problem < 0, ASSAY_INVALID_ARGUMENT,
+                "%s: %s: rank %d of group '%s' is not in the world or there twice", w->path, op->op,
+                op->group_ranks[problem], op->group);
     json_t *ranks = json_array();
-    bool seen[ASSAY_MAX_WORLD] = {false};
     json_object_set_new(line, "group", json_string(op->group));
     json_object_set_new(line, "group_ranks", ranks);
-    for (int i = 0; i < op->n_group_ranks; i++) {
-        const int r = op->group_ranks[i];
-        ASSAY_CHECK(r >= 0 && r < w->world && !seen[r], ASSAY_INVALID_ARGUMENT,
-                    "%s: %s: rank %d of group '%s' is not in the world or there twice", w->path, op->op, r,
-                    op->group);
-        seen[r] = true;
-        json_array_append_new(ranks, json_integer(r));
-    }
-    ASSAY_CHECK(seen[w->rank], ASSAY_INVALID_ARGUMENT, "%s: %s: this rank, %d, is not in group '%s'", w->path,
-                op->op, w->rank, op->group);
+    for (int i = 0; i < op->n_group_ranks; i++)
+        json_array_append_new(ranks, json_integer(op->group_ranks[i]));
     return ASSAY_OK;
 }
 

@@ -6,18 +6,6 @@
 #include <string.h>
 #include <sys/stat.h>
 
-static const struct {
-    const char *name, *class_name;
-} arches[] = {
-    [ASSAY_ARCH_LLAMA] = {"llama", "LlamaForCausalLM"},
-    [ASSAY_ARCH_QWEN2] = {"qwen2", "Qwen2ForCausalLM"},
-    [ASSAY_ARCH_QWEN3] = {"qwen3", "Qwen3ForCausalLM"},
-    [ASSAY_ARCH_QWEN3_MOE] = {"qwen3_moe", "Qwen3MoeForCausalLM"},
-    [ASSAY_ARCH_MIXTRAL] = {"mixtral", "MixtralForCausalLM"},
-    [ASSAY_ARCH_MEGATRON] = {"megatron", NULL},
-};
-enum { N_ARCHES = sizeof arches / sizeof arches[0] };
-
 /* More experts than any published model has, few enough that the table of their names stays small. */
 static const int64_t max_experts_in_all_layers = (int64_t)1 << 17;
 static const int64_t max_groups_in_all_layers = (int64_t)1
@@ -27,13 +15,25 @@ static const int64_t max_elements_of_a_parameter = (int64_t)1 << 48;
 const char *assay_arch_name(assay_arch arch)
 {
     const int64_t index = (int64_t)arch;
-    return index >= 0 && index < N_ARCHES ? arches[index].name : "?";
+    return index >= 0 && index < ASSAY_ARCH_COUNT ? assay_hf_class_of(arch)->model_type : "?";
 }
 
 const char *assay_arch_class(assay_arch arch)
 {
     const int64_t index = (int64_t)arch;
-    return index >= 0 && index < N_ARCHES ? arches[index].class_name : NULL;
+    return index >= 0 && index < ASSAY_ARCH_COUNT ? assay_hf_class_of(arch)->class_name : NULL;
+}
+
+const char *assay_mixer_name(assay_mixer_kind kind)
+{
+    return (int64_t)kind == ASSAY_MIXER_ATTENTION ? "attention" : "?";
+}
+
+const char *assay_mlp_name(assay_mlp_kind kind)
+{
+    static const char *const names[ASSAY_MLP_COUNT] = {"dense", "moe"};
+    const int64_t index = (int64_t)kind;
+    return index >= 0 && index < ASSAY_MLP_COUNT ? names[index] : "?";
 }
 
 int64_t assay_config_rotary_dim(const assay_model_config *c)
@@ -58,23 +58,27 @@ static assay_status read_arch(const json_t *root, const char *what, assay_arch *
     }
     ASSAY_CHECK(type[0] != '\0' || class_name != NULL, ASSAY_FORMAT,
                 "%s: model_type: missing, expected a string", what);
-    for (int i = 0; i < N_ARCHES; i++) {
-        const bool named = type[0] != '\0'
-                               ? strcmp(type, arches[i].name) == 0
-                               : arches[i].class_name && strcmp(class_name, arches[i].class_name) == 0;
+    char known[256] = "";
+    size_t used = 0;
+    for (int i = 0; i < ASSAY_ARCH_COUNT; i++) {
+        const assay_hf_class *row = assay_hf_class_of((assay_arch)i);
+        const bool named = type[0] != '\0' ? strcmp(type, row->model_type) == 0
+                                           : row->class_name && strcmp(class_name, row->class_name) == 0;
+        used += (size_t)snprintf(known + used, sizeof known - used, "%s%s",
+                                 i == 0                      ? ""
+                                 : i == ASSAY_ARCH_COUNT - 1 ? " or "
+                                                             : ", ",
+                                 row->model_type);
         if (!named)
             continue;
-        ASSAY_CHECK(class_name == NULL || arches[i].class_name == NULL ||
-                        strcmp(class_name, arches[i].class_name) == 0,
+        ASSAY_CHECK(class_name == NULL || row->class_name == NULL || strcmp(class_name, row->class_name) == 0,
                     ASSAY_MISMATCH, "%s: architectures: expected %s for model_type '%s', found '%.64s'", what,
-                    arches[i].class_name, arches[i].name, class_name);
+                    row->class_name, row->model_type, class_name);
         *out = (assay_arch)i;
         return ASSAY_OK;
     }
-    ASSAY_FAIL(
-        ASSAY_UNSUPPORTED,
-        "%s: unknown architecture '%.64s', expected llama, qwen2, qwen3, qwen3_moe, mixtral or megatron",
-        what, type[0] != '\0' ? type : class_name);
+    ASSAY_FAIL(ASSAY_UNSUPPORTED, "%s: unknown architecture '%.64s', expected %s", what,
+               type[0] != '\0' ? type : class_name, known);
 }
 
 assay_status assay_config_from_json(const json_t *root, const char *what, assay_model_config *out)
@@ -237,7 +241,7 @@ static assay_status check_moe(const assay_model_config *c, const char *what)
     ASSAY_TRY(check_range(c, what, "num_moe_experts", e, 0, ASSAY_MAX_EXPERTS));
     if (e == 0) {
         for (int64_t l = 0; l < c->num_layers; l++)
-            ASSAY_CHECK(!c->layer_is_moe[l], ASSAY_MISMATCH,
+            ASSAY_CHECK(c->mlp[l] != ASSAY_MLP_MOE, ASSAY_MISMATCH,
                         "%s: layer %lld is a mixture-of-experts layer, but %s is 0", what, (long long)l,
                         assay_config_word(c, "num_moe_experts"));
         ASSAY_CHECK(c->moe_shared_expert_intermediate_size == 0, ASSAY_MISMATCH,
@@ -275,7 +279,7 @@ static assay_status check_moe(const assay_model_config *c, const char *what)
 
 assay_status assay_config_check(const assay_model_config *c, const char *what)
 {
-    ASSAY_CHECK((int64_t)c->arch >= 0 && (int64_t)c->arch < N_ARCHES, ASSAY_UNSUPPORTED,
+    ASSAY_CHECK((int64_t)c->arch >= 0 && (int64_t)c->arch < ASSAY_ARCH_COUNT, ASSAY_UNSUPPORTED,
                 "%s: unknown architecture number %d", what, (int)c->arch);
     ASSAY_TRY(check_range(c, what, "num_layers", c->num_layers, 1, ASSAY_MAX_LAYERS));
     ASSAY_TRY(check_range(c, what, "hidden_size", c->hidden_size, 1, ASSAY_CONFIG_MAX_DIM));

@@ -18,10 +18,17 @@ typedef enum {
     ASSAY_ARCH_QWEN3,
     ASSAY_ARCH_QWEN3_MOE,
     ASSAY_ARCH_MIXTRAL,
-    ASSAY_ARCH_MEGATRON
+    ASSAY_ARCH_MEGATRON,
+    ASSAY_ARCH_COUNT
 } assay_arch;
 typedef enum { ASSAY_ROPE_DEFAULT, ASSAY_ROPE_LINEAR, ASSAY_ROPE_LLAMA3 } assay_rope_type;
 typedef enum { ASSAY_SCORE_SOFTMAX, ASSAY_SCORE_SIGMOID } assay_score_function;
+
+/* A decoder layer is a mixer (tokens meet each other) and an MLP (each token by itself), each behind a norm and
+ * inside a residual.  A new kind is a word here, its parameters in spec_<kind>.c, and one file of its own in each
+ * engine. */
+typedef enum { ASSAY_MIXER_ATTENTION, ASSAY_MIXER_COUNT } assay_mixer_kind;
+typedef enum { ASSAY_MLP_DENSE, ASSAY_MLP_MOE, ASSAY_MLP_COUNT } assay_mlp_kind;
 
 enum { ASSAY_MAX_LAYERS = 1024, ASSAY_MAX_EXPERTS = 4096 };
 #define ASSAY_CONFIG_MAX_DIM ((int64_t)1 << 24)
@@ -54,12 +61,15 @@ typedef struct assay_model_config {
     double rope_high_freq_factor;
     int64_t rope_original_max_position_embeddings;
 
+    /* kinds of layer l */
+    assay_mixer_kind mixer[ASSAY_MAX_LAYERS];
+    assay_mlp_kind mlp[ASSAY_MAX_LAYERS];
+
     /* attention window: 0 = none; the window counts the token itself.  window[l] is for layer l. */
     int64_t window[ASSAY_MAX_LAYERS];
 
     /* mixture of experts */
     int64_t num_moe_experts; /* E; 0 = dense model */
-    bool layer_is_moe[ASSAY_MAX_LAYERS];
     int64_t moe_router_topk; /* K */
     int64_t moe_ffn_hidden_size;
     assay_score_function moe_router_score_function;
@@ -81,6 +91,9 @@ assay_status assay_config_check(const assay_model_config *c, const char *what);
 /* A Hugging Face config.json (or `megatron` fields) that reads back to an equal struct. */
 assay_status assay_config_to_json(const assay_model_config *c, json_t **out);
 const char *assay_arch_name(assay_arch arch);
+/* "attention"; "dense", "moe". */
+const char *assay_mixer_name(assay_mixer_kind kind);
+const char *assay_mlp_name(assay_mlp_kind kind);
 
 /* Number of rotated dimensions of a head (even). */
 int64_t assay_config_rotary_dim(const assay_model_config *c);

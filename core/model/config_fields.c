@@ -132,7 +132,9 @@ const char *assay_config_difference(const assay_model_config *a, const assay_mod
     for (int64_t l = 0; l < a->num_layers; l++) {
         if (a->window[l] != b->window[l])
             return "window";
-        if (a->layer_is_moe[l] != b->layer_is_moe[l])
+        if (a->mixer[l] != b->mixer[l])
+            return "mixer";
+        if (a->mlp[l] != b->mlp[l])
             return "layer_is_moe";
     }
     return NULL;
@@ -143,9 +145,9 @@ void assay_config_defaults(assay_model_config *c, assay_arch arch)
     memset(c, 0, sizeof *c);
     c->arch = arch;
     c->max_position_embeddings = 4096;
-    c->layernorm_epsilon = arch == ASSAY_ARCH_MIXTRAL || arch == ASSAY_ARCH_MEGATRON ? 1e-5 : 1e-6;
+    c->layernorm_epsilon = assay_hf_class_of(arch)->rms_norm_eps;
     c->init_method_std = 0.02;
-    c->rotary_base = arch == ASSAY_ARCH_MIXTRAL ? 1e6 : 1e4;
+    c->rotary_base = assay_hf_class_of(arch)->rope_theta;
     c->rotary_percent = 1.0;
     c->moe_router_topk_scaling_factor = 1.0;
 }
@@ -212,12 +214,12 @@ static assay_status read_layers(const json_t *root, const char *what, assay_mode
                         (long long)l);
             c->window[l] = json_integer_value(entry);
         }
-        c->layer_is_moe[l] = c->num_moe_experts > 0;
+        c->mlp[l] = c->num_moe_experts > 0 ? ASSAY_MLP_MOE : ASSAY_MLP_DENSE;
         if (moe != NULL) {
             const json_t *entry = json_array_get(moe, (size_t)l);
             ASSAY_CHECK(json_is_boolean(entry), ASSAY_FORMAT,
                         "%s: layer_is_moe[%lld]: expected true or false", what, (long long)l);
-            c->layer_is_moe[l] = json_is_true(entry);
+            c->mlp[l] = json_is_true(entry) ? ASSAY_MLP_MOE : ASSAY_MLP_DENSE;
         }
     }
     return ASSAY_OK;
@@ -285,7 +287,7 @@ assay_status assay_config_write_megatron(const assay_model_config *c, json_t *ro
     json_t *windows = json_array(), *moe = json_array();
     for (int64_t l = 0; l < c->num_layers; l++) {
         failed |= json_array_append_new(windows, json_integer(c->window[l]));
-        failed |= json_array_append_new(moe, json_boolean(c->layer_is_moe[l]));
+        failed |= json_array_append_new(moe, json_boolean(c->mlp[l] == ASSAY_MLP_MOE));
     }
     failed |= json_object_set_new(root, "window", windows);
     failed |= json_object_set_new(root, "layer_is_moe", moe);

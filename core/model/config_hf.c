@@ -1,4 +1,4 @@
-/* Hugging Face config.json of llama, qwen2, qwen3, qwen3_moe and mixtral.
+/* Hugging Face config.json: one row for each class, and one reader for all of them.
  * Source: the configuration classes of transformers 5.23; an absent field has the default of its class,
  * except that the sizes a model cannot do without must be there. */
 #include "core/model/config_internal.h"
@@ -7,17 +7,77 @@
 
 static const int64_t max_length = (int64_t)1 << 40;
 
-/* Defaults of the classes where they differ. */
-typedef struct hf_class {
-    int64_t key_value_heads; /* 0: as many as heads */
-    int64_t head_dim;        /* 0: hidden_size / num_attention_heads */
-    int64_t max_position_embeddings, experts_per_token;
-} hf_class;
-static const hf_class classes[] = {
-    [ASSAY_ARCH_LLAMA] = {0, 0, 2048, 0},     [ASSAY_ARCH_QWEN2] = {32, 0, 32768, 0},
-    [ASSAY_ARCH_QWEN3] = {32, 128, 32768, 0}, [ASSAY_ARCH_QWEN3_MOE] = {4, 0, 32768, 8},
-    [ASSAY_ARCH_MIXTRAL] = {8, 0, 131072, 2},
+#define QWEN_EXPERTS .block = "mlp", .gate = "gate_proj", .up = "up_proj", .down = "down_proj"
+
+static const assay_hf_class classes[ASSAY_ARCH_COUNT] = {
+    [ASSAY_ARCH_LLAMA] = {.model_type = "llama",
+                          .class_name = "LlamaForCausalLM",
+                          .max_position_embeddings = 2048,
+                          .rms_norm_eps = 1e-6,
+                          .rope_theta = 1e4,
+                          .qkv_bias = {"attention_bias", false},
+                          .proj_bias = {"attention_bias", false},
+                          .mlp_bias = {"mlp_bias", false}},
+    [ASSAY_ARCH_QWEN2] = {.model_type = "qwen2",
+                          .class_name = "Qwen2ForCausalLM",
+                          .key_value_heads = 32,
+                          .max_position_embeddings = 32768,
+                          .rms_norm_eps = 1e-6,
+                          .rope_theta = 1e4,
+                          .qkv_bias = {NULL, true}, /* hard-coded: q, k, v have one, o has none */
+                          .sliding_window = 4096,
+                          .window = ASSAY_HF_WINDOW_LAST},
+    [ASSAY_ARCH_QWEN3] = {.model_type = "qwen3",
+                          .class_name = "Qwen3ForCausalLM",
+                          .key_value_heads = 32,
+                          .head_dim = 128,
+                          .max_position_embeddings = 32768,
+                          .rms_norm_eps = 1e-6,
+                          .rope_theta = 1e4,
+                          .qkv_bias = {"attention_bias", false},
+                          .proj_bias = {"attention_bias", false},
+                          .qk_layernorm = true,
+                          .sliding_window = 4096,
+                          .window = ASSAY_HF_WINDOW_LAST},
+    [ASSAY_ARCH_QWEN3_MOE] = {.model_type = "qwen3_moe",
+                              .class_name = "Qwen3MoeForCausalLM",
+                              .key_value_heads = 4,
+                              .max_position_embeddings = 32768,
+                              .rms_norm_eps = 1e-6,
+                              .rope_theta = 1e4,
+                              .qkv_bias = {"attention_bias", false},
+                              .proj_bias = {"attention_bias", false},
+                              .qk_layernorm = true,
+                              .sliding_window = 4096,
+                              .window = ASSAY_HF_WINDOW_FLAG,
+                              .moe = {.width = "moe_intermediate_size",
+                                      .per_token = 8,
+                                      .sparse_layers = true,
+                                      .norm_topk_prob = {"norm_topk_prob", false},
+                                      .count = "num_experts",
+                                      QWEN_EXPERTS}},
+    [ASSAY_ARCH_MIXTRAL] = {.model_type = "mixtral",
+                            .class_name = "MixtralForCausalLM",
+                            .key_value_heads = 8,
+                            .max_position_embeddings = 131072,
+                            .rms_norm_eps = 1e-5,
+                            .rope_theta = 1e6,
+                            .window = ASSAY_HF_WINDOW_EVERY,
+                            .moe = {.width = "intermediate_size",
+                                    .per_token = 2,
+                                    .norm_topk_prob = {NULL, true},
+                                    .count = "num_local_experts",
+                                    .block = "block_sparse_moe",
+                                    .gate = "w1",
+                                    .up = "w3",
+                                    .down = "w2"}},
+    [ASSAY_ARCH_MEGATRON] = {.model_type = "megatron", .rms_norm_eps = 1e-5, .rope_theta = 1e4},
 };
+
+const assay_hf_class *assay_hf_class_of(assay_arch arch)
+{
+    return &classes[arch];
+}
 
 static bool is_null(const json_t *root, const char *key)
 {
@@ -33,18 +93,21 @@ static assay_status required_size(const json_t *root, const char *key, int64_t m
 }
 
 /* Fields that change the arithmetic in a way nobody here computes are refused, not ignored. */
-static assay_status refuse_unsupported(const json_t *root, const char *what)
+static assay_status refuse_unsupported(const json_t *root, const char *what, double dropout)
 {
     char activation[64] = "silu";
     ASSAY_TRY(assay_json_get_string(root, "hidden_act", false, what, activation, sizeof activation));
     ASSAY_CHECK(strcmp(activation, "silu") == 0, ASSAY_UNSUPPORTED,
                 "%s: hidden_act: unknown activation '%s', expected silu", what, activation);
-    static const char *const zero[] = {"attention_dropout", "router_jitter_noise"};
-    for (int i = 0; i < 2; i++) {
-        double value = 0.0;
-        ASSAY_TRY(assay_json_get_double(root, zero[i], false, 0.0, 1.0, what, &value));
-        ASSAY_CHECK(value == 0.0, ASSAY_UNSUPPORTED, "%s: %s: only 0 is supported, found %g", what, zero[i],
-                    value);
+    const struct {
+        const char *key;
+        double value; /* default of the class */
+    } zero[] = {{"attention_dropout", dropout}, {"residual_dropout", dropout}, {"router_jitter_noise", 0.0}};
+    for (int i = 0; i < 3; i++) {
+        double value = zero[i].value;
+        ASSAY_TRY(assay_json_get_double(root, zero[i].key, false, 0.0, 1.0, what, &value));
+        ASSAY_CHECK(value == 0.0, ASSAY_UNSUPPORTED, "%s: %s: only 0 is supported, found %g%s", what,
+                    zero[i].key, value, json_object_get(root, zero[i].key) ? "" : " (default of the class)");
     }
     const json_t *quantization = json_object_get(root, "quantization_config");
     ASSAY_CHECK(quantization == NULL || json_is_null(quantization), ASSAY_UNSUPPORTED,
@@ -55,7 +118,7 @@ static assay_status refuse_unsupported(const json_t *root, const char *what)
 static assay_status read_sizes(const json_t *root, const char *what, assay_model_config *c)
 {
     const int64_t big = ASSAY_CONFIG_MAX_DIM;
-    const hf_class *class = &classes[c->arch];
+    const assay_hf_class *class = &classes[c->arch];
     ASSAY_TRY(required_size(root, "hidden_size", big, what, &c->hidden_size));
     ASSAY_TRY(required_size(root, "num_hidden_layers", ASSAY_MAX_LAYERS, what, &c->num_layers));
     ASSAY_TRY(required_size(root, "num_attention_heads", big, what, &c->num_attention_heads));
@@ -84,29 +147,10 @@ static assay_status read_sizes(const json_t *root, const char *what, assay_model
     return ASSAY_OK;
 }
 
-static assay_status read_biases(const json_t *root, const char *what, assay_model_config *c)
+static assay_status read_flag(const json_t *root, assay_hf_flag flag, const char *what, bool *out)
 {
-    bool attention = false;
-    switch (c->arch) {
-    case ASSAY_ARCH_QWEN2: /* hard-coded: q, k, v have one, o has none */
-        c->add_qkv_bias = true;
-        break;
-    case ASSAY_ARCH_LLAMA:
-        ASSAY_TRY(assay_json_get_bool(root, "mlp_bias", false, what, &c->add_mlp_bias));
-        ASSAY_TRY(assay_json_get_bool(root, "attention_bias", false, what, &attention));
-        c->add_qkv_bias = c->add_proj_bias = attention;
-        break;
-    case ASSAY_ARCH_QWEN3:
-    case ASSAY_ARCH_QWEN3_MOE:
-        ASSAY_TRY(assay_json_get_bool(root, "attention_bias", false, what, &attention));
-        c->add_qkv_bias = c->add_proj_bias = attention;
-        c->qk_layernorm = true;
-        break;
-    case ASSAY_ARCH_MIXTRAL:
-    case ASSAY_ARCH_MEGATRON:
-        break;
-    }
-    return ASSAY_OK;
+    *out = flag.value;
+    return flag.key ? assay_json_get_bool(root, flag.key, false, what, out) : ASSAY_OK;
 }
 
 /* --- sliding window ----------------------------------------------------------------------------------------- */
@@ -139,26 +183,29 @@ static assay_status read_layer_types(const json_t *list, int64_t window, const c
 
 static assay_status read_window(const json_t *root, const char *what, assay_model_config *c)
 {
-    if (c->arch == ASSAY_ARCH_LLAMA)
+    const assay_hf_class *class = &classes[c->arch];
+    if (class->window == ASSAY_HF_WINDOW_NONE)
         return ASSAY_OK;
-    const bool mixtral = c->arch == ASSAY_ARCH_MIXTRAL;
-    int64_t window = mixtral || is_null(root, "sliding_window") ? 0 : 4096;
-    int64_t first = 0; /* first layer with a window */
-    bool used = mixtral;
-    ASSAY_TRY(assay_json_get_i64(root, "sliding_window", false, 1, max_length, what, &window));
-    if (!mixtral)
+    int64_t window = is_null(root, "sliding_window") ? 0 : class->sliding_window, limit = 28;
+    bool used = class->window == ASSAY_HF_WINDOW_EVERY;
+    if (!used)
         ASSAY_TRY(assay_json_get_bool(root, "use_sliding_window", false, what, &used));
+    /* transformers writes 0 for a window that is not used */
+    ASSAY_TRY(assay_json_get_i64(root, "sliding_window", false, used ? 1 : 0, max_length, what, &window));
     if (!used)
         window = 0;
-    if (c->arch == ASSAY_ARCH_QWEN2 || c->arch == ASSAY_ARCH_QWEN3) {
+    if (class->window == ASSAY_HF_WINDOW_LAST || class->window == ASSAY_HF_WINDOW_EVEN_FIRST) {
         const json_t *types = json_object_get(root, "layer_types");
         if (types != NULL && !json_is_null(types))
             return read_layer_types(types, window, what, c);
-        first = 28;
-        ASSAY_TRY(assay_json_get_i64(root, "max_window_layers", false, 0, max_length, what, &first));
+        ASSAY_TRY(assay_json_get_i64(root, "max_window_layers", false, 0, max_length, what, &limit));
     }
-    for (int64_t l = first; l < c->num_layers; l++)
-        c->window[l] = window;
+    for (int64_t l = 0; l < c->num_layers; l++) {
+        const bool sliding = class->window == ASSAY_HF_WINDOW_LAST         ? l >= limit
+                             : class->window == ASSAY_HF_WINDOW_EVEN_FIRST ? l % 2 == 0 && l < limit
+                                                                           : true;
+        c->window[l] = sliding ? window : 0;
+    }
     return ASSAY_OK;
 }
 
@@ -187,7 +234,7 @@ static assay_status read_sparse_layers(const json_t *root, const char *what, ass
     int64_t step = 1;
     ASSAY_TRY(assay_json_get_i64(root, "decoder_sparse_step", false, 1, max_length, what, &step));
     for (int64_t l = 0; l < c->num_layers; l++)
-        c->layer_is_moe[l] = c->num_moe_experts > 0 && (l + 1) % step == 0;
+        c->mlp[l] = c->num_moe_experts > 0 && (l + 1) % step == 0 ? ASSAY_MLP_MOE : ASSAY_MLP_DENSE;
     const json_t *dense = json_object_get(root, "mlp_only_layers");
     if (dense == NULL || json_is_null(dense))
         return ASSAY_OK;
@@ -200,43 +247,45 @@ static assay_status read_sparse_layers(const json_t *root, const char *what, ass
         ASSAY_CHECK(l >= 0 && l < c->num_layers, ASSAY_LIMIT,
                     "%s: mlp_only_layers[%zu]: expected 0 to %lld, found %lld", what, i,
                     (long long)c->num_layers - 1, (long long)l);
-        c->layer_is_moe[l] = false;
+        c->mlp[l] = ASSAY_MLP_DENSE;
     }
     return ASSAY_OK;
 }
 
 static assay_status read_experts(const json_t *root, const char *what, assay_model_config *c)
 {
-    const bool mixtral = c->arch == ASSAY_ARCH_MIXTRAL;
-    if (!mixtral && c->arch != ASSAY_ARCH_QWEN3_MOE)
+    const assay_hf_class *class = &classes[c->arch];
+    if (class->moe.width == NULL)
         return ASSAY_OK;
-    ASSAY_TRY(read_expert_count(root, what, mixtral ? 1 : 0, &c->num_moe_experts));
+    ASSAY_TRY(read_expert_count(root, what, class->moe.sparse_layers ? 0 : 1, &c->num_moe_experts));
     if (c->num_moe_experts == 0)
         return ASSAY_OK;
-    c->moe_router_topk = classes[c->arch].experts_per_token;
+    c->moe_router_topk = class->moe.per_token;
     ASSAY_TRY(assay_json_get_i64(root, "num_experts_per_tok", false, 1, ASSAY_MAX_EXPERTS, what,
                                  &c->moe_router_topk));
     c->moe_router_score_function = ASSAY_SCORE_SOFTMAX;
     c->moe_router_pre_softmax = true;
-    if (mixtral) {
-        c->moe_ffn_hidden_size = c->ffn_hidden_size;
-        c->norm_topk_prob = true;
-        for (int64_t l = 0; l < c->num_layers; l++)
-            c->layer_is_moe[l] = true;
-        return ASSAY_OK;
+    ASSAY_TRY(required_size(root, class->moe.width, ASSAY_CONFIG_MAX_DIM, what, &c->moe_ffn_hidden_size));
+    ASSAY_TRY(read_flag(root, class->moe.norm_topk_prob, what, &c->norm_topk_prob));
+    if (class->moe.shared_width != NULL) {
+        ASSAY_TRY(required_size(root, class->moe.shared_width, ASSAY_CONFIG_MAX_DIM, what,
+                                &c->moe_shared_expert_intermediate_size));
+        c->moe_shared_expert_gate = true;
     }
-    ASSAY_TRY(
-        required_size(root, "moe_intermediate_size", ASSAY_CONFIG_MAX_DIM, what, &c->moe_ffn_hidden_size));
-    ASSAY_TRY(assay_json_get_bool(root, "norm_topk_prob", false, what, &c->norm_topk_prob));
-    ASSAY_TRY(read_sparse_layers(root, what, c));
-    return ASSAY_OK;
+    for (int64_t l = 0; l < c->num_layers; l++)
+        c->mlp[l] = ASSAY_MLP_MOE;
+    return class->moe.sparse_layers ? read_sparse_layers(root, what, c) : ASSAY_OK;
 }
 
 assay_status assay_config_read_hf(const json_t *root, const char *what, assay_model_config *c)
 {
-    ASSAY_TRY(refuse_unsupported(root, what));
+    const assay_hf_class *class = &classes[c->arch];
+    ASSAY_TRY(refuse_unsupported(root, what, class->dropout));
     ASSAY_TRY(read_sizes(root, what, c));
-    ASSAY_TRY(read_biases(root, what, c));
+    ASSAY_TRY(read_flag(root, class->qkv_bias, what, &c->add_qkv_bias));
+    ASSAY_TRY(read_flag(root, class->proj_bias, what, &c->add_proj_bias));
+    ASSAY_TRY(read_flag(root, class->mlp_bias, what, &c->add_mlp_bias));
+    c->qk_layernorm = class->qk_layernorm;
     ASSAY_TRY(assay_config_read_rope(root, what, c));
     ASSAY_TRY(read_window(root, what, c));
     ASSAY_TRY(read_experts(root, what, c));

@@ -33,9 +33,50 @@ const char *assay_rope_name(assay_rope_type type);
 const char *assay_score_name(assay_score_function score);
 assay_status assay_rope_from_name(const char *name, const char *what, assay_rope_type *out);
 assay_status assay_score_from_name(const char *name, const char *what, assay_score_function *out);
-/* Name of the first member that differs, NULL when a and b say the same (entries of window and layer_is_moe
- * beyond num_layers do not count). */
+/* Name of the first member that differs, NULL when a and b say the same (entries of layers beyond num_layers do
+ * not count). */
 const char *assay_config_difference(const assay_model_config *a, const assay_model_config *b);
+
+/* Which layers have a sliding window. */
+typedef enum {
+    ASSAY_HF_WINDOW_NONE,
+    ASSAY_HF_WINDOW_EVERY, /* sliding_window, on every layer */
+    ASSAY_HF_WINDOW_FLAG,  /* the same if use_sliding_window */
+    ASSAY_HF_WINDOW_LAST,  /* if use_sliding_window: layer_types, else layers from max_window_layers on */
+    ASSAY_HF_WINDOW_EVEN_FIRST, /* the same, else layers 0, 2, 4, ... below max_window_layers */
+    ASSAY_HF_WINDOW_COUNT
+} assay_hf_window;
+
+/* A bool of config.json, or a fact of the class where key is NULL. */
+typedef struct assay_hf_flag {
+    const char *key;
+    bool value; /* default */
+} assay_hf_flag;
+
+/* A Hugging Face class in one row: what its config.json says and what its code does.  Adding an architecture of
+ * known kinds is adding a row (config_hf.c). */
+typedef struct assay_hf_class {
+    const char *model_type, *class_name;
+    int64_t key_value_heads; /* default; 0: as many as heads */
+    int64_t head_dim;        /* default; 0: hidden_size / num_attention_heads */
+    int64_t max_position_embeddings, sliding_window;
+    double rms_norm_eps, rope_theta;
+    double dropout; /* default of attention_dropout and residual_dropout: only 0 is computed */
+    assay_hf_flag qkv_bias, proj_bias, mlp_bias;
+    bool qk_layernorm;
+    assay_hf_window window;
+    struct {
+        const char *width;                    /* key of the width of an expert; NULL: no experts */
+        int64_t per_token;                    /* default of num_experts_per_tok */
+        bool sparse_layers;                   /* decoder_sparse_step and mlp_only_layers are read */
+        assay_hf_flag norm_topk_prob;         /* chosen scores are divided by their sum */
+        const char *shared_width;             /* key of the gated shared expert's width; NULL: none */
+        const char *count;                    /* word for the number of experts in a file that we write */
+        const char *block, *gate, *up, *down; /* names of tensors: <block>.experts.N.<gate>.weight */
+    } moe;
+} assay_hf_class;
+/* Row of an architecture; `megatron` has one with defaults and without a class. */
+const assay_hf_class *assay_hf_class_of(assay_arch arch);
 
 /* Values that every architecture starts from. */
 void assay_config_defaults(assay_model_config *c, assay_arch arch);

@@ -38,7 +38,8 @@ static int write_rope(const assay_model_config *c, json_t *root)
 
 static int write_window(const assay_model_config *c, json_t *root)
 {
-    if (c->arch == ASSAY_ARCH_LLAMA)
+    const assay_hf_window kind = assay_hf_class_of(c->arch)->window;
+    if (kind == ASSAY_HF_WINDOW_NONE)
         return 0;
     int64_t window = 0, first = c->num_layers;
     for (int64_t l = c->num_layers - 1; l >= 0; l--) {
@@ -48,44 +49,54 @@ static int write_window(const assay_model_config *c, json_t *root)
         }
     }
     int failed = put(root, "sliding_window", window > 0 ? json_integer(window) : json_null());
-    if (c->arch == ASSAY_ARCH_MIXTRAL)
+    if (kind == ASSAY_HF_WINDOW_EVERY)
         return failed;
     failed |= put(root, "use_sliding_window", json_boolean(window > 0));
-    if (c->arch == ASSAY_ARCH_QWEN3_MOE)
+    if (kind == ASSAY_HF_WINDOW_FLAG)
         return failed;
     json_t *types = json_array();
     for (int64_t l = 0; l < c->num_layers; l++)
         failed |= json_array_append_new(
             types, json_string(c->window[l] > 0 ? "sliding_attention" : "full_attention"));
-    failed |= put(root, "max_window_layers", json_integer(first));
+    failed |= put(root, "max_window_layers", json_integer(kind == ASSAY_HF_WINDOW_LAST ? first : 28));
     failed |= put(root, "layer_types", types);
     return failed;
 }
 
 static int write_experts(const assay_model_config *c, json_t *root)
 {
-    const bool mixtral = c->arch == ASSAY_ARCH_MIXTRAL;
-    if (!mixtral && c->arch != ASSAY_ARCH_QWEN3_MOE)
+    const assay_hf_class *class = assay_hf_class_of(c->arch);
+    if (class->moe.width == NULL)
         return 0;
-    int failed = put(root, mixtral ? "num_local_experts" : "num_experts", json_integer(c->num_moe_experts));
-    if (c->num_moe_experts > 0)
-        failed |= put(root, "num_experts_per_tok", json_integer(c->moe_router_topk));
-    if (mixtral || c->num_moe_experts == 0)
+    int failed = put(root, class->moe.count, json_integer(c->num_moe_experts));
+    if (c->num_moe_experts == 0)
         return failed;
-    failed |= put(root, "moe_intermediate_size", json_integer(c->moe_ffn_hidden_size));
-    failed |= put(root, "norm_topk_prob", json_boolean(c->norm_topk_prob));
+    failed |= put(root, "num_experts_per_tok", json_integer(c->moe_router_topk));
+    failed |= put(root, class->moe.width, json_integer(c->moe_ffn_hidden_size));
+    if (class->moe.norm_topk_prob.key != NULL)
+        failed |= put(root, class->moe.norm_topk_prob.key, json_boolean(c->norm_topk_prob));
+    if (class->moe.shared_width != NULL)
+        failed |= put(root, class->moe.shared_width, json_integer(c->moe_shared_expert_intermediate_size));
+    if (!class->moe.sparse_layers)
+        return failed;
     failed |= put(root, "decoder_sparse_step", json_integer(1));
     json_t *dense = json_array();
     for (int64_t l = 0; l < c->num_layers; l++) {
-        if (!c->layer_is_moe[l])
+        if (c->mlp[l] != ASSAY_MLP_MOE)
             failed |= json_array_append_new(dense, json_integer(l));
     }
     failed |= put(root, "mlp_only_layers", dense);
     return failed;
 }
 
+static int write_flag(json_t *root, assay_hf_flag flag, bool value)
+{
+    return flag.key != NULL ? put(root, flag.key, json_boolean(value)) : 0;
+}
+
 assay_status assay_config_write_hf(const assay_model_config *c, json_t *root)
 {
+    const assay_hf_class *class = assay_hf_class_of(c->arch);
     int failed = put(root, "model_type", json_string(assay_arch_name(c->arch)));
     failed |= put(root, "architectures", json_pack("[s]", assay_arch_class(c->arch)));
     failed |= put(root, "hidden_act", json_string("silu"));
@@ -101,10 +112,11 @@ assay_status assay_config_write_hf(const assay_model_config *c, json_t *root)
     failed |= put(root, "initializer_range", json_real(c->init_method_std));
     failed |= put(root, "tie_word_embeddings", json_boolean(c->tie_word_embeddings));
     failed |= put(root, "attention_dropout", json_real(0.0));
-    if (c->arch == ASSAY_ARCH_LLAMA)
-        failed |= put(root, "mlp_bias", json_boolean(c->add_mlp_bias));
-    if (c->arch == ASSAY_ARCH_LLAMA || c->arch == ASSAY_ARCH_QWEN3 || c->arch == ASSAY_ARCH_QWEN3_MOE)
-        failed |= put(root, "attention_bias", json_boolean(c->add_qkv_bias));
+    if (class->dropout != 0.0)
+        failed |= put(root, "residual_dropout", json_real(0.0));
+    failed |= write_flag(root, class->mlp_bias, c->add_mlp_bias);
+    failed |= write_flag(root, class->qkv_bias, c->add_qkv_bias);
+    failed |= write_flag(root, class->proj_bias, c->add_proj_bias);
     failed |= write_rope(c, root);
     failed |= write_window(c, root);
     failed |= write_experts(c, root);

@@ -1,6 +1,8 @@
 /* Rank grid.  Source: Megatron-LM parallel_state.py, order "tp-cp-ep-dp-pp"; docs/LAYOUTS.md. */
 #include "core/model/grid.h"
 
+#include <string.h>
+
 static const char *const group_names[ASSAY_GROUP_COUNT] = {
     [ASSAY_GROUP_WORLD] = "world",
     [ASSAY_GROUP_TP] = "tp",
@@ -16,6 +18,84 @@ static const char *const group_names[ASSAY_GROUP_COUNT] = {
     [ASSAY_GROUP_MODEL] = "model",
     [ASSAY_GROUP_EMBEDDING] = "embedding",
 };
+
+/* --- axes ---------------------------------------------------------------------------------------------------- */
+
+static const struct {
+    const char *name;
+    assay_group group; /* spans this axis alone */
+} axes[ASSAY_AXIS_COUNT] = {
+    [ASSAY_AXIS_NONE] = {"none", ASSAY_GROUP_COUNT}, [ASSAY_AXIS_TP] = {"tp", ASSAY_GROUP_TP},
+    [ASSAY_AXIS_CP] = {"cp", ASSAY_GROUP_CP},        [ASSAY_AXIS_DP] = {"dp", ASSAY_GROUP_DP},
+    [ASSAY_AXIS_PP] = {"pp", ASSAY_GROUP_PP},        [ASSAY_AXIS_ETP] = {"etp", ASSAY_GROUP_ETP},
+    [ASSAY_AXIS_EP] = {"ep", ASSAY_GROUP_EP},        [ASSAY_AXIS_EDP] = {"edp", ASSAY_GROUP_EDP},
+};
+
+/* Both grids, the axis that varies fastest first. */
+enum { N_GRIDS = 2, GRID_AXES = 4 };
+static const assay_axis order[N_GRIDS][GRID_AXES] = {
+    {ASSAY_AXIS_TP, ASSAY_AXIS_CP, ASSAY_AXIS_DP, ASSAY_AXIS_PP},
+    {ASSAY_AXIS_ETP, ASSAY_AXIS_EP, ASSAY_AXIS_EDP, ASSAY_AXIS_PP},
+};
+
+/* Axes that a group spans, ascending strides; EMBEDDING spans the ends of pp and is treated by itself. */
+static const assay_axis spans[ASSAY_GROUP_COUNT][GRID_AXES] = {
+    [ASSAY_GROUP_WORLD] = {ASSAY_AXIS_TP, ASSAY_AXIS_CP, ASSAY_AXIS_DP, ASSAY_AXIS_PP},
+    [ASSAY_GROUP_TP] = {ASSAY_AXIS_TP},
+    [ASSAY_GROUP_CP] = {ASSAY_AXIS_CP},
+    [ASSAY_GROUP_DP] = {ASSAY_AXIS_DP},
+    [ASSAY_GROUP_DP_CP] = {ASSAY_AXIS_CP, ASSAY_AXIS_DP},
+    [ASSAY_GROUP_TP_CP] = {ASSAY_AXIS_TP, ASSAY_AXIS_CP},
+    [ASSAY_GROUP_TP_DP_CP] = {ASSAY_AXIS_TP, ASSAY_AXIS_CP, ASSAY_AXIS_DP},
+    [ASSAY_GROUP_PP] = {ASSAY_AXIS_PP},
+    [ASSAY_GROUP_EP] = {ASSAY_AXIS_EP},
+    [ASSAY_GROUP_ETP] = {ASSAY_AXIS_ETP},
+    [ASSAY_GROUP_EDP] = {ASSAY_AXIS_EDP},
+    [ASSAY_GROUP_MODEL] = {ASSAY_AXIS_TP, ASSAY_AXIS_PP},
+    [ASSAY_GROUP_EMBEDDING] = {ASSAY_AXIS_PP},
+};
+
+const char *assay_axis_name(assay_axis axis)
+{
+    const int64_t index = (int64_t)axis;
+    return index >= 0 && index < ASSAY_AXIS_COUNT ? axes[index].name : "?";
+}
+
+assay_group assay_axis_group(assay_axis axis)
+{
+    return axes[axis].group;
+}
+
+int assay_grid_coord(const assay_grid *g, assay_axis axis, int rank)
+{
+    return rank / g->stride[axis] % g->size[axis];
+}
+
+static void fill_axes(assay_grid *g)
+{
+    const assay_parallel_config *p = &g->p;
+    const int sizes[ASSAY_AXIS_COUNT] = {
+        [ASSAY_AXIS_NONE] = 1,
+        [ASSAY_AXIS_TP] = p->tensor_model_parallel_size,
+        [ASSAY_AXIS_CP] = p->context_parallel_size,
+        [ASSAY_AXIS_DP] = p->data_parallel_size,
+        [ASSAY_AXIS_PP] = p->pipeline_model_parallel_size,
+        [ASSAY_AXIS_ETP] = p->expert_tensor_parallel_size,
+        [ASSAY_AXIS_EP] = p->expert_model_parallel_size,
+        [ASSAY_AXIS_EDP] = g->edp,
+    };
+    memcpy(g->size, sizes, sizeof sizes);
+    g->stride[ASSAY_AXIS_NONE] = 1;
+    for (int k = 0; k < N_GRIDS; k++) {
+        int stride = 1;
+        for (int i = 0; i < GRID_AXES; i++) {
+            g->stride[order[k][i]] = stride;
+            stride *= sizes[order[k][i]];
+        }
+    }
+}
+
+/* --- sizes --------------------------------------------------------------------------------------------------- */
 
 static assay_status check_size(const char *name, int value)
 {
@@ -40,7 +120,7 @@ assay_status assay_grid_make(const assay_parallel_config *p, assay_grid *out)
     ASSAY_CHECK(p->virtual_pipeline_model_parallel_size == 1 || p->pipeline_model_parallel_size > 1,
                 ASSAY_INVALID_ARGUMENT, "layout: vpp%d needs pp of at least 2, found pp1",
                 p->virtual_pipeline_model_parallel_size);
-    /* Each factor is at most 2^12, so that none of these products of four overflows. */
+    /* Each factor is at most 2^14, so that none of these products of four overflows. */
     const int64_t stage =
         (int64_t)p->tensor_model_parallel_size * p->context_parallel_size * p->data_parallel_size;
     const int64_t world = stage * p->pipeline_model_parallel_size;
@@ -53,6 +133,7 @@ assay_status assay_grid_make(const assay_parallel_config *p, assay_grid *out)
                 p->expert_tensor_parallel_size, p->tensor_model_parallel_size, p->context_parallel_size,
                 p->data_parallel_size);
     *out = (assay_grid){.p = *p, .world = (int)world, .edp = (int)(stage / expert)};
+    fill_axes(out);
     return ASSAY_OK;
 }
 
@@ -82,12 +163,18 @@ static assay_status check_supported(const assay_parallel_config *p)
 
 assay_status assay_grid_check_model(const assay_grid *g, const assay_model_config *c)
 {
+    ASSAY_TRY(check_supported(&g->p));
+    return assay_grid_check_cut(g, c);
+}
+
+assay_status assay_grid_check_cut(const assay_grid *g, const assay_model_config *c)
+{
     const assay_parallel_config *p = &g->p;
-    ASSAY_TRY(check_supported(p));
     const int tp = p->tensor_model_parallel_size, pp = p->pipeline_model_parallel_size;
+    const int vpp = p->virtual_pipeline_model_parallel_size;
     bool has_dense = false;
     for (int64_t l = 0; l < c->num_layers; l++)
-        has_dense = has_dense || !c->layer_is_moe[l];
+        has_dense = has_dense || c->mlp[l] == ASSAY_MLP_DENSE;
     ASSAY_TRY(check_divides("tp", tp, c->num_attention_heads, "attention heads"));
     ASSAY_TRY(check_divides("tp", tp, c->num_query_groups, "query groups (key/value heads)"));
     if (has_dense)
@@ -97,29 +184,29 @@ assay_status assay_grid_check_model(const assay_grid *g, const assay_model_confi
     ASSAY_CHECK(p->expert_model_parallel_size == 1 || c->num_moe_experts > 0, ASSAY_INVALID_ARGUMENT,
                 "layout: ep%d, but the model has no experts", p->expert_model_parallel_size);
     ASSAY_TRY(check_divides("ep", p->expert_model_parallel_size, c->num_moe_experts, "experts"));
+    if (c->num_moe_experts > 0)
+        ASSAY_TRY(check_divides("etp", p->expert_tensor_parallel_size, c->moe_ffn_hidden_size,
+                                "rows of moe_ffn_hidden_size"));
     ASSAY_CHECK(pp <= c->num_layers, ASSAY_INVALID_ARGUMENT, "layout: pp%d, but the model has %lld layers",
                 pp, (long long)c->num_layers);
     ASSAY_TRY(check_divides("pp", pp, c->num_layers, "layers"));
+    ASSAY_CHECK(c->num_layers % ((int64_t)pp * vpp) == 0, ASSAY_INVALID_ARGUMENT,
+                "layout: pp%d,vpp%d: %lld virtual stages do not divide %lld layers", pp, vpp,
+                (long long)pp * vpp, (long long)c->num_layers);
     return ASSAY_OK;
 }
 
 void assay_grid_coords(const assay_grid *g, int rank, assay_coords *out)
 {
-    const assay_parallel_config *p = &g->p;
-    int rest = rank;
-    out->tp = rest % p->tensor_model_parallel_size;
-    rest /= p->tensor_model_parallel_size;
-    out->cp = rest % p->context_parallel_size;
-    rest /= p->context_parallel_size;
-    out->dp = rest % p->data_parallel_size;
-    out->pp = rest / p->data_parallel_size;
-
-    rest = rank;
-    out->etp = rest % p->expert_tensor_parallel_size;
-    rest /= p->expert_tensor_parallel_size;
-    out->ep = rest % p->expert_model_parallel_size;
-    rest /= p->expert_model_parallel_size;
-    out->edp = rest % g->edp;
+    *out = (assay_coords){
+        .tp = assay_grid_coord(g, ASSAY_AXIS_TP, rank),
+        .cp = assay_grid_coord(g, ASSAY_AXIS_CP, rank),
+        .dp = assay_grid_coord(g, ASSAY_AXIS_DP, rank),
+        .pp = assay_grid_coord(g, ASSAY_AXIS_PP, rank),
+        .etp = assay_grid_coord(g, ASSAY_AXIS_ETP, rank),
+        .ep = assay_grid_coord(g, ASSAY_AXIS_EP, rank),
+        .edp = assay_grid_coord(g, ASSAY_AXIS_EDP, rank),
+    };
 }
 
 int assay_grid_rank(const assay_grid *g, int tp, int cp, int dp, int pp)
@@ -129,62 +216,73 @@ int assay_grid_rank(const assay_grid *g, int tp, int cp, int dp, int pp)
                     (cp + p->context_parallel_size * (dp + p->data_parallel_size * pp));
 }
 
-/* Whether two ranks are in the same group: every coordinate that the group does not span is equal. */
-static bool same_group(const assay_grid *g, assay_group kind, const assay_coords *a, const assay_coords *b)
+/* --- groups --------------------------------------------------------------------------------------------------- */
+
+/* One more level above the others; a level that continues the one below is folded into it. */
+static void add_level(assay_group_shape *s, int stride, int count)
 {
-    const int last = g->p.pipeline_model_parallel_size - 1;
-    const bool tp = a->tp == b->tp, cp = a->cp == b->cp, dp = a->dp == b->dp, pp = a->pp == b->pp;
-    switch (kind) {
-    case ASSAY_GROUP_WORLD:
-        return true;
-    case ASSAY_GROUP_TP:
-        return cp && dp && pp;
-    case ASSAY_GROUP_CP:
-        return tp && dp && pp;
-    case ASSAY_GROUP_DP:
-        return tp && cp && pp;
-    case ASSAY_GROUP_DP_CP:
-        return tp && pp;
-    case ASSAY_GROUP_TP_CP:
-        return dp && pp;
-    case ASSAY_GROUP_TP_DP_CP:
-        return pp;
-    case ASSAY_GROUP_PP:
-        return tp && cp && dp;
-    case ASSAY_GROUP_EP:
-        return a->etp == b->etp && a->edp == b->edp && pp;
-    case ASSAY_GROUP_ETP:
-        return a->ep == b->ep && a->edp == b->edp && pp;
-    case ASSAY_GROUP_EDP:
-        return a->etp == b->etp && a->ep == b->ep && pp;
-    case ASSAY_GROUP_MODEL:
-        return cp && dp;
-    case ASSAY_GROUP_EMBEDDING:
-        return tp && cp && dp && (a->pp == 0 || a->pp == last) && (b->pp == 0 || b->pp == last);
-    case ASSAY_GROUP_COUNT:
-        break;
+    if (count == 1)
+        return;
+    s->size *= count;
+    if (s->n_levels > 0 && s->level[s->n_levels - 1].stride * s->level[s->n_levels - 1].count == stride) {
+        s->level[s->n_levels - 1].count *= count;
+        return;
     }
-    return false;
+    s->level[s->n_levels].stride = stride;
+    s->level[s->n_levels].count = count;
+    s->n_levels++;
+}
+
+assay_group_shape assay_grid_group_shape(const assay_grid *g, assay_group kind, int rank)
+{
+    assay_group_shape s = {.start = rank, .size = 1};
+    for (int i = 0; i < GRID_AXES && spans[kind][i] != ASSAY_AXIS_NONE; i++)
+        s.start -= assay_grid_coord(g, spans[kind][i], rank) * g->stride[spans[kind][i]];
+    if (kind == ASSAY_GROUP_EMBEDDING) {
+        const int last = g->size[ASSAY_AXIS_PP] - 1, at = assay_grid_coord(g, ASSAY_AXIS_PP, rank);
+        if (at != 0 && at != last)
+            return (assay_group_shape){.start = -1};
+        add_level(&s, last * g->stride[ASSAY_AXIS_PP], last > 0 ? 2 : 1);
+        return s;
+    }
+    for (int i = 0; i < GRID_AXES && spans[kind][i] != ASSAY_AXIS_NONE; i++)
+        add_level(&s, g->stride[spans[kind][i]], g->size[spans[kind][i]]);
+    return s;
+}
+
+int assay_group_member(const assay_group_shape *s, int index)
+{
+    int rank = s->start;
+    for (int l = 0; l < s->n_levels; l++) {
+        rank += index % s->level[l].count * s->level[l].stride;
+        index /= s->level[l].count;
+    }
+    return rank;
+}
+
+int assay_group_index(const assay_group_shape *s, int rank)
+{
+    int rest = rank - s->start, index = 0;
+    if (s->size == 0 || rest < 0)
+        return -1;
+    for (int l = s->n_levels - 1; l >= 0; l--) {
+        const int at = rest / s->level[l].stride;
+        if (at >= s->level[l].count)
+            return -1;
+        index = index * s->level[l].count + at;
+        rest -= at * s->level[l].stride;
+    }
+    return rest == 0 ? index : -1;
 }
 
 int assay_grid_group(const assay_grid *g, assay_group kind, int rank, int *out, int *index)
 {
-    assay_coords mine, other;
-    assay_grid_coords(g, rank, &mine);
-    int count = 0, position = -1;
-    for (int r = 0; r < g->world; r++) {
-        assay_grid_coords(g, r, &other);
-        if (!same_group(g, kind, &mine, &other))
-            continue;
-        if (r == rank)
-            position = count;
-        if (out != NULL)
-            out[count] = r;
-        count++;
-    }
+    const assay_group_shape s = assay_grid_group_shape(g, kind, rank);
     if (index != NULL)
-        *index = position;
-    return count;
+        *index = assay_group_index(&s, rank);
+    for (int i = 0; out != NULL && i < s.size; i++)
+        out[i] = assay_group_member(&s, i);
+    return s.size;
 }
 
 const char *assay_group_name(assay_group kind)
@@ -195,20 +293,27 @@ const char *assay_group_name(assay_group kind)
 
 int assay_grid_color(const assay_grid *g, assay_group kind, int rank)
 {
-    assay_coords mine, other;
-    assay_grid_coords(g, rank, &mine);
-    for (int r = 0; r < g->world; r++) {
-        assay_grid_coords(g, r, &other);
-        if (same_group(g, kind, &mine, &other))
-            return r;
-    }
-    return -1;
+    return assay_grid_group_shape(g, kind, rank).start;
 }
 
-void assay_grid_stage_layers(const assay_grid *g, const assay_model_config *c, int pp, int64_t *first,
-                             int64_t *count)
+/* --- layers --------------------------------------------------------------------------------------------------- */
+
+void assay_grid_stage_layers(const assay_grid *g, const assay_model_config *c, int pp, int chunk,
+                             int64_t *first, int64_t *count)
 {
-    assay_split(c->num_layers, g->p.pipeline_model_parallel_size, pp, first, count);
+    const int stages = g->p.pipeline_model_parallel_size;
+    assay_split(c->num_layers, stages * g->p.virtual_pipeline_model_parallel_size, chunk * stages + pp, first,
+                count);
+}
+
+void assay_grid_layer_stage(const assay_grid *g, const assay_model_config *c, int64_t layer, int *pp,
+                            int *chunk)
+{
+    const int64_t stages = g->p.pipeline_model_parallel_size;
+    const int64_t per_stage = c->num_layers / (stages * g->p.virtual_pipeline_model_parallel_size);
+    const int64_t at = layer / per_stage;
+    *pp = (int)(at % stages);
+    *chunk = (int)(at / stages);
 }
 
 void assay_split(int64_t n, int parts, int index, int64_t *start, int64_t *length)

@@ -15,7 +15,8 @@
 
 ASSAY_BEGIN_DECLS
 
-enum { ASSAY_MAX_WORLD = 4096, ASSAY_LAYOUT_TEXT = 128 };
+/* No array of this many entries lives on a stack: groups are shapes, not lists. */
+enum { ASSAY_MAX_WORLD = 16384, ASSAY_LAYOUT_TEXT = 128 };
 
 typedef struct assay_parallel_config {
     int tensor_model_parallel_size;
@@ -28,6 +29,20 @@ typedef struct assay_parallel_config {
     bool sequence_parallel;
     int zero_stage; /* 0: replicated optimizer; 1: distributed optimizer */
 } assay_parallel_config;
+
+/* Axes of the two grids.  A new axis is a row of the table in grid.c; everything that cuts or replicates along
+ * an axis asks for its size and coordinate here. */
+typedef enum {
+    ASSAY_AXIS_NONE, /* not cut: size 1, coordinate 0 */
+    ASSAY_AXIS_TP,
+    ASSAY_AXIS_CP,
+    ASSAY_AXIS_DP,
+    ASSAY_AXIS_PP,
+    ASSAY_AXIS_ETP,
+    ASSAY_AXIS_EP,
+    ASSAY_AXIS_EDP,
+    ASSAY_AXIS_COUNT
+} assay_axis;
 
 typedef enum {
     ASSAY_GROUP_WORLD,
@@ -50,7 +65,20 @@ typedef struct assay_grid {
     assay_parallel_config p;
     int world;
     int edp;
+    int size[ASSAY_AXIS_COUNT];   /* ranks along an axis */
+    int stride[ASSAY_AXIS_COUNT]; /* distance in ranks of two neighbours along it */
 } assay_grid;
+
+/* The members of one group in closed form: start + sum of i_l * stride_l over the levels, i_l < count_l.
+ * Strides ascend and every stride is at least stride * count of the level below it, so that members in the
+ * order of their mixed-radix index ascend.  size 0: no group (an embedding group asked of a middle stage). */
+enum { ASSAY_GROUP_LEVELS = 3 };
+typedef struct assay_group_shape {
+    int start, size, n_levels;
+    struct {
+        int stride, count;
+    } level[ASSAY_GROUP_LEVELS];
+} assay_group_shape;
 
 typedef struct assay_coords {
     int tp, cp, dp, pp;
@@ -64,23 +92,40 @@ void assay_layout_format(const assay_parallel_config *p, char out[ASSAY_LAYOUT_T
 /* Checks sizes, overflow, divisibility of the world by both grids, sp without tp (an error).  */
 assay_status assay_grid_make(const assay_parallel_config *p, assay_grid *out);
 /* Checks that the model can be cut this way: heads, query groups and ffn by tp, experts by ep, layers by
- * pp*vpp ... and refuses by name what this version does not do (cp > 1, etp > 1, vpp > 1, zero > 1). */
+ * pp*vpp. */
+assay_status assay_grid_check_cut(const assay_grid *g, const assay_model_config *c);
+/* The same after refusing by name what this version does not do (cp > 1, etp > 1, vpp > 1, zero > 1). */
 assay_status assay_grid_check_model(const assay_grid *g, const assay_model_config *c);
 
 void assay_grid_coords(const assay_grid *g, int rank, assay_coords *out);
 int assay_grid_rank(const assay_grid *g, int tp, int cp, int dp, int pp);
-/* Members of the group of kind `kind` that contains `rank`, ascending.  Returns the count; `index` (may be
- * NULL) gets the position of `rank` in it.  out holds ASSAY_MAX_WORLD entries or is NULL.  A rank that
- * belongs to no group of that kind (EMBEDDING on a middle stage) gets 0 and index -1. */
+/* Coordinate of a rank along an axis; 0 for ASSAY_AXIS_NONE. */
+int assay_grid_coord(const assay_grid *g, assay_axis axis, int rank);
+/* The group that spans exactly this axis; ASSAY_GROUP_COUNT for ASSAY_AXIS_NONE.  "tp", "edp", ... */
+assay_group assay_axis_group(assay_axis axis);
+const char *assay_axis_name(assay_axis axis);
+
+/* The group of kind `kind` that contains `rank`; in constant time, whatever the size of the world. */
+assay_group_shape assay_grid_group_shape(const assay_grid *g, assay_group kind, int rank);
+/* Member number `index` (0 ... size-1), ascending. */
+int assay_group_member(const assay_group_shape *s, int index);
+/* Position of `rank` among the members, -1 when it is none. */
+int assay_group_index(const assay_group_shape *s, int rank);
+/* The same as a list: returns the count; `out` (count entries, at most g->world) and `index` (the position of
+ * `rank`) may be NULL.  A rank that belongs to no group of that kind gets 0 and index -1. */
 int assay_grid_group(const assay_grid *g, assay_group kind, int rank, int *out, int *index);
 /* "tp", "dp_cp", "ep", ... */
 const char *assay_group_name(assay_group kind);
 /* Number of the group among its kind: the lowest member's rank (an ncclCommSplit colour); -1 when in none. */
 int assay_grid_color(const assay_grid *g, assay_group kind, int rank);
 
-/* Decoder layers of stage pp: [*first, *first + *count). */
-void assay_grid_stage_layers(const assay_grid *g, const assay_model_config *c, int pp, int64_t *first,
-                             int64_t *count);
+/* Decoder layers of chunk `chunk` (0 ... vpp-1) of pipeline stage pp: [*first, *first + *count).  Layers are
+ * dealt to the virtual stages chunk*PP + pp in order, as in Megatron-LM's interleaved schedule. */
+void assay_grid_stage_layers(const assay_grid *g, const assay_model_config *c, int pp, int chunk,
+                             int64_t *first, int64_t *count);
+/* Which virtual stage holds a decoder layer: the inverse of assay_grid_stage_layers. */
+void assay_grid_layer_stage(const assay_grid *g, const assay_model_config *c, int64_t layer, int *pp,
+                            int *chunk);
 
 /* Balanced split of n into `parts`: the first n % parts pieces are one longer.  Legal for n < parts (empty
  * pieces). */

@@ -36,11 +36,11 @@ static int value_of(const assay_parallel_config *p, const layout_word *word)
     return value;
 }
 
-/* One to four decimal digits, the whole of [text, end). */
+/* One to five decimal digits, the whole of [text, end). */
 static bool parse_number(const char *text, const char *end, int *out)
 {
     int value = 0;
-    if (text == end || end - text > 4)
+    if (text == end || end - text > 5)
         return false;
     for (; text != end; text++) {
         if (*text < '0' || *text > '9')

@@ -161,9 +161,12 @@ static void add_moe(builder *b)
     }
     assay_param_spec *p = add(b, ASSAY_KIND_EXPERTS_FC1, "mlp.experts.linear_fc1.weight", e, 2 * f, h);
     p->axis[0] = ASSAY_AXIS_EP;
+    p->axis[1] = ASSAY_AXIS_ETP;
+    p->blocks[1] = 2;
     p->is_expert = true;
     p = add(b, ASSAY_KIND_EXPERTS_FC2, "mlp.experts.linear_fc2.weight", e, h, f);
     p->axis[0] = ASSAY_AXIS_EP;
+    p->axis[2] = ASSAY_AXIS_ETP;
     p->is_expert = true;
     set_output_init(b, p);
     if (c->moe_shared_expert_intermediate_size > 0)
@@ -182,7 +185,7 @@ static void add_all(builder *b)
     for (b->layer = 0; b->layer < c->num_layers; b->layer++) {
         add_attention(b);
         add_norm(b, ASSAY_KIND_PRE_MLP_NORM, "pre_mlp_layernorm.weight", c->hidden_size, false);
-        if (c->layer_is_moe[b->layer])
+        if (c->mlp[b->layer] == ASSAY_MLP_MOE)
             add_moe(b);
         else
             add_dense_mlp(b);

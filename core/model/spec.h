@@ -35,7 +35,6 @@ int64_t assay_shard_global_index(const assay_shard *s, int dim, int64_t local);
 assay_status assay_shard_check(const assay_shard *s, const char *what);
 int64_t assay_shard_count(const assay_shard *s);
 
-typedef enum { ASSAY_AXIS_NONE, ASSAY_AXIS_TP, ASSAY_AXIS_EP } assay_axis;
 typedef enum { ASSAY_INIT_NORMAL, ASSAY_INIT_OUTPUT_NORMAL, ASSAY_INIT_ONE, ASSAY_INIT_ZERO } assay_init;
 
 /* A Hugging Face tensor and the row ranges it fills.  Viewing the canonical tensor as [rows, row_length] (all
@@ -104,12 +103,16 @@ void assay_spec_destroy(assay_model_spec *spec);
 /* NULL when there is none of that name. */
 const assay_param_spec *assay_spec_find(const assay_model_spec *spec, const char *name);
 
+/* Chunk (virtual stage) of the rank's pipeline stage that holds the parameter, -1 when the rank does not. */
+int assay_param_chunk(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c, int rank);
 /* Whether `rank` holds the parameter (pipeline stage), and its piece. */
 bool assay_param_on_rank(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c,
                          int rank);
 assay_status assay_param_shard(const assay_param_spec *p, const assay_grid *g, int rank, assay_shard *out);
 /* Gradient of a replicated parameter must be summed over tp on this grid. */
 bool assay_param_sum_over_tp(const assay_param_spec *p, const assay_grid *g);
+/* Whether the parameter has a gradient, optimizer states and a part in the norm.  The one place that says so. */
+bool assay_param_needs_grad(const assay_param_spec *p);
 /* Group over which the gradient is reduced: DP_CP or EDP. */
 assay_group assay_param_reduce_group(const assay_param_spec *p);
 /* Whether this rank's copy counts in the global gradient norm: exactly one rank of every set of replicas

@@ -1,4 +1,5 @@
 /* From which Hugging Face tensors a canonical parameter is made, and into which it is written back. */
+#include "core/model/config_internal.h"
 #include "core/model/spec_internal.h"
 
 #include <stdlib.h>
@@ -95,7 +96,7 @@ static assay_status fc1_parts(assay_param_spec *p, const char *suffix)
 static assay_status expert_parts(assay_param_spec *p, const assay_model_config *c, const char *const *words,
                                  int n_words)
 {
-    const char *block = c->arch == ASSAY_ARCH_MIXTRAL ? "block_sparse_moe" : "mlp";
+    const char *block = assay_hf_class_of(c->arch)->moe.block;
     const int64_t experts = p->shape[0], rows = p->shape[1] / n_words, columns = p->shape[2];
     ASSAY_TRY(reserve_parts(p, experts * n_words));
     for (int64_t e = 0; e < experts; e++) {
@@ -118,9 +119,9 @@ static assay_status layer_part(assay_param_spec *p, const char *rest)
 
 static assay_status hf_parts(assay_param_spec *p, assay_param_kind kind, const assay_model_config *c)
 {
-    static const char *const qwen_fc1[] = {"gate_proj", "up_proj"}, *const qwen_fc2[] = {"down_proj"};
-    static const char *const mixtral_fc1[] = {"w1", "w3"}, *const mixtral_fc2[] = {"w2"};
-    const bool mixtral = c->arch == ASSAY_ARCH_MIXTRAL;
+    const assay_hf_class *class = assay_hf_class_of(c->arch);
+    const char *const experts_fc1[] = {class->moe.gate, class->moe.up};
+    char rest[ASSAY_NAME];
     switch (kind) {
     case ASSAY_KIND_EMBEDDING:
         return one_part(p, "model.embed_tokens.weight");
@@ -149,11 +150,12 @@ static assay_status hf_parts(assay_param_spec *p, assay_param_kind kind, const a
     case ASSAY_KIND_FC2_BIAS:
         return layer_part(p, "mlp.down_proj.bias");
     case ASSAY_KIND_ROUTER_WEIGHT:
-        return layer_part(p, mixtral ? "block_sparse_moe.gate.weight" : "mlp.gate.weight");
+        snprintf(rest, sizeof rest, "%s.gate.weight", class->moe.block);
+        return layer_part(p, rest);
     case ASSAY_KIND_EXPERTS_FC1:
-        return expert_parts(p, c, mixtral ? mixtral_fc1 : qwen_fc1, 2);
+        return expert_parts(p, c, experts_fc1, 2);
     case ASSAY_KIND_EXPERTS_FC2:
-        return expert_parts(p, c, mixtral ? mixtral_fc2 : qwen_fc2, 1);
+        return expert_parts(p, c, &class->moe.down, 1);
     case ASSAY_KIND_FINAL_NORM:
         return one_part(p, "model.norm.weight");
     case ASSAY_KIND_OUTPUT:

@@ -108,33 +108,35 @@ int64_t assay_shard_count(const assay_shard *s)
 
 /* --- parameters on ranks ------------------------------------------------------------------------------------ */
 
+int assay_param_chunk(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c, int rank)
+{
+    const int pp = assay_grid_coord(g, ASSAY_AXIS_PP, rank);
+    const int last = g->p.virtual_pipeline_model_parallel_size - 1;
+    if (p->layer >= 0) {
+        int stage, chunk;
+        assay_grid_layer_stage(g, c, p->layer, &stage, &chunk);
+        return stage == pp ? chunk : -1;
+    }
+    if (p->on_first_stage && pp == 0)
+        return 0;
+    return p->on_last_stage && pp == g->size[ASSAY_AXIS_PP] - 1 ? last : -1;
+}
+
 bool assay_param_on_rank(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c,
                          int rank)
 {
-    assay_coords at;
-    assay_grid_coords(g, rank, &at);
-    if (p->layer >= 0) {
-        int64_t first, count;
-        assay_grid_stage_layers(g, c, at.pp, &first, &count);
-        return p->layer >= first && p->layer < first + count;
-    }
-    return (p->on_first_stage && at.pp == 0) ||
-           (p->on_last_stage && at.pp == g->p.pipeline_model_parallel_size - 1);
+    return assay_param_chunk(p, g, c, rank) >= 0;
 }
 
 assay_status assay_param_shard(const assay_param_spec *p, const assay_grid *g, int rank, assay_shard *out)
 {
     ASSAY_CHECK(rank >= 0 && rank < g->world, ASSAY_INVALID_ARGUMENT, "%s: rank %d of a world of %d", p->name,
                 rank, g->world);
-    assay_coords at;
-    assay_grid_coords(g, rank, &at);
     assay_shard_whole(out, p->shape, p->ndim);
     for (int d = 0; d < p->ndim; d++) {
         if (p->axis[d] == ASSAY_AXIS_NONE)
             continue;
-        const bool tp = p->axis[d] == ASSAY_AXIS_TP;
-        const int parts = tp ? g->p.tensor_model_parallel_size : g->p.expert_model_parallel_size;
-        const int index = tp ? at.tp : at.ep;
+        const int parts = g->size[p->axis[d]], index = assay_grid_coord(g, p->axis[d], rank);
         const int64_t block = p->shape[d] / p->blocks[d];
         int64_t start, length;
         assay_split(block, parts, index, &start, &length);
@@ -154,6 +156,11 @@ bool assay_param_sum_over_tp(const assay_param_spec *p, const assay_grid *g)
            (!p->sequence_parallel_only || g->p.sequence_parallel);
 }
 
+bool assay_param_needs_grad(const assay_param_spec *p)
+{
+    return p->trained;
+}
+
 assay_group assay_param_reduce_group(const assay_param_spec *p)
 {
     return p->is_expert ? ASSAY_GROUP_EDP : ASSAY_GROUP_DP_CP;
@@ -171,15 +178,17 @@ static bool is_cut_by(const assay_param_spec *p, assay_axis axis)
 bool assay_param_counts_in_norm(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c,
                                 int rank)
 {
-    if (!p->trained || !assay_param_on_rank(p, g, c, rank))
+    if (!assay_param_needs_grad(p) || !assay_param_on_rank(p, g, c, rank))
         return false;
-    assay_coords at;
-    assay_grid_coords(g, rank, &at);
     /* A tied embedding lives on the first and the last stage: the first one counts. */
-    if (p->layer < 0 && p->on_first_stage && at.pp != 0)
+    if (p->layer < 0 && p->on_first_stage && assay_grid_coord(g, ASSAY_AXIS_PP, rank) != 0)
         return false;
     /* Experts are replicated along the expert grid, whose axes fold over tp, cp and dp. */
-    if (p->is_expert)
-        return at.edp == 0 && at.etp == 0 && (is_cut_by(p, ASSAY_AXIS_EP) || at.ep == 0);
-    return at.dp == 0 && at.cp == 0 && (is_cut_by(p, ASSAY_AXIS_TP) || at.tp == 0);
+    static const assay_axis dense[] = {ASSAY_AXIS_TP, ASSAY_AXIS_CP, ASSAY_AXIS_DP};
+    static const assay_axis expert[] = {ASSAY_AXIS_ETP, ASSAY_AXIS_EP, ASSAY_AXIS_EDP};
+    const assay_axis *axes = p->is_expert ? expert : dense;
+    for (int i = 0; i < 3; i++)
+        if (!is_cut_by(p, axes[i]) && assay_grid_coord(g, axes[i], rank) != 0)
+            return false;
+    return true;
 }

@@ -242,7 +242,7 @@ static void decoder_layer(plan *p, int64_t number)
     snprintf(p->layer, sizeof p->layer, "decoder.layers.%lld.", (long long)number);
     attention(p);
     both(p, "rmsnorm_fwd", "rmsnorm_bwd", "pre_mlp_layernorm");
-    if (p->c->layer_is_moe[number])
+    if (p->c->mlp[number] == ASSAY_MLP_MOE)
         moe_mlp(p);
     else
         dense_mlp(p);
@@ -267,7 +267,7 @@ static void output_side(plan *p)
 static assay_status plan_microbatch(plan *p)
 {
     int64_t first, count;
-    assay_grid_stage_layers(p->g, p->c, p->at.pp, &first, &count);
+    assay_grid_stage_layers(p->g, p->c, p->at.pp, 0, &first, &count);
     if (p->first) {
         both(p, "embedding_fwd", "embedding_bwd", "embedding");
         row_output(p, "embedding.reduce");

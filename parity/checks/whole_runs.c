@@ -113,7 +113,7 @@ assay_status parity_whole_read_choices(const parity_whole_cache *cache, const pa
     for (int64_t s = 0; s < steps; s++) {
         for (int64_t b = 0; b < c->microbatches; b++) {
             for (int64_t l = 0; l < m->num_layers && c->k * c->tokens > 0; l++) {
-                for (int aux = 0; m->layer_is_moe[l] && aux < 2; aux++) {
+                for (int aux = 0; m->mlp[l] == ASSAY_MLP_MOE && aux < 2; aux++) {
                     ASSAY_TRY(read_choice(c, x, s, b, l, aux));
                     drop_malformed(c, choice_at(c, s, b, l, aux));
                 }

@@ -184,7 +184,7 @@ static assay_status explain_layout(const char *text, const char *model)
     ASSAY_TRY(assay_layout_parse(text, &p));
     ASSAY_TRY(assay_grid_make(&p, &g));
     assay_layout_format(&p, canonical);
-    int *ranks = calloc(ASSAY_MAX_WORLD, sizeof *ranks);
+    int *ranks = calloc((size_t)g.world, sizeof *ranks);
     ASSAY_CHECK(ranks != NULL, ASSAY_OUT_OF_MEMORY, "groups");
     printf("layout %s: %d rank%s, data parallel %d, expert data parallel %d\n", canonical, g.world,
            g.world == 1 ? "" : "s", p.data_parallel_size, g.edp);

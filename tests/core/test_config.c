@@ -240,7 +240,7 @@ Test(core_config, which_layers_are_experts)
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const assay_model_config c = read(rows[i].base, rows[i].change);
         for (int l = 0; l < 4; l++)
-            cr_expect_eq(c.layer_is_moe[l], rows[i].moe[l], "%s layer %d", rows[i].change, l);
+            cr_expect_eq(c.mlp[l] == ASSAY_MLP_MOE, rows[i].moe[l], "%s layer %d", rows[i].change, l);
     }
 }
 

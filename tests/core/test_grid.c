@@ -94,14 +94,14 @@ Test(core_grid, wrong_words_are_named)
         {"TP2", "unknown word 'TP2'"},
         {"spp2", "unknown word 'spp2'"},
         {"sp2", "unknown word 'sp2'"},
-        {"tp99999", "unknown word 'tp99999'"},
+        {"tp999999", "unknown word 'tp999999'"},
         {"1,tp2", "unknown word '1'"},
         {"fsdp2", "unknown word 'fsdp2'"},
         {"tp2,tp2", "'tp' is given twice"},
         {"sp,tp2,sp", "'sp' is given twice"},
         {"zero1,zero0", "'zero' is given twice"},
-        {"tp0", "'tp0': expected tp1 to tp4096"},
-        {"dp4097", "'dp4097': expected dp1 to dp4096"},
+        {"tp0", "'tp0': expected tp1 to tp16384"},
+        {"dp16385", "'dp16385': expected dp1 to dp16384"},
         {"zero4", "'zero4': expected zero0 to zero3"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -130,8 +130,8 @@ Test(core_grid, impossible_grids_are_refused)
         {"ep2,dp3", ASSAY_INVALID_ARGUMENT, "ep*etp = 2 must divide tp*cp*dp = 3"},
         {"ep4,dp2", ASSAY_INVALID_ARGUMENT, "ep*etp = 4 must divide tp*cp*dp = 2"},
         {"tp2,ep2,etp4,dp2", ASSAY_INVALID_ARGUMENT, "ep*etp = 8 must divide tp*cp*dp = 4"},
-        {"tp64,dp65", ASSAY_LIMIT, "4160 ranks, at most 4096"},
-        {"tp4096,dp4096,pp4096,cp4096", ASSAY_LIMIT, "ranks, at most 4096"},
+        {"tp64,dp257", ASSAY_LIMIT, "16448 ranks, at most 16384"},
+        {"tp16384,dp16384,pp16384,cp16384", ASSAY_LIMIT, "ranks, at most 16384"},
         {"ep4096,etp4096", ASSAY_INVALID_ARGUMENT, "ep*etp = 16777216 must divide"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -144,7 +144,7 @@ Test(core_grid, impossible_grids_are_refused)
     assay_grid g;
     expect_ok(assay_layout_parse("1", &p));
     p.context_parallel_size = 0;
-    expect_error(assay_grid_make(&p, &g), ASSAY_INVALID_ARGUMENT, "cp: expected 1 to 4096, found 0");
+    expect_error(assay_grid_make(&p, &g), ASSAY_INVALID_ARGUMENT, "cp: expected 1 to 16384, found 0");
     p.context_parallel_size = 1;
     p.zero_stage = -1;
     expect_error(assay_grid_make(&p, &g), ASSAY_INVALID_ARGUMENT, "zero: expected 0 to 3, found -1");
@@ -189,7 +189,7 @@ Test(core_grid, groups_of_a_known_grid)
     const assay_grid g = grid_of("tp2,sp,dp2,pp2,ep2");
     cr_assert_eq(g.world, 8);
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
-        int members[ASSAY_MAX_WORLD], index = -5;
+        int members[8], index = -5;
         const char *name = assay_group_name(rows[i].kind);
         cr_expect_eq(assay_grid_group(&g, rows[i].kind, rows[i].rank, members, &index), rows[i].count, "%s",
                      name);
@@ -206,7 +206,8 @@ Test(core_grid, groups_partition_the_ranks)
         const assay_grid g = grid_of(layouts[l]);
         for (int kind = 0; kind < ASSAY_GROUP_COUNT; kind++) {
             for (int rank = 0; rank < g.world; rank++) {
-                int members[ASSAY_MAX_WORLD], theirs[ASSAY_MAX_WORLD], index, other;
+                int members[128], theirs[128], index, other;
+                cr_assert(g.world <= 128);
                 const int n = assay_grid_group(&g, (assay_group)kind, rank, members, &index);
                 if (n == 0) {
                     cr_expect_eq(index, -1);
@@ -223,6 +224,106 @@ Test(core_grid, groups_partition_the_ranks)
                 }
             }
         }
+    }
+}
+
+/* Whether two ranks are in the same group, from the definition: every coordinate that the group does not span is
+ * equal. */
+static bool same_group(const assay_grid *g, assay_group kind, const assay_coords *a, const assay_coords *b)
+{
+    const int last = g->p.pipeline_model_parallel_size - 1;
+    const bool tp = a->tp == b->tp, cp = a->cp == b->cp, dp = a->dp == b->dp, pp = a->pp == b->pp;
+    switch (kind) {
+    case ASSAY_GROUP_WORLD:
+        return true;
+    case ASSAY_GROUP_TP:
+        return cp && dp && pp;
+    case ASSAY_GROUP_CP:
+        return tp && dp && pp;
+    case ASSAY_GROUP_DP:
+        return tp && cp && pp;
+    case ASSAY_GROUP_DP_CP:
+        return tp && pp;
+    case ASSAY_GROUP_TP_CP:
+        return dp && pp;
+    case ASSAY_GROUP_TP_DP_CP:
+        return pp;
+    case ASSAY_GROUP_PP:
+        return tp && cp && dp;
+    case ASSAY_GROUP_EP:
+        return a->etp == b->etp && a->edp == b->edp && pp;
+    case ASSAY_GROUP_ETP:
+        return a->ep == b->ep && a->edp == b->edp && pp;
+    case ASSAY_GROUP_EDP:
+        return a->etp == b->etp && a->ep == b->ep && pp;
+    case ASSAY_GROUP_MODEL:
+        return cp && dp;
+    case ASSAY_GROUP_EMBEDDING:
+        return tp && cp && dp && (a->pp == 0 || a->pp == last) && (b->pp == 0 || b->pp == last);
+    case ASSAY_GROUP_COUNT:
+        break;
+    }
+    return false;
+}
+
+/* The group of `rank` by asking every rank of the world. */
+static void expect_brute_force(const assay_grid *g, const char *layout, assay_group kind, int rank)
+{
+    const assay_group_shape shape = assay_grid_group_shape(g, kind, rank);
+    assay_coords mine, other;
+    int count = 0;
+    assay_grid_coords(g, rank, &mine);
+    for (int r = 0; r < g->world; r++) {
+        assay_grid_coords(g, r, &other);
+        const bool member = same_group(g, kind, &mine, &other);
+        cr_assert_eq(assay_group_index(&shape, r), member ? count : -1, "%s %s of %d: rank %d", layout,
+                     assay_group_name(kind), rank, r);
+        if (member)
+            cr_assert_eq(assay_group_member(&shape, count++), r, "%s %s of %d", layout,
+                         assay_group_name(kind), rank);
+    }
+    cr_assert_eq(shape.size, count, "%s %s of %d", layout, assay_group_name(kind), rank);
+    cr_assert_eq(assay_group_index(&shape, -1), -1);
+    cr_assert_eq(assay_group_index(&shape, g->world), -1);
+}
+
+Test(core_grid, groups_in_closed_form_are_those_of_brute_force)
+{
+    for (int l = 0; l < N_LAYOUTS; l++) {
+        const assay_grid g = grid_of(layouts[l]);
+        for (int kind = 0; kind < ASSAY_GROUP_COUNT; kind++)
+            for (int rank = 0; rank < g.world; rank++)
+                expect_brute_force(&g, layouts[l], (assay_group)kind, rank);
+    }
+}
+
+Test(core_grid, groups_of_16384_ranks)
+{
+    static const char layout[] = "tp8,sp,cp2,pp16,vpp2,ep32,etp2,dp64,zero1";
+    const assay_grid g = grid_of(layout);
+    cr_assert_eq(g.world, 16384);
+    for (int kind = 0; kind < ASSAY_GROUP_COUNT; kind++)
+        for (int rank = 0; rank < g.world; rank += 1021)
+            expect_brute_force(&g, layout, (assay_group)kind, rank);
+    expect_brute_force(&g, layout, ASSAY_GROUP_EMBEDDING, 16383);
+}
+
+Test(core_grid, every_axis_has_its_group)
+{
+    for (int l = 0; l < N_LAYOUTS; l++) {
+        const assay_grid g = grid_of(layouts[l]);
+        for (int a = ASSAY_AXIS_NONE + 1; a < ASSAY_AXIS_COUNT; a++) {
+            const assay_axis axis = (assay_axis)a;
+            const assay_group kind = assay_axis_group(axis);
+            cr_expect_str_eq(assay_axis_name(axis), assay_group_name(kind));
+            for (int rank = 0; rank < g.world; rank++) {
+                const assay_group_shape shape = assay_grid_group_shape(&g, kind, rank);
+                cr_expect_eq(shape.size, g.size[axis], "%s %s", layouts[l], assay_axis_name(axis));
+                cr_expect_eq(assay_group_index(&shape, rank), assay_grid_coord(&g, axis, rank), "%s %s",
+                             layouts[l], assay_axis_name(axis));
+            }
+        }
+        cr_expect_eq(assay_grid_coord(&g, ASSAY_AXIS_NONE, g.world - 1), 0);
     }
 }
 
@@ -282,7 +383,7 @@ static assay_model_config small_model(void)
     c.ffn_hidden_size = 12;
     c.num_moe_experts = 6;
     c.moe_shared_expert_intermediate_size = 8;
-    c.layer_is_moe[1] = c.layer_is_moe[3] = true;
+    c.mlp[1] = c.mlp[3] = ASSAY_MLP_MOE;
     return c;
 }
 
@@ -318,7 +419,7 @@ Test(core_grid, what_does_not_divide_the_model_is_named)
     expect_error(assay_grid_check_model(&tp2, &c), ASSAY_INVALID_ARGUMENT,
                  "tp2 does not divide 13 rows of ffn");
     for (int l = 0; l < 4; l++)
-        c.layer_is_moe[l] = true;
+        c.mlp[l] = ASSAY_MLP_MOE;
     expect_ok(assay_grid_check_model(&tp2, &c));
     c.moe_shared_expert_intermediate_size = 7;
     expect_error(assay_grid_check_model(&tp2, &c), ASSAY_INVALID_ARGUMENT, "7 rows of the shared expert");
@@ -337,12 +438,41 @@ Test(core_grid, stages_hold_every_layer_once)
         int64_t next = 0;
         for (int pp = 0; pp < g.p.pipeline_model_parallel_size; pp++) {
             int64_t first, count;
-            assay_grid_stage_layers(&g, &c, pp, &first, &count);
+            assay_grid_stage_layers(&g, &c, pp, 0, &first, &count);
             cr_expect_eq(first, next);
             next += count;
         }
         cr_expect_eq(next, c.num_layers);
     }
+}
+
+/* Megatron-LM's interleaving: chunk 0 of every stage, then chunk 1 of every stage, ... */
+Test(core_grid, chunks_hold_every_layer_once_in_virtual_stage_order)
+{
+    static const char *const stages[] = {"1", "pp2", "pp2,vpp2", "pp2,vpp3", "pp4,vpp3"};
+    assay_model_config c = small_model();
+    c.num_layers = 24;
+    for (size_t i = 0; i < sizeof stages / sizeof stages[0]; i++) {
+        const assay_grid g = grid_of(stages[i]);
+        int64_t next = 0;
+        expect_ok(assay_grid_check_cut(&g, &c));
+        for (int chunk = 0; chunk < g.p.virtual_pipeline_model_parallel_size; chunk++)
+            for (int pp = 0; pp < g.p.pipeline_model_parallel_size; pp++) {
+                int64_t first, count;
+                assay_grid_stage_layers(&g, &c, pp, chunk, &first, &count);
+                cr_expect_eq(first, next, "%s", stages[i]);
+                for (int64_t l = first; l < first + count; l++) {
+                    int its_pp, its_chunk;
+                    assay_grid_layer_stage(&g, &c, l, &its_pp, &its_chunk);
+                    cr_expect(its_pp == pp && its_chunk == chunk, "%s layer %lld", stages[i], (long long)l);
+                }
+                next += count;
+            }
+        cr_expect_eq(next, c.num_layers);
+    }
+    const assay_grid g = grid_of("pp4,vpp5");
+    expect_error(assay_grid_check_cut(&g, &c), ASSAY_INVALID_ARGUMENT,
+                 "pp4,vpp5: 20 virtual stages do not divide 24 layers");
 }
 
 Test(core_grid, split_is_balanced_and_complete)

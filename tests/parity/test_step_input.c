@@ -276,7 +276,7 @@ Test(step_input, layouts_that_are_none)
         {"--layout tp99999999999", {"error: layout 'tp99999999999'"}},
         {"--layout sp", {"sp needs tp of at least 2", "found tp1"}},
         {"--layout 1,tp2", {"unknown word '1'"}},
-        {"--layout tp4096,dp4096", {"4096"}},
+        {"--layout tp16384,dp16384", {"16384"}},
     };
     REFUSE_ARGUMENTS("llama", "batch", cases, NULL);
 }

@@ -1,0 +1,86 @@
+/* The sequence map: zig-zag pieces over cp, then pieces over tp. */
+#include "core/model/sequence.h"
+
+static void append(assay_sequence *q, int64_t start, int64_t length)
+{
+    if (length == 0)
+        return;
+    q->length += length;
+    if (q->n_segments > 0) {
+        assay_segment *last = &q->segments[q->n_segments - 1];
+        if (last->start + last->length == start) {
+            last->length += length;
+            return;
+        }
+    }
+    q->segments[q->n_segments++] = (assay_segment){.start = start, .length = length};
+}
+
+/* Rows [first, first + length) of q in its local order. */
+static void cut(assay_sequence *out, const assay_sequence *q, int64_t first, int64_t length)
+{
+    *out = (assay_sequence){.n_segments = 0};
+    for (int i = 0; i < q->n_segments && length > 0; i++) {
+        const assay_segment s = q->segments[i];
+        if (first >= s.length) {
+            first -= s.length;
+            continue;
+        }
+        const int64_t take = length < s.length - first ? length : s.length - first;
+        append(out, s.start + first, take);
+        first = 0;
+        length -= take;
+    }
+}
+
+assay_status assay_sequence_map_make(const assay_grid *g, int rank, int64_t s, assay_sequence_map *out)
+{
+    ASSAY_CHECK(rank >= 0 && rank < g->world, ASSAY_INVALID_ARGUMENT, "sequence: rank %d of a world of %d",
+                rank, g->world);
+    ASSAY_CHECK(s >= 0, ASSAY_INVALID_ARGUMENT, "sequence: %lld positions, expected at least 0",
+                (long long)s);
+    const int chunks = 2 * g->size[ASSAY_AXIS_CP], cp = assay_grid_coord(g, ASSAY_AXIS_CP, rank);
+    const int mine[2] = {cp, chunks - 1 - cp};
+    *out = (assay_sequence_map){.global_length = s};
+    for (int i = 0; i < 2; i++) {
+        int64_t start, length;
+        assay_split(s, chunks, mine[i], &start, &length);
+        append(&out->region, start, length);
+    }
+    int64_t length;
+    assay_split(out->region.length, g->size[ASSAY_AXIS_TP], assay_grid_coord(g, ASSAY_AXIS_TP, rank),
+                &out->shard_first, &length);
+    cut(&out->shard, &out->region, out->shard_first, length);
+    return ASSAY_OK;
+}
+
+int64_t assay_sequence_position(const assay_sequence *q, int64_t i)
+{
+    for (int k = 0; k < q->n_segments && i >= 0; k++) {
+        if (i < q->segments[k].length)
+            return q->segments[k].start + i;
+        i -= q->segments[k].length;
+    }
+    return -1;
+}
+
+int64_t assay_sequence_row(const assay_sequence *q, int64_t position)
+{
+    int64_t before = 0;
+    for (int k = 0; k < q->n_segments; k++) {
+        const assay_segment s = q->segments[k];
+        if (position >= s.start && position < s.start + s.length)
+            return before + position - s.start;
+        before += s.length;
+    }
+    return -1;
+}
+
+void assay_sequence_place(const assay_sequence *q, int64_t global_length, assay_shard *shard, int dim)
+{
+    shard->global_shape[dim] = global_length;
+    shard->local_shape[dim] = q->length;
+    shard->n_segments[dim] = q->n_segments;
+    for (int k = 0; k < q->n_segments; k++)
+        shard->segments[dim][k] = q->segments[k];
+}
