@@ -5,6 +5,7 @@
 #include "core/files/tensorfile.h"
 #include "gpu/model.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -127,7 +128,9 @@ static void draw_piece(const assay_param_spec *spec, const assay_shard *s, uint6
 {
     const int64_t n = assay_shard_count(s);
     const uint64_t stream = assay_name_hash(spec->name);
-    const double scale = spec->init_std * ASSAY_PHILOX_UNIT;
+    const double std =
+        spec->init_residuals > 0 ? spec->init_std / sqrt((double)spec->init_residuals) : spec->init_std;
+    const double scale = std * ASSAY_PHILOX_UNIT;
     for (int64_t i = 0; i < n; i++) {
         if (spec->init == ASSAY_INIT_ONE || spec->init == ASSAY_INIT_ZERO)
             piece[i] = spec->init == ASSAY_INIT_ONE ? 1.0f : 0.0f;

@@ -59,7 +59,7 @@ assay_status ref_ranks_rope(ref_pass *p, ref_tensor *y, const ref_tensor *x, con
     EACH_RANK(p, r)
     {
         ASSAY_TRY(ref_piece_new(&p->arena, &y->at[r], x->at[r].rows, x->at[r].cols));
-        ref_rope_fwd(y->at[r].x, x->at[r].x, e->rope_cos, e->rope_sin, e->position,
+        ref_rope_fwd(y->at[r].x, x->at[r].x, e->rope_cos, e->rope_sin, p->ranks[r].position,
                      assay_config_rotary_dim(e->config), x->at[r].rows, x->heads, head_dim(p));
     }
     return ref_store(p, y, REF_STORE_ACT);
@@ -72,39 +72,40 @@ assay_status ref_ranks_rope_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor *d
     EACH_RANK(p, r)
     {
         ASSAY_TRY(ref_piece_new(&p->arena, &dx->at[r], x->at[r].rows, x->at[r].cols));
-        ref_rope_bwd(dx->at[r].x, dy->at[r].x, e->rope_cos, e->rope_sin, e->position,
+        ref_rope_bwd(dx->at[r].x, dy->at[r].x, e->rope_cos, e->rope_sin, p->ranks[r].position,
                      assay_config_rotary_dim(e->config), x->at[r].rows, x->heads, head_dim(p));
     }
     return ref_store(p, dx, REF_STORE_ACT);
 }
 
-/* Whole sequences of every row of the batch, causal, this layer's window. */
-static ref_attention_desc describe(const ref_pass *p, int64_t heads, int64_t groups)
+/* Rank r's positions of every row of the batch, causal, this layer's window. */
+static ref_attention_desc describe(const ref_pass *p, int r, int64_t heads, int64_t groups)
 {
     const ref_engine *e = p->e;
+    const int64_t length = p->ranks[r].sequence.region.length;
     return (ref_attention_desc){
         .batch = e->batch,
-        .seq_q = e->seq,
-        .seq_k = e->seq,
+        .seq_q = length,
+        .seq_k = length,
         .heads = heads,
         .groups = groups,
         .head_dim = head_dim(p),
         .head_dim_v = head_dim(p),
         .scale = 1.0 / sqrt((double)head_dim(p)),
         .window = e->config->window[p->layer],
-        .q_position = e->position,
-        .k_position = e->position,
+        .q_position = p->ranks[r].position,
+        .k_position = p->ranks[r].position,
     };
 }
 
 assay_status ref_ranks_attention(ref_pass *p, ref_tensor *o, ref_tensor *lse, const ref_tensor *q,
                                  const ref_tensor *k, const ref_tensor *v)
 {
-    const ref_attention_desc d = describe(p, q->heads, k->heads);
     ASSAY_TRY(ref_new(p, o, "self_attention.core_attention", "o"));
     ASSAY_TRY(ref_new(p, lse, "self_attention.core_attention", "lse"));
     EACH_RANK(p, r)
     {
+        const ref_attention_desc d = describe(p, r, q->heads, k->heads);
         ASSAY_TRY(ref_piece_new(&p->arena, &o->at[r], q->at[r].rows, q->at[r].cols));
         ASSAY_TRY(ref_piece_new(&p->arena, &lse->at[r], q->at[r].rows, q->heads));
         ref_attention_fwd(o->at[r].x, lse->at[r].x, q->at[r].x, k->at[r].x, v->at[r].x, &d);
@@ -117,12 +118,12 @@ assay_status ref_ranks_attention_bwd(ref_pass *p, ref_tensor *dq, ref_tensor *dk
                                      const ref_tensor *dout, const ref_tensor *q, const ref_tensor *k,
                                      const ref_tensor *v, const ref_tensor *o, const ref_tensor *lse)
 {
-    const ref_attention_desc d = describe(p, q->heads, k->heads);
     ASSAY_TRY(ref_new_grad(p, dq, q, NULL));
     ASSAY_TRY(ref_new_grad(p, dk, k, NULL));
     ASSAY_TRY(ref_new_grad(p, dv, v, NULL));
     EACH_RANK(p, r)
     {
+        const ref_attention_desc d = describe(p, r, q->heads, k->heads);
         ASSAY_TRY(ref_piece_new(&p->arena, &dq->at[r], q->at[r].rows, q->at[r].cols));
         ASSAY_TRY(ref_piece_new(&p->arena, &dk->at[r], k->at[r].rows, k->at[r].cols));
         ASSAY_TRY(ref_piece_new(&p->arena, &dv->at[r], v->at[r].rows, v->at[r].cols));
@@ -144,7 +145,7 @@ assay_status ref_attention_branch(ref_pass *p, ref_attention_acts *a, ref_tensor
     ref_tensor projected, branch;
     a->hidden = *hidden;
     ASSAY_TRY(ref_ranks_rmsnorm(p, &a->normed, &a->rstd, hidden, w->input_layernorm, "input_layernorm"));
-    ASSAY_TRY(ref_tp_enter(p, &a->whole, &a->normed, sp, "self_attention.gather"));
+    ASSAY_TRY(ref_column_parallel_input(p, &a->whole, &a->normed, sp, "self_attention.gather"));
     ASSAY_TRY(ref_ranks_linear(p, &a->qkv, &a->whole, w->qkv, w->qkv_bias, false, "self_attention.linear_qkv",
                                REF_STORE_ACT));
     ASSAY_TRY(ref_ranks_qkv_split(p, &a->q, &a->k, &a->v, &a->qkv));
@@ -161,7 +162,7 @@ assay_status ref_attention_branch(ref_pass *p, ref_attention_acts *a, ref_tensor
     ASSAY_TRY(ref_ranks_attention(p, &a->o, &a->lse, &a->q_rotated, &a->k_rotated, &a->v));
     ASSAY_TRY(ref_ranks_linear(p, &projected, &a->o, w->proj, w->proj_bias, true,
                                "self_attention.linear_proj", REF_STORE_ACT));
-    ASSAY_TRY(ref_tp_leave(p, &branch, &projected, sp, "self_attention.reduce"));
+    ASSAY_TRY(ref_row_parallel_output(p, &branch, &projected, sp, "self_attention.reduce"));
     return ref_ranks_add(p, out, hidden, &branch, "self_attention.residual");
 }
 
@@ -171,7 +172,7 @@ assay_status ref_attention_branch_bwd(ref_pass *p, ref_tensor *dhidden, const re
     const ref_layer_params *w = &p->e->layer[p->layer];
     const bool sp = p->e->grid.p.sequence_parallel;
     ref_tensor dprojected, d_o, dq, dk, dv, dq_normed, dk_normed, dqkv, dwhole, dnormed, dx;
-    ASSAY_TRY(ref_tp_leave_bwd(p, &dprojected, dout, sp, "self_attention.reduce"));
+    ASSAY_TRY(ref_row_parallel_output_bwd(p, &dprojected, dout, sp, "self_attention.reduce"));
     ASSAY_TRY(ref_ranks_linear_bwd(p, &d_o, &dprojected, &a->o, w->proj, w->proj_bias, NULL));
     ASSAY_TRY(
         ref_ranks_attention_bwd(p, &dq, &dk, &dv, &d_o, &a->q_rotated, &a->k_rotated, &a->v, &a->o, &a->lse));
@@ -186,7 +187,7 @@ assay_status ref_attention_branch_bwd(ref_pass *p, ref_tensor *dhidden, const re
     }
     ASSAY_TRY(ref_ranks_qkv_split_bwd(p, &dqkv, &dq, &dk, &dv, &a->qkv));
     ASSAY_TRY(ref_ranks_linear_bwd(p, &dwhole, &dqkv, &a->whole, w->qkv, w->qkv_bias, NULL));
-    ASSAY_TRY(ref_tp_enter_bwd(p, &dnormed, &dwhole, sp, "self_attention"));
+    ASSAY_TRY(ref_column_parallel_input_bwd(p, &dnormed, &dwhole, sp, "self_attention"));
     ASSAY_TRY(
         ref_ranks_rmsnorm_bwd(p, &dx, &dnormed, &a->hidden, &a->rstd, w->input_layernorm, "input_layernorm"));
     return ref_ranks_add_grad(p, dhidden, dout, &dx, &a->hidden);

@@ -65,10 +65,21 @@ static assay_status find_params(ref_engine *e)
 
 /* --- ranks -------------------------------------------------------------------------------------------------- */
 
+/* Token t = s*B + b of the region is at the position of its local row s. */
+static assay_status make_positions(ref_rank *rank)
+{
+    const int64_t batch = rank->plan.n_rows, tokens = rank->sequence.region.length * batch;
+    rank->position = calloc((size_t)tokens + 1, sizeof *rank->position);
+    ASSAY_CHECK(rank->position, ASSAY_OUT_OF_MEMORY, "out of memory: %lld positions", (long long)tokens);
+    for (int64_t t = 0; t < tokens; t++)
+        rank->position[t] = assay_sequence_position(&rank->sequence.region, t / batch);
+    return ASSAY_OK;
+}
+
 static assay_status make_ranks(ref_engine *e)
 {
     const assay_batches *b = e->run->batches;
-    const int tp = e->grid.p.tensor_model_parallel_size, dp = e->grid.p.data_parallel_size;
+    const int dp = e->grid.p.data_parallel_size;
     const size_t n_counts = (size_t)(e->config->num_layers * e->config->num_moe_experts);
     e->ranks = calloc((size_t)e->grid.world, sizeof *e->ranks);
     ASSAY_CHECK(e->ranks, ASSAY_OUT_OF_MEMORY, "out of memory: %d ranks", e->grid.world);
@@ -77,7 +88,8 @@ static assay_status make_ranks(ref_engine *e)
         rank->rank = r;
         assay_grid_coords(&e->grid, r, &rank->at);
         ASSAY_TRY(assay_batch_plan_make(b->microbatches, b->b, dp, rank->at.dp, &rank->plan));
-        assay_split(b->s, tp, rank->at.tp, &rank->seq_start, &rank->seq_rows);
+        ASSAY_TRY(assay_sequence_map_make(&e->grid, r, b->s, &rank->sequence));
+        ASSAY_TRY(make_positions(rank));
         rank->params = calloc((size_t)e->spec->n_params, sizeof *rank->params);
         rank->expert_counts = calloc(n_counts + 1, sizeof *rank->expert_counts);
         ASSAY_CHECK(rank->params && rank->expert_counts, ASSAY_OUT_OF_MEMORY,
@@ -85,8 +97,14 @@ static assay_status make_ranks(ref_engine *e)
     }
     e->seq = b->s;
     e->batch = e->ranks[0].plan.n_rows;
-    e->slots = e->ranks[0].plan.n_microbatches;
+    e->microbatches = e->ranks[0].plan.n_microbatches;
     e->stage_ranks = e->grid.world / e->grid.p.pipeline_model_parallel_size;
+    e->send = calloc((size_t)e->grid.world, sizeof *e->send);
+    e->recv = calloc((size_t)e->grid.world, sizeof *e->recv);
+    e->counts = calloc((size_t)e->grid.world, sizeof *e->counts);
+    e->integers = calloc((size_t)e->grid.world, sizeof *e->integers);
+    ASSAY_CHECK(e->send && e->recv && e->counts && e->integers, ASSAY_OUT_OF_MEMORY,
+                "out of memory: %d ranks", e->grid.world);
     return ASSAY_OK;
 }
 
@@ -100,21 +118,27 @@ static assay_status make_rope(ref_engine *e)
                              .low_freq_factor = c->rope_low_freq_factor,
                              .high_freq_factor = c->rope_high_freq_factor,
                              .original_max_position_embeddings = c->rope_original_max_position_embeddings};
-    const int64_t n = e->seq * (d.rotary_dim / 2), tokens = e->seq * e->batch;
+    const int64_t n = e->seq * (d.rotary_dim / 2);
     ref_policy unperturbed = e->run->policy; /* the table is data, the same in every run */
     unperturbed.perturb = 0.0;
     e->n_positions = e->seq;
     e->rope_cos = calloc((size_t)n + 1, sizeof(double));
     e->rope_sin = calloc((size_t)n + 1, sizeof(double));
-    e->position = calloc((size_t)tokens + 1, sizeof(int64_t));
-    ASSAY_CHECK(e->rope_cos && e->rope_sin && e->position, ASSAY_OUT_OF_MEMORY,
-                "out of memory: %lld positions", (long long)e->seq);
+    ASSAY_CHECK(e->rope_cos && e->rope_sin, ASSAY_OUT_OF_MEMORY, "out of memory: %lld positions",
+                (long long)e->seq);
     ref_rope_table(e->rope_cos, e->rope_sin, &d, e->n_positions);
     ref_policy_store(&unperturbed, REF_STORE_F32, "rope.cos", 0, -1, e->rope_cos, n);
     ref_policy_store(&unperturbed, REF_STORE_F32, "rope.sin", 0, -1, e->rope_sin, n);
-    for (int64_t t = 0; t < tokens; t++)
-        e->position[t] = t / e->batch;
     return ASSAY_OK;
+}
+
+/* Interleaved pipelines run here before the engine has them; the commands ask assay_grid_check_model first. */
+static assay_status check_layout(const assay_grid *g, const assay_model_config *c)
+{
+    assay_grid plain = *g;
+    plain.p.virtual_pipeline_model_parallel_size = 1;
+    ASSAY_TRY(assay_grid_check_model(&plain, c));
+    return assay_grid_check_cut(g, c);
 }
 
 assay_status ref_engine_make(ref_engine *e, const ref_run_config *run, double *const *weights)
@@ -124,7 +148,7 @@ assay_status ref_engine_make(ref_engine *e, const ref_run_config *run, double *c
                       .config = &run->spec->config,
                       .options = *run->options,
                       .grid = run->grid};
-    ASSAY_TRY(assay_grid_check_model(&e->grid, e->config));
+    ASSAY_TRY(check_layout(&e->grid, e->config));
     ASSAY_TRY(find_params(e));
     ASSAY_TRY(make_ranks(e));
     ASSAY_TRY(make_rope(e));
@@ -140,14 +164,19 @@ assay_status ref_engine_make(ref_engine *e, const ref_run_config *run, double *c
 void ref_engine_free(ref_engine *e)
 {
     ref_free_params(e);
-    for (int r = 0; e->ranks && r < e->grid.world; r++)
+    for (int r = 0; e->ranks && r < e->grid.world; r++) {
         free(e->ranks[r].expert_counts);
+        free(e->ranks[r].position);
+    }
     free(e->ranks);
     free(e->layer);
     free(e->rope_cos);
     free(e->rope_sin);
-    free(e->position);
     free(e->logits);
+    free(e->send);
+    free(e->recv);
+    free(e->counts);
+    free(e->integers);
     *e = (ref_engine){0};
 }
 
@@ -155,7 +184,7 @@ void ref_engine_free(ref_engine *e)
 
 int64_t ref_pass_microbatch(const ref_pass *p, int r)
 {
-    return p->ranks[r].plan.first_microbatch + p->slot;
+    return p->ranks[r].plan.first_microbatch + p->microbatch;
 }
 
 void ref_pass_name(const ref_pass *p, const char *instance, const char *slot, char out[ASSAY_NAME])
@@ -163,13 +192,23 @@ void ref_pass_name(const ref_pass *p, const char *instance, const char *slot, ch
     snprintf(out, ASSAY_NAME, "%s%s.%s", p->prefix, instance, slot);
 }
 
-int ref_pass_group(const ref_pass *p, assay_group kind, int r, int members[ASSAY_MAX_WORLD])
+assay_group_shape ref_pass_group(const ref_pass *p, assay_group kind, int r)
 {
-    int index;
-    const int n = assay_grid_group(&p->e->grid, kind, p->ranks[r].rank, members, &index);
-    for (int i = 0; i < n; i++)
-        members[i] -= p->ranks[0].rank;
-    return index == 0 ? n : 0;
+    assay_group_shape g = assay_grid_group_shape(&p->e->grid, kind, p->ranks[r].rank);
+    if (g.start != p->ranks[r].rank)
+        return (assay_group_shape){.start = -1};
+    g.start = r;
+    return g;
+}
+
+int64_t ref_pass_region_tokens(const ref_pass *p, int r)
+{
+    return p->ranks[r].sequence.region.length * p->e->batch;
+}
+
+int64_t ref_pass_shard_tokens(const ref_pass *p, int r)
+{
+    return p->ranks[r].sequence.shard.length * p->e->batch;
 }
 
 ref_param *ref_pass_param(const ref_pass *p, int r, int64_t param)

@@ -2,6 +2,7 @@
 #ifndef REF_ENGINE_H
 #define REF_ENGINE_H
 
+#include "core/model/sequence.h"
 #include "ref/ops.h"
 #include "ref/policy.h"
 #include "ref/tensor.h"
@@ -21,7 +22,8 @@ typedef struct ref_rank {
     int rank; /* in the world */
     assay_coords at;
     assay_batch_plan plan;
-    int64_t seq_start, seq_rows; /* this tp rank's piece of the sequence, in s */
+    assay_sequence_map sequence; /* the positions that it holds, core/model/sequence.h */
+    int64_t *position;           /* [S_local*B] position of each token of the region */
     ref_param *params;           /* [n_params] */
     int64_t *expert_counts;      /* [layers, E] tokens sent to each expert in this step */
     double loss_sum;             /* sum of token losses of the step (last stage; equal on all tp ranks) */
@@ -44,22 +46,24 @@ typedef struct ref_engine {
     int stage_ranks;                            /* ranks of one pipeline stage */
     ref_rank *ranks;                            /* [world]; stage p is ranks[p*stage_ranks ...] */
     int64_t seq, batch;                         /* S and B of one pass */
-    int64_t slots;                              /* passes of a step on each stage */
+    int64_t microbatches;                       /* of a step on each stage: one dp rank's share */
     ref_layer_params *layer;                    /* [num_layers] */
     int64_t embedding, final_layernorm, output; /* rows of the table; output = embedding when tied */
     int64_t n_positions;
     double *rope_cos, *rope_sin; /* [n_positions, R/2] */
-    int64_t *position;           /* [S*B] position of a token */
     double ce_scale;             /* 1 / targets of the step */
     double *logits;              /* [b,s,v] whole, NULL when not wanted */
+    /* arguments of one collective: buffers and counts of the members of a group, [world] each */
+    double **send, **recv;
+    int64_t *counts, **integers;
 } ref_engine;
 
-/* What one microbatch needs while it is on a stage: its place, and the memory of its activations. */
+/* What one microbatch needs while it is on a virtual stage: its place, and the memory of its activations. */
 typedef struct ref_pass {
     ref_engine *e;
-    int stage, n;    /* n ranks of the stage */
-    ref_rank *ranks; /* [n] */
-    int64_t step, slot;
+    int stage, chunk, n;      /* chunk: virtual stage of the pipeline stage; n ranks of the stage */
+    ref_rank *ranks;          /* [n] */
+    int64_t step, microbatch; /* number among this dp rank's microbatches */
     assay_phase phase;
     int64_t layer;   /* -1 outside the decoder */
     char prefix[40]; /* "decoder.layers.3." or "" */
@@ -73,9 +77,12 @@ void ref_engine_free(ref_engine *e);
 int64_t ref_pass_microbatch(const ref_pass *p, int r);
 /* PREFIX + instance + "." + slot */
 void ref_pass_name(const ref_pass *p, const char *instance, const char *slot, char out[ASSAY_NAME]);
-/* Members of the group of `kind` whose first member is rank r of the stage, as stage-local numbers; 0 when r
- * is not the first member: a loop over r visits every group once. */
-int ref_pass_group(const ref_pass *p, assay_group kind, int r, int members[ASSAY_MAX_WORLD]);
+/* The group of `kind` whose first member is rank r of the stage, in stage-local numbers; of size 0 when r is not
+ * the first member: a loop over r visits every group once. */
+assay_group_shape ref_pass_group(const ref_pass *p, assay_group kind, int r);
+/* Tokens of rank r in attention and tensor-parallel regions, and in its sequence-parallel piece of them. */
+int64_t ref_pass_region_tokens(const ref_pass *p, int r);
+int64_t ref_pass_shard_tokens(const ref_pass *p, int r);
 /* Local rows of the table entry on rank r: weight, gradient. */
 ref_param *ref_pass_param(const ref_pass *p, int r, int64_t param);
 

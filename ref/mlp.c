@@ -22,11 +22,11 @@ assay_status ref_mlp_fwd(ref_pass *p, ref_mlp_acts *a, ref_tensor *y, const ref_
 {
     const mlp_names n = names_of(w);
     ref_tensor partial;
-    ASSAY_TRY(ref_tp_enter(p, &a->whole, x, w->sp, n.gather));
+    ASSAY_TRY(ref_column_parallel_input(p, &a->whole, x, w->sp, n.gather));
     ASSAY_TRY(ref_ranks_linear(p, &a->fc1, &a->whole, w->fc1, w->fc1_bias, false, n.fc1, REF_STORE_ACT));
     ASSAY_TRY(ref_ranks_swiglu(p, &a->activated, &a->fc1, NULL, n.activation));
     ASSAY_TRY(ref_ranks_linear(p, &partial, &a->activated, w->fc2, w->fc2_bias, true, n.fc2, REF_STORE_ACT));
-    return ref_tp_leave(p, y, &partial, w->sp, n.reduce);
+    return ref_row_parallel_output(p, y, &partial, w->sp, n.reduce);
 }
 
 assay_status ref_mlp_bwd(ref_pass *p, ref_tensor *dx, const ref_mlp_acts *a, const ref_tensor *dy,
@@ -34,9 +34,9 @@ assay_status ref_mlp_bwd(ref_pass *p, ref_tensor *dx, const ref_mlp_acts *a, con
 {
     const mlp_names n = names_of(w);
     ref_tensor dpartial, dactivated, dfc1, dwhole;
-    ASSAY_TRY(ref_tp_leave_bwd(p, &dpartial, dy, w->sp, n.reduce));
+    ASSAY_TRY(ref_row_parallel_output_bwd(p, &dpartial, dy, w->sp, n.reduce));
     ASSAY_TRY(ref_ranks_linear_bwd(p, &dactivated, &dpartial, &a->activated, w->fc2, w->fc2_bias, NULL));
     ASSAY_TRY(ref_ranks_swiglu_bwd(p, &dfc1, NULL, &dactivated, &a->fc1, NULL));
     ASSAY_TRY(ref_ranks_linear_bwd(p, &dwhole, &dfc1, &a->whole, w->fc1, w->fc1_bias, instance));
-    return ref_tp_enter_bwd(p, dx, &dwhole, w->sp, w->instance);
+    return ref_column_parallel_input_bwd(p, dx, &dwhole, w->sp, w->instance);
 }

@@ -6,12 +6,14 @@
 
 static bool is_first(const ref_pass *p)
 {
-    return p->stage == 0;
+    return p->stage == 0 && p->chunk == 0;
 }
 
 static bool is_last(const ref_pass *p)
 {
-    return p->stage == p->e->grid.p.pipeline_model_parallel_size - 1;
+    const assay_parallel_config *g = &p->e->grid.p;
+    return p->stage == g->pipeline_model_parallel_size - 1 &&
+           p->chunk == g->virtual_pipeline_model_parallel_size - 1;
 }
 
 static void enter_layer(ref_pass *p, int64_t layer)
@@ -36,14 +38,14 @@ static assay_status load_tokens(ref_pass *p, ref_stage_acts *a)
         const int64_t first = p->ranks[r].plan.first_row, m = ref_pass_microbatch(p, r);
         const int64_t *ids = assay_batches_ids(batches, p->step, m) + first * s_all;
         const int64_t *labels = assay_batches_labels(batches, p->step, m) + first * s_all;
-        ASSAY_TRY(ref_int_piece_new(&p->arena, &a->ids.at[r], s_all * b_all, 1));
-        ASSAY_TRY(ref_int_piece_new(&p->arena, &a->targets.at[r], s_all * b_all, 1));
-        for (int64_t s = 0; s < s_all; s++)
-            for (int64_t b = 0; b < b_all; b++) {
-                const int64_t t = s * b_all + b, at = b * s_all + s;
-                a->ids.at[r].x[t] = ids[at];
-                a->targets.at[r].x[t] = s + 1 < s_all ? labels[at + 1] : ASSAY_IGNORE_INDEX;
-            }
+        const int64_t tokens = ref_pass_region_tokens(p, r);
+        ASSAY_TRY(ref_int_piece_new(&p->arena, &a->ids.at[r], tokens, 1));
+        ASSAY_TRY(ref_int_piece_new(&p->arena, &a->targets.at[r], tokens, 1));
+        for (int64_t t = 0; t < tokens; t++) {
+            const int64_t s = p->ranks[r].position[t], at = t % b_all * s_all + s;
+            a->ids.at[r].x[t] = ids[at];
+            a->targets.at[r].x[t] = s + 1 < s_all ? labels[at + 1] : ASSAY_IGNORE_INDEX;
+        }
     }
     return ASSAY_OK;
 }
@@ -53,11 +55,8 @@ static assay_status load_tokens(ref_pass *p, ref_stage_acts *a)
 /* stats [3,T] of every vocabulary piece, all-gathered over tp; every tp rank then has the whole loss. */
 static assay_status cross_entropy_fwd(ref_pass *p, ref_stage_acts *a)
 {
-    const int64_t t = p->e->seq * p->e->batch;
     ref_tensor stats, gathered, loss;
-    int members[ASSAY_MAX_WORLD];
-    double *send[ASSAY_MAX_WORLD], *recv[ASSAY_MAX_WORLD];
-    int64_t counts[ASSAY_MAX_WORLD];
+    double **send = p->e->send, **recv = p->e->recv;
     const int tp = p->e->grid.p.tensor_model_parallel_size;
     ASSAY_TRY(ref_new(p, &stats, "loss.stats", "stats"));
     ASSAY_TRY(ref_new(p, &gathered, "loss.gather", "recv"));
@@ -66,6 +65,7 @@ static assay_status cross_entropy_fwd(ref_pass *p, ref_stage_acts *a)
     ASSAY_TRY(ref_new(p, &loss, "loss", "loss"));
     for (int r = 0; r < p->n; r++) {
         const ref_param *w = ref_pass_param(p, r, p->e->output);
+        const int64_t t = a->logits.at[r].rows;
         ASSAY_TRY(ref_piece_new(&p->arena, &stats.at[r], 3, t));
         ASSAY_TRY(ref_piece_new(&p->arena, &gathered.at[r], 3 * tp, t));
         ref_cross_entropy_stats(stats.at[r].x, a->logits.at[r].x, a->targets.at[r].x,
@@ -73,15 +73,17 @@ static assay_status cross_entropy_fwd(ref_pass *p, ref_stage_acts *a)
     }
     ASSAY_TRY(ref_store(p, &stats, REF_STORE_F32));
     for (int r = 0; r < p->n; r++) {
-        const int n = ref_pass_group(p, ASSAY_GROUP_TP, r, members);
-        for (int i = 0; i < n; i++) {
-            send[i] = stats.at[members[i]].x;
-            recv[i] = gathered.at[members[i]].x;
-            counts[i] = 3 * t;
+        const assay_group_shape g = ref_pass_group(p, ASSAY_GROUP_TP, r);
+        for (int i = 0; i < g.size; i++) {
+            const int member = assay_group_member(&g, i);
+            send[i] = stats.at[member].x;
+            recv[i] = gathered.at[member].x;
+            p->e->counts[i] = 3 * a->logits.at[member].rows;
         }
-        ref_all_gather(recv, send, counts, n);
+        ref_all_gather(recv, send, p->e->counts, g.size);
     }
     for (int r = 0; r < p->n; r++) {
+        const int64_t t = a->logits.at[r].rows;
         ASSAY_TRY(ref_piece_new(&p->arena, &a->lse.at[r], t, 1));
         ASSAY_TRY(ref_piece_new(&p->arena, &loss.at[r], t, 1));
         ref_cross_entropy_loss(a->lse.at[r].x, loss.at[r].x, gathered.at[r].x, a->targets.at[r].x, tp, t);
@@ -89,7 +91,7 @@ static assay_status cross_entropy_fwd(ref_pass *p, ref_stage_acts *a)
     ASSAY_TRY(ref_store(p, &a->lse, REF_STORE_F32));
     ASSAY_TRY(ref_store(p, &loss, REF_STORE_F32));
     for (int r = 0; r < p->n; r++)
-        p->ranks[r].loss_sum += ref_sum(loss.at[r].x, t);
+        p->ranks[r].loss_sum += ref_sum(loss.at[r].x, loss.at[r].rows);
     return ASSAY_OK;
 }
 
@@ -114,7 +116,7 @@ static void collect_logits(const ref_pass *p, const ref_stage_acts *a)
         const ref_piece *logits = &a->logits.at[r];
         const int64_t v0 = ref_pass_param(p, r, e->output)->shard.segments[0][0].start;
         for (int64_t t = 0; t < logits->rows; t++) {
-            const int64_t s = t / e->batch, b = p->ranks[r].plan.first_row + t % e->batch;
+            const int64_t s = p->ranks[r].position[t], b = p->ranks[r].plan.first_row + t % e->batch;
             double *row = e->logits + (b * e->seq + s) * e->config->vocab_size + v0;
             for (int64_t v = 0; v < logits->cols; v++)
                 row[v] = logits->x[t * logits->cols + v];
@@ -129,7 +131,7 @@ static assay_status head_fwd(ref_pass *p, ref_stage_acts *a)
     const bool sp = p->e->grid.p.sequence_parallel;
     ASSAY_TRY(ref_ranks_rmsnorm(p, &a->normed, &a->rstd, &a->output, p->e->final_layernorm,
                                 "decoder.final_layernorm"));
-    ASSAY_TRY(ref_tp_enter(p, &a->whole, &a->normed, sp, "decoder.gather"));
+    ASSAY_TRY(ref_column_parallel_input(p, &a->whole, &a->normed, sp, "decoder.gather"));
     ASSAY_TRY(
         ref_ranks_linear(p, &a->logits, &a->whole, p->e->output, -1, false, "output_layer", REF_STORE_F32));
     collect_logits(p, a);
@@ -142,7 +144,7 @@ static assay_status head_bwd(ref_pass *p, ref_tensor *dhidden, const ref_stage_a
     ref_tensor dlogits, dwhole, dnormed;
     ASSAY_TRY(cross_entropy_bwd(p, &dlogits, a));
     ASSAY_TRY(ref_ranks_linear_bwd(p, &dwhole, &dlogits, &a->whole, p->e->output, -1, NULL));
-    ASSAY_TRY(ref_tp_enter_bwd(p, &dnormed, &dwhole, sp, sp ? "decoder" : "output_layer"));
+    ASSAY_TRY(ref_column_parallel_input_bwd(p, &dnormed, &dwhole, sp, sp ? "decoder" : "output_layer"));
     return ref_ranks_rmsnorm_bwd(p, dhidden, &dnormed, &a->output, &a->rstd, p->e->final_layernorm, NULL);
 }
 
@@ -152,14 +154,15 @@ assay_status ref_stage_fwd(ref_pass *p, ref_stage_acts *a, const ref_tensor *inp
     ref_tensor hidden;
     p->phase = ASSAY_PHASE_FORWARD;
     enter_layer(p, -1);
-    assay_grid_stage_layers(&p->e->grid, p->e->config, p->stage, 0, &a->first_layer, &a->n_layers);
+    assay_grid_stage_layers(&p->e->grid, p->e->config, p->stage, p->chunk, &a->first_layer, &a->n_layers);
     ASSAY_TRY(ref_arena_alloc(&p->arena, a->n_layers, sizeof *a->layers, &layers));
     a->layers = layers;
     ASSAY_TRY(load_tokens(p, a));
     if (is_first(p)) {
         ref_tensor partial;
         ASSAY_TRY(ref_ranks_embedding(p, &partial, &a->ids, p->e->embedding));
-        ASSAY_TRY(ref_tp_leave(p, &a->input, &partial, p->e->grid.p.sequence_parallel, "embedding.reduce"));
+        ASSAY_TRY(ref_row_parallel_output(p, &a->input, &partial, p->e->grid.p.sequence_parallel,
+                                          "embedding.reduce"));
     } else {
         a->input = *input;
     }
@@ -192,7 +195,8 @@ assay_status ref_stage_bwd(ref_pass *p, ref_stage_acts *a, const ref_tensor *dou
     *dinput = dhidden;
     if (is_first(p)) {
         ref_tensor dwhole;
-        ASSAY_TRY(ref_tp_leave_bwd(p, &dwhole, &dhidden, p->e->grid.p.sequence_parallel, "embedding.reduce"));
+        ASSAY_TRY(ref_row_parallel_output_bwd(p, &dwhole, &dhidden, p->e->grid.p.sequence_parallel,
+                                              "embedding.reduce"));
         ASSAY_TRY(ref_ranks_embedding_bwd(p, &dwhole, &a->ids, p->e->embedding));
     }
     return ASSAY_OK;

@@ -63,7 +63,7 @@ assay_status ref_moe_fwd(ref_pass *p, ref_moe_acts *a, ref_tensor *y, const ref_
     ref_tensor out;
     a->tokens = *x;
     if (must_cut(p))
-        ASSAY_TRY(ref_tp_slice(p, &a->tokens, x, "mlp.scatter"));
+        ASSAY_TRY(ref_scatter_to_sequence_parallel_region(p, &a->tokens, x, "mlp.scatter"));
     ASSAY_TRY(ref_router_step(p, &a->router, &a->tokens));
     ASSAY_TRY(ref_expert_dispatch(p, &a->dispatch, &a->rows, &a->row_probs, &a->tokens, &a->router.probs,
                                   &a->router.indices));
@@ -79,7 +79,7 @@ assay_status ref_moe_fwd(ref_pass *p, ref_moe_acts *a, ref_tensor *y, const ref_
         ASSAY_TRY(shared_fwd(p, a, &out, &routed));
     }
     if (must_cut(p))
-        return ref_tp_all_gather(p, y, &out, "mlp.gather_tokens");
+        return ref_gather_from_sequence_parallel_region(p, y, &out, "mlp.gather_tokens");
     *y = out;
     return ASSAY_OK;
 }
@@ -90,8 +90,10 @@ assay_status ref_moe_bwd(ref_pass *p, ref_tensor *dx, const ref_moe_acts *a, con
     const ref_ints *counts = &a->dispatch.rows_per_expert;
     ref_tensor dout = *dy, dexpert_out, dactivated, dfc1, drow_probs, drows;
     ref_tensor dpermuted, dprobs, drouter, dtokens;
+    /* What mlp.gather_tokens gave is used by every tp rank alike, so its backward takes the own rows and adds
+     * nothing (Megatron-LM: tensor_parallel_output_grad = False). */
     if (must_cut(p))
-        ASSAY_TRY(ref_tp_slice(p, &dout, dy, "mlp.gather_tokens.grad"));
+        ASSAY_TRY(ref_scatter_to_sequence_parallel_region(p, &dout, dy, "mlp.gather_tokens.grad"));
     ASSAY_TRY(ref_expert_combine_bwd(p, &a->dispatch, &dexpert_out, &dout, &a->expert_out));
     ASSAY_TRY(
         ref_ranks_grouped_linear_bwd(p, &dactivated, &dexpert_out, &a->activated, counts, w->experts_fc2));
@@ -105,7 +107,7 @@ assay_status ref_moe_bwd(ref_pass *p, ref_tensor *dx, const ref_moe_acts *a, con
         ASSAY_TRY(shared_bwd(p, &dtokens, a, &dout, &routed));
     }
     if (must_cut(p))
-        return ref_tp_all_gather(p, dx, &dtokens, "mlp.scatter.grad");
+        return ref_scatter_to_sequence_parallel_region_bwd(p, dx, &dtokens, "mlp.scatter.grad");
     *dx = dtokens;
     return ASSAY_OK;
 }

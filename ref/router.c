@@ -49,9 +49,10 @@ static assay_status replay(ref_pass *p, int r, bool aux, int64_t *indices, int64
     if (!e->run->routing(e->run->routing_user, p->step, ref_pass_microbatch(p, r), p->layer, aux, whole, t,
                          k))
         return ASSAY_OK;
-    for (int64_t s = 0; s < rank->seq_rows; s++)
+    for (int64_t s = 0; s < rank->sequence.shard.length; s++)
         for (int64_t b = 0; b < e->batch; b++) {
-            const int64_t from = (rank->seq_start + s) * whole_b + rank->plan.first_row + b;
+            const int64_t position = assay_sequence_position(&rank->sequence.shard, s);
+            const int64_t from = position * whole_b + rank->plan.first_row + b;
             ASSAY_TRY(check_choice(p, whole + from * k, from, k));
             memcpy(indices + (s * e->batch + b) * k, whole + from * k, (size_t)k * sizeof *indices);
         }
@@ -110,8 +111,7 @@ static assay_status local_sums(ref_pass *p, ref_router_acts *a, int r, aux_sums 
 static assay_status aux_fwd(ref_pass *p, ref_router_acts *a)
 {
     const int64_t e = p->e->config->num_moe_experts;
-    int members[ASSAY_MAX_WORLD];
-    int64_t *counts[ASSAY_MAX_WORLD];
+    int64_t **counts = p->e->integers;
     void *memory;
     ASSAY_TRY(ref_arena_alloc(&p->arena, p->n, sizeof(aux_sums), &memory));
     aux_sums *sums = memory;
@@ -119,14 +119,15 @@ static assay_status aux_fwd(ref_pass *p, ref_router_acts *a)
     for (int r = 0; r < p->n; r++)
         ASSAY_TRY(local_sums(p, a, r, &sums[r]));
     for (int r = 0; r < p->n; r++) {
-        const int n = ref_pass_group(p, aux_group(p), r, members);
+        const assay_group_shape g = ref_pass_group(p, aux_group(p), r);
         int64_t tokens = 0;
-        for (int i = 0; i < n; i++) {
-            counts[i] = a->aux_counts.at[members[i]].x;
-            tokens += a->logits.at[members[i]].rows;
+        for (int i = 0; i < g.size; i++) {
+            const int member = assay_group_member(&g, i);
+            counts[i] = a->aux_counts.at[member].x;
+            tokens += a->logits.at[member].rows;
         }
-        ref_all_reduce_i64(counts, n, e);
-        if (n > 0)
+        ref_all_reduce_i64(counts, g.size, e);
+        if (g.size > 0)
             a->aux_tokens = tokens; /* the same in every group */
     }
     for (int r = 0; r < p->n; r++) {

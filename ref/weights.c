@@ -94,7 +94,8 @@ static assay_status read_part(const assay_param_spec *p, int index, const assay_
 static void draw(const assay_param_spec *p, uint64_t seed, double *x, int64_t n)
 {
     const uint64_t stream = assay_name_hash(p->name);
-    const double scale = p->init_std * ASSAY_PHILOX_UNIT;
+    const double std = p->init_residuals > 0 ? p->init_std / sqrt((double)p->init_residuals) : p->init_std;
+    const double scale = std * ASSAY_PHILOX_UNIT;
     for (int64_t i = 0; i < n; i++) {
         if (p->init == ASSAY_INIT_ONE)
             x[i] = 1.0;

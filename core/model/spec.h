@@ -61,13 +61,14 @@ typedef struct assay_param_spec {
     int blocks[ASSAY_MAX_DIMS]; /* the dimension is `blocks` equal blocks, each cut by itself (2 for [gate;
                                    up]) */
     assay_init init;
-    double init_std;
-    int64_t layer;        /* global decoder layer, -1 outside the decoder */
-    bool on_first_stage;  /* layer -1: embedding */
-    bool on_last_stage;   /* layer -1: final norm, output layer; a tied embedding is on both */
-    bool is_expert;       /* reduced over EDP, not DP_CP */
-    bool trained;         /* false: a buffer (expert_bias) */
-    bool partial_over_tp; /* replicated over tp, but each tp rank sees its own tokens or heads: the gradient
+    double init_std;        /* OUTPUT_NORMAL: before the division by sqrt(init_residuals) */
+    int64_t init_residuals; /* OUTPUT_NORMAL: 2 * layers, the additions to the residual stream; else 0 */
+    int64_t layer;          /* global decoder layer, -1 outside the decoder */
+    bool on_first_stage;    /* layer -1: embedding */
+    bool on_last_stage;     /* layer -1: final norm, output layer; a tied embedding is on both */
+    bool is_expert;         /* reduced over EDP, not DP_CP */
+    bool trained;           /* false: a buffer (expert_bias) */
+    bool partial_over_tp;   /* replicated over tp, but each tp rank sees its own tokens or heads: the gradient
                            * is summed over tp.  Norm weights [H] when sequence_parallel; q/k norm whenever tp
                            * > 1; router and shared-expert gate whenever tp > 1 (an MoE layer works on token
                            * shards).  NOT the biases of linear_proj and linear_fc2: every tp rank computes

@@ -1,4 +1,4 @@
-/* Shared by spec.c and spec_hf.c only. */
+/* Shared by the spec*.c files only. */
 #ifndef ASSAY_CORE_SPEC_INTERNAL_H
 #define ASSAY_CORE_SPEC_INTERNAL_H
 
@@ -31,6 +31,32 @@ typedef enum {
     ASSAY_KIND_FINAL_NORM,
     ASSAY_KIND_OUTPUT
 } assay_param_kind;
+
+/* The table under construction. */
+typedef struct assay_spec_builder {
+    const assay_model_config *c;
+    assay_model_spec *spec;
+    int64_t layer;            /* -1 outside the decoder */
+    assay_status status;      /* first failure; later rows are not added ... */
+    assay_param_spec ignored; /* ... but written here */
+} assay_spec_builder;
+
+/* One more row; dimensions after the first are 0 where there are none.  Trained, drawn with init_method_std, cut
+ * by no axis: what the caller does not change. */
+assay_param_spec *assay_spec_add(assay_spec_builder *b, assay_param_kind kind, const char *name, int64_t n0,
+                                 int64_t n1, int64_t n2);
+void assay_spec_set_output_init(const assay_spec_builder *b, assay_param_spec *p);
+void assay_spec_set_constant(assay_param_spec *p, assay_init init);
+void assay_spec_set_partial(assay_param_spec *p, bool sequence_parallel_only);
+void assay_spec_add_norm(assay_spec_builder *b, assay_param_kind kind, const char *name, int64_t n,
+                         bool per_head);
+void assay_spec_add_bias(assay_spec_builder *b, assay_param_kind kind, const char *name, int64_t n, bool cut,
+                         int blocks);
+
+/* Parameters of one layer's mixer or MLP: a file for each kind, spec_<kind>.c. */
+void assay_spec_add_attention(assay_spec_builder *b);
+void assay_spec_add_mlp(assay_spec_builder *b);
+void assay_spec_add_moe(assay_spec_builder *b);
 
 /* Fills p->parts from name, shape and layer.  ASSAY_OUT_OF_MEMORY, ASSAY_UNSUPPORTED (a parameter that the
  * architecture has no name for).  On failure p is left so that assay_spec_parts_free works. */

@@ -42,15 +42,15 @@ static assay_status make_permutation(ref_pass *p, ref_dispatch *d, const ref_int
 
 /* Received rows are ordered [source, local expert]; sort[i] is the received row that comes i-th in the order
  * [local expert, source]. */
-static void fill_sort(const ref_dispatch *d, const int *members, int n, int j, int64_t el)
+static void fill_sort(const ref_dispatch *d, const assay_group_shape *g, int j, int64_t el)
 {
-    const int me = members[j];
+    const int me = assay_group_member(g, j);
     int64_t *sort = d->sort.at[me].x, *unsort = d->unsort.at[me].x, out = 0;
     for (int64_t e = 0; e < el; e++) {
         int64_t start = 0; /* of source i's rows */
         d->rows_per_expert.at[me].x[e] = 0;
-        for (int i = 0; i < n; i++) {
-            const int64_t *counts = d->tokens_per_expert.at[members[i]].x + j * el;
+        for (int i = 0; i < g->size; i++) {
+            const int64_t *counts = d->tokens_per_expert.at[assay_group_member(g, i)].x + j * el;
             int64_t before = 0, all = 0;
             for (int64_t x = 0; x < el; x++) {
                 before += x < e ? counts[x] : 0;
@@ -78,20 +78,20 @@ static int64_t rows_for(const ref_dispatch *d, int source, int j, int64_t el)
 static assay_status make_exchange(ref_pass *p, ref_dispatch *d)
 {
     const int64_t el = local_experts(p);
-    int members[ASSAY_MAX_WORLD];
     ASSAY_TRY(ref_ints_new(&p->arena, &d->sort, p->n));
     ASSAY_TRY(ref_ints_new(&p->arena, &d->unsort, p->n));
     ASSAY_TRY(ref_ints_new(&p->arena, &d->rows_per_expert, p->n));
     for (int r = 0; r < p->n; r++) {
-        const int n = ref_pass_group(p, ASSAY_GROUP_EP, r, members);
-        for (int j = 0; j < n; j++) {
+        const assay_group_shape g = ref_pass_group(p, ASSAY_GROUP_EP, r);
+        for (int j = 0; j < g.size; j++) {
+            const int to = assay_group_member(&g, j);
             int64_t rows = 0;
-            for (int i = 0; i < n; i++)
-                rows += rows_for(d, members[i], j, el);
-            ASSAY_TRY(ref_int_piece_new(&p->arena, &d->sort.at[members[j]], rows, 1));
-            ASSAY_TRY(ref_int_piece_new(&p->arena, &d->unsort.at[members[j]], rows, 1));
-            ASSAY_TRY(ref_int_piece_new(&p->arena, &d->rows_per_expert.at[members[j]], el, 1));
-            fill_sort(d, members, n, j, el);
+            for (int i = 0; i < g.size; i++)
+                rows += rows_for(d, assay_group_member(&g, i), j, el);
+            ASSAY_TRY(ref_int_piece_new(&p->arena, &d->sort.at[to], rows, 1));
+            ASSAY_TRY(ref_int_piece_new(&p->arena, &d->unsort.at[to], rows, 1));
+            ASSAY_TRY(ref_int_piece_new(&p->arena, &d->rows_per_expert.at[to], el, 1));
+            fill_sort(d, &g, j, el);
         }
     }
     return ASSAY_OK;
@@ -106,8 +106,7 @@ static assay_status exchange(ref_pass *p, const ref_dispatch *d, ref_tensor *to,
 {
     const int64_t el = local_experts(p);
     const size_t n_max = (size_t)ep_size(p);
-    int members[ASSAY_MAX_WORLD];
-    double *send[ASSAY_MAX_WORLD], *recv[ASSAY_MAX_WORLD];
+    double **send = p->e->send, **recv = p->e->recv;
     void *counts_memory;
     ASSAY_TRY(ref_arena_alloc(&p->arena, (int64_t)(n_max * n_max), sizeof(int64_t), &counts_memory));
     int64_t *counts = counts_memory;
@@ -118,18 +117,19 @@ static assay_status exchange(ref_pass *p, const ref_dispatch *d, ref_tensor *to,
         ASSAY_TRY(ref_piece_new(&p->arena, &to->at[r], rows, from->at[r].cols));
     }
     for (int r = 0; r < p->n; r++) {
-        const int n = ref_pass_group(p, ASSAY_GROUP_EP, r, members);
-        for (int i = 0; i < n; i++) {
-            send[i] = from->at[members[i]].x;
-            recv[i] = to->at[members[i]].x;
-            for (int j = 0; j < n; j++) {
+        const assay_group_shape g = ref_pass_group(p, ASSAY_GROUP_EP, r);
+        for (int i = 0; i < g.size; i++) {
+            const int member = assay_group_member(&g, i);
+            send[i] = from->at[member].x;
+            recv[i] = to->at[member].x;
+            for (int j = 0; j < g.size; j++) {
                 const int64_t rows =
-                    outward ? rows_for(d, members[i], j, el) : rows_for(d, members[j], i, el);
-                counts[i * n + j] = rows * from->at[r].cols;
+                    outward ? rows_for(d, member, j, el) : rows_for(d, assay_group_member(&g, j), i, el);
+                counts[i * g.size + j] = rows * from->at[r].cols;
             }
         }
-        if (n > 0)
-            ref_all_to_all(recv, send, counts, n);
+        if (g.size > 0)
+            ref_all_to_all(recv, send, counts, g.size);
     }
     return ref_store(p, to, REF_STORE_EXACT);
 }

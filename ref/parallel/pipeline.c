@@ -1,22 +1,13 @@
-/* 1F1B in lockstep: stages take turns; a stage does its next action as soon as its input is there. */
+/* Pipelines in lockstep: stages take turns; a stage does the next action of its schedule as soon as its input is
+ * there.  Virtual stage number v = chunk * stages + stage feeds number v + 1. */
 #include "ref/parallel/pipeline.h"
 
 #include "ref/parallel/collectives.h"
+#include "ref/parallel/schedule.h"
 
 #include <stdlib.h>
 
-ref_pipeline_action ref_pipeline_1f1b(int stages, int stage, int64_t slots, int64_t index)
-{
-    const int64_t behind = stages - stage - 1, warmup = behind < slots ? behind : slots;
-    const int64_t steady = 2 * (slots - warmup), at = index - warmup;
-    if (at < 0)
-        return (ref_pipeline_action){.forward = true, .slot = index};
-    if (at < steady)
-        return (ref_pipeline_action){.forward = at % 2 == 0, .slot = at % 2 == 0 ? warmup + at / 2 : at / 2};
-    return (ref_pipeline_action){.forward = false, .slot = slots - warmup + (at - steady)};
-}
-
-/* A microbatch on a stage. */
+/* A microbatch on a virtual stage. */
 typedef struct work {
     ref_pass pass;
     ref_stage_acts acts;
@@ -26,15 +17,16 @@ typedef struct work {
 
 typedef struct pipeline {
     ref_engine *e;
-    int stages;
-    int64_t slots;
-    work *works;   /* [stages, slots] */
-    int64_t *next; /* [stages] number of the next action */
+    int stages, chunks;
+    int64_t microbatches;
+    work *works;           /* [stages * chunks, microbatches] */
+    ref_action **schedule; /* [stages][2 * chunks * microbatches] */
+    int64_t *next;         /* [stages] number of the next action */
 } pipeline;
 
-static work *work_at(const pipeline *q, int stage, int64_t slot)
+static work *work_at(const pipeline *q, int virtual_stage, int64_t microbatch)
 {
-    return &q->works[stage * q->slots + slot];
+    return &q->works[virtual_stage * q->microbatches + microbatch];
 }
 
 /* The neighbour's piece of every rank, copied into this pass: send and recv between equal places of two
@@ -50,29 +42,29 @@ static assay_status receive(ref_pass *p, ref_tensor *to, const ref_tensor *from)
     return ASSAY_OK;
 }
 
-static assay_status forward(const pipeline *q, int stage, int64_t slot)
+static assay_status forward(const pipeline *q, int v, int64_t microbatch)
 {
-    work *w = work_at(q, stage, slot);
+    work *w = work_at(q, v, microbatch);
     ref_tensor input = {0};
-    if (stage > 0)
-        ASSAY_TRY(receive(&w->pass, &input, &work_at(q, stage - 1, slot)->acts.output));
+    if (v > 0)
+        ASSAY_TRY(receive(&w->pass, &input, &work_at(q, v - 1, microbatch)->acts.output));
     ASSAY_TRY(ref_stage_fwd(&w->pass, &w->acts, &input));
     w->forward_done = true;
     return ASSAY_OK;
 }
 
-static assay_status backward(const pipeline *q, int stage, int64_t slot)
+static assay_status backward(const pipeline *q, int v, int64_t microbatch)
 {
-    work *w = work_at(q, stage, slot);
+    work *w = work_at(q, v, microbatch);
     ref_tensor doutput = {0};
-    if (stage + 1 < q->stages) {
-        work *behind = work_at(q, stage + 1, slot);
+    if (v + 1 < q->stages * q->chunks) {
+        work *behind = work_at(q, v + 1, microbatch);
         ASSAY_TRY(receive(&w->pass, &doutput, &behind->dinput));
         ref_arena_free(&behind->pass.arena);
     }
     ASSAY_TRY(ref_stage_bwd(&w->pass, &w->acts, &doutput, &w->dinput));
     w->backward_done = true;
-    if (stage == 0)
+    if (v == 0)
         ref_arena_free(&w->pass.arena);
     return ASSAY_OK;
 }
@@ -80,14 +72,16 @@ static assay_status backward(const pipeline *q, int stage, int64_t slot)
 /* Does the stage's next action when its input has arrived. */
 static assay_status advance(pipeline *q, int stage, bool *moved)
 {
-    if (q->next[stage] == 2 * q->slots)
+    const int last = q->stages * q->chunks - 1;
+    if (q->next[stage] == 2 * q->chunks * q->microbatches)
         return ASSAY_OK;
-    const ref_pipeline_action a = ref_pipeline_1f1b(q->stages, stage, q->slots, q->next[stage]);
-    const bool ready = a.forward ? stage == 0 || work_at(q, stage - 1, a.slot)->forward_done
-                                 : stage + 1 == q->stages || work_at(q, stage + 1, a.slot)->backward_done;
+    const ref_action a = q->schedule[stage][q->next[stage]];
+    const int v = a.chunk * q->stages + stage;
+    const bool ready = a.forward ? v == 0 || work_at(q, v - 1, a.microbatch)->forward_done
+                                 : v == last || work_at(q, v + 1, a.microbatch)->backward_done;
     if (!ready)
         return ASSAY_OK;
-    ASSAY_TRY(a.forward ? forward(q, stage, a.slot) : backward(q, stage, a.slot));
+    ASSAY_TRY(a.forward ? forward(q, v, a.microbatch) : backward(q, v, a.microbatch));
     q->next[stage]++;
     *moved = true;
     return ASSAY_OK;
@@ -95,40 +89,59 @@ static assay_status advance(pipeline *q, int stage, bool *moved)
 
 static assay_status run_all(pipeline *q)
 {
+    const int64_t actions = 2 * q->chunks * q->microbatches;
     for (bool moved = true; moved;) {
         moved = false;
         for (int stage = 0; stage < q->stages; stage++)
             ASSAY_TRY(advance(q, stage, &moved));
     }
     for (int stage = 0; stage < q->stages; stage++)
-        ASSAY_CHECK(q->next[stage] == 2 * q->slots, ASSAY_INTERNAL,
+        ASSAY_CHECK(q->next[stage] == actions, ASSAY_INTERNAL,
                     "the pipeline schedule stopped: stage %d did %lld of %lld actions", stage,
-                    (long long)q->next[stage], (long long)(2 * q->slots));
+                    (long long)q->next[stage], (long long)actions);
+    return ASSAY_OK;
+}
+
+static assay_status make_schedules(pipeline *q)
+{
+    for (int stage = 0; stage < q->stages; stage++)
+        ASSAY_TRY(ref_pipeline_schedule(q->stages, q->chunks, stage, q->microbatches, &q->schedule[stage]));
     return ASSAY_OK;
 }
 
 assay_status ref_pipeline_step(ref_engine *e, int64_t step)
 {
     assay_status st = ASSAY_OK;
-    pipeline q = {.e = e, .stages = e->grid.p.pipeline_model_parallel_size, .slots = e->slots};
-    const int64_t n = q.stages * q.slots;
+    pipeline q = {.e = e,
+                  .stages = e->grid.p.pipeline_model_parallel_size,
+                  .chunks = e->grid.p.virtual_pipeline_model_parallel_size,
+                  .microbatches = e->microbatches};
+    const int64_t n = q.stages * q.chunks * q.microbatches;
     q.works = calloc((size_t)n, sizeof *q.works);
+    q.schedule = calloc((size_t)q.stages, sizeof *q.schedule);
     q.next = calloc((size_t)q.stages, sizeof *q.next);
-    ASSAY_CHECK_GOTO(q.works && q.next, ASSAY_OUT_OF_MEMORY, st, done, "out of memory: %lld microbatches",
-                     (long long)n);
-    for (int64_t i = 0; i < n; i++)
+    ASSAY_CHECK_GOTO(q.works && q.schedule && q.next, ASSAY_OUT_OF_MEMORY, st, done,
+                     "out of memory: %lld microbatches", (long long)n);
+    ASSAY_TRY_GOTO(make_schedules(&q), st, done);
+    for (int64_t i = 0; i < n; i++) {
+        const int v = (int)(i / q.microbatches), stage = v % q.stages;
         q.works[i].pass = (ref_pass){.e = e,
-                                     .stage = (int)(i / q.slots),
-                                     .slot = i % q.slots,
+                                     .stage = stage,
+                                     .chunk = v / q.stages,
+                                     .microbatch = i % q.microbatches,
                                      .n = e->stage_ranks,
-                                     .ranks = e->ranks + i / q.slots * e->stage_ranks,
+                                     .ranks = e->ranks + (int64_t)stage * e->stage_ranks,
                                      .step = step,
                                      .layer = -1};
+    }
     ASSAY_TRY_GOTO(run_all(&q), st, done);
 done:
     for (int64_t i = 0; q.works && i < n; i++)
         ref_arena_free(&q.works[i].pass.arena);
+    for (int stage = 0; q.schedule && stage < q.stages; stage++)
+        free(q.schedule[stage]);
     free(q.works);
+    free(q.schedule);
     free(q.next);
     return st;
 }

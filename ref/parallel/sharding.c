@@ -88,26 +88,24 @@ void ref_free_params(ref_engine *e)
 
 /* --- gradients ---------------------------------------------------------------------------------------------- */
 
-/* Members of the group whose first member is `rank`; 0 for the others. */
-static int group_from(const ref_engine *e, assay_group kind, int rank, int members[ASSAY_MAX_WORLD])
+/* The group whose first member is `rank`; of size 0 for the others. */
+static assay_group_shape group_from(const ref_engine *e, assay_group kind, int rank)
 {
-    int index;
-    const int n = assay_grid_group(&e->grid, kind, rank, members, &index);
-    return index == 0 ? n : 0;
+    const assay_group_shape g = assay_grid_group_shape(&e->grid, kind, rank);
+    return g.start == rank ? g : (assay_group_shape){.start = -1};
 }
 
 static void sum_over(ref_engine *e, assay_group kind, int64_t i, int64_t step)
 {
-    int members[ASSAY_MAX_WORLD];
-    double *grads[ASSAY_MAX_WORLD];
+    double **grads = e->recv;
     for (int rank = 0; rank < e->grid.world; rank++) {
-        const int n = group_from(e, kind, rank, members);
-        if (n <= 1 || !param_of(e, rank, i)->grad)
+        const assay_group_shape g = group_from(e, kind, rank);
+        if (g.size <= 1 || !param_of(e, rank, i)->grad)
             continue;
-        for (int j = 0; j < n; j++)
-            grads[j] = param_of(e, members[j], i)->grad;
-        ref_all_reduce(grads, n, param_of(e, rank, i)->count);
-        for (int j = 0; j < n; j++)
+        for (int j = 0; j < g.size; j++)
+            grads[j] = param_of(e, assay_group_member(&g, j), i)->grad;
+        ref_all_reduce(grads, g.size, param_of(e, rank, i)->count);
+        for (int j = 0; j < g.size; j++)
             store(e, i, ".main_grad", REF_STORE_F32, step, grads[j], param_of(e, rank, i)->count);
     }
 }
@@ -115,24 +113,22 @@ static void sum_over(ref_engine *e, assay_group kind, int64_t i, int64_t step)
 /* ZeRO-1: every member keeps the sum over its own flat range. */
 static assay_status reduce_scatter_over(ref_engine *e, assay_group kind, int64_t i, int64_t step)
 {
-    int members[ASSAY_MAX_WORLD];
-    double *send[ASSAY_MAX_WORLD], *recv[ASSAY_MAX_WORLD];
-    int64_t counts[ASSAY_MAX_WORLD];
+    double **send = e->send, **recv = e->recv;
     for (int rank = 0; rank < e->grid.world; rank++) {
-        const int n = group_from(e, kind, rank, members);
-        if (n <= 1 || !param_of(e, rank, i)->grad)
+        const assay_group_shape g = group_from(e, kind, rank);
+        if (g.size <= 1 || !param_of(e, rank, i)->grad)
             continue;
         double *sums;
         ASSAY_TRY(new_array(&sums, param_of(e, rank, i)->count, e->spec->params[i].name));
-        for (int j = 0; j < n; j++) {
-            const ref_param *p = param_of(e, members[j], i);
+        for (int j = 0; j < g.size; j++) {
+            const ref_param *p = param_of(e, assay_group_member(&g, j), i);
             send[j] = p->grad;
             recv[j] = sums + p->own_first;
-            counts[j] = p->own_count;
+            e->counts[j] = p->own_count;
         }
-        ref_reduce_scatter(recv, send, counts, n);
-        for (int j = 0; j < n; j++) {
-            const ref_param *p = param_of(e, members[j], i);
+        ref_reduce_scatter(recv, send, e->counts, g.size);
+        for (int j = 0; j < g.size; j++) {
+            const ref_param *p = param_of(e, assay_group_member(&g, j), i);
             memcpy(p->grad + p->own_first, recv[j], (size_t)p->own_count * sizeof(double));
             store(e, i, ".main_grad", REF_STORE_F32, step, p->grad + p->own_first, p->own_count);
         }
@@ -171,25 +167,24 @@ assay_status ref_reduce_gradients(ref_engine *e, int64_t step)
 }
 
 /* Ranks whose owned ranges together make up the parameter on `rank`: itself, or with ZeRO-1 its group. */
-static int owners(const ref_engine *e, int64_t i, int rank, int members[ASSAY_MAX_WORLD])
+static assay_group_shape owners(const ref_engine *e, int64_t i, int rank)
 {
-    if (e->grid.p.zero_stage >= 1 && e->spec->params[i].trained)
-        return assay_grid_group(&e->grid, assay_param_reduce_group(&e->spec->params[i]), rank, members, NULL);
-    members[0] = rank;
-    return 1;
+    const assay_param_spec *p = &e->spec->params[i];
+    if (e->grid.p.zero_stage >= 1 && assay_param_needs_grad(p))
+        return assay_grid_group_shape(&e->grid, assay_param_reduce_group(p), rank);
+    return (assay_group_shape){.start = rank, .size = 1};
 }
 
 double ref_gradient_norm(const ref_engine *e)
 {
-    int members[ASSAY_MAX_WORLD];
     double sum = 0.0;
     for (int64_t i = 0; i < e->spec->n_params; i++)
         for (int rank = 0; rank < e->grid.world; rank++) {
             if (!assay_param_counts_in_norm(&e->spec->params[i], &e->grid, e->config, rank))
                 continue;
-            const int n = owners(e, i, rank, members);
-            for (int j = 0; j < n; j++) {
-                const ref_param *p = param_of(e, members[j], i);
+            const assay_group_shape g = owners(e, i, rank);
+            for (int j = 0; j < g.size; j++) {
+                const ref_param *p = param_of(e, assay_group_member(&g, j), i);
                 sum += ref_sumsq(p->grad + p->own_first, p->own_count);
             }
         }
@@ -215,13 +210,13 @@ static void update_rank(ref_engine *e, int rank, int64_t i, const ref_adamw_desc
 /* ZeRO-1: every rank gets the ranges that the others updated. */
 static void gather_weights(ref_engine *e, int64_t i)
 {
-    int members[ASSAY_MAX_WORLD];
     for (int rank = 0; rank < e->grid.world; rank++) {
         const ref_param *p = param_of(e, rank, i);
-        const int n = p->weight ? owners(e, i, rank, members) : 0;
-        for (int j = 0; j < n; j++) {
-            const ref_param *from = param_of(e, members[j], i);
-            if (members[j] != rank)
+        const assay_group_shape g = owners(e, i, rank);
+        for (int j = 0; p->weight && j < g.size; j++) {
+            const int owner = assay_group_member(&g, j);
+            const ref_param *from = param_of(e, owner, i);
+            if (owner != rank)
                 ref_send_recv(p->weight + from->own_first, from->weight + from->own_first, from->own_count);
         }
     }
@@ -252,21 +247,20 @@ void ref_update_params(ref_engine *e, int64_t step, double lr, double grad_scale
 void ref_update_expert_bias(ref_engine *e, int64_t step)
 {
     const int64_t n_experts = e->config->num_moe_experts;
-    int members[ASSAY_MAX_WORLD];
-    int64_t *counts[ASSAY_MAX_WORLD];
+    int64_t **counts = e->integers;
     if (e->options.moe_router_bias_update_rate == 0.0)
         return;
     for (int rank = 0; rank < e->grid.world; rank++) {
-        const int n = group_from(e, ASSAY_GROUP_TP_DP_CP, rank, members);
-        for (int64_t l = 0; n > 0 && l < e->config->num_layers; l++) {
+        const assay_group_shape g = group_from(e, ASSAY_GROUP_TP_DP_CP, rank);
+        for (int64_t l = 0; g.size > 0 && l < e->config->num_layers; l++) {
             const int64_t i = e->layer[l].expert_bias;
             if (i < 0 || !param_of(e, rank, i)->weight)
                 continue;
-            for (int j = 0; j < n; j++)
-                counts[j] = e->ranks[members[j]].expert_counts + l * n_experts;
-            ref_all_reduce_i64(counts, n, n_experts);
-            for (int j = 0; j < n; j++) {
-                double *bias = param_of(e, members[j], i)->weight;
+            for (int j = 0; j < g.size; j++)
+                counts[j] = e->ranks[assay_group_member(&g, j)].expert_counts + l * n_experts;
+            ref_all_reduce_i64(counts, g.size, n_experts);
+            for (int j = 0; j < g.size; j++) {
+                double *bias = param_of(e, assay_group_member(&g, j), i)->weight;
                 ref_expert_bias_update(bias, counts[j], e->options.moe_router_bias_update_rate, n_experts);
                 store(e, i, "", REF_STORE_F32, step, bias, n_experts);
             }
@@ -295,11 +289,10 @@ static const double *owned_range(const ref_param *p, ref_state_kind kind, bool t
 static assay_status local_piece(const ref_engine *e, int64_t i, int rank, ref_state_kind kind, double **piece)
 {
     const bool trained = e->spec->params[i].trained;
-    int members[ASSAY_MAX_WORLD];
     ASSAY_TRY(new_array(piece, param_of(e, rank, i)->count, e->spec->params[i].name));
-    const int n = owners(e, i, rank, members);
-    for (int j = 0; j < n; j++) {
-        const ref_param *from = param_of(e, members[j], i);
+    const assay_group_shape g = owners(e, i, rank);
+    for (int j = 0; j < g.size; j++) {
+        const ref_param *from = param_of(e, assay_group_member(&g, j), i);
         memcpy(*piece + from->own_first, owned_range(from, kind, trained),
                (size_t)(trained ? from->own_count : from->count) * sizeof(double));
     }

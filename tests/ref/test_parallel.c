@@ -1,6 +1,6 @@
 /* The first law of the reference: the sharded run equals the unsharded one, for every layout and model. */
 #include "ref/parallel/collectives.h"
-#include "ref/parallel/pipeline.h"
+#include "ref/parallel/schedule.h"
 #include "tests/support/ref_model.h"
 
 /* --- models that no golden folder has ----------------------------------------------------------------------- */
@@ -154,24 +154,91 @@ Test(ref_parallel, pipeline_depths)
 
 /* --- schedule ----------------------------------------------------------------------------------------------- */
 
+static const char *const chunk_layouts[] = {"pp2,vpp2", "pp2,vpp2,dp2,zero1", "pp2,vpp2,tp2,sp,ep2"};
+
+/* Interleaved pipelines: fewer, as many, more microbatches than stages, and a number they do not divide. */
+Test(ref_parallel, chunks_of_a_pipeline)
+{
+    for (int64_t m = 1; m <= 5; m++) {
+        model_case c;
+        open_drawn(&c, everything, 1, m, 2, 9);
+        check_law(&c, chunk_layouts, COUNT(chunk_layouts));
+    }
+}
+
+Test(ref_parallel, chunks_of_a_tied_golden)
+{
+    static const char *const layouts[] = {"pp2,vpp2", "pp2,vpp2,tp2"};
+    model_case c;
+    open_golden(&c, "qwen2", "batch.safetensors");
+    check_law(&c, layouts, COUNT(layouts));
+}
+
+/* Every microbatch goes through every chunk once in each direction, forward before backward, backwards of a chunk
+ * in microbatch order. */
+static void expect_complete(const ref_action *list, int chunks, int64_t microbatches)
+{
+    int64_t f[8] = {0}, b[8] = {0};
+    for (int64_t i = 0; i < 2 * chunks * microbatches; i++) {
+        const ref_action a = list[i];
+        cr_assert(a.chunk >= 0 && a.chunk < chunks);
+        cr_assert_eq(a.microbatch, a.forward ? f[a.chunk] : b[a.chunk], "microbatches come in order");
+        *(a.forward ? &f[a.chunk] : &b[a.chunk]) += 1;
+        cr_assert(b[a.chunk] <= f[a.chunk]);
+    }
+    for (int c = 0; c < chunks; c++)
+        cr_assert(f[c] == microbatches && b[c] == microbatches);
+}
+
 Test(ref_parallel, schedule_1f1b)
 {
     for (int stages = 1; stages <= 5; stages++)
-        for (int64_t slots = 1; slots <= 7; slots++)
+        for (int64_t m = 1; m <= 7; m++)
             for (int stage = 0; stage < stages; stage++) {
-                int64_t f = 0, b = 0, in_flight = 0;
-                for (int64_t i = 0; i < 2 * slots; i++) {
-                    const ref_pipeline_action a = ref_pipeline_1f1b(stages, stage, slots, i);
-                    cr_assert_eq(a.slot, a.forward ? f : b, "microbatches come in order");
-                    f += a.forward;
-                    b += !a.forward;
-                    in_flight = f - b > in_flight ? f - b : in_flight;
-                    cr_assert(b <= f);
+                int64_t held = 0, in_flight = 0;
+                ref_action *list = NULL;
+                require_ok(ref_pipeline_schedule(stages, 1, stage, m, &list), "schedule");
+                expect_complete(list, 1, m);
+                for (int64_t i = 0; i < 2 * m; i++) {
+                    held += list[i].forward ? 1 : -1;
+                    in_flight = held > in_flight ? held : in_flight;
                 }
-                cr_assert(f == slots && b == slots);
                 const int64_t depth = stages - stage;
-                cr_assert_eq(in_flight, depth < slots ? depth : slots, "activations held: 1F1B's promise");
+                cr_assert_eq(in_flight, depth < m ? depth : m, "activations held: 1F1B's promise");
+                free(list);
             }
+}
+
+/* Megatron-LM's table for pp 2, vpp 2, 4 microbatches, written out by hand. */
+Test(ref_parallel, schedule_interleaved_by_hand)
+{
+    static const ref_action last[] = {
+        {true, 0, 0},  {true, 1, 0}, /* warm-up */
+        {true, 0, 1},  {false, 0, 1}, {true, 1, 1},  {false, 1, 1}, {true, 2, 0},
+        {false, 0, 0}, {true, 3, 0},  {false, 1, 0}, {true, 2, 1},  {false, 2, 1},
+        {true, 3, 1},  {false, 3, 1}, {false, 2, 0}, {false, 3, 0},
+    };
+    ref_action *list = NULL;
+    require_ok(ref_pipeline_schedule(2, 2, 1, 4, &list), "schedule");
+    for (int i = 0; i < COUNT(last); i++)
+        cr_expect(list[i].forward == last[i].forward && list[i].microbatch == last[i].microbatch &&
+                      list[i].chunk == last[i].chunk,
+                  "action %d: %s of microbatch %ld, chunk %d", i, list[i].forward ? "forward" : "backward",
+                  (long)list[i].microbatch, list[i].chunk);
+    free(list);
+}
+
+Test(ref_parallel, schedule_interleaved_is_complete)
+{
+    for (int stages = 2; stages <= 4; stages++)
+        for (int chunks = 2; chunks <= 4; chunks++)
+            for (int64_t m = 1; m <= 9; m++)
+                for (int stage = 0; stage < stages; stage++) {
+                    ref_action *list = NULL;
+                    require_ok(ref_pipeline_schedule(stages, chunks, stage, m, &list), "schedule");
+                    expect_complete(list, chunks, m);
+                    free(list);
+                }
 }
 
 /* --- collectives -------------------------------------------------------------------------------------------- */

@@ -1,0 +1,24 @@
+/* Parameters of the attention mixer: linear_qkv, q/k norms, linear_proj. */
+#include "core/model/spec_internal.h"
+
+void assay_spec_add_attention(assay_spec_builder *b)
+{
+    const assay_model_config *c = b->c;
+    const int64_t h = c->hidden_size, d = c->kv_channels;
+    const int64_t rows = (c->num_attention_heads + 2 * c->num_query_groups) * d;
+    assay_param_spec *p =
+        assay_spec_add(b, ASSAY_KIND_QKV_WEIGHT, "self_attention.linear_qkv.weight", rows, h, 0);
+    p->axis[0] = ASSAY_AXIS_TP;
+    if (c->add_qkv_bias)
+        assay_spec_add_bias(b, ASSAY_KIND_QKV_BIAS, "self_attention.linear_qkv.bias", rows, true, 1);
+    if (c->qk_layernorm) {
+        assay_spec_add_norm(b, ASSAY_KIND_Q_NORM, "self_attention.q_layernorm.weight", d, true);
+        assay_spec_add_norm(b, ASSAY_KIND_K_NORM, "self_attention.k_layernorm.weight", d, true);
+    }
+    p = assay_spec_add(b, ASSAY_KIND_PROJ_WEIGHT, "self_attention.linear_proj.weight", h,
+                       c->num_attention_heads * d, 0);
+    p->axis[1] = ASSAY_AXIS_TP;
+    assay_spec_set_output_init(b, p);
+    if (c->add_proj_bias)
+        assay_spec_add_bias(b, ASSAY_KIND_PROJ_BIAS, "self_attention.linear_proj.bias", h, false, 1);
+}
