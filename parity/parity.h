@@ -39,6 +39,7 @@ typedef struct parity_result {
     char tier[16];
     char layout[ASSAY_LAYOUT_TEXT];
     char precision[8];
+    char variants[64]; /* kernel variants asked for: "fastest", "k0", "attention=k0"; empty: not known */
     parity_check check;
     char tensor[ASSAY_NAME];   /* canonical name, may be empty */
     char op[48];               /* operation kind, may be empty */

@@ -49,16 +49,16 @@ static void put_matrix(FILE *f, const parity_column *columns, int64_t n)
 {
     fputs("<h2>Layouts and checks</h2><div class=wrap><table><thead><tr><th class=l>case</th><th "
           "class=l>precision</th>"
-          "<th class=l>layout</th><th class=l>engine</th>",
+          "<th class=l>layout</th><th class=l>kernels</th><th class=l>engine</th>",
           f);
     for (int k = 0; k < PARITY_CHECK_COUNT; k++)
         fprintf(f, "<th>%s</th>", parity_check_name((parity_check)k));
     fputs("<th>ambiguous routes</th></tr></thead><tbody>", f);
     for (int64_t i = 0; i < n; i++) {
         const parity_column *c = &columns[i];
-        const char *words[] = {c->case_name, c->precision, c->layout, c->engine};
+        const char *words[] = {c->case_name, c->precision, c->layout, c->variants, c->engine};
         fputs("<tr>", f);
-        for (int w = 0; w < 4; w++) {
+        for (int w = 0; w < 5; w++) {
             fputs("<td class=l>", f);
             parity_put_escaped(f, words[w]);
             fputs("</td>", f);
@@ -141,7 +141,7 @@ static bool worst_of(const parity_report *r, const parity_column *c, const parit
         if (x->check != PARITY_CHECK_LOCAL || x->verdict == PARITY_SKIP ||
             strcmp(x->instance, row->instance) != 0 || strcmp(x->op, row->op) != 0 ||
             strcmp(x->case_name, c->case_name) != 0 || strcmp(x->precision, c->precision) != 0 ||
-            strcmp(x->layout, c->layout) != 0)
+            strcmp(x->layout, c->layout) != 0 || strcmp(x->variants, c->variants) != 0)
             continue;
         have = true;
         if (!(x->ratio <= *worst))
@@ -181,6 +181,8 @@ static void put_heatmap(FILE *f, const parity_report *r, const parity_column *co
             strcmp(columns[k].precision, head->precision) == 0) {
             fputs("<th>", f);
             parity_put_escaped(f, columns[k].layout);
+            fputc(' ', f);
+            parity_put_escaped(f, columns[k].variants);
             fputs("</th>", f);
         }
     fputs("</tr></thead><tbody>", f);

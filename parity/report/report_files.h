@@ -8,9 +8,9 @@ json_t *parity_result_to_json(const parity_result *r);
 /* Adds every line of a results.jsonl.  A malformed line is an error that names file and line. */
 assay_status parity_report_load_jsonl(parity_report *r, const char *path);
 
-/* Distinct (case, precision, layout) of a report, in order of first appearance. */
+/* Distinct (case, precision, layout, kernels) of a report, in order of first appearance. */
 typedef struct parity_column {
-    const char *case_name, *precision, *layout, *engine, *tier;
+    const char *case_name, *precision, *layout, *variants, *engine, *tier;
     int64_t passed[PARITY_CHECK_COUNT], failed[PARITY_CHECK_COUNT], skipped[PARITY_CHECK_COUNT];
     double worst[PARITY_CHECK_COUNT]; /* largest ratio */
     int64_t ambiguous;
