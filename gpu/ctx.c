@@ -124,11 +124,30 @@ static assay_status gpu_ctx_set_variant(gpu_ctx *ctx, const char *word, size_t l
     return ASSAY_OK;
 }
 
+/* "kN" alone: every family at N, or at its highest where it has fewer. */
+static bool gpu_ctx_set_all(gpu_ctx *ctx, const char *word, size_t length)
+{
+    if (length != 2 || word[0] != 'k' || word[1] < '0' || word[1] > '9')
+        return false;
+    for (int f = 0; f < GPU_FAMILY_COUNT; ++f)
+        ctx->variant[f] = word[1] - '0' < gpu_family_highest[f] ? word[1] - '0' : gpu_family_highest[f];
+    return true;
+}
+
+json_t *gpu_variants(void)
+{
+    json_t *all = json_object();
+    for (int f = 0; f < GPU_FAMILY_COUNT; ++f)
+        json_object_set_new(all, gpu_family_names[f], json_integer(gpu_family_highest[f]));
+    return all;
+}
+
 assay_status gpu_ctx_set_variants(gpu_ctx *ctx, const char *text)
 {
     while (*text != '\0') {
         const size_t length = strcspn(text, ",");
-        ASSAY_TRY(gpu_ctx_set_variant(ctx, text, length));
+        if (!gpu_ctx_set_all(ctx, text, length))
+            ASSAY_TRY(gpu_ctx_set_variant(ctx, text, length));
         text += length;
         if (*text == ',')
             ++text;

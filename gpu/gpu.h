@@ -77,8 +77,10 @@ typedef struct gpu_ctx {
 /* device < 0: local default.  ASSAY_CUDA when no device answers. */
 assay_status gpu_ctx_init(gpu_ctx *ctx, int device, size_t workspace_bytes);
 void gpu_ctx_destroy(gpu_ctx *ctx);
-/* "attention=k1,rmsnorm=k0"; unknown family or variant: ASSAY_INVALID_ARGUMENT with the legal words. */
+/* "attention=k1,rmsnorm=k0", or "k0" for every family (at most its highest); later words win.  Unknown family or variant: ASSAY_INVALID_ARGUMENT with the legal words. */
 assay_status gpu_ctx_set_variants(gpu_ctx *ctx, const char *text);
+/* {family: number of its highest variant}, for the doctor; NULL: out of memory. */
+json_t *gpu_variants(void);
 /* Collects asynchronous faults at a named place: ASSAY_CUDA "after backward: ...". */
 assay_status gpu_ctx_sync(gpu_ctx *ctx, const char *where);
 

@@ -14,11 +14,11 @@ assay_status gpu_doctor_verb(void)
     (void)ncclGetVersion(&nccl);
     char capability[32];
     snprintf(capability, sizeof capability, "%d.%d", ctx.sm_major, ctx.sm_minor);
-    json_t *report =
-        json_pack("{s:s, s:b, s:i, s:s, s:i, s:i, s:i, s:i, s:I}", "device", ctx.device_name, "simulated",
-                  ctx.simulated, "devices", devices, "compute_capability", capability, "sm_count",
-                  ctx.sm_count, "driver_version", driver, "runtime_version", runtime, "nccl_version", nccl,
-                  "cublaslt_version", (json_int_t)cublasLtGetVersion());
+    json_t *report = json_pack("{s:s, s:b, s:i, s:s, s:i, s:i, s:i, s:i, s:I, s:o}", "device",
+                               ctx.device_name, "simulated", ctx.simulated, "devices", devices,
+                               "compute_capability", capability, "sm_count", ctx.sm_count, "driver_version",
+                               driver, "runtime_version", runtime, "nccl_version", nccl, "cublaslt_version",
+                               (json_int_t)cublasLtGetVersion(), "variants", gpu_variants());
     char *text = report ? json_dumps(report, JSON_INDENT(2)) : NULL;
     json_decref(report);
     gpu_ctx_destroy(&ctx);

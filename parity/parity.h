@@ -39,6 +39,7 @@ typedef struct parity_result {
     char tier[16];
     char layout[ASSAY_LAYOUT_TEXT];
     char precision[8];
+    char variants[64]; /* kernel variants asked for: "fastest", "k0", "attention=k0"; empty: not known */
     parity_check check;
     char tensor[ASSAY_NAME];   /* canonical name, may be empty */
     char op[48];               /* operation kind, may be empty */
@@ -111,6 +112,8 @@ typedef struct parity_whole_cache parity_whole_cache;
 assay_status parity_whole_cache_create(parity_whole_cache **out, const assay_model_spec *spec,
                                        const assay_train_options *options, const assay_batches *batches,
                                        double *const *weights);
+/* Runs of the reference are kept in this folder, where other processes find them: each is made once. */
+assay_status parity_whole_cache_share(parity_whole_cache *c, const char *folder);
 void parity_whole_cache_destroy(parity_whole_cache *c);
 assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t, parity_report *report);
 /* routing.c */

@@ -21,6 +21,8 @@ struct parity_whole_cache {
     assay_train_options options;
     const assay_batches *batches;
     double *const *weights;
+    char folder[ASSAY_PATH]; /* of runs that other processes share, "" = none */
+    char identity[ASSAY_SHA256_HEX];
     int64_t n;
     parity_whole_runs **all;
 };

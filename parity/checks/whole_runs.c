@@ -1,5 +1,5 @@
 /* The candidate's routing choices and the runs of the reference on them; the method is in whole.c. */
-#include "parity/checks/whole.h"
+#include "parity/checks/whole_store.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -15,6 +15,14 @@ assay_status parity_whole_cache_create(parity_whole_cache **out, const assay_mod
     (*out)->options = *options;
     (*out)->batches = batches;
     (*out)->weights = weights;
+    return ASSAY_OK;
+}
+
+assay_status parity_whole_cache_share(parity_whole_cache *c, const char *folder)
+{
+    ASSAY_CHECK(strlen(folder) < sizeof c->folder, ASSAY_LIMIT, "%s: path too long", folder);
+    ASSAY_TRY(parity_whole_identity(c, c->identity));
+    snprintf(c->folder, sizeof c->folder, "%s", folder);
     return ASSAY_OK;
 }
 
@@ -147,9 +155,22 @@ static ref_policy policy_of(const parity_whole_cache *c, assay_precision precisi
     return p;
 }
 
+/* `run` < 0: the truth, which is one for all precisions. */
+static assay_status run_one(const parity_whole_cache *c, const ref_run_config *config, const char *choices,
+                            int run, ref_run_result *result)
+{
+    char key[2 * ASSAY_SHA256_HEX + 64];
+    if (c->folder[0] == '\0')
+        return ref_run(config, c->weights, result);
+    snprintf(key, sizeof key, "%s, choices %s, %s, %s, run %d", c->identity, choices,
+             assay_precision_name(config->policy.precision), config->want_logits ? "logits" : "training",
+             run);
+    return parity_whole_run(c->folder, key, config, c->weights, result);
+}
+
 static assay_status run_all(const parity_whole_cache *c, const assay_batches *batches,
-                            assay_precision precision, parity_whole_choices *choice, bool logits,
-                            ref_run_result *truth, ref_run_result perturbed[PARITY_WHOLE_RUNS])
+                            assay_precision precision, parity_whole_choices *choice, const char *choices,
+                            bool logits, ref_run_result *truth, ref_run_result perturbed[PARITY_WHOLE_RUNS])
 {
     assay_parallel_config one;
     assay_train_options options = c->options;
@@ -166,10 +187,10 @@ static assay_status run_all(const parity_whole_cache *c, const assay_batches *ba
     ASSAY_TRY(assay_layout_parse("1", &one));
     ASSAY_TRY(assay_grid_make(&one, &config.grid));
     config.policy.precision = ASSAY_PRECISION_FP64;
-    ASSAY_TRY(ref_run(&config, c->weights, truth));
+    ASSAY_TRY(run_one(c, &config, choices, -1, truth));
     for (int i = 0; i < PARITY_WHOLE_RUNS; i++) {
         config.policy = policy_of(c, precision, i);
-        ASSAY_TRY(ref_run(&config, c->weights, &perturbed[i]));
+        ASSAY_TRY(run_one(c, &config, choices, i, &perturbed[i]));
     }
     return ASSAY_OK;
 }
@@ -199,14 +220,14 @@ static void measure_jumps(parity_whole_runs *r)
 
 /* Microbatch 0 of step 0 as a batch of its own: its logits depend on the initial weights alone. */
 static assay_status run_logits(const parity_whole_cache *c, assay_precision precision,
-                               parity_whole_choices *choice, parity_whole_runs *r)
+                               parity_whole_choices *choice, const char *choices, parity_whole_runs *r)
 {
     assay_batches first = *c->batches;
     if (assay_batches_n_targets(c->batches, 0, 0) == 0)
         return ASSAY_OK; /* a batch without labels has no loss to run */
     first.training = false;
     first.steps = first.microbatches = 1;
-    ASSAY_TRY(run_all(c, &first, precision, choice, true, &r->logits_truth, r->logits_perturbed));
+    ASSAY_TRY(run_all(c, &first, precision, choice, choices, true, &r->logits_truth, r->logits_perturbed));
     r->has_logits = true;
     return ASSAY_OK;
 }
@@ -231,9 +252,9 @@ assay_status parity_whole_find_runs(parity_whole_cache *c, assay_precision preci
     parity_whole_runs *r = calloc(1, sizeof *r);
     ASSAY_CHECK(r, ASSAY_OUT_OF_MEMORY, "reference runs");
     memcpy(r->key, key, sizeof r->key);
-    assay_status st = run_all(c, c->batches, precision, choice, false, &r->truth, r->perturbed);
+    assay_status st = run_all(c, c->batches, precision, choice, hash, false, &r->truth, r->perturbed);
     if (st == ASSAY_OK)
-        st = run_logits(c, precision, choice, r);
+        st = run_logits(c, precision, choice, hash, r);
     if (st != ASSAY_OK) {
         runs_destroy(r);
         return st;

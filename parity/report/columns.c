@@ -1,4 +1,4 @@
-/* Grouping of results by case, precision and layout; the place of a result in words. */
+/* Grouping of results by case, precision, layout and kernels; the place of a result in words. */
 #include "parity/report/report_files.h"
 #include <math.h>
 #include <stdlib.h>
@@ -26,7 +26,7 @@ void parity_put_escaped(FILE *f, const char *s)
 bool parity_column_holds(const parity_column *c, const parity_result *r)
 {
     return strcmp(c->case_name, r->case_name) == 0 && strcmp(c->precision, r->precision) == 0 &&
-           strcmp(c->layout, r->layout) == 0;
+           strcmp(c->layout, r->layout) == 0 && strcmp(c->variants, r->variants) == 0;
 }
 
 static void count(parity_column *c, const parity_result *r)
@@ -63,6 +63,7 @@ assay_status parity_report_columns(const parity_report *r, parity_column **out, 
             grown[k].case_name = x->case_name;
             grown[k].precision = x->precision;
             grown[k].layout = x->layout;
+            grown[k].variants = x->variants;
             grown[k].engine = x->engine;
             grown[k].tier = x->tier;
         }

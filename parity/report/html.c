@@ -32,7 +32,7 @@ static const char STYLE[] =
     "code,pre{background:#1c242d}.ok{color:#5fd39b}.bad{color:#ff8a80}.skip{color:#e0c060}}";
 
 /* Background of a ratio: white at 0, blue towards 1, red above (and for NaN). */
-static void put_ratio_cell(FILE *f, double ratio, bool have)
+void parity_put_ratio_cell(FILE *f, double ratio, bool have)
 {
     if (!have) {
         fputs("<td class=dim>&middot;</td>", f);
@@ -49,16 +49,16 @@ static void put_matrix(FILE *f, const parity_column *columns, int64_t n)
 {
     fputs("<h2>Layouts and checks</h2><div class=wrap><table><thead><tr><th class=l>case</th><th "
           "class=l>precision</th>"
-          "<th class=l>layout</th><th class=l>engine</th>",
+          "<th class=l>layout</th><th class=l>kernels</th><th class=l>engine</th>",
           f);
     for (int k = 0; k < PARITY_CHECK_COUNT; k++)
         fprintf(f, "<th>%s</th>", parity_check_name((parity_check)k));
     fputs("<th>ambiguous routes</th></tr></thead><tbody>", f);
     for (int64_t i = 0; i < n; i++) {
         const parity_column *c = &columns[i];
-        const char *words[] = {c->case_name, c->precision, c->layout, c->engine};
+        const char *words[] = {c->case_name, c->precision, c->layout, c->variants, c->engine};
         fputs("<tr>", f);
-        for (int w = 0; w < 4; w++) {
+        for (int w = 0; w < 5; w++) {
             fputs("<td class=l>", f);
             parity_put_escaped(f, words[w]);
             fputs("</td>", f);
@@ -131,82 +131,6 @@ static void put_failures(FILE *f, const parity_report *r)
         fputs("</details>", f);
 }
 
-/* Worst ratio of one instance+operation in one column. */
-static bool worst_of(const parity_report *r, const parity_column *c, const parity_result *row, double *worst)
-{
-    bool have = false;
-    *worst = 0;
-    for (int64_t i = 0; i < parity_report_count(r); i++) {
-        const parity_result *x = parity_report_at(r, i);
-        if (x->check != PARITY_CHECK_LOCAL || x->verdict == PARITY_SKIP ||
-            strcmp(x->instance, row->instance) != 0 || strcmp(x->op, row->op) != 0 ||
-            strcmp(x->case_name, c->case_name) != 0 || strcmp(x->precision, c->precision) != 0 ||
-            strcmp(x->layout, c->layout) != 0)
-            continue;
-        have = true;
-        if (!(x->ratio <= *worst))
-            *worst = x->ratio;
-    }
-    return have;
-}
-
-static bool seen_before(const parity_report *r, int64_t i)
-{
-    const parity_result *x = parity_report_at(r, i);
-    for (int64_t j = 0; j < i; j++) {
-        const parity_result *y = parity_report_at(r, j);
-        if (y->check == PARITY_CHECK_LOCAL && strcmp(y->instance, x->instance) == 0 &&
-            strcmp(y->op, x->op) == 0 && strcmp(y->case_name, x->case_name) == 0 &&
-            strcmp(y->precision, x->precision) == 0)
-            return true;
-    }
-    return false;
-}
-
-/* One table for each case and precision: rows are operations, columns are layouts. */
-static void put_heatmap(FILE *f, const parity_report *r, const parity_column *columns, int64_t n,
-                        int64_t first)
-{
-    const parity_column *head = &columns[first];
-    fputs("<h2>", f);
-    parity_put_escaped(f, head->case_name);
-    fputc(' ', f);
-    parity_put_escaped(f, head->precision);
-    fputs(": worst error by operation, in units of its bound</h2><div class=wrap><table><thead><tr><th "
-          "class=l>instance</th>"
-          "<th class=l>operation</th>",
-          f);
-    for (int64_t k = first; k < n; k++)
-        if (strcmp(columns[k].case_name, head->case_name) == 0 &&
-            strcmp(columns[k].precision, head->precision) == 0) {
-            fputs("<th>", f);
-            parity_put_escaped(f, columns[k].layout);
-            fputs("</th>", f);
-        }
-    fputs("</tr></thead><tbody>", f);
-    for (int64_t i = 0; i < parity_report_count(r); i++) {
-        const parity_result *x = parity_report_at(r, i);
-        if (x->check != PARITY_CHECK_LOCAL || strcmp(x->case_name, head->case_name) != 0 ||
-            strcmp(x->precision, head->precision) != 0 || seen_before(r, i))
-            continue;
-        fputs("<tr><td class=l>", f);
-        parity_put_escaped(f, x->instance);
-        fputs("</td><td class=l>", f);
-        parity_put_escaped(f, x->op);
-        fputs("</td>", f);
-        for (int64_t k = first; k < n; k++) {
-            double worst;
-            if (strcmp(columns[k].case_name, head->case_name) != 0 ||
-                strcmp(columns[k].precision, head->precision) != 0)
-                continue;
-            const bool have = worst_of(r, &columns[k], x, &worst);
-            put_ratio_cell(f, worst, have);
-        }
-        fputs("</tr>", f);
-    }
-    fputs("</tbody></table></div>", f);
-}
-
 static void put_facts(FILE *f, const json_t *facts)
 {
     const char *key;
@@ -256,19 +180,13 @@ assay_status parity_report_html(const parity_report *r, const char *path, const 
         put_facts(f, facts);
     put_failures(f, r);
     put_matrix(f, columns, n);
-    for (int64_t i = 0; i < n; i++) {
-        bool first = true;
-        for (int64_t k = 0; k < i && first; k++)
-            first = strcmp(columns[k].case_name, columns[i].case_name) != 0 ||
-                    strcmp(columns[k].precision, columns[i].precision) != 0;
-        if (first)
-            put_heatmap(f, r, columns, n, i);
-    }
+    const assay_status drawn = parity_put_heatmaps(f, r, columns, n);
     fputs("</body></html>\n", f);
     const bool ok = ferror(f) == 0;
     free(columns);
-    const assay_status st = fclose(f) == 0 && ok ? assay_write_file(path, text, bytes)
-                                                 : ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "%s", path);
+    assay_status st = fclose(f) == 0 && ok ? drawn : ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "%s", path);
+    if (st == ASSAY_OK)
+        st = assay_write_file(path, text, bytes);
     free(text);
     return st;
 }

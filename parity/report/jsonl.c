@@ -37,6 +37,7 @@ json_t *parity_result_to_json(const parity_result *r)
     set_text(o, "tier", r->tier);
     set_text(o, "layout", r->layout);
     set_text(o, "precision", r->precision);
+    set_text(o, "variants", r->variants);
     set_text(o, "check", parity_check_name(r->check));
     set_text(o, "tensor", r->tensor);
     set_text(o, "operation", r->op);
@@ -139,6 +140,7 @@ static assay_status result_from_json(const json_t *o, const char *what, parity_r
     get_text(o, "tier", r->tier, sizeof r->tier);
     get_text(o, "layout", r->layout, sizeof r->layout);
     get_text(o, "precision", r->precision, sizeof r->precision);
+    get_text(o, "variants", r->variants, sizeof r->variants);
     get_text(o, "tensor", r->tensor, sizeof r->tensor);
     get_text(o, "operation", r->op, sizeof r->op);
     get_text(o, "instance", r->instance, sizeof r->instance);

@@ -1,4 +1,4 @@
-/* junit.xml: one test suite per case, precision and layout; one test case per result. */
+/* junit.xml: one test suite per case, precision, layout and kernels; one test case per result. */
 #include "core/base/log.h"
 #include "parity/report/report_files.h"
 #include <stdlib.h>
@@ -41,6 +41,9 @@ static void put_suite(FILE *f, const parity_report *r, const parity_column *c)
     parity_put_escaped(f, c->precision);
     fputc(' ', f);
     parity_put_escaped(f, c->layout);
+    if (c->variants[0] != 0)
+        fputc(' ', f);
+    parity_put_escaped(f, c->variants);
     fprintf(f, "\" tests=\"%lld\" failures=\"%lld\" skipped=\"%lld\">\n", (long long)tests, (long long)failed,
             (long long)skipped);
     for (int64_t i = 0; i < parity_report_count(r); i++)

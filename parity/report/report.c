@@ -60,6 +60,7 @@ assay_status parity_report_add(parity_report *r, const parity_result *result)
         if (r->context.layout[0] != '\0')
             snprintf(to->layout, sizeof to->layout, "%s", r->context.layout);
         inherit(to->precision, sizeof to->precision, r->context.precision);
+        inherit(to->variants, sizeof to->variants, r->context.variants);
         inherit(to->reproduce, sizeof to->reproduce, r->context.reproduce);
     }
     /* An unknown verdict is nobody's pass. */

@@ -8,9 +8,9 @@ json_t *parity_result_to_json(const parity_result *r);
 /* Adds every line of a results.jsonl.  A malformed line is an error that names file and line. */
 assay_status parity_report_load_jsonl(parity_report *r, const char *path);
 
-/* Distinct (case, precision, layout) of a report, in order of first appearance. */
+/* Distinct (case, precision, layout, kernels) of a report, in order of first appearance. */
 typedef struct parity_column {
-    const char *case_name, *precision, *layout, *engine, *tier;
+    const char *case_name, *precision, *layout, *variants, *engine, *tier;
     int64_t passed[PARITY_CHECK_COUNT], failed[PARITY_CHECK_COUNT], skipped[PARITY_CHECK_COUNT];
     double worst[PARITY_CHECK_COUNT]; /* largest ratio */
     int64_t ambiguous;
@@ -21,6 +21,11 @@ assay_status parity_report_columns(const parity_report *r, parity_column **out, 
 
 /* "decoder.layers.1.mlp.linear_fc1 linear_bwd_weight dweight[3,5], step 1, microbatch 0, rank 2" */
 void parity_result_place(const parity_result *r, char *out, size_t capacity);
+
+/* heatmap.c: the tables of index.html; n columns of parity_report_columns. */
+assay_status parity_put_heatmaps(FILE *f, const parity_report *r, const parity_column *columns, int64_t n);
+/* One cell of them, coloured by the ratio. */
+void parity_put_ratio_cell(FILE *f, double ratio, bool have);
 
 /* XML and HTML text: markup escaped, control characters replaced. */
 void parity_put_escaped(FILE *f, const char *s);

@@ -1,4 +1,4 @@
-/* The table on the terminal: one row per case, precision and layout; one column per check with the worst
+/* The table on the terminal: one row per case, precision, layout and kernels; one column per check with the worst
  * error in units of its allowance; then every failure with the command that reproduces it. */
 #include "parity/report/report_files.h"
 #include <math.h>
@@ -28,8 +28,8 @@ static void print_failure(const parity_result *x, FILE *out)
 {
     char place[PARITY_TEXT];
     parity_result_place(x, place, sizeof place);
-    fprintf(out, "\n%s  %s %s %s, %s: %s\n", parity_verdict_name(x->verdict), x->case_name, x->precision,
-            x->layout, parity_check_name(x->check), place);
+    fprintf(out, "\n%s  %s %s %s%s%s, %s: %s\n", parity_verdict_name(x->verdict), x->case_name, x->precision,
+            x->layout, x->variants[0] != 0 ? " " : "", x->variants, parity_check_name(x->check), place);
     if (x->message[0] != 0)
         fprintf(out, "      %s\n", x->message);
     if (x->diagnosis[0] != 0)
@@ -71,12 +71,13 @@ void parity_report_table(const parity_report *r, FILE *out)
         assay_error_print(out, "assay", 0);
         return;
     }
-    fprintf(out, "\n%-12s %-5s %-18s", "case", "prec", "layout");
+    fprintf(out, "\n%-16s %-5s %-16s %-8s", "case", "prec", "layout", "kernels");
     for (int k = 0; k < PARITY_CHECK_COUNT; k++)
         fprintf(out, " %11s", parity_check_name((parity_check)k));
     fputc('\n', out);
     for (int64_t i = 0; i < n; i++) {
-        fprintf(out, "%-12s %-5s %-18s", columns[i].case_name, columns[i].precision, columns[i].layout);
+        fprintf(out, "%-16s %-5s %-16s %-8s", columns[i].case_name, columns[i].precision, columns[i].layout,
+                columns[i].variants);
         for (int k = 0; k < PARITY_CHECK_COUNT; k++)
             print_cell(out, &columns[i], k);
         fputc('\n', out);

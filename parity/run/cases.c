@@ -96,6 +96,31 @@ static assay_status read_precisions(const json_t *root, parity_case *c)
     return ASSAY_OK;
 }
 
+/* The engine knows the families; here only what could not be a word of them is refused. */
+static assay_status read_variants(const json_t *root, parity_case *c)
+{
+    const json_t *list = json_object_get(root, "variants");
+    if (list == NULL) {
+        c->n_variants = 1;
+        snprintf(c->variants[0], PARITY_VARIANT_TEXT, "fastest");
+        return ASSAY_OK;
+    }
+    ASSAY_CHECK(json_is_array(list) && json_array_size(list) >= 1 &&
+                    json_array_size(list) <= PARITY_MAX_VARIANTS,
+                ASSAY_FORMAT, "%s: variants: expected 1 to %d of \"fastest\", \"k0\", \"attention=k0\"",
+                c->file, PARITY_MAX_VARIANTS);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *text = json_string_value(json_array_get(list, i));
+        ASSAY_CHECK(text != NULL && text[0] != 0 && strlen(text) < PARITY_VARIANT_TEXT &&
+                        strspn(text, "abcdefghijklmnopqrstuvwxyz0123456789_=,") == strlen(text),
+                    ASSAY_FORMAT,
+                    "%s: variants[%zu]: expected \"fastest\", \"k0\" or \"attention=k0\", found %s", c->file,
+                    i, text != NULL ? text : "(not a string)");
+        snprintf(c->variants[c->n_variants++], PARITY_VARIANT_TEXT, "%s", text);
+    }
+    return ASSAY_OK;
+}
+
 static assay_status read_checks(const json_t *root, parity_case *c)
 {
     const json_t *list = json_object_get(root, "checks");
@@ -119,8 +144,8 @@ static assay_status read_checks(const json_t *root, parity_case *c)
 
 assay_status parity_case_load(const char *path, parity_case *out)
 {
-    static const char *const allowed[] = {"name",     "description", "model",  "data", "layouts",
-                                          "training", "precision",   "checks", NULL};
+    static const char *const allowed[] = {"name",     "description", "model",    "data",   "layouts",
+                                          "training", "precision",   "variants", "checks", NULL};
     assay_status st = ASSAY_OK;
     json_t *root = NULL;
     memset(out, 0, sizeof *out);
@@ -140,6 +165,7 @@ assay_status parity_case_load(const char *path, parity_case *out)
         ASSAY_TRY_GOTO(assay_train_options_from_json(&out->options, json_object_get(root, "training"), path),
                        st, done);
     ASSAY_TRY_GOTO(read_precisions(root, out), st, done);
+    ASSAY_TRY_GOTO(read_variants(root, out), st, done);
     ASSAY_TRY_GOTO(read_checks(root, out), st, done);
     if ((st = assay_train_options_check(&out->options)) != ASSAY_OK)
         assay_context(st, "%s: training", path);

@@ -6,7 +6,12 @@
 #include "core/run/options.h"
 #include "parity/parity.h"
 
-enum { PARITY_MAX_LAYOUTS = 64, PARITY_MAX_DATA_PATHS = 16 };
+enum {
+    PARITY_MAX_LAYOUTS = 64,
+    PARITY_MAX_DATA_PATHS = 16,
+    PARITY_MAX_VARIANTS = 12,
+    PARITY_VARIANT_TEXT = 64
+};
 
 typedef struct parity_case {
     char name[64];
@@ -21,6 +26,8 @@ typedef struct parity_case {
     char layouts[PARITY_MAX_LAYOUTS][ASSAY_LAYOUT_TEXT];
     int n_precisions;
     assay_precision precisions[2];
+    int n_variants; /* kernel variants: "fastest", "k0", "attention=k0" */
+    char variants[PARITY_MAX_VARIANTS][PARITY_VARIANT_TEXT];
     assay_train_options options; /* training */
     bool checks[PARITY_CHECK_COUNT];
 } parity_case;

@@ -103,6 +103,16 @@ void parity_engine_free(parity_engine *e)
     e->doctor = NULL;
 }
 
+int parity_engine_highest_variant(const parity_engine *e)
+{
+    const char *family;
+    const json_t *number;
+    json_int_t highest = 0;
+    json_object_foreach(json_object_get(e->doctor, "variants"), family, number) highest =
+        json_integer_value(number) > highest ? json_integer_value(number) : highest;
+    return (int)(highest < 9 ? highest : 9);
+}
+
 assay_status parity_layout_world(const char *layout, int *world)
 {
     assay_parallel_config p;

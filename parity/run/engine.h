@@ -26,6 +26,8 @@ assay_status parity_engine_run(const parity_engine *e, const char *verb, const a
                                double *wall_s);
 /* An option of the table as the command line takes it: "--clip-grad=1" from "clip_grad" and 1.0. */
 void parity_option_argument(const char *name, const json_t *value, char *out, size_t capacity);
+/* Highest number of a kernel variant in any family; 0 when the engine does not say. */
+int parity_engine_highest_variant(const parity_engine *e);
 /* World size of a layout. */
 assay_status parity_layout_world(const char *layout, int *world);
 

@@ -20,8 +20,8 @@ static void part_path(const parity_run_state *s, int task, const char *extension
 
 static const char *task_label(const parity_task *t, char *out, size_t capacity)
 {
-    snprintf(out, capacity, "%s %s %s", t->c != NULL ? t->c->name : "operations",
-             assay_precision_name(t->precision), t->layout);
+    snprintf(out, capacity, "%s %s %s %s", t->c != NULL ? t->c->name : "operations",
+             assay_precision_name(t->precision), t->layout, t->variant);
     return out;
 }
 
@@ -79,7 +79,7 @@ static assay_status start_task(parity_run_state *s, int slot, int index)
 /* Takes over the part of a finished child; a child that died leaves a skipped result. */
 static assay_status collect(parity_run_state *s, int index, int status)
 {
-    char path[ASSAY_PATH + 64], label[ASSAY_LAYOUT_TEXT + 96];
+    char path[ASSAY_PATH + 64], label[ASSAY_LAYOUT_TEXT + PARITY_VARIANT_TEXT + 96];
     json_t *facts = NULL;
     const parity_task *t = &s->tasks[index];
     part_path(s, index, "jsonl", path);
@@ -101,6 +101,7 @@ static assay_status collect(parity_run_state *s, int index, int status)
     snprintf(r.case_name, sizeof r.case_name, "%s", t->c != NULL ? t->c->name : "operations");
     snprintf(r.layout, sizeof r.layout, "%s", t->layout);
     snprintf(r.precision, sizeof r.precision, "%s", assay_precision_name(t->precision));
+    snprintf(r.variants, sizeof r.variants, "%s", t->variant);
     snprintf(r.engine, sizeof r.engine, "%s", s->engine.name);
     if (WIFSIGNALED(status))
         snprintf(r.message, sizeof r.message, "the judge died of signal %d (%s)", WTERMSIG(status),
@@ -131,16 +132,16 @@ static assay_status wait_one(parity_run_state *s, int *finished)
 static assay_status run_tasks(parity_run_state *s, assay_progress *progress)
 {
     int next = 0, active = 0, finished = 0;
-    char label[ASSAY_LAYOUT_TEXT + 96];
+    char label[ASSAY_LAYOUT_TEXT + PARITY_VARIANT_TEXT + 96];
     for (int k = 0; k < PARITY_MAX_JOBS; k++)
         s->running[k] = -1;
     while (finished < s->n_tasks) {
         for (int k = 0; k < s->o.jobs && next < s->n_tasks; k++)
             if (s->running[k] < 0) {
-                ASSAY_TRY(start_task(s, k, next));
+                ASSAY_TRY(start_task(s, k, s->order[next]));
                 if (progress != NULL)
                     assay_progress_update(progress, finished,
-                                          task_label(&s->tasks[next], label, sizeof label));
+                                          task_label(&s->tasks[s->order[next]], label, sizeof label));
                 next++;
             }
         active = finished;
@@ -205,6 +206,9 @@ static assay_status run(parity_run_state *s, const assay_train_options *given)
     ASSAY_TRY(parity_run_load_cases(s));
     ASSAY_TRY(parity_run_apply_overrides(s, given));
     ASSAY_TRY(parity_run_make_tasks(s));
+    printf("%d tasks of %d combinations of case, layout, precision and kernels (--matrix %s)\n", s->n_tasks,
+           s->n_combinations, s->o.matrix);
+    fflush(stdout);
     ASSAY_TRY(prepare(s));
     ASSAY_TRY(parity_report_create(&s->report));
     s->facts = json_object();
@@ -230,17 +234,20 @@ int parity_main_run(int argc, char **argv)
         s->cases = calloc(PARITY_MAX_CASES, sizeof *s->cases);
         s->tasks = calloc(PARITY_MAX_TASKS, sizeof *s->tasks);
         s->status = calloc(PARITY_MAX_TASKS, sizeof *s->status);
+        s->order = calloc(PARITY_MAX_TASKS, sizeof *s->order);
     }
-    if (s == NULL || s->cases == NULL || s->tasks == NULL || s->status == NULL) {
+    if (s == NULL || s->cases == NULL || s->tasks == NULL || s->status == NULL || s->order == NULL) {
         fputs("assay run: out of memory\n", stderr);
         free(s != NULL ? s->cases : NULL);
         free(s != NULL ? s->tasks : NULL);
         free(s != NULL ? s->status : NULL);
+        free(s != NULL ? s->order : NULL);
         free(s);
         return 2;
     }
     snprintf(s->o.engine, sizeof s->o.engine, "auto");
     snprintf(s->o.report_dir, sizeof s->o.report_dir, "report");
+    snprintf(s->o.matrix, sizeof s->o.matrix, "pairwise");
     s->o.timeout_s = 600;
     const long processors = sysconf(_SC_NPROCESSORS_ONLN);
     s->o.jobs = processors < 1 ? 1 : processors > PARITY_MAX_JOBS ? PARITY_MAX_JOBS : (int)processors;
@@ -267,6 +274,7 @@ int parity_main_run(int argc, char **argv)
     free(s->cases);
     free(s->tasks);
     free(s->status);
+    free(s->order);
     free(s);
     return code;
 }

@@ -19,6 +19,8 @@ typedef struct parity_run_options {
     char cases[16][64];                                  /* filter by name */
     char layouts[PARITY_MAX_LAYOUTS][ASSAY_LAYOUT_TEXT]; /* instead of the case's own */
     char precision[8];                                   /* "" = the case's own */
+    char variant[PARITY_VARIANT_TEXT];                   /* "" = the case's own */
+    char matrix[12];                                     /* pairwise or full */
     char check[16];                                      /* "" = the case's own */
     char overrides[256]; /* training options given on the command line, as text for reproduction commands */
 } parity_run_options;
@@ -28,6 +30,7 @@ typedef struct parity_task {
     const parity_case *c; /* NULL: exact tier of the operations */
     assay_precision precision;
     char layout[ASSAY_LAYOUT_TEXT];
+    char variant[PARITY_VARIANT_TEXT];   /* "fastest", "k0", "attention=k0" */
     char next_layout[ASSAY_LAYOUT_TEXT]; /* the checkpoint is loaded in this one */
     char dir[ASSAY_PATH];                /* scratch folder of this task */
     char case_dir[ASSAY_PATH];           /* model and batch of the case */
@@ -41,7 +44,7 @@ assay_status parity_prepare_case(const parity_case *c, const char *case_dir);
 assay_status parity_run_task(const parity_run_options *o, const parity_engine *e, const parity_task *t,
                              parity_report *report, json_t *facts);
 
-enum { PARITY_MAX_CASES = 32, PARITY_MAX_TASKS = 1024, PARITY_MAX_JOBS = 16 };
+enum { PARITY_MAX_CASES = 64, PARITY_MAX_TASKS = 4096, PARITY_MAX_JOBS = 16 };
 
 /* Everything of one `assay run`. */
 typedef struct parity_run_state {
@@ -50,8 +53,9 @@ typedef struct parity_run_state {
     parity_case *cases;
     int n_cases;
     parity_task *tasks;
-    int n_tasks;
-    int *status; /* of each task's child */
+    int n_tasks, n_combinations; /* of them, before the matrix chose */
+    int *order;                  /* in which tasks start */
+    int *status;                 /* of each task's child */
     pid_t pids[PARITY_MAX_JOBS];
     int running[PARITY_MAX_JOBS]; /* task of each child, -1 = free */
     parity_report *report;
@@ -61,7 +65,8 @@ typedef struct parity_run_state {
 /* run_options.c: the list ends with a NULL name; the callback's user is a parity_run_options. */
 extern const assay_extra_option parity_run_option_list[];
 assay_status parity_run_option(void *user, const char *name, const char *text);
-/* run_matrix.c */
+/* run_matrix.c: tasks [n] are all legal combinations; chosen [n] is set for those of the pairwise matrix. */
+assay_status parity_run_choose(const parity_task *tasks, int n, bool *chosen);
 assay_status parity_run_load_cases(parity_run_state *s);
 /* Options given on the command line replace those of every case. */
 assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_options *given);

@@ -1,4 +1,5 @@
 /* `assay run`: the matrix, from case files and filters to a list of tasks. */
+#include "parity/run/pairwise.h"
 #include "parity/run/run.h"
 #include <stdlib.h>
 #include <string.h>
@@ -41,19 +42,22 @@ done:
 }
 
 static assay_status add_task(parity_run_state *s, const parity_case *c, assay_precision precision,
-                             const char *layout, const char *next)
+                             const char *layout, const char *variant, const char *next)
 {
-    ASSAY_CHECK(s->n_tasks < PARITY_MAX_TASKS, ASSAY_LIMIT, "more than %d tasks: use --shard",
-                PARITY_MAX_TASKS);
+    ASSAY_CHECK(s->n_tasks < PARITY_MAX_TASKS, ASSAY_LIMIT,
+                "more than %d combinations: name cases with --case", PARITY_MAX_TASKS);
     parity_task *t = &s->tasks[s->n_tasks++];
     t->c = c;
     t->precision = precision;
     snprintf(t->layout, sizeof t->layout, "%s", layout);
+    snprintf(t->variant, sizeof t->variant, "%s", variant);
     snprintf(t->next_layout, sizeof t->next_layout, "%s", next);
     const char *name = c != NULL ? c->name : "operations";
+    const bool fastest = strcmp(variant, "fastest") == 0;
     const int a = snprintf(t->case_dir, ASSAY_PATH, "%s/work/%s", s->o.report_dir, name);
-    const int b = snprintf(t->dir, ASSAY_PATH, "%s/work/%s/%s-%s", s->o.report_dir, name,
-                           assay_precision_name(precision), layout);
+    const int b =
+        snprintf(t->dir, ASSAY_PATH, "%s/work/%s/%s-%s%s%s", s->o.report_dir, name,
+                 assay_precision_name(precision), layout, fastest ? "" : "-", fastest ? "" : variant);
     ASSAY_CHECK(a < ASSAY_PATH && b < ASSAY_PATH, ASSAY_LIMIT, "--report: path too long");
     return ASSAY_OK;
 }
@@ -63,43 +67,143 @@ static bool precision_wanted(const parity_run_state *s, assay_precision p)
     return s->o.precision[0] == 0 || strcmp(s->o.precision, assay_precision_name(p)) == 0;
 }
 
+static assay_status variant_tasks(parity_run_state *s, const parity_case *c, assay_precision precision,
+                                  const char *layout)
+{
+    /* The checkpoint moves to the next layout of the case's own list, round and round. */
+    int k = 0;
+    while (k < c->n_layouts && strcmp(c->layouts[k], layout) != 0)
+        k++;
+    const char *next = c->layouts[(k + 1) % c->n_layouts];
+    if (s->o.variant[0] != 0)
+        return add_task(s, c, precision, layout, s->o.variant, next);
+    for (int v = 0; v < c->n_variants; v++)
+        ASSAY_TRY(add_task(s, c, precision, layout, c->variants[v], next));
+    return ASSAY_OK;
+}
+
 static assay_status case_tasks(parity_run_state *s, const parity_case *c)
 {
     const int n = s->o.n_layouts > 0 ? s->o.n_layouts : c->n_layouts;
-    for (int p = 0; p < c->n_precisions; p++) {
-        if (!precision_wanted(s, c->precisions[p]))
+    for (int p = 0; p < c->n_precisions; p++)
+        for (int i = 0; i < n && precision_wanted(s, c->precisions[p]); i++)
+            ASSAY_TRY(
+                variant_tasks(s, c, c->precisions[p], s->o.n_layouts > 0 ? s->o.layouts[i] : c->layouts[i]));
+    return ASSAY_OK;
+}
+
+static bool layout_wanted(const parity_run_state *s, const char *layout)
+{
+    for (int i = 0; i < s->o.n_layouts; i++)
+        if (strcmp(s->o.layouts[i], layout) == 0)
+            return true;
+    return s->o.n_layouts == 0;
+}
+
+/* Every operation alone: all kernels of one rank, and the collectives of three. */
+static assay_status operation_tasks(parity_run_state *s)
+{
+    static const assay_precision both[] = {ASSAY_PRECISION_FP32, ASSAY_PRECISION_BF16};
+    const int highest = parity_engine_highest_variant(&s->engine);
+    for (int p = 0; p < 2; p++) {
+        if (!precision_wanted(s, both[p]))
             continue;
-        for (int i = 0; i < n; i++) {
-            const char *layout = s->o.n_layouts > 0 ? s->o.layouts[i] : c->layouts[i];
-            /* The checkpoint moves to the next layout of the case's own list, round and round. */
-            int k = 0;
-            while (k < c->n_layouts && strcmp(c->layouts[k], layout) != 0)
-                k++;
-            ASSAY_TRY(add_task(s, c, c->precisions[p], layout, c->layouts[(k + 1) % c->n_layouts]));
+        for (int k = -1; k <= highest; k++) {
+            char word[16] = "fastest";
+            if (k >= 0)
+                snprintf(word, sizeof word, "k%d", k);
+            if (layout_wanted(s, "1") && (s->o.variant[0] == 0 || strcmp(s->o.variant, word) == 0))
+                ASSAY_TRY(add_task(s, NULL, both[p], "1", word, "1"));
         }
+        if (layout_wanted(s, "dp3") && (s->o.variant[0] == 0 || strcmp(s->o.variant, "fastest") == 0))
+            ASSAY_TRY(add_task(s, NULL, both[p], "dp3", "fastest", "1"));
     }
     return ASSAY_OK;
 }
 
+/* --- which combinations run --------------------------------------------------------------------------------- */
+
+enum { AXES = 4 };
+
+/* Number of a word among the words so far. */
+static int number_of(const char **words, int *n, const char *word)
+{
+    for (int i = 0; i < *n; i++)
+        if (strcmp(words[i], word) == 0)
+            return i;
+    words[*n] = word;
+    return (*n)++;
+}
+
+assay_status parity_run_choose(const parity_task *tasks, int n, bool *chosen)
+{
+    int values[AXES] = {0};
+    int *rows = calloc((size_t)n * AXES + 1, sizeof *rows);
+    const char **words = calloc((size_t)n * AXES + 1, sizeof *words);
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK_GOTO(rows != NULL && words != NULL, ASSAY_OUT_OF_MEMORY, st, done, "matrix of %d tasks", n);
+    for (int i = 0; i < n; i++) {
+        const parity_task *t = &tasks[i];
+        const char *const word[AXES] = {t->c != NULL ? t->c->name : "operations", t->layout,
+                                        assay_precision_name(t->precision), t->variant};
+        for (int a = 0; a < AXES; a++)
+            rows[i * AXES + a] = number_of(words + (size_t)n * (size_t)a, &values[a], word[a]);
+        chosen[i] = t->c == NULL; /* a kernel that no task runs is not covered by a pair of words */
+    }
+    st = parity_pairwise(rows, n, values, AXES, chosen);
+done:
+    free(words);
+    free(rows);
+    return st;
+}
+
+static assay_status keep_chosen(parity_run_state *s)
+{
+    bool *chosen = calloc((size_t)s->n_tasks + 1, sizeof *chosen);
+    int kept = 0, place = 0;
+    ASSAY_CHECK(chosen != NULL, ASSAY_OUT_OF_MEMORY, "matrix of %d tasks", s->n_tasks);
+    const bool full = strcmp(s->o.matrix, "full") == 0;
+    const assay_status st = full ? ASSAY_OK : parity_run_choose(s->tasks, s->n_tasks, chosen);
+    s->n_combinations = s->n_tasks;
+    for (int i = 0; i < s->n_tasks && st == ASSAY_OK; i++) {
+        if (!full && !chosen[i])
+            continue;
+        if (s->o.shards == 0 || place % s->o.shards == s->o.shard - 1)
+            s->tasks[kept++] = s->tasks[i];
+        place++;
+    }
+    s->n_tasks = kept;
+    free(chosen);
+    return st;
+}
+
+/* Tasks of one case and precision share reference runs, which the first of them makes: those first ones start early, so
+ * that no processor waits for another's. */
+static void order_tasks(parity_run_state *s)
+{
+    int placed = 0;
+    for (int round = 0; placed < s->n_tasks; round++)
+        for (int i = 0; i < s->n_tasks; i++) {
+            int earlier = 0;
+            for (int k = 0; k < i; k++)
+                earlier += s->tasks[k].c == s->tasks[i].c && s->tasks[k].precision == s->tasks[i].precision;
+            if (earlier == round)
+                s->order[placed++] = i;
+        }
+}
+
 assay_status parity_run_make_tasks(parity_run_state *s)
 {
-    static const char *const exact_layouts[] = {"1", "dp3"};
-    static const assay_precision both[] = {ASSAY_PRECISION_FP32, ASSAY_PRECISION_BF16};
-    const bool exact =
-        (s->o.check[0] == 0 || strcmp(s->o.check, "exact") == 0) && case_wanted(s, "operations");
-    for (size_t p = 0; exact && s->o.n_files == 0 && p < 2; p++)
-        for (size_t i = 0; i < 2 && precision_wanted(s, both[p]); i++)
-            ASSAY_TRY(add_task(s, NULL, both[p], exact_layouts[i], "1"));
+    const bool alone =
+        s->o.check[0] == 0 || strcmp(s->o.check, "exact") == 0 || strcmp(s->o.check, "local") == 0;
+    if (alone && s->o.n_files == 0 && case_wanted(s, "operations"))
+        ASSAY_TRY(operation_tasks(s));
     for (int i = 0; i < s->n_cases; i++)
         ASSAY_TRY(case_tasks(s, &s->cases[i]));
-    int kept = 0;
-    for (int i = 0; s->o.shards > 0 && i < s->n_tasks; i++)
-        if (i % s->o.shards == s->o.shard - 1)
-            s->tasks[kept++] = s->tasks[i];
-    if (s->o.shards > 0)
-        s->n_tasks = kept;
+    ASSAY_TRY(keep_chosen(s));
     ASSAY_CHECK(s->n_tasks > 0, ASSAY_INVALID_ARGUMENT,
-                "nothing to run: no case matches --case, --precision and --shard");
+                "nothing to run: no case matches --case, --precision, --variant and --shard");
+    order_tasks(s);
     return ASSAY_OK;
 }
 
@@ -123,6 +227,11 @@ assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_o
     json_t *value;
     ASSAY_CHECK_GOTO(have != NULL && base != NULL && changed != NULL, ASSAY_OUT_OF_MEMORY, st, done,
                      "options");
+    ASSAY_CHECK_GOTO(strlen(given->variant) < sizeof s->o.variant, ASSAY_LIMIT, st, done,
+                     "--variant: longer than %zu bytes", sizeof s->o.variant - 1);
+    snprintf(s->o.variant, sizeof s->o.variant, "%s",
+             given->variant); /* an axis, not an option of the case */
+    json_object_del(have, "variant");
     json_object_foreach(have, key, value)
     {
         if (json_equal(value, json_object_get(base, key)))

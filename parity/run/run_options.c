@@ -12,6 +12,10 @@ const assay_extra_option parity_run_option_list[] = {
     {"layout", "LAYOUT", "this layout instead of the case's list; may be repeated"},
     {"precision", "fp32|bf16", "only this precision"},
     {"check", "NAME", "only this check"},
+    {"matrix", "pairwise|full",
+     "which combinations of case, layout, precision and kernels run: pairwise (default) takes few in which "
+     "every two that "
+     "can meet do meet; full takes all"},
     {"jobs", "N", "tasks side by side (default: processors)"},
     {"shard", "I/N", "run part I of N of the matrix (join with: assay report merge)"},
     {"timeout", "SECONDS", "time limit of one engine run (default 600)"},
@@ -78,6 +82,11 @@ assay_status parity_run_option(void *user, const char *name, const char *text)
         ASSAY_CHECK(strcmp(text, "fp32") == 0 || strcmp(text, "bf16") == 0, ASSAY_INVALID_ARGUMENT,
                     "--precision: expected fp32 or bf16, found %s", text);
         return copy_text(o->precision, sizeof o->precision, name, text);
+    }
+    if (strcmp(name, "matrix") == 0) {
+        ASSAY_CHECK(strcmp(text, "pairwise") == 0 || strcmp(text, "full") == 0, ASSAY_INVALID_ARGUMENT,
+                    "--matrix: expected pairwise or full, found %s", text);
+        return copy_text(o->matrix, sizeof o->matrix, name, text);
     }
     if (strcmp(name, "shard") == 0)
         return parse_shard(o, text);

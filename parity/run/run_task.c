@@ -125,6 +125,7 @@ static assay_status load_weights_and_judge(task_state *s, const assay_trace *tra
     assay_status st = ASSAY_OK;
     ASSAY_TRY(ref_weights_load(spec, s->train.model, s->train.seed, &weights));
     ASSAY_TRY_GOTO(parity_whole_cache_create(&cache, spec, &s->train, batches, weights), st, done);
+    ASSAY_TRY_GOTO(parity_whole_cache_share(cache, s->t->case_dir), st, done);
     ASSAY_TRY_GOTO(parity_check_whole(cache, trace, s->report), st, done);
 done:
     parity_whole_cache_destroy(cache);
@@ -169,19 +170,19 @@ done:
     return st;
 }
 
-/* Runs the same training again without a trace: the bits must not change (repeat; and tracing does not
- * disturb). */
-static assay_status check_repeat(task_state *s, const char *first_out, const char *first_save)
+/* Runs the same training again without a trace: the bits must not change (repeat; and tracing does not disturb).  On the
+ * way it leaves the checkpoint of all but the last step. */
+static assay_status check_repeat(task_state *s, const char *first_out)
 {
     assay_train_options o = s->train;
     ASSAY_TRY(task_path(s->t, "repeat.safetensors", o.out));
-    ASSAY_TRY(task_path(s->t, "repeat", o.save));
+    ASSAY_TRY(task_path(s->t, "half", o.save));
+    o.save_after = s->t->c->steps - 1;
     ASSAY_TRY(engine_step(s, "repeat", &o));
-    ASSAY_TRY(parity_check_bitwise_files(first_out, o.out, "repeat", s->report));
-    return parity_check_checkpoints(first_save, o.save, "repeat", s->report);
+    return parity_check_bitwise_files(first_out, o.out, "repeat", s->report);
 }
 
-/* Stop after all but one step, resume: the end must equal the run without interruption; the checkpoint loaded
+/* Resume after all but one step: the end, states and all, must equal the run without interruption; the checkpoint loaded
  * and saved by another layout must hold the same global tensors. */
 static assay_status check_restart(task_state *s, const char *first_save, parity_check *running)
 {
@@ -191,10 +192,12 @@ static assay_status check_restart(task_state *s, const char *first_save, parity_
     ASSAY_TRY(task_path(s->t, "half", half));
     ASSAY_TRY(task_path(s->t, "rest", rest));
     ASSAY_TRY(task_path(s->t, "moved", moved));
-    o.train_iters = s->t->c->steps - 1;
     o.lr_decay_iters = s->train.lr_decay_iters != 0 ? s->train.lr_decay_iters : s->t->c->steps;
-    snprintf(o.save, sizeof o.save, "%s", half);
-    ASSAY_TRY(engine_step(s, "half", &o));
+    if (!wants(s, PARITY_CHECK_BITWISE)) {
+        o.train_iters = s->t->c->steps - 1;
+        snprintf(o.save, sizeof o.save, "%s", half);
+        ASSAY_TRY(engine_step(s, "half", &o));
+    }
     o.train_iters = s->t->c->steps;
     snprintf(o.load, sizeof o.load, "%s", half);
     snprintf(o.save, sizeof o.save, "%s", rest);
@@ -227,7 +230,7 @@ static assay_status run_training(task_state *s)
     snprintf(o.trace, sizeof o.trace, "%s", trace);
     ASSAY_TRY(engine_step(s, "train", &o));
     json_object_set_new(s->facts, "train_s", json_real(s->engine_s));
-    if (wants(s, PARITY_CHECK_BITWISE) && check_repeat(s, o.out, o.save) != ASSAY_OK)
+    if (wants(s, PARITY_CHECK_BITWISE) && check_repeat(s, o.out) != ASSAY_OK)
         ASSAY_TRY(add_skip(s, PARITY_CHECK_BITWISE));
     if ((wants(s, PARITY_CHECK_BITWISE) || wants(s, PARITY_CHECK_CHECKPOINT)) && s->t->c->steps > 1 &&
         check_restart(s, o.save, &running) != ASSAY_OK)
@@ -267,11 +270,13 @@ assay_status parity_run_task(const parity_run_options *o, const parity_engine *e
     snprintf(context.tier, sizeof context.tier, "%s", e->name);
     snprintf(context.layout, sizeof context.layout, "%s", t->layout);
     snprintf(context.precision, sizeof context.precision, "%s", assay_precision_name(t->precision));
+    snprintf(context.variants, sizeof context.variants, "%s", t->variant);
     const bool own_program = o->engine_program[0] != '\0', own_file = o->n_files > 0 && t->c != NULL;
     snprintf(context.reproduce, sizeof context.reproduce,
-             "assay run --engine %s%s%s --case %s --precision %s --layout %s%s --keep%s%s", e->name,
-             own_program ? " --engine-program " : "", own_program ? o->engine_program : "", context.case_name,
-             context.precision, t->layout, o->overrides, own_file ? " " : "", own_file ? t->c->file : "");
+             "assay run --engine %s%s%s --case %s --precision %s --layout %s --variant %s%s --keep%s%s",
+             e->name, own_program ? " --engine-program " : "", own_program ? o->engine_program : "",
+             context.case_name, context.precision, t->layout, t->variant, o->overrides, own_file ? " " : "",
+             own_file ? t->c->file : "");
     parity_report_set_context(report, &context);
     ASSAY_TRY(assay_mkdir_p(t->dir));
     if (t->c != NULL)
@@ -279,6 +284,8 @@ assay_status parity_run_task(const parity_run_options *o, const parity_engine *e
     else
         assay_train_options_default(&s.train);
     s.train.precision = t->precision;
+    snprintf(s.train.variant, sizeof s.train.variant, "%s",
+             strcmp(t->variant, "fastest") == 0 ? "" : t->variant);
     snprintf(s.train.layout, sizeof s.train.layout, "%s", t->layout);
     if (t->c == NULL)
         return run_exact(&s);
