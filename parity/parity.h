@@ -14,9 +14,10 @@
 typedef enum { PARITY_PASS, PARITY_FAIL, PARITY_SKIP } parity_verdict;
 
 #define PARITY_CHECK_MAP(X)                                                                                  \
+    X(PLAN, "plan")   /* every rank did what configuration, layout, options and batch demand */              \
     X(EXACT, "exact") /* lattice inputs, bitwise */                                                          \
     X(LOCAL, "local") /* every operation within its bound of the truth */                                    \
-    X(FLOW, "flow")   /* every operation read what its producer wrote; the set of operations is the plan */  \
+    X(FLOW, "flow")   /* every operation read what its producer wrote */                                     \
     X(WHOLE, "whole") /* sharded run against the unsharded double-precision run */                           \
     X(ROUTING, "routing")       /* discrete decisions admissible */                                          \
     X(BITWISE, "bitwise")       /* repeat, restart: equality of bits */                                      \
@@ -102,9 +103,14 @@ assay_status parity_check_local(const assay_trace *t, parity_report *report);
 /* exact.c: writes the lattice request trace for a world of `world` ranks; judges the engine's answer */
 assay_status parity_exact_request(const char *dir, int world, const char *act_dtype);
 assay_status parity_check_exact(const char *request_dir, const char *answer_dir, parity_report *report);
-/* flow.c; spec and grid give the plan */
-assay_status parity_check_flow(const assay_trace *t, const assay_model_spec *spec, const assay_grid *grid,
-                               const assay_train_options *options, parity_report *report);
+/* plan.c: every operation of every rank, step and microbatch with its inputs, attributes, integer tensors and
+ * partners (docs/OPS.md section 9), expected from what the run was asked for: the trace is only compared.
+ * Failures come first, in causal order. */
+assay_status parity_check_plan(const assay_trace *t, const assay_model_spec *spec, const assay_grid *grid,
+                               const assay_train_options *options, const assay_batches *batches,
+                               parity_report *report);
+/* flow.c; the spec tells parameters from other tensors */
+assay_status parity_check_flow(const assay_trace *t, const assay_model_spec *spec, parity_report *report);
 /* whole.c: runs the reference unsharded in double on the same weights and batches with the candidate's
  * routing, and r perturbed runs for thresholds; the reference runs are cached in *cache across layouts of a
  * case. */

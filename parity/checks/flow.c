@@ -5,8 +5,8 @@
  * that theirs is the last writer at all, and a parameter that no operation has written yet must be what it
  * was at first.  A gradient buffer enters a step as zeros.  Real values that nobody wrote are a failure.
  *
- * The set of operations is the plan: plan.c. */
-#include "parity/checks/plan.h"
+ * Whether these are the operations that the run had to execute is the plan's question: plan.c. */
+#include "parity/judge/judge.h"
 
 #include "core/files/checkpoint.h"
 #include <math.h>
@@ -332,8 +332,7 @@ done:
     return st;
 }
 
-assay_status parity_check_flow(const assay_trace *t, const assay_model_spec *spec, const assay_grid *grid,
-                               const assay_train_options *options, parity_report *report)
+assay_status parity_check_flow(const assay_trace *t, const assay_model_spec *spec, parity_report *report)
 {
     assay_status st = ASSAY_OK;
     flow f = {.trace = t, .spec = spec};
@@ -342,9 +341,6 @@ assay_status parity_check_flow(const assay_trace *t, const assay_model_spec *spe
     parity_result_from_trace(&f.base, t);
     parity_scales_from_trace(t, &f.scales);
     ASSAY_TRY_GOTO(parity_table_create(&f.table, PARITY_CHECK_FLOW), st, done);
-    /* The plan first: an operation that is missing explains the edges that miss its output. */
-    if (spec && grid && options)
-        ASSAY_TRY_GOTO(parity_plan_compare(t, spec, grid, options, &f.base, f.table), st, done);
     for (int rank = 0; rank < assay_trace_world(t); rank++)
         ASSAY_TRY_GOTO(check_rank(&f, rank), st, done);
     ASSAY_TRY_GOTO(parity_table_flush(f.table, report), st, done);

@@ -1,14 +1,258 @@
-/* The plan: which operations a rank must execute in a step, from the model and the layout alone (docs/OPS.md
- * section 9).  Private to parity/. */
+/* The plan: what every rank must execute in a step, as docs/OPS.md section 9 says it.  Private to parity/.
+ *
+ * It is derived from the configuration, the layout, the options and the batch file.  Three facts alone come
+ * from the record, because no plan can know them: which experts were chosen (judged by the routing check),
+ * the sums that the clip coefficient and the loss are made of, and where a distributed optimizer cuts a
+ * parameter (the parts must tile it).
+ *
+ * A layer is a mixer kind and an MLP kind; each kind is a file with one plan_kind. */
 #ifndef PARITY_PLAN_H
 #define PARITY_PLAN_H
 
+#include "core/files/dataset.h"
 #include "parity/judge/judge.h"
 
-/* Compares the operations of every rank, step and microbatch with the plan; missing and extra ones are named.
- * One row for each (instance, operation, phase). */
-assay_status parity_plan_compare(const assay_trace *t, const assay_model_spec *spec, const assay_grid *grid,
-                                 const assay_train_options *options, const parity_result *base,
-                                 parity_table *table);
+/* A tensor as an operation must find or leave it.  name NULL: there is none. */
+typedef struct plan_tensor {
+    const char *name;
+    assay_phase phase;
+    int64_t microbatch;
+    assay_dtype dtype;
+    const int64_t *integers; /* its value [count], NULL: any */
+    int64_t count;
+    bool has_real; /* F64 [1]: its value and how far an honest one may lie off */
+    double real, slack;
+    int64_t experts, topk;    /* experts > 0: rows of topk ascending numbers below it */
+    const assay_shard *shard; /* its piece, NULL: any */
+} plan_tensor;
+
+typedef struct plan_slot {
+    const char *slot;
+    bool output;
+    plan_tensor tensor;
+} plan_slot;
+
+typedef enum { PLAN_INT, PLAN_REAL, PLAN_TEXT, PLAN_BOOL, PLAN_LIST } plan_attr_type;
+typedef struct plan_attr {
+    const char *name;
+    plan_attr_type type;
+    int64_t integer; /* PLAN_BOOL: 0 or 1; PLAN_LIST: length, -1: not to be known */
+    double real, slack;
+    const char *text;
+    const int64_t *list;
+} plan_attr;
+
+/* Where an operation stands in a step: what an earlier one caused explains a later one. */
+typedef struct plan_order {
+    int64_t part;  /* 0 tables, 1 microbatches, 2 reductions, 3 optimizer */
+    int64_t pass;  /* microbatch of the rank and direction */
+    int64_t stage; /* in the order of the pass */
+    int64_t at;    /* in the rank's list */
+} plan_order;
+
+typedef struct plan_op {
+    const char *op, *instance;
+    assay_phase phase;
+    int64_t microbatch;
+    int group;     /* assay_group, -1: not a collective */
+    int64_t block; /* number of the pass in the rank's schedule */
+    plan_order order;
+    int64_t first_slot, n_slots, first_attr, n_attrs;
+} plan_op;
+
+/* --- what the record alone can say: plan_recorded.c --------------------------------------------------------- */
+typedef struct plan_recorded plan_recorded;
+assay_status plan_recorded_create(plan_recorded **out, const assay_trace *t);
+void plan_recorded_destroy(plan_recorded *r);
+const assay_trace *plan_recorded_trace(const plan_recorded *r);
+/* Output `indices` of a router (aux: of its auxiliary map), or NULL. */
+const assay_trace_tensor *plan_recorded_choice(const plan_recorded *r, int rank, int64_t step,
+                                               int64_t microbatch, const char *instance, bool aux);
+/* The reduce_scatter of a parameter's gradient, or NULL. */
+const assay_trace_op *plan_recorded_scatter(const plan_recorded *r, int rank, int64_t step,
+                                            const char *param);
+/* Sum of the y of every `op` (sum, sumsq) of the rank in the step; *n gets how many. */
+double plan_recorded_sum(const plan_recorded *r, int rank, int64_t step, const char *op, int64_t *n);
+/* One F64 number: recv of an all_reduce of phase optimizer, or an observation (loss, grad_norm). */
+bool plan_recorded_number(const plan_recorded *r, int rank, int64_t step, const char *name, double *out);
+
+/* --- building: plan_build.c --------------------------------------------------------------------------------- */
+typedef struct plan_job {
+    const assay_model_spec *spec;
+    const assay_model_config *config;
+    const assay_grid *grid;
+    const assay_train_options *options;
+    const assay_batches *batches;
+    const plan_recorded *recorded; /* NULL: values that depend on the record are not planned */
+    int64_t steps;                 /* of the whole run */
+} plan_job;
+
+typedef struct plan_arena plan_arena;
+
+/* The operations of one rank in one step. */
+typedef struct plan {
+    const plan_job *job;
+    int rank, tp, ep;
+    int64_t step;
+    assay_coords at;
+    bool sp, first_stage, last_stage;
+    assay_batch_plan share;
+    int64_t S, B, s0, sl;         /* sequence, rows of this rank; its tp piece of the sequence */
+    assay_dtype act, accumulated; /* of the recipe: activations; what F32 stands for */
+    int64_t n_targets;            /* of the step */
+
+    int64_t n, capacity, n_slots, slot_capacity, n_attrs, attr_capacity;
+    plan_op *ops;
+    plan_slot *slots;
+    plan_attr *attrs;
+    plan_arena *arena;
+    parity_map *touched; /* parameter -> 1 + microbatch of the last accumulation into its gradient */
+    assay_status st;     /* of the first failure; nothing is added after it */
+
+    assay_phase phase; /* where the next operation goes */
+    int64_t microbatch, layer, block, part, pass, stage;
+} plan;
+
+/* Makes the list; *p is to be destroyed also on failure. */
+assay_status plan_make(plan *p, const plan_job *job, int rank, int64_t step);
+void plan_destroy(plan *p);
+
+/* Memory that lives as long as the plan, zeroed; NULL after a failure. */
+void *plan_alloc(plan *p, size_t bytes);
+int64_t *plan_integers(plan *p, int64_t n);
+/* Text that lives as long as the plan; "" after a failure. */
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+const char *
+plan_text(plan *p, const char *fmt, ...);
+/* Full name of what lies at `at` of the present layer. */
+const char *plan_at(plan *p, const char *at);
+
+/* Begins an operation; the calls below add to it. */
+void plan_add(plan *p, const char *op, const char *at);
+void plan_add_collective(plan *p, const char *op, const char *at, assay_group group, assay_dtype dtype);
+void plan_in(plan *p, const char *slot, plan_tensor t);
+void plan_out(plan *p, const char *slot, plan_tensor t);
+void plan_int(plan *p, const char *name, int64_t value);
+void plan_real(plan *p, const char *name, double value, double slack);
+void plan_f32(plan *p, const char *name, double value); /* rounded once */
+void plan_word(plan *p, const char *name, const char *value);
+void plan_bool(plan *p, const char *name, bool value);
+void plan_list(plan *p, const char *name, const int64_t *values, int64_t n);
+
+/* `<at>.<slot>` of the present phase and microbatch. */
+plan_tensor plan_value(plan *p, const char *at, const char *slot, assay_dtype dtype);
+/* Gradient of a forward tensor. */
+plan_tensor plan_grad(plan *p, plan_tensor forward, assay_dtype dtype);
+plan_tensor plan_with_integers(plan_tensor t, const int64_t *values, int64_t n);
+/* A parameter of the present layer (or by its whole name) as an operation reads it. */
+plan_tensor plan_param(plan *p, const char *at);
+/* The slots `<slot>_in` and `<slot>` of an accumulation into a parameter's gradient. */
+void plan_accumulate(plan *p, const char *slot, const char *at);
+/* Piece `index` of `n` balanced ones. */
+int64_t plan_piece(int64_t n, int parts, int index, int64_t *start);
+
+/* --- parts: plan_regions.c ---------------------------------------------------------------------------------- */
+plan_tensor plan_linear(plan *p, const char *at, plan_tensor x, const char *weight, const char *bias,
+                        assay_dtype y);
+void plan_linear_backward(plan *p, const char *at, plan_tensor dy, plan_tensor x, const char *weight,
+                          const char *bias, plan_tensor dx);
+typedef struct plan_norm {
+    plan_tensor x, y, rstd;
+} plan_norm;
+plan_norm plan_rmsnorm(plan *p, const char *at, plan_tensor x);
+void plan_rmsnorm_backward(plan *p, const char *at, const plan_norm *n, plan_tensor dy, plan_tensor dx);
+plan_tensor plan_add_op(plan *p, const char *at, plan_tensor a, plan_tensor b, plan_tensor y);
+/* tp over the sequence: pieces to the whole, and sums of the whole to pieces. */
+void plan_gather_sequence(plan *p, const char *at, plan_tensor send, plan_tensor recv);
+void plan_scatter_sequence(plan *p, const char *at, plan_tensor send, plan_tensor recv);
+/* Input side of a column-parallel linear and its backward; output side of a row-parallel one and its own. */
+plan_tensor plan_column_input(plan *p, const char *at, plan_tensor x);
+plan_tensor plan_column_input_backward(plan *p, const char *at, const char *at_reduce, plan_tensor dx,
+                                       plan_tensor forward);
+plan_tensor plan_row_output(plan *p, const char *at, plan_tensor y);
+plan_tensor plan_row_output_backward(plan *p, const char *at, plan_tensor dy, plan_tensor forward);
+
+/* --- kinds -------------------------------------------------------------------------------------------------- */
+typedef struct plan_kind {
+    size_t saved; /* bytes that forward keeps for backward */
+    plan_tensor (*forward)(plan *p, plan_tensor x, void *saved);
+    plan_tensor (*backward)(plan *p, plan_tensor dy, void *saved); /* gradient of x */
+} plan_kind;
+extern const plan_kind plan_self_attention, plan_dense_mlp, plan_moe_mlp;
+
+/* Shared expert of an MoE layer: plan_shared.c. */
+typedef struct plan_shared_saved {
+    plan_tensor tokens, x, fc1, act, fc2, out, gate;
+} plan_shared_saved;
+plan_tensor plan_shared_forward(plan *p, plan_tensor tokens, plan_shared_saved *s);
+plan_tensor plan_shared_backward(plan *p, plan_tensor dy, plan_shared_saved *s);
+
+/* Integer tensors of the exchange of rows: plan_rows.c.  known false: a choice is missing or malformed. */
+typedef struct plan_rows {
+    bool known;
+    int64_t rows, received;
+    int64_t *row_token, *row_slot, *tokens_per_expert, *token_row, *probs_index;
+    int64_t *all_counts, *sort, *unsort, *local_counts, *send_counts, *recv_counts;
+} plan_rows;
+void plan_make_rows(plan *p, plan_rows *r);
+/* How many tokens chose each expert [E], on one rank; false when its choice is not known.  layer is global. */
+bool plan_choice_counts(plan *p, int rank, int64_t microbatch, int64_t layer, bool aux, int64_t *counts);
+
+/* --- the whole: plan_model.c, plan_optimizer.c, plan_schedule.c --------------------------------------------- */
+/* Forward or backward of microbatch `index` of the rank. */
+typedef struct plan_pass {
+    int64_t index;
+    bool backward;
+} plan_pass;
+/* 1F1B of one stage: 2n passes. */
+void plan_schedule(int stages, int stage, int64_t n, plan_pass *out);
+void plan_microbatches(plan *p);
+void plan_reductions(plan *p);
+void plan_optimizer(plan *p);
+double plan_learning_rate(const assay_train_options *o, int64_t iterations, int64_t done);
+
+/* --- findings: plan_findings.c ------------------------------------------------------------------------------ */
+/* One row for each (instance, operation, phase): how many claims hold, and the first that does not. */
+typedef struct plan_findings plan_findings;
+assay_status plan_findings_create(plan_findings **out, const parity_result *base);
+void plan_findings_destroy(plan_findings *f);
+/* Where a claim was looked at. */
+typedef struct plan_place {
+    const char *op, *instance;
+    assay_phase phase;
+    int rank;
+    int64_t step, microbatch;
+    plan_order order;
+} plan_place;
+/* A claim that holds. */
+assay_status plan_holds(plan_findings *f, const plan_place *at);
+/* One that does not: `item` is the slot or attribute; the message says what was expected and found. */
+#if defined(__GNUC__)
+__attribute__((format(printf, 4, 5)))
+#endif
+assay_status
+plan_fails(plan_findings *f, const plan_place *at, const char *item, const char *fmt, ...);
+/* Failures in causal order, then what holds. */
+assay_status plan_findings_flush(plan_findings *f, parity_report *report);
+
+/* --- comparing: plan_compare.c, plan_parts.c ---------------------------------------------------------------- */
+/* The rank's operations ops[0..n) of the plan's step, in order of execution, against the plan. */
+assay_status plan_compare(plan_findings *f, const plan *p, const assay_trace *t,
+                          const assay_trace_op *const *ops, int64_t n);
+/* Attributes, slots and group of one operation. */
+assay_status plan_compare_op(plan_findings *f, const plan *p, const plan_op *wanted, const assay_trace *t,
+                             const assay_trace_op *found, const plan_place *at);
+/* The parts of a distributed optimizer tile every parameter. */
+assay_status plan_compare_parts(plan_findings *f, const plan_job *job, int64_t step);
+
+/* Order of the tensors of an unsharded step, for results that have no operation: 0, 1, ... by first writing;
+ * INT64_MAX when no operation writes it. */
+typedef struct parity_plan_tensors parity_plan_tensors;
+assay_status parity_plan_tensors_create(parity_plan_tensors **out, const assay_model_spec *spec,
+                                        const assay_train_options *options, const assay_batches *batches);
+void parity_plan_tensors_destroy(parity_plan_tensors *t);
+int64_t parity_plan_tensors_order(const parity_plan_tensors *t, const char *name);
 
 #endif

@@ -150,10 +150,13 @@ static assay_status judge_trace(task_state *s, const char *dir)
     ASSAY_TRY_GOTO(assay_grid_make(&p, &grid), st, done);
     ASSAY_TRY_GOTO(assay_batches_open(&batches, s->train.batch, config->vocab_size), st, done);
     ASSAY_TRY_GOTO(assay_trace_open(&trace, dir, true), st, done);
+    /* What was not done as planned explains every number that follows. */
+    if (wants(s, PARITY_CHECK_PLAN) &&
+        parity_check_plan(trace, spec, &grid, &s->train, &batches, s->report) != ASSAY_OK)
+        ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_PLAN), st, done);
     if (wants(s, PARITY_CHECK_ASSEMBLE) && parity_check_assemble(trace, s->report) != ASSAY_OK)
         ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_ASSEMBLE), st, done);
-    if (wants(s, PARITY_CHECK_FLOW) &&
-        parity_check_flow(trace, spec, &grid, &s->train, s->report) != ASSAY_OK)
+    if (wants(s, PARITY_CHECK_FLOW) && parity_check_flow(trace, spec, s->report) != ASSAY_OK)
         ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_FLOW), st, done);
     if (wants(s, PARITY_CHECK_LOCAL) && parity_check_local(trace, s->report) != ASSAY_OK)
         ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_LOCAL), st, done);

@@ -105,9 +105,11 @@ static assay_status judge(selftest *s, const assay_trace *t, const char *layout,
     case PARITY_CHECK_WHOLE:
         return parity_check_whole(s->cache, t, report);
     case PARITY_CHECK_FLOW:
+        return parity_check_flow(t, s->spec, report);
+    case PARITY_CHECK_PLAN:
         ASSAY_TRY(assay_layout_parse(layout, &p));
         ASSAY_TRY(assay_grid_make(&p, &grid));
-        return parity_check_flow(t, s->spec, &grid, &s->train, report);
+        return parity_check_plan(t, s->spec, &grid, &s->train, &s->batches, report);
     default:
         ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "the %s check does not read a trace", parity_check_name(check));
     }
@@ -277,8 +279,8 @@ static assay_status try_mutant(selftest *s, const parity_mutant *m)
 /* A clean run must pass every check. */
 static assay_status try_clean(selftest *s, const clean_run *c)
 {
-    static const parity_check checks[] = {PARITY_CHECK_ASSEMBLE, PARITY_CHECK_FLOW, PARITY_CHECK_LOCAL,
-                                          PARITY_CHECK_ROUTING, PARITY_CHECK_WHOLE};
+    static const parity_check checks[] = {PARITY_CHECK_PLAN,  PARITY_CHECK_ASSEMBLE, PARITY_CHECK_FLOW,
+                                          PARITY_CHECK_LOCAL, PARITY_CHECK_ROUTING,  PARITY_CHECK_WHOLE};
     parity_report *report = NULL;
     int64_t passed, failed, skipped;
     assay_status st = ASSAY_OK;

@@ -1,0 +1,176 @@
+/* Mixer: self attention with grouped queries and rotary positions. */
+#include "parity/checks/plan.h"
+
+#include <math.h>
+
+typedef struct saved {
+    plan_tensor norm, x, qkv, q_raw, k_raw, q_rotated, k_rotated, v, o, lse, proj, positions;
+    plan_norm q_norm, k_norm;
+} saved;
+
+/* Position of token (s, b), the same in every row. */
+static plan_tensor positions(plan *p)
+{
+    int64_t *value = plan_integers(p, p->S * p->B);
+    for (int64_t t = 0; value != NULL && t < p->S * p->B; t++)
+        value[t] = t / p->B;
+    const plan_tensor out = {
+        .name = "position_ids", .phase = ASSAY_PHASE_FORWARD, .microbatch = -1, .dtype = ASSAY_I64};
+    return plan_with_integers(out, value, p->S * p->B);
+}
+
+/* Groups and heads of this tp rank; a group brings its A/G heads. */
+static int64_t local_groups(const plan *p)
+{
+    return plan_piece(p->job->config->num_query_groups, p->tp, p->at.tp, NULL);
+}
+
+static int64_t local_heads(const plan *p)
+{
+    const assay_model_config *c = p->job->config;
+    return local_groups(p) * (c->num_attention_heads / c->num_query_groups);
+}
+
+static void attention_attrs(plan *p)
+{
+    const assay_model_config *c = p->job->config;
+    plan_int(p, "batch", p->B);
+    plan_int(p, "seq_q", p->S);
+    plan_int(p, "seq_k", p->S);
+    plan_int(p, "heads", local_heads(p));
+    plan_int(p, "groups", local_groups(p));
+    plan_int(p, "head_dim", c->kv_channels);
+    plan_int(p, "head_dim_v", c->kv_channels);
+    plan_f32(p, "scale", 1.0 / sqrt((double)c->kv_channels));
+    plan_int(p, "window", c->window[p->layer]);
+}
+
+static void split_attrs(plan *p)
+{
+    plan_int(p, "heads", local_heads(p));
+    plan_int(p, "groups", local_groups(p));
+    plan_int(p, "head_dim", p->job->config->kv_channels);
+}
+
+static void rope(plan *p, bool backward, const char *at, plan_tensor in, plan_tensor out,
+                 plan_tensor position)
+{
+    const plan_tensor table = {.phase = ASSAY_PHASE_FORWARD, .microbatch = -1, .dtype = p->accumulated};
+    plan_tensor cos_table = table, sin_table = table;
+    cos_table.name = "rope.cos";
+    sin_table.name = "rope.sin";
+    plan_add(p, backward ? "rope_bwd" : "rope_fwd", at);
+    plan_in(p, backward ? "dy" : "x", in);
+    plan_in(p, "cos", cos_table);
+    plan_in(p, "sin", sin_table);
+    plan_in(p, "position", position);
+    plan_out(p, backward ? "dx" : "y", out);
+}
+
+/* qkv -> q and k after norm and rotation, v */
+static void heads_forward(plan *p, saved *s)
+{
+    const bool norm = p->job->config->qk_layernorm;
+    s->q_raw = plan_value(p, "self_attention.qkv_split", "q", p->act);
+    s->k_raw = plan_value(p, "self_attention.qkv_split", "k", p->act);
+    s->v = plan_value(p, "self_attention.qkv_split", "v", p->act);
+    plan_add(p, "qkv_split_fwd", "self_attention.qkv_split");
+    plan_in(p, "qkv", s->qkv);
+    plan_out(p, "q", s->q_raw);
+    plan_out(p, "k", s->k_raw);
+    plan_out(p, "v", s->v);
+    split_attrs(p);
+    plan_tensor q = s->q_raw, k = s->k_raw;
+    if (norm) {
+        s->q_norm = plan_rmsnorm(p, "self_attention.q_layernorm", q);
+        s->k_norm = plan_rmsnorm(p, "self_attention.k_layernorm", k);
+        q = s->q_norm.y;
+        k = s->k_norm.y;
+    }
+    s->q_rotated = plan_value(p, "self_attention.rope_q", "y", p->act);
+    s->k_rotated = plan_value(p, "self_attention.rope_k", "y", p->act);
+    rope(p, false, "self_attention.rope_q", q, s->q_rotated, s->positions);
+    rope(p, false, "self_attention.rope_k", k, s->k_rotated, s->positions);
+}
+
+static plan_tensor forward(plan *p, plan_tensor x, void *kept)
+{
+    saved *s = kept;
+    const assay_model_config *c = p->job->config;
+    s->norm = x;
+    s->positions = positions(p);
+    s->x = plan_column_input(p, "self_attention.gather", x);
+    s->qkv = plan_linear(p, "self_attention.linear_qkv", s->x, "self_attention.linear_qkv.weight",
+                         c->add_qkv_bias ? "self_attention.linear_qkv.bias" : NULL, p->act);
+    heads_forward(p, s);
+    s->o = plan_value(p, "self_attention.core_attention", "o", p->act);
+    s->lse = plan_value(p, "self_attention.core_attention", "lse", p->accumulated);
+    plan_add(p, "attention_fwd", "self_attention.core_attention");
+    plan_in(p, "q", s->q_rotated);
+    plan_in(p, "k", s->k_rotated);
+    plan_in(p, "v", s->v);
+    plan_in(p, "q_position", s->positions);
+    plan_in(p, "k_position", s->positions);
+    plan_out(p, "o", s->o);
+    plan_out(p, "lse", s->lse);
+    attention_attrs(p);
+    /* The sum over tp holds the bias once. */
+    s->proj =
+        plan_linear(p, "self_attention.linear_proj", s->o, "self_attention.linear_proj.weight",
+                    c->add_proj_bias && p->at.tp == 0 ? "self_attention.linear_proj.bias" : NULL, p->act);
+    return plan_row_output(p, "self_attention.reduce", s->proj);
+}
+
+/* Gradients of q and k after rotation -> gradient of qkv */
+static plan_tensor heads_backward(plan *p, saved *s, plan_tensor dq, plan_tensor dk, plan_tensor dv)
+{
+    const bool norm = p->job->config->qk_layernorm;
+    const plan_tensor dq_raw = plan_grad(p, s->q_raw, p->act), dk_raw = plan_grad(p, s->k_raw, p->act);
+    const plan_tensor dqkv = plan_grad(p, s->qkv, p->act);
+    const plan_tensor dq_norm = norm ? plan_grad(p, s->q_norm.y, p->act) : dq_raw;
+    const plan_tensor dk_norm = norm ? plan_grad(p, s->k_norm.y, p->act) : dk_raw;
+    rope(p, true, "self_attention.rope_q", dq, dq_norm, s->positions);
+    rope(p, true, "self_attention.rope_k", dk, dk_norm, s->positions);
+    if (norm) {
+        plan_rmsnorm_backward(p, "self_attention.q_layernorm", &s->q_norm, dq_norm, dq_raw);
+        plan_rmsnorm_backward(p, "self_attention.k_layernorm", &s->k_norm, dk_norm, dk_raw);
+    }
+    plan_add(p, "qkv_split_bwd", "self_attention.qkv_split");
+    plan_in(p, "dq", dq_raw);
+    plan_in(p, "dk", dk_raw);
+    plan_in(p, "dv", dv);
+    plan_out(p, "dqkv", dqkv);
+    split_attrs(p);
+    return dqkv;
+}
+
+static plan_tensor backward(plan *p, plan_tensor dy, void *kept)
+{
+    saved *s = kept;
+    const assay_model_config *c = p->job->config;
+    const plan_tensor dproj = plan_row_output_backward(p, "self_attention.reduce", dy, s->proj);
+    const plan_tensor d_o = plan_grad(p, s->o, p->act), dx = plan_grad(p, s->x, p->act);
+    const plan_tensor dq = plan_grad(p, s->q_rotated, p->act), dk = plan_grad(p, s->k_rotated, p->act);
+    const plan_tensor dv = plan_grad(p, s->v, p->act);
+    plan_linear_backward(p, "self_attention.linear_proj", dproj, s->o, "self_attention.linear_proj.weight",
+                         c->add_proj_bias ? "self_attention.linear_proj.bias" : NULL, d_o);
+    plan_add(p, "attention_bwd", "self_attention.core_attention");
+    plan_in(p, "do", d_o);
+    plan_in(p, "q", s->q_rotated);
+    plan_in(p, "k", s->k_rotated);
+    plan_in(p, "v", s->v);
+    plan_in(p, "o", s->o);
+    plan_in(p, "lse", s->lse);
+    plan_in(p, "q_position", s->positions);
+    plan_in(p, "k_position", s->positions);
+    plan_out(p, "dq", dq);
+    plan_out(p, "dk", dk);
+    plan_out(p, "dv", dv);
+    attention_attrs(p);
+    const plan_tensor dqkv = heads_backward(p, s, dq, dk, dv);
+    plan_linear_backward(p, "self_attention.linear_qkv", dqkv, s->x, "self_attention.linear_qkv.weight",
+                         c->add_qkv_bias ? "self_attention.linear_qkv.bias" : NULL, dx);
+    return plan_column_input_backward(p, "self_attention.gather", "self_attention.reduce_grad", dx, s->norm);
+}
+
+const plan_kind plan_self_attention = {.saved = sizeof(saved), .forward = forward, .backward = backward};

@@ -1,0 +1,150 @@
+/* Rows of the plan's results. */
+#include "parity/checks/plan.h"
+
+#include <math.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct row {
+    parity_result r;
+    plan_order order; /* of the failure that r tells */
+} row;
+struct plan_findings {
+    parity_result base;
+    parity_map *map;
+    int64_t n, capacity;
+    row *rows;
+};
+
+assay_status plan_findings_create(plan_findings **out, const parity_result *base)
+{
+    plan_findings *f = calloc(1, sizeof *f);
+    *out = NULL;
+    ASSAY_CHECK(f, ASSAY_OUT_OF_MEMORY, "findings of the plan");
+    f->base = *base;
+    const assay_status st = parity_map_create(&f->map);
+    if (st != ASSAY_OK) {
+        free(f);
+        return st;
+    }
+    *out = f;
+    return ASSAY_OK;
+}
+
+void plan_findings_destroy(plan_findings *f)
+{
+    if (f == NULL)
+        return;
+    parity_map_destroy(f->map);
+    free(f->rows);
+    free(f);
+}
+
+static assay_status row_at(plan_findings *f, const plan_place *at, row **out)
+{
+    char key[ASSAY_NAME + 80];
+    snprintf(key, sizeof key, "%s|%s|%d", at->instance, at->op, (int)at->phase);
+    int64_t i = parity_map_get(f->map, key);
+    if (i < 0) {
+        if (f->n == f->capacity) {
+            const int64_t capacity = f->capacity > 0 ? 2 * f->capacity : 256;
+            row *rows = realloc(f->rows, (size_t)capacity * sizeof *rows);
+            ASSAY_CHECK(rows, ASSAY_OUT_OF_MEMORY, "findings of %lld operations", (long long)capacity);
+            f->rows = rows;
+            f->capacity = capacity;
+        }
+        i = f->n;
+        ASSAY_TRY(parity_map_put(f->map, key, i));
+        f->n++;
+        row *r = &f->rows[i];
+        r->r = f->base;
+        r->r.verdict = PARITY_PASS;
+        r->r.phase = at->phase;
+        snprintf(r->r.op, sizeof r->r.op, "%s", at->op);
+        snprintf(r->r.instance, sizeof r->r.instance, "%s", at->instance);
+    }
+    *out = &f->rows[i];
+    return ASSAY_OK;
+}
+
+/* Negative: a earlier than b. */
+static int compare_orders(const plan_order *a, const plan_order *b)
+{
+    const int64_t x[] = {a->part, a->pass, a->stage, a->at}, y[] = {b->part, b->pass, b->stage, b->at};
+    for (int i = 0; i < 4; i++) {
+        if (x[i] != y[i])
+            return x[i] < y[i] ? -1 : 1;
+    }
+    return 0;
+}
+
+assay_status plan_holds(plan_findings *f, const plan_place *at)
+{
+    row *r;
+    ASSAY_TRY(row_at(f, at, &r));
+    r->r.count++;
+    return ASSAY_OK;
+}
+
+assay_status plan_fails(plan_findings *f, const plan_place *at, const char *item, const char *fmt, ...)
+{
+    row *r;
+    ASSAY_TRY(row_at(f, at, &r));
+    const bool first = r->r.verdict != PARITY_FAIL;
+    const bool earlier =
+        at->step < r->r.step || (at->step == r->r.step && compare_orders(&at->order, &r->order) < 0);
+    r->r.count++;
+    r->r.n_bad++;
+    if (!first && !earlier)
+        return ASSAY_OK;
+    va_list args;
+    va_start(args, fmt);
+    int n = vsnprintf(r->r.message, sizeof r->r.message, fmt, args);
+    va_end(args);
+    n = n < 0 ? 0 : n >= (int)sizeof r->r.message ? (int)sizeof r->r.message - 1 : n;
+    snprintf(r->r.message + n, sizeof r->r.message - (size_t)n, " (rank %d, step %lld, microbatch %lld)",
+             at->rank, (long long)at->step, (long long)at->microbatch);
+    snprintf(r->r.tensor, sizeof r->r.tensor, "%s", item);
+    r->r.verdict = PARITY_FAIL;
+    r->r.ratio = (double)INFINITY;
+    r->r.rank = at->rank;
+    r->r.step = at->step;
+    r->r.microbatch = at->microbatch;
+    r->order = at->order;
+    return ASSAY_OK;
+}
+
+static int compare_rows(const void *a, const void *b)
+{
+    const row *const *x = a, *const *y = b;
+    const parity_result *p = &(*x)->r, *q = &(*y)->r;
+    if (p->step != q->step)
+        return p->step < q->step ? -1 : 1;
+    const int order = compare_orders(&(*x)->order, &(*y)->order);
+    if (order != 0)
+        return order;
+    return p->rank != q->rank ? (p->rank < q->rank ? -1 : 1) : (x > y) - (x < y);
+}
+
+assay_status plan_findings_flush(plan_findings *f, parity_report *report)
+{
+    int64_t failed = 0;
+    assay_status st = ASSAY_OK;
+    const row **order = malloc(((size_t)f->n + 1) * sizeof *order);
+    ASSAY_CHECK(order, ASSAY_OUT_OF_MEMORY, "findings of the plan");
+    for (int64_t i = 0; i < f->n; i++) {
+        if (f->rows[i].r.verdict == PARITY_FAIL)
+            order[failed++] = &f->rows[i];
+    }
+    qsort(order, (size_t)failed, sizeof *order, compare_rows);
+    for (int64_t i = 0; i < failed; i++)
+        ASSAY_TRY_GOTO(parity_report_add(report, &order[i]->r), st, done);
+    for (int64_t i = 0; i < f->n; i++) {
+        if (f->rows[i].r.verdict != PARITY_FAIL)
+            ASSAY_TRY_GOTO(parity_report_add(report, &f->rows[i].r), st, done);
+    }
+done:
+    free(order);
+    return st;
+}

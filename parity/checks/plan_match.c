@@ -1,0 +1,130 @@
+/* Which executed operation is which expected one; what is missing, extra, out of order. */
+#include "parity/checks/plan.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { KEY = ASSAY_NAME + 128 };
+
+/* Expected operations by key; equal ones are a chain in their order. */
+typedef struct matcher {
+    plan_findings *f;
+    const plan *p;
+    const assay_trace *t;
+    parity_map *first; /* key -> 1 + number of the next expected one, 0: none is left */
+    int64_t *next;     /* of each: 1 + number of the one after it with the same key, 0: none */
+    bool *matched;
+    int64_t farthest;                     /* expected operation of the latest pass seen so far, -1 */
+    int64_t last_call[ASSAY_GROUP_COUNT]; /* expected number of the last collective of a group, -1 */
+    plan_order order;                     /* of the last match: where an extra operation stands */
+} matcher;
+
+static void key_of(char out[KEY], const char *op, const char *instance, assay_phase phase, int64_t microbatch)
+{
+    snprintf(out, KEY, "%s|%s|%d|%lld", op, instance, (int)phase, (long long)microbatch);
+}
+
+static plan_place place_of(const plan *p, const plan_op *o)
+{
+    return (plan_place){.op = o->op,
+                        .instance = o->instance,
+                        .phase = o->phase,
+                        .rank = p->rank,
+                        .step = p->step,
+                        .microbatch = o->microbatch,
+                        .order = o->order};
+}
+
+/* From the back, so that a chain runs forward. */
+static assay_status index_plan(matcher *m)
+{
+    char key[KEY];
+    for (int64_t i = m->p->n - 1; i >= 0; i--) {
+        const plan_op *o = &m->p->ops[i];
+        key_of(key, o->op, o->instance, o->phase, o->microbatch);
+        const int64_t after = parity_map_get(m->first, key);
+        m->next[i] = after > 0 ? after : 0;
+        ASSAY_TRY(parity_map_put(m->first, key, i + 1));
+    }
+    return ASSAY_OK;
+}
+
+/* Passes follow the schedule; the collectives of a pass and group follow the plan. */
+static assay_status check_order(matcher *m, int64_t i, const plan_place *at)
+{
+    const plan_op *o = &m->p->ops[i];
+    const plan_op *far = m->farthest >= 0 ? &m->p->ops[m->farthest] : NULL;
+    if (far != NULL && o->block < far->block)
+        return plan_fails(m->f, at, "order", "order: expected before %s %.100s (%s, microbatch %lld)",
+                          far->op, far->instance, assay_phase_name(far->phase), (long long)far->microbatch);
+    m->farthest = i;
+    if (o->group < 0 || o->order.part != 1)
+        return plan_holds(m->f, at);
+    int64_t *last = &m->last_call[o->group];
+    if (*last > i && m->p->ops[*last].block == o->block)
+        return plan_fails(m->f, at, "order", "order: expected before %s %.100s of the same group",
+                          m->p->ops[*last].op, m->p->ops[*last].instance);
+    *last = i;
+    return plan_holds(m->f, at);
+}
+
+static assay_status match_op(matcher *m, const assay_trace_op *found)
+{
+    char key[KEY];
+    key_of(key, found->op, found->instance, found->phase, found->microbatch);
+    const int64_t i = parity_map_get(m->first, key) - 1;
+    if (i < 0) {
+        const plan_place at = {.op = found->op,
+                               .instance = found->instance,
+                               .phase = found->phase,
+                               .rank = m->p->rank,
+                               .step = m->p->step,
+                               .microbatch = found->microbatch,
+                               .order = m->order};
+        return plan_fails(m->f, &at, "operation", "extra operation: %s %.160s (%s): expected %s", found->op,
+                          found->instance, assay_phase_name(found->phase),
+                          i == -1 ? "no more of it" : "none");
+    }
+    ASSAY_TRY(parity_map_put(m->first, key, m->next[i]));
+    const plan_op *wanted = &m->p->ops[i];
+    const plan_place at = place_of(m->p, wanted);
+    m->matched[i] = true;
+    m->order = wanted->order;
+    ASSAY_TRY(check_order(m, i, &at));
+    return plan_compare_op(m->f, m->p, wanted, m->t, found, &at);
+}
+
+static assay_status name_missing(const matcher *m)
+{
+    for (int64_t i = 0; i < m->p->n; i++) {
+        const plan_op *o = &m->p->ops[i];
+        const plan_place at = place_of(m->p, o);
+        if (!m->matched[i])
+            ASSAY_TRY(plan_fails(m->f, &at, "operation", "missing operation: %s %.160s (%s)", o->op,
+                                 o->instance, assay_phase_name(o->phase)));
+    }
+    return ASSAY_OK;
+}
+
+assay_status plan_compare(plan_findings *f, const plan *p, const assay_trace *t,
+                          const assay_trace_op *const *ops, int64_t n)
+{
+    matcher m = {.f = f, .p = p, .t = t, .farthest = -1};
+    assay_status st = ASSAY_OK;
+    for (int g = 0; g < ASSAY_GROUP_COUNT; g++)
+        m.last_call[g] = -1;
+    m.next = calloc((size_t)p->n + 1, sizeof *m.next);
+    m.matched = calloc((size_t)p->n + 1, sizeof *m.matched);
+    ASSAY_CHECK_GOTO(m.next && m.matched, ASSAY_OUT_OF_MEMORY, st, done, "plan of %lld operations",
+                     (long long)p->n);
+    ASSAY_TRY_GOTO(parity_map_create(&m.first), st, done);
+    ASSAY_TRY_GOTO(index_plan(&m), st, done);
+    for (int64_t i = 0; i < n; i++)
+        ASSAY_TRY_GOTO(match_op(&m, ops[i]), st, done);
+    ASSAY_TRY_GOTO(name_missing(&m), st, done);
+done:
+    parity_map_destroy(m.first);
+    free(m.next);
+    free(m.matched);
+    return st;
+}

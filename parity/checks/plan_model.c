@@ -1,0 +1,268 @@
+/* A step's microbatches: stages, layers, embedding, head and loss. */
+#include "parity/checks/plan.h"
+
+#include <string.h>
+
+/* What one layer of one microbatch keeps. */
+typedef struct layer_saved {
+    plan_tensor input, residual, output;
+    plan_norm input_norm, mlp_norm;
+    void *mixer, *mlp;
+} layer_saved;
+
+/* What one microbatch keeps. */
+typedef struct slot {
+    plan_tensor ids, targets, embedding, input, x, logits, lse;
+    plan_norm final_norm;
+    layer_saved *layers;
+} slot;
+
+typedef struct stage {
+    int64_t first, count; /* layers */
+    slot *slots;          /* of every microbatch of the rank */
+} stage;
+
+static const plan_kind *mixer_of(const plan *p, int64_t layer)
+{
+    (void)p;
+    (void)layer;
+    return &plan_self_attention;
+}
+
+static const plan_kind *mlp_of(const plan *p, int64_t layer)
+{
+    return p->job->config->mlp[layer] == ASSAY_MLP_MOE ? &plan_moe_mlp : &plan_dense_mlp;
+}
+
+/* --- batch -------------------------------------------------------------------------------------------------- */
+
+/* This rank's rows, sequence outermost; shift: labels as targets of the position before. */
+static plan_tensor batch_tensor(plan *p, const char *name, const int64_t *from, bool shift)
+{
+    const plan_tensor t = {
+        .name = name, .phase = ASSAY_PHASE_FORWARD, .microbatch = p->microbatch, .dtype = ASSAY_I64};
+    int64_t *value = plan_integers(p, p->S * p->B);
+    for (int64_t i = 0; value != NULL && i < p->S * p->B; i++) {
+        const int64_t s = i / p->B + (shift ? 1 : 0), row = p->share.first_row + i % p->B;
+        value[i] = s < p->S ? from[row * p->S + s] : ASSAY_IGNORE_INDEX;
+    }
+    return plan_with_integers(t, value, p->S * p->B);
+}
+
+static int64_t vocabulary_start(const plan *p)
+{
+    int64_t start;
+    (void)plan_piece(p->job->config->vocab_size, p->tp, p->at.tp, &start);
+    return start;
+}
+
+/* --- embedding, head, loss ---------------------------------------------------------------------------------- */
+
+static const char *output_weight(const plan *p)
+{
+    return p->job->config->tie_word_embeddings ? "embedding.word_embeddings.weight" : "output_layer.weight";
+}
+
+static void embedding_forward(plan *p, slot *s)
+{
+    s->embedding = plan_value(p, "embedding", "y", p->act);
+    plan_add(p, "embedding_fwd", "embedding");
+    plan_in(p, "ids", s->ids);
+    plan_in(p, "weight", plan_param(p, "embedding.word_embeddings.weight"));
+    plan_out(p, "y", s->embedding);
+    plan_int(p, "vocab_start", vocabulary_start(p));
+    s->input = plan_row_output(p, "embedding.reduce", s->embedding);
+}
+
+static void embedding_backward(plan *p, slot *s, plan_tensor dy)
+{
+    const plan_tensor whole = plan_row_output_backward(p, "embedding.reduce", dy, s->embedding);
+    plan_add(p, "embedding_bwd", "embedding");
+    plan_in(p, "dy", whole);
+    plan_in(p, "ids", s->ids);
+    plan_accumulate(p, "dweight", "embedding.word_embeddings.weight");
+    plan_int(p, "vocab_start", vocabulary_start(p));
+}
+
+static void loss_forward(plan *p, slot *s)
+{
+    plan_tensor stats = plan_value(p, "loss.stats", "stats", p->accumulated);
+    plan_add(p, "cross_entropy_stats", "loss.stats");
+    plan_in(p, "logits", s->logits);
+    plan_in(p, "targets", s->targets);
+    plan_out(p, "stats", stats);
+    plan_int(p, "vocab_start", vocabulary_start(p));
+    if (p->tp > 1) {
+        const plan_tensor all = plan_value(p, "loss.gather", "recv", p->accumulated);
+        plan_add_collective(p, "all_gather", "loss.gather", ASSAY_GROUP_TP, p->accumulated);
+        plan_in(p, "send", stats);
+        plan_out(p, "recv", all);
+        stats = all;
+    }
+    const plan_tensor loss = plan_value(p, "loss", "loss", p->accumulated);
+    s->lse = plan_value(p, "loss", "lse", p->accumulated);
+    plan_add(p, "cross_entropy_loss", "loss");
+    plan_in(p, "stats", stats);
+    plan_in(p, "targets", s->targets);
+    plan_out(p, "lse", s->lse);
+    plan_out(p, "loss", loss);
+    plan_add(p, "sum", "loss.sum");
+    plan_in(p, "x", loss);
+    plan_out(p, "y", plan_value(p, "loss.sum", "y", ASSAY_F64));
+}
+
+static void output_forward(plan *p, slot *s, plan_tensor hidden)
+{
+    s->final_norm = plan_rmsnorm(p, "decoder.final_layernorm", hidden);
+    s->x = plan_column_input(p, "decoder.gather", s->final_norm.y);
+    s->logits = plan_linear(p, "output_layer", s->x, output_weight(p), NULL, p->accumulated);
+    loss_forward(p, s);
+}
+
+static plan_tensor output_backward(plan *p, slot *s)
+{
+    const plan_tensor dlogits = plan_grad(p, s->logits, p->act), dx = plan_grad(p, s->x, p->act);
+    const plan_tensor dhidden = plan_grad(p, s->final_norm.x, p->act);
+    plan_add(p, "cross_entropy_bwd", "loss");
+    plan_in(p, "logits", s->logits);
+    plan_in(p, "lse", s->lse);
+    plan_in(p, "targets", s->targets);
+    plan_out(p, "dlogits", dlogits);
+    plan_int(p, "vocab_start", vocabulary_start(p));
+    plan_f32(p, "scale", 1.0 / (double)p->n_targets);
+    plan_linear_backward(p, "output_layer", dlogits, s->x, output_weight(p), NULL, dx);
+    const plan_tensor dnorm =
+        plan_column_input_backward(p, "decoder.gather", "output_layer.reduce_grad", dx, s->final_norm.y);
+    plan_rmsnorm_backward(p, "decoder.final_layernorm", &s->final_norm, dnorm, dhidden);
+    return dhidden;
+}
+
+/* --- layers ------------------------------------------------------------------------------------------------- */
+
+static plan_tensor layer_forward(plan *p, int64_t number, layer_saved *s, plan_tensor input)
+{
+    const plan_kind *mixer = mixer_of(p, number), *mlp = mlp_of(p, number);
+    p->layer = number;
+    s->input = input;
+    s->mixer = plan_alloc(p, mixer->saved);
+    s->mlp = plan_alloc(p, mlp->saved);
+    if (p->st != ASSAY_OK)
+        return input;
+    s->input_norm = plan_rmsnorm(p, "input_layernorm", input);
+    const plan_tensor mixed = mixer->forward(p, s->input_norm.y, s->mixer);
+    s->residual = plan_add_op(p, "self_attention.residual", input, mixed,
+                              plan_value(p, "self_attention.residual", "y", p->act));
+    s->mlp_norm = plan_rmsnorm(p, "pre_mlp_layernorm", s->residual);
+    const plan_tensor branch = mlp->forward(p, s->mlp_norm.y, s->mlp);
+    s->output =
+        plan_add_op(p, "mlp.residual", s->residual, branch, plan_value(p, "mlp.residual", "y", p->act));
+    p->layer = -1;
+    return s->output;
+}
+
+static plan_tensor layer_backward(plan *p, int64_t number, layer_saved *s, plan_tensor dy)
+{
+    const plan_kind *mixer = mixer_of(p, number), *mlp = mlp_of(p, number);
+    if (p->st != ASSAY_OK)
+        return dy;
+    p->layer = number;
+    const plan_tensor dmlp = mlp->backward(p, dy, s->mlp);
+    const plan_tensor dnorm = plan_value(p, "pre_mlp_layernorm", "dx", p->act);
+    plan_rmsnorm_backward(p, "pre_mlp_layernorm", &s->mlp_norm, dmlp, dnorm);
+    const plan_tensor dhidden =
+        plan_add_op(p, "mlp.residual_grad", dy, dnorm, plan_grad(p, s->residual, p->act));
+    const plan_tensor dmixer = mixer->backward(p, dhidden, s->mixer);
+    const plan_tensor dinput_norm = plan_value(p, "input_layernorm", "dx", p->act);
+    plan_rmsnorm_backward(p, "input_layernorm", &s->input_norm, dmixer, dinput_norm);
+    const plan_tensor dx =
+        plan_add_op(p, "self_attention.residual_grad", dhidden, dinput_norm, plan_grad(p, s->input, p->act));
+    p->layer = -1;
+    return dx;
+}
+
+/* --- stages ------------------------------------------------------------------------------------------------- */
+
+static plan_tensor receive(plan *p, const char *at, plan_tensor t, int peer)
+{
+    plan_add_collective(p, "recv", at, ASSAY_GROUP_PP, t.dtype);
+    plan_out(p, "recv", t);
+    plan_int(p, "peer", peer);
+    return t;
+}
+
+static void send(plan *p, const char *at, plan_tensor t, int peer)
+{
+    plan_add_collective(p, "send", at, ASSAY_GROUP_PP, t.dtype);
+    plan_in(p, "send", t);
+    plan_int(p, "peer", peer);
+}
+
+static plan_tensor layer_output(plan *p, int64_t layer)
+{
+    return (plan_tensor){.name = plan_text(p, "decoder.layers.%lld.mlp.residual.y", (long long)layer),
+                         .phase = ASSAY_PHASE_FORWARD,
+                         .microbatch = p->microbatch,
+                         .dtype = p->act};
+}
+
+static void forward_pass(plan *p, const stage *g, slot *s)
+{
+    const assay_batches *b = p->job->batches;
+    s->layers = plan_alloc(p, (size_t)g->count * sizeof *s->layers);
+    s->ids = batch_tensor(p, "input_ids", assay_batches_ids(b, p->step, p->microbatch), false);
+    s->targets = batch_tensor(p, "targets", assay_batches_labels(b, p->step, p->microbatch), true);
+    if (p->first_stage)
+        embedding_forward(p, s);
+    else
+        s->input = receive(p, "pipeline.recv_forward", layer_output(p, g->first - 1), p->at.pp - 1);
+    plan_tensor hidden = s->input;
+    for (int64_t l = 0; l < g->count && p->st == ASSAY_OK; l++)
+        hidden = layer_forward(p, g->first + l, &s->layers[l], hidden);
+    if (p->last_stage)
+        output_forward(p, s, hidden);
+    else
+        send(p, "pipeline.send_forward", hidden, p->at.pp + 1);
+}
+
+static void backward_pass(plan *p, const stage *g, slot *s)
+{
+    plan_tensor dy;
+    if (p->last_stage)
+        dy = output_backward(p, s);
+    else
+        dy = receive(p, "pipeline.recv_backward", plan_grad(p, s->layers[g->count - 1].output, p->act),
+                     p->at.pp + 1);
+    for (int64_t l = g->count - 1; l >= 0 && p->st == ASSAY_OK; l--)
+        dy = layer_backward(p, g->first + l, &s->layers[l], dy);
+    if (p->first_stage)
+        embedding_backward(p, s, dy);
+    else
+        send(p, "pipeline.send_backward", dy, p->at.pp - 1);
+}
+
+void plan_microbatches(plan *p)
+{
+    const int stages = p->job->grid->p.pipeline_model_parallel_size;
+    const int64_t n = p->share.n_microbatches;
+    stage g;
+    assay_grid_stage_layers(p->job->grid, p->job->config, p->at.pp, 0, &g.first, &g.count);
+    plan_pass *passes = plan_alloc(p, 2 * (size_t)n * sizeof *passes);
+    g.slots = plan_alloc(p, (size_t)n * sizeof *g.slots);
+    if (p->st != ASSAY_OK || g.count < 1)
+        return;
+    plan_schedule(stages, p->at.pp, n, passes);
+    p->part = 1;
+    for (int64_t i = 0; i < 2 * n && p->st == ASSAY_OK; i++) {
+        const bool backward = passes[i].backward;
+        slot *s = &g.slots[passes[i].index];
+        p->block++;
+        p->microbatch = p->share.first_microbatch + passes[i].index;
+        p->phase = backward ? ASSAY_PHASE_BACKWARD : ASSAY_PHASE_FORWARD;
+        p->pass = 2 * passes[i].index + (backward ? 1 : 0);
+        p->stage = backward ? stages - 1 - p->at.pp : p->at.pp;
+        if (backward)
+            backward_pass(p, &g, s);
+        else
+            forward_pass(p, &g, s);
+    }
+}

@@ -1,0 +1,330 @@
+/* After the microbatches: sums of gradients, loss, norm, updates, gathers, expert bias. */
+#include "parity/checks/plan.h"
+
+#include <float.h>
+#include <math.h>
+#include <string.h>
+
+enum { PIECES = 8 };
+
+/* The rectangles of a parameter that this rank owns. */
+typedef struct pieces {
+    int n;
+    const assay_shard *shard[PIECES]; /* NULL: the rank's whole piece */
+} pieces;
+
+static int group_size(const plan *p, assay_group group)
+{
+    return assay_grid_group(p->job->grid, group, p->rank, NULL, NULL);
+}
+
+static bool sharded(const plan *p, const assay_param_spec *s)
+{
+    return p->job->batches->training && p->job->grid->p.zero_stage > 0 &&
+           group_size(p, assay_param_reduce_group(s)) > 1;
+}
+
+static plan_tensor param_tensor(plan *p, const assay_param_spec *s, const char *suffix, assay_phase phase,
+                                assay_dtype dtype)
+{
+    return (plan_tensor){
+        .name = plan_text(p, "%s%s", s->name, suffix), .phase = phase, .microbatch = -1, .dtype = dtype};
+}
+
+/* Slot names of a list: "recv", or "recv.0", "recv.1", ... */
+static const char *numbered(plan *p, const char *slot, int i, int n)
+{
+    return n == 1 ? slot : plan_text(p, "%s.%d", slot, i);
+}
+
+/* Without a record of the cut the rank owns nothing that could be expected: the missing reduction is named. */
+static pieces pieces_of(plan *p, const assay_param_spec *s)
+{
+    pieces out = {.n = 1};
+    if (!sharded(p, s))
+        return out;
+    out.n = 0;
+    const assay_trace_op *op =
+        p->job->recorded ? plan_recorded_scatter(p->job->recorded, p->rank, p->step, s->name) : NULL;
+    for (int i = 0; op != NULL && i < op->n_outputs && out.n < PIECES; i++) {
+        const assay_trace_tensor *t =
+            assay_trace_tensor_by_id(plan_recorded_trace(p->job->recorded), p->rank, op->outputs[i].tensor);
+        if (t != NULL)
+            out.shard[out.n++] = &t->shard;
+    }
+    return out;
+}
+
+/* --- sums of gradients -------------------------------------------------------------------------------------- */
+
+/* Adds one reduction; what goes in comes back summed: under its last name when nothing is lacking any more. */
+static plan_tensor reduce(plan *p, const assay_param_spec *s, assay_group group, plan_tensor send, bool last,
+                          const char *suffix)
+{
+    plan_tensor recv = send;
+    if (last) {
+        recv.name = plan_text(p, "%s.main_grad", s->name);
+        recv.phase = ASSAY_PHASE_REDUCED_GRAD;
+    } else {
+        recv.name = plan_text(p, "%s%s", send.name, suffix);
+    }
+    plan_add_collective(p, "all_reduce", s->name, group, send.dtype);
+    plan_in(p, "send", send);
+    plan_out(p, "recv", recv);
+    return recv;
+}
+
+static void reduce_param(plan *p, const assay_param_spec *s)
+{
+    const assay_group group = assay_param_reduce_group(s);
+    const bool tp = assay_param_sum_over_tp(s, p->job->grid) && p->tp > 1;
+    const bool tied = p->job->config->tie_word_embeddings &&
+                      strcmp(s->name, "embedding.word_embeddings.weight") == 0 &&
+                      group_size(p, ASSAY_GROUP_EMBEDDING) > 1;
+    const bool data = group_size(p, group) > 1;
+    plan_tensor g = param_tensor(p, s, ".main_grad", ASSAY_PHASE_GRAD, p->accumulated);
+    if (tp)
+        g = reduce(p, s, ASSAY_GROUP_TP, g, !tied && !data, ".tp_sum");
+    if (tied)
+        g = reduce(p, s, ASSAY_GROUP_EMBEDDING, g, !data, ".embedding_sum");
+    if (!data)
+        return;
+    if (!sharded(p, s)) {
+        (void)reduce(p, s, group, g, true, "");
+        return;
+    }
+    const pieces owned = pieces_of(p, s);
+    plan_add_collective(p, "reduce_scatter", s->name, group, g.dtype);
+    plan_in(p, "send", g);
+    for (int i = 0; i < owned.n; i++)
+        plan_out(p, numbered(p, "recv", i, owned.n),
+                 param_tensor(p, s, ".main_grad", ASSAY_PHASE_REDUCED_GRAD, p->accumulated));
+}
+
+/* Dense parameters, then experts, each in the order of the parameter table. */
+static void each_param(plan *p, void (*visit)(plan *p, const assay_param_spec *s))
+{
+    const assay_model_spec *spec = p->job->spec;
+    for (int experts = 0; experts < 2; experts++) {
+        for (int64_t i = 0; i < spec->n_params; i++) {
+            const assay_param_spec *s = &spec->params[i];
+            const bool turn = (assay_param_reduce_group(s) == ASSAY_GROUP_EDP) == (experts == 1);
+            if (s->trained && turn && assay_param_on_rank(s, p->job->grid, p->job->config, p->rank))
+                visit(p, s);
+        }
+    }
+}
+
+void plan_reductions(plan *p)
+{
+    p->block++;
+    p->part = 2;
+    p->phase = ASSAY_PHASE_REDUCED_GRAD;
+    each_param(p, reduce_param);
+}
+
+/* --- norm and update ---------------------------------------------------------------------------------------- */
+
+/* One rank of every set of replicas; a part of a distributed optimizer is there once along its group. */
+static bool counts_in_norm(plan *p, const assay_param_spec *s)
+{
+    const assay_grid *g = p->job->grid;
+    const assay_group group = assay_param_reduce_group(s);
+    const int n = group_size(p, group);
+    if (!sharded(p, s))
+        return assay_param_counts_in_norm(s, g, p->job->config, p->rank);
+    int *ranks = plan_alloc(p, (size_t)n * sizeof *ranks);
+    bool any = false;
+    if (ranks != NULL)
+        (void)assay_grid_group(g, group, p->rank, ranks, NULL);
+    for (int i = 0; ranks != NULL && i < n && !any; i++)
+        any = assay_param_counts_in_norm(s, g, p->job->config, ranks[i]);
+    return any;
+}
+
+static void sumsq(plan *p, const assay_param_spec *s)
+{
+    if (!counts_in_norm(p, s))
+        return;
+    const pieces owned = pieces_of(p, s);
+    for (int i = 0; i < owned.n; i++) {
+        plan_tensor x = param_tensor(p, s, ".main_grad", ASSAY_PHASE_REDUCED_GRAD, p->accumulated);
+        x.shard = owned.shard[i];
+        plan_add(p, "sumsq", s->name);
+        plan_in(p, "x", x);
+        plan_out(p, "y", param_tensor(p, s, ".sumsq", ASSAY_PHASE_OPTIMIZER, ASSAY_F64));
+    }
+}
+
+static plan_tensor on_piece(plan_tensor t, const assay_shard *shard)
+{
+    t.shard = shard;
+    return t;
+}
+
+/* min(1, clip/(norm + 1e-6)) of the recorded norm. */
+static void grad_scale(plan *p)
+{
+    const double clip = p->job->options->clip_grad;
+    double norm = 0.0, c = 1.0;
+    const bool known =
+        p->job->recorded && plan_recorded_number(p->job->recorded, p->rank, p->step, "grad_norm", &norm);
+    if (clip > 0.0)
+        c = known ? clip / (norm + 1e-6) : (double)NAN;
+    /* An addition and a division, each rounded once; a norm that is not known stays not a number and fails. */
+    if (known && !(c < 1.0))
+        c = 1.0;
+    plan_real(p, "grad_scale", c, 2.0 * DBL_EPSILON * c);
+}
+
+static void adamw(plan *p, const assay_param_spec *s)
+{
+    static const char *const state[] = {".main_param", ".exp_avg", ".exp_avg_sq"};
+    static const char *const in[] = {"main_param_in", "exp_avg_in", "exp_avg_sq_in"};
+    static const char *const out[] = {"main_param", "exp_avg", "exp_avg_sq"};
+    const assay_train_options *o = p->job->options;
+    const pieces owned = pieces_of(p, s);
+    /* At most six roundings of numbers no larger than the largest rate. */
+    const double slack =
+        4.0 * DBL_EPSILON * fmax(fabs(o->lr), fmax(fabs(o->min_lr), fabs(o->lr_warmup_init)));
+    for (int i = 0; i < owned.n; i++) {
+        const assay_shard *at = owned.shard[i];
+        plan_add(p, "adamw", s->name);
+        for (int k = 0; k < 3; k++)
+            plan_in(p, in[k],
+                    on_piece(param_tensor(p, s, state[k], ASSAY_PHASE_FORWARD, p->accumulated), at));
+        plan_in(p, "grad",
+                on_piece(param_tensor(p, s, ".main_grad", ASSAY_PHASE_REDUCED_GRAD, p->accumulated), at));
+        for (int k = 0; k < 3; k++)
+            plan_out(p, out[k],
+                     on_piece(param_tensor(p, s, state[k], ASSAY_PHASE_OPTIMIZER, p->accumulated), at));
+        plan_out(p, "param", on_piece(param_tensor(p, s, "", ASSAY_PHASE_OPTIMIZER, p->act), at));
+        plan_real(p, "lr", plan_learning_rate(o, p->job->steps, p->step), slack);
+        plan_real(p, "beta1", o->adam_beta1, 0.0);
+        plan_real(p, "beta2", o->adam_beta2, 0.0);
+        plan_real(p, "eps", o->adam_eps, 0.0);
+        plan_real(p, "weight_decay", s->no_weight_decay ? 0.0 : o->weight_decay, 0.0);
+        plan_int(p, "step", p->step + 1);
+        grad_scale(p);
+    }
+}
+
+static void gather_param(plan *p, const assay_param_spec *s)
+{
+    if (!sharded(p, s))
+        return;
+    const pieces owned = pieces_of(p, s);
+    plan_add_collective(p, "all_gather", s->name, assay_param_reduce_group(s), p->act);
+    for (int i = 0; i < owned.n; i++)
+        plan_in(p, numbered(p, "send", i, owned.n),
+                on_piece(param_tensor(p, s, "", ASSAY_PHASE_OPTIMIZER, p->act), owned.shard[i]));
+    plan_out(p, "recv", param_tensor(p, s, "", ASSAY_PHASE_OPTIMIZER, p->act));
+}
+
+/* --- expert bias -------------------------------------------------------------------------------------------- */
+
+/* Tokens of the step by expert that a rank routed in a layer. */
+static bool step_counts(plan *p, int rank, int64_t layer, int64_t *counts)
+{
+    const int64_t experts = p->job->config->num_moe_experts;
+    int64_t *one = plan_integers(p, experts);
+    assay_coords at;
+    assay_batch_plan share;
+    assay_grid_coords(p->job->grid, rank, &at);
+    if (one == NULL)
+        return false;
+    p->st = assay_batch_plan_make(p->job->batches->microbatches, p->job->batches->b,
+                                  p->job->grid->p.data_parallel_size, at.dp, &share);
+    bool known = p->st == ASSAY_OK;
+    for (int64_t m = 0; known && m < share.n_microbatches; m++) {
+        known = plan_choice_counts(p, rank, share.first_microbatch + m, layer, false, one);
+        for (int64_t e = 0; e < experts; e++)
+            counts[e] += one[e];
+    }
+    return known;
+}
+
+static void expert_bias(plan *p)
+{
+    const int64_t experts = p->job->config->num_moe_experts;
+    const assay_group group = ASSAY_GROUP_TP_DP_CP;
+    const int n = group_size(p, group);
+    int64_t *mine = plan_integers(p, experts), *all = plan_integers(p, experts);
+    int *ranks = plan_alloc(p, (size_t)n * sizeof *ranks);
+    if (p->st != ASSAY_OK)
+        return;
+    bool known = true;
+    (void)assay_grid_group(p->job->grid, group, p->rank, ranks, NULL);
+    for (int i = 0; i < n; i++)
+        known = step_counts(p, ranks[i], p->layer, all) && known;
+    plan_tensor counts = plan_value(p, "mlp.router", "step_tokens_per_expert", ASSAY_I64);
+    if (step_counts(p, p->rank, p->layer, mine) && known)
+        counts = plan_with_integers(counts, mine, experts);
+    if (n > 1) {
+        plan_tensor total = plan_value(p, "mlp.router.expert_counts", "recv", ASSAY_I64);
+        if (known)
+            total = plan_with_integers(total, all, experts);
+        plan_add_collective(p, "all_reduce", "mlp.router.expert_counts", group, ASSAY_I64);
+        plan_in(p, "send", counts);
+        plan_out(p, "recv", total);
+        counts = total;
+    }
+    plan_tensor before = plan_param(p, "mlp.router.expert_bias"), after;
+    before.dtype = p->accumulated;
+    after = before;
+    after.phase = ASSAY_PHASE_OPTIMIZER;
+    plan_add(p, "expert_bias_update", "mlp.router.expert_bias");
+    plan_in(p, "bias_in", before);
+    plan_in(p, "tokens_per_expert", counts);
+    plan_out(p, "bias", after);
+    plan_f32(p, "rate", p->job->options->moe_router_bias_update_rate);
+}
+
+static void expert_biases(plan *p)
+{
+    int64_t first, count;
+    assay_grid_stage_layers(p->job->grid, p->job->config, p->at.pp, 0, &first, &count);
+    for (int64_t l = first; l < first + count && p->st == ASSAY_OK; l++) {
+        if (p->job->config->mlp[l] != ASSAY_MLP_MOE || !p->job->config->moe_router_enable_expert_bias)
+            continue;
+        p->layer = l;
+        expert_bias(p);
+    }
+    p->layer = -1;
+}
+
+/* --- the phase ---------------------------------------------------------------------------------------------- */
+
+/* Sum over the world of an F64 number that every rank made on the host from `n` recorded ones. */
+static void world_sum(plan *p, const char *at, double value, int64_t n)
+{
+    if (p->job->grid->world == 1)
+        return;
+    plan_tensor send = plan_value(p, at, "send", ASSAY_F64);
+    send.has_real = p->job->recorded != NULL;
+    send.real = value;
+    send.slack = fabs(value) * (double)(n + 1) * DBL_EPSILON;
+    plan_add_collective(p, "all_reduce", at, ASSAY_GROUP_WORLD, ASSAY_F64);
+    plan_in(p, "send", send);
+    plan_out(p, "recv", plan_value(p, at, "recv", ASSAY_F64));
+}
+
+void plan_optimizer(plan *p)
+{
+    int64_t n = 0;
+    const plan_recorded *r = p->job->recorded;
+    p->block++;
+    p->part = 3;
+    p->phase = ASSAY_PHASE_OPTIMIZER;
+    const bool holds_loss = p->last_stage && p->at.tp == 0;
+    const double loss = r && holds_loss ? plan_recorded_sum(r, p->rank, p->step, "sum", &n) : 0.0;
+    world_sum(p, "loss.reduce", loss, n);
+    if (!p->job->batches->training)
+        return;
+    each_param(p, sumsq);
+    const double squares = r ? plan_recorded_sum(r, p->rank, p->step, "sumsq", &n) : 0.0;
+    world_sum(p, "grad_norm.reduce", squares, n);
+    each_param(p, adamw);
+    each_param(p, gather_param);
+    expert_biases(p);
+}

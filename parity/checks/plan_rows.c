@@ -1,0 +1,159 @@
+/* Integer tensors of the exchange of rows, from the recorded choices of experts. */
+#include "parity/checks/plan.h"
+
+#include <string.h>
+
+/* Tokens of an MoE layer on a rank: its tp piece of the sequence times its rows. */
+static int64_t tokens_of(const plan *p, int rank)
+{
+    assay_coords at;
+    assay_grid_coords(p->job->grid, rank, &at);
+    return plan_piece(p->S, p->tp, at.tp, NULL) * p->B;
+}
+
+/* The choice [T,K] of a rank, or NULL when it is not recorded as such. */
+static const assay_trace_tensor *choice(plan *p, int rank, int64_t microbatch, int64_t layer, bool aux)
+{
+    char instance[ASSAY_NAME];
+    const plan_recorded *recorded = p->job->recorded;
+    const assay_model_config *c = p->job->config;
+    if (recorded == NULL)
+        return NULL;
+    snprintf(instance, sizeof instance, "decoder.layers.%lld.mlp.router%s", (long long)layer,
+             aux ? ".aux" : "");
+    const assay_trace_tensor *t = plan_recorded_choice(recorded, rank, p->step, microbatch, instance, aux);
+    const int64_t n = tokens_of(p, rank) * c->moe_router_topk;
+    if (t == NULL || (t->data == NULL && n > 0) || t->dtype != ASSAY_I64 || assay_shard_count(&t->shard) != n)
+        return NULL;
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t e = parity_decode_integer(t->data, i, ASSAY_I64);
+        const bool ascends =
+            i % c->moe_router_topk == 0 || e > parity_decode_integer(t->data, i - 1, ASSAY_I64);
+        if (e < 0 || e >= c->num_moe_experts || !ascends)
+            return NULL;
+    }
+    return t;
+}
+
+bool plan_choice_counts(plan *p, int rank, int64_t microbatch, int64_t layer, bool aux, int64_t *counts)
+{
+    const assay_trace_tensor *t = choice(p, rank, microbatch, layer, aux);
+    memset(counts, 0, (size_t)p->job->config->num_moe_experts * sizeof *counts);
+    if (t == NULL)
+        return false;
+    for (int64_t i = 0; i < assay_shard_count(&t->shard); i++)
+        counts[parity_decode_integer(t->data, i, ASSAY_I64)]++;
+    return true;
+}
+
+/* Rows in expert-major, then ascending token order. */
+static void permute(plan *p, plan_rows *r, const assay_trace_tensor *t)
+{
+    const int64_t experts = p->job->config->num_moe_experts, k = p->job->config->moe_router_topk;
+    int64_t *next = plan_integers(p, experts + 1);
+    if (p->st != ASSAY_OK)
+        return;
+    for (int64_t i = 0; i < r->rows; i++)
+        r->tokens_per_expert[parity_decode_integer(t->data, i, ASSAY_I64)]++;
+    for (int64_t e = 0; e < experts; e++)
+        next[e + 1] = next[e] + r->tokens_per_expert[e];
+    for (int64_t i = 0; i < r->rows; i++) {
+        const int64_t row = next[parity_decode_integer(t->data, i, ASSAY_I64)]++;
+        r->row_token[row] = i / k;
+        r->row_slot[row] = i % k;
+        r->probs_index[row] = i;
+        r->token_row[i] = row;
+    }
+}
+
+/* Counts of every ep rank; its microbatch is the one at the same place in its own list. */
+static bool gather_counts(plan *p, plan_rows *r)
+{
+    const int64_t experts = p->job->config->num_moe_experts;
+    const int64_t index = p->microbatch - p->share.first_microbatch;
+    int *ranks = plan_alloc(p, (size_t)p->ep * sizeof *ranks);
+    bool known = ranks != NULL && r->all_counts != NULL;
+    if (!known)
+        return false;
+    (void)assay_grid_group(p->job->grid, ASSAY_GROUP_EP, p->rank, ranks, NULL);
+    for (int i = 0; i < p->ep; i++) {
+        assay_coords at;
+        assay_batch_plan share;
+        assay_grid_coords(p->job->grid, ranks[i], &at);
+        p->st = assay_batch_plan_make(p->job->batches->microbatches, p->job->batches->b,
+                                      p->job->grid->p.data_parallel_size, at.dp, &share);
+        if (p->st != ASSAY_OK)
+            return false;
+        known = plan_choice_counts(p, ranks[i], share.first_microbatch + index, p->layer, false,
+                                   r->all_counts + i * experts) &&
+                known;
+    }
+    return known;
+}
+
+static void count_exchange(plan *p, plan_rows *r)
+{
+    const int64_t experts = p->job->config->num_moe_experts, local = experts / p->ep;
+    const int64_t *mine = r->all_counts + p->at.ep * experts;
+    for (int i = 0; i < p->ep; i++) {
+        for (int64_t e = 0; e < local; e++) {
+            const int64_t arrives = r->all_counts[i * experts + p->at.ep * local + e];
+            r->send_counts[i] += mine[i * local + e];
+            r->recv_counts[i] += arrives;
+            r->local_counts[e] += arrives;
+            r->received += arrives;
+        }
+    }
+}
+
+/* Rows arrive as [source, local expert] and leave as [local expert, source], in their order. */
+static void sort(plan *p, plan_rows *r)
+{
+    const int64_t experts = p->job->config->num_moe_experts, local = experts / p->ep;
+    int64_t *next = plan_integers(p, local * p->ep + 1), start = 0, row = 0;
+    if (p->st != ASSAY_OK)
+        return;
+    for (int64_t e = 0; e < local; e++) {
+        for (int i = 0; i < p->ep; i++) {
+            next[e * p->ep + i] = start;
+            start += r->all_counts[i * experts + p->at.ep * local + e];
+        }
+    }
+    for (int i = 0; i < p->ep; i++) {
+        for (int64_t e = 0; e < local; e++) {
+            for (int64_t k = r->all_counts[i * experts + p->at.ep * local + e]; k > 0; k--, row++) {
+                const int64_t to = next[e * p->ep + i]++;
+                r->sort[to] = row;
+                r->unsort[row] = to;
+            }
+        }
+    }
+}
+
+void plan_make_rows(plan *p, plan_rows *r)
+{
+    const assay_model_config *c = p->job->config;
+    const assay_trace_tensor *mine = choice(p, p->rank, p->microbatch, p->layer, false);
+    memset(r, 0, sizeof *r);
+    if (mine == NULL)
+        return;
+    r->rows = tokens_of(p, p->rank) * c->moe_router_topk;
+    r->row_token = plan_integers(p, r->rows);
+    r->row_slot = plan_integers(p, r->rows);
+    r->probs_index = plan_integers(p, r->rows);
+    r->token_row = plan_integers(p, r->rows);
+    r->tokens_per_expert = plan_integers(p, c->num_moe_experts);
+    r->all_counts = plan_integers(p, p->ep * c->num_moe_experts);
+    r->local_counts = plan_integers(p, c->num_moe_experts / p->ep);
+    int64_t *send = plan_integers(p, p->ep), *recv = plan_integers(p, p->ep);
+    if (p->st != ASSAY_OK || !gather_counts(p, r))
+        return;
+    r->send_counts = send;
+    r->recv_counts = recv;
+    permute(p, r, mine);
+    count_exchange(p, r);
+    r->sort = plan_integers(p, r->received);
+    r->unsort = plan_integers(p, r->received);
+    sort(p, r);
+    r->known = p->st == ASSAY_OK;
+}
