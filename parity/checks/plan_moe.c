@@ -26,11 +26,17 @@ static const char *score_function(const plan *p)
     return p->job->config->moe_router_score_function == ASSAY_SCORE_SIGMOID ? "sigmoid" : "softmax";
 }
 
+/* What the choice of the auxiliary map depends on. */
+static void choice_attrs(plan *p)
+{
+    plan_int(p, "topk", p->job->config->moe_router_topk);
+    plan_word(p, "score_function", score_function(p));
+}
+
 static void router_attrs(plan *p)
 {
     const assay_model_config *c = p->job->config;
-    plan_int(p, "topk", c->moe_router_topk);
-    plan_word(p, "score_function", score_function(p));
+    choice_attrs(p);
     plan_bool(p, "pre_softmax", c->moe_router_pre_softmax);
     plan_bool(p, "norm_topk_prob", c->norm_topk_prob);
     plan_f32(p, "scaling_factor", c->moe_router_topk_scaling_factor);
@@ -38,15 +44,12 @@ static void router_attrs(plan *p)
     plan_int(p, "group_topk", c->moe_router_group_topk);
 }
 
-static void aux_attrs(plan *p)
+static void aux_loss_attrs(plan *p)
 {
     const assay_train_options *o = p->job->options;
     plan_real(p, "aux_coeff", o->moe_aux_loss_coeff, 0.0);
     plan_real(p, "z_coeff", o->moe_z_loss_coeff, 0.0);
-    plan_real(p, "loss_scale", 1.0 / (double)p->job->batches->microbatches, 0.0);
     plan_int(p, "tokens", p->S * p->job->batches->b);
-    plan_int(p, "topk", p->job->config->moe_router_topk);
-    plan_word(p, "score_function", score_function(p));
 }
 
 static void slice_rows(plan *p, const char *at, plan_tensor x, plan_tensor y)
@@ -139,14 +142,15 @@ static void aux_forward(plan *p, saved *s)
     plan_out(p, "tokens_per_expert", counts);
     plan_out(p, "score_sums", sums);
     plan_out(p, "z_sum", z);
-    router_attrs(p);
+    choice_attrs(p);
     sum_aux_counts(p, s, counts);
     plan_add(p, "router_aux_loss", "mlp.router.aux_loss");
     plan_in(p, "score_sums", sums);
     plan_in(p, "tokens_per_expert", s->aux_counts);
     plan_in(p, "z_sum", z);
     plan_out(p, "losses", plan_value(p, "mlp.router.aux_loss", "losses", p->accumulated));
-    aux_attrs(p);
+    aux_loss_attrs(p);
+    plan_int(p, "topk", p->job->config->moe_router_topk);
 }
 
 static void router_forward(plan *p, saved *s)
@@ -191,7 +195,9 @@ static plan_tensor router_backward(plan *p, saved *s, plan_tensor dprobs)
         plan_in(p, "tokens_per_expert", s->aux_counts);
         plan_in(p, "dlogits_in", dlogits);
         plan_out(p, "dlogits", total);
-        aux_attrs(p);
+        aux_loss_attrs(p);
+        choice_attrs(p);
+        plan_real(p, "loss_scale", 1.0 / (double)p->job->batches->microbatches, 0.0);
     }
     plan_tensor dy = total;
     if (p->act != p->accumulated) {
