@@ -9,7 +9,7 @@
 #ifndef GPU_MODEL_H
 #define GPU_MODEL_H
 
-#include "core/files/dataset.h"
+#include "core/files/batches.h"
 #include "core/model/config.h"
 #include "core/model/spec.h"
 #include "core/run/options.h"

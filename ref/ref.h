@@ -3,8 +3,9 @@
 #ifndef REF_REF_H
 #define REF_REF_H
 
-#include "core/files/dataset.h"
+#include "core/files/batches.h"
 #include "core/files/trace.h"
+#include "core/model/spec.h"
 #include "core/run/options.h"
 
 /* How stored tensors are rounded, and the perturbation used to find thresholds of whole-model comparisons. */

@@ -1,5 +1,5 @@
 /* Batch files: token ids and labels of one forward and backward, or of a few optimizer steps. */
-#include "core/files/dataset.h"
+#include "core/files/batches.h"
 
 #include <inttypes.h>
 #include <stdlib.h>

@@ -5,35 +5,9 @@
 #define ASSAY_CORE_SPEC_H
 
 #include "core/model/grid.h"
+#include "core/model/shard.h"
 
 ASSAY_BEGIN_DECLS
-
-enum { ASSAY_NAME = 160, ASSAY_MAX_DIMS = 4, ASSAY_MAX_SEGMENTS = 8 };
-
-/* A local piece of a global tensor: for each dimension an ordered list of [start, start+length) segments of
- * the global index range; the local index runs through them in order.  Zig-zag context parallelism and [gate;
- * up] halves are lists of two.  A dimension may have zero segments (an empty piece). */
-typedef struct assay_segment {
-    int64_t start, length;
-} assay_segment;
-typedef struct assay_shard {
-    int ndim;
-    int64_t global_shape[ASSAY_MAX_DIMS];
-    int64_t local_shape[ASSAY_MAX_DIMS];
-    int n_segments[ASSAY_MAX_DIMS];
-    assay_segment segments[ASSAY_MAX_DIMS][ASSAY_MAX_SEGMENTS];
-} assay_shard;
-
-/* The whole tensor as one piece. */
-void assay_shard_whole(assay_shard *s, const int64_t *shape, int ndim);
-/* Restricts dimension `dim` of `s` to local range [start, start+length) (a piece of a piece: ZeRO, row
- * ranges). */
-assay_status assay_shard_narrow(assay_shard *s, int dim, int64_t start, int64_t length);
-/* Local index -> global index along one dimension. */
-int64_t assay_shard_global_index(const assay_shard *s, int dim, int64_t local);
-/* Validates: segments inside the global range, not overlapping, lengths adding up to local_shape. */
-assay_status assay_shard_check(const assay_shard *s, const char *what);
-int64_t assay_shard_count(const assay_shard *s);
 
 typedef enum { ASSAY_AXIS_NONE, ASSAY_AXIS_TP, ASSAY_AXIS_EP } assay_axis;
 typedef enum { ASSAY_INIT_NORMAL, ASSAY_INIT_OUTPUT_NORMAL, ASSAY_INIT_ONE, ASSAY_INIT_ZERO } assay_init;

@@ -1,5 +1,5 @@
 /* junit.xml: one test suite per case, precision and layout; one test case per result. */
-#include "core/base/log.h"
+#include "core/base/file.h"
 #include "parity/report/report_files.h"
 #include <stdlib.h>
 #include <string.h>

@@ -1,6 +1,7 @@
 /* Batch files: what is accepted, what is named when refused, and how data-parallel ranks share a step. */
-#include "core/files/dataset.h"
+#include "core/files/batches.h"
 
+#include "core/files/tensorwriter.h"
 #include "tests/support/core_files.h"
 
 static char folder[TEST_PATH], path[TEST_PATH];
