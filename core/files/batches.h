@@ -24,8 +24,6 @@ assay_status assay_batches_open(assay_batches *out, const char *path, int64_t vo
 void assay_batches_close(assay_batches *b);
 const int64_t *assay_batches_ids(const assay_batches *b, int64_t step, int64_t microbatch);    /* [b,s] */
 const int64_t *assay_batches_labels(const assay_batches *b, int64_t step, int64_t microbatch); /* [b,s] */
-/* Labels that count in the loss of a microbatch: positions 1..s-1 of labels that are not -100. */
-int64_t assay_batches_n_targets(const assay_batches *b, int64_t step, int64_t microbatch);
 
 /* How data-parallel ranks share a step.  M = microbatches in the file.
  *  M % dp == 0: rank r runs microbatches [r*M/dp, (r+1)*M/dp), each whole (Megatron-LM).  rows_split = false.

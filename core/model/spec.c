@@ -13,23 +13,9 @@ typedef struct builder {
     const assay_model_config *c;
     assay_model_spec *spec;
     int64_t layer;
-    double output_std;
     assay_status status;      /* first failure; later rows are not added ... */
     assay_param_spec ignored; /* ... but written here */
 } builder;
-
-/* sqrt of a small positive integer by Newton's iteration (core links no math library). */
-static double sqrt_of(int64_t n)
-{
-    double x = (double)n;
-    for (int i = 0; i < 64; i++) {
-        const double next = 0.5 * (x + (double)n / x);
-        if (next == x)
-            break;
-        x = next;
-    }
-    return x;
-}
 
 /* Dimensions after the first are 0 where there are none. */
 static assay_param_spec *add(builder *b, assay_param_kind kind, const char *name, int64_t n0, int64_t n1,
@@ -53,22 +39,8 @@ static assay_param_spec *add(builder *b, assay_param_kind kind, const char *name
     p->trained = true;
     p->no_weight_decay = p->ndim == 1;
     p->init = ASSAY_INIT_NORMAL;
-    p->init_std = b->c->init_method_std;
     b->status = assay_spec_parts_build(p, kind, b->c);
     return p;
-}
-
-/* Weights that write into the residual stream: std / sqrt(2 * layers). */
-static void set_output_init(const builder *b, assay_param_spec *p)
-{
-    p->init = ASSAY_INIT_OUTPUT_NORMAL;
-    p->init_std = b->output_std;
-}
-
-static void set_constant(assay_param_spec *p, assay_init init)
-{
-    p->init = init;
-    p->init_std = 0.0;
 }
 
 /* Replicated over tp, but its gradient is not: see assay_param_spec. */
@@ -81,7 +53,7 @@ static void set_partial(assay_param_spec *p, bool sequence_parallel_only)
 static void add_norm(builder *b, assay_param_kind kind, const char *name, int64_t n, bool per_head)
 {
     assay_param_spec *p = add(b, kind, name, n, 0, 0);
-    set_constant(p, ASSAY_INIT_ONE);
+    p->init = ASSAY_INIT_ONE;
     set_partial(p, !per_head);
 }
 
@@ -91,7 +63,7 @@ static void add_norm(builder *b, assay_param_kind kind, const char *name, int64_
 static void add_bias(builder *b, assay_param_kind kind, const char *name, int64_t n, bool cut, int blocks)
 {
     assay_param_spec *p = add(b, kind, name, n, 0, 0);
-    set_constant(p, ASSAY_INIT_ZERO);
+    p->init = ASSAY_INIT_ZERO;
     if (cut) {
         p->axis[0] = ASSAY_AXIS_TP;
         p->blocks[0] = blocks;
@@ -114,7 +86,7 @@ static void add_attention(builder *b)
     }
     p = add(b, ASSAY_KIND_PROJ_WEIGHT, "self_attention.linear_proj.weight", h, c->num_attention_heads * d, 0);
     p->axis[1] = ASSAY_AXIS_TP;
-    set_output_init(b, p);
+    p->init = ASSAY_INIT_OUTPUT_NORMAL; /* it writes into the residual stream */
     if (c->add_proj_bias)
         add_bias(b, ASSAY_KIND_PROJ_BIAS, "self_attention.linear_proj.bias", h, false, 1);
 }
@@ -130,7 +102,7 @@ static void add_dense_mlp(builder *b)
         add_bias(b, ASSAY_KIND_FC1_BIAS, "mlp.linear_fc1.bias", 2 * f, true, 2);
     p = add(b, ASSAY_KIND_FC2_WEIGHT, "mlp.linear_fc2.weight", h, f, 0);
     p->axis[1] = ASSAY_AXIS_TP;
-    set_output_init(b, p);
+    p->init = ASSAY_INIT_OUTPUT_NORMAL; /* it writes into the residual stream */
     if (c->add_mlp_bias)
         add_bias(b, ASSAY_KIND_FC2_BIAS, "mlp.linear_fc2.bias", h, false, 1);
 }
@@ -144,7 +116,7 @@ static void add_shared_expert(builder *b)
     p->blocks[0] = 2;
     p = add(b, ASSAY_KIND_SHARED_FC2, "mlp.shared_experts.linear_fc2.weight", h, f, 0);
     p->axis[1] = ASSAY_AXIS_TP;
-    set_output_init(b, p);
+    p->init = ASSAY_INIT_OUTPUT_NORMAL; /* it writes into the residual stream */
     if (c->moe_shared_expert_gate)
         set_partial(add(b, ASSAY_KIND_SHARED_GATE, "mlp.shared_experts.gate_weight", 1, h, 0), false);
 }
@@ -156,7 +128,7 @@ static void add_moe(builder *b)
     set_partial(add(b, ASSAY_KIND_ROUTER_WEIGHT, "mlp.router.weight", e, h, 0), false);
     if (c->moe_router_enable_expert_bias) {
         assay_param_spec *bias = add(b, ASSAY_KIND_EXPERT_BIAS, "mlp.router.expert_bias", e, 0, 0);
-        set_constant(bias, ASSAY_INIT_ZERO);
+        bias->init = ASSAY_INIT_ZERO;
         bias->trained = false;
     }
     assay_param_spec *p = add(b, ASSAY_KIND_EXPERTS_FC1, "mlp.experts.linear_fc1.weight", e, 2 * f, h);
@@ -165,7 +137,7 @@ static void add_moe(builder *b)
     p = add(b, ASSAY_KIND_EXPERTS_FC2, "mlp.experts.linear_fc2.weight", e, h, f);
     p->axis[0] = ASSAY_AXIS_EP;
     p->is_expert = true;
-    set_output_init(b, p);
+    p->init = ASSAY_INIT_OUTPUT_NORMAL; /* it writes into the residual stream */
     if (c->moe_shared_expert_intermediate_size > 0)
         add_shared_expert(b);
 }
@@ -189,7 +161,7 @@ static void add_all(builder *b)
     }
     b->layer = -1;
     p = add(b, ASSAY_KIND_FINAL_NORM, "decoder.final_layernorm.weight", c->hidden_size, 0, 0);
-    set_constant(p, ASSAY_INIT_ONE);
+    p->init = ASSAY_INIT_ONE;
     set_partial(p, true);
     p->on_last_stage = true;
     if (!c->tie_word_embeddings) {
@@ -214,7 +186,6 @@ assay_status assay_spec_build(const assay_model_config *c, assay_model_spec **ou
         .c = &spec->config,
         .spec = spec,
         .layer = -1,
-        .output_std = c->init_method_std / sqrt_of(2 * c->num_layers),
         .status = ASSAY_OK,
     };
     add_all(&b);

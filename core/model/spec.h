@@ -10,6 +10,8 @@
 ASSAY_BEGIN_DECLS
 
 typedef enum { ASSAY_AXIS_NONE, ASSAY_AXIS_TP, ASSAY_AXIS_EP } assay_axis;
+/* How a parameter is drawn.  NORMAL: standard deviation init_method_std; OUTPUT_NORMAL, the weights that write
+ * into the residual stream: init_method_std / sqrt(2 num_layers), which each engine computes by itself. */
 typedef enum { ASSAY_INIT_NORMAL, ASSAY_INIT_OUTPUT_NORMAL, ASSAY_INIT_ONE, ASSAY_INIT_ZERO } assay_init;
 
 /* A Hugging Face tensor and the row ranges it fills.  Viewing the canonical tensor as [rows, row_length] (all
@@ -36,7 +38,6 @@ typedef struct assay_param_spec {
     int blocks[ASSAY_MAX_DIMS]; /* the dimension is `blocks` equal blocks, each cut by itself (2 for [gate;
                                    up]) */
     assay_init init;
-    double init_std;
     int64_t layer;        /* global decoder layer, -1 outside the decoder */
     bool on_first_stage;  /* layer -1: embedding */
     bool on_last_stage;   /* layer -1: final norm, output layer; a tied embedding is on both */
