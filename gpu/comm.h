@@ -9,7 +9,7 @@
 #define GPU_COMM_H
 
 #include "core/model/grid.h"
-#include "core/run/launch.h"
+#include "core/run/rank_env.h"
 #include "gpu/gpu.h"
 
 ASSAY_BEGIN_DECLS

@@ -9,7 +9,7 @@
 #ifndef GPU_MODEL_H
 #define GPU_MODEL_H
 
-#include "core/files/dataset.h"
+#include "core/files/batches.h"
 #include "core/model/config.h"
 #include "core/model/spec.h"
 #include "core/run/options.h"
@@ -177,6 +177,9 @@ gpu_param *gpu_model_find(gpu_model *m, const char *name);
  * safetensors, or drawn when the folder has none. */
 typedef assay_status (*gpu_weight_sink)(void *user, gpu_param *p, const float *piece);
 assay_status gpu_model_weights(gpu_model *m, const char *folder, gpu_weight_sink put, void *user);
+/* Standard deviation of a drawn parameter: init_method_std, and / sqrt(2 num_layers) for weights that write into
+ * the residual stream; 0 for constants. */
+double gpu_init_std(const assay_param_spec *spec, const assay_model_config *config);
 
 /* --- passes (model.c) --------------------------------------------------------------------------------------- */
 /* ids, labels: [b,s] of the whole microbatch in the file; the rows of this rank are taken, labels are

@@ -124,12 +124,25 @@ static int64_t global_flat(const assay_shard *s, int64_t local)
     return flat;
 }
 
-static void draw_piece(const assay_param_spec *spec, const assay_shard *s, uint64_t seed, float *piece)
+double gpu_init_std(const assay_param_spec *spec, const assay_model_config *config)
+{
+    switch (spec->init) {
+    case ASSAY_INIT_NORMAL:
+        return config->init_method_std;
+    case ASSAY_INIT_OUTPUT_NORMAL:
+        return config->init_method_std / sqrt(2.0 * (double)config->num_layers);
+    case ASSAY_INIT_ONE:
+    case ASSAY_INIT_ZERO:
+        break;
+    }
+    return 0.0;
+}
+
+static void draw_piece(const assay_param_spec *spec, const assay_shard *s, double std, uint64_t seed,
+                       float *piece)
 {
     const int64_t n = assay_shard_count(s);
     const uint64_t stream = assay_name_hash(spec->name);
-    const double std =
-        spec->init_residuals > 0 ? spec->init_std / sqrt((double)spec->init_residuals) : spec->init_std;
     const double scale = std * ASSAY_PHILOX_UNIT;
     for (int64_t i = 0; i < n; i++) {
         if (spec->init == ASSAY_INIT_ONE || spec->init == ASSAY_INIT_ZERO)
@@ -158,7 +171,7 @@ static assay_status piece_of(const gpu_model *m, const assay_tensorfile *file, c
 {
     const assay_param_spec *spec = p->spec;
     if (file == NULL || spec->n_parts == 0) {
-        draw_piece(spec, &p->shard, m->options->seed, piece);
+        draw_piece(spec, &p->shard, gpu_init_std(spec, m->config), m->options->seed, piece);
         return ASSAY_OK;
     }
     assay_shard all;

@@ -203,11 +203,15 @@ static assay_status build(gpu_engine *e)
 }
 
 /* --- steps -------------------------------------------------------------------------------------------------- */
-static int64_t step_targets(const assay_batches *b, int64_t step)
+int64_t gpu_step_targets(const assay_batches *b, int64_t step)
 {
     int64_t n = 0;
-    for (int64_t k = 0; k < b->microbatches; k++)
-        n += assay_batches_n_targets(b, step, k);
+    for (int64_t k = 0; k < b->microbatches; k++) {
+        const int64_t *labels = assay_batches_labels(b, step, k);
+        for (int64_t row = 0; row < b->b; row++)
+            for (int64_t s = 1; s < b->s; s++)
+                n += labels[row * b->s + s] != ASSAY_IGNORE_INDEX;
+    }
     return n;
 }
 
@@ -237,7 +241,7 @@ static assay_status train_step(gpu_engine *e, int64_t step)
     run->phase = ASSAY_PHASE_FORWARD;
     if (run->trace && step > e->first_step)
         ASSAY_TRY(gpu_model_rope_tables(m));
-    const int64_t targets = step_targets(&e->batches, step);
+    const int64_t targets = gpu_step_targets(&e->batches, step);
     m->loss_scale = 1.0 / (double)targets;
     ASSAY_TRY(gpu_optimizer_zero_grad(&e->optimizer));
     ASSAY_TRY(gpu_forward_backward(m, &e->batches, &e->plan, step));

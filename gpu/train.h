@@ -23,6 +23,9 @@ typedef struct gpu_engine {
 
 /* Runs the whole verb on this rank.  Nothing is written when it fails. */
 assay_status gpu_train(const assay_train_options *options);
+/* Labels that count in the loss of a step, all microbatches and data-parallel ranks: position 0 is never a target
+ * (the model shifts), -100 is ignored. */
+int64_t gpu_step_targets(const assay_batches *b, int64_t step);
 /* Legal words of --fault; NULL-terminated. */
 extern const char *const gpu_fault_words[];
 

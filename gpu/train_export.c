@@ -1,6 +1,6 @@
 /* Whole tensors on rank 0: every piece travels once through NCCL, from one rank of every set of replicas. */
 #include "core/files/checkpoint.h"
-#include "core/files/tensorfile.h"
+#include "core/files/tensorwriter.h"
 #include "gpu/train.h"
 
 #include <stdio.h>

@@ -58,6 +58,10 @@ typedef struct ref_engine {
     int64_t *counts, **integers;
 } ref_engine;
 
+/* Labels that count in the loss of a step, all microbatches and data-parallel ranks: position 0 is never a target
+ * (the model shifts), -100 is ignored. */
+int64_t ref_step_targets(const assay_batches *b, int64_t step);
+
 /* What one microbatch needs while it is on a virtual stage: its place, and the memory of its activations. */
 typedef struct ref_pass {
     ref_engine *e;

@@ -3,8 +3,9 @@
 #ifndef REF_REF_H
 #define REF_REF_H
 
-#include "core/files/dataset.h"
+#include "core/files/batches.h"
 #include "core/files/trace.h"
+#include "core/model/spec.h"
 #include "core/run/options.h"
 
 /* How stored tensors are rounded, and the perturbation used to find thresholds of whole-model comparisons. */
@@ -61,6 +62,9 @@ typedef struct ref_run_result {
 assay_status ref_weights_load(const assay_model_spec *spec, const char *model_dir, uint64_t seed,
                               double ***weights);
 void ref_weights_free(const assay_model_spec *spec, double **weights);
+/* Standard deviation of a drawn parameter: init_method_std, and / sqrt(2 num_layers) for weights that write into
+ * the residual stream; 0 for constants. */
+double ref_init_std(const assay_param_spec *p, const assay_model_config *c);
 
 /* Runs batches->steps steps of training (or one forward and backward for [b,s] batches). */
 assay_status ref_run(const ref_run_config *config, double *const *weights, ref_run_result *result);

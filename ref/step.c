@@ -1,6 +1,7 @@
 /* The body of `assay step --engine ref`. */
 #include "ref/ref.h"
 
+#include "core/files/tensorwriter.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -102,12 +102,20 @@ static void begin_step(ref_engine *e)
     }
 }
 
+int64_t ref_step_targets(const assay_batches *b, int64_t step)
+{
+    const int64_t *label = assay_batches_labels(b, step, 0);
+    int64_t n = 0;
+    for (int64_t t = 0; t < b->microbatches * b->b; t++)
+        for (int64_t s = 1; s < b->s; s++)
+            n += label[t * b->s + s] != ASSAY_IGNORE_INDEX;
+    return n;
+}
+
 /* One number for the whole step, all microbatches and dp ranks: the token-mean contract. */
 static assay_status count_targets(ref_engine *e, int64_t step)
 {
-    int64_t n = 0;
-    for (int64_t m = 0; m < e->run->batches->microbatches; m++)
-        n += assay_batches_n_targets(e->run->batches, step, m);
+    const int64_t n = ref_step_targets(e->run->batches, step);
     ASSAY_CHECK(n > 0, ASSAY_INVALID_ARGUMENT,
                 "labels: step %lld: expected at least one label that is not -100 behind the first position, "
                 "found none",

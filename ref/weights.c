@@ -90,11 +90,17 @@ static assay_status read_part(const assay_param_spec *p, int index, const assay_
 
 /* --- drawing ------------------------------------------------------------------------------------------------ */
 
+double ref_init_std(const assay_param_spec *p, const assay_model_config *c)
+{
+    if (p->init == ASSAY_INIT_NORMAL)
+        return c->init_method_std;
+    return p->init == ASSAY_INIT_OUTPUT_NORMAL ? c->init_method_std / sqrt(2.0 * (double)c->num_layers) : 0.0;
+}
+
 /* Rounded to F32, the dtype of masters, in every precision: all recipes start from the same numbers. */
-static void draw(const assay_param_spec *p, uint64_t seed, double *x, int64_t n)
+static void draw(const assay_param_spec *p, double std, uint64_t seed, double *x, int64_t n)
 {
     const uint64_t stream = assay_name_hash(p->name);
-    const double std = p->init_residuals > 0 ? p->init_std / sqrt((double)p->init_residuals) : p->init_std;
     const double scale = std * ASSAY_PHILOX_UNIT;
     for (int64_t i = 0; i < n; i++) {
         if (p->init == ASSAY_INIT_ONE)
@@ -120,7 +126,7 @@ static assay_status fill_weights(const assay_model_spec *spec, const assay_tenso
         ASSAY_CHECK(weights[i], ASSAY_OUT_OF_MEMORY, "%s: out of memory: %lld elements", p->name,
                     (long long)n);
         if (!f)
-            draw(p, seed, weights[i], n);
+            draw(p, ref_init_std(p, &spec->config), seed, weights[i], n);
         for (int part = 0; f && part < p->n_parts; part++)
             ASSAY_TRY(read_part(p, part, f, weights[i]));
     }

@@ -1,10 +1,11 @@
-/* Small file operations of core/base/log.h: whole files, folders, trees. */
-#include "core/base/log.h"
+/* Files and folders: whole files, folders, trees. */
+#include "core/base/file.h"
 
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>

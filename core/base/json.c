@@ -1,7 +1,7 @@
 /* Strict JSON: what Jansson does not check, and typed members with the path of what is wrong. */
 #include "core/base/json.h"
 
-#include "core/base/log.h"
+#include "core/base/file.h"
 #include <stdlib.h>
 #include <string.h>
 

@@ -21,18 +21,6 @@ void assay_progress_print(assay_progress *p, const char *fmt, ...);
 void assay_progress_destroy(assay_progress *p);
 
 double assay_monotonic_s(void);
-/* Files and folders: core/base/file.c.
- * mkdir -p: the last component must not be a symbolic link.  Removing: the tree must lie strictly below
- * `root_must_contain` (both resolved) and not be a link itself; links inside are unlinked, never followed; an
- * absent tree is ASSAY_OK. */
-assay_status assay_mkdir_p(const char *path);
-assay_status assay_remove_tree(const char *path, const char *root_must_contain);
-/* Writes bytes beside, fsyncs, renames, fsyncs the folder. */
-assay_status assay_write_file(const char *path, const void *data, uint64_t bytes);
-/* Reads a whole regular file; refuses more than `limit` bytes.  *out is NUL-terminated and freed by the
- * caller. */
-assay_status assay_read_file(const char *path, uint64_t limit, char **out, uint64_t *bytes);
-
 ASSAY_END_DECLS
 
 #endif

@@ -14,16 +14,10 @@
 #define ASSAY_CORE_CHECKPOINT_H
 
 #include "core/base/hash.h"
-#include "core/model/spec.h"
+#include "core/base/json.h"
+#include "core/model/shard.h"
 
 ASSAY_BEGIN_DECLS
-
-/* Copies the elements that both pieces hold: dst (piece `to`) from src (piece `from`) of one global tensor;
- * elements are `element_bytes` wide.  Returns the number of elements copied; `covered` (may be NULL, one byte
- * per element of dst) is set to 1 where an element was written.  check_equal: elements already covered are
- * compared instead, *differs gets the first local index that differs (-1 none). */
-int64_t assay_shard_copy(void *dst, const assay_shard *to, const void *src, const assay_shard *from,
-                         int64_t element_bytes, unsigned char *covered, bool check_equal, int64_t *differs);
 
 typedef struct assay_checkpoint_writer assay_checkpoint_writer;
 /* Every rank calls with the same dir; rank files go to the same temporary folder DIR.tmp. */

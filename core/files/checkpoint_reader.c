@@ -1,8 +1,8 @@
 /* Checkpoint reader: verifies the manifest, then assembles any piece of any layout from the recorded pieces.
  */
-#include "core/base/log.h"
 #include "core/files/checkpoint_internal.h"
 #include "core/files/tensorfile.h"
+#include "core/model/layout.h"
 #include <errno.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,7 +1,7 @@
 /* Checkpoint writer: each rank writes its pieces into DIR.tmp, rank 0 publishes with the manifest. */
-#include "core/base/log.h"
+#include "core/base/file.h"
 #include "core/files/checkpoint_internal.h"
-#include "core/files/tensorfile.h"
+#include "core/files/tensorwriter.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>

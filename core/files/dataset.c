@@ -11,6 +11,9 @@
 
 #include "core/base/hash.h"
 #include "core/base/philox.h"
+#include "core/files/batches.h"
+#include "core/files/tensorwriter.h"
+#include "core/files/tokenizer.h"
 #include <errno.h>
 #include <inttypes.h>
 #include <limits.h>

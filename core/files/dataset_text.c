@@ -3,10 +3,12 @@
  * names that begin with a dot, symbolic links, empty files, binary files (a NUL byte). */
 #include "core/files/dataset_internal.h"
 
-#include "core/base/log.h"
+#include "core/base/file.h"
+#include "core/files/tokenizer.h"
 #include <dirent.h>
 #include <errno.h>
 #include <limits.h>
+#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>

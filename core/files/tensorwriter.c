@@ -2,6 +2,7 @@
  * known before the work is done; finish writes, syncs and renames it.  Tensors stand in descending order of
  * the dtype enum (alignment), then by name, as the reference writer orders them; the header is padded with
  * spaces to a multiple of 8, so that data is aligned to 8 bytes. */
+#include "core/files/tensorwriter.h"
 #include "core/base/json.h"
 #include "core/files/tensorfile.h"
 

@@ -1,5 +1,5 @@
 /* Byte-level tokenizer: a token is a byte value; ASSAY_BYTE_EOD stands between documents and has no byte. */
-#include "core/files/dataset.h"
+#include "core/files/tokenizer.h"
 
 void assay_tokenize_bytes(const void *text, size_t bytes, int64_t *tokens)
 {

@@ -15,7 +15,7 @@
 #include "core/base/arith.h"
 #include "core/base/hash.h"
 #include "core/files/tensorfile.h"
-#include "core/model/spec.h"
+#include "core/model/shard.h"
 
 ASSAY_BEGIN_DECLS
 

@@ -3,6 +3,7 @@
 #include "core/files/trace_internal.h"
 
 #include "core/base/mapped.h"
+#include "core/model/layout.h"
 #include <dirent.h>
 #include <errno.h>
 #include <inttypes.h>

@@ -1,6 +1,7 @@
 /* Trace records by themselves: names, paths, validity, and how they are read from a line.  docs/TRACE.md. */
 #include "core/files/trace_internal.h"
 
+#include "core/model/layout.h"
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>

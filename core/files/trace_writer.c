@@ -2,7 +2,9 @@
  * then written in one safetensors file, each content once. */
 #include "core/files/trace_internal.h"
 
-#include "core/base/log.h"
+#include "core/base/file.h"
+#include "core/files/tensorwriter.h"
+#include "core/model/layout.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

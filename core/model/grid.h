@@ -3,32 +3,14 @@
  * Dense grid, leftmost varies fastest:   rank = tp + TP*(cp + CP*(dp + DP*pp))
  * Expert grid over the same world:       rank = etp + ETP*(ep + EP*(edp + EDP*pp)),  EDP = world /
  * (ETP*EP*PP) Source: Megatron-LM parallel_state, order "tp-cp-ep-dp-pp" (reference facts in
- * docs/LAYOUTS.md).
- *
- * Short form of a layout: comma separated `tpN ppN cpN epN etpN dpN vppN sp zeroN`, or `1`; unknown or
- * repeated words are errors.  `dp` absent: the smallest dp for which ep*etp divides tp*cp*dp.  etp defaults
- * to 1 (an MoE layer always works on token shards, so experts are not cut by tp unless etp says so). */
+ * docs/LAYOUTS.md). */
 #ifndef ASSAY_CORE_GRID_H
 #define ASSAY_CORE_GRID_H
 
 #include "core/model/config.h"
+#include "core/model/layout.h"
 
 ASSAY_BEGIN_DECLS
-
-/* No array of this many entries lives on a stack: groups are shapes, not lists. */
-enum { ASSAY_MAX_WORLD = 16384, ASSAY_LAYOUT_TEXT = 128 };
-
-typedef struct assay_parallel_config {
-    int tensor_model_parallel_size;
-    int pipeline_model_parallel_size;
-    int virtual_pipeline_model_parallel_size; /* chunks per stage; 1 = not interleaved */
-    int context_parallel_size;
-    int expert_model_parallel_size;
-    int expert_tensor_parallel_size;
-    int data_parallel_size;
-    bool sequence_parallel;
-    int zero_stage; /* 0: replicated optimizer; 1: distributed optimizer */
-} assay_parallel_config;
 
 /* Axes of the two grids.  A new axis is a row of the table in grid.c; everything that cuts or replicates along
  * an axis asks for its size and coordinate here. */
@@ -85,10 +67,6 @@ typedef struct assay_coords {
     int etp, ep, edp;
 } assay_coords;
 
-/* Parses and normalises; messages name the wrong word. */
-assay_status assay_layout_parse(const char *text, assay_parallel_config *out);
-/* Canonical text of a layout ("1", "tp2,sp,ep2,dp2,zero1"). */
-void assay_layout_format(const assay_parallel_config *p, char out[ASSAY_LAYOUT_TEXT]);
 /* Checks sizes, overflow, divisibility of the world by both grids, sp without tp (an error).  */
 assay_status assay_grid_make(const assay_parallel_config *p, assay_grid *out);
 /* Checks that the model can be cut this way: heads, query groups and ffn by tp, experts by ep, layers by

@@ -1,6 +1,8 @@
 /* Short form of a layout: "tp2,sp,ep2,dp2,zero1". */
-#include "core/model/grid.h"
+#include "core/model/layout.h"
 
+#include <stddef.h>
+#include <stdint.h>
 #include <string.h>
 
 typedef struct layout_word {

@@ -1,5 +1,6 @@
 /* Copying between pieces of one global tensor: index geometry and memcpy, never element values. */
-#include "core/files/checkpoint.h"
+#include "core/model/shard.h"
+
 #include <assert.h>
 #include <string.h>
 

@@ -32,22 +32,8 @@ assay_param_spec *assay_spec_add(assay_spec_builder *b, assay_param_kind kind, c
     p->trained = true;
     p->no_weight_decay = p->ndim == 1;
     p->init = ASSAY_INIT_NORMAL;
-    p->init_std = b->c->init_method_std;
     b->status = assay_spec_parts_build(p, kind, b->c);
     return p;
-}
-
-/* Weights that write into the residual stream: std / sqrt(2 * layers), which the engines compute. */
-void assay_spec_set_output_init(const assay_spec_builder *b, assay_param_spec *p)
-{
-    p->init = ASSAY_INIT_OUTPUT_NORMAL;
-    p->init_residuals = 2 * b->c->num_layers;
-}
-
-void assay_spec_set_constant(assay_param_spec *p, assay_init init)
-{
-    p->init = init;
-    p->init_std = 0.0;
 }
 
 /* Replicated over tp, but its gradient is not: see assay_param_spec. */
@@ -61,7 +47,7 @@ void assay_spec_add_norm(assay_spec_builder *b, assay_param_kind kind, const cha
                          bool per_head)
 {
     assay_param_spec *p = assay_spec_add(b, kind, name, n, 0, 0);
-    assay_spec_set_constant(p, ASSAY_INIT_ONE);
+    p->init = ASSAY_INIT_ONE;
     assay_spec_set_partial(p, !per_head);
 }
 
@@ -72,7 +58,7 @@ void assay_spec_add_bias(assay_spec_builder *b, assay_param_kind kind, const cha
                          int blocks)
 {
     assay_param_spec *p = assay_spec_add(b, kind, name, n, 0, 0);
-    assay_spec_set_constant(p, ASSAY_INIT_ZERO);
+    p->init = ASSAY_INIT_ZERO;
     if (cut) {
         p->axis[0] = ASSAY_AXIS_TP;
         p->blocks[0] = blocks;
@@ -102,7 +88,7 @@ static void add_all(assay_spec_builder *b)
     }
     b->layer = -1;
     p = assay_spec_add(b, ASSAY_KIND_FINAL_NORM, "decoder.final_layernorm.weight", c->hidden_size, 0, 0);
-    assay_spec_set_constant(p, ASSAY_INIT_ONE);
+    p->init = ASSAY_INIT_ONE;
     assay_spec_set_partial(p, true);
     p->on_last_stage = true;
     if (!c->tie_word_embeddings) {

@@ -5,36 +5,12 @@
 #define ASSAY_CORE_SPEC_H
 
 #include "core/model/grid.h"
+#include "core/model/shard.h"
 
 ASSAY_BEGIN_DECLS
 
-enum { ASSAY_NAME = 160, ASSAY_MAX_DIMS = 4, ASSAY_MAX_SEGMENTS = 8 };
-
-/* A local piece of a global tensor: for each dimension an ordered list of [start, start+length) segments of
- * the global index range; the local index runs through them in order.  Zig-zag context parallelism and [gate;
- * up] halves are lists of two.  A dimension may have zero segments (an empty piece). */
-typedef struct assay_segment {
-    int64_t start, length;
-} assay_segment;
-typedef struct assay_shard {
-    int ndim;
-    int64_t global_shape[ASSAY_MAX_DIMS];
-    int64_t local_shape[ASSAY_MAX_DIMS];
-    int n_segments[ASSAY_MAX_DIMS];
-    assay_segment segments[ASSAY_MAX_DIMS][ASSAY_MAX_SEGMENTS];
-} assay_shard;
-
-/* The whole tensor as one piece. */
-void assay_shard_whole(assay_shard *s, const int64_t *shape, int ndim);
-/* Restricts dimension `dim` of `s` to local range [start, start+length) (a piece of a piece: ZeRO, row
- * ranges). */
-assay_status assay_shard_narrow(assay_shard *s, int dim, int64_t start, int64_t length);
-/* Local index -> global index along one dimension. */
-int64_t assay_shard_global_index(const assay_shard *s, int dim, int64_t local);
-/* Validates: segments inside the global range, not overlapping, lengths adding up to local_shape. */
-assay_status assay_shard_check(const assay_shard *s, const char *what);
-int64_t assay_shard_count(const assay_shard *s);
-
+/* How a parameter is drawn.  NORMAL: standard deviation init_method_std; OUTPUT_NORMAL, the weights that write
+ * into the residual stream: init_method_std / sqrt(2 num_layers), which each engine computes by itself. */
 typedef enum { ASSAY_INIT_NORMAL, ASSAY_INIT_OUTPUT_NORMAL, ASSAY_INIT_ONE, ASSAY_INIT_ZERO } assay_init;
 
 /* A Hugging Face tensor and the row ranges it fills.  Viewing the canonical tensor as [rows, row_length] (all
@@ -61,14 +37,12 @@ typedef struct assay_param_spec {
     int blocks[ASSAY_MAX_DIMS]; /* the dimension is `blocks` equal blocks, each cut by itself (2 for [gate;
                                    up]) */
     assay_init init;
-    double init_std;        /* OUTPUT_NORMAL: before the division by sqrt(init_residuals) */
-    int64_t init_residuals; /* OUTPUT_NORMAL: 2 * layers, the additions to the residual stream; else 0 */
-    int64_t layer;          /* global decoder layer, -1 outside the decoder */
-    bool on_first_stage;    /* layer -1: embedding */
-    bool on_last_stage;     /* layer -1: final norm, output layer; a tied embedding is on both */
-    bool is_expert;         /* reduced over EDP, not DP_CP */
-    bool trained;           /* false: a buffer (expert_bias) */
-    bool partial_over_tp;   /* replicated over tp, but each tp rank sees its own tokens or heads: the gradient
+    int64_t layer;        /* global decoder layer, -1 outside the decoder */
+    bool on_first_stage;  /* layer -1: embedding */
+    bool on_last_stage;   /* layer -1: final norm, output layer; a tied embedding is on both */
+    bool is_expert;       /* reduced over EDP, not DP_CP */
+    bool trained;         /* false: a buffer (expert_bias) */
+    bool partial_over_tp; /* replicated over tp, but each tp rank sees its own tokens or heads: the gradient
                            * is summed over tp.  Norm weights [H] when sequence_parallel; q/k norm whenever tp
                            * > 1; router and shared-expert gate whenever tp > 1 (an MoE layer works on token
                            * shards).  NOT the biases of linear_proj and linear_fc2: every tp rank computes

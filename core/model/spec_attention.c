@@ -18,7 +18,7 @@ void assay_spec_add_attention(assay_spec_builder *b)
     p = assay_spec_add(b, ASSAY_KIND_PROJ_WEIGHT, "self_attention.linear_proj.weight", h,
                        c->num_attention_heads * d, 0);
     p->axis[1] = ASSAY_AXIS_TP;
-    assay_spec_set_output_init(b, p);
+    p->init = ASSAY_INIT_OUTPUT_NORMAL; /* it writes into the residual stream */
     if (c->add_proj_bias)
         assay_spec_add_bias(b, ASSAY_KIND_PROJ_BIAS, "self_attention.linear_proj.bias", h, false, 1);
 }

@@ -45,8 +45,6 @@ typedef struct assay_spec_builder {
  * by no axis: what the caller does not change. */
 assay_param_spec *assay_spec_add(assay_spec_builder *b, assay_param_kind kind, const char *name, int64_t n0,
                                  int64_t n1, int64_t n2);
-void assay_spec_set_output_init(const assay_spec_builder *b, assay_param_spec *p);
-void assay_spec_set_constant(assay_param_spec *p, assay_init init);
 void assay_spec_set_partial(assay_param_spec *p, bool sequence_parallel_only);
 void assay_spec_add_norm(assay_spec_builder *b, assay_param_kind kind, const char *name, int64_t n,
                          bool per_head);

@@ -12,7 +12,7 @@ void assay_spec_add_mlp(assay_spec_builder *b)
         assay_spec_add_bias(b, ASSAY_KIND_FC1_BIAS, "mlp.linear_fc1.bias", 2 * f, true, 2);
     p = assay_spec_add(b, ASSAY_KIND_FC2_WEIGHT, "mlp.linear_fc2.weight", h, f, 0);
     p->axis[1] = ASSAY_AXIS_TP;
-    assay_spec_set_output_init(b, p);
+    p->init = ASSAY_INIT_OUTPUT_NORMAL; /* it writes into the residual stream */
     if (c->add_mlp_bias)
         assay_spec_add_bias(b, ASSAY_KIND_FC2_BIAS, "mlp.linear_fc2.bias", h, false, 1);
 }

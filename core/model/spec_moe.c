@@ -11,7 +11,7 @@ static void add_shared_expert(assay_spec_builder *b)
     p->blocks[0] = 2;
     p = assay_spec_add(b, ASSAY_KIND_SHARED_FC2, "mlp.shared_experts.linear_fc2.weight", h, f, 0);
     p->axis[1] = ASSAY_AXIS_TP;
-    assay_spec_set_output_init(b, p);
+    p->init = ASSAY_INIT_OUTPUT_NORMAL; /* it writes into the residual stream */
     if (c->moe_shared_expert_gate)
         assay_spec_set_partial(
             assay_spec_add(b, ASSAY_KIND_SHARED_GATE, "mlp.shared_experts.gate_weight", 1, h, 0), false);
@@ -24,7 +24,7 @@ void assay_spec_add_moe(assay_spec_builder *b)
     assay_spec_set_partial(assay_spec_add(b, ASSAY_KIND_ROUTER_WEIGHT, "mlp.router.weight", e, h, 0), false);
     if (c->moe_router_enable_expert_bias) {
         assay_param_spec *bias = assay_spec_add(b, ASSAY_KIND_EXPERT_BIAS, "mlp.router.expert_bias", e, 0, 0);
-        assay_spec_set_constant(bias, ASSAY_INIT_ZERO);
+        bias->init = ASSAY_INIT_ZERO;
         bias->trained = false;
     }
     assay_param_spec *p =
@@ -37,7 +37,7 @@ void assay_spec_add_moe(assay_spec_builder *b)
     p->axis[0] = ASSAY_AXIS_EP;
     p->axis[2] = ASSAY_AXIS_ETP;
     p->is_expert = true;
-    assay_spec_set_output_init(b, p);
+    p->init = ASSAY_INIT_OUTPUT_NORMAL; /* it writes into the residual stream */
     if (c->moe_shared_expert_intermediate_size > 0)
         add_shared_expert(b);
 }

@@ -1,5 +1,5 @@
 /* Who started this process: the variables of torchrun, Open MPI, Slurm and assay_launch. */
-#include "core/run/launch.h"
+#include "core/run/rank_env.h"
 
 #include <ctype.h>
 #include <limits.h>

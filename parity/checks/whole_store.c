@@ -2,6 +2,7 @@
 #include "parity/checks/whole_store.h"
 
 #include "core/files/tensorfile.h"
+#include "core/files/tensorwriter.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <inttypes.h>

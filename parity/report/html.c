@@ -1,6 +1,6 @@
 /* index.html: one self-contained page, no network, no script needed.  Matrix of layouts and checks, failures
  * with their commands, and for each case the worst error in units of its bound by operation and layout. */
-#include "core/base/log.h"
+#include "core/base/file.h"
 #include "parity/report/report_files.h"
 #include <math.h>
 #include <stdlib.h>

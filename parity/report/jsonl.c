@@ -1,6 +1,6 @@
 /* results.jsonl: one object per result; also how tasks hand their results to the parent and how shards are
  * merged. */
-#include "core/base/log.h"
+#include "core/base/file.h"
 #include "parity/report/report_files.h"
 #include <errno.h>
 #include <math.h>

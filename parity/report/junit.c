@@ -1,4 +1,5 @@
 /* junit.xml: one test suite per case, precision, layout and kernels; one test case per result. */
+#include "core/base/file.h"
 #include "core/base/log.h"
 #include "parity/report/report_files.h"
 #include <stdlib.h>

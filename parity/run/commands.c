@@ -1,5 +1,5 @@
 /* Small verbs: diff, replay, layout, report merge, doctor. */
-#include "core/base/log.h"
+#include "core/base/file.h"
 #include "parity/report/report_files.h"
 #include "parity/run/cases.h"
 #include "parity/run/engine.h"

@@ -1,6 +1,6 @@
 /* Finding and running the engine program. */
 #include "parity/run/engine.h"
-#include "core/base/log.h"
+#include "core/base/file.h"
 #include "core/run/launch.h"
 #include <errno.h>
 #include <stdlib.h>

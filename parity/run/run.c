@@ -1,6 +1,7 @@
 /* `assay run`: builds the list of tasks, runs them in child processes, merges their results, writes the
  * reports. */
 #include "parity/run/run.h"
+#include "core/base/file.h"
 #include "core/base/log.h"
 #include "parity/report/report_files.h"
 #include <cblas.h>

@@ -1,5 +1,7 @@
 /* One task of `assay run`: engine runs of one case, precision and layout, then the checks. */
+#include "core/base/file.h"
 #include "core/base/log.h"
+#include "core/files/dataset.h"
 #include "parity/run/run.h"
 #include <stdlib.h>
 #include <string.h>

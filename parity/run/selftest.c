@@ -4,7 +4,7 @@
  * check.  Then every fault of parity/mutants is planted, in a copy of a recorded trace or by the engine
  * itself, and the check that must find it has to name the operation where it was planted.  Prints a table and
  * the mutation score. */
-#include "core/base/log.h"
+#include "core/base/file.h"
 #include "core/files/checkpoint.h"
 #include "parity/run/mutant.h"
 #include "parity/run/run.h"

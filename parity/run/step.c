@@ -1,6 +1,6 @@
 /* `assay step`: the simplest way in, and a stable contract (README.md, docs/ARCHITECTURE.md). */
 #include "core/base/log.h"
-#include "core/files/dataset.h"
+#include "core/files/batches.h"
 #include "core/model/spec.h"
 #include "parity/run/engine.h"
 #include <stdlib.h>

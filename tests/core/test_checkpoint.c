@@ -1,6 +1,7 @@
 /* Checkpoints: any layout reads what any layout wrote; what does not verify is refused. */
-#include "core/base/log.h"
+#include "core/base/file.h"
 #include "core/files/checkpoint.h"
+#include "core/model/grid.h"
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,5 +1,7 @@
 /* Datasets: text files and folders, Megatron-LM indexed datasets, and the order of samples. */
+#include "core/files/batches.h"
 #include "core/files/dataset.h"
+#include "core/files/tokenizer.h"
 
 #include "tests/support/core_files.h"
 #include <sys/stat.h>

@@ -1,4 +1,5 @@
 /* Progress lines and small file operations. */
+#include "core/base/log.h"
 #include "tests/support/core.h"
 #include <fcntl.h>
 #include <pty.h>

@@ -1,5 +1,6 @@
 /* Reading who started us: torchrun, Open MPI, Slurm, assay_launch, nobody. */
 #include "core/run/launch.h"
+#include "core/run/rank_env.h"
 
 #include "tests/support/core_files.h"
 

@@ -1,5 +1,6 @@
 /* The safetensors writer: order, padding, atomicity, refusals. */
 #include "core/files/tensorfile.h"
+#include "core/files/tensorwriter.h"
 
 #include "tests/support/core_files.h"
 

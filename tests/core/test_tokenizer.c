@@ -1,5 +1,5 @@
 /* The byte-level tokenizer. */
-#include "core/files/dataset.h"
+#include "core/files/tokenizer.h"
 
 #include "tests/support/core_files.h"
 

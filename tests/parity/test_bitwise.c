@@ -2,6 +2,8 @@
  */
 #include "tests/support/parity.h"
 
+#include "core/files/tensorwriter.h"
+
 static void write_run(const char *dir, int64_t first, int64_t steps, float change)
 {
     assay_trace_writer *w = open_writer(dir, 0, 1, "1");

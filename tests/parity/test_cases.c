@@ -1,5 +1,5 @@
 /* Case files: what is wrong is named with file and member. */
-#include "core/base/log.h"
+#include "core/base/file.h"
 #include "parity/run/cases.h"
 #include <criterion/criterion.h>
 #include <stdlib.h>

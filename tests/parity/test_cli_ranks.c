@@ -1,4 +1,5 @@
 /* Ranks that die and collectives that one rank never joins: the run ends with a name instead of a hang. */
+#include "core/files/tensorwriter.h"
 #include "core/files/trace.h"
 #include "core/run/launch.h"
 #include "tests/support/cli.h"

@@ -1,5 +1,5 @@
 /* Reports: what goes in comes out, and nothing that was not checked looks like a pass. */
-#include "core/base/log.h"
+#include "core/base/file.h"
 #include "parity/report/report_files.h"
 #include <criterion/criterion.h>
 #include <math.h>

@@ -1,5 +1,6 @@
 /* Configurations, batches, layouts and options that cannot be: the message says what was expected, what was
  * found, where; exit code 2; no file changed. */
+#include "core/files/tensorwriter.h"
 #include "tests/support/cli.h"
 #include <jansson.h>
 

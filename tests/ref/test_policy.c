@@ -204,7 +204,7 @@ Test(ref_policy, drawn_weights)
         }
         if (p->init == ASSAY_INIT_NORMAL || p->init == ASSAY_INIT_OUTPUT_NORMAL) {
             const double std = sqrt(sum / (double)n);
-            const double asked = p->init_std / sqrt(p->init_residuals > 0 ? (double)p->init_residuals : 1.0);
+            const double asked = ref_init_std(p, c.config);
             cr_expect(fabs(std / asked - 1.0) < 0.05, "%s: std %g, asked %g", p->name, std, asked);
             cr_expect(c.weights[i][0] != other[i][0]);
         } else {

@@ -2,6 +2,7 @@
 #ifndef TESTS_CLI_SUPPORT_H
 #define TESTS_CLI_SUPPORT_H
 
+#include "core/base/file.h"
 #include "core/base/log.h"
 #include "core/files/tensorfile.h"
 #include <criterion/criterion.h>

@@ -2,7 +2,7 @@
 #ifndef ASSAY_TEST_CORE_SUPPORT_H
 #define ASSAY_TEST_CORE_SUPPORT_H
 
-#include "core/base/log.h"
+#include "core/base/file.h"
 #include "core/base/status.h"
 #include <criterion/criterion.h>
 #include <stdlib.h>

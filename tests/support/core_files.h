@@ -2,7 +2,7 @@
 #ifndef TEST_CORE_FILES_H
 #define TEST_CORE_FILES_H
 
-#include "core/base/log.h"
+#include "core/base/file.h"
 #include "core/base/status.h"
 #include <criterion/criterion.h>
 #include <dirent.h>

@@ -2,8 +2,9 @@
 #ifndef TESTS_ENGINE_SUPPORT_H
 #define TESTS_ENGINE_SUPPORT_H
 
-#include "core/base/log.h"
+#include "core/base/file.h"
 #include "core/files/tensorfile.h"
+#include "core/files/tensorwriter.h"
 #include "core/run/launch.h"
 #include <criterion/criterion.h>
 #include <math.h>

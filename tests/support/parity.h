@@ -2,7 +2,7 @@
 #ifndef TESTS_PARITY_FIXTURE_H
 #define TESTS_PARITY_FIXTURE_H
 
-#include "core/base/log.h"
+#include "core/base/file.h"
 #include "parity/parity.h"
 #include <criterion/criterion.h>
 #include <math.h>

@@ -1,0 +1,23 @@
+/* Files and folders: whole files, folders, trees. */
+#ifndef ASSAY_CORE_FILE_H
+#define ASSAY_CORE_FILE_H
+
+#include "core/base/status.h"
+#include <stdint.h>
+
+ASSAY_BEGIN_DECLS
+
+/* mkdir -p: the last component must not be a symbolic link. */
+assay_status assay_mkdir_p(const char *path);
+/* The tree must lie strictly below `root_must_contain` (both resolved) and not be a link itself; links inside
+ * are unlinked, never followed; an absent tree is ASSAY_OK. */
+assay_status assay_remove_tree(const char *path, const char *root_must_contain);
+/* Writes bytes beside, fsyncs, renames, fsyncs the folder. */
+assay_status assay_write_file(const char *path, const void *data, uint64_t bytes);
+/* Reads a whole regular file; refuses more than `limit` bytes.  *out is NUL-terminated and freed by the
+ * caller. */
+assay_status assay_read_file(const char *path, uint64_t limit, char **out, uint64_t *bytes);
+
+ASSAY_END_DECLS
+
+#endif

@@ -1,0 +1,36 @@
+/* Layout: sizes of the parallel axes, in Megatron-LM's words, and their short form.
+ *
+ * Short form: comma separated `tpN ppN cpN epN etpN dpN vppN sp zeroN`, or `1`; unknown or
+ * repeated words are errors.  `dp` absent: the smallest dp for which ep*etp divides tp*cp*dp.  etp defaults
+ * to 1 (an MoE layer always works on token shards, so experts are not cut by tp unless etp says so). */
+#ifndef ASSAY_CORE_LAYOUT_H
+#define ASSAY_CORE_LAYOUT_H
+
+#include "core/base/status.h"
+#include <stdbool.h>
+
+ASSAY_BEGIN_DECLS
+
+/* No array of ASSAY_MAX_WORLD entries lives on a stack: groups are shapes, not lists. */
+enum { ASSAY_MAX_WORLD = 16384, ASSAY_LAYOUT_TEXT = 128 };
+
+typedef struct assay_parallel_config {
+    int tensor_model_parallel_size;
+    int pipeline_model_parallel_size;
+    int virtual_pipeline_model_parallel_size; /* chunks per stage; 1 = not interleaved */
+    int context_parallel_size;
+    int expert_model_parallel_size;
+    int expert_tensor_parallel_size;
+    int data_parallel_size;
+    bool sequence_parallel;
+    int zero_stage; /* 0: replicated optimizer; 1: distributed optimizer */
+} assay_parallel_config;
+
+/* Parses and normalises; messages name the wrong word. */
+assay_status assay_layout_parse(const char *text, assay_parallel_config *out);
+/* Canonical text of a layout ("1", "tp2,sp,ep2,dp2,zero1"). */
+void assay_layout_format(const assay_parallel_config *p, char out[ASSAY_LAYOUT_TEXT]);
+
+ASSAY_END_DECLS
+
+#endif
