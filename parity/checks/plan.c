@@ -212,6 +212,21 @@ struct parity_plan_tensors {
     parity_map *map;
 };
 
+/* Numbers that the host makes of what an operation wrote stand where that was written. */
+static assay_status note_outputs(parity_plan_tensors *t, const plan *p, const plan_op *op)
+{
+    for (int64_t i = op->first_slot; i < op->first_slot + op->n_slots; i++) {
+        const plan_slot *s = &p->slots[i];
+        if (s->output)
+            ASSAY_TRY(parity_map_put(t->map, s->tensor.name, i));
+        if (strcmp(op->op, "sum") == 0)
+            ASSAY_TRY(parity_map_put(t->map, "loss", i));
+        if (strcmp(op->op, "sumsq") == 0)
+            ASSAY_TRY(parity_map_put(t->map, "grad_norm", i));
+    }
+    return ASSAY_OK;
+}
+
 assay_status parity_plan_tensors_create(parity_plan_tensors **out, const assay_model_spec *spec,
                                         const assay_train_options *options, const assay_batches *batches)
 {
@@ -228,10 +243,8 @@ assay_status parity_plan_tensors_create(parity_plan_tensors **out, const assay_m
     ASSAY_TRY_GOTO(assay_grid_make(&one, &grid), st, fail);
     job_of(&job, spec, &grid, options, batches);
     ASSAY_TRY_GOTO(plan_make(&p, &job, 0, 0), st, fail);
-    for (int64_t i = 0; i < p.n_slots; i++) {
-        if (p.slots[i].output && parity_map_get(t->map, p.slots[i].tensor.name) < 0)
-            ASSAY_TRY_GOTO(parity_map_put(t->map, p.slots[i].tensor.name, i), st, fail);
-    }
+    for (int64_t i = 0; i < p.n; i++)
+        ASSAY_TRY_GOTO(note_outputs(t, &p, &p.ops[i]), st, fail);
     plan_destroy(&p);
     *out = t;
     return ASSAY_OK;

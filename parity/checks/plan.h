@@ -247,8 +247,8 @@ assay_status plan_compare_op(plan_findings *f, const plan *p, const plan_op *wan
 /* The parts of a distributed optimizer tile every parameter. */
 assay_status plan_compare_parts(plan_findings *f, const plan_job *job, int64_t step);
 
-/* Order of the tensors of an unsharded step, for results that have no operation: 0, 1, ... by first writing;
- * INT64_MAX when no operation writes it. */
+/* Order of the tensors of an unsharded step, for results that have no operation: ascending by the last
+ * writing, so that a gradient stands where it is complete; INT64_MAX when no operation writes it. */
 typedef struct parity_plan_tensors parity_plan_tensors;
 assay_status parity_plan_tensors_create(parity_plan_tensors **out, const assay_model_spec *spec,
                                         const assay_train_options *options, const assay_batches *batches);

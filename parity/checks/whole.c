@@ -13,6 +13,7 @@
  * adds in the type that it stores, sums of n terms err like a random walk, sqrt(n/3) half ulps.  No constant
  * is tuned.  Source: docs/TOLERANCES.md 3.7. */
 #include "parity/checks/whole.h"
+#include "parity/checks/plan.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -348,17 +349,23 @@ static assay_status judge_everything(const whole *h, const parity_whole_cache *c
     return training ? judge_states(h, c->spec, truth->steps - 1) : ASSAY_OK;
 }
 
-static assay_status candidate_precision(const assay_trace *t, assay_precision *out)
+/* Thresholds are those of the precision that was asked for; a header that says another is a finding. */
+static assay_status judge_header(const whole *h, assay_precision wanted)
 {
-    const char *name = json_string_value(json_object_get(assay_trace_header(t), "precision"));
-    for (int p = ASSAY_PRECISION_FP64; p <= ASSAY_PRECISION_BF16; p++) {
-        if (name && strcmp(name, assay_precision_name((assay_precision)p)) == 0) {
-            *out = (assay_precision)p;
-            return ASSAY_OK;
-        }
-    }
-    ASSAY_FAIL(ASSAY_FORMAT, "the trace's index has precision %s, expected fp64, fp32 or bf16",
-               name ? name : "(none)");
+    const char *name = json_string_value(json_object_get(assay_trace_header(h->trace), "precision"));
+    parity_result r;
+    if (name && strcmp(name, assay_precision_name(wanted)) == 0)
+        return ASSAY_OK;
+    start(h, "precision", ASSAY_PHASE_FORWARD, 0, -1, &r);
+    parity_result_fail(&r, "the trace's header: expected precision %s, found %s",
+                       assay_precision_name(wanted), name ? name : "none");
+    return parity_table_merge(h->table, &r);
+}
+
+/* By the operation that makes the tensor in an unsharded step; the header stands before all. */
+static int64_t execution_order(void *user, const parity_result *r)
+{
+    return strcmp(r->tensor, "precision") == 0 ? -1 : parity_plan_tensors_order(user, r->tensor);
 }
 
 assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t, parity_report *report)
@@ -368,8 +375,8 @@ assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t,
     parity_whole_runs *r = NULL;
     parity_whole_choices choice = {0};
     whole h = {.trace = t};
-    assay_precision precision = ASSAY_PRECISION_FP64;
-    ASSAY_TRY(candidate_precision(t, &precision));
+    parity_plan_tensors *tensors = NULL;
+    const assay_precision precision = cache->options.precision;
     const int64_t wanted = cache->batches->training ? cache->options.train_iters : 0;
     const int64_t steps = wanted > 0 ? wanted : cache->batches->steps;
     parity_result_init(&h.base);
@@ -382,9 +389,13 @@ assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t,
     ASSAY_TRY_GOTO(parity_table_create(&h.table, PARITY_CHECK_WHOLE), st, done);
     h.x = x;
     h.r = r;
+    ASSAY_TRY_GOTO(judge_header(&h, precision), st, done);
     ASSAY_TRY_GOTO(judge_everything(&h, cache), st, done);
-    ASSAY_TRY_GOTO(parity_table_flush(h.table, report), st, done);
+    ASSAY_TRY_GOTO(parity_plan_tensors_create(&tensors, cache->spec, &cache->options, cache->batches), st,
+                   done);
+    ASSAY_TRY_GOTO(parity_table_flush_ordered(h.table, execution_order, tensors, report), st, done);
 done:
+    parity_plan_tensors_destroy(tensors);
     parity_table_destroy(h.table);
     free(choice.indices);
     parity_index_destroy(x);

@@ -69,6 +69,10 @@ void parity_table_destroy(parity_table *t);
 assay_status parity_table_merge(parity_table *t, const parity_result *one);
 /* Adds every row to the report. */
 assay_status parity_table_flush(const parity_table *t, parity_report *report);
+/* In causal order instead: failures by step and then by `order`, after them what holds by `order`. */
+typedef int64_t (*parity_order)(void *user, const parity_result *r);
+assay_status parity_table_flush_ordered(const parity_table *t, parity_order order, void *user,
+                                        parity_report *report);
 
 /* Group sizes of the trace's layout; 1 everywhere when the header has none. */
 void parity_scales_from_trace(const assay_trace *t, parity_scales *s);

@@ -232,6 +232,39 @@ assay_status parity_table_flush(const parity_table *t, parity_report *report)
     return ASSAY_OK;
 }
 
+typedef struct place {
+    const parity_result *r;
+    int64_t order;
+} place;
+
+static int compare_places(const void *a, const void *b)
+{
+    const place *x = a, *y = b;
+    const bool fails = x->r->verdict == PARITY_FAIL, also = y->r->verdict == PARITY_FAIL;
+    if (fails != also)
+        return fails ? -1 : 1;
+    if (fails && x->r->step != y->r->step)
+        return x->r->step < y->r->step ? -1 : 1;
+    if (x->order != y->order)
+        return x->order < y->order ? -1 : 1;
+    return (x->r > y->r) - (x->r < y->r); /* rows of one table */
+}
+
+assay_status parity_table_flush_ordered(const parity_table *t, parity_order order, void *user,
+                                        parity_report *report)
+{
+    assay_status st = ASSAY_OK;
+    place *places = malloc(((size_t)t->n + 1) * sizeof *places);
+    ASSAY_CHECK(places, ASSAY_OUT_OF_MEMORY, "order of %lld results", (long long)t->n);
+    for (int64_t i = 0; i < t->n; i++)
+        places[i] = (place){.r = &t->rows[i], .order = order(user, &t->rows[i])};
+    qsort(places, (size_t)t->n, sizeof *places, compare_places);
+    for (int64_t i = 0; i < t->n && st == ASSAY_OK; i++)
+        st = parity_report_add(report, places[i].r);
+    free(places);
+    return st;
+}
+
 /* --- layout of a trace -------------------------------------------------------------------------------------- */
 
 bool parity_grid_from_trace(const assay_trace *t, assay_grid *g)

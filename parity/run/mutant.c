@@ -41,6 +41,8 @@ static assay_status read_place(const json_t *root, const char *what, parity_muta
     ASSAY_TRY(assay_json_get_string(root, "op", false, what, m->op, sizeof m->op));
     ASSAY_TRY(assay_json_get_string(root, "instance", false, what, m->instance, sizeof m->instance));
     ASSAY_TRY(assay_json_get_string(root, "slot", false, what, m->slot, sizeof m->slot));
+    ASSAY_TRY(assay_json_get_string(root, "value", false, what, m->value, sizeof m->value));
+    ASSAY_TRY(assay_json_get_i64(root, "microbatch", false, -1, INT32_MAX, what, &m->microbatch));
     ASSAY_TRY(assay_json_get_bool(root, "input", false, what, &m->input));
     ASSAY_TRY(assay_json_get_i64(root, "rank", false, 0, ASSAY_MAX_WORLD - 1, what, &rank));
     ASSAY_TRY(assay_json_get_i64(root, "step", false, -1, INT32_MAX, what, &m->step));
@@ -51,8 +53,10 @@ static assay_status read_place(const json_t *root, const char *what, parity_muta
 static assay_status read_mutant(const json_t *root, const char *what, parity_mutant *out)
 {
     static const char *const allowed[] = {
-        "name", "kind", "layout", "expected_check", "expected_instance", "fault",     "op",      "instance",
-        "slot", "rank", "input",  "step",           "expected_op",       "diagnosis", "planted", NULL};
+        "name",  "kind",       "layout",      "expected_check", "expected_instance",
+        "fault", "op",         "instance",    "slot",           "rank",
+        "input", "step",       "expected_op", "diagnosis",      "planted",
+        "value", "microbatch", NULL};
     ASSAY_TRY(assay_json_only(root, allowed, what));
     ASSAY_TRY(assay_json_get_string(root, "name", true, what, out->name, sizeof out->name));
     ASSAY_TRY(assay_json_get_string(root, "planted", true, what, out->planted, sizeof out->planted));

@@ -1,5 +1,5 @@
 /* Planting faults in copies of traces. */
-#include "parity/run/trace_mutate.h"
+#include "parity/run/mutate_op.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -14,12 +14,14 @@ typedef struct copier {
     const assay_trace_tensor *target_tensor; /* NULL: the fault is in the operation */
     int64_t *new_ids;                        /* by record, -1: dropped or not yet written */
     int64_t open_step;                       /* -1 */
+    const assay_trace_op *late;              /* to be written last */
     bool planted;
 } copier;
 
-static const char *const kinds[] = {"element",    "value",   "swap_rows", "nan",     "poison",
-                                    "sign",       "double",  "expert",    "missing", "overlap",
-                                    "arithmetic", "drop_op", "repeat_op"};
+static const char *const kinds[] = {
+    "element", "value",      "swap_rows", "nan",        "poison",  "sign",      "double",
+    "expert",  "missing",    "overlap",   "arithmetic", "drop_op", "repeat_op", "late_op",
+    "shift",   "other_rank", "unreduced", "attr",       "group",   "rewire",    "header"};
 
 bool parity_mutation_is_known(const char *kind)
 {
@@ -117,6 +119,24 @@ static assay_status change_expert(const assay_trace_tensor *t, char *data)
     return put(data, unused < k ? unused : k - 1, ASSAY_I64, (double)(unused < k ? unused : k));
 }
 
+/* Every number takes the place of the one before it, the first the last one's. */
+static void shift(const assay_trace_tensor *t, char *data)
+{
+    const size_t width = (size_t)assay_dtype_bytes(t->dtype);
+    const char *from = t->data;
+    memcpy(data, from + width, t->bytes - width);
+    memcpy(data + t->bytes - width, from, width);
+}
+
+static assay_status take_content(const assay_trace_tensor *from, const assay_trace_tensor *t, char *data)
+{
+    ASSAY_CHECK(from && from->data && from->bytes == t->bytes && from->dtype == t->dtype &&
+                    memcmp(from->data, t->data, t->bytes) != 0,
+                ASSAY_NOT_FOUND, "%s: nothing of its size that differs", t->name);
+    memcpy(data, from->data, t->bytes);
+    return ASSAY_OK;
+}
+
 static assay_status change_all(const assay_trace_tensor *t, char *data, double factor)
 {
     for (int64_t i = 0; i < assay_shard_count(&t->shard); i++)
@@ -137,6 +157,14 @@ static assay_status change_data(copier *c, const assay_trace_tensor *t, char *da
         return swap_rows(t, data);
     if (is(c, "expert"))
         return change_expert(t, data);
+    if (is(c, "shift")) {
+        shift(t, data);
+        return ASSAY_OK;
+    }
+    if (is(c, "other_rank"))
+        return take_content(parity_mutate_twin(c->from, c->target, c->m), t, data);
+    if (is(c, "unreduced"))
+        return take_content(assay_trace_tensor_by_id(c->from, c->rank, c->target->inputs[0].tensor), t, data);
     if (is(c, "sign"))
         return change_all(t, data, -1.0);
     if (is(c, "double"))
@@ -244,6 +272,22 @@ static int copy_slots(const copier *c, assay_trace_slot *slots, int n)
     return kept;
 }
 
+/* An operation with another attribute, group or slot. */
+static assay_status write_changed_op(copier *c, assay_trace_op *op)
+{
+    int *ranks = NULL;
+    int64_t record = -1;
+    json_t *attrs = NULL;
+    ASSAY_TRY(parity_mutate_op(c->from, c->target, c->m, op, &attrs, &ranks, &record));
+    if (record >= 0)
+        parity_mutate_slot(c->m, op, new_id(c, record));
+    const assay_status st = assay_trace_write_op(c->w, op);
+    c->planted = true;
+    json_decref(attrs);
+    free(ranks);
+    return st;
+}
+
 static assay_status copy_op(copier *c, const assay_trace_op *old)
 {
     assay_trace_op op = *old;
@@ -253,6 +297,13 @@ static assay_status copy_op(copier *c, const assay_trace_op *old)
         c->planted = true;
         return ASSAY_OK;
     }
+    if (old == c->target && is(c, "late_op") && c->late == NULL) {
+        c->late = old;
+        c->planted = true;
+        return ASSAY_OK;
+    }
+    if (old == c->target && parity_mutation_is_op(c->m->kind))
+        return write_changed_op(c, &op);
     if (old == c->target && is(c, "arithmetic")) {
         op.arith.accumulate = ASSAY_F64;
         c->planted = true;
@@ -286,7 +337,17 @@ static bool matches(const parity_mutation *m, const assay_trace_op *op)
 
 static assay_status find_target(copier *c)
 {
-    const bool in_op = is(c, "arithmetic") || is(c, "drop_op") || is(c, "repeat_op");
+    const bool in_op = is(c, "arithmetic") || is(c, "drop_op") || is(c, "repeat_op") || is(c, "late_op") ||
+                       parity_mutation_is_op(c->m->kind);
+    if (is(c, "header"))
+        return ASSAY_OK;
+    for (int64_t i = 0; c->m->op[0] == '\0' && i < assay_trace_n_tensors(c->from, c->rank); i++) {
+        const assay_trace_tensor *t = assay_trace_tensor_at(c->from, c->rank, i);
+        if (strcmp(t->name, c->m->instance) != 0 || (c->m->step >= 0 && t->step != c->m->step))
+            continue;
+        c->target_tensor = t;
+        return ASSAY_OK;
+    }
     for (int64_t i = 0; i < assay_trace_n_ops(c->from, c->rank); i++) {
         const assay_trace_op *op = assay_trace_op_at(c->from, c->rank, i);
         if (!matches(c->m, op))
@@ -318,6 +379,8 @@ static assay_status copy_rank(copier *c)
     }
     while (next < n)
         ASSAY_TRY(copy_tensor(c, next++));
+    if (c->late != NULL)
+        ASSAY_TRY(copy_op(c, c->late));
     ASSAY_TRY(assay_trace_end_step(c->w));
     return assay_trace_writer_close(c->w);
 }
@@ -327,7 +390,11 @@ static assay_status mutate_rank(copier *c, const char *to)
     assay_status st = ASSAY_OK;
     json_t *header = json_deep_copy(assay_trace_header(c->from));
     c->open_step = -1;
-    c->target = NULL;
+    c->target = c->late = NULL;
+    if (is(c, "header")) {
+        c->planted = true;
+        json_object_set_new(header, c->m->slot, json_string(c->m->value));
+    }
     c->target_tensor = NULL;
     c->w = NULL;
     c->new_ids = calloc((size_t)assay_trace_n_tensors(c->from, c->rank) + 1, sizeof *c->new_ids);

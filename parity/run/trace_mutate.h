@@ -15,10 +15,21 @@
  *   missing     the rank has no record of the tensor
  *   overlap     the piece claims to lie one place lower in the first dimension that is cut
  *   arithmetic  the operation declares that it adds in F64
- *   drop_op, repeat_op   the operation is not in the record, is there twice */
+ *   drop_op, repeat_op   the operation is not in the record, is there twice
+ *   late_op     it is the last operation of its rank
+ *   shift       integers move one place on
+ *   other_rank  the content is what the next rank has there
+ *   unreduced   the output is what the collective's first input was
+ *   attr        attribute `slot` becomes `value` (JSON text; "null": it is not there)
+ *   group       the collective names group `value` and its ranks
+ *   rewire      slot reads the last record before it of name `value`; without a value: of the same name in
+ *               another microbatch; a slot that is not there is added
+ *   header      member `slot` of the index becomes the text `value` */
 typedef struct parity_mutation {
     char kind[32];
-    char op[48], instance[ASSAY_NAME], slot[ASSAY_SLOT_NAME]; /* where; the first operation that matches */
+    /* where; the first operation that matches.  op empty: the observation called `instance` */
+    char op[48], instance[ASSAY_NAME], slot[ASSAY_NAME];
+    char value[ASSAY_NAME];
     bool input;
     int rank;
     int64_t step, microbatch; /* negative: any */

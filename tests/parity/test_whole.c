@@ -1,5 +1,6 @@
 /* Laws of the whole check: a run that differs by rounding alone passes, a fault in one head, a wrong scale
  * and a missing tensor fail. */
+#include "parity/checks/plan.h"
 #include "tests/support/parity.h"
 
 typedef struct setting {
@@ -133,6 +134,48 @@ Test(parity_whole, missing_tensors_fail)
     cr_assert_eq(n_passed(r), 0);
     cr_assert_gt(n_failed(r), 50);
     cr_assert(strstr(first_failure(r)->message, "the trace has no"));
+    parity_report_destroy(r);
+    assay_trace_close(t);
+    remove_path(dir);
+    tear_down(&s);
+}
+
+/* What fails first in a step is reported first: the gradients in the order of the backward pass. */
+Test(parity_whole, failures_stand_in_causal_order)
+{
+    setting s;
+    char dir[256];
+    parity_plan_tensors *order;
+    set_up(&s);
+    assay_trace *t = candidate(&s, dir, false);
+    parity_report *r = judge(&s, t);
+    must(parity_plan_tensors_create(&order, s.spec, &s.options, &s.batches));
+    const int64_t n = parity_report_count(r) / 2; /* judged twice */
+    cr_assert_str_eq(parity_report_at(r, 0)->tensor, "output_layer.y");
+    cr_assert_str_eq(parity_report_at(r, 1)->tensor, "loss");
+    for (int64_t i = 1; i < n; i++)
+        cr_assert_leq(parity_plan_tensors_order(order, parity_report_at(r, i - 1)->tensor),
+                      parity_plan_tensors_order(order, parity_report_at(r, i)->tensor), "%s before %s",
+                      parity_report_at(r, i - 1)->tensor, parity_report_at(r, i)->tensor);
+    cr_assert_lt(parity_plan_tensors_order(order, parity_report_at(r, n - 1)->tensor), INT64_MAX);
+    parity_plan_tensors_destroy(order);
+    parity_report_destroy(r);
+    assay_trace_close(t);
+    remove_path(dir);
+    tear_down(&s);
+}
+
+/* Thresholds of bf16 would let a broken fp32 run pass: the task's precision decides. */
+Test(parity_whole, a_header_of_another_precision_is_a_failure)
+{
+    setting s;
+    char dir[256];
+    set_up(&s);
+    assay_trace *t = candidate(&s, dir, true);
+    s.options.precision = ASSAY_PRECISION_BF16;
+    parity_report *r = judge(&s, t);
+    cr_assert_str_eq(first_failure(r)->tensor, "precision");
+    cr_assert(strstr(first_failure(r)->message, "expected precision bf16, found fp32"));
     parity_report_destroy(r);
     assay_trace_close(t);
     remove_path(dir);

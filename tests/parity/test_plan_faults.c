@@ -1,0 +1,195 @@
+/* Laws: an honest run holds the plan; every fault of the tables is named where it was planted, in fp32 and in
+ * bf16: operation, instance, slot or attribute, rank, step and microbatch. */
+#include "tests/support/plan.h"
+
+#define L0 "decoder.layers.0."
+#define L1 "decoder.layers.1."
+#define A0 L0 "self_attention."
+#define M1 L1 "mlp."
+#define INPUT true
+
+typedef struct fault {
+    const char *kind, *op, *instance, *slot, *value;
+    bool input;
+    int rank;
+    int64_t step, microbatch;
+    const char *item; /* NULL: the slot */
+} fault;
+
+/* Wrong attributes, inputs and integers of two tensor-parallel ranks that share the experts. */
+static const fault tensor_parallel[] = {
+    {"attr", "attention_fwd", A0 "core_attention", "scale", "0.5", false, 1, 1, 0, NULL},
+    {"attr", "attention_fwd", A0 "core_attention", "window", "0", false, 0, 0, 1, NULL},
+    {"attr", "attention_bwd", A0 "core_attention", "heads", "4", false, 1, 0, 1, NULL},
+    {"attr", "attention_bwd", A0 "core_attention", "window", "4", false, 0, 1, 0, NULL},
+    {"attr", "qkv_split_fwd", A0 "qkv_split", "groups", "2", false, 0, 1, 1, NULL},
+    {"attr", "attention_fwd", A0 "core_attention", "first_token", "1", false, 0, 0, 0, NULL},
+    {"attr", "rmsnorm_fwd", L0 "input_layernorm", "eps", "1e-6", false, 1, 0, 0, NULL},
+    {"attr", "rmsnorm_fwd", A0 "q_layernorm", "eps", "1e-5", false, 0, 1, 1, NULL},
+    {"attr", "rmsnorm_bwd", "decoder.final_layernorm", "eps", "null", false, 1, 1, 1, NULL},
+    {"attr", "rope_table", "rope", "rotary_base", "500000.0", false, 0, 1, -1, NULL},
+    {"attr", "rope_table", "rope", "rope_type", "\"default\"", false, 1, 0, -1, NULL},
+    {"attr", "rope_table", "rope", "factor", "4.0", false, 0, 0, -1, NULL},
+    {"attr", "rope_table", "rope", "positions", "8", false, 1, 1, -1, NULL},
+    {"attr", "router_fwd", M1 "router", "topk", "1", false, 0, 0, 0, NULL},
+    {"attr", "router_fwd", M1 "router", "scaling_factor", "1.0", false, 1, 1, 1, NULL},
+    {"attr", "router_bwd", M1 "router", "pre_softmax", "true", false, 0, 1, 0, NULL},
+    {"attr", "router_bwd", M1 "router", "num_groups", "0", false, 1, 0, 1, NULL},
+    {"attr", "router_aux_loss", M1 "router.aux_loss", "aux_coeff", "0.1", false, 0, 1, 1, NULL},
+    {"attr", "router_aux_bwd", M1 "router.aux", "z_coeff", "0.0", false, 1, 0, 0, NULL},
+    {"attr", "router_aux_bwd", M1 "router.aux", "tokens", "7", false, 0, 0, 1, NULL},
+    {"attr", "router_aux_bwd", M1 "router.aux", "loss_scale", "1.0", false, 1, 1, 0, NULL},
+    {"attr", "cross_entropy_bwd", "loss", "scale", "0.5", false, 0, 1, 0, NULL},
+    {"attr", "cross_entropy_bwd", "loss", "vocab_start", "20", false, 1, 0, 1, NULL},
+    {"attr", "cross_entropy_stats", "loss.stats", "vocab_start", "1", false, 0, 0, 0, NULL},
+    {"attr", "embedding_bwd", "embedding", "vocab_start", "0", false, 1, 1, 1, NULL},
+    {"attr", "linear_fwd", "output_layer", "dtype", "\"F16\"", false, 1, 1, 0, NULL},
+    {"attr", "adamw", L1 "mlp.router.weight", "lr", "0.002001", false, 0, 0, -1, NULL},
+    {"attr", "adamw", "decoder.final_layernorm.weight", "step", "1", false, 1, 1, -1, NULL},
+    {"attr", "adamw", "decoder.final_layernorm.weight", "weight_decay", "0.1", false, 0, 1, -1, NULL},
+    {"attr", "adamw", A0 "linear_qkv.weight", "grad_scale", "1.0", false, 1, 0, -1, NULL},
+    {"attr", "expert_bias_update", M1 "router.expert_bias", "rate", "0.01", false, 0, 0, -1, NULL},
+    {"attr", "all_gather", A0 "gather", "counts", "[3, 4]", false, 1, 0, 0, NULL},
+    {"attr", "reduce_scatter", A0 "reduce", "reduction", "\"max\"", false, 0, 1, 1, NULL},
+    {"attr", "reduce_scatter", "embedding.reduce", "dtype", "\"F64\"", false, 1, 1, 0, NULL},
+    {"attr", "all_to_all", M1 "dispatch", "counts", "[1, 1]", false, 0, 0, 1, NULL},
+    {"group", "all_reduce", "grad_norm.reduce", "", "dp_cp", false, 1, 1, -1, "group"},
+    {"group", "all_to_all", M1 "combine", "", "tp", false, 0, 1, 0, "group"},
+    {"group", "all_reduce", L0 "input_layernorm.weight", "", "model", false, 1, 0, -1, "group"},
+    {"rewire", "linear_bwd_weight", A0 "linear_qkv", "x", "", INPUT, 0, 1, 1, NULL},
+    {"rewire", "attention_bwd", A0 "core_attention", "k", "", INPUT, 1, 0, 1, NULL},
+    {"rewire", "rmsnorm_bwd", "decoder.final_layernorm", "rstd", "", INPUT, 0, 0, 1, NULL},
+    {"rewire", "rmsnorm_fwd", L0 "pre_mlp_layernorm", "x", L0 "input_layernorm.y", INPUT, 1, 1, 0, NULL},
+    {"rewire", "linear_fwd", A0 "linear_proj", "bias", A0 "linear_proj.bias", INPUT, 1, 1, 0, NULL},
+    {"rewire", "router_aux_bwd", M1 "router.aux", "tokens_per_expert", M1 "router.aux.tokens_per_expert",
+     INPUT, 0, 1, 1, NULL},
+    {"unreduced", "all_reduce", M1 "router.aux_counts", "recv", "", false, 1, 0, 1, NULL},
+    {"unreduced", "all_reduce", M1 "router.expert_counts", "recv", "", false, 0, 1, -1, NULL},
+    {"shift", "embedding_fwd", "embedding", "ids", "", INPUT, 0, 1, 1, NULL},
+    {"shift", "cross_entropy_bwd", "loss", "targets", "", INPUT, 1, 0, 0, NULL},
+    {"shift", "attention_fwd", A0 "core_attention", "k_position", "", INPUT, 0, 0, 1, NULL},
+    {"shift", "rope_bwd", A0 "rope_q", "position", "", INPUT, 1, 1, 0, NULL},
+    {"shift", "gather_rows", M1 "sort", "index", "", INPUT, 0, 0, 0, NULL},
+    {"shift", "gather_rows", M1 "unsort", "index", "", INPUT, 1, 0, 1, NULL},
+    {"shift", "combine_rows", M1 "unpermute", "token_row", "", INPUT, 0, 1, 0, NULL},
+    {"value", "gather_rows", M1 "permute_probs", "index", "", INPUT, 1, 1, 1, NULL},
+    {"value", "grouped_linear_fwd", M1 "experts.linear_fc1", "tokens_per_expert", "", INPUT, 0, 0, 1, NULL},
+    {"value", "permute_plan", M1 "permute_plan", "row_slot", "", false, 1, 0, 0, NULL},
+    {"value", "all_gather", M1 "dispatch_counts", "recv", "", false, 0, 1, 1, NULL},
+    {"value", "router_aux_fwd", M1 "router.aux", "tokens_per_expert", "", false, 1, 1, 0, NULL},
+    {"drop_op", "all_reduce", A0 "q_layernorm.weight", "", "", false, 1, 1, -1, "operation"},
+    {"repeat_op", "all_reduce", L1 "mlp.router.weight", "", "", false, 0, 0, -1, "operation"},
+    {"repeat_op", "linear_bwd_bias", A0 "linear_proj", "", "", false, 1, 0, 1, "operation"},
+    {"drop_op", "sumsq", A0 "linear_qkv.weight", "", "", false, 1, 0, -1, "operation"},
+    {"late_op", "all_gather", A0 "reduce", "", "", false, 0, 1, 1, "order"},
+};
+
+/* Stages and a distributed optimizer. */
+static const fault pipeline[] = {
+    {"attr", "send", "pipeline.send_forward", "peer", "0", false, 0, 0, 0, NULL},
+    {"attr", "recv", "pipeline.recv_backward", "peer", "0", false, 1, 1, 1, NULL},
+    {"attr", "recv", "pipeline.recv_forward", "dtype", "\"F64\"", false, 3, 0, 1, NULL},
+    {"group", "send", "pipeline.send_backward", "", "world", false, 2, 0, 0, "group"},
+    {"late_op", "embedding_bwd", "embedding", "", "", false, 0, 1, 0, "order"},
+    {"other_rank", "embedding_fwd", "embedding", "ids", "", INPUT, 0, 1, 0, NULL},
+    {"other_rank", "cross_entropy_loss", "loss", "targets", "", INPUT, 2, 0, 0, NULL},
+    {"group", "reduce_scatter", A0 "linear_qkv.weight", "", "tp", false, 1, 1, -1, "group"},
+    {"drop_op", "all_reduce", "embedding.word_embeddings.weight", "", "", false, 2, 0, -1, "operation"},
+    {"drop_op", "all_gather", L1 "mlp.shared_experts.linear_fc1.weight", "", "", false, 3, 1, -1,
+     "operation"},
+    {"repeat_op", "sumsq", "embedding.word_embeddings.weight", "", "", false, 0, 1, -1, "operation"},
+    {"attr", "adamw", "embedding.word_embeddings.weight", "step", "3", false, 0, 1, -1, NULL},
+    {"value", "all_reduce", "grad_norm.reduce", "send", "", INPUT, 1, 0, -1, NULL},
+    {"value", "all_reduce", "loss.reduce", "send", "", INPUT, 2, 1, -1, NULL},
+    {"group", "all_reduce", "grad_norm.reduce", "", "model", false, 3, 0, -1, "group"},
+};
+
+/* tp without sp: an MoE layer cuts its tokens itself. */
+static const fault scattered[] = {
+    {"attr", "slice_rows", M1 "scatter", "start", "1", false, 1, 0, 1, NULL},
+    {"attr", "slice_rows", M1 "scatter", "length", "7", false, 0, 1, 0, NULL},
+    {"attr", "slice_rows", M1 "gather_tokens", "start", "0", false, 1, 1, 1, NULL},
+    {"attr", "all_reduce", A0 "reduce", "dtype", "\"F64\"", false, 0, 0, 0, NULL},
+    {"group", "all_reduce", A0 "reduce_grad", "", "world", false, 1, 0, 1, "group"},
+    {"drop_op", "all_reduce", L0 "mlp.reduce_grad", "", "", false, 0, 1, 1, "operation"},
+    {"repeat_op", "all_reduce", L0 "mlp.reduce", "", "", false, 1, 1, 0, "operation"},
+    {"drop_op", "all_gather", M1 "shared_experts.gather", "", "", false, 0, 0, 1, "operation"},
+};
+
+static void expect_named(const plan_cell *c, const fault *k)
+{
+    char dir[256], what[200];
+    parity_mutation m = {.input = k->input, .rank = k->rank, .step = k->step, .microbatch = k->microbatch};
+    snprintf(m.kind, sizeof m.kind, "%s", k->kind);
+    snprintf(m.op, sizeof m.op, "%s", k->op);
+    snprintf(m.instance, sizeof m.instance, "%s", k->instance);
+    snprintf(m.slot, sizeof m.slot, "%s", k->slot);
+    snprintf(m.value, sizeof m.value, "%s", k->value);
+    snprintf(what, sizeof what, "%s %s %s %s", k->kind, k->op, k->instance, k->slot);
+    cr_expect_eq(parity_trace_mutate(c->trace, fresh_path(dir, "m"), &m), ASSAY_OK, "%s: %s", what,
+                 assay_error_message());
+    assay_trace *t = open_trace(dir);
+    parity_report *r = plan_judge(c, t);
+    const parity_result *f = first_failure(r);
+    cr_expect(f != NULL, "%s: not caught", what);
+    if (f != NULL) {
+        cr_expect(strcmp(f->op, k->op) == 0 && strcmp(f->instance, k->instance) == 0 &&
+                      strcmp(f->tensor, k->item ? k->item : k->slot) == 0 && f->rank == k->rank &&
+                      f->step == k->step && f->microbatch == k->microbatch,
+                  "%s: named at %s %s %s: %s", what, f->op, f->instance, f->tensor, f->message);
+        cr_expect(strstr(f->message, "expected") || strstr(f->message, "missing"), "%s: %s", what,
+                  f->message);
+        /* A sum of squares that is not made or made twice is also missing from, or twice in, what is reduced. */
+        const int64_t most = strcmp(k->op, "sumsq") == 0 ? 2 : 1;
+        cr_expect_leq(n_failed(r), most, "%s: %lld results fail", what, (long long)n_failed(r));
+    }
+    parity_report_destroy(r);
+    assay_trace_close(t);
+    remove_path(dir);
+}
+
+static void expect_all(const char *layout, assay_precision precision, const fault *faults, size_t n)
+{
+    plan_cell c;
+    plan_cell_make(&c, layout, precision);
+    parity_report *r = plan_judge(&c, c.trace);
+    print_failures(r);
+    cr_assert_eq(n_failed(r), 0);
+    cr_assert_gt(n_passed(r), 150);
+    parity_report_destroy(r);
+    for (size_t i = 0; i < n; i++)
+        expect_named(&c, &faults[i]);
+    plan_cell_free(&c);
+}
+
+#define TABLE(x) x, sizeof(x) / sizeof(x)[0]
+
+Test(parity_plan_faults, tensor_parallel_fp32)
+{
+    expect_all("tp2,sp,ep2", ASSAY_PRECISION_FP32, TABLE(tensor_parallel));
+}
+
+Test(parity_plan_faults, tensor_parallel_bf16)
+{
+    expect_all("tp2,sp,ep2", ASSAY_PRECISION_BF16, TABLE(tensor_parallel));
+}
+
+Test(parity_plan_faults, stages_and_distributed_optimizer_fp32)
+{
+    expect_all("pp2,dp2,zero1", ASSAY_PRECISION_FP32, TABLE(pipeline));
+}
+
+Test(parity_plan_faults, stages_and_distributed_optimizer_bf16)
+{
+    expect_all("pp2,dp2,zero1", ASSAY_PRECISION_BF16, TABLE(pipeline));
+}
+
+Test(parity_plan_faults, scattered_tokens_fp32)
+{
+    expect_all("tp2", ASSAY_PRECISION_FP32, TABLE(scattered));
+}
+
+Test(parity_plan_faults, scattered_tokens_bf16)
+{
+    expect_all("tp2", ASSAY_PRECISION_BF16, TABLE(scattered));
+}

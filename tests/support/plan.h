@@ -1,0 +1,115 @@
+/* Traces of a small model, made by the engine on the simulator, and the plan's verdict on changed copies. */
+#ifndef TESTS_PLAN_SUPPORT_H
+#define TESTS_PLAN_SUPPORT_H
+
+#include "parity/run/engine.h"
+#include "parity/run/trace_mutate.h"
+#include "tests/support/parity.h"
+
+enum { PLAN_STEPS = 2, PLAN_MICROBATCHES = 2, PLAN_ROWS = 2, PLAN_SEQUENCE = 7, PLAN_VOCAB = 41 };
+
+/* One dense layer with a window, one MoE layer with everything that an MoE layer can have; biases, norms of q
+ * and k, an uneven vocabulary and sequence. */
+static const char plan_model[] =
+    "{\"model_type\":\"megatron\",\"num_layers\":2,\"hidden_size\":16,\"ffn_hidden_size\":24,"
+    "\"num_attention_heads\":4,\"num_query_groups\":2,\"kv_channels\":6,\"vocab_size\":41,"
+    "\"max_position_embeddings\":64,\"layernorm_epsilon\":1e-5,\"add_qkv_bias\":true,\"add_proj_bias\":true,"
+    "\"add_mlp_bias\":true,\"qk_layernorm\":true,\"rope_type\":\"linear\",\"rope_factor\":2.0,"
+    "\"window\":[3,0],\"layer_is_moe\":[false,true],\"num_moe_experts\":4,\"moe_router_topk\":2,"
+    "\"moe_ffn_hidden_size\":8,\"moe_router_score_function\":\"sigmoid\",\"norm_topk_prob\":true,"
+    "\"moe_router_topk_scaling_factor\":2.3,\"moe_router_num_groups\":2,\"moe_router_group_topk\":1,"
+    "\"moe_router_enable_expert_bias\":true,\"moe_shared_expert_intermediate_size\":8,"
+    "\"moe_shared_expert_gate\":true,\"tie_word_embeddings\":true}";
+
+typedef struct plan_cell {
+    char dir[256], trace_dir[300], save[300], out[300];
+    assay_train_options options;
+    assay_model_config *config;
+    assay_model_spec *spec;
+    assay_batches batches;
+    assay_grid grid;
+    assay_trace *trace;
+} plan_cell;
+
+static inline void plan_write_batch(const char *path)
+{
+    enum { N = PLAN_STEPS * PLAN_MICROBATCHES * PLAN_ROWS * PLAN_SEQUENCE };
+    const int64_t shape[4] = {PLAN_STEPS, PLAN_MICROBATCHES, PLAN_ROWS, PLAN_SEQUENCE};
+    int64_t ids[N], labels[N];
+    uint32_t x = 12345;
+    for (int i = 0; i < N; i++) {
+        x = x * 1664525u + 1013904223u;
+        ids[i] = (int64_t)((x >> 16) % PLAN_VOCAB);
+        labels[i] = i % 5 == 0 ? ASSAY_IGNORE_INDEX : ids[i];
+    }
+    assay_tensorwriter *w;
+    must(assay_tensorwriter_create(&w, path));
+    must(assay_tensorwriter_add_copy(w, "input_ids", ASSAY_I64, shape, 4, ids));
+    must(assay_tensorwriter_add_copy(w, "labels", ASSAY_I64, shape, 4, labels));
+    must(assay_tensorwriter_finish(w));
+    assay_tensorwriter_destroy(w);
+}
+
+/* Trains the model in a layout and opens the trace. */
+static inline void plan_cell_make(plan_cell *c, const char *layout, assay_precision precision)
+{
+    char path[300];
+    parity_engine engine;
+    assay_parallel_config p;
+    memset(c, 0, sizeof *c);
+    must(assay_mkdir_p(fresh_path(c->dir, "cell")));
+    snprintf(path, sizeof path, "%s/config.json", c->dir);
+    must(assay_write_file(path, plan_model, strlen(plan_model)));
+    assay_train_options *o = &c->options;
+    assay_train_options_default(o);
+    snprintf(o->model, sizeof o->model, "%s", c->dir);
+    snprintf(o->batch, sizeof o->batch, "%s/batch.safetensors", c->dir);
+    snprintf(c->trace_dir, sizeof c->trace_dir, "%s/trace", c->dir);
+    snprintf(c->save, sizeof c->save, "%s/save", c->dir);
+    snprintf(c->out, sizeof c->out, "%s/out.safetensors", c->dir);
+    snprintf(o->layout, sizeof o->layout, "%s", layout);
+    plan_write_batch(o->batch);
+    o->precision = precision;
+    o->lr = 2e-3;
+    o->min_lr = 1e-4;
+    o->lr_decay_style = ASSAY_LR_COSINE;
+    o->lr_decay_iters = 5;
+    o->weight_decay = 0.1;
+    o->clip_grad = 0.25;
+    o->moe_aux_loss_coeff = 0.01;
+    o->moe_z_loss_coeff = 0.001;
+    o->moe_router_bias_update_rate = 0.001;
+    must(parity_engine_find("sim", ASSAY_BIN_DIR "/assay-sim", &engine));
+    assay_train_options run = *o;
+    snprintf(run.trace, sizeof run.trace, "%s", c->trace_dir);
+    snprintf(run.save, sizeof run.save, "%s", c->save);
+    snprintf(run.out, sizeof run.out, "%s", c->out);
+    snprintf(path, sizeof path, "%s/log", c->dir);
+    must(parity_engine_run(&engine, "step", &run, NULL, path, true, 120.0, NULL));
+    parity_engine_free(&engine);
+    c->config = malloc(sizeof *c->config);
+    must(assay_config_load(c->dir, c->config));
+    must(assay_spec_build(c->config, &c->spec));
+    must(assay_batches_open(&c->batches, o->batch, c->config->vocab_size));
+    must(assay_layout_parse(layout, &p));
+    must(assay_grid_make(&p, &c->grid));
+    c->trace = open_trace(c->trace_dir);
+}
+
+static inline void plan_cell_free(plan_cell *c)
+{
+    assay_trace_close(c->trace);
+    assay_batches_close(&c->batches);
+    assay_spec_destroy(c->spec);
+    free(c->config);
+    remove_path(c->dir);
+}
+
+static inline parity_report *plan_judge(const plan_cell *c, const assay_trace *t)
+{
+    parity_report *r = new_report();
+    must(parity_check_plan(t, c->spec, &c->grid, &c->options, &c->batches, r));
+    return r;
+}
+
+#endif
