@@ -3,6 +3,7 @@
 #ifndef PARITY_CASES_H
 #define PARITY_CASES_H
 
+#include "core/files/dataset.h"
 #include "core/run/options.h"
 #include "parity/parity.h"
 
@@ -36,6 +37,15 @@ typedef struct parity_case {
  */
 assay_status parity_case_load(const char *path, parity_case *out);
 void parity_case_free(parity_case *c);
+
+/* Ids on both sides of every boundary between tensor-parallel pieces of the vocabulary, in the case's layouts and in tp 2 to
+ * 4; the first and the last id.  ids: free(). */
+assay_status parity_case_boundary_ids(const parity_case *c, int64_t vocab, int64_t **ids, int64_t *n);
+/* Writes the batch file [steps,microbatches,b,s]: windows of the text, a quarter of the tokens drawn over the whole
+ * vocabulary, and every boundary id in every step as input and as label that counts.  ASSAY_INVALID_ARGUMENT: a step has
+ * fewer labels than there are such ids. */
+assay_status parity_case_write_batches(const parity_case *c, const assay_dataset *data, int64_t vocab,
+                                       const char *path);
 
 /* Folder of the cases that come with assay: ASSAY_CASES, beside the source tree of the build, or the
  * installed one. */

@@ -32,7 +32,7 @@ static assay_status model_config_of(const parity_case *c, const char *case_dir, 
 }
 
 /* Text of the case; freed by the caller with assay_dataset_close. */
-static assay_status open_data(const parity_case *c, assay_dataset **data)
+static assay_status open_data(const parity_case *c, assay_dataset **data, int64_t *vocab)
 {
     char what[ASSAY_PATH + 16];
     const char *paths[PARITY_MAX_DATA_PATHS];
@@ -46,6 +46,7 @@ static assay_status open_data(const parity_case *c, assay_dataset **data)
     for (int i = 0; i < c->n_data_paths; i++)
         paths[i] = c->data_paths[i];
     ASSAY_TRY_GOTO(assay_dataset_open(data, paths, c->n_data_paths), st, done);
+    *vocab = config->vocab_size;
     ASSAY_CHECK_GOTO(assay_dataset_vocab(*data) <= config->vocab_size, ASSAY_INVALID_ARGUMENT, st, done,
                      "%s: the data needs a vocabulary of %lld, the model has %lld", c->file,
                      (long long)assay_dataset_vocab(*data), (long long)config->vocab_size);
@@ -60,7 +61,8 @@ done:
 assay_status parity_check_case(const parity_case *c)
 {
     assay_dataset *data = NULL;
-    const assay_status st = open_data(c, &data);
+    int64_t vocab = 0;
+    const assay_status st = open_data(c, &data, &vocab);
     assay_dataset_close(data);
     return st;
 }
@@ -70,7 +72,8 @@ assay_status parity_prepare_case(const parity_case *c, const char *case_dir)
     char path[ASSAY_PATH + 32];
     assay_status st = ASSAY_OK;
     assay_dataset *data = NULL;
-    ASSAY_TRY_GOTO(open_data(c, &data), st, done);
+    int64_t vocab = 0;
+    ASSAY_TRY_GOTO(open_data(c, &data, &vocab), st, done);
     if (c->model != NULL) {
         snprintf(path, sizeof path, "%s/model", case_dir);
         ASSAY_TRY_GOTO(assay_mkdir_p(path), st, done);
@@ -78,9 +81,7 @@ assay_status parity_prepare_case(const parity_case *c, const char *case_dir)
         ASSAY_TRY_GOTO(assay_json_save(c->model, path), st, done);
     }
     snprintf(path, sizeof path, "%s/batch.safetensors", case_dir);
-    ASSAY_TRY_GOTO(assay_dataset_write_batches(data, path, c->options.seed, c->steps, c->microbatches,
-                                               c->micro_batch_size, c->seq_length, c->mask_probability),
-                   st, done);
+    st = parity_case_write_batches(c, data, vocab, path);
 done:
     assay_dataset_close(data);
     return st;
