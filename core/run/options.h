@@ -4,6 +4,7 @@
 #define ASSAY_CORE_OPTIONS_H
 
 #include "core/model/grid.h"
+#include "core/model/optimizer.h"
 
 ASSAY_BEGIN_DECLS
 
@@ -15,7 +16,6 @@ typedef enum {
     ASSAY_WSD_EXPONENTIAL,
     ASSAY_WSD_MINUS_SQRT
 } assay_wsd_decay_style;
-typedef enum { ASSAY_OPTIMIZER_ADAM } assay_optimizer; /* AdamW: decoupled weight decay */
 
 enum { ASSAY_PATH = 1024 };
 
