@@ -47,6 +47,8 @@ static assay_status trace_whole(ref_pass *p, const ref_tensor *t)
 
 assay_status ref_store(ref_pass *p, ref_tensor *t, ref_store_class class)
 {
+    if (class == REF_STORE_ACT && p->phase == ASSAY_PHASE_BACKWARD)
+        class = REF_STORE_GRAD;
     EACH_RANK(p, r)
     ref_policy_store(&p->e->run->policy, class, t->name, p->step, ref_pass_microbatch(p, r), t->at[r].x,
                      t->at[r].rows * t->at[r].cols);
