@@ -142,7 +142,7 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
     m->tp = grid->p.tensor_model_parallel_size;
     m->ep = grid->p.expert_model_parallel_size;
     m->sp = grid->p.sequence_parallel;
-    m->act = options->precision == ASSAY_PRECISION_BF16 ? ASSAY_BF16 : ASSAY_F32;
+    m->act = assay_recipe_of(options->precision)->op[ASSAY_OPS_LINEAR].act;
     assay_grid_coords(grid, run->comm.rank, &m->at);
     m->heads = config->num_attention_heads / m->tp;
     m->groups = config->num_query_groups / m->tp;
