@@ -11,6 +11,7 @@
 
 #include "core/files/batches.h"
 #include "core/model/config.h"
+#include "core/model/sequence.h"
 #include "core/model/spec.h"
 #include "core/run/options.h"
 #include "gpu/trace_ops.h"
@@ -130,8 +131,9 @@ typedef struct gpu_model {
     int64_t S, B;           /* sequence, local batch rows */
     int64_t B_global, row0; /* rows of the microbatch file-wide, first local row */
     bool rows_split;
-    int64_t s0, sl;        /* this tp rank's sequence piece */
-    int64_t heads, groups; /* local */
+    assay_sequence_map sequence; /* the positions of this rank */
+    int64_t s0, sl;              /* this tp rank's sequence piece: rows of the local sequence */
+    int64_t heads, groups;       /* local */
     int64_t local_experts;
     int64_t step_microbatches; /* of the step, all dp ranks */
     double loss_scale;         /* 1 / targets of the step */
@@ -158,8 +160,8 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
                               const assay_grid *grid, const assay_train_options *options);
 void gpu_model_destroy(gpu_model *m);
 /* Sizes of a microbatch. */
-void gpu_model_set_batch(gpu_model *m, const assay_batches *batches, const assay_batch_plan *plan,
-                         int n_slots);
+assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, const assay_batch_plan *plan,
+                                 int n_slots);
 /* Finds the sizes of step and scratch by a dry run, then allocates slots, staging and the call arena, fills
  * rope tables and positions.  After it the context's workspace is large enough for every operation. */
 assay_status gpu_model_allocate(gpu_model *m);

@@ -142,7 +142,7 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
     m->tp = grid->p.tensor_model_parallel_size;
     m->ep = grid->p.expert_model_parallel_size;
     m->sp = grid->p.sequence_parallel;
-    m->act = options->precision == ASSAY_PRECISION_BF16 ? ASSAY_BF16 : ASSAY_F32;
+    m->act = assay_recipe_of(options->precision)->op[ASSAY_OPS_LINEAR].act;
     assay_grid_coords(grid, run->comm.rank, &m->at);
     m->heads = config->num_attention_heads / m->tp;
     m->groups = config->num_query_groups / m->tp;
@@ -153,18 +153,21 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
 }
 
 /* --- microbatches in flight --------------------------------------------------------------------------------- */
-void gpu_model_set_batch(gpu_model *m, const assay_batches *batches, const assay_batch_plan *plan,
-                         int n_slots)
+assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, const assay_batch_plan *plan,
+                                 int n_slots)
 {
     m->S = batches->s;
     m->B = plan->n_rows;
     m->B_global = batches->b;
     m->row0 = plan->first_row;
     m->rows_split = plan->rows_split;
-    assay_split(m->S, m->tp, m->at.tp, &m->s0, &m->sl);
+    ASSAY_TRY(assay_sequence_map_make(m->grid, m->run->comm.rank, m->S, &m->sequence));
+    m->s0 = m->sequence.shard_first;
+    m->sl = m->sequence.shard.length;
     m->step_microbatches = batches->microbatches;
     m->n_microbatches = plan->n_microbatches;
     m->n_slots = n_slots;
+    return ASSAY_OK;
 }
 
 static assay_status slots_create(gpu_model *m)
@@ -285,7 +288,7 @@ static assay_status tables_create(gpu_model *m)
     int64_t *positions = malloc((size_t)tokens * sizeof *positions);
     ASSAY_CHECK(positions, ASSAY_OUT_OF_MEMORY, "positions of %lld tokens", (long long)tokens);
     for (int64_t t = 0; t < tokens; t++)
-        positions[t] = t / m->B;
+        positions[t] = assay_sequence_position(&m->sequence.region, t / m->B);
     const assay_status st =
         gpu_run_upload(run, m->position.t.data, positions, (size_t)tokens * sizeof *positions, "positions");
     free(positions);

@@ -150,7 +150,7 @@ assay_status gpu_optimizer_alloc(gpu_optimizer *o)
     ASSAY_TRY(gpu_grad_buffer_alloc(&o->buffer[0], arena));
     ASSAY_TRY(gpu_grad_buffer_alloc(&o->buffer[1], arena));
     for (int64_t i = 0; i < m->n_params; i++)
-        if (!m->params[i].spec->trained)
+        if (!assay_param_needs_grad(m->params[i].spec))
             ASSAY_TRY(take(arena, &m->params[i].weight.t));
     for (int64_t i = 0; i < o->n_pieces; i++) {
         gpu_piece *p = &o->pieces[i];

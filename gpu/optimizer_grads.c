@@ -160,7 +160,7 @@ assay_status gpu_finalize_model_grads(gpu_optimizer *o)
     run->phase = ASSAY_PHASE_GRAD;
     for (int64_t i = 0; run->trace && i < o->model->n_params; i++) {
         gpu_param *p = &o->model->params[i];
-        if (!p->spec->trained)
+        if (!assay_param_needs_grad(p->spec))
             continue;
         const gpu_value v = local_gradient(o, p);
         ASSAY_TRY(gpu_trace_value(run, &v));

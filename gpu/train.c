@@ -183,8 +183,8 @@ static assay_status build(gpu_engine *e)
     gpu_model *m = &e->model;
     ASSAY_TRY(gpu_model_create(m, &e->run, &e->config, &e->grid, &e->options));
     ASSAY_TRY(parse_fault(e->options.fault, &m->fault));
-    gpu_model_set_batch(m, &e->batches, &e->plan,
-                        gpu_pipeline_slots(&e->grid, m->at.pp, e->plan.n_microbatches));
+    ASSAY_TRY(gpu_model_set_batch(m, &e->batches, &e->plan,
+                                  gpu_pipeline_slots(&e->grid, m->at.pp, e->plan.n_microbatches)));
     ASSAY_TRY(gpu_optimizer_create(&e->optimizer, m, e->batches.training));
     ASSAY_TRY(allocate_state(e));
     ASSAY_TRY(gpu_model_weights(m, e->options.model, gpu_optimizer_set_weight, &e->optimizer));

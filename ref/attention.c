@@ -1,5 +1,4 @@
-/* The attention branch of a layer: hidden + Attention(RMSNorm(hidden)), and the attention operations on
- * lockstep tensors. */
+/* The attention mixer, and its operations on lockstep tensors. */
 #include "ref/layer.h"
 #include "ref/lockstep.h"
 #include "ref/parallel/tensor.h"
@@ -135,17 +134,15 @@ assay_status ref_ranks_attention_bwd(ref_pass *p, ref_tensor *dq, ref_tensor *dk
     return ref_store(p, dv, REF_STORE_ACT);
 }
 
-/* --- the branch --------------------------------------------------------------------------------------------- */
+/* --- the mixer ------------------------------------------------------------------------------------------------ */
 
-assay_status ref_attention_branch(ref_pass *p, ref_attention_acts *a, ref_tensor *out,
-                                  const ref_tensor *hidden)
+assay_status ref_self_attention_fwd(ref_pass *p, ref_layer_acts *acts, ref_tensor *y, const ref_tensor *x)
 {
     const ref_layer_params *w = &p->e->layer[p->layer];
     const bool sp = p->e->grid.p.sequence_parallel;
-    ref_tensor projected, branch;
-    a->hidden = *hidden;
-    ASSAY_TRY(ref_ranks_rmsnorm(p, &a->normed, &a->rstd, hidden, w->input_layernorm, "input_layernorm"));
-    ASSAY_TRY(ref_column_parallel_input(p, &a->whole, &a->normed, sp, "self_attention.gather"));
+    ref_attention_acts *a = &acts->attention;
+    ref_tensor projected;
+    ASSAY_TRY(ref_column_parallel_input(p, &a->whole, x, sp, "self_attention.gather"));
     ASSAY_TRY(ref_ranks_linear(p, &a->qkv, &a->whole, w->qkv, w->qkv_bias, false, "self_attention.linear_qkv",
                                REF_STORE_ACT));
     ASSAY_TRY(ref_ranks_qkv_split(p, &a->q, &a->k, &a->v, &a->qkv));
@@ -162,17 +159,17 @@ assay_status ref_attention_branch(ref_pass *p, ref_attention_acts *a, ref_tensor
     ASSAY_TRY(ref_ranks_attention(p, &a->o, &a->lse, &a->q_rotated, &a->k_rotated, &a->v));
     ASSAY_TRY(ref_ranks_linear(p, &projected, &a->o, w->proj, w->proj_bias, true,
                                "self_attention.linear_proj", REF_STORE_ACT));
-    ASSAY_TRY(ref_row_parallel_output(p, &branch, &projected, sp, "self_attention.reduce"));
-    return ref_ranks_add(p, out, hidden, &branch, "self_attention.residual");
+    return ref_row_parallel_output(p, y, &projected, sp, "self_attention.reduce");
 }
 
-assay_status ref_attention_branch_bwd(ref_pass *p, ref_tensor *dhidden, const ref_attention_acts *a,
-                                      const ref_tensor *dout)
+assay_status ref_self_attention_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_acts *acts,
+                                    const ref_tensor *dy)
 {
     const ref_layer_params *w = &p->e->layer[p->layer];
     const bool sp = p->e->grid.p.sequence_parallel;
-    ref_tensor dprojected, d_o, dq, dk, dv, dq_normed, dk_normed, dqkv, dwhole, dnormed, dx;
-    ASSAY_TRY(ref_row_parallel_output_bwd(p, &dprojected, dout, sp, "self_attention.reduce"));
+    const ref_attention_acts *a = &acts->attention;
+    ref_tensor dprojected, d_o, dq, dk, dv, dq_normed, dk_normed, dqkv, dwhole;
+    ASSAY_TRY(ref_row_parallel_output_bwd(p, &dprojected, dy, sp, "self_attention.reduce"));
     ASSAY_TRY(ref_ranks_linear_bwd(p, &d_o, &dprojected, &a->o, w->proj, w->proj_bias, NULL));
     ASSAY_TRY(
         ref_ranks_attention_bwd(p, &dq, &dk, &dv, &d_o, &a->q_rotated, &a->k_rotated, &a->v, &a->o, &a->lse));
@@ -187,8 +184,5 @@ assay_status ref_attention_branch_bwd(ref_pass *p, ref_tensor *dhidden, const re
     }
     ASSAY_TRY(ref_ranks_qkv_split_bwd(p, &dqkv, &dq, &dk, &dv, &a->qkv));
     ASSAY_TRY(ref_ranks_linear_bwd(p, &dwhole, &dqkv, &a->whole, w->qkv, w->qkv_bias, NULL));
-    ASSAY_TRY(ref_column_parallel_input_bwd(p, &dnormed, &dwhole, sp, "self_attention"));
-    ASSAY_TRY(
-        ref_ranks_rmsnorm_bwd(p, &dx, &dnormed, &a->hidden, &a->rstd, w->input_layernorm, "input_layernorm"));
-    return ref_ranks_add_grad(p, dhidden, dout, &dx, &a->hidden);
+    return ref_column_parallel_input_bwd(p, dx, &dwhole, sp, "self_attention");
 }

@@ -149,6 +149,7 @@ assay_status ref_engine_make(ref_engine *e, const ref_run_config *run, double *c
                       .options = *run->options,
                       .grid = run->grid};
     ASSAY_TRY(check_layout(&e->grid, e->config));
+    e->n_states = assay_optimizer_states(e->options.optimizer, &e->state_names);
     ASSAY_TRY(find_params(e));
     ASSAY_TRY(make_ranks(e));
     ASSAY_TRY(make_rope(e));

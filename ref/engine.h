@@ -15,7 +15,7 @@ typedef struct ref_param {
     double *grad;                 /* [count] main gradient, summed over the microbatches */
     int64_t own_first, own_count; /* flat range whose optimizer state this rank keeps (ZeRO-1) */
     double *main_param;           /* [own_count] master */
-    double *exp_avg, *exp_avg_sq; /* [own_count] */
+    double *states[ASSAY_MAX_OPTIMIZER_STATES]; /* [own_count] each, as assay_optimizer_states names them */
 } ref_param;
 
 typedef struct ref_rank {
@@ -42,6 +42,8 @@ typedef struct ref_engine {
     const assay_model_spec *spec;
     const assay_model_config *config;
     assay_train_options options; /* train_iters filled in */
+    int n_states;                /* of the optimizer */
+    const char *const *state_names;
     assay_grid grid;
     int stage_ranks;                            /* ranks of one pipeline stage */
     ref_rank *ranks;                            /* [world]; stage p is ranks[p*stage_ranks ...] */

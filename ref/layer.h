@@ -7,7 +7,7 @@
 #include "ref/parallel/expert.h"
 
 typedef struct ref_attention_acts {
-    ref_tensor hidden, normed, rstd, whole, qkv;
+    ref_tensor whole, qkv;
     ref_tensor q, k, v, q_normed, k_normed, q_rstd, k_rstd, q_rotated, k_rotated;
     ref_tensor o, lse;
 } ref_attention_acts;
@@ -34,8 +34,9 @@ typedef struct ref_moe_acts {
 } ref_moe_acts;
 
 typedef struct ref_layer_acts {
+    ref_tensor input, input_normed, input_rstd; /* entering the mixer's branch */
+    ref_tensor hidden, normed, rstd;            /* entering the MLP's branch */
     ref_attention_acts attention;
-    ref_tensor hidden, normed, rstd; /* entering the MLP branch */
     ref_mlp_acts mlp;
     ref_moe_acts moe;
 } ref_layer_acts;
@@ -45,12 +46,26 @@ typedef struct ref_layer_acts {
 assay_status ref_layer_fwd(ref_pass *p, ref_layer_acts *a, ref_tensor *out, const ref_tensor *hidden);
 assay_status ref_layer_bwd(ref_pass *p, ref_tensor *dhidden, const ref_layer_acts *a, const ref_tensor *dout);
 
-/* The parts of it (attention.c, mlp.c, moe.c, router.c). */
-assay_status ref_attention_branch(ref_pass *p, ref_attention_acts *a, ref_tensor *out,
-                                  const ref_tensor *hidden);
-assay_status ref_attention_branch_bwd(ref_pass *p, ref_tensor *dhidden, const ref_attention_acts *a,
-                                      const ref_tensor *dout);
-/* y = MLP(x); x and y are in the sequence-parallel form when sp */
+/* A kind of mixer or of MLP: y = f(x), both in the sequence-parallel form when sp is on.  `forward` keeps what it
+ * needs in its own member of `a`; `backward` makes dx and accumulates parameter gradients. */
+typedef struct ref_layer_kind {
+    const char *name;
+    assay_status (*forward)(ref_pass *p, ref_layer_acts *a, ref_tensor *y, const ref_tensor *x);
+    assay_status (*backward)(ref_pass *p, ref_tensor *dx, const ref_layer_acts *a, const ref_tensor *dy);
+} ref_layer_kind;
+extern const ref_layer_kind ref_mixers[ASSAY_MIXER_COUNT]; /* layer.c */
+extern const ref_layer_kind ref_mlps[ASSAY_MLP_COUNT];
+
+/* The kinds (attention.c, mlp.c, moe.c). */
+assay_status ref_self_attention_fwd(ref_pass *p, ref_layer_acts *a, ref_tensor *y, const ref_tensor *x);
+assay_status ref_self_attention_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_acts *a,
+                                    const ref_tensor *dy);
+assay_status ref_dense_fwd(ref_pass *p, ref_layer_acts *a, ref_tensor *y, const ref_tensor *x);
+assay_status ref_dense_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_acts *a, const ref_tensor *dy);
+assay_status ref_moe_fwd(ref_pass *p, ref_layer_acts *a, ref_tensor *y, const ref_tensor *x);
+assay_status ref_moe_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_acts *a, const ref_tensor *dy);
+
+/* What kinds are made of. y = MLP(x); x and y are in the sequence-parallel form when sp */
 typedef struct ref_mlp_weights {
     int64_t fc1, fc1_bias, fc2, fc2_bias;
     const char *instance; /* "mlp" or "mlp.shared_experts" */
@@ -61,10 +76,8 @@ assay_status ref_mlp_fwd(ref_pass *p, ref_mlp_acts *a, ref_tensor *y, const ref_
 /* dx named as a contribution of `instance` when that is not NULL */
 assay_status ref_mlp_bwd(ref_pass *p, ref_tensor *dx, const ref_mlp_acts *a, const ref_tensor *dy,
                          const ref_mlp_weights *w, const char *instance);
-assay_status ref_moe_fwd(ref_pass *p, ref_moe_acts *a, ref_tensor *y, const ref_tensor *x);
-assay_status ref_moe_bwd(ref_pass *p, ref_tensor *dx, const ref_moe_acts *a, const ref_tensor *dy);
-assay_status ref_router_step(ref_pass *p, ref_router_acts *a, const ref_tensor *tokens);
-assay_status ref_router_step_bwd(ref_pass *p, ref_tensor *dtokens, const ref_router_acts *a,
-                                 const ref_tensor *dprobs);
+assay_status ref_router_route(ref_pass *p, ref_router_acts *a, const ref_tensor *tokens);
+assay_status ref_router_route_bwd(ref_pass *p, ref_tensor *dtokens, const ref_router_acts *a,
+                                  const ref_tensor *dprobs);
 
 #endif

@@ -47,6 +47,8 @@ static assay_status trace_whole(ref_pass *p, const ref_tensor *t)
 
 assay_status ref_store(ref_pass *p, ref_tensor *t, ref_store_class class)
 {
+    if (class == REF_STORE_ACT && p->phase == ASSAY_PHASE_BACKWARD)
+        class = REF_STORE_GRAD;
     EACH_RANK(p, r)
     ref_policy_store(&p->e->run->policy, class, t->name, p->step, ref_pass_microbatch(p, r), t->at[r].x,
                      t->at[r].rows * t->at[r].cols);
@@ -60,6 +62,8 @@ void ref_store_main_grad(ref_pass *p, int64_t param)
     EACH_RANK(p, r)
     {
         const ref_param *w = ref_pass_param(p, r, param);
+        if (!w->grad)
+            continue;
         ref_policy_store(&p->e->run->policy, REF_STORE_F32, name, p->step, ref_pass_microbatch(p, r), w->grad,
                          w->count);
     }
@@ -93,9 +97,11 @@ assay_status ref_ranks_linear_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor 
         const int64_t t = x->at[r].rows, n = w->shard.local_shape[0], k = w->shard.local_shape[1];
         ASSAY_TRY(ref_piece_new(&p->arena, &dx->at[r], t, k));
         ref_linear_bwd_input(dx->at[r].x, dy->at[r].x, w->weight, t, n, k);
-        ref_linear_bwd_weight(w->grad, dy->at[r].x, x->at[r].x, t, n, k);
-        if (bias >= 0)
-            ref_linear_bwd_bias(ref_pass_param(p, r, bias)->grad, dy->at[r].x, t, n);
+        double *dbias = bias >= 0 ? ref_pass_param(p, r, bias)->grad : NULL;
+        if (w->grad)
+            ref_linear_bwd_weight(w->grad, dy->at[r].x, x->at[r].x, t, n, k);
+        if (dbias)
+            ref_linear_bwd_bias(dbias, dy->at[r].x, t, n);
     }
     ref_store_main_grad(p, weight);
     if (bias >= 0)
@@ -132,8 +138,11 @@ assay_status ref_ranks_rmsnorm_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor
     {
         const ref_param *w = ref_pass_param(p, r, gamma);
         const int64_t rows = x->at[r].rows, cols = x->at[r].cols, h = w->count;
+        ref_piece unused = {.x = w->grad}; /* the operation makes dx and dgamma together */
+        if (!w->grad)
+            ASSAY_TRY(ref_piece_new(&p->arena, &unused, 1, h));
         ASSAY_TRY(ref_piece_new(&p->arena, &dx->at[r], rows, cols));
-        ref_rmsnorm_bwd(dx->at[r].x, w->grad, dy->at[r].x, x->at[r].x, w->weight, rstd->at[r].x,
+        ref_rmsnorm_bwd(dx->at[r].x, unused.x, dy->at[r].x, x->at[r].x, w->weight, rstd->at[r].x,
                         rows * (cols / h), h);
     }
     ref_store_main_grad(p, gamma);
@@ -285,7 +294,9 @@ assay_status ref_ranks_grouped_linear_bwd(ref_pass *p, ref_tensor *dx, const ref
         ASSAY_TRY(ref_piece_new(&p->arena, &dx->at[r], x->at[r].rows, shape[2]));
         ref_grouped_linear_bwd_input(dx->at[r].x, dy->at[r].x, w->weight, counts, shape[0], shape[1],
                                      shape[2]);
-        ref_grouped_linear_bwd_weight(w->grad, dy->at[r].x, x->at[r].x, counts, shape[0], shape[1], shape[2]);
+        if (w->grad)
+            ref_grouped_linear_bwd_weight(w->grad, dy->at[r].x, x->at[r].x, counts, shape[0], shape[1],
+                                          shape[2]);
     }
     ref_store_main_grad(p, weight);
     return ref_store(p, dx, REF_STORE_ACT);
@@ -312,8 +323,9 @@ assay_status ref_ranks_embedding_bwd(ref_pass *p, const ref_tensor *dy, const re
     {
         const ref_param *w = ref_pass_param(p, r, weight);
         const int64_t v = w->shard.local_shape[0], h = w->shard.local_shape[1];
-        ref_embedding_bwd(w->grad, dy->at[r].x, ids->at[r].x, w->shard.segments[0][0].start, ids->at[r].rows,
-                          v, h);
+        if (w->grad)
+            ref_embedding_bwd(w->grad, dy->at[r].x, ids->at[r].x, w->shard.segments[0][0].start,
+                              ids->at[r].rows, v, h);
     }
     ref_store_main_grad(p, weight);
     return ASSAY_OK;

@@ -40,3 +40,28 @@ assay_status ref_mlp_bwd(ref_pass *p, ref_tensor *dx, const ref_mlp_acts *a, con
     ASSAY_TRY(ref_ranks_linear_bwd(p, &dwhole, &dfc1, &a->whole, w->fc1, w->fc1_bias, instance));
     return ref_column_parallel_input_bwd(p, dx, &dwhole, w->sp, w->instance);
 }
+
+/* --- the dense MLP of a layer ---------------------------------------------------------------------------------- */
+
+static ref_mlp_weights dense_weights(const ref_pass *p)
+{
+    const ref_layer_params *w = &p->e->layer[p->layer];
+    return (ref_mlp_weights){.fc1 = w->fc1,
+                             .fc1_bias = w->fc1_bias,
+                             .fc2 = w->fc2,
+                             .fc2_bias = w->fc2_bias,
+                             .instance = "mlp",
+                             .sp = p->e->grid.p.sequence_parallel};
+}
+
+assay_status ref_dense_fwd(ref_pass *p, ref_layer_acts *a, ref_tensor *y, const ref_tensor *x)
+{
+    const ref_mlp_weights w = dense_weights(p);
+    return ref_mlp_fwd(p, &a->mlp, y, x, &w);
+}
+
+assay_status ref_dense_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_acts *a, const ref_tensor *dy)
+{
+    const ref_mlp_weights w = dense_weights(p);
+    return ref_mlp_bwd(p, dx, &a->mlp, dy, &w, NULL);
+}

@@ -57,14 +57,15 @@ static assay_status shared_bwd(ref_pass *p, ref_tensor *dsum, const ref_moe_acts
     return ref_ranks_add_grad(p, dsum, &sum, &dx, &a->tokens);
 }
 
-assay_status ref_moe_fwd(ref_pass *p, ref_moe_acts *a, ref_tensor *y, const ref_tensor *x)
+assay_status ref_moe_fwd(ref_pass *p, ref_layer_acts *acts, ref_tensor *y, const ref_tensor *x)
 {
+    ref_moe_acts *a = &acts->moe;
     const ref_layer_params *w = &p->e->layer[p->layer];
     ref_tensor out;
     a->tokens = *x;
     if (must_cut(p))
         ASSAY_TRY(ref_scatter_to_sequence_parallel_region(p, &a->tokens, x, "mlp.scatter"));
-    ASSAY_TRY(ref_router_step(p, &a->router, &a->tokens));
+    ASSAY_TRY(ref_router_route(p, &a->router, &a->tokens));
     ASSAY_TRY(ref_expert_dispatch(p, &a->dispatch, &a->rows, &a->row_probs, &a->tokens, &a->router.probs,
                                   &a->router.indices));
     const ref_ints *counts = &a->dispatch.rows_per_expert;
@@ -84,8 +85,9 @@ assay_status ref_moe_fwd(ref_pass *p, ref_moe_acts *a, ref_tensor *y, const ref_
     return ASSAY_OK;
 }
 
-assay_status ref_moe_bwd(ref_pass *p, ref_tensor *dx, const ref_moe_acts *a, const ref_tensor *dy)
+assay_status ref_moe_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_acts *acts, const ref_tensor *dy)
 {
+    const ref_moe_acts *a = &acts->moe;
     const ref_layer_params *w = &p->e->layer[p->layer];
     const ref_ints *counts = &a->dispatch.rows_per_expert;
     ref_tensor dout = *dy, dexpert_out, dactivated, dfc1, drow_probs, drows;
@@ -100,7 +102,7 @@ assay_status ref_moe_bwd(ref_pass *p, ref_tensor *dx, const ref_moe_acts *a, con
     ASSAY_TRY(ref_ranks_swiglu_bwd(p, &dfc1, &drow_probs, &dactivated, &a->fc1, &a->row_probs));
     ASSAY_TRY(ref_ranks_grouped_linear_bwd(p, &drows, &dfc1, &a->rows, counts, w->experts_fc1));
     ASSAY_TRY(ref_expert_dispatch_bwd(p, &a->dispatch, &dpermuted, &dprobs, &drows, &drow_probs));
-    ASSAY_TRY(ref_router_step_bwd(p, &drouter, &a->router, &dprobs));
+    ASSAY_TRY(ref_router_route_bwd(p, &drouter, &a->router, &dprobs));
     ASSAY_TRY(ref_ranks_add_grad(p, &dtokens, &dpermuted, &drouter, &a->tokens));
     if (w->shared_fc1 >= 0) {
         const ref_tensor routed = dtokens;

@@ -7,13 +7,19 @@
 #include <math.h>
 #include <string.h>
 
+/* The recipe's entry for a class of stored tensors. */
 assay_dtype ref_policy_dtype(const ref_policy *p, ref_store_class class)
 {
-    if (p->precision == ASSAY_PRECISION_FP64 || class == REF_STORE_F64)
-        return ASSAY_F64;
-    if (p->precision == ASSAY_PRECISION_BF16 && (class == REF_STORE_ACT || class == REF_STORE_PAR))
-        return ASSAY_BF16;
-    return ASSAY_F32;
+    const assay_op_recipe *op = assay_recipe_of(p->precision)->op;
+    const assay_dtype dtypes[] = {
+        [REF_STORE_ACT] = op[ASSAY_OPS_ELEMENTWISE].act,
+        [REF_STORE_GRAD] = op[ASSAY_OPS_ELEMENTWISE].grad,
+        [REF_STORE_PAR] = op[ASSAY_OPS_LINEAR].weight,
+        [REF_STORE_F32] = op[ASSAY_OPS_OPTIMIZER].act,
+        [REF_STORE_F64] = ASSAY_F64,
+        [REF_STORE_EXACT] = ASSAY_F64,
+    };
+    return dtypes[class];
 }
 
 /* Uniform in [-1, 1): 53 bits of one Philox block. */
@@ -70,5 +76,7 @@ void ref_policy_store(const ref_policy *p, ref_store_class class, const char *na
         return;
 #pragma omp parallel for schedule(static) if (n > 20000)
     for (int64_t i = 0; i < n; i++)
-        x[i] = dtype == ASSAY_F32 ? round_f32(x[i]) : round_bf16(x[i]);
+        x[i] = dtype == ASSAY_F32    ? round_f32(x[i])
+               : dtype == ASSAY_BF16 ? round_bf16(x[i])
+                                     : ref_round(x[i], dtype);
 }

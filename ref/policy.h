@@ -6,15 +6,15 @@
 #include "ref/ref.h"
 
 typedef enum {
-    REF_STORE_ACT,  /* activations and their gradients */
+    REF_STORE_ACT,  /* activations */
+    REF_STORE_GRAD, /* gradients of activations */
     REF_STORE_PAR,  /* weights as the products read them */
     REF_STORE_F32,  /* statistics, logits, router tensors, main gradients, masters, optimizer states */
     REF_STORE_F64,  /* sums that every recipe keeps in double */
     REF_STORE_EXACT /* copies of stored values: never rounded, never perturbed */
 } ref_store_class;
 
-/* Which dtype the recipe stores this class in.  FP64: all F64; FP32: all F32 but F64; BF16: ACT and PAR are
- * BF16. */
+/* Which dtype the recipe (core/model/recipe.h) stores this class in. */
 assay_dtype ref_policy_dtype(const ref_policy *p, ref_store_class class);
 
 /* Stores x [n]: x = round(x * (1 + perturb * u * xi)), u = half an ulp (relative, 2^-p) of the stored dtype.

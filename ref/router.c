@@ -167,7 +167,7 @@ static assay_status choose(ref_pass *p, ref_router_acts *a, int r)
     return ASSAY_OK;
 }
 
-assay_status ref_router_step(ref_pass *p, ref_router_acts *a, const ref_tensor *tokens)
+assay_status ref_router_route(ref_pass *p, ref_router_acts *a, const ref_tensor *tokens)
 {
     const ref_layer_params *w = &p->e->layer[p->layer];
     a->tokens = *tokens;
@@ -188,8 +188,8 @@ assay_status ref_router_step(ref_pass *p, ref_router_acts *a, const ref_tensor *
     return has_aux(p) ? aux_fwd(p, a) : ASSAY_OK;
 }
 
-assay_status ref_router_step_bwd(ref_pass *p, ref_tensor *dtokens, const ref_router_acts *a,
-                                 const ref_tensor *dprobs)
+assay_status ref_router_route_bwd(ref_pass *p, ref_tensor *dtokens, const ref_router_acts *a,
+                                  const ref_tensor *dprobs)
 {
     const assay_train_options *o = &p->e->options;
     ref_tensor dlogits;

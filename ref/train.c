@@ -33,13 +33,21 @@ static assay_status add_tensor(ref_run_result *result, const char *kind, const c
     return ASSAY_OK;
 }
 
-static assay_status add_states(ref_engine *e, ref_run_result *result, const char *kind, ref_state_kind what,
-                               bool trained, int64_t step)
+/* Which parameters have a tensor of a kind: all weights, those with a gradient, buffers. */
+typedef enum { OF_WEIGHTS, OF_GRADIENTS, OF_BUFFERS } state_of;
+
+static bool has_state(const assay_param_spec *p, state_of of)
+{
+    return of == OF_WEIGHTS ? p->trained : of == OF_GRADIENTS ? assay_param_needs_grad(p) : !p->trained;
+}
+
+static assay_status add_states(ref_engine *e, ref_run_result *result, const char *kind, int what, state_of of,
+                               int64_t step)
 {
     for (int64_t i = 0; i < e->spec->n_params; i++) {
         const assay_param_spec *p = &e->spec->params[i];
         ref_named_tensor *t;
-        if (p->trained != trained)
+        if (!has_state(p, of))
             continue;
         ASSAY_TRY(add_tensor(result, kind, p->name, step, p->shape, p->ndim, &t));
         ASSAY_TRY(ref_assemble(e, i, what, t->data));
@@ -58,10 +66,10 @@ static assay_status add_final(ref_engine *e, ref_run_result *result)
     }
     if (!e->run->want_states)
         return ASSAY_OK;
-    ASSAY_TRY(add_states(e, result, "weight", REF_STATE_MAIN, true, last));
-    ASSAY_TRY(add_states(e, result, "exp_avg", REF_STATE_EXP_AVG, true, last));
-    ASSAY_TRY(add_states(e, result, "exp_avg_sq", REF_STATE_EXP_AVG_SQ, true, last));
-    return add_states(e, result, "expert_bias", REF_STATE_MAIN, false, last);
+    ASSAY_TRY(add_states(e, result, "weight", REF_STATE_MAIN, OF_WEIGHTS, last));
+    for (int k = 0; k < e->n_states; k++)
+        ASSAY_TRY(add_states(e, result, e->state_names[k], REF_STATE_OPTIMIZER + k, OF_GRADIENTS, last));
+    return add_states(e, result, "expert_bias", REF_STATE_MAIN, OF_BUFFERS, last);
 }
 
 const ref_named_tensor *ref_result_find(const ref_run_result *r, const char *kind, const char *name,
@@ -147,19 +155,18 @@ static assay_status trace_states(const ref_engine *e, int64_t step)
     for (int64_t i = 0; i < e->spec->n_params; i++) {
         const assay_param_spec *spec = &e->spec->params[i];
         const ref_param *p = &e->ranks[0].params[i];
-        const struct {
-            const char *suffix;
-            const double *x;
-        } table[] = {{".main_param", p->main_param},
-                     {".exp_avg", p->exp_avg},
-                     {".exp_avg_sq", p->exp_avg_sq},
-                     {"", p->weight}};
-        for (size_t j = 0; j < sizeof table / sizeof *table; j++) {
-            if (!table[j].x)
+        /* master, states, weight */
+        for (int j = 0; j < e->n_states + 2; j++) {
+            const bool master = j == 0, weight = j == e->n_states + 1;
+            const double *x = master ? p->main_param : weight ? p->weight : p->states[j - 1];
+            if (!x)
                 continue;
-            snprintf(name, sizeof name, "%s%s", spec->name, table[j].suffix);
-            ASSAY_TRY(ref_trace_tensor(e, name, ASSAY_PHASE_OPTIMIZER, step, -1, spec->shape, spec->ndim,
-                                       table[j].x, false));
+            snprintf(name, sizeof name, "%s%s%s", spec->name, weight ? "" : ".",
+                     weight   ? ""
+                     : master ? "main_param"
+                              : e->state_names[j - 1]);
+            ASSAY_TRY(ref_trace_tensor(e, name, ASSAY_PHASE_OPTIMIZER, step, -1, spec->shape, spec->ndim, x,
+                                       false));
         }
     }
     return ASSAY_OK;
@@ -189,7 +196,7 @@ static assay_status run_step(ref_engine *e, ref_run_result *result, int64_t step
     report_losses(e, result, step);
     result->grad_norm[step] = ref_gradient_norm(e);
     if (e->run->want_grads)
-        ASSAY_TRY(add_states(e, result, "grad", REF_STATE_GRAD, true, step));
+        ASSAY_TRY(add_states(e, result, "grad", REF_STATE_GRAD, OF_GRADIENTS, step));
     if (training) {
         const double clip = ref_clip_scale(result->grad_norm[step], e->options.clip_grad);
         ref_update_params(e, step, ref_learning_rate(&e->options, step), clip);

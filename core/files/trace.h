@@ -56,6 +56,8 @@ typedef struct assay_trace_tensor {
     assay_shard shard; /* local and global shape, segments.  kind ROWS/LOCAL: global_shape = local_shape */
     char partial_group[16]; /* kind PARTIAL: "tp", "ep", ... */
     int64_t rows_id;        /* kind ROWS, else -1 */
+    bool has_scale;         /* an element's value is what is stored times an element of record scale_id */
+    int64_t scale_id;       /* with has_scale: an earlier record of this rank */
     char hash[ASSAY_HASH_HEX];
     const void *data; /* reader: mapped bytes, NULL in hash-only traces; any alignment */
     size_t bytes;

@@ -25,6 +25,10 @@ assay_status assay_trace_check_tensor(assay_trace_tensor *t);
 /* The rows record of a ROWS record: 1-D I64 of local_shape[0] entries. */
 assay_status assay_trace_check_rows(const assay_trace_tensor *t, const assay_trace_tensor *rows);
 
+/* The scale record of a scaled one: floating point; one element, or one for each block: as many dimensions as t,
+ * and k blocks of ceil(n / k) cover n elements of a dimension. */
+assay_status assay_trace_check_scale(const assay_trace_tensor *t, const assay_trace_tensor *scale);
+
 /* Ranks of a collective: *problem is the first entry that is outside the world or there twice, -1 when there is
  * none.  ASSAY_FORMAT: `rank` is not among them. */
 assay_status assay_trace_check_group(const int *ranks, int n, int world, int rank, int *problem);

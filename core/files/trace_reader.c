@@ -173,6 +173,8 @@ static assay_status check_order(const rank_records *r, const assay_trace_tensor 
     }
     if (record->kind == ASSAY_PIECE_ROWS)
         ASSAY_TRY(assay_trace_check_rows(record, find_tensor(r, record->rows_id)));
+    if (record->has_scale)
+        ASSAY_TRY(assay_trace_check_scale(record, find_tensor(r, record->scale_id)));
     return ASSAY_OK;
 }
 

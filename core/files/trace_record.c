@@ -127,6 +127,36 @@ assay_status assay_trace_check_rows(const assay_trace_tensor *t, const assay_tra
     return ASSAY_OK;
 }
 
+/* Whether k blocks of equal length (the last may be shorter) cover n elements, none of them empty. */
+static bool blocks_cover(int64_t n, int64_t k)
+{
+    if (k < 1 || n < 1)
+        return k == n;
+    const int64_t block = n / k + (n % k != 0);
+    return n / block + (n % block != 0) == k;
+}
+
+assay_status assay_trace_check_scale(const assay_trace_tensor *t, const assay_trace_tensor *scale)
+{
+    ASSAY_CHECK(scale, ASSAY_FORMAT, "%s: scale %" PRId64 " is not an earlier tensor record of this rank",
+                t->name, t->scale_id);
+    ASSAY_CHECK(assay_dtype_is_float(t->dtype) && assay_dtype_is_float(scale->dtype), ASSAY_FORMAT,
+                "%s: %s scaled by %s, expected two floating-point types", t->name, assay_dtype_name(t->dtype),
+                assay_dtype_name(scale->dtype));
+    const assay_shard *s = &scale->shard;
+    if (s->ndim == 0 || (s->ndim == 1 && s->local_shape[0] == 1))
+        return ASSAY_OK;
+    ASSAY_CHECK(s->ndim == t->shard.ndim, ASSAY_FORMAT,
+                "%s: scale %" PRId64 " has %d dimensions, expected one element or %d dimensions", t->name,
+                t->scale_id, s->ndim, t->shard.ndim);
+    for (int d = 0; d < s->ndim; d++)
+        ASSAY_CHECK(blocks_cover(t->shard.local_shape[d], s->local_shape[d]), ASSAY_FORMAT,
+                    "%s: scale %" PRId64 ": dimension %d: %" PRId64 " scales for %" PRId64
+                    " elements are not equal blocks",
+                    t->name, t->scale_id, d, s->local_shape[d], t->shard.local_shape[d]);
+    return ASSAY_OK;
+}
+
 assay_status assay_trace_check_group(const int *ranks, int n, int world, int rank, int *problem)
 {
     bool ascending = true, found = false;
@@ -247,11 +277,11 @@ static assay_status read_phase(const json_t *line, assay_phase *phase, int64_t *
 static assay_status read_tensor(const json_t *line, assay_trace_tensor *t, char key[ASSAY_TRACE_KEY])
 {
     static const char *const members[] = {
-        "type",    "id",           "name",        "phase",    "step", "microbatch",
-        "dtype",   "global_shape", "local_shape", "segments", "kind", "partial_group",
-        "rows_id", "hash",         "data",        "extra",    NULL};
+        "type",    "id",           "name",        "phase",    "step",  "microbatch",
+        "dtype",   "global_shape", "local_shape", "segments", "kind",  "partial_group",
+        "rows_id", "scale",        "hash",        "data",     "extra", NULL};
     char dtype[32] = "", kind[16] = "shard";
-    *t = (assay_trace_tensor){.id = -1, .rows_id = -1};
+    *t = (assay_trace_tensor){.id = -1, .rows_id = -1, .scale_id = -1};
     key[0] = '\0';
     ASSAY_TRY(assay_json_only(line, members, "members"));
     ASSAY_TRY(assay_json_get_i64(line, "id", true, 0, INT64_MAX, "member", &t->id));
@@ -261,6 +291,8 @@ static assay_status read_tensor(const json_t *line, assay_trace_tensor *t, char 
     ASSAY_TRY(assay_dtype_from_name(dtype, &t->dtype));
     ASSAY_TRY(assay_json_get_string(line, "kind", false, "member", kind, sizeof kind));
     ASSAY_TRY(assay_piece_kind_from_name(kind, &t->kind));
+    t->has_scale = member(line, "scale") != NULL;
+    ASSAY_TRY(assay_json_get_i64(line, "scale", false, 0, INT64_MAX, "member", &t->scale_id));
     ASSAY_TRY(assay_json_get_string(line, "partial_group", false, "member", t->partial_group,
                                     sizeof t->partial_group));
     ASSAY_TRY(assay_json_get_i64(line, "rows_id", false, 0, INT64_MAX, "member", &t->rows_id));

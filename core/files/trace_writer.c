@@ -22,6 +22,13 @@ typedef struct content {
     void *data;
 } content;
 
+/* What a later record that names this one must know about it. */
+typedef struct written {
+    assay_dtype dtype;
+    int ndim;
+    int64_t shape[ASSAY_MAX_DIMS]; /* local */
+} written;
+
 struct assay_trace_writer {
     char *dir;
     char path[PATH_MAX]; /* of the rank's lines */
@@ -29,10 +36,10 @@ struct assay_trace_writer {
     bool hash_only;
     FILE *lines;
     int64_t n_tensors, n_ops;
-    int64_t rows_capacity;
-    int64_t *rows_length; /* by record id: entries of a 1-D I64 tensor, else -1 */
-    int64_t step;         /* open step, -1 */
-    int64_t last_step;    /* last step that ended, -1 */
+    int64_t written_capacity;
+    written *records;  /* by record id */
+    int64_t step;      /* open step, -1 */
+    int64_t last_step; /* last step that ended, -1 */
     int64_t n, capacity;
     content *contents;
     int64_t n_buckets; /* a power of two, more than twice n */
@@ -120,7 +127,7 @@ void assay_trace_writer_destroy(assay_trace_writer *w)
         fclose(w->lines);
     free(w->contents);
     free(w->buckets);
-    free(w->rows_length);
+    free(w->records);
     free(w->dir);
     free(w);
 }
@@ -265,22 +272,46 @@ static json_t *tensor_json(const assay_trace_tensor *t)
         json_object_set_new(line, "partial_group", json_string(t->partial_group));
     if (t->kind == ASSAY_PIECE_ROWS)
         json_object_set_new(line, "rows_id", json_integer(t->rows_id));
+    if (t->has_scale)
+        json_object_set_new(line, "scale", json_integer(t->scale_id));
     json_object_set_new(line, "hash", json_string(t->hash));
     return line;
 }
 
-/* Remembers what a later ROWS record must know about this one. */
-static assay_status remember_rows(assay_trace_writer *w, const assay_trace_tensor *t)
+static assay_status remember(assay_trace_writer *w, const assay_trace_tensor *t)
 {
-    if (t->id == w->rows_capacity) {
-        const int64_t capacity = w->rows_capacity ? 2 * w->rows_capacity : 1024;
-        int64_t *grown = realloc(w->rows_length, (size_t)capacity * sizeof *grown);
+    if (t->id == w->written_capacity) {
+        const int64_t capacity = w->written_capacity ? 2 * w->written_capacity : 1024;
+        written *grown = realloc(w->records, (size_t)capacity * sizeof *grown);
         ASSAY_CHECK(grown, ASSAY_OUT_OF_MEMORY, "%s: out of memory", w->path);
-        w->rows_length = grown;
-        w->rows_capacity = capacity;
+        w->records = grown;
+        w->written_capacity = capacity;
     }
-    w->rows_length[t->id] = t->dtype == ASSAY_I64 && t->shard.ndim == 1 ? t->shard.local_shape[0] : -1;
+    w->records[t->id] = (written){.dtype = t->dtype, .ndim = t->shard.ndim};
+    memcpy(w->records[t->id].shape, t->shard.local_shape, sizeof w->records[t->id].shape);
     return ASSAY_OK;
+}
+
+static bool has_rows(const assay_trace_writer *w, const assay_trace_tensor *t)
+{
+    const written *rows = t->rows_id < w->n_tensors ? &w->records[t->rows_id] : NULL;
+    return rows && rows->dtype == ASSAY_I64 && rows->ndim == 1 && rows->shape[0] == t->shard.local_shape[0];
+}
+
+static assay_status check_scale(const assay_trace_writer *w, const assay_trace_tensor *t)
+{
+    assay_trace_tensor scale = {.kind = ASSAY_PIECE_SHARD};
+    const bool found = t->scale_id >= 0 && t->scale_id < w->n_tensors;
+    if (found) {
+        scale.dtype = w->records[t->scale_id].dtype;
+        assay_shard_whole(&scale.shard, w->records[t->scale_id].shape, w->records[t->scale_id].ndim);
+    }
+    const assay_status st = assay_trace_check_scale(t, found ? &scale : NULL);
+    if (st != ASSAY_FORMAT)
+        return st;
+    char why[512]; /* what is wrong in a file is a wrong argument here */
+    snprintf(why, sizeof why, "%s", assay_error_message());
+    ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "%s: %s", w->path, why);
 }
 
 assay_status assay_trace_write_tensor(assay_trace_writer *w, assay_trace_tensor *t, const void *data)
@@ -294,14 +325,15 @@ assay_status assay_trace_write_tensor(assay_trace_writer *w, assay_trace_tensor 
                 "%s: %s: step %" PRId64 ", but step %" PRId64 " %s", w->path, t->name, t->step,
                 w->step < 0 ? w->last_step : w->step, w->step < 0 ? "has ended" : "is open");
     if (t->kind == ASSAY_PIECE_ROWS)
-        ASSAY_CHECK(t->rows_id < w->n_tensors && w->rows_length[t->rows_id] == t->shard.local_shape[0],
-                    ASSAY_INVALID_ARGUMENT,
+        ASSAY_CHECK(has_rows(w, t), ASSAY_INVALID_ARGUMENT,
                     "%s: %s: rows_id %" PRId64 " must be an earlier 1-D I64 record of %" PRId64 " entries",
                     w->path, t->name, t->rows_id, t->shard.local_shape[0]);
+    if (t->has_scale)
+        ASSAY_TRY(check_scale(w, t));
     t->id = w->n_tensors;
     t->rank = w->rank;
     assay_hash_tensor(t->dtype, t->shard.local_shape, t->shard.ndim, data, t->bytes, t->hash);
-    ASSAY_TRY(remember_rows(w, t));
+    ASSAY_TRY(remember(w, t));
     json_t *line = tensor_json(t);
     ASSAY_CHECK(line, ASSAY_INVALID_ARGUMENT, "%s: record %" PRId64 ": a text is not UTF-8", w->path, t->id);
     if (!w->hash_only) {

@@ -13,6 +13,9 @@ ASSAY_BEGIN_DECLS
  * into the residual stream: init_method_std / sqrt(2 num_layers), which each engine computes by itself. */
 typedef enum { ASSAY_INIT_NORMAL, ASSAY_INIT_OUTPUT_NORMAL, ASSAY_INIT_ONE, ASSAY_INIT_ZERO } assay_init;
 
+/* A flat range of a parameter, or a whole matrix (an optimizer that needs all of it, like Muon). */
+typedef enum { ASSAY_OWN_FLAT, ASSAY_OWN_MATRIX } assay_ownership;
+
 /* A Hugging Face tensor and the row ranges it fills.  Viewing the canonical tensor as [rows, row_length] (all
  * leading dimensions folded; a 1-D tensor [n] has n rows of length 1), canonical rows [dst, dst+rows) equal
  * Hugging Face rows [src, src+rows) of a tensor of `shape` (ndim 1 or 2, same row_length).  The pieces of all
@@ -37,11 +40,13 @@ typedef struct assay_param_spec {
     int blocks[ASSAY_MAX_DIMS]; /* the dimension is `blocks` equal blocks, each cut by itself (2 for [gate;
                                    up]) */
     assay_init init;
-    int64_t layer;        /* global decoder layer, -1 outside the decoder */
-    bool on_first_stage;  /* layer -1: embedding */
-    bool on_last_stage;   /* layer -1: final norm, output layer; a tied embedding is on both */
-    bool is_expert;       /* reduced over EDP, not DP_CP */
-    bool trained;         /* false: a buffer (expert_bias) */
+    int64_t layer;       /* global decoder layer, -1 outside the decoder */
+    bool on_first_stage; /* layer -1: embedding */
+    bool on_last_stage;  /* layer -1: final norm, output layer; a tied embedding is on both */
+    bool is_expert;      /* reduced over EDP, not DP_CP */
+    bool trained;        /* false: a buffer (expert_bias) */
+    bool frozen; /* a weight that gets no gradient (the base of an adapter); ask assay_param_needs_grad */
+    assay_ownership ownership; /* what a distributed optimizer gives to one rank */
     bool partial_over_tp; /* replicated over tp, but each tp rank sees its own tokens or heads: the gradient
                            * is summed over tp.  Norm weights [H] when sequence_parallel; q/k norm whenever tp
                            * > 1; router and shared-expert gate whenever tp > 1 (an MoE layer works on token

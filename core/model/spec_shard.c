@@ -51,7 +51,7 @@ bool assay_param_sum_over_tp(const assay_param_spec *p, const assay_grid *g)
 
 bool assay_param_needs_grad(const assay_param_spec *p)
 {
-    return p->trained;
+    return p->trained && !p->frozen;
 }
 
 assay_group assay_param_reduce_group(const assay_param_spec *p)

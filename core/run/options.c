@@ -87,12 +87,6 @@ const assay_option_row *assay_train_option_table(void)
     return table;
 }
 
-const char *assay_precision_name(assay_precision p)
-{
-    const int64_t index = (int64_t)p;
-    return index >= 0 && index <= ASSAY_PRECISION_BF16 ? precision_words[index] : "?";
-}
-
 /* `name` in either spelling. */
 static const assay_option_row *find_row(const char *name)
 {

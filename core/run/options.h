@@ -4,10 +4,11 @@
 #define ASSAY_CORE_OPTIONS_H
 
 #include "core/model/grid.h"
+#include "core/model/optimizer.h"
+#include "core/model/recipe.h"
 
 ASSAY_BEGIN_DECLS
 
-typedef enum { ASSAY_PRECISION_FP64, ASSAY_PRECISION_FP32, ASSAY_PRECISION_BF16 } assay_precision;
 typedef enum { ASSAY_LR_CONSTANT, ASSAY_LR_LINEAR, ASSAY_LR_COSINE, ASSAY_LR_WSD } assay_lr_decay_style;
 typedef enum {
     ASSAY_WSD_LINEAR,
@@ -15,7 +16,6 @@ typedef enum {
     ASSAY_WSD_EXPONENTIAL,
     ASSAY_WSD_MINUS_SQRT
 } assay_wsd_decay_style;
-typedef enum { ASSAY_OPTIMIZER_ADAM } assay_optimizer; /* AdamW: decoupled weight decay */
 
 enum { ASSAY_PATH = 1024 };
 
@@ -93,8 +93,6 @@ typedef assay_status (*assay_option_callback)(void *user, const char *name, cons
 assay_status assay_options_parse(int argc, char **argv, const char *doc, const char *args_doc,
                                  assay_train_options *o /* may be NULL */, const assay_extra_option *extra,
                                  assay_option_callback callback, void *user);
-
-const char *assay_precision_name(assay_precision p);
 
 ASSAY_END_DECLS
 

@@ -38,7 +38,7 @@ assay_status gpu_grad_buffer_create(gpu_grad_buffer *b, gpu_model *m, assay_grou
     int64_t at = 0, bucket_start = 0;
     for (int64_t i = 0; i < m->n_params; i++) {
         gpu_param *p = &m->params[i];
-        if (!p->spec->trained || assay_param_reduce_group(p->spec) != group)
+        if (!assay_param_needs_grad(p->spec) || assay_param_reduce_group(p->spec) != group)
             continue;
         b->params[b->n_params] = p;
         b->offsets[b->n_params++] = at;

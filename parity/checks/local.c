@@ -15,6 +15,9 @@
 assay_status parity_value_of(const char *slot, const assay_trace_tensor *record, ref_value *out)
 {
     memset(out, 0, sizeof *out);
+    ASSAY_CHECK(!record->has_scale, ASSAY_UNSUPPORTED,
+                "%s: scaled by record %lld; this judge reads unscaled values only", record->name,
+                (long long)record->scale_id);
     snprintf(out->slot, sizeof out->slot, "%s", slot);
     out->dtype = record->dtype;
     out->ndim = record->shard.ndim;

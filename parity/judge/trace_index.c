@@ -149,6 +149,13 @@ static assay_status index_rank(parity_index *x, int rank)
     assay_status st = ASSAY_OK;
     for (int64_t i = 0; i < assay_trace_n_tensors(x->trace, rank) && st == ASSAY_OK; i++) {
         const assay_trace_tensor *record = assay_trace_tensor_at(x->trace, rank, i);
+        if (record->has_scale) {
+            st = ASSAY_ERROR(ASSAY_UNSUPPORTED,
+                             "%s: record %lld on rank %d is scaled by record %lld; this judge reads unscaled "
+                             "values only",
+                             record->name, (long long)record->id, rank, (long long)record->scale_id);
+            break;
+        }
         const bool is_output = bsearch(&record->id, ids, (size_t)n_ids, sizeof *ids, compare_ids) != NULL;
         const parity_piece piece = {.record = record, .is_output = is_output, .order = i};
         int64_t at = -1;

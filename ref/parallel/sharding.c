@@ -44,18 +44,21 @@ static assay_status cut_param(ref_engine *e, int rank, int64_t i, const double *
     ref_policy unperturbed = e->run->policy;
     unperturbed.perturb = 0.0;
     ref_policy_store(&unperturbed, REF_STORE_F32, spec->name, 0, -1, p->weight, p->count);
-    if (!spec->trained)
+    if (!assay_param_needs_grad(spec)) {
+        if (spec->trained) /* not a buffer: the products read it */
+            ref_policy_store(&unperturbed, REF_STORE_PAR, spec->name, 0, -1, p->weight, p->count);
         return ASSAY_OK;
+    }
     p->own_count = p->count;
     if (e->grid.p.zero_stage >= 1) {
         int index;
         const int n = assay_grid_group(&e->grid, assay_param_reduce_group(spec), rank, NULL, &index);
-        assay_split(p->count, n, index, &p->own_first, &p->own_count);
+        assay_param_owned_range(spec, i, p->count, n, index, &p->own_first, &p->own_count);
     }
     ASSAY_TRY(new_array(&p->grad, p->count, spec->name));
     ASSAY_TRY(new_array(&p->main_param, p->own_count, spec->name));
-    ASSAY_TRY(new_array(&p->exp_avg, p->own_count, spec->name));
-    ASSAY_TRY(new_array(&p->exp_avg_sq, p->own_count, spec->name));
+    for (int k = 0; k < e->n_states; k++)
+        ASSAY_TRY(new_array(&p->states[k], p->own_count, spec->name));
     memcpy(p->main_param, p->weight + p->own_first, (size_t)p->own_count * sizeof(double));
     ref_policy_store(&unperturbed, REF_STORE_PAR, spec->name, 0, -1, p->weight, p->count);
     return ASSAY_OK;
@@ -78,8 +81,8 @@ void ref_free_params(ref_engine *e)
             free(p->weight);
             free(p->grad);
             free(p->main_param);
-            free(p->exp_avg);
-            free(p->exp_avg_sq);
+            for (int k = 0; k < ASSAY_MAX_OPTIMIZER_STATES; k++)
+                free(p->states[k]);
         }
         free(e->ranks[rank].params);
         e->ranks[rank].params = NULL;
@@ -150,7 +153,7 @@ assay_status ref_reduce_gradients(ref_engine *e, int64_t step)
 {
     for (int64_t i = 0; i < e->spec->n_params; i++) {
         const assay_param_spec *spec = &e->spec->params[i];
-        if (!spec->trained)
+        if (!assay_param_needs_grad(spec))
             continue;
         ASSAY_TRY(trace_grad(e, i, ASSAY_PHASE_GRAD, step));
         if (assay_param_sum_over_tp(spec, &e->grid))
@@ -197,10 +200,13 @@ static void update_rank(ref_engine *e, int rank, int64_t i, const ref_adamw_desc
 {
     ref_param *p = param_of(e, rank, i);
     const int64_t n = p->own_count, step = d->step - 1;
-    ref_adamw(p->main_param, p->exp_avg, p->exp_avg_sq, p->grad + p->own_first, d, n);
+    ref_adamw(p->main_param, p->states[0], p->states[1], p->grad + p->own_first, d, n);
     store(e, i, ".main_param", REF_STORE_F32, step, p->main_param, n);
-    store(e, i, ".exp_avg", REF_STORE_F32, step, p->exp_avg, n);
-    store(e, i, ".exp_avg_sq", REF_STORE_F32, step, p->exp_avg_sq, n);
+    for (int k = 0; k < e->n_states; k++) {
+        char suffix[32];
+        snprintf(suffix, sizeof suffix, ".%s", e->state_names[k]);
+        store(e, i, suffix, REF_STORE_F32, step, p->states[k], n);
+    }
     memcpy(p->weight + p->own_first, p->main_param, (size_t)n * sizeof(double));
     ref_policy unperturbed = e->run->policy; /* the weight is the master, rounded: one value, one storing */
     unperturbed.perturb = 0.0;
@@ -227,7 +233,7 @@ void ref_update_params(ref_engine *e, int64_t step, double lr, double grad_scale
     const assay_train_options *o = &e->options;
     for (int64_t i = 0; i < e->spec->n_params; i++) {
         const assay_param_spec *spec = &e->spec->params[i];
-        if (!spec->trained)
+        if (!assay_param_needs_grad(spec))
             continue;
         const ref_adamw_desc d = {.lr = lr,
                                   .beta1 = o->adam_beta1,
@@ -270,31 +276,26 @@ void ref_update_expert_bias(ref_engine *e, int64_t step)
 
 /* --- assembling --------------------------------------------------------------------------------------------- */
 
-static const double *owned_range(const ref_param *p, ref_state_kind kind, bool trained)
+/* A buffer and a frozen weight are whole on every rank; of the rest a rank has the range that it owns. */
+static const double *owned_range(const ref_param *p, int kind, bool needs_grad)
 {
-    switch (kind) {
-    case REF_STATE_GRAD:
+    if (!needs_grad)
+        return p->weight;
+    if (kind == REF_STATE_GRAD)
         return p->grad + p->own_first;
-    case REF_STATE_MAIN:
-        return trained ? p->main_param : p->weight;
-    case REF_STATE_EXP_AVG:
-        return p->exp_avg;
-    case REF_STATE_EXP_AVG_SQ:
-        return p->exp_avg_sq;
-    }
-    return NULL;
+    return kind == REF_STATE_MAIN ? p->main_param : p->states[kind - REF_STATE_OPTIMIZER];
 }
 
 /* The piece of parameter i that `rank` holds, put together from the ranges of its owners. */
-static assay_status local_piece(const ref_engine *e, int64_t i, int rank, ref_state_kind kind, double **piece)
+static assay_status local_piece(const ref_engine *e, int64_t i, int rank, int kind, double **piece)
 {
-    const bool trained = e->spec->params[i].trained;
+    const bool needs_grad = assay_param_needs_grad(&e->spec->params[i]);
     ASSAY_TRY(new_array(piece, param_of(e, rank, i)->count, e->spec->params[i].name));
     const assay_group_shape g = owners(e, i, rank);
     for (int j = 0; j < g.size; j++) {
         const ref_param *from = param_of(e, assay_group_member(&g, j), i);
-        memcpy(*piece + from->own_first, owned_range(from, kind, trained),
-               (size_t)(trained ? from->own_count : from->count) * sizeof(double));
+        memcpy(*piece + from->own_first, owned_range(from, kind, needs_grad),
+               (size_t)(needs_grad ? from->own_count : from->count) * sizeof(double));
     }
     return ASSAY_OK;
 }
@@ -314,7 +315,7 @@ static assay_status place(const ref_engine *e, int64_t i, int rank, const double
     return ASSAY_OK;
 }
 
-assay_status ref_assemble(const ref_engine *e, int64_t i, ref_state_kind kind, double *whole)
+assay_status ref_assemble(const ref_engine *e, int64_t i, int kind, double *whole)
 {
     const assay_param_spec *spec = &e->spec->params[i];
     assay_status st = ASSAY_OK;

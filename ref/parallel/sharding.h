@@ -4,7 +4,8 @@
 
 #include "ref/engine.h"
 
-typedef enum { REF_STATE_GRAD, REF_STATE_MAIN, REF_STATE_EXP_AVG, REF_STATE_EXP_AVG_SQ } ref_state_kind;
+/* What is assembled: gradient, master, or state number REF_STATE_OPTIMIZER + k of the optimizer. */
+enum { REF_STATE_GRAD, REF_STATE_MAIN, REF_STATE_OPTIMIZER };
 
 /* Arrays of every parameter on every rank, filled from the whole weights (weights[i] [count]). */
 assay_status ref_shard_params(ref_engine *e, double *const *weights);
@@ -20,8 +21,9 @@ double ref_gradient_norm(const ref_engine *e);
 void ref_update_params(ref_engine *e, int64_t step, double lr, double grad_scale);
 /* Router expert biases, once per step, from the counts summed over all ranks of a stage. */
 void ref_update_expert_bias(ref_engine *e, int64_t step);
-/* whole [count] of the global shape = the pieces of all ranks; buffers: REF_STATE_MAIN.  ASSAY_INTERNAL:
+/* whole [count] of the global shape = the pieces of all ranks; REF_STATE_MAIN of a buffer or a frozen weight is
+ * the weight.  ASSAY_INTERNAL:
  * replicas that differ in a bit, an element that nobody holds. */
-assay_status ref_assemble(const ref_engine *e, int64_t param, ref_state_kind kind, double *whole);
+assay_status ref_assemble(const ref_engine *e, int64_t param, int kind, double *whole);
 
 #endif

@@ -141,6 +141,70 @@ Test(trace, what_is_written_is_read)
 }
 
 /* x, gate_up and permuted hold the same 16 bytes: two shapes, so two entries, beside rows and partial. */
+/* FP8 bytes with one scale, with one for each row, and with a scale for blocks of 2 of 5 columns. */
+Test(trace, scales_are_written_and_read)
+{
+    static const unsigned char bytes[10] = {0};
+    static const int64_t none[] = {0}, one[] = {1}, rows[] = {2, 1}, blocks[] = {2, 3}, values[] = {2, 5};
+    static const struct {
+        const int64_t *shape;
+        int ndim;
+    } scales[] = {{none, 0}, {one, 1}, {rows, 2}, {blocks, 2}};
+    static const float ones[6] = {1, 1, 1, 1, 1, 1};
+    assay_trace_writer *w = NULL;
+    assay_trace *t = NULL;
+    TEST_OK(assay_trace_writer_open(&w, dir, 0, 1, NULL, false));
+    for (int i = 0; i < 4; i++) {
+        assay_trace_tensor scale = record("x.scale", 0, ASSAY_F32, scales[i].shape, scales[i].ndim);
+        assay_trace_tensor x = record("x", 0, ASSAY_F8_E4M3, values, 2);
+        TEST_OK(assay_trace_write_tensor(w, &scale, ones));
+        x.has_scale = true;
+        x.scale_id = scale.id;
+        TEST_OK(assay_trace_write_tensor(w, &x, bytes));
+    }
+    TEST_OK(assay_trace_writer_close(w));
+    assay_trace_writer_destroy(w);
+    TEST_OK(assay_trace_open(&t, dir, true));
+    for (int i = 0; i < 4; i++) {
+        const assay_trace_tensor *scale = assay_trace_tensor_at(t, 0, 2 * i);
+        const assay_trace_tensor *x = assay_trace_tensor_at(t, 0, 2 * i + 1);
+        cr_expect(!scale->has_scale && x->has_scale && x->scale_id == scale->id);
+    }
+    assay_trace_close(t);
+}
+
+Test(trace, wrong_scales_are_named)
+{
+    static const unsigned char bytes[10] = {0};
+    static const int64_t values[] = {2, 5}, four[] = {2, 4}, none[] = {0, 5}, flat[] = {2};
+    static const float ones[10] = {1};
+    const struct {
+        assay_dtype dtype;
+        const int64_t *shape;
+        int ndim;
+        const char *message;
+    } rows[] = {
+        {ASSAY_F32, four, 2, "dimension 1: 4 scales for 5 elements are not equal blocks"},
+        {ASSAY_F32, none, 2, "dimension 0: 0 scales for 2 elements"},
+        {ASSAY_F32, flat, 1, "has 1 dimensions, expected one element or 2 dimensions"},
+        {ASSAY_I32, values, 2, "F8_E4M3 scaled by I32"},
+    };
+    assay_trace_writer *w = NULL;
+    TEST_OK(assay_trace_writer_open(&w, dir, 0, 1, NULL, false));
+    assay_trace_tensor x = record("x", 0, ASSAY_F8_E4M3, values, 2);
+    x.has_scale = true;
+    x.scale_id = 0;
+    TEST_FAILS(assay_trace_write_tensor(w, &x, bytes), ASSAY_INVALID_ARGUMENT,
+               "scale 0 is not an earlier tensor record");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        assay_trace_tensor scale = record("x.scale", 0, rows[i].dtype, rows[i].shape, rows[i].ndim);
+        TEST_OK(assay_trace_write_tensor(w, &scale, ones));
+        x.scale_id = scale.id;
+        TEST_FAILS(assay_trace_write_tensor(w, &x, bytes), ASSAY_INVALID_ARGUMENT, rows[i].message);
+    }
+    assay_trace_writer_destroy(w);
+}
+
 Test(trace, equal_content_is_stored_once_per_step)
 {
     assay_tensorfile *f = NULL;
@@ -442,6 +506,9 @@ Test(trace, bad_tensor_records)
     static const bad_text bad[] = {
         {"misspelt member", TENSOR_WITH(REST ",\"micro_batch\":1"), ASSAY_FORMAT,
          "micro_batch: unknown member"},
+        {"a scale that is not there", TENSOR_WITH(REST ",\"scale\":3"), ASSAY_FORMAT,
+         "scale 3 is not an earlier tensor record of this rank"},
+        {"a scale that is no number", TENSOR_WITH(REST ",\"scale\":true"), ASSAY_FORMAT, "scale"},
         {"no name", TENSOR_WITH("\"phase\":\"forward\""), ASSAY_FORMAT,
          "tensor record 0: member: name: missing"},
         {"unknown phase", TENSOR_WITH("\"name\":\"x\",\"phase\":\"sideways\",\"step\":0"), ASSAY_FORMAT,

@@ -178,3 +178,30 @@ Test(parity_assemble, a_trace_without_operations_may_not_contradict_itself)
     assay_trace_close(t);
     remove_path(dir);
 }
+
+/* Stored bytes in units of a scale are not values: the judge says so instead of comparing them. */
+Test(parity_assemble, a_scaled_record_is_refused_by_name)
+{
+    char dir[256];
+    fresh_path(dir, "t");
+    const int64_t none[1] = {0}, shape[1] = {8};
+    assay_trace_writer *w = open_writer(dir, 0, 1, "1");
+    assay_trace_tensor scale = {.name = "x.y.scale", .dtype = ASSAY_F32},
+                       x = {.name = "x.y", .dtype = ASSAY_F32};
+    assay_shard_whole(&scale.shard, none, 0);
+    assay_shard_whole(&x.shard, shape, 1);
+    scale.rows_id = x.rows_id = -1;
+    must(assay_trace_write_tensor(w, &scale, eight));
+    x.has_scale = true;
+    x.scale_id = scale.id;
+    must(assay_trace_write_tensor(w, &x, eight));
+    close_writer(w);
+    assay_trace *t = open_trace(dir);
+    parity_report *r = new_report();
+    cr_expect_eq(parity_check_assemble(t, r), ASSAY_UNSUPPORTED);
+    cr_expect(strstr(assay_error_message(), "x.y: record 1 on rank 0 is scaled by record 0"), "%s",
+              assay_error_message());
+    parity_report_destroy(r);
+    assay_trace_close(t);
+    remove_path(dir);
+}

@@ -174,6 +174,18 @@ Test(ref_parallel, chunks_of_a_tied_golden)
     check_law(&c, layouts, COUNT(layouts));
 }
 
+/* A distributed optimizer that gives whole matrices to one rank: the same numbers, other owners. */
+Test(ref_parallel, whole_matrices_on_one_rank)
+{
+    static const char *const layouts[] = {"dp2,zero1", "tp2,dp2,zero1", "dp4,ep2,zero1", "dp3,zero1"};
+    model_case c;
+    open_drawn(&c, everything, 2, 12, 1, 7);
+    for (int64_t i = 0; i < c.spec->n_params; i++)
+        if (c.spec->params[i].ndim >= 2)
+            c.spec->params[i].ownership = ASSAY_OWN_MATRIX;
+    check_law(&c, layouts, COUNT(layouts));
+}
+
 /* Every microbatch goes through every chunk once in each direction, forward before backward, backwards of a chunk
  * in microbatch order. */
 static void expect_complete(const ref_action *list, int chunks, int64_t microbatches)

@@ -26,6 +26,46 @@ static void open_moe(model_case *c, const char *score, const char *pre, const ch
     c->options.moe_z_loss_coeff = 0.01;
 }
 
+/* --- weights without a gradient ------------------------------------------------------------------------------ */
+
+/* Freezing weights changes no other gradient by a bit; they have none, do not count in the norm and stay. */
+Test(ref_train, frozen_weights_have_no_gradient)
+{
+    model_case c;
+    ref_run_result all, some;
+    double sum = 0.0;
+    open_moe(&c, "softmax", "true", "true", 2, 2);
+    c.options.clip_grad = 0.0;
+    require_ok(ref_run(&c.run, c.weights, &all), "all");
+    for (int64_t i = 0; i < c.spec->n_params; i++)
+        c.spec->params[i].frozen = i % 2 == 0;
+    require_ok(ref_run(&c.run, c.weights, &some), "frozen");
+    for (int64_t i = 0; i < c.spec->n_params; i++) {
+        const assay_param_spec *p = &c.spec->params[i];
+        const ref_named_tensor *g = ref_result_find(&all, "grad", p->name, 0);
+        const ref_named_tensor *mine = ref_result_find(&some, "grad", p->name, 0);
+        const ref_named_tensor *w = ref_result_find(&some, "weight", p->name, 1);
+        if (!p->trained)
+            continue;
+        cr_assert(g && w, "%s", p->name);
+        cr_assert_eq(mine != NULL, !p->frozen, "%s", p->name);
+        cr_assert_eq(ref_result_find(&some, "exp_avg", p->name, 1) != NULL, !p->frozen, "%s", p->name);
+        for (int64_t k = 0; k < named_count(g); k++) {
+            if (p->frozen) {
+                cr_assert_eq(w->data[k], c.weights[i][k], "%s moved", p->name);
+                continue;
+            }
+            cr_assert_eq(mine->data[k], g->data[k], "%s element %ld", p->name, (long)k);
+            sum += g->data[k] * g->data[k];
+        }
+    }
+    cr_expect(fabs(some.grad_norm[0] / sqrt(sum) - 1.0) < 1e-14);
+    cr_expect(some.grad_norm[0] < all.grad_norm[0]);
+    ref_run_result_free(&all);
+    ref_run_result_free(&some);
+    close_case(&c);
+}
+
 /* --- gradient = derivative of the objective ----------------------------------------------------------------- */
 
 static double objective(model_case *c)

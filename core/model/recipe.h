@@ -1,0 +1,60 @@
+/* Precision recipes: in which type every class of operation reads, computes and stores.  One row for each word of
+ * --precision; the columns "act" and "par" of docs/OPS.md are `act` and `weight` here.  A recipe with scales (FP8)
+ * says so per class; its scales travel in the trace as records of their own (docs/TRACE.md, member `scale`). */
+#ifndef ASSAY_CORE_RECIPE_H
+#define ASSAY_CORE_RECIPE_H
+
+#include "core/base/dtype.h"
+
+ASSAY_BEGIN_DECLS
+
+typedef enum {
+    ASSAY_PRECISION_FP64,
+    ASSAY_PRECISION_FP32,
+    ASSAY_PRECISION_BF16,
+    ASSAY_PRECISION_COUNT
+} assay_precision;
+
+/* Classes of operations that a recipe may treat differently. */
+typedef enum {
+    ASSAY_OPS_LINEAR,      /* matrix products with weights, dense and grouped */
+    ASSAY_OPS_ATTENTION,   /* core attention */
+    ASSAY_OPS_ELEMENTWISE, /* norms, rope, activations, residuals, embedding, rows of experts */
+    ASSAY_OPS_ROUTER,      /* logits, scores, combine weights, auxiliary losses */
+    ASSAY_OPS_LOSS,        /* output logits, cross entropy */
+    ASSAY_OPS_OPTIMIZER,   /* main gradients, masters, states */
+    ASSAY_OPS_COUNT
+} assay_op_class;
+
+/* What one scale of a stored tensor covers; a stored element times its scale is the value. */
+typedef enum {
+    ASSAY_SCALING_NONE,
+    ASSAY_SCALING_TENSOR, /* one scale for each tensor */
+    ASSAY_SCALING_BLOCK   /* one for each block; the scale tensor's shape says which */
+} assay_scaling;
+
+typedef struct assay_op_recipe {
+    assay_dtype act;    /* activations that it stores */
+    assay_dtype weight; /* parameters as it reads them */
+    assay_dtype grad;   /* gradients of activations that it stores */
+    assay_dtype accumulate;
+    int operand_precision; /* significand bits of an operand inside a product, 0: all (tf32: 11) */
+    assay_scaling scaling;
+} assay_op_recipe;
+
+typedef struct assay_recipe {
+    assay_precision precision;
+    const char *name; /* word of --precision */
+    assay_op_recipe op[ASSAY_OPS_COUNT];
+} assay_recipe;
+
+/* The row of a precision; lives as long as the program. */
+const assay_recipe *assay_recipe_of(assay_precision precision);
+/* "bf16"; "?" outside the enum. */
+const char *assay_precision_name(assay_precision p);
+/* "linear", "attention", ... */
+const char *assay_op_class_name(assay_op_class class);
+
+ASSAY_END_DECLS
+
+#endif
