@@ -14,11 +14,11 @@
 typedef enum { PARITY_PASS, PARITY_FAIL, PARITY_SKIP } parity_verdict;
 
 #define PARITY_CHECK_MAP(X)                                                                                  \
-    X(PLAN, "plan")   /* every rank did what configuration, layout, options and batch demand */              \
-    X(EXACT, "exact") /* lattice inputs, bitwise */                                                          \
-    X(LOCAL, "local") /* every operation within its bound of the truth */                                    \
-    X(FLOW, "flow")   /* every operation read what its producer wrote */                                     \
-    X(WHOLE, "whole") /* sharded run against the unsharded double-precision run */                           \
+    X(PLAN, "plan")             /* every rank did what configuration, layout, options and batch demand */    \
+    X(EXACT, "exact")           /* lattice inputs, bitwise */                                                \
+    X(LOCAL, "local")           /* every operation within its bound of the truth */                          \
+    X(FLOW, "flow")             /* every operation read what its producer wrote */                           \
+    X(WHOLE, "whole")           /* sharded run against the unsharded double-precision run */                 \
     X(ROUTING, "routing")       /* discrete decisions admissible */                                          \
     X(BITWISE, "bitwise")       /* repeat, restart: equality of bits */                                      \
     X(CHECKPOINT, "checkpoint") /* save in layout A, load in layout B */                                     \

@@ -183,7 +183,7 @@ static assay_status read_header(assay_tensorfile *f, assay_mapping *m, json_t *h
     qsort(entries, (size_t)n, sizeof *entries, compare_entries);
     ASSAY_TRY_GOTO(check_layout(entries, n, m->file.bytes - 8 - header_bytes), st, done);
     ASSAY_TRY_GOTO(append_infos(f, entries, n, (const uint8_t *)m->file.base + 8 + header_bytes), st, done);
-    if (metadata && json_is_object(metadata))
+    if (json_is_object(metadata))
         m->metadata = json_incref(metadata);
 done:
     for (int64_t i = 0; i < n; i++)

@@ -195,7 +195,7 @@ static assay_status set_row(assay_train_options *o, const assay_option_row *row,
         ASSAY_CHECK(strlen(text) < row->size, ASSAY_LIMIT, "%s: %zu bytes, at most %zu fit", name,
                     strlen(text), row->size - 1);
         memset(at, 0, row->size);
-        memcpy(at, text, strlen(text));
+        memcpy(at, text, strlen(text) + 1);
         break;
     case ASSAY_OPT_INT:
         ASSAY_TRY(parse_int(text, name, &whole));

@@ -118,7 +118,8 @@ static void add_option(parser *p, const char *name, int key, const char *argumen
     char *spelling = p->names[p->n_names++];
     snprintf(spelling, MAX_NAME, "%s", name);
     for (char *c = spelling; *c != '\0'; c++)
-        *c = *c == '_' ? '-' : *c;
+        if (*c == '_')
+            *c = '-';
     p->options[p->n_options++] = (struct argp_option){
         .name = spelling, .key = key, .arg = argument, .flags = flags, .doc = help, .group = group};
     if (strchr(name, '_') != NULL)

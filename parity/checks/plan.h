@@ -155,7 +155,7 @@ int64_t plan_piece(int64_t n, int parts, int index, int64_t *start);
 
 /* --- parts: plan_regions.c ---------------------------------------------------------------------------------- */
 plan_tensor plan_linear(plan *p, const char *at, plan_tensor x, const char *weight, const char *bias,
-                        assay_dtype y);
+                        assay_dtype dtype);
 void plan_linear_backward(plan *p, const char *at, plan_tensor dy, plan_tensor x, const char *weight,
                           const char *bias, plan_tensor dx);
 typedef struct plan_norm {

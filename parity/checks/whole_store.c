@@ -108,12 +108,14 @@ static assay_status load_tensor(const assay_tensor_info *from, const char *path,
 {
     char kind[16];
     int at = 0;
-    const int n = sscanf(from->name + PREFIX, "|%15[a-z_]|%" SCNd64 "|%n", kind, &to->step, &at);
-    ASSAY_CHECK(n == 2 && at > 0 && from->dtype == ASSAY_F64 && from->ndim <= ASSAY_MAX_DIMS &&
-                    strlen(from->name + PREFIX + at) < sizeof to->name,
+    char *bar = NULL;
+    const bool has_kind = sscanf(from->name + PREFIX, "|%15[a-z_]|%n", kind, &at) == 1 && at > 0;
+    to->step = has_kind ? strtoll(from->name + PREFIX + at, &bar, 10) : -1;
+    ASSAY_CHECK(has_kind && to->step >= 0 && *bar == '|' && from->dtype == ASSAY_F64 &&
+                    from->ndim <= ASSAY_MAX_DIMS && strlen(bar + 1) < sizeof to->name,
                 ASSAY_FORMAT, "%s: unexpected tensor %s", path, from->name);
     memcpy(to->kind, kind, sizeof to->kind);
-    snprintf(to->name, sizeof to->name, "%s", from->name + PREFIX + at);
+    snprintf(to->name, sizeof to->name, "%s", bar + 1);
     to->ndim = from->ndim;
     memcpy(to->shape, from->shape, sizeof to->shape);
     return copy_values(from, &to->data);

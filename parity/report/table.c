@@ -42,9 +42,10 @@ static void print_failure(const parity_result *x, FILE *out)
  * others. */
 static void print_failures(const parity_report *r, FILE *out)
 {
-    static const parity_check order[] = {PARITY_CHECK_PLAN,    PARITY_CHECK_LOCAL,      PARITY_CHECK_EXACT,
-                                         PARITY_CHECK_ROUTING, PARITY_CHECK_FLOW,       PARITY_CHECK_WHOLE,
-                                         PARITY_CHECK_BITWISE, PARITY_CHECK_CHECKPOINT, PARITY_CHECK_ASSEMBLE};
+    static const parity_check order[] = {
+        PARITY_CHECK_PLAN,    PARITY_CHECK_LOCAL,      PARITY_CHECK_EXACT,
+        PARITY_CHECK_ROUTING, PARITY_CHECK_FLOW,       PARITY_CHECK_WHOLE,
+        PARITY_CHECK_BITWISE, PARITY_CHECK_CHECKPOINT, PARITY_CHECK_ASSEMBLE};
     _Static_assert(sizeof order / sizeof *order == PARITY_CHECK_COUNT, "every check has a place");
     int64_t hidden = 0;
     for (int k = 0; k < PARITY_CHECK_COUNT; k++) {

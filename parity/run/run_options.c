@@ -1,6 +1,7 @@
 /* `assay run`: its own options, beside the training options of core/run/options.h. */
 #include "parity/run/run.h"
 #include <errno.h>
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,10 +44,13 @@ static assay_status copy_text(char *out, size_t capacity, const char *name, cons
 
 static assay_status parse_shard(parity_run_options *o, const char *text)
 {
-    char tail;
-    ASSAY_CHECK(sscanf(text, "%d/%d%c", &o->shard, &o->shards, &tail) == 2 && o->shard >= 1 &&
-                    o->shards >= o->shard,
-                ASSAY_INVALID_ARGUMENT, "--shard: expected I/N with 1 <= I <= N, found %s", text);
+    char *end = NULL;
+    const long i = strtol(text, &end, 10);
+    const long n = *end == '/' ? strtol(end + 1, &end, 10) : 0;
+    ASSAY_CHECK(*end == '\0' && i >= 1 && n >= i && n <= INT_MAX, ASSAY_INVALID_ARGUMENT,
+                "--shard: expected I/N with 1 <= I <= N, found %s", text);
+    o->shard = (int)i;
+    o->shards = (int)n;
     return ASSAY_OK;
 }
 

@@ -125,6 +125,6 @@ void ref_bound_expert_bias_update(ref_pair bias, const double *old, const int64_
 /* --- optimizer.c */
 void ref_bound_adamw(ref_pair param, ref_pair exp_avg, ref_pair exp_avg_sq, const double *param_in,
                      const double *exp_avg_in, const double *exp_avg_sq_in, const double *grad,
-                     const ref_adamw_desc *desc, int64_t n, const ref_declared *d);
+                     const ref_adamw_desc *desc, int64_t count, const ref_declared *d);
 
 #endif

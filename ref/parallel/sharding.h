@@ -21,9 +21,9 @@ double ref_gradient_norm(const ref_engine *e);
 void ref_update_params(ref_engine *e, int64_t step, double lr, double grad_scale);
 /* Router expert biases, once per step, from the counts summed over all ranks of a stage. */
 void ref_update_expert_bias(ref_engine *e, int64_t step);
-/* whole [count] of the global shape = the pieces of all ranks; REF_STATE_MAIN of a buffer or a frozen weight is
- * the weight.  ASSAY_INTERNAL:
- * replicas that differ in a bit, an element that nobody holds. */
-assay_status ref_assemble(const ref_engine *e, int64_t param, int kind, double *whole);
+/* Parameter i of the table: whole [count] of the global shape = the pieces of all ranks; REF_STATE_MAIN of a
+ * buffer or a frozen weight is the weight.  ASSAY_INTERNAL: replicas that differ in a bit, an element that nobody
+ * holds. */
+assay_status ref_assemble(const ref_engine *e, int64_t i, int kind, double *whole);
 
 #endif
