@@ -1,5 +1,6 @@
 /* gpu_execute: buffers between guards, poison, and the checks after the run.  The table of operations is in
  * execute_ops.c. */
+#include "core/model/ops.h"
 #include "gpu/execute_job.h"
 #include <inttypes.h>
 #include <stdio.h>
@@ -291,8 +292,21 @@ static void job_destroy(gpu_job *j, bool keep_outputs)
         free(j->outputs[i].data);
 }
 
+/* What the table of operations does not allow is refused before anything is copied to the device. */
+static assay_status check_request(gpu_job *j)
+{
+    assay_op_operand in[ASSAY_MAX_SLOTS];
+    const assay_op *row = assay_op_find(j->op);
+    ASSAY_CHECK(row, ASSAY_INTERNAL, "%s: not in the table of operations", j->op);
+    for (int i = 0; i < j->n_inputs; ++i)
+        in[i] =
+            (assay_op_operand){j->inputs[i].slot, j->inputs[i].dtype, j->inputs[i].ndim, j->inputs[i].shape};
+    return assay_op_check(row, j->attrs, j->act, j->act, in, j->n_inputs, NULL, -1, NULL);
+}
+
 static assay_status job_run(gpu_job *j)
 {
+    ASSAY_TRY(check_request(j));
     ASSAY_TRY(gpu_job_run(j));
     for (int i = 0; i < j->n_inputs; ++i)
         ASSAY_CHECK(j->used[i], ASSAY_INVALID_ARGUMENT, "%s: the operation has no slot %s", j->op,

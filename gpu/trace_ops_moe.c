@@ -57,12 +57,25 @@ static json_t *router_attrs(const gpu_run *run, const gpu_router_desc *d)
                      (json_int_t)d->group_topk);
 }
 
-static json_t *aux_attrs(const gpu_run *run, const gpu_router_aux_desc *d)
+static const char *score_word(const gpu_router_desc *d)
 {
-    return GPU_ATTRS(run, "{s:f, s:f, s:f, s:I, s:I, s:s}", "aux_coeff", d->aux_coeff, "z_coeff", d->z_coeff,
-                     "loss_scale", d->loss_scale, "tokens", (json_int_t)d->group_tokens, "topk",
-                     (json_int_t)d->router.topk, "score_function",
-                     d->router.score_function == ASSAY_SCORE_SIGMOID ? "sigmoid" : "softmax");
+    return d->score_function == ASSAY_SCORE_SIGMOID ? "sigmoid" : "softmax";
+}
+
+static json_t *aux_loss_attrs(const gpu_run *run, const gpu_router_aux_desc *d)
+{
+    return GPU_ATTRS(run, "{s:f, s:f, s:I, s:I}", "aux_coeff", d->aux_coeff, "z_coeff", d->z_coeff, "tokens",
+                     (json_int_t)d->group_tokens, "topk", (json_int_t)d->router.topk);
+}
+
+static json_t *aux_bwd_attrs(const gpu_run *run, const gpu_router_aux_desc *d)
+{
+    json_t *attrs = aux_loss_attrs(run, d);
+    if (attrs) {
+        json_object_set_new(attrs, "loss_scale", json_real(d->loss_scale));
+        json_object_set_new(attrs, "score_function", json_string(score_word(&d->router)));
+    }
+    return attrs;
 }
 
 /* Planted fault: one expert of row 0 becomes the lowest number that was not chosen; the row stays ascending.
@@ -139,7 +152,9 @@ assay_status gpu_run_router_aux_fwd(gpu_run *run, const char *at, gpu_value *aux
     ASSAY_TRY(gpu_trace_begin(run, &r, "router_aux_fwd", at, in, 1));
     ASSAY_TRY(gpu_router_aux_fwd(&run->ctx, aux_scores->t, aux_indices->t, counts->t, score_sums->t, z_sum->t,
                                  logits->t, d, run->ctx.stream));
-    return gpu_trace_end(run, &r, out, 5, router_attrs(run, d));
+    return gpu_trace_end(
+        run, &r, out, 5,
+        GPU_ATTRS(run, "{s:I, s:s}", "topk", (json_int_t)d->topk, "score_function", score_word(d)));
 }
 
 assay_status gpu_run_router_aux_loss(gpu_run *run, const char *at, gpu_value *losses, gpu_value *score_sums,
@@ -153,7 +168,7 @@ assay_status gpu_run_router_aux_loss(gpu_run *run, const char *at, gpu_value *lo
     ASSAY_TRY(gpu_trace_begin(run, &r, "router_aux_loss", at, in, 3));
     ASSAY_TRY(
         gpu_router_aux_loss(&run->ctx, losses->t, score_sums->t, counts->t, z_sum->t, d, run->ctx.stream));
-    return gpu_trace_end(run, &r, out, 1, aux_attrs(run, d));
+    return gpu_trace_end(run, &r, out, 1, aux_loss_attrs(run, d));
 }
 
 assay_status gpu_run_router_aux_bwd(gpu_run *run, const char *at, gpu_value *dlogits, gpu_value *dlogits_in,
@@ -166,7 +181,7 @@ assay_status gpu_run_router_aux_bwd(gpu_run *run, const char *at, gpu_value *dlo
     gpu_record r;
     ASSAY_TRY(gpu_trace_begin(run, &r, "router_aux_bwd", at, in, 3));
     ASSAY_TRY(gpu_router_aux_bwd(&run->ctx, dlogits->t, logits->t, counts->t, d, run->ctx.stream));
-    return gpu_trace_end(run, &r, out, 1, aux_attrs(run, d));
+    return gpu_trace_end(run, &r, out, 1, aux_bwd_attrs(run, d));
 }
 
 assay_status gpu_run_expert_bias_update(gpu_run *run, const char *at, gpu_value *bias, gpu_value *bias_in,

@@ -202,16 +202,22 @@ static void add_embedding(request *q, int64_t t, int64_t v, int64_t h, int64_t s
     finish(q);
 }
 
+static void split_attrs(request *q, int64_t heads, int64_t groups, int64_t d)
+{
+    attr_int(q, "heads", heads);
+    attr_int(q, "groups", groups);
+    attr_int(q, "head_dim", d);
+}
+
 static void add_qkv(request *q, int64_t t, int64_t heads, int64_t groups, int64_t d)
 {
     const char *const slots[3] = {"dq", "dk", "dv"};
     begin(q, "qkv_split_fwd");
     input_2d(q, "qkv", q->act, t, (heads + 2 * groups) * d, unique);
-    attr_int(q, "heads", heads);
-    attr_int(q, "groups", groups);
-    attr_int(q, "head_dim", d);
+    split_attrs(q, heads, groups, d);
     finish(q);
     begin(q, "qkv_split_bwd");
+    split_attrs(q, heads, groups, d);
     for (int i = 0; i < 3; i++)
         input_real(q, slots[i], q->act, 3, (int64_t[]){t, i == 0 ? heads : groups, d}, unique);
     finish(q);

@@ -3,6 +3,7 @@
  * the first operation that fails is the culprit.
  *
  * Operations with the same name, attributes, arithmetic, inputs and outputs (replicas) are computed once. */
+#include "core/model/ops.h"
 #include "parity/judge/judge.h"
 
 #include <math.h>
@@ -341,6 +342,40 @@ static assay_status judge_operation(local *l, const assay_trace_op *op, text *ke
     return merge_run(l, op, first);
 }
 
+static int operands(const local *l, const assay_trace_op *op, bool inputs, assay_op_operand *out)
+{
+    const int n = inputs ? op->n_inputs : op->n_outputs;
+    int kept = 0;
+    for (int i = 0; i < n; i++) {
+        const assay_trace_slot *s = inputs ? &op->inputs[i] : &op->outputs[i];
+        const assay_trace_tensor *t = assay_trace_tensor_by_id(l->trace, op->rank, s->tensor);
+        if (t) /* a slot that names no record is refused where it is read */
+            out[kept++] = (assay_op_operand){s->slot, t->dtype, t->shard.ndim, t->shard.local_shape};
+    }
+    return kept;
+}
+
+/* What docs/OPS.md does not allow is refused before anything is computed from it. */
+static assay_status check_row(local *l, const assay_trace_op *op, bool *legal)
+{
+    assay_op_operand in[ASSAY_MAX_SLOTS], out[ASSAY_MAX_SLOTS];
+    const assay_op *row = assay_op_find(op->op);
+    parity_result r;
+    *legal = true;
+    if (!row)
+        return ASSAY_OK;
+    const int n_in = operands(l, op, true, in), n_out = operands(l, op, false, out);
+    const assay_status st =
+        assay_op_check(row, op->attrs, ASSAY_DTYPE_COUNT, ASSAY_DTYPE_COUNT, in, n_in, out, n_out, NULL);
+    if (st == ASSAY_OK || st != ASSAY_INVALID_ARGUMENT)
+        return st;
+    *legal = false;
+    start_result(l, op, "", &r);
+    parity_result_fail(&r, "%.480s", assay_error_message());
+    assay_error_clear();
+    return parity_table_merge(l->table, &r);
+}
+
 static assay_status judge_unknown(local *l, const assay_trace_op *op)
 {
     parity_result r;
@@ -356,8 +391,12 @@ static assay_status judge_all(local *l)
     for (int rank = 0; rank < assay_trace_world(l->trace); rank++) {
         for (int64_t i = 0; i < assay_trace_n_ops(l->trace, rank); i++) {
             const assay_trace_op *op = assay_trace_op_at(l->trace, rank, i);
+            bool legal;
+            ASSAY_TRY_GOTO(check_row(l, op, &legal), st, done);
             if (parity_is_collective(op->op))
                 st = parity_calls_judge(l->calls, op, &l->base, &l->scales, l->table);
+            else if (!legal)
+                continue;
             else if (ref_replay_knows(op->op))
                 st = judge_operation(l, op, &key);
             else

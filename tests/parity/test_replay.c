@@ -117,6 +117,8 @@ Test(parity_replay, unknown_operations_are_skips_and_bad_slots_failures)
     cr_assert_eq(parity_report_count(r), 2);
     cr_assert_eq(parity_report_at(r, 0)->verdict, PARITY_SKIP);
     cr_assert_eq(parity_report_at(r, 1)->verdict, PARITY_FAIL);
+    cr_assert(strstr(parity_report_at(r, 1)->message, "add: slot b: expected a tensor, found none"), "%s",
+              parity_report_at(r, 1)->message);
     parity_report_destroy(r);
     assay_trace_close(t);
     remove_path(dir);
@@ -152,7 +154,11 @@ static parity_report *collective(const call *c)
         o.n_group_ranks = 2;
         o.group_ranks = ranks;
         o.arith.order = ASSAY_ORDER_SEQUENTIAL;
-        o.attrs = json_pack("{s:s, s:s, s:i}", "reduction", "sum", "dtype", "F32", "peer", 1 - rank);
+        o.attrs = json_pack("{s:s}", "dtype", "F32");
+        if (strstr(o.op, "reduce"))
+            json_object_set_new(o.attrs, "reduction", json_string("sum"));
+        if (strcmp(o.op, "pair") == 0)
+            json_object_set_new(o.attrs, "peer", json_integer(1 - rank));
         if (c->counts[rank]) {
             json_t *list = json_loads(c->counts[rank], 0, NULL);
             json_object_set_new(o.attrs, "counts", list);

@@ -1,0 +1,439 @@
+/* The table of operations.  The order is that of docs/OPS.md. */
+#include "core/model/ops.h"
+
+#include <stdio.h>
+#include <string.h>
+
+#define IN(slot, class_, text)                                                                               \
+    .name = slot, .role = ASSAY_SLOT_IN, .dtype = ASSAY_CLASS_##class_, .shape = text
+#define OUT(slot, class_, text)                                                                              \
+    .name = slot, .role = ASSAY_SLOT_OUT, .dtype = ASSAY_CLASS_##class_, .shape = text
+#define INOUT(slot, class_, text)                                                                            \
+    .name = slot, .role = ASSAY_SLOT_INOUT, .dtype = ASSAY_CLASS_##class_, .shape = text
+#define OPT .optional = true
+#define INT(key) .name = key, .type = ASSAY_ATTR_INT
+#define DOUBLE(key) .name = key, .type = ASSAY_ATTR_DOUBLE
+#define BOOL(key) .name = key, .type = ASSAY_ATTR_BOOL
+#define WORD(key) .name = key, .type = ASSAY_ATTR_WORD
+#define DTYPE(key) .name = key, .type = ASSAY_ATTR_DTYPE
+#define INTS(key) .name = key, .type = ASSAY_ATTR_INTS
+
+enum { SIZE_MAX_ATTR = 1 << 30 };
+#define RANGE(low, high) .min = (low), .max = (high)
+#define SIZE(low) RANGE(low, SIZE_MAX_ATTR)
+#define COUNT RANGE(0.0, 0x1p60)
+
+#define ROPE_ATTRS                                                                                           \
+    {WORD("rope_type"), .otherwise = "default", .words = "default|linear|llama3"},                           \
+        {INT("rotary_dim"), SIZE(0), .symbol = "R"}, {DOUBLE("rotary_base"), RANGE(0x1p-100, 0x1p100)},      \
+        {DOUBLE("factor"), .otherwise = "1"}, {DOUBLE("low_freq_factor"), .otherwise = "1"},                 \
+        {DOUBLE("high_freq_factor"), .otherwise = "1"},                                                      \
+        {INT("original_max_position_embeddings"), .otherwise = "0", COUNT},                                  \
+    {                                                                                                        \
+        INT("positions"), SIZE(0), .symbol = "P"                                                             \
+    }
+#define ATTENTION_ATTRS                                                                                      \
+    {INT("batch"), SIZE(0), .symbol = "B"}, {INT("seq_q"), SIZE(0), .symbol = "Sq"},                         \
+        {INT("seq_k"), SIZE(0), .symbol = "Sk"}, {INT("heads"), SIZE(1), .symbol = "A"},                     \
+        {INT("groups"), SIZE(1), .symbol = "G"}, {INT("head_dim"), SIZE(0), .symbol = "D"},                  \
+        {INT("head_dim_v"), .otherwise = "head_dim", SIZE(0), .symbol = "Dv"}, {DOUBLE("scale")},            \
+        {INT("window"), .otherwise = "0", COUNT},                                                            \
+    {                                                                                                        \
+        DTYPE("p_dtype"), .otherwise = "F32"                                                                 \
+    }
+#define SPLIT_ATTRS                                                                                          \
+    {INT("heads"), SIZE(1), .symbol = "A"}, {INT("groups"), SIZE(1), .symbol = "G"},                         \
+    {                                                                                                        \
+        INT("head_dim"), SIZE(0), .symbol = "D"                                                              \
+    }
+#define SCORE_ATTRS                                                                                          \
+    {INT("topk"), SIZE(1), .symbol = "K"},                                                                   \
+    {                                                                                                        \
+        WORD("score_function"), .otherwise = "softmax", .words = "softmax|sigmoid"                           \
+    }
+#define ROUTER_ATTRS                                                                                         \
+    SCORE_ATTRS, {BOOL("pre_softmax"), .otherwise = "false"},                                                \
+        {BOOL("norm_topk_prob"), .otherwise = "false"}, {DOUBLE("scaling_factor"), .otherwise = "1"},        \
+        {INT("num_groups"), .otherwise = "0", SIZE(0)},                                                      \
+    {                                                                                                        \
+        INT("group_topk"), .otherwise = "0", SIZE(0)                                                         \
+    }
+#define VOCABULARY                                                                                           \
+    {                                                                                                        \
+        INT("vocab_start"), .otherwise = "0", COUNT                                                          \
+    }
+#define WIRE                                                                                                 \
+    {                                                                                                        \
+        DTYPE("dtype"), .otherwise = "send"                                                                  \
+    }
+#define REDUCTION                                                                                            \
+    {                                                                                                        \
+        WORD("reduction"), .otherwise = "sum", .words = "sum|max"                                            \
+    }
+
+static const assay_op table[] = {
+    /* --- 1. linear --- */
+    {"linear_fwd", "linear", .sums = "y: K",
+     .slots = {{IN("x", ACT, "T,K")},
+               {IN("weight", PAR, "N,K")},
+               {IN("bias", PAR, "N"), OPT},
+               {OUT("y", ATTR, "T,N"), .like = "dtype"}},
+     .attrs = {{DTYPE("dtype"), .otherwise = "act"}}},
+    {"linear_bwd_input", "linear", .sums = "dx: N",
+     .slots = {{IN("dy", ACT, "T,N")}, {IN("weight", PAR, "N,K")}, {OUT("dx", ACT, "T,K")}}},
+    {"linear_bwd_weight", "linear", .sums = "dweight: T",
+     .slots = {{IN("dy", ACT, "T,N")}, {IN("x", ACT, "T,K")}, {INOUT("dweight", F32, "N,K")}}},
+    {"linear_bwd_bias", "linear", .sums = "dbias: T",
+     .slots = {{IN("dy", ACT, "T,N")}, {INOUT("dbias", F32, "N")}}},
+    /* --- 2. grouped linear --- */
+    {"grouped_linear_fwd", "linear", .sums = "y: K",
+     .slots = {{IN("x", ACT, "R,K")},
+               {IN("weight", PAR, "El,N,K")},
+               {IN("tokens_per_expert", I64, "El")},
+               {OUT("y", ACT, "R,N")}}},
+    {"grouped_linear_bwd_input", "linear", .sums = "dx: N",
+     .slots = {{IN("dy", ACT, "R,N")},
+               {IN("weight", PAR, "El,N,K")},
+               {IN("tokens_per_expert", I64, "El")},
+               {OUT("dx", ACT, "R,K")}}},
+    {"grouped_linear_bwd_weight", "linear", .sums = "dweight: R",
+     .slots = {{IN("dy", ACT, "R,N")},
+               {IN("x", ACT, "R,K")},
+               {IN("tokens_per_expert", I64, "El")},
+               {INOUT("dweight", F32, "El,N,K")}}},
+    /* --- 3. rmsnorm --- */
+    {"rmsnorm_fwd", "rmsnorm", .sums = "y: H; rstd: H",
+     .slots =
+         {{IN("x", ACT, "T,H")}, {IN("gamma", PAR, "H")}, {OUT("y", ACT, "T,H")}, {OUT("rstd", F32, "T")}},
+     .attrs = {{DOUBLE("eps"), RANGE(0.0, 0x1p100)}}},
+    {"rmsnorm_bwd", "rmsnorm", .sums = "dx: H; dgamma: T",
+     .slots = {{IN("dy", ACT, "T,H")},
+               {IN("x", ACT, "T,H")},
+               {IN("gamma", PAR, "H")},
+               {IN("rstd", F32, "T")},
+               {OUT("dx", ACT, "T,H")},
+               {INOUT("dgamma", F32, "H")}},
+     .attrs = {{DOUBLE("eps"), .otherwise = "0", RANGE(0.0, 0x1p100)}}},
+    /* --- 4. rope --- */
+    {"rope_table", "elementwise", .sums = "",
+     .slots = {{OUT("cos", F32, "P,R/2")}, {OUT("sin", F32, "P,R/2")}}, .attrs = {ROPE_ATTRS}},
+    {"rope_fwd", "elementwise", .sums = "",
+     .slots = {{IN("x", ACT, "T,A,D")},
+               {IN("cos", F32, "P,h")},
+               {IN("sin", F32, "P,h")},
+               {IN("position", I64, "T"), .below = "P"},
+               {OUT("y", ACT, "T,A,D")}}},
+    {"rope_bwd", "elementwise", .sums = "",
+     .slots = {{IN("dy", ACT, "T,A,D")},
+               {IN("cos", F32, "P,h")},
+               {IN("sin", F32, "P,h")},
+               {IN("position", I64, "T"), .below = "P"},
+               {OUT("dx", ACT, "T,A,D")}}},
+    /* --- 5. attention --- */
+    {"attention_fwd", "attention", .sums = "o: D,Tk; lse: D,Tk", .where = "Tq=B*Sq;Tk=B*Sk",
+     .slots = {{IN("q", ACT, "Tq,A,D")},
+               {IN("k", ACT, "Tk,G,D")},
+               {IN("v", ACT, "Tk,G,Dv")},
+               {IN("q_position", I64, "Tq")},
+               {IN("k_position", I64, "Tk")},
+               {IN("first_key", I64, "Tq"), OPT},
+               {OUT("o", ACT, "Tq,A,Dv")},
+               {OUT("lse", F32, "Tq,A")}},
+     .attrs = {ATTENTION_ATTRS}},
+    {"attention_bwd", "attention", .sums = "dq: D,Tk; dk: D,Tq; dv: D,Tq", .where = "Tq=B*Sq;Tk=B*Sk",
+     .slots = {{IN("do", ACT, "Tq,A,Dv")},
+               {IN("q", ACT, "Tq,A,D")},
+               {IN("k", ACT, "Tk,G,D")},
+               {IN("v", ACT, "Tk,G,Dv")},
+               {IN("o", ACT, "Tq,A,Dv")},
+               {IN("lse", F32, "Tq,A")},
+               {IN("q_position", I64, "Tq")},
+               {IN("k_position", I64, "Tk")},
+               {IN("first_key", I64, "Tq"), OPT},
+               {OUT("dq", ACT, "Tq,A,D")},
+               {OUT("dk", ACT, "Tk,G,D")},
+               {OUT("dv", ACT, "Tk,G,Dv")}},
+     .attrs = {ATTENTION_ATTRS}},
+    {"qkv_split_fwd", "attention", .sums = "",
+     .slots = {{IN("qkv", ACT, "T,(A+2*G)*D")},
+               {OUT("q", ACT, "T,A,D")},
+               {OUT("k", ACT, "T,G,D")},
+               {OUT("v", ACT, "T,G,D")}},
+     .attrs = {SPLIT_ATTRS}},
+    {"qkv_split_bwd", "attention", .sums = "",
+     .slots = {{IN("dq", ACT, "T,A,D")},
+               {IN("dk", ACT, "T,G,D")},
+               {IN("dv", ACT, "T,G,D")},
+               {OUT("dqkv", ACT, "T,(A+2*G)*D")}},
+     .attrs = {SPLIT_ATTRS}},
+    /* --- 6. element-wise --- */
+    {"add", "elementwise", .sums = "",
+     .slots = {{IN("a", ACT, "n")}, {IN("b", ACT, "n")}, {OUT("y", ACT, "n")}}},
+    {"swiglu_fwd", "elementwise", .sums = "",
+     .slots = {{IN("x", ACT, "T,2*F")}, {IN("probs", F32, "T"), OPT}, {OUT("y", ACT, "T,F")}}},
+    {"swiglu_bwd", "elementwise", .sums = "dprobs: F",
+     .slots = {{IN("dy", ACT, "T,F")},
+               {IN("x", ACT, "T,2*F")},
+               {IN("probs", F32, "T"), OPT},
+               {OUT("dx", ACT, "T,2*F")},
+               {OUT("dprobs", F32, "T"), OPT, .like = "probs"}}},
+    {"sigmoid_gate_fwd", "elementwise", .sums = "",
+     .slots = {{IN("x", ACT, "T,H")}, {IN("gate", ACT, "T")}, {OUT("y", ACT, "T,H")}}},
+    {"sigmoid_gate_bwd", "elementwise", .sums = "dgate: H",
+     .slots = {{IN("dy", ACT, "T,H")},
+               {IN("x", ACT, "T,H")},
+               {IN("gate", ACT, "T")},
+               {OUT("dx", ACT, "T,H")},
+               {OUT("dgate", ACT, "T")}}},
+    {"cast", "elementwise", .sums = "",
+     .slots = {{IN("x", FLOAT, "n")}, {OUT("y", ATTR, "n"), .like = "dtype"}}, .attrs = {{DTYPE("dtype")}}},
+    {"slice_rows", "elementwise", .sums = "",
+     .slots = {{IN("x", ANY, "S,n")}, {OUT("y", SAME, "L,n"), .like = "x", .alias = "x"}},
+     .attrs = {{INT("start"), COUNT}, {INT("length"), COUNT, .symbol = "L"}}},
+    {"embedding_fwd", "elementwise", .sums = "",
+     .slots = {{IN("ids", I64, "T")}, {IN("weight", PAR, "V,H")}, {OUT("y", ACT, "T,H")}},
+     .attrs = {VOCABULARY}},
+    {"embedding_bwd", "elementwise", .sums = "dweight: T",
+     .slots = {{IN("dy", ACT, "T,H")}, {IN("ids", I64, "T")}, {INOUT("dweight", F32, "V,H")}},
+     .attrs = {VOCABULARY}},
+    {"sum", "elementwise", .sums = "y: n", .slots = {{IN("x", F32, "n")}, {OUT("y", F64, "1")}}},
+    /* --- 7. mixture of experts --- */
+    {"router_fwd", "router", .sums = "probs: E; scores: E",
+     .slots = {{IN("logits", F32, "T,E")},
+               {IN("expert_bias", F32, "E"), OPT},
+               {OUT("indices", I64, "T,K"), .below = "E"},
+               {OUT("probs", F32, "T,K")},
+               {OUT("scores", F32, "T,E")}},
+     .attrs = {ROUTER_ATTRS}},
+    {"router_bwd", "router", .sums = "dlogits: E",
+     .slots = {{IN("dprobs", F32, "T,K")},
+               {IN("indices", I64, "T,K"), .below = "E"},
+               {IN("scores", F32, "T,E")},
+               {IN("logits", F32, "T,E")},
+               {OUT("dlogits", F32, "T,E")}},
+     .attrs = {ROUTER_ATTRS}},
+    {"router_aux_fwd", "router", .sums = "aux_scores: E; score_sums: T; z_sum: T",
+     .slots = {{IN("logits", F32, "T,E")},
+               {OUT("aux_scores", F32, "T,E")},
+               {OUT("aux_indices", I64, "T,K"), .below = "E"},
+               {OUT("tokens_per_expert", I64, "E")},
+               {OUT("score_sums", F32, "E")},
+               {OUT("z_sum", F32, "1")}},
+     .attrs = {SCORE_ATTRS}},
+    {"router_aux_loss", "router", .sums = "losses: E",
+     .slots = {{IN("score_sums", F32, "E")},
+               {IN("tokens_per_expert", I64, "E")},
+               {IN("z_sum", F32, "1")},
+               {OUT("losses", F32, "2")}},
+     .attrs = {{DOUBLE("aux_coeff")}, {DOUBLE("z_coeff")}, {INT("topk"), SIZE(1)}, {INT("tokens"), COUNT}}},
+    {"router_aux_bwd", "router", .sums = "dlogits: E",
+     .slots = {{IN("logits", F32, "T,E")},
+               {IN("tokens_per_expert", I64, "E")},
+               {INOUT("dlogits", F32, "T,E")}},
+     .attrs = {{DOUBLE("aux_coeff")},
+               {DOUBLE("z_coeff")},
+               {INT("topk"), SIZE(1)},
+               {WORD("score_function"), .otherwise = "softmax", .words = "softmax|sigmoid"},
+               {INT("tokens"), COUNT},
+               {DOUBLE("loss_scale"), .otherwise = "1"}}},
+    {"permute_plan", "router", .sums = "",
+     .slots = {{IN("indices", I64, "T,K"), .below = "E"},
+               {OUT("row_token", I64, "T*K"), .below = "T"},
+               {OUT("row_slot", I64, "T*K"), .below = "K"},
+               {OUT("tokens_per_expert", I64, "E")},
+               {OUT("token_row", I64, "T,K")}},
+     .attrs = {{INT("experts"), SIZE(1), .symbol = "E"}}},
+    {"gather_rows", "router", .sums = "",
+     .slots = {{IN("x", ANY, "m[,H]")},
+               {IN("index", I64, "n"), .below = "m", .or_minus_one = true},
+               {OUT("y", SAME, "n[,H]"), .like = "x"}}},
+    {"combine_rows", "router", .sums = "y: K",
+     .slots = {{IN("x", ACT, "R,H")},
+               {IN("token_row", I64, "T,K"), .below = "R", .or_minus_one = true},
+               {OUT("y", ACT, "T,H")}}},
+    {"expert_bias_update", "router", .sums = "",
+     .slots = {{IN("tokens_per_expert", I64, "E")}, {INOUT("bias", F32, "E")}}, .attrs = {{DOUBLE("rate")}}},
+    /* --- 8. loss, optimizer, collectives --- */
+    {"cross_entropy_stats", "cross_entropy", .sums = "stats: V",
+     .slots = {{IN("logits", F32, "T,V")}, {IN("targets", I64, "T")}, {OUT("stats", F32, "3,T")}},
+     .attrs = {VOCABULARY}},
+    {"cross_entropy_loss", "cross_entropy", .sums = "lse: tp; loss: tp",
+     .slots = {{IN("stats", F32, "[tp,]3,T")},
+               {IN("targets", I64, "T")},
+               {OUT("lse", F32, "T")},
+               {OUT("loss", F32, "T")}}},
+    {"cross_entropy_bwd", "cross_entropy", .sums = "",
+     .slots = {{IN("logits", F32, "T,V")},
+               {IN("lse", F32, "T")},
+               {IN("targets", I64, "T")},
+               {OUT("dlogits", ACT, "T,V")}},
+     .attrs = {VOCABULARY, {DOUBLE("scale")}}},
+    {"sumsq", "elementwise", .sums = "y: n", .slots = {{IN("x", F32, "n")}, {OUT("y", F64, "1")}}},
+    {"adamw", "adamw", .sums = "",
+     .slots = {{IN("grad", F32, "n")},
+               {INOUT("main_param", F32, "n")},
+               {INOUT("exp_avg", F32, "n")},
+               {INOUT("exp_avg_sq", F32, "n")},
+               {OUT("param", PAR, "n"), OPT}},
+     .attrs = {{DOUBLE("lr")},
+               {DOUBLE("beta1"), RANGE(0.0, 1.0)},
+               {DOUBLE("beta2"), RANGE(0.0, 1.0)},
+               {DOUBLE("eps"), RANGE(0.0, 0x1p100)},
+               {DOUBLE("weight_decay")},
+               {INT("step"), RANGE(1.0, 0x1p60)},
+               {DOUBLE("grad_scale"), .otherwise = "1"}}},
+    {"all_reduce", "nccl", .collective = true, .sums = "recv: ranks",
+     .slots = {{IN("send", ANY, "n")}, {OUT("recv", SAME, "n"), .like = "send", .alias = "send"}},
+     .attrs = {REDUCTION, WIRE}},
+    {"all_gather", "nccl", .collective = true, .sums = "",
+     .slots = {{IN("send", ANY, "n"), OPT, .numbered = true},
+               {OUT("recv", ANY, "m"), .like = "send", .alias = "send"}},
+     .attrs = {WIRE, {INTS("counts"), .otherwise = "even"}}},
+    {"reduce_scatter", "nccl", .collective = true, .sums = "recv: ranks",
+     .slots = {{IN("send", ANY, "n")},
+               {OUT("recv", SAME, "m"), OPT, .numbered = true, .like = "send", .alias = "send"}},
+     .attrs = {REDUCTION, WIRE, {INTS("counts"), .otherwise = "even"}}},
+    {"all_to_all", "nccl", .collective = true, .sums = "",
+     .slots = {{IN("send", ANY, "n")}, {OUT("recv", SAME, "m"), .like = "send"}},
+     .attrs = {WIRE, {INTS("counts"), .otherwise = "even"}, {INTS("recv_counts"), .otherwise = "even"}}},
+    {"broadcast", "nccl", .collective = true, .sums = "",
+     .slots = {{IN("send", ANY, "n")}, {OUT("recv", SAME, "n"), .like = "send", .alias = "send"}},
+     .attrs = {{INT("root"), .otherwise = "0", SIZE(0)}, WIRE}},
+    {"send", "nccl", .collective = true, .sums = "", .slots = {{IN("send", ANY, "n")}},
+     .attrs = {{INT("peer"), SIZE(0)}, WIRE}},
+    {"recv", "nccl", .collective = true, .sums = "", .slots = {{OUT("recv", ATTR, "n"), .like = "dtype"}},
+     .attrs = {{INT("peer"), SIZE(0)}, {DTYPE("dtype")}, {INTS("shape"), .otherwise = "even"}}},
+};
+enum { N_OPS = sizeof table / sizeof table[0] };
+
+const assay_op *assay_op_find(const char *name)
+{
+    for (int i = 0; name && i < N_OPS; i++)
+        if (strcmp(table[i].name, name) == 0)
+            return &table[i];
+    return NULL;
+}
+
+const assay_op *assay_op_at(int index)
+{
+    return index >= 0 && index < N_OPS ? &table[index] : NULL;
+}
+
+int assay_op_n_slots(const assay_op *op)
+{
+    int n = 0;
+    while (n < ASSAY_OP_SLOTS && op->slots[n].name)
+        n++;
+    return n;
+}
+
+int assay_op_n_attrs(const assay_op *op)
+{
+    int n = 0;
+    while (n < ASSAY_OP_ATTRS && op->attrs[n].name)
+        n++;
+    return n;
+}
+
+/* Whether `recorded` names the slot: itself, with ".2" behind a numbered one, with "_in" behind an updated one. */
+static bool names(const assay_op_slot *s, const char *recorded, bool output)
+{
+    const size_t n = strlen(s->name);
+    if (strncmp(recorded, s->name, n) != 0 || (s->role == ASSAY_SLOT_IN && output) ||
+        (s->role == ASSAY_SLOT_OUT && !output))
+        return false;
+    const char *rest = recorded + n;
+    if (s->role == ASSAY_SLOT_INOUT && !output)
+        return strcmp(rest, "_in") == 0;
+    if (s->numbered && rest[0] == '.')
+        return rest[1] != '\0' && strspn(rest + 1, "0123456789") == strlen(rest + 1);
+    return rest[0] == '\0';
+}
+
+const assay_op_slot *assay_op_slot_find(const assay_op *op, const char *recorded, bool output)
+{
+    for (int i = 0; i < assay_op_n_slots(op); i++)
+        if (names(&op->slots[i], recorded, output))
+            return &op->slots[i];
+    return NULL;
+}
+
+const assay_op_attr *assay_op_attr_find(const assay_op *op, const char *name)
+{
+    for (int i = 0; i < assay_op_n_attrs(op); i++)
+        if (strcmp(op->attrs[i].name, name) == 0)
+            return &op->attrs[i];
+    return NULL;
+}
+
+/* --- as text ------------------------------------------------------------------------------------------------ */
+static const char *const class_words[] = {
+    [ASSAY_CLASS_ACT] = "act", [ASSAY_CLASS_PAR] = "par",     [ASSAY_CLASS_F32] = "F32",
+    [ASSAY_CLASS_F64] = "F64", [ASSAY_CLASS_I64] = "I64",     [ASSAY_CLASS_SAME] = "as",
+    [ASSAY_CLASS_ATTR] = "=",  [ASSAY_CLASS_FLOAT] = "float", [ASSAY_CLASS_ANY] = "any",
+};
+
+typedef struct text {
+    char *data;
+    size_t used, capacity;
+} text;
+
+static void append(text *t, const char *piece)
+{
+    if (t->used < t->capacity)
+        t->used += (size_t)snprintf(t->data + t->used, t->capacity - t->used, "%s", piece);
+}
+
+static void append_slots(text *t, const assay_op *op, assay_slot_role role)
+{
+    bool first = true;
+    append(t, " ");
+    for (int i = 0; i < assay_op_n_slots(op); i++) {
+        const assay_op_slot *s = &op->slots[i];
+        char piece[96];
+        if (s->role != role)
+            continue;
+        const bool names_other = s->dtype == ASSAY_CLASS_SAME || s->dtype == ASSAY_CLASS_ATTR;
+        snprintf(piece, sizeof piece, "%s%s%s %s%s%s [%s]", first ? "" : ", ", s->name,
+                 s->optional ? "?" : "", class_words[s->dtype], s->dtype == ASSAY_CLASS_SAME ? " " : "",
+                 names_other ? s->like : "", s->shape);
+        append(t, piece);
+        first = false;
+    }
+    append(t, first ? "|" : " |");
+}
+
+void assay_op_describe(const assay_op *op, char *out, size_t capacity)
+{
+    text t = {.data = out, .capacity = capacity};
+    append(&t, "| `");
+    append(&t, op->name);
+    append(&t, "` |");
+    append_slots(&t, op, ASSAY_SLOT_IN);
+    append_slots(&t, op, ASSAY_SLOT_INOUT);
+    append_slots(&t, op, ASSAY_SLOT_OUT);
+    append(&t, " ");
+    for (int i = 0; i < assay_op_n_attrs(op); i++) {
+        const assay_op_attr *a = &op->attrs[i];
+        append(&t, i ? ", " : "");
+        append(&t, a->name);
+        if (a->symbol) {
+            append(&t, " (");
+            append(&t, a->symbol);
+            append(&t, ")");
+        }
+        if (a->words) {
+            char words[64];
+            snprintf(words, sizeof words, "%s", a->words);
+            for (char *c = words; *c; c++)
+                *c = *c == '|' ? '/' : *c; /* a bar would end the table's cell */
+            append(&t, " ");
+            append(&t, words);
+        }
+        if (a->otherwise) {
+            append(&t, " = ");
+            append(&t, a->otherwise);
+        }
+    }
+    append(&t, op->attrs[0].name ? " |" : "|");
+}
