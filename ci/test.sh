@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
-# Passes the tests: installs what is missing, lints, builds with gcc and clang, runs every test under the address and
-# undefined-behaviour sanitizers, shared memory under the thread sanitizer, the judge's self-test, and the default matrix.
+# Passes the tests: installs what is missing, lints, builds with gcc and clang, runs clang-tidy, runs every test as released and
+# under the address and undefined-behaviour sanitizers, the tests of core, ref, gpu and the simulator as clang compiles them,
+# shared memory under the thread sanitizer, the judge's self-test, the default matrix, and programs that link the installed
+# library.  A test counts once for each preset that ran it.  ci/coverage.sh is not part of it (about five minutes more).
 # The last line is `N passed, N failed, N skipped`.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -36,13 +38,15 @@ step boundaries ci/boundaries.sh
 step build-release ci/build.sh release || finish
 step build-asan ci/build.sh asan || finish
 step build-clang ci/build.sh clang || finish
+step tidy ci/tidy.sh
 
 # unit PRESET REGEX: Criterion executables, one after the other; counts single tests, and demands that no sanitizer spoke.
 unit() {
-    local preset=$1 regex=$2 exe name line p f c
+    local preset=$1 regex=$2 exe name line p f c ran=0 before=$passed t=$SECONDS
     for exe in build/"$preset"/bin/test_*; do
         name=$(basename "$exe")
         [[ $name =~ $regex ]] || continue
+        ran=$((ran + 1))
         OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=2 UBSAN_OPTIONS=print_stacktrace=1 \
             timeout 900 "$exe" --jobs 2 >"$log/$preset-$name.log" 2>&1
         local rc=$?
@@ -68,8 +72,16 @@ unit() {
             echo "      again with: $exe"
         fi
     done
+    if ((ran == 0)); then
+        failed=$((failed + 1))
+        echo "FAIL  $preset: no test matches $regex"
+    fi
+    printf 'done  %-28s %4d s   %d executables, %d tests passed\n' "tests of $preset" $((SECONDS - t)) "$ran" $((passed - before))
 }
+unit release '^test_'
 unit asan '^test_'
+# The second compiler says what it thinks of arithmetic and memory; the judge and whole runs would only repeat it.
+unit clang '^test_(core|ref|gpu|sim)_'
 # Criterion itself does not run under the thread sanitizer; shared memory and streams have a program of their own.
 step build-tsan ci/build.sh tsan assay_sim_threads && step tsan-shared-memory build/tsan/bin/assay_sim_threads
 step selftest build/release/bin/assay selftest

@@ -4,8 +4,8 @@
  * Row order of token tensors: t = s*B + b.  docs/OPS.md section 9 names every instance.  A stage holds a list
  * of chunks (one in this version; interleaved pipelines will have several).  Every parameter is read through
  * gpu_param_use and its gradient through gpu_param_grad: the one place where sharded parameters will be
- * gathered before use and freed after.  A layer's forward needs its input and nothing else, so that it can be
- * run again. */
+ * gathered before use and freed after.  A layer's forward needs its input and nothing else; running that of an
+ * MoE layer again would add its tokens to the step's counts (tokens_per_expert) once more. */
 #ifndef GPU_MODEL_H
 #define GPU_MODEL_H
 

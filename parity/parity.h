@@ -77,9 +77,8 @@ int64_t parity_report_count(const parity_report *r);
 const parity_result *parity_report_at(const parity_report *r, int64_t i);
 void parity_report_totals(const parity_report *r, int64_t *passed, int64_t *failed, int64_t *skipped);
 
-/* --- checks
- * -------------------------------------------------------------------------------------------------------------
- * Each returns a status only when it could not run (unreadable files ...); findings are results. */
+/* --- checks ------------------------------------------------------------------------------------------------- */
+/* Each returns a status only when it could not run (unreadable files ...); findings are results. */
 
 /* assemble.c: global tensor (name, phase, step, microbatch) from all ranks' records, as bytes of its stored
  * dtype.  Adds ASSEMBLE failures (gap, overlap, differing replicas, missing shard) to `report` when it is not
@@ -98,7 +97,7 @@ void parity_global_free(parity_global *g);
 /* Assembles every (name, phase, step, microbatch) of the trace once: the ASSEMBLE check. */
 assay_status parity_check_assemble(const assay_trace *t, parity_report *report);
 
-/* replay.c */
+/* local.c: every operation recomputed by ref_replay from what the candidate recorded */
 assay_status parity_check_local(const assay_trace *t, parity_report *report);
 /* exact.c: writes the lattice request trace for a world of `world` ranks; judges the engine's answer */
 assay_status parity_exact_request(const char *dir, int world, const char *act_dtype);

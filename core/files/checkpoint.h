@@ -8,7 +8,7 @@
  * A tensor is named by family and canonical name ("main_param", "decoder.layers.0...").  Pieces carry their
  * segments, so a reader assembles any piece of any layout from them.  Replicas may be written once or several
  * times; copies that differ, gaps, and a manifest that does not verify are errors.  Everything is written
- * into DIR.tmp-<pid> and renamed: a reader never sees half a checkpoint; an existing DIR is refused.
+ * into DIR.tmp and renamed: a reader never sees half a checkpoint; an existing DIR is refused.
  * docs/CHECKPOINT.md. */
 #ifndef ASSAY_CORE_CHECKPOINT_H
 #define ASSAY_CORE_CHECKPOINT_H

@@ -38,7 +38,7 @@ typedef enum {
     ASSAY_GROUP_EP,
     ASSAY_GROUP_ETP,
     ASSAY_GROUP_EDP,
-    ASSAY_GROUP_MODEL,     /* tp x pp at one (dp, cp): grad norm of the replicated optimizer */
+    ASSAY_GROUP_MODEL,     /* tp x pp at one (dp, cp); Megatron-LM's group of the norm */
     ASSAY_GROUP_EMBEDDING, /* first and last stage (one rank when pp = 1) */
     ASSAY_GROUP_COUNT
 } assay_group;
