@@ -5,6 +5,7 @@
  * between tensor-parallel pieces are present in every step, as input and as label.  All is a function of the seed and
  * of the position. */
 #include "core/base/philox.h"
+#include "core/files/tensorwriter.h"
 #include "parity/run/cases.h"
 #include <inttypes.h>
 #include <stdlib.h>
