@@ -71,6 +71,15 @@ static const assay_hf_class classes[ASSAY_ARCH_COUNT] = {
                                     .gate = "w1",
                                     .up = "w3",
                                     .down = "w2"}},
+    [ASSAY_ARCH_MISTRAL] = {.model_type = "mistral",
+                            .class_name = "MistralForCausalLM",
+                            .key_value_heads = 8,
+                            .max_position_embeddings = 131072,
+                            .rms_norm_eps = 1e-6,
+                            .rope_theta = 1e4,
+                            .sliding_window = 4096,
+                            .window = ASSAY_HF_WINDOW_EVERY,
+                            .strict = true},
     [ASSAY_ARCH_MEGATRON] = {.model_type = "megatron", .rms_norm_eps = 1e-5, .rope_theta = 1e4},
 };
 
