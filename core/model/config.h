@@ -1,8 +1,8 @@
 /* Model configuration: what a Hugging Face config.json says, in Megatron-LM's words.
  *
- * Accepted architectures: llama, qwen2, qwen3, qwen3_moe, mixtral (Hugging Face spelling, `rope_scaling` and
- * `rope_parameters`), and `megatron`: the fields of assay_model_config themselves, for what no Hugging Face
- * class of the five has (sigmoid router, shared experts, groups, expert bias).  An unknown architecture,
+ * Accepted architectures: llama, qwen2, qwen3, qwen3_moe, mixtral, mistral (Hugging Face spelling, `rope_scaling` and
+ * `rope_parameters`), and `megatron`: the fields of assay_model_config themselves, for what none of these
+ * Hugging Face classes has (sigmoid router, groups, expert bias).  An unknown architecture,
  * activation or rope type is an error that names it.  Contradictory or absurd fields are errors (head counts,
  * sizes above ASSAY_CONFIG_MAX_DIM...). */
 #ifndef ASSAY_CORE_CONFIG_H
@@ -18,6 +18,7 @@ typedef enum {
     ASSAY_ARCH_QWEN3,
     ASSAY_ARCH_QWEN3_MOE,
     ASSAY_ARCH_MIXTRAL,
+    ASSAY_ARCH_MISTRAL,
     ASSAY_ARCH_MEGATRON,
     ASSAY_ARCH_COUNT
 } assay_arch;

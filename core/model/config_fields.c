@@ -58,8 +58,26 @@ const assay_config_field *assay_config_fields(void)
     return fields;
 }
 
+/* Words that differ between classes. */
+static const char *class_word(const assay_hf_class *class, const char *name)
+{
+    const struct {
+        const char *name, *word;
+    } words[] = {{"add_qkv_bias", class->qkv_bias.key},
+                 {"add_proj_bias", class->proj_bias.key},
+                 {"moe_ffn_hidden_size", class->moe.width},
+                 {"moe_shared_expert_intermediate_size", class->moe.shared_width}};
+    for (size_t i = 0; i < sizeof words / sizeof words[0]; i++)
+        if (strcmp(words[i].name, name) == 0)
+            return words[i].word;
+    return NULL;
+}
+
 const char *assay_config_word(const assay_model_config *c, const char *name)
 {
+    const char *word = class_word(assay_hf_class_of(c->arch), name);
+    if (word != NULL)
+        return word;
     for (int i = 0; i < N_FIELDS; i++) {
         if (strcmp(fields[i].name, name) == 0 && c->arch != ASSAY_ARCH_MEGATRON && fields[i].hf_name != NULL)
             return fields[i].hf_name;

@@ -71,6 +71,15 @@ static const assay_hf_class classes[ASSAY_ARCH_COUNT] = {
                                     .gate = "w1",
                                     .up = "w3",
                                     .down = "w2"}},
+    [ASSAY_ARCH_MISTRAL] = {.model_type = "mistral",
+                            .class_name = "MistralForCausalLM",
+                            .key_value_heads = 8,
+                            .max_position_embeddings = 131072,
+                            .rms_norm_eps = 1e-6,
+                            .rope_theta = 1e4,
+                            .sliding_window = 4096,
+                            .window = ASSAY_HF_WINDOW_EVERY,
+                            .strict = true},
     [ASSAY_ARCH_MEGATRON] = {.model_type = "megatron", .rms_norm_eps = 1e-5, .rope_theta = 1e4},
 };
 
@@ -89,6 +98,35 @@ static assay_status required_size(const json_t *root, const char *key, int64_t m
                                   int64_t *out)
 {
     ASSAY_TRY(assay_json_get_i64(root, key, true, 1, max, what, out));
+    return ASSAY_OK;
+}
+
+static bool is_key(assay_hf_flag flag, const char *key)
+{
+    return flag.key != NULL && strcmp(flag.key, key) == 0;
+}
+
+/* Fields that the class ignores, when somebody set them: what they ask for would not happen. */
+static assay_status refuse_ignored(const json_t *root, const char *what, const assay_hf_class *class)
+{
+    static const char *const biases[] = {"attention_bias", "mlp_bias"};
+    for (int i = 0; i < 2 && class->strict; i++) {
+        const bool read = is_key(class->qkv_bias, biases[i]) || is_key(class->proj_bias, biases[i]) ||
+                          is_key(class->mlp_bias, biases[i]);
+        ASSAY_CHECK(read || !json_is_true(json_object_get(root, biases[i])), ASSAY_UNSUPPORTED,
+                    "%s: %s: %s has no such bias, expected false or nothing", what, biases[i],
+                    class->model_type);
+    }
+    const json_t *window = json_object_get(root, "sliding_window");
+    ASSAY_CHECK(!class->strict || class->window != ASSAY_HF_WINDOW_NONE || window == NULL ||
+                    json_is_null(window),
+                ASSAY_UNSUPPORTED, "%s: sliding_window: %s has no window, expected null or nothing", what,
+                class->model_type);
+    for (int i = 0; i < 2; i++)
+        ASSAY_CHECK(class->not_null[i] == NULL || !is_null(root, class->not_null[i]), ASSAY_FORMAT,
+                    "%s: %s: expected an integer or nothing, found null", what, class->not_null[i]);
+    ASSAY_CHECK(!class->moe.one_name || json_object_get(root, "num_local_experts") == NULL, ASSAY_UNSUPPORTED,
+                "%s: num_local_experts: %s reads num_experts only", what, class->model_type);
     return ASSAY_OK;
 }
 
@@ -181,11 +219,26 @@ static assay_status read_layer_types(const json_t *list, int64_t window, const c
     return ASSAY_OK;
 }
 
+/* `layer_types` in the file of a class that ignores it must say what the class does. */
+static assay_status check_layer_types(const json_t *root, const char *what, const assay_model_config *c)
+{
+    const json_t *types = json_object_get(root, "layer_types");
+    for (int64_t l = 0; l < c->num_layers && classes[c->arch].strict && json_is_array(types); l++) {
+        const char *word = json_string_value(json_array_get(types, (size_t)l));
+        ASSAY_CHECK(word != NULL &&
+                        strcmp(word, c->window[l] > 0 ? "sliding_attention" : "full_attention") == 0,
+                    ASSAY_MISMATCH, "%s: layer_types[%lld]: %s ignores it and computes %s, found '%.64s'",
+                    what, (long long)l, assay_arch_name(c->arch),
+                    c->window[l] > 0 ? "sliding_attention" : "full_attention", word ? word : "?");
+    }
+    return ASSAY_OK;
+}
+
 static assay_status read_window(const json_t *root, const char *what, assay_model_config *c)
 {
     const assay_hf_class *class = &classes[c->arch];
     if (class->window == ASSAY_HF_WINDOW_NONE)
-        return ASSAY_OK;
+        return check_layer_types(root, what, c);
     int64_t window = is_null(root, "sliding_window") ? 0 : class->sliding_window, limit = 28;
     bool used = class->window == ASSAY_HF_WINDOW_EVERY;
     if (!used)
@@ -206,7 +259,9 @@ static assay_status read_window(const json_t *root, const char *what, assay_mode
                                                                            : true;
         c->window[l] = sliding ? window : 0;
     }
-    return ASSAY_OK;
+    return class->window == ASSAY_HF_WINDOW_EVERY || class->window == ASSAY_HF_WINDOW_FLAG
+               ? check_layer_types(root, what, c)
+               : ASSAY_OK;
 }
 
 /* --- experts ----------------------------------------------------------------------------------------------
@@ -281,6 +336,7 @@ assay_status assay_config_read_hf(const json_t *root, const char *what, assay_mo
 {
     const assay_hf_class *class = &classes[c->arch];
     ASSAY_TRY(refuse_unsupported(root, what, class->dropout));
+    ASSAY_TRY(refuse_ignored(root, what, class));
     ASSAY_TRY(read_sizes(root, what, c));
     ASSAY_TRY(read_flag(root, class->qkv_bias, what, &c->add_qkv_bias));
     ASSAY_TRY(read_flag(root, class->proj_bias, what, &c->add_proj_bias));

@@ -65,13 +65,18 @@ typedef struct assay_hf_class {
     assay_hf_flag qkv_bias, proj_bias, mlp_bias;
     bool qk_layernorm;
     assay_hf_window window;
+    /* Windows and biases that a file asks for and the class ignores are refused.  False for the classes that came
+     * first, which ignore them as transformers does. */
+    bool strict;
+    const char *not_null[2]; /* keys that transformers dies on when they are null */
     struct {
-        const char *width;                    /* key of the width of an expert; NULL: no experts */
-        int64_t per_token;                    /* default of num_experts_per_tok */
-        bool sparse_layers;                   /* decoder_sparse_step and mlp_only_layers are read */
-        assay_hf_flag norm_topk_prob;         /* chosen scores are divided by their sum */
-        const char *shared_width;             /* key of the gated shared expert's width; NULL: none */
-        const char *count;                    /* word for the number of experts in a file that we write */
+        const char *width;            /* key of the width of an expert; NULL: no experts */
+        int64_t per_token;            /* default of num_experts_per_tok */
+        bool sparse_layers;           /* decoder_sparse_step and mlp_only_layers are read */
+        assay_hf_flag norm_topk_prob; /* chosen scores are divided by their sum */
+        const char *shared_width;     /* key of the gated shared expert's width; NULL: none */
+        const char *count;            /* word for the number of experts in a file that we write */
+        bool one_name;                /* num_experts alone; num_local_experts is ignored by the class */
         const char *block, *gate, *up, *down; /* names of tensors: <block>.experts.N.<gate>.weight */
     } moe;
 } assay_hf_class;

@@ -76,8 +76,8 @@ static assay_status qkv_parts(assay_param_spec *p, const assay_model_config *c, 
     return ASSAY_OK;
 }
 
-/* [gate; up] of a dense MLP. */
-static assay_status fc1_parts(assay_param_spec *p, const char *suffix)
+/* [gate; up] of a dense MLP or of a shared expert. */
+static assay_status fc1_parts(assay_param_spec *p, const char *block, const char *suffix)
 {
     static const char *const word[2] = {"gate", "up"};
     const int64_t half = p->shape[0] / 2, columns = p->ndim > 1 ? p->shape[1] : 0;
@@ -85,7 +85,7 @@ static assay_status fc1_parts(assay_param_spec *p, const char *suffix)
     for (int i = 0; i < 2; i++) {
         assay_hf_part *part;
         ASSAY_TRY(range_part(p, i * half, half, columns, &part));
-        snprintf(part->name, sizeof part->name, "model.layers.%lld.mlp.%s_proj.%s", (long long)p->layer,
+        snprintf(part->name, sizeof part->name, "model.layers.%lld.%s.%s_proj.%s", (long long)p->layer, block,
                  word[i], suffix);
     }
     return ASSAY_OK;
@@ -142,9 +142,9 @@ static assay_status hf_parts(assay_param_spec *p, assay_param_kind kind, const a
     case ASSAY_KIND_PRE_MLP_NORM:
         return layer_part(p, "post_attention_layernorm.weight");
     case ASSAY_KIND_FC1_WEIGHT:
-        return fc1_parts(p, "weight");
+        return fc1_parts(p, "mlp", "weight");
     case ASSAY_KIND_FC1_BIAS:
-        return fc1_parts(p, "bias");
+        return fc1_parts(p, "mlp", "bias");
     case ASSAY_KIND_FC2_WEIGHT:
         return layer_part(p, "mlp.down_proj.weight");
     case ASSAY_KIND_FC2_BIAS:
@@ -160,10 +160,13 @@ static assay_status hf_parts(assay_param_spec *p, assay_param_kind kind, const a
         return one_part(p, "model.norm.weight");
     case ASSAY_KIND_OUTPUT:
         return one_part(p, "lm_head.weight");
-    case ASSAY_KIND_EXPERT_BIAS:
     case ASSAY_KIND_SHARED_FC1:
+        return fc1_parts(p, "mlp.shared_expert", "weight");
     case ASSAY_KIND_SHARED_FC2:
+        return layer_part(p, "mlp.shared_expert.down_proj.weight");
     case ASSAY_KIND_SHARED_GATE:
+        return layer_part(p, "mlp.shared_expert_gate.weight");
+    case ASSAY_KIND_EXPERT_BIAS:
         break;
     }
     ASSAY_FAIL(ASSAY_UNSUPPORTED, "%s: Hugging Face's %s has no such parameter", p->name,

@@ -17,6 +17,9 @@ static const char qwen3_moe[] =
 static const char mixtral[] =
     "{\"model_type\":\"mixtral\",\"hidden_size\":64,\"num_hidden_layers\":4,\"num_attention_heads\":8,"
     "\"vocab_size\":131,\"intermediate_size\":56,\"num_local_experts\":4}";
+static const char mistral[] =
+    "{\"model_type\":\"mistral\",\"hidden_size\":64,\"num_hidden_layers\":4,\"num_attention_heads\":8,"
+    "\"intermediate_size\":56,\"vocab_size\":97}";
 static const char megatron[] =
     "{\"model_type\":\"megatron\",\"hidden_size\":64,\"num_layers\":4,\"num_attention_heads\":4,"
     "\"vocab_size\":131,\"ffn_hidden_size\":56,\"num_moe_experts\":8}";
@@ -61,6 +64,7 @@ Test(core_config, absent_fields_have_the_defaults_of_their_class)
         {qwen3, 2, 128, 32768, 0, 1e-6, 1e4, false, true},
         {qwen3_moe, 4, 16, 32768, 8, 1e-6, 1e4, false, true},
         {mixtral, 8, 8, 131072, 2, 1e-5, 1e6, false, false},
+        {mistral, 8, 8, 131072, 0, 1e-6, 1e4, false, false},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const assay_model_config c = read(rows[i].base, "{}");
@@ -78,7 +82,7 @@ Test(core_config, absent_fields_have_the_defaults_of_their_class)
         cr_expect_eq(c.rope_type, ASSAY_ROPE_DEFAULT, "%s", name);
         cr_expect_eq(c.rotary_percent, 1.0, "%s", name);
         for (int l = 0; l < 4; l++)
-            cr_expect_eq(c.window[l], 0, "%s", name);
+            cr_expect_eq(c.window[l], c.arch == ASSAY_ARCH_MISTRAL ? 4096 : 0, "%s", name);
     }
 }
 
@@ -213,6 +217,9 @@ Test(core_config, sliding_windows)
         {qwen3_moe, "{\"sliding_window\":9}", {0, 0, 0, 0}},
         {mixtral, "{\"sliding_window\":9}", {9, 9, 9, 9}},
         {mixtral, "{\"sliding_window\":null}", {0, 0, 0, 0}},
+        {mistral, "{}", {4096, 4096, 4096, 4096}},
+        {mistral, "{\"sliding_window\":9}", {9, 9, 9, 9}},
+        {mistral, "{\"sliding_window\":null}", {0, 0, 0, 0}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const assay_model_config c = read(rows[i].base, rows[i].change);
@@ -364,6 +371,10 @@ Test(core_config, wrong_configs_are_refused_by_name)
          ASSAY_MISMATCH, "layer_types[2] is sliding_attention, but use_sliding_window"},
         {mixtral, "{\"sliding_window\":0}", ASSAY_LIMIT, "sliding_window: expected 1 to"},
         {qwen3, "{\"max_window_layers\":-1}", ASSAY_LIMIT, "max_window_layers"},
+        {mistral, "{\"sliding_window\":0}", ASSAY_LIMIT, "sliding_window: expected 1 to"},
+        {mistral, "{\"layer_types\":[\"full_attention\"]}", ASSAY_MISMATCH,
+         "layer_types[0]: mistral ignores it and computes sliding_attention, found 'full_attention'"},
+        {mistral, "{\"attention_bias\":true}", ASSAY_UNSUPPORTED, "attention_bias: mistral has no such bias"},
         /* experts */
         {qwen3_moe, "{\"num_local_experts\":8}", ASSAY_MISMATCH,
          "num_experts is 16, but num_local_experts is 8"},
@@ -476,6 +487,8 @@ Test(core_config, configs_read_back_to_equal_structs)
         {qwen3_moe, "{\"num_experts\":0}"},
         {qwen3_moe, "{\"use_sliding_window\":true,\"sliding_window\":9}"},
         {mixtral, "{\"sliding_window\":9}"},
+        {mistral, "{\"sliding_window\":9}"},
+        {mistral, "{\"sliding_window\":null}"},
         {megatron,
          "{\"window\":[1,0,3,4],\"layer_is_moe\":[true,false,true,false],\"rotary_percent\":0.5,"
          "\"moe_router_score_function\":\"sigmoid\",\"moe_router_enable_expert_bias\":true,"
@@ -519,7 +532,7 @@ Test(core_config, golden_models_load_and_round_trip)
         {"llama", 2, 4, 2, 16, 131, 1e4},    {"llama_bias", 3, 5, 1, 8, 97, 500.0},
         {"qwen2", 4, 4, 2, 8, 130, 1e6},     {"qwen3", 3, 3, 1, 16, 97, 1e4},
         {"qwen3_moe", 4, 4, 2, 16, 61, 1e6}, {"qwen3_moe_sparse2", 4, 3, 3, 8, 97, 1e4},
-        {"mixtral", 2, 6, 3, 8, 97, 1e4},
+        {"mixtral", 2, 6, 3, 8, 97, 1e4},    {"mistral", 2, 6, 2, 8, 83, 1e4},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char path[256];

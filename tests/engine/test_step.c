@@ -43,6 +43,10 @@ Test(engine_step, mixtral_agrees_with_golden)
 {
     forward_backward_golden("mixtral");
 }
+Test(engine_step, mistral_agrees_with_golden)
+{
+    forward_backward_golden("mistral");
+}
 
 /* Uneven sequence pieces under sp: 41 tokens. */
 Test(engine_step, uneven_sequence_pieces_agree_with_golden)

@@ -104,6 +104,11 @@ Test(ref_model, golden_mixtral)
     check_model("mixtral");
 }
 
+Test(ref_model, golden_mistral)
+{
+    check_model("mistral");
+}
+
 static void check_training(const char *model)
 {
     char path[ASSAY_PATH];
