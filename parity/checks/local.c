@@ -370,11 +370,7 @@ static assay_status check_row(local *l, const assay_trace_op *op, bool *legal)
     const int n_in = operands(l, op, true, in), n_out = operands(l, op, false, out);
     const assay_status st =
         assay_op_check(row, op->attrs, ASSAY_DTYPE_COUNT, ASSAY_DTYPE_COUNT, in, n_in, out, n_out, NULL);
-<<<<<<< HEAD
     if (st != ASSAY_INVALID_ARGUMENT)
-=======
-    if (st == ASSAY_OK || st != ASSAY_INVALID_ARGUMENT)
->>>>>>> engine
         return st;
     *legal = false;
     start_result(l, op, "", &r);

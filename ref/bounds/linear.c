@@ -16,20 +16,18 @@ typedef struct task {
     int64_t last_stride, m, inner, columns;
 } task;
 
-enum { PANEL = 8 };
-
-/* Columns c0 .. c0+width of every row; panel [inner, width] is packed: walking down a wide matrix would meet
- * the same few cache lines again and again. */
+/* Columns c0 .. c0+width of every row; panel [inner, REF_PANEL] is packed: walking down a wide matrix would
+ * meet the same few cache lines again and again. */
 static void panel_rows(const task *p, double *panel, int64_t c0, int64_t width, const ref_declared *d)
 {
     for (int64_t k = 0; k < p->inner; k++)
-        for (int64_t c = 0; c < width; c++)
-            panel[k * width + c] = p->b[k * p->ldb + (c0 + c) * p->b_stride];
-    for (int64_t i = 0; i < p->m; i++) {
+        for (int64_t c = 0; c < REF_PANEL; c++)
+            panel[k * REF_PANEL + c] = c < width ? p->b[k * p->ldb + (c0 + c) * p->b_stride] : 0.0;
+    ref_sum_panel(p->out.y + c0, p->out.b + c0, p->columns, p->a, p->row_stride, p->lda, p->m, panel,
+                  p->inner, width, &d->order);
+    for (int64_t i = 0; p->last && i < p->m; i++) {
         double *y = p->out.y + i * p->columns + c0, *bound = p->out.b + i * p->columns + c0;
-        ref_sum_columns(y, bound, p->a ? p->a + i * p->row_stride : NULL, p->lda, panel, width, p->inner,
-                        width, &d->order);
-        for (int64_t c = 0; p->last && c < width; c++) {
+        for (int64_t c = 0; c < width; c++) {
             const double sum = y[c] + p->last[i * p->last_stride + c0 + c];
             /* an empty sum leaves the other summand as it is */
             if (p->inner > 0)
@@ -44,12 +42,12 @@ static assay_status product(const task *p, const char *op, const ref_declared *d
     bool failed = false;
 #pragma omp parallel if (ref_vec_parallel(p->m * p->inner * p->columns)) reduction(|| : failed)
     {
-        double *panel = malloc(((size_t)p->inner * PANEL + 1) * sizeof *panel);
+        double *panel = malloc(((size_t)p->inner * REF_PANEL + 1) * sizeof *panel);
         failed = panel == NULL;
 #pragma omp for schedule(static)
-        for (int64_t c0 = 0; c0 < p->columns; c0 += PANEL)
+        for (int64_t c0 = 0; c0 < p->columns; c0 += REF_PANEL)
             if (panel)
-                panel_rows(p, panel, c0, p->columns - c0 < PANEL ? p->columns - c0 : PANEL, d);
+                panel_rows(p, panel, c0, p->columns - c0 < REF_PANEL ? p->columns - c0 : REF_PANEL, d);
         free(panel);
     }
     ASSAY_CHECK(!failed, ASSAY_OUT_OF_MEMORY, "%s: a panel of %lld rows", op, (long long)p->inner);
@@ -70,6 +68,18 @@ assay_status ref_bound_linear_bwd_input(ref_pair dx, const double *dy, const dou
     return product(&p, "linear_bwd_input", d);
 }
 
+/* y [n,t] = x [t,n]^T, a block of cache lines at a time */
+static void transpose(double *y, const double *x, int64_t t, int64_t n)
+{
+    enum { SIDE = 8 };
+#pragma omp parallel for schedule(static) if (ref_vec_parallel(t * n))
+    for (int64_t i0 = 0; i0 < t; i0 += SIDE)
+        for (int64_t j0 = 0; j0 < n; j0 += SIDE)
+            for (int64_t j = j0; j < n && j < j0 + SIDE; j++)
+                for (int64_t i = i0; i < t && i < i0 + SIDE; i++)
+                    y[j * t + i] = x[i * n + j];
+}
+
 assay_status ref_bound_linear_bwd_weight(ref_pair dweight, const double *dy, const double *x,
                                          const double *old, int64_t t, int64_t n, int64_t k,
                                          const ref_declared *d)
@@ -77,9 +87,7 @@ assay_status ref_bound_linear_bwd_weight(ref_pair dweight, const double *dy, con
     double *columns = malloc(((size_t)(t * n) + 1) * sizeof *columns);
     ASSAY_CHECK(columns, ASSAY_OUT_OF_MEMORY, "linear_bwd_weight: %lld x %lld gradients", (long long)t,
                 (long long)n);
-    for (int64_t i = 0; i < t; i++)
-        for (int64_t j = 0; j < n; j++)
-            columns[j * t + i] = dy[i * n + j];
+    transpose(columns, dy, t, n);
     const task p = {dweight, columns, x, old, t, 1, 1, k, k, n, t, k};
     const assay_status st = product(&p, "linear_bwd_weight", d);
     free(columns);
