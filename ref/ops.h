@@ -1,4 +1,4 @@
-/* The reference operations: double precision, plain loops, OpenBLAS for matrix products.
+/* The reference operations: double precision, plain loops, libm.  ref/fast.h has the costly ones for speed.
  *
  * Outputs first, then inputs, then scalars and sizes.  `=` overwrites, `+=` accumulates.  Row-major,
  * contiguous.  A violated precondition is a bug (assert stays on in every build).  Nothing is allocated

@@ -3,7 +3,7 @@
  * Row by row (forward, dQ) and key by key (dK, dV), so that memory grows with the sequence, not with its
  * square. The backward is conditioned on the recorded lse and o.  Formulas: docs/TOLERANCES.md, section 4. */
 #include "ref/bounds/bounds.h"
-#include "ref/ops/vector.h"
+#include "ref/fast/vector.h"
 
 #include <stdlib.h>
 
