@@ -1,4 +1,5 @@
 /* The attention mixer, and its operations on lockstep tensors. */
+#include "ref/fast.h"
 #include "ref/layer.h"
 #include "ref/lockstep.h"
 #include "ref/parallel/tensor.h"
@@ -107,7 +108,7 @@ assay_status ref_ranks_attention(ref_pass *p, ref_tensor *o, ref_tensor *lse, co
         const ref_attention_desc d = describe(p, r, q->heads, k->heads);
         ASSAY_TRY(ref_piece_new(&p->arena, &o->at[r], q->at[r].rows, q->at[r].cols));
         ASSAY_TRY(ref_piece_new(&p->arena, &lse->at[r], q->at[r].rows, q->heads));
-        ref_attention_fwd(o->at[r].x, lse->at[r].x, q->at[r].x, k->at[r].x, v->at[r].x, &d);
+        ref_fast_attention_fwd(o->at[r].x, lse->at[r].x, q->at[r].x, k->at[r].x, v->at[r].x, &d);
     }
     ASSAY_TRY(ref_store(p, lse, REF_STORE_F32));
     return ref_store(p, o, REF_STORE_ACT);
@@ -126,8 +127,8 @@ assay_status ref_ranks_attention_bwd(ref_pass *p, ref_tensor *dq, ref_tensor *dk
         ASSAY_TRY(ref_piece_new(&p->arena, &dq->at[r], q->at[r].rows, q->at[r].cols));
         ASSAY_TRY(ref_piece_new(&p->arena, &dk->at[r], k->at[r].rows, k->at[r].cols));
         ASSAY_TRY(ref_piece_new(&p->arena, &dv->at[r], v->at[r].rows, v->at[r].cols));
-        ref_attention_bwd(dq->at[r].x, dk->at[r].x, dv->at[r].x, dout->at[r].x, q->at[r].x, k->at[r].x,
-                          v->at[r].x, o->at[r].x, lse->at[r].x, &d);
+        ref_fast_attention_bwd(dq->at[r].x, dk->at[r].x, dv->at[r].x, dout->at[r].x, q->at[r].x, k->at[r].x,
+                               v->at[r].x, o->at[r].x, lse->at[r].x, &d);
     }
     ASSAY_TRY(ref_store(p, dq, REF_STORE_ACT));
     ASSAY_TRY(ref_store(p, dk, REF_STORE_ACT));

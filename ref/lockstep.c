@@ -1,6 +1,8 @@
 /* Every operation on every rank: loops over the pieces, nothing else. */
 #include "ref/lockstep.h"
 
+#include "ref/fast.h"
+
 #include <math.h>
 
 #define EACH_RANK(p, r) for (int r = 0; r < (p)->n; r++)
@@ -81,8 +83,8 @@ assay_status ref_ranks_linear(ref_pass *p, ref_tensor *y, const ref_tensor *x, i
         const int64_t t = x->at[r].rows, n = w->shard.local_shape[0], k = w->shard.local_shape[1];
         const bool add_bias = bias >= 0 && (!bias_on_first_tp_only || p->ranks[r].at.tp == 0);
         ASSAY_TRY(ref_piece_new(&p->arena, &y->at[r], t, n));
-        ref_linear_fwd(y->at[r].x, x->at[r].x, w->weight,
-                       add_bias ? ref_pass_param(p, r, bias)->weight : NULL, t, n, k);
+        ref_fast_linear_fwd(y->at[r].x, x->at[r].x, w->weight,
+                            add_bias ? ref_pass_param(p, r, bias)->weight : NULL, t, n, k);
     }
     return ref_store(p, y, class);
 }
@@ -96,10 +98,10 @@ assay_status ref_ranks_linear_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor 
         const ref_param *w = ref_pass_param(p, r, weight);
         const int64_t t = x->at[r].rows, n = w->shard.local_shape[0], k = w->shard.local_shape[1];
         ASSAY_TRY(ref_piece_new(&p->arena, &dx->at[r], t, k));
-        ref_linear_bwd_input(dx->at[r].x, dy->at[r].x, w->weight, t, n, k);
+        ref_fast_linear_bwd_input(dx->at[r].x, dy->at[r].x, w->weight, t, n, k);
         double *dbias = bias >= 0 ? ref_pass_param(p, r, bias)->grad : NULL;
         if (w->grad)
-            ref_linear_bwd_weight(w->grad, dy->at[r].x, x->at[r].x, t, n, k);
+            ref_fast_linear_bwd_weight(w->grad, dy->at[r].x, x->at[r].x, t, n, k);
         if (dbias)
             ref_linear_bwd_bias(dbias, dy->at[r].x, t, n);
     }
@@ -184,7 +186,7 @@ assay_status ref_ranks_swiglu(ref_pass *p, ref_tensor *y, const ref_tensor *x, c
     {
         const int64_t t = x->at[r].rows, f = x->at[r].cols / 2;
         ASSAY_TRY(ref_piece_new(&p->arena, &y->at[r], t, f));
-        ref_swiglu_fwd(y->at[r].x, x->at[r].x, probs ? probs->at[r].x : NULL, t, f);
+        ref_fast_swiglu_fwd(y->at[r].x, x->at[r].x, probs ? probs->at[r].x : NULL, t, f);
     }
     return ref_store(p, y, REF_STORE_ACT);
 }
@@ -201,8 +203,8 @@ assay_status ref_ranks_swiglu_bwd(ref_pass *p, ref_tensor *dx, ref_tensor *dprob
         ASSAY_TRY(ref_piece_new(&p->arena, &dx->at[r], t, 2 * f));
         if (probs)
             ASSAY_TRY(ref_piece_new(&p->arena, &dprobs->at[r], t, 1));
-        ref_swiglu_bwd(dx->at[r].x, probs ? dprobs->at[r].x : NULL, dy->at[r].x, x->at[r].x,
-                       probs ? probs->at[r].x : NULL, t, f);
+        ref_fast_swiglu_bwd(dx->at[r].x, probs ? dprobs->at[r].x : NULL, dy->at[r].x, x->at[r].x,
+                            probs ? probs->at[r].x : NULL, t, f);
     }
     if (probs)
         ASSAY_TRY(ref_store(p, dprobs, REF_STORE_F32));
@@ -276,8 +278,8 @@ assay_status ref_ranks_grouped_linear(ref_pass *p, ref_tensor *y, const ref_tens
         const ref_param *w = ref_pass_param(p, r, weight);
         const int64_t *shape = w->shard.local_shape; /* [El,N,K] */
         ASSAY_TRY(ref_piece_new(&p->arena, &y->at[r], x->at[r].rows, shape[1]));
-        ref_grouped_linear_fwd(y->at[r].x, x->at[r].x, w->weight, tokens_per_expert->at[r].x, shape[0],
-                               shape[1], shape[2]);
+        ref_fast_grouped_linear_fwd(y->at[r].x, x->at[r].x, w->weight, tokens_per_expert->at[r].x, shape[0],
+                                    shape[1], shape[2]);
     }
     return ref_store(p, y, REF_STORE_ACT);
 }
@@ -292,11 +294,11 @@ assay_status ref_ranks_grouped_linear_bwd(ref_pass *p, ref_tensor *dx, const ref
         const ref_param *w = ref_pass_param(p, r, weight);
         const int64_t *shape = w->shard.local_shape, *counts = tokens_per_expert->at[r].x;
         ASSAY_TRY(ref_piece_new(&p->arena, &dx->at[r], x->at[r].rows, shape[2]));
-        ref_grouped_linear_bwd_input(dx->at[r].x, dy->at[r].x, w->weight, counts, shape[0], shape[1],
-                                     shape[2]);
-        if (w->grad)
-            ref_grouped_linear_bwd_weight(w->grad, dy->at[r].x, x->at[r].x, counts, shape[0], shape[1],
+        ref_fast_grouped_linear_bwd_input(dx->at[r].x, dy->at[r].x, w->weight, counts, shape[0], shape[1],
                                           shape[2]);
+        if (w->grad)
+            ref_fast_grouped_linear_bwd_weight(w->grad, dy->at[r].x, x->at[r].x, counts, shape[0], shape[1],
+                                               shape[2]);
     }
     ref_store_main_grad(p, weight);
     return ref_store(p, dx, REF_STORE_ACT);

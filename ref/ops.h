@@ -1,4 +1,4 @@
-/* The reference operations: double precision, plain loops, OpenBLAS for matrix products.
+/* The reference operations: double precision, plain loops, libm.  ref/fast.h has the costly ones for speed.
  *
  * Outputs first, then inputs, then scalars and sizes.  `=` overwrites, `+=` accumulates.  Row-major,
  * contiguous.  A violated precondition is a bug (assert stays on in every build).  Nothing is allocated
@@ -112,10 +112,22 @@ void ref_cross_entropy_bwd(double *dlogits, const double *logits, const double *
 double ref_sum(const double *x, int64_t n);
 
 /* --- router.c ----------------------------------------------------------------------------------------------- */
+typedef enum {
+    REF_ROUTER_SOFTMAX_TOPK, /* softmax over all experts, then the best K of it */
+    REF_ROUTER_TOPK_SOFTMAX, /* the best K logits, then softmax over these */
+    REF_ROUTER_SIGMOID       /* sigmoid of each logit, then the best K */
+} ref_router_mode;
+/* From the two options of a model's configuration; pre_softmax has no meaning beside sigmoid. */
+static inline ref_router_mode ref_router_mode_of(assay_score_function score, bool pre_softmax)
+{
+    if (score == ASSAY_SCORE_SIGMOID)
+        return REF_ROUTER_SIGMOID;
+    return pre_softmax ? REF_ROUTER_SOFTMAX_TOPK : REF_ROUTER_TOPK_SOFTMAX;
+}
 typedef struct ref_router_desc {
     int64_t tokens, experts, topk;
-    assay_score_function score_function;
-    bool pre_softmax, norm_topk_prob;
+    ref_router_mode mode;
+    bool norm_topk_prob; /* divide the chosen scores by their sum; TOPK_SOFTMAX sums to 1 anyway */
     double scaling_factor;
     int64_t num_groups, group_topk; /* 0 = none */
 } ref_router_desc;

@@ -15,23 +15,24 @@ static assay_status logits_of(const replay *r, const char *slot, ref_router_desc
     return replay_divide(r, *logits, d->experts, &d->tokens);
 }
 
-static assay_status score_function(const replay *r, ref_router_desc *d)
+static assay_status router_mode(const replay *r, bool pre_softmax, ref_router_desc *d)
 {
     char name[16];
     ASSAY_TRY(replay_attr_string(r, "score_function", name, sizeof name));
-    d->score_function = strcmp(name, "sigmoid") == 0 ? ASSAY_SCORE_SIGMOID : ASSAY_SCORE_SOFTMAX;
-    ASSAY_CHECK(d->score_function == ASSAY_SCORE_SIGMOID || strcmp(name, "softmax") == 0,
-                ASSAY_INVALID_ARGUMENT, "%s: score_function: expected softmax or sigmoid, found '%s'", r->op,
-                name);
+    const bool sigmoid = strcmp(name, "sigmoid") == 0;
+    d->mode = ref_router_mode_of(sigmoid ? ASSAY_SCORE_SIGMOID : ASSAY_SCORE_SOFTMAX, pre_softmax);
+    ASSAY_CHECK(sigmoid || strcmp(name, "softmax") == 0, ASSAY_INVALID_ARGUMENT,
+                "%s: score_function: expected softmax or sigmoid, found '%s'", r->op, name);
     return ASSAY_OK;
 }
 
 /* After logits_of: everything else of the descriptor. */
 static assay_status router_attrs(const replay *r, ref_router_desc *d)
 {
-    ASSAY_TRY(score_function(r, d));
+    bool pre_softmax;
+    ASSAY_TRY(replay_attr_bool(r, "pre_softmax", &pre_softmax));
+    ASSAY_TRY(router_mode(r, pre_softmax, d));
     ASSAY_TRY(replay_attr_i64(r, "topk", 1, d->experts, &d->topk));
-    ASSAY_TRY(replay_attr_bool(r, "pre_softmax", &d->pre_softmax));
     ASSAY_TRY(replay_attr_bool(r, "norm_topk_prob", &d->norm_topk_prob));
     ASSAY_TRY(replay_attr_double(r, "scaling_factor", &d->scaling_factor));
     ASSAY_TRY(replay_attr_i64(r, "num_groups", 0, d->experts, &d->num_groups));
@@ -112,13 +113,13 @@ static assay_status router_bwd(const replay *r)
 
 static assay_status router_aux_fwd(const replay *r)
 {
-    ref_router_desc d = {.pre_softmax = true, .scaling_factor = 1.0};
+    ref_router_desc d = {.scaling_factor = 1.0};
     const ref_value *logits;
     ref_pair aux, sums, z;
     int64_t *indices, *counts;
     ref_decisions decisions;
     ASSAY_TRY(logits_of(r, "logits", &d, &logits));
-    ASSAY_TRY(score_function(r, &d));
+    ASSAY_TRY(router_mode(r, true, &d));
     ASSAY_TRY(replay_attr_i64(r, "topk", 1, d.experts, &d.topk));
     ASSAY_TRY(replay_out_real(r, "aux_scores", logits->count, ASSAY_F32, "exp", &aux));
     ASSAY_TRY(replay_out_integer(r, "aux_indices", d.tokens * d.topk, REF_VALUE_CHOICE, &indices));
@@ -178,7 +179,7 @@ static assay_status router_aux_bwd(const replay *r)
     const ref_value *logits, *counts, *old;
     ref_pair dlogits;
     ASSAY_TRY(logits_of(r, "logits", &d, &logits));
-    ASSAY_TRY(score_function(r, &d));
+    ASSAY_TRY(router_mode(r, true, &d));
     ASSAY_TRY(aux_attrs_read(r, true, &a, &d));
     ASSAY_TRY(replay_integer(r, "tokens_per_expert", d.experts, &counts));
     ASSAY_TRY(replay_real(r, "dlogits_in", logits->count, &old));

@@ -11,8 +11,8 @@ static ref_router_desc describe(const ref_pass *p, int64_t tokens)
     return (ref_router_desc){.tokens = tokens,
                              .experts = c->num_moe_experts,
                              .topk = c->moe_router_topk,
-                             .score_function = c->moe_router_score_function,
-                             .pre_softmax = c->moe_router_pre_softmax,
+                             .mode =
+                                 ref_router_mode_of(c->moe_router_score_function, c->moe_router_pre_softmax),
                              .norm_topk_prob = c->norm_topk_prob,
                              .scaling_factor = c->moe_router_topk_scaling_factor,
                              .num_groups = c->moe_router_num_groups,

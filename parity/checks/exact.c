@@ -47,15 +47,16 @@ static int64_t attr_int(const json_t *attrs, const char *key)
 static assay_status router_choice(const assay_trace_op *op, const ref_value *logits, ref_value *truth)
 {
     const char *score = json_string_value(json_object_get(op->attrs, "score_function"));
-    const ref_router_desc d = {.tokens = logits->shape[0],
-                               .experts = logits->shape[1],
-                               .topk = attr_int(op->attrs, "topk"),
-                               .score_function = score && strcmp(score, "sigmoid") == 0 ? ASSAY_SCORE_SIGMOID
-                                                                                        : ASSAY_SCORE_SOFTMAX,
-                               .pre_softmax = json_is_true(json_object_get(op->attrs, "pre_softmax")),
-                               .scaling_factor = 1.0,
-                               .num_groups = attr_int(op->attrs, "num_groups"),
-                               .group_topk = attr_int(op->attrs, "group_topk")};
+    const assay_score_function function =
+        score && strcmp(score, "sigmoid") == 0 ? ASSAY_SCORE_SIGMOID : ASSAY_SCORE_SOFTMAX;
+    const ref_router_desc d = {
+        .tokens = logits->shape[0],
+        .experts = logits->shape[1],
+        .topk = attr_int(op->attrs, "topk"),
+        .mode = ref_router_mode_of(function, json_is_true(json_object_get(op->attrs, "pre_softmax"))),
+        .scaling_factor = 1.0,
+        .num_groups = attr_int(op->attrs, "num_groups"),
+        .group_topk = attr_int(op->attrs, "group_topk")};
     double *scores = calloc((size_t)logits->count + 1, sizeof *scores);
     double *keys = calloc((size_t)logits->count + 1, sizeof *keys);
     truth->count = d.tokens * d.topk;

@@ -3,39 +3,85 @@
  * Row by row (forward, dQ) and key by key (dK, dV), so that memory grows with the sequence, not with its
  * square. The backward is conditioned on the recorded lse and o.  Formulas: docs/TOLERANCES.md, section 4. */
 #include "ref/bounds/bounds.h"
-#include "ref/ops/vector.h"
+#include "ref/fast/vector.h"
 
 #include <stdlib.h>
 
-/* What one row (or key) meets: n visible partners, packed.  All arrays hold `capacity` partners. */
+/* --- operands, packed once ---------------------------------------------------------------------------------- */
+
+/* A tensor [sequence, batch, heads, width] head by head: as rows [batch, heads, sequence, width] and as
+ * columns [batch, heads, width, stride], which are readable REF_PANEL beyond the sequence. */
+typedef struct packed {
+    double *rows, *columns;
+    int64_t sequence, batch, heads, width, stride;
+} packed;
+
+static void packed_free(packed *x)
+{
+    free(x->rows);
+    *x = (packed){0};
+}
+
+static bool packed_init(packed *p, const double *x, int64_t sequence, int64_t batch, int64_t heads,
+                        int64_t width)
+{
+    const int64_t pieces = batch * heads, stride = sequence + REF_PANEL;
+    double *at = malloc((size_t)(pieces * width * (sequence + stride) + 1) * sizeof *at);
+    *p = (packed){at, at ? at + pieces * width * sequence : NULL, sequence, batch, heads, width, stride};
+    if (!at)
+        return false;
+#pragma omp parallel for schedule(static) if (ref_vec_parallel(pieces * width * sequence))
+    for (int64_t piece = 0; piece < pieces; piece++) {
+        double *rows = p->rows + piece * sequence * width, *columns = p->columns + piece * width * stride;
+        for (int64_t i = 0; i < sequence; i++)
+            ref_vec_copy(rows + i * width, x + (i * pieces + piece) * width, width);
+        for (int64_t c = 0; c < width; c++) {
+            for (int64_t i = 0; i < sequence; i++)
+                columns[c * stride + i] = rows[i * width + c];
+            ref_vec_zero(columns + c * stride + sequence, REF_PANEL);
+        }
+    }
+    return true;
+}
+
+/* --- what one row (or key) meets ---------------------------------------------------------------------------- */
+
+/* Partners that are neighbours: of head `head`, sequence places start ... start+n-1. */
+typedef struct run {
+    int64_t head, start, n;
+} run;
+
+/* n visible partners.  Arrays hold `capacity` partners and a panel more. */
 typedef struct partners {
-    int64_t n, capacity;
+    int64_t n, n_runs, batch_row;
+    run *runs;
     double *s, *es;   /* dot products q k, later scaled scores, and their bounds */
     double *dp, *edp; /* dot products dO v */
     double *p, *ep;   /* probabilities: absolute error ep */
     double *ds, *eds; /* gradient of the scores */
-    double *rows;     /* [n, max(D, Dv)] packed partner rows */
-    double *columns;  /* [max(D, Dv), n] the same, transposed */
     double *lse, *delta, *edelta;
-    int64_t *index, *tile;
-    double *sum, *esum; /* [max(D, Dv)] */
+    double *gathered;             /* [capacity, max(D, Dv)] rows of several runs */
+    double *own, *size, *rounded; /* [max(D, Dv)] */
+    int64_t *place;               /* in the sequence */
 } partners;
 
 static void partners_free(partners *x)
 {
     free(x->s);
-    free(x->index);
+    free(x->place);
+    free(x->runs);
     *x = (partners){0};
 }
 
 static bool partners_init(partners *x, int64_t capacity, int64_t width)
 {
-    const int64_t n = capacity + 1, w = width + 1;
-    *x = (partners){.capacity = capacity};
-    double *at = malloc((size_t)(11 * n + 2 * n * w + 2 * w) * sizeof *at);
+    const int64_t n = capacity + REF_PANEL;
+    *x = (partners){0};
+    double *at = malloc((size_t)(11 * n + n * width + 3 * width) * sizeof *at);
     x->s = at;
-    x->index = malloc((size_t)(2 * n) * sizeof *x->index);
-    if (!at || !x->index) {
+    x->place = malloc((size_t)n * sizeof *x->place);
+    x->runs = malloc((size_t)n * sizeof *x->runs);
+    if (!at || !x->place || !x->runs) {
         partners_free(x);
         return false;
     }
@@ -43,12 +89,27 @@ static bool partners_init(partners *x, int64_t capacity, int64_t width)
                                &x->ds, &x->eds, &x->lse, &x->delta, &x->edelta};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++, at += n)
         *arrays[i] = at;
-    x->rows = at;
-    x->columns = at + n * w;
-    x->sum = at + 2 * n * w;
-    x->esum = x->sum + w;
-    x->tile = x->index + n;
+    x->gathered = at;
+    x->own = at + n * width;
+    x->size = x->own + width;
+    x->rounded = x->size + width;
     return true;
+}
+
+static void partners_clear(partners *z, int64_t batch_row)
+{
+    z->n = z->n_runs = 0;
+    z->batch_row = batch_row;
+}
+
+static void partners_add(partners *z, int64_t head, int64_t place)
+{
+    run *last = z->n_runs > 0 ? &z->runs[z->n_runs - 1] : NULL;
+    z->place[z->n++] = place;
+    if (last && last->head == head && last->start + last->n == place)
+        last->n++;
+    else
+        z->runs[z->n_runs++] = (run){head, place, 1};
 }
 
 static bool visible(const ref_attention_desc *d, int64_t query_row, int64_t key_row)
@@ -57,22 +118,43 @@ static bool visible(const ref_attention_desc *d, int64_t query_row, int64_t key_
     return k <= q && (!d->first_key || k >= d->first_key[query_row]) && (d->window == 0 || k > q - d->window);
 }
 
-/* Packs row index[i] of x (width w) into rows [n,w] and columns [w,n]. */
-static void pack(partners *z, const double *x, int64_t w)
+/* y, bound [n] = x [width] . partner.  A run is summed in whole panels: what they hold beyond it is
+ * overwritten by the next run, or ignored. */
+static void dots(double *y, double *bound, const partners *z, const double *x, const packed *other,
+                 const ref_order *order)
 {
-    for (int64_t i = 0; i < z->n; i++) {
-        const double *from = x + z->index[i] * w;
-        ref_vec_copy(z->rows + i * w, from, w);
-        for (int64_t c = 0; c < w; c++)
-            z->columns[c * z->n + i] = from[c];
+    int64_t at = 0;
+    for (int64_t i = 0; i < z->n_runs; at += z->runs[i++].n) {
+        const run *r = &z->runs[i];
+        const int64_t piece = z->batch_row * other->heads + r->head;
+        const double *columns = other->columns + piece * other->width * other->stride + r->start;
+        ref_sum_columns(y + at, bound + at, x, 1, columns, other->stride, other->width,
+                        (r->n + REF_PANEL - 1) / REF_PANEL * REF_PANEL, order);
     }
 }
 
+/* The partners' rows [n, width], one below the other. */
+static const double *partner_rows(const partners *z, const packed *other)
+{
+    const int64_t w = other->width;
+    double *to = z->gathered;
+    for (int64_t i = 0; i < z->n_runs; i++) {
+        const run *r = &z->runs[i];
+        const double *from =
+            other->rows + ((z->batch_row * other->heads + r->head) * other->sequence + r->start) * w;
+        if (z->n_runs == 1)
+            return from;
+        ref_vec_copy(to, from, r->n * w);
+        to += r->n * w;
+    }
+    return z->gathered;
+}
+
 /* s, es = scale (x . partner).  The scale is a constant of the kernel, the product with it one rounding. */
-static void scores(partners *z, const double *x, double scale, int64_t w, const ref_declared *d,
+static void scores(partners *z, const double *x, double scale, const packed *other, const ref_declared *d,
                    const ref_order *order)
 {
-    ref_sum_columns(z->s, z->es, x, 1, z->columns, z->n, w, z->n, order);
+    dots(z->s, z->es, z, x, other, order);
     for (int64_t i = 0; i < z->n; i++) {
         z->s[i] *= scale;
         z->es[i] =
@@ -86,6 +168,7 @@ typedef struct job {
     ref_order order, group_order; /* group_order: sums over the queries of all heads of a group */
     double u_p, eta_p;            /* rounding of P and dS before a product */
     const double *dout, *q, *k, *v, *o, *lse;
+    packed packed_q, packed_k, packed_v, packed_dout; /* what is met: keys by queries, queries by keys */
 } job;
 
 static void job_init(job *j, const ref_attention_desc *desc, assay_dtype p_dtype, const ref_declared *d)
@@ -118,9 +201,9 @@ static double softmax(partners *z, const job *j, ref_iv *lse, double *relative_s
     *steps = tile > 0 ? (double)((j->desc->seq_k + tile - 1) / tile) + merge : 0.0;
     for (int64_t i = 0; i < z->n; i++) {
         z->p[i] /= sum;
-        const double left = tile > 0 ? *steps - (double)(z->tile[i] / tile) : 0.0;
+        const double left = tile > 0 ? *steps - (double)(z->place[i] / tile) : 0.0;
         const double delta = z->es[i] + 2.0 * n->u * fabs(z->s[i] - max) + n->f + left * (n->f + 2.0 * n->u);
-        z->ep[i] = z->p[i] * expm1(delta) + n->tiny;
+        z->ep[i] = z->p[i] * iv_expm1(delta) + n->tiny;
         spread += z->ep[i];
     }
     *relative_sum = ref_sum_positive(z->p, z->n, &j->order) + 2.0 * n->u * *steps;
@@ -131,18 +214,41 @@ static double softmax(partners *z, const job *j, ref_iv *lse, double *relative_s
     return spread;
 }
 
+/* own [width] = sum ep |v - y| over n partners v */
+REF_WIDE static void value_errors(double *own, const double *v, const double *y, const double *ep, int64_t n,
+                                  int64_t width)
+{
+    for (int64_t c = 0; c < width; c++)
+        own[c] = 0.0;
+    for (int64_t i = 0; i < n; i++) {
+#pragma omp simd
+        for (int64_t c = 0; c < width; c++)
+            own[c] += ep[i] * fabs(v[i * width + c] - y[c]);
+    }
+}
+
+/* rounded [width] = sum (u p + eta) |v|: P rounded before the product; scratch [n] */
+static void rounding_errors(double *rounded, double *scratch, const partners *z, const double *v,
+                            const job *j, int64_t width)
+{
+    ref_vec_zero(rounded, width);
+    if (j->u_p == 0.0 && j->eta_p == 0.0)
+        return;
+    for (int64_t i = 0; i < z->n; i++)
+        scratch[i] = j->u_p * z->p[i] + j->eta_p;
+    ref_sum_magnitudes(rounded, scratch, v, width, z->n, width);
+}
+
 static void fwd_row(ref_pair o, ref_pair lse, partners *z, const job *j, int64_t query_row, int64_t a)
 {
     const ref_attention_desc *d = j->desc;
     const ref_num *n = &j->d->num;
     const int64_t g = a / (d->heads / d->groups), b = query_row % d->batch, at = query_row * d->heads + a;
     double *y = o.y + at * d->head_dim_v, *bound = o.b + at * d->head_dim_v;
-    z->n = 0;
+    partners_clear(z, b);
     for (int64_t i = 0; i < d->seq_k; i++)
-        if (visible(d, query_row, i * d->batch + b)) {
-            z->tile[z->n] = i;
-            z->index[z->n++] = (i * d->batch + b) * d->groups + g;
-        }
+        if (visible(d, query_row, i * d->batch + b))
+            partners_add(z, g, i);
     if (z->n == 0) {
         ref_vec_zero(y, d->head_dim_v);
         ref_vec_zero(bound, d->head_dim_v);
@@ -150,31 +256,35 @@ static void fwd_row(ref_pair o, ref_pair lse, partners *z, const job *j, int64_t
         lse.b[at] = 0.0;
         return;
     }
-    pack(z, j->k, d->head_dim);
-    scores(z, j->q + at * d->head_dim, d->scale, d->head_dim, j->d, &j->order);
+    scores(z, j->q + at * d->head_dim, d->scale, &j->packed_k, j->d, &j->order);
     ref_iv l;
     double sum_error, steps;
     const double spread = softmax(z, j, &l, &sum_error, &steps);
     lse.y[at] = l.v;
     lse.b[at] = l.b;
-    pack(z, j->v, d->head_dim_v);
-    ref_sum_columns(y, bound, z->p, 1, z->rows, d->head_dim_v, z->n, d->head_dim_v, &j->order);
+    const double *rows = partner_rows(z, &j->packed_v);
+    ref_sum_columns(y, bound, z->p, 1, rows, d->head_dim_v, z->n, d->head_dim_v, &j->order);
+    value_errors(z->own, rows, y, z->ep, z->n, d->head_dim_v);
+    rounding_errors(z->rounded, z->ds, z, rows, j, d->head_dim_v);
+    ref_vec_zero(z->size, d->head_dim_v);
+    if (steps > 0.0)
+        ref_sum_magnitudes(z->size, z->p, rows, d->head_dim_v, z->n, d->head_dim_v);
     /* Two passes may multiply with exp(S - lse) instead of dividing: lse's own roundings do not cancel then.
      */
     const double common = sum_error + 2.0 * n->u +
                           (j->d->tile > 0 ? 0.0 : (n->f + 2.0 * n->u) * (1.0 + fabs(l.v)) + n->u * fabs(l.v));
     for (int64_t c = 0; c < d->head_dim_v; c++) {
-        double from_p = 0.0, rounded_p = 0.0, magnitude = 0.0;
-        for (int64_t i = 0; i < z->n; i++) {
-            const double v = z->rows[i * d->head_dim_v + c];
-            from_p += z->ep[i] * fabs(v - y[c]);
-            magnitude += z->p[i] * fabs(v);
-            rounded_p += (j->u_p * z->p[i] + j->eta_p) * fabs(v);
-        }
         const double first =
-            from_p + rounded_p + bound[c] + steps * 2.0 * n->u * magnitude + common * fabs(y[c]);
+            z->own[c] + z->rounded[c] + bound[c] + steps * 2.0 * n->u * z->size[c] + common * fabs(y[c]);
         bound[c] = first * (1.0 + 2.0 * (spread + sum_error)) / (1.0 - fmin(spread, 0.5)) + n->eta;
     }
+}
+
+/* Work goes head by head, so that the packed operands of a head stay in the cache: item i of [heads, batch,
+ * sequence] is this row of [sequence, batch]. */
+static int64_t row_of(int64_t i, int64_t sequence, int64_t batch)
+{
+    return i % sequence * batch + i / sequence % batch;
 }
 
 assay_status ref_bound_attention_fwd(ref_pair o, ref_pair lse, const double *q, const double *k,
@@ -182,23 +292,26 @@ assay_status ref_bound_attention_fwd(ref_pair o, ref_pair lse, const double *q, 
                                      const ref_declared *d)
 {
     const int64_t width = desc->head_dim > desc->head_dim_v ? desc->head_dim : desc->head_dim_v;
-    bool failed = false;
     job j;
     job_init(&j, desc, p_dtype, d);
     j.q = q;
-    j.k = k;
-    j.v = v;
+    const bool unpacked =
+        !packed_init(&j.packed_k, k, desc->seq_k, desc->batch, desc->groups, desc->head_dim) ||
+        !packed_init(&j.packed_v, v, desc->seq_k, desc->batch, desc->groups, desc->head_dim_v);
+    bool failed = false;
 #pragma omp parallel reduction(|| : failed)
     {
         partners z;
-        const bool ok = partners_init(&z, desc->seq_k, width);
+        const bool ok = partners_init(&z, desc->seq_k, width) && !unpacked;
         failed = !ok;
 #pragma omp for schedule(dynamic, 8)
         for (int64_t i = 0; i < desc->seq_q * desc->batch * desc->heads; i++)
             if (ok)
-                fwd_row(o, lse, &z, &j, i / desc->heads, i % desc->heads);
+                fwd_row(o, lse, &z, &j, row_of(i, desc->seq_q, desc->batch), i / (desc->seq_q * desc->batch));
         partners_free(&z);
     }
+    packed_free(&j.packed_k);
+    packed_free(&j.packed_v);
     ASSAY_CHECK(!failed, ASSAY_OUT_OF_MEMORY, "attention_fwd: %lld keys of %lld", (long long)desc->seq_k,
                 (long long)width);
     return ASSAY_OK;
@@ -213,7 +326,7 @@ static void bwd_pairs(partners *z, const job *j)
         const double shift = z->s[i] - z->lse[i];
         const double delta = z->es[i] + n->u * (fabs(shift) + fabs(z->s[i]) + fabs(z->lse[i])) + n->f;
         z->p[i] = exp(shift);
-        z->ep[i] = z->p[i] * expm1(delta) + n->tiny;
+        z->ep[i] = z->p[i] * iv_expm1(delta) + n->tiny;
         const ref_iv inner = iv_sub(n, (ref_iv){z->dp[i], z->edp[i]}, (ref_iv){z->delta[i], z->edelta[i]});
         const ref_iv ds = iv_mul(n, (ref_iv){z->p[i], z->ep[i]}, inner);
         z->ds[i] = ds.v;
@@ -224,17 +337,17 @@ static void bwd_pairs(partners *z, const job *j)
     }
 }
 
-/* out [width] = factor sum_i t_i rows_i with errors et of the t */
+/* out [width] = factor sum_i t_i partner_i with errors et of the t */
 static void weighted_rows(ref_pair out, int64_t at, partners *z, const double *t, const double *et,
-                          double factor, int64_t width, const ref_order *order, const ref_num *n)
+                          double factor, const packed *other, const ref_order *order, const ref_num *n)
 {
+    const int64_t width = other->width;
+    const double *rows = partner_rows(z, other);
     double *y = out.y + at, *b = out.b + at;
-    ref_sum_columns(y, b, t, 1, z->rows, width, z->n, width, order);
+    ref_sum_columns(y, b, t, 1, rows, width, z->n, width, order);
+    ref_sum_magnitudes(z->own, et, rows, width, z->n, width);
     for (int64_t c = 0; c < width; c++) {
-        double own = 0.0;
-        for (int64_t i = 0; i < z->n; i++)
-            own += et[i] * fabs(z->rows[i * width + c]);
-        const double sum = b[c] + own * (1.0 + 2.0 * (double)z->n * order->u);
+        const double sum = b[c] + z->own[c] * (1.0 + 2.0 * (double)z->n * order->u);
         y[c] *= factor;
         b[c] =
             factor == 1.0 ? sum : fabs(factor) * sum * (1.0 + 4.0 * n->u) + 2.0 * n->u * fabs(y[c]) + n->eta;
@@ -253,21 +366,18 @@ static void bwd_query(ref_pair dq, partners *z, const job *j, int64_t query_row,
     const ref_attention_desc *d = j->desc;
     const int64_t g = a / (d->heads / d->groups), b = query_row % d->batch, at = query_row * d->heads + a;
     const ref_iv delta = row_delta(j, at);
-    z->n = 0;
+    partners_clear(z, b);
     for (int64_t i = 0; i < d->seq_k; i++)
         if (visible(d, query_row, i * d->batch + b)) {
             z->lse[z->n] = j->lse[at];
             z->delta[z->n] = delta.v;
             z->edelta[z->n] = delta.b;
-            z->index[z->n++] = (i * d->batch + b) * d->groups + g;
+            partners_add(z, g, i);
         }
-    pack(z, j->v, d->head_dim_v);
-    ref_sum_columns(z->dp, z->edp, j->dout + at * d->head_dim_v, 1, z->columns, z->n, d->head_dim_v, z->n,
-                    &j->order);
-    pack(z, j->k, d->head_dim);
-    scores(z, j->q + at * d->head_dim, d->scale, d->head_dim, j->d, &j->order);
+    dots(z->dp, z->edp, z, j->dout + at * d->head_dim_v, &j->packed_v, &j->order);
+    scores(z, j->q + at * d->head_dim, d->scale, &j->packed_k, j->d, &j->order);
     bwd_pairs(z, j);
-    weighted_rows(dq, at * d->head_dim, z, z->ds, z->eds, d->scale, d->head_dim, &j->order, &j->d->num);
+    weighted_rows(dq, at * d->head_dim, z, z->ds, z->eds, d->scale, &j->packed_k, &j->order, &j->d->num);
 }
 
 /* deltas [Tq, A]: D_i of every query row */
@@ -276,7 +386,7 @@ static void bwd_key(ref_pair dk, ref_pair dv, partners *z, const job *j, const r
 {
     const ref_attention_desc *d = j->desc;
     const int64_t ratio = d->heads / d->groups, b = key_row % d->batch, at = key_row * d->groups + g;
-    z->n = 0;
+    partners_clear(z, b);
     for (int64_t a = g * ratio; a < (g + 1) * ratio; a++)
         for (int64_t i = 0; i < d->seq_q; i++) {
             const int64_t query_row = i * d->batch + b, from = query_row * d->heads + a;
@@ -285,17 +395,14 @@ static void bwd_key(ref_pair dk, ref_pair dv, partners *z, const job *j, const r
             z->lse[z->n] = j->lse[from];
             z->delta[z->n] = deltas[from].v;
             z->edelta[z->n] = deltas[from].b;
-            z->index[z->n++] = from;
+            partners_add(z, a, i);
         }
-    pack(z, j->dout, d->head_dim_v);
-    ref_sum_columns(z->dp, z->edp, j->v + at * d->head_dim_v, 1, z->columns, z->n, d->head_dim_v, z->n,
-                    &j->order);
-    pack(z, j->q, d->head_dim);
-    scores(z, j->k + at * d->head_dim, d->scale, d->head_dim, j->d, &j->order);
+    dots(z->dp, z->edp, z, j->v + at * d->head_dim_v, &j->packed_dout, &j->order);
+    scores(z, j->k + at * d->head_dim, d->scale, &j->packed_q, j->d, &j->order);
     bwd_pairs(z, j);
-    weighted_rows(dk, at * d->head_dim, z, z->ds, z->eds, d->scale, d->head_dim, &j->group_order, &j->d->num);
-    pack(z, j->dout, d->head_dim_v);
-    weighted_rows(dv, at * d->head_dim_v, z, z->p, z->ep, 1.0, d->head_dim_v, &j->group_order, &j->d->num);
+    weighted_rows(dk, at * d->head_dim, z, z->ds, z->eds, d->scale, &j->packed_q, &j->group_order,
+                  &j->d->num);
+    weighted_rows(dv, at * d->head_dim_v, z, z->p, z->ep, 1.0, &j->packed_dout, &j->group_order, &j->d->num);
 }
 
 assay_status ref_bound_attention_bwd(ref_pair dq, ref_pair dk, ref_pair dv, const double *dout,
@@ -308,28 +415,43 @@ assay_status ref_bound_attention_bwd(ref_pair dq, ref_pair dk, ref_pair dv, cons
     const int64_t capacity = desc->seq_k > group_queries ? desc->seq_k : group_queries;
     const int64_t queries = desc->seq_q * desc->batch * desc->heads;
     ref_iv *deltas = malloc((size_t)(queries + 1) * sizeof *deltas);
-    bool failed = deltas == NULL;
     job j;
     job_init(&j, desc, p_dtype, d);
-    j = (job){desc, d, j.order, j.group_order, j.u_p, j.eta_p, dout, q, k, v, o, lse};
+    j.dout = dout;
+    j.q = q;
+    j.k = k;
+    j.v = v;
+    j.o = o;
+    j.lse = lse;
+    const bool unpacked =
+        !deltas || !packed_init(&j.packed_q, q, desc->seq_q, desc->batch, desc->heads, desc->head_dim) ||
+        !packed_init(&j.packed_dout, dout, desc->seq_q, desc->batch, desc->heads, desc->head_dim_v) ||
+        !packed_init(&j.packed_k, k, desc->seq_k, desc->batch, desc->groups, desc->head_dim) ||
+        !packed_init(&j.packed_v, v, desc->seq_k, desc->batch, desc->groups, desc->head_dim_v);
     for (int64_t i = 0; deltas && i < queries; i++)
         deltas[i] = row_delta(&j, i);
+    bool failed = false;
 #pragma omp parallel reduction(|| : failed)
     {
         partners z;
-        const bool ok = partners_init(&z, capacity, width) && deltas;
-        failed = failed || !ok;
+        const bool ok = partners_init(&z, capacity, width) && !unpacked;
+        failed = !ok;
 #pragma omp for schedule(dynamic, 8)
         for (int64_t i = 0; i < queries; i++)
             if (ok)
-                bwd_query(dq, &z, &j, i / desc->heads, i % desc->heads);
+                bwd_query(dq, &z, &j, row_of(i, desc->seq_q, desc->batch), i / (desc->seq_q * desc->batch));
 #pragma omp for schedule(dynamic, 8)
         for (int64_t i = 0; i < desc->seq_k * desc->batch * desc->groups; i++)
             if (ok)
-                bwd_key(dk, dv, &z, &j, deltas, i / desc->groups, i % desc->groups);
+                bwd_key(dk, dv, &z, &j, deltas, row_of(i, desc->seq_k, desc->batch),
+                        i / (desc->seq_k * desc->batch));
         partners_free(&z);
     }
     free(deltas);
+    packed_free(&j.packed_q);
+    packed_free(&j.packed_dout);
+    packed_free(&j.packed_k);
+    packed_free(&j.packed_v);
     ASSAY_CHECK(!failed, ASSAY_OUT_OF_MEMORY, "attention_bwd: %lld keys of %lld", (long long)desc->seq_k,
                 (long long)width);
     return ASSAY_OK;

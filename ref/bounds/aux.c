@@ -26,7 +26,7 @@ static ref_iv softmax_row(ref_iv *e, const double *l, int64_t n, const ref_num *
 static void aux_row(ref_iv *a, ref_iv *sum, const double *l, const ref_router_desc *desc, const ref_num *n)
 {
     *sum = iv_exact(1.0);
-    if (desc->score_function == ASSAY_SCORE_SOFTMAX) {
+    if (desc->mode != REF_ROUTER_SIGMOID) {
         (void)softmax_row(a, l, desc->experts, n);
         return;
     }
@@ -134,7 +134,7 @@ void ref_bound_router_aux_bwd(ref_pair dlogits, const double *logits, const int6
             ref_iv da = iv_mul(n, a[j], iv_sub(n, count, dot));
             /* also a n - a dot */
             da.b += n->u * a[j].v * (fabs(count.v) + fabs(dot.v));
-            if (desc->score_function == ASSAY_SCORE_SIGMOID)
+            if (desc->mode == REF_ROUTER_SIGMOID)
                 da = iv_mul(n, da, iv_sub(n, iv_exact(1.0), iv_mul(n, a[j], sum)));
             const ref_iv aux = iv_mul(n, aux_weight, da), z = iv_mul(n, z_weight, iv_mul(n, lse, p[j]));
             ref_iv total = iv_add(n, aux, z);

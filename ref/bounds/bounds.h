@@ -26,7 +26,16 @@ typedef struct ref_declared {
 assay_status ref_declared_of(ref_declared *out, const assay_arith *arith, const char *op);
 
 /* Stores z; takes the last rounding off when the output has the accumulate format. */
-void ref_pair_set(ref_pair out, int64_t i, ref_iv z, const ref_num *num);
+static inline void ref_pair_set(ref_pair out, int64_t i, ref_iv z, const ref_num *num)
+{
+    if (out.same) {
+        /* z.b = b + u (|v| + b) with b the bound before the last rounding; 2^-50: the reference's own error */
+        const double before = (z.b - num->u * fabs(z.v)) / (1.0 + num->u);
+        z.b = (before > 0.0 ? before : 0.0) + 0x1p-50 * fabs(z.v);
+    }
+    out.y[i] = z.v;
+    out.b[i] = z.b;
+}
 
 /* --- linear.c; `old` is the accumulated target before */
 assay_status ref_bound_linear_fwd(ref_pair y, const double *x, const double *w, const double *bias, int64_t t,

@@ -27,11 +27,10 @@ void ref_bound_swiglu_fwd(ref_pair y, const double *x, const double *probs, int6
     }
 }
 
-/* s(1 + g(1-s)).  Its errors are taken relative to s(1 + |g|(1-s)), so that s + g s (1-s) and similar forms
+/* s(1 + g(1-s)), s = sigmoid(g).  Its errors are taken relative to s(1 + |g|(1-s)), so that s + g s (1-s) and similar forms
  * are covered where the sum cancels. */
-static ref_iv silu_slope(const ref_num *n, double gate)
+static ref_iv silu_slope(const ref_num *n, double gate, ref_iv s)
 {
-    const ref_iv s = iv_sigmoid(n, gate);
     const ref_iv rest = iv_sub(n, iv_exact(1.0), s);
     const ref_iv inner = iv_add(n, iv_exact(1.0), iv_mul(n, iv_exact(gate), rest));
     ref_iv z = iv_mul(n, s, inner);
@@ -46,12 +45,12 @@ static void swiglu_bwd_row(ref_pair dx, ref_pair dprobs, double *terms, int64_t 
     for (int64_t j = 0; j < f; j++) {
         const double gate = x[j], up = x[f + j];
         const ref_iv p = iv_exact(probs ? probs[i] : 1.0), g = iv_exact(dy[j]);
-        const ref_iv silu = iv_mul(n, iv_exact(gate), iv_sigmoid(n, gate));
+        const ref_iv s = iv_sigmoid(n, gate), silu = iv_mul(n, iv_exact(gate), s);
         const ref_iv h = iv_mul(n, g, iv_mul(n, silu, iv_exact(up)));
         const ref_iv gp = probs ? iv_mul(n, g, p) : g;
         terms[j] = h.v;
         terms[f + j] = h.b;
-        ref_pair_set(dx, i * 2 * f + j, iv_mul(n, iv_mul(n, gp, iv_exact(up)), silu_slope(n, gate)), n);
+        ref_pair_set(dx, i * 2 * f + j, iv_mul(n, iv_mul(n, gp, iv_exact(up)), silu_slope(n, gate, s)), n);
         ref_pair_set(dx, i * 2 * f + f + j, iv_mul(n, gp, silu), n);
     }
     if (probs) {

@@ -16,20 +16,26 @@ typedef struct task {
     int64_t last_stride, m, inner, columns;
 } task;
 
-enum { PANEL = 8 };
-
-/* Columns c0 .. c0+width of every row; panel [inner, width] is packed: walking down a wide matrix would meet
- * the same few cache lines again and again. */
-static void panel_rows(const task *p, double *panel, int64_t c0, int64_t width, const ref_declared *d)
+/* b in panels [inner, REF_PANEL] one after the other, the last filled up with zeros: walking down a wide matrix
+ * would meet the same few cache lines again and again. */
+static void pack_panel(double *panel, const task *p, int64_t c0)
 {
     for (int64_t k = 0; k < p->inner; k++)
-        for (int64_t c = 0; c < width; c++)
-            panel[k * width + c] = p->b[k * p->ldb + (c0 + c) * p->b_stride];
-    for (int64_t i = 0; i < p->m; i++) {
+        for (int64_t c = 0; c < REF_PANEL; c++)
+            panel[k * REF_PANEL + c] = c0 + c < p->columns ? p->b[k * p->ldb + (c0 + c) * p->b_stride] : 0.0;
+}
+
+/* Rows i0 ... i1-1 of the columns of one panel. */
+static void panel_rows(const task *p, const double *panel, int64_t c0, int64_t i0, int64_t i1,
+                       const ref_declared *d)
+{
+    const int64_t width = p->columns - c0 < REF_PANEL ? p->columns - c0 : REF_PANEL;
+    ref_sum_panel(p->out.y + i0 * p->columns + c0, p->out.b + i0 * p->columns + c0, p->columns,
+                  p->a ? p->a + i0 * p->row_stride : NULL, p->row_stride, p->lda, i1 - i0, panel, p->inner,
+                  width, &d->order);
+    for (int64_t i = i0; p->last && i < i1; i++) {
         double *y = p->out.y + i * p->columns + c0, *bound = p->out.b + i * p->columns + c0;
-        ref_sum_columns(y, bound, p->a ? p->a + i * p->row_stride : NULL, p->lda, panel, width, p->inner,
-                        width, &d->order);
-        for (int64_t c = 0; p->last && c < width; c++) {
+        for (int64_t c = 0; c < width; c++) {
             const double sum = y[c] + p->last[i * p->last_stride + c0 + c];
             /* an empty sum leaves the other summand as it is */
             if (p->inner > 0)
@@ -39,20 +45,25 @@ static void panel_rows(const task *p, double *panel, int64_t c0, int64_t width, 
     }
 }
 
+/* A block of rows stays in the cache while all panels pass by. */
 static assay_status product(const task *p, const char *op, const ref_declared *d)
 {
-    bool failed = false;
-#pragma omp parallel if (ref_vec_parallel(p->m * p->inner * p->columns)) reduction(|| : failed)
+    enum { ROWS = 64 };
+    const int64_t panels = (p->columns + REF_PANEL - 1) / REF_PANEL, size = p->inner * REF_PANEL;
+    double *packed = malloc(((size_t)(panels * size) + 1) * sizeof *packed);
+    ASSAY_CHECK(packed, ASSAY_OUT_OF_MEMORY, "%s: %lld panels of %lld rows", op, (long long)panels,
+                (long long)p->inner);
+#pragma omp parallel if (ref_vec_parallel(p->m * p->inner * p->columns))
     {
-        double *panel = malloc(((size_t)p->inner * PANEL + 1) * sizeof *panel);
-        failed = panel == NULL;
 #pragma omp for schedule(static)
-        for (int64_t c0 = 0; c0 < p->columns; c0 += PANEL)
-            if (panel)
-                panel_rows(p, panel, c0, p->columns - c0 < PANEL ? p->columns - c0 : PANEL, d);
-        free(panel);
+        for (int64_t c = 0; c < panels; c++)
+            pack_panel(packed + c * size, p, c * REF_PANEL);
+#pragma omp for collapse(2) schedule(static)
+        for (int64_t i0 = 0; i0 < p->m; i0 += ROWS)
+            for (int64_t c = 0; c < panels; c++)
+                panel_rows(p, packed + c * size, c * REF_PANEL, i0, p->m - i0 < ROWS ? p->m : i0 + ROWS, d);
     }
-    ASSAY_CHECK(!failed, ASSAY_OUT_OF_MEMORY, "%s: a panel of %lld rows", op, (long long)p->inner);
+    free(packed);
     return ASSAY_OK;
 }
 
@@ -70,6 +81,18 @@ assay_status ref_bound_linear_bwd_input(ref_pair dx, const double *dy, const dou
     return product(&p, "linear_bwd_input", d);
 }
 
+/* y [n,t] = x [t,n]^T, a block of cache lines at a time */
+static void transpose(double *y, const double *x, int64_t t, int64_t n)
+{
+    enum { SIDE = 8 };
+#pragma omp parallel for schedule(static) if (ref_vec_parallel(t * n))
+    for (int64_t i0 = 0; i0 < t; i0 += SIDE)
+        for (int64_t j0 = 0; j0 < n; j0 += SIDE)
+            for (int64_t j = j0; j < n && j < j0 + SIDE; j++)
+                for (int64_t i = i0; i < t && i < i0 + SIDE; i++)
+                    y[j * t + i] = x[i * n + j];
+}
+
 assay_status ref_bound_linear_bwd_weight(ref_pair dweight, const double *dy, const double *x,
                                          const double *old, int64_t t, int64_t n, int64_t k,
                                          const ref_declared *d)
@@ -77,9 +100,7 @@ assay_status ref_bound_linear_bwd_weight(ref_pair dweight, const double *dy, con
     double *columns = malloc(((size_t)(t * n) + 1) * sizeof *columns);
     ASSAY_CHECK(columns, ASSAY_OUT_OF_MEMORY, "linear_bwd_weight: %lld x %lld gradients", (long long)t,
                 (long long)n);
-    for (int64_t i = 0; i < t; i++)
-        for (int64_t j = 0; j < n; j++)
-            columns[j * t + i] = dy[i * n + j];
+    transpose(columns, dy, t, n);
     const task p = {dweight, columns, x, old, t, 1, 1, k, k, n, t, k};
     const assay_status st = product(&p, "linear_bwd_weight", d);
     free(columns);

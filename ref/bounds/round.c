@@ -2,6 +2,7 @@
 #include "ref/replay.h"
 
 #include <math.h>
+#include <string.h>
 
 /* Largest finite number of the format. */
 static double format_max(assay_dtype dtype)
@@ -12,16 +13,25 @@ static double format_max(assay_dtype dtype)
     return ldexp(2.0 - ldexp(1.0, 1 - assay_dtype_precision(dtype)), assay_dtype_emax(dtype));
 }
 
+/* 2^e of a double, normal or subnormal. */
+static double power_of_two(int e)
+{
+    const int bias = 1023, digits = 52;
+    uint64_t bits = e > -bias ? (uint64_t)(e + bias) << digits : (uint64_t)1 << (e + bias + digits - 1);
+    double x;
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
+
 double ref_ulp(double x, assay_dtype dtype)
 {
     const int p = assay_dtype_precision(dtype), emin = assay_dtype_emin(dtype);
-    int e = 0;
-    if (!isfinite(x))
-        return fabs(x);
-    (void)frexp(x, &e); /* |x| in [2^(e-1), 2^e) */
-    if (x == 0.0 || e - 1 < emin)
-        e = emin + 1;
-    return ldexp(1.0, e - p);
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    const int exponent = (int)(bits >> 52 & 0x7ff) - 1023; /* |x| in [2^exponent, 2^(exponent+1)) */
+    if (exponent == 1024)
+        return fabs(x); /* infinite or not a number */
+    return power_of_two((exponent < emin ? emin : exponent) - p + 1);
 }
 
 double ref_round(double x, assay_dtype dtype)

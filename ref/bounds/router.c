@@ -6,11 +6,6 @@
 
 static const double SIGMOID_SUM_EPS = 1e-20;
 
-static bool post_softmax(const ref_router_desc *d)
-{
-    return d->score_function == ASSAY_SCORE_SOFTMAX && !d->pre_softmax;
-}
-
 /* e [n]: terms of a softmax relative to their maximum, own errors only (the error of the divisor is common).
  */
 static void softmax_terms(ref_iv *e, const double *x, const int64_t *index, int64_t n, const ref_num *num)
@@ -44,14 +39,16 @@ void ref_bound_router_scores(ref_pair scores, ref_pair keys, const double *logit
     for (int64_t i = 0; i < desc->tokens; i++) {
         const double *l = logits + i * experts;
         ref_iv e[ASSAY_MAX_EXPERTS];
-        if (desc->score_function == ASSAY_SCORE_SOFTMAX && desc->pre_softmax) {
+        if (desc->mode == REF_ROUTER_SOFTMAX_TOPK) {
             softmax_terms(e, l, NULL, experts, n);
             normalise(e, experts, 0.0, n);
         }
         for (int64_t j = 0; j < experts; j++) {
             const int64_t at = i * experts + j;
-            const bool sigmoid = desc->score_function == ASSAY_SCORE_SIGMOID;
-            const ref_iv s = sigmoid ? iv_sigmoid(n, l[j]) : post_softmax(desc) ? iv_exact(l[j]) : e[j];
+            const bool sigmoid = desc->mode == REF_ROUTER_SIGMOID;
+            const ref_iv s = sigmoid                                 ? iv_sigmoid(n, l[j])
+                             : desc->mode == REF_ROUTER_TOPK_SOFTMAX ? iv_exact(l[j])
+                                                                     : e[j];
             const ref_iv key = sigmoid && expert_bias ? iv_add(n, s, iv_exact(expert_bias[j])) : s;
             scores.y[at] = s.v;
             scores.b[at] = s.b;
@@ -254,7 +251,7 @@ void ref_bound_router_choice(int64_t *taken, const int64_t *candidate, ref_pair 
                              ref_decisions *out)
 {
     const int64_t e = desc->experts, k = desc->topk;
-    const bool biased = expert_bias && desc->score_function == ASSAY_SCORE_SIGMOID;
+    const bool biased = expert_bias && desc->mode == REF_ROUTER_SIGMOID;
     row r = {.bias = biased ? expert_bias : NULL, .d = desc};
     r.size = desc->num_groups ? e / desc->num_groups : (e > 0 ? e : 1);
     r.best = desc->num_groups ? k / desc->group_topk : 0;
@@ -291,7 +288,7 @@ void ref_bound_router_probs(ref_pair probs, const double *logits, const int64_t 
 {
     const ref_num *n = &d->num;
     const int64_t k = desc->topk;
-    const bool sigmoid = desc->score_function == ASSAY_SCORE_SIGMOID;
+    const bool sigmoid = desc->mode == REF_ROUTER_SIGMOID;
     ref_iv p[ASSAY_MAX_EXPERTS];
     for (int64_t i = 0; i < desc->tokens; i++) {
         const double *l = logits + i * desc->experts;
@@ -301,12 +298,12 @@ void ref_bound_router_probs(ref_pair probs, const double *logits, const int64_t 
                 p[j] = iv_sigmoid(n, l[index[j]]);
             if (desc->norm_topk_prob && k > 1)
                 normalise(p, k, SIGMOID_SUM_EPS, n);
-        } else if (post_softmax(desc) || desc->norm_topk_prob) {
+        } else if (desc->mode == REF_ROUTER_TOPK_SOFTMAX || desc->norm_topk_prob) {
             /* softmax over E divided by the sum of the chosen is the softmax over the chosen, with two more
              * divisions */
             softmax_terms(p, l, index, k, n);
             normalise(p, k, 0.0, n);
-            for (int64_t j = 0; desc->pre_softmax && j < k; j++)
+            for (int64_t j = 0; desc->mode == REF_ROUTER_SOFTMAX_TOPK && j < k; j++)
                 p[j].b += 4.0 * n->u * p[j].v;
         } else {
             ref_iv all[ASSAY_MAX_EXPERTS];
@@ -328,7 +325,7 @@ void ref_bound_router_probs(ref_pair probs, const double *logits, const int64_t 
 static void probs_bwd(ref_iv *ds, const double *dprobs, const double *scores, const int64_t *index,
                       const ref_router_desc *desc, const ref_num *n)
 {
-    const bool sigmoid = desc->score_function == ASSAY_SCORE_SIGMOID;
+    const bool sigmoid = desc->mode == REF_ROUTER_SIGMOID;
     const ref_iv factor = desc->scaling_factor == 1.0 ? iv_exact(1.0) : iv_constant(n, desc->scaling_factor);
     ref_iv s[ASSAY_MAX_EXPERTS], t[ASSAY_MAX_EXPERTS];
     for (int64_t j = 0; j < desc->topk; j++) {
@@ -373,7 +370,7 @@ void ref_bound_router_bwd(ref_pair dlogits, const double *dprobs, const int64_t 
         const int64_t *index = indices + i * k;
         for (int64_t j = 0; j < e; j++)
             out[j] = iv_exact(0.0);
-        if (post_softmax(desc)) {
+        if (desc->mode == REF_ROUTER_TOPK_SOFTMAX) {
             ref_iv chosen[ASSAY_MAX_EXPERTS];
             softmax_terms(p, s, index, k, n);
             normalise(p, k, 0.0, n);
@@ -391,7 +388,7 @@ void ref_bound_router_bwd(ref_pair dlogits, const double *dprobs, const int64_t 
             }
             for (int64_t j = 0; j < k; j++)
                 g[index[j]] = ds[j];
-            if (desc->score_function == ASSAY_SCORE_SIGMOID)
+            if (desc->mode == REF_ROUTER_SIGMOID)
                 for (int64_t j = 0; j < k; j++) {
                     const ref_iv rest = iv_sub(n, iv_exact(1.0), p[index[j]]);
                     out[index[j]] = iv_mul(n, ds[j], iv_mul(n, p[index[j]], rest));

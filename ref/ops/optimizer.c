@@ -5,31 +5,21 @@
 
 #include <math.h>
 
-REF_WIDE static void adamw_block(double *param, double *exp_avg, double *exp_avg_sq, const double *grad,
-                                 const ref_adamw_desc *d, int64_t n)
-{
-    const ref_adamw_desc c = *d;
-    const double correction1 = 1.0 - pow(c.beta1, (double)c.step);
-    const double correction2 = 1.0 - pow(c.beta2, (double)c.step);
-#pragma omp simd
-    for (int64_t i = 0; i < n; i++) {
-        const double g = grad[i] * c.grad_scale;
-        const double m = c.beta1 * exp_avg[i] + (1.0 - c.beta1) * g;
-        const double v = c.beta2 * exp_avg_sq[i] + (1.0 - c.beta2) * g * g;
-        exp_avg[i] = m;
-        exp_avg_sq[i] = v;
-        param[i] -= c.lr * (m / correction1 / (sqrt(v / correction2) + c.eps) + c.weight_decay * param[i]);
-    }
-}
-
 void ref_adamw(double *param, double *exp_avg, double *exp_avg_sq, const double *grad,
                const ref_adamw_desc *d, int64_t n)
 {
-    enum { BLOCK = 4096 };
     assert(d->step >= 1);
-#pragma omp parallel for schedule(static) if (ref_vec_parallel(n * 8))
-    for (int64_t i = 0; i < n; i += BLOCK)
-        adamw_block(param + i, exp_avg + i, exp_avg_sq + i, grad + i, d, n - i < BLOCK ? n - i : BLOCK);
+    const double correction1 = 1.0 - pow(d->beta1, (double)d->step);
+    const double correction2 = 1.0 - pow(d->beta2, (double)d->step);
+#pragma omp parallel for simd schedule(static) if (ref_vec_parallel(n * 8))
+    for (int64_t i = 0; i < n; i++) {
+        const double g = grad[i] * d->grad_scale;
+        const double m = d->beta1 * exp_avg[i] + (1.0 - d->beta1) * g;
+        const double v = d->beta2 * exp_avg_sq[i] + (1.0 - d->beta2) * g * g;
+        exp_avg[i] = m;
+        exp_avg_sq[i] = v;
+        param[i] -= d->lr * (m / correction1 / (sqrt(v / correction2) + d->eps) + d->weight_decay * param[i]);
+    }
 }
 
 /* Blocks of 1024 in four chains, blocks added in order: the error does not grow with n in practice. */

@@ -32,16 +32,11 @@ static double softmax(double *y, const double *x, int64_t n)
     return max + log(sum);
 }
 
-static bool post_softmax(const ref_router_desc *d)
-{
-    return d->score_function == ASSAY_SCORE_SOFTMAX && !d->pre_softmax;
-}
-
 static bool normalised(const ref_router_desc *d)
 {
-    if (d->score_function == ASSAY_SCORE_SIGMOID)
+    if (d->mode == REF_ROUTER_SIGMOID)
         return d->norm_topk_prob && d->topk > 1;
-    return d->pre_softmax && d->norm_topk_prob;
+    return d->mode == REF_ROUTER_SOFTMAX_TOPK && d->norm_topk_prob;
 }
 
 void ref_router_scores(double *scores, double *keys, const double *logits, const double *expert_bias,
@@ -51,15 +46,20 @@ void ref_router_scores(double *scores, double *keys, const double *logits, const
     for (int64_t i = 0; i < d->tokens; i++) {
         double *s = scores + i * e, *key = keys + i * e;
         const double *l = logits + i * e;
-        if (d->score_function == ASSAY_SCORE_SIGMOID)
+        switch (d->mode) {
+        case REF_ROUTER_SOFTMAX_TOPK:
+            (void)softmax(s, l, e);
+            break;
+        case REF_ROUTER_TOPK_SOFTMAX:
+            ref_vec_copy(s, l, e);
+            break;
+        case REF_ROUTER_SIGMOID:
             for (int64_t j = 0; j < e; j++)
                 s[j] = sigmoid(l[j]);
-        else if (d->pre_softmax)
-            (void)softmax(s, l, e);
-        else
-            ref_vec_copy(s, l, e);
+            break;
+        }
         for (int64_t j = 0; j < e; j++)
-            key[j] = s[j] + (expert_bias && d->score_function == ASSAY_SCORE_SIGMOID ? expert_bias[j] : 0.0);
+            key[j] = s[j] + (expert_bias && d->mode == REF_ROUTER_SIGMOID ? expert_bias[j] : 0.0);
     }
 }
 
@@ -144,15 +144,15 @@ void ref_router_probs(double *probs, const double *scores, const double *logits,
 {
     const int64_t e = d->experts, k = d->topk;
     for (int64_t i = 0; i < d->tokens; i++) {
-        const double *from = (post_softmax(d) ? logits : scores) + i * e;
+        const double *from = (d->mode == REF_ROUTER_TOPK_SOFTMAX ? logits : scores) + i * e;
         double *p = probs + i * k;
-        double sum = d->score_function == ASSAY_SCORE_SIGMOID ? SIGMOID_SUM_EPS : 0.0;
+        double sum = d->mode == REF_ROUTER_SIGMOID ? SIGMOID_SUM_EPS : 0.0;
         for (int64_t j = 0; j < k; j++) {
             assert(indices[i * k + j] >= 0 && indices[i * k + j] < e);
             p[j] = from[indices[i * k + j]];
             sum += p[j];
         }
-        if (post_softmax(d))
+        if (d->mode == REF_ROUTER_TOPK_SOFTMAX)
             (void)softmax(p, p, k);
         for (int64_t j = 0; j < k; j++)
             p[j] = (normalised(d) ? p[j] / sum : p[j]) * d->scaling_factor;
@@ -162,7 +162,7 @@ void ref_router_probs(double *probs, const double *scores, const double *logits,
 /* ds [K] from dprobs [K] of one token, chosen scores s [K]; out may not alias. */
 static void probs_bwd(double *ds, const double *dprobs, const double *s, const ref_router_desc *d)
 {
-    double sum = d->score_function == ASSAY_SCORE_SIGMOID ? SIGMOID_SUM_EPS : 0.0, dot = 0.0;
+    double sum = d->mode == REF_ROUTER_SIGMOID ? SIGMOID_SUM_EPS : 0.0, dot = 0.0;
     for (int64_t j = 0; j < d->topk; j++)
         sum += s[j];
     for (int64_t j = 0; j < d->topk; j++)
@@ -184,9 +184,9 @@ void ref_router_bwd(double *dlogits, const double *dprobs, const int64_t *indice
         double *dl = dlogits + i * e, dot = 0.0;
         for (int64_t j = 0; j < k; j++) {
             assert(index[j] >= 0 && index[j] < e);
-            chosen[j] = (post_softmax(d) ? logits : scores)[i * e + index[j]];
+            chosen[j] = (d->mode == REF_ROUTER_TOPK_SOFTMAX ? logits : scores)[i * e + index[j]];
         }
-        if (post_softmax(d)) {
+        if (d->mode == REF_ROUTER_TOPK_SOFTMAX) {
             (void)softmax(chosen, chosen, k);
             for (int64_t j = 0; j < k; j++)
                 dot += chosen[j] * dprobs[i * k + j];
@@ -200,15 +200,14 @@ void ref_router_bwd(double *dlogits, const double *dprobs, const int64_t *indice
             dot += ds[j] * chosen[j];
         }
         for (int64_t j = 0; j < e; j++)
-            dl[j] =
-                d->score_function == ASSAY_SCORE_SIGMOID ? dl[j] * s[j] * (1.0 - s[j]) : s[j] * (dl[j] - dot);
+            dl[j] = d->mode == REF_ROUTER_SIGMOID ? dl[j] * s[j] * (1.0 - s[j]) : s[j] * (dl[j] - dot);
     }
 }
 
 /* One row of aux scores; returns the sum that divided the sigmoids (1 for softmax). */
 static double aux_row(double *a, const double *logits, const ref_router_desc *d)
 {
-    if (d->score_function == ASSAY_SCORE_SOFTMAX) {
+    if (d->mode != REF_ROUTER_SIGMOID) {
         (void)softmax(a, logits, d->experts);
         return 1.0;
     }
@@ -291,7 +290,7 @@ void ref_router_aux_bwd(double *dlogits, const double *logits, const int64_t *gr
         for (int64_t j = 0; j < e; j++) {
             double da = a[j] * ((double)group_counts[j] - dot);
             /* a_j = s_j / sum: the derivative of s_j is s_j (1 - s_j), and s_j = a_j sum. */
-            if (d->score_function == ASSAY_SCORE_SIGMOID)
+            if (d->mode == REF_ROUTER_SIGMOID)
                 da *= 1.0 - a[j] * sum;
             dlogits[i * e + j] += loss_scale * (weight * da + z_weight * lse * p[j]);
         }

@@ -29,15 +29,11 @@ static void add_attrs(trial *x, const router_case *c)
 
 static ref_router_desc desc_of(const router_case *c)
 {
-    return (ref_router_desc){T,
-                             E,
-                             c->topk,
-                             c->sigmoid ? ASSAY_SCORE_SIGMOID : ASSAY_SCORE_SOFTMAX,
-                             c->pre,
-                             c->norm,
-                             c->scaling,
-                             c->groups,
-                             c->group_topk};
+    return (ref_router_desc){
+        T,         E,
+        c->topk,   ref_router_mode_of(c->sigmoid ? ASSAY_SCORE_SIGMOID : ASSAY_SCORE_SOFTMAX, c->pre),
+        c->norm,   c->scaling,
+        c->groups, c->group_topk};
 }
 
 static float sigmoidf(float x)
@@ -202,8 +198,8 @@ static trial tiny(const double *logits, const int64_t *choice, bool sigmoid)
     double *probs = trial_out(&x, "probs", ASSAY_F32, SHAPE(1, 2)),
            *scores = trial_out(&x, "scores", ASSAY_F32, SHAPE(1, 4));
     double keys[4];
-    const ref_router_desc d = {1,   4, 2, sigmoid ? ASSAY_SCORE_SIGMOID : ASSAY_SCORE_SOFTMAX, true, false,
-                               1.0, 0, 0};
+    const ref_router_desc d = {1,     4,   2, sigmoid ? REF_ROUTER_SIGMOID : REF_ROUTER_SOFTMAX_TOPK,
+                               false, 1.0, 0, 0};
     memcpy(indices, choice, 2 * sizeof *indices);
     ref_router_scores(scores, keys, logits, NULL, &d);
     if (choice[0] >= 0 && choice[1] < 4)
@@ -259,7 +255,7 @@ Test(ref_bounds_router, nearly_tied_groups)
     for (int i = 0; i < 3; i++) {
         trial x = trial_new("router_fwd", assay_arith_elementwise());
         const router_case c = {true, false, true, false, 2, 3, 1, 1.0};
-        const ref_router_desc d = {1, 6, 2, ASSAY_SCORE_SIGMOID, false, true, 1.0, 3, 1};
+        const ref_router_desc d = {1, 6, 2, REF_ROUTER_SIGMOID, true, 1.0, 3, 1};
         add_attrs(&x, &c);
         memcpy(trial_in(&x, "logits", ASSAY_F32, new_real(6), SHAPE(1, 6)), logits, sizeof logits);
         int64_t *indices = trial_out_int(&x, "indices", SHAPE(1, 2));
@@ -312,7 +308,7 @@ Test(ref_bounds_router, auxiliary_losses_hold)
                 double *sums = trial_out(&x, "score_sums", ASSAY_F32, SHAPE(E)),
                        *z = trial_out(&x, "z_sum", ASSAY_F32, SHAPE(1));
                 const ref_router_desc d = {
-                    T, E, 2, sigmoid ? ASSAY_SCORE_SIGMOID : ASSAY_SCORE_SOFTMAX, true, false, 1.0, 0, 0};
+                    T, E, 2, sigmoid ? REF_ROUTER_SIGMOID : REF_ROUTER_SOFTMAX_TOPK, false, 1.0, 0, 0};
                 float lse[T], a[T][E], column[T];
                 for (int64_t i = 0; i < T; i++) {
                     aux_row(a[i], logits + i * E, sigmoid, &lse[i]);

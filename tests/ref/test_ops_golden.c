@@ -197,8 +197,8 @@ static void router_file(const char *name)
     const ref_router_desc desc = {t,
                                   e,
                                   k,
-                                  sigmoid ? ASSAY_SCORE_SIGMOID : ASSAY_SCORE_SOFTMAX,
-                                  golden_attr(f, "pre_softmax") != 0.0,
+                                  ref_router_mode_of(sigmoid ? ASSAY_SCORE_SIGMOID : ASSAY_SCORE_SOFTMAX,
+                                                     golden_attr(f, "pre_softmax") != 0.0),
                                   golden_attr(f, "norm_topk_prob") != 0.0,
                                   golden_attr(f, "scaling_factor"),
                                   (int64_t)golden_attr(f, "num_groups"),
@@ -234,7 +234,8 @@ static void aux_file(const char *name, assay_score_function score)
 {
     assay_tensorfile *f = golden_open(name);
     const int64_t t = golden_dim(f, "logits", 0), e = golden_dim(f, "logits", 1);
-    const ref_router_desc desc = {t, e, (int64_t)golden_attr(f, "topk"), score, true, false, 1.0, 0, 0};
+    const ref_router_desc desc = {
+        t, e, (int64_t)golden_attr(f, "topk"), ref_router_mode_of(score, true), false, 1.0, 0, 0};
     double *logits = golden_real(f, "logits"), *dloss = golden_real(f, "dloss");
     double *aux = new_real(t * e), *sums = new_real(e), z_sum = NOT_A_NUMBER,
            losses[2] = {NOT_A_NUMBER, NOT_A_NUMBER};
@@ -265,7 +266,7 @@ Test(ref_golden, z_loss)
 {
     assay_tensorfile *f = golden_open("z_loss");
     const int64_t t = golden_dim(f, "logits", 0), e = golden_dim(f, "logits", 1);
-    const ref_router_desc desc = {t, e, 1, ASSAY_SCORE_SOFTMAX, true, false, 1.0, 0, 0};
+    const ref_router_desc desc = {t, e, 1, REF_ROUTER_SOFTMAX_TOPK, false, 1.0, 0, 0};
     double *logits = golden_real(f, "logits"), *dloss = golden_real(f, "dloss");
     double *aux = new_real(t * e), *sums = new_real(e), z_sum = NOT_A_NUMBER,
            losses[2] = {NOT_A_NUMBER, NOT_A_NUMBER};

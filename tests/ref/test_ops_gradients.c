@@ -364,8 +364,9 @@ Test(ref_gradients, router)
         const ref_router_desc d = {.tokens = 7,
                                    .experts = 8,
                                    .topk = kind % 2 ? 1 : 3,
-                                   .score_function = kind >= 8 ? ASSAY_SCORE_SIGMOID : ASSAY_SCORE_SOFTMAX,
-                                   .pre_softmax = kind >= 4 && kind < 8,
+                                   .mode = kind >= 8   ? REF_ROUTER_SIGMOID
+                                           : kind >= 4 ? REF_ROUTER_SOFTMAX_TOPK
+                                                       : REF_ROUTER_TOPK_SOFTMAX,
                                    .norm_topk_prob = kind / 2 % 2 == 1,
                                    .scaling_factor = 1.7};
         router_case c = {random_normal(&r, 56),
@@ -406,8 +407,8 @@ Test(ref_gradients, auxiliary_losses)
 {
     test_rng r = {8};
     for (int sigmoid = 0; sigmoid < 2; sigmoid++) {
-        const ref_router_desc d = {
-            9, 6, 2, sigmoid ? ASSAY_SCORE_SIGMOID : ASSAY_SCORE_SOFTMAX, true, false, 1.0, 0, 0};
+        const ref_router_desc d = {9,     6,   2, sigmoid ? REF_ROUTER_SIGMOID : REF_ROUTER_SOFTMAX_TOPK,
+                                   false, 1.0, 0, 0};
         aux_case c = {random_normal(&r, 54),
                       new_real(54),
                       new_real(6),

@@ -1,0 +1,121 @@
+/* Inner loops of the sums: full blocks of columns in the widest vectors of the machine, few columns one by one. */
+#include "ref/bounds/chain.h"
+
+#include <math.h>
+#include <stdbool.h>
+#include <stddef.h>
+
+enum { COLUMNS = REF_CHAIN_COLUMNS, MAX_VECTORS = 8 };
+
+/* --- one set of loops for each width of vectors; the bits are the same in all --------------------------------- */
+
+#define LOOPS(name) name##_any
+#define TARGET
+#define LANES 2
+#define TALL 1
+#define FLAT 1
+#include "ref/bounds/chain_loops.h"
+
+#if defined(__x86_64__)
+#define LOOPS(name) name##_avx2
+#define TARGET __attribute__((target("avx2")))
+#define LANES 4
+#define TALL 2
+#define FLAT 2
+#include "ref/bounds/chain_loops.h"
+
+#define LOOPS(name) name##_avx512
+#define TARGET __attribute__((target("avx512f")))
+#define LANES 8
+#define TALL 8
+#define FLAT 4
+#include "ref/bounds/chain_loops.h"
+#endif
+
+typedef struct loops {
+    void (*chain)(ref_cells *z, const ref_terms *x, int64_t k0, int64_t k1, int64_t rows, int64_t blocks,
+                  ref_chain_wants wants);
+    void (*tensor)(ref_cells *z, const ref_terms *x, int64_t k0, int64_t k1, int64_t rows, int64_t blocks,
+                   const ref_steps *t);
+} loops;
+
+static loops best(void)
+{
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx512f"))
+        return (loops){chain_avx512, tensor_avx512};
+    if (__builtin_cpu_supports("avx2"))
+        return (loops){chain_avx2, tensor_avx2};
+#endif
+    return (loops){chain_any, tensor_any};
+}
+
+/* --- fewer columns than a block ------------------------------------------------------------------------------- */
+
+static double term(const ref_terms *x, int64_t row, int64_t k, int64_t c)
+{
+    return (x->a ? x->a[row * x->row_stride + k * x->lda] : 1.0) * x->b[k * x->ldb + c];
+}
+
+static void chain_narrow(ref_cells *z, const ref_terms *x, int64_t k0, int64_t k1)
+{
+    for (int64_t c = 0; c < x->columns; c++) {
+        double s = 0.0, r = 0.0, g = 0.0;
+        for (int64_t k = k0; k < k1; k++) {
+            const double p = term(x, 0, k, c);
+            s += p;
+            r += fabs(s);
+            g += fabs(p);
+        }
+        z->s[c] = s;
+        z->r[c] = r;
+        z->g[c] = g;
+    }
+}
+
+static void tensor_narrow(ref_cells *z, const ref_terms *x, int64_t k0, int64_t k1, const ref_steps *t)
+{
+    const double own = 0x1p-53 * (double)(t->k_step + 1);
+    for (int64_t c = 0; c < x->columns; c++) {
+        double s = 0.0, b = 0.0;
+        for (int64_t k = k0; k < k1; k += t->k_step) {
+            const int64_t end = k1 - k < t->k_step ? k1 : k + t->k_step;
+            double largest = 0.0, step = 0.0;
+            for (int64_t j = k; j < end; j++) {
+                const double p = term(x, 0, j, c);
+                largest = fabs(p) > largest ? fabs(p) : largest;
+                step += p;
+            }
+            const double aligned = largest > fabs(s) + b ? largest : fabs(s) + b;
+            s += step;
+            b += (double)(t->k_step + 1) * t->align * aligned;
+            b += 2.0 * t->u * (fabs(s) + b) + t->eta;
+            b += own * (double)t->k_step * largest + own * aligned;
+        }
+        z->s[c] = s;
+        z->r[c] = b;
+    }
+}
+
+/* --- */
+
+void ref_chain(ref_cells *z, const ref_terms *x, int64_t k0, int64_t k1, int64_t rows, int64_t blocks,
+               ref_chain_wants wants)
+{
+    if (x->columns == COLUMNS)
+        best().chain(z, x, k0, k1, rows, blocks, wants);
+    else
+        chain_narrow(z, x, k0, k1);
+    for (int64_t i = 0; (wants & REF_CHAIN_MAGNITUDES) && i < rows; i++)
+        for (int64_t c = 0; c < blocks * x->columns; c++)
+            z->first[i * COLUMNS + c] = k0 < k1 ? fabs(term(x, i, k0, c)) : 0.0;
+}
+
+void ref_tensor_chain(ref_cells *z, const ref_terms *x, int64_t k0, int64_t k1, int64_t rows, int64_t blocks,
+                      const ref_steps *steps)
+{
+    if (x->columns == COLUMNS)
+        best().tensor(z, x, k0, k1, rows, blocks, steps);
+    else
+        tensor_narrow(z, x, k0, k1, steps);
+}
