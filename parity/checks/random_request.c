@@ -1,0 +1,339 @@
+/* Requests with random inputs: every operation of the table at every size, in one data mode.  Zero-mean values show
+ * missing terms (sums nearly cancel), one-signed values show sums that are kept too narrow (they grow).  Statistics that
+ * an earlier operation would have left are the reference's, rounded as they are stored. */
+#include "parity/checks/random_request.h"
+
+#include "core/base/philox.h"
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_SYMBOLS = 16 };
+
+typedef struct sizes {
+    int n;
+    char name[MAX_SYMBOLS][8];
+    int64_t value[MAX_SYMBOLS];
+} sizes;
+
+/* One request under construction: every input so far, hidden ones too. */
+typedef struct draft {
+    parity_ask *q;
+    parity_data_mode mode;
+    const parity_ask_row *row;
+    sizes s;
+    json_t *derivation; /* attributes of derivations alone */
+    ref_value values[ASK_MAX_SLOTS];
+    int n;
+} draft;
+
+/* --- size rows ---------------------------------------------------------------------------------------------- */
+
+static bool find_symbol(const sizes *s, const char *name, size_t length, int64_t *value)
+{
+    for (int i = 0; i < s->n; i++)
+        if (strlen(s->name[i]) == length && strncmp(s->name[i], name, length) == 0) {
+            *value = s->value[i];
+            return true;
+        }
+    return false;
+}
+
+static assay_status symbol(const draft *d, const char *name, size_t length, int64_t *value)
+{
+    ASSAY_CHECK(find_symbol(&d->s, name, length, value), ASSAY_INTERNAL, "request: %s: no size %.*s",
+                d->row->op, (int)length, name);
+    return ASSAY_OK;
+}
+
+static void put_attr(const draft *d, json_t *attrs, const char *key, const char *text)
+{
+    int64_t value;
+    char *end;
+    const double real = strtod(text, &end);
+    json_t *v;
+    if (find_symbol(&d->s, text, strlen(text), &value))
+        v = json_integer(value);
+    else if (strcmp(text, "true") == 0 || strcmp(text, "false") == 0)
+        v = json_boolean(text[0] == 't');
+    else if (*end == '\0' && strpbrk(text, ".e") == NULL)
+        v = json_integer((json_int_t)real);
+    else
+        v = *end == '\0' ? json_real(real) : json_string(text);
+    json_object_set_new(attrs, key, v);
+}
+
+/* "T=3 K=5 | eps=1e-5 topk=K": symbols go to d->s, attributes to the request, behind a second bar to derivations. */
+static void read_sizes(draft *d, const char *text)
+{
+    int bars = 0;
+    for (const char *p = text; *p != '\0';) {
+        const size_t length = strcspn(p, " ");
+        const char *equals = memchr(p, '=', length);
+        char key[48], value[48];
+        if (length == 1 && *p == '|') {
+            bars++;
+        } else if (equals != NULL) {
+            snprintf(key, sizeof key, "%.*s", (int)(equals - p), p);
+            snprintf(value, sizeof value, "%.*s", (int)(length - (size_t)(equals + 1 - p)), equals + 1);
+            if (bars > 0) {
+                put_attr(d, bars == 1 ? d->q->attrs : d->derivation, key, value);
+            } else if (d->s.n < MAX_SYMBOLS) {
+                snprintf(d->s.name[d->s.n], sizeof d->s.name[0], "%.7s", key);
+                d->s.value[d->s.n++] = strtoll(value, NULL, 10);
+            }
+        }
+        p += length;
+        p += strspn(p, " ");
+    }
+}
+
+static assay_status shape_of(const draft *d, const char *text, ref_value *v)
+{
+    v->count = 1;
+    for (const char *p = text; *p != '\0'; p += *p == ',') {
+        const size_t length = strcspn(p, ",");
+        ASSAY_TRY(symbol(d, p, length, &v->shape[v->ndim]));
+        v->count *= v->shape[v->ndim++];
+        p += length;
+    }
+    return ASSAY_OK;
+}
+
+/* --- values ------------------------------------------------------------------------------------------------- */
+
+static uint64_t draw(const draft *d, int64_t i, uint64_t below)
+{
+    return assay_philox_below((uint64_t)d->q->n, 100 + (uint64_t)d->n, (uint64_t)i, below);
+}
+
+/* In [0, 1), a multiple of 2^-20. */
+static double uniform(const draft *d, int64_t i)
+{
+    return (double)draw(d, i, 1 << 20) * 0x1p-20;
+}
+
+static double mode_value(const draft *d, const parity_ask_slot *slot, int64_t i)
+{
+    const double u = uniform(d, i), scale = slot->scale != 0.0 ? slot->scale : 1.0;
+    return scale * (d->mode == PARITY_ZERO_MEAN ? 2.0 * u - 1.0 : 0.25 + 0.75 * u);
+}
+
+static double real_value(const draft *d, const parity_ask_slot *slot, int64_t i)
+{
+    const double turn = 8.0 * atan(1.0);
+    switch (slot->fill) {
+    case ASK_POSITIVE:
+        return (slot->scale != 0.0 ? slot->scale : 1.0) * uniform(d, i);
+    case ASK_TURN_COS:
+        return cos(turn * (double)assay_philox_below((uint64_t)d->q->n, 7, (uint64_t)i, 1 << 20) * 0x1p-20);
+    case ASK_TURN_SIN:
+        return sin(turn * (double)assay_philox_below((uint64_t)d->q->n, 7, (uint64_t)i, 1 << 20) * 0x1p-20);
+    default:
+        return mode_value(d, slot, i);
+    }
+}
+
+static int64_t attr_of(const draft *d, const char *key)
+{
+    return json_integer_value(json_object_get(d->q->attrs, key));
+}
+
+/* `of` is the symbol that the slot names: the limit, or the sum. */
+static void fill_counts(const draft *d, ref_value *v, int64_t of)
+{
+    for (int64_t i = 0; i < of && v->count > 0; i++)
+        v->ivalue[draw(d, i, (uint64_t)(v->count + 1) / 2 + 1) % (uint64_t)v->count]++;
+}
+
+/* Rows of different experts, ascending. */
+static void fill_choice(const draft *d, ref_value *v, int64_t experts)
+{
+    const int64_t k = v->ndim == 2 ? v->shape[1] : 1;
+    for (int64_t row = 0; row < v->count / (k > 0 ? k : 1); row++) {
+        int64_t left = k;
+        for (int64_t e = 0; e < experts && left > 0; e++)
+            if ((int64_t)draw(d, row * experts + e, (uint64_t)(experts - e)) < left)
+                v->ivalue[row * k + k - left--] = e;
+    }
+}
+
+static void fill_shuffle(const draft *d, ref_value *v)
+{
+    for (int64_t i = 0; i < v->count; i++) {
+        const int64_t j = (int64_t)draw(d, i, (uint64_t)i + 1);
+        v->ivalue[i] = v->ivalue[j];
+        v->ivalue[j] = i;
+    }
+}
+
+static int64_t integer_value(const draft *d, const parity_ask_slot *slot, int64_t i, int64_t of)
+{
+    int64_t v = 0, batch = 1, q = 0, k = 0;
+    (void)find_symbol(&d->s, "V", 1, &v);
+    (void)find_symbol(&d->s, "B", 1, &batch);
+    (void)find_symbol(&d->s, "Sq", 2, &q);
+    (void)find_symbol(&d->s, "Sk", 2, &k);
+    switch (slot->fill) {
+    case ASK_TARGETS:
+        if (draw(d, i, 4) == 0)
+            return -100;
+        return attr_of(d, "vocab_start") + (int64_t)draw(d, i + (1 << 20), (uint64_t)v);
+    case ASK_IDS:
+        return (int64_t)draw(d, i, (uint64_t)(v + 2 * attr_of(d, "vocab_start") + 1));
+    case ASK_QUERY_POSITION:
+        return k - q + i / batch;
+    case ASK_KEY_POSITION:
+        return i / batch;
+    case ASK_FIRST_KEY:
+        return (k - q + i / batch) / 3 * 2;
+    default:
+        return (int64_t)draw(d, i, (uint64_t)of);
+    }
+}
+
+static assay_status fill_integers(const draft *d, const parity_ask_slot *slot, ref_value *v)
+{
+    int64_t of = 1;
+    if (slot->of != NULL)
+        ASSAY_TRY(symbol(d, slot->of, strlen(slot->of), &of));
+    if (slot->fill == ASK_COUNTS)
+        fill_counts(d, v, of);
+    else if (slot->fill == ASK_CHOICE)
+        fill_choice(d, v, of);
+    else if (slot->fill == ASK_SHUFFLE)
+        fill_shuffle(d, v);
+    else
+        for (int64_t i = 0; i < v->count; i++)
+            v->ivalue[i] = integer_value(d, slot, i, of);
+    return ASSAY_OK;
+}
+
+/* Takes slot "lse" out of what the reference makes of "attention_fwd" on the inputs so far. */
+static assay_status derive(const draft *d, const parity_ask_slot *slot, ref_value *v)
+{
+    char op[48];
+    const char *dot = strchr(slot->of, '.');
+    const assay_arith arith = assay_arith_elementwise();
+    ref_replay_result result;
+    snprintf(op, sizeof op, "%.*s", (int)(dot - slot->of), slot->of);
+    json_t *attrs = json_copy(d->q->attrs);
+    json_object_update(attrs, d->derivation);
+    const assay_status made = ref_replay(op, attrs, &arith, d->values, d->n, NULL, 0, &result);
+    json_decref(attrs);
+    ASSAY_TRY(made);
+    ref_value *from = NULL;
+    for (int i = 0; i < result.n_outputs; i++)
+        if (strcmp(result.outputs[i].slot, dot + 1) == 0)
+            from = &result.outputs[i];
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK_GOTO(from != NULL && from->count == v->count, ASSAY_INTERNAL, st, done,
+                     "request: %s: the reference has no %s of %lld elements", d->row->op, slot->of,
+                     (long long)v->count);
+    v->dtype = from->ivalue != NULL ? ASSAY_I64 : strcmp(slot->name, "o") == 0 ? d->q->act : ASSAY_F32;
+    for (int64_t i = 0; i < v->count && from->ivalue != NULL; i++)
+        v->ivalue[i] = from->ivalue[i];
+    for (int64_t i = 0; i < v->count && from->ivalue == NULL; i++)
+        v->value[i] = ref_round(from->value[i], v->dtype);
+done:
+    ref_replay_free(&result);
+    return st;
+}
+
+static assay_dtype dtype_of(const draft *d, parity_ask_fill fill)
+{
+    switch (fill) {
+    case ASK_ACT:
+        return d->q->act;
+    case ASK_F32:
+    case ASK_POSITIVE:
+    case ASK_TURN_COS:
+    case ASK_TURN_SIN:
+    case ASK_FROM: /* derive() knows */
+        return ASSAY_F32;
+    default:
+        return ASSAY_I64;
+    }
+}
+
+/* --- a request ---------------------------------------------------------------------------------------------- */
+
+static double from_value(const parity_ask *q, int64_t i)
+{
+    return q->values[i];
+}
+
+static void write_slot(draft *d, const ref_value *v)
+{
+    if (v->dtype == ASSAY_I64) {
+        parity_ask_bytes(d->q, v->slot, ASSAY_I64, v->ndim, v->shape, v->ivalue);
+        return;
+    }
+    d->q->values = v->value;
+    parity_ask_real(d->q, v->slot, v->dtype, v->ndim, v->shape, from_value);
+    d->q->values = NULL;
+}
+
+static assay_status add_slot(draft *d, const parity_ask_slot *slot)
+{
+    int64_t present = 1;
+    ref_value *v = &d->values[d->n];
+    memset(v, 0, sizeof *v);
+    if (slot->when != NULL)
+        ASSAY_TRY(symbol(d, slot->when, strlen(slot->when), &present));
+    if (present == 0)
+        return ASSAY_OK;
+    snprintf(v->slot, sizeof v->slot, "%s", slot->name);
+    v->dtype = dtype_of(d, slot->fill);
+    ASSAY_TRY(shape_of(d, slot->shape, v));
+    v->value = calloc((size_t)v->count + 1, sizeof *v->value);
+    v->ivalue = calloc((size_t)v->count + 1, sizeof *v->ivalue);
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK_GOTO(v->value != NULL && v->ivalue != NULL, ASSAY_OUT_OF_MEMORY, st, done, "request: %s",
+                     d->row->op);
+    if (slot->fill == ASK_FROM)
+        ASSAY_TRY_GOTO(derive(d, slot, v), st, done);
+    else if (v->dtype == ASSAY_I64)
+        ASSAY_TRY_GOTO(fill_integers(d, slot, v), st, done);
+    for (int64_t i = 0; i < v->count && v->dtype != ASSAY_I64 && slot->fill != ASK_FROM; i++)
+        v->value[i] = ref_round(real_value(d, slot, i), v->dtype);
+    if (!slot->hidden)
+        write_slot(d, v);
+done:
+    /* The replay takes the array that is there for the kind. */
+    free(v->dtype == ASSAY_I64 ? (void *)v->value : (void *)v->ivalue);
+    if (v->dtype == ASSAY_I64)
+        v->value = NULL;
+    else
+        v->ivalue = NULL;
+    d->n++;
+    return st;
+}
+
+static assay_status ask(parity_ask *q, const parity_ask_row *row, const char *text, parity_data_mode mode)
+{
+    draft d = {.q = q, .mode = mode, .row = row};
+    assay_status st = ASSAY_OK;
+    parity_ask_begin(q, row->op);
+    d.derivation = json_object();
+    read_sizes(&d, text);
+    for (int i = 0; i < ASK_MAX_SLOTS && row->slots[i].name != NULL && st == ASSAY_OK; i++)
+        st = add_slot(&d, &row->slots[i]);
+    if (st == ASSAY_OK)
+        parity_ask_finish(q);
+    json_decref(d.derivation);
+    for (int i = 0; i < d.n; i++) {
+        free(d.values[i].value);
+        free(d.values[i].ivalue);
+    }
+    return st;
+}
+
+void parity_ask_random(parity_ask *q, parity_data_mode mode)
+{
+    static const char *const tiers[PARITY_MODE_COUNT] = {"local.zero_mean", "local.one_signed"};
+    q->tier = tiers[mode];
+    for (const parity_ask_row *row = parity_ask_table; row->op != NULL; row++)
+        for (int i = 0; i < ASK_MAX_SIZES && row->sizes[i] != NULL && q->st == ASSAY_OK; i++)
+            q->st = ask(q, row, row->sizes[i], mode);
+}

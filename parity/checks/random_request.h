@@ -1,0 +1,49 @@
+/* The table of the random requests: for each operation its inputs, and sizes worth trying.  Private to parity/checks/. */
+#ifndef PARITY_RANDOM_REQUEST_H
+#define PARITY_RANDOM_REQUEST_H
+
+#include "parity/checks/request.h"
+
+typedef enum {
+    ASK_ACT,      /* activation dtype, values of the data mode */
+    ASK_F32,      /* F32, values of the data mode */
+    ASK_POSITIVE, /* F32, never negative: second moments, probabilities */
+    ASK_TURN_COS, /* F32: cosine and sine of one random angle per element */
+    ASK_TURN_SIN,
+    ASK_BELOW,          /* I64 in [0, symbol `of`) */
+    ASK_IDS,            /* I64 ids, some outside [vocab_start, vocab_start + V) */
+    ASK_TARGETS,        /* ... and some -100 */
+    ASK_COUNTS,         /* I64 [n] that sum to symbol `of`, some 0 */
+    ASK_CHOICE,         /* I64 [T,K] ascending, below symbol `of` */
+    ASK_SHUFFLE,        /* I64: a permutation of 0 .. n-1 */
+    ASK_QUERY_POSITION, /* I64 [Sq*B]: the last Sq of Sk positions */
+    ASK_KEY_POSITION,   /* I64 [Sk*B] */
+    ASK_FIRST_KEY,      /* I64 [Sq*B]: the start of a document */
+    ASK_FROM            /* `of` is "operation.slot": what the reference makes of the inputs before this one */
+} parity_ask_fill;
+
+typedef struct parity_ask_slot {
+    const char *name;
+    parity_ask_fill fill;
+    const char *shape; /* symbols of the size row: "T,K" */
+    const char *of;
+    const char *when; /* only where this symbol is not 0; NULL: always */
+    double scale;     /* of the values; 0 = 1 */
+    bool hidden;      /* an input of the reference's derivation alone */
+} parity_ask_slot;
+
+enum { ASK_MAX_SLOTS = 12, ASK_MAX_SIZES = 12 };
+
+/* A size row: symbols, then after a bar the attributes: "T=3 K=5 | eps=1e-5 topk=K score_function=softmax".  The value of an
+ * attribute is a symbol, an integer, a number with a point or exponent, true, false or a word.
+ * Behind a second bar: attributes that only the derivations of ASK_FROM need. */
+typedef struct parity_ask_row {
+    const char *op;
+    parity_ask_slot slots[ASK_MAX_SLOTS];
+    const char *sizes[ASK_MAX_SIZES];
+} parity_ask_row;
+
+/* Ends with a row of op NULL. */
+extern const parity_ask_row parity_ask_table[];
+
+#endif

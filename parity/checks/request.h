@@ -1,0 +1,54 @@
+/* A request: a trace that holds operations with their inputs, for `assay-gpu ops` to answer.  Private to
+ * parity/checks/.  Functions do nothing after the first error, which stays in `st`. */
+#ifndef PARITY_REQUEST_H
+#define PARITY_REQUEST_H
+
+#include "parity/parity.h"
+
+typedef struct parity_ask {
+    assay_trace_writer *w;
+    assay_dtype act;
+    int rank, world;
+    const char *tier;  /* first word of the instances: "exact", or "local.zero_mean" */
+    int64_t n;         /* operations so far: seed of the next values */
+    assay_trace_op op; /* the one being built */
+    json_t *attrs;
+    int *ranks;
+    const double *values; /* where a fill reads instead of drawing */
+    assay_status st;
+} parity_ask;
+
+/* Value of element i of the input that is being added. */
+typedef double (*parity_fill)(const parity_ask *q, int64_t i);
+
+void parity_ask_begin(parity_ask *q, const char *op);
+void parity_ask_int(parity_ask *q, const char *key, int64_t value);
+void parity_ask_real_attr(parity_ask *q, const char *key, double value);
+void parity_ask_text(parity_ask *q, const char *key, const char *value);
+void parity_ask_bytes(parity_ask *q, const char *slot, assay_dtype dtype, int ndim, const int64_t *shape,
+                      const void *data);
+/* Values are rounded to dtype (F32 or BF16). */
+void parity_ask_real(parity_ask *q, const char *slot, assay_dtype dtype, int ndim, const int64_t *shape,
+                     parity_fill value);
+void parity_ask_2d(parity_ask *q, const char *slot, assay_dtype dtype, int64_t rows, int64_t columns,
+                   parity_fill value);
+void parity_ask_i64(parity_ask *q, const char *slot, int64_t n, const int64_t *values);
+/* values [..] F32 that the activation dtype holds exactly. */
+void parity_ask_floats(parity_ask *q, const char *slot, int ndim, const int64_t *shape, const float *values);
+void parity_ask_finish(parity_ask *q);
+
+/* exact_backward.c: lattice inputs of what has no free bits although it divides, takes roots or exponentials. */
+void parity_ask_lattice_backward(parity_ask *q);
+/* random_request.c: every operation on random inputs of one data mode; the answers are judged by bounds. */
+typedef enum { PARITY_ZERO_MEAN, PARITY_ONE_SIGNED, PARITY_MODE_COUNT } parity_data_mode;
+void parity_ask_random(parity_ask *q, parity_data_mode mode);
+
+/* --- value functions ---------------------------------------------------------------------------------------- */
+/* Integers in [-4, 4]: a sum of up to 2^20 products stays exact in F32. */
+double parity_lattice(const parity_ask *q, int64_t i);
+/* A number of its own for every element, as far as the type can count. */
+double parity_unique(const parity_ask *q, int64_t i);
+double parity_sign(const parity_ask *q, int64_t i);
+double parity_zero(const parity_ask *q, int64_t i);
+
+#endif
