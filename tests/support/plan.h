@@ -2,6 +2,7 @@
 #ifndef TESTS_PLAN_SUPPORT_H
 #define TESTS_PLAN_SUPPORT_H
 
+#include "core/files/tensorwriter.h"
 #include "parity/run/engine.h"
 #include "parity/run/trace_mutate.h"
 #include "tests/support/parity.h"
