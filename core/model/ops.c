@@ -426,7 +426,8 @@ void assay_op_describe(const assay_op *op, char *out, size_t capacity)
             char words[64];
             snprintf(words, sizeof words, "%s", a->words);
             for (char *c = words; *c; c++)
-                *c = *c == '|' ? '/' : *c; /* a bar would end the table's cell */
+                if (*c == '|')
+                    *c = '/'; /* a bar would end the table's cell */
             append(&t, " ");
             append(&t, words);
         }
