@@ -6,7 +6,6 @@
  * of the position. */
 #include "core/base/philox.h"
 #include "core/files/tensorwriter.h"
-#include "core/files/tensorwriter.h"
 #include "parity/run/cases.h"
 #include <inttypes.h>
 #include <stdlib.h>
