@@ -130,6 +130,12 @@ assay_status parity_check_bitwise_files(const char *a, const char *b, const char
                                         parity_report *report);
 /* checkpoint.c (the judge's): every global tensor of two checkpoints equal bit for bit */
 assay_status parity_check_checkpoints(const char *a, const char *b, const char *claim, parity_report *report);
+/* saved.c: what the traced run left behind is what its trace says.  checkpoint (NULL: none): every master,
+ * moment and expert bias of the last step, step, precision and layout of the header (results of CHECKPOINT,
+ * operation "save"); out (NULL: none): losses, norms, weights, or logits and gradients (BITWISE, "out"). */
+assay_status parity_check_saved(const assay_trace *t, const char *checkpoint, const char *out,
+                                const assay_model_spec *spec, const assay_train_options *options,
+                                const assay_batches *batches, parity_report *report);
 
 /* diff.c: two traces by assembled global tensors, in order of a's execution: first difference named.
  * tolerance < 0: bitwise; else relative to the largest magnitude of the tensor. */

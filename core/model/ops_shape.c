@@ -171,10 +171,15 @@ bool assay_op_match(assay_op_binding *b, const char *shape, const int64_t *exten
             return false;
     for (int i = d.n - 1; i > d.fold;) { /* behind it, from the right */
         const int taken = last > first ? match_extent(b, &d, d.fold + 1, i, extents[last - 1]) : 0;
-        if (taken == 0)
+        int64_t one;
+        if (taken > 0) {
+            i -= taken;
+            last--;
+        } else if (d.fold >= 0 && assay_op_evaluate(b, d.dim[i], &one) && one == 1) {
+            i--; /* merged into a neighbour: [T,D] for "T,A,D" with one head */
+        } else {
             return false;
-        i -= taken;
-        last--;
+        }
     }
     if (d.fold < 0)
         return first == last;

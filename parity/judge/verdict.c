@@ -102,9 +102,10 @@ void parity_worst_to_result(const parity_worst *w, const int64_t *shape, int ndi
         (long long)w->n_bad, (long long)w->count, where, w->expected, w->allowance, w->found);
 }
 
+/* What was not checked somewhere does not hold everywhere. */
 static int badness(parity_verdict v)
 {
-    return v == PARITY_FAIL ? 2 : v == PARITY_PASS ? 1 : 0;
+    return v == PARITY_FAIL ? 2 : v == PARITY_SKIP ? 1 : 0;
 }
 
 void parity_result_merge(parity_result *into, const parity_result *one)
@@ -209,6 +210,7 @@ assay_status parity_table_merge(parity_table *t, const parity_result *one)
     const int64_t found = parity_map_get(t->map, key);
     if (found >= 0) {
         parity_result_merge(&t->rows[found], one);
+        t->rows[found].check = t->check;
         return ASSAY_OK;
     }
     if (t->n == t->capacity) {

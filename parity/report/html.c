@@ -68,10 +68,11 @@ static void put_matrix(FILE *f, const parity_column *columns, int64_t n)
             if (total == 0)
                 fputs("<td class=dim>&middot;</td>", f);
             else if (c->failed[k] > 0)
-                fprintf(f, "<td class=bad>%lld of %lld failed</td>", (long long)c->failed[k],
-                        (long long)total);
+                fprintf(f, "<td class=bad>%lld of %lld failed, %lld skipped</td>", (long long)c->failed[k],
+                        (long long)total, (long long)c->skipped[k]);
             else if (c->skipped[k] > 0)
-                fprintf(f, "<td class=skip>%lld skipped</td>", (long long)c->skipped[k]);
+                fprintf(f, "<td class=skip>%lld of %lld skipped</td>", (long long)c->skipped[k],
+                        (long long)total);
             else
                 fprintf(f, "<td class=ok>%lld <span class=dim>&le; %.2f</span></td>", (long long)total,
                         c->worst[k]);

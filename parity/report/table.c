@@ -13,10 +13,12 @@ static void print_cell(FILE *out, const parity_column *c, int k)
     const int64_t total = c->passed[k] + c->failed[k] + c->skipped[k];
     if (total == 0)
         snprintf(text, sizeof text, "-");
+    else if (c->failed[k] > 0 && c->skipped[k] > 0)
+        snprintf(text, sizeof text, "FAIL %lld s%lld", (long long)c->failed[k], (long long)c->skipped[k]);
     else if (c->failed[k] > 0)
         snprintf(text, sizeof text, "FAIL %lld", (long long)c->failed[k]);
-    else if (c->passed[k] == 0)
-        snprintf(text, sizeof text, "skip %lld", (long long)c->skipped[k]);
+    else if (c->skipped[k] > 0)
+        snprintf(text, sizeof text, "skip %lld/%lld", (long long)c->skipped[k], (long long)total);
     else if (k == PARITY_CHECK_LOCAL || k == PARITY_CHECK_WHOLE)
         snprintf(text, sizeof text, "%lld <%.2f", (long long)c->passed[k], c->worst[k]);
     else

@@ -136,8 +136,21 @@ done:
     return st;
 }
 
-/* Everything that is read from one trace. */
-static assay_status judge_trace(task_state *s, const char *dir)
+/* Checkpoint and result file of the traced run against its trace. */
+static assay_status judge_saved(task_state *s, const assay_trace *trace, const assay_model_spec *spec,
+                                const assay_batches *batches, const char *save, const char *out)
+{
+    if (wants(s, PARITY_CHECK_CHECKPOINT) &&
+        parity_check_saved(trace, save, NULL, spec, &s->train, batches, s->report) != ASSAY_OK)
+        ASSAY_TRY(add_skip(s, PARITY_CHECK_CHECKPOINT));
+    if (wants(s, PARITY_CHECK_BITWISE) &&
+        parity_check_saved(trace, NULL, out, spec, &s->train, batches, s->report) != ASSAY_OK)
+        ASSAY_TRY(add_skip(s, PARITY_CHECK_BITWISE));
+    return ASSAY_OK;
+}
+
+/* Everything that is read from one trace, and from what its run left behind. */
+static assay_status judge_trace(task_state *s, const char *dir, const char *save, const char *out)
 {
     assay_trace *trace = NULL;
     assay_model_spec *spec = NULL;
@@ -166,6 +179,7 @@ static assay_status judge_trace(task_state *s, const char *dir)
     if (config->num_moe_experts > 0 && wants(s, PARITY_CHECK_ROUTING) &&
         parity_check_routing(trace, s->report) != ASSAY_OK)
         ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_ROUTING), st, done);
+    ASSAY_TRY_GOTO(judge_saved(s, trace, spec, &batches, save, out), st, done);
     if (wants(s, PARITY_CHECK_WHOLE) && load_weights_and_judge(s, trace, spec, &batches) != ASSAY_OK)
         ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_WHOLE), st, done);
 done:
@@ -243,7 +257,7 @@ static assay_status run_training(task_state *s)
         ASSAY_TRY(add_skip(s, running));
     json_object_set_new(s->facts, "engine_s", json_real(s->engine_s));
     const double t1 = assay_monotonic_s();
-    ASSAY_TRY(judge_trace(s, trace));
+    ASSAY_TRY(judge_trace(s, trace, o.save, o.out));
     json_object_set_new(s->facts, "judge_s", json_real(assay_monotonic_s() - t1));
     json_object_set_new(s->facts, "task_s", json_real(assay_monotonic_s() - t0));
     return ASSAY_OK;

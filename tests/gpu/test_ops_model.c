@@ -174,17 +174,16 @@ static void router_aux_fwd(op_call *c, assay_dtype act, data_mode mode, const in
 {
     (void)act;
     DRAW(c, "logits", ASSAY_F32, mode, 3.0, 2, d[0], d[1]);
-    router_attrs(c, d);
+    attr_i(c, "topk", d[2]);
+    attr_s(c, "score_function", d[3] == SIGMOID ? "sigmoid" : "softmax");
 }
 
 static void aux_attrs(op_call *c, const int64_t *d)
 {
     attr_d(c, "aux_coeff", 0.5);
     attr_d(c, "z_coeff", 0.25);
-    attr_d(c, "loss_scale", 0.5);
     attr_i(c, "tokens", 3 * d[0] + 1);
     attr_i(c, "topk", d[2]);
-    attr_s(c, "score_function", d[3] == SIGMOID ? "sigmoid" : "softmax");
 }
 
 static void router_aux_loss(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
@@ -207,6 +206,8 @@ static void router_aux_bwd(op_call *c, assay_dtype act, data_mode mode, const in
     put(c, "tokens_per_expert", ASSAY_I64, 0, (double)(3 * d[0] + 1), 1, d[1]);
     DRAW(c, "dlogits_in", ASSAY_F32, mode, 0.125, 2, d[0], d[1]);
     aux_attrs(c, d);
+    attr_d(c, "loss_scale", 0.5);
+    attr_s(c, "score_function", d[3] == SIGMOID ? "sigmoid" : "softmax");
 }
 
 Test(gpu_ops, router_aux_fwd)

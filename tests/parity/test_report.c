@@ -1,5 +1,6 @@
 /* Reports: what goes in comes out, and nothing that was not checked looks like a pass. */
 #include "core/base/file.h"
+#include "parity/judge/judge.h"
 #include "parity/report/report_files.h"
 #include <criterion/criterion.h>
 #include <math.h>
@@ -182,5 +183,41 @@ Test(parity_report, a_nan_is_the_worst_ratio_of_its_column)
     cr_expect(isnan(columns[0].worst[PARITY_CHECK_LOCAL]));
     cr_expect_eq(columns[0].failed[PARITY_CHECK_LOCAL], 1);
     free(columns);
+    parity_report_destroy(report);
+}
+
+/* One observation that was not made is seen in the row, and one row that was not judged in the cell. */
+Test(parity_report, a_skip_never_hides_under_a_pass)
+{
+    static const parity_verdict orders[][3] = {{PARITY_PASS, PARITY_SKIP, PARITY_PASS},
+                                               {PARITY_SKIP, PARITY_PASS, PARITY_PASS},
+                                               {PARITY_SKIP, PARITY_FAIL, PARITY_PASS}};
+    parity_report *report;
+    parity_table *table;
+    char *text = NULL;
+    size_t bytes = 0;
+    cr_assert_eq(parity_report_create(&report), ASSAY_OK);
+    for (int i = 0; i < 3; i++) {
+        cr_assert_eq(parity_table_create(&table, PARITY_CHECK_FLOW), ASSAY_OK);
+        for (int k = 0; k < 3; k++) {
+            parity_result r;
+            parity_result_init(&r);
+            r.verdict = orders[i][k];
+            snprintf(r.layout, sizeof r.layout, "%d", i < 2 ? 0 : 1);
+            cr_assert_eq(parity_table_merge(table, &r), ASSAY_OK);
+        }
+        cr_assert_eq(parity_table_flush(table, report), ASSAY_OK);
+        cr_expect_eq(parity_report_at(report, i)->verdict, i < 2 ? PARITY_SKIP : PARITY_FAIL, "order %d", i);
+        parity_table_destroy(table);
+    }
+    parity_result r = *parity_report_at(report, 0);
+    r.verdict = PARITY_PASS;
+    cr_assert_eq(parity_report_add(report, &r), ASSAY_OK);
+    FILE *f = open_memstream(&text, &bytes);
+    parity_report_table(report, f);
+    fclose(f);
+    cr_expect_not_null(strstr(text, "skip 2/3"), "%s", text);
+    cr_expect_not_null(strstr(text, "FAIL 1"), "%s", text);
+    free(text);
     parity_report_destroy(report);
 }

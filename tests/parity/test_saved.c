@@ -1,0 +1,161 @@
+/* Laws: the checkpoint and the result file of a run are what its trace says; families that changed places, a
+ * changed header, a doubled loss, another weight and a tensor too much are named. */
+#include "core/files/checkpoint.h"
+#include "tests/support/plan.h"
+
+static parity_report *judge(const plan_cell *c, const char *checkpoint, const char *out)
+{
+    parity_report *r = new_report();
+    must(parity_check_saved(c->trace, checkpoint, out, c->spec, &c->options, &c->batches, r));
+    return r;
+}
+
+Test(parity_saved, an_honest_run_left_what_its_trace_says)
+{
+    static const char *const layouts[] = {"1", "tp2,sp,ep2", "pp2,dp2,zero1"};
+    for (int i = 0; i < 3; i++) {
+        plan_cell c;
+        plan_cell_make(&c, layouts[i], i == 1 ? ASSAY_PRECISION_BF16 : ASSAY_PRECISION_FP32);
+        parity_report *r = judge(&c, c.save, c.out);
+        print_failures(r);
+        cr_expect_eq(n_failed(r), 0, "%s", layouts[i]);
+        cr_expect_gt(n_passed(r), 100);
+        parity_report_destroy(r);
+        plan_cell_free(&c);
+    }
+}
+
+/* --- checkpoint --------------------------------------------------------------------------------------------- */
+
+typedef struct change {
+    const char *from, *to; /* what family `to` gets; NULL: itself */
+    const char *precision; /* of the header, NULL: as it was */
+    const char *dropped;   /* this family is left out */
+} change;
+
+static void copy_state(const assay_checkpoint *c, int64_t i, const change *k, assay_checkpoint_writer *w)
+{
+    const char *family, *name, *read;
+    assay_dtype dtype;
+    assay_shard whole;
+    assay_checkpoint_at(c, i, &family, &name, &dtype, &whole);
+    if (k->dropped && strcmp(family, k->dropped) == 0)
+        return;
+    read = family;
+    if (k->from && strcmp(family, k->to) == 0)
+        read = k->from;
+    else if (k->from && strcmp(family, k->from) == 0)
+        read = k->to;
+    void *data = calloc((size_t)assay_shard_count(&whole) + 1, 4);
+    must(assay_checkpoint_read(c, read, name, dtype, &whole, data));
+    must(assay_checkpoint_add(w, family, name, dtype, &whole, data));
+    free(data);
+}
+
+static void copy_checkpoint(const char *from, const char *to, const change *k)
+{
+    assay_checkpoint *c;
+    assay_checkpoint_writer *w;
+    must(assay_checkpoint_open(&c, from));
+    must(assay_checkpoint_writer_open(&w, to, 0, 1));
+    for (int64_t i = 0; i < assay_checkpoint_count(c); i++)
+        copy_state(c, i, k, w);
+    must(assay_checkpoint_writer_finish(w));
+    json_t *header = json_deep_copy(assay_checkpoint_header(c));
+    if (k->precision)
+        json_object_set_new(header, "precision", json_string(k->precision));
+    must(assay_checkpoint_publish(w, header));
+    json_decref(header);
+    assay_checkpoint_writer_destroy(w);
+    assay_checkpoint_close(c);
+}
+
+static void expect_checkpoint(const plan_cell *c, const change *k, const char *instance, const char *text,
+                              int64_t failures)
+{
+    char dir[256];
+    copy_checkpoint(c->save, fresh_path(dir, "copy"), k);
+    parity_report *r = judge(c, dir, NULL);
+    const parity_result *f = first_failure(r);
+    cr_assert_not_null(f);
+    cr_assert_str_eq(f->instance, instance, "%s", f->message);
+    cr_assert(strstr(f->message, text), "%s", f->message);
+    cr_assert_eq(n_failed(r), failures, "%lld failures", (long long)n_failed(r));
+    parity_report_destroy(r);
+    remove_path(dir);
+}
+
+Test(parity_saved, families_that_changed_places_are_named)
+{
+    plan_cell c;
+    plan_cell_make(&c, "1", ASSAY_PRECISION_BF16);
+    int64_t trained = 0;
+    for (int64_t i = 0; i < c.spec->n_params; i++)
+        trained += c.spec->params[i].trained;
+    expect_checkpoint(&c, &(change){.from = "exp_avg", .to = "exp_avg_sq"}, "exp_avg",
+                      "outside their allowance", 2 * trained);
+    expect_checkpoint(&c, &(change){.precision = "fp32"}, "header", "expected bf16, found fp32", 1);
+    expect_checkpoint(&c, &(change){.dropped = "expert_bias"}, "expert_bias", "the checkpoint:", 2);
+    plan_cell_free(&c);
+}
+
+/* --- result file -------------------------------------------------------------------------------------------- */
+
+/* A copy in which every number of `name` is multiplied; "extra": a tensor that nobody asked for. */
+static void copy_out(const char *from, const char *to, const char *name, float factor)
+{
+    assay_tensorfile *f;
+    assay_tensorwriter *w;
+    must(assay_tensorfile_open(&f, from));
+    must(assay_tensorwriter_create(&w, to));
+    for (int64_t i = 0; i < assay_tensorfile_count(f); i++) {
+        const assay_tensor_info *t = assay_tensorfile_at(f, i);
+        float *data = malloc(t->bytes + 4);
+        memcpy(data, t->data, t->bytes);
+        for (int64_t k = 0; k < t->count && strcmp(t->name, name) == 0; k++)
+            data[k] *= factor;
+        must(assay_tensorwriter_add_copy(w, t->name, t->dtype, t->shape, t->ndim, data));
+        free(data);
+    }
+    const int64_t one = 1;
+    if (strcmp(name, "extra") == 0)
+        must(assay_tensorwriter_add_copy(w, name, ASSAY_F32, &one, 1, &factor));
+    must(assay_tensorwriter_finish(w));
+    assay_tensorwriter_destroy(w);
+    assay_tensorfile_close(f);
+}
+
+static void expect_out(const plan_cell *c, const char *name, const char *tensor, const char *text)
+{
+    char path[256];
+    copy_out(c->out, fresh_path(path, "out.safetensors"), name, 2.0f);
+    parity_report *r = judge(c, NULL, path);
+    const parity_result *f = first_failure(r);
+    cr_assert_not_null(f, "%s", name);
+    cr_assert_str_eq(f->tensor, tensor);
+    cr_assert_str_eq(f->op, "out");
+    cr_assert(strstr(f->message, text), "%s", f->message);
+    cr_assert_eq(n_failed(r), 1);
+    parity_report_destroy(r);
+    remove_path(path);
+}
+
+Test(parity_saved, a_doubled_loss_and_another_weight_are_named)
+{
+    for (int i = 0; i < 2; i++) {
+        plan_cell c;
+        plan_cell_make(&c, "1", i == 0 ? ASSAY_PRECISION_FP32 : ASSAY_PRECISION_BF16);
+        assay_tensorfile *f;
+        char weight[ASSAY_NAME] = "";
+        must(assay_tensorfile_open(&f, c.out));
+        for (int64_t k = 0; k < assay_tensorfile_count(f); k++)
+            if (strncmp(assay_tensorfile_at(f, k)->name, "weight.", 7) == 0)
+                snprintf(weight, sizeof weight, "%s", assay_tensorfile_at(f, k)->name);
+        assay_tensorfile_close(f);
+        expect_out(&c, "loss", "loss", "2 of 2 elements");
+        expect_out(&c, "grad_norm", "grad_norm", "2 of 2 elements");
+        expect_out(&c, weight, weight, "elements outside");
+        expect_out(&c, "extra", "", "tensors, found");
+        plan_cell_free(&c);
+    }
+}
