@@ -22,17 +22,9 @@ typedef struct stage {
     slot *slots;          /* of every microbatch of the rank */
 } stage;
 
-static const plan_kind *mixer_of(const plan *p, int64_t layer)
-{
-    (void)p;
-    (void)layer;
-    return &plan_self_attention;
-}
-
-static const plan_kind *mlp_of(const plan *p, int64_t layer)
-{
-    return p->job->config->mlp[layer] == ASSAY_MLP_MOE ? &plan_moe_mlp : &plan_dense_mlp;
-}
+static const plan_kind *const mixers[ASSAY_MIXER_COUNT] = {[ASSAY_MIXER_ATTENTION] = &plan_self_attention};
+static const plan_kind *const mlps[ASSAY_MLP_COUNT] = {
+    [ASSAY_MLP_DENSE] = &plan_dense_mlp, [ASSAY_MLP_MOE] = &plan_moe_mlp};
 
 /* --- batch -------------------------------------------------------------------------------------------------- */
 
@@ -141,7 +133,7 @@ static plan_tensor output_backward(plan *p, slot *s)
 
 static plan_tensor layer_forward(plan *p, int64_t number, layer_saved *s, plan_tensor input)
 {
-    const plan_kind *mixer = mixer_of(p, number), *mlp = mlp_of(p, number);
+    const plan_kind *mixer = mixers[p->job->config->mixer[number]], *mlp = mlps[p->job->config->mlp[number]];
     p->layer = number;
     s->input = input;
     s->mixer = plan_alloc(p, mixer->saved);
@@ -162,7 +154,7 @@ static plan_tensor layer_forward(plan *p, int64_t number, layer_saved *s, plan_t
 
 static plan_tensor layer_backward(plan *p, int64_t number, layer_saved *s, plan_tensor dy)
 {
-    const plan_kind *mixer = mixer_of(p, number), *mlp = mlp_of(p, number);
+    const plan_kind *mixer = mixers[p->job->config->mixer[number]], *mlp = mlps[p->job->config->mlp[number]];
     if (p->st != ASSAY_OK)
         return dy;
     p->layer = number;

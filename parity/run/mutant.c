@@ -33,6 +33,18 @@ static assay_status read_check(const json_t *root, const char *what, parity_muta
     ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "%s: expected_check: no check is called '%s'", what, word);
 }
 
+static assay_status read_precision(const json_t *root, const char *what, parity_mutant *out)
+{
+    char word[8] = "fp32";
+    ASSAY_TRY(assay_json_get_string(root, "precision", false, what, word, sizeof word));
+    const bool both = strcmp(word, "both") == 0;
+    out->fp32 = both || strcmp(word, "fp32") == 0;
+    out->bf16 = both || strcmp(word, "bf16") == 0;
+    ASSAY_CHECK(out->fp32 || out->bf16, ASSAY_INVALID_ARGUMENT,
+                "%s: precision: expected fp32, bf16 or both, found '%s'", what, word);
+    return ASSAY_OK;
+}
+
 static assay_status read_place(const json_t *root, const char *what, parity_mutation *m)
 {
     int64_t rank = 0;
@@ -56,7 +68,7 @@ static assay_status read_mutant(const json_t *root, const char *what, parity_mut
         "name",  "kind",       "layout",      "expected_check", "expected_instance",
         "fault", "op",         "instance",    "slot",           "rank",
         "input", "step",       "expected_op", "diagnosis",      "planted",
-        "value", "microbatch", NULL};
+        "value", "microbatch", "precision",   "expected_item",  NULL};
     ASSAY_TRY(assay_json_only(root, allowed, what));
     ASSAY_TRY(assay_json_get_string(root, "name", true, what, out->name, sizeof out->name));
     ASSAY_TRY(assay_json_get_string(root, "planted", true, what, out->planted, sizeof out->planted));
@@ -66,6 +78,9 @@ static assay_status read_mutant(const json_t *root, const char *what, parity_mut
     ASSAY_TRY(
         assay_json_get_string(root, "expected_op", false, what, out->expected_op, sizeof out->expected_op));
     ASSAY_TRY(assay_json_get_string(root, "diagnosis", false, what, out->diagnosis, sizeof out->diagnosis));
+    ASSAY_TRY(assay_json_get_string(root, "expected_item", false, what, out->expected_item,
+                                    sizeof out->expected_item));
+    ASSAY_TRY(read_precision(root, what, out));
     ASSAY_TRY(read_kind(root, what, out));
     ASSAY_TRY(read_check(root, what, out));
     ASSAY_TRY(read_place(root, what, &out->mutation));
@@ -102,15 +117,16 @@ void parity_mutant_judge(const parity_mutant *m, const parity_report *r, parity_
         const bool first = out->n_failed++ == 0;
         const bool place =
             starts_with(x->instance, m->expected_instance) || starts_with(x->tensor, m->expected_instance);
+        const bool item = m->expected_item[0] == '\0' || strcmp(x->tensor, m->expected_item) == 0;
         const bool op = m->expected_op[0] == '\0' || strcmp(x->op, m->expected_op) == 0;
         const bool word = m->diagnosis[0] == '\0' || strstr(x->diagnosis, m->diagnosis) != NULL;
         /* Whole tensors downstream of a fault all differ: one of them must be the expected one. */
         const bool counts =
-            first || (m->expected_check == PARITY_CHECK_WHOLE && !out->named && place && op && word);
+            first || (m->expected_check == PARITY_CHECK_WHOLE && !out->named && place && op && item && word);
         if (!counts)
             continue;
         out->caught = true;
-        out->named = place && op && word;
+        out->named = place && op && item && word;
         out->by = *x;
     }
 }

@@ -1,12 +1,16 @@
 /* A planted fault and who must find it: parity/mutants/NAME.json.  Private to parity/.
  *
  *   name, planted        what and in words where
- *   kind                 trace: a changed copy of a recorded trace; engine: the engine runs with --fault
- * WORD; bitwise: the recorded trace against its changed copy; exact: a changed answer to the lattice request;
- * checkpoint: a checkpoint against a changed copy layout               of the run fault                trace,
- * bitwise, exact: a word of trace_mutate.h; engine: its word; checkpoint: a family op, instance, slot, input,
- * rank, step    where (trace_mutate.h; an instance that ends in * is a prefix) expected_check,
- * expected_instance (a prefix of the instance or tensor), expected_op, diagnosis (a word of it) */
+ *   kind                 trace: a changed copy of a recorded trace; engine: the engine runs with --fault WORD;
+ *                        bitwise: the recorded trace against its changed copy; exact: a changed answer to the
+ *                        lattice request; checkpoint: a checkpoint against a changed copy
+ *   layout               of the run
+ *   precision            fp32 (default), bf16 or both
+ *   fault                trace, bitwise, exact: a word of trace_mutate.h; engine: its word; checkpoint: a family
+ *   op, instance, slot, value, input, rank, step, microbatch
+ *                        where and what (trace_mutate.h; an instance that ends in * is a prefix)
+ *   expected_check, expected_instance (a prefix of the instance or tensor), expected_op, expected_item (the
+ *   tensor, slot or attribute), diagnosis (a word of it) */
 #ifndef PARITY_MUTANT_H
 #define PARITY_MUTANT_H
 
@@ -24,9 +28,10 @@ typedef struct parity_mutant {
     char name[64], planted[160];
     parity_mutant_kind kind;
     char layout[ASSAY_LAYOUT_TEXT];
+    bool fp32, bf16; /* in which the fault is planted */
     parity_mutation mutation;
     parity_check expected_check;
-    char expected_instance[ASSAY_NAME], expected_op[48], diagnosis[64];
+    char expected_instance[ASSAY_NAME], expected_op[48], expected_item[64], diagnosis[64];
 } parity_mutant;
 
 assay_status parity_mutant_load(const char *path, parity_mutant *out);

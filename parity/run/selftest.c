@@ -19,9 +19,10 @@ typedef struct selftest_options {
     bool keep;
 } selftest_options;
 
-/* A clean run in one layout. */
+/* A clean run in one layout and precision. */
 typedef struct clean_run {
     char layout[ASSAY_LAYOUT_TEXT];
+    assay_precision precision;
     char dir[ASSAY_PATH], save[ASSAY_PATH];
     assay_trace *trace;
 } clean_run;
@@ -37,7 +38,7 @@ typedef struct selftest {
     assay_model_spec *spec;
     assay_batches batches;
     double **weights;
-    parity_whole_cache *cache;
+    parity_whole_cache *cache[2]; /* fp32, bf16 */
     int n_clean;
     clean_run clean[MAX_TRACES];
     int n_runs; /* engine runs so far: names of folders */
@@ -72,7 +73,7 @@ static assay_status run_engine(selftest *s, const char *layout, const char *faul
 static assay_status clean_of(selftest *s, const char *layout, clean_run **out)
 {
     for (int i = 0; i < s->n_clean; i++) {
-        if (strcmp(s->clean[i].layout, layout) == 0) {
+        if (strcmp(s->clean[i].layout, layout) == 0 && s->clean[i].precision == s->train.precision) {
             *out = &s->clean[i];
             return ASSAY_OK;
         }
@@ -81,6 +82,7 @@ static assay_status clean_of(selftest *s, const char *layout, clean_run **out)
     clean_run *c = &s->clean[s->n_clean];
     memset(c, 0, sizeof *c);
     snprintf(c->layout, sizeof c->layout, "%s", layout);
+    c->precision = s->train.precision;
     ASSAY_TRY(run_engine(s, layout, "", c->dir, c->save));
     ASSAY_TRY(assay_trace_open(&c->trace, c->dir, true));
     s->n_clean++;
@@ -103,7 +105,7 @@ static assay_status judge(selftest *s, const assay_trace *t, const char *layout,
     case PARITY_CHECK_ROUTING:
         return parity_check_routing(t, report);
     case PARITY_CHECK_WHOLE:
-        return parity_check_whole(s->cache, t, report);
+        return parity_check_whole(s->cache[s->train.precision == ASSAY_PRECISION_BF16], t, report);
     case PARITY_CHECK_FLOW:
         return parity_check_flow(t, s->spec, report);
     case PARITY_CHECK_PLAN:
@@ -254,7 +256,8 @@ static assay_status try_mutant(selftest *s, const parity_mutant *m)
         st = judge_copy(s, m, report);
     }
     if (st != ASSAY_OK) {
-        printf("  %-30s %-12s skip: %s\n", m->name, m->layout, assay_error_message());
+        printf("  %-30s %-12s %-4s skip: %s\n", m->name, m->layout, assay_precision_name(s->train.precision),
+               assay_error_message());
         assay_error_clear();
         s->skipped++;
         parity_report_destroy(report);
@@ -263,13 +266,15 @@ static assay_status try_mutant(selftest *s, const parity_mutant *m)
     parity_mutant_judge(m, report, &kill);
     const bool good = kill.caught && kill.named;
     const char *where = kill.by.instance[0] ? kill.by.instance : kill.by.tensor;
-    printf("  %-30s %-12s %-10s %s %s %s\n", m->name, m->layout, parity_check_name(m->expected_check),
+    printf("  %-30s %-12s %-4s %-10s %s %s %s%s%s\n", m->name, m->layout,
+           assay_precision_name(s->train.precision), parity_check_name(m->expected_check),
            good          ? "caught:"
            : kill.caught ? "FAIL, named elsewhere:"
                          : "FAIL, not caught:",
-           kill.by.op, kill.caught ? where : m->planted);
+           kill.by.op, kill.caught ? where : m->planted, m->expected_item[0] ? " " : "",
+           m->expected_item[0] ? kill.by.tensor : "");
     if (kill.caught && (kill.by.diagnosis[0] || !good))
-        printf("  %56s%s\n", "", kill.by.diagnosis[0] ? kill.by.diagnosis : kill.by.message);
+        printf("  %61s%s\n", "", kill.by.diagnosis[0] ? kill.by.diagnosis : kill.by.message);
     s->passed += good;
     s->failed += !good;
     parity_report_destroy(report);
@@ -289,13 +294,13 @@ static assay_status try_clean(selftest *s, const clean_run *c)
         st = judge(s, c->trace, c->layout, checks[i], report);
     parity_report_totals(report, &passed, &failed, &skipped);
     const bool good = st == ASSAY_OK && failed == 0 && skipped == 0 && passed > 0;
-    printf("  %-30s %-12s %-10s %s %lld claims hold, %lld fail, %lld skipped\n", "(no fault)", c->layout,
-           "all", good ? "clean:" : "FAIL, false alarm:", (long long)passed, (long long)failed,
-           (long long)skipped);
+    printf("  %-30s %-12s %-4s %-10s %s %lld claims hold, %lld fail, %lld skipped\n", "(no fault)", c->layout,
+           assay_precision_name(c->precision), "all",
+           good ? "clean:" : "FAIL, false alarm:", (long long)passed, (long long)failed, (long long)skipped);
     for (int64_t i = 0; i < parity_report_count(report) && failed > 0; i++) {
         const parity_result *r = parity_report_at(report, i);
         if (r->verdict == PARITY_FAIL) {
-            printf("  %56s%s %s %s%s: %s\n", "", parity_check_name(r->check), r->op, r->instance, r->tensor,
+            printf("  %61s%s %s %s%s: %s\n", "", parity_check_name(r->check), r->op, r->instance, r->tensor,
                    r->message);
             break;
         }
@@ -348,14 +353,18 @@ static assay_status set_up(selftest *s, const char *case_file)
     ASSAY_TRY(assay_spec_build(s->config, &s->spec));
     ASSAY_TRY(assay_batches_open(&s->batches, s->train.batch, s->config->vocab_size));
     ASSAY_TRY(ref_weights_load(s->spec, s->train.model, s->train.seed, &s->weights));
-    return parity_whole_cache_create(&s->cache, s->spec, &s->train, &s->batches, s->weights);
+    s->train.precision = ASSAY_PRECISION_BF16;
+    ASSAY_TRY(parity_whole_cache_create(&s->cache[1], s->spec, &s->train, &s->batches, s->weights));
+    s->train.precision = ASSAY_PRECISION_FP32;
+    return parity_whole_cache_create(&s->cache[0], s->spec, &s->train, &s->batches, s->weights);
 }
 
 static void tear_down(selftest *s)
 {
     for (int i = 0; i < s->n_clean; i++)
         assay_trace_close(s->clean[i].trace);
-    parity_whole_cache_destroy(s->cache);
+    parity_whole_cache_destroy(s->cache[0]);
+    parity_whole_cache_destroy(s->cache[1]);
     if (s->weights)
         ref_weights_free(s->spec, s->weights);
     assay_batches_close(&s->batches);
@@ -377,14 +386,21 @@ static assay_status run_mutants(selftest *s, char *const *paths, int n)
         ASSAY_TRY(parity_mutant_load(paths[i], &m));
         if (s->o->only[0] && strcmp(s->o->only, m.name) != 0)
             continue;
-        ASSAY_TRY(try_mutant(s, &m));
-        fflush(stdout);
-        tried++;
+        for (int k = 0; k < 2; k++) {
+            if (!(k == 0 ? m.fp32 : m.bf16))
+                continue;
+            s->train.precision = k == 0 ? ASSAY_PRECISION_FP32 : ASSAY_PRECISION_BF16;
+            ASSAY_TRY(try_mutant(s, &m));
+            fflush(stdout);
+            tried++;
+        }
     }
     ASSAY_CHECK(tried > 0, ASSAY_NOT_FOUND, "no mutant%s%s", s->o->only[0] ? " is called " : "", s->o->only);
     const int64_t caught = s->passed;
-    for (int i = 0; i < s->n_clean; i++)
+    for (int i = 0; i < s->n_clean; i++) {
+        s->train.precision = s->clean[i].precision;
         ASSAY_TRY(try_clean(s, &s->clean[i]));
+    }
     printf("mutation score: %lld of %d (%.1f %%)\n", (long long)caught, tried,
            100.0 * (double)caught / tried);
     return ASSAY_OK;
