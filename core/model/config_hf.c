@@ -99,6 +99,18 @@ static const assay_hf_class classes[ASSAY_ARCH_COUNT] = {
                                       .count = "num_experts",
                                       .one_name = true,
                                       QWEN_EXPERTS}},
+    [ASSAY_ARCH_SEED_OSS] = {.model_type = "seed_oss",
+                             .class_name = "SeedOssForCausalLM",
+                             .key_value_heads = 8,
+                             .head_dim = 128,
+                             .max_position_embeddings = 524288,
+                             .rms_norm_eps = 1e-6,
+                             .rope_theta = 1e4,
+                             .dropout = 0.1,
+                             .qkv_bias = {"attention_bias", true},
+                             .proj_bias = {"attention_out_bias", false},
+                             .mlp_bias = {"mlp_bias", false},
+                             .strict = true},
     [ASSAY_ARCH_MEGATRON] = {.model_type = "megatron", .rms_norm_eps = 1e-5, .rope_theta = 1e4},
 };
 

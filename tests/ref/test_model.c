@@ -118,6 +118,11 @@ Test(ref_model, golden_qwen2_moe_window)
     check_model("qwen2_moe_window");
 }
 
+Test(ref_model, golden_seed_oss)
+{
+    check_model("seed_oss");
+}
+
 static void check_training(const char *model)
 {
     char path[ASSAY_PATH];
