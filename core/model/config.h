@@ -1,6 +1,6 @@
 /* Model configuration: what a Hugging Face config.json says, in Megatron-LM's words.
  *
- * Accepted architectures: llama, qwen2, qwen3, qwen3_moe, mixtral, mistral (Hugging Face spelling, `rope_scaling` and
+ * Accepted architectures: llama, qwen2, qwen3, qwen3_moe, mixtral, mistral, qwen2_moe, seed_oss (Hugging Face spelling, `rope_scaling` and
  * `rope_parameters`), and `megatron`: the fields of assay_model_config themselves, for what none of these
  * Hugging Face classes has (sigmoid router, groups, expert bias).  An unknown architecture,
  * activation or rope type is an error that names it.  Contradictory or absurd fields are errors (head counts,
@@ -19,6 +19,8 @@ typedef enum {
     ASSAY_ARCH_QWEN3_MOE,
     ASSAY_ARCH_MIXTRAL,
     ASSAY_ARCH_MISTRAL,
+    ASSAY_ARCH_QWEN2_MOE,
+    ASSAY_ARCH_SEED_OSS,
     ASSAY_ARCH_MEGATRON,
     ASSAY_ARCH_COUNT
 } assay_arch;

@@ -80,6 +80,37 @@ static const assay_hf_class classes[ASSAY_ARCH_COUNT] = {
                             .sliding_window = 4096,
                             .window = ASSAY_HF_WINDOW_EVERY,
                             .strict = true},
+    [ASSAY_ARCH_QWEN2_MOE] = {.model_type = "qwen2_moe",
+                              .class_name = "Qwen2MoeForCausalLM",
+                              .key_value_heads = 16,
+                              .max_position_embeddings = 32768,
+                              .rms_norm_eps = 1e-6,
+                              .rope_theta = 1e4,
+                              .qkv_bias = {"qkv_bias", true},
+                              .sliding_window = 4096,
+                              .window = ASSAY_HF_WINDOW_EVEN_FIRST,
+                              .not_null = {"num_key_value_heads", "head_dim"},
+                              .strict = true,
+                              .moe = {.width = "moe_intermediate_size",
+                                      .per_token = 4,
+                                      .sparse_layers = true,
+                                      .norm_topk_prob = {"norm_topk_prob", false},
+                                      .shared_width = "shared_expert_intermediate_size",
+                                      .count = "num_experts",
+                                      .one_name = true,
+                                      QWEN_EXPERTS}},
+    [ASSAY_ARCH_SEED_OSS] = {.model_type = "seed_oss",
+                             .class_name = "SeedOssForCausalLM",
+                             .key_value_heads = 8,
+                             .head_dim = 128,
+                             .max_position_embeddings = 524288,
+                             .rms_norm_eps = 1e-6,
+                             .rope_theta = 1e4,
+                             .dropout = 0.1,
+                             .qkv_bias = {"attention_bias", true},
+                             .proj_bias = {"attention_out_bias", false},
+                             .mlp_bias = {"mlp_bias", false},
+                             .strict = true},
     [ASSAY_ARCH_MEGATRON] = {.model_type = "megatron", .rms_norm_eps = 1e-5, .rope_theta = 1e4},
 };
 
@@ -243,6 +274,8 @@ static assay_status read_window(const json_t *root, const char *what, assay_mode
     bool used = class->window == ASSAY_HF_WINDOW_EVERY;
     if (!used)
         ASSAY_TRY(assay_json_get_bool(root, "use_sliding_window", false, what, &used));
+    ASSAY_CHECK(!used || class->window != ASSAY_HF_WINDOW_EVEN_FIRST || !is_null(root, "sliding_window"),
+                ASSAY_MISMATCH, "%s: sliding_window: null, but use_sliding_window is true", what);
     /* transformers writes 0 for a window that is not used */
     ASSAY_TRY(assay_json_get_i64(root, "sliding_window", false, used ? 1 : 0, max_length, what, &window));
     if (!used)

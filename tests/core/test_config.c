@@ -20,6 +20,13 @@ static const char mixtral[] =
 static const char mistral[] =
     "{\"model_type\":\"mistral\",\"hidden_size\":64,\"num_hidden_layers\":4,\"num_attention_heads\":8,"
     "\"intermediate_size\":56,\"vocab_size\":97}";
+static const char qwen2_moe[] =
+    "{\"model_type\":\"qwen2_moe\",\"hidden_size\":64,\"num_hidden_layers\":4,\"num_attention_heads\":16,"
+    "\"intermediate_size\":56,\"vocab_size\":97,\"num_experts\":16,\"moe_intermediate_size\":24,"
+    "\"shared_expert_intermediate_size\":20}";
+static const char seed_oss[] =
+    "{\"model_type\":\"seed_oss\",\"hidden_size\":64,\"num_hidden_layers\":4,\"num_attention_heads\":8,"
+    "\"intermediate_size\":56,\"vocab_size\":97,\"attention_dropout\":0.0,\"residual_dropout\":0.0}";
 static const char megatron[] =
     "{\"model_type\":\"megatron\",\"hidden_size\":64,\"num_layers\":4,\"num_attention_heads\":4,"
     "\"vocab_size\":131,\"ffn_hidden_size\":56,\"num_moe_experts\":8}";
@@ -64,6 +71,8 @@ Test(core_config, absent_fields_have_the_defaults_of_their_class)
         {qwen3, 2, 128, 32768, 0, 1e-6, 1e4, false, true},
         {qwen3_moe, 4, 16, 32768, 8, 1e-6, 1e4, false, true},
         {mixtral, 8, 8, 131072, 2, 1e-5, 1e6, false, false},
+        {seed_oss, 8, 128, 524288, 0, 1e-6, 1e4, true, false},
+        {qwen2_moe, 16, 4, 32768, 4, 1e-6, 1e4, true, false},
         {mistral, 8, 8, 131072, 0, 1e-6, 1e4, false, false},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -217,6 +226,19 @@ Test(core_config, sliding_windows)
         {qwen3_moe, "{\"sliding_window\":9}", {0, 0, 0, 0}},
         {mixtral, "{\"sliding_window\":9}", {9, 9, 9, 9}},
         {mixtral, "{\"sliding_window\":null}", {0, 0, 0, 0}},
+        {seed_oss,
+         "{\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\",\"full_attention\"]}",
+         {0, 0, 0, 0}},
+        {qwen2_moe, "{}", {0, 0, 0, 0}},
+        {qwen2_moe, "{\"sliding_window\":0,\"use_sliding_window\":false}", {0, 0, 0, 0}},
+        {qwen2_moe,
+         "{\"use_sliding_window\":true,\"sliding_window\":7,\"max_window_layers\":2}",
+         {7, 0, 0, 0}},
+        {qwen2_moe, "{\"use_sliding_window\":true}", {4096, 0, 4096, 0}},
+        {qwen2_moe,
+         "{\"use_sliding_window\":true,\"sliding_window\":7,\"layer_types\":"
+         "[\"full_attention\",\"sliding_attention\",\"full_attention\",\"full_attention\"]}",
+         {0, 7, 0, 0}},
         {mistral, "{}", {4096, 4096, 4096, 4096}},
         {mistral, "{\"sliding_window\":9}", {9, 9, 9, 9}},
         {mistral, "{\"sliding_window\":null}", {0, 0, 0, 0}},
@@ -375,6 +397,27 @@ Test(core_config, wrong_configs_are_refused_by_name)
         {mistral, "{\"layer_types\":[\"full_attention\"]}", ASSAY_MISMATCH,
          "layer_types[0]: mistral ignores it and computes sliding_attention, found 'full_attention'"},
         {mistral, "{\"attention_bias\":true}", ASSAY_UNSUPPORTED, "attention_bias: mistral has no such bias"},
+        {qwen2_moe, "{\"num_key_value_heads\":null}", ASSAY_FORMAT,
+         "num_key_value_heads: expected an integer or nothing, found null"},
+        {qwen2_moe, "{\"head_dim\":null}", ASSAY_FORMAT,
+         "head_dim: expected an integer or nothing, found null"},
+        {qwen2_moe, "{\"num_local_experts\":16}", ASSAY_UNSUPPORTED,
+         "num_local_experts: qwen2_moe reads num_experts only"},
+        {qwen2_moe, "{\"attention_bias\":true}", ASSAY_UNSUPPORTED,
+         "attention_bias: qwen2_moe has no such bias"},
+        {qwen2_moe, "{\"use_sliding_window\":true,\"sliding_window\":0}", ASSAY_LIMIT,
+         "sliding_window: expected 1 to"},
+        {qwen2_moe, "{\"use_sliding_window\":true,\"sliding_window\":null}", ASSAY_MISMATCH,
+         "sliding_window: null, but use_sliding_window"},
+        {qwen2_moe, "{\"shared_expert_intermediate_size\":0}", ASSAY_LIMIT,
+         "shared_expert_intermediate_size: expected 1 to"},
+        {seed_oss, "{\"-\":[\"residual_dropout\"]}", ASSAY_UNSUPPORTED,
+         "residual_dropout: only 0 is supported, found 0.1 (default of the class)"},
+        {seed_oss, "{\"attention_dropout\":0.1}", ASSAY_UNSUPPORTED,
+         "attention_dropout: only 0 is supported, found 0.1"},
+        {seed_oss, "{\"sliding_window\":7}", ASSAY_UNSUPPORTED, "sliding_window: seed_oss has no window"},
+        {seed_oss, "{\"layer_types\":[\"sliding_attention\"]}", ASSAY_MISMATCH,
+         "layer_types[0]: seed_oss ignores it and computes full_attention"},
         /* experts */
         {qwen3_moe, "{\"num_local_experts\":8}", ASSAY_MISMATCH,
          "num_experts is 16, but num_local_experts is 8"},
@@ -487,6 +530,11 @@ Test(core_config, configs_read_back_to_equal_structs)
         {qwen3_moe, "{\"num_experts\":0}"},
         {qwen3_moe, "{\"use_sliding_window\":true,\"sliding_window\":9}"},
         {mixtral, "{\"sliding_window\":9}"},
+        {seed_oss, "{\"attention_bias\":false,\"attention_out_bias\":true,\"mlp_bias\":true}"},
+        {qwen2_moe, "{}"},
+        {qwen2_moe, "{\"use_sliding_window\":true,\"sliding_window\":7,\"qkv_bias\":false}"},
+        {qwen2_moe, "{\"num_experts\":0}"},
+        {qwen2_moe, "{\"mlp_only_layers\":[1],\"norm_topk_prob\":true}"},
         {mistral, "{\"sliding_window\":9}"},
         {mistral, "{\"sliding_window\":null}"},
         {megatron,
@@ -529,10 +577,12 @@ Test(core_config, golden_models_load_and_round_trip)
         int64_t layers, heads, groups, head_dim, vocab;
         double theta;
     } rows[] = {
-        {"llama", 2, 4, 2, 16, 131, 1e4},    {"llama_bias", 3, 5, 1, 8, 97, 500.0},
-        {"qwen2", 4, 4, 2, 8, 130, 1e6},     {"qwen3", 3, 3, 1, 16, 97, 1e4},
-        {"qwen3_moe", 4, 4, 2, 16, 61, 1e6}, {"qwen3_moe_sparse2", 4, 3, 3, 8, 97, 1e4},
-        {"mixtral", 2, 6, 3, 8, 97, 1e4},    {"mistral", 2, 6, 2, 8, 83, 1e4},
+        {"llama", 2, 4, 2, 16, 131, 1e4},          {"llama_bias", 3, 5, 1, 8, 97, 500.0},
+        {"qwen2", 4, 4, 2, 8, 130, 1e6},           {"qwen3", 3, 3, 1, 16, 97, 1e4},
+        {"qwen3_moe", 4, 4, 2, 16, 61, 1e6},       {"qwen3_moe_sparse2", 4, 3, 3, 8, 97, 1e4},
+        {"mixtral", 2, 6, 3, 8, 97, 1e4},          {"seed_oss", 3, 6, 3, 8, 79, 1e7},
+        {"qwen2_moe_window", 4, 3, 1, 8, 61, 1e4}, {"qwen2_moe", 4, 4, 2, 8, 59, 1e6},
+        {"mistral", 2, 6, 2, 8, 83, 1e4},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         char path[256];

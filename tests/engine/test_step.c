@@ -47,6 +47,18 @@ Test(engine_step, mistral_agrees_with_golden)
 {
     forward_backward_golden("mistral");
 }
+Test(engine_step, qwen2_moe_agrees_with_golden)
+{
+    forward_backward_golden("qwen2_moe");
+}
+Test(engine_step, qwen2_moe_window_agrees_with_golden)
+{
+    forward_backward_golden("qwen2_moe_window");
+}
+Test(engine_step, seed_oss_agrees_with_golden)
+{
+    forward_backward_golden("seed_oss");
+}
 
 /* Uneven sequence pieces under sp: 41 tokens. */
 Test(engine_step, uneven_sequence_pieces_agree_with_golden)

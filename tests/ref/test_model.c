@@ -109,6 +109,20 @@ Test(ref_model, golden_mistral)
     check_model("mistral");
 }
 
+Test(ref_model, golden_qwen2_moe)
+{
+    check_model("qwen2_moe");
+}
+Test(ref_model, golden_qwen2_moe_window)
+{
+    check_model("qwen2_moe_window");
+}
+
+Test(ref_model, golden_seed_oss)
+{
+    check_model("seed_oss");
+}
+
 static void check_training(const char *model)
 {
     char path[ASSAY_PATH];
@@ -141,4 +155,8 @@ Test(ref_model, golden_training_llama)
 Test(ref_model, golden_training_qwen3_moe)
 {
     check_training("qwen3_moe");
+}
+Test(ref_model, golden_training_qwen2_moe)
+{
+    check_training("qwen2_moe");
 }
