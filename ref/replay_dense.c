@@ -306,19 +306,24 @@ static assay_status rope_desc(const replay *r, ref_rope_desc *d)
     return ASSAY_OK;
 }
 
-/* No inputs: the number of positions is the candidate's. */
+/* No inputs: the number of positions is the attribute's; where a trace has none, the candidate's. */
 static assay_status rope_table(const replay *r)
 {
     ref_rope_desc desc;
     ref_pair c, s;
     const ref_value *table = replay_candidate(r, "cos");
     ASSAY_TRY(rope_desc(r, &desc));
-    ASSAY_CHECK(table, ASSAY_INVALID_ARGUMENT, "%s: output slot 'cos' is missing: how many positions?",
-                r->op);
     int64_t p;
-    ASSAY_TRY(replay_divide(r, table, desc.rotary_dim / 2, &p));
-    ASSAY_TRY(replay_out_real(r, "cos", table->count, ASSAY_F32, "output rounding", &c));
-    ASSAY_TRY(replay_out_real(r, "sin", table->count, ASSAY_F32, "output rounding", &s));
+    if (replay_has_attr(r, "positions")) {
+        ASSAY_TRY(replay_attr_i64(r, "positions", 0, ASSAY_CONFIG_MAX_DIM, &p));
+    } else {
+        ASSAY_CHECK(table, ASSAY_INVALID_ARGUMENT, "%s: output slot 'cos' is missing: how many positions?",
+                    r->op);
+        ASSAY_TRY(replay_divide(r, table, desc.rotary_dim / 2, &p));
+    }
+    const int64_t count = p * (desc.rotary_dim / 2);
+    ASSAY_TRY(replay_out_real(r, "cos", count, ASSAY_F32, "output rounding", &c));
+    ASSAY_TRY(replay_out_real(r, "sin", count, ASSAY_F32, "output rounding", &s));
     if (desc.rotary_dim > 0)
         ref_bound_rope_table(c, s, &desc, p);
     return ASSAY_OK;

@@ -30,7 +30,8 @@
             "B=3 Sq=9 Sk=40 T=27 U=120 A=3 G=3 D=33 first=0 | " HEADS " scale=0.17 window=0",                \
             "B=2 Sq=33 Sk=33 T=66 U=66 A=6 G=2 D=64 first=1 | " HEADS " scale=0.125 window=0",               \
             "B=1 Sq=20 Sk=20 T=20 U=20 A=2 G=2 D=80 first=1 | " HEADS " scale=0.11 window=4",                \
-            "B=1 Sq=18 Sk=18 T=18 U=18 A=1 G=1 D=128 first=0 | " HEADS " scale=0.088 window=0"               \
+            "B=1 Sq=18 Sk=18 T=18 U=18 A=1 G=1 D=128 first=0 | " HEADS " scale=0.088 window=0",              \
+            "B=1 Sq=9 Sk=9 T=9 U=9 A=2 G=1 D=160 first=0 | " HEADS " scale=0.079 window=0"                   \
     }
 #define ATTENTION_SLOTS                                                                                      \
     {SLOT("q", ACT, "T,A,D"), .scale = 2}, {SLOT("k", ACT, "U,G,D"), .scale = 2}, {SLOT("v", ACT, "U,G,D")}, \
@@ -94,6 +95,9 @@ const parity_ask_row parity_ask_table[] = {
     {"linear_fwd",
      {{SLOT("x", ACT, "T,K")}, {SLOT("weight", ACT, "N,K")}, {SLOT("bias", ACT, "N"), .when = "bias"}},
      LINEAR_SIZES},
+    {"linear_fwd", /* router and output layer: an F32 result of activations */
+     {{SLOT("x", ACT, "T,K")}, {SLOT("weight", ACT, "N,K")}, {SLOT("bias", ACT, "N"), .when = "bias"}},
+     {"T=7 N=5 K=33 bias=1 | dtype=F32", "T=17 N=40 K=64 bias=0 | dtype=F32"}},
     {"linear_bwd_input", {{SLOT("dy", ACT, "T,N")}, {SLOT("weight", ACT, "N,K")}}, LINEAR_SIZES},
     {"linear_bwd_weight",
      {{SLOT("dy", ACT, "T,N")}, {SLOT("x", ACT, "T,K")}, {SLOT("dweight_in", F32, "N,K")}},
@@ -171,6 +175,9 @@ const parity_ask_row parity_ask_table[] = {
      {{SLOT("dy", ACT, "T,H")}, {SLOT("x", ACT, "T,H")}, {SLOT("gate", ACT, "T"), .scale = 3}},
      {"T=5 H=3", "T=1 H=1", "T=37 H=70", "T=0 H=4"}},
     {"cast", {{SLOT("x", F32, "n")}}, {"n=300 | dtype=BF16", "n=5 | dtype=F32", "n=0 | dtype=BF16"}},
+    {"cast",
+     {{SLOT("x", ACT, "n")}},
+     {"n=9 | dtype=BF16", "n=300 | dtype=F32"}}, /* F32 to F32 or BF16 to BF16, too */
     {"slice_rows", {{SLOT("x", ACT, "T,H")}}, {"T=9 H=5 | start=2 length=4", "T=3 H=7 | start=3 length=0"}},
     {"embedding_fwd",
      {{SLOT("ids", IDS, "T")}, {SLOT("weight", ACT, "V,H")}},

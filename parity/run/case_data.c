@@ -71,7 +71,8 @@ static assay_status draw(const parity_case *c, int64_t vocab, const int64_t *bou
                 " ids at boundaries between pieces of the vocabulary",
                 c->file, places, n_boundary);
     for (int64_t i = 0; i < c->steps * rows * s; i++)
-        if (assay_philox_below(c->options.seed, which, (uint64_t)i, DRAWN_ONE_IN) == 0)
+        if (c->n_data_paths == 0 ||
+            assay_philox_below(c->options.seed, which, (uint64_t)i, DRAWN_ONE_IN) == 0)
             put(ids, labels, i,
                 (int64_t)assay_philox_below(c->options.seed, what, (uint64_t)i, (uint64_t)vocab), false);
     for (int64_t step = 0; step < c->steps; step++)
@@ -80,6 +81,16 @@ static assay_status draw(const parity_case *c, int64_t vocab, const int64_t *bou
             put(ids, labels, (step * rows + place / (s - 1)) * s + 1 + place % (s - 1), boundary[k], true);
         }
     return ASSAY_OK;
+}
+
+static void mask_or_not(const parity_case *c, int64_t i, int64_t *ids, int64_t *labels)
+{
+    const uint64_t masked = (uint64_t)(c->mask_probability * 0x1p32);
+    ids[i] = 0;
+    labels[i] = assay_philox_below(c->options.seed, assay_name_hash("case.mask"), (uint64_t)i,
+                                   (uint64_t)1 << 32) < masked
+                    ? ASSAY_IGNORE_INDEX
+                    : 0;
 }
 
 assay_status parity_case_write_batches(const parity_case *c, const assay_dataset *data, int64_t vocab,
@@ -97,7 +108,9 @@ assay_status parity_case_write_batches(const parity_case *c, const assay_dataset
     labels = malloc((size_t)count * sizeof *labels);
     ASSAY_CHECK_GOTO(ids != NULL && labels != NULL, ASSAY_OUT_OF_MEMORY, st, done, "%s: %" PRId64 " tokens",
                      c->file, count);
-    for (int64_t i = 0; i < count / s; i++)
+    for (int64_t i = 0; i < count && data == NULL; i++) /* draw() replaces the zeros */
+        mask_or_not(c, i, ids, labels);
+    for (int64_t i = 0; i < count / s && data != NULL; i++)
         ASSAY_TRY_GOTO(assay_dataset_sample(data, c->options.seed, i, s, c->mask_probability, ids + i * s,
                                             labels + i * s),
                        st, done);

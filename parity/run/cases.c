@@ -43,9 +43,8 @@ static assay_status read_data(const json_t *root, parity_case *c)
     ASSAY_CHECK(json_is_object(data), ASSAY_FORMAT, "%s: expected an object", what);
     ASSAY_TRY(assay_json_only(data, allowed, what));
     const json_t *paths = json_object_get(data, "paths");
-    ASSAY_CHECK(json_is_array(paths) && json_array_size(paths) >= 1 &&
-                    json_array_size(paths) <= PARITY_MAX_DATA_PATHS,
-                ASSAY_FORMAT, "%s: paths: expected 1 to %d files or folders", what, PARITY_MAX_DATA_PATHS);
+    ASSAY_CHECK(json_is_array(paths) && json_array_size(paths) <= PARITY_MAX_DATA_PATHS, ASSAY_FORMAT,
+                "%s: paths: expected an array of up to %d files or folders", what, PARITY_MAX_DATA_PATHS);
     for (size_t i = 0; i < json_array_size(paths); i++) {
         const char *p = json_string_value(json_array_get(paths, i));
         ASSAY_CHECK(p != NULL, ASSAY_FORMAT, "%s: paths[%zu]: expected a string", what, i);

@@ -42,7 +42,7 @@ void parity_case_free(parity_case *c);
  * 4; the first and the last id.  ids: free(). */
 assay_status parity_case_boundary_ids(const parity_case *c, int64_t vocab, int64_t **ids, int64_t *n);
 /* Writes the batch file [steps,microbatches,b,s]: windows of the text, a quarter of the tokens drawn over the whole
- * vocabulary, and every boundary id in every step as input and as label that counts.  ASSAY_INVALID_ARGUMENT: a step has
+ * vocabulary (all of them where data is NULL: a case without text), and every boundary id in every step as input and as label that counts.  ASSAY_INVALID_ARGUMENT: a step has
  * fewer labels than there are such ids. */
 assay_status parity_case_write_batches(const parity_case *c, const assay_dataset *data, int64_t vocab,
                                        const char *path);

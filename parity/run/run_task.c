@@ -31,7 +31,7 @@ static assay_status model_config_of(const parity_case *c, const char *case_dir, 
     return assay_config_load(c->model_dir[0] != 0 ? c->model_dir : dir, config);
 }
 
-/* Text of the case; freed by the caller with assay_dataset_close. */
+/* Text of the case, NULL when it names none; freed by the caller with assay_dataset_close. */
 static assay_status open_data(const parity_case *c, assay_dataset **data, int64_t *vocab)
 {
     char what[ASSAY_PATH + 16];
@@ -43,10 +43,12 @@ static assay_status open_data(const parity_case *c, assay_dataset **data, int64_
     ASSAY_TRY_GOTO(c->model != NULL ? assay_config_from_json(c->model, what, config)
                                     : assay_config_load(c->model_dir, config),
                    st, done);
+    *vocab = config->vocab_size;
+    if (c->n_data_paths == 0) /* tokens of no text: the whole vocabulary */
+        goto done;
     for (int i = 0; i < c->n_data_paths; i++)
         paths[i] = c->data_paths[i];
     ASSAY_TRY_GOTO(assay_dataset_open(data, paths, c->n_data_paths), st, done);
-    *vocab = config->vocab_size;
     ASSAY_CHECK_GOTO(assay_dataset_vocab(*data) <= config->vocab_size, ASSAY_INVALID_ARGUMENT, st, done,
                      "%s: the data needs a vocabulary of %lld, the model has %lld", c->file,
                      (long long)assay_dataset_vocab(*data), (long long)config->vocab_size);

@@ -45,6 +45,8 @@ Test(parity_cases, a_case_is_read_with_paths_relative_to_its_file)
     cr_expect_eq(c->n_layouts, 2);
     cr_expect_eq(c->precisions[0], ASSAY_PRECISION_BF16);
     cr_expect_float_eq(c->options.lr, 0.5, 0);
+    cr_expect_eq(c->n_variants, 1);
+    cr_expect_str_eq(c->variants[0], "fastest");
     cr_expect(c->checks[PARITY_CHECK_LOCAL]);
     cr_expect_not(c->checks[PARITY_CHECK_WHOLE]);
     parity_case_free(c);
@@ -59,7 +61,7 @@ Test(parity_cases, every_mistake_is_named)
         {"{\"name\":\"A b\",\"model\":\"m\"}", "name: expected [a-z0-9_-]+, found \"A b\""},
         {"{\"name\":\"a\",\"model\":3}", "model: expected a folder or a configuration"},
         {"{\"name\":\"a\",\"model\":\"m\"}", "data: expected an object"},
-        {"{\"name\":\"a\",\"model\":\"m\",\"data\":{\"paths\":[]}}", "paths: expected 1 to"},
+        {"{\"name\":\"a\",\"model\":\"m\",\"data\":{\"paths\":3}}", "paths: expected an array"},
         {"{\"name\":\"a\",\"model\":\"m\",\"data\":{\"paths\":[\"x\"],\"stepz\":1}}", "stepz"},
         {"{\"name\":\"a\",\"model\":\"m\",\"data\":{\"paths\":[\"x\"],\"steps\":0}}", "steps"},
         {"{\"name\":\"a\",\"model\":\"m\"," DATA "}", "layouts: expected 1 to"},
@@ -71,6 +73,12 @@ Test(parity_cases, every_mistake_is_named)
         {"{\"name\":\"a\",\"model\":\"m\"," DATA
          ",\"layouts\":[\"1\"],\"precision\":[\"fp32\"],\"training\":{\"lrr\":1}}",
          "lrr"},
+        {"{\"name\":\"a\",\"model\":\"m\"," DATA
+         ",\"layouts\":[\"1\"],\"precision\":[\"fp32\"],\"variants\":[]}",
+         "variants: expected 1 to"},
+        {"{\"name\":\"a\",\"model\":\"m\"," DATA
+         ",\"layouts\":[\"1\"],\"precision\":[\"fp32\"],\"variants\":[\"k0\",\"K 1\"]}",
+         "variants[1]: expected \"fastest\""},
         {"{\"name\":\"a\",\"name\":\"b\"}", "case.json"},
         {"{\"name\":\"a\",\"colour\":1}", "colour"},
     };

@@ -1,0 +1,198 @@
+/* The pairwise matrix: every two values that can meet do meet, for any rows and for the cases that come with assay. */
+#include "core/base/philox.h"
+#include "parity/run/pairwise.h"
+#include "parity/run/run.h"
+#include <criterion/criterion.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { AXES = 4, MAX_ROWS = 400 };
+
+/* Whether values (a, va) and (b, vb) occur together in a row that `taken` admits (NULL: all). */
+static bool meets(const int *rows, int n, const bool *taken, int a, int va, int b, int vb)
+{
+    for (int i = 0; i < n; i++)
+        if ((taken == NULL || taken[i]) && rows[i * AXES + a] == va && rows[i * AXES + b] == vb)
+            return true;
+    return false;
+}
+
+/* Pairs of some row that no taken row has. */
+static int missing(const int *rows, int n, const int *values, const bool *taken)
+{
+    int count = 0;
+    for (int a = 0; a < AXES; a++)
+        for (int b = a + 1; b < AXES; b++)
+            for (int va = 0; va < values[a]; va++)
+                for (int vb = 0; vb < values[b]; vb++)
+                    count += meets(rows, n, NULL, a, va, b, vb) && !meets(rows, n, taken, a, va, b, vb);
+    return count;
+}
+
+static int draw_rows(uint64_t seed, int *rows, const int *values)
+{
+    const int n = 1 + (int)assay_philox_below(seed, 1, 0, MAX_ROWS);
+    for (int i = 0; i < n * AXES; i++)
+        rows[i] = (int)assay_philox_below(seed, 2, (uint64_t)i, (uint64_t)values[i % AXES]);
+    return n;
+}
+
+static int count(const bool *taken, int n)
+{
+    int k = 0;
+    for (int i = 0; i < n; i++)
+        k += taken[i];
+    return k;
+}
+
+Test(matrix, every_pair_of_any_rows_is_met)
+{
+    static const int values[AXES] = {9, 7, 2, 3};
+    static int rows[MAX_ROWS * AXES];
+    for (uint64_t seed = 0; seed < 40; seed++) {
+        bool taken[MAX_ROWS] = {false}, again[MAX_ROWS] = {false};
+        const int n = draw_rows(seed, rows, values);
+        cr_assert_eq(parity_pairwise(rows, n, values, AXES, taken), ASSAY_OK);
+        cr_expect_eq(missing(rows, n, values, taken), 0, "seed %d", (int)seed);
+        cr_assert_eq(parity_pairwise(rows, n, values, AXES, again), ASSAY_OK);
+        cr_expect_eq(memcmp(taken, again, sizeof taken), 0, "the choice is the same every time");
+    }
+}
+
+/* Full products need about the largest two axes, and every row that was added was needed when it was. */
+Test(matrix, a_full_product_takes_few_rows)
+{
+    static const int values[AXES] = {8, 6, 2, 3};
+    static int rows[8 * 6 * 2 * 3 * AXES];
+    bool taken[8 * 6 * 2 * 3] = {false};
+    const int n = 8 * 6 * 2 * 3;
+    for (int i = 0; i < n; i++) {
+        rows[i * AXES] = i / 36;
+        rows[i * AXES + 1] = i / 6 % 6;
+        rows[i * AXES + 2] = i / 3 % 2;
+        rows[i * AXES + 3] = i % 3;
+    }
+    cr_assert_eq(parity_pairwise(rows, n, values, AXES, taken), ASSAY_OK);
+    cr_expect_eq(missing(rows, n, values, taken), 0);
+    cr_expect(count(taken, n) >= 48 && count(taken, n) <= 60, "%d rows", count(taken, n));
+}
+
+Test(matrix, rows_that_must_run_are_kept_and_bad_values_are_refused)
+{
+    static const int values[AXES] = {2, 2, 1, 1}, bad[AXES] = {0, 2, 0, 0};
+    static const int rows[4 * AXES] = {0, 0, 0, 0, 0, 1, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0};
+    bool taken[4] = {false, false, false, true};
+    cr_assert_eq(parity_pairwise(rows, 4, values, AXES, taken), ASSAY_OK);
+    cr_expect(taken[3] && !taken[0] && taken[1] && taken[2]);
+    cr_expect_eq(parity_pairwise(bad, 1, values, AXES, taken), ASSAY_INVALID_ARGUMENT);
+    cr_expect_not_null(strstr(assay_error_message(), "row 0: value 2 of axis 1"), "%s",
+                       assay_error_message());
+}
+
+/* --- the cases that come with assay ------------------------------------------------------------------------- */
+
+static parity_run_state *state_of(const char *matrix)
+{
+    parity_run_state *s = calloc(1, sizeof *s);
+    cr_assert_not_null(s);
+    s->cases = calloc(PARITY_MAX_CASES, sizeof *s->cases);
+    s->tasks = calloc(PARITY_MAX_TASKS, sizeof *s->tasks);
+    s->order = calloc(PARITY_MAX_TASKS, sizeof *s->order);
+    snprintf(s->o.report_dir, sizeof s->o.report_dir, "report");
+    snprintf(s->o.matrix, sizeof s->o.matrix, "%s", matrix);
+    s->engine.doctor = json_pack("{s:{s:i,s:i}}", "variants", "linear", 1, "cross_entropy", 2);
+    setenv("ASSAY_CASES", ASSAY_SOURCE_DIR "/parity/cases", 1);
+    cr_assert_eq(parity_run_load_cases(s), ASSAY_OK, "%s", assay_error_message());
+    return s;
+}
+
+static void destroy(parity_run_state *s)
+{
+    for (int i = 0; i < s->n_cases; i++)
+        parity_case_free(&s->cases[i]);
+    json_decref(s->engine.doctor);
+    free(s->order);
+    free(s->tasks);
+    free(s->cases);
+    free(s);
+}
+
+static const char *word(const parity_task *t, int axis)
+{
+    const char *const words[AXES] = {t->c != NULL ? t->c->name : "operations", t->layout,
+                                     assay_precision_name(t->precision), t->variant};
+    return words[axis];
+}
+
+static bool has_pair(const parity_run_state *s, const parity_task *t, int a, int b)
+{
+    for (int i = 0; i < s->n_tasks; i++)
+        if (strcmp(word(&s->tasks[i], a), word(t, a)) == 0 && strcmp(word(&s->tasks[i], b), word(t, b)) == 0)
+            return true;
+    return false;
+}
+
+static int uncovered(const parity_run_state *full, const parity_run_state *some)
+{
+    int n = 0;
+    for (int i = 0; i < full->n_tasks; i++)
+        for (int a = 0; a < AXES; a++)
+            for (int b = a + 1; b < AXES; b++)
+                n += !has_pair(some, &full->tasks[i], a, b);
+    return n;
+}
+
+Test(matrix, the_default_run_meets_every_legal_pair)
+{
+    parity_run_state *full = state_of("full"), *some = state_of("pairwise");
+    cr_assert_eq(parity_run_make_tasks(full), ASSAY_OK);
+    cr_assert_eq(parity_run_make_tasks(some), ASSAY_OK);
+    cr_expect_eq(full->n_tasks, some->n_combinations);
+    cr_expect_lt(some->n_tasks, full->n_tasks / 2, "%d of %d", some->n_tasks, full->n_tasks);
+    cr_expect_eq(uncovered(full, some), 0);
+    /* The law is not empty: without the tasks of one kernel variant it does not hold. */
+    int kept = 0;
+    for (int i = 0; i < some->n_tasks; i++)
+        if (strcmp(some->tasks[i].variant, "k0") != 0)
+            some->tasks[kept++] = some->tasks[i];
+    some->n_tasks = kept;
+    cr_expect_gt(uncovered(full, some), 0);
+    destroy(some);
+    destroy(full);
+}
+
+Test(matrix, operations_run_with_every_kernel_in_both_precisions)
+{
+    parity_run_state *s = state_of("pairwise");
+    int n = 0;
+    cr_assert_eq(parity_run_make_tasks(s), ASSAY_OK);
+    for (int i = 0; i < s->n_tasks; i++)
+        n += s->tasks[i].c == NULL && strcmp(s->tasks[i].layout, "1") == 0;
+    cr_expect_eq(n, 2 * 4, "fastest, k0, k1, k2; found %d tasks", n);
+    destroy(s);
+}
+
+Test(matrix, shards_are_disjoint_and_whole_and_every_task_starts_once)
+{
+    parity_run_state *all = state_of("pairwise");
+    cr_assert_eq(parity_run_make_tasks(all), ASSAY_OK);
+    int sum = 0;
+    for (int i = 1; i <= 3; i++) {
+        parity_run_state *part = state_of("pairwise");
+        part->o.shard = i;
+        part->o.shards = 3;
+        cr_assert_eq(parity_run_make_tasks(part), ASSAY_OK);
+        for (int k = 0; k < part->n_tasks; k++)
+            cr_expect_str_eq(part->tasks[k].dir, all->tasks[k * 3 + i - 1].dir);
+        sum += part->n_tasks;
+        destroy(part);
+    }
+    cr_expect_eq(sum, all->n_tasks);
+    for (int i = 0; i < all->n_tasks; i++) {
+        int times = 0;
+        for (int k = 0; k < all->n_tasks; k++)
+            times += all->order[k] == i;
+        cr_expect_eq(times, 1, "task %d starts %d times", i, times);
+    }
+    destroy(all);
+}
