@@ -1,5 +1,7 @@
 /* The batch of a case: the whole vocabulary, both sides of every boundary, the same on every machine. */
+#include "core/base/file.h"
 #include "core/base/log.h"
+#include "core/files/tokenizer.h"
 #include "parity/run/cases.h"
 #include <criterion/criterion.h>
 #include <stdlib.h>
