@@ -10,6 +10,7 @@
  *       output elements lane, lane + 32, ...
  *
  * In both, every score, the sum of exponentials and every output element is one chain in ascending order. */
+#include "gpu/ladder.h"
 #include "gpu/ops/attention.cuh"
 
 /* exp(s - reference) never meets inf - inf because of an all -inf row. */
@@ -238,7 +239,8 @@ assay_status gpu_attention_check(const char *op, const gpu_attention_desc *d, gp
 }
 
 assay_status gpu_attention_fwd(gpu_ctx *ctx, gpu_tensor o, gpu_tensor lse, gpu_tensor q, gpu_tensor k,
-                               gpu_tensor v, const gpu_attention_desc *d, cudaStream_t stream)
+                               gpu_tensor v, const gpu_attention_desc *d, cudaStream_t stream,
+                               gpu_declared *declared)
 {
     const char *op = "attention_fwd";
     ASSAY_TRY(gpu_attention_check(op, d, q, k, v));
@@ -253,7 +255,7 @@ assay_status gpu_attention_fwd(gpu_ctx *ctx, gpu_tensor o, gpu_tensor lse, gpu_t
             GPU_BY_ACT(q.dtype, launch_fwd, variant, o, lse, q, k, v, attention_args_make(d), stream), op);
     assay_arith arith = gpu_arith_sequential(GPU_ULP_EXP);
     arith.tile = variant == 0 ? 0 : ATTENTION_TILE;
-    gpu_declare(ctx, variant, arith);
+    gpu_declare(declared, variant, arith);
     return ASSAY_OK;
 }
 
@@ -292,8 +294,9 @@ static cudaError_t launch_split(bool back, gpu_tensor q, gpu_tensor k, gpu_tenso
 }
 
 static assay_status qkv_split(gpu_ctx *ctx, const char *op, bool back, gpu_tensor q, gpu_tensor k,
-                              gpu_tensor v, gpu_tensor qkv, cudaStream_t stream)
+                              gpu_tensor v, gpu_tensor qkv, cudaStream_t stream, gpu_declared *declared)
 {
+    (void)ctx;
     const char *const names[2][4] = {{"q", "k", "v", "qkv"}, {"dq", "dk", "dv", "dqkv"}};
     const char *const *name = names[back];
     const gpu_tensor tensor[4] = {q, k, v, qkv};
@@ -312,18 +315,29 @@ static assay_status qkv_split(gpu_ctx *ctx, const char *op, bool back, gpu_tenso
     ASSAY_TRY(gpu_check_count(op, name[3], qkv, tokens * (heads + 2 * groups) * d));
     if (gpu_tensor_count(qkv) > 0)
         GPU_LAUNCHED(GPU_BY_ACT(qkv.dtype, launch_split, back, q, k, v, qkv, stream), op);
-    gpu_declare(ctx, 0, gpu_arith_elementwise(0));
+    gpu_declare(declared, 0, gpu_arith_elementwise(0));
     return ASSAY_OK;
 }
 
 assay_status gpu_qkv_split_fwd(gpu_ctx *ctx, gpu_tensor q, gpu_tensor k, gpu_tensor v, gpu_tensor qkv,
-                               cudaStream_t stream)
+                               cudaStream_t stream, gpu_declared *declared)
 {
-    return qkv_split(ctx, "qkv_split_fwd", false, q, k, v, qkv, stream);
+    return qkv_split(ctx, "qkv_split_fwd", false, q, k, v, qkv, stream, declared);
 }
 
 assay_status gpu_qkv_split_bwd(gpu_ctx *ctx, gpu_tensor dqkv, gpu_tensor dq, gpu_tensor dk, gpu_tensor dv,
-                               cudaStream_t stream)
+                               cudaStream_t stream, gpu_declared *declared)
 {
-    return qkv_split(ctx, "qkv_split_bwd", true, dq, dk, dv, dqkv, stream);
+    return qkv_split(ctx, "qkv_split_bwd", true, dq, dk, dv, dqkv, stream, declared);
 }
+
+/* --- the ladder --------------------------------------------------------------------------------------------- */
+extern "C" const gpu_rung gpu_attention_rungs[] = {
+    {"attention_fwd", 0, "one thread a query and head, three passes over the keys",
+     "o, lse: sequential fma, two-pass, exp 2 ulp", 0},
+    {"attention_fwd", 1, "one warp for four rows, keys and values read once into shared memory",
+     "o, lse: sequential fma, online softmax with tiles of 32 keys, exp 2 ulp", 0},
+    {"qkv_split_fwd", 0, "one thread an element", "q, k, v: exact", 0},
+    {"qkv_split_bwd", 0, "one thread an element", "dqkv: exact", 0},
+    {NULL, 0, NULL, NULL, 0},
+};

@@ -9,6 +9,7 @@
  * loss is one thread for each token, bwd one for each element.  The tile of k1 and k2 is eight elements of
  * every lane; at the end a sum is rescaled once more for the warp, and once for the block. */
 #include "gpu/device.cuh"
+#include "gpu/ladder.h"
 
 enum { LOSS_UNROLL = 8, LOSS_BLOCK = 256, LOSS_WIDE = 4096, LOSS_IGNORE = -100 };
 
@@ -149,7 +150,7 @@ static cudaError_t launch_stats(int variant, gpu_tensor stats, gpu_tensor logits
 }
 
 assay_status gpu_cross_entropy_stats(gpu_ctx *ctx, gpu_tensor stats, gpu_tensor logits, gpu_tensor targets,
-                                     int64_t vocab_start, cudaStream_t stream)
+                                     int64_t vocab_start, cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "cross_entropy_stats";
     ASSAY_TRY(gpu_check_tensor(op, "logits", logits, ASSAY_F32, ASSAY_F32));
@@ -166,13 +167,14 @@ assay_status gpu_cross_entropy_stats(gpu_ctx *ctx, gpu_tensor stats, gpu_tensor 
     arith.fma = false; /* joins round their products */
     if (variant != 0)
         arith.tile = lanes * LOSS_UNROLL;
-    gpu_declare(ctx, variant, arith);
+    gpu_declare(declared, variant, arith);
     return ASSAY_OK;
 }
 
 assay_status gpu_cross_entropy_loss(gpu_ctx *ctx, gpu_tensor lse, gpu_tensor loss, gpu_tensor stats,
-                                    gpu_tensor targets, cudaStream_t stream)
+                                    gpu_tensor targets, cudaStream_t stream, gpu_declared *declared)
 {
+    (void)ctx;
     const char *op = "cross_entropy_loss";
     ASSAY_TRY(gpu_check_tensor(op, "stats", stats, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "targets", targets, ASSAY_I64, ASSAY_I64));
@@ -192,7 +194,7 @@ assay_status gpu_cross_entropy_loss(gpu_ctx *ctx, gpu_tensor lse, gpu_tensor los
                                            (const float *)stats.data, (const int64_t *)targets.data, pieces,
                                            t),
                      op);
-    gpu_declare(ctx, 0, gpu_arith_sequential(GPU_ULP_EXP));
+    gpu_declare(declared, 0, gpu_arith_sequential(GPU_ULP_EXP));
     return ASSAY_OK;
 }
 
@@ -208,8 +210,10 @@ static cudaError_t launch_bwd(gpu_tensor dlogits, gpu_tensor logits, gpu_tensor 
 }
 
 assay_status gpu_cross_entropy_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor logits, gpu_tensor lse,
-                                   gpu_tensor targets, int64_t vocab_start, float scale, cudaStream_t stream)
+                                   gpu_tensor targets, int64_t vocab_start, float scale, cudaStream_t stream,
+                                   gpu_declared *declared)
 {
+    (void)ctx;
     const char *op = "cross_entropy_bwd";
     ASSAY_TRY(gpu_check_tensor(op, "logits", logits, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "lse", lse, ASSAY_F32, ASSAY_F32));
@@ -223,6 +227,20 @@ assay_status gpu_cross_entropy_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor 
         GPU_LAUNCHED(
             GPU_BY_ACT(dlogits.dtype, launch_bwd, dlogits, logits, lse, targets, vocab_start, scale, stream),
             op);
-    gpu_declare(ctx, 0, gpu_arith_elementwise(GPU_ULP_EXP));
+    gpu_declare(declared, 0, gpu_arith_elementwise(GPU_ULP_EXP));
     return ASSAY_OK;
 }
+
+/* --- the ladder --------------------------------------------------------------------------------------------- */
+extern "C" const gpu_rung gpu_loss_rungs[] = {
+    {"cross_entropy_stats", 0, "one thread a row, maximum first", "stats: sequential, two-pass, exp 2 ulp",
+     0},
+    {"cross_entropy_stats", 1, "one warp a row, one pass",
+     "stats: tree of 32 lanes, tiles of 8 elements a lane, exp 2 ulp", 0},
+    {"cross_entropy_stats", 2, "256 threads a row, for large vocabularies (4096 and more)",
+     "stats: tree of 256 lanes, tiles of 8 elements a lane, exp 2 ulp", 0},
+    {"cross_entropy_loss", 0, "one thread a token",
+     "lse, loss: sequential over the vocabulary pieces, exp and log 2 ulp", 0},
+    {"cross_entropy_bwd", 0, "one thread an element", "dlogits: fp32 element-wise, exp 2 ulp", 0},
+    {NULL, 0, NULL, NULL, 0},
+};

@@ -8,6 +8,7 @@
  *
  * dgamma is complete in one launch: no atomics, no partial sums in memory. */
 #include "gpu/device.cuh"
+#include "gpu/ladder.h"
 
 template <class T>
 __global__ void rmsnorm_fwd_k0(T *y, float *rstd, const T *x, const T *gamma, float eps, int64_t t, int64_t h)
@@ -191,13 +192,14 @@ template <class T> static cudaError_t launch_bwd(int variant, const bwd_args *a,
 }
 
 /* dgamma of rows of up to 32 elements has 8 chains where 4 are declared: more chains are shorter ones. */
-static void declare(gpu_ctx *ctx, int variant, int64_t h)
+static void declare(gpu_declared *declared, int variant, int64_t h)
 {
-    gpu_declare(ctx, variant, variant == 0 ? gpu_arith_sequential(2) : gpu_arith_tree(gpu_row_lanes(h), 2));
+    gpu_declare(declared, variant,
+                variant == 0 ? gpu_arith_sequential(2) : gpu_arith_tree(gpu_row_lanes(h), 2));
 }
 
 assay_status gpu_rmsnorm_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor rstd, gpu_tensor x, gpu_tensor gamma,
-                             float eps, cudaStream_t stream)
+                             float eps, cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "rmsnorm_fwd";
     ASSAY_TRY(gpu_check_act(op, "x", x));
@@ -213,7 +215,7 @@ assay_status gpu_rmsnorm_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor rstd, gpu_te
     const int variant = gpu_variant(ctx, GPU_FAMILY_NORM, 1, 1);
     if (t > 0)
         GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_fwd, variant, y, rstd, x, gamma, eps, t, h, stream), op);
-    declare(ctx, variant, h);
+    declare(declared, variant, h);
     return ASSAY_OK;
 }
 
@@ -226,7 +228,7 @@ size_t gpu_rmsnorm_bwd_workspace(const gpu_ctx *ctx, int64_t t, int64_t h)
 }
 
 assay_status gpu_rmsnorm_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dgamma, gpu_tensor dy, gpu_tensor x,
-                             gpu_tensor gamma, gpu_tensor rstd, cudaStream_t stream)
+                             gpu_tensor gamma, gpu_tensor rstd, cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "rmsnorm_bwd";
     ASSAY_TRY(gpu_check_act(op, "x", x));
@@ -245,6 +247,17 @@ assay_status gpu_rmsnorm_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dgamma, gpu
     const bwd_args a = {dx, dgamma, dy, x, gamma, rstd, t, h};
     if (t > 0 && h > 0)
         GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_bwd, variant, &a, stream), op);
-    declare(ctx, variant, h);
+    declare(declared, variant, h);
     return ASSAY_OK;
 }
+
+/* --- the ladder --------------------------------------------------------------------------------------------- */
+extern "C" const gpu_rung gpu_norm_rungs[] = {
+    {"rmsnorm_fwd", 0, "one thread a row", "y, rstd: sequential fma, rsqrt 2 ulp", 0},
+    {"rmsnorm_fwd", 1, "4, 8 or 32 lanes a row: coalesced, sums by shuffles",
+     "y, rstd: tree of 4 (H <= 32), 8 (H <= 128) or 32 lanes, rsqrt 2 ulp", 0},
+    {"rmsnorm_bwd", 0, "one thread a row, one a column", "dx, dgamma: sequential fma", 0},
+    {"rmsnorm_bwd", 1, "lanes a row, chains a column, one launch",
+     "dx: tree of 4 (H <= 32), 8 (H <= 128) or 32 lanes; dgamma: tree of at least as many chains of rows", 0},
+    {NULL, 0, NULL, NULL, 0},
+};

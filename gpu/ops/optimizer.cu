@@ -7,6 +7,7 @@
  * The constants of a step are made in double on the host and rounded once, grad_scale folded into them:
  *   m = b1 m + (1-b1) gs g;   v = b2 v + (1-b2) gs^2 g^2;   p -= lr ((m/c1) / (sqrt(v/c2) + eps) + wd p). */
 #include "gpu/device.cuh"
+#include "gpu/ladder.h"
 
 enum { ADAMW_TABLE = 48, ADAMW_BLOCK = 256, ADAMW_CHUNK = 4 * ADAMW_BLOCK };
 
@@ -142,7 +143,8 @@ static unsigned blocks_of(int64_t n)
 
 assay_status gpu_adamw(gpu_ctx *ctx, int64_t n_tensors, const gpu_tensor *main_param,
                        const gpu_tensor *exp_avg, const gpu_tensor *exp_avg_sq, const gpu_tensor *param,
-                       const gpu_tensor *grad, const gpu_adamw_desc *descs, cudaStream_t stream)
+                       const gpu_tensor *grad, const gpu_adamw_desc *descs, cudaStream_t stream,
+                       gpu_declared *declared)
 {
     const char *op = "adamw";
     for (int64_t i = 0; i < n_tensors; ++i) {
@@ -152,7 +154,7 @@ assay_status gpu_adamw(gpu_ctx *ctx, int64_t n_tensors, const gpu_tensor *main_p
     const int variant = gpu_variant(ctx, GPU_FAMILY_ADAMW, 1, 1);
     assay_arith arith = gpu_arith_elementwise(1);
     arith.fma = true;
-    gpu_declare(ctx, variant, arith);
+    gpu_declare(declared, variant, arith);
     adamw_table table;
     table.n_tensors = 0;
     table.first_block[0] = 0;
@@ -180,3 +182,12 @@ assay_status gpu_adamw(gpu_ctx *ctx, int64_t n_tensors, const gpu_tensor *main_p
     }
     return ASSAY_OK;
 }
+
+/* --- the ladder --------------------------------------------------------------------------------------------- */
+extern "C" const gpu_rung gpu_optimizer_rungs[] = {
+    {"adamw", 0, "one launch a tensor",
+     "main_param, exp_avg, exp_avg_sq: fp32 element-wise, 1 ulp; param: one rounding", 0},
+    {"adamw", 1, "one launch for up to 48 tensors",
+     "main_param, exp_avg, exp_avg_sq: fp32 element-wise, 1 ulp; param: one rounding", 0},
+    {NULL, 0, NULL, NULL, 0},
+};

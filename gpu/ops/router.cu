@@ -6,6 +6,7 @@
  *       sums by shuffles, choices by warp maxima, places by ballots
  *
  * Up to 512 experts, top-k up to 32; k1 takes up to 32 groups (k0 runs otherwise). */
+#include "gpu/ladder.h"
 #include "gpu/ops/router.cuh"
 
 #define ROUTER_EPSILON 1e-20f
@@ -317,15 +318,15 @@ static cudaError_t launch_fwd(int variant, gpu_tensor indices, gpu_tensor probs,
     return launch_fwd_k1<16>(indices, probs, scores, logits, bias, a, stream);
 }
 
-static void declare(gpu_ctx *ctx, int variant, bool sigmoid)
+static void declare(gpu_declared *declared, int variant, bool sigmoid)
 {
     const int ulp = sigmoid ? (int)GPU_ULP_SIGMOID : (int)GPU_ULP_EXP;
-    gpu_declare(ctx, variant, variant == 0 ? gpu_arith_sequential(ulp) : gpu_arith_tree(GPU_WARP, ulp));
+    gpu_declare(declared, variant, variant == 0 ? gpu_arith_sequential(ulp) : gpu_arith_tree(GPU_WARP, ulp));
 }
 
 assay_status gpu_router_fwd(gpu_ctx *ctx, gpu_tensor indices, gpu_tensor probs, gpu_tensor scores,
                             gpu_tensor logits, gpu_tensor expert_bias, const gpu_router_desc *d,
-                            cudaStream_t stream)
+                            cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "router_fwd";
     router_args a;
@@ -347,13 +348,13 @@ assay_status gpu_router_fwd(gpu_ctx *ctx, gpu_tensor indices, gpu_tensor probs, 
         variant = 0;
     if (a.t > 0)
         GPU_LAUNCHED(launch_fwd(variant, indices, probs, scores, logits, expert_bias, a, stream), op);
-    declare(ctx, variant, a.sigmoid);
+    declare(declared, variant, a.sigmoid);
     return ASSAY_OK;
 }
 
 assay_status gpu_router_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor dprobs, gpu_tensor indices,
                             gpu_tensor scores, gpu_tensor logits, const gpu_router_desc *d,
-                            cudaStream_t stream)
+                            cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "router_bwd";
     router_args a;
@@ -379,6 +380,17 @@ assay_status gpu_router_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor dprobs,
                            (const float *)scores.data, a);
         GPU_LAUNCHED(e, op);
     }
-    declare(ctx, variant, a.sigmoid);
+    declare(declared, variant, a.sigmoid);
     return ASSAY_OK;
 }
+
+/* --- the ladder --------------------------------------------------------------------------------------------- */
+extern "C" const gpu_rung gpu_router_rungs[] = {
+    {"router_fwd", 0, "one thread a token, every choice a scan of the row",
+     "probs, scores: sequential, exp 2 ulp (sigmoid 6)", 0},
+    {"router_fwd", 1, "one warp a token, the row stays in registers; up to 32 groups",
+     "probs, scores: tree of 32 lanes, exp 2 ulp (sigmoid 6)", 0},
+    {"router_bwd", 0, "one thread a token", "dlogits: sequential, exp 2 ulp (sigmoid 6)", 0},
+    {"router_bwd", 1, "one warp a token", "dlogits: tree of 32 lanes, exp 2 ulp (sigmoid 6)", 0},
+    {NULL, 0, NULL, NULL, 0},
+};
