@@ -1,6 +1,7 @@
 /* Checkpoints of the engine on core/files/checkpoint.h: families main_param, exp_avg, exp_avg_sq (this rank's
  * pieces) and expert_bias.  A checkpoint is loaded in any layout: every rank asks for its own pieces. */
 #include "core/files/checkpoint.h"
+#include "gpu/fault.h"
 #include "gpu/train.h"
 
 #include <stdlib.h>
@@ -19,6 +20,13 @@ enum { N_FAMILIES = sizeof families / sizeof families[0] };
 static gpu_value *value_of(gpu_piece *p, const family *f)
 {
     return (gpu_value *)(void *)((char *)p + f->offset);
+}
+
+/* Planted fault: the moments change places in the file. */
+static const char *name_in_file(const gpu_engine *e, int k)
+{
+    const bool swap = k > 0 && gpu_fault_switch(&e->run, GPU_SWITCH_SWAPPED_MOMENTS);
+    return families[swap ? 3 - k : k].name;
 }
 
 /* Host room for the largest piece. */
@@ -40,8 +48,8 @@ static assay_status add_all(gpu_engine *e, assay_checkpoint_writer *w, char *hos
         for (int k = 0; k < N_FAMILIES; k++) {
             const gpu_value *v = value_of(p, &families[k]);
             ASSAY_TRY(gpu_run_download(&e->run, host, v->t.data, gpu_tensor_bytes(v->t), "checkpoint"));
-            ASSAY_TRY(
-                assay_checkpoint_add(w, families[k].name, p->param->spec->name, ASSAY_F32, &p->shard, host));
+            ASSAY_TRY(assay_checkpoint_add(w, name_in_file(e, k), p->param->spec->name, ASSAY_F32, &p->shard,
+                                           host));
         }
     }
     for (int64_t i = 0; i < e->model.n_params; i++) {
@@ -127,8 +135,8 @@ static assay_status read_all(gpu_engine *e, const assay_checkpoint *c, char *hos
         gpu_piece *p = &e->optimizer.pieces[i];
         for (int k = 0; k < N_FAMILIES; k++) {
             const gpu_value *v = value_of(p, &families[k]);
-            ASSAY_TRY(
-                assay_checkpoint_read(c, families[k].name, p->param->spec->name, ASSAY_F32, &p->shard, host));
+            ASSAY_TRY(assay_checkpoint_read(c, name_in_file(e, k), p->param->spec->name, ASSAY_F32, &p->shard,
+                                            host));
             ASSAY_TRY(gpu_run_upload(&e->run, v->t.data, host, gpu_tensor_bytes(v->t), "checkpoint"));
         }
     }

@@ -1,6 +1,7 @@
 /* Forward and backward pass of one microbatch over this rank's chunk: embedding, layers, head and loss. */
 #include "gpu/model.h"
 
+#include "gpu/fault.h"
 #include "gpu/layer.h"
 #include "gpu/parallel/expert.h"
 #include "gpu/parallel/tensor.h"
@@ -8,11 +9,7 @@
 
 void gpu_model_hidden(const gpu_model *m, gpu_value *v)
 {
-    memset(v, 0, sizeof *v);
-    v->ndim = 3;
-    v->dim[0] = gpu_dim_sequence(m, m->sp);
-    v->dim[1] = gpu_dim_batch(m);
-    v->dim[2] = gpu_dim_whole(m->config->hidden_size);
+    *v = gpu_tokens(m, NULL, m->sp, gpu_dim_hidden(m));
 }
 
 /* Rows of the vocabulary that this tp rank holds. */
@@ -22,26 +19,24 @@ static gpu_dim vocabulary(const gpu_model *m)
 }
 
 /* --- batch -------------------------------------------------------------------------------------------------- */
+/* host: [b,s] of the microbatch; ahead: positions by which the values run ahead (targets: 1). */
 static assay_status load_tokens(gpu_model *m, gpu_slot_state *slot, gpu_value *v, const char *name,
-                                const int64_t *host, bool shift)
+                                const int64_t *host, int ahead)
 {
-    memset(v, 0, sizeof *v);
-    v->ndim = 2;
-    v->dim[0] = gpu_dim_sequence(m, false);
-    v->dim[1] = gpu_dim_batch(m);
+    *v = gpu_token_rows(m, &slot->arena, false);
     gpu_value_rename(m->run, v, name);
-    ASSAY_TRY(gpu_value_alloc(&slot->arena, v, ASSAY_I64, 0));
+    ASSAY_TRY(gpu_value_make(v, ASSAY_I64));
     int64_t *staged;
     ASSAY_TRY(gpu_slot_host(m, slot, gpu_tensor_bytes(v->t), (void **)&staged));
     if (m->run->dry)
         return ASSAY_OK;
+    const char *fault = gpu_fault_leaf(m->run, name);
+    const int64_t shift = ahead + (fault && strcmp(fault, "shift") == 0 ? 1 : 0);
+    const int64_t row0 = fault && strcmp(fault, "rank") == 0 ? (m->row0 + m->B) % m->B_global : m->row0;
     for (int64_t s = 0; s < m->S; s++)
         for (int64_t b = 0; b < m->B; b++) {
-            const int64_t *row = host + (m->row0 + b) * m->S;
-            if (!shift)
-                staged[s * m->B + b] = row[s];
-            else
-                staged[s * m->B + b] = s + 1 < m->S ? row[s + 1] : ASSAY_IGNORE_INDEX;
+            const int64_t *row = host + (row0 + b) % m->B_global * m->S;
+            staged[s * m->B + b] = s + shift < m->S ? row[s + shift] : ahead > 0 ? ASSAY_IGNORE_INDEX : 0;
         }
     CUDA_TRY(cudaMemcpyAsync(v->t.data, staged, gpu_tensor_bytes(v->t), cudaMemcpyHostToDevice,
                              m->run->ctx.stream));
@@ -56,134 +51,112 @@ assay_status gpu_model_load_batch(gpu_model *m, int slot_index, const int64_t *i
         ASSAY_TRY(gpu_comm_wait_event(&m->run->comm, slot->staged, "microbatch slot"));
     gpu_arena_reset(&slot->arena, 0);
     slot->host_used = 0;
-    ASSAY_TRY(load_tokens(m, slot, &slot->ids, "input_ids", ids, false));
-    return load_tokens(m, slot, &slot->targets, "targets", labels, true);
+    ASSAY_TRY(load_tokens(m, slot, &slot->ids, "input_ids", ids, 0));
+    return load_tokens(m, slot, &slot->targets, "targets", labels, 1);
 }
 
 /* --- embedding ---------------------------------------------------------------------------------------------- */
-static assay_status embedding_forward(gpu_model *m, gpu_slot_state *slot)
+static assay_status embedding_fwd(gpu_model *m, gpu_slot_state *slot)
 {
-    gpu_run *run = m->run;
-    const gpu_dim H = gpu_dim_whole(m->config->hidden_size);
     gpu_arena *arena = m->tp > 1 ? &m->scratch : &slot->arena;
-    ASSAY_TRY(gpu_token_value(m, arena, &slot->embedding, "embedding", "y", false, H, m->act));
-    gpu_value_partial(m, &slot->embedding, ASSAY_GROUP_TP);
-    ASSAY_TRY(gpu_run_embedding_fwd(run, "embedding", &slot->embedding, &slot->ids,
-                                    gpu_param_use(m, m->word_embeddings), vocabulary(m).start));
-    slot->input = slot->embedding;
-    if (m->tp == 1)
-        return ASSAY_OK;
-    ASSAY_TRY(gpu_token_value(m, &slot->arena, &slot->input, "embedding.reduce", "recv", m->sp, H, m->act));
-    if (m->sp)
-        return gpu_reduce_scatter_to_sequence_parallel_region(m, "embedding.reduce", &slot->input,
-                                                              &slot->embedding, false);
-    return gpu_all_reduce(m, "embedding.reduce", ASSAY_GROUP_TP, &slot->input, &slot->embedding, false);
+    ASSAY_TRY(GPU_CALL(
+        m->run, "embedding_fwd", "embedding", GPU_T("ids", &slot->ids),
+        GPU_T("weight", gpu_param_use(m, m->word_embeddings)), GPU_I("vocab_start", vocabulary(m).start),
+        GPU_NEW("y", &slot->embedding,
+                gpu_partial(m, gpu_tokens(m, arena, false, gpu_dim_hidden(m)), ASSAY_GROUP_TP))));
+    return gpu_reduce_output(m, &slot->arena, "embedding.reduce", &slot->input, &slot->embedding);
 }
 
-static assay_status embedding_backward(gpu_model *m, gpu_slot_state *slot, gpu_value *dy)
+static assay_status embedding_bwd(gpu_model *m, gpu_slot_state *slot, gpu_value *dy)
 {
     gpu_value whole;
     ASSAY_TRY(gpu_gather_output_grad(m, "embedding.reduce", &whole, dy, &slot->embedding));
-    return gpu_run_embedding_bwd(m->run, "embedding", gpu_param_grad(m, m->word_embeddings), &whole,
-                                 &slot->ids, vocabulary(m).start);
+    return GPU_CALL(m->run, "embedding_bwd", "embedding", GPU_T("dy", &whole), GPU_T("ids", &slot->ids),
+                    GPU_I("vocab_start", vocabulary(m).start),
+                    GPU_T("dweight", gpu_param_grad(m, m->word_embeddings)));
 }
 
 /* --- head and loss ------------------------------------------------------------------------------------------ */
-static assay_status stats_value(gpu_model *m, gpu_value *v, const char *at, const char *slot, int64_t pieces)
+/* [pieces,3,S,B], or [3,S,B] when pieces is 0 */
+static gpu_value stats_of(gpu_model *m, int64_t pieces)
 {
-    memset(v, 0, sizeof *v);
-    v->kind = ASSAY_PIECE_LOCAL;
-    const int lead = pieces > 0 ? 1 : 0;
-    v->ndim = 3 + lead;
-    v->dim[0] = gpu_dim_whole(pieces);
-    v->dim[lead] = gpu_dim_whole(3);
-    v->dim[lead + 1] = gpu_dim_sequence(m, false);
-    v->dim[lead + 2] = gpu_dim_batch(m);
-    gpu_value_name(m->run, v, at, slot);
-    return gpu_value_alloc(&m->scratch, v, ASSAY_F32, 1 + lead);
+    const gpu_dim dim[4] = {gpu_dim_whole(pieces), gpu_dim_whole(3), gpu_dim_sequence(m, false),
+                            gpu_dim_batch(m)};
+    const int lead = pieces > 0 ? 0 : 1;
+    gpu_value v = gpu_value_describe(&m->scratch, 4 - lead, dim + lead, 2 - lead);
+    v.kind = ASSAY_PIECE_LOCAL;
+    return v;
 }
 
-static assay_status loss_forward(gpu_model *m, gpu_slot_state *slot, int64_t index)
+static assay_status loss_fwd(gpu_model *m, gpu_slot_state *slot, int64_t index)
 {
     gpu_run *run = m->run;
-    gpu_output_saved *s = &slot->output;
-    gpu_value stats, gathered, loss, sum = {0};
-    ASSAY_TRY(stats_value(m, &stats, "loss.stats", "stats", 0));
-    ASSAY_TRY(gpu_run_cross_entropy_stats(run, "loss.stats", &stats, &s->logits, &slot->targets,
-                                          vocabulary(m).start));
-    gpu_value *all = &stats;
+    gpu_output_acts *a = &slot->output;
+    gpu_value stats, gathered, loss, sum, *all = &stats;
+    const gpu_dim one = gpu_dim_whole(1);
+    ASSAY_TRY(GPU_CALL(run, "cross_entropy_stats", "loss.stats", GPU_T("logits", &a->logits),
+                       GPU_T("targets", &slot->targets), GPU_I("vocab_start", vocabulary(m).start),
+                       GPU_NEW("stats", &stats, stats_of(m, 0))));
     if (m->tp > 1) {
-        all = &gathered;
-        ASSAY_TRY(stats_value(m, all, "loss.gather", "recv", m->tp));
+        all = gpu_value_set(&gathered, stats_of(m, m->tp));
         ASSAY_TRY(gpu_all_gather(m, "loss.gather", ASSAY_GROUP_TP, all, &stats));
     }
-    ASSAY_TRY(gpu_token_vector(m, &slot->arena, &s->lse, "loss", "lse", false, ASSAY_F32));
-    ASSAY_TRY(gpu_token_vector(m, &m->scratch, &loss, "loss", "loss", false, ASSAY_F32));
-    ASSAY_TRY(gpu_run_cross_entropy_loss(run, "loss", &s->lse, &loss, all, &slot->targets));
-    sum.ndim = 1;
-    sum.dim[0] = gpu_dim_whole(1);
+    ASSAY_TRY(GPU_CALL(run, "cross_entropy_loss", "loss", GPU_T("stats", all),
+                       GPU_T("targets", &slot->targets),
+                       GPU_NEW("lse", &a->lse, gpu_token_rows(m, &slot->arena, false)),
+                       GPU_NEW("loss", &loss, gpu_token_rows(m, &m->scratch, false))));
+    sum = gpu_named(m, gpu_value_describe(NULL, 1, &one, -1), "loss.sum", "y");
     sum.t = gpu_tensor_1d(m->loss_sums + index, ASSAY_F64, 1);
-    gpu_value_name(run, &sum, "loss.sum", "y");
     if (m->rows_split)
-        gpu_value_partial(m, &sum, ASSAY_GROUP_DP_CP);
-    return gpu_run_sum(run, "loss.sum", &sum, &loss);
+        sum = gpu_partial(m, sum, ASSAY_GROUP_DP_CP);
+    return GPU_CALL(run, "sum", "loss.sum", GPU_T("x", &loss), GPU_T("y", &sum));
 }
 
-static assay_status output_forward(gpu_model *m, gpu_slot_state *slot, int64_t index, gpu_value *hidden)
+static assay_status output_fwd(gpu_model *m, gpu_slot_state *slot, int64_t index, gpu_value *hidden)
 {
     gpu_run *run = m->run;
-    gpu_output_saved *s = &slot->output;
+    gpu_output_acts *a = &slot->output;
     gpu_arena *keep = &slot->arena;
-    const gpu_dim H = gpu_dim_whole(m->config->hidden_size);
-    ASSAY_TRY(gpu_token_value(m, keep, &s->norm, "decoder.final_layernorm", "y", m->sp, H, m->act));
-    ASSAY_TRY(gpu_token_vector(m, keep, &s->rstd, "decoder.final_layernorm", "rstd", m->sp, ASSAY_F32));
-    ASSAY_TRY(gpu_run_rmsnorm_fwd(run, "decoder.final_layernorm", &s->norm, &s->rstd, hidden,
-                                  gpu_param_use(m, m->final_layernorm), m->config->layernorm_epsilon));
-    gpu_value *x = &s->norm;
+    const gpu_dim H = gpu_dim_hidden(m);
+    gpu_value *x = &a->norm;
+    ASSAY_TRY(GPU_CALL(run, "rmsnorm_fwd", "decoder.final_layernorm", GPU_T("x", hidden),
+                       GPU_T("gamma", gpu_param_use(m, m->final_layernorm)), GPU_F("eps", m->eps),
+                       GPU_NEW("y", &a->norm, gpu_tokens(m, keep, m->sp, H)),
+                       GPU_NEW("rstd", &a->rstd, gpu_token_rows(m, keep, m->sp))));
     if (m->sp) {
-        x = &s->gathered;
-        ASSAY_TRY(gpu_token_value(m, keep, x, "decoder.gather", "recv", false, H, m->act));
-        ASSAY_TRY(gpu_gather_from_sequence_parallel_region(m, "decoder.gather", x, &s->norm));
+        x = gpu_value_set(&a->gathered, gpu_tokens(m, keep, false, H));
+        ASSAY_TRY(gpu_gather_from_sequence_parallel_region(m, "decoder.gather", x, &a->norm));
     }
-    ASSAY_TRY(gpu_token_value(m, keep, &s->logits, "output_layer", "y", false, vocabulary(m), ASSAY_F32));
-    ASSAY_TRY(
-        gpu_run_linear_fwd(run, "output_layer", &s->logits, x, gpu_param_use(m, m->output_layer), NULL));
-    return loss_forward(m, slot, index);
+    ASSAY_TRY(GPU_CALL(run, "linear_fwd", "output_layer", GPU_T("x", x),
+                       GPU_T("weight", gpu_param_use(m, m->output_layer)), GPU_W("dtype", "F32"),
+                       GPU_NEW("y", &a->logits, gpu_tokens(m, keep, false, vocabulary(m)))));
+    return loss_fwd(m, slot, index);
 }
 
-/* Scale of the loss; planted fault: divided by the number of microbatches once too often. */
-static double loss_scale(const gpu_model *m)
-{
-    if (m->fault != GPU_FAULT_WRONG_SCALE)
-        return m->loss_scale;
-    return m->loss_scale / (double)(m->step_microbatches > 1 ? m->step_microbatches : 2);
-}
-
-static assay_status output_backward(gpu_model *m, gpu_slot_state *slot, gpu_value *hidden, gpu_value *dhidden)
+static assay_status output_bwd(gpu_model *m, gpu_slot_state *slot, gpu_value *hidden, gpu_value *dhidden)
 {
     gpu_run *run = m->run;
-    gpu_output_saved *s = &slot->output;
-    gpu_value dlogits, dx, dnorm;
-    ASSAY_TRY(gpu_grad_value(m, &m->scratch, &dlogits, &s->logits, m->act));
-    ASSAY_TRY(gpu_run_cross_entropy_bwd(run, "loss", &dlogits, &s->logits, &s->lse, &slot->targets,
-                                        vocabulary(m).start, loss_scale(m)));
-    gpu_value *x = m->sp ? &s->gathered : &s->norm;
-    ASSAY_TRY(gpu_run_linear_bwd_weight(run, "output_layer", gpu_param_grad(m, m->output_layer), &dlogits, x,
-                                        false));
-    ASSAY_TRY(gpu_grad_value(m, &m->scratch, &dx, x, m->act));
-    gpu_value_partial(m, &dx, ASSAY_GROUP_TP);
-    ASSAY_TRY(
-        gpu_run_linear_bwd_input(run, "output_layer", &dx, &dlogits, gpu_param_use(m, m->output_layer)));
-    ASSAY_TRY(gpu_reduce_input_grad(m, "output_layer.reduce_grad", "decoder.gather", &dnorm, &dx, &s->norm));
+    gpu_output_acts *a = &slot->output;
+    gpu_value dlogits, dx, dnorm, *x = m->sp ? &a->gathered : &a->norm;
+    ASSAY_TRY(GPU_CALL(run, "cross_entropy_bwd", "loss", GPU_T("logits", &a->logits), GPU_T("lse", &a->lse),
+                       GPU_T("targets", &slot->targets), GPU_I("vocab_start", vocabulary(m).start),
+                       GPU_F("scale", (double)(float)m->loss_scale),
+                       GPU_NEW("dlogits", &dlogits, gpu_grad_of(m, &a->logits))));
+    ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "output_layer", GPU_T("dy", &dlogits), GPU_T("x", x),
+                       GPU_T("dweight", gpu_param_grad(m, m->output_layer))));
+    ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "output_layer", GPU_T("dy", &dlogits),
+                       GPU_T("weight", gpu_param_use(m, m->output_layer)),
+                       GPU_NEW("dx", &dx, gpu_partial(m, gpu_grad_of(m, x), ASSAY_GROUP_TP))));
+    ASSAY_TRY(gpu_reduce_input_grad(m, "output_layer.reduce_grad", "decoder.gather", &dnorm, &dx, &a->norm));
     gpu_value_grad(run, dhidden, hidden);
-    return gpu_run_rmsnorm_bwd(run, "decoder.final_layernorm", dhidden, gpu_param_grad(m, m->final_layernorm),
-                               &dnorm, hidden, gpu_param_use(m, m->final_layernorm), &s->rstd,
-                               m->config->layernorm_epsilon, false);
+    return GPU_CALL(run, "rmsnorm_bwd", "decoder.final_layernorm", GPU_T("dy", &dnorm), GPU_T("x", hidden),
+                    GPU_T("gamma", gpu_param_use(m, m->final_layernorm)), GPU_T("rstd", &a->rstd),
+                    GPU_T("dgamma", gpu_param_grad(m, m->final_layernorm)), GPU_F("eps", m->eps),
+                    GPU_T("dx", dhidden));
 }
 
 /* --- passes ------------------------------------------------------------------------------------------------- */
-assay_status gpu_model_forward(gpu_model *m, int slot_index, int64_t index, gpu_value *input,
-                               gpu_value **output)
+assay_status gpu_model_fwd(gpu_model *m, int slot_index, int64_t index, gpu_value *input, gpu_value **output)
 {
     gpu_slot_state *slot = &m->slots[slot_index];
     const gpu_chunk *chunk = &m->chunks[0];
@@ -191,17 +164,17 @@ assay_status gpu_model_forward(gpu_model *m, int slot_index, int64_t index, gpu_
     m->run->phase = ASSAY_PHASE_FORWARD;
     m->run->layer = -1;
     if (chunk->has_embedding)
-        ASSAY_TRY(embedding_forward(m, slot));
+        ASSAY_TRY(embedding_fwd(m, slot));
     else
         slot->input = *input;
     gpu_value *hidden = &slot->input;
     for (int64_t l = 0; l < chunk->n_layers; l++) {
         slot->layers[l].input = *hidden;
-        ASSAY_TRY(gpu_layer_forward(m, slot, &chunk->layers[l], &slot->layers[l]));
+        ASSAY_TRY(gpu_layer_fwd(m, slot, &chunk->layers[l], &slot->layers[l]));
         hidden = &slot->layers[l].output;
     }
     if (chunk->has_output)
-        ASSAY_TRY(output_forward(m, slot, index, hidden));
+        ASSAY_TRY(output_fwd(m, slot, index, hidden));
     gpu_arena_reset(&m->scratch, mark);
     if (!m->run->dry)
         CUDA_TRY(cudaEventRecord(slot->staged, m->run->ctx.stream));
@@ -209,7 +182,7 @@ assay_status gpu_model_forward(gpu_model *m, int slot_index, int64_t index, gpu_
     return ASSAY_OK;
 }
 
-assay_status gpu_model_backward(gpu_model *m, int slot_index, gpu_value *doutput, gpu_value **dinput)
+assay_status gpu_model_bwd(gpu_model *m, int slot_index, gpu_value *doutput, gpu_value **dinput)
 {
     gpu_slot_state *slot = &m->slots[slot_index];
     const gpu_chunk *chunk = &m->chunks[0];
@@ -218,19 +191,19 @@ assay_status gpu_model_backward(gpu_model *m, int slot_index, gpu_value *doutput
     m->run->phase = ASSAY_PHASE_BACKWARD;
     m->run->layer = -1;
     if (chunk->has_output) {
-        ASSAY_TRY(output_backward(m, slot, &slot->layers[chunk->n_layers - 1].output, dy));
+        ASSAY_TRY(output_bwd(m, slot, &slot->layers[chunk->n_layers - 1].output, dy));
     } else if (doutput == dx) {
         dx = dy;
         dy = doutput;
     }
     for (int64_t l = chunk->n_layers - 1; l >= 0; l--) {
-        ASSAY_TRY(gpu_layer_backward(m, slot, &chunk->layers[l], &slot->layers[l], dy, dx));
+        ASSAY_TRY(gpu_layer_bwd(m, slot, &chunk->layers[l], &slot->layers[l], dy, dx));
         gpu_value *next = dx;
         dx = dy;
         dy = next;
     }
     if (chunk->has_embedding)
-        ASSAY_TRY(embedding_backward(m, slot, dy));
+        ASSAY_TRY(embedding_bwd(m, slot, dy));
     gpu_arena_reset(&m->scratch, mark);
     *dinput = dy;
     return ASSAY_OK;

@@ -14,21 +14,9 @@
 #include "core/model/sequence.h"
 #include "core/model/spec.h"
 #include "core/run/options.h"
-#include "gpu/trace_ops.h"
+#include "gpu/trace.h"
 
 ASSAY_BEGIN_DECLS
-
-/* Planted faults for the judge's self-test (--fault WORD); gpu/train.c lists the words. */
-typedef enum {
-    GPU_FAULT_NONE,
-    GPU_FAULT_SKIP_ALL_REDUCE,
-    GPU_FAULT_STALE_WEIGHT,
-    GPU_FAULT_DOUBLE_MICROBATCH,
-    GPU_FAULT_WRONG_EXPERT,
-    GPU_FAULT_FLIPPED_SIGN,
-    GPU_FAULT_WRONG_SCALE,
-    GPU_FAULT_MISSING_EP_CHUNK
-} gpu_fault;
 
 typedef struct gpu_param {
     const assay_param_spec *spec;
@@ -57,21 +45,21 @@ typedef struct gpu_chunk {
 } gpu_chunk;
 
 /* --- what a microbatch keeps for its backward pass ---------------------------------------------------------- */
-typedef struct gpu_attention_saved {
+typedef struct gpu_attention_acts {
     gpu_value norm, rstd, gathered;
     gpu_value q_raw, k_raw, q_rstd, k_rstd, q, k, v, o, lse;
-} gpu_attention_saved;
+} gpu_attention_acts;
 
-typedef struct gpu_dense_saved {
+typedef struct gpu_mlp_acts {
     gpu_value gathered, fc1, act, fc2; /* fc2: name and dimensions only */
-} gpu_dense_saved;
+} gpu_mlp_acts;
 
-typedef struct gpu_shared_saved {
+typedef struct gpu_shared_acts {
     gpu_value gathered, fc1, act, out, gate;
     gpu_value fc2; /* name and dimensions only */
-} gpu_shared_saved;
+} gpu_shared_acts;
 
-typedef struct gpu_moe_saved {
+typedef struct gpu_moe_acts {
     gpu_value tokens; /* token shard of the norm's output, a view where possible */
     gpu_value logits, indices, probs, scores, aux_counts;
     gpu_value row_token, token_row, tokens_per_expert;
@@ -84,23 +72,23 @@ typedef struct gpu_moe_saved {
     gpu_value unpermuted;                        /* name and dimensions only */
     gpu_rows rows, dispatched_rows, expert_rows;
     int64_t *counts, *send_counts, *recv_counts; /* host: [El], [ep], [ep] */
-    gpu_shared_saved shared;
-} gpu_moe_saved;
+    gpu_shared_acts shared;
+} gpu_moe_acts;
 
-typedef struct gpu_layer_saved {
+typedef struct gpu_layer_acts {
     gpu_value input;
-    gpu_attention_saved attention;
+    gpu_attention_acts attention;
     gpu_value proj;   /* linear_proj.y: name and dimensions only */
     gpu_value hidden; /* after the attention's residual */
     gpu_value norm, rstd;
-    gpu_dense_saved dense;
-    gpu_moe_saved moe;
+    gpu_mlp_acts mlp;
+    gpu_moe_acts moe;
     gpu_value output;
-} gpu_layer_saved;
+} gpu_layer_acts;
 
-typedef struct gpu_output_saved {
+typedef struct gpu_output_acts {
     gpu_value norm, rstd, gathered, logits, lse;
-} gpu_output_saved;
+} gpu_output_acts;
 
 /* One microbatch in flight. */
 typedef struct gpu_slot_state {
@@ -111,8 +99,8 @@ typedef struct gpu_slot_state {
     gpu_value ids, targets;
     gpu_value input;     /* hidden states entering the chunk */
     gpu_value embedding; /* embedding.y: name and dimensions only */
-    gpu_layer_saved *layers;
-    gpu_output_saved output;
+    gpu_layer_acts *layers;
+    gpu_output_acts output;
 } gpu_slot_state;
 
 typedef struct gpu_model {
@@ -125,7 +113,7 @@ typedef struct gpu_model {
     int tp, ep;
     bool sp;
     assay_dtype act;
-    gpu_fault fault;
+    double eps; /* of every norm, as the kernels take it */
 
     /* sizes of a microbatch on this rank */
     int64_t S, B;           /* sequence, local batch rows */
@@ -133,6 +121,7 @@ typedef struct gpu_model {
     bool rows_split;
     assay_sequence_map sequence; /* the positions of this rank */
     int64_t s0, sl;              /* this tp rank's sequence piece: rows of the local sequence */
+    int64_t *sequence_rows;      /* [tp]: rows of s of every tp rank */
     int64_t heads, groups;       /* local */
     int64_t local_experts;
     int64_t step_microbatches; /* of the step, all dp ranks */
@@ -170,6 +159,7 @@ assay_status gpu_model_allocate(gpu_model *m);
  * producer. */
 assay_status gpu_model_rope_tables(gpu_model *m);
 
+/* NULL for NULL: a parameter that the model has not. */
 gpu_value *gpu_param_use(gpu_model *m, gpu_param *p);
 gpu_value *gpu_param_grad(gpu_model *m, gpu_param *p);
 gpu_param *gpu_model_find(gpu_model *m, const char *name);
@@ -189,44 +179,16 @@ double gpu_init_std(const assay_param_spec *spec, const assay_model_config *conf
 assay_status gpu_model_load_batch(gpu_model *m, int slot, const int64_t *ids, const int64_t *labels);
 /* input: hidden states from the stage before (NULL on the first).  *output: hidden states that leave the
  * chunk, or the hidden state before the final norm on the last stage. */
-assay_status gpu_model_forward(gpu_model *m, int slot, int64_t index, gpu_value *input, gpu_value **output);
+assay_status gpu_model_fwd(gpu_model *m, int slot, int64_t index, gpu_value *input, gpu_value **output);
 /* doutput: gradient of *output (NULL on the last stage).  *dinput: gradient of the chunk's input (NULL on the
  * first stage). */
-assay_status gpu_model_backward(gpu_model *m, int slot, gpu_value *doutput, gpu_value **dinput);
+assay_status gpu_model_bwd(gpu_model *m, int slot, gpu_value *doutput, gpu_value **dinput);
 /* The shape of the hidden states between stages: [S (or the sequence piece), B, H]. */
 void gpu_model_hidden(const gpu_model *m, gpu_value *v);
 
-/* --- layers (layer.c, layer_moe.c) -------------------------------------------------------------------------- */
-assay_status gpu_layer_forward(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_saved *saved);
-/* dx is overwritten with the gradient of saved->input. */
-assay_status gpu_layer_backward(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_saved *saved,
-                                gpu_value *dy, gpu_value *dx);
-assay_status gpu_moe_forward(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_saved *saved,
-                             gpu_value *branch);
-/* dnorm: gradient of pre_mlp_layernorm's output, whole */
-assay_status gpu_moe_backward(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_saved *saved,
-                              gpu_value *dy, gpu_value *dnorm);
-/* Shared expert on the token shard. */
-assay_status gpu_shared_forward(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_saved *saved,
-                                gpu_value *out);
-assay_status gpu_shared_backward(gpu_model *m, gpu_layer *l, gpu_layer_saved *saved, gpu_value *dy,
-                                 gpu_value *dtokens);
-
-/* --- values with the model's dimensions --------------------------------------------------------------------- */
+/* --- the model's dimensions (layer.c) ----------------------------------------------------------------------- */
 gpu_dim gpu_dim_sequence(const gpu_model *m, bool piece);
 gpu_dim gpu_dim_batch(const gpu_model *m);
-/* [S or its piece, B, last] named after instance and slot, taken from `arena`. */
-assay_status gpu_token_value(gpu_model *m, gpu_arena *arena, gpu_value *v, const char *at, const char *slot,
-                             bool piece, gpu_dim last, assay_dtype dtype);
-/* [S or its piece, B] */
-assay_status gpu_token_vector(gpu_model *m, gpu_arena *arena, gpu_value *v, const char *at, const char *slot,
-                              bool piece, assay_dtype dtype);
-/* "<forward>.grad" with the forward value's dimensions */
-assay_status gpu_grad_value(gpu_model *m, gpu_arena *arena, gpu_value *v, const gpu_value *forward,
-                            assay_dtype dtype);
-/* Marks v as a partial sum over `group` when that group has company. */
-void gpu_value_partial(gpu_model *m, gpu_value *v, assay_group group);
-
 ASSAY_END_DECLS
 
 #endif

@@ -1,4 +1,6 @@
 /* Which parameters, layers and sizes this rank has, and the memory that they need. */
+#include "gpu/call.h"
+#include "gpu/fault.h"
 #include "gpu/model.h"
 
 #include <stdio.h>
@@ -50,7 +52,7 @@ gpu_param *gpu_model_find(gpu_model *m, const char *name)
 gpu_value *gpu_param_use(gpu_model *m, gpu_param *p)
 {
     (void)m;
-    return &p->weight;
+    return p ? &p->weight : NULL;
 }
 
 gpu_value *gpu_param_grad(gpu_model *m, gpu_param *p)
@@ -142,8 +144,13 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
     m->tp = grid->p.tensor_model_parallel_size;
     m->ep = grid->p.expert_model_parallel_size;
     m->sp = grid->p.sequence_parallel;
-    m->act = assay_recipe_of(options->precision)->op[ASSAY_OPS_LINEAR].act;
+    const bool hidden = gpu_fault_switch(run, GPU_SWITCH_HIDDEN_BF16);
+    m->act = assay_recipe_of(hidden ? ASSAY_PRECISION_BF16 : options->precision)->op[ASSAY_OPS_LINEAR].act;
     assay_grid_coords(grid, run->comm.rank, &m->at);
+    run->act = m->act;
+    m->eps = (double)(float)config->layernorm_epsilon;
+    m->sequence_rows = calloc((size_t)m->tp, sizeof *m->sequence_rows);
+    ASSAY_CHECK(m->sequence_rows, ASSAY_OUT_OF_MEMORY, "model: rows of %d tp ranks", m->tp);
     m->heads = config->num_attention_heads / m->tp;
     m->groups = config->num_query_groups / m->tp;
     m->local_experts = config->num_moe_experts / m->ep;
@@ -164,6 +171,10 @@ assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, con
     ASSAY_TRY(assay_sequence_map_make(m->grid, m->run->comm.rank, m->S, &m->sequence));
     m->s0 = m->sequence.shard_first;
     m->sl = m->sequence.shard.length;
+    for (int r = 0; r < m->tp; r++) {
+        int64_t start;
+        assay_split(m->sequence.region.length, m->tp, r, &start, &m->sequence_rows[r]);
+    }
     m->step_microbatches = batches->microbatches;
     m->n_microbatches = plan->n_microbatches;
     m->n_slots = n_slots;
@@ -182,7 +193,7 @@ static assay_status slots_create(gpu_model *m)
         ASSAY_CHECK(slot->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers of a microbatch",
                     (long long)chunk->n_layers);
         for (int64_t l = 0; l < chunk->n_layers; l++) {
-            gpu_moe_saved *moe = &slot->layers[l].moe;
+            gpu_moe_acts *moe = &slot->layers[l].moe;
             if (!chunk->layers[l].moe)
                 continue;
             moe->counts = calloc(counts, sizeof *moe->counts);
@@ -200,7 +211,8 @@ static assay_status gradients_alloc(gpu_model *m)
     for (int i = 0; i < 2; i++) {
         gpu_value *v = &m->gradient[i];
         gpu_model_hidden(m, v);
-        ASSAY_TRY(gpu_value_alloc(&m->scratch, v, m->act, 0));
+        v->arena = &m->scratch;
+        ASSAY_TRY(gpu_value_make(v, m->act));
     }
     return ASSAY_OK;
 }
@@ -216,9 +228,10 @@ static assay_status dry_run(gpu_model *m, size_t *slot_bytes, size_t *host_bytes
     ASSAY_TRY(gradients_alloc(m));
     ASSAY_TRY(gpu_model_load_batch(m, 0, NULL, NULL));
     gpu_model_hidden(m, &hidden);
-    ASSAY_TRY(gpu_value_alloc(&slot->arena, &hidden, m->act, 0));
-    ASSAY_TRY(gpu_model_forward(m, 0, 0, &hidden, &output));
-    ASSAY_TRY(gpu_model_backward(m, 0, &m->gradient[0], &dinput));
+    hidden.arena = &slot->arena;
+    ASSAY_TRY(gpu_value_make(&hidden, m->act));
+    ASSAY_TRY(gpu_model_fwd(m, 0, 0, &hidden, &output));
+    ASSAY_TRY(gpu_model_bwd(m, 0, &m->gradient[0], &dinput));
     *slot_bytes = slot->arena.peak;
     *host_bytes = slot->host_used;
     *scratch_bytes = m->scratch.peak;
@@ -287,8 +300,9 @@ static assay_status tables_create(gpu_model *m)
     CUDA_TRY(cudaMemsetAsync(m->loss_sums, 0, (size_t)m->n_microbatches * sizeof(double), run->ctx.stream));
     int64_t *positions = malloc((size_t)tokens * sizeof *positions);
     ASSAY_CHECK(positions, ASSAY_OUT_OF_MEMORY, "positions of %lld tokens", (long long)tokens);
+    const int64_t shift = gpu_fault_leaf(run, "position_ids") ? 1 : 0;
     for (int64_t t = 0; t < tokens; t++)
-        positions[t] = assay_sequence_position(&m->sequence.region, t / m->B);
+        positions[t] = assay_sequence_position(&m->sequence.region, (t / m->B + shift) % m->S);
     const assay_status st =
         gpu_run_upload(run, m->position.t.data, positions, (size_t)tokens * sizeof *positions, "positions");
     free(positions);
@@ -298,14 +312,14 @@ static assay_status tables_create(gpu_model *m)
 assay_status gpu_model_rope_tables(gpu_model *m)
 {
     const assay_model_config *c = m->config;
-    const gpu_rope_desc d = {.type = (int)c->rope_type,
-                             .rotary_dim = assay_config_rotary_dim(c),
-                             .base = c->rotary_base,
-                             .factor = c->rope_factor,
-                             .low_freq_factor = c->rope_low_freq_factor,
-                             .high_freq_factor = c->rope_high_freq_factor,
-                             .original_max_position_embeddings = c->rope_original_max_position_embeddings};
-    return gpu_run_rope_table(m->run, "rope", &m->cos_table, &m->sin_table, &d);
+    static const char *const types[] = {
+        [ASSAY_ROPE_DEFAULT] = "default", [ASSAY_ROPE_LINEAR] = "linear", [ASSAY_ROPE_LLAMA3] = "llama3"};
+    return GPU_CALL(m->run, "rope_table", "rope", GPU_W("rope_type", types[c->rope_type]),
+                    GPU_I("rotary_dim", assay_config_rotary_dim(c)), GPU_F("rotary_base", c->rotary_base),
+                    GPU_F("factor", c->rope_factor), GPU_F("low_freq_factor", c->rope_low_freq_factor),
+                    GPU_F("high_freq_factor", c->rope_high_freq_factor),
+                    GPU_I("original_max_position_embeddings", c->rope_original_max_position_embeddings),
+                    GPU_I("positions", m->S), GPU_T("cos", &m->cos_table), GPU_T("sin", &m->sin_table));
 }
 
 assay_status gpu_model_allocate(gpu_model *m)
@@ -347,6 +361,7 @@ void gpu_model_destroy(gpu_model *m)
     }
     free(m->chunks);
     free(m->params);
+    free(m->sequence_rows);
     assay_spec_destroy(m->spec);
     void *device[] = {m->cos_table.t.data, m->sin_table.t.data, m->position.t.data, m->loss_sums};
     for (int i = 0; i < 4; i++)

@@ -1,6 +1,7 @@
 /* Norm, clip, AdamW, expert bias, learning rate. */
 #include "gpu/optimizer.h"
 
+#include "gpu/call.h"
 #include "gpu/parallel/tensor.h"
 #include <math.h>
 #include <stdio.h>
@@ -8,50 +9,41 @@
 #include <string.h>
 
 /* --- norm --------------------------------------------------------------------------------------------------- */
-/* Sum of squares of every piece that counts, one launch; a record for each. */
+/* Sum of squares of every piece that counts, one list. */
 static assay_status sums_of_squares(gpu_optimizer *o, double *total)
 {
     gpu_run *run = o->model->run;
     assay_status st = ASSAY_OK;
-    gpu_record *records = run->trace ? calloc((size_t)o->n_norm + 1, sizeof *records) : NULL;
+    gpu_call_args *calls = calloc((size_t)o->n_norm + 1, sizeof *calls);
+    gpu_value *y = calloc((size_t)o->n_norm + 1, sizeof *y);
     double *host = calloc((size_t)o->n_norm + 1, sizeof *host);
     int64_t n = 0;
-    ASSAY_CHECK_GOTO(host && (records || !run->trace), ASSAY_OUT_OF_MEMORY, st, done, "norm: %lld sums",
+    ASSAY_CHECK_GOTO(host && calls && y, ASSAY_OUT_OF_MEMORY, st, done, "norm: %lld sums",
                      (long long)o->n_norm);
     for (int64_t i = 0; i < o->n_pieces; i++) {
         gpu_piece *p = &o->pieces[i];
-        const gpu_operand in[] = {{"x", &p->grad}};
+        const gpu_dim one = gpu_dim_whole(1);
+        char name[ASSAY_NAME];
         if (!p->in_norm)
             continue;
-        if (records)
-            ASSAY_TRY_GOTO(gpu_trace_begin(run, &records[n], "sumsq", p->param->spec->name, in, 1), st, done);
-        o->list[n++] = p->grad.t;
+        snprintf(name, sizeof name, "%.*s.sumsq", ASSAY_NAME - 8, p->param->spec->name);
+        y[n] = gpu_value_describe(NULL, 1, &one, -1);
+        y[n].kind = ASSAY_PIECE_LOCAL;
+        y[n].t = gpu_tensor_1d(o->sums + n, ASSAY_F64, 1);
+        gpu_value_rename(run, &y[n], name);
+        calls[n] = (gpu_call_args){
+            .op = "sumsq", .at = p->param->spec->name, .arg = {GPU_T("x", &p->grad), GPU_T("y", &y[n])}};
+        n++;
     }
-    if (n > 0)
-        ASSAY_TRY_GOTO(
-            gpu_sumsq(&run->ctx, gpu_tensor_1d(o->sums, ASSAY_F64, n), o->list, n, run->ctx.stream), st,
-            done);
-    const gpu_declared declared = run->ctx.declared;
-    n = 0;
-    for (int64_t i = 0; i < o->n_pieces && records; i++) {
-        if (!o->pieces[i].in_norm)
-            continue;
-        gpu_value y = {.kind = ASSAY_PIECE_LOCAL, .ndim = 1, .dim = {gpu_dim_whole(1)}};
-        char name[ASSAY_NAME];
-        snprintf(name, sizeof name, "%.*s.sumsq", ASSAY_NAME - 8, o->pieces[i].param->spec->name);
-        gpu_value_rename(run, &y, name);
-        y.t = gpu_tensor_1d(o->sums + n, ASSAY_F64, 1);
-        const gpu_operand out[] = {{"y", &y}};
-        run->ctx.declared = declared;
-        ASSAY_TRY_GOTO(gpu_trace_end(run, &records[n++], out, 1, NULL), st, done);
-    }
+    ASSAY_TRY_GOTO(gpu_call_list(run, calls, n, NULL, NULL), st, done);
     ASSAY_TRY_GOTO(gpu_run_download(run, host, o->sums, (size_t)o->n_norm * sizeof *host, "sums of squares"),
                    st, done);
     *total = 0.0;
     for (int64_t i = 0; i < o->n_norm; i++)
         *total += host[i];
 done:
-    free(records);
+    free(calls);
+    free(y);
     free(host);
     return st;
 }
@@ -67,119 +59,76 @@ assay_status gpu_world_sum(gpu_optimizer *o, const char *at, double *value)
     send.t = recv.t = gpu_tensor_1d(o->scalar, ASSAY_F64, 1);
     gpu_value_name(run, &send, at, "send");
     gpu_value_name(run, &recv, at, "recv");
-    gpu_value_partial(m, &send, ASSAY_GROUP_WORLD);
-    ASSAY_TRY(gpu_all_reduce(m, at, ASSAY_GROUP_WORLD, &recv, &send, false));
+    if (run->comm.world > 1) {
+        send.kind = ASSAY_PIECE_PARTIAL;
+        send.partial = ASSAY_GROUP_WORLD;
+    }
+    ASSAY_TRY(gpu_all_reduce(m, at, ASSAY_GROUP_WORLD, &recv, &send));
     return gpu_run_download(run, value, o->scalar, sizeof *value, at);
 }
 
 /* --- AdamW -------------------------------------------------------------------------------------------------- */
-static json_t *adamw_attrs(const gpu_run *run, const gpu_adamw_desc *d)
-{
-    return GPU_ATTRS(run, "{s:f, s:f, s:f, s:f, s:f, s:I, s:f}", "lr", d->lr, "beta1", d->beta1, "beta2",
-                     d->beta2, "eps", d->eps, "weight_decay", d->weight_decay, "step", (json_int_t)d->step,
-                     "grad_scale", d->grad_scale);
-}
-
-/* States before the step, under their names in phase forward: what the step began with. */
-static gpu_value before(const gpu_value *v)
-{
-    gpu_value b = *v;
-    b.phase = ASSAY_PHASE_FORWARD;
-    return b;
-}
-
-static assay_status trace_adamw_begin(gpu_optimizer *o, gpu_record *records)
+static assay_status adamw(gpu_optimizer *o, int64_t step, double grad_scale)
 {
     gpu_run *run = o->model->run;
+    const assay_train_options *t = o->model->options;
+    const double lr = gpu_learning_rate(t, t->train_iters, step);
+    gpu_call_args *calls = calloc((size_t)o->n_pieces + 1, sizeof *calls);
+    ASSAY_CHECK(calls, ASSAY_OUT_OF_MEMORY, "optimizer: a list of %lld pieces", (long long)o->n_pieces);
     for (int64_t i = 0; i < o->n_pieces; i++) {
         gpu_piece *p = &o->pieces[i];
-        gpu_value main_param = before(&p->main_param), m = before(&p->exp_avg), v = before(&p->exp_avg_sq);
-        const gpu_operand in[] = {
-            {"main_param_in", &main_param}, {"exp_avg_in", &m}, {"exp_avg_sq_in", &v}, {"grad", &p->grad}};
-        ASSAY_TRY(gpu_trace_begin(run, &records[i], "adamw", p->param->spec->name, in, 4));
+        /* What the step begins with is of phase forward; the call makes it the optimizer's. */
+        p->main_param.phase = p->exp_avg.phase = p->exp_avg_sq.phase = ASSAY_PHASE_FORWARD;
+        calls[i] = (gpu_call_args){
+            .op = "adamw",
+            .at = p->param->spec->name,
+            .arg = {GPU_T("grad", &p->grad), GPU_T("main_param", &p->main_param),
+                    GPU_T("exp_avg", &p->exp_avg), GPU_T("exp_avg_sq", &p->exp_avg_sq),
+                    GPU_T("param", &p->weight), GPU_F("lr", lr), GPU_F("beta1", t->adam_beta1),
+                    GPU_F("beta2", t->adam_beta2), GPU_F("eps", t->adam_eps),
+                    GPU_F("weight_decay", p->param->spec->no_weight_decay ? 0.0 : t->weight_decay),
+                    GPU_I("step", step + 1), GPU_F("grad_scale", grad_scale)}};
     }
-    return ASSAY_OK;
-}
-
-static assay_status trace_adamw_end(gpu_optimizer *o, gpu_record *records)
-{
-    gpu_run *run = o->model->run;
-    const gpu_declared declared = run->ctx.declared;
-    for (int64_t i = 0; i < o->n_pieces; i++) {
-        gpu_piece *p = &o->pieces[i];
-        const gpu_operand out[] = {{"main_param", &p->main_param},
-                                   {"exp_avg", &p->exp_avg},
-                                   {"exp_avg_sq", &p->exp_avg_sq},
-                                   {"param", &p->weight}};
-        run->ctx.declared = declared;
-        ASSAY_TRY(gpu_trace_end(run, &records[i], out, 4, adamw_attrs(run, &o->descs[i])));
-    }
-    return ASSAY_OK;
-}
-
-static assay_status adamw(gpu_optimizer *o, const gpu_adamw_desc *common)
-{
-    gpu_run *run = o->model->run;
-    const int64_t n = o->n_pieces;
-    if (n == 0)
-        return ASSAY_OK;
-    assay_status st = ASSAY_OK;
-    gpu_record *records = run->trace ? calloc((size_t)n, sizeof *records) : NULL;
-    ASSAY_CHECK(!run->trace || records, ASSAY_OUT_OF_MEMORY, "trace: records of %lld pieces", (long long)n);
-    for (int64_t i = 0; i < n; i++) {
-        const gpu_piece *p = &o->pieces[i];
-        o->descs[i] = *common;
-        if (p->param->spec->no_weight_decay)
-            o->descs[i].weight_decay = 0.0;
-        o->list[i] = p->main_param.t;
-        o->list[n + i] = p->exp_avg.t;
-        o->list[2 * n + i] = p->exp_avg_sq.t;
-        o->list[3 * n + i] = p->weight.t;
-        o->list[4 * n + i] = p->grad.t;
-    }
-    if (records)
-        ASSAY_TRY_GOTO(trace_adamw_begin(o, records), st, done);
-    ASSAY_TRY_GOTO(gpu_adamw(&run->ctx, n, o->list, o->list + n, o->list + 2 * n, o->list + 3 * n,
-                             o->list + 4 * n, o->descs, run->ctx.stream),
-                   st, done);
-    if (records)
-        ASSAY_TRY_GOTO(trace_adamw_end(o, records), st, done);
-done:
-    free(records);
+    const assay_status st = gpu_call_list(run, calls, o->n_pieces, NULL, NULL);
+    free(calls);
     return st;
 }
 
-/* ZeRO-1: whole parameters again, with a record for each. */
-static assay_status gather_params(gpu_optimizer *o)
+typedef struct param_sync {
+    gpu_grad_buffer *buffer;
+    gpu_model *model;
+} param_sync;
+
+static assay_status sync_params(void *user)
+{
+    const param_sync *s = user;
+    return gpu_param_sync(s->buffer, s->model, false);
+}
+
+/* ZeRO-1: whole parameters again, bucket by bucket; a record for each parameter. */
+static assay_status gather_params(gpu_optimizer *o, gpu_grad_buffer *b)
 {
     gpu_model *m = o->model;
-    gpu_run *run = m->run;
-    for (int k = 0; k < 2; k++) {
-        gpu_grad_buffer *b = &o->buffer[k];
-        ASSAY_TRY(gpu_param_sync(b, m, false));
-        for (int64_t i = 0; run->trace && b->size > 1 && i < b->n_params; i++) {
-            gpu_value whole = b->params[i]->weight;
-            gpu_operand in[GPU_MAX_PIECES];
-            static const char *const slots[GPU_MAX_PIECES] = {"send.0", "send.1", "send.2", "send.3",
-                                                              "send.4", "send.5", "send.6", "send.7"};
-            int n = 0;
-            for (int64_t q = 0; q < o->n_pieces && n < GPU_MAX_PIECES; q++)
-                if (o->pieces[q].param == b->params[i]) {
-                    in[n] = (gpu_operand){slots[n], &o->pieces[q].weight};
-                    n++;
-                }
-            if (n == 1)
-                in[0].slot = "send";
-            whole.phase = ASSAY_PHASE_OPTIMIZER;
-            const gpu_operand out[] = {{"recv", &whole}};
-            gpu_record r;
-            ASSAY_TRY(gpu_trace_begin(run, &r, "all_gather", b->params[i]->spec->name, in, n));
-            ASSAY_TRY(
-                gpu_trace_end_collective(run, &r, b->group, out, 1,
-                                         GPU_ATTRS(run, "{s:s}", "dtype", assay_dtype_name(whole.t.dtype))));
-        }
+    param_sync sync = {b, m};
+    if (b->size == 1)
+        return ASSAY_OK;
+    gpu_call_args *calls = calloc((size_t)b->n_params + 1, sizeof *calls);
+    gpu_value *whole = calloc((size_t)b->n_params + 1, sizeof *whole);
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK_GOTO(calls && whole, ASSAY_OUT_OF_MEMORY, st, done, "optimizer: a list of %lld parameters",
+                     (long long)b->n_params);
+    for (int64_t i = 0; i < b->n_params; i++) {
+        whole[i] = b->params[i]->weight;
+        whole[i].phase = ASSAY_PHASE_OPTIMIZER;
+        calls[i] = (gpu_call_args){.op = "all_gather", .at = b->params[i]->spec->name, .group = b->group};
+        const int n = gpu_piece_args(o, b->params[i], "send", calls[i].arg);
+        calls[i].arg[n] = (gpu_arg)GPU_T("recv", &whole[i]);
     }
-    return ASSAY_OK;
+    ASSAY_TRY_GOTO(gpu_call_list(m->run, calls, b->n_params, sync_params, &sync), st, done);
+done:
+    free(calls);
+    free(whole);
+    return st;
 }
 
 /* --- expert bias -------------------------------------------------------------------------------------------- */
@@ -188,25 +137,26 @@ static assay_status update_expert_bias(gpu_optimizer *o, gpu_layer *l)
     gpu_model *m = o->model;
     gpu_run *run = m->run;
     const int64_t E = m->config->num_moe_experts;
-    gpu_value counts = {.ndim = 1, .dim = {gpu_dim_whole(E)}}, total = counts;
-    gpu_value bias_in = l->expert_bias->weight, bias = bias_in;
-    counts.t = total.t = gpu_tensor_1d(o->counts, ASSAY_I64, E);
+    const gpu_dim dim = gpu_dim_whole(E);
+    const assay_group group = ASSAY_GROUP_TP_DP_CP;
+    gpu_value counts = gpu_value_describe(NULL, 1, &dim, -1), total, bias = l->expert_bias->weight;
+    counts.t = gpu_tensor_1d(o->counts, ASSAY_I64, E);
     run->layer = l->number;
     gpu_value_name(run, &counts, "mlp.router", "step_tokens_per_expert");
-    gpu_value_partial(m, &counts, ASSAY_GROUP_TP_DP_CP);
     total = counts;
     ASSAY_TRY(gpu_run_upload(run, o->counts, l->tokens_per_expert, (size_t)E * sizeof(int64_t), "counts"));
-    if (run->comm.group[ASSAY_GROUP_TP_DP_CP].size > 1) {
-        total.kind = ASSAY_PIECE_SHARD;
+    if (run->comm.group[group].size > 1) {
+        counts.kind = ASSAY_PIECE_PARTIAL;
+        counts.partial = group;
         gpu_value_name(run, &total, "mlp.router.expert_counts", "recv");
-        ASSAY_TRY(
-            gpu_all_reduce(m, "mlp.router.expert_counts", ASSAY_GROUP_TP_DP_CP, &total, &counts, false));
+        ASSAY_TRY(gpu_all_reduce(m, "mlp.router.expert_counts", group, &total, &counts));
     } else {
         ASSAY_TRY(gpu_trace_value(run, &counts));
     }
-    bias.phase = ASSAY_PHASE_OPTIMIZER;
-    ASSAY_TRY(gpu_run_expert_bias_update(run, "mlp.router.expert_bias", &bias, &bias_in, &total,
-                                         m->options->moe_router_bias_update_rate));
+    ASSAY_TRY(GPU_CALL(run, "expert_bias_update", "mlp.router.expert_bias",
+                       GPU_T("tokens_per_expert", &total), GPU_T("bias_in", &l->expert_bias->weight),
+                       GPU_F("rate", (double)(float)m->options->moe_router_bias_update_rate),
+                       GPU_T("bias", &bias)));
     run->layer = -1;
     return ASSAY_OK;
 }
@@ -228,23 +178,6 @@ static assay_status update_expert_biases(gpu_optimizer *o)
 }
 
 /* --- step --------------------------------------------------------------------------------------------------- */
-/* Planted fault: after the first step one parameter keeps the value that it had before. */
-static assay_status hold_weight(gpu_optimizer *o, int64_t step, bool restore)
-{
-    gpu_model *m = o->model;
-    gpu_param *p = m->fault == GPU_FAULT_STALE_WEIGHT && step == 0 && m->chunks[0].n_layers > 0 &&
-                           m->chunks[0].layers[0].number == 0
-                       ? m->chunks[0].layers[0].linear_qkv
-                       : NULL;
-    if (p == NULL || p->count == 0)
-        return ASSAY_OK;
-    void *to = restore ? p->weight.t.data : o->stale;
-    const void *from = restore ? (void *)o->stale : p->weight.t.data;
-    CUDA_TRY(cudaMemcpyAsync(to, from, gpu_tensor_bytes(p->weight.t), cudaMemcpyDeviceToDevice,
-                             m->run->ctx.stream));
-    return ASSAY_OK;
-}
-
 assay_status gpu_optimizer_step(gpu_optimizer *o, int64_t step, double *grad_norm)
 {
     gpu_model *m = o->model;
@@ -258,18 +191,9 @@ assay_status gpu_optimizer_step(gpu_optimizer *o, int64_t step, double *grad_nor
     ASSAY_TRY(gpu_world_sum(o, "grad_norm.reduce", &total));
     *grad_norm = sqrt(total);
     const double c = t->clip_grad > 0.0 ? t->clip_grad / (*grad_norm + 1e-6) : 1.0;
-    const gpu_adamw_desc d = {.lr = gpu_learning_rate(t, t->train_iters, step),
-                              .beta1 = t->adam_beta1,
-                              .beta2 = t->adam_beta2,
-                              .eps = t->adam_eps,
-                              .weight_decay = t->weight_decay,
-                              .grad_scale = c < 1.0 ? c : 1.0,
-                              .step = step + 1};
-    ASSAY_TRY(hold_weight(o, step, false));
-    ASSAY_TRY(adamw(o, &d));
-    if (o->sharded)
-        ASSAY_TRY(gather_params(o));
-    ASSAY_TRY(hold_weight(o, step, true));
+    ASSAY_TRY(adamw(o, step, c < 1.0 ? c : 1.0));
+    for (int k = 0; o->sharded && k < 2; k++)
+        ASSAY_TRY(gather_params(o, &o->buffer[k]));
     ASSAY_TRY(update_expert_biases(o));
     const int64_t one = 1;
     assay_shard scalar;

@@ -6,6 +6,7 @@
 #ifndef GPU_OPTIMIZER_H
 #define GPU_OPTIMIZER_H
 
+#include "gpu/call.h"
 #include "gpu/parallel/grad_buffer.h"
 
 ASSAY_BEGIN_DECLS
@@ -29,12 +30,9 @@ typedef struct gpu_optimizer {
     int64_t n_pieces;
     gpu_piece *pieces;
     int64_t n_norm;
-    gpu_tensor *list; /* 5 * n_pieces: arguments of the multi-tensor calls */
-    gpu_adamw_desc *descs;
     double *sums;    /* device F64 [n_norm + 1] */
     double *scalar;  /* device F64 [1] */
     int64_t *counts; /* device I64 [E] */
-    float *stale;    /* device copy for the planted fault stale_weight */
 } gpu_optimizer;
 
 /* Lays out buffers and pieces; allocates nothing on the device.  states false: gradients alone, reduced
@@ -60,6 +58,9 @@ assay_status gpu_world_sum(gpu_optimizer *o, const char *at, double *value);
 /* Learning rate of the step after `done` steps (Megatron-LM's OptimizerParamScheduler in steps). */
 double gpu_learning_rate(const assay_train_options *o, int64_t train_iters, int64_t done);
 
+/* Arguments "send" (weights) or "recv" (gradients) for the pieces of p that this rank owns, numbered when there are
+ * several; returns how many. */
+int gpu_piece_args(gpu_optimizer *o, const gpu_param *p, const char *slot, gpu_arg *args);
 /* Masters (whole pieces of the rank) into the main_grad buffers, for export. */
 assay_status gpu_optimizer_gather_masters(gpu_optimizer *o);
 

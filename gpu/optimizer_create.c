@@ -89,11 +89,6 @@ static assay_status pieces_create(gpu_optimizer *o)
                 piece_init(o, k, p, &boxes[box], flat[box]);
         }
     }
-    const size_t n = (size_t)(o->n_pieces > 0 ? o->n_pieces : 1);
-    o->list = calloc(5 * n, sizeof *o->list);
-    o->descs = calloc(n, sizeof *o->descs);
-    ASSAY_CHECK(o->list && o->descs, ASSAY_OUT_OF_MEMORY, "optimizer: lists of %lld pieces",
-                (long long)o->n_pieces);
     return ASSAY_OK;
 }
 
@@ -132,8 +127,6 @@ void gpu_optimizer_destroy(gpu_optimizer *o)
     gpu_grad_buffer_destroy(&o->buffer[0]);
     gpu_grad_buffer_destroy(&o->buffer[1]);
     free(o->pieces);
-    free(o->list);
-    free(o->descs);
     memset(o, 0, sizeof *o);
 }
 
@@ -172,13 +165,6 @@ assay_status gpu_optimizer_alloc(gpu_optimizer *o)
     o->scalar = taken;
     ASSAY_TRY(gpu_arena_take(arena, (size_t)(m->config->num_moe_experts + 1) * sizeof(int64_t), &taken));
     o->counts = taken;
-    if (m->fault == GPU_FAULT_STALE_WEIGHT && m->n_params > 0) {
-        int64_t most = 0;
-        for (int64_t i = 0; i < m->n_params; i++)
-            most = m->params[i].count > most ? m->params[i].count : most;
-        ASSAY_TRY(gpu_arena_take(arena, (size_t)most * sizeof(float), &taken));
-        o->stale = taken;
-    }
     return ASSAY_OK;
 }
 

@@ -2,6 +2,8 @@
  * parameter. */
 #include "gpu/optimizer.h"
 
+#include "gpu/call.h"
+#include "gpu/fault.h"
 #include "gpu/parallel/tensor.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -68,12 +70,12 @@ static assay_status sum_replicas(gpu_optimizer *o, gpu_param *p, gpu_value *v)
     *v = local_gradient(o, p);
     if (l.tp) {
         gpu_value out = summed(v, !l.embedding && !l.data, ".tp_sum");
-        ASSAY_TRY(gpu_all_reduce(m, p->spec->name, ASSAY_GROUP_TP, &out, v, false));
+        ASSAY_TRY(gpu_all_reduce(m, p->spec->name, ASSAY_GROUP_TP, &out, v));
         *v = out;
     }
     if (l.embedding) {
         gpu_value out = summed(v, !l.data, ".embedding_sum");
-        ASSAY_TRY(gpu_all_reduce(m, p->spec->name, ASSAY_GROUP_EMBEDDING, &out, v, false));
+        ASSAY_TRY(gpu_all_reduce(m, p->spec->name, ASSAY_GROUP_EMBEDDING, &out, v));
         *v = out;
     }
     if (!l.tp && !l.embedding && !l.data)
@@ -81,74 +83,90 @@ static assay_status sum_replicas(gpu_optimizer *o, gpu_param *p, gpu_value *v)
     return ASSAY_OK;
 }
 
-/* Planted fault: the bucket that holds layer 0's first parameter is not reduced when there is no tp. */
-static bool skip_bucket(const gpu_optimizer *o, const gpu_grad_buffer *b, int index)
+/* --- data-parallel sums: a bucket at a time, a record for each parameter -------------------------------------- */
+typedef struct grad_sync {
+    gpu_optimizer *o;
+    gpu_grad_buffer *b;
+} grad_sync;
+
+/* Planted fault `skip` on one of its parameters: the bucket is not reduced. */
+static bool skip_bucket(const grad_sync *s, int index)
 {
-    if (o->model->fault != GPU_FAULT_SKIP_ALL_REDUCE || o->model->tp > 1)
-        return false;
-    for (int64_t i = 0; i < b->n_params; i++)
-        if (strcmp(b->params[i]->spec->name, "decoder.layers.0.input_layernorm.weight") == 0)
-            return b->offsets[i] >= b->buckets[index].start &&
-                   b->offsets[i] < b->buckets[index].start + b->buckets[index].length;
-    return false;
+    const gpu_grad_buffer *b = s->b;
+    bool skip = false;
+    for (int64_t i = 0; i < b->n_params; i++) {
+        const bool inside = b->offsets[i] >= b->buckets[index].start &&
+                            b->offsets[i] < b->buckets[index].start + b->buckets[index].length;
+        gpu_fault_plan *p =
+            inside ? gpu_fault_at(s->o->model->run, GPU_FAULT_SKIP,
+                                  s->o->sharded ? "reduce_scatter" : "all_reduce", b->params[i]->spec->name)
+                   : NULL;
+        skip = skip || p;
+        if (p)
+            p->met++;
+    }
+    return skip;
 }
 
-/* Writes the records of one parameter's reduction: `recv` is whole, or the pieces of this rank. */
-static assay_status record_reduction(gpu_optimizer *o, const gpu_grad_buffer *b, gpu_param *p, gpu_record *r)
+static assay_status sync_grads(void *user)
 {
-    static const char *const slots[GPU_MAX_PIECES] = {"recv.0", "recv.1", "recv.2", "recv.3",
-                                                      "recv.4", "recv.5", "recv.6", "recv.7"};
-    gpu_run *run = o->model->run;
-    gpu_operand out[GPU_MAX_PIECES];
-    gpu_value whole = p->main_grad;
+    const grad_sync *s = user;
+    for (int i = 0; i < s->b->n_buckets; i++)
+        if (!skip_bucket(s, i))
+            ASSAY_TRY(gpu_start_grad_sync(s->b, s->o->model, i, s->o->sharded));
+    return gpu_finish_grad_sync(s->o->model);
+}
+
+int gpu_piece_args(gpu_optimizer *o, const gpu_param *p, const char *slot, gpu_arg *args)
+{
+    static const char *const send[GPU_MAX_PIECES] = {"send.0", "send.1", "send.2", "send.3",
+                                                     "send.4", "send.5", "send.6", "send.7"};
+    static const char *const recv[GPU_MAX_PIECES] = {"recv.0", "recv.1", "recv.2", "recv.3",
+                                                     "recv.4", "recv.5", "recv.6", "recv.7"};
+    const bool sends = strcmp(slot, "send") == 0;
     int n = 0;
-    for (int64_t i = 0; o->sharded && i < o->n_pieces && n < GPU_MAX_PIECES; i++)
+    for (int64_t i = 0; i < o->n_pieces && n < GPU_MAX_PIECES; i++)
         if (o->pieces[i].param == p) {
-            out[n] = (gpu_operand){slots[n], &o->pieces[i].grad};
+            args[n] =
+                (gpu_arg)GPU_T(sends ? send[n] : recv[n], sends ? &o->pieces[i].weight : &o->pieces[i].grad);
             n++;
         }
     if (n == 1)
-        out[0].slot = "recv";
-    if (!o->sharded) {
-        whole.kind = ASSAY_PIECE_SHARD;
-        whole.phase = ASSAY_PHASE_REDUCED_GRAD;
-        whole.microbatch = -1;
-        out[0] = (gpu_operand){"recv", &whole};
-        n = 1;
-    }
-    return gpu_trace_end_collective(run, r, b->group, out, n,
-                                    GPU_ATTRS(run, "{s:s, s:s}", "reduction", "sum", "dtype", "F32"));
+        args[0].name = sends ? "send" : "recv";
+    return n;
 }
 
 static assay_status reduce_buffer(gpu_optimizer *o, gpu_grad_buffer *b)
 {
-    gpu_model *m = o->model;
-    gpu_run *run = m->run;
+    gpu_run *run = o->model->run;
+    grad_sync sync = {o, b};
+    gpu_call_args *calls = calloc((size_t)b->n_params + 1, sizeof *calls);
+    gpu_value *local = calloc(2 * (size_t)b->n_params + 1, sizeof *local), *whole = local + b->n_params;
     assay_status st = ASSAY_OK;
-    gpu_record *records = run->trace ? calloc((size_t)m->n_params, sizeof *records) : NULL;
-    ASSAY_CHECK(!run->trace || records, ASSAY_OUT_OF_MEMORY, "trace: records of %lld parameters",
-                (long long)m->n_params);
+    ASSAY_CHECK_GOTO(calls && local, ASSAY_OUT_OF_MEMORY, st, done, "gradients: a list of %lld parameters",
+                     (long long)b->n_params);
     for (int64_t i = 0; i < b->n_params; i++) {
-        gpu_value v;
-        ASSAY_TRY_GOTO(sum_replicas(o, b->params[i], &v), st, done);
-        const gpu_operand in[] = {{"send", &v}};
-        if (records && b->size > 1)
-            ASSAY_TRY_GOTO(gpu_trace_begin(run, &records[i], o->sharded ? "reduce_scatter" : "all_reduce",
-                                           b->params[i]->spec->name, in, 1),
-                           st, done);
-        else if (records && v.phase == ASSAY_PHASE_REDUCED_GRAD)
-            ASSAY_TRY_GOTO(gpu_trace_value(run, &v), st, done);
+        ASSAY_TRY_GOTO(sum_replicas(o, b->params[i], &local[i]), st, done);
+        if (b->size == 1 && local[i].phase == ASSAY_PHASE_REDUCED_GRAD)
+            ASSAY_TRY_GOTO(gpu_trace_value(run, &local[i]), st, done);
+        whole[i] = b->params[i]->main_grad;
+        whole[i].kind = ASSAY_PIECE_SHARD;
+        whole[i].phase = ASSAY_PHASE_REDUCED_GRAD;
+        whole[i].microbatch = -1;
+        calls[i] = (gpu_call_args){.op = o->sharded ? "reduce_scatter" : "all_reduce",
+                                   .at = b->params[i]->spec->name,
+                                   .group = b->group};
+        int n = o->sharded ? gpu_piece_args(o, b->params[i], "recv", calls[i].arg) : 0;
+        if (!o->sharded)
+            calls[i].arg[n++] = (gpu_arg)GPU_T("recv", &whole[i]);
+        calls[i].arg[n++] = (gpu_arg)GPU_T("send", &local[i]);
+        calls[i].arg[n] = (gpu_arg)GPU_W("reduction", "sum");
     }
-    if (b->size == 1)
-        goto done;
-    for (int i = 0; i < b->n_buckets; i++)
-        if (!skip_bucket(o, b, i))
-            ASSAY_TRY_GOTO(gpu_start_grad_sync(b, m, i, o->sharded), st, done);
-    ASSAY_TRY_GOTO(gpu_finish_grad_sync(m), st, done);
-    for (int64_t i = 0; records && i < b->n_params; i++)
-        ASSAY_TRY_GOTO(record_reduction(o, b, b->params[i], &records[i]), st, done);
+    if (b->size > 1)
+        ASSAY_TRY_GOTO(gpu_call_list(run, calls, b->n_params, sync_grads, &sync), st, done);
 done:
-    free(records);
+    free(calls);
+    free(local);
     return st;
 }
 

@@ -1,40 +1,12 @@
 /* Set-up, steps and tear-down of one rank. */
 #include "gpu/train.h"
 
+#include "gpu/fault.h"
 #include "gpu/parallel/pipeline.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-/* Planted faults, in the order of gpu_fault:
- *   skip_all_reduce    tp: the reduction after layer 0's attention is a copy; else: the gradient bucket of
- * layer 0 stale_weight       layer 0's linear_qkv keeps its old value after the first step double_microbatch
- * layer 0's linear_qkv adds microbatch 0's weight gradient twice wrong_expert       the first MoE layer's
- * router sends its first token to an expert that it did not choose flipped_sign       the gradient that
- * leaves layer 0's input_layernorm is negated wrong_scale        the loss gradient is divided by the number
- * of microbatches (at least 2) once too often missing_ep_chunk   the rows of the last expert-parallel rank
- * arrive as zeros */
-const char *const gpu_fault_words[] = {"skip_all_reduce", "stale_weight", "double_microbatch", "wrong_expert",
-                                       "flipped_sign",    "wrong_scale",  "missing_ep_chunk",  NULL};
-
-static assay_status parse_fault(const char *word, gpu_fault *out)
-{
-    *out = GPU_FAULT_NONE;
-    if (word[0] == '\0')
-        return ASSAY_OK;
-    char legal[256] = "";
-    size_t used = 0;
-    for (int i = 0; gpu_fault_words[i]; i++) {
-        if (strcmp(word, gpu_fault_words[i]) == 0) {
-            *out = (gpu_fault)(i + 1);
-            return ASSAY_OK;
-        }
-        used +=
-            (size_t)snprintf(legal + used, sizeof legal - used, "%s%s", i ? ", " : "", gpu_fault_words[i]);
-    }
-    ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "fault '%s': unknown, expected one of %s", word, legal);
-}
 
 /* --- set-up ------------------------------------------------------------------------------------------------- */
 static assay_status check_options(const assay_train_options *o)
@@ -92,22 +64,26 @@ static assay_status read_inputs(gpu_engine *e)
     return ASSAY_OK;
 }
 
-/* A planted fault that this run would never meet is an error: a self-test must not believe that it was there.
- */
-static assay_status check_fault(const gpu_engine *e, gpu_fault fault)
+/* The fault that --fault asks for, refused where it could never bite. */
+static assay_status plant_fault(gpu_engine *e)
 {
-    const char *needs = NULL;
     const assay_parallel_config *p = &e->grid.p;
-    if (fault == GPU_FAULT_SKIP_ALL_REDUCE && p->tensor_model_parallel_size == 1 &&
-        p->data_parallel_size == 1)
-        needs = "tp or dp of at least 2";
-    if (fault == GPU_FAULT_STALE_WEIGHT && (!e->batches.training || e->last_step < 2))
-        needs = "a training batch of at least 2 steps";
-    if (fault == GPU_FAULT_WRONG_EXPERT && e->config.moe_router_topk >= e->config.num_moe_experts)
-        needs = "a model with experts that a token does not choose";
-    if (fault == GPU_FAULT_MISSING_EP_CHUNK && p->expert_model_parallel_size == 1)
-        needs = "ep of at least 2";
-    ASSAY_CHECK(needs == NULL, ASSAY_INVALID_ARGUMENT, "fault '%s' needs %s", e->options.fault, needs);
+    gpu_fault_place place = {.tp = p->tensor_model_parallel_size,
+                             .dp = p->data_parallel_size,
+                             .ep = p->expert_model_parallel_size,
+                             .training = e->batches.training,
+                             .steps = e->last_step,
+                             .step_microbatches = e->batches.microbatches,
+                             .first_moe_layer = -1,
+                             .experts = e->config.num_moe_experts,
+                             .topk = e->config.moe_router_topk};
+    for (int64_t l = e->config.num_layers - 1; l >= 0; l--)
+        if (e->config.mlp[l] == ASSAY_MLP_MOE)
+            place.first_moe_layer = l;
+    ASSAY_TRY(gpu_fault_parse(e->options.fault, &place, &e->run.fault));
+    if (e->run.fault && e->env.rank == 0)
+        fprintf(stderr, "WARNING: fault '%s' is planted: the results of this run are wrong on purpose\n",
+                e->options.fault);
     return ASSAY_OK;
 }
 
@@ -182,7 +158,6 @@ static assay_status build(gpu_engine *e)
 {
     gpu_model *m = &e->model;
     ASSAY_TRY(gpu_model_create(m, &e->run, &e->config, &e->grid, &e->options));
-    ASSAY_TRY(parse_fault(e->options.fault, &m->fault));
     ASSAY_TRY(gpu_model_set_batch(m, &e->batches, &e->plan,
                                   gpu_pipeline_slots(&e->grid, m->at.pp, e->plan.n_microbatches)));
     ASSAY_TRY(gpu_optimizer_create(&e->optimizer, m, e->batches.training));
@@ -295,10 +270,19 @@ static void engine_destroy(gpu_engine *e, bool failed)
     if (e->ctx_ready)
         gpu_ctx_destroy(&e->run.ctx);
     assay_batches_close(&e->batches);
+    gpu_fault_destroy(e->run.fault);
     free(e->run.host);
     free(e->loss);
     free(e->grad_norm);
     free(e);
+}
+
+/* Planted fault: --out will have twice the loss. */
+static void double_losses(gpu_engine *e)
+{
+    const double factor = gpu_fault_switch(&e->run, GPU_SWITCH_DOUBLED_LOSS) ? 2.0 : 1.0;
+    for (int64_t i = e->first_step; i < e->last_step; i++)
+        e->loss[i] *= factor;
 }
 
 assay_status gpu_train(const assay_train_options *options)
@@ -307,19 +291,16 @@ assay_status gpu_train(const assay_train_options *options)
     gpu_engine *e = calloc(1, sizeof *e);
     ASSAY_CHECK(e, ASSAY_OUT_OF_MEMORY, "engine: %zu bytes", sizeof *e);
     e->options = *options;
-    gpu_fault fault;
     ASSAY_TRY_GOTO(check_options(options), st, done);
-    ASSAY_TRY_GOTO(parse_fault(options->fault, &fault), st, done);
     ASSAY_TRY_GOTO(assay_rank_env_read(&e->env), st, done);
     ASSAY_TRY_GOTO(check_outputs(options), st, done);
     ASSAY_TRY_GOTO(read_inputs(e), st, done);
-    ASSAY_TRY_GOTO(check_fault(e, fault), st, done);
-    if (fault != GPU_FAULT_NONE && e->env.rank == 0)
-        fprintf(stderr, "WARNING: fault '%s' is planted: the results of this run are wrong on purpose\n",
-                options->fault);
+    ASSAY_TRY_GOTO(plant_fault(e), st, done);
     ASSAY_TRY_GOTO(open_device(e), st, done);
     ASSAY_TRY_GOTO(build(e), st, done);
     ASSAY_TRY_GOTO(train_steps(e), st, done);
+    double_losses(e);
+    ASSAY_TRY_GOTO(gpu_fault_check_met(&e->run), st, done);
     if (e->options.out[0] != '\0')
         ASSAY_TRY_GOTO(gpu_export(e), st, done);
     if (e->run.trace)

@@ -26,8 +26,6 @@ assay_status gpu_train(const assay_train_options *options);
 /* Labels that count in the loss of a step, all microbatches and data-parallel ranks: position 0 is never a target
  * (the model shifts), -100 is ignored. */
 int64_t gpu_step_targets(const assay_batches *b, int64_t step);
-/* Legal words of --fault; NULL-terminated. */
-extern const char *const gpu_fault_words[];
 
 /* --- train_export.c ----------------------------------------------------------------------------------------- */
 /* Rank 0 collects whole tensors and writes options.out. */

@@ -8,17 +8,15 @@
 
 ASSAY_BEGIN_DECLS
 
-/* Needs indices and probs of the router in saved->moe; fills everything from row_token to expert_in,
- * expert_probs and counts. */
-assay_status gpu_token_dispatch(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_saved *saved);
+/* Needs indices and probs of the router in s; fills everything from row_token to expert_in, expert_probs and counts. */
+assay_status gpu_token_dispatch(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_moe_acts *s);
 /* rows: output of the experts; y [S piece, B, H] = their sum per token. */
-assay_status gpu_token_combine(gpu_model *m, gpu_layer_saved *saved, gpu_value *rows, gpu_value *y);
-/* Backward of combine: drows, the gradient of the experts' output (saved->moe.fc2). */
-assay_status gpu_token_combine_backward(gpu_model *m, gpu_layer_saved *saved, gpu_value *dy,
-                                        gpu_value *drows);
+assay_status gpu_token_combine(gpu_model *m, gpu_moe_acts *s, gpu_value *rows, gpu_value *y);
+/* Backward of combine: drows, the gradient of the experts' output (s->fc2). */
+assay_status gpu_token_combine_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *dy, gpu_value *drows);
 /* Backward of dispatch: dtokens (instance mlp.permute, slot dx) and dprobs [S piece, B, K]. */
-assay_status gpu_token_dispatch_backward(gpu_model *m, gpu_layer_saved *saved, gpu_value *drows,
-                                         gpu_value *dprobs_rows, gpu_value *dtokens, gpu_value *dprobs);
+assay_status gpu_token_dispatch_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *drows, gpu_value *dprobs_rows,
+                                    gpu_value *dtokens, gpu_value *dprobs);
 
 /* Room in the slot's pinned staging; NULL in dry mode. */
 assay_status gpu_slot_host(gpu_model *m, gpu_slot_state *slot, size_t bytes, void **out);

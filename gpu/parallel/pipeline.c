@@ -1,6 +1,7 @@
 /* forward_backward_no_pipelining and 1F1B.  Source: Megatron-LM schedules.py, without interleaving. */
 #include "gpu/parallel/pipeline.h"
 
+#include "gpu/call.h"
 #include <stdio.h>
 
 typedef struct schedule {
@@ -39,47 +40,21 @@ typedef struct exchange {
     assay_phase send_phase, recv_phase;
 } exchange;
 
-static assay_status transfer(const schedule *s, gpu_comm_op op, gpu_value *v, int peer)
-{
-    const gpu_comm_call call = {.op = op,
-                                .group = ASSAY_GROUP_PP,
-                                .send = v->t.data,
-                                .recv = v->t.data,
-                                .count = gpu_tensor_count(v->t),
-                                .dtype = v->t.dtype,
-                                .root = peer};
-    if (call.count == 0)
-        return ASSAY_OK;
-    return gpu_comm_enqueue(&s->m->run->comm, &call, s->m->run->ctx.stream);
-}
-
 static assay_status exchange_values(const schedule *s, const exchange *x)
 {
-    gpu_run *run = s->m->run;
-    gpu_record sent, received;
-    const gpu_operand in[] = {{"send", x->send}}, out[] = {{"recv", x->recv}};
-    if (x->send) {
-        enter(s, x->send_index, x->send_phase);
-        ASSAY_TRY(gpu_trace_begin(run, &sent, "send", x->send_at, in, 1));
-    }
-    ASSAY_TRY(gpu_comm_group_start(&run->comm));
-    if (x->send)
-        ASSAY_TRY(transfer(s, GPU_COMM_SEND, x->send, x->send_to));
-    if (x->recv)
-        ASSAY_TRY(transfer(s, GPU_COMM_RECV, x->recv, x->recv_from));
-    ASSAY_TRY(gpu_comm_group_end(&run->comm));
-    if (x->send)
-        ASSAY_TRY(gpu_trace_end_collective(
-            run, &sent, ASSAY_GROUP_PP, NULL, 0,
-            GPU_ATTRS(run, "{s:i, s:s}", "peer", x->send_to, "dtype", assay_dtype_name(x->send->t.dtype))));
-    if (x->recv) {
-        enter(s, x->recv_index, x->recv_phase);
-        ASSAY_TRY(gpu_trace_begin(run, &received, "recv", x->recv_at, NULL, 0));
-        ASSAY_TRY(gpu_trace_end_collective(
-            run, &received, ASSAY_GROUP_PP, out, 1,
-            GPU_ATTRS(run, "{s:i, s:s}", "peer", x->recv_from, "dtype", assay_dtype_name(x->recv->t.dtype))));
-    }
-    return ASSAY_OK;
+    const int64_t first = s->plan->first_microbatch;
+    const gpu_call_args give = {.op = "send",
+                                .at = x->send_at,
+                                .group = ASSAY_GROUP_PP,
+                                .arg = {GPU_T("send", x->send), GPU_I("peer", x->send_to)}};
+    const gpu_call_args take = {.op = "recv",
+                                .at = x->recv_at,
+                                .group = ASSAY_GROUP_PP,
+                                .arg = {GPU_T("recv", x->recv), GPU_I("peer", x->recv_from)}};
+    const gpu_transfer sent = {&give, x->send_phase, first + x->send_index},
+                       received = {&take, x->recv_phase, first + x->recv_index};
+    s->m->run->layer = -1;
+    return gpu_call_exchange(s->m->run, x->send ? &sent : NULL, x->recv ? &received : NULL);
 }
 
 /* Readies the slot of microbatch `index`; *input gets room for what the stage before will send. */
@@ -97,7 +72,8 @@ static assay_status open_microbatch(const schedule *s, int64_t index, gpu_value 
     snprintf(name, sizeof name, "decoder.layers.%lld.mlp.residual.y",
              (long long)m->chunks[0].layers[0].number - 1);
     gpu_value_rename(m->run, input, name);
-    return gpu_value_alloc(&m->slots[slot_of(s, index)].arena, input, m->act, 0);
+    input->arena = &m->slots[slot_of(s, index)].arena;
+    return gpu_value_make(input, m->act);
 }
 
 static void take_forward(const schedule *s, exchange *x, int64_t index, gpu_value *input)
@@ -159,13 +135,13 @@ static assay_status run_exchange(const schedule *s, const exchange *x)
 static assay_status forward(const schedule *s, int64_t index, gpu_value *input, gpu_value **output)
 {
     enter(s, index, ASSAY_PHASE_FORWARD);
-    return gpu_model_forward(s->m, slot_of(s, index), index, input, output);
+    return gpu_model_fwd(s->m, slot_of(s, index), index, input, output);
 }
 
 static assay_status backward(const schedule *s, int64_t index, gpu_value **dinput)
 {
     enter(s, index, ASSAY_PHASE_BACKWARD);
-    return gpu_model_backward(s->m, slot_of(s, index), &s->m->gradient[0], dinput);
+    return gpu_model_bwd(s->m, slot_of(s, index), &s->m->gradient[0], dinput);
 }
 
 static assay_status no_pipelining(const schedule *s)

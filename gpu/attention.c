@@ -1,0 +1,159 @@
+/* Self attention of a layer: column-parallel qkv, heads, row-parallel projection.  docs/OPS.md section 9. */
+#include "gpu/layer.h"
+#include "gpu/parallel/tensor.h"
+#include <math.h>
+
+/* [S,B,heads,D] with this rank's heads (the operations see [T,heads,D]); d 0: [S,B,heads]. */
+static gpu_value heads_of(const gpu_model *m, gpu_arena *arena, int64_t heads, int64_t d)
+{
+    const gpu_dim dim[4] = {gpu_dim_sequence(m, false), gpu_dim_batch(m),
+                            gpu_dim_split(heads, 1, m->tp, m->at.tp), gpu_dim_whole(d)};
+    return gpu_value_describe(arena, d > 0 ? 4 : 3, dim, 0);
+}
+
+#define ATTENTION_ATTRS(m, l)                                                                                \
+    GPU_I("batch", (m)->B), GPU_I("seq_q", (m)->S), GPU_I("seq_k", (m)->S), GPU_I("heads", (m)->heads),      \
+        GPU_I("groups", (m)->groups), GPU_I("head_dim", (m)->config->kv_channels),                           \
+        GPU_I("head_dim_v", (m)->config->kv_channels),                                                       \
+        GPU_F("scale", (double)(float)(1.0 / sqrt((double)(m)->config->kv_channels))),                       \
+        GPU_I("window", (l)->window)
+#define SPLIT_ATTRS(m)                                                                                       \
+    GPU_I("heads", (m)->heads), GPU_I("groups", (m)->groups), GPU_I("head_dim", (m)->config->kv_channels)
+#define ROTATION(m)                                                                                          \
+    GPU_T("cos", &(m)->cos_table), GPU_T("sin", &(m)->sin_table), GPU_T("position", &(m)->position)
+
+/* qkv -> q, k, v after norm and rotation */
+static assay_status heads_fwd(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_attention_acts *a,
+                              gpu_value *qkv)
+{
+    gpu_run *run = m->run;
+    const assay_model_config *c = m->config;
+    gpu_arena *keep = &slot->arena, *temp = &m->scratch, *raw = c->qk_layernorm ? keep : temp;
+    const int64_t D = c->kv_channels, A = c->num_attention_heads, G = c->num_query_groups;
+    gpu_value q_norm, k_norm, *q = &a->q_raw, *k = &a->k_raw;
+    ASSAY_TRY(GPU_CALL(run, "qkv_split_fwd", "self_attention.qkv_split", GPU_T("qkv", qkv), SPLIT_ATTRS(m),
+                       GPU_NEW("q", q, heads_of(m, raw, A, D)), GPU_NEW("k", k, heads_of(m, raw, G, D)),
+                       GPU_NEW("v", &a->v, heads_of(m, keep, G, D))));
+    if (c->qk_layernorm) {
+        ASSAY_TRY(GPU_CALL(run, "rmsnorm_fwd", "self_attention.q_layernorm", GPU_T("x", q),
+                           GPU_T("gamma", gpu_param_use(m, l->q_layernorm)), GPU_F("eps", m->eps),
+                           GPU_NEW("y", &q_norm, heads_of(m, temp, A, D)),
+                           GPU_NEW("rstd", &a->q_rstd, heads_of(m, keep, A, 0))));
+        ASSAY_TRY(GPU_CALL(run, "rmsnorm_fwd", "self_attention.k_layernorm", GPU_T("x", k),
+                           GPU_T("gamma", gpu_param_use(m, l->k_layernorm)), GPU_F("eps", m->eps),
+                           GPU_NEW("y", &k_norm, heads_of(m, temp, G, D)),
+                           GPU_NEW("rstd", &a->k_rstd, heads_of(m, keep, G, 0))));
+        q = &q_norm;
+        k = &k_norm;
+    }
+    ASSAY_TRY(GPU_CALL(run, "rope_fwd", "self_attention.rope_q", GPU_T("x", q), ROTATION(m),
+                       GPU_NEW("y", &a->q, heads_of(m, keep, A, D))));
+    return GPU_CALL(run, "rope_fwd", "self_attention.rope_k", GPU_T("x", k), ROTATION(m),
+                    GPU_NEW("y", &a->k, heads_of(m, keep, G, D)));
+}
+
+assay_status gpu_attention_branch(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_acts *acts,
+                                  gpu_value *branch)
+{
+    gpu_run *run = m->run;
+    const assay_model_config *c = m->config;
+    gpu_attention_acts *a = &acts->attention;
+    gpu_arena *keep = &slot->arena, *temp = &m->scratch;
+    const int64_t D = c->kv_channels, A = c->num_attention_heads, G = c->num_query_groups;
+    const gpu_dim H = gpu_dim_hidden(m);
+    gpu_value qkv, *x = &a->norm;
+    ASSAY_TRY(GPU_CALL(run, "rmsnorm_fwd", "input_layernorm", GPU_T("x", &acts->input),
+                       GPU_T("gamma", gpu_param_use(m, l->input_layernorm)), GPU_F("eps", m->eps),
+                       GPU_NEW("y", &a->norm, gpu_tokens(m, keep, m->sp, H)),
+                       GPU_NEW("rstd", &a->rstd, gpu_token_rows(m, keep, m->sp))));
+    if (m->sp) {
+        x = gpu_value_set(&a->gathered, gpu_tokens(m, keep, false, H));
+        ASSAY_TRY(gpu_gather_from_sequence_parallel_region(m, "self_attention.gather", x, &a->norm));
+    }
+    ASSAY_TRY(GPU_CALL(run, "linear_fwd", "self_attention.linear_qkv", GPU_T("x", x),
+                       GPU_T("weight", gpu_param_use(m, l->linear_qkv)),
+                       GPU_T("bias", gpu_param_use(m, l->linear_qkv_bias)),
+                       GPU_NEW("y", &qkv, gpu_tokens(m, temp, false, gpu_dim_tp(m, (A + 2 * G) * D, 1)))));
+    ASSAY_TRY(heads_fwd(m, slot, l, a, &qkv));
+    ASSAY_TRY(GPU_CALL(run, "attention_fwd", "self_attention.core_attention", GPU_T("q", &a->q),
+                       GPU_T("k", &a->k), GPU_T("v", &a->v), GPU_T("q_position", &m->position),
+                       GPU_T("k_position", &m->position), ATTENTION_ATTRS(m, l),
+                       GPU_NEW("o", &a->o, gpu_tokens(m, keep, false, gpu_dim_tp(m, A * D, 1))),
+                       GPU_NEW("lse", &a->lse, heads_of(m, keep, A, 0))));
+    ASSAY_TRY(
+        GPU_CALL(run, "linear_fwd", "self_attention.linear_proj", GPU_T("x", &a->o),
+                 GPU_T("weight", gpu_param_use(m, l->linear_proj)),
+                 GPU_T("bias", gpu_row_bias(m, l->linear_proj_bias)),
+                 GPU_NEW("y", &acts->proj, gpu_partial(m, gpu_tokens(m, temp, false, H), ASSAY_GROUP_TP))));
+    return gpu_reduce_output(m, temp, "self_attention.reduce", branch, &acts->proj);
+}
+
+/* dq, dk, dv (after rotation) -> dqkv */
+static assay_status heads_bwd(gpu_model *m, gpu_layer *l, gpu_attention_acts *a, gpu_value *dqkv,
+                              gpu_value *dq, gpu_value *dk, gpu_value *dv)
+{
+    gpu_run *run = m->run;
+    const assay_model_config *c = m->config;
+    gpu_arena *temp = &m->scratch;
+    const int64_t D = c->kv_channels, A = c->num_attention_heads, G = c->num_query_groups;
+    gpu_value dq_raw = gpu_grad_of(m, &a->q_raw), dk_raw = gpu_grad_of(m, &a->k_raw), dq_norm, dk_norm,
+              *q = &dq_raw, *k = &dk_raw;
+    if (c->qk_layernorm) {
+        q = gpu_value_set(&dq_norm,
+                          gpu_named(m, heads_of(m, temp, A, D), "self_attention.q_layernorm", "y.grad"));
+        k = gpu_value_set(&dk_norm,
+                          gpu_named(m, heads_of(m, temp, G, D), "self_attention.k_layernorm", "y.grad"));
+    }
+    ASSAY_TRY(
+        GPU_CALL(run, "rope_bwd", "self_attention.rope_q", GPU_T("dy", dq), ROTATION(m), GPU_T("dx", q)));
+    ASSAY_TRY(
+        GPU_CALL(run, "rope_bwd", "self_attention.rope_k", GPU_T("dy", dk), ROTATION(m), GPU_T("dx", k)));
+    if (c->qk_layernorm) {
+        ASSAY_TRY(GPU_CALL(run, "rmsnorm_bwd", "self_attention.q_layernorm", GPU_T("dy", q),
+                           GPU_T("x", &a->q_raw), GPU_T("gamma", gpu_param_use(m, l->q_layernorm)),
+                           GPU_T("rstd", &a->q_rstd), GPU_T("dgamma", gpu_param_grad(m, l->q_layernorm)),
+                           GPU_F("eps", m->eps), GPU_T("dx", &dq_raw)));
+        ASSAY_TRY(GPU_CALL(run, "rmsnorm_bwd", "self_attention.k_layernorm", GPU_T("dy", k),
+                           GPU_T("x", &a->k_raw), GPU_T("gamma", gpu_param_use(m, l->k_layernorm)),
+                           GPU_T("rstd", &a->k_rstd), GPU_T("dgamma", gpu_param_grad(m, l->k_layernorm)),
+                           GPU_F("eps", m->eps), GPU_T("dx", &dk_raw)));
+    }
+    *dqkv = gpu_named(m, gpu_tokens(m, temp, false, gpu_dim_tp(m, (A + 2 * G) * D, 1)),
+                      "self_attention.linear_qkv", "y.grad");
+    return GPU_CALL(run, "qkv_split_bwd", "self_attention.qkv_split", GPU_T("dq", &dq_raw),
+                    GPU_T("dk", &dk_raw), GPU_T("dv", dv), SPLIT_ATTRS(m), GPU_T("dqkv", dqkv));
+}
+
+assay_status gpu_attention_branch_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gpu_value *dy,
+                                      gpu_value *dinput_norm)
+{
+    gpu_run *run = m->run;
+    gpu_attention_acts *a = &acts->attention;
+    gpu_value dproj, d_o, dq, dk, dv, dqkv, dx, *x = m->sp ? &a->gathered : &a->norm;
+    ASSAY_TRY(gpu_gather_output_grad(m, "self_attention.reduce", &dproj, dy, &acts->proj));
+    if (l->linear_proj_bias)
+        ASSAY_TRY(GPU_CALL(run, "linear_bwd_bias", "self_attention.linear_proj", GPU_T("dy", &dproj),
+                           GPU_T("dbias", gpu_param_grad(m, l->linear_proj_bias))));
+    ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "self_attention.linear_proj", GPU_T("dy", &dproj),
+                       GPU_T("x", &a->o), GPU_T("dweight", gpu_param_grad(m, l->linear_proj))));
+    ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "self_attention.linear_proj", GPU_T("dy", &dproj),
+                       GPU_T("weight", gpu_param_use(m, l->linear_proj)),
+                       GPU_NEW("dx", &d_o, gpu_grad_of(m, &a->o))));
+    ASSAY_TRY(GPU_CALL(run, "attention_bwd", "self_attention.core_attention", GPU_T("do", &d_o),
+                       GPU_T("q", &a->q), GPU_T("k", &a->k), GPU_T("v", &a->v), GPU_T("o", &a->o),
+                       GPU_T("lse", &a->lse), GPU_T("q_position", &m->position),
+                       GPU_T("k_position", &m->position), ATTENTION_ATTRS(m, l),
+                       GPU_NEW("dq", &dq, gpu_grad_of(m, &a->q)), GPU_NEW("dk", &dk, gpu_grad_of(m, &a->k)),
+                       GPU_NEW("dv", &dv, gpu_grad_of(m, &a->v))));
+    ASSAY_TRY(heads_bwd(m, l, a, &dqkv, &dq, &dk, &dv));
+    if (l->linear_qkv_bias)
+        ASSAY_TRY(GPU_CALL(run, "linear_bwd_bias", "self_attention.linear_qkv", GPU_T("dy", &dqkv),
+                           GPU_T("dbias", gpu_param_grad(m, l->linear_qkv_bias))));
+    ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "self_attention.linear_qkv", GPU_T("dy", &dqkv),
+                       GPU_T("x", x), GPU_T("dweight", gpu_param_grad(m, l->linear_qkv))));
+    ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "self_attention.linear_qkv", GPU_T("dy", &dqkv),
+                       GPU_T("weight", gpu_param_use(m, l->linear_qkv)),
+                       GPU_NEW("dx", &dx, gpu_partial(m, gpu_grad_of(m, x), ASSAY_GROUP_TP))));
+    return gpu_reduce_input_grad(m, "self_attention.reduce_grad", "self_attention.gather", dinput_norm, &dx,
+                                 &a->norm);
+}

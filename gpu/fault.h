@@ -1,0 +1,110 @@
+/* Planted faults: what goes wrong, and where, as data.  The engine's call (gpu/call.h) is the one seam that plants them; a
+ * few that lie outside of calls are switches.  For the self-test; the text of --fault:
+ *
+ *   skip:INSTANCE               recorded as if it ran; a reduction is a copy of this rank's own part, other outputs are zero
+ *   omit:INSTANCE               the same, and not recorded either
+ *   repeat:INSTANCE             runs twice, is recorded once
+ *   extra:INSTANCE              runs and is recorded twice; a reduction the second time on its own result
+ *   negate:INSTANCE:SLOT        the output's sign is flipped
+ *   hold:INSTANCE:SLOT          after the record the output gets the value back that it had before
+ *   spoil:INSTANCE              the first row of the router's choice names an expert that it did not choose
+ *   zero_chunk:INSTANCE         what the last rank of the group sent arrives as zeros
+ *   attr:INSTANCE:NAME=X        an attribute times X; +X is added; a word, true or false replaces it.  Recorded so, too
+ *   input:INSTANCE:SLOT@microbatch-1    the tensor that the call before, of another microbatch, had in that slot
+ *   drop:INSTANCE:SLOT          an optional input is left out
+ *   group:INSTANCE:NAME         a collective talks to another group
+ *   leaf:NAME:shift | leaf:NAME:rank    input_ids, targets or position_ids: of the next position, or of the next data-parallel rank
+ *
+ * INSTANCE is a full instance name and may hold the wildcards of fnmatch.  Conditions follow behind commas: op=NAME,
+ * phase=NAME, step=N, microbatch=N.  Words are short forms (`word` or `word@INSTANCE`); gpu_fault_words lists them. */
+#ifndef GPU_FAULT_H
+#define GPU_FAULT_H
+
+#include "gpu/dispatch.h"
+#include "gpu/trace.h"
+
+ASSAY_BEGIN_DECLS
+
+typedef enum {
+    GPU_FAULT_SKIP,
+    GPU_FAULT_OMIT,
+    GPU_FAULT_REPEAT,
+    GPU_FAULT_EXTRA,
+    GPU_FAULT_NEGATE,
+    GPU_FAULT_HOLD,
+    GPU_FAULT_SPOIL,
+    GPU_FAULT_ZERO_CHUNK,
+    GPU_FAULT_ATTR,
+    GPU_FAULT_INPUT,
+    GPU_FAULT_DROP,
+    GPU_FAULT_GROUP,
+    GPU_FAULT_LEAF,
+    GPU_FAULT_SWITCH,
+    GPU_FAULT_KINDS
+} gpu_fault_kind;
+
+/* What is wrong outside of calls. */
+#define GPU_SWITCH_SWAPPED_MOMENTS                                                                           \
+    "swapped_moments"                          /* exp_avg and exp_avg_sq change places on save and on load */
+#define GPU_SWITCH_DOUBLED_LOSS "doubled_loss" /* --out has twice the loss */
+#define GPU_SWITCH_HIDDEN_BF16 "hidden_bf16"   /* computed in bf16 under a header that says fp32 */
+#define GPU_SWITCH_BIAS_EVERYWHERE "bias_everywhere" /* row-parallel biases are added on every tp rank */
+
+typedef struct gpu_fault {
+    gpu_fault_kind kind;
+    char instance[ASSAY_NAME]; /* pattern */
+    char what[32];             /* slot, attribute, leaf's way, group or switch */
+    char value[32];            /* ATTR */
+    char op[48];               /* "": any */
+    int phase;                 /* -1: any */
+    int64_t step, microbatch;  /* -1: any */
+} gpu_fault;
+
+typedef struct gpu_fault_plan {
+    const char *text; /* as given */
+    gpu_fault fault;
+    int64_t met; /* times that it bit on this rank */
+    gpu_value last,
+        used; /* INPUT: the value of the call before, on memory of its own, and what this one got */
+    bool has_last;
+    void *copies[64]; /* device memory of INPUT and HOLD */
+    int n_copies;
+} gpu_fault_plan;
+
+/* What a word needs of the run, to be refused at its beginning. */
+typedef struct gpu_fault_place {
+    int tp, dp, ep;
+    bool training;
+    int64_t steps, step_microbatches, first_moe_layer; /* -1: none */
+    int64_t experts, topk;
+} gpu_fault_place;
+
+/* NULL for the empty text.  ASSAY_INVALID_ARGUMENT: not a fault, or one that this run cannot meet. */
+assay_status gpu_fault_parse(const char *text, const gpu_fault_place *place, gpu_fault_plan **out);
+/* Refuses a fault that no rank met.  Talks to every rank. */
+assay_status gpu_fault_check_met(gpu_run *run);
+void gpu_fault_destroy(gpu_fault_plan *plan);
+/* Words and their long forms, one a line. */
+void gpu_fault_words(char *out, size_t capacity);
+
+/* The planted fault when it is of this kind and this call is its place. */
+gpu_fault_plan *gpu_fault_at(const gpu_run *run, gpu_fault_kind kind, const char *op, const char *instance);
+bool gpu_fault_switch(const gpu_run *run, const char *word);
+/* The way of a leaf fault on this leaf: "shift", "rank" or NULL. */
+const char *gpu_fault_leaf(const gpu_run *run, const char *name);
+
+/* The parts of the seam, in their order; each does nothing unless its fault is here. */
+assay_status gpu_fault_attrs(gpu_run *run, gpu_operands *o, const char *instance);
+/* *v: the value in slot `slot`; replaced by another, or by NULL. */
+assay_status gpu_fault_input(gpu_run *run, const assay_op *op, const char *instance, const char *slot,
+                             gpu_value **v);
+/* A copy of the output as it is, to be put back; NULL: nothing to hold. */
+assay_status gpu_fault_hold(gpu_run *run, const assay_op *op, const char *instance, const char *slot,
+                            const gpu_value *v, void **copy);
+/* After the launch. */
+assay_status gpu_fault_output(gpu_run *run, const gpu_operands *o, const char *instance, const char *slot,
+                              gpu_value *v, const int64_t *recv_counts, int ranks);
+
+ASSAY_END_DECLS
+
+#endif

@@ -1,0 +1,112 @@
+/* Router of a mixture of experts: gating, choice, auxiliary losses, and their gradients.  docs/OPS.md sections 7 and 9. */
+#include "gpu/layer.h"
+#include "gpu/parallel/tensor.h"
+
+static const char *score_word(const gpu_model *m)
+{
+    return m->config->moe_router_score_function == ASSAY_SCORE_SIGMOID ? "sigmoid" : "softmax";
+}
+
+#define SCORE_ATTRS(m) GPU_I("topk", (m)->config->moe_router_topk), GPU_W("score_function", score_word(m))
+#define ROUTER_ATTRS(m)                                                                                      \
+    SCORE_ATTRS(m), GPU_I("pre_softmax", (m)->config->moe_router_pre_softmax),                               \
+        GPU_I("norm_topk_prob", (m)->config->norm_topk_prob),                                                \
+        GPU_F("scaling_factor", (double)(float)(m)->config->moe_router_topk_scaling_factor),                 \
+        GPU_I("num_groups", (m)->config->moe_router_num_groups),                                             \
+        GPU_I("group_topk", (m)->config->moe_router_group_topk)
+#define AUX_ATTRS(m)                                                                                         \
+    GPU_F("aux_coeff", (m)->options->moe_aux_loss_coeff), GPU_F("z_coeff", (m)->options->moe_z_loss_coeff),  \
+        GPU_I("topk", (m)->config->moe_router_topk), GPU_I("tokens", (m)->S *(m)->B_global)
+
+static bool has_aux(const gpu_model *m)
+{
+    return m->options->moe_aux_loss_coeff > 0.0 || m->options->moe_z_loss_coeff > 0.0;
+}
+
+/* The ranks that share the tokens of one microbatch. */
+static assay_group aux_group(const gpu_model *m)
+{
+    return m->rows_split ? ASSAY_GROUP_TP_DP_CP : ASSAY_GROUP_TP_CP;
+}
+
+static gpu_value vector(const gpu_model *m, gpu_arena *arena, int64_t n)
+{
+    const gpu_dim dim[1] = {gpu_dim_whole(n)};
+    return gpu_partial(m, gpu_value_describe(arena, 1, dim, -1), aux_group(m));
+}
+
+static assay_status aux_fwd(gpu_model *m, gpu_slot_state *slot, gpu_moe_acts *a)
+{
+    gpu_run *run = m->run;
+    gpu_arena *temp = &m->scratch;
+    const assay_group group = aux_group(m);
+    const int64_t E = m->config->num_moe_experts, K = m->config->moe_router_topk;
+    gpu_value scores, indices, counts, sums, z, losses;
+    ASSAY_TRY(GPU_CALL(run, "router_aux_fwd", "mlp.router.aux", GPU_T("logits", &a->logits), SCORE_ATTRS(m),
+                       GPU_NEW("aux_scores", &scores, gpu_tokens(m, temp, true, gpu_dim_whole(E))),
+                       GPU_NEW("aux_indices", &indices, gpu_tokens(m, temp, true, gpu_dim_whole(K))),
+                       GPU_NEW("tokens_per_expert", &counts, vector(m, &slot->arena, E)),
+                       GPU_NEW("score_sums", &sums, vector(m, temp, E)),
+                       GPU_NEW("z_sum", &z, vector(m, temp, 1))));
+    a->aux_counts = counts;
+    if (run->comm.group[group].size > 1) {
+        a->aux_counts = vector(m, &slot->arena, E);
+        a->aux_counts.kind = ASSAY_PIECE_SHARD;
+        ASSAY_TRY(gpu_all_reduce(m, "mlp.router.aux_counts", group, &a->aux_counts, &counts));
+    }
+    return GPU_CALL(run, "router_aux_loss", "mlp.router.aux_loss", GPU_T("score_sums", &sums),
+                    GPU_T("tokens_per_expert", &a->aux_counts), GPU_T("z_sum", &z), AUX_ATTRS(m),
+                    GPU_NEW("losses", &losses, vector(m, temp, 2)));
+}
+
+assay_status gpu_router_step(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_acts *acts)
+{
+    gpu_run *run = m->run;
+    gpu_moe_acts *a = &acts->moe;
+    gpu_arena *keep = &slot->arena;
+    const gpu_dim E = gpu_dim_whole(m->config->num_moe_experts),
+                  K = gpu_dim_whole(m->config->moe_router_topk);
+    ASSAY_TRY(GPU_CALL(run, "linear_fwd", "mlp.router.gating", GPU_T("x", &a->tokens),
+                       GPU_T("weight", gpu_param_use(m, l->router)), GPU_W("dtype", "F32"),
+                       GPU_NEW("y", &a->logits, gpu_tokens(m, keep, true, E))));
+    ASSAY_TRY(GPU_CALL(run, "router_fwd", "mlp.router", GPU_T("logits", &a->logits),
+                       GPU_T("expert_bias", gpu_param_use(m, l->expert_bias)), ROUTER_ATTRS(m),
+                       GPU_NEW("indices", &a->indices, gpu_tokens(m, keep, true, K)),
+                       GPU_NEW("probs", &a->probs, gpu_tokens(m, keep, true, K)),
+                       GPU_NEW("scores", &a->scores, gpu_tokens(m, keep, true, E))));
+    return has_aux(m) ? aux_fwd(m, slot, a) : ASSAY_OK;
+}
+
+assay_status gpu_router_step_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gpu_value *dprobs,
+                                 gpu_value *dtokens)
+{
+    gpu_run *run = m->run;
+    gpu_moe_acts *a = &acts->moe;
+    gpu_arena *temp = &m->scratch;
+    gpu_value dlogits = gpu_grad_of(m, &a->logits), total, narrow, *dy = &total;
+    if (has_aux(m))
+        gpu_value_name(run, &dlogits, "mlp.router", "dlogits");
+    ASSAY_TRY(GPU_CALL(run, "router_bwd", "mlp.router", GPU_T("dprobs", dprobs),
+                       GPU_T("indices", &a->indices), GPU_T("scores", &a->scores),
+                       GPU_T("logits", &a->logits), ROUTER_ATTRS(m), GPU_T("dlogits", &dlogits)));
+    total = dlogits;
+    if (has_aux(m)) { /* the same memory, under the gradient's name from now on */
+        gpu_value_grad(run, &total, &a->logits);
+        ASSAY_TRY(GPU_CALL(run, "router_aux_bwd", "mlp.router.aux", GPU_T("logits", &a->logits),
+                           GPU_T("tokens_per_expert", &a->aux_counts), GPU_T("dlogits_in", &dlogits),
+                           AUX_ATTRS(m), GPU_W("score_function", score_word(m)),
+                           GPU_F("loss_scale", 1.0 / (double)m->step_microbatches),
+                           GPU_T("dlogits", &total)));
+    }
+    if (m->act != ASSAY_F32) { /* the product takes operands of one type */
+        ASSAY_TRY(GPU_CALL(run, "cast", "mlp.router.gating_cast", GPU_T("x", &total),
+                           GPU_W("dtype", assay_dtype_name(m->act)),
+                           GPU_NEW("y", &narrow, gpu_tokens(m, temp, true, total.dim[2]))));
+        dy = &narrow;
+    }
+    ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "mlp.router.gating", GPU_T("dy", dy), GPU_T("x", &a->tokens),
+                       GPU_T("dweight", gpu_param_grad(m, l->router))));
+    return GPU_CALL(run, "linear_bwd_input", "mlp.router.gating", GPU_T("dy", dy),
+                    GPU_T("weight", gpu_param_use(m, l->router)),
+                    GPU_NEW("dx", dtokens, gpu_tokens(m, temp, true, a->tokens.dim[2])));
+}
