@@ -71,7 +71,6 @@ assay_status gpu_ctx_init(gpu_ctx *ctx, int device, size_t workspace_bytes)
 #endif
     for (int f = 0; f < GPU_FAMILY_COUNT; ++f)
         ctx->variant[f] = -1;
-    gpu_declare(ctx, 0, gpu_arith_elementwise(2));
     ASSAY_TRY_GOTO(gpu_ctx_open(ctx, device, workspace_bytes), st, fail);
     return ASSAY_OK;
 fail:

@@ -106,7 +106,8 @@ assay_status gpu_operands_from_json(gpu_operands *o, const json_t *attrs)
 #define F(name) gpu_operand_double(o, name)
 #define I(name) gpu_operand_int(o, name)
 #define CALL(name)                                                                                           \
-    static assay_status name(gpu_ctx *ctx, const gpu_operands *o, int64_t n, cudaStream_t stream)
+    static assay_status name(gpu_ctx *ctx, const gpu_operands *o, int64_t n, cudaStream_t stream,            \
+                             gpu_declared *declared)
 
 static const int64_t *host(const gpu_operands *o, const char *slot)
 {
@@ -121,49 +122,51 @@ static gpu_tensor flat(gpu_tensor t)
 CALL(linear_fwd)
 {
     (void)n;
-    return gpu_linear_fwd(ctx, T("y"), T("x"), T("weight"), T("bias"), stream);
+    return gpu_linear_fwd(ctx, T("y"), T("x"), T("weight"), T("bias"), stream, declared);
 }
 CALL(linear_bwd_input)
 {
     (void)n;
-    return gpu_linear_bwd_input(ctx, T("dx"), T("dy"), T("weight"), stream);
+    return gpu_linear_bwd_input(ctx, T("dx"), T("dy"), T("weight"), stream, declared);
 }
 CALL(linear_bwd_weight)
 {
     (void)n;
-    return gpu_linear_bwd_weight(ctx, T("dweight"), T("dy"), T("x"), stream);
+    return gpu_linear_bwd_weight(ctx, T("dweight"), T("dy"), T("x"), stream, declared);
 }
 CALL(linear_bwd_bias)
 {
     (void)n;
-    return gpu_linear_bwd_bias(ctx, T("dbias"), T("dy"), stream);
+    return gpu_linear_bwd_bias(ctx, T("dbias"), T("dy"), stream, declared);
 }
 CALL(grouped_linear_fwd)
 {
     (void)n;
-    return gpu_grouped_linear_fwd(ctx, T("y"), T("x"), T("weight"), host(o, "tokens_per_expert"), stream);
+    return gpu_grouped_linear_fwd(ctx, T("y"), T("x"), T("weight"), host(o, "tokens_per_expert"), stream,
+                                  declared);
 }
 CALL(grouped_linear_bwd_input)
 {
     (void)n;
     return gpu_grouped_linear_bwd_input(ctx, T("dx"), T("dy"), T("weight"), host(o, "tokens_per_expert"),
-                                        stream);
+                                        stream, declared);
 }
 CALL(grouped_linear_bwd_weight)
 {
     (void)n;
     return gpu_grouped_linear_bwd_weight(ctx, T("dweight"), T("dy"), T("x"), host(o, "tokens_per_expert"),
-                                         stream);
+                                         stream, declared);
 }
 CALL(rmsnorm_fwd)
 {
     (void)n;
-    return gpu_rmsnorm_fwd(ctx, T("y"), T("rstd"), T("x"), T("gamma"), (float)F("eps"), stream);
+    return gpu_rmsnorm_fwd(ctx, T("y"), T("rstd"), T("x"), T("gamma"), (float)F("eps"), stream, declared);
 }
 CALL(rmsnorm_bwd)
 {
     (void)n;
-    return gpu_rmsnorm_bwd(ctx, T("dx"), T("dgamma"), T("dy"), T("x"), T("gamma"), T("rstd"), stream);
+    return gpu_rmsnorm_bwd(ctx, T("dx"), T("dgamma"), T("dy"), T("x"), T("gamma"), T("rstd"), stream,
+                           declared);
 }
 
 CALL(rope_table)
@@ -179,17 +182,17 @@ CALL(rope_table)
                              .high_freq_factor = F("high_freq_factor"),
                              .original_max_position_embeddings = I("original_max_position_embeddings")};
     (void)n;
-    return gpu_rope_table(ctx, T("cos"), T("sin"), &d, stream);
+    return gpu_rope_table(ctx, T("cos"), T("sin"), &d, stream, declared);
 }
 CALL(rope_fwd)
 {
     (void)n;
-    return gpu_rope_fwd(ctx, T("y"), T("x"), T("cos"), T("sin"), T("position"), stream);
+    return gpu_rope_fwd(ctx, T("y"), T("x"), T("cos"), T("sin"), T("position"), stream, declared);
 }
 CALL(rope_bwd)
 {
     (void)n;
-    return gpu_rope_bwd(ctx, T("dx"), T("dy"), T("cos"), T("sin"), T("position"), stream);
+    return gpu_rope_bwd(ctx, T("dx"), T("dy"), T("cos"), T("sin"), T("position"), stream, declared);
 }
 
 static gpu_attention_desc attention_desc(const gpu_operands *o)
@@ -219,14 +222,15 @@ CALL(attention_fwd)
 {
     const gpu_attention_desc d = attention_desc(o);
     (void)n;
-    return gpu_attention_fwd(ctx, as_heads(T("o"), &d), T("lse"), T("q"), T("k"), T("v"), &d, stream);
+    return gpu_attention_fwd(ctx, as_heads(T("o"), &d), T("lse"), T("q"), T("k"), T("v"), &d, stream,
+                             declared);
 }
 CALL(attention_bwd)
 {
     const gpu_attention_desc d = attention_desc(o);
     (void)n;
     return gpu_attention_bwd(ctx, T("dq"), T("dk"), T("dv"), as_heads(T("do"), &d), T("q"), T("k"), T("v"),
-                             as_heads(T("o"), &d), T("lse"), &d, stream);
+                             as_heads(T("o"), &d), T("lse"), &d, stream, declared);
 }
 static size_t attention_bwd_workspace(const gpu_ctx *ctx, const gpu_operands *o)
 {
@@ -236,46 +240,48 @@ static size_t attention_bwd_workspace(const gpu_ctx *ctx, const gpu_operands *o)
 CALL(qkv_split_fwd)
 {
     (void)n;
-    return gpu_qkv_split_fwd(ctx, T("q"), T("k"), T("v"), T("qkv"), stream);
+    return gpu_qkv_split_fwd(ctx, T("q"), T("k"), T("v"), T("qkv"), stream, declared);
 }
 CALL(qkv_split_bwd)
 {
     (void)n;
-    return gpu_qkv_split_bwd(ctx, T("dqkv"), T("dq"), T("dk"), T("dv"), stream);
+    return gpu_qkv_split_bwd(ctx, T("dqkv"), T("dq"), T("dk"), T("dv"), stream, declared);
 }
 
 CALL(add)
 {
     (void)n;
-    return gpu_add(ctx, T("y"), T("a"), T("b"), stream);
+    return gpu_add(ctx, T("y"), T("a"), T("b"), stream, declared);
 }
 CALL(cast)
 {
     (void)n;
-    return gpu_cast(ctx, T("y"), T("x"), stream);
+    return gpu_cast(ctx, T("y"), T("x"), stream, declared);
 }
 CALL(swiglu_fwd)
 {
     (void)n;
-    return gpu_swiglu_fwd(ctx, T("y"), T("x"), T("probs"), stream);
+    return gpu_swiglu_fwd(ctx, T("y"), T("x"), T("probs"), stream, declared);
 }
 CALL(swiglu_bwd)
 {
     (void)n;
-    return gpu_swiglu_bwd(ctx, T("dx"), T("dprobs"), T("dy"), T("x"), T("probs"), stream);
+    return gpu_swiglu_bwd(ctx, T("dx"), T("dprobs"), T("dy"), T("x"), T("probs"), stream, declared);
 }
 CALL(sigmoid_gate_fwd)
 {
     (void)n;
-    return gpu_sigmoid_gate_fwd(ctx, T("y"), T("x"), flat(T("gate")), stream);
+    return gpu_sigmoid_gate_fwd(ctx, T("y"), T("x"), flat(T("gate")), stream, declared);
 }
 CALL(sigmoid_gate_bwd)
 {
     (void)n;
-    return gpu_sigmoid_gate_bwd(ctx, T("dx"), flat(T("dgate")), T("dy"), T("x"), flat(T("gate")), stream);
+    return gpu_sigmoid_gate_bwd(ctx, T("dx"), flat(T("dgate")), T("dy"), T("x"), flat(T("gate")), stream,
+                                declared);
 }
 CALL(slice_rows)
 {
+    (void)ctx;
     const gpu_tensor x = T("x"), y = T("y");
     const int64_t start = I("start"), length = I("length");
     (void)n;
@@ -288,23 +294,23 @@ CALL(slice_rows)
     const gpu_tensor piece = gpu_tensor_rows(x, start * unit, y.shape[0]);
     if (gpu_tensor_bytes(y) > 0 && y.data != piece.data) /* else a view */
         CUDA_TRY(cudaMemcpyAsync(y.data, piece.data, gpu_tensor_bytes(y), cudaMemcpyDeviceToDevice, stream));
-    gpu_declare(ctx, 0, gpu_arith_elementwise(0));
+    gpu_declare(declared, 0, gpu_arith_elementwise(0));
     return ASSAY_OK;
 }
 CALL(embedding_fwd)
 {
     (void)n;
-    return gpu_embedding_fwd(ctx, T("y"), T("ids"), T("weight"), I("vocab_start"), stream);
+    return gpu_embedding_fwd(ctx, T("y"), T("ids"), T("weight"), I("vocab_start"), stream, declared);
 }
 CALL(embedding_bwd)
 {
     (void)n;
-    return gpu_embedding_bwd(ctx, T("dweight"), T("dy"), T("ids"), I("vocab_start"), stream);
+    return gpu_embedding_bwd(ctx, T("dweight"), T("dy"), T("ids"), I("vocab_start"), stream, declared);
 }
 CALL(sum)
 {
     (void)n;
-    return gpu_sum(ctx, T("y"), flat(T("x")), stream);
+    return gpu_sum(ctx, T("y"), flat(T("x")), stream, declared);
 }
 static size_t sum_workspace(const gpu_ctx *ctx, const gpu_operands *o)
 {
@@ -344,20 +350,21 @@ CALL(router_fwd)
     const gpu_router_desc d = router_desc(o);
     (void)n;
     return gpu_router_fwd(ctx, T("indices"), T("probs"), T("scores"), T("logits"), T("expert_bias"), &d,
-                          stream);
+                          stream, declared);
 }
 CALL(router_bwd)
 {
     const gpu_router_desc d = router_desc(o);
     (void)n;
-    return gpu_router_bwd(ctx, T("dlogits"), T("dprobs"), T("indices"), T("scores"), T("logits"), &d, stream);
+    return gpu_router_bwd(ctx, T("dlogits"), T("dprobs"), T("indices"), T("scores"), T("logits"), &d, stream,
+                          declared);
 }
 CALL(router_aux_fwd)
 {
     const gpu_router_desc d = router_desc(o);
     (void)n;
     return gpu_router_aux_fwd(ctx, T("aux_scores"), T("aux_indices"), T("tokens_per_expert"), T("score_sums"),
-                              T("z_sum"), T("logits"), &d, stream);
+                              T("z_sum"), T("logits"), &d, stream, declared);
 }
 static size_t router_aux_workspace(const gpu_ctx *ctx, const gpu_operands *o)
 {
@@ -372,40 +379,41 @@ CALL(router_aux_loss)
     const gpu_router_aux_desc d = aux_desc(o);
     (void)n;
     return gpu_router_aux_loss(ctx, T("losses"), T("score_sums"), T("tokens_per_expert"), T("z_sum"), &d,
-                               stream);
+                               stream, declared);
 }
 CALL(router_aux_bwd)
 {
     const gpu_router_aux_desc d = aux_desc(o);
     (void)n;
-    return gpu_router_aux_bwd(ctx, T("dlogits"), T("logits"), T("tokens_per_expert"), &d, stream);
+    return gpu_router_aux_bwd(ctx, T("dlogits"), T("logits"), T("tokens_per_expert"), &d, stream, declared);
 }
 CALL(permute_plan)
 {
     (void)n;
     return gpu_permute_plan(ctx, T("row_token"), T("row_slot"), T("tokens_per_expert"), T("token_row"),
-                            T("indices"), stream);
+                            T("indices"), stream, declared);
 }
 CALL(gather_rows)
 {
     (void)n;
-    return gpu_gather_rows(ctx, T("y"), T("x"), T("index"), stream);
+    return gpu_gather_rows(ctx, T("y"), T("x"), T("index"), stream, declared);
 }
 CALL(combine_rows)
 {
     (void)n;
-    return gpu_combine_rows(ctx, T("y"), T("x"), T("token_row"), stream);
+    return gpu_combine_rows(ctx, T("y"), T("x"), T("token_row"), stream, declared);
 }
 CALL(expert_bias_update)
 {
     (void)n;
-    return gpu_expert_bias_update(ctx, T("bias"), T("tokens_per_expert"), (float)F("rate"), stream);
+    return gpu_expert_bias_update(ctx, T("bias"), T("tokens_per_expert"), (float)F("rate"), stream, declared);
 }
 
 CALL(cross_entropy_stats)
 {
     (void)n;
-    return gpu_cross_entropy_stats(ctx, T("stats"), T("logits"), T("targets"), I("vocab_start"), stream);
+    return gpu_cross_entropy_stats(ctx, T("stats"), T("logits"), T("targets"), I("vocab_start"), stream,
+                                   declared);
 }
 CALL(cross_entropy_loss)
 {
@@ -414,13 +422,14 @@ CALL(cross_entropy_loss)
     const int64_t shape[3] = {tokens > 0 ? gpu_tensor_count(stats) / (3 * tokens) : 1, 3, tokens};
     (void)n;
     return gpu_cross_entropy_loss(ctx, T("lse"), T("loss"),
-                                  gpu_tensor_make(stats.data, stats.dtype, 3, shape), T("targets"), stream);
+                                  gpu_tensor_make(stats.data, stats.dtype, 3, shape), T("targets"), stream,
+                                  declared);
 }
 CALL(cross_entropy_bwd)
 {
     (void)n;
     return gpu_cross_entropy_bwd(ctx, T("dlogits"), T("logits"), T("lse"), T("targets"), I("vocab_start"),
-                                 (float)F("scale"), stream);
+                                 (float)F("scale"), stream, declared);
 }
 
 /* The sums of a list lie one behind the other. */
@@ -430,7 +439,8 @@ CALL(sumsq)
     ASSAY_CHECK(x, ASSAY_OUT_OF_MEMORY, "sumsq: a list of %lld tensors", (long long)n);
     for (int64_t i = 0; i < n; i++)
         x[i] = gpu_operand(&o[i], "x");
-    const assay_status st = gpu_sumsq(ctx, gpu_tensor_1d(T("y").data, T("y").dtype, n), x, n, stream);
+    const assay_status st =
+        gpu_sumsq(ctx, gpu_tensor_1d(T("y").data, T("y").dtype, n), x, n, stream, declared);
     free(x);
     return st;
 }
@@ -453,7 +463,7 @@ CALL(adamw)
                                     .grad_scale = F("grad_scale"),
                                     .step = I("step")};
     }
-    st = gpu_adamw(ctx, n, list, list + n, list + 2 * n, list + 3 * n, list + 4 * n, descs, stream);
+    st = gpu_adamw(ctx, n, list, list + n, list + 2 * n, list + 3 * n, list + 4 * n, descs, stream, declared);
 done:
     free(list);
     free(descs);
@@ -463,7 +473,8 @@ done:
 /* --- the rows ----------------------------------------------------------------------------------------------- */
 typedef struct row {
     const char *op;
-    assay_status (*run)(gpu_ctx *ctx, const gpu_operands *o, int64_t n, cudaStream_t stream);
+    assay_status (*run)(gpu_ctx *ctx, const gpu_operands *o, int64_t n, cudaStream_t stream,
+                        gpu_declared *declared);
     size_t (*workspace)(const gpu_ctx *ctx, const gpu_operands *o); /* NULL: none */
 } row;
 
@@ -538,7 +549,5 @@ assay_status gpu_dispatch(gpu_ctx *ctx, const gpu_operands *o, int64_t n, cudaSt
 {
     const row *r = find(o->op->name);
     ASSAY_CHECK(r, ASSAY_UNSUPPORTED, "operation %s: the engine has no function for it", o->op->name);
-    ASSAY_TRY(r->run(ctx, o, n, stream));
-    *declared = ctx->declared;
-    return ASSAY_OK;
+    return r->run(ctx, o, n, stream, declared);
 }

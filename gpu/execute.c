@@ -1,26 +1,55 @@
-/* gpu_execute: buffers between guards, poison, and the checks after the run.  The table of operations is in
- * execute_ops.c. */
+/* gpu_execute: slots of a row between guards, poison, and the checks after the run. */
+#include "gpu/execute.h"
 #include "core/model/ops.h"
-#include "gpu/execute_job.h"
+#include "gpu/check.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
+enum { JOB_BUFFERS = ASSAY_MAX_SLOTS + 2 };
+
+typedef struct job_buffer {
+    char slot[ASSAY_SLOT_NAME];
+    char *device;  /* guard, data, guard */
+    char *image;   /* the same bytes on the host, as they were before the operation */
+    size_t bytes;  /* of the data */
+    bool is_input; /* must be unchanged afterwards */
+    int output;    /* index in outputs, -1 */
+} job_buffer;
+
+/* One run: slots on the device between guards.  Errors stick: the first one is kept in st and later steps do nothing. */
+typedef struct job {
+    gpu_ctx *ctx;
+    const assay_op *op;
+    const json_t *attrs;
+    assay_dtype act;
+    const gpu_slot *inputs;
+    int n_inputs;
+    assay_op_operand operands[ASSAY_MAX_SLOTS]; /* the inputs for the table */
+    assay_op_binding binding;
+    gpu_operands o;
+    gpu_slot outputs[ASSAY_MAX_SLOTS];
+    int n_outputs;
+    job_buffer buffers[JOB_BUFFERS];
+    int n_buffers;
+    gpu_declared declared;
+    assay_status st;
+} job;
+
 enum { GUARD_BYTES = 256, GUARD_PATTERN = 0xA5, POISON = 0xFF /* NaN in F32, BF16, F64; -1 in I64 */ };
 
 /* A buffer on the device with guards; data NULL: poisoned.  Waits for the copy, so `data` may go away. */
-static char *job_buffer(gpu_job *j, const char *slot, const void *data, size_t bytes, bool is_input,
-                        int output)
+static char *make_buffer(job *j, const char *slot, const void *data, size_t bytes, bool is_input, int output)
 {
     if (j->st != ASSAY_OK)
         return NULL;
-    if (j->n_buffers == GPU_JOB_BUFFERS || bytes > SIZE_MAX / 2) {
-        j->st = ASSAY_ERROR(ASSAY_LIMIT, "%s: %s: too many slots, or %zu bytes are too large", j->op, slot,
-                            bytes);
+    if (j->n_buffers == JOB_BUFFERS || bytes > SIZE_MAX / 2) {
+        j->st = ASSAY_ERROR(ASSAY_LIMIT, "%s: %s: too many slots, or %zu bytes are too large", j->op->name,
+                            slot, bytes);
         return NULL;
     }
-    gpu_job_buffer *b = &j->buffers[j->n_buffers++];
+    job_buffer *b = &j->buffers[j->n_buffers++];
     memset(b, 0, sizeof *b);
     (void)snprintf(b->slot, sizeof b->slot, "%s", slot);
     b->bytes = bytes;
@@ -32,7 +61,7 @@ static char *job_buffer(gpu_job *j, const char *slot, const void *data, size_t b
     const cudaError_t e = b->image != NULL ? cudaMalloc(&device, whole) : cudaErrorMemoryAllocation;
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
-        j->st = ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "%s: %s: %zu bytes", j->op, slot, whole);
+        j->st = ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "%s: %s: %zu bytes", j->op->name, slot, whole);
         return NULL;
     }
     b->device = device;
@@ -51,20 +80,8 @@ static char *job_buffer(gpu_job *j, const char *slot, const void *data, size_t b
     return b->device + GUARD_BYTES;
 }
 
-static const gpu_slot *job_find(gpu_job *j, const char *slot, bool required)
-{
-    for (int i = 0; i < j->n_inputs; ++i)
-        if (strcmp(j->inputs[i].slot, slot) == 0) {
-            j->used[i] = true;
-            return &j->inputs[i];
-        }
-    if (required && j->st == ASSAY_OK)
-        j->st = ASSAY_ERROR(ASSAY_NOT_FOUND, "%s: expected an input in slot %s, found none", j->op, slot);
-    return NULL;
-}
-
 /* Bytes of a slot after checking its shape. */
-static bool job_slot_bytes(gpu_job *j, const gpu_slot *s, size_t *bytes)
+static bool job_slot_bytes(job *j, const gpu_slot *s, size_t *bytes)
 {
     int64_t count = 0, n = 0;
     const bool known =
@@ -76,7 +93,7 @@ static bool job_slot_bytes(gpu_job *j, const gpu_slot *s, size_t *bytes)
                 ASSAY_INVALID_ARGUMENT,
                 "%s: %s: expected F32, BF16, F64 or I64 data of at most %d dimensions, found dtype "
                 "%s, %d dimensions, %s",
-                j->op, s->slot, GPU_MAX_DIMS, assay_dtype_name(s->dtype), s->ndim,
+                j->op->name, s->slot, GPU_MAX_DIMS, assay_dtype_name(s->dtype), s->ndim,
                 s->data == NULL ? "no data" : "data");
         return false;
     }
@@ -84,154 +101,104 @@ static bool job_slot_bytes(gpu_job *j, const gpu_slot *s, size_t *bytes)
     return true;
 }
 
-static gpu_tensor job_upload(gpu_job *j, const gpu_slot *s)
+static const gpu_slot *find_input(const job *j, const char *name, const char *suffix)
 {
-    size_t bytes = 0;
-    if (s == NULL || !job_slot_bytes(j, s, &bytes))
-        return gpu_tensor_none();
-    char *device = job_buffer(j, s->slot, s->data, bytes, true, -1);
-    return device != NULL ? gpu_tensor_make(device, s->dtype, s->ndim, s->shape) : gpu_tensor_none();
+    const size_t n = strlen(name);
+    for (int i = 0; i < j->n_inputs; ++i)
+        if (strncmp(j->inputs[i].slot, name, n) == 0 && strcmp(j->inputs[i].slot + n, suffix) == 0)
+            return &j->inputs[i];
+    return NULL;
 }
 
-gpu_tensor gpu_job_in(gpu_job *j, const char *slot)
+/* Every element lies in [0, high), or is -1 where the row allows that. */
+static assay_status check_range(const job *j, const assay_op_slot *row, const gpu_slot *s)
 {
-    return job_upload(j, job_find(j, slot, true));
-}
-
-gpu_tensor gpu_job_optional(gpu_job *j, const char *slot)
-{
-    return job_upload(j, job_find(j, slot, false));
-}
-
-const int64_t *gpu_job_host_i64(gpu_job *j, const char *slot, int64_t *count)
-{
-    static const int64_t nothing = 0;
-    const gpu_slot *s = job_find(j, slot, true);
-    size_t bytes = 0;
-    *count = 0;
-    if (s == NULL || !job_slot_bytes(j, s, &bytes))
-        return &nothing;
-    if (s->dtype != ASSAY_I64 && j->st == ASSAY_OK)
-        j->st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "%s: %s: expected dtype I64, found %s", j->op, slot,
-                            assay_dtype_name(s->dtype));
-    if (j->st != ASSAY_OK)
-        return &nothing;
-    *count = (int64_t)(bytes / sizeof(int64_t));
-    return s->data != NULL ? s->data : &nothing;
-}
-
-void gpu_job_range(gpu_job *j, const char *slot, int64_t low, int64_t high, int64_t or_else)
-{
-    int64_t count = 0;
-    if (j->st != ASSAY_OK)
-        return;
-    const int64_t *v = gpu_job_host_i64(j, slot, &count);
+    int64_t high = 0, count = 0;
+    const int64_t *v = s->data;
+    if (row->below == NULL || !assay_shape_count(s->shape, s->ndim, &count) || count == 0)
+        return ASSAY_OK;
+    ASSAY_CHECK(assay_op_symbol(&j->binding, row->below, &high), ASSAY_INTERNAL, "%s: %s: no value for %s",
+                j->op->name, s->slot, row->below);
     for (int64_t i = 0; i < count; ++i)
-        if (v[i] != or_else && !(v[i] >= low && v[i] < high)) {
-            j->st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT,
-                                "%s: %s[%" PRId64 "]: expected an index in [%" PRId64 ",%" PRId64
-                                "), found %" PRId64,
-                                j->op, slot, i, low, high, v[i]);
-            return;
-        }
+        ASSAY_CHECK((v[i] >= 0 && v[i] < high) || (row->or_minus_one && v[i] == -1), ASSAY_INVALID_ARGUMENT,
+                    "%s: %s[%" PRId64 "]: expected an index in [0,%" PRId64 "), found %" PRId64, j->op->name,
+                    s->slot, i, high, v[i]);
+    return ASSAY_OK;
 }
 
-gpu_tensor gpu_job_out(gpu_job *j, const char *slot, assay_dtype dtype, int ndim, const int64_t *shape)
+static assay_status upload(job *j, int index, const gpu_slot *s)
 {
-    gpu_slot s;
     size_t bytes = 0;
-    if (j->st != ASSAY_OK || j->n_outputs == ASSAY_MAX_SLOTS)
-        return gpu_tensor_none();
-    memset(&s, 0, sizeof s);
-    (void)snprintf(s.slot, sizeof s.slot, "%s", slot);
-    s.dtype = dtype;
-    s.ndim = ndim;
-    for (int i = 0; i < ndim; ++i)
-        s.shape[i] = shape[i];
-    s.data = &s; /* present for the check below */
-    if (!job_slot_bytes(j, &s, &bytes))
-        return gpu_tensor_none();
-    s.data = NULL;
-    char *device = job_buffer(j, slot, NULL, bytes, false, j->n_outputs);
-    if (device == NULL)
-        return gpu_tensor_none();
-    j->outputs[j->n_outputs++] = s;
-    return gpu_tensor_make(device, dtype, ndim, shape);
+    if (s == NULL)
+        return ASSAY_OK;
+    if (!job_slot_bytes(j, s, &bytes))
+        return j->st;
+    ASSAY_TRY(check_range(j, &j->op->slots[index], s));
+    char *device = make_buffer(j, s->slot, s->data, bytes, true, -1);
+    ASSAY_TRY(j->st);
+    j->o.slot[index] = gpu_tensor_make(device, s->dtype, s->ndim, s->shape);
+    j->o.host[index] = s->dtype == ASSAY_I64 ? s->data : NULL;
+    return ASSAY_OK;
 }
 
-gpu_tensor gpu_job_out1(gpu_job *j, const char *slot, assay_dtype dtype, int64_t n)
+/* A new output, poisoned; an in-out slot starts as a copy of its input. */
+static assay_status make_output(job *j, int index, const gpu_slot *before)
 {
-    return gpu_job_out(j, slot, dtype, 1, &n);
-}
-
-gpu_tensor gpu_job_out2(gpu_job *j, const char *slot, assay_dtype dtype, int64_t rows, int64_t cols)
-{
-    const int64_t shape[2] = {rows, cols};
-    return gpu_job_out(j, slot, dtype, 2, shape);
-}
-
-gpu_tensor gpu_job_out_like(gpu_job *j, const char *slot, assay_dtype dtype, gpu_tensor like)
-{
-    return gpu_job_out(j, slot, dtype, like.ndim, like.shape);
-}
-
-gpu_tensor gpu_job_out_from(gpu_job *j, const char *slot, const char *slot_in)
-{
-    const gpu_slot *s = job_find(j, slot_in, true);
+    const assay_op_slot *row = &j->op->slots[index];
+    gpu_slot *s = &j->outputs[j->n_outputs];
     size_t bytes = 0;
-    if (s == NULL || !job_slot_bytes(j, s, &bytes))
-        return gpu_tensor_none();
-    const gpu_tensor t = gpu_job_out(j, slot, s->dtype, s->ndim, s->shape);
-    if (j->st == ASSAY_OK && bytes > 0) {
-        gpu_job_buffer *b = &j->buffers[j->n_buffers - 1];
-        memcpy(b->image + GUARD_BYTES, s->data, bytes);
-        cudaError_t e = cudaMemcpyAsync(t.data, s->data, bytes, cudaMemcpyHostToDevice, j->ctx->stream);
-        if (e == cudaSuccess)
-            e = cudaStreamSynchronize(j->ctx->stream);
-        if (e != cudaSuccess)
-            j->st = gpu_cuda_error(e, slot, __FILE__, __LINE__, __func__);
+    memset(s, 0, sizeof *s);
+    (void)snprintf(s->slot, sizeof s->slot, "%s", row->name);
+    if (before) {
+        s->dtype = before->dtype;
+        s->ndim = before->ndim;
+        memcpy(s->shape, before->shape, sizeof s->shape);
+    } else {
+        int64_t shape[ASSAY_OP_DIMS];
+        ASSAY_TRY(assay_op_output(j->op, row, j->attrs, j->operands, j->n_inputs, &j->binding, &s->dtype,
+                                  &s->ndim, shape));
+        ASSAY_CHECK(s->ndim <= GPU_MAX_DIMS, ASSAY_LIMIT, "%s: %s: more than %d dimensions", j->op->name,
+                    row->name, GPU_MAX_DIMS);
+        memcpy(s->shape, shape, (size_t)s->ndim * sizeof shape[0]);
     }
-    return t;
+    s->data = s; /* present for the check */
+    const bool known = job_slot_bytes(j, s, &bytes);
+    s->data = NULL;
+    if (!known)
+        return j->st;
+    char *device = make_buffer(j, row->name, before ? before->data : NULL, bytes, false, j->n_outputs);
+    ASSAY_TRY(j->st);
+    j->o.slot[index] = gpu_tensor_make(device, s->dtype, s->ndim, s->shape);
+    j->n_outputs++;
+    return ASSAY_OK;
 }
 
-void gpu_job_workspace(gpu_job *j, size_t bytes)
+/* Slots of the row in its order: inputs first, because outputs follow from them. */
+static assay_status place_slots(job *j)
 {
-    char *device = job_buffer(j, "workspace", NULL, bytes, false, -1);
-    if (device != NULL) {
-        j->ctx->workspace = device;
-        j->ctx->workspace_bytes = bytes;
+    for (int i = 0; i < assay_op_n_slots(j->op); ++i)
+        if (j->op->slots[i].role == ASSAY_SLOT_IN)
+            ASSAY_TRY(upload(j, i, find_input(j, j->op->slots[i].name, "")));
+    for (int i = 0; i < assay_op_n_slots(j->op); ++i) {
+        const assay_op_slot *row = &j->op->slots[i];
+        if (row->role == ASSAY_SLOT_INOUT)
+            ASSAY_TRY(make_output(j, i, find_input(j, row->name, "_in")));
+        else if (row->role == ASSAY_SLOT_OUT &&
+                 !(row->optional && row->like && !find_input(j, row->like, "")))
+            ASSAY_TRY(make_output(j, i, NULL));
     }
+    return ASSAY_OK;
 }
 
-int64_t gpu_job_i64(gpu_job *j, const char *key, bool required, int64_t otherwise)
+/* A guarded workspace of exactly the size that the operation asks for replaces ctx->workspace. */
+static assay_status place_workspace(job *j)
 {
-    int64_t v = otherwise;
-    if (j->st == ASSAY_OK)
-        j->st = assay_json_get_i64(j->attrs, key, required, INT64_MIN, INT64_MAX, j->op, &v);
-    return v;
-}
-
-double gpu_job_double(gpu_job *j, const char *key, bool required, double otherwise)
-{
-    double v = otherwise;
-    if (j->st == ASSAY_OK)
-        j->st = assay_json_get_double(j->attrs, key, required, -1e300, 1e300, j->op, &v);
-    return v;
-}
-
-bool gpu_job_bool(gpu_job *j, const char *key, bool otherwise)
-{
-    bool v = otherwise;
-    if (j->st == ASSAY_OK)
-        j->st = assay_json_get_bool(j->attrs, key, false, j->op, &v);
-    return v;
-}
-
-void gpu_job_text(gpu_job *j, const char *key, const char *otherwise, char *out, size_t bytes)
-{
-    (void)snprintf(out, bytes, "%s", otherwise != NULL ? otherwise : "");
-    if (j->st == ASSAY_OK)
-        j->st = assay_json_get_string(j->attrs, key, otherwise == NULL, j->op, out, bytes);
+    const size_t bytes = gpu_dispatch_workspace(j->ctx, &j->o);
+    char *device = make_buffer(j, "workspace", NULL, bytes, false, -1);
+    ASSAY_TRY(j->st);
+    j->ctx->workspace = device;
+    j->ctx->workspace_bytes = bytes;
+    return ASSAY_OK;
 }
 
 static int64_t guard_damage(const char *guard)
@@ -243,32 +210,32 @@ static int64_t guard_damage(const char *guard)
 }
 
 /* Guards are whole, an input is unchanged, an output goes to the caller's host copy. */
-static assay_status job_check(gpu_job *j, gpu_job_buffer *b, char *after)
+static assay_status job_check(job *j, job_buffer *b, char *after)
 {
     const int64_t before = guard_damage(after), behind = guard_damage(after + GUARD_BYTES + b->bytes);
-    ASSAY_CHECK(before < 0, ASSAY_INTERNAL, "%s wrote %" PRId64 " bytes before the start of %s", j->op,
+    ASSAY_CHECK(before < 0, ASSAY_INTERNAL, "%s wrote %" PRId64 " bytes before the start of %s", j->op->name,
                 GUARD_BYTES - before, b->slot);
-    ASSAY_CHECK(behind < 0, ASSAY_INTERNAL, "%s wrote past the end of %s (byte %" PRId64 " behind it)", j->op,
-                b->slot, behind);
+    ASSAY_CHECK(behind < 0, ASSAY_INTERNAL, "%s wrote past the end of %s (byte %" PRId64 " behind it)",
+                j->op->name, b->slot, behind);
     if (b->is_input)
         ASSAY_CHECK(memcmp(after, b->image, b->bytes + 2 * GUARD_BYTES) == 0, ASSAY_INTERNAL,
-                    "%s changed its input %s", j->op, b->slot);
+                    "%s changed its input %s", j->op->name, b->slot);
     if (b->output < 0)
         return ASSAY_OK;
     gpu_slot *s = &j->outputs[b->output];
     s->data = malloc(b->bytes > 0 ? b->bytes : 1);
-    ASSAY_CHECK(s->data != NULL, ASSAY_OUT_OF_MEMORY, "%s: %s: %zu bytes", j->op, b->slot, b->bytes);
+    ASSAY_CHECK(s->data != NULL, ASSAY_OUT_OF_MEMORY, "%s: %s: %zu bytes", j->op->name, b->slot, b->bytes);
     memcpy(s->data, after + GUARD_BYTES, b->bytes);
     return ASSAY_OK;
 }
 
-static assay_status job_collect(gpu_job *j)
+static assay_status job_collect(job *j)
 {
     for (int i = 0; i < j->n_buffers; ++i) {
-        gpu_job_buffer *b = &j->buffers[i];
+        job_buffer *b = &j->buffers[i];
         const size_t whole = b->bytes + 2 * GUARD_BYTES;
         char *after = malloc(whole);
-        ASSAY_CHECK(after != NULL, ASSAY_OUT_OF_MEMORY, "%s: %s: %zu bytes", j->op, b->slot, whole);
+        ASSAY_CHECK(after != NULL, ASSAY_OUT_OF_MEMORY, "%s: %s: %zu bytes", j->op->name, b->slot, whole);
         assay_status st = ASSAY_OK;
         cudaError_t e = cudaMemcpyAsync(after, b->device, whole, cudaMemcpyDeviceToHost, j->ctx->stream);
         if (e == cudaSuccess)
@@ -281,7 +248,7 @@ static assay_status job_collect(gpu_job *j)
     return ASSAY_OK;
 }
 
-static void job_destroy(gpu_job *j, bool keep_outputs)
+static void job_destroy(job *j, bool keep_outputs)
 {
     for (int i = 0; i < j->n_buffers; ++i) {
         if (j->buffers[i].device != NULL)
@@ -292,31 +259,25 @@ static void job_destroy(gpu_job *j, bool keep_outputs)
         free(j->outputs[i].data);
 }
 
-/* What the table of operations does not allow is refused before anything is copied to the device. */
-static assay_status check_request(gpu_job *j)
+static assay_status job_run(job *j)
 {
-    assay_op_operand in[ASSAY_MAX_SLOTS];
-    const assay_op *row = assay_op_find(j->op);
-    ASSAY_CHECK(row, ASSAY_INTERNAL, "%s: not in the table of operations", j->op);
     for (int i = 0; i < j->n_inputs; ++i)
-        in[i] =
+        j->operands[i] =
             (assay_op_operand){j->inputs[i].slot, j->inputs[i].dtype, j->inputs[i].ndim, j->inputs[i].shape};
-    return assay_op_check(row, j->attrs, j->act, j->act, in, j->n_inputs, NULL, -1, NULL);
-}
-
-static assay_status job_run(gpu_job *j)
-{
-    ASSAY_TRY(check_request(j));
-    ASSAY_TRY(gpu_job_run(j));
-    for (int i = 0; i < j->n_inputs; ++i)
-        ASSAY_CHECK(j->used[i], ASSAY_INVALID_ARGUMENT, "%s: the operation has no slot %s", j->op,
-                    j->inputs[i].slot);
-    ASSAY_TRY(gpu_ctx_sync(j->ctx, j->op));
+    ASSAY_TRY(
+        assay_op_check(j->op, j->attrs, j->act, j->act, j->operands, j->n_inputs, NULL, -1, &j->binding));
+    gpu_operands_init(&j->o, j->op);
+    ASSAY_TRY(gpu_operands_from_json(&j->o, j->attrs));
+    ASSAY_TRY(place_slots(j));
+    ASSAY_TRY(place_workspace(j));
+    ASSAY_TRY(gpu_dispatch(j->ctx, &j->o, 1, j->ctx->stream, &j->declared));
+    ASSAY_TRY(gpu_ctx_sync(j->ctx, j->op->name));
     return job_collect(j);
 }
 
 assay_status gpu_execute(gpu_ctx *ctx, const char *op, const json_t *attrs, assay_dtype act,
-                         const gpu_slot *inputs, int n_inputs, gpu_slot *outputs, int *n_outputs)
+                         const gpu_slot *inputs, int n_inputs, gpu_slot *outputs, int *n_outputs,
+                         gpu_declared *declared)
 {
     *n_outputs = 0;
     ASSAY_CHECK(gpu_execute_knows(op), ASSAY_NOT_FOUND, "operation %s: unknown (docs/OPS.md lists them)", op);
@@ -324,13 +285,13 @@ assay_status gpu_execute(gpu_ctx *ctx, const char *op, const json_t *attrs, assa
                 "%s: expected at most %d inputs, found %d", op, ASSAY_MAX_SLOTS, n_inputs);
     ASSAY_CHECK(act == ASSAY_F32 || act == ASSAY_BF16, ASSAY_UNSUPPORTED,
                 "%s: expected an activation dtype F32 or BF16, found %s", op, assay_dtype_name(act));
-    gpu_job *j = calloc(1, sizeof *j);
+    job *j = calloc(1, sizeof *j);
     ASSAY_CHECK(j != NULL, ASSAY_OUT_OF_MEMORY, "%s: %zu bytes", op, sizeof *j);
     json_t *none = attrs == NULL ? json_object() : NULL;
     void *const workspace = ctx->workspace;
     const size_t workspace_bytes = ctx->workspace_bytes;
     j->ctx = ctx;
-    j->op = op;
+    j->op = assay_op_find(op);
     j->attrs = attrs != NULL ? attrs : none;
     j->act = act;
     j->inputs = inputs;
@@ -342,9 +303,16 @@ assay_status gpu_execute(gpu_ctx *ctx, const char *op, const json_t *attrs, assa
     if (st == ASSAY_OK) {
         *n_outputs = j->n_outputs;
         memcpy(outputs, j->outputs, (size_t)j->n_outputs * sizeof outputs[0]);
+        if (declared)
+            *declared = j->declared;
     }
     job_destroy(j, st == ASSAY_OK);
     free(j);
     json_decref(none);
     return st;
+}
+
+bool gpu_execute_knows(const char *op)
+{
+    return assay_op_find(op) && gpu_dispatch_knows(op);
 }

@@ -3,14 +3,13 @@
  * function copies to the device, surrounds every buffer with guard bytes, poisons outputs with NaN patterns,
  * runs, checks guards and that inputs are unchanged, copies back.
  *
- * Where docs/OPS.md names no attribute for an output's size, these are read: rope_table `positions`,
- * qkv_split_fwd `heads`, `groups`, `head_dim`, permute_plan `experts`, cast and linear_fwd `dtype` (of y;
- * optional for linear_fwd, whose y is otherwise of dtype act). */
+ * Everything about an operation comes from its row of core/model/ops.h: slots, outputs' shapes and dtypes, attributes,
+ * ranges of indices.  */
 #ifndef GPU_EXECUTE_H
 #define GPU_EXECUTE_H
 
 #include "core/files/trace.h"
-#include "gpu/ops.h"
+#include "gpu/dispatch.h"
 
 ASSAY_BEGIN_DECLS
 
@@ -23,12 +22,12 @@ typedef struct gpu_slot {
 } gpu_slot;
 
 /* act: dtype of activations and parameters where a slot table leaves it open.  `outputs` has room for
- * ASSAY_MAX_SLOTS entries.  ASSAY_NOT_FOUND: unknown operation, or a missing slot or attribute.
- * ASSAY_INVALID_ARGUMENT: a slot that the operation does not have, an index outside its range, and what the
- * operation itself refuses. ASSAY_INTERNAL: the operation wrote into a guard or into an input (the message
+ * ASSAY_MAX_SLOTS entries.  *declared (may be NULL): variant and arithmetic.  ASSAY_NOT_FOUND: unknown operation.
+ * ASSAY_INVALID_ARGUMENT: what its row does not allow, an index outside its range, and what the operation itself refuses. ASSAY_INTERNAL: the operation wrote into a guard or into an input (the message
  * names the slot). On an error no output is returned. */
 assay_status gpu_execute(gpu_ctx *ctx, const char *op, const json_t *attrs, assay_dtype act,
-                         const gpu_slot *inputs, int n_inputs, gpu_slot *outputs, int *n_outputs);
+                         const gpu_slot *inputs, int n_inputs, gpu_slot *outputs, int *n_outputs,
+                         gpu_declared *declared);
 bool gpu_execute_knows(const char *op);
 
 ASSAY_END_DECLS

@@ -37,8 +37,7 @@ size_t gpu_tensor_bytes(gpu_tensor t);
 /* Rows [start, start+length) of dimension 0. */
 gpu_tensor gpu_tensor_rows(gpu_tensor t, int64_t start, int64_t length);
 
-/* What the operation that ran last declares about itself; every operation fills it before it returns
- * ASSAY_OK. */
+/* What a call declares about itself; every operation fills it before it returns ASSAY_OK. */
 typedef struct gpu_declared {
     int variant;
     const char *variant_name;
@@ -71,7 +70,6 @@ typedef struct gpu_ctx {
     void *workspace; /* call arena: life of one operation */
     size_t workspace_bytes;
     int variant[GPU_FAMILY_COUNT]; /* -1 = fastest */
-    gpu_declared declared;
 } gpu_ctx;
 
 /* device < 0: local default.  ASSAY_CUDA when no device answers. */

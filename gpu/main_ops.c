@@ -60,7 +60,7 @@ static assay_status read_inputs(const assay_trace *request, const assay_trace_op
 }
 
 static assay_status execute(gpu_run *run, const assay_trace *request, const assay_trace_op *op, gpu_slot *in,
-                            gpu_slot *out, int *n_out)
+                            gpu_slot *out, int *n_out, gpu_declared *declared)
 {
     const int rank = run->comm.rank;
     *n_out = 0;
@@ -70,10 +70,10 @@ static assay_status execute(gpu_run *run, const assay_trace *request, const assa
         ASSAY_TRY(gpu_ops_collective(run, op, assay_trace_op_tensor(request, op, "send"), malloc, &s->data,
                                      &s->dtype, &s->ndim, s->shape));
         *n_out = s->data ? 1 : 0;
-        run->ctx.declared = (gpu_declared){.variant_name = "nccl", .arith = assay_arith_elementwise()};
-        run->ctx.declared.arith.order = ASSAY_ORDER_SEQUENTIAL;
+        *declared = (gpu_declared){.variant_name = "nccl", .arith = assay_arith_elementwise()};
+        declared->arith.order = ASSAY_ORDER_SEQUENTIAL;
         if (s->dtype == ASSAY_F64)
-            run->ctx.declared.arith.accumulate = ASSAY_F64;
+            declared->arith.accumulate = ASSAY_F64;
         return ASSAY_OK;
     }
     char text[32] = "F32";
@@ -81,18 +81,18 @@ static assay_status execute(gpu_run *run, const assay_trace *request, const assa
     ASSAY_TRY(assay_json_get_string(op->attrs, "act", false, op->op, text, sizeof text));
     ASSAY_TRY(assay_dtype_from_name(text, &act));
     ASSAY_TRY(read_inputs(request, op, rank, in));
-    return gpu_execute(&run->ctx, op->op, op->attrs, act, in, op->n_inputs, out, n_out);
+    return gpu_execute(&run->ctx, op->op, op->attrs, act, in, op->n_inputs, out, n_out, declared);
 }
 
 static assay_status write_record(gpu_run *run, const assay_trace *request, const assay_trace_op *from,
-                                 const gpu_slot *out, int n_out)
+                                 const gpu_slot *out, int n_out, const gpu_declared *declared)
 {
     assay_trace_op op = *from;
     op.n_outputs = n_out;
-    op.variant = run->ctx.declared.variant;
-    op.arith = run->ctx.declared.arith;
+    op.variant = declared->variant;
+    op.arith = declared->arith;
     snprintf(op.variant_name, sizeof op.variant_name, "%s",
-             run->ctx.declared.variant_name ? run->ctx.declared.variant_name : "");
+             declared->variant_name ? declared->variant_name : "");
     if (gpu_ops_is_collective(from->op)) {
         snprintf(op.group, sizeof op.group, "world");
         op.n_group_ranks = run->comm.world;
@@ -111,12 +111,13 @@ static assay_status write_record(gpu_run *run, const assay_trace *request, const
 static assay_status run_record(gpu_run *run, const assay_trace *request, const assay_trace_op *op)
 {
     gpu_slot in[ASSAY_MAX_SLOTS], out[ASSAY_MAX_SLOTS];
+    gpu_declared declared = {0};
     int n_out = 0;
     memset(in, 0, sizeof in);
     memset(out, 0, sizeof out);
-    assay_status st = execute(run, request, op, in, out, &n_out);
+    assay_status st = execute(run, request, op, in, out, &n_out, &declared);
     if (st == ASSAY_OK)
-        st = write_record(run, request, op, out, n_out);
+        st = write_record(run, request, op, out, n_out, &declared);
     else
         st = assay_context(st, "rank %d: op %lld, %s %s", run->comm.rank, (long long)op->sequence, op->op,
                            op->instance);

@@ -218,7 +218,7 @@ assay_status gpu_optimizer_refresh_weights(gpu_optimizer *o)
     for (int64_t i = 0; i < o->n_pieces; i++) {
         gpu_piece *p = &o->pieces[i];
         if (p->count > 0)
-            ASSAY_TRY(gpu_cast(&run->ctx, p->weight.t, p->main_param.t, run->ctx.stream));
+            ASSAY_TRY(gpu_cast(&run->ctx, p->weight.t, p->main_param.t, run->ctx.stream, NULL));
     }
     for (int k = 0; o->sharded && k < 2; k++)
         ASSAY_TRY(gpu_param_sync(&o->buffer[k], o->model, false));

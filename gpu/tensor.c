@@ -178,12 +178,15 @@ int gpu_variant(const gpu_ctx *ctx, gpu_family family, int highest, int fastest)
     return v > highest ? highest : v;
 }
 
-void gpu_declare(gpu_ctx *ctx, int variant, assay_arith arith)
+void gpu_declare(gpu_declared *declared, int variant, assay_arith arith)
 {
     static const char *const names[] = {"k0", "k1", "k2", "k3"};
-    ctx->declared.variant = variant;
-    ctx->declared.variant_name = variant >= 0 && variant < 4 ? names[variant] : "k?";
-    ctx->declared.arith = arith;
+    if (declared == NULL)
+        return;
+    memset(declared, 0, sizeof *declared);
+    declared->variant = variant;
+    declared->variant_name = variant >= 0 && variant < 4 ? names[variant] : "k?";
+    declared->arith = arith;
 }
 
 assay_arith gpu_arith_elementwise(int math_ulp)

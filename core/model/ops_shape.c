@@ -183,6 +183,8 @@ bool assay_op_match(assay_op_binding *b, const char *shape, const int64_t *exten
     }
     if (d.fold < 0)
         return first == last;
+    if (first == last && d.n > 1) /* a vector is not a matrix of one row */
+        return false;
     int64_t rows;
     return assay_shape_count(extents + first, last - first, &rows) && solve(b, d.dim[d.fold], rows);
 }

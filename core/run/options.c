@@ -45,7 +45,9 @@ static const assay_option_row table[] = {
     ROW_STRING(variant, "Run", "kernel variants, as in attention=k1,rmsnorm=k0"),
     {"trace_hash_only", ASSAY_OPT_BOOL, MEMBER(trace_hash_only), 0, 0, NULL, "trace without tensor data",
      "Run"},
-    ROW_STRING(fault, "Run", "plant a fault (self-tests)"),
+    ROW_STRING(
+        fault, "Run",
+        "plant a fault (self-tests; docs/ADDING.md): skip:INSTANCE, attr:INSTANCE:NAME=X, ..., or a word"),
     ROW_ENUM(optimizer, optimizer_words, "Optimizer", "adam (AdamW)"),
     ROW_DOUBLE(lr, 0, 1e6, "Optimizer", "learning rate"),
     ROW_DOUBLE(min_lr, 0, 1e6, "Optimizer", "lowest learning rate of the schedule"),

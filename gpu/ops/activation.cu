@@ -155,7 +155,8 @@ static cudaError_t launch_add(int variant, gpu_tensor y, gpu_tensor a, gpu_tenso
                                  (four<T> *)y.data, (const four<T> *)a.data, (const four<T> *)b.data, n / 4);
 }
 
-assay_status gpu_add(gpu_ctx *ctx, gpu_tensor y, gpu_tensor a, gpu_tensor b, cudaStream_t stream)
+assay_status gpu_add(gpu_ctx *ctx, gpu_tensor y, gpu_tensor a, gpu_tensor b, cudaStream_t stream,
+                     gpu_declared *declared)
 {
     const char *op = "add";
     ASSAY_TRY(gpu_check_act(op, "a", a));
@@ -170,7 +171,7 @@ assay_status gpu_add(gpu_ctx *ctx, gpu_tensor y, gpu_tensor a, gpu_tensor b, cud
         variant = 0;
     if (n > 0)
         GPU_LAUNCHED(GPU_BY_ACT(a.dtype, launch_add, variant, y, a, b, n, stream), op);
-    gpu_declare(ctx, variant, gpu_arith_elementwise(0));
+    gpu_declare(declared, variant, gpu_arith_elementwise(0));
     return ASSAY_OK;
 }
 
@@ -181,8 +182,9 @@ static cudaError_t launch_cast(gpu_tensor y, gpu_tensor x, int64_t n, cudaStream
                                  (TY *)y.data, (const T *)x.data, n);
 }
 
-assay_status gpu_cast(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, cudaStream_t stream)
+assay_status gpu_cast(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, cudaStream_t stream, gpu_declared *declared)
 {
+    (void)ctx;
     const char *op = "cast";
     ASSAY_TRY(gpu_check_act(op, "x", x));
     ASSAY_TRY(gpu_check_act(op, "y", y));
@@ -198,7 +200,7 @@ assay_status gpu_cast(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, cudaStream_t str
                                      : launch_cast<bf16, bf16>(y, x, n, stream);
         GPU_LAUNCHED(e, op);
     }
-    gpu_declare(ctx, 0, gpu_arith_elementwise(0));
+    gpu_declare(declared, 0, gpu_arith_elementwise(0));
     return ASSAY_OK;
 }
 
@@ -227,14 +229,16 @@ static assay_status check_swiglu(const char *op, const char *y_name, gpu_tensor 
     return ASSAY_OK;
 }
 
-assay_status gpu_swiglu_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor probs, cudaStream_t stream)
+assay_status gpu_swiglu_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor probs, cudaStream_t stream,
+                            gpu_declared *declared)
 {
+    (void)ctx;
     const char *op = "swiglu_fwd";
     ASSAY_TRY(check_swiglu(op, "y", y, x, probs));
     const int64_t t = gpu_tensor_row_count(x), f = gpu_tensor_cols(x) / 2;
     if (t * f > 0)
         GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_swiglu_fwd, y, x, probs, t, f, stream), op);
-    gpu_declare(ctx, 0, gpu_arith_elementwise(GPU_ULP_SIGMOID));
+    gpu_declare(declared, 0, gpu_arith_elementwise(GPU_ULP_SIGMOID));
     return ASSAY_OK;
 }
 
@@ -274,7 +278,7 @@ static assay_arith row_sum_arith(int variant, int64_t n)
 }
 
 assay_status gpu_swiglu_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dprobs, gpu_tensor dy, gpu_tensor x,
-                            gpu_tensor probs, cudaStream_t stream)
+                            gpu_tensor probs, cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "swiglu_bwd";
     ASSAY_TRY(check_swiglu(op, "dy", dy, x, probs));
@@ -293,7 +297,7 @@ assay_status gpu_swiglu_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dprobs, gpu_
     const swiglu_bwd_args a = {dx, dprobs, dy, x, probs, t, f};
     if (t > 0 && (f > 0 || gpu_tensor_present(dprobs)))
         GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_swiglu_bwd, variant, &a, stream), op);
-    gpu_declare(ctx, variant, row_sum_arith(variant, f));
+    gpu_declare(declared, variant, row_sum_arith(variant, f));
     return ASSAY_OK;
 }
 
@@ -306,8 +310,9 @@ static cudaError_t launch_gate_fwd(gpu_tensor y, gpu_tensor x, gpu_tensor gate, 
 }
 
 assay_status gpu_sigmoid_gate_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor gate,
-                                  cudaStream_t stream)
+                                  cudaStream_t stream, gpu_declared *declared)
 {
+    (void)ctx;
     const char *op = "sigmoid_gate_fwd";
     ASSAY_TRY(gpu_check_act(op, "x", x));
     ASSAY_TRY(gpu_check_tensor(op, "gate", gate, x.dtype, x.dtype));
@@ -317,7 +322,7 @@ assay_status gpu_sigmoid_gate_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_
     ASSAY_TRY(gpu_check_count(op, "y", y, t * h));
     if (t * h > 0)
         GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_gate_fwd, y, x, gate, t, h, stream), op);
-    gpu_declare(ctx, 0, gpu_arith_elementwise(GPU_ULP_SIGMOID));
+    gpu_declare(declared, 0, gpu_arith_elementwise(GPU_ULP_SIGMOID));
     return ASSAY_OK;
 }
 
@@ -344,7 +349,7 @@ static cudaError_t launch_gate_bwd(int variant, const gate_bwd_args *a, cudaStre
 }
 
 assay_status gpu_sigmoid_gate_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dgate, gpu_tensor dy, gpu_tensor x,
-                                  gpu_tensor gate, cudaStream_t stream)
+                                  gpu_tensor gate, cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "sigmoid_gate_bwd";
     ASSAY_TRY(gpu_check_act(op, "x", x));
@@ -361,6 +366,6 @@ assay_status gpu_sigmoid_gate_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dgate,
     const gate_bwd_args a = {dx, dgate, dy, x, gate, t, h};
     if (t > 0)
         GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_gate_bwd, variant, &a, stream), op);
-    gpu_declare(ctx, variant, row_sum_arith(variant, h));
+    gpu_declare(declared, variant, row_sum_arith(variant, h));
     return ASSAY_OK;
 }

@@ -238,7 +238,8 @@ assay_status gpu_attention_check(const char *op, const gpu_attention_desc *d, gp
 }
 
 assay_status gpu_attention_fwd(gpu_ctx *ctx, gpu_tensor o, gpu_tensor lse, gpu_tensor q, gpu_tensor k,
-                               gpu_tensor v, const gpu_attention_desc *d, cudaStream_t stream)
+                               gpu_tensor v, const gpu_attention_desc *d, cudaStream_t stream,
+                               gpu_declared *declared)
 {
     const char *op = "attention_fwd";
     ASSAY_TRY(gpu_attention_check(op, d, q, k, v));
@@ -253,7 +254,7 @@ assay_status gpu_attention_fwd(gpu_ctx *ctx, gpu_tensor o, gpu_tensor lse, gpu_t
             GPU_BY_ACT(q.dtype, launch_fwd, variant, o, lse, q, k, v, attention_args_make(d), stream), op);
     assay_arith arith = gpu_arith_sequential(GPU_ULP_EXP);
     arith.tile = variant == 0 ? 0 : ATTENTION_TILE;
-    gpu_declare(ctx, variant, arith);
+    gpu_declare(declared, variant, arith);
     return ASSAY_OK;
 }
 
@@ -292,8 +293,9 @@ static cudaError_t launch_split(bool back, gpu_tensor q, gpu_tensor k, gpu_tenso
 }
 
 static assay_status qkv_split(gpu_ctx *ctx, const char *op, bool back, gpu_tensor q, gpu_tensor k,
-                              gpu_tensor v, gpu_tensor qkv, cudaStream_t stream)
+                              gpu_tensor v, gpu_tensor qkv, cudaStream_t stream, gpu_declared *declared)
 {
+    (void)ctx;
     const char *const names[2][4] = {{"q", "k", "v", "qkv"}, {"dq", "dk", "dv", "dqkv"}};
     const char *const *name = names[back];
     const gpu_tensor tensor[4] = {q, k, v, qkv};
@@ -312,18 +314,18 @@ static assay_status qkv_split(gpu_ctx *ctx, const char *op, bool back, gpu_tenso
     ASSAY_TRY(gpu_check_count(op, name[3], qkv, tokens * (heads + 2 * groups) * d));
     if (gpu_tensor_count(qkv) > 0)
         GPU_LAUNCHED(GPU_BY_ACT(qkv.dtype, launch_split, back, q, k, v, qkv, stream), op);
-    gpu_declare(ctx, 0, gpu_arith_elementwise(0));
+    gpu_declare(declared, 0, gpu_arith_elementwise(0));
     return ASSAY_OK;
 }
 
 assay_status gpu_qkv_split_fwd(gpu_ctx *ctx, gpu_tensor q, gpu_tensor k, gpu_tensor v, gpu_tensor qkv,
-                               cudaStream_t stream)
+                               cudaStream_t stream, gpu_declared *declared)
 {
-    return qkv_split(ctx, "qkv_split_fwd", false, q, k, v, qkv, stream);
+    return qkv_split(ctx, "qkv_split_fwd", false, q, k, v, qkv, stream, declared);
 }
 
 assay_status gpu_qkv_split_bwd(gpu_ctx *ctx, gpu_tensor dqkv, gpu_tensor dq, gpu_tensor dk, gpu_tensor dv,
-                               cudaStream_t stream)
+                               cudaStream_t stream, gpu_declared *declared)
 {
-    return qkv_split(ctx, "qkv_split_bwd", true, dq, dk, dv, dqkv, stream);
+    return qkv_split(ctx, "qkv_split_bwd", true, dq, dk, dv, dqkv, stream, declared);
 }

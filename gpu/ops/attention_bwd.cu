@@ -319,7 +319,7 @@ size_t gpu_attention_bwd_workspace(const gpu_ctx *ctx, const gpu_attention_desc 
 
 assay_status gpu_attention_bwd(gpu_ctx *ctx, gpu_tensor dq, gpu_tensor dk, gpu_tensor dv, gpu_tensor dout,
                                gpu_tensor q, gpu_tensor k, gpu_tensor v, gpu_tensor o, gpu_tensor lse,
-                               const gpu_attention_desc *d, cudaStream_t stream)
+                               const gpu_attention_desc *d, cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "attention_bwd";
     ASSAY_TRY(gpu_attention_check(op, d, q, k, v));
@@ -346,6 +346,6 @@ assay_status gpu_attention_bwd(gpu_ctx *ctx, gpu_tensor dq, gpu_tensor dk, gpu_t
         GPU_LAUNCHED(GPU_BY_ACT(q.dtype, launch_bwd, variant, &t, (float *)ctx->workspace,
                                 attention_args_make(d), stream),
                      op);
-    gpu_declare(ctx, variant, gpu_arith_sequential(GPU_ULP_EXP));
+    gpu_declare(declared, variant, gpu_arith_sequential(GPU_ULP_EXP));
     return ASSAY_OK;
 }

@@ -68,8 +68,9 @@ static cudaError_t launch_fwd(gpu_tensor y, gpu_tensor ids, gpu_tensor w, int64_
 }
 
 assay_status gpu_embedding_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor ids, gpu_tensor w, int64_t vocab_start,
-                               cudaStream_t stream)
+                               cudaStream_t stream, gpu_declared *declared)
 {
+    (void)ctx;
     const char *op = "embedding_fwd";
     ASSAY_TRY(gpu_check_act(op, "weight", w));
     ASSAY_CHECK(w.ndim == 2, ASSAY_INVALID_ARGUMENT, "%s: weight: expected 2 dimensions [V,H], found %d", op,
@@ -82,7 +83,7 @@ assay_status gpu_embedding_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor ids, gpu_t
                 "%s: vocab_start: expected 0 or more, found %" PRId64, op, vocab_start);
     if (t * h > 0)
         GPU_LAUNCHED(GPU_BY_ACT(w.dtype, launch_fwd, y, ids, w, vocab_start, t, h, stream), op);
-    gpu_declare(ctx, 0, gpu_arith_elementwise(0));
+    gpu_declare(declared, 0, gpu_arith_elementwise(0));
     return ASSAY_OK;
 }
 
@@ -101,7 +102,7 @@ static cudaError_t launch_bwd(int variant, gpu_tensor dweight, gpu_tensor dy, gp
 }
 
 assay_status gpu_embedding_bwd(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor dy, gpu_tensor ids,
-                               int64_t vocab_start, cudaStream_t stream)
+                               int64_t vocab_start, cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "embedding_bwd";
     ASSAY_TRY(gpu_check_tensor(op, "dweight", dweight, ASSAY_F32, ASSAY_F32));
@@ -117,6 +118,6 @@ assay_status gpu_embedding_bwd(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor dy, 
     if (t > 0 && h > 0)
         GPU_LAUNCHED(GPU_BY_ACT(dy.dtype, launch_bwd, variant, dweight, dy, ids, vocab_start, t, h, stream),
                      op);
-    gpu_declare(ctx, variant, gpu_arith_sequential(0));
+    gpu_declare(declared, variant, gpu_arith_sequential(0));
     return ASSAY_OK;
 }

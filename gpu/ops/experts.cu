@@ -123,7 +123,7 @@ static cudaError_t launch_plan(int variant, gpu_tensor row_token, gpu_tensor row
 
 assay_status gpu_permute_plan(gpu_ctx *ctx, gpu_tensor row_token, gpu_tensor row_slot,
                               gpu_tensor tokens_per_expert, gpu_tensor token_row, gpu_tensor indices,
-                              cudaStream_t stream)
+                              cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "permute_plan";
     ASSAY_TRY(gpu_check_tensor(op, "indices", indices, ASSAY_I64, ASSAY_I64));
@@ -141,7 +141,7 @@ assay_status gpu_permute_plan(gpu_ctx *ctx, gpu_tensor row_token, gpu_tensor row
     if (gpu_tensor_count(tokens_per_expert) > 0)
         GPU_LAUNCHED(launch_plan(variant, row_token, row_slot, tokens_per_expert, token_row, indices, stream),
                      op);
-    gpu_declare(ctx, variant, gpu_arith_elementwise(0));
+    gpu_declare(declared, variant, gpu_arith_elementwise(0));
     return ASSAY_OK;
 }
 
@@ -153,8 +153,10 @@ static cudaError_t launch_gather(gpu_tensor y, gpu_tensor x, gpu_tensor index, i
                                  (U *)y.data, (const U *)x.data, (const int64_t *)index.data, rows, n, h);
 }
 
-assay_status gpu_gather_rows(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor index, cudaStream_t stream)
+assay_status gpu_gather_rows(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor index, cudaStream_t stream,
+                             gpu_declared *declared)
 {
+    (void)ctx;
     const char *op = "gather_rows";
     ASSAY_TRY(gpu_check_tensor(op, "x", x, x.dtype, x.dtype));
     ASSAY_CHECK(x.dtype == ASSAY_F32 || x.dtype == ASSAY_BF16 || x.dtype == ASSAY_I64, ASSAY_UNSUPPORTED,
@@ -177,7 +179,7 @@ assay_status gpu_gather_rows(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tenso
             e = launch_gather<unsigned long long>(y, x, index, h, stream);
         GPU_LAUNCHED(e, op);
     }
-    gpu_declare(ctx, 0, gpu_arith_elementwise(0));
+    gpu_declare(declared, 0, gpu_arith_elementwise(0));
     return ASSAY_OK;
 }
 
@@ -191,8 +193,9 @@ static cudaError_t launch_combine(gpu_tensor y, gpu_tensor x, gpu_tensor token_r
 }
 
 assay_status gpu_combine_rows(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor token_row,
-                              cudaStream_t stream)
+                              cudaStream_t stream, gpu_declared *declared)
 {
+    (void)ctx;
     const char *op = "combine_rows";
     ASSAY_TRY(gpu_check_act(op, "x", x));
     ASSAY_TRY(gpu_check_tensor(op, "y", y, x.dtype, x.dtype));
@@ -203,6 +206,6 @@ assay_status gpu_combine_rows(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tens
     ASSAY_TRY(gpu_check_shape2(op, "y", y, t, h));
     if (t * h > 0)
         GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_combine, y, x, token_row, stream), op);
-    gpu_declare(ctx, 0, gpu_arith_sequential(0));
+    gpu_declare(declared, 0, gpu_arith_sequential(0));
     return ASSAY_OK;
 }

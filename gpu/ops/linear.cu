@@ -89,7 +89,7 @@ template <class T> static cudaError_t launch_add_bias(const product *p, cudaStre
                                  (float *)p->c.data, (const T *)p->bias.data, p->m, p->n);
 }
 
-static assay_status run_k0(gpu_ctx *ctx, const product *p, cudaStream_t stream)
+static assay_status run_k0(const product *p, cudaStream_t stream, gpu_declared *declared)
 {
     cudaError_t e;
     if (p->a.dtype == ASSAY_F32)
@@ -99,7 +99,7 @@ static assay_status run_k0(gpu_ctx *ctx, const product *p, cudaStream_t stream)
     else
         e = launch_k0<bf16, bf16>(p, stream);
     GPU_LAUNCHED(e, p->op);
-    gpu_declare(ctx, 0, gpu_arith_sequential(0));
+    gpu_declare(declared, 0, gpu_arith_sequential(0));
     return ASSAY_OK;
 }
 
@@ -209,14 +209,14 @@ static assay_arith blas_arith(const gpu_ctx *ctx, assay_dtype in)
     return a;
 }
 
-static assay_status run_product(gpu_ctx *ctx, const product *p, cudaStream_t stream)
+static assay_status run_product(gpu_ctx *ctx, const product *p, cudaStream_t stream, gpu_declared *declared)
 {
     const int variant = gpu_variant(ctx, GPU_FAMILY_LINEAR, 1, 1);
-    gpu_declare(ctx, variant, variant == 0 ? gpu_arith_sequential(0) : blas_arith(ctx, p->a.dtype));
+    gpu_declare(declared, variant, variant == 0 ? gpu_arith_sequential(0) : blas_arith(ctx, p->a.dtype));
     if (p->m == 0 || p->n == 0 || (p->k == 0 && p->accumulate))
         return ASSAY_OK;
     if (variant == 0 || p->k == 0)
-        return run_k0(ctx, p, stream);
+        return run_k0(p, stream, declared);
     /* The epilogue adds a bias of the result's dtype; an fp32 result takes any bias afterwards: the sum is
      * still in the accumulate type, so there is no intermediate rounding. */
     const bool bias = p->bias.data != nullptr;
@@ -224,7 +224,7 @@ static assay_status run_product(gpu_ctx *ctx, const product *p, cudaStream_t str
     bool found = false;
     ASSAY_TRY(run_blas(ctx, p, epilogue, &found, stream));
     if (!found)
-        return run_k0(ctx, p, stream);
+        return run_k0(p, stream, declared);
     if (bias && !epilogue)
         GPU_LAUNCHED(GPU_BY_ACT(p->bias.dtype, launch_add_bias, p, stream), p->op);
     return ASSAY_OK;
@@ -249,7 +249,7 @@ static assay_status check_linear(const char *op, const char *y_name, gpu_tensor 
 }
 
 assay_status gpu_linear_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor w, gpu_tensor bias,
-                            cudaStream_t stream)
+                            cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "linear_fwd";
     ASSAY_TRY(check_linear(op, "y", y, "x", x, w));
@@ -261,11 +261,11 @@ assay_status gpu_linear_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor
         ASSAY_TRY(gpu_check_count(op, "bias", bias, n));
     }
     const product p = {op, t, n, k, false, false, false, y, x, w, bias};
-    return run_product(ctx, &p, stream);
+    return run_product(ctx, &p, stream, declared);
 }
 
 assay_status gpu_linear_bwd_input(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gpu_tensor w,
-                                  cudaStream_t stream)
+                                  cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "linear_bwd_input";
     ASSAY_TRY(check_linear(op, "dx", dx, "dy", dy, w));
@@ -273,11 +273,11 @@ assay_status gpu_linear_bwd_input(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gp
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, t, n));
     ASSAY_TRY(gpu_check_shape2(op, "dx", dx, t, k));
     const product p = {op, t, k, n, false, true, false, dx, dy, w, gpu_tensor_none()};
-    return run_product(ctx, &p, stream);
+    return run_product(ctx, &p, stream, declared);
 }
 
 assay_status gpu_linear_bwd_weight(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor dy, gpu_tensor x,
-                                   cudaStream_t stream)
+                                   cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "linear_bwd_weight";
     ASSAY_TRY(gpu_check_tensor(op, "dweight", dweight, ASSAY_F32, ASSAY_F32));
@@ -290,7 +290,7 @@ assay_status gpu_linear_bwd_weight(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor 
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, t, n));
     ASSAY_TRY(gpu_check_shape2(op, "x", x, t, k));
     const product p = {op, n, k, t, true, true, true, dweight, dy, x, gpu_tensor_none()};
-    return run_product(ctx, &p, stream);
+    return run_product(ctx, &p, stream, declared);
 }
 
 template <class T>
@@ -304,7 +304,8 @@ static cudaError_t launch_bias_grad(int variant, gpu_tensor dbias, gpu_tensor dy
                       (float *)dbias.data, (const T *)dy.data, t, n);
 }
 
-assay_status gpu_linear_bwd_bias(gpu_ctx *ctx, gpu_tensor dbias, gpu_tensor dy, cudaStream_t stream)
+assay_status gpu_linear_bwd_bias(gpu_ctx *ctx, gpu_tensor dbias, gpu_tensor dy, cudaStream_t stream,
+                                 gpu_declared *declared)
 {
     const char *op = "linear_bwd_bias";
     ASSAY_TRY(gpu_check_tensor(op, "dbias", dbias, ASSAY_F32, ASSAY_F32));
@@ -314,7 +315,7 @@ assay_status gpu_linear_bwd_bias(gpu_ctx *ctx, gpu_tensor dbias, gpu_tensor dy, 
     const int variant = gpu_variant(ctx, GPU_FAMILY_LINEAR, 1, 1);
     if (t > 0 && n > 0)
         GPU_LAUNCHED(GPU_BY_ACT(dy.dtype, launch_bias_grad, variant, dbias, dy, t, n, stream), op);
-    gpu_declare(ctx, variant, variant == 0 ? gpu_arith_sequential(0) : gpu_arith_tree(CHAINS, 0));
+    gpu_declare(declared, variant, variant == 0 ? gpu_arith_sequential(0) : gpu_arith_tree(CHAINS, 0));
     return ASSAY_OK;
 }
 
@@ -357,13 +358,14 @@ static gpu_tensor expert_rows(gpu_tensor t, int64_t start, int64_t length)
  * of its pieces; m (forward, input gradient) or k (weight gradient, accumulate) is the expert's number of
  * rows. */
 static assay_status run_groups(gpu_ctx *ctx, const product *whole, const int64_t *tokens_per_expert,
-                               int64_t experts, cudaStream_t stream)
+                               int64_t experts, cudaStream_t stream, gpu_declared *declared)
 {
     product p = *whole;
     p.m = whole->accumulate ? whole->m : 0;
     p.k = whole->accumulate ? 0 : whole->k;
-    ASSAY_TRY(run_product(ctx, &p, stream)); /* nothing to compute: declares, also when no expert has rows */
-    const gpu_declared first = ctx->declared;
+    ASSAY_TRY(run_product(ctx, &p, stream,
+                          declared)); /* nothing to compute: declares, also when no expert has rows */
+    gpu_declared expert;
     bool mixed = false;
     for (int64_t e = 0, start = 0; e < experts; start += tokens_per_expert[e++]) {
         const int64_t rows = tokens_per_expert[e];
@@ -379,12 +381,11 @@ static assay_status run_groups(gpu_ctx *ctx, const product *whole, const int64_t
             p.b = expert_matrix(whole->b, e);
             p.c = expert_rows(whole->c, start, rows);
         }
-        ASSAY_TRY(run_product(ctx, &p, stream));
-        mixed = mixed || ctx->declared.variant != first.variant;
+        ASSAY_TRY(run_product(ctx, &p, stream, &expert));
+        mixed = mixed || expert.variant != declared->variant;
     }
-    ctx->declared = first;
     if (mixed) /* some experts ran as k0: one declaration cannot name both orders */
-        ctx->declared.arith.order = ASSAY_ORDER_UNKNOWN;
+        declared->arith.order = ASSAY_ORDER_UNKNOWN;
     return ASSAY_OK;
 }
 
@@ -396,7 +397,8 @@ static assay_status check_grouped(const char *op, const char *name, gpu_tensor w
 }
 
 assay_status gpu_grouped_linear_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor w,
-                                    const int64_t *tokens_per_expert, cudaStream_t stream)
+                                    const int64_t *tokens_per_expert, cudaStream_t stream,
+                                    gpu_declared *declared)
 {
     const char *op = "grouped_linear_fwd";
     ASSAY_TRY(gpu_check_act(op, "weight", w));
@@ -408,11 +410,12 @@ assay_status gpu_grouped_linear_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gp
     ASSAY_TRY(gpu_check_shape2(op, "y", y, rows, n));
     ASSAY_TRY(check_groups(op, tokens_per_expert, w.shape[0], rows));
     const product p = {op, rows, n, k, false, false, false, y, x, w, gpu_tensor_none()};
-    return run_groups(ctx, &p, tokens_per_expert, w.shape[0], stream);
+    return run_groups(ctx, &p, tokens_per_expert, w.shape[0], stream, declared);
 }
 
 assay_status gpu_grouped_linear_bwd_input(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gpu_tensor w,
-                                          const int64_t *tokens_per_expert, cudaStream_t stream)
+                                          const int64_t *tokens_per_expert, cudaStream_t stream,
+                                          gpu_declared *declared)
 {
     const char *op = "grouped_linear_bwd_input";
     ASSAY_TRY(gpu_check_act(op, "weight", w));
@@ -424,11 +427,12 @@ assay_status gpu_grouped_linear_bwd_input(gpu_ctx *ctx, gpu_tensor dx, gpu_tenso
     ASSAY_TRY(gpu_check_shape2(op, "dx", dx, rows, k));
     ASSAY_TRY(check_groups(op, tokens_per_expert, w.shape[0], rows));
     const product p = {op, rows, k, n, false, true, false, dx, dy, w, gpu_tensor_none()};
-    return run_groups(ctx, &p, tokens_per_expert, w.shape[0], stream);
+    return run_groups(ctx, &p, tokens_per_expert, w.shape[0], stream, declared);
 }
 
 assay_status gpu_grouped_linear_bwd_weight(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor dy, gpu_tensor x,
-                                           const int64_t *tokens_per_expert, cudaStream_t stream)
+                                           const int64_t *tokens_per_expert, cudaStream_t stream,
+                                           gpu_declared *declared)
 {
     const char *op = "grouped_linear_bwd_weight";
     ASSAY_TRY(gpu_check_tensor(op, "dweight", dweight, ASSAY_F32, ASSAY_F32));
@@ -440,5 +444,5 @@ assay_status gpu_grouped_linear_bwd_weight(gpu_ctx *ctx, gpu_tensor dweight, gpu
     ASSAY_TRY(gpu_check_shape2(op, "x", x, rows, k));
     ASSAY_TRY(check_groups(op, tokens_per_expert, dweight.shape[0], rows));
     const product p = {op, n, k, rows, true, true, true, dweight, dy, x, gpu_tensor_none()};
-    return run_groups(ctx, &p, tokens_per_expert, dweight.shape[0], stream);
+    return run_groups(ctx, &p, tokens_per_expert, dweight.shape[0], stream, declared);
 }

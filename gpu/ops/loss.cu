@@ -149,7 +149,7 @@ static cudaError_t launch_stats(int variant, gpu_tensor stats, gpu_tensor logits
 }
 
 assay_status gpu_cross_entropy_stats(gpu_ctx *ctx, gpu_tensor stats, gpu_tensor logits, gpu_tensor targets,
-                                     int64_t vocab_start, cudaStream_t stream)
+                                     int64_t vocab_start, cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "cross_entropy_stats";
     ASSAY_TRY(gpu_check_tensor(op, "logits", logits, ASSAY_F32, ASSAY_F32));
@@ -166,13 +166,14 @@ assay_status gpu_cross_entropy_stats(gpu_ctx *ctx, gpu_tensor stats, gpu_tensor 
     arith.fma = false; /* joins round their products */
     if (variant != 0)
         arith.tile = lanes * LOSS_UNROLL;
-    gpu_declare(ctx, variant, arith);
+    gpu_declare(declared, variant, arith);
     return ASSAY_OK;
 }
 
 assay_status gpu_cross_entropy_loss(gpu_ctx *ctx, gpu_tensor lse, gpu_tensor loss, gpu_tensor stats,
-                                    gpu_tensor targets, cudaStream_t stream)
+                                    gpu_tensor targets, cudaStream_t stream, gpu_declared *declared)
 {
+    (void)ctx;
     const char *op = "cross_entropy_loss";
     ASSAY_TRY(gpu_check_tensor(op, "stats", stats, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "targets", targets, ASSAY_I64, ASSAY_I64));
@@ -192,7 +193,7 @@ assay_status gpu_cross_entropy_loss(gpu_ctx *ctx, gpu_tensor lse, gpu_tensor los
                                            (const float *)stats.data, (const int64_t *)targets.data, pieces,
                                            t),
                      op);
-    gpu_declare(ctx, 0, gpu_arith_sequential(GPU_ULP_EXP));
+    gpu_declare(declared, 0, gpu_arith_sequential(GPU_ULP_EXP));
     return ASSAY_OK;
 }
 
@@ -208,8 +209,10 @@ static cudaError_t launch_bwd(gpu_tensor dlogits, gpu_tensor logits, gpu_tensor 
 }
 
 assay_status gpu_cross_entropy_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor logits, gpu_tensor lse,
-                                   gpu_tensor targets, int64_t vocab_start, float scale, cudaStream_t stream)
+                                   gpu_tensor targets, int64_t vocab_start, float scale, cudaStream_t stream,
+                                   gpu_declared *declared)
 {
+    (void)ctx;
     const char *op = "cross_entropy_bwd";
     ASSAY_TRY(gpu_check_tensor(op, "logits", logits, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "lse", lse, ASSAY_F32, ASSAY_F32));
@@ -223,6 +226,6 @@ assay_status gpu_cross_entropy_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor 
         GPU_LAUNCHED(
             GPU_BY_ACT(dlogits.dtype, launch_bwd, dlogits, logits, lse, targets, vocab_start, scale, stream),
             op);
-    gpu_declare(ctx, 0, gpu_arith_elementwise(GPU_ULP_EXP));
+    gpu_declare(declared, 0, gpu_arith_elementwise(GPU_ULP_EXP));
     return ASSAY_OK;
 }

@@ -191,13 +191,14 @@ template <class T> static cudaError_t launch_bwd(int variant, const bwd_args *a,
 }
 
 /* dgamma of rows of up to 32 elements has 8 chains where 4 are declared: more chains are shorter ones. */
-static void declare(gpu_ctx *ctx, int variant, int64_t h)
+static void declare(gpu_declared *declared, int variant, int64_t h)
 {
-    gpu_declare(ctx, variant, variant == 0 ? gpu_arith_sequential(2) : gpu_arith_tree(gpu_row_lanes(h), 2));
+    gpu_declare(declared, variant,
+                variant == 0 ? gpu_arith_sequential(2) : gpu_arith_tree(gpu_row_lanes(h), 2));
 }
 
 assay_status gpu_rmsnorm_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor rstd, gpu_tensor x, gpu_tensor gamma,
-                             float eps, cudaStream_t stream)
+                             float eps, cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "rmsnorm_fwd";
     ASSAY_TRY(gpu_check_act(op, "x", x));
@@ -213,7 +214,7 @@ assay_status gpu_rmsnorm_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor rstd, gpu_te
     const int variant = gpu_variant(ctx, GPU_FAMILY_NORM, 1, 1);
     if (t > 0)
         GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_fwd, variant, y, rstd, x, gamma, eps, t, h, stream), op);
-    declare(ctx, variant, h);
+    declare(declared, variant, h);
     return ASSAY_OK;
 }
 
@@ -226,7 +227,7 @@ size_t gpu_rmsnorm_bwd_workspace(const gpu_ctx *ctx, int64_t t, int64_t h)
 }
 
 assay_status gpu_rmsnorm_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dgamma, gpu_tensor dy, gpu_tensor x,
-                             gpu_tensor gamma, gpu_tensor rstd, cudaStream_t stream)
+                             gpu_tensor gamma, gpu_tensor rstd, cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "rmsnorm_bwd";
     ASSAY_TRY(gpu_check_act(op, "x", x));
@@ -245,6 +246,6 @@ assay_status gpu_rmsnorm_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dgamma, gpu
     const bwd_args a = {dx, dgamma, dy, x, gamma, rstd, t, h};
     if (t > 0 && h > 0)
         GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_bwd, variant, &a, stream), op);
-    declare(ctx, variant, h);
+    declare(declared, variant, h);
     return ASSAY_OK;
 }

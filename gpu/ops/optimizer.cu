@@ -142,7 +142,8 @@ static unsigned blocks_of(int64_t n)
 
 assay_status gpu_adamw(gpu_ctx *ctx, int64_t n_tensors, const gpu_tensor *main_param,
                        const gpu_tensor *exp_avg, const gpu_tensor *exp_avg_sq, const gpu_tensor *param,
-                       const gpu_tensor *grad, const gpu_adamw_desc *descs, cudaStream_t stream)
+                       const gpu_tensor *grad, const gpu_adamw_desc *descs, cudaStream_t stream,
+                       gpu_declared *declared)
 {
     const char *op = "adamw";
     for (int64_t i = 0; i < n_tensors; ++i) {
@@ -152,7 +153,7 @@ assay_status gpu_adamw(gpu_ctx *ctx, int64_t n_tensors, const gpu_tensor *main_p
     const int variant = gpu_variant(ctx, GPU_FAMILY_ADAMW, 1, 1);
     assay_arith arith = gpu_arith_elementwise(1);
     arith.fma = true;
-    gpu_declare(ctx, variant, arith);
+    gpu_declare(declared, variant, arith);
     adamw_table table;
     table.n_tensors = 0;
     table.first_block[0] = 0;

@@ -60,8 +60,9 @@ static bool positive(double v)
 }
 
 assay_status gpu_rope_table(gpu_ctx *ctx, gpu_tensor cos_table, gpu_tensor sin_table, const gpu_rope_desc *d,
-                            cudaStream_t stream)
+                            cudaStream_t stream, gpu_declared *declared)
 {
+    (void)ctx;
     const char *op = "rope_table";
     ASSAY_TRY(gpu_check_tensor(op, "cos", cos_table, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "sin", sin_table, ASSAY_F32, ASSAY_F32));
@@ -91,7 +92,7 @@ assay_status gpu_rope_table(gpu_ctx *ctx, gpu_tensor cos_table, gpu_tensor sin_t
                      op);
     assay_arith arith = gpu_arith_elementwise(2);
     arith.accumulate = ASSAY_F64;
-    gpu_declare(ctx, 0, arith);
+    gpu_declare(declared, 0, arith);
     return ASSAY_OK;
 }
 
@@ -108,8 +109,9 @@ static cudaError_t launch_rope(gpu_tensor y, gpu_tensor x, gpu_tensor c, gpu_ten
 
 static assay_status rope(gpu_ctx *ctx, const char *op, const char *y_name, gpu_tensor y, const char *x_name,
                          gpu_tensor x, gpu_tensor c, gpu_tensor s, gpu_tensor position, float sign,
-                         cudaStream_t stream)
+                         cudaStream_t stream, gpu_declared *declared)
 {
+    (void)ctx;
     ASSAY_TRY(gpu_check_act(op, x_name, x));
     ASSAY_CHECK(x.ndim == 3, ASSAY_INVALID_ARGUMENT, "%s: %s: expected 3 dimensions [T,heads,D], found %d",
                 op, x_name, x.ndim);
@@ -125,18 +127,20 @@ static assay_status rope(gpu_ctx *ctx, const char *op, const char *y_name, gpu_t
     ASSAY_TRY(gpu_check_count(op, "position", position, x.shape[0]));
     if (gpu_tensor_count(x) > 0)
         GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_rope, y, x, c, s, position, sign, stream), op);
-    gpu_declare(ctx, 0, gpu_arith_elementwise(0));
+    gpu_declare(declared, 0, gpu_arith_elementwise(0));
     return ASSAY_OK;
 }
 
 assay_status gpu_rope_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor cos_table,
-                          gpu_tensor sin_table, gpu_tensor position, cudaStream_t stream)
+                          gpu_tensor sin_table, gpu_tensor position, cudaStream_t stream,
+                          gpu_declared *declared)
 {
-    return rope(ctx, "rope_fwd", "y", y, "x", x, cos_table, sin_table, position, 1.0f, stream);
+    return rope(ctx, "rope_fwd", "y", y, "x", x, cos_table, sin_table, position, 1.0f, stream, declared);
 }
 
 assay_status gpu_rope_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gpu_tensor cos_table,
-                          gpu_tensor sin_table, gpu_tensor position, cudaStream_t stream)
+                          gpu_tensor sin_table, gpu_tensor position, cudaStream_t stream,
+                          gpu_declared *declared)
 {
-    return rope(ctx, "rope_bwd", "dx", dx, "dy", dy, cos_table, sin_table, position, -1.0f, stream);
+    return rope(ctx, "rope_bwd", "dx", dx, "dy", dy, cos_table, sin_table, position, -1.0f, stream, declared);
 }

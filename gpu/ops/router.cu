@@ -317,15 +317,15 @@ static cudaError_t launch_fwd(int variant, gpu_tensor indices, gpu_tensor probs,
     return launch_fwd_k1<16>(indices, probs, scores, logits, bias, a, stream);
 }
 
-static void declare(gpu_ctx *ctx, int variant, bool sigmoid)
+static void declare(gpu_declared *declared, int variant, bool sigmoid)
 {
     const int ulp = sigmoid ? (int)GPU_ULP_SIGMOID : (int)GPU_ULP_EXP;
-    gpu_declare(ctx, variant, variant == 0 ? gpu_arith_sequential(ulp) : gpu_arith_tree(GPU_WARP, ulp));
+    gpu_declare(declared, variant, variant == 0 ? gpu_arith_sequential(ulp) : gpu_arith_tree(GPU_WARP, ulp));
 }
 
 assay_status gpu_router_fwd(gpu_ctx *ctx, gpu_tensor indices, gpu_tensor probs, gpu_tensor scores,
                             gpu_tensor logits, gpu_tensor expert_bias, const gpu_router_desc *d,
-                            cudaStream_t stream)
+                            cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "router_fwd";
     router_args a;
@@ -347,13 +347,13 @@ assay_status gpu_router_fwd(gpu_ctx *ctx, gpu_tensor indices, gpu_tensor probs, 
         variant = 0;
     if (a.t > 0)
         GPU_LAUNCHED(launch_fwd(variant, indices, probs, scores, logits, expert_bias, a, stream), op);
-    declare(ctx, variant, a.sigmoid);
+    declare(declared, variant, a.sigmoid);
     return ASSAY_OK;
 }
 
 assay_status gpu_router_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor dprobs, gpu_tensor indices,
                             gpu_tensor scores, gpu_tensor logits, const gpu_router_desc *d,
-                            cudaStream_t stream)
+                            cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "router_bwd";
     router_args a;
@@ -379,6 +379,6 @@ assay_status gpu_router_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor dprobs,
                            (const float *)scores.data, a);
         GPU_LAUNCHED(e, op);
     }
-    declare(ctx, variant, a.sigmoid);
+    declare(declared, variant, a.sigmoid);
     return ASSAY_OK;
 }

@@ -217,10 +217,10 @@ __global__ void expert_bias_k0(float *bias, const int64_t *tokens_per_expert, fl
     }
 }
 
-static void declare(gpu_ctx *ctx, int variant, bool sigmoid)
+static void declare(gpu_declared *declared, int variant, bool sigmoid)
 {
     const int ulp = sigmoid ? (int)GPU_ULP_SIGMOID : (int)GPU_ULP_EXP;
-    gpu_declare(ctx, variant, variant == 0 ? gpu_arith_sequential(ulp) : gpu_arith_tree(GPU_WARP, ulp));
+    gpu_declare(declared, variant, variant == 0 ? gpu_arith_sequential(ulp) : gpu_arith_tree(GPU_WARP, ulp));
 }
 
 static assay_status make_args(const char *op, const gpu_router_desc *d, gpu_tensor logits, aux_args *a)
@@ -279,7 +279,8 @@ size_t gpu_router_aux_workspace(const gpu_ctx *ctx, int64_t tokens)
 
 assay_status gpu_router_aux_fwd(gpu_ctx *ctx, gpu_tensor aux_scores, gpu_tensor aux_indices,
                                 gpu_tensor tokens_per_expert, gpu_tensor score_sums, gpu_tensor z_sum,
-                                gpu_tensor logits, const gpu_router_desc *d, cudaStream_t stream)
+                                gpu_tensor logits, const gpu_router_desc *d, cudaStream_t stream,
+                                gpu_declared *declared)
 {
     const char *op = "router_aux_fwd";
     aux_args a;
@@ -304,7 +305,7 @@ assay_status gpu_router_aux_fwd(gpu_ctx *ctx, gpu_tensor aux_scores, gpu_tensor 
     GPU_LAUNCHED(
         launch_columns(variant, tokens_per_expert, score_sums, z_sum, aux_scores, aux_indices, z, a, stream),
         op);
-    declare(ctx, variant, a.sigmoid);
+    declare(declared, variant, a.sigmoid);
     return ASSAY_OK;
 }
 
@@ -333,8 +334,9 @@ static double z_factor_of(const gpu_router_aux_desc *d)
 
 assay_status gpu_router_aux_loss(gpu_ctx *ctx, gpu_tensor losses, gpu_tensor score_sums,
                                  gpu_tensor tokens_per_expert, gpu_tensor z_sum, const gpu_router_aux_desc *d,
-                                 cudaStream_t stream)
+                                 cudaStream_t stream, gpu_declared *declared)
 {
+    (void)ctx;
     const char *op = "router_aux_loss";
     ASSAY_TRY(gpu_check_tensor(op, "losses", losses, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "score_sums", score_sums, ASSAY_F32, ASSAY_F32));
@@ -353,13 +355,13 @@ assay_status gpu_router_aux_loss(gpu_ctx *ctx, gpu_tensor losses, gpu_tensor sco
     assay_arith arith = gpu_arith_sequential(0);
     arith.accumulate = ASSAY_F64;
     arith.fma = false;
-    gpu_declare(ctx, 0, arith);
+    gpu_declare(declared, 0, arith);
     return ASSAY_OK;
 }
 
 assay_status gpu_router_aux_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor logits,
                                 gpu_tensor tokens_per_expert, const gpu_router_aux_desc *d,
-                                cudaStream_t stream)
+                                cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "router_aux_bwd";
     aux_args a;
@@ -384,13 +386,14 @@ assay_status gpu_router_aux_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor log
                            (const int64_t *)tokens_per_expert.data, aux, z, scale, a);
         GPU_LAUNCHED(e, op);
     }
-    declare(ctx, variant, a.sigmoid);
+    declare(declared, variant, a.sigmoid);
     return ASSAY_OK;
 }
 
 assay_status gpu_expert_bias_update(gpu_ctx *ctx, gpu_tensor bias, gpu_tensor tokens_per_expert, float rate,
-                                    cudaStream_t stream)
+                                    cudaStream_t stream, gpu_declared *declared)
 {
+    (void)ctx;
     const char *op = "expert_bias_update";
     ASSAY_TRY(gpu_check_tensor(op, "bias", bias, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", tokens_per_expert, ASSAY_I64, ASSAY_I64));
@@ -401,6 +404,6 @@ assay_status gpu_expert_bias_update(gpu_ctx *ctx, gpu_tensor bias, gpu_tensor to
                                            stream, (float *)bias.data,
                                            (const int64_t *)tokens_per_expert.data, rate, experts),
                      op);
-    gpu_declare(ctx, 0, gpu_arith_elementwise(0));
+    gpu_declare(declared, 0, gpu_arith_elementwise(0));
     return ASSAY_OK;
 }

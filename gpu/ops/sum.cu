@@ -85,12 +85,12 @@ static cudaError_t launch_sum(int variant, double *y, const float *x, int64_t n,
     return GPU_LAUNCH(sum_join_k1, dim3(1), dim3(SUM_BLOCK), 0, stream, y, partials, blocks);
 }
 
-static void declare(gpu_ctx *ctx, int variant, int64_t largest)
+static void declare(gpu_declared *declared, int variant, int64_t largest)
 {
     assay_arith a =
         variant == 0 ? gpu_arith_sequential(0) : gpu_arith_tree(SUM_BLOCK * sum_blocks(largest), 0);
     a.accumulate = ASSAY_F64;
-    gpu_declare(ctx, variant, a);
+    gpu_declare(declared, variant, a);
 }
 
 size_t gpu_sum_workspace(const gpu_ctx *ctx)
@@ -99,7 +99,7 @@ size_t gpu_sum_workspace(const gpu_ctx *ctx)
     return sizeof(double) * SUM_MAX_BLOCKS;
 }
 
-assay_status gpu_sum(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, cudaStream_t stream)
+assay_status gpu_sum(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "sum";
     ASSAY_TRY(gpu_check_tensor(op, "y", y, ASSAY_F64, ASSAY_F64));
@@ -111,12 +111,12 @@ assay_status gpu_sum(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, cudaStream_t stre
     GPU_LAUNCHED(launch_sum<false>(variant, (double *)y.data, (const float *)x.data, n,
                                    (double *)ctx->workspace, stream),
                  op);
-    declare(ctx, variant, n);
+    declare(declared, variant, n);
     return ASSAY_OK;
 }
 
 assay_status gpu_sumsq(gpu_ctx *ctx, gpu_tensor y, const gpu_tensor *x, int64_t n_tensors,
-                       cudaStream_t stream)
+                       cudaStream_t stream, gpu_declared *declared)
 {
     const char *op = "sumsq";
     ASSAY_TRY(gpu_check_tensor(op, "y", y, ASSAY_F64, ASSAY_F64));
@@ -133,6 +133,6 @@ assay_status gpu_sumsq(gpu_ctx *ctx, gpu_tensor y, const gpu_tensor *x, int64_t 
                      op);
         fewest = n < fewest ? n : fewest;
     }
-    declare(ctx, variant, fewest); /* the fewest lanes are the longest chains: holds for every tensor */
+    declare(declared, variant, fewest); /* the fewest lanes are the longest chains: holds for every tensor */
     return ASSAY_OK;
 }

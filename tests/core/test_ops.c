@@ -267,6 +267,11 @@ static const sample samples[] = {
     /* shapes */
     {"linear_fwd",
      "{}",
+     {{"x", "F32", 1, {8}}, {"weight", "F32", 2, {6, 8}}},
+     {{"y", "F32", 1, {6}}},
+     "slot x: expected shape [T,K], found [8]"},
+    {"linear_fwd",
+     "{}",
      {{"x", "F32", 2, {4, 9}}, {"weight", "F32", 2, {6, 8}}},
      Y_LINEAR,
      "slot weight: expected shape [N,K=9], found [6,8]"},

@@ -1,5 +1,7 @@
 /* Every form of --fault plants what it says: results differ from the clean run's, and a form that meets nothing is refused. */
+#include "core/base/json.h"
 #include "tests/support/engine.h"
+#include <sys/stat.h>
 
 TestSuite(engine_fault_forms, .init = engine_setup, .fini = engine_teardown, .timeout = 600);
 
@@ -36,7 +38,6 @@ static const struct planted {
     {"leaf:position_ids:shift", MOE, "1", 1},
     {"leaf:targets:shift", MOE, "1", 1},
     {"wrong_attention_scale@decoder.layers.1.self_attention.core_attention", MOE, "1", 1},
-    {"bias_everywhere", "qwen3_moe_sparse2", "tp3", 3},
     {"doubled_loss", "llama", "1", 1},
     {"hidden_bf16", "llama", "1", 1},
 };
@@ -45,8 +46,7 @@ Test(engine_fault_forms, results_differ_from_the_clean_run)
 {
     for (size_t i = 0; i < sizeof forms / sizeof forms[0]; i++) {
         const struct planted *f = &forms[i];
-        const char *batch =
-            strcmp(f->model, BIASED) == 0 || strstr(f->model, "sparse2") ? "batch" : "train_batch";
+        const char *batch = strcmp(f->model, BIASED) == 0 ? "batch" : "train_batch";
         char clean[512], planted[512];
         snprintf(clean, sizeof clean, "%s", engine_file("clean"));
         snprintf(planted, sizeof planted, "%s", engine_file("planted"));
@@ -57,6 +57,24 @@ Test(engine_fault_forms, results_differ_from_the_clean_run)
         remove(clean);
         remove(planted);
     }
+}
+
+/* llama with biases on row-parallel linears and heads that tp divides. */
+Test(engine_fault_forms, a_bias_on_every_tp_rank_is_counted_twice)
+{
+    const char *folder = engine_file("biased"), *config = engine_file("biased/config.json");
+    json_t *c = NULL;
+    cr_assert_eq(assay_json_load(&c, GOLDEN "llama/config.json"), ASSAY_OK, "%s", assay_error_message());
+    json_object_set_new(c, "attention_bias", json_true());
+    json_object_set_new(c, "mlp_bias", json_true());
+    cr_assert_eq(mkdir(folder, 0700), 0);
+    cr_assert_eq(assay_json_save(c, config), ASSAY_OK, "%s", assay_error_message());
+    json_decref(c);
+#define BIAS_RUN                                                                                             \
+    "step --model %s/biased --batch " GOLDEN "llama/train_batch.safetensors --layout tp2 --out %s/%s "
+    ENGINE_RUN(2, BIAS_RUN, engine_folder, engine_folder, "clean");
+    ENGINE_RUN(2, BIAS_RUN "--fault bias_everywhere", engine_folder, engine_folder, "planted");
+    cr_expect_gt(engine_worst(engine_file("planted"), engine_file("clean")), 1e-9);
 }
 
 static const struct refused {

@@ -29,26 +29,26 @@ Test(gpu_errors, linear_names_operand_expected_and_found)
     gpu_ctx x;
     open_ctx(&x);
     const gpu_tensor none = gpu_tensor_none();
-    refused(gpu_linear_fwd(&x, f32(3, 4), f32(3, 5), f32(4, 6), none, x.stream), ASSAY_INVALID_ARGUMENT,
+    refused(gpu_linear_fwd(&x, f32(3, 4), f32(3, 5), f32(4, 6), none, x.stream, NULL), ASSAY_INVALID_ARGUMENT,
             "linear_fwd: x: expected shape [3,6]", "found [3,5]");
-    refused(gpu_linear_fwd(&x, f32(3, 5), f32(3, 6), f32(4, 6), none, x.stream), ASSAY_INVALID_ARGUMENT,
+    refused(gpu_linear_fwd(&x, f32(3, 5), f32(3, 6), f32(4, 6), none, x.stream, NULL), ASSAY_INVALID_ARGUMENT,
             "y: expected shape [3,4]", "found [3,5]");
-    refused(gpu_linear_fwd(&x, f32(3, 4), b16(3, 6), f32(4, 6), none, x.stream), ASSAY_INVALID_ARGUMENT,
+    refused(gpu_linear_fwd(&x, f32(3, 4), b16(3, 6), f32(4, 6), none, x.stream, NULL), ASSAY_INVALID_ARGUMENT,
             "x: expected dtype F32 as weight has", "found BF16");
-    refused(gpu_linear_fwd(&x, f32(3, 4), f32(3, 6), f32(4, 6), f32(1, 5), x.stream), ASSAY_INVALID_ARGUMENT,
-            "bias: expected 4 elements", "found 5");
-    refused(gpu_linear_fwd(&x, f32(3, 4), f32(3, 6), i64(4, 6), none, x.stream), ASSAY_INVALID_ARGUMENT,
+    refused(gpu_linear_fwd(&x, f32(3, 4), f32(3, 6), f32(4, 6), f32(1, 5), x.stream, NULL),
+            ASSAY_INVALID_ARGUMENT, "bias: expected 4 elements", "found 5");
+    refused(gpu_linear_fwd(&x, f32(3, 4), f32(3, 6), i64(4, 6), none, x.stream, NULL), ASSAY_INVALID_ARGUMENT,
             "weight: expected dtype F32 or BF16", "found I64");
-    refused(gpu_linear_fwd(&x, f32(3, 4), f32(3, 6), none, none, x.stream), ASSAY_INVALID_ARGUMENT,
+    refused(gpu_linear_fwd(&x, f32(3, 4), f32(3, 6), none, none, x.stream, NULL), ASSAY_INVALID_ARGUMENT,
             "weight: expected a tensor", "none");
-    refused(gpu_linear_bwd_weight(&x, b16(4, 6), f32(3, 4), f32(3, 6), x.stream), ASSAY_INVALID_ARGUMENT,
-            "dweight: expected dtype F32", "found BF16");
+    refused(gpu_linear_bwd_weight(&x, b16(4, 6), f32(3, 4), f32(3, 6), x.stream, NULL),
+            ASSAY_INVALID_ARGUMENT, "dweight: expected dtype F32", "found BF16");
     const int64_t shape[3] = {2, 4, 6}, wrong[2] = {1, 1}, negative[2] = {4, -1};
     const gpu_tensor w = gpu_tensor_make(scratch, ASSAY_F32, 3, shape);
-    refused(gpu_grouped_linear_fwd(&x, f32(3, 4), f32(3, 6), w, wrong, x.stream), ASSAY_INVALID_ARGUMENT,
-            "tokens_per_expert: expected a sum of 3 rows", "found 2");
-    refused(gpu_grouped_linear_fwd(&x, f32(3, 4), f32(3, 6), w, negative, x.stream), ASSAY_INVALID_ARGUMENT,
-            "tokens_per_expert[1]", "found -1");
+    refused(gpu_grouped_linear_fwd(&x, f32(3, 4), f32(3, 6), w, wrong, x.stream, NULL),
+            ASSAY_INVALID_ARGUMENT, "tokens_per_expert: expected a sum of 3 rows", "found 2");
+    refused(gpu_grouped_linear_fwd(&x, f32(3, 4), f32(3, 6), w, negative, x.stream, NULL),
+            ASSAY_INVALID_ARGUMENT, "tokens_per_expert[1]", "found -1");
     gpu_ctx_destroy(&x);
 }
 
@@ -58,22 +58,22 @@ Test(gpu_errors, tensors_must_be_aligned_contiguous_and_present)
     open_ctx(&x);
     gpu_tensor t = f32(2, 3);
     t.data = (char *)scratch + 2;
-    refused(gpu_add(&x, f32(2, 3), t, f32(2, 3), x.stream), ASSAY_INVALID_ARGUMENT,
+    refused(gpu_add(&x, f32(2, 3), t, f32(2, 3), x.stream, NULL), ASSAY_INVALID_ARGUMENT,
             "add: a: expected an address aligned to 4 bytes", "found");
     t = f32(2, 3);
     t.stride[0] = 4;
-    refused(gpu_add(&x, f32(2, 3), t, f32(2, 3), x.stream), ASSAY_INVALID_ARGUMENT,
+    refused(gpu_add(&x, f32(2, 3), t, f32(2, 3), x.stream, NULL), ASSAY_INVALID_ARGUMENT,
             "expected a contiguous tensor", "found 4");
     t = f32(2, 3);
     t.data = NULL;
-    refused(gpu_add(&x, f32(2, 3), t, f32(2, 3), x.stream), ASSAY_INVALID_ARGUMENT, "a: expected data",
+    refused(gpu_add(&x, f32(2, 3), t, f32(2, 3), x.stream, NULL), ASSAY_INVALID_ARGUMENT, "a: expected data",
             "NULL");
     t = f32(2, 3);
     t.shape[0] = -2;
-    refused(gpu_add(&x, f32(2, 3), t, f32(2, 3), x.stream), ASSAY_INVALID_ARGUMENT, "a: shape [-2,3]",
+    refused(gpu_add(&x, f32(2, 3), t, f32(2, 3), x.stream, NULL), ASSAY_INVALID_ARGUMENT, "a: shape [-2,3]",
             "negative or too large");
     t = f32((int64_t)1 << 40, (int64_t)1 << 40);
-    refused(gpu_add(&x, t, t, t, x.stream), ASSAY_INVALID_ARGUMENT, "too large", "add: a");
+    refused(gpu_add(&x, t, t, t, x.stream, NULL), ASSAY_INVALID_ARGUMENT, "too large", "add: a");
     gpu_ctx_destroy(&x);
 }
 
@@ -93,19 +93,19 @@ Test(gpu_errors, attention_checks_sizes_positions_and_workspace)
                             .k_position = i64(1, 2)};
     const gpu_tensor q = f32(2, 32), k = f32(2, 16), lse = f32(2, 4);
     d.groups = 3;
-    refused(gpu_attention_fwd(&x, q, lse, q, k, k, &d, x.stream), ASSAY_INVALID_ARGUMENT,
+    refused(gpu_attention_fwd(&x, q, lse, q, k, k, &d, x.stream, NULL), ASSAY_INVALID_ARGUMENT,
             "heads: expected a positive multiple of groups 3", "found 4");
     d.groups = 2;
     d.head_dim = 257;
-    refused(gpu_attention_fwd(&x, q, lse, q, k, k, &d, x.stream), ASSAY_UNSUPPORTED,
+    refused(gpu_attention_fwd(&x, q, lse, q, k, k, &d, x.stream, NULL), ASSAY_UNSUPPORTED,
             "head_dim: expected at most 256", "257");
     d.head_dim = 8;
     d.q_position = i64(1, 3);
-    refused(gpu_attention_fwd(&x, q, lse, q, k, k, &d, x.stream), ASSAY_INVALID_ARGUMENT,
+    refused(gpu_attention_fwd(&x, q, lse, q, k, k, &d, x.stream, NULL), ASSAY_INVALID_ARGUMENT,
             "q_position: expected 2 elements", "found 3");
     d.q_position = i64(1, 2);
     x.workspace_bytes = 16;
-    refused(gpu_attention_bwd(&x, q, k, k, q, q, k, k, q, lse, &d, x.stream), ASSAY_LIMIT,
+    refused(gpu_attention_bwd(&x, q, k, k, q, q, k, k, q, lse, &d, x.stream, NULL), ASSAY_LIMIT,
             "attention_bwd: expected a workspace of at least 32 bytes", "found 16");
     gpu_ctx_destroy(&x);
 }
@@ -116,20 +116,20 @@ Test(gpu_errors, router_checks_topk_groups_and_limits)
     open_ctx(&x);
     gpu_router_desc d = {.topk = 9, .score_function = 0, .scaling_factor = 1};
     const gpu_tensor none = gpu_tensor_none();
-    refused(gpu_router_fwd(&x, i64(2, 9), f32(2, 9), f32(2, 8), f32(2, 8), none, &d, x.stream),
+    refused(gpu_router_fwd(&x, i64(2, 9), f32(2, 9), f32(2, 8), f32(2, 8), none, &d, x.stream, NULL),
             ASSAY_INVALID_ARGUMENT, "topk: expected 1 to 8", "found 9");
     d.topk = 2;
     d.num_groups = 3;
     d.group_topk = 1;
-    refused(gpu_router_fwd(&x, i64(2, 2), f32(2, 2), f32(2, 8), f32(2, 8), none, &d, x.stream),
+    refused(gpu_router_fwd(&x, i64(2, 2), f32(2, 2), f32(2, 8), f32(2, 8), none, &d, x.stream, NULL),
             ASSAY_INVALID_ARGUMENT, "num_groups: expected a divisor of 8", "found 3");
     d.num_groups = 0;
-    refused(gpu_router_fwd(&x, i64(2, 2), f32(2, 2), f32(2, 600), f32(2, 600), none, &d, x.stream),
+    refused(gpu_router_fwd(&x, i64(2, 2), f32(2, 2), f32(2, 600), f32(2, 600), none, &d, x.stream, NULL),
             ASSAY_UNSUPPORTED, "at most 512 experts", "found 600");
-    refused(gpu_router_fwd(&x, i64(2, 2), f32(2, 2), f32(2, 8), f32(2, 8), f32(1, 8), &d, x.stream),
+    refused(gpu_router_fwd(&x, i64(2, 2), f32(2, 2), f32(2, 8), f32(2, 8), f32(1, 8), &d, x.stream, NULL),
             ASSAY_INVALID_ARGUMENT, "expert_bias: expected none with score_function softmax", "found one");
     d.score_function = 7;
-    refused(gpu_router_fwd(&x, i64(2, 2), f32(2, 2), f32(2, 8), f32(2, 8), none, &d, x.stream),
+    refused(gpu_router_fwd(&x, i64(2, 2), f32(2, 2), f32(2, 8), f32(2, 8), none, &d, x.stream, NULL),
             ASSAY_UNSUPPORTED, "score_function: expected softmax or sigmoid", "7");
     gpu_ctx_destroy(&x);
 }
@@ -140,21 +140,21 @@ Test(gpu_errors, adamw_and_rope_check_their_numbers)
     open_ctx(&x);
     const gpu_tensor t = f32(1, 4), none = gpu_tensor_none();
     gpu_adamw_desc d = {1e-3, 0.9, 0.95, 1e-8, 0, 1, 0};
-    refused(gpu_adamw(&x, 1, &t, &t, &t, &none, &t, &d, x.stream), ASSAY_INVALID_ARGUMENT,
+    refused(gpu_adamw(&x, 1, &t, &t, &t, &none, &t, &d, x.stream, NULL), ASSAY_INVALID_ARGUMENT,
             "adamw: step: expected 1 or more", "found 0");
     d.step = 1;
     d.beta2 = 1;
-    refused(gpu_adamw(&x, 1, &t, &t, &t, &none, &t, &d, x.stream), ASSAY_INVALID_ARGUMENT, "beta2",
+    refused(gpu_adamw(&x, 1, &t, &t, &t, &none, &t, &d, x.stream, NULL), ASSAY_INVALID_ARGUMENT, "beta2",
             "found 0.9 and 1");
     const gpu_rope_desc r = {.type = 0, .rotary_dim = 3, .base = 1e4};
-    refused(gpu_rope_table(&x, f32(4, 1), f32(4, 1), &r, x.stream), ASSAY_INVALID_ARGUMENT,
+    refused(gpu_rope_table(&x, f32(4, 1), f32(4, 1), &r, x.stream, NULL), ASSAY_INVALID_ARGUMENT,
             "rotary_dim: expected an even number", "found 3");
     gpu_ctx_destroy(&x);
 }
 
 static assay_status execute(op_call *c, const char *op)
 {
-    return gpu_execute(c->ctx, op, c->attrs, ASSAY_F32, c->in, c->n_in, c->out, &c->n_out);
+    return gpu_execute(c->ctx, op, c->attrs, ASSAY_F32, c->in, c->n_in, c->out, &c->n_out, NULL);
 }
 
 Test(gpu_execute, refuses_unknown_operations_slots_attributes_and_indices)

@@ -145,7 +145,7 @@ Test(gpu_adamw, many_tensors_in_one_call_equal_one_call_each)
             d[i] = (gpu_adamw_desc){0.01, 0.9, 0.99, 1e-8, i % 3 * 0.1, 1.0, 3};
         }
         set_variants(&ctx, k == 0 ? "adamw=k0" : "adamw=k1");
-        cr_assert_eq(gpu_adamw(&ctx, N, t[0], t[1], t[2], none, t[3], d, ctx.stream), ASSAY_OK, "%s",
+        cr_assert_eq(gpu_adamw(&ctx, N, t[0], t[1], t[2], none, t[3], d, ctx.stream, NULL), ASSAY_OK, "%s",
                      assay_error_message());
         cr_assert_eq(gpu_ctx_sync(&ctx, "adamw"), ASSAY_OK);
         for (int q = 0; q < 4; ++q) {

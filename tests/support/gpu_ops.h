@@ -22,6 +22,7 @@ typedef struct op_call {
     int n_in, n_out;
     json_t *attrs;
     uint64_t seed;
+    gpu_declared declared; /* of the last run */
 } op_call;
 
 static inline void open_ctx(gpu_ctx *ctx)
@@ -188,7 +189,7 @@ static inline void run_op(op_call *c, const char *op, assay_dtype act)
         gpu_slot out[ASSAY_MAX_SLOTS];
         int n = 0;
         assay_sim_set_order(order[k], 7);
-        const assay_status st = gpu_execute(c->ctx, op, c->attrs, act, c->in, c->n_in, out, &n);
+        const assay_status st = gpu_execute(c->ctx, op, c->attrs, act, c->in, c->n_in, out, &n, &c->declared);
         cr_assert_eq(st, ASSAY_OK, "%s: %s", op, assay_error_message());
         if (k == 0) {
             memcpy(c->out, out, sizeof out);
@@ -234,14 +235,14 @@ static inline void near(const op_call *c, const char *slot, int64_t i, double wa
     const double got = result(c, slot)[i];
     const double limit = bound + ldexp(fabs(want) + bound, -out_precision(c, slot)) + 1e-40;
     cr_assert(fabs(got - want) <= limit, "%s[%lld]: expected %.9g within %.3g, found %.9g (variant %s)", slot,
-              (long long)i, want, limit, got, c->ctx->declared.variant_name);
+              (long long)i, want, limit, got, c->declared.variant_name);
 }
 
 static inline void exact(const op_call *c, const char *slot, int64_t i, double want)
 {
     const double got = result(c, slot)[i];
     cr_assert(got == want, "%s[%lld]: expected %.9g, found %.9g (variant %s)", slot, (long long)i, want, got,
-              c->ctx->declared.variant_name);
+              c->declared.variant_name);
 }
 
 #endif
