@@ -1,6 +1,7 @@
 /* The engine's context: device, compute stream, cuBLASLt handle, workspace, chosen variants; and the CUDA,
  * cuBLASLt and NCCL codes in the error chain. */
 #include "gpu/check.h"
+#include "gpu/ladder.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,8 +11,6 @@ static const char *const gpu_family_names[GPU_FAMILY_COUNT] = {
     GPU_FAMILY_MAP(GPU_FAMILY_NAME)
 #undef GPU_FAMILY_NAME
 };
-/* Highest variant of each family, in the order of GPU_FAMILY_MAP. */
-static const int gpu_family_highest[GPU_FAMILY_COUNT] = {1, 1, 1, 2, 1, 1, 1};
 
 assay_status gpu_cuda_error(cudaError_t e, const char *call, const char *file, int line, const char *func)
 {
@@ -115,7 +114,7 @@ static assay_status gpu_ctx_set_variant(gpu_ctx *ctx, const char *word, size_t l
     }
     const char *value = equals + 1;
     const size_t value_length = length - name_length - 1;
-    const int highest = gpu_family_highest[family];
+    const int highest = gpu_ladder_highest(gpu_family_names[family]);
     const bool legal = value_length == 2 && value[0] == 'k' && value[1] >= '0' && value[1] - '0' <= highest;
     ASSAY_CHECK(legal, ASSAY_INVALID_ARGUMENT, "variant '%.*s': unknown variant '%.*s', expected k0..k%d",
                 (int)length, word, (int)value_length, value, highest);
@@ -128,8 +127,10 @@ static bool gpu_ctx_set_all(gpu_ctx *ctx, const char *word, size_t length)
 {
     if (length != 2 || word[0] != 'k' || word[1] < '0' || word[1] > '9')
         return false;
-    for (int f = 0; f < GPU_FAMILY_COUNT; ++f)
-        ctx->variant[f] = word[1] - '0' < gpu_family_highest[f] ? word[1] - '0' : gpu_family_highest[f];
+    for (int f = 0; f < GPU_FAMILY_COUNT; ++f) {
+        const int highest = gpu_ladder_highest(gpu_family_names[f]);
+        ctx->variant[f] = word[1] - '0' < highest ? word[1] - '0' : highest;
+    }
     return true;
 }
 
@@ -137,7 +138,7 @@ json_t *gpu_variants(void)
 {
     json_t *all = json_object();
     for (int f = 0; f < GPU_FAMILY_COUNT; ++f)
-        json_object_set_new(all, gpu_family_names[f], json_integer(gpu_family_highest[f]));
+        json_object_set_new(all, gpu_family_names[f], json_integer(gpu_ladder_highest(gpu_family_names[f])));
     return all;
 }
 

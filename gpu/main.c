@@ -20,7 +20,8 @@ static void usage(FILE *out)
             "%s: the engine of assay; `assay` starts it, one process for each rank\n"
             "  %s step --model DIR --batch FILE --out FILE [options]   (%s step --help)\n"
             "  %s ops --request DIR --out DIR [--variant LIST]         run the operations of a trace\n"
-            "  %s doctor                                               what it runs on, as JSON\n",
+            "  %s doctor [--ops]                                       what it runs on (and every variant), "
+            "as JSON\n",
             program, program, program, program, program);
 }
 
@@ -81,7 +82,7 @@ int main(int argc, char **argv)
     } else if (strcmp(verb, "ops") == 0) {
         st = ops_verb(argc - 1, argv + 1);
     } else if (strcmp(verb, "doctor") == 0) {
-        st = gpu_doctor_verb();
+        st = gpu_doctor_verb(argc > 2 && strcmp(argv[2], "--ops") == 0);
     } else {
         usage(stderr);
         return EXIT_NOT_CHECKED;

@@ -1,9 +1,10 @@
 /* What the engine runs on, as one JSON object. */
+#include "gpu/ladder.h"
 #include "gpu/main.h"
 
 #include <stdlib.h>
 
-assay_status gpu_doctor_verb(void)
+assay_status gpu_doctor_verb(bool operations)
 {
     gpu_ctx ctx;
     int driver = 0, runtime = 0, nccl = 0, devices = 0;
@@ -19,6 +20,8 @@ assay_status gpu_doctor_verb(void)
                                "compute_capability", capability, "sm_count", ctx.sm_count, "driver_version",
                                driver, "runtime_version", runtime, "nccl_version", nccl, "cublaslt_version",
                                (json_int_t)cublasLtGetVersion(), "variants", gpu_variants());
+    if (report && operations)
+        json_object_set_new(report, "operations", gpu_ladder_json());
     char *text = report ? json_dumps(report, JSON_INDENT(2)) : NULL;
     json_decref(report);
     gpu_ctx_destroy(&ctx);

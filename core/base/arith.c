@@ -8,7 +8,7 @@ static const char *const order_names[] = {
     [ASSAY_ORDER_TREE] = "tree",       [ASSAY_ORDER_TENSOR_CORE] = "tensor_core",
     [ASSAY_ORDER_UNKNOWN] = "unknown",
 };
-enum { ORDER_COUNT = sizeof order_names / sizeof order_names[0], COUNT_MAX = 1 << 24 };
+enum { ORDER_COUNT = sizeof order_names / sizeof order_names[0] };
 
 const char *assay_order_name(assay_order order)
 {
@@ -36,10 +36,11 @@ json_t *assay_arith_to_json(const assay_arith *a)
                      "atomics", a->atomics, "math_ulp", a->math_ulp, "tile", a->tile);
 }
 
-static assay_status read_count(const json_t *object, const char *key, int min, const char *what, int *out)
+static assay_status read_count(const json_t *object, const char *key, int min, int max, const char *what,
+                               int *out)
 {
     int64_t value = *out;
-    ASSAY_TRY(assay_json_get_i64(object, key, false, min, COUNT_MAX, what, &value));
+    ASSAY_TRY(assay_json_get_i64(object, key, false, min, max, what, &value));
     *out = (int)value;
     return ASSAY_OK;
 }
@@ -72,14 +73,14 @@ assay_status assay_arith_from_json(const json_t *object, const char *what, assay
     assay_arith a = assay_arith_elementwise();
     ASSAY_TRY(assay_json_only(object, allowed, what));
     ASSAY_TRY(read_words(object, what, &a));
-    ASSAY_TRY(read_count(object, "lanes", 1, what, &a.lanes));
-    ASSAY_TRY(read_count(object, "split", 1, what, &a.split));
-    ASSAY_TRY(read_count(object, "k_step", 0, what, &a.k_step));
-    ASSAY_TRY(read_count(object, "guard_bits", 0, what, &a.guard_bits));
+    ASSAY_TRY(read_count(object, "lanes", 1, ASSAY_ARITH_MAX_LANES, what, &a.lanes));
+    ASSAY_TRY(read_count(object, "split", 1, ASSAY_ARITH_MAX_SPLIT, what, &a.split));
+    ASSAY_TRY(read_count(object, "k_step", 0, ASSAY_ARITH_MAX_K_STEP, what, &a.k_step));
+    ASSAY_TRY(read_count(object, "guard_bits", 0, ASSAY_ARITH_MAX_GUARD_BITS, what, &a.guard_bits));
     ASSAY_TRY(assay_json_get_bool(object, "fma", false, what, &a.fma));
     ASSAY_TRY(assay_json_get_bool(object, "atomics", false, what, &a.atomics));
-    ASSAY_TRY(read_count(object, "math_ulp", 0, what, &a.math_ulp));
-    ASSAY_TRY(read_count(object, "tile", 0, what, &a.tile));
+    ASSAY_TRY(read_count(object, "math_ulp", 0, ASSAY_ARITH_MAX_MATH_ULP, what, &a.math_ulp));
+    ASSAY_TRY(read_count(object, "tile", 0, ASSAY_ARITH_MAX_TILE, what, &a.tile));
     /* A tensor-core sum without its step length has no bound. */
     ASSAY_CHECK(a.order != ASSAY_ORDER_TENSOR_CORE || a.k_step >= 1, ASSAY_FORMAT,
                 "%s: k_step: order tensor_core needs the terms per step, at least 1", what);

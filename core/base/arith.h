@@ -17,6 +17,19 @@ typedef enum {
     ASSAY_ORDER_UNKNOWN      /* any order */
 } assay_order;
 
+/* A declaration beyond these is refused: no declared number widens a bound without end.  Elementary functions: the largest
+ * documented error of what the operations use (CUDA Math API, single precision: expf, sinf, cosf, rsqrtf 2 ulp, logf 1) composed
+ * to a sigmoid is 6.  Chains: more than any device has threads for; a tensor-core step of 256 products is the longest
+ * documented (1-bit mma); alignment keeps fewer extra bits than the accumulator has. */
+enum {
+    ASSAY_ARITH_MAX_MATH_ULP = 8,
+    ASSAY_ARITH_MAX_LANES = 1 << 20,
+    ASSAY_ARITH_MAX_SPLIT = 1 << 12,
+    ASSAY_ARITH_MAX_K_STEP = 256,
+    ASSAY_ARITH_MAX_GUARD_BITS = 24,
+    ASSAY_ARITH_MAX_TILE = 1 << 16
+};
+
 typedef struct assay_arith {
     assay_dtype accumulate; /* ASSAY_F32 or ASSAY_F64 */
     assay_order order;

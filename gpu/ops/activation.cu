@@ -7,6 +7,7 @@
  *
  * sigmoid is 1/(1 + exp(-x)), at most 6 ulp.  y may be the buffer of an input of the same dtype. */
 #include "gpu/device.cuh"
+#include "gpu/ladder.h"
 
 template <class T> __global__ void add_k0(T *y, const T *a, const T *b, int64_t n)
 {
@@ -369,3 +370,26 @@ assay_status gpu_sigmoid_gate_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dgate,
     gpu_declare(declared, variant, row_sum_arith(variant, h));
     return ASSAY_OK;
 }
+
+/* --- the ladder --------------------------------------------------------------------------------------------- */
+extern "C" const gpu_rung gpu_activation_rungs[] = {
+    {"add", 0, "one thread an element, plain", "y: one fp32 addition", 0},
+    {"add", 1, "four elements a thread where sizes allow: fewer, wider loads", "y: one fp32 addition", 0},
+    {"cast", 0, "one thread an element", "y: one rounding", 0},
+    {"slice_rows", 0, "a view in the engine, one copy otherwise", "y: exact", 0},
+    {"swiglu_fwd", 0, "one thread an element", "y: fp32 element-wise, sigmoid 6 ulp", 0},
+    {"swiglu_bwd", 0, "one thread a row",
+     "dx: fp32 element-wise, sigmoid 6 ulp; dprobs: sequential, rounded products", 0},
+    {"swiglu_bwd", 1, "4, 8 or 32 lanes a row: coalesced, sums by shuffles",
+     "dx: fp32 element-wise, sigmoid 6 ulp; dprobs: tree of 4 (F <= 32), 8 (F <= 128) or 32 lanes, rounded "
+     "products",
+     0},
+    {"sigmoid_gate_fwd", 0, "one thread an element", "y: fp32 element-wise, sigmoid 6 ulp", 0},
+    {"sigmoid_gate_bwd", 0, "one thread a row",
+     "dx: fp32 element-wise, sigmoid 6 ulp; dgate: sequential, rounded products", 0},
+    {"sigmoid_gate_bwd", 1, "4, 8 or 32 lanes a row",
+     "dx: fp32 element-wise, sigmoid 6 ulp; dgate: tree of 4 (H <= 32), 8 (H <= 128) or 32 lanes, rounded "
+     "products",
+     0},
+    {NULL, 0, NULL, NULL, 0},
+};

@@ -10,6 +10,7 @@
  *       output elements lane, lane + 32, ...
  *
  * In both, every score, the sum of exponentials and every output element is one chain in ascending order. */
+#include "gpu/ladder.h"
 #include "gpu/ops/attention.cuh"
 
 /* exp(s - reference) never meets inf - inf because of an all -inf row. */
@@ -329,3 +330,14 @@ assay_status gpu_qkv_split_bwd(gpu_ctx *ctx, gpu_tensor dqkv, gpu_tensor dq, gpu
 {
     return qkv_split(ctx, "qkv_split_bwd", true, dq, dk, dv, dqkv, stream, declared);
 }
+
+/* --- the ladder --------------------------------------------------------------------------------------------- */
+extern "C" const gpu_rung gpu_attention_rungs[] = {
+    {"attention_fwd", 0, "one thread a query and head, three passes over the keys",
+     "o, lse: sequential fma, two-pass, exp 2 ulp", 0},
+    {"attention_fwd", 1, "one warp for four rows, keys and values read once into shared memory",
+     "o, lse: sequential fma, online softmax with tiles of 32 keys, exp 2 ulp", 0},
+    {"qkv_split_fwd", 0, "one thread an element", "q, k, v: exact", 0},
+    {"qkv_split_bwd", 0, "one thread an element", "dqkv: exact", 0},
+    {NULL, 0, NULL, NULL, 0},
+};

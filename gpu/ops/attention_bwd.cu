@@ -10,6 +10,7 @@
  *
  * D = sum dO O comes first, into the workspace.  dk and dv sum over the heads of the group, then over the
  * queries, both ascending, in one chain: no atomics. */
+#include "gpu/ladder.h"
 #include "gpu/ops/attention.cuh"
 
 template <class T>
@@ -349,3 +350,12 @@ assay_status gpu_attention_bwd(gpu_ctx *ctx, gpu_tensor dq, gpu_tensor dk, gpu_t
     gpu_declare(declared, variant, gpu_arith_sequential(GPU_ULP_EXP));
     return ASSAY_OK;
 }
+
+/* --- the ladder --------------------------------------------------------------------------------------------- */
+extern "C" const gpu_rung gpu_attention_bwd_rungs[] = {
+    {"attention_bwd", 0, "one thread a query and head (dq), a key and group (dk, dv)",
+     "dq, dk, dv: sequential fma, exp 2 ulp", 0},
+    {"attention_bwd", 1, "one warp for four rows or keys, tiles of 32 in shared memory",
+     "dq, dk, dv: sequential fma, exp 2 ulp", 0},
+    {NULL, 0, NULL, NULL, 0},
+};

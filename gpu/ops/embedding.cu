@@ -6,6 +6,7 @@
  *
  * bwd adds the rows of an id onto dweight in ascending token order. */
 #include "gpu/device.cuh"
+#include "gpu/ladder.h"
 
 template <class T>
 __global__ void embedding_fwd_k0(T *y, const int64_t *ids, const T *w, int64_t vocab_start, int64_t v,
@@ -121,3 +122,12 @@ assay_status gpu_embedding_bwd(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor dy, 
     gpu_declare(declared, variant, gpu_arith_sequential(0));
     return ASSAY_OK;
 }
+
+/* --- the ladder --------------------------------------------------------------------------------------------- */
+extern "C" const gpu_rung gpu_embedding_rungs[] = {
+    {"embedding_fwd", 0, "one thread an element", "y: exact", 0},
+    {"embedding_bwd", 0, "one thread a column walks the tokens", "dweight: sequential", 0},
+    {"embedding_bwd", 1, "one warp a token: ids are summed side by side",
+     "dweight: sequential, the same sums bit for bit", 0},
+    {NULL, 0, NULL, NULL, 0},
+};

@@ -7,6 +7,7 @@
  * precondition; it never reads or writes outside a buffer: gather and combine then give NaN (I64: -1), the
  * plan skips it. */
 #include "gpu/device.cuh"
+#include "gpu/ladder.h"
 
 __global__ void plan_count_k0(int64_t *tokens_per_expert, const int64_t *indices, int64_t n, int64_t experts)
 {
@@ -209,3 +210,12 @@ assay_status gpu_combine_rows(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tens
     gpu_declare(declared, 0, gpu_arith_sequential(0));
     return ASSAY_OK;
 }
+
+/* --- the ladder --------------------------------------------------------------------------------------------- */
+extern "C" const gpu_rung gpu_experts_rungs[] = {
+    {"permute_plan", 0, "one thread an expert walks all choices", "integers, exact", 0},
+    {"permute_plan", 1, "one warp an expert, 32 choices at a time, places by ballots", "integers, exact", 0},
+    {"gather_rows", 0, "one thread an element", "y: exact", 0},
+    {"combine_rows", 0, "one thread an element", "y: sequential over the choices of a token", 0},
+    {NULL, 0, NULL, NULL, 0},
+};

@@ -10,6 +10,7 @@
  * A product that cuBLASLt has no algorithm for (odd sizes or addresses) runs as k0 and declares it.  Split-K
  * is forbidden, so that a declared chain is one chain.  Products over nothing (K = 0) run as k0. */
 #include "gpu/device.cuh"
+#include "gpu/ladder.h"
 
 /* C[m,n] = sum_p A(i,p) B(j,p) (+ bias[n]) (+ C): row-major.  A is stored [m,k], or [k,m] when a_is_km; B is
  * stored [n,k], or [k,n] when b_is_kn. */
@@ -446,3 +447,41 @@ assay_status gpu_grouped_linear_bwd_weight(gpu_ctx *ctx, gpu_tensor dweight, gpu
     const product p = {op, n, k, rows, true, true, true, dweight, dy, x, gpu_tensor_none()};
     return run_groups(ctx, &p, tokens_per_expert, dweight.shape[0], stream, declared);
 }
+
+/* --- the ladder --------------------------------------------------------------------------------------------- */
+extern "C" const gpu_rung gpu_linear_rungs[] = {
+    {"linear_fwd", 0, "one thread an element, inner index ascending", "y: sequential fma", 0},
+    {"linear_bwd_input", 0, "one thread an element, inner index ascending", "dx: sequential fma", 0},
+    {"linear_bwd_weight", 0, "one thread an element, inner index ascending", "dweight: sequential fma", 0},
+    {"grouped_linear_fwd", 0, "one thread an element, inner index ascending", "y: sequential fma", 0},
+    {"grouped_linear_bwd_input", 0, "one thread an element, inner index ascending", "dx: sequential fma", 0},
+    {"grouped_linear_bwd_weight", 0, "one thread an element, inner index ascending",
+     "dweight: sequential fma", 0},
+    {"linear_fwd", 1, "cuBLASLt",
+     "y: simulator: sequential fma; sm_90 and bf16: tensor core, k_step 16, guard bits 2; else: order "
+     "unknown",
+     0},
+    {"linear_bwd_input", 1, "cuBLASLt",
+     "dx: simulator: sequential fma; sm_90 and bf16: tensor core, k_step 16, guard bits 2; else: order "
+     "unknown",
+     0},
+    {"linear_bwd_weight", 1, "cuBLASLt",
+     "dweight: simulator: sequential fma; sm_90 and bf16: tensor core, k_step 16, guard bits 2; else: order "
+     "unknown",
+     0},
+    {"grouped_linear_fwd", 1, "cuBLASLt, experts one after the other",
+     "y: simulator: sequential fma; sm_90 and bf16: tensor core, k_step 16, guard bits 2; else: order "
+     "unknown",
+     0},
+    {"grouped_linear_bwd_input", 1, "cuBLASLt, experts one after the other",
+     "dx: simulator: sequential fma; sm_90 and bf16: tensor core, k_step 16, guard bits 2; else: order "
+     "unknown",
+     0},
+    {"grouped_linear_bwd_weight", 1, "cuBLASLt, experts one after the other",
+     "dweight: simulator: sequential fma; sm_90 and bf16: tensor core, k_step 16, guard bits 2; else: order "
+     "unknown",
+     0},
+    {"linear_bwd_bias", 0, "one thread a column", "dbias: sequential", 0},
+    {"linear_bwd_bias", 1, "8 chains of rows a column", "dbias: tree of 8 lanes", 0},
+    {NULL, 0, NULL, NULL, 0},
+};

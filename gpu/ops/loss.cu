@@ -9,6 +9,7 @@
  * loss is one thread for each token, bwd one for each element.  The tile of k1 and k2 is eight elements of
  * every lane; at the end a sum is rescaled once more for the warp, and once for the block. */
 #include "gpu/device.cuh"
+#include "gpu/ladder.h"
 
 enum { LOSS_UNROLL = 8, LOSS_BLOCK = 256, LOSS_WIDE = 4096, LOSS_IGNORE = -100 };
 
@@ -229,3 +230,17 @@ assay_status gpu_cross_entropy_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor 
     gpu_declare(declared, 0, gpu_arith_elementwise(GPU_ULP_EXP));
     return ASSAY_OK;
 }
+
+/* --- the ladder --------------------------------------------------------------------------------------------- */
+extern "C" const gpu_rung gpu_loss_rungs[] = {
+    {"cross_entropy_stats", 0, "one thread a row, maximum first", "stats: sequential, two-pass, exp 2 ulp",
+     0},
+    {"cross_entropy_stats", 1, "one warp a row, one pass",
+     "stats: tree of 32 lanes, tiles of 8 elements a lane, exp 2 ulp", 0},
+    {"cross_entropy_stats", 2, "256 threads a row, for large vocabularies (4096 and more)",
+     "stats: tree of 256 lanes, tiles of 8 elements a lane, exp 2 ulp", 0},
+    {"cross_entropy_loss", 0, "one thread a token",
+     "lse, loss: sequential over the vocabulary pieces, exp and log 2 ulp", 0},
+    {"cross_entropy_bwd", 0, "one thread an element", "dlogits: fp32 element-wise, exp 2 ulp", 0},
+    {NULL, 0, NULL, NULL, 0},
+};

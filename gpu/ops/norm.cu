@@ -8,6 +8,7 @@
  *
  * dgamma is complete in one launch: no atomics, no partial sums in memory. */
 #include "gpu/device.cuh"
+#include "gpu/ladder.h"
 
 template <class T>
 __global__ void rmsnorm_fwd_k0(T *y, float *rstd, const T *x, const T *gamma, float eps, int64_t t, int64_t h)
@@ -249,3 +250,14 @@ assay_status gpu_rmsnorm_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dgamma, gpu
     declare(declared, variant, h);
     return ASSAY_OK;
 }
+
+/* --- the ladder --------------------------------------------------------------------------------------------- */
+extern "C" const gpu_rung gpu_norm_rungs[] = {
+    {"rmsnorm_fwd", 0, "one thread a row", "y, rstd: sequential fma, rsqrt 2 ulp", 0},
+    {"rmsnorm_fwd", 1, "4, 8 or 32 lanes a row: coalesced, sums by shuffles",
+     "y, rstd: tree of 4 (H <= 32), 8 (H <= 128) or 32 lanes, rsqrt 2 ulp", 0},
+    {"rmsnorm_bwd", 0, "one thread a row, one a column", "dx, dgamma: sequential fma", 0},
+    {"rmsnorm_bwd", 1, "lanes a row, chains a column, one launch",
+     "dx: tree of 4 (H <= 32), 8 (H <= 128) or 32 lanes; dgamma: tree of at least as many chains of rows", 0},
+    {NULL, 0, NULL, NULL, 0},
+};

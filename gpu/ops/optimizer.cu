@@ -7,6 +7,7 @@
  * The constants of a step are made in double on the host and rounded once, grad_scale folded into them:
  *   m = b1 m + (1-b1) gs g;   v = b2 v + (1-b2) gs^2 g^2;   p -= lr ((m/c1) / (sqrt(v/c2) + eps) + wd p). */
 #include "gpu/device.cuh"
+#include "gpu/ladder.h"
 
 enum { ADAMW_TABLE = 48, ADAMW_BLOCK = 256, ADAMW_CHUNK = 4 * ADAMW_BLOCK };
 
@@ -181,3 +182,12 @@ assay_status gpu_adamw(gpu_ctx *ctx, int64_t n_tensors, const gpu_tensor *main_p
     }
     return ASSAY_OK;
 }
+
+/* --- the ladder --------------------------------------------------------------------------------------------- */
+extern "C" const gpu_rung gpu_optimizer_rungs[] = {
+    {"adamw", 0, "one launch a tensor",
+     "main_param, exp_avg, exp_avg_sq: fp32 element-wise, 1 ulp; param: one rounding", 0},
+    {"adamw", 1, "one launch for up to 48 tensors",
+     "main_param, exp_avg, exp_avg_sq: fp32 element-wise, 1 ulp; param: one rounding", 0},
+    {NULL, 0, NULL, NULL, 0},
+};

@@ -6,6 +6,7 @@
  * One variant: the operation is bound by memory and reads and writes every element once. */
 #include "core/model/config.h"
 #include "gpu/device.cuh"
+#include "gpu/ladder.h"
 
 __global__ void rope_table_k0(float *cos_table, float *sin_table, gpu_rope_desc d, int64_t positions)
 {
@@ -144,3 +145,11 @@ assay_status gpu_rope_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gpu_tensor
 {
     return rope(ctx, "rope_bwd", "dx", dx, "dy", dy, cos_table, sin_table, position, -1.0f, stream, declared);
 }
+
+/* --- the ladder --------------------------------------------------------------------------------------------- */
+extern "C" const gpu_rung gpu_rope_rungs[] = {
+    {"rope_table", 0, "one thread a pair, in double", "cos, sin: double, 2 ulp, one rounding", 0},
+    {"rope_fwd", 0, "one thread a pair; bound by memory, so the only one", "y: fp32 element-wise", 0},
+    {"rope_bwd", 0, "one thread a pair; bound by memory, so the only one", "dx: fp32 element-wise", 0},
+    {NULL, 0, NULL, NULL, 0},
+};

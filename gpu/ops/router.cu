@@ -6,6 +6,7 @@
  *       sums by shuffles, choices by warp maxima, places by ballots
  *
  * Up to 512 experts, top-k up to 32; k1 takes up to 32 groups (k0 runs otherwise). */
+#include "gpu/ladder.h"
 #include "gpu/ops/router.cuh"
 
 #define ROUTER_EPSILON 1e-20f
@@ -382,3 +383,14 @@ assay_status gpu_router_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor dprobs,
     declare(declared, variant, a.sigmoid);
     return ASSAY_OK;
 }
+
+/* --- the ladder --------------------------------------------------------------------------------------------- */
+extern "C" const gpu_rung gpu_router_rungs[] = {
+    {"router_fwd", 0, "one thread a token, every choice a scan of the row",
+     "probs, scores: sequential, exp 2 ulp (sigmoid 6)", 0},
+    {"router_fwd", 1, "one warp a token, the row stays in registers; up to 32 groups",
+     "probs, scores: tree of 32 lanes, exp 2 ulp (sigmoid 6)", 0},
+    {"router_bwd", 0, "one thread a token", "dlogits: sequential, exp 2 ulp (sigmoid 6)", 0},
+    {"router_bwd", 1, "one warp a token", "dlogits: tree of 32 lanes, exp 2 ulp (sigmoid 6)", 0},
+    {NULL, 0, NULL, NULL, 0},
+};

@@ -5,6 +5,7 @@
  *   k1  one warp for each token, one for each expert's column             fp32, tree of 32 lanes
  *
  * The aux map is the plain top-k of aux_scores: no bias, no groups. */
+#include "gpu/ladder.h"
 #include "gpu/ops/router.cuh"
 
 #define ROUTER_EPSILON 1e-20f
@@ -407,3 +408,16 @@ assay_status gpu_expert_bias_update(gpu_ctx *ctx, gpu_tensor bias, gpu_tensor to
     gpu_declare(declared, 0, gpu_arith_elementwise(0));
     return ASSAY_OK;
 }
+
+/* --- the ladder --------------------------------------------------------------------------------------------- */
+extern "C" const gpu_rung gpu_router_aux_rungs[] = {
+    {"router_aux_fwd", 0, "one thread a token, one an expert",
+     "aux_scores, score_sums, z_sum: sequential, exp 2 ulp (sigmoid 6)", 0},
+    {"router_aux_fwd", 1, "one warp a token, one an expert",
+     "aux_scores, score_sums, z_sum: tree of 32 lanes, exp 2 ulp (sigmoid 6)", 0},
+    {"router_aux_loss", 0, "one thread", "losses: double, sequential, rounded products", 0},
+    {"router_aux_bwd", 0, "one thread a token", "dlogits: sequential, exp 2 ulp (sigmoid 6)", 0},
+    {"router_aux_bwd", 1, "one warp a token", "dlogits: tree of 32 lanes, exp 2 ulp (sigmoid 6)", 0},
+    {"expert_bias_update", 0, "one thread an expert", "bias: one fp32 addition", 0},
+    {NULL, 0, NULL, NULL, 0},
+};

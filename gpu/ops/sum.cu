@@ -6,6 +6,7 @@
  *
  * The square of an fp32 number is exact in double. */
 #include "gpu/device.cuh"
+#include "gpu/ladder.h"
 
 enum { SUM_BLOCK = 256, SUM_MAX_BLOCKS = 256, SUM_PER_THREAD = 16 };
 
@@ -136,3 +137,14 @@ assay_status gpu_sumsq(gpu_ctx *ctx, gpu_tensor y, const gpu_tensor *x, int64_t 
     declare(declared, variant, fewest); /* the fewest lanes are the longest chains: holds for every tensor */
     return ASSAY_OK;
 }
+
+/* --- the ladder --------------------------------------------------------------------------------------------- */
+extern "C" const gpu_rung gpu_sum_rungs[] = {
+    {"sum", 0, "one thread", "y: double, sequential", 0},
+    {"sum", 1, "blocks of 256 threads, joined by a second launch",
+     "y: double, tree of 256 x blocks lanes; the size alone decides the order", 0},
+    {"sumsq", 0, "one thread", "y: double, sequential; squares are exact", 0},
+    {"sumsq", 1, "blocks of 256 threads, joined by a second launch",
+     "y: double, tree of 256 x blocks lanes of the smallest tensor; squares are exact", 0},
+    {NULL, 0, NULL, NULL, 0},
+};
