@@ -11,6 +11,7 @@ static const char *const gpu_family_names[GPU_FAMILY_COUNT] = {
     GPU_FAMILY_MAP(GPU_FAMILY_NAME)
 #undef GPU_FAMILY_NAME
 };
+
 assay_status gpu_cuda_error(cudaError_t e, const char *call, const char *file, int line, const char *func)
 {
     (void)cudaGetLastError(); /* reported here; must not be found again by a later call */
@@ -126,8 +127,10 @@ static bool gpu_ctx_set_all(gpu_ctx *ctx, const char *word, size_t length)
 {
     if (length != 2 || word[0] != 'k' || word[1] < '0' || word[1] > '9')
         return false;
-    for (int f = 0; f < GPU_FAMILY_COUNT; ++f)
-        ctx->variant[f] = word[1] - '0' < gpu_family_highest[f] ? word[1] - '0' : gpu_family_highest[f];
+    for (int f = 0; f < GPU_FAMILY_COUNT; ++f) {
+        const int highest = gpu_ladder_highest(gpu_family_names[f]);
+        ctx->variant[f] = word[1] - '0' < highest ? word[1] - '0' : highest;
+    }
     return true;
 }
 
@@ -135,7 +138,7 @@ json_t *gpu_variants(void)
 {
     json_t *all = json_object();
     for (int f = 0; f < GPU_FAMILY_COUNT; ++f)
-        json_object_set_new(all, gpu_family_names[f], json_integer(gpu_family_highest[f]));
+        json_object_set_new(all, gpu_family_names[f], json_integer(gpu_ladder_highest(gpu_family_names[f])));
     return all;
 }
 

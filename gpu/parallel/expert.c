@@ -149,8 +149,8 @@ static assay_status name_rows(gpu_model *m, gpu_slot_state *slot, gpu_moe_acts *
     for (int64_t e = 0; e < E; e++)
         for (int64_t i = 0; i < mine[e]; i++, row++) {
             const int64_t t = p->row_token[row];
-            const int64_t s = assay_sequence_position(&m->sequence.shard, t / m->B);
-            const int64_t token = s * m->B_global + m->row0 + t % m->B;
+            const int64_t position = assay_sequence_position(&m->sequence.shard, t / m->B);
+            const int64_t token = position * m->B_global + m->row0 + t % m->B;
             rows->ids[row] = token * E + e;
         }
     return gpu_trace_rows(m->run, rows, "mlp.permute");
