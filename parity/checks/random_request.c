@@ -4,6 +4,7 @@
 #include "parity/checks/random_request.h"
 
 #include "core/base/philox.h"
+#include "core/model/ops.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -46,8 +47,10 @@ static assay_status symbol(const draft *d, const char *name, size_t length, int6
     return ASSAY_OK;
 }
 
-static void put_attr(const draft *d, json_t *attrs, const char *key, const char *text)
+/* An attribute that the table of operations does not give this one is for the derivations. */
+static void put_attr(const draft *d, const char *key, const char *text)
 {
+    json_t *attrs = assay_op_attr_find(assay_op_find(d->row->op), key) ? d->q->attrs : d->derivation;
     int64_t value;
     char *end;
     const double real = strtod(text, &end);
@@ -63,21 +66,21 @@ static void put_attr(const draft *d, json_t *attrs, const char *key, const char 
     json_object_set_new(attrs, key, v);
 }
 
-/* "T=3 K=5 | eps=1e-5 topk=K": symbols go to d->s, attributes to the request, behind a second bar to derivations. */
+/* "T=3 K=5 | eps=1e-5 topk=K": symbols go to d->s, attributes to the request or to derivations. */
 static void read_sizes(draft *d, const char *text)
 {
-    int bars = 0;
+    bool attrs = false;
     for (const char *p = text; *p != '\0';) {
         const size_t length = strcspn(p, " ");
         const char *equals = memchr(p, '=', length);
         char key[48], value[48];
         if (length == 1 && *p == '|') {
-            bars++;
+            attrs = true;
         } else if (equals != NULL) {
             snprintf(key, sizeof key, "%.*s", (int)(equals - p), p);
             snprintf(value, sizeof value, "%.*s", (int)(length - (size_t)(equals + 1 - p)), equals + 1);
-            if (bars > 0) {
-                put_attr(d, bars == 1 ? d->q->attrs : d->derivation, key, value);
+            if (attrs) {
+                put_attr(d, key, value);
             } else if (d->s.n < MAX_SYMBOLS) {
                 snprintf(d->s.name[d->s.n], sizeof d->s.name[0], "%.7s", key);
                 d->s.value[d->s.n++] = strtoll(value, NULL, 10);

@@ -36,7 +36,7 @@ enum { ASK_MAX_SLOTS = 12, ASK_MAX_SIZES = 12 };
 
 /* A size row: symbols, then after a bar the attributes: "T=3 K=5 | eps=1e-5 topk=K score_function=softmax".  The value of an
  * attribute is a symbol, an integer, a number with a point or exponent, true, false or a word.
- * Behind a second bar: attributes that only the derivations of ASK_FROM need. */
+ * Attributes that the operation does not have are for the derivations of ASK_FROM. */
 typedef struct parity_ask_row {
     const char *op;
     parity_ask_slot slots[ASK_MAX_SLOTS];

@@ -9,46 +9,56 @@ typedef struct cover {
     int n, axes;
     int first[PARITY_MAX_AXES]; /* number of an axis' first value among all values */
     int total;
-    bool *met; /* [total][total], first axis first */
+    int *met; /* [total][total], first axis first: how often */
 } cover;
 
-static bool *pair_of(const cover *c, int row, int a, int b)
+static int *pair_of(const cover *c, int row, int a, int b)
 {
     const int *r = c->rows + (size_t)row * (size_t)c->axes;
     return &c->met[(size_t)(c->first[a] + r[a]) * (size_t)c->total + (size_t)(c->first[b] + r[b])];
 }
 
-/* How many pairs a row would add; with `take` they are met from now on. */
-static int gain(const cover *c, int row, bool take)
+/* How many pairs a row would add; *often: how often its pairs have been met already. */
+static int gain(const cover *c, int row, int *often)
 {
     int n = 0;
+    *often = 0;
     for (int a = 0; a < c->axes; a++)
         for (int b = a + 1; b < c->axes; b++) {
-            bool *met = pair_of(c, row, a, b);
-            n += !*met;
-            *met = *met || take;
+            const int met = *pair_of(c, row, a, b);
+            n += met == 0;
+            *often += met;
         }
     return n;
+}
+
+static void take(const cover *c, int row)
+{
+    for (int a = 0; a < c->axes; a++)
+        for (int b = a + 1; b < c->axes; b++)
+            ++*pair_of(c, row, a, b);
 }
 
 static void choose(const cover *c, bool *chosen)
 {
     for (int i = 0; i < c->n; i++)
         if (chosen[i])
-            gain(c, i, true);
+            take(c, i);
     for (;;) {
-        int best = -1, most = 0;
+        int best = -1, most = 0, least = 0;
         for (int i = 0; i < c->n; i++) {
-            const int more = chosen[i] ? 0 : gain(c, i, false);
-            if (more > most) {
+            int often;
+            const int more = chosen[i] ? 0 : gain(c, i, &often);
+            if (more > most || (more > 0 && more == most && often < least)) {
                 most = more;
+                least = often;
                 best = i;
             }
         }
         if (best < 0)
             return;
         chosen[best] = true;
-        gain(c, best, true);
+        take(c, best);
     }
 }
 
