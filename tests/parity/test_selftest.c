@@ -6,7 +6,7 @@
 #include "parity/run/cases.h"
 #include "parity/run/mutant.h"
 
-/* Two ranks: a linear in two row pieces, a replicated add with indices. */
+/* Two ranks: a cast in two row pieces, a replicated add, a choice of experts. */
 static void write_source(const char *dir)
 {
     for (int rank = 0; rank < 2; rank++) {
@@ -25,7 +25,9 @@ static void write_source(const char *dir)
         op_in(&o, "a", put_f32(w, "x", ASSAY_PHASE_FORWARD, 4, 2, x));
         op_in(&o, "b", put_f32(w, "x", ASSAY_PHASE_FORWARD, 4, 2, x));
         op_out(&o, "y", put_f32(w, "copy.y", ASSAY_PHASE_FORWARD, 4, 2, sum));
-        assay_trace_tensor t = tensor_of("copy.indices", ASSAY_PHASE_FORWARD, ASSAY_I64, 2, shape);
+        must(assay_trace_write_op(w, &o));
+        o = op_of("router_fwd", "choice", ASSAY_PHASE_FORWARD);
+        assay_trace_tensor t = tensor_of("choice.indices", ASSAY_PHASE_FORWARD, ASSAY_I64, 2, shape);
         must(assay_trace_write_tensor(w, &t, choice));
         op_out(&o, "indices", t.id);
         must(assay_trace_write_op(w, &o));
@@ -109,19 +111,19 @@ Test(parity_selftest, values_change_as_the_word_says)
 Test(parity_selftest, operations_vanish_repeat_and_lie)
 {
     char dir[256];
-    const int64_t wanted[3] = {1, 3, 2};
+    const int64_t wanted[3] = {2, 4, 3};
     const char *const word[3] = {"drop_op", "repeat_op", "arithmetic"};
     for (int i = 0; i < 3; i++) {
         assay_trace *t = mutate(word[i], "add", "copy", "", 0, dir);
         cr_assert_eq(assay_trace_n_ops(t, 0), wanted[i], "%s", word[i]);
-        cr_assert_eq(assay_trace_n_ops(t, 1), 2);
+        cr_assert_eq(assay_trace_n_ops(t, 1), 3);
         if (i == 2)
             cr_assert_eq(assay_trace_op_at(t, 0, 1)->arith.accumulate, ASSAY_F64);
         assay_trace_close(t);
         remove_path(dir);
     }
-    assay_trace *t = mutate("expert", "add", "copy", "indices", 0, dir);
-    const assay_trace_tensor *x = assay_trace_op_tensor(t, assay_trace_op_at(t, 0, 1), "indices");
+    assay_trace *t = mutate("expert", "router_fwd", "choice", "indices", 0, dir);
+    const assay_trace_tensor *x = assay_trace_op_tensor(t, assay_trace_op_at(t, 0, 2), "indices");
     int64_t choice[4];
     memcpy(choice, x->data, sizeof choice);
     const int64_t changed[4] = {0, 1, 1, 3};
