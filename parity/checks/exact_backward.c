@@ -182,9 +182,10 @@ static void add_router_aux(parity_ask *q, int64_t t, int64_t experts, int64_t k,
         parity_ask_real_attr(q, "z_coeff", back ? 0.0 : 0.25);
         parity_ask_int(q, "topk", k);
         parity_ask_int(q, "tokens", 16);
-        parity_ask_text(q, "score_function", score);
-        if (back)
+        if (back) {
+            parity_ask_text(q, "score_function", score);
             parity_ask_real_attr(q, "loss_scale", 0.25);
+        }
         parity_ask_finish(q);
     }
 }
