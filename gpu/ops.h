@@ -1,8 +1,9 @@
-/* The engine's operations.  Same names and argument order as ref/ops.h would have, plus the context first and
- * the stream last; docs/OPS.md is the contract of each (formula, slots, rounding, edge cases).
+/* The engine's operations.  Same names and argument order as ref/ops.h would have, plus the context first,
+ * the stream and the declaration last; docs/OPS.md is the contract of each (formula, slots, rounding, edge cases).
  *
  * All of them: asynchronous on `stream`; allocate nothing; use ctx->workspace where *_workspace() says so
- * (ASSAY_LIMIT when it is too small); fill ctx->declared; ASSAY_OK means enqueued.  ASSAY_INVALID_ARGUMENT:
+ * (ASSAY_LIMIT when it is too small); say in *declared (NULL: nobody asks)
+ * which variant ran with which arithmetic; ASSAY_OK means enqueued.  ASSAY_INVALID_ARGUMENT:
  * rank, shape, dtype, alignment (checked before the first CUDA call; the message names operation, operand,
  * expected, found).  ASSAY_UNSUPPORTED: dtype or variant. ASSAY_CUDA / ASSAY_CUBLAS: launch.  Sizes may be 0.
  * act is F32 or BF16; every operation is deterministic.  Accumulated targets
