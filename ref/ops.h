@@ -79,6 +79,10 @@ void ref_qkv_split_bwd(double *dqkv, const double *dq, const double *dk, const d
 
 /* --- activation.c ------------------------------------------------------------------------------------------- */
 void ref_add(double *y, const double *a, const double *b, int64_t n);
+/* y [n] = min(max(x, -limit), limit); a NaN stays */
+void ref_clamp_fwd(double *y, const double *x, double limit, int64_t n);
+/* dx [n] = dy where |x| < limit, else 0 */
+void ref_clamp_bwd(double *dx, const double *dy, const double *x, double limit, int64_t n);
 /* y [T,F] =   x [T,2F] = [gate | up]   probs [T] or NULL */
 void ref_swiglu_fwd(double *y, const double *x, const double *probs, int64_t t, int64_t f);
 /* dx [T,2F] =   dprobs [T] = (NULL when probs is NULL) */

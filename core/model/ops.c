@@ -169,6 +169,11 @@ static const assay_op table[] = {
     /* --- 6. element-wise --- */
     {"add", "elementwise", .sums = "",
      .slots = {{IN("a", ACT, "n")}, {IN("b", ACT, "n")}, {OUT("y", ACT, "n")}}},
+    {"clamp_fwd", "elementwise", .sums = "", .slots = {{IN("x", ACT, "n")}, {OUT("y", ACT, "n")}},
+     .attrs = {{DOUBLE("limit"), RANGE(0x1p-100, 0x1p100)}}},
+    {"clamp_bwd", "elementwise", .sums = "",
+     .slots = {{IN("dy", ACT, "n")}, {IN("x", ACT, "n")}, {OUT("dx", ACT, "n")}},
+     .attrs = {{DOUBLE("limit"), RANGE(0x1p-100, 0x1p100)}}},
     {"swiglu_fwd", "elementwise", .sums = "",
      .slots = {{IN("x", ACT, "T,2*F")}, {IN("probs", F32, "T"), OPT}, {OUT("y", ACT, "T,F")}}},
     {"swiglu_bwd", "elementwise", .sums = "dprobs: F",

@@ -56,6 +56,10 @@ assay_status ref_bound_rmsnorm_bwd(ref_pair dx, ref_pair dgamma, const double *d
                                    int64_t h, const ref_declared *d);
 
 /* --- elementwise.c */
+/* No rounding but the one of the store: of limit, where the stored type has not that number. */
+void ref_bound_clamp_fwd(ref_pair y, const double *x, double limit, int64_t n, const ref_declared *d);
+void ref_bound_clamp_bwd(ref_pair dx, const double *dy, const double *x, double limit, int64_t n,
+                         const ref_declared *d);
 void ref_bound_add(ref_pair y, const double *a, const double *b, int64_t n, const ref_declared *d);
 void ref_bound_swiglu_fwd(ref_pair y, const double *x, const double *probs, int64_t t, int64_t f,
                           const ref_declared *d);

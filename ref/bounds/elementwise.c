@@ -10,6 +10,21 @@ void ref_bound_add(ref_pair y, const double *a, const double *b, int64_t n, cons
         ref_pair_set(y, i, iv_add(&d->num, iv_exact(a[i]), iv_exact(b[i])), &d->num);
 }
 
+void ref_bound_clamp_fwd(ref_pair y, const double *x, double limit, int64_t n, const ref_declared *d)
+{
+    for (int64_t i = 0; i < n; i++) {
+        const double v = x[i] > limit ? limit : x[i] < -limit ? -limit : x[i];
+        ref_pair_set(y, i, iv_exact(v), &d->num);
+    }
+}
+
+void ref_bound_clamp_bwd(ref_pair dx, const double *dy, const double *x, double limit, int64_t n,
+                         const ref_declared *d)
+{
+    for (int64_t i = 0; i < n; i++)
+        ref_pair_set(dx, i, iv_exact(fabs(x[i]) < limit ? dy[i] : 0.0), &d->num);
+}
+
 void ref_bound_swiglu_fwd(ref_pair y, const double *x, const double *probs, int64_t t, int64_t f,
                           const ref_declared *d)
 {

@@ -20,6 +20,18 @@ void ref_add(double *y, const double *a, const double *b, int64_t n)
         y[i] = a[i] + b[i];
 }
 
+void ref_clamp_fwd(double *y, const double *x, double limit, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        y[i] = x[i] > limit ? limit : x[i] < -limit ? -limit : x[i];
+}
+
+void ref_clamp_bwd(double *dx, const double *dy, const double *x, double limit, int64_t n)
+{
+    for (int64_t i = 0; i < n; i++)
+        dx[i] = fabs(x[i]) < limit ? dy[i] : 0.0;
+}
+
 void ref_swiglu_fwd(double *y, const double *x, const double *probs, int64_t t, int64_t f)
 {
 #pragma omp parallel for schedule(static) if (ref_vec_parallel(t * f * 8))

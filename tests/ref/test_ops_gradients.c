@@ -258,6 +258,36 @@ Test(ref_gradients, swiglu_and_sigmoid_gate)
         }
 }
 
+/* ---- clamp */
+typedef struct clamp_case {
+    double *y, *x, *dy;
+    int64_t n;
+} clamp_case;
+
+static double clamp_objective(void *context)
+{
+    const clamp_case *c = context;
+    ref_clamp_fwd(c->y, c->x, 0.75, c->n);
+    return dot(c->y, c->dy, c->n);
+}
+
+Test(ref_gradients, clamp)
+{
+    test_rng r = {31};
+    const int64_t n = 23;
+    clamp_case c = {new_real(n), random_normal(&r, n), random_normal(&r, n), n};
+    double *dx = new_real(n);
+    ref_clamp_bwd(dx, c.dy, c.x, 0.75, n);
+    expect_gradient("dx", clamp_objective, &c, c.x, dx, n);
+    const double edge[4] = {0.75, -0.75, (double)NAN, 0.7499}, ones[4] = {1, 1, 1, 1};
+    double y[4], d[4];
+    ref_clamp_fwd(y, edge, 0.75, 4);
+    ref_clamp_bwd(d, ones, edge, 0.75, 4);
+    cr_expect(y[0] == 0.75 && y[1] == -0.75 && isnan(y[2]) && y[3] == 0.7499);
+    cr_expect(d[0] == 0.0 && d[1] == 0.0 && d[2] == 0.0 && d[3] == 1.0, "no gradient on the limit");
+    free(c.y), free(c.x), free(c.dy), free(dx);
+}
+
 /* ---- rope */
 typedef struct rope_case {
     double *y, *x, *dy, *cos_table, *sin_table;
