@@ -141,6 +141,7 @@ assay_status ref_self_attention_fwd(ref_pass *p, ref_layer_acts *acts, ref_tenso
 {
     const ref_layer_params *w = &p->e->layer[p->layer];
     const bool sp = p->e->grid.p.sequence_parallel;
+    const double limit = p->e->config->clip_qkv;
     ref_attention_acts *a = &acts->attention;
     ref_tensor projected;
     ASSAY_TRY(ref_column_parallel_input(p, &a->whole, x, sp, "self_attention.gather"));
@@ -155,9 +156,17 @@ assay_status ref_self_attention_fwd(ref_pass *p, ref_layer_acts *acts, ref_tenso
         ASSAY_TRY(ref_ranks_rmsnorm(p, &a->k_normed, &a->k_rstd, &a->k, w->k_layernorm,
                                     "self_attention.k_layernorm"));
     }
-    ASSAY_TRY(ref_ranks_rope(p, &a->q_rotated, &a->q_normed, "self_attention.rope_q"));
-    ASSAY_TRY(ref_ranks_rope(p, &a->k_rotated, &a->k_normed, "self_attention.rope_k"));
-    ASSAY_TRY(ref_ranks_attention(p, &a->o, &a->lse, &a->q_rotated, &a->k_rotated, &a->v));
+    a->q_clipped = a->q_normed;
+    a->k_clipped = a->k_normed;
+    a->v_clipped = a->v;
+    if (limit > 0.0) {
+        ASSAY_TRY(ref_ranks_clamp(p, &a->q_clipped, &a->q_normed, limit, "self_attention.clip_q"));
+        ASSAY_TRY(ref_ranks_clamp(p, &a->k_clipped, &a->k_normed, limit, "self_attention.clip_k"));
+        ASSAY_TRY(ref_ranks_clamp(p, &a->v_clipped, &a->v, limit, "self_attention.clip_v"));
+    }
+    ASSAY_TRY(ref_ranks_rope(p, &a->q_rotated, &a->q_clipped, "self_attention.rope_q"));
+    ASSAY_TRY(ref_ranks_rope(p, &a->k_rotated, &a->k_clipped, "self_attention.rope_k"));
+    ASSAY_TRY(ref_ranks_attention(p, &a->o, &a->lse, &a->q_rotated, &a->k_rotated, &a->v_clipped));
     ASSAY_TRY(ref_ranks_linear(p, &projected, &a->o, w->proj, w->proj_bias, true,
                                "self_attention.linear_proj", REF_STORE_ACT));
     return ref_row_parallel_output(p, y, &projected, sp, "self_attention.reduce");
@@ -168,14 +177,21 @@ assay_status ref_self_attention_bwd(ref_pass *p, ref_tensor *dx, const ref_layer
 {
     const ref_layer_params *w = &p->e->layer[p->layer];
     const bool sp = p->e->grid.p.sequence_parallel;
+    const double limit = p->e->config->clip_qkv;
     const ref_attention_acts *a = &acts->attention;
     ref_tensor dprojected, d_o, dq, dk, dv, dq_normed, dk_normed, dqkv, dwhole;
     ASSAY_TRY(ref_row_parallel_output_bwd(p, &dprojected, dy, sp, "self_attention.reduce"));
     ASSAY_TRY(ref_ranks_linear_bwd(p, &d_o, &dprojected, &a->o, w->proj, w->proj_bias, NULL));
-    ASSAY_TRY(
-        ref_ranks_attention_bwd(p, &dq, &dk, &dv, &d_o, &a->q_rotated, &a->k_rotated, &a->v, &a->o, &a->lse));
-    ASSAY_TRY(ref_ranks_rope_bwd(p, &dq_normed, &dq, &a->q_normed));
-    ASSAY_TRY(ref_ranks_rope_bwd(p, &dk_normed, &dk, &a->k_normed));
+    ASSAY_TRY(ref_ranks_attention_bwd(p, &dq, &dk, &dv, &d_o, &a->q_rotated, &a->k_rotated, &a->v_clipped,
+                                      &a->o, &a->lse));
+    ASSAY_TRY(ref_ranks_rope_bwd(p, &dq_normed, &dq, &a->q_clipped));
+    ASSAY_TRY(ref_ranks_rope_bwd(p, &dk_normed, &dk, &a->k_clipped));
+    if (limit > 0.0) {
+        const ref_tensor dq_clipped = dq_normed, dk_clipped = dk_normed, dv_clipped = dv;
+        ASSAY_TRY(ref_ranks_clamp_bwd(p, &dq_normed, &dq_clipped, &a->q_normed, limit));
+        ASSAY_TRY(ref_ranks_clamp_bwd(p, &dk_normed, &dk_clipped, &a->k_normed, limit));
+        ASSAY_TRY(ref_ranks_clamp_bwd(p, &dv, &dv_clipped, &a->v, limit));
+    }
     if (w->q_layernorm >= 0) {
         ASSAY_TRY(ref_ranks_rmsnorm_bwd(p, &dq, &dq_normed, &a->q, &a->q_rstd, w->q_layernorm, NULL));
         ASSAY_TRY(ref_ranks_rmsnorm_bwd(p, &dk, &dk_normed, &a->k, &a->k_rstd, w->k_layernorm, NULL));

@@ -9,6 +9,7 @@
 typedef struct ref_attention_acts {
     ref_tensor whole, qkv;
     ref_tensor q, k, v, q_normed, k_normed, q_rstd, k_rstd, q_rotated, k_rotated;
+    ref_tensor q_clipped, k_clipped, v_clipped; /* the same tensors again without clip_qkv */
     ref_tensor o, lse;
 } ref_attention_acts;
 

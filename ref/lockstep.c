@@ -177,6 +177,31 @@ assay_status ref_ranks_add_grad(ref_pass *p, ref_tensor *y, const ref_tensor *a,
     return add_pieces(p, y, a, b);
 }
 
+assay_status ref_ranks_clamp(ref_pass *p, ref_tensor *y, const ref_tensor *x, double limit,
+                             const char *instance)
+{
+    ASSAY_TRY(ref_new(p, y, instance, "y"));
+    y->heads = x->heads;
+    EACH_RANK(p, r)
+    {
+        ASSAY_TRY(ref_piece_new(&p->arena, &y->at[r], x->at[r].rows, x->at[r].cols));
+        ref_clamp_fwd(y->at[r].x, x->at[r].x, limit, x->at[r].rows * x->at[r].cols);
+    }
+    return ref_store(p, y, REF_STORE_ACT);
+}
+
+assay_status ref_ranks_clamp_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor *dy, const ref_tensor *x,
+                                 double limit)
+{
+    ASSAY_TRY(ref_new_grad(p, dx, x, NULL));
+    EACH_RANK(p, r)
+    {
+        ASSAY_TRY(ref_piece_new(&p->arena, &dx->at[r], x->at[r].rows, x->at[r].cols));
+        ref_clamp_bwd(dx->at[r].x, dy->at[r].x, x->at[r].x, limit, x->at[r].rows * x->at[r].cols);
+    }
+    return ref_store(p, dx, REF_STORE_ACT);
+}
+
 assay_status ref_ranks_swiglu(ref_pass *p, ref_tensor *y, const ref_tensor *x, const ref_tensor *probs,
                               const char *instance)
 {

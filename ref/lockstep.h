@@ -31,6 +31,10 @@ assay_status ref_ranks_add(ref_pass *p, ref_tensor *y, const ref_tensor *a, cons
 /* y = a + b, named as the gradient of `of` */
 assay_status ref_ranks_add_grad(ref_pass *p, ref_tensor *y, const ref_tensor *a, const ref_tensor *b,
                                 const ref_tensor *of);
+assay_status ref_ranks_clamp(ref_pass *p, ref_tensor *y, const ref_tensor *x, double limit,
+                             const char *instance);
+assay_status ref_ranks_clamp_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor *dy, const ref_tensor *x,
+                                 double limit);
 assay_status ref_ranks_swiglu(ref_pass *p, ref_tensor *y, const ref_tensor *x, const ref_tensor *probs,
                               const char *instance);
 assay_status ref_ranks_swiglu_bwd(ref_pass *p, ref_tensor *dx, ref_tensor *dprobs, const ref_tensor *dy,

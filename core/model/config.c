@@ -180,6 +180,9 @@ static assay_status check_attention(const assay_model_config *c, const char *wha
                 "%s: %lld layers of %s %lld, at most %lld in all layers are supported", what,
                 (long long)c->num_layers, assay_config_word(c, "num_query_groups"),
                 (long long)c->num_query_groups, (long long)max_groups_in_all_layers);
+    ASSAY_CHECK(c->qk_layernorm || !c->qk_layernorm_full_width, ASSAY_MISMATCH,
+                "%s: qk_layernorm_full_width without qk_layernorm", what);
+    ASSAY_TRY(check_real(c, what, "clip_qkv", c->clip_qkv, 0.0, 0x1p100));
     for (int64_t l = 0; l < c->num_layers; l++)
         ASSAY_CHECK(c->window[l] >= 0, ASSAY_LIMIT, "%s: window of layer %lld is negative: %lld", what,
                     (long long)l, (long long)c->window[l]);

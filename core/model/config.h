@@ -1,6 +1,6 @@
 /* Model configuration: what a Hugging Face config.json says, in Megatron-LM's words.
  *
- * Accepted architectures: llama, qwen2, qwen3, qwen3_moe, mixtral, mistral, qwen2_moe, seed_oss (Hugging Face spelling, `rope_scaling` and
+ * Accepted architectures: llama, qwen2, qwen3, qwen3_moe, mixtral, mistral, qwen2_moe, seed_oss, olmoe (Hugging Face spelling, `rope_scaling` and
  * `rope_parameters`), and `megatron`: the fields of assay_model_config themselves, for what none of these
  * Hugging Face classes has (sigmoid router, groups, expert bias).  An unknown architecture,
  * activation or rope type is an error that names it.  Contradictory or absurd fields are errors (head counts,
@@ -21,6 +21,7 @@ typedef enum {
     ASSAY_ARCH_MISTRAL,
     ASSAY_ARCH_QWEN2_MOE,
     ASSAY_ARCH_SEED_OSS,
+    ASSAY_ARCH_OLMOE,
     ASSAY_ARCH_MEGATRON,
     ASSAY_ARCH_COUNT
 } assay_arch;
@@ -52,6 +53,8 @@ typedef struct assay_model_config {
     bool add_proj_bias; /* bias of linear_proj */
     bool add_mlp_bias;  /* bias of linear_fc1 and linear_fc2 of dense MLPs */
     bool qk_layernorm;
+    bool qk_layernorm_full_width; /* one norm over all heads of q, one over all of k, before they are split */
+    double clip_qkv;              /* q, k (after their norms) and v are clamped to +-clip_qkv; 0 = not */
     double init_method_std;
 
     /* RoPE */

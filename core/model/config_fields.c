@@ -23,6 +23,8 @@ static const assay_config_field fields[] = {
     FIELD(add_proj_bias, "attention_bias", BOOL, false),
     FIELD(add_mlp_bias, "mlp_bias", BOOL, false),
     FIELD(qk_layernorm, NULL, BOOL, false),
+    FIELD(qk_layernorm_full_width, NULL, BOOL, false),
+    FIELD(clip_qkv, "clip_qkv", DOUBLE, false),
     FIELD(init_method_std, "initializer_range", DOUBLE, false),
     FIELD(rope_type, "rope_type", ROPE_TYPE, false),
     FIELD(rotary_base, "rope_theta", DOUBLE, false),

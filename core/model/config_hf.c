@@ -111,6 +111,23 @@ static const assay_hf_class classes[ASSAY_ARCH_COUNT] = {
                              .proj_bias = {"attention_out_bias", false},
                              .mlp_bias = {"mlp_bias", false},
                              .strict = true},
+    [ASSAY_ARCH_OLMOE] = {.model_type = "olmoe",
+                          .class_name = "OlmoeForCausalLM",
+                          .max_position_embeddings = 4096,
+                          .rms_norm_eps = 1e-5,
+                          .rope_theta = 1e4,
+                          .qkv_bias = {"attention_bias", false},
+                          .proj_bias = {"attention_bias", false},
+                          .qk_layernorm = true,
+                          .qk_layernorm_full_width = true,
+                          .clip_qkv = "clip_qkv",
+                          .not_null = {"head_dim"},
+                          .strict = true,
+                          .moe = {.width = "intermediate_size",
+                                  .per_token = 8,
+                                  .norm_topk_prob = {"norm_topk_prob", false},
+                                  .count = "num_experts",
+                                  QWEN_EXPERTS}},
     [ASSAY_ARCH_MEGATRON] = {.model_type = "megatron", .rms_norm_eps = 1e-5, .rope_theta = 1e4},
 };
 
@@ -375,6 +392,13 @@ assay_status assay_config_read_hf(const json_t *root, const char *what, assay_mo
     ASSAY_TRY(read_flag(root, class->proj_bias, what, &c->add_proj_bias));
     ASSAY_TRY(read_flag(root, class->mlp_bias, what, &c->add_mlp_bias));
     c->qk_layernorm = class->qk_layernorm;
+    c->qk_layernorm_full_width = class->qk_layernorm_full_width;
+    ASSAY_CHECK(!c->qk_layernorm_full_width || c->num_attention_heads * c->kv_channels == c->hidden_size,
+                ASSAY_MISMATCH, "%s: the q/k norm spans hidden_size %lld, but %lld heads of head_dim %lld",
+                what, (long long)c->hidden_size, (long long)c->num_attention_heads,
+                (long long)c->kv_channels);
+    if (class->clip_qkv != NULL)
+        ASSAY_TRY(assay_json_get_double(root, class->clip_qkv, false, 0x1p-100, 0x1p100, what, &c->clip_qkv));
     ASSAY_TRY(assay_config_read_rope(root, what, c));
     ASSAY_TRY(read_window(root, what, c));
     ASSAY_TRY(read_experts(root, what, c));

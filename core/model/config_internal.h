@@ -64,6 +64,8 @@ typedef struct assay_hf_class {
     double dropout; /* default of attention_dropout and residual_dropout: only 0 is computed */
     assay_hf_flag qkv_bias, proj_bias, mlp_bias;
     bool qk_layernorm;
+    bool qk_layernorm_full_width; /* over all heads of q or k at once, as wide as hidden_size */
+    const char *clip_qkv;         /* key of the limit of q, k and v; NULL: none */
     assay_hf_window window;
     /* Windows and biases that a file asks for and the class ignores are refused.  False for the classes that came
      * first, which ignore them as transformers does. */

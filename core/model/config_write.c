@@ -117,6 +117,8 @@ assay_status assay_config_write_hf(const assay_model_config *c, json_t *root)
     failed |= write_flag(root, class->mlp_bias, c->add_mlp_bias);
     failed |= write_flag(root, class->qkv_bias, c->add_qkv_bias);
     failed |= write_flag(root, class->proj_bias, c->add_proj_bias);
+    if (class->clip_qkv != NULL)
+        failed |= put(root, class->clip_qkv, c->clip_qkv > 0.0 ? json_real(c->clip_qkv) : json_null());
     failed |= write_rope(c, root);
     failed |= write_window(c, root);
     failed |= write_experts(c, root);

@@ -177,6 +177,9 @@ assay_status assay_grid_check_cut(const assay_grid *g, const assay_model_config 
         has_dense = has_dense || c->mlp[l] == ASSAY_MLP_DENSE;
     ASSAY_TRY(check_divides("tp", tp, c->num_attention_heads, "attention heads"));
     ASSAY_TRY(check_divides("tp", tp, c->num_query_groups, "query groups (key/value heads)"));
+    ASSAY_CHECK(
+        !c->qk_layernorm_full_width || tp == 1, ASSAY_UNSUPPORTED,
+        "layout: tp%d: a q/k norm over all heads needs a sum over tp, which this version does not make", tp);
     if (has_dense)
         ASSAY_TRY(check_divides("tp", tp, c->ffn_hidden_size, "rows of ffn_hidden_size"));
     ASSAY_TRY(

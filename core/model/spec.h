@@ -69,7 +69,8 @@ typedef struct assay_model_spec {
  *   decoder.layers.L.input_layernorm.weight [H]
  *   decoder.layers.L.self_attention.linear_qkv.weight [(A+2G)D,H]  .bias    rows: for each query group its
  * A/G query heads, then its key head, then its value head (Megatron order)
- *   decoder.layers.L.self_attention.q_layernorm.weight [D], k_layernorm.weight [D]
+ *   decoder.layers.L.self_attention.q_layernorm.weight [D], k_layernorm.weight [D]; with
+ * qk_layernorm_full_width [A*D], [G*D]
  *   decoder.layers.L.self_attention.linear_proj.weight [H,A*D]  .bias [H]
  *   decoder.layers.L.pre_mlp_layernorm.weight [H]
  *   decoder.layers.L.mlp.linear_fc1.weight [2F,H]  .bias   rows [gate; up]

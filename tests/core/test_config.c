@@ -27,6 +27,9 @@ static const char qwen2_moe[] =
 static const char seed_oss[] =
     "{\"model_type\":\"seed_oss\",\"hidden_size\":64,\"num_hidden_layers\":4,\"num_attention_heads\":8,"
     "\"intermediate_size\":56,\"vocab_size\":97,\"attention_dropout\":0.0,\"residual_dropout\":0.0}";
+static const char olmoe[] =
+    "{\"model_type\":\"olmoe\",\"hidden_size\":64,\"num_hidden_layers\":4,\"num_attention_heads\":8,"
+    "\"intermediate_size\":56,\"vocab_size\":97,\"num_experts\":16}";
 static const char megatron[] =
     "{\"model_type\":\"megatron\",\"hidden_size\":64,\"num_layers\":4,\"num_attention_heads\":4,"
     "\"vocab_size\":131,\"ffn_hidden_size\":56,\"num_moe_experts\":8}";
@@ -71,6 +74,7 @@ Test(core_config, absent_fields_have_the_defaults_of_their_class)
         {qwen3, 2, 128, 32768, 0, 1e-6, 1e4, false, true},
         {qwen3_moe, 4, 16, 32768, 8, 1e-6, 1e4, false, true},
         {mixtral, 8, 8, 131072, 2, 1e-5, 1e6, false, false},
+        {olmoe, 8, 8, 4096, 8, 1e-5, 1e4, false, true},
         {seed_oss, 8, 128, 524288, 0, 1e-6, 1e4, true, false},
         {qwen2_moe, 16, 4, 32768, 4, 1e-6, 1e4, true, false},
         {mistral, 8, 8, 131072, 0, 1e-6, 1e4, false, false},
@@ -226,6 +230,7 @@ Test(core_config, sliding_windows)
         {qwen3_moe, "{\"sliding_window\":9}", {0, 0, 0, 0}},
         {mixtral, "{\"sliding_window\":9}", {9, 9, 9, 9}},
         {mixtral, "{\"sliding_window\":null}", {0, 0, 0, 0}},
+        {olmoe, "{\"sliding_window\":null}", {0, 0, 0, 0}},
         {seed_oss,
          "{\"layer_types\":[\"full_attention\",\"full_attention\",\"full_attention\",\"full_attention\"]}",
          {0, 0, 0, 0}},
@@ -418,6 +423,15 @@ Test(core_config, wrong_configs_are_refused_by_name)
         {seed_oss, "{\"sliding_window\":7}", ASSAY_UNSUPPORTED, "sliding_window: seed_oss has no window"},
         {seed_oss, "{\"layer_types\":[\"sliding_attention\"]}", ASSAY_MISMATCH,
          "layer_types[0]: seed_oss ignores it and computes full_attention"},
+        {olmoe, "{\"sliding_window\":7}", ASSAY_UNSUPPORTED, "sliding_window: olmoe has no window"},
+        {olmoe, "{\"head_dim\":16}", ASSAY_MISMATCH,
+         "the q/k norm spans hidden_size 64, but 8 heads of head_dim 16"},
+        {olmoe, "{\"head_dim\":null}", ASSAY_FORMAT, "head_dim: expected an integer or nothing, found null"},
+        {olmoe, "{\"clip_qkv\":0.0}", ASSAY_LIMIT, "clip_qkv: expected"},
+        {olmoe, "{\"clip_qkv\":-1.0}", ASSAY_LIMIT, "clip_qkv: expected"},
+        {olmoe, "{\"num_experts_per_tok\":17}", ASSAY_LIMIT, "num_experts_per_tok: expected 1 to 16"},
+        {megatron, "{\"qk_layernorm_full_width\":true}", ASSAY_MISMATCH,
+         "qk_layernorm_full_width without qk_layernorm"},
         /* experts */
         {qwen3_moe, "{\"num_local_experts\":8}", ASSAY_MISMATCH,
          "num_experts is 16, but num_local_experts is 8"},
@@ -530,6 +544,8 @@ Test(core_config, configs_read_back_to_equal_structs)
         {qwen3_moe, "{\"num_experts\":0}"},
         {qwen3_moe, "{\"use_sliding_window\":true,\"sliding_window\":9}"},
         {mixtral, "{\"sliding_window\":9}"},
+        {olmoe, "{\"clip_qkv\":1.5}"},
+        {olmoe, "{\"attention_bias\":true,\"norm_topk_prob\":true}"},
         {seed_oss, "{\"attention_bias\":false,\"attention_out_bias\":true,\"mlp_bias\":true}"},
         {qwen2_moe, "{}"},
         {qwen2_moe, "{\"use_sliding_window\":true,\"sliding_window\":7,\"qkv_bias\":false}"},
@@ -577,11 +593,18 @@ Test(core_config, golden_models_load_and_round_trip)
         int64_t layers, heads, groups, head_dim, vocab;
         double theta;
     } rows[] = {
-        {"llama", 2, 4, 2, 16, 131, 1e4},          {"llama_bias", 3, 5, 1, 8, 97, 500.0},
-        {"qwen2", 4, 4, 2, 8, 130, 1e6},           {"qwen3", 3, 3, 1, 16, 97, 1e4},
-        {"qwen3_moe", 4, 4, 2, 16, 61, 1e6},       {"qwen3_moe_sparse2", 4, 3, 3, 8, 97, 1e4},
-        {"mixtral", 2, 6, 3, 8, 97, 1e4},          {"seed_oss", 3, 6, 3, 8, 79, 1e7},
-        {"qwen2_moe_window", 4, 3, 1, 8, 61, 1e4}, {"qwen2_moe", 4, 4, 2, 8, 59, 1e6},
+        {"llama", 2, 4, 2, 16, 131, 1e4},
+        {"llama_bias", 3, 5, 1, 8, 97, 500.0},
+        {"qwen2", 4, 4, 2, 8, 130, 1e6},
+        {"qwen3", 3, 3, 1, 16, 97, 1e4},
+        {"qwen3_moe", 4, 4, 2, 16, 61, 1e6},
+        {"qwen3_moe_sparse2", 4, 3, 3, 8, 97, 1e4},
+        {"mixtral", 2, 6, 3, 8, 97, 1e4},
+        {"olmoe_noclip", 2, 5, 5, 8, 71, 1e4},
+        {"olmoe", 2, 4, 2, 8, 67, 1e4},
+        {"seed_oss", 3, 6, 3, 8, 79, 1e7},
+        {"qwen2_moe_window", 4, 3, 1, 8, 61, 1e4},
+        {"qwen2_moe", 4, 4, 2, 8, 59, 1e6},
         {"mistral", 2, 6, 2, 8, 83, 1e4},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {

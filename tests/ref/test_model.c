@@ -123,6 +123,15 @@ Test(ref_model, golden_seed_oss)
     check_model("seed_oss");
 }
 
+Test(ref_model, golden_olmoe)
+{
+    check_model("olmoe");
+}
+Test(ref_model, golden_olmoe_noclip)
+{
+    check_model("olmoe_noclip");
+}
+
 static void check_training(const char *model)
 {
     char path[ASSAY_PATH];
@@ -159,4 +168,8 @@ Test(ref_model, golden_training_qwen3_moe)
 Test(ref_model, golden_training_qwen2_moe)
 {
     check_training("qwen2_moe");
+}
+Test(ref_model, golden_training_olmoe)
+{
+    check_training("olmoe");
 }

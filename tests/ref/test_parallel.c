@@ -88,6 +88,24 @@ Test(ref_parallel, qwen3_moe_rows)
     golden_law("qwen3_moe", two_rows_moe, COUNT(two_rows_moe));
 }
 
+/* OLMoE: the q/k norm over all heads and the clip, in every layout but tp. */
+Test(ref_parallel, olmoe_rows)
+{
+    static const char *const layouts[] = {"dp2", "ep2", "dp2,ep2,zero1", "pp2", "pp2,dp2,ep2"};
+    golden_law("olmoe", layouts, COUNT(layouts));
+}
+
+Test(ref_parallel, olmoe_refuses_tensor_parallelism)
+{
+    model_case c;
+    ref_run_result r;
+    open_golden(&c, "olmoe", "batch.safetensors");
+    set_layout(&c, "tp2");
+    cr_expect_eq(ref_run(&c.run, c.weights, &r), ASSAY_UNSUPPORTED);
+    cr_expect(strstr(assay_error_message(), "tp2: a q/k norm over all heads"), "%s", assay_error_message());
+    close_case(&c);
+}
+
 /* Two microbatches of two rows: dp2 cuts the microbatches, dp4 is impossible. */
 Test(ref_parallel, llama_training)
 {
