@@ -18,6 +18,7 @@ grep -nE "$verdict" "${sources[@]}" && complain "write verdicts as pass = (error
 grep -nE '\b(rand|srand|drand48|random)\(' "${sources[@]}" && complain "no rand(): draws are counter-based (core/base/philox.h)"
 grep -nE -- '-ffast-math|-Ofast|use_fast_math' CMakeLists.txt cmake/*.cmake gpu/cuda/CMakeLists.txt gpu/sim/CMakeLists.txt && complain "no fast-math"
 grep -nE '\b(TODO|FIXME|XXX)\b' "${sources[@]}" | grep -vE '#[0-9]+|XXXXXX' && complain "a TODO names an issue number"
+git grep -nE '^(<<<<<<<|>>>>>>>)( |$)' && complain "a conflict marker"
 for f in "${sources[@]}"; do
     n=$(wc -l <"$f")
     ((n <= 800)) || complain "$f: $n lines (ceiling 800)"

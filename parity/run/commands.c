@@ -1,14 +1,11 @@
-/* Small verbs: diff, replay, layout, report merge, doctor. */
+/* Small verbs: diff, replay, layout, report merge. */
 #include "core/base/file.h"
 #include "parity/report/report_files.h"
 #include "parity/run/cases.h"
 #include "parity/run/engine.h"
-#include <cblas.h>
 #include <math.h>
-#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { MAX_PATHS = 256 };
 typedef struct command_options {
@@ -259,48 +256,4 @@ int parity_main_report(int argc, char **argv)
     if (o.out[0] == 0)
         snprintf(o.out, sizeof o.out, "report");
     return merge(&o, &code) == ASSAY_OK ? code : fail("assay report");
-}
-
-static void print_engine(const char *wish)
-{
-    parity_engine e;
-    if (parity_engine_find(wish, NULL, &e) != ASSAY_OK) {
-        printf("%-14s no: %s\n", wish, assay_error_message());
-        assay_error_clear();
-        return;
-    }
-    printf("%-14s %s: %s\n               %s\n", wish, e.name, e.reason, e.program);
-    const char *key;
-    json_t *value;
-    json_object_foreach(e.doctor, key, value)
-    {
-        char *text = json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
-        printf("               %s %s\n", key, text != NULL ? text : "?");
-        free(text);
-    }
-    parity_engine_free(&e);
-}
-
-int parity_main_doctor(int argc, char **argv)
-{
-    char cases[ASSAY_PATH];
-    command_options o = {.tolerance = -1};
-    if (assay_options_parse(argc, argv, "What is installed, which engine will be used, and why.", "", NULL,
-                            NULL, on_option, &o) != ASSAY_OK)
-        return fail("assay doctor");
-    if (o.n_paths != 0) {
-        fprintf(stderr, "assay doctor: expected no arguments, found %s\n", o.paths[0]);
-        return 2;
-    }
-    printf("%-14s %s\n", "assay", parity_version());
-    printf("%-14s %ld processors\n", "machine", sysconf(_SC_NPROCESSORS_ONLN));
-    printf("%-14s %s\n", "OpenBLAS", openblas_get_config());
-    printf("%-14s %s\n", "Jansson", jansson_version_str());
-    printf("%-14s %s\n", "libsodium", sodium_version_string());
-    if (parity_cases_dir(cases, sizeof cases) == ASSAY_OK)
-        printf("%-14s %s\n", "cases", cases);
-    print_engine("sim");
-    print_engine("gpu");
-    print_engine("auto");
-    return 0;
 }

@@ -10,17 +10,17 @@
 
 enum { MAX_ARGS = 160 };
 
-/* Runs `program doctor` and reads the JSON object it prints. */
-static assay_status ask(const char *program, json_t **out)
+/* Runs `program doctor` (with `flag` when that is not NULL) and reads the JSON object it prints. */
+static assay_status ask(const char *program, const char *flag, json_t **out)
 {
     int fd[2];
     char *text = NULL;
-    size_t n = 0, capacity = 1 << 16;
+    size_t n = 0, capacity = 1 << 18;
     *out = NULL;
     ASSAY_CHECK(pipe(fd) == 0, ASSAY_IO, "pipe: %s", strerror(errno));
     const pid_t pid = fork();
     if (pid == 0) {
-        char *argv[] = {strdup(program), strdup("doctor"), NULL};
+        char *argv[] = {strdup(program), strdup("doctor"), flag ? strdup(flag) : NULL, NULL};
         close(fd[0]);
         dup2(fd[1], STDOUT_FILENO);
         execv(program, argv);
@@ -59,7 +59,7 @@ static assay_status use(const char *program, parity_engine *out)
     char device[200] = "a device";
     ASSAY_CHECK(access(program, X_OK) == 0, ASSAY_NOT_FOUND, "engine %s: expected an executable program: %s",
                 program, strerror(errno));
-    ASSAY_TRY(ask(program, &out->doctor));
+    ASSAY_TRY(ask(program, NULL, &out->doctor));
     ASSAY_TRY(assay_json_get_bool(out->doctor, "simulated", true, "doctor", &simulated));
     ASSAY_TRY(assay_json_get_i64(out->doctor, "devices", false, 0, 1024, "doctor", &devices));
     ASSAY_TRY(assay_json_get_string(out->doctor, "device", false, "doctor", device, sizeof device));
@@ -94,6 +94,18 @@ assay_status parity_engine_find(const char *wish, const char *program, parity_en
     if (why[0] != 0)
         snprintf(out->reason, sizeof out->reason, "the simulator, because assay-gpu cannot be used: %.400s",
                  why);
+    return ASSAY_OK;
+}
+
+assay_status parity_engine_operations(const parity_engine *e, json_t **out)
+{
+    json_t *all = NULL;
+    *out = NULL;
+    ASSAY_TRY(ask(e->program, "--ops", &all));
+    *out = json_incref(json_object_get(all, "operations"));
+    json_decref(all);
+    ASSAY_CHECK(json_is_array(*out), ASSAY_FORMAT, "%s doctor --ops: expected a list 'operations'",
+                e->program);
     return ASSAY_OK;
 }
 

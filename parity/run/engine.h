@@ -17,6 +17,9 @@ typedef struct parity_engine {
  * path of an engine program to use whatever its name. */
 assay_status parity_engine_find(const char *wish, const char *program, parity_engine *out);
 void parity_engine_free(parity_engine *e);
+/* What `PROGRAM doctor --ops` says: [{op, family, sums, variants: [{name, buys, arithmetic, least_capability}]}].
+ * *out is the caller's.  ASSAY_FORMAT when the program says something else. */
+assay_status parity_engine_operations(const parity_engine *e, json_t **out);
 
 /* Starts `PROGRAM VERB --option value ...` with one process per rank of o->layout; output goes to log_path
  * (and to our stderr unless quiet).  Only options that differ from the defaults are passed.  A failure

@@ -1,4 +1,5 @@
 /* The small verbs: diff, replay, layout, doctor, help, version. */
+#include "core/model/ops.h"
 #include "tests/support/cli.h"
 #include <jansson.h>
 #include <sys/stat.h>
@@ -128,8 +129,7 @@ Test(cli_verbs, layout_shows_what_each_rank_holds)
     cli_free(&r);
 }
 
-/* --- doctor, help, version ---------------------------------------------------------------------------------
- */
+/* --- doctor, help, version ---------------------------------------------------------------------------------- */
 Test(cli_verbs, doctor_says_which_engine_will_be_used_and_why)
 {
     cli_result r = cli_run("doctor");
@@ -138,6 +138,19 @@ Test(cli_verbs, doctor_says_which_engine_will_be_used_and_why)
                                         "\nauto ",     "assay-sim\n", "simulated true", "processors"};
     for (size_t i = 0; i < sizeof words / sizeof *words; i++)
         cr_expect(strstr(r.out, words[i]) != NULL, "expected '%s' in\n%s", words[i], r.out);
+    cli_free(&r);
+}
+
+Test(cli_verbs, doctor_prints_the_ladder_of_every_operation)
+{
+    cli_result r = cli_run("doctor --ops");
+    cli_expect_success(&r, "doctor --ops");
+    for (int i = 0; assay_op_at(i); i++) {
+        char line[64];
+        snprintf(line, sizeof line, "\n%s ", assay_op_at(i)->name);
+        cr_expect(strstr(r.out, line) != NULL, "no line for %s", line);
+    }
+    cr_expect(strstr(r.out, "cuBLASLt") != NULL && strstr(r.out, "y: sequential fma") != NULL);
     cli_free(&r);
 }
 
