@@ -328,7 +328,7 @@ Test(run, options_that_cannot_be)
     static const struct {
         const char *arguments, *words[3];
     } cases[] = {
-        {"--check taste case.json", {"--check: expected one of exact, local", "taste"}},
+        {"--check taste case.json", {"--check: expected one of plan, exact, local", "taste"}},
         {"--precision fp64 case.json", {"--precision: expected fp32 or bf16", "fp64"}},
         {"--shard 0/2 case.json", {"--shard: expected I/N", "0/2"}},
         {"--shard 3/2 case.json", {"--shard: expected I/N", "3/2"}},
