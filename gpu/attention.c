@@ -23,12 +23,12 @@ static gpu_value heads_of(const gpu_model *m, gpu_arena *arena, int64_t heads, i
     GPU_T("cos", &(m)->cos_table), GPU_T("sin", &(m)->sin_table), GPU_T("position", &(m)->position)
 
 /* qkv -> q, k, v after norm and rotation */
-static assay_status heads_fwd(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_attention_acts *a,
+static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_attention_acts *a,
                               gpu_value *qkv)
 {
     gpu_run *run = m->run;
     const assay_model_config *c = m->config;
-    gpu_arena *keep = &slot->arena, *temp = &m->scratch, *raw = c->qk_layernorm ? keep : temp;
+    gpu_arena *keep = &mb->arena, *temp = &m->scratch, *raw = c->qk_layernorm ? keep : temp;
     const int64_t D = c->kv_channels, A = c->num_attention_heads, G = c->num_query_groups;
     gpu_value q_norm, k_norm, *q = &a->q_raw, *k = &a->k_raw;
     ASSAY_TRY(GPU_CALL(run, "qkv_split_fwd", "self_attention.qkv_split", GPU_T("qkv", qkv), SPLIT_ATTRS(m),
@@ -52,13 +52,13 @@ static assay_status heads_fwd(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, 
                     GPU_NEW("y", &a->k, heads_of(m, keep, G, D)));
 }
 
-assay_status gpu_attention_branch(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_acts *acts,
+assay_status gpu_attention_branch(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *acts,
                                   gpu_value *branch)
 {
     gpu_run *run = m->run;
     const assay_model_config *c = m->config;
     gpu_attention_acts *a = &acts->attention;
-    gpu_arena *keep = &slot->arena, *temp = &m->scratch;
+    gpu_arena *keep = &mb->arena, *temp = &m->scratch;
     const int64_t D = c->kv_channels, A = c->num_attention_heads, G = c->num_query_groups;
     const gpu_dim H = gpu_dim_hidden(m);
     gpu_value qkv, *x = &a->norm;
@@ -74,7 +74,7 @@ assay_status gpu_attention_branch(gpu_model *m, gpu_slot_state *slot, gpu_layer 
                        GPU_T("weight", gpu_param_use(m, l->linear_qkv)),
                        GPU_T("bias", gpu_param_use(m, l->linear_qkv_bias)),
                        GPU_NEW("y", &qkv, gpu_tokens(m, temp, false, gpu_dim_tp(m, (A + 2 * G) * D, 1)))));
-    ASSAY_TRY(heads_fwd(m, slot, l, a, &qkv));
+    ASSAY_TRY(heads_fwd(m, mb, l, a, &qkv));
     ASSAY_TRY(GPU_CALL(run, "attention_fwd", "self_attention.core_attention", GPU_T("q", &a->q),
                        GPU_T("k", &a->k), GPU_T("v", &a->v), GPU_T("q_position", &m->position),
                        GPU_T("k_position", &m->position), ATTENTION_ATTRS(m, l),

@@ -115,15 +115,15 @@ assay_status gpu_reduce_output(gpu_model *m, gpu_arena *arena, const char *at, g
 }
 
 /* --- the layer ---------------------------------------------------------------------------------------------- */
-assay_status gpu_layer_fwd(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_acts *a)
+assay_status gpu_layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a)
 {
     gpu_run *run = m->run;
-    gpu_arena *keep = &slot->arena;
+    gpu_arena *keep = &mb->arena;
     const gpu_dim H = gpu_dim_hidden(m);
     const size_t mark = m->scratch.used;
     gpu_value branch;
     run->layer = l->number;
-    ASSAY_TRY(gpu_attention_branch(m, slot, l, a, &branch));
+    ASSAY_TRY(gpu_attention_branch(m, mb, l, a, &branch));
     ASSAY_TRY(GPU_CALL(run, "add", "self_attention.residual", GPU_T("a", &a->input), GPU_T("b", &branch),
                        GPU_NEW("y", &a->hidden, gpu_tokens(m, keep, m->sp, H))));
     ASSAY_TRY(GPU_CALL(run, "rmsnorm_fwd", "pre_mlp_layernorm", GPU_T("x", &a->hidden),
@@ -131,9 +131,9 @@ assay_status gpu_layer_fwd(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu
                        GPU_NEW("y", &a->norm, gpu_tokens(m, keep, m->sp, H)),
                        GPU_NEW("rstd", &a->rstd, gpu_token_rows(m, keep, m->sp))));
     if (l->moe)
-        ASSAY_TRY(gpu_moe_fwd(m, slot, l, a, &branch));
+        ASSAY_TRY(gpu_moe_fwd(m, mb, l, a, &branch));
     else
-        ASSAY_TRY(gpu_mlp_fwd(m, slot, l, a, &branch));
+        ASSAY_TRY(gpu_mlp_fwd(m, mb, l, a, &branch));
     ASSAY_TRY(GPU_CALL(run, "add", "mlp.residual", GPU_T("a", &a->hidden), GPU_T("b", &branch),
                        GPU_NEW("y", &a->output, gpu_tokens(m, keep, m->sp, H))));
     run->layer = -1;
@@ -141,15 +141,15 @@ assay_status gpu_layer_fwd(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu
     return ASSAY_OK;
 }
 
-assay_status gpu_layer_bwd(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_acts *a, gpu_value *dy,
-                           gpu_value *dx)
+assay_status gpu_layer_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a,
+                           gpu_value *dy, gpu_value *dx)
 {
     gpu_run *run = m->run;
     gpu_arena *temp = &m->scratch;
     const gpu_dim H = gpu_dim_hidden(m);
     const size_t mark = temp->used;
     gpu_value dnorm, dcontribution, dhidden, dattention;
-    (void)slot;
+    (void)mb;
     run->layer = l->number;
     if (l->moe)
         ASSAY_TRY(gpu_moe_bwd(m, l, a, dy, &dnorm));

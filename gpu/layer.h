@@ -9,33 +9,33 @@
 ASSAY_BEGIN_DECLS
 
 /* --- layer.c ------------------------------------------------------------------------------------------------ */
-assay_status gpu_layer_fwd(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_acts *a);
+assay_status gpu_layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a);
 /* dx is overwritten with the gradient of a->input. */
-assay_status gpu_layer_bwd(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_acts *a, gpu_value *dy,
-                           gpu_value *dx);
+assay_status gpu_layer_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a,
+                           gpu_value *dy, gpu_value *dx);
 
 /* --- attention.c -------------------------------------------------------------------------------------------- */
 /* branch: what the residual adds, in the stage's hidden shape; dinput_norm: gradient of the input norm's output. */
-assay_status gpu_attention_branch(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_acts *a,
+assay_status gpu_attention_branch(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a,
                                   gpu_value *branch);
 assay_status gpu_attention_branch_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *a, gpu_value *dy,
                                       gpu_value *dinput_norm);
 
 /* --- mlp.c -------------------------------------------------------------------------------------------------- */
-assay_status gpu_mlp_fwd(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_acts *a,
+assay_status gpu_mlp_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a,
                          gpu_value *branch);
 assay_status gpu_mlp_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *a, gpu_value *dy, gpu_value *dnorm);
 /* Shared expert on the token shard, in the sequence parallel form whether sp is on or not. */
-assay_status gpu_shared_fwd(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_acts *a,
+assay_status gpu_shared_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a,
                             gpu_value *y);
 assay_status gpu_shared_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *a, gpu_value *dy, gpu_value *dtokens);
 
 /* --- moe.c, router.c ---------------------------------------------------------------------------------------- */
-assay_status gpu_moe_fwd(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_acts *a,
+assay_status gpu_moe_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a,
                          gpu_value *branch);
 /* dnorm: gradient of pre_mlp_layernorm's output, whole */
 assay_status gpu_moe_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *a, gpu_value *dy, gpu_value *dnorm);
-assay_status gpu_router_step(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_acts *a);
+assay_status gpu_router_step(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a);
 /* dprobs -> gradient of the router's weight; dtokens (instance mlp.router.gating, slot dx) */
 assay_status gpu_router_step_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *a, gpu_value *dprobs,
                                  gpu_value *dtokens);

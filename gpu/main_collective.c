@@ -91,7 +91,7 @@ static assay_status recv_shape(job *j)
     return ASSAY_OK;
 }
 
-static assay_status plan(job *j, const assay_trace_tensor *send)
+static assay_status prepare(job *j, const assay_trace_tensor *send)
 {
     const int world = j->run->comm.world, me = j->run->comm.rank;
     if (j->kind == RECV)
@@ -184,7 +184,7 @@ assay_status gpu_ops_collective(gpu_run *run, const assay_trace_op *op, const as
     j.counts = calloc(2 * (size_t)run->comm.world, sizeof *j.counts);
     ASSAY_CHECK(j.counts, ASSAY_OUT_OF_MEMORY, "%s: counts of %d ranks", op->op, run->comm.world);
     j.recv_counts = j.counts + run->comm.world;
-    ASSAY_TRY_GOTO(plan(&j, send), st, done);
+    ASSAY_TRY_GOTO(prepare(&j, send), st, done);
     const int64_t size = assay_dtype_bytes(j.dtype);
     const size_t bytes = (size_t)(j.out_rows * j.width * size);
     if (cudaMalloc(&j.send, (send ? send->bytes : 0) + 1) != cudaSuccess ||

@@ -3,12 +3,12 @@
 #include "gpu/parallel/tensor.h"
 
 /* --- dense -------------------------------------------------------------------------------------------------- */
-assay_status gpu_mlp_fwd(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_acts *acts,
+assay_status gpu_mlp_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *acts,
                          gpu_value *branch)
 {
     gpu_run *run = m->run;
     gpu_mlp_acts *a = &acts->mlp;
-    gpu_arena *keep = &slot->arena, *temp = &m->scratch;
+    gpu_arena *keep = &mb->arena, *temp = &m->scratch;
     const int64_t F = m->config->ffn_hidden_size;
     const gpu_dim H = gpu_dim_hidden(m);
     gpu_value *x = &acts->norm;
@@ -57,13 +57,13 @@ assay_status gpu_mlp_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gpu_v
 }
 
 /* --- shared expert ------------------------------------------------------------------------------------------ */
-assay_status gpu_shared_fwd(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_acts *acts,
+assay_status gpu_shared_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *acts,
                             gpu_value *y)
 {
     gpu_run *run = m->run;
     gpu_moe_acts *moe = &acts->moe;
     gpu_shared_acts *a = &moe->shared;
-    gpu_arena *keep = &slot->arena;
+    gpu_arena *keep = &mb->arena;
     const gpu_dim H = gpu_dim_hidden(m);
     const int64_t F = m->config->moe_shared_expert_intermediate_size;
     gpu_value *x = &moe->tokens;

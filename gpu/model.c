@@ -20,14 +20,14 @@ static gpu_dim vocabulary(const gpu_model *m)
 
 /* --- batch -------------------------------------------------------------------------------------------------- */
 /* host: [b,s] of the microbatch; ahead: positions by which the values run ahead (targets: 1). */
-static assay_status load_tokens(gpu_model *m, gpu_slot_state *slot, gpu_value *v, const char *name,
+static assay_status load_tokens(gpu_model *m, gpu_microbatch_state *mb, gpu_value *v, const char *name,
                                 const int64_t *host, int ahead)
 {
-    *v = gpu_token_rows(m, &slot->arena, false);
+    *v = gpu_token_rows(m, &mb->arena, false);
     gpu_value_rename(m->run, v, name);
     ASSAY_TRY(gpu_value_make(v, ASSAY_I64));
     int64_t *staged;
-    ASSAY_TRY(gpu_slot_host(m, slot, gpu_tensor_bytes(v->t), (void **)&staged));
+    ASSAY_TRY(gpu_microbatch_host(m, mb, gpu_tensor_bytes(v->t), (void **)&staged));
     if (m->run->dry)
         return ASSAY_OK;
     const char *fault = gpu_fault_leaf(m->run, name);
@@ -43,35 +43,34 @@ static assay_status load_tokens(gpu_model *m, gpu_slot_state *slot, gpu_value *v
     return ASSAY_OK;
 }
 
-assay_status gpu_model_load_batch(gpu_model *m, int slot_index, const int64_t *ids, const int64_t *labels)
+assay_status gpu_model_load_batch(gpu_model *m, int place, const int64_t *ids, const int64_t *labels)
 {
-    gpu_slot_state *slot = &m->slots[slot_index];
-    if (!m->run->dry &&
-        slot->host_used > 0) /* the staging of the microbatch before may still be on its way */
-        ASSAY_TRY(gpu_comm_wait_event(&m->run->comm, slot->staged, "microbatch slot"));
-    gpu_arena_reset(&slot->arena, 0);
-    slot->host_used = 0;
-    ASSAY_TRY(load_tokens(m, slot, &slot->ids, "input_ids", ids, 0));
-    return load_tokens(m, slot, &slot->targets, "targets", labels, 1);
+    gpu_microbatch_state *mb = &m->in_flight[place];
+    if (!m->run->dry && mb->host_used > 0) /* the staging of the microbatch before may still be on its way */
+        ASSAY_TRY(gpu_comm_wait_event(&m->run->comm, mb->staged, "microbatch in flight"));
+    gpu_arena_reset(&mb->arena, 0);
+    mb->host_used = 0;
+    ASSAY_TRY(load_tokens(m, mb, &mb->ids, "input_ids", ids, 0));
+    return load_tokens(m, mb, &mb->targets, "targets", labels, 1);
 }
 
 /* --- embedding ---------------------------------------------------------------------------------------------- */
-static assay_status embedding_fwd(gpu_model *m, gpu_slot_state *slot)
+static assay_status embedding_fwd(gpu_model *m, gpu_microbatch_state *mb)
 {
-    gpu_arena *arena = m->tp > 1 ? &m->scratch : &slot->arena;
+    gpu_arena *arena = m->tp > 1 ? &m->scratch : &mb->arena;
     ASSAY_TRY(GPU_CALL(
-        m->run, "embedding_fwd", "embedding", GPU_T("ids", &slot->ids),
+        m->run, "embedding_fwd", "embedding", GPU_T("ids", &mb->ids),
         GPU_T("weight", gpu_param_use(m, m->word_embeddings)), GPU_I("vocab_start", vocabulary(m).start),
-        GPU_NEW("y", &slot->embedding,
+        GPU_NEW("y", &mb->embedding,
                 gpu_partial(m, gpu_tokens(m, arena, false, gpu_dim_hidden(m)), ASSAY_GROUP_TP))));
-    return gpu_reduce_output(m, &slot->arena, "embedding.reduce", &slot->input, &slot->embedding);
+    return gpu_reduce_output(m, &mb->arena, "embedding.reduce", &mb->input, &mb->embedding);
 }
 
-static assay_status embedding_bwd(gpu_model *m, gpu_slot_state *slot, gpu_value *dy)
+static assay_status embedding_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_value *dy)
 {
     gpu_value whole;
-    ASSAY_TRY(gpu_gather_output_grad(m, "embedding.reduce", &whole, dy, &slot->embedding));
-    return GPU_CALL(m->run, "embedding_bwd", "embedding", GPU_T("dy", &whole), GPU_T("ids", &slot->ids),
+    ASSAY_TRY(gpu_gather_output_grad(m, "embedding.reduce", &whole, dy, &mb->embedding));
+    return GPU_CALL(m->run, "embedding_bwd", "embedding", GPU_T("dy", &whole), GPU_T("ids", &mb->ids),
                     GPU_I("vocab_start", vocabulary(m).start),
                     GPU_T("dweight", gpu_param_grad(m, m->word_embeddings)));
 }
@@ -88,22 +87,21 @@ static gpu_value stats_of(gpu_model *m, int64_t pieces)
     return v;
 }
 
-static assay_status loss_fwd(gpu_model *m, gpu_slot_state *slot, int64_t index)
+static assay_status loss_fwd(gpu_model *m, gpu_microbatch_state *mb, int64_t index)
 {
     gpu_run *run = m->run;
-    gpu_output_acts *a = &slot->output;
+    gpu_output_acts *a = &mb->output;
     gpu_value stats, gathered, loss, sum, *all = &stats;
     const gpu_dim one = gpu_dim_whole(1);
     ASSAY_TRY(GPU_CALL(run, "cross_entropy_stats", "loss.stats", GPU_T("logits", &a->logits),
-                       GPU_T("targets", &slot->targets), GPU_I("vocab_start", vocabulary(m).start),
+                       GPU_T("targets", &mb->targets), GPU_I("vocab_start", vocabulary(m).start),
                        GPU_NEW("stats", &stats, stats_of(m, 0))));
     if (m->tp > 1) {
         all = gpu_value_set(&gathered, stats_of(m, m->tp));
         ASSAY_TRY(gpu_all_gather(m, "loss.gather", ASSAY_GROUP_TP, all, &stats));
     }
-    ASSAY_TRY(GPU_CALL(run, "cross_entropy_loss", "loss", GPU_T("stats", all),
-                       GPU_T("targets", &slot->targets),
-                       GPU_NEW("lse", &a->lse, gpu_token_rows(m, &slot->arena, false)),
+    ASSAY_TRY(GPU_CALL(run, "cross_entropy_loss", "loss", GPU_T("stats", all), GPU_T("targets", &mb->targets),
+                       GPU_NEW("lse", &a->lse, gpu_token_rows(m, &mb->arena, false)),
                        GPU_NEW("loss", &loss, gpu_token_rows(m, &m->scratch, false))));
     sum = gpu_named(m, gpu_value_describe(NULL, 1, &one, -1), "loss.sum", "y");
     sum.t = gpu_tensor_1d(m->loss_sums + index, ASSAY_F64, 1);
@@ -112,11 +110,11 @@ static assay_status loss_fwd(gpu_model *m, gpu_slot_state *slot, int64_t index)
     return GPU_CALL(run, "sum", "loss.sum", GPU_T("x", &loss), GPU_T("y", &sum));
 }
 
-static assay_status output_fwd(gpu_model *m, gpu_slot_state *slot, int64_t index, gpu_value *hidden)
+static assay_status output_fwd(gpu_model *m, gpu_microbatch_state *mb, int64_t index, gpu_value *hidden)
 {
     gpu_run *run = m->run;
-    gpu_output_acts *a = &slot->output;
-    gpu_arena *keep = &slot->arena;
+    gpu_output_acts *a = &mb->output;
+    gpu_arena *keep = &mb->arena;
     const gpu_dim H = gpu_dim_hidden(m);
     gpu_value *x = &a->norm;
     ASSAY_TRY(GPU_CALL(run, "rmsnorm_fwd", "decoder.final_layernorm", GPU_T("x", hidden),
@@ -130,16 +128,16 @@ static assay_status output_fwd(gpu_model *m, gpu_slot_state *slot, int64_t index
     ASSAY_TRY(GPU_CALL(run, "linear_fwd", "output_layer", GPU_T("x", x),
                        GPU_T("weight", gpu_param_use(m, m->output_layer)), GPU_W("dtype", "F32"),
                        GPU_NEW("y", &a->logits, gpu_tokens(m, keep, false, vocabulary(m)))));
-    return loss_fwd(m, slot, index);
+    return loss_fwd(m, mb, index);
 }
 
-static assay_status output_bwd(gpu_model *m, gpu_slot_state *slot, gpu_value *hidden, gpu_value *dhidden)
+static assay_status output_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_value *hidden, gpu_value *dhidden)
 {
     gpu_run *run = m->run;
-    gpu_output_acts *a = &slot->output;
+    gpu_output_acts *a = &mb->output;
     gpu_value dlogits, dx, dnorm, *x = m->sp ? &a->gathered : &a->norm;
     ASSAY_TRY(GPU_CALL(run, "cross_entropy_bwd", "loss", GPU_T("logits", &a->logits), GPU_T("lse", &a->lse),
-                       GPU_T("targets", &slot->targets), GPU_I("vocab_start", vocabulary(m).start),
+                       GPU_T("targets", &mb->targets), GPU_I("vocab_start", vocabulary(m).start),
                        GPU_F("scale", (double)(float)m->loss_scale),
                        GPU_NEW("dlogits", &dlogits, gpu_grad_of(m, &a->logits))));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "output_layer", GPU_T("dy", &dlogits), GPU_T("x", x),
@@ -156,54 +154,54 @@ static assay_status output_bwd(gpu_model *m, gpu_slot_state *slot, gpu_value *hi
 }
 
 /* --- passes ------------------------------------------------------------------------------------------------- */
-assay_status gpu_model_fwd(gpu_model *m, int slot_index, int64_t index, gpu_value *input, gpu_value **output)
+assay_status gpu_model_fwd(gpu_model *m, int place, int64_t index, gpu_value *input, gpu_value **output)
 {
-    gpu_slot_state *slot = &m->slots[slot_index];
+    gpu_microbatch_state *mb = &m->in_flight[place];
     const gpu_chunk *chunk = &m->chunks[0];
     const size_t mark = m->scratch.used;
     m->run->phase = ASSAY_PHASE_FORWARD;
     m->run->layer = -1;
     if (chunk->has_embedding)
-        ASSAY_TRY(embedding_fwd(m, slot));
+        ASSAY_TRY(embedding_fwd(m, mb));
     else
-        slot->input = *input;
-    gpu_value *hidden = &slot->input;
+        mb->input = *input;
+    gpu_value *hidden = &mb->input;
     for (int64_t l = 0; l < chunk->n_layers; l++) {
-        slot->layers[l].input = *hidden;
-        ASSAY_TRY(gpu_layer_fwd(m, slot, &chunk->layers[l], &slot->layers[l]));
-        hidden = &slot->layers[l].output;
+        mb->layers[l].input = *hidden;
+        ASSAY_TRY(gpu_layer_fwd(m, mb, &chunk->layers[l], &mb->layers[l]));
+        hidden = &mb->layers[l].output;
     }
     if (chunk->has_output)
-        ASSAY_TRY(output_fwd(m, slot, index, hidden));
+        ASSAY_TRY(output_fwd(m, mb, index, hidden));
     gpu_arena_reset(&m->scratch, mark);
     if (!m->run->dry)
-        CUDA_TRY(cudaEventRecord(slot->staged, m->run->ctx.stream));
+        CUDA_TRY(cudaEventRecord(mb->staged, m->run->ctx.stream));
     *output = hidden;
     return ASSAY_OK;
 }
 
-assay_status gpu_model_bwd(gpu_model *m, int slot_index, gpu_value *doutput, gpu_value **dinput)
+assay_status gpu_model_bwd(gpu_model *m, int place, gpu_value *doutput, gpu_value **dinput)
 {
-    gpu_slot_state *slot = &m->slots[slot_index];
+    gpu_microbatch_state *mb = &m->in_flight[place];
     const gpu_chunk *chunk = &m->chunks[0];
     const size_t mark = m->scratch.used;
     gpu_value *dy = &m->gradient[0], *dx = &m->gradient[1];
     m->run->phase = ASSAY_PHASE_BACKWARD;
     m->run->layer = -1;
     if (chunk->has_output) {
-        ASSAY_TRY(output_bwd(m, slot, &slot->layers[chunk->n_layers - 1].output, dy));
+        ASSAY_TRY(output_bwd(m, mb, &mb->layers[chunk->n_layers - 1].output, dy));
     } else if (doutput == dx) {
         dx = dy;
         dy = doutput;
     }
     for (int64_t l = chunk->n_layers - 1; l >= 0; l--) {
-        ASSAY_TRY(gpu_layer_bwd(m, slot, &chunk->layers[l], &slot->layers[l], dy, dx));
+        ASSAY_TRY(gpu_layer_bwd(m, mb, &chunk->layers[l], &mb->layers[l], dy, dx));
         gpu_value *next = dx;
         dx = dy;
         dy = next;
     }
     if (chunk->has_embedding)
-        ASSAY_TRY(embedding_bwd(m, slot, dy));
+        ASSAY_TRY(embedding_bwd(m, mb, dy));
     gpu_arena_reset(&m->scratch, mark);
     *dinput = dy;
     return ASSAY_OK;

@@ -91,7 +91,7 @@ typedef struct gpu_output_acts {
 } gpu_output_acts;
 
 /* One microbatch in flight. */
-typedef struct gpu_slot_state {
+typedef struct gpu_microbatch_state {
     gpu_arena arena; /* a piece of the step arena */
     char *host;      /* pinned staging: index arrays on their way to the device */
     size_t host_used, host_capacity;
@@ -101,7 +101,7 @@ typedef struct gpu_slot_state {
     gpu_value embedding; /* embedding.y: name and dimensions only */
     gpu_layer_acts *layers;
     gpu_output_acts output;
-} gpu_slot_state;
+} gpu_microbatch_state;
 
 typedef struct gpu_model {
     gpu_run *run;
@@ -134,10 +134,10 @@ typedef struct gpu_model {
     gpu_param *word_embeddings, *final_layernorm, *output_layer; /* output_layer: the tied copy or its own */
 
     gpu_arena state;   /* life of the engine */
-    gpu_arena step;    /* life of a step: slots and scratch */
+    gpu_arena step;    /* life of a step: microbatches in flight and scratch */
     gpu_arena scratch; /* a piece of step: temporaries of a layer */
-    int n_slots;
-    gpu_slot_state *slots;
+    int n_in_flight;
+    gpu_microbatch_state *in_flight;
     gpu_value cos_table, sin_table, position;
     gpu_value gradient[2]; /* hidden gradients between layers, taking turns */
     double *loss_sums;     /* device F64 [n_microbatches] */
@@ -149,9 +149,9 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
                               const assay_grid *grid, const assay_train_options *options);
 void gpu_model_destroy(gpu_model *m);
 /* Sizes of a microbatch. */
-assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, const assay_batch_plan *plan,
-                                 int n_slots);
-/* Finds the sizes of step and scratch by a dry run, then allocates slots, staging and the call arena, fills
+assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, const assay_batch_share *share,
+                                 int n_in_flight);
+/* Finds the sizes of step and scratch by a dry run, then allocates microbatches, staging and the call arena, fills
  * rope tables and positions.  After it the context's workspace is large enough for every operation. */
 assay_status gpu_model_allocate(gpu_model *m);
 
@@ -176,13 +176,13 @@ double gpu_init_std(const assay_param_spec *spec, const assay_model_config *conf
 /* --- passes (model.c) --------------------------------------------------------------------------------------- */
 /* ids, labels: [b,s] of the whole microbatch in the file; the rows of this rank are taken, labels are
  * shifted. */
-assay_status gpu_model_load_batch(gpu_model *m, int slot, const int64_t *ids, const int64_t *labels);
+assay_status gpu_model_load_batch(gpu_model *m, int place, const int64_t *ids, const int64_t *labels);
 /* input: hidden states from the stage before (NULL on the first).  *output: hidden states that leave the
  * chunk, or the hidden state before the final norm on the last stage. */
-assay_status gpu_model_fwd(gpu_model *m, int slot, int64_t index, gpu_value *input, gpu_value **output);
+assay_status gpu_model_fwd(gpu_model *m, int place, int64_t index, gpu_value *input, gpu_value **output);
 /* doutput: gradient of *output (NULL on the last stage).  *dinput: gradient of the chunk's input (NULL on the
  * first stage). */
-assay_status gpu_model_bwd(gpu_model *m, int slot, gpu_value *doutput, gpu_value **dinput);
+assay_status gpu_model_bwd(gpu_model *m, int place, gpu_value *doutput, gpu_value **dinput);
 /* The shape of the hidden states between stages: [S (or the sequence piece), B, H]. */
 void gpu_model_hidden(const gpu_model *m, gpu_value *v);
 

@@ -163,14 +163,14 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
 }
 
 /* --- microbatches in flight --------------------------------------------------------------------------------- */
-assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, const assay_batch_plan *plan,
-                                 int n_slots)
+assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, const assay_batch_share *share,
+                                 int n_in_flight)
 {
     m->S = batches->s;
-    m->B = plan->n_rows;
+    m->B = share->n_rows;
     m->B_global = batches->b;
-    m->row0 = plan->first_row;
-    m->rows_split = plan->rows_split;
+    m->row0 = share->first_row;
+    m->rows_split = share->rows_split;
     ASSAY_TRY(assay_sequence_map_make(m->grid, m->run->comm.rank, m->S, &m->sequence));
     m->s0 = m->sequence.shard_first;
     m->sl = m->sequence.shard.length;
@@ -179,24 +179,24 @@ assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, con
         assay_split(m->sequence.region.length, m->tp, r, &start, &m->sequence_rows[r]);
     }
     m->step_microbatches = batches->microbatches;
-    m->n_microbatches = plan->n_microbatches;
-    m->n_slots = n_slots;
+    m->n_microbatches = share->n_microbatches;
+    m->n_in_flight = n_in_flight;
     return ASSAY_OK;
 }
 
-static assay_status slots_create(gpu_model *m)
+static assay_status microbatches_create(gpu_model *m)
 {
     const gpu_chunk *chunk = &m->chunks[0];
     const size_t counts = (size_t)(m->local_experts + 2 * m->ep);
-    m->slots = calloc((size_t)m->n_slots, sizeof *m->slots);
-    ASSAY_CHECK(m->slots, ASSAY_OUT_OF_MEMORY, "model: %d microbatches in flight", m->n_slots);
-    for (int i = 0; i < m->n_slots; i++) {
-        gpu_slot_state *slot = &m->slots[i];
-        slot->layers = calloc((size_t)chunk->n_layers, sizeof *slot->layers);
-        ASSAY_CHECK(slot->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers of a microbatch",
+    m->in_flight = calloc((size_t)m->n_in_flight, sizeof *m->in_flight);
+    ASSAY_CHECK(m->in_flight, ASSAY_OUT_OF_MEMORY, "model: %d microbatches in flight", m->n_in_flight);
+    for (int i = 0; i < m->n_in_flight; i++) {
+        gpu_microbatch_state *mb = &m->in_flight[i];
+        mb->layers = calloc((size_t)chunk->n_layers, sizeof *mb->layers);
+        ASSAY_CHECK(mb->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers of a microbatch",
                     (long long)chunk->n_layers);
         for (int64_t l = 0; l < chunk->n_layers; l++) {
-            gpu_moe_acts *moe = &slot->layers[l].moe;
+            gpu_moe_acts *moe = &mb->layers[l].moe;
             if (!chunk->layers[l].moe)
                 continue;
             moe->counts = calloc(counts, sizeof *moe->counts);
@@ -221,41 +221,42 @@ static assay_status gradients_alloc(gpu_model *m)
 }
 
 /* One microbatch forward and backward, counting. */
-static assay_status dry_run(gpu_model *m, size_t *slot_bytes, size_t *host_bytes, size_t *scratch_bytes)
+static assay_status dry_run(gpu_model *m, size_t *microbatch_bytes, size_t *host_bytes, size_t *scratch_bytes)
 {
-    gpu_slot_state *slot = &m->slots[0];
+    gpu_microbatch_state *mb = &m->in_flight[0];
     gpu_value *output, *dinput, hidden;
     m->run->dry = true;
-    slot->arena = (gpu_arena){.counting = true};
+    mb->arena = (gpu_arena){.counting = true};
     m->scratch = (gpu_arena){.counting = true};
     ASSAY_TRY(gradients_alloc(m));
     ASSAY_TRY(gpu_model_load_batch(m, 0, NULL, NULL));
     gpu_model_hidden(m, &hidden);
-    hidden.arena = &slot->arena;
+    hidden.arena = &mb->arena;
     ASSAY_TRY(gpu_value_make(&hidden, m->act));
     ASSAY_TRY(gpu_model_fwd(m, 0, 0, &hidden, &output));
     ASSAY_TRY(gpu_model_bwd(m, 0, &m->gradient[0], &dinput));
-    *slot_bytes = slot->arena.peak;
-    *host_bytes = slot->host_used;
+    *microbatch_bytes = mb->arena.peak;
+    *host_bytes = mb->host_used;
     *scratch_bytes = m->scratch.peak;
     m->run->dry = false;
     return ASSAY_OK;
 }
 
-static assay_status carve_step(gpu_model *m, size_t slot_bytes, size_t host_bytes, size_t scratch_bytes)
+static assay_status carve_step(gpu_model *m, size_t microbatch_bytes, size_t host_bytes, size_t scratch_bytes)
 {
-    ASSAY_TRY(gpu_arena_create(&m->step, (size_t)m->n_slots * slot_bytes + scratch_bytes));
-    for (int i = 0; i < m->n_slots; i++) {
-        gpu_slot_state *slot = &m->slots[i];
-        slot->arena = (gpu_arena){.base = m->step.base + (size_t)i * slot_bytes, .capacity = slot_bytes};
-        slot->host_capacity = host_bytes;
-        slot->host_used = 0;
-        CUDA_TRY(cudaEventCreateWithFlags(&slot->staged, cudaEventDisableTiming));
+    ASSAY_TRY(gpu_arena_create(&m->step, (size_t)m->n_in_flight * microbatch_bytes + scratch_bytes));
+    for (int i = 0; i < m->n_in_flight; i++) {
+        gpu_microbatch_state *mb = &m->in_flight[i];
+        mb->arena =
+            (gpu_arena){.base = m->step.base + (size_t)i * microbatch_bytes, .capacity = microbatch_bytes};
+        mb->host_capacity = host_bytes;
+        mb->host_used = 0;
+        CUDA_TRY(cudaEventCreateWithFlags(&mb->staged, cudaEventDisableTiming));
         if (host_bytes > 0)
-            CUDA_TRY(cudaMallocHost((void **)&slot->host, host_bytes));
+            CUDA_TRY(cudaMallocHost((void **)&mb->host, host_bytes));
     }
-    m->scratch =
-        (gpu_arena){.base = m->step.base + (size_t)m->n_slots * slot_bytes, .capacity = scratch_bytes};
+    m->scratch = (gpu_arena){.base = m->step.base + (size_t)m->n_in_flight * microbatch_bytes,
+                             .capacity = scratch_bytes};
     return gradients_alloc(m);
 }
 
@@ -327,14 +328,14 @@ assay_status gpu_model_rope_tables(gpu_model *m)
 
 assay_status gpu_model_allocate(gpu_model *m)
 {
-    size_t slot_bytes, host_bytes, scratch_bytes;
+    size_t microbatch_bytes, host_bytes, scratch_bytes;
     m->run->layer = -1;
     m->run->microbatch = -1;
     m->run->phase = ASSAY_PHASE_FORWARD;
-    ASSAY_TRY(slots_create(m));
+    ASSAY_TRY(microbatches_create(m));
     ASSAY_TRY(tables_create(m));
-    ASSAY_TRY(dry_run(m, &slot_bytes, &host_bytes, &scratch_bytes));
-    ASSAY_TRY(carve_step(m, slot_bytes, host_bytes, scratch_bytes));
+    ASSAY_TRY(dry_run(m, &microbatch_bytes, &host_bytes, &scratch_bytes));
+    ASSAY_TRY(carve_step(m, microbatch_bytes, host_bytes, scratch_bytes));
     ASSAY_TRY(call_arena(m));
     m->run->layer = -1;
     m->run->microbatch = -1;
@@ -346,17 +347,17 @@ void gpu_model_destroy(gpu_model *m)
 {
     if (m == NULL)
         return;
-    for (int i = 0; m->slots && i < m->n_slots; i++) {
-        gpu_slot_state *slot = &m->slots[i];
-        for (int64_t l = 0; slot->layers && m->chunks && l < m->chunks[0].n_layers; l++)
-            free(slot->layers[l].moe.counts);
-        free(slot->layers);
-        if (slot->staged)
-            (void)cudaEventDestroy(slot->staged);
-        if (slot->host)
-            (void)cudaFreeHost(slot->host);
+    for (int i = 0; m->in_flight && i < m->n_in_flight; i++) {
+        gpu_microbatch_state *mb = &m->in_flight[i];
+        for (int64_t l = 0; mb->layers && m->chunks && l < m->chunks[0].n_layers; l++)
+            free(mb->layers[l].moe.counts);
+        free(mb->layers);
+        if (mb->staged)
+            (void)cudaEventDestroy(mb->staged);
+        if (mb->host)
+            (void)cudaFreeHost(mb->host);
     }
-    free(m->slots);
+    free(m->in_flight);
     for (int i = 0; i < m->n_chunks; i++) {
         for (int64_t l = 0; m->chunks[i].layers && l < m->chunks[i].n_layers; l++)
             free(m->chunks[i].layers[l].tokens_per_expert);

@@ -31,10 +31,10 @@ static gpu_value expert_rows(gpu_arena *arena, const gpu_moe_acts *a, int64_t la
     return v;
 }
 
-static assay_status experts_fwd(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_moe_acts *a)
+static assay_status experts_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a)
 {
     gpu_run *run = m->run;
-    gpu_arena *keep = &slot->arena;
+    gpu_arena *keep = &mb->arena;
     const int64_t H = m->config->hidden_size, F = m->config->moe_ffn_hidden_size;
     ASSAY_TRY(GPU_CALL(run, "grouped_linear_fwd", "mlp.experts.linear_fc1", GPU_T("x", &a->expert_in),
                        GPU_T("weight", gpu_param_use(m, l->experts_fc1)),
@@ -71,7 +71,7 @@ static assay_status experts_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu
 }
 
 /* --- the layer's MLP ---------------------------------------------------------------------------------------- */
-assay_status gpu_moe_fwd(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_acts *acts,
+assay_status gpu_moe_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *acts,
                          gpu_value *branch)
 {
     gpu_moe_acts *a = &acts->moe;
@@ -80,13 +80,13 @@ assay_status gpu_moe_fwd(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_l
     a->tokens = acts->norm;
     if (must_cut(m))
         ASSAY_TRY(cut(m, "mlp.scatter", "y", &acts->norm, &a->tokens));
-    ASSAY_TRY(gpu_router_step(m, slot, l, acts));
-    ASSAY_TRY(gpu_token_dispatch(m, slot, l, a));
-    ASSAY_TRY(experts_fwd(m, slot, l, a));
+    ASSAY_TRY(gpu_router_step(m, mb, l, acts));
+    ASSAY_TRY(gpu_token_dispatch(m, mb, l, a));
+    ASSAY_TRY(experts_fwd(m, mb, l, a));
     ASSAY_TRY(gpu_token_combine(m, a, &a->fc2, &a->unpermuted));
     y = a->unpermuted;
     if (l->shared_fc1) {
-        ASSAY_TRY(gpu_shared_fwd(m, slot, l, acts, &shared));
+        ASSAY_TRY(gpu_shared_fwd(m, mb, l, acts, &shared));
         ASSAY_TRY(GPU_CALL(m->run, "add", "mlp.shared_experts.add", GPU_T("a", &a->unpermuted),
                            GPU_T("b", &shared), GPU_NEW("y", &y, gpu_tokens(m, &m->scratch, true, H))));
     }

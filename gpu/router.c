@@ -35,7 +35,7 @@ static gpu_value vector(const gpu_model *m, gpu_arena *arena, int64_t n)
     return gpu_partial(m, gpu_value_describe(arena, 1, dim, -1), aux_group(m));
 }
 
-static assay_status aux_fwd(gpu_model *m, gpu_slot_state *slot, gpu_moe_acts *a)
+static assay_status aux_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *a)
 {
     gpu_run *run = m->run;
     gpu_arena *temp = &m->scratch;
@@ -45,12 +45,12 @@ static assay_status aux_fwd(gpu_model *m, gpu_slot_state *slot, gpu_moe_acts *a)
     ASSAY_TRY(GPU_CALL(run, "router_aux_fwd", "mlp.router.aux", GPU_T("logits", &a->logits), SCORE_ATTRS(m),
                        GPU_NEW("aux_scores", &scores, gpu_tokens(m, temp, true, gpu_dim_whole(E))),
                        GPU_NEW("aux_indices", &indices, gpu_tokens(m, temp, true, gpu_dim_whole(K))),
-                       GPU_NEW("tokens_per_expert", &counts, vector(m, &slot->arena, E)),
+                       GPU_NEW("tokens_per_expert", &counts, vector(m, &mb->arena, E)),
                        GPU_NEW("score_sums", &sums, vector(m, temp, E)),
                        GPU_NEW("z_sum", &z, vector(m, temp, 1))));
     a->aux_counts = counts;
     if (run->comm.group[group].size > 1) {
-        a->aux_counts = vector(m, &slot->arena, E);
+        a->aux_counts = vector(m, &mb->arena, E);
         a->aux_counts.kind = ASSAY_PIECE_SHARD;
         ASSAY_TRY(gpu_all_reduce(m, "mlp.router.aux_counts", group, &a->aux_counts, &counts));
     }
@@ -59,11 +59,11 @@ static assay_status aux_fwd(gpu_model *m, gpu_slot_state *slot, gpu_moe_acts *a)
                     GPU_NEW("losses", &losses, vector(m, temp, 2)));
 }
 
-assay_status gpu_router_step(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_layer_acts *acts)
+assay_status gpu_router_step(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *acts)
 {
     gpu_run *run = m->run;
     gpu_moe_acts *a = &acts->moe;
-    gpu_arena *keep = &slot->arena;
+    gpu_arena *keep = &mb->arena;
     const gpu_dim E = gpu_dim_whole(m->config->num_moe_experts),
                   K = gpu_dim_whole(m->config->moe_router_topk);
     ASSAY_TRY(GPU_CALL(run, "linear_fwd", "mlp.router.gating", GPU_T("x", &a->tokens),
@@ -74,7 +74,7 @@ assay_status gpu_router_step(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, g
                        GPU_NEW("indices", &a->indices, gpu_tokens(m, keep, true, K)),
                        GPU_NEW("probs", &a->probs, gpu_tokens(m, keep, true, K)),
                        GPU_NEW("scores", &a->scores, gpu_tokens(m, keep, true, E))));
-    return has_aux(m) ? aux_fwd(m, slot, a) : ASSAY_OK;
+    return has_aux(m) ? aux_fwd(m, mb, a) : ASSAY_OK;
 }
 
 assay_status gpu_router_step_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gpu_value *dprobs,

@@ -51,8 +51,8 @@ static assay_status read_inputs(gpu_engine *e)
     ASSAY_TRY(assay_batches_open(&e->batches, o->batch, e->config.vocab_size));
     assay_coords at;
     assay_grid_coords(&e->grid, e->env.rank, &at);
-    ASSAY_TRY(assay_batch_plan_make(e->batches.microbatches, e->batches.b, e->grid.p.data_parallel_size,
-                                    at.dp, &e->plan));
+    ASSAY_TRY(assay_batch_share_make(e->batches.microbatches, e->batches.b, e->grid.p.data_parallel_size,
+                                     at.dp, &e->share));
     const int64_t held = e->batches.steps;
     ASSAY_CHECK(o->train_iters <= held, ASSAY_INVALID_ARGUMENT,
                 "train_iters %lld: the batch file %s holds %lld steps", (long long)o->train_iters, o->batch,
@@ -158,8 +158,8 @@ static assay_status build(gpu_engine *e)
 {
     gpu_model *m = &e->model;
     ASSAY_TRY(gpu_model_create(m, &e->run, &e->config, &e->grid, &e->options));
-    ASSAY_TRY(gpu_model_set_batch(m, &e->batches, &e->plan,
-                                  gpu_pipeline_slots(&e->grid, m->at.pp, e->plan.n_microbatches)));
+    ASSAY_TRY(gpu_model_set_batch(m, &e->batches, &e->share,
+                                  gpu_pipeline_in_flight(&e->grid, m->at.pp, e->share.n_microbatches)));
     ASSAY_TRY(gpu_optimizer_create(&e->optimizer, m, e->batches.training));
     ASSAY_TRY(allocate_state(e));
     ASSAY_TRY(gpu_model_weights(m, e->options.model, gpu_optimizer_set_weight, &e->optimizer));
@@ -219,7 +219,7 @@ static assay_status train_step(gpu_engine *e, int64_t step)
     const int64_t targets = gpu_step_targets(&e->batches, step);
     m->loss_scale = 1.0 / (double)targets;
     ASSAY_TRY(gpu_optimizer_zero_grad(&e->optimizer));
-    ASSAY_TRY(gpu_forward_backward(m, &e->batches, &e->plan, step));
+    ASSAY_TRY(gpu_forward_backward(m, &e->batches, &e->share, step));
     ASSAY_TRY(gpu_finalize_model_grads(&e->optimizer));
     double sum;
     ASSAY_TRY(local_loss(e, &sum));

@@ -12,7 +12,7 @@ typedef struct gpu_engine {
     assay_model_config config;
     assay_grid grid;
     assay_batches batches;
-    assay_batch_plan plan;
+    assay_batch_share share;
     gpu_run run;
     gpu_model model;
     gpu_optimizer optimizer;

@@ -123,14 +123,14 @@ static assay_status export_params(export_state *x, const char *prefix, bool buff
 
 /* --- logits ------------------------------------------------------------------------------------------------- */
 /* A piece [S, rows, length] of the vocabulary and of the rows, into [b, s, v]. */
-static void place_logits(const gpu_engine *e, float *whole, const float *piece, const assay_batch_plan *plan,
-                         int64_t v0, int64_t length)
+static void place_logits(const gpu_engine *e, float *whole, const float *piece,
+                         const assay_batch_share *share, int64_t v0, int64_t length)
 {
     const int64_t S = e->batches.s, V = e->config.vocab_size;
     for (int64_t s = 0; s < S; s++)
-        for (int64_t b = 0; b < plan->n_rows; b++)
-            memcpy(whole + ((plan->first_row + b) * S + s) * V + v0, piece + (s * plan->n_rows + b) * length,
-                   (size_t)length * sizeof *whole);
+        for (int64_t b = 0; b < share->n_rows; b++)
+            memcpy(whole + ((share->first_row + b) * S + s) * V + v0,
+                   piece + (s * share->n_rows + b) * length, (size_t)length * sizeof *whole);
 }
 
 static assay_status export_logits(export_state *x)
@@ -140,7 +140,7 @@ static assay_status export_logits(export_state *x)
     const int64_t shape[3] = {e->batches.b, e->batches.s, e->config.vocab_size};
     const int last = g->p.pipeline_model_parallel_size - 1;
     const gpu_model *m = &e->model;
-    const void *mine = m->chunks[0].has_output ? m->slots[0].output.logits.t.data : NULL;
+    const void *mine = m->chunks[0].has_output ? m->in_flight[0].output.logits.t.data : NULL;
     float *whole = NULL;
     assay_status st = ASSAY_OK;
     if (e->env.rank == 0) {
@@ -149,16 +149,16 @@ static assay_status export_logits(export_state *x)
     }
     for (int dp = 0; dp < g->p.data_parallel_size; dp++)
         for (int tp = 0; tp < g->p.tensor_model_parallel_size; tp++) {
-            assay_batch_plan plan;
+            assay_batch_share share;
             int64_t v0, length;
-            ASSAY_TRY_GOTO(assay_batch_plan_make(1, e->batches.b, g->p.data_parallel_size, dp, &plan), st,
+            ASSAY_TRY_GOTO(assay_batch_share_make(1, e->batches.b, g->p.data_parallel_size, dp, &share), st,
                            done);
             assay_split(e->config.vocab_size, g->p.tensor_model_parallel_size, tp, &v0, &length);
             ASSAY_TRY_GOTO(
-                bring(x, assay_grid_rank(g, tp, 0, dp, last), mine, e->batches.s * plan.n_rows * length), st,
+                bring(x, assay_grid_rank(g, tp, 0, dp, last), mine, e->batches.s * share.n_rows * length), st,
                 done);
             if (whole && length > 0)
-                place_logits(e, whole, (const float *)(const void *)x->piece, &plan, v0, length);
+                place_logits(e, whole, (const float *)(const void *)x->piece, &share, v0, length);
         }
     if (x->writer)
         ASSAY_TRY_GOTO(assay_tensorwriter_add_copy(x->writer, "logits", ASSAY_F32, shape, 3, whole), st,

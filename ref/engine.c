@@ -68,7 +68,7 @@ static assay_status find_params(ref_engine *e)
 /* Token t = s*B + b of the region is at the position of its local row s. */
 static assay_status make_positions(ref_rank *rank)
 {
-    const int64_t batch = rank->plan.n_rows, tokens = rank->sequence.region.length * batch;
+    const int64_t batch = rank->share.n_rows, tokens = rank->sequence.region.length * batch;
     rank->position = calloc((size_t)tokens + 1, sizeof *rank->position);
     ASSAY_CHECK(rank->position, ASSAY_OUT_OF_MEMORY, "out of memory: %lld positions", (long long)tokens);
     for (int64_t t = 0; t < tokens; t++)
@@ -87,7 +87,7 @@ static assay_status make_ranks(ref_engine *e)
         ref_rank *rank = &e->ranks[r];
         rank->rank = r;
         assay_grid_coords(&e->grid, r, &rank->at);
-        ASSAY_TRY(assay_batch_plan_make(b->microbatches, b->b, dp, rank->at.dp, &rank->plan));
+        ASSAY_TRY(assay_batch_share_make(b->microbatches, b->b, dp, rank->at.dp, &rank->share));
         ASSAY_TRY(assay_sequence_map_make(&e->grid, r, b->s, &rank->sequence));
         ASSAY_TRY(make_positions(rank));
         rank->params = calloc((size_t)e->spec->n_params, sizeof *rank->params);
@@ -96,8 +96,8 @@ static assay_status make_ranks(ref_engine *e)
                     "out of memory: rank %d: %lld parameters", r, (long long)e->spec->n_params);
     }
     e->seq = b->s;
-    e->batch = e->ranks[0].plan.n_rows;
-    e->microbatches = e->ranks[0].plan.n_microbatches;
+    e->batch = e->ranks[0].share.n_rows;
+    e->microbatches = e->ranks[0].share.n_microbatches;
     e->stage_ranks = e->grid.world / e->grid.p.pipeline_model_parallel_size;
     e->send = calloc((size_t)e->grid.world, sizeof *e->send);
     e->recv = calloc((size_t)e->grid.world, sizeof *e->recv);
@@ -185,7 +185,7 @@ void ref_engine_free(ref_engine *e)
 
 int64_t ref_pass_microbatch(const ref_pass *p, int r)
 {
-    return p->ranks[r].plan.first_microbatch + p->microbatch;
+    return p->ranks[r].share.first_microbatch + p->microbatch;
 }
 
 void ref_pass_name(const ref_pass *p, const char *instance, const char *slot, char out[ASSAY_NAME])

@@ -21,7 +21,7 @@ typedef struct ref_param {
 typedef struct ref_rank {
     int rank; /* in the world */
     assay_coords at;
-    assay_batch_plan plan;
+    assay_batch_share share;
     assay_sequence_map sequence; /* the positions that it holds, core/model/sequence.h */
     int64_t *position;           /* [S_local*B] position of each token of the region */
     ref_param *params;           /* [n_params] */

@@ -35,7 +35,7 @@ static assay_status load_tokens(ref_pass *p, ref_stage_acts *a)
     ASSAY_TRY(ref_ints_new(&p->arena, &a->ids, p->n));
     ASSAY_TRY(ref_ints_new(&p->arena, &a->targets, p->n));
     for (int r = 0; r < p->n; r++) {
-        const int64_t first = p->ranks[r].plan.first_row, m = ref_pass_microbatch(p, r);
+        const int64_t first = p->ranks[r].share.first_row, m = ref_pass_microbatch(p, r);
         const int64_t *ids = assay_batches_ids(batches, p->step, m) + first * s_all;
         const int64_t *labels = assay_batches_labels(batches, p->step, m) + first * s_all;
         const int64_t tokens = ref_pass_region_tokens(p, r);
@@ -116,7 +116,7 @@ static void collect_logits(const ref_pass *p, const ref_stage_acts *a)
         const ref_piece *logits = &a->logits.at[r];
         const int64_t v0 = ref_pass_param(p, r, e->output)->shard.segments[0][0].start;
         for (int64_t t = 0; t < logits->rows; t++) {
-            const int64_t s = p->ranks[r].position[t], b = p->ranks[r].plan.first_row + t % e->batch;
+            const int64_t s = p->ranks[r].position[t], b = p->ranks[r].share.first_row + t % e->batch;
             double *row = e->logits + (b * e->seq + s) * e->config->vocab_size + v0;
             for (int64_t v = 0; v < logits->cols; v++)
                 row[v] = logits->x[t * logits->cols + v];

@@ -52,7 +52,7 @@ static assay_status replay(ref_pass *p, int r, bool aux, int64_t *indices, int64
     for (int64_t s = 0; s < rank->sequence.shard.length; s++)
         for (int64_t b = 0; b < e->batch; b++) {
             const int64_t position = assay_sequence_position(&rank->sequence.shard, s);
-            const int64_t from = position * whole_b + rank->plan.first_row + b;
+            const int64_t from = position * whole_b + rank->share.first_row + b;
             ASSAY_TRY(check_choice(p, whole + from * k, from, k));
             memcpy(indices + (s * e->batch + b) * k, whole + from * k, (size_t)k * sizeof *indices);
         }
@@ -69,7 +69,7 @@ static bool has_aux(const ref_pass *p)
 /* Ranks that share the tokens of one microbatch. */
 static assay_group aux_group(const ref_pass *p)
 {
-    return p->ranks[0].plan.rows_split ? ASSAY_GROUP_TP_DP_CP : ASSAY_GROUP_TP;
+    return p->ranks[0].share.rows_split ? ASSAY_GROUP_TP_DP_CP : ASSAY_GROUP_TP;
 }
 
 /* This rank's sums over its tokens; counts are summed over the group afterwards. */

@@ -132,8 +132,8 @@ const int64_t *assay_batches_labels(const assay_batches *b, int64_t step, int64_
     return b->labels + (step * b->microbatches + microbatch) * b->b * b->s;
 }
 
-assay_status assay_batch_plan_make(int64_t microbatches, int64_t b, int dp, int dp_rank,
-                                   assay_batch_plan *out)
+assay_status assay_batch_share_make(int64_t microbatches, int64_t b, int dp, int dp_rank,
+                                    assay_batch_share *out)
 {
     ASSAY_CHECK(microbatches >= 1 && b >= 1 && dp >= 1 && dp_rank >= 0 && dp_rank < dp,
                 ASSAY_INVALID_ARGUMENT,
@@ -143,7 +143,7 @@ assay_status assay_batch_plan_make(int64_t microbatches, int64_t b, int dp, int 
                 "data_parallel_size %d divides neither the %" PRId64
                 " microbatches of a step nor the %" PRId64 " rows of a microbatch",
                 dp, microbatches, b);
-    *out = (assay_batch_plan){.n_microbatches = microbatches, .n_rows = b};
+    *out = (assay_batch_share){.n_microbatches = microbatches, .n_rows = b};
     if (microbatches % dp == 0) {
         out->n_microbatches = microbatches / dp;
         out->first_microbatch = dp_rank * out->n_microbatches;

@@ -6,17 +6,17 @@
 #include <stdlib.h>
 #include <string.h>
 
-assay_status gpu_slot_host(gpu_model *m, gpu_slot_state *slot, size_t bytes, void **out)
+assay_status gpu_microbatch_host(gpu_model *m, gpu_microbatch_state *mb, size_t bytes, void **out)
 {
     const size_t rounded = (bytes + 63) / 64 * 64;
     *out = NULL;
     if (!m->run->dry) {
-        ASSAY_CHECK(rounded <= slot->host_capacity - slot->host_used, ASSAY_INTERNAL,
-                    "host staging: asked %zu bytes, used %zu of %zu", bytes, slot->host_used,
-                    slot->host_capacity);
-        *out = slot->host + slot->host_used;
+        ASSAY_CHECK(rounded <= mb->host_capacity - mb->host_used, ASSAY_INTERNAL,
+                    "host staging: asked %zu bytes, used %zu of %zu", bytes, mb->host_used,
+                    mb->host_capacity);
+        *out = mb->host + mb->host_used;
     }
-    slot->host_used += rounded;
+    mb->host_used += rounded;
     return ASSAY_OK;
 }
 
@@ -56,18 +56,18 @@ static assay_status all_to_all(gpu_model *m, const char *at, gpu_value *recv, co
 }
 
 /* --- dispatch ----------------------------------------------------------------------------------------------- */
-/* Host copies of what the plan says, and the counts of every ep rank. */
-typedef struct plan {
+/* Host copies of what the permutation says, and the counts of every ep rank. */
+typedef struct permutation {
     int64_t rows;                  /* of this rank's tokens */
     int64_t *row_token, *row_slot; /* [rows] */
     int64_t *tokens_per_expert;    /* [ep][E]: row i is ep rank i's; ep = 1: one row */
     int64_t received;
-} plan;
+} permutation;
 
-static assay_status permute_plan(gpu_model *m, gpu_slot_state *slot, gpu_moe_acts *s, plan *p,
+static assay_status permute_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s, permutation *p,
                                  gpu_value *row_slot)
 {
-    gpu_arena *keep = &slot->arena;
+    gpu_arena *keep = &mb->arena;
     const int64_t E = m->config->num_moe_experts, K = m->config->moe_router_topk, T = m->sl * m->B;
     p->rows = T * K;
     return GPU_CALL(m->run, "permute_plan", "mlp.permute_plan", GPU_T("indices", &s->indices),
@@ -78,16 +78,16 @@ static assay_status permute_plan(gpu_model *m, gpu_slot_state *slot, gpu_moe_act
 }
 
 /* Counts of all ep ranks; then everything that the host needs arrives behind one wait. */
-static assay_status fetch_plan(gpu_model *m, gpu_slot_state *slot, gpu_moe_acts *s, plan *p,
-                               gpu_value *row_slot)
+static assay_status fetch_permutation(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s, permutation *p,
+                                      gpu_value *row_slot)
 {
     gpu_run *run = m->run;
     const int64_t E = m->config->num_moe_experts;
     const size_t row_bytes = (size_t)p->rows * sizeof(int64_t);
     const size_t count_bytes = (size_t)(m->ep * E) * sizeof(int64_t);
-    ASSAY_TRY(gpu_slot_host(m, slot, row_bytes, (void **)&p->row_token));
-    ASSAY_TRY(gpu_slot_host(m, slot, row_bytes, (void **)&p->row_slot));
-    ASSAY_TRY(gpu_slot_host(m, slot, count_bytes, (void **)&p->tokens_per_expert));
+    ASSAY_TRY(gpu_microbatch_host(m, mb, row_bytes, (void **)&p->row_token));
+    ASSAY_TRY(gpu_microbatch_host(m, mb, row_bytes, (void **)&p->row_slot));
+    ASSAY_TRY(gpu_microbatch_host(m, mb, count_bytes, (void **)&p->tokens_per_expert));
     gpu_value gathered = s->tokens_per_expert;
     if (m->ep > 1) {
         gathered = gpu_local(&m->scratch, m->ep, E);
@@ -105,7 +105,7 @@ static assay_status fetch_plan(gpu_model *m, gpu_slot_state *slot, gpu_moe_acts 
 }
 
 /* Send and receive rows of every ep rank, rows of every local expert.  Dry mode: the most that can arrive. */
-static assay_status exchange_counts(gpu_model *m, gpu_layer *l, gpu_moe_acts *s, plan *p)
+static assay_status exchange_counts(gpu_model *m, gpu_layer *l, gpu_moe_acts *s, permutation *p)
 {
     const int64_t E = m->config->num_moe_experts, K = m->config->moe_router_topk, El = m->local_experts;
     if (m->run->dry) {
@@ -133,14 +133,14 @@ static assay_status exchange_counts(gpu_model *m, gpu_layer *l, gpu_moe_acts *s,
 }
 
 /* Names of this rank's rows: token in the microbatch file-wide, times E, plus expert. */
-static assay_status name_rows(gpu_model *m, gpu_slot_state *slot, gpu_moe_acts *s, const plan *p)
+static assay_status name_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s, const permutation *p)
 {
     gpu_rows *rows = &s->rows;
     const int64_t E = m->config->num_moe_experts;
     *rows = (gpu_rows){.n = p->rows, .record = -1};
     if (m->run->trace == NULL)
         return ASSAY_OK;
-    ASSAY_TRY(gpu_slot_host(m, slot, (size_t)p->rows * sizeof(int64_t), (void **)&rows->ids));
+    ASSAY_TRY(gpu_microbatch_host(m, mb, (size_t)p->rows * sizeof(int64_t), (void **)&rows->ids));
     if (m->run->dry)
         return ASSAY_OK;
     const int64_t *mine =
@@ -157,8 +157,8 @@ static assay_status name_rows(gpu_model *m, gpu_slot_state *slot, gpu_moe_acts *
 }
 
 /* The same for the rows that arrive, and after sorting.  Rows of another microbatch are nobody's (-1). */
-static assay_status name_received(gpu_model *m, gpu_slot_state *slot, gpu_moe_acts *s, const plan *p,
-                                  const int64_t *sort)
+static assay_status name_received(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s,
+                                  const permutation *p, const int64_t *sort)
 {
     gpu_run *run = m->run;
     s->dispatched_rows = s->expert_rows = (gpu_rows){.n = p->received, .record = -1};
@@ -169,8 +169,8 @@ static assay_status name_received(gpu_model *m, gpu_slot_state *slot, gpu_moe_ac
     ASSAY_TRY(index_value(m, &m->scratch, &send, "mlp.dispatch", "ids", p->rows, s->rows.ids));
     recv = gpu_local(&m->scratch, p->received, 0);
     ASSAY_TRY(gpu_value_make(&recv, ASSAY_I64));
-    ASSAY_TRY(gpu_slot_host(m, slot, bytes, (void **)&s->dispatched_rows.ids));
-    ASSAY_TRY(gpu_slot_host(m, slot, bytes, (void **)&s->expert_rows.ids));
+    ASSAY_TRY(gpu_microbatch_host(m, mb, bytes, (void **)&s->dispatched_rows.ids));
+    ASSAY_TRY(gpu_microbatch_host(m, mb, bytes, (void **)&s->expert_rows.ids));
     gpu_arena_reset(&m->scratch, mark);
     if (run->dry)
         return ASSAY_OK;
@@ -193,7 +193,7 @@ static assay_status name_received(gpu_model *m, gpu_slot_state *slot, gpu_moe_ac
 }
 
 /* sort[new] = old: from [source, local expert] to [local expert, source]; unsort is its inverse. */
-static void sort_chunks(const gpu_model *m, const plan *p, int64_t *sort, int64_t *unsort)
+static void sort_chunks(const gpu_model *m, const permutation *p, int64_t *sort, int64_t *unsort)
 {
     const int64_t E = m->config->num_moe_experts, El = m->local_experts;
     int64_t row = 0;
@@ -215,18 +215,19 @@ static void sort_chunks(const gpu_model *m, const plan *p, int64_t *sort, int64_
 }
 
 /* permuted rows -> rows of the local experts */
-static assay_status exchange_rows(gpu_model *m, gpu_slot_state *slot, gpu_moe_acts *s, const plan *p)
+static assay_status exchange_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s,
+                                  const permutation *p)
 {
     gpu_run *run = m->run;
-    gpu_arena *keep = &slot->arena, *temp = &m->scratch;
+    gpu_arena *keep = &mb->arena, *temp = &m->scratch;
     const int64_t H = m->config->hidden_size;
     const size_t bytes = (size_t)p->received * sizeof(int64_t);
     int64_t *sort, *unsort;
-    ASSAY_TRY(gpu_slot_host(m, slot, bytes, (void **)&sort));
-    ASSAY_TRY(gpu_slot_host(m, slot, bytes, (void **)&unsort));
+    ASSAY_TRY(gpu_microbatch_host(m, mb, bytes, (void **)&sort));
+    ASSAY_TRY(gpu_microbatch_host(m, mb, bytes, (void **)&unsort));
     if (!run->dry)
         sort_chunks(m, p, sort, unsort);
-    ASSAY_TRY(name_received(m, slot, s, p, sort));
+    ASSAY_TRY(name_received(m, mb, s, p, sort));
     ASSAY_TRY(index_value(m, keep, &s->sort_index, "mlp.sort", "index", p->received, sort));
     ASSAY_TRY(index_value(m, keep, &s->unsort_index, "mlp.unsort", "index", p->received, unsort));
     s->dispatched = rows_of(temp, &s->dispatched_rows, H);
@@ -242,19 +243,19 @@ static assay_status exchange_rows(gpu_model *m, gpu_slot_state *slot, gpu_moe_ac
                     GPU_NEW("y", &s->expert_probs, rows_of(keep, &s->expert_rows, 0)));
 }
 
-assay_status gpu_token_dispatch(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_moe_acts *s)
+assay_status gpu_token_dispatch(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *s)
 {
     gpu_run *run = m->run;
-    gpu_arena *rows_arena = m->ep > 1 ? &m->scratch : &slot->arena;
+    gpu_arena *rows_arena = m->ep > 1 ? &m->scratch : &mb->arena;
     const int64_t H = m->config->hidden_size, K = m->config->moe_router_topk;
-    plan p = {0};
+    permutation p = {0};
     gpu_value row_slot, index;
     int64_t *host_index;
-    ASSAY_TRY(permute_plan(m, slot, s, &p, &row_slot));
-    ASSAY_TRY(fetch_plan(m, slot, s, &p, &row_slot));
+    ASSAY_TRY(permute_rows(m, mb, s, &p, &row_slot));
+    ASSAY_TRY(fetch_permutation(m, mb, s, &p, &row_slot));
     ASSAY_TRY(exchange_counts(m, l, s, &p));
-    ASSAY_TRY(name_rows(m, slot, s, &p));
-    ASSAY_TRY(gpu_slot_host(m, slot, (size_t)p.rows * sizeof(int64_t), (void **)&host_index));
+    ASSAY_TRY(name_rows(m, mb, s, &p));
+    ASSAY_TRY(gpu_microbatch_host(m, mb, (size_t)p.rows * sizeof(int64_t), (void **)&host_index));
     for (int64_t i = 0; !run->dry && i < p.rows; i++)
         host_index[i] = p.row_token[i] * K + p.row_slot[i];
     ASSAY_TRY(index_value(m, &m->scratch, &index, "mlp.permute_probs", "index", p.rows, host_index));
@@ -265,14 +266,14 @@ assay_status gpu_token_dispatch(gpu_model *m, gpu_slot_state *slot, gpu_layer *l
     ASSAY_TRY(GPU_CALL(run, "gather_rows", "mlp.permute_probs", GPU_T("x", &probs), GPU_T("index", &index),
                        GPU_NEW("y", &s->permuted_probs, rows_of(rows_arena, &s->rows, 0))));
     if (m->ep > 1) {
-        ASSAY_TRY(exchange_rows(m, slot, s, &p));
+        ASSAY_TRY(exchange_rows(m, mb, s, &p));
     } else {
         s->expert_rows = s->rows;
         s->expert_in = s->permuted;
         s->expert_probs = s->permuted_probs;
     }
-    return index_value(m, &slot->arena, &s->local_counts, "mlp.experts", "tokens_per_expert",
-                       m->local_experts, s->counts);
+    return index_value(m, &mb->arena, &s->local_counts, "mlp.experts", "tokens_per_expert", m->local_experts,
+                       s->counts);
 }
 
 /* --- combine ------------------------------------------------------------------------------------------------ */

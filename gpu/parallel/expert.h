@@ -9,7 +9,7 @@
 ASSAY_BEGIN_DECLS
 
 /* Needs indices and probs of the router in s; fills everything from row_token to expert_in, expert_probs and counts. */
-assay_status gpu_token_dispatch(gpu_model *m, gpu_slot_state *slot, gpu_layer *l, gpu_moe_acts *s);
+assay_status gpu_token_dispatch(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *s);
 /* rows: output of the experts; y [S piece, B, H] = their sum per token. */
 assay_status gpu_token_combine(gpu_model *m, gpu_moe_acts *s, gpu_value *rows, gpu_value *y);
 /* Backward of combine: drows, the gradient of the experts' output (s->fc2). */
@@ -18,8 +18,8 @@ assay_status gpu_token_combine_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *dy,
 assay_status gpu_token_dispatch_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *drows, gpu_value *dprobs_rows,
                                     gpu_value *dtokens, gpu_value *dprobs);
 
-/* Room in the slot's pinned staging; NULL in dry mode. */
-assay_status gpu_slot_host(gpu_model *m, gpu_slot_state *slot, size_t bytes, void **out);
+/* Room in the microbatch's pinned staging; NULL in dry mode. */
+assay_status gpu_microbatch_host(gpu_model *m, gpu_microbatch_state *mb, size_t bytes, void **out);
 
 ASSAY_END_DECLS
 

@@ -7,25 +7,25 @@
 typedef struct schedule {
     gpu_model *m;
     const assay_batches *batches;
-    const assay_batch_plan *plan;
+    const assay_batch_share *share;
     int64_t step;
     int rank, size; /* pipeline stage */
 } schedule;
 
-int gpu_pipeline_slots(const assay_grid *grid, int pp_rank, int64_t n_microbatches)
+int gpu_pipeline_in_flight(const assay_grid *grid, int pp_rank, int64_t n_microbatches)
 {
     const int64_t most = grid->p.pipeline_model_parallel_size - pp_rank;
     return (int)(most < n_microbatches ? most : n_microbatches);
 }
 
-static int slot_of(const schedule *s, int64_t index)
+static int place_of(const schedule *s, int64_t index)
 {
-    return (int)(index % s->m->n_slots);
+    return (int)(index % s->m->n_in_flight);
 }
 
 static void enter(const schedule *s, int64_t index, assay_phase phase)
 {
-    s->m->run->microbatch = s->plan->first_microbatch + index;
+    s->m->run->microbatch = s->share->first_microbatch + index;
     s->m->run->phase = phase;
     s->m->run->layer = -1;
 }
@@ -42,7 +42,7 @@ typedef struct exchange {
 
 static assay_status exchange_values(const schedule *s, const exchange *x)
 {
-    const int64_t first = s->plan->first_microbatch;
+    const int64_t first = s->share->first_microbatch;
     const gpu_call_args give = {.op = "send",
                                 .at = x->send_at,
                                 .group = ASSAY_GROUP_PP,
@@ -57,13 +57,13 @@ static assay_status exchange_values(const schedule *s, const exchange *x)
     return gpu_call_exchange(s->m->run, x->send ? &sent : NULL, x->recv ? &received : NULL);
 }
 
-/* Readies the slot of microbatch `index`; *input gets room for what the stage before will send. */
+/* Readies the place of microbatch `index`; *input gets room for what the stage before will send. */
 static assay_status open_microbatch(const schedule *s, int64_t index, gpu_value *input)
 {
     gpu_model *m = s->m;
-    const int64_t microbatch = s->plan->first_microbatch + index;
+    const int64_t microbatch = s->share->first_microbatch + index;
     enter(s, index, ASSAY_PHASE_FORWARD);
-    ASSAY_TRY(gpu_model_load_batch(m, slot_of(s, index), assay_batches_ids(s->batches, s->step, microbatch),
+    ASSAY_TRY(gpu_model_load_batch(m, place_of(s, index), assay_batches_ids(s->batches, s->step, microbatch),
                                    assay_batches_labels(s->batches, s->step, microbatch)));
     if (s->rank == 0)
         return ASSAY_OK;
@@ -72,7 +72,7 @@ static assay_status open_microbatch(const schedule *s, int64_t index, gpu_value 
     snprintf(name, sizeof name, "decoder.layers.%lld.mlp.residual.y",
              (long long)m->chunks[0].layers[0].number - 1);
     gpu_value_rename(m->run, input, name);
-    input->arena = &m->slots[slot_of(s, index)].arena;
+    input->arena = &m->in_flight[place_of(s, index)].arena;
     return gpu_value_make(input, m->act);
 }
 
@@ -135,19 +135,19 @@ static assay_status run_exchange(const schedule *s, const exchange *x)
 static assay_status forward(const schedule *s, int64_t index, gpu_value *input, gpu_value **output)
 {
     enter(s, index, ASSAY_PHASE_FORWARD);
-    return gpu_model_fwd(s->m, slot_of(s, index), index, input, output);
+    return gpu_model_fwd(s->m, place_of(s, index), index, input, output);
 }
 
 static assay_status backward(const schedule *s, int64_t index, gpu_value **dinput)
 {
     enter(s, index, ASSAY_PHASE_BACKWARD);
-    return gpu_model_bwd(s->m, slot_of(s, index), &s->m->gradient[0], dinput);
+    return gpu_model_bwd(s->m, place_of(s, index), &s->m->gradient[0], dinput);
 }
 
 static assay_status no_pipelining(const schedule *s)
 {
     gpu_value input, *output, *dinput;
-    for (int64_t i = 0; i < s->plan->n_microbatches; i++) {
+    for (int64_t i = 0; i < s->share->n_microbatches; i++) {
         ASSAY_TRY(open_microbatch(s, i, &input));
         ASSAY_TRY(forward(s, i, NULL, &output));
         ASSAY_TRY(backward(s, i, &dinput));
@@ -165,7 +165,7 @@ static assay_status receive_forward(const schedule *s, int64_t index, gpu_value 
 
 static assay_status one_forward_one_backward(const schedule *s)
 {
-    const int64_t n = s->plan->n_microbatches, ahead = s->size - s->rank - 1;
+    const int64_t n = s->share->n_microbatches, ahead = s->size - s->rank - 1;
     const int64_t warmup = ahead < n ? ahead : n;
     gpu_value input, *output, *dinput;
     for (int64_t i = 0; i < warmup; i++) {
@@ -202,12 +202,12 @@ static assay_status one_forward_one_backward(const schedule *s)
     return ASSAY_OK;
 }
 
-assay_status gpu_forward_backward(gpu_model *m, const assay_batches *batches, const assay_batch_plan *plan,
+assay_status gpu_forward_backward(gpu_model *m, const assay_batches *batches, const assay_batch_share *share,
                                   int64_t step)
 {
     const schedule s = {.m = m,
                         .batches = batches,
-                        .plan = plan,
+                        .share = share,
                         .step = step,
                         .rank = m->at.pp,
                         .size = m->grid->p.pipeline_model_parallel_size};

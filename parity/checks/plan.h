@@ -96,7 +96,7 @@ typedef struct plan {
     int64_t step;
     assay_coords at;
     bool sp, first_stage, last_stage;
-    assay_batch_plan share;
+    assay_batch_share share;
     int64_t S, B, s0, sl;         /* sequence, rows of this rank; its tp piece of the sequence */
     assay_dtype act, accumulated; /* of the recipe: activations; what F32 stands for */
     int64_t n_targets;            /* of the step */

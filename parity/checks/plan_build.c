@@ -281,8 +281,8 @@ static assay_status start(plan *p, const plan_job *job, int rank, int64_t step)
     p->layer = p->microbatch = -1;
     p->n_targets = targets_of_step(job->batches, step);
     p->sl = plan_piece(p->S, p->tp, p->at.tp, &p->s0);
-    ASSAY_TRY(assay_batch_plan_make(job->batches->microbatches, job->batches->b, l->data_parallel_size,
-                                    p->at.dp, &p->share));
+    ASSAY_TRY(assay_batch_share_make(job->batches->microbatches, job->batches->b, l->data_parallel_size,
+                                     p->at.dp, &p->share));
     p->B = p->share.n_rows;
     p->arena = calloc(1, sizeof *p->arena);
     ASSAY_CHECK(p->arena, ASSAY_OUT_OF_MEMORY, "plan");

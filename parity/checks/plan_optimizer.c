@@ -229,12 +229,12 @@ static bool step_counts(plan *p, int rank, int64_t layer, int64_t *counts)
     const int64_t experts = p->job->config->num_moe_experts;
     int64_t *one = plan_integers(p, experts);
     assay_coords at;
-    assay_batch_plan share;
+    assay_batch_share share;
     assay_grid_coords(p->job->grid, rank, &at);
     if (one == NULL)
         return false;
-    p->st = assay_batch_plan_make(p->job->batches->microbatches, p->job->batches->b,
-                                  p->job->grid->p.data_parallel_size, at.dp, &share);
+    p->st = assay_batch_share_make(p->job->batches->microbatches, p->job->batches->b,
+                                   p->job->grid->p.data_parallel_size, at.dp, &share);
     bool known = p->st == ASSAY_OK;
     for (int64_t m = 0; known && m < share.n_microbatches; m++) {
         known = plan_choice_counts(p, rank, share.first_microbatch + m, layer, false, one);

@@ -78,10 +78,10 @@ static bool gather_counts(plan *p, plan_rows *r)
     (void)assay_grid_group(p->job->grid, ASSAY_GROUP_EP, p->rank, ranks, NULL);
     for (int i = 0; i < p->ep; i++) {
         assay_coords at;
-        assay_batch_plan share;
+        assay_batch_share share;
         assay_grid_coords(p->job->grid, ranks[i], &at);
-        p->st = assay_batch_plan_make(p->job->batches->microbatches, p->job->batches->b,
-                                      p->job->grid->p.data_parallel_size, at.dp, &share);
+        p->st = assay_batch_share_make(p->job->batches->microbatches, p->job->batches->b,
+                                       p->job->grid->p.data_parallel_size, at.dp, &share);
         if (p->st != ASSAY_OK)
             return false;
         known = plan_choice_counts(p, ranks[i], share.first_microbatch + index, p->layer, false,

@@ -11,7 +11,7 @@
 
 enum { MAX_ROWS = 2048 };
 
-typedef struct view {
+typedef struct comparison {
     const double *found, *expected, *allowance;
     const int64_t *shape;
     int ndim;
@@ -20,10 +20,10 @@ typedef struct view {
     assay_dtype stored;
     const parity_scales *scales;
     double scale; /* largest finite |expected| */
-} view;
+} comparison;
 
 /* How far two values may lie apart and still count as the same in a diagnosis. */
-static double slack(const view *v, int64_t i)
+static double slack(const comparison *v, int64_t i)
 {
     const int p = assay_dtype_precision(v->stored);
     const double unit = ldexp(1.0, 1 - (p > 0 ? p : 24));
@@ -31,7 +31,7 @@ static double slack(const view *v, int64_t i)
     return 2.0 * allowed + 4.0 * unit * fabs(v->expected[i]) + 1e-12 * v->scale;
 }
 
-static bool near(const view *v, double found, double wanted, int64_t i)
+static bool near(const comparison *v, double found, double wanted, int64_t i)
 {
     return fabs(found - wanted) <= slack(v, i) || (isnan(found) && isnan(wanted));
 }
@@ -39,7 +39,7 @@ static bool near(const view *v, double found, double wanted, int64_t i)
 /* --- where -------------------------------------------------------------------------------------------------- */
 
 /* First and last bad index of dimension d and how many of its indices hold a bad element. */
-static int64_t bad_range(const view *v, int d, int64_t *first, int64_t *last, unsigned char *hit)
+static int64_t bad_range(const comparison *v, int d, int64_t *first, int64_t *last, unsigned char *hit)
 {
     int64_t n = 0;
     memset(hit, 0, (size_t)v->shape[d]);
@@ -70,7 +70,7 @@ static int64_t equal_piece(int64_t first, int64_t last, int64_t extent, int64_t 
     return extent / length;
 }
 
-static void say_where(const view *v, char *out, size_t capacity)
+static void say_where(const comparison *v, char *out, size_t capacity)
 {
     out[0] = '\0';
     if (v->n_bad == 1) {
@@ -105,7 +105,7 @@ static void say_where(const view *v, char *out, size_t capacity)
 
 /* --- what --------------------------------------------------------------------------------------------------- */
 
-static bool say_not_finite(const view *v, char *out, size_t capacity)
+static bool say_not_finite(const comparison *v, char *out, size_t capacity)
 {
     int64_t n_nan = 0, n_inf = 0, first = -1;
     for (int64_t i = 0; i < v->count; i++) {
@@ -140,7 +140,7 @@ static bool say_not_finite(const view *v, char *out, size_t capacity)
     return true;
 }
 
-static bool say_zero(const view *v, char *out, size_t capacity)
+static bool say_zero(const comparison *v, char *out, size_t capacity)
 {
     for (int64_t i = 0; i < v->count; i++) {
         if (v->bad[i] && v->found[i] != 0.0)
@@ -160,7 +160,7 @@ static void add_name(char *out, size_t capacity, const char *name, int64_t size,
         snprintf(out + used, capacity - used, " = %s%s", equal ? "" : "1/", name);
 }
 
-static void name_ratio(const view *v, double ratio, char *out, size_t capacity)
+static void name_ratio(const comparison *v, double ratio, char *out, size_t capacity)
 {
     const parity_scales *s = v->scales;
     const struct {
@@ -188,7 +188,7 @@ static int compare_doubles(const void *a, const void *b)
 
 /* Most of the bad elements share a ratio (a small term beside the scaled one has another): the median
  * decides. */
-static bool say_usual_ratio(const view *v, char *out, size_t capacity)
+static bool say_usual_ratio(const comparison *v, char *out, size_t capacity)
 {
     double *ratios = malloc(((size_t)v->n_bad + 1) * sizeof *ratios);
     int64_t n = 0, near_median = 0;
@@ -215,7 +215,7 @@ static bool say_usual_ratio(const view *v, char *out, size_t capacity)
 }
 
 /* Found = ratio * expected at every bad element (at least two of them with different expected values). */
-static bool say_ratio(const view *v, char *out, size_t capacity)
+static bool say_ratio(const comparison *v, char *out, size_t capacity)
 {
     double fe = 0.0, ee = 0.0, low = (double)INFINITY, high = -(double)INFINITY;
     for (int64_t i = 0; i < v->count; i++) {
@@ -246,7 +246,7 @@ static bool say_ratio(const view *v, char *out, size_t capacity)
     return true;
 }
 
-static bool say_transposed(const view *v, char *out, size_t capacity)
+static bool say_transposed(const comparison *v, char *out, size_t capacity)
 {
     if (v->ndim < 2)
         return false;
@@ -266,7 +266,7 @@ static bool say_transposed(const view *v, char *out, size_t capacity)
     return true;
 }
 
-static bool rows_match(const view *v, int64_t found_row, int64_t expected_row, int64_t width)
+static bool rows_match(const comparison *v, int64_t found_row, int64_t expected_row, int64_t width)
 {
     for (int64_t j = 0; j < width; j++) {
         if (!near(v, v->found[found_row * width + j], v->expected[expected_row * width + j],
@@ -276,12 +276,12 @@ static bool rows_match(const view *v, int64_t found_row, int64_t expected_row, i
     return true;
 }
 
-static bool row_is_bad(const view *v, int64_t row, int64_t width)
+static bool row_is_bad(const comparison *v, int64_t row, int64_t width)
 {
     return memchr(v->bad + row * width, 1, (size_t)width) != NULL;
 }
 
-static bool say_shifted(const view *v, int64_t rows, int64_t width, char *out, size_t capacity)
+static bool say_shifted(const comparison *v, int64_t rows, int64_t width, char *out, size_t capacity)
 {
     for (int shift = -1; shift <= 1; shift += 2) {
         int64_t matched = 0, tested = 0;
@@ -300,7 +300,7 @@ static bool say_shifted(const view *v, int64_t rows, int64_t width, char *out, s
 }
 
 /* Every bad row is another expected row. */
-static bool say_permuted(const view *v, int64_t rows, int64_t width, char *out, size_t capacity)
+static bool say_permuted(const comparison *v, int64_t rows, int64_t width, char *out, size_t capacity)
 {
     int64_t first = -1, source = -1, moved = 0;
     for (int64_t i = 0; i < rows; i++) {
@@ -332,7 +332,7 @@ static bool on_bf16_grid(double x)
     return (double)f == x && (bits & 0xffffu) == 0;
 }
 
-static bool say_bf16(const view *v, char *out, size_t capacity)
+static bool say_bf16(const comparison *v, char *out, size_t capacity)
 {
     if (v->stored != ASSAY_F32 && v->stored != ASSAY_F64)
         return false;
@@ -351,7 +351,7 @@ static bool say_bf16(const view *v, char *out, size_t capacity)
     return true;
 }
 
-static void say_what(const view *v, char *out, size_t capacity)
+static void say_what(const comparison *v, char *out, size_t capacity)
 {
     out[0] = '\0';
     const int64_t rows = v->ndim > 0 ? v->shape[0] : 1, width = rows > 0 ? v->count / rows : 0;
@@ -368,7 +368,7 @@ static void say_what(const view *v, char *out, size_t capacity)
     out[0] = '\0';
 }
 
-static int64_t mark_bad(const view *v, unsigned char *bad)
+static int64_t mark_bad(const comparison *v, unsigned char *bad)
 {
     int64_t n = 0;
     for (int64_t i = 0; i < v->count; i++) {
@@ -385,13 +385,13 @@ void parity_diagnose(const double *found, const double *expected, const double *
                      char out[PARITY_TEXT])
 {
     static const parity_scales none = {1, 1, 1, 1, 1, 1, 1, 1};
-    view v = {.found = found,
-              .expected = expected,
-              .allowance = allowance,
-              .shape = shape,
-              .ndim = ndim,
-              .stored = stored,
-              .scales = scales ? scales : &none};
+    comparison v = {.found = found,
+                    .expected = expected,
+                    .allowance = allowance,
+                    .shape = shape,
+                    .ndim = ndim,
+                    .stored = stored,
+                    .scales = scales ? scales : &none};
     out[0] = '\0';
     if (!assay_shape_count(shape, ndim, &v.count) || v.count == 0)
         return;

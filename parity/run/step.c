@@ -54,7 +54,7 @@ static assay_status check_inputs(const parity_engine *e, const assay_train_optio
 {
     assay_parallel_config p;
     assay_grid g;
-    assay_batch_plan plan;
+    assay_batch_share share;
     assay_batches batches = {0};
     assay_model_spec *spec = NULL;
     bool stored = false;
@@ -70,7 +70,7 @@ static assay_status check_inputs(const parity_engine *e, const assay_train_optio
     ASSAY_TRY_GOTO(assay_spec_build(config, &spec), st, done);
     ASSAY_TRY_GOTO(assay_spec_check_folder(spec, o->model, &stored), st, done);
     ASSAY_TRY_GOTO(assay_batches_open(&batches, o->batch, config->vocab_size), st, done);
-    ASSAY_TRY_GOTO(assay_batch_plan_make(batches.microbatches, batches.b, g.p.data_parallel_size, 0, &plan),
+    ASSAY_TRY_GOTO(assay_batch_share_make(batches.microbatches, batches.b, g.p.data_parallel_size, 0, &share),
                    st, done);
     ASSAY_CHECK_GOTO(o->train_iters <= batches.steps, ASSAY_INVALID_ARGUMENT, st, done,
                      "train_iters %lld: the batch file %s holds %lld steps", (long long)o->train_iters,

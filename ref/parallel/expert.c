@@ -16,7 +16,7 @@ static int64_t local_experts(const ref_pass *p)
     return p->e->config->num_moe_experts / ep_size(p);
 }
 
-/* --- plan --------------------------------------------------------------------------------------------------- */
+/* --- permutation --------------------------------------------------------------------------------------------------- */
 
 static assay_status make_permutation(ref_pass *p, ref_dispatch *d, const ref_ints *indices)
 {

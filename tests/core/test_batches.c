@@ -159,9 +159,9 @@ Test(batches, both_tensors_are_needed_and_no_others)
 
 Test(batch_plan, whole_microbatches_when_they_divide)
 {
-    assay_batch_plan p;
+    assay_batch_share p;
     for (int rank = 0; rank < 2; rank++) {
-        TEST_OK(assay_batch_plan_make(4, 3, 2, rank, &p));
+        TEST_OK(assay_batch_share_make(4, 3, 2, rank, &p));
         cr_expect_not(p.rows_split);
         cr_expect_eq(p.first_microbatch, 2 * rank);
         cr_expect_eq(p.n_microbatches, 2);
@@ -172,8 +172,8 @@ Test(batch_plan, whole_microbatches_when_they_divide)
 
 Test(batch_plan, rows_otherwise)
 {
-    assay_batch_plan p;
-    TEST_OK(assay_batch_plan_make(3, 4, 2, 1, &p));
+    assay_batch_share p;
+    TEST_OK(assay_batch_share_make(3, 4, 2, 1, &p));
     cr_expect(p.rows_split);
     cr_expect_eq(p.first_microbatch, 0);
     cr_expect_eq(p.n_microbatches, 3);
@@ -183,9 +183,9 @@ Test(batch_plan, rows_otherwise)
 
 Test(batch_plan, refuses_what_does_not_divide)
 {
-    assay_batch_plan p;
-    TEST_FAILS(assay_batch_plan_make(3, 5, 2, 0, &p), ASSAY_INVALID_ARGUMENT,
+    assay_batch_share p;
+    TEST_FAILS(assay_batch_share_make(3, 5, 2, 0, &p), ASSAY_INVALID_ARGUMENT,
                "data_parallel_size 2 divides neither the 3 microbatches of a step nor the 5 rows");
-    TEST_FAILS(assay_batch_plan_make(2, 2, 2, 2, &p), ASSAY_INVALID_ARGUMENT, "data-parallel rank 2 of 2");
-    TEST_FAILS(assay_batch_plan_make(0, 2, 1, 0, &p), ASSAY_INVALID_ARGUMENT, "0 microbatches");
+    TEST_FAILS(assay_batch_share_make(2, 2, 2, 2, &p), ASSAY_INVALID_ARGUMENT, "data-parallel rank 2 of 2");
+    TEST_FAILS(assay_batch_share_make(0, 2, 1, 0, &p), ASSAY_INVALID_ARGUMENT, "0 microbatches");
 }
