@@ -1,8 +1,10 @@
-/* forward_backward_no_pipelining and 1F1B.  Source: Megatron-LM schedules.py, without interleaving. */
+/* The pipeline schedule as a list, and the loop that runs it.  Source: Megatron-LM schedules.py, without
+ * interleaving. */
 #include "gpu/parallel/pipeline.h"
 
 #include "gpu/call.h"
 #include <stdio.h>
+#include <stdlib.h>
 
 typedef struct schedule {
     gpu_model *m;
@@ -144,62 +146,51 @@ static assay_status backward(const schedule *s, int64_t index, gpu_value **dinpu
     return gpu_model_bwd(s->m, place_of(s, index), &s->m->gradient[0], dinput);
 }
 
-static assay_status no_pipelining(const schedule *s)
+assay_status gpu_pipeline_schedule(int stages, int stage, int64_t microbatches, gpu_action **actions)
 {
-    gpu_value input, *output, *dinput;
-    for (int64_t i = 0; i < s->share->n_microbatches; i++) {
-        ASSAY_TRY(open_microbatch(s, i, &input));
-        ASSAY_TRY(forward(s, i, NULL, &output));
-        ASSAY_TRY(backward(s, i, &dinput));
+    const int64_t ahead = stages - stage - 1, warmup = ahead < microbatches ? ahead : microbatches;
+    gpu_action *list = calloc((size_t)(2 * microbatches) + 1, sizeof *list);
+    int64_t n = 0;
+    *actions = list;
+    ASSAY_CHECK(list, ASSAY_OUT_OF_MEMORY, "a schedule of %lld microbatches", (long long)microbatches);
+    for (int64_t i = 0; i < microbatches + warmup; i++) {
+        if (i < microbatches)
+            list[n++] = (gpu_action){.forward = true, .microbatch = i};
+        if (i >= warmup)
+            list[n++] = (gpu_action){.forward = false, .microbatch = i - warmup};
     }
     return ASSAY_OK;
 }
 
-static assay_status receive_forward(const schedule *s, int64_t index, gpu_value *input)
+/* One loop over the list.  What an action sends and what the next one needs travel together when one is a forward
+ * and the other a backward (Megatron-LM's steady state), else one after the other. */
+static assay_status run_schedule(const schedule *s, const gpu_action *list)
 {
-    exchange x = {0};
-    ASSAY_TRY(open_microbatch(s, index, input));
-    take_forward(s, &x, index, input);
-    return run_exchange(s, &x);
-}
-
-static assay_status one_forward_one_backward(const schedule *s)
-{
-    const int64_t n = s->share->n_microbatches, ahead = s->size - s->rank - 1;
-    const int64_t warmup = ahead < n ? ahead : n;
     gpu_value input, *output, *dinput;
-    for (int64_t i = 0; i < warmup; i++) {
-        exchange x = {0};
-        ASSAY_TRY(receive_forward(s, i, &input));
-        ASSAY_TRY(forward(s, i, &input, &output));
-        give_forward(s, &x, i, output);
-        ASSAY_TRY(run_exchange(s, &x));
-    }
-    if (warmup < n)
-        ASSAY_TRY(receive_forward(s, warmup, &input));
-    for (int64_t i = 0; i < n - warmup; i++) {
-        exchange x = {0}, y = {0};
-        ASSAY_TRY(forward(s, i + warmup, &input, &output));
-        give_forward(s, &x, i + warmup, output);
-        take_backward(s, &x, i);
-        ASSAY_TRY(run_exchange(s, &x));
-        ASSAY_TRY(backward(s, i, &dinput));
-        give_backward(s, &y, i, dinput);
-        if (i + warmup + 1 < n) {
-            ASSAY_TRY(open_microbatch(s, i + warmup + 1, &input));
-            take_forward(s, &y, i + warmup + 1, &input);
+    exchange between = {0};
+    for (int64_t k = 0; k < 2 * s->share->n_microbatches; k++) {
+        const gpu_action *a = &list[k];
+        if (k > 0 && list[k - 1].forward == a->forward) {
+            ASSAY_TRY(run_exchange(s, &between));
+            between = (exchange){0};
         }
-        ASSAY_TRY(run_exchange(s, &y));
+        if (a->forward) {
+            ASSAY_TRY(open_microbatch(s, a->microbatch, &input));
+            take_forward(s, &between, a->microbatch, &input);
+        } else {
+            take_backward(s, &between, a->microbatch);
+        }
+        ASSAY_TRY(run_exchange(s, &between));
+        between = (exchange){0};
+        if (a->forward) {
+            ASSAY_TRY(forward(s, a->microbatch, s->rank == 0 ? NULL : &input, &output));
+            give_forward(s, &between, a->microbatch, output);
+        } else {
+            ASSAY_TRY(backward(s, a->microbatch, &dinput));
+            give_backward(s, &between, a->microbatch, dinput);
+        }
     }
-    for (int64_t i = n - warmup; i < n; i++) {
-        exchange x = {0}, y = {0};
-        take_backward(s, &x, i);
-        ASSAY_TRY(run_exchange(s, &x));
-        ASSAY_TRY(backward(s, i, &dinput));
-        give_backward(s, &y, i, dinput);
-        ASSAY_TRY(run_exchange(s, &y));
-    }
-    return ASSAY_OK;
+    return run_exchange(s, &between);
 }
 
 assay_status gpu_forward_backward(gpu_model *m, const assay_batches *batches, const assay_batch_share *share,
@@ -211,5 +202,9 @@ assay_status gpu_forward_backward(gpu_model *m, const assay_batches *batches, co
                         .step = step,
                         .rank = m->at.pp,
                         .size = m->grid->p.pipeline_model_parallel_size};
-    return s.size == 1 ? no_pipelining(&s) : one_forward_one_backward(&s);
+    gpu_action *list = NULL;
+    ASSAY_TRY(gpu_pipeline_schedule(s.size, s.rank, share->n_microbatches, &list));
+    const assay_status st = run_schedule(&s, list);
+    free(list);
+    return st;
 }

@@ -8,9 +8,16 @@ ASSAY_BEGIN_DECLS
 
 /* Microbatches in flight on this rank: 1F1B keeps its warm-up and one more. */
 int gpu_pipeline_in_flight(const assay_grid *grid, int pp_rank, int64_t n_microbatches);
-/* Without a pipeline: forward and backward of one microbatch after the other.  With one: 1F1B (warm-up min(M,
- * pp - rank - 1)); hidden states and their gradients travel by send and recv, paired in one NCCL group where
- * both directions meet. */
+/* What a stage does in a step, in order: 2 * microbatches actions, to be freed by the caller.  1F1B: warm-up of
+ * min(microbatches, stages - stage - 1) forwards, then forward and backward in turn, then the remaining backwards;
+ * one stage alone takes forward and backward in turn. */
+typedef struct gpu_action {
+    bool forward;
+    int64_t microbatch; /* of this dp rank, from 0 */
+} gpu_action;
+assay_status gpu_pipeline_schedule(int stages, int stage, int64_t microbatches, gpu_action **actions);
+/* Runs the schedule of this rank; hidden states and their gradients travel by send and recv, paired in one NCCL
+ * group where both directions meet. */
 assay_status gpu_forward_backward(gpu_model *m, const assay_batches *batches, const assay_batch_share *share,
                                   int64_t step);
 
