@@ -59,6 +59,15 @@ Test(engine_step, seed_oss_agrees_with_golden)
 {
     forward_backward_golden("seed_oss");
 }
+/* q/k norms over all heads; clip_qkv, and none. */
+Test(engine_step, olmoe_agrees_with_golden)
+{
+    forward_backward_golden("olmoe");
+}
+Test(engine_step, olmoe_without_clip_agrees_with_golden)
+{
+    forward_backward_golden("olmoe_noclip");
+}
 
 /* Uneven sequence pieces under sp: 41 tokens. */
 Test(engine_step, uneven_sequence_pieces_agree_with_golden)
