@@ -109,6 +109,14 @@ Test(engine_step, llama_trains_as_golden_pp2)
 {
     train_golden("llama", "1.0", "pp2", 2);
 }
+Test(engine_step, olmoe_trains_as_golden)
+{
+    train_golden("olmoe", "1.0", "1", 1);
+}
+Test(engine_step, olmoe_trains_as_golden_ep2_pp2)
+{
+    train_golden("olmoe", "1.0", "ep2,pp2", 4);
+}
 Test(engine_step, qwen3_moe_trains_as_golden)
 {
     train_golden("qwen3_moe", "5.0", "1", 1);

@@ -59,7 +59,7 @@ static const fault tensor_parallel[] = {
     {"group", "all_to_all", M1 "combine", "", "tp", false, 0, 1, 0, "group"},
     {"group", "all_reduce", L0 "input_layernorm.weight", "", "model", false, 1, 0, -1, "group"},
     {"rewire", "linear_bwd_weight", A0 "linear_qkv", "x", "", INPUT, 0, 1, 1, NULL},
-    {"rewire", "clamp_bwd", A0 "clip_k", "x", "", INPUT, 1, 1, 0, NULL},
+    {"rewire", "clamp_bwd", A0 "clip_k", "x", "", INPUT, 1, 1, 1, NULL},
     {"rewire", "attention_bwd", A0 "core_attention", "k", "", INPUT, 1, 0, 1, NULL},
     {"rewire", "rmsnorm_bwd", "decoder.final_layernorm", "rstd", "", INPUT, 0, 0, 1, NULL},
     {"rewire", "rmsnorm_fwd", L0 "pre_mlp_layernorm", "x", L0 "input_layernorm.y", INPUT, 1, 1, 0, NULL},
