@@ -22,29 +22,48 @@ static gpu_value heads_of(const gpu_model *m, gpu_arena *arena, int64_t heads, i
 #define ROTATION(m)                                                                                          \
     GPU_T("cos", &(m)->cos_table), GPU_T("sin", &(m)->sin_table), GPU_T("position", &(m)->position)
 
-/* qkv -> q, k, v after norm and rotation */
+/* One number for each row of a q/k norm: each head, or all of them together. */
+static gpu_value norm_rows(const gpu_model *m, gpu_arena *arena, int64_t heads)
+{
+    return m->config->qk_layernorm_full_width ? gpu_token_rows(m, arena, false)
+                                              : heads_of(m, arena, heads, 0);
+}
+
+/* qkv -> q, k, v after norm, clamp and rotation.  What a norm or a clamp reads is kept for its backward. */
 static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_attention_acts *a,
                               gpu_value *qkv)
 {
     gpu_run *run = m->run;
     const assay_model_config *c = m->config;
-    gpu_arena *keep = &mb->arena, *temp = &m->scratch, *raw = c->qk_layernorm ? keep : temp;
+    const bool clip = c->clip_qkv > 0.0;
+    gpu_arena *keep = &mb->arena, *temp = &m->scratch, *raw = c->qk_layernorm || clip ? keep : temp,
+              *normed = clip ? keep : temp;
     const int64_t D = c->kv_channels, A = c->num_attention_heads, G = c->num_query_groups;
-    gpu_value q_norm, k_norm, *q = &a->q_raw, *k = &a->k_raw;
+    gpu_value *q = &a->q_raw, *k = &a->k_raw, *v = clip ? &a->v_raw : &a->v;
     ASSAY_TRY(GPU_CALL(run, "qkv_split_fwd", "self_attention.qkv_split", GPU_T("qkv", qkv), SPLIT_ATTRS(m),
                        GPU_NEW("q", q, heads_of(m, raw, A, D)), GPU_NEW("k", k, heads_of(m, raw, G, D)),
-                       GPU_NEW("v", &a->v, heads_of(m, keep, G, D))));
+                       GPU_NEW("v", v, heads_of(m, keep, G, D))));
     if (c->qk_layernorm) {
         ASSAY_TRY(GPU_CALL(run, "rmsnorm_fwd", "self_attention.q_layernorm", GPU_T("x", q),
                            GPU_T("gamma", gpu_param_use(m, l->q_layernorm)), GPU_F("eps", m->eps),
-                           GPU_NEW("y", &q_norm, heads_of(m, temp, A, D)),
-                           GPU_NEW("rstd", &a->q_rstd, heads_of(m, keep, A, 0))));
+                           GPU_NEW("y", &a->q_norm, heads_of(m, normed, A, D)),
+                           GPU_NEW("rstd", &a->q_rstd, norm_rows(m, keep, A))));
         ASSAY_TRY(GPU_CALL(run, "rmsnorm_fwd", "self_attention.k_layernorm", GPU_T("x", k),
                            GPU_T("gamma", gpu_param_use(m, l->k_layernorm)), GPU_F("eps", m->eps),
-                           GPU_NEW("y", &k_norm, heads_of(m, temp, G, D)),
-                           GPU_NEW("rstd", &a->k_rstd, heads_of(m, keep, G, 0))));
-        q = &q_norm;
-        k = &k_norm;
+                           GPU_NEW("y", &a->k_norm, heads_of(m, normed, G, D)),
+                           GPU_NEW("rstd", &a->k_rstd, norm_rows(m, keep, G))));
+        q = &a->q_norm;
+        k = &a->k_norm;
+    }
+    if (clip) {
+        ASSAY_TRY(GPU_CALL(run, "clamp_fwd", "self_attention.clip_q", GPU_T("x", q),
+                           GPU_F("limit", c->clip_qkv), GPU_NEW("y", &a->q_clip, heads_of(m, temp, A, D))));
+        ASSAY_TRY(GPU_CALL(run, "clamp_fwd", "self_attention.clip_k", GPU_T("x", k),
+                           GPU_F("limit", c->clip_qkv), GPU_NEW("y", &a->k_clip, heads_of(m, temp, G, D))));
+        ASSAY_TRY(GPU_CALL(run, "clamp_fwd", "self_attention.clip_v", GPU_T("x", v),
+                           GPU_F("limit", c->clip_qkv), GPU_NEW("y", &a->v, heads_of(m, keep, G, D))));
+        q = &a->q_clip;
+        k = &a->k_clip;
     }
     ASSAY_TRY(GPU_CALL(run, "rope_fwd", "self_attention.rope_q", GPU_T("x", q), ROTATION(m),
                        GPU_NEW("y", &a->q, heads_of(m, keep, A, D))));
@@ -94,34 +113,45 @@ static assay_status heads_bwd(gpu_model *m, gpu_layer *l, gpu_attention_acts *a,
 {
     gpu_run *run = m->run;
     const assay_model_config *c = m->config;
+    const bool clip = c->clip_qkv > 0.0;
     gpu_arena *temp = &m->scratch;
     const int64_t D = c->kv_channels, A = c->num_attention_heads, G = c->num_query_groups;
-    gpu_value dq_raw = gpu_grad_of(m, &a->q_raw), dk_raw = gpu_grad_of(m, &a->k_raw), dq_norm, dk_norm,
-              *q = &dq_raw, *k = &dk_raw;
-    if (c->qk_layernorm) {
-        q = gpu_value_set(&dq_norm,
-                          gpu_named(m, heads_of(m, temp, A, D), "self_attention.q_layernorm", "y.grad"));
-        k = gpu_value_set(&dk_norm,
-                          gpu_named(m, heads_of(m, temp, G, D), "self_attention.k_layernorm", "y.grad"));
-    }
+    gpu_value *q_in = c->qk_layernorm ? &a->q_norm : &a->q_raw,
+              *k_in = c->qk_layernorm ? &a->k_norm : &a->k_raw;
+    gpu_value dq_clip, dk_clip, dq_norm, dk_norm, dq_raw, dk_raw, dv_raw;
+    gpu_value *q = gpu_value_set(&dq_clip, gpu_grad_of(m, clip ? &a->q_clip : q_in));
+    gpu_value *k = gpu_value_set(&dk_clip, gpu_grad_of(m, clip ? &a->k_clip : k_in)), *v = dv;
     ASSAY_TRY(
         GPU_CALL(run, "rope_bwd", "self_attention.rope_q", GPU_T("dy", dq), ROTATION(m), GPU_T("dx", q)));
     ASSAY_TRY(
         GPU_CALL(run, "rope_bwd", "self_attention.rope_k", GPU_T("dy", dk), ROTATION(m), GPU_T("dx", k)));
+    if (clip) {
+        ASSAY_TRY(GPU_CALL(run, "clamp_bwd", "self_attention.clip_q", GPU_T("dy", q), GPU_T("x", q_in),
+                           GPU_F("limit", c->clip_qkv), GPU_NEW("dx", &dq_norm, gpu_grad_of(m, q_in))));
+        ASSAY_TRY(GPU_CALL(run, "clamp_bwd", "self_attention.clip_k", GPU_T("dy", k), GPU_T("x", k_in),
+                           GPU_F("limit", c->clip_qkv), GPU_NEW("dx", &dk_norm, gpu_grad_of(m, k_in))));
+        ASSAY_TRY(GPU_CALL(run, "clamp_bwd", "self_attention.clip_v", GPU_T("dy", dv), GPU_T("x", &a->v_raw),
+                           GPU_F("limit", c->clip_qkv), GPU_NEW("dx", &dv_raw, gpu_grad_of(m, &a->v_raw))));
+        q = &dq_norm;
+        k = &dk_norm;
+        v = &dv_raw;
+    }
     if (c->qk_layernorm) {
         ASSAY_TRY(GPU_CALL(run, "rmsnorm_bwd", "self_attention.q_layernorm", GPU_T("dy", q),
                            GPU_T("x", &a->q_raw), GPU_T("gamma", gpu_param_use(m, l->q_layernorm)),
                            GPU_T("rstd", &a->q_rstd), GPU_T("dgamma", gpu_param_grad(m, l->q_layernorm)),
-                           GPU_F("eps", m->eps), GPU_T("dx", &dq_raw)));
+                           GPU_F("eps", m->eps), GPU_NEW("dx", &dq_raw, gpu_grad_of(m, &a->q_raw))));
         ASSAY_TRY(GPU_CALL(run, "rmsnorm_bwd", "self_attention.k_layernorm", GPU_T("dy", k),
                            GPU_T("x", &a->k_raw), GPU_T("gamma", gpu_param_use(m, l->k_layernorm)),
                            GPU_T("rstd", &a->k_rstd), GPU_T("dgamma", gpu_param_grad(m, l->k_layernorm)),
-                           GPU_F("eps", m->eps), GPU_T("dx", &dk_raw)));
+                           GPU_F("eps", m->eps), GPU_NEW("dx", &dk_raw, gpu_grad_of(m, &a->k_raw))));
+        q = &dq_raw;
+        k = &dk_raw;
     }
     *dqkv = gpu_named(m, gpu_tokens(m, temp, false, gpu_dim_tp(m, (A + 2 * G) * D, 1)),
                       "self_attention.linear_qkv", "y.grad");
-    return GPU_CALL(run, "qkv_split_bwd", "self_attention.qkv_split", GPU_T("dq", &dq_raw),
-                    GPU_T("dk", &dk_raw), GPU_T("dv", dv), SPLIT_ATTRS(m), GPU_T("dqkv", dqkv));
+    return GPU_CALL(run, "qkv_split_bwd", "self_attention.qkv_split", GPU_T("dq", q), GPU_T("dk", k),
+                    GPU_T("dv", v), SPLIT_ATTRS(m), GPU_T("dqkv", dqkv));
 }
 
 assay_status gpu_attention_branch_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gpu_value *dy,

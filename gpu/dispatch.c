@@ -157,16 +157,27 @@ CALL(grouped_linear_bwd_weight)
     return gpu_grouped_linear_bwd_weight(ctx, T("dweight"), T("dy"), T("x"), host(o, "tokens_per_expert"),
                                          stream, declared);
 }
+/* Rows as wide as gamma: [T,A,D] is [T*A,D] for a norm of each head and [T,A*D] for one over all heads. */
+static gpu_tensor as_rows(gpu_tensor t, gpu_tensor gamma)
+{
+    const int64_t h = gpu_tensor_count(gamma), count = gpu_tensor_count(t);
+    const int64_t shape[2] = {h > 0 ? count / h : gpu_tensor_row_count(t), h};
+    return h > 0 && count % h != 0 ? t : gpu_tensor_make(t.data, t.dtype, 2, shape);
+}
+
 CALL(rmsnorm_fwd)
 {
+    const gpu_tensor gamma = T("gamma");
     (void)n;
-    return gpu_rmsnorm_fwd(ctx, T("y"), T("rstd"), T("x"), T("gamma"), (float)F("eps"), stream, declared);
+    return gpu_rmsnorm_fwd(ctx, as_rows(T("y"), gamma), T("rstd"), as_rows(T("x"), gamma), gamma,
+                           (float)F("eps"), stream, declared);
 }
 CALL(rmsnorm_bwd)
 {
+    const gpu_tensor gamma = T("gamma");
     (void)n;
-    return gpu_rmsnorm_bwd(ctx, T("dx"), T("dgamma"), T("dy"), T("x"), T("gamma"), T("rstd"), stream,
-                           declared);
+    return gpu_rmsnorm_bwd(ctx, as_rows(T("dx"), gamma), T("dgamma"), as_rows(T("dy"), gamma),
+                           as_rows(T("x"), gamma), gamma, T("rstd"), stream, declared);
 }
 
 CALL(rope_table)
@@ -257,6 +268,16 @@ CALL(cast)
 {
     (void)n;
     return gpu_cast(ctx, T("y"), T("x"), stream, declared);
+}
+CALL(clamp_fwd)
+{
+    (void)n;
+    return gpu_clamp_fwd(ctx, T("y"), T("x"), F("limit"), stream, declared);
+}
+CALL(clamp_bwd)
+{
+    (void)n;
+    return gpu_clamp_bwd(ctx, T("dx"), T("dy"), T("x"), F("limit"), stream, declared);
 }
 CALL(swiglu_fwd)
 {
@@ -372,7 +393,8 @@ static size_t router_aux_workspace(const gpu_ctx *ctx, const gpu_operands *o)
 }
 static size_t rmsnorm_bwd_workspace(const gpu_ctx *ctx, const gpu_operands *o)
 {
-    return gpu_rmsnorm_bwd_workspace(ctx, gpu_tensor_row_count(T("x")), gpu_tensor_count(T("gamma")));
+    return gpu_rmsnorm_bwd_workspace(ctx, gpu_tensor_row_count(as_rows(T("x"), T("gamma"))),
+                                     gpu_tensor_count(T("gamma")));
 }
 CALL(router_aux_loss)
 {
@@ -502,6 +524,8 @@ static const row rows[] = {
     ROW(add),
     ROW(cast),
     ROW(slice_rows),
+    ROW(clamp_fwd),
+    ROW(clamp_bwd),
     ROW(swiglu_fwd),
     ROW(swiglu_bwd),
     ROW(sigmoid_gate_fwd),

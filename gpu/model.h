@@ -47,7 +47,8 @@ typedef struct gpu_chunk {
 /* --- what a microbatch keeps for its backward pass ---------------------------------------------------------- */
 typedef struct gpu_attention_acts {
     gpu_value norm, rstd, gathered;
-    gpu_value q_raw, k_raw, q_rstd, k_rstd, q, k, v, o, lse;
+    gpu_value q_raw, k_raw, v_raw, q_rstd, k_rstd, q_norm, k_norm, q, k, v, o, lse;
+    gpu_value q_clip, k_clip; /* name and dimensions only; q_norm and k_norm, too, without clip_qkv */
 } gpu_attention_acts;
 
 typedef struct gpu_mlp_acts {

@@ -154,9 +154,6 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
     m->heads = config->num_attention_heads / m->tp;
     m->groups = config->num_query_groups / m->tp;
     m->local_experts = config->num_moe_experts / m->ep;
-    ASSAY_CHECK(!config->qk_layernorm_full_width && config->clip_qkv == 0.0, ASSAY_UNSUPPORTED,
-                "%s: the engine does not compute a q/k norm over all heads or clip_qkv in this version",
-                assay_arch_name(config->arch));
     ASSAY_TRY(assay_spec_build(config, &m->spec));
     ASSAY_TRY(params_create(m));
     return chunks_create(m);

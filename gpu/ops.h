@@ -87,6 +87,11 @@ assay_status gpu_qkv_split_bwd(gpu_ctx *ctx, gpu_tensor dqkv, gpu_tensor dq, gpu
 assay_status gpu_add(gpu_ctx *ctx, gpu_tensor y, gpu_tensor a, gpu_tensor b, cudaStream_t stream,
                      gpu_declared *declared);
 assay_status gpu_cast(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, cudaStream_t stream, gpu_declared *declared);
+/* y = min(max(x, -limit), limit), NaN stays; dx = dy where |x| < limit, else 0.  Any shape, all of one dtype. */
+assay_status gpu_clamp_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, double limit, cudaStream_t stream,
+                           gpu_declared *declared);
+assay_status gpu_clamp_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gpu_tensor x, double limit,
+                           cudaStream_t stream, gpu_declared *declared);
 /* x [T,2F]; probs F32 [T] or none */
 assay_status gpu_swiglu_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor probs, cudaStream_t stream,
                             gpu_declared *declared);

@@ -102,14 +102,15 @@ static const assay_op table[] = {
                {IN("tokens_per_expert", I64, "El")},
                {INOUT("dweight", F32, "El,N,K")}}},
     /* --- 3. rmsnorm --- */
+    /* gamma first: it says how wide a row is, one head or all of them */
     {"rmsnorm_fwd", "rmsnorm", .sums = "y: H; rstd: H",
      .slots =
-         {{IN("x", ACT, "T,H")}, {IN("gamma", PAR, "H")}, {OUT("y", ACT, "T,H")}, {OUT("rstd", F32, "T")}},
+         {{IN("gamma", PAR, "H")}, {IN("x", ACT, "T,H")}, {OUT("y", ACT, "T,H")}, {OUT("rstd", F32, "T")}},
      .attrs = {{DOUBLE("eps"), RANGE(0.0, 0x1p100)}}},
     {"rmsnorm_bwd", "rmsnorm", .sums = "dx: H; dgamma: T",
-     .slots = {{IN("dy", ACT, "T,H")},
+     .slots = {{IN("gamma", PAR, "H")},
+               {IN("dy", ACT, "T,H")},
                {IN("x", ACT, "T,H")},
-               {IN("gamma", PAR, "H")},
                {IN("rstd", F32, "T")},
                {OUT("dx", ACT, "T,H")},
                {INOUT("dgamma", F32, "H")}},

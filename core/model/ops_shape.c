@@ -161,6 +161,22 @@ static int match_extent(assay_op_binding *b, const assay_op_dims *d, int first, 
     return product == extent ? taken : 0;
 }
 
+/* One known dimension against the recorded extents that end at `last` and lie behind `first`: how many of them, two or
+ * more, have it as their product ([T,A,D] for "T,H" with H = A*D); 0: no number of them. */
+static int match_dim(const assay_op_binding *b, const char *dim, const int64_t *extents, int first, int last)
+{
+    int64_t known, product = 1;
+    if (!assay_op_evaluate(b, dim, &known))
+        return 0;
+    for (int n = 1; last - n >= first; n++) {
+        if (!assay_mul_i64(product, extents[last - n], &product))
+            return 0;
+        if (n > 1 && product == known)
+            return n;
+    }
+    return 0;
+}
+
 bool assay_op_match(assay_op_binding *b, const char *shape, const int64_t *extents, int ndim)
 {
     assay_op_dims d;
@@ -172,9 +188,13 @@ bool assay_op_match(assay_op_binding *b, const char *shape, const int64_t *exten
     for (int i = d.n - 1; i > d.fold;) { /* behind it, from the right */
         const int taken = last > first ? match_extent(b, &d, d.fold + 1, i, extents[last - 1]) : 0;
         int64_t one;
+        int merged;
         if (taken > 0) {
             i -= taken;
             last--;
+        } else if (d.fold >= 0 && (merged = match_dim(b, d.dim[i], extents, first, last)) > 0) {
+            i--;
+            last -= merged;
         } else if (d.fold >= 0 && assay_op_evaluate(b, d.dim[i], &one) && one == 1) {
             i--; /* merged into a neighbour: [T,D] for "T,A,D" with one head */
         } else {

@@ -1,7 +1,7 @@
-/* Element-wise operations: add, cast, SwiGLU, sigmoid gate.  docs/OPS.md 6.
+/* Element-wise operations: add, cast, clamp, SwiGLU, sigmoid gate.  docs/OPS.md 6.
  *
  *   k0  one thread for each element; sums over a row by one thread      fp32, sequential
- *   k1  add: four elements for each thread where sizes allow            the same arithmetic
+ *   k1  add, clamp: four elements for each thread where sizes allow     the same arithmetic
  *       row sums (dprobs, dgate): 4, 8 or 32 lanes for each row,        fp32, tree of that many lanes
  *       shuffles
  *
@@ -34,6 +34,53 @@ template <class TY, class T> __global__ void cast_k0(TY *y, const T *x, int64_t 
 {
     for (int64_t i = gpu_thread(); i < n; i += gpu_threads())
         gpu_store(y + i, gpu_load(x + i));
+}
+
+/* Comparisons, not fminf and fmaxf: those would lose a NaN. */
+__device__ static float clamp_value(float x, float limit)
+{
+    return x > limit ? limit : x < -limit ? -limit : x;
+}
+
+/* Nothing passes on the limit, as in torch 2.15. */
+__device__ static float clamp_slope(float dy, float x, float above)
+{
+    return fabsf(x) < above ? dy : 0.0f;
+}
+
+template <class T> __global__ void clamp_fwd_k0(T *y, const T *x, float limit, int64_t n)
+{
+    for (int64_t i = gpu_thread(); i < n; i += gpu_threads())
+        gpu_store(y + i, clamp_value(gpu_load(x + i), limit));
+}
+
+template <class T> __global__ void clamp_fwd_k1(four<T> *y, const four<T> *x, float limit, int64_t n)
+{
+    for (int64_t i = gpu_thread(); i < n; i += gpu_threads()) {
+        const four<T> p = x[i];
+        four<T> r;
+        for (int j = 0; j < 4; ++j)
+            gpu_store(&r.v[j], clamp_value(gpu_load(&p.v[j]), limit));
+        y[i] = r;
+    }
+}
+
+template <class T> __global__ void clamp_bwd_k0(T *dx, const T *dy, const T *x, float above, int64_t n)
+{
+    for (int64_t i = gpu_thread(); i < n; i += gpu_threads())
+        gpu_store(dx + i, clamp_slope(gpu_load(dy + i), gpu_load(x + i), above));
+}
+
+template <class T>
+__global__ void clamp_bwd_k1(four<T> *dx, const four<T> *dy, const four<T> *x, float above, int64_t n)
+{
+    for (int64_t i = gpu_thread(); i < n; i += gpu_threads()) {
+        const four<T> d = dy[i], p = x[i];
+        four<T> r;
+        for (int j = 0; j < 4; ++j)
+            gpu_store(&r.v[j], clamp_slope(gpu_load(&d.v[j]), gpu_load(&p.v[j]), above));
+        dx[i] = r;
+    }
 }
 
 template <class T> __global__ void swiglu_fwd_k0(T *y, const T *x, const float *probs, int64_t t, int64_t f)
@@ -202,6 +249,69 @@ assay_status gpu_cast(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, cudaStream_t str
         GPU_LAUNCHED(e, op);
     }
     gpu_declare(declared, 0, gpu_arith_elementwise(0));
+    return ASSAY_OK;
+}
+
+template <class T>
+static cudaError_t launch_clamp_fwd(int variant, gpu_tensor y, gpu_tensor x, float limit, int64_t n,
+                                    cudaStream_t stream)
+{
+    if (variant == 0)
+        return GPU_LAUNCH_NO_BARRIER(clamp_fwd_k0<T>, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                     (T *)y.data, (const T *)x.data, limit, n);
+    return GPU_LAUNCH_NO_BARRIER(clamp_fwd_k1<T>, gpu_grid(n / 4, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                 (four<T> *)y.data, (const four<T> *)x.data, limit, n / 4);
+}
+
+assay_status gpu_clamp_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, double limit, cudaStream_t stream,
+                           gpu_declared *declared)
+{
+    const char *op = "clamp_fwd";
+    ASSAY_TRY(gpu_check_act(op, "x", x));
+    ASSAY_TRY(gpu_check_tensor(op, "y", y, x.dtype, x.dtype));
+    const int64_t n = gpu_tensor_count(x);
+    const size_t bytes = 4 * (size_t)assay_dtype_bytes(x.dtype);
+    ASSAY_TRY(gpu_check_count(op, "y", y, n));
+    int variant = gpu_variant(ctx, GPU_FAMILY_ELEMENTWISE, 1, 1);
+    if (n % 4 != 0 || !aligned(y, bytes) || !aligned(x, bytes))
+        variant = 0;
+    if (n > 0)
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_clamp_fwd, variant, y, x, (float)limit, n, stream), op);
+    gpu_declare(declared, variant, gpu_arith_elementwise(0));
+    return ASSAY_OK;
+}
+
+template <class T>
+static cudaError_t launch_clamp_bwd(int variant, gpu_tensor dx, gpu_tensor dy, gpu_tensor x, float above,
+                                    int64_t n, cudaStream_t stream)
+{
+    if (variant == 0)
+        return GPU_LAUNCH_NO_BARRIER(clamp_bwd_k0<T>, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                     (T *)dx.data, (const T *)dy.data, (const T *)x.data, above, n);
+    return GPU_LAUNCH_NO_BARRIER(clamp_bwd_k1<T>, gpu_grid(n / 4, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                 (four<T> *)dx.data, (const four<T> *)dy.data, (const four<T> *)x.data, above,
+                                 n / 4);
+}
+
+assay_status gpu_clamp_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gpu_tensor x, double limit,
+                           cudaStream_t stream, gpu_declared *declared)
+{
+    const char *op = "clamp_bwd";
+    /* |x| < limit in double is |x| < the least float that is not below limit. */
+    const float near = (float)limit, above = (double)near < limit ? nextafterf(near, INFINITY) : near;
+    ASSAY_TRY(gpu_check_act(op, "x", x));
+    ASSAY_TRY(gpu_check_tensor(op, "dy", dy, x.dtype, x.dtype));
+    ASSAY_TRY(gpu_check_tensor(op, "dx", dx, x.dtype, x.dtype));
+    const int64_t n = gpu_tensor_count(x);
+    const size_t bytes = 4 * (size_t)assay_dtype_bytes(x.dtype);
+    ASSAY_TRY(gpu_check_count(op, "dy", dy, n));
+    ASSAY_TRY(gpu_check_count(op, "dx", dx, n));
+    int variant = gpu_variant(ctx, GPU_FAMILY_ELEMENTWISE, 1, 1);
+    if (n % 4 != 0 || !aligned(dx, bytes) || !aligned(dy, bytes) || !aligned(x, bytes))
+        variant = 0;
+    if (n > 0)
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_clamp_bwd, variant, dx, dy, x, above, n, stream), op);
+    gpu_declare(declared, variant, gpu_arith_elementwise(0));
     return ASSAY_OK;
 }
 
@@ -376,6 +486,10 @@ extern "C" const gpu_rung gpu_activation_rungs[] = {
     {"add", 0, "one thread an element, plain", "y: one fp32 addition", 0},
     {"add", 1, "four elements a thread where sizes allow: fewer, wider loads", "y: one fp32 addition", 0},
     {"cast", 0, "one thread an element", "y: one rounding", 0},
+    {"clamp_fwd", 0, "one thread an element, plain", "y: no rounding but of the store", 0},
+    {"clamp_fwd", 1, "four elements a thread where sizes allow", "y: no rounding but of the store", 0},
+    {"clamp_bwd", 0, "one thread an element, plain", "dx: exact", 0},
+    {"clamp_bwd", 1, "four elements a thread where sizes allow", "dx: exact", 0},
     {"slice_rows", 0, "a view in the engine, one copy otherwise", "y: exact", 0},
     {"swiglu_fwd", 0, "one thread an element", "y: fp32 element-wise, sigmoid 6 ulp", 0},
     {"swiglu_bwd", 0, "one thread a row",

@@ -82,6 +82,19 @@ static void add_sigmoid_gate(parity_ask *q, int64_t t, int64_t h)
     }
 }
 
+/* Two of nine values sit on the limit: nothing passes there. */
+static void add_clamp(parity_ask *q, int64_t t, int64_t h)
+{
+    for (int back = 0; back < 2; back++) {
+        parity_ask_begin(q, back ? "clamp_bwd" : "clamp_fwd");
+        if (back)
+            parity_ask_2d(q, "dy", q->act, t, h, parity_unique);
+        parity_ask_2d(q, "x", q->act, t, h, parity_lattice);
+        parity_ask_real_attr(q, "limit", 2.0);
+        parity_ask_finish(q);
+    }
+}
+
 /* --- attention ---------------------------------------------------------------------------------------------- */
 
 /* Query i looks at one key: its score is the row's lse, every other is 4096 less.  o is an input: it need not be the
@@ -293,6 +306,9 @@ void parity_ask_lattice_backward(parity_ask *q)
     add_swiglu(q, 0, true);
     add_sigmoid_gate(q, 9, 5);
     add_sigmoid_gate(q, 3, 130);
+    add_clamp(q, 9, 5);
+    add_clamp(q, 16, 8);
+    add_clamp(q, 0, 3);
     add_attention(q, 8, 4, 2, 8, 0);
     add_attention(q, 40, 3, 1, 40, 0);
     add_attention(q, 48, 2, 2, 48, 5);

@@ -4,7 +4,8 @@
 #include <math.h>
 
 typedef struct saved {
-    plan_tensor norm, x, qkv, q_raw, k_raw, q_rotated, k_rotated, v, o, lse, proj, positions;
+    plan_tensor norm, x, qkv, q_raw, k_raw, v_raw, q_in, k_in, q_clip, k_clip, q_rotated, k_rotated, v, o,
+        lse, proj, positions;
     plan_norm q_norm, k_norm;
 } saved;
 
@@ -67,19 +68,42 @@ static void rope(plan *p, bool backward, const char *at, plan_tensor in, plan_te
     plan_out(p, backward ? "dx" : "y", out);
 }
 
-/* qkv -> q and k after norm and rotation, v */
+static plan_tensor clamp(plan *p, const char *at, plan_tensor x)
+{
+    const plan_tensor y = plan_value(p, at, "y", p->act);
+    plan_add(p, "clamp_fwd", at);
+    plan_in(p, "x", x);
+    plan_out(p, "y", y);
+    plan_real(p, "limit", p->job->config->clip_qkv, 0.0);
+    return y;
+}
+
+/* Gradient of x, the clamp's input. */
+static plan_tensor clamp_backward(plan *p, const char *at, plan_tensor dy, plan_tensor x)
+{
+    const plan_tensor dx = plan_grad(p, x, p->act);
+    plan_add(p, "clamp_bwd", at);
+    plan_in(p, "dy", dy);
+    plan_in(p, "x", x);
+    plan_out(p, "dx", dx);
+    plan_real(p, "limit", p->job->config->clip_qkv, 0.0);
+    return dx;
+}
+
+/* qkv -> q and k after norm, clamp and rotation, v after its clamp */
 static void heads_forward(plan *p, saved *s)
 {
-    const bool norm = p->job->config->qk_layernorm;
+    const bool norm = p->job->config->qk_layernorm, clip = p->job->config->clip_qkv > 0.0;
     s->q_raw = plan_value(p, "self_attention.qkv_split", "q", p->act);
     s->k_raw = plan_value(p, "self_attention.qkv_split", "k", p->act);
-    s->v = plan_value(p, "self_attention.qkv_split", "v", p->act);
+    s->v_raw = plan_value(p, "self_attention.qkv_split", "v", p->act);
     plan_add(p, "qkv_split_fwd", "self_attention.qkv_split");
     plan_in(p, "qkv", s->qkv);
     plan_out(p, "q", s->q_raw);
     plan_out(p, "k", s->k_raw);
-    plan_out(p, "v", s->v);
+    plan_out(p, "v", s->v_raw);
     split_attrs(p);
+    s->v = s->v_raw;
     plan_tensor q = s->q_raw, k = s->k_raw;
     if (norm) {
         s->q_norm = plan_rmsnorm(p, "self_attention.q_layernorm", q);
@@ -87,10 +111,17 @@ static void heads_forward(plan *p, saved *s)
         q = s->q_norm.y;
         k = s->k_norm.y;
     }
+    s->q_in = s->q_clip = q;
+    s->k_in = s->k_clip = k;
+    if (clip) {
+        s->q_clip = clamp(p, "self_attention.clip_q", q);
+        s->k_clip = clamp(p, "self_attention.clip_k", k);
+        s->v = clamp(p, "self_attention.clip_v", s->v_raw);
+    }
     s->q_rotated = plan_value(p, "self_attention.rope_q", "y", p->act);
     s->k_rotated = plan_value(p, "self_attention.rope_k", "y", p->act);
-    rope(p, false, "self_attention.rope_q", q, s->q_rotated, s->positions);
-    rope(p, false, "self_attention.rope_k", k, s->k_rotated, s->positions);
+    rope(p, false, "self_attention.rope_q", s->q_clip, s->q_rotated, s->positions);
+    rope(p, false, "self_attention.rope_k", s->k_clip, s->k_rotated, s->positions);
 }
 
 static plan_tensor forward(plan *p, plan_tensor x, void *kept)
@@ -124,16 +155,20 @@ static plan_tensor forward(plan *p, plan_tensor x, void *kept)
 /* Gradients of q and k after rotation -> gradient of qkv */
 static plan_tensor heads_backward(plan *p, saved *s, plan_tensor dq, plan_tensor dk, plan_tensor dv)
 {
-    const bool norm = p->job->config->qk_layernorm;
+    const bool norm = p->job->config->qk_layernorm, clip = p->job->config->clip_qkv > 0.0;
     const plan_tensor dq_raw = plan_grad(p, s->q_raw, p->act), dk_raw = plan_grad(p, s->k_raw, p->act);
     const plan_tensor dqkv = plan_grad(p, s->qkv, p->act);
-    const plan_tensor dq_norm = norm ? plan_grad(p, s->q_norm.y, p->act) : dq_raw;
-    const plan_tensor dk_norm = norm ? plan_grad(p, s->k_norm.y, p->act) : dk_raw;
-    rope(p, true, "self_attention.rope_q", dq, dq_norm, s->positions);
-    rope(p, true, "self_attention.rope_k", dk, dk_norm, s->positions);
+    plan_tensor dq_in = plan_grad(p, s->q_clip, p->act), dk_in = plan_grad(p, s->k_clip, p->act);
+    rope(p, true, "self_attention.rope_q", dq, dq_in, s->positions);
+    rope(p, true, "self_attention.rope_k", dk, dk_in, s->positions);
+    if (clip) {
+        dq_in = clamp_backward(p, "self_attention.clip_q", dq_in, s->q_in);
+        dk_in = clamp_backward(p, "self_attention.clip_k", dk_in, s->k_in);
+        dv = clamp_backward(p, "self_attention.clip_v", dv, s->v_raw);
+    }
     if (norm) {
-        plan_rmsnorm_backward(p, "self_attention.q_layernorm", &s->q_norm, dq_norm, dq_raw);
-        plan_rmsnorm_backward(p, "self_attention.k_layernorm", &s->k_norm, dk_norm, dk_raw);
+        plan_rmsnorm_backward(p, "self_attention.q_layernorm", &s->q_norm, dq_in, dq_raw);
+        plan_rmsnorm_backward(p, "self_attention.k_layernorm", &s->k_norm, dk_in, dk_raw);
     }
     plan_add(p, "qkv_split_bwd", "self_attention.qkv_split");
     plan_in(p, "dq", dq_raw);

@@ -145,6 +145,12 @@ static const sample samples[] = {
      {{"x", "BF16", 4, {4, 2, 3, 8}}, {"gamma", "BF16", 1, {8}}},
      {{"y", "BF16", 4, {4, 2, 3, 8}}, {"rstd", "F32", 3, {4, 2, 3}}},
      NULL},
+    /* one norm over all heads: the heads are recorded apart */
+    {"rmsnorm_fwd",
+     "{\"eps\":1e-5}",
+     {{"x", "BF16", 4, {4, 2, 3, 8}}, {"gamma", "BF16", 1, {24}}},
+     {{"y", "BF16", 4, {4, 2, 3, 8}}, {"rstd", "F32", 2, {4, 2}}},
+     NULL},
     /* one head on this rank, two rows of the batch: [S,B,A*D] is no [T,A,D] */
     {"attention_fwd",
      "{\"batch\":2,\"seq_q\":11,\"seq_k\":11,\"heads\":1,\"groups\":1,\"head_dim\":10,\"scale\":1.0}",
@@ -317,6 +323,16 @@ static const sample samples[] = {
      {{"y", "F32", 2, {4, 3}}},
      "slot x: expected shape [T,2*F], found [4,7]"},
     {"sum", "{}", {{"x", "F32", 1, {4}}}, {{"y", "F64", 1, {2}}}, "slot y: expected shape [1], found [2]"},
+    {"rmsnorm_fwd", /* two heads of three are no row */
+     "{\"eps\":1e-5}",
+     {{"x", "BF16", 4, {4, 2, 3, 8}}, {"gamma", "BF16", 1, {16}}},
+     {{0}},
+     "slot x: expected shape [T,H=16], found [4,2,3,8]"},
+    {"rmsnorm_fwd", /* no row is left */
+     "{\"eps\":1e-5}",
+     {{"x", "BF16", 2, {3, 8}}, {"gamma", "BF16", 1, {24}}},
+     {{0}},
+     "slot x: expected shape [T,H=24], found [3,8]"},
     /* attributes */
     {"rmsnorm_fwd",
      "{}",

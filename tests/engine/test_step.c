@@ -59,6 +59,15 @@ Test(engine_step, seed_oss_agrees_with_golden)
 {
     forward_backward_golden("seed_oss");
 }
+/* q/k norms over all heads; clip_qkv, and none. */
+Test(engine_step, olmoe_agrees_with_golden)
+{
+    forward_backward_golden("olmoe");
+}
+Test(engine_step, olmoe_without_clip_agrees_with_golden)
+{
+    forward_backward_golden("olmoe_noclip");
+}
 
 /* Uneven sequence pieces under sp: 41 tokens. */
 Test(engine_step, uneven_sequence_pieces_agree_with_golden)
@@ -99,6 +108,14 @@ Test(engine_step, llama_trains_as_golden_tp2)
 Test(engine_step, llama_trains_as_golden_pp2)
 {
     train_golden("llama", "1.0", "pp2", 2);
+}
+Test(engine_step, olmoe_trains_as_golden)
+{
+    train_golden("olmoe", "1.0", "1", 1);
+}
+Test(engine_step, olmoe_trains_as_golden_ep2_pp2)
+{
+    train_golden("olmoe", "1.0", "ep2,pp2", 4);
 }
 Test(engine_step, qwen3_moe_trains_as_golden)
 {

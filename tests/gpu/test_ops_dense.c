@@ -216,6 +216,24 @@ static void add(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
     DRAW(c, "b", act, mode, 1.0, 1, d[0]);
 }
 
+/* Every third value sits on the limit as the type stores it, on one side or the other: 1.25 is a number of both
+ * types, 0.7 of none: its stored neighbour lies below it, so that its gradient passes. */
+static void clamp(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    const double limit = d[0] % 2 ? 0.7 : 1.25;
+    double *v = DRAW(c, "x", act, mode, 2.0, 1, d[0]);
+    for (int64_t i = 0; i < d[0]; i += 3)
+        v[i] = i % 2 ? limit : -limit;
+    store_slot(c);
+    attr_d(c, "limit", limit);
+}
+
+static void clamp_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "dy", act, mode, 1.0, 1, d[0]);
+    clamp(c, act, mode, d);
+}
+
 static void cast(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
 {
     DRAW(c, "x", act == ASSAY_F32 ? ASSAY_BF16 : ASSAY_F32, mode, 3.0, 1, d[0]);
@@ -257,6 +275,14 @@ static void sigmoid_gate_bwd(op_call *c, assay_dtype act, data_mode mode, const 
 Test(gpu_ops, add)
 {
     hold(&(op_law){"add", "elementwise", 2, false, add, OP_SIZES(vector_sizes)});
+}
+Test(gpu_ops, clamp_fwd)
+{
+    hold(&(op_law){"clamp_fwd", "elementwise", 2, false, clamp, OP_SIZES(vector_sizes)});
+}
+Test(gpu_ops, clamp_bwd)
+{
+    hold(&(op_law){"clamp_bwd", "elementwise", 2, false, clamp_bwd, OP_SIZES(vector_sizes)});
 }
 Test(gpu_ops, cast)
 {

@@ -121,6 +121,40 @@ Test(gpu_cross_entropy, a_nan_logit_arrives_in_the_sum)
     gpu_ctx_destroy(&ctx);
 }
 
+/* x at, beside and beyond the limit, and not a number: the values, and what passes of a gradient of 1. */
+Test(gpu_clamp, nothing_passes_on_the_limit_and_nan_stays)
+{
+    enum { N = 8 }; /* a multiple of four: k1 runs */
+    const double x[N] = {1.25, -1.25, 1.2421875, -1.2421875, 3, -(double)INFINITY, 0, (double)NAN};
+    const double y[N] = {1.25, -1.25, 1.2421875, -1.2421875, 1.25, -1.25, 0};
+    const double slope[N] = {0, 0, 1, 1, 0, 0, 1, 0}, one[N] = {1, 1, 1, 1, 1, 1, 1, 1};
+    gpu_ctx ctx;
+    open_ctx(&ctx);
+    for (int i = 0; i < 4; ++i) {
+        const assay_dtype act = i % 2 ? ASSAY_BF16 : ASSAY_F32;
+        op_call f, b;
+        set_variants(&ctx, i < 2 ? "elementwise=k0" : "elementwise=k1");
+        call_begin(&f, &ctx, 1);
+        put_values(&f, "x", act, x, N, -1);
+        attr_d(&f, "limit", 1.25);
+        run_op(&f, "clamp_fwd", act);
+        call_begin(&b, &ctx, 1);
+        put_values(&b, "dy", act, one, N, -1);
+        put_values(&b, "x", act, x, N, -1);
+        attr_d(&b, "limit", 1.25);
+        run_op(&b, "clamp_bwd", act);
+        for (int e = 0; e < N; ++e) {
+            if (e + 1 < N)
+                exact(&f, "y", e, y[e]);
+            exact(&b, "dx", e, slope[e]);
+        }
+        cr_expect(isnan(result(&f, "y")[N - 1]));
+        call_end(&b);
+        call_end(&f);
+    }
+    gpu_ctx_destroy(&ctx);
+}
+
 /* 100 tensors of different sizes and decays in one call: more than one table, same bits as one by one. */
 Test(gpu_adamw, many_tensors_in_one_call_equal_one_call_each)
 {

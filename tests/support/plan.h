@@ -10,12 +10,13 @@
 enum { PLAN_STEPS = 2, PLAN_MICROBATCHES = 2, PLAN_ROWS = 2, PLAN_SEQUENCE = 7, PLAN_VOCAB = 41 };
 
 /* One dense layer with a window, one MoE layer with everything that an MoE layer can have; biases, norms of q
- * and k, an uneven vocabulary and sequence. */
+ * and k, clip_qkv, an uneven vocabulary and sequence. */
 static const char plan_model[] =
     "{\"model_type\":\"megatron\",\"num_layers\":2,\"hidden_size\":16,\"ffn_hidden_size\":24,"
     "\"num_attention_heads\":4,\"num_query_groups\":2,\"kv_channels\":6,\"vocab_size\":41,"
     "\"max_position_embeddings\":64,\"layernorm_epsilon\":1e-5,\"add_qkv_bias\":true,\"add_proj_bias\":true,"
-    "\"add_mlp_bias\":true,\"qk_layernorm\":true,\"rope_type\":\"linear\",\"rope_factor\":2.0,"
+    "\"add_mlp_bias\":true,\"qk_layernorm\":true,\"clip_qkv\":0.5,\"rope_type\":\"linear\",\"rope_factor\":2."
+    "0,"
     "\"window\":[3,0],\"layer_is_moe\":[false,true],\"num_moe_experts\":4,\"moe_router_topk\":2,"
     "\"moe_ffn_hidden_size\":8,\"moe_router_score_function\":\"sigmoid\",\"norm_topk_prob\":true,"
     "\"moe_router_topk_scaling_factor\":2.3,\"moe_router_num_groups\":2,\"moe_router_group_topk\":1,"
