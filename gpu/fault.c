@@ -294,10 +294,12 @@ bool gpu_fault_switch(const gpu_run *run, const char *word)
 const char *gpu_fault_leaf(const gpu_run *run, const char *name)
 {
     gpu_fault_plan *p = gpu_fault_at(run, GPU_FAULT_LEAF, "", name);
-    if (p == NULL)
-        return NULL;
-    p->met++;
-    return p->fault.what;
+    return p ? p->fault.what : NULL;
+}
+
+void gpu_fault_leaf_met(const gpu_run *run)
+{
+    run->fault->met++;
 }
 
 /* --- operands ----------------------------------------------------------------------------------------------- */

@@ -92,6 +92,8 @@ gpu_fault_plan *gpu_fault_at(const gpu_run *run, gpu_fault_kind kind, const char
 bool gpu_fault_switch(const gpu_run *run, const char *word);
 /* The way of a leaf fault on this leaf: "shift", "rank" or NULL. */
 const char *gpu_fault_leaf(const gpu_run *run, const char *name);
+/* To be called when that leaf really got another value: a fault that changes nothing was not met. */
+void gpu_fault_leaf_met(const gpu_run *run);
 
 /* The parts of the seam, in their order; each does nothing unless its fault is here. */
 assay_status gpu_fault_attrs(gpu_run *run, gpu_operands *o, const char *instance);

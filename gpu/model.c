@@ -31,13 +31,18 @@ static assay_status load_tokens(gpu_model *m, gpu_microbatch_state *mb, gpu_valu
     if (m->run->dry)
         return ASSAY_OK;
     const char *fault = gpu_fault_leaf(m->run, name);
+    bool changed = false;
     const int64_t shift = ahead + (fault && strcmp(fault, "shift") == 0 ? 1 : 0);
     const int64_t row0 = fault && strcmp(fault, "rank") == 0 ? (m->row0 + m->B) % m->B_global : m->row0;
     for (int64_t s = 0; s < m->S; s++)
         for (int64_t b = 0; b < m->B; b++) {
-            const int64_t *row = host + (row0 + b) % m->B_global * m->S;
-            staged[s * m->B + b] = s + shift < m->S ? row[s + shift] : ahead > 0 ? ASSAY_IGNORE_INDEX : 0;
+            const int64_t *row = host + (row0 + b) % m->B_global * m->S, *own = host + (m->row0 + b) * m->S;
+            const int64_t beyond = ahead > 0 ? ASSAY_IGNORE_INDEX : 0;
+            staged[s * m->B + b] = s + shift < m->S ? row[s + shift] : beyond;
+            changed = changed || staged[s * m->B + b] != (s + ahead < m->S ? own[s + ahead] : beyond);
         }
+    if (fault && changed)
+        gpu_fault_leaf_met(m->run);
     CUDA_TRY(cudaMemcpyAsync(v->t.data, staged, gpu_tensor_bytes(v->t), cudaMemcpyHostToDevice,
                              m->run->ctx.stream));
     return ASSAY_OK;

@@ -301,7 +301,10 @@ static assay_status tables_create(gpu_model *m)
     CUDA_TRY(cudaMemsetAsync(m->loss_sums, 0, (size_t)m->n_microbatches * sizeof(double), run->ctx.stream));
     int64_t *positions = malloc((size_t)tokens * sizeof *positions);
     ASSAY_CHECK(positions, ASSAY_OUT_OF_MEMORY, "positions of %lld tokens", (long long)tokens);
-    const int64_t shift = gpu_fault_leaf(run, "position_ids") ? 1 : 0;
+    const char *fault = gpu_fault_leaf(run, "position_ids");
+    const int64_t shift = fault && strcmp(fault, "shift") == 0 ? 1 : 0;
+    if (shift != 0)
+        gpu_fault_leaf_met(run);
     for (int64_t t = 0; t < tokens; t++)
         positions[t] = assay_sequence_position(&m->sequence.region, (t / m->B + shift) % m->S);
     const assay_status st =

@@ -83,6 +83,8 @@ static const struct refused {
     {"skip:decoder.layers.9.mlp.reduce", "this run never met it"},
     {"attr:decoder.layers.0.self_attention.core_attention:base=2", "this run never met it"},
     {"negate:embedding:dx", "this run never met it"},
+    {"ids_of_another_rank", "this run never met it"},
+    {"leaf:position_ids:rank", "this run never met it"},
     {"input:embedding:ids@microbatch-2", "expected input:INSTANCE:SLOT@microbatch-1"},
     {"attr:loss:scale", "expected attr:INSTANCE:NAME=X"},
     {"drop:decoder.layers.0.self_attention.linear_qkv:x", "is not optional"},
