@@ -3,6 +3,7 @@
 #include "core/files/trace_internal.h"
 
 #include "core/base/file.h"
+#include "core/base/json_text.h"
 #include "core/files/tensorwriter.h"
 #include "core/model/layout.h"
 #include <errno.h>
@@ -35,6 +36,7 @@ struct assay_trace_writer {
     int rank, world;
     bool hash_only;
     FILE *lines;
+    assay_json_text line; /* the one being written */
     int64_t n_tensors, n_ops;
     int64_t written_capacity;
     written *records;  /* by record id */
@@ -125,6 +127,7 @@ void assay_trace_writer_destroy(assay_trace_writer *w)
     drop_contents(w);
     if (w->lines)
         fclose(w->lines);
+    assay_json_text_free(&w->line);
     free(w->contents);
     free(w->buckets);
     free(w->records);
@@ -214,68 +217,88 @@ done:
 /* --- lines ------------------------------------------------------------------------------------------------
  */
 
-/* Takes the reference to `line`; NULL means that a text in it is not UTF-8 (or memory ran out). */
-static assay_status write_line(assay_trace_writer *w, json_t *line)
+/* Ends w->line, which begins with assay_json_text_begin, and writes it. */
+static assay_status write_line(assay_trace_writer *w)
 {
-    ASSAY_CHECK(line, ASSAY_INVALID_ARGUMENT, "%s: a text is not UTF-8", w->path);
-    char *text = json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(17));
-    json_decref(line);
-    ASSAY_CHECK(text, ASSAY_OUT_OF_MEMORY, "%s: out of memory", w->path);
-    const size_t n = strlen(text);
-    assay_status st = ASSAY_OK;
-    ASSAY_CHECK_GOTO(n < ASSAY_TRACE_MAX_LINE, ASSAY_LIMIT, st, done,
-                     "%s: a record of %zu bytes, at most %d are legal", w->path, n, ASSAY_TRACE_MAX_LINE);
-    ASSAY_CHECK_GOTO(fwrite(text, 1, n, w->lines) == n && fputc('\n', w->lines) != EOF, ASSAY_IO, st, done,
-                     "%s: cannot write: %s", w->path, strerror(errno));
-done:
-    free(text);
-    return st;
+    ASSAY_TRY(assay_json_text_end(&w->line, w->path));
+    const size_t n = w->line.n;
+    ASSAY_CHECK(n < ASSAY_TRACE_MAX_LINE, ASSAY_LIMIT, "%s: a record of %zu bytes, at most %d are legal",
+                w->path, n, ASSAY_TRACE_MAX_LINE);
+    w->line.text[n] = '\n'; /* in the place of the NUL */
+    ASSAY_CHECK(fwrite(w->line.text, 1, n + 1, w->lines) == n + 1, ASSAY_IO, "%s: cannot write: %s", w->path,
+                strerror(errno));
+    return ASSAY_OK;
 }
 
-static json_t *shape_json(const int64_t *shape, int ndim)
+static void put_text(assay_trace_writer *w, const char *key, const char *value)
 {
-    json_t *array = json_array();
-    for (int d = 0; array && d < ndim; d++)
-        json_array_append_new(array, json_integer(shape[d]));
-    return array;
+    assay_json_text_key(&w->line, key);
+    assay_json_text_string(&w->line, value);
 }
 
-static json_t *segments_json(const assay_shard *s)
+static void put_integer(assay_trace_writer *w, const char *key, int64_t value)
 {
-    json_t *array = json_array();
-    for (int d = 0; array && d < s->ndim; d++) {
-        json_t *list = json_array();
+    assay_json_text_key(&w->line, key);
+    assay_json_text_integer(&w->line, value);
+}
+
+/* Takes the reference to `value`. */
+static void put_value(assay_trace_writer *w, const char *key, json_t *value)
+{
+    assay_json_text_key(&w->line, key);
+    assay_json_text_value(&w->line, value);
+    json_decref(value);
+}
+
+static void put_integers(assay_trace_writer *w, const int64_t *values, int n)
+{
+    assay_json_text_open(&w->line, '[');
+    for (int i = 0; i < n; i++)
+        assay_json_text_integer(&w->line, values[i]);
+    assay_json_text_close(&w->line, ']');
+}
+
+static void put_segments(assay_trace_writer *w, const assay_shard *s)
+{
+    assay_json_text_open(&w->line, '[');
+    for (int d = 0; d < s->ndim; d++) {
+        assay_json_text_open(&w->line, '[');
         for (int i = 0; i < s->n_segments[d]; i++)
-            json_array_append_new(list, json_pack("[I,I]", (json_int_t)s->segments[d][i].start,
-                                                  (json_int_t)s->segments[d][i].length));
-        json_array_append_new(array, list);
+            put_integers(w, (int64_t[]){s->segments[d][i].start, s->segments[d][i].length}, 2);
+        assay_json_text_close(&w->line, ']');
     }
-    return array;
+    assay_json_text_close(&w->line, ']');
 }
 
-static json_t *tensor_json(const assay_trace_tensor *t)
+static void put_tensor(assay_trace_writer *w, const assay_trace_tensor *t)
 {
-    json_t *line =
-        json_pack("{s:s, s:I, s:s, s:s, s:I, s:I, s:s, s:o}", "type", "tensor", "id", (json_int_t)t->id,
-                  "name", t->name, "phase", assay_phase_name(t->phase), "step", (json_int_t)t->step,
-                  "microbatch", (json_int_t)t->microbatch, "dtype", assay_dtype_name(t->dtype),
-                  "global_shape", shape_json(t->shard.global_shape, t->shard.ndim));
-    if (!line)
-        return NULL;
+    assay_json_text_begin(&w->line);
+    assay_json_text_open(&w->line, '{');
+    put_text(w, "type", "tensor");
+    put_integer(w, "id", t->id);
+    put_text(w, "name", t->name);
+    put_text(w, "phase", assay_phase_name(t->phase));
+    put_integer(w, "step", t->step);
+    put_integer(w, "microbatch", t->microbatch);
+    put_text(w, "dtype", assay_dtype_name(t->dtype));
+    assay_json_text_key(&w->line, "global_shape");
+    put_integers(w, t->shard.global_shape, t->shard.ndim);
     if (!assay_trace_is_whole(&t->shard)) {
-        json_object_set_new(line, "local_shape", shape_json(t->shard.local_shape, t->shard.ndim));
-        json_object_set_new(line, "segments", segments_json(&t->shard));
+        assay_json_text_key(&w->line, "local_shape");
+        put_integers(w, t->shard.local_shape, t->shard.ndim);
+        assay_json_text_key(&w->line, "segments");
+        put_segments(w, &t->shard);
     }
     if (t->kind != ASSAY_PIECE_SHARD)
-        json_object_set_new(line, "kind", json_string(assay_piece_kind_name(t->kind)));
+        put_text(w, "kind", assay_piece_kind_name(t->kind));
     if (t->kind == ASSAY_PIECE_PARTIAL)
-        json_object_set_new(line, "partial_group", json_string(t->partial_group));
+        put_text(w, "partial_group", t->partial_group);
     if (t->kind == ASSAY_PIECE_ROWS)
-        json_object_set_new(line, "rows_id", json_integer(t->rows_id));
+        put_integer(w, "rows_id", t->rows_id);
     if (t->has_scale)
-        json_object_set_new(line, "scale", json_integer(t->scale_id));
-    json_object_set_new(line, "hash", json_string(t->hash));
-    return line;
+        put_integer(w, "scale", t->scale_id);
+    put_text(w, "hash", t->hash);
+    assay_json_text_close(&w->line, '}');
 }
 
 static assay_status remember(assay_trace_writer *w, const assay_trace_tensor *t)
@@ -334,43 +357,40 @@ assay_status assay_trace_write_tensor(assay_trace_writer *w, assay_trace_tensor 
     t->rank = w->rank;
     assay_hash_tensor(t->dtype, t->shard.local_shape, t->shard.ndim, data, t->bytes, t->hash);
     ASSAY_TRY(remember(w, t));
-    json_t *line = tensor_json(t);
-    ASSAY_CHECK(line, ASSAY_INVALID_ARGUMENT, "%s: record %" PRId64 ": a text is not UTF-8", w->path, t->id);
-    if (!w->hash_only) {
-        const assay_status st = keep_content(w, t, data);
-        if (st != ASSAY_OK) {
-            json_decref(line);
-            return st;
-        }
-    }
-    ASSAY_TRY(write_line(w, line));
+    put_tensor(w, t);
+    ASSAY_TRY(assay_json_text_end(&w->line, w->path)); /* before the content is kept */
+    if (!w->hash_only)
+        ASSAY_TRY(keep_content(w, t, data));
+    ASSAY_TRY(write_line(w));
     w->step = t->step;
     w->n_tensors++;
     return ASSAY_OK;
 }
 
-static assay_status slots_json(const assay_trace_writer *w, const assay_trace_op *op, const char *direction,
-                               const assay_trace_slot *slots, int n, json_t *line)
+static assay_status put_slots(assay_trace_writer *w, const assay_trace_op *op, const char *direction,
+                              const assay_trace_slot *slots, int n)
 {
     ASSAY_CHECK(n >= 0 && n <= ASSAY_MAX_SLOTS, ASSAY_INVALID_ARGUMENT,
                 "%s: %s has %d %s, at most %d are legal", w->path, op->op, n, direction, ASSAY_MAX_SLOTS);
-    json_t *object = json_object();
-    ASSAY_CHECK(object && json_object_set_new(line, direction, object) == 0, ASSAY_OUT_OF_MEMORY,
-                "%s: out of memory", w->path);
+    assay_json_text_key(&w->line, direction);
+    assay_json_text_open(&w->line, '{');
     for (int i = 0; i < n; i++) {
-        ASSAY_CHECK(slots[i].slot[0] != '\0' && !json_object_get(object, slots[i].slot),
-                    ASSAY_INVALID_ARGUMENT, "%s: %s: the slot '%s' in %s is empty or there twice", w->path,
-                    op->op, slots[i].slot, direction);
+        bool twice = false;
+        for (int k = 0; k < i; k++)
+            twice = twice || strcmp(slots[k].slot, slots[i].slot) == 0;
+        ASSAY_CHECK(slots[i].slot[0] != '\0' && !twice, ASSAY_INVALID_ARGUMENT,
+                    "%s: %s: the slot '%s' in %s is empty or there twice", w->path, op->op, slots[i].slot,
+                    direction);
         ASSAY_CHECK(slots[i].tensor >= 0 && slots[i].tensor < w->n_tensors, ASSAY_INVALID_ARGUMENT,
                     "%s: %s: slot '%s' names record %" PRId64 ", but %" PRId64 " records were written",
                     w->path, op->op, slots[i].slot, slots[i].tensor, w->n_tensors);
-        ASSAY_CHECK(json_object_set_new(object, slots[i].slot, json_integer(slots[i].tensor)) == 0,
-                    ASSAY_INVALID_ARGUMENT, "%s: %s: a slot name is not UTF-8", w->path, op->op);
+        put_integer(w, slots[i].slot, slots[i].tensor);
     }
+    assay_json_text_close(&w->line, '}');
     return ASSAY_OK;
 }
 
-static assay_status group_json(const assay_trace_writer *w, const assay_trace_op *op, json_t *line)
+static assay_status put_group(assay_trace_writer *w, const assay_trace_op *op)
 {
     ASSAY_CHECK((op->group[0] != '\0') == (op->n_group_ranks > 0) && op->n_group_ranks <= w->world,
                 ASSAY_INVALID_ARGUMENT, "%s: %s: group '%s' with %d ranks", w->path, op->op, op->group,
@@ -386,17 +406,17 @@ static assay_status group_json(const assay_trace_writer *w, const assay_trace_op
     ASSAY_CHECK(problem < 0, ASSAY_INVALID_ARGUMENT,
                 "%s: %s: rank %d of group '%s' is not in the world or there twice", w->path, op->op,
                 op->group_ranks[problem], op->group);
-    json_t *ranks = json_array();
-    json_object_set_new(line, "group", json_string(op->group));
-    json_object_set_new(line, "group_ranks", ranks);
+    put_text(w, "group", op->group);
+    assay_json_text_key(&w->line, "group_ranks");
+    assay_json_text_open(&w->line, '[');
     for (int i = 0; i < op->n_group_ranks; i++)
-        json_array_append_new(ranks, json_integer(op->group_ranks[i]));
+        assay_json_text_integer(&w->line, op->group_ranks[i]);
+    assay_json_text_close(&w->line, ']');
     return ASSAY_OK;
 }
 
 assay_status assay_trace_write_op(assay_trace_writer *w, assay_trace_op *op)
 {
-    assay_status st = ASSAY_OK;
     ASSAY_CHECK(w->lines, ASSAY_INVALID_ARGUMENT, "%s: the trace is closed", w->path);
     ASSAY_CHECK(op->op[0] != '\0' && op->phase < ASSAY_PHASE_COUNT && op->step >= 0 && op->microbatch >= -1 &&
                     op->variant >= 0,
@@ -404,34 +424,43 @@ assay_status assay_trace_write_op(assay_trace_writer *w, assay_trace_op *op)
                 w->path, op->op);
     op->sequence = w->n_ops;
     op->rank = w->rank;
-    json_t *line = json_pack("{s:s, s:I, s:s, s:s, s:s, s:I, s:I, s:i}", "type", "op", "sequence",
-                             (json_int_t)op->sequence, "op", op->op, "instance", op->instance, "phase",
-                             assay_phase_name(op->phase), "step", (json_int_t)op->step, "microbatch",
-                             (json_int_t)op->microbatch, "variant", op->variant);
-    ASSAY_CHECK(line, ASSAY_INVALID_ARGUMENT, "%s: op '%s': a text is not UTF-8", w->path, op->op);
+    assay_json_text_begin(&w->line);
+    assay_json_text_open(&w->line, '{');
+    put_text(w, "type", "op");
+    put_integer(w, "sequence", op->sequence);
+    put_text(w, "op", op->op);
+    put_text(w, "instance", op->instance);
+    put_text(w, "phase", assay_phase_name(op->phase));
+    put_integer(w, "step", op->step);
+    put_integer(w, "microbatch", op->microbatch);
+    put_integer(w, "variant", op->variant);
     if (op->variant_name[0] != '\0')
-        json_object_set_new(line, "variant_name", json_string(op->variant_name));
-    json_object_set_new(line, "arith", assay_arith_to_json(&op->arith));
+        put_text(w, "variant_name", op->variant_name);
+    put_value(w, "arith", assay_arith_to_json(&op->arith));
     if (op->attrs)
-        json_object_set(line, "attrs", op->attrs);
-    ASSAY_TRY_GOTO(group_json(w, op, line), st, fail);
-    ASSAY_TRY_GOTO(slots_json(w, op, "inputs", op->inputs, op->n_inputs, line), st, fail);
-    ASSAY_TRY_GOTO(slots_json(w, op, "outputs", op->outputs, op->n_outputs, line), st, fail);
-    ASSAY_TRY(write_line(w, line));
+        put_value(w, "attrs", json_incref(op->attrs));
+    ASSAY_TRY(put_group(w, op));
+    ASSAY_TRY(put_slots(w, op, "inputs", op->inputs, op->n_inputs));
+    ASSAY_TRY(put_slots(w, op, "outputs", op->outputs, op->n_outputs));
+    assay_json_text_close(&w->line, '}');
+    ASSAY_TRY(write_line(w));
     w->n_ops++;
     return ASSAY_OK;
-fail:
-    json_decref(line);
-    return st;
 }
 
 assay_status assay_trace_writer_close(assay_trace_writer *w)
 {
     ASSAY_CHECK(w->lines, ASSAY_INVALID_ARGUMENT, "%s: the trace is closed already", w->path);
     ASSAY_TRY(assay_trace_end_step(w));
-    ASSAY_TRY(
-        write_line(w, json_pack("{s:s, s:i, s:i, s:I, s:I}", "type", "end", "rank", w->rank, "world_size",
-                                w->world, "tensors", (json_int_t)w->n_tensors, "ops", (json_int_t)w->n_ops)));
+    assay_json_text_begin(&w->line);
+    assay_json_text_open(&w->line, '{');
+    put_text(w, "type", "end");
+    put_integer(w, "rank", w->rank);
+    put_integer(w, "world_size", w->world);
+    put_integer(w, "tensors", w->n_tensors);
+    put_integer(w, "ops", w->n_ops);
+    assay_json_text_close(&w->line, '}');
+    ASSAY_TRY(write_line(w));
     const bool synced = fflush(w->lines) == 0 && fsync(fileno(w->lines)) == 0;
     const int error = errno;
     const bool closed = fclose(w->lines) == 0;
