@@ -72,6 +72,22 @@ assay_status parity_report_columns(const parity_report *r, parity_column **out, 
     return ASSAY_OK;
 }
 
+assay_status parity_report_column_numbers(const parity_report *r, const parity_column *columns, int64_t n,
+                                          int64_t **out)
+{
+    int64_t k = 0; /* results of a column stand together: most are in that of the one before */
+    *out = malloc(((size_t)parity_report_count(r) + 1) * sizeof **out);
+    ASSAY_CHECK(*out != NULL, ASSAY_OUT_OF_MEMORY, "report: columns of the results");
+    for (int64_t i = 0; i < parity_report_count(r); i++) {
+        const parity_result *x = parity_report_at(r, i);
+        if (!parity_column_holds(&columns[k], x))
+            for (k = 0; k < n - 1 && !parity_column_holds(&columns[k], x); k++)
+                continue;
+        (*out)[i] = k;
+    }
+    return ASSAY_OK;
+}
+
 static int append(char *out, size_t capacity, int at, const char *format, const char *text, int64_t number)
 {
     if (at < 0 || (size_t)at >= capacity)

@@ -1,6 +1,6 @@
-/* results.jsonl: one object per result; also how tasks hand their results to the parent and how shards are
- * merged. */
+/* results.jsonl: one object per result; also how shards are merged. */
 #include "core/base/file.h"
+#include "core/base/json_text.h"
 #include "parity/report/report_files.h"
 #include <errno.h>
 #include <math.h>
@@ -9,80 +9,91 @@
 #include <unistd.h>
 
 /* JSON has no infinities and no NaN: they are written as strings. */
-static json_t *number(double x)
+static void put_number(assay_json_text *t, const char *key, double x)
 {
+    assay_json_text_key(t, key);
     if (isnan(x))
-        return json_string("nan");
-    if (isinf(x))
-        return json_string(x > 0 ? "inf" : "-inf");
-    return json_real(x);
+        assay_json_text_string(t, "nan");
+    else if (isinf(x))
+        assay_json_text_string(t, x > 0 ? "inf" : "-inf");
+    else
+        assay_json_text_real(t, x);
+}
+
+static void put_integer(assay_json_text *t, const char *key, int64_t x)
+{
+    assay_json_text_key(t, key);
+    assay_json_text_integer(t, x);
 }
 
 /* Every member is always there, empty where it does not apply. */
-static void set_text(json_t *o, const char *key, const char *text)
+static void put_text(assay_json_text *t, const char *key, const char *text)
 {
-    json_t *value = json_string(text);
-    if (value == NULL) /* not UTF-8 (a hostile trace): keep the record, name the place */
-        value = json_string("(not UTF-8)");
-    json_object_set_new(o, key, value);
+    assay_json_text_key(t, key);
+    /* Not UTF-8 (a hostile trace): keep the record, name the place. */
+    assay_json_text_string(t, assay_is_utf8(text) ? text : "(not UTF-8)");
 }
 
-json_t *parity_result_to_json(const parity_result *r)
+static void put_result(assay_json_text *t, const parity_result *r)
 {
-    json_t *o = json_object();
-    if (o == NULL)
-        return NULL;
-    set_text(o, "case", r->case_name);
-    set_text(o, "engine", r->engine);
-    set_text(o, "tier", r->tier);
-    set_text(o, "layout", r->layout);
-    set_text(o, "precision", r->precision);
-    set_text(o, "variants", r->variants);
-    set_text(o, "check", parity_check_name(r->check));
-    set_text(o, "tensor", r->tensor);
-    set_text(o, "operation", r->op);
-    set_text(o, "instance", r->instance);
-    set_text(o, "phase",
+    assay_json_text_begin(t);
+    assay_json_text_open(t, '{');
+    put_text(t, "case", r->case_name);
+    put_text(t, "engine", r->engine);
+    put_text(t, "tier", r->tier);
+    put_text(t, "layout", r->layout);
+    put_text(t, "precision", r->precision);
+    put_text(t, "variants", r->variants);
+    put_text(t, "check", parity_check_name(r->check));
+    put_text(t, "tensor", r->tensor);
+    put_text(t, "operation", r->op);
+    put_text(t, "instance", r->instance);
+    put_text(t, "phase",
              (int)r->phase >= 0 && r->phase < ASSAY_PHASE_COUNT ? assay_phase_name(r->phase) : "");
-    json_object_set_new(o, "step", json_integer(r->step));
-    json_object_set_new(o, "microbatch", json_integer(r->microbatch));
-    json_object_set_new(o, "rank", json_integer(r->rank));
-    set_text(o, "verdict", parity_verdict_name(r->verdict));
-    json_object_set_new(o, "ratio", number(r->ratio));
-    json_object_set_new(o, "count", json_integer(r->count));
-    json_object_set_new(o, "bad", json_integer(r->n_bad));
-    json_object_set_new(o, "ambiguous", json_integer(r->n_ambiguous));
+    put_integer(t, "step", r->step);
+    put_integer(t, "microbatch", r->microbatch);
+    put_integer(t, "rank", r->rank);
+    put_text(t, "verdict", parity_verdict_name(r->verdict));
+    put_number(t, "ratio", r->ratio);
+    put_integer(t, "count", r->count);
+    put_integer(t, "bad", r->n_bad);
+    put_integer(t, "ambiguous", r->n_ambiguous);
     if (r->index_ndim > 0 && r->index_ndim <= ASSAY_MAX_DIMS) {
-        json_t *index = json_array();
+        assay_json_text_key(t, "index");
+        assay_json_text_open(t, '[');
         for (int d = 0; d < r->index_ndim; d++)
-            json_array_append_new(index, json_integer(r->index[d]));
-        json_object_set_new(o, "index", index);
-        json_object_set_new(o, "found", number(r->found));
-        json_object_set_new(o, "expected", number(r->expected));
-        json_object_set_new(o, "allowance", number(r->allowance));
+            assay_json_text_integer(t, r->index[d]);
+        assay_json_text_close(t, ']');
+        put_number(t, "found", r->found);
+        put_number(t, "expected", r->expected);
+        put_number(t, "allowance", r->allowance);
     }
-    json_object_set_new(o, "variant", json_integer(r->variant));
-    set_text(o, "diagnosis", r->diagnosis);
-    set_text(o, "message", r->message);
-    set_text(o, "reproduce", r->reproduce);
-    return o;
+    put_integer(t, "variant", r->variant);
+    put_text(t, "diagnosis", r->diagnosis);
+    put_text(t, "message", r->message);
+    put_text(t, "reproduce", r->reproduce);
+    assay_json_text_close(t, '}');
 }
 
 assay_status parity_report_jsonl(const parity_report *r, const char *path)
 {
     char tmp[ASSAY_NAME + 2048];
+    assay_json_text line = {0};
+    assay_status st = ASSAY_OK;
     ASSAY_CHECK(snprintf(tmp, sizeof tmp, "%s.tmp", path) < (int)sizeof tmp, ASSAY_LIMIT, "%s: path too long",
                 path);
     FILE *f = fopen(tmp, "w");
     ASSAY_CHECK(f != NULL, ASSAY_IO, "%s: %s", tmp, strerror(errno));
     bool ok = true;
-    for (int64_t i = 0; i < parity_report_count(r) && ok; i++) {
-        json_t *o = parity_result_to_json(parity_report_at(r, i));
-        ok = o != NULL && json_dumpf(o, f, JSON_COMPACT) == 0 && fputc('\n', f) != EOF;
-        json_decref(o);
+    for (int64_t i = 0; i < parity_report_count(r) && ok && st == ASSAY_OK; i++) {
+        put_result(&line, parity_report_at(r, i));
+        st = assay_json_text_end(&line, tmp);
+        ok = st != ASSAY_OK || (fwrite(line.text, 1, line.n, f) == line.n && fputc('\n', f) != EOF);
     }
+    assay_json_text_free(&line);
     ok = fflush(f) == 0 && fsync(fileno(f)) == 0 && ok;
     ok = fclose(f) == 0 && ok;
+    ASSAY_TRY(st);
     ASSAY_CHECK(ok, ASSAY_IO, "%s: write failed: %s", tmp, strerror(errno));
     ASSAY_CHECK(rename(tmp, path) == 0, ASSAY_IO, "%s: %s", path, strerror(errno));
     return ASSAY_OK;

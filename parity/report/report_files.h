@@ -4,7 +4,10 @@
 
 #include "parity/parity.h"
 
-json_t *parity_result_to_json(const parity_result *r);
+/* part.c: results as a task's child hands them to its parent: read by the program that wrote them. */
+assay_status parity_report_save_part(const parity_report *r, const char *path);
+assay_status parity_report_load_part(parity_report *r, const char *path);
+
 /* Adds every line of a results.jsonl.  A malformed line is an error that names file and line. */
 assay_status parity_report_load_jsonl(parity_report *r, const char *path);
 
@@ -18,6 +21,9 @@ typedef struct parity_column {
 /* Whether a result belongs to a column. */
 bool parity_column_holds(const parity_column *c, const parity_result *r);
 assay_status parity_report_columns(const parity_report *r, parity_column **out, int64_t *n);
+/* Number of the column of each result; freed by the caller. */
+assay_status parity_report_column_numbers(const parity_report *r, const parity_column *columns, int64_t n,
+                                          int64_t **out);
 
 /* "decoder.layers.1.mlp.linear_fc1 linear_bwd_weight dweight[3,5], step 1, microbatch 0, rank 2" */
 void parity_result_place(const parity_result *r, char *out, size_t capacity);

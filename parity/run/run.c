@@ -49,8 +49,8 @@ static int child_main(parity_run_state *s, int index)
         snprintf(r.message, sizeof r.message, "did not run: %.490s", assay_error_message());
         (void)parity_report_add(report, &r);
     }
-    part_path(s, index, "jsonl", path);
-    assay_status st = parity_report_jsonl(report, path);
+    part_path(s, index, "results", path);
+    assay_status st = parity_report_save_part(report, path);
     part_path(s, index, "facts.json", path);
     if (st == ASSAY_OK)
         st = assay_json_save(facts, path);
@@ -83,10 +83,10 @@ static assay_status collect(parity_run_state *s, int index, int status)
     char path[ASSAY_PATH + 64], label[ASSAY_LAYOUT_TEXT + PARITY_VARIANT_TEXT + 96];
     json_t *facts = NULL;
     const parity_task *t = &s->tasks[index];
-    part_path(s, index, "jsonl", path);
+    part_path(s, index, "results", path);
     const int64_t before = parity_report_count(s->report);
-    const bool loaded = WIFEXITED(status) && WEXITSTATUS(status) == 0 &&
-                        parity_report_load_jsonl(s->report, path) == ASSAY_OK;
+    const bool loaded =
+        WIFEXITED(status) && WEXITSTATUS(status) == 0 && parity_report_load_part(s->report, path) == ASSAY_OK;
     const bool empty = parity_report_count(s->report) == before;
     if (loaded && empty && s->o.check[0] != 0)
         return ASSAY_OK; /* --check asks for one that this case does not have, as routing of a dense model */

@@ -106,6 +106,36 @@ Test(parity_report, jsonl_reads_back_what_was_written)
     parity_report_destroy(back);
 }
 
+Test(parity_report, a_part_reads_back_whole_or_is_refused)
+{
+    parity_report *report = three(), *back;
+    char path[256], *text = NULL;
+    uint64_t bytes = 0;
+    snprintf(path, sizeof path, "%s/part", root);
+    cr_assert_eq(parity_report_save_part(report, path), ASSAY_OK);
+    cr_assert_eq(parity_report_create(&back), ASSAY_OK);
+    cr_assert_eq(parity_report_load_part(back, path), ASSAY_OK, "%s", assay_error_message());
+    cr_assert_eq(parity_report_count(back), 3);
+    for (int64_t i = 0; i < 3; i++) {
+        parity_result x = *parity_report_at(report, i), y = *parity_report_at(back, i);
+        cr_expect(x.ratio == y.ratio || (isnan(x.ratio) && isnan(y.ratio)));
+        cr_expect(x.found == y.found || (isnan(x.found) && isnan(y.found)));
+        x.ratio = y.ratio = x.found = y.found = 0.0;
+        cr_expect_arr_eq(&x, &y, sizeof x); /* the rest, texts and their padding of zeros, bit by bit */
+    }
+    parity_report_destroy(back);
+    cr_assert_eq(assay_read_file(path, 1 << 20, &text, &bytes), ASSAY_OK);
+    for (uint64_t cut = 0; cut<bytes; cut += bytes - cut> 64 ? 37 : 1) {
+        cr_assert_eq(assay_write_file(path, text, cut), ASSAY_OK);
+        cr_assert_eq(parity_report_create(&back), ASSAY_OK);
+        cr_expect_eq(parity_report_load_part(back, path), ASSAY_FORMAT, "%llu bytes",
+                     (unsigned long long)cut);
+        parity_report_destroy(back);
+    }
+    free(text);
+    parity_report_destroy(report);
+}
+
 Test(parity_report, a_malformed_line_is_named)
 {
     static const struct {
