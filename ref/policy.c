@@ -28,7 +28,7 @@ static double draw_xi(uint64_t seed, uint64_t stream, uint64_t element)
     uint32_t w[4];
     assay_philox(seed, stream, element, w);
     const uint64_t bits = ((uint64_t)w[0] << 21) ^ (uint64_t)(w[1] >> 11);
-    return ldexp((double)bits, -52) - 1.0;
+    return (double)bits * 0x1p-52 - 1.0;
 }
 
 static uint64_t stream_of(const char *name, int64_t step, int64_t microbatch)

@@ -125,29 +125,53 @@ static bool replicas_equal(const parity_entry *e, const assay_trace_tensor *a, c
     return false;
 }
 
+/* The piece is whole from dimension `*dim` + 1 on: `*inner` elements follow each other there, and so does what one
+ * segment of dimension `*dim` holds. */
+static void contiguous(const assay_shard *s, int *dim, int64_t *inner)
+{
+    *inner = 1;
+    for (*dim = s->ndim - 1; *dim > 0; --*dim) {
+        const bool whole = s->n_segments[*dim] == 1 && s->local_shape[*dim] == s->global_shape[*dim];
+        if (!whole)
+            return;
+        *inner *= s->local_shape[*dim];
+    }
+}
+
+/* Puts `count` elements that follow each other in place; false at the first that is there already. */
+static bool place_run(const parity_entry *e, const assay_trace_tensor *r, int64_t from, int64_t at,
+                      int64_t count, parity_global *g, unsigned char *covered, parity_result *f)
+{
+    const size_t width = (size_t)assay_dtype_bytes(r->dtype);
+    const unsigned char *twice = memchr(covered + at, 1, (size_t)count);
+    if (twice) {
+        fail_at(f, e, r->rank, twice - covered, g->shape, g->ndim,
+                "pieces overlap (neither equal segments nor disjoint)");
+        return false;
+    }
+    memset(covered + at, 1, (size_t)count);
+    memcpy((char *)g->data + (size_t)at * width, (const char *)r->data + (size_t)from * width,
+           (size_t)count * width);
+    return true;
+}
+
 /* Puts a piece in place; false at the first element that is there already. */
 static bool place(const parity_entry *e, const assay_trace_tensor *r, parity_global *g,
                   unsigned char *covered, parity_result *f)
 {
-    const size_t width = (size_t)assay_dtype_bytes(r->dtype);
     const int64_t count = assay_shard_count(&r->shard);
-    assay_shard whole;
-    assay_shard_whole(&whole, g->shape, g->ndim);
-    if (count > 0 && parity_same_shard(&whole, &r->shard) && !memchr(covered, 1, (size_t)count)) {
-        memcpy(g->data, r->data, (size_t)count * width);
-        memset(covered, 1, (size_t)count);
-        return true;
-    }
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t at = global_flat(&r->shard, i);
-        if (covered[at]) {
-            fail_at(f, e, r->rank, at, g->shape, g->ndim,
-                    "pieces overlap (neither equal segments nor disjoint)");
-            return false;
+    int dim;
+    int64_t inner;
+    if (r->shard.ndim == 0)
+        return place_run(e, r, 0, 0, 1, g, covered, f);
+    contiguous(&r->shard, &dim, &inner);
+    for (int64_t i = 0; i < count;)
+        for (int k = 0; k < r->shard.n_segments[dim]; k++) {
+            const int64_t run = r->shard.segments[dim][k].length * inner;
+            if (run > 0 && !place_run(e, r, i, global_flat(&r->shard, i), run, g, covered, f))
+                return false;
+            i += run;
         }
-        covered[at] = 1;
-        memcpy((char *)g->data + (size_t)at * width, (const char *)r->data + (size_t)i * width, width);
-    }
     return true;
 }
 

@@ -37,23 +37,42 @@ void parity_value_free(ref_value *v)
     memset(v, 0, sizeof *v);
 }
 
-/* One element of a real output. */
-static void compare_real(const ref_value *truth, double found, int64_t i, assay_dtype stored, parity_worst *w,
-                         double *allowance)
+/* How far element i of a real output may be from the truth. */
+static double allowance_of(const ref_value *truth, int64_t i, assay_dtype stored)
+{
+    const double bound = truth->bound ? truth->bound[i] : 0.0;
+    return truth->kind == REF_VALUE_EXACT ? 0.0
+                                          : bound + ref_ulp(fabs(truth->value[i]) + bound, stored) / 2.0;
+}
+
+/* One element of a real output; its allowance is worked out where it is shown. */
+static void compare_real(const ref_value *truth, double found, int64_t i, assay_dtype stored, parity_worst *w)
 {
     const double y = truth->value[i];
     double ratio = (double)INFINITY;
     if (truth->kind == REF_VALUE_EXACT) {
-        const double wanted = ref_round(y, stored);
+        const double wanted =
+            found == y ? y : ref_round(y, stored); /* what was found is stored: round(y) is y */
         const bool same = found == wanted || (isnan(found) && isnan(wanted));
-        *allowance = 0.0;
         parity_worst_add(w, i, found, wanted, 0.0, same ? 0.0 : ratio, same);
         return;
     }
     const double bound = truth->bound ? truth->bound[i] : 0.0;
     const bool pass = ref_admissible(found, y, bound, stored, &ratio);
-    *allowance = bound + ref_ulp(fabs(y) + bound, stored) / 2.0;
-    parity_worst_add(w, i, found, y, *allowance, ratio, pass);
+    parity_worst_add(w, i, found, y, 0.0, ratio, pass);
+}
+
+static assay_status diagnose_reals(const ref_value *truth, const ref_value *candidate,
+                                   const parity_scales *scales, parity_result *r)
+{
+    double *allowance = malloc(((size_t)truth->count + 1) * sizeof *allowance);
+    ASSAY_CHECK(allowance, ASSAY_OUT_OF_MEMORY, "%lld allowances", (long long)truth->count);
+    for (int64_t i = 0; i < truth->count; i++)
+        allowance[i] = allowance_of(truth, i, candidate->dtype);
+    parity_diagnose(candidate->value, truth->value, allowance, candidate->shape, candidate->ndim,
+                    candidate->dtype, scales, r->diagnosis);
+    free(allowance);
+    return ASSAY_OK;
 }
 
 static void add_dominant(const ref_value *truth, parity_result *r)
@@ -66,20 +85,17 @@ static void add_dominant(const ref_value *truth, parity_result *r)
 static assay_status compare_reals(const ref_value *truth, const ref_value *candidate,
                                   const parity_scales *scales, parity_result *r)
 {
-    double *allowance = malloc(((size_t)truth->count + 1) * sizeof *allowance);
-    ASSAY_CHECK(allowance, ASSAY_OUT_OF_MEMORY, "%lld allowances", (long long)truth->count);
     parity_worst w;
     parity_worst_init(&w);
     for (int64_t i = 0; i < truth->count; i++)
-        compare_real(truth, candidate->value[i], i, candidate->dtype, &w, &allowance[i]);
+        compare_real(truth, candidate->value[i], i, candidate->dtype, &w);
+    if (w.flat >= 0)
+        w.allowance = allowance_of(truth, w.flat, candidate->dtype);
     parity_worst_to_result(&w, candidate->shape, candidate->ndim, r);
-    if (r->verdict == PARITY_FAIL) {
-        add_dominant(truth, r);
-        parity_diagnose(candidate->value, truth->value, allowance, candidate->shape, candidate->ndim,
-                        candidate->dtype, scales, r->diagnosis);
-    }
-    free(allowance);
-    return ASSAY_OK;
+    if (r->verdict != PARITY_FAIL)
+        return ASSAY_OK;
+    add_dominant(truth, r);
+    return diagnose_reals(truth, candidate, scales, r);
 }
 
 assay_status parity_compare_value(const ref_value *truth, const ref_value *candidate,
