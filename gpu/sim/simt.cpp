@@ -29,6 +29,11 @@ __thread uint3 threadIdx;
 __thread uint3 blockIdx;
 __thread uint3 blockDim;
 __thread uint3 gridDim;
+#if defined(__x86_64__)
+const bool assay_sim_has_fma = __builtin_cpu_supports("fma") != 0;
+#else
+const bool assay_sim_has_fma = false;
+#endif
 
 namespace sim
 {

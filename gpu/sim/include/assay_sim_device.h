@@ -36,6 +36,8 @@ extern __thread uint3 threadIdx;
 extern __thread uint3 blockIdx;
 extern __thread uint3 blockDim;
 extern __thread uint3 gridDim;
+/* Whether this processor has fused multiply-add. */
+extern const bool assay_sim_has_fma;
 
 /* What a waiting thread asks for. */
 enum assay_sim_warp_op {
