@@ -134,8 +134,9 @@ assay_status gpu_layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l,
         ASSAY_TRY(gpu_moe_fwd(m, mb, l, a, &branch));
     else
         ASSAY_TRY(gpu_mlp_fwd(m, mb, l, a, &branch));
+    gpu_value_name(run, &a->output, "mlp.residual", "y");
     ASSAY_TRY(GPU_CALL(run, "add", "mlp.residual", GPU_T("a", &a->hidden), GPU_T("b", &branch),
-                       GPU_NEW("y", &a->output, gpu_tokens(m, keep, m->sp, H))));
+                       GPU_T("y", &a->output)));
     run->layer = -1;
     gpu_arena_reset(&m->scratch, mark);
     return ASSAY_OK;

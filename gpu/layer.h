@@ -9,6 +9,8 @@
 ASSAY_BEGIN_DECLS
 
 /* --- layer.c ------------------------------------------------------------------------------------------------ */
+/* input is set, output made; everything else is made in the microbatch's arena and staging.  May run again: the same
+ * input gives the same bits, and nothing else has changed. */
 assay_status gpu_layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a);
 /* dx is overwritten with the gradient of a->input. */
 assay_status gpu_layer_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a,
@@ -39,6 +41,9 @@ assay_status gpu_router_step(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *
 /* dprobs -> gradient of the router's weight; dtokens (instance mlp.router.gating, slot dx) */
 assay_status gpu_router_step_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *a, gpu_value *dprobs,
                                  gpu_value *dtokens);
+/* sum I64 [E] on the device: the layer's counts of the step, this rank's microbatches added up.  Every one of them has
+ * gone forward. */
+assay_status gpu_step_tokens_per_expert(gpu_model *m, const gpu_layer *l, gpu_value *sum);
 
 /* --- regions (layer.c): Megatron-LM's entries to and exits from tensor-parallel regions ---------------------- */
 /* A gradient that is partial over tp becomes whole (tp without sp; instance at_reduce) or a sequence piece (sp;

@@ -27,7 +27,7 @@ static assay_status load_tokens(gpu_model *m, gpu_microbatch_state *mb, gpu_valu
     gpu_value_rename(m->run, v, name);
     ASSAY_TRY(gpu_value_make(v, ASSAY_I64));
     int64_t *staged;
-    ASSAY_TRY(gpu_microbatch_host(m, mb, gpu_tensor_bytes(v->t), (void **)&staged));
+    ASSAY_TRY(gpu_arena_take(&mb->host, gpu_tensor_bytes(v->t), (void **)&staged));
     if (m->run->dry)
         return ASSAY_OK;
     const char *fault = gpu_fault_leaf(m->run, name);
@@ -51,10 +51,10 @@ static assay_status load_tokens(gpu_model *m, gpu_microbatch_state *mb, gpu_valu
 assay_status gpu_model_load_batch(gpu_model *m, int place, const int64_t *ids, const int64_t *labels)
 {
     gpu_microbatch_state *mb = &m->in_flight[place];
-    if (!m->run->dry && mb->host_used > 0) /* the staging of the microbatch before may still be on its way */
+    if (!m->run->dry && mb->host.used > 0) /* the staging of the microbatch before may still be on its way */
         ASSAY_TRY(gpu_comm_wait_event(&m->run->comm, mb->staged, "microbatch in flight"));
     gpu_arena_reset(&mb->arena, 0);
-    mb->host_used = 0;
+    gpu_arena_reset(&mb->host, 0);
     ASSAY_TRY(load_tokens(m, mb, &mb->ids, "input_ids", ids, 0));
     return load_tokens(m, mb, &mb->targets, "targets", labels, 1);
 }
@@ -158,12 +158,48 @@ static assay_status output_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_value
                     GPU_T("dx", dhidden));
 }
 
+/* --- layers ------------------------------------------------------------------------------------------------- */
+/* Gives the layer's activations back, alone; its output stays. */
+static void release(gpu_microbatch_state *mb, const gpu_layer_acts *a)
+{
+    gpu_arena_reset(&mb->arena, a->mark.arena);
+    gpu_arena_reset(&mb->host, a->mark.host);
+}
+
+static assay_status layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a)
+{
+    gpu_model_hidden(m, &a->output);
+    a->output.arena = &mb->arena;
+    ASSAY_TRY(gpu_value_make(&a->output, m->act));
+    a->mark = (gpu_acts_mark){.arena = mb->arena.used, .host = mb->host.used};
+    ASSAY_TRY(gpu_layer_fwd(m, mb, l, a));
+    if (m->recompute)
+        release(mb, a);
+    return ASSAY_OK;
+}
+
+/* With recomputation the forward runs again above the mark of now, and writes the same output once more. */
+static assay_status layer_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a,
+                              gpu_value *dy, gpu_value *dx)
+{
+    if (!m->recompute)
+        return gpu_layer_bwd(m, mb, l, a, dy, dx);
+    a->mark = (gpu_acts_mark){.arena = mb->arena.used, .host = mb->host.used};
+    m->run->phase = ASSAY_PHASE_FORWARD;
+    ASSAY_TRY(gpu_layer_fwd(m, mb, l, a));
+    m->run->phase = ASSAY_PHASE_BACKWARD;
+    ASSAY_TRY(gpu_layer_bwd(m, mb, l, a, dy, dx));
+    release(mb, a);
+    return ASSAY_OK;
+}
+
 /* --- passes ------------------------------------------------------------------------------------------------- */
 assay_status gpu_model_fwd(gpu_model *m, int place, int64_t index, gpu_value *input, gpu_value **output)
 {
     gpu_microbatch_state *mb = &m->in_flight[place];
     const gpu_chunk *chunk = &m->chunks[0];
     const size_t mark = m->scratch.used;
+    mb->index = index;
     m->run->phase = ASSAY_PHASE_FORWARD;
     m->run->layer = -1;
     if (chunk->has_embedding)
@@ -173,7 +209,7 @@ assay_status gpu_model_fwd(gpu_model *m, int place, int64_t index, gpu_value *in
     gpu_value *hidden = &mb->input;
     for (int64_t l = 0; l < chunk->n_layers; l++) {
         mb->layers[l].input = *hidden;
-        ASSAY_TRY(gpu_layer_fwd(m, mb, &chunk->layers[l], &mb->layers[l]));
+        ASSAY_TRY(layer_fwd(m, mb, &chunk->layers[l], &mb->layers[l]));
         hidden = &mb->layers[l].output;
     }
     if (chunk->has_output)
@@ -200,7 +236,7 @@ assay_status gpu_model_bwd(gpu_model *m, int place, gpu_value *doutput, gpu_valu
         dy = doutput;
     }
     for (int64_t l = chunk->n_layers - 1; l >= 0; l--) {
-        ASSAY_TRY(gpu_layer_bwd(m, mb, &chunk->layers[l], &mb->layers[l], dy, dx));
+        ASSAY_TRY(layer_bwd(m, mb, &chunk->layers[l], &mb->layers[l], dy, dx));
         gpu_value *next = dx;
         dx = dy;
         dy = next;

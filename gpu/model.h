@@ -4,8 +4,8 @@
  * Row order of token tensors: t = s*B + b.  docs/OPS.md section 9 names every instance.  A stage holds a list
  * of chunks (one in this version; interleaved pipelines will have several).  Every parameter is read through
  * gpu_param_use and its gradient through gpu_param_grad: the one place where sharded parameters will be
- * gathered before use and freed after.  A layer's forward needs its input and nothing else; running that of an
- * MoE layer again would add its tokens to the step's counts (tokens_per_expert) once more. */
+ * gathered before use and freed after.  A layer's forward needs its input and nothing else, and changes nothing but
+ * its activations and the row of its microbatch in the step's expert counts: it may run again (recomputation). */
 #ifndef GPU_MODEL_H
 #define GPU_MODEL_H
 
@@ -35,7 +35,8 @@ typedef struct gpu_layer {
     gpu_param *linear_fc1, *linear_fc1_bias, *linear_fc2, *linear_fc2_bias; /* dense */
     gpu_param *router, *expert_bias, *experts_fc1, *experts_fc2;            /* mixture of experts */
     gpu_param *shared_fc1, *shared_fc2, *shared_gate;
-    int64_t *tokens_per_expert; /* host [E]: the router's own counts of this step, this rank */
+    int64_t *
+        tokens_per_expert; /* device [n_microbatches, E]: the router's own counts, a row for each microbatch */
 } gpu_layer;
 
 typedef struct gpu_chunk {
@@ -76,15 +77,21 @@ typedef struct gpu_moe_acts {
     gpu_shared_acts shared;
 } gpu_moe_acts;
 
+/* What a layer keeps lies above these marks of its microbatch: the device's arena and the staging. */
+typedef struct gpu_acts_mark {
+    size_t arena, host;
+} gpu_acts_mark;
+
 typedef struct gpu_layer_acts {
     gpu_value input;
+    gpu_value output; /* below `mark`: the next layer's input outlives these activations */
+    gpu_acts_mark mark;
     gpu_attention_acts attention;
     gpu_value proj;   /* linear_proj.y: name and dimensions only */
     gpu_value hidden; /* after the attention's residual */
     gpu_value norm, rstd;
     gpu_mlp_acts mlp;
     gpu_moe_acts moe;
-    gpu_value output;
 } gpu_layer_acts;
 
 typedef struct gpu_output_acts {
@@ -93,9 +100,9 @@ typedef struct gpu_output_acts {
 
 /* One microbatch in flight. */
 typedef struct gpu_microbatch_state {
-    gpu_arena arena; /* a piece of the step arena */
-    char *host;      /* pinned staging: index arrays on their way to the device */
-    size_t host_used, host_capacity;
+    int64_t index;      /* of this rank's microbatches */
+    gpu_arena arena;    /* a piece of the step arena */
+    gpu_arena host;     /* pinned staging: index arrays on their way to the device */
     cudaEvent_t staged; /* the device has taken everything from the staging */
     gpu_value ids, targets;
     gpu_value input;     /* hidden states entering the chunk */
@@ -140,9 +147,11 @@ typedef struct gpu_model {
     int n_in_flight;
     gpu_microbatch_state *in_flight;
     gpu_value cos_table, sin_table, position;
-    gpu_value gradient[2]; /* hidden gradients between layers, taking turns */
-    double *loss_sums;     /* device F64 [n_microbatches] */
+    gpu_value gradient[2];  /* hidden gradients between layers, taking turns */
+    double *loss_sums;      /* device F64 [n_microbatches] */
+    int64_t *expert_counts; /* device: tokens_per_expert of every MoE layer, one after the other */
     int64_t n_microbatches;
+    bool recompute; /* a layer keeps its output alone; its backward runs the forward again */
 } gpu_model;
 
 /* Builds the parameter table of this rank and the layers; allocates nothing on the device. */

@@ -2,6 +2,7 @@
 #include "gpu/optimizer.h"
 
 #include "gpu/call.h"
+#include "gpu/layer.h"
 #include "gpu/parallel/tensor.h"
 #include <math.h>
 #include <stdio.h>
@@ -144,7 +145,7 @@ static assay_status update_expert_bias(gpu_optimizer *o, gpu_layer *l)
     run->layer = l->number;
     gpu_value_name(run, &counts, "mlp.router", "step_tokens_per_expert");
     total = counts;
-    ASSAY_TRY(gpu_run_upload(run, o->counts, l->tokens_per_expert, (size_t)E * sizeof(int64_t), "counts"));
+    ASSAY_TRY(gpu_step_tokens_per_expert(m, l, &counts));
     if (run->comm.group[group].size > 1) {
         counts.kind = ASSAY_PIECE_PARTIAL;
         counts.partial = group;
@@ -164,15 +165,11 @@ static assay_status update_expert_bias(gpu_optimizer *o, gpu_layer *l)
 static assay_status update_expert_biases(gpu_optimizer *o)
 {
     gpu_model *m = o->model;
-    const size_t bytes = (size_t)m->config->num_moe_experts * sizeof(int64_t);
     for (int c = 0; c < m->n_chunks; c++)
         for (int64_t i = 0; i < m->chunks[c].n_layers; i++) {
             gpu_layer *l = &m->chunks[c].layers[i];
-            if (!l->moe)
-                continue;
             if (l->expert_bias)
                 ASSAY_TRY(update_expert_bias(o, l));
-            memset(l->tokens_per_expert, 0, bytes);
         }
     return ASSAY_OK;
 }

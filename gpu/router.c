@@ -1,6 +1,7 @@
 /* Router of a mixture of experts: gating, choice, auxiliary losses, and their gradients.  docs/OPS.md sections 7 and 9. */
 #include "gpu/layer.h"
 #include "gpu/parallel/tensor.h"
+#include <stdlib.h>
 
 static const char *score_word(const gpu_model *m)
 {
@@ -109,4 +110,24 @@ assay_status gpu_router_step_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *act
     return GPU_CALL(run, "linear_bwd_input", "mlp.router.gating", GPU_T("dy", dy),
                     GPU_T("weight", gpu_param_use(m, l->router)),
                     GPU_NEW("dx", dtokens, gpu_tokens(m, temp, true, a->tokens.dim[2])));
+}
+
+/* --- counts of a step --------------------------------------------------------------------------------------- */
+assay_status gpu_step_tokens_per_expert(gpu_model *m, const gpu_layer *l, gpu_value *sum)
+{
+    const int64_t E = m->config->num_moe_experts, n = m->n_microbatches;
+    const size_t row = (size_t)E * sizeof(int64_t);
+    assay_status st = ASSAY_OK;
+    int64_t *total = calloc((size_t)(n + 1), row);
+    ASSAY_CHECK(total, ASSAY_OUT_OF_MEMORY, "layer %lld: counts of %lld microbatches", (long long)l->number,
+                (long long)n);
+    const int64_t *counts = total + E;
+    ASSAY_TRY_GOTO(gpu_run_download(m->run, total + E, l->tokens_per_expert, (size_t)n * row, "counts"), st,
+                   done);
+    for (int64_t i = 0; i < n * E; i++)
+        total[i % E] += counts[i];
+    ASSAY_TRY_GOTO(gpu_run_upload(m->run, sum->t.data, total, row, "counts"), st, done);
+done:
+    free(total);
+    return st;
 }

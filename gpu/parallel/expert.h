@@ -18,9 +18,6 @@ assay_status gpu_token_combine_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *dy,
 assay_status gpu_token_dispatch_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *drows, gpu_value *dprobs_rows,
                                     gpu_value *dtokens, gpu_value *dprobs);
 
-/* Room in the microbatch's pinned staging; NULL in dry mode. */
-assay_status gpu_microbatch_host(gpu_model *m, gpu_microbatch_state *mb, size_t bytes, void **out);
-
 ASSAY_END_DECLS
 
 #endif
