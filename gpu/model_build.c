@@ -1,7 +1,8 @@
 /* Which parameters, layers and sizes this rank has, and the memory that they need. */
 #include "gpu/call.h"
 #include "gpu/fault.h"
-#include "gpu/model.h"
+#include "gpu/layer.h"
+#include "gpu/stage.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,46 +63,6 @@ gpu_value *gpu_param_grad(gpu_model *m, gpu_param *p)
 }
 
 /* --- layers ------------------------------------------------------------------------------------------------- */
-static gpu_param *layer_param(gpu_model *m, int64_t layer, const char *rest)
-{
-    char name[ASSAY_NAME];
-    snprintf(name, sizeof name, "decoder.layers.%lld.%s", (long long)layer, rest);
-    return gpu_model_find(m, name);
-}
-
-static assay_status layer_create(gpu_model *m, gpu_layer *l, int64_t number)
-{
-    const assay_model_config *c = m->config;
-    l->number = number;
-    l->moe = c->mlp[number] == ASSAY_MLP_MOE;
-    l->window = c->window[number];
-    l->input_layernorm = layer_param(m, number, "input_layernorm.weight");
-    l->linear_qkv = layer_param(m, number, "self_attention.linear_qkv.weight");
-    l->linear_qkv_bias = layer_param(m, number, "self_attention.linear_qkv.bias");
-    l->q_layernorm = layer_param(m, number, "self_attention.q_layernorm.weight");
-    l->k_layernorm = layer_param(m, number, "self_attention.k_layernorm.weight");
-    l->linear_proj = layer_param(m, number, "self_attention.linear_proj.weight");
-    l->linear_proj_bias = layer_param(m, number, "self_attention.linear_proj.bias");
-    l->pre_mlp_layernorm = layer_param(m, number, "pre_mlp_layernorm.weight");
-    l->linear_fc1 = layer_param(m, number, "mlp.linear_fc1.weight");
-    l->linear_fc1_bias = layer_param(m, number, "mlp.linear_fc1.bias");
-    l->linear_fc2 = layer_param(m, number, "mlp.linear_fc2.weight");
-    l->linear_fc2_bias = layer_param(m, number, "mlp.linear_fc2.bias");
-    l->router = layer_param(m, number, "mlp.router.weight");
-    l->expert_bias = layer_param(m, number, "mlp.router.expert_bias");
-    l->experts_fc1 = layer_param(m, number, "mlp.experts.linear_fc1.weight");
-    l->experts_fc2 = layer_param(m, number, "mlp.experts.linear_fc2.weight");
-    l->shared_fc1 = layer_param(m, number, "mlp.shared_experts.linear_fc1.weight");
-    l->shared_fc2 = layer_param(m, number, "mlp.shared_experts.linear_fc2.weight");
-    l->shared_gate = layer_param(m, number, "mlp.shared_experts.gate_weight");
-    const bool attention = l->input_layernorm && l->linear_qkv && l->linear_proj && l->pre_mlp_layernorm &&
-                           (!c->qk_layernorm || (l->q_layernorm && l->k_layernorm));
-    const bool mlp = l->moe ? l->router && l->experts_fc1 && l->experts_fc2 : l->linear_fc1 && l->linear_fc2;
-    ASSAY_CHECK(attention && mlp, ASSAY_INTERNAL, "layer %lld: the parameter table lacks one of its weights",
-                (long long)number);
-    return ASSAY_OK;
-}
-
 /* This version: one chunk, the stage's contiguous layers. */
 static assay_status chunks_create(gpu_model *m)
 {
@@ -117,7 +78,7 @@ static assay_status chunks_create(gpu_model *m)
     chunk->layers = calloc((size_t)count, sizeof *chunk->layers);
     ASSAY_CHECK(chunk->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers", (long long)count);
     for (int64_t i = 0; i < count; i++)
-        ASSAY_TRY(layer_create(m, &chunk->layers[i], first + i));
+        ASSAY_TRY(gpu_layer_create(m, &chunk->layers[i], first + i));
     m->word_embeddings = gpu_model_find(m, "embedding.word_embeddings.weight");
     m->final_layernorm = gpu_model_find(m, "decoder.final_layernorm.weight");
     m->output_layer =
@@ -191,7 +152,6 @@ assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, con
 static assay_status microbatches_create(gpu_model *m)
 {
     const gpu_chunk *chunk = &m->chunks[0];
-    const size_t counts = (size_t)(m->local_experts + 2 * m->ep);
     m->in_flight = calloc((size_t)m->n_in_flight, sizeof *m->in_flight);
     ASSAY_CHECK(m->in_flight, ASSAY_OUT_OF_MEMORY, "model: %d microbatches in flight", m->n_in_flight);
     for (int i = 0; i < m->n_in_flight; i++) {
@@ -199,15 +159,6 @@ static assay_status microbatches_create(gpu_model *m)
         mb->layers = calloc((size_t)chunk->n_layers, sizeof *mb->layers);
         ASSAY_CHECK(mb->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers of a microbatch",
                     (long long)chunk->n_layers);
-        for (int64_t l = 0; l < chunk->n_layers; l++) {
-            gpu_moe_acts *moe = &mb->layers[l].moe;
-            if (!chunk->layers[l].moe)
-                continue;
-            moe->counts = calloc(counts, sizeof *moe->counts);
-            ASSAY_CHECK(moe->counts, ASSAY_OUT_OF_MEMORY, "model: %zu counts", counts);
-            moe->send_counts = moe->counts + m->local_experts;
-            moe->recv_counts = moe->send_counts + m->ep;
-        }
     }
     return ASSAY_OK;
 }
@@ -375,8 +326,6 @@ void gpu_model_destroy(gpu_model *m)
         return;
     for (int i = 0; m->in_flight && i < m->n_in_flight; i++) {
         gpu_microbatch_state *mb = &m->in_flight[i];
-        for (int64_t l = 0; mb->layers && m->chunks && l < m->chunks[0].n_layers; l++)
-            free(mb->layers[l].moe.counts);
         free(mb->layers);
         if (mb->staged)
             (void)cudaEventDestroy(mb->staged);

@@ -140,7 +140,7 @@ static assay_status update_expert_bias(gpu_optimizer *o, gpu_layer *l)
     const int64_t E = m->config->num_moe_experts;
     const gpu_dim dim = gpu_dim_whole(E);
     const assay_group group = ASSAY_GROUP_TP_DP_CP;
-    gpu_value counts = gpu_value_describe(NULL, 1, &dim, -1), total, bias = l->expert_bias->weight;
+    gpu_value counts = gpu_value_describe(NULL, 1, &dim, -1), total, bias = l->moe.expert_bias->weight;
     counts.t = gpu_tensor_1d(o->counts, ASSAY_I64, E);
     run->layer = l->number;
     gpu_value_name(run, &counts, "mlp.router", "step_tokens_per_expert");
@@ -155,7 +155,7 @@ static assay_status update_expert_bias(gpu_optimizer *o, gpu_layer *l)
         ASSAY_TRY(gpu_trace_value(run, &counts));
     }
     ASSAY_TRY(GPU_CALL(run, "expert_bias_update", "mlp.router.expert_bias",
-                       GPU_T("tokens_per_expert", &total), GPU_T("bias_in", &l->expert_bias->weight),
+                       GPU_T("tokens_per_expert", &total), GPU_T("bias_in", &l->moe.expert_bias->weight),
                        GPU_F("rate", (double)(float)m->options->moe_router_bias_update_rate),
                        GPU_T("bias", &bias)));
     run->layer = -1;
@@ -168,7 +168,7 @@ static assay_status update_expert_biases(gpu_optimizer *o)
     for (int c = 0; c < m->n_chunks; c++)
         for (int64_t i = 0; i < m->chunks[c].n_layers; i++) {
             gpu_layer *l = &m->chunks[c].layers[i];
-            if (l->expert_bias)
+            if (l->moe.expert_bias)
                 ASSAY_TRY(update_expert_bias(o, l));
         }
     return ASSAY_OK;

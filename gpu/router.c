@@ -60,29 +60,27 @@ static assay_status aux_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts
                     GPU_NEW("losses", &losses, vector(m, temp, 2)));
 }
 
-assay_status gpu_router_step(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *acts)
+assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a)
 {
     gpu_run *run = m->run;
-    gpu_moe_acts *a = &acts->moe;
     gpu_arena *keep = &mb->arena;
     const gpu_dim E = gpu_dim_whole(m->config->num_moe_experts),
                   K = gpu_dim_whole(m->config->moe_router_topk);
     ASSAY_TRY(GPU_CALL(run, "linear_fwd", "mlp.router.gating", GPU_T("x", &a->tokens),
-                       GPU_T("weight", gpu_param_use(m, l->router)), GPU_W("dtype", "F32"),
+                       GPU_T("weight", gpu_param_use(m, l->moe.router)), GPU_W("dtype", "F32"),
                        GPU_NEW("y", &a->logits, gpu_tokens(m, keep, true, E))));
     ASSAY_TRY(GPU_CALL(run, "router_fwd", "mlp.router", GPU_T("logits", &a->logits),
-                       GPU_T("expert_bias", gpu_param_use(m, l->expert_bias)), ROUTER_ATTRS(m),
+                       GPU_T("expert_bias", gpu_param_use(m, l->moe.expert_bias)), ROUTER_ATTRS(m),
                        GPU_NEW("indices", &a->indices, gpu_tokens(m, keep, true, K)),
                        GPU_NEW("probs", &a->probs, gpu_tokens(m, keep, true, K)),
                        GPU_NEW("scores", &a->scores, gpu_tokens(m, keep, true, E))));
     return has_aux(m) ? aux_fwd(m, mb, a) : ASSAY_OK;
 }
 
-assay_status gpu_router_step_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gpu_value *dprobs,
-                                 gpu_value *dtokens)
+assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_value *dtokens,
+                                  gpu_value *dprobs)
 {
     gpu_run *run = m->run;
-    gpu_moe_acts *a = &acts->moe;
     gpu_arena *temp = &m->scratch;
     gpu_value dlogits = gpu_grad_of(m, &a->logits), total, narrow, *dy = &total;
     if (has_aux(m))
@@ -106,9 +104,9 @@ assay_status gpu_router_step_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *act
         dy = &narrow;
     }
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "mlp.router.gating", GPU_T("dy", dy), GPU_T("x", &a->tokens),
-                       GPU_T("dweight", gpu_param_grad(m, l->router))));
+                       GPU_T("dweight", gpu_param_grad(m, l->moe.router))));
     return GPU_CALL(run, "linear_bwd_input", "mlp.router.gating", GPU_T("dy", dy),
-                    GPU_T("weight", gpu_param_use(m, l->router)),
+                    GPU_T("weight", gpu_param_use(m, l->moe.router)),
                     GPU_NEW("dx", dtokens, gpu_tokens(m, temp, true, a->tokens.dim[2])));
 }
 

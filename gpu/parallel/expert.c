@@ -1,7 +1,8 @@
 /* Token dispatch and combine. */
 #include "gpu/parallel/expert.h"
 
-#include "gpu/layer.h"
+#include "gpu/call.h"
+#include "gpu/describe.h"
 #include "gpu/parallel/tensor.h"
 #include <stdlib.h>
 #include <string.h>
@@ -95,9 +96,13 @@ static assay_status fetch_permutation(gpu_model *m, gpu_microbatch_state *mb, gp
 }
 
 /* Send and receive rows of every ep rank, rows of every local expert.  Dry mode: the most that can arrive. */
-static assay_status exchange_counts(gpu_model *m, gpu_moe_acts *s, permutation *p)
+static assay_status exchange_counts(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s, permutation *p)
 {
     const int64_t E = m->config->num_moe_experts, K = m->config->moe_router_topk, El = m->local_experts;
+    const size_t ranks = (size_t)m->ep * sizeof(int64_t);
+    ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)El * sizeof(int64_t), (void **)&s->counts));
+    ASSAY_TRY(gpu_arena_take(&mb->host, ranks, (void **)&s->send_counts));
+    ASSAY_TRY(gpu_arena_take(&mb->host, ranks, (void **)&s->recv_counts));
     if (m->run->dry) {
         const int64_t longest = (m->S + m->tp - 1) / m->tp * m->B;
         p->received = m->ep == 1 ? p->rows : longest * m->ep * (K < El ? K : El);
@@ -231,7 +236,7 @@ static assay_status exchange_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_mo
                     GPU_NEW("y", &s->expert_probs, rows_of(keep, &s->expert_rows, 0)));
 }
 
-assay_status gpu_token_dispatch(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *s)
+assay_status gpu_token_dispatch_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *s)
 {
     gpu_run *run = m->run;
     gpu_arena *rows_arena = m->ep > 1 ? &m->scratch : &mb->arena;
@@ -241,7 +246,7 @@ assay_status gpu_token_dispatch(gpu_model *m, gpu_microbatch_state *mb, gpu_laye
     int64_t *host_index;
     ASSAY_TRY(permute_rows(m, mb, l, s, &p, &row_slot));
     ASSAY_TRY(fetch_permutation(m, mb, s, &p, &row_slot));
-    ASSAY_TRY(exchange_counts(m, s, &p));
+    ASSAY_TRY(exchange_counts(m, mb, s, &p));
     ASSAY_TRY(name_rows(m, mb, s, &p));
     ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)p.rows * sizeof(int64_t), (void **)&host_index));
     for (int64_t i = 0; !run->dry && i < p.rows; i++)
@@ -265,7 +270,7 @@ assay_status gpu_token_dispatch(gpu_model *m, gpu_microbatch_state *mb, gpu_laye
 }
 
 /* --- combine ------------------------------------------------------------------------------------------------ */
-assay_status gpu_token_combine(gpu_model *m, gpu_moe_acts *s, gpu_value *rows, gpu_value *y)
+assay_status gpu_token_combine_fwd(gpu_model *m, gpu_moe_acts *s, gpu_value *y, gpu_value *rows)
 {
     gpu_arena *temp = &m->scratch;
     const int64_t H = m->config->hidden_size;
@@ -282,7 +287,7 @@ assay_status gpu_token_combine(gpu_model *m, gpu_moe_acts *s, gpu_value *rows, g
                     GPU_NEW("y", y, gpu_tokens(m, temp, true, gpu_dim_hidden(m))));
 }
 
-assay_status gpu_token_combine_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *dy, gpu_value *drows)
+assay_status gpu_token_combine_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *drows, gpu_value *dy)
 {
     gpu_value dreturned, dunsorted;
     ASSAY_TRY(GPU_CALL(m->run, "gather_rows", "mlp.unpermute", GPU_T("x", dy), GPU_T("index", &s->row_token),
@@ -308,8 +313,8 @@ static assay_status return_rows(gpu_model *m, gpu_moe_acts *s, const char *sort_
     return all_to_all(m, dispatch_at, out, s->send_counts, &ddispatched, s->recv_counts);
 }
 
-assay_status gpu_token_dispatch_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *drows, gpu_value *dprobs_rows,
-                                    gpu_value *dtokens, gpu_value *dprobs)
+assay_status gpu_token_dispatch_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *dtokens, gpu_value *dprobs,
+                                    gpu_value *drows, gpu_value *dprobs_rows)
 {
     gpu_value dpermuted = *drows, dpermuted_probs = *dprobs_rows;
     if (m->ep > 1) {
