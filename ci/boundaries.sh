@@ -23,6 +23,20 @@ forbid parity 'gpu/|cuda|nccl|cublas' 'parity/*.c' 'parity/*.h'
 # A kernel author includes one header that needs nothing of ours.
 [[ -f parity/assay_kernel.h ]] && forbid parity/assay_kernel.h 'core/|ref/|parity/' 'parity/assay_kernel.h'
 
+# A file of the engine (header and source of one name) includes only what lies below it: no circle.  The kinds of a layer
+# share layer.h.
+node() { sed -E 's|\.[^.]*$||; s|^gpu/(attention\|mlp\|moe\|router)$|gpu/layer|' <<<"$1"; }
+circles=$(git ls-files --cached --others --exclude-standard -- 'gpu/*.c' 'gpu/*.h' 'gpu/*.cu' 'gpu/*.cuh' | grep -v '^gpu/sim/' |
+    while read -r file; do
+        [[ -f $file ]] || continue
+        from=$(node "$file")
+        sed -nE 's|^ *# *include *"(gpu/[^"]*)".*|\1|p' "$file" | while read -r header; do
+            to=$(node "$header")
+            [[ $from == "$to" ]] || echo "$from $to"
+        done
+    done | tsort 2>&1 >/dev/null | sed 's/^tsort: //')
+[[ -z $circles ]] || { echo "$circles"; complain "these files of gpu include each other in a circle"; }
+
 # Symbols: what an archive refers to and does not define itself.
 undefined() { nm -u "$1" 2>/dev/null | awk '{print $2}' | sort -u; }
 lib=build/release

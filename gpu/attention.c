@@ -1,7 +1,8 @@
-/* Self attention of a layer: column-parallel qkv, heads, row-parallel projection.  docs/OPS.md section 9. */
+/* The attention mixer: column-parallel qkv, heads, row-parallel projection.  docs/OPS.md section 9. */
 #include "gpu/layer.h"
 #include "gpu/parallel/tensor.h"
 #include <math.h>
+#include <stddef.h>
 
 /* [S,B,heads,D] with this rank's heads (the operations see [T,heads,D]); d 0: [S,B,heads]. */
 static gpu_value heads_of(const gpu_model *m, gpu_arena *arena, int64_t heads, int64_t d)
@@ -30,8 +31,8 @@ static gpu_value norm_rows(const gpu_model *m, gpu_arena *arena, int64_t heads)
 }
 
 /* qkv -> q, k, v after norm, clamp and rotation.  What a norm or a clamp reads is kept for its backward. */
-static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_attention_acts *a,
-                              gpu_value *qkv)
+static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_attention_params *w,
+                              gpu_attention_acts *a, gpu_value *qkv)
 {
     gpu_run *run = m->run;
     const assay_model_config *c = m->config;
@@ -45,11 +46,11 @@ static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer 
                        GPU_NEW("v", v, heads_of(m, keep, G, D))));
     if (c->qk_layernorm) {
         ASSAY_TRY(GPU_CALL(run, "rmsnorm_fwd", "self_attention.q_layernorm", GPU_T("x", q),
-                           GPU_T("gamma", gpu_param_use(m, l->q_layernorm)), GPU_F("eps", m->eps),
+                           GPU_T("gamma", gpu_param_use(m, w->q_layernorm)), GPU_F("eps", m->eps),
                            GPU_NEW("y", &a->q_norm, heads_of(m, normed, A, D)),
                            GPU_NEW("rstd", &a->q_rstd, norm_rows(m, keep, A))));
         ASSAY_TRY(GPU_CALL(run, "rmsnorm_fwd", "self_attention.k_layernorm", GPU_T("x", k),
-                           GPU_T("gamma", gpu_param_use(m, l->k_layernorm)), GPU_F("eps", m->eps),
+                           GPU_T("gamma", gpu_param_use(m, w->k_layernorm)), GPU_F("eps", m->eps),
                            GPU_NEW("y", &a->k_norm, heads_of(m, normed, G, D)),
                            GPU_NEW("rstd", &a->k_rstd, norm_rows(m, keep, G))));
         q = &a->q_norm;
@@ -71,29 +72,22 @@ static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer 
                     GPU_NEW("y", &a->k, heads_of(m, keep, G, D)));
 }
 
-assay_status gpu_attention_branch(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *acts,
-                                  gpu_value *branch)
+static assay_status attention_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *acts,
+                                  gpu_value *y, gpu_value *x)
 {
     gpu_run *run = m->run;
     const assay_model_config *c = m->config;
+    const gpu_attention_params *w = &l->attention;
     gpu_attention_acts *a = &acts->attention;
     gpu_arena *keep = &mb->arena, *temp = &m->scratch;
     const int64_t D = c->kv_channels, A = c->num_attention_heads, G = c->num_query_groups;
-    const gpu_dim H = gpu_dim_hidden(m);
-    gpu_value qkv, *x = &a->norm;
-    ASSAY_TRY(GPU_CALL(run, "rmsnorm_fwd", "input_layernorm", GPU_T("x", &acts->input),
-                       GPU_T("gamma", gpu_param_use(m, l->input_layernorm)), GPU_F("eps", m->eps),
-                       GPU_NEW("y", &a->norm, gpu_tokens(m, keep, m->sp, H)),
-                       GPU_NEW("rstd", &a->rstd, gpu_token_rows(m, keep, m->sp))));
-    if (m->sp) {
-        x = gpu_value_set(&a->gathered, gpu_tokens(m, keep, false, H));
-        ASSAY_TRY(gpu_gather_from_sequence_parallel_region(m, "self_attention.gather", x, &a->norm));
-    }
-    ASSAY_TRY(GPU_CALL(run, "linear_fwd", "self_attention.linear_qkv", GPU_T("x", x),
-                       GPU_T("weight", gpu_param_use(m, l->linear_qkv)),
-                       GPU_T("bias", gpu_param_use(m, l->linear_qkv_bias)),
+    gpu_value qkv;
+    ASSAY_TRY(gpu_column_parallel_input(m, keep, m->sp, "self_attention.gather", &a->whole, x));
+    ASSAY_TRY(GPU_CALL(run, "linear_fwd", "self_attention.linear_qkv", GPU_T("x", &a->whole),
+                       GPU_T("weight", gpu_param_use(m, w->linear_qkv)),
+                       GPU_T("bias", gpu_param_use(m, w->linear_qkv_bias)),
                        GPU_NEW("y", &qkv, gpu_tokens(m, temp, false, gpu_dim_tp(m, (A + 2 * G) * D, 1)))));
-    ASSAY_TRY(heads_fwd(m, mb, l, a, &qkv));
+    ASSAY_TRY(heads_fwd(m, mb, w, a, &qkv));
     ASSAY_TRY(GPU_CALL(run, "attention_fwd", "self_attention.core_attention", GPU_T("q", &a->q),
                        GPU_T("k", &a->k), GPU_T("v", &a->v), GPU_T("q_position", &m->position),
                        GPU_T("k_position", &m->position), ATTENTION_ATTRS(m, l),
@@ -101,15 +95,16 @@ assay_status gpu_attention_branch(gpu_model *m, gpu_microbatch_state *mb, gpu_la
                        GPU_NEW("lse", &a->lse, heads_of(m, keep, A, 0))));
     ASSAY_TRY(
         GPU_CALL(run, "linear_fwd", "self_attention.linear_proj", GPU_T("x", &a->o),
-                 GPU_T("weight", gpu_param_use(m, l->linear_proj)),
-                 GPU_T("bias", gpu_row_bias(m, l->linear_proj_bias)),
-                 GPU_NEW("y", &acts->proj, gpu_partial(m, gpu_tokens(m, temp, false, H), ASSAY_GROUP_TP))));
-    return gpu_reduce_output(m, temp, "self_attention.reduce", branch, &acts->proj);
+                 GPU_T("weight", gpu_param_use(m, w->linear_proj)),
+                 GPU_T("bias", gpu_row_parallel_bias(m, w->linear_proj_bias)),
+                 GPU_NEW("y", &a->proj,
+                         gpu_partial(m, gpu_tokens(m, temp, false, gpu_dim_hidden(m)), ASSAY_GROUP_TP))));
+    return gpu_row_parallel_output(m, temp, m->sp, "self_attention.reduce", y, &a->proj);
 }
 
 /* dq, dk, dv (after rotation) -> dqkv */
-static assay_status heads_bwd(gpu_model *m, gpu_layer *l, gpu_attention_acts *a, gpu_value *dqkv,
-                              gpu_value *dq, gpu_value *dk, gpu_value *dv)
+static assay_status heads_bwd(gpu_model *m, const gpu_attention_params *w, gpu_attention_acts *a,
+                              gpu_value *dqkv, gpu_value *dq, gpu_value *dk, gpu_value *dv)
 {
     gpu_run *run = m->run;
     const assay_model_config *c = m->config;
@@ -138,12 +133,12 @@ static assay_status heads_bwd(gpu_model *m, gpu_layer *l, gpu_attention_acts *a,
     }
     if (c->qk_layernorm) {
         ASSAY_TRY(GPU_CALL(run, "rmsnorm_bwd", "self_attention.q_layernorm", GPU_T("dy", q),
-                           GPU_T("x", &a->q_raw), GPU_T("gamma", gpu_param_use(m, l->q_layernorm)),
-                           GPU_T("rstd", &a->q_rstd), GPU_T("dgamma", gpu_param_grad(m, l->q_layernorm)),
+                           GPU_T("x", &a->q_raw), GPU_T("gamma", gpu_param_use(m, w->q_layernorm)),
+                           GPU_T("rstd", &a->q_rstd), GPU_T("dgamma", gpu_param_grad(m, w->q_layernorm)),
                            GPU_F("eps", m->eps), GPU_NEW("dx", &dq_raw, gpu_grad_of(m, &a->q_raw))));
         ASSAY_TRY(GPU_CALL(run, "rmsnorm_bwd", "self_attention.k_layernorm", GPU_T("dy", k),
-                           GPU_T("x", &a->k_raw), GPU_T("gamma", gpu_param_use(m, l->k_layernorm)),
-                           GPU_T("rstd", &a->k_rstd), GPU_T("dgamma", gpu_param_grad(m, l->k_layernorm)),
+                           GPU_T("x", &a->k_raw), GPU_T("gamma", gpu_param_use(m, w->k_layernorm)),
+                           GPU_T("rstd", &a->k_rstd), GPU_T("dgamma", gpu_param_grad(m, w->k_layernorm)),
                            GPU_F("eps", m->eps), GPU_NEW("dx", &dk_raw, gpu_grad_of(m, &a->k_raw))));
         q = &dq_raw;
         k = &dk_raw;
@@ -154,20 +149,21 @@ static assay_status heads_bwd(gpu_model *m, gpu_layer *l, gpu_attention_acts *a,
                     GPU_T("dv", v), SPLIT_ATTRS(m), GPU_T("dqkv", dqkv));
 }
 
-assay_status gpu_attention_branch_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gpu_value *dy,
-                                      gpu_value *dinput_norm)
+static assay_status attention_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gpu_value *dx,
+                                  gpu_value *dy)
 {
     gpu_run *run = m->run;
+    const gpu_attention_params *w = &l->attention;
     gpu_attention_acts *a = &acts->attention;
-    gpu_value dproj, d_o, dq, dk, dv, dqkv, dx, *x = m->sp ? &a->gathered : &a->norm;
-    ASSAY_TRY(gpu_gather_output_grad(m, "self_attention.reduce", &dproj, dy, &acts->proj));
-    if (l->linear_proj_bias)
+    gpu_value dproj, d_o, dq, dk, dv, dqkv, dwhole;
+    ASSAY_TRY(gpu_row_parallel_output_bwd(m, m->sp, "self_attention.reduce", &dproj, dy, &a->proj));
+    if (w->linear_proj_bias)
         ASSAY_TRY(GPU_CALL(run, "linear_bwd_bias", "self_attention.linear_proj", GPU_T("dy", &dproj),
-                           GPU_T("dbias", gpu_param_grad(m, l->linear_proj_bias))));
+                           GPU_T("dbias", gpu_param_grad(m, w->linear_proj_bias))));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "self_attention.linear_proj", GPU_T("dy", &dproj),
-                       GPU_T("x", &a->o), GPU_T("dweight", gpu_param_grad(m, l->linear_proj))));
+                       GPU_T("x", &a->o), GPU_T("dweight", gpu_param_grad(m, w->linear_proj))));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "self_attention.linear_proj", GPU_T("dy", &dproj),
-                       GPU_T("weight", gpu_param_use(m, l->linear_proj)),
+                       GPU_T("weight", gpu_param_use(m, w->linear_proj)),
                        GPU_NEW("dx", &d_o, gpu_grad_of(m, &a->o))));
     ASSAY_TRY(GPU_CALL(run, "attention_bwd", "self_attention.core_attention", GPU_T("do", &d_o),
                        GPU_T("q", &a->q), GPU_T("k", &a->k), GPU_T("v", &a->v), GPU_T("o", &a->o),
@@ -175,15 +171,26 @@ assay_status gpu_attention_branch_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts
                        GPU_T("k_position", &m->position), ATTENTION_ATTRS(m, l),
                        GPU_NEW("dq", &dq, gpu_grad_of(m, &a->q)), GPU_NEW("dk", &dk, gpu_grad_of(m, &a->k)),
                        GPU_NEW("dv", &dv, gpu_grad_of(m, &a->v))));
-    ASSAY_TRY(heads_bwd(m, l, a, &dqkv, &dq, &dk, &dv));
-    if (l->linear_qkv_bias)
+    ASSAY_TRY(heads_bwd(m, w, a, &dqkv, &dq, &dk, &dv));
+    if (w->linear_qkv_bias)
         ASSAY_TRY(GPU_CALL(run, "linear_bwd_bias", "self_attention.linear_qkv", GPU_T("dy", &dqkv),
-                           GPU_T("dbias", gpu_param_grad(m, l->linear_qkv_bias))));
+                           GPU_T("dbias", gpu_param_grad(m, w->linear_qkv_bias))));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "self_attention.linear_qkv", GPU_T("dy", &dqkv),
-                       GPU_T("x", x), GPU_T("dweight", gpu_param_grad(m, l->linear_qkv))));
+                       GPU_T("x", &a->whole), GPU_T("dweight", gpu_param_grad(m, w->linear_qkv))));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "self_attention.linear_qkv", GPU_T("dy", &dqkv),
-                       GPU_T("weight", gpu_param_use(m, l->linear_qkv)),
-                       GPU_NEW("dx", &dx, gpu_partial(m, gpu_grad_of(m, x), ASSAY_GROUP_TP))));
-    return gpu_reduce_input_grad(m, "self_attention.reduce_grad", "self_attention.gather", dinput_norm, &dx,
-                                 &a->norm);
+                       GPU_T("weight", gpu_param_use(m, w->linear_qkv)),
+                       GPU_NEW("dx", &dwhole, gpu_partial(m, gpu_grad_of(m, &a->whole), ASSAY_GROUP_TP))));
+    return gpu_column_parallel_input_bwd(m, m->sp, "self_attention.reduce_grad", "self_attention.gather", dx,
+                                         &dwhole, &acts->input_norm);
 }
+
+static const gpu_kind_param params[] = {
+    {"self_attention.linear_qkv.weight", offsetof(gpu_layer, attention.linear_qkv), true},
+    {"self_attention.linear_qkv.bias", offsetof(gpu_layer, attention.linear_qkv_bias), false},
+    {"self_attention.q_layernorm.weight", offsetof(gpu_layer, attention.q_layernorm), false},
+    {"self_attention.k_layernorm.weight", offsetof(gpu_layer, attention.k_layernorm), false},
+    {"self_attention.linear_proj.weight", offsetof(gpu_layer, attention.linear_proj), true},
+    {"self_attention.linear_proj.bias", offsetof(gpu_layer, attention.linear_proj_bias), false},
+    {0},
+};
+const gpu_layer_kind gpu_self_attention = {"attention", params, attention_fwd, attention_bwd};

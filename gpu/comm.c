@@ -71,7 +71,7 @@ assay_status gpu_comm_create(gpu_comm *c, const assay_rank_env *env, const assay
     if (c->world > 1 || always_world)
         ASSAY_TRY(create_world(c));
     if (grid)
-        ASSAY_TRY(gpu_groups_create(c, grid));
+        ASSAY_TRY(gpu_groups_create(c->group, grid, c->rank));
     return ASSAY_OK;
 }
 
@@ -81,7 +81,7 @@ void gpu_comm_destroy(gpu_comm *c, bool failed)
 {
     if (failed && c->world > 1 && c->sequence > 0)
         print_log(c);
-    gpu_groups_destroy(c, failed);
+    gpu_groups_destroy(c->group, failed);
 }
 
 /* --- the door ----------------------------------------------------------------------------------------------- */

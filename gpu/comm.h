@@ -10,7 +10,7 @@
 
 #include "core/model/grid.h"
 #include "core/run/rank_env.h"
-#include "gpu/gpu.h"
+#include "gpu/parallel/groups.h"
 
 ASSAY_BEGIN_DECLS
 
@@ -36,12 +36,6 @@ typedef struct gpu_comm_call {
     bool max; /* reduction: maximum instead of sum */
     int root; /* rank in the group: root or peer */
 } gpu_comm_call;
-
-typedef struct gpu_comm_group {
-    ncclComm_t comm; /* NULL when the group has one member or was not created */
-    int size, rank;  /* rank: position of this process, -1 when it is in no group of the kind */
-    int *ranks;      /* global ranks, ascending */
-} gpu_comm_group;
 
 typedef struct gpu_comm_log {
     int64_t sequence;

@@ -1,75 +1,70 @@
-/* The parts of a layer, each in the file of its name, and what they share.  Same names as in ref/layer.h; `_fwd` keeps what
- * `_bwd` needs in its activations.  docs/OPS.md section 9 names every instance. */
+/* One decoder layer: attention or another mixer, then an MLP, each with its norm and residual; and the kinds that it is
+ * made of, each in the file of its name.  Same names as in ref/layer.h; `_fwd` keeps what `_bwd` needs in its
+ * activations.  docs/OPS.md section 9 names every instance. */
 #ifndef GPU_LAYER_H
 #define GPU_LAYER_H
 
 #include "gpu/call.h"
-#include "gpu/model.h"
+#include "gpu/describe.h"
 
 ASSAY_BEGIN_DECLS
 
 /* --- layer.c ------------------------------------------------------------------------------------------------ */
+/* Finds the parameters of layer `number` that its two kinds have.  ASSAY_INTERNAL: the table lacks one that a kind needs. */
+assay_status gpu_layer_create(gpu_model *m, gpu_layer *l, int64_t number);
+/* input is set, output made; everything else is made in the microbatch's arena and staging.  May run again: the same
+ * input gives the same bits, and nothing else has changed. */
 assay_status gpu_layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a);
 /* dx is overwritten with the gradient of a->input. */
-assay_status gpu_layer_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a,
-                           gpu_value *dy, gpu_value *dx);
+assay_status gpu_layer_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *a, gpu_value *dx, gpu_value *dy);
 
-/* --- attention.c -------------------------------------------------------------------------------------------- */
-/* branch: what the residual adds, in the stage's hidden shape; dinput_norm: gradient of the input norm's output. */
-assay_status gpu_attention_branch(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a,
-                                  gpu_value *branch);
-assay_status gpu_attention_branch_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *a, gpu_value *dy,
-                                      gpu_value *dinput_norm);
+/* Where a kind keeps one of its parameters. */
+typedef struct gpu_kind_param {
+    const char *name; /* behind "decoder.layers.N." */
+    size_t offset;    /* of its gpu_param * in gpu_layer */
+    bool needed;      /* false: NULL where the model has none */
+} gpu_kind_param;
 
-/* --- mlp.c -------------------------------------------------------------------------------------------------- */
-assay_status gpu_mlp_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a,
-                         gpu_value *branch);
-assay_status gpu_mlp_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *a, gpu_value *dy, gpu_value *dnorm);
-/* Shared expert on the token shard, in the sequence parallel form whether sp is on or not. */
-assay_status gpu_shared_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a,
-                            gpu_value *y);
-assay_status gpu_shared_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *a, gpu_value *dy, gpu_value *dtokens);
+/* A kind of mixer or of MLP: y = f(x), both of the residual stream's shape.  `fwd` keeps what it needs in its own member of
+ * `a`; `bwd` makes dx, the gradient of x, and adds to parameter gradients. */
+typedef struct gpu_layer_kind {
+    const char *name;
+    const gpu_kind_param *params; /* up to a row without a name */
+    assay_status (*fwd)(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a, gpu_value *y,
+                        gpu_value *x);
+    assay_status (*bwd)(gpu_model *m, gpu_layer *l, gpu_layer_acts *a, gpu_value *dx, gpu_value *dy);
+} gpu_layer_kind;
+extern const gpu_layer_kind *const gpu_mixers[ASSAY_MIXER_COUNT]; /* layer.c */
+extern const gpu_layer_kind *const gpu_mlps[ASSAY_MLP_COUNT];
 
-/* --- moe.c, router.c ---------------------------------------------------------------------------------------- */
-assay_status gpu_moe_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a,
-                         gpu_value *branch);
-/* dnorm: gradient of pre_mlp_layernorm's output, whole */
-assay_status gpu_moe_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *a, gpu_value *dy, gpu_value *dnorm);
-assay_status gpu_router_step(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a);
+/* --- the kinds ---------------------------------------------------------------------------------------------- */
+extern const gpu_layer_kind gpu_self_attention; /* attention.c */
+extern const gpu_layer_kind gpu_dense;          /* mlp.c */
+extern const gpu_layer_kind gpu_moe;            /* moe.c */
+
+/* --- what kinds are made of --------------------------------------------------------------------------------- */
+/* A SwiGLU MLP, column- then row-parallel (mlp.c): the dense one of a layer, or the shared expert. */
+typedef struct gpu_mlp_desc {
+    const gpu_mlp_params *params;
+    int64_t width;    /* of the activation */
+    bool sp;          /* x and y are pieces of the sequence */
+    bool only_branch; /* dx is all of x's gradient, no contribution to be added to others */
+    const char *gather, *linear_fc1, *activation, *linear_fc2, *reduce, *reduce_grad; /* instances */
+} gpu_mlp_desc;
+/* y in `arena` */
+assay_status gpu_mlp_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_mlp_desc *d, gpu_mlp_acts *a,
+                         gpu_arena *arena, gpu_value *y, gpu_value *x);
+assay_status gpu_mlp_bwd(gpu_model *m, const gpu_mlp_desc *d, gpu_mlp_acts *a, gpu_value *dx, gpu_value *dy,
+                         const gpu_value *x);
+
+/* router.c: a->tokens -> logits, indices, probs, scores; auxiliary losses */
+assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a);
 /* dprobs -> gradient of the router's weight; dtokens (instance mlp.router.gating, slot dx) */
-assay_status gpu_router_step_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *a, gpu_value *dprobs,
-                                 gpu_value *dtokens);
-
-/* --- regions (layer.c): Megatron-LM's entries to and exits from tensor-parallel regions ---------------------- */
-/* A gradient that is partial over tp becomes whole (tp without sp; instance at_reduce) or a sequence piece (sp;
- * instance at_gather, `forward` is the value whose gradient comes out).  Without tp *out is `partial`. */
-assay_status gpu_reduce_input_grad(gpu_model *m, const char *at_reduce, const char *at_gather, gpu_value *out,
-                                   gpu_value *partial, const gpu_value *forward);
-/* Gradient of a row-parallel linear's output: dy itself, or gathered from the sequence pieces (sp). */
-assay_status gpu_gather_output_grad(gpu_model *m, const char *at, gpu_value *whole, gpu_value *dy,
-                                    const gpu_value *forward);
-/* Output of a row-parallel linear: *out is `partial` itself (tp 1), its sum, or a sequence piece of the sum (sp). */
-assay_status gpu_reduce_output(gpu_model *m, gpu_arena *arena, const char *at, gpu_value *out,
-                               gpu_value *partial);
-
-/* --- descriptions with the model's dimensions (layer.c) ------------------------------------------------------ */
-/* [S or its piece, B, last] */
-gpu_value gpu_tokens(const gpu_model *m, gpu_arena *arena, bool piece, gpu_dim last);
-/* [S or its piece, B] */
-gpu_value gpu_token_rows(const gpu_model *m, gpu_arena *arena, bool piece);
-/* The gradient of `forward`, in scratch: "<forward>.grad" with its dimensions. */
-gpu_value gpu_grad_of(gpu_model *m, const gpu_value *forward);
-/* [n], [n, last] (last > 0) meaningful on this rank only. */
-gpu_value gpu_local(gpu_arena *arena, int64_t n, int64_t last);
-/* The description under a name of its own: instance and slot. */
-gpu_value gpu_named(gpu_model *m, gpu_value description, const char *at, const char *slot);
-/* Marks it as a partial sum over `group` when that group has company. */
-gpu_value gpu_partial(const gpu_model *m, gpu_value description, assay_group group);
-/* This tp rank's piece of each of `blocks` blocks. */
-gpu_dim gpu_dim_tp(const gpu_model *m, int64_t global, int blocks);
-gpu_dim gpu_dim_hidden(const gpu_model *m);
-/* A row-parallel bias is added on one tp rank, so that the sum holds it once. */
-gpu_value *gpu_row_bias(gpu_model *m, gpu_param *bias);
+assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_value *dtokens,
+                                  gpu_value *dprobs);
+/* sum I64 [E] on the device: the layer's counts of the step, this rank's microbatches added up.  Every one of them has
+ * gone forward. */
+assay_status gpu_step_tokens_per_expert(gpu_model *m, const gpu_layer *l, gpu_value *sum);
 
 ASSAY_END_DECLS
 

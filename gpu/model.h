@@ -4,8 +4,8 @@
  * Row order of token tensors: t = s*B + b.  docs/OPS.md section 9 names every instance.  A stage holds a list
  * of chunks (one in this version; interleaved pipelines will have several).  Every parameter is read through
  * gpu_param_use and its gradient through gpu_param_grad: the one place where sharded parameters will be
- * gathered before use and freed after.  A layer's forward needs its input and nothing else; running that of an
- * MoE layer again would add its tokens to the step's counts (tokens_per_expert) once more. */
+ * gathered before use and freed after.  A layer's forward needs its input and nothing else, and changes nothing but
+ * its activations and the row of its microbatch in the step's expert counts: it may run again (recomputation). */
 #ifndef GPU_MODEL_H
 #define GPU_MODEL_H
 
@@ -26,16 +26,31 @@ typedef struct gpu_param {
     gpu_value main_grad; /* F32, a piece of the gradient buffer; none for buffers */
 } gpu_param;
 
+/* --- layers: parameters of every kind (gpu/layer.h), NULL where a layer has none ------------------------------ */
+typedef struct gpu_attention_params {
+    gpu_param *linear_qkv, *linear_qkv_bias, *q_layernorm, *k_layernorm, *linear_proj, *linear_proj_bias;
+} gpu_attention_params;
+
+typedef struct gpu_mlp_params {
+    gpu_param *linear_fc1, *linear_fc1_bias, *linear_fc2, *linear_fc2_bias;
+} gpu_mlp_params;
+
+typedef struct gpu_moe_params {
+    gpu_param *router, *expert_bias, *experts_fc1, *experts_fc2;
+    gpu_mlp_params shared;
+    gpu_param *shared_gate;
+} gpu_moe_params;
+
 typedef struct gpu_layer {
-    int64_t number; /* global */
-    bool moe;
+    int64_t number;                           /* global */
+    const struct gpu_layer_kind *mixer, *mlp; /* which kinds it is made of */
     int64_t window;
-    gpu_param *input_layernorm, *linear_qkv, *linear_qkv_bias, *q_layernorm, *k_layernorm, *linear_proj,
-        *linear_proj_bias, *pre_mlp_layernorm;
-    gpu_param *linear_fc1, *linear_fc1_bias, *linear_fc2, *linear_fc2_bias; /* dense */
-    gpu_param *router, *expert_bias, *experts_fc1, *experts_fc2;            /* mixture of experts */
-    gpu_param *shared_fc1, *shared_fc2, *shared_gate;
-    int64_t *tokens_per_expert; /* host [E]: the router's own counts of this step, this rank */
+    gpu_param *input_layernorm, *pre_mlp_layernorm;
+    gpu_attention_params attention;
+    gpu_mlp_params dense;
+    gpu_moe_params moe;
+    int64_t *
+        tokens_per_expert; /* device [n_microbatches, E]: the router's own counts, a row for each microbatch */
 } gpu_layer;
 
 typedef struct gpu_chunk {
@@ -46,19 +61,14 @@ typedef struct gpu_chunk {
 
 /* --- what a microbatch keeps for its backward pass ---------------------------------------------------------- */
 typedef struct gpu_attention_acts {
-    gpu_value norm, rstd, gathered;
+    gpu_value whole; /* what linear_qkv reads */
     gpu_value q_raw, k_raw, v_raw, q_rstd, k_rstd, q_norm, k_norm, q, k, v, o, lse;
-    gpu_value q_clip, k_clip; /* name and dimensions only; q_norm and k_norm, too, without clip_qkv */
+    gpu_value q_clip, k_clip, proj; /* name and dimensions only; q_norm and k_norm, too, without clip_qkv */
 } gpu_attention_acts;
 
 typedef struct gpu_mlp_acts {
-    gpu_value gathered, fc1, act, fc2; /* fc2: name and dimensions only */
+    gpu_value whole, fc1, act, fc2; /* whole: what linear_fc1 reads; fc2: name and dimensions only */
 } gpu_mlp_acts;
-
-typedef struct gpu_shared_acts {
-    gpu_value gathered, fc1, act, out, gate;
-    gpu_value fc2; /* name and dimensions only */
-} gpu_shared_acts;
 
 typedef struct gpu_moe_acts {
     gpu_value tokens; /* token shard of the norm's output, a view where possible */
@@ -72,30 +82,37 @@ typedef struct gpu_moe_acts {
     gpu_value fc1, act, fc2, unsorted, returned; /* fc2 and later: name and dimensions only */
     gpu_value unpermuted;                        /* name and dimensions only */
     gpu_rows rows, dispatched_rows, expert_rows;
-    int64_t *counts, *send_counts, *recv_counts; /* host: [El], [ep], [ep] */
-    gpu_shared_acts shared;
+    int64_t *counts, *send_counts, *recv_counts; /* in the staging: [El], [ep], [ep] */
+    gpu_mlp_acts shared;
+    gpu_value shared_out, shared_gate;
 } gpu_moe_acts;
+
+/* What a layer keeps lies above these marks of its microbatch: the device's arena and the staging. */
+typedef struct gpu_acts_mark {
+    size_t arena, host;
+} gpu_acts_mark;
 
 typedef struct gpu_layer_acts {
     gpu_value input;
+    gpu_value output; /* below `mark`: the next layer's input outlives these activations */
+    gpu_acts_mark mark;
+    gpu_value input_norm, input_rstd; /* entering the mixer */
     gpu_attention_acts attention;
-    gpu_value proj;   /* linear_proj.y: name and dimensions only */
-    gpu_value hidden; /* after the attention's residual */
-    gpu_value norm, rstd;
+    gpu_value hidden;     /* after the mixer's residual */
+    gpu_value norm, rstd; /* entering the MLP */
     gpu_mlp_acts mlp;
     gpu_moe_acts moe;
-    gpu_value output;
 } gpu_layer_acts;
 
 typedef struct gpu_output_acts {
-    gpu_value norm, rstd, gathered, logits, lse;
+    gpu_value norm, rstd, whole, logits, lse; /* whole: what the output layer reads */
 } gpu_output_acts;
 
 /* One microbatch in flight. */
 typedef struct gpu_microbatch_state {
-    gpu_arena arena; /* a piece of the step arena */
-    char *host;      /* pinned staging: index arrays on their way to the device */
-    size_t host_used, host_capacity;
+    int64_t index;      /* of this rank's microbatches */
+    gpu_arena arena;    /* a piece of the step arena */
+    gpu_arena host;     /* pinned staging: index arrays on their way to the device */
     cudaEvent_t staged; /* the device has taken everything from the staging */
     gpu_value ids, targets;
     gpu_value input;     /* hidden states entering the chunk */
@@ -140,9 +157,11 @@ typedef struct gpu_model {
     int n_in_flight;
     gpu_microbatch_state *in_flight;
     gpu_value cos_table, sin_table, position;
-    gpu_value gradient[2]; /* hidden gradients between layers, taking turns */
-    double *loss_sums;     /* device F64 [n_microbatches] */
+    gpu_value gradient[2];  /* hidden gradients between layers, taking turns */
+    double *loss_sums;      /* device F64 [n_microbatches] */
+    int64_t *expert_counts; /* device: tokens_per_expert of every MoE layer, one after the other */
     int64_t n_microbatches;
+    bool recompute; /* a layer keeps its output alone; its backward runs the forward again */
 } gpu_model;
 
 /* Builds the parameter table of this rank and the layers; allocates nothing on the device. */
@@ -174,22 +193,6 @@ assay_status gpu_model_weights(gpu_model *m, const char *folder, gpu_weight_sink
  * the residual stream; 0 for constants. */
 double gpu_init_std(const assay_param_spec *spec, const assay_model_config *config);
 
-/* --- passes (model.c) --------------------------------------------------------------------------------------- */
-/* ids, labels: [b,s] of the whole microbatch in the file; the rows of this rank are taken, labels are
- * shifted. */
-assay_status gpu_model_load_batch(gpu_model *m, int place, const int64_t *ids, const int64_t *labels);
-/* input: hidden states from the stage before (NULL on the first).  *output: hidden states that leave the
- * chunk, or the hidden state before the final norm on the last stage. */
-assay_status gpu_model_fwd(gpu_model *m, int place, int64_t index, gpu_value *input, gpu_value **output);
-/* doutput: gradient of *output (NULL on the last stage).  *dinput: gradient of the chunk's input (NULL on the
- * first stage). */
-assay_status gpu_model_bwd(gpu_model *m, int place, gpu_value *doutput, gpu_value **dinput);
-/* The shape of the hidden states between stages: [S (or the sequence piece), B, H]. */
-void gpu_model_hidden(const gpu_model *m, gpu_value *v);
-
-/* --- the model's dimensions (layer.c) ----------------------------------------------------------------------- */
-gpu_dim gpu_dim_sequence(const gpu_model *m, bool piece);
-gpu_dim gpu_dim_batch(const gpu_model *m);
 ASSAY_END_DECLS
 
 #endif

@@ -1,7 +1,8 @@
 /* Which parameters, layers and sizes this rank has, and the memory that they need. */
 #include "gpu/call.h"
 #include "gpu/fault.h"
-#include "gpu/model.h"
+#include "gpu/layer.h"
+#include "gpu/stage.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -62,51 +63,6 @@ gpu_value *gpu_param_grad(gpu_model *m, gpu_param *p)
 }
 
 /* --- layers ------------------------------------------------------------------------------------------------- */
-static gpu_param *layer_param(gpu_model *m, int64_t layer, const char *rest)
-{
-    char name[ASSAY_NAME];
-    snprintf(name, sizeof name, "decoder.layers.%lld.%s", (long long)layer, rest);
-    return gpu_model_find(m, name);
-}
-
-static assay_status layer_create(gpu_model *m, gpu_layer *l, int64_t number)
-{
-    const assay_model_config *c = m->config;
-    l->number = number;
-    l->moe = c->mlp[number] == ASSAY_MLP_MOE;
-    l->window = c->window[number];
-    l->input_layernorm = layer_param(m, number, "input_layernorm.weight");
-    l->linear_qkv = layer_param(m, number, "self_attention.linear_qkv.weight");
-    l->linear_qkv_bias = layer_param(m, number, "self_attention.linear_qkv.bias");
-    l->q_layernorm = layer_param(m, number, "self_attention.q_layernorm.weight");
-    l->k_layernorm = layer_param(m, number, "self_attention.k_layernorm.weight");
-    l->linear_proj = layer_param(m, number, "self_attention.linear_proj.weight");
-    l->linear_proj_bias = layer_param(m, number, "self_attention.linear_proj.bias");
-    l->pre_mlp_layernorm = layer_param(m, number, "pre_mlp_layernorm.weight");
-    l->linear_fc1 = layer_param(m, number, "mlp.linear_fc1.weight");
-    l->linear_fc1_bias = layer_param(m, number, "mlp.linear_fc1.bias");
-    l->linear_fc2 = layer_param(m, number, "mlp.linear_fc2.weight");
-    l->linear_fc2_bias = layer_param(m, number, "mlp.linear_fc2.bias");
-    l->router = layer_param(m, number, "mlp.router.weight");
-    l->expert_bias = layer_param(m, number, "mlp.router.expert_bias");
-    l->experts_fc1 = layer_param(m, number, "mlp.experts.linear_fc1.weight");
-    l->experts_fc2 = layer_param(m, number, "mlp.experts.linear_fc2.weight");
-    l->shared_fc1 = layer_param(m, number, "mlp.shared_experts.linear_fc1.weight");
-    l->shared_fc2 = layer_param(m, number, "mlp.shared_experts.linear_fc2.weight");
-    l->shared_gate = layer_param(m, number, "mlp.shared_experts.gate_weight");
-    const bool attention = l->input_layernorm && l->linear_qkv && l->linear_proj && l->pre_mlp_layernorm &&
-                           (!c->qk_layernorm || (l->q_layernorm && l->k_layernorm));
-    const bool mlp = l->moe ? l->router && l->experts_fc1 && l->experts_fc2 : l->linear_fc1 && l->linear_fc2;
-    ASSAY_CHECK(attention && mlp, ASSAY_INTERNAL, "layer %lld: the parameter table lacks one of its weights",
-                (long long)number);
-    if (!l->moe)
-        return ASSAY_OK;
-    l->tokens_per_expert = calloc((size_t)c->num_moe_experts, sizeof *l->tokens_per_expert);
-    ASSAY_CHECK(l->tokens_per_expert, ASSAY_OUT_OF_MEMORY, "layer %lld: counts of %lld experts",
-                (long long)number, (long long)c->num_moe_experts);
-    return ASSAY_OK;
-}
-
 /* This version: one chunk, the stage's contiguous layers. */
 static assay_status chunks_create(gpu_model *m)
 {
@@ -122,7 +78,7 @@ static assay_status chunks_create(gpu_model *m)
     chunk->layers = calloc((size_t)count, sizeof *chunk->layers);
     ASSAY_CHECK(chunk->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers", (long long)count);
     for (int64_t i = 0; i < count; i++)
-        ASSAY_TRY(layer_create(m, &chunk->layers[i], first + i));
+        ASSAY_TRY(gpu_layer_create(m, &chunk->layers[i], first + i));
     m->word_embeddings = gpu_model_find(m, "embedding.word_embeddings.weight");
     m->final_layernorm = gpu_model_find(m, "decoder.final_layernorm.weight");
     m->output_layer =
@@ -130,6 +86,17 @@ static assay_status chunks_create(gpu_model *m)
     ASSAY_CHECK((!chunk->has_embedding || m->word_embeddings) &&
                     (!chunk->has_output || (m->final_layernorm && m->output_layer)),
                 ASSAY_INTERNAL, "model: the parameter table lacks the embedding or the output layer");
+    return ASSAY_OK;
+}
+
+/* ASSAY_RECOMPUTE of the environment: "full" keeps a layer's output alone and runs its forward again before its backward
+ * (Megatron-LM's --recompute-granularity full, one layer at a time). */
+static assay_status read_recompute(bool *recompute)
+{
+    const char *text = getenv("ASSAY_RECOMPUTE");
+    *recompute = text && strcmp(text, "full") == 0;
+    ASSAY_CHECK(text == NULL || *recompute, ASSAY_INVALID_ARGUMENT,
+                "ASSAY_RECOMPUTE: expected 'full', found '%.64s'", text);
     return ASSAY_OK;
 }
 
@@ -149,6 +116,7 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
     assay_grid_coords(grid, run->comm.rank, &m->at);
     run->act = m->act;
     m->eps = (double)(float)config->layernorm_epsilon;
+    ASSAY_TRY(read_recompute(&m->recompute));
     m->sequence_rows = calloc((size_t)m->tp, sizeof *m->sequence_rows);
     ASSAY_CHECK(m->sequence_rows, ASSAY_OUT_OF_MEMORY, "model: rows of %d tp ranks", m->tp);
     m->heads = config->num_attention_heads / m->tp;
@@ -184,7 +152,6 @@ assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, con
 static assay_status microbatches_create(gpu_model *m)
 {
     const gpu_chunk *chunk = &m->chunks[0];
-    const size_t counts = (size_t)(m->local_experts + 2 * m->ep);
     m->in_flight = calloc((size_t)m->n_in_flight, sizeof *m->in_flight);
     ASSAY_CHECK(m->in_flight, ASSAY_OUT_OF_MEMORY, "model: %d microbatches in flight", m->n_in_flight);
     for (int i = 0; i < m->n_in_flight; i++) {
@@ -192,15 +159,6 @@ static assay_status microbatches_create(gpu_model *m)
         mb->layers = calloc((size_t)chunk->n_layers, sizeof *mb->layers);
         ASSAY_CHECK(mb->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers of a microbatch",
                     (long long)chunk->n_layers);
-        for (int64_t l = 0; l < chunk->n_layers; l++) {
-            gpu_moe_acts *moe = &mb->layers[l].moe;
-            if (!chunk->layers[l].moe)
-                continue;
-            moe->counts = calloc(counts, sizeof *moe->counts);
-            ASSAY_CHECK(moe->counts, ASSAY_OUT_OF_MEMORY, "model: %zu counts", counts);
-            moe->send_counts = moe->counts + m->local_experts;
-            moe->recv_counts = moe->send_counts + m->ep;
-        }
     }
     return ASSAY_OK;
 }
@@ -223,7 +181,7 @@ static assay_status dry_run(gpu_model *m, size_t *microbatch_bytes, size_t *host
     gpu_microbatch_state *mb = &m->in_flight[0];
     gpu_value *output, *dinput, hidden;
     m->run->dry = true;
-    mb->arena = (gpu_arena){.counting = true};
+    mb->arena = mb->host = (gpu_arena){.counting = true};
     m->scratch = (gpu_arena){.counting = true};
     ASSAY_TRY(gradients_alloc(m));
     ASSAY_TRY(gpu_model_load_batch(m, 0, NULL, NULL));
@@ -233,7 +191,7 @@ static assay_status dry_run(gpu_model *m, size_t *microbatch_bytes, size_t *host
     ASSAY_TRY(gpu_model_fwd(m, 0, 0, &hidden, &output));
     ASSAY_TRY(gpu_model_bwd(m, 0, &m->gradient[0], &dinput));
     *microbatch_bytes = mb->arena.peak;
-    *host_bytes = mb->host_used;
+    *host_bytes = mb->host.peak;
     *scratch_bytes = m->scratch.peak;
     m->run->dry = false;
     return ASSAY_OK;
@@ -246,11 +204,10 @@ static assay_status carve_step(gpu_model *m, size_t microbatch_bytes, size_t hos
         gpu_microbatch_state *mb = &m->in_flight[i];
         mb->arena =
             (gpu_arena){.base = m->step.base + (size_t)i * microbatch_bytes, .capacity = microbatch_bytes};
-        mb->host_capacity = host_bytes;
-        mb->host_used = 0;
+        mb->host = (gpu_arena){.capacity = host_bytes};
         CUDA_TRY(cudaEventCreateWithFlags(&mb->staged, cudaEventDisableTiming));
         if (host_bytes > 0)
-            CUDA_TRY(cudaMallocHost((void **)&mb->host, host_bytes));
+            CUDA_TRY(cudaMallocHost((void **)&mb->host.base, host_bytes));
     }
     m->scratch = (gpu_arena){.base = m->step.base + (size_t)m->n_in_flight * microbatch_bytes,
                              .capacity = scratch_bytes};
@@ -271,6 +228,23 @@ static assay_status call_arena(gpu_model *m)
     ctx->workspace_bytes = 0;
     CUDA_TRY(cudaMalloc(&ctx->workspace, m->run->workspace_needed));
     ctx->workspace_bytes = m->run->workspace_needed;
+    return ASSAY_OK;
+}
+
+/* Counts of a step: every microbatch's forward writes its row, so nothing needs to be cleared. */
+static assay_status expert_counts_create(gpu_model *m)
+{
+    const int64_t rows = m->n_microbatches * m->config->num_moe_experts;
+    int64_t n = 0;
+    for (int c = 0; c < m->n_chunks; c++)
+        n += m->chunks[c].n_layers;
+    if (rows == 0)
+        return ASSAY_OK;
+    CUDA_TRY(cudaMalloc((void **)&m->expert_counts, (size_t)(n * rows) * sizeof *m->expert_counts));
+    n = 0;
+    for (int c = 0; c < m->n_chunks; c++)
+        for (int64_t l = 0; l < m->chunks[c].n_layers; l++)
+            m->chunks[c].layers[l].tokens_per_expert = m->expert_counts + n++ * rows;
     return ASSAY_OK;
 }
 
@@ -332,8 +306,11 @@ assay_status gpu_model_allocate(gpu_model *m)
     m->run->layer = -1;
     m->run->microbatch = -1;
     m->run->phase = ASSAY_PHASE_FORWARD;
+    ASSAY_CHECK(!m->recompute || m->run->trace == NULL, ASSAY_UNSUPPORTED,
+                "ASSAY_RECOMPUTE with a trace: what runs again has no records of its own yet");
     ASSAY_TRY(microbatches_create(m));
     ASSAY_TRY(tables_create(m));
+    ASSAY_TRY(expert_counts_create(m));
     ASSAY_TRY(dry_run(m, &microbatch_bytes, &host_bytes, &scratch_bytes));
     ASSAY_TRY(carve_step(m, microbatch_bytes, host_bytes, scratch_bytes));
     ASSAY_TRY(call_arena(m));
@@ -349,26 +326,22 @@ void gpu_model_destroy(gpu_model *m)
         return;
     for (int i = 0; m->in_flight && i < m->n_in_flight; i++) {
         gpu_microbatch_state *mb = &m->in_flight[i];
-        for (int64_t l = 0; mb->layers && m->chunks && l < m->chunks[0].n_layers; l++)
-            free(mb->layers[l].moe.counts);
         free(mb->layers);
         if (mb->staged)
             (void)cudaEventDestroy(mb->staged);
-        if (mb->host)
-            (void)cudaFreeHost(mb->host);
+        if (mb->host.base)
+            (void)cudaFreeHost(mb->host.base);
     }
     free(m->in_flight);
-    for (int i = 0; i < m->n_chunks; i++) {
-        for (int64_t l = 0; m->chunks[i].layers && l < m->chunks[i].n_layers; l++)
-            free(m->chunks[i].layers[l].tokens_per_expert);
+    for (int i = 0; i < m->n_chunks; i++)
         free(m->chunks[i].layers);
-    }
     free(m->chunks);
     free(m->params);
     free(m->sequence_rows);
     assay_spec_destroy(m->spec);
-    void *device[] = {m->cos_table.t.data, m->sin_table.t.data, m->position.t.data, m->loss_sums};
-    for (int i = 0; i < 4; i++)
+    void *device[] = {m->cos_table.t.data, m->sin_table.t.data, m->position.t.data, m->loss_sums,
+                      m->expert_counts};
+    for (int i = 0; i < 5; i++)
         if (device[i])
             (void)cudaFree(device[i]);
     gpu_arena_destroy(&m->step);

@@ -3,22 +3,12 @@
 #include "gpu/layer.h"
 #include "gpu/parallel/expert.h"
 #include "gpu/parallel/tensor.h"
+#include <stddef.h>
 
 /* Every tp rank holds whole sequences and takes its piece. */
 static bool must_cut(const gpu_model *m)
 {
     return m->tp > 1 && !m->sp;
-}
-
-/* This rank's sequence piece of v, as a view: instance `at`, slot `slot`. */
-static assay_status cut(gpu_model *m, const char *at, const char *slot, gpu_value *v, gpu_value *piece)
-{
-    *piece = *v;
-    piece->dim[0] = gpu_dim_sequence(m, true);
-    piece->t = gpu_tensor_rows(v->t, m->s0 * m->B, m->sl * m->B);
-    gpu_value_name(m->run, piece, at, slot);
-    return GPU_CALL(m->run, "slice_rows", at, GPU_T("x", v), GPU_I("start", m->s0), GPU_I("length", m->sl),
-                    GPU_T("y", piece));
 }
 
 /* --- experts ------------------------------------------------------------------------------------------------ */
@@ -37,13 +27,13 @@ static assay_status experts_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_laye
     gpu_arena *keep = &mb->arena;
     const int64_t H = m->config->hidden_size, F = m->config->moe_ffn_hidden_size;
     ASSAY_TRY(GPU_CALL(run, "grouped_linear_fwd", "mlp.experts.linear_fc1", GPU_T("x", &a->expert_in),
-                       GPU_T("weight", gpu_param_use(m, l->experts_fc1)),
+                       GPU_T("weight", gpu_param_use(m, l->moe.experts_fc1)),
                        GPU_T("tokens_per_expert", &a->local_counts),
                        GPU_NEW("y", &a->fc1, expert_rows(keep, a, 2 * F))));
     ASSAY_TRY(GPU_CALL(run, "swiglu_fwd", "mlp.experts.activation", GPU_T("x", &a->fc1),
                        GPU_T("probs", &a->expert_probs), GPU_NEW("y", &a->act, expert_rows(keep, a, F))));
     return GPU_CALL(run, "grouped_linear_fwd", "mlp.experts.linear_fc2", GPU_T("x", &a->act),
-                    GPU_T("weight", gpu_param_use(m, l->experts_fc2)),
+                    GPU_T("weight", gpu_param_use(m, l->moe.experts_fc2)),
                     GPU_T("tokens_per_expert", &a->local_counts),
                     GPU_NEW("y", &a->fc2, expert_rows(&m->scratch, a, H)));
 }
@@ -55,74 +45,147 @@ static assay_status experts_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu
     gpu_value dact, dfc1, *counts = &a->local_counts;
     ASSAY_TRY(GPU_CALL(run, "grouped_linear_bwd_weight", "mlp.experts.linear_fc2", GPU_T("dy", dfc2),
                        GPU_T("x", &a->act), GPU_T("tokens_per_expert", counts),
-                       GPU_T("dweight", gpu_param_grad(m, l->experts_fc2))));
+                       GPU_T("dweight", gpu_param_grad(m, l->moe.experts_fc2))));
     ASSAY_TRY(GPU_CALL(run, "grouped_linear_bwd_input", "mlp.experts.linear_fc2", GPU_T("dy", dfc2),
-                       GPU_T("weight", gpu_param_use(m, l->experts_fc2)), GPU_T("tokens_per_expert", counts),
-                       GPU_NEW("dx", &dact, gpu_grad_of(m, &a->act))));
+                       GPU_T("weight", gpu_param_use(m, l->moe.experts_fc2)),
+                       GPU_T("tokens_per_expert", counts), GPU_NEW("dx", &dact, gpu_grad_of(m, &a->act))));
     ASSAY_TRY(GPU_CALL(run, "swiglu_bwd", "mlp.experts.activation", GPU_T("dy", &dact), GPU_T("x", &a->fc1),
                        GPU_T("probs", &a->expert_probs), GPU_NEW("dx", &dfc1, gpu_grad_of(m, &a->fc1)),
                        GPU_NEW("dprobs", dprobs, gpu_grad_of(m, &a->expert_probs))));
     ASSAY_TRY(GPU_CALL(run, "grouped_linear_bwd_weight", "mlp.experts.linear_fc1", GPU_T("dy", &dfc1),
                        GPU_T("x", &a->expert_in), GPU_T("tokens_per_expert", counts),
-                       GPU_T("dweight", gpu_param_grad(m, l->experts_fc1))));
+                       GPU_T("dweight", gpu_param_grad(m, l->moe.experts_fc1))));
     return GPU_CALL(run, "grouped_linear_bwd_input", "mlp.experts.linear_fc1", GPU_T("dy", &dfc1),
-                    GPU_T("weight", gpu_param_use(m, l->experts_fc1)), GPU_T("tokens_per_expert", counts),
+                    GPU_T("weight", gpu_param_use(m, l->moe.experts_fc1)), GPU_T("tokens_per_expert", counts),
                     GPU_NEW("dx", drows, gpu_grad_of(m, &a->expert_in)));
 }
 
-/* --- the layer's MLP ---------------------------------------------------------------------------------------- */
-assay_status gpu_moe_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *acts,
-                         gpu_value *branch)
+/* --- shared expert ------------------------------------------------------------------------------------------ */
+/* On the token shard, in the sequence parallel form whether sp is on or not. */
+static gpu_mlp_desc shared_expert(const gpu_model *m, const gpu_layer *l)
 {
-    gpu_moe_acts *a = &acts->moe;
-    const gpu_dim H = gpu_dim_hidden(m);
-    gpu_value y, shared;
-    a->tokens = acts->norm;
-    if (must_cut(m))
-        ASSAY_TRY(cut(m, "mlp.scatter", "y", &acts->norm, &a->tokens));
-    ASSAY_TRY(gpu_router_step(m, mb, l, acts));
-    ASSAY_TRY(gpu_token_dispatch(m, mb, l, a));
-    ASSAY_TRY(experts_fwd(m, mb, l, a));
-    ASSAY_TRY(gpu_token_combine(m, a, &a->fc2, &a->unpermuted));
-    y = a->unpermuted;
-    if (l->shared_fc1) {
-        ASSAY_TRY(gpu_shared_fwd(m, mb, l, acts, &shared));
-        ASSAY_TRY(GPU_CALL(m->run, "add", "mlp.shared_experts.add", GPU_T("a", &a->unpermuted),
-                           GPU_T("b", &shared), GPU_NEW("y", &y, gpu_tokens(m, &m->scratch, true, H))));
-    }
-    *branch = y;
-    if (!must_cut(m))
-        return ASSAY_OK;
-    *branch = gpu_tokens(m, &m->scratch, false, H);
-    return gpu_gather_from_sequence_parallel_region(m, "mlp.gather_tokens", branch, &y);
+    return (gpu_mlp_desc){.params = &l->moe.shared,
+                          .width = m->config->moe_shared_expert_intermediate_size,
+                          .sp = true,
+                          .gather = "mlp.shared_experts.gather",
+                          .linear_fc1 = "mlp.shared_experts.linear_fc1",
+                          .activation = "mlp.shared_experts.activation",
+                          .linear_fc2 = "mlp.shared_experts.linear_fc2",
+                          .reduce = "mlp.shared_experts.reduce"};
 }
 
-assay_status gpu_moe_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gpu_value *dy, gpu_value *dnorm)
+/* y = routed + shared(tokens), gated by sigmoid(w tokens) when there is a gate */
+static assay_status shared_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a,
+                               gpu_value *y, gpu_value *routed)
+{
+    gpu_run *run = m->run;
+    const gpu_mlp_desc d = shared_expert(m, l);
+    const gpu_dim H = gpu_dim_hidden(m);
+    gpu_value gated, *shared = &a->shared_out;
+    ASSAY_TRY(gpu_mlp_fwd(m, mb, &d, &a->shared, &mb->arena, shared, &a->tokens));
+    if (l->moe.shared_gate) {
+        ASSAY_TRY(GPU_CALL(run, "linear_fwd", "mlp.shared_experts.gating", GPU_T("x", &a->tokens),
+                           GPU_T("weight", gpu_param_use(m, l->moe.shared_gate)),
+                           GPU_NEW("y", &a->shared_gate, gpu_tokens(m, &mb->arena, true, gpu_dim_whole(1)))));
+        ASSAY_TRY(GPU_CALL(run, "sigmoid_gate_fwd", "mlp.shared_experts.gate", GPU_T("x", shared),
+                           GPU_T("gate", &a->shared_gate),
+                           GPU_NEW("y", &gated, gpu_tokens(m, &m->scratch, true, H))));
+        shared = &gated;
+    }
+    return GPU_CALL(run, "add", "mlp.shared_experts.add", GPU_T("a", routed), GPU_T("b", shared),
+                    GPU_NEW("y", y, gpu_tokens(m, &m->scratch, true, H)));
+}
+
+/* dy -> gradient of the shared expert's output before the gate (*dout) and of the tokens through the gate */
+static assay_status gate_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_value *dout, gpu_value *dtokens,
+                             gpu_value *dy)
+{
+    gpu_run *run = m->run;
+    gpu_value dgate;
+    ASSAY_TRY(GPU_CALL(run, "sigmoid_gate_bwd", "mlp.shared_experts.gate", GPU_T("dy", dy),
+                       GPU_T("x", &a->shared_out), GPU_T("gate", &a->shared_gate),
+                       GPU_NEW("dx", dout, gpu_grad_of(m, &a->shared_out)),
+                       GPU_NEW("dgate", &dgate, gpu_grad_of(m, &a->shared_gate))));
+    ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "mlp.shared_experts.gating", GPU_T("dy", &dgate),
+                       GPU_T("x", &a->tokens), GPU_T("dweight", gpu_param_grad(m, l->moe.shared_gate))));
+    return GPU_CALL(run, "linear_bwd_input", "mlp.shared_experts.gating", GPU_T("dy", &dgate),
+                    GPU_T("weight", gpu_param_use(m, l->moe.shared_gate)),
+                    GPU_NEW("dx", dtokens, gpu_tokens(m, &m->scratch, true, gpu_dim_hidden(m))));
+}
+
+/* dtokens: the shared expert's contribution, through the MLP and the gate */
+static assay_status shared_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_value *dtokens, gpu_value *dy)
+{
+    const gpu_mlp_desc d = shared_expert(m, l);
+    gpu_value dout = *dy, dmlp, dgated;
+    if (l->moe.shared_gate == NULL)
+        return gpu_mlp_bwd(m, &d, &a->shared, dtokens, &dout, &a->tokens);
+    ASSAY_TRY(gate_bwd(m, l, a, &dout, &dgated, dy));
+    ASSAY_TRY(gpu_mlp_bwd(m, &d, &a->shared, &dmlp, &dout, &a->tokens));
+    return GPU_CALL(m->run, "add", "mlp.shared_experts.gate_grad", GPU_T("a", &dmlp), GPU_T("b", &dgated),
+                    GPU_NEW("y", dtokens, gpu_tokens(m, &m->scratch, true, gpu_dim_hidden(m))));
+}
+
+/* --- the MLP of a layer ------------------------------------------------------------------------------------- */
+static assay_status moe_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *acts,
+                            gpu_value *y, gpu_value *x)
+{
+    gpu_moe_acts *a = &acts->moe;
+    gpu_value out;
+    a->tokens = *x;
+    if (must_cut(m))
+        ASSAY_TRY(gpu_scatter_to_sequence_parallel_region(m, "mlp.scatter", "y", &a->tokens, x));
+    ASSAY_TRY(gpu_router_route_fwd(m, mb, l, a));
+    ASSAY_TRY(gpu_token_dispatch_fwd(m, mb, l, a));
+    ASSAY_TRY(experts_fwd(m, mb, l, a));
+    ASSAY_TRY(gpu_token_combine_fwd(m, a, &a->unpermuted, &a->fc2));
+    out = a->unpermuted;
+    if (l->moe.shared.linear_fc1)
+        ASSAY_TRY(shared_fwd(m, mb, l, a, &out, &a->unpermuted));
+    *y = out;
+    if (!must_cut(m))
+        return ASSAY_OK;
+    *y = gpu_tokens(m, &m->scratch, false, gpu_dim_hidden(m));
+    return gpu_gather_from_sequence_parallel_region(m, "mlp.gather_tokens", y, &out);
+}
+
+static assay_status moe_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gpu_value *dx, gpu_value *dy)
 {
     gpu_run *run = m->run;
     gpu_moe_acts *a = &acts->moe;
-    gpu_arena *temp = &m->scratch;
-    gpu_value dtoken = *dy, dfc2, drows, dprobs_rows, dprobs, dpermute, dgating, dshared, sum, total;
+    gpu_value dout = *dy, dfc2, drows, dprobs_rows, dprobs, dpermute, dgating, dshared, sum, dtokens;
     if (must_cut(m)) /* dy is whole on every tp rank: the piece of this one */
-        ASSAY_TRY(cut(m, "mlp.gather_tokens", "send.grad", dy, &dtoken));
-    ASSAY_TRY(gpu_token_combine_bwd(m, a, &dtoken, &dfc2));
+        ASSAY_TRY(gpu_scatter_to_sequence_parallel_region(m, "mlp.gather_tokens", "send.grad", &dout, dy));
+    ASSAY_TRY(gpu_token_combine_bwd(m, a, &dfc2, &dout));
     ASSAY_TRY(experts_bwd(m, l, a, &dfc2, &drows, &dprobs_rows));
-    ASSAY_TRY(gpu_token_dispatch_bwd(m, a, &drows, &dprobs_rows, &dpermute, &dprobs));
-    ASSAY_TRY(gpu_router_step_bwd(m, l, acts, &dprobs, &dgating));
-    total = gpu_grad_of(m, &a->tokens);
-    if (l->shared_fc1) {
+    ASSAY_TRY(gpu_token_dispatch_bwd(m, a, &dpermute, &dprobs, &drows, &dprobs_rows));
+    ASSAY_TRY(gpu_router_route_bwd(m, l, a, &dgating, &dprobs));
+    dtokens = gpu_grad_of(m, &a->tokens);
+    if (l->moe.shared.linear_fc1) {
         ASSAY_TRY(GPU_CALL(run, "add", "mlp.router.input_grad", GPU_T("a", &dpermute), GPU_T("b", &dgating),
-                           GPU_NEW("y", &sum, gpu_tokens(m, temp, true, gpu_dim_hidden(m)))));
-        ASSAY_TRY(gpu_shared_bwd(m, l, acts, &dtoken, &dshared));
+                           GPU_NEW("y", &sum, gpu_tokens(m, &m->scratch, true, gpu_dim_hidden(m)))));
+        ASSAY_TRY(shared_bwd(m, l, a, &dshared, &dout));
         ASSAY_TRY(GPU_CALL(run, "add", "mlp.shared_experts.input_grad", GPU_T("a", &sum),
-                           GPU_T("b", &dshared), GPU_T("y", &total)));
+                           GPU_T("b", &dshared), GPU_T("y", &dtokens)));
     } else {
         ASSAY_TRY(GPU_CALL(run, "add", "mlp.router.input_grad", GPU_T("a", &dpermute), GPU_T("b", &dgating),
-                           GPU_T("y", &total)));
+                           GPU_T("y", &dtokens)));
     }
-    *dnorm = total;
+    *dx = dtokens;
     if (!must_cut(m))
         return ASSAY_OK;
-    *dnorm = gpu_grad_of(m, &acts->norm);
-    return gpu_gather_from_sequence_parallel_region(m, "mlp.scatter", dnorm, &total);
+    *dx = gpu_grad_of(m, &acts->norm);
+    return gpu_gather_from_sequence_parallel_region(m, "mlp.scatter", dx, &dtokens);
 }
+
+static const gpu_kind_param params[] = {
+    {"mlp.router.weight", offsetof(gpu_layer, moe.router), true},
+    {"mlp.router.expert_bias", offsetof(gpu_layer, moe.expert_bias), false},
+    {"mlp.experts.linear_fc1.weight", offsetof(gpu_layer, moe.experts_fc1), true},
+    {"mlp.experts.linear_fc2.weight", offsetof(gpu_layer, moe.experts_fc2), true},
+    {"mlp.shared_experts.linear_fc1.weight", offsetof(gpu_layer, moe.shared.linear_fc1), false},
+    {"mlp.shared_experts.linear_fc2.weight", offsetof(gpu_layer, moe.shared.linear_fc2), false},
+    {"mlp.shared_experts.gate_weight", offsetof(gpu_layer, moe.shared_gate), false},
+    {0},
+};
+const gpu_layer_kind gpu_moe = {"moe", params, moe_fwd, moe_bwd};

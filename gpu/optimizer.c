@@ -2,6 +2,7 @@
 #include "gpu/optimizer.h"
 
 #include "gpu/call.h"
+#include "gpu/layer.h"
 #include "gpu/parallel/tensor.h"
 #include <math.h>
 #include <stdio.h>
@@ -139,12 +140,12 @@ static assay_status update_expert_bias(gpu_optimizer *o, gpu_layer *l)
     const int64_t E = m->config->num_moe_experts;
     const gpu_dim dim = gpu_dim_whole(E);
     const assay_group group = ASSAY_GROUP_TP_DP_CP;
-    gpu_value counts = gpu_value_describe(NULL, 1, &dim, -1), total, bias = l->expert_bias->weight;
+    gpu_value counts = gpu_value_describe(NULL, 1, &dim, -1), total, bias = l->moe.expert_bias->weight;
     counts.t = gpu_tensor_1d(o->counts, ASSAY_I64, E);
     run->layer = l->number;
     gpu_value_name(run, &counts, "mlp.router", "step_tokens_per_expert");
     total = counts;
-    ASSAY_TRY(gpu_run_upload(run, o->counts, l->tokens_per_expert, (size_t)E * sizeof(int64_t), "counts"));
+    ASSAY_TRY(gpu_step_tokens_per_expert(m, l, &counts));
     if (run->comm.group[group].size > 1) {
         counts.kind = ASSAY_PIECE_PARTIAL;
         counts.partial = group;
@@ -154,7 +155,7 @@ static assay_status update_expert_bias(gpu_optimizer *o, gpu_layer *l)
         ASSAY_TRY(gpu_trace_value(run, &counts));
     }
     ASSAY_TRY(GPU_CALL(run, "expert_bias_update", "mlp.router.expert_bias",
-                       GPU_T("tokens_per_expert", &total), GPU_T("bias_in", &l->expert_bias->weight),
+                       GPU_T("tokens_per_expert", &total), GPU_T("bias_in", &l->moe.expert_bias->weight),
                        GPU_F("rate", (double)(float)m->options->moe_router_bias_update_rate),
                        GPU_T("bias", &bias)));
     run->layer = -1;
@@ -164,15 +165,11 @@ static assay_status update_expert_bias(gpu_optimizer *o, gpu_layer *l)
 static assay_status update_expert_biases(gpu_optimizer *o)
 {
     gpu_model *m = o->model;
-    const size_t bytes = (size_t)m->config->num_moe_experts * sizeof(int64_t);
     for (int c = 0; c < m->n_chunks; c++)
         for (int64_t i = 0; i < m->chunks[c].n_layers; i++) {
             gpu_layer *l = &m->chunks[c].layers[i];
-            if (!l->moe)
-                continue;
-            if (l->expert_bias)
+            if (l->moe.expert_bias)
                 ASSAY_TRY(update_expert_bias(o, l));
-            memset(l->tokens_per_expert, 0, bytes);
         }
     return ASSAY_OK;
 }

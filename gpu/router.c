@@ -1,6 +1,7 @@
 /* Router of a mixture of experts: gating, choice, auxiliary losses, and their gradients.  docs/OPS.md sections 7 and 9. */
 #include "gpu/layer.h"
 #include "gpu/parallel/tensor.h"
+#include <stdlib.h>
 
 static const char *score_word(const gpu_model *m)
 {
@@ -59,29 +60,27 @@ static assay_status aux_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts
                     GPU_NEW("losses", &losses, vector(m, temp, 2)));
 }
 
-assay_status gpu_router_step(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *acts)
+assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a)
 {
     gpu_run *run = m->run;
-    gpu_moe_acts *a = &acts->moe;
     gpu_arena *keep = &mb->arena;
     const gpu_dim E = gpu_dim_whole(m->config->num_moe_experts),
                   K = gpu_dim_whole(m->config->moe_router_topk);
     ASSAY_TRY(GPU_CALL(run, "linear_fwd", "mlp.router.gating", GPU_T("x", &a->tokens),
-                       GPU_T("weight", gpu_param_use(m, l->router)), GPU_W("dtype", "F32"),
+                       GPU_T("weight", gpu_param_use(m, l->moe.router)), GPU_W("dtype", "F32"),
                        GPU_NEW("y", &a->logits, gpu_tokens(m, keep, true, E))));
     ASSAY_TRY(GPU_CALL(run, "router_fwd", "mlp.router", GPU_T("logits", &a->logits),
-                       GPU_T("expert_bias", gpu_param_use(m, l->expert_bias)), ROUTER_ATTRS(m),
+                       GPU_T("expert_bias", gpu_param_use(m, l->moe.expert_bias)), ROUTER_ATTRS(m),
                        GPU_NEW("indices", &a->indices, gpu_tokens(m, keep, true, K)),
                        GPU_NEW("probs", &a->probs, gpu_tokens(m, keep, true, K)),
                        GPU_NEW("scores", &a->scores, gpu_tokens(m, keep, true, E))));
     return has_aux(m) ? aux_fwd(m, mb, a) : ASSAY_OK;
 }
 
-assay_status gpu_router_step_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gpu_value *dprobs,
-                                 gpu_value *dtokens)
+assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_value *dtokens,
+                                  gpu_value *dprobs)
 {
     gpu_run *run = m->run;
-    gpu_moe_acts *a = &acts->moe;
     gpu_arena *temp = &m->scratch;
     gpu_value dlogits = gpu_grad_of(m, &a->logits), total, narrow, *dy = &total;
     if (has_aux(m))
@@ -105,8 +104,28 @@ assay_status gpu_router_step_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *act
         dy = &narrow;
     }
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "mlp.router.gating", GPU_T("dy", dy), GPU_T("x", &a->tokens),
-                       GPU_T("dweight", gpu_param_grad(m, l->router))));
+                       GPU_T("dweight", gpu_param_grad(m, l->moe.router))));
     return GPU_CALL(run, "linear_bwd_input", "mlp.router.gating", GPU_T("dy", dy),
-                    GPU_T("weight", gpu_param_use(m, l->router)),
+                    GPU_T("weight", gpu_param_use(m, l->moe.router)),
                     GPU_NEW("dx", dtokens, gpu_tokens(m, temp, true, a->tokens.dim[2])));
+}
+
+/* --- counts of a step --------------------------------------------------------------------------------------- */
+assay_status gpu_step_tokens_per_expert(gpu_model *m, const gpu_layer *l, gpu_value *sum)
+{
+    const int64_t E = m->config->num_moe_experts, n = m->n_microbatches;
+    const size_t row = (size_t)E * sizeof(int64_t);
+    assay_status st = ASSAY_OK;
+    int64_t *total = calloc((size_t)(n + 1), row);
+    ASSAY_CHECK(total, ASSAY_OUT_OF_MEMORY, "layer %lld: counts of %lld microbatches", (long long)l->number,
+                (long long)n);
+    const int64_t *counts = total + E;
+    ASSAY_TRY_GOTO(gpu_run_download(m->run, total + E, l->tokens_per_expert, (size_t)n * row, "counts"), st,
+                   done);
+    for (int64_t i = 0; i < n * E; i++)
+        total[i % E] += counts[i];
+    ASSAY_TRY_GOTO(gpu_run_upload(m->run, sum->t.data, total, row, "counts"), st, done);
+done:
+    free(total);
+    return st;
 }

@@ -76,11 +76,23 @@ static assay_status make_positions(ref_rank *rank)
     return ASSAY_OK;
 }
 
+/* A rank's layers and microbatches write their places in every step; those of other stages stay zero. */
+static assay_status make_step_sums(const ref_engine *e, ref_rank *rank)
+{
+    const size_t n = (size_t)rank->share.n_microbatches, layers = (size_t)e->config->num_layers;
+    rank->tokens_per_expert =
+        calloc(n * layers * (size_t)e->config->num_moe_experts + 1, sizeof *rank->tokens_per_expert);
+    rank->loss_sums = calloc(n + 1, sizeof *rank->loss_sums);
+    rank->aux_losses = calloc(2 * n * layers + 1, sizeof *rank->aux_losses);
+    ASSAY_CHECK(rank->tokens_per_expert && rank->loss_sums && rank->aux_losses, ASSAY_OUT_OF_MEMORY,
+                "out of memory: sums of %lld microbatches", (long long)n);
+    return ASSAY_OK;
+}
+
 static assay_status make_ranks(ref_engine *e)
 {
     const assay_batches *b = e->run->batches;
     const int dp = e->grid.p.data_parallel_size;
-    const size_t n_counts = (size_t)(e->config->num_layers * e->config->num_moe_experts);
     e->ranks = calloc((size_t)e->grid.world, sizeof *e->ranks);
     ASSAY_CHECK(e->ranks, ASSAY_OUT_OF_MEMORY, "out of memory: %d ranks", e->grid.world);
     for (int r = 0; r < e->grid.world; r++) {
@@ -91,9 +103,9 @@ static assay_status make_ranks(ref_engine *e)
         ASSAY_TRY(assay_sequence_map_make(&e->grid, r, b->s, &rank->sequence));
         ASSAY_TRY(make_positions(rank));
         rank->params = calloc((size_t)e->spec->n_params, sizeof *rank->params);
-        rank->expert_counts = calloc(n_counts + 1, sizeof *rank->expert_counts);
-        ASSAY_CHECK(rank->params && rank->expert_counts, ASSAY_OUT_OF_MEMORY,
-                    "out of memory: rank %d: %lld parameters", r, (long long)e->spec->n_params);
+        ASSAY_CHECK(rank->params, ASSAY_OUT_OF_MEMORY, "out of memory: rank %d: %lld parameters", r,
+                    (long long)e->spec->n_params);
+        ASSAY_TRY(make_step_sums(e, rank));
     }
     e->seq = b->s;
     e->batch = e->ranks[0].share.n_rows;
@@ -166,7 +178,9 @@ void ref_engine_free(ref_engine *e)
 {
     ref_free_params(e);
     for (int r = 0; e->ranks && r < e->grid.world; r++) {
-        free(e->ranks[r].expert_counts);
+        free(e->ranks[r].tokens_per_expert);
+        free(e->ranks[r].loss_sums);
+        free(e->ranks[r].aux_losses);
         free(e->ranks[r].position);
     }
     free(e->ranks);
@@ -182,6 +196,11 @@ void ref_engine_free(ref_engine *e)
 }
 
 /* --- pass --------------------------------------------------------------------------------------------------- */
+
+int64_t ref_pass_place(const ref_pass *p)
+{
+    return p->microbatch * p->e->config->num_layers + p->layer;
+}
 
 int64_t ref_pass_microbatch(const ref_pass *p, int r)
 {

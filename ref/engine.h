@@ -25,9 +25,11 @@ typedef struct ref_rank {
     assay_sequence_map sequence; /* the positions that it holds, core/model/sequence.h */
     int64_t *position;           /* [S_local*B] position of each token of the region */
     ref_param *params;           /* [n_params] */
-    int64_t *expert_counts;      /* [layers, E] tokens sent to each expert in this step */
-    double loss_sum;             /* sum of token losses of the step (last stage; equal on all tp ranks) */
-    double aux_sum, z_sum;       /* this rank's part of the losses, summed over layers and microbatches */
+    /* What a forward leaves for the end of the step: written at the place of its microbatch (and layer), never added
+     * to, so that it may run again. */
+    int64_t *tokens_per_expert; /* [microbatches, layers, E] tokens sent to each expert */
+    double *loss_sums;          /* [microbatches] token losses added up (last stage; equal on all tp ranks) */
+    double *aux_losses; /* [microbatches, layers, 2] this rank's parts of the auxiliary and the z loss */
 } ref_rank;
 
 /* Row of each parameter of a layer in the table, -1 when the layer has none. */
@@ -79,6 +81,8 @@ typedef struct ref_pass {
 assay_status ref_engine_make(ref_engine *e, const ref_run_config *run, double *const *weights);
 void ref_engine_free(ref_engine *e);
 
+/* Where the pass's microbatch and layer stand in what a rank keeps until the end of the step: [microbatches, layers]. */
+int64_t ref_pass_place(const ref_pass *p);
 /* Number of the microbatch in the step that rank r of the pass runs. */
 int64_t ref_pass_microbatch(const ref_pass *p, int r);
 /* PREFIX + instance + "." + slot */

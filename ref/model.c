@@ -91,7 +91,7 @@ static assay_status cross_entropy_fwd(ref_pass *p, ref_stage_acts *a)
     ASSAY_TRY(ref_store(p, &a->lse, REF_STORE_F32));
     ASSAY_TRY(ref_store(p, &loss, REF_STORE_F32));
     for (int r = 0; r < p->n; r++)
-        p->ranks[r].loss_sum += ref_sum(loss.at[r].x, loss.at[r].rows);
+        p->ranks[r].loss_sums[p->microbatch] = ref_sum(loss.at[r].x, loss.at[r].rows);
     return ASSAY_OK;
 }
 

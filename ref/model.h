@@ -14,7 +14,7 @@ typedef struct ref_stage_acts {
 } ref_stage_acts;
 
 /* input: hidden received from the stage before (ignored on the first).  On the last stage the loss of every
- * rank is added to its loss_sum. */
+ * rank becomes the microbatch's entry of its loss_sums. */
 assay_status ref_stage_fwd(ref_pass *p, ref_stage_acts *a, const ref_tensor *input);
 /* doutput: gradient received from the stage behind (ignored on the last); dinput: gradient by the received
  * hidden (not made on the first). */

@@ -140,8 +140,7 @@ static assay_status aux_fwd(ref_pass *p, ref_router_acts *a)
         ref_pass_name(p, "mlp.router.aux_loss", "losses", name);
         ref_policy_store(&p->e->run->policy, REF_STORE_F32, name, p->step, ref_pass_microbatch(p, r), losses,
                          2);
-        p->ranks[r].aux_sum += losses[0];
-        p->ranks[r].z_sum += losses[1];
+        memcpy(p->ranks[r].aux_losses + 2 * ref_pass_place(p), losses, sizeof losses);
     }
     return ASSAY_OK;
 }

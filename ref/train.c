@@ -98,16 +98,12 @@ void ref_run_result_free(ref_run_result *r)
 
 static void begin_step(ref_engine *e)
 {
-    const size_t n_counts = (size_t)(e->config->num_layers * e->config->num_moe_experts);
-    for (int r = 0; r < e->grid.world; r++) {
-        ref_rank *rank = &e->ranks[r];
-        rank->loss_sum = rank->aux_sum = rank->z_sum = 0.0;
-        if (n_counts > 0)
-            memset(rank->expert_counts, 0, n_counts * sizeof *rank->expert_counts);
-        for (int64_t i = 0; i < e->spec->n_params; i++)
-            if (rank->params[i].grad)
-                memset(rank->params[i].grad, 0, (size_t)rank->params[i].count * sizeof(double));
-    }
+    for (int r = 0; r < e->grid.world; r++)
+        for (int64_t i = 0; i < e->spec->n_params; i++) {
+            const ref_param *p = &e->ranks[r].params[i];
+            if (p->grad)
+                memset(p->grad, 0, (size_t)p->count * sizeof(double));
+        }
 }
 
 int64_t ref_step_targets(const assay_batches *b, int64_t step)
@@ -138,10 +134,17 @@ static void report_losses(const ref_engine *e, ref_run_result *result, int64_t s
     double loss = 0.0, aux = 0.0, z = 0.0;
     for (int r = 0; r < e->grid.world; r++) {
         const ref_rank *rank = &e->ranks[r];
+        double sum[3] = {0.0, 0.0, 0.0};
+        for (int64_t m = 0; m < e->microbatches; m++)
+            sum[0] += rank->loss_sums[m];
+        for (int64_t i = 0; i < e->microbatches * e->config->num_layers; i++) {
+            sum[1] += rank->aux_losses[2 * i];
+            sum[2] += rank->aux_losses[2 * i + 1];
+        }
         if (rank->at.pp == last_stage && rank->at.tp == 0)
-            loss += rank->loss_sum; /* equal on all tp ranks */
-        aux += rank->aux_sum;
-        z += rank->z_sum;
+            loss += sum[0]; /* equal on all tp ranks */
+        aux += sum[1];
+        z += sum[2];
     }
     const double per_microbatch = 1.0 / (double)e->run->batches->microbatches;
     result->loss[step] = loss * e->ce_scale;
@@ -200,7 +203,7 @@ static assay_status run_step(ref_engine *e, ref_run_result *result, int64_t step
     if (training) {
         const double clip = ref_clip_scale(result->grad_norm[step], e->options.clip_grad);
         ref_update_params(e, step, ref_learning_rate(&e->options, step), clip);
-        ref_update_expert_bias(e, step);
+        ASSAY_TRY(ref_update_expert_bias(e, step));
     }
     return trace_step(e, result, step, training);
 }

@@ -1,24 +1,11 @@
 /* Token dispatch and combine. */
 #include "gpu/parallel/expert.h"
 
-#include "gpu/layer.h"
+#include "gpu/call.h"
+#include "gpu/describe.h"
 #include "gpu/parallel/tensor.h"
 #include <stdlib.h>
 #include <string.h>
-
-assay_status gpu_microbatch_host(gpu_model *m, gpu_microbatch_state *mb, size_t bytes, void **out)
-{
-    const size_t rounded = (bytes + 63) / 64 * 64;
-    *out = NULL;
-    if (!m->run->dry) {
-        ASSAY_CHECK(rounded <= mb->host_capacity - mb->host_used, ASSAY_INTERNAL,
-                    "host staging: asked %zu bytes, used %zu of %zu", bytes, mb->host_used,
-                    mb->host_capacity);
-        *out = mb->host + mb->host_used;
-    }
-    mb->host_used += rounded;
-    return ASSAY_OK;
-}
 
 /* --- values of rows ----------------------------------------------------------------------------------------- */
 static gpu_value rows_of(gpu_arena *arena, const gpu_rows *rows, int64_t last)
@@ -64,16 +51,20 @@ typedef struct permutation {
     int64_t received;
 } permutation;
 
-static assay_status permute_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s, permutation *p,
-                                 gpu_value *row_slot)
+/* The counts lie in the step's table, in the row of this microbatch: written, never added to, so that a forward that runs
+ * again changes nothing. */
+static assay_status permute_rows(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *s,
+                                 permutation *p, gpu_value *row_slot)
 {
     gpu_arena *keep = &mb->arena;
     const int64_t E = m->config->num_moe_experts, K = m->config->moe_router_topk, T = m->sl * m->B;
     p->rows = T * K;
+    s->tokens_per_expert = gpu_named(m, gpu_local(NULL, E, 0), "mlp.permute_plan", "tokens_per_expert");
+    s->tokens_per_expert.t = gpu_tensor_1d(l->tokens_per_expert + mb->index * E, ASSAY_I64, E);
     return GPU_CALL(m->run, "permute_plan", "mlp.permute_plan", GPU_T("indices", &s->indices),
                     GPU_I("experts", E), GPU_NEW("row_token", &s->row_token, gpu_local(keep, p->rows, 0)),
                     GPU_NEW("row_slot", row_slot, gpu_local(&m->scratch, p->rows, 0)),
-                    GPU_NEW("tokens_per_expert", &s->tokens_per_expert, gpu_local(keep, E, 0)),
+                    GPU_T("tokens_per_expert", &s->tokens_per_expert),
                     GPU_NEW("token_row", &s->token_row, gpu_local(keep, T, K)));
 }
 
@@ -85,9 +76,9 @@ static assay_status fetch_permutation(gpu_model *m, gpu_microbatch_state *mb, gp
     const int64_t E = m->config->num_moe_experts;
     const size_t row_bytes = (size_t)p->rows * sizeof(int64_t);
     const size_t count_bytes = (size_t)(m->ep * E) * sizeof(int64_t);
-    ASSAY_TRY(gpu_microbatch_host(m, mb, row_bytes, (void **)&p->row_token));
-    ASSAY_TRY(gpu_microbatch_host(m, mb, row_bytes, (void **)&p->row_slot));
-    ASSAY_TRY(gpu_microbatch_host(m, mb, count_bytes, (void **)&p->tokens_per_expert));
+    ASSAY_TRY(gpu_arena_take(&mb->host, row_bytes, (void **)&p->row_token));
+    ASSAY_TRY(gpu_arena_take(&mb->host, row_bytes, (void **)&p->row_slot));
+    ASSAY_TRY(gpu_arena_take(&mb->host, count_bytes, (void **)&p->tokens_per_expert));
     gpu_value gathered = s->tokens_per_expert;
     if (m->ep > 1) {
         gathered = gpu_local(&m->scratch, m->ep, E);
@@ -105,9 +96,13 @@ static assay_status fetch_permutation(gpu_model *m, gpu_microbatch_state *mb, gp
 }
 
 /* Send and receive rows of every ep rank, rows of every local expert.  Dry mode: the most that can arrive. */
-static assay_status exchange_counts(gpu_model *m, gpu_layer *l, gpu_moe_acts *s, permutation *p)
+static assay_status exchange_counts(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s, permutation *p)
 {
     const int64_t E = m->config->num_moe_experts, K = m->config->moe_router_topk, El = m->local_experts;
+    const size_t ranks = (size_t)m->ep * sizeof(int64_t);
+    ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)El * sizeof(int64_t), (void **)&s->counts));
+    ASSAY_TRY(gpu_arena_take(&mb->host, ranks, (void **)&s->send_counts));
+    ASSAY_TRY(gpu_arena_take(&mb->host, ranks, (void **)&s->recv_counts));
     if (m->run->dry) {
         const int64_t longest = (m->S + m->tp - 1) / m->tp * m->B;
         p->received = m->ep == 1 ? p->rows : longest * m->ep * (K < El ? K : El);
@@ -127,8 +122,6 @@ static assay_status exchange_counts(gpu_model *m, gpu_layer *l, gpu_moe_acts *s,
         }
         p->received += s->recv_counts[i];
     }
-    for (int64_t e = 0; e < E; e++)
-        l->tokens_per_expert[e] += mine[e];
     return ASSAY_OK;
 }
 
@@ -140,7 +133,7 @@ static assay_status name_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_ac
     *rows = (gpu_rows){.n = p->rows, .record = -1};
     if (m->run->trace == NULL)
         return ASSAY_OK;
-    ASSAY_TRY(gpu_microbatch_host(m, mb, (size_t)p->rows * sizeof(int64_t), (void **)&rows->ids));
+    ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)p->rows * sizeof(int64_t), (void **)&rows->ids));
     if (m->run->dry)
         return ASSAY_OK;
     const int64_t *mine =
@@ -169,8 +162,8 @@ static assay_status name_received(gpu_model *m, gpu_microbatch_state *mb, gpu_mo
     ASSAY_TRY(index_value(m, &m->scratch, &send, "mlp.dispatch", "ids", p->rows, s->rows.ids));
     recv = gpu_local(&m->scratch, p->received, 0);
     ASSAY_TRY(gpu_value_make(&recv, ASSAY_I64));
-    ASSAY_TRY(gpu_microbatch_host(m, mb, bytes, (void **)&s->dispatched_rows.ids));
-    ASSAY_TRY(gpu_microbatch_host(m, mb, bytes, (void **)&s->expert_rows.ids));
+    ASSAY_TRY(gpu_arena_take(&mb->host, bytes, (void **)&s->dispatched_rows.ids));
+    ASSAY_TRY(gpu_arena_take(&mb->host, bytes, (void **)&s->expert_rows.ids));
     gpu_arena_reset(&m->scratch, mark);
     if (run->dry)
         return ASSAY_OK;
@@ -223,8 +216,8 @@ static assay_status exchange_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_mo
     const int64_t H = m->config->hidden_size;
     const size_t bytes = (size_t)p->received * sizeof(int64_t);
     int64_t *sort, *unsort;
-    ASSAY_TRY(gpu_microbatch_host(m, mb, bytes, (void **)&sort));
-    ASSAY_TRY(gpu_microbatch_host(m, mb, bytes, (void **)&unsort));
+    ASSAY_TRY(gpu_arena_take(&mb->host, bytes, (void **)&sort));
+    ASSAY_TRY(gpu_arena_take(&mb->host, bytes, (void **)&unsort));
     if (!run->dry)
         sort_chunks(m, p, sort, unsort);
     ASSAY_TRY(name_received(m, mb, s, p, sort));
@@ -243,7 +236,7 @@ static assay_status exchange_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_mo
                     GPU_NEW("y", &s->expert_probs, rows_of(keep, &s->expert_rows, 0)));
 }
 
-assay_status gpu_token_dispatch(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *s)
+assay_status gpu_token_dispatch_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *s)
 {
     gpu_run *run = m->run;
     gpu_arena *rows_arena = m->ep > 1 ? &m->scratch : &mb->arena;
@@ -251,11 +244,11 @@ assay_status gpu_token_dispatch(gpu_model *m, gpu_microbatch_state *mb, gpu_laye
     permutation p = {0};
     gpu_value row_slot, index;
     int64_t *host_index;
-    ASSAY_TRY(permute_rows(m, mb, s, &p, &row_slot));
+    ASSAY_TRY(permute_rows(m, mb, l, s, &p, &row_slot));
     ASSAY_TRY(fetch_permutation(m, mb, s, &p, &row_slot));
-    ASSAY_TRY(exchange_counts(m, l, s, &p));
+    ASSAY_TRY(exchange_counts(m, mb, s, &p));
     ASSAY_TRY(name_rows(m, mb, s, &p));
-    ASSAY_TRY(gpu_microbatch_host(m, mb, (size_t)p.rows * sizeof(int64_t), (void **)&host_index));
+    ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)p.rows * sizeof(int64_t), (void **)&host_index));
     for (int64_t i = 0; !run->dry && i < p.rows; i++)
         host_index[i] = p.row_token[i] * K + p.row_slot[i];
     ASSAY_TRY(index_value(m, &m->scratch, &index, "mlp.permute_probs", "index", p.rows, host_index));
@@ -277,7 +270,7 @@ assay_status gpu_token_dispatch(gpu_model *m, gpu_microbatch_state *mb, gpu_laye
 }
 
 /* --- combine ------------------------------------------------------------------------------------------------ */
-assay_status gpu_token_combine(gpu_model *m, gpu_moe_acts *s, gpu_value *rows, gpu_value *y)
+assay_status gpu_token_combine_fwd(gpu_model *m, gpu_moe_acts *s, gpu_value *y, gpu_value *rows)
 {
     gpu_arena *temp = &m->scratch;
     const int64_t H = m->config->hidden_size;
@@ -294,7 +287,7 @@ assay_status gpu_token_combine(gpu_model *m, gpu_moe_acts *s, gpu_value *rows, g
                     GPU_NEW("y", y, gpu_tokens(m, temp, true, gpu_dim_hidden(m))));
 }
 
-assay_status gpu_token_combine_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *dy, gpu_value *drows)
+assay_status gpu_token_combine_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *drows, gpu_value *dy)
 {
     gpu_value dreturned, dunsorted;
     ASSAY_TRY(GPU_CALL(m->run, "gather_rows", "mlp.unpermute", GPU_T("x", dy), GPU_T("index", &s->row_token),
@@ -320,8 +313,8 @@ static assay_status return_rows(gpu_model *m, gpu_moe_acts *s, const char *sort_
     return all_to_all(m, dispatch_at, out, s->send_counts, &ddispatched, s->recv_counts);
 }
 
-assay_status gpu_token_dispatch_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *drows, gpu_value *dprobs_rows,
-                                    gpu_value *dtokens, gpu_value *dprobs)
+assay_status gpu_token_dispatch_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *dtokens, gpu_value *dprobs,
+                                    gpu_value *drows, gpu_value *dprobs_rows)
 {
     gpu_value dpermuted = *drows, dpermuted_probs = *dprobs_rows;
     if (m->ep > 1) {

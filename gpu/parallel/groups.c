@@ -31,33 +31,33 @@ static bool kind_has_company(assay_group kind, const assay_grid *grid)
     return false;
 }
 
-static assay_status create_group(gpu_comm *c, const assay_grid *grid, assay_group kind)
+static assay_status create_group(gpu_comm_group *group, const assay_grid *grid, int rank, assay_group kind)
 {
-    gpu_comm_group *g = &c->group[kind];
-    g->size = assay_grid_group(grid, kind, c->rank, NULL, &g->rank);
+    gpu_comm_group *g = &group[kind];
+    g->size = assay_grid_group(grid, kind, rank, NULL, &g->rank);
     g->ranks = calloc(g->size > 0 ? (size_t)g->size : 1, sizeof *g->ranks);
     ASSAY_CHECK(g->ranks, ASSAY_OUT_OF_MEMORY, "groups: %d ranks", g->size);
-    (void)assay_grid_group(grid, kind, c->rank, g->ranks, NULL);
+    (void)assay_grid_group(grid, kind, rank, g->ranks, NULL);
     if (!kind_is_used(kind, grid) || !kind_has_company(kind, grid))
         return ASSAY_OK;
-    const int color = assay_grid_color(grid, kind, c->rank);
-    NCCL_TRY(ncclCommSplit(c->group[ASSAY_GROUP_WORLD].comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, c->rank,
+    const int color = assay_grid_color(grid, kind, rank);
+    NCCL_TRY(ncclCommSplit(group[ASSAY_GROUP_WORLD].comm, color < 0 ? NCCL_SPLIT_NOCOLOR : color, rank,
                            &g->comm, NULL),
-             c->group[ASSAY_GROUP_WORLD].comm);
+             group[ASSAY_GROUP_WORLD].comm);
     return ASSAY_OK;
 }
 
-assay_status gpu_groups_create(gpu_comm *c, const assay_grid *grid)
+assay_status gpu_groups_create(gpu_comm_group *group, const assay_grid *grid, int rank)
 {
     for (int kind = ASSAY_GROUP_WORLD + 1; kind < ASSAY_GROUP_COUNT; kind++)
-        ASSAY_TRY(create_group(c, grid, (assay_group)kind));
+        ASSAY_TRY(create_group(group, grid, rank, (assay_group)kind));
     return ASSAY_OK;
 }
 
-void gpu_groups_destroy(gpu_comm *c, bool failed)
+void gpu_groups_destroy(gpu_comm_group *group, bool failed)
 {
     for (int kind = ASSAY_GROUP_COUNT - 1; kind >= 0; kind--) {
-        gpu_comm_group *g = &c->group[kind];
+        gpu_comm_group *g = &group[kind];
         if (g->comm && failed)
             (void)ncclCommAbort(g->comm);
         else if (g->comm)

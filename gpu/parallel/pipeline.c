@@ -3,6 +3,7 @@
 #include "gpu/parallel/pipeline.h"
 
 #include "gpu/call.h"
+#include "gpu/stage.h"
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -5,6 +5,7 @@
 #include "ref/parallel/collectives.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 static int ep_size(const ref_pass *p)
 {
@@ -33,9 +34,8 @@ static assay_status make_permutation(ref_pass *p, ref_dispatch *d, const ref_int
         ASSAY_TRY(ref_int_piece_new(&p->arena, &d->tokens_per_expert.at[r], e, 1));
         ref_permute_plan(d->row_token.at[r].x, row_slot.x, d->tokens_per_expert.at[r].x, d->token_row.at[r].x,
                          indices->at[r].x, t, k, e);
-        int64_t *step_counts = p->ranks[r].expert_counts + p->layer * e;
-        for (int64_t i = 0; i < e; i++)
-            step_counts[i] += d->tokens_per_expert.at[r].x[i];
+        memcpy(p->ranks[r].tokens_per_expert + ref_pass_place(p) * e, d->tokens_per_expert.at[r].x,
+               (size_t)e * sizeof(int64_t));
     }
     return ASSAY_OK;
 }

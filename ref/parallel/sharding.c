@@ -250,20 +250,34 @@ void ref_update_params(ref_engine *e, int64_t step, double lr, double grad_scale
     }
 }
 
-void ref_update_expert_bias(ref_engine *e, int64_t step)
+/* total [E] = the layer's counts of the step on this rank, its microbatches added up. */
+static void step_tokens_per_expert(const ref_engine *e, int rank, int64_t layer, int64_t *total)
+{
+    const int64_t n = e->config->num_moe_experts, layers = e->config->num_layers;
+    memset(total, 0, (size_t)n * sizeof *total);
+    for (int64_t m = 0; m < e->microbatches; m++)
+        for (int64_t i = 0; i < n; i++)
+            total[i] += e->ranks[rank].tokens_per_expert[(m * layers + layer) * n + i];
+}
+
+assay_status ref_update_expert_bias(ref_engine *e, int64_t step)
 {
     const int64_t n_experts = e->config->num_moe_experts;
     int64_t **counts = e->integers;
-    if (e->options.moe_router_bias_update_rate == 0.0)
-        return;
+    if (e->options.moe_router_bias_update_rate == 0.0 || n_experts == 0)
+        return ASSAY_OK;
+    int64_t *totals = calloc((size_t)(e->grid.world * n_experts), sizeof *totals);
+    ASSAY_CHECK(totals, ASSAY_OUT_OF_MEMORY, "out of memory: counts of %lld experts", (long long)n_experts);
     for (int rank = 0; rank < e->grid.world; rank++) {
         const assay_group_shape g = group_from(e, ASSAY_GROUP_TP_DP_CP, rank);
         for (int64_t l = 0; g.size > 0 && l < e->config->num_layers; l++) {
             const int64_t i = e->layer[l].expert_bias;
             if (i < 0 || !param_of(e, rank, i)->weight)
                 continue;
-            for (int j = 0; j < g.size; j++)
-                counts[j] = e->ranks[assay_group_member(&g, j)].expert_counts + l * n_experts;
+            for (int j = 0; j < g.size; j++) {
+                counts[j] = totals + j * n_experts;
+                step_tokens_per_expert(e, assay_group_member(&g, j), l, counts[j]);
+            }
             ref_all_reduce_i64(counts, g.size, n_experts);
             for (int j = 0; j < g.size; j++) {
                 double *bias = param_of(e, assay_group_member(&g, j), i)->weight;
@@ -272,6 +286,8 @@ void ref_update_expert_bias(ref_engine *e, int64_t step)
             }
         }
     }
+    free(totals);
+    return ASSAY_OK;
 }
 
 /* --- assembling --------------------------------------------------------------------------------------------- */

@@ -20,7 +20,7 @@ double ref_gradient_norm(const ref_engine *e);
 /* AdamW on the owned range of every rank, then the weights are rounded and (ZeRO-1) all-gathered. */
 void ref_update_params(ref_engine *e, int64_t step, double lr, double grad_scale);
 /* Router expert biases, once per step, from the counts summed over all ranks of a stage. */
-void ref_update_expert_bias(ref_engine *e, int64_t step);
+assay_status ref_update_expert_bias(ref_engine *e, int64_t step);
 /* Parameter i of the table: whole [count] of the global shape = the pieces of all ranks; REF_STATE_MAIN of a
  * buffer or a frozen weight is the weight.  ASSAY_INTERNAL: replicas that differ in a bit, an element that nobody
  * holds. */

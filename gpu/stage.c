@@ -1,9 +1,8 @@
 /* Forward and backward pass of one microbatch over this rank's chunk: embedding, layers, head and loss. */
-#include "gpu/model.h"
+#include "gpu/stage.h"
 
 #include "gpu/fault.h"
 #include "gpu/layer.h"
-#include "gpu/parallel/expert.h"
 #include "gpu/parallel/tensor.h"
 #include <string.h>
 
@@ -27,7 +26,7 @@ static assay_status load_tokens(gpu_model *m, gpu_microbatch_state *mb, gpu_valu
     gpu_value_rename(m->run, v, name);
     ASSAY_TRY(gpu_value_make(v, ASSAY_I64));
     int64_t *staged;
-    ASSAY_TRY(gpu_microbatch_host(m, mb, gpu_tensor_bytes(v->t), (void **)&staged));
+    ASSAY_TRY(gpu_arena_take(&mb->host, gpu_tensor_bytes(v->t), (void **)&staged));
     if (m->run->dry)
         return ASSAY_OK;
     const char *fault = gpu_fault_leaf(m->run, name);
@@ -51,10 +50,10 @@ static assay_status load_tokens(gpu_model *m, gpu_microbatch_state *mb, gpu_valu
 assay_status gpu_model_load_batch(gpu_model *m, int place, const int64_t *ids, const int64_t *labels)
 {
     gpu_microbatch_state *mb = &m->in_flight[place];
-    if (!m->run->dry && mb->host_used > 0) /* the staging of the microbatch before may still be on its way */
+    if (!m->run->dry && mb->host.used > 0) /* the staging of the microbatch before may still be on its way */
         ASSAY_TRY(gpu_comm_wait_event(&m->run->comm, mb->staged, "microbatch in flight"));
     gpu_arena_reset(&mb->arena, 0);
-    mb->host_used = 0;
+    gpu_arena_reset(&mb->host, 0);
     ASSAY_TRY(load_tokens(m, mb, &mb->ids, "input_ids", ids, 0));
     return load_tokens(m, mb, &mb->targets, "targets", labels, 1);
 }
@@ -68,13 +67,13 @@ static assay_status embedding_fwd(gpu_model *m, gpu_microbatch_state *mb)
         GPU_T("weight", gpu_param_use(m, m->word_embeddings)), GPU_I("vocab_start", vocabulary(m).start),
         GPU_NEW("y", &mb->embedding,
                 gpu_partial(m, gpu_tokens(m, arena, false, gpu_dim_hidden(m)), ASSAY_GROUP_TP))));
-    return gpu_reduce_output(m, &mb->arena, "embedding.reduce", &mb->input, &mb->embedding);
+    return gpu_row_parallel_output(m, &mb->arena, m->sp, "embedding.reduce", &mb->input, &mb->embedding);
 }
 
 static assay_status embedding_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_value *dy)
 {
     gpu_value whole;
-    ASSAY_TRY(gpu_gather_output_grad(m, "embedding.reduce", &whole, dy, &mb->embedding));
+    ASSAY_TRY(gpu_row_parallel_output_bwd(m, m->sp, "embedding.reduce", &whole, dy, &mb->embedding));
     return GPU_CALL(m->run, "embedding_bwd", "embedding", GPU_T("dy", &whole), GPU_T("ids", &mb->ids),
                     GPU_I("vocab_start", vocabulary(m).start),
                     GPU_T("dweight", gpu_param_grad(m, m->word_embeddings)));
@@ -121,16 +120,12 @@ static assay_status output_fwd(gpu_model *m, gpu_microbatch_state *mb, int64_t i
     gpu_output_acts *a = &mb->output;
     gpu_arena *keep = &mb->arena;
     const gpu_dim H = gpu_dim_hidden(m);
-    gpu_value *x = &a->norm;
     ASSAY_TRY(GPU_CALL(run, "rmsnorm_fwd", "decoder.final_layernorm", GPU_T("x", hidden),
                        GPU_T("gamma", gpu_param_use(m, m->final_layernorm)), GPU_F("eps", m->eps),
                        GPU_NEW("y", &a->norm, gpu_tokens(m, keep, m->sp, H)),
                        GPU_NEW("rstd", &a->rstd, gpu_token_rows(m, keep, m->sp))));
-    if (m->sp) {
-        x = gpu_value_set(&a->gathered, gpu_tokens(m, keep, false, H));
-        ASSAY_TRY(gpu_gather_from_sequence_parallel_region(m, "decoder.gather", x, &a->norm));
-    }
-    ASSAY_TRY(GPU_CALL(run, "linear_fwd", "output_layer", GPU_T("x", x),
+    ASSAY_TRY(gpu_column_parallel_input(m, keep, m->sp, "decoder.gather", &a->whole, &a->norm));
+    ASSAY_TRY(GPU_CALL(run, "linear_fwd", "output_layer", GPU_T("x", &a->whole),
                        GPU_T("weight", gpu_param_use(m, m->output_layer)), GPU_W("dtype", "F32"),
                        GPU_NEW("y", &a->logits, gpu_tokens(m, keep, false, vocabulary(m)))));
     return loss_fwd(m, mb, index);
@@ -140,22 +135,58 @@ static assay_status output_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_value
 {
     gpu_run *run = m->run;
     gpu_output_acts *a = &mb->output;
-    gpu_value dlogits, dx, dnorm, *x = m->sp ? &a->gathered : &a->norm;
+    gpu_value dlogits, dx, dnorm;
     ASSAY_TRY(GPU_CALL(run, "cross_entropy_bwd", "loss", GPU_T("logits", &a->logits), GPU_T("lse", &a->lse),
                        GPU_T("targets", &mb->targets), GPU_I("vocab_start", vocabulary(m).start),
                        GPU_F("scale", (double)(float)m->loss_scale),
                        GPU_NEW("dlogits", &dlogits, gpu_grad_of(m, &a->logits))));
-    ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "output_layer", GPU_T("dy", &dlogits), GPU_T("x", x),
+    ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "output_layer", GPU_T("dy", &dlogits), GPU_T("x", &a->whole),
                        GPU_T("dweight", gpu_param_grad(m, m->output_layer))));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "output_layer", GPU_T("dy", &dlogits),
                        GPU_T("weight", gpu_param_use(m, m->output_layer)),
-                       GPU_NEW("dx", &dx, gpu_partial(m, gpu_grad_of(m, x), ASSAY_GROUP_TP))));
-    ASSAY_TRY(gpu_reduce_input_grad(m, "output_layer.reduce_grad", "decoder.gather", &dnorm, &dx, &a->norm));
+                       GPU_NEW("dx", &dx, gpu_partial(m, gpu_grad_of(m, &a->whole), ASSAY_GROUP_TP))));
+    ASSAY_TRY(gpu_column_parallel_input_bwd(m, m->sp, "output_layer.reduce_grad", "decoder.gather", &dnorm,
+                                            &dx, &a->norm));
     gpu_value_grad(run, dhidden, hidden);
     return GPU_CALL(run, "rmsnorm_bwd", "decoder.final_layernorm", GPU_T("dy", &dnorm), GPU_T("x", hidden),
                     GPU_T("gamma", gpu_param_use(m, m->final_layernorm)), GPU_T("rstd", &a->rstd),
                     GPU_T("dgamma", gpu_param_grad(m, m->final_layernorm)), GPU_F("eps", m->eps),
                     GPU_T("dx", dhidden));
+}
+
+/* --- layers ------------------------------------------------------------------------------------------------- */
+/* Gives the layer's activations back, alone; its output stays. */
+static void release(gpu_microbatch_state *mb, const gpu_layer_acts *a)
+{
+    gpu_arena_reset(&mb->arena, a->mark.arena);
+    gpu_arena_reset(&mb->host, a->mark.host);
+}
+
+static assay_status layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a)
+{
+    gpu_model_hidden(m, &a->output);
+    a->output.arena = &mb->arena;
+    ASSAY_TRY(gpu_value_make(&a->output, m->act));
+    a->mark = (gpu_acts_mark){.arena = mb->arena.used, .host = mb->host.used};
+    ASSAY_TRY(gpu_layer_fwd(m, mb, l, a));
+    if (m->recompute)
+        release(mb, a);
+    return ASSAY_OK;
+}
+
+/* With recomputation the forward runs again above the mark of now, and writes the same output once more. */
+static assay_status layer_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a,
+                              gpu_value *dx, gpu_value *dy)
+{
+    if (!m->recompute)
+        return gpu_layer_bwd(m, l, a, dx, dy);
+    a->mark = (gpu_acts_mark){.arena = mb->arena.used, .host = mb->host.used};
+    m->run->phase = ASSAY_PHASE_FORWARD;
+    ASSAY_TRY(gpu_layer_fwd(m, mb, l, a));
+    m->run->phase = ASSAY_PHASE_BACKWARD;
+    ASSAY_TRY(gpu_layer_bwd(m, l, a, dx, dy));
+    release(mb, a);
+    return ASSAY_OK;
 }
 
 /* --- passes ------------------------------------------------------------------------------------------------- */
@@ -164,6 +195,7 @@ assay_status gpu_model_fwd(gpu_model *m, int place, int64_t index, gpu_value *in
     gpu_microbatch_state *mb = &m->in_flight[place];
     const gpu_chunk *chunk = &m->chunks[0];
     const size_t mark = m->scratch.used;
+    mb->index = index;
     m->run->phase = ASSAY_PHASE_FORWARD;
     m->run->layer = -1;
     if (chunk->has_embedding)
@@ -173,7 +205,7 @@ assay_status gpu_model_fwd(gpu_model *m, int place, int64_t index, gpu_value *in
     gpu_value *hidden = &mb->input;
     for (int64_t l = 0; l < chunk->n_layers; l++) {
         mb->layers[l].input = *hidden;
-        ASSAY_TRY(gpu_layer_fwd(m, mb, &chunk->layers[l], &mb->layers[l]));
+        ASSAY_TRY(layer_fwd(m, mb, &chunk->layers[l], &mb->layers[l]));
         hidden = &mb->layers[l].output;
     }
     if (chunk->has_output)
@@ -200,7 +232,7 @@ assay_status gpu_model_bwd(gpu_model *m, int place, gpu_value *doutput, gpu_valu
         dy = doutput;
     }
     for (int64_t l = chunk->n_layers - 1; l >= 0; l--) {
-        ASSAY_TRY(gpu_layer_bwd(m, mb, &chunk->layers[l], &mb->layers[l], dy, dx));
+        ASSAY_TRY(layer_bwd(m, mb, &chunk->layers[l], &mb->layers[l], dx, dy));
         gpu_value *next = dx;
         dx = dy;
         dy = next;

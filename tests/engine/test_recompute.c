@@ -1,0 +1,214 @@
+/* A layer's forward may run again: with its activations released and made a second time before its backward, every
+ * gradient, weight, expert bias and count has the same bits. */
+#include "gpu/layer.h"
+#include "gpu/optimizer.h"
+#include "gpu/parallel/pipeline.h"
+#include "tests/support/engine.h"
+
+TestSuite(engine_recompute, .init = engine_setup, .fini = engine_teardown, .timeout = 300);
+
+/* Two kinds of MLP, a window, norms of q and k, shared expert with gate, expert bias, auxiliary losses. */
+static const char both_kinds[] =
+    "{\"model_type\":\"megatron\",\"num_layers\":3,\"hidden_size\":24,\"ffn_hidden_size\":20,"
+    "\"num_attention_heads\":4,\"num_query_groups\":2,\"kv_channels\":8,\"vocab_size\":37,\"qk_layernorm\":"
+    "true,"
+    "\"add_qkv_bias\":true,\"init_method_std\":0.2,\"num_moe_experts\":8,\"moe_router_topk\":2,"
+    "\"moe_ffn_hidden_size\":12,\"moe_router_score_function\":\"sigmoid\",\"moe_router_enable_expert_bias\":"
+    "true,"
+    "\"moe_shared_expert_intermediate_size\":12,\"moe_shared_expert_gate\":true,\"window\":[0,4,0],"
+    "\"layer_is_moe\":[true,false,true]}";
+#define MOE                                                                                                  \
+    "--moe-aux-loss-coeff 0.02 --moe-z-loss-coeff 0.01 --moe-router-bias-update-rate 0.01 --adam-eps 1e-2"
+enum { VOCAB = 37, STEPS = 2, MICROBATCHES = 4, ROWS = 2, TOKENS = 7, EXPERTS = 8, LAYERS = 3 };
+
+static const char *write_inputs(void)
+{
+    static char model[ENGINE_PATH];
+    const int64_t forward[2] = {ROWS, TOKENS}, train[4] = {STEPS, MICROBATCHES, ROWS, TOKENS};
+    snprintf(model, sizeof model, "%s/model", engine_folder);
+    engine_write_config(model, both_kinds);
+    engine_write_batch(engine_file("grads"), forward, 2, VOCAB, 5);
+    engine_write_batch(engine_file("train"), train, 4, VOCAB, 3);
+    return model;
+}
+
+/* --- the program -------------------------------------------------------------------------------------------- */
+/* Gradients of one pass, and weights with expert biases after two steps. */
+static void same_bits(const char *layout, int world, const char *precision)
+{
+    static const char *const batches[2] = {"grads", "train"};
+    const char *model = write_inputs();
+    for (int i = 0; i < 2; i++) {
+        cr_assert_eq(unsetenv("ASSAY_RECOMPUTE"), 0);
+        ENGINE_RUN(world, "step --model %s --batch %s --layout %s --precision %s --out %s " MOE, model,
+                   engine_file(batches[i]), layout, precision, engine_file("kept"));
+        cr_assert_eq(setenv("ASSAY_RECOMPUTE", "full", 1), 0);
+        ENGINE_RUN(world, "step --model %s --batch %s --layout %s --precision %s --out %s " MOE, model,
+                   engine_file(batches[i]), layout, precision, engine_file("again"));
+        engine_compare(engine_file("again"), engine_file("kept"), 0.0, "");
+    }
+}
+
+Test(engine_recompute, same_bits_on_one_rank)
+{
+    same_bits("1", 1, "fp32");
+}
+Test(engine_recompute, same_bits_on_one_rank_bf16)
+{
+    same_bits("1", 1, "bf16");
+}
+Test(engine_recompute, same_bits_tp2_sp_ep2_dp2)
+{
+    same_bits("tp2,sp,ep2,dp2", 4, "fp32");
+}
+Test(engine_recompute, same_bits_tp2_ep2)
+{
+    same_bits("tp2,ep2", 2, "bf16");
+}
+Test(engine_recompute, same_bits_with_microbatches_in_flight)
+{
+    same_bits("pp3,dp2,zero1", 6, "fp32");
+}
+
+Test(engine_recompute, other_words_are_refused)
+{
+    char line[4 * ENGINE_PATH];
+    const char *model = write_inputs();
+    snprintf(line, sizeof line, "step --model %s --batch %s --out %s", model, engine_file("train"),
+             engine_file("out"));
+    setenv("ASSAY_RECOMPUTE", "selective", 1);
+    engine_must_fail(1, "expected 'full', found 'selective'", line);
+}
+Test(engine_recompute, a_trace_is_refused)
+{
+    char line[4 * ENGINE_PATH];
+    const char *model = write_inputs();
+    snprintf(line, sizeof line, "step --model %s --batch %s --out %s --trace %s", model, engine_file("train"),
+             engine_file("out"), engine_file("trace"));
+    setenv("ASSAY_RECOMPUTE", "full", 1);
+    engine_must_fail(1, "has no records of its own yet", line);
+}
+
+/* --- one step in this process ------------------------------------------------------------------------------- */
+/* What a step did: forwards of every layer, counts as the step sums them, and as a running sum of every forward. */
+typedef struct step_facts {
+    int forwards[LAYERS];
+    int64_t counts[LAYERS][EXPERTS], running[LAYERS][EXPERTS];
+    size_t kept; /* bytes of a microbatch's activations */
+} step_facts;
+
+static assay_status watch(void *user, gpu_run *run, const char *op, const char *instance, const char *slot,
+                          gpu_value *output)
+{
+    step_facts *f = user;
+    int64_t counts[EXPERTS];
+    (void)instance;
+    if (strcmp(op, "rmsnorm_fwd") == 0 && strcmp(slot, "rstd") == 0 && strstr(instance, "input_layernorm"))
+        f->forwards[run->layer]++;
+    if (strcmp(op, "permute_plan") != 0 || strcmp(slot, "tokens_per_expert") != 0)
+        return ASSAY_OK;
+    ASSAY_TRY(gpu_run_download(run, counts, output->t.data, sizeof counts, "counts"));
+    for (int e = 0; e < EXPERTS; e++)
+        f->running[run->layer][e] += counts[e];
+    return ASSAY_OK;
+}
+
+static assay_status sum_counts(gpu_model *m, step_facts *f)
+{
+    int64_t *device = NULL;
+    CUDA_TRY(cudaMalloc((void **)&device, EXPERTS * sizeof *device));
+    gpu_value sum = {.t = gpu_tensor_1d(device, ASSAY_I64, EXPERTS)};
+    for (int l = 0; l < LAYERS; l++) {
+        if (l == 1) /* dense */
+            continue;
+        ASSAY_TRY(gpu_step_tokens_per_expert(m, &m->chunks[0].layers[l], &sum));
+        ASSAY_TRY(gpu_run_download(m->run, f->counts[l], device, sizeof f->counts[l], "counts"));
+    }
+    CUDA_TRY(cudaFree(device));
+    return ASSAY_OK;
+}
+
+static assay_status one_step(bool recompute, step_facts *f)
+{
+    static assay_model_config config;
+    static assay_grid grid;
+    static assay_batches batches;
+    static assay_train_options options;
+    static gpu_run run;
+    static gpu_model m;
+    static gpu_optimizer o;
+    const assay_rank_env env = {.rank = 0, .world = 1, .local_world = 1};
+    const char *model = write_inputs();
+    assay_parallel_config layout;
+    assay_batch_share share;
+    memset(f, 0, sizeof *f);
+    cr_assert_eq(recompute ? setenv("ASSAY_RECOMPUTE", "full", 1) : unsetenv("ASSAY_RECOMPUTE"), 0);
+    assay_train_options_default(&options);
+    options.precision = ASSAY_PRECISION_FP32;
+    ASSAY_TRY(assay_config_load(model, &config));
+    ASSAY_TRY(assay_layout_parse("1", &layout));
+    ASSAY_TRY(assay_grid_make(&layout, &grid));
+    ASSAY_TRY(assay_batches_open(&batches, engine_file("train"), VOCAB));
+    ASSAY_TRY(assay_batch_share_make(batches.microbatches, batches.b, 1, 0, &share));
+    ASSAY_TRY(gpu_ctx_init(&run.ctx, 0, 0));
+    CUDA_TRY(cudaStreamCreateWithFlags(&run.comm_stream, cudaStreamNonBlocking));
+    CUDA_TRY(cudaEventCreateWithFlags(&run.compute_done, cudaEventDisableTiming));
+    CUDA_TRY(cudaEventCreateWithFlags(&run.comm_done, cudaEventDisableTiming));
+    ASSAY_TRY(gpu_comm_create(&run.comm, &env, &grid, false));
+    ASSAY_TRY(gpu_model_create(&m, &run, &config, &grid, &options));
+    ASSAY_TRY(gpu_model_set_batch(&m, &batches, &share, 1));
+    ASSAY_TRY(gpu_optimizer_create(&o, &m, true));
+    m.state = (gpu_arena){.counting = true};
+    ASSAY_TRY(gpu_optimizer_alloc(&o));
+    const size_t bytes = m.state.peak;
+    ASSAY_TRY(gpu_arena_create(&m.state, bytes));
+    ASSAY_TRY(gpu_optimizer_alloc(&o));
+    ASSAY_TRY(gpu_model_weights(&m, model, gpu_optimizer_set_weight, &o));
+    ASSAY_TRY(gpu_model_allocate(&m));
+    run.substitute = watch;
+    run.substitute_user = f;
+    m.loss_scale = 0.02;
+    ASSAY_TRY(gpu_optimizer_zero_grad(&o));
+    ASSAY_TRY(gpu_forward_backward(&m, &batches, &share, 0));
+    f->kept = m.in_flight[0].arena.peak;
+    return sum_counts(&m, f);
+}
+
+static void run_step(bool recompute, step_facts *f)
+{
+    cr_assert_eq(one_step(recompute, f), ASSAY_OK, "%s", assay_error_message());
+}
+
+Test(engine_recompute, every_layer_goes_forward_once_more_and_less_is_kept)
+{
+    step_facts kept, again;
+    run_step(true, &again);
+    for (int l = 0; l < LAYERS; l++)
+        cr_expect_eq(again.forwards[l], 2 * MICROBATCHES, "layer %d: %d forwards", l, again.forwards[l]);
+    run_step(false, &kept);
+    for (int l = 0; l < LAYERS; l++)
+        cr_expect_eq(kept.forwards[l], MICROBATCHES, "layer %d: %d forwards", l, kept.forwards[l]);
+    cr_expect_lt(again.kept, kept.kept);
+}
+
+Test(engine_recompute, counts_of_the_step_do_not_depend_on_how_often_a_layer_went_forward)
+{
+    step_facts kept, again;
+    run_step(true, &again);
+    run_step(false, &kept);
+    cr_expect_eq(memcmp(kept.counts, again.counts, sizeof kept.counts), 0);
+    int64_t tokens = 0;
+    for (int e = 0; e < EXPERTS; e++)
+        tokens += kept.counts[0][e];
+    cr_expect_eq(tokens, MICROBATCHES * ROWS * TOKENS * 2);
+}
+
+/* The planted fault: counts as a running sum inside the forward, as the engine once had them. */
+Test(engine_recompute, a_running_sum_of_counts_would_be_caught)
+{
+    step_facts kept, again;
+    run_step(true, &again);
+    run_step(false, &kept);
+    cr_expect_eq(memcmp(kept.running, kept.counts, sizeof kept.counts), 0);
+    cr_expect_neq(memcmp(kept.running, again.running, sizeof kept.running), 0);
+}
