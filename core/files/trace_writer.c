@@ -402,6 +402,9 @@ assay_status assay_trace_write_op(assay_trace_writer *w, assay_trace_op *op)
                     op->variant >= 0,
                 ASSAY_INVALID_ARGUMENT, "%s: op '%s': phase, step, microbatch or variant is out of range",
                 w->path, op->op);
+    st = assay_trace_check_declaration(op);
+    ASSAY_CHECK(st == ASSAY_OK, ASSAY_INVALID_ARGUMENT, "%s: op '%s': %s", w->path, op->op,
+                assay_error_message());
     op->sequence = w->n_ops;
     op->rank = w->rank;
     json_t *line = json_pack("{s:s, s:I, s:s, s:s, s:s, s:I, s:I, s:i}", "type", "op", "sequence",
@@ -411,7 +414,9 @@ assay_status assay_trace_write_op(assay_trace_writer *w, assay_trace_op *op)
     ASSAY_CHECK(line, ASSAY_INVALID_ARGUMENT, "%s: op '%s': a text is not UTF-8", w->path, op->op);
     if (op->variant_name[0] != '\0')
         json_object_set_new(line, "variant_name", json_string(op->variant_name));
-    json_object_set_new(line, "arith", assay_arith_to_json(&op->arith));
+    json_object_set_new(line, "arith", assay_arith_to_json(&op->arith.all));
+    if (op->arith.n > 0)
+        json_object_set_new(line, "output_arith", assay_declaration_outputs(&op->arith));
     if (op->attrs)
         json_object_set(line, "attrs", op->attrs);
     ASSAY_TRY_GOTO(group_json(w, op, line), st, fail);
