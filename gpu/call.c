@@ -250,11 +250,11 @@ static gpu_declared collective_arith(const resolved *c)
 {
     const bool wide = c->n_out > 0 && c->out[0].value->t.dtype == ASSAY_F64;
     return (gpu_declared){.variant_name = "nccl",
-                          .arith = {.accumulate = wide ? ASSAY_F64 : ASSAY_F32,
-                                    .order = ASSAY_ORDER_SEQUENTIAL,
-                                    .lanes = 1,
-                                    .split = 1,
-                                    .k_step = 1}};
+                          .arith.all = {.accumulate = wide ? ASSAY_F64 : ASSAY_F32,
+                                        .order = ASSAY_ORDER_SEQUENTIAL,
+                                        .lanes = 1,
+                                        .split = 1,
+                                        .k_step = 1}};
 }
 
 /* --- records ------------------------------------------------------------------------------------------------ */
@@ -415,8 +415,9 @@ static assay_status skip_call(gpu_run *run, resolved *c)
         CUDA_TRY(
             cudaMemcpyAsync(out.data, (char *)send.data + before, bytes, cudaMemcpyDeviceToDevice, stream));
     }
-    c->declared = collective ? collective_arith(c)
-                             : (gpu_declared){.variant_name = "skipped", .arith = assay_arith_elementwise()};
+    c->declared = collective
+                      ? collective_arith(c)
+                      : (gpu_declared){.variant_name = "skipped", .arith.all = assay_arith_elementwise()};
     return ASSAY_OK;
 }
 

@@ -41,7 +41,7 @@ gpu_tensor gpu_tensor_rows(gpu_tensor t, int64_t start, int64_t length);
 typedef struct gpu_declared {
     int variant;
     const char *variant_name;
-    assay_arith arith;
+    assay_declaration arith; /* of each output */
 } gpu_declared;
 
 /* Operation families whose variant can be chosen (`--variant norm=k0,attention=k1`). */

@@ -186,7 +186,7 @@ void gpu_declare(gpu_declared *declared, int variant, assay_arith arith)
     memset(declared, 0, sizeof *declared);
     declared->variant = variant;
     declared->variant_name = variant >= 0 && variant < 4 ? names[variant] : "k?";
-    declared->arith = arith;
+    declared->arith.all = arith;
 }
 
 assay_arith gpu_arith_elementwise(int math_ulp)

@@ -39,32 +39,80 @@ static assay_status check_value(const char *op, const ref_value *v)
     return ASSAY_OK;
 }
 
-assay_status ref_replay(const char *op, const json_t *attrs, const assay_arith *arith,
+/* All outputs with the bounds of one arithmetic. */
+static assay_status replay_with(replay r, replay_fn fn, const assay_arith *arith, ref_replay_result *result)
+{
+    *result = (ref_replay_result){.first_inadmissible = -1};
+    r.arith = arith;
+    r.result = result;
+    ASSAY_TRY(ref_declared_of(&r.d, arith, r.op));
+    const assay_status st = fn(&r);
+    if (st != ASSAY_OK) {
+        ref_replay_free(result);
+        return assay_hop(st, __FILE__, __LINE__, __func__);
+    }
+    return ASSAY_OK;
+}
+
+/* Takes from `other` the outputs that declare its arithmetic; what they had before goes there. */
+static void take_outputs(ref_replay_result *result, ref_replay_result *other,
+                         const assay_declaration *declared, const assay_arith *arith)
+{
+    for (int i = 0; i < result->n_outputs; i++) {
+        ref_value *mine = &result->outputs[i], kept = *mine;
+        if (!assay_arith_equal(assay_declaration_of(declared, mine->slot), arith))
+            continue;
+        *mine = other->outputs[i];
+        other->outputs[i] = kept;
+        if (mine->kind != REF_VALUE_CHOICE)
+            continue;
+        result->n_decisions = other->n_decisions;
+        result->n_ambiguous = other->n_ambiguous;
+        result->n_inadmissible = other->n_inadmissible;
+        result->first_inadmissible = other->first_inadmissible;
+        result->decision_gap = other->decision_gap;
+    }
+}
+
+static bool declared_before(const assay_declaration *d, int k)
+{
+    bool before = assay_arith_equal(&d->output[k].arith, &d->all);
+    for (int i = 0; i < k; i++)
+        before = before || assay_arith_equal(&d->output[k].arith, &d->output[i].arith);
+    return before;
+}
+
+assay_status ref_replay(const char *op, const json_t *attrs, const assay_declaration *declared,
                         const ref_value *inputs, int n_inputs, const ref_value *candidate, int n_candidate,
                         ref_replay_result *result)
 {
     *result = (ref_replay_result){.first_inadmissible = -1};
-    ASSAY_CHECK(op && arith && n_inputs >= 0 && n_candidate >= 0, ASSAY_INVALID_ARGUMENT,
+    ASSAY_CHECK(op && declared && n_inputs >= 0 && n_candidate >= 0, ASSAY_INVALID_ARGUMENT,
                 "ref_replay: no operation or no declared arithmetic");
     const replay_row *row = find_op(op);
     ASSAY_CHECK(row, ASSAY_NOT_FOUND, "no reference for operation '%s'", op);
     replay r = {.op = op,
                 .attrs = attrs,
-                .arith = arith,
                 .inputs = inputs,
                 .n_inputs = n_inputs,
                 .candidate = candidate,
-                .n_candidate = n_candidate,
-                .result = result};
-    ASSAY_TRY(ref_declared_of(&r.d, arith, op));
+                .n_candidate = n_candidate};
     for (int i = 0; i < n_inputs; i++)
         ASSAY_TRY(check_value(op, &inputs[i]));
     for (int i = 0; i < n_candidate; i++)
         ASSAY_TRY(check_value(op, &candidate[i]));
-    const assay_status st = row->fn(&r);
-    if (st != ASSAY_OK) {
-        ref_replay_free(result);
-        return assay_hop(st, __FILE__, __LINE__, __func__);
+    ASSAY_TRY(replay_with(r, row->fn, &declared->all, result));
+    for (int k = 0; k < declared->n; k++) {
+        ref_replay_result other;
+        if (declared_before(declared, k))
+            continue;
+        const assay_status st = replay_with(r, row->fn, &declared->output[k].arith, &other);
+        if (st != ASSAY_OK) {
+            ref_replay_free(result);
+            return st;
+        }
+        take_outputs(result, &other, declared, &declared->output[k].arith);
+        ref_replay_free(&other);
     }
     return ASSAY_OK;
 }

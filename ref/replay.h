@@ -46,10 +46,11 @@ typedef struct ref_replay_result {
 /* Whether this operation is known ("all_reduce" and the other collectives are not: parity assembles them
  * itself, with ref_bound_sum below). */
 bool ref_replay_knows(const char *op);
-/* `candidate`: the recorded outputs (used only to take over discrete choices and to know stored dtypes).
+/* Each output is computed with the bound of its own declared arithmetic.
+ * `candidate`: the recorded outputs (used only to take over discrete choices and to know stored dtypes).
  * ASSAY_NOT_FOUND: unknown op; ASSAY_INVALID_ARGUMENT: missing slot or attribute, shapes that contradict
  * (each named); ASSAY_UNSUPPORTED: a declared arithmetic for which no bound is known. */
-assay_status ref_replay(const char *op, const json_t *attrs, const assay_arith *arith,
+assay_status ref_replay(const char *op, const json_t *attrs, const assay_declaration *declared,
                         const ref_value *inputs, int n_inputs, const ref_value *candidate, int n_candidate,
                         ref_replay_result *result);
 void ref_replay_free(ref_replay_result *r);

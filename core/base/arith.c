@@ -28,6 +28,37 @@ assay_arith assay_arith_elementwise(void)
     return a;
 }
 
+bool assay_arith_equal(const assay_arith *a, const assay_arith *b)
+{
+    return a->accumulate == b->accumulate && a->order == b->order && a->lanes == b->lanes &&
+           a->split == b->split && a->k_step == b->k_step && a->guard_bits == b->guard_bits &&
+           a->fma == b->fma && a->atomics == b->atomics && a->math_ulp == b->math_ulp && a->tile == b->tile;
+}
+
+void assay_arith_describe(const assay_arith *a, char *out, size_t capacity)
+{
+    char order[64] = "", more[96] = "";
+    if (a->order == ASSAY_ORDER_NONE)
+        snprintf(order, sizeof order, "element-wise");
+    else if (a->order == ASSAY_ORDER_TREE)
+        snprintf(order, sizeof order, "tree of %d lanes", a->lanes);
+    else if (a->order == ASSAY_ORDER_TENSOR_CORE)
+        snprintf(order, sizeof order, "tensor core, k_step %d, guard bits %d", a->k_step, a->guard_bits);
+    else if (a->order == ASSAY_ORDER_UNKNOWN)
+        snprintf(order, sizeof order, "order unknown");
+    else
+        snprintf(order, sizeof order, "%s", assay_order_name(a->order));
+    size_t n = 0;
+    if (a->split > 1)
+        n += (size_t)snprintf(more, sizeof more, ", split %d", a->split);
+    if (a->tile > 0)
+        n += (size_t)snprintf(more + n, sizeof more - n, ", tiles of %d", a->tile);
+    if (a->math_ulp > 0)
+        n += (size_t)snprintf(more + n, sizeof more - n, ", math %d ulp", a->math_ulp);
+    snprintf(more + n, sizeof more - n, "%s", a->atomics ? ", atomics" : "");
+    snprintf(out, capacity, "%s %s%s%s", assay_dtype_name(a->accumulate), order, a->fma ? ", fma" : "", more);
+}
+
 json_t *assay_arith_to_json(const assay_arith *a)
 {
     return json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:b, s:b, s:i, s:i}", "accumulate",
@@ -85,5 +116,69 @@ assay_status assay_arith_from_json(const json_t *object, const char *what, assay
     ASSAY_CHECK(a.order != ASSAY_ORDER_TENSOR_CORE || a.k_step >= 1, ASSAY_FORMAT,
                 "%s: k_step: order tensor_core needs the terms per step, at least 1", what);
     *out = a;
+    return ASSAY_OK;
+}
+
+/* --- one for each output ------------------------------------------------------------------------------------ */
+assay_declaration assay_declaration_make(assay_arith all)
+{
+    return (assay_declaration){.all = all};
+}
+
+static int listed(const assay_declaration *d, const char *slot)
+{
+    int i = 0;
+    while (i < d->n && strcmp(d->output[i].slot, slot) != 0)
+        i++;
+    return i;
+}
+
+static assay_status list(assay_declaration *d, const char *slot, assay_arith arith)
+{
+    const int i = listed(d, slot);
+    ASSAY_CHECK(i < ASSAY_DECLARED_OUTPUTS && strlen(slot) < ASSAY_DECLARED_SLOT, ASSAY_LIMIT,
+                "%.40s: more than %d outputs with an arithmetic of their own, or a name above %d bytes", slot,
+                ASSAY_DECLARED_OUTPUTS, ASSAY_DECLARED_SLOT - 1);
+    memcpy(d->output[i].slot, slot, strlen(slot) + 1);
+    d->output[i].arith = arith;
+    d->n += i == d->n;
+    return ASSAY_OK;
+}
+
+assay_status assay_declaration_set(assay_declaration *d, const char *slot, assay_arith arith)
+{
+    if (listed(d, slot) == d->n && assay_arith_equal(&arith, &d->all))
+        return ASSAY_OK;
+    return list(d, slot, arith);
+}
+
+const assay_arith *assay_declaration_of(const assay_declaration *d, const char *slot)
+{
+    const int i = listed(d, slot);
+    return i < d->n ? &d->output[i].arith : &d->all;
+}
+
+json_t *assay_declaration_outputs(const assay_declaration *d)
+{
+    json_t *outputs = d->n > 0 ? json_object() : NULL;
+    for (int i = 0; i < d->n; i++)
+        json_object_set_new(outputs, d->output[i].slot, assay_arith_to_json(&d->output[i].arith));
+    return outputs;
+}
+
+assay_status assay_declaration_from_json(const json_t *all, json_t *outputs, assay_declaration *out)
+{
+    assay_declaration d = assay_declaration_make(assay_arith_elementwise());
+    if (all)
+        ASSAY_TRY(assay_arith_from_json(all, "arith", &d.all));
+    ASSAY_CHECK(!outputs || json_is_object(outputs), ASSAY_FORMAT, "output_arith: expected an object");
+    for (void *it = json_object_iter(outputs); it; it = json_object_iter_next(outputs, it)) {
+        assay_arith a;
+        char what[64];
+        snprintf(what, sizeof what, "output_arith.%.40s", json_object_iter_key(it));
+        ASSAY_TRY(assay_arith_from_json(json_object_iter_value(it), what, &a));
+        ASSAY_TRY(list(&d, json_object_iter_key(it), a));
+    }
+    *out = d;
     return ASSAY_OK;
 }

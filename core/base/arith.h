@@ -44,9 +44,33 @@ typedef struct assay_arith {
     int tile;       /* online softmax: keys per rescale step; 0 = two-pass */
 } assay_arith;
 
+/* What an operation declares: one arithmetic for every output, and for those that differ their own. */
+enum { ASSAY_DECLARED_OUTPUTS = 8, ASSAY_DECLARED_SLOT = 24 };
+typedef struct assay_declaration {
+    assay_arith all; /* of each output that is not listed */
+    int n;
+    struct {
+        char slot[ASSAY_DECLARED_SLOT];
+        assay_arith arith;
+    } output[ASSAY_DECLARED_OUTPUTS];
+} assay_declaration;
+
+bool assay_arith_equal(const assay_arith *a, const assay_arith *b);
+assay_declaration assay_declaration_make(assay_arith all);
+/* Declares one output; nothing is listed that equals the rest.  ASSAY_LIMIT: more than ASSAY_DECLARED_OUTPUTS. */
+assay_status assay_declaration_set(assay_declaration *d, const char *slot, assay_arith arith);
+/* Of one output slot. */
+const assay_arith *assay_declaration_of(const assay_declaration *d, const char *slot);
+
 /* {"accumulate":"F32","order":"tree","lanes":32,...}; members with default values may be absent. */
 json_t *assay_arith_to_json(const assay_arith *a);
 assay_status assay_arith_from_json(const json_t *object, const char *what, assay_arith *out);
+/* {"dgamma":{"order":"tree",...}}: the outputs that differ; NULL: none do. */
+json_t *assay_declaration_outputs(const assay_declaration *d);
+/* From the arithmetic of all outputs and the outputs that differ (NULL: absent); each has the limits above. */
+assay_status assay_declaration_from_json(const json_t *all, json_t *outputs, assay_declaration *out);
+/* "F32 tree of 32 lanes, fma, math 2 ulp" */
+void assay_arith_describe(const assay_arith *a, char *out, size_t capacity);
 const char *assay_order_name(assay_order order);
 /* fp32, no reduction, 2 ulp math. */
 assay_arith assay_arith_elementwise(void);

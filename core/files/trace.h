@@ -77,7 +77,7 @@ typedef struct assay_trace_op {
     int64_t step, microbatch;
     int variant;
     char variant_name[24];
-    assay_arith arith;
+    assay_declaration arith; /* of each output */
     json_t
         *attrs; /* numbers and strings the op was called with; owned by the reader; borrowed by the writer */
     char group[16];    /* collectives: group name, else "" */

@@ -33,6 +33,9 @@ assay_status assay_trace_check_scale(const assay_trace_tensor *t, const assay_tr
  * none.  ASSAY_FORMAT: `rank` is not among them. */
 assay_status assay_trace_check_group(const int *ranks, int n, int world, int rank, int *problem);
 
+/* An arithmetic of its own has only an output that the record has.  ASSAY_FORMAT names it. */
+assay_status assay_trace_check_declaration(const assay_trace_op *op);
+
 /* A record from its JSON line, validated by itself; `hash` and *key are "" when absent (key: room for
  * 4096). */
 enum { ASSAY_TRACE_KEY = 256 };

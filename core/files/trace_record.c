@@ -182,6 +182,18 @@ assay_status assay_trace_check_group(const int *ranks, int n, int world, int ran
     return ASSAY_OK;
 }
 
+assay_status assay_trace_check_declaration(const assay_trace_op *op)
+{
+    for (int k = 0; k < op->arith.n; k++) {
+        bool found = false;
+        for (int i = 0; i < op->n_outputs; i++)
+            found = found || strcmp(op->outputs[i].slot, op->arith.output[k].slot) == 0;
+        ASSAY_CHECK(found, ASSAY_FORMAT, "output_arith.%s: the record has no such output",
+                    op->arith.output[k].slot);
+    }
+    return ASSAY_OK;
+}
+
 /* --- from JSON ---------------------------------------------------------------------------------------------- */
 
 /* NULL when the member is absent or null. */
@@ -367,12 +379,12 @@ static assay_status read_group(const json_t *line, int rank, int world, assay_tr
 
 static assay_status read_op(const json_t *line, int rank, int world, assay_trace_op *op)
 {
-    static const char *const members[] = {"type",  "sequence",   "op",          "instance", "phase",
-                                          "step",  "microbatch", "variant",     "arith",    "variant_name",
-                                          "attrs", "group",      "group_ranks", "inputs",   "outputs",
-                                          "extra", NULL};
+    static const char *const members[] = {"type",  "sequence",     "op",          "instance", "phase",
+                                          "step",  "microbatch",   "variant",     "arith",    "variant_name",
+                                          "attrs", "group",        "group_ranks", "inputs",   "outputs",
+                                          "extra", "output_arith", NULL};
     int64_t variant = 0;
-    *op = (assay_trace_op){.sequence = -1, .rank = rank, .arith = assay_arith_elementwise()};
+    *op = (assay_trace_op){.sequence = -1, .rank = rank};
     ASSAY_TRY(assay_json_only(line, members, "members"));
     ASSAY_TRY(assay_json_get_i64(line, "sequence", true, 0, INT64_MAX, "member", &op->sequence));
     ASSAY_TRY(assay_json_get_string(line, "op", true, "member", op->op, sizeof op->op));
@@ -383,13 +395,13 @@ static assay_status read_op(const json_t *line, int rank, int world, assay_trace
     op->variant = (int)variant;
     ASSAY_TRY(assay_json_get_string(line, "variant_name", false, "member", op->variant_name,
                                     sizeof op->variant_name));
-    if (member(line, "arith"))
-        ASSAY_TRY(assay_arith_from_json(member(line, "arith"), "arith", &op->arith));
+    ASSAY_TRY(assay_declaration_from_json(member(line, "arith"), member(line, "output_arith"), &op->arith));
     json_t *attrs = member(line, "attrs");
     ASSAY_CHECK(!attrs || json_is_object(attrs), ASSAY_FORMAT, "attrs: expected an object");
     op->attrs = json_incref(attrs);
     ASSAY_TRY(read_slots(line, "inputs", op->inputs, &op->n_inputs));
     ASSAY_TRY(read_slots(line, "outputs", op->outputs, &op->n_outputs));
+    ASSAY_TRY(assay_trace_check_declaration(op));
     return read_group(line, rank, world, op);
 }
 

@@ -422,6 +422,9 @@ assay_status assay_trace_write_op(assay_trace_writer *w, assay_trace_op *op)
                     op->variant >= 0,
                 ASSAY_INVALID_ARGUMENT, "%s: op '%s': phase, step, microbatch or variant is out of range",
                 w->path, op->op);
+    st = assay_trace_check_declaration(op);
+    ASSAY_CHECK(st == ASSAY_OK, ASSAY_INVALID_ARGUMENT, "%s: op '%s': %s", w->path, op->op,
+                assay_error_message());
     op->sequence = w->n_ops;
     op->rank = w->rank;
     assay_json_text_begin(&w->line);
@@ -436,7 +439,9 @@ assay_status assay_trace_write_op(assay_trace_writer *w, assay_trace_op *op)
     put_integer(w, "variant", op->variant);
     if (op->variant_name[0] != '\0')
         put_text(w, "variant_name", op->variant_name);
-    put_value(w, "arith", assay_arith_to_json(&op->arith));
+    put_value(w, "arith", assay_arith_to_json(&op->arith.all));
+    if (op->arith.n > 0)
+        put_value(w, "output_arith", assay_declaration_outputs(&op->arith));
     if (op->attrs)
         put_value(w, "attrs", json_incref(op->attrs));
     ASSAY_TRY(put_group(w, op));

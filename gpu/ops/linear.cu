@@ -386,7 +386,7 @@ static assay_status run_groups(gpu_ctx *ctx, const product *whole, const int64_t
         mixed = mixed || expert.variant != declared->variant;
     }
     if (mixed) /* some experts ran as k0: one declaration cannot name both orders */
-        declared->arith.order = ASSAY_ORDER_UNKNOWN;
+        declared->arith.all.order = ASSAY_ORDER_UNKNOWN;
     return ASSAY_OK;
 }
 

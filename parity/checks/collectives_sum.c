@@ -38,8 +38,8 @@ static assay_status reduce_reals(const parity_call_judge *j, double *y, double *
             bound[e] = 0.0;
         }
     } else {
-        ref_bound_sum(y, bound, (const double *const *)pieces, n, count, &j->k->members[0]->arith,
-                      wire_dtype(j));
+        ref_bound_sum(y, bound, (const double *const *)pieces, n, count,
+                      assay_declaration_of(&j->k->members[0]->arith, "recv"), wire_dtype(j));
     }
 done:
     for (int i = 0; i < n; i++)

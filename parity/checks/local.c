@@ -194,9 +194,12 @@ static assay_status operation_key(const local *l, const assay_trace_op *op, text
     key->used = 0;
     ASSAY_TRY(append(key, op->op));
     ASSAY_TRY(append_json(key, op->attrs));
-    json_t *arith = assay_arith_to_json(&op->arith);
-    const assay_status st = append_json(key, arith);
+    json_t *arith = assay_arith_to_json(&op->arith.all), *outputs = assay_declaration_outputs(&op->arith);
+    assay_status st = append_json(key, arith);
+    if (st == ASSAY_OK)
+        st = append_json(key, outputs);
     json_decref(arith);
+    json_decref(outputs);
     ASSAY_TRY(st);
     ASSAY_TRY(append_slots(key, l, op, true));
     return append_slots(key, l, op, false);

@@ -217,7 +217,7 @@ static assay_status derive(const draft *d, const parity_ask_slot *slot, ref_valu
 {
     char op[48];
     const char *dot = strchr(slot->of, '.');
-    const assay_arith arith = assay_arith_elementwise();
+    const assay_declaration arith = assay_declaration_make(assay_arith_elementwise());
     ref_replay_result result;
     snprintf(op, sizeof op, "%.*s", (int)(dot - slot->of), slot->of);
     json_t *attrs = json_copy(d->q->attrs);

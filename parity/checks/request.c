@@ -12,7 +12,7 @@ void parity_ask_begin(parity_ask *q, const char *op)
     snprintf(q->op.instance, sizeof q->op.instance, "%s.%s.%lld", q->tier, op, (long long)q->n);
     q->op.phase = ASSAY_PHASE_FORWARD;
     q->op.microbatch = -1;
-    q->op.arith = assay_arith_elementwise();
+    q->op.arith = assay_declaration_make(assay_arith_elementwise());
     json_decref(q->attrs);
     q->attrs = json_object();
     json_object_set_new(q->attrs, "act", json_string(assay_dtype_name(q->act)));

@@ -272,6 +272,19 @@ static int copy_slots(const copier *c, assay_trace_slot *slots, int n)
     return kept;
 }
 
+/* An output that is gone has no arithmetic. */
+static void prune_declaration(assay_trace_op *op)
+{
+    int kept = 0;
+    for (int k = 0; k < op->arith.n; k++)
+        for (int i = 0; i < op->n_outputs; i++)
+            if (strcmp(op->outputs[i].slot, op->arith.output[k].slot) == 0) {
+                op->arith.output[kept++] = op->arith.output[k];
+                break;
+            }
+    op->arith.n = kept;
+}
+
 /* An operation with another attribute, group or slot. */
 static assay_status write_changed_op(copier *c, assay_trace_op *op)
 {
@@ -281,6 +294,7 @@ static assay_status write_changed_op(copier *c, assay_trace_op *op)
     ASSAY_TRY(parity_mutate_op(c->from, c->target, c->m, op, &attrs, &ranks, &record));
     if (record >= 0)
         parity_mutate_slot(c->m, op, new_id(c, record));
+    prune_declaration(op);
     const assay_status st = assay_trace_write_op(c->w, op);
     c->planted = true;
     json_decref(attrs);
@@ -293,6 +307,7 @@ static assay_status copy_op(copier *c, const assay_trace_op *old)
     assay_trace_op op = *old;
     op.n_inputs = copy_slots(c, op.inputs, op.n_inputs);
     op.n_outputs = copy_slots(c, op.outputs, op.n_outputs);
+    prune_declaration(&op);
     if (old == c->target && is(c, "drop_op")) {
         c->planted = true;
         return ASSAY_OK;
@@ -305,7 +320,9 @@ static assay_status copy_op(copier *c, const assay_trace_op *old)
     if (old == c->target && parity_mutation_is_op(c->m->kind))
         return write_changed_op(c, &op);
     if (old == c->target && is(c, "arithmetic")) {
-        op.arith.accumulate = ASSAY_F64;
+        op.arith.all.accumulate = ASSAY_F64;
+        for (int i = 0; i < op.arith.n; i++)
+            op.arith.output[i].arith.accumulate = ASSAY_F64;
         c->planted = true;
     }
     if (old == c->target && is(c, "repeat_op")) {

@@ -58,15 +58,13 @@ assay_status ref_bound_router_aux_sums(ref_pair score_sums, ref_pair z_sum, ref_
     const int64_t t = desc->tokens, e = desc->experts;
     double *terms = malloc((size_t)(2 * t + 1) * sizeof *terms);
     ref_iv row[ASSAY_MAX_EXPERTS];
-    ref_order order = d->order;
-    order.or_chain = true;
     ASSAY_CHECK(terms, ASSAY_OUT_OF_MEMORY, "router_aux_fwd: %lld tokens", (long long)t);
     for (int64_t j = 0; j < e; j++) {
         for (int64_t i = 0; i < t; i++) {
             terms[i] = aux_scores.y[i * e + j];
             terms[t + i] = aux_scores.b[i * e + j];
         }
-        const ref_iv sum = ref_sum_terms(terms, terms + t, t, &order);
+        const ref_iv sum = ref_sum_terms(terms, terms + t, t, &d->order);
         score_sums.y[j] = sum.v;
         score_sums.b[j] = sum.b;
     }
@@ -75,7 +73,7 @@ assay_status ref_bound_router_aux_sums(ref_pair score_sums, ref_pair z_sum, ref_
         terms[i] = z.v;
         terms[t + i] = z.b;
     }
-    const ref_iv sum = ref_sum_terms(terms, terms + t, t, &order);
+    const ref_iv sum = ref_sum_terms(terms, terms + t, t, &d->order);
     z_sum.y[0] = sum.v;
     z_sum.b[0] = sum.b;
     free(terms);

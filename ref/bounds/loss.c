@@ -115,7 +115,6 @@ void ref_bound_sum_double(ref_pair y, const double *x, int64_t n, bool square, c
     o.u = 0x1p-52; /* twice 2^-53: the reference's compensated sum has an error of its own */
     o.eta = 0x1p-1074;
     o.align = ldexp(o.align / d->num.u, 0) * o.u;
-    o.or_chain = true;
     const ref_iv z = ref_sum_dot(square ? x : NULL, x, n, &o);
     y.y[0] = square ? ref_sumsq(x, n) : ref_sum(x, n);
     y.b[0] = z.b;

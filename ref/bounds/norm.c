@@ -4,14 +4,6 @@
 
 #include <stdlib.h>
 
-/* The row sum and the sum over tokens are two sums of one declaration. */
-static ref_order both_orders(const ref_declared *d)
-{
-    ref_order o = d->order;
-    o.or_chain = true;
-    return o;
-}
-
 void ref_bound_rmsnorm_fwd(ref_pair y, ref_pair rstd, const double *x, const double *gamma, double eps,
                            int64_t t, int64_t h, const ref_declared *d)
 {
@@ -78,7 +70,6 @@ assay_status ref_bound_rmsnorm_bwd(ref_pair dx, ref_pair dgamma, const double *d
                                    const double *gamma, const double *rstd, const double *old, int64_t t,
                                    int64_t h, const ref_declared *d)
 {
-    const ref_order order = both_orders(d);
     bool failed = false;
 #pragma omp parallel if (ref_vec_parallel(t * h * 4)) reduction(|| : failed)
     {
@@ -87,11 +78,11 @@ assay_status ref_bound_rmsnorm_bwd(ref_pair dx, ref_pair dgamma, const double *d
 #pragma omp for schedule(static)
         for (int64_t i = 0; i < t; i++)
             if (terms)
-                bwd_row(dx, i, terms, dy + i * h, x + i * h, gamma, rstd[i], h, &order, &d->num);
+                bwd_row(dx, i, terms, dy + i * h, x + i * h, gamma, rstd[i], h, &d->order, &d->num);
 #pragma omp for schedule(static)
         for (int64_t j = 0; j < h; j++)
             if (terms)
-                bwd_gamma(dgamma, j, terms, dy, x, rstd, old, t, h, &order, &d->num);
+                bwd_gamma(dgamma, j, terms, dy, x, rstd, old, t, h, &d->order, &d->num);
         free(terms);
     }
     ASSAY_CHECK(!failed, ASSAY_OUT_OF_MEMORY, "rmsnorm_bwd: %lld rows of %lld", (long long)t, (long long)h);

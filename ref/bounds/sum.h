@@ -12,8 +12,8 @@ typedef struct ref_order {
     int64_t lanes, split, k_step;
     double align; /* TENSOR_CORE: relative alignment error of one term, 2^-(23 + guard_bits) */
     bool fma;
-    /* TREE: the operation has several sums and the declaration names the order of one; the others may be
-     * chains. */
+    /* TREE: an output has several sums inside (attention: scores, then keys) and its declaration names the order of one; the
+     * others may be chains. */
     bool or_chain;
 } ref_order;
 

@@ -82,3 +82,48 @@ Test(core_arith, order_names)
     cr_expect_str_eq(assay_order_name(ASSAY_ORDER_TENSOR_CORE), "tensor_core");
     cr_expect_str_eq(assay_order_name((assay_order)99), "?");
 }
+
+/* An output that declares what the others do is not listed; each of those that are listed is read back. */
+Test(core_arith, each_output_has_its_own)
+{
+    assay_arith chain = assay_arith_elementwise();
+    chain.order = ASSAY_ORDER_SEQUENTIAL;
+    assay_declaration d = assay_declaration_make(chain), back;
+    expect_ok(assay_declaration_set(&d, "dx", chain));
+    cr_expect_null(assay_declaration_outputs(&d));
+    expect_ok(assay_declaration_set(&d, "dgamma", assay_arith_elementwise()));
+    json_t *all = assay_arith_to_json(&d.all), *outputs = assay_declaration_outputs(&d);
+    cr_assert_eq(json_object_size(outputs), 1);
+    expect_ok(assay_declaration_from_json(all, outputs, &back));
+    cr_expect_eq(assay_declaration_of(&back, "dx")->order, ASSAY_ORDER_SEQUENTIAL);
+    cr_expect_eq(assay_declaration_of(&back, "dgamma")->order, ASSAY_ORDER_NONE);
+    json_decref(all);
+    json_decref(outputs);
+}
+
+Test(core_arith, outputs_of_their_own_are_few)
+{
+    assay_declaration d = assay_declaration_make(assay_arith_elementwise());
+    assay_arith tree = d.all;
+    tree.order = ASSAY_ORDER_TREE;
+    for (int i = 0; i < ASSAY_DECLARED_OUTPUTS; i++) {
+        char slot[8];
+        snprintf(slot, sizeof slot, "y%d", i);
+        expect_ok(assay_declaration_set(&d, slot, tree));
+    }
+    expect_error(assay_declaration_set(&d, "more", tree), ASSAY_LIMIT, "more than 8 outputs");
+}
+
+Test(core_arith, a_declaration_reads_as_one_line)
+{
+    char text[160];
+    const assay_arith a = {.accumulate = ASSAY_F32,
+                           .order = ASSAY_ORDER_TREE,
+                           .lanes = 32,
+                           .split = 1,
+                           .fma = true,
+                           .math_ulp = 2,
+                           .tile = 64};
+    assay_arith_describe(&a, text, sizeof text);
+    cr_expect_str_eq(text, "F32 tree of 32 lanes, fma, tiles of 64, math 2 ulp");
+}

@@ -75,9 +75,12 @@ static void write_rank(int rank)
                              .group_ranks = ranks,
                              .n_inputs = 1,
                              .n_outputs = 2,
-                             .arith = assay_arith_elementwise()};
-        op.arith.order = ASSAY_ORDER_TREE;
-        op.arith.lanes = 32;
+                             .arith.all = assay_arith_elementwise()};
+        op.arith.all.order = ASSAY_ORDER_TREE;
+        op.arith.all.lanes = 32;
+        assay_arith own = op.arith.all;
+        own.lanes = 256;
+        TEST_OK(assay_declaration_set(&op.arith, "z", own));
         op.attrs = json_pack("{s:f, s:s}", "eps", 1e-5, "reduction", "sum");
         op.inputs[0] = (assay_trace_slot){"x", x.id};
         op.outputs[0] = (assay_trace_slot){"y", shard.id};
@@ -125,8 +128,10 @@ Test(trace, what_is_written_is_read)
     cr_expect_eq(op->sequence, 1);
     cr_expect_eq(op->variant, 2);
     cr_expect_str_eq(op->variant_name, "k2");
-    cr_expect_eq(op->arith.order, ASSAY_ORDER_TREE);
-    cr_expect_eq(op->arith.lanes, 32);
+    cr_expect_eq(op->arith.all.order, ASSAY_ORDER_TREE);
+    cr_expect_eq(op->arith.all.lanes, 32);
+    cr_expect_eq(assay_declaration_of(&op->arith, "y")->lanes, 32);
+    cr_expect_eq(assay_declaration_of(&op->arith, "z")->lanes, 256);
     cr_expect_eq(json_real_value(json_object_get(op->attrs, "eps")), 1e-5);
     cr_expect_str_eq(op->group, "tp");
     cr_assert_eq(op->n_group_ranks, 2);
@@ -226,7 +231,8 @@ Test(trace, many_records)
         assay_trace_tensor x = record("x", 0, ASSAY_I64, TWO, 1);
         const int64_t value[2] = {i % 1000, 7};
         TEST_OK(assay_trace_write_tensor(w, &x, value));
-        assay_trace_op op = {.op = "op", .microbatch = -1, .n_inputs = 1, .arith = assay_arith_elementwise()};
+        assay_trace_op op = {
+            .op = "op", .microbatch = -1, .n_inputs = 1, .arith.all = assay_arith_elementwise()};
         op.inputs[0] = (assay_trace_slot){"x", i};
         TEST_OK(assay_trace_write_op(w, &op));
     }
@@ -332,7 +338,7 @@ Test(trace, writer_checks_ops)
     assay_trace_writer *w = NULL;
     const int twice[] = {0, 0}, other[] = {1};
     TEST_OK(assay_trace_writer_open(&w, dir, 0, 2, NULL, false));
-    assay_trace_op good = {.op = "op", .n_inputs = 1, .arith = assay_arith_elementwise()}, op = good;
+    assay_trace_op good = {.op = "op", .n_inputs = 1, .arith.all = assay_arith_elementwise()}, op = good;
     op.inputs[0] = (assay_trace_slot){"x", 0};
     TEST_FAILS(assay_trace_write_op(w, &op), ASSAY_INVALID_ARGUMENT,
                "slot 'x' names record 0, but 0 records were written");
@@ -414,7 +420,7 @@ Test(trace, foreign_op_has_defaults)
     TEST_OK(assay_trace_open(&t, dir, true));
     const assay_trace_op *op = assay_trace_op_at(t, 0, 0);
     cr_expect_eq(op->variant, 0);
-    cr_expect_eq(op->arith.order, ASSAY_ORDER_NONE);
+    cr_expect_eq(op->arith.all.order, ASSAY_ORDER_NONE);
     cr_assert_not_null(op->attrs);
     cr_expect_eq(json_object_size(op->attrs), 0u);
     cr_expect_eq(op->n_inputs, 0);
@@ -632,6 +638,13 @@ Test(trace, bad_op_records)
         {"attrs in a list", OP_WITH(",\"attrs\":[0]"), ASSAY_FORMAT, "attrs: expected an object"},
         {"unknown order", OP_WITH(",\"arith\":{\"accumulate\":\"F32\",\"order\":\"random\"}"),
          ASSAY_UNSUPPORTED, "random"},
+        {"arithmetic of no output", OP_WITH(",\"outputs\":{\"x\":0},\"output_arith\":{\"y\":{}}"),
+         ASSAY_FORMAT, "op record 0: output_arith.y: the record has no such output"},
+        {"arithmetics in a list", OP_WITH(",\"output_arith\":[0]"), ASSAY_FORMAT,
+         "output_arith: expected an object"},
+        {"arithmetic beyond its limit",
+         OP_WITH(",\"outputs\":{\"x\":0},\"output_arith\":{\"x\":{\"math_ulp\":9}}"), ASSAY_LIMIT,
+         "output_arith.x"},
         {"group without ranks", OP_WITH(",\"group\":\"tp\""), ASSAY_FORMAT, "one is there without the other"},
         {"ranks without group", OP_WITH(",\"group_ranks\":[0]"), ASSAY_FORMAT,
          "one is there without the other"},

@@ -132,7 +132,7 @@ static void write_request(int rank, int world, bool joins)
         assay_shard_whole(&t.shard, &n, 1);
         cr_assert_eq(assay_trace_write_tensor(w, &t, x), ASSAY_OK, "%s", assay_error_message());
         assay_trace_op o = {
-            .n_inputs = 1, .microbatch = -1, .arith = assay_arith_elementwise(), .attrs = json_object()};
+            .n_inputs = 1, .microbatch = -1, .arith.all = assay_arith_elementwise(), .attrs = json_object()};
         snprintf(o.op, sizeof o.op, "all_reduce");
         snprintf(o.instance, sizeof o.instance, "test");
         snprintf(o.inputs[0].slot, sizeof o.inputs[0].slot, "send");

@@ -39,8 +39,8 @@ static parity_report *linear(int at, float change, bool narrow)
     assay_trace_writer *out = open_writer(fresh_path(dir, "t"), 0, 1, "1");
     for (int copy = 0; copy < 2; copy++) { /* the second is judged from the cache */
         assay_trace_op o = op_of("linear_fwd", "decoder.layers.0.mlp.linear_fc1", ASSAY_PHASE_FORWARD);
-        o.arith.order = ASSAY_ORDER_SEQUENTIAL;
-        o.arith.fma = true;
+        o.arith.all.order = ASSAY_ORDER_SEQUENTIAL;
+        o.arith.all.fma = true;
         op_in(&o, "x", put_f32(out, "x.y", ASSAY_PHASE_FORWARD, T, K, x));
         op_in(&o, "weight", put_f32(out, "w", ASSAY_PHASE_FORWARD, N, K, w));
         op_out(&o, "y", put_f32(out, "fc1.y", ASSAY_PHASE_FORWARD, T, N, y));
@@ -53,6 +53,83 @@ static parity_report *linear(int at, float change, bool narrow)
     assay_trace_close(t);
     remove_path(dir);
     return r;
+}
+
+enum { ROWS = 600, H = 4 };
+
+/* rmsnorm_bwd whose dgamma[0] lies between the bound of a tree of 32 lanes and that of one chain; `own`: the record declares
+ * the tree for dgamma, else one chain for both outputs, as a shared declaration has to. */
+static parity_report *norm_backward(bool own)
+{
+    static float dy[ROWS * H], x[ROWS * H];
+    static double wide[2][ROWS * H];
+    float gamma[H], rstd[ROWS], old[H] = {0}, dx[ROWS * H], dgamma[H];
+    double gammas[H], rstds[ROWS], olds[H] = {0};
+    char dir[256];
+    for (int i = 0; i < ROWS * H; i++) {
+        wide[0][i] = (double)(dy[i] = (float)(i % 7 + 1) / 8.0f);
+        wide[1][i] = (double)(x[i] = (float)(i % 5 + 1) / 4.0f);
+    }
+    for (int i = 0; i < H; i++)
+        gammas[i] = (double)(gamma[i] = 1.0f);
+    for (int i = 0; i < ROWS; i++)
+        rstds[i] = (double)(rstd[i] = 0.75f);
+    assay_arith chain = assay_arith_elementwise(), tree;
+    chain.order = ASSAY_ORDER_SEQUENTIAL;
+    tree = chain;
+    tree.order = ASSAY_ORDER_TREE;
+    tree.lanes = 32;
+    assay_declaration declared = assay_declaration_make(chain);
+    const ref_value in[] = {{"gamma", ASSAY_F32, 1, {H}, H, .value = gammas},
+                            {"dy", ASSAY_F32, 2, {ROWS, H}, ROWS * H, .value = wide[0]},
+                            {"x", ASSAY_F32, 2, {ROWS, H}, ROWS * H, .value = wide[1]},
+                            {"rstd", ASSAY_F32, 1, {ROWS}, ROWS, .value = rstds},
+                            {"dgamma_in", ASSAY_F32, 1, {H}, H, .value = olds}};
+    ref_replay_result loose, tight;
+    must(ref_replay("rmsnorm_bwd", NULL, &declared, in, 5, NULL, 0, &loose));
+    must(assay_declaration_set(&declared, "dgamma", tree));
+    must(ref_replay("rmsnorm_bwd", NULL, &declared, in, 5, NULL, 0, &tight));
+    cr_assert_str_eq(tight.outputs[1].slot, "dgamma");
+    const double inner = tight.outputs[1].bound[0], outer = loose.outputs[1].bound[0];
+    cr_assert(outer > 4.0 * inner && loose.outputs[0].bound[0] == tight.outputs[0].bound[0]);
+    for (int i = 0; i < ROWS * H; i++)
+        dx[i] = (float)tight.outputs[0].value[i];
+    for (int i = 0; i < H; i++)
+        dgamma[i] = (float)(tight.outputs[1].value[i] + (i == 0 ? (inner + outer) / 2.0 : 0.0));
+    ref_replay_free(&loose);
+    ref_replay_free(&tight);
+
+    assay_trace_writer *out = open_writer(fresh_path(dir, "t"), 0, 1, "1");
+    assay_trace_op o = op_of("rmsnorm_bwd", "decoder.final_layernorm", ASSAY_PHASE_BACKWARD);
+    o.arith = own ? declared : assay_declaration_make(chain);
+    op_in(&o, "gamma", put_vector_f32(out, "g", H, gamma));
+    op_in(&o, "dy", put_f32(out, "dy", ASSAY_PHASE_BACKWARD, ROWS, H, dy));
+    op_in(&o, "x", put_f32(out, "x", ASSAY_PHASE_FORWARD, ROWS, H, x));
+    op_in(&o, "rstd", put_vector_f32(out, "r", ROWS, rstd));
+    op_in(&o, "dgamma_in", put_vector_f32(out, "old", H, old));
+    op_out(&o, "dx", put_f32(out, "dx", ASSAY_PHASE_BACKWARD, ROWS, H, dx));
+    op_out(&o, "dgamma", put_vector_f32(out, "dg", H, dgamma));
+    must(assay_trace_write_op(out, &o));
+    close_writer(out);
+    assay_trace *t = open_trace(dir);
+    parity_report *r = new_report();
+    must(parity_check_local(t, r));
+    assay_trace_close(t);
+    remove_path(dir);
+    return r;
+}
+
+/* The output is as far off as the arithmetic that the two outputs used to share allows; its own does not. */
+Test(parity_replay, an_output_is_judged_by_its_own_arithmetic)
+{
+    parity_report *shared = norm_backward(false), *own = norm_backward(true);
+    cr_expect_null(first_failure(shared));
+    const parity_result *bad = first_failure(own);
+    cr_assert_not_null(bad);
+    cr_expect_str_eq(bad->tensor, "dgamma");
+    cr_expect_eq(bad->n_bad, 1);
+    parity_report_destroy(shared);
+    parity_report_destroy(own);
 }
 
 Test(parity_replay, an_honest_operation_is_within_its_bound)
@@ -153,7 +230,7 @@ static parity_report *collective(const call *c)
         snprintf(o.group, sizeof o.group, "tp");
         o.n_group_ranks = 2;
         o.group_ranks = ranks;
-        o.arith.order = ASSAY_ORDER_SEQUENTIAL;
+        o.arith.all.order = ASSAY_ORDER_SEQUENTIAL;
         o.attrs = json_pack("{s:s}", "dtype", "F32");
         if (strstr(o.op, "reduce"))
             json_object_set_new(o.attrs, "reduction", json_string("sum"));

@@ -118,7 +118,7 @@ Test(parity_selftest, operations_vanish_repeat_and_lie)
         cr_assert_eq(assay_trace_n_ops(t, 0), wanted[i], "%s", word[i]);
         cr_assert_eq(assay_trace_n_ops(t, 1), 3);
         if (i == 2)
-            cr_assert_eq(assay_trace_op_at(t, 0, 1)->arith.accumulate, ASSAY_F64);
+            cr_assert_eq(assay_trace_op_at(t, 0, 1)->arith.all.accumulate, ASSAY_F64);
         assay_trace_close(t);
         remove_path(dir);
     }

@@ -78,6 +78,13 @@ static inline int64_t put_f32(assay_trace_writer *w, const char *name, assay_pha
     return t.id;
 }
 
+static inline int64_t put_vector_f32(assay_trace_writer *w, const char *name, int64_t n, const float *data)
+{
+    assay_trace_tensor t = tensor_of(name, ASSAY_PHASE_FORWARD, ASSAY_F32, 1, &n);
+    must(assay_trace_write_tensor(w, &t, data));
+    return t.id;
+}
+
 /* Rows [start, start+length) of a matrix of `rows` rows. */
 static inline int64_t put_rows_f32(assay_trace_writer *w, const char *name, int64_t rows, int64_t columns,
                                    int64_t start, int64_t length, const float *data)
@@ -96,7 +103,7 @@ static inline assay_trace_op op_of(const char *op, const char *instance, assay_p
     snprintf(o.op, sizeof o.op, "%s", op);
     snprintf(o.instance, sizeof o.instance, "%s", instance);
     o.phase = phase;
-    o.arith = assay_arith_elementwise();
+    o.arith = assay_declaration_make(assay_arith_elementwise());
     return o;
 }
 

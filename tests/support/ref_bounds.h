@@ -129,8 +129,9 @@ static inline const ref_value *trial_candidate(const trial *t, const char *slot)
 /* Replays and compares everything; fills worst, n_bad. */
 static inline void trial_judge(trial *t)
 {
+    const assay_declaration declared = assay_declaration_make(t->arith);
     ref_replay_free(&t->result);
-    cr_assert(ref_replay(t->op, t->attrs, &t->arith, t->in, t->n_in, t->out, t->n_out, &t->result) ==
+    cr_assert(ref_replay(t->op, t->attrs, &declared, t->in, t->n_in, t->out, t->n_out, &t->result) ==
                   ASSAY_OK,
               "%s", assay_error_message());
     t->worst = 0.0;
