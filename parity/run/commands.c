@@ -56,7 +56,7 @@ int parity_main_diff(int argc, char **argv)
             argc, argv,
             "Compares two traces by assembled tensors, in order of the first one's execution, and "
             "names the first difference.",
-            "TRACE_A TRACE_B", NULL, extra, on_option, &o) != ASSAY_OK)
+            "TRACE_A TRACE_B", NULL, 0, extra, on_option, &o) != ASSAY_OK)
         return fail("assay diff");
     if (o.n_paths != 2) {
         fputs("assay diff: expected two trace folders\n", stderr);
@@ -111,7 +111,7 @@ int parity_main_replay(int argc, char **argv)
             argc, argv,
             "Recomputes every recorded operation from its recorded inputs in double precision, with a "
             "running error bound for each element.",
-            "TRACE", NULL, extra, on_option, &o) != ASSAY_OK)
+            "TRACE", NULL, 0, extra, on_option, &o) != ASSAY_OK)
         return fail("assay replay");
     if (o.n_paths != 1) {
         fputs("assay replay: expected one trace folder\n", stderr);
@@ -205,7 +205,7 @@ int parity_main_layout(int argc, char **argv)
     command_options o = {.tolerance = -1};
     if (assay_options_parse(argc, argv,
                             "Explains a layout: rank grid, groups, and the pieces of a model on each rank.",
-                            "LAYOUT", NULL, extra, on_option, &o) != ASSAY_OK)
+                            "LAYOUT", NULL, 0, extra, on_option, &o) != ASSAY_OK)
         return fail("assay layout");
     if (o.n_paths != 1) {
         fputs("assay layout: expected one layout, like tp2,sp,ep2,dp2\n", stderr);
@@ -247,7 +247,7 @@ int parity_main_report(int argc, char **argv)
     command_options o = {.tolerance = -1};
     int code = 2;
     if (assay_options_parse(argc, argv, "Joins the results of `assay run --shard I/N`.",
-                            "merge RESULTS.jsonl ...", NULL, extra, on_option, &o) != ASSAY_OK)
+                            "merge RESULTS.jsonl ...", NULL, 0, extra, on_option, &o) != ASSAY_OK)
         return fail("assay report");
     if (o.n_paths < 2 || strcmp(o.paths[0], "merge") != 0) {
         fputs("assay report: expected: merge RESULTS.jsonl ...\n", stderr);

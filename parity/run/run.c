@@ -204,6 +204,8 @@ static assay_status run(parity_run_state *s, const assay_train_options *given)
     ASSAY_TRY(parity_engine_find(s->o.engine, s->o.engine_program, &s->engine));
     printf("assay run: engine %s (%s)\n", s->engine.name, s->engine.reason);
     fflush(stdout);
+    snprintf(s->o.model, sizeof s->o.model, "%s", given->model);
+    snprintf(s->o.batch, sizeof s->o.batch, "%s", given->batch);
     ASSAY_TRY(parity_run_load_cases(s));
     ASSAY_TRY(parity_run_apply_overrides(s, given));
     ASSAY_TRY(parity_run_make_tasks(s));
@@ -252,9 +254,9 @@ int parity_main_run(int argc, char **argv)
     s->o.timeout_s = 600;
     const long processors = sysconf(_SC_NPROCESSORS_ONLN);
     s->o.jobs = processors < 1 ? 1 : processors > PARITY_MAX_JOBS ? PARITY_MAX_JOBS : (int)processors;
-    assay_status st =
-        assay_options_parse(argc, argv, "Parity of the engine with the reference over a matrix of layouts.",
-                            "[CASE.json ...]", &given, parity_run_option_list, parity_run_option, &s->o);
+    assay_status st = assay_options_parse(
+        argc, argv, "Parity of the engine with the reference over a matrix of layouts.", "[CASE.json ...]",
+        &given, ASSAY_FOR_RUN, parity_run_option_list, parity_run_option, &s->o);
     if (st == ASSAY_OK)
         st = run(s, &given);
     if (st != ASSAY_OK)

@@ -467,7 +467,7 @@ int parity_main_selftest(int argc, char **argv)
         s ? assay_options_parse(argc, argv,
                                 "Plants faults in the engine and in its traces and demands that the "
                                 "judge finds each one where it was planted.",
-                                "", NULL, extra, on_option, &o)
+                                "", NULL, 0, extra, on_option, &o)
           : ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "selftest");
     if (st == ASSAY_OK) {
         s->o = &o;

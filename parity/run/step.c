@@ -114,7 +114,7 @@ int parity_main_step(int argc, char **argv)
         argc, argv,
         "One forward and backward pass ([b,s] batches) or optimizer steps ([steps,microbatches,b,s] "
         "batches) of a Hugging Face model; results go to one safetensors file.",
-        "", &o, EXTRA, on_option, &s);
+        "", &o, ASSAY_FOR_STEP, EXTRA, on_option, &s);
     if (st == ASSAY_OK)
         st = assay_train_option_set(&o, "precision",
                                     s.precision[0] != 0            ? s.precision

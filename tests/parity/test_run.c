@@ -11,7 +11,7 @@ static const char case_text[] =
     " \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 10000.0}},"
     " \"data\": {\"paths\": [\"text.md\"], \"steps\": 2, \"microbatches\": 2, \"micro_batch_size\": 1,"
     " \"seq_length\": 9, \"mask_probability\": 0.1}, \"layouts\": [\"1\", \"tp2\"],"
-    " \"training\": {\"seed\": 7, \"lr\": 1e-3}, \"precision\": [\"fp32\"]}\n";
+    " \"training\": {\"seed\": 7, \"lr\": 1e-3, \"adam_beta2\": 0.5}, \"precision\": [\"fp32\"]}\n";
 static const char data_text[] =
     "The quick brown fox jumps over the lazy dog, again and again, until the page is full of words and "
     "nobody wants to read on. Then some more text follows, so that a few windows can be cut from it.\n";
@@ -304,6 +304,10 @@ Test(run, cases_that_cannot_be)
         {"\"name\": \"tiny\"", "\"name\": \"../up\"", {"name: expected [a-z0-9_-]+", "../up"}},
         {"\"lr\": 1e-3", "\"lrr\": 1e-3", {"lrr", "unknown option"}},
         {"\"lr\": 1e-3", "\"adam_beta1\": 1", {"training", "adam_beta1: expected less than 1"}},
+        {"\"lr\": 1e-3", "\"out\": \"/tmp/x\"", {"out: has no meaning here"}},
+        {"\"lr\": 1e-3", "\"save\": \"/tmp/x\"", {"save: has no meaning here"}},
+        {"\"lr\": 1e-3", "\"trace\": \"/tmp/x\"", {"trace: has no meaning here"}},
+        {"\"lr\": 1e-3", "\"layout\": \"tp2\"", {"layout: has no meaning here"}},
         {"\"lr\": 1e-3", "\"lr\": -1", {"lr: expected 0 to", "-1"}},
         {"\"tp2\"]", "\"tp2,xx\"]", {"unknown word 'xx'", "tpN"}},
         {"[\"fp32\"]", "[\"fp64\"]", {"precision[0]", "fp32 or bf16, found fp64"}},
@@ -342,11 +346,88 @@ Test(run, options_that_cannot_be)
         {"--engine-program /bin/true case.json", {"/bin/true", "JSON object"}},
         {"--engine-program /bin/false case.json", {"/bin/false", "exit status 1"}},
         {"--surprise case.json", {"--surprise", "unknown option"}},
+        {"--out nowhere/x case.json", {"'--out'", "has no meaning here"}},
+        {"--trace t case.json", {"'--trace'", "has no meaning here"}},
+        {"--load t case.json", {"'--load'", "has no meaning here"}},
+        {"--save=t case.json", {"'--save=t'", "has no meaning here"}},
+        {"--save-after 1 case.json", {"'--save-after'", "has no meaning here"}},
+        {"--trace-hash-only case.json", {"'--trace-hash-only'", "has no meaning here"}},
+        {"--model nowhere", {"nowhere", "No such file"}},
+        {"--model nowhere case.json", {"--model nowhere: is a case by itself"}},
+        {"--batch b.safetensors case.json", {"--batch b.safetensors: needs --model"}},
+        {"--model " MODELS "llama --batch b.safetensors", {"b.safetensors", "No such file"}},
+        {"--model " MODELS "llama --batch " MODELS "llama/train_batch.safetensors --train-iters 99",
+         {"--train-iters 99", "holds"}},
         {"nowhere.json", {"nowhere.json", "No such file"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         refuse(cases[i].arguments, cases[i].arguments,
                (const char *const[]){cases[i].words[0], cases[i].words[1], NULL});
+}
+
+static bool is_failure(const json_t *o)
+{
+    return strcmp(json_string_value(json_object_get(o, "verdict")), "FAIL") == 0;
+}
+
+/* --- a folder of the user's ---------------------------------------------------------------------------------- */
+Test(run, a_model_folder_is_judged_on_its_batch)
+{
+    cli_result r = cli_run(
+        "run --engine sim --quiet --report rep --keep --layout tp2 --precision fp32 --variant fastest "
+        "--model " MODELS "llama --batch " MODELS "llama/batch.safetensors");
+    cli_expect_success(&r, "run --model");
+    cr_expect_gt(totals(&r).passed, 200);
+    cli_free(&r);
+    /* The case's batch file is the user's: the [b,s] one as one step of one microbatch. */
+    assay_tensorfile *given, *used;
+    const assay_tensor_info *a, *b;
+    cr_assert_eq(assay_tensorfile_open(&given, MODELS "llama/batch.safetensors"), ASSAY_OK);
+    cr_assert_eq(assay_tensorfile_open(&used, cli_file("rep/work/llama/batch.safetensors")), ASSAY_OK, "%s",
+                 assay_error_message());
+    a = assay_tensorfile_find(given, "input_ids");
+    b = assay_tensorfile_find(used, "input_ids");
+    cr_expect(b->ndim == 4 && b->shape[0] == 1 && b->shape[1] == 1 && b->shape[2] == a->shape[0] &&
+              b->shape[3] == a->shape[1] && memcmp(a->data, b->data, (size_t)a->count * 8) == 0);
+    assay_tensorfile_close(given);
+    assay_tensorfile_close(used);
+}
+
+/* What is wrong with that folder is found, and the printed command finds it again. */
+Test(run, a_fault_in_a_model_folder_is_found_again)
+{
+    int found = 0;
+    char again[1024];
+    cli_result r =
+        cli_run("run --engine sim --quiet --report rep --layout tp2 --precision fp32 --variant fastest "
+                "--train-iters 1 --fault skip_all_reduce --model " MODELS "llama");
+    cr_expect_eq(r.code, 1, "%s%s", r.out, r.err);
+    cli_free(&r);
+    (void)read_results(cli_file("rep/results.jsonl"), is_failure, &found, again);
+    cr_expect_gt(found, 0);
+    cr_expect(strstr(again, " --model=" MODELS "llama ") != NULL && strstr(again, "--case") == NULL, "%s",
+              again);
+    r = cli_run("%s --report again", again + strlen("assay "));
+    cr_expect_eq(r.code, 1, "%s\n%s%s", again, r.out, r.err);
+    cli_free(&r);
+}
+
+/* An option that is given wins over the case's, also where its value is the program's default. */
+Test(run, an_option_at_its_default_replaces_the_case_s_own)
+{
+    cli_result r =
+        cli_run("run --engine sim --quiet --report rep --keep --layout 1 --adam-beta2 0.999 case.json");
+    cli_expect_success(&r, "run");
+    cli_free(&r);
+    r = cli_run("run --engine sim --quiet --report rep2 --keep --layout 1 case.json");
+    cli_expect_success(&r, "run");
+    cli_free(&r);
+    char *one = cli_read(cli_file("rep/work/tiny/fp32-1/trace/index.json"));
+    char *other = cli_read(cli_file("rep2/work/tiny/fp32-1/trace/index.json"));
+    cr_expect(strstr(one, "\"adam_beta2\": 0.999") != NULL, "%.600s", one);
+    cr_expect(strstr(other, "\"adam_beta2\": 0.5") != NULL, "%.600s", other);
+    free(one);
+    free(other);
 }
 
 Test(run, merging_what_is_no_result_is_refused)
