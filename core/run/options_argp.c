@@ -48,7 +48,7 @@ static void print_help(const parser *p, unsigned flags)
     char name[256];
     snprintf(name, sizeof name, "%s", p->program);
     argp_help(&argp, stdout, flags, name);
-    exit(0);
+    exit(fflush(stdout) == 0 && !ferror(stdout) ? 0 : 2);
 }
 
 static bool is_extra(const assay_extra_option *extra, const char *name)
@@ -125,7 +125,7 @@ static error_t on_key(int key, char *text, struct argp_state *state)
         return 0;
     case KEY_VERSION:
         printf("%s %s\n", p->program, ASSAY_VERSION);
-        exit(0);
+        exit(fflush(stdout) == 0 && !ferror(stdout) ? 0 : 2);
     default:
         break;
     }

@@ -68,24 +68,39 @@ json_t *parity_result_to_json(const parity_result *r)
     return o;
 }
 
+/* The last line: a file without it was cut short. */
+static json_t *end_line(const parity_report *r)
+{
+    int64_t passed, failed, skipped;
+    const parity_origin *origin = parity_report_origin(r);
+    parity_report_totals(r, &passed, &failed, &skipped);
+    return json_pack("{s:b,s:s,s:i,s:i,s:I,s:I,s:I}", "end", 1, "run", origin->run, "shard", origin->shard,
+                     "shards", origin->shards, "passed", (json_int_t)passed, "failed", (json_int_t)failed,
+                     "skipped", (json_int_t)skipped);
+}
+
+static bool put_line(FILE *f, json_t *o)
+{
+    const bool ok = o != NULL && json_dumpf(o, f, JSON_COMPACT) == 0 && fputc('\n', f) != EOF;
+    json_decref(o);
+    return ok;
+}
+
 assay_status parity_report_jsonl(const parity_report *r, const char *path)
 {
-    char tmp[ASSAY_NAME + 2048];
-    ASSAY_CHECK(snprintf(tmp, sizeof tmp, "%s.tmp", path) < (int)sizeof tmp, ASSAY_LIMIT, "%s: path too long",
-                path);
-    FILE *f = fopen(tmp, "w");
-    ASSAY_CHECK(f != NULL, ASSAY_IO, "%s: %s", tmp, strerror(errno));
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *f = open_memstream(&text, &bytes);
+    ASSAY_CHECK(f != NULL, ASSAY_OUT_OF_MEMORY, "%s", path);
     bool ok = true;
-    for (int64_t i = 0; i < parity_report_count(r) && ok; i++) {
-        json_t *o = parity_result_to_json(parity_report_at(r, i));
-        ok = o != NULL && json_dumpf(o, f, JSON_COMPACT) == 0 && fputc('\n', f) != EOF;
-        json_decref(o);
-    }
-    ok = fflush(f) == 0 && fsync(fileno(f)) == 0 && ok;
+    for (int64_t i = 0; i < parity_report_count(r) && ok; i++)
+        ok = put_line(f, parity_result_to_json(parity_report_at(r, i)));
+    ok = ok && put_line(f, end_line(r));
     ok = fclose(f) == 0 && ok;
-    ASSAY_CHECK(ok, ASSAY_IO, "%s: write failed: %s", tmp, strerror(errno));
-    ASSAY_CHECK(rename(tmp, path) == 0, ASSAY_IO, "%s: %s", path, strerror(errno));
-    return ASSAY_OK;
+    const assay_status st =
+        ok ? assay_write_file(path, text, bytes) : ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "%s", path);
+    free(text);
+    return st;
 }
 
 static void get_text(const json_t *o, const char *key, char *out, size_t capacity)
@@ -163,36 +178,78 @@ static assay_status result_from_json(const json_t *o, const char *what, parity_r
         r->allowance = get_number(o, "allowance");
     }
     r->variant = (int)json_integer_value(json_object_get(o, "variant"));
+    ASSAY_CHECK(r->verdict != PARITY_PASS || (r->ratio <= 1.0 && r->n_bad == 0), ASSAY_FORMAT,
+                "%s: a pass needs a ratio of at most 1 and no bad element, found ratio %g and %lld bad", what,
+                r->ratio, (long long)r->n_bad);
     get_text(o, "diagnosis", r->diagnosis, sizeof r->diagnosis);
     get_text(o, "message", r->message, sizeof r->message);
     get_text(o, "reproduce", r->reproduce, sizeof r->reproduce);
     return ASSAY_OK;
 }
 
-assay_status parity_report_load_jsonl(parity_report *r, const char *path)
+/* Reads the line of counts and compares it with the results before it. */
+static assay_status check_end(const json_t *o, const char *what, const int64_t found[3],
+                              parity_origin *origin)
 {
-    char *text = NULL;
+    int64_t shard, shards, said[3];
+    static const char *const names[] = {"passed", "failed", "skipped"};
+    ASSAY_TRY(assay_json_get_string(o, "run", true, what, origin->run, sizeof origin->run));
+    ASSAY_TRY(assay_json_get_i64(o, "shard", true, 1, INT32_MAX, what, &shard));
+    ASSAY_TRY(assay_json_get_i64(o, "shards", true, shard, INT32_MAX, what, &shards));
+    for (int k = 0; k < 3; k++) {
+        ASSAY_TRY(assay_json_get_i64(o, names[k], true, 0, INT64_MAX, what, &said[k]));
+        ASSAY_CHECK(said[k] == found[k], ASSAY_MISMATCH, "%s: %s: expected %lld results, found %lld", what,
+                    names[k], (long long)said[k], (long long)found[k]);
+    }
+    origin->shard = (int)shard;
+    origin->shards = (int)shards;
+    return ASSAY_OK;
+}
+
+static assay_status load_line(parity_report *r, const char *text, size_t bytes, const char *what,
+                              int64_t found[3], bool *ended, parity_origin *origin)
+{
+    parity_result result;
+    json_t *o = NULL;
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK(!*ended, ASSAY_FORMAT, "%s: expected nothing after the line of counts", what);
+    ASSAY_TRY(assay_json_parse(&o, text, bytes, what));
+    if (json_is_true(json_object_get(o, "end"))) {
+        *ended = true;
+        ASSAY_TRY_GOTO(check_end(o, what, found, origin), st, done);
+    } else {
+        ASSAY_TRY_GOTO(result_from_json(o, what, &result), st, done);
+        found[result.verdict]++;
+        ASSAY_TRY_GOTO(parity_report_add(r, &result), st, done);
+    }
+done:
+    json_decref(o);
+    return st;
+}
+
+assay_status parity_report_load_jsonl(parity_report *r, const char *path, parity_origin *origin)
+{
+    char *text = NULL, what[2300];
     uint64_t n = 0;
     assay_status st = ASSAY_OK;
-    int64_t line = 0;
-    ASSAY_TRY(assay_read_file(path, (uint64_t)1 << 30, &text, &n));
-    for (char *p = text; *p != 0;) {
-        char *end = strchr(p, '\n');
-        char what[2300];
-        parity_result result;
-        json_t *o = NULL;
-        const size_t length = end != NULL ? (size_t)(end - p) : strlen(p);
+    int64_t line = 0, found[3] = {0};
+    parity_origin from = {.shard = 1, .shards = 1};
+    bool ended = false;
+    ASSAY_TRY(assay_read_file(path, (uint64_t)1 << 32, &text, &n));
+    for (const char *p = text; p < text + n && st == ASSAY_OK;) {
+        const size_t left = (size_t)(text + n - p);
+        const char *end = memchr(p, '\n', left);
+        const size_t length = end != NULL ? (size_t)(end - p) : left;
         snprintf(what, sizeof what, "%.2000s:%lld", path, (long long)++line);
-        st = assay_json_parse(&o, p, length, what);
-        if (st == ASSAY_OK)
-            st = result_from_json(o, what, &result);
-        json_decref(o);
-        if (st == ASSAY_OK)
-            st = parity_report_add(r, &result);
-        if (st != ASSAY_OK || end == NULL)
-            break;
-        p = end + 1;
+        st = load_line(r, p, length, what, found, &ended, &from);
+        p += length + 1;
     }
     free(text);
-    return st;
+    ASSAY_TRY(st);
+    ASSAY_CHECK(ended, ASSAY_FORMAT,
+                "%s: expected a last line with the counts, found %lld lines without: cut short?", path,
+                (long long)line);
+    if (origin != NULL)
+        *origin = from;
+    return ASSAY_OK;
 }

@@ -52,6 +52,8 @@ enum { PARITY_MAX_CASES = 64, PARITY_MAX_TASKS = 4096, PARITY_MAX_JOBS = 16 };
 typedef struct parity_run_state {
     parity_run_options o;
     parity_engine engine;
+    parity_origin origin;
+    int lock; /* of the report folder; -1: not ours yet */
     parity_case *cases;
     int n_cases;
     parity_task *tasks;

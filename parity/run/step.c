@@ -5,6 +5,8 @@
 #include "parity/run/engine.h"
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef struct step_options {
@@ -82,6 +84,36 @@ done:
     return st;
 }
 
+/* Which file lies at a path: an engine writes beside and renames, so a new result is another file. */
+typedef struct file_mark {
+    bool exists;
+    ino_t inode;
+    struct timespec changed;
+} file_mark;
+
+static file_mark mark(const char *path)
+{
+    struct stat sb;
+    const bool exists = stat(path, &sb) == 0;
+    return (file_mark){exists, exists ? sb.st_ino : 0, exists ? sb.st_ctim : (struct timespec){0}};
+}
+
+/* An engine that ends well and leaves nothing, or what lay there before, has not done its work. */
+static assay_status check_written(const parity_engine *e, const char *option, const char *path,
+                                  file_mark before)
+{
+    if (path[0] == '\0')
+        return ASSAY_OK;
+    const file_mark now = mark(path);
+    ASSAY_CHECK(now.exists, ASSAY_CHILD, "%s step: exit code 0, but it wrote no --%s %s", e->program, option,
+                path);
+    ASSAY_CHECK(!before.exists || now.inode != before.inode || now.changed.tv_sec != before.changed.tv_sec ||
+                    now.changed.tv_nsec != before.changed.tv_nsec,
+                ASSAY_CHILD, "%s step: exit code 0, but --%s %s is what lay there before", e->program, option,
+                path);
+    return ASSAY_OK;
+}
+
 static assay_status run_step(const step_options *s, const assay_train_options *o)
 {
     parity_engine e = {0};
@@ -99,8 +131,15 @@ static assay_status run_step(const step_options *s, const assay_train_options *o
     ASSAY_TRY(parity_engine_find(s->engine, s->engine_program, &e));
     fprintf(stderr, "assay step: engine %s (%s)\n", e.name, e.reason);
     assay_status st = check_inputs(&e, o);
+    const file_mark out = mark(o->out), trace = mark(o->trace), save = mark(o->save);
     if (st == ASSAY_OK)
         st = parity_engine_run(&e, "step", o, NULL, NULL, false, s->timeout_s, NULL);
+    if (st == ASSAY_OK)
+        st = check_written(&e, "out", o->out, out);
+    if (st == ASSAY_OK)
+        st = check_written(&e, "trace", o->trace, trace);
+    if (st == ASSAY_OK)
+        st = check_written(&e, "save", o->save, save);
     parity_engine_free(&e);
     return st;
 }
