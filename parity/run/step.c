@@ -2,6 +2,7 @@
 #include "core/base/log.h"
 #include "core/files/batches.h"
 #include "core/model/spec.h"
+#include "core/run/outputs.h"
 #include "parity/run/engine.h"
 #include <stdlib.h>
 #include <string.h>
@@ -123,6 +124,7 @@ static assay_status run_step(const step_options *s, const assay_train_options *o
                 "--batch: expected a safetensors file, found nothing");
     ASSAY_CHECK(o->out[0] != 0, ASSAY_INVALID_ARGUMENT, "--out: expected the file to write, found nothing");
     ASSAY_TRY(assay_train_options_check(o));
+    ASSAY_TRY(assay_outputs_check(o));
     if (strcmp(s->engine, "ref") == 0)
         return ref_step(o);
     ASSAY_CHECK(strcmp(s->engine, "gpu") == 0 || strcmp(s->engine, "sim") == 0 ||
