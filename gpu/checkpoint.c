@@ -63,17 +63,42 @@ static assay_status add_all(gpu_engine *e, assay_checkpoint_writer *w, char *hos
     return ASSAY_OK;
 }
 
-static assay_status header(const gpu_engine *e, int64_t step, json_t **out)
+static assay_status header(const gpu_engine *e, json_t **out)
 {
     char layout[ASSAY_LAYOUT_TEXT];
     json_t *model = NULL;
     ASSAY_TRY(assay_config_to_json(&e->config, &model));
     assay_layout_format(&e->grid.p, layout);
-    *out = json_pack("{s:I, s:s, s:s, s:o, s:o, s:s}", "step", (json_int_t)step, "layout", layout,
-                     "precision", assay_precision_name(e->options.precision), "options",
+    *out = json_pack("{s:s, s:s, s:o, s:o, s:s}", "layout", layout, "precision",
+                     assay_precision_name(e->options.precision), "options",
                      assay_train_options_to_json(&e->options), "model", model, "engine",
                      e->run.ctx.simulated ? "sim" : "gpu");
     ASSAY_CHECK(*out, ASSAY_OUT_OF_MEMORY, "checkpoint: header");
+    return ASSAY_OK;
+}
+
+/* All ranks stage in a folder that no other job has: rank 0 draws the job's number and makes the folder first. */
+static assay_status open_writer(gpu_engine *e, const char *dir, int64_t step, assay_checkpoint_writer **w)
+{
+    gpu_run *run = &e->run;
+    double job = e->env.rank == 0 ? (double)assay_checkpoint_job() : 0.0; /* 53 bits: exact */
+    if (e->env.rank == 0)
+        ASSAY_TRY(assay_checkpoint_writer_open(w, dir, (uint64_t)job, step, 0, e->env.world));
+    if (e->env.world == 1)
+        return ASSAY_OK;
+    const gpu_comm_call broadcast = {.op = GPU_COMM_BROADCAST,
+                                     .group = ASSAY_GROUP_WORLD,
+                                     .send = e->optimizer.scalar,
+                                     .recv = e->optimizer.scalar,
+                                     .count = 1,
+                                     .dtype = ASSAY_F64,
+                                     .root = 0};
+    ASSAY_TRY(gpu_run_upload(run, e->optimizer.scalar, &job, sizeof job, "checkpoint"));
+    ASSAY_TRY(gpu_comm_enqueue(&run->comm, &broadcast, run->ctx.stream));
+    ASSAY_TRY(gpu_comm_wait(&run->comm, run->ctx.stream, "checkpoint"));
+    ASSAY_TRY(gpu_run_download(run, &job, e->optimizer.scalar, sizeof job, "checkpoint"));
+    if (e->env.rank > 0)
+        ASSAY_TRY(assay_checkpoint_writer_open(w, dir, (uint64_t)job, step, e->env.rank, e->env.world));
     return ASSAY_OK;
 }
 
@@ -84,12 +109,12 @@ assay_status gpu_checkpoint_save(gpu_engine *e, const char *dir, int64_t step)
     json_t *head = NULL;
     char *host = NULL;
     ASSAY_TRY_GOTO(host_piece(e, &host), st, done);
-    ASSAY_TRY_GOTO(assay_checkpoint_writer_open(&w, dir, e->env.rank, e->env.world), st, done);
+    ASSAY_TRY_GOTO(open_writer(e, dir, step, &w), st, done);
     ASSAY_TRY_GOTO(add_all(e, w, host), st, done);
     ASSAY_TRY_GOTO(assay_checkpoint_writer_finish(w), st, done);
     ASSAY_TRY_GOTO(gpu_comm_barrier(&e->run.comm, e->optimizer.scalar, e->run.ctx.stream), st, done);
     if (e->env.rank == 0) {
-        ASSAY_TRY_GOTO(header(e, step, &head), st, done);
+        ASSAY_TRY_GOTO(header(e, &head), st, done);
         ASSAY_TRY_GOTO(assay_checkpoint_publish(w, head), st, done);
     }
     ASSAY_TRY_GOTO(gpu_comm_barrier(&e->run.comm, e->optimizer.scalar, e->run.ctx.stream), st, done);

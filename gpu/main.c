@@ -36,8 +36,8 @@ static assay_status step_verb(int argc, char **argv)
 {
     assay_train_options o;
     assay_train_options_default(&o);
-    ASSAY_TRY(assay_options_parse(argc, argv, "Trains a model folder on a batch file.", "", &o, NULL,
-                                  no_arguments, NULL));
+    ASSAY_TRY(assay_options_parse(argc, argv, "Trains a model folder on a batch file.", "", &o,
+                                  ASSAY_FOR_STEP, NULL, no_arguments, NULL));
     return gpu_train(&o);
 }
 
@@ -62,8 +62,8 @@ static assay_status ops_verb(int argc, char **argv)
     assay_train_options o;
     ops_arguments a = {""};
     assay_train_options_default(&o);
-    ASSAY_TRY(assay_options_parse(argc, argv, "Runs the operations of a trace.", "", &o, extra,
-                                  take_ops_argument, &a));
+    ASSAY_TRY(assay_options_parse(argc, argv, "Runs the operations of a trace.", "", &o, ASSAY_FOR_STEP,
+                                  extra, take_ops_argument, &a));
     ASSAY_CHECK(a.request[0] && o.out[0], ASSAY_INVALID_ARGUMENT,
                 "ops: --request DIR and --out DIR are needed");
     return gpu_ops_verb(a.request, o.out, o.variant);

@@ -1,12 +1,12 @@
 /* Set-up, steps and tear-down of one rank. */
 #include "gpu/train.h"
 
+#include "core/run/outputs.h"
 #include "gpu/fault.h"
 #include "gpu/parallel/pipeline.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* --- set-up ------------------------------------------------------------------------------------------------- */
 static assay_status check_options(const assay_train_options *o)
@@ -16,24 +16,6 @@ static assay_status check_options(const assay_train_options *o)
                 "precision fp64: the gpu engine computes in fp32 or bf16; the reference computes in fp64");
     ASSAY_CHECK(o->model[0] != '\0', ASSAY_INVALID_ARGUMENT, "--model: a Hugging Face folder is needed");
     ASSAY_CHECK(o->batch[0] != '\0', ASSAY_INVALID_ARGUMENT, "--batch: a batch file is needed");
-    return ASSAY_OK;
-}
-
-/* What the run will write at its end is refused at its beginning when it cannot be written. */
-static assay_status check_outputs(const assay_train_options *o)
-{
-    char folder[ASSAY_PATH];
-    ASSAY_CHECK(o->save[0] == '\0' || access(o->save, F_OK) != 0, ASSAY_INVALID_ARGUMENT,
-                "--save %s: exists; a checkpoint is never overwritten", o->save);
-    if (o->out[0] == '\0')
-        return ASSAY_OK;
-    snprintf(folder, sizeof folder, "%s", o->out);
-    char *slash = strrchr(folder, '/');
-    if (slash == NULL)
-        snprintf(folder, sizeof folder, ".");
-    else
-        slash[slash == folder ? 1 : 0] = '\0';
-    ASSAY_CHECK(access(folder, W_OK) == 0, ASSAY_IO, "--out %s: cannot write into folder %s", o->out, folder);
     return ASSAY_OK;
 }
 
@@ -293,7 +275,7 @@ assay_status gpu_train(const assay_train_options *options)
     e->options = *options;
     ASSAY_TRY_GOTO(check_options(options), st, done);
     ASSAY_TRY_GOTO(assay_rank_env_read(&e->env), st, done);
-    ASSAY_TRY_GOTO(check_outputs(options), st, done);
+    ASSAY_TRY_GOTO(assay_outputs_check(options), st, done);
     ASSAY_TRY_GOTO(read_inputs(e), st, done);
     ASSAY_TRY_GOTO(plant_fault(e), st, done);
     ASSAY_TRY_GOTO(open_device(e), st, done);

@@ -1,5 +1,6 @@
 /* The front door: `assay VERB ...`. */
 #include "parity/parity.h"
+#include <errno.h>
 #include <string.h>
 
 typedef struct verb {
@@ -33,6 +34,15 @@ static void usage(FILE *out)
           out);
 }
 
+/* What could not be written was not said: no success. */
+static int finish(int code)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return code;
+    fprintf(stderr, "assay: error: standard output cannot be written: %s\n", strerror(errno));
+    return code == 0 ? 2 : code;
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 2) {
@@ -41,11 +51,11 @@ int main(int argc, char **argv)
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
         usage(stdout);
-        return 0;
+        return finish(0);
     }
     if (strcmp(argv[1], "--version") == 0) {
         printf("assay %s\n", parity_version());
-        return 0;
+        return finish(0);
     }
     for (int i = 0; i < N_VERBS; i++)
         if (strcmp(argv[1], VERBS[i].name) == 0) {
@@ -53,7 +63,7 @@ int main(int argc, char **argv)
             char program[32];
             snprintf(program, sizeof program, "assay %s", VERBS[i].name);
             argv[1] = program;
-            return VERBS[i].main(argc - 1, argv + 1);
+            return finish(VERBS[i].main(argc - 1, argv + 1));
         }
     fprintf(stderr, "assay: unknown verb \"%s\"\n\n", argv[1]);
     usage(stderr);

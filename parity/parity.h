@@ -7,6 +7,7 @@
 #ifndef PARITY_PARITY_H
 #define PARITY_PARITY_H
 
+#include "core/base/hash.h"
 #include "core/files/trace.h"
 #include "ref/ref.h"
 #include "ref/replay.h"
@@ -75,6 +76,14 @@ void parity_report_set_context(parity_report *r, const parity_result *context);
 assay_status parity_report_add(parity_report *r, const parity_result *result);
 int64_t parity_report_count(const parity_report *r);
 const parity_result *parity_report_at(const parity_report *r, int64_t i);
+/* Which part of which run the results are: part `shard` of `shards`; run: what it was asked for, in short ("" : no run of
+ * `assay run`). */
+typedef struct parity_origin {
+    char run[ASSAY_HASH_HEX];
+    int shard, shards;
+} parity_origin;
+void parity_report_set_origin(parity_report *r, const parity_origin *origin);
+const parity_origin *parity_report_origin(const parity_report *r);
 void parity_report_totals(const parity_report *r, int64_t *passed, int64_t *failed, int64_t *skipped);
 
 /* --- checks ------------------------------------------------------------------------------------------------- */
@@ -152,6 +161,7 @@ void parity_diagnose(const double *found, const double *expected, const double *
                      char out[PARITY_TEXT]);
 
 /* --- reports (report/): all write beside and rename --------------------------------------------------------- */
+/* One object for each result, and a last one with their counts and origin. */
 assay_status parity_report_jsonl(const parity_report *r, const char *path);
 assay_status parity_report_junit(const parity_report *r, const char *path);
 assay_status parity_report_html(const parity_report *r, const char *path, const char *title,

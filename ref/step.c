@@ -2,6 +2,7 @@
 #include "ref/ref.h"
 
 #include "core/files/tensorwriter.h"
+#include "core/run/outputs.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,6 +46,7 @@ static assay_status load(step_inputs *in, const assay_train_options *o)
     ASSAY_CHECK(!o->fault[0], ASSAY_UNSUPPORTED, "fault: the reference has no planted faults, found '%s'",
                 o->fault);
     ASSAY_TRY(assay_train_options_check(o));
+    ASSAY_TRY(assay_outputs_check(o));
     in->config = calloc(1, sizeof *in->config);
     ASSAY_CHECK(in->config, ASSAY_OUT_OF_MEMORY, "out of memory");
     ASSAY_TRY(assay_config_load(o->model, in->config));

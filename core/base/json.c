@@ -43,6 +43,9 @@ assay_status assay_json_parse(json_t **out, const char *text, size_t bytes, cons
     *out = NULL;
     ASSAY_CHECK(bytes <= ASSAY_JSON_MAX_BYTES, ASSAY_LIMIT, "%s: %zu bytes of JSON, at most %zu are read",
                 what, bytes, ASSAY_JSON_MAX_BYTES);
+    const char *nul = bytes > 0 ? memchr(text, 0, bytes) : NULL;
+    ASSAY_CHECK(nul == NULL, ASSAY_FORMAT, "%s: byte %lld is NUL, which JSON has not", what,
+                (long long)(nul - text));
     ASSAY_TRY(check_depth(text, bytes, what));
     json_error_t error;
     json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);

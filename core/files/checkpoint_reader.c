@@ -3,7 +3,9 @@
 #include "core/files/checkpoint_internal.h"
 #include "core/files/tensorfile.h"
 #include "core/model/layout.h"
+#include <dirent.h>
 #include <errno.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -19,6 +21,8 @@ typedef struct piece {
 struct assay_checkpoint {
     char dir[ASSAY_CHECKPOINT_PATH];
     json_t *manifest;
+    char job[ASSAY_JOB_HEX];
+    int64_t step;
     int world;
     assay_tensorfile **files; /* [world] */
     piece *pieces;            /* sorted by family, then name, then file order */
@@ -67,23 +71,60 @@ assay_status assay_shard_from_json(const json_t *object, const char *what, assay
     return assay_shard_check(out, what);
 }
 
-static assay_status verify_file(const char *dir, const json_t *entry)
+/* Entry i of the manifest: rank-00000.json, rank-00000.safetensors, rank-00001.json, ... */
+static assay_status verify_file(const char *dir, const json_t *entry, int i)
 {
     const char *name = json_string_value(json_object_get(entry, "name"));
     const char *want = json_string_value(json_object_get(entry, "sha256"));
     const json_t *bytes = json_object_get(entry, "bytes");
-    char path[ASSAY_CHECKPOINT_PATH + 300], hash[ASSAY_SHA256_HEX];
+    char path[ASSAY_CHECKPOINT_PATH + 32], hash[ASSAY_SHA256_HEX];
     struct stat sb;
-    ASSAY_CHECK(name != NULL && want != NULL && json_is_integer(bytes) && strchr(name, '/') == NULL &&
-                    name[0] != '.' && strlen(name) < 256,
-                ASSAY_FORMAT, "%s/manifest.json: files: expected plain name, bytes and sha256", dir);
-    snprintf(path, sizeof path, "%s/%s", dir, name);
+    assay_checkpoint_rank_file(path, dir, i / 2, i % 2 == 0 ? "json" : "safetensors");
+    ASSAY_CHECK(
+        name != NULL && want != NULL && json_is_integer(bytes) && strcmp(name, strrchr(path, '/') + 1) == 0,
+        ASSAY_FORMAT, "%s/manifest.json: files: entry %d: expected %s with bytes and sha256, found %s", dir,
+        i, strrchr(path, '/') + 1, name != NULL ? name : "no name");
     ASSAY_CHECK(stat(path, &sb) == 0, ASSAY_NOT_FOUND, "%s: listed in the manifest: %s", path,
                 strerror(errno));
     ASSAY_CHECK(sb.st_size == json_integer_value(bytes), ASSAY_FORMAT, "%s: expected %lld bytes, found %lld",
                 path, (long long)json_integer_value(bytes), (long long)sb.st_size);
     ASSAY_TRY(assay_sha256_file(path, hash));
     ASSAY_CHECK(strcmp(hash, want) == 0, ASSAY_FORMAT, "%s: expected SHA-256 %s, found %s", path, want, hash);
+    return ASSAY_OK;
+}
+
+/* The folder holds the manifest and its files, and nothing else. */
+static assay_status verify_set(const char *dir, int world)
+{
+    DIR *d = opendir(dir);
+    char extra[256] = "";
+    ASSAY_CHECK(d != NULL, ASSAY_IO, "%s: %s", dir, strerror(errno));
+    for (const struct dirent *e = readdir(d); e != NULL && extra[0] == 0; e = readdir(d)) {
+        int rank = -1, end = -1;
+        const char *name = e->d_name;
+        bool known = strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strcmp(name, "manifest.json") == 0;
+        if (sscanf(name, "rank-%5d%n", &rank, &end) == 1 && rank >= 0 && rank < world) {
+            char expected[ASSAY_CHECKPOINT_PATH + 32];
+            for (int k = 0; k < 2; k++) {
+                assay_checkpoint_rank_file(expected, "", rank, k == 0 ? "json" : "safetensors");
+                known = known || strcmp(expected + 1, name) == 0;
+            }
+        }
+        if (!known)
+            snprintf(extra, sizeof extra, "%s", name);
+    }
+    closedir(d);
+    ASSAY_CHECK(extra[0] == 0, ASSAY_FORMAT, "%s/%s: the manifest does not name this file", dir, extra);
+    return ASSAY_OK;
+}
+
+static assay_status verify_own_hash(const json_t *manifest, const char *path)
+{
+    char said[ASSAY_SHA256_HEX], found[ASSAY_SHA256_HEX];
+    ASSAY_TRY(assay_json_get_string(manifest, "sha256", true, path, said, sizeof said));
+    ASSAY_TRY(assay_checkpoint_manifest_hash(manifest, found));
+    ASSAY_CHECK(strcmp(said, found) == 0, ASSAY_FORMAT,
+                "%s: was changed: it says SHA-256 %s, its content has %s", path, said, found);
     return ASSAY_OK;
 }
 
@@ -99,6 +140,8 @@ static assay_status verify_manifest(assay_checkpoint *c)
     ASSAY_TRY(assay_json_get_i64(c->manifest, "version", true, 1, INT32_MAX, path, &version));
     ASSAY_CHECK(version == ASSAY_CHECKPOINT_VERSION, ASSAY_UNSUPPORTED,
                 "%s: version: expected %d, found %lld", path, ASSAY_CHECKPOINT_VERSION, (long long)version);
+    ASSAY_TRY(verify_own_hash(c->manifest, path));
+    ASSAY_TRY(assay_json_get_string(c->manifest, "job", true, path, c->job, sizeof c->job));
     ASSAY_TRY(assay_json_get_i64(c->manifest, "world_size", true, 1, ASSAY_MAX_WORLD, path, &world));
     c->world = (int)world;
     const json_t *files = json_object_get(c->manifest, "files");
@@ -106,9 +149,11 @@ static assay_status verify_manifest(assay_checkpoint *c)
                 "%s: files: expected %lld entries", path, 2 * (long long)world);
     ASSAY_CHECK(json_is_object(json_object_get(c->manifest, "header")), ASSAY_FORMAT,
                 "%s: header: expected an object", path);
+    ASSAY_TRY(assay_json_get_i64(json_object_get(c->manifest, "header"), "step", true, 0, INT64_MAX, path,
+                                 &c->step));
     for (size_t i = 0; i < json_array_size(files); i++)
-        ASSAY_TRY(verify_file(c->dir, json_array_get(files, i)));
-    return ASSAY_OK;
+        ASSAY_TRY(verify_file(c->dir, json_array_get(files, i), (int)i));
+    return verify_set(c->dir, c->world);
 }
 
 static assay_status read_piece(assay_checkpoint *c, const json_t *entry, int rank, const char *what)
@@ -128,6 +173,21 @@ static assay_status read_piece(assay_checkpoint *c, const json_t *entry, int ran
     return ASSAY_OK;
 }
 
+/* A rank's file is of the same save as the manifest. */
+static assay_status check_origin(const assay_checkpoint *c, const json_t *index, const char *path, int rank)
+{
+    char job[ASSAY_JOB_HEX];
+    int64_t step, said;
+    ASSAY_TRY(assay_json_get_string(index, "job", true, path, job, sizeof job));
+    ASSAY_TRY(assay_json_get_i64(index, "step", true, 0, INT64_MAX, path, &step));
+    ASSAY_TRY(assay_json_get_i64(index, "rank", true, 0, ASSAY_MAX_WORLD, path, &said));
+    ASSAY_CHECK(
+        strcmp(job, c->job) == 0 && step == c->step && said == rank, ASSAY_MISMATCH,
+        "%s: of another save: expected job %s, step %lld, rank %d, found job %s, step %lld, rank %lld", path,
+        c->job, (long long)c->step, rank, job, (long long)step, (long long)said);
+    return ASSAY_OK;
+}
+
 static assay_status read_rank(assay_checkpoint *c, int rank)
 {
     char path[ASSAY_CHECKPOINT_PATH + 32];
@@ -137,6 +197,7 @@ static assay_status read_rank(assay_checkpoint *c, int rank)
     ASSAY_TRY(assay_tensorfile_open(&c->files[rank], path));
     assay_checkpoint_rank_file(path, c->dir, rank, "json");
     ASSAY_TRY(assay_json_load(&index, path));
+    ASSAY_TRY_GOTO(check_origin(c, index, path, rank), st, done);
     const json_t *pieces = json_object_get(index, "pieces");
     ASSAY_CHECK_GOTO(json_is_array(pieces), ASSAY_FORMAT, st, done, "%s: pieces: expected an array", path);
     const size_t n = json_array_size(pieces);

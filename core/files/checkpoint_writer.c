@@ -1,9 +1,12 @@
-/* Checkpoint writer: each rank writes its pieces into DIR.tmp, rank 0 publishes with the manifest. */
+/* Checkpoint writer: each rank writes its pieces into DIR.tmp-JOB, rank 0 publishes with the manifest. */
+#define _GNU_SOURCE /* renameat2 */
 #include "core/base/file.h"
 #include "core/files/checkpoint_internal.h"
 #include "core/files/tensorwriter.h"
 #include <errno.h>
 #include <fcntl.h>
+#include <sodium.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -12,6 +15,8 @@
 struct assay_checkpoint_writer {
     char dir[ASSAY_CHECKPOINT_PATH];
     char tmp[ASSAY_CHECKPOINT_PATH];
+    char job[ASSAY_JOB_HEX];
+    int64_t step;
     int rank, world;
     assay_tensorwriter *tensors;
     json_t *pieces;
@@ -37,14 +42,59 @@ json_t *assay_shard_to_json(const assay_shard *s)
     return json_pack("{s:o,s:o}", "global_shape", global, "segments", segments);
 }
 
-assay_status assay_checkpoint_writer_open(assay_checkpoint_writer **out, const char *dir, int rank, int world)
+uint64_t assay_checkpoint_job(void)
+{
+    uint64_t job = 0;
+    randombytes_buf(&job, sizeof job);
+    return job >> 11;
+}
+
+assay_status assay_checkpoint_manifest_hash(const json_t *manifest, char out[ASSAY_SHA256_HEX])
+{
+    json_t *rest = json_copy((json_t *)(uintptr_t)manifest); /* shallow */
+    char *text = NULL;
+    if (rest != NULL && (json_object_get(rest, "sha256") == NULL || json_object_del(rest, "sha256") == 0))
+        text = json_dumps(rest, JSON_SORT_KEYS | JSON_COMPACT | JSON_REAL_PRECISION(17));
+    json_decref(rest);
+    ASSAY_CHECK(text != NULL, ASSAY_OUT_OF_MEMORY, "manifest");
+    assay_sha256_bytes(text, strlen(text), out);
+    free(text);
+    return ASSAY_OK;
+}
+
+/* Rank 0 makes the folder, alone; the others look for it. */
+static assay_status stage(const assay_checkpoint_writer *w)
+{
+    char parent[ASSAY_CHECKPOINT_PATH];
+    struct stat sb;
+    if (w->rank > 0) {
+        ASSAY_CHECK(lstat(w->tmp, &sb) == 0 && S_ISDIR(sb.st_mode), ASSAY_IO,
+                    "%s: expected the folder that rank 0 made, found none: do all ranks see one file system?",
+                    w->tmp);
+        return ASSAY_OK;
+    }
+    snprintf(parent, sizeof parent, "%s", w->tmp);
+    char *slash = strrchr(parent, '/');
+    if (slash != NULL && slash != parent) {
+        *slash = 0;
+        ASSAY_TRY(assay_mkdir_p(parent));
+    }
+    ASSAY_CHECK(mkdir(w->tmp, 0777) == 0, ASSAY_IO, "%s: cannot make this folder: %s", w->tmp,
+                strerror(errno));
+    return ASSAY_OK;
+}
+
+assay_status assay_checkpoint_writer_open(assay_checkpoint_writer **out, const char *dir, uint64_t job,
+                                          int64_t step, int rank, int world)
 {
     assay_status st = ASSAY_OK;
     struct stat sb;
     *out = NULL;
-    ASSAY_CHECK(dir[0] != 0 && strlen(dir) < ASSAY_CHECKPOINT_PATH - 32, ASSAY_INVALID_ARGUMENT,
-                "checkpoint: expected a path of 1 to %d bytes", ASSAY_CHECKPOINT_PATH - 32);
-    ASSAY_CHECK(rank >= 0 && rank < world, ASSAY_INVALID_ARGUMENT, "checkpoint: rank %d of %d", rank, world);
+    ASSAY_TRY(assay_hash_init());
+    ASSAY_CHECK(dir[0] != 0 && strlen(dir) < ASSAY_CHECKPOINT_PATH - 64, ASSAY_INVALID_ARGUMENT,
+                "checkpoint: expected a path of 1 to %d bytes", ASSAY_CHECKPOINT_PATH - 64);
+    ASSAY_CHECK(rank >= 0 && rank < world && step >= 0, ASSAY_INVALID_ARGUMENT,
+                "checkpoint: rank %d of %d, step %lld", rank, world, (long long)step);
     ASSAY_CHECK(lstat(dir, &sb) != 0, ASSAY_INVALID_ARGUMENT,
                 "%s: exists already; a checkpoint overwrites nothing", dir);
     assay_checkpoint_writer *w = calloc(1, sizeof *w);
@@ -52,12 +102,14 @@ assay_status assay_checkpoint_writer_open(assay_checkpoint_writer **out, const c
     char path[ASSAY_CHECKPOINT_PATH + 32];
     snprintf(w->dir, sizeof w->dir, "%s", dir);
     for (size_t n = strlen(w->dir); n > 1 && w->dir[n - 1] == '/'; n--)
-        w->dir[n - 1] = 0; /* DIR/ and DIR are one folder; the temporary one stands beside it */
-    snprintf(w->tmp, sizeof w->tmp, "%s.tmp", w->dir);
+        w->dir[n - 1] = 0; /* DIR/ and DIR are one folder; the staging one stands beside it */
+    snprintf(w->job, sizeof w->job, "%014llx", (unsigned long long)job);
+    snprintf(w->tmp, sizeof w->tmp, "%s.tmp-%s", w->dir, w->job);
+    w->step = step;
     w->rank = rank;
     w->world = world;
     w->pieces = json_array();
-    ASSAY_TRY_GOTO(assay_mkdir_p(w->tmp), st, fail);
+    ASSAY_TRY_GOTO(stage(w), st, fail);
     assay_checkpoint_rank_file(path, w->tmp, rank, "safetensors");
     ASSAY_TRY_GOTO(assay_tensorwriter_create(&w->tensors, path), st, fail);
     *out = w;
@@ -93,8 +145,9 @@ assay_status assay_checkpoint_writer_finish(assay_checkpoint_writer *w)
     char path[ASSAY_CHECKPOINT_PATH + 32];
     ASSAY_TRY(assay_tensorwriter_finish(w->tensors));
     assay_checkpoint_rank_file(path, w->tmp, w->rank, "json");
-    json_t *index = json_pack("{s:s,s:i,s:i,s:O}", "format", ASSAY_CHECKPOINT_FORMAT, "version",
-                              ASSAY_CHECKPOINT_VERSION, "rank", w->rank, "pieces", w->pieces);
+    json_t *index = json_pack("{s:s,s:i,s:s,s:I,s:i,s:O}", "format", ASSAY_CHECKPOINT_FORMAT, "version",
+                              ASSAY_CHECKPOINT_VERSION, "job", w->job, "step", (json_int_t)w->step, "rank",
+                              w->rank, "pieces", w->pieces);
     ASSAY_CHECK(index != NULL, ASSAY_OUT_OF_MEMORY, "checkpoint: index of rank %d", w->rank);
     const assay_status st = assay_json_save(index, path);
     json_decref(index);
@@ -135,28 +188,43 @@ static assay_status sync_parent(const char *dir)
     return ASSAY_OK;
 }
 
+static assay_status write_manifest(const assay_checkpoint_writer *w, json_t *files, json_t *header)
+{
+    char path[ASSAY_CHECKPOINT_PATH + 32], hash[ASSAY_SHA256_HEX];
+    json_t *manifest = json_pack("{s:s,s:i,s:s,s:i,s:O,s:O}", "format", ASSAY_CHECKPOINT_FORMAT, "version",
+                                 ASSAY_CHECKPOINT_VERSION, "job", w->job, "world_size", w->world, "header",
+                                 header, "files", files);
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK_GOTO(manifest != NULL && json_object_set_new(header, "step", json_integer(w->step)) == 0,
+                     ASSAY_OUT_OF_MEMORY, st, done, "%s: manifest", w->dir);
+    ASSAY_TRY_GOTO(assay_checkpoint_manifest_hash(manifest, hash), st, done);
+    ASSAY_CHECK_GOTO(json_object_set_new(manifest, "sha256", json_string(hash)) == 0, ASSAY_OUT_OF_MEMORY, st,
+                     done, "%s: manifest", w->dir);
+    snprintf(path, sizeof path, "%s/manifest.json", w->tmp);
+    st = assay_json_save(manifest, path);
+done:
+    json_decref(manifest);
+    return st;
+}
+
 assay_status assay_checkpoint_publish(assay_checkpoint_writer *w, json_t *header)
 {
     assay_status st = ASSAY_OK;
-    char path[ASSAY_CHECKPOINT_PATH + 32];
-    json_t *files = json_array(), *manifest = NULL;
+    json_t *files = json_array();
     ASSAY_CHECK_GOTO(w->rank == 0 && w->finished, ASSAY_INVALID_ARGUMENT, st, done,
                      "%s: only rank 0 publishes, after it finished its own part", w->dir);
     for (int r = 0; r < w->world; r++) {
         ASSAY_TRY_GOTO(list_file(files, w->tmp, r, "json"), st, done);
         ASSAY_TRY_GOTO(list_file(files, w->tmp, r, "safetensors"), st, done);
     }
-    manifest = json_pack("{s:s,s:i,s:i,s:O,s:O}", "format", ASSAY_CHECKPOINT_FORMAT, "version",
-                         ASSAY_CHECKPOINT_VERSION, "world_size", w->world, "header", header, "files", files);
-    ASSAY_CHECK_GOTO(manifest != NULL, ASSAY_OUT_OF_MEMORY, st, done, "%s: manifest", w->dir);
-    snprintf(path, sizeof path, "%s/manifest.json", w->tmp);
-    ASSAY_TRY_GOTO(assay_json_save(manifest, path), st, done);
-    ASSAY_CHECK_GOTO(rename(w->tmp, w->dir) == 0, ASSAY_IO, st, done, "%s: cannot publish as %s: %s", w->tmp,
-                     w->dir, strerror(errno));
+    ASSAY_TRY_GOTO(write_manifest(w, files, header), st, done);
+    /* rename alone would replace an empty folder. */
+    ASSAY_CHECK_GOTO(renameat2(AT_FDCWD, w->tmp, AT_FDCWD, w->dir, RENAME_NOREPLACE) == 0, ASSAY_IO, st, done,
+                     "%s: cannot publish as %s: %s; the staged checkpoint stays where it is", w->tmp, w->dir,
+                     strerror(errno));
     ASSAY_TRY_GOTO(sync_parent(w->dir), st, done);
 done:
     json_decref(files);
-    json_decref(manifest);
     return st;
 }
 

@@ -12,61 +12,71 @@ static const char *const lr_words[] = {"constant", "linear", "cosine", "WSD", NU
 static const char *const wsd_words[] = {"linear", "cosine", "exponential", "minus_sqrt", NULL};
 
 #define MEMBER(member) offsetof(assay_train_options, member), sizeof((assay_train_options *)0)->member
-#define ROW_STRING(member, group, help)                                                                      \
+#define ROW_STRING(member, argument, where, group, help)                                                     \
     {                                                                                                        \
-#member, ASSAY_OPT_STRING, MEMBER(member), 0, 0, NULL, help, group                                   \
+#member, ASSAY_OPT_STRING, MEMBER(member), 0, 0, NULL, argument, help, group, where                  \
     }
-#define ROW_INT(member, min, max, group, help)                                                               \
+#define ROW_INT(member, min, max, where, group, help)                                                        \
     {                                                                                                        \
-#member, ASSAY_OPT_INT, MEMBER(member), min, max, NULL, help, group                                  \
+#member, ASSAY_OPT_INT, MEMBER(member), min, max, NULL, "N", help, group, where                      \
     }
-#define ROW_DOUBLE(member, min, max, group, help)                                                            \
+#define ROW_DOUBLE(member, min, max, where, group, help)                                                     \
     {                                                                                                        \
-#member, ASSAY_OPT_DOUBLE, MEMBER(member), min, max, NULL, help, group                               \
+#member, ASSAY_OPT_DOUBLE, MEMBER(member), min, max, NULL, "X", help, group, where                   \
     }
-#define ROW_ENUM(member, words, group, help)                                                                 \
+#define ROW_ENUM(member, words, argument, where, group, help)                                                \
     {                                                                                                        \
-#member, ASSAY_OPT_ENUM, MEMBER(member), 0, 0, words, help, group                                    \
+#member, ASSAY_OPT_ENUM, MEMBER(member), 0, 0, words, argument, help, group, where                   \
     }
 #define STEPS_MAX 1e12
+enum {
+    STEP = ASSAY_FOR_STEP,
+    STEP_RUN = ASSAY_FOR_STEP | ASSAY_FOR_RUN,
+    EVERYWHERE = ASSAY_FOR_STEP | ASSAY_FOR_RUN | ASSAY_FOR_CASE
+};
 
 static const assay_option_row table[] = {
-    ROW_STRING(model, "Data", "Hugging Face folder; weights are drawn when it has none"),
-    ROW_STRING(batch, "Data", "safetensors file with I64 input_ids and labels"),
-    ROW_STRING(out, "Data", "result file (safetensors)"),
-    ROW_STRING(trace, "Data", "trace folder"),
-    ROW_STRING(load, "Data", "checkpoint folder to resume from"),
-    ROW_STRING(save, "Data", "checkpoint folder to write after the last step"),
-    ROW_INT(save_after, 0, STEPS_MAX, "Data", "write --save after this global step; 0: after the last"),
-    ROW_STRING(layout, "Run", "parallel layout, as in tp2,sp,ep2,dp2,zero1"),
-    ROW_ENUM(precision, precision_words, "Run", "fp64, fp32 or bf16"),
-    {"seed", ASSAY_OPT_SEED, MEMBER(seed), 0, 0, NULL, "seed of weights and random draws", "Run"},
-    ROW_INT(train_iters, 0, STEPS_MAX, "Run", "optimizer steps; 0: all that the batch file holds"),
-    ROW_STRING(variant, "Run", "kernel variants, as in attention=k1,rmsnorm=k0"),
-    {"trace_hash_only", ASSAY_OPT_BOOL, MEMBER(trace_hash_only), 0, 0, NULL, "trace without tensor data",
-     "Run"},
+    ROW_STRING(model, "DIR", STEP_RUN, "Data", "Hugging Face folder; weights are drawn when it has none"),
+    ROW_STRING(batch, "FILE", STEP_RUN, "Data", "safetensors file with I64 input_ids and labels"),
+    ROW_STRING(out, "FILE", STEP, "Data", "result file (safetensors)"),
+    ROW_STRING(trace, "DIR", STEP, "Data", "trace folder"),
+    ROW_STRING(load, "DIR", STEP, "Data", "checkpoint folder to resume from"),
+    ROW_STRING(save, "DIR", STEP, "Data", "checkpoint folder to write after the last step"),
+    ROW_INT(save_after, 0, STEPS_MAX, STEP, "Data", "write --save after this global step; 0: after the last"),
+    ROW_STRING(layout, "LAYOUT", STEP, "Run", "parallel layout, as in tp2,sp,ep2,dp2,zero1"),
+    ROW_ENUM(precision, precision_words, "fp64|fp32|bf16", STEP, "Run", "fp64, fp32 or bf16"),
+    {"seed", ASSAY_OPT_SEED, MEMBER(seed), 0, 0, NULL, "N", "seed of weights and random draws", "Run",
+     EVERYWHERE},
+    ROW_INT(train_iters, 0, STEPS_MAX, STEP_RUN, "Run", "optimizer steps; 0: all that the data holds"),
+    ROW_STRING(variant, "FAMILY=kN,...", STEP_RUN, "Run", "kernel variants, as in attention=k1,rmsnorm=k0"),
+    {"trace_hash_only", ASSAY_OPT_BOOL, MEMBER(trace_hash_only), 0, 0, NULL, "BOOL",
+     "trace without tensor data", "Run", STEP},
     ROW_STRING(
-        fault, "Run",
+        fault, "FAULT", STEP_RUN, "Run",
         "plant a fault (self-tests; docs/ADDING.md): skip:INSTANCE, attr:INSTANCE:NAME=X, ..., or a word"),
-    ROW_ENUM(optimizer, optimizer_words, "Optimizer", "adam (AdamW)"),
-    ROW_DOUBLE(lr, 0, 1e6, "Optimizer", "learning rate"),
-    ROW_DOUBLE(min_lr, 0, 1e6, "Optimizer", "lowest learning rate of the schedule"),
-    ROW_DOUBLE(lr_warmup_init, 0, 1e6, "Optimizer", "learning rate at the start of warm-up"),
-    ROW_ENUM(lr_decay_style, lr_words, "Optimizer", "constant, linear, cosine or WSD"),
-    ROW_ENUM(lr_wsd_decay_style, wsd_words, "Optimizer", "linear, cosine, exponential or minus_sqrt"),
-    ROW_INT(lr_warmup_iters, 0, STEPS_MAX, "Optimizer", "steps of warm-up"),
-    ROW_INT(lr_decay_iters, 0, STEPS_MAX, "Optimizer", "steps until min_lr; 0: train_iters"),
-    ROW_INT(lr_wsd_decay_iters, 0, STEPS_MAX, "Optimizer", "steps of the decay phase of WSD"),
-    ROW_DOUBLE(weight_decay, 0, 1e6, "Optimizer", "decoupled weight decay"),
-    ROW_DOUBLE(adam_beta1, 0, 1, "Optimizer", "decay rate of the first moment"),
-    ROW_DOUBLE(adam_beta2, 0, 1, "Optimizer", "decay rate of the second moment"),
-    ROW_DOUBLE(adam_eps, 0, 1e6, "Optimizer", "added to the root of the second moment"),
-    ROW_DOUBLE(clip_grad, 0, 1e30, "Optimizer", "largest global gradient norm; 0: no clipping"),
-    ROW_DOUBLE(moe_aux_loss_coeff, 0, 1e6, "Mixture of experts", "load balancing loss"),
-    ROW_DOUBLE(moe_z_loss_coeff, 0, 1e6, "Mixture of experts", "router z-loss"),
-    ROW_DOUBLE(moe_router_bias_update_rate, 0, 1e6, "Mixture of experts", "step of the expert bias"),
+    ROW_ENUM(optimizer, optimizer_words, "adam", EVERYWHERE, "Optimizer", "adam (AdamW)"),
+    ROW_DOUBLE(lr, 0, 1e6, EVERYWHERE, "Optimizer", "learning rate"),
+    ROW_DOUBLE(min_lr, 0, 1e6, EVERYWHERE, "Optimizer", "lowest learning rate of the schedule"),
+    ROW_DOUBLE(lr_warmup_init, 0, 1e6, EVERYWHERE, "Optimizer", "learning rate at the start of warm-up"),
+    ROW_ENUM(lr_decay_style, lr_words, "STYLE", EVERYWHERE, "Optimizer", "constant, linear, cosine or WSD"),
+    ROW_ENUM(lr_wsd_decay_style, wsd_words, "STYLE", EVERYWHERE, "Optimizer",
+             "linear, cosine, exponential or minus_sqrt"),
+    ROW_INT(lr_warmup_iters, 0, STEPS_MAX, EVERYWHERE, "Optimizer", "steps of warm-up"),
+    ROW_INT(lr_decay_iters, 0, STEPS_MAX, EVERYWHERE, "Optimizer", "steps until min_lr; 0: train_iters"),
+    ROW_INT(lr_wsd_decay_iters, 0, STEPS_MAX, EVERYWHERE, "Optimizer", "steps of the decay phase of WSD"),
+    ROW_DOUBLE(weight_decay, 0, 1e6, EVERYWHERE, "Optimizer", "decoupled weight decay"),
+    ROW_DOUBLE(adam_beta1, 0, 1, EVERYWHERE, "Optimizer", "decay rate of the first moment"),
+    ROW_DOUBLE(adam_beta2, 0, 1, EVERYWHERE, "Optimizer", "decay rate of the second moment"),
+    ROW_DOUBLE(adam_eps, 0, 1e6, EVERYWHERE, "Optimizer", "added to the root of the second moment"),
+    ROW_DOUBLE(clip_grad, 0, 1e30, EVERYWHERE, "Optimizer", "largest global gradient norm; 0: no clipping"),
+    ROW_DOUBLE(moe_aux_loss_coeff, 0, 1e6, EVERYWHERE, "Mixture of experts", "load balancing loss"),
+    ROW_DOUBLE(moe_z_loss_coeff, 0, 1e6, EVERYWHERE, "Mixture of experts", "router z-loss"),
+    ROW_DOUBLE(moe_router_bias_update_rate, 0, 1e6, EVERYWHERE, "Mixture of experts",
+               "step of the expert bias"),
     {.name = NULL},
 };
+
+_Static_assert(sizeof table / sizeof table[0] <= 64, "assay_train_options.given has a bit for each row");
 
 void assay_train_options_default(assay_train_options *o)
 {
@@ -222,6 +232,7 @@ static assay_status set_row(assay_train_options *o, const assay_option_row *row,
         memcpy(at, &seed, sizeof seed);
         break;
     }
+    o->given |= (uint64_t)1 << (row - table);
     return ASSAY_OK;
 }
 
@@ -279,10 +290,12 @@ static assay_status set_json(assay_train_options *o, const assay_option_row *row
         break;
     }
     }
+    o->given |= (uint64_t)1 << (row - table);
     return ASSAY_OK;
 }
 
-assay_status assay_train_options_from_json(assay_train_options *o, const json_t *object, const char *what)
+assay_status assay_train_options_from_json(assay_train_options *o, const json_t *object, unsigned where,
+                                           const char *what)
 {
     ASSAY_CHECK(json_is_object(object), ASSAY_FORMAT, "%s: expected an object", what);
     assay_train_options result = *o; /* nothing is changed unless everything is right */
@@ -291,6 +304,7 @@ assay_status assay_train_options_from_json(assay_train_options *o, const json_t 
         const char *key = json_object_iter_key(it);
         const assay_option_row *row = find_row(key);
         ASSAY_CHECK(row != NULL, ASSAY_FORMAT, "%s: %.64s: unknown option", what, key);
+        ASSAY_CHECK((row->where & where) != 0, ASSAY_FORMAT, "%s: %s: has no meaning here", what, row->name);
         const assay_status st = set_json(&result, row, row->name, json_object_iter_value(it));
         if (st != ASSAY_OK)
             return assay_hop(assay_context(st, "%s", what), __FILE__, __LINE__, __func__);

@@ -47,9 +47,15 @@ typedef struct assay_train_options {
     char variant[256]; /* "attention=k1,rmsnorm=k0": kernel variants by op family; "" = fastest */
     bool trace_hash_only;
     char fault[96]; /* planted fault for self-tests, "" = none: docs/ADDING.md */
+
+    uint64_t given; /* bit i: row i of the option table was set, to whatever value */
 } assay_train_options;
 
 void assay_train_options_default(assay_train_options *o);
+
+/* Where an option has a meaning; elsewhere it is refused.  STEP: `assay step` and the engine programs.  RUN: the
+ * command line of `assay run`.  CASE: the member "training" of a case file. */
+enum { ASSAY_FOR_STEP = 1, ASSAY_FOR_RUN = 2, ASSAY_FOR_CASE = 4 };
 
 /* One row of the option table. */
 typedef enum {
@@ -66,21 +72,24 @@ typedef struct assay_option_row {
     size_t offset, size;      /* in assay_train_options */
     double min, max;          /* inclusive */
     const char *const *words; /* ENUM: NULL-terminated */
+    const char *argument;     /* what it takes, in --help */
     const char *help;
     const char *group; /* heading in --help */
+    unsigned where;    /* sum of ASSAY_FOR_ */
 } assay_option_row;
 /* Ends with a row of name NULL. */
 const assay_option_row *assay_train_option_table(void);
 /* Sets one option from text; name in either spelling.  Messages name the option, what was expected and found.
  */
 assay_status assay_train_option_set(assay_train_options *o, const char *name, const char *text);
-/* Sets every member of a JSON object. */
-assay_status assay_train_options_from_json(assay_train_options *o, const json_t *object, const char *what);
+/* Sets every member of a JSON object; one without a meaning `where` (ASSAY_FOR_) is an error. */
+assay_status assay_train_options_from_json(assay_train_options *o, const json_t *object, unsigned where,
+                                           const char *what);
 json_t *assay_train_options_to_json(const assay_train_options *o);
 /* Cross-field checks (beta in [0,1), warm-up within decay, ...). */
 assay_status assay_train_options_check(const assay_train_options *o);
 
-/* Parses argv with glibc argp: the table above, plus `extra` options of a program handled by a callback that
+/* Parses argv with glibc argp: the rows of the table that have a meaning `where` (ASSAY_FOR_), plus `extra` options of a program handled by a callback that
  * gets the snake_case name and the text (NULL for flags); `extra` ends with a row of name NULL and may be
  * NULL.  Prints --help and --usage.  Positional arguments go to the callback with name NULL.  Never exits
  * except for --help / --usage / --version. */
@@ -91,8 +100,8 @@ typedef struct assay_extra_option {
 } assay_extra_option;
 typedef assay_status (*assay_option_callback)(void *user, const char *name, const char *text);
 assay_status assay_options_parse(int argc, char **argv, const char *doc, const char *args_doc,
-                                 assay_train_options *o /* may be NULL */, const assay_extra_option *extra,
-                                 assay_option_callback callback, void *user);
+                                 assay_train_options *o /* may be NULL */, unsigned where,
+                                 const assay_extra_option *extra, assay_option_callback callback, void *user);
 
 ASSAY_END_DECLS
 

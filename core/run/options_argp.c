@@ -22,6 +22,7 @@ enum {
 
 typedef struct parser {
     assay_train_options *o;
+    unsigned where;
     const assay_extra_option *extra;
     assay_option_callback callback;
     void *user;
@@ -47,7 +48,32 @@ static void print_help(const parser *p, unsigned flags)
     char name[256];
     snprintf(name, sizeof name, "%s", p->program);
     argp_help(&argp, stdout, flags, name);
-    exit(0);
+    exit(fflush(stdout) == 0 && !ferror(stdout) ? 0 : 2);
+}
+
+static bool is_extra(const assay_extra_option *extra, const char *name)
+{
+    for (; extra != NULL && extra->name != NULL; extra++) {
+        if (strcmp(extra->name, name) == 0)
+            return true;
+    }
+    return false;
+}
+
+/* Whether the word is a row of the table that this program does not take. */
+static bool meant_elsewhere(const parser *p, const char *name, size_t length)
+{
+    char word[MAX_NAME];
+    if (length >= sizeof word)
+        return false;
+    snprintf(word, sizeof word, "%.*s", (int)length, name);
+    for (char *c = word; *c != '\0'; c++)
+        if (*c == '-')
+            *c = '_';
+    for (const assay_option_row *row = assay_train_option_table(); row->name != NULL; row++)
+        if (strcmp(row->name, word) == 0)
+            return p->o != NULL && (row->where & p->where) == 0 && !is_extra(p->extra, row->name);
+    return false;
 }
 
 /* getopt refused argv[next - 1]; say why. */
@@ -69,7 +95,9 @@ static void explain(parser *p, const struct argp_state *state)
         }
     }
     const char *why = "unknown option";
-    if (exact)
+    if (!exact && prefixes == 0 && meant_elsewhere(p, name, length))
+        why = "the option has no meaning here";
+    else if (exact)
         why = flag && name[length] == '=' ? "the option takes no value" : "the option needs a value";
     else if (length > 0 && text != name && prefixes > 1)
         why = "ambiguous option";
@@ -97,7 +125,7 @@ static error_t on_key(int key, char *text, struct argp_state *state)
         return 0;
     case KEY_VERSION:
         printf("%s %s\n", p->program, ASSAY_VERSION);
-        exit(0);
+        exit(fflush(stdout) == 0 && !ferror(stdout) ? 0 : 2);
     default:
         break;
     }
@@ -132,15 +160,6 @@ static void add_heading(parser *p, const char *text, int group)
     p->options[p->n_options++] = (struct argp_option){.doc = text, .group = group};
 }
 
-static bool is_extra(const assay_extra_option *extra, const char *name)
-{
-    for (; extra != NULL && extra->name != NULL; extra++) {
-        if (strcmp(extra->name, name) == 0)
-            return true;
-    }
-    return false;
-}
-
 /* A program's own option wins over a row of the table with the same name. */
 static void add_all(parser *p)
 {
@@ -150,16 +169,15 @@ static void add_all(parser *p)
     const assay_option_row *table = assay_train_option_table();
     const char *heading = "";
     for (int i = 0; p->o != NULL && table[i].name != NULL; i++) {
+        if ((table[i].where & p->where) == 0)
+            continue;
         if (strcmp(heading, table[i].group) != 0) {
             heading = table[i].group;
             add_heading(p, heading, ++group);
         }
         if (is_extra(p->extra, table[i].name))
             continue;
-        static const char *const argument[] = {
-            [ASSAY_OPT_STRING] = "TEXT", [ASSAY_OPT_INT] = "N",     [ASSAY_OPT_DOUBLE] = "X",
-            [ASSAY_OPT_BOOL] = "BOOL",   [ASSAY_OPT_ENUM] = "WORD", [ASSAY_OPT_SEED] = "N"};
-        add_option(p, table[i].name, KEY_TABLE + i, argument[table[i].type],
+        add_option(p, table[i].name, KEY_TABLE + i, table[i].argument,
                    table[i].type == ASSAY_OPT_BOOL ? OPTION_ARG_OPTIONAL : 0, table[i].help, group);
     }
     p->options[p->n_options++] =
@@ -182,7 +200,7 @@ static assay_status run(parser *p, int argc, char **argv)
 }
 
 assay_status assay_options_parse(int argc, char **argv, const char *doc, const char *args_doc,
-                                 assay_train_options *o, const assay_extra_option *extra,
+                                 assay_train_options *o, unsigned where, const assay_extra_option *extra,
                                  assay_option_callback callback, void *user)
 {
     int rows = 0;
@@ -191,7 +209,13 @@ assay_status assay_options_parse(int argc, char **argv, const char *doc, const c
     for (int i = 0; extra != NULL && extra[i].name != NULL; i++, rows++)
         ASSAY_CHECK(strlen(extra[i].name) < MAX_NAME, ASSAY_INTERNAL, "option name '%s' is too long",
                     extra[i].name);
-    parser p = {.o = o, .extra = extra, .callback = callback, .user = user, .doc = doc, .args_doc = args_doc};
+    parser p = {.o = o,
+                .where = where,
+                .extra = extra,
+                .callback = callback,
+                .user = user,
+                .doc = doc,
+                .args_doc = args_doc};
     p.program = argc > 0 && argv[0] != NULL ? argv[0] : "assay";
     if (strrchr(p.program, '/') != NULL)
         p.program = strrchr(p.program, '/') + 1;

@@ -7,7 +7,7 @@
 void parity_put_escaped(FILE *f, const char *s)
 {
     for (; *s != 0; s++) {
-        const unsigned char c = (unsigned char)*s;
+        const char c = *s;
         if (c == '&')
             fputs("&amp;", f);
         else if (c == '<')
@@ -16,8 +16,6 @@ void parity_put_escaped(FILE *f, const char *s)
             fputs("&gt;", f);
         else if (c == '"')
             fputs("&quot;", f);
-        else if (c < 0x20 && c != '\t' && c != '\n')
-            fputc('?', f);
         else
             fputc(c, f);
     }

@@ -75,28 +75,48 @@ static void put_result(assay_json_text *t, const parity_result *r)
     assay_json_text_close(t, '}');
 }
 
+/* The last line: a file without it was cut short. */
+static void put_end(assay_json_text *t, const parity_report *r)
+{
+    int64_t passed, failed, skipped;
+    const parity_origin *origin = parity_report_origin(r);
+    parity_report_totals(r, &passed, &failed, &skipped);
+    assay_json_text_begin(t);
+    assay_json_text_open(t, '{');
+    assay_json_text_key(t, "end");
+    assay_json_text_value(t, json_true());
+    put_text(t, "run", origin->run);
+    put_integer(t, "shard", origin->shard);
+    put_integer(t, "shards", origin->shards);
+    put_integer(t, "passed", passed);
+    put_integer(t, "failed", failed);
+    put_integer(t, "skipped", skipped);
+    assay_json_text_close(t, '}');
+}
+
 assay_status parity_report_jsonl(const parity_report *r, const char *path)
 {
-    char tmp[ASSAY_NAME + 2048];
     assay_json_text line = {0};
+    char *text = NULL;
+    size_t bytes = 0;
     assay_status st = ASSAY_OK;
-    ASSAY_CHECK(snprintf(tmp, sizeof tmp, "%s.tmp", path) < (int)sizeof tmp, ASSAY_LIMIT, "%s: path too long",
-                path);
-    FILE *f = fopen(tmp, "w");
-    ASSAY_CHECK(f != NULL, ASSAY_IO, "%s: %s", tmp, strerror(errno));
+    FILE *f = open_memstream(&text, &bytes);
+    ASSAY_CHECK(f != NULL, ASSAY_OUT_OF_MEMORY, "%s", path);
     bool ok = true;
-    for (int64_t i = 0; i < parity_report_count(r) && ok && st == ASSAY_OK; i++) {
-        put_result(&line, parity_report_at(r, i));
-        st = assay_json_text_end(&line, tmp);
+    for (int64_t i = 0; i <= parity_report_count(r) && ok && st == ASSAY_OK; i++) {
+        if (i < parity_report_count(r))
+            put_result(&line, parity_report_at(r, i));
+        else
+            put_end(&line, r);
+        st = assay_json_text_end(&line, path);
         ok = st != ASSAY_OK || (fwrite(line.text, 1, line.n, f) == line.n && fputc('\n', f) != EOF);
     }
     assay_json_text_free(&line);
-    ok = fflush(f) == 0 && fsync(fileno(f)) == 0 && ok;
     ok = fclose(f) == 0 && ok;
-    ASSAY_TRY(st);
-    ASSAY_CHECK(ok, ASSAY_IO, "%s: write failed: %s", tmp, strerror(errno));
-    ASSAY_CHECK(rename(tmp, path) == 0, ASSAY_IO, "%s: %s", path, strerror(errno));
-    return ASSAY_OK;
+    if (st == ASSAY_OK)
+        st = ok ? assay_write_file(path, text, bytes) : ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "%s", path);
+    free(text);
+    return st;
 }
 
 static void get_text(const json_t *o, const char *key, char *out, size_t capacity)
@@ -174,36 +194,78 @@ static assay_status result_from_json(const json_t *o, const char *what, parity_r
         r->allowance = get_number(o, "allowance");
     }
     r->variant = (int)json_integer_value(json_object_get(o, "variant"));
+    ASSAY_CHECK(r->verdict != PARITY_PASS || (r->ratio <= 1.0 && r->n_bad == 0), ASSAY_FORMAT,
+                "%s: a pass needs a ratio of at most 1 and no bad element, found ratio %g and %lld bad", what,
+                r->ratio, (long long)r->n_bad);
     get_text(o, "diagnosis", r->diagnosis, sizeof r->diagnosis);
     get_text(o, "message", r->message, sizeof r->message);
     get_text(o, "reproduce", r->reproduce, sizeof r->reproduce);
     return ASSAY_OK;
 }
 
-assay_status parity_report_load_jsonl(parity_report *r, const char *path)
+/* Reads the line of counts and compares it with the results before it. */
+static assay_status check_end(const json_t *o, const char *what, const int64_t found[3],
+                              parity_origin *origin)
 {
-    char *text = NULL;
+    int64_t shard, shards, said[3];
+    static const char *const names[] = {"passed", "failed", "skipped"};
+    ASSAY_TRY(assay_json_get_string(o, "run", true, what, origin->run, sizeof origin->run));
+    ASSAY_TRY(assay_json_get_i64(o, "shard", true, 1, INT32_MAX, what, &shard));
+    ASSAY_TRY(assay_json_get_i64(o, "shards", true, shard, INT32_MAX, what, &shards));
+    for (int k = 0; k < 3; k++) {
+        ASSAY_TRY(assay_json_get_i64(o, names[k], true, 0, INT64_MAX, what, &said[k]));
+        ASSAY_CHECK(said[k] == found[k], ASSAY_MISMATCH, "%s: %s: expected %lld results, found %lld", what,
+                    names[k], (long long)said[k], (long long)found[k]);
+    }
+    origin->shard = (int)shard;
+    origin->shards = (int)shards;
+    return ASSAY_OK;
+}
+
+static assay_status load_line(parity_report *r, const char *text, size_t bytes, const char *what,
+                              int64_t found[3], bool *ended, parity_origin *origin)
+{
+    parity_result result;
+    json_t *o = NULL;
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK(!*ended, ASSAY_FORMAT, "%s: expected nothing after the line of counts", what);
+    ASSAY_TRY(assay_json_parse(&o, text, bytes, what));
+    if (json_is_true(json_object_get(o, "end"))) {
+        *ended = true;
+        ASSAY_TRY_GOTO(check_end(o, what, found, origin), st, done);
+    } else {
+        ASSAY_TRY_GOTO(result_from_json(o, what, &result), st, done);
+        found[result.verdict]++;
+        ASSAY_TRY_GOTO(parity_report_add(r, &result), st, done);
+    }
+done:
+    json_decref(o);
+    return st;
+}
+
+assay_status parity_report_load_jsonl(parity_report *r, const char *path, parity_origin *origin)
+{
+    char *text = NULL, what[2300];
     uint64_t n = 0;
     assay_status st = ASSAY_OK;
-    int64_t line = 0;
-    ASSAY_TRY(assay_read_file(path, (uint64_t)1 << 30, &text, &n));
-    for (char *p = text; *p != 0;) {
-        char *end = strchr(p, '\n');
-        char what[2300];
-        parity_result result;
-        json_t *o = NULL;
-        const size_t length = end != NULL ? (size_t)(end - p) : strlen(p);
+    int64_t line = 0, found[3] = {0};
+    parity_origin from = {.shard = 1, .shards = 1};
+    bool ended = false;
+    ASSAY_TRY(assay_read_file(path, (uint64_t)1 << 32, &text, &n));
+    for (const char *p = text; p < text + n && st == ASSAY_OK;) {
+        const size_t left = (size_t)(text + n - p);
+        const char *end = memchr(p, '\n', left);
+        const size_t length = end != NULL ? (size_t)(end - p) : left;
         snprintf(what, sizeof what, "%.2000s:%lld", path, (long long)++line);
-        st = assay_json_parse(&o, p, length, what);
-        if (st == ASSAY_OK)
-            st = result_from_json(o, what, &result);
-        json_decref(o);
-        if (st == ASSAY_OK)
-            st = parity_report_add(r, &result);
-        if (st != ASSAY_OK || end == NULL)
-            break;
-        p = end + 1;
+        st = load_line(r, p, length, what, found, &ended, &from);
+        p += length + 1;
     }
     free(text);
-    return st;
+    ASSAY_TRY(st);
+    ASSAY_CHECK(ended, ASSAY_FORMAT,
+                "%s: expected a last line with the counts, found %lld lines without: cut short?", path,
+                (long long)line);
+    if (origin != NULL)
+        *origin = from;
+    return ASSAY_OK;
 }

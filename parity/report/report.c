@@ -1,5 +1,5 @@
 /* The report: results in the order in which the checks found them. */
-#include "parity/parity.h"
+#include "parity/report/report_files.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -7,6 +7,7 @@
 struct parity_report {
     parity_result context;
     bool has_context;
+    parity_origin origin;
     int64_t n, capacity;
     parity_result *results;
     int64_t totals[3]; /* by verdict */
@@ -16,6 +17,7 @@ assay_status parity_report_create(parity_report **out)
 {
     *out = calloc(1, sizeof **out);
     ASSAY_CHECK(*out, ASSAY_OUT_OF_MEMORY, "report");
+    (*out)->origin = (parity_origin){.shard = 1, .shards = 1};
     return ASSAY_OK;
 }
 
@@ -63,10 +65,25 @@ assay_status parity_report_add(parity_report *r, const parity_result *result)
         inherit(to->variants, sizeof to->variants, r->context.variants);
         inherit(to->reproduce, sizeof to->reproduce, r->context.reproduce);
     }
+    char *const texts[] = {to->case_name, to->engine,    to->tier,    to->layout,
+                           to->precision, to->variants,  to->tensor,  to->op,
+                           to->instance,  to->diagnosis, to->message, to->reproduce};
+    for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
+        parity_clean_text(texts[i]);
     /* An unknown verdict is nobody's pass. */
     const int64_t verdict = (int64_t)to->verdict;
     r->totals[verdict >= 0 && verdict <= PARITY_SKIP ? verdict : PARITY_FAIL]++;
     return ASSAY_OK;
+}
+
+void parity_report_set_origin(parity_report *r, const parity_origin *origin)
+{
+    r->origin = *origin;
+}
+
+const parity_origin *parity_report_origin(const parity_report *r)
+{
+    return &r->origin;
 }
 
 int64_t parity_report_count(const parity_report *r)

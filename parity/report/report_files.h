@@ -8,8 +8,10 @@
 assay_status parity_report_save_part(const parity_report *r, const char *path);
 assay_status parity_report_load_part(parity_report *r, const char *path);
 
-/* Adds every line of a results.jsonl.  A malformed line is an error that names file and line. */
-assay_status parity_report_load_jsonl(parity_report *r, const char *path);
+/* Adds every result of a results.jsonl, and says which run it was part of (origin may be NULL).  An error that names file
+ * and line: a malformed line, a pass whose ratio is not at most 1 or that has bad elements, results that are not as many
+ * as the last line says, a file without such a line (cut short), anything after it. */
+assay_status parity_report_load_jsonl(parity_report *r, const char *path, parity_origin *origin);
 
 /* Distinct (case, precision, layout, kernels) of a report, in order of first appearance. */
 typedef struct parity_column {
@@ -33,7 +35,11 @@ assay_status parity_put_heatmaps(FILE *f, const parity_report *r, const parity_c
 /* One cell of them, coloured by the ratio. */
 void parity_put_ratio_cell(FILE *f, double ratio, bool have);
 
-/* XML and HTML text: markup escaped, control characters replaced. */
+/* Text of traces and engines, which is anybody's: what is no UTF-8 (a text cut inside a character, too), control characters,
+ * noncharacters and changes of writing direction become '?'.  In place; never longer. */
+void parity_clean_text(char *text);
+
+/* XML and HTML text: markup escaped. */
 void parity_put_escaped(FILE *f, const char *s);
 
 #endif

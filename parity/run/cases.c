@@ -161,7 +161,8 @@ assay_status parity_case_load(const char *path, parity_case *out)
     ASSAY_TRY_GOTO(read_data(root, out), st, done);
     ASSAY_TRY_GOTO(read_layouts(root, out), st, done);
     if (json_object_get(root, "training") != NULL)
-        ASSAY_TRY_GOTO(assay_train_options_from_json(&out->options, json_object_get(root, "training"), path),
+        ASSAY_TRY_GOTO(assay_train_options_from_json(&out->options, json_object_get(root, "training"),
+                                                     ASSAY_FOR_CASE, path),
                        st, done);
     ASSAY_TRY_GOTO(read_precisions(root, out), st, done);
     ASSAY_TRY_GOTO(read_variants(root, out), st, done);

@@ -6,6 +6,7 @@
 #include "core/files/dataset.h"
 #include "core/run/options.h"
 #include "parity/parity.h"
+#include <stdio.h>
 
 enum {
     PARITY_MAX_LAYOUTS = 64,
@@ -16,9 +17,10 @@ enum {
 
 typedef struct parity_case {
     char name[64];
-    char file[ASSAY_PATH];      /* where it was read from */
-    char model_dir[ASSAY_PATH]; /* Hugging Face folder, or "" when `model` is inline */
-    json_t *model;              /* inline config, or NULL */
+    char file[ASSAY_PATH];       /* where it was read from */
+    char model_dir[ASSAY_PATH];  /* Hugging Face folder, or "" when `model` is inline */
+    json_t *model;               /* inline config, or NULL */
+    char batch_file[ASSAY_PATH]; /* a batch file that is there already, or "" */
     int n_data_paths;
     char data_paths[PARITY_MAX_DATA_PATHS][ASSAY_PATH];
     int64_t steps, microbatches, micro_batch_size, seq_length;
@@ -37,6 +39,12 @@ typedef struct parity_case {
  */
 assay_status parity_case_load(const char *path, parity_case *out);
 void parity_case_free(parity_case *c);
+/* A case of a Hugging Face folder (case_folder.c): both precisions, fastest and plain kernels, every layout of a fixed list
+ * that model and data can be cut into; one that they cannot is named in `log`.  batch: training [steps,microbatches,b,s],
+ * or [b,s], which is one step of one microbatch; "": tokens are drawn over the vocabulary. */
+assay_status parity_case_from_folder(const char *model, const char *batch, FILE *log, parity_case *out);
+/* The first c->steps steps of c->batch_file, as the batch file of the case. */
+assay_status parity_case_copy_batches(const parity_case *c, int64_t vocab, const char *path);
 
 /* Ids on both sides of every boundary between tensor-parallel pieces of the vocabulary, in the case's layouts and in tp 2 to
  * 4; the first and the last id.  ids: free(). */

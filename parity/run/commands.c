@@ -3,9 +3,12 @@
 #include "parity/report/report_files.h"
 #include "parity/run/cases.h"
 #include "parity/run/engine.h"
+#include "parity/run/report_folder.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
 
 enum { MAX_PATHS = 256 };
 typedef struct command_options {
@@ -56,7 +59,7 @@ int parity_main_diff(int argc, char **argv)
             argc, argv,
             "Compares two traces by assembled tensors, in order of the first one's execution, and "
             "names the first difference.",
-            "TRACE_A TRACE_B", NULL, extra, on_option, &o) != ASSAY_OK)
+            "TRACE_A TRACE_B", NULL, 0, extra, on_option, &o) != ASSAY_OK)
         return fail("assay diff");
     if (o.n_paths != 2) {
         fputs("assay diff: expected two trace folders\n", stderr);
@@ -111,7 +114,7 @@ int parity_main_replay(int argc, char **argv)
             argc, argv,
             "Recomputes every recorded operation from its recorded inputs in double precision, with a "
             "running error bound for each element.",
-            "TRACE", NULL, extra, on_option, &o) != ASSAY_OK)
+            "TRACE", NULL, 0, extra, on_option, &o) != ASSAY_OK)
         return fail("assay replay");
     if (o.n_paths != 1) {
         fputs("assay replay: expected one trace folder\n", stderr);
@@ -205,7 +208,7 @@ int parity_main_layout(int argc, char **argv)
     command_options o = {.tolerance = -1};
     if (assay_options_parse(argc, argv,
                             "Explains a layout: rank grid, groups, and the pieces of a model on each rank.",
-                            "LAYOUT", NULL, extra, on_option, &o) != ASSAY_OK)
+                            "LAYOUT", NULL, 0, extra, on_option, &o) != ASSAY_OK)
         return fail("assay layout");
     if (o.n_paths != 1) {
         fputs("assay layout: expected one layout, like tp2,sp,ep2,dp2\n", stderr);
@@ -214,16 +217,56 @@ int parity_main_layout(int argc, char **argv)
     return explain_layout(o.paths[0], o.out) == ASSAY_OK ? 0 : fail("assay layout");
 }
 
+/* Adds a shard, a results.jsonl or its folder; part [i-1] becomes the argument that holds part i of the run. */
+static assay_status add_shard(parity_report *report, const char *path, parity_origin *run, const char **part)
+{
+    char inside[ASSAY_PATH + 32];
+    struct stat sb;
+    parity_origin here;
+    const bool folder = stat(path, &sb) == 0 && S_ISDIR(sb.st_mode);
+    snprintf(inside, sizeof inside, folder ? "%.1000s/results.jsonl" : "%.1000s", path);
+    ASSAY_TRY(parity_report_load_jsonl(report, inside, &here));
+    ASSAY_CHECK(here.run[0] != '\0', ASSAY_MISMATCH,
+                "%s: expected results of assay run, found those of another verb", path);
+    if (run->run[0] == '\0')
+        *run = here;
+    ASSAY_CHECK(strcmp(run->run, here.run) == 0 && run->shards == here.shards, ASSAY_MISMATCH,
+                "%s: part %d of %d of run %s, expected a part of %d of run %s", path, here.shard, here.shards,
+                here.run, run->shards, run->run);
+    ASSAY_CHECK(here.shards <= MAX_PATHS, ASSAY_LIMIT, "%s: %d shards, at most %d", path, here.shards,
+                MAX_PATHS);
+    ASSAY_CHECK(part[here.shard - 1] == NULL, ASSAY_MISMATCH, "%s: part %d of %d, which %s already is", path,
+                here.shard, here.shards, part[here.shard - 1]);
+    part[here.shard - 1] = path;
+    return ASSAY_OK;
+}
+
+static assay_status check_complete(const parity_origin *run, const char *const *part)
+{
+    char missing[200] = "";
+    for (int i = 0; i < run->shards; i++)
+        if (part[i] == NULL && strlen(missing) + 16 < sizeof missing)
+            snprintf(missing + strlen(missing), 16, " %d/%d", i + 1, run->shards);
+    ASSAY_CHECK(missing[0] == '\0', ASSAY_MISMATCH, "a run of %d parts: missing%s", run->shards, missing);
+    return ASSAY_OK;
+}
+
 static assay_status merge(const command_options *o, int *code)
 {
+    const char *part[MAX_PATHS] = {0};
+    parity_origin run = {.shard = 1, .shards = 1};
     parity_report *report = NULL;
     char path[ASSAY_PATH + 32];
     int64_t passed, failed, skipped;
+    int lock = -1;
     assay_status st = ASSAY_OK;
     ASSAY_TRY(parity_report_create(&report));
     for (int i = 1; i < o->n_paths; i++)
-        ASSAY_TRY_GOTO(parity_report_load_jsonl(report, o->paths[i]), st, done);
-    ASSAY_TRY_GOTO(assay_mkdir_p(o->out), st, done);
+        ASSAY_TRY_GOTO(add_shard(report, o->paths[i], &run, part), st, done);
+    ASSAY_TRY_GOTO(check_complete(&run, part), st, done);
+    run.shard = run.shards = 1;
+    parity_report_set_origin(report, &run);
+    ASSAY_TRY_GOTO(parity_report_folder_open(o->out, &lock), st, done);
     snprintf(path, sizeof path, "%s/results.jsonl", o->out);
     ASSAY_TRY_GOTO(parity_report_jsonl(report, path), st, done);
     snprintf(path, sizeof path, "%s/junit.xml", o->out);
@@ -236,6 +279,8 @@ static assay_status merge(const command_options *o, int *code)
            (long long)skipped);
     *code = failed > 0 ? 1 : skipped > 0 || passed == 0 ? 2 : 0;
 done:
+    if (lock >= 0)
+        close(lock);
     parity_report_destroy(report);
     return st;
 }
@@ -247,10 +292,10 @@ int parity_main_report(int argc, char **argv)
     command_options o = {.tolerance = -1};
     int code = 2;
     if (assay_options_parse(argc, argv, "Joins the results of `assay run --shard I/N`.",
-                            "merge RESULTS.jsonl ...", NULL, extra, on_option, &o) != ASSAY_OK)
+                            "merge DIR|RESULTS.jsonl ...", NULL, 0, extra, on_option, &o) != ASSAY_OK)
         return fail("assay report");
     if (o.n_paths < 2 || strcmp(o.paths[0], "merge") != 0) {
-        fputs("assay report: expected: merge RESULTS.jsonl ...\n", stderr);
+        fputs("assay report: expected: merge DIR|RESULTS.jsonl ...\n", stderr);
         return 2;
     }
     if (o.out[0] == 0)

@@ -96,7 +96,7 @@ int parity_main_doctor(int argc, char **argv)
         {NULL, NULL, NULL}};
     char cases[ASSAY_PATH];
     doctor_options o = {0};
-    if (assay_options_parse(argc, argv, "What is installed, which engine will be used, and why.", "", NULL,
+    if (assay_options_parse(argc, argv, "What is installed, which engine will be used, and why.", "", NULL, 0,
                             extra, on_option, &o) != ASSAY_OK)
         return fail();
     if (o.stray != NULL) {

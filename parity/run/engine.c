@@ -1,14 +1,45 @@
 /* Finding and running the engine program. */
 #include "parity/run/engine.h"
 #include "core/base/file.h"
+#include "core/base/log.h"
 #include "core/run/launch.h"
 #include <errno.h>
+#include <poll.h>
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 enum { MAX_ARGS = 160 };
+
+/* Seconds that an engine has to say what it is: ASSAY_DOCTOR_TIMEOUT, else 60. */
+static assay_status doctor_limit(double *seconds)
+{
+    const char *text = getenv("ASSAY_DOCTOR_TIMEOUT");
+    char *end = NULL;
+    *seconds = 60;
+    if (text == NULL || text[0] == '\0')
+        return ASSAY_OK;
+    *seconds = strtod(text, &end);
+    ASSAY_CHECK(*end == '\0' && *seconds > 0 && *seconds <= 1e6, ASSAY_INVALID_ARGUMENT,
+                "ASSAY_DOCTOR_TIMEOUT: expected seconds, found %s", text);
+    return ASSAY_OK;
+}
+
+static bool ends_before(pid_t pid, double end, int *status)
+{
+    for (;;) {
+        const pid_t got = waitpid(pid, status, WNOHANG);
+        if (got == pid)
+            return true;
+        if (assay_monotonic_s() > end)
+            return false;
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
+}
 
 /* Runs `program doctor` (with `flag` when that is not NULL) and reads the JSON object it prints. */
 static assay_status ask(const char *program, const char *flag, json_t **out)
@@ -16,10 +47,15 @@ static assay_status ask(const char *program, const char *flag, json_t **out)
     int fd[2];
     char *text = NULL;
     size_t n = 0, capacity = 1 << 18;
+    double limit_s;
     *out = NULL;
+    ASSAY_TRY(doctor_limit(&limit_s));
     ASSAY_CHECK(pipe(fd) == 0, ASSAY_IO, "pipe: %s", strerror(errno));
-    const pid_t pid = fork();
+    const pid_t parent = getpid(), pid = fork();
     if (pid == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        if (getppid() != parent)
+            _exit(127);
         char *argv[] = {strdup(program), strdup("doctor"), flag ? strdup(flag) : NULL, NULL};
         close(fd[0]);
         dup2(fd[1], STDOUT_FILENO);
@@ -28,7 +64,14 @@ static assay_status ask(const char *program, const char *flag, json_t **out)
     }
     close(fd[1]);
     text = malloc(capacity);
-    while (pid > 0 && text != NULL && n + 1 < capacity) {
+    const double end = assay_monotonic_s() + limit_s;
+    bool late = false;
+    while (pid > 0 && text != NULL && n + 1 < capacity && !late) {
+        struct pollfd wait = {.fd = fd[0], .events = POLLIN};
+        const double left = end - assay_monotonic_s();
+        late = left <= 0;
+        if (late || poll(&wait, 1, (int)(left * 1e3) + 1) <= 0)
+            continue;
         const ssize_t got = read(fd[0], text + n, capacity - n - 1);
         if (got < 0 && errno == EINTR)
             continue;
@@ -40,8 +83,13 @@ static assay_status ask(const char *program, const char *flag, json_t **out)
     int status = -1;
     assay_status st = ASSAY_OK;
     ASSAY_CHECK_GOTO(pid > 0 && text != NULL, ASSAY_IO, st, done, "%s doctor: %s", program, strerror(errno));
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
-        continue;
+    if (late || !ends_before(pid, end, &status)) {
+        kill(pid, SIGKILL);
+        waitpid(pid, NULL, 0);
+        st = ASSAY_ERROR(ASSAY_TIMEOUT, "%s doctor: no answer within %g s (ASSAY_DOCTOR_TIMEOUT)", program,
+                         limit_s);
+        goto done;
+    }
     ASSAY_CHECK_GOTO(WIFEXITED(status) && WEXITSTATUS(status) == 0, ASSAY_CHILD, st, done,
                      "%s doctor: no device answers (exit status %d)", program,
                      WIFEXITED(status) ? WEXITSTATUS(status) : -1);

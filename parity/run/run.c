@@ -4,14 +4,45 @@
 #include "core/base/file.h"
 #include "core/base/log.h"
 #include "parity/report/report_files.h"
+#include "parity/run/report_folder.h"
 #include <cblas.h>
 #include <errno.h>
 #include <omp.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <unistd.h>
+
+/* --- being stopped ------------------------------------------------------------------------------------------ */
+static volatile sig_atomic_t stopped_by; /* the signal that asks for an end; 0: none */
+
+static void on_stop(int number)
+{
+    stopped_by = number;
+}
+
+/* SIGTERM, SIGINT, SIGHUP end the run with a report of what was done so far.  Without SA_RESTART: waitpid returns. */
+static void catch_stop(void)
+{
+    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
+    struct sigaction action = {.sa_handler = on_stop};
+    sigemptyset(&action.sa_mask);
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        sigaction(numbers[i], &action, NULL);
+}
+
+/* In a child: the parent's handlers are not its own, and it ends with its parent however that one ends. */
+static void end_with_parent(pid_t parent)
+{
+    static const int numbers[] = {SIGTERM, SIGINT, SIGHUP};
+    for (size_t i = 0; i < sizeof numbers / sizeof numbers[0]; i++)
+        signal(numbers[i], SIG_DFL);
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
+    if (getppid() != parent)
+        _exit(2); /* it ended before prctl */
+}
 
 /* --- children ----------------------------------------------------------------------------------------------- */
 static void part_path(const parity_run_state *s, int task, const char *extension, char out[ASSAY_PATH + 64])
@@ -68,14 +99,18 @@ static int child_main(parity_run_state *s, int index)
 static assay_status start_task(parity_run_state *s, int slot, int index)
 {
     fflush(NULL);
-    const pid_t pid = fork();
+    const pid_t parent = getpid(), pid = fork();
     ASSAY_CHECK(pid >= 0, ASSAY_IO, "fork: %s", strerror(errno));
-    if (pid == 0)
+    if (pid == 0) {
+        end_with_parent(parent);
         _exit(child_main(s, index));
+    }
     s->pids[slot] = pid;
     s->running[slot] = index;
     return ASSAY_OK;
 }
+
+enum { NOT_RUN = -1 }; /* in place of a wait status */
 
 /* Takes over the part of a finished child; a child that died leaves a skipped result. */
 static assay_status collect(parity_run_state *s, int index, int status)
@@ -85,8 +120,8 @@ static assay_status collect(parity_run_state *s, int index, int status)
     const parity_task *t = &s->tasks[index];
     part_path(s, index, "results", path);
     const int64_t before = parity_report_count(s->report);
-    const bool loaded =
-        WIFEXITED(status) && WEXITSTATUS(status) == 0 && parity_report_load_part(s->report, path) == ASSAY_OK;
+    const bool loaded = status != NOT_RUN && WIFEXITED(status) && WEXITSTATUS(status) == 0 &&
+                        parity_report_load_part(s->report, path) == ASSAY_OK;
     const bool empty = parity_report_count(s->report) == before;
     if (loaded && empty && s->o.check[0] != 0)
         return ASSAY_OK; /* --check asks for one that this case does not have, as routing of a dense model */
@@ -104,7 +139,11 @@ static assay_status collect(parity_run_state *s, int index, int status)
     snprintf(r.precision, sizeof r.precision, "%s", assay_precision_name(t->precision));
     snprintf(r.variants, sizeof r.variants, "%s", t->variant);
     snprintf(r.engine, sizeof r.engine, "%s", s->engine.name);
-    if (WIFSIGNALED(status))
+    if (status == NOT_RUN)
+        snprintf(r.message, sizeof r.message,
+                 "did not run to its end: assay run was stopped by signal %d (%s)", (int)stopped_by,
+                 strsignal((int)stopped_by));
+    else if (WIFSIGNALED(status))
         snprintf(r.message, sizeof r.message, "the judge died of signal %d (%s)", WTERMSIG(status),
                  strsignal(WTERMSIG(status)));
     else
@@ -117,8 +156,11 @@ static assay_status wait_one(parity_run_state *s, int *finished)
 {
     int status = 0;
     pid_t pid;
-    while ((pid = waitpid(-1, &status, 0)) < 0)
+    while ((pid = waitpid(-1, &status, 0)) < 0) {
         ASSAY_CHECK(errno == EINTR, ASSAY_IO, "waitpid: %s", strerror(errno));
+        if (stopped_by != 0)
+            return ASSAY_OK;
+    }
     for (int k = 0; k < s->o.jobs; k++)
         if (s->running[k] >= 0 && s->pids[k] == pid) {
             const int index = s->running[k];
@@ -136,7 +178,9 @@ static assay_status run_tasks(parity_run_state *s, assay_progress *progress)
     char label[ASSAY_LAYOUT_TEXT + PARITY_VARIANT_TEXT + 96];
     for (int k = 0; k < PARITY_MAX_JOBS; k++)
         s->running[k] = -1;
-    while (finished < s->n_tasks) {
+    for (int i = 0; i < s->n_tasks; i++)
+        s->status[i] = NOT_RUN;
+    while (finished < s->n_tasks && stopped_by == 0) {
         for (int k = 0; k < s->o.jobs && next < s->n_tasks; k++)
             if (s->running[k] < 0) {
                 ASSAY_TRY(start_task(s, k, s->order[next]));
@@ -150,6 +194,11 @@ static assay_status run_tasks(parity_run_state *s, assay_progress *progress)
         if (progress != NULL && finished != active)
             assay_progress_update(progress, finished, next < s->n_tasks ? label : "finishing");
     }
+    for (int k = 0; k < s->o.jobs; k++)
+        if (s->running[k] >= 0 && waitpid(s->pids[k], &s->status[s->running[k]], WNOHANG) != s->pids[k]) {
+            kill(s->pids[k], SIGKILL); /* the ranks of its engine die with it */
+            waitpid(s->pids[k], NULL, 0);
+        }
     /* In the order of the matrix, whoever finished first. */
     for (int i = 0; i < s->n_tasks; i++)
         ASSAY_TRY(collect(s, i, s->status[i]));
@@ -158,18 +207,13 @@ static assay_status run_tasks(parity_run_state *s, assay_progress *progress)
 
 static assay_status prepare(parity_run_state *s)
 {
-    char work[ASSAY_PATH + 16];
-    snprintf(work, sizeof work, "%s/work", s->o.report_dir);
     for (int i = 0; i < s->n_cases; i++)
         ASSAY_TRY(parity_check_case(&s->cases[i]));
-    ASSAY_TRY(assay_mkdir_p(s->o.report_dir));
-    /* Scratch of an earlier run: ours by name, and only below the report folder. */
-    if (access(work, F_OK) == 0)
-        ASSAY_TRY(assay_remove_tree(work, s->o.report_dir));
-    ASSAY_TRY(assay_mkdir_p(work));
+    ASSAY_TRY(parity_report_folder_open(s->o.report_dir, &s->lock));
+    ASSAY_TRY(parity_report_folder_work(s->o.report_dir));
     for (int i = 0; i < s->n_cases; i++) {
         char dir[ASSAY_PATH + 96];
-        snprintf(dir, sizeof dir, "%s/%s", work, s->cases[i].name);
+        snprintf(dir, sizeof dir, "%s/work/%s", s->o.report_dir, s->cases[i].name);
         ASSAY_TRY(assay_mkdir_p(dir));
         ASSAY_TRY(parity_prepare_case(&s->cases[i], dir));
     }
@@ -204,6 +248,8 @@ static assay_status run(parity_run_state *s, const assay_train_options *given)
     ASSAY_TRY(parity_engine_find(s->o.engine, s->o.engine_program, &s->engine));
     printf("assay run: engine %s (%s)\n", s->engine.name, s->engine.reason);
     fflush(stdout);
+    snprintf(s->o.model, sizeof s->o.model, "%s", given->model);
+    snprintf(s->o.batch, sizeof s->o.batch, "%s", given->batch);
     ASSAY_TRY(parity_run_load_cases(s));
     ASSAY_TRY(parity_run_apply_overrides(s, given));
     ASSAY_TRY(parity_run_make_tasks(s));
@@ -212,9 +258,11 @@ static assay_status run(parity_run_state *s, const assay_train_options *given)
     fflush(stdout);
     ASSAY_TRY(prepare(s));
     ASSAY_TRY(parity_report_create(&s->report));
+    parity_report_set_origin(s->report, &s->origin);
     s->facts = json_object();
     if (!s->o.quiet)
         ASSAY_TRY(assay_progress_create(&progress, stderr, "assay run", s->n_tasks));
+    catch_stop();
     const assay_status st = run_tasks(s, progress);
     assay_progress_destroy(progress);
     ASSAY_TRY(st);
@@ -246,15 +294,16 @@ int parity_main_run(int argc, char **argv)
         free(s);
         return 2;
     }
+    s->lock = -1;
     snprintf(s->o.engine, sizeof s->o.engine, "auto");
     snprintf(s->o.report_dir, sizeof s->o.report_dir, "report");
     snprintf(s->o.matrix, sizeof s->o.matrix, "pairwise");
     s->o.timeout_s = 600;
     const long processors = sysconf(_SC_NPROCESSORS_ONLN);
     s->o.jobs = processors < 1 ? 1 : processors > PARITY_MAX_JOBS ? PARITY_MAX_JOBS : (int)processors;
-    assay_status st =
-        assay_options_parse(argc, argv, "Parity of the engine with the reference over a matrix of layouts.",
-                            "[CASE.json ...]", &given, parity_run_option_list, parity_run_option, &s->o);
+    assay_status st = assay_options_parse(
+        argc, argv, "Parity of the engine with the reference over a matrix of layouts.", "[CASE.json ...]",
+        &given, ASSAY_FOR_RUN, parity_run_option_list, parity_run_option, &s->o);
     if (st == ASSAY_OK)
         st = run(s, &given);
     if (st != ASSAY_OK)
@@ -271,6 +320,8 @@ int parity_main_run(int argc, char **argv)
         parity_case_free(&s->cases[i]);
     parity_report_destroy(s->report);
     parity_engine_free(&s->engine);
+    if (s->lock >= 0)
+        close(s->lock);
     json_decref(s->facts);
     free(s->cases);
     free(s->tasks);

@@ -22,7 +22,9 @@ typedef struct parity_run_options {
     char variant[PARITY_VARIANT_TEXT];                   /* "" = the case's own */
     char matrix[12];                                     /* pairwise or full */
     char check[16];                                      /* "" = the case's own */
-    char overrides[256]; /* training options given on the command line, as text for reproduction commands */
+    char model[ASSAY_PATH], batch[ASSAY_PATH];           /* judge this folder; "": cases */
+    char overrides[2 * ASSAY_PATH +
+                   256]; /* training options given on the command line, as text for reproduction commands */
 } parity_run_options;
 
 /* One unit of work: a case in one precision and layout, or the lattice inputs of every operation. */
@@ -50,6 +52,8 @@ enum { PARITY_MAX_CASES = 64, PARITY_MAX_TASKS = 4096, PARITY_MAX_JOBS = 16 };
 typedef struct parity_run_state {
     parity_run_options o;
     parity_engine engine;
+    parity_origin origin;
+    int lock; /* of the report folder; -1: not ours yet */
     parity_case *cases;
     int n_cases;
     parity_task *tasks;
@@ -68,7 +72,7 @@ assay_status parity_run_option(void *user, const char *name, const char *text);
 /* run_matrix.c: tasks [n] are all legal combinations; chosen [n] is set for those of the pairwise matrix. */
 assay_status parity_run_choose(const parity_task *tasks, int n, bool *chosen);
 assay_status parity_run_load_cases(parity_run_state *s);
-/* Options given on the command line replace those of every case. */
+/* Options given on the command line replace those of every case; train_iters the steps of its data. */
 assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_options *given);
 assay_status parity_run_make_tasks(parity_run_state *s);
 

@@ -18,6 +18,14 @@ assay_status parity_run_load_cases(parity_run_state *s)
     char **paths = NULL;
     int n = 0;
     assay_status st = ASSAY_OK;
+    ASSAY_CHECK(s->o.batch[0] == '\0' || s->o.model[0] != '\0', ASSAY_INVALID_ARGUMENT,
+                "--batch %s: needs --model, the folder that is judged on it", s->o.batch);
+    if (s->o.model[0] != '\0') {
+        ASSAY_CHECK(s->o.n_files == 0 && s->o.n_cases == 0, ASSAY_INVALID_ARGUMENT,
+                    "--model %s: is a case by itself: no case file and no --case beside it", s->o.model);
+        s->n_cases = 1;
+        return parity_case_from_folder(s->o.model, s->o.batch, stdout, &s->cases[0]);
+    }
     if (s->o.n_files == 0) {
         ASSAY_TRY(parity_cases_dir(dir, sizeof dir));
         ASSAY_TRY(parity_cases_list(dir, &paths, &n));
@@ -157,16 +165,68 @@ done:
     return st;
 }
 
+/* What the run was asked for, whichever part of it runs here: version, engine, options, every task, every case file and
+ * configuration. */
+static assay_status put_file(FILE *f, const char *path)
+{
+    char hex[ASSAY_SHA256_HEX];
+    ASSAY_TRY(assay_sha256_file(path, hex));
+    fprintf(f, "%s\n", hex);
+    return ASSAY_OK;
+}
+
+static assay_status put_case(FILE *f, const parity_case *c)
+{
+    char config[ASSAY_PATH + 16];
+    snprintf(config, sizeof config, "%s/config.json", c->model_dir);
+    fprintf(f, "%s\n", c->name);
+    if (strncmp(c->file, "--", 2) != 0)
+        ASSAY_TRY(put_file(f, c->file));
+    if (c->batch_file[0] != '\0')
+        ASSAY_TRY(put_file(f, c->batch_file));
+    return c->model_dir[0] != '\0' ? put_file(f, config) : ASSAY_OK;
+}
+
+static assay_status name_run(parity_run_state *s, const bool *chosen)
+{
+    char *text = NULL, sha[ASSAY_SHA256_HEX];
+    size_t bytes = 0;
+    assay_status st = ASSAY_OK;
+    FILE *f = open_memstream(&text, &bytes);
+    ASSAY_CHECK(f != NULL, ASSAY_OUT_OF_MEMORY, "name of the run");
+    fprintf(f, "%s %s %s%s\n", parity_version(), s->engine.name, s->o.check, s->o.overrides);
+    for (int i = 0; i < s->n_tasks; i++)
+        if (chosen[i])
+            fprintf(f, "%s %s %s %s\n", s->tasks[i].c != NULL ? s->tasks[i].c->name : "operations",
+                    assay_precision_name(s->tasks[i].precision), s->tasks[i].layout, s->tasks[i].variant);
+    for (int i = 0; i < s->n_cases && st == ASSAY_OK; i++)
+        st = put_case(f, &s->cases[i]);
+    if (fclose(f) != 0 && st == ASSAY_OK)
+        st = ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "name of the run");
+    if (st == ASSAY_OK) {
+        assay_sha256_bytes(text, bytes, sha);
+        s->origin.shard = s->o.shards > 0 ? s->o.shard : 1;
+        s->origin.shards = s->o.shards > 0 ? s->o.shards : 1;
+        snprintf(s->origin.run, sizeof s->origin.run, "%.32s", sha);
+    }
+    free(text);
+    return st;
+}
+
 static assay_status keep_chosen(parity_run_state *s)
 {
     bool *chosen = calloc((size_t)s->n_tasks + 1, sizeof *chosen);
     int kept = 0, place = 0;
     ASSAY_CHECK(chosen != NULL, ASSAY_OUT_OF_MEMORY, "matrix of %d tasks", s->n_tasks);
     const bool full = strcmp(s->o.matrix, "full") == 0;
-    const assay_status st = full ? ASSAY_OK : parity_run_choose(s->tasks, s->n_tasks, chosen);
+    assay_status st = full ? ASSAY_OK : parity_run_choose(s->tasks, s->n_tasks, chosen);
+    for (int i = 0; i < s->n_tasks && full; i++)
+        chosen[i] = true;
+    if (st == ASSAY_OK)
+        st = name_run(s, chosen);
     s->n_combinations = s->n_tasks;
     for (int i = 0; i < s->n_tasks && st == ASSAY_OK; i++) {
-        if (!full && !chosen[i])
+        if (!chosen[i])
             continue;
         if (s->o.shards == 0 || place % s->o.shards == s->o.shard - 1)
             s->tasks[kept++] = s->tasks[i];
@@ -196,7 +256,7 @@ assay_status parity_run_make_tasks(parity_run_state *s)
 {
     const bool alone =
         s->o.check[0] == 0 || strcmp(s->o.check, "exact") == 0 || strcmp(s->o.check, "local") == 0;
-    if (alone && s->o.n_files == 0 && case_wanted(s, "operations"))
+    if (alone && s->o.n_files == 0 && s->o.model[0] == '\0' && case_wanted(s, "operations"))
         ASSAY_TRY(operation_tasks(s));
     for (int i = 0; i < s->n_cases; i++)
         ASSAY_TRY(case_tasks(s, &s->cases[i]));
@@ -208,43 +268,59 @@ assay_status parity_run_make_tasks(parity_run_state *s)
 }
 
 /* " --clip-grad=1" at the end of o->overrides. */
-static void remember_override(parity_run_options *o, const char *key, const json_t *value)
+static assay_status remember_override(parity_run_options *o, const char *key, const json_t *value)
 {
-    const size_t at = strlen(o->overrides);
-    char argument[256];
+    const size_t at = strlen(o->overrides), room = sizeof o->overrides - at;
+    char argument[ASSAY_PATH + 128];
     parity_option_argument(key, value, argument, sizeof argument);
-    snprintf(o->overrides + at, sizeof o->overrides - at, " %s", argument);
+    ASSAY_CHECK(strlen(argument) + 1 < room, ASSAY_LIMIT,
+                "the options do not fit into the commands that the report prints: --%s is too many", key);
+    snprintf(o->overrides + at, room, " %s", argument);
+    return ASSAY_OK;
+}
+
+static assay_status set_steps(parity_case *c, int64_t steps)
+{
+    if (steps == 0)
+        return ASSAY_OK;
+    ASSAY_CHECK(c->batch_file[0] == '\0' || steps <= c->steps, ASSAY_INVALID_ARGUMENT,
+                "--train-iters %lld: the batch file %s holds %lld steps", (long long)steps, c->batch_file,
+                (long long)c->steps);
+    c->steps = steps;
+    return ASSAY_OK;
 }
 
 assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_options *given)
 {
-    assay_train_options defaults;
+    /* Axes of the matrix and what names the data: not options of a case. */
+    static const char *const own[] = {"variant", "model", "batch", "train_iters", NULL};
+    const assay_option_row *table = assay_train_option_table();
     assay_status st = ASSAY_OK;
-    assay_train_options_default(&defaults);
-    json_t *have = assay_train_options_to_json(given), *base = assay_train_options_to_json(&defaults);
-    json_t *changed = json_object();
-    const char *key;
-    json_t *value;
-    ASSAY_CHECK_GOTO(have != NULL && base != NULL && changed != NULL, ASSAY_OUT_OF_MEMORY, st, done,
-                     "options");
+    json_t *have = assay_train_options_to_json(given), *changed = json_object();
+    ASSAY_CHECK_GOTO(have != NULL && changed != NULL, ASSAY_OUT_OF_MEMORY, st, done, "options");
     ASSAY_CHECK_GOTO(strlen(given->variant) < sizeof s->o.variant, ASSAY_LIMIT, st, done,
                      "--variant: longer than %zu bytes", sizeof s->o.variant - 1);
-    snprintf(s->o.variant, sizeof s->o.variant, "%s",
-             given->variant); /* an axis, not an option of the case */
-    json_object_del(have, "variant");
-    json_object_foreach(have, key, value)
-    {
-        if (json_equal(value, json_object_get(base, key)))
+    snprintf(s->o.variant, sizeof s->o.variant, "%s", given->variant);
+    for (int i = 0; table[i].name != NULL; i++) {
+        bool is_own = false;
+        json_t *value = json_object_get(have, table[i].name);
+        for (int k = 0; own[k] != NULL; k++)
+            is_own = is_own || strcmp(own[k], table[i].name) == 0;
+        if (!(given->given >> i & 1))
             continue;
-        json_object_set(changed, key, value);
-        remember_override(&s->o, key, value);
+        if (strcmp(table[i].name, "variant") != 0)
+            ASSAY_TRY_GOTO(remember_override(&s->o, table[i].name, value), st, done);
+        if (!is_own)
+            json_object_set(changed, table[i].name, value);
     }
-    for (int i = 0; i < s->n_cases; i++)
-        ASSAY_TRY_GOTO(assay_train_options_from_json(&s->cases[i].options, changed, "command line"), st,
-                       done);
+    for (int i = 0; i < s->n_cases; i++) {
+        ASSAY_TRY_GOTO(set_steps(&s->cases[i], given->train_iters), st, done);
+        ASSAY_TRY_GOTO(
+            assay_train_options_from_json(&s->cases[i].options, changed, ASSAY_FOR_RUN, "command line"), st,
+            done);
+    }
 done:
     json_decref(have);
-    json_decref(base);
     json_decref(changed);
     return st;
 }

@@ -209,7 +209,8 @@ static assay_status copy_checkpoint(const char *from, const char *to, const pari
     bool planted = false;
     assay_status st = ASSAY_OK;
     ASSAY_TRY_GOTO(assay_checkpoint_open(&c, from), st, done);
-    ASSAY_TRY_GOTO(assay_checkpoint_writer_open(&w, to, 0, 1), st, done);
+    const int64_t step = json_integer_value(json_object_get(assay_checkpoint_header(c), "step"));
+    ASSAY_TRY_GOTO(assay_checkpoint_writer_open(&w, to, assay_checkpoint_job(), step, 0, 1), st, done);
     for (int64_t i = 0; i < assay_checkpoint_count(c); i++)
         ASSAY_TRY_GOTO(copy_state(c, i, m, w, &planted), st, done);
     ASSAY_CHECK_GOTO(planted, ASSAY_NOT_FOUND, st, done, "%s: no %s of %s in the checkpoint", m->name,
@@ -467,7 +468,7 @@ int parity_main_selftest(int argc, char **argv)
         s ? assay_options_parse(argc, argv,
                                 "Plants faults in the engine and in its traces and demands that the "
                                 "judge finds each one where it was planted.",
-                                "", NULL, extra, on_option, &o)
+                                "", NULL, 0, extra, on_option, &o)
           : ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "selftest");
     if (st == ASSAY_OK) {
         s->o = &o;

@@ -2,9 +2,12 @@
 #include "core/base/log.h"
 #include "core/files/batches.h"
 #include "core/model/spec.h"
+#include "core/run/outputs.h"
 #include "parity/run/engine.h"
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 typedef struct step_options {
@@ -82,6 +85,36 @@ done:
     return st;
 }
 
+/* Which file lies at a path: an engine writes beside and renames, so a new result is another file. */
+typedef struct file_mark {
+    bool exists;
+    ino_t inode;
+    struct timespec changed;
+} file_mark;
+
+static file_mark mark(const char *path)
+{
+    struct stat sb;
+    const bool exists = stat(path, &sb) == 0;
+    return (file_mark){exists, exists ? sb.st_ino : 0, exists ? sb.st_ctim : (struct timespec){0}};
+}
+
+/* An engine that ends well and leaves nothing, or what lay there before, has not done its work. */
+static assay_status check_written(const parity_engine *e, const char *option, const char *path,
+                                  file_mark before)
+{
+    if (path[0] == '\0')
+        return ASSAY_OK;
+    const file_mark now = mark(path);
+    ASSAY_CHECK(now.exists, ASSAY_CHILD, "%s step: exit code 0, but it wrote no --%s %s", e->program, option,
+                path);
+    ASSAY_CHECK(!before.exists || now.inode != before.inode || now.changed.tv_sec != before.changed.tv_sec ||
+                    now.changed.tv_nsec != before.changed.tv_nsec,
+                ASSAY_CHILD, "%s step: exit code 0, but --%s %s is what lay there before", e->program, option,
+                path);
+    return ASSAY_OK;
+}
+
 static assay_status run_step(const step_options *s, const assay_train_options *o)
 {
     parity_engine e = {0};
@@ -91,6 +124,7 @@ static assay_status run_step(const step_options *s, const assay_train_options *o
                 "--batch: expected a safetensors file, found nothing");
     ASSAY_CHECK(o->out[0] != 0, ASSAY_INVALID_ARGUMENT, "--out: expected the file to write, found nothing");
     ASSAY_TRY(assay_train_options_check(o));
+    ASSAY_TRY(assay_outputs_check(o));
     if (strcmp(s->engine, "ref") == 0)
         return ref_step(o);
     ASSAY_CHECK(strcmp(s->engine, "gpu") == 0 || strcmp(s->engine, "sim") == 0 ||
@@ -99,8 +133,15 @@ static assay_status run_step(const step_options *s, const assay_train_options *o
     ASSAY_TRY(parity_engine_find(s->engine, s->engine_program, &e));
     fprintf(stderr, "assay step: engine %s (%s)\n", e.name, e.reason);
     assay_status st = check_inputs(&e, o);
+    const file_mark out = mark(o->out), trace = mark(o->trace), save = mark(o->save);
     if (st == ASSAY_OK)
         st = parity_engine_run(&e, "step", o, NULL, NULL, false, s->timeout_s, NULL);
+    if (st == ASSAY_OK)
+        st = check_written(&e, "out", o->out, out);
+    if (st == ASSAY_OK)
+        st = check_written(&e, "trace", o->trace, trace);
+    if (st == ASSAY_OK)
+        st = check_written(&e, "save", o->save, save);
     parity_engine_free(&e);
     return st;
 }
@@ -114,7 +155,7 @@ int parity_main_step(int argc, char **argv)
         argc, argv,
         "One forward and backward pass ([b,s] batches) or optimizer steps ([steps,microbatches,b,s] "
         "batches) of a Hugging Face model; results go to one safetensors file.",
-        "", &o, EXTRA, on_option, &s);
+        "", &o, ASSAY_FOR_STEP, EXTRA, on_option, &s);
     if (st == ASSAY_OK)
         st = assay_train_option_set(&o, "precision",
                                     s.precision[0] != 0            ? s.precision

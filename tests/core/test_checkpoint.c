@@ -1,10 +1,11 @@
 /* Checkpoints: any layout reads what any layout wrote; what does not verify is refused. */
 #include "core/base/file.h"
-#include "core/files/checkpoint.h"
+#include "core/files/checkpoint_internal.h"
 #include "core/model/grid.h"
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 static char root[64];
@@ -60,9 +61,10 @@ static void save(const char *dir, int parts, int skip, int spoil)
 {
     assay_checkpoint_writer *w[8];
     float data[64];
+    const uint64_t job = assay_checkpoint_job();
     for (int r = 0; r < parts; r++) {
         const assay_shard s = blocks_of(10, 3, parts, r);
-        cr_assert_eq(assay_checkpoint_writer_open(&w[r], dir, r, parts), ASSAY_OK, "%s",
+        cr_assert_eq(assay_checkpoint_writer_open(&w[r], dir, job, 3, r, parts), ASSAY_OK, "%s",
                      assay_error_message());
         fill(&s, data);
         if (r != skip)
@@ -73,7 +75,7 @@ static void save(const char *dir, int parts, int skip, int spoil)
         cr_assert_eq(assay_checkpoint_add(w[r], "main_param", "norm", ASSAY_F32, &whole, replica), ASSAY_OK);
         cr_assert_eq(assay_checkpoint_writer_finish(w[r]), ASSAY_OK, "%s", assay_error_message());
     }
-    json_t *header = json_pack("{s:i}", "step", 3);
+    json_t *header = json_pack("{s:s}", "layout", "1");
     cr_assert_eq(assay_checkpoint_publish(w[0], header), ASSAY_OK, "%s", assay_error_message());
     json_decref(header);
     for (int r = 0; r < parts; r++)
@@ -126,7 +128,7 @@ Test(core_checkpoint, an_existing_folder_is_not_overwritten)
 {
     assay_checkpoint_writer *w = NULL;
     save(path_of("c"), 1, -1, -1);
-    cr_expect_eq(assay_checkpoint_writer_open(&w, path_of("c"), 0, 1), ASSAY_INVALID_ARGUMENT);
+    cr_expect_eq(assay_checkpoint_writer_open(&w, path_of("c"), 7, 0, 0, 1), ASSAY_INVALID_ARGUMENT);
     cr_expect_not_null(strstr(assay_error_message(), "exists already"));
     cr_expect_null(w);
 }
@@ -135,13 +137,133 @@ Test(core_checkpoint, a_rank_that_did_not_finish_prevents_publication)
 {
     assay_checkpoint_writer *w = NULL;
     json_t *header = json_object();
-    cr_assert_eq(assay_checkpoint_writer_open(&w, path_of("c/"), 0, 2), ASSAY_OK);
+    cr_assert_eq(assay_checkpoint_writer_open(&w, path_of("c/"), 7, 0, 0, 2), ASSAY_OK);
     cr_assert_eq(assay_checkpoint_writer_finish(w), ASSAY_OK);
     cr_expect_eq(assay_checkpoint_publish(w, header), ASSAY_NOT_FOUND);
     cr_expect_not_null(strstr(assay_error_message(), "rank 1 did not finish"));
     cr_expect_neq(access(path_of("c"), F_OK), 0);
     json_decref(header);
     assay_checkpoint_writer_destroy(w);
+}
+
+/* Two jobs write to one DIR at once: each stages alone; the first to publish wins, the other is told where its own lies. */
+Test(core_checkpoint, two_jobs_never_mix)
+{
+    assay_checkpoint_writer *w[2][2];
+    assay_checkpoint *c;
+    assay_shard whole;
+    float got[2] = {0};
+    assay_shard_whole(&whole, (int64_t[]){2}, 1);
+    for (int rank = 0; rank < 2; rank++)
+        for (int job = 0; job < 2; job++) {
+            const float data[2] = {(float)job, 5};
+            cr_assert_eq(assay_checkpoint_writer_open(&w[job][rank], path_of("c"), (uint64_t)(job + 1),
+                                                      3 + job, rank, 2),
+                         ASSAY_OK, "%s", assay_error_message());
+            cr_assert_eq(assay_checkpoint_add(w[job][rank], "main_param", "w", ASSAY_F32, &whole, data),
+                         ASSAY_OK);
+            cr_assert_eq(assay_checkpoint_writer_finish(w[job][rank]), ASSAY_OK);
+        }
+    json_t *first = json_object(), *second = json_object();
+    cr_assert_eq(assay_checkpoint_publish(w[1][0], first), ASSAY_OK, "%s", assay_error_message());
+    cr_expect_eq(assay_checkpoint_publish(w[0][0], second), ASSAY_IO);
+    cr_expect_not_null(strstr(assay_error_message(), "c.tmp-00000000000001: cannot publish as"), "%s",
+                       assay_error_message());
+    cr_assert_eq(assay_checkpoint_open(&c, path_of("c")), ASSAY_OK, "%s", assay_error_message());
+    cr_expect_eq(json_integer_value(json_object_get(assay_checkpoint_header(c), "step")), 4);
+    cr_assert_eq(assay_checkpoint_read(c, "main_param", "w", ASSAY_F32, &whole, got), ASSAY_OK);
+    cr_expect_eq(got[0], 1.0f);
+    assay_checkpoint_close(c);
+    json_decref(first);
+    json_decref(second);
+    for (int job = 0; job < 2; job++)
+        for (int rank = 0; rank < 2; rank++)
+            assay_checkpoint_writer_destroy(w[job][rank]);
+}
+
+Test(core_checkpoint, a_staging_folder_is_nobody_else_s)
+{
+    assay_checkpoint_writer *w = NULL, *again = NULL;
+    cr_assert_eq(assay_checkpoint_writer_open(&w, path_of("c"), 9, 0, 0, 1), ASSAY_OK);
+    cr_expect_eq(assay_checkpoint_writer_open(&again, path_of("c"), 9, 0, 0, 1), ASSAY_IO);
+    cr_expect_not_null(strstr(assay_error_message(), "File exists"), "%s", assay_error_message());
+    /* A rank whose rank 0 works elsewhere. */
+    cr_expect_eq(assay_checkpoint_writer_open(&again, path_of("c"), 10, 0, 1, 2), ASSAY_IO);
+    cr_expect_not_null(strstr(assay_error_message(), "the folder that rank 0 made"), "%s",
+                       assay_error_message());
+    /* An empty folder that appears meanwhile is somebody's. */
+    cr_assert_eq(assay_checkpoint_writer_finish(w), ASSAY_OK);
+    cr_assert_eq(mkdir(path_of("c"), 0700), 0);
+    json_t *header = json_object();
+    cr_expect_eq(assay_checkpoint_publish(w, header), ASSAY_IO);
+    cr_expect_not_null(strstr(assay_error_message(), "cannot publish as"), "%s", assay_error_message());
+    json_decref(header);
+    assay_checkpoint_writer_destroy(w);
+}
+
+/* Every change to a published checkpoint is found, with the manifest's own text, too. */
+Test(core_checkpoint, what_does_not_belong_is_refused)
+{
+    static const struct {
+        const char *shell, *message;
+    } rows[] = {
+        {"sed -i 's/\"world_size\": 2/\"world_size\": 1/' a/manifest.json", "was changed: it says SHA-256"},
+        {"sed -i 's/\"step\": 3/\"step\": 4/' a/manifest.json", "was changed: it says SHA-256"},
+        {"sed -i '/\"sha256\": \"[0-9a-f]*\"$/d' a/manifest.json", "manifest.json"},
+        {"touch a/rank-00002.json", "a/rank-00002.json: the manifest does not name this file"},
+        {"touch a/rank-00000.safetensors.tmp", "the manifest does not name this file"},
+        {"touch a/notes.txt", "a/notes.txt: the manifest does not name this file"},
+        {"cp b/rank-00001.json b/rank-00001.safetensors a", "expected SHA-256"},
+        {"rm a/rank-00001.json", "rank-00001.json: listed in the manifest"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char command[600];
+        assay_checkpoint *c = NULL;
+        snprintf(command, sizeof command, "cd '%s' && rm -rf a b", root);
+        cr_assert_eq(system(command), 0);
+        save(path_of("a"), 2, -1, -1);
+        save(path_of("b"), 2, -1, -1);
+        cr_assert_eq(assay_checkpoint_open(&c, path_of("a")), ASSAY_OK);
+        assay_checkpoint_close(c);
+        snprintf(command, sizeof command, "cd '%s' && %s", root, rows[i].shell);
+        cr_assert_eq(system(command), 0, "%s", command);
+        cr_expect_neq(assay_checkpoint_open(&c, path_of("a")), ASSAY_OK, "%s", rows[i].shell);
+        cr_expect_not_null(strstr(assay_error_message(), rows[i].message), "%s: %s", rows[i].shell,
+                           assay_error_message());
+    }
+}
+
+/* The rank files of another save, listed with their true hashes by a manifest that hashes itself truly. */
+Test(core_checkpoint, files_of_two_saves_are_refused)
+{
+    static const char *const what[] = {"job", "step", "rank"};
+    for (int k = 0; k < 3; k++) {
+        assay_checkpoint *c = NULL;
+        char hash[ASSAY_SHA256_HEX], command[400];
+        json_t *index = NULL, *manifest = NULL;
+        snprintf(command, sizeof command, "rm -rf '%s'", path_of("a"));
+        cr_assert_eq(system(command), 0);
+        save(path_of("a"), 2, -1, -1);
+        cr_assert_eq(assay_json_load(&index, path_of("a/rank-00001.json")), ASSAY_OK);
+        json_object_set_new(index, what[k], k == 0 ? json_string("00000000000abc") : json_integer(0));
+        cr_assert_eq(assay_json_save(index, path_of("a/rank-00001.json")), ASSAY_OK);
+        cr_assert_eq(assay_json_load(&manifest, path_of("a/manifest.json")), ASSAY_OK);
+        json_t *entry = json_array_get(json_object_get(manifest, "files"), 2);
+        struct stat sb;
+        cr_assert_eq(stat(path_of("a/rank-00001.json"), &sb), 0);
+        cr_assert_eq(assay_sha256_file(path_of("a/rank-00001.json"), hash), ASSAY_OK);
+        json_object_set_new(entry, "bytes", json_integer(sb.st_size));
+        json_object_set_new(entry, "sha256", json_string(hash));
+        cr_assert_eq(assay_checkpoint_manifest_hash(manifest, hash), ASSAY_OK);
+        json_object_set_new(manifest, "sha256", json_string(hash));
+        cr_assert_eq(assay_json_save(manifest, path_of("a/manifest.json")), ASSAY_OK);
+        cr_expect_eq(assay_checkpoint_open(&c, path_of("a")), ASSAY_MISMATCH, "%s: %s", what[k],
+                     assay_error_message());
+        cr_expect_not_null(strstr(assay_error_message(), "rank-00001.json: of another save"), "%s",
+                           assay_error_message());
+        json_decref(index);
+        json_decref(manifest);
+    }
 }
 
 Test(core_checkpoint, a_changed_byte_is_refused)

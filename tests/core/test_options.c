@@ -140,9 +140,20 @@ Test(core_options, json_round_trips)
     expect_ok(assay_train_option_set(&o, "save", "/tmp/x"));
     json_t *object = assay_train_options_to_json(&o);
     cr_assert_not_null(object);
-    expect_ok(assay_train_options_from_json(&back, object, "case.json"));
+    expect_ok(assay_train_options_from_json(&back, object, ASSAY_FOR_STEP, "case.json"));
+    back.given = o.given; /* every member is in the object, five were set here */
     cr_expect_eq(memcmp(&o, &back, sizeof o), 0);
     json_decref(object);
+}
+
+Test(core_options, what_was_given_is_known_also_at_its_default)
+{
+    assay_train_options o = defaults();
+    const assay_option_row *table = assay_train_option_table();
+    cr_expect_eq(o.given, 0);
+    expect_ok(assay_train_option_set(&o, "lr", "1e-3"));
+    for (int i = 0; table[i].name != NULL; i++)
+        cr_expect_eq(o.given >> i & 1, strcmp(table[i].name, "lr") == 0, "%s", table[i].name);
 }
 
 Test(core_options, json_accepts_what_a_case_file_says)
@@ -153,7 +164,7 @@ Test(core_options, json_accepts_what_a_case_file_says)
     assay_train_options o = defaults();
     json_t *object = NULL;
     expect_ok(assay_json_parse(&object, text, strlen(text), "text"));
-    expect_ok(assay_train_options_from_json(&o, object, "case.json"));
+    expect_ok(assay_train_options_from_json(&o, object, ASSAY_FOR_STEP, "case.json"));
     cr_expect(o.lr == 1.0 && o.clip_grad == 0.25 && o.adam_eps == 1e-6 && o.seed == 7 && o.train_iters == 3);
     cr_expect(o.precision == ASSAY_PRECISION_FP64 && o.trace_hash_only);
     json_decref(object);
@@ -185,7 +196,8 @@ Test(core_options, wrong_json_is_named_and_changes_nothing)
         const assay_train_options before = defaults();
         json_t *object = NULL;
         expect_ok(assay_json_parse(&object, rows[i].text, strlen(rows[i].text), "text"));
-        expect_error(assay_train_options_from_json(&o, object, "case.json"), rows[i].st, rows[i].message);
+        expect_error(assay_train_options_from_json(&o, object, ASSAY_FOR_STEP, "case.json"), rows[i].st,
+                     rows[i].message);
         cr_expect_eq(memcmp(&o, &before, sizeof o), 0, "%s", rows[i].text);
         json_decref(object);
     }
@@ -262,7 +274,7 @@ static assay_status parse(assay_train_options *o, seen *s, const char *const *wo
     }
     argv[argc] = NULL;
     s->text[0] = '\0';
-    return assay_options_parse(argc, argv, "Does things.", "COMMAND", o, extra, note, s);
+    return assay_options_parse(argc, argv, "Does things.", "COMMAND", o, ASSAY_FOR_STEP, extra, note, s);
 }
 
 #define ARGS(...) ((const char *const[]){"bin/assay", __VA_ARGS__, NULL})
@@ -314,8 +326,8 @@ Test(core_options, without_a_table_or_callback)
     assay_train_options o = defaults();
     char program[] = "p", argument[] = "stray";
     char *argv[] = {program, argument, NULL};
-    expect_error(assay_options_parse(2, argv, "", "", &o, NULL, NULL, NULL), ASSAY_INVALID_ARGUMENT,
-                 "unexpected argument 'stray'");
+    expect_error(assay_options_parse(2, argv, "", "", &o, ASSAY_FOR_STEP, NULL, NULL, NULL),
+                 ASSAY_INVALID_ARGUMENT, "unexpected argument 'stray'");
 }
 
 /* --help, --usage, --version and -h leave with code 0 and write to standard output. */

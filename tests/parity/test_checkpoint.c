@@ -9,6 +9,7 @@ static void write_checkpoint(const char *dir, int world, float last, bool extra)
 {
     assay_checkpoint_writer *w[4] = {NULL};
     float whole[12];
+    const uint64_t job = assay_checkpoint_job();
     for (int i = 0; i < 12; i++)
         whole[i] = (float)i;
     whole[11] = last;
@@ -19,13 +20,13 @@ static void write_checkpoint(const char *dir, int world, float last, bool extra)
         assay_shard_whole(&s, shape, 2);
         assay_split(4, world, rank, &start, &length);
         must(assay_shard_narrow(&s, 0, start, length));
-        must(assay_checkpoint_writer_open(&w[rank], dir, rank, world));
+        must(assay_checkpoint_writer_open(&w[rank], dir, job, 1, rank, world));
         must(assay_checkpoint_add(w[rank], "main_param", "x", ASSAY_F32, &s, whole + 3 * start));
         if (extra)
             must(assay_checkpoint_add(w[rank], "exp_avg", "x", ASSAY_F32, &s, whole + 3 * start));
         must(assay_checkpoint_writer_finish(w[rank]));
     }
-    json_t *header = json_pack("{s:i}", "step", 1);
+    json_t *header = json_object();
     must(assay_checkpoint_publish(w[0], header));
     json_decref(header);
     for (int rank = 0; rank < world; rank++)

@@ -86,7 +86,7 @@ Test(parity_report, jsonl_reads_back_what_was_written)
     snprintf(path, sizeof path, "%s/results.jsonl", root);
     cr_assert_eq(parity_report_jsonl(report, path), ASSAY_OK);
     cr_assert_eq(parity_report_create(&back), ASSAY_OK);
-    cr_assert_eq(parity_report_load_jsonl(back, path), ASSAY_OK, "%s", assay_error_message());
+    cr_assert_eq(parity_report_load_jsonl(back, path, NULL), ASSAY_OK, "%s", assay_error_message());
     cr_assert_eq(parity_report_count(back), 3);
     for (int64_t i = 0; i < 3; i++) {
         const parity_result *x = parity_report_at(report, i), *y = parity_report_at(back, i);
@@ -133,6 +133,73 @@ Test(parity_report, a_part_reads_back_whole_or_is_refused)
         parity_report_destroy(back);
     }
     free(text);
+}
+
+#define PASS "{\"check\":\"local\",\"verdict\":\"pass\",\"ratio\":0.5}\n"
+#define END(passed, failed)                                                                                  \
+    "{\"end\":true,\"run\":\"\",\"shard\":1,\"shards\":1,\"passed\":" #passed ",\"failed\":" #failed         \
+    ",\"skipped\":0}\n"
+
+/* A FAIL behind a NUL byte must not vanish with everything after it. */
+Test(parity_report, a_nul_byte_hides_nothing)
+{
+    static const char text[] = PASS "\0{\"check\":\"local\",\"verdict\":\"FAIL\",\"ratio\":2.0}\n" END(1, 0);
+    parity_report *report;
+    char path[256];
+    snprintf(path, sizeof path, "%s/results.jsonl", root);
+    cr_assert_eq(assay_write_file(path, text, sizeof text - 1), ASSAY_OK);
+    cr_assert_eq(parity_report_create(&report), ASSAY_OK);
+    cr_expect_neq(parity_report_load_jsonl(report, path, NULL), ASSAY_OK);
+    cr_expect_not_null(strstr(assay_error_message(), "results.jsonl:2: byte 0 is NUL"), "%s",
+                       assay_error_message());
+    parity_report_destroy(report);
+}
+
+Test(parity_report, text_from_outside_is_cleaned)
+{
+    static const struct {
+        const char *in, *out;
+    } rows[] = {{"a\033[31mred", "a?[31mred"},
+                {"two\nlines\t", "two?lines?"},
+                {"ok \xc3\xa9 \xe2\x82\xac", "ok \xc3\xa9 \xe2\x82\xac"},
+                {"cut \xe2\x82", "cut ??"},
+                {"\xef\xbf\xbe\xef\xbf\xbf", "??"},
+                {"\xc2\x9b"
+                 "31m",
+                 "?31m"},
+                {"\xc0\xaf", "??"},
+                {"\xed\xa0\x80", "???"},
+                {"\xe2\x80\xae"
+                 "evil",
+                 "?evil"},
+                {"\xf0\x9f\x99\x82", "\xf0\x9f\x99\x82"},
+                {"\xf4\x90\x80\x80", "????"},
+                {"\x7f", "?"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char text[64];
+        snprintf(text, sizeof text, "%s", rows[i].in);
+        parity_clean_text(text);
+        cr_expect_str_eq(text, rows[i].out);
+    }
+}
+
+/* junit.xml of a hostile trace is still XML 1.0 in UTF-8: no byte below 0x20 but the writer's own newlines, no sequence cut. */
+Test(parity_report, hostile_names_reach_no_report)
+{
+    parity_report *report;
+    parity_result r;
+    parity_result_init(&r);
+    r.check = PARITY_CHECK_LOCAL;
+    r.verdict = PARITY_FAIL;
+    snprintf(r.instance, sizeof r.instance, "a\033[2J\xef\xbf\xbf");
+    for (int i = 0; i < PARITY_TEXT - 2; i++)
+        r.message[i] = i % 2 ? '\xa9' : '\xc3';
+    r.message[PARITY_TEXT - 2] = '\xc3'; /* cut inside a character */
+    cr_assert_eq(parity_report_create(&report), ASSAY_OK);
+    cr_assert_eq(parity_report_add(report, &r), ASSAY_OK);
+    const parity_result *kept = parity_report_at(report, 0);
+    cr_expect_str_eq(kept->instance, "a?[2J?");
+    cr_expect_eq(kept->message[PARITY_TEXT - 2], '?');
     parity_report_destroy(report);
 }
 
@@ -145,7 +212,18 @@ Test(parity_report, a_malformed_line_is_named)
          "results.jsonl:1: expected a known check and verdict, found local and nothing"},
         {"{\"check\":\"local\",\"verdict\":\"perfect\"}\n", "found local and perfect"},
         {"[1]\n", "results.jsonl:1: expected an object"},
-        {"{\"check\":\"local\",\"verdict\":\"pass\"}\n{\n", "results.jsonl:2"},
+        {PASS "{\n", "results.jsonl:2"},
+        {PASS, "expected a last line with the counts"},
+        {"", "expected a last line with the counts"},
+        {PASS END(2, 0), "results.jsonl:2: passed: expected 2 results, found 1"},
+        {PASS END(1, 1), "results.jsonl:2: failed: expected 1 results, found 0"},
+        {PASS END(1, 0) PASS, "results.jsonl:3: expected nothing after the line of counts"},
+        {"{\"check\":\"local\",\"verdict\":\"pass\",\"ratio\":\"inf\"}\n" END(1, 0),
+         "at most 1 and no bad element"},
+        {"{\"check\":\"local\",\"verdict\":\"pass\",\"ratio\":\"small\"}\n" END(1, 0),
+         "at most 1 and no bad element"},
+        {"{\"check\":\"local\",\"verdict\":\"pass\",\"ratio\":1.5}\n" END(1, 0), "found ratio 1.5"},
+        {"{\"check\":\"local\",\"verdict\":\"pass\",\"ratio\":0.5,\"bad\":3}\n" END(1, 0), "and 3 bad"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         parity_report *report;
@@ -153,23 +231,10 @@ Test(parity_report, a_malformed_line_is_named)
         snprintf(path, sizeof path, "%s/results.jsonl", root);
         cr_assert_eq(assay_write_file(path, rows[i].text, strlen(rows[i].text)), ASSAY_OK);
         cr_assert_eq(parity_report_create(&report), ASSAY_OK);
-        cr_expect_neq(parity_report_load_jsonl(report, path), ASSAY_OK, "%s", rows[i].text);
+        cr_expect_neq(parity_report_load_jsonl(report, path, NULL), ASSAY_OK, "%s", rows[i].text);
         cr_expect_not_null(strstr(assay_error_message(), rows[i].message), "%s", assay_error_message());
         parity_report_destroy(report);
     }
-}
-
-Test(parity_report, a_ratio_that_is_not_a_number_reads_back_as_nan)
-{
-    parity_report *report;
-    char path[256];
-    const char *text = "{\"check\":\"local\",\"verdict\":\"pass\",\"ratio\":\"small\"}\n";
-    snprintf(path, sizeof path, "%s/r.jsonl", root);
-    cr_assert_eq(assay_write_file(path, text, strlen(text)), ASSAY_OK);
-    cr_assert_eq(parity_report_create(&report), ASSAY_OK);
-    cr_assert_eq(parity_report_load_jsonl(report, path), ASSAY_OK);
-    cr_expect(isnan(parity_report_at(report, 0)->ratio));
-    parity_report_destroy(report);
 }
 
 Test(parity_report, junit_counts_and_escapes)

@@ -1,6 +1,7 @@
 /* `assay run` on a tiny case: exit codes, report files, failures that are named and happen again, shards. */
 #include "tests/support/cli.h"
 #include <jansson.h>
+#include <sys/stat.h>
 
 static const char case_text[] =
     "{\"name\": \"tiny\", \"model\": {\"architectures\": [\"LlamaForCausalLM\"], \"model_type\": \"llama\","
@@ -11,7 +12,7 @@ static const char case_text[] =
     " \"rope_parameters\": {\"rope_type\": \"default\", \"rope_theta\": 10000.0}},"
     " \"data\": {\"paths\": [\"text.md\"], \"steps\": 2, \"microbatches\": 2, \"micro_batch_size\": 1,"
     " \"seq_length\": 9, \"mask_probability\": 0.1}, \"layouts\": [\"1\", \"tp2\"],"
-    " \"training\": {\"seed\": 7, \"lr\": 1e-3}, \"precision\": [\"fp32\"]}\n";
+    " \"training\": {\"seed\": 7, \"lr\": 1e-3, \"adam_beta2\": 0.5}, \"precision\": [\"fp32\"]}\n";
 static const char data_text[] =
     "The quick brown fox jumps over the lazy dog, again and again, until the page is full of words and "
     "nobody wants to read on. Then some more text follows, so that a few windows can be cut from it.\n";
@@ -55,11 +56,22 @@ typedef bool (*result_filter)(const json_t *line);
 static counts read_results(const char *path, result_filter wanted, int *found, char again[1024])
 {
     counts c = {0, 0, 0};
+    bool ended = false;
     char *text = cli_read(path);
     cr_assert_neq(text[0], 0, "%s is empty", path);
     for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
         json_t *o = json_loads(line, 0, NULL);
         cr_assert(json_is_object(o), "%s", line);
+        if (json_is_true(json_object_get(o, "end"))) {
+            cr_expect(json_integer_value(json_object_get(o, "passed")) == c.passed &&
+                          json_integer_value(json_object_get(o, "failed")) == c.failed &&
+                          json_integer_value(json_object_get(o, "skipped")) == c.skipped &&
+                          strtok(NULL, "\n") == NULL,
+                      "the last line counts the others: %s", line);
+            json_decref(o);
+            ended = true;
+            break;
+        }
         const char *verdict = json_string_value(json_object_get(o, "verdict"));
         const json_t *ratio = json_object_get(o, "ratio");
         cr_assert_not_null(verdict);
@@ -83,6 +95,7 @@ static counts read_results(const char *path, result_filter wanted, int *found, c
             snprintf(again, 1024, "%s", json_string_value(json_object_get(o, "reproduce")));
         json_decref(o);
     }
+    cr_expect(ended, "%s: no line of counts", path);
     free(text);
     return c;
 }
@@ -216,15 +229,125 @@ Test(run, shards_join_to_the_whole)
 
 Test(run, a_failure_in_a_shard_is_a_failure_of_the_whole)
 {
-    cli_result a = cli_run("run --engine sim --quiet --report a --layout 1 case.json"),
+    cli_result a = cli_run(
+                   "run --engine sim --quiet --report a --fault skip_all_reduce --shard 1/2 case.json"),
                b = cli_run(
-                   "run --engine sim --quiet --report b --layout tp2 --fault skip_all_reduce case.json"),
-               r = cli_run("report merge a/results.jsonl b/results.jsonl --report joined");
+                   "run --engine sim --quiet --report b --fault skip_all_reduce --shard 2/2 case.json"),
+               r = cli_run("report merge a b --report joined");
     cr_expect_eq(r.code, 1, "%s", r.err);
-    cr_expect_eq(totals(&r).failed, totals(&b).failed);
+    cr_expect_gt(totals(&r).failed, 0);
+    cr_expect_eq(totals(&r).failed, totals(&a).failed + totals(&b).failed);
     cr_expect_eq(totals(&r).passed, totals(&a).passed + totals(&b).passed);
     cli_free(&a);
     cli_free(&b);
+    cli_free(&r);
+}
+
+Test(run, only_all_parts_of_one_run_are_joined)
+{
+    static const struct {
+        const char *paths, *words[3];
+    } rows[] = {
+        {"p1", {"a run of 3 parts", "missing 2/3 3/3"}},
+        {"p1 p3", {"missing 2/3"}},
+        {"p1 p2 p2", {"p2: part 2 of 3, which p2 already is"}},
+        {"p1 p2 other", {"other: part 3 of 3 of run", "expected a part of 3 of run"}},
+        {"p1 p2 replayed.jsonl", {"replayed.jsonl: expected results of assay run"}},
+        {"p1 p2 cut.jsonl", {"cut.jsonl: expected a last line with the counts"}},
+    };
+    for (int i = 1; i <= 3; i++) {
+        cli_result r =
+            cli_run("run --engine sim --quiet --report p%d --layout 1 --layout tp2 --layout dp2 --shard %d/3 "
+                    "--check plan --keep case.json",
+                    i, i);
+        cli_expect_success(&r, "shard");
+        cli_free(&r);
+    }
+    cli_result r =
+        cli_run("run --engine sim --quiet --report other --layout 1 --layout tp2 --layout pp1 --shard 3/3 "
+                "--check plan case.json");
+    cli_free(&r);
+    r = cli_run("replay --out replayed.jsonl p1/work/tiny/fp32-1/trace");
+    cli_expect_success(&r, "replay");
+    cli_free(&r);
+    char *text = cli_read(cli_file("p3/results.jsonl"));
+    cli_write(cli_file("cut.jsonl"), text,
+              strlen(text) / 2 +
+                  (size_t)(strchr(text + strlen(text) / 2, '\n') - text - (long)(strlen(text) / 2)) + 1);
+    free(text);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        r = cli_run("report merge %s --report joined", rows[i].paths);
+        cli_expect_refusal(&r, rows[i].paths, rows[i].words);
+        cr_expect_not(cli_exists(cli_file("joined")), "%s", rows[i].paths);
+        cli_free(&r);
+    }
+    r = cli_run("report merge p3/results.jsonl p1 p2 --report joined");
+    cli_expect_success(&r, "all parts, in any order");
+    cli_free(&r);
+}
+
+/* --- the report folder -------------------------------------------------------------------------------------- */
+Test(run, a_folder_of_somebody_else_is_not_touched)
+{
+    cr_assert_eq(assay_mkdir_p(cli_file("mine/work")), ASSAY_OK);
+    cli_write_text(cli_file("mine/work/thesis.tex"), "years");
+    cli_result r = cli_run("run --engine sim --quiet --layout 1 --report mine case.json");
+    cli_expect_refusal(&r, "mine",
+                       (const char *const[]){"mine: expected a new or empty folder", "found work", NULL});
+    cli_free(&r);
+    cr_expect(cli_exists(cli_file("mine/work/thesis.tex")));
+    /* A report folder of ours, in which somebody put a folder `work` of his own. */
+    r = cli_run("run --engine sim --quiet --layout 1 --report ours case.json");
+    cli_expect_success(&r, "ours");
+    cli_free(&r);
+    cr_assert_eq(assay_remove_tree(cli_file("ours/work"), cli_folder), ASSAY_OK);
+    cr_assert_eq(assay_mkdir_p(cli_file("ours/work")), ASSAY_OK);
+    cli_write_text(cli_file("ours/work/thesis.tex"), "years");
+    r = cli_run("run --engine sim --quiet --layout 1 --report ours case.json");
+    cli_expect_refusal(&r, "ours", (const char *const[]){"ours/work: expected a new or empty folder", NULL});
+    cli_free(&r);
+    cr_expect(cli_exists(cli_file("ours/work/thesis.tex")));
+    r = cli_run("report merge ours --report mine");
+    cli_expect_refusal(&r, "merge", (const char *const[]){"mine: expected a new or empty folder", NULL});
+    cli_free(&r);
+}
+
+Test(run, a_second_run_in_the_folder_is_refused_by_the_holder)
+{
+    char line[CLI_LINE], holder[64];
+    snprintf(line, sizeof line, ASSAY_BIN_DIR "/assay run --engine sim --quiet --report rep case.json");
+    const pid_t first = cli_start(line);
+    for (int i = 0; i < 2000 && !cli_exists(cli_file("rep/work/.assay-report")); i++)
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    cli_result r = cli_run("run --engine sim --quiet --report rep case.json");
+    snprintf(holder, sizeof holder, "process %ld", (long)first);
+    cli_expect_refusal(&r, "second", (const char *const[]){"another run works in this folder", holder, NULL});
+    cli_free(&r);
+    r = cli_wait(first);
+    cli_expect_success(&r, "first");
+    cli_free(&r);
+    r = cli_run("run --engine sim --quiet --report rep --layout 1 case.json");
+    cli_expect_success(&r, "after it");
+    cli_free(&r);
+}
+
+/* A stopped run says what it had done, and nothing of it goes on. */
+Test(run, a_stopped_run_leaves_a_partial_report_and_no_process)
+{
+    char line[CLI_LINE];
+    snprintf(line, sizeof line,
+             ASSAY_BIN_DIR "/assay run --engine sim --quiet --jobs 1 --report rep case.json");
+    const pid_t pid = cli_start(line);
+    for (int i = 0; i < 2000 && !cli_exists(cli_file("rep/work/tiny/fp32-tp2/train.log")); i++)
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    kill(pid, SIGTERM);
+    cli_result r = cli_wait(pid);
+    cr_expect_eq(r.code, 2, "%d %s", r.code, r.err);
+    const counts c = totals(&r);
+    cr_expect(c.passed > 100 && c.skipped == 1 && c.failed == 0, "%s", r.out);
+    cr_expect(strstr(r.out, "stopped by signal 15") != NULL, "%s", r.out);
+    expect_reports("rep", c);
+    cr_expect_eq(kill(-pid, 0), -1, "a process of the group still runs");
     cli_free(&r);
 }
 
@@ -304,6 +427,10 @@ Test(run, cases_that_cannot_be)
         {"\"name\": \"tiny\"", "\"name\": \"../up\"", {"name: expected [a-z0-9_-]+", "../up"}},
         {"\"lr\": 1e-3", "\"lrr\": 1e-3", {"lrr", "unknown option"}},
         {"\"lr\": 1e-3", "\"adam_beta1\": 1", {"training", "adam_beta1: expected less than 1"}},
+        {"\"lr\": 1e-3", "\"out\": \"/tmp/x\"", {"out: has no meaning here"}},
+        {"\"lr\": 1e-3", "\"save\": \"/tmp/x\"", {"save: has no meaning here"}},
+        {"\"lr\": 1e-3", "\"trace\": \"/tmp/x\"", {"trace: has no meaning here"}},
+        {"\"lr\": 1e-3", "\"layout\": \"tp2\"", {"layout: has no meaning here"}},
         {"\"lr\": 1e-3", "\"lr\": -1", {"lr: expected 0 to", "-1"}},
         {"\"tp2\"]", "\"tp2,xx\"]", {"unknown word 'xx'", "tpN"}},
         {"[\"fp32\"]", "[\"fp64\"]", {"precision[0]", "fp32 or bf16, found fp64"}},
@@ -342,11 +469,144 @@ Test(run, options_that_cannot_be)
         {"--engine-program /bin/true case.json", {"/bin/true", "JSON object"}},
         {"--engine-program /bin/false case.json", {"/bin/false", "exit status 1"}},
         {"--surprise case.json", {"--surprise", "unknown option"}},
+        {"--out nowhere/x case.json", {"'--out'", "has no meaning here"}},
+        {"--trace t case.json", {"'--trace'", "has no meaning here"}},
+        {"--load t case.json", {"'--load'", "has no meaning here"}},
+        {"--save=t case.json", {"'--save=t'", "has no meaning here"}},
+        {"--save-after 1 case.json", {"'--save-after'", "has no meaning here"}},
+        {"--trace-hash-only case.json", {"'--trace-hash-only'", "has no meaning here"}},
+        {"--model nowhere", {"nowhere", "No such file"}},
+        {"--model nowhere case.json", {"--model nowhere: is a case by itself"}},
+        {"--batch b.safetensors case.json", {"--batch b.safetensors: needs --model"}},
+        {"--model " MODELS "llama --batch b.safetensors", {"b.safetensors", "No such file"}},
+        {"--model " MODELS "llama --batch " MODELS "llama/train_batch.safetensors --train-iters 99",
+         {"--train-iters 99", "holds"}},
         {"nowhere.json", {"nowhere.json", "No such file"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         refuse(cases[i].arguments, cases[i].arguments,
                (const char *const[]){cases[i].words[0], cases[i].words[1], NULL});
+}
+
+static bool is_failure(const json_t *o)
+{
+    return strcmp(json_string_value(json_object_get(o, "verdict")), "FAIL") == 0;
+}
+
+/* --- a folder of the user's ---------------------------------------------------------------------------------- */
+Test(run, a_model_folder_is_judged_on_its_batch)
+{
+    cli_result r = cli_run(
+        "run --engine sim --quiet --report rep --keep --layout tp2 --precision fp32 --variant fastest "
+        "--model " MODELS "llama --batch " MODELS "llama/batch.safetensors");
+    cli_expect_success(&r, "run --model");
+    cr_expect_gt(totals(&r).passed, 200);
+    cli_free(&r);
+    /* The case's batch file is the user's: the [b,s] one as one step of one microbatch. */
+    assay_tensorfile *given, *used;
+    const assay_tensor_info *a, *b;
+    cr_assert_eq(assay_tensorfile_open(&given, MODELS "llama/batch.safetensors"), ASSAY_OK);
+    cr_assert_eq(assay_tensorfile_open(&used, cli_file("rep/work/llama/batch.safetensors")), ASSAY_OK, "%s",
+                 assay_error_message());
+    a = assay_tensorfile_find(given, "input_ids");
+    b = assay_tensorfile_find(used, "input_ids");
+    cr_expect(b->ndim == 4 && b->shape[0] == 1 && b->shape[1] == 1 && b->shape[2] == a->shape[0] &&
+              b->shape[3] == a->shape[1] && memcmp(a->data, b->data, (size_t)a->count * 8) == 0);
+    assay_tensorfile_close(given);
+    assay_tensorfile_close(used);
+}
+
+/* What is wrong with that folder is found, and the printed command finds it again. */
+Test(run, a_fault_in_a_model_folder_is_found_again)
+{
+    int found = 0;
+    char again[1024];
+    cli_result r =
+        cli_run("run --engine sim --quiet --report rep --layout tp2 --precision fp32 --variant fastest "
+                "--train-iters 1 --fault skip_all_reduce --model " MODELS "llama");
+    cr_expect_eq(r.code, 1, "%s%s", r.out, r.err);
+    cli_free(&r);
+    (void)read_results(cli_file("rep/results.jsonl"), is_failure, &found, again);
+    cr_expect_gt(found, 0);
+    cr_expect(strstr(again, " --model=" MODELS "llama ") != NULL && strstr(again, "--case") == NULL, "%s",
+              again);
+    r = cli_run("%s --report again", again + strlen("assay "));
+    cr_expect_eq(r.code, 1, "%s\n%s%s", again, r.out, r.err);
+    cli_free(&r);
+}
+
+/* An option that is given wins over the case's, also where its value is the program's default. */
+Test(run, an_option_at_its_default_replaces_the_case_s_own)
+{
+    cli_result r =
+        cli_run("run --engine sim --quiet --report rep --keep --layout 1 --adam-beta2 0.999 case.json");
+    cli_expect_success(&r, "run");
+    cli_free(&r);
+    r = cli_run("run --engine sim --quiet --report rep2 --keep --layout 1 case.json");
+    cli_expect_success(&r, "run");
+    cli_free(&r);
+    char *one = cli_read(cli_file("rep/work/tiny/fp32-1/trace/index.json"));
+    char *other = cli_read(cli_file("rep2/work/tiny/fp32-1/trace/index.json"));
+    cr_expect(strstr(one, "\"adam_beta2\": 0.999") != NULL, "%.600s", one);
+    cr_expect(strstr(other, "\"adam_beta2\": 0.5") != NULL, "%.600s", other);
+    free(one);
+    free(other);
+}
+
+/* --- engines that do not do their work ------------------------------------------------------------------------ */
+static void fake_engine(const char *name, const char *body)
+{
+    char text[2000];
+    snprintf(text, sizeof text, "#!/bin/sh\nif [ \"$1\" = doctor ]; then %s; fi\nexit 0\n", body);
+    cli_write_text(cli_file(name), text);
+    cr_assert_eq(chmod(cli_file(name), 0700), 0);
+}
+
+Test(run, an_engine_that_writes_nothing_is_no_success)
+{
+    fake_engine("idle", "echo '{\"simulated\": true}'");
+    cli_result r = cli_run("step --engine-program %s --model " MODELS "llama --batch " MODELS
+                           "llama/batch.safetensors --out result",
+                           cli_file("idle"));
+    cli_expect_refusal(&r, "nothing", (const char *const[]){"wrote no --out result", NULL});
+    cli_free(&r);
+    cli_write_text(cli_file("result"), "of yesterday");
+    r = cli_run("step --engine-program %s --model " MODELS "llama --batch " MODELS
+                "llama/batch.safetensors --out result",
+                cli_file("idle"));
+    cli_expect_refusal(&r, "old", (const char *const[]){"--out result is what lay there before", NULL});
+    cli_free(&r);
+    r = cli_run("run --engine-program %s --quiet --layout 1 --report rep case.json", cli_file("idle"));
+    cr_expect_eq(r.code, 2, "%s%s", r.out, r.err);
+    cli_free(&r);
+}
+
+Test(run, an_engine_that_never_answers_is_given_up)
+{
+    fake_engine("silent", "sleep 1000");
+    setenv("ASSAY_DOCTOR_TIMEOUT", "0.5", 1);
+    cli_result r = cli_run("run --engine-program %s --quiet --report rep case.json", cli_file("silent"));
+    cli_expect_refusal(&r, "silent", (const char *const[]){"doctor: no answer within 0.5 s", NULL});
+    cli_free(&r);
+    setenv("ASSAY_DOCTOR_TIMEOUT", "soon", 1);
+    r = cli_run("run --engine-program %s --quiet --report rep case.json", cli_file("silent"));
+    cli_expect_refusal(&r, "limit",
+                       (const char *const[]){"ASSAY_DOCTOR_TIMEOUT: expected seconds, found soon", NULL});
+    cli_free(&r);
+    unsetenv("ASSAY_DOCTOR_TIMEOUT");
+}
+
+Test(run, a_full_disk_under_the_output_is_no_success)
+{
+    static const char *const words[] = {"--help", "--version",  "layout tp2",
+                                        "doctor", "run --help", "step --version"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++) {
+        char command[CLI_LINE];
+        snprintf(command, sizeof command, ASSAY_BIN_DIR "/assay %s > /dev/full 2> /dev/null", words[i]);
+        const int status = system(command);
+        cr_expect(WIFEXITED(status) && WEXITSTATUS(status) == 2, "%s: exit code %d", words[i],
+                  WEXITSTATUS(status));
+    }
 }
 
 Test(run, merging_what_is_no_result_is_refused)

@@ -57,7 +57,8 @@ static void copy_checkpoint(const char *from, const char *to, const change *k)
     assay_checkpoint *c;
     assay_checkpoint_writer *w;
     must(assay_checkpoint_open(&c, from));
-    must(assay_checkpoint_writer_open(&w, to, 0, 1));
+    const int64_t step = json_integer_value(json_object_get(assay_checkpoint_header(c), "step"));
+    must(assay_checkpoint_writer_open(&w, to, assay_checkpoint_job(), step, 0, 1));
     for (int64_t i = 0; i < assay_checkpoint_count(c); i++)
         copy_state(c, i, k, w);
     must(assay_checkpoint_writer_finish(w));

@@ -285,3 +285,59 @@ Test(step_files, an_out_file_in_no_folder_is_refused_before_the_work)
         cli_free(&r);
     }
 }
+
+/* --- what a run may write ------------------------------------------------------------------------------------ */
+Test(step_files, an_output_that_is_an_input_is_refused_before_the_work)
+{
+    static const struct {
+        const char *options, *word;
+    } rows[] = {
+        {"--out batch.safetensors", "is the batch file"},
+        {"--out link.safetensors", "is the batch file"},
+        {"--out hard.safetensors", "is the batch file"},
+        {"--out m/model.safetensors", "among the model's own files"},
+        {"--out m/../m/new.safetensors", "among the model's own files"},
+        {"--out n/new.safetensors", "among the model's own files"},
+        {"--out m", "expected a file"},
+        {"--out ok --trace m", "among the model's own files"},
+        {"--out ok --trace m/", "among the model's own files"},
+    };
+    static const char *const engines[] = {"ref", "sim"};
+    cr_assert_eq(assay_mkdir_p(cli_file("m")), ASSAY_OK);
+    cli_copy(MODELS "llama/config.json", cli_file("m/config.json"));
+    cli_copy(MODELS "llama/model.safetensors", cli_file("m/model.safetensors"));
+    cli_copy(MODELS "llama/batch.safetensors", cli_file("batch.safetensors"));
+    cr_assert_eq(symlink("batch.safetensors", cli_file("link.safetensors")), 0);
+    cr_assert_eq(link(cli_file("batch.safetensors"), cli_file("hard.safetensors")), 0);
+    cr_assert_eq(symlink("m", cli_file("n")), 0);
+    char *batch = cli_read(cli_file("batch.safetensors"));
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        for (int e = 0; e < 2; e++) {
+            cli_result r = cli_run("step --engine %s --model m --batch batch.safetensors %s", engines[e],
+                                   rows[i].options);
+            cli_expect_refusal(&r, rows[i].options, (const char *const[]){rows[i].word, NULL});
+            cli_free(&r);
+        }
+    char *after = cli_read(cli_file("batch.safetensors"));
+    cr_expect_str_eq(batch, after);
+    cr_expect_not(cli_exists(cli_file("m/new.safetensors")) || cli_exists(cli_file("m/index.json")));
+    free(batch);
+    free(after);
+}
+
+Test(step_files, nothing_is_written_into_a_checkpoint_that_is_read)
+{
+    static const char *const options[] = {"--out c/out", "--out ok --trace c", "--out ok --save c/next"};
+    cli_result r = cli_run("step --engine sim --model " MODELS "llama --batch " MODELS
+                           "llama/train_batch.safetensors --out first --save c --save-after 1");
+    cli_expect_success(&r, "save");
+    cli_free(&r);
+    for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+        r = cli_run("step --engine sim --model " MODELS "llama --batch " MODELS
+                    "llama/train_batch.safetensors --load c %s",
+                    options[i]);
+        cli_expect_refusal(&r, options[i],
+                           (const char *const[]){"among the files of the checkpoint c", NULL});
+        cli_free(&r);
+    }
+}

@@ -143,7 +143,7 @@ static void check_training(const char *model)
     open_golden(&c, model, "train_batch.safetensors");
     require_ok(assay_json_load(&options, golden_path(path, model, "train_options.json")), model);
     json_object_del(options, "optimizer");
-    require_ok(assay_train_options_from_json(&c.options, options, path), model);
+    require_ok(assay_train_options_from_json(&c.options, options, ASSAY_FOR_STEP, path), model);
     json_decref(options);
     require_ok(ref_run(&c.run, c.weights, &r), model);
     require_ok(assay_tensorfile_open(&f, golden_path(path, model, "train_golden.safetensors")), model);

@@ -1,0 +1,77 @@
+/* What a run may write. */
+#include "core/run/outputs.h"
+
+#include <errno.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+static bool same(const struct stat *a, const char *path)
+{
+    struct stat b;
+    return path[0] != '\0' && stat(path, &b) == 0 && a->st_dev == b.st_dev && a->st_ino == b.st_ino;
+}
+
+static void folder_of(const char *path, char out[ASSAY_PATH])
+{
+    snprintf(out, ASSAY_PATH, "%s", path);
+    size_t n = strlen(out);
+    while (n > 1 && out[n - 1] == '/') /* a/b/ is a/b */
+        out[--n] = '\0';
+    char *slash = strrchr(out, '/');
+    if (slash == NULL)
+        snprintf(out, ASSAY_PATH, ".");
+    else
+        slash[slash == out ? 1 : 0] = '\0';
+}
+
+/* `folder` takes new files of `option`: none of the inputs' folders. */
+static assay_status check_folder(const assay_train_options *o, const char *option, const char *path,
+                                 const char *folder, bool model_too)
+{
+    struct stat sb;
+    if (stat(folder, &sb) != 0)
+        return ASSAY_OK;
+    ASSAY_CHECK(!model_too || !same(&sb, o->model), ASSAY_INVALID_ARGUMENT,
+                "--%s %s: would be written among the model's own files in %s", option, path, o->model);
+    ASSAY_CHECK(!same(&sb, o->load), ASSAY_INVALID_ARGUMENT,
+                "--%s %s: would be written among the files of the checkpoint %s", option, path, o->load);
+    return ASSAY_OK;
+}
+
+static assay_status check_out(const assay_train_options *o)
+{
+    char folder[ASSAY_PATH];
+    struct stat sb;
+    folder_of(o->out, folder);
+    ASSAY_CHECK(access(folder, W_OK) == 0, ASSAY_IO, "--out %s: cannot write into folder %s: %s", o->out,
+                folder, strerror(errno));
+    if (stat(o->out, &sb) == 0) {
+        ASSAY_CHECK(S_ISREG(sb.st_mode), ASSAY_INVALID_ARGUMENT,
+                    "--out %s: expected a file, found something else", o->out);
+        ASSAY_CHECK(!same(&sb, o->batch), ASSAY_INVALID_ARGUMENT, "--out %s: is the batch file %s", o->out,
+                    o->batch);
+    }
+    return check_folder(o, "out", o->out, folder, true);
+}
+
+static assay_status check_save(const assay_train_options *o)
+{
+    char folder[ASSAY_PATH];
+    struct stat sb;
+    ASSAY_CHECK(lstat(o->save, &sb) != 0, ASSAY_INVALID_ARGUMENT,
+                "--save %s: exists; a checkpoint is never overwritten", o->save);
+    folder_of(o->save, folder);
+    return check_folder(o, "save", o->save, folder, false);
+}
+
+assay_status assay_outputs_check(const assay_train_options *o)
+{
+    if (o->out[0] != '\0')
+        ASSAY_TRY(check_out(o));
+    if (o->save[0] != '\0')
+        ASSAY_TRY(check_save(o));
+    if (o->trace[0] != '\0')
+        ASSAY_TRY(check_folder(o, "trace", o->trace, o->trace, true));
+    return ASSAY_OK;
+}

@@ -1,0 +1,112 @@
+/* The folder of a report. */
+#include "parity/run/report_folder.h"
+#include "core/base/file.h"
+#include "core/run/options.h"
+#include <dirent.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/file.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define MARKER ".assay-report"
+static const char first_line[] = "assay report folder: deleted and written by assay run\n";
+
+/* A name in the folder besides the marker; "" when it is empty. */
+static assay_status first_name(const char *dir, char *out, size_t capacity)
+{
+    DIR *d = opendir(dir);
+    out[0] = '\0';
+    ASSAY_CHECK(d != NULL, ASSAY_IO, "%s: %s", dir, strerror(errno));
+    for (const struct dirent *e = readdir(d); e != NULL && out[0] == '\0'; e = readdir(d))
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 && strcmp(e->d_name, MARKER) != 0)
+            snprintf(out, capacity, "%s", e->d_name);
+    closedir(d);
+    return ASSAY_OK;
+}
+
+static bool is_ours(int fd, char *text, size_t capacity)
+{
+    const ssize_t n = pread(fd, text, capacity - 1, 0);
+    text[n > 0 ? n : 0] = '\0';
+    return strncmp(text, first_line, strlen(first_line)) == 0;
+}
+
+/* The marker of a folder, made in one that is empty. */
+static assay_status open_marker(const char *dir, int *fd)
+{
+    char path[ASSAY_PATH + 32], name[256], text[256];
+    struct stat sb;
+    snprintf(path, sizeof path, "%s/" MARKER, dir);
+    ASSAY_TRY(first_name(dir, name, sizeof name));
+    const int create = name[0] == '\0' ? O_CREAT : 0;
+    *fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW | create, 0666);
+    ASSAY_CHECK(*fd >= 0 || errno != ENOENT, ASSAY_INVALID_ARGUMENT,
+                "%s: expected a new or empty folder, or one that assay made (it holds " MARKER
+                "); found %s in it",
+                dir, name);
+    ASSAY_CHECK(*fd >= 0, ASSAY_IO, "%s: %s", path, strerror(errno));
+    if (fstat(*fd, &sb) == 0 && S_ISREG(sb.st_mode) &&
+        (is_ours(*fd, text, sizeof text) || (create != 0 && sb.st_size == 0)))
+        return ASSAY_OK;
+    close(*fd);
+    *fd = -1;
+    ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "%s: expected the marker of a report folder, found something else",
+               path);
+}
+
+static assay_status write_marker(int fd, const char *dir)
+{
+    char text[256];
+    const int n = snprintf(text, sizeof text, "%sprocess %ld\n", first_line, (long)getpid());
+    const bool ok = ftruncate(fd, 0) == 0 && pwrite(fd, text, (size_t)n, 0) == n;
+    ASSAY_CHECK(ok, ASSAY_IO, "%s/" MARKER ": %s", dir, strerror(errno));
+    return ASSAY_OK;
+}
+
+assay_status parity_report_folder_open(const char *dir, int *lock)
+{
+    char text[256];
+    *lock = -1;
+    ASSAY_CHECK(strlen(dir) < ASSAY_PATH, ASSAY_LIMIT, "report folder: path too long");
+    ASSAY_TRY(assay_mkdir_p(dir));
+    ASSAY_TRY(open_marker(dir, lock));
+    if (flock(*lock, LOCK_EX | LOCK_NB) == 0) {
+        const assay_status st = write_marker(*lock, dir);
+        if (st == ASSAY_OK)
+            return ASSAY_OK;
+        close(*lock);
+        *lock = -1;
+        return st;
+    }
+    const int error = errno;
+    const bool known = is_ours(*lock, text, sizeof text);
+    close(*lock);
+    *lock = -1;
+    text[strcspn(text + (known ? sizeof first_line - 1 : 0), "\n") + (known ? sizeof first_line - 1 : 0)] =
+        '\0';
+    ASSAY_CHECK(error == EWOULDBLOCK, ASSAY_IO, "%s/" MARKER ": cannot lock: %s", dir, strerror(error));
+    ASSAY_FAIL(ASSAY_IO,
+               "%s: another run works in this folder (%s, or what it started): wait for it, or name another "
+               "one with --report",
+               dir, known ? text + sizeof first_line - 1 : "unknown process");
+}
+
+assay_status parity_report_folder_work(const char *dir)
+{
+    char work[ASSAY_PATH + 16];
+    int fd = -1;
+    snprintf(work, sizeof work, "%s/work", dir);
+    if (access(work, F_OK) == 0) {
+        ASSAY_TRY(open_marker(work, &fd)); /* a user's own folder of this name is refused */
+        close(fd);
+        ASSAY_TRY(assay_remove_tree(work, dir));
+    }
+    ASSAY_TRY(assay_mkdir_p(work));
+    ASSAY_TRY(open_marker(work, &fd));
+    const assay_status st = write_marker(fd, work);
+    close(fd);
+    return st;
+}
