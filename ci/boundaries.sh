@@ -37,6 +37,26 @@ circles=$(git ls-files --cached --others --exclude-standard -- 'gpu/*.c' 'gpu/*.
     done | tsort 2>&1 >/dev/null | sed 's/^tsort: //')
 [[ -z $circles ]] || { echo "$circles"; complain "these files of gpu include each other in a circle"; }
 
+# Two panes: docs/ARCHITECTURE.md says which files both engines have and which one has alone; headers that both have declare
+# the same passes and regions.
+stems() { git ls-files --cached --others --exclude-standard -- "$1/*" | while read -r f; do [[ -f $f ]] && echo "$f"; done |
+    sed -nE "s/^$1\/((parallel\/)?[a-z_]+)\.(c|h|cuh)$/\1/p" | sort -u; }
+table() { awk -v head="| $1 |" 'index($0, head) == 1 {on = 1; next} !/^\|/ {on = 0} on' docs/ARCHITECTURE.md |
+    cut -d'|' -f2 | grep -oE '`[^`]+`' | tr -d '`' | sort -u; }
+same() {
+    local differs
+    differs=$(diff <(printf '%s\n' "$2") <(printf '%s\n' "$3") | sed -nE 's/^</  found, not named:/p; s/^>/  named, not found:/p')
+    [[ -z $differs ]] || { echo "$differs"; complain "$1"; }
+}
+ref_stems=$(stems ref) gpu_stems=$(stems gpu)
+same "docs/ARCHITECTURE.md 'in both'" "$(comm -12 <(echo "$ref_stems") <(echo "$gpu_stems"))" "$(table 'in both')"
+same "docs/ARCHITECTURE.md 'in ref alone'" "$(comm -23 <(echo "$ref_stems") <(echo "$gpu_stems"))" "$(table 'in ref alone')"
+same "docs/ARCHITECTURE.md 'in gpu alone'" "$(comm -13 <(echo "$ref_stems") <(echo "$gpu_stems"))" "$(table 'in gpu alone')"
+passes() { grep -oE "\b$1_[a-z0-9_]+_(fwd|bwd|region|input|output)\(" "$2" | sed -E "s/^$1_//; s/\(//" | sort -u; }
+for header in stage.h layer.h parallel/tensor.h parallel/expert.h; do
+    same "$header: passes and regions of gpu (found) and ref (named) differ" "$(passes gpu gpu/$header)" "$(passes ref ref/$header)"
+done
+
 # Symbols: what an archive refers to and does not define itself.
 undefined() { nm -u "$1" 2>/dev/null | awk '{print $2}' | sort -u; }
 lib=build/release

@@ -184,7 +184,7 @@ gpu_value *gpu_param_use(gpu_model *m, gpu_param *p);
 gpu_value *gpu_param_grad(gpu_model *m, gpu_param *p);
 gpu_param *gpu_model_find(gpu_model *m, const char *name);
 
-/* --- weights (model_weights.c) ------------------------------------------------------------------------------ */
+/* --- weights (weights.c) ------------------------------------------------------------------------------ */
 /* Calls `put` for every parameter of this rank with its piece as F32 on the host: from the folder's
  * safetensors, or drawn when the folder has none. */
 typedef assay_status (*gpu_weight_sink)(void *user, gpu_param *p, const float *piece);

@@ -184,12 +184,12 @@ static assay_status dry_run(gpu_model *m, size_t *microbatch_bytes, size_t *host
     mb->arena = mb->host = (gpu_arena){.counting = true};
     m->scratch = (gpu_arena){.counting = true};
     ASSAY_TRY(gradients_alloc(m));
-    ASSAY_TRY(gpu_model_load_batch(m, 0, NULL, NULL));
+    ASSAY_TRY(gpu_stage_load_batch(m, 0, NULL, NULL));
     gpu_model_hidden(m, &hidden);
     hidden.arena = &mb->arena;
     ASSAY_TRY(gpu_value_make(&hidden, m->act));
-    ASSAY_TRY(gpu_model_fwd(m, 0, 0, &hidden, &output));
-    ASSAY_TRY(gpu_model_bwd(m, 0, &m->gradient[0], &dinput));
+    ASSAY_TRY(gpu_stage_fwd(m, 0, 0, &hidden, &output));
+    ASSAY_TRY(gpu_stage_bwd(m, 0, &m->gradient[0], &dinput));
     *microbatch_bytes = mb->arena.peak;
     *host_bytes = mb->host.peak;
     *scratch_bytes = m->scratch.peak;

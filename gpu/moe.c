@@ -175,7 +175,7 @@ static assay_status moe_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gp
     if (!must_cut(m))
         return ASSAY_OK;
     *dx = gpu_grad_of(m, &acts->norm);
-    return gpu_gather_from_sequence_parallel_region(m, "mlp.scatter", dx, &dtokens);
+    return gpu_scatter_to_sequence_parallel_region_bwd(m, "mlp.scatter", dx, &dtokens);
 }
 
 static const gpu_kind_param params[] = {

@@ -47,7 +47,7 @@ static assay_status load_tokens(gpu_model *m, gpu_microbatch_state *mb, gpu_valu
     return ASSAY_OK;
 }
 
-assay_status gpu_model_load_batch(gpu_model *m, int place, const int64_t *ids, const int64_t *labels)
+assay_status gpu_stage_load_batch(gpu_model *m, int place, const int64_t *ids, const int64_t *labels)
 {
     gpu_microbatch_state *mb = &m->in_flight[place];
     if (!m->run->dry && mb->host.used > 0) /* the staging of the microbatch before may still be on its way */
@@ -190,7 +190,7 @@ static assay_status layer_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer 
 }
 
 /* --- passes ------------------------------------------------------------------------------------------------- */
-assay_status gpu_model_fwd(gpu_model *m, int place, int64_t index, gpu_value *input, gpu_value **output)
+assay_status gpu_stage_fwd(gpu_model *m, int place, int64_t index, gpu_value *input, gpu_value **output)
 {
     gpu_microbatch_state *mb = &m->in_flight[place];
     const gpu_chunk *chunk = &m->chunks[0];
@@ -217,7 +217,7 @@ assay_status gpu_model_fwd(gpu_model *m, int place, int64_t index, gpu_value *in
     return ASSAY_OK;
 }
 
-assay_status gpu_model_bwd(gpu_model *m, int place, gpu_value *doutput, gpu_value **dinput)
+assay_status gpu_stage_bwd(gpu_model *m, int place, gpu_value *doutput, gpu_value **dinput)
 {
     gpu_microbatch_state *mb = &m->in_flight[place];
     const gpu_chunk *chunk = &m->chunks[0];

@@ -5,6 +5,7 @@
 #include "ref/parallel/tensor.h"
 
 #include <math.h>
+#include <stddef.h>
 
 #define EACH_RANK(p, r) for (int r = 0; r < (p)->n; r++)
 
@@ -137,16 +138,16 @@ assay_status ref_ranks_attention_bwd(ref_pass *p, ref_tensor *dq, ref_tensor *dk
 
 /* --- the mixer ------------------------------------------------------------------------------------------------ */
 
-assay_status ref_self_attention_fwd(ref_pass *p, ref_layer_acts *acts, ref_tensor *y, const ref_tensor *x)
+static assay_status attention_fwd(ref_pass *p, ref_layer_acts *acts, ref_tensor *y, const ref_tensor *x)
 {
-    const ref_layer_params *w = &p->e->layer[p->layer];
+    const ref_attention_params *w = &p->e->layer[p->layer].attention;
     const bool sp = p->e->grid.p.sequence_parallel;
     const double limit = p->e->config->clip_qkv;
     ref_attention_acts *a = &acts->attention;
     ref_tensor projected;
     ASSAY_TRY(ref_column_parallel_input(p, &a->whole, x, sp, "self_attention.gather"));
-    ASSAY_TRY(ref_ranks_linear(p, &a->qkv, &a->whole, w->qkv, w->qkv_bias, false, "self_attention.linear_qkv",
-                               REF_STORE_ACT));
+    ASSAY_TRY(ref_ranks_linear(p, &a->qkv, &a->whole, w->linear_qkv, w->linear_qkv_bias, false,
+                               "self_attention.linear_qkv", REF_STORE_ACT));
     ASSAY_TRY(ref_ranks_qkv_split(p, &a->q, &a->k, &a->v, &a->qkv));
     a->q_normed = a->q;
     a->k_normed = a->k;
@@ -167,21 +168,21 @@ assay_status ref_self_attention_fwd(ref_pass *p, ref_layer_acts *acts, ref_tenso
     ASSAY_TRY(ref_ranks_rope(p, &a->q_rotated, &a->q_clipped, "self_attention.rope_q"));
     ASSAY_TRY(ref_ranks_rope(p, &a->k_rotated, &a->k_clipped, "self_attention.rope_k"));
     ASSAY_TRY(ref_ranks_attention(p, &a->o, &a->lse, &a->q_rotated, &a->k_rotated, &a->v_clipped));
-    ASSAY_TRY(ref_ranks_linear(p, &projected, &a->o, w->proj, w->proj_bias, true,
+    ASSAY_TRY(ref_ranks_linear(p, &projected, &a->o, w->linear_proj, w->linear_proj_bias, true,
                                "self_attention.linear_proj", REF_STORE_ACT));
     return ref_row_parallel_output(p, y, &projected, sp, "self_attention.reduce");
 }
 
-assay_status ref_self_attention_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_acts *acts,
-                                    const ref_tensor *dy)
+static assay_status attention_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_acts *acts,
+                                  const ref_tensor *dy)
 {
-    const ref_layer_params *w = &p->e->layer[p->layer];
+    const ref_attention_params *w = &p->e->layer[p->layer].attention;
     const bool sp = p->e->grid.p.sequence_parallel;
     const double limit = p->e->config->clip_qkv;
     const ref_attention_acts *a = &acts->attention;
     ref_tensor dprojected, d_o, dq, dk, dv, dq_normed, dk_normed, dqkv, dwhole;
     ASSAY_TRY(ref_row_parallel_output_bwd(p, &dprojected, dy, sp, "self_attention.reduce"));
-    ASSAY_TRY(ref_ranks_linear_bwd(p, &d_o, &dprojected, &a->o, w->proj, w->proj_bias, NULL));
+    ASSAY_TRY(ref_ranks_linear_bwd(p, &d_o, &dprojected, &a->o, w->linear_proj, w->linear_proj_bias, NULL));
     ASSAY_TRY(ref_ranks_attention_bwd(p, &dq, &dk, &dv, &d_o, &a->q_rotated, &a->k_rotated, &a->v_clipped,
                                       &a->o, &a->lse));
     ASSAY_TRY(ref_ranks_rope_bwd(p, &dq_normed, &dq, &a->q_clipped));
@@ -200,6 +201,17 @@ assay_status ref_self_attention_bwd(ref_pass *p, ref_tensor *dx, const ref_layer
         dk = dk_normed;
     }
     ASSAY_TRY(ref_ranks_qkv_split_bwd(p, &dqkv, &dq, &dk, &dv, &a->qkv));
-    ASSAY_TRY(ref_ranks_linear_bwd(p, &dwhole, &dqkv, &a->whole, w->qkv, w->qkv_bias, NULL));
+    ASSAY_TRY(ref_ranks_linear_bwd(p, &dwhole, &dqkv, &a->whole, w->linear_qkv, w->linear_qkv_bias, NULL));
     return ref_column_parallel_input_bwd(p, dx, &dwhole, sp, "self_attention");
 }
+
+static const ref_kind_param params[] = {
+    {"self_attention.linear_qkv.weight", offsetof(ref_layer, attention.linear_qkv), true},
+    {"self_attention.linear_qkv.bias", offsetof(ref_layer, attention.linear_qkv_bias), false},
+    {"self_attention.q_layernorm.weight", offsetof(ref_layer, attention.q_layernorm), false},
+    {"self_attention.k_layernorm.weight", offsetof(ref_layer, attention.k_layernorm), false},
+    {"self_attention.linear_proj.weight", offsetof(ref_layer, attention.linear_proj), true},
+    {"self_attention.linear_proj.bias", offsetof(ref_layer, attention.linear_proj_bias), false},
+    {0},
+};
+const ref_layer_kind ref_self_attention = {"attention", params, attention_fwd, attention_bwd};

@@ -14,40 +14,6 @@ static int64_t find_row(const assay_model_spec *spec, const char *name)
     return p ? (int64_t)(p - spec->params) : -1;
 }
 
-static void find_layer(ref_engine *e, int64_t layer)
-{
-    ref_layer_params *w = &e->layer[layer];
-    const struct {
-        int64_t *row;
-        const char *name;
-    } table[] = {
-        {&w->input_layernorm, "input_layernorm.weight"},
-        {&w->qkv, "self_attention.linear_qkv.weight"},
-        {&w->qkv_bias, "self_attention.linear_qkv.bias"},
-        {&w->q_layernorm, "self_attention.q_layernorm.weight"},
-        {&w->k_layernorm, "self_attention.k_layernorm.weight"},
-        {&w->proj, "self_attention.linear_proj.weight"},
-        {&w->proj_bias, "self_attention.linear_proj.bias"},
-        {&w->pre_mlp_layernorm, "pre_mlp_layernorm.weight"},
-        {&w->fc1, "mlp.linear_fc1.weight"},
-        {&w->fc1_bias, "mlp.linear_fc1.bias"},
-        {&w->fc2, "mlp.linear_fc2.weight"},
-        {&w->fc2_bias, "mlp.linear_fc2.bias"},
-        {&w->router, "mlp.router.weight"},
-        {&w->expert_bias, "mlp.router.expert_bias"},
-        {&w->experts_fc1, "mlp.experts.linear_fc1.weight"},
-        {&w->experts_fc2, "mlp.experts.linear_fc2.weight"},
-        {&w->shared_fc1, "mlp.shared_experts.linear_fc1.weight"},
-        {&w->shared_fc2, "mlp.shared_experts.linear_fc2.weight"},
-        {&w->shared_gate, "mlp.shared_experts.gate_weight"},
-    };
-    for (size_t i = 0; i < sizeof table / sizeof *table; i++) {
-        char name[ASSAY_NAME];
-        snprintf(name, sizeof name, "decoder.layers.%lld.%s", (long long)layer, table[i].name);
-        *table[i].row = find_row(e->spec, name);
-    }
-}
-
 static assay_status find_params(ref_engine *e)
 {
     e->embedding = find_row(e->spec, "embedding.word_embeddings.weight");
@@ -55,11 +21,6 @@ static assay_status find_params(ref_engine *e)
     e->output = e->config->tie_word_embeddings ? e->embedding : find_row(e->spec, "output_layer.weight");
     ASSAY_CHECK(e->embedding >= 0 && e->final_layernorm >= 0 && e->output >= 0, ASSAY_INTERNAL,
                 "the model spec has no embedding, final norm or output layer");
-    e->layer = calloc((size_t)e->config->num_layers, sizeof *e->layer);
-    ASSAY_CHECK(e->layer, ASSAY_OUT_OF_MEMORY, "out of memory: %lld layers",
-                (long long)e->config->num_layers);
-    for (int64_t l = 0; l < e->config->num_layers; l++)
-        find_layer(e, l);
     return ASSAY_OK;
 }
 

@@ -32,12 +32,28 @@ typedef struct ref_rank {
     double *aux_losses; /* [microbatches, layers, 2] this rank's parts of the auxiliary and the z loss */
 } ref_rank;
 
-/* Row of each parameter of a layer in the table, -1 when the layer has none. */
-typedef struct ref_layer_params {
-    int64_t input_layernorm, qkv, qkv_bias, q_layernorm, k_layernorm, proj, proj_bias;
-    int64_t pre_mlp_layernorm, fc1, fc1_bias, fc2, fc2_bias;
-    int64_t router, expert_bias, experts_fc1, experts_fc2, shared_fc1, shared_fc2, shared_gate;
-} ref_layer_params;
+/* Rows of the parameters of every kind in the table, -1 where a layer has none (ref/layer.h). */
+typedef struct ref_attention_params {
+    int64_t linear_qkv, linear_qkv_bias, q_layernorm, k_layernorm, linear_proj, linear_proj_bias;
+} ref_attention_params;
+
+typedef struct ref_mlp_params {
+    int64_t linear_fc1, linear_fc1_bias, linear_fc2, linear_fc2_bias;
+} ref_mlp_params;
+
+typedef struct ref_moe_params {
+    int64_t router, expert_bias, experts_fc1, experts_fc2;
+    ref_mlp_params shared;
+    int64_t shared_gate;
+} ref_moe_params;
+
+typedef struct ref_layer {
+    const struct ref_layer_kind *mixer, *mlp; /* which kinds it is made of */
+    int64_t input_layernorm, pre_mlp_layernorm;
+    ref_attention_params attention;
+    ref_mlp_params dense;
+    ref_moe_params moe;
+} ref_layer;
 
 typedef struct ref_engine {
     const ref_run_config *run;
@@ -51,7 +67,7 @@ typedef struct ref_engine {
     ref_rank *ranks;                            /* [world]; stage p is ranks[p*stage_ranks ...] */
     int64_t seq, batch;                         /* S and B of one pass */
     int64_t microbatches;                       /* of a step on each stage: one dp rank's share */
-    ref_layer_params *layer;                    /* [num_layers] */
+    ref_layer *layer;                           /* [num_layers]; made by ref_layers_create */
     int64_t embedding, final_layernorm, output; /* rows of the table; output = embedding when tied */
     int64_t n_positions;
     double *rope_cos, *rope_sin; /* [n_positions, R/2] */

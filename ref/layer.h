@@ -47,37 +47,45 @@ typedef struct ref_layer_acts {
 assay_status ref_layer_fwd(ref_pass *p, ref_layer_acts *a, ref_tensor *out, const ref_tensor *hidden);
 assay_status ref_layer_bwd(ref_pass *p, ref_tensor *dhidden, const ref_layer_acts *a, const ref_tensor *dout);
 
-/* A kind of mixer or of MLP: y = f(x), both in the sequence-parallel form when sp is on.  `forward` keeps what it
- * needs in its own member of `a`; `backward` makes dx and accumulates parameter gradients. */
+/* Layers of the engine: which kinds, and the rows of their parameters.  ASSAY_INTERNAL: the table lacks one that a kind
+ * needs. */
+assay_status ref_layers_create(ref_engine *e);
+
+/* Where a kind keeps the row of one of its parameters. */
+typedef struct ref_kind_param {
+    const char *name; /* behind "decoder.layers.N." */
+    size_t offset;    /* of its int64_t in ref_layer */
+    bool needed;      /* false: -1 where the model has none */
+} ref_kind_param;
+
+/* A kind of mixer or of MLP: y = f(x), both in the sequence-parallel form when sp is on.  `fwd` keeps what it
+ * needs in its own member of `a`; `bwd` makes dx and accumulates parameter gradients. */
 typedef struct ref_layer_kind {
     const char *name;
-    assay_status (*forward)(ref_pass *p, ref_layer_acts *a, ref_tensor *y, const ref_tensor *x);
-    assay_status (*backward)(ref_pass *p, ref_tensor *dx, const ref_layer_acts *a, const ref_tensor *dy);
+    const ref_kind_param *params; /* up to a row without a name */
+    assay_status (*fwd)(ref_pass *p, ref_layer_acts *a, ref_tensor *y, const ref_tensor *x);
+    assay_status (*bwd)(ref_pass *p, ref_tensor *dx, const ref_layer_acts *a, const ref_tensor *dy);
 } ref_layer_kind;
-extern const ref_layer_kind ref_mixers[ASSAY_MIXER_COUNT]; /* layer.c */
-extern const ref_layer_kind ref_mlps[ASSAY_MLP_COUNT];
+extern const ref_layer_kind *const ref_mixers[ASSAY_MIXER_COUNT]; /* layer.c */
+extern const ref_layer_kind *const ref_mlps[ASSAY_MLP_COUNT];
 
-/* The kinds (attention.c, mlp.c, moe.c). */
-assay_status ref_self_attention_fwd(ref_pass *p, ref_layer_acts *a, ref_tensor *y, const ref_tensor *x);
-assay_status ref_self_attention_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_acts *a,
-                                    const ref_tensor *dy);
-assay_status ref_dense_fwd(ref_pass *p, ref_layer_acts *a, ref_tensor *y, const ref_tensor *x);
-assay_status ref_dense_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_acts *a, const ref_tensor *dy);
-assay_status ref_moe_fwd(ref_pass *p, ref_layer_acts *a, ref_tensor *y, const ref_tensor *x);
-assay_status ref_moe_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_acts *a, const ref_tensor *dy);
+/* The kinds. */
+extern const ref_layer_kind ref_self_attention; /* attention.c */
+extern const ref_layer_kind ref_dense;          /* mlp.c */
+extern const ref_layer_kind ref_moe;            /* moe.c */
 
-/* What kinds are made of. y = MLP(x); x and y are in the sequence-parallel form when sp */
-typedef struct ref_mlp_weights {
-    int64_t fc1, fc1_bias, fc2, fc2_bias;
+/* What kinds are made of.  y = MLP(x); x and y are in the sequence-parallel form when sp */
+typedef struct ref_mlp_desc {
+    const ref_mlp_params *params;
     const char *instance; /* "mlp" or "mlp.shared_experts" */
     bool sp;
-} ref_mlp_weights;
+} ref_mlp_desc;
 assay_status ref_mlp_fwd(ref_pass *p, ref_mlp_acts *a, ref_tensor *y, const ref_tensor *x,
-                         const ref_mlp_weights *w);
+                         const ref_mlp_desc *d);
 /* dx named as a contribution of `instance` when that is not NULL */
 assay_status ref_mlp_bwd(ref_pass *p, ref_tensor *dx, const ref_mlp_acts *a, const ref_tensor *dy,
-                         const ref_mlp_weights *w, const char *instance);
-assay_status ref_router_route(ref_pass *p, ref_router_acts *a, const ref_tensor *tokens);
+                         const ref_mlp_desc *d, const char *instance);
+assay_status ref_router_route_fwd(ref_pass *p, ref_router_acts *a, const ref_tensor *tokens);
 assay_status ref_router_route_bwd(ref_pass *p, ref_tensor *dtokens, const ref_router_acts *a,
                                   const ref_tensor *dprobs);
 

@@ -3,28 +3,25 @@
 #include "ref/layer.h"
 #include "ref/parallel/tensor.h"
 
+#include <stddef.h>
+
 /* The residual stream is whole on every tp rank, the experts work on pieces of it. */
 static bool must_cut(const ref_pass *p)
 {
     return p->e->grid.p.tensor_model_parallel_size > 1 && !p->e->grid.p.sequence_parallel;
 }
 
-static ref_mlp_weights shared_weights(const ref_pass *p)
+static ref_mlp_desc shared_expert(const ref_pass *p)
 {
-    const ref_layer_params *w = &p->e->layer[p->layer];
-    return (ref_mlp_weights){.fc1 = w->shared_fc1,
-                             .fc1_bias = -1,
-                             .fc2 = w->shared_fc2,
-                             .fc2_bias = -1,
-                             .instance = "mlp.shared_experts",
-                             .sp = true};
+    return (ref_mlp_desc){
+        .params = &p->e->layer[p->layer].moe.shared, .instance = "mlp.shared_experts", .sp = true};
 }
 
 /* y = routed + shared(tokens), gated by sigmoid(w tokens) when there is a gate */
 static assay_status shared_fwd(ref_pass *p, ref_moe_acts *a, ref_tensor *y, const ref_tensor *routed)
 {
-    const ref_layer_params *w = &p->e->layer[p->layer];
-    const ref_mlp_weights shared = shared_weights(p);
+    const ref_moe_params *w = &p->e->layer[p->layer].moe;
+    const ref_mlp_desc shared = shared_expert(p);
     ref_tensor gated;
     ASSAY_TRY(ref_mlp_fwd(p, &a->shared, &a->shared_y, &a->tokens, &shared));
     gated = a->shared_y;
@@ -41,8 +38,8 @@ static assay_status shared_fwd(ref_pass *p, ref_moe_acts *a, ref_tensor *y, cons
 static assay_status shared_bwd(ref_pass *p, ref_tensor *dsum, const ref_moe_acts *a, const ref_tensor *dy,
                                const ref_tensor *dtokens)
 {
-    const ref_layer_params *w = &p->e->layer[p->layer];
-    const ref_mlp_weights shared = shared_weights(p);
+    const ref_moe_params *w = &p->e->layer[p->layer].moe;
+    const ref_mlp_desc shared = shared_expert(p);
     ref_tensor dshared, dx, sum = *dtokens;
     dshared = *dy;
     if (w->shared_gate >= 0) {
@@ -57,25 +54,25 @@ static assay_status shared_bwd(ref_pass *p, ref_tensor *dsum, const ref_moe_acts
     return ref_ranks_add_grad(p, dsum, &sum, &dx, &a->tokens);
 }
 
-assay_status ref_moe_fwd(ref_pass *p, ref_layer_acts *acts, ref_tensor *y, const ref_tensor *x)
+static assay_status moe_fwd(ref_pass *p, ref_layer_acts *acts, ref_tensor *y, const ref_tensor *x)
 {
     ref_moe_acts *a = &acts->moe;
-    const ref_layer_params *w = &p->e->layer[p->layer];
+    const ref_moe_params *w = &p->e->layer[p->layer].moe;
     ref_tensor out;
     a->tokens = *x;
     if (must_cut(p))
         ASSAY_TRY(ref_scatter_to_sequence_parallel_region(p, &a->tokens, x, "mlp.scatter"));
-    ASSAY_TRY(ref_router_route(p, &a->router, &a->tokens));
-    ASSAY_TRY(ref_expert_dispatch(p, &a->dispatch, &a->rows, &a->row_probs, &a->tokens, &a->router.probs,
-                                  &a->router.indices));
+    ASSAY_TRY(ref_router_route_fwd(p, &a->router, &a->tokens));
+    ASSAY_TRY(ref_token_dispatch_fwd(p, &a->dispatch, &a->rows, &a->row_probs, &a->tokens, &a->router.probs,
+                                     &a->router.indices));
     const ref_ints *counts = &a->dispatch.rows_per_expert;
     ASSAY_TRY(
         ref_ranks_grouped_linear(p, &a->fc1, &a->rows, counts, w->experts_fc1, "mlp.experts.linear_fc1"));
     ASSAY_TRY(ref_ranks_swiglu(p, &a->activated, &a->fc1, &a->row_probs, "mlp.experts.activation"));
     ASSAY_TRY(ref_ranks_grouped_linear(p, &a->expert_out, &a->activated, counts, w->experts_fc2,
                                        "mlp.experts.linear_fc2"));
-    ASSAY_TRY(ref_expert_combine(p, &a->dispatch, &out, &a->expert_out));
-    if (w->shared_fc1 >= 0) {
+    ASSAY_TRY(ref_token_combine_fwd(p, &a->dispatch, &out, &a->expert_out));
+    if (w->shared.linear_fc1 >= 0) {
         const ref_tensor routed = out;
         ASSAY_TRY(shared_fwd(p, a, &out, &routed));
     }
@@ -85,10 +82,10 @@ assay_status ref_moe_fwd(ref_pass *p, ref_layer_acts *acts, ref_tensor *y, const
     return ASSAY_OK;
 }
 
-assay_status ref_moe_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_acts *acts, const ref_tensor *dy)
+static assay_status moe_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_acts *acts, const ref_tensor *dy)
 {
     const ref_moe_acts *a = &acts->moe;
-    const ref_layer_params *w = &p->e->layer[p->layer];
+    const ref_moe_params *w = &p->e->layer[p->layer].moe;
     const ref_ints *counts = &a->dispatch.rows_per_expert;
     ref_tensor dout = *dy, dexpert_out, dactivated, dfc1, drow_probs, drows;
     ref_tensor dpermuted, dprobs, drouter, dtokens;
@@ -96,15 +93,15 @@ assay_status ref_moe_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_acts *acts
      * nothing (Megatron-LM: tensor_parallel_output_grad = False). */
     if (must_cut(p))
         ASSAY_TRY(ref_scatter_to_sequence_parallel_region(p, &dout, dy, "mlp.gather_tokens.grad"));
-    ASSAY_TRY(ref_expert_combine_bwd(p, &a->dispatch, &dexpert_out, &dout, &a->expert_out));
+    ASSAY_TRY(ref_token_combine_bwd(p, &a->dispatch, &dexpert_out, &dout, &a->expert_out));
     ASSAY_TRY(
         ref_ranks_grouped_linear_bwd(p, &dactivated, &dexpert_out, &a->activated, counts, w->experts_fc2));
     ASSAY_TRY(ref_ranks_swiglu_bwd(p, &dfc1, &drow_probs, &dactivated, &a->fc1, &a->row_probs));
     ASSAY_TRY(ref_ranks_grouped_linear_bwd(p, &drows, &dfc1, &a->rows, counts, w->experts_fc1));
-    ASSAY_TRY(ref_expert_dispatch_bwd(p, &a->dispatch, &dpermuted, &dprobs, &drows, &drow_probs));
+    ASSAY_TRY(ref_token_dispatch_bwd(p, &a->dispatch, &dpermuted, &dprobs, &drows, &drow_probs));
     ASSAY_TRY(ref_router_route_bwd(p, &drouter, &a->router, &dprobs));
     ASSAY_TRY(ref_ranks_add_grad(p, &dtokens, &dpermuted, &drouter, &a->tokens));
-    if (w->shared_fc1 >= 0) {
+    if (w->shared.linear_fc1 >= 0) {
         const ref_tensor routed = dtokens;
         ASSAY_TRY(shared_bwd(p, &dtokens, a, &dout, &routed));
     }
@@ -113,3 +110,15 @@ assay_status ref_moe_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_acts *acts
     *dx = dtokens;
     return ASSAY_OK;
 }
+
+static const ref_kind_param params[] = {
+    {"mlp.router.weight", offsetof(ref_layer, moe.router), true},
+    {"mlp.router.expert_bias", offsetof(ref_layer, moe.expert_bias), false},
+    {"mlp.experts.linear_fc1.weight", offsetof(ref_layer, moe.experts_fc1), true},
+    {"mlp.experts.linear_fc2.weight", offsetof(ref_layer, moe.experts_fc2), true},
+    {"mlp.shared_experts.linear_fc1.weight", offsetof(ref_layer, moe.shared.linear_fc1), false},
+    {"mlp.shared_experts.linear_fc2.weight", offsetof(ref_layer, moe.shared.linear_fc2), false},
+    {"mlp.shared_experts.gate_weight", offsetof(ref_layer, moe.shared_gate), false},
+    {0},
+};
+const ref_layer_kind ref_moe = {"moe", params, moe_fwd, moe_bwd};

@@ -151,7 +151,7 @@ static assay_status choose(ref_pass *p, ref_router_acts *a, int r)
 {
     const assay_model_config *c = p->e->config;
     const int64_t t = a->logits.at[r].rows, e = c->num_moe_experts, k = c->moe_router_topk;
-    const int64_t bias = p->e->layer[p->layer].expert_bias;
+    const int64_t bias = p->e->layer[p->layer].moe.expert_bias;
     const ref_router_desc d = describe(p, t);
     ref_piece keys;
     ASSAY_TRY(ref_piece_new(&p->arena, &keys, t, e));
@@ -166,9 +166,9 @@ static assay_status choose(ref_pass *p, ref_router_acts *a, int r)
     return ASSAY_OK;
 }
 
-assay_status ref_router_route(ref_pass *p, ref_router_acts *a, const ref_tensor *tokens)
+assay_status ref_router_route_fwd(ref_pass *p, ref_router_acts *a, const ref_tensor *tokens)
 {
-    const ref_layer_params *w = &p->e->layer[p->layer];
+    const ref_moe_params *w = &p->e->layer[p->layer].moe;
     a->tokens = *tokens;
     ASSAY_TRY(
         ref_ranks_linear(p, &a->logits, tokens, w->router, -1, false, "mlp.router.gating", REF_STORE_F32));
@@ -210,6 +210,6 @@ assay_status ref_router_route_bwd(ref_pass *p, ref_tensor *dtokens, const ref_ro
         }
         ASSAY_TRY(ref_store(p, &dlogits, REF_STORE_F32));
     }
-    return ref_ranks_linear_bwd(p, dtokens, &dlogits, &a->tokens, p->e->layer[p->layer].router, -1,
+    return ref_ranks_linear_bwd(p, dtokens, &dlogits, &a->tokens, p->e->layer[p->layer].moe.router, -1,
                                 "mlp.router.gating");
 }

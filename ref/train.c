@@ -259,6 +259,7 @@ assay_status ref_run(const ref_run_config *config, double *const *weights, ref_r
     openblas_set_num_threads(1);
     keep_freed_memory();
     ASSAY_TRY_GOTO(ref_engine_make(&e, config, weights), st, done);
+    ASSAY_TRY_GOTO(ref_layers_create(&e), st, done);
     e.options.train_iters = steps;
     ASSAY_TRY_GOTO(alloc_result(result, steps), st, done);
     for (int64_t step = 0; step < steps; step++)

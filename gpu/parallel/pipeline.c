@@ -66,7 +66,7 @@ static assay_status open_microbatch(const schedule *s, int64_t index, gpu_value 
     gpu_model *m = s->m;
     const int64_t microbatch = s->share->first_microbatch + index;
     enter(s, index, ASSAY_PHASE_FORWARD);
-    ASSAY_TRY(gpu_model_load_batch(m, place_of(s, index), assay_batches_ids(s->batches, s->step, microbatch),
+    ASSAY_TRY(gpu_stage_load_batch(m, place_of(s, index), assay_batches_ids(s->batches, s->step, microbatch),
                                    assay_batches_labels(s->batches, s->step, microbatch)));
     if (s->rank == 0)
         return ASSAY_OK;
@@ -138,13 +138,13 @@ static assay_status run_exchange(const schedule *s, const exchange *x)
 static assay_status forward(const schedule *s, int64_t index, gpu_value *input, gpu_value **output)
 {
     enter(s, index, ASSAY_PHASE_FORWARD);
-    return gpu_model_fwd(s->m, place_of(s, index), index, input, output);
+    return gpu_stage_fwd(s->m, place_of(s, index), index, input, output);
 }
 
 static assay_status backward(const schedule *s, int64_t index, gpu_value **dinput)
 {
     enter(s, index, ASSAY_PHASE_BACKWARD);
-    return gpu_model_bwd(s->m, place_of(s, index), &s->m->gradient[0], dinput);
+    return gpu_stage_bwd(s->m, place_of(s, index), &s->m->gradient[0], dinput);
 }
 
 assay_status gpu_pipeline_schedule(int stages, int stage, int64_t microbatches, gpu_action **actions)

@@ -21,15 +21,29 @@ assay_status gpu_all_gather(gpu_model *m, const char *at, assay_group group, gpu
                             gpu_value *send);
 
 /* --- regions ------------------------------------------------------------------------------------------------ */
-/* Pieces [s_r, B, ...] of the tp ranks -> whole [S, B, ...]; the backward of the next one, too. */
+/* Pieces [s_r, B, ...] of the tp ranks -> whole [S, B, ...]; backward: this rank's piece of the sum over tp of dwhole. */
 assay_status gpu_gather_from_sequence_parallel_region(gpu_model *m, const char *at, gpu_value *whole,
                                                       gpu_value *piece);
-/* Whole partial sums [S, B, ...] -> this rank's piece of the sum; the backward of a gather, too. */
+assay_status gpu_gather_from_sequence_parallel_region_bwd(gpu_model *m, const char *at, gpu_value *dpiece,
+                                                          gpu_value *dwhole);
+/* Whole partial sums [S, B, ...] -> this rank's piece of the sum; backward: gathered. */
 assay_status gpu_reduce_scatter_to_sequence_parallel_region(gpu_model *m, const char *at, gpu_value *piece,
                                                             gpu_value *partial);
-/* This rank's piece of whole (every rank has the same), as a view: no communication.  Its backward is a gather. */
+assay_status gpu_reduce_scatter_to_sequence_parallel_region_bwd(gpu_model *m, const char *at,
+                                                                gpu_value *dpartial, gpu_value *dpiece);
+/* This rank's piece of whole (every rank has the same), a view under `slot`: no communication; backward: gathered. */
 assay_status gpu_scatter_to_sequence_parallel_region(gpu_model *m, const char *at, const char *slot,
                                                      gpu_value *piece, gpu_value *whole);
+assay_status gpu_scatter_to_sequence_parallel_region_bwd(gpu_model *m, const char *at, gpu_value *dwhole,
+                                                         gpu_value *dpiece);
+/* whole = x; backward: dx = sum over tp of dwhole. */
+void gpu_copy_to_tensor_parallel_region(gpu_value *whole, const gpu_value *x);
+assay_status gpu_copy_to_tensor_parallel_region_bwd(gpu_model *m, const char *at, gpu_value *dx,
+                                                    gpu_value *dwhole);
+/* whole = sum over tp of partial; backward: dpartial = dwhole. */
+assay_status gpu_reduce_from_tensor_parallel_region(gpu_model *m, const char *at, gpu_value *whole,
+                                                    gpu_value *partial);
+void gpu_reduce_from_tensor_parallel_region_bwd(gpu_value *dpartial, const gpu_value *dwhole);
 
 /* --- parallel linears --------------------------------------------------------------------------------------- */
 /* What a column-parallel linear reads: x itself, or with sp whole tokens gathered from the pieces. */
@@ -38,7 +52,7 @@ assay_status gpu_column_parallel_input(gpu_model *m, gpu_arena *arena, bool sp, 
 /* Its gradient, partial over tp, becomes whole (tp without sp; instance at_reduce) or a piece (sp; instance at_gather).
  * x: the value whose gradient comes out; NULL: one contribution of several, `<at_gather>.dx`. */
 assay_status gpu_column_parallel_input_bwd(gpu_model *m, bool sp, const char *at_reduce,
-                                           const char *at_gather, gpu_value *dx, gpu_value *partial,
+                                           const char *at_gather, gpu_value *dx, gpu_value *dwhole,
                                            const gpu_value *x);
 /* Output of a row-parallel linear: *y is `partial` itself (tp 1), its sum, or with sp a piece of the sum. */
 assay_status gpu_row_parallel_output(gpu_model *m, gpu_arena *arena, bool sp, const char *at, gpu_value *y,

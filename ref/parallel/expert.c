@@ -166,8 +166,9 @@ static const char *name_in(const ref_pass *p, const char *text, char out[ASSAY_N
     return out;
 }
 
-assay_status ref_expert_dispatch(ref_pass *p, ref_dispatch *d, ref_tensor *rows, ref_tensor *row_probs,
-                                 const ref_tensor *tokens, const ref_tensor *probs, const ref_ints *indices)
+assay_status ref_token_dispatch_fwd(ref_pass *p, ref_dispatch *d, ref_tensor *rows, ref_tensor *row_probs,
+                                    const ref_tensor *tokens, const ref_tensor *probs,
+                                    const ref_ints *indices)
 {
     char a[ASSAY_NAME], b[ASSAY_NAME];
     ASSAY_TRY(make_permutation(p, d, indices));
@@ -191,7 +192,7 @@ assay_status ref_expert_dispatch(ref_pass *p, ref_dispatch *d, ref_tensor *rows,
                       name_in(p, "sort_probs.y", b));
 }
 
-assay_status ref_expert_combine(ref_pass *p, const ref_dispatch *d, ref_tensor *y, const ref_tensor *rows)
+assay_status ref_token_combine_fwd(ref_pass *p, const ref_dispatch *d, ref_tensor *y, const ref_tensor *rows)
 {
     char a[ASSAY_NAME], b[ASSAY_NAME];
     ref_tensor back;
@@ -199,8 +200,8 @@ assay_status ref_expert_combine(ref_pass *p, const ref_dispatch *d, ref_tensor *
     return ref_ranks_combine_rows(p, y, &back, &d->token_row, name_in(p, "unpermute.y", a));
 }
 
-assay_status ref_expert_combine_bwd(ref_pass *p, const ref_dispatch *d, ref_tensor *drows,
-                                    const ref_tensor *dy, const ref_tensor *rows)
+assay_status ref_token_combine_bwd(ref_pass *p, const ref_dispatch *d, ref_tensor *drows,
+                                   const ref_tensor *dy, const ref_tensor *rows)
 {
     char a[ASSAY_NAME], b[ASSAY_NAME];
     ref_tensor dback;
@@ -210,9 +211,8 @@ assay_status ref_expert_combine_bwd(ref_pass *p, const ref_dispatch *d, ref_tens
     return to_experts(p, d, drows, &dback, name_in(p, "unsort.y.grad", a), b);
 }
 
-assay_status ref_expert_dispatch_bwd(ref_pass *p, const ref_dispatch *d, ref_tensor *dtokens,
-                                     ref_tensor *dprobs, const ref_tensor *drows,
-                                     const ref_tensor *drow_probs)
+assay_status ref_token_dispatch_bwd(ref_pass *p, const ref_dispatch *d, ref_tensor *dtokens,
+                                    ref_tensor *dprobs, const ref_tensor *drows, const ref_tensor *drow_probs)
 {
     char a[ASSAY_NAME], b[ASSAY_NAME];
     ref_tensor dpermuted, dpermuted_probs;

@@ -18,16 +18,17 @@ typedef struct ref_dispatch {
 } ref_dispatch;
 
 /* rows [R,H], row_probs [R,1] sorted by local expert, from tokens [T,H], indices [T,K], probs [T,K] */
-assay_status ref_expert_dispatch(ref_pass *p, ref_dispatch *d, ref_tensor *rows, ref_tensor *row_probs,
-                                 const ref_tensor *tokens, const ref_tensor *probs, const ref_ints *indices);
+assay_status ref_token_dispatch_fwd(ref_pass *p, ref_dispatch *d, ref_tensor *rows, ref_tensor *row_probs,
+                                    const ref_tensor *tokens, const ref_tensor *probs,
+                                    const ref_ints *indices);
 /* y [T,H] = sum of every token's rows */
-assay_status ref_expert_combine(ref_pass *p, const ref_dispatch *d, ref_tensor *y, const ref_tensor *rows);
+assay_status ref_token_combine_fwd(ref_pass *p, const ref_dispatch *d, ref_tensor *y, const ref_tensor *rows);
 /* drows [R,H] from dy [T,H] */
-assay_status ref_expert_combine_bwd(ref_pass *p, const ref_dispatch *d, ref_tensor *drows,
-                                    const ref_tensor *dy, const ref_tensor *rows);
+assay_status ref_token_combine_bwd(ref_pass *p, const ref_dispatch *d, ref_tensor *drows,
+                                   const ref_tensor *dy, const ref_tensor *rows);
 /* dtokens [T,H], dprobs [T,K] from drows, drow_probs */
-assay_status ref_expert_dispatch_bwd(ref_pass *p, const ref_dispatch *d, ref_tensor *dtokens,
-                                     ref_tensor *dprobs, const ref_tensor *drows,
-                                     const ref_tensor *drow_probs);
+assay_status ref_token_dispatch_bwd(ref_pass *p, const ref_dispatch *d, ref_tensor *dtokens,
+                                    ref_tensor *dprobs, const ref_tensor *drows,
+                                    const ref_tensor *drow_probs);
 
 #endif

@@ -271,7 +271,7 @@ assay_status ref_update_expert_bias(ref_engine *e, int64_t step)
     for (int rank = 0; rank < e->grid.world; rank++) {
         const assay_group_shape g = group_from(e, ASSAY_GROUP_TP_DP_CP, rank);
         for (int64_t l = 0; g.size > 0 && l < e->config->num_layers; l++) {
-            const int64_t i = e->layer[l].expert_bias;
+            const int64_t i = e->layer[l].moe.expert_bias;
             if (i < 0 || !param_of(e, rank, i)->weight)
                 continue;
             for (int j = 0; j < g.size; j++) {

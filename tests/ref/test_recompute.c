@@ -1,6 +1,6 @@
 /* A forward of the reference leaves nothing but what it may leave twice: losses and counts at the place of its
  * microbatch. */
-#include "ref/model.h"
+#include "ref/stage.h"
 #include "tests/support/ref_model.h"
 
 static const char moe[] =
@@ -49,6 +49,8 @@ Test(ref_recompute, a_second_forward_changes_nothing)
     c.options.moe_z_loss_coeff = 0.01;
     require_ok(ref_engine_make(&once, &c.run, c.weights), "engine");
     require_ok(ref_engine_make(&twice, &c.run, c.weights), "engine");
+    require_ok(ref_layers_create(&once), "layers");
+    require_ok(ref_layers_create(&twice), "layers");
     once.ce_scale = twice.ce_scale = 0.125;
     const sums a = pass_of(&once, 1), b = pass_of(&twice, 2);
     cr_expect_eq(memcmp(a.counts, b.counts, sizeof a.counts), 0, "counts");

@@ -1,7 +1,7 @@
-/* The model on a pipeline stage: embedding (first stage), its layers, final norm, output layer and loss (last
+/* Passes of one microbatch over a chunk of a pipeline stage: embedding (first stage), its layers, final norm, output layer and loss (last
  * stage). */
-#ifndef REF_MODEL_H
-#define REF_MODEL_H
+#ifndef REF_STAGE_H
+#define REF_STAGE_H
 
 #include "ref/layer.h"
 

@@ -1,5 +1,5 @@
 /* The model, stage by stage. */
-#include "ref/model.h"
+#include "ref/stage.h"
 
 #include "ref/parallel/collectives.h"
 #include "ref/parallel/tensor.h"
