@@ -19,6 +19,7 @@ typedef struct rank_records {
     int64_t n_files, files_capacity;
     assay_tensorfile **files; /* one per step that has data, in order */
     int64_t open_step;        /* step of the last of them, -1 */
+    bool *verified;           /* contents of the open file whose hash is their key: many records share one */
 } rank_records;
 
 struct assay_trace {
@@ -130,6 +131,9 @@ static assay_status open_data(const assay_trace *t, rank_records *r, int rank, i
     ASSAY_TRY(assay_tensorfile_open(&r->files[r->n_files], path));
     r->n_files++;
     r->open_step = step;
+    free(r->verified);
+    r->verified = calloc((size_t)assay_tensorfile_count(r->files[r->n_files - 1]) + 1, sizeof *r->verified);
+    ASSAY_CHECK(r->verified, ASSAY_OUT_OF_MEMORY, "%s: out of memory", path);
     return ASSAY_OK;
 }
 
@@ -150,13 +154,16 @@ static assay_status attach_data(const assay_trace *t, rank_records *r, assay_tra
     ASSAY_TRY(assay_tensorfile_get(r->files[r->n_files - 1], key, record->dtype, record->shard.local_shape,
                                    record->shard.ndim, &info));
     record->data = info->data;
-    if (record->hash[0] != '\0' && !t->verify)
+    const bool by_hash = key == record->hash;
+    bool *verified = &r->verified[info - assay_tensorfile_at(r->files[r->n_files - 1], 0)];
+    if (record->hash[0] != '\0' && (!t->verify || (by_hash && *verified)))
         return ASSAY_OK;
     assay_hash_tensor(record->dtype, record->shard.local_shape, record->shard.ndim, info->data, info->bytes,
                       hash);
     ASSAY_CHECK(record->hash[0] == '\0' || strcmp(record->hash, hash) == 0, ASSAY_MISMATCH,
                 "content hash: the record says %s, the data has %s", record->hash, hash);
     memcpy(record->hash, hash, sizeof hash);
+    *verified = *verified || by_hash; /* tensorfile_get has compared dtype and shape */
     return ASSAY_OK;
 }
 
@@ -391,6 +398,7 @@ void assay_trace_close(assay_trace *t)
         free(r->tensors);
         free(r->ops);
         free(r->files);
+        free(r->verified);
     }
     free(t->ranks);
     json_decref(t->header);
