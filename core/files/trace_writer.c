@@ -422,7 +422,7 @@ assay_status assay_trace_write_op(assay_trace_writer *w, assay_trace_op *op)
                     op->variant >= 0,
                 ASSAY_INVALID_ARGUMENT, "%s: op '%s': phase, step, microbatch or variant is out of range",
                 w->path, op->op);
-    st = assay_trace_check_declaration(op);
+    const assay_status st = assay_trace_check_declaration(op);
     ASSAY_CHECK(st == ASSAY_OK, ASSAY_INVALID_ARGUMENT, "%s: op '%s': %s", w->path, op->op,
                 assay_error_message());
     op->sequence = w->n_ops;
