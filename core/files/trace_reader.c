@@ -185,15 +185,21 @@ static assay_status check_order(const rank_records *r, const assay_trace_tensor 
     return ASSAY_OK;
 }
 
-static assay_status read_tensor(const assay_trace *t, int rank, const json_t *line)
+/* Room for one more record, not counted yet. */
+static assay_status next_tensor(const assay_trace *t, int rank, assay_trace_tensor **record)
 {
     rank_records *r = &t->ranks[rank];
-    char key[ASSAY_TRACE_KEY];
     void *tensors = r->tensors;
     ASSAY_TRY(reserve(&tensors, r->n_tensors, &r->tensors_capacity, sizeof *r->tensors));
     r->tensors = tensors;
-    assay_trace_tensor *record = &r->tensors[r->n_tensors];
-    ASSAY_TRY(assay_trace_tensor_from_json(line, record, key));
+    *record = &r->tensors[r->n_tensors];
+    return ASSAY_OK;
+}
+
+/* Counts the record that was read to the place of next_tensor. */
+static assay_status add_tensor(const assay_trace *t, int rank, assay_trace_tensor *record, const char *key)
+{
+    rank_records *r = &t->ranks[rank];
     record->rank = rank;
     assay_status st = check_order(r, record);
     if (st == ASSAY_OK)
@@ -202,6 +208,15 @@ static assay_status read_tensor(const assay_trace *t, int rank, const json_t *li
         return assay_context(st, "tensor record %" PRId64 " '%s'", record->id, record->name);
     r->n_tensors++;
     return ASSAY_OK;
+}
+
+static assay_status read_tensor(const assay_trace *t, int rank, const json_t *line)
+{
+    char key[ASSAY_TRACE_KEY];
+    assay_trace_tensor *record;
+    ASSAY_TRY(next_tensor(t, rank, &record));
+    ASSAY_TRY(assay_trace_tensor_from_json(line, record, key));
+    return add_tensor(t, rank, record, key);
 }
 
 static assay_status check_slots(const rank_records *r, const assay_trace_op *op, const char *direction,
@@ -262,6 +277,10 @@ static assay_status read_line(const assay_trace *t, int rank, const char *text, 
     ASSAY_CHECK(!*end, ASSAY_FORMAT, "a line after the end marker");
     ASSAY_CHECK(bytes <= ASSAY_TRACE_MAX_LINE, ASSAY_LIMIT, "a line of %zu bytes, at most %d are legal",
                 bytes, ASSAY_TRACE_MAX_LINE);
+    assay_trace_tensor *record;
+    ASSAY_TRY(next_tensor(t, rank, &record));
+    if (assay_trace_tensor_from_text(text, bytes, record))
+        return add_tensor(t, rank, record, "");
     ASSAY_TRY(assay_json_parse(&line, text, bytes, "JSON"));
     const char *type = json_string_value(json_object_get(line, "type"));
     assay_status st = ASSAY_OK;
