@@ -5,10 +5,10 @@ set -euo pipefail
 
 packages=(build-essential cmake ninja-build pkg-config git ca-certificates
           libopenblas-dev libjansson-dev libsodium-dev libboost-context-dev libcriterion-dev)
-# clang builds the second opinion of ci/build.sh, clang-format and clang-tidy guard the style, gcovr reads coverage; --minimal
+# clang builds the second opinion of ci/build.sh, clang-format and clang-tidy guard the style; --minimal
 # leaves them out.
 if [[ "${1:-}" != "--minimal" ]]; then
-    packages+=(clang clang-format clang-tidy gcovr libomp-dev libclang-rt-14-dev)
+    packages+=(clang clang-format clang-tidy libomp-dev libclang-rt-14-dev)
 fi
 
 missing=()

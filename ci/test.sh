@@ -2,7 +2,7 @@
 # Passes the tests: installs what is missing, lints, builds with gcc and clang, runs clang-tidy, runs every test as released and
 # under the address and undefined-behaviour sanitizers, the tests of core, ref, gpu and the simulator as clang compiles them,
 # shared memory under the thread sanitizer, the judge's self-test, the default matrix, and programs that link the installed
-# library.  A test counts once for each preset that ran it.  ci/coverage.sh is not part of it (about five minutes more).
+# library.  A test counts once for each preset that ran it.  ci/coverage.sh is not part of it (about five minutes more), but its self-test is.
 # The last line is `N passed, N failed, N skipped`.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -35,6 +35,7 @@ finish() {
 ci/setup.sh || { echo "setup failed" >&2; exit 2; }
 step lint ci/lint.sh
 step boundaries ci/boundaries.sh
+step coverage-tool ci/coverage.sh --self-test
 step build-release ci/build.sh release || finish
 step build-asan ci/build.sh asan || finish
 step build-clang ci/build.sh clang || finish

@@ -2,7 +2,7 @@
 #include "ref/policy.h"
 
 #include "core/base/hash.h"
-#include "core/base/philox.h"
+#include "ref/fast/philox.h"
 #include "ref/replay.h"
 #include <math.h>
 #include <string.h>
@@ -22,13 +22,15 @@ assay_dtype ref_policy_dtype(const ref_policy *p, ref_store_class class)
     return dtypes[class];
 }
 
-/* Uniform in [-1, 1): 53 bits of one Philox block. */
-static double draw_xi(uint64_t seed, uint64_t stream, uint64_t element)
+/* x[0..n) times 1 + u xi, xi uniform in [-1, 1): 53 bits of the Philox block of the element, `first` for x[0]. */
+static void perturb(uint64_t seed, uint64_t stream, uint64_t first, double u, double *x, int64_t n)
 {
-    uint32_t w[4];
-    assay_philox(seed, stream, element, w);
-    const uint64_t bits = ((uint64_t)w[0] << 21) ^ (uint64_t)(w[1] >> 11);
-    return (double)bits * 0x1p-52 - 1.0;
+    uint32_t high[REF_PHILOX_BLOCKS], low[REF_PHILOX_BLOCKS];
+    ref_philox_blocks(seed, stream, first, high, low);
+    for (int64_t i = 0; i < n; i++) {
+        const uint64_t bits = ((uint64_t)high[i] << 21) ^ (uint64_t)(low[i] >> 11);
+        x[i] *= 1.0 + u * ((double)bits * 0x1p-52 - 1.0);
+    }
 }
 
 static uint64_t stream_of(const char *name, int64_t step, int64_t microbatch)
@@ -69,14 +71,16 @@ void ref_policy_store(const ref_policy *p, ref_store_class class, const char *na
         const double u = ldexp(p->perturb, -assay_dtype_precision(dtype));
         const uint64_t stream = stream_of(name, step, microbatch);
 #pragma omp parallel for schedule(static) if (n > 20000)
-        for (int64_t i = 0; i < n; i++)
-            x[i] *= 1.0 + u * draw_xi(p->perturb_seed, stream, (uint64_t)i);
+        for (int64_t i = 0; i < n; i += REF_PHILOX_BLOCKS)
+            perturb(p->perturb_seed, stream, (uint64_t)i, u, x + i,
+                    n - i < REF_PHILOX_BLOCKS ? n - i : REF_PHILOX_BLOCKS);
     }
-    if (dtype == ASSAY_F64)
-        return;
+    if (dtype == ASSAY_F32)
 #pragma omp parallel for schedule(static) if (n > 20000)
-    for (int64_t i = 0; i < n; i++)
-        x[i] = dtype == ASSAY_F32    ? round_f32(x[i])
-               : dtype == ASSAY_BF16 ? round_bf16(x[i])
-                                     : ref_round(x[i], dtype);
+        for (int64_t i = 0; i < n; i++)
+            x[i] = round_f32(x[i]);
+    else if (dtype != ASSAY_F64)
+#pragma omp parallel for schedule(static) if (n > 20000)
+        for (int64_t i = 0; i < n; i++)
+            x[i] = dtype == ASSAY_BF16 ? round_bf16(x[i]) : ref_round(x[i], dtype);
 }

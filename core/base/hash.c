@@ -1,6 +1,7 @@
-/* Hashes over bytes; libsodium does the work. */
+/* Hashes over bytes; libsodium does the work, and the processor where it knows SHA-256. */
 #include "core/base/hash.h"
 
+#include "core/base/sha256.h"
 #include <errno.h>
 #include <sodium.h>
 #include <stdio.h>
@@ -44,11 +45,47 @@ void assay_hash_tensor(assay_dtype dtype, const int64_t *shape, int ndim, const 
     sodium_bin2hex(out, ASSAY_HASH_HEX, digest, sizeof digest);
 }
 
-void assay_sha256_bytes(const void *data, size_t bytes, char out[ASSAY_SHA256_HEX])
+/* SHA-256 by the processor or by libsodium. */
+typedef struct sha256 {
+    bool own;
+    assay_sha256 instructions;
+    crypto_hash_sha256_state portable;
+} sha256;
+
+static void sha256_begin(sha256 *h)
+{
+    h->own = assay_sha256_has_instructions();
+    if (h->own)
+        assay_sha256_begin(&h->instructions);
+    else
+        crypto_hash_sha256_init(&h->portable);
+}
+
+static void sha256_update(sha256 *h, const void *data, size_t bytes)
+{
+    if (h->own)
+        assay_sha256_update(&h->instructions, data, bytes);
+    else
+        crypto_hash_sha256_update(&h->portable, data, bytes);
+}
+
+static void sha256_end(sha256 *h, char out[ASSAY_SHA256_HEX])
 {
     unsigned char digest[crypto_hash_sha256_BYTES];
-    crypto_hash_sha256(digest, data, bytes);
+    if (h->own)
+        assay_sha256_end(&h->instructions, digest);
+    else
+        crypto_hash_sha256_final(&h->portable, digest);
     sodium_bin2hex(out, ASSAY_SHA256_HEX, digest, sizeof digest);
+}
+
+void assay_sha256_bytes(const void *data, size_t bytes, char out[ASSAY_SHA256_HEX])
+{
+    sha256 h;
+    sha256_begin(&h);
+    if (bytes > 0)
+        sha256_update(&h, data, bytes);
+    sha256_end(&h, out);
 }
 
 assay_status assay_sha256_file(const char *path, char out[ASSAY_SHA256_HEX])
@@ -56,18 +93,18 @@ assay_status assay_sha256_file(const char *path, char out[ASSAY_SHA256_HEX])
     FILE *in = fopen(path, "rb");
     ASSAY_CHECK(in != NULL, errno == ENOENT ? ASSAY_NOT_FOUND : ASSAY_IO, "%s: cannot open: %s", path,
                 strerror(errno));
-    crypto_hash_sha256_state state;
-    unsigned char block[1 << 14], digest[crypto_hash_sha256_BYTES];
-    crypto_hash_sha256_init(&state);
+    sha256 h;
+    unsigned char block[1 << 16];
+    setvbuf(in, NULL, _IONBF, 0); /* the blocks are large enough */
+    sha256_begin(&h);
     size_t got;
     while ((got = fread(block, 1, sizeof block, in)) > 0)
-        crypto_hash_sha256_update(&state, block, got);
+        sha256_update(&h, block, got);
     const bool whole = !ferror(in);
     const int code = errno;
     fclose(in);
     ASSAY_CHECK(whole, ASSAY_IO, "%s: cannot read: %s", path, strerror(code));
-    crypto_hash_sha256_final(&state, digest);
-    sodium_bin2hex(out, ASSAY_SHA256_HEX, digest, sizeof digest);
+    sha256_end(&h, out);
     return ASSAY_OK;
 }
 

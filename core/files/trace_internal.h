@@ -41,6 +41,9 @@ assay_status assay_trace_check_declaration(const assay_trace_op *op);
 enum { ASSAY_TRACE_KEY = 256 };
 assay_status assay_trace_tensor_from_json(const json_t *line, assay_trace_tensor *t,
                                           char key[ASSAY_TRACE_KEY]);
+/* The same from the text of a line exactly as assay_trace_write_tensor writes it; false where it is not (and *t is then
+ * unspecified).  Such a record has no key: its data lies under its hash. */
+bool assay_trace_tensor_from_text(const char *text, size_t bytes, assay_trace_tensor *t);
 /* Slots name records by id; that these exist is for the caller to check.  Allocates attrs (a reference) and
  * group_ranks. */
 assay_status assay_trace_op_from_json(const json_t *line, int rank, int world, assay_trace_op *op);

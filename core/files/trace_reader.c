@@ -19,6 +19,7 @@ typedef struct rank_records {
     int64_t n_files, files_capacity;
     assay_tensorfile **files; /* one per step that has data, in order */
     int64_t open_step;        /* step of the last of them, -1 */
+    bool *verified;           /* contents of the open file whose hash is their key: many records share one */
 } rank_records;
 
 struct assay_trace {
@@ -130,6 +131,9 @@ static assay_status open_data(const assay_trace *t, rank_records *r, int rank, i
     ASSAY_TRY(assay_tensorfile_open(&r->files[r->n_files], path));
     r->n_files++;
     r->open_step = step;
+    free(r->verified);
+    r->verified = calloc((size_t)assay_tensorfile_count(r->files[r->n_files - 1]) + 1, sizeof *r->verified);
+    ASSAY_CHECK(r->verified, ASSAY_OUT_OF_MEMORY, "%s: out of memory", path);
     return ASSAY_OK;
 }
 
@@ -150,13 +154,16 @@ static assay_status attach_data(const assay_trace *t, rank_records *r, assay_tra
     ASSAY_TRY(assay_tensorfile_get(r->files[r->n_files - 1], key, record->dtype, record->shard.local_shape,
                                    record->shard.ndim, &info));
     record->data = info->data;
-    if (record->hash[0] != '\0' && !t->verify)
+    const bool by_hash = key == record->hash;
+    bool *verified = &r->verified[info - assay_tensorfile_at(r->files[r->n_files - 1], 0)];
+    if (record->hash[0] != '\0' && (!t->verify || (by_hash && *verified)))
         return ASSAY_OK;
     assay_hash_tensor(record->dtype, record->shard.local_shape, record->shard.ndim, info->data, info->bytes,
                       hash);
     ASSAY_CHECK(record->hash[0] == '\0' || strcmp(record->hash, hash) == 0, ASSAY_MISMATCH,
                 "content hash: the record says %s, the data has %s", record->hash, hash);
     memcpy(record->hash, hash, sizeof hash);
+    *verified = *verified || by_hash; /* tensorfile_get has compared dtype and shape */
     return ASSAY_OK;
 }
 
@@ -178,15 +185,21 @@ static assay_status check_order(const rank_records *r, const assay_trace_tensor 
     return ASSAY_OK;
 }
 
-static assay_status read_tensor(const assay_trace *t, int rank, const json_t *line)
+/* Room for one more record, not counted yet. */
+static assay_status next_tensor(const assay_trace *t, int rank, assay_trace_tensor **record)
 {
     rank_records *r = &t->ranks[rank];
-    char key[ASSAY_TRACE_KEY];
     void *tensors = r->tensors;
     ASSAY_TRY(reserve(&tensors, r->n_tensors, &r->tensors_capacity, sizeof *r->tensors));
     r->tensors = tensors;
-    assay_trace_tensor *record = &r->tensors[r->n_tensors];
-    ASSAY_TRY(assay_trace_tensor_from_json(line, record, key));
+    *record = &r->tensors[r->n_tensors];
+    return ASSAY_OK;
+}
+
+/* Counts the record that was read to the place of next_tensor. */
+static assay_status add_tensor(const assay_trace *t, int rank, assay_trace_tensor *record, const char *key)
+{
+    rank_records *r = &t->ranks[rank];
     record->rank = rank;
     assay_status st = check_order(r, record);
     if (st == ASSAY_OK)
@@ -195,6 +208,15 @@ static assay_status read_tensor(const assay_trace *t, int rank, const json_t *li
         return assay_context(st, "tensor record %" PRId64 " '%s'", record->id, record->name);
     r->n_tensors++;
     return ASSAY_OK;
+}
+
+static assay_status read_tensor(const assay_trace *t, int rank, const json_t *line)
+{
+    char key[ASSAY_TRACE_KEY];
+    assay_trace_tensor *record;
+    ASSAY_TRY(next_tensor(t, rank, &record));
+    ASSAY_TRY(assay_trace_tensor_from_json(line, record, key));
+    return add_tensor(t, rank, record, key);
 }
 
 static assay_status check_slots(const rank_records *r, const assay_trace_op *op, const char *direction,
@@ -255,6 +277,10 @@ static assay_status read_line(const assay_trace *t, int rank, const char *text, 
     ASSAY_CHECK(!*end, ASSAY_FORMAT, "a line after the end marker");
     ASSAY_CHECK(bytes <= ASSAY_TRACE_MAX_LINE, ASSAY_LIMIT, "a line of %zu bytes, at most %d are legal",
                 bytes, ASSAY_TRACE_MAX_LINE);
+    assay_trace_tensor *record;
+    ASSAY_TRY(next_tensor(t, rank, &record));
+    if (assay_trace_tensor_from_text(text, bytes, record))
+        return add_tensor(t, rank, record, "");
     ASSAY_TRY(assay_json_parse(&line, text, bytes, "JSON"));
     const char *type = json_string_value(json_object_get(line, "type"));
     assay_status st = ASSAY_OK;
@@ -391,6 +417,7 @@ void assay_trace_close(assay_trace *t)
         free(r->tensors);
         free(r->ops);
         free(r->files);
+        free(r->verified);
     }
     free(t->ranks);
     json_decref(t->header);

@@ -1,5 +1,6 @@
 /* Hashes over bytes. */
 #include "core/base/hash.h"
+#include "core/base/sha256.h"
 #include "tests/support/core.h"
 #include <sodium.h>
 #include <sys/stat.h>
@@ -53,6 +54,29 @@ Test(core_hash, sha256_known_answers)
     cr_expect_str_eq(found, "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
     assay_sha256_bytes("", 0, found);
     cr_expect_str_eq(found, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+}
+
+/* Every length around the blocks, in one piece and in two. */
+Test(core_hash, sha256_by_instructions_is_that_of_libsodium)
+{
+    static unsigned char bytes[5000];
+    if (!assay_sha256_has_instructions())
+        cr_skip("this processor has no SHA instructions");
+    for (size_t i = 0; i < sizeof bytes; i++)
+        bytes[i] = (unsigned char)(i * 167 + (i >> 8));
+    expect_ok(assay_hash_init());
+    for (size_t n = 0; n < sizeof bytes; n += n < 260 ? 1 : 491) {
+        unsigned char expected[32], found[32];
+        crypto_hash_sha256(expected, bytes, n);
+        for (size_t cut = 0; cut <= n; cut += n / 7 + 1) {
+            assay_sha256 h;
+            assay_sha256_begin(&h);
+            assay_sha256_update(&h, bytes, cut);
+            assay_sha256_update(&h, bytes + cut, n - cut);
+            assay_sha256_end(&h, found);
+            cr_assert_arr_eq(found, expected, sizeof found, "%zu bytes, cut at %zu", n, cut);
+        }
+    }
 }
 
 Test(core_hash, sha256_of_a_file_equals_that_of_its_bytes)
