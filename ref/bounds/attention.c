@@ -60,15 +60,14 @@ typedef struct partners {
     double *p, *ep;   /* probabilities: absolute error ep */
     double *ds, *eds; /* gradient of the scores */
     double *lse, *delta, *edelta;
+    double *passed;               /* rescale steps of the online softmax before the partner */
     double *gathered;             /* [capacity, max(D, Dv)] rows of several runs */
     double *own, *size, *rounded; /* [max(D, Dv)] */
-    int64_t *place;               /* in the sequence */
 } partners;
 
 static void partners_free(partners *x)
 {
     free(x->s);
-    free(x->place);
     free(x->runs);
     *x = (partners){0};
 }
@@ -77,16 +76,15 @@ static bool partners_init(partners *x, int64_t capacity, int64_t width)
 {
     const int64_t n = capacity + REF_PANEL;
     *x = (partners){0};
-    double *at = malloc((size_t)(11 * n + n * width + 3 * width) * sizeof *at);
+    double *at = malloc((size_t)(12 * n + n * width + 3 * width) * sizeof *at);
     x->s = at;
-    x->place = malloc((size_t)n * sizeof *x->place);
     x->runs = malloc((size_t)n * sizeof *x->runs);
-    if (!at || !x->place || !x->runs) {
+    if (!at || !x->runs) {
         partners_free(x);
         return false;
     }
-    double **const arrays[] = {&x->s,  &x->es,  &x->dp,  &x->edp,   &x->p,     &x->ep,
-                               &x->ds, &x->eds, &x->lse, &x->delta, &x->edelta};
+    double **const arrays[] = {&x->s,  &x->es,  &x->dp,  &x->edp,   &x->p,      &x->ep,
+                               &x->ds, &x->eds, &x->lse, &x->delta, &x->edelta, &x->passed};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++, at += n)
         *arrays[i] = at;
     x->gathered = at;
@@ -105,7 +103,7 @@ static void partners_clear(partners *z, int64_t batch_row)
 static void partners_add(partners *z, int64_t head, int64_t place)
 {
     run *last = z->n_runs > 0 ? &z->runs[z->n_runs - 1] : NULL;
-    z->place[z->n++] = place;
+    z->n++;
     if (last && last->head == head && last->start + last->n == place)
         last->n++;
     else
@@ -150,16 +148,23 @@ static const double *partner_rows(const partners *z, const packed *other)
     return z->gathered;
 }
 
-/* s, es = scale (x . partner).  The scale is a constant of the kernel, the product with it one rounding. */
+/* s, es: scaled.  The scale is a constant of the kernel, the product with it one rounding. */
+REF_WIDE static void scale_scores(double *s, double *es, int64_t n, double scale, const ref_num *num)
+{
+    const double u = num->u, eta = num->eta, grown = fabs(scale);
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++) {
+        s[i] *= scale;
+        es[i] = grown * es[i] * (1.0 + 4.0 * u) + 2.0 * u * fabs(s[i]) + eta;
+    }
+}
+
+/* s, es = scale (x . partner) */
 static void scores(partners *z, const double *x, double scale, const packed *other, const ref_declared *d,
                    const ref_order *order)
 {
     dots(z->s, z->es, z, x, other, order);
-    for (int64_t i = 0; i < z->n; i++) {
-        z->s[i] *= scale;
-        z->es[i] =
-            fabs(scale) * z->es[i] * (1.0 + 4.0 * d->num.u) + 2.0 * d->num.u * fabs(z->s[i]) + d->num.eta;
-    }
+    scale_scores(z->s, z->es, z->n, scale, &d->num);
 }
 
 typedef struct job {
@@ -169,6 +174,7 @@ typedef struct job {
     double u_p, eta_p;            /* rounding of P and dS before a product */
     const double *dout, *q, *k, *v, *o, *lse;
     packed packed_q, packed_k, packed_v, packed_dout; /* what is met: keys by queries, queries by keys */
+    double *passed;                                   /* forward: [seq_k] key / tile, or zeros */
 } job;
 
 static void job_init(job *j, const ref_attention_desc *desc, assay_dtype p_dtype, const ref_declared *d)
@@ -186,6 +192,20 @@ static void job_init(job *j, const ref_attention_desc *desc, assay_dtype p_dtype
     }
 }
 
+/* p /= sum; ep = relative errors of p */
+REF_WIDE static void softmax_errors(partners *z, const job *j, double max, double sum, double steps)
+{
+    const ref_num n = j->d->num;
+    const double *s = z->s, *es = z->es, *passed = z->passed;
+    const double again = j->d->tile > 0 ? n.f + 2.0 * n.u : 0.0;
+    double *p = z->p, *ep = z->ep;
+#pragma omp simd
+    for (int64_t i = 0; i < z->n; i++) {
+        p[i] /= sum;
+        ep[i] = es[i] + 2.0 * n.u * fabs(s[i] - max) + n.f + (steps - passed[i]) * again;
+    }
+}
+
 /* Softmax of the scores: p sums to 1, ep absolute; returns the sum of ep, *lse and *else the logarithm.
  * *steps: rescale steps of an online softmax. */
 static double softmax(partners *z, const job *j, ref_iv *lse, double *relative_sum, double *steps)
@@ -199,11 +219,9 @@ static double softmax(partners *z, const job *j, ref_iv *lse, double *relative_s
         sum += z->p[i] = exp(z->s[i] - max);
     const double merge = ceil(log2((double)j->order.lanes));
     *steps = tile > 0 ? (double)((j->desc->seq_k + tile - 1) / tile) + merge : 0.0;
+    softmax_errors(z, j, max, sum, *steps);
     for (int64_t i = 0; i < z->n; i++) {
-        z->p[i] /= sum;
-        const double left = tile > 0 ? *steps - (double)(z->place[i] / tile) : 0.0;
-        const double delta = z->es[i] + 2.0 * n->u * fabs(z->s[i] - max) + n->f + left * (n->f + 2.0 * n->u);
-        z->ep[i] = z->p[i] * iv_expm1(delta) + n->tiny;
+        z->ep[i] = z->p[i] * iv_expm1(z->ep[i]) + n->tiny;
         spread += z->ep[i];
     }
     *relative_sum = ref_sum_positive(z->p, z->n, &j->order) + 2.0 * n->u * *steps;
@@ -247,8 +265,10 @@ static void fwd_row(ref_pair o, ref_pair lse, partners *z, const job *j, int64_t
     double *y = o.y + at * d->head_dim_v, *bound = o.b + at * d->head_dim_v;
     partners_clear(z, b);
     for (int64_t i = 0; i < d->seq_k; i++)
-        if (visible(d, query_row, i * d->batch + b))
+        if (visible(d, query_row, i * d->batch + b)) {
+            z->passed[z->n] = j->passed[i];
             partners_add(z, g, i);
+        }
     if (z->n == 0) {
         ref_vec_zero(y, d->head_dim_v);
         ref_vec_zero(bound, d->head_dim_v);
@@ -295,9 +315,12 @@ assay_status ref_bound_attention_fwd(ref_pair o, ref_pair lse, const double *q, 
     job j;
     job_init(&j, desc, p_dtype, d);
     j.q = q;
+    j.passed = malloc((size_t)(desc->seq_k + 1) * sizeof *j.passed);
     const bool unpacked =
-        !packed_init(&j.packed_k, k, desc->seq_k, desc->batch, desc->groups, desc->head_dim) ||
+        !j.passed || !packed_init(&j.packed_k, k, desc->seq_k, desc->batch, desc->groups, desc->head_dim) ||
         !packed_init(&j.packed_v, v, desc->seq_k, desc->batch, desc->groups, desc->head_dim_v);
+    for (int64_t i = 0; j.passed && i < desc->seq_k; i++)
+        j.passed[i] = d->tile > 0 ? (double)(i / d->tile) : 0.0;
     bool failed = false;
 #pragma omp parallel reduction(|| : failed)
     {
@@ -310,6 +333,7 @@ assay_status ref_bound_attention_fwd(ref_pair o, ref_pair lse, const double *q, 
                 fwd_row(o, lse, &z, &j, row_of(i, desc->seq_q, desc->batch), i / (desc->seq_q * desc->batch));
         partners_free(&z);
     }
+    free(j.passed);
     packed_free(&j.packed_k);
     packed_free(&j.packed_v);
     ASSAY_CHECK(!failed, ASSAY_OUT_OF_MEMORY, "attention_fwd: %lld keys of %lld", (long long)desc->seq_k,
@@ -317,24 +341,45 @@ assay_status ref_bound_attention_fwd(ref_pair o, ref_pair lse, const double *q, 
     return ASSAY_OK;
 }
 
+/* ep = relative errors of P */
+REF_WIDE static void bwd_errors(partners *z, const ref_num *num)
+{
+    const ref_num n = *num;
+    const double *s = z->s, *es = z->es, *lse = z->lse;
+    double *ep = z->ep;
+#pragma omp simd
+    for (int64_t i = 0; i < z->n; i++)
+        /* S - lse, also as exp2(S log2 e - lse log2 e) with rounded factors */
+        ep[i] = es[i] + n.u * (fabs(s[i] - lse[i]) + fabs(s[i]) + fabs(lse[i])) + n.f;
+}
+
+/* dS = P (dP - D) from p, ep, dp, edp, delta, edelta; P and dS may be rounded for their products. */
+REF_WIDE static void bwd_scores(partners *z, const job *j)
+{
+    const ref_num num = j->d->num, *n = &num;
+    const double u_p = j->u_p, eta_p = u_p > 0.0 ? j->eta_p : 0.0;
+    const double *dp = z->dp, *edp = z->edp, *delta = z->delta, *edelta = z->edelta, *p = z->p;
+    double *ep = z->ep, *ds = z->ds, *eds = z->eds;
+#pragma omp simd
+    for (int64_t i = 0; i < z->n; i++) {
+        const ref_iv inner = iv_sub(n, (ref_iv){dp[i], edp[i]}, (ref_iv){delta[i], edelta[i]});
+        const ref_iv product = iv_mul(n, (ref_iv){p[i], ep[i]}, inner);
+        ds[i] = product.v;
+        /* the scale may be multiplied in here: a constant and a rounding */
+        eds[i] = product.b + (2.0 * n->u + u_p) * (fabs(product.v) + product.b) + eta_p;
+        ep[i] += u_p * (p[i] + ep[i]) + eta_p;
+    }
+}
+
 /* P = exp(S - lse), dS = P (dP - D) from s, es, dp, edp, lse, delta, edelta. */
 static void bwd_pairs(partners *z, const job *j)
 {
-    const ref_num *n = &j->d->num;
+    bwd_errors(z, &j->d->num);
     for (int64_t i = 0; i < z->n; i++) {
-        /* S - lse, also as exp2(S log2 e - lse log2 e) with rounded factors */
-        const double shift = z->s[i] - z->lse[i];
-        const double delta = z->es[i] + n->u * (fabs(shift) + fabs(z->s[i]) + fabs(z->lse[i])) + n->f;
-        z->p[i] = exp(shift);
-        z->ep[i] = z->p[i] * iv_expm1(delta) + n->tiny;
-        const ref_iv inner = iv_sub(n, (ref_iv){z->dp[i], z->edp[i]}, (ref_iv){z->delta[i], z->edelta[i]});
-        const ref_iv ds = iv_mul(n, (ref_iv){z->p[i], z->ep[i]}, inner);
-        z->ds[i] = ds.v;
-        /* the scale may be multiplied in here (a constant and a rounding); dS may be rounded for its product
-         */
-        z->eds[i] = ds.b + (2.0 * n->u + j->u_p) * (fabs(ds.v) + ds.b) + (j->u_p > 0.0 ? j->eta_p : 0.0);
-        z->ep[i] += j->u_p * (z->p[i] + z->ep[i]) + (j->u_p > 0.0 ? j->eta_p : 0.0);
+        z->p[i] = exp(z->s[i] - z->lse[i]);
+        z->ep[i] = z->p[i] * iv_expm1(z->ep[i]) + j->d->num.tiny;
     }
+    bwd_scores(z, j);
 }
 
 /* out [width] = factor sum_i t_i partner_i with errors et of the t */

@@ -2,6 +2,9 @@
  *   LOOPS(name)  the name with the width's suffix
  *   TARGET       the instructions that these functions may use
  *   LANES        doubles of a vector
+ *   FMA(a, b, c) vectors a b + c in one rounding, FMA1 the same of numbers; where the machine has none, in two
+ *   ALL(x)       a vector of the number x
+ *   LARGER(p, m) vector of max(|p|, m), m where p is not a number
  *   TALL, FLAT   how many cells fit into the registers one below the other, and side by side */
 
 typedef double LOOPS(lanes) __attribute__((vector_size(8 * LANES)));
@@ -17,9 +20,9 @@ typedef int64_t LOOPS(bits) __attribute__((vector_size(8 * LANES)));
 
 /* ROWS x BLOCKS cells from `cell` on, one of the two numbers is 1; the numbers and WANTS are constants wherever
  * this is compiled, so that s, r and g stay in registers. */
-INLINE void LOOPS(chain_body)(ref_cells *z, int64_t cell, const ref_terms *x, const double *a,
+INLINE void LOOPS(chain_body)(ref_cells *z, int64_t cell, const ref_terms *x, int64_t first_row,
                               const double *b, int64_t k0, int64_t k1, const int ROWS, const int BLOCKS,
-                              const ref_chain_wants WANTS)
+                              const ref_chain_wants WANTS, const bool PRODUCTS)
 {
     const LOOPS(bits) not_sign = (LOOPS(bits)){0} + INT64_MAX;
     const int VECTORS = ROWS * BLOCKS * (COLUMNS / LANES);
@@ -31,18 +34,18 @@ INLINE void LOOPS(chain_body)(ref_cells *z, int64_t cell, const ref_terms *x, co
         s[i] = r[i] = g[i] = (LOOPS(lanes)){0};
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++)
-        row[i] = a ? a + i * x->row_stride : NULL;
+        row[i] = PRODUCTS ? x->a + (first_row + i) * x->row_stride : NULL;
     for (int64_t k = k0; k < k1; k++) {
 #pragma GCC unroll 8
         for (int i = 0; i < VECTORS; i++) {
-            const LOOPS(lanes) p = *(const LOOPS(lanes_at) *)(b + k * x->ldb + COLUMN_OF(i)) *
-                                   (a ? row[ROW_OF(i)][k * x->lda] : 1.0);
+            const LOOPS(lanes) p = *(const LOOPS(lanes_at) *)(b + k * x->ldb + COLUMN_OF(i));
+            const LOOPS(lanes) q = PRODUCTS ? ALL(row[ROW_OF(i)][k * x->lda]) : p;
             if (S)
-                s[i] = s[i] + p;
+                s[i] = PRODUCTS ? FMA(q, p, s[i]) : s[i] + p;
             if (R)
                 r[i] = r[i] + ABS(s[i]);
             if (G)
-                g[i] = g[i] + ABS(p);
+                g[i] = PRODUCTS ? FMA(ABS(q), ABS(p), g[i]) : g[i] + ABS(p);
         }
     }
 #pragma GCC unroll 8
@@ -56,9 +59,9 @@ INLINE void LOOPS(chain_body)(ref_cells *z, int64_t cell, const ref_terms *x, co
     }
 }
 
-INLINE void LOOPS(tensor_body)(ref_cells *z, int64_t cell, const ref_terms *x, const double *a,
+INLINE void LOOPS(tensor_body)(ref_cells *z, int64_t cell, const ref_terms *x, int64_t first_row,
                                const double *b, int64_t k0, int64_t k1, const int ROWS, const int BLOCKS,
-                               const ref_steps *t)
+                               const ref_steps *t, const bool PRODUCTS)
 {
     const LOOPS(bits) not_sign = (LOOPS(bits)){0} + INT64_MAX;
     const int VECTORS = ROWS * BLOCKS * (COLUMNS / LANES);
@@ -71,7 +74,7 @@ INLINE void LOOPS(tensor_body)(ref_cells *z, int64_t cell, const ref_terms *x, c
         s[i] = bound[i] = (LOOPS(lanes)){0};
 #pragma GCC unroll 8
     for (int i = 0; i < ROWS; i++)
-        row[i] = a ? a + i * x->row_stride : NULL;
+        row[i] = PRODUCTS ? x->a + (first_row + i) * x->row_stride : NULL;
     for (int64_t k = k0; k < k1; k += t->k_step) {
         const int64_t end = k1 - k < t->k_step ? k1 : k + t->k_step;
 #pragma GCC unroll 8
@@ -80,19 +83,15 @@ INLINE void LOOPS(tensor_body)(ref_cells *z, int64_t cell, const ref_terms *x, c
         for (int64_t j = k; j < end; j++) {
 #pragma GCC unroll 8
             for (int i = 0; i < VECTORS; i++) {
-                const LOOPS(lanes) p = *(const LOOPS(lanes_at) *)(b + j * x->ldb + COLUMN_OF(i)) *
-                                       (a ? row[ROW_OF(i)][j * x->lda] : 1.0);
-                const LOOPS(lanes) size = ABS(p);
-                const LOOPS(bits) more = size > largest[i];
+                const LOOPS(lanes) term = *(const LOOPS(lanes_at) *)(b + j * x->ldb + COLUMN_OF(i));
+                const LOOPS(lanes) p = PRODUCTS ? ALL(row[ROW_OF(i)][j * x->lda]) * term : term;
                 step[i] = step[i] + p;
-                largest[i] = (LOOPS(lanes))(((LOOPS(bits))size & more) | ((LOOPS(bits))largest[i] & ~more));
+                largest[i] = LARGER(p, largest[i]);
             }
         }
 #pragma GCC unroll 8
         for (int i = 0; i < VECTORS; i++) {
-            LOOPS(lanes) aligned = ABS(s[i]) + bound[i];
-            const LOOPS(bits) more = largest[i] > aligned;
-            aligned = (LOOPS(lanes))(((LOOPS(bits))largest[i] & more) | ((LOOPS(bits))aligned & ~more));
+            const LOOPS(lanes) aligned = LARGER(largest[i], ABS(s[i]) + bound[i]);
             s[i] = s[i] + step[i];
             bound[i] = bound[i] + first * aligned;
             bound[i] = bound[i] + (2.0 * t->u * (ABS(s[i]) + bound[i]) + t->eta);
@@ -108,46 +107,81 @@ INLINE void LOOPS(tensor_body)(ref_cells *z, int64_t cell, const ref_terms *x, c
 }
 
 INLINE void LOOPS(chain_cells)(ref_cells *z, const ref_terms *x, int64_t k0, int64_t k1, int64_t rows,
-                               int64_t blocks, const ref_chain_wants WANTS)
+                               int64_t blocks, const ref_chain_wants WANTS, const bool PRODUCTS)
 {
     int64_t i = 0, j = 0;
     for (; rows > 1 && i + TALL <= rows; i += TALL)
-        LOOPS(chain_body)(z, i, x, x->a ? x->a + i * x->row_stride : NULL, x->b, k0, k1, TALL, 1, WANTS);
+        LOOPS(chain_body)(z, i, x, i, x->b, k0, k1, TALL, 1, WANTS, PRODUCTS);
     for (; blocks > 1 && j + FLAT <= blocks; j += FLAT)
-        LOOPS(chain_body)(z, j, x, x->a, x->b + j * COLUMNS, k0, k1, 1, FLAT, WANTS);
+        LOOPS(chain_body)(z, j, x, 0, x->b + j * COLUMNS, k0, k1, 1, FLAT, WANTS, PRODUCTS);
     for (; i < rows && rows > 1; i++)
-        LOOPS(chain_body)(z, i, x, x->a ? x->a + i * x->row_stride : NULL, x->b, k0, k1, 1, 1, WANTS);
+        LOOPS(chain_body)(z, i, x, i, x->b, k0, k1, 1, 1, WANTS, PRODUCTS);
     for (; j < blocks && rows == 1; j++)
-        LOOPS(chain_body)(z, j, x, x->a, x->b + j * COLUMNS, k0, k1, 1, 1, WANTS);
+        LOOPS(chain_body)(z, j, x, 0, x->b + j * COLUMNS, k0, k1, 1, 1, WANTS, PRODUCTS);
+}
+
+INLINE void LOOPS(chain_terms)(ref_cells *z, const ref_terms *x, int64_t k0, int64_t k1, int64_t rows,
+                               int64_t blocks, ref_chain_wants wants, const bool PRODUCTS)
+{
+    if (wants == REF_CHAIN_G)
+        LOOPS(chain_cells)(z, x, k0, k1, rows, blocks, REF_CHAIN_G, PRODUCTS);
+    else if (wants == REF_CHAIN_PREFIXES)
+        LOOPS(chain_cells)(z, x, k0, k1, rows, blocks, REF_CHAIN_PREFIXES, PRODUCTS);
+    else if (wants == REF_CHAIN_MAGNITUDES)
+        LOOPS(chain_cells)(z, x, k0, k1, rows, blocks, REF_CHAIN_MAGNITUDES, PRODUCTS);
+    else
+        LOOPS(chain_cells)(z, x, k0, k1, rows, blocks, REF_CHAIN_BOTH, PRODUCTS);
 }
 
 TARGET static void LOOPS(chain)(ref_cells *z, const ref_terms *x, int64_t k0, int64_t k1, int64_t rows,
                                 int64_t blocks, ref_chain_wants wants)
 {
-    if (wants == REF_CHAIN_G)
-        LOOPS(chain_cells)(z, x, k0, k1, rows, blocks, REF_CHAIN_G);
-    else if (wants == REF_CHAIN_PREFIXES)
-        LOOPS(chain_cells)(z, x, k0, k1, rows, blocks, REF_CHAIN_PREFIXES);
-    else if (wants == REF_CHAIN_MAGNITUDES)
-        LOOPS(chain_cells)(z, x, k0, k1, rows, blocks, REF_CHAIN_MAGNITUDES);
+    if (x->a)
+        LOOPS(chain_terms)(z, x, k0, k1, rows, blocks, wants, true);
     else
-        LOOPS(chain_cells)(z, x, k0, k1, rows, blocks, REF_CHAIN_BOTH);
+        LOOPS(chain_terms)(z, x, k0, k1, rows, blocks, wants, false);
 }
 
 /* Twice as many vectors for each cell as a chain: half as many cells. */
-TARGET static void LOOPS(tensor)(ref_cells *z, const ref_terms *x, int64_t k0, int64_t k1, int64_t rows,
-                                 int64_t blocks, const ref_steps *t)
+INLINE void LOOPS(tensor_cells)(ref_cells *z, const ref_terms *x, int64_t k0, int64_t k1, int64_t rows,
+                                int64_t blocks, const ref_steps *t, const bool PRODUCTS)
 {
     enum { HALF_TALL = (TALL + 1) / 2, HALF_FLAT = (FLAT + 1) / 2 };
     int64_t i = 0, j = 0;
     for (; rows > 1 && i + HALF_TALL <= rows; i += HALF_TALL)
-        LOOPS(tensor_body)(z, i, x, x->a ? x->a + i * x->row_stride : NULL, x->b, k0, k1, HALF_TALL, 1, t);
+        LOOPS(tensor_body)(z, i, x, i, x->b, k0, k1, HALF_TALL, 1, t, PRODUCTS);
     for (; blocks > 1 && j + HALF_FLAT <= blocks; j += HALF_FLAT)
-        LOOPS(tensor_body)(z, j, x, x->a, x->b + j * COLUMNS, k0, k1, 1, HALF_FLAT, t);
+        LOOPS(tensor_body)(z, j, x, 0, x->b + j * COLUMNS, k0, k1, 1, HALF_FLAT, t, PRODUCTS);
     for (; i < rows && rows > 1; i++)
-        LOOPS(tensor_body)(z, i, x, x->a ? x->a + i * x->row_stride : NULL, x->b, k0, k1, 1, 1, t);
+        LOOPS(tensor_body)(z, i, x, i, x->b, k0, k1, 1, 1, t, PRODUCTS);
     for (; j < blocks && rows == 1; j++)
-        LOOPS(tensor_body)(z, j, x, x->a, x->b + j * COLUMNS, k0, k1, 1, 1, t);
+        LOOPS(tensor_body)(z, j, x, 0, x->b + j * COLUMNS, k0, k1, 1, 1, t, PRODUCTS);
+}
+
+TARGET static void LOOPS(tensor)(ref_cells *z, const ref_terms *x, int64_t k0, int64_t k1, int64_t rows,
+                                 int64_t blocks, const ref_steps *t)
+{
+    if (x->a)
+        LOOPS(tensor_cells)(z, x, k0, k1, rows, blocks, t, true);
+    else
+        LOOPS(tensor_cells)(z, x, k0, k1, rows, blocks, t, false);
+}
+
+/* Fewer columns than a block: one after the other. */
+TARGET static void LOOPS(narrow)(ref_cells *z, const ref_terms *x, int64_t k0, int64_t k1)
+{
+    for (int64_t c = 0; c < x->columns; c++) {
+        double s = 0.0, r = 0.0, g = 0.0;
+        for (int64_t k = k0; k < k1; k++) {
+            const double p = x->b[k * x->ldb + c], q = x->a ? x->a[k * x->lda] : 0.0;
+            s = x->a ? FMA1(q, p, s) : s + p;
+            r += fabs(s);
+            g = x->a ? FMA1(fabs(q), fabs(p), g) : g + fabs(p);
+        }
+        z->s[c] = s;
+        z->r[c] = r;
+        z->g[c] = g;
+    }
 }
 
 #undef COLUMN_OF
@@ -156,6 +190,10 @@ TARGET static void LOOPS(tensor)(ref_cells *z, const ref_terms *x, int64_t k0, i
 #undef INLINE
 #undef FLAT
 #undef TALL
+#undef LARGER
+#undef ALL
+#undef FMA1
+#undef FMA
 #undef LANES
 #undef TARGET
 #undef LOOPS

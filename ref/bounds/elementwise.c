@@ -1,13 +1,30 @@
 /* Bounds of element-wise operations, of the rotary embedding, and of sums over few or chosen rows. */
 #include "ref/bounds/bounds.h"
-#include "ref/ops/vector.h"
+#include "ref/fast/vector.h"
 
 #include <stdlib.h>
 
+/* SAME is a constant in the calls below, so that the loop has no branch and runs in vectors. */
+static inline __attribute__((always_inline)) void add_body(ref_pair y, const double *a, const double *b,
+                                                           int64_t n, ref_num num, const bool SAME)
+{
+    y.same = SAME;
+#pragma omp simd
+    for (int64_t i = 0; i < n; i++)
+        ref_pair_set(y, i, iv_add(&num, iv_exact(a[i]), iv_exact(b[i])), &num);
+}
+
+REF_WIDE static void add_range(ref_pair y, const double *a, const double *b, int64_t n, const ref_num *num)
+{
+    if (y.same)
+        add_body(y, a, b, n, *num, true);
+    else
+        add_body(y, a, b, n, *num, false);
+}
+
 void ref_bound_add(ref_pair y, const double *a, const double *b, int64_t n, const ref_declared *d)
 {
-    for (int64_t i = 0; i < n; i++)
-        ref_pair_set(y, i, iv_add(&d->num, iv_exact(a[i]), iv_exact(b[i])), &d->num);
+    add_range(y, a, b, n, &d->num);
 }
 
 void ref_bound_clamp_fwd(ref_pair y, const double *x, double limit, int64_t n, const ref_declared *d)
@@ -134,23 +151,42 @@ void ref_bound_rope_table(ref_pair cos_table, ref_pair sin_table, const ref_rope
         }
 }
 
+/* One head of one token; c, s [half]; SAME as in add_body. */
+static inline __attribute__((always_inline)) void rope_body(ref_pair y, int64_t at, const double *x,
+                                                            const double *c, const double *s, int64_t half,
+                                                            double sign, ref_num num, const bool SAME)
+{
+    const ref_num *n = &num;
+    y.same = SAME;
+#pragma omp simd
+    for (int64_t j = 0; j < half; j++) {
+        const ref_iv a = iv_exact(x[j]), b = iv_exact(x[half + j]), cj = iv_exact(c[j]),
+                     sj = iv_exact(sign * s[j]);
+        ref_pair_set(y, at + j, iv_sub(n, iv_mul(n, a, cj), iv_mul(n, b, sj)), n);
+        ref_pair_set(y, at + half + j, iv_add(n, iv_mul(n, b, cj), iv_mul(n, a, sj)), n);
+    }
+}
+
+REF_WIDE static void rope_row(ref_pair y, int64_t at, const double *x, const double *c, const double *s,
+                              int64_t half, double sign, const ref_num *n)
+{
+    if (y.same)
+        rope_body(y, at, x, c, s, half, sign, *n, true);
+    else
+        rope_body(y, at, x, c, s, half, sign, *n, false);
+}
+
 void ref_bound_rope(ref_pair y, const double *x, const double *cos_table, const double *sin_table,
                     const int64_t *position, int64_t rotary_dim, int64_t t, int64_t heads, int64_t dim,
                     double sign, const ref_declared *d)
 {
-    const ref_num *n = &d->num;
     const int64_t half = rotary_dim / 2;
+#pragma omp parallel for schedule(static) if (ref_vec_parallel(t * heads * dim))
     for (int64_t i = 0; i < t * heads; i++) {
-        const double *xi = x + i * dim;
-        const double *c = cos_table + position[i / heads] * half, *s = sin_table + position[i / heads] * half;
-        for (int64_t j = 0; j < half; j++) {
-            const ref_iv a = iv_exact(xi[j]), b = iv_exact(xi[half + j]), cj = iv_exact(c[j]),
-                         sj = iv_exact(sign * s[j]);
-            ref_pair_set(y, i * dim + j, iv_sub(n, iv_mul(n, a, cj), iv_mul(n, b, sj)), n);
-            ref_pair_set(y, i * dim + half + j, iv_add(n, iv_mul(n, b, cj), iv_mul(n, a, sj)), n);
-        }
+        const int64_t row = position[i / heads] * half;
+        rope_row(y, i * dim, x + i * dim, cos_table + row, sin_table + row, half, sign, &d->num);
         for (int64_t j = rotary_dim; j < dim; j++) {
-            y.y[i * dim + j] = xi[j];
+            y.y[i * dim + j] = x[i * dim + j];
             y.b[i * dim + j] = 0.0;
         }
     }

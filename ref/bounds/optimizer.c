@@ -1,37 +1,92 @@
 /* Bounds of AdamW, element-wise. */
 #include "ref/bounds/bounds.h"
-#include "ref/ops/vector.h"
+#include "ref/fast/vector.h"
+
+/* One step with its constants. */
+typedef struct step {
+    ref_pair param, exp_avg, exp_avg_sq;
+    const double *param_in, *exp_avg_in, *exp_avg_sq_in, *grad;
+    ref_num num;
+    ref_iv c1, c2, b1, b2, r1, r2, eps, decay, lr, grad_scale;
+    bool scaled, decayed;
+} step;
+
+/* Elements [first, end).  The flags are constants in the calls below: a loop without branches runs in vectors, of
+ * which one holds several of the divisions and roots that most of the time goes into. */
+static inline __attribute__((always_inline)) void
+adamw_body(const step *s, int64_t first, int64_t end, const bool SCALED, const bool DECAYED, const bool SAME)
+{
+    const ref_num num = s->num, *n = &num;
+    const ref_pair param = {s->param.y, s->param.b, SAME || s->param.same};
+    const ref_pair exp_avg = {s->exp_avg.y, s->exp_avg.b, SAME || s->exp_avg.same};
+    const ref_pair exp_avg_sq = {s->exp_avg_sq.y, s->exp_avg_sq.b, SAME || s->exp_avg_sq.same};
+    const ref_iv c1 = s->c1, c2 = s->c2, b1 = s->b1, b2 = s->b2, r1 = s->r1, r2 = s->r2;
+    const ref_iv eps = s->eps, decay = s->decay, lr = s->lr, grad_scale = s->grad_scale;
+    const double *param_in = s->param_in, *m_in = s->exp_avg_in, *v_in = s->exp_avg_sq_in, *grad = s->grad;
+#pragma omp simd
+    for (int64_t i = first; i < end; i++) {
+        ref_iv g = iv_exact(grad[i]);
+        if (SCALED)
+            g = iv_mul(n, g, grad_scale);
+        const ref_iv m = iv_add(n, iv_mul(n, b1, iv_exact(m_in[i])), iv_mul(n, r1, g));
+        const ref_iv v = iv_add(n, iv_mul(n, b2, iv_exact(v_in[i])), iv_mul(n, iv_mul(n, r2, g), g));
+        ref_iv u = iv_div(n, m, c1);
+        u = iv_div(n, u, iv_add(n, iv_sqrt(n, iv_div(n, v, c2)), eps));
+        if (DECAYED)
+            u = iv_add(n, u, iv_mul(n, decay, iv_exact(param_in[i])));
+        const ref_iv p = iv_sub(n, iv_exact(param_in[i]), iv_mul(n, lr, u));
+        /* one more rounding of the step: lr/c1 and sqrt(v)/sqrt(c2) are legal ways to group the factors */
+        const ref_iv next = {p.v, p.b + 2.0 * n->u * fabs(lr.v * u.v)};
+        ref_pair_set(exp_avg, i, m, n);
+        ref_pair_set(exp_avg_sq, i, v, n);
+        ref_pair_set(param, i, next, n);
+    }
+}
+
+REF_WIDE static void adamw_range(const step *s, int64_t first, int64_t end)
+{
+    const bool same = s->param.same && s->exp_avg.same && s->exp_avg_sq.same;
+    if (!same)
+        adamw_body(s, first, end, s->scaled, s->decayed, false);
+    else if (s->scaled && s->decayed)
+        adamw_body(s, first, end, true, true, true);
+    else if (s->scaled)
+        adamw_body(s, first, end, true, false, true);
+    else if (s->decayed)
+        adamw_body(s, first, end, false, true, true);
+    else
+        adamw_body(s, first, end, false, false, true);
+}
 
 void ref_bound_adamw(ref_pair param, ref_pair exp_avg, ref_pair exp_avg_sq, const double *param_in,
                      const double *exp_avg_in, const double *exp_avg_sq_in, const double *grad,
                      const ref_adamw_desc *desc, int64_t count, const ref_declared *d)
 {
+    enum { CHUNK = 4096 };
     const ref_num *n = &d->num;
     const double power1 = pow(desc->beta1, (double)desc->step), power2 = pow(desc->beta2, (double)desc->step);
     /* beta^t in the accumulate format: pow within 8u of it, then a subtraction that may cancel */
-    const ref_iv c1 = iv_rounded(n, (ref_iv){1.0 - power1, 8.0 * n->u * power1});
-    const ref_iv c2 = iv_rounded(n, (ref_iv){1.0 - power2, 8.0 * n->u * power2});
-    const ref_iv b1 = iv_constant(n, desc->beta1), b2 = iv_constant(n, desc->beta2);
-    const ref_iv r1 = iv_constant(n, 1.0 - desc->beta1), r2 = iv_constant(n, 1.0 - desc->beta2);
-    const ref_iv eps = iv_constant(n, desc->eps), decay = iv_constant(n, desc->weight_decay),
-                 lr = iv_constant(n, desc->lr);
-    const bool scaled = desc->grad_scale != 1.0;
+    const step s = {.param = param,
+                    .exp_avg = exp_avg,
+                    .exp_avg_sq = exp_avg_sq,
+                    .param_in = param_in,
+                    .exp_avg_in = exp_avg_in,
+                    .exp_avg_sq_in = exp_avg_sq_in,
+                    .grad = grad,
+                    .num = *n,
+                    .c1 = iv_rounded(n, (ref_iv){1.0 - power1, 8.0 * n->u * power1}),
+                    .c2 = iv_rounded(n, (ref_iv){1.0 - power2, 8.0 * n->u * power2}),
+                    .b1 = iv_constant(n, desc->beta1),
+                    .b2 = iv_constant(n, desc->beta2),
+                    .r1 = iv_constant(n, 1.0 - desc->beta1),
+                    .r2 = iv_constant(n, 1.0 - desc->beta2),
+                    .eps = iv_constant(n, desc->eps),
+                    .decay = iv_constant(n, desc->weight_decay),
+                    .lr = iv_constant(n, desc->lr),
+                    .grad_scale = iv_constant(n, desc->grad_scale),
+                    .scaled = desc->grad_scale != 1.0,
+                    .decayed = desc->weight_decay != 0.0};
 #pragma omp parallel for schedule(static) if (ref_vec_parallel(count * 64))
-    for (int64_t i = 0; i < count; i++) {
-        ref_iv g = iv_exact(grad[i]);
-        if (scaled)
-            g = iv_mul(n, g, iv_constant(n, desc->grad_scale));
-        const ref_iv m = iv_add(n, iv_mul(n, b1, iv_exact(exp_avg_in[i])), iv_mul(n, r1, g));
-        const ref_iv v = iv_add(n, iv_mul(n, b2, iv_exact(exp_avg_sq_in[i])), iv_mul(n, iv_mul(n, r2, g), g));
-        ref_iv u = iv_div(n, m, c1);
-        u = iv_div(n, u, iv_add(n, iv_sqrt(n, iv_div(n, v, c2)), eps));
-        if (desc->weight_decay != 0.0)
-            u = iv_add(n, u, iv_mul(n, decay, iv_exact(param_in[i])));
-        const ref_iv p = iv_sub(n, iv_exact(param_in[i]), iv_mul(n, lr, u));
-        /* one more rounding of the step: lr/c1 and sqrt(v)/sqrt(c2) are legal ways to group the factors */
-        const ref_iv step = {p.v, p.b + 2.0 * n->u * fabs(desc->lr * u.v)};
-        ref_pair_set(exp_avg, i, m, n);
-        ref_pair_set(exp_avg_sq, i, v, n);
-        ref_pair_set(param, i, step, n);
-    }
+    for (int64_t i = 0; i < count; i += CHUNK)
+        adamw_range(&s, i, count - i < CHUNK ? count : i + CHUNK);
 }

@@ -55,15 +55,49 @@ Test(ref_bounds_chain, a_row_has_the_bits_of_single_columns)
             ref_sum_magnitudes(g, a, b, WIDEST, N, columns);
             for (int64_t c = 0; c < columns; c++) {
                 double size = 0.0;
-                for (int64_t k = 0; k < N; k++) {
+                for (int64_t k = 0; k < N; k++)
                     column[k] = b[k * WIDEST + c];
-                    size += fabs(a[k] * column[k]);
-                }
+                ref_sum_magnitudes(&size, a, column, 1, N, 1);
                 const ref_iv alone = ref_sum_dot(a, column, N, &d.order);
                 expect_bits("value", arith, columns, c, y[c], alone.v);
                 expect_bits("bound", arith, columns, c, bound[c], alone.b);
                 expect_bits("magnitude", arith, columns, c, g[c], size);
             }
+        }
+        free(a), free(b);
+    }
+}
+
+/* The fused loops bound what they should: never less than u sum |s_k| of the exact prefixes (tree: of the exact
+ * magnitudes), and more only by the widening of u and the feedback. */
+Test(ref_bounds_chain, bounds_are_those_of_exact_prefixes)
+{
+    enum { LONGEST = 700, RUNS = 40 };
+    const double u = 0x1p-24, room = 1.0 + 0x1p-13;
+    test_rng r = {95};
+    for (int run = 0; run < RUNS; run++) {
+        const int64_t n = 1 + run * (LONGEST - 1) / (RUNS - 1);
+        assay_arith sequential = {.accumulate = ASSAY_F32, .order = ASSAY_ORDER_SEQUENTIAL, .fma = true};
+        assay_arith tree = {.accumulate = ASSAY_F32, .order = ASSAY_ORDER_TREE, .lanes = 1};
+        ref_declared chain, lanes;
+        cr_assert(ref_declared_of(&chain, &sequential, "dot") == ASSAY_OK);
+        cr_assert(ref_declared_of(&lanes, &tree, "dot") == ASSAY_OK);
+        double *a = random_normal(&r, n), *b = random_normal(&r, n);
+        long double s = 0.0L, prefixes = 0.0L, magnitudes = 0.0L;
+        for (int64_t k = 0; k < n; k++) {
+            a[k] = (float)(run % 2 ? a[k] : fabs(a[k]));
+            b[k] = (float)(run % 2 ? b[k] : fabs(b[k]));
+            s += (long double)a[k] * (long double)b[k];
+            prefixes += s < 0.0L ? -s : s;
+            magnitudes += fabsl((long double)a[k] * (long double)b[k]);
+        }
+        const double least[2] = {u * (double)prefixes, (double)n * u * (double)magnitudes};
+        for (int i = 0; i < 2; i++) {
+            const ref_iv z = ref_sum_dot(a, b, n, i == 0 ? &chain.order : &lanes.order);
+            cr_expect(fabs(z.v - (double)s) <= (double)n * 0x1p-52 * (double)magnitudes, "%lld: %a is not %a",
+                      (long long)n, z.v, (double)s);
+            cr_expect(z.b >= least[i] && z.b <= least[i] * room + 0x1p-130, "%lld: %a, at least %a",
+                      (long long)n, z.b, least[i]);
         }
         free(a), free(b);
     }

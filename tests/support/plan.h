@@ -60,11 +60,12 @@ static inline void plan_cell_make(plan_cell *c, const char *layout, assay_precis
     assay_parallel_config p;
     memset(c, 0, sizeof *c);
     must(assay_mkdir_p(fresh_path(c->dir, "cell")));
-    snprintf(path, sizeof path, "%s/config.json", c->dir);
-    must(assay_write_file(path, plan_model, strlen(plan_model)));
     assay_train_options *o = &c->options;
     assay_train_options_default(o);
-    snprintf(o->model, sizeof o->model, "%s", c->dir);
+    snprintf(o->model, sizeof o->model, "%s/model", c->dir);
+    must(assay_mkdir_p(o->model));
+    snprintf(path, sizeof path, "%s/model/config.json", c->dir);
+    must(assay_write_file(path, plan_model, strlen(plan_model)));
     snprintf(o->batch, sizeof o->batch, "%s/batch.safetensors", c->dir);
     snprintf(c->trace_dir, sizeof c->trace_dir, "%s/trace", c->dir);
     snprintf(c->save, sizeof c->save, "%s/save", c->dir);
@@ -90,7 +91,7 @@ static inline void plan_cell_make(plan_cell *c, const char *layout, assay_precis
     must(parity_engine_run(&engine, "step", &run, NULL, path, true, 120.0, NULL));
     parity_engine_free(&engine);
     c->config = malloc(sizeof *c->config);
-    must(assay_config_load(c->dir, c->config));
+    must(assay_config_load(o->model, c->config));
     must(assay_spec_build(c->config, &c->spec));
     must(assay_batches_open(&c->batches, o->batch, c->config->vocab_size));
     must(assay_layout_parse(layout, &p));
