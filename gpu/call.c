@@ -3,6 +3,7 @@
 
 #include "gpu/check.h"
 #include "gpu/fault.h"
+#include "gpu/ladder.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,7 +23,8 @@ typedef struct resolved {
     const int64_t *counts, *recv_counts;
     bool recorded;
     assay_trace_op record;
-    gpu_declared declared;
+    int variant; /* that ran */
+    bool skipped;
 } resolved;
 
 /* --- looking up --------------------------------------------------------------------------------------------- */
@@ -343,15 +345,27 @@ static json_t *attributes(const gpu_run *run, const resolved *c)
     return NULL;
 }
 
+static assay_status declare(const gpu_run *run, const resolved *c, gpu_declared *out)
+{
+    if (c->o.op->collective)
+        *out = collective_arith(c);
+    else if (c->skipped)
+        *out = (gpu_declared){.variant_name = "skipped", .arith.all = assay_arith_elementwise()};
+    else
+        return gpu_ladder_declare(&run->ctx, &c->o, c->variant, out);
+    return ASSAY_OK;
+}
+
 static assay_status record_end(gpu_run *run, resolved *c)
 {
     if (!c->recorded)
         return ASSAY_OK;
     assay_trace_op *r = &c->record;
-    r->variant = c->declared.variant;
-    r->arith = c->declared.arith;
-    snprintf(r->variant_name, sizeof r->variant_name, "%s",
-             c->declared.variant_name ? c->declared.variant_name : "");
+    gpu_declared declared;
+    ASSAY_TRY(declare(run, c, &declared));
+    r->variant = declared.variant;
+    r->arith = declared.arith;
+    snprintf(r->variant_name, sizeof r->variant_name, "%s", declared.variant_name);
     if (c->o.op->collective) {
         const gpu_comm_group *g = &run->comm.group[c->group];
         snprintf(r->group, sizeof r->group, "%s", assay_group_name(c->group));
@@ -415,9 +429,7 @@ static assay_status skip_call(gpu_run *run, resolved *c)
         CUDA_TRY(
             cudaMemcpyAsync(out.data, (char *)send.data + before, bytes, cudaMemcpyDeviceToDevice, stream));
     }
-    c->declared = collective
-                      ? collective_arith(c)
-                      : (gpu_declared){.variant_name = "skipped", .arith.all = assay_arith_elementwise()};
+    c->skipped = true;
     return ASSAY_OK;
 }
 
@@ -431,8 +443,7 @@ static bool counted(gpu_fault_plan *p)
 static assay_status run_once(gpu_run *run, resolved *c)
 {
     if (!c->o.op->collective)
-        return gpu_dispatch(&run->ctx, &c->o, 1, run->ctx.stream, &c->declared);
-    c->declared = collective_arith(c);
+        return gpu_ladder_run(&run->ctx, &c->o, 1, run->ctx.stream, &c->variant);
     return launch_collective(run, c);
 }
 
@@ -478,7 +489,7 @@ static assay_status prepare(gpu_run *run, const gpu_call_args *args, resolved *c
 
 static void need(gpu_run *run, const resolved *c)
 {
-    const size_t bytes = c->o.op->collective ? 0 : gpu_dispatch_workspace(&run->ctx, &c->o);
+    const size_t bytes = c->o.op->collective ? 0 : gpu_ladder_workspace(&run->ctx, &c->o);
     if (bytes > run->workspace_needed)
         run->workspace_needed = bytes;
 }
@@ -525,13 +536,13 @@ assay_status gpu_call(gpu_run *run, const gpu_call_args *args)
 static assay_status launch_list(gpu_run *run, resolved *list, int64_t n)
 {
     gpu_operands *o = calloc((size_t)n, sizeof *o);
-    gpu_declared declared;
+    int variant = 0;
     ASSAY_CHECK(o, ASSAY_OUT_OF_MEMORY, "%s: a list of %lld calls", list->o.op->name, (long long)n);
     for (int64_t i = 0; i < n; i++)
         o[i] = list[i].o;
-    const assay_status st = gpu_dispatch(&run->ctx, o, n, run->ctx.stream, &declared);
+    const assay_status st = gpu_ladder_run(&run->ctx, o, n, run->ctx.stream, &variant);
     for (int64_t i = 0; i < n && st == ASSAY_OK; i++)
-        list[i].declared = declared;
+        list[i].variant = variant;
     free(o);
     return st;
 }
@@ -557,8 +568,6 @@ assay_status gpu_call_list(gpu_run *run, const gpu_call_args *args, int64_t n, g
     else
         ASSAY_TRY_GOTO(launch_list(run, list, n), st, done);
     for (int64_t i = 0; i < n; i++) {
-        if (launch)
-            list[i].declared = collective_arith(&list[i]);
         ASSAY_TRY_GOTO(finish_outputs(run, &list[i]), st, done);
         ASSAY_TRY_GOTO(record_end(run, &list[i]), st, done);
         ASSAY_TRY_GOTO(put_back(run, &list[i]), st, done);

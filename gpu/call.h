@@ -9,7 +9,7 @@
 #ifndef GPU_CALL_H
 #define GPU_CALL_H
 
-#include "gpu/dispatch.h"
+#include "gpu/operands.h"
 #include "gpu/trace.h"
 
 ASSAY_BEGIN_DECLS

@@ -30,15 +30,6 @@ bool gpu_tensor_present(gpu_tensor t);
 /* "[3,5]" into out. */
 void gpu_tensor_describe(gpu_tensor t, char *out, size_t bytes);
 
-/* Chosen variant of a family, limited to 0..highest; -1 (fastest) gives `fastest`. */
-int gpu_variant(const gpu_ctx *ctx, gpu_family family, int highest, int fastest);
-/* Fills *declared (NULL: nobody asks): every output has the arithmetic `arith`. */
-void gpu_declare(gpu_declared *declared, int variant, assay_arith arith);
-/* fp32 declarations: one sequential chain of fma; `lanes` chains joined by a tree; no reduction. */
-assay_arith gpu_arith_sequential(int math_ulp);
-assay_arith gpu_arith_tree(int lanes, int math_ulp);
-assay_arith gpu_arith_elementwise(int math_ulp);
-
 ASSAY_END_DECLS
 
 #endif

@@ -134,6 +134,14 @@ static bool gpu_ctx_set_all(gpu_ctx *ctx, const char *word, size_t length)
     return true;
 }
 
+int gpu_ctx_variant(const gpu_ctx *ctx, const char *family)
+{
+    for (int f = 0; f < GPU_FAMILY_COUNT; ++f)
+        if (strcmp(gpu_family_names[f], family) == 0)
+            return ctx->variant[f];
+    return -1;
+}
+
 json_t *gpu_variants(void)
 {
     json_t *all = json_object();

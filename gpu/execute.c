@@ -2,6 +2,7 @@
 #include "gpu/execute.h"
 #include "core/model/ops.h"
 #include "gpu/check.h"
+#include "gpu/ladder.h"
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -193,7 +194,7 @@ static assay_status place_slots(job *j)
 /* A guarded workspace of exactly the size that the operation asks for replaces ctx->workspace. */
 static assay_status place_workspace(job *j)
 {
-    const size_t bytes = gpu_dispatch_workspace(j->ctx, &j->o);
+    const size_t bytes = gpu_ladder_workspace(j->ctx, &j->o);
     char *device = make_buffer(j, "workspace", NULL, bytes, false, -1);
     ASSAY_TRY(j->st);
     j->ctx->workspace = device;
@@ -270,7 +271,9 @@ static assay_status job_run(job *j)
     ASSAY_TRY(gpu_operands_from_json(&j->o, j->attrs));
     ASSAY_TRY(place_slots(j));
     ASSAY_TRY(place_workspace(j));
-    ASSAY_TRY(gpu_dispatch(j->ctx, &j->o, 1, j->ctx->stream, &j->declared));
+    int variant;
+    ASSAY_TRY(gpu_ladder_run(j->ctx, &j->o, 1, j->ctx->stream, &variant));
+    ASSAY_TRY(gpu_ladder_declare(j->ctx, &j->o, variant, &j->declared));
     ASSAY_TRY(gpu_ctx_sync(j->ctx, j->op->name));
     return job_collect(j);
 }
@@ -314,5 +317,5 @@ assay_status gpu_execute(gpu_ctx *ctx, const char *op, const json_t *attrs, assa
 
 bool gpu_execute_knows(const char *op)
 {
-    return assay_op_find(op) && gpu_dispatch_knows(op);
+    return gpu_ladder(op) != NULL;
 }

@@ -9,7 +9,7 @@
 #define GPU_EXECUTE_H
 
 #include "core/files/trace.h"
-#include "gpu/dispatch.h"
+#include "gpu/operands.h"
 
 ASSAY_BEGIN_DECLS
 

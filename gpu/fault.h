@@ -20,7 +20,7 @@
 #ifndef GPU_FAULT_H
 #define GPU_FAULT_H
 
-#include "gpu/dispatch.h"
+#include "gpu/operands.h"
 #include "gpu/trace.h"
 
 ASSAY_BEGIN_DECLS

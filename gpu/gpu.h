@@ -37,7 +37,7 @@ size_t gpu_tensor_bytes(gpu_tensor t);
 /* Rows [start, start+length) of dimension 0. */
 gpu_tensor gpu_tensor_rows(gpu_tensor t, int64_t start, int64_t length);
 
-/* What a call declares about itself; every operation fills it before it returns ASSAY_OK. */
+/* What a call declares about itself; from the row of the rung that ran. */
 typedef struct gpu_declared {
     int variant;
     const char *variant_name;
@@ -77,6 +77,8 @@ assay_status gpu_ctx_init(gpu_ctx *ctx, int device, size_t workspace_bytes);
 void gpu_ctx_destroy(gpu_ctx *ctx);
 /* "attention=k1,rmsnorm=k0", or "k0" for every family (at most its highest); later words win.  Unknown family or variant: ASSAY_INVALID_ARGUMENT with the legal words. */
 assay_status gpu_ctx_set_variants(gpu_ctx *ctx, const char *text);
+/* The variant that was asked for in a family; -1: none. */
+int gpu_ctx_variant(const gpu_ctx *ctx, const char *family);
 /* {family: number of its highest variant}, for the doctor; NULL: out of memory. */
 json_t *gpu_variants(void);
 /* Collects asynchronous faults at a named place: ASSAY_CUDA "after backward: ...". */

@@ -1,37 +1,141 @@
-/* All rungs together. */
+/* All ladders together: which rung runs, and what it declares. */
 #include "gpu/ladder.h"
 
-#include "core/model/ops.h"
+#include "gpu/check.h"
+#include "gpu/ops.h"
 #include <stdio.h>
 #include <string.h>
 
-static const gpu_rung *const ladders[] = {
-    gpu_activation_rungs, gpu_attention_rungs, gpu_attention_bwd_rungs, gpu_embedding_rungs,
-    gpu_experts_rungs,    gpu_linear_rungs,    gpu_loss_rungs,          gpu_norm_rungs,
-    gpu_optimizer_rungs,  gpu_rope_rungs,      gpu_router_rungs,        gpu_router_aux_rungs,
-    gpu_sum_rungs,
+static const struct {
+    const char *op;
+    const gpu_rung *rungs;
+} ladders[] = {
+#define LADDER_ROW(op) {#op, gpu_##op##_ladder},
+    GPU_OPERATIONS(LADDER_ROW)
+#undef LADDER_ROW
 };
 enum { N_LADDERS = sizeof ladders / sizeof ladders[0] };
 
-const gpu_rung *gpu_ladder_find(const char *op, int variant)
+const gpu_rung *gpu_ladder(const char *op)
 {
     for (int i = 0; i < N_LADDERS; i++)
-        for (const gpu_rung *r = ladders[i]; r->op; r++)
-            if (strcmp(r->op, op) == 0 && r->variant == variant)
-                return r;
+        if (strcmp(ladders[i].op, op) == 0)
+            return ladders[i].rungs;
     return NULL;
+}
+
+static int height(const gpu_rung *rungs)
+{
+    int n = 0;
+    while (rungs[n].run)
+        n++;
+    return n;
+}
+
+const gpu_rung *gpu_ladder_find(const char *op, int variant)
+{
+    const gpu_rung *rungs = gpu_ladder(op);
+    return rungs && variant >= 0 && variant < height(rungs) ? &rungs[variant] : NULL;
 }
 
 int gpu_ladder_highest(const char *family)
 {
     int highest = -1;
-    for (int i = 0; i < N_LADDERS; i++)
-        for (const gpu_rung *r = ladders[i]; r->op; r++) {
-            const assay_op *op = assay_op_find(r->op);
-            if (op && strcmp(op->family, family) == 0 && r->variant > highest)
-                highest = r->variant;
-        }
+    for (int i = 0; i < N_LADDERS; i++) {
+        const assay_op *op = assay_op_find(ladders[i].op);
+        const int top = height(ladders[i].rungs) - 1;
+        if (op && strcmp(op->family, family) == 0 && top > highest)
+            highest = top;
+    }
     return highest;
+}
+
+/* Highest rung that may run: the one that was asked for, or the last. */
+static int highest_of(const gpu_ctx *ctx, const gpu_operands *o, const gpu_rung *rungs, bool *asked)
+{
+    const int top = height(rungs) - 1, wish = gpu_ctx_variant(ctx, o->op->family);
+    *asked = wish >= 0;
+    return *asked && wish < top ? wish : top;
+}
+
+size_t gpu_ladder_workspace(const gpu_ctx *ctx, const gpu_operands *o)
+{
+    const gpu_rung *rungs = gpu_ladder(o->op->name);
+    size_t most = 0;
+    bool asked;
+    for (int k = rungs ? highest_of(ctx, o, rungs, &asked) : -1; k >= 0; k--) {
+        const size_t bytes = rungs[k].workspace ? rungs[k].workspace(ctx, o) : 0;
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+static bool takes(const gpu_rung *r, const gpu_ctx *ctx, const gpu_operands *o, int64_t n)
+{
+    bool all = 10 * ctx->sm_major + ctx->sm_minor >= r->least_capability;
+    for (int64_t i = 0; i < n && all && r->accepts; i++)
+        all = r->accepts(ctx, &o[i]);
+    return all;
+}
+
+int gpu_ladder_choose(const gpu_rung *rungs, const gpu_ctx *ctx, const gpu_operands *o, int64_t n)
+{
+    bool asked;
+    int k = highest_of(ctx, o, rungs, &asked);
+    while (k > 0 && ((!asked && rungs[k].pays && !rungs[k].pays(o)) || !takes(&rungs[k], ctx, o, n)))
+        k--;
+    return k;
+}
+
+assay_status gpu_ladder_run(gpu_ctx *ctx, const gpu_operands *o, int64_t n, cudaStream_t stream, int *variant)
+{
+    const gpu_rung *rungs = gpu_ladder(o->op->name);
+    ASSAY_CHECK(rungs, ASSAY_UNSUPPORTED, "operation %s: the engine has no function for it", o->op->name);
+    *variant = gpu_ladder_choose(rungs, ctx, o, n);
+    const gpu_work w = {ctx, o, n, *variant, stream};
+    return rungs[*variant].run(&w);
+}
+
+/* Next word of a list of slots. */
+static const char *next_output(const char *list, char slot[ASSAY_DECLARED_SLOT])
+{
+    const size_t n = strcspn(list, " ");
+    snprintf(slot, ASSAY_DECLARED_SLOT, "%.*s", (int)n, list);
+    return list + n + strspn(list + n, " ");
+}
+
+assay_status gpu_ladder_declare(const gpu_ctx *ctx, const gpu_operands *o, int variant, gpu_declared *out)
+{
+    static const char *const names[] = {"k0", "k1", "k2", "k3", "k4", "k5", "k6", "k7", "k8", "k9"};
+    const gpu_rung *r = gpu_ladder_find(o->op->name, variant);
+    ASSAY_CHECK(r && variant < 10, ASSAY_INTERNAL, "%s: no variant %d", o->op->name, variant);
+    *out = (gpu_declared){.variant = variant, .variant_name = names[variant]};
+    for (const gpu_rung_arith *a = r->arith; a < r->arith + GPU_RUNG_ARITHS && a->outputs; a++) {
+        assay_arith arith = a->arith;
+        char slot[ASSAY_DECLARED_SLOT];
+        if (a->adapt)
+            a->adapt(&arith, ctx, o);
+        if (a == r->arith)
+            out->arith = assay_declaration_make(arith);
+        for (const char *rest = a->outputs; a > r->arith && *rest;) {
+            rest = next_output(rest, slot);
+            if (gpu_tensor_present(gpu_operand(o, slot)))
+                ASSAY_TRY(assay_declaration_set(&out->arith, slot, arith));
+        }
+    }
+    return ASSAY_OK;
+}
+
+static json_t *rung_json(const gpu_rung *r, int variant)
+{
+    char name[8];
+    json_t *outputs = json_array();
+    snprintf(name, sizeof name, "k%d", variant);
+    for (const gpu_rung_arith *a = r->arith; a < r->arith + GPU_RUNG_ARITHS && a->outputs; a++)
+        json_array_append_new(outputs, json_pack("{s:s, s:o, s:s}", "outputs", a->outputs, "arith",
+                                                 assay_arith_to_json(&a->arith), "how", a->how));
+    return json_pack("{s:s, s:s, s:i, s:o}", "name", name, "buys", r->buys, "least_capability",
+                     r->least_capability, "outputs", outputs);
 }
 
 json_t *gpu_ladder_json(void)
@@ -41,13 +145,8 @@ json_t *gpu_ladder_json(void)
         const assay_op *op = assay_op_at(i);
         json_t *variants = json_array();
         const gpu_rung *r;
-        for (int k = 0; (r = gpu_ladder_find(op->name, k)) != NULL; k++) {
-            char name[8];
-            snprintf(name, sizeof name, "k%d", k);
-            json_array_append_new(variants, json_pack("{s:s, s:s, s:s, s:i}", "name", name, "buys", r->buys,
-                                                      "arithmetic", r->arithmetic, "least_capability",
-                                                      r->least_capability));
-        }
+        for (int k = 0; (r = gpu_ladder_find(op->name, k)) != NULL; k++)
+            json_array_append_new(variants, rung_json(r, k));
         json_array_append_new(all, json_pack("{s:s, s:s, s:s, s:o}", "op", op->name, "family", op->family,
                                              "sums", op->sums, "variants", variants));
     }

@@ -1,31 +1,89 @@
-/* The ladder: the variants of every operation, k0 plain and readable first, each with what it buys and its arithmetic for every
- * output.  A rung stands in the .cu file of its kernels; a new variant is a new rung there and nothing else here. */
+/* The ladder: the variants of every operation, k0 plain and readable first.  A rung is a row at the end of the .cu file of
+ * its kernels: what runs, what it needs, which calls it takes, and the arithmetic of each output as data.  The call chooses and
+ * declares from these rows, the trace records what was declared, `assay doctor --ops` prints them: there is no second list. */
 #ifndef GPU_LADDER_H
 #define GPU_LADDER_H
 
-#include "gpu/gpu.h"
+#include "gpu/operands.h"
 #include <jansson.h>
 
 ASSAY_BEGIN_DECLS
 
+/* One launch: n calls of one operation (n > 1: adamw, sumsq, as one list). */
+typedef struct gpu_work {
+    gpu_ctx *ctx;
+    const gpu_operands *o; /* n of them */
+    int64_t n;
+    int variant; /* index of the rung */
+    cudaStream_t stream;
+} gpu_work;
+
+/* The arithmetic of some outputs: constant, but for what `adapt` sets from device, shapes and attributes. */
+typedef struct gpu_rung_arith {
+    const char *outputs; /* slots: "dq dk dv" */
+    assay_arith arith;
+    void (*adapt)(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o); /* NULL: nothing */
+    const char *how;                                                          /* what adapt does; "" */
+} gpu_rung_arith;
+
+enum { GPU_RUNG_ARITHS = 4 };
 typedef struct gpu_rung {
-    const char *op;
-    int variant;            /* k0, k1, ... */
-    const char *buys;       /* one line */
-    const char *arithmetic; /* of each output, in words; what a call declares is in its record */
-    int least_capability;   /* 10 * major + minor; 0: any device */
+    const char *buys; /* one line */
+    /* Checks every operand, then enqueues on w->stream. */
+    assay_status (*run)(const gpu_work *w);
+    /* Bytes of the call arena from shapes alone (data may be NULL).  NULL: none. */
+    size_t (*workspace)(const gpu_ctx *ctx, const gpu_operands *o);
+    /* Whether it can do this call; else the rung below does.  NULL: every call (k0 has to).  A call that `run` would refuse is
+     * taken, so that `run` says why. */
+    bool (*accepts)(const gpu_ctx *ctx, const gpu_operands *o);
+    /* Whether it is chosen when no variant was asked for.  NULL: yes. */
+    bool (*pays)(const gpu_operands *o);
+    int least_capability;                  /* 10 * major + minor; 0: any device */
+    gpu_rung_arith arith[GPU_RUNG_ARITHS]; /* every output stands in one; ended by outputs NULL */
 } gpu_rung;
 
-/* One array in each .cu file, ended by a rung without op. */
-extern const gpu_rung gpu_activation_rungs[], gpu_attention_rungs[], gpu_attention_bwd_rungs[],
-    gpu_embedding_rungs[], gpu_experts_rungs[], gpu_linear_rungs[], gpu_loss_rungs[], gpu_norm_rungs[],
-    gpu_optimizer_rungs[], gpu_rope_rungs[], gpu_router_rungs[], gpu_router_aux_rungs[], gpu_sum_rungs[];
+/* The ladder of an operation: its rungs from k0 on, ended by GPU_LADDER_END. */
+#define GPU_LADDER(op) const gpu_rung gpu_##op##_ladder[]
+#define GPU_LADDER_END                                                                                       \
+    {                                                                                                        \
+        NULL, NULL, NULL, NULL, NULL, 0,                                                                     \
+        {                                                                                                    \
+        }                                                                                                    \
+    }
 
+/* assay_arith as data.  fma: products enter a sum unrounded.  ulp: of exp, log, rsqrt, sigmoid. */
+#define GPU_ARITH(accumulate, order, lanes, fma, ulp, tile)                                                  \
+    {                                                                                                        \
+        ASSAY_##accumulate, ASSAY_ORDER_##order, lanes, 1, 0, 0, fma, false, ulp, tile                       \
+    }
+#define GPU_ELEMENTWISE(ulp) GPU_ARITH(F32, NONE, 1, false, ulp, 0)
+#define GPU_SEQUENTIAL(ulp) GPU_ARITH(F32, SEQUENTIAL, 1, true, ulp, 0)
+#define GPU_TREE(lanes, ulp) GPU_ARITH(F32, TREE, lanes, true, ulp, 0)
+/* An entry that no shape changes. */
+#define GPU_DECLARES(outputs, arith)                                                                         \
+    {                                                                                                        \
+        outputs, arith, NULL, ""                                                                             \
+    }
+
+/* The rungs of an operation; NULL: the engine has none (collectives: gpu/call.c). */
+const gpu_rung *gpu_ladder(const char *op);
 /* NULL: the operation has no such variant. */
 const gpu_rung *gpu_ladder_find(const char *op, int variant);
 /* Highest variant of any operation of the family; -1: no such family. */
 int gpu_ladder_highest(const char *family);
-/* [{"op":..., "family":..., "variants":[{"name":"k0", "buys":..., "arithmetic":..., "least_capability":...}]}] */
+
+/* Bytes of the call arena for whichever rung will run. */
+size_t gpu_ladder_workspace(const gpu_ctx *ctx, const gpu_operands *o);
+/* Highest rung that device and calls allow, not above the variant that was asked for. */
+int gpu_ladder_choose(const gpu_rung *rungs, const gpu_ctx *ctx, const gpu_operands *o, int64_t n);
+/* Enqueues n calls of one operation on that rung; *variant says which.  ASSAY_UNSUPPORTED: no such operation. */
+assay_status gpu_ladder_run(gpu_ctx *ctx, const gpu_operands *o, int64_t n, cudaStream_t stream,
+                            int *variant);
+/* What that rung declares for this call: the arithmetic of each output that is there. */
+assay_status gpu_ladder_declare(const gpu_ctx *ctx, const gpu_operands *o, int variant, gpu_declared *out);
+
+/* [{"op":..., "family":..., "sums":..., "variants":[{"name":"k0", "buys":..., "least_capability":..., "outputs":[{"outputs":"dx",
+ *   "arith":{...}, "how":"..."}]}]}] */
 json_t *gpu_ladder_json(void);
 
 ASSAY_END_DECLS

@@ -1,6 +1,7 @@
 /* Which parameters, layers and sizes this rank has, and the memory that they need. */
 #include "gpu/call.h"
 #include "gpu/fault.h"
+#include "gpu/ladder.h"
 #include "gpu/layer.h"
 #include "gpu/stage.h"
 
@@ -217,9 +218,11 @@ static assay_status carve_step(gpu_model *m, size_t microbatch_bytes, size_t hos
 static assay_status call_arena(gpu_model *m)
 {
     gpu_ctx *ctx = &m->run->ctx;
-    const size_t sums = gpu_sum_workspace(ctx); /* loss and gradient norm */
-    if (sums > m->run->workspace_needed)
-        m->run->workspace_needed = sums;
+    gpu_operands sums; /* loss and gradient norm, whatever their sizes */
+    gpu_operands_init(&sums, assay_op_find("sumsq"));
+    const size_t bytes = gpu_ladder_workspace(ctx, &sums);
+    if (bytes > m->run->workspace_needed)
+        m->run->workspace_needed = bytes;
     if (m->run->workspace_needed <= ctx->workspace_bytes)
         return ASSAY_OK;
     if (ctx->workspace)

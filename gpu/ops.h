@@ -1,191 +1,198 @@
-/* The engine's operations.  Same names and argument order as ref/ops.h would have, plus the context first,
- * the stream and the declaration last; docs/OPS.md is the contract of each (formula, slots, rounding, edge cases).
+/* The engine's operations: one ladder of kernels each (gpu/ladder.h), run through gpu_ladder_run and, in the engine, through the
+ * one call (gpu/call.h).  Slots, dtypes, shapes and attributes are rows of core/model/ops.c; docs/OPS.md is the contract (rounding,
+ * order, edge cases).  Here: what each computes, which buffers may be shared, what it refuses.
  *
- * All of them: asynchronous on `stream`; allocate nothing; use ctx->workspace where *_workspace() says so
- * (ASSAY_LIMIT when it is too small); say in *declared (NULL: nobody asks)
- * which variant ran with which arithmetic; ASSAY_OK means enqueued.  ASSAY_INVALID_ARGUMENT:
- * rank, shape, dtype, alignment (checked before the first CUDA call; the message names operation, operand,
- * expected, found).  ASSAY_UNSUPPORTED: dtype or variant. ASSAY_CUDA / ASSAY_CUBLAS: launch.  Sizes may be 0.
- * act is F32 or BF16; every operation is deterministic.  Accumulated targets
- * (`+=`) are F32. */
+ * All of them: asynchronous on the stream; allocate nothing; use ctx->workspace where the rung has a workspace; deterministic;
+ * ASSAY_OK means enqueued.  act is F32 or BF16, computed in F32 and rounded once, when stored.  Tensors are contiguous and
+ * aligned to their element; sizes may be 0.  An output overlaps no input unless its block says so.  `+=`: F32, added last.
+ *
+ * All of them, before the first CUDA call: ASSAY_INVALID_ARGUMENT for rank, shape, dtype, address ("rmsnorm_fwd: gamma: expected 64
+ * elements, found 63"), ASSAY_LIMIT for a workspace that is too small, ASSAY_UNSUPPORTED for an act of another dtype;
+ * ASSAY_CUDA, ASSAY_CUBLAS: the launch.  Blocks name what is refused beyond that (ASSAY_INVALID_ARGUMENT where nothing is said). */
 #ifndef GPU_OPS_H
 #define GPU_OPS_H
 
-#include "gpu/gpu.h"
+#include "gpu/ladder.h"
 
 ASSAY_BEGIN_DECLS
 
-/* --- linear.cu (cuBLASLt; k0 = plain kernel) ---------------------------------------------------------------- */
-size_t gpu_linear_workspace(const gpu_ctx *ctx);
-/* y [T,N] = x [T,K] w [N,K]^T (+ bias [N] or none); y may be F32 with BF16 operands */
-assay_status gpu_linear_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor w, gpu_tensor bias,
-                            cudaStream_t stream, gpu_declared *declared);
-assay_status gpu_linear_bwd_input(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gpu_tensor w,
-                                  cudaStream_t stream, gpu_declared *declared);
-/* dweight F32 [N,K] += dy [T,N]^T x [T,K] */
-assay_status gpu_linear_bwd_weight(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor dy, gpu_tensor x,
-                                   cudaStream_t stream, gpu_declared *declared);
-assay_status gpu_linear_bwd_bias(gpu_ctx *ctx, gpu_tensor dbias, gpu_tensor dy, cudaStream_t stream,
-                                 gpu_declared *declared);
-/* tokens_per_expert: HOST memory, El entries, read during the call (a loop of products over the experts) */
-assay_status gpu_grouped_linear_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor w,
-                                    const int64_t *tokens_per_expert, cudaStream_t stream,
-                                    gpu_declared *declared);
-assay_status gpu_grouped_linear_bwd_input(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gpu_tensor w,
-                                          const int64_t *tokens_per_expert, cudaStream_t stream,
-                                          gpu_declared *declared);
-assay_status gpu_grouped_linear_bwd_weight(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor dy, gpu_tensor x,
-                                           const int64_t *tokens_per_expert, cudaStream_t stream,
-                                           gpu_declared *declared);
+/* --- linear.cu ---------------------------------------------------------------------------------------------- */
+/* y[t,n] = sum_k x[t,k] weight[n,k] (+ bias[n])      y [T,N]  x [T,K]  weight [N,K]  bias [N] or none
+ * y is act, or F32 beside BF16 operands; the bias enters before the one rounding.  K = 0: y = bias or 0. */
+extern GPU_LADDER(linear_fwd);
+/* dx[t,k] = sum_n dy[t,n] weight[n,k]      dx [T,K]  dy [T,N]  weight [N,K] */
+extern GPU_LADDER(linear_bwd_input);
+/* dweight[n,k] += sum_t dy[t,n] x[t,k]      dweight F32 [N,K]  dy [T,N]  x [T,K] */
+extern GPU_LADDER(linear_bwd_weight);
+/* dbias[n] += sum_t dy[t,n]      dbias F32 [N]  dy [T,N] */
+extern GPU_LADDER(linear_bwd_bias);
+/* The same for rows sorted by expert, e(r) the expert of row r: y[r,:] = weight[e(r)] x[r,:]      weight [El,N,K]
+ * tokens_per_expert [El] is read in HOST memory, during the call; refused: absent, negative, a sum other than the rows. */
+extern GPU_LADDER(grouped_linear_fwd);
+/* dx[r,:] = dy[r,:] weight[e(r)]; refuses as the forward. */
+extern GPU_LADDER(grouped_linear_bwd_input);
+/* dweight[e] += sum over the rows of e of dy[r,:]^T x[r,:]; an expert without rows keeps its gradient; refuses as the forward. */
+extern GPU_LADDER(grouped_linear_bwd_weight);
 
 /* --- norm.cu ------------------------------------------------------------------------------------------------ */
-assay_status gpu_rmsnorm_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor rstd, gpu_tensor x, gpu_tensor gamma,
-                             float eps, cudaStream_t stream, gpu_declared *declared);
-size_t gpu_rmsnorm_bwd_workspace(const gpu_ctx *ctx, int64_t t, int64_t h);
-assay_status gpu_rmsnorm_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dgamma, gpu_tensor dy, gpu_tensor x,
-                             gpu_tensor gamma, gpu_tensor rstd, cudaStream_t stream, gpu_declared *declared);
+/* rstd[t] = 1/sqrt(mean_h x[t,h]^2 + eps), y = gamma x rstd      y, x [T,H]  gamma [H]  rstd F32 [T]
+ * Rows are as wide as gamma, however the extents of x are recorded.  y may be x.  Refused: eps below 0. */
+extern GPU_LADDER(rmsnorm_fwd);
+/* g = dy gamma, xh = x rstd: dx = rstd (g - xh mean_h(g xh)), dgamma[h] += sum_t dy xh      dx, dy, x [T,H]  dgamma F32 [H]
+ * dx may be dy or x: dgamma is made first. */
+extern GPU_LADDER(rmsnorm_bwd);
 
 /* --- rope.cu ------------------------------------------------------------------------------------------------ */
-typedef struct gpu_rope_desc {
-    int type; /* assay_rope_type */
-    int64_t rotary_dim;
-    double base, factor, low_freq_factor, high_freq_factor;
-    int64_t original_max_position_embeddings;
-} gpu_rope_desc;
-/* cos, sin F32 [P,R/2]; computed in double, rounded once */
-assay_status gpu_rope_table(gpu_ctx *ctx, gpu_tensor cos_table, gpu_tensor sin_table, const gpu_rope_desc *d,
-                            cudaStream_t stream, gpu_declared *declared);
-/* x, y [T,heads,D]; position I64 [T] on the device */
-assay_status gpu_rope_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor cos_table,
-                          gpu_tensor sin_table, gpu_tensor position, cudaStream_t stream,
-                          gpu_declared *declared);
-assay_status gpu_rope_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gpu_tensor cos_table,
-                          gpu_tensor sin_table, gpu_tensor position, cudaStream_t stream,
-                          gpu_declared *declared);
+/* cos[p,i] = cos(p f_i), sin likewise, f_i = base^(-2i/R), scaled by rope_type; F32 [P,R/2], made in double, rounded once.
+ * Refused: an odd rotary_dim; base or factor not above 0; llama3 without 0 < low_freq_factor < high_freq_factor.  ASSAY_UNSUPPORTED:
+ * another rope_type. */
+extern GPU_LADDER(rope_table);
+/* a = x[0:R/2], b = x[R/2:R]: y = [a c - b s | b c + a s | rest]      y, x [T,A,D]  position I64 [T]
+ * y may be x.  A position outside the table is a violated precondition (not checked).  Refused: R above D. */
+extern GPU_LADDER(rope_fwd);
+/* dx = [da c + db s | db c - da s | rest]; dx may be dy; as rope_fwd else. */
+extern GPU_LADDER(rope_bwd);
 
-/* --- attention.cu ------------------------------------------------------------------------------------------- */
-typedef struct gpu_attention_desc {
-    int64_t batch, seq_q, seq_k, heads, groups, head_dim, head_dim_v;
-    float scale;
-    int64_t window;
-    gpu_tensor q_position, k_position; /* I64 [Tq], [Tk] */
-    gpu_tensor first_key;              /* I64 [Tq] or none */
-} gpu_attention_desc;
-assay_status gpu_attention_fwd(gpu_ctx *ctx, gpu_tensor o, gpu_tensor lse, gpu_tensor q, gpu_tensor k,
-                               gpu_tensor v, const gpu_attention_desc *d, cudaStream_t stream,
-                               gpu_declared *declared);
-size_t gpu_attention_bwd_workspace(const gpu_ctx *ctx, const gpu_attention_desc *d);
-assay_status gpu_attention_bwd(gpu_ctx *ctx, gpu_tensor dq, gpu_tensor dk, gpu_tensor dv, gpu_tensor dout,
-                               gpu_tensor q, gpu_tensor k, gpu_tensor v, gpu_tensor o, gpu_tensor lse,
-                               const gpu_attention_desc *d, cudaStream_t stream, gpu_declared *declared);
-assay_status gpu_qkv_split_fwd(gpu_ctx *ctx, gpu_tensor q, gpu_tensor k, gpu_tensor v, gpu_tensor qkv,
-                               cudaStream_t stream, gpu_declared *declared);
-assay_status gpu_qkv_split_bwd(gpu_ctx *ctx, gpu_tensor dqkv, gpu_tensor dq, gpu_tensor dk, gpu_tensor dv,
-                               cudaStream_t stream, gpu_declared *declared);
+/* --- attention.cu, attention_bwd.cu ------------------------------------------------------------------------- */
+/* S_j = scale sum_d q k_j over the keys j that query t sees, lse = log sum_j exp S_j, o = sum_j exp(S_j - lse) v_j
+ *   q [Tq,A,D]  k [Tk,G,D]  v [Tk,G,Dv]  o [Tq,A,Dv]  lse F32 [Tq,A]  positions I64
+ * Visible: k_position <= q_position, >= first_key, > q_position - window where window > 0.  A row that sees nothing: o = 0,
+ * lse = -inf.  Refused: heads no multiple of groups, a scale that is no finite number.  ASSAY_UNSUPPORTED: D or Dv above 256. */
+extern GPU_LADDER(attention_fwd);
+/* P = exp(S - lse), delta = sum_d do o: dv = P^T do, dS = P (do v^T - delta), dq = scale dS k, dk = scale dS^T q, the heads of a
+ * group summed in dk and dv.  Shapes of the forward.  Workspace: F32 [Tq,A].  Refuses as the forward. */
+extern GPU_LADDER(attention_bwd);
+/* qkv [T,(A+2G) D], for each group its query heads, key, value -> q [T,A,D], k [T,G,D], v [T,G,D]; copies. */
+extern GPU_LADDER(qkv_split_fwd);
+/* The inverse: dq, dk, dv -> dqkv. */
+extern GPU_LADDER(qkv_split_bwd);
 
 /* --- activation.cu ------------------------------------------------------------------------------------------ */
-assay_status gpu_add(gpu_ctx *ctx, gpu_tensor y, gpu_tensor a, gpu_tensor b, cudaStream_t stream,
-                     gpu_declared *declared);
-assay_status gpu_cast(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, cudaStream_t stream, gpu_declared *declared);
-/* y = min(max(x, -limit), limit), NaN stays; dx = dy where |x| < limit, else 0.  Any shape, all of one dtype. */
-assay_status gpu_clamp_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, double limit, cudaStream_t stream,
-                           gpu_declared *declared);
-assay_status gpu_clamp_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gpu_tensor x, double limit,
-                           cudaStream_t stream, gpu_declared *declared);
-/* x [T,2F]; probs F32 [T] or none */
-assay_status gpu_swiglu_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor probs, cudaStream_t stream,
-                            gpu_declared *declared);
-assay_status gpu_swiglu_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dprobs, gpu_tensor dy, gpu_tensor x,
-                            gpu_tensor probs, cudaStream_t stream, gpu_declared *declared);
-assay_status gpu_sigmoid_gate_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor gate,
-                                  cudaStream_t stream, gpu_declared *declared);
-assay_status gpu_sigmoid_gate_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dgate, gpu_tensor dy, gpu_tensor x,
-                                  gpu_tensor gate, cudaStream_t stream, gpu_declared *declared);
+/* y = a + b, all act of one shape; y may be a or b. */
+extern GPU_LADDER(add);
+/* y = x in the dtype of y, F32 or BF16; y may be x where they have one dtype. */
+extern GPU_LADDER(cast);
+/* y = x[start : start + length], in rows of S; y may be that view of x, and nothing is enqueued then.  Refused: rows outside x. */
+extern GPU_LADDER(slice_rows);
+/* y = min(max(x, -limit), limit), a NaN stays; y may be x. */
+extern GPU_LADDER(clamp_fwd);
+/* dx = dy where |x| < limit, else 0; dx may be dy or x. */
+extern GPU_LADDER(clamp_bwd);
+/* x = [gate | up] [T,2F]: y[t,f] = gate sigmoid(gate) up (probs[t])      y [T,F]  probs F32 [T] or none.  Refused: odd columns. */
+extern GPU_LADDER(swiglu_fwd);
+/* s = sigmoid(gate), p = probs[t] or 1: dgate = dy p up s (1 + gate (1 - s)), dup = dy p gate s, dprobs[t] = sum_f dy gate s up
+ *   dx [T,2F] may be x      dprobs F32 [T], there when probs is: else refused */
+extern GPU_LADDER(swiglu_bwd);
+/* y[t,h] = x[t,h] sigmoid(gate[t])      y, x [T,H]  gate [T]; y may be x. */
+extern GPU_LADDER(sigmoid_gate_fwd);
+/* dx = dy sigmoid(gate[t]), dgate[t] = s (1 - s) sum_h dy x; dx may be dy or x. */
+extern GPU_LADDER(sigmoid_gate_bwd);
 
 /* --- embedding.cu ------------------------------------------------------------------------------------------- */
-assay_status gpu_embedding_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor ids, gpu_tensor w, int64_t vocab_start,
-                               cudaStream_t stream, gpu_declared *declared);
-assay_status gpu_embedding_bwd(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor dy, gpu_tensor ids,
-                               int64_t vocab_start, cudaStream_t stream, gpu_declared *declared);
+/* y[t,:] = weight[ids[t] - vocab_start] where this piece has that row, else 0      y [T,H]  weight [V,H]  ids I64 [T]
+ * Refused: vocab_start below 0. */
+extern GPU_LADDER(embedding_fwd);
+/* dweight[ids[t] - vocab_start] += dy[t], t ascending, each onto the sum so far      dweight F32 [V,H]  dy [T,H] */
+extern GPU_LADDER(embedding_bwd);
 
-/* --- loss.cu ------------------------------------------------------------------------------------------------ */
-/* stats F32 [3,T] */
-assay_status gpu_cross_entropy_stats(gpu_ctx *ctx, gpu_tensor stats, gpu_tensor logits, gpu_tensor targets,
-                                     int64_t vocab_start, cudaStream_t stream, gpu_declared *declared);
-/* stats F32 [n,3,T]; lse, loss F32 [T] */
-assay_status gpu_cross_entropy_loss(gpu_ctx *ctx, gpu_tensor lse, gpu_tensor loss, gpu_tensor stats,
-                                    gpu_tensor targets, cudaStream_t stream, gpu_declared *declared);
-assay_status gpu_cross_entropy_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor logits, gpu_tensor lse,
-                                   gpu_tensor targets, int64_t vocab_start, float scale, cudaStream_t stream,
-                                   gpu_declared *declared);
-/* y F64 [1] = sum of x F32 [n] in double */
-/* Bytes of ctx->workspace that gpu_sum and gpu_sumsq need (any size). */
-size_t gpu_sum_workspace(const gpu_ctx *ctx);
-assay_status gpu_sum(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, cudaStream_t stream, gpu_declared *declared);
+/* --- sum.cu ------------------------------------------------------------------------------------------------- */
+/* y = sum x, in double      y F64 [1]  x F32 [n]. */
+extern GPU_LADDER(sum);
+/* y = sum x^2, in double, where squares are exact; a list of n calls in one launch sequence. */
+extern GPU_LADDER(sumsq);
 
 /* --- router.cu ---------------------------------------------------------------------------------------------- */
-typedef struct gpu_router_desc {
-    int64_t topk;
-    int score_function; /* assay_score_function */
-    bool pre_softmax, norm_topk_prob;
-    float scaling_factor;
-    int64_t num_groups, group_topk;
-} gpu_router_desc;
-/* indices I64 [T,K] ascending, probs F32 [T,K], scores F32 [T,E]; logits F32 [T,E], expert_bias F32 [E] or
- * none */
-assay_status gpu_router_fwd(gpu_ctx *ctx, gpu_tensor indices, gpu_tensor probs, gpu_tensor scores,
-                            gpu_tensor logits, gpu_tensor expert_bias, const gpu_router_desc *d,
-                            cudaStream_t stream, gpu_declared *declared);
-assay_status gpu_router_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor dprobs, gpu_tensor indices,
-                            gpu_tensor scores, gpu_tensor logits, const gpu_router_desc *d,
-                            cudaStream_t stream, gpu_declared *declared);
-/* Bytes of ctx->workspace that gpu_router_aux_fwd needs for `tokens` rows. */
-size_t gpu_router_aux_workspace(const gpu_ctx *ctx, int64_t tokens);
-assay_status gpu_router_aux_fwd(gpu_ctx *ctx, gpu_tensor aux_scores, gpu_tensor aux_indices,
-                                gpu_tensor tokens_per_expert, gpu_tensor score_sums, gpu_tensor z_sum,
-                                gpu_tensor logits, const gpu_router_desc *d, cudaStream_t stream,
-                                gpu_declared *declared);
-typedef struct gpu_router_aux_desc {
-    double aux_coeff, z_coeff, loss_scale;
-    int64_t group_tokens;
-    gpu_router_desc router;
-} gpu_router_aux_desc;
-/* losses F32 [2] */
-assay_status gpu_router_aux_loss(gpu_ctx *ctx, gpu_tensor losses, gpu_tensor score_sums,
-                                 gpu_tensor tokens_per_expert, gpu_tensor z_sum, const gpu_router_aux_desc *d,
-                                 cudaStream_t stream, gpu_declared *declared);
-/* dlogits += */
-assay_status gpu_router_aux_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor logits,
-                                gpu_tensor tokens_per_expert, const gpu_router_aux_desc *d,
-                                cudaStream_t stream, gpu_declared *declared);
-assay_status gpu_expert_bias_update(gpu_ctx *ctx, gpu_tensor bias, gpu_tensor tokens_per_expert, float rate,
-                                    cudaStream_t stream, gpu_declared *declared);
+/* scores, choice of K of E experts, weights of the chosen (docs/OPS.md 7); ties and -0 go to the lower expert, a NaN ranks last.
+ *   indices I64 [T,K] ascending  probs F32 [T,K]  scores F32 [T,E]  logits F32 [T,E]  expert_bias F32 [E] or none
+ * Refused: topk outside 1..E, groups that do not divide E, group_topk outside 1..groups, a bias beside softmax.
+ * ASSAY_UNSUPPORTED: more than 512 experts or topk 32, another score_function. */
+extern GPU_LADDER(router_fwd);
+/* dlogits = d probs / d logits, times dprobs; none through keys, bias or the choice      dlogits F32 [T,E]; refuses as the forward. */
+extern GPU_LADDER(router_bwd);
+
+/* --- router_aux.cu ------------------------------------------------------------------------------------------ */
+/* aux_scores = softmax(logits) or sigmoid / row sum; aux_indices their plain top-K; tokens_per_expert their counts;
+ * score_sums[e] = sum_t aux_scores; z_sum = sum_t lse_t^2.  Workspace: F32 [T].  Refuses as router_fwd. */
+extern GPU_LADDER(router_aux_fwd);
+/* losses = { aux_coeff E / (K tokens^2) sum_e score_sums_e n_e, z_coeff / tokens z_sum }, F32 [2], in double; 0 without tokens.
+ * Refused: tokens below 0, topk below 1, a coefficient that is no finite number. */
+extern GPU_LADDER(router_aux_loss);
+/* dlogits += loss_scale (J^T[aux_coeff E / (K tokens^2) n] + z_coeff 2/tokens lse softmax(logits)), J the derivative of aux_scores;
+ * refuses as router_aux_fwd and router_aux_loss. */
+extern GPU_LADDER(router_aux_bwd);
+/* bias[e] += rate sign(mean(n) - n_e), compared in integers      bias F32 [E]  tokens_per_expert I64 [E] */
+extern GPU_LADDER(expert_bias_update);
 
 /* --- experts.cu --------------------------------------------------------------------------------------------- */
-/* all I64: row_token [T*K], row_slot [T*K], tokens_per_expert [E], token_row [T,K] from indices [T,K] */
-assay_status gpu_permute_plan(gpu_ctx *ctx, gpu_tensor row_token, gpu_tensor row_slot,
-                              gpu_tensor tokens_per_expert, gpu_tensor token_row, gpu_tensor indices,
-                              cudaStream_t stream, gpu_declared *declared);
-/* x [n,H] or [n]; index I64 [R] */
-assay_status gpu_gather_rows(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor index, cudaStream_t stream,
-                             gpu_declared *declared);
-assay_status gpu_combine_rows(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor token_row,
-                              cudaStream_t stream, gpu_declared *declared);
+/* Rows in order of expert, then token: row_token, row_slot I64 [T*K], token_row I64 [T,K] (inverse), tokens_per_expert I64 [E]
+ * from indices I64 [T,K].  An index outside [0,E) is a violated precondition: its row is skipped. */
+extern GPU_LADDER(permute_plan);
+/* y[i,:] = x[index[i],:]; bits of F32, BF16 or I64 (ASSAY_UNSUPPORTED: another); an index outside gives NaN, I64: -1. */
+extern GPU_LADDER(gather_rows);
+/* y[t,:] = sum_k x[token_row[t,k],:], k ascending      y [T,H]  x [R,H]; a row outside gives NaN. */
+extern GPU_LADDER(combine_rows);
+
+/* --- loss.cu ------------------------------------------------------------------------------------------------ */
+/* stats = { max_v, sum_v exp(l - max), logit of the target or 0 when another piece has it }, F32 [3,T]      logits F32 [T,V]
+ * An empty piece: { -inf, 0, 0 }. */
+extern GPU_LADDER(cross_entropy_stats);
+/* m = max_r m_r: lse = m + log sum_r sum_r exp(m_r - m), loss = lse - sum_r target_r, 0 where the target is -100
+ *   lse, loss F32 [T]  stats F32 [tp,3,T].  Refused: stats that are no whole number of pieces. */
+extern GPU_LADDER(cross_entropy_loss);
+/* dlogits = (exp(l - lse) - [v = target]) scale, 0 where ignored      dlogits act [T,V], may be logits where that is F32. */
+extern GPU_LADDER(cross_entropy_bwd);
 
 /* --- optimizer.cu ------------------------------------------------------------------------------------------- */
-typedef struct gpu_adamw_desc {
-    double lr, beta1, beta2, eps, weight_decay, grad_scale;
-    int64_t step; /* from 1 */
-} gpu_adamw_desc;
-/* One list of tensors in one launch (multi-tensor); param[i] is BF16, F32 (another buffer) or none.  descs[i]
- * differ only in weight_decay. */
-assay_status gpu_adamw(gpu_ctx *ctx, int64_t n_tensors, const gpu_tensor *main_param,
-                       const gpu_tensor *exp_avg, const gpu_tensor *exp_avg_sq, const gpu_tensor *param,
-                       const gpu_tensor *grad, const gpu_adamw_desc *descs, cudaStream_t stream,
-                       gpu_declared *declared);
-/* y F64 [n_tensors]: sum of squares of each, in double */
-assay_status gpu_sumsq(gpu_ctx *ctx, gpu_tensor y, const gpu_tensor *x, int64_t n_tensors,
-                       cudaStream_t stream, gpu_declared *declared);
+/* g = grad_scale grad: m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, p -= lr ((m/c1) / (sqrt(v/c2) + eps) + weight_decay p),
+ * c = 1 - b^step; m = exp_avg, v = exp_avg_sq, p = main_param, F32 [n] in place; param (act or none) = p rounded.
+ * A list of n calls: attributes differ in weight_decay alone, else refused; as are step below 1, a beta outside [0,1), eps below 0,
+ * lr or weight_decay that are no finite numbers.  param may not be main_param. */
+extern GPU_LADDER(adamw);
+
+/* All of them, in the order of docs/OPS.md. */
+#define GPU_OPERATIONS(X)                                                                                    \
+    X(linear_fwd)                                                                                            \
+    X(linear_bwd_input)                                                                                      \
+    X(linear_bwd_weight)                                                                                     \
+    X(linear_bwd_bias)                                                                                       \
+    X(grouped_linear_fwd)                                                                                    \
+    X(grouped_linear_bwd_input)                                                                              \
+    X(grouped_linear_bwd_weight)                                                                             \
+    X(rmsnorm_fwd)                                                                                           \
+    X(rmsnorm_bwd)                                                                                           \
+    X(rope_table)                                                                                            \
+    X(rope_fwd)                                                                                              \
+    X(rope_bwd)                                                                                              \
+    X(attention_fwd)                                                                                         \
+    X(attention_bwd)                                                                                         \
+    X(qkv_split_fwd)                                                                                         \
+    X(qkv_split_bwd)                                                                                         \
+    X(add)                                                                                                   \
+    X(clamp_fwd)                                                                                             \
+    X(clamp_bwd)                                                                                             \
+    X(swiglu_fwd)                                                                                            \
+    X(swiglu_bwd)                                                                                            \
+    X(sigmoid_gate_fwd)                                                                                      \
+    X(sigmoid_gate_bwd)                                                                                      \
+    X(cast)                                                                                                  \
+    X(slice_rows)                                                                                            \
+    X(embedding_fwd)                                                                                         \
+    X(embedding_bwd)                                                                                         \
+    X(sum)                                                                                                   \
+    X(router_fwd)                                                                                            \
+    X(router_bwd)                                                                                            \
+    X(router_aux_fwd)                                                                                        \
+    X(router_aux_loss)                                                                                       \
+    X(router_aux_bwd)                                                                                        \
+    X(permute_plan)                                                                                          \
+    X(gather_rows)                                                                                           \
+    X(combine_rows)                                                                                          \
+    X(expert_bias_update)                                                                                    \
+    X(cross_entropy_stats)                                                                                   \
+    X(cross_entropy_loss)                                                                                    \
+    X(cross_entropy_bwd)                                                                                     \
+    X(sumsq)                                                                                                 \
+    X(adamw)
 
 ASSAY_END_DECLS
 

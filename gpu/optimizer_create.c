@@ -1,4 +1,5 @@
 /* What the optimizer of this rank holds. */
+#include "gpu/ladder.h"
 #include "gpu/optimizer.h"
 
 #include <stdio.h>
@@ -212,13 +213,24 @@ assay_status gpu_optimizer_set_weight(void *optimizer, gpu_param *p, const float
     return ASSAY_OK;
 }
 
+/* weight = master, rounded; outside a step, so nothing is recorded. */
+static assay_status round_master(gpu_ctx *ctx, gpu_tensor weight, gpu_tensor master)
+{
+    gpu_operands o;
+    int variant;
+    gpu_operands_init(&o, assay_op_find("cast"));
+    gpu_operands_put(&o, "y", weight);
+    gpu_operands_put(&o, "x", master);
+    return gpu_ladder_run(ctx, &o, 1, ctx->stream, &variant);
+}
+
 assay_status gpu_optimizer_refresh_weights(gpu_optimizer *o)
 {
     gpu_run *run = o->model->run;
     for (int64_t i = 0; i < o->n_pieces; i++) {
         gpu_piece *p = &o->pieces[i];
         if (p->count > 0)
-            ASSAY_TRY(gpu_cast(&run->ctx, p->weight.t, p->main_param.t, run->ctx.stream, NULL));
+            ASSAY_TRY(round_master(&run->ctx, p->weight.t, p->main_param.t));
     }
     for (int k = 0; o->sharded && k < 2; k++)
         ASSAY_TRY(gpu_param_sync(&o->buffer[k], o->model, false));

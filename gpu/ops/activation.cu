@@ -7,7 +7,6 @@
  *
  * sigmoid is 1/(1 + exp(-x)), at most 6 ulp.  y may be the buffer of an input of the same dtype. */
 #include "gpu/device.cuh"
-#include "gpu/ladder.h"
 
 template <class T> __global__ void add_k0(T *y, const T *a, const T *b, int64_t n)
 {
@@ -187,11 +186,6 @@ __global__ void sigmoid_gate_bwd_k1(T *dx, T *dgate, const T *dy, const T *x, co
     }
 }
 
-static bool aligned(gpu_tensor t, size_t bytes)
-{
-    return (uintptr_t)t.data % bytes == 0;
-}
-
 template <class T>
 static cudaError_t launch_add(int variant, gpu_tensor y, gpu_tensor a, gpu_tensor b, int64_t n,
                               cudaStream_t stream)
@@ -203,23 +197,18 @@ static cudaError_t launch_add(int variant, gpu_tensor y, gpu_tensor a, gpu_tenso
                                  (four<T> *)y.data, (const four<T> *)a.data, (const four<T> *)b.data, n / 4);
 }
 
-assay_status gpu_add(gpu_ctx *ctx, gpu_tensor y, gpu_tensor a, gpu_tensor b, cudaStream_t stream,
-                     gpu_declared *declared)
+static assay_status add(const gpu_work *w)
 {
+    const gpu_tensor y = gpu_operand(w->o, "y"), a = gpu_operand(w->o, "a"), b = gpu_operand(w->o, "b");
     const char *op = "add";
     ASSAY_TRY(gpu_check_act(op, "a", a));
     ASSAY_TRY(gpu_check_tensor(op, "b", b, a.dtype, a.dtype));
     ASSAY_TRY(gpu_check_tensor(op, "y", y, a.dtype, a.dtype));
     const int64_t n = gpu_tensor_count(a);
-    const size_t bytes = 4 * (size_t)assay_dtype_bytes(a.dtype);
     ASSAY_TRY(gpu_check_count(op, "b", b, n));
     ASSAY_TRY(gpu_check_count(op, "y", y, n));
-    int variant = gpu_variant(ctx, GPU_FAMILY_ELEMENTWISE, 1, 1);
-    if (n % 4 != 0 || !aligned(y, bytes) || !aligned(a, bytes) || !aligned(b, bytes))
-        variant = 0;
     if (n > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(a.dtype, launch_add, variant, y, a, b, n, stream), op);
-    gpu_declare(declared, variant, gpu_arith_elementwise(0));
+        GPU_LAUNCHED(GPU_BY_ACT(a.dtype, launch_add, w->variant, y, a, b, n, w->stream), op);
     return ASSAY_OK;
 }
 
@@ -230,9 +219,9 @@ static cudaError_t launch_cast(gpu_tensor y, gpu_tensor x, int64_t n, cudaStream
                                  (TY *)y.data, (const T *)x.data, n);
 }
 
-assay_status gpu_cast(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, cudaStream_t stream, gpu_declared *declared)
+static assay_status cast(const gpu_work *w)
 {
-    (void)ctx;
+    const gpu_tensor y = gpu_operand(w->o, "y"), x = gpu_operand(w->o, "x");
     const char *op = "cast";
     ASSAY_TRY(gpu_check_act(op, "x", x));
     ASSAY_TRY(gpu_check_act(op, "y", y));
@@ -241,14 +230,13 @@ assay_status gpu_cast(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, cudaStream_t str
     if (n > 0) {
         cudaError_t e;
         if (x.dtype == ASSAY_F32)
-            e = y.dtype == ASSAY_F32 ? launch_cast<float, float>(y, x, n, stream)
-                                     : launch_cast<bf16, float>(y, x, n, stream);
+            e = y.dtype == ASSAY_F32 ? launch_cast<float, float>(y, x, n, w->stream)
+                                     : launch_cast<bf16, float>(y, x, n, w->stream);
         else
-            e = y.dtype == ASSAY_F32 ? launch_cast<float, bf16>(y, x, n, stream)
-                                     : launch_cast<bf16, bf16>(y, x, n, stream);
+            e = y.dtype == ASSAY_F32 ? launch_cast<float, bf16>(y, x, n, w->stream)
+                                     : launch_cast<bf16, bf16>(y, x, n, w->stream);
         GPU_LAUNCHED(e, op);
     }
-    gpu_declare(declared, 0, gpu_arith_elementwise(0));
     return ASSAY_OK;
 }
 
@@ -263,21 +251,17 @@ static cudaError_t launch_clamp_fwd(int variant, gpu_tensor y, gpu_tensor x, flo
                                  (four<T> *)y.data, (const four<T> *)x.data, limit, n / 4);
 }
 
-assay_status gpu_clamp_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, double limit, cudaStream_t stream,
-                           gpu_declared *declared)
+static assay_status clamp_fwd(const gpu_work *w)
 {
+    const gpu_tensor y = gpu_operand(w->o, "y"), x = gpu_operand(w->o, "x");
+    const double limit = gpu_operand_double(w->o, "limit");
     const char *op = "clamp_fwd";
     ASSAY_TRY(gpu_check_act(op, "x", x));
     ASSAY_TRY(gpu_check_tensor(op, "y", y, x.dtype, x.dtype));
     const int64_t n = gpu_tensor_count(x);
-    const size_t bytes = 4 * (size_t)assay_dtype_bytes(x.dtype);
     ASSAY_TRY(gpu_check_count(op, "y", y, n));
-    int variant = gpu_variant(ctx, GPU_FAMILY_ELEMENTWISE, 1, 1);
-    if (n % 4 != 0 || !aligned(y, bytes) || !aligned(x, bytes))
-        variant = 0;
     if (n > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_clamp_fwd, variant, y, x, (float)limit, n, stream), op);
-    gpu_declare(declared, variant, gpu_arith_elementwise(0));
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_clamp_fwd, w->variant, y, x, (float)limit, n, w->stream), op);
     return ASSAY_OK;
 }
 
@@ -293,25 +277,21 @@ static cudaError_t launch_clamp_bwd(int variant, gpu_tensor dx, gpu_tensor dy, g
                                  n / 4);
 }
 
-assay_status gpu_clamp_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gpu_tensor x, double limit,
-                           cudaStream_t stream, gpu_declared *declared)
+static assay_status clamp_bwd(const gpu_work *w)
 {
+    const gpu_tensor dx = gpu_operand(w->o, "dx"), dy = gpu_operand(w->o, "dy"), x = gpu_operand(w->o, "x");
     const char *op = "clamp_bwd";
+    const double limit = gpu_operand_double(w->o, "limit");
     /* |x| < limit in double is |x| < the least float that is not below limit. */
     const float near = (float)limit, above = (double)near < limit ? nextafterf(near, INFINITY) : near;
     ASSAY_TRY(gpu_check_act(op, "x", x));
     ASSAY_TRY(gpu_check_tensor(op, "dy", dy, x.dtype, x.dtype));
     ASSAY_TRY(gpu_check_tensor(op, "dx", dx, x.dtype, x.dtype));
     const int64_t n = gpu_tensor_count(x);
-    const size_t bytes = 4 * (size_t)assay_dtype_bytes(x.dtype);
     ASSAY_TRY(gpu_check_count(op, "dy", dy, n));
     ASSAY_TRY(gpu_check_count(op, "dx", dx, n));
-    int variant = gpu_variant(ctx, GPU_FAMILY_ELEMENTWISE, 1, 1);
-    if (n % 4 != 0 || !aligned(dx, bytes) || !aligned(dy, bytes) || !aligned(x, bytes))
-        variant = 0;
     if (n > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_clamp_bwd, variant, dx, dy, x, above, n, stream), op);
-    gpu_declare(declared, variant, gpu_arith_elementwise(0));
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_clamp_bwd, w->variant, dx, dy, x, above, n, w->stream), op);
     return ASSAY_OK;
 }
 
@@ -340,16 +320,15 @@ static assay_status check_swiglu(const char *op, const char *y_name, gpu_tensor 
     return ASSAY_OK;
 }
 
-assay_status gpu_swiglu_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor probs, cudaStream_t stream,
-                            gpu_declared *declared)
+static assay_status swiglu_fwd(const gpu_work *w)
 {
-    (void)ctx;
+    const gpu_tensor y = gpu_operand(w->o, "y"), x = gpu_operand(w->o, "x"),
+                     probs = gpu_operand(w->o, "probs");
     const char *op = "swiglu_fwd";
     ASSAY_TRY(check_swiglu(op, "y", y, x, probs));
     const int64_t t = gpu_tensor_row_count(x), f = gpu_tensor_cols(x) / 2;
     if (t * f > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_swiglu_fwd, y, x, probs, t, f, stream), op);
-    gpu_declare(declared, 0, gpu_arith_elementwise(GPU_ULP_SIGMOID));
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_swiglu_fwd, y, x, probs, t, f, w->stream), op);
     return ASSAY_OK;
 }
 
@@ -380,17 +359,11 @@ static cudaError_t launch_swiglu_bwd(int variant, const swiglu_bwd_args *a, cuda
     return GPU_BY_LANES(gpu_row_lanes(a->f), launch_swiglu_rows, T, a, stream);
 }
 
-static assay_arith row_sum_arith(int variant, int64_t n)
+static assay_status swiglu_bwd(const gpu_work *w)
 {
-    assay_arith a = variant == 0 ? gpu_arith_sequential(GPU_ULP_SIGMOID)
-                                 : gpu_arith_tree(gpu_row_lanes(n), GPU_ULP_SIGMOID);
-    a.fma = false; /* the terms of dprobs are rounded products */
-    return a;
-}
-
-assay_status gpu_swiglu_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dprobs, gpu_tensor dy, gpu_tensor x,
-                            gpu_tensor probs, cudaStream_t stream, gpu_declared *declared)
-{
+    const gpu_tensor dx = gpu_operand(w->o, "dx"), dprobs = gpu_operand(w->o, "dprobs"),
+                     dy = gpu_operand(w->o, "dy"), x = gpu_operand(w->o, "x"),
+                     probs = gpu_operand(w->o, "probs");
     const char *op = "swiglu_bwd";
     ASSAY_TRY(check_swiglu(op, "dy", dy, x, probs));
     const int64_t t = gpu_tensor_row_count(x), f = gpu_tensor_cols(x) / 2;
@@ -404,11 +377,9 @@ assay_status gpu_swiglu_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dprobs, gpu_
         ASSAY_TRY(gpu_check_tensor(op, "dprobs", dprobs, ASSAY_F32, ASSAY_F32));
         ASSAY_TRY(gpu_check_count(op, "dprobs", dprobs, t));
     }
-    const int variant = gpu_variant(ctx, GPU_FAMILY_ELEMENTWISE, 1, 1);
     const swiglu_bwd_args a = {dx, dprobs, dy, x, probs, t, f};
     if (t > 0 && (f > 0 || gpu_tensor_present(dprobs)))
-        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_swiglu_bwd, variant, &a, stream), op);
-    gpu_declare(declared, variant, row_sum_arith(variant, f));
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_swiglu_bwd, w->variant, &a, w->stream), op);
     return ASSAY_OK;
 }
 
@@ -420,10 +391,9 @@ static cudaError_t launch_gate_fwd(gpu_tensor y, gpu_tensor x, gpu_tensor gate, 
                                  stream, (T *)y.data, (const T *)x.data, (const T *)gate.data, t, h);
 }
 
-assay_status gpu_sigmoid_gate_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor gate,
-                                  cudaStream_t stream, gpu_declared *declared)
+static assay_status sigmoid_gate_fwd(const gpu_work *w)
 {
-    (void)ctx;
+    const gpu_tensor y = gpu_operand(w->o, "y"), x = gpu_operand(w->o, "x"), gate = gpu_operand(w->o, "gate");
     const char *op = "sigmoid_gate_fwd";
     ASSAY_TRY(gpu_check_act(op, "x", x));
     ASSAY_TRY(gpu_check_tensor(op, "gate", gate, x.dtype, x.dtype));
@@ -432,8 +402,7 @@ assay_status gpu_sigmoid_gate_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_
     ASSAY_TRY(gpu_check_count(op, "gate", gate, t));
     ASSAY_TRY(gpu_check_count(op, "y", y, t * h));
     if (t * h > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_gate_fwd, y, x, gate, t, h, stream), op);
-    gpu_declare(declared, 0, gpu_arith_elementwise(GPU_ULP_SIGMOID));
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_gate_fwd, y, x, gate, t, h, w->stream), op);
     return ASSAY_OK;
 }
 
@@ -459,9 +428,11 @@ static cudaError_t launch_gate_bwd(int variant, const gate_bwd_args *a, cudaStre
     return GPU_BY_LANES(gpu_row_lanes(a->h), launch_gate_rows, T, a, stream);
 }
 
-assay_status gpu_sigmoid_gate_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dgate, gpu_tensor dy, gpu_tensor x,
-                                  gpu_tensor gate, cudaStream_t stream, gpu_declared *declared)
+static assay_status sigmoid_gate_bwd(const gpu_work *w)
 {
+    const gpu_tensor dx = gpu_operand(w->o, "dx"), dgate = gpu_operand(w->o, "dgate"),
+                     dy = gpu_operand(w->o, "dy"), x = gpu_operand(w->o, "x"),
+                     gate = gpu_operand(w->o, "gate");
     const char *op = "sigmoid_gate_bwd";
     ASSAY_TRY(gpu_check_act(op, "x", x));
     ASSAY_TRY(gpu_check_tensor(op, "dy", dy, x.dtype, x.dtype));
@@ -473,37 +444,161 @@ assay_status gpu_sigmoid_gate_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dgate,
     ASSAY_TRY(gpu_check_count(op, "dx", dx, t * h));
     ASSAY_TRY(gpu_check_count(op, "gate", gate, t));
     ASSAY_TRY(gpu_check_count(op, "dgate", dgate, t));
-    const int variant = gpu_variant(ctx, GPU_FAMILY_ELEMENTWISE, 1, 1);
     const gate_bwd_args a = {dx, dgate, dy, x, gate, t, h};
     if (t > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_gate_bwd, variant, &a, stream), op);
-    gpu_declare(declared, variant, row_sum_arith(variant, h));
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_gate_bwd, w->variant, &a, w->stream), op);
+    return ASSAY_OK;
+}
+
+/* Rows of s, where the tensor's rows are tokens: y has its share of x. */
+static assay_status slice_rows(const gpu_work *w)
+{
+    const gpu_tensor x = gpu_operand(w->o, "x"), y = gpu_operand(w->o, "y");
+    const int64_t start = gpu_operand_int(w->o, "start"), length = gpu_operand_int(w->o, "length");
+    const int64_t unit = length > 0 ? y.shape[0] / length : 1;
+    ASSAY_CHECK(x.ndim > 0 && length <= x.shape[0] && start <= x.shape[0] / (unit > 0 ? unit : 1) - length,
+                ASSAY_INVALID_ARGUMENT,
+                "slice_rows: expected rows inside %" PRId64 ", found start %" PRId64 ", length %" PRId64,
+                x.shape[0], start, length);
+    const gpu_tensor piece = gpu_tensor_rows(x, start * unit, y.shape[0]);
+    if (gpu_tensor_bytes(y) > 0 && y.data != piece.data) /* else a view */
+        CUDA_TRY(
+            cudaMemcpyAsync(y.data, piece.data, gpu_tensor_bytes(y), cudaMemcpyDeviceToDevice, w->stream));
     return ASSAY_OK;
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
-extern "C" const gpu_rung gpu_activation_rungs[] = {
-    {"add", 0, "one thread an element, plain", "y: one fp32 addition", 0},
-    {"add", 1, "four elements a thread where sizes allow: fewer, wider loads", "y: one fp32 addition", 0},
-    {"cast", 0, "one thread an element", "y: one rounding", 0},
-    {"clamp_fwd", 0, "one thread an element, plain", "y: no rounding but of the store", 0},
-    {"clamp_fwd", 1, "four elements a thread where sizes allow", "y: no rounding but of the store", 0},
-    {"clamp_bwd", 0, "one thread an element, plain", "dx: exact", 0},
-    {"clamp_bwd", 1, "four elements a thread where sizes allow", "dx: exact", 0},
-    {"slice_rows", 0, "a view in the engine, one copy otherwise", "y: exact", 0},
-    {"swiglu_fwd", 0, "one thread an element", "y: fp32 element-wise, sigmoid 6 ulp", 0},
-    {"swiglu_bwd", 0, "one thread a row",
-     "dx: fp32 element-wise, sigmoid 6 ulp; dprobs: sequential, rounded products", 0},
-    {"swiglu_bwd", 1, "4, 8 or 32 lanes a row: coalesced, sums by shuffles",
-     "dx: fp32 element-wise, sigmoid 6 ulp; dprobs: tree of 4 (F <= 32), 8 (F <= 128) or 32 lanes, rounded "
-     "products",
-     0},
-    {"sigmoid_gate_fwd", 0, "one thread an element", "y: fp32 element-wise, sigmoid 6 ulp", 0},
-    {"sigmoid_gate_bwd", 0, "one thread a row",
-     "dx: fp32 element-wise, sigmoid 6 ulp; dgate: sequential, rounded products", 0},
-    {"sigmoid_gate_bwd", 1, "4, 8 or 32 lanes a row",
-     "dx: fp32 element-wise, sigmoid 6 ulp; dgate: tree of 4 (H <= 32), 8 (H <= 128) or 32 lanes, rounded "
-     "products",
-     0},
-    {NULL, 0, NULL, NULL, 0},
+/* Whether four elements at a time can be taken of every operand. */
+static bool by_four(const gpu_ctx *, const gpu_operands *o)
+{
+    for (int i = 0; i < assay_op_n_slots(o->op); ++i) {
+        const gpu_tensor t = o->slot[i];
+        if (gpu_tensor_count(t) % 4 != 0 || (uintptr_t)t.data % (4 * (size_t)assay_dtype_bytes(t.dtype)) != 0)
+            return false;
+    }
+    return true;
+}
+
+/* Columns of a row of x that are summed. */
+static void half_row_lanes(assay_arith *a, const gpu_ctx *, const gpu_operands *o)
+{
+    a->lanes = gpu_row_lanes(gpu_tensor_cols(gpu_operand(o, "x")) / 2);
+}
+static void row_lanes(assay_arith *a, const gpu_ctx *, const gpu_operands *o)
+{
+    a->lanes = gpu_row_lanes(gpu_tensor_cols(gpu_operand(o, "x")));
+}
+
+GPU_LADDER(add) = {
+    {"one thread an element, plain", add, NULL, NULL, NULL, 0, {GPU_DECLARES("y", GPU_ELEMENTWISE(0))}},
+    {"four elements a thread where sizes allow: fewer, wider loads",
+     add,
+     NULL,
+     by_four,
+     NULL,
+     0,
+     {GPU_DECLARES("y", GPU_ELEMENTWISE(0))}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(cast) = {
+    {"one thread an element", cast, NULL, NULL, NULL, 0, {GPU_DECLARES("y", GPU_ELEMENTWISE(0))}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(slice_rows) = {
+    {"a view in the engine, one copy otherwise",
+     slice_rows,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("y", GPU_ELEMENTWISE(0))}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(clamp_fwd) = {
+    {"one thread an element, plain", clamp_fwd, NULL, NULL, NULL, 0, {GPU_DECLARES("y", GPU_ELEMENTWISE(0))}},
+    {"four elements a thread where sizes allow",
+     clamp_fwd,
+     NULL,
+     by_four,
+     NULL,
+     0,
+     {GPU_DECLARES("y", GPU_ELEMENTWISE(0))}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(clamp_bwd) = {
+    {"one thread an element, plain",
+     clamp_bwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("dx", GPU_ELEMENTWISE(0))}},
+    {"four elements a thread where sizes allow",
+     clamp_bwd,
+     NULL,
+     by_four,
+     NULL,
+     0,
+     {GPU_DECLARES("dx", GPU_ELEMENTWISE(0))}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(swiglu_fwd) = {
+    {"one thread an element",
+     swiglu_fwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("y", GPU_ELEMENTWISE(GPU_ULP_SIGMOID))}},
+    GPU_LADDER_END,
+};
+/* The terms of dprobs are rounded products. */
+GPU_LADDER(swiglu_bwd) = {
+    {"one thread a row",
+     swiglu_bwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("dx", GPU_ELEMENTWISE(GPU_ULP_SIGMOID)),
+      GPU_DECLARES("dprobs", GPU_ARITH(F32, SEQUENTIAL, 1, false, GPU_ULP_SIGMOID, 0))}},
+    {"4, 8 or 32 lanes a row: coalesced, sums by shuffles",
+     swiglu_bwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("dx", GPU_ELEMENTWISE(GPU_ULP_SIGMOID)),
+      {"dprobs", GPU_ARITH(F32, TREE, 32, false, GPU_ULP_SIGMOID, 0), half_row_lanes,
+       "4 lanes up to F = 32, 8 up to 128"}}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(sigmoid_gate_fwd) = {
+    {"one thread an element",
+     sigmoid_gate_fwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("y", GPU_ELEMENTWISE(GPU_ULP_SIGMOID))}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(sigmoid_gate_bwd) = {
+    {"one thread a row",
+     sigmoid_gate_bwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("dx", GPU_ELEMENTWISE(GPU_ULP_SIGMOID)),
+      GPU_DECLARES("dgate", GPU_SEQUENTIAL(GPU_ULP_SIGMOID))}},
+    {"4, 8 or 32 lanes a row",
+     sigmoid_gate_bwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("dx", GPU_ELEMENTWISE(GPU_ULP_SIGMOID)),
+      {"dgate", GPU_TREE(32, GPU_ULP_SIGMOID), row_lanes, "4 lanes up to H = 32, 8 up to 128"}}},
+    GPU_LADDER_END,
 };

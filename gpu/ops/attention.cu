@@ -10,7 +10,6 @@
  *       output elements lane, lane + 32, ...
  *
  * In both, every score, the sum of exponentials and every output element is one chain in ascending order. */
-#include "gpu/ladder.h"
 #include "gpu/ops/attention.cuh"
 
 /* exp(s - reference) never meets inf - inf because of an all -inf row. */
@@ -188,7 +187,7 @@ static cudaError_t launch_fwd(int variant, gpu_tensor o, gpu_tensor lse, gpu_ten
     }
 }
 
-static assay_status check_sizes(const char *op, const gpu_attention_desc *d)
+static assay_status check_sizes(const char *op, const attention_desc *d)
 {
     int64_t tokens = 0, n = 0;
     ASSAY_CHECK(d->batch >= 0 && d->seq_q >= 0 && d->seq_k >= 0 && d->window >= 0, ASSAY_INVALID_ARGUMENT,
@@ -216,7 +215,7 @@ static assay_status check_sizes(const char *op, const gpu_attention_desc *d)
     return ASSAY_OK;
 }
 
-assay_status gpu_attention_check(const char *op, const gpu_attention_desc *d, gpu_tensor q, gpu_tensor k,
+assay_status gpu_attention_check(const char *op, const attention_desc *d, gpu_tensor q, gpu_tensor k,
                                  gpu_tensor v)
 {
     ASSAY_TRY(check_sizes(op, d));
@@ -238,10 +237,11 @@ assay_status gpu_attention_check(const char *op, const gpu_attention_desc *d, gp
     return ASSAY_OK;
 }
 
-assay_status gpu_attention_fwd(gpu_ctx *ctx, gpu_tensor o, gpu_tensor lse, gpu_tensor q, gpu_tensor k,
-                               gpu_tensor v, const gpu_attention_desc *d, cudaStream_t stream,
-                               gpu_declared *declared)
+static assay_status attention_fwd(const gpu_work *w)
 {
+    const attention_desc desc = attention_desc_of(w->o), *d = &desc;
+    const gpu_tensor o = gpu_operand(w->o, "o"), lse = gpu_operand(w->o, "lse"), q = gpu_operand(w->o, "q"),
+                     k = gpu_operand(w->o, "k"), v = gpu_operand(w->o, "v");
     const char *op = "attention_fwd";
     ASSAY_TRY(gpu_attention_check(op, d, q, k, v));
     const int64_t tq = d->seq_q * d->batch;
@@ -249,13 +249,10 @@ assay_status gpu_attention_fwd(gpu_ctx *ctx, gpu_tensor o, gpu_tensor lse, gpu_t
     ASSAY_TRY(gpu_check_tensor(op, "lse", lse, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_count(op, "o", o, tq * d->heads * d->head_dim_v));
     ASSAY_TRY(gpu_check_count(op, "lse", lse, tq * d->heads));
-    const int variant = gpu_variant(ctx, GPU_FAMILY_ATTENTION, 1, 1);
     if (tq > 0)
         GPU_LAUNCHED(
-            GPU_BY_ACT(q.dtype, launch_fwd, variant, o, lse, q, k, v, attention_args_make(d), stream), op);
-    assay_arith arith = gpu_arith_sequential(GPU_ULP_EXP);
-    arith.tile = variant == 0 ? 0 : ATTENTION_TILE;
-    gpu_declare(declared, variant, arith);
+            GPU_BY_ACT(q.dtype, launch_fwd, w->variant, o, lse, q, k, v, attention_args_make(d), w->stream),
+            op);
     return ASSAY_OK;
 }
 
@@ -293,13 +290,14 @@ static cudaError_t launch_split(bool back, gpu_tensor q, gpu_tensor k, gpu_tenso
                                  per_group, d);
 }
 
-static assay_status qkv_split(gpu_ctx *ctx, const char *op, bool back, gpu_tensor q, gpu_tensor k,
-                              gpu_tensor v, gpu_tensor qkv, cudaStream_t stream, gpu_declared *declared)
+static assay_status qkv_split(const gpu_work *w, bool back)
 {
-    (void)ctx;
+    const char *op = w->o->op->name;
     const char *const names[2][4] = {{"q", "k", "v", "qkv"}, {"dq", "dk", "dv", "dqkv"}};
     const char *const *name = names[back];
-    const gpu_tensor tensor[4] = {q, k, v, qkv};
+    const gpu_tensor q = gpu_operand(w->o, name[0]), k = gpu_operand(w->o, name[1]),
+                     v = gpu_operand(w->o, name[2]);
+    const gpu_tensor qkv = gpu_operand(w->o, name[3]), tensor[3] = {q, k, v};
     ASSAY_TRY(gpu_check_act(op, name[3], qkv));
     for (int i = 0; i < 3; ++i) {
         ASSAY_TRY(gpu_check_tensor(op, name[i], tensor[i], qkv.dtype, qkv.dtype));
@@ -314,30 +312,49 @@ static assay_status qkv_split(gpu_ctx *ctx, const char *op, bool back, gpu_tenso
     ASSAY_TRY(gpu_check_shape2(op, name[2], v, tokens * groups, d));
     ASSAY_TRY(gpu_check_count(op, name[3], qkv, tokens * (heads + 2 * groups) * d));
     if (gpu_tensor_count(qkv) > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(qkv.dtype, launch_split, back, q, k, v, qkv, stream), op);
-    gpu_declare(declared, 0, gpu_arith_elementwise(0));
+        GPU_LAUNCHED(GPU_BY_ACT(qkv.dtype, launch_split, back, q, k, v, qkv, w->stream), op);
     return ASSAY_OK;
 }
 
-assay_status gpu_qkv_split_fwd(gpu_ctx *ctx, gpu_tensor q, gpu_tensor k, gpu_tensor v, gpu_tensor qkv,
-                               cudaStream_t stream, gpu_declared *declared)
+static assay_status qkv_split_fwd(const gpu_work *w)
 {
-    return qkv_split(ctx, "qkv_split_fwd", false, q, k, v, qkv, stream, declared);
+    return qkv_split(w, false);
 }
 
-assay_status gpu_qkv_split_bwd(gpu_ctx *ctx, gpu_tensor dqkv, gpu_tensor dq, gpu_tensor dk, gpu_tensor dv,
-                               cudaStream_t stream, gpu_declared *declared)
+static assay_status qkv_split_bwd(const gpu_work *w)
 {
-    return qkv_split(ctx, "qkv_split_bwd", true, dq, dk, dv, dqkv, stream, declared);
+    return qkv_split(w, true);
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
-extern "C" const gpu_rung gpu_attention_rungs[] = {
-    {"attention_fwd", 0, "one thread a query and head, three passes over the keys",
-     "o, lse: sequential fma, two-pass, exp 2 ulp", 0},
-    {"attention_fwd", 1, "one warp for four rows, keys and values read once into shared memory",
-     "o, lse: sequential fma, online softmax with tiles of 32 keys, exp 2 ulp", 0},
-    {"qkv_split_fwd", 0, "one thread an element", "q, k, v: exact", 0},
-    {"qkv_split_bwd", 0, "one thread an element", "dqkv: exact", 0},
-    {NULL, 0, NULL, NULL, 0},
+GPU_LADDER(attention_fwd) = {
+    {"one thread a query and head, three passes over the keys",
+     attention_fwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("o lse", GPU_SEQUENTIAL(GPU_ULP_EXP))}},
+    {"one warp for four rows, keys and values read once into shared memory",
+     attention_fwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("o lse", GPU_ARITH(F32, SEQUENTIAL, 1, true, GPU_ULP_EXP, ATTENTION_TILE))}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(qkv_split_fwd) = {
+    {"one thread an element",
+     qkv_split_fwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("q k v", GPU_ELEMENTWISE(0))}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(qkv_split_bwd) = {
+    {"one thread an element", qkv_split_bwd, NULL, NULL, NULL, 0, {GPU_DECLARES("dqkv", GPU_ELEMENTWISE(0))}},
+    GPU_LADDER_END,
 };

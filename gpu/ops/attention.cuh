@@ -15,6 +15,32 @@ enum {
     ATTENTION_CHUNK = 32
 };
 
+typedef struct attention_desc {
+    int64_t batch, seq_q, seq_k, heads, groups, head_dim, head_dim_v;
+    float scale;
+    int64_t window;
+    gpu_tensor q_position, k_position; /* I64 [Tq], [Tk] */
+    gpu_tensor first_key;              /* I64 [Tq] or none */
+} attention_desc;
+
+static inline attention_desc attention_desc_of(const gpu_operands *o)
+{
+    attention_desc d;
+    d.batch = gpu_operand_int(o, "batch");
+    d.seq_q = gpu_operand_int(o, "seq_q");
+    d.seq_k = gpu_operand_int(o, "seq_k");
+    d.heads = gpu_operand_int(o, "heads");
+    d.groups = gpu_operand_int(o, "groups");
+    d.head_dim = gpu_operand_int(o, "head_dim");
+    d.head_dim_v = gpu_operand_int(o, "head_dim_v");
+    d.scale = (float)gpu_operand_double(o, "scale");
+    d.window = gpu_operand_int(o, "window");
+    d.q_position = gpu_operand(o, "q_position");
+    d.k_position = gpu_operand(o, "k_position");
+    d.first_key = gpu_operand(o, "first_key");
+    return d;
+}
+
 /* Token (s, b) is row s * batch + b of every tensor. */
 typedef struct attention_args {
     int64_t batch, seq_q, seq_k, heads, groups, d, dv, window;
@@ -86,7 +112,7 @@ __device__ static __forceinline__ int64_t attention_query(const attention_args &
     return (row / per_group * a.batch + b) * a.heads + group * per_group + row % per_group;
 }
 
-static inline attention_args attention_args_make(const gpu_attention_desc *d)
+static inline attention_args attention_args_make(const attention_desc *d)
 {
     attention_args a;
     a.batch = d->batch;
@@ -105,7 +131,7 @@ static inline attention_args attention_args_make(const gpu_attention_desc *d)
 }
 
 /* Sizes, positions, q, k, v; defined in attention.cu. */
-assay_status gpu_attention_check(const char *op, const gpu_attention_desc *d, gpu_tensor q, gpu_tensor k,
+assay_status gpu_attention_check(const char *op, const attention_desc *d, gpu_tensor q, gpu_tensor k,
                                  gpu_tensor v);
 
 /* More than 48 KB of dynamic shared memory is asked for by name. */

@@ -10,7 +10,6 @@
  *
  * D = sum dO O comes first, into the workspace.  dk and dv sum over the heads of the group, then over the
  * queries, both ascending, in one chain: no atomics. */
-#include "gpu/ladder.h"
 #include "gpu/ops/attention.cuh"
 
 template <class T>
@@ -312,16 +311,18 @@ static cudaError_t launch_bwd(int variant, const bwd_tensors *t, float *delta, c
     }
 }
 
-size_t gpu_attention_bwd_workspace(const gpu_ctx *ctx, const gpu_attention_desc *d)
+static size_t bwd_workspace(const gpu_ctx *, const gpu_operands *o)
 {
-    (void)ctx;
-    return sizeof(float) * (size_t)d->seq_q * (size_t)d->batch * (size_t)d->heads;
+    const attention_desc d = attention_desc_of(o);
+    return sizeof(float) * (size_t)d.seq_q * (size_t)d.batch * (size_t)d.heads;
 }
 
-assay_status gpu_attention_bwd(gpu_ctx *ctx, gpu_tensor dq, gpu_tensor dk, gpu_tensor dv, gpu_tensor dout,
-                               gpu_tensor q, gpu_tensor k, gpu_tensor v, gpu_tensor o, gpu_tensor lse,
-                               const gpu_attention_desc *d, cudaStream_t stream, gpu_declared *declared)
+static assay_status attention_bwd(const gpu_work *w)
 {
+    const attention_desc desc = attention_desc_of(w->o), *d = &desc;
+    const gpu_tensor dq = gpu_operand(w->o, "dq"), dk = gpu_operand(w->o, "dk"), dv = gpu_operand(w->o, "dv"),
+                     dout = gpu_operand(w->o, "do"), q = gpu_operand(w->o, "q"), k = gpu_operand(w->o, "k"),
+                     v = gpu_operand(w->o, "v"), o = gpu_operand(w->o, "o"), lse = gpu_operand(w->o, "lse");
     const char *op = "attention_bwd";
     ASSAY_TRY(gpu_attention_check(op, d, q, k, v));
     const int64_t rows = d->seq_q * d->batch * d->heads;
@@ -340,22 +341,30 @@ assay_status gpu_attention_bwd(gpu_ctx *ctx, gpu_tensor dq, gpu_tensor dk, gpu_t
     }
     ASSAY_TRY(gpu_check_tensor(op, "lse", lse, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_count(op, "lse", lse, rows));
-    ASSAY_TRY(gpu_check_workspace(op, ctx, gpu_attention_bwd_workspace(ctx, d)));
-    const int variant = gpu_variant(ctx, GPU_FAMILY_ATTENTION, 1, 1);
+    ASSAY_TRY(gpu_check_workspace(op, w->ctx, bwd_workspace(w->ctx, w->o)));
     const bwd_tensors t = {dq, dk, dv, dout, q, k, v, o, lse};
     if (gpu_tensor_count(q) > 0 || gpu_tensor_count(k) > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(q.dtype, launch_bwd, variant, &t, (float *)ctx->workspace,
-                                attention_args_make(d), stream),
+        GPU_LAUNCHED(GPU_BY_ACT(q.dtype, launch_bwd, w->variant, &t, (float *)w->ctx->workspace,
+                                attention_args_make(d), w->stream),
                      op);
-    gpu_declare(declared, variant, gpu_arith_sequential(GPU_ULP_EXP));
     return ASSAY_OK;
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
-extern "C" const gpu_rung gpu_attention_bwd_rungs[] = {
-    {"attention_bwd", 0, "one thread a query and head (dq), a key and group (dk, dv)",
-     "dq, dk, dv: sequential fma, exp 2 ulp", 0},
-    {"attention_bwd", 1, "one warp for four rows or keys, tiles of 32 in shared memory",
-     "dq, dk, dv: sequential fma, exp 2 ulp", 0},
-    {NULL, 0, NULL, NULL, 0},
+GPU_LADDER(attention_bwd) = {
+    {"one thread a query and head (dq), a key and group (dk, dv)",
+     attention_bwd,
+     bwd_workspace,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("dq dk dv", GPU_SEQUENTIAL(GPU_ULP_EXP))}},
+    {"one warp for four rows or keys, tiles of 32 in shared memory",
+     attention_bwd,
+     bwd_workspace,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("dq dk dv", GPU_SEQUENTIAL(GPU_ULP_EXP))}},
+    GPU_LADDER_END,
 };

@@ -6,7 +6,6 @@
  *
  * bwd adds the rows of an id onto dweight in ascending token order. */
 #include "gpu/device.cuh"
-#include "gpu/ladder.h"
 
 template <class T>
 __global__ void embedding_fwd_k0(T *y, const int64_t *ids, const T *w, int64_t vocab_start, int64_t v,
@@ -60,31 +59,31 @@ __global__ void embedding_bwd_k1(float *dweight, const T *dy, const int64_t *ids
 }
 
 template <class T>
-static cudaError_t launch_fwd(gpu_tensor y, gpu_tensor ids, gpu_tensor w, int64_t vocab_start, int64_t t,
+static cudaError_t launch_fwd(gpu_tensor y, gpu_tensor ids, gpu_tensor weight, int64_t vocab_start, int64_t t,
                               int64_t h, cudaStream_t stream)
 {
     return GPU_LAUNCH_NO_BARRIER(embedding_fwd_k0<T>, gpu_grid(t * h, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
-                                 (T *)y.data, (const int64_t *)ids.data, (const T *)w.data, vocab_start,
-                                 w.shape[0], t, h);
+                                 (T *)y.data, (const int64_t *)ids.data, (const T *)weight.data, vocab_start,
+                                 weight.shape[0], t, h);
 }
 
-assay_status gpu_embedding_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor ids, gpu_tensor w, int64_t vocab_start,
-                               cudaStream_t stream, gpu_declared *declared)
+static assay_status embedding_fwd(const gpu_work *w)
 {
-    (void)ctx;
+    const gpu_tensor y = gpu_operand(w->o, "y"), ids = gpu_operand(w->o, "ids"),
+                     weight = gpu_operand(w->o, "weight");
+    const int64_t vocab_start = gpu_operand_int(w->o, "vocab_start");
     const char *op = "embedding_fwd";
-    ASSAY_TRY(gpu_check_act(op, "weight", w));
-    ASSAY_CHECK(w.ndim == 2, ASSAY_INVALID_ARGUMENT, "%s: weight: expected 2 dimensions [V,H], found %d", op,
-                w.ndim);
+    ASSAY_TRY(gpu_check_act(op, "weight", weight));
+    ASSAY_CHECK(weight.ndim == 2, ASSAY_INVALID_ARGUMENT, "%s: weight: expected 2 dimensions [V,H], found %d",
+                op, weight.ndim);
     ASSAY_TRY(gpu_check_tensor(op, "ids", ids, ASSAY_I64, ASSAY_I64));
-    ASSAY_TRY(gpu_check_tensor(op, "y", y, w.dtype, w.dtype));
-    const int64_t t = gpu_tensor_count(ids), h = w.shape[1];
+    ASSAY_TRY(gpu_check_tensor(op, "y", y, weight.dtype, weight.dtype));
+    const int64_t t = gpu_tensor_count(ids), h = weight.shape[1];
     ASSAY_TRY(gpu_check_shape2(op, "y", y, t, h));
     ASSAY_CHECK(vocab_start >= 0, ASSAY_INVALID_ARGUMENT,
                 "%s: vocab_start: expected 0 or more, found %" PRId64, op, vocab_start);
     if (t * h > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(w.dtype, launch_fwd, y, ids, w, vocab_start, t, h, stream), op);
-    gpu_declare(declared, 0, gpu_arith_elementwise(0));
+        GPU_LAUNCHED(GPU_BY_ACT(weight.dtype, launch_fwd, y, ids, weight, vocab_start, t, h, w->stream), op);
     return ASSAY_OK;
 }
 
@@ -102,9 +101,11 @@ static cudaError_t launch_bwd(int variant, gpu_tensor dweight, gpu_tensor dy, gp
                       h);
 }
 
-assay_status gpu_embedding_bwd(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor dy, gpu_tensor ids,
-                               int64_t vocab_start, cudaStream_t stream, gpu_declared *declared)
+static assay_status embedding_bwd(const gpu_work *w)
 {
+    const gpu_tensor dweight = gpu_operand(w->o, "dweight"), dy = gpu_operand(w->o, "dy"),
+                     ids = gpu_operand(w->o, "ids");
+    const int64_t vocab_start = gpu_operand_int(w->o, "vocab_start");
     const char *op = "embedding_bwd";
     ASSAY_TRY(gpu_check_tensor(op, "dweight", dweight, ASSAY_F32, ASSAY_F32));
     ASSAY_CHECK(dweight.ndim == 2, ASSAY_INVALID_ARGUMENT,
@@ -115,19 +116,31 @@ assay_status gpu_embedding_bwd(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor dy, 
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, t, h));
     ASSAY_CHECK(vocab_start >= 0, ASSAY_INVALID_ARGUMENT,
                 "%s: vocab_start: expected 0 or more, found %" PRId64, op, vocab_start);
-    const int variant = gpu_variant(ctx, GPU_FAMILY_ELEMENTWISE, 1, 1);
     if (t > 0 && h > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(dy.dtype, launch_bwd, variant, dweight, dy, ids, vocab_start, t, h, stream),
-                     op);
-    gpu_declare(declared, variant, gpu_arith_sequential(0));
+        GPU_LAUNCHED(
+            GPU_BY_ACT(dy.dtype, launch_bwd, w->variant, dweight, dy, ids, vocab_start, t, h, w->stream), op);
     return ASSAY_OK;
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
-extern "C" const gpu_rung gpu_embedding_rungs[] = {
-    {"embedding_fwd", 0, "one thread an element", "y: exact", 0},
-    {"embedding_bwd", 0, "one thread a column walks the tokens", "dweight: sequential", 0},
-    {"embedding_bwd", 1, "one warp a token: ids are summed side by side",
-     "dweight: sequential, the same sums bit for bit", 0},
-    {NULL, 0, NULL, NULL, 0},
+GPU_LADDER(embedding_fwd) = {
+    {"one thread an element", embedding_fwd, NULL, NULL, NULL, 0, {GPU_DECLARES("y", GPU_ELEMENTWISE(0))}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(embedding_bwd) = {
+    {"one thread a column walks the tokens",
+     embedding_bwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("dweight", GPU_SEQUENTIAL(0))}},
+    {"one warp a token: ids are summed side by side, the same sums bit for bit",
+     embedding_bwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("dweight", GPU_SEQUENTIAL(0))}},
+    GPU_LADDER_END,
 };

@@ -7,7 +7,6 @@
  * precondition; it never reads or writes outside a buffer: gather and combine then give NaN (I64: -1), the
  * plan skips it. */
 #include "gpu/device.cuh"
-#include "gpu/ladder.h"
 
 __global__ void plan_count_k0(int64_t *tokens_per_expert, const int64_t *indices, int64_t n, int64_t experts)
 {
@@ -122,10 +121,11 @@ static cudaError_t launch_plan(int variant, gpu_tensor row_token, gpu_tensor row
                       c, i, n, k, e);
 }
 
-assay_status gpu_permute_plan(gpu_ctx *ctx, gpu_tensor row_token, gpu_tensor row_slot,
-                              gpu_tensor tokens_per_expert, gpu_tensor token_row, gpu_tensor indices,
-                              cudaStream_t stream, gpu_declared *declared)
+static assay_status permute_plan(const gpu_work *w)
 {
+    const gpu_tensor row_token = gpu_operand(w->o, "row_token"), row_slot = gpu_operand(w->o, "row_slot"),
+                     tokens_per_expert = gpu_operand(w->o, "tokens_per_expert"),
+                     token_row = gpu_operand(w->o, "token_row"), indices = gpu_operand(w->o, "indices");
     const char *op = "permute_plan";
     ASSAY_TRY(gpu_check_tensor(op, "indices", indices, ASSAY_I64, ASSAY_I64));
     ASSAY_TRY(gpu_check_tensor(op, "row_token", row_token, ASSAY_I64, ASSAY_I64));
@@ -138,11 +138,10 @@ assay_status gpu_permute_plan(gpu_ctx *ctx, gpu_tensor row_token, gpu_tensor row
     ASSAY_TRY(gpu_check_count(op, "row_token", row_token, n));
     ASSAY_TRY(gpu_check_count(op, "row_slot", row_slot, n));
     ASSAY_TRY(gpu_check_count(op, "token_row", token_row, n));
-    const int variant = gpu_variant(ctx, GPU_FAMILY_ROUTER, 1, 1);
     if (gpu_tensor_count(tokens_per_expert) > 0)
-        GPU_LAUNCHED(launch_plan(variant, row_token, row_slot, tokens_per_expert, token_row, indices, stream),
-                     op);
-    gpu_declare(declared, variant, gpu_arith_elementwise(0));
+        GPU_LAUNCHED(
+            launch_plan(w->variant, row_token, row_slot, tokens_per_expert, token_row, indices, w->stream),
+            op);
     return ASSAY_OK;
 }
 
@@ -154,10 +153,10 @@ static cudaError_t launch_gather(gpu_tensor y, gpu_tensor x, gpu_tensor index, i
                                  (U *)y.data, (const U *)x.data, (const int64_t *)index.data, rows, n, h);
 }
 
-assay_status gpu_gather_rows(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor index, cudaStream_t stream,
-                             gpu_declared *declared)
+static assay_status gather_rows(const gpu_work *w)
 {
-    (void)ctx;
+    const gpu_tensor y = gpu_operand(w->o, "y"), x = gpu_operand(w->o, "x"),
+                     index = gpu_operand(w->o, "index");
     const char *op = "gather_rows";
     ASSAY_TRY(gpu_check_tensor(op, "x", x, x.dtype, x.dtype));
     ASSAY_CHECK(x.dtype == ASSAY_F32 || x.dtype == ASSAY_BF16 || x.dtype == ASSAY_I64, ASSAY_UNSUPPORTED,
@@ -173,14 +172,13 @@ assay_status gpu_gather_rows(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tenso
     if (rows * h > 0) {
         cudaError_t e;
         if (x.dtype == ASSAY_BF16)
-            e = launch_gather<unsigned short>(y, x, index, h, stream);
+            e = launch_gather<unsigned short>(y, x, index, h, w->stream);
         else if (x.dtype == ASSAY_F32)
-            e = launch_gather<unsigned>(y, x, index, h, stream);
+            e = launch_gather<unsigned>(y, x, index, h, w->stream);
         else
-            e = launch_gather<unsigned long long>(y, x, index, h, stream);
+            e = launch_gather<unsigned long long>(y, x, index, h, w->stream);
         GPU_LAUNCHED(e, op);
     }
-    gpu_declare(declared, 0, gpu_arith_elementwise(0));
     return ASSAY_OK;
 }
 
@@ -193,10 +191,10 @@ static cudaError_t launch_combine(gpu_tensor y, gpu_tensor x, gpu_tensor token_r
                                  gpu_tensor_row_count(x), h);
 }
 
-assay_status gpu_combine_rows(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor token_row,
-                              cudaStream_t stream, gpu_declared *declared)
+static assay_status combine_rows(const gpu_work *w)
 {
-    (void)ctx;
+    const gpu_tensor y = gpu_operand(w->o, "y"), x = gpu_operand(w->o, "x"),
+                     token_row = gpu_operand(w->o, "token_row");
     const char *op = "combine_rows";
     ASSAY_TRY(gpu_check_act(op, "x", x));
     ASSAY_TRY(gpu_check_tensor(op, "y", y, x.dtype, x.dtype));
@@ -206,16 +204,33 @@ assay_status gpu_combine_rows(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tens
     const int64_t t = token_row.shape[0], h = gpu_tensor_cols(x);
     ASSAY_TRY(gpu_check_shape2(op, "y", y, t, h));
     if (t * h > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_combine, y, x, token_row, stream), op);
-    gpu_declare(declared, 0, gpu_arith_sequential(0));
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_combine, y, x, token_row, w->stream), op);
     return ASSAY_OK;
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
-extern "C" const gpu_rung gpu_experts_rungs[] = {
-    {"permute_plan", 0, "one thread an expert walks all choices", "integers, exact", 0},
-    {"permute_plan", 1, "one warp an expert, 32 choices at a time, places by ballots", "integers, exact", 0},
-    {"gather_rows", 0, "one thread an element", "y: exact", 0},
-    {"combine_rows", 0, "one thread an element", "y: sequential over the choices of a token", 0},
-    {NULL, 0, NULL, NULL, 0},
+GPU_LADDER(permute_plan) = {
+    {"one thread an expert walks all choices",
+     permute_plan,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("row_token row_slot tokens_per_expert token_row", GPU_ELEMENTWISE(0))}},
+    {"one warp an expert, 32 choices at a time, places by ballots",
+     permute_plan,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("row_token row_slot tokens_per_expert token_row", GPU_ELEMENTWISE(0))}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(gather_rows) = {
+    {"one thread an element", gather_rows, NULL, NULL, NULL, 0, {GPU_DECLARES("y", GPU_ELEMENTWISE(0))}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(combine_rows) = {
+    {"one thread an element", combine_rows, NULL, NULL, NULL, 0, {GPU_DECLARES("y", GPU_SEQUENTIAL(0))}},
+    GPU_LADDER_END,
 };

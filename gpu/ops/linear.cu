@@ -7,18 +7,20 @@
  *                                                                   guard bits 2; otherwise: order unknown
  *       bwd_bias: 8 chains of rows for each column, and a tree      fp32, tree of 8 lanes
  *
- * A product that cuBLASLt has no algorithm for (odd sizes or addresses) runs as k0 and declares it.  Split-K
- * is forbidden, so that a declared chain is one chain.  Products over nothing (K = 0) run as k0. */
+ * An operation with a product that cuBLASLt has no algorithm for (odd sizes or addresses), or over nothing (K = 0), runs as
+ * k0.  Split-K is forbidden, so that a declared chain is one chain. */
 #include "gpu/device.cuh"
-#include "gpu/ladder.h"
 
 /* C[m,n] = sum_p A(i,p) B(j,p) (+ bias[n]) (+ C): row-major.  A is stored [m,k], or [k,m] when a_is_km; B is
- * stored [n,k], or [k,n] when b_is_kn. */
+ * stored [n,k], or [k,n] when b_is_kn.  With `experts` it stands for one product for each: all operands whole, and m (forward,
+ * input gradient) or k (weight gradient) is the number of rows of all. */
 typedef struct product {
     const char *op;
     int64_t m, n, k;
     bool a_is_km, b_is_kn, accumulate;
     gpu_tensor c, a, b, bias;
+    const int64_t *tokens_per_expert; /* host memory */
+    int64_t experts;                  /* -1: a single product */
 } product;
 
 template <class TC, class T>
@@ -90,17 +92,24 @@ template <class T> static cudaError_t launch_add_bias(const product *p, cudaStre
                                  (float *)p->c.data, (const T *)p->bias.data, p->m, p->n);
 }
 
-static assay_status run_k0(const product *p, cudaStream_t stream, gpu_declared *declared)
+/* Nothing to compute: no element, or nothing to add. */
+static bool is_nothing(const product *p)
+{
+    return p->m == 0 || p->n == 0 || (p->k == 0 && p->accumulate);
+}
+
+static assay_status run_plain(const gpu_work *w, const product *p)
 {
     cudaError_t e;
+    if (is_nothing(p))
+        return ASSAY_OK;
     if (p->a.dtype == ASSAY_F32)
-        e = launch_k0<float, float>(p, stream);
+        e = launch_k0<float, float>(p, w->stream);
     else if (p->c.dtype == ASSAY_F32)
-        e = launch_k0<float, bf16>(p, stream);
+        e = launch_k0<float, bf16>(p, w->stream);
     else
-        e = launch_k0<bf16, bf16>(p, stream);
+        e = launch_k0<bf16, bf16>(p, w->stream);
     GPU_LAUNCHED(e, p->op);
-    gpu_declare(declared, 0, gpu_arith_sequential(0));
     return ASSAY_OK;
 }
 
@@ -119,9 +128,11 @@ static uint32_t alignment_of(const void *p)
     return a;
 }
 
+enum { BLAS_WORKSPACE = 32 << 20 };
+
 static size_t blas_workspace(const gpu_ctx *ctx)
 {
-    const size_t most = (size_t)32 << 20;
+    const size_t most = BLAS_WORKSPACE;
     return ctx->workspace_bytes < most ? ctx->workspace_bytes : most;
 }
 
@@ -147,93 +158,70 @@ static assay_status blas_preference(const gpu_ctx *ctx, const product *p,
     return ASSAY_OK;
 }
 
-/* Row-major C [m,n] is column-major [n,m]: cuBLASLt computes C^T = op(B) op(A), its first operand is our B.
- * *found is false when the library has no algorithm; nothing was enqueued then. */
-static assay_status run_blas(gpu_ctx *ctx, const product *p, bool epilogue_bias, bool *found,
-                             cudaStream_t stream)
-{
+/* A product as cuBLASLt takes it; found is false when the library has no algorithm. */
+typedef struct blas_plan {
     cublasLtMatmulDescOpaque_t desc;
     cublasLtMatrixLayoutOpaque_t first, second, result;
+    cublasLtMatmulHeuristicResult_t choice;
+    bool found, epilogue_bias;
+} blas_plan;
+
+/* Row-major C [m,n] is column-major [n,m]: cuBLASLt computes C^T = op(B) op(A), its first operand is our B.  The epilogue adds
+ * a bias of the result's dtype; an fp32 result takes any bias afterwards: the sum is still in the accumulate type, so there is no
+ * intermediate rounding. */
+static assay_status plan_blas(const gpu_ctx *ctx, const product *p, blas_plan *plan)
+{
     cublasLtMatmulPreferenceOpaque_t preference;
     const cublasOperation_t op_first = p->b_is_kn ? CUBLAS_OP_N : CUBLAS_OP_T;
     const cublasOperation_t op_second = p->a_is_km ? CUBLAS_OP_T : CUBLAS_OP_N;
     const uint64_t m = (uint64_t)p->m, n = (uint64_t)p->n, k = (uint64_t)p->k;
     const cudaDataType in = blas_type(p->a.dtype), out = blas_type(p->c.dtype);
-    *found = false;
-    CUBLAS_TRY(cublasLtMatmulDescInit(&desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+    plan->found = false;
+    plan->epilogue_bias = p->bias.data != nullptr && p->bias.dtype == p->c.dtype;
+    CUBLAS_TRY(cublasLtMatmulDescInit(&plan->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F));
     CUBLAS_TRY(
-        cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_first, sizeof op_first));
-    CUBLAS_TRY(
-        cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_second, sizeof op_second));
-    if (epilogue_bias) {
+        cublasLtMatmulDescSetAttribute(&plan->desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_first, sizeof op_first));
+    CUBLAS_TRY(cublasLtMatmulDescSetAttribute(&plan->desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_second,
+                                              sizeof op_second));
+    if (plan->epilogue_bias) {
         const cublasLtEpilogue_t epilogue = CUBLASLT_EPILOGUE_BIAS;
         const void *bias = p->bias.data;
-        CUBLAS_TRY(
-            cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue));
-        CUBLAS_TRY(
-            cublasLtMatmulDescSetAttribute(&desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias));
+        CUBLAS_TRY(cublasLtMatmulDescSetAttribute(&plan->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue,
+                                                  sizeof epilogue));
+        CUBLAS_TRY(cublasLtMatmulDescSetAttribute(&plan->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias,
+                                                  sizeof bias));
     }
-    CUBLAS_TRY(cublasLtMatrixLayoutInit(&first, in, p->b_is_kn ? n : k, p->b_is_kn ? k : n,
+    CUBLAS_TRY(cublasLtMatrixLayoutInit(&plan->first, in, p->b_is_kn ? n : k, p->b_is_kn ? k : n,
                                         p->b_is_kn ? p->n : p->k));
-    CUBLAS_TRY(cublasLtMatrixLayoutInit(&second, in, p->a_is_km ? m : k, p->a_is_km ? k : m,
+    CUBLAS_TRY(cublasLtMatrixLayoutInit(&plan->second, in, p->a_is_km ? m : k, p->a_is_km ? k : m,
                                         p->a_is_km ? p->m : p->k));
-    CUBLAS_TRY(cublasLtMatrixLayoutInit(&result, out, n, m, p->n));
+    CUBLAS_TRY(cublasLtMatrixLayoutInit(&plan->result, out, n, m, p->n));
     ASSAY_TRY(blas_preference(ctx, p, &preference));
-    cublasLtMatmulHeuristicResult_t choice;
     int count = 0;
-    const cublasStatus_t asked = cublasLtMatmulAlgoGetHeuristic(ctx->blas, &desc, &first, &second, &result,
-                                                                &result, &preference, 1, &choice, &count);
-    if (asked == CUBLAS_STATUS_NOT_SUPPORTED || (asked == CUBLAS_STATUS_SUCCESS && count == 0))
+    const cublasStatus_t asked =
+        cublasLtMatmulAlgoGetHeuristic(ctx->blas, &plan->desc, &plan->first, &plan->second, &plan->result,
+                                       &plan->result, &preference, 1, &plan->choice, &count);
+    if (asked != CUBLAS_STATUS_NOT_SUPPORTED)
+        CUBLAS_TRY(asked);
+    plan->found = asked == CUBLAS_STATUS_SUCCESS && count > 0;
+    return ASSAY_OK;
+}
+
+static assay_status run_blas(const gpu_work *w, const product *p)
+{
+    blas_plan plan;
+    if (is_nothing(p))
         return ASSAY_OK;
-    CUBLAS_TRY(asked);
+    ASSAY_TRY(plan_blas(w->ctx, p, &plan));
+    ASSAY_CHECK(plan.found, ASSAY_CUBLAS, "%s: cuBLASLt has no algorithm for a product that it had one for",
+                p->op);
     const float alpha = 1.0f, beta = p->accumulate ? 1.0f : 0.0f;
-    CUBLAS_TRY(cublasLtMatmul(ctx->blas, &desc, &alpha, p->b.data, &first, p->a.data, &second, &beta,
-                              p->c.data, &result, p->c.data, &result, &choice.algo, ctx->workspace,
-                              blas_workspace(ctx), stream));
-    *found = true;
+    CUBLAS_TRY(cublasLtMatmul(w->ctx->blas, &plan.desc, &alpha, p->b.data, &plan.first, p->a.data,
+                              &plan.second, &beta, p->c.data, &plan.result, p->c.data, &plan.result,
+                              &plan.choice.algo, w->ctx->workspace, blas_workspace(w->ctx), w->stream));
+    if (p->bias.data != nullptr && !plan.epilogue_bias)
+        GPU_LAUNCHED(GPU_BY_ACT(p->bias.dtype, launch_add_bias, p, w->stream), p->op);
     return ASSAY_OK;
-}
-
-/* What cuBLASLt's arithmetic is on this device. */
-static assay_arith blas_arith(const gpu_ctx *ctx, assay_dtype in)
-{
-    assay_arith a = gpu_arith_sequential(0);
-    if (ctx->simulated)
-        return a;
-    if (in == ASSAY_BF16 && ctx->sm_major == 9) {
-        a.order = ASSAY_ORDER_TENSOR_CORE;
-        a.k_step = 16;
-        a.guard_bits = 2;
-    } else {
-        a.order = ASSAY_ORDER_UNKNOWN;
-    }
-    return a;
-}
-
-static assay_status run_product(gpu_ctx *ctx, const product *p, cudaStream_t stream, gpu_declared *declared)
-{
-    const int variant = gpu_variant(ctx, GPU_FAMILY_LINEAR, 1, 1);
-    gpu_declare(declared, variant, variant == 0 ? gpu_arith_sequential(0) : blas_arith(ctx, p->a.dtype));
-    if (p->m == 0 || p->n == 0 || (p->k == 0 && p->accumulate))
-        return ASSAY_OK;
-    if (variant == 0 || p->k == 0)
-        return run_k0(p, stream, declared);
-    /* The epilogue adds a bias of the result's dtype; an fp32 result takes any bias afterwards: the sum is
-     * still in the accumulate type, so there is no intermediate rounding. */
-    const bool bias = p->bias.data != nullptr;
-    const bool epilogue = bias && p->bias.dtype == p->c.dtype;
-    bool found = false;
-    ASSAY_TRY(run_blas(ctx, p, epilogue, &found, stream));
-    if (!found)
-        return run_k0(p, stream, declared);
-    if (bias && !epilogue)
-        GPU_LAUNCHED(GPU_BY_ACT(p->bias.dtype, launch_add_bias, p, stream), p->op);
-    return ASSAY_OK;
-}
-
-size_t gpu_linear_workspace(const gpu_ctx *ctx)
-{
-    return ctx->simulated ? 0 : (size_t)32 << 20;
 }
 
 /* w is [N,K]; x [..,K]; y [..,N]. */
@@ -249,37 +237,38 @@ static assay_status check_linear(const char *op, const char *y_name, gpu_tensor 
     return ASSAY_OK;
 }
 
-assay_status gpu_linear_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor w, gpu_tensor bias,
-                            cudaStream_t stream, gpu_declared *declared)
+static assay_status linear_fwd_product(const gpu_operands *o, product *p)
 {
+    const gpu_tensor y = gpu_operand(o, "y"), x = gpu_operand(o, "x"), weight = gpu_operand(o, "weight"),
+                     bias = gpu_operand(o, "bias");
     const char *op = "linear_fwd";
-    ASSAY_TRY(check_linear(op, "y", y, "x", x, w));
-    const int64_t t = gpu_tensor_row_count(x), n = w.shape[0], k = w.shape[1];
+    ASSAY_TRY(check_linear(op, "y", y, "x", x, weight));
+    const int64_t t = gpu_tensor_row_count(x), n = weight.shape[0], k = weight.shape[1];
     ASSAY_TRY(gpu_check_shape2(op, "x", x, t, k));
     ASSAY_TRY(gpu_check_shape2(op, "y", y, t, n));
     if (gpu_tensor_present(bias)) {
-        ASSAY_TRY(gpu_check_tensor(op, "bias", bias, w.dtype, w.dtype));
+        ASSAY_TRY(gpu_check_tensor(op, "bias", bias, weight.dtype, weight.dtype));
         ASSAY_TRY(gpu_check_count(op, "bias", bias, n));
     }
-    const product p = {op, t, n, k, false, false, false, y, x, w, bias};
-    return run_product(ctx, &p, stream, declared);
+    *p = {op, t, n, k, false, false, false, y, x, weight, bias, nullptr, -1};
+    return ASSAY_OK;
 }
 
-assay_status gpu_linear_bwd_input(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gpu_tensor w,
-                                  cudaStream_t stream, gpu_declared *declared)
+static assay_status linear_bwd_input_product(const gpu_operands *o, product *p)
 {
+    const gpu_tensor dx = gpu_operand(o, "dx"), dy = gpu_operand(o, "dy"), weight = gpu_operand(o, "weight");
     const char *op = "linear_bwd_input";
-    ASSAY_TRY(check_linear(op, "dx", dx, "dy", dy, w));
-    const int64_t t = gpu_tensor_row_count(dy), n = w.shape[0], k = w.shape[1];
+    ASSAY_TRY(check_linear(op, "dx", dx, "dy", dy, weight));
+    const int64_t t = gpu_tensor_row_count(dy), n = weight.shape[0], k = weight.shape[1];
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, t, n));
     ASSAY_TRY(gpu_check_shape2(op, "dx", dx, t, k));
-    const product p = {op, t, k, n, false, true, false, dx, dy, w, gpu_tensor_none()};
-    return run_product(ctx, &p, stream, declared);
+    *p = {op, t, k, n, false, true, false, dx, dy, weight, gpu_tensor_none(), nullptr, -1};
+    return ASSAY_OK;
 }
 
-assay_status gpu_linear_bwd_weight(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor dy, gpu_tensor x,
-                                   cudaStream_t stream, gpu_declared *declared)
+static assay_status linear_bwd_weight_product(const gpu_operands *o, product *p)
 {
+    const gpu_tensor dweight = gpu_operand(o, "dweight"), dy = gpu_operand(o, "dy"), x = gpu_operand(o, "x");
     const char *op = "linear_bwd_weight";
     ASSAY_TRY(gpu_check_tensor(op, "dweight", dweight, ASSAY_F32, ASSAY_F32));
     ASSAY_CHECK(dweight.ndim == 2, ASSAY_INVALID_ARGUMENT,
@@ -290,8 +279,8 @@ assay_status gpu_linear_bwd_weight(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor 
     const int64_t t = gpu_tensor_row_count(dy), n = dweight.shape[0], k = dweight.shape[1];
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, t, n));
     ASSAY_TRY(gpu_check_shape2(op, "x", x, t, k));
-    const product p = {op, n, k, t, true, true, true, dweight, dy, x, gpu_tensor_none()};
-    return run_product(ctx, &p, stream, declared);
+    *p = {op, n, k, t, true, true, true, dweight, dy, x, gpu_tensor_none(), nullptr, -1};
+    return ASSAY_OK;
 }
 
 template <class T>
@@ -305,18 +294,16 @@ static cudaError_t launch_bias_grad(int variant, gpu_tensor dbias, gpu_tensor dy
                       (float *)dbias.data, (const T *)dy.data, t, n);
 }
 
-assay_status gpu_linear_bwd_bias(gpu_ctx *ctx, gpu_tensor dbias, gpu_tensor dy, cudaStream_t stream,
-                                 gpu_declared *declared)
+static assay_status linear_bwd_bias(const gpu_work *w)
 {
+    const gpu_tensor dbias = gpu_operand(w->o, "dbias"), dy = gpu_operand(w->o, "dy");
     const char *op = "linear_bwd_bias";
     ASSAY_TRY(gpu_check_tensor(op, "dbias", dbias, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_act(op, "dy", dy));
     const int64_t n = gpu_tensor_count(dbias), t = gpu_tensor_row_count(dy);
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, t, n));
-    const int variant = gpu_variant(ctx, GPU_FAMILY_LINEAR, 1, 1);
     if (t > 0 && n > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(dy.dtype, launch_bias_grad, variant, dbias, dy, t, n, stream), op);
-    gpu_declare(declared, variant, variant == 0 ? gpu_arith_sequential(0) : gpu_arith_tree(CHAINS, 0));
+        GPU_LAUNCHED(GPU_BY_ACT(dy.dtype, launch_bias_grad, w->variant, dbias, dy, t, n, w->stream), op);
     return ASSAY_OK;
 }
 
@@ -355,41 +342,6 @@ static gpu_tensor expert_rows(gpu_tensor t, int64_t start, int64_t length)
                            length);
 }
 
-/* One product for each expert that has rows.  `whole` is the product of an expert with all operands in place
- * of its pieces; m (forward, input gradient) or k (weight gradient, accumulate) is the expert's number of
- * rows. */
-static assay_status run_groups(gpu_ctx *ctx, const product *whole, const int64_t *tokens_per_expert,
-                               int64_t experts, cudaStream_t stream, gpu_declared *declared)
-{
-    product p = *whole;
-    p.m = whole->accumulate ? whole->m : 0;
-    p.k = whole->accumulate ? 0 : whole->k;
-    ASSAY_TRY(run_product(ctx, &p, stream,
-                          declared)); /* nothing to compute: declares, also when no expert has rows */
-    gpu_declared expert;
-    bool mixed = false;
-    for (int64_t e = 0, start = 0; e < experts; start += tokens_per_expert[e++]) {
-        const int64_t rows = tokens_per_expert[e];
-        if (rows == 0)
-            continue;
-        p.a = expert_rows(whole->a, start, rows);
-        if (whole->accumulate) {
-            p.k = rows;
-            p.b = expert_rows(whole->b, start, rows);
-            p.c = expert_matrix(whole->c, e);
-        } else {
-            p.m = rows;
-            p.b = expert_matrix(whole->b, e);
-            p.c = expert_rows(whole->c, start, rows);
-        }
-        ASSAY_TRY(run_product(ctx, &p, stream, &expert));
-        mixed = mixed || expert.variant != declared->variant;
-    }
-    if (mixed) /* some experts ran as k0: one declaration cannot name both orders */
-        declared->arith.all.order = ASSAY_ORDER_UNKNOWN;
-    return ASSAY_OK;
-}
-
 static assay_status check_grouped(const char *op, const char *name, gpu_tensor w)
 {
     ASSAY_CHECK(w.ndim == 3, ASSAY_INVALID_ARGUMENT, "%s: %s: expected 3 dimensions [El,N,K], found %d", op,
@@ -397,44 +349,68 @@ static assay_status check_grouped(const char *op, const char *name, gpu_tensor w
     return ASSAY_OK;
 }
 
-assay_status gpu_grouped_linear_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor w,
-                                    const int64_t *tokens_per_expert, cudaStream_t stream,
-                                    gpu_declared *declared)
+static assay_status grouped_linear_fwd_product(const gpu_operands *o, product *p)
 {
+    const gpu_tensor y = gpu_operand(o, "y"), x = gpu_operand(o, "x"), weight = gpu_operand(o, "weight");
+    const int64_t *tokens_per_expert = gpu_operand_host(o, "tokens_per_expert");
     const char *op = "grouped_linear_fwd";
-    ASSAY_TRY(gpu_check_act(op, "weight", w));
-    ASSAY_TRY(check_grouped(op, "weight", w));
-    ASSAY_TRY(gpu_check_tensor(op, "x", x, w.dtype, w.dtype));
-    ASSAY_TRY(gpu_check_tensor(op, "y", y, w.dtype, ASSAY_F32));
-    const int64_t rows = gpu_tensor_row_count(x), n = w.shape[1], k = w.shape[2];
+    ASSAY_TRY(gpu_check_act(op, "weight", weight));
+    ASSAY_TRY(check_grouped(op, "weight", weight));
+    ASSAY_TRY(gpu_check_tensor(op, "x", x, weight.dtype, weight.dtype));
+    ASSAY_TRY(gpu_check_tensor(op, "y", y, weight.dtype, ASSAY_F32));
+    const int64_t rows = gpu_tensor_row_count(x), n = weight.shape[1], k = weight.shape[2];
     ASSAY_TRY(gpu_check_shape2(op, "x", x, rows, k));
     ASSAY_TRY(gpu_check_shape2(op, "y", y, rows, n));
-    ASSAY_TRY(check_groups(op, tokens_per_expert, w.shape[0], rows));
-    const product p = {op, rows, n, k, false, false, false, y, x, w, gpu_tensor_none()};
-    return run_groups(ctx, &p, tokens_per_expert, w.shape[0], stream, declared);
+    ASSAY_TRY(check_groups(op, tokens_per_expert, weight.shape[0], rows));
+    *p = {op,
+          rows,
+          n,
+          k,
+          false,
+          false,
+          false,
+          y,
+          x,
+          weight,
+          gpu_tensor_none(),
+          tokens_per_expert,
+          weight.shape[0]};
+    return ASSAY_OK;
 }
 
-assay_status gpu_grouped_linear_bwd_input(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gpu_tensor w,
-                                          const int64_t *tokens_per_expert, cudaStream_t stream,
-                                          gpu_declared *declared)
+static assay_status grouped_linear_bwd_input_product(const gpu_operands *o, product *p)
 {
+    const gpu_tensor dx = gpu_operand(o, "dx"), dy = gpu_operand(o, "dy"), weight = gpu_operand(o, "weight");
+    const int64_t *tokens_per_expert = gpu_operand_host(o, "tokens_per_expert");
     const char *op = "grouped_linear_bwd_input";
-    ASSAY_TRY(gpu_check_act(op, "weight", w));
-    ASSAY_TRY(check_grouped(op, "weight", w));
-    ASSAY_TRY(gpu_check_tensor(op, "dy", dy, w.dtype, w.dtype));
-    ASSAY_TRY(gpu_check_tensor(op, "dx", dx, w.dtype, ASSAY_F32));
-    const int64_t rows = gpu_tensor_row_count(dy), n = w.shape[1], k = w.shape[2];
+    ASSAY_TRY(gpu_check_act(op, "weight", weight));
+    ASSAY_TRY(check_grouped(op, "weight", weight));
+    ASSAY_TRY(gpu_check_tensor(op, "dy", dy, weight.dtype, weight.dtype));
+    ASSAY_TRY(gpu_check_tensor(op, "dx", dx, weight.dtype, ASSAY_F32));
+    const int64_t rows = gpu_tensor_row_count(dy), n = weight.shape[1], k = weight.shape[2];
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, rows, n));
     ASSAY_TRY(gpu_check_shape2(op, "dx", dx, rows, k));
-    ASSAY_TRY(check_groups(op, tokens_per_expert, w.shape[0], rows));
-    const product p = {op, rows, k, n, false, true, false, dx, dy, w, gpu_tensor_none()};
-    return run_groups(ctx, &p, tokens_per_expert, w.shape[0], stream, declared);
+    ASSAY_TRY(check_groups(op, tokens_per_expert, weight.shape[0], rows));
+    *p = {op,
+          rows,
+          k,
+          n,
+          false,
+          true,
+          false,
+          dx,
+          dy,
+          weight,
+          gpu_tensor_none(),
+          tokens_per_expert,
+          weight.shape[0]};
+    return ASSAY_OK;
 }
 
-assay_status gpu_grouped_linear_bwd_weight(gpu_ctx *ctx, gpu_tensor dweight, gpu_tensor dy, gpu_tensor x,
-                                           const int64_t *tokens_per_expert, cudaStream_t stream,
-                                           gpu_declared *declared)
+static assay_status grouped_linear_bwd_weight_product(const gpu_operands *o, product *p)
 {
+    const gpu_tensor dweight = gpu_operand(o, "dweight"), dy = gpu_operand(o, "dy"), x = gpu_operand(o, "x");
+    const int64_t *tokens_per_expert = gpu_operand_host(o, "tokens_per_expert");
     const char *op = "grouped_linear_bwd_weight";
     ASSAY_TRY(gpu_check_tensor(op, "dweight", dweight, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(check_grouped(op, "dweight", dweight));
@@ -444,44 +420,142 @@ assay_status gpu_grouped_linear_bwd_weight(gpu_ctx *ctx, gpu_tensor dweight, gpu
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, rows, n));
     ASSAY_TRY(gpu_check_shape2(op, "x", x, rows, k));
     ASSAY_TRY(check_groups(op, tokens_per_expert, dweight.shape[0], rows));
-    const product p = {op, n, k, rows, true, true, true, dweight, dy, x, gpu_tensor_none()};
-    return run_groups(ctx, &p, tokens_per_expert, dweight.shape[0], stream, declared);
+    *p = {op,
+          n,
+          k,
+          rows,
+          true,
+          true,
+          true,
+          dweight,
+          dy,
+          x,
+          gpu_tensor_none(),
+          tokens_per_expert,
+          dweight.shape[0]};
+    return ASSAY_OK;
+}
+
+/* The product of expert e, whose rows begin at `start`. */
+static product expert_product(const product *whole, int64_t e, int64_t start)
+{
+    const int64_t rows = whole->tokens_per_expert[e];
+    product p = *whole;
+    p.experts = -1;
+    p.a = expert_rows(whole->a, start, rows);
+    if (whole->accumulate) {
+        p.k = rows;
+        p.b = expert_rows(whole->b, start, rows);
+        p.c = expert_matrix(whole->c, e);
+    } else {
+        p.m = rows;
+        p.b = expert_matrix(whole->b, e);
+        p.c = expert_rows(whole->c, start, rows);
+    }
+    return p;
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
-extern "C" const gpu_rung gpu_linear_rungs[] = {
-    {"linear_fwd", 0, "one thread an element, inner index ascending", "y: sequential fma", 0},
-    {"linear_bwd_input", 0, "one thread an element, inner index ascending", "dx: sequential fma", 0},
-    {"linear_bwd_weight", 0, "one thread an element, inner index ascending", "dweight: sequential fma", 0},
-    {"grouped_linear_fwd", 0, "one thread an element, inner index ascending", "y: sequential fma", 0},
-    {"grouped_linear_bwd_input", 0, "one thread an element, inner index ascending", "dx: sequential fma", 0},
-    {"grouped_linear_bwd_weight", 0, "one thread an element, inner index ascending",
-     "dweight: sequential fma", 0},
-    {"linear_fwd", 1, "cuBLASLt",
-     "y: simulator: sequential fma; sm_90 and bf16: tensor core, k_step 16, guard bits 2; else: order "
-     "unknown",
-     0},
-    {"linear_bwd_input", 1, "cuBLASLt",
-     "dx: simulator: sequential fma; sm_90 and bf16: tensor core, k_step 16, guard bits 2; else: order "
-     "unknown",
-     0},
-    {"linear_bwd_weight", 1, "cuBLASLt",
-     "dweight: simulator: sequential fma; sm_90 and bf16: tensor core, k_step 16, guard bits 2; else: order "
-     "unknown",
-     0},
-    {"grouped_linear_fwd", 1, "cuBLASLt, experts one after the other",
-     "y: simulator: sequential fma; sm_90 and bf16: tensor core, k_step 16, guard bits 2; else: order "
-     "unknown",
-     0},
-    {"grouped_linear_bwd_input", 1, "cuBLASLt, experts one after the other",
-     "dx: simulator: sequential fma; sm_90 and bf16: tensor core, k_step 16, guard bits 2; else: order "
-     "unknown",
-     0},
-    {"grouped_linear_bwd_weight", 1, "cuBLASLt, experts one after the other",
-     "dweight: simulator: sequential fma; sm_90 and bf16: tensor core, k_step 16, guard bits 2; else: order "
-     "unknown",
-     0},
-    {"linear_bwd_bias", 0, "one thread a column", "dbias: sequential", 0},
-    {"linear_bwd_bias", 1, "8 chains of rows a column", "dbias: tree of 8 lanes", 0},
-    {NULL, 0, NULL, NULL, 0},
+typedef assay_status (*product_maker)(const gpu_operands *o, product *p);
+
+/* An operation: its product, or one for each expert that has rows. */
+template <product_maker MAKE, assay_status (*RUN)(const gpu_work *, const product *)>
+static assay_status run(const gpu_work *w)
+{
+    product p;
+    ASSAY_TRY(MAKE(w->o, &p));
+    if (p.experts < 0)
+        return RUN(w, &p);
+    for (int64_t e = 0, start = 0; e < p.experts; start += p.tokens_per_expert[e++]) {
+        const product expert = expert_product(&p, e, start);
+        ASSAY_TRY(RUN(w, &expert));
+    }
+    return ASSAY_OK;
+}
+
+/* An error counts as yes: `run` meets it again and reports it. */
+static bool blas_has(const gpu_ctx *ctx, const product *p)
+{
+    blas_plan plan;
+    if (is_nothing(p))
+        return true;
+    if (p->k == 0)
+        return false;
+    const bool found = plan_blas(ctx, p, &plan) != ASSAY_OK || plan.found;
+    assay_error_clear();
+    return found;
+}
+
+/* Whether cuBLASLt has an algorithm for every product (it keeps what it found: asking again costs little). */
+template <product_maker MAKE> static bool blas_accepts(const gpu_ctx *ctx, const gpu_operands *o)
+{
+    product p;
+    if (MAKE(o, &p) != ASSAY_OK) {
+        assay_error_clear();
+        return true;
+    }
+    bool all = p.experts >= 0 || blas_has(ctx, &p);
+    for (int64_t e = 0, start = 0; e < p.experts && all; start += p.tokens_per_expert[e++]) {
+        const product expert = expert_product(&p, e, start);
+        all = blas_has(ctx, &expert);
+    }
+    return all;
+}
+
+static size_t blas_bytes(const gpu_ctx *ctx, const gpu_operands *)
+{
+    return ctx->simulated ? 0 : (size_t)BLAS_WORKSPACE;
+}
+
+/* What cuBLASLt's arithmetic is on this device; the simulator's is one chain. */
+static void blas_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o)
+{
+    const gpu_tensor x = gpu_operand(o, "x");
+    const assay_dtype in = gpu_tensor_present(x) ? x.dtype : gpu_operand(o, "dy").dtype;
+    if (ctx->simulated)
+        return;
+    if (in == ASSAY_BF16 && ctx->sm_major == 9) {
+        a->order = ASSAY_ORDER_TENSOR_CORE;
+        a->k_step = 16;
+        a->guard_bits = 2;
+    } else {
+        a->order = ASSAY_ORDER_UNKNOWN;
+    }
+}
+
+#define PRODUCT_LADDER(op, output, blas)                                                                     \
+    GPU_LADDER(op) = {                                                                                       \
+        {"one thread an element, inner index ascending",                                                     \
+         run<op##_product, run_plain>,                                                                       \
+         NULL,                                                                                               \
+         NULL,                                                                                               \
+         NULL,                                                                                               \
+         0,                                                                                                  \
+         {GPU_DECLARES(output, GPU_SEQUENTIAL(0))}},                                                         \
+        {blas,                                                                                               \
+         run<op##_product, run_blas>,                                                                        \
+         blas_bytes,                                                                                         \
+         blas_accepts<op##_product>,                                                                         \
+         NULL,                                                                                               \
+         0,                                                                                                  \
+         {{output, GPU_SEQUENTIAL(0), blas_arith,                                                            \
+           "the simulator's; sm_90 and bf16: tensor core, k_step 16, guard bits 2; else: order unknown"}}},  \
+        GPU_LADDER_END,                                                                                      \
+    }
+PRODUCT_LADDER(linear_fwd, "y", "cuBLASLt");
+PRODUCT_LADDER(linear_bwd_input, "dx", "cuBLASLt");
+PRODUCT_LADDER(linear_bwd_weight, "dweight", "cuBLASLt");
+PRODUCT_LADDER(grouped_linear_fwd, "y", "cuBLASLt, experts one after the other");
+PRODUCT_LADDER(grouped_linear_bwd_input, "dx", "cuBLASLt, experts one after the other");
+PRODUCT_LADDER(grouped_linear_bwd_weight, "dweight", "cuBLASLt, experts one after the other");
+GPU_LADDER(linear_bwd_bias) = {
+    {"one thread a column", linear_bwd_bias, NULL, NULL, NULL, 0, {GPU_DECLARES("dbias", GPU_SEQUENTIAL(0))}},
+    {"8 chains of rows a column",
+     linear_bwd_bias,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("dbias", GPU_TREE(CHAINS, 0))}},
+    GPU_LADDER_END,
 };

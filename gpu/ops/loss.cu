@@ -9,7 +9,6 @@
  * loss is one thread for each token, bwd one for each element.  The tile of k1 and k2 is eight elements of
  * every lane; at the end a sum is rescaled once more for the warp, and once for the block. */
 #include "gpu/device.cuh"
-#include "gpu/ladder.h"
 
 enum { LOSS_UNROLL = 8, LOSS_BLOCK = 256, LOSS_WIDE = 4096, LOSS_IGNORE = -100 };
 
@@ -149,9 +148,11 @@ static cudaError_t launch_stats(int variant, gpu_tensor stats, gpu_tensor logits
                       l, y, vocab_start, t, v);
 }
 
-assay_status gpu_cross_entropy_stats(gpu_ctx *ctx, gpu_tensor stats, gpu_tensor logits, gpu_tensor targets,
-                                     int64_t vocab_start, cudaStream_t stream, gpu_declared *declared)
+static assay_status cross_entropy_stats(const gpu_work *w)
 {
+    const gpu_tensor stats = gpu_operand(w->o, "stats"), logits = gpu_operand(w->o, "logits"),
+                     targets = gpu_operand(w->o, "targets");
+    const int64_t vocab_start = gpu_operand_int(w->o, "vocab_start");
     const char *op = "cross_entropy_stats";
     ASSAY_TRY(gpu_check_tensor(op, "logits", logits, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "targets", targets, ASSAY_I64, ASSAY_I64));
@@ -159,22 +160,15 @@ assay_status gpu_cross_entropy_stats(gpu_ctx *ctx, gpu_tensor stats, gpu_tensor 
     const int64_t t = gpu_tensor_row_count(logits), v = gpu_tensor_cols(logits);
     ASSAY_TRY(gpu_check_count(op, "targets", targets, t));
     ASSAY_TRY(gpu_check_count(op, "stats", stats, 3 * t));
-    const int variant = gpu_variant(ctx, GPU_FAMILY_CROSS_ENTROPY, 2, v >= LOSS_WIDE ? 2 : 1);
     if (t > 0)
-        GPU_LAUNCHED(launch_stats(variant, stats, logits, targets, vocab_start, t, v, stream), op);
-    const int lanes = variant == 2 ? (int)LOSS_BLOCK : (int)GPU_WARP;
-    assay_arith arith = variant == 0 ? gpu_arith_sequential(GPU_ULP_EXP) : gpu_arith_tree(lanes, GPU_ULP_EXP);
-    arith.fma = false; /* joins round their products */
-    if (variant != 0)
-        arith.tile = lanes * LOSS_UNROLL;
-    gpu_declare(declared, variant, arith);
+        GPU_LAUNCHED(launch_stats(w->variant, stats, logits, targets, vocab_start, t, v, w->stream), op);
     return ASSAY_OK;
 }
 
-assay_status gpu_cross_entropy_loss(gpu_ctx *ctx, gpu_tensor lse, gpu_tensor loss, gpu_tensor stats,
-                                    gpu_tensor targets, cudaStream_t stream, gpu_declared *declared)
+static assay_status cross_entropy_loss(const gpu_work *w)
 {
-    (void)ctx;
+    const gpu_tensor lse = gpu_operand(w->o, "lse"), loss = gpu_operand(w->o, "loss"),
+                     stats = gpu_operand(w->o, "stats"), targets = gpu_operand(w->o, "targets");
     const char *op = "cross_entropy_loss";
     ASSAY_TRY(gpu_check_tensor(op, "stats", stats, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "targets", targets, ASSAY_I64, ASSAY_I64));
@@ -190,11 +184,10 @@ assay_status gpu_cross_entropy_loss(gpu_ctx *ctx, gpu_tensor lse, gpu_tensor los
     ASSAY_TRY(gpu_check_count(op, "loss", loss, t));
     if (t > 0)
         GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(cross_entropy_loss_k0, gpu_grid(t, GPU_BLOCK), dim3(GPU_BLOCK), 0,
-                                           stream, (float *)lse.data, (float *)loss.data,
+                                           w->stream, (float *)lse.data, (float *)loss.data,
                                            (const float *)stats.data, (const int64_t *)targets.data, pieces,
                                            t),
                      op);
-    gpu_declare(declared, 0, gpu_arith_sequential(GPU_ULP_EXP));
     return ASSAY_OK;
 }
 
@@ -209,11 +202,12 @@ static cudaError_t launch_bwd(gpu_tensor dlogits, gpu_tensor logits, gpu_tensor 
                                  t, v);
 }
 
-assay_status gpu_cross_entropy_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor logits, gpu_tensor lse,
-                                   gpu_tensor targets, int64_t vocab_start, float scale, cudaStream_t stream,
-                                   gpu_declared *declared)
+static assay_status cross_entropy_bwd(const gpu_work *w)
 {
-    (void)ctx;
+    const gpu_tensor dlogits = gpu_operand(w->o, "dlogits"), logits = gpu_operand(w->o, "logits"),
+                     lse = gpu_operand(w->o, "lse"), targets = gpu_operand(w->o, "targets");
+    const int64_t vocab_start = gpu_operand_int(w->o, "vocab_start");
+    const float scale = (float)gpu_operand_double(w->o, "scale");
     const char *op = "cross_entropy_bwd";
     ASSAY_TRY(gpu_check_tensor(op, "logits", logits, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "lse", lse, ASSAY_F32, ASSAY_F32));
@@ -224,23 +218,60 @@ assay_status gpu_cross_entropy_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor 
     ASSAY_TRY(gpu_check_count(op, "lse", lse, t));
     ASSAY_TRY(gpu_check_count(op, "targets", targets, t));
     if (n > 0)
-        GPU_LAUNCHED(
-            GPU_BY_ACT(dlogits.dtype, launch_bwd, dlogits, logits, lse, targets, vocab_start, scale, stream),
-            op);
-    gpu_declare(declared, 0, gpu_arith_elementwise(GPU_ULP_EXP));
+        GPU_LAUNCHED(GPU_BY_ACT(dlogits.dtype, launch_bwd, dlogits, logits, lse, targets, vocab_start, scale,
+                                w->stream),
+                     op);
     return ASSAY_OK;
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
-extern "C" const gpu_rung gpu_loss_rungs[] = {
-    {"cross_entropy_stats", 0, "one thread a row, maximum first", "stats: sequential, two-pass, exp 2 ulp",
-     0},
-    {"cross_entropy_stats", 1, "one warp a row, one pass",
-     "stats: tree of 32 lanes, tiles of 8 elements a lane, exp 2 ulp", 0},
-    {"cross_entropy_stats", 2, "256 threads a row, for large vocabularies (4096 and more)",
-     "stats: tree of 256 lanes, tiles of 8 elements a lane, exp 2 ulp", 0},
-    {"cross_entropy_loss", 0, "one thread a token",
-     "lse, loss: sequential over the vocabulary pieces, exp and log 2 ulp", 0},
-    {"cross_entropy_bwd", 0, "one thread an element", "dlogits: fp32 element-wise, exp 2 ulp", 0},
-    {NULL, 0, NULL, NULL, 0},
+static bool wide(const gpu_operands *o)
+{
+    return gpu_tensor_cols(gpu_operand(o, "logits")) >= LOSS_WIDE;
+}
+
+/* The joins round their products. */
+GPU_LADDER(cross_entropy_stats) = {
+    {"one thread a row, maximum first",
+     cross_entropy_stats,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("stats", GPU_ARITH(F32, SEQUENTIAL, 1, false, GPU_ULP_EXP, 0))}},
+    {"one warp a row, one pass",
+     cross_entropy_stats,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("stats", GPU_ARITH(F32, TREE, GPU_WARP, false, GPU_ULP_EXP, GPU_WARP *LOSS_UNROLL))}},
+    {"256 threads a row, for large vocabularies (4096 and more)",
+     cross_entropy_stats,
+     NULL,
+     NULL,
+     wide,
+     0,
+     {GPU_DECLARES("stats", GPU_ARITH(F32, TREE, LOSS_BLOCK, false, GPU_ULP_EXP, LOSS_BLOCK *LOSS_UNROLL))}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(cross_entropy_loss) = {
+    {"one thread a token",
+     cross_entropy_loss,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("lse loss", GPU_SEQUENTIAL(GPU_ULP_EXP))}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(cross_entropy_bwd) = {
+    {"one thread an element",
+     cross_entropy_bwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("dlogits", GPU_ELEMENTWISE(GPU_ULP_EXP))}},
+    GPU_LADDER_END,
 };

@@ -8,7 +8,8 @@
  *
  * dgamma is complete in one launch: no atomics, no partial sums in memory. */
 #include "gpu/device.cuh"
-#include "gpu/ladder.h"
+
+enum { NORM_CHAINS = 8 }; /* of dgamma, at least */
 
 template <class T>
 __global__ void rmsnorm_fwd_k0(T *y, float *rstd, const T *x, const T *gamma, float eps, int64_t t, int64_t h)
@@ -172,7 +173,7 @@ template <class T> static cudaError_t launch_bwd_k0(const bwd_args *a, cudaStrea
 
 template <class T, int LANES> static cudaError_t launch_bwd_k1(const bwd_args *a, cudaStream_t stream)
 {
-    const int chains = LANES < 8 ? 8 : LANES;
+    const int chains = LANES < NORM_CHAINS ? (int)NORM_CHAINS : LANES;
     const cudaError_t e =
         GPU_LAUNCH((rmsnorm_dgamma_k1<T, chains>), gpu_grid(a->h, GPU_WARP), dim3(GPU_WARP, chains), 0,
                    stream, (float *)a->dgamma.data, (const T *)a->dy.data, (const T *)a->x.data,
@@ -191,16 +192,19 @@ template <class T> static cudaError_t launch_bwd(int variant, const bwd_args *a,
     return GPU_BY_LANES(gpu_row_lanes(a->h), launch_bwd_k1, T, a, stream);
 }
 
-/* dgamma of rows of up to 32 elements has 8 chains where 4 are declared: more chains are shorter ones. */
-static void declare(gpu_declared *declared, int variant, int64_t h)
+/* Rows as wide as gamma: [T,A,D] is [T*A,D] for a norm of each head and [T,A*D] for one over all heads. */
+static gpu_tensor as_rows(gpu_tensor t, gpu_tensor gamma)
 {
-    gpu_declare(declared, variant,
-                variant == 0 ? gpu_arith_sequential(2) : gpu_arith_tree(gpu_row_lanes(h), 2));
+    const int64_t h = gpu_tensor_count(gamma), count = gpu_tensor_count(t);
+    const int64_t shape[2] = {h > 0 ? count / h : gpu_tensor_row_count(t), h};
+    return h > 0 && count % h != 0 ? t : gpu_tensor_make(t.data, t.dtype, 2, shape);
 }
 
-assay_status gpu_rmsnorm_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor rstd, gpu_tensor x, gpu_tensor gamma,
-                             float eps, cudaStream_t stream, gpu_declared *declared)
+static assay_status rmsnorm_fwd(const gpu_work *w)
 {
+    const gpu_tensor gamma = gpu_operand(w->o, "gamma"), rstd = gpu_operand(w->o, "rstd");
+    const gpu_tensor x = as_rows(gpu_operand(w->o, "x"), gamma), y = as_rows(gpu_operand(w->o, "y"), gamma);
+    const float eps = (float)gpu_operand_double(w->o, "eps");
     const char *op = "rmsnorm_fwd";
     ASSAY_TRY(gpu_check_act(op, "x", x));
     ASSAY_TRY(gpu_check_tensor(op, "gamma", gamma, x.dtype, x.dtype));
@@ -212,24 +216,18 @@ assay_status gpu_rmsnorm_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor rstd, gpu_te
     ASSAY_TRY(gpu_check_count(op, "rstd", rstd, t));
     ASSAY_CHECK(eps >= 0.0f, ASSAY_INVALID_ARGUMENT,
                 "%s: eps: expected a number that is not negative, found %g", op, (double)eps);
-    const int variant = gpu_variant(ctx, GPU_FAMILY_NORM, 1, 1);
     if (t > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_fwd, variant, y, rstd, x, gamma, eps, t, h, stream), op);
-    declare(declared, variant, h);
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_fwd, w->variant, y, rstd, x, gamma, eps, t, h, w->stream),
+                     op);
     return ASSAY_OK;
 }
 
-size_t gpu_rmsnorm_bwd_workspace(const gpu_ctx *ctx, int64_t t, int64_t h)
+static assay_status rmsnorm_bwd(const gpu_work *w)
 {
-    (void)ctx;
-    (void)t;
-    (void)h;
-    return 0;
-}
-
-assay_status gpu_rmsnorm_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dgamma, gpu_tensor dy, gpu_tensor x,
-                             gpu_tensor gamma, gpu_tensor rstd, cudaStream_t stream, gpu_declared *declared)
-{
+    const gpu_tensor gamma = gpu_operand(w->o, "gamma"), rstd = gpu_operand(w->o, "rstd"),
+                     dgamma = gpu_operand(w->o, "dgamma");
+    const gpu_tensor x = as_rows(gpu_operand(w->o, "x"), gamma), dy = as_rows(gpu_operand(w->o, "dy"), gamma);
+    const gpu_tensor dx = as_rows(gpu_operand(w->o, "dx"), gamma);
     const char *op = "rmsnorm_bwd";
     ASSAY_TRY(gpu_check_act(op, "x", x));
     ASSAY_TRY(gpu_check_tensor(op, "dy", dy, x.dtype, x.dtype));
@@ -243,21 +241,49 @@ assay_status gpu_rmsnorm_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dgamma, gpu
     ASSAY_TRY(gpu_check_count(op, "dx", dx, t * h));
     ASSAY_TRY(gpu_check_count(op, "rstd", rstd, t));
     ASSAY_TRY(gpu_check_count(op, "dgamma", dgamma, h));
-    const int variant = gpu_variant(ctx, GPU_FAMILY_NORM, 1, 1);
     const bwd_args a = {dx, dgamma, dy, x, gamma, rstd, t, h};
     if (t > 0 && h > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_bwd, variant, &a, stream), op);
-    declare(declared, variant, h);
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_bwd, w->variant, &a, w->stream), op);
     return ASSAY_OK;
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
-extern "C" const gpu_rung gpu_norm_rungs[] = {
-    {"rmsnorm_fwd", 0, "one thread a row", "y, rstd: sequential fma, rsqrt 2 ulp", 0},
-    {"rmsnorm_fwd", 1, "4, 8 or 32 lanes a row: coalesced, sums by shuffles",
-     "y, rstd: tree of 4 (H <= 32), 8 (H <= 128) or 32 lanes, rsqrt 2 ulp", 0},
-    {"rmsnorm_bwd", 0, "one thread a row, one a column", "dx, dgamma: sequential fma", 0},
-    {"rmsnorm_bwd", 1, "lanes a row, chains a column, one launch",
-     "dx: tree of 4 (H <= 32), 8 (H <= 128) or 32 lanes; dgamma: tree of at least as many chains of rows", 0},
-    {NULL, 0, NULL, NULL, 0},
+static void row_lanes(assay_arith *a, const gpu_ctx *, const gpu_operands *o)
+{
+    a->lanes = gpu_row_lanes(gpu_tensor_count(gpu_operand(o, "gamma")));
+}
+static void column_chains(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o)
+{
+    row_lanes(a, ctx, o);
+    a->lanes = a->lanes < NORM_CHAINS ? (int)NORM_CHAINS : a->lanes;
+}
+
+GPU_LADDER(rmsnorm_fwd) = {
+    {"one thread a row", rmsnorm_fwd, NULL, NULL, NULL, 0, {GPU_DECLARES("y rstd", GPU_SEQUENTIAL(2))}},
+    {"4, 8 or 32 lanes a row: coalesced, sums by shuffles",
+     rmsnorm_fwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {{"y rstd", GPU_TREE(32, 2), row_lanes, "4 lanes up to H = 32, 8 up to 128"}}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(rmsnorm_bwd) = {
+    {"one thread a row, one a column",
+     rmsnorm_bwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("dx dgamma", GPU_SEQUENTIAL(0))}},
+    {"lanes a row, chains a column, one launch",
+     rmsnorm_bwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {{"dx", GPU_TREE(32, 0), row_lanes, "4 lanes up to H = 32, 8 up to 128"},
+      {"dgamma", GPU_TREE(32, 0), column_chains, "8 chains up to H = 128"}}},
+    GPU_LADDER_END,
 };

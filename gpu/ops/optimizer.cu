@@ -7,7 +7,6 @@
  * The constants of a step are made in double on the host and rounded once, grad_scale folded into them:
  *   m = b1 m + (1-b1) gs g;   v = b2 v + (1-b2) gs^2 g^2;   p -= lr ((m/c1) / (sqrt(v/c2) + eps) + wd p). */
 #include "gpu/device.cuh"
-#include "gpu/ladder.h"
 
 enum { ADAMW_TABLE = 48, ADAMW_BLOCK = 256, ADAMW_CHUNK = 4 * ADAMW_BLOCK };
 
@@ -69,7 +68,25 @@ __global__ void adamw_k1(adamw_table table, adamw_constants c)
         adamw_element(t, c, i);
 }
 
-static adamw_constants constants_of(const gpu_adamw_desc *d)
+typedef struct adamw_desc {
+    double lr, beta1, beta2, eps, weight_decay, grad_scale;
+    int64_t step; /* from 1 */
+} adamw_desc;
+
+static adamw_desc desc_of(const gpu_operands *o)
+{
+    adamw_desc d;
+    d.lr = gpu_operand_double(o, "lr");
+    d.beta1 = gpu_operand_double(o, "beta1");
+    d.beta2 = gpu_operand_double(o, "beta2");
+    d.eps = gpu_operand_double(o, "eps");
+    d.weight_decay = gpu_operand_double(o, "weight_decay");
+    d.grad_scale = gpu_operand_double(o, "grad_scale");
+    d.step = gpu_operand_int(o, "step");
+    return d;
+}
+
+static adamw_constants constants_of(const adamw_desc *d)
 {
     adamw_constants c;
     c.b1 = (float)d->beta1;
@@ -83,22 +100,22 @@ static adamw_constants constants_of(const gpu_adamw_desc *d)
     return c;
 }
 
-static adamw_tensor tensor_of(gpu_tensor main_param, gpu_tensor exp_avg, gpu_tensor exp_avg_sq,
-                              gpu_tensor param, gpu_tensor grad, double weight_decay)
+static adamw_tensor tensor_of(const gpu_operands *o)
 {
+    const gpu_tensor param = gpu_operand(o, "param"), main_param = gpu_operand(o, "main_param");
     adamw_tensor t;
     t.main_param = (float *)main_param.data;
-    t.exp_avg = (float *)exp_avg.data;
-    t.exp_avg_sq = (float *)exp_avg_sq.data;
+    t.exp_avg = (float *)gpu_operand(o, "exp_avg").data;
+    t.exp_avg_sq = (float *)gpu_operand(o, "exp_avg_sq").data;
     t.param = param.data;
-    t.grad = (const float *)grad.data;
+    t.grad = (const float *)gpu_operand(o, "grad").data;
     t.n = gpu_tensor_count(main_param);
-    t.weight_decay = (float)weight_decay;
+    t.weight_decay = (float)gpu_operand_double(o, "weight_decay");
     t.param_is_bf16 = param.dtype == ASSAY_BF16;
     return t;
 }
 
-static assay_status check_desc(const char *op, const gpu_adamw_desc *d, const gpu_adamw_desc *first)
+static assay_status check_desc(const char *op, const adamw_desc *d, const adamw_desc *first)
 {
     ASSAY_CHECK(d->step >= 1, ASSAY_INVALID_ARGUMENT, "%s: step: expected 1 or more, found %" PRId64, op,
                 d->step);
@@ -116,17 +133,15 @@ static assay_status check_desc(const char *op, const gpu_adamw_desc *d, const gp
     return ASSAY_OK;
 }
 
-static assay_status check_tensors(const char *op, gpu_tensor main_param, gpu_tensor exp_avg,
-                                  gpu_tensor exp_avg_sq, gpu_tensor param, gpu_tensor grad)
+static assay_status check_tensors(const char *op, const gpu_operands *o)
 {
-    ASSAY_TRY(gpu_check_tensor(op, "main_param", main_param, ASSAY_F32, ASSAY_F32));
-    ASSAY_TRY(gpu_check_tensor(op, "exp_avg", exp_avg, ASSAY_F32, ASSAY_F32));
-    ASSAY_TRY(gpu_check_tensor(op, "exp_avg_sq", exp_avg_sq, ASSAY_F32, ASSAY_F32));
-    ASSAY_TRY(gpu_check_tensor(op, "grad", grad, ASSAY_F32, ASSAY_F32));
-    const int64_t n = gpu_tensor_count(main_param);
-    ASSAY_TRY(gpu_check_count(op, "exp_avg", exp_avg, n));
-    ASSAY_TRY(gpu_check_count(op, "exp_avg_sq", exp_avg_sq, n));
-    ASSAY_TRY(gpu_check_count(op, "grad", grad, n));
+    static const char *const states[] = {"main_param", "exp_avg", "exp_avg_sq", "grad"};
+    const gpu_tensor param = gpu_operand(o, "param");
+    const int64_t n = gpu_tensor_count(gpu_operand(o, "main_param"));
+    for (int i = 0; i < 4; ++i) {
+        ASSAY_TRY(gpu_check_tensor(op, states[i], gpu_operand(o, states[i]), ASSAY_F32, ASSAY_F32));
+        ASSAY_TRY(gpu_check_count(op, states[i], gpu_operand(o, states[i]), n));
+    }
     if (gpu_tensor_present(param)) {
         ASSAY_TRY(gpu_check_act(op, "param", param));
         ASSAY_TRY(gpu_check_count(op, "param", param, n));
@@ -141,42 +156,52 @@ static unsigned blocks_of(int64_t n)
     return (unsigned)(blocks > 1024 ? 1024 : blocks);
 }
 
-assay_status gpu_adamw(gpu_ctx *ctx, int64_t n_tensors, const gpu_tensor *main_param,
-                       const gpu_tensor *exp_avg, const gpu_tensor *exp_avg_sq, const gpu_tensor *param,
-                       const gpu_tensor *grad, const gpu_adamw_desc *descs, cudaStream_t stream,
-                       gpu_declared *declared)
+/* The list's descriptors differ only in weight_decay. */
+static assay_status check_list(const gpu_work *w, adamw_constants *c)
 {
-    const char *op = "adamw";
-    for (int64_t i = 0; i < n_tensors; ++i) {
-        ASSAY_TRY(check_tensors(op, main_param[i], exp_avg[i], exp_avg_sq[i], param[i], grad[i]));
-        ASSAY_TRY(check_desc(op, &descs[i], &descs[0]));
+    const adamw_desc first = desc_of(w->o);
+    for (int64_t i = 0; i < w->n; ++i) {
+        const adamw_desc d = desc_of(&w->o[i]);
+        ASSAY_TRY(check_tensors("adamw", &w->o[i]));
+        ASSAY_TRY(check_desc("adamw", &d, &first));
     }
-    const int variant = gpu_variant(ctx, GPU_FAMILY_ADAMW, 1, 1);
-    assay_arith arith = gpu_arith_elementwise(1);
-    arith.fma = true;
-    gpu_declare(declared, variant, arith);
+    *c = constants_of(&first);
+    return ASSAY_OK;
+}
+
+static assay_status adamw_each(const gpu_work *w)
+{
+    adamw_constants c;
+    ASSAY_TRY(check_list(w, &c));
+    for (int64_t i = 0; i < w->n; ++i) {
+        const adamw_tensor t = tensor_of(&w->o[i]);
+        if (t.n > 0)
+            GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(adamw_k0, gpu_grid(t.n, ADAMW_BLOCK), dim3(ADAMW_BLOCK), 0,
+                                               w->stream, t, c),
+                         "adamw");
+    }
+    return ASSAY_OK;
+}
+
+static assay_status adamw_list(const gpu_work *w)
+{
+    adamw_constants c;
     adamw_table table;
     table.n_tensors = 0;
     table.first_block[0] = 0;
-    for (int64_t i = 0; i < n_tensors; ++i) {
-        const adamw_tensor t =
-            tensor_of(main_param[i], exp_avg[i], exp_avg_sq[i], param[i], grad[i], descs[i].weight_decay);
-        if (variant == 0 && t.n > 0)
-            GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(adamw_k0, gpu_grid(t.n, ADAMW_BLOCK), dim3(ADAMW_BLOCK), 0,
-                                               stream, t, constants_of(&descs[0])),
-                         op);
-        if (variant == 0)
-            continue;
+    ASSAY_TRY(check_list(w, &c));
+    for (int64_t i = 0; i < w->n; ++i) {
+        const adamw_tensor t = tensor_of(&w->o[i]);
         if (t.n > 0) {
             const int slot = table.n_tensors++;
             table.tensor[slot] = t;
             table.first_block[slot + 1] = table.first_block[slot] + blocks_of(t.n);
         }
-        if (table.n_tensors == ADAMW_TABLE || (i + 1 == n_tensors && table.n_tensors > 0)) {
+        if (table.n_tensors == ADAMW_TABLE || (i + 1 == w->n && table.n_tensors > 0)) {
             const unsigned blocks = table.first_block[table.n_tensors];
-            GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(adamw_k1, dim3(blocks), dim3(ADAMW_BLOCK), 0, stream, table,
-                                               constants_of(&descs[0])),
-                         op);
+            GPU_LAUNCHED(
+                GPU_LAUNCH_NO_BARRIER(adamw_k1, dim3(blocks), dim3(ADAMW_BLOCK), 0, w->stream, table, c),
+                "adamw");
             table.n_tensors = 0;
         }
     }
@@ -184,10 +209,15 @@ assay_status gpu_adamw(gpu_ctx *ctx, int64_t n_tensors, const gpu_tensor *main_p
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
-extern "C" const gpu_rung gpu_optimizer_rungs[] = {
-    {"adamw", 0, "one launch a tensor",
-     "main_param, exp_avg, exp_avg_sq: fp32 element-wise, 1 ulp; param: one rounding", 0},
-    {"adamw", 1, "one launch for up to 48 tensors",
-     "main_param, exp_avg, exp_avg_sq: fp32 element-wise, 1 ulp; param: one rounding", 0},
-    {NULL, 0, NULL, NULL, 0},
+/* Moments are made without an elementary function; param is the rounded master. */
+#define ADAMW_DECLARES                                                                                       \
+    {                                                                                                        \
+        GPU_DECLARES("main_param", GPU_ARITH(F32, NONE, 1, true, 1, 0)),                                     \
+            GPU_DECLARES("exp_avg exp_avg_sq", GPU_ARITH(F32, NONE, 1, true, 0, 0)),                         \
+            GPU_DECLARES("param", GPU_ELEMENTWISE(0))                                                        \
+    }
+GPU_LADDER(adamw) = {
+    {"one launch a tensor", adamw_each, NULL, NULL, NULL, 0, ADAMW_DECLARES},
+    {"one launch for up to 48 tensors", adamw_list, NULL, NULL, NULL, 0, ADAMW_DECLARES},
+    GPU_LADDER_END,
 };

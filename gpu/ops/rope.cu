@@ -6,9 +6,15 @@
  * One variant: the operation is bound by memory and reads and writes every element once. */
 #include "core/model/config.h"
 #include "gpu/device.cuh"
-#include "gpu/ladder.h"
 
-__global__ void rope_table_k0(float *cos_table, float *sin_table, gpu_rope_desc d, int64_t positions)
+typedef struct rope_desc {
+    int type; /* assay_rope_type */
+    int64_t rotary_dim;
+    double base, factor, low_freq_factor, high_freq_factor;
+    int64_t original_max_position_embeddings;
+} rope_desc;
+
+__global__ void rope_table_k0(float *cos_table, float *sin_table, rope_desc d, int64_t positions)
 {
     const int64_t half = d.rotary_dim / 2;
     const double two_pi = 6.283185307179586476925286766559;
@@ -60,10 +66,26 @@ static bool positive(double v)
     return v > 0.0 && isfinite(v);
 }
 
-assay_status gpu_rope_table(gpu_ctx *ctx, gpu_tensor cos_table, gpu_tensor sin_table, const gpu_rope_desc *d,
-                            cudaStream_t stream, gpu_declared *declared)
+static rope_desc desc_of(const gpu_operands *o)
 {
-    (void)ctx;
+    static const int types[] = {ASSAY_ROPE_DEFAULT, ASSAY_ROPE_LINEAR,
+                                ASSAY_ROPE_LLAMA3}; /* the order of the words */
+    const int word = gpu_operand_word(o, "rope_type");
+    rope_desc d;
+    d.type = word >= 0 ? types[word] : -1;
+    d.rotary_dim = gpu_operand_int(o, "rotary_dim");
+    d.base = gpu_operand_double(o, "rotary_base");
+    d.factor = gpu_operand_double(o, "factor");
+    d.low_freq_factor = gpu_operand_double(o, "low_freq_factor");
+    d.high_freq_factor = gpu_operand_double(o, "high_freq_factor");
+    d.original_max_position_embeddings = gpu_operand_int(o, "original_max_position_embeddings");
+    return d;
+}
+
+static assay_status rope_table(const gpu_work *w)
+{
+    const gpu_tensor cos_table = gpu_operand(w->o, "cos"), sin_table = gpu_operand(w->o, "sin");
+    const rope_desc desc = desc_of(w->o), *d = &desc;
     const char *op = "rope_table";
     ASSAY_TRY(gpu_check_tensor(op, "cos", cos_table, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "sin", sin_table, ASSAY_F32, ASSAY_F32));
@@ -88,12 +110,10 @@ assay_status gpu_rope_table(gpu_ctx *ctx, gpu_tensor cos_table, gpu_tensor sin_t
                 op, d->low_freq_factor, d->high_freq_factor, d->original_max_position_embeddings);
     const int64_t n = gpu_tensor_count(cos_table);
     if (n > 0)
-        GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(rope_table_k0, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
-                                           (float *)cos_table.data, (float *)sin_table.data, *d, positions),
+        GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(rope_table_k0, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0,
+                                           w->stream, (float *)cos_table.data, (float *)sin_table.data, *d,
+                                           positions),
                      op);
-    assay_arith arith = gpu_arith_elementwise(2);
-    arith.accumulate = ASSAY_F64;
-    gpu_declare(declared, 0, arith);
     return ASSAY_OK;
 }
 
@@ -108,11 +128,12 @@ static cudaError_t launch_rope(gpu_tensor y, gpu_tensor x, gpu_tensor c, gpu_ten
                                  half);
 }
 
-static assay_status rope(gpu_ctx *ctx, const char *op, const char *y_name, gpu_tensor y, const char *x_name,
-                         gpu_tensor x, gpu_tensor c, gpu_tensor s, gpu_tensor position, float sign,
-                         cudaStream_t stream, gpu_declared *declared)
+static assay_status rope(const gpu_work *w, const char *y_name, const char *x_name, float sign)
 {
-    (void)ctx;
+    const char *op = w->o->op->name;
+    const gpu_tensor y = gpu_operand(w->o, y_name), x = gpu_operand(w->o, x_name);
+    const gpu_tensor c = gpu_operand(w->o, "cos"), s = gpu_operand(w->o, "sin"),
+                     position = gpu_operand(w->o, "position");
     ASSAY_TRY(gpu_check_act(op, x_name, x));
     ASSAY_CHECK(x.ndim == 3, ASSAY_INVALID_ARGUMENT, "%s: %s: expected 3 dimensions [T,heads,D], found %d",
                 op, x_name, x.ndim);
@@ -127,29 +148,48 @@ static assay_status rope(gpu_ctx *ctx, const char *op, const char *y_name, gpu_t
     ASSAY_TRY(gpu_check_tensor(op, "position", position, ASSAY_I64, ASSAY_I64));
     ASSAY_TRY(gpu_check_count(op, "position", position, x.shape[0]));
     if (gpu_tensor_count(x) > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_rope, y, x, c, s, position, sign, stream), op);
-    gpu_declare(declared, 0, gpu_arith_elementwise(0));
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_rope, y, x, c, s, position, sign, w->stream), op);
     return ASSAY_OK;
 }
 
-assay_status gpu_rope_fwd(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, gpu_tensor cos_table,
-                          gpu_tensor sin_table, gpu_tensor position, cudaStream_t stream,
-                          gpu_declared *declared)
+static assay_status rope_fwd(const gpu_work *w)
 {
-    return rope(ctx, "rope_fwd", "y", y, "x", x, cos_table, sin_table, position, 1.0f, stream, declared);
+    return rope(w, "y", "x", 1.0f);
 }
 
-assay_status gpu_rope_bwd(gpu_ctx *ctx, gpu_tensor dx, gpu_tensor dy, gpu_tensor cos_table,
-                          gpu_tensor sin_table, gpu_tensor position, cudaStream_t stream,
-                          gpu_declared *declared)
+static assay_status rope_bwd(const gpu_work *w)
 {
-    return rope(ctx, "rope_bwd", "dx", dx, "dy", dy, cos_table, sin_table, position, -1.0f, stream, declared);
+    return rope(w, "dx", "dy", -1.0f);
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
-extern "C" const gpu_rung gpu_rope_rungs[] = {
-    {"rope_table", 0, "one thread a pair, in double", "cos, sin: double, 2 ulp, one rounding", 0},
-    {"rope_fwd", 0, "one thread a pair; bound by memory, so the only one", "y: fp32 element-wise", 0},
-    {"rope_bwd", 0, "one thread a pair; bound by memory, so the only one", "dx: fp32 element-wise", 0},
-    {NULL, 0, NULL, NULL, 0},
+GPU_LADDER(rope_table) = {
+    {"one thread a pair, in double",
+     rope_table,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("cos sin", GPU_ARITH(F64, NONE, 1, false, 2, 0))}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(rope_fwd) = {
+    {"one thread a pair; bound by memory, so the only one",
+     rope_fwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("y", GPU_ELEMENTWISE(0))}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(rope_bwd) = {
+    {"one thread a pair; bound by memory, so the only one",
+     rope_bwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("dx", GPU_ELEMENTWISE(0))}},
+    GPU_LADDER_END,
 };

@@ -6,7 +6,6 @@
  *       sums by shuffles, choices by warp maxima, places by ballots
  *
  * Up to 512 experts, top-k up to 32; k1 takes up to 32 groups (k0 runs otherwise). */
-#include "gpu/ladder.h"
 #include "gpu/ops/router.cuh"
 
 #define ROUTER_EPSILON 1e-20f
@@ -260,7 +259,7 @@ __global__ void router_bwd_k1(float *dlogits, const float *dprobs, const int64_t
     }
 }
 
-static assay_status make_args(const char *op, const gpu_router_desc *d, gpu_tensor logits, router_args *a)
+static assay_status make_args(const char *op, const router_desc *d, gpu_tensor logits, router_args *a)
 {
     ASSAY_TRY(gpu_check_tensor(op, "logits", logits, ASSAY_F32, ASSAY_F32));
     const int64_t e = gpu_tensor_cols(logits), k = d->topk;
@@ -318,16 +317,12 @@ static cudaError_t launch_fwd(int variant, gpu_tensor indices, gpu_tensor probs,
     return launch_fwd_k1<16>(indices, probs, scores, logits, bias, a, stream);
 }
 
-static void declare(gpu_declared *declared, int variant, bool sigmoid)
+static assay_status router_fwd(const gpu_work *w)
 {
-    const int ulp = sigmoid ? (int)GPU_ULP_SIGMOID : (int)GPU_ULP_EXP;
-    gpu_declare(declared, variant, variant == 0 ? gpu_arith_sequential(ulp) : gpu_arith_tree(GPU_WARP, ulp));
-}
-
-assay_status gpu_router_fwd(gpu_ctx *ctx, gpu_tensor indices, gpu_tensor probs, gpu_tensor scores,
-                            gpu_tensor logits, gpu_tensor expert_bias, const gpu_router_desc *d,
-                            cudaStream_t stream, gpu_declared *declared)
-{
+    const router_desc desc = router_desc_of(w->o), *d = &desc;
+    const gpu_tensor indices = gpu_operand(w->o, "indices"), probs = gpu_operand(w->o, "probs"),
+                     scores = gpu_operand(w->o, "scores"), logits = gpu_operand(w->o, "logits"),
+                     expert_bias = gpu_operand(w->o, "expert_bias");
     const char *op = "router_fwd";
     router_args a;
     ASSAY_TRY(make_args(op, d, logits, &a));
@@ -343,19 +338,17 @@ assay_status gpu_router_fwd(gpu_ctx *ctx, gpu_tensor indices, gpu_tensor probs, 
         ASSAY_CHECK(a.sigmoid, ASSAY_INVALID_ARGUMENT,
                     "%s: expert_bias: expected none with score_function softmax, found one", op);
     }
-    int variant = gpu_variant(ctx, GPU_FAMILY_ROUTER, 1, 1);
-    if (a.groups > GPU_WARP)
-        variant = 0;
     if (a.t > 0)
-        GPU_LAUNCHED(launch_fwd(variant, indices, probs, scores, logits, expert_bias, a, stream), op);
-    declare(declared, variant, a.sigmoid);
+        GPU_LAUNCHED(launch_fwd(w->variant, indices, probs, scores, logits, expert_bias, a, w->stream), op);
     return ASSAY_OK;
 }
 
-assay_status gpu_router_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor dprobs, gpu_tensor indices,
-                            gpu_tensor scores, gpu_tensor logits, const gpu_router_desc *d,
-                            cudaStream_t stream, gpu_declared *declared)
+static assay_status router_bwd(const gpu_work *w)
 {
+    const router_desc desc = router_desc_of(w->o), *d = &desc;
+    const gpu_tensor dlogits = gpu_operand(w->o, "dlogits"), dprobs = gpu_operand(w->o, "dprobs"),
+                     indices = gpu_operand(w->o, "indices"), scores = gpu_operand(w->o, "scores"),
+                     logits = gpu_operand(w->o, "logits");
     const char *op = "router_bwd";
     router_args a;
     ASSAY_TRY(make_args(op, d, logits, &a));
@@ -367,30 +360,77 @@ assay_status gpu_router_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor dprobs,
     ASSAY_TRY(gpu_check_shape2(op, "dprobs", dprobs, a.t, a.k));
     ASSAY_TRY(gpu_check_shape2(op, "indices", indices, a.t, a.k));
     ASSAY_TRY(gpu_check_shape2(op, "scores", scores, a.t, a.e));
-    const int variant = gpu_variant(ctx, GPU_FAMILY_ROUTER, 1, 1);
     if (a.t > 0) {
         cudaError_t e;
-        if (variant == 0)
-            e = GPU_LAUNCH_NO_BARRIER(router_bwd_k0, gpu_grid(a.t, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+        if (w->variant == 0)
+            e = GPU_LAUNCH_NO_BARRIER(router_bwd_k0, gpu_grid(a.t, GPU_BLOCK), dim3(GPU_BLOCK), 0, w->stream,
                                       (float *)dlogits.data, (const float *)dprobs.data,
                                       (const int64_t *)indices.data, (const float *)scores.data, a);
         else
-            e = GPU_LAUNCH(router_bwd_k1, gpu_grid(a.t, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream,
+            e = GPU_LAUNCH(router_bwd_k1, gpu_grid(a.t, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, w->stream,
                            (float *)dlogits.data, (const float *)dprobs.data, (const int64_t *)indices.data,
                            (const float *)scores.data, a);
         GPU_LAUNCHED(e, op);
     }
-    declare(declared, variant, a.sigmoid);
     return ASSAY_OK;
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
-extern "C" const gpu_rung gpu_router_rungs[] = {
-    {"router_fwd", 0, "one thread a token, every choice a scan of the row",
-     "probs, scores: sequential, exp 2 ulp (sigmoid 6)", 0},
-    {"router_fwd", 1, "one warp a token, the row stays in registers; up to 32 groups",
-     "probs, scores: tree of 32 lanes, exp 2 ulp (sigmoid 6)", 0},
-    {"router_bwd", 0, "one thread a token", "dlogits: sequential, exp 2 ulp (sigmoid 6)", 0},
-    {"router_bwd", 1, "one warp a token", "dlogits: tree of 32 lanes, exp 2 ulp (sigmoid 6)", 0},
-    {NULL, 0, NULL, NULL, 0},
+static bool groups_fit(const gpu_ctx *, const gpu_operands *o)
+{
+    return gpu_operand_int(o, "num_groups") <= GPU_WARP;
+}
+
+/* Scores of softmax after the choice are the logits, those of sigmoid have no sum; else softmax over the row. */
+static void score_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o)
+{
+    const router_desc d = router_desc_of(o);
+    const bool sum = d.score_function == ASSAY_SCORE_SOFTMAX && d.pre_softmax;
+    router_ulp(a, ctx, o);
+    if (!sum && d.score_function == ASSAY_SCORE_SOFTMAX)
+        a->math_ulp = 0;
+    if (!sum) {
+        a->order = ASSAY_ORDER_NONE;
+        a->lanes = 1;
+        a->fma = false;
+    }
+}
+
+#define ROUTER_SCORES "element-wise for sigmoid (math 6 ulp) and softmax after the choice (exact)"
+#define ROUTER_ULP "math 6 ulp for sigmoid"
+GPU_LADDER(router_fwd) = {
+    {"one thread a token, every choice a scan of the row",
+     router_fwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {{"probs", GPU_SEQUENTIAL(GPU_ULP_EXP), router_ulp, ROUTER_ULP},
+      {"scores indices", GPU_SEQUENTIAL(GPU_ULP_EXP), score_arith, ROUTER_SCORES}}},
+    {"one warp a token, the row stays in registers; up to 32 groups",
+     router_fwd,
+     NULL,
+     groups_fit,
+     NULL,
+     0,
+     {{"probs", GPU_TREE(GPU_WARP, GPU_ULP_EXP), router_ulp, ROUTER_ULP},
+      {"scores indices", GPU_TREE(GPU_WARP, GPU_ULP_EXP), score_arith, ROUTER_SCORES}}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(router_bwd) = {
+    {"one thread a token",
+     router_bwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {{"dlogits", GPU_SEQUENTIAL(GPU_ULP_EXP), router_ulp, ROUTER_ULP}}},
+    {"one warp a token",
+     router_bwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {{"dlogits", GPU_TREE(GPU_WARP, GPU_ULP_EXP), router_ulp, ROUTER_ULP}}},
+    GPU_LADDER_END,
 };

@@ -10,6 +10,38 @@
 
 enum { ROUTER_MAX_EXPERTS = 512, ROUTER_MAX_TOPK = 32, ROUTER_WORDS = ROUTER_MAX_EXPERTS / 32 };
 
+typedef struct router_desc {
+    int64_t topk;
+    int score_function; /* assay_score_function; -1: none of them */
+    bool pre_softmax, norm_topk_prob;
+    float scaling_factor;
+    int64_t num_groups, group_topk;
+} router_desc;
+
+/* The operations of the auxiliary loss have the first two attributes, or topk alone. */
+static inline router_desc router_desc_of(const gpu_operands *o)
+{
+    static const int functions[] = {ASSAY_SCORE_SOFTMAX, ASSAY_SCORE_SIGMOID}; /* the order of the words */
+    const bool whole = assay_op_attr_find(o->op, "num_groups") != NULL;
+    const int word = assay_op_attr_find(o->op, "score_function") ? gpu_operand_word(o, "score_function") : 0;
+    router_desc d;
+    d.topk = gpu_operand_int(o, "topk");
+    d.score_function = word >= 0 ? functions[word] : -1;
+    d.pre_softmax = whole && gpu_operand_bool(o, "pre_softmax");
+    d.norm_topk_prob = whole && gpu_operand_bool(o, "norm_topk_prob");
+    d.scaling_factor = whole ? (float)gpu_operand_double(o, "scaling_factor") : 1.0f;
+    d.num_groups = whole ? gpu_operand_int(o, "num_groups") : 0;
+    d.group_topk = whole ? gpu_operand_int(o, "group_topk") : 0;
+    return d;
+}
+
+/* What scores and sums of them are made with. */
+static inline void router_ulp(assay_arith *a, const gpu_ctx *, const gpu_operands *o)
+{
+    a->math_ulp =
+        router_desc_of(o).score_function == ASSAY_SCORE_SIGMOID ? (int)GPU_ULP_SIGMOID : (int)GPU_ULP_EXP;
+}
+
 typedef unsigned long long router_rank; /* larger = better; 0 = not a candidate */
 
 /* Order-preserving bits of the key above, complement of the index below. */

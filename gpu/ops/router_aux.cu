@@ -5,7 +5,6 @@
  *   k1  one warp for each token, one for each expert's column             fp32, tree of 32 lanes
  *
  * The aux map is the plain top-k of aux_scores: no bias, no groups. */
-#include "gpu/ladder.h"
 #include "gpu/ops/router.cuh"
 
 #define ROUTER_EPSILON 1e-20f
@@ -218,13 +217,24 @@ __global__ void expert_bias_k0(float *bias, const int64_t *tokens_per_expert, fl
     }
 }
 
-static void declare(gpu_declared *declared, int variant, bool sigmoid)
+typedef struct aux_desc {
+    double aux_coeff, z_coeff, loss_scale;
+    int64_t group_tokens;
+    router_desc router;
+} aux_desc;
+
+static aux_desc aux_desc_of(const gpu_operands *o)
 {
-    const int ulp = sigmoid ? (int)GPU_ULP_SIGMOID : (int)GPU_ULP_EXP;
-    gpu_declare(declared, variant, variant == 0 ? gpu_arith_sequential(ulp) : gpu_arith_tree(GPU_WARP, ulp));
+    aux_desc d;
+    d.aux_coeff = gpu_operand_double(o, "aux_coeff");
+    d.z_coeff = gpu_operand_double(o, "z_coeff");
+    d.loss_scale = assay_op_attr_find(o->op, "loss_scale") ? gpu_operand_double(o, "loss_scale") : 1.0;
+    d.group_tokens = gpu_operand_int(o, "tokens");
+    d.router = router_desc_of(o);
+    return d;
 }
 
-static assay_status make_args(const char *op, const gpu_router_desc *d, gpu_tensor logits, aux_args *a)
+static assay_status make_args(const char *op, const router_desc *d, gpu_tensor logits, aux_args *a)
 {
     ASSAY_TRY(gpu_check_tensor(op, "logits", logits, ASSAY_F32, ASSAY_F32));
     a->t = gpu_tensor_row_count(logits);
@@ -272,17 +282,19 @@ static cudaError_t launch_columns(int variant, gpu_tensor n, gpu_tensor sums, gp
                       (const int64_t *)indices.data, z, a);
 }
 
-size_t gpu_router_aux_workspace(const gpu_ctx *ctx, int64_t tokens)
+static size_t aux_workspace(const gpu_ctx *, const gpu_operands *o)
 {
-    (void)ctx;
-    return sizeof(float) * (size_t)tokens;
+    return sizeof(float) * (size_t)gpu_tensor_row_count(gpu_operand(o, "logits"));
 }
 
-assay_status gpu_router_aux_fwd(gpu_ctx *ctx, gpu_tensor aux_scores, gpu_tensor aux_indices,
-                                gpu_tensor tokens_per_expert, gpu_tensor score_sums, gpu_tensor z_sum,
-                                gpu_tensor logits, const gpu_router_desc *d, cudaStream_t stream,
-                                gpu_declared *declared)
+static assay_status router_aux_fwd(const gpu_work *w)
 {
+    const router_desc desc = router_desc_of(w->o), *d = &desc;
+    const gpu_tensor aux_scores = gpu_operand(w->o, "aux_scores"),
+                     aux_indices = gpu_operand(w->o, "aux_indices"),
+                     tokens_per_expert = gpu_operand(w->o, "tokens_per_expert"),
+                     score_sums = gpu_operand(w->o, "score_sums"), z_sum = gpu_operand(w->o, "z_sum"),
+                     logits = gpu_operand(w->o, "logits");
     const char *op = "router_aux_fwd";
     aux_args a;
     ASSAY_TRY(make_args(op, d, logits, &a));
@@ -296,21 +308,19 @@ assay_status gpu_router_aux_fwd(gpu_ctx *ctx, gpu_tensor aux_scores, gpu_tensor 
     ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", tokens_per_expert, a.e));
     ASSAY_TRY(gpu_check_count(op, "score_sums", score_sums, a.e));
     ASSAY_TRY(gpu_check_count(op, "z_sum", z_sum, 1));
-    ASSAY_TRY(gpu_check_workspace(op, ctx, gpu_router_aux_workspace(ctx, a.t)));
-    const int variant = gpu_variant(ctx, GPU_FAMILY_ROUTER, 1, 1);
-    float *z = (float *)ctx->workspace;
+    ASSAY_TRY(gpu_check_workspace(op, w->ctx, aux_workspace(w->ctx, w->o)));
+    float *z = (float *)w->ctx->workspace;
     if (a.t > 0)
-        GPU_LAUNCHED(launch_tokens(variant, (float *)aux_scores.data, (int64_t *)aux_indices.data, z,
-                                   (const float *)logits.data, a, stream),
+        GPU_LAUNCHED(launch_tokens(w->variant, (float *)aux_scores.data, (int64_t *)aux_indices.data, z,
+                                   (const float *)logits.data, a, w->stream),
                      op);
-    GPU_LAUNCHED(
-        launch_columns(variant, tokens_per_expert, score_sums, z_sum, aux_scores, aux_indices, z, a, stream),
-        op);
-    declare(declared, variant, a.sigmoid);
+    GPU_LAUNCHED(launch_columns(w->variant, tokens_per_expert, score_sums, z_sum, aux_scores, aux_indices, z,
+                                a, w->stream),
+                 op);
     return ASSAY_OK;
 }
 
-static assay_status check_group(const char *op, const gpu_router_aux_desc *d)
+static assay_status check_group(const char *op, const aux_desc *d)
 {
     ASSAY_CHECK(d->group_tokens >= 0 && d->router.topk >= 1, ASSAY_INVALID_ARGUMENT,
                 "%s: expected tokens of 0 or more and topk of 1 or more, found %" PRId64 " and %" PRId64, op,
@@ -323,21 +333,22 @@ static assay_status check_group(const char *op, const gpu_router_aux_desc *d)
 }
 
 /* aux_coeff E / (K tokens^2) and coefficient / tokens; 0 for a group without tokens. */
-static double aux_factor_of(const gpu_router_aux_desc *d, int64_t experts)
+static double aux_factor_of(const aux_desc *d, int64_t experts)
 {
     const double n = (double)d->group_tokens;
     return n > 0.0 ? d->aux_coeff * (double)experts / ((double)d->router.topk * n * n) : 0.0;
 }
-static double z_factor_of(const gpu_router_aux_desc *d)
+static double z_factor_of(const aux_desc *d)
 {
     return d->group_tokens > 0 ? d->z_coeff / (double)d->group_tokens : 0.0;
 }
 
-assay_status gpu_router_aux_loss(gpu_ctx *ctx, gpu_tensor losses, gpu_tensor score_sums,
-                                 gpu_tensor tokens_per_expert, gpu_tensor z_sum, const gpu_router_aux_desc *d,
-                                 cudaStream_t stream, gpu_declared *declared)
+static assay_status router_aux_loss(const gpu_work *w)
 {
-    (void)ctx;
+    const aux_desc desc = aux_desc_of(w->o), *d = &desc;
+    const gpu_tensor losses = gpu_operand(w->o, "losses"), score_sums = gpu_operand(w->o, "score_sums"),
+                     tokens_per_expert = gpu_operand(w->o, "tokens_per_expert"),
+                     z_sum = gpu_operand(w->o, "z_sum");
     const char *op = "router_aux_loss";
     ASSAY_TRY(gpu_check_tensor(op, "losses", losses, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "score_sums", score_sums, ASSAY_F32, ASSAY_F32));
@@ -348,22 +359,19 @@ assay_status gpu_router_aux_loss(gpu_ctx *ctx, gpu_tensor losses, gpu_tensor sco
     ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", tokens_per_expert, experts));
     ASSAY_TRY(gpu_check_count(op, "z_sum", z_sum, 1));
     ASSAY_TRY(check_group(op, d));
-    GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(aux_loss_k0, dim3(1), dim3(1), 0, stream, (float *)losses.data,
+    GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(aux_loss_k0, dim3(1), dim3(1), 0, w->stream, (float *)losses.data,
                                        (const float *)score_sums.data,
                                        (const int64_t *)tokens_per_expert.data, (const float *)z_sum.data,
                                        experts, aux_factor_of(d, experts), z_factor_of(d)),
                  op);
-    assay_arith arith = gpu_arith_sequential(0);
-    arith.accumulate = ASSAY_F64;
-    arith.fma = false;
-    gpu_declare(declared, 0, arith);
     return ASSAY_OK;
 }
 
-assay_status gpu_router_aux_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor logits,
-                                gpu_tensor tokens_per_expert, const gpu_router_aux_desc *d,
-                                cudaStream_t stream, gpu_declared *declared)
+static assay_status router_aux_bwd(const gpu_work *w)
 {
+    const aux_desc desc = aux_desc_of(w->o), *d = &desc;
+    const gpu_tensor dlogits = gpu_operand(w->o, "dlogits"), logits = gpu_operand(w->o, "logits"),
+                     tokens_per_expert = gpu_operand(w->o, "tokens_per_expert");
     const char *op = "router_aux_bwd";
     aux_args a;
     ASSAY_TRY(make_args(op, &d->router, logits, &a));
@@ -372,29 +380,28 @@ assay_status gpu_router_aux_bwd(gpu_ctx *ctx, gpu_tensor dlogits, gpu_tensor log
     ASSAY_TRY(gpu_check_shape2(op, "dlogits", dlogits, a.t, a.e));
     ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", tokens_per_expert, ASSAY_I64, ASSAY_I64));
     ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", tokens_per_expert, a.e));
-    const int variant = gpu_variant(ctx, GPU_FAMILY_ROUTER, 1, 1);
     const float aux = (float)aux_factor_of(d, a.e), z = (float)(2.0 * z_factor_of(d));
     const float scale = (float)d->loss_scale;
     if (a.t > 0) {
         cudaError_t e;
-        if (variant == 0)
-            e = GPU_LAUNCH_NO_BARRIER(aux_bwd_k0, gpu_grid(a.t, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+        if (w->variant == 0)
+            e = GPU_LAUNCH_NO_BARRIER(aux_bwd_k0, gpu_grid(a.t, GPU_BLOCK), dim3(GPU_BLOCK), 0, w->stream,
                                       (float *)dlogits.data, (const float *)logits.data,
                                       (const int64_t *)tokens_per_expert.data, aux, z, scale, a);
         else
-            e = GPU_LAUNCH(aux_bwd_k1, gpu_grid(a.t, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream,
+            e = GPU_LAUNCH(aux_bwd_k1, gpu_grid(a.t, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, w->stream,
                            (float *)dlogits.data, (const float *)logits.data,
                            (const int64_t *)tokens_per_expert.data, aux, z, scale, a);
         GPU_LAUNCHED(e, op);
     }
-    declare(declared, variant, a.sigmoid);
     return ASSAY_OK;
 }
 
-assay_status gpu_expert_bias_update(gpu_ctx *ctx, gpu_tensor bias, gpu_tensor tokens_per_expert, float rate,
-                                    cudaStream_t stream, gpu_declared *declared)
+static assay_status expert_bias_update(const gpu_work *w)
 {
-    (void)ctx;
+    const gpu_tensor bias = gpu_operand(w->o, "bias"),
+                     tokens_per_expert = gpu_operand(w->o, "tokens_per_expert");
+    const float rate = (float)gpu_operand_double(w->o, "rate");
     const char *op = "expert_bias_update";
     ASSAY_TRY(gpu_check_tensor(op, "bias", bias, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", tokens_per_expert, ASSAY_I64, ASSAY_I64));
@@ -402,22 +409,70 @@ assay_status gpu_expert_bias_update(gpu_ctx *ctx, gpu_tensor bias, gpu_tensor to
     ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", tokens_per_expert, experts));
     if (experts > 0)
         GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(expert_bias_k0, gpu_grid(experts, GPU_BLOCK), dim3(GPU_BLOCK), 0,
-                                           stream, (float *)bias.data,
+                                           w->stream, (float *)bias.data,
                                            (const int64_t *)tokens_per_expert.data, rate, experts),
                      op);
-    gpu_declare(declared, 0, gpu_arith_elementwise(0));
     return ASSAY_OK;
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
-extern "C" const gpu_rung gpu_router_aux_rungs[] = {
-    {"router_aux_fwd", 0, "one thread a token, one an expert",
-     "aux_scores, score_sums, z_sum: sequential, exp 2 ulp (sigmoid 6)", 0},
-    {"router_aux_fwd", 1, "one warp a token, one an expert",
-     "aux_scores, score_sums, z_sum: tree of 32 lanes, exp 2 ulp (sigmoid 6)", 0},
-    {"router_aux_loss", 0, "one thread", "losses: double, sequential, rounded products", 0},
-    {"router_aux_bwd", 0, "one thread a token", "dlogits: sequential, exp 2 ulp (sigmoid 6)", 0},
-    {"router_aux_bwd", 1, "one warp a token", "dlogits: tree of 32 lanes, exp 2 ulp (sigmoid 6)", 0},
-    {"expert_bias_update", 0, "one thread an expert", "bias: one fp32 addition", 0},
-    {NULL, 0, NULL, NULL, 0},
+#define AUX_ULP "math 6 ulp for sigmoid"
+/* z_sum is a softmax for either score function. */
+GPU_LADDER(router_aux_fwd) = {
+    {"one thread a token, one an expert",
+     router_aux_fwd,
+     aux_workspace,
+     NULL,
+     NULL,
+     0,
+     {{"aux_scores aux_indices tokens_per_expert score_sums", GPU_SEQUENTIAL(GPU_ULP_EXP), router_ulp,
+       AUX_ULP},
+      GPU_DECLARES("z_sum", GPU_SEQUENTIAL(GPU_ULP_EXP))}},
+    {"one warp a token, one an expert",
+     router_aux_fwd,
+     aux_workspace,
+     NULL,
+     NULL,
+     0,
+     {{"aux_scores aux_indices tokens_per_expert score_sums", GPU_TREE(GPU_WARP, GPU_ULP_EXP), router_ulp,
+       AUX_ULP},
+      GPU_DECLARES("z_sum", GPU_TREE(GPU_WARP, GPU_ULP_EXP))}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(router_aux_loss) = {
+    {"one thread",
+     router_aux_loss,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("losses", GPU_ARITH(F64, SEQUENTIAL, 1, false, 0, 0))}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(router_aux_bwd) = {
+    {"one thread a token",
+     router_aux_bwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {{"dlogits", GPU_SEQUENTIAL(GPU_ULP_EXP), router_ulp, AUX_ULP}}},
+    {"one warp a token",
+     router_aux_bwd,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {{"dlogits", GPU_TREE(GPU_WARP, GPU_ULP_EXP), router_ulp, AUX_ULP}}},
+    GPU_LADDER_END,
+};
+GPU_LADDER(expert_bias_update) = {
+    {"one thread an expert",
+     expert_bias_update,
+     NULL,
+     NULL,
+     NULL,
+     0,
+     {GPU_DECLARES("bias", GPU_ELEMENTWISE(0))}},
+    GPU_LADDER_END,
 };

@@ -6,7 +6,6 @@
  *
  * The square of an fp32 number is exact in double. */
 #include "gpu/device.cuh"
-#include "gpu/ladder.h"
 
 enum { SUM_BLOCK = 256, SUM_MAX_BLOCKS = 256, SUM_PER_THREAD = 16 };
 
@@ -86,65 +85,54 @@ static cudaError_t launch_sum(int variant, double *y, const float *x, int64_t n,
     return GPU_LAUNCH(sum_join_k1, dim3(1), dim3(SUM_BLOCK), 0, stream, y, partials, blocks);
 }
 
-static void declare(gpu_declared *declared, int variant, int64_t largest)
+static size_t partial_sums(const gpu_ctx *, const gpu_operands *)
 {
-    assay_arith a =
-        variant == 0 ? gpu_arith_sequential(0) : gpu_arith_tree(SUM_BLOCK * sum_blocks(largest), 0);
-    a.accumulate = ASSAY_F64;
-    gpu_declare(declared, variant, a);
-}
-
-size_t gpu_sum_workspace(const gpu_ctx *ctx)
-{
-    (void)ctx;
     return sizeof(double) * SUM_MAX_BLOCKS;
 }
 
-assay_status gpu_sum(gpu_ctx *ctx, gpu_tensor y, gpu_tensor x, cudaStream_t stream, gpu_declared *declared)
+template <bool SQUARE> static assay_status run(const gpu_work *w)
 {
-    const char *op = "sum";
-    ASSAY_TRY(gpu_check_tensor(op, "y", y, ASSAY_F64, ASSAY_F64));
-    ASSAY_TRY(gpu_check_tensor(op, "x", x, ASSAY_F32, ASSAY_F32));
-    ASSAY_TRY(gpu_check_count(op, "y", y, 1));
-    ASSAY_TRY(gpu_check_workspace(op, ctx, gpu_sum_workspace(ctx)));
-    const int variant = gpu_variant(ctx, GPU_FAMILY_ELEMENTWISE, 1, 1);
-    const int64_t n = gpu_tensor_count(x);
-    GPU_LAUNCHED(launch_sum<false>(variant, (double *)y.data, (const float *)x.data, n,
-                                   (double *)ctx->workspace, stream),
-                 op);
-    declare(declared, variant, n);
-    return ASSAY_OK;
-}
-
-assay_status gpu_sumsq(gpu_ctx *ctx, gpu_tensor y, const gpu_tensor *x, int64_t n_tensors,
-                       cudaStream_t stream, gpu_declared *declared)
-{
-    const char *op = "sumsq";
-    ASSAY_TRY(gpu_check_tensor(op, "y", y, ASSAY_F64, ASSAY_F64));
-    ASSAY_TRY(gpu_check_count(op, "y", y, n_tensors));
-    ASSAY_TRY(gpu_check_workspace(op, ctx, gpu_sum_workspace(ctx)));
-    for (int64_t i = 0; i < n_tensors; ++i)
-        ASSAY_TRY(gpu_check_tensor(op, "x", x[i], ASSAY_F32, ASSAY_F32));
-    const int variant = gpu_variant(ctx, GPU_FAMILY_ELEMENTWISE, 1, 1);
-    int64_t fewest = n_tensors > 0 ? INT64_MAX : 0;
-    for (int64_t i = 0; i < n_tensors; ++i) {
-        const int64_t n = gpu_tensor_count(x[i]);
-        GPU_LAUNCHED(launch_sum<true>(variant, (double *)y.data + i, (const float *)x[i].data, n,
-                                      (double *)ctx->workspace, stream),
-                     op);
-        fewest = n < fewest ? n : fewest;
+    const char *op = w->o->op->name;
+    if (w->variant > 0)
+        ASSAY_TRY(gpu_check_workspace(op, w->ctx, partial_sums(w->ctx, w->o)));
+    for (int64_t i = 0; i < w->n; ++i) {
+        const gpu_tensor x = gpu_operand(&w->o[i], "x"), y = gpu_operand(&w->o[i], "y");
+        ASSAY_TRY(gpu_check_tensor(op, "x", x, ASSAY_F32, ASSAY_F32));
+        ASSAY_TRY(gpu_check_tensor(op, "y", y, ASSAY_F64, ASSAY_F64));
+        ASSAY_TRY(gpu_check_count(op, "y", y, 1));
     }
-    declare(declared, variant, fewest); /* the fewest lanes are the longest chains: holds for every tensor */
+    for (int64_t i = 0; i < w->n; ++i) {
+        const gpu_tensor x = gpu_operand(&w->o[i], "x"), y = gpu_operand(&w->o[i], "y");
+        GPU_LAUNCHED(launch_sum<SQUARE>(w->variant, (double *)y.data, (const float *)x.data,
+                                        gpu_tensor_count(x), (double *)w->ctx->workspace, w->stream),
+                     op);
+    }
     return ASSAY_OK;
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
-extern "C" const gpu_rung gpu_sum_rungs[] = {
-    {"sum", 0, "one thread", "y: double, sequential", 0},
-    {"sum", 1, "blocks of 256 threads, joined by a second launch",
-     "y: double, tree of 256 x blocks lanes; the size alone decides the order", 0},
-    {"sumsq", 0, "one thread", "y: double, sequential; squares are exact", 0},
-    {"sumsq", 1, "blocks of 256 threads, joined by a second launch",
-     "y: double, tree of 256 x blocks lanes of the smallest tensor; squares are exact", 0},
-    {NULL, 0, NULL, NULL, 0},
-};
+static void block_lanes(assay_arith *a, const gpu_ctx *, const gpu_operands *o)
+{
+    a->lanes = SUM_BLOCK * sum_blocks(gpu_tensor_count(gpu_operand(o, "x")));
+}
+
+#define SUM_RUNGS(run)                                                                                       \
+    {                                                                                                        \
+        "one thread",                                                                                        \
+        run,                                                                                                 \
+        NULL,                                                                                                \
+        NULL,                                                                                                \
+        NULL,                                                                                                \
+        0,                                                                                                   \
+        {GPU_DECLARES("y", GPU_ARITH(F64, SEQUENTIAL, 1, true, 0, 0))}},                                     \
+        {"blocks of 256 threads, joined by a second launch",                                                 \
+         run,                                                                                                \
+         partial_sums,                                                                                       \
+         NULL,                                                                                               \
+         NULL,                                                                                               \
+         0,                                                                                                  \
+         {{"y", GPU_ARITH(F64, TREE, SUM_BLOCK, true, 0, 0), block_lanes,                                    \
+           "256 lanes for each of up to 256 blocks; the size decides"}}},                                    \
+        GPU_LADDER_END
+GPU_LADDER(sum) = {SUM_RUNGS(run<false>)};
+GPU_LADDER(sumsq) = {SUM_RUNGS(run<true>)};

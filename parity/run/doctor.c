@@ -33,6 +33,24 @@ static const char *text_of(const json_t *object, const char *key)
     return text != NULL ? text : "";
 }
 
+/* One line for each set of outputs; the first has the names before it. */
+static void print_outputs(const json_t *rung)
+{
+    const json_t *outputs = json_object_get(rung, "outputs"), *entry;
+    size_t i;
+    json_array_foreach(outputs, i, entry)
+    {
+        assay_arith a;
+        char text[160] = "?";
+        const char *how = text_of(entry, "how");
+        if (assay_arith_from_json(json_object_get(entry, "arith"), "arith", &a) == ASSAY_OK)
+            assay_arith_describe(&a, text, sizeof text);
+        if (i > 0)
+            printf("%-39s", "");
+        printf("%s: %s%s%s%s\n", text_of(entry, "outputs"), text, *how ? " (" : "", how, *how ? ")" : "");
+    }
+}
+
 static void print_ladder(const json_t *op)
 {
     const json_t *variants = json_object_get(op, "variants"), *rung;
@@ -46,8 +64,9 @@ static void print_ladder(const json_t *op)
         char capability[16] = "any";
         if (least > 0)
             snprintf(capability, sizeof capability, "sm_%d", (int)least);
-        printf("%-26s %-4s %-6s %-52s | %s\n", k == 0 ? text_of(op, "op") : "", text_of(rung, "name"),
-               capability, text_of(rung, "arithmetic"), text_of(rung, "buys"));
+        printf("%-26s %-4s %-6s %s\n%-39s", k == 0 ? text_of(op, "op") : "", text_of(rung, "name"),
+               capability, text_of(rung, "buys"), "");
+        print_outputs(rung);
     }
 }
 
@@ -60,8 +79,8 @@ static assay_status print_operations(const char *wish)
     ASSAY_TRY(parity_engine_find(wish, NULL, &e));
     const assay_status st = parity_engine_operations(&e, &all);
     if (st == ASSAY_OK)
-        printf("\n%-26s %-4s %-6s %-52s | %s\n", "operation", "", "least", "arithmetic of each output",
-               "what it buys");
+        printf("\n%-26s %-4s %-6s %s\n", "operation", "", "least",
+               "what it buys, then the arithmetic of each output");
     json_array_foreach(all, i, op) print_ladder(op);
     json_decref(all);
     parity_engine_free(&e);

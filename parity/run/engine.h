@@ -17,7 +17,7 @@ typedef struct parity_engine {
  * path of an engine program to use whatever its name. */
 assay_status parity_engine_find(const char *wish, const char *program, parity_engine *out);
 void parity_engine_free(parity_engine *e);
-/* What `PROGRAM doctor --ops` says: [{op, family, sums, variants: [{name, buys, arithmetic, least_capability}]}].
+/* What `PROGRAM doctor --ops` says: [{op, family, sums, variants: [{name, buys, least_capability, outputs: [{outputs, arith, how}]}]}].
  * *out is the caller's.  ASSAY_FORMAT when the program says something else. */
 assay_status parity_engine_operations(const parity_engine *e, json_t **out);
 

@@ -22,7 +22,8 @@ static void request_op(assay_trace_writer *w, const char *op, const char *slot, 
     snprintf(t.name, sizeof t.name, "in.%s", slot);
     assay_shard_whole(&t.shard, &n, 1);
     cr_assert_eq(assay_trace_write_tensor(w, &t, data), ASSAY_OK, "%s", assay_error_message());
-    assay_trace_op o = {.n_inputs = 1, .microbatch = -1, .arith.all = assay_arith_elementwise(), .attrs = attrs};
+    assay_trace_op o = {
+        .n_inputs = 1, .microbatch = -1, .arith.all = assay_arith_elementwise(), .attrs = attrs};
     snprintf(o.op, sizeof o.op, "%s", op);
     snprintf(o.instance, sizeof o.instance, "test");
     snprintf(o.inputs[0].slot, sizeof o.inputs[0].slot, "%s", slot);

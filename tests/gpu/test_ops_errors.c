@@ -26,129 +26,171 @@ static gpu_tensor b16(int64_t rows, int64_t cols)
 
 Test(gpu_errors, linear_names_operand_expected_and_found)
 {
+    const int64_t shape[3] = {2, 4, 6}, wrong[2] = {1, 1}, negative[2] = {4, -1};
+    const gpu_tensor experts = gpu_tensor_make(scratch, ASSAY_F32, 3, shape), none = gpu_tensor_none();
+    const struct {
+        const char *op, *a, *b;
+        raw_operand in[5];
+    } rows[] = {
+        {"linear_fwd",
+         "linear_fwd: x: expected shape [3,6]",
+         "found [3,5]",
+         {RAW_T("y", f32(3, 4)), RAW_T("x", f32(3, 5)), RAW_T("weight", f32(4, 6))}},
+        {"linear_fwd",
+         "y: expected shape [3,4]",
+         "found [3,5]",
+         {RAW_T("y", f32(3, 5)), RAW_T("x", f32(3, 6)), RAW_T("weight", f32(4, 6))}},
+        {"linear_fwd",
+         "x: expected dtype F32 as weight has",
+         "found BF16",
+         {RAW_T("y", f32(3, 4)), RAW_T("x", b16(3, 6)), RAW_T("weight", f32(4, 6))}},
+        {"linear_fwd",
+         "bias: expected 4 elements",
+         "found 5",
+         {RAW_T("y", f32(3, 4)), RAW_T("x", f32(3, 6)), RAW_T("weight", f32(4, 6)),
+          RAW_T("bias", f32(1, 5))}},
+        {"linear_fwd",
+         "weight: expected dtype F32 or BF16",
+         "found I64",
+         {RAW_T("y", f32(3, 4)), RAW_T("x", f32(3, 6)), RAW_T("weight", i64(4, 6))}},
+        {"linear_fwd",
+         "weight: expected a tensor",
+         "none",
+         {RAW_T("y", f32(3, 4)), RAW_T("x", f32(3, 6)), RAW_T("weight", none)}},
+        {"linear_bwd_weight",
+         "dweight: expected dtype F32",
+         "found BF16",
+         {RAW_T("dweight", b16(4, 6)), RAW_T("dy", f32(3, 4)), RAW_T("x", f32(3, 6))}},
+        {"grouped_linear_fwd",
+         "tokens_per_expert: expected a sum of 3 rows",
+         "found 2",
+         {RAW_T("y", f32(3, 4)), RAW_T("x", f32(3, 6)), RAW_T("weight", experts),
+          RAW_T("tokens_per_expert", i64(1, 2), .host = wrong)}},
+        {"grouped_linear_fwd",
+         "tokens_per_expert[1]",
+         "found -1",
+         {RAW_T("y", f32(3, 4)), RAW_T("x", f32(3, 6)), RAW_T("weight", experts),
+          RAW_T("tokens_per_expert", i64(1, 2), .host = negative)}},
+        {"grouped_linear_fwd",
+         "tokens_per_expert: expected 2 entries in host memory",
+         "NULL",
+         {RAW_T("y", f32(3, 4)), RAW_T("x", f32(3, 6)), RAW_T("weight", experts),
+          RAW_T("tokens_per_expert", i64(1, 2))}},
+    };
     gpu_ctx x;
     open_ctx(&x);
-    const gpu_tensor none = gpu_tensor_none();
-    refused(gpu_linear_fwd(&x, f32(3, 4), f32(3, 5), f32(4, 6), none, x.stream, NULL), ASSAY_INVALID_ARGUMENT,
-            "linear_fwd: x: expected shape [3,6]", "found [3,5]");
-    refused(gpu_linear_fwd(&x, f32(3, 5), f32(3, 6), f32(4, 6), none, x.stream, NULL), ASSAY_INVALID_ARGUMENT,
-            "y: expected shape [3,4]", "found [3,5]");
-    refused(gpu_linear_fwd(&x, f32(3, 4), b16(3, 6), f32(4, 6), none, x.stream, NULL), ASSAY_INVALID_ARGUMENT,
-            "x: expected dtype F32 as weight has", "found BF16");
-    refused(gpu_linear_fwd(&x, f32(3, 4), f32(3, 6), f32(4, 6), f32(1, 5), x.stream, NULL),
-            ASSAY_INVALID_ARGUMENT, "bias: expected 4 elements", "found 5");
-    refused(gpu_linear_fwd(&x, f32(3, 4), f32(3, 6), i64(4, 6), none, x.stream, NULL), ASSAY_INVALID_ARGUMENT,
-            "weight: expected dtype F32 or BF16", "found I64");
-    refused(gpu_linear_fwd(&x, f32(3, 4), f32(3, 6), none, none, x.stream, NULL), ASSAY_INVALID_ARGUMENT,
-            "weight: expected a tensor", "none");
-    refused(gpu_linear_bwd_weight(&x, b16(4, 6), f32(3, 4), f32(3, 6), x.stream, NULL),
-            ASSAY_INVALID_ARGUMENT, "dweight: expected dtype F32", "found BF16");
-    const int64_t shape[3] = {2, 4, 6}, wrong[2] = {1, 1}, negative[2] = {4, -1};
-    const gpu_tensor w = gpu_tensor_make(scratch, ASSAY_F32, 3, shape);
-    refused(gpu_grouped_linear_fwd(&x, f32(3, 4), f32(3, 6), w, wrong, x.stream, NULL),
-            ASSAY_INVALID_ARGUMENT, "tokens_per_expert: expected a sum of 3 rows", "found 2");
-    refused(gpu_grouped_linear_fwd(&x, f32(3, 4), f32(3, 6), w, negative, x.stream, NULL),
-            ASSAY_INVALID_ARGUMENT, "tokens_per_expert[1]", "found -1");
+    for (int k = 0; k < 2; ++k) {
+        set_variants(&x, k == 0 ? "linear=k0" : "linear=k1");
+        for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i)
+            refused(raw_run(&x, rows[i].op, rows[i].in), ASSAY_INVALID_ARGUMENT, rows[i].a, rows[i].b);
+    }
     gpu_ctx_destroy(&x);
 }
 
 Test(gpu_errors, tensors_must_be_aligned_contiguous_and_present)
 {
+    gpu_tensor odd = f32(2, 3), strided = f32(2, 3), empty = f32(2, 3), negative = f32(2, 3);
+    const gpu_tensor large = f32((int64_t)1 << 40, (int64_t)1 << 40);
+    odd.data = (char *)scratch + 2;
+    strided.stride[0] = 4;
+    empty.data = NULL;
+    negative.shape[0] = -2;
+    const struct {
+        gpu_tensor a;
+        const char *first, *second;
+    } rows[] = {
+        {odd, "add: a: expected an address aligned to 4 bytes", "found"},
+        {strided, "expected a contiguous tensor", "found 4"},
+        {empty, "a: expected data", "NULL"},
+        {negative, "a: shape [-2,3]", "negative or too large"},
+        {large, "too large", "add: a"},
+    };
     gpu_ctx x;
     open_ctx(&x);
-    gpu_tensor t = f32(2, 3);
-    t.data = (char *)scratch + 2;
-    refused(gpu_add(&x, f32(2, 3), t, f32(2, 3), x.stream, NULL), ASSAY_INVALID_ARGUMENT,
-            "add: a: expected an address aligned to 4 bytes", "found");
-    t = f32(2, 3);
-    t.stride[0] = 4;
-    refused(gpu_add(&x, f32(2, 3), t, f32(2, 3), x.stream, NULL), ASSAY_INVALID_ARGUMENT,
-            "expected a contiguous tensor", "found 4");
-    t = f32(2, 3);
-    t.data = NULL;
-    refused(gpu_add(&x, f32(2, 3), t, f32(2, 3), x.stream, NULL), ASSAY_INVALID_ARGUMENT, "a: expected data",
-            "NULL");
-    t = f32(2, 3);
-    t.shape[0] = -2;
-    refused(gpu_add(&x, f32(2, 3), t, f32(2, 3), x.stream, NULL), ASSAY_INVALID_ARGUMENT, "a: shape [-2,3]",
-            "negative or too large");
-    t = f32((int64_t)1 << 40, (int64_t)1 << 40);
-    refused(gpu_add(&x, t, t, t, x.stream, NULL), ASSAY_INVALID_ARGUMENT, "too large", "add: a");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i)
+        refused(RAW(&x, "add", RAW_T("y", f32(2, 3)), RAW_T("a", rows[i].a), RAW_T("b", f32(2, 3))),
+                ASSAY_INVALID_ARGUMENT, rows[i].first, rows[i].second);
     gpu_ctx_destroy(&x);
 }
 
 Test(gpu_errors, attention_checks_sizes_positions_and_workspace)
 {
+    const gpu_tensor q = f32(2, 32), k = f32(2, 16), lse = f32(2, 4);
+    const struct {
+        double groups, head_dim;
+        int64_t positions;
+        const char *op;
+        assay_status st;
+        const char *a, *b;
+    } rows[] = {
+        {3, 8, 2, "attention_fwd", ASSAY_INVALID_ARGUMENT, "heads: expected a positive multiple of groups 3",
+         "found 4"},
+        {2, 257, 2, "attention_fwd", ASSAY_UNSUPPORTED, "head_dim: expected at most 256", "257"},
+        {2, 8, 3, "attention_fwd", ASSAY_INVALID_ARGUMENT, "q_position: expected 2 elements", "found 3"},
+        {2, 8, 2, "attention_bwd", ASSAY_LIMIT, "attention_bwd: expected a workspace of at least 32 bytes",
+         "found 16"},
+    };
     gpu_ctx x;
     open_ctx(&x);
-    gpu_attention_desc d = {.batch = 1,
-                            .seq_q = 2,
-                            .seq_k = 2,
-                            .heads = 4,
-                            .groups = 2,
-                            .head_dim = 8,
-                            .head_dim_v = 8,
-                            .scale = 1,
-                            .q_position = i64(1, 2),
-                            .k_position = i64(1, 2)};
-    const gpu_tensor q = f32(2, 32), k = f32(2, 16), lse = f32(2, 4);
-    d.groups = 3;
-    refused(gpu_attention_fwd(&x, q, lse, q, k, k, &d, x.stream, NULL), ASSAY_INVALID_ARGUMENT,
-            "heads: expected a positive multiple of groups 3", "found 4");
-    d.groups = 2;
-    d.head_dim = 257;
-    refused(gpu_attention_fwd(&x, q, lse, q, k, k, &d, x.stream, NULL), ASSAY_UNSUPPORTED,
-            "head_dim: expected at most 256", "257");
-    d.head_dim = 8;
-    d.q_position = i64(1, 3);
-    refused(gpu_attention_fwd(&x, q, lse, q, k, k, &d, x.stream, NULL), ASSAY_INVALID_ARGUMENT,
-            "q_position: expected 2 elements", "found 3");
-    d.q_position = i64(1, 2);
     x.workspace_bytes = 16;
-    refused(gpu_attention_bwd(&x, q, k, k, q, q, k, k, q, lse, &d, x.stream, NULL), ASSAY_LIMIT,
-            "attention_bwd: expected a workspace of at least 32 bytes", "found 16");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i)
+        refused(RAW(&x, rows[i].op, {"batch", .number = 1}, {"seq_q", .number = 2}, {"seq_k", .number = 2},
+                    {"heads", .number = 4}, {"groups", .number = rows[i].groups},
+                    {"head_dim", .number = rows[i].head_dim}, {"scale", .number = 1},
+                    RAW_T("q_position", i64(1, rows[i].positions)), RAW_T("k_position", i64(1, 2)),
+                    RAW_T("q", q), RAW_T("k", k), RAW_T("v", k), RAW_T("o", q), RAW_T("lse", lse),
+                    RAW_T("do", q), RAW_T("dq", q), RAW_T("dk", k), RAW_T("dv", k)),
+                rows[i].st, rows[i].a, rows[i].b);
     gpu_ctx_destroy(&x);
 }
 
 Test(gpu_errors, router_checks_topk_groups_and_limits)
 {
+    const gpu_tensor none = gpu_tensor_none(), bias = f32(1, 8);
+    const struct {
+        double topk, groups;
+        int64_t experts;
+        gpu_tensor bias;
+        const char *function;
+        assay_status st;
+        const char *a, *b;
+    } rows[] = {
+        {9, 0, 8, none, "softmax", ASSAY_INVALID_ARGUMENT, "topk: expected 1 to 8", "found 9"},
+        {2, 3, 8, none, "softmax", ASSAY_INVALID_ARGUMENT, "num_groups: expected a divisor of 8", "found 3"},
+        {2, 0, 600, none, "softmax", ASSAY_UNSUPPORTED, "at most 512 experts", "found 600"},
+        {2, 0, 8, bias, "softmax", ASSAY_INVALID_ARGUMENT,
+         "expert_bias: expected none with score_function softmax", "found one"},
+        {2, 0, 8, none, "tanh", ASSAY_UNSUPPORTED, "score_function: expected softmax or sigmoid", "-1"},
+    };
     gpu_ctx x;
     open_ctx(&x);
-    gpu_router_desc d = {.topk = 9, .score_function = 0, .scaling_factor = 1};
-    const gpu_tensor none = gpu_tensor_none();
-    refused(gpu_router_fwd(&x, i64(2, 9), f32(2, 9), f32(2, 8), f32(2, 8), none, &d, x.stream, NULL),
-            ASSAY_INVALID_ARGUMENT, "topk: expected 1 to 8", "found 9");
-    d.topk = 2;
-    d.num_groups = 3;
-    d.group_topk = 1;
-    refused(gpu_router_fwd(&x, i64(2, 2), f32(2, 2), f32(2, 8), f32(2, 8), none, &d, x.stream, NULL),
-            ASSAY_INVALID_ARGUMENT, "num_groups: expected a divisor of 8", "found 3");
-    d.num_groups = 0;
-    refused(gpu_router_fwd(&x, i64(2, 2), f32(2, 2), f32(2, 600), f32(2, 600), none, &d, x.stream, NULL),
-            ASSAY_UNSUPPORTED, "at most 512 experts", "found 600");
-    refused(gpu_router_fwd(&x, i64(2, 2), f32(2, 2), f32(2, 8), f32(2, 8), f32(1, 8), &d, x.stream, NULL),
-            ASSAY_INVALID_ARGUMENT, "expert_bias: expected none with score_function softmax", "found one");
-    d.score_function = 7;
-    refused(gpu_router_fwd(&x, i64(2, 2), f32(2, 2), f32(2, 8), f32(2, 8), none, &d, x.stream, NULL),
-            ASSAY_UNSUPPORTED, "score_function: expected softmax or sigmoid", "7");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; ++i) {
+        const gpu_tensor choice = i64(2, (int64_t)rows[i].topk), row = f32(2, rows[i].experts);
+        refused(RAW(&x, "router_fwd", {"topk", .number = rows[i].topk},
+                    {"score_function", .word = rows[i].function}, {"num_groups", .number = rows[i].groups},
+                    {"group_topk", .number = 1}, RAW_T("indices", choice),
+                    RAW_T("probs", f32(2, (int64_t)rows[i].topk)), RAW_T("scores", row), RAW_T("logits", row),
+                    RAW_T("expert_bias", rows[i].bias)),
+                rows[i].st, rows[i].a, rows[i].b);
+    }
     gpu_ctx_destroy(&x);
 }
 
 Test(gpu_errors, adamw_and_rope_check_their_numbers)
 {
+    const gpu_tensor t = f32(1, 4);
     gpu_ctx x;
     open_ctx(&x);
-    const gpu_tensor t = f32(1, 4), none = gpu_tensor_none();
-    gpu_adamw_desc d = {1e-3, 0.9, 0.95, 1e-8, 0, 1, 0};
-    refused(gpu_adamw(&x, 1, &t, &t, &t, &none, &t, &d, x.stream, NULL), ASSAY_INVALID_ARGUMENT,
-            "adamw: step: expected 1 or more", "found 0");
-    d.step = 1;
-    d.beta2 = 1;
-    refused(gpu_adamw(&x, 1, &t, &t, &t, &none, &t, &d, x.stream, NULL), ASSAY_INVALID_ARGUMENT, "beta2",
-            "found 0.9 and 1");
-    const gpu_rope_desc r = {.type = 0, .rotary_dim = 3, .base = 1e4};
-    refused(gpu_rope_table(&x, f32(4, 1), f32(4, 1), &r, x.stream, NULL), ASSAY_INVALID_ARGUMENT,
-            "rotary_dim: expected an even number", "found 3");
+    for (int i = 0; i < 2; ++i)
+        refused(RAW(&x, "adamw", RAW_T("main_param", t), RAW_T("exp_avg", t), RAW_T("exp_avg_sq", t),
+                    RAW_T("grad", t), {"lr", .number = 1e-3}, {"beta1", .number = 0.9},
+                    {"beta2", .number = i == 0 ? 0.95 : 1.0}, {"eps", .number = 1e-8},
+                    {"weight_decay", .number = 0}, {"step", .number = i}),
+                ASSAY_INVALID_ARGUMENT, i == 0 ? "adamw: step: expected 1 or more" : "beta2",
+                i == 0 ? "found 0" : "found 0.9 and 1");
+    refused(RAW(&x, "rope_table", {"rotary_dim", .number = 3}, {"rotary_base", .number = 1e4},
+                RAW_T("cos", f32(4, 1)), RAW_T("sin", f32(4, 1))),
+            ASSAY_INVALID_ARGUMENT, "rotary_dim: expected an even number", "found 3");
     gpu_ctx_destroy(&x);
 }
 

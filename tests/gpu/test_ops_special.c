@@ -164,23 +164,32 @@ Test(gpu_adamw, many_tensors_in_one_call_equal_one_call_each)
     float host[4][N * STRIDE], first[4][N * STRIDE];
     for (int k = 0; k < 2; ++k) {
         float *device[4];
-        gpu_tensor t[4][N], none[N];
-        gpu_adamw_desc d[N];
+        static const char *const slots[4] = {"main_param", "exp_avg", "exp_avg_sq", "grad"};
+        gpu_operands *list = calloc(N, sizeof *list);
+        int variant;
         for (int q = 0; q < 4; ++q) {
             for (int i = 0; i < N * STRIDE; ++i)
                 host[q][i] = (float)((i * 7 + q * 3) % 19 + 1) / 16.0f;
             cr_assert_eq(cudaMalloc((void **)&device[q], sizeof host[q]), cudaSuccess);
             cudaMemcpy(device[q], host[q], sizeof host[q], cudaMemcpyHostToDevice);
-            for (int i = 0; i < N; ++i)
-                t[q][i] = gpu_tensor_1d(device[q] + i * STRIDE, ASSAY_F32, i % (STRIDE + 1));
         }
         for (int i = 0; i < N; ++i) {
-            none[i] = gpu_tensor_none();
-            d[i] = (gpu_adamw_desc){0.01, 0.9, 0.99, 1e-8, i % 3 * 0.1, 1.0, 3};
+            list[i] = raw_operands("adamw", (const raw_operand[]){{"lr", .number = 0.01},
+                                                                  {"beta1", .number = 0.9},
+                                                                  {"beta2", .number = 0.99},
+                                                                  {"eps", .number = 1e-8},
+                                                                  {"weight_decay", .number = i % 3 * 0.1},
+                                                                  {"step", .number = 3},
+                                                                  {.name = NULL}});
+            for (int q = 0; q < 4; ++q)
+                gpu_operands_put(&list[i], slots[q],
+                                 gpu_tensor_1d(device[q] + i * STRIDE, ASSAY_F32, i % (STRIDE + 1)));
         }
         set_variants(&ctx, k == 0 ? "adamw=k0" : "adamw=k1");
-        cr_assert_eq(gpu_adamw(&ctx, N, t[0], t[1], t[2], none, t[3], d, ctx.stream, NULL), ASSAY_OK, "%s",
+        cr_assert_eq(gpu_ladder_run(&ctx, list, N, ctx.stream, &variant), ASSAY_OK, "%s",
                      assay_error_message());
+        cr_assert_eq(variant, k);
+        free(list);
         cr_assert_eq(gpu_ctx_sync(&ctx, "adamw"), ASSAY_OK);
         for (int q = 0; q < 4; ++q) {
             cudaMemcpy(host[q], device[q], sizeof host[q], cudaMemcpyDeviceToHost);

@@ -150,7 +150,7 @@ Test(cli_verbs, doctor_prints_the_ladder_of_every_operation)
         snprintf(line, sizeof line, "\n%s ", assay_op_at(i)->name);
         cr_expect(strstr(r.out, line) != NULL, "no line for %s", line);
     }
-    cr_expect(strstr(r.out, "cuBLASLt") != NULL && strstr(r.out, "y: sequential fma") != NULL);
+    cr_expect(strstr(r.out, "cuBLASLt") != NULL && strstr(r.out, "y: F32 sequential, fma") != NULL);
     cli_free(&r);
 }
 

@@ -13,7 +13,46 @@
 #include "gpu/check.h"
 #include "gpu/execute.h"
 
+#include "gpu/ladder.h"
+
 #define U32 0x1p-24
+
+/* A launch as it is, without gpu_execute's own checks: RAW_T("x", tensor), {"eps", .number = 1e-6}. */
+typedef struct raw_operand {
+    const char *name; /* slot or attribute */
+    gpu_tensor t;
+    double number;
+    const char *word;
+    const int64_t *host;
+} raw_operand;
+
+#define RAW_T(slot, ...)                                                                                     \
+    {                                                                                                        \
+        .name = (slot), .t = __VA_ARGS__                                                                     \
+    }
+
+static inline gpu_operands raw_operands(const char *op, const raw_operand *list)
+{
+    gpu_operands o;
+    gpu_operands_init(&o, assay_op_find(op));
+    for (; list->name; ++list) {
+        if (assay_op_attr_find(o.op, list->name))
+            o.attr[o.n_attrs++] = (gpu_attr){list->name, list->number, (int64_t)list->number, list->word};
+        else
+            gpu_operands_put(&o, list->name, list->t);
+        if (list->host)
+            o.host[gpu_operands_index(&o, list->name)] = list->host;
+    }
+    return o;
+}
+
+static inline assay_status raw_run(gpu_ctx *ctx, const char *op, const raw_operand *list)
+{
+    const gpu_operands o = raw_operands(op, list);
+    int variant;
+    return gpu_ladder_run(ctx, &o, 1, ctx->stream, &variant);
+}
+#define RAW(ctx, op, ...) raw_run((ctx), (op), (const raw_operand[]){__VA_ARGS__, {.name = NULL}})
 
 typedef struct op_call {
     gpu_ctx *ctx;

@@ -1,10 +1,10 @@
-/* From an operation's name to its function: operands by slot, attributes by name, as the table of operations
- * (core/model/ops.h) has them.  The engine's call and the `ops` verb run every operation through here. */
-#ifndef GPU_DISPATCH_H
-#define GPU_DISPATCH_H
+/* Operands of one call: tensors by slot, attributes by name, as the table of operations (core/model/ops.h) has them.  Every
+ * kernel takes them so; the engine's call and the `ops` verb fill them. */
+#ifndef GPU_OPERANDS_H
+#define GPU_OPERANDS_H
 
 #include "core/model/ops.h"
-#include "gpu/ops.h"
+#include "gpu/gpu.h"
 
 ASSAY_BEGIN_DECLS
 
@@ -28,7 +28,11 @@ typedef struct gpu_operands {
 void gpu_operands_init(gpu_operands *o, const assay_op *op);
 /* Index of a slot by its name in the row; -1. */
 int gpu_operands_index(const gpu_operands *o, const char *slot);
+/* A slot of the row; another name changes nothing. */
+void gpu_operands_put(gpu_operands *o, const char *slot, gpu_tensor t);
 gpu_tensor gpu_operand(const gpu_operands *o, const char *slot);
+/* The integers of a slot in host memory; NULL: not known there. */
+const int64_t *gpu_operand_host(const gpu_operands *o, const char *slot);
 /* Attributes as given, else what the row says for an absent one. */
 double gpu_operand_double(const gpu_operands *o, const char *name);
 int64_t gpu_operand_int(const gpu_operands *o, const char *name);
@@ -39,14 +43,6 @@ const gpu_attr *gpu_operand_attr(const gpu_operands *o, const char *name);
 
 /* Attributes of a request, with the row's values for absent ones. */
 assay_status gpu_operands_from_json(gpu_operands *o, const json_t *attrs);
-
-/* Whether the engine has a function for it (collectives have none here: gpu/call.c). */
-bool gpu_dispatch_knows(const char *op);
-/* Bytes of the call arena; shapes alone are read. */
-size_t gpu_dispatch_workspace(const gpu_ctx *ctx, const gpu_operands *o);
-/* Enqueues n calls of one operation (n > 1: adamw, sumsq, as one list) and says what they declare. */
-assay_status gpu_dispatch(gpu_ctx *ctx, const gpu_operands *o, int64_t n, cudaStream_t stream,
-                          gpu_declared *declared);
 
 ASSAY_END_DECLS
 
