@@ -59,10 +59,23 @@ typedef struct gpu_rung {
 #define GPU_ELEMENTWISE(ulp) GPU_ARITH(F32, NONE, 1, false, ulp, 0)
 #define GPU_SEQUENTIAL(ulp) GPU_ARITH(F32, SEQUENTIAL, 1, true, ulp, 0)
 #define GPU_TREE(lanes, ulp) GPU_ARITH(F32, TREE, lanes, true, ulp, 0)
-/* An entry that no shape changes. */
+/* The arithmetic of outputs that no shape changes, and of others. */
 #define GPU_DECLARES(outputs, arith)                                                                         \
     {                                                                                                        \
         outputs, arith, NULL, ""                                                                             \
+    }
+#define GPU_ADAPTS(outputs, arith, adapt, how)                                                               \
+    {                                                                                                        \
+        outputs, arith, adapt, how                                                                           \
+    }
+/* A rung that takes every call and needs nothing; any rung.  ...: what it declares. */
+#define GPU_RUNG(buys, run, ...) GPU_RUNG_IF(buys, run, NULL, NULL, NULL, 0, __VA_ARGS__)
+#define GPU_RUNG_IF(buys, run, workspace, accepts, pays, least, ...)                                         \
+    {                                                                                                        \
+        buys, run, workspace, accepts, pays, least,                                                          \
+        {                                                                                                    \
+            __VA_ARGS__                                                                                      \
+        }                                                                                                    \
     }
 
 /* The rungs of an operation; NULL: the engine has none (collectives: gpu/call.c). */

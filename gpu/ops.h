@@ -150,49 +150,18 @@ extern GPU_LADDER(cross_entropy_bwd);
 extern GPU_LADDER(adamw);
 
 /* All of them, in the order of docs/OPS.md. */
-#define GPU_OPERATIONS(X)                                                                                    \
-    X(linear_fwd)                                                                                            \
-    X(linear_bwd_input)                                                                                      \
-    X(linear_bwd_weight)                                                                                     \
-    X(linear_bwd_bias)                                                                                       \
-    X(grouped_linear_fwd)                                                                                    \
-    X(grouped_linear_bwd_input)                                                                              \
-    X(grouped_linear_bwd_weight)                                                                             \
-    X(rmsnorm_fwd)                                                                                           \
-    X(rmsnorm_bwd)                                                                                           \
-    X(rope_table)                                                                                            \
-    X(rope_fwd)                                                                                              \
-    X(rope_bwd)                                                                                              \
-    X(attention_fwd)                                                                                         \
-    X(attention_bwd)                                                                                         \
-    X(qkv_split_fwd)                                                                                         \
-    X(qkv_split_bwd)                                                                                         \
-    X(add)                                                                                                   \
-    X(clamp_fwd)                                                                                             \
-    X(clamp_bwd)                                                                                             \
-    X(swiglu_fwd)                                                                                            \
-    X(swiglu_bwd)                                                                                            \
-    X(sigmoid_gate_fwd)                                                                                      \
-    X(sigmoid_gate_bwd)                                                                                      \
-    X(cast)                                                                                                  \
-    X(slice_rows)                                                                                            \
-    X(embedding_fwd)                                                                                         \
-    X(embedding_bwd)                                                                                         \
-    X(sum)                                                                                                   \
-    X(router_fwd)                                                                                            \
-    X(router_bwd)                                                                                            \
-    X(router_aux_fwd)                                                                                        \
-    X(router_aux_loss)                                                                                       \
-    X(router_aux_bwd)                                                                                        \
-    X(permute_plan)                                                                                          \
-    X(gather_rows)                                                                                           \
-    X(combine_rows)                                                                                          \
-    X(expert_bias_update)                                                                                    \
-    X(cross_entropy_stats)                                                                                   \
-    X(cross_entropy_loss)                                                                                    \
-    X(cross_entropy_bwd)                                                                                     \
-    X(sumsq)                                                                                                 \
-    X(adamw)
+/* clang-format off */
+#define GPU_OPERATIONS(X) \
+    X(linear_fwd) X(linear_bwd_input) X(linear_bwd_weight) X(linear_bwd_bias) \
+    X(grouped_linear_fwd) X(grouped_linear_bwd_input) X(grouped_linear_bwd_weight) \
+    X(rmsnorm_fwd) X(rmsnorm_bwd) X(rope_table) X(rope_fwd) X(rope_bwd) X(attention_fwd) \
+    X(attention_bwd) X(qkv_split_fwd) X(qkv_split_bwd) X(add) X(clamp_fwd) X(clamp_bwd) \
+    X(swiglu_fwd) X(swiglu_bwd) X(sigmoid_gate_fwd) X(sigmoid_gate_bwd) X(cast) X(slice_rows) \
+    X(embedding_fwd) X(embedding_bwd) X(sum) X(router_fwd) X(router_bwd) X(router_aux_fwd) \
+    X(router_aux_loss) X(router_aux_bwd) X(permute_plan) X(gather_rows) X(combine_rows) \
+    X(expert_bias_update) X(cross_entropy_stats) X(cross_entropy_loss) X(cross_entropy_bwd) \
+    X(sumsq) X(adamw)
+/* clang-format on */
 
 ASSAY_END_DECLS
 

@@ -328,33 +328,17 @@ static assay_status qkv_split_bwd(const gpu_work *w)
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
 GPU_LADDER(attention_fwd) = {
-    {"one thread a query and head, three passes over the keys",
-     attention_fwd,
-     NULL,
-     NULL,
-     NULL,
-     0,
-     {GPU_DECLARES("o lse", GPU_SEQUENTIAL(GPU_ULP_EXP))}},
-    {"one warp for four rows, keys and values read once into shared memory",
-     attention_fwd,
-     NULL,
-     NULL,
-     NULL,
-     0,
-     {GPU_DECLARES("o lse", GPU_ARITH(F32, SEQUENTIAL, 1, true, GPU_ULP_EXP, ATTENTION_TILE))}},
+    GPU_RUNG("one thread a query and head, three passes over the keys", attention_fwd,
+             GPU_DECLARES("o lse", GPU_SEQUENTIAL(GPU_ULP_EXP))),
+    GPU_RUNG("one warp for four rows, keys and values read once into shared memory", attention_fwd,
+             GPU_DECLARES("o lse", GPU_ARITH(F32, SEQUENTIAL, 1, true, GPU_ULP_EXP, ATTENTION_TILE))),
     GPU_LADDER_END,
 };
 GPU_LADDER(qkv_split_fwd) = {
-    {"one thread an element",
-     qkv_split_fwd,
-     NULL,
-     NULL,
-     NULL,
-     0,
-     {GPU_DECLARES("q k v", GPU_ELEMENTWISE(0))}},
+    GPU_RUNG("one thread an element", qkv_split_fwd, GPU_DECLARES("q k v", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };
 GPU_LADDER(qkv_split_bwd) = {
-    {"one thread an element", qkv_split_bwd, NULL, NULL, NULL, 0, {GPU_DECLARES("dqkv", GPU_ELEMENTWISE(0))}},
+    GPU_RUNG("one thread an element", qkv_split_bwd, GPU_DECLARES("dqkv", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };

@@ -124,23 +124,13 @@ static assay_status embedding_bwd(const gpu_work *w)
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
 GPU_LADDER(embedding_fwd) = {
-    {"one thread an element", embedding_fwd, NULL, NULL, NULL, 0, {GPU_DECLARES("y", GPU_ELEMENTWISE(0))}},
+    GPU_RUNG("one thread an element", embedding_fwd, GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };
 GPU_LADDER(embedding_bwd) = {
-    {"one thread a column walks the tokens",
-     embedding_bwd,
-     NULL,
-     NULL,
-     NULL,
-     0,
-     {GPU_DECLARES("dweight", GPU_SEQUENTIAL(0))}},
-    {"one warp a token: ids are summed side by side, the same sums bit for bit",
-     embedding_bwd,
-     NULL,
-     NULL,
-     NULL,
-     0,
-     {GPU_DECLARES("dweight", GPU_SEQUENTIAL(0))}},
+    GPU_RUNG("one thread a column walks the tokens", embedding_bwd,
+             GPU_DECLARES("dweight", GPU_SEQUENTIAL(0))),
+    GPU_RUNG("one warp a token: ids are summed side by side, the same sums bit for bit", embedding_bwd,
+             GPU_DECLARES("dweight", GPU_SEQUENTIAL(0))),
     GPU_LADDER_END,
 };

@@ -210,27 +210,17 @@ static assay_status combine_rows(const gpu_work *w)
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
 GPU_LADDER(permute_plan) = {
-    {"one thread an expert walks all choices",
-     permute_plan,
-     NULL,
-     NULL,
-     NULL,
-     0,
-     {GPU_DECLARES("row_token row_slot tokens_per_expert token_row", GPU_ELEMENTWISE(0))}},
-    {"one warp an expert, 32 choices at a time, places by ballots",
-     permute_plan,
-     NULL,
-     NULL,
-     NULL,
-     0,
-     {GPU_DECLARES("row_token row_slot tokens_per_expert token_row", GPU_ELEMENTWISE(0))}},
+    GPU_RUNG("one thread an expert walks all choices", permute_plan,
+             GPU_DECLARES("row_token row_slot tokens_per_expert token_row", GPU_ELEMENTWISE(0))),
+    GPU_RUNG("one warp an expert, 32 choices at a time, places by ballots", permute_plan,
+             GPU_DECLARES("row_token row_slot tokens_per_expert token_row", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };
 GPU_LADDER(gather_rows) = {
-    {"one thread an element", gather_rows, NULL, NULL, NULL, 0, {GPU_DECLARES("y", GPU_ELEMENTWISE(0))}},
+    GPU_RUNG("one thread an element", gather_rows, GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };
 GPU_LADDER(combine_rows) = {
-    {"one thread an element", combine_rows, NULL, NULL, NULL, 0, {GPU_DECLARES("y", GPU_SEQUENTIAL(0))}},
+    GPU_RUNG("one thread an element", combine_rows, GPU_DECLARES("y", GPU_SEQUENTIAL(0))),
     GPU_LADDER_END,
 };

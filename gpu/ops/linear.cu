@@ -458,19 +458,28 @@ static product expert_product(const product *whole, int64_t e, int64_t start)
 /* --- the ladder --------------------------------------------------------------------------------------------- */
 typedef assay_status (*product_maker)(const gpu_operands *o, product *p);
 
+typedef assay_status (*product_runner)(const gpu_work *w, const product *p);
+
 /* An operation: its product, or one for each expert that has rows. */
-template <product_maker MAKE, assay_status (*RUN)(const gpu_work *, const product *)>
-static assay_status run(const gpu_work *w)
+static assay_status run_each(const gpu_work *w, product_maker make, product_runner run)
 {
     product p;
-    ASSAY_TRY(MAKE(w->o, &p));
+    ASSAY_TRY(make(w->o, &p));
     if (p.experts < 0)
-        return RUN(w, &p);
+        return run(w, &p);
     for (int64_t e = 0, start = 0; e < p.experts; start += p.tokens_per_expert[e++]) {
         const product expert = expert_product(&p, e, start);
-        ASSAY_TRY(RUN(w, &expert));
+        ASSAY_TRY(run(w, &expert));
     }
     return ASSAY_OK;
+}
+template <product_maker MAKE> static assay_status each_plain(const gpu_work *w)
+{
+    return run_each(w, MAKE, run_plain);
+}
+template <product_maker MAKE> static assay_status each_blas(const gpu_work *w)
+{
+    return run_each(w, MAKE, run_blas);
 }
 
 /* An error counts as yes: `run` meets it again and reports it. */
@@ -523,25 +532,14 @@ static void blas_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o
     }
 }
 
+#define BLAS_ARITH                                                                                           \
+    "the simulator's; sm_90 and bf16: tensor core, k_step 16, guard bits 2; else: order unknown"
 #define PRODUCT_LADDER(op, output, blas)                                                                     \
-    GPU_LADDER(op) = {                                                                                       \
-        {"one thread an element, inner index ascending",                                                     \
-         run<op##_product, run_plain>,                                                                       \
-         NULL,                                                                                               \
-         NULL,                                                                                               \
-         NULL,                                                                                               \
-         0,                                                                                                  \
-         {GPU_DECLARES(output, GPU_SEQUENTIAL(0))}},                                                         \
-        {blas,                                                                                               \
-         run<op##_product, run_blas>,                                                                        \
-         blas_bytes,                                                                                         \
-         blas_accepts<op##_product>,                                                                         \
-         NULL,                                                                                               \
-         0,                                                                                                  \
-         {{output, GPU_SEQUENTIAL(0), blas_arith,                                                            \
-           "the simulator's; sm_90 and bf16: tensor core, k_step 16, guard bits 2; else: order unknown"}}},  \
-        GPU_LADDER_END,                                                                                      \
-    }
+    GPU_LADDER(op) = {GPU_RUNG("one thread an element, inner index ascending", each_plain<op##_product>,     \
+                               GPU_DECLARES(output, GPU_SEQUENTIAL(0))),                                     \
+                      GPU_RUNG_IF(blas, each_blas<op##_product>, blas_bytes, blas_accepts<op##_product>,     \
+                                  NULL, 0, GPU_ADAPTS(output, GPU_SEQUENTIAL(0), blas_arith, BLAS_ARITH)),   \
+                      GPU_LADDER_END}
 PRODUCT_LADDER(linear_fwd, "y", "cuBLASLt");
 PRODUCT_LADDER(linear_bwd_input, "dx", "cuBLASLt");
 PRODUCT_LADDER(linear_bwd_weight, "dweight", "cuBLASLt");
@@ -549,13 +547,7 @@ PRODUCT_LADDER(grouped_linear_fwd, "y", "cuBLASLt, experts one after the other")
 PRODUCT_LADDER(grouped_linear_bwd_input, "dx", "cuBLASLt, experts one after the other");
 PRODUCT_LADDER(grouped_linear_bwd_weight, "dweight", "cuBLASLt, experts one after the other");
 GPU_LADDER(linear_bwd_bias) = {
-    {"one thread a column", linear_bwd_bias, NULL, NULL, NULL, 0, {GPU_DECLARES("dbias", GPU_SEQUENTIAL(0))}},
-    {"8 chains of rows a column",
-     linear_bwd_bias,
-     NULL,
-     NULL,
-     NULL,
-     0,
-     {GPU_DECLARES("dbias", GPU_TREE(CHAINS, 0))}},
+    GPU_RUNG("one thread a column", linear_bwd_bias, GPU_DECLARES("dbias", GPU_SEQUENTIAL(0))),
+    GPU_RUNG("8 chains of rows a column", linear_bwd_bias, GPU_DECLARES("dbias", GPU_TREE(CHAINS, 0))),
     GPU_LADDER_END,
 };

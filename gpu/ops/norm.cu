@@ -259,31 +259,15 @@ static void column_chains(assay_arith *a, const gpu_ctx *ctx, const gpu_operands
 }
 
 GPU_LADDER(rmsnorm_fwd) = {
-    {"one thread a row", rmsnorm_fwd, NULL, NULL, NULL, 0, {GPU_DECLARES("y rstd", GPU_SEQUENTIAL(2))}},
-    {"4, 8 or 32 lanes a row: coalesced, sums by shuffles",
-     rmsnorm_fwd,
-     NULL,
-     NULL,
-     NULL,
-     0,
-     {{"y rstd", GPU_TREE(32, 2), row_lanes, "4 lanes up to H = 32, 8 up to 128"}}},
+    GPU_RUNG("one thread a row", rmsnorm_fwd, GPU_DECLARES("y rstd", GPU_SEQUENTIAL(2))),
+    GPU_RUNG("4, 8 or 32 lanes a row: coalesced, sums by shuffles", rmsnorm_fwd,
+             GPU_ADAPTS("y rstd", GPU_TREE(32, 2), row_lanes, "4 lanes up to H = 32, 8 up to 128")),
     GPU_LADDER_END,
 };
 GPU_LADDER(rmsnorm_bwd) = {
-    {"one thread a row, one a column",
-     rmsnorm_bwd,
-     NULL,
-     NULL,
-     NULL,
-     0,
-     {GPU_DECLARES("dx dgamma", GPU_SEQUENTIAL(0))}},
-    {"lanes a row, chains a column, one launch",
-     rmsnorm_bwd,
-     NULL,
-     NULL,
-     NULL,
-     0,
-     {{"dx", GPU_TREE(32, 0), row_lanes, "4 lanes up to H = 32, 8 up to 128"},
-      {"dgamma", GPU_TREE(32, 0), column_chains, "8 chains up to H = 128"}}},
+    GPU_RUNG("one thread a row, one a column", rmsnorm_bwd, GPU_DECLARES("dx dgamma", GPU_SEQUENTIAL(0))),
+    GPU_RUNG("lanes a row, chains a column, one launch", rmsnorm_bwd,
+             GPU_ADAPTS("dx", GPU_TREE(32, 0), row_lanes, "4 lanes up to H = 32, 8 up to 128"),
+             GPU_ADAPTS("dgamma", GPU_TREE(32, 0), column_chains, "8 chains up to H = 128")),
     GPU_LADDER_END,
 };

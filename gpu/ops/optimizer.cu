@@ -211,13 +211,11 @@ static assay_status adamw_list(const gpu_work *w)
 /* --- the ladder --------------------------------------------------------------------------------------------- */
 /* Moments are made without an elementary function; param is the rounded master. */
 #define ADAMW_DECLARES                                                                                       \
-    {                                                                                                        \
-        GPU_DECLARES("main_param", GPU_ARITH(F32, NONE, 1, true, 1, 0)),                                     \
-            GPU_DECLARES("exp_avg exp_avg_sq", GPU_ARITH(F32, NONE, 1, true, 0, 0)),                         \
-            GPU_DECLARES("param", GPU_ELEMENTWISE(0))                                                        \
-    }
+    GPU_DECLARES("main_param", GPU_ARITH(F32, NONE, 1, true, 1, 0)),                                         \
+        GPU_DECLARES("exp_avg exp_avg_sq", GPU_ARITH(F32, NONE, 1, true, 0, 0)),                             \
+        GPU_DECLARES("param", GPU_ELEMENTWISE(0))
 GPU_LADDER(adamw) = {
-    {"one launch a tensor", adamw_each, NULL, NULL, NULL, 0, ADAMW_DECLARES},
-    {"one launch for up to 48 tensors", adamw_list, NULL, NULL, NULL, 0, ADAMW_DECLARES},
+    GPU_RUNG("one launch a tensor", adamw_each, ADAMW_DECLARES),
+    GPU_RUNG("one launch for up to 48 tensors", adamw_list, ADAMW_DECLARES),
     GPU_LADDER_END,
 };

@@ -164,32 +164,17 @@ static assay_status rope_bwd(const gpu_work *w)
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
 GPU_LADDER(rope_table) = {
-    {"one thread a pair, in double",
-     rope_table,
-     NULL,
-     NULL,
-     NULL,
-     0,
-     {GPU_DECLARES("cos sin", GPU_ARITH(F64, NONE, 1, false, 2, 0))}},
+    GPU_RUNG("one thread a pair, in double", rope_table,
+             GPU_DECLARES("cos sin", GPU_ARITH(F64, NONE, 1, false, 2, 0))),
     GPU_LADDER_END,
 };
 GPU_LADDER(rope_fwd) = {
-    {"one thread a pair; bound by memory, so the only one",
-     rope_fwd,
-     NULL,
-     NULL,
-     NULL,
-     0,
-     {GPU_DECLARES("y", GPU_ELEMENTWISE(0))}},
+    GPU_RUNG("one thread a pair; bound by memory, so the only one", rope_fwd,
+             GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };
 GPU_LADDER(rope_bwd) = {
-    {"one thread a pair; bound by memory, so the only one",
-     rope_bwd,
-     NULL,
-     NULL,
-     NULL,
-     0,
-     {GPU_DECLARES("dx", GPU_ELEMENTWISE(0))}},
+    GPU_RUNG("one thread a pair; bound by memory, so the only one", rope_bwd,
+             GPU_DECLARES("dx", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };

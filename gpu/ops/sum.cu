@@ -117,22 +117,10 @@ static void block_lanes(assay_arith *a, const gpu_ctx *, const gpu_operands *o)
 }
 
 #define SUM_RUNGS(run)                                                                                       \
-    {                                                                                                        \
-        "one thread",                                                                                        \
-        run,                                                                                                 \
-        NULL,                                                                                                \
-        NULL,                                                                                                \
-        NULL,                                                                                                \
-        0,                                                                                                   \
-        {GPU_DECLARES("y", GPU_ARITH(F64, SEQUENTIAL, 1, true, 0, 0))}},                                     \
-        {"blocks of 256 threads, joined by a second launch",                                                 \
-         run,                                                                                                \
-         partial_sums,                                                                                       \
-         NULL,                                                                                               \
-         NULL,                                                                                               \
-         0,                                                                                                  \
-         {{"y", GPU_ARITH(F64, TREE, SUM_BLOCK, true, 0, 0), block_lanes,                                    \
-           "256 lanes for each of up to 256 blocks; the size decides"}}},                                    \
+    GPU_RUNG("one thread", run, GPU_DECLARES("y", GPU_ARITH(F64, SEQUENTIAL, 1, true, 0, 0))),               \
+        GPU_RUNG_IF("blocks of 256 threads, joined by a second launch", run, partial_sums, NULL, NULL, 0,    \
+                    GPU_ADAPTS("y", GPU_ARITH(F64, TREE, SUM_BLOCK, true, 0, 0), block_lanes,                \
+                               "256 lanes for each of up to 256 blocks; the size decides")),                 \
         GPU_LADDER_END
 GPU_LADDER(sum) = {SUM_RUNGS(run<false>)};
 GPU_LADDER(sumsq) = {SUM_RUNGS(run<true>)};
