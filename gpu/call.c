@@ -104,10 +104,9 @@ static assay_status output_dtype(const gpu_run *run, const resolved *c, const as
 {
     const gpu_value *like = s->like ? value_in(c->in, c->n_in, s->like) : NULL;
     const gpu_attr *a = s->like ? gpu_operand_attr(&c->o, s->like) : NULL;
+    const bool backward = run->phase == ASSAY_PHASE_BACKWARD;
+    *out = assay_op_dtype(c->o.op, run->recipe, s->dtype, backward);
     switch (s->dtype) {
-    case ASSAY_CLASS_F32:
-        *out = ASSAY_F32;
-        return ASSAY_OK;
     case ASSAY_CLASS_F64:
         *out = ASSAY_F64;
         return ASSAY_OK;
@@ -115,18 +114,17 @@ static assay_status output_dtype(const gpu_run *run, const resolved *c, const as
         *out = ASSAY_I64;
         return ASSAY_OK;
     case ASSAY_CLASS_ATTR:
-        *out = run->act;
         return a ? assay_dtype_from_name(a->word, out) : ASSAY_OK;
     case ASSAY_CLASS_SAME:
     case ASSAY_CLASS_ANY:
-        *out = like ? like->t.dtype : run->act;
+        *out = like ? like->t.dtype : *out;
         return ASSAY_OK;
+    case ASSAY_CLASS_F32:
     case ASSAY_CLASS_ACT:
     case ASSAY_CLASS_PAR:
     case ASSAY_CLASS_FLOAT:
         break;
     }
-    *out = run->act;
     return ASSAY_OK;
 }
 

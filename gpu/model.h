@@ -130,8 +130,8 @@ typedef struct gpu_model {
     assay_coords at;
     int tp, ep;
     bool sp;
-    assay_dtype act;
-    double eps; /* of every norm, as the kernels take it */
+    assay_dtype act; /* of the residual stream */
+    double eps;      /* of every norm, as the kernels take it */
 
     /* sizes of a microbatch on this rank */
     int64_t S, B;           /* sequence, local batch rows */

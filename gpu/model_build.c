@@ -15,7 +15,8 @@ static assay_status param_create(gpu_model *m, const assay_param_spec *spec, gpu
     p->spec = spec;
     ASSAY_TRY(assay_param_shard(spec, m->grid, m->run->comm.rank, &p->shard));
     p->count = assay_shard_count(&p->shard);
-    const assay_dtype dtype = spec->trained ? m->act : ASSAY_F32;
+    const assay_op_recipe *op = m->run->recipe->op;
+    const assay_dtype dtype = spec->trained ? op[ASSAY_OPS_LINEAR].weight : op[ASSAY_OPS_OPTIMIZER].weight;
     p->weight = (gpu_value){.phase = ASSAY_PHASE_FORWARD,
                             .microbatch = -1,
                             .kind = ASSAY_PIECE_SHARD,
@@ -24,7 +25,7 @@ static assay_status param_create(gpu_model *m, const assay_param_spec *spec, gpu
     p->main_grad = p->weight;
     p->main_grad.kind = ASSAY_PIECE_LOCAL;
     p->main_grad.phase = ASSAY_PHASE_BACKWARD;
-    p->main_grad.t.dtype = ASSAY_F32;
+    p->main_grad.t.dtype = op[ASSAY_OPS_OPTIMIZER].grad;
     snprintf(p->weight.name, sizeof p->weight.name, "%s", spec->name);
     snprintf(p->main_grad.name, sizeof p->main_grad.name, "%.*s.main_grad", ASSAY_NAME - 12, spec->name);
     return ASSAY_OK;
@@ -113,9 +114,10 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
     m->ep = grid->p.expert_model_parallel_size;
     m->sp = grid->p.sequence_parallel;
     const bool hidden = gpu_fault_switch(run, GPU_SWITCH_HIDDEN_BF16);
-    m->act = assay_recipe_of(hidden ? ASSAY_PRECISION_BF16 : options->precision)->op[ASSAY_OPS_LINEAR].act;
+    run->recipe = assay_recipe_of(hidden ? ASSAY_PRECISION_BF16 : options->precision);
+    ASSAY_TRY(assay_recipe_check_plain(run->recipe, "the gpu engine"));
+    m->act = run->recipe->op[ASSAY_OPS_ELEMENTWISE].act;
     assay_grid_coords(grid, run->comm.rank, &m->at);
-    run->act = m->act;
     m->eps = (double)(float)config->layernorm_epsilon;
     ASSAY_TRY(read_recompute(&m->recompute));
     m->sequence_rows = calloc((size_t)m->tp, sizeof *m->sequence_rows);
@@ -171,7 +173,7 @@ static assay_status gradients_alloc(gpu_model *m)
         gpu_value *v = &m->gradient[i];
         gpu_model_hidden(m, v);
         v->arena = &m->scratch;
-        ASSAY_TRY(gpu_value_make(v, m->act));
+        ASSAY_TRY(gpu_value_make(v, m->run->recipe->op[ASSAY_OPS_ELEMENTWISE].grad));
     }
     return ASSAY_OK;
 }

@@ -67,7 +67,8 @@ assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_la
     const gpu_dim E = gpu_dim_whole(m->config->num_moe_experts),
                   K = gpu_dim_whole(m->config->moe_router_topk);
     ASSAY_TRY(GPU_CALL(run, "linear_fwd", "mlp.router.gating", GPU_T("x", &a->tokens),
-                       GPU_T("weight", gpu_param_use(m, l->moe.router)), GPU_W("dtype", "F32"),
+                       GPU_T("weight", gpu_param_use(m, l->moe.router)),
+                       GPU_W("dtype", assay_dtype_name(run->recipe->op[ASSAY_OPS_ROUTER].act)),
                        GPU_NEW("y", &a->logits, gpu_tokens(m, keep, true, E))));
     ASSAY_TRY(GPU_CALL(run, "router_fwd", "mlp.router", GPU_T("logits", &a->logits),
                        GPU_T("expert_bias", gpu_param_use(m, l->moe.expert_bias)), ROUTER_ATTRS(m),
@@ -82,6 +83,7 @@ assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, g
 {
     gpu_run *run = m->run;
     gpu_arena *temp = &m->scratch;
+    const assay_dtype operand = run->recipe->op[ASSAY_OPS_LINEAR].grad;
     gpu_value dlogits = gpu_grad_of(m, &a->logits), total, narrow, *dy = &total;
     if (has_aux(m))
         gpu_value_name(run, &dlogits, "mlp.router", "dlogits");
@@ -97,9 +99,9 @@ assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, g
                            GPU_F("loss_scale", 1.0 / (double)m->step_microbatches),
                            GPU_T("dlogits", &total)));
     }
-    if (m->act != ASSAY_F32) { /* the product takes operands of one type */
+    if (operand != run->recipe->op[ASSAY_OPS_ROUTER].grad) { /* the product takes operands of one type */
         ASSAY_TRY(GPU_CALL(run, "cast", "mlp.router.gating_cast", GPU_T("x", &total),
-                           GPU_W("dtype", assay_dtype_name(m->act)),
+                           GPU_W("dtype", assay_dtype_name(operand)),
                            GPU_NEW("y", &narrow, gpu_tokens(m, temp, true, total.dim[2]))));
         dy = &narrow;
     }

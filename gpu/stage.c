@@ -126,7 +126,8 @@ static assay_status output_fwd(gpu_model *m, gpu_microbatch_state *mb, int64_t i
                        GPU_NEW("rstd", &a->rstd, gpu_token_rows(m, keep, m->sp))));
     ASSAY_TRY(gpu_column_parallel_input(m, keep, m->sp, "decoder.gather", &a->whole, &a->norm));
     ASSAY_TRY(GPU_CALL(run, "linear_fwd", "output_layer", GPU_T("x", &a->whole),
-                       GPU_T("weight", gpu_param_use(m, m->output_layer)), GPU_W("dtype", "F32"),
+                       GPU_T("weight", gpu_param_use(m, m->output_layer)),
+                       GPU_W("dtype", assay_dtype_name(run->recipe->op[ASSAY_OPS_LOSS].act)),
                        GPU_NEW("y", &a->logits, gpu_tokens(m, keep, false, vocabulary(m)))));
     return loss_fwd(m, mb, index);
 }

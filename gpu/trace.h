@@ -6,6 +6,7 @@
 #ifndef GPU_TRACE_H
 #define GPU_TRACE_H
 
+#include "core/model/recipe.h"
 #include "gpu/comm.h"
 #include "gpu/value.h"
 
@@ -26,7 +27,7 @@ typedef struct gpu_run {
     assay_phase phase;
     int64_t step, microbatch;
     int64_t layer;                /* global number; -1 outside the decoder */
-    assay_dtype act;              /* of activations and parameters */
+    const assay_recipe *recipe;   /* in which type every class of operation stores */
     struct gpu_fault_plan *fault; /* planted faults; NULL: none */
     gpu_substitute substitute;    /* replaces results of operations; NULL: none */
     void *substitute_user;

@@ -111,8 +111,8 @@ assay_status ref_ranks_attention(ref_pass *p, ref_tensor *o, ref_tensor *lse, co
         ASSAY_TRY(ref_piece_new(&p->arena, &lse->at[r], q->at[r].rows, q->heads));
         ref_fast_attention_fwd(o->at[r].x, lse->at[r].x, q->at[r].x, k->at[r].x, v->at[r].x, &d);
     }
-    ASSAY_TRY(ref_store(p, lse, REF_STORE_F32));
-    return ref_store(p, o, REF_STORE_ACT);
+    ASSAY_TRY(ref_store(p, lse, REF_STORE_LSE));
+    return ref_store(p, o, REF_STORE_ATTENTION);
 }
 
 assay_status ref_ranks_attention_bwd(ref_pass *p, ref_tensor *dq, ref_tensor *dk, ref_tensor *dv,
@@ -131,9 +131,9 @@ assay_status ref_ranks_attention_bwd(ref_pass *p, ref_tensor *dq, ref_tensor *dk
         ref_fast_attention_bwd(dq->at[r].x, dk->at[r].x, dv->at[r].x, dout->at[r].x, q->at[r].x, k->at[r].x,
                                v->at[r].x, o->at[r].x, lse->at[r].x, &d);
     }
-    ASSAY_TRY(ref_store(p, dq, REF_STORE_ACT));
-    ASSAY_TRY(ref_store(p, dk, REF_STORE_ACT));
-    return ref_store(p, dv, REF_STORE_ACT);
+    ASSAY_TRY(ref_store(p, dq, REF_STORE_ATTENTION));
+    ASSAY_TRY(ref_store(p, dk, REF_STORE_ATTENTION));
+    return ref_store(p, dv, REF_STORE_ATTENTION);
 }
 
 /* --- the mixer ------------------------------------------------------------------------------------------------ */
@@ -147,7 +147,7 @@ static assay_status attention_fwd(ref_pass *p, ref_layer_acts *acts, ref_tensor 
     ref_tensor projected;
     ASSAY_TRY(ref_column_parallel_input(p, &a->whole, x, sp, "self_attention.gather"));
     ASSAY_TRY(ref_ranks_linear(p, &a->qkv, &a->whole, w->linear_qkv, w->linear_qkv_bias, false,
-                               "self_attention.linear_qkv", REF_STORE_ACT));
+                               "self_attention.linear_qkv", REF_STORE_LINEAR));
     ASSAY_TRY(ref_ranks_qkv_split(p, &a->q, &a->k, &a->v, &a->qkv));
     a->q_normed = a->q;
     a->k_normed = a->k;
@@ -169,7 +169,7 @@ static assay_status attention_fwd(ref_pass *p, ref_layer_acts *acts, ref_tensor 
     ASSAY_TRY(ref_ranks_rope(p, &a->k_rotated, &a->k_clipped, "self_attention.rope_k"));
     ASSAY_TRY(ref_ranks_attention(p, &a->o, &a->lse, &a->q_rotated, &a->k_rotated, &a->v_clipped));
     ASSAY_TRY(ref_ranks_linear(p, &projected, &a->o, w->linear_proj, w->linear_proj_bias, true,
-                               "self_attention.linear_proj", REF_STORE_ACT));
+                               "self_attention.linear_proj", REF_STORE_LINEAR));
     return ref_row_parallel_output(p, y, &projected, sp, "self_attention.reduce");
 }
 

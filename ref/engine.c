@@ -100,8 +100,8 @@ static assay_status make_rope(ref_engine *e)
     ASSAY_CHECK(e->rope_cos && e->rope_sin, ASSAY_OUT_OF_MEMORY, "out of memory: %lld positions",
                 (long long)e->seq);
     ref_rope_table(e->rope_cos, e->rope_sin, &d, e->n_positions);
-    ref_policy_store(&unperturbed, REF_STORE_F32, "rope.cos", 0, -1, e->rope_cos, n);
-    ref_policy_store(&unperturbed, REF_STORE_F32, "rope.sin", 0, -1, e->rope_sin, n);
+    ref_policy_store(&unperturbed, REF_STORE_STATISTIC, false, "rope.cos", 0, -1, e->rope_cos, n);
+    ref_policy_store(&unperturbed, REF_STORE_STATISTIC, false, "rope.sin", 0, -1, e->rope_sin, n);
     return ASSAY_OK;
 }
 

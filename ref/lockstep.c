@@ -49,11 +49,9 @@ static assay_status trace_whole(ref_pass *p, const ref_tensor *t)
 
 assay_status ref_store(ref_pass *p, ref_tensor *t, ref_store_class class)
 {
-    if (class == REF_STORE_ACT && p->phase == ASSAY_PHASE_BACKWARD)
-        class = REF_STORE_GRAD;
     EACH_RANK(p, r)
-    ref_policy_store(&p->e->run->policy, class, t->name, p->step, ref_pass_microbatch(p, r), t->at[r].x,
-                     t->at[r].rows * t->at[r].cols);
+    ref_policy_store(&p->e->run->policy, class, p->phase == ASSAY_PHASE_BACKWARD, t->name, p->step,
+                     ref_pass_microbatch(p, r), t->at[r].x, t->at[r].rows * t->at[r].cols);
     return p->e->run->trace ? trace_whole(p, t) : ASSAY_OK;
 }
 
@@ -66,8 +64,8 @@ void ref_store_main_grad(ref_pass *p, int64_t param)
         const ref_param *w = ref_pass_param(p, r, param);
         if (!w->grad)
             continue;
-        ref_policy_store(&p->e->run->policy, REF_STORE_F32, name, p->step, ref_pass_microbatch(p, r), w->grad,
-                         w->count);
+        ref_policy_store(&p->e->run->policy, REF_STORE_STATE, false, name, p->step, ref_pass_microbatch(p, r),
+                         w->grad, w->count);
     }
 }
 
@@ -108,7 +106,7 @@ assay_status ref_ranks_linear_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor 
     ref_store_main_grad(p, weight);
     if (bias >= 0)
         ref_store_main_grad(p, bias);
-    return ref_store(p, dx, REF_STORE_ACT);
+    return ref_store(p, dx, REF_STORE_LINEAR);
 }
 
 /* --- norm --------------------------------------------------------------------------------------------------- */
@@ -128,7 +126,7 @@ assay_status ref_ranks_rmsnorm(ref_pass *p, ref_tensor *y, ref_tensor *rstd, con
         ref_rmsnorm_fwd(y->at[r].x, rstd->at[r].x, x->at[r].x, w->weight, p->e->config->layernorm_epsilon,
                         rows * (cols / h), h);
     }
-    ASSAY_TRY(ref_store(p, rstd, REF_STORE_F32));
+    ASSAY_TRY(ref_store(p, rstd, REF_STORE_STATISTIC));
     return ref_store(p, y, REF_STORE_ACT);
 }
 
@@ -232,7 +230,7 @@ assay_status ref_ranks_swiglu_bwd(ref_pass *p, ref_tensor *dx, ref_tensor *dprob
                             probs ? probs->at[r].x : NULL, t, f);
     }
     if (probs)
-        ASSAY_TRY(ref_store(p, dprobs, REF_STORE_F32));
+        ASSAY_TRY(ref_store(p, dprobs, REF_STORE_ROUTER));
     return ref_store(p, dx, REF_STORE_ACT);
 }
 
@@ -306,7 +304,7 @@ assay_status ref_ranks_grouped_linear(ref_pass *p, ref_tensor *y, const ref_tens
         ref_fast_grouped_linear_fwd(y->at[r].x, x->at[r].x, w->weight, tokens_per_expert->at[r].x, shape[0],
                                     shape[1], shape[2]);
     }
-    return ref_store(p, y, REF_STORE_ACT);
+    return ref_store(p, y, REF_STORE_LINEAR);
 }
 
 assay_status ref_ranks_grouped_linear_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor *dy,
@@ -326,7 +324,7 @@ assay_status ref_ranks_grouped_linear_bwd(ref_pass *p, ref_tensor *dx, const ref
                                                shape[2]);
     }
     ref_store_main_grad(p, weight);
-    return ref_store(p, dx, REF_STORE_ACT);
+    return ref_store(p, dx, REF_STORE_LINEAR);
 }
 
 /* --- embedding ---------------------------------------------------------------------------------------------- */

@@ -27,10 +27,10 @@ assay_status ref_mlp_fwd(ref_pass *p, ref_mlp_acts *a, ref_tensor *y, const ref_
     ref_tensor partial;
     ASSAY_TRY(ref_column_parallel_input(p, &a->whole, x, d->sp, n.gather));
     ASSAY_TRY(ref_ranks_linear(p, &a->fc1, &a->whole, w->linear_fc1, w->linear_fc1_bias, false, n.fc1,
-                               REF_STORE_ACT));
+                               REF_STORE_LINEAR));
     ASSAY_TRY(ref_ranks_swiglu(p, &a->activated, &a->fc1, NULL, n.activation));
     ASSAY_TRY(ref_ranks_linear(p, &partial, &a->activated, w->linear_fc2, w->linear_fc2_bias, true, n.fc2,
-                               REF_STORE_ACT));
+                               REF_STORE_LINEAR));
     return ref_row_parallel_output(p, y, &partial, d->sp, n.reduce);
 }
 

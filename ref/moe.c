@@ -27,7 +27,7 @@ static assay_status shared_fwd(ref_pass *p, ref_moe_acts *a, ref_tensor *y, cons
     gated = a->shared_y;
     if (w->shared_gate >= 0) {
         ASSAY_TRY(ref_ranks_linear(p, &a->shared_gate, &a->tokens, w->shared_gate, -1, false,
-                                   "mlp.shared_experts.gating", REF_STORE_ACT));
+                                   "mlp.shared_experts.gating", REF_STORE_LINEAR));
         ASSAY_TRY(
             ref_ranks_sigmoid_gate(p, &gated, &a->shared_y, &a->shared_gate, "mlp.shared_experts.gate"));
     }

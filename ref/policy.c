@@ -8,18 +8,33 @@
 #include <string.h>
 
 /* The recipe's entry for a class of stored tensors. */
-assay_dtype ref_policy_dtype(const ref_policy *p, ref_store_class class)
+assay_dtype ref_policy_dtype(const ref_policy *p, ref_store_class class, bool gradient)
 {
     const assay_op_recipe *op = assay_recipe_of(p->precision)->op;
-    const assay_dtype dtypes[] = {
-        [REF_STORE_ACT] = op[ASSAY_OPS_ELEMENTWISE].act,
-        [REF_STORE_GRAD] = op[ASSAY_OPS_ELEMENTWISE].grad,
-        [REF_STORE_PAR] = op[ASSAY_OPS_LINEAR].weight,
-        [REF_STORE_F32] = op[ASSAY_OPS_OPTIMIZER].act,
-        [REF_STORE_F64] = ASSAY_F64,
-        [REF_STORE_EXACT] = ASSAY_F64,
-    };
-    return dtypes[class];
+    switch (class) {
+    case REF_STORE_LINEAR:
+        return gradient ? op[ASSAY_OPS_LINEAR].grad : op[ASSAY_OPS_LINEAR].act;
+    case REF_STORE_ATTENTION:
+        return gradient ? op[ASSAY_OPS_ATTENTION].grad : op[ASSAY_OPS_ATTENTION].act;
+    case REF_STORE_ACT:
+        return gradient ? op[ASSAY_OPS_ELEMENTWISE].grad : op[ASSAY_OPS_ELEMENTWISE].act;
+    case REF_STORE_ROUTER:
+        return gradient ? op[ASSAY_OPS_ROUTER].grad : op[ASSAY_OPS_ROUTER].act;
+    case REF_STORE_LOSS:
+        return op[ASSAY_OPS_LOSS].act;
+    case REF_STORE_LSE:
+        return op[ASSAY_OPS_ATTENTION].accumulate;
+    case REF_STORE_STATISTIC:
+        return op[ASSAY_OPS_ELEMENTWISE].accumulate;
+    case REF_STORE_PAR:
+        return op[ASSAY_OPS_LINEAR].weight;
+    case REF_STORE_STATE:
+        return op[ASSAY_OPS_OPTIMIZER].act;
+    case REF_STORE_F64:
+    case REF_STORE_EXACT:
+        break;
+    }
+    return ASSAY_F64;
 }
 
 /* x[0..n) times 1 + u xi, xi uniform in [-1, 1): 53 bits of the Philox block of the element, `first` for x[0]. */
@@ -61,12 +76,12 @@ static double round_bf16(double x)
     return fabs(x) < 0x1p128 ? x : copysign(HUGE_VAL, x);
 }
 
-void ref_policy_store(const ref_policy *p, ref_store_class class, const char *name, int64_t step,
-                      int64_t microbatch, double *x, int64_t n)
+void ref_policy_store(const ref_policy *p, ref_store_class class, bool gradient, const char *name,
+                      int64_t step, int64_t microbatch, double *x, int64_t n)
 {
     if (class == REF_STORE_EXACT)
         return;
-    const assay_dtype dtype = ref_policy_dtype(p, class);
+    const assay_dtype dtype = ref_policy_dtype(p, class, gradient);
     if (p->perturb > 0.0) {
         const double u = ldexp(p->perturb, -assay_dtype_precision(dtype));
         const uint64_t stream = stream_of(name, step, microbatch);

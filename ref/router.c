@@ -100,10 +100,10 @@ static assay_status local_sums(ref_pass *p, ref_router_acts *a, int r, aux_sums 
     ref_pass_name(p, "mlp.router.aux", "aux_scores", name);
     ASSAY_TRY(ref_trace_tensor(p->e, name, p->phase, p->step, m, shape, 3, scores.x, false));
     ref_pass_name(p, "mlp.router.aux", "score_sums", name);
-    ref_policy_store(policy, REF_STORE_F32, name, p->step, m, sums->score_sums.x, e);
+    ref_policy_store(policy, REF_STORE_ROUTER, false, name, p->step, m, sums->score_sums.x, e);
     ASSAY_TRY(ref_trace_tensor(p->e, name, p->phase, p->step, m, &e, 1, sums->score_sums.x, false));
     ref_pass_name(p, "mlp.router.aux", "z_sum", name);
-    ref_policy_store(policy, REF_STORE_F32, name, p->step, m, &sums->z_sum, 1);
+    ref_policy_store(policy, REF_STORE_ROUTER, false, name, p->step, m, &sums->z_sum, 1);
     ref_pass_name(p, "mlp.router.aux", "tokens_per_expert", name);
     return ref_trace_ints(p->e, name, p->phase, p->step, m, &e, 1, a->aux_counts.at[r].x, false);
 }
@@ -138,8 +138,8 @@ static assay_status aux_fwd(ref_pass *p, ref_router_acts *a)
                             p->e->options.moe_aux_loss_coeff, p->e->options.moe_z_loss_coeff, a->aux_tokens,
                             &d);
         ref_pass_name(p, "mlp.router.aux_loss", "losses", name);
-        ref_policy_store(&p->e->run->policy, REF_STORE_F32, name, p->step, ref_pass_microbatch(p, r), losses,
-                         2);
+        ref_policy_store(&p->e->run->policy, REF_STORE_ROUTER, false, name, p->step,
+                         ref_pass_microbatch(p, r), losses, 2);
         memcpy(p->ranks[r].aux_losses + 2 * ref_pass_place(p), losses, sizeof losses);
     }
     return ASSAY_OK;
@@ -171,14 +171,14 @@ assay_status ref_router_route_fwd(ref_pass *p, ref_router_acts *a, const ref_ten
     const ref_moe_params *w = &p->e->layer[p->layer].moe;
     a->tokens = *tokens;
     ASSAY_TRY(
-        ref_ranks_linear(p, &a->logits, tokens, w->router, -1, false, "mlp.router.gating", REF_STORE_F32));
+        ref_ranks_linear(p, &a->logits, tokens, w->router, -1, false, "mlp.router.gating", REF_STORE_ROUTER));
     ASSAY_TRY(ref_new(p, &a->scores, "mlp.router", "scores"));
     ASSAY_TRY(ref_new(p, &a->probs, "mlp.router", "probs"));
     ASSAY_TRY(ref_ints_new(&p->arena, &a->indices, p->n));
     for (int r = 0; r < p->n; r++)
         ASSAY_TRY(choose(p, a, r));
-    ASSAY_TRY(ref_store(p, &a->scores, REF_STORE_F32));
-    ASSAY_TRY(ref_store(p, &a->probs, REF_STORE_F32));
+    ASSAY_TRY(ref_store(p, &a->scores, REF_STORE_ROUTER));
+    ASSAY_TRY(ref_store(p, &a->probs, REF_STORE_ROUTER));
     char name[ASSAY_NAME];
     const int64_t shape[3] = {p->e->seq, p->e->batch, a->indices.at[0].cols};
     ref_pass_name(p, "mlp.router", "indices", name);
@@ -200,7 +200,7 @@ assay_status ref_router_route_bwd(ref_pass *p, ref_tensor *dtokens, const ref_ro
         ref_router_bwd(dlogits.at[r].x, dprobs->at[r].x, a->indices.at[r].x, a->scores.at[r].x, logits->x,
                        &d);
     }
-    ASSAY_TRY(ref_store(p, &dlogits, REF_STORE_F32));
+    ASSAY_TRY(ref_store(p, &dlogits, REF_STORE_ROUTER));
     if (has_aux(p)) {
         for (int r = 0; r < p->n; r++) {
             const ref_router_desc d = describe(p, a->logits.at[r].rows);
@@ -208,7 +208,7 @@ assay_status ref_router_route_bwd(ref_pass *p, ref_tensor *dtokens, const ref_ro
                                o->moe_aux_loss_coeff, o->moe_z_loss_coeff,
                                1.0 / (double)p->e->run->batches->microbatches, a->aux_tokens, &d);
         }
-        ASSAY_TRY(ref_store(p, &dlogits, REF_STORE_F32));
+        ASSAY_TRY(ref_store(p, &dlogits, REF_STORE_ROUTER));
     }
     return ref_ranks_linear_bwd(p, dtokens, &dlogits, &a->tokens, p->e->layer[p->layer].moe.router, -1,
                                 "mlp.router.gating");

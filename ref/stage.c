@@ -71,7 +71,7 @@ static assay_status cross_entropy_fwd(ref_pass *p, ref_stage_acts *a)
         ref_cross_entropy_stats(stats.at[r].x, a->logits.at[r].x, a->targets.at[r].x,
                                 w->shard.segments[0][0].start, t, a->logits.at[r].cols);
     }
-    ASSAY_TRY(ref_store(p, &stats, REF_STORE_F32));
+    ASSAY_TRY(ref_store(p, &stats, REF_STORE_LOSS));
     for (int r = 0; r < p->n; r++) {
         const assay_group_shape g = ref_pass_group(p, ASSAY_GROUP_TP, r);
         for (int i = 0; i < g.size; i++) {
@@ -88,8 +88,8 @@ static assay_status cross_entropy_fwd(ref_pass *p, ref_stage_acts *a)
         ASSAY_TRY(ref_piece_new(&p->arena, &loss.at[r], t, 1));
         ref_cross_entropy_loss(a->lse.at[r].x, loss.at[r].x, gathered.at[r].x, a->targets.at[r].x, tp, t);
     }
-    ASSAY_TRY(ref_store(p, &a->lse, REF_STORE_F32));
-    ASSAY_TRY(ref_store(p, &loss, REF_STORE_F32));
+    ASSAY_TRY(ref_store(p, &a->lse, REF_STORE_LOSS));
+    ASSAY_TRY(ref_store(p, &loss, REF_STORE_LOSS));
     for (int r = 0; r < p->n; r++)
         p->ranks[r].loss_sums[p->microbatch] = ref_sum(loss.at[r].x, loss.at[r].rows);
     return ASSAY_OK;
@@ -105,7 +105,7 @@ static assay_status cross_entropy_bwd(ref_pass *p, ref_tensor *dlogits, const re
         ref_cross_entropy_bwd(dlogits->at[r].x, logits->x, a->lse.at[r].x, a->targets.at[r].x,
                               w->shard.segments[0][0].start, p->e->ce_scale, logits->rows, logits->cols);
     }
-    return ref_store(p, dlogits, REF_STORE_ACT);
+    return ref_store(p, dlogits, REF_STORE_LINEAR);
 }
 
 /* Logits of every rank into the whole tensor [b,s,v] (Hugging Face order). */
@@ -133,7 +133,7 @@ static assay_status head_fwd(ref_pass *p, ref_stage_acts *a)
                                 "decoder.final_layernorm"));
     ASSAY_TRY(ref_column_parallel_input(p, &a->whole, &a->normed, sp, "decoder.gather"));
     ASSAY_TRY(
-        ref_ranks_linear(p, &a->logits, &a->whole, p->e->output, -1, false, "output_layer", REF_STORE_F32));
+        ref_ranks_linear(p, &a->logits, &a->whole, p->e->output, -1, false, "output_layer", REF_STORE_LOSS));
     collect_logits(p, a);
     return cross_entropy_fwd(p, a);
 }

@@ -212,6 +212,7 @@ static assay_status run_step(ref_engine *e, ref_run_result *result, int64_t step
 
 static assay_status check_run(const ref_run_config *c)
 {
+    ASSAY_TRY(assay_recipe_check_plain(assay_recipe_of(c->policy.precision), "the reference"));
     ASSAY_CHECK(c->grid.world == 1 || !c->trace, ASSAY_UNSUPPORTED,
                 "the reference traces whole tensors of an unsharded run, found a layout of %d ranks",
                 c->grid.world);

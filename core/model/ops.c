@@ -325,6 +325,40 @@ const assay_op *assay_op_at(int index)
     return index >= 0 && index < N_OPS ? &table[index] : NULL;
 }
 
+assay_op_class assay_op_class_of(const assay_op *op)
+{
+    static const struct {
+        const char *word; /* a name, or a family */
+        assay_op_class class;
+    } rows[] = {
+        {"gather_rows", ASSAY_OPS_ELEMENTWISE},
+        {"combine_rows", ASSAY_OPS_ELEMENTWISE},
+        {"expert_bias_update", ASSAY_OPS_OPTIMIZER},
+        {"sumsq", ASSAY_OPS_OPTIMIZER},
+        {"linear", ASSAY_OPS_LINEAR},
+        {"attention", ASSAY_OPS_ATTENTION},
+        {"router", ASSAY_OPS_ROUTER},
+        {"cross_entropy", ASSAY_OPS_LOSS},
+        {"adamw", ASSAY_OPS_OPTIMIZER},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
+        if (strcmp(rows[i].word, op->name) == 0 || strcmp(rows[i].word, op->family) == 0)
+            return rows[i].class;
+    return ASSAY_OPS_ELEMENTWISE;
+}
+
+assay_dtype assay_op_dtype(const assay_op *op, const assay_recipe *r, assay_slot_class class, bool backward)
+{
+    const assay_op_class own = assay_op_class_of(op);
+    const bool keeps = own == ASSAY_OPS_ROUTER || own == ASSAY_OPS_LOSS || own == ASSAY_OPS_OPTIMIZER;
+    const assay_op_recipe *operand = &r->op[keeps ? ASSAY_OPS_LINEAR : own];
+    if (class == ASSAY_CLASS_F32)
+        return r->op[own].accumulate;
+    if (class == ASSAY_CLASS_PAR)
+        return r->op[ASSAY_OPS_LINEAR].weight;
+    return backward ? operand->grad : operand->act;
+}
+
 int assay_op_n_slots(const assay_op *op)
 {
     int n = 0;

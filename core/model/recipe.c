@@ -29,6 +29,19 @@ const assay_recipe *assay_recipe_of(assay_precision precision)
     return &recipes[precision];
 }
 
+assay_status assay_recipe_check_plain(const assay_recipe *r, const char *engine)
+{
+    for (int i = 0; i < ASSAY_OPS_COUNT; i++) {
+        const assay_op_recipe *op = &r->op[i];
+        ASSAY_CHECK(op->scaling == ASSAY_SCALING_NONE && op->operand_precision == 0, ASSAY_UNSUPPORTED,
+                    "%s: recipe %s: %s: expected no scales and whole operands, found scaling %d and operands "
+                    "of %d bits",
+                    engine, r->name, assay_op_class_name((assay_op_class)i), (int)op->scaling,
+                    op->operand_precision);
+    }
+    return ASSAY_OK;
+}
+
 const char *assay_precision_name(assay_precision p)
 {
     const int64_t index = (int64_t)p;

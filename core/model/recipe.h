@@ -5,6 +5,7 @@
 #define ASSAY_CORE_RECIPE_H
 
 #include "core/base/dtype.h"
+#include "core/base/status.h"
 
 ASSAY_BEGIN_DECLS
 
@@ -17,12 +18,12 @@ typedef enum {
 
 /* Classes of operations that a recipe may treat differently. */
 typedef enum {
-    ASSAY_OPS_LINEAR,      /* matrix products with weights, dense and grouped */
+    ASSAY_OPS_LINEAR, /* matrix products with weights, dense and grouped; every parameter that is trained */
     ASSAY_OPS_ATTENTION,   /* core attention */
-    ASSAY_OPS_ELEMENTWISE, /* norms, rope, activations, residuals, embedding, rows of experts */
+    ASSAY_OPS_ELEMENTWISE, /* norms, rope, activations, residuals, embedding, rows of experts, collectives */
     ASSAY_OPS_ROUTER,      /* logits, scores, combine weights, auxiliary losses */
     ASSAY_OPS_LOSS,        /* output logits, cross entropy */
-    ASSAY_OPS_OPTIMIZER,   /* main gradients, masters, states */
+    ASSAY_OPS_OPTIMIZER,   /* main gradients, masters, states, expert biases */
     ASSAY_OPS_COUNT
 } assay_op_class;
 
@@ -34,11 +35,11 @@ typedef enum {
 } assay_scaling;
 
 typedef struct assay_op_recipe {
-    assay_dtype act;    /* activations that it stores */
-    assay_dtype weight; /* parameters as it reads them */
-    assay_dtype grad;   /* gradients of activations that it stores */
-    assay_dtype accumulate;
-    int operand_precision; /* significand bits of an operand inside a product, 0: all (tf32: 11) */
+    assay_dtype act;        /* activations that it stores */
+    assay_dtype weight;     /* parameters as it reads them */
+    assay_dtype grad;       /* gradients of activations that it stores */
+    assay_dtype accumulate; /* sums, and the statistics that it keeps: rstd, lse */
+    int operand_precision;  /* significand bits of an operand inside a product, 0: all (tf32: 11) */
     assay_scaling scaling;
 } assay_op_recipe;
 
@@ -50,6 +51,9 @@ typedef struct assay_recipe {
 
 /* The row of a precision; lives as long as the program. */
 const assay_recipe *assay_recipe_of(assay_precision precision);
+/* ASSAY_UNSUPPORTED: "the gpu engine: recipe fp8: linear: ...", a class with scales or rounded operands; for an engine that
+ * has neither. */
+assay_status assay_recipe_check_plain(const assay_recipe *r, const char *engine);
 /* "bf16"; "?" outside the enum. */
 const char *assay_precision_name(assay_precision p);
 /* "linear", "attention", ... */

@@ -29,7 +29,7 @@ assay_status gpu_grad_buffer_create(gpu_grad_buffer *b, gpu_model *m, assay_grou
     b->group = group;
     b->size = g->size;
     b->rank = g->rank;
-    b->act = m->act;
+    b->act = m->run->recipe->op[ASSAY_OPS_LINEAR].weight;
     b->params = calloc((size_t)m->n_params, sizeof *b->params);
     b->offsets = calloc((size_t)m->n_params, sizeof *b->offsets);
     b->buckets = calloc(GPU_MAX_BUCKETS, sizeof *b->buckets);

@@ -26,7 +26,7 @@ static void store(const ref_engine *e, int64_t i, const char *suffix, ref_store_
 {
     char name[ASSAY_NAME + 16];
     snprintf(name, sizeof name, "%s%s", e->spec->params[i].name, suffix);
-    ref_policy_store(&e->run->policy, class, name, step, -1, x, n);
+    ref_policy_store(&e->run->policy, class, false, name, step, -1, x, n);
 }
 
 /* --- cutting ------------------------------------------------------------------------------------------------ */
@@ -43,10 +43,10 @@ static assay_status cut_param(ref_engine *e, int rank, int64_t i, const double *
     assay_shard_copy(p->weight, &p->shard, whole, &all, sizeof(double), NULL, false, NULL);
     ref_policy unperturbed = e->run->policy;
     unperturbed.perturb = 0.0;
-    ref_policy_store(&unperturbed, REF_STORE_F32, spec->name, 0, -1, p->weight, p->count);
+    ref_policy_store(&unperturbed, REF_STORE_STATE, false, spec->name, 0, -1, p->weight, p->count);
     if (!assay_param_needs_grad(spec)) {
         if (spec->trained) /* not a buffer: the products read it */
-            ref_policy_store(&unperturbed, REF_STORE_PAR, spec->name, 0, -1, p->weight, p->count);
+            ref_policy_store(&unperturbed, REF_STORE_PAR, false, spec->name, 0, -1, p->weight, p->count);
         return ASSAY_OK;
     }
     p->own_count = p->count;
@@ -60,7 +60,7 @@ static assay_status cut_param(ref_engine *e, int rank, int64_t i, const double *
     for (int k = 0; k < e->n_states; k++)
         ASSAY_TRY(new_array(&p->states[k], p->own_count, spec->name));
     memcpy(p->main_param, p->weight + p->own_first, (size_t)p->own_count * sizeof(double));
-    ref_policy_store(&unperturbed, REF_STORE_PAR, spec->name, 0, -1, p->weight, p->count);
+    ref_policy_store(&unperturbed, REF_STORE_PAR, false, spec->name, 0, -1, p->weight, p->count);
     return ASSAY_OK;
 }
 
@@ -109,7 +109,7 @@ static void sum_over(ref_engine *e, assay_group kind, int64_t i, int64_t step)
             grads[j] = param_of(e, assay_group_member(&g, j), i)->grad;
         ref_all_reduce(grads, g.size, param_of(e, rank, i)->count);
         for (int j = 0; j < g.size; j++)
-            store(e, i, ".main_grad", REF_STORE_F32, step, grads[j], param_of(e, rank, i)->count);
+            store(e, i, ".main_grad", REF_STORE_STATE, step, grads[j], param_of(e, rank, i)->count);
     }
 }
 
@@ -133,7 +133,7 @@ static assay_status reduce_scatter_over(ref_engine *e, assay_group kind, int64_t
         for (int j = 0; j < g.size; j++) {
             const ref_param *p = param_of(e, assay_group_member(&g, j), i);
             memcpy(p->grad + p->own_first, recv[j], (size_t)p->own_count * sizeof(double));
-            store(e, i, ".main_grad", REF_STORE_F32, step, p->grad + p->own_first, p->own_count);
+            store(e, i, ".main_grad", REF_STORE_STATE, step, p->grad + p->own_first, p->own_count);
         }
         free(sums);
     }
@@ -201,16 +201,16 @@ static void update_rank(ref_engine *e, int rank, int64_t i, const ref_adamw_desc
     ref_param *p = param_of(e, rank, i);
     const int64_t n = p->own_count, step = d->step - 1;
     ref_adamw(p->main_param, p->states[0], p->states[1], p->grad + p->own_first, d, n);
-    store(e, i, ".main_param", REF_STORE_F32, step, p->main_param, n);
+    store(e, i, ".main_param", REF_STORE_STATE, step, p->main_param, n);
     for (int k = 0; k < e->n_states; k++) {
         char suffix[32];
         snprintf(suffix, sizeof suffix, ".%s", e->state_names[k]);
-        store(e, i, suffix, REF_STORE_F32, step, p->states[k], n);
+        store(e, i, suffix, REF_STORE_STATE, step, p->states[k], n);
     }
     memcpy(p->weight + p->own_first, p->main_param, (size_t)n * sizeof(double));
     ref_policy unperturbed = e->run->policy; /* the weight is the master, rounded: one value, one storing */
     unperturbed.perturb = 0.0;
-    ref_policy_store(&unperturbed, REF_STORE_PAR, "", step, -1, p->weight + p->own_first, n);
+    ref_policy_store(&unperturbed, REF_STORE_PAR, false, "", step, -1, p->weight + p->own_first, n);
 }
 
 /* ZeRO-1: every rank gets the ranges that the others updated. */
@@ -282,7 +282,7 @@ assay_status ref_update_expert_bias(ref_engine *e, int64_t step)
             for (int j = 0; j < g.size; j++) {
                 double *bias = param_of(e, assay_group_member(&g, j), i)->weight;
                 ref_expert_bias_update(bias, counts[j], e->options.moe_router_bias_update_rate, n_experts);
-                store(e, i, "", REF_STORE_F32, step, bias, n_experts);
+                store(e, i, "", REF_STORE_STATE, step, bias, n_experts);
             }
         }
     }

@@ -4,25 +4,39 @@
 #include "ref/replay.h"
 #include "tests/support/ref_model.h"
 
-Test(ref_policy, recipe_columns)
+/* Every class of the recipe is read: which entry a stored tensor takes, in the forward and in the backward pass. */
+Test(ref_policy, every_class_reads_its_entry)
 {
-    const ref_policy fp64 = {.precision = ASSAY_PRECISION_FP64};
-    const ref_policy fp32 = {.precision = ASSAY_PRECISION_FP32};
-    const ref_policy bf16 = {.precision = ASSAY_PRECISION_BF16};
-    cr_expect_eq(ref_policy_dtype(&fp64, REF_STORE_ACT), ASSAY_F64);
-    cr_expect_eq(ref_policy_dtype(&fp64, REF_STORE_F32), ASSAY_F64);
-    cr_expect_eq(ref_policy_dtype(&fp32, REF_STORE_ACT), ASSAY_F32);
-    cr_expect_eq(ref_policy_dtype(&bf16, REF_STORE_ACT), ASSAY_BF16);
-    cr_expect_eq(ref_policy_dtype(&bf16, REF_STORE_PAR), ASSAY_BF16);
-    cr_expect_eq(ref_policy_dtype(&bf16, REF_STORE_F32), ASSAY_F32);
-    cr_expect_eq(ref_policy_dtype(&bf16, REF_STORE_F64), ASSAY_F64);
+    static const struct {
+        ref_store_class store;
+        assay_dtype bf16, gradient;
+    } rows[] = {
+        {REF_STORE_LINEAR, ASSAY_BF16, ASSAY_BF16},  {REF_STORE_ATTENTION, ASSAY_BF16, ASSAY_BF16},
+        {REF_STORE_ACT, ASSAY_BF16, ASSAY_BF16},     {REF_STORE_LSE, ASSAY_F32, ASSAY_F32},
+        {REF_STORE_STATISTIC, ASSAY_F32, ASSAY_F32}, {REF_STORE_ROUTER, ASSAY_F32, ASSAY_F32},
+        {REF_STORE_LOSS, ASSAY_F32, ASSAY_F32},      {REF_STORE_PAR, ASSAY_BF16, ASSAY_BF16},
+        {REF_STORE_STATE, ASSAY_F32, ASSAY_F32},     {REF_STORE_F64, ASSAY_F64, ASSAY_F64},
+        {REF_STORE_EXACT, ASSAY_F64, ASSAY_F64},
+    };
+    cr_assert_eq(sizeof rows / sizeof rows[0], REF_STORE_EXACT + 1);
+    for (int i = 0; i <= REF_STORE_EXACT; i++)
+        for (int g = 0; g < 2; g++) {
+            const ref_policy fp64 = {.precision = ASSAY_PRECISION_FP64},
+                             bf16 = {.precision = ASSAY_PRECISION_BF16},
+                             fp32 = {.precision = ASSAY_PRECISION_FP32};
+            const bool wide = rows[i].store >= REF_STORE_F64;
+            cr_expect_eq(ref_policy_dtype(&fp64, rows[i].store, g), ASSAY_F64);
+            cr_expect_eq(ref_policy_dtype(&fp32, rows[i].store, g), wide ? ASSAY_F64 : ASSAY_F32);
+            cr_expect_eq(ref_policy_dtype(&bf16, rows[i].store, g), g ? rows[i].gradient : rows[i].bf16,
+                         "row %d", i);
+        }
 }
 
 Test(ref_policy, store_rounds_once)
 {
     double x[3] = {1.0 + 0x1p-8, 1.0 + 0x1p-8 + 0x1p-20, 3.0};
     const ref_policy bf16 = {.precision = ASSAY_PRECISION_BF16};
-    ref_policy_store(&bf16, REF_STORE_ACT, "x", 0, 0, x, 3);
+    ref_policy_store(&bf16, REF_STORE_ACT, false, "x", 0, 0, x, 3);
     cr_expect(x[0] == 1.0 && x[1] == 1.0 + 0x1p-7 && x[2] == 3.0);
 }
 
@@ -36,7 +50,7 @@ Test(ref_policy, store_is_ref_round)
     const assay_precision precisions[] = {ASSAY_PRECISION_FP32, ASSAY_PRECISION_BF16};
     for (int p = 0; p < 2; p++) {
         const ref_policy policy = {.precision = precisions[p]};
-        const assay_dtype dtype = ref_policy_dtype(&policy, REF_STORE_ACT);
+        const assay_dtype dtype = ref_policy_dtype(&policy, REF_STORE_ACT, false);
         for (uint64_t i = 0; i < 200000 + sizeof edges / sizeof *edges; i++) {
             uint32_t w[4];
             double x, y;
@@ -52,7 +66,7 @@ Test(ref_policy, store_is_ref_round)
             if (i >= 200000)
                 x = edges[i - 200000];
             y = x;
-            ref_policy_store(&policy, REF_STORE_ACT, "x", 0, 0, &y, 1);
+            ref_policy_store(&policy, REF_STORE_ACT, false, "x", 0, 0, &y, 1);
             const double want = ref_round(x, dtype);
             cr_assert((isnan(y) && isnan(want)) || (y == want && signbit(y) == signbit(want)),
                       "%a: %a, not %a", x, y, want);
@@ -70,9 +84,9 @@ Test(ref_policy, perturbation_is_keyed_and_small)
     /* In fp64 the perturbation of 1 is half an ulp; look at it through a factor of 2^20. */
     ref_policy wide = p;
     wide.perturb = 0x1p20;
-    ref_policy_store(&wide, REF_STORE_ACT, "x", 1, 2, a, N);
-    ref_policy_store(&wide, REF_STORE_ACT, "x", 1, 2, b, N);
-    ref_policy_store(&wide, REF_STORE_ACT, "x", 1, 3, other, N);
+    ref_policy_store(&wide, REF_STORE_ACT, false, "x", 1, 2, a, N);
+    ref_policy_store(&wide, REF_STORE_ACT, false, "x", 1, 2, b, N);
+    ref_policy_store(&wide, REF_STORE_ACT, false, "x", 1, 3, other, N);
     int differ = 0;
     for (int i = 0; i < N; i++) {
         cr_assert(a[i] == b[i] && fabs(a[i] - 1.0) <= 0x1p-33);
@@ -81,7 +95,7 @@ Test(ref_policy, perturbation_is_keyed_and_small)
     }
     cr_expect(differ > 900 && fabs(sum / N) < 0.1);
     double exact = 1.0;
-    ref_policy_store(&wide, REF_STORE_EXACT, "x", 0, 0, &exact, 1);
+    ref_policy_store(&wide, REF_STORE_EXACT, false, "x", 0, 0, &exact, 1);
     cr_expect(exact == 1.0);
 }
 
