@@ -2,7 +2,7 @@
  * microbatch.
  *
  * Row order of token tensors: t = s*B + b.  docs/OPS.md section 9 names every instance.  A stage holds a list
- * of chunks (one in this version; interleaved pipelines will have several).  Every parameter is read through
+ * of chunks (several in an interleaved pipeline).  Every parameter is read through
  * gpu_param_use and its gradient through gpu_param_grad: the one place where sharded parameters will be
  * gathered before use and freed after.  A layer's forward needs its input and nothing else, and changes nothing but
  * its activations and the row of its microbatch in the step's expert counts: it may run again (recomputation). */
@@ -53,12 +53,6 @@ typedef struct gpu_layer {
         tokens_per_expert; /* device [n_microbatches, E]: the router's own counts, a row for each microbatch */
 } gpu_layer;
 
-typedef struct gpu_chunk {
-    bool has_embedding, has_output;
-    int64_t n_layers;
-    gpu_layer *layers;
-} gpu_chunk;
-
 /* --- what a microbatch keeps for its backward pass ---------------------------------------------------------- */
 typedef struct gpu_attention_acts {
     gpu_value whole; /* what linear_qkv reads */
@@ -108,7 +102,7 @@ typedef struct gpu_output_acts {
     gpu_value norm, rstd, whole, logits, lse; /* whole: what the output layer reads */
 } gpu_output_acts;
 
-/* One microbatch in flight. */
+/* One microbatch in flight on one chunk. */
 typedef struct gpu_microbatch_state {
     int64_t index;      /* of this rank's microbatches */
     gpu_arena arena;    /* a piece of the step arena */
@@ -120,6 +114,16 @@ typedef struct gpu_microbatch_state {
     gpu_layer_acts *layers;
     gpu_output_acts output;
 } gpu_microbatch_state;
+
+/* A virtual stage: the layers [chunk * PP + pp] of an interleaved pipeline, or all of the stage's. */
+typedef struct gpu_chunk {
+    int index;
+    bool has_embedding, has_output; /* first and last virtual stage */
+    int64_t n_layers;
+    gpu_layer *layers;
+    int n_in_flight;
+    gpu_microbatch_state *in_flight; /* microbatch i of the rank has place i mod n_in_flight */
+} gpu_chunk;
 
 typedef struct gpu_model {
     gpu_run *run;
@@ -154,8 +158,6 @@ typedef struct gpu_model {
     gpu_arena state;   /* life of the engine */
     gpu_arena step;    /* life of a step: microbatches in flight and scratch */
     gpu_arena scratch; /* a piece of step: temporaries of a layer */
-    int n_in_flight;
-    gpu_microbatch_state *in_flight;
     gpu_value cos_table, sin_table, position;
     gpu_value gradient[2];  /* hidden gradients between layers, taking turns */
     double *loss_sums;      /* device F64 [n_microbatches] */
@@ -169,9 +171,8 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
                               const assay_grid *grid, const assay_train_options *options);
 void gpu_model_destroy(gpu_model *m);
 /* Sizes of a microbatch. */
-assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, const assay_batch_share *share,
-                                 int n_in_flight);
-/* Finds the sizes of step and scratch by a dry run, then allocates microbatches, staging and the call arena, fills
+assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, const assay_batch_share *share);
+/* Takes n_in_flight of every chunk.  Finds the sizes of step and scratch by a dry run, then allocates microbatches, staging and the call arena, fills
  * rope tables and positions.  After it the context's workspace is large enough for every operation. */
 assay_status gpu_model_allocate(gpu_model *m);
 

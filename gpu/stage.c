@@ -1,4 +1,4 @@
-/* Forward and backward pass of one microbatch over this rank's chunk: embedding, layers, head and loss. */
+/* Forward and backward pass of one microbatch over a chunk of this rank: embedding, layers, head and loss. */
 #include "gpu/stage.h"
 
 #include "gpu/fault.h"
@@ -47,15 +47,21 @@ static assay_status load_tokens(gpu_model *m, gpu_microbatch_state *mb, gpu_valu
     return ASSAY_OK;
 }
 
-assay_status gpu_stage_load_batch(gpu_model *m, int place, const int64_t *ids, const int64_t *labels)
+gpu_microbatch_state *gpu_stage_place(const gpu_chunk *chunk, int64_t index)
 {
-    gpu_microbatch_state *mb = &m->in_flight[place];
+    return &chunk->in_flight[index % chunk->n_in_flight];
+}
+
+assay_status gpu_stage_load_batch(gpu_model *m, const gpu_chunk *chunk, gpu_microbatch_state *mb,
+                                  const int64_t *ids, const int64_t *labels)
+{
     if (!m->run->dry && mb->host.used > 0) /* the staging of the microbatch before may still be on its way */
         ASSAY_TRY(gpu_comm_wait_event(&m->run->comm, mb->staged, "microbatch in flight"));
     gpu_arena_reset(&mb->arena, 0);
     gpu_arena_reset(&mb->host, 0);
-    ASSAY_TRY(load_tokens(m, mb, &mb->ids, "input_ids", ids, 0));
-    return load_tokens(m, mb, &mb->targets, "targets", labels, 1);
+    if (chunk->has_embedding)
+        ASSAY_TRY(load_tokens(m, mb, &mb->ids, "input_ids", ids, 0));
+    return chunk->has_output ? load_tokens(m, mb, &mb->targets, "targets", labels, 1) : ASSAY_OK;
 }
 
 /* --- embedding ---------------------------------------------------------------------------------------------- */
@@ -190,18 +196,15 @@ static assay_status layer_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer 
 }
 
 /* --- passes ------------------------------------------------------------------------------------------------- */
-assay_status gpu_stage_fwd(gpu_model *m, int place, int64_t index, gpu_value *input, gpu_value **output)
+assay_status gpu_stage_fwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state *mb, int64_t index,
+                           gpu_value **output)
 {
-    gpu_microbatch_state *mb = &m->in_flight[place];
-    const gpu_chunk *chunk = &m->chunks[0];
     const size_t mark = m->scratch.used;
     mb->index = index;
     m->run->phase = ASSAY_PHASE_FORWARD;
     m->run->layer = -1;
     if (chunk->has_embedding)
         ASSAY_TRY(embedding_fwd(m, mb));
-    else
-        mb->input = *input;
     gpu_value *hidden = &mb->input;
     for (int64_t l = 0; l < chunk->n_layers; l++) {
         mb->layers[l].input = *hidden;
@@ -217,10 +220,9 @@ assay_status gpu_stage_fwd(gpu_model *m, int place, int64_t index, gpu_value *in
     return ASSAY_OK;
 }
 
-assay_status gpu_stage_bwd(gpu_model *m, int place, gpu_value *doutput, gpu_value **dinput)
+assay_status gpu_stage_bwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state *mb, gpu_value *doutput,
+                           gpu_value **dinput)
 {
-    gpu_microbatch_state *mb = &m->in_flight[place];
-    const gpu_chunk *chunk = &m->chunks[0];
     const size_t mark = m->scratch.used;
     gpu_value *dy = &m->gradient[0], *dx = &m->gradient[1];
     m->run->phase = ASSAY_PHASE_BACKWARD;

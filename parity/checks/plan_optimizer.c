@@ -282,13 +282,16 @@ static void expert_bias(plan *p)
 
 static void expert_biases(plan *p)
 {
-    int64_t first, count;
-    assay_grid_stage_layers(p->job->grid, p->job->config, p->at.pp, 0, &first, &count);
-    for (int64_t l = first; l < first + count && p->st == ASSAY_OK; l++) {
-        if (p->job->config->mlp[l] != ASSAY_MLP_MOE || !p->job->config->moe_router_enable_expert_bias)
-            continue;
-        p->layer = l;
-        expert_bias(p);
+    const assay_model_config *c = p->job->config;
+    for (int chunk = 0; chunk < p->job->grid->p.virtual_pipeline_model_parallel_size; chunk++) {
+        int64_t first, count;
+        assay_grid_stage_layers(p->job->grid, c, p->at.pp, chunk, &first, &count);
+        for (int64_t l = first; l < first + count && p->st == ASSAY_OK; l++) {
+            if (c->mlp[l] != ASSAY_MLP_MOE || !c->moe_router_enable_expert_bias)
+                continue;
+            p->layer = l;
+            expert_bias(p);
+        }
     }
     p->layer = -1;
 }
