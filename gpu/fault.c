@@ -53,6 +53,8 @@ static const struct {
     {GPU_SWITCH_DOUBLED_LOSS, "switch:doubled_loss", NEED_NONE},
     {GPU_SWITCH_HIDDEN_BF16, "switch:hidden_bf16", NEED_NONE},
     {GPU_SWITCH_BIAS_EVERYWHERE, "switch:bias_everywhere", NEED_TP},
+    {GPU_SWITCH_KEPT_PARAMETERS, "switch:kept_parameters", NEED_NONE},
+    {GPU_SWITCH_UNREADY_GRADIENTS, "switch:unready_gradients", NEED_NONE},
     {GPU_SWITCH_FORWARDS_FIRST, "switch:forwards_first", NEED_PP},
 };
 enum { N_WORDS = sizeof words / sizeof words[0] };

@@ -49,6 +49,10 @@ typedef enum {
 #define GPU_SWITCH_DOUBLED_LOSS "doubled_loss" /* --out has twice the loss */
 #define GPU_SWITCH_HIDDEN_BF16 "hidden_bf16"   /* computed in bf16 under a header that says fp32 */
 #define GPU_SWITCH_BIAS_EVERYWHERE "bias_everywhere" /* row-parallel biases are added on every tp rank */
+#define GPU_SWITCH_KEPT_PARAMETERS                                                                           \
+    "kept_parameters" /* those of layer 0 are not released: the run is refused */
+#define GPU_SWITCH_UNREADY_GRADIENTS                                                                         \
+    "unready_gradients" /* those of layer 0 are not marked ready: the run is refused */
 #define GPU_SWITCH_FORWARDS_FIRST                                                                            \
     "forwards_first" /* a stage runs all its forwards before its first backward */
 

@@ -49,19 +49,6 @@ gpu_param *gpu_model_find(gpu_model *m, const char *name)
     return NULL;
 }
 
-/* Sharded parameters will be gathered here; today every parameter of the rank is present. */
-gpu_value *gpu_param_use(gpu_model *m, gpu_param *p)
-{
-    (void)m;
-    return p ? &p->weight : NULL;
-}
-
-gpu_value *gpu_param_grad(gpu_model *m, gpu_param *p)
-{
-    (void)m;
-    return &p->main_grad;
-}
-
 /* --- layers ------------------------------------------------------------------------------------------------- */
 static assay_status chunk_create(gpu_model *m, int index)
 {
@@ -74,8 +61,27 @@ static assay_status chunk_create(gpu_model *m, int index)
     chunk->layers = calloc((size_t)count, sizeof *chunk->layers);
     ASSAY_CHECK(chunk->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers", (long long)count);
     chunk->n_layers = count;
-    for (int64_t i = 0; i < count; i++)
-        ASSAY_TRY(gpu_layer_create(m, &chunk->layers[i], first + i));
+    for (int64_t i = 0; i < count; i++) {
+        gpu_layer *l = &chunk->layers[i];
+        ASSAY_TRY(gpu_layer_create(m, l, first + i));
+        for (int64_t p = 0; p < m->n_params; p++)
+            if (m->params[p].spec->layer == l->number)
+                ASSAY_TRY(gpu_param_unit_add(&l->unit, &m->params[p]));
+    }
+    return ASSAY_OK;
+}
+
+/* A tied embedding on one stage gets its last gradient from the embedding. */
+static assay_status end_units_create(gpu_model *m)
+{
+    if (m->chunks[0].has_embedding)
+        ASSAY_TRY(gpu_param_unit_add(&m->embedding_unit, m->word_embeddings));
+    if (!m->chunks[m->n_chunks - 1].has_output)
+        return ASSAY_OK;
+    ASSAY_TRY(gpu_param_unit_add(&m->output_unit, m->final_layernorm));
+    ASSAY_TRY(gpu_param_unit_add(&m->output_unit, m->output_layer));
+    if (m->output_layer == m->word_embeddings && m->chunks[0].has_embedding)
+        m->output_unit.n_ready--;
     return ASSAY_OK;
 }
 
@@ -94,7 +100,7 @@ static assay_status chunks_create(gpu_model *m)
     ASSAY_CHECK((!m->chunks[0].has_embedding || m->word_embeddings) &&
                     (!m->chunks[n - 1].has_output || (m->final_layernorm && m->output_layer)),
                 ASSAY_INTERNAL, "model: the parameter table lacks the embedding or the output layer");
-    return ASSAY_OK;
+    return end_units_create(m);
 }
 
 /* ASSAY_RECOMPUTE of the environment: "full" keeps a layer's output alone and runs its forward again before its backward

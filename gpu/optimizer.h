@@ -50,6 +50,8 @@ assay_status gpu_optimizer_set_weight(void *optimizer, gpu_param *p, const float
 assay_status gpu_optimizer_refresh_weights(gpu_optimizer *o);
 
 assay_status gpu_optimizer_zero_grad(gpu_optimizer *o);
+/* The gradient of a parameter is complete (gpu_model.grad_ready). */
+assay_status gpu_optimizer_grad_ready(void *optimizer, gpu_param *p);
 /* Sums over tp (partial gradients), the embedding group (tied embedding) and data-parallel ranks. */
 assay_status gpu_finalize_model_grads(gpu_optimizer *o);
 /* Norm, clip, AdamW, parameters, expert bias.  step: steps done before this one. */

@@ -95,21 +95,6 @@ static assay_status pieces_create(gpu_optimizer *o)
     return ASSAY_OK;
 }
 
-/* Elements of a bucket; ASSAY_GRAD_BUCKET_ELEMENTS overrides the default. */
-static assay_status bucket_elements(int64_t *out)
-{
-    const char *text = getenv("ASSAY_GRAD_BUCKET_ELEMENTS");
-    *out = GPU_BUCKET_ELEMENTS;
-    if (text == NULL || text[0] == '\0')
-        return ASSAY_OK;
-    char *end = NULL;
-    const long long value = strtoll(text, &end, 10);
-    ASSAY_CHECK(*end == '\0' && value >= 1 && value <= (1LL << 40), ASSAY_INVALID_ARGUMENT,
-                "ASSAY_GRAD_BUCKET_ELEMENTS: expected 1 or more, found '%.64s'", text);
-    *out = value;
-    return ASSAY_OK;
-}
-
 assay_status gpu_optimizer_create(gpu_optimizer *o, gpu_model *m, bool states)
 {
     memset(o, 0, sizeof *o);
@@ -117,8 +102,9 @@ assay_status gpu_optimizer_create(gpu_optimizer *o, gpu_model *m, bool states)
     o->states = states;
     o->n_states = assay_optimizer_states(m->options->optimizer, &o->state_names);
     o->sharded = states && m->grid->p.zero_stage == 1;
-    int64_t elements = 0;
-    ASSAY_TRY(bucket_elements(&elements));
+    m->grad_ready = gpu_optimizer_grad_ready;
+    m->grad_ready_user = o;
+    const int64_t asked = m->options->ddp_bucket_size, elements = asked > 0 ? asked : GPU_BUCKET_ELEMENTS;
     ASSAY_TRY(gpu_grad_buffer_create(&o->buffer[0], m, ASSAY_GROUP_DP_CP, elements));
     ASSAY_TRY(gpu_grad_buffer_create(&o->buffer[1], m, ASSAY_GROUP_EDP, elements));
     return pieces_create(o);

@@ -195,6 +195,21 @@ static assay_status layer_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer 
     return ASSAY_OK;
 }
 
+/* --- parts -------------------------------------------------------------------------------------------------- */
+/* After the backward of a part: its parameters are let go, and behind the step's last microbatch their gradients are
+ * complete. */
+static assay_status leave_bwd(gpu_model *m, const gpu_microbatch_state *mb, const gpu_param_unit *u)
+{
+    const bool first_layer = u->n > 0 && u->params[0]->spec->layer == 0;
+    if (!first_layer || m->run->dry || !gpu_fault_switch(m->run, GPU_SWITCH_KEPT_PARAMETERS))
+        ASSAY_TRY(gpu_param_release(m, u));
+    if (m->run->dry || mb->index != m->n_microbatches - 1)
+        return ASSAY_OK;
+    if (first_layer && gpu_fault_switch(m->run, GPU_SWITCH_UNREADY_GRADIENTS))
+        return ASSAY_OK;
+    return gpu_grads_ready(m, u);
+}
+
 /* --- passes ------------------------------------------------------------------------------------------------- */
 assay_status gpu_stage_fwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state *mb, int64_t index,
                            gpu_value **output)
@@ -203,16 +218,24 @@ assay_status gpu_stage_fwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state 
     mb->index = index;
     m->run->phase = ASSAY_PHASE_FORWARD;
     m->run->layer = -1;
-    if (chunk->has_embedding)
+    if (chunk->has_embedding) {
+        gpu_param_acquire(m, &m->embedding_unit);
         ASSAY_TRY(embedding_fwd(m, mb));
+        ASSAY_TRY(gpu_param_release(m, &m->embedding_unit));
+    }
     gpu_value *hidden = &mb->input;
     for (int64_t l = 0; l < chunk->n_layers; l++) {
         mb->layers[l].input = *hidden;
+        gpu_param_acquire(m, &chunk->layers[l].unit);
         ASSAY_TRY(layer_fwd(m, mb, &chunk->layers[l], &mb->layers[l]));
+        ASSAY_TRY(gpu_param_release(m, &chunk->layers[l].unit));
         hidden = &mb->layers[l].output;
     }
-    if (chunk->has_output)
+    if (chunk->has_output) {
+        gpu_param_acquire(m, &m->output_unit);
         ASSAY_TRY(output_fwd(m, mb, index, hidden));
+        ASSAY_TRY(gpu_param_release(m, &m->output_unit));
+    }
     gpu_arena_reset(&m->scratch, mark);
     if (!m->run->dry)
         CUDA_TRY(cudaEventRecord(mb->staged, m->run->ctx.stream));
@@ -228,19 +251,26 @@ assay_status gpu_stage_bwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state 
     m->run->phase = ASSAY_PHASE_BACKWARD;
     m->run->layer = -1;
     if (chunk->has_output) {
+        gpu_param_acquire(m, &m->output_unit);
         ASSAY_TRY(output_bwd(m, mb, &mb->layers[chunk->n_layers - 1].output, dy));
+        ASSAY_TRY(leave_bwd(m, mb, &m->output_unit));
     } else if (doutput == dx) {
         dx = dy;
         dy = doutput;
     }
     for (int64_t l = chunk->n_layers - 1; l >= 0; l--) {
+        gpu_param_acquire(m, &chunk->layers[l].unit);
         ASSAY_TRY(layer_bwd(m, mb, &chunk->layers[l], &mb->layers[l], dx, dy));
+        ASSAY_TRY(leave_bwd(m, mb, &chunk->layers[l].unit));
         gpu_value *next = dx;
         dx = dy;
         dy = next;
     }
-    if (chunk->has_embedding)
+    if (chunk->has_embedding) {
+        gpu_param_acquire(m, &m->embedding_unit);
         ASSAY_TRY(embedding_bwd(m, mb, dy));
+        ASSAY_TRY(leave_bwd(m, mb, &m->embedding_unit));
+    }
     gpu_arena_reset(&m->scratch, mark);
     *dinput = dy;
     return ASSAY_OK;
