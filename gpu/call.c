@@ -581,29 +581,25 @@ static void enter(gpu_run *run, const gpu_transfer *t)
     run->microbatch = t->microbatch;
 }
 
-assay_status gpu_call_exchange(gpu_run *run, const gpu_transfer *send, const gpu_transfer *recv)
+assay_status gpu_call_exchange(gpu_run *run, const gpu_transfer *list, int n)
 {
-    const gpu_transfer *both[2] = {send, recv};
-    resolved *c = calloc(2, sizeof *c);
     assay_status st = ASSAY_OK;
-    ASSAY_CHECK(c, ASSAY_OUT_OF_MEMORY, "send and recv: %zu bytes", 2 * sizeof *c);
-    for (int i = 0; i < 2; i++) {
-        if (both[i] == NULL)
-            continue;
-        enter(run, both[i]);
-        ASSAY_TRY_GOTO(prepare(run, both[i]->args, &c[i]), st, done);
+    ASSAY_CHECK(n >= 0 && n <= GPU_EXCHANGE_TRANSFERS, ASSAY_INTERNAL, "exchange: %d transfers, at most %d",
+                n, GPU_EXCHANGE_TRANSFERS);
+    resolved *c = calloc((size_t)n + 1, sizeof *c);
+    ASSAY_CHECK(c, ASSAY_OUT_OF_MEMORY, "exchange: %d transfers", n);
+    for (int i = 0; i < n; i++) {
+        enter(run, &list[i]);
+        ASSAY_TRY_GOTO(prepare(run, &list[i].args, &c[i]), st, done);
         ASSAY_TRY_GOTO(record_begin(run, &c[i]), st, done);
     }
     ASSAY_TRY_GOTO(gpu_comm_group_start(&run->comm), st, done);
-    for (int i = 0; i < 2 && st == ASSAY_OK; i++)
-        if (both[i])
-            st = run_once(run, &c[i]);
+    for (int i = 0; i < n && st == ASSAY_OK; i++)
+        st = run_once(run, &c[i]);
     ASSAY_TRY_GOTO(st, st, done);
     ASSAY_TRY_GOTO(gpu_comm_group_end(&run->comm), st, done);
-    for (int i = 0; i < 2; i++) {
-        if (both[i] == NULL)
-            continue;
-        enter(run, both[i]);
+    for (int i = 0; i < n; i++) {
+        enter(run, &list[i]);
         ASSAY_TRY_GOTO(record_end(run, &c[i]), st, done);
     }
 done:

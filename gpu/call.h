@@ -64,13 +64,15 @@ assay_status gpu_call(gpu_run *run, const gpu_call_args *args);
 typedef assay_status (*gpu_launch)(void *user);
 assay_status gpu_call_list(gpu_run *run, const gpu_call_args *args, int64_t n, gpu_launch launch, void *user);
 
-/* Two transfers in one NCCL group, each at its own place of the schedule (either may be NULL). */
+/* Sends and receives in one NCCL group, each at its own place of the schedule.  Two between the same ranks meet in the
+ * order of the list. */
+enum { GPU_EXCHANGE_TRANSFERS = 4 };
 typedef struct gpu_transfer {
-    const gpu_call_args *args;
+    gpu_call_args args;
     assay_phase phase;
     int64_t microbatch;
 } gpu_transfer;
-assay_status gpu_call_exchange(gpu_run *run, const gpu_transfer *send, const gpu_transfer *recv);
+assay_status gpu_call_exchange(gpu_run *run, const gpu_transfer *list, int n);
 
 ASSAY_END_DECLS
 

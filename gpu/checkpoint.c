@@ -1,32 +1,29 @@
-/* Checkpoints of the engine on core/files/checkpoint.h: families main_param, exp_avg, exp_avg_sq (this rank's
- * pieces) and expert_bias.  A checkpoint is loaded in any layout: every rank asks for its own pieces. */
+/* Checkpoints of the engine on core/files/checkpoint.h: families main_param and the optimizer's states (this
+ * rank's pieces) and expert_bias.  A checkpoint is loaded in any layout: every rank asks for its own pieces. */
 #include "core/files/checkpoint.h"
 #include "gpu/fault.h"
 #include "gpu/train.h"
 
 #include <stdlib.h>
 
-typedef struct family {
-    const char *name;
-    size_t offset; /* of a gpu_value in gpu_piece */
-} family;
-static const family families[] = {
-    {"main_param", offsetof(gpu_piece, main_param)},
-    {"exp_avg", offsetof(gpu_piece, exp_avg)},
-    {"exp_avg_sq", offsetof(gpu_piece, exp_avg_sq)},
-};
-enum { N_FAMILIES = sizeof families / sizeof families[0] };
-
-static gpu_value *value_of(gpu_piece *p, const family *f)
+/* Family 0 is the master, family k the optimizer's state k - 1. */
+static int n_families(const gpu_engine *e)
 {
-    return (gpu_value *)(void *)((char *)p + f->offset);
+    return 1 + e->optimizer.n_states;
+}
+
+static gpu_value *value_of(gpu_piece *p, int family)
+{
+    return family == 0 ? &p->main_param : &p->state[family - 1];
 }
 
 /* Planted fault: the moments change places in the file. */
 static const char *name_in_file(const gpu_engine *e, int k)
 {
     const bool swap = k > 0 && gpu_fault_switch(&e->run, GPU_SWITCH_SWAPPED_MOMENTS);
-    return families[swap ? 3 - k : k].name;
+    if (k == 0)
+        return "main_param";
+    return e->optimizer.state_names[swap ? e->optimizer.n_states - k : k - 1];
 }
 
 /* Host room for the largest piece. */
@@ -45,8 +42,8 @@ static assay_status add_all(gpu_engine *e, assay_checkpoint_writer *w, char *hos
 {
     for (int64_t i = 0; i < e->optimizer.n_pieces; i++) {
         gpu_piece *p = &e->optimizer.pieces[i];
-        for (int k = 0; k < N_FAMILIES; k++) {
-            const gpu_value *v = value_of(p, &families[k]);
+        for (int k = 0; k < n_families(e); k++) {
+            const gpu_value *v = value_of(p, k);
             ASSAY_TRY(gpu_run_download(&e->run, host, v->t.data, gpu_tensor_bytes(v->t), "checkpoint"));
             ASSAY_TRY(assay_checkpoint_add(w, name_in_file(e, k), p->param->spec->name, ASSAY_F32, &p->shard,
                                            host));
@@ -158,8 +155,8 @@ static assay_status read_all(gpu_engine *e, const assay_checkpoint *c, char *hos
 {
     for (int64_t i = 0; i < e->optimizer.n_pieces; i++) {
         gpu_piece *p = &e->optimizer.pieces[i];
-        for (int k = 0; k < N_FAMILIES; k++) {
-            const gpu_value *v = value_of(p, &families[k]);
+        for (int k = 0; k < n_families(e); k++) {
+            const gpu_value *v = value_of(p, k);
             ASSAY_TRY(assay_checkpoint_read(c, name_in_file(e, k), p->param->spec->name, ASSAY_F32, &p->shard,
                                             host));
             ASSAY_TRY(gpu_run_upload(&e->run, v->t.data, host, gpu_tensor_bytes(v->t), "checkpoint"));

@@ -17,7 +17,16 @@ static const char *const kinds[GPU_FAULT_KINDS] = {
 };
 
 /* --- words -------------------------------------------------------------------------------------------------- */
-typedef enum { NEED_NONE, NEED_TP, NEED_REDUCTION, NEED_STEPS, NEED_CHOICE, NEED_EP, NEED_TRAINING } need;
+typedef enum {
+    NEED_NONE,
+    NEED_TP,
+    NEED_REDUCTION,
+    NEED_STEPS,
+    NEED_CHOICE,
+    NEED_EP,
+    NEED_PP,
+    NEED_TRAINING
+} need;
 static const struct {
     const char *word, *text;
     need need;
@@ -44,6 +53,9 @@ static const struct {
     {GPU_SWITCH_DOUBLED_LOSS, "switch:doubled_loss", NEED_NONE},
     {GPU_SWITCH_HIDDEN_BF16, "switch:hidden_bf16", NEED_NONE},
     {GPU_SWITCH_BIAS_EVERYWHERE, "switch:bias_everywhere", NEED_TP},
+    {GPU_SWITCH_KEPT_PARAMETERS, "switch:kept_parameters", NEED_NONE},
+    {GPU_SWITCH_UNREADY_GRADIENTS, "switch:unready_gradients", NEED_NONE},
+    {GPU_SWITCH_FORWARDS_FIRST, "switch:forwards_first", NEED_PP},
 };
 enum { N_WORDS = sizeof words / sizeof words[0] };
 
@@ -69,6 +81,8 @@ static const char *lacking(need what, const gpu_fault_place *p)
                    : "a model with experts that a token does not choose";
     case NEED_EP:
         return p->ep > 1 ? NULL : "ep of at least 2";
+    case NEED_PP:
+        return p->pp > 1 && p->step_microbatches > 1 ? NULL : "pp and microbatches of at least 2";
     case NEED_TRAINING:
         return p->training ? NULL : "a training batch";
     case NEED_NONE:

@@ -49,6 +49,12 @@ typedef enum {
 #define GPU_SWITCH_DOUBLED_LOSS "doubled_loss" /* --out has twice the loss */
 #define GPU_SWITCH_HIDDEN_BF16 "hidden_bf16"   /* computed in bf16 under a header that says fp32 */
 #define GPU_SWITCH_BIAS_EVERYWHERE "bias_everywhere" /* row-parallel biases are added on every tp rank */
+#define GPU_SWITCH_KEPT_PARAMETERS                                                                           \
+    "kept_parameters" /* those of layer 0 are not released: the run is refused */
+#define GPU_SWITCH_UNREADY_GRADIENTS                                                                         \
+    "unready_gradients" /* those of layer 0 are not marked ready: the run is refused */
+#define GPU_SWITCH_FORWARDS_FIRST                                                                            \
+    "forwards_first" /* a stage runs all its forwards before its first backward */
 
 typedef struct gpu_fault {
     gpu_fault_kind kind;
@@ -73,7 +79,7 @@ typedef struct gpu_fault_plan {
 
 /* What a word needs of the run, to be refused at its beginning. */
 typedef struct gpu_fault_place {
-    int tp, dp, ep;
+    int tp, dp, ep, pp;
     bool training;
     int64_t steps, step_microbatches, first_moe_layer; /* -1: none */
     int64_t experts, topk;

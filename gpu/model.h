@@ -2,9 +2,9 @@
  * microbatch.
  *
  * Row order of token tensors: t = s*B + b.  docs/OPS.md section 9 names every instance.  A stage holds a list
- * of chunks (one in this version; interleaved pipelines will have several).  Every parameter is read through
- * gpu_param_use and its gradient through gpu_param_grad: the one place where sharded parameters will be
- * gathered before use and freed after.  A layer's forward needs its input and nothing else, and changes nothing but
+ * of chunks (several in an interleaved pipeline).  Every parameter is read through
+ * gpu_param_use and its gradient through gpu_param_grad, while its part of the model holds it (gpu_param_acquire,
+ * gpu_param_release: the one place where sharded parameters will be gathered and freed).  A layer's forward needs its input and nothing else, and changes nothing but
  * its activations and the row of its microbatch in the step's expert counts: it may run again (recomputation). */
 #ifndef GPU_MODEL_H
 #define GPU_MODEL_H
@@ -24,7 +24,17 @@ typedef struct gpu_param {
     int64_t count;       /* elements of the piece */
     gpu_value weight;    /* par */
     gpu_value main_grad; /* F32, a piece of the gradient buffer; none for buffers */
+    int bucket;          /* of its gradient buffer */
+    int acquired;        /* how often it is held now */
+    bool grad_ready;     /* the last weight gradient of the step is written */
 } gpu_param;
+
+/* Parameters that are held together: those of a layer, of the embedding, of the output. */
+enum { GPU_UNIT_PARAMS = 32 };
+typedef struct gpu_param_unit {
+    int n, n_ready; /* the first n_ready get their last gradient in this unit's backward */
+    gpu_param *params[GPU_UNIT_PARAMS];
+} gpu_param_unit;
 
 /* --- layers: parameters of every kind (gpu/layer.h), NULL where a layer has none ------------------------------ */
 typedef struct gpu_attention_params {
@@ -45,6 +55,7 @@ typedef struct gpu_layer {
     int64_t number;                           /* global */
     const struct gpu_layer_kind *mixer, *mlp; /* which kinds it is made of */
     int64_t window;
+    gpu_param_unit unit; /* all that follow */
     gpu_param *input_layernorm, *pre_mlp_layernorm;
     gpu_attention_params attention;
     gpu_mlp_params dense;
@@ -52,12 +63,6 @@ typedef struct gpu_layer {
     int64_t *
         tokens_per_expert; /* device [n_microbatches, E]: the router's own counts, a row for each microbatch */
 } gpu_layer;
-
-typedef struct gpu_chunk {
-    bool has_embedding, has_output;
-    int64_t n_layers;
-    gpu_layer *layers;
-} gpu_chunk;
 
 /* --- what a microbatch keeps for its backward pass ---------------------------------------------------------- */
 typedef struct gpu_attention_acts {
@@ -108,7 +113,7 @@ typedef struct gpu_output_acts {
     gpu_value norm, rstd, whole, logits, lse; /* whole: what the output layer reads */
 } gpu_output_acts;
 
-/* One microbatch in flight. */
+/* One microbatch in flight on one chunk. */
 typedef struct gpu_microbatch_state {
     int64_t index;      /* of this rank's microbatches */
     gpu_arena arena;    /* a piece of the step arena */
@@ -120,6 +125,16 @@ typedef struct gpu_microbatch_state {
     gpu_layer_acts *layers;
     gpu_output_acts output;
 } gpu_microbatch_state;
+
+/* A virtual stage: the layers [chunk * PP + pp] of an interleaved pipeline, or all of the stage's. */
+typedef struct gpu_chunk {
+    int index;
+    bool has_embedding, has_output; /* first and last virtual stage */
+    int64_t n_layers;
+    gpu_layer *layers;
+    int n_in_flight;
+    gpu_microbatch_state *in_flight; /* microbatch i of the rank has place i mod n_in_flight */
+} gpu_chunk;
 
 typedef struct gpu_model {
     gpu_run *run;
@@ -150,12 +165,15 @@ typedef struct gpu_model {
     int n_chunks;
     gpu_chunk *chunks;
     gpu_param *word_embeddings, *final_layernorm, *output_layer; /* output_layer: the tied copy or its own */
+    gpu_param_unit embedding_unit, output_unit;
+    assay_status (*grad_ready)(void *user,
+                               gpu_param *p); /* once in a step for each trained parameter; NULL: nobody */
+    void *grad_ready_user;
+    char misuse[2 * ASSAY_NAME]; /* a parameter used out of order; "" */
 
     gpu_arena state;   /* life of the engine */
     gpu_arena step;    /* life of a step: microbatches in flight and scratch */
     gpu_arena scratch; /* a piece of step: temporaries of a layer */
-    int n_in_flight;
-    gpu_microbatch_state *in_flight;
     gpu_value cos_table, sin_table, position;
     gpu_value gradient[2];  /* hidden gradients between layers, taking turns */
     double *loss_sums;      /* device F64 [n_microbatches] */
@@ -169,9 +187,8 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
                               const assay_grid *grid, const assay_train_options *options);
 void gpu_model_destroy(gpu_model *m);
 /* Sizes of a microbatch. */
-assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, const assay_batch_share *share,
-                                 int n_in_flight);
-/* Finds the sizes of step and scratch by a dry run, then allocates microbatches, staging and the call arena, fills
+assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, const assay_batch_share *share);
+/* Takes n_in_flight of every chunk.  Finds the sizes of step and scratch by a dry run, then allocates microbatches, staging and the call arena, fills
  * rope tables and positions.  After it the context's workspace is large enough for every operation. */
 assay_status gpu_model_allocate(gpu_model *m);
 
@@ -179,10 +196,23 @@ assay_status gpu_model_allocate(gpu_model *m);
  * producer. */
 assay_status gpu_model_rope_tables(gpu_model *m);
 
-/* NULL for NULL: a parameter that the model has not. */
+gpu_param *gpu_model_find(gpu_model *m, const char *name);
+
+/* --- parameters in use (params.c) --------------------------------------------------------------------------- */
+/* NULL for NULL: a parameter that the model has not.  Only while it is held, and its gradient only before it is ready:
+ * else the next release or the end of the step fails with its name. */
 gpu_value *gpu_param_use(gpu_model *m, gpu_param *p);
 gpu_value *gpu_param_grad(gpu_model *m, gpu_param *p);
-gpu_param *gpu_model_find(gpu_model *m, const char *name);
+/* Holds the parameters of a part of the model around its forward or backward, in pairs. */
+void gpu_param_acquire(gpu_model *m, const gpu_param_unit *u);
+/* ASSAY_INTERNAL: not held, or one was used out of order. */
+assay_status gpu_param_release(gpu_model *m, const gpu_param_unit *u);
+assay_status gpu_param_unit_add(gpu_param_unit *u, gpu_param *p);
+/* The last weight gradients of the step are written: tells m->grad_ready.  ASSAY_INTERNAL: twice in a step. */
+assay_status gpu_grads_ready(gpu_model *m, const gpu_param_unit *u);
+void gpu_params_begin_step(gpu_model *m);
+/* After the last backward: nothing is held, every trained parameter was ready once. */
+assay_status gpu_params_check_step(const gpu_model *m);
 
 /* --- weights (weights.c) ------------------------------------------------------------------------------ */
 /* Calls `put` for every parameter of this rank with its piece as F32 on the host: from the folder's

@@ -51,44 +51,58 @@ gpu_param *gpu_model_find(gpu_model *m, const char *name)
     return NULL;
 }
 
-/* Sharded parameters will be gathered here; today every parameter of the rank is present. */
-gpu_value *gpu_param_use(gpu_model *m, gpu_param *p)
-{
-    (void)m;
-    return p ? &p->weight : NULL;
-}
-
-gpu_value *gpu_param_grad(gpu_model *m, gpu_param *p)
-{
-    (void)m;
-    return &p->main_grad;
-}
-
 /* --- layers ------------------------------------------------------------------------------------------------- */
-/* This version: one chunk, the stage's contiguous layers. */
-static assay_status chunks_create(gpu_model *m)
+static assay_status chunk_create(gpu_model *m, int index)
 {
+    gpu_chunk *chunk = &m->chunks[index];
     int64_t first, count;
-    assay_grid_stage_layers(m->grid, m->config, m->at.pp, 0, &first, &count);
-    m->chunks = calloc(1, sizeof *m->chunks);
-    ASSAY_CHECK(m->chunks, ASSAY_OUT_OF_MEMORY, "model: a chunk");
-    m->n_chunks = 1;
-    gpu_chunk *chunk = &m->chunks[0];
-    chunk->has_embedding = m->at.pp == 0;
-    chunk->has_output = m->at.pp == m->grid->p.pipeline_model_parallel_size - 1;
-    chunk->n_layers = count;
+    assay_grid_stage_layers(m->grid, m->config, m->at.pp, index, &first, &count);
+    chunk->index = index;
+    chunk->has_embedding = m->at.pp == 0 && index == 0;
+    chunk->has_output = m->at.pp == m->grid->p.pipeline_model_parallel_size - 1 && index == m->n_chunks - 1;
     chunk->layers = calloc((size_t)count, sizeof *chunk->layers);
     ASSAY_CHECK(chunk->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers", (long long)count);
-    for (int64_t i = 0; i < count; i++)
-        ASSAY_TRY(gpu_layer_create(m, &chunk->layers[i], first + i));
+    chunk->n_layers = count;
+    for (int64_t i = 0; i < count; i++) {
+        gpu_layer *l = &chunk->layers[i];
+        ASSAY_TRY(gpu_layer_create(m, l, first + i));
+        for (int64_t p = 0; p < m->n_params; p++)
+            if (m->params[p].spec->layer == l->number)
+                ASSAY_TRY(gpu_param_unit_add(&l->unit, &m->params[p]));
+    }
+    return ASSAY_OK;
+}
+
+/* A tied embedding on one stage gets its last gradient from the embedding. */
+static assay_status end_units_create(gpu_model *m)
+{
+    if (m->chunks[0].has_embedding)
+        ASSAY_TRY(gpu_param_unit_add(&m->embedding_unit, m->word_embeddings));
+    if (!m->chunks[m->n_chunks - 1].has_output)
+        return ASSAY_OK;
+    ASSAY_TRY(gpu_param_unit_add(&m->output_unit, m->final_layernorm));
+    ASSAY_TRY(gpu_param_unit_add(&m->output_unit, m->output_layer));
+    if (m->output_layer == m->word_embeddings && m->chunks[0].has_embedding)
+        m->output_unit.n_ready--;
+    return ASSAY_OK;
+}
+
+static assay_status chunks_create(gpu_model *m)
+{
+    const int n = m->grid->p.virtual_pipeline_model_parallel_size;
+    m->chunks = calloc((size_t)n, sizeof *m->chunks);
+    ASSAY_CHECK(m->chunks, ASSAY_OUT_OF_MEMORY, "model: %d chunks", n);
+    m->n_chunks = n;
+    for (int i = 0; i < n; i++)
+        ASSAY_TRY(chunk_create(m, i));
     m->word_embeddings = gpu_model_find(m, "embedding.word_embeddings.weight");
     m->final_layernorm = gpu_model_find(m, "decoder.final_layernorm.weight");
     m->output_layer =
         m->config->tie_word_embeddings ? m->word_embeddings : gpu_model_find(m, "output_layer.weight");
-    ASSAY_CHECK((!chunk->has_embedding || m->word_embeddings) &&
-                    (!chunk->has_output || (m->final_layernorm && m->output_layer)),
+    ASSAY_CHECK((!m->chunks[0].has_embedding || m->word_embeddings) &&
+                    (!m->chunks[n - 1].has_output || (m->final_layernorm && m->output_layer)),
                 ASSAY_INTERNAL, "model: the parameter table lacks the embedding or the output layer");
-    return ASSAY_OK;
+    return end_units_create(m);
 }
 
 /* ASSAY_RECOMPUTE of the environment: "full" keeps a layer's output alone and runs its forward again before its backward
@@ -131,8 +145,7 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
 }
 
 /* --- microbatches in flight --------------------------------------------------------------------------------- */
-assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, const assay_batch_share *share,
-                                 int n_in_flight)
+assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, const assay_batch_share *share)
 {
     m->S = batches->s;
     m->B = share->n_rows;
@@ -148,20 +161,22 @@ assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, con
     }
     m->step_microbatches = batches->microbatches;
     m->n_microbatches = share->n_microbatches;
-    m->n_in_flight = n_in_flight;
     return ASSAY_OK;
 }
 
 static assay_status microbatches_create(gpu_model *m)
 {
-    const gpu_chunk *chunk = &m->chunks[0];
-    m->in_flight = calloc((size_t)m->n_in_flight, sizeof *m->in_flight);
-    ASSAY_CHECK(m->in_flight, ASSAY_OUT_OF_MEMORY, "model: %d microbatches in flight", m->n_in_flight);
-    for (int i = 0; i < m->n_in_flight; i++) {
-        gpu_microbatch_state *mb = &m->in_flight[i];
-        mb->layers = calloc((size_t)chunk->n_layers, sizeof *mb->layers);
-        ASSAY_CHECK(mb->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers of a microbatch",
-                    (long long)chunk->n_layers);
+    for (int c = 0; c < m->n_chunks; c++) {
+        gpu_chunk *chunk = &m->chunks[c];
+        chunk->in_flight = calloc((size_t)chunk->n_in_flight, sizeof *chunk->in_flight);
+        ASSAY_CHECK(chunk->in_flight, ASSAY_OUT_OF_MEMORY, "model: %d microbatches in flight",
+                    chunk->n_in_flight);
+        for (int i = 0; i < chunk->n_in_flight; i++) {
+            gpu_microbatch_state *mb = &chunk->in_flight[i];
+            mb->layers = calloc((size_t)chunk->n_layers, sizeof *mb->layers);
+            ASSAY_CHECK(mb->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers of a microbatch",
+                        (long long)chunk->n_layers);
+        }
     }
     return ASSAY_OK;
 }
@@ -178,42 +193,55 @@ static assay_status gradients_alloc(gpu_model *m)
     return ASSAY_OK;
 }
 
-/* One microbatch forward and backward, counting. */
-static assay_status dry_run(gpu_model *m, size_t *microbatch_bytes, size_t *host_bytes, size_t *scratch_bytes)
+/* What a microbatch on a chunk needs: device memory and pinned staging. */
+typedef struct chunk_bytes {
+    size_t device, host;
+} chunk_bytes;
+
+/* One microbatch forward and backward through every chunk, counting. */
+static assay_status dry_run(gpu_model *m, chunk_bytes *bytes, size_t *scratch_bytes)
 {
-    gpu_microbatch_state *mb = &m->in_flight[0];
-    gpu_value *output, *dinput, hidden;
     m->run->dry = true;
-    mb->arena = mb->host = (gpu_arena){.counting = true};
     m->scratch = (gpu_arena){.counting = true};
     ASSAY_TRY(gradients_alloc(m));
-    ASSAY_TRY(gpu_stage_load_batch(m, 0, NULL, NULL));
-    gpu_model_hidden(m, &hidden);
-    hidden.arena = &mb->arena;
-    ASSAY_TRY(gpu_value_make(&hidden, m->act));
-    ASSAY_TRY(gpu_stage_fwd(m, 0, 0, &hidden, &output));
-    ASSAY_TRY(gpu_stage_bwd(m, 0, &m->gradient[0], &dinput));
-    *microbatch_bytes = mb->arena.peak;
-    *host_bytes = mb->host.peak;
+    for (int c = 0; c < m->n_chunks; c++) {
+        gpu_chunk *chunk = &m->chunks[c];
+        gpu_microbatch_state *mb = &chunk->in_flight[0];
+        gpu_value *output, *dinput;
+        mb->arena = mb->host = (gpu_arena){.counting = true};
+        ASSAY_TRY(gpu_stage_load_batch(m, chunk, mb, NULL, NULL));
+        if (!chunk->has_embedding) {
+            gpu_model_hidden(m, &mb->input);
+            mb->input.arena = &mb->arena;
+            ASSAY_TRY(gpu_value_make(&mb->input, m->act));
+        }
+        ASSAY_TRY(gpu_stage_fwd(m, chunk, mb, 0, &output));
+        ASSAY_TRY(gpu_stage_bwd(m, chunk, mb, &m->gradient[0], &dinput));
+        bytes[c] = (chunk_bytes){.device = mb->arena.peak, .host = mb->host.peak};
+    }
     *scratch_bytes = m->scratch.peak;
     m->run->dry = false;
     return ASSAY_OK;
 }
 
-static assay_status carve_step(gpu_model *m, size_t microbatch_bytes, size_t host_bytes, size_t scratch_bytes)
+/* Places of all chunks, then scratch, in one allocation. */
+static assay_status carve_step(gpu_model *m, const chunk_bytes *bytes, size_t scratch_bytes)
 {
-    ASSAY_TRY(gpu_arena_create(&m->step, (size_t)m->n_in_flight * microbatch_bytes + scratch_bytes));
-    for (int i = 0; i < m->n_in_flight; i++) {
-        gpu_microbatch_state *mb = &m->in_flight[i];
-        mb->arena =
-            (gpu_arena){.base = m->step.base + (size_t)i * microbatch_bytes, .capacity = microbatch_bytes};
-        mb->host = (gpu_arena){.capacity = host_bytes};
-        CUDA_TRY(cudaEventCreateWithFlags(&mb->staged, cudaEventDisableTiming));
-        if (host_bytes > 0)
-            CUDA_TRY(cudaMallocHost((void **)&mb->host.base, host_bytes));
-    }
-    m->scratch = (gpu_arena){.base = m->step.base + (size_t)m->n_in_flight * microbatch_bytes,
-                             .capacity = scratch_bytes};
+    size_t total = scratch_bytes, at = 0;
+    for (int c = 0; c < m->n_chunks; c++)
+        total += (size_t)m->chunks[c].n_in_flight * bytes[c].device;
+    ASSAY_TRY(gpu_arena_create(&m->step, total));
+    for (int c = 0; c < m->n_chunks; c++)
+        for (int i = 0; i < m->chunks[c].n_in_flight; i++) {
+            gpu_microbatch_state *mb = &m->chunks[c].in_flight[i];
+            mb->arena = (gpu_arena){.base = m->step.base + at, .capacity = bytes[c].device};
+            mb->host = (gpu_arena){.capacity = bytes[c].host};
+            at += bytes[c].device;
+            CUDA_TRY(cudaEventCreateWithFlags(&mb->staged, cudaEventDisableTiming));
+            if (bytes[c].host > 0)
+                CUDA_TRY(cudaMallocHost((void **)&mb->host.base, bytes[c].host));
+        }
+    m->scratch = (gpu_arena){.base = m->step.base + at, .capacity = scratch_bytes};
     return gradients_alloc(m);
 }
 
@@ -307,39 +335,50 @@ assay_status gpu_model_rope_tables(gpu_model *m)
 
 assay_status gpu_model_allocate(gpu_model *m)
 {
-    size_t microbatch_bytes, host_bytes, scratch_bytes;
+    size_t scratch_bytes = 0;
+    assay_status st = ASSAY_OK;
     m->run->layer = -1;
     m->run->microbatch = -1;
     m->run->phase = ASSAY_PHASE_FORWARD;
     ASSAY_CHECK(!m->recompute || m->run->trace == NULL, ASSAY_UNSUPPORTED,
                 "ASSAY_RECOMPUTE with a trace: what runs again has no records of its own yet");
-    ASSAY_TRY(microbatches_create(m));
-    ASSAY_TRY(tables_create(m));
-    ASSAY_TRY(expert_counts_create(m));
-    ASSAY_TRY(dry_run(m, &microbatch_bytes, &host_bytes, &scratch_bytes));
-    ASSAY_TRY(carve_step(m, microbatch_bytes, host_bytes, scratch_bytes));
-    ASSAY_TRY(call_arena(m));
+    chunk_bytes *bytes = calloc((size_t)m->n_chunks, sizeof *bytes);
+    ASSAY_CHECK(bytes, ASSAY_OUT_OF_MEMORY, "model: %d chunks", m->n_chunks);
+    ASSAY_TRY_GOTO(microbatches_create(m), st, done);
+    ASSAY_TRY_GOTO(tables_create(m), st, done);
+    ASSAY_TRY_GOTO(expert_counts_create(m), st, done);
+    ASSAY_TRY_GOTO(dry_run(m, bytes, &scratch_bytes), st, done);
+    ASSAY_TRY_GOTO(carve_step(m, bytes, scratch_bytes), st, done);
+    ASSAY_TRY_GOTO(call_arena(m), st, done);
     m->run->layer = -1;
     m->run->microbatch = -1;
     m->run->phase = ASSAY_PHASE_FORWARD;
-    return gpu_model_rope_tables(m);
+    ASSAY_TRY_GOTO(gpu_model_rope_tables(m), st, done);
+done:
+    free(bytes);
+    return st;
 }
 
-void gpu_model_destroy(gpu_model *m)
+static void chunk_destroy(gpu_chunk *chunk)
 {
-    if (m == NULL)
-        return;
-    for (int i = 0; m->in_flight && i < m->n_in_flight; i++) {
-        gpu_microbatch_state *mb = &m->in_flight[i];
+    for (int i = 0; chunk->in_flight && i < chunk->n_in_flight; i++) {
+        gpu_microbatch_state *mb = &chunk->in_flight[i];
         free(mb->layers);
         if (mb->staged)
             (void)cudaEventDestroy(mb->staged);
         if (mb->host.base)
             (void)cudaFreeHost(mb->host.base);
     }
-    free(m->in_flight);
-    for (int i = 0; i < m->n_chunks; i++)
-        free(m->chunks[i].layers);
+    free(chunk->in_flight);
+    free(chunk->layers);
+}
+
+void gpu_model_destroy(gpu_model *m)
+{
+    if (m == NULL)
+        return;
+    for (int c = 0; c < m->n_chunks; c++)
+        chunk_destroy(&m->chunks[c]);
     free(m->chunks);
     free(m->params);
     free(m->sequence_rows);

@@ -79,12 +79,14 @@ static assay_status adamw(gpu_optimizer *o, int64_t step, double grad_scale)
     for (int64_t i = 0; i < o->n_pieces; i++) {
         gpu_piece *p = &o->pieces[i];
         /* What the step begins with is of phase forward; the call makes it the optimizer's. */
-        p->main_param.phase = p->exp_avg.phase = p->exp_avg_sq.phase = ASSAY_PHASE_FORWARD;
+        p->main_param.phase = ASSAY_PHASE_FORWARD;
+        for (int k = 0; k < o->n_states; k++)
+            p->state[k].phase = ASSAY_PHASE_FORWARD;
         calls[i] = (gpu_call_args){
             .op = "adamw",
             .at = p->param->spec->name,
             .arg = {GPU_T("grad", &p->grad), GPU_T("main_param", &p->main_param),
-                    GPU_T("exp_avg", &p->exp_avg), GPU_T("exp_avg_sq", &p->exp_avg_sq),
+                    GPU_T("exp_avg", &p->state[0]), GPU_T("exp_avg_sq", &p->state[1]),
                     GPU_T("param", &p->weight), GPU_F("lr", lr), GPU_F("beta1", t->adam_beta1),
                     GPU_F("beta2", t->adam_beta2), GPU_F("eps", t->adam_eps),
                     GPU_F("weight_decay", p->param->spec->no_weight_decay ? 0.0 : t->weight_decay),

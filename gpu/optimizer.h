@@ -19,13 +19,16 @@ typedef struct gpu_piece {
     int64_t start;     /* flat, in the rank's piece of the parameter */
     int64_t count;
     bool in_norm; /* counts in the global gradient norm on this rank */
-    gpu_value main_param, exp_avg, exp_avg_sq, grad, weight;
+    gpu_value main_param, grad, weight;
+    gpu_value state[ASSAY_MAX_OPTIMIZER_STATES]; /* in the order of gpu_optimizer.state_names */
 } gpu_piece;
 
 typedef struct gpu_optimizer {
     gpu_model *model;
     bool sharded; /* ZeRO-1 with more than one rank */
     bool states;  /* false: gradients only, no masters (one forward and backward) */
+    int n_states; /* of the optimizer of the options (core/model/optimizer.h) */
+    const char *const *state_names;
     gpu_grad_buffer buffer[2];
     int64_t n_pieces;
     gpu_piece *pieces;
@@ -47,6 +50,8 @@ assay_status gpu_optimizer_set_weight(void *optimizer, gpu_param *p, const float
 assay_status gpu_optimizer_refresh_weights(gpu_optimizer *o);
 
 assay_status gpu_optimizer_zero_grad(gpu_optimizer *o);
+/* The gradient of a parameter is complete (gpu_model.grad_ready). */
+assay_status gpu_optimizer_grad_ready(void *optimizer, gpu_param *p);
 /* Sums over tp (partial gradients), the embedding group (tied embedding) and data-parallel ranks. */
 assay_status gpu_finalize_model_grads(gpu_optimizer *o);
 /* Norm, clip, AdamW, parameters, expert bias.  step: steps done before this one. */

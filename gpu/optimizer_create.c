@@ -41,8 +41,11 @@ static void piece_init(gpu_optimizer *o, int buffer, gpu_param *p, const assay_s
     piece->count = assay_shard_count(shard);
     piece->in_norm = piece_in_norm(o, &o->buffer[buffer], p->spec);
     piece_value(piece, &piece->main_param, ".main_param", ASSAY_F32);
-    piece_value(piece, &piece->exp_avg, ".exp_avg", ASSAY_F32);
-    piece_value(piece, &piece->exp_avg_sq, ".exp_avg_sq", ASSAY_F32);
+    for (int k = 0; k < o->n_states; k++) {
+        char suffix[32];
+        snprintf(suffix, sizeof suffix, ".%s", o->state_names[k]);
+        piece_value(piece, &piece->state[k], suffix, ASSAY_F32);
+    }
     piece_value(piece, &piece->grad, ".main_grad", ASSAY_F32);
     piece_value(piece, &piece->weight, "", o->model->act);
     piece->grad.phase = ASSAY_PHASE_REDUCED_GRAD;
@@ -93,29 +96,16 @@ static assay_status pieces_create(gpu_optimizer *o)
     return ASSAY_OK;
 }
 
-/* Elements of a bucket; ASSAY_GRAD_BUCKET_ELEMENTS overrides the default. */
-static assay_status bucket_elements(int64_t *out)
-{
-    const char *text = getenv("ASSAY_GRAD_BUCKET_ELEMENTS");
-    *out = GPU_BUCKET_ELEMENTS;
-    if (text == NULL || text[0] == '\0')
-        return ASSAY_OK;
-    char *end = NULL;
-    const long long value = strtoll(text, &end, 10);
-    ASSAY_CHECK(*end == '\0' && value >= 1 && value <= (1LL << 40), ASSAY_INVALID_ARGUMENT,
-                "ASSAY_GRAD_BUCKET_ELEMENTS: expected 1 or more, found '%.64s'", text);
-    *out = value;
-    return ASSAY_OK;
-}
-
 assay_status gpu_optimizer_create(gpu_optimizer *o, gpu_model *m, bool states)
 {
     memset(o, 0, sizeof *o);
     o->model = m;
     o->states = states;
+    o->n_states = assay_optimizer_states(m->options->optimizer, &o->state_names);
     o->sharded = states && m->grid->p.zero_stage == 1;
-    int64_t elements = 0;
-    ASSAY_TRY(bucket_elements(&elements));
+    m->grad_ready = gpu_optimizer_grad_ready;
+    m->grad_ready_user = o;
+    const int64_t asked = m->options->ddp_bucket_size, elements = asked > 0 ? asked : GPU_BUCKET_ELEMENTS;
     ASSAY_TRY(gpu_grad_buffer_create(&o->buffer[0], m, ASSAY_GROUP_DP_CP, elements));
     ASSAY_TRY(gpu_grad_buffer_create(&o->buffer[1], m, ASSAY_GROUP_EDP, elements));
     return pieces_create(o);
@@ -157,8 +147,8 @@ assay_status gpu_optimizer_alloc(gpu_optimizer *o)
         if (!o->states)
             continue;
         ASSAY_TRY(take(arena, &p->main_param.t));
-        ASSAY_TRY(take(arena, &p->exp_avg.t));
-        ASSAY_TRY(take(arena, &p->exp_avg_sq.t));
+        for (int k = 0; k < o->n_states; k++)
+            ASSAY_TRY(take(arena, &p->state[k].t));
     }
     ASSAY_TRY(gpu_arena_take(arena, (size_t)(o->n_norm + 1) * sizeof(double), &taken));
     o->sums = taken;
@@ -207,8 +197,8 @@ assay_status gpu_optimizer_set_weight(void *optimizer, gpu_param *p, const float
         ASSAY_TRY(gpu_run_upload(run, q->main_param.t.data, piece + q->start, bytes, "masters"));
         if (bytes == 0)
             continue;
-        CUDA_TRY(cudaMemsetAsync(q->exp_avg.t.data, 0, bytes, run->ctx.stream));
-        CUDA_TRY(cudaMemsetAsync(q->exp_avg_sq.t.data, 0, bytes, run->ctx.stream));
+        for (int k = 0; k < o->n_states; k++)
+            CUDA_TRY(cudaMemsetAsync(q->state[k].t.data, 0, bytes, run->ctx.stream));
     }
     return ASSAY_OK;
 }

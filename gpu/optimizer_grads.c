@@ -12,8 +12,18 @@
 /* --- gradients ---------------------------------------------------------------------------------------------- */
 assay_status gpu_optimizer_zero_grad(gpu_optimizer *o)
 {
+    gpu_params_begin_step(o->model);
     ASSAY_TRY(gpu_grad_buffer_zero(&o->buffer[0], o->model));
     return gpu_grad_buffer_zero(&o->buffer[1], o->model);
+}
+
+assay_status gpu_optimizer_grad_ready(void *optimizer, gpu_param *p)
+{
+    gpu_optimizer *o = optimizer;
+    for (int k = 0; k < 2; k++)
+        if (o->buffer[k].group == assay_param_reduce_group(p->spec))
+            return gpu_grad_buffer_ready(&o->buffer[k], p);
+    ASSAY_FAIL(ASSAY_INTERNAL, "%s: no gradient buffer is reduced over its group", p->spec->name);
 }
 
 /* Which sums the gradient of a parameter still lacks. */
@@ -108,12 +118,15 @@ static bool skip_bucket(const grad_sync *s, int index)
     return skip;
 }
 
+/* Buckets in the order in which the backward passes completed them, the same on every rank of the group. */
 static assay_status sync_grads(void *user)
 {
     const grad_sync *s = user;
-    for (int i = 0; i < s->b->n_buckets; i++)
-        if (!skip_bucket(s, i))
-            ASSAY_TRY(gpu_start_grad_sync(s->b, s->o->model, i, s->o->sharded));
+    ASSAY_CHECK(s->b->n_ready == s->b->n_buckets, ASSAY_INTERNAL, "gradients: %d of %d buckets are ready",
+                s->b->n_ready, s->b->n_buckets);
+    for (int i = 0; i < s->b->n_ready; i++)
+        if (!skip_bucket(s, s->b->ready[i]))
+            ASSAY_TRY(gpu_start_grad_sync(s->b, s->o->model, s->b->ready[i], s->o->sharded));
     return gpu_finish_grad_sync(s->o->model);
 }
 
@@ -173,6 +186,7 @@ done:
 assay_status gpu_finalize_model_grads(gpu_optimizer *o)
 {
     gpu_run *run = o->model->run;
+    ASSAY_TRY(gpu_params_check_step(o->model));
     run->layer = -1;
     run->microbatch = -1;
     run->phase = ASSAY_PHASE_GRAD;

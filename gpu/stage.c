@@ -1,4 +1,4 @@
-/* Forward and backward pass of one microbatch over this rank's chunk: embedding, layers, head and loss. */
+/* Forward and backward pass of one microbatch over a chunk of this rank: embedding, layers, head and loss. */
 #include "gpu/stage.h"
 
 #include "gpu/fault.h"
@@ -47,15 +47,21 @@ static assay_status load_tokens(gpu_model *m, gpu_microbatch_state *mb, gpu_valu
     return ASSAY_OK;
 }
 
-assay_status gpu_stage_load_batch(gpu_model *m, int place, const int64_t *ids, const int64_t *labels)
+gpu_microbatch_state *gpu_stage_place(const gpu_chunk *chunk, int64_t index)
 {
-    gpu_microbatch_state *mb = &m->in_flight[place];
+    return &chunk->in_flight[index % chunk->n_in_flight];
+}
+
+assay_status gpu_stage_load_batch(gpu_model *m, const gpu_chunk *chunk, gpu_microbatch_state *mb,
+                                  const int64_t *ids, const int64_t *labels)
+{
     if (!m->run->dry && mb->host.used > 0) /* the staging of the microbatch before may still be on its way */
         ASSAY_TRY(gpu_comm_wait_event(&m->run->comm, mb->staged, "microbatch in flight"));
     gpu_arena_reset(&mb->arena, 0);
     gpu_arena_reset(&mb->host, 0);
-    ASSAY_TRY(load_tokens(m, mb, &mb->ids, "input_ids", ids, 0));
-    return load_tokens(m, mb, &mb->targets, "targets", labels, 1);
+    if (chunk->has_embedding)
+        ASSAY_TRY(load_tokens(m, mb, &mb->ids, "input_ids", ids, 0));
+    return chunk->has_output ? load_tokens(m, mb, &mb->targets, "targets", labels, 1) : ASSAY_OK;
 }
 
 /* --- embedding ---------------------------------------------------------------------------------------------- */
@@ -190,27 +196,47 @@ static assay_status layer_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer 
     return ASSAY_OK;
 }
 
-/* --- passes ------------------------------------------------------------------------------------------------- */
-assay_status gpu_stage_fwd(gpu_model *m, int place, int64_t index, gpu_value *input, gpu_value **output)
+/* --- parts -------------------------------------------------------------------------------------------------- */
+/* After the backward of a part: its parameters are let go, and behind the step's last microbatch their gradients are
+ * complete. */
+static assay_status leave_bwd(gpu_model *m, const gpu_microbatch_state *mb, const gpu_param_unit *u)
 {
-    gpu_microbatch_state *mb = &m->in_flight[place];
-    const gpu_chunk *chunk = &m->chunks[0];
+    const bool first_layer = u->n > 0 && u->params[0]->spec->layer == 0;
+    if (!first_layer || m->run->dry || !gpu_fault_switch(m->run, GPU_SWITCH_KEPT_PARAMETERS))
+        ASSAY_TRY(gpu_param_release(m, u));
+    if (m->run->dry || mb->index != m->n_microbatches - 1)
+        return ASSAY_OK;
+    if (first_layer && gpu_fault_switch(m->run, GPU_SWITCH_UNREADY_GRADIENTS))
+        return ASSAY_OK;
+    return gpu_grads_ready(m, u);
+}
+
+/* --- passes ------------------------------------------------------------------------------------------------- */
+assay_status gpu_stage_fwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state *mb, int64_t index,
+                           gpu_value **output)
+{
     const size_t mark = m->scratch.used;
     mb->index = index;
     m->run->phase = ASSAY_PHASE_FORWARD;
     m->run->layer = -1;
-    if (chunk->has_embedding)
+    if (chunk->has_embedding) {
+        gpu_param_acquire(m, &m->embedding_unit);
         ASSAY_TRY(embedding_fwd(m, mb));
-    else
-        mb->input = *input;
+        ASSAY_TRY(gpu_param_release(m, &m->embedding_unit));
+    }
     gpu_value *hidden = &mb->input;
     for (int64_t l = 0; l < chunk->n_layers; l++) {
         mb->layers[l].input = *hidden;
+        gpu_param_acquire(m, &chunk->layers[l].unit);
         ASSAY_TRY(layer_fwd(m, mb, &chunk->layers[l], &mb->layers[l]));
+        ASSAY_TRY(gpu_param_release(m, &chunk->layers[l].unit));
         hidden = &mb->layers[l].output;
     }
-    if (chunk->has_output)
+    if (chunk->has_output) {
+        gpu_param_acquire(m, &m->output_unit);
         ASSAY_TRY(output_fwd(m, mb, index, hidden));
+        ASSAY_TRY(gpu_param_release(m, &m->output_unit));
+    }
     gpu_arena_reset(&m->scratch, mark);
     if (!m->run->dry)
         CUDA_TRY(cudaEventRecord(mb->staged, m->run->ctx.stream));
@@ -218,28 +244,34 @@ assay_status gpu_stage_fwd(gpu_model *m, int place, int64_t index, gpu_value *in
     return ASSAY_OK;
 }
 
-assay_status gpu_stage_bwd(gpu_model *m, int place, gpu_value *doutput, gpu_value **dinput)
+assay_status gpu_stage_bwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state *mb, gpu_value *doutput,
+                           gpu_value **dinput)
 {
-    gpu_microbatch_state *mb = &m->in_flight[place];
-    const gpu_chunk *chunk = &m->chunks[0];
     const size_t mark = m->scratch.used;
     gpu_value *dy = &m->gradient[0], *dx = &m->gradient[1];
     m->run->phase = ASSAY_PHASE_BACKWARD;
     m->run->layer = -1;
     if (chunk->has_output) {
+        gpu_param_acquire(m, &m->output_unit);
         ASSAY_TRY(output_bwd(m, mb, &mb->layers[chunk->n_layers - 1].output, dy));
+        ASSAY_TRY(leave_bwd(m, mb, &m->output_unit));
     } else if (doutput == dx) {
         dx = dy;
         dy = doutput;
     }
     for (int64_t l = chunk->n_layers - 1; l >= 0; l--) {
+        gpu_param_acquire(m, &chunk->layers[l].unit);
         ASSAY_TRY(layer_bwd(m, mb, &chunk->layers[l], &mb->layers[l], dx, dy));
+        ASSAY_TRY(leave_bwd(m, mb, &chunk->layers[l].unit));
         gpu_value *next = dx;
         dx = dy;
         dy = next;
     }
-    if (chunk->has_embedding)
+    if (chunk->has_embedding) {
+        gpu_param_acquire(m, &m->embedding_unit);
         ASSAY_TRY(embedding_bwd(m, mb, dy));
+        ASSAY_TRY(leave_bwd(m, mb, &m->embedding_unit));
+    }
     gpu_arena_reset(&m->scratch, mark);
     *dinput = dy;
     return ASSAY_OK;

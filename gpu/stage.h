@@ -7,15 +7,20 @@
 
 ASSAY_BEGIN_DECLS
 
-/* ids, labels: [b,s] of the whole microbatch in the file; the rows of this rank are taken, labels are
- * shifted. */
-assay_status gpu_stage_load_batch(gpu_model *m, int place, const int64_t *ids, const int64_t *labels);
-/* input: hidden states from the stage before (NULL on the first).  *output: hidden states that leave the
- * chunk, or the hidden state before the final norm on the last stage. */
-assay_status gpu_stage_fwd(gpu_model *m, int place, int64_t index, gpu_value *input, gpu_value **output);
-/* doutput: gradient of *output (NULL on the last stage).  *dinput: gradient of the chunk's input (NULL on the
- * first stage). */
-assay_status gpu_stage_bwd(gpu_model *m, int place, gpu_value *doutput, gpu_value **dinput);
+/* The place of microbatch `index` of this rank on a chunk. */
+gpu_microbatch_state *gpu_stage_place(const gpu_chunk *chunk, int64_t index);
+/* Readies the place for a new microbatch.  ids, labels: [b,s] of the whole microbatch in the file; the chunk takes what
+ * it reads: ids on the first virtual stage, labels (shifted) on the last, of this rank's rows. */
+assay_status gpu_stage_load_batch(gpu_model *m, const gpu_chunk *chunk, gpu_microbatch_state *mb,
+                                  const int64_t *ids, const int64_t *labels);
+/* mb->input: hidden states from the virtual stage before (made here on the first).  *output: hidden states that leave
+ * the chunk, or the hidden state before the final norm on the last. */
+assay_status gpu_stage_fwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state *mb, int64_t index,
+                           gpu_value **output);
+/* doutput: gradient of *output (unused on the last virtual stage), one of m->gradient.  *dinput: gradient of mb->input,
+ * the other or the same. */
+assay_status gpu_stage_bwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state *mb, gpu_value *doutput,
+                           gpu_value **dinput);
 /* The shape of the hidden states between stages: [S (or the sequence piece), B, H]. */
 void gpu_model_hidden(const gpu_model *m, gpu_value *v);
 

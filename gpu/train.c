@@ -3,7 +3,6 @@
 
 #include "core/run/outputs.h"
 #include "gpu/fault.h"
-#include "gpu/parallel/pipeline.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -53,6 +52,7 @@ static assay_status plant_fault(gpu_engine *e)
     gpu_fault_place place = {.tp = p->tensor_model_parallel_size,
                              .dp = p->data_parallel_size,
                              .ep = p->expert_model_parallel_size,
+                             .pp = p->pipeline_model_parallel_size,
                              .training = e->batches.training,
                              .steps = e->last_step,
                              .step_microbatches = e->batches.microbatches,
@@ -66,6 +66,31 @@ static assay_status plant_fault(gpu_engine *e)
     if (e->run.fault && e->env.rank == 0)
         fprintf(stderr, "WARNING: fault '%s' is planted: the results of this run are wrong on purpose\n",
                 e->options.fault);
+    return ASSAY_OK;
+}
+
+/* Planted fault: the schedule has the same actions in another order, which the stages can run all the same. */
+static void forwards_first(gpu_schedule *s)
+{
+    for (int64_t i = 0, n = 0; i < s->n; i++) {
+        const gpu_action a = s->list[i];
+        s->list[i].joined = false;
+        if (!a.forward)
+            continue;
+        for (int64_t k = i; k > n; k--)
+            s->list[k] = s->list[k - 1];
+        s->list[n++] = a;
+    }
+}
+
+static assay_status make_schedule(gpu_engine *e)
+{
+    const assay_parallel_config *p = &e->grid.p;
+    ASSAY_TRY(gpu_pipeline_schedule(p->pipeline_model_parallel_size, p->virtual_pipeline_model_parallel_size,
+                                    assay_grid_coord(&e->grid, ASSAY_AXIS_PP, e->env.rank),
+                                    e->share.n_microbatches, &e->schedule));
+    if (gpu_fault_switch(&e->run, GPU_SWITCH_FORWARDS_FIRST))
+        forwards_first(&e->schedule);
     return ASSAY_OK;
 }
 
@@ -140,8 +165,9 @@ static assay_status build(gpu_engine *e)
 {
     gpu_model *m = &e->model;
     ASSAY_TRY(gpu_model_create(m, &e->run, &e->config, &e->grid, &e->options));
-    ASSAY_TRY(gpu_model_set_batch(m, &e->batches, &e->share,
-                                  gpu_pipeline_in_flight(&e->grid, m->at.pp, e->share.n_microbatches)));
+    ASSAY_TRY(gpu_model_set_batch(m, &e->batches, &e->share));
+    for (int c = 0; c < m->n_chunks; c++)
+        m->chunks[c].n_in_flight = gpu_pipeline_in_flight(&e->schedule, c);
     ASSAY_TRY(gpu_optimizer_create(&e->optimizer, m, e->batches.training));
     ASSAY_TRY(allocate_state(e));
     ASSAY_TRY(gpu_model_weights(m, e->options.model, gpu_optimizer_set_weight, &e->optimizer));
@@ -181,7 +207,7 @@ static assay_status local_loss(gpu_engine *e, double *sum)
     *sum = 0.0;
     ASSAY_CHECK(host, ASSAY_OUT_OF_MEMORY, "losses of %zu microbatches", n);
     const assay_status st = gpu_run_download(&e->run, host, m->loss_sums, n * sizeof *host, "step");
-    for (size_t i = 0; i < n && m->chunks[0].has_output && m->at.tp == 0; i++)
+    for (size_t i = 0; i < n && m->chunks[m->n_chunks - 1].has_output && m->at.tp == 0; i++)
         *sum += host[i];
     free(host);
     return st;
@@ -201,7 +227,7 @@ static assay_status train_step(gpu_engine *e, int64_t step)
     const int64_t targets = gpu_step_targets(&e->batches, step);
     m->loss_scale = 1.0 / (double)targets;
     ASSAY_TRY(gpu_optimizer_zero_grad(&e->optimizer));
-    ASSAY_TRY(gpu_forward_backward(m, &e->batches, &e->share, step));
+    ASSAY_TRY(gpu_forward_backward(m, &e->batches, &e->share, &e->schedule, step));
     ASSAY_TRY(gpu_finalize_model_grads(&e->optimizer));
     double sum;
     ASSAY_TRY(local_loss(e, &sum));
@@ -252,6 +278,7 @@ static void engine_destroy(gpu_engine *e, bool failed)
     if (e->ctx_ready)
         gpu_ctx_destroy(&e->run.ctx);
     assay_batches_close(&e->batches);
+    gpu_pipeline_schedule_free(&e->schedule);
     gpu_fault_destroy(e->run.fault);
     free(e->run.host);
     free(e->loss);
@@ -278,6 +305,7 @@ assay_status gpu_train(const assay_train_options *options)
     ASSAY_TRY_GOTO(assay_outputs_check(options), st, done);
     ASSAY_TRY_GOTO(read_inputs(e), st, done);
     ASSAY_TRY_GOTO(plant_fault(e), st, done);
+    ASSAY_TRY_GOTO(make_schedule(e), st, done);
     ASSAY_TRY_GOTO(open_device(e), st, done);
     ASSAY_TRY_GOTO(build(e), st, done);
     ASSAY_TRY_GOTO(train_steps(e), st, done);

@@ -3,6 +3,7 @@
 #define GPU_TRAIN_H
 
 #include "gpu/optimizer.h"
+#include "gpu/parallel/pipeline.h"
 
 ASSAY_BEGIN_DECLS
 
@@ -16,6 +17,7 @@ typedef struct gpu_engine {
     gpu_run run;
     gpu_model model;
     gpu_optimizer optimizer;
+    gpu_schedule schedule;         /* of this pipeline stage, the same in every step */
     int64_t first_step, last_step; /* steps to run: [first, last) */
     double *loss, *grad_norm; /* [last_step]; steps before first_step come from the checkpoint's run: 0 */
     bool comm_ready, ctx_ready;

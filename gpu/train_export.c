@@ -140,7 +140,8 @@ static assay_status export_logits(export_state *x)
     const int64_t shape[3] = {e->batches.b, e->batches.s, e->config.vocab_size};
     const int last = g->p.pipeline_model_parallel_size - 1;
     const gpu_model *m = &e->model;
-    const void *mine = m->chunks[0].has_output ? m->in_flight[0].output.logits.t.data : NULL;
+    const gpu_chunk *end = &m->chunks[m->n_chunks - 1];
+    const void *mine = end->has_output ? end->in_flight[0].output.logits.t.data : NULL;
     float *whole = NULL;
     assay_status st = ASSAY_OK;
     if (e->env.rank == 0) {

@@ -153,9 +153,6 @@ static assay_status check_supported(const assay_parallel_config *p)
     ASSAY_CHECK(p->expert_tensor_parallel_size == 1, ASSAY_UNSUPPORTED,
                 "layout: etp%d: expert tensor parallelism is not supported in this version",
                 p->expert_tensor_parallel_size);
-    ASSAY_CHECK(p->virtual_pipeline_model_parallel_size == 1, ASSAY_UNSUPPORTED,
-                "layout: vpp%d: interleaved pipelines are not supported in this version",
-                p->virtual_pipeline_model_parallel_size);
     ASSAY_CHECK(p->zero_stage <= 1, ASSAY_UNSUPPORTED,
                 "layout: zero%d: only zero0 and zero1 are supported in this version", p->zero_stage);
     return ASSAY_OK;

@@ -7,6 +7,7 @@
 #include "core/run/launch.h"
 
 #include "core/base/log.h"
+#include "core/model/layout.h"
 #include "core/run/launch_output.h"
 #include <arpa/inet.h>
 #include <errno.h>
@@ -25,7 +26,7 @@
 
 extern char **environ;
 
-enum { MAX_WORLD = 4096, N_OURS = 10, OURS_BYTES = 320, EXEC_FAILED = 127, TICK_MS = 10 };
+enum { N_OURS = 10, OURS_BYTES = 320, EXEC_FAILED = 127, TICK_MS = 10 };
 #define GRACE_S 2.0 /* between SIGTERM and SIGKILL */
 #define DRAIN_S 1.0 /* for output that a process outside the rank's group still holds open */
 
@@ -302,8 +303,8 @@ static assay_status check_options(const char *const *argv, const assay_launch_op
 {
     struct stat sb;
     ASSAY_CHECK(argv && argv[0], ASSAY_INVALID_ARGUMENT, "launch: no program");
-    ASSAY_CHECK(o->world >= 1 && o->world <= MAX_WORLD, ASSAY_INVALID_ARGUMENT,
-                "launch: expected 1...%d ranks, found %d", MAX_WORLD, o->world);
+    ASSAY_CHECK(o->world >= 1 && o->world <= ASSAY_MAX_WORLD, ASSAY_INVALID_ARGUMENT,
+                "launch: expected 1...%d ranks, found %d", ASSAY_MAX_WORLD, o->world);
     ASSAY_CHECK(o->timeout_s >= 0.0 && o->n_devices >= 0, ASSAY_INVALID_ARGUMENT,
                 "launch: the time limit is %g s with %d devices, neither may be negative", o->timeout_s,
                 o->n_devices);

@@ -69,6 +69,8 @@ static const assay_option_row table[] = {
     ROW_DOUBLE(adam_beta2, 0, 1, EVERYWHERE, "Optimizer", "decay rate of the second moment"),
     ROW_DOUBLE(adam_eps, 0, 1e6, EVERYWHERE, "Optimizer", "added to the root of the second moment"),
     ROW_DOUBLE(clip_grad, 0, 1e30, EVERYWHERE, "Optimizer", "largest global gradient norm; 0: no clipping"),
+    ROW_INT(ddp_bucket_size, 0, 1099511627776.0, EVERYWHERE, "Optimizer",
+            "elements of a gradient bucket before it is closed; 0: the engine's own"),
     ROW_DOUBLE(moe_aux_loss_coeff, 0, 1e6, EVERYWHERE, "Mixture of experts", "load balancing loss"),
     ROW_DOUBLE(moe_z_loss_coeff, 0, 1e6, EVERYWHERE, "Mixture of experts", "router z-loss"),
     ROW_DOUBLE(moe_router_bias_update_rate, 0, 1e6, EVERYWHERE, "Mixture of experts",

@@ -40,7 +40,8 @@ typedef struct assay_train_options {
     int64_t lr_warmup_iters, lr_decay_iters /* 0 = train_iters */, lr_wsd_decay_iters;
     double weight_decay;
     double adam_beta1, adam_beta2, adam_eps;
-    double clip_grad; /* 0 = no clipping */
+    double clip_grad;        /* 0 = no clipping */
+    int64_t ddp_bucket_size; /* elements of a gradient bucket before it is closed; 0 = the engine's own */
     double moe_aux_loss_coeff, moe_z_loss_coeff;
     double moe_router_bias_update_rate;
 

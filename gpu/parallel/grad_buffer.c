@@ -16,7 +16,8 @@ static assay_status close_bucket(gpu_grad_buffer *b, int64_t start, int64_t *end
     ASSAY_CHECK(b->n_buckets < GPU_MAX_BUCKETS, ASSAY_LIMIT, "gradient buffer: more than %d buckets",
                 GPU_MAX_BUCKETS);
     const int64_t length = round_up(*end - start, (int64_t)ALIGN_ELEMENTS * b->size);
-    b->buckets[b->n_buckets++] = (gpu_bucket){.start = start, .length = length};
+    b->buckets[b->n_buckets].start = start;
+    b->buckets[b->n_buckets++].length = length;
     *end = start + length;
     return ASSAY_OK;
 }
@@ -33,13 +34,18 @@ assay_status gpu_grad_buffer_create(gpu_grad_buffer *b, gpu_model *m, assay_grou
     b->params = calloc((size_t)m->n_params, sizeof *b->params);
     b->offsets = calloc((size_t)m->n_params, sizeof *b->offsets);
     b->buckets = calloc(GPU_MAX_BUCKETS, sizeof *b->buckets);
-    ASSAY_CHECK(b->params && b->offsets && b->buckets, ASSAY_OUT_OF_MEMORY,
+    b->ready = calloc(GPU_MAX_BUCKETS, sizeof *b->ready);
+    ASSAY_CHECK(b->params && b->offsets && b->buckets && b->ready, ASSAY_OUT_OF_MEMORY,
                 "gradient buffer: %lld parameters", (long long)m->n_params);
     int64_t at = 0, bucket_start = 0;
     for (int64_t i = 0; i < m->n_params; i++) {
         gpu_param *p = &m->params[i];
         if (!assay_param_needs_grad(p->spec) || assay_param_reduce_group(p->spec) != group)
             continue;
+        ASSAY_CHECK(b->n_buckets < GPU_MAX_BUCKETS, ASSAY_LIMIT, "gradient buffer: more than %d buckets",
+                    GPU_MAX_BUCKETS);
+        p->bucket = b->n_buckets;
+        b->buckets[p->bucket].n_params++;
         b->params[b->n_params] = p;
         b->offsets[b->n_params++] = at;
         at += round_up(p->count, ALIGN_ELEMENTS);
@@ -59,6 +65,7 @@ void gpu_grad_buffer_destroy(gpu_grad_buffer *b)
     free(b->params);
     free(b->offsets);
     free(b->buckets);
+    free(b->ready);
     memset(b, 0, sizeof *b);
 }
 
@@ -81,10 +88,23 @@ assay_status gpu_grad_buffer_zero(gpu_grad_buffer *b, gpu_model *m)
 {
     if (b->length > 0)
         CUDA_TRY(cudaMemsetAsync(b->data, 0, (size_t)b->length * sizeof(float), m->run->ctx.stream));
+    b->n_ready = 0;
+    for (int k = 0; k < b->n_buckets; k++)
+        b->buckets[k].n_pending = b->buckets[k].n_params;
     for (int64_t i = 0; i < b->n_params; i++) {
         b->params[i]->main_grad.phase = ASSAY_PHASE_BACKWARD;
         b->params[i]->main_grad.microbatch = -1;
     }
+    return ASSAY_OK;
+}
+
+assay_status gpu_grad_buffer_ready(gpu_grad_buffer *b, const gpu_param *p)
+{
+    gpu_bucket *k = &b->buckets[p->bucket];
+    ASSAY_CHECK(k->n_pending > 0, ASSAY_INTERNAL, "%s: more gradients of its bucket are ready than it has",
+                p->spec->name);
+    if (--k->n_pending == 0)
+        b->ready[b->n_ready++] = p->bucket;
     return ASSAY_OK;
 }
 

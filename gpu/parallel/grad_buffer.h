@@ -11,12 +11,12 @@
 
 ASSAY_BEGIN_DECLS
 
-/* Elements of a bucket before it is closed: 16 MiB of F32, or ASSAY_GRAD_BUCKET_ELEMENTS of the environment.
- */
+/* Elements of a bucket before it is closed, unless --ddp-bucket-size says otherwise: 16 MiB of F32. */
 enum { GPU_BUCKET_ELEMENTS = 4 << 20, GPU_MAX_BUCKETS = 4096, GPU_MAX_PIECES = 8 };
 
 typedef struct gpu_bucket {
-    int64_t start, length; /* elements of the buffer; length is a multiple of the group's size */
+    int64_t start, length;   /* elements of the buffer; length is a multiple of the group's size */
+    int n_params, n_pending; /* parameters; how many of them are not ready in this step */
 } gpu_bucket;
 
 typedef struct gpu_grad_buffer {
@@ -28,6 +28,8 @@ typedef struct gpu_grad_buffer {
     int64_t length;
     int n_buckets;
     gpu_bucket *buckets;
+    int n_ready; /* complete buckets of this step ... */
+    int *ready;  /* ... in the order in which they became complete */
     int64_t n_params;
     gpu_param **params; /* in buffer order */
     int64_t *offsets;   /* of each parameter */
@@ -40,6 +42,9 @@ void gpu_grad_buffer_destroy(gpu_grad_buffer *b);
 /* Takes the memory from `arena` and points every parameter's weight and main_grad into it. */
 assay_status gpu_grad_buffer_alloc(gpu_grad_buffer *b, gpu_arena *arena);
 assay_status gpu_grad_buffer_zero(gpu_grad_buffer *b, gpu_model *m);
+
+/* A gradient is complete; its bucket is when all of its are.  ASSAY_INTERNAL: more marks than parameters. */
+assay_status gpu_grad_buffer_ready(gpu_grad_buffer *b, const gpu_param *p);
 
 /* Sum over the group of bucket `index`: all_reduce, or reduce_scatter to this rank's part (scatter). Enqueued
  * on the communication stream after what the compute stream holds now. */

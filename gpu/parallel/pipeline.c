@@ -1,5 +1,5 @@
-/* The pipeline schedule as a list, and the loop that runs it.  Source: Megatron-LM schedules.py, without
- * interleaving. */
+/* The pipeline schedule as a list, and the loop that runs it.  Source: Megatron-LM schedules.py,
+ * forward_backward_pipelining_with(out)_interleaving. */
 #include "gpu/parallel/pipeline.h"
 
 #include "gpu/call.h"
@@ -7,205 +7,198 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-typedef struct schedule {
-    gpu_model *m;
-    const assay_batches *batches;
-    const assay_batch_share *share;
-    int64_t step;
-    int rank, size; /* pipeline stage */
-} schedule;
-
-int gpu_pipeline_in_flight(const assay_grid *grid, int pp_rank, int64_t n_microbatches)
+/* --- the list ----------------------------------------------------------------------------------------------- */
+/* Number `index` of all forwards of a stage, or of all backwards, which take the chunks the other way round. */
+static gpu_action action_at(int stages, int chunks, int64_t microbatches, int64_t index, bool forward)
 {
-    const int64_t most = grid->p.pipeline_model_parallel_size - pp_rank;
-    return (int)(most < n_microbatches ? most : n_microbatches);
+    const int64_t group = index / ((int64_t)stages * chunks) * stages; /* its first microbatch */
+    const int64_t left = microbatches - group, members = left < stages ? left : stages;
+    const int64_t at = index - group * chunks;
+    const int chunk = (int)(at / members);
+    return (gpu_action){.forward = forward,
+                        .microbatch = group + at % members,
+                        .chunk = forward ? chunk : chunks - 1 - chunk};
 }
 
-static int place_of(const schedule *s, int64_t index)
+assay_status gpu_pipeline_schedule(int stages, int chunks, int stage, int64_t microbatches, gpu_schedule *out)
 {
-    return (int)(index % s->m->n_in_flight);
-}
-
-static void enter(const schedule *s, int64_t index, assay_phase phase)
-{
-    s->m->run->microbatch = s->share->first_microbatch + index;
-    s->m->run->phase = phase;
-    s->m->run->layer = -1;
-}
-
-/* --- between stages ----------------------------------------------------------------------------------------- */
-/* One send, one receive or both at once.  A value of NULL is a direction that nothing takes. */
-typedef struct exchange {
-    gpu_value *send, *recv;
-    int send_to, recv_from;
-    const char *send_at, *recv_at;
-    int64_t send_index, recv_index; /* microbatches of this rank */
-    assay_phase send_phase, recv_phase;
-} exchange;
-
-static assay_status exchange_values(const schedule *s, const exchange *x)
-{
-    const int64_t first = s->share->first_microbatch;
-    const gpu_call_args give = {.op = "send",
-                                .at = x->send_at,
-                                .group = ASSAY_GROUP_PP,
-                                .arg = {GPU_T("send", x->send), GPU_I("peer", x->send_to)}};
-    const gpu_call_args take = {.op = "recv",
-                                .at = x->recv_at,
-                                .group = ASSAY_GROUP_PP,
-                                .arg = {GPU_T("recv", x->recv), GPU_I("peer", x->recv_from)}};
-    const gpu_transfer sent = {&give, x->send_phase, first + x->send_index},
-                       received = {&take, x->recv_phase, first + x->recv_index};
-    s->m->run->layer = -1;
-    return gpu_call_exchange(s->m->run, x->send ? &sent : NULL, x->recv ? &received : NULL);
-}
-
-/* Readies the place of microbatch `index`; *input gets room for what the stage before will send. */
-static assay_status open_microbatch(const schedule *s, int64_t index, gpu_value *input)
-{
-    gpu_model *m = s->m;
-    const int64_t microbatch = s->share->first_microbatch + index;
-    enter(s, index, ASSAY_PHASE_FORWARD);
-    ASSAY_TRY(gpu_stage_load_batch(m, place_of(s, index), assay_batches_ids(s->batches, s->step, microbatch),
-                                   assay_batches_labels(s->batches, s->step, microbatch)));
-    if (s->rank == 0)
-        return ASSAY_OK;
-    gpu_model_hidden(m, input);
-    char name[ASSAY_NAME];
-    snprintf(name, sizeof name, "decoder.layers.%lld.mlp.residual.y",
-             (long long)m->chunks[0].layers[0].number - 1);
-    gpu_value_rename(m->run, input, name);
-    input->arena = &m->in_flight[place_of(s, index)].arena;
-    return gpu_value_make(input, m->act);
-}
-
-static void take_forward(const schedule *s, exchange *x, int64_t index, gpu_value *input)
-{
-    if (s->rank == 0)
-        return;
-    x->recv = input;
-    x->recv_from = s->rank - 1;
-    x->recv_at = "pipeline.recv_forward";
-    x->recv_index = index;
-    x->recv_phase = ASSAY_PHASE_FORWARD;
-}
-
-static void give_forward(const schedule *s, exchange *x, int64_t index, gpu_value *output)
-{
-    if (s->rank == s->size - 1)
-        return;
-    x->send = output;
-    x->send_to = s->rank + 1;
-    x->send_at = "pipeline.send_forward";
-    x->send_index = index;
-    x->send_phase = ASSAY_PHASE_FORWARD;
-}
-
-static void take_backward(const schedule *s, exchange *x, int64_t index)
-{
-    gpu_model *m = s->m;
-    if (s->rank == s->size - 1)
-        return;
-    enter(s, index, ASSAY_PHASE_BACKWARD);
-    char name[ASSAY_NAME];
-    snprintf(name, sizeof name, "decoder.layers.%lld.mlp.residual.y.grad",
-             (long long)(m->chunks[0].layers[0].number + m->chunks[0].n_layers - 1));
-    gpu_value_rename(m->run, &m->gradient[0], name);
-    x->recv = &m->gradient[0];
-    x->recv_from = s->rank + 1;
-    x->recv_at = "pipeline.recv_backward";
-    x->recv_index = index;
-    x->recv_phase = ASSAY_PHASE_BACKWARD;
-}
-
-static void give_backward(const schedule *s, exchange *x, int64_t index, gpu_value *dinput)
-{
-    if (s->rank == 0)
-        return;
-    x->send = dinput;
-    x->send_to = s->rank - 1;
-    x->send_at = "pipeline.send_backward";
-    x->send_index = index;
-    x->send_phase = ASSAY_PHASE_BACKWARD;
-}
-
-static assay_status run_exchange(const schedule *s, const exchange *x)
-{
-    return x->send || x->recv ? exchange_values(s, x) : ASSAY_OK;
-}
-
-/* --- schedules ---------------------------------------------------------------------------------------------- */
-static assay_status forward(const schedule *s, int64_t index, gpu_value *input, gpu_value **output)
-{
-    enter(s, index, ASSAY_PHASE_FORWARD);
-    return gpu_stage_fwd(s->m, place_of(s, index), index, input, output);
-}
-
-static assay_status backward(const schedule *s, int64_t index, gpu_value **dinput)
-{
-    enter(s, index, ASSAY_PHASE_BACKWARD);
-    return gpu_stage_bwd(s->m, place_of(s, index), &s->m->gradient[0], dinput);
-}
-
-assay_status gpu_pipeline_schedule(int stages, int stage, int64_t microbatches, gpu_action **actions)
-{
-    const int64_t ahead = stages - stage - 1, warmup = ahead < microbatches ? ahead : microbatches;
-    gpu_action *list = calloc((size_t)(2 * microbatches) + 1, sizeof *list);
-    int64_t n = 0;
-    *actions = list;
-    ASSAY_CHECK(list, ASSAY_OUT_OF_MEMORY, "a schedule of %lld microbatches", (long long)microbatches);
-    for (int64_t i = 0; i < microbatches + warmup; i++) {
-        if (i < microbatches)
-            list[n++] = (gpu_action){.forward = true, .microbatch = i};
-        if (i >= warmup)
-            list[n++] = (gpu_action){.forward = false, .microbatch = i - warmup};
+    const int64_t total = microbatches * chunks, behind = stages - stage - 1;
+    const int64_t ahead = chunks == 1 ? behind : 2 * behind + (int64_t)(chunks - 1) * stages;
+    const int64_t warmup = ahead < total ? ahead : total;
+    *out = (gpu_schedule){0};
+    ASSAY_CHECK(
+        chunks == 1 || microbatches <= stages || microbatches % stages == 0, ASSAY_INVALID_ARGUMENT,
+        "vpp%d: expected a number of microbatches of a data-parallel rank that is a multiple of pp%d or at "
+        "most that, found %lld",
+        chunks, stages, (long long)microbatches);
+    out->list = calloc((size_t)(2 * total) + 1, sizeof *out->list);
+    ASSAY_CHECK(out->list, ASSAY_OUT_OF_MEMORY, "a schedule of %lld microbatches", (long long)microbatches);
+    for (int64_t i = 0; i < total + warmup; i++) {
+        if (i < total)
+            out->list[out->n++] = action_at(stages, chunks, microbatches, i, true);
+        if (i < warmup)
+            continue;
+        gpu_action *a = &out->list[out->n++];
+        *a = action_at(stages, chunks, microbatches, i - warmup, false);
+        a->joined = chunks > 1 && i < total;
     }
     return ASSAY_OK;
 }
 
-/* One loop over the list.  What an action sends and what the next one needs travel together when one is a forward
- * and the other a backward (Megatron-LM's steady state), else one after the other. */
-static assay_status run_schedule(const schedule *s, const gpu_action *list)
+void gpu_pipeline_schedule_free(gpu_schedule *s)
 {
-    gpu_value input, *output, *dinput;
-    exchange between = {0};
-    for (int64_t k = 0; k < 2 * s->share->n_microbatches; k++) {
-        const gpu_action *a = &list[k];
-        if (k > 0 && list[k - 1].forward == a->forward) {
-            ASSAY_TRY(run_exchange(s, &between));
-            between = (exchange){0};
-        }
-        if (a->forward) {
-            ASSAY_TRY(open_microbatch(s, a->microbatch, &input));
-            take_forward(s, &between, a->microbatch, &input);
-        } else {
-            take_backward(s, &between, a->microbatch);
-        }
-        ASSAY_TRY(run_exchange(s, &between));
-        between = (exchange){0};
-        if (a->forward) {
-            ASSAY_TRY(forward(s, a->microbatch, s->rank == 0 ? NULL : &input, &output));
-            give_forward(s, &between, a->microbatch, output);
-        } else {
-            ASSAY_TRY(backward(s, a->microbatch, &dinput));
-            give_backward(s, &between, a->microbatch, dinput);
-        }
+    free(s->list);
+    *s = (gpu_schedule){0};
+}
+
+int gpu_pipeline_in_flight(const gpu_schedule *s, int chunk)
+{
+    int now = 0, most = 0;
+    for (int64_t i = 0; i < s->n; i++) {
+        if (s->list[i].chunk != chunk)
+            continue;
+        now += s->list[i].forward ? 1 : -1;
+        most = now > most ? now : most;
     }
-    return run_exchange(s, &between);
+    return most;
+}
+
+/* --- between stages ----------------------------------------------------------------------------------------- */
+typedef struct pipeline {
+    gpu_model *m;
+    const assay_batches *batches;
+    const assay_batch_share *share;
+    int64_t step;
+    int stage, stages;
+    gpu_value *leaving; /* gradient that waits to be sent; NULL */
+    gpu_value *arrived; /* gradient for the next backward */
+    int n;              /* what waits to travel */
+    gpu_transfer transfer[GPU_EXCHANGE_TRANSFERS];
+} pipeline;
+
+static gpu_chunk *chunk_of(const pipeline *p, const gpu_action *a)
+{
+    return &p->m->chunks[a->chunk];
+}
+
+static void enter(const pipeline *p, const gpu_action *a)
+{
+    p->m->run->microbatch = p->share->first_microbatch + a->microbatch;
+    p->m->run->phase = a->forward ? ASSAY_PHASE_FORWARD : ASSAY_PHASE_BACKWARD;
+    p->m->run->layer = -1;
+}
+
+/* The stages are a ring: behind the last one comes the first with its next chunk. */
+static int peer_of(const pipeline *p, bool ahead)
+{
+    return (p->stage + (ahead ? 1 : p->stages - 1)) % p->stages;
+}
+
+/* Hidden states go ahead and gradients back. */
+static void add_transfer(pipeline *p, const gpu_action *a, bool send, gpu_value *v)
+{
+    static const char *const at[2][2] = {{"pipeline.recv_backward", "pipeline.recv_forward"},
+                                         {"pipeline.send_backward", "pipeline.send_forward"}};
+    p->transfer[p->n++] = (gpu_transfer){
+        .args = {.op = send ? "send" : "recv",
+                 .at = at[send][a->forward],
+                 .group = ASSAY_GROUP_PP,
+                 .arg = {GPU_T(send ? "send" : "recv", v), GPU_I("peer", peer_of(p, a->forward == send))}},
+        .phase = a->forward ? ASSAY_PHASE_FORWARD : ASSAY_PHASE_BACKWARD,
+        .microbatch = p->share->first_microbatch + a->microbatch};
+}
+
+static assay_status travel(pipeline *p)
+{
+    const int n = p->n;
+    p->n = 0;
+    p->leaving = NULL;
+    p->m->run->layer = -1;
+    return n > 0 ? gpu_call_exchange(p->m->run, p->transfer, n) : ASSAY_OK;
+}
+
+/* --- one action --------------------------------------------------------------------------------------------- */
+/* Readies the place of the microbatch, with room for what the virtual stage before sends. */
+static assay_status open_forward(pipeline *p, const gpu_action *a)
+{
+    gpu_model *m = p->m;
+    gpu_chunk *chunk = chunk_of(p, a);
+    gpu_microbatch_state *mb = gpu_stage_place(chunk, a->microbatch);
+    const int64_t microbatch = p->share->first_microbatch + a->microbatch;
+    char name[ASSAY_NAME];
+    enter(p, a);
+    ASSAY_TRY(gpu_stage_load_batch(m, chunk, mb, assay_batches_ids(p->batches, p->step, microbatch),
+                                   assay_batches_labels(p->batches, p->step, microbatch)));
+    if (chunk->has_embedding)
+        return ASSAY_OK;
+    gpu_model_hidden(m, &mb->input);
+    snprintf(name, sizeof name, "decoder.layers.%lld.mlp.residual.y", (long long)chunk->layers[0].number - 1);
+    gpu_value_rename(m->run, &mb->input, name);
+    mb->input.arena = &mb->arena;
+    ASSAY_TRY(gpu_value_make(&mb->input, m->act));
+    add_transfer(p, a, false, &mb->input);
+    return ASSAY_OK;
+}
+
+static void open_backward(pipeline *p, const gpu_action *a)
+{
+    const gpu_chunk *chunk = chunk_of(p, a);
+    char name[ASSAY_NAME];
+    p->arrived = &p->m->gradient[p->leaving == &p->m->gradient[0]];
+    if (chunk->has_output)
+        return;
+    enter(p, a);
+    snprintf(name, sizeof name, "decoder.layers.%lld.mlp.residual.y.grad",
+             (long long)(chunk->layers[0].number + chunk->n_layers - 1));
+    gpu_value_rename(p->m->run, p->arrived, name);
+    add_transfer(p, a, false, p->arrived);
+}
+
+static assay_status run_action(pipeline *p, const gpu_action *a)
+{
+    gpu_chunk *chunk = chunk_of(p, a);
+    gpu_microbatch_state *mb = gpu_stage_place(chunk, a->microbatch);
+    gpu_value *out;
+    enter(p, a);
+    if (a->forward)
+        ASSAY_TRY(gpu_stage_fwd(p->m, chunk, mb, a->microbatch, &out));
+    else
+        ASSAY_TRY(gpu_stage_bwd(p->m, chunk, mb, p->arrived, &out));
+    if (a->forward ? chunk->has_output : chunk->has_embedding)
+        return ASSAY_OK;
+    if (!a->forward)
+        p->leaving = out;
+    add_transfer(p, a, true, out);
+    return ASSAY_OK;
+}
+
+/* --- the loop ----------------------------------------------------------------------------------------------- */
+/* Round by round: what the round before made and what this one needs travel together. */
+static assay_status run_schedule(pipeline *p, const gpu_schedule *s)
+{
+    for (int64_t first = 0, end; first < s->n; first = end) {
+        for (end = first + 1; end < s->n && s->list[end].joined; end++)
+            continue;
+        for (int64_t i = first; i < end; i++)
+            if (s->list[i].forward)
+                ASSAY_TRY(open_forward(p, &s->list[i]));
+            else
+                open_backward(p, &s->list[i]);
+        ASSAY_TRY(travel(p));
+        for (int64_t i = first; i < end; i++)
+            ASSAY_TRY(run_action(p, &s->list[i]));
+    }
+    return travel(p);
 }
 
 assay_status gpu_forward_backward(gpu_model *m, const assay_batches *batches, const assay_batch_share *share,
-                                  int64_t step)
+                                  const gpu_schedule *schedule, int64_t step)
 {
-    const schedule s = {.m = m,
-                        .batches = batches,
-                        .share = share,
-                        .step = step,
-                        .rank = m->at.pp,
-                        .size = m->grid->p.pipeline_model_parallel_size};
-    gpu_action *list = NULL;
-    ASSAY_TRY(gpu_pipeline_schedule(s.size, s.rank, share->n_microbatches, &list));
-    const assay_status st = run_schedule(&s, list);
-    free(list);
-    return st;
+    pipeline p = {.m = m,
+                  .batches = batches,
+                  .share = share,
+                  .step = step,
+                  .stage = m->at.pp,
+                  .stages = m->grid->p.pipeline_model_parallel_size};
+    return run_schedule(&p, schedule);
 }

@@ -40,8 +40,12 @@ static bool ends_with(const char *text, const char *end)
 /* Whether the tensor lives longer than a microbatch. */
 static bool is_state(const flow *f, const char *name)
 {
-    return ends_with(name, ".main_grad") || ends_with(name, ".main_param") || ends_with(name, ".exp_avg") ||
-           ends_with(name, ".exp_avg_sq") || (f->spec && assay_spec_find(f->spec, name) != NULL);
+    const char *const *states, *last = strrchr(name, '.');
+    bool state = ends_with(name, ".main_grad") || ends_with(name, ".main_param");
+    for (int o = 0; o < ASSAY_OPTIMIZER_COUNT; o++)
+        for (int k = assay_optimizer_states((assay_optimizer)o, &states) - 1; k >= 0; k--)
+            state = state || (last && strcmp(last + 1, states[k]) == 0);
+    return state || (f->spec && assay_spec_find(f->spec, name) != NULL);
 }
 
 static assay_status remember(flow *f, const assay_trace_tensor *record, const assay_trace_op *writer,

@@ -46,7 +46,7 @@ typedef struct plan_attr {
 typedef struct plan_order {
     int64_t part;  /* 0 tables, 1 microbatches, 2 reductions, 3 optimizer */
     int64_t pass;  /* microbatch of the rank and direction */
-    int64_t stage; /* in the order of the pass */
+    int64_t stage; /* virtual stage, in the order of the pass */
     int64_t at;    /* in the rank's list */
 } plan_order;
 
@@ -55,7 +55,7 @@ typedef struct plan_op {
     assay_phase phase;
     int64_t microbatch;
     int group;     /* assay_group, -1: not a collective */
-    int64_t block; /* number of the pass in the rank's schedule */
+    int64_t block; /* place in the rank's schedule: receives of a round, each of its passes, its sends */
     plan_order order;
     int64_t first_slot, n_slots, first_attr, n_attrs;
 } plan_op;
@@ -95,7 +95,7 @@ typedef struct plan {
     int rank, tp, ep;
     int64_t step;
     assay_coords at;
-    bool sp, first_stage, last_stage;
+    bool sp, last_stage;
     assay_batch_share share;
     int64_t S, B, s0, sl;         /* sequence, rows of this rank; its tp piece of the sequence */
     assay_dtype act, accumulated; /* of the recipe: activations; what F32 stands for */
@@ -201,13 +201,15 @@ void plan_make_rows(plan *p, plan_rows *r);
 bool plan_choice_counts(plan *p, int rank, int64_t microbatch, int64_t layer, bool aux, int64_t *counts);
 
 /* --- the whole: plan_model.c, plan_optimizer.c, plan_schedule.c --------------------------------------------- */
-/* Forward or backward of microbatch `index` of the rank. */
+/* Forward or backward of microbatch `index` of the rank through a chunk (virtual stage) of its stage.  Passes of one
+ * round: what they need arrives before the first, what they make leaves after the last. */
 typedef struct plan_pass {
-    int64_t index;
+    int64_t index, round;
+    int chunk;
     bool backward;
 } plan_pass;
-/* 1F1B of one stage: 2n passes. */
-void plan_schedule(int stages, int stage, int64_t n, plan_pass *out);
+/* 1F1B of one stage, interleaved with several chunks: 2 * n * chunks passes. */
+void plan_schedule(int stages, int chunks, int stage, int64_t n, plan_pass *out);
 void plan_microbatches(plan *p);
 void plan_reductions(plan *p);
 void plan_optimizer(plan *p);

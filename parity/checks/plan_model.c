@@ -10,17 +10,19 @@ typedef struct layer_saved {
     void *mixer, *mlp;
 } layer_saved;
 
-/* What one microbatch keeps. */
+/* What one microbatch keeps on a chunk. */
 typedef struct slot {
     plan_tensor ids, targets, embedding, input, x, logits, lse;
     plan_norm final_norm;
     layer_saved *layers;
+    plan_tensor dy, dinput; /* gradients that arrive and leave */
 } slot;
 
-typedef struct stage {
-    int64_t first, count; /* layers */
-    slot *slots;          /* of every microbatch of the rank */
-} stage;
+typedef struct chunk {
+    int64_t first, count;           /* layers */
+    bool first_of_all, last_of_all; /* virtual stage: embedding, head and loss */
+    slot *slots;                    /* of every microbatch of the rank */
+} chunk;
 
 static const plan_kind *const mixers[ASSAY_MIXER_COUNT] = {[ASSAY_MIXER_ATTENTION] = &plan_self_attention};
 static const plan_kind *const mlps[ASSAY_MLP_COUNT] = {
@@ -174,19 +176,25 @@ static plan_tensor layer_backward(plan *p, int64_t number, layer_saved *s, plan_
 
 /* --- stages ------------------------------------------------------------------------------------------------- */
 
-static plan_tensor receive(plan *p, const char *at, plan_tensor t, int peer)
+/* The stages are a ring: behind the last one comes the first with its next chunk. */
+static int peer(const plan *p, bool ahead)
+{
+    const int stages = p->job->grid->p.pipeline_model_parallel_size;
+    return (p->at.pp + (ahead ? 1 : stages - 1)) % stages;
+}
+
+static void receive(plan *p, const char *at, plan_tensor t, bool from_ahead)
 {
     plan_add_collective(p, "recv", at, ASSAY_GROUP_PP, t.dtype);
     plan_out(p, "recv", t);
-    plan_int(p, "peer", peer);
-    return t;
+    plan_int(p, "peer", peer(p, from_ahead));
 }
 
-static void send(plan *p, const char *at, plan_tensor t, int peer)
+static void send(plan *p, const char *at, plan_tensor t, bool ahead)
 {
     plan_add_collective(p, "send", at, ASSAY_GROUP_PP, t.dtype);
     plan_in(p, "send", t);
-    plan_int(p, "peer", peer);
+    plan_int(p, "peer", peer(p, ahead));
 }
 
 static plan_tensor layer_output(plan *p, int64_t layer)
@@ -197,64 +205,117 @@ static plan_tensor layer_output(plan *p, int64_t layer)
                          .dtype = p->act};
 }
 
-static void forward_pass(plan *p, const stage *g, slot *s)
+/* What a pass needs, what it does, what it leaves to its neighbour. */
+typedef void (*pass_part)(plan *p, const chunk *c, slot *s);
+
+static void forward_arrives(plan *p, const chunk *c, slot *s)
 {
     const assay_batches *b = p->job->batches;
-    s->layers = plan_alloc(p, (size_t)g->count * sizeof *s->layers);
+    s->layers = plan_alloc(p, (size_t)c->count * sizeof *s->layers);
     s->ids = batch_tensor(p, "input_ids", assay_batches_ids(b, p->step, p->microbatch), false);
     s->targets = batch_tensor(p, "targets", assay_batches_labels(b, p->step, p->microbatch), true);
-    if (p->first_stage)
-        embedding_forward(p, s);
-    else
-        s->input = receive(p, "pipeline.recv_forward", layer_output(p, g->first - 1), p->at.pp - 1);
-    plan_tensor hidden = s->input;
-    for (int64_t l = 0; l < g->count && p->st == ASSAY_OK; l++)
-        hidden = layer_forward(p, g->first + l, &s->layers[l], hidden);
-    if (p->last_stage)
-        output_forward(p, s, hidden);
-    else
-        send(p, "pipeline.send_forward", hidden, p->at.pp + 1);
+    if (c->first_of_all)
+        return;
+    s->input = layer_output(p, c->first - 1);
+    receive(p, "pipeline.recv_forward", s->input, false);
 }
 
-static void backward_pass(plan *p, const stage *g, slot *s)
+static void forward_runs(plan *p, const chunk *c, slot *s)
 {
-    plan_tensor dy;
-    if (p->last_stage)
-        dy = output_backward(p, s);
-    else
-        dy = receive(p, "pipeline.recv_backward", plan_grad(p, s->layers[g->count - 1].output, p->act),
-                     p->at.pp + 1);
-    for (int64_t l = g->count - 1; l >= 0 && p->st == ASSAY_OK; l--)
-        dy = layer_backward(p, g->first + l, &s->layers[l], dy);
-    if (p->first_stage)
+    if (c->first_of_all)
+        embedding_forward(p, s);
+    plan_tensor hidden = s->input;
+    for (int64_t l = 0; l < c->count && p->st == ASSAY_OK; l++)
+        hidden = layer_forward(p, c->first + l, &s->layers[l], hidden);
+    if (c->last_of_all)
+        output_forward(p, s, hidden);
+}
+
+static void forward_leaves(plan *p, const chunk *c, slot *s)
+{
+    if (!c->last_of_all)
+        send(p, "pipeline.send_forward", layer_output(p, c->first + c->count - 1), true);
+    (void)s;
+}
+
+static void backward_arrives(plan *p, const chunk *c, slot *s)
+{
+    if (c->last_of_all)
+        return;
+    s->dy = plan_grad(p, layer_output(p, c->first + c->count - 1), p->act);
+    receive(p, "pipeline.recv_backward", s->dy, true);
+}
+
+static void backward_runs(plan *p, const chunk *c, slot *s)
+{
+    plan_tensor dy = c->last_of_all ? output_backward(p, s) : s->dy;
+    for (int64_t l = c->count - 1; l >= 0 && p->st == ASSAY_OK; l--)
+        dy = layer_backward(p, c->first + l, &s->layers[l], dy);
+    s->dinput = dy;
+    if (c->first_of_all)
         embedding_backward(p, s, dy);
-    else
-        send(p, "pipeline.send_backward", dy, p->at.pp - 1);
+}
+
+static void backward_leaves(plan *p, const chunk *c, slot *s)
+{
+    if (!c->first_of_all)
+        send(p, "pipeline.send_backward", s->dinput, false);
+}
+
+/* One part of a pass, in its place of the plan. */
+static void add_part(plan *p, const chunk *chunks, const plan_pass *pass, pass_part forward,
+                     pass_part backward)
+{
+    const assay_parallel_config *l = &p->job->grid->p;
+    const int last = l->pipeline_model_parallel_size * l->virtual_pipeline_model_parallel_size - 1;
+    const int stage = pass->chunk * l->pipeline_model_parallel_size + p->at.pp;
+    const chunk *c = &chunks[pass->chunk];
+    if (p->st != ASSAY_OK)
+        return;
+    p->microbatch = p->share.first_microbatch + pass->index;
+    p->phase = pass->backward ? ASSAY_PHASE_BACKWARD : ASSAY_PHASE_FORWARD;
+    p->pass = 2 * pass->index + (pass->backward ? 1 : 0);
+    p->stage = pass->backward ? last - stage : stage;
+    (pass->backward ? backward : forward)(p, c, &c->slots[pass->index]);
+}
+
+static chunk *make_chunks(plan *p, int n)
+{
+    const int last = p->job->grid->p.pipeline_model_parallel_size - 1;
+    chunk *chunks = plan_alloc(p, (size_t)n * sizeof *chunks);
+    for (int i = 0; i < n && p->st == ASSAY_OK; i++) {
+        chunk *c = &chunks[i];
+        assay_grid_stage_layers(p->job->grid, p->job->config, p->at.pp, i, &c->first, &c->count);
+        c->first_of_all = p->at.pp == 0 && i == 0;
+        c->last_of_all = p->at.pp == last && i == n - 1;
+        c->slots = plan_alloc(p, (size_t)p->share.n_microbatches * sizeof *c->slots);
+    }
+    return chunks;
 }
 
 void plan_microbatches(plan *p)
 {
-    const int stages = p->job->grid->p.pipeline_model_parallel_size;
-    const int64_t n = p->share.n_microbatches;
-    stage g;
-    assay_grid_stage_layers(p->job->grid, p->job->config, p->at.pp, 0, &g.first, &g.count);
-    plan_pass *passes = plan_alloc(p, 2 * (size_t)n * sizeof *passes);
-    g.slots = plan_alloc(p, (size_t)n * sizeof *g.slots);
-    if (p->st != ASSAY_OK || g.count < 1)
+    const assay_parallel_config *l = &p->job->grid->p;
+    const int n_chunks = l->virtual_pipeline_model_parallel_size;
+    const int64_t n = 2 * p->share.n_microbatches * n_chunks;
+    plan_pass *passes = plan_alloc(p, (size_t)n * sizeof *passes);
+    const chunk *chunks = make_chunks(p, n_chunks);
+    if (p->st != ASSAY_OK || chunks[0].count < 1)
         return;
-    plan_schedule(stages, p->at.pp, n, passes);
+    plan_schedule(l->pipeline_model_parallel_size, n_chunks, p->at.pp, p->share.n_microbatches, passes);
     p->part = 1;
-    for (int64_t i = 0; i < 2 * n && p->st == ASSAY_OK; i++) {
-        const bool backward = passes[i].backward;
-        slot *s = &g.slots[passes[i].index];
+    for (int64_t first = 0, end; first < n && p->st == ASSAY_OK; first = end) {
+        for (end = first + 1; end < n && passes[end].round == passes[first].round; end++)
+            continue;
         p->block++;
-        p->microbatch = p->share.first_microbatch + passes[i].index;
-        p->phase = backward ? ASSAY_PHASE_BACKWARD : ASSAY_PHASE_FORWARD;
-        p->pass = 2 * passes[i].index + (backward ? 1 : 0);
-        p->stage = backward ? stages - 1 - p->at.pp : p->at.pp;
-        if (backward)
-            backward_pass(p, &g, s);
-        else
-            forward_pass(p, &g, s);
+        for (int64_t i = first; i < end; i++)
+            add_part(p, chunks, &passes[i], forward_arrives, backward_arrives);
+        for (int64_t i = first; i < end; i++) {
+            p->block++;
+            add_part(p, chunks, &passes[i], forward_runs, backward_runs);
+        }
+        p->block++;
+        for (int64_t i = first; i < end; i++)
+            add_part(p, chunks, &passes[i], forward_leaves, backward_leaves);
     }
 }

@@ -179,10 +179,11 @@ static void grad_scale(plan *p)
 
 static void adamw(plan *p, const assay_param_spec *s)
 {
-    static const char *const state[] = {".main_param", ".exp_avg", ".exp_avg_sq"};
-    static const char *const in[] = {"main_param_in", "exp_avg_in", "exp_avg_sq_in"};
-    static const char *const out[] = {"main_param", "exp_avg", "exp_avg_sq"};
     const assay_train_options *o = p->job->options;
+    const char *const *states, *updated[1 + ASSAY_MAX_OPTIMIZER_STATES] = {"main_param"};
+    const int n = 1 + assay_optimizer_states(o->optimizer, &states);
+    for (int k = 1; k < n; k++)
+        updated[k] = states[k - 1];
     const pieces owned = pieces_of(p, s);
     /* At most six roundings of numbers no larger than the largest rate. */
     const double slack =
@@ -190,14 +191,18 @@ static void adamw(plan *p, const assay_param_spec *s)
     for (int i = 0; i < owned.n; i++) {
         const assay_shard *at = owned.shard[i];
         plan_add(p, "adamw", s->name);
-        for (int k = 0; k < 3; k++)
-            plan_in(p, in[k],
-                    on_piece(param_tensor(p, s, state[k], ASSAY_PHASE_FORWARD, p->accumulated), at));
+        for (int k = 0; k < n; k++)
+            plan_in(p, plan_text(p, "%s_in", updated[k]),
+                    on_piece(param_tensor(p, s, plan_text(p, ".%s", updated[k]), ASSAY_PHASE_FORWARD,
+                                          p->accumulated),
+                             at));
         plan_in(p, "grad",
                 on_piece(param_tensor(p, s, ".main_grad", ASSAY_PHASE_REDUCED_GRAD, p->accumulated), at));
-        for (int k = 0; k < 3; k++)
-            plan_out(p, out[k],
-                     on_piece(param_tensor(p, s, state[k], ASSAY_PHASE_OPTIMIZER, p->accumulated), at));
+        for (int k = 0; k < n; k++)
+            plan_out(p, updated[k],
+                     on_piece(param_tensor(p, s, plan_text(p, ".%s", updated[k]), ASSAY_PHASE_OPTIMIZER,
+                                           p->accumulated),
+                              at));
         plan_out(p, "param", on_piece(param_tensor(p, s, "", ASSAY_PHASE_OPTIMIZER, p->act), at));
         plan_real(p, "lr", plan_learning_rate(o, p->job->steps, p->step), slack);
         plan_real(p, "beta1", o->adam_beta1, 0.0);
@@ -282,13 +287,16 @@ static void expert_bias(plan *p)
 
 static void expert_biases(plan *p)
 {
-    int64_t first, count;
-    assay_grid_stage_layers(p->job->grid, p->job->config, p->at.pp, 0, &first, &count);
-    for (int64_t l = first; l < first + count && p->st == ASSAY_OK; l++) {
-        if (p->job->config->mlp[l] != ASSAY_MLP_MOE || !p->job->config->moe_router_enable_expert_bias)
-            continue;
-        p->layer = l;
-        expert_bias(p);
+    const assay_model_config *c = p->job->config;
+    for (int chunk = 0; chunk < p->job->grid->p.virtual_pipeline_model_parallel_size; chunk++) {
+        int64_t first, count;
+        assay_grid_stage_layers(p->job->grid, c, p->at.pp, chunk, &first, &count);
+        for (int64_t l = first; l < first + count && p->st == ASSAY_OK; l++) {
+            if (c->mlp[l] != ASSAY_MLP_MOE || !c->moe_router_enable_expert_bias)
+                continue;
+            p->layer = l;
+            expert_bias(p);
+        }
     }
     p->layer = -1;
 }

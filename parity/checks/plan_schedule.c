@@ -3,18 +3,36 @@
 
 #include <math.h>
 
-void plan_schedule(int stages, int stage, int64_t n, plan_pass *out)
+/* Where pass number j of a direction stands among all: w forwards, then forward w+j and backward j in turn while there are
+ * forwards, then the other backwards. */
+static int64_t place_of(int64_t j, bool backward, int64_t w, int64_t total)
 {
-    const int64_t ahead = stages - 1 - stage, w = ahead < n ? ahead : n;
-    int64_t k = 0;
-    for (int64_t i = 0; i < w; i++)
-        out[k++] = (plan_pass){.index = i};
-    for (int64_t i = 0; i < n - w; i++) {
-        out[k++] = (plan_pass){.index = w + i};
-        out[k++] = (plan_pass){.index = i, .backward = true};
+    if (backward)
+        return j < total - w ? w + 2 * j + 1 : total + j;
+    return j < w ? j : 2 * j - w;
+}
+
+void plan_schedule(int stages, int chunks, int stage, int64_t n, plan_pass *out)
+{
+    const int64_t total = n * chunks, behind = stages - 1 - stage;
+    const int64_t ahead = chunks > 1 ? 2 * behind + (int64_t)(chunks - 1) * stages : behind;
+    const int64_t w = ahead < total ? ahead : total;
+    for (int backward = 0; backward < 2; backward++) {
+        /* Groups of as many microbatches as stages (the last may be smaller), each through one chunk after the other,
+         * back from the last chunk to the first. */
+        int64_t j = 0;
+        for (int64_t group = 0; group < n; group += stages)
+            for (int c = 0; c < chunks; c++)
+                for (int64_t i = group; i < n && i < group + stages; i++, j++) {
+                    const int64_t place = place_of(j, backward != 0, w, total);
+                    out[place] = (plan_pass){.index = i,
+                                             .round = chunks == 1 ? place
+                                                      : backward  ? w + j
+                                                                  : j,
+                                             .chunk = backward ? chunks - 1 - c : c,
+                                             .backward = backward != 0};
+                }
     }
-    for (int64_t i = n - w; i < n; i++)
-        out[k++] = (plan_pass){.index = i, .backward = true};
 }
 
 /* Share of lr - min_lr in the decay phase of WSD. */

@@ -53,8 +53,9 @@ static assay_status from_trace(const saved *s, const char *name, assay_phase pha
 
 /* --- checkpoint --------------------------------------------------------------------------------------------- */
 
+/* Parameter `name` of a family against the trace's P.<family>, or P itself (suffixed false). */
 static assay_status check_state(const saved *s, const assay_checkpoint *c, const char *family,
-                                const char *name, const char *suffix)
+                                const char *name, bool suffixed)
 {
     char traced[ASSAY_NAME + 16];
     parity_result r;
@@ -62,7 +63,7 @@ static assay_status check_state(const saved *s, const assay_checkpoint *c, const
     assay_status st = ASSAY_OK;
     void *data = NULL;
     start(s, PARITY_CHECK_CHECKPOINT, "save", family, name, &r);
-    snprintf(traced, sizeof traced, "%s%s", name, suffix);
+    snprintf(traced, sizeof traced, "%s%s%s", name, suffixed ? "." : "", suffixed ? family : "");
     ASSAY_TRY(from_trace(s, traced, ASSAY_PHASE_OPTIMIZER, s->steps - 1, -1, &g, &r));
     if (r.verdict == PARITY_PASS) {
         assay_shard whole;
@@ -116,18 +117,18 @@ static assay_status check_header(const saved *s, const json_t *header)
 
 static assay_status check_checkpoint(const saved *s, const assay_checkpoint *c)
 {
-    static const char *const families[] = {"main_param", "exp_avg", "exp_avg_sq"};
-    static const char *const suffixes[] = {".main_param", ".exp_avg", ".exp_avg_sq"};
+    const char *const *states;
+    const int n_states = assay_optimizer_states(s->options->optimizer, &states);
     int64_t wanted = 0;
     parity_result r;
     ASSAY_TRY(check_header(s, assay_checkpoint_header(c)));
     for (int64_t i = 0; i < s->spec->n_params; i++) {
         const assay_param_spec *p = &s->spec->params[i];
-        for (int k = 0; k < 3 && p->trained; k++)
-            ASSAY_TRY(check_state(s, c, families[k], p->name, suffixes[k]));
+        for (int k = -1; k < n_states && p->trained; k++)
+            ASSAY_TRY(check_state(s, c, k < 0 ? "main_param" : states[k], p->name, true));
         if (!p->trained)
-            ASSAY_TRY(check_state(s, c, "expert_bias", p->name, ""));
-        wanted += p->trained ? 3 : 1;
+            ASSAY_TRY(check_state(s, c, "expert_bias", p->name, false));
+        wanted += p->trained ? 1 + n_states : 1;
     }
     start(s, PARITY_CHECK_CHECKPOINT, "save", "tensors", "", &r);
     r.count = wanted;

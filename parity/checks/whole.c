@@ -311,16 +311,18 @@ static assay_status judge_gradients(const whole *h, const assay_model_spec *spec
     return ASSAY_OK;
 }
 
-static assay_status judge_states(const whole *h, const assay_model_spec *spec, int64_t step)
+static assay_status judge_states(const whole *h, const assay_model_spec *spec, assay_optimizer optimizer,
+                                 int64_t step)
 {
-    static const char *const suffix[] = {".main_param", ".exp_avg", ".exp_avg_sq"};
-    static const char *const kind[] = {"weight", "exp_avg", "exp_avg_sq"};
+    const char *const *states;
+    const int n_states = assay_optimizer_states(optimizer, &states);
     for (int64_t i = 0; i < spec->n_params; i++) {
         const assay_param_spec *p = &spec->params[i];
-        for (int k = 0; p->trained && k < 3; k++) {
+        for (int k = -1; p->trained && k < n_states; k++) {
             char name[ASSAY_NAME + 16];
-            snprintf(name, sizeof name, "%s%s", p->name, suffix[k]);
-            ASSAY_TRY(judge_named(h, &spec->config, name, ASSAY_PHASE_OPTIMIZER, kind[k], p->name, step));
+            snprintf(name, sizeof name, "%s.%s", p->name, k < 0 ? "main_param" : states[k]);
+            ASSAY_TRY(judge_named(h, &spec->config, name, ASSAY_PHASE_OPTIMIZER, k < 0 ? "weight" : states[k],
+                                  p->name, step));
         }
         if (!p->trained)
             ASSAY_TRY(
@@ -346,7 +348,7 @@ static assay_status judge_everything(const whole *h, const parity_whole_cache *c
         if (training)
             ASSAY_TRY(judge_number(h, &c->spec->config, "grad_norm", step, truth->grad_norm, norm));
     }
-    return training ? judge_states(h, c->spec, truth->steps - 1) : ASSAY_OK;
+    return training ? judge_states(h, c->spec, c->options.optimizer, truth->steps - 1) : ASSAY_OK;
 }
 
 /* Thresholds are those of the precision that was asked for; a header that says another is a finding. */

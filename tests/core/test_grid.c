@@ -401,7 +401,7 @@ Test(core_grid, what_does_not_divide_the_model_is_named)
         {"pp8", ASSAY_INVALID_ARGUMENT, "pp8, but the model has 4 layers"},
         {"cp2", ASSAY_UNSUPPORTED, "cp2: context parallelism is not supported"},
         {"etp2,dp2", ASSAY_UNSUPPORTED, "etp2: expert tensor parallelism is not supported"},
-        {"pp2,vpp2", ASSAY_UNSUPPORTED, "vpp2: interleaved pipelines are not supported"},
+        {"pp2,vpp3", ASSAY_INVALID_ARGUMENT, "pp2,vpp3: 6 virtual stages do not divide 4 layers"},
         {"dp2,zero2", ASSAY_UNSUPPORTED, "zero2: only zero0 and zero1"},
     };
     assay_model_config c = small_model();
@@ -409,7 +409,8 @@ Test(core_grid, what_does_not_divide_the_model_is_named)
         const assay_grid g = grid_of(rows[i].layout);
         expect_error(assay_grid_check_model(&g, &c), rows[i].st, rows[i].message);
     }
-    static const char *const good[] = {"1", "tp2", "tp2,sp", "ep2", "ep3", "ep6", "pp2", "pp4", "dp5,zero1"};
+    static const char *const good[] = {"1",   "tp2", "tp2,sp",    "ep2",      "ep3",
+                                       "ep6", "pp2", "dp5,zero1", "pp2,vpp2", "pp4"};
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         const assay_grid g = grid_of(good[i]);
         expect_ok(assay_grid_check_model(&g, &c));

@@ -226,9 +226,9 @@ Test(launch, arguments_are_checked)
     TEST_FAILS(assay_launch(missing, &o, NULL), ASSAY_NOT_FOUND, "/no/such/program: expected an executable");
     TEST_FAILS(assay_launch(folder_argv, &o, NULL), ASSAY_NOT_FOUND, "/tmp: expected an executable");
     o.world = 0;
-    TEST_FAILS(assay_launch(good, &o, NULL), ASSAY_INVALID_ARGUMENT, "expected 1...4096 ranks, found 0");
-    o.world = 4097;
-    TEST_FAILS(assay_launch(good, &o, NULL), ASSAY_INVALID_ARGUMENT, "found 4097");
+    TEST_FAILS(assay_launch(good, &o, NULL), ASSAY_INVALID_ARGUMENT, "expected 1...16384 ranks, found 0");
+    o.world = 16385;
+    TEST_FAILS(assay_launch(good, &o, NULL), ASSAY_INVALID_ARGUMENT, "found 16385");
     o.world = 1;
     o.timeout_s = -1.0;
     TEST_FAILS(assay_launch(good, &o, NULL), ASSAY_INVALID_ARGUMENT, "the time limit is -1 s");

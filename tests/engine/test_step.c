@@ -182,8 +182,7 @@ Test(engine_step, everything_with_an_empty_token_shard)
 /* Many small buckets: parameters end where a bucket ends, shards are ragged. */
 Test(engine_step, everything_in_small_buckets)
 {
-    setenv("ASSAY_GRAD_BUCKET_ELEMENTS", "700", 1);
-    everything_agrees("tp2,sp,dp2,ep2,zero1", 4);
+    everything_agrees("tp2,sp,dp2,ep2,zero1 --ddp-bucket-size 700", 4);
 }
 
 Test(engine_step, everything_dp2)

@@ -5,27 +5,41 @@
 
 /* --- schedule ----------------------------------------------------------------------------------------------- */
 
-static void expect_schedule(int stages, int stage, int64_t n, const char *text)
+/* "F0 B0 ...", with chunks "F0a F0b ..."; passes of one round are joined by '+'. */
+static void expect_schedule(int stages, int chunks, int stage, int64_t n, const char *text)
 {
     plan_pass passes[32];
-    char found[128] = "";
+    char found[200] = "";
     size_t used = 0;
-    plan_schedule(stages, stage, n, passes);
-    for (int64_t i = 0; i < 2 * n; i++)
-        used += (size_t)snprintf(found + used, sizeof found - used, "%s%c%lld", i > 0 ? " " : "",
+    plan_schedule(stages, chunks, stage, n, passes);
+    for (int64_t i = 0; i < 2 * n * chunks; i++) {
+        const char *between = i == 0 ? "" : passes[i].round == passes[i - 1].round ? "+" : " ";
+        used += (size_t)snprintf(found + used, sizeof found - used, "%s%c%lld", between,
                                  passes[i].backward ? 'B' : 'F', (long long)passes[i].index);
+        if (chunks > 1)
+            used += (size_t)snprintf(found + used, sizeof found - used, "%c", 'a' + passes[i].chunk);
+    }
     cr_assert_str_eq(found, text);
 }
 
 /* Megatron-LM, forward_backward_pipelining_without_interleaving. */
 Test(parity_plan, stages_run_their_microbatches_as_1f1b)
 {
-    expect_schedule(1, 0, 3, "F0 B0 F1 B1 F2 B2");
-    expect_schedule(2, 0, 4, "F0 F1 B0 F2 B1 F3 B2 B3");
-    expect_schedule(2, 1, 3, "F0 B0 F1 B1 F2 B2");
-    expect_schedule(4, 0, 4, "F0 F1 F2 F3 B0 B1 B2 B3");
-    expect_schedule(4, 1, 4, "F0 F1 F2 B0 F3 B1 B2 B3");
-    expect_schedule(4, 0, 2, "F0 F1 B0 B1");
+    expect_schedule(1, 1, 0, 3, "F0 B0 F1 B1 F2 B2");
+    expect_schedule(2, 1, 0, 4, "F0 F1 B0 F2 B1 F3 B2 B3");
+    expect_schedule(2, 1, 1, 3, "F0 B0 F1 B1 F2 B2");
+    expect_schedule(4, 1, 0, 4, "F0 F1 F2 F3 B0 B1 B2 B3");
+    expect_schedule(4, 1, 1, 4, "F0 F1 F2 B0 F3 B1 B2 B3");
+    expect_schedule(4, 1, 0, 2, "F0 F1 B0 B1");
+}
+
+/* Megatron-LM, forward_backward_pipelining_with_interleaving: the schedule tables of its tests, by hand. */
+Test(parity_plan, chunks_are_interleaved)
+{
+    expect_schedule(2, 2, 0, 1, "F0a F0b B0b B0a");
+    expect_schedule(2, 2, 1, 2, "F0a F1a F0b+B0b F1b+B1b B0a B1a");
+    expect_schedule(2, 2, 0, 4, "F0a F1a F0b F1b F2a+B0b F3a+B1b F2b+B0a F3b+B1a B2b B3b B2a B3a");
+    expect_schedule(2, 2, 1, 4, "F0a F1a F0b+B0b F1b+B1b F2a+B0a F3a+B1a F2b+B2b F3b+B3b B2a B3a");
 }
 
 /* --- learning rate ------------------------------------------------------------------------------------------ */

@@ -107,6 +107,25 @@ static const fault pipeline[] = {
     {"group", "all_reduce", "grad_norm.reduce", "", "model", false, 3, 0, -1, "group"},
 };
 
+/* Chunks: layers 0 and 2 on stage 0, 1 and 3 on stage 1. */
+static const fault chunks[] = {
+    {"attr", "send", "pipeline.send_forward", "peer", "1", false, 1, 0, 0, NULL}, /* the ring is closed */
+    {"attr", "recv", "pipeline.recv_forward", "peer", "0", false, 0, 1, 1, NULL},
+    {"attr", "send", "pipeline.send_backward", "peer", "0", false, 0, 1, 0, NULL},
+    {"attr", "recv", "pipeline.recv_backward", "peer", "1", false, 1, 0, 1, NULL},
+    {"rewire", "rmsnorm_fwd", "decoder.layers.2.input_layernorm", "x", L0 "mlp.residual.y", INPUT, 0, 1, 1,
+     NULL},
+    {"rewire", "rmsnorm_bwd", "decoder.layers.3.input_layernorm", "rstd", L1 "input_layernorm.rstd", INPUT, 1,
+     0, 1, NULL},
+    {"late_op", "rmsnorm_fwd", "decoder.layers.2.input_layernorm", "", "", false, 0, 0, 0, "order"},
+    {"late_op", "send", "pipeline.send_backward", "", "", false, 1, 1, 0, "order"},
+    {"drop_op", "recv", "pipeline.recv_forward", "", "", false, 0, 0, 1, "operation"},
+    {"repeat_op", "send", "pipeline.send_forward", "", "", false, 1, 1, 1, "operation"},
+    {"drop_op", "all_reduce", "embedding.word_embeddings.weight", "", "", false, 1, 0, -1, "operation"},
+    {"attr", "expert_bias_update", "decoder.layers.3.mlp.router.expert_bias", "rate", "0.01", false, 1, 0, -1,
+     NULL},
+};
+
 /* tp without sp: an MoE layer cuts its tokens itself. */
 static const fault scattered[] = {
     {"attr", "slice_rows", M1 "scatter", "start", "1", false, 1, 0, 1, NULL},
@@ -151,10 +170,11 @@ static void expect_named(const plan_cell *c, const fault *k)
     remove_path(dir);
 }
 
-static void expect_all(const char *layout, assay_precision precision, const fault *faults, size_t n)
+static void expect_all_of(const char *model, const char *layout, assay_precision precision,
+                          const fault *faults, size_t n)
 {
     plan_cell c;
-    plan_cell_make(&c, layout, precision);
+    plan_cell_run(&c, model, layout, precision, "");
     parity_report *r = plan_judge(&c, c.trace);
     print_failures(r);
     cr_assert_eq(n_failed(r), 0);
@@ -162,6 +182,30 @@ static void expect_all(const char *layout, assay_precision precision, const faul
     parity_report_destroy(r);
     for (size_t i = 0; i < n; i++)
         expect_named(&c, &faults[i]);
+    plan_cell_free(&c);
+}
+
+static void expect_all(const char *layout, assay_precision precision, const fault *faults, size_t n)
+{
+    expect_all_of(plan_model, layout, precision, faults, n);
+}
+
+/* An engine whose stages agree on another order: no number differs, and the plan names the first pass out of place. */
+static void expect_order(const char *model, const char *layout, int rank, assay_precision precision)
+{
+    plan_cell c;
+    plan_cell_run(&c, model, layout, precision, "forwards_first");
+    parity_report *r = plan_judge(&c, c.trace);
+    const parity_result *f = first_failure(r);
+    cr_assert(f != NULL, "%s: not caught", layout);
+    cr_expect(strcmp(f->tensor, "order") == 0 && f->rank == rank, "%s: rank %d, %s %s: %s", layout, f->rank,
+              f->instance, f->tensor, f->message);
+    for (int64_t i = 0; i < parity_report_count(r); i++) {
+        const parity_result *one = parity_report_at(r, i);
+        cr_expect(one->verdict != PARITY_FAIL || strcmp(one->tensor, "order") == 0, "%s: %s", one->instance,
+                  one->message);
+    }
+    parity_report_destroy(r);
     plan_cell_free(&c);
 }
 
@@ -195,4 +239,26 @@ Test(parity_plan_faults, scattered_tokens_fp32)
 Test(parity_plan_faults, scattered_tokens_bf16)
 {
     expect_all("tp2", ASSAY_PRECISION_BF16, TABLE(scattered));
+}
+
+Test(parity_plan_faults, interleaved_chunks_fp32)
+{
+    expect_all_of(plan_deep_model, "pp2,vpp2", ASSAY_PRECISION_FP32, TABLE(chunks));
+}
+
+Test(parity_plan_faults, interleaved_chunks_bf16)
+{
+    expect_all_of(plan_deep_model, "pp2,vpp2", ASSAY_PRECISION_BF16, TABLE(chunks));
+}
+
+Test(parity_plan_faults, stages_in_another_order_fp32)
+{
+    expect_order(plan_model, "pp2", 1, ASSAY_PRECISION_FP32);
+    expect_order(plan_deep_model, "pp2,vpp2", 1, ASSAY_PRECISION_FP32);
+}
+
+Test(parity_plan_faults, stages_in_another_order_bf16)
+{
+    expect_order(plan_model, "pp2", 1, ASSAY_PRECISION_BF16);
+    expect_order(plan_deep_model, "pp2,vpp2", 1, ASSAY_PRECISION_BF16);
 }

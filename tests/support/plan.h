@@ -23,6 +23,15 @@ static const char plan_model[] =
     "\"moe_router_enable_expert_bias\":true,\"moe_shared_expert_intermediate_size\":8,"
     "\"moe_shared_expert_gate\":true,\"tie_word_embeddings\":true}";
 
+/* Four layers of them for four virtual stages, the expert bias in the second chunk of the second stage. */
+static const char plan_deep_model[] =
+    "{\"model_type\":\"megatron\",\"num_layers\":4,\"hidden_size\":16,\"ffn_hidden_size\":24,"
+    "\"num_attention_heads\":4,\"num_query_groups\":2,\"kv_channels\":6,\"vocab_size\":41,"
+    "\"max_position_embeddings\":64,\"layernorm_epsilon\":1e-5,\"layer_is_moe\":[false,false,false,true],"
+    "\"num_moe_experts\":4,\"moe_router_topk\":2,\"moe_ffn_hidden_size\":8,"
+    "\"moe_router_score_function\":\"sigmoid\",\"norm_topk_prob\":true,"
+    "\"moe_router_enable_expert_bias\":true,\"tie_word_embeddings\":true}";
+
 typedef struct plan_cell {
     char dir[256], trace_dir[300], save[300], out[300];
     assay_train_options options;
@@ -52,8 +61,9 @@ static inline void plan_write_batch(const char *path)
     assay_tensorwriter_destroy(w);
 }
 
-/* Trains the model in a layout and opens the trace. */
-static inline void plan_cell_make(plan_cell *c, const char *layout, assay_precision precision)
+/* Trains a model in a layout, with a fault or "", and opens the trace. */
+static inline void plan_cell_run(plan_cell *c, const char *model, const char *layout,
+                                 assay_precision precision, const char *planted)
 {
     char path[300];
     parity_engine engine;
@@ -65,7 +75,7 @@ static inline void plan_cell_make(plan_cell *c, const char *layout, assay_precis
     snprintf(o->model, sizeof o->model, "%s/model", c->dir);
     must(assay_mkdir_p(o->model));
     snprintf(path, sizeof path, "%s/model/config.json", c->dir);
-    must(assay_write_file(path, plan_model, strlen(plan_model)));
+    must(assay_write_file(path, model, strlen(model)));
     snprintf(o->batch, sizeof o->batch, "%s/batch.safetensors", c->dir);
     snprintf(c->trace_dir, sizeof c->trace_dir, "%s/trace", c->dir);
     snprintf(c->save, sizeof c->save, "%s/save", c->dir);
@@ -85,6 +95,7 @@ static inline void plan_cell_make(plan_cell *c, const char *layout, assay_precis
     must(parity_engine_find("sim", ASSAY_BIN_DIR "/assay-sim", &engine));
     assay_train_options run = *o;
     snprintf(run.trace, sizeof run.trace, "%s", c->trace_dir);
+    snprintf(run.fault, sizeof run.fault, "%s", planted);
     snprintf(run.save, sizeof run.save, "%s", c->save);
     snprintf(run.out, sizeof run.out, "%s", c->out);
     snprintf(path, sizeof path, "%s/log", c->dir);
@@ -97,6 +108,11 @@ static inline void plan_cell_make(plan_cell *c, const char *layout, assay_precis
     must(assay_layout_parse(layout, &p));
     must(assay_grid_make(&p, &c->grid));
     c->trace = open_trace(c->trace_dir);
+}
+
+static inline void plan_cell_make(plan_cell *c, const char *layout, assay_precision precision)
+{
+    plan_cell_run(c, plan_model, layout, precision, "");
 }
 
 static inline void plan_cell_free(plan_cell *c)

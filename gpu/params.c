@@ -1,0 +1,93 @@
+/* Parameters in use: held around each part of the model, and the mark that a gradient is complete.
+ *
+ * Today every parameter of the rank is present, so that acquire and release only count; they are the one place where a
+ * sharded parameter (ZeRO-3, FSDP) will be gathered and freed.  What breaks the order is an error that names it. */
+#include "gpu/model.h"
+
+#include <stdio.h>
+
+/* --- holding ------------------------------------------------------------------------------------------------ */
+/* The first wrong use is kept until the next release: what uses a parameter has no status of its own. */
+static void misused(gpu_model *m, const gpu_param *p, const char *how)
+{
+    if (m->misuse[0] == '\0')
+        snprintf(m->misuse, sizeof m->misuse, "%.*s: %s", ASSAY_NAME - 1, p->spec->name, how);
+}
+
+gpu_value *gpu_param_use(gpu_model *m, gpu_param *p)
+{
+    if (p == NULL)
+        return NULL;
+    if (p->acquired == 0)
+        misused(m, p, "used while nobody holds it");
+    return &p->weight;
+}
+
+gpu_value *gpu_param_grad(gpu_model *m, gpu_param *p)
+{
+    if (p->grad_ready)
+        misused(m, p, "its gradient is written after it was marked ready");
+    return &p->main_grad;
+}
+
+void gpu_param_acquire(gpu_model *m, const gpu_param_unit *u)
+{
+    (void)m;
+    for (int i = 0; i < u->n; i++)
+        u->params[i]->acquired++;
+}
+
+assay_status gpu_param_release(gpu_model *m, const gpu_param_unit *u)
+{
+    ASSAY_CHECK(m->misuse[0] == '\0', ASSAY_INTERNAL, "%s", m->misuse);
+    for (int i = 0; i < u->n; i++) {
+        gpu_param *p = u->params[i];
+        ASSAY_CHECK(p->acquired > 0, ASSAY_INTERNAL, "%s: released more often than acquired", p->spec->name);
+        p->acquired--;
+    }
+    return ASSAY_OK;
+}
+
+assay_status gpu_param_unit_add(gpu_param_unit *u, gpu_param *p)
+{
+    ASSAY_CHECK(u->n < GPU_UNIT_PARAMS, ASSAY_LIMIT, "%s: more than %d parameters are held together",
+                p->spec->name, GPU_UNIT_PARAMS);
+    u->params[u->n++] = p;
+    u->n_ready = u->n;
+    return ASSAY_OK;
+}
+
+/* --- gradients ---------------------------------------------------------------------------------------------- */
+assay_status gpu_grads_ready(gpu_model *m, const gpu_param_unit *u)
+{
+    for (int i = 0; i < u->n_ready; i++) {
+        gpu_param *p = u->params[i];
+        if (!assay_param_needs_grad(p->spec))
+            continue;
+        ASSAY_CHECK(!p->grad_ready, ASSAY_INTERNAL, "%s: its gradient is marked ready twice in a step",
+                    p->spec->name);
+        p->grad_ready = true;
+        if (m->grad_ready)
+            ASSAY_TRY(m->grad_ready(m->grad_ready_user, p));
+    }
+    return ASSAY_OK;
+}
+
+void gpu_params_begin_step(gpu_model *m)
+{
+    for (int64_t i = 0; i < m->n_params; i++)
+        m->params[i].grad_ready = false;
+}
+
+assay_status gpu_params_check_step(const gpu_model *m)
+{
+    ASSAY_CHECK(m->misuse[0] == '\0', ASSAY_INTERNAL, "%s", m->misuse);
+    for (int64_t i = 0; i < m->n_params; i++) {
+        const gpu_param *p = &m->params[i];
+        ASSAY_CHECK(p->acquired == 0, ASSAY_INTERNAL, "%s: acquired %d times more than released in a step",
+                    p->spec->name, p->acquired);
+        ASSAY_CHECK(p->grad_ready || !assay_param_needs_grad(p->spec), ASSAY_INTERNAL,
+                    "%s: its gradient was not marked ready in a step", p->spec->name);
+    }
+    return ASSAY_OK;
+}
