@@ -199,8 +199,10 @@ function judge(kind, file, number, name, text, what,    row, piece) {
     sub(/^[ \t]+/, "", text)
     piece = kind == "line" && !((file, name) in alive) ? "" : " `" substr(text, 1, TEXT) "`"
     gsub(/ +`$/, "`", piece)
-    if (!(row in printed))
+    if (!(row in shown_row)) {
+        shown_row[row] = 1
         rows_to_print[++to_print] = row
+    }
     if (piece != "" && index(printed[row], piece) == 0)
         printed[row] = printed[row] piece
     bad++

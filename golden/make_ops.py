@@ -108,6 +108,16 @@ def swiglu():
         write(name, inputs, {"y": d.normal(7, 9)}, f, {"formula": "silu(gate)*up(*probs), x = [gate | up]"})
 
 
+def clamp():
+    """Values inside, outside and exactly on the limit, where torch passes no gradient."""
+    d = Draw("clamp")
+    limit = 1.25
+    x = d.normal(7, 13, scale=1.5)
+    x[0, :6] = torch.tensor([limit, -limit, 0.0, 1.0e300, -1.0e300, limit * (1 + 2.0**-52)])
+    write("clamp", {"x": x}, {"y": d.normal(7, 13)}, lambda x: {"y": x.clamp(min=-limit, max=limit)},
+          {"limit": limit})
+
+
 # ---------------------------------------------------------------- rotary embedding and attention
 
 def llama3_inv_freq(inv, factor, low, high, original):
@@ -479,7 +489,7 @@ def main():
     deterministic()
     torch.set_default_dtype(torch.float64)
     shutil.rmtree(OPS, ignore_errors=True)
-    for make in (rmsnorm, linear, embedding, swiglu, rope, attention, router, aux_loss, z_loss, experts,
+    for make in (rmsnorm, linear, embedding, swiglu, clamp, rope, attention, router, aux_loss, z_loss, experts,
                  shared_expert, cross_entropy, adamw, clip_grad, lr_schedule):
         make()
     check()

@@ -227,13 +227,32 @@ static assay_status permute_plan(const replay *r)
     return ASSAY_OK;
 }
 
+/* Rows of numbers or of integers: an integer moves as it is, not through a double. */
+static assay_status gather_values(const replay *r, const ref_value *x, const ref_value *index, int64_t h,
+                                  int64_t count)
+{
+    if (!x->ivalue) {
+        double *y;
+        ASSAY_TRY(replay_out_exact(r, "y", count, x->dtype, &y));
+        ref_gather_rows(y, x->value, index->ivalue, index->count, h);
+        return ASSAY_OK;
+    }
+    int64_t *y;
+    ASSAY_TRY(replay_out_integer(r, "y", count, REF_VALUE_INTEGER, &y));
+    for (int64_t i = 0; i < count; i++)
+        y[i] = x->ivalue[index->ivalue[i / h] * h + i % h];
+    return ASSAY_OK;
+}
+
 /* Rows are those of x; probs [T,K] may be gathered one number at a time (y has as many elements as index). */
 static assay_status gather_rows(const replay *r)
 {
     const ref_value *x, *index, *y_candidate = replay_candidate(r, "y");
     int64_t rows, count;
-    double *y;
-    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    bool integers = false;
+    for (int i = 0; i < r->n_inputs; i++)
+        integers = integers || (strcmp(r->inputs[i].slot, "x") == 0 && r->inputs[i].ivalue);
+    ASSAY_TRY(integers ? replay_integer(r, "x", -1, &x) : replay_real(r, "x", -1, &x));
     ASSAY_TRY(replay_integer(r, "index", -1, &index));
     int64_t h = x->ndim >= 2 ? replay_columns(x) : 1;
     if (h > 1 && y_candidate && y_candidate->count == index->count)
@@ -241,9 +260,7 @@ static assay_status gather_rows(const replay *r)
     ASSAY_TRY(replay_divide(r, x, h, &rows));
     ASSAY_TRY(replay_range(r, index, 0, rows - 1));
     ASSAY_TRY(replay_product(r, index->count, h, 1, &count));
-    ASSAY_TRY(replay_out_exact(r, "y", count, x->dtype, &y));
-    ref_gather_rows(y, x->value, index->ivalue, index->count, h);
-    return ASSAY_OK;
+    return gather_values(r, x, index, h, count);
 }
 
 static assay_status combine_rows(const replay *r)

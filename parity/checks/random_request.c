@@ -181,7 +181,7 @@ static int64_t integer_value(const draft *d, const parity_ask_slot *slot, int64_
     case ASK_TARGETS:
         if (draw(d, i, 4) == 0)
             return -100;
-        return attr_of(d, "vocab_start") + (int64_t)draw(d, i + (1 << 20), (uint64_t)v);
+        return attr_of(d, "vocab_start") + (v > 0 ? (int64_t)draw(d, i + (1 << 20), (uint64_t)v) : 0);
     case ASK_IDS:
         return (int64_t)draw(d, i, (uint64_t)(v + 2 * attr_of(d, "vocab_start") + 1));
     case ASK_QUERY_POSITION:

@@ -32,7 +32,7 @@ typedef struct parity_ask_slot {
     bool hidden;      /* an input of the reference's derivation alone */
 } parity_ask_slot;
 
-enum { ASK_MAX_SLOTS = 12, ASK_MAX_SIZES = 12 };
+enum { ASK_MAX_SLOTS = 12, ASK_MAX_SIZES = 40 };
 
 /* A size row: symbols, then after a bar the attributes: "T=3 K=5 | eps=1e-5 topk=K score_function=softmax".  The value of an
  * attribute is a symbol, an integer, a number with a point or exponent, true, false or a word.

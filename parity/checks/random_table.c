@@ -21,20 +21,29 @@
     {                                                                                                        \
         "T=5 A=3 D=8 P=11 h=4", "T=7 A=1 D=40 P=9 h=8", "T=0 A=2 D=4 P=3 h=2", "T=3 A=2 D=80 P=64 h=40"      \
     }
-#define HEADS "batch=B seq_q=Sq seq_k=Sk heads=A groups=G head_dim=D head_dim_v=D"
+#define HEADS "batch=B seq_q=Sq seq_k=Sk heads=A groups=G head_dim=D head_dim_v=E"
+/* Documents and windows in kernels of every width; rows that see no key; no rows, no keys; values wider and narrower than keys. */
 #define ATTENTION_SIZES                                                                                      \
     {                                                                                                        \
-        "B=2 Sq=5 Sk=5 T=10 U=10 A=4 G=2 D=8 first=0 | " HEADS " scale=0.35 window=0",                       \
-            "B=1 Sq=1 Sk=1 T=1 U=1 A=1 G=1 D=1 first=0 | " HEADS " scale=1.0 window=0",                      \
-            "B=1 Sq=70 Sk=70 T=70 U=70 A=2 G=1 D=40 first=0 | " HEADS " scale=0.158 window=9",               \
-            "B=3 Sq=9 Sk=40 T=27 U=120 A=3 G=3 D=33 first=0 | " HEADS " scale=0.17 window=0",                \
-            "B=2 Sq=33 Sk=33 T=66 U=66 A=6 G=2 D=64 first=1 | " HEADS " scale=0.125 window=0",               \
-            "B=1 Sq=20 Sk=20 T=20 U=20 A=2 G=2 D=80 first=1 | " HEADS " scale=0.11 window=4",                \
-            "B=1 Sq=18 Sk=18 T=18 U=18 A=1 G=1 D=128 first=0 | " HEADS " scale=0.088 window=0",              \
-            "B=1 Sq=9 Sk=9 T=9 U=9 A=2 G=1 D=160 first=0 | " HEADS " scale=0.079 window=0"                   \
+        "B=2 Sq=5 Sk=5 T=10 U=10 A=4 G=2 D=8 E=8 first=0 | " HEADS " scale=0.35 window=0",                   \
+            "B=1 Sq=1 Sk=1 T=1 U=1 A=1 G=1 D=1 E=1 first=0 | " HEADS " scale=1.0 window=0",                  \
+            "B=1 Sq=70 Sk=70 T=70 U=70 A=2 G=1 D=40 E=40 first=0 | " HEADS " scale=0.158 window=9",          \
+            "B=3 Sq=9 Sk=40 T=27 U=120 A=3 G=3 D=33 E=33 first=0 | " HEADS " scale=0.17 window=0",           \
+            "B=2 Sq=33 Sk=33 T=66 U=66 A=6 G=2 D=64 E=64 first=1 | " HEADS " scale=0.125 window=0",          \
+            "B=1 Sq=20 Sk=20 T=20 U=20 A=2 G=2 D=80 E=80 first=1 | " HEADS " scale=0.11 window=4",           \
+            "B=1 Sq=18 Sk=18 T=18 U=18 A=1 G=1 D=128 E=128 first=0 | " HEADS " scale=0.088 window=0",        \
+            "B=1 Sq=9 Sk=9 T=9 U=9 A=2 G=1 D=160 E=160 first=0 | " HEADS " scale=0.079 window=0",            \
+            "B=1 Sq=9 Sk=4 T=9 U=4 A=2 G=1 D=8 E=8 first=0 | " HEADS " scale=0.35 window=0",                 \
+            "B=2 Sq=0 Sk=3 T=0 U=6 A=2 G=1 D=8 E=8 first=0 | " HEADS " scale=0.35 window=0",                 \
+            "B=2 Sq=3 Sk=0 T=6 U=0 A=2 G=1 D=8 E=8 first=0 | " HEADS " scale=0.35 window=0",                 \
+            "B=1 Sq=0 Sk=0 T=0 U=0 A=1 G=1 D=4 E=4 first=0 | " HEADS " scale=0.5 window=0",                  \
+            "B=1 Sq=7 Sk=7 T=7 U=7 A=2 G=1 D=16 E=16 first=1 | " HEADS " scale=0.25 window=2",               \
+            "B=1 Sq=7 Sk=7 T=7 U=7 A=2 G=1 D=24 E=40 first=1 | " HEADS " scale=0.2 window=3",                \
+            "B=1 Sq=7 Sk=7 T=7 U=7 A=2 G=2 D=100 E=16 first=1 | " HEADS " scale=0.1 window=3",               \
+            "B=1 Sq=7 Sk=7 T=7 U=7 A=1 G=1 D=136 E=192 first=1 | " HEADS " scale=0.085 window=2"             \
     }
 #define ATTENTION_SLOTS                                                                                      \
-    {SLOT("q", ACT, "T,A,D"), .scale = 2}, {SLOT("k", ACT, "U,G,D"), .scale = 2}, {SLOT("v", ACT, "U,G,D")}, \
+    {SLOT("q", ACT, "T,A,D"), .scale = 2}, {SLOT("k", ACT, "U,G,D"), .scale = 2}, {SLOT("v", ACT, "U,G,E")}, \
         {SLOT("q_position", QUERY_POSITION, "T")}, {SLOT("k_position", KEY_POSITION, "U")},                  \
     {                                                                                                        \
         "first_key", ASK_FIRST_KEY, "T", .when = "first"                                                     \
@@ -45,6 +54,15 @@
         "T=5 A=4 G=2 D=3 W=24 | " SPLIT, "T=9 A=3 G=1 D=40 W=200 | " SPLIT, "T=0 A=2 G=2 D=4 W=24 | " SPLIT  \
     }
 #define ROUTER "topk=K scaling_factor=1.5 score_function="
+/* Every mode of the router for a number of experts, that is, in a kernel of one width. */
+#define MODES(sizes, groups)                                                                                 \
+    "T=2 K=4 bias=0 " sizes " | " ROUTER "softmax pre_softmax=true norm_topk_prob=true " groups,             \
+        "T=2 K=4 bias=0 " sizes " | " ROUTER "softmax pre_softmax=true norm_topk_prob=false " groups,        \
+        "T=2 K=4 bias=0 " sizes " | " ROUTER "softmax pre_softmax=false norm_topk_prob=true " groups,        \
+        "T=2 K=4 bias=1 " sizes " | " ROUTER "sigmoid pre_softmax=false norm_topk_prob=true " groups,        \
+        "T=2 K=4 bias=0 " sizes " | " ROUTER "sigmoid pre_softmax=false norm_topk_prob=false " groups,       \
+        "T=2 K=1 bias=1 " sizes " | " ROUTER                                                                 \
+        "sigmoid pre_softmax=false norm_topk_prob=true num_groups=0 group_topk=0"
 #define ROUTER_SIZES                                                                                         \
     {                                                                                                        \
         "T=9 E=7 K=3 bias=0 | " ROUTER                                                                       \
@@ -61,6 +79,9 @@
             "sigmoid pre_softmax=false norm_topk_prob=false num_groups=0 group_topk=0",                      \
             "T=2 E=80 K=2 bias=0 | " ROUTER                                                                  \
             "softmax pre_softmax=true norm_topk_prob=true num_groups=40 group_topk=2",                       \
+            MODES("E=12", "num_groups=3 group_topk=2"), MODES("E=48", "num_groups=6 group_topk=2"),          \
+            MODES("E=96", "num_groups=0 group_topk=0"), MODES("E=160", "num_groups=0 group_topk=0"),         \
+            MODES("E=320", "num_groups=20 group_topk=2"),                                                    \
             "T=0 E=4 K=2 bias=0 | " ROUTER                                                                   \
             "softmax pre_softmax=true norm_topk_prob=true num_groups=0 group_topk=0"                         \
     }
@@ -77,7 +98,8 @@
             "T=33 E=40 K=2 one=1 | " AUX "sigmoid aux_coeff=0.02 z_coeff=0.0 loss_scale=1.0 tokens=66",      \
             "T=6 E=70 K=4 one=1 | " AUX "softmax aux_coeff=0.0 z_coeff=0.003 loss_scale=0.5 tokens=6",       \
             "T=40 E=130 K=1 one=1 | " AUX "sigmoid aux_coeff=0.5 z_coeff=0.1 loss_scale=0.5 tokens=40",      \
-            "T=3 E=300 K=8 one=1 | " AUX "softmax aux_coeff=1.0 z_coeff=0.5 loss_scale=0.125 tokens=3"       \
+            "T=3 E=300 K=8 one=1 | " AUX "softmax aux_coeff=1.0 z_coeff=0.5 loss_scale=0.125 tokens=3",      \
+            "T=0 E=4 K=2 one=1 | " AUX "softmax aux_coeff=1.0 z_coeff=0.5 loss_scale=1.0 tokens=0"           \
     }
 #define ROWS_SIZES                                                                                           \
     {                                                                                                        \
@@ -149,9 +171,9 @@ const parity_ask_row parity_ask_table[] = {
     {"attention_fwd", {ATTENTION_SLOTS}, ATTENTION_SIZES},
     {"attention_bwd",
      {ATTENTION_SLOTS,
-      {SLOT("o", FROM, "T,A,D"), .of = "attention_fwd.o"},
+      {SLOT("o", FROM, "T,A,E"), .of = "attention_fwd.o"},
       {SLOT("lse", FROM, "T,A"), .of = "attention_fwd.lse"},
-      {SLOT("do", ACT, "T,A,D")}},
+      {SLOT("do", ACT, "T,A,E")}},
      ATTENTION_SIZES},
     {"qkv_split_fwd", {{SLOT("qkv", ACT, "T,W")}}, SPLIT_SIZES},
     {"qkv_split_bwd",
@@ -168,12 +190,13 @@ const parity_ask_row parity_ask_table[] = {
      {"T=1 H=1 | limit=0.5", "T=7 H=5 | limit=1.25", "T=9 H=64 | limit=0.7", "T=0 H=3 | limit=1.0"}},
     {"swiglu_fwd",
      {{SLOT("x", ACT, "T,W"), .scale = 3}, {SLOT("probs", POSITIVE, "T"), .when = "probs"}},
-     {"T=5 W=6 probs=0", "T=9 W=80 probs=1", "T=0 W=4 probs=1", "T=3 W=258 probs=0"}},
+     {"T=5 W=6 probs=0", "T=9 W=80 probs=1", "T=0 W=4 probs=1", "T=3 W=258 probs=0", "T=3 W=0 probs=1"}},
     {"swiglu_bwd",
      {{SLOT("dy", ACT, "T,F")},
       {SLOT("x", ACT, "T,W"), .scale = 3},
       {SLOT("probs", POSITIVE, "T"), .when = "probs"}},
-     {"T=5 F=3 W=6 probs=0", "T=9 F=40 W=80 probs=1", "T=0 F=2 W=4 probs=1", "T=3 F=129 W=258 probs=1"}},
+     {"T=5 F=3 W=6 probs=0", "T=9 F=40 W=80 probs=1", "T=0 F=2 W=4 probs=1", "T=3 F=129 W=258 probs=1",
+      "T=3 F=0 W=0 probs=0", "T=3 F=0 W=0 probs=1"}},
     {"sigmoid_gate_fwd",
      {{SLOT("x", ACT, "T,H")}, {SLOT("gate", ACT, "T"), .scale = 3}},
      {"T=5 H=3", "T=1 H=1", "T=37 H=70", "T=0 H=4"}},
@@ -190,7 +213,8 @@ const parity_ask_row parity_ask_table[] = {
      {"T=9 V=11 H=5 | vocab_start=4", "T=30 V=300 H=40 | vocab_start=0", "T=0 V=3 H=2 | vocab_start=0"}},
     {"embedding_bwd",
      {{SLOT("dy", ACT, "T,H")}, {SLOT("ids", IDS, "T")}, {SLOT("dweight_in", F32, "V,H")}},
-     {"T=9 V=11 H=5 | vocab_start=4", "T=90 V=7 H=40 | vocab_start=2", "T=0 V=3 H=2 | vocab_start=0"}},
+     {"T=9 V=11 H=5 | vocab_start=4", "T=90 V=7 H=40 | vocab_start=2", "T=0 V=3 H=2 | vocab_start=0",
+      "T=3 V=4 H=0 | vocab_start=0"}},
     {"sum", {{SLOT("x", F32, "n")}}, {"n=1", "n=0", "n=5000"}},
     {"sumsq", {{SLOT("x", F32, "n")}}, {"n=1", "n=0", "n=5000"}},
     {"router_fwd",
@@ -221,13 +245,19 @@ const parity_ask_row parity_ask_table[] = {
      {"T=9 K=3 E=7 | experts=E", "T=33 K=2 E=40 | experts=E", "T=5 K=4 E=300 | experts=E",
       "T=0 K=2 E=4 | experts=E"}},
     {"gather_rows", {{SLOT("x", ACT, "T,H")}, {SLOT("index", BELOW, "R"), .of = "T"}}, ROWS_SIZES},
+    {"gather_rows", /* rows of integers */
+     {{SLOT("x", BELOW, "T,H"), .of = "N"}, {SLOT("index", BELOW, "R"), .of = "T"}},
+     {"T=7 R=14 H=5 N=1000000"}},
     {"combine_rows", {{SLOT("x", ACT, "R,H")}, {SLOT("token_row", SHUFFLE, "T,K")}}, ROWS_SIZES},
     {"expert_bias_update",
      {{SLOT("bias_in", F32, "E")}, {SLOT("tokens_per_expert", COUNTS, "E"), .of = "R"}},
-     {"E=8 R=40 | rate=0.001", "E=70 R=70 | rate=0.05", "E=1 R=3 | rate=1.0"}},
+     {"E=8 R=40 | rate=0.001", "E=70 R=70 | rate=0.05", "E=1 R=3 | rate=1.0", "E=0 R=0 | rate=1.0"}},
     {"cross_entropy_stats",
      {{SLOT("logits", F32, "T,V"), .scale = 4}, {SLOT("targets", TARGETS, "T")}},
      LOSS_SIZES},
+    {"cross_entropy_stats", /* a rank that holds no piece of the vocabulary */
+     {{SLOT("logits", F32, "T,V")}, {SLOT("targets", TARGETS, "T")}},
+     {"T=3 V=0 | vocab_start=4"}},
     {"cross_entropy_loss",
      {{SLOT("logits", F32, "T,V"), .scale = 4, .hidden = true},
       {SLOT("targets", TARGETS, "T")},

@@ -45,6 +45,22 @@ Test(ref_golden, rmsnorm)
     assay_tensorfile_close(f);
 }
 
+Test(ref_golden, clamp)
+{
+    assay_tensorfile *f = golden_open("clamp");
+    const int64_t n = golden_info(f, "x")->count;
+    const double limit = golden_attr(f, "limit");
+    double *x = golden_real(f, "x"), *dy = golden_real(f, "dy"), *y = new_real(n), *dx = new_real(n);
+    ref_clamp_fwd(y, x, limit, n);
+    ref_clamp_bwd(dx, dy, x, limit, n);
+    cr_expect(x[0] == limit && y[0] == limit && dx[0] == 0.0 && dy[0] != 0.0,
+              "the first value is on the limit");
+    expect_golden(f, "y", y);
+    expect_golden(f, "dx", dx);
+    free(x), free(dy), free(y), free(dx);
+    assay_tensorfile_close(f);
+}
+
 Test(ref_golden, embedding)
 {
     assay_tensorfile *f = golden_open("embedding");
