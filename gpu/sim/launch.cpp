@@ -23,7 +23,9 @@ struct launch_work {
 static assay_sim_step launch_step(void *state)
 {
     const launch_work *l = static_cast<const launch_work *>(state);
-    if (!kernel_run(l->call)) {
+    const cudaError_t error = kernel_run(l->call);
+    if (error != cudaSuccess) {
+        set_sticky_error(error);
         return ASSAY_SIM_FAILED;
     }
     /* With few blocks the guards are checked here, which names the kernel; with many, at the synchronization.

@@ -1,13 +1,21 @@
-/* Simulated device memory and pinned host memory: who owns which bytes, poison, guards.
+/* Simulated device memory and pinned host memory: who owns which bytes, poison, guards, quarantine.
  *
- * A block is [guard | user bytes | guard]; fresh user bytes are 0xFF.  Blocks of at least lazy_bytes are
- * mapped from one file of 0xFF bytes, copy on write, so that a large arena costs what is written to it. Under
- * the address sanitizer the guards are poisoned as well, and an access to them stops the program at the
- * instruction. */
+ *   | no access | guard | user bytes | guard | no access |
+ *             page    user        user+bytes  page
+ *
+ * Every block is a mapping of its own.  Its user bytes, rounded up to 256, end at a page's end, and on both sides lie
+ * pages without access, at least 1 MiB and as many bytes as the block has (up to 1 GiB): an access beyond the rounding
+ * is a fault at the instruction (simt_fault.cpp names kernel, block and thread), whether it reads or writes, near or
+ * far.  What the page and the rounding leave over is filled with a pattern that only this block has, and checked after
+ * kernels.  A freed block stays mapped without access for a while (quarantine), so that its use after cudaFree faults
+ * as well.  Fresh user bytes are 0xFF; those of blocks of at least lazy_bytes are mapped from one file of 0xFF bytes,
+ * copy on write, so that a large arena costs what is written to it. */
 #include "sim.hpp"
 
+#include <deque>
 #include <map>
 #include <mutex>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
@@ -20,22 +28,30 @@
 namespace sim
 {
 
-constexpr size_t guard_bytes = 256;
+constexpr size_t user_align = 256;
 constexpr size_t lazy_bytes = 4u << 20;
 constexpr size_t pattern_bytes = 4u << 20;
+constexpr size_t least_zone = 1u << 20, most_zone = 1u << 30;
+constexpr size_t quarantine_blocks = 4096;
+constexpr size_t quarantine_bytes = size_t{1} << 40; /* of address space; the pages are given back */
 
 struct block {
     size_t bytes;
     memory_kind kind;
     int device;
     uint64_t serial;
-    void *raw;        /* what malloc or mmap gave */
-    size_t raw_bytes; /* of the mapping; 0: from malloc */
+    unsigned char
+        *raw; /* the mapping with its zones; nullptr: registered host memory, which is the caller's */
+    size_t raw_bytes, zone;
 };
+
+typedef std::map<uintptr_t, block> block_map; /* by the address of the user bytes */
 
 struct heap {
     std::mutex lock;
-    std::map<uintptr_t, block> blocks;
+    block_map blocks, freed;
+    std::deque<uintptr_t> quarantine; /* of `freed`, the oldest first */
+    size_t quarantined = 0;
     uint64_t serial = 0;
     size_t used[64] = {};
 };
@@ -66,68 +82,197 @@ void memory_asan_unpoison(void *p, size_t bytes)
 #endif
 }
 
-/* 0xFFFB at every even address: a NaN in bf16, fp16, fp32 and fp64, and not the poison itself. */
-void memory_fill_guard(unsigned char *p, size_t bytes)
+/* --- guards ------------------------------------------------------------------------------------------------------------ */
+
+/* A guard is made so that what a kernel reads from it is a NaN, that what it writes back after computing with it has other
+ * bits (arithmetic quiets a signalling NaN, conversions to 16 bits make 0x7FFF of every NaN), and that a plain copy from one
+ * block's guard into another's has other bits too: the `serial` of the block is in every element.  In each aligned group of
+ * 8 bytes the 16-bit halves are 0xFF81..0xFFBF, a signalling NaN in bf16 and a NaN in fp16; the first word is a signalling
+ * NaN in fp32; the last half is 0xFFF1..0xFFF7, which makes the group a signalling NaN in fp64.  A guard that does not begin
+ * at a multiple of 8 begins with the widest elements that may begin there, and the group that ends where a block begins has
+ * two fp32 words, because no group is a signalling NaN in both widths.  Shared arrays have the same with the sign clear. */
+static unsigned char salted(uint64_t serial, unsigned modulus)
 {
-    for (size_t i = 0; i < bytes; ++i) {
-        p[i] = (reinterpret_cast<uintptr_t>(p) + i) % 2 ? 0xff : 0xfb;
+    return static_cast<unsigned char>(0x81 + serial % modulus);
+}
+
+static uint64_t guard_group(uint64_t serial, bool before)
+{
+    const uint64_t last = before ? salted(serial, 58) : 0xf1 + serial % 7;
+    return (serial & guard_of_shared ? 0x7f007f007f007f00ull : 0xff00ff00ff00ff00ull) | salted(serial, 63) |
+           static_cast<uint64_t>(salted(serial, 61)) << 16 | static_cast<uint64_t>(salted(serial, 59)) << 32 |
+           last << 48;
+}
+
+/* Bytes of the guard in front of its first aligned group: one odd byte, one half and one word at most. */
+static size_t guard_head(const unsigned char *p, size_t bytes, uint64_t serial, unsigned char head[8])
+{
+    const uint64_t group = guard_group(serial, false);
+    const uintptr_t at = reinterpret_cast<uintptr_t>(p);
+    size_t n = 0;
+    if (at & 1) {
+        head[n++] = salted(serial, 62);
+    }
+    if ((at + n) & 2) {
+        memcpy(head + n, &group, 2);
+        n += 2;
+    }
+    if ((at + n) & 4) {
+        memcpy(head + n, &group, 4);
+        n += 4;
+    }
+    return n < bytes ? n : bytes;
+}
+
+void memory_fill_guard(unsigned char *p, size_t bytes, uint64_t serial)
+{
+    unsigned char head[8];
+    const uint64_t group = guard_group(serial, false);
+    size_t i = guard_head(p, bytes, serial, head);
+    memcpy(p, head, i);
+    for (; i < bytes; i += 8) {
+        memcpy(p + i, &group, bytes - i < 8 ? bytes - i : 8);
     }
 }
 
-bool memory_guard_intact(const unsigned char *p, size_t bytes, size_t *at)
+bool memory_guard_intact(const unsigned char *p, size_t bytes, uint64_t serial, size_t *at)
 {
-    const uint64_t word = 0xfffbfffbfffbfffbull;
-    size_t i = 0;
-    while (i < bytes) {
-        if ((reinterpret_cast<uintptr_t>(p) + i) % 8 == 0 && i + 8 <= bytes) {
-            uint64_t v;
+    unsigned char expected[8];
+    const uint64_t group = guard_group(serial, false);
+    size_t i = guard_head(p, bytes, serial, expected), n = i;
+    uint64_t v;
+    const unsigned char *from = p;
+    if (memcmp(p, expected, i) == 0) {
+        for (; i + 8 <= bytes; i += 8) {
             memcpy(&v, p + i, 8);
-            if (v == word) {
-                i += 8;
-                continue;
+            if (v != group) {
+                break;
             }
         }
-        if (p[i] != ((reinterpret_cast<uintptr_t>(p) + i) % 2 ? 0xff : 0xfb)) {
-            *at = i;
+        n = bytes - i < 8 ? bytes - i : 8;
+        from = p + i;
+        memcpy(expected, &group, 8);
+    }
+    for (size_t k = 0; k < n; ++k) {
+        if (from[k] != expected[k]) {
+            *at = static_cast<size_t>(from - p) + k;
             return false;
         }
-        ++i;
     }
     return true;
 }
 
-/* Maps `bytes` that read as 0xFF without storing them. */
-static void *map_poisoned(size_t bytes)
+/* The guard of `bytes` bytes that ends at p; both are multiples of 8. */
+void memory_fill_guard_before(unsigned char *p, size_t bytes, uint64_t serial)
+{
+    for (size_t back = bytes; back >= 8; back -= 8) {
+        const uint64_t group = guard_group(serial, back == 8);
+        memcpy(p - back, &group, 8);
+    }
+}
+
+/* *back: how many bytes before p the damage in the nearest group begins. */
+bool memory_guard_before_intact(const unsigned char *p, size_t bytes, uint64_t serial, size_t *back)
+{
+    for (size_t b = 8; b <= bytes; b += 8) {
+        const uint64_t group = guard_group(serial, b == 8);
+        uint64_t v;
+        memcpy(&v, p - b, 8);
+        if (v != group) {
+            *back = b - static_cast<size_t>(__builtin_ctzll(v ^ group)) / 8;
+            return false;
+        }
+    }
+    return true;
+}
+
+/* --- mappings ---------------------------------------------------------------------------------------------------------- */
+
+static size_t page_size()
+{
+    static const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
+    return page;
+}
+
+static size_t round_up(size_t v, size_t unit)
+{
+    return (v + unit - 1) / unit * unit;
+}
+
+/* Maps `bytes` at p that read as 0xFF without storing them. */
+static bool map_poisoned(unsigned char *p, size_t bytes)
 {
     static int file = -1;
     if (file < 0) {
         file = memfd_create("assay-sim-poison", MFD_CLOEXEC);
-        if (file < 0) {
-            return nullptr;
+        if (file < 0 || ftruncate(file, static_cast<off_t>(pattern_bytes)) != 0) {
+            return false;
         }
-        if (ftruncate(file, static_cast<off_t>(pattern_bytes)) != 0) {
-            return nullptr;
+        void *pattern = mmap(nullptr, pattern_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
+        if (pattern == MAP_FAILED) {
+            return false;
         }
-        void *p = mmap(nullptr, pattern_bytes, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
-        if (p == MAP_FAILED) {
-            return nullptr;
-        }
-        memset(p, 0xff, pattern_bytes);
-        munmap(p, pattern_bytes);
-    }
-    void *whole = mmap(nullptr, bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (whole == MAP_FAILED) {
-        return nullptr;
+        memset(pattern, 0xff, pattern_bytes);
+        munmap(pattern, pattern_bytes);
     }
     for (size_t at = 0; at < bytes; at += pattern_bytes) {
         const size_t part = bytes - at < pattern_bytes ? bytes - at : pattern_bytes;
-        if (mmap(static_cast<char *>(whole) + at, part, PROT_READ | PROT_WRITE,
-                 MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, file, 0) == MAP_FAILED) {
-            munmap(whole, bytes);
-            return nullptr;
+        if (mmap(p + at, part, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_FIXED | MAP_NORESERVE, file, 0) ==
+            MAP_FAILED) {
+            return false;
         }
     }
-    return whole;
+    return true;
+}
+
+/* The bytes with access: whole pages, the last one ending where the rounded user bytes end. */
+static size_t body_bytes(const block &b)
+{
+    return round_up(round_up(b.bytes, user_align), page_size());
+}
+
+static unsigned char *user_of(const block &b)
+{
+    return b.raw + b.zone + body_bytes(b) - round_up(b.bytes, user_align);
+}
+
+static bool block_map_pages(block &b, bool poison)
+{
+    const size_t body = body_bytes(b);
+    const size_t wanted = body < least_zone  ? least_zone
+                          : body < most_zone ? round_up(body, page_size())
+                                             : most_zone;
+    void *p;
+    for (b.zone = wanted;; b.zone = page_size()) { /* narrow zones where address space is limited */
+        b.raw_bytes = body + 2 * b.zone;
+        p = mmap(nullptr, b.raw_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+        if (p != MAP_FAILED || b.zone == page_size()) {
+            break;
+        }
+    }
+    if (p == MAP_FAILED) {
+        return false;
+    }
+    b.raw = static_cast<unsigned char *>(p);
+    const bool mapped = poison && b.bytes >= lazy_bytes
+                            ? map_poisoned(b.raw + b.zone, body)
+                            : mprotect(b.raw + b.zone, body, PROT_READ | PROT_WRITE) == 0;
+    if (!mapped) {
+        munmap(b.raw, b.raw_bytes);
+    }
+    return mapped;
+}
+
+static void fill_guards(const block &b)
+{
+    unsigned char *user = user_of(b);
+    const size_t before = static_cast<size_t>(user - (b.raw + b.zone));
+    const size_t behind = round_up(b.bytes, user_align) - b.bytes;
+    memory_asan_unpoison(b.raw + b.zone, body_bytes(b));
+    memory_fill_guard_before(user, before, b.serial);
+    memory_fill_guard(user + b.bytes, behind, b.serial);
+    memory_asan_poison(user - before, before);
+    memory_asan_poison(user + b.bytes, behind);
 }
 
 cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int device, bool poison)
@@ -139,33 +284,26 @@ cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int devi
         (kind == MEMORY_DEVICE && h.used[device] > config().memory_bytes - bytes)) {
         return cudaErrorMemoryAllocation;
     }
-    const size_t padded = (bytes + 255) / 256 * 256;
-    const size_t total = padded + 2 * guard_bytes;
-    block b = {bytes, kind, device, ++h.serial, nullptr, 0};
-    if (poison && bytes >= lazy_bytes) {
-        const size_t page = static_cast<size_t>(sysconf(_SC_PAGESIZE));
-        b.raw_bytes = (total + page - 1) / page * page;
-        b.raw = map_poisoned(b.raw_bytes);
-    } else if (posix_memalign(&b.raw, 256, total) != 0) {
-        b.raw = nullptr;
-    }
-    if (b.raw == nullptr) {
+    block b = {bytes, kind, device, ++h.serial, nullptr, 0, 0};
+    if (!block_map_pages(b, poison)) {
         return cudaErrorMemoryAllocation;
     }
-    unsigned char *user = static_cast<unsigned char *>(b.raw) + guard_bytes;
-    if (poison && b.raw_bytes == 0) {
-        memset(user, 0xff, padded);
+    unsigned char *user = user_of(b);
+    if (poison && bytes < lazy_bytes) {
+        memset(user, 0xff, bytes);
     }
-    memory_fill_guard(user - guard_bytes, guard_bytes);
-    memory_fill_guard(user + bytes, padded - bytes + guard_bytes);
-    memory_asan_poison(user - guard_bytes, guard_bytes);
-    memory_asan_poison(user + bytes, padded - bytes + guard_bytes);
+    fill_guards(b);
     h.blocks[reinterpret_cast<uintptr_t>(user)] = b;
     if (kind == MEMORY_DEVICE) {
         h.used[device] += bytes;
     }
     *out = user;
     return cudaSuccess;
+}
+
+static const char *kind_name(memory_kind kind)
+{
+    return kind == MEMORY_DEVICE ? "device" : "pinned host";
 }
 
 static bool guards_intact(uintptr_t at, const block &b, const char *after)
@@ -177,25 +315,45 @@ static bool guards_intact(uintptr_t at, const block &b, const char *after)
     return true;
 #else
     const unsigned char *user = reinterpret_cast<const unsigned char *>(at);
-    const size_t padded = (b.bytes + 255) / 256 * 256;
+    const size_t before = static_cast<size_t>(user - (b.raw + b.zone));
     size_t where;
-    if (!memory_guard_intact(user - guard_bytes, guard_bytes, &where)) {
+    if (!memory_guard_before_intact(user, before, b.serial, &where)) {
         assay_sim_report(
             "out of bounds",
             "%s: a write %zu bytes before the start of %s block %llu at %p (%zu bytes, device %d)", after,
-            guard_bytes - where, b.kind == MEMORY_DEVICE ? "device" : "pinned host",
-            static_cast<unsigned long long>(b.serial), static_cast<const void *>(user), b.bytes, b.device);
+            where, kind_name(b.kind), static_cast<unsigned long long>(b.serial),
+            static_cast<const void *>(user), b.bytes, b.device);
         return false;
     }
-    if (!memory_guard_intact(user + b.bytes, padded - b.bytes + guard_bytes, &where)) {
-        assay_sim_report(
-            "out of bounds", "%s: a write at byte %zu of %s block %llu at %p (%zu bytes, device %d)", after,
-            b.bytes + where, b.kind == MEMORY_DEVICE ? "device" : "pinned host",
-            static_cast<unsigned long long>(b.serial), static_cast<const void *>(user), b.bytes, b.device);
+    if (!memory_guard_intact(user + b.bytes, round_up(b.bytes, user_align) - b.bytes, b.serial, &where)) {
+        assay_sim_report("out of bounds",
+                         "%s: a write at byte %zu of %s block %llu at %p (%zu bytes, device %d)", after,
+                         b.bytes + where, kind_name(b.kind), static_cast<unsigned long long>(b.serial),
+                         static_cast<const void *>(user), b.bytes, b.device);
         return false;
     }
     return true;
 #endif
+}
+
+/* Takes the pages away and keeps the addresses, until enough other blocks have been freed. */
+static void quarantine(heap &h, uintptr_t at, const block &b)
+{
+    if (mmap(b.raw, b.raw_bytes, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE | MAP_FIXED, -1, 0) ==
+        MAP_FAILED) {
+        munmap(b.raw, b.raw_bytes);
+        return;
+    }
+    h.freed[at] = b;
+    h.quarantine.push_back(at);
+    h.quarantined += b.raw_bytes;
+    while (h.quarantine.size() > quarantine_blocks || h.quarantined > quarantine_bytes) {
+        const auto oldest = h.freed.find(h.quarantine.front());
+        h.quarantine.pop_front();
+        h.quarantined -= oldest->second.raw_bytes;
+        munmap(oldest->second.raw, oldest->second.raw_bytes);
+        h.freed.erase(oldest);
+    }
 }
 
 cudaError_t memory_release(void *ptr, memory_kind kind)
@@ -212,14 +370,59 @@ cudaError_t memory_release(void *ptr, memory_kind kind)
     if (kind == MEMORY_DEVICE) {
         h.used[b.device] -= b.bytes;
     }
-    unsigned char *raw = static_cast<unsigned char *>(b.raw);
-    memory_asan_unpoison(raw, (b.bytes + 255) / 256 * 256 + 2 * guard_bytes);
-    if (b.raw_bytes) {
-        munmap(b.raw, b.raw_bytes);
-    } else {
-        free(b.raw);
-    }
+    memory_asan_unpoison(b.raw + b.zone, body_bytes(b));
+    quarantine(h, reinterpret_cast<uintptr_t>(ptr), b);
     return intact ? cudaSuccess : cudaErrorLaunchFailure;
+}
+
+/* The block whose mapping, zones included, holds the address. */
+static block_map::const_iterator mapping_of(const block_map &blocks, uintptr_t at)
+{
+    auto it = blocks.upper_bound(at);
+    for (int tries = 0; tries < 2;
+         ++tries) { /* the next block's zone before it, or the last one's behind it */
+        if (it != blocks.end() && it->second.raw != nullptr) {
+            const uintptr_t raw = reinterpret_cast<uintptr_t>(it->second.raw);
+            if (at >= raw && at - raw < it->second.raw_bytes) {
+                return it;
+            }
+        }
+        if (it == blocks.begin()) {
+            break;
+        }
+        --it;
+    }
+    return blocks.end();
+}
+
+bool memory_describe(const void *ptr, char *text, size_t bytes)
+{
+    heap &h = the_heap();
+    std::unique_lock<std::mutex> hold(h.lock, std::try_to_lock); /* called from a signal handler */
+    if (!hold.owns_lock()) {
+        return false;
+    }
+    const uintptr_t at = reinterpret_cast<uintptr_t>(ptr);
+    bool gone = false;
+    auto it = mapping_of(h.blocks, at);
+    if (it == h.blocks.end()) {
+        it = mapping_of(h.freed, at);
+        gone = true;
+        if (it == h.freed.end()) {
+            return false;
+        }
+    }
+    const block &b = it->second;
+    char where[64];
+    if (at < it->first) {
+        snprintf(where, sizeof where, "%zu bytes before the start", static_cast<size_t>(it->first - at));
+    } else {
+        snprintf(where, sizeof where, "byte %zu", static_cast<size_t>(at - it->first));
+    }
+    snprintf(text, bytes, "%s of %s block %llu at %p (%zu bytes, device %d)%s", where, kind_name(b.kind),
+             static_cast<unsigned long long>(b.serial), reinterpret_cast<void *>(it->first), b.bytes,
+             b.device, gone ? ", which has been freed" : "");
+    return true;
 }
 
 cudaError_t memory_register(void *ptr, size_t bytes)
@@ -229,7 +432,8 @@ cudaError_t memory_register(void *ptr, size_t bytes)
     if (h.blocks.count(reinterpret_cast<uintptr_t>(ptr))) {
         return cudaErrorHostMemoryAlreadyRegistered;
     }
-    h.blocks[reinterpret_cast<uintptr_t>(ptr)] = block{bytes, MEMORY_REGISTERED, 0, ++h.serial, nullptr, 0};
+    h.blocks[reinterpret_cast<uintptr_t>(ptr)] =
+        block{bytes, MEMORY_REGISTERED, 0, ++h.serial, nullptr, 0, 0};
     return cudaSuccess;
 }
 
@@ -284,11 +488,7 @@ bool memory_guards_intact(const char *after)
     std::lock_guard<std::mutex> hold(h.lock);
     for (const auto &entry : h.blocks) {
         if (entry.second.raw != nullptr && !guards_intact(entry.first, entry.second, after)) {
-            /* Repaired, so that one stray write is reported once. */
-            unsigned char *user = reinterpret_cast<unsigned char *>(entry.first);
-            const size_t bytes = entry.second.bytes, padded = (bytes + 255) / 256 * 256;
-            memory_fill_guard(user - guard_bytes, guard_bytes);
-            memory_fill_guard(user + bytes, padded - bytes + guard_bytes);
+            fill_guards(entry.second); /* repaired, so that one stray write is reported once */
             return false;
         }
     }

@@ -76,7 +76,7 @@ template <class F> ncclResult_t await(ncclComm *c, F ready, const char *what)
                     nccl_fail(c, ncclRemoteError,
                               nccl_table(c->shm, std::string(what) + ": rank " + std::to_string(r) +
                                                      " is dead or has left"));
-                    segment_unlink(c->shm);
+                    segment_close(c->shm);
                     return ncclRemoteError;
                 }
             }
@@ -92,7 +92,7 @@ template <class F> ncclResult_t await(ncclComm *c, F ready, const char *what)
             snprintf(limit, sizeof limit, " after %.0f s", now - since);
             nccl_fail(c, ncclSystemError,
                       nccl_table(c->shm, std::string(what) + ": rank " + who + " never came" + limit));
-            segment_unlink(c->shm);
+            segment_close(c->shm);
             return ncclSystemError;
         }
         c->shm.listen(seen, 0.005);

@@ -1,28 +1,16 @@
-/* Attaching to a communicator's shared memory, its bell, and its tables.
- *
- * The segment's name comes from the unique id.  Joining happens under flock on the file itself; the last rank
- * to join unlinks the name before anyone returns, so that nothing is left behind and the id can be used
- * again.  A file whose members are all dead is the leftover of a killed job and is replaced. */
+/* A communicator's shared memory: who is in it, its bell, and its tables.  nccl_join.cpp attaches to it. */
 #include "nccl_shm.hpp"
 
-#include <errno.h>
-#include <fcntl.h>
 #include <linux/futex.h>
 #include <signal.h>
 #include <stdio.h>
 #include <string.h>
-#include <sys/file.h>
-#include <sys/mman.h>
-#include <sys/stat.h>
-#include <sys/statvfs.h>
 #include <sys/syscall.h>
 #include <time.h>
 #include <unistd.h>
 
 namespace sim
 {
-
-constexpr uint32_t segment_magic = 0x61736d34;
 
 void nccl_call_note::set(const nccl_call &c)
 {
@@ -71,6 +59,14 @@ static bool process_stat(int pid, char *state, uint64_t *born)
     return true;
 }
 
+uint64_t process_born()
+{
+    char state = '?';
+    uint64_t born = 0;
+    process_stat(getpid(), &state, &born);
+    return born;
+}
+
 bool segment::alive(int r) const
 {
     char state = '?';
@@ -88,7 +84,7 @@ static size_t up(size_t v)
     return (v + 4095) / 4096 * 4096;
 }
 
-static void segment_layout(segment *s, void *base, int ranks)
+void segment_layout(segment *s, void *base, int ranks)
 {
     const size_t n = static_cast<size_t>(ranks);
     size_t at = up(sizeof(segment_head));
@@ -135,158 +131,6 @@ void segment::listen(uint32_t seen, double seconds) const
     head->sleepers.fetch_add(1);
     syscall(SYS_futex, &head->bell, FUTEX_WAIT, seen, &t, nullptr, 0);
     head->sleepers.fetch_sub(1);
-}
-
-/* --- joining ------------------------------------------------------------------------------------------------ */
-
-static ncclResult_t fail(std::string *why, ncclResult_t code, const char *what, const std::string &name)
-{
-    *why = std::string(what) + " " + name + ": " + strerror(errno);
-    return code;
-}
-
-static bool room_for(size_t bytes, std::string *why)
-{
-    struct statvfs v;
-    if (statvfs("/dev/shm", &v) != 0) {
-        return true; /* no such mount: ftruncate and the first write will tell */
-    }
-    const uint64_t room = static_cast<uint64_t>(v.f_bavail) * v.f_frsize;
-    if (room >= bytes) {
-        return true;
-    }
-    char text[160];
-    snprintf(text, sizeof text, "/dev/shm has %llu bytes free, a communicator may need %zu",
-             static_cast<unsigned long long>(room), bytes);
-    *why = text;
-    return false;
-}
-
-enum join_result { JOINED, AGAIN, REFUSED };
-
-/* With the file locked: makes the segment or looks at the one that is there, and takes the rank's slot. */
-static join_result join_locked(segment *s, int fd, uint64_t id, int ranks, int rank, std::string *why,
-                               ncclResult_t *code)
-{
-    struct stat st;
-    segment shape;
-    segment_layout(&shape, nullptr, ranks);
-    if (fstat(fd, &st) != 0 || st.st_nlink == 0) {
-        return AGAIN; /* unlinked while we waited for the lock */
-    }
-    const bool fresh = st.st_size == 0;
-    if (fresh) {
-        if (!room_for(shape.bytes, why)) {
-            shm_unlink(s->name.c_str());
-            *code = ncclSystemError;
-            return REFUSED;
-        }
-        if (ftruncate(fd, static_cast<off_t>(shape.bytes)) != 0) {
-            *code = fail(why, ncclSystemError, "ftruncate", s->name);
-            shm_unlink(s->name.c_str());
-            return REFUSED;
-        }
-    } else if (static_cast<size_t>(st.st_size) < sizeof(segment_head)) {
-        shm_unlink(s->name.c_str());
-        return AGAIN;
-    }
-    const size_t bytes = fresh ? shape.bytes : static_cast<size_t>(st.st_size);
-    void *base = mmap(nullptr, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
-    if (base == MAP_FAILED) {
-        *code = fail(why, ncclSystemError, "mmap", s->name);
-        return REFUSED;
-    }
-    segment_head *h = static_cast<segment_head *>(base);
-    if (fresh) {
-        h->ranks = ranks;
-        h->id = id;
-        h->magic = segment_magic;
-    }
-    const int theirs = h->ranks;
-    if (h->magic != segment_magic || h->id != id || theirs < 1 || theirs > max_ranks) {
-        munmap(base, bytes);
-        shm_unlink(s->name.c_str());
-        return AGAIN;
-    }
-    segment_layout(s, base, theirs);
-    bool anyone = fresh;
-    for (int r = 0; r < theirs; ++r) {
-        anyone = anyone || (s->slots[r].state == RANK_PRESENT && s->alive(r));
-    }
-    if (!anyone) { /* the leftover of a killed job */
-        munmap(base, bytes);
-        shm_unlink(s->name.c_str());
-        return AGAIN;
-    }
-    char text[160] = "";
-    if (theirs != ranks) {
-        snprintf(text, sizeof text, "rank %d says %d ranks, the first to come said %d", rank, ranks, theirs);
-    } else if (s->slots[rank].state != RANK_ABSENT) {
-        snprintf(text, sizeof text, "rank %d is taken by process %d", rank, s->slots[rank].pid.load());
-    }
-    if (text[0] != '\0') {
-        munmap(base, bytes);
-        *why = text;
-        *code = ncclInvalidUsage;
-        return REFUSED;
-    }
-    char state = '?';
-    uint64_t born = 0;
-    process_stat(getpid(), &state, &born);
-    s->slots[rank].pid = getpid();
-    s->slots[rank].born = born;
-    s->slots[rank].state = RANK_PRESENT;
-    if (h->attached.fetch_add(1) + 1 == static_cast<uint32_t>(ranks)) {
-        shm_unlink(s->name.c_str());
-        h->ready = 1;
-    }
-    return JOINED;
-}
-
-ncclResult_t segment_join(segment *s, uint64_t id, int ranks, int rank, std::string *why)
-{
-    char name[80];
-    snprintf(name, sizeof name, "/assay-sim-%u-%016llx", static_cast<unsigned>(getuid()),
-             static_cast<unsigned long long>(id));
-    s->name = name;
-    for (int tries = 0; tries < 1000; ++tries) {
-        ncclResult_t code = ncclInternalError;
-        const int fd = shm_open(name, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
-        if (fd < 0) {
-            return fail(why, ncclSystemError, "shm_open", s->name);
-        }
-        if (flock(fd, LOCK_EX) != 0) {
-            close(fd);
-            return fail(why, ncclSystemError, "flock", s->name);
-        }
-        const join_result r = join_locked(s, fd, id, ranks, rank, why, &code);
-        flock(fd, LOCK_UN); /* by hand: the mapping keeps the open file, and with it the lock, alive */
-        close(fd);
-        if (r == JOINED) {
-            s->ring();
-            return ncclSuccess;
-        }
-        if (r == REFUSED) {
-            return code;
-        }
-    }
-    *why = "the shared memory file changed hands too often";
-    return ncclSystemError;
-}
-
-void segment_unlink(const segment &s)
-{
-    if (s.head->ready == 0) {
-        shm_unlink(s.name.c_str());
-    }
-}
-
-void segment_leave(segment *s)
-{
-    if (s->base != nullptr) {
-        munmap(s->base, s->bytes);
-    }
-    s->base = nullptr;
 }
 
 /* --- words -------------------------------------------------------------------------------------------------- */

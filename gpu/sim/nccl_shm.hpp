@@ -59,12 +59,14 @@ struct alignas(64) pair_channel {
 };
 
 struct segment_head {
-    std::atomic<uint32_t> magic, ready, attached;
+    std::atomic<uint32_t> ready, attached;
     std::atomic<uint32_t> bell, sleepers; /* the futex word, and how many wait on it */
     std::atomic<int32_t> error;           /* ncclResult_t of the first failure, which ends the communicator */
     int32_t ranks;
     uint64_t id;
 };
+
+struct segment_server; /* of the first rank to come */
 
 struct segment {
     void *base = nullptr;
@@ -75,6 +77,7 @@ struct segment {
     unsigned char *stage = nullptr, *pair_stage = nullptr;
     size_t pair_bytes = 0;
     std::string name;
+    segment_server *server = nullptr;
 
     rank_slot &slot(int r) const
     {
@@ -96,11 +99,15 @@ struct segment {
 constexpr size_t stage_bytes = 128 * 1024;
 constexpr int max_ranks = 1024;
 
-/* Joins (or makes) the segment of this id.  Does not wait for others.  On failure `why` says what was
- * expected and found. */
+/* Where everything lies in the segment of so many ranks; base may be NULL, to know the size. */
+void segment_layout(segment *s, void *base, int ranks);
+/* The start time of this process, which tells it from a later one with its number. */
+uint64_t process_born();
+/* Joins (or makes) the segment of this id.  Does not wait for ranks that have not come, and gives up after the time limit.
+ * On failure `why` says what was expected and found. */
 ncclResult_t segment_join(segment *s, uint64_t id, int ranks, int rank, std::string *why);
 void segment_leave(segment *s);
-void segment_unlink(const segment &s);
+void segment_close(const segment &s); /* no further rank is let in */
 
 uint64_t nccl_hash(const void *data, size_t bytes, uint64_t seed);
 const char *nccl_func_name(int func);

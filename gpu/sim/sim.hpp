@@ -81,8 +81,14 @@ bool memory_contains(const void *ptr, size_t bytes, memory_kind *kind);
 bool memory_guards_intact(const char *after);
 size_t memory_blocks();
 size_t memory_used(int device);
-void memory_fill_guard(unsigned char *p, size_t bytes);
-bool memory_guard_intact(const unsigned char *p, size_t bytes, size_t *at);
+constexpr uint64_t guard_of_shared = uint64_t{1} << 63; /* in the serial of a shared array */
+/* The guard of block `serial` that begins at p, and the one that ends there. */
+void memory_fill_guard(unsigned char *p, size_t bytes, uint64_t serial);
+bool memory_guard_intact(const unsigned char *p, size_t bytes, uint64_t serial, size_t *at);
+void memory_fill_guard_before(unsigned char *p, size_t bytes, uint64_t serial);
+bool memory_guard_before_intact(const unsigned char *p, size_t bytes, uint64_t serial, size_t *back);
+/* Says where an address lies that must not be accessed: before or behind a block, or in a freed one.  false: near no block. */
+bool memory_describe(const void *ptr, char *text, size_t bytes);
 void memory_asan_poison(void *p, size_t bytes);
 void memory_asan_unpoison(void *p, size_t bytes);
 
@@ -103,8 +109,8 @@ constexpr unsigned max_block_threads = 1024;
 constexpr size_t max_shared_default = 49152;
 constexpr size_t max_shared_optin = 232448;
 
-/* Runs the whole grid; false after a report of misuse. */
-bool kernel_run(const kernel_call &call);
+/* Runs the whole grid; after a report cudaErrorLaunchFailure (misuse) or cudaErrorIllegalAddress (a fault). */
+cudaError_t kernel_run(const kernel_call &call);
 
 /* --- streams ------------------------------------------------------------------------------------------------ */
 

@@ -113,10 +113,11 @@ void jump_to_scheduler(worker &w, fcontext_t *slot, void **fake)
     jump(w, w.scheduler, nullptr, slot, fake);
 }
 
-[[noreturn]] void abandon(worker &w)
+[[noreturn]] void abandon(worker &w, cudaError_t error)
 {
     static __thread fcontext_t nowhere;
     w.failed = true;
+    w.error = error;
     jump_to_scheduler(w, &nowhere, nullptr);
     abort(); /* nobody resumes an abandoned fiber */
 }
@@ -247,6 +248,8 @@ void advance(worker &w, bool ended)
 static void thread_ended(worker &w)
 {
     const unsigned t = w.current;
+    if (w.tracing)
+        shared_trace(w, "when it ended, after this line", w.fibers[t].line);
     w.state[t] = EXITED;
     ++w.exited;
     --w.runnable;
@@ -265,6 +268,7 @@ void fiber_entry(transfer_t from)
     const kernel_call &c = *w.call;
     set_thread(w, w.current);
     for (;;) {
+        w.fibers[w.current].line = 0;
         c.run(c.args);
         thread_ended(w);
         advance(w, true);
@@ -300,6 +304,8 @@ int block_barrier(worker &w, int op, int predicate, int line)
     fiber &f = w.fibers[w.current];
     if (w.looping)
         report_promise(w, "block barrier", line);
+    if (w.tracing)
+        shared_trace(w, "when it reached this line", line);
     if (w.arrived == 0) {
         w.first = w.current;
         w.line = line;

@@ -11,6 +11,8 @@
 #include "assay_sim_device.h"
 
 #include <boost/context/detail/fcontext.hpp>
+#include <string>
+#include <unordered_map>
 #include <vector>
 
 namespace sim
@@ -22,8 +24,6 @@ using boost::context::detail::make_fcontext;
 using boost::context::detail::transfer_t;
 
 constexpr unsigned lanes = 32;
-constexpr size_t shared_guard = 64;
-constexpr size_t arena_bytes = max_shared_optin + 64 * 1024;
 
 enum thread_state : unsigned char { FRESH, READY, AT_BLOCK, AT_WARP, EXITED };
 
@@ -56,17 +56,27 @@ struct warp {
     warp_group group[lanes];
 };
 
+struct shared_region { /* pages [begin, end) between two without access */
+    unsigned char *raw;
+    size_t raw_bytes;
+    unsigned char *begin, *end;
+};
+
 struct shared_array {
-    const void *site;
+    const void *site; /* nullptr: the dynamic shared memory */
     const char *name;
     unsigned char *at;
-    size_t bytes;
+    size_t bytes, before, behind; /* the array, its guards */
+    uint64_t serial;
+    int line;
+    shared_region region;
 };
 
 struct worker {
     const kernel_call *call;
     unsigned n, current, position, runnable, exited;
     bool failed, looping;
+    cudaError_t error; /* when failed */
     fcontext_t scheduler;
     random_stream random;
     /* the block barrier */
@@ -77,9 +87,11 @@ struct worker {
     fiber fibers[max_block_threads];
     warp warps[max_block_threads / lanes];
     /* shared memory */
-    unsigned char *arena;
-    size_t arena_used, static_used;
-    std::vector<shared_array> arrays;
+    size_t static_used;
+    shared_region dynamic_region;
+    std::unordered_map<const void *, shared_region> regions; /* by site */
+    std::vector<shared_array> arrays;                        /* of this block; the first is the dynamic one */
+    bool tracing; /* the block runs again, to find who damaged a guard */
     /* stacks */
     std::vector<stack *> idle;
     std::vector<stack *> busy;
@@ -97,7 +109,14 @@ extern __thread worker *self; /* of the kernel that this operating system thread
 #define WHERE_ARGS(w, id, line)                                                                              \
     (w).call->name, blockIdx.x, blockIdx.y, blockIdx.z, (id).x, (id).y, (id).z, line
 
-[[noreturn]] void abandon(worker &w);
+[[noreturn]] void abandon(worker &w, cudaError_t error = cudaErrorLaunchFailure);
+/* From here on a fault of this operating system thread inside a kernel becomes a report. */
+void faults_watch();
+/* The source lines of an address in the program, "kernel.cu:12 < caller.cu:40" where functions are inlined; "" when no
+ * addr2line or no debug information knows them. */
+std::string source_lines(const void *pc);
+/* The same, or module and offset. */
+std::string source_place(const void *pc);
 [[noreturn]] void report_promise(worker &w, const char *what, int line);
 void draw_order(worker &w);
 /* Gives the processor away.  `ended`: the current thread is over; returns with a fresh thread to run on the
@@ -112,7 +131,13 @@ int block_barrier(worker &w, int op, int predicate, int line);
 uint64_t warp_exchange(worker &w, int op, unsigned mask, uint64_t value, int operand, int width, int line);
 
 void shared_begin(worker &w);
-bool shared_end(worker &w);
+void *shared_dynamic(worker &w);
+/* true: a guard is damaged, and the text says which. */
+bool shared_damage(const worker &w, char *text, size_t bytes);
+/* Reports damage as the current thread's and abandons the block; when: "when it reached this line". */
+void shared_trace(worker &w, const char *when, int line);
+/* Says where in or beside a shared array an address lies; false: beside none. */
+bool shared_describe(const worker &w, const void *ptr, char *text, size_t bytes);
 void *shared_array_at(worker &w, const void *site, const char *name, size_t bytes, size_t align, int line);
 
 } /* namespace sim */

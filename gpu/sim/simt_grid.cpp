@@ -7,7 +7,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 #include <thread>
 
 #if SIM_ASAN
@@ -26,18 +25,6 @@ static uint3 block_id(uint64_t linear, uint3 grid)
                  static_cast<unsigned>(linear / grid.x / grid.y)};
 }
 
-static worker *worker_make()
-{
-    worker *w = new worker{};
-    void *p = mmap(nullptr, arena_bytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
-    if (p == MAP_FAILED) {
-        assay_sim_report("fatal", "no memory for a block's shared memory (%zu bytes)", arena_bytes);
-        abort();
-    }
-    w->arena = static_cast<unsigned char *>(p);
-    return w;
-}
-
 static void order_begin(worker &w, uint64_t linear, uint64_t launch)
 {
     const assay_sim_order order = config().order;
@@ -47,7 +34,7 @@ static void order_begin(worker &w, uint64_t linear, uint64_t launch)
     draw_order(w);
 }
 
-static bool block_run(worker &w, uint64_t linear, uint64_t launch)
+static void block_once(worker &w, uint64_t linear, uint64_t launch)
 {
     blockIdx = block_id(linear, w.call->grid);
     memset(w.state, FRESH, w.n);
@@ -66,7 +53,30 @@ static bool block_run(worker &w, uint64_t linear, uint64_t launch)
     w.current = w.order[0];
     w.state[w.current] = READY;
     first_jump(w, fiber_entry);
-    return !w.failed && shared_end(w);
+}
+
+static bool block_run(worker &w, uint64_t linear, uint64_t launch)
+{
+    char damage[256];
+    block_once(w, linear, launch);
+    if (w.failed)
+        return false;
+#if !SIM_ASAN /* which has caught the write itself */
+    if (shared_damage(w, damage, sizeof damage)) {
+        w.tracing = true;
+        block_once(w, linear, launch);
+        w.tracing = false;
+        if (!w.failed) { /* what the first run wrote has led the second one elsewhere */
+            assay_sim_report("out of bounds", "kernel %s block (%u,%u,%u): some thread: %s", w.call->name,
+                             blockIdx.x, blockIdx.y, blockIdx.z, damage);
+            w.failed = true;
+            w.error = cudaErrorLaunchFailure;
+        }
+    }
+#else
+    (void)damage;
+#endif
+    return !w.failed;
 }
 
 struct grid_run {
@@ -74,6 +84,7 @@ struct grid_run {
     uint64_t blocks, launch, factor, offset;
     std::atomic<uint64_t> next;
     std::atomic<bool> failed;
+    std::atomic<cudaError_t> error;
 };
 static __thread grid_run *running;
 
@@ -133,10 +144,10 @@ static void worker_run(worker &w, grid_run &g)
     running = &g;
     w.call = g.call;
     w.n = g.call->block.x * g.call->block.y * g.call->block.z;
-    w.failed = false;
+    w.failed = w.tracing = false;
     w.looping = g.call->no_barrier;
-    w.arena_used = 0;
     w.arrays.clear();
+    faults_watch();
     scheduler_bounds(w);
     blockDim = g.call->block;
     gridDim = g.call->grid;
@@ -154,8 +165,10 @@ static void worker_run(worker &w, grid_run &g)
         } else if (!block_run(w, block_at(g, from), g.launch)) {
             w.failed = true;
         }
-        if (w.failed)
+        if (w.failed) {
+            g.error = w.error;
             g.failed = true;
+        }
     }
     self = nullptr;
 }
@@ -176,12 +189,12 @@ static worker *worker_of_slot(size_t slot)
     static std::vector<worker *> *workers = new std::vector<worker *>; /* kept for the life of the process */
     std::lock_guard<std::mutex> hold(lock);
     while (workers->size() <= slot)
-        workers->push_back(worker_make());
+        workers->push_back(new worker{});
     return (*workers)[slot];
 }
 
 /* The caller holds the runtime's lock: one grid at a time. */
-bool kernel_run(const kernel_call &call)
+cudaError_t kernel_run(const kernel_call &call)
 {
     grid_run g;
     g.call = &call;
@@ -209,7 +222,7 @@ bool kernel_run(const kernel_call &call)
     worker_run(*worker_of_slot(0), g);
     for (std::thread &t : threads)
         t.join();
-    return !g.failed;
+    return g.failed ? g.error.load() : cudaSuccess;
 }
 
 } /* namespace sim */
@@ -248,7 +261,8 @@ void *assay_sim_dynamic_shared(int line)
     sim::worker &w = running_worker("dynamic shared memory");
     if (w.looping)
         sim::report_promise(w, "shared memory", line);
-    return w.arena + sim::shared_guard;
+    w.fibers[w.current].line = line;
+    return sim::shared_dynamic(w);
 }
 
 void *assay_sim_shared_array(const void *site, const char *name, size_t bytes, size_t align, int line)

@@ -129,6 +129,8 @@ uint64_t warp_exchange(worker &w, int op, unsigned mask, uint64_t value, int ope
 {
     if (w.looping)
         report_promise(w, "warp intrinsic", line);
+    if (w.tracing)
+        shared_trace(w, "when it reached this line", line);
     const unsigned k = w.current / lanes, bit = 1u << w.current % lanes;
     warp &p = w.warps[k];
     fiber &f = w.fibers[w.current];

@@ -46,8 +46,8 @@ cudaError_t cudaDeviceReset(void);
 cudaError_t cudaDriverGetVersion(int *driverVersion);
 cudaError_t cudaRuntimeGetVersion(int *runtimeVersion);
 
-/* Memory.  Fresh device memory holds 0xFF bytes (a NaN in every float format); 256-byte guards lie on both
- * sides of each block. */
+/* Memory.  Fresh device memory holds 0xFF bytes (a NaN in every float format); guards and pages without access
+ * lie on both sides of each block. */
 cudaError_t cudaMalloc(void **devPtr, size_t size);
 cudaError_t cudaFree(void *devPtr);
 cudaError_t cudaMallocAsync(void **devPtr, size_t size, cudaStream_t stream);

@@ -1,4 +1,4 @@
-/* NCCL between processes of one machine (or threads of one process), over POSIX shared memory.
+/* NCCL between processes of one machine (or threads of one process), over shared memory.
  * docs/SIMULATOR.md is the guide.
  *
  * Semantics are NCCL's: calls enqueue on a stream and return; the work runs when the stream does, and waits

@@ -1,0 +1,168 @@
+/* A processor fault inside a kernel becomes a report that names kernel, block, thread, place and memory, and the launch
+ * fails, as it does on a GPU.  The handler runs on a stack of its own, because a fiber's may be what overflowed, and
+ * leaves it by the jump to the scheduler.  Faults of host code go to whoever handled them before. */
+#include "simt.hpp"
+
+#include <mutex>
+#include <signal.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <unistd.h>
+
+#if SIM_ASAN
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace sim
+{
+
+#if !SIM_ASAN && !SIM_TSAN
+
+constexpr size_t handler_stack_bytes = 256 * 1024; /* the handler asks addr2line for the source line */
+
+static const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+static struct sigaction before[sizeof signals / sizeof signals[0]];
+
+static const void *program_counter(const void *context)
+{
+#if defined(__x86_64__)
+    return reinterpret_cast<const void *>(
+        static_cast<const ucontext_t *>(context)->uc_mcontext.gregs[REG_RIP]);
+#elif defined(__aarch64__)
+    return reinterpret_cast<const void *>(static_cast<const ucontext_t *>(context)->uc_mcontext.pc);
+#else
+    (void)context;
+    return nullptr;
+#endif
+}
+
+static const char *access_name(const void *context)
+{
+#if defined(__x86_64__)
+    return static_cast<const ucontext_t *>(context)->uc_mcontext.gregs[REG_ERR] & 2 ? "a write" : "a read";
+#else
+    (void)context;
+    return "an access";
+#endif
+}
+
+static bool stack_overflown(const worker &w, const void *ptr)
+{
+    const uintptr_t at = reinterpret_cast<uintptr_t>(ptr);
+    const uintptr_t page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+    for (const stack *s : w.busy) {
+        const uintptr_t base = reinterpret_cast<uintptr_t>(s->base);
+        if (at < base && at >= base - page)
+            return true;
+    }
+    return false;
+}
+
+static void what_happened(const worker *w, int signal, const siginfo_t *info, const void *context, char *text,
+                          size_t bytes)
+{
+    char where[192];
+    if (signal == SIGFPE) {
+        snprintf(text, bytes, "an integer division by zero, whose result is unspecified on a GPU");
+    } else if (signal == SIGILL) {
+        snprintf(text, bytes, "an illegal instruction");
+    } else if (w != nullptr && stack_overflown(*w, info->si_addr)) {
+        snprintf(text, bytes, "the thread's stack of %zu bytes is full (ASSAY_SIM_STACK_KB)",
+                 config().stack_bytes);
+    } else if ((w != nullptr && shared_describe(*w, info->si_addr, where, sizeof where)) ||
+               memory_describe(info->si_addr, where, sizeof where)) {
+        snprintf(text, bytes, "%s at %s", access_name(context), where);
+    } else {
+        snprintf(text, bytes, "%s at %p, which is no device memory", access_name(context), info->si_addr);
+    }
+}
+
+static void fault_handler(int signal, siginfo_t *info, void *context)
+{
+    char text[384];
+    worker *w = self;
+    what_happened(w, signal, info, context, text, sizeof text);
+    if (w == nullptr) {
+        char where[192];
+        if (memory_describe(info->si_addr, where, sizeof where))
+            assay_sim_report("illegal address", "host code: %s", text);
+        for (size_t i = 0; i < sizeof signals / sizeof signals[0]; ++i) {
+            if (signals[i] == signal)
+                sigaction(signal, &before[i], nullptr);
+        }
+        return; /* the instruction faults again, for the handler of before */
+    }
+    const int line = w->looping ? 0 : w->fibers[w->current].line;
+    const std::string place = source_place(program_counter(context));
+    assay_sim_report("illegal address", WHERE "%s, in %s", WHERE_ARGS(*w, threadIdx, line), text,
+                     place.c_str());
+    abandon(*w, cudaErrorIllegalAddress);
+}
+
+static void install()
+{
+    struct sigaction act = {};
+    act.sa_sigaction = fault_handler;
+    act.sa_flags =
+        SA_SIGINFO | SA_ONSTACK | SA_NODEFER; /* the handler does not return, so nothing may stay blocked */
+    for (size_t i = 0; i < sizeof signals / sizeof signals[0]; ++i)
+        sigaction(signals[i], &act, &before[i]);
+}
+
+void faults_watch()
+{
+    static std::once_flag once;
+    static thread_local bool ready;
+    if (ready)
+        return;
+    ready = true;
+    std::call_once(once, install);
+    stack_t now;
+    if (sigaltstack(nullptr, &now) == 0 && (now.ss_flags & SS_DISABLE) && !(now.ss_flags & SS_ONSTACK)) {
+        /* Kept for the life of the thread; the stack of an ended thread is given back by its destructor. */
+        static thread_local struct handler_stack {
+            void *memory = nullptr;
+            ~handler_stack()
+            {
+                stack_t off = {};
+                off.ss_flags = SS_DISABLE;
+                sigaltstack(&off, nullptr);
+                free(memory);
+            }
+        } mine;
+        mine.memory = malloc(handler_stack_bytes);
+        stack_t s = {};
+        s.ss_sp = mine.memory;
+        s.ss_size = handler_stack_bytes;
+        if (mine.memory != nullptr)
+            sigaltstack(&s, nullptr);
+    }
+}
+
+#else
+
+/* The sanitizers handle faults themselves; what they do not know is said when the program dies. */
+static void last_words()
+{
+#if SIM_ASAN
+    if (self != nullptr)
+        assay_sim_report("illegal address", WHERE "the address sanitizer's report is above",
+                         WHERE_ARGS(*self, threadIdx, self->looping ? 0 : self->fibers[self->current].line));
+#endif
+}
+
+void faults_watch()
+{
+    static std::once_flag once;
+    std::call_once(once, [] {
+#if SIM_ASAN
+        __sanitizer_set_death_callback(last_words);
+#else
+        (void)last_words;
+#endif
+    });
+}
+
+#endif
+
+} /* namespace sim */
