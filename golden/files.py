@@ -24,7 +24,7 @@ def save_safetensors(path, tensors, metadata=None):
         header["__metadata__"] = {k: str(metadata[k]) for k in sorted(metadata)}
     for name in sorted(tensors):
         t = tensors[name].detach().contiguous().cpu()
-        blob = t.numpy().tobytes()
+        blob = (t.view(torch.int16) if t.dtype == torch.bfloat16 else t).numpy().tobytes()
         header[name] = {"dtype": DTYPE_NAMES[t.dtype], "shape": list(t.shape),
                         "data_offsets": [offset, offset + len(blob)]}
         offset += len(blob)

@@ -70,18 +70,23 @@ static assay_status remember(flow *f, const assay_trace_tensor *record, const as
 /* Name and place of a piece: a rank may hold several pieces of one state. */
 static void piece_key(char out[PIECE_KEY], const assay_trace_tensor *t)
 {
-    size_t used = (size_t)snprintf(out, PIECE_KEY, "%s|", t->name);
+    parity_key k = parity_key_begin(out, PIECE_KEY);
+    parity_key_text(&k, t->name);
     for (int d = 0; d < t->shard.ndim; d++) {
-        for (int i = 0; i < t->shard.n_segments[d] && used < PIECE_KEY; i++)
-            used += (size_t)snprintf(out + used, PIECE_KEY - used, "%d:%lld+%lld,", d,
-                                     (long long)t->shard.segments[d][i].start,
-                                     (long long)t->shard.segments[d][i].length);
+        for (int i = 0; i < t->shard.n_segments[d]; i++) {
+            parity_key_number(&k, d);
+            parity_key_number(&k, t->shard.segments[d][i].start);
+            parity_key_number(&k, t->shard.segments[d][i].length);
+        }
     }
 }
 
 static void place_key(char *out, size_t capacity, const char *name, int64_t step, int64_t microbatch)
 {
-    snprintf(out, capacity, "%s|%lld|%lld", name, (long long)step, (long long)microbatch);
+    parity_key k = parity_key_begin(out, capacity);
+    parity_key_text(&k, name);
+    parity_key_number(&k, step);
+    parity_key_number(&k, microbatch);
 }
 
 static assay_status register_output(flow *f, const assay_trace_op *op, const assay_trace_tensor *record)

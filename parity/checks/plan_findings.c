@@ -44,7 +44,10 @@ void plan_findings_destroy(plan_findings *f)
 static assay_status row_at(plan_findings *f, const plan_place *at, row **out)
 {
     char key[ASSAY_NAME + 80];
-    snprintf(key, sizeof key, "%s|%s|%d", at->instance, at->op, (int)at->phase);
+    parity_key k = parity_key_begin(key, sizeof key);
+    parity_key_text(&k, at->instance);
+    parity_key_text(&k, at->op);
+    parity_key_number(&k, (int64_t)at->phase);
     int64_t i = parity_map_get(f->map, key);
     if (i < 0) {
         if (f->n == f->capacity) {

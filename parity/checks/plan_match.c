@@ -21,7 +21,11 @@ typedef struct matcher {
 
 static void key_of(char out[KEY], const char *op, const char *instance, assay_phase phase, int64_t microbatch)
 {
-    snprintf(out, KEY, "%s|%s|%d|%lld", op, instance, (int)phase, (long long)microbatch);
+    parity_key k = parity_key_begin(out, KEY);
+    parity_key_text(&k, op);
+    parity_key_text(&k, instance);
+    parity_key_number(&k, (int64_t)phase);
+    parity_key_number(&k, microbatch);
 }
 
 static plan_place place_of(const plan *p, const plan_op *o)

@@ -21,7 +21,12 @@ enum { KEY = ASSAY_NAME + 128 };
 static void key_of(char out[KEY], const char *what, int rank, int64_t step, int64_t microbatch,
                    const char *instance)
 {
-    snprintf(out, KEY, "%s|%d|%lld|%lld|%s", what, rank, (long long)step, (long long)microbatch, instance);
+    parity_key k = parity_key_begin(out, KEY);
+    parity_key_text(&k, what);
+    parity_key_number(&k, rank);
+    parity_key_number(&k, step);
+    parity_key_number(&k, microbatch);
+    parity_key_text(&k, instance);
 }
 
 /* The fact of that key, a new one when there is none; NULL: out of memory. */

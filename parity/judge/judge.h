@@ -28,6 +28,15 @@ void parity_map_destroy(parity_map *m);
 int64_t parity_map_get(const parity_map *m, const char *key);
 /* Inserts or replaces; value >= 0. */
 assay_status parity_map_put(parity_map *m, const char *key, int64_t value);
+/* A key of texts and numbers, each ended by a bar: "x|0|12|".  Keys are made by the hundred thousand, and printf is slow in a
+ * program that links libquadmath.  What does not fit is cut off, as snprintf does. */
+typedef struct parity_key {
+    char *out; /* terminated after every call */
+    size_t capacity, n;
+} parity_key;
+parity_key parity_key_begin(char *out, size_t capacity);
+void parity_key_text(parity_key *k, const char *text);
+void parity_key_number(parity_key *k, int64_t number);
 
 /* --- verdict.c: comparing elements, rows of results --------------------------------------------------------- */
 /* Worst place of a comparison.  A failing element beats a passing one, then the larger ratio, then the

@@ -1,4 +1,4 @@
-/* Open addressing from text to a number. */
+/* Open addressing from text to a number, and the texts that serve as keys. */
 #include "parity/judge/judge.h"
 
 #include <stdlib.h>
@@ -83,4 +83,42 @@ assay_status parity_map_put(parity_map *m, const char *key, int64_t value)
     }
     s->value = value;
     return ASSAY_OK;
+}
+
+/* --- keys --------------------------------------------------------------------------------------------------- */
+
+parity_key parity_key_begin(char *out, size_t capacity)
+{
+    out[0] = '\0';
+    return (parity_key){out, capacity, 0};
+}
+
+static void append(parity_key *k, const char *text, size_t n)
+{
+    const size_t room = k->capacity - 1 - k->n;
+    const size_t taken = n < room ? n : room;
+    memcpy(k->out + k->n, text, taken);
+    k->n += taken;
+    k->out[k->n] = '\0';
+}
+
+void parity_key_text(parity_key *k, const char *text)
+{
+    append(k, text, strlen(text));
+    append(k, "|", 1);
+}
+
+void parity_key_number(parity_key *k, int64_t number)
+{
+    char digits[24];
+    size_t at = sizeof digits;
+    uint64_t rest = number < 0 ? 0 - (uint64_t)number : (uint64_t)number;
+    digits[--at] = '|';
+    do {
+        digits[--at] = (char)('0' + rest % 10);
+        rest /= 10;
+    } while (rest > 0);
+    if (number < 0)
+        digits[--at] = '-';
+    append(k, digits + at, sizeof digits - at);
 }

@@ -9,7 +9,11 @@ enum { KEY_TEXT = ASSAY_NAME + 80 };
 static void entry_key(char out[KEY_TEXT], const char *name, assay_phase phase, int64_t step,
                       int64_t microbatch)
 {
-    snprintf(out, KEY_TEXT, "%s|%d|%lld|%lld", name, (int)phase, (long long)step, (long long)microbatch);
+    parity_key k = parity_key_begin(out, KEY_TEXT);
+    parity_key_text(&k, name);
+    parity_key_number(&k, (int64_t)phase);
+    parity_key_number(&k, step);
+    parity_key_number(&k, microbatch);
 }
 
 static int compare_ids(const void *a, const void *b)

@@ -206,7 +206,11 @@ void parity_table_destroy(parity_table *t)
 assay_status parity_table_merge(parity_table *t, const parity_result *one)
 {
     char key[2 * ASSAY_NAME + 64];
-    snprintf(key, sizeof key, "%s|%s|%s|%d", one->instance, one->op, one->tensor, (int)one->phase);
+    parity_key k = parity_key_begin(key, sizeof key);
+    parity_key_text(&k, one->instance);
+    parity_key_text(&k, one->op);
+    parity_key_text(&k, one->tensor);
+    parity_key_number(&k, (int64_t)one->phase);
     const int64_t found = parity_map_get(t->map, key);
     if (found >= 0) {
         parity_result_merge(&t->rows[found], one);
