@@ -369,3 +369,49 @@ Test(sim_kernels, arguments_are_copied_at_the_launch)
     v = 4;
     cr_expect(fetch(out, 1)[0] == 3);
 }
+
+struct alignas(16) pair16 {
+    double a;
+    int b, c;
+};
+
+__global__ void wide_shuffles(float4 *out, pair16 *pairs)
+{
+    const float t = static_cast<float>(threadIdx.x);
+    out[threadIdx.x] = __shfl_xor_sync(0xffffffffu, make_float4(t, 10.0f * t, 20.0f * t, 30.0f * t), 3);
+    const pair16 mine = {static_cast<double>(t), static_cast<int>(threadIdx.x), -1};
+    pairs[threadIdx.x] = __shfl_sync(0xffffffffu, mine, 5);
+}
+
+Test(sim_kernels, shuffles_of_sixteen_bytes)
+{
+    float4 *out = device<float4>(32);
+    pair16 *pairs = device<pair16>(32);
+    cr_assert(GPU_LAUNCH(wide_shuffles, 1, 32, 0, nullptr, out, pairs) == cudaSuccess);
+    const std::vector<float4> h = fetch(out, 32);
+    const std::vector<pair16> p = fetch(pairs, 32);
+    for (unsigned i = 0; i < 32; ++i) {
+        const float t = static_cast<float>(i ^ 3u);
+        cr_expect(h[i].x == t && h[i].y == 10.0f * t && h[i].z == 20.0f * t && h[i].w == 30.0f * t);
+        cr_expect(p[i].a == 5.0 && p[i].b == 5 && p[i].c == -1);
+    }
+}
+
+__global__ void wait_politely(volatile int *flag, int *out)
+{
+    if (threadIdx.x == 0) {
+        while (flag[0] == 0)
+            __nanosleep(20);
+        out[0] = flag[0];
+    } else {
+        flag[0] = 5;
+    }
+}
+
+Test(sim_kernels, a_loop_that_waits_with_nanosleep_lets_the_other_threads_run)
+{
+    int *flag = device<int>(1), *out = device<int>(1);
+    cr_assert(cudaMemset(flag, 0, sizeof *flag) == cudaSuccess);
+    cr_assert(GPU_LAUNCH(wait_politely, 1, 2, 0, nullptr, flag, out) == cudaSuccess);
+    cr_expect(fetch(out, 1)[0] == 5);
+}
