@@ -246,6 +246,55 @@ Test(sim_kernels, a_block_smaller_than_a_warp)
         cr_expect(h[static_cast<size_t>(t)] == t + (t ^ 1) + 255);
 }
 
+/* --- threads that have returned ------------------------------------------------------------------------------ */
+
+__global__ void tails(int *out, int n)
+{
+    GPU_SHARED(int, part, 128);
+    const int t = static_cast<int>(threadIdx.x);
+    if (t >= n)
+        return; /* legal since Volta: barriers and masks wait for the others */
+    part[t] = t;
+    __syncthreads();
+    int s = part[n - 1 - t];
+    const int count = __syncthreads_count(t % 2), all = __syncthreads_and(1),
+              some = __syncthreads_or(t == n - 1);
+    s += 1000 * count + 100000 * all + 200000 * some;
+    const unsigned ballot = __ballot_sync(0xffffffffu, 1);
+    out[2 * t] = s;
+    out[2 * t + 1] = static_cast<int>(ballot);
+    __syncwarp();
+}
+
+struct tails_case {
+    int *out, n;
+};
+
+static void run_tails(void *arg)
+{
+    const tails_case *c = static_cast<const tails_case *>(arg);
+    cr_assert(GPU_LAUNCH(tails, 2, 128, 0, nullptr, c->out, c->n) == cudaSuccess);
+}
+
+Test(sim_kernels, threads_that_have_returned_are_not_waited_for)
+{
+    static const int sizes[] = {1, 31, 32, 33, 100, 127, 128};
+    for (int n : sizes) {
+        tails_case c = {device<int>(256), n};
+        every_order(run_tails, &c, c.out, 256 * sizeof(int));
+        const std::vector<int> h = fetch(c.out, 256);
+        for (int t = 0; t < n; ++t) {
+            const int live = n - t / 32 * 32;
+            const unsigned ballot = live >= 32 ? 0xffffffffu : (1u << live) - 1u;
+            cr_expect(h[static_cast<size_t>(2 * t)] == n - 1 - t + 1000 * (n / 2) + 300000, "n %d, thread %d",
+                      n, t);
+            cr_expect(static_cast<unsigned>(h[static_cast<size_t>(2 * t + 1)]) == ballot, "n %d, thread %d",
+                      n, t);
+        }
+        cudaFree(c.out);
+    }
+}
+
 /* --- atomics and conversions -------------------------------------------------------------------------------- */
 
 __global__ void atomics(int *i, unsigned *u, unsigned long long *l, float *f, double *d, int *last)
