@@ -383,6 +383,19 @@ ncclResult_t ncclCommInitRankConfig(ncclComm_t *comm, int nranks, ncclUniqueId c
     return r == ncclSuccess ? init_rank(comm, nranks, id_hash(commId), rank) : r;
 }
 
+ncclResult_t ncclCommInitRankScalable(ncclComm_t *newcomm, int nranks, int myrank, int nId,
+                                      ncclUniqueId *commIds, ncclConfig_t *config)
+{
+    if (nId < 1 || commIds == nullptr) {
+        return say(ncclInvalidArgument, "ncclCommInitRankScalable: no id");
+    }
+    const ncclResult_t r = check_config(config);
+    return r == ncclSuccess
+               ? init_rank(newcomm, nranks, nccl_hash(commIds, static_cast<size_t>(nId) * sizeof *commIds, 1),
+                           myrank)
+               : r;
+}
+
 ncclResult_t ncclCommInitAll(ncclComm_t *comm, int ndev, const int *devlist)
 {
     ncclUniqueId id;
@@ -596,6 +609,35 @@ ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)
     (void)comm;
     return say(ncclInvalidUsage,
                "ncclRedOpDestroy: user-defined reductions are not supported by the simulator");
+}
+
+ncclResult_t ncclCommShrink(ncclComm_t, int *, int, ncclComm_t *, ncclConfig_t *, int)
+{
+    return say(ncclInvalidUsage, "ncclCommShrink is not supported by the simulator");
+}
+
+ncclResult_t ncclCommRevoke(ncclComm_t, int)
+{
+    return say(ncclInvalidUsage, "ncclCommRevoke is not supported by the simulator");
+}
+
+ncclResult_t ncclCommWindowRegister(ncclComm_t, void *, size_t, ncclWindow_t *, int)
+{
+    return say(ncclInvalidUsage, "ncclCommWindowRegister is not supported by the simulator");
+}
+
+ncclResult_t ncclCommWindowDeregister(ncclComm_t, ncclWindow_t)
+{
+    return say(ncclInvalidUsage, "ncclCommWindowDeregister is not supported by the simulator");
+}
+
+ncclResult_t ncclGroupSimulateEnd(ncclSimInfo_t *)
+{
+    return say(ncclInvalidUsage, "ncclGroupSimulateEnd is not supported by the simulator");
+}
+
+void ncclResetDebugInit(void)
+{
 }
 
 ncclResult_t ncclAllReduce(const void *sendbuff, void *recvbuff, size_t count, ncclDataType_t datatype,

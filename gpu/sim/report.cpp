@@ -51,6 +51,8 @@ static settings from_environment()
     s.threads = static_cast<int>(env_number("ASSAY_SIM_THREADS", 1, 1, 256));
     s.stream_seed = env_number("ASSAY_SIM_STREAM_SEED", 0, 0, UINT64_MAX);
     s.eager = env_number("ASSAY_SIM_EAGER", 0, 0, 1) != 0;
+    s.strict = env_number("ASSAY_SIM_STRICT", 0, 0, 1) != 0;
+    s.spin_s = static_cast<double>(env_number("ASSAY_SIM_SPIN_S", 60, 0, 1u << 20));
     s.devices = static_cast<int>(env_number("ASSAY_SIM_DEVICES", 8, 1, 64));
     s.memory_bytes = static_cast<size_t>(env_number("ASSAY_SIM_MEMORY_MB", 81920, 1, 1u << 24)) << 20;
     s.stack_bytes = static_cast<size_t>(env_number("ASSAY_SIM_STACK_KB", stack_kb, 16, 1u << 16)) << 10;
@@ -183,6 +185,16 @@ void assay_sim_set_order(assay_sim_order order, uint64_t seed)
 void assay_sim_set_threads(int threads)
 {
     config().threads = threads < 1 ? 1 : threads;
+}
+
+void assay_sim_set_strict(int on)
+{
+    config().strict = on != 0;
+}
+
+void assay_sim_set_spin_limit(double seconds)
+{
+    config().spin_s = seconds;
 }
 
 void assay_sim_set_stream_seed(uint64_t seed)

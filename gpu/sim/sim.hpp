@@ -40,6 +40,8 @@ struct settings {
     int threads;
     uint64_t stream_seed;
     bool eager;
+    bool strict; /* threads that have returned may not be missing at a barrier or in a mask */
+    double spin_s;
     int devices;
     size_t memory_bytes;
     size_t stack_bytes;

@@ -245,6 +245,10 @@ void advance(worker &w, bool ended)
     set_thread(w, me);
 }
 
+static void block_release(worker &w);
+
+/* Since Volta a barrier waits for the threads that have not returned, and so does a warp intrinsic for the lanes of its
+ * mask; in strict mode, as CUDA's text has it for all devices, a thread that has returned is missing. */
 static void thread_ended(worker &w)
 {
     const unsigned t = w.current;
@@ -254,8 +258,10 @@ static void thread_ended(worker &w)
     ++w.exited;
     --w.runnable;
     w.warps[t / lanes].exited |= 1u << t % lanes;
+    if (!config().strict)
+        warp_left(w, t / lanes);
     if (w.arrived != 0 && w.arrived + w.exited == w.n)
-        report_exit(w);
+        block_release(w);
 }
 
 void fiber_entry(transfer_t from)
@@ -286,11 +292,18 @@ void fiber_entry(transfer_t from)
 
 static void block_release(worker &w)
 {
-    if (w.exited != 0)
+    if (w.exited != 0 && config().strict)
         report_exit(w);
-    memset(w.state, READY, w.n);
-    w.runnable = w.n;
-    w.result = w.op == ASSAY_SIM_BLOCK_AND  ? w.sum == static_cast<int>(w.n)
+    if (w.exited == 0) {
+        memset(w.state, READY, w.n);
+    } else {
+        for (unsigned t = 0; t < w.n; ++t) {
+            if (w.state[t] == AT_BLOCK)
+                w.state[t] = READY;
+        }
+    }
+    w.runnable = w.arrived;
+    w.result = w.op == ASSAY_SIM_BLOCK_AND  ? w.sum == static_cast<int>(w.arrived)
                : w.op == ASSAY_SIM_BLOCK_OR ? w.sum != 0
                                             : w.sum;
     w.arrived = 0;

@@ -128,6 +128,8 @@ void jump_to_scheduler(worker &w, fcontext_t *slot, void **fake);
 void first_jump(worker &w, void (*entry)(transfer_t));
 
 int block_barrier(worker &w, int op, int predicate, int line);
+/* A lane of warp k has returned: those who waited for it need not. */
+void warp_left(worker &w, unsigned k);
 uint64_t warp_exchange(worker &w, int op, unsigned mask, uint64_t value, int operand, int width, int line);
 
 void shared_begin(worker &w);

@@ -270,6 +270,13 @@ void *assay_sim_shared_array(const void *site, const char *name, size_t bytes, s
     return sim::shared_array_at(running_worker("shared memory"), site, name, bytes, align, line);
 }
 
+void assay_sim_yield(void)
+{
+    sim::worker &w = running_worker("__nanosleep");
+    if (!w.looping)
+        sim::advance(w, false);
+}
+
 void assay_sim_trap(int line)
 {
     sim::worker &w = running_worker("__trap");

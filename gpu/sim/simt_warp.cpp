@@ -83,8 +83,9 @@ static void warp_complete(worker &w, unsigned k, const warp_group &g)
             if ((members >> from & 1u) == 0) {
                 assay_sim_report("absent lane", WHERE "shuffle with mask 0x%08x reads lane %u, which %s",
                                  WHERE_ARGS(w, f.id, g.line), g.mask, from,
-                                 g.mask >> from & 1u ? "does not exist in this block"
-                                                     : "the mask does not name");
+                                 (g.mask >> from & 1u) == 0             ? "the mask does not name"
+                                 : (w.warps[k].exist >> from & 1u) == 0 ? "does not exist in this block"
+                                                                        : "has returned");
                 abandon(w);
             }
             f.result = lane[from].value;
@@ -125,6 +126,20 @@ static warp_group *warp_join(worker &w, warp &p, unsigned mask, int op, int line
     return &p.group[p.groups++];
 }
 
+void warp_left(worker &w, unsigned k)
+{
+    warp &p = w.warps[k];
+    for (int i = 0; i < p.groups;) {
+        const warp_group whole = p.group[i];
+        if (whole.arrived == (whole.mask & p.exist & ~p.exited)) {
+            p.group[i] = p.group[--p.groups];
+            warp_complete(w, k, whole);
+        } else {
+            ++i;
+        }
+    }
+}
+
 uint64_t warp_exchange(worker &w, int op, unsigned mask, uint64_t value, int operand, int width, int line)
 {
     if (w.looping)
@@ -139,7 +154,7 @@ uint64_t warp_exchange(worker &w, int op, unsigned mask, uint64_t value, int ope
                          WHERE_ARGS(w, f.id, line), mask, w.current % lanes);
         abandon(w);
     }
-    if (mask & p.exited) {
+    if (config().strict && (mask & p.exited) != 0) {
         const unsigned gone = static_cast<unsigned>(__builtin_ctz(mask & p.exited));
         assay_sim_report("wrong mask", WHERE "mask 0x%08x names lane %u, whose thread has exited",
                          WHERE_ARGS(w, f.id, line), mask, gone);
@@ -157,7 +172,7 @@ uint64_t warp_exchange(worker &w, int op, unsigned mask, uint64_t value, int ope
     f.operand = operand;
     f.width = width;
     g->arrived |= bit;
-    if (g->arrived == (mask & p.exist)) {
+    if (g->arrived == (mask & p.exist & ~p.exited)) {
         const warp_group whole = *g;
         *g = p.group[--p.groups];
         warp_complete(w, k, whole);

@@ -246,6 +246,55 @@ Test(sim_kernels, a_block_smaller_than_a_warp)
         cr_expect(h[static_cast<size_t>(t)] == t + (t ^ 1) + 255);
 }
 
+/* --- threads that have returned ------------------------------------------------------------------------------ */
+
+__global__ void tails(int *out, int n)
+{
+    GPU_SHARED(int, part, 128);
+    const int t = static_cast<int>(threadIdx.x);
+    if (t >= n)
+        return; /* legal since Volta: barriers and masks wait for the others */
+    part[t] = t;
+    __syncthreads();
+    int s = part[n - 1 - t];
+    const int count = __syncthreads_count(t % 2), all = __syncthreads_and(1),
+              some = __syncthreads_or(t == n - 1);
+    s += 1000 * count + 100000 * all + 200000 * some;
+    const unsigned ballot = __ballot_sync(0xffffffffu, 1);
+    out[2 * t] = s;
+    out[2 * t + 1] = static_cast<int>(ballot);
+    __syncwarp();
+}
+
+struct tails_case {
+    int *out, n;
+};
+
+static void run_tails(void *arg)
+{
+    const tails_case *c = static_cast<const tails_case *>(arg);
+    cr_assert(GPU_LAUNCH(tails, 2, 128, 0, nullptr, c->out, c->n) == cudaSuccess);
+}
+
+Test(sim_kernels, threads_that_have_returned_are_not_waited_for)
+{
+    static const int sizes[] = {1, 31, 32, 33, 100, 127, 128};
+    for (int n : sizes) {
+        tails_case c = {device<int>(256), n};
+        every_order(run_tails, &c, c.out, 256 * sizeof(int));
+        const std::vector<int> h = fetch(c.out, 256);
+        for (int t = 0; t < n; ++t) {
+            const int live = n - t / 32 * 32;
+            const unsigned ballot = live >= 32 ? 0xffffffffu : (1u << live) - 1u;
+            cr_expect(h[static_cast<size_t>(2 * t)] == n - 1 - t + 1000 * (n / 2) + 300000, "n %d, thread %d",
+                      n, t);
+            cr_expect(static_cast<unsigned>(h[static_cast<size_t>(2 * t + 1)]) == ballot, "n %d, thread %d",
+                      n, t);
+        }
+        cudaFree(c.out);
+    }
+}
+
 /* --- atomics and conversions -------------------------------------------------------------------------------- */
 
 __global__ void atomics(int *i, unsigned *u, unsigned long long *l, float *f, double *d, int *last)
@@ -368,4 +417,50 @@ Test(sim_kernels, arguments_are_copied_at_the_launch)
     cr_assert(GPU_LAUNCH(keep_argument, 1, 1, 0, nullptr, out, v) == cudaSuccess);
     v = 4;
     cr_expect(fetch(out, 1)[0] == 3);
+}
+
+struct alignas(16) pair16 {
+    double a;
+    int b, c;
+};
+
+__global__ void wide_shuffles(float4 *out, pair16 *pairs)
+{
+    const float t = static_cast<float>(threadIdx.x);
+    out[threadIdx.x] = __shfl_xor_sync(0xffffffffu, make_float4(t, 10.0f * t, 20.0f * t, 30.0f * t), 3);
+    const pair16 mine = {static_cast<double>(t), static_cast<int>(threadIdx.x), -1};
+    pairs[threadIdx.x] = __shfl_sync(0xffffffffu, mine, 5);
+}
+
+Test(sim_kernels, shuffles_of_sixteen_bytes)
+{
+    float4 *out = device<float4>(32);
+    pair16 *pairs = device<pair16>(32);
+    cr_assert(GPU_LAUNCH(wide_shuffles, 1, 32, 0, nullptr, out, pairs) == cudaSuccess);
+    const std::vector<float4> h = fetch(out, 32);
+    const std::vector<pair16> p = fetch(pairs, 32);
+    for (unsigned i = 0; i < 32; ++i) {
+        const float t = static_cast<float>(i ^ 3u);
+        cr_expect(h[i].x == t && h[i].y == 10.0f * t && h[i].z == 20.0f * t && h[i].w == 30.0f * t);
+        cr_expect(p[i].a == 5.0 && p[i].b == 5 && p[i].c == -1);
+    }
+}
+
+__global__ void wait_politely(volatile int *flag, int *out)
+{
+    if (threadIdx.x == 0) {
+        while (flag[0] == 0)
+            __nanosleep(20);
+        out[0] = flag[0];
+    } else {
+        flag[0] = 5;
+    }
+}
+
+Test(sim_kernels, a_loop_that_waits_with_nanosleep_lets_the_other_threads_run)
+{
+    int *flag = device<int>(1), *out = device<int>(1);
+    cr_assert(cudaMemset(flag, 0, sizeof *flag) == cudaSuccess);
+    cr_assert(GPU_LAUNCH(wait_politely, 1, 2, 0, nullptr, flag, out) == cudaSuccess);
+    cr_expect(fetch(out, 1)[0] == 5);
 }

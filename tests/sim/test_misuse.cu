@@ -55,9 +55,10 @@ __global__ void early_exit(float *x, unsigned n)
 }
 LINE_IS(after_early_exit);
 
-Test(sim_misuse, early_exit_while_others_wait_in_every_order)
+Test(sim_misuse, early_exit_while_others_wait_in_every_order_when_strict)
 {
     quiet();
+    assay_sim_set_strict(1);
     float *x = device(64);
     char where[128];
     snprintf(where, sizeof where,
@@ -149,13 +150,33 @@ __global__ void mask_names_exited(float *x)
     x[threadIdx.x] = static_cast<float>(__ballot_sync(0xffffffffu, 1));
 }
 
-Test(sim_misuse, mask_that_names_an_exited_thread)
+Test(sim_misuse, mask_that_names_an_exited_thread_when_strict)
 {
     quiet();
+    assay_sim_set_strict(1);
     for (int order = 0; order < 2; ++order) {
         assay_sim_set_order(static_cast<assay_sim_order>(order), 0);
         expect_fault(GPU_LAUNCH(mask_names_exited, 1, 32, 0, nullptr, device(32)));
         expect_report("kernel mask_names_exited block (0,0,0) thread (", "mask 0xffffffff", "exited");
+        cudaDeviceReset();
+    }
+}
+
+__global__ void reads_exited(float *x)
+{
+    if (threadIdx.x == 9)
+        return;
+    x[threadIdx.x] = __shfl_sync(0xffffffffu, 1.0f, 9);
+}
+
+Test(sim_misuse, shuffle_from_a_lane_that_has_returned)
+{
+    quiet();
+    for (int order = 0; order < 2; ++order) {
+        assay_sim_set_order(static_cast<assay_sim_order>(order), 0);
+        expect_fault(GPU_LAUNCH(reads_exited, 1, 32, 0, nullptr, device(32)));
+        expect_report("absent lane: kernel reads_exited block (0,0,0) thread (", "reads lane 9",
+                      "which has returned");
         cudaDeviceReset();
     }
 }

@@ -19,11 +19,12 @@ typedef enum assay_sim_order {
     ASSAY_SIM_ORDER_RANDOM = 2 /* drawn anew for every block and every barrier interval */
 } assay_sim_order;
 
-/* Overrides ASSAY_SIM_ORDER, ASSAY_SIM_THREADS and ASSAY_SIM_STREAM_SEED from here on, for the whole process.
- */
+/* Override ASSAY_SIM_ORDER, _THREADS, _STREAM_SEED, _STRICT and _SPIN_S from here on, for the whole process. */
 void assay_sim_set_order(assay_sim_order order, uint64_t seed);
 void assay_sim_set_threads(int threads);
 void assay_sim_set_stream_seed(uint64_t seed);
+void assay_sim_set_strict(int on);
+void assay_sim_set_spin_limit(double seconds);
 
 /* The last report's line, without the newline ("" when there was none since the last cudaDeviceReset); at
  * most the bytes given, always terminated.  assay_sim_reports() counts the reports of this process. */

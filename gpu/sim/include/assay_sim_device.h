@@ -10,6 +10,7 @@
 #include "vector_functions.h"
 
 #include <string.h>
+#include <time.h>
 #include <tuple>
 #include <type_traits>
 #include <utility>
@@ -27,8 +28,11 @@
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
-#ifndef __noinline__
-#define __noinline__ __attribute__((noinline))
+/* Empty: the C++ library writes __attribute__((__noinline__)), and no kernel's result depends on it. */
+#define __noinline__
+/* Compute capability 9.0: what is written for device code is compiled, also in functions that the host may call. */
+#ifndef __CUDA_ARCH__
+#define __CUDA_ARCH__ 900
 #endif
 
 extern "C" {
@@ -73,6 +77,7 @@ uint64_t assay_sim_warp_exchange(assay_sim_warp_op op, unsigned mask, uint64_t v
 unsigned assay_sim_lane(void);
 void *assay_sim_dynamic_shared(int line);
 void *assay_sim_shared_array(const void *site, const char *name, size_t bytes, size_t align, int line);
+void assay_sim_yield(void);
 void assay_sim_trap(int line) __attribute__((noreturn));
 
 /* A launch: `args` is an object that `destroy` frees; `run` executes the kernel for the current thread,
@@ -150,20 +155,20 @@ cudaError_t launch(const char *name, int no_barrier, void (*kernel)(P...), dim3 
     return assay_sim_launch(&k, grid, block, shared_bytes, stream);
 }
 
-template <class T> static inline uint64_t to_bits(T v)
+/* What a lane offers: values of up to 8 bytes in one exchange, larger ones in two. */
+template <class T>
+static inline T exchange(assay_sim_warp_op op, unsigned mask, T value, int operand, int width, int line)
 {
-    static_assert(sizeof(T) <= 8 && std::is_trivially_copyable<T>::value,
-                  "a shuffled value has at most 8 bytes");
-    uint64_t b = 0;
-    memcpy(&b, &v, sizeof v);
-    return b;
-}
-
-template <class T> static inline T from_bits(uint64_t b)
-{
-    T v;
-    memcpy(static_cast<void *>(&v), &b, sizeof v);
-    return v;
+    static_assert(sizeof(T) <= 16 && std::is_trivially_copyable<T>::value,
+                  "a shuffled value has at most 16 bytes");
+    uint64_t words[2] = {0, 0};
+    T out;
+    memcpy(words, &value, sizeof value);
+    words[0] = assay_sim_warp_exchange(op, mask, words[0], operand, width, line);
+    if (sizeof(T) > 8)
+        words[1] = assay_sim_warp_exchange(op, mask, words[1], operand, width, line);
+    memcpy(static_cast<void *>(&out), words, sizeof out);
+    return out;
 }
 
 } /* namespace assay_sim */
@@ -223,29 +228,25 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu, int line = __builtin_
 template <class T>
 static inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32, int line = __builtin_LINE())
 {
-    return assay_sim::from_bits<T>(
-        assay_sim_warp_exchange(ASSAY_SIM_WARP_SHFL, mask, assay_sim::to_bits(value), lane, width, line));
+    return assay_sim::exchange(ASSAY_SIM_WARP_SHFL, mask, value, lane, width, line);
 }
 template <class T>
 static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
                                int line = __builtin_LINE())
 {
-    return assay_sim::from_bits<T>(assay_sim_warp_exchange(
-        ASSAY_SIM_WARP_SHFL_UP, mask, assay_sim::to_bits(value), static_cast<int>(delta), width, line));
+    return assay_sim::exchange(ASSAY_SIM_WARP_SHFL_UP, mask, value, static_cast<int>(delta), width, line);
 }
 template <class T>
 static inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
                                  int line = __builtin_LINE())
 {
-    return assay_sim::from_bits<T>(assay_sim_warp_exchange(
-        ASSAY_SIM_WARP_SHFL_DOWN, mask, assay_sim::to_bits(value), static_cast<int>(delta), width, line));
+    return assay_sim::exchange(ASSAY_SIM_WARP_SHFL_DOWN, mask, value, static_cast<int>(delta), width, line);
 }
 template <class T>
 static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32,
                                 int line = __builtin_LINE())
 {
-    return assay_sim::from_bits<T>(assay_sim_warp_exchange(
-        ASSAY_SIM_WARP_SHFL_XOR, mask, assay_sim::to_bits(value), lane_mask, width, line));
+    return assay_sim::exchange(ASSAY_SIM_WARP_SHFL_XOR, mask, value, lane_mask, width, line);
 }
 static inline int __all_sync(unsigned mask, int predicate, int line = __builtin_LINE())
 {
@@ -263,8 +264,11 @@ static inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __
 template <class T>
 static inline unsigned __match_any_sync(unsigned mask, T value, int line = __builtin_LINE())
 {
-    return static_cast<unsigned>(
-        assay_sim_warp_exchange(ASSAY_SIM_WARP_MATCH_ANY, mask, assay_sim::to_bits(value), 0, 32, line));
+    static_assert(sizeof(T) <= 8 && std::is_trivially_copyable<T>::value,
+                  "a matched value has at most 8 bytes");
+    uint64_t bits = 0;
+    memcpy(&bits, &value, sizeof value);
+    return static_cast<unsigned>(assay_sim_warp_exchange(ASSAY_SIM_WARP_MATCH_ANY, mask, bits, 0, 32, line));
 }
 #define ASSAY_SIM_REDUCE(name, type, op)                                                                     \
     static inline type name(unsigned mask, type value, int line = __builtin_LINE())                          \

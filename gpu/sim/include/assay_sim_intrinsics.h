@@ -426,8 +426,21 @@ static inline void __threadfence_system()
 {
     __atomic_thread_fence(__ATOMIC_SEQ_CST);
 }
+/* Time: clock() is the C library's, in microseconds of this process; clock64() and the global timer count nanoseconds. */
+static inline long long clock64()
+{
+    struct timespec t;
+    clock_gettime(CLOCK_MONOTONIC, &t);
+    return static_cast<long long>(t.tv_sec) * 1000000000 + t.tv_nsec;
+}
+static inline unsigned long long __globaltimer()
+{
+    return static_cast<unsigned long long>(clock64());
+}
+/* Lets the other threads of the block run, so that a loop that waits with it for one of them ends. */
 static inline void __nanosleep(unsigned)
 {
+    assay_sim_yield();
 }
 static inline void __trap(int line = __builtin_LINE())
 {
