@@ -25,6 +25,7 @@ typedef struct resolved {
     assay_trace_op record;
     int variant; /* that ran */
     bool skipped;
+    bool replaced[GPU_CALL_ARGS]; /* outputs that the substitute made */
 } resolved;
 
 /* --- looking up --------------------------------------------------------------------------------------------- */
@@ -60,7 +61,7 @@ static assay_status look_up(gpu_run *run, const gpu_call_args *args, resolved *c
     c->counts = args->counts;
     c->recv_counts = args->recv_counts;
     gpu_operands_init(&c->o, op);
-    if (run->trace || run->fault || run->substitute)
+    if (run->trace || run->fault || run->substitute || run->observer)
         gpu_instance(run, args->at, c->instance);
     for (int i = 0; i < GPU_CALL_ARGS && args->arg[i].name; i++) {
         const gpu_arg *a = &args->arg[i];
@@ -281,6 +282,7 @@ static assay_status record_begin(gpu_run *run, resolved *c)
     c->record.phase = run->phase;
     c->record.step = run->step;
     c->record.microbatch = run->microbatch;
+    c->record.recompute = run->recompute;
     return write_slots(run, c->in, c->n_in, c->record.inputs, &c->record.n_inputs);
 }
 
@@ -371,6 +373,8 @@ static assay_status record_end(gpu_run *run, resolved *c)
         r->group_ranks = g->ranks;
     }
     ASSAY_TRY(write_slots(run, c->out, c->n_out, r->outputs, &r->n_outputs));
+    for (int i = 0; i < c->n_out; i++)
+        r->substituted[i] = c->replaced[i];
     r->attrs = attributes(run, c);
     const assay_status st = assay_trace_write_op(run->trace, r);
     json_decref(r->attrs);
@@ -438,11 +442,28 @@ static bool counted(gpu_fault_plan *p)
     return p != NULL;
 }
 
-static assay_status run_once(gpu_run *run, resolved *c)
+/* Around the launch of n calls, of which c is the first. */
+static assay_status observe(gpu_run *run, const resolved *c, int64_t n, bool end)
+{
+    const gpu_observer *w = run->observer;
+    const gpu_span span = {c->o.op->name, c->instance, n, end ? c->variant : 0, run->recompute};
+    if (w == NULL || (end ? w->end : w->begin) == NULL)
+        return ASSAY_OK;
+    return (end ? w->end : w->begin)(w->user, run, &span);
+}
+
+static assay_status launch_one(gpu_run *run, resolved *c)
 {
     if (!c->o.op->collective)
         return gpu_ladder_run(&run->ctx, &c->o, 1, run->ctx.stream, &c->variant);
     return launch_collective(run, c);
+}
+
+static assay_status run_once(gpu_run *run, resolved *c)
+{
+    ASSAY_TRY(observe(run, c, 1, false));
+    ASSAY_TRY(launch_one(run, c));
+    return observe(run, c, 1, true);
 }
 
 /* Results after a launch: faults, then what the substitute says. */
@@ -454,8 +475,8 @@ static assay_status finish_outputs(gpu_run *run, resolved *c)
         if (run->fault)
             ASSAY_TRY(gpu_fault_output(run, &c->o, c->instance, c->out[i].slot, v, c->recv_counts, g->size));
         if (run->substitute)
-            ASSAY_TRY(
-                run->substitute(run->substitute_user, run, c->o.op->name, c->instance, c->out[i].slot, v));
+            ASSAY_TRY(run->substitute(run->substitute_user, run, c->o.op->name, c->instance, c->out[i].slot,
+                                      v, &c->replaced[i]));
         const assay_op_slot *s = assay_op_slot_find(c->o.op, c->out[i].slot, true);
         if (s->role == ASSAY_SLOT_INOUT)
             gpu_value_touch(run, v);
@@ -561,10 +582,12 @@ assay_status gpu_call_list(gpu_run *run, const gpu_call_args *args, int64_t n, g
     }
     if (run->dry)
         goto done;
+    ASSAY_TRY_GOTO(observe(run, list, n, false), st, done);
     if (launch)
         ASSAY_TRY_GOTO(launch(user), st, done);
     else
         ASSAY_TRY_GOTO(launch_list(run, list, n), st, done);
+    ASSAY_TRY_GOTO(observe(run, list, n, true), st, done);
     for (int64_t i = 0; i < n; i++) {
         ASSAY_TRY_GOTO(finish_outputs(run, &list[i]), st, done);
         ASSAY_TRY_GOTO(record_end(run, &list[i]), st, done);
@@ -592,14 +615,17 @@ assay_status gpu_call_exchange(gpu_run *run, const gpu_transfer *list, int n)
         enter(run, &list[i]);
         ASSAY_TRY_GOTO(prepare(run, &list[i].args, &c[i]), st, done);
         ASSAY_TRY_GOTO(record_begin(run, &c[i]), st, done);
+        ASSAY_TRY_GOTO(observe(run, &c[i], 1, false), st, done);
     }
     ASSAY_TRY_GOTO(gpu_comm_group_start(&run->comm), st, done);
     for (int i = 0; i < n && st == ASSAY_OK; i++)
-        st = run_once(run, &c[i]);
+        st = launch_one(run, &c[i]);
     ASSAY_TRY_GOTO(st, st, done);
     ASSAY_TRY_GOTO(gpu_comm_group_end(&run->comm), st, done);
     for (int i = 0; i < n; i++) {
         enter(run, &list[i]);
+        ASSAY_TRY_GOTO(observe(run, &c[i], 1, true), st, done);
+        ASSAY_TRY_GOTO(finish_outputs(run, &c[i]), st, done);
         ASSAY_TRY_GOTO(record_end(run, &c[i]), st, done);
     }
 done:

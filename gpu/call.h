@@ -4,8 +4,8 @@
  *                        GPU_NEW("y", &norm, description), GPU_NEW("rstd", &rstd, description), GPU_F("eps", eps)));
  *
  * It finds the operation's row, makes the outputs that are only described (name, phase, dtype, memory), in dry mode notes the
- * workspace and stops, plants faults, records the inputs as they are, enqueues, lets the run's substitute replace results, and
- * records outputs, attributes and declared arithmetic.  docs/OPS.md names slots and attributes. */
+ * workspace and stops, plants faults, records the inputs as they are, enqueues (between the run's observer's begin and end), lets the run's
+ * substitute replace results, and records outputs, attributes and the declared arithmetic of each.  docs/OPS.md names slots and attributes. */
 #ifndef GPU_CALL_H
 #define GPU_CALL_H
 

@@ -189,7 +189,9 @@ static assay_status layer_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer 
         return gpu_layer_bwd(m, l, a, dx, dy);
     a->mark = (gpu_acts_mark){.arena = mb->arena.used, .host = mb->host.used};
     m->run->phase = ASSAY_PHASE_FORWARD;
+    m->run->recompute = true;
     ASSAY_TRY(gpu_layer_fwd(m, mb, l, a));
+    m->run->recompute = false;
     m->run->phase = ASSAY_PHASE_BACKWARD;
     ASSAY_TRY(gpu_layer_bwd(m, l, a, dx, dy));
     release(mb, a);

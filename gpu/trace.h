@@ -14,9 +14,25 @@ ASSAY_BEGIN_DECLS
 
 struct gpu_run;
 struct gpu_fault_plan;
-/* Called after an operation ran and before its outputs are recorded: may overwrite them on run->ctx.stream. */
+/* Called for each output after an operation ran and before the outputs are recorded: may overwrite it on run->ctx.stream and says
+ * so in *replaced; the record then names the slot as substituted. */
 typedef assay_status (*gpu_substitute)(void *user, struct gpu_run *run, const char *op, const char *instance,
-                                       const char *slot, gpu_value *output);
+                                       const char *slot, gpu_value *output, bool *replaced);
+
+/* One launch: an operation, or a list of n calls of one.  instance: of the first. */
+typedef struct gpu_span {
+    const char *op, *instance;
+    int64_t n;
+    int variant;    /* in `end`; collectives: 0 */
+    bool recompute; /* it runs again, for the backward pass */
+} gpu_span;
+/* Around every launch and around it alone (no records, no faults): where timing events go, on run->ctx.stream.  Either may be
+ * NULL. */
+typedef struct gpu_observer {
+    assay_status (*begin)(void *user, struct gpu_run *run, const gpu_span *span);
+    assay_status (*end)(void *user, struct gpu_run *run, const gpu_span *span);
+    void *user;
+} gpu_observer;
 
 typedef struct gpu_run {
     gpu_ctx ctx;
@@ -31,6 +47,8 @@ typedef struct gpu_run {
     struct gpu_fault_plan *fault; /* planted faults; NULL: none */
     gpu_substitute substitute;    /* replaces results of operations; NULL: none */
     void *substitute_user;
+    const gpu_observer *observer; /* NULL: nobody watches */
+    bool recompute;          /* calls repeat what ran before, for the backward pass: their records say so */
     bool dry;                /* count sizes, run nothing */
     size_t workspace_needed; /* largest call workspace seen in dry mode */
     char *host;              /* staging of the trace */

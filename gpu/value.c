@@ -62,16 +62,6 @@ gpu_value gpu_value_flat(const gpu_value *v)
     return flat;
 }
 
-int64_t gpu_value_count(const gpu_value *v)
-{
-    if (v->shard)
-        return assay_shard_count(v->shard);
-    int64_t n = 1;
-    for (int d = 0; d < v->ndim; d++)
-        n *= v->dim[d].length * v->dim[d].blocks;
-    return n;
-}
-
 void gpu_value_shard(const gpu_value *v, assay_shard *s)
 {
     if (v->shard) {

@@ -53,8 +53,6 @@ gpu_value gpu_value_describe(gpu_arena *arena, int ndim, const gpu_dim *dim, int
 gpu_value *gpu_value_set(gpu_value *v, gpu_value description);
 /* Takes the memory of a described value as `dtype`. */
 assay_status gpu_value_make(gpu_value *v, assay_dtype dtype);
-/* Number of elements of the piece that dim (or shard) describes. */
-int64_t gpu_value_count(const gpu_value *v);
 /* The place of the piece as shard. */
 void gpu_value_shard(const gpu_value *v, assay_shard *s);
 /* The same value as one dimension (the operations' view; the recorded dimensions stay). */

@@ -83,6 +83,10 @@ typedef struct assay_trace_op {
     char group[16];    /* collectives: group name, else "" */
     int n_group_ranks; /* collectives: global ranks in rank order of the communicator */
     const int *group_ranks;
+    bool
+        recompute; /* run again from what was kept, for the backward pass; its first run has a record of its own */
+    bool substituted
+        [ASSAY_MAX_SLOTS]; /* outputs[i] is not the operation's own result: something put another in its place */
     int n_inputs, n_outputs;
     assay_trace_slot inputs[ASSAY_MAX_SLOTS], outputs[ASSAY_MAX_SLOTS];
     int rank; /* reader */

@@ -377,12 +377,31 @@ static assay_status read_group(const json_t *line, int rank, int world, assay_tr
     return ASSAY_OK;
 }
 
+/* Names of outputs, each once. */
+static assay_status read_substituted(const json_t *line, assay_trace_op *op)
+{
+    const json_t *list = member(line, "substituted");
+    ASSAY_CHECK(!list || json_is_array(list), ASSAY_FORMAT, "substituted: expected a list of output slots");
+    for (size_t k = 0; k < json_array_size(list); k++) {
+        const char *slot = json_string_value(json_array_get(list, k));
+        int i = 0;
+        while (slot && i < op->n_outputs && strcmp(op->outputs[i].slot, slot) != 0)
+            i++;
+        ASSAY_CHECK(
+            slot && i < op->n_outputs && !op->substituted[i], ASSAY_FORMAT,
+            "substituted: entry %zu, '%.40s', must be an output of the record that is not there before", k,
+            slot ? slot : "?");
+        op->substituted[i] = true;
+    }
+    return ASSAY_OK;
+}
+
 static assay_status read_op(const json_t *line, int rank, int world, assay_trace_op *op)
 {
-    static const char *const members[] = {"type",  "sequence",     "op",          "instance", "phase",
-                                          "step",  "microbatch",   "variant",     "arith",    "variant_name",
-                                          "attrs", "group",        "group_ranks", "inputs",   "outputs",
-                                          "extra", "output_arith", NULL};
+    static const char *const members[] = {
+        "type",    "sequence", "op",           "instance",  "phase",       "step",        "microbatch",
+        "variant", "arith",    "variant_name", "attrs",     "group",       "group_ranks", "inputs",
+        "outputs", "extra",    "output_arith", "recompute", "substituted", NULL};
     int64_t variant = 0;
     *op = (assay_trace_op){.sequence = -1, .rank = rank};
     ASSAY_TRY(assay_json_only(line, members, "members"));
@@ -402,6 +421,8 @@ static assay_status read_op(const json_t *line, int rank, int world, assay_trace
     ASSAY_TRY(read_slots(line, "inputs", op->inputs, &op->n_inputs));
     ASSAY_TRY(read_slots(line, "outputs", op->outputs, &op->n_outputs));
     ASSAY_TRY(assay_trace_check_declaration(op));
+    ASSAY_TRY(read_substituted(line, op));
+    ASSAY_TRY(assay_json_get_bool(line, "recompute", false, "member", &op->recompute));
     return read_group(line, rank, world, op);
 }
 

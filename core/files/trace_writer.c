@@ -415,6 +415,19 @@ static assay_status put_group(assay_trace_writer *w, const assay_trace_op *op)
     return ASSAY_OK;
 }
 
+/* Names of the outputs that something put in place of the operation's own; NULL: none. */
+static json_t *substituted(const assay_trace_op *op)
+{
+    json_t *list = NULL;
+    for (int i = 0; i < op->n_outputs; i++) {
+        if (op->substituted[i] && !list)
+            list = json_array();
+        if (op->substituted[i])
+            json_array_append_new(list, json_string(op->outputs[i].slot));
+    }
+    return list;
+}
+
 assay_status assay_trace_write_op(assay_trace_writer *w, assay_trace_op *op)
 {
     ASSAY_CHECK(w->lines, ASSAY_INVALID_ARGUMENT, "%s: the trace is closed", w->path);
@@ -444,6 +457,11 @@ assay_status assay_trace_write_op(assay_trace_writer *w, assay_trace_op *op)
         put_value(w, "output_arith", assay_declaration_outputs(&op->arith));
     if (op->attrs)
         put_value(w, "attrs", json_incref(op->attrs));
+    if (op->recompute)
+        put_value(w, "recompute", json_true());
+    json_t *replaced = substituted(op);
+    if (replaced)
+        put_value(w, "substituted", replaced);
     ASSAY_TRY(put_group(w, op));
     ASSAY_TRY(put_slots(w, op, "inputs", op->inputs, op->n_inputs));
     ASSAY_TRY(put_slots(w, op, "outputs", op->outputs, op->n_outputs));

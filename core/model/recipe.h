@@ -57,7 +57,7 @@ assay_status assay_recipe_check_plain(const assay_recipe *r, const char *engine)
 /* "bf16"; "?" outside the enum. */
 const char *assay_precision_name(assay_precision p);
 /* "linear", "attention", ... */
-const char *assay_op_class_name(assay_op_class op_class);
+const char *assay_op_class_name(assay_op_class which);
 
 ASSAY_END_DECLS
 

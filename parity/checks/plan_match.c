@@ -95,6 +95,9 @@ static assay_status match_op(matcher *m, const assay_trace_op *found)
     m->matched[i] = true;
     m->order = wanted->order;
     ASSAY_TRY(check_order(m, i, &at));
+    if (found->recompute)
+        ASSAY_TRY(plan_fails(m->f, &at, "recompute",
+                             "expected an operation that runs once, found one that ran again"));
     return plan_compare_op(m->f, m->p, wanted, m->t, found, &at);
 }
 

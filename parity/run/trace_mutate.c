@@ -19,9 +19,9 @@ typedef struct copier {
 } copier;
 
 static const char *const kinds[] = {
-    "element", "value",      "swap_rows", "nan",        "poison",  "sign",      "double",
-    "expert",  "missing",    "overlap",   "arithmetic", "drop_op", "repeat_op", "late_op",
-    "shift",   "other_rank", "unreduced", "attr",       "group",   "rewire",    "header"};
+    "element",     "value",      "swap_rows", "nan",     "poison",     "sign",    "double",    "recompute",
+    "substituted", "expert",     "missing",   "overlap", "arithmetic", "drop_op", "repeat_op", "late_op",
+    "shift",       "other_rank", "unreduced", "attr",    "group",      "rewire",  "header"};
 
 bool parity_mutation_is_known(const char *kind)
 {
@@ -272,9 +272,13 @@ static int copy_slots(const copier *c, assay_trace_slot *slots, int n)
     return kept;
 }
 
-/* An output that is gone has no arithmetic. */
-static void prune_declaration(assay_trace_op *op)
+/* What is said of outputs stays with those that are left: `old` has all of them. */
+static void prune_outputs(assay_trace_op *op, const assay_trace_op *old)
 {
+    for (int i = 0; i < op->n_outputs; i++)
+        for (int k = 0; k < old->n_outputs; k++)
+            if (strcmp(op->outputs[i].slot, old->outputs[k].slot) == 0)
+                op->substituted[i] = old->substituted[k];
     int kept = 0;
     for (int k = 0; k < op->arith.n; k++)
         for (int i = 0; i < op->n_outputs; i++)
@@ -294,7 +298,7 @@ static assay_status write_changed_op(copier *c, assay_trace_op *op)
     ASSAY_TRY(parity_mutate_op(c->from, c->target, c->m, op, &attrs, &ranks, &record));
     if (record >= 0)
         parity_mutate_slot(c->m, op, new_id(c, record));
-    prune_declaration(op);
+    prune_outputs(op, c->target);
     const assay_status st = assay_trace_write_op(c->w, op);
     c->planted = true;
     json_decref(attrs);
@@ -307,7 +311,7 @@ static assay_status copy_op(copier *c, const assay_trace_op *old)
     assay_trace_op op = *old;
     op.n_inputs = copy_slots(c, op.inputs, op.n_inputs);
     op.n_outputs = copy_slots(c, op.outputs, op.n_outputs);
-    prune_declaration(&op);
+    prune_outputs(&op, old);
     if (old == c->target && is(c, "drop_op")) {
         c->planted = true;
         return ASSAY_OK;
@@ -319,6 +323,11 @@ static assay_status copy_op(copier *c, const assay_trace_op *old)
     }
     if (old == c->target && parity_mutation_is_op(c->m->kind))
         return write_changed_op(c, &op);
+    if (old == c->target && is(c, "recompute"))
+        c->planted = op.recompute = true;
+    for (int i = 0; i < op.n_outputs && old == c->target && is(c, "substituted"); i++)
+        if (strcmp(op.outputs[i].slot, c->m->slot) == 0)
+            c->planted = op.substituted[i] = true;
     if (old == c->target && is(c, "arithmetic")) {
         op.arith.all.accumulate = ASSAY_F64;
         for (int i = 0; i < op.arith.n; i++)
@@ -354,7 +363,8 @@ static bool matches(const parity_mutation *m, const assay_trace_op *op)
 
 static assay_status find_target(copier *c)
 {
-    const bool in_op = is(c, "arithmetic") || is(c, "drop_op") || is(c, "repeat_op") || is(c, "late_op") ||
+    const bool in_op = is(c, "arithmetic") || is(c, "recompute") || is(c, "substituted") ||
+                       is(c, "drop_op") || is(c, "repeat_op") || is(c, "late_op") ||
                        parity_mutation_is_op(c->m->kind);
     if (is(c, "header"))
         return ASSAY_OK;

@@ -15,6 +15,7 @@
  *   missing     the rank has no record of the tensor
  *   overlap     the piece claims to lie one place lower in the first dimension that is cut
  *   arithmetic  the operation declares that it adds in F64
+ *   recompute, substituted   the record says that the operation ran again; that output `slot` is not its own result
  *   drop_op, repeat_op   the operation is not in the record, is there twice
  *   late_op     it is the last operation of its rank
  *   shift       integers move one place on

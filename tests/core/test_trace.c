@@ -81,6 +81,8 @@ static void write_rank(int rank)
         assay_arith own = op.arith.all;
         own.lanes = 256;
         TEST_OK(assay_declaration_set(&op.arith, "z", own));
+        op.recompute = step == 1;
+        op.substituted[1] = true;
         op.attrs = json_pack("{s:f, s:s}", "eps", 1e-5, "reduction", "sum");
         op.inputs[0] = (assay_trace_slot){"x", x.id};
         op.outputs[0] = (assay_trace_slot){"y", shard.id};
@@ -132,6 +134,8 @@ Test(trace, what_is_written_is_read)
     cr_expect_eq(op->arith.all.lanes, 32);
     cr_expect_eq(assay_declaration_of(&op->arith, "y")->lanes, 32);
     cr_expect_eq(assay_declaration_of(&op->arith, "z")->lanes, 256);
+    cr_expect(op->recompute && !assay_trace_op_at(t, 1, 0)->recompute);
+    cr_expect(!op->substituted[0] && op->substituted[1]);
     cr_expect_eq(json_real_value(json_object_get(op->attrs, "eps")), 1e-5);
     cr_expect_str_eq(op->group, "tp");
     cr_assert_eq(op->n_group_ranks, 2);
@@ -638,6 +642,11 @@ Test(trace, bad_op_records)
         {"attrs in a list", OP_WITH(",\"attrs\":[0]"), ASSAY_FORMAT, "attrs: expected an object"},
         {"unknown order", OP_WITH(",\"arith\":{\"accumulate\":\"F32\",\"order\":\"random\"}"),
          ASSAY_UNSUPPORTED, "random"},
+        {"substituted twice", OP_WITH(",\"outputs\":{\"x\":0},\"substituted\":[\"x\",\"x\"]"), ASSAY_FORMAT,
+         "op record 0: substituted: entry 1, 'x', must be an output"},
+        {"substituted input", OP_WITH(",\"inputs\":{\"x\":0},\"substituted\":[\"x\"]"), ASSAY_FORMAT,
+         "substituted: entry 0, 'x', must be an output"},
+        {"recompute by number", OP_WITH(",\"recompute\":1"), ASSAY_FORMAT, "recompute"},
         {"arithmetic of no output", OP_WITH(",\"outputs\":{\"x\":0},\"output_arith\":{\"y\":{}}"),
          ASSAY_FORMAT, "op record 0: output_arith.y: the record has no such output"},
         {"arithmetics in a list", OP_WITH(",\"output_arith\":[0]"), ASSAY_FORMAT,

@@ -84,6 +84,7 @@ static const fault tensor_parallel[] = {
     {"repeat_op", "all_reduce", L1 "mlp.router.weight", "", "", false, 0, 0, -1, "operation"},
     {"repeat_op", "linear_bwd_bias", A0 "linear_proj", "", "", false, 1, 0, 1, "operation"},
     {"drop_op", "sumsq", A0 "linear_qkv.weight", "", "", false, 1, 0, -1, "operation"},
+    {"recompute", "linear_fwd", A0 "linear_qkv", "", "", false, 1, 0, 1, "recompute"},
     {"late_op", "all_gather", A0 "reduce", "", "", false, 0, 1, 1, "order"},
 };
 

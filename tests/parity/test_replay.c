@@ -22,6 +22,8 @@ static float dot(const float *x, const float *w)
 }
 
 /* The operation with y altered in place `at` (-1: nowhere); narrow: sums in bf16 steps. */
+static bool substituted; /* what the records of linear() say of y */
+
 static parity_report *linear(int at, float change, bool narrow)
 {
     char dir[256];
@@ -44,6 +46,7 @@ static parity_report *linear(int at, float change, bool narrow)
         op_in(&o, "x", put_f32(out, "x.y", ASSAY_PHASE_FORWARD, T, K, x));
         op_in(&o, "weight", put_f32(out, "w", ASSAY_PHASE_FORWARD, N, K, w));
         op_out(&o, "y", put_f32(out, "fc1.y", ASSAY_PHASE_FORWARD, T, N, y));
+        o.substituted[0] = substituted;
         must(assay_trace_write_op(out, &o));
     }
     close_writer(out);
@@ -53,6 +56,21 @@ static parity_report *linear(int at, float change, bool narrow)
     assay_trace_close(t);
     remove_path(dir);
     return r;
+}
+
+/* A correct result that the record calls substituted is no pass: nobody saw the operation's own. A wrong one stays a failure. */
+Test(parity_replay, a_substituted_output_does_not_pass)
+{
+    substituted = true;
+    parity_report *right = linear(-1, 0, false), *wrong = linear(5, 1.0f, false);
+    substituted = false;
+    cr_expect_null(first_failure(right));
+    cr_expect_eq(n_passed(right), 0);
+    cr_expect_geq(n_skipped(right), 1);
+    cr_expect_not_null(strstr(parity_report_at(right, 0)->message, "output y was substituted"));
+    cr_expect_not_null(first_failure(wrong));
+    parity_report_destroy(right);
+    parity_report_destroy(wrong);
 }
 
 enum { ROWS = 600, H = 4 };

@@ -157,6 +157,13 @@ static inline int64_t n_passed(const parity_report *r)
     return passed;
 }
 
+static inline int64_t n_skipped(const parity_report *r)
+{
+    int64_t passed, failed, skipped;
+    parity_report_totals(r, &passed, &failed, &skipped);
+    return skipped;
+}
+
 static inline void print_failures(const parity_report *r)
 {
     for (int64_t i = 0; i < parity_report_count(r); i++) {
