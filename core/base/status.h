@@ -68,24 +68,34 @@ void assay_error_print(FILE *out, const char *program, int with_hops);
 void assay_error_clear(void);
 
 #define ASSAY_ERROR(code, ...) assay_fail((code), __FILE__, __LINE__, __func__, __VA_ARGS__)
-#define ASSAY_FAIL(code, ...) return ASSAY_ERROR(code, __VA_ARGS__)
+/* These return the code itself, not what assay_fail returns, which is the same: who reads the caller alone (a static
+ * analyzer) sees that it is no success. */
+#define ASSAY_FAIL(code, ...)                                                                                \
+    do {                                                                                                     \
+        const assay_status assay_code_ = (code);                                                             \
+        (void)ASSAY_ERROR(assay_code_, __VA_ARGS__);                                                         \
+        return assay_code_;                                                                                  \
+    } while (0)
 #define ASSAY_CHECK(cond, code, ...)                                                                         \
     do {                                                                                                     \
         if (!(cond))                                                                                         \
-            return ASSAY_ERROR(code, __VA_ARGS__);                                                           \
+            ASSAY_FAIL(code, __VA_ARGS__);                                                                   \
     } while (0)
 #define ASSAY_CHECK_GOTO(cond, code, st, label, ...)                                                         \
     do {                                                                                                     \
         if (!(cond)) {                                                                                       \
-            (st) = ASSAY_ERROR(code, __VA_ARGS__);                                                           \
+            (st) = (code);                                                                                   \
+            (void)ASSAY_ERROR(st, __VA_ARGS__);                                                              \
             goto label;                                                                                      \
         }                                                                                                    \
     } while (0)
 #define ASSAY_TRY(call)                                                                                      \
     do {                                                                                                     \
         const assay_status assay_try_st_ = (call);                                                           \
-        if (assay_try_st_ != ASSAY_OK)                                                                       \
-            return assay_hop(assay_try_st_, __FILE__, __LINE__, __func__);                                   \
+        if (assay_try_st_ != ASSAY_OK) {                                                                     \
+            (void)assay_hop(assay_try_st_, __FILE__, __LINE__, __func__);                                    \
+            return assay_try_st_;                                                                            \
+        }                                                                                                    \
     } while (0)
 #define ASSAY_TRY_GOTO(call, st, label)                                                                      \
     do {                                                                                                     \

@@ -8,13 +8,14 @@
  *
  * for the whole tensor and for every slice of it (row; expert; head), so that one wrong head is not diluted.
  * kappa is the quantile of Student's t that leaves what 4 standard deviations of the normal leave, for r
- * times the slice's elements degrees of freedom; u is half an ulp of the stored type (the last rounding). The
- * perturbation of a stored value is half an ulp where the recipe stores it narrower than it adds; where it
+ * times the degrees of freedom that the slice's errors have (freedom_of); u is half an ulp of the stored type (the
+ * last rounding). The perturbation of a stored value is half an ulp where the recipe stores it narrower than it adds; where it
  * adds in the type that it stores, sums of n terms err like a random walk, sqrt(n/3) half ulps.  No constant
  * is tuned.  Source: docs/TOLERANCES.md 3.7. */
 #include "parity/checks/whole.h"
 #include "parity/checks/plan.h"
 
+#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,6 +37,8 @@ typedef struct subject {
     int ndim;
     assay_dtype stored;
     double jump, jump_rate; /* masters; else 0 */
+    double cluster;         /* of jumps, in the whole tensor */
+    double *clusters;       /* [shape[0]] of jumps, in a slice */
     double *allowance;      /* [count] out: of an element, its slice's share */
 } subject;
 
@@ -47,41 +50,52 @@ static double kappa_of(double nu)
            (3.0 * z7 + 19.0 * z5 + 17.0 * z3 - 15.0 * z) / (384.0 * nu * nu * nu);
 }
 
-/* Smallest k that a Poisson variable of mean lambda exceeds no more often than a normal one exceeds 4 sigma.
- */
-static double poisson_quantile(double lambda)
+/* Degrees of freedom of one perturbed run: 1 over the mean squared cosine between differences of two runs and of the
+ * two others, which share nothing but the directions that errors can take.  n errors that are independent give n; a
+ * common factor (the weight of an expert's only token scales its whole gradient) gives 1.  gram: products of the
+ * runs' errors. */
+static double freedom_of(double gram[PARITY_WHOLE_RUNS][PARITY_WHOLE_RUNS], int64_t n)
 {
-    const double tail = erfc(4.0 / sqrt(2.0));
-    double term = exp(-lambda), sum = term, k = 0.0;
-    while (1.0 - sum > tail && k < 1e6 && term >= 0.0) {
-        k += 1.0;
-        term *= lambda / k;
-        sum += term;
-        if (k > lambda && term < 1e-20)
-            break;
+    static const int split[3][4] = {{1, 0, 3, 2}, {2, 0, 3, 1}, {3, 0, 2, 1}}; /* runs a - b beside c - d */
+    static_assert(PARITY_WHOLE_RUNS == 4, "three ways to make two pairs of four");
+    double cosines = 0.0, splits = 0.0;
+    for (int i = 0; i < 3; i++) {
+        const int a = split[i][0], b = split[i][1], c = split[i][2], d = split[i][3];
+        const double first = gram[a][a] + gram[b][b] - 2.0 * gram[a][b];
+        const double second = gram[c][c] + gram[d][d] - 2.0 * gram[c][d];
+        const double dot = gram[a][c] - gram[a][d] - gram[b][c] + gram[b][d];
+        if (first > 0.0 && second > 0.0) {
+            cosines += dot / first * (dot / second);
+            splits += 1.0;
+        }
     }
-    return lambda > 700.0 ? lambda + 4.0 * sqrt(lambda) : k;
+    return cosines * (double)n > splits ? fmax(1.0, splits / cosines) : (double)n;
 }
 
 /* Elements [first, first+n): error, allowance, verdict. */
-static void compare_slice(const subject *s, int64_t first, int64_t n, double *error, double *allowed)
+static void compare_slice(const subject *s, int64_t first, int64_t n, double cluster, double *error,
+                          double *allowed)
 {
-    double e = 0.0, norm = 0.0, spread = 0.0;
+    double e = 0.0, norm = 0.0, spread = 0.0, gram[PARITY_WHOLE_RUNS][PARITY_WHOLE_RUNS] = {{0.0}};
     for (int64_t i = first; i < first + n; i++) {
         const double d = s->found[i] - s->truth[i];
+        double p[PARITY_WHOLE_RUNS];
         e += d * d;
         norm += s->truth[i] * s->truth[i];
         for (int k = 0; k < PARITY_WHOLE_RUNS; k++) {
-            const double p = s->perturbed[k][i] - s->truth[i];
-            spread += p * p;
+            p[k] = s->perturbed[k][i] - s->truth[i];
+            for (int l = 0; l <= k; l++)
+                gram[l][k] = gram[k][l] += p[k] * p[l];
         }
     }
+    for (int k = 0; k < PARITY_WHOLE_RUNS; k++)
+        spread += gram[k][k];
     const int precision = assay_dtype_precision(s->stored);
     const double unit = ldexp(1.0, -(precision > 24 || precision == 0 ? 24 : precision));
     *error = sqrt(e);
-    *allowed = kappa_of((double)(PARITY_WHOLE_RUNS * n)) * sqrt(spread / PARITY_WHOLE_RUNS);
+    *allowed = kappa_of(PARITY_WHOLE_RUNS * freedom_of(gram, n)) * sqrt(spread / PARITY_WHOLE_RUNS);
     if (s->jump > 0.0)
-        *allowed = fmax(*allowed, s->jump * sqrt(poisson_quantile((double)n * s->jump_rate)));
+        *allowed = fmax(*allowed, s->jump * sqrt(parity_whole_jump_count((double)n, s->jump_rate, cluster)));
     *allowed += unit * sqrt(norm);
     for (int64_t i = first; i < first + n && s->allowance; i++)
         s->allowance[i] = *allowed / sqrt((double)n);
@@ -92,7 +106,8 @@ static void judge_slices(const subject *s, int64_t slices, parity_worst *w)
     const int64_t n = slices > 0 ? s->count / slices : 0;
     for (int64_t k = 0; k < slices && n > 0; k++) {
         double error, allowed;
-        compare_slice(s, k * n, n, &error, &allowed);
+        const double cluster = slices > 1 && s->clusters ? s->clusters[k] : s->cluster;
+        compare_slice(s, k * n, n, cluster, &error, &allowed);
         const bool pass = error <= allowed;
         const double ratio = error == 0.0 ? 0.0 : error / allowed;
         parity_worst_add(w, k, error, 0.0, allowed, ratio, pass);
@@ -196,7 +211,8 @@ static assay_status judge_named(const whole *h, const assay_model_config *m, con
     start(h, candidate, phase, step, -1, &r);
     subject s = {0};
     if (truth) {
-        s = (subject){.truth = truth->data, .shape = truth->shape, .ndim = truth->ndim, .count = 1};
+        s = (subject){
+            .cluster = 1.0, .truth = truth->data, .shape = truth->shape, .ndim = truth->ndim, .count = 1};
         for (int d = 0; d < truth->ndim; d++)
             s.count *= truth->shape[d];
         for (int i = 0; i < PARITY_WHOLE_RUNS; i++) {
@@ -213,11 +229,17 @@ static assay_status judge_named(const whole *h, const assay_model_config *m, con
         if (strcmp(kind, "weight") == 0) {
             s.jump = h->r->jump;
             s.jump_rate = h->r->jump_rate;
+            s.clusters = calloc((size_t)(s.ndim > 0 ? s.shape[0] : 0) + 1, sizeof *s.clusters);
+            ASSAY_CHECK_GOTO(s.clusters, ASSAY_OUT_OF_MEMORY, st, done, "%s", name);
+            for (int64_t i = 0; s.ndim > 0 && i < s.shape[0]; i++)
+                s.clusters[i] = 1.0;
+            s.cluster = parity_whole_clusters(&h->r->truth, name, s.clusters);
         }
         ASSAY_TRY_GOTO(judge_subject(h, candidate, &s, m, &r), st, done);
     }
     st = parity_table_merge(h->table, &r);
 done:
+    free(s.clusters);
     free(found);
     parity_global_free(&g);
     return st;

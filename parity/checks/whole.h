@@ -35,6 +35,12 @@ typedef struct parity_whole_choices {
     int64_t count;
 } parity_whole_choices;
 
+/* How many jumps of a master come together at the most, from the truth's gradients of all steps; 1: each for itself.
+ * clusters [shape[0]], ones before: raised to those within slice i of dimension 0; returns that of the whole tensor. */
+double parity_whole_clusters(const ref_run_result *truth, const char *parameter, double *clusters);
+/* Bounds the number of jumps in n elements where on average `rate` n of them jump, in clusters of `cluster`. */
+double parity_whole_jump_count(double n, double rate, double cluster);
+
 /* From the trace; a choice that is not recorded or malformed is left to the reference.  indices: free(). */
 assay_status parity_whole_read_choices(const parity_whole_cache *cache, const parity_index *x, int64_t steps,
                                        parity_whole_choices *c);

@@ -255,6 +255,7 @@ assay_status parity_cases_list(const char *dir, char ***paths, int *n)
         (*paths)[(*n)++] = path;
     }
     closedir(d);
-    qsort(*paths, (size_t)*n, sizeof **paths, by_name);
+    if (*n > 0) /* qsort takes no NULL, not even of no elements */
+        qsort(*paths, (size_t)*n, sizeof **paths, by_name);
     return ASSAY_OK;
 }

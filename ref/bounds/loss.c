@@ -59,13 +59,17 @@ void ref_bound_cross_entropy_loss(ref_pair lse, ref_pair loss, const double *sta
     const ref_num *n = &d->num;
     ref_cross_entropy_loss(lse.y, loss.y, stats, targets, n_pieces, t);
     for (int64_t i = 0; i < t; i++) {
-        double max = -HUGE_VAL, sum = 0.0, own = 0.0, target = 0.0;
+        double max = -HUGE_VAL, sum = 0.0, own = 0.0;
+        double target = 0.0, target_size = 0.0;
+        int target_parts = 0;
         for (int r = 0; r < n_pieces; r++)
             max = fmax(max, stats[r * 3 * t + i]);
         for (int r = 0; r < n_pieces; r++) {
             const double *piece = stats + r * 3 * t;
             const double shift = piece[i] - max;
             target += piece[2 * t + i];
+            target_size += fabs(piece[2 * t + i]);
+            target_parts += piece[2 * t + i] != 0.0;
             if (!isfinite(shift) || piece[t + i] == 0.0)
                 continue; /* an empty piece adds an exact zero */
             const ref_iv e =
@@ -75,6 +79,10 @@ void ref_bound_cross_entropy_loss(ref_pair lse, ref_pair loss, const double *sta
             own += z.b;
         }
         own += expm1((double)(n_pieces - 1) * n->u) * (sum + own);
+        /* One piece of the vocabulary holds the target and the others add exact zeros; numbers of several pieces (no
+         * split makes them) are rounded where they meet. */
+        const double target_error =
+            target_parts > 1 ? expm1((double)(target_parts - 1) * n->u) * target_size : 0.0;
         /* log and the sum of max and log; base-2 logarithms are multiplied with a rounded ln 2 */
         ref_iv z = iv_log(n, (ref_iv){sum, own});
         z = iv_rounded(n, z);
@@ -83,7 +91,7 @@ void ref_bound_cross_entropy_loss(ref_pair lse, ref_pair loss, const double *sta
         if (targets[i] == IGNORED)
             loss.b[i] = 0.0;
         else
-            ref_pair_set(loss, i, (ref_iv){loss.y[i], iv_sub(n, total, iv_exact(target)).b}, n);
+            ref_pair_set(loss, i, (ref_iv){loss.y[i], iv_sub(n, total, (ref_iv){target, target_error}).b}, n);
     }
 }
 

@@ -1,7 +1,9 @@
 /* Laws of the whole check: a run that differs by rounding alone passes, a fault in one head, a wrong scale
  * and a missing tensor fail. */
 #include "parity/checks/plan.h"
+#include "parity/checks/whole.h"
 #include "tests/support/parity.h"
+#include "tests/support/ref.h"
 
 typedef struct setting {
     assay_model_config *config;
@@ -180,4 +182,57 @@ Test(parity_whole, a_header_of_another_precision_is_a_failure)
     assay_trace_close(t);
     remove_path(dir);
     tear_down(&s);
+}
+
+/* Gradients [E,N,K] of one step as the result of a run. */
+static ref_run_result gradient(double *data, int ndim, int64_t e, int64_t n, int64_t k, ref_named_tensor *t)
+{
+    *t = (ref_named_tensor){.name = "w", .kind = "grad", .ndim = ndim, .data = data};
+    const int64_t shape[3] = {e, n, k};
+    for (int d = 0; d < ndim; d++)
+        t->shape[d] = shape[3 - ndim + d];
+    return (ref_run_result){.steps = 1, .n_tensors = 1, .tensors = t};
+}
+
+/* An expert with one token has a gradient of rank 1, whose columns turn at once; one with many tokens has not.  What
+ * is allowed to jump in the first is a few columns, never all of it. */
+Test(parity_whole, jumps_come_in_lines_where_the_gradient_has_rank_1)
+{
+    enum { E = 3, N = 24, K = 10 };
+    double g[E * N * K], clusters[E] = {1.0, 1.0, 1.0};
+    test_rng r = {7};
+    double *u = random_normal(&r, N), *v = random_normal(&r, K), *full = random_normal(&r, N * K);
+    for (int i = 0; i < N * K; i++) {
+        g[i] = u[i / K] * v[i % K]; /* one token */
+        g[N * K + i] = full[i];     /* many */
+        g[2 * N * K + i] = 0.0;     /* none */
+    }
+    ref_named_tensor t;
+    ref_run_result run = gradient(g, 3, E, N, K, &t);
+    const double whole = parity_whole_clusters(&run, "w", clusters);
+    cr_expect(fabs(clusters[0] - N) <= 1e-9 * N && whole == clusters[0], "%g", clusters[0]);
+    cr_expect(clusters[1] >= 1.0 && clusters[1] <= (double)N / (K / 2), "%g", clusters[1]);
+    cr_expect_eq(clusters[2], 1.0);
+    const double rate = 1e-3, independent = parity_whole_jump_count(N * K, rate, 1.0);
+    const double together = parity_whole_jump_count(N * K, rate, clusters[0]);
+    cr_expect(independent < N, "a column does not fit among %g independent jumps", independent);
+    cr_expect(together >= 0.999 * N && together <= 2.0 * N, "%g", together);
+    free(u), free(v), free(full);
+}
+
+/* A row of a matrix is a slice: its elements share what the rank of the matrix says. */
+Test(parity_whole, a_matrix_of_full_rank_jumps_element_by_element)
+{
+    enum { N = 64, K = 16 };
+    double clusters[N];
+    test_rng r = {8};
+    double *full = random_normal(&r, N * K);
+    ref_named_tensor t;
+    ref_run_result run = gradient(full, 2, 1, N, K, &t);
+    for (int i = 0; i < N; i++)
+        clusters[i] = 1.0;
+    (void)parity_whole_clusters(&run, "w", clusters);
+    for (int i = 0; i < N; i++)
+        cr_expect(clusters[i] <= 1.6, "row %d: %g", i, clusters[i]);
+    free(full);
 }
