@@ -67,7 +67,7 @@ static void open_run(fixture *f, bool traced)
     assay_rank_env env;
     memset(f, 0, sizeof *f);
     f->run.layer = -1;
-    f->run.act = ASSAY_F32;
+    f->run.recipe = assay_recipe_of(ASSAY_PRECISION_FP32);
     must(assay_rank_env_read(&env));
     must(gpu_ctx_init(&f->run.ctx, -1, (size_t)1 << 20));
     must(gpu_comm_create(&f->run.comm, &env, NULL, false));
