@@ -74,7 +74,7 @@ void assay_error_clear(void);
     do {                                                                                                     \
         const assay_status assay_code_ = (code);                                                             \
         (void)ASSAY_ERROR(assay_code_, __VA_ARGS__);                                                         \
-        return assay_code_;                                                                                  \
+        return assay_code_ == ASSAY_OK ? ASSAY_INTERNAL : assay_code_;                                       \
     } while (0)
 #define ASSAY_CHECK(cond, code, ...)                                                                         \
     do {                                                                                                     \
@@ -86,6 +86,7 @@ void assay_error_clear(void);
         if (!(cond)) {                                                                                       \
             (st) = (code);                                                                                   \
             (void)ASSAY_ERROR(st, __VA_ARGS__);                                                              \
+            (st) = (st) == ASSAY_OK ? ASSAY_INTERNAL : (st);                                                 \
             goto label;                                                                                      \
         }                                                                                                    \
     } while (0)
