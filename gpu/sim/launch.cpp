@@ -1,5 +1,5 @@
 /* Kernel launches: checks, and the grid as stream work. */
-#include "sim.hpp"
+#include "schedule.hpp"
 
 #ifndef ASSAY_SIM
 #define ASSAY_SIM 1
@@ -58,6 +58,27 @@ static size_t dynamic_limit(const void *func)
     return it == dynamic_limits().end() ? max_shared_default : it->second;
 }
 
+/* A kernel runs on the current device, which has no access to another device's memory: peer access is not modelled.
+ * Pointers inside structures, and in memory, are not looked at. */
+static cudaError_t check_devices(const assay_sim_kernel &k, cudaStream_t stream)
+{
+    const int here = current_device();
+    int owner = here;
+    if (stream_device(stream, &owner) == cudaSuccess && owner != here) {
+        return refuse(cudaErrorInvalidResourceHandle, "wrong device",
+                      "kernel %s: the stream belongs to device %d, the current device is %d", k.name, owner,
+                      here);
+    }
+    for (int i = 0; i < k.n_pointers && memory_on_several_devices(); ++i) {
+        if (memory_find(k.pointers[i], nullptr, nullptr, &owner) == MEMORY_DEVICE && owner != here) {
+            return refuse(cudaErrorIllegalAddress, "wrong device",
+                          "kernel %s on device %d: pointer argument %d of %d is memory of device %d", k.name,
+                          here, i + 1, k.n_pointers, owner);
+        }
+    }
+    return cudaSuccess;
+}
+
 static cudaError_t check_launch(const assay_sim_kernel &k, uint3 grid, uint3 block, size_t shared_bytes)
 {
     const uint64_t threads = static_cast<uint64_t>(block.x) * block.y * block.z;
@@ -95,7 +116,8 @@ static cudaError_t unsupported(const char *what)
 extern "C" cudaError_t assay_sim_launch(const assay_sim_kernel *kernel, uint3 grid, uint3 block,
                                         size_t shared_bytes, cudaStream_t stream)
 {
-    const cudaError_t error = check_launch(*kernel, grid, block, shared_bytes);
+    cudaError_t error = check_launch(*kernel, grid, block, shared_bytes);
+    error = error == cudaSuccess ? check_devices(*kernel, stream) : error;
     if (error != cudaSuccess) {
         kernel->destroy(kernel->args);
         return record_error(error);

@@ -12,6 +12,7 @@
  * copy on write, so that a large arena costs what is written to it. */
 #include "sim.hpp"
 
+#include <atomic>
 #include <deque>
 #include <map>
 #include <mutex>
@@ -54,6 +55,8 @@ struct heap {
     size_t quarantined = 0;
     uint64_t serial = 0;
     size_t used[64] = {};
+    std::atomic<int> devices{0}; /* that have ever had memory, 2 for two or more */
+    int only = -1;
 };
 
 static heap &the_heap()
@@ -296,6 +299,10 @@ cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int devi
     h.blocks[reinterpret_cast<uintptr_t>(user)] = b;
     if (kind == MEMORY_DEVICE) {
         h.used[device] += bytes;
+        if (h.devices != 2) {
+            h.devices = h.only < 0 || h.only == device ? 1 : 2;
+        }
+        h.only = h.only < 0 ? device : h.only;
     }
     *out = user;
     return cudaSuccess;
@@ -482,6 +489,17 @@ bool memory_contains(const void *ptr, size_t bytes, memory_kind *kind)
     return *kind != MEMORY_NONE && bytes <= size - offset;
 }
 
+int memory_reachable(const void *ptr, size_t bytes, int device)
+{
+    memory_kind kind;
+    int owner = device;
+    if (!memory_contains(ptr, bytes, &kind)) {
+        return 0;
+    }
+    memory_find(ptr, nullptr, nullptr, &owner);
+    return kind != MEMORY_DEVICE ? 2 : owner == device ? 1 : 0;
+}
+
 bool memory_guards_intact(const char *after)
 {
     heap &h = the_heap();
@@ -502,6 +520,11 @@ size_t memory_blocks()
     return h.blocks.size();
 }
 
+bool memory_on_several_devices()
+{
+    return the_heap().devices == 2;
+}
+
 size_t memory_used(int device)
 {
     heap &h = the_heap();
@@ -513,9 +536,5 @@ size_t memory_used(int device)
 
 extern "C" int assay_sim_memory_kind(const void *ptr, size_t bytes)
 {
-    sim::memory_kind kind;
-    if (!sim::memory_contains(ptr, bytes, &kind)) {
-        return 0;
-    }
-    return kind == sim::MEMORY_DEVICE ? 1 : 2;
+    return sim::memory_reachable(ptr, bytes, sim::current_device());
 }

@@ -1,5 +1,6 @@
 /* NCCL's interface: communicators, argument checks, groups. */
 #include "nccl_comm.hpp"
+#include "schedule.hpp"
 
 #include <errno.h>
 #include <stdio.h>
@@ -245,18 +246,18 @@ ncclResult_t flush(std::vector<grouped> &calls)
 }
 
 ncclResult_t check_pointer(const char *what, const char *which, const void *p, size_t elements,
-                           size_t element)
+                           size_t element, int device)
 {
     size_t bytes;
     if (__builtin_mul_overflow(elements, element, &bytes)) {
         return say(ncclInvalidArgument, std::string(what) + ": the count overflows");
     }
-    if (bytes == 0 || assay_sim_memory_kind(p, bytes) != 0) {
+    if (bytes == 0 || memory_reachable(p, bytes, device) != 0) {
         return ncclSuccess;
     }
     char text[160];
-    snprintf(text, sizeof text, "%s: %s %p: %zu bytes are not inside one block of device memory", what, which,
-             p, bytes);
+    snprintf(text, sizeof text, "%s: %s %p: %zu bytes are not inside one block of memory of device %d", what,
+             which, p, bytes, device);
     return say(ncclInvalidArgument, text);
 }
 
@@ -294,10 +295,16 @@ ncclResult_t submit(ncclComm *c, nccl_call call, const request &r, cudaStream_t 
         return say(ncclInvalidArgument, std::string(what) + ": rank " + std::to_string(call.root) +
                                             " is not in a communicator of " + std::to_string(c->ranks));
     }
-    ncclResult_t e = check_pointer(what, "sendbuff", r.send, r.send_elements, element);
-    e = e == ncclSuccess ? check_pointer(what, "recvbuff", r.recv, r.recv_elements, element) : e;
+    ncclResult_t e = check_pointer(what, "sendbuff", r.send, r.send_elements, element, c->device);
+    e = e == ncclSuccess ? check_pointer(what, "recvbuff", r.recv, r.recv_elements, element, c->device) : e;
     if (e != ncclSuccess) {
         return e;
+    }
+    int device = c->device;
+    if (stream != nullptr && stream_device(stream, &device) == cudaSuccess && device != c->device) {
+        return say(ncclInvalidArgument, std::string(what) + ": the stream belongs to device " +
+                                            std::to_string(device) + ", the communicator to device " +
+                                            std::to_string(c->device));
     }
     if (call.func == NCCL_SEND || call.func == NCCL_RECV) {
         if (call.count == 0) {

@@ -45,6 +45,7 @@ struct CUstream_st {
 };
 
 struct CUevent_st {
+    int device; /* current when it was made; records elsewhere are refused, waits are not */
     unsigned flags;
     std::atomic<uint64_t> recorded, completed;
     double at;           /* host time at completion */
@@ -429,6 +430,21 @@ cudaError_t stream_info(cudaStream_t stream, unsigned *flags, int *priority)
     return cudaSuccess;
 }
 
+cudaError_t stream_device(cudaStream_t stream, int *device)
+{
+    if (stream == nullptr || stream == cudaStreamLegacy) {
+        *device = current_device();
+        return cudaSuccess;
+    }
+    std::lock_guard<std::recursive_mutex> hold(the().lock);
+    const CUstream_st *s = resolve(stream);
+    if (s == nullptr) {
+        return cudaErrorInvalidResourceHandle;
+    }
+    *device = s->device;
+    return cudaSuccess;
+}
+
 static cudaError_t push(cudaStream_t stream, op o)
 {
     scheduler &s = the();
@@ -460,6 +476,7 @@ cudaError_t event_create(cudaEvent_t *out, unsigned flags)
 {
     std::lock_guard<std::recursive_mutex> hold(the().lock);
     CUevent_st *e = new CUevent_st{};
+    e->device = current_device();
     e->flags = flags;
     the().events.insert(e);
     *out = e;
@@ -490,6 +507,12 @@ cudaError_t event_record(cudaEvent_t event, cudaStream_t stream)
     std::lock_guard<std::recursive_mutex> hold(the().lock);
     if (!event_live(event)) {
         return cudaErrorInvalidResourceHandle;
+    }
+    int device = event->device;
+    if (stream_device(stream, &device) == cudaSuccess && device != event->device) {
+        return refuse(cudaErrorInvalidResourceHandle, "wrong device",
+                      "cudaEventRecord: the event belongs to device %d, the stream to device %d",
+                      event->device, device);
     }
     op o = {};
     o.kind = OP_RECORD;
@@ -570,8 +593,8 @@ cudaError_t stream_query(cudaStream_t stream)
 cudaError_t event_elapsed(float *ms, cudaEvent_t start, cudaEvent_t end)
 {
     std::lock_guard<std::recursive_mutex> hold(the().lock);
-    if (!event_live(start) || !event_live(end) || start->recorded == 0 || end->recorded == 0 ||
-        ((start->flags | end->flags) & cudaEventDisableTiming)) {
+    if (!event_live(start) || !event_live(end) || start->device != end->device || start->recorded == 0 ||
+        end->recorded == 0 || ((start->flags | end->flags) & cudaEventDisableTiming)) {
         return cudaErrorInvalidResourceHandle;
     }
     if (start->completed < start->recorded || end->completed < end->recorded) {

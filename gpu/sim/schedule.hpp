@@ -10,6 +10,7 @@ namespace sim
 cudaError_t stream_create(cudaStream_t *out, unsigned flags, int priority);
 cudaError_t stream_destroy(cudaStream_t stream);
 cudaError_t stream_info(cudaStream_t stream, unsigned *flags, int *priority);
+cudaError_t stream_device(cudaStream_t stream, int *device);
 cudaError_t stream_query(cudaStream_t stream);
 cudaError_t event_create(cudaEvent_t *out, unsigned flags);
 cudaError_t event_destroy(cudaEvent_t event);

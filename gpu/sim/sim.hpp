@@ -78,6 +78,9 @@ cudaError_t memory_register(void *ptr, size_t bytes);
 cudaError_t memory_unregister(void *ptr);
 /* The kind of the block that holds ptr; *offset and *bytes (both may be NULL): where in it, and its size. */
 memory_kind memory_find(const void *ptr, size_t *offset, size_t *bytes, int *device);
+/* May this device touch all of it: 0 no (also: another device's memory), 1 its own memory, 2 pinned host memory. */
+int memory_reachable(const void *ptr, size_t bytes, int device);
+bool memory_on_several_devices(); /* false: whose memory it is need not be asked */
 bool memory_contains(const void *ptr, size_t bytes, memory_kind *kind);
 /* false, after a report that names the block and `after` (what ran last), when a guard was overwritten. */
 bool memory_guards_intact(const char *after);

@@ -270,6 +270,11 @@ void *assay_sim_shared_array(const void *site, const char *name, size_t bytes, s
     return sim::shared_array_at(running_worker("shared memory"), site, name, bytes, align, line);
 }
 
+int assay_sim_is_global(const void *p)
+{
+    return sim::memory_find(p, nullptr, nullptr, nullptr) != sim::MEMORY_NONE;
+}
+
 void assay_sim_yield(void)
 {
     sim::worker &w = running_worker("__nanosleep");

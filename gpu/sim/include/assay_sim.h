@@ -66,7 +66,7 @@ cudaError_t assay_sim_enqueue(cudaStream_t stream, const assay_sim_work *work);
 /* One round over all streams of this process: lets pending work make progress while the host waits for
  * something else. */
 void assay_sim_poll(void);
-/* Is [ptr, ptr+bytes) inside one allocation the device may touch?  0 no, 1 device memory, 2 pinned host
+/* Is [ptr, ptr+bytes) inside one allocation the current device may touch?  0 no, 1 device memory, 2 pinned host
  * memory. */
 int assay_sim_memory_kind(const void *ptr, size_t bytes);
 

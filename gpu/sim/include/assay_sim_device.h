@@ -78,6 +78,7 @@ unsigned assay_sim_lane(void);
 void *assay_sim_dynamic_shared(int line);
 void *assay_sim_shared_array(const void *site, const char *name, size_t bytes, size_t align, int line);
 void assay_sim_yield(void);
+int assay_sim_is_global(const void *p);
 void assay_sim_trap(int line) __attribute__((noreturn));
 
 /* A launch: `args` is an object that `destroy` frees; `run` executes the kernel for the current thread,
@@ -90,6 +91,8 @@ typedef struct assay_sim_kernel {
     void (*destroy)(void *args);
     void (*run)(const void *args);
     void (*run_loop)(const void *args, unsigned n, const unsigned *order);
+    const void *const *pointers; /* those among the arguments, for the launch's checks */
+    int n_pointers;
 } assay_sim_kernel;
 
 cudaError_t assay_sim_launch(const assay_sim_kernel *kernel, uint3 grid, uint3 block, size_t shared_bytes,
@@ -137,6 +140,14 @@ template <class... P> struct call {
     }
 };
 
+template <class T> static inline void note_pointer(const T &v, const void **pointers, int *n)
+{
+    if constexpr (std::is_pointer<T>::value &&
+                  !std::is_function<typename std::remove_pointer<T>::type>::value) {
+        pointers[(*n)++] = const_cast<const void *>(static_cast<const volatile void *>(v));
+    }
+}
+
 template <class... P, class... A>
 cudaError_t launch(const char *name, int no_barrier, void (*kernel)(P...), dim3 grid, dim3 block,
                    size_t shared_bytes, cudaStream_t stream, A &&...args)
@@ -145,13 +156,18 @@ cudaError_t launch(const char *name, int no_barrier, void (*kernel)(P...), dim3 
                   "a kernel is launched with as many arguments as it has parameters");
     typedef call<P...> call_type;
     call_type *c = new call_type{kernel, std::tuple<P...>(static_cast<P>(std::forward<A>(args))...)};
+    const void *pointers[sizeof...(P) + 1] = {};
+    int n_pointers = 0;
+    std::apply([&](const P &...p) { (note_pointer(p, pointers, &n_pointers), ...); }, c->args);
     assay_sim_kernel k = {name,
                           reinterpret_cast<const void *>(kernel),
                           no_barrier,
                           c,
                           call_type::destroy,
                           call_type::run,
-                          call_type::run_loop};
+                          call_type::run_loop,
+                          pointers,
+                          n_pointers};
     return assay_sim_launch(&k, grid, block, shared_bytes, stream);
 }
 

@@ -448,7 +448,7 @@ static inline void __trap(int line = __builtin_LINE())
 }
 static inline bool __isGlobal(const void *p)
 {
-    return assay_sim_memory_kind(p, 1) != 0;
+    return assay_sim_is_global(p) != 0;
 }
 
 namespace assay_sim
