@@ -51,20 +51,22 @@ typedef struct parity_result {
     int rank;
     parity_verdict verdict;
     double ratio;  /* worst error / allowance; infinity when not comparable */
+    double share;  /* the same beyond the rounding of the output itself (parity_share): what tables show */
     int64_t count; /* elements compared */
     int64_t n_bad;
     int64_t n_ambiguous;           /* routing */
     int64_t index[ASSAY_MAX_DIMS]; /* of the worst element in `tensor` (global where assembled) */
     int index_ndim;
     double found, expected, allowance;
+    bool is_distance; /* found is how far a whole slice lies from the reference, expected is 0, not a value */
     int variant;
     char diagnosis[PARITY_TEXT]; /* what kind of mistake it looks like; empty when unknown or passed */
     char message[PARITY_TEXT];   /* one sentence: expected, found, where */
     char reproduce[PARITY_TEXT]; /* command line */
 } parity_result;
 
-/* Zeroed, with verdict SKIP, phase -1 free, step/microbatch/rank -1: a check that never filled it is not a
- * pass. */
+/* Zeroed, with verdict SKIP, no check (PARITY_CHECK_COUNT: no report takes it), phase -1 free, step/microbatch/rank
+ * -1: a check that never filled it is not a pass. */
 void parity_result_init(parity_result *r);
 
 /* --- report: collects results (report/report.c) ------------------------------------------------------------- */
@@ -73,6 +75,7 @@ assay_status parity_report_create(parity_report **out);
 void parity_report_destroy(parity_report *r);
 /* Case, engine, layout ... that following results inherit where they leave them empty; copied. */
 void parity_report_set_context(parity_report *r, const parity_result *context);
+/* ASSAY_INTERNAL for a result whose check was never set. */
 assay_status parity_report_add(parity_report *r, const parity_result *result);
 int64_t parity_report_count(const parity_report *r);
 const parity_result *parity_report_at(const parity_report *r, int64_t i);
@@ -166,8 +169,9 @@ assay_status parity_report_jsonl(const parity_report *r, const char *path);
 assay_status parity_report_junit(const parity_report *r, const char *path);
 assay_status parity_report_html(const parity_report *r, const char *path, const char *title,
                                 const json_t *facts);
-/* Matrix of cases x layouts with counts, worst ratio per check; failing lines with their commands. */
-void parity_report_table(const parity_report *r, FILE *out);
+/* Matrix of cases x layouts with counts, verdict, worst share per check; failing lines with their commands.  results: the
+ * file that holds all of them, NULL: none was written. */
+void parity_report_table(const parity_report *r, FILE *out, const char *results);
 
 /* --- commands (each returns the exit code 0, 1, 2) ---------------------------------------------------------- */
 int parity_main_run(int argc, char **argv);

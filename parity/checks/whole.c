@@ -131,6 +131,7 @@ static void describe(const parity_worst *w, int64_t slices, parity_result *r)
     r->ratio = w->ratio;
     r->found = w->found;
     r->expected = 0.0;
+    r->is_distance = true;
     r->allowance = w->allowance;
     r->verdict = w->n_bad == 0 ? PARITY_PASS : PARITY_FAIL;
     r->index_ndim = slices > 1 ? 1 : 0;
@@ -157,6 +158,7 @@ static assay_status judge_subject(const whole *h, const char *name, subject *s, 
     const bool worse = all.n_bad > 0 && parts.n_bad == 0;
     describe(worse ? &all : &parts, worse ? 1 : slices, r);
     r->ratio = all.ratio > r->ratio ? all.ratio : r->ratio;
+    r->share = r->ratio;
     r->count = s->count;
     if (r->verdict == PARITY_FAIL)
         parity_diagnose(s->found, s->truth, s->allowance, s->shape, s->ndim, s->stored, &h->scales,
@@ -264,6 +266,7 @@ static assay_status judge_number(const whole *h, const assay_model_config *m, co
         st = judge_subject(h, name, &s, m, &r);
         r.found = found[0];
         r.expected = truth[step];
+        r.is_distance = false;
     }
     if (st == ASSAY_OK)
         st = parity_table_merge(h->table, &r);
