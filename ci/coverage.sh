@@ -50,6 +50,7 @@ done
 if ! $again; then
     ci/build.sh coverage assay assay-sim
     find "$build" -name '*.gcda' -delete
+    rm -rf "$build/report"
     OPENBLAS_NUM_THREADS=1 "$build/bin/assay" run --engine sim --report "$build/report" "${arguments[@]}" | tail -n 2
 fi
 # Objects that no process of the run reached have no counters: their notes alone say which lines were not executed.

@@ -10,6 +10,7 @@
     .name = slot, .role = ASSAY_SLOT_OUT, .dtype = ASSAY_CLASS_##class_, .shape = text
 #define INOUT(slot, class_, text)                                                                            \
     .name = slot, .role = ASSAY_SLOT_INOUT, .dtype = ASSAY_CLASS_##class_, .shape = text
+#define SPLIT .split = true
 #define OPT .optional = true
 #define INT(key) .name = key, .type = ASSAY_ATTR_INT
 #define DOUBLE(key) .name = key, .type = ASSAY_ATTR_DOUBLE
@@ -104,15 +105,17 @@ static const assay_op table[] = {
     /* --- 3. rmsnorm --- */
     /* gamma first: it says how wide a row is, one head or all of them */
     {"rmsnorm_fwd", "rmsnorm", .sums = "y: H; rstd: H",
-     .slots =
-         {{IN("gamma", PAR, "H")}, {IN("x", ACT, "T,H")}, {OUT("y", ACT, "T,H")}, {OUT("rstd", F32, "T")}},
+     .slots = {{IN("gamma", PAR, "H")},
+               {IN("x", ACT, "T,H"), SPLIT},
+               {OUT("y", ACT, "T,H"), SPLIT},
+               {OUT("rstd", F32, "T")}},
      .attrs = {{DOUBLE("eps"), RANGE(0.0, 0x1p100)}}},
     {"rmsnorm_bwd", "rmsnorm", .sums = "dx: H; dgamma: T",
      .slots = {{IN("gamma", PAR, "H")},
-               {IN("dy", ACT, "T,H")},
-               {IN("x", ACT, "T,H")},
+               {IN("dy", ACT, "T,H"), SPLIT},
+               {IN("x", ACT, "T,H"), SPLIT},
                {IN("rstd", F32, "T")},
-               {OUT("dx", ACT, "T,H")},
+               {OUT("dx", ACT, "T,H"), SPLIT},
                {INOUT("dgamma", F32, "H")}},
      .attrs = {{DOUBLE("eps"), .otherwise = "0", RANGE(0.0, 0x1p100)}}},
     /* --- 4. rope --- */

@@ -45,6 +45,8 @@ typedef struct assay_op_slot {
     const char *below; /* I64 that index: every value lies in [0, below), a symbol */
     bool or_minus_one; /* ... or is -1 */
     const char *alias; /* out: the input whose memory it may be */
+    bool
+        split; /* a dimension that is known may be recorded as several extents: [S,B,A,D] for "T,H", H = A*D */
 } assay_op_slot;
 
 typedef enum {

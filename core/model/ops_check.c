@@ -299,7 +299,7 @@ static assay_status check_shape(const call *c, const assay_op_slot *s, const ass
 {
     char wanted[128], found[128];
     assay_op_binding before = *b;
-    if (s->numbered || assay_op_match(b, s->shape, v->shape, v->ndim))
+    if (s->numbered || assay_op_match(b, s, v->shape, v->ndim))
         return ASSAY_OK;
     show_wanted(s, &before, wanted, sizeof wanted);
     show_shape(v, found, sizeof found);

@@ -177,11 +177,11 @@ static int match_dim(const assay_op_binding *b, const char *dim, const int64_t *
     return 0;
 }
 
-bool assay_op_match(assay_op_binding *b, const char *shape, const int64_t *extents, int ndim)
+bool assay_op_match(assay_op_binding *b, const assay_op_slot *s, const int64_t *extents, int ndim)
 {
     assay_op_dims d;
     int first = 0, last = ndim;
-    assay_op_dims_parse(shape, b->brackets, &d);
+    assay_op_dims_parse(s->shape, b->brackets, &d);
     for (int i = 0; i < d.fold; i++, first++) /* before the fold, from the left */
         if (first >= last || match_extent(b, &d, i, i, extents[first]) == 0)
             return false;
@@ -192,7 +192,7 @@ bool assay_op_match(assay_op_binding *b, const char *shape, const int64_t *exten
         if (taken > 0) {
             i -= taken;
             last--;
-        } else if (d.fold >= 0 && (merged = match_dim(b, d.dim[i], extents, first, last)) > 0) {
+        } else if (s->split && d.fold >= 0 && (merged = match_dim(b, d.dim[i], extents, first, last)) > 0) {
             i--;
             last -= merged;
         } else if (d.fold >= 0 && assay_op_evaluate(b, d.dim[i], &one) && one == 1) {

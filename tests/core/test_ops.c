@@ -298,6 +298,12 @@ static const sample samples[] = {
      LINEAR({0}),
      {{"y", "F32", 2, {4, 6}}},
      "slot y: expected shape [T=8,N=6], found [4,6]"},
+    /* only a row of rmsnorm may have several extents for its width */
+    {"linear_fwd",
+     "{}",
+     LINEAR({0}),
+     {{"y", "F32", 4, {4, 2, 2, 3}}},
+     "slot y: expected shape [T=8,N=6], found [4,2,2,3]"},
     {"linear_bwd_weight",
      "{}",
      {{"dy", "F32", 2, {4, 6}}, {"x", "F32", 2, {5, 8}}, {"dweight_in", "F32", 2, {6, 8}}},
