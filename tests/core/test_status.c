@@ -168,13 +168,13 @@ Test(core_status, a_status_without_a_message_does_not_borrow_an_old_one)
     cr_expect_str_eq(assay_error_message(), "here: (no message was recorded)");
 }
 
-static assay_status checked(assay_status code)
+static assay_status failing(assay_status code)
 {
     ASSAY_CHECK(code == ASSAY_CHILD, code, "bug");
     ASSAY_FAIL(ASSAY_OK, "bug");
 }
 
-static assay_status checked_goto(assay_status code)
+static assay_status failing_goto(assay_status code)
 {
     assay_status st = ASSAY_OK;
     ASSAY_CHECK_GOTO(false, code, st, done, "bug");
@@ -185,11 +185,11 @@ done:
 /* The macros return the code by themselves: it is the one that assay_fail recorded. */
 Test(core_status, no_failing_check_reports_success)
 {
-    cr_expect_eq(checked(ASSAY_OK), ASSAY_INTERNAL);
-    cr_expect_eq(checked(ASSAY_IO), ASSAY_IO);
-    cr_expect_eq(checked(ASSAY_CHILD), ASSAY_INTERNAL);
-    cr_expect_eq(checked_goto(ASSAY_OK), ASSAY_INTERNAL);
-    cr_expect_eq(checked_goto(ASSAY_LIMIT), ASSAY_LIMIT);
+    cr_expect_eq(failing(ASSAY_OK), ASSAY_INTERNAL);
+    cr_expect_eq(failing(ASSAY_IO), ASSAY_IO);
+    cr_expect_eq(failing(ASSAY_CHILD), ASSAY_INTERNAL);
+    cr_expect_eq(failing_goto(ASSAY_OK), ASSAY_INTERNAL);
+    cr_expect_eq(failing_goto(ASSAY_LIMIT), ASSAY_LIMIT);
     cr_expect_eq(assay_error_status(), ASSAY_LIMIT);
 }
 
