@@ -312,14 +312,14 @@ static void block_release(worker &w)
     w.position = 0;
 }
 
-std::string other_place(int here, int there, const call_path &there_by)
+std::string other_place(int here, int there, const call_path &here_by, const call_path &there_by)
 {
     std::string out = "in line " + std::to_string(line_of(there));
     if (line_of(here) == line_of(there) && here != there)
         out += ", column " + std::to_string(column_of(there)) + " (here column " +
                std::to_string(column_of(here)) + ")";
     else if (here == there)
-        out += ", reached by " + path_text(there_by);
+        out += ", reached by " + path_text(there_by) + " (here by " + path_text(here_by) + ")";
     return out;
 }
 
@@ -337,7 +337,7 @@ int block_barrier(worker &w, int op, int predicate, int line, const call_path &p
         w.path = path;
     } else if (line != w.line || op != w.op || (!(path == w.path) && path_differs(path, w.path))) {
         const uint3 a = w.fibers[w.first].id;
-        const std::string there = other_place(line, w.line, w.path);
+        const std::string there = other_place(line, w.line, path, w.path);
         assay_sim_report("divergent barrier",
                          WHERE "arrives at this block barrier while thread (%u,%u,%u) waits at the one %s",
                          WHERE_ARGS(w, f.id, line), a.x, a.y, a.z, there.c_str());

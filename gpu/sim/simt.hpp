@@ -165,7 +165,7 @@ bool path_differs(const call_path &a,
                   const call_path &b); /* in the source, for paths that differ in addresses */
 std::string path_text(const call_path &p);
 /* "in line 12", and what else tells it from the place and path of `here`. */
-std::string other_place(int here, int there, const call_path &there_by);
+std::string other_place(int here, int there, const call_path &here_by, const call_path &there_by);
 int block_barrier(worker &w, int op, int predicate, int line, const call_path &path);
 /* A lane of warp k has returned: those who waited for it need not. */
 void warp_left(worker &w, unsigned k);

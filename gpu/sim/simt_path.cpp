@@ -42,24 +42,27 @@ static const void *function_of(const void *pc)
     return _Unwind_FindEnclosingFunction(const_cast<char *>(static_cast<const char *>(pc) - 1));
 }
 
-/* Every frame from pc up to the kernel's. */
-static void learn(worker &w, const void *pc, uintptr_t stack)
+/* The step from pc, and into the table those of every frame above it, up to the kernel's. */
+static long learn(worker &w, const void *pc, uintptr_t stack)
 {
     frames f = {};
     _Unwind_Backtrace(note_frame, &f);
-    step_of(w, pc) = frame_step{pc, -1};
-    int k = 0;
-    while (k < f.n && (f.pc[k] != pc || f.stack[k] != stack))
-        ++k;
-    for (; k + 1 < f.n; ++k) {
+    long asked = -1;
+    int first = 0;
+    while (first < f.n && (f.pc[first] != pc || f.stack[first] != stack))
+        ++first;
+    for (int k = first; k + 1 < f.n; ++k) {
         const void *function = function_of(f.pc[k]);
         const uintptr_t slot = f.stack[k + 1] - sizeof(void *);
         const bool top = function == nullptr || function == w.call->func || slot < f.stack[k] ||
                          *reinterpret_cast<const void *const *>(slot) != f.pc[k + 1];
-        step_of(w, f.pc[k]) = frame_step{f.pc[k], top ? -1 : static_cast<long>(slot - f.stack[k])};
+        const long step = top ? -1 : static_cast<long>(slot - f.stack[k]);
+        asked = k == first ? step : asked;
+        step_of(w, f.pc[k]) = frame_step{f.pc[k], step};
         if (top)
             break;
     }
+    return asked;
 }
 
 #if defined(__clang__) || defined(__GNUC__)
@@ -71,9 +74,8 @@ void path_from(worker &w, const void *pc, const void *stack, call_path *path)
     path->n = 0;
     for (;;) {
         path->pc[path->n++] = pc;
-        if (step_of(w, pc).pc != pc)
-            learn(w, pc, at);
-        const long step = step_of(w, pc).step;
+        const frame_step known = step_of(w, pc); /* by value: another address may take the slot */
+        const long step = known.pc == pc ? known.step : learn(w, pc, at);
         if (step < 0 || path->n == call_path::longest)
             return;
         const uintptr_t slot = at + static_cast<uintptr_t>(step);
@@ -117,9 +119,12 @@ bool path_differs(const call_path &a, const call_path &b)
         if (alike->count(key) != 0)
             return false;
     }
-    const std::string left = path_text(a), right = path_text(b);
-    if (!left.empty() && !right.empty() && left != right)
-        return true;
+    for (int k = 0; k < a.n && k < b.n; ++k) {
+        const std::string left = path_text(call_path{{a.pc[k]}, 1}),
+                          right = path_text(call_path{{b.pc[k]}, 1});
+        if (!left.empty() && !right.empty() && left != right)
+            return true;
+    }
     std::lock_guard<std::mutex> hold(lock);
     alike->insert(key);
     return false;

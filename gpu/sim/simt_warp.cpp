@@ -112,7 +112,7 @@ static warp_group *warp_join(worker &w, warp &p, unsigned mask, int op, int line
         if (g.mask != mask)
             continue;
         if (g.line != line || g.op != op || (!(path == g.path) && path_differs(path, g.path))) {
-            const std::string there = other_place(line, g.line, g.path);
+            const std::string there = other_place(line, g.line, path, g.path);
             const uint3 a =
                 w.fibers[w.current / lanes * lanes + static_cast<unsigned>(__builtin_ctz(g.arrived))].id;
             assay_sim_report("divergent warp",
