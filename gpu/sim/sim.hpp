@@ -101,6 +101,7 @@ void memory_asan_unpoison(void *p, size_t bytes);
 
 struct kernel_call {
     const char *name;
+    const void *func;
     bool no_barrier;
     void *args;
     void (*destroy)(void *args);

@@ -151,11 +151,11 @@ static void describe(const worker &w, unsigned t, char *text, size_t bytes)
         break;
     case AT_BLOCK:
         snprintf(text, bytes, "thread (%u,%u,%u) waits at the block barrier in line %d", f.id.x, f.id.y,
-                 f.id.z, f.line);
+                 f.id.z, line_of(f.line));
         break;
     case AT_WARP:
         snprintf(text, bytes, "thread (%u,%u,%u) waits with mask 0x%08x in line %d", f.id.x, f.id.y, f.id.z,
-                 f.mask, f.line);
+                 f.mask, line_of(f.line));
         break;
     default:
         snprintf(text, bytes, "thread (%u,%u,%u) runs", f.id.x, f.id.y, f.id.z);
@@ -169,7 +169,7 @@ static void describe(const worker &w, unsigned t, char *text, size_t bytes)
         const warp &p = w.warps[k];
         for (int g = 0; g < p.groups; ++g) {
             const warp_group &q = p.group[g];
-            const unsigned missing = q.mask & p.exist & ~q.arrived;
+            const unsigned missing = q.mask & p.exist & ~q.arrived & ~(config().strict ? 0 : p.exited);
             if (missing == 0)
                 continue;
             const unsigned who = k * lanes + static_cast<unsigned>(__builtin_ctz(q.arrived));
@@ -312,7 +312,18 @@ static void block_release(worker &w)
     w.position = 0;
 }
 
-int block_barrier(worker &w, int op, int predicate, int line)
+std::string other_place(int here, int there, const call_path &here_by, const call_path &there_by)
+{
+    std::string out = "in line " + std::to_string(line_of(there));
+    if (line_of(here) == line_of(there) && here != there)
+        out += ", column " + std::to_string(column_of(there)) + " (here column " +
+               std::to_string(column_of(here)) + ")";
+    else if (here == there)
+        out += ", reached by " + path_text(there_by) + " (here by " + path_text(here_by) + ")";
+    return out;
+}
+
+int block_barrier(worker &w, int op, int predicate, int line, const call_path &path)
 {
     fiber &f = w.fibers[w.current];
     if (w.looping)
@@ -323,12 +334,13 @@ int block_barrier(worker &w, int op, int predicate, int line)
         w.first = w.current;
         w.line = line;
         w.op = op;
-    } else if (line != w.line || op != w.op) {
+        w.path = path;
+    } else if (line != w.line || op != w.op || (!(path == w.path) && path_differs(path, w.path))) {
         const uint3 a = w.fibers[w.first].id;
+        const std::string there = other_place(line, w.line, path, w.path);
         assay_sim_report("divergent barrier",
-                         WHERE
-                         "arrives at this block barrier while thread (%u,%u,%u) waits at the one in line %d",
-                         WHERE_ARGS(w, f.id, line), a.x, a.y, a.z, w.line);
+                         WHERE "arrives at this block barrier while thread (%u,%u,%u) waits at the one %s",
+                         WHERE_ARGS(w, f.id, line), a.x, a.y, a.z, there.c_str());
         abandon(w);
     }
     f.line = line;

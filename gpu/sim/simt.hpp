@@ -34,6 +34,35 @@ struct stack {
     void *tsan;
 };
 
+/* A place in the source: the line, and above it the column, where the compiler tells it. */
+constexpr int line_of(int place)
+{
+    return place & 0xfffff;
+}
+constexpr int column_of(int place)
+{
+    return place >> 20;
+}
+
+struct call_path { /* return addresses, from a barrier up to the kernel */
+    static constexpr int longest = 6;
+    const void *pc[longest];
+    int n;
+    bool operator==(const call_path &other) const
+    {
+        int k = 0;
+        while (k < n && k < other.n && pc[k] == other.pc[k])
+            ++k;
+        return n == other.n && k == n;
+    }
+};
+
+struct
+    frame_step { /* of a return address: how far above the stack pointer its caller's lies; -1: it is in the kernel */
+    const void *pc;
+    long step;
+};
+
 struct fiber {
     fcontext_t context;
     stack *on;
@@ -48,6 +77,7 @@ struct fiber {
 struct warp_group { /* lanes that wait with one mask */
     unsigned mask, arrived;
     int line, op;
+    call_path path;
 };
 
 struct warp {
@@ -82,6 +112,8 @@ struct worker {
     /* the block barrier */
     unsigned arrived, first;
     int line, op, sum, result;
+    call_path path;
+    frame_step steps[1024];
     unsigned char state[max_block_threads];
     unsigned order[max_block_threads];
     fiber fibers[max_block_threads];
@@ -107,7 +139,7 @@ extern __thread worker *self; /* of the kernel that this operating system thread
 
 #define WHERE "kernel %s block (%u,%u,%u) thread (%u,%u,%u) line %d: "
 #define WHERE_ARGS(w, id, line)                                                                              \
-    (w).call->name, blockIdx.x, blockIdx.y, blockIdx.z, (id).x, (id).y, (id).z, line
+    (w).call->name, blockIdx.x, blockIdx.y, blockIdx.z, (id).x, (id).y, (id).z, sim::line_of(line)
 
 [[noreturn]] void abandon(worker &w, cudaError_t error = cudaErrorLaunchFailure);
 /* From here on a fault of this operating system thread inside a kernel becomes a report. */
@@ -127,10 +159,18 @@ void jump_to_scheduler(worker &w, fcontext_t *slot, void **fake);
 /* From the scheduler into a fresh stack; returns when that block, or loop over blocks, is over. */
 void first_jump(worker &w, void (*entry)(transfer_t));
 
-int block_barrier(worker &w, int op, int predicate, int line);
+/* The calls by which the current thread came to the function that returns to pc with this stack pointer. */
+void path_from(worker &w, const void *pc, const void *stack, call_path *path);
+bool path_differs(const call_path &a,
+                  const call_path &b); /* in the source, for paths that differ in addresses */
+std::string path_text(const call_path &p);
+/* "in line 12", and what else tells it from the place and path of `here`. */
+std::string other_place(int here, int there, const call_path &here_by, const call_path &there_by);
+int block_barrier(worker &w, int op, int predicate, int line, const call_path &path);
 /* A lane of warp k has returned: those who waited for it need not. */
 void warp_left(worker &w, unsigned k);
-uint64_t warp_exchange(worker &w, int op, unsigned mask, uint64_t value, int operand, int width, int line);
+uint64_t warp_exchange(worker &w, int op, unsigned mask, uint64_t value, int operand, int width, int line,
+                       const call_path &path);
 
 void shared_begin(worker &w);
 void *shared_dynamic(worker &w);

@@ -240,13 +240,19 @@ static sim::worker &running_worker(const char *what)
 
 int assay_sim_block_barrier(assay_sim_block_op op, int predicate, int line)
 {
-    return sim::block_barrier(running_worker("__syncthreads"), op, predicate, line);
+    sim::worker &w = running_worker("__syncthreads");
+    sim::call_path path;
+    sim::path_from(w, __builtin_return_address(0), __builtin_dwarf_cfa(), &path);
+    return sim::block_barrier(w, op, predicate, line, path);
 }
 
 uint64_t assay_sim_warp_exchange(assay_sim_warp_op op, unsigned mask, uint64_t value, int operand, int width,
                                  int line)
 {
-    return sim::warp_exchange(running_worker("a warp intrinsic"), op, mask, value, operand, width, line);
+    sim::worker &w = running_worker("a warp intrinsic");
+    sim::call_path path;
+    sim::path_from(w, __builtin_return_address(0), __builtin_dwarf_cfa(), &path);
+    return sim::warp_exchange(w, op, mask, value, operand, width, line, path);
 }
 
 unsigned assay_sim_lane(void)

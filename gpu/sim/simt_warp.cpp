@@ -104,25 +104,25 @@ static void warp_complete(worker &w, unsigned k, const warp_group &g)
     }
 }
 
-static warp_group *warp_join(worker &w, warp &p, unsigned mask, int op, int line)
+static warp_group *warp_join(worker &w, warp &p, unsigned mask, int op, int line, const call_path &path)
 {
     const fiber &f = w.fibers[w.current];
     for (int i = 0; i < p.groups; ++i) {
         warp_group &g = p.group[i];
         if (g.mask != mask)
             continue;
-        if (g.line != line || g.op != op) {
+        if (g.line != line || g.op != op || (!(path == g.path) && path_differs(path, g.path))) {
+            const std::string there = other_place(line, g.line, path, g.path);
             const uint3 a =
                 w.fibers[w.current / lanes * lanes + static_cast<unsigned>(__builtin_ctz(g.arrived))].id;
             assay_sim_report("divergent warp",
-                             WHERE
-                             "arrives here with mask 0x%08x while thread (%u,%u,%u) waits with it in line %d",
-                             WHERE_ARGS(w, f.id, line), mask, a.x, a.y, a.z, g.line);
+                             WHERE "arrives here with mask 0x%08x while thread (%u,%u,%u) waits with it %s",
+                             WHERE_ARGS(w, f.id, line), mask, a.x, a.y, a.z, there.c_str());
             abandon(w);
         }
         return &g;
     }
-    p.group[p.groups] = warp_group{mask, 0, line, op};
+    p.group[p.groups] = warp_group{mask, 0, line, op, path};
     return &p.group[p.groups++];
 }
 
@@ -140,7 +140,8 @@ void warp_left(worker &w, unsigned k)
     }
 }
 
-uint64_t warp_exchange(worker &w, int op, unsigned mask, uint64_t value, int operand, int width, int line)
+uint64_t warp_exchange(worker &w, int op, unsigned mask, uint64_t value, int operand, int width, int line,
+                       const call_path &path)
 {
     if (w.looping)
         report_promise(w, "warp intrinsic", line);
@@ -165,7 +166,7 @@ uint64_t warp_exchange(worker &w, int op, unsigned mask, uint64_t value, int ope
                          WHERE_ARGS(w, f.id, line), width);
         abandon(w);
     }
-    warp_group *g = warp_join(w, p, mask, op, line);
+    warp_group *g = warp_join(w, p, mask, op, line, path);
     f.line = line;
     f.mask = mask;
     f.value = value;

@@ -45,6 +45,123 @@ Test(sim_misuse, divergent_barrier)
     expect_report(here, there, "");
 }
 
+/* --- one line, or one helper, reached in two ways --------------------------------------------------------------- */
+
+// clang-format off
+__global__ void two_barriers_in_one_line(float *x)
+{
+    if (threadIdx.x < 7) { __syncthreads(); } else { x[threadIdx.x] = 1.0f; __syncthreads(); }
+    x[threadIdx.x] = 2.0f;
+}
+
+__global__ void two_shuffles_in_one_line(float *x)
+{
+    x[threadIdx.x] = threadIdx.x < 16 ? __shfl_xor_sync(0xffffffffu, 1.0f, 1) : 2.0f * __shfl_xor_sync(0xffffffffu, 2.0f, 1);
+}
+// clang-format on
+
+static __device__ inline float meet_inlined(float v)
+{
+    __syncthreads();
+    return v + 1.0f;
+}
+
+static __device__ __attribute__((noinline)) float meet_called(volatile float *x)
+{
+    x[0] = 1.0f;
+    __syncthreads();
+    return x[0] + 1.0f;
+}
+
+static __device__ __attribute__((noinline)) float shuffle_called(volatile float *x)
+{
+    const float v = __shfl_xor_sync(0xffffffffu, x[threadIdx.x], 1);
+    x[threadIdx.x] = v;
+    return v + 1.0f;
+}
+
+__global__ void through_an_inlined_helper(float *x)
+{
+    if (threadIdx.x < 7) {
+        x[threadIdx.x] = meet_inlined(x[threadIdx.x]);
+    } else {
+        x[threadIdx.x + 1] = 3.0f;
+        x[threadIdx.x] = 2.0f * meet_inlined(x[threadIdx.x]);
+    }
+}
+
+__global__ void through_a_called_helper(float *x)
+{
+    if (threadIdx.x < 7) {
+        x[threadIdx.x] = meet_called(x + threadIdx.x);
+    } else {
+        x[threadIdx.x] = 2.0f * meet_called(x + threadIdx.x);
+    }
+}
+
+__global__ void lanes_through_a_called_helper(float *x)
+{
+    if (threadIdx.x < 7) {
+        x[threadIdx.x] = shuffle_called(x);
+    } else {
+        x[threadIdx.x] = 2.0f * shuffle_called(x);
+    }
+}
+
+Test(sim_misuse, divergence_within_one_line_or_through_one_helper)
+{
+    static const struct {
+        void (*kernel)(float *);
+        const char *name, *kind, *there;
+    } forms[] = {{two_barriers_in_one_line, "two_barriers_in_one_line", "divergent barrier", ", column "},
+                 {two_shuffles_in_one_line, "two_shuffles_in_one_line", "divergent warp", ", column "},
+                 {through_an_inlined_helper, "through_an_inlined_helper", "divergent barrier",
+                  "reached by test_misuse.cu:"},
+                 {through_a_called_helper, "through_a_called_helper", "divergent barrier",
+                  "reached by test_misuse.cu:"},
+                 {lanes_through_a_called_helper, "lanes_through_a_called_helper", "divergent warp",
+                  "reached by test_misuse.cu:"}};
+    quiet();
+    for (size_t i = 0; i < sizeof forms / sizeof forms[0]; ++i) {
+        expect_fault(assay_sim::launch(forms[i].name, 0, forms[i].kernel, 1, 32, 0, nullptr, device(64)));
+        expect_report(forms[i].kind, forms[i].name, forms[i].there);
+        cudaDeviceReset();
+    }
+}
+
+/* The compiler may copy these barriers into the arms of the branches, or unroll the loop: each is one in the source. */
+__global__ void one_barrier_behind_branches(float *x, int n)
+{
+    float v = x[threadIdx.x];
+    for (int i = 0; i < n; ++i) {
+        const bool low = static_cast<int>(threadIdx.x) < i;
+        if (low)
+            v = 2.0f * v + 1.0f;
+        __syncthreads();
+        if (low)
+            v -= x[0];
+        __syncthreads();
+        if (low)
+            x[threadIdx.x] = v;
+    }
+}
+
+__global__ void called_by_all(float *x)
+{
+    float v = threadIdx.x % 2 ? 1.0f : 2.0f;
+    for (int i = 0; i < 3; ++i)
+        v += meet_called(x) + meet_inlined(v);
+    x[threadIdx.x] = v + shuffle_called(x);
+}
+
+Test(sim_misuse, one_place_that_all_threads_reach_is_no_divergence)
+{
+    float *x = device(64);
+    cr_expect(GPU_LAUNCH(called_by_all, 2, 32, 0, nullptr, x) == cudaSuccess);
+    cr_expect(GPU_LAUNCH(one_barrier_behind_branches, 2, 32, 0, nullptr, x, 9) == cudaSuccess);
+    cr_expect(cudaDeviceSynchronize() == cudaSuccess);
+}
+
 __global__ void early_exit(float *x, unsigned n)
 {
     if (threadIdx.x >= n)

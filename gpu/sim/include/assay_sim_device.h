@@ -15,6 +15,32 @@
 #include <type_traits>
 #include <utility>
 
+#if !defined(__clang__)
+#if __cplusplus >= 202002L
+#include <source_location>
+#else
+namespace std
+{
+struct source_location { /* what __builtin_source_location() asks for, before C++20 has the header */
+    struct __impl {
+        const char *_M_file_name;
+        const char *_M_function_name;
+        unsigned _M_line;
+        unsigned _M_column;
+    };
+};
+} /* namespace std */
+#endif
+namespace assay_sim
+{
+static inline int here(const void *place)
+{
+    const std::source_location::__impl *p = static_cast<const std::source_location::__impl *>(place);
+    return static_cast<int>(p->_M_line | (p->_M_column < 2048 ? p->_M_column : 2047) << 20);
+}
+} /* namespace assay_sim */
+#endif
+
 #define __host__
 #define __device__
 #define __global__
@@ -216,25 +242,33 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, v
                              config->dynamicSmemBytes, config->stream, std::forward<A>(args)...);
 }
 
+/* Where a default argument's call stands: the line, and above 20 bits the column, so that two intrinsics in one line are
+ * two places. */
+#if defined(__clang__)
+#define ASSAY_SIM_HERE (__builtin_LINE() | (__builtin_COLUMN() < 2048 ? __builtin_COLUMN() : 2047) << 20)
+#else
+#define ASSAY_SIM_HERE assay_sim::here(__builtin_source_location())
+#endif
+
 /* --- barriers ----------------------------------------------------------------------------------------------- */
 
-static inline void __syncthreads(int line = __builtin_LINE())
+static inline void __syncthreads(int line = ASSAY_SIM_HERE)
 {
     assay_sim_block_barrier(ASSAY_SIM_BLOCK_SYNC, 0, line);
 }
-static inline int __syncthreads_count(int predicate, int line = __builtin_LINE())
+static inline int __syncthreads_count(int predicate, int line = ASSAY_SIM_HERE)
 {
     return assay_sim_block_barrier(ASSAY_SIM_BLOCK_COUNT, predicate, line);
 }
-static inline int __syncthreads_and(int predicate, int line = __builtin_LINE())
+static inline int __syncthreads_and(int predicate, int line = ASSAY_SIM_HERE)
 {
     return assay_sim_block_barrier(ASSAY_SIM_BLOCK_AND, predicate, line);
 }
-static inline int __syncthreads_or(int predicate, int line = __builtin_LINE())
+static inline int __syncthreads_or(int predicate, int line = ASSAY_SIM_HERE)
 {
     return assay_sim_block_barrier(ASSAY_SIM_BLOCK_OR, predicate, line);
 }
-static inline void __syncwarp(unsigned mask = 0xffffffffu, int line = __builtin_LINE())
+static inline void __syncwarp(unsigned mask = 0xffffffffu, int line = ASSAY_SIM_HERE)
 {
     assay_sim_warp_exchange(ASSAY_SIM_WARP_SYNC, mask, 0, 0, 32, line);
 }
@@ -242,43 +276,42 @@ static inline void __syncwarp(unsigned mask = 0xffffffffu, int line = __builtin_
 /* --- warp intrinsics ---------------------------------------------------------------------------------------- */
 
 template <class T>
-static inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32, int line = __builtin_LINE())
+static inline T __shfl_sync(unsigned mask, T value, int lane, int width = 32, int line = ASSAY_SIM_HERE)
 {
     return assay_sim::exchange(ASSAY_SIM_WARP_SHFL, mask, value, lane, width, line);
 }
 template <class T>
 static inline T __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32,
-                               int line = __builtin_LINE())
+                               int line = ASSAY_SIM_HERE)
 {
     return assay_sim::exchange(ASSAY_SIM_WARP_SHFL_UP, mask, value, static_cast<int>(delta), width, line);
 }
 template <class T>
 static inline T __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32,
-                                 int line = __builtin_LINE())
+                                 int line = ASSAY_SIM_HERE)
 {
     return assay_sim::exchange(ASSAY_SIM_WARP_SHFL_DOWN, mask, value, static_cast<int>(delta), width, line);
 }
 template <class T>
 static inline T __shfl_xor_sync(unsigned mask, T value, int lane_mask, int width = 32,
-                                int line = __builtin_LINE())
+                                int line = ASSAY_SIM_HERE)
 {
     return assay_sim::exchange(ASSAY_SIM_WARP_SHFL_XOR, mask, value, lane_mask, width, line);
 }
-static inline int __all_sync(unsigned mask, int predicate, int line = __builtin_LINE())
+static inline int __all_sync(unsigned mask, int predicate, int line = ASSAY_SIM_HERE)
 {
     return static_cast<int>(assay_sim_warp_exchange(ASSAY_SIM_WARP_ALL, mask, predicate != 0, 0, 32, line));
 }
-static inline int __any_sync(unsigned mask, int predicate, int line = __builtin_LINE())
+static inline int __any_sync(unsigned mask, int predicate, int line = ASSAY_SIM_HERE)
 {
     return static_cast<int>(assay_sim_warp_exchange(ASSAY_SIM_WARP_ANY, mask, predicate != 0, 0, 32, line));
 }
-static inline unsigned __ballot_sync(unsigned mask, int predicate, int line = __builtin_LINE())
+static inline unsigned __ballot_sync(unsigned mask, int predicate, int line = ASSAY_SIM_HERE)
 {
     return static_cast<unsigned>(
         assay_sim_warp_exchange(ASSAY_SIM_WARP_BALLOT, mask, predicate != 0, 0, 32, line));
 }
-template <class T>
-static inline unsigned __match_any_sync(unsigned mask, T value, int line = __builtin_LINE())
+template <class T> static inline unsigned __match_any_sync(unsigned mask, T value, int line = ASSAY_SIM_HERE)
 {
     static_assert(sizeof(T) <= 8 && std::is_trivially_copyable<T>::value,
                   "a matched value has at most 8 bytes");
@@ -287,7 +320,7 @@ static inline unsigned __match_any_sync(unsigned mask, T value, int line = __bui
     return static_cast<unsigned>(assay_sim_warp_exchange(ASSAY_SIM_WARP_MATCH_ANY, mask, bits, 0, 32, line));
 }
 #define ASSAY_SIM_REDUCE(name, type, op)                                                                     \
-    static inline type name(unsigned mask, type value, int line = __builtin_LINE())                          \
+    static inline type name(unsigned mask, type value, int line = ASSAY_SIM_HERE)                            \
     {                                                                                                        \
         return static_cast<type>(                                                                            \
             assay_sim_warp_exchange(op, mask, static_cast<uint32_t>(value), 0, 32, line));                   \

@@ -442,7 +442,7 @@ static inline void __nanosleep(unsigned)
 {
     assay_sim_yield();
 }
-static inline void __trap(int line = __builtin_LINE())
+static inline void __trap(int line = ASSAY_SIM_HERE)
 {
     assay_sim_trap(line);
 }
