@@ -57,6 +57,7 @@ typedef struct parity_result {
     int64_t index[ASSAY_MAX_DIMS]; /* of the worst element in `tensor` (global where assembled) */
     int index_ndim;
     double found, expected, allowance;
+    bool is_distance; /* found is how far a whole slice lies from the reference, expected is 0, not a value */
     int variant;
     char diagnosis[PARITY_TEXT]; /* what kind of mistake it looks like; empty when unknown or passed */
     char message[PARITY_TEXT];   /* one sentence: expected, found, where */

@@ -131,6 +131,7 @@ static void describe(const parity_worst *w, int64_t slices, parity_result *r)
     r->ratio = w->ratio;
     r->found = w->found;
     r->expected = 0.0;
+    r->is_distance = true;
     r->allowance = w->allowance;
     r->verdict = w->n_bad == 0 ? PARITY_PASS : PARITY_FAIL;
     r->index_ndim = slices > 1 ? 1 : 0;
@@ -264,6 +265,7 @@ static assay_status judge_number(const whole *h, const assay_model_config *m, co
         st = judge_subject(h, name, &s, m, &r);
         r.found = found[0];
         r.expected = truth[step];
+        r.is_distance = false;
     }
     if (st == ASSAY_OK)
         st = parity_table_merge(h->table, &r);

@@ -1,39 +1,55 @@
 /* What kind of mistake a difference looks like.  A diagnosis is a hint for people: it never changes a
- * verdict.
+ * verdict, and nothing is said that explains the values no better than "unknown" does (diagnose.h).
  *
  * Two sentences are put together: *where* (one element, one row, one slice or one shard of a dimension) and
- * *what* (not a number, zeros, constant ratio, sign, transposition, permuted or shifted rows, bf16 grid). */
-#include "parity/judge/judge.h"
+ * *what* (not a number, zeros, bf16 grid; constant ratio, sign, transposition, permuted or shifted rows). */
+#include "parity/judge/diagnose.h"
 
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_ROWS = 2048 };
-
-typedef struct comparison {
-    const double *found, *expected, *allowance;
-    const int64_t *shape;
-    int ndim;
-    int64_t count, n_bad;
-    const unsigned char *bad; /* [count] */
-    assay_dtype stored;
-    const parity_scales *scales;
-    double scale; /* largest finite |expected| */
-} comparison;
-
-/* How far two values may lie apart and still count as the same in a diagnosis. */
-static double slack(const comparison *v, int64_t i)
+static double allowed(const comparison *v, int64_t i)
 {
-    const int p = assay_dtype_precision(v->stored);
-    const double unit = ldexp(1.0, 1 - (p > 0 ? p : 24));
-    const double allowed = v->allowance ? v->allowance[i] : 0.0;
-    return 2.0 * allowed + 4.0 * unit * fabs(v->expected[i]) + 1e-12 * v->scale;
+    return v->allowance ? v->allowance[i] : 0.0;
 }
 
-static bool near(const comparison *v, double found, double wanted, int64_t i)
+static double unit_of(assay_dtype stored)
 {
-    return fabs(found - wanted) <= slack(v, i) || (isnan(found) && isnan(wanted));
+    const int p = assay_dtype_precision(stored);
+    /* sums that fit a factor are not exact either: no finer than 2^-45 */
+    return ldexp(1.0, 1 - (p <= 0 ? 24 : p > 46 ? 46 : p));
+}
+
+double parity_trial_slack(const comparison *v, int64_t source, double factor)
+{
+    const double wanted = fabs(factor * v->expected[source]);
+    return fabs(factor) * allowed(v, source) + unit_of(v->stored) * wanted + 1e-12 * v->scale;
+}
+
+void parity_trial_add(trial *t, const comparison *v, int64_t i, int64_t source, double factor, double rarity)
+{
+    const double room = parity_trial_slack(v, source, factor);
+    const double off = fabs(v->found[i] - v->expected[i]);
+    const bool usual = off <= parity_trial_slack(v, i, 1.0);
+    const bool explained = fabs(v->found[i] - factor * v->expected[source]) <= room;
+    t->elements++;
+    t->explained += explained;
+    if (!v->bad[i])
+        return;
+    t->wrong++;
+    t->usual += usual;
+    if (!explained || usual || !(off > room))
+        return;
+    const double bits = fmin(room > 0.0 ? log2(off / room) : 20.0, fmin(rarity, 20.0));
+    t->bits += bits;
+    t->largest = fmax(t->largest, bits);
+}
+
+bool parity_trial_holds(const trial *t, double cost)
+{
+    return t->wrong > 0 && 50 * t->explained >= 49 * t->elements && 2 * t->usual <= t->wrong &&
+           t->bits - cost >= (double)EVIDENCE_BITS;
 }
 
 /* --- where -------------------------------------------------------------------------------------------------- */
@@ -70,19 +86,47 @@ static int64_t equal_piece(int64_t first, int64_t last, int64_t extent, int64_t 
     return extent / length;
 }
 
+static double log_choose(int64_t n, int64_t k)
+{
+    return lgamma((double)n + 1.0) - lgamma((double)k + 1.0) - lgamma((double)(n - k) + 1.0);
+}
+
+/* Whether errors thrown anywhere would all land in one of the `places` parts of `part` elements less than once
+ * in a hundred tensors. */
+static bool is_no_chance(const comparison *v, int64_t part, int64_t places)
+{
+    return log_choose(part, v->n_bad) - log_choose(v->count, v->n_bad) + log((double)places) < log(0.01);
+}
+
+static void say_one_element(const comparison *v, char *out, size_t capacity)
+{
+    int64_t at[ASSAY_MAX_DIMS];
+    char text[128];
+    const unsigned char *p = memchr(v->bad, 1, (size_t)v->count);
+    if (v->count == 1) /* the only one there is */
+        return;
+    parity_unflatten(p - v->bad, v->shape, v->ndim, at);
+    parity_index_text(at, v->ndim, text, sizeof text);
+    snprintf(out, capacity, "only the element %s is wrong", text);
+}
+
+/* Every index of every dimension is a place that the errors might have chosen. */
+static int64_t places_of(const comparison *v)
+{
+    int64_t places = 0;
+    for (int d = 0; d < v->ndim; d++)
+        places += v->shape[d];
+    return places;
+}
+
 static void say_where(const comparison *v, char *out, size_t capacity)
 {
     out[0] = '\0';
     if (v->n_bad == 1) {
-        int64_t at[ASSAY_MAX_DIMS];
-        char text[128];
-        const unsigned char *p = memchr(v->bad, 1, (size_t)v->count);
-        parity_unflatten(p - v->bad, v->shape, v->ndim, at);
-        parity_index_text(at, v->ndim, text, sizeof text);
-        snprintf(out, capacity, "only the element %s is wrong", text);
+        say_one_element(v, out, capacity);
         return;
     }
-    for (int d = 0; d < v->ndim; d++) {
+    for (int d = 0; d < v->ndim && out[0] == '\0'; d++) {
         if (v->shape[d] < 2)
             continue;
         int64_t first, last, index = 0;
@@ -92,14 +136,14 @@ static void say_where(const comparison *v, char *out, size_t capacity)
         const int64_t n = bad_range(v, d, &first, &last, hit);
         free(hit);
         const int64_t pieces = n == last - first + 1 ? equal_piece(first, last, v->shape[d], &index) : 0;
+        if (n < v->shape[d] && !is_no_chance(v, v->count / v->shape[d] * (last - first + 1), places_of(v)))
+            continue;
         if (n == 1)
             snprintf(out, capacity, "only slice %lld of %lld of dimension %d is wrong", (long long)first,
                      (long long)v->shape[d], d);
         else if (pieces > 1)
             snprintf(out, capacity, "only shard %lld of %lld along dimension %d is wrong ([%lld, %lld))",
                      (long long)index, (long long)pieces, d, (long long)first, (long long)last + 1);
-        if (out[0])
-            return;
     }
 }
 
@@ -140,188 +184,25 @@ static bool say_not_finite(const comparison *v, char *out, size_t capacity)
     return true;
 }
 
+/* Below the smallest normal number hardware may flush; beside the rounding of much larger values a sum may
+ * cancel to nothing.  Neither is a term that is missing. */
 static bool say_zero(const comparison *v, char *out, size_t capacity)
 {
+    const double normal = assay_dtype_is_float(v->stored) ? ldexp(1.0, assay_dtype_emin(v->stored)) : 0.0;
+    int64_t tiny = 0, cancelled = 0;
     for (int64_t i = 0; i < v->count; i++) {
         if (v->bad[i] && v->found[i] != 0.0)
             return false;
+        tiny += v->bad[i] && fabs(v->expected[i]) < normal;
+        cancelled +=
+            v->bad[i] && allowed(v, i) == 0.0 && fabs(v->expected[i]) <= 4.0 * unit_of(v->stored) * v->scale;
     }
-    snprintf(out, capacity, "zero where values belong: never written, masked, or a missing term");
-    return true;
-}
-
-/* Appends " = tp" or " = 1/tp". */
-static void add_name(char *out, size_t capacity, const char *name, int64_t size, double ratio)
-{
-    const bool equal = fabs(ratio - (double)size) <= 1e-3 * (double)size;
-    const bool inverse = fabs(ratio * (double)size - 1.0) <= 1e-3;
-    const size_t used = strlen(out);
-    if (size >= 2 && (equal || inverse) && used < capacity)
-        snprintf(out + used, capacity - used, " = %s%s", equal ? "" : "1/", name);
-}
-
-static void name_ratio(const comparison *v, double ratio, char *out, size_t capacity)
-{
-    const parity_scales *s = v->scales;
-    const struct {
-        const char *name;
-        int64_t size;
-    } known[] = {{"tp", s->tp},
-                 {"dp", s->dp},
-                 {"ep", s->ep},
-                 {"pp", s->pp},
-                 {"cp", s->cp},
-                 {"top-k", s->topk},
-                 {"world", s->world},
-                 {"microbatches", s->microbatches},
-                 {"microbatches*dp", s->dp > 1 ? s->microbatches * s->dp : 0}};
-    out[0] = '\0';
-    for (size_t k = 0; k < sizeof known / sizeof known[0]; k++)
-        add_name(out, capacity, known[k].name, known[k].size, ratio);
-}
-
-static int compare_doubles(const void *a, const void *b)
-{
-    const double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
-/* Most of the bad elements share a ratio (a small term beside the scaled one has another): the median
- * decides. */
-static bool say_usual_ratio(const comparison *v, char *out, size_t capacity)
-{
-    double *ratios = malloc(((size_t)v->n_bad + 1) * sizeof *ratios);
-    int64_t n = 0, near_median = 0;
-    if (!ratios)
-        return false;
-    for (int64_t i = 0; i < v->count; i++) {
-        const double r = v->bad[i] ? v->found[i] / v->expected[i] : (double)NAN;
-        if (isfinite(r))
-            ratios[n++] = r;
-    }
-    qsort(ratios, (size_t)n, sizeof *ratios, compare_doubles);
-    const double median = n > 0 ? ratios[n / 2] : 1.0;
-    for (int64_t i = 0; i < n; i++)
-        near_median += fabs(ratios[i] - median) <= 0.05 * fabs(median);
-    free(ratios);
-    if (n < 8 || 4 * near_median < 3 * v->n_bad || fabs(median - 1.0) <= 1e-2)
-        return false;
-    char names[160];
-    const double rounded = fabs(median) >= 1.0 ? round(median) : 1.0 / round(1.0 / median);
-    name_ratio(v, fabs(median - rounded) <= 0.02 * fabs(median) ? rounded : median, names, sizeof names);
-    snprintf(out, capacity, "most wrong values (%lld of %lld) are about %.3g times the expected ones%s",
-             (long long)near_median, (long long)v->n_bad, median, names);
-    return true;
-}
-
-/* Found = ratio * expected at every bad element (at least two of them with different expected values). */
-static bool say_ratio(const comparison *v, char *out, size_t capacity)
-{
-    double fe = 0.0, ee = 0.0, low = (double)INFINITY, high = -(double)INFINITY;
-    for (int64_t i = 0; i < v->count; i++) {
-        if (!v->bad[i])
-            continue;
-        fe += v->found[i] * v->expected[i];
-        ee += v->expected[i] * v->expected[i];
-        low = fmin(low, v->expected[i]);
-        high = fmax(high, v->expected[i]);
-    }
-    if (!(ee > 0.0) || (!(high > low) && v->n_bad != v->count))
-        return false;
-    const double ratio = fe / ee;
-    if (fabs(ratio - 1.0) <= 1e-3)
-        return false;
-    for (int64_t i = 0; i < v->count; i++) {
-        if (v->bad[i] && !(fabs(v->found[i] - ratio * v->expected[i]) <=
-                           fabs(ratio) * slack(v, i) + slack(v, i) + 1e-3 * fabs(ratio * v->expected[i])))
-            return false;
-    }
-    if (fabs(ratio + 1.0) <= 1e-3) {
-        snprintf(out, capacity, "the sign is flipped");
-        return true;
-    }
-    char names[160];
-    name_ratio(v, ratio, names, sizeof names);
-    snprintf(out, capacity, "every wrong value is %.6g times the expected one%s", ratio, names);
-    return true;
-}
-
-static bool say_transposed(const comparison *v, char *out, size_t capacity)
-{
-    if (v->ndim < 2)
-        return false;
-    const int64_t n = v->shape[v->ndim - 2], m = v->shape[v->ndim - 1];
-    if (n < 2 || m < 2)
-        return false;
-    for (int64_t block = 0; block < v->count / (n * m); block++) {
-        const double *f = v->found + block * n * m, *e = v->expected + block * n * m;
-        for (int64_t i = 0; i < n; i++) {
-            for (int64_t j = 0; j < m; j++) {
-                if (!near(v, f[j * n + i], e[i * m + j], block * n * m + i * m + j))
-                    return false;
-            }
-        }
-    }
-    snprintf(out, capacity, "the matrix is transposed");
-    return true;
-}
-
-static bool rows_match(const comparison *v, int64_t found_row, int64_t expected_row, int64_t width)
-{
-    for (int64_t j = 0; j < width; j++) {
-        if (!near(v, v->found[found_row * width + j], v->expected[expected_row * width + j],
-                  expected_row * width + j))
-            return false;
-    }
-    return true;
-}
-
-static bool row_is_bad(const comparison *v, int64_t row, int64_t width)
-{
-    return memchr(v->bad + row * width, 1, (size_t)width) != NULL;
-}
-
-static bool say_shifted(const comparison *v, int64_t rows, int64_t width, char *out, size_t capacity)
-{
-    for (int shift = -1; shift <= 1; shift += 2) {
-        int64_t matched = 0, tested = 0;
-        for (int64_t i = 0; i < rows; i++) {
-            if (!row_is_bad(v, i, width) || i - shift < 0 || i - shift >= rows)
-                continue;
-            tested++;
-            matched += rows_match(v, i, i - shift, width);
-        }
-        if (tested >= 2 && matched == tested) {
-            snprintf(out, capacity, "rows are shifted by one: row i holds row i%+d", -shift);
-            return true;
-        }
-    }
-    return false;
-}
-
-/* Every bad row is another expected row. */
-static bool say_permuted(const comparison *v, int64_t rows, int64_t width, char *out, size_t capacity)
-{
-    int64_t first = -1, source = -1, moved = 0;
-    for (int64_t i = 0; i < rows; i++) {
-        if (!row_is_bad(v, i, width))
-            continue;
-        int64_t k = 0;
-        while (k < rows && !(row_is_bad(v, k, width) && rows_match(v, i, k, width)))
-            k++;
-        if (k == rows)
-            return false;
-        if (first < 0) {
-            first = i;
-            source = k;
-        }
-        moved++;
-    }
-    if (moved < 2)
-        return false;
-    snprintf(out, capacity, "rows are permuted: %lld rows hold other rows, row %lld holds row %lld",
-             (long long)moved, (long long)first, (long long)source);
-    return true;
+    if (tiny == v->n_bad)
+        snprintf(out, capacity, "zero where values below the smallest normal number of %s belong: flushed",
+                 assay_dtype_name(v->stored));
+    else if (2 * cancelled <= v->n_bad)
+        snprintf(out, capacity, "zero where values belong: never written, masked, or a missing term");
+    return tiny == v->n_bad || 2 * cancelled <= v->n_bad;
 }
 
 static bool on_bf16_grid(double x)
@@ -336,15 +217,17 @@ static bool say_bf16(const comparison *v, char *out, size_t capacity)
 {
     if (v->stored != ASSAY_F32 && v->stored != ASSAY_F64)
         return false;
-    int64_t on_found = 0, on_expected = 0, n = 0;
+    int64_t on_found = 0, on_expected = 0, close = 0, n = 0;
     for (int64_t i = 0; i < v->count; i++) {
         if (v->found[i] == 0.0)
             continue;
         n++;
         on_found += on_bf16_grid(v->found[i]);
         on_expected += on_bf16_grid((double)(float)v->expected[i]);
+        close += fabs(v->found[i] - v->expected[i]) <= allowed(v, i) + 0x1p-5 * fabs(v->expected[i]);
     }
-    if (n < 2 || on_found != n || 2 * on_expected > n)
+    /* ones and other plain numbers lie on it as well, but not near the values that belong there */
+    if (n < 2 || on_found != n || 2 * on_expected > n || 50 * close < 49 * n)
         return false;
     snprintf(out, capacity, "all values lie on the bf16 grid although %s is stored: rounded too early",
              assay_dtype_name(v->stored));
@@ -354,16 +237,9 @@ static bool say_bf16(const comparison *v, char *out, size_t capacity)
 static void say_what(const comparison *v, char *out, size_t capacity)
 {
     out[0] = '\0';
-    const int64_t rows = v->ndim > 0 ? v->shape[0] : 1, width = rows > 0 ? v->count / rows : 0;
-    const bool has_rows = rows >= 2 && rows <= MAX_ROWS && width >= 1 && rows * v->count <= 20000000;
-    if (say_not_finite(v, out, capacity) || say_zero(v, out, capacity) || say_bf16(v, out, capacity))
-        return;
-    if (v->n_bad >= 2 && (say_ratio(v, out, capacity) || say_transposed(v, out, capacity)))
-        return;
-    if (has_rows &&
-        (say_shifted(v, rows, width, out, capacity) || say_permuted(v, rows, width, out, capacity)))
-        return;
-    if (v->n_bad >= 8 && say_usual_ratio(v, out, capacity))
+    if (say_not_finite(v, out, capacity) || say_zero(v, out, capacity) || say_bf16(v, out, capacity) ||
+        parity_say_ratio(v, out, capacity) || parity_say_rows(v, out, capacity) ||
+        parity_say_usual_ratio(v, out, capacity))
         return;
     out[0] = '\0';
 }
@@ -372,9 +248,8 @@ static int64_t mark_bad(const comparison *v, unsigned char *bad)
 {
     int64_t n = 0;
     for (int64_t i = 0; i < v->count; i++) {
-        const double allowed = v->allowance ? v->allowance[i] : 0.0;
         const bool same = v->found[i] == v->expected[i] || (isnan(v->found[i]) && isnan(v->expected[i]));
-        bad[i] = !(same || fabs(v->found[i] - v->expected[i]) <= allowed);
+        bad[i] = !(same || fabs(v->found[i] - v->expected[i]) <= allowed(v, i));
         n += bad[i];
     }
     return n;

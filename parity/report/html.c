@@ -112,7 +112,10 @@ static void put_failures(FILE *f, const parity_report *r)
         parity_put_escaped(f, place);
         fputs("</code><br>", f);
         parity_put_escaped(f, x->message);
-        if (x->index_ndim > 0)
+        if (x->index_ndim > 0 && x->is_distance)
+            fprintf(f, "<br>distance %.3g, at most %.3g allowed: %.3g times the allowance", x->found,
+                    x->allowance, x->ratio);
+        else if (x->index_ndim > 0)
             fprintf(f,
                     "<br>found %.9g, expected %.9g, allowance %.3g: %.3g times the allowance; %lld of %lld "
                     "elements",

@@ -64,8 +64,9 @@ static void put_result(assay_json_text *t, const parity_result *r)
         for (int d = 0; d < r->index_ndim; d++)
             assay_json_text_integer(t, r->index[d]);
         assay_json_text_close(t, ']');
-        put_number(t, "found", r->found);
-        put_number(t, "expected", r->expected);
+        put_number(t, r->is_distance ? "distance" : "found", r->found);
+        if (!r->is_distance)
+            put_number(t, "expected", r->expected);
         put_number(t, "allowance", r->allowance);
     }
     put_integer(t, "variant", r->variant);
@@ -189,8 +190,9 @@ static assay_status result_from_json(const json_t *o, const char *what, parity_r
     for (size_t d = 0; d < json_array_size(index) && d < ASSAY_MAX_DIMS; d++)
         r->index[r->index_ndim++] = json_integer_value(json_array_get(index, d));
     if (r->index_ndim > 0) {
-        r->found = get_number(o, "found");
-        r->expected = get_number(o, "expected");
+        r->is_distance = json_object_get(o, "distance") != NULL;
+        r->found = get_number(o, r->is_distance ? "distance" : "found");
+        r->expected = r->is_distance ? 0.0 : get_number(o, "expected");
         r->allowance = get_number(o, "allowance");
     }
     r->variant = (int)json_integer_value(json_object_get(o, "variant"));

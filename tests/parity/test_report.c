@@ -133,6 +133,38 @@ Test(parity_report, a_part_reads_back_whole_or_is_refused)
         parity_report_destroy(back);
     }
     free(text);
+    parity_report_destroy(report);
+}
+
+/* How far a slice lies from the reference is no value that was expected to be 0. */
+Test(parity_report, a_distance_is_called_one)
+{
+    char path[256];
+    parity_report *report, *back;
+    parity_result r = sample(PARITY_FAIL, 2.2);
+    r.check = PARITY_CHECK_WHOLE;
+    r.is_distance = true;
+    r.found = 0.011;
+    r.allowance = 0.005;
+    cr_assert_eq(parity_report_create(&report), ASSAY_OK);
+    cr_assert_eq(parity_report_create(&back), ASSAY_OK);
+    cr_assert_eq(parity_report_add(report, &r), ASSAY_OK);
+    snprintf(path, sizeof path, "%s/index.html", root);
+    cr_assert_eq(parity_report_html(report, path, "x", NULL), ASSAY_OK);
+    char *html = slurp("index.html");
+    cr_expect(strstr(html, "distance 0.011, at most 0.005 allowed: 2.2 times"));
+    cr_expect_not(strstr(html, "expected 0,"));
+    free(html);
+    snprintf(path, sizeof path, "%s/results.jsonl", root);
+    cr_assert_eq(parity_report_jsonl(report, path), ASSAY_OK);
+    cr_assert_eq(parity_report_load_jsonl(back, path, NULL), ASSAY_OK, "%s", assay_error_message());
+    char *lines = slurp("results.jsonl");
+    cr_expect(strstr(lines, "\"distance\":0.011"));
+    cr_expect_not(strstr(lines, "\"expected\":"));
+    cr_expect(parity_report_at(back, 0)->is_distance);
+    free(lines);
+    parity_report_destroy(back);
+    parity_report_destroy(report);
 }
 
 #define PASS "{\"check\":\"local\",\"verdict\":\"pass\",\"ratio\":0.5}\n"
