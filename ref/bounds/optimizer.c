@@ -1,4 +1,6 @@
-/* Bounds of AdamW, element-wise. */
+/* Bounds of AdamW, element-wise.  No declaration names how the formula is grouped, so the bound is the larger of
+ * those of the two ways in use: the paper's, p - lr (u + wd p), and PyTorch's, p (1 - lr wd) - lr u with
+ * m + (1 - beta1) (g - m) for the first moment. */
 #include "ref/bounds/bounds.h"
 #include "ref/fast/vector.h"
 
@@ -8,8 +10,16 @@ typedef struct step {
     const double *param_in, *exp_avg_in, *exp_avg_sq_in, *grad;
     ref_num num;
     ref_iv c1, c2, b1, b2, r1, r2, eps, decay, lr, grad_scale;
+    ref_iv
+        kept; /* 1 - lr wd: its rounding, and that of its product with p, are of the size of p, not of the step */
     bool scaled, decayed;
 } step;
+
+/* Two ways to the same number: either may have been taken. */
+static inline __attribute__((always_inline)) ref_iv either(ref_iv x, ref_iv y)
+{
+    return (ref_iv){x.v, x.b < y.b ? y.b : x.b};
+}
 
 /* Elements [first, end).  The flags are constants in the calls below: a loop without branches runs in vectors, of
  * which one holds several of the divisions and roots that most of the time goes into. */
@@ -21,20 +31,24 @@ adamw_body(const step *s, int64_t first, int64_t end, const bool SCALED, const b
     const ref_pair exp_avg = {s->exp_avg.y, s->exp_avg.b, SAME || s->exp_avg.same};
     const ref_pair exp_avg_sq = {s->exp_avg_sq.y, s->exp_avg_sq.b, SAME || s->exp_avg_sq.same};
     const ref_iv c1 = s->c1, c2 = s->c2, b1 = s->b1, b2 = s->b2, r1 = s->r1, r2 = s->r2;
-    const ref_iv eps = s->eps, decay = s->decay, lr = s->lr, grad_scale = s->grad_scale;
+    const ref_iv eps = s->eps, decay = s->decay, lr = s->lr, grad_scale = s->grad_scale, kept = s->kept;
     const double *param_in = s->param_in, *m_in = s->exp_avg_in, *v_in = s->exp_avg_sq_in, *grad = s->grad;
 #pragma omp simd
     for (int64_t i = first; i < end; i++) {
         ref_iv g = iv_exact(grad[i]);
         if (SCALED)
             g = iv_mul(n, g, grad_scale);
-        const ref_iv m = iv_add(n, iv_mul(n, b1, iv_exact(m_in[i])), iv_mul(n, r1, g));
+        const ref_iv old = iv_exact(m_in[i]), was = iv_exact(param_in[i]);
+        const ref_iv m = either(iv_add(n, iv_mul(n, b1, old), iv_mul(n, r1, g)),
+                                iv_add(n, old, iv_mul(n, r1, iv_sub(n, g, old))));
         const ref_iv v = iv_add(n, iv_mul(n, b2, iv_exact(v_in[i])), iv_mul(n, iv_mul(n, r2, g), g));
         ref_iv u = iv_div(n, m, c1);
         u = iv_div(n, u, iv_add(n, iv_sqrt(n, iv_div(n, v, c2)), eps));
+        const ref_iv apart = iv_sub(n, iv_mul(n, kept, was), iv_mul(n, lr, u));
         if (DECAYED)
-            u = iv_add(n, u, iv_mul(n, decay, iv_exact(param_in[i])));
-        const ref_iv p = iv_sub(n, iv_exact(param_in[i]), iv_mul(n, lr, u));
+            u = iv_add(n, u, iv_mul(n, decay, was));
+        const ref_iv together = iv_sub(n, was, iv_mul(n, lr, u));
+        const ref_iv p = DECAYED ? either(together, apart) : together;
         /* one more rounding of the step: lr/c1 and sqrt(v)/sqrt(c2) are legal ways to group the factors */
         const ref_iv next = {p.v, p.b + 2.0 * n->u * fabs(lr.v * u.v)};
         ref_pair_set(exp_avg, i, m, n);
@@ -84,6 +98,8 @@ void ref_bound_adamw(ref_pair param, ref_pair exp_avg, ref_pair exp_avg_sq, cons
                     .decay = iv_constant(n, desc->weight_decay),
                     .lr = iv_constant(n, desc->lr),
                     .grad_scale = iv_constant(n, desc->grad_scale),
+                    .kept = iv_sub(n, iv_exact(1.0),
+                                   iv_mul(n, iv_constant(n, desc->lr), iv_constant(n, desc->weight_decay))),
                     .scaled = desc->grad_scale != 1.0,
                     .decayed = desc->weight_decay != 0.0};
 #pragma omp parallel for schedule(static) if (ref_vec_parallel(count * 64))

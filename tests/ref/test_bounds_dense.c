@@ -369,6 +369,77 @@ Test(ref_bounds_dense, cross_entropy)
         }
 }
 
+/* torch.optim.AdamW: p.mul_(1 - lr wd), m.lerp_(g, 1 - beta1), v.mul_(beta2).addcmul_(g, g), addcdiv with lr / c1. */
+static void pytorch_step(const double *p, const double *m, const double *v, const double *g, double lr,
+                         double wd, int step, int i, double out[3])
+{
+    const float r1 = (float)(1.0 - 0.9), r2 = (float)(1.0 - 0.95), beta2 = 0.95f;
+    const float keep = (float)(1.0 - lr * wd), step_size = (float)(lr / (1.0 - pow(0.9, step))),
+                root = (float)sqrt(1.0 - pow(0.95, step));
+    const float gi = (float)g[i], kept = (float)p[i] * keep;
+    const float mi = (float)m[i] + r1 * (gi - (float)m[i]);
+    const float vi = beta2 * (float)v[i] + r2 * gi * gi;
+    const float denominator = sqrtf(vi) / root + 1e-8f;
+    out[0] = (double)(kept - step_size * (mi / denominator));
+    out[1] = (double)mi;
+    out[2] = (double)vi;
+}
+
+/* The most used way to write it is within the bound; four units in the last place are not, beside those that the
+ * bias corrections may cost the step (1 - beta2^t cancels). */
+Test(ref_bounds_dense, adamw_as_pytorch_writes_it)
+{
+    enum { N = 2000 };
+    static const double rates[] = {1e-3, 0.3};
+    test_rng r = {18};
+    double worst = 0;
+    for (int mode = 0; mode < N_MODES; mode++)
+        for (int k = 0; k < 8; k++) {
+            const int step = k % 4 == 0 ? 1 : k % 4 == 1 ? 10 : k % 4 == 2 ? 100 : 1000;
+            const double lr = rates[k / 4], wd = 0.1;
+            const assay_dtype stored = k % 2 ? ASSAY_F32 : ASSAY_BF16;
+            trial x = trial_new("adamw", assay_arith_elementwise());
+            json_object_update_new(x.attrs, json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:i}", "lr", lr, "beta1", 0.9,
+                                                      "beta2", 0.95, "eps", 1e-8, "weight_decay", wd,
+                                                      "grad_scale", 1.0, "step", step));
+            const double *p =
+                trial_in(&x, "main_param_in", ASSAY_F32, mode_data(&r, mode, N, N, ASSAY_F32, 0.1), SHAPE(N));
+            const double *m =
+                trial_in(&x, "exp_avg_in", ASSAY_F32, mode_data(&r, 0, N, N, ASSAY_F32, 1e-3), SHAPE(N));
+            const double *v = trial_in(&x, "exp_avg_sq_in", ASSAY_F32,
+                                       mode_data(&r, MODE_POSITIVE, N, N, ASSAY_F32, 1e-4), SHAPE(N));
+            const double *g =
+                trial_in(&x, "grad", ASSAY_F32, mode_data(&r, mode, N, N, ASSAY_F32, 0.02), SHAPE(N));
+            double *out[3] = {trial_out(&x, "main_param", ASSAY_F32, SHAPE(N)),
+                              trial_out(&x, "exp_avg", ASSAY_F32, SHAPE(N)),
+                              trial_out(&x, "exp_avg_sq", ASSAY_F32, SHAPE(N))};
+            double *copy = trial_out(&x, "param", stored, SHAPE(N));
+            for (int i = 0; i < N; i++) {
+                double next[3];
+                pytorch_step(p, m, v, g, lr, wd, step, i, next);
+                for (int t = 0; t < 3; t++)
+                    out[t][i] = next[t];
+                copy[i] = next[0];
+            }
+            trial_expect_pass(&x, "PyTorch's form");
+            worst = fmax(worst, x.worst);
+            double *const wrong[2] = {out[0], out[1]};
+            for (int t = 0; t < 2; t++) {
+                const double right = wrong[t][5], right_copy = copy[5];
+                const double large = t ? fmax(fabs(right), 0.1 * fabs(g[5])) : fmax(fabs(right), fabs(p[5]));
+                const double moved = t ? 0.0 : fabs(right - p[5]);
+                wrong[t][5] = right + 4.0 * ref_ulp(large, ASSAY_F32) + 256.0 * ref_ulp(moved, ASSAY_F32);
+                copy[5] = t ? right_copy : ref_round(wrong[t][5], stored);
+                trial_judge(&x);
+                cr_expect(x.n_bad >= 1, "mode %d step %d output %d", mode, step, t);
+                wrong[t][5] = right;
+                copy[5] = right_copy;
+            }
+            trial_free(&x);
+        }
+    cr_expect(worst > 0.6, "worst ratio %.3g", worst);
+}
+
 Test(ref_bounds_dense, adamw)
 {
     enum { N = 400 };
