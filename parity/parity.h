@@ -64,8 +64,8 @@ typedef struct parity_result {
     char reproduce[PARITY_TEXT]; /* command line */
 } parity_result;
 
-/* Zeroed, with verdict SKIP, phase -1 free, step/microbatch/rank -1: a check that never filled it is not a
- * pass. */
+/* Zeroed, with verdict SKIP, no check (PARITY_CHECK_COUNT: no report takes it), phase -1 free, step/microbatch/rank
+ * -1: a check that never filled it is not a pass. */
 void parity_result_init(parity_result *r);
 
 /* --- report: collects results (report/report.c) ------------------------------------------------------------- */
@@ -74,6 +74,7 @@ assay_status parity_report_create(parity_report **out);
 void parity_report_destroy(parity_report *r);
 /* Case, engine, layout ... that following results inherit where they leave them empty; copied. */
 void parity_report_set_context(parity_report *r, const parity_result *context);
+/* ASSAY_INTERNAL for a result whose check was never set. */
 assay_status parity_report_add(parity_report *r, const parity_result *result);
 int64_t parity_report_count(const parity_report *r);
 const parity_result *parity_report_at(const parity_report *r, int64_t i);

@@ -28,6 +28,7 @@ const char *parity_verdict_name(parity_verdict v)
 void parity_result_init(parity_result *r)
 {
     memset(r, 0, sizeof *r);
+    r->check = PARITY_CHECK_COUNT;
     r->verdict = PARITY_SKIP;
     r->phase = ASSAY_PHASE_FORWARD;
     r->step = -1;

@@ -44,6 +44,8 @@ static void inherit(char *text, size_t capacity, const char *from)
 
 assay_status parity_report_add(parity_report *r, const parity_result *result)
 {
+    ASSAY_CHECK((int64_t)result->check >= 0 && result->check < PARITY_CHECK_COUNT, ASSAY_INTERNAL,
+                "a result of no check: %.200s %.200s", result->instance, result->message);
     if (r->n == r->capacity) {
         const int64_t capacity = r->capacity ? 2 * r->capacity : 256;
         parity_result *results = realloc(r->results, (size_t)capacity * sizeof *results);

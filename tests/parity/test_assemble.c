@@ -78,6 +78,7 @@ Test(parity_assemble, equal_replicas_pass_and_differing_replicas_fail)
     const parity_result *f = first_failure(r);
     cr_assert_not_null(f);
     cr_assert(strstr(f->message, "replicas differ"), "%s", f->message);
+    cr_assert_eq(f->check, PARITY_CHECK_ASSEMBLE);
     cr_assert_eq(f->index[0], 2);
     cr_assert_eq(f->index[1], 1);
     parity_report_destroy(r);

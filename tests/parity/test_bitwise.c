@@ -98,6 +98,8 @@ Test(parity_bitwise, result_files_are_compared_by_name)
     write_file(b, "loss2", 3);
     must(parity_check_bitwise_files(a, b, "repeat", r));
     cr_assert_eq(n_failed(r), 3, "missing on both sides");
+    for (int64_t i = 0; i < parity_report_count(r); i++)
+        cr_assert_eq(parity_report_at(r, i)->check, PARITY_CHECK_BITWISE);
     cr_assert_neq(parity_check_bitwise_files(a, "/nonexistent", "repeat", r), ASSAY_OK);
     parity_report_destroy(r);
     remove_path(b);

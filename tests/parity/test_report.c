@@ -79,6 +79,40 @@ Test(parity_report, a_result_never_filled_is_not_a_pass)
     cr_expect_eq(r.verdict, PARITY_SKIP);
 }
 
+/* 0 is the name of a check: an unset one must not be taken for it. */
+Test(parity_report, a_result_of_no_check_is_refused)
+{
+    parity_report *report;
+    parity_result r;
+    parity_result_init(&r);
+    cr_assert_eq(parity_report_create(&report), ASSAY_OK);
+    cr_expect_eq(parity_report_add(report, &r), ASSAY_INTERNAL);
+    cr_expect_eq(parity_report_count(report), 0);
+    parity_report_destroy(report);
+}
+
+/* The worse of two observations takes the row, and keeps the table's check. */
+Test(parity_report, a_merged_row_keeps_its_check)
+{
+    parity_table *table;
+    parity_report *report;
+    parity_result pass, fail;
+    parity_result_init(&pass);
+    pass.verdict = PARITY_PASS;
+    fail = pass;
+    parity_result_fail(&fail, "replicas differ");
+    cr_assert_eq(parity_report_create(&report), ASSAY_OK);
+    cr_assert_eq(parity_table_create(&table, PARITY_CHECK_ASSEMBLE), ASSAY_OK);
+    cr_assert_eq(parity_table_merge(table, &pass), ASSAY_OK);
+    cr_assert_eq(parity_table_merge(table, &fail), ASSAY_OK);
+    cr_assert_eq(parity_table_flush(table, report), ASSAY_OK);
+    cr_assert_eq(parity_report_count(report), 1);
+    cr_expect_eq(parity_report_at(report, 0)->verdict, PARITY_FAIL);
+    cr_expect_eq(parity_report_at(report, 0)->check, PARITY_CHECK_ASSEMBLE);
+    parity_table_destroy(table);
+    parity_report_destroy(report);
+}
+
 Test(parity_report, jsonl_reads_back_what_was_written)
 {
     parity_report *report = three(), *back;
@@ -144,22 +178,22 @@ Test(parity_report, a_distance_is_called_one)
     parity_result r = sample(PARITY_FAIL, 2.2);
     r.check = PARITY_CHECK_WHOLE;
     r.is_distance = true;
-    r.found = 0.011;
-    r.allowance = 0.005;
+    r.found = 0.0625;
+    r.allowance = 0.03125;
     cr_assert_eq(parity_report_create(&report), ASSAY_OK);
     cr_assert_eq(parity_report_create(&back), ASSAY_OK);
     cr_assert_eq(parity_report_add(report, &r), ASSAY_OK);
     snprintf(path, sizeof path, "%s/index.html", root);
     cr_assert_eq(parity_report_html(report, path, "x", NULL), ASSAY_OK);
     char *html = slurp("index.html");
-    cr_expect(strstr(html, "distance 0.011, at most 0.005 allowed: 2.2 times"));
+    cr_expect(strstr(html, "distance 0.0625, at most 0.0312 allowed: 2.2 times"));
     cr_expect_not(strstr(html, "expected 0,"));
     free(html);
     snprintf(path, sizeof path, "%s/results.jsonl", root);
     cr_assert_eq(parity_report_jsonl(report, path), ASSAY_OK);
     cr_assert_eq(parity_report_load_jsonl(back, path, NULL), ASSAY_OK, "%s", assay_error_message());
     char *lines = slurp("results.jsonl");
-    cr_expect(strstr(lines, "\"distance\":0.011"));
+    cr_expect(strstr(lines, "\"distance\":0.0625"));
     cr_expect_not(strstr(lines, "\"expected\":"));
     cr_expect(parity_report_at(back, 0)->is_distance);
     free(lines);
