@@ -51,6 +51,7 @@ typedef struct parity_result {
     int rank;
     parity_verdict verdict;
     double ratio;  /* worst error / allowance; infinity when not comparable */
+    double share;  /* the same beyond the rounding of the output itself (parity_share): what tables show */
     int64_t count; /* elements compared */
     int64_t n_bad;
     int64_t n_ambiguous;           /* routing */

@@ -59,7 +59,7 @@ static void compare_real(const ref_value *truth, double found, int64_t i, assay_
     }
     const double bound = truth->bound ? truth->bound[i] : 0.0;
     const bool pass = ref_admissible(found, y, bound, stored, &ratio);
-    parity_worst_add(w, i, found, y, 0.0, ratio, pass);
+    parity_worst_add_share(w, i, found, y, 0.0, ratio, parity_share(found, y, bound, stored, pass), pass);
 }
 
 static assay_status diagnose_reals(const ref_value *truth, const ref_value *candidate,

@@ -158,6 +158,7 @@ static assay_status judge_subject(const whole *h, const char *name, subject *s, 
     const bool worse = all.n_bad > 0 && parts.n_bad == 0;
     describe(worse ? &all : &parts, worse ? 1 : slices, r);
     r->ratio = all.ratio > r->ratio ? all.ratio : r->ratio;
+    r->share = r->ratio;
     r->count = s->count;
     if (r->verdict == PARITY_FAIL)
         parity_diagnose(s->found, s->truth, s->allowance, s->shape, s->ndim, s->stored, &h->scales,

@@ -43,14 +43,20 @@ void parity_key_number(parity_key *k, int64_t number);
  * earlier one: the first NaN is kept. */
 typedef struct parity_worst {
     int64_t count, n_bad;
-    double ratio;
-    int64_t flat; /* -1: nothing compared */
+    double ratio, share; /* share: largest of all elements, wherever the worst place is */
+    int64_t flat;        /* -1: nothing compared */
     double found, expected, allowance;
 } parity_worst;
 void parity_worst_init(parity_worst *w);
 /* pass is (error <= bound), decided by the caller so that NaN fails. */
 void parity_worst_add(parity_worst *w, int64_t flat, double found, double expected, double allowance,
                       double ratio, bool pass);
+/* The same with a share of its own (parity_share); parity_worst_add takes the ratio for it. */
+void parity_worst_add_share(parity_worst *w, int64_t flat, double found, double expected, double allowance,
+                            double ratio, double share, bool pass);
+/* How much of the bound is used beyond the rounding of the output itself: max(0, |found - y| - ulp/2) / bound, 0 for a
+ * correctly rounded element, at most 1 exactly when `pass`, which is ref_admissible, holds.  Never NaN: infinity where nothing can be said. */
+double parity_share(double found, double y, double bound, assay_dtype stored, bool pass);
 /* Takes the comparison over into a result: verdict, counts, index in `shape`, message.  Nothing compared and
  * nothing to compare (count 0) passes. */
 void parity_worst_to_result(const parity_worst *w, const int64_t *shape, int ndim, parity_result *r);

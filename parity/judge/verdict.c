@@ -41,12 +41,31 @@ void parity_worst_init(parity_worst *w)
     *w = (parity_worst){.flat = -1};
 }
 
+double parity_share(double found, double y, double bound, assay_dtype stored, bool pass)
+{
+    if (!isfinite(y) || !isfinite(found) || !isfinite(bound))
+        return !pass ? (double)INFINITY : found == y || isnan(y) ? 0.0 : 1.0;
+    const double half = assay_dtype_is_float(stored) ? 0.5 * ref_ulp(fabs(y) + bound, stored) : 0.0;
+    const double beyond = fabs(found - y) - half;
+    const double share = beyond <= 0.0 ? 0.0 : bound > 0.0 ? beyond / bound : (double)INFINITY;
+    /* a division rounds: the verdict decides on which side of 1 */
+    return pass ? fmin(share, 1.0) : fmax(share, nextafter(1.0, 2.0));
+}
+
 void parity_worst_add(parity_worst *w, int64_t flat, double found, double expected, double allowance,
                       double ratio, bool pass)
+{
+    parity_worst_add_share(w, flat, found, expected, allowance, ratio, ratio, pass);
+}
+
+void parity_worst_add_share(parity_worst *w, int64_t flat, double found, double expected, double allowance,
+                            double ratio, double share, bool pass)
 {
     w->count++;
     if (!(ratio >= 0.0))
         ratio = (double)INFINITY;
+    if (!(share <= w->share))
+        w->share = share >= 0.0 ? share : (double)INFINITY;
     const bool had_bad = w->n_bad > 0;
     if (!pass)
         w->n_bad++;
@@ -88,6 +107,7 @@ void parity_worst_to_result(const parity_worst *w, const int64_t *shape, int ndi
     if (w->flat < 0)
         return;
     r->ratio = w->ratio;
+    r->share = w->share;
     r->found = w->found;
     r->expected = w->expected;
     r->allowance = w->allowance;
@@ -113,12 +133,14 @@ void parity_result_merge(parity_result *into, const parity_result *one)
 {
     const int64_t count = into->count + one->count, n_bad = into->n_bad + one->n_bad;
     const int64_t n_ambiguous = into->n_ambiguous + one->n_ambiguous;
+    const double share = into->share >= one->share ? into->share : one->share;
     const int a = badness(into->verdict), b = badness(one->verdict);
     /* Differences of whole runs grow from step to step: the first failure is the cause. */
     const bool later = a == 2 && into->check == PARITY_CHECK_WHOLE && one->step > into->step;
     if (b > a || (b == a && one->ratio > into->ratio && !later))
         *into = *one;
     into->count = count;
+    into->share = share;
     into->n_bad = n_bad;
     into->n_ambiguous = n_ambiguous;
 }
@@ -158,6 +180,7 @@ void parity_result_fail(parity_result *r, const char *fmt, ...)
     va_end(args);
     r->verdict = PARITY_FAIL;
     r->ratio = (double)INFINITY;
+    r->share = (double)INFINITY;
     if (r->n_bad == 0)
         r->n_bad = 1;
 }

@@ -27,15 +27,26 @@ bool parity_column_holds(const parity_column *c, const parity_result *r)
            strcmp(c->layout, r->layout) == 0 && strcmp(c->variants, r->variants) == 0;
 }
 
+parity_verdict parity_column_verdict(const parity_column *c)
+{
+    int64_t failed = 0, skipped = 0, passed = 0;
+    for (int k = 0; k < PARITY_CHECK_COUNT; k++) {
+        failed += c->failed[k];
+        skipped += c->skipped[k];
+        passed += c->passed[k];
+    }
+    return failed > 0 ? PARITY_FAIL : skipped > 0 || passed == 0 ? PARITY_SKIP : PARITY_PASS;
+}
+
 static void count(parity_column *c, const parity_result *r)
 {
     int64_t *cell = r->verdict == PARITY_PASS   ? c->passed
                     : r->verdict == PARITY_FAIL ? c->failed
                                                 : c->skipped;
     cell[r->check]++;
-    /* Written so that a NaN ratio shows up as the worst. */
-    if (r->verdict != PARITY_SKIP && !(r->ratio <= c->worst[r->check]))
-        c->worst[r->check] = r->ratio;
+    /* Written so that a NaN shows up as the worst. */
+    if (r->verdict != PARITY_SKIP && !(r->share <= c->worst[r->check]))
+        c->worst[r->check] = r->share;
     c->ambiguous += r->n_ambiguous;
 }
 

@@ -43,8 +43,8 @@ static assay_status add_result(heatmap *h, int64_t i)
         h->worst[at] = 0.0;
         ASSAY_TRY(parity_map_put(h->cells, key, at));
     }
-    if (!(x->ratio <= h->worst[at])) /* a NaN shows up as the worst */
-        h->worst[at] = x->ratio;
+    if (!(x->share <= h->worst[at])) /* a NaN shows up as the worst */
+        h->worst[at] = x->share;
     return ASSAY_OK;
 }
 
@@ -60,7 +60,8 @@ static void put_head(FILE *f, const parity_column *columns, int64_t n, int64_t f
     parity_put_escaped(f, head->case_name);
     fputc(' ', f);
     parity_put_escaped(f, head->precision);
-    fputs(": worst error by operation, in units of its bound</h2><div class=wrap><table><thead><tr><th "
+    fputs(": worst error by operation, as a share of its bound, beyond the rounding of the output</h2><div "
+          "class=wrap><table><thead><tr><th "
           "class=l>instance</th>"
           "<th class=l>operation</th>",
           f);

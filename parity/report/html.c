@@ -49,7 +49,7 @@ static void put_matrix(FILE *f, const parity_column *columns, int64_t n)
 {
     fputs("<h2>Layouts and checks</h2><div class=wrap><table><thead><tr><th class=l>case</th><th "
           "class=l>precision</th>"
-          "<th class=l>layout</th><th class=l>kernels</th><th class=l>engine</th>",
+          "<th class=l>layout</th><th class=l>kernels</th><th class=l>engine</th><th class=l>verdict</th>",
           f);
     for (int k = 0; k < PARITY_CHECK_COUNT; k++)
         fprintf(f, "<th>%s</th>", parity_check_name((parity_check)k));
@@ -63,6 +63,12 @@ static void put_matrix(FILE *f, const parity_column *columns, int64_t n)
             parity_put_escaped(f, words[w]);
             fputs("</td>", f);
         }
+        const parity_verdict verdict = parity_column_verdict(c);
+        fprintf(f, "<td class=%s>%s</td>",
+                verdict == PARITY_PASS   ? "ok"
+                : verdict == PARITY_FAIL ? "bad"
+                                         : "skip",
+                parity_verdict_name(verdict));
         for (int k = 0; k < PARITY_CHECK_COUNT; k++) {
             const int64_t total = c->passed[k] + c->failed[k] + c->skipped[k];
             if (total == 0)
@@ -74,13 +80,14 @@ static void put_matrix(FILE *f, const parity_column *columns, int64_t n)
                 fprintf(f, "<td class=skip>%lld of %lld skipped</td>", (long long)c->skipped[k],
                         (long long)total);
             else
-                fprintf(f, "<td class=ok>%lld <span class=dim>&le; %.2f</span></td>", (long long)total,
+                fprintf(f, "<td class=ok>%lld <span class=dim>%.2f</span></td>", (long long)total,
                         c->worst[k]);
         }
         fprintf(f, "<td>%lld</td></tr>", (long long)c->ambiguous);
     }
-    fputs("</tbody></table></div><p class=dim>A cell: number of results and the worst error in units of its "
-          "allowance.</p>",
+    fputs("</tbody></table></div><p class=dim>A cell: number of results, then the worst error as a share of "
+          "its "
+          "allowance beyond the rounding of the output itself: 0 correctly rounded, at most 1 allowed.</p>",
           f);
 }
 

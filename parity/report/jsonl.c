@@ -55,6 +55,7 @@ static void put_result(assay_json_text *t, const parity_result *r)
     put_integer(t, "rank", r->rank);
     put_text(t, "verdict", parity_verdict_name(r->verdict));
     put_number(t, "ratio", r->ratio);
+    put_number(t, "share", r->share);
     put_integer(t, "count", r->count);
     put_integer(t, "bad", r->n_bad);
     put_integer(t, "ambiguous", r->n_ambiguous);
@@ -183,6 +184,7 @@ static assay_status result_from_json(const json_t *o, const char *what, parity_r
     r->microbatch = json_integer_value(json_object_get(o, "microbatch"));
     r->rank = (int)json_integer_value(json_object_get(o, "rank"));
     r->ratio = get_number(o, "ratio");
+    r->share = json_object_get(o, "share") != NULL ? get_number(o, "share") : r->ratio;
     r->count = json_integer_value(json_object_get(o, "count"));
     r->n_bad = json_integer_value(json_object_get(o, "bad"));
     r->n_ambiguous = json_integer_value(json_object_get(o, "ambiguous"));
@@ -196,7 +198,8 @@ static assay_status result_from_json(const json_t *o, const char *what, parity_r
         r->allowance = get_number(o, "allowance");
     }
     r->variant = (int)json_integer_value(json_object_get(o, "variant"));
-    ASSAY_CHECK(r->verdict != PARITY_PASS || (r->ratio <= 1.0 && r->n_bad == 0), ASSAY_FORMAT,
+    ASSAY_CHECK(r->verdict != PARITY_PASS || (r->ratio <= 1.0 && r->share <= 1.0 && r->n_bad == 0),
+                ASSAY_FORMAT,
                 "%s: a pass needs a ratio of at most 1 and no bad element, found ratio %g and %lld bad", what,
                 r->ratio, (long long)r->n_bad);
     get_text(o, "diagnosis", r->diagnosis, sizeof r->diagnosis);

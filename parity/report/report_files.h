@@ -17,11 +17,13 @@ assay_status parity_report_load_jsonl(parity_report *r, const char *path, parity
 typedef struct parity_column {
     const char *case_name, *precision, *layout, *variants, *engine, *tier;
     int64_t passed[PARITY_CHECK_COUNT], failed[PARITY_CHECK_COUNT], skipped[PARITY_CHECK_COUNT];
-    double worst[PARITY_CHECK_COUNT]; /* largest ratio */
+    double worst[PARITY_CHECK_COUNT]; /* largest share */
     int64_t ambiguous;
 } parity_column;
 /* Whether a result belongs to a column. */
 bool parity_column_holds(const parity_column *c, const parity_result *r);
+/* PASS: everything was checked and holds. */
+parity_verdict parity_column_verdict(const parity_column *c);
 assay_status parity_report_columns(const parity_report *r, parity_column **out, int64_t *n);
 /* Number of the column of each result; freed by the caller. */
 assay_status parity_report_column_numbers(const parity_report *r, const parity_column *columns, int64_t n,

@@ -1,11 +1,30 @@
-/* The table on the terminal: one row per case, precision, layout and kernels; one column per check with the worst
- * error in units of its allowance; then every failure with the command that reproduces it. */
+/* The table on the terminal: one row per case, precision, layout and kernels with its verdict; one column per check with
+ * the worst error as a share of its allowance; then every failure with the command that reproduces it. */
 #include "parity/report/report_files.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { MAX_SHOWN_PER_CHECK = 4 };
+
+/* Red and yellow for people only: NO_COLOR (no-color.org) and files get plain text. */
+static bool in_color(FILE *out)
+{
+    const char *no = getenv("NO_COLOR"), *term = getenv("TERM");
+    return isatty(fileno(out)) == 1 && (no == NULL || no[0] == '\0') &&
+           (term == NULL || strcmp(term, "dumb") != 0);
+}
+
+static void print_colored(FILE *out, const char *text, int width, parity_verdict v)
+{
+    const bool colored = v != PARITY_PASS && in_color(out);
+    fprintf(out, "%s%*s%s",
+            !colored           ? ""
+            : v == PARITY_FAIL ? "\033[1;31m"
+                               : "\033[33m",
+            width, text, colored ? "\033[0m" : "");
+}
 
 static void print_cell(FILE *out, const parity_column *c, int k)
 {
@@ -20,18 +39,35 @@ static void print_cell(FILE *out, const parity_column *c, int k)
     else if (c->skipped[k] > 0)
         snprintf(text, sizeof text, "skip %lld/%lld", (long long)c->skipped[k], (long long)total);
     else if (k == PARITY_CHECK_LOCAL || k == PARITY_CHECK_WHOLE)
-        snprintf(text, sizeof text, "%lld <%.2f", (long long)c->passed[k], c->worst[k]);
+        snprintf(text, sizeof text, "%lld %.2f", (long long)c->passed[k], c->worst[k]);
     else
         snprintf(text, sizeof text, "%lld", (long long)c->passed[k]);
-    fprintf(out, " %11s", text);
+    fputc(' ', out);
+    print_colored(out, text, 11,
+                  c->failed[k] > 0    ? PARITY_FAIL
+                  : c->skipped[k] > 0 ? PARITY_SKIP
+                                      : PARITY_PASS);
+}
+
+/* What the cells say, for whoever sees the table for the first time. */
+static void print_legend(FILE *out)
+{
+    fputs("a cell: claims that hold, or FAIL and how many do not, or skip and how many were not checked; -: "
+          "not asked\n"
+          "local, whole: then the worst error as a share of its allowance, beyond the rounding of the output "
+          "itself: "
+          "0.00 correctly rounded, above 1 FAIL\n",
+          out);
 }
 
 static void print_failure(const parity_result *x, FILE *out)
 {
     char place[PARITY_TEXT];
     parity_result_place(x, place, sizeof place);
-    fprintf(out, "\n%s  %s %s %s%s%s, %s: %s\n", parity_verdict_name(x->verdict), x->case_name, x->precision,
-            x->layout, x->variants[0] != 0 ? " " : "", x->variants, parity_check_name(x->check), place);
+    fputc('\n', out);
+    print_colored(out, parity_verdict_name(x->verdict), 0, x->verdict);
+    fprintf(out, "  %s %s %s%s%s, %s: %s\n", x->case_name, x->precision, x->layout,
+            x->variants[0] != 0 ? " " : "", x->variants, parity_check_name(x->check), place);
     if (x->message[0] != 0)
         fprintf(out, "      %s\n", x->message);
     if (x->diagnosis[0] != 0)
@@ -74,18 +110,20 @@ void parity_report_table(const parity_report *r, FILE *out)
         assay_error_print(out, "assay", 0);
         return;
     }
-    fprintf(out, "\n%-16s %-5s %-16s %-8s", "case", "prec", "layout", "kernels");
+    fprintf(out, "\n%-4s %-16s %-5s %-16s %-8s", "", "case", "prec", "layout", "kernels");
     for (int k = 0; k < PARITY_CHECK_COUNT; k++)
         fprintf(out, " %11s", parity_check_name((parity_check)k));
     fputc('\n', out);
     for (int64_t i = 0; i < n; i++) {
-        fprintf(out, "%-16s %-5s %-16s %-8s", columns[i].case_name, columns[i].precision, columns[i].layout,
+        const parity_verdict verdict = parity_column_verdict(&columns[i]);
+        print_colored(out, parity_verdict_name(verdict), -4, verdict);
+        fprintf(out, " %-16s %-5s %-16s %-8s", columns[i].case_name, columns[i].precision, columns[i].layout,
                 columns[i].variants);
         for (int k = 0; k < PARITY_CHECK_COUNT; k++)
             print_cell(out, &columns[i], k);
         fputc('\n', out);
     }
-    fputs("a cell: number of results, then the worst error in units of its allowance (at most 1)\n", out);
+    print_legend(out);
     free(columns);
     print_failures(r, out);
 }

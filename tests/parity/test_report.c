@@ -1,11 +1,14 @@
 /* Reports: what goes in comes out, and nothing that was not checked looks like a pass. */
+#define _GNU_SOURCE
 #include "core/base/file.h"
 #include "parity/judge/judge.h"
 #include "parity/report/report_files.h"
 #include <criterion/criterion.h>
+#include <fcntl.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 static char root[64];
 
@@ -52,6 +55,7 @@ static parity_result sample(parity_verdict v, double ratio)
     r.index[1] = 5;
     r.verdict = v;
     r.ratio = ratio;
+    r.share = ratio;
     r.count = 99;
     r.n_bad = v == PARITY_FAIL ? 1 : 0;
     r.found = ratio;
@@ -77,6 +81,87 @@ Test(parity_report, a_result_never_filled_is_not_a_pass)
     parity_result r;
     parity_result_init(&r);
     cr_expect_eq(r.verdict, PARITY_SKIP);
+}
+
+/* What a table shows beside a count: nothing for correct rounding, the whole of it at the edge of the verdict. */
+Test(parity_report, the_share_leaves_the_rounding_of_the_output_out)
+{
+    const double half = 0x1p-9;
+    cr_expect_eq(parity_share(1.0, 1.0 + 0.9 * half, 1e-9, ASSAY_BF16, true), 0.0);
+    cr_expect_float_eq(parity_share(1.0 + 2 * half, 1.0 + half - 1e-6, 2e-6, ASSAY_BF16, true), 0.0, 0.51);
+    const struct {
+        double found, y, bound;
+    } rows[] = {{1.0 + 0x1p-7, 1.0, 0x1p-8},
+                {1.0 + 0x1p-7, 1.0 + 1e-9, 0x1p-8},
+                {1.0 + 0x1p-7, 1.0 - 1e-9, 0x1p-8},
+                {1.0, 1.25, 0.0},
+                {1.0, 1.0, 0.0},
+                {3.0, 1.0, 0.5},
+                {(double)NAN, 1.0, 1.0},
+                {(double)INFINITY, 1.0, 1.0},
+                {1.0, (double)NAN, 1.0},
+                {1.0, 1.0, (double)NAN},
+                {1.0, 1.0, (double)INFINITY},
+                {(double)INFINITY, 1e39, 1.0}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        double ratio;
+        const bool pass = ref_admissible(rows[i].found, rows[i].y, rows[i].bound, ASSAY_BF16, &ratio);
+        const double share = parity_share(rows[i].found, rows[i].y, rows[i].bound, ASSAY_BF16, pass);
+        cr_expect_eq(share <= 1.0, pass, "row %zu: %.17g", i, share);
+    }
+}
+
+/* A row says its verdict, and the table what its cells mean. */
+Test(parity_report, the_matrix_says_verdicts_and_has_a_legend)
+{
+    char path[256];
+    parity_report *report = three();
+    snprintf(path, sizeof path, "%s/table.txt", root);
+    FILE *f = fopen(path, "w");
+    cr_assert_not_null(f);
+    parity_report_table(report, f);
+    fclose(f);
+    char *text = slurp("table.txt");
+    cr_expect(strstr(text, "\nFAIL llama"), "%s", text);
+    cr_expect(strstr(text, "a cell: claims that hold") && strstr(text, "beyond the rounding of the output"),
+              "%s", text);
+    cr_expect_not(strchr(text, '\033'), "color in a file");
+    free(text);
+    snprintf(path, sizeof path, "%s/index.html", root);
+    cr_assert_eq(parity_report_html(report, path, "x", NULL), ASSAY_OK);
+    text = slurp("index.html");
+    cr_expect(strstr(text, "<th class=l>verdict</th>") && strstr(text, "<td class=bad>FAIL</td>"));
+    free(text);
+    parity_report_destroy(report);
+}
+
+/* People at a terminal see FAIL in red, unless they said NO_COLOR. */
+Test(parity_report, fail_is_red_on_a_terminal_only)
+{
+    for (int no_color = 0; no_color < 2; no_color++) {
+        char text[8192] = "";
+        int master = posix_openpt(O_RDWR | O_NOCTTY);
+        cr_assert(master >= 0 && grantpt(master) == 0 && unlockpt(master) == 0);
+        const int slave = open(ptsname(master), O_RDWR | O_NOCTTY);
+        cr_assert(slave >= 0);
+        setenv("TERM", "xterm", 1);
+        setenv("NO_COLOR", no_color ? "1" : "", 1);
+        parity_report *report = three();
+        FILE *f = fdopen(slave, "w");
+        parity_report_table(report, f);
+        fflush(f);
+        const ssize_t n = read(master, text, sizeof text - 1);
+        cr_assert(n > 0);
+        for (ssize_t got = n; got < (ssize_t)sizeof text - 1 && !strstr(text, "again with");) {
+            const ssize_t more = read(master, text + got, sizeof text - 1 - (size_t)got);
+            cr_assert(more > 0);
+            got += more;
+        }
+        cr_expect_eq(strstr(text, "\033[1;31mFAIL\033[0m") != NULL, !no_color, "%s", text);
+        fclose(f);
+        close(master);
+        parity_report_destroy(report);
+    }
 }
 
 /* 0 is the name of a check: an unset one must not be taken for it. */
