@@ -169,8 +169,9 @@ assay_status parity_report_jsonl(const parity_report *r, const char *path);
 assay_status parity_report_junit(const parity_report *r, const char *path);
 assay_status parity_report_html(const parity_report *r, const char *path, const char *title,
                                 const json_t *facts);
-/* Matrix of cases x layouts with counts, worst ratio per check; failing lines with their commands. */
-void parity_report_table(const parity_report *r, FILE *out);
+/* Matrix of cases x layouts with counts, verdict, worst share per check; failing lines with their commands.  results: the
+ * file that holds all of them, NULL: none was written. */
+void parity_report_table(const parity_report *r, FILE *out, const char *results);
 
 /* --- commands (each returns the exit code 0, 1, 2) ---------------------------------------------------------- */
 int parity_main_run(int argc, char **argv);

@@ -78,7 +78,7 @@ static void print_failure(const parity_result *x, FILE *out)
 
 /* Checks that name an operation come before those that see only its consequences; no check may crowd out the
  * others. */
-static void print_failures(const parity_report *r, FILE *out)
+static void print_failures(const parity_report *r, FILE *out, const char *results)
 {
     static const parity_check order[] = {
         PARITY_CHECK_PLAN,    PARITY_CHECK_LOCAL,      PARITY_CHECK_EXACT,
@@ -98,11 +98,13 @@ static void print_failures(const parity_report *r, FILE *out)
                 hidden++;
         }
     }
-    if (hidden > 0)
-        fprintf(out, "\n%lld more are in results.jsonl\n", (long long)hidden);
+    if (hidden > 0 && results != NULL)
+        fprintf(out, "\n%lld more are in %s\n", (long long)hidden, results);
+    else if (hidden > 0)
+        fprintf(out, "\n%lld more are not shown; --out FILE writes all of them\n", (long long)hidden);
 }
 
-void parity_report_table(const parity_report *r, FILE *out)
+void parity_report_table(const parity_report *r, FILE *out, const char *results)
 {
     parity_column *columns = NULL;
     int64_t n = 0;
@@ -125,5 +127,5 @@ void parity_report_table(const parity_report *r, FILE *out)
     }
     print_legend(out);
     free(columns);
-    print_failures(r, out);
+    print_failures(r, out, results);
 }

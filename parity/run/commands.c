@@ -4,6 +4,7 @@
 #include "parity/run/cases.h"
 #include "parity/run/engine.h"
 #include "parity/run/report_folder.h"
+#include "parity/run/run.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,31 +71,54 @@ int parity_main_diff(int argc, char **argv)
     return code;
 }
 
+/* A member of the header that a foreign trace may lack; "-" then, as for a check that was not asked for. */
+static void header_word(const assay_trace *t, const char *key, char *out, size_t capacity)
+{
+    const char *text = json_string_value(json_object_get(assay_trace_header(t), key));
+    snprintf(out, capacity, "%s", text != NULL ? text : "-");
+}
+
+/* The folder's name is the row's: replays of several traces can be told apart. */
+static void replay_context(const assay_trace *t, const char *dir, parity_result *context)
+{
+    char folder[ASSAY_PATH], quoted[2 * ASSAY_PATH];
+    snprintf(folder, sizeof folder, "%s", dir);
+    for (size_t n = strlen(folder); n > 1 && folder[n - 1] == '/'; n--)
+        folder[n - 1] = '\0';
+    const char *slash = strrchr(folder, '/');
+    parity_result_init(context);
+    snprintf(context->case_name, sizeof context->case_name, "%s",
+             slash != NULL && slash[1] ? slash + 1 : folder);
+    header_word(t, "engine", context->engine, sizeof context->engine);
+    header_word(t, "layout", context->layout, sizeof context->layout);
+    header_word(t, "precision", context->precision, sizeof context->precision);
+    header_word(t, "variant", context->variants, sizeof context->variants);
+    if (json_object_get(assay_trace_header(t), "layout") == NULL && assay_trace_world(t) > 1)
+        snprintf(context->layout, sizeof context->layout, "%d ranks", assay_trace_world(t));
+    parity_shell_word(dir, quoted, sizeof quoted);
+    snprintf(context->reproduce, sizeof context->reproduce, "assay replay %.400s%s", quoted,
+             strlen(quoted) > 400 ? " ... (cut)" : "");
+}
+
 static assay_status replay(const char *dir, const char *out, int *code)
 {
     assay_trace *trace = NULL;
     parity_report *report = NULL;
     assay_status st = ASSAY_OK;
     int64_t passed, failed, skipped;
+    parity_result context;
     ASSAY_TRY(assay_trace_open(&trace, dir, true));
     ASSAY_TRY_GOTO(parity_report_create(&report), st, done);
-    parity_result context;
-    parity_result_init(&context);
-    const char *engine = json_string_value(json_object_get(assay_trace_header(trace), "engine"));
-    const char *layout = json_string_value(json_object_get(assay_trace_header(trace), "layout"));
-    const char *precision = json_string_value(json_object_get(assay_trace_header(trace), "precision"));
-    snprintf(context.case_name, sizeof context.case_name, "replay");
-    snprintf(context.engine, sizeof context.engine, "%s", engine != NULL ? engine : "?");
-    snprintf(context.layout, sizeof context.layout, "%s", layout != NULL ? layout : "?");
-    snprintf(context.precision, sizeof context.precision, "%s", precision != NULL ? precision : "?");
-    snprintf(context.reproduce, sizeof context.reproduce, "assay replay %.480s", dir);
+    replay_context(trace, dir, &context);
     parity_report_set_context(report, &context);
     ASSAY_TRY_GOTO(parity_check_local(trace, report), st, done);
     ASSAY_TRY_GOTO(parity_check_routing(trace, report), st, done);
-    parity_report_table(report, stdout);
+    parity_report_table(report, stdout, out[0] != 0 ? out : NULL);
     if (out[0] != 0)
         ASSAY_TRY_GOTO(parity_report_jsonl(report, out), st, done);
     parity_report_totals(report, &passed, &failed, &skipped);
+    if (passed + failed + skipped == 0)
+        printf("nothing to compute again: %s records no operation\n", dir);
     printf("%lld passed, %lld failed, %lld skipped\n", (long long)passed, (long long)failed,
            (long long)skipped);
     *code = failed > 0 ? 1 : passed == 0 || skipped > 0 ? 2 : 0;
@@ -273,7 +297,8 @@ static assay_status merge(const command_options *o, int *code)
     ASSAY_TRY_GOTO(parity_report_junit(report, path), st, done);
     snprintf(path, sizeof path, "%s/index.html", o->out);
     ASSAY_TRY_GOTO(parity_report_html(report, path, "assay run (merged shards)", NULL), st, done);
-    parity_report_table(report, stdout);
+    snprintf(path, sizeof path, "%s/results.jsonl", o->out);
+    parity_report_table(report, stdout, path);
     parity_report_totals(report, &passed, &failed, &skipped);
     printf("%lld passed, %lld failed, %lld skipped\n", (long long)passed, (long long)failed,
            (long long)skipped);

@@ -134,6 +134,7 @@ static assay_status collect(parity_run_state *s, int index, int status)
     parity_result r;
     parity_result_init(&r);
     r.check = t->c == NULL ? PARITY_CHECK_EXACT : PARITY_CHECK_WHOLE;
+    parity_run_reproduce(&s->o, s->engine.name, t, r.reproduce);
     snprintf(r.case_name, sizeof r.case_name, "%s", t->c != NULL ? t->c->name : "operations");
     snprintf(r.layout, sizeof r.layout, "%s", t->layout);
     snprintf(r.precision, sizeof r.precision, "%s", assay_precision_name(t->precision));
@@ -268,7 +269,9 @@ static assay_status run(parity_run_state *s, const assay_train_options *given)
     ASSAY_TRY(st);
     const double wall = assay_monotonic_s() - t0;
     ASSAY_TRY(write_reports(s, wall));
-    parity_report_table(s->report, stdout);
+    char results[ASSAY_PATH + 32];
+    snprintf(results, sizeof results, "%s/results.jsonl", s->o.report_dir);
+    parity_report_table(s->report, stdout, results);
     printf("\n%d tasks in %.1f s; report: %s/index.html\n", s->n_tasks, wall, s->o.report_dir);
     return ASSAY_OK;
 }
@@ -298,7 +301,7 @@ int parity_main_run(int argc, char **argv)
     snprintf(s->o.engine, sizeof s->o.engine, "auto");
     snprintf(s->o.report_dir, sizeof s->o.report_dir, "report");
     snprintf(s->o.matrix, sizeof s->o.matrix, "pairwise");
-    s->o.timeout_s = 600;
+    s->o.timeout_s = PARITY_TIMEOUT_S;
     const long processors = sysconf(_SC_NPROCESSORS_ONLN);
     s->o.jobs = processors < 1 ? 1 : processors > PARITY_MAX_JOBS ? PARITY_MAX_JOBS : (int)processors;
     assay_status st = assay_options_parse(

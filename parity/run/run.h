@@ -46,6 +46,7 @@ assay_status parity_prepare_case(const parity_case *c, const char *case_dir);
 assay_status parity_run_task(const parity_run_options *o, const parity_engine *e, const parity_task *t,
                              parity_report *report, json_t *facts);
 
+enum { PARITY_TIMEOUT_S = 600 }; /* of one engine run, unless --timeout says another */
 enum { PARITY_MAX_CASES = 64, PARITY_MAX_TASKS = 4096, PARITY_MAX_JOBS = 16 };
 
 /* Everything of one `assay run`. */
@@ -66,6 +67,11 @@ typedef struct parity_run_state {
     json_t *facts;
 } parity_run_state;
 
+/* reproduce.c: the command that runs this task again with every option that matters; cut off visibly when it does not
+ * fit. */
+void parity_run_reproduce(const parity_run_options *o, const char *engine, const parity_task *t,
+                          char out[PARITY_TEXT]);
+void parity_shell_word(const char *word, char *out, size_t capacity);
 /* run_options.c: the list ends with a NULL name; the callback's user is a parity_run_options. */
 extern const assay_extra_option parity_run_option_list[];
 assay_status parity_run_option(void *user, const char *name, const char *text);

@@ -271,8 +271,9 @@ assay_status parity_run_make_tasks(parity_run_state *s)
 static assay_status remember_override(parity_run_options *o, const char *key, const json_t *value)
 {
     const size_t at = strlen(o->overrides), room = sizeof o->overrides - at;
-    char argument[ASSAY_PATH + 128];
-    parity_option_argument(key, value, argument, sizeof argument);
+    char plain[ASSAY_PATH + 128], argument[2 * sizeof plain];
+    parity_option_argument(key, value, plain, sizeof plain);
+    parity_shell_word(plain, argument, sizeof argument);
     ASSAY_CHECK(strlen(argument) + 1 < room, ASSAY_LIMIT,
                 "the options do not fit into the commands that the report prints: --%s is too many", key);
     snprintf(o->overrides + at, room, " %s", argument);

@@ -311,13 +311,7 @@ assay_status parity_run_task(const parity_run_options *o, const parity_engine *e
     snprintf(context.layout, sizeof context.layout, "%s", t->layout);
     snprintf(context.precision, sizeof context.precision, "%s", assay_precision_name(t->precision));
     snprintf(context.variants, sizeof context.variants, "%s", t->variant);
-    const bool own_program = o->engine_program[0] != '\0', own_file = o->n_files > 0 && t->c != NULL,
-               own_model = o->model[0] != '\0';
-    snprintf(context.reproduce, sizeof context.reproduce,
-             "assay run --engine %s%s%s%s%s --precision %s --layout %s --variant %s%s --keep%s%s", e->name,
-             own_program ? " --engine-program " : "", own_program ? o->engine_program : "",
-             own_model ? "" : " --case ", own_model ? "" : context.case_name, context.precision, t->layout,
-             t->variant, o->overrides, own_file ? " " : "", own_file ? t->c->file : "");
+    parity_run_reproduce(o, e->name, t, context.reproduce);
     parity_report_set_context(report, &context);
     ASSAY_TRY(assay_mkdir_p(t->dir));
     if (t->c != NULL)

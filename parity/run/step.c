@@ -4,6 +4,7 @@
 #include "core/model/spec.h"
 #include "core/run/outputs.h"
 #include "parity/run/engine.h"
+#include "parity/run/step_summary.h"
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -163,6 +164,8 @@ int parity_main_step(int argc, char **argv)
                                                                    : "fp32");
     if (st == ASSAY_OK)
         st = run_step(&s, &o);
+    if (st == ASSAY_OK)
+        st = parity_step_summary(&o, stdout);
     if (st != ASSAY_OK) {
         assay_error_print(stderr, "assay step", 0);
         return 2;

@@ -119,7 +119,7 @@ Test(parity_report, the_matrix_says_verdicts_and_has_a_legend)
     snprintf(path, sizeof path, "%s/table.txt", root);
     FILE *f = fopen(path, "w");
     cr_assert_not_null(f);
-    parity_report_table(report, f);
+    parity_report_table(report, f, NULL);
     fclose(f);
     char *text = slurp("table.txt");
     cr_expect(strstr(text, "\nFAIL llama"), "%s", text);
@@ -148,7 +148,7 @@ Test(parity_report, fail_is_red_on_a_terminal_only)
         setenv("NO_COLOR", no_color ? "1" : "", 1);
         parity_report *report = three();
         FILE *f = fdopen(slave, "w");
-        parity_report_table(report, f);
+        parity_report_table(report, f, NULL);
         fflush(f);
         const ssize_t n = read(master, text, sizeof text - 1);
         cr_assert(n > 0);
@@ -460,7 +460,7 @@ Test(parity_report, a_skip_never_hides_under_a_pass)
     r.verdict = PARITY_PASS;
     cr_assert_eq(parity_report_add(report, &r), ASSAY_OK);
     FILE *f = open_memstream(&text, &bytes);
-    parity_report_table(report, f);
+    parity_report_table(report, f, NULL);
     fclose(f);
     cr_expect_not_null(strstr(text, "skip 2/3"), "%s", text);
     cr_expect_not_null(strstr(text, "FAIL 1"), "%s", text);

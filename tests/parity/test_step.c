@@ -161,3 +161,24 @@ Test(step, a_repeated_run_writes_the_same_bytes)
         free(text[1]);
     }
 }
+
+/* Nobody wants to open a file to see a loss. */
+Test(step, says_loss_gradient_norm_and_what_it_wrote)
+{
+    cli_result r = cli_run("step --engine ref --model " MODELS "llama --batch " MODELS
+                           "llama/batch.safetensors --out out");
+    cli_expect_success(&r, "once");
+    double loss = 0.0, norm = 0.0;
+    cr_assert_eq(sscanf(r.out, "loss %lf  gradient norm %lf\n", &loss, &norm), 2, "%s", r.out);
+    cr_expect(loss > 1.0 && loss < 20.0 && norm > 0.0 && norm < 1e3, "%s", r.out);
+    cr_expect(strstr(r.out, "\nwrote out (") != NULL && strstr(r.out, " tensors)\n") != NULL, "%s", r.out);
+    cli_free(&r);
+    r = cli_run("step --engine sim --model " MODELS "llama --batch " MODELS
+                "llama/train_batch.safetensors --out out2 --trace trace --save saved --lr 1e-3");
+    cli_expect_success(&r, "training");
+    cr_expect(strstr(r.out, "step 0: loss ") != NULL && strstr(r.out, "step 2: loss ") != NULL &&
+                  strstr(r.out, "  gradient norm ") != NULL,
+              "%s", r.out);
+    cr_expect(strstr(r.out, ", trace trace, checkpoint saved\n") != NULL, "%s", r.out);
+    cli_free(&r);
+}
