@@ -1,4 +1,8 @@
-/* Two traces, tensor by tensor in the order in which the first run made them. */
+/* Two traces, tensor by tensor in the order in which the first run made them: what differs in value first, what only one
+ * of them holds last.
+ *
+ * Two runs of one engine, layout and precision must hold the same tensors of the same dtypes.  Others are compared in what
+ * both hold: collectives, and the dtype in which an engine keeps a tensor, belong to the engine and the layout. */
 #include "parity/judge/judge.h"
 
 #include <math.h>
@@ -12,6 +16,8 @@ typedef struct diff {
     double tolerance;
     FILE *out;
     int64_t passed, failed, skipped;
+    bool alike;          /* same engine, layout and precision */
+    int64_t only_one[2]; /* tensors of the first, the second trace alone */
     parity_scales scales;
 } diff;
 
@@ -72,6 +78,18 @@ static bool same_shape(const parity_global *a, const parity_global *b)
     return same;
 }
 
+/* The format of both that holds fewer numbers. */
+static assay_dtype coarser(assay_dtype a, assay_dtype b)
+{
+    return assay_dtype_precision(b) < assay_dtype_precision(a) ? b : a;
+}
+
+static void round_all(double *x, int64_t count, assay_dtype dtype)
+{
+    for (int64_t i = 0; i < count; i++)
+        x[i] = ref_round(x[i], dtype);
+}
+
 /* Values of both sides against tolerance * largest magnitude of the first. */
 static void compare_values(const diff *d, const double *x, const double *y, int64_t count, double *allowance,
                            parity_worst *w)
@@ -97,7 +115,9 @@ static assay_status compare_globals(const diff *d, const parity_global *a, const
 {
     parity_worst w;
     parity_worst_init(&w);
-    if (!same_shape(a, b) || (d->tolerance < 0.0 && a->dtype != b->dtype)) {
+    const bool floats = assay_dtype_is_float(a->dtype) && assay_dtype_is_float(b->dtype);
+    const bool rounded = !d->alike && floats && a->dtype != b->dtype;
+    if (!same_shape(a, b) || (d->tolerance < 0.0 && a->dtype != b->dtype && !rounded)) {
         parity_result_fail(r, "another shape or dtype: %s of %lld elements, %s of %lld",
                            assay_dtype_name(a->dtype), (long long)a->count, assay_dtype_name(b->dtype),
                            (long long)b->count);
@@ -114,8 +134,12 @@ static assay_status compare_globals(const diff *d, const parity_global *a, const
     ASSAY_CHECK_GOTO(allowance, ASSAY_OUT_OF_MEMORY, st, done, "%lld allowances", (long long)a->count);
     ASSAY_TRY_GOTO(parity_decode_all(a->data, a->count, a->dtype, &x), st, done);
     ASSAY_TRY_GOTO(parity_decode_all(b->data, b->count, b->dtype, &y), st, done);
+    if (rounded && d->tolerance < 0.0) {
+        round_all(x, a->count, coarser(a->dtype, b->dtype));
+        round_all(y, a->count, coarser(a->dtype, b->dtype));
+    }
     compare_values(d, x, y, a->count, allowance, &w);
-    if (d->tolerance < 0.0) {
+    if (d->tolerance < 0.0 && !rounded) {
         parity_worst_init(&w);
         parity_worst_add_bits(&w, b->data, a->data, a->count, a->dtype);
     }
@@ -129,12 +153,50 @@ done:
     return st;
 }
 
+static bool has_data(const parity_entry *e)
+{
+    for (int64_t i = 0; i < e->n; i++) {
+        if (!e->pieces[i].record->data && assay_shard_count(&e->pieces[i].record->shard) > 0)
+            return false;
+    }
+    return true;
+}
+
+/* Hashes alone tell whether equal pieces hold equal bytes, nothing more. */
+static void compare_hashes(const diff *d, const parity_entry *e, const parity_entry *o, parity_result *r)
+{
+    bool same = e->n == o->n;
+    for (int64_t i = 0; i < e->n && same; i++) {
+        const assay_trace_tensor *x = e->pieces[i].record, *y = o->pieces[i].record;
+        same = x->rank == y->rank && x->kind == y->kind && x->dtype == y->dtype &&
+               parity_same_shard(&x->shard, &y->shard);
+    }
+    if (!same) {
+        parity_result_skip(r, "a trace of hashes can be compared with equal pieces only");
+        return;
+    }
+    r->verdict = PARITY_PASS;
+    for (int64_t i = 0; i < e->n && r->verdict == PARITY_PASS; i++) {
+        const assay_trace_tensor *x = e->pieces[i].record, *y = o->pieces[i].record;
+        if (strcmp(x->hash, y->hash) == 0)
+            continue;
+        if (d->tolerance >= 0.0)
+            parity_result_skip(r, "rank %d: another content; hashes do not tell by how much", x->rank);
+        else
+            parity_result_fail(r, "rank %d: another content (hashes alone: no values to show)", x->rank);
+    }
+}
+
 static assay_status compare_pair(const diff *d, const parity_entry *e, const parity_entry *o,
                                  parity_result *r)
 {
     parity_global a = {0}, b = {0};
     assay_status st = ASSAY_OK;
     parity_result_init(r);
+    if (!has_data(e) || !has_data(o)) {
+        compare_hashes(d, e, o, r);
+        return ASSAY_OK;
+    }
     ASSAY_TRY_GOTO(parity_entry_assemble(d->a, e, &a, r), st, done);
     if (r->verdict == PARITY_PASS && a.data)
         ASSAY_TRY_GOTO(parity_entry_assemble(d->b, o, &b, r), st, done);
@@ -164,36 +226,77 @@ static void print_failure(const diff *d, const parity_entry *e, const parity_res
         fprintf(d->out, "    looks like: %s\n", r->diagnosis);
 }
 
-static assay_status compare_all(diff *d, const item *items)
+static const parity_entry *in_other(const parity_index *other, const parity_entry *e)
+{
+    return parity_index_find(other, e->name, e->phase, e->step, e->microbatch);
+}
+
+static assay_status compare_common(diff *d, const item *items)
 {
     for (int64_t i = 0; i < d->a->n; i++) {
-        const parity_entry *e = items[i].e;
-        if (!parity_entry_assembles(e))
-            continue;
-        const parity_entry *o = parity_index_find(d->b, e->name, e->phase, e->step, e->microbatch);
+        const parity_entry *e = items[i].e, *o = in_other(d->b, e);
         parity_result r;
-        parity_result_init(&r);
-        if (o)
-            ASSAY_TRY(compare_pair(d, e, o, &r));
-        else
-            parity_result_fail(&r, "missing from the second trace");
+        if (o == NULL || !parity_entry_assembles(e) || !parity_entry_assembles(o))
+            continue;
+        ASSAY_TRY(compare_pair(d, e, o, &r));
         d->passed += r.verdict == PARITY_PASS;
         d->failed += r.verdict == PARITY_FAIL;
         d->skipped += r.verdict == PARITY_SKIP;
         if (r.verdict == PARITY_FAIL)
             print_failure(d, e, &r);
-    }
-    for (int64_t i = 0; i < d->b->n; i++) {
-        const parity_entry *e = &d->b->entries[i];
-        if (!parity_entry_assembles(e) || parity_index_find(d->a, e->name, e->phase, e->step, e->microbatch))
-            continue;
-        parity_result r;
-        parity_result_init(&r);
-        parity_result_fail(&r, "missing from the first trace");
-        d->failed++;
-        print_failure(d, e, &r);
+        else if (r.verdict == PARITY_SKIP && d->skipped == 1) {
+            fprintf(d->out, "not compared: ");
+            print_place(d, e);
+            fprintf(d->out, "    %s\n", r.message);
+        }
     }
     return ASSAY_OK;
+}
+
+/* What one trace holds alone: a difference between runs that are alike. */
+static void find_missing(diff *d, const parity_entry *e, const parity_index *other, int which)
+{
+    static const char *const of[] = {"second", "first"};
+    if (!parity_entry_assembles(e) || in_other(other, e))
+        return;
+    d->only_one[which]++;
+    if (!d->alike)
+        return;
+    parity_result r;
+    parity_result_init(&r);
+    parity_result_fail(&r, "missing from the %s trace", of[which]);
+    d->failed++;
+    print_failure(d, e, &r);
+}
+
+static assay_status compare_all(diff *d, const item *items)
+{
+    ASSAY_TRY(compare_common(d, items));
+    for (int64_t i = 0; i < d->a->n; i++)
+        find_missing(d, items[i].e, d->b, 0);
+    for (int64_t i = 0; i < d->b->n; i++)
+        find_missing(d, &d->b->entries[i], d->a, 1);
+    return ASSAY_OK;
+}
+
+static const char *header_word(const assay_trace *t, const char *key)
+{
+    const char *text = json_string_value(json_object_get(assay_trace_header(t), key));
+    return text != NULL ? text : "-";
+}
+
+/* Says how the runs differ when they do. */
+static bool are_alike(const assay_trace *s, const assay_trace *t, FILE *out)
+{
+    static const char *const keys[] = {"engine", "layout", "precision"};
+    bool alike = assay_trace_world(s) == assay_trace_world(t);
+    for (int k = 0; k < 3; k++)
+        alike = alike && strcmp(header_word(s, keys[k]), header_word(t, keys[k])) == 0;
+    if (!alike)
+        fprintf(out, "%s %s %s against %s %s %s: what both hold\n", header_word(s, keys[0]),
+                header_word(s, keys[1]), header_word(s, keys[2]), header_word(t, keys[0]),
+                header_word(t, keys[1]), header_word(t, keys[2]));
+    return alike;
 }
 
 assay_status parity_diff(const char *dir_a, const char *dir_b, double tolerance, FILE *out, int *exit_code)
@@ -211,10 +314,16 @@ assay_status parity_diff(const char *dir_a, const char *dir_b, double tolerance,
     ASSAY_TRY_GOTO(sort_entries(x, &items), st, done);
     d.a = x;
     d.b = y;
+    d.alike = are_alike(s, t, out);
     parity_scales_from_trace(t, &d.scales);
     ASSAY_TRY_GOTO(compare_all(&d, items), st, done);
     if (d.failed > SHOWN)
         fprintf(out, "  and %lld more\n", (long long)(d.failed - SHOWN));
+    if (!d.alike && d.only_one[0] + d.only_one[1] > 0)
+        fprintf(out, "in one trace only, not compared: %lld in the first, %lld in the second\n",
+                (long long)d.only_one[0], (long long)d.only_one[1]);
+    if (!d.alike && d.failed > 0 && tolerance < 0.0)
+        fputs("compared bit for bit; --tolerance R accepts what rounding in another order makes\n", out);
     if (d.failed == 0)
         fprintf(out, "no difference in %lld tensors%s\n", (long long)d.passed,
                 tolerance < 0.0 ? ", bit for bit" : "");

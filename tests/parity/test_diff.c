@@ -75,6 +75,82 @@ Test(parity_diff, missing_tensors_and_empty_traces_are_no_pass)
     cr_assert_eq(diff_pair(NULL, 4, NULL, 4, -1, text), 2, "%s", text);
 }
 
+typedef struct kept {
+    const char *name;
+    float last;
+} kept;
+
+/* A trace of one rank: tensors of four elements, F32 or F64. */
+static void write_trace(const char *dir, const char *engine, assay_dtype dtype, bool hash_only,
+                        const kept *tensors, int n)
+{
+    assay_trace_writer *w;
+    const int64_t shape[1] = {4};
+    json_t *header = json_pack("{s:s,s:s,s:s}", "engine", engine, "layout", "1", "precision",
+                               dtype == ASSAY_F64 ? "fp64" : "fp32");
+    must(assay_trace_writer_open(&w, dir, 0, 1, header, hash_only));
+    json_decref(header);
+    for (int i = 0; i < n; i++) {
+        const float single[4] = {1, 2, 3, tensors[i].last};
+        const double wide[4] = {1, 2 + 1e-12, 3, (double)tensors[i].last};
+        assay_trace_tensor x = tensor_of(tensors[i].name, ASSAY_PHASE_FORWARD, dtype, 1, shape);
+        must(assay_trace_write_tensor(w, &x, dtype == ASSAY_F64 ? (const void *)wide : single));
+    }
+    close_writer(w);
+}
+
+/* Values name the culprit; what is missing follows from the kind of run. */
+Test(parity_diff, values_come_first_and_missing_tensors_last)
+{
+    char a[256], b[256], text[8192];
+    write_trace(fresh_path(a, "a"), "sim", ASSAY_F32, false, (kept[]){{"gone", 4}, {"x", 4}}, 2);
+    write_trace(fresh_path(b, "b"), "sim", ASSAY_F32, false, (kept[]){{"x", 5}, {"new", 4}}, 2);
+    cr_assert_eq(diff_text(a, b, -1, text), 1);
+    const char *x = strstr(text, "first difference: x "), *gone = strstr(text, "then: gone "),
+               *new = strstr(text, "then: new ");
+    cr_assert(x && gone && new &&x < gone &&gone < new, "%s", text);
+    cr_assert(strstr(text, "0 passed, 3 failed, 0 skipped"), "%s", text);
+    remove_path(b);
+    remove_path(a);
+}
+
+Test(parity_diff, another_engine_is_compared_in_what_both_hold)
+{
+    char a[256], b[256], text[8192];
+    write_trace(fresh_path(a, "a"), "ref", ASSAY_F64, false, (kept[]){{"x", 4}, {"only", 4}}, 2);
+    write_trace(fresh_path(b, "b"), "sim", ASSAY_F32, false, (kept[]){{"x", 4}}, 1);
+    cr_assert_eq(diff_text(a, b, -1, text), 0, "%s", text);
+    cr_assert(strstr(text, "1 in the first, 0 in the second") &&
+                  strstr(text, "1 passed, 0 failed, 0 skipped"),
+              "%s", text);
+    remove_path(b);
+    write_trace(fresh_path(b, "b"), "sim", ASSAY_F32, false, (kept[]){{"x", 4.5f}}, 1);
+    cr_assert_eq(diff_text(a, b, 1e-3, text), 1, "%s", text);
+    cr_assert_eq(diff_text(a, b, -1, text), 1, "%s", text);
+    cr_assert(strstr(text, "--tolerance"), "%s", text);
+    remove_path(b);
+    write_trace(fresh_path(b, "b"), "sim", ASSAY_F32, false, (kept[]){{"y", 4}}, 1);
+    cr_assert_eq(diff_text(a, b, -1, text), 2, "nothing in common is no pass: %s", text);
+    remove_path(b);
+    remove_path(a);
+}
+
+Test(parity_diff, hashes_tell_equal_from_different)
+{
+    char a[256], b[256], c[256], text[8192];
+    write_trace(fresh_path(a, "a"), "sim", ASSAY_F32, true, (kept[]){{"x", 4}, {"y", 4}}, 2);
+    write_trace(fresh_path(b, "b"), "sim", ASSAY_F32, true, (kept[]){{"x", 4}, {"y", 5}}, 2);
+    write_trace(fresh_path(c, "c"), "sim", ASSAY_F32, false, (kept[]){{"x", 4}, {"y", 4}}, 2);
+    cr_assert_eq(diff_text(a, a, -1, text), 0, "%s", text);
+    cr_assert_eq(diff_text(a, c, -1, text), 0, "hashes against values: %s", text);
+    cr_assert_eq(diff_text(a, b, -1, text), 1, "%s", text);
+    cr_assert(strstr(text, "first difference: y ") && strstr(text, "another content"), "%s", text);
+    cr_assert_eq(diff_text(a, b, 1e-3, text), 2, "a tolerance needs values: %s", text);
+    remove_path(c);
+    remove_path(b);
+    remove_path(a);
+}
+
 Test(parity_diff, sharded_and_whole_runs_compare_as_global_tensors)
 {
     char a[256], b[256], text[8192];
