@@ -1,82 +1,12 @@
-/* The ladder: the variants of every operation, k0 plain and readable first.  A rung is a row at the end of the .cu file of
- * its kernels: what runs, what it needs, which calls it takes, and the arithmetic of each output as data.  The call chooses and
- * declares from these rows, the trace records what was declared, `assay doctor --ops` prints them: there is no second list. */
+/* The ladder: the rungs (gpu/rung.h) of every operation together.  The call chooses and declares from these rows, the trace
+ * records what was declared, `assay doctor --ops` prints them: there is no second list. */
 #ifndef GPU_LADDER_H
 #define GPU_LADDER_H
 
-#include "gpu/operands.h"
+#include "gpu/rung.h"
 #include <jansson.h>
 
 ASSAY_BEGIN_DECLS
-
-/* One launch: n calls of one operation (n > 1: adamw, sumsq, as one list). */
-typedef struct gpu_work {
-    gpu_ctx *ctx;
-    const gpu_operands *o; /* n of them */
-    int64_t n;
-    int variant; /* index of the rung */
-    cudaStream_t stream;
-} gpu_work;
-
-/* The arithmetic of some outputs: constant, but for what `adapt` sets from device, shapes and attributes. */
-typedef struct gpu_rung_arith {
-    const char *outputs; /* slots: "dq dk dv" */
-    assay_arith arith;
-    void (*adapt)(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o); /* NULL: nothing */
-    const char *how;                                                          /* what adapt does; "" */
-} gpu_rung_arith;
-
-enum { GPU_RUNG_ARITHS = 4 };
-typedef struct gpu_rung {
-    const char *buys; /* one line */
-    /* Checks every operand, then enqueues on w->stream. */
-    assay_status (*run)(const gpu_work *w);
-    /* Bytes of the call arena from shapes alone (data may be NULL).  NULL: none. */
-    size_t (*workspace)(const gpu_ctx *ctx, const gpu_operands *o);
-    /* Whether it can do this call; else the rung below does.  NULL: every call (k0 has to).  A call that `run` would refuse is
-     * taken, so that `run` says why. */
-    bool (*accepts)(const gpu_ctx *ctx, const gpu_operands *o);
-    /* Whether it is chosen when no variant was asked for.  NULL: yes. */
-    bool (*pays)(const gpu_operands *o);
-    int least_capability;                  /* 10 * major + minor; 0: any device */
-    gpu_rung_arith arith[GPU_RUNG_ARITHS]; /* every output stands in one; ended by outputs NULL */
-} gpu_rung;
-
-/* The ladder of an operation: its rungs from k0 on, ended by GPU_LADDER_END. */
-#define GPU_LADDER(op) const gpu_rung gpu_##op##_ladder[]
-#define GPU_LADDER_END                                                                                       \
-    {                                                                                                        \
-        NULL, NULL, NULL, NULL, NULL, 0,                                                                     \
-        {                                                                                                    \
-        }                                                                                                    \
-    }
-
-/* assay_arith as data.  fma: products enter a sum unrounded.  ulp: of exp, log, rsqrt, sigmoid. */
-#define GPU_ARITH(accumulate, order, lanes, fma, ulp, tile)                                                  \
-    {                                                                                                        \
-        ASSAY_##accumulate, ASSAY_ORDER_##order, lanes, 1, 0, 0, fma, false, ulp, tile                       \
-    }
-#define GPU_ELEMENTWISE(ulp) GPU_ARITH(F32, NONE, 1, false, ulp, 0)
-#define GPU_SEQUENTIAL(ulp) GPU_ARITH(F32, SEQUENTIAL, 1, true, ulp, 0)
-#define GPU_TREE(lanes, ulp) GPU_ARITH(F32, TREE, lanes, true, ulp, 0)
-/* The arithmetic of outputs that no shape changes, and of others. */
-#define GPU_DECLARES(outputs, arith)                                                                         \
-    {                                                                                                        \
-        outputs, arith, NULL, ""                                                                             \
-    }
-#define GPU_ADAPTS(outputs, arith, adapt, how)                                                               \
-    {                                                                                                        \
-        outputs, arith, adapt, how                                                                           \
-    }
-/* A rung that takes every call and needs nothing; any rung.  ...: what it declares. */
-#define GPU_RUNG(buys, run, ...) GPU_RUNG_IF(buys, run, NULL, NULL, NULL, 0, __VA_ARGS__)
-#define GPU_RUNG_IF(buys, run, workspace, accepts, pays, least, ...)                                         \
-    {                                                                                                        \
-        buys, run, workspace, accepts, pays, least,                                                          \
-        {                                                                                                    \
-            __VA_ARGS__                                                                                      \
-        }                                                                                                    \
-    }
 
 /* The rungs of an operation; NULL: the engine has none (collectives: gpu/call.c). */
 const gpu_rung *gpu_ladder(const char *op);

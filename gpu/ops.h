@@ -1,4 +1,4 @@
-/* The engine's operations: one ladder of kernels each (gpu/ladder.h), run through gpu_ladder_run and, in the engine, through the
+/* The engine's operations: one ladder of kernels each (gpu/rung.h), run through gpu_ladder_run and, in the engine, through the
  * one call (gpu/call.h).  Slots, dtypes, shapes and attributes are rows of core/model/ops.c; docs/OPS.md is the contract (rounding,
  * order, edge cases).  Here: what each computes, which buffers may be shared, what it refuses.
  *
@@ -12,7 +12,7 @@
 #ifndef GPU_OPS_H
 #define GPU_OPS_H
 
-#include "gpu/ladder.h"
+#include "gpu/rung.h"
 
 ASSAY_BEGIN_DECLS
 

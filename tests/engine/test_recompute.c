@@ -98,11 +98,12 @@ typedef struct step_facts {
 } step_facts;
 
 static assay_status watch(void *user, gpu_run *run, const char *op, const char *instance, const char *slot,
-                          gpu_value *output)
+                          gpu_value *output, bool *replaced)
 {
     step_facts *f = user;
     int64_t counts[EXPERTS];
     (void)instance;
+    (void)replaced; /* nothing is: this only looks */
     if (strcmp(op, "rmsnorm_fwd") == 0 && strcmp(slot, "rstd") == 0 && strstr(instance, "input_layernorm"))
         f->forwards[run->layer]++;
     if (strcmp(op, "permute_plan") != 0 || strcmp(slot, "tokens_per_expert") != 0)
@@ -141,6 +142,7 @@ static assay_status one_step(bool recompute, step_facts *f)
     const char *model = write_inputs();
     assay_parallel_config layout;
     assay_batch_share share;
+    gpu_schedule schedule = {0};
     memset(f, 0, sizeof *f);
     cr_assert_eq(recompute ? setenv("ASSAY_RECOMPUTE", "full", 1) : unsetenv("ASSAY_RECOMPUTE"), 0);
     assay_train_options_default(&options);
@@ -156,7 +158,9 @@ static assay_status one_step(bool recompute, step_facts *f)
     CUDA_TRY(cudaEventCreateWithFlags(&run.comm_done, cudaEventDisableTiming));
     ASSAY_TRY(gpu_comm_create(&run.comm, &env, &grid, false));
     ASSAY_TRY(gpu_model_create(&m, &run, &config, &grid, &options));
-    ASSAY_TRY(gpu_model_set_batch(&m, &batches, &share, 1));
+    ASSAY_TRY(gpu_model_set_batch(&m, &batches, &share));
+    ASSAY_TRY(gpu_pipeline_schedule(1, 1, 0, share.n_microbatches, &schedule));
+    m.chunks[0].n_in_flight = gpu_pipeline_in_flight(&schedule, 0);
     ASSAY_TRY(gpu_optimizer_create(&o, &m, true));
     m.state = (gpu_arena){.counting = true};
     ASSAY_TRY(gpu_optimizer_alloc(&o));
@@ -169,8 +173,8 @@ static assay_status one_step(bool recompute, step_facts *f)
     run.substitute_user = f;
     m.loss_scale = 0.02;
     ASSAY_TRY(gpu_optimizer_zero_grad(&o));
-    ASSAY_TRY(gpu_forward_backward(&m, &batches, &share, 0));
-    f->kept = m.in_flight[0].arena.peak;
+    ASSAY_TRY(gpu_forward_backward(&m, &batches, &share, &schedule, 0));
+    f->kept = m.chunks[0].in_flight[0].arena.peak;
     return sum_counts(&m, f);
 }
 
