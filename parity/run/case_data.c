@@ -60,6 +60,12 @@ static void put(int64_t *ids, int64_t *labels, int64_t at, int64_t id, bool coun
         labels[at] = id;
 }
 
+/* Steps, or one batch [b,s]. */
+static int64_t batches_of(const parity_case *c)
+{
+    return c->steps > 0 ? c->steps : 1;
+}
+
 static assay_status draw(const parity_case *c, int64_t vocab, const int64_t *boundary, int64_t n_boundary,
                          int64_t *ids, int64_t *labels)
 {
@@ -70,12 +76,12 @@ static assay_status draw(const parity_case *c, int64_t vocab, const int64_t *bou
                 "%s: data: a step has %" PRId64 " labels, fewer than the %" PRId64
                 " ids at boundaries between pieces of the vocabulary",
                 c->file, places, n_boundary);
-    for (int64_t i = 0; i < c->steps * rows * s; i++)
+    for (int64_t i = 0; i < batches_of(c) * rows * s; i++)
         if (c->n_data_paths == 0 ||
             assay_philox_below(c->options.seed, which, (uint64_t)i, DRAWN_ONE_IN) == 0)
             put(ids, labels, i,
                 (int64_t)assay_philox_below(c->options.seed, what, (uint64_t)i, (uint64_t)vocab), false);
-    for (int64_t step = 0; step < c->steps; step++)
+    for (int64_t step = 0; step < batches_of(c); step++)
         for (int64_t k = 0; k < n_boundary; k++) {
             const int64_t place = k * places / n_boundary;
             put(ids, labels, (step * rows + place / (s - 1)) * s + 1 + place % (s - 1), boundary[k], true);
@@ -96,13 +102,14 @@ static void mask_or_not(const parity_case *c, int64_t i, int64_t *ids, int64_t *
 assay_status parity_case_write_batches(const parity_case *c, const assay_dataset *data, int64_t vocab,
                                        const char *path)
 {
-    const int64_t shape[4] = {c->steps, c->microbatches, c->micro_batch_size, c->seq_length},
-                  s = c->seq_length;
+    const int64_t all[4] = {batches_of(c), c->microbatches, c->micro_batch_size, c->seq_length};
+    const int64_t *shape = c->steps > 0 ? all : all + 2, s = c->seq_length;
+    const int ndim = c->steps > 0 ? 4 : 2;
     int64_t count = 0, n_boundary = 0;
     int64_t *ids = NULL, *labels = NULL, *boundary = NULL;
     assay_tensorwriter *w = NULL;
     assay_status st = ASSAY_OK;
-    ASSAY_CHECK(assay_shape_count(shape, 4, &count) && count < INT64_MAX / 16, ASSAY_INVALID_ARGUMENT,
+    ASSAY_CHECK(assay_shape_count(shape, ndim, &count) && count < INT64_MAX / 16, ASSAY_INVALID_ARGUMENT,
                 "%s: data: the number of tokens overflows 64 bits", c->file);
     ids = malloc((size_t)count * sizeof *ids);
     labels = malloc((size_t)count * sizeof *labels);
@@ -117,8 +124,8 @@ assay_status parity_case_write_batches(const parity_case *c, const assay_dataset
     ASSAY_TRY_GOTO(parity_case_boundary_ids(c, vocab, &boundary, &n_boundary), st, done);
     ASSAY_TRY_GOTO(draw(c, vocab, boundary, n_boundary, ids, labels), st, done);
     ASSAY_TRY_GOTO(assay_tensorwriter_create(&w, path), st, done);
-    ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "input_ids", ASSAY_I64, shape, 4, ids), st, done);
-    ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "labels", ASSAY_I64, shape, 4, labels), st, done);
+    ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "input_ids", ASSAY_I64, shape, ndim, ids), st, done);
+    ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "labels", ASSAY_I64, shape, ndim, labels), st, done);
     ASSAY_TRY_GOTO(assay_tensorwriter_finish(w), st, done);
 done:
     assay_tensorwriter_destroy(w);

@@ -50,8 +50,11 @@ static assay_status read_data(const json_t *root, parity_case *c)
         ASSAY_CHECK(p != NULL, ASSAY_FORMAT, "%s: paths[%zu]: expected a string", what, i);
         ASSAY_TRY(resolve(c->file, p, c->data_paths[c->n_data_paths++]));
     }
-    ASSAY_TRY(assay_json_get_i64(data, "steps", true, 1, 1000000, what, &c->steps));
+    ASSAY_TRY(assay_json_get_i64(data, "steps", true, 0, 1000000, what, &c->steps));
     ASSAY_TRY(assay_json_get_i64(data, "microbatches", true, 1, 1 << 20, what, &c->microbatches));
+    ASSAY_CHECK(c->steps > 0 || c->microbatches == 1, ASSAY_INVALID_ARGUMENT,
+                "%s: steps 0 is one batch [b,s] without an optimizer: expected 1 microbatch, found %lld",
+                what, (long long)c->microbatches);
     ASSAY_TRY(assay_json_get_i64(data, "micro_batch_size", true, 1, 1 << 20, what, &c->micro_batch_size));
     ASSAY_TRY(assay_json_get_i64(data, "seq_length", true, 2, 1 << 24, what, &c->seq_length));
     return assay_json_get_double(data, "mask_probability", false, 0.0, 0.99, what, &c->mask_probability);

@@ -49,7 +49,7 @@ assay_status parity_case_copy_batches(const parity_case *c, int64_t vocab, const
 /* Ids on both sides of every boundary between tensor-parallel pieces of the vocabulary, in the case's layouts and in tp 2 to
  * 4; the first and the last id.  ids: free(). */
 assay_status parity_case_boundary_ids(const parity_case *c, int64_t vocab, int64_t **ids, int64_t *n);
-/* Writes the batch file [steps,microbatches,b,s]: windows of the text, a quarter of the tokens drawn over the whole
+/* Writes the batch file [steps,microbatches,b,s] ([b,s] where steps is 0): windows of the text, a quarter of the tokens drawn over the whole
  * vocabulary (all of them where data is NULL: a case without text), and every boundary id in every step as input and as label that counts.  ASSAY_INVALID_ARGUMENT: a step has
  * fewer labels than there are such ids. */
 assay_status parity_case_write_batches(const parity_case *c, const assay_dataset *data, int64_t vocab,

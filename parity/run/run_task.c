@@ -106,6 +106,8 @@ static assay_status engine_step(task_state *s, const char *name, const assay_tra
 
 static bool wants(const task_state *s, parity_check k)
 {
+    if (k == PARITY_CHECK_CHECKPOINT && s->t->c->steps == 0)
+        return false; /* a batch [b,s] has no optimizer and leaves no checkpoint */
     if (s->o->check[0] != 0)
         return strcmp(s->o->check, parity_check_name(k)) == 0;
     return s->t->c->checks[k];
@@ -199,8 +201,10 @@ static assay_status check_repeat(task_state *s, const char *first_out)
 {
     assay_train_options o = s->train;
     ASSAY_TRY(task_path(s->t, "repeat.safetensors", o.out));
-    ASSAY_TRY(task_path(s->t, "half", o.save));
-    o.save_after = s->t->c->steps - 1;
+    if (s->t->c->steps > 0) {
+        ASSAY_TRY(task_path(s->t, "half", o.save));
+        o.save_after = s->t->c->steps - 1;
+    }
     ASSAY_TRY(engine_step(s, "repeat", &o));
     return parity_check_bitwise_files(first_out, o.out, "repeat", s->report);
 }
@@ -249,7 +253,8 @@ static assay_status run_training(task_state *s)
     const double t0 = assay_monotonic_s();
     ASSAY_TRY(task_path(s->t, "trace", trace));
     ASSAY_TRY(task_path(s->t, "out.safetensors", o.out));
-    ASSAY_TRY(task_path(s->t, "save", o.save));
+    if (s->t->c->steps > 0)
+        ASSAY_TRY(task_path(s->t, "save", o.save));
     snprintf(o.trace, sizeof o.trace, "%s", trace);
     ASSAY_TRY(engine_step(s, "train", &o));
     json_object_set_new(s->facts, "train_s", json_real(s->engine_s));
