@@ -205,6 +205,7 @@ void advance(worker &w, bool ended)
 {
     const unsigned me = w.current;
     unsigned t;
+    __atomic_store_n(&w.turns, w.turns + 1, __ATOMIC_RELAXED);
     for (;;) {
         while (w.position < w.n && w.state[w.order[w.position]] > READY)
             ++w.position;

@@ -106,6 +106,9 @@ struct worker {
     const kernel_call *call;
     unsigned n, current, position, runnable, exited;
     bool failed, looping;
+    volatile bool spinning; /* the watchdog asks it to give up */
+    int watched;
+    uint64_t turns;    /* how often threads have switched */
     cudaError_t error; /* when failed */
     fcontext_t scheduler;
     random_stream random;
@@ -144,6 +147,10 @@ extern __thread worker *self; /* of the kernel that this operating system thread
 [[noreturn]] void abandon(worker &w, cudaError_t error = cudaErrorLaunchFailure);
 /* From here on a fault of this operating system thread inside a kernel becomes a report. */
 void faults_watch();
+const void *program_counter(const void *context); /* of a signal handler's */
+/* Between them the watchdog looks after this worker. */
+void watch_begin(worker &w);
+void watch_end(worker &w);
 /* The source lines of an address in the program, "kernel.cu:12 < caller.cu:40" where functions are inlined; "" when no
  * addr2line or no debug information knows them. */
 std::string source_lines(const void *pc);

@@ -16,14 +16,7 @@
 namespace sim
 {
 
-#if !SIM_ASAN && !SIM_TSAN
-
-constexpr size_t handler_stack_bytes = 256 * 1024; /* the handler asks addr2line for the source line */
-
-static const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
-static struct sigaction before[sizeof signals / sizeof signals[0]];
-
-static const void *program_counter(const void *context)
+const void *program_counter(const void *context)
 {
 #if defined(__x86_64__)
     return reinterpret_cast<const void *>(
@@ -35,6 +28,13 @@ static const void *program_counter(const void *context)
     return nullptr;
 #endif
 }
+
+#if !SIM_ASAN && !SIM_TSAN
+
+constexpr size_t handler_stack_bytes = 256 * 1024; /* the handler asks addr2line for the source line */
+
+static const int signals[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL};
+static struct sigaction before[sizeof signals / sizeof signals[0]];
 
 static const char *access_name(const void *context)
 {

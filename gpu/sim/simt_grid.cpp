@@ -154,6 +154,7 @@ static void worker_run(worker &w, grid_run &g)
     for (unsigned t = 0; t < w.n; ++t) {
         w.fibers[t].id = uint3{t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
     }
+    watch_begin(w);
     while (!g.failed) {
         const uint64_t from = g.next.fetch_add(chunk);
         if (from >= g.blocks)
@@ -170,6 +171,7 @@ static void worker_run(worker &w, grid_run &g)
             g.failed = true;
         }
     }
+    watch_end(w);
     self = nullptr;
 }
 

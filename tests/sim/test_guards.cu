@@ -258,6 +258,31 @@ Test(sim_guards, a_stack_that_is_full_is_a_report)
                 "kernel recursive block (0,0,0) thread (0,0,0)", "stack", "ASSAY_SIM_STACK_KB");
 }
 
+/* --- threads that never wait --------------------------------------------------------------------------------------- */
+
+__global__ void spin_for_a_neighbour(volatile int *flag)
+{
+    if (threadIdx.x == 1) {
+        while (flag[0] == 0) {
+        }
+    } else if (threadIdx.x == 2) {
+        flag[0] = 1;
+    }
+}
+
+Test(sim_guards, a_thread_that_spins_is_a_report)
+{
+    quiet();
+    assay_sim_set_spin_limit(1);
+    int *flag = device<int>(1);
+    expect_seen(GPU_LAUNCH(spin_for_a_neighbour, 1, 4, 0, nullptr, flag), cudaErrorLaunchTimeout,
+                "spinning thread: kernel spin_for_a_neighbour block (0,0,0) thread (1,0,0)",
+                "ASSAY_SIM_SPIN_S", "test_guards.cu:");
+    expect_seen(GPU_LAUNCH_NO_BARRIER(spin_for_a_neighbour, 1, 4, 0, nullptr, flag), cudaErrorLaunchTimeout,
+                "spinning thread: kernel spin_for_a_neighbour block (0,0,0) thread (1,0,0)",
+                "ASSAY_SIM_SPIN_S", "");
+}
+
 /* --- shared memory ------------------------------------------------------------------------------------------------- */
 
 __global__ void shared_writes(float *x, int tile_at, int dynamic_at)
