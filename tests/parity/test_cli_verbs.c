@@ -217,6 +217,10 @@ Test(cli_verbs, wrong_arguments_are_refused)
     static const struct {
         const char *arguments, *words[2];
     } cases[] = {
+        {"repaly x", {"unknown verb \"repaly\"; did you mean replay?"}},
+        {"diff --tolerence 1 a b", {"'--tolerence': unknown option; did you mean --tolerance?"}},
+        {"run --case lama", {"--case lama: no case has this name; did you mean llama?"}},
+        {"run --check locale", {"found locale; did you mean local?"}},
         {"frobnicate", {"unknown verb \"frobnicate\"", "Usage: assay VERB"}},
         {"", {"Usage: assay VERB"}},
         {"--surprise", {"--surprise"}},
