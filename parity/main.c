@@ -1,4 +1,5 @@
 /* The front door: `assay VERB ...`. */
+#include "core/base/suggest.h"
 #include "parity/parity.h"
 #include <errno.h>
 #include <string.h>
@@ -65,7 +66,11 @@ int main(int argc, char **argv)
             argv[1] = program;
             return finish(VERBS[i].main(argc - 1, argv + 1));
         }
-    fprintf(stderr, "assay: unknown verb \"%s\"\n\n", argv[1]);
+    assay_suggestion near;
+    assay_suggest_begin(&near, argv[1], strlen(argv[1]));
+    for (int i = 0; i < N_VERBS; i++)
+        assay_suggest_add(&near, VERBS[i].name);
+    fprintf(stderr, "assay: unknown verb \"%s\"%s\n\n", argv[1], assay_suggest_end(&near, ""));
     usage(stderr);
     return 2;
 }

@@ -1,5 +1,6 @@
 /* Strict JSON: what Jansson does not check, and typed members with the path of what is wrong. */
 #include "core/base/json.h"
+#include "core/base/suggest.h"
 
 #include "core/base/file.h"
 #include <stdlib.h>
@@ -197,7 +198,13 @@ assay_status assay_json_only(const json_t *object, const char *const *allowed, c
         bool known = false;
         for (const char *const *name = allowed; *name != NULL && !known; name++)
             known = strcmp(*name, key) == 0;
-        ASSAY_CHECK(known, ASSAY_FORMAT, "%s: %.128s: unknown member", what, key);
+        if (known)
+            continue;
+        assay_suggestion near;
+        assay_suggest_begin(&near, key, strlen(key));
+        for (const char *const *name = allowed; *name != NULL; name++)
+            assay_suggest_add(&near, *name);
+        ASSAY_FAIL(ASSAY_FORMAT, "%s: %.128s: unknown member%s", what, key, assay_suggest_end(&near, ""));
     }
     return ASSAY_OK;
 }

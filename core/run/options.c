@@ -1,6 +1,8 @@
 /* The option table: one row for each member of assay_train_options, for command line and case file. */
 #include "core/run/options.h"
 
+#include "core/base/suggest.h"
+
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -238,10 +240,20 @@ static assay_status set_row(assay_train_options *o, const assay_option_row *row,
     return ASSAY_OK;
 }
 
+static const char *suggest_row(assay_suggestion *s, const char *name)
+{
+    assay_suggest_begin(s, name, strlen(name));
+    for (const assay_option_row *row = table; row->name != NULL; row++)
+        assay_suggest_add(s, row->name);
+    return assay_suggest_end(s, "");
+}
+
 assay_status assay_train_option_set(assay_train_options *o, const char *name, const char *text)
 {
     const assay_option_row *row = find_row(name);
-    ASSAY_CHECK(row != NULL, ASSAY_INVALID_ARGUMENT, "%.64s: unknown option", name);
+    assay_suggestion near;
+    ASSAY_CHECK(row != NULL, ASSAY_INVALID_ARGUMENT, "%.64s: unknown option%s", name,
+                suggest_row(&near, name));
     ASSAY_TRY(set_row(o, row, row->name, text));
     return ASSAY_OK;
 }
@@ -305,7 +317,9 @@ assay_status assay_train_options_from_json(assay_train_options *o, const json_t 
          it = json_object_iter_next((json_t *)(uintptr_t)object, it)) {
         const char *key = json_object_iter_key(it);
         const assay_option_row *row = find_row(key);
-        ASSAY_CHECK(row != NULL, ASSAY_FORMAT, "%s: %.64s: unknown option", what, key);
+        assay_suggestion near;
+        ASSAY_CHECK(row != NULL, ASSAY_FORMAT, "%s: %.64s: unknown option%s", what, key,
+                    suggest_row(&near, key));
         ASSAY_CHECK((row->where & where) != 0, ASSAY_FORMAT, "%s: %s: has no meaning here", what, row->name);
         const assay_status st = set_json(&result, row, row->name, json_object_iter_value(it));
         if (st != ASSAY_OK)

@@ -1,5 +1,6 @@
 /* Command line: the option table through glibc argp.  argp's own messages and exits are switched off; every
  * error comes back as a status. */
+#include "core/base/suggest.h"
 #include "core/run/options.h"
 
 #include <argp.h>
@@ -95,6 +96,12 @@ static void explain(parser *p, const struct argp_state *state)
         }
     }
     const char *why = "unknown option";
+    assay_suggestion near;
+    assay_suggest_begin(&near, name, text != name ? length : 0);
+    for (int i = 0; i < p->n_options; i++)
+        if (p->options[i].name != NULL && (p->options[i].flags & OPTION_HIDDEN) == 0)
+            assay_suggest_add(&near, p->options[i].name);
+    const char *suggestion = "";
     if (!exact && prefixes == 0 && meant_elsewhere(p, name, length))
         why = "the option has no meaning here";
     else if (exact)
@@ -103,7 +110,10 @@ static void explain(parser *p, const struct argp_state *state)
         why = "ambiguous option";
     else if (length > 0 && text != name && prefixes == 1)
         why = name[length] == '=' ? "the option takes no value" : "the option needs a value";
-    p->status = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "'%.64s': %s (--help lists all)", text, why);
+    else
+        suggestion = assay_suggest_end(&near, "--");
+    p->status =
+        ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "'%.64s': %s%s (--help lists all)", text, why, suggestion);
 }
 
 static error_t on_key(int key, char *text, struct argp_state *state)

@@ -27,7 +27,8 @@ typedef struct numbers {
     parity_verdict verdict;
     int rank, index_ndim, variant;
     int64_t step, microbatch, count, n_bad, n_ambiguous;
-    double ratio, found, expected, allowance;
+    double ratio, share, found, expected, allowance;
+    bool is_distance;
     int64_t index[ASSAY_MAX_DIMS];
 } numbers;
 
@@ -39,6 +40,7 @@ static numbers numbers_of(const parity_result *r)
     x.rank = r->rank, x.index_ndim = r->index_ndim, x.variant = r->variant;
     x.step = r->step, x.microbatch = r->microbatch, x.count = r->count;
     x.n_bad = r->n_bad, x.n_ambiguous = r->n_ambiguous;
+    x.share = r->share, x.is_distance = r->is_distance;
     x.ratio = r->ratio, x.found = r->found, x.expected = r->expected, x.allowance = r->allowance;
     memcpy(x.index, r->index, sizeof x.index);
     return x;
@@ -50,6 +52,7 @@ static void set_numbers(parity_result *r, const numbers *x)
     r->rank = x->rank, r->index_ndim = x->index_ndim, r->variant = x->variant;
     r->step = x->step, r->microbatch = x->microbatch, r->count = x->count;
     r->n_bad = x->n_bad, r->n_ambiguous = x->n_ambiguous;
+    r->share = x->share, r->is_distance = x->is_distance;
     r->ratio = x->ratio, r->found = x->found, r->expected = x->expected, r->allowance = x->allowance;
     memcpy(r->index, x->index, sizeof r->index);
 }

@@ -59,7 +59,12 @@ int parity_main_diff(int argc, char **argv)
     if (assay_options_parse(
             argc, argv,
             "Compares two traces by assembled tensors, in order of the first one's execution, and "
-            "names the first difference.",
+            "names the first difference.  Runs of another engine, layout or precision are compared in what "
+            "both "
+            "hold.\vExamples:\n"
+            "  assay diff yesterday today                  bit for bit\n"
+            "  assay diff --tolerance 1e-3 ref tp2         another engine or layout: sums have another "
+            "order\n",
             "TRACE_A TRACE_B", NULL, 0, extra, on_option, &o) != ASSAY_OK)
         return fail("assay diff");
     if (o.n_paths != 2) {
@@ -137,7 +142,8 @@ int parity_main_replay(int argc, char **argv)
     if (assay_options_parse(
             argc, argv,
             "Recomputes every recorded operation from its recorded inputs in double precision, with a "
-            "running error bound for each element.",
+            "running error bound for each element.\vExample:\n"
+            "  assay replay --out results.jsonl trace\n",
             "TRACE", NULL, 0, extra, on_option, &o) != ASSAY_OK)
         return fail("assay replay");
     if (o.n_paths != 1) {
@@ -230,9 +236,11 @@ int parity_main_layout(int argc, char **argv)
     static const assay_extra_option extra[] = {
         {"model", "DIR", "also show what each rank holds of this model"}, {NULL, NULL, NULL}};
     command_options o = {.tolerance = -1};
-    if (assay_options_parse(argc, argv,
-                            "Explains a layout: rank grid, groups, and the pieces of a model on each rank.",
-                            "LAYOUT", NULL, 0, extra, on_option, &o) != ASSAY_OK)
+    if (assay_options_parse(
+            argc, argv,
+            "Explains a layout: rank grid, groups, and the pieces of a model on each rank.\vExample:\n"
+            "  assay layout tp2,sp,ep2,dp2 --model DIR\n",
+            "LAYOUT", NULL, 0, extra, on_option, &o) != ASSAY_OK)
         return fail("assay layout");
     if (o.n_paths != 1) {
         fputs("assay layout: expected one layout, like tp2,sp,ep2,dp2\n", stderr);
@@ -316,7 +324,9 @@ int parity_main_report(int argc, char **argv)
         {"report", "DIR", "where the joined report goes (default report)"}, {NULL, NULL, NULL}};
     command_options o = {.tolerance = -1};
     int code = 2;
-    if (assay_options_parse(argc, argv, "Joins the results of `assay run --shard I/N`.",
+    if (assay_options_parse(argc, argv,
+                            "Joins the results of `assay run --shard I/N`.\vExample:\n"
+                            "  assay report merge part1 part2 --report whole\n",
                             "merge DIR|RESULTS.jsonl ...", NULL, 0, extra, on_option, &o) != ASSAY_OK)
         return fail("assay report");
     if (o.n_paths < 2 || strcmp(o.paths[0], "merge") != 0) {

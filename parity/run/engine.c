@@ -1,13 +1,16 @@
 /* Finding and running the engine program. */
+#define _GNU_SOURCE /* memfd_create */
 #include "parity/run/engine.h"
 #include "core/base/file.h"
 #include "core/base/log.h"
 #include "core/run/launch.h"
+#include "parity/report/report_files.h"
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -41,6 +44,28 @@ static bool ends_before(pid_t pid, double end, int *status)
     }
 }
 
+/* What a program said on stderr, which lies in the file `fd`: the last line when it failed, else all of it is passed on. */
+static void said(int fd, bool failed, char *line, size_t capacity)
+{
+    char text[4096];
+    line[0] = '\0';
+    const ssize_t n = fd >= 0 ? pread(fd, text, sizeof text - 1, 0) : 0;
+    if (n <= 0)
+        return;
+    text[n] = '\0';
+    if (!failed) {
+        fputs(text, stderr);
+        return;
+    }
+    for (char *end = text + n; end > text && end[-1] == '\n'; end--)
+        end[-1] = '\0';
+    const char *last = strrchr(text, '\n');
+    last = last != NULL ? last + 1 : text;
+    const char *reason = strstr(last, ": error: ");
+    snprintf(line, capacity, ": %s", reason != NULL ? reason + strlen(": error: ") : last);
+    parity_clean_text(line);
+}
+
 /* Runs `program doctor` (with `flag` when that is not NULL) and reads the JSON object it prints. */
 static assay_status ask(const char *program, const char *flag, json_t **out)
 {
@@ -51,6 +76,8 @@ static assay_status ask(const char *program, const char *flag, json_t **out)
     *out = NULL;
     ASSAY_TRY(doctor_limit(&limit_s));
     ASSAY_CHECK(pipe(fd) == 0, ASSAY_IO, "pipe: %s", strerror(errno));
+    /* Kept, not shown: that this machine has no device is a reason to take the simulator, no error of the run. */
+    const int errors = memfd_create("doctor", MFD_CLOEXEC);
     const pid_t parent = getpid(), pid = fork();
     if (pid == 0) {
         prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -59,6 +86,8 @@ static assay_status ask(const char *program, const char *flag, json_t **out)
         char *argv[] = {strdup(program), strdup("doctor"), flag ? strdup(flag) : NULL, NULL};
         close(fd[0]);
         dup2(fd[1], STDOUT_FILENO);
+        if (errors >= 0)
+            dup2(errors, STDERR_FILENO);
         execv(program, argv);
         _exit(127);
     }
@@ -90,12 +119,16 @@ static assay_status ask(const char *program, const char *flag, json_t **out)
                          limit_s);
         goto done;
     }
-    ASSAY_CHECK_GOTO(WIFEXITED(status) && WEXITSTATUS(status) == 0, ASSAY_CHILD, st, done,
-                     "%s doctor: no device answers (exit status %d)", program,
-                     WIFEXITED(status) ? WEXITSTATUS(status) : -1);
+    const bool well = WIFEXITED(status) && WEXITSTATUS(status) == 0;
+    char why[400];
+    said(errors, !well, why, sizeof why);
+    ASSAY_CHECK_GOTO(well, ASSAY_CHILD, st, done, "%s doctor: no device answers (exit status %d)%s", program,
+                     WIFEXITED(status) ? WEXITSTATUS(status) : -1, why);
     if ((st = assay_json_parse(out, text, n, "doctor")) != ASSAY_OK)
         assay_context(st, "%s doctor: expected a JSON object that describes the device", program);
 done:
+    if (errors >= 0)
+        close(errors);
     free(text);
     return st;
 }

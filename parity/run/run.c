@@ -305,8 +305,13 @@ int parity_main_run(int argc, char **argv)
     const long processors = sysconf(_SC_NPROCESSORS_ONLN);
     s->o.jobs = processors < 1 ? 1 : processors > PARITY_MAX_JOBS ? PARITY_MAX_JOBS : (int)processors;
     assay_status st = assay_options_parse(
-        argc, argv, "Parity of the engine with the reference over a matrix of layouts.", "[CASE.json ...]",
-        &given, ASSAY_FOR_RUN, parity_run_option_list, parity_run_option, &s->o);
+        argc, argv,
+        "Parity of the engine with the reference over a matrix of layouts.\vExamples:\n"
+        "  assay run                                   the default matrix\n"
+        "  assay run --case qwen3_moe --layout tp2,sp,ep2,dp2 --check local\n"
+        "  assay run --model DIR --batch FILE          a folder and a batch file of your own\n"
+        "  assay run --shard 1/4 --report part1        a quarter; join with: assay report merge part1 ...\n",
+        "[CASE.json ...]", &given, ASSAY_FOR_RUN, parity_run_option_list, parity_run_option, &s->o);
     if (st == ASSAY_OK)
         st = run(s, &given);
     if (st != ASSAY_OK)

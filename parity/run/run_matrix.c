@@ -1,4 +1,5 @@
 /* `assay run`: the matrix, from case files and filters to a list of tasks. */
+#include "core/base/suggest.h"
 #include "parity/run/pairwise.h"
 #include "parity/run/run.h"
 #include <stdlib.h>
@@ -10,6 +11,20 @@ static bool case_wanted(const parity_run_state *s, const char *name)
         if (strcmp(s->o.cases[i], name) == 0)
             return true;
     return s->o.n_cases == 0;
+}
+
+/* A name that no case has is a mistake, also beside names that some have. */
+static assay_status check_names(const parity_run_state *s, assay_suggestion *near)
+{
+    for (int k = 0; k < s->o.n_cases; k++) {
+        bool known = strcmp(s->o.cases[k], "operations") == 0;
+        for (int i = 0; i < s->n_cases && !known; i++)
+            known = strcmp(s->cases[i].name, s->o.cases[k]) == 0;
+        assay_suggest_add(&near[k], "operations");
+        ASSAY_CHECK(known, ASSAY_NOT_FOUND, "--case %s: no case has this name%s", s->o.cases[k],
+                    assay_suggest_end(&near[k], ""));
+    }
+    return ASSAY_OK;
 }
 
 assay_status parity_run_load_cases(parity_run_state *s)
@@ -33,15 +48,21 @@ assay_status parity_run_load_cases(parity_run_state *s)
     const int total = s->o.n_files > 0 ? s->o.n_files : n;
     ASSAY_CHECK_GOTO(total >= 1 && total <= PARITY_MAX_CASES, ASSAY_NOT_FOUND, st, done,
                      "expected 1 to %d case files, found %d", PARITY_MAX_CASES, total);
+    assay_suggestion near[sizeof s->o.cases / sizeof *s->o.cases];
+    for (int k = 0; k < s->o.n_cases; k++)
+        assay_suggest_begin(&near[k], s->o.cases[k], strlen(s->o.cases[k]));
     for (int i = 0; i < total; i++) {
         parity_case *c = &s->cases[s->n_cases];
         ASSAY_TRY_GOTO(parity_case_load(s->o.n_files > 0 ? s->o.files[i] : paths[i], c), st, done);
+        for (int k = 0; k < s->o.n_cases; k++)
+            assay_suggest_add(&near[k], c->name);
         if (!case_wanted(s, c->name)) {
             parity_case_free(c);
             continue;
         }
         s->n_cases++;
     }
+    st = check_names(s, near);
 done:
     for (int i = 0; i < n; i++)
         free(paths[i]);

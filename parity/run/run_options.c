@@ -1,4 +1,5 @@
 /* `assay run`: its own options, beside the training options of core/run/options.h. */
+#include "core/base/suggest.h"
 #include "parity/run/run.h"
 #include <errno.h>
 #include <limits.h>
@@ -57,13 +58,17 @@ static assay_status parse_shard(parity_run_options *o, const char *text)
 static assay_status parse_check(parity_run_options *o, const char *text)
 {
     char known[128] = "";
+    assay_suggestion near;
+    assay_suggest_begin(&near, text, strlen(text));
     for (int k = 0; k < PARITY_CHECK_COUNT; k++) {
         const char *name = parity_check_name((parity_check)k);
         if (strcmp(text, name) == 0)
             return copy_text(o->check, sizeof o->check, "check", text);
+        assay_suggest_add(&near, name);
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", k > 0 ? ", " : "", name);
     }
-    ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "--check: expected one of %s, found %s", known, text);
+    ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "--check: expected one of %s, found %s%s", known, text,
+               assay_suggest_end(&near, ""));
 }
 
 assay_status parity_run_option(void *user, const char *name, const char *text)

@@ -155,7 +155,10 @@ int parity_main_step(int argc, char **argv)
     assay_status st = assay_options_parse(
         argc, argv,
         "One forward and backward pass ([b,s] batches) or optimizer steps ([steps,microbatches,b,s] "
-        "batches) of a Hugging Face model; results go to one safetensors file.",
+        "batches) of a Hugging Face model; results go to one safetensors file.\vExamples:\n"
+        "  assay step --engine ref --model DIR --batch FILE --out ref.safetensors\n"
+        "  assay step --model DIR --batch FILE --out out.safetensors --layout tp2,sp --trace trace\n"
+        "  assay step --model DIR --batch FILE --out out.safetensors --lr 1e-3 --save checkpoint\n",
         "", &o, ASSAY_FOR_STEP, EXTRA, on_option, &s);
     if (st == ASSAY_OK)
         st = assay_train_option_set(&o, "precision",

@@ -1,5 +1,6 @@
 /* Model configuration: defaults of the Hugging Face classes, what is refused, and writing back. */
 #include "core/model/config.h"
+#include "core/model/config_internal.h"
 #include "tests/support/core.h"
 
 static const char llama[] =
@@ -637,4 +638,19 @@ Test(core_config, load_names_the_file)
     snprintf(path, sizeof path, "%s/none", root);
     expect_error(assay_config_load(path, &c), ASSAY_NOT_FOUND, "none: model folder");
     drop_scratch(root);
+}
+
+/* The message of an unknown architecture and the CHANGELOG name the same ones. */
+Test(core_config, the_changelog_names_every_architecture)
+{
+    char *text = NULL;
+    uint64_t n = 0;
+    cr_assert_eq(assay_read_file(ASSAY_SOURCE_DIR "/CHANGELOG.md", 1 << 22, &text, &n), ASSAY_OK);
+    char *line = strstr(text, "Hugging Face configs of ");
+    cr_assert_not_null(line);
+    *strchr(line, '\n') = '\0';
+    for (int i = 0; i < ASSAY_ARCH_COUNT; i++)
+        cr_expect(strstr(line, assay_hf_class_of((assay_arch)i)->model_type), "%s",
+                  assay_hf_class_of((assay_arch)i)->model_type);
+    free(text);
 }

@@ -134,6 +134,21 @@ Test(cli_verbs, layout_shows_what_each_rank_holds)
     cli_free(&r);
 }
 
+/* A help page that only lists options leaves its reader to guess. */
+Test(cli_verbs, help_has_examples)
+{
+    static const char *const with[] = {"step", "run", "diff", "replay", "layout", "report"};
+    for (size_t i = 0; i < sizeof with / sizeof *with; i++) {
+        char wanted[40];
+        cli_result r = cli_run("%s --help", with[i]);
+        cli_expect_success(&r, with[i]);
+        const char *examples = strstr(r.out, "Example");
+        snprintf(wanted, sizeof wanted, "\n  assay %s ", with[i]);
+        cr_expect(examples != NULL && strstr(examples, wanted) != NULL, "%s: %s", with[i], r.out);
+        cli_free(&r);
+    }
+}
+
 /* --- doctor, help, version ---------------------------------------------------------------------------------- */
 Test(cli_verbs, doctor_says_which_engine_will_be_used_and_why)
 {
@@ -217,6 +232,10 @@ Test(cli_verbs, wrong_arguments_are_refused)
     static const struct {
         const char *arguments, *words[2];
     } cases[] = {
+        {"repaly x", {"unknown verb \"repaly\"; did you mean replay?"}},
+        {"diff --tolerence 1 a b", {"'--tolerence': unknown option; did you mean --tolerance?"}},
+        {"run --case lama", {"--case lama: no case has this name; did you mean llama?"}},
+        {"run --check locale", {"found locale; did you mean local?"}},
         {"frobnicate", {"unknown verb \"frobnicate\"", "Usage: assay VERB"}},
         {"", {"Usage: assay VERB"}},
         {"--surprise", {"--surprise"}},

@@ -239,7 +239,8 @@ Test(parity_report, a_part_reads_back_whole_or_is_refused)
         parity_result x = *parity_report_at(report, i), y = *parity_report_at(back, i);
         cr_expect(x.ratio == y.ratio || (isnan(x.ratio) && isnan(y.ratio)));
         cr_expect(x.found == y.found || (isnan(x.found) && isnan(y.found)));
-        x.ratio = y.ratio = x.found = y.found = 0.0;
+        cr_expect(x.share == y.share || (isnan(x.share) && isnan(y.share)));
+        x.ratio = y.ratio = x.found = y.found = x.share = y.share = 0.0;
         cr_expect_arr_eq(&x, &y, sizeof x); /* the rest, texts and their padding of zeros, bit by bit */
     }
     parity_report_destroy(back);

@@ -581,6 +581,18 @@ Test(run, an_engine_that_writes_nothing_is_no_success)
     cli_free(&r);
 }
 
+/* A machine that has the toolkit and no device: the reason is told once, where the engine is chosen. */
+Test(run, an_engine_without_a_device_does_not_shout)
+{
+    fake_engine("empty", "echo 'assay-gpu: error: no CUDA device answers: none found' >&2; exit 2");
+    cli_result r = cli_run("run --engine-program %s --quiet --report rep case.json", cli_file("empty"));
+    cli_expect_refusal(
+        &r, "empty",
+        (const char *const[]){"no device answers (exit status 2): no CUDA device answers: none found", NULL});
+    cr_expect(strstr(r.err, "assay-gpu: error") == NULL, "%s", r.err);
+    cli_free(&r);
+}
+
 Test(run, an_engine_that_never_answers_is_given_up)
 {
     fake_engine("silent", "sleep 1000");
