@@ -1,2 +1,3 @@
 /* Stands before the CUDA toolkit's header of this name, which must not be mixed with the simulator's. */
-#error "gpu/sim: <cooperative_groups/reduce.h>: cooperative groups is not modelled by the simulator (docs/SIMULATOR.md)"
+#error                                                                                                       \
+    "gpu/sim: <cooperative_groups/reduce.h>: cooperative groups is not modelled by the simulator (docs/SIMULATOR.md)"
