@@ -357,6 +357,18 @@ static void add_pairs(parity_ask *q, int64_t rows, int64_t h)
     q->n = next;
 }
 
+/* Rank r gives rows + r rows. */
+static void add_uneven_gather(parity_ask *q, int64_t rows, int64_t h)
+{
+    json_t *counts = json_array();
+    for (int r = 0; r < q->world; r++)
+        json_array_append_new(counts, json_integer(rows + r));
+    parity_ask_begin(q, "all_gather");
+    json_object_set_new(q->attrs, "counts", counts);
+    parity_ask_2d(q, "send", q->act, rows + q->rank, h, parity_unique);
+    call_world(q, false, q->act);
+}
+
 static void add_collectives(parity_ask *q, int64_t rows)
 {
     const int64_t h = 3, vector[2] = {5 + q->rank, 7};
@@ -366,9 +378,13 @@ static void add_collectives(parity_ask *q, int64_t rows)
     parity_ask_begin(q, "all_reduce");
     parity_ask_i64(q, "send", 2, vector);
     call_world(q, true, ASSAY_I64);
+    parity_ask_begin(q, "all_reduce");
+    parity_ask_bytes(q, "send", ASSAY_F64, 1, (int64_t[]){2}, (double[]){0x1p-40 + q->rank, 7.0});
+    call_world(q, true, ASSAY_F64);
     parity_ask_begin(q, "all_gather");
     parity_ask_2d(q, "send", q->act, rows, h, parity_unique);
     call_world(q, false, q->act);
+    add_uneven_gather(q, rows, h);
     parity_ask_begin(q, "reduce_scatter");
     parity_ask_2d(q, "send", ASSAY_F32, rows * q->world, h, parity_unique);
     call_world(q, true, ASSAY_F32);
