@@ -63,6 +63,8 @@ struct
     long step;
 };
 
+constexpr int frame_step_bits = 12;
+
 struct fiber {
     fcontext_t context;
     stack *on;
@@ -116,7 +118,7 @@ struct worker {
     unsigned arrived, first;
     int line, op, sum, result;
     call_path path;
-    frame_step steps[1024];
+    frame_step steps[1u << frame_step_bits];
     unsigned char state[max_block_threads];
     unsigned order[max_block_threads];
     fiber fibers[max_block_threads];
