@@ -177,12 +177,22 @@ void memory_fill_guard_before(unsigned char *p, size_t bytes, uint64_t serial)
 /* *back: how many bytes before p the damage in the nearest group begins. */
 bool memory_guard_before_intact(const unsigned char *p, size_t bytes, uint64_t serial, size_t *back)
 {
-    for (size_t b = 8; b <= bytes; b += 8) {
-        const uint64_t group = guard_group(serial, b == 8);
-        uint64_t v;
-        memcpy(&v, p - b, 8);
-        if (v != group) {
-            *back = b - static_cast<size_t>(__builtin_ctzll(v ^ group)) / 8;
+    const uint64_t group = guard_group(serial, false);
+    uint64_t words[4], damage = 0;
+    size_t b = bytes;
+    for (; b >= 40; b -= 32) { /* without a branch for each group: this is run after every kernel */
+        memcpy(words, p - b, sizeof words);
+        damage |= (words[0] ^ group) | (words[1] ^ group) | (words[2] ^ group) | (words[3] ^ group);
+    }
+    for (; b >= 8; b -= 8) {
+        memcpy(words, p - b, 8);
+        damage |= words[0] ^ guard_group(serial, b == 8);
+    }
+    for (b = 8; damage != 0 && b <= bytes; b += 8) {
+        memcpy(words, p - b, 8);
+        const uint64_t changed = words[0] ^ guard_group(serial, b == 8);
+        if (changed != 0) {
+            *back = b - static_cast<size_t>(__builtin_ctzll(changed)) / 8;
             return false;
         }
     }

@@ -313,15 +313,17 @@ static void block_release(worker &w)
     w.position = 0;
 }
 
-std::string other_place(int here, int there, const call_path &here_by, const call_path &there_by)
+void other_place(int here, int there, const call_path &here_by, const call_path &there_by, char *text,
+                 size_t bytes)
 {
-    std::string out = "in line " + std::to_string(line_of(there));
-    if (line_of(here) == line_of(there) && here != there)
-        out += ", column " + std::to_string(column_of(there)) + " (here column " +
-               std::to_string(column_of(here)) + ")";
-    else if (here == there)
-        out += ", reached by " + path_text(there_by) + " (here by " + path_text(here_by) + ")";
-    return out;
+    if (here == there)
+        snprintf(text, bytes, "in line %d, reached by %s (here by %s)", line_of(there),
+                 path_text(there_by).c_str(), path_text(here_by).c_str());
+    else if (line_of(here) == line_of(there))
+        snprintf(text, bytes, "in line %d, column %d (here column %d)", line_of(there), column_of(there),
+                 column_of(here));
+    else
+        snprintf(text, bytes, "in line %d", line_of(there));
 }
 
 int block_barrier(worker &w, int op, int predicate, int line, const call_path &path)
@@ -338,10 +340,11 @@ int block_barrier(worker &w, int op, int predicate, int line, const call_path &p
         w.path = path;
     } else if (line != w.line || op != w.op || (!(path == w.path) && path_differs(path, w.path))) {
         const uint3 a = w.fibers[w.first].id;
-        const std::string there = other_place(line, w.line, path, w.path);
+        char there[512];
+        other_place(line, w.line, path, w.path, there, sizeof there);
         assay_sim_report("divergent barrier",
                          WHERE "arrives at this block barrier while thread (%u,%u,%u) waits at the one %s",
-                         WHERE_ARGS(w, f.id, line), a.x, a.y, a.z, there.c_str());
+                         WHERE_ARGS(w, f.id, line), a.x, a.y, a.z, there);
         abandon(w);
     }
     f.line = line;

@@ -63,6 +63,8 @@ struct
     long step;
 };
 
+constexpr int frame_step_bits = 12;
+
 struct fiber {
     fcontext_t context;
     stack *on;
@@ -116,7 +118,7 @@ struct worker {
     unsigned arrived, first;
     int line, op, sum, result;
     call_path path;
-    frame_step steps[1024];
+    frame_step steps[1u << frame_step_bits];
     unsigned char state[max_block_threads];
     unsigned order[max_block_threads];
     fiber fibers[max_block_threads];
@@ -154,8 +156,8 @@ void watch_end(worker &w);
 /* The source lines of an address in the program, "kernel.cu:12 < caller.cu:40" where functions are inlined; "" when no
  * addr2line or no debug information knows them. */
 std::string source_lines(const void *pc);
-/* The same, or module and offset. */
-std::string source_place(const void *pc);
+/* The same, or module and offset.  Into an array, because who abandons a block leaves its objects behind. */
+void source_place(const void *pc, char *text, size_t bytes);
 [[noreturn]] void report_promise(worker &w, const char *what, int line);
 void draw_order(worker &w);
 /* Gives the processor away.  `ended`: the current thread is over; returns with a fresh thread to run on the
@@ -172,7 +174,8 @@ bool path_differs(const call_path &a,
                   const call_path &b); /* in the source, for paths that differ in addresses */
 std::string path_text(const call_path &p);
 /* "in line 12", and what else tells it from the place and path of `here`. */
-std::string other_place(int here, int there, const call_path &here_by, const call_path &there_by);
+void other_place(int here, int there, const call_path &here_by, const call_path &there_by, char *text,
+                 size_t bytes);
 int block_barrier(worker &w, int op, int predicate, int line, const call_path &path);
 /* A lane of warp k has returned: those who waited for it need not. */
 void warp_left(worker &w, unsigned k);

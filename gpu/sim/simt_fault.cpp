@@ -93,9 +93,9 @@ static void fault_handler(int signal, siginfo_t *info, void *context)
         return; /* the instruction faults again, for the handler of before */
     }
     const int line = w->looping ? 0 : w->fibers[w->current].line;
-    const std::string place = source_place(program_counter(context));
-    assay_sim_report("illegal address", WHERE "%s, in %s", WHERE_ARGS(*w, threadIdx, line), text,
-                     place.c_str());
+    char place[512];
+    source_place(program_counter(context), place, sizeof place);
+    assay_sim_report("illegal address", WHERE "%s, in %s", WHERE_ARGS(*w, threadIdx, line), text, place);
     abandon(*w, cudaErrorIllegalAddress);
 }
 

@@ -34,7 +34,7 @@ static _Unwind_Reason_Code note_frame(struct _Unwind_Context *context, void *arg
 
 static frame_step &step_of(worker &w, const void *pc)
 {
-    return w.steps[(reinterpret_cast<uintptr_t>(pc) >> 2) % (sizeof w.steps / sizeof w.steps[0])];
+    return w.steps[reinterpret_cast<uintptr_t>(pc) * 0x9e3779b97f4a7c15ull >> (64 - frame_step_bits)];
 }
 
 static const void *function_of(const void *pc)
@@ -51,6 +51,8 @@ static long learn(worker &w, const void *pc, uintptr_t stack)
     int first = 0;
     while (first < f.n && (f.pc[first] != pc || f.stack[first] != stack))
         ++first;
+    if (first + 1 >= f.n)
+        step_of(w, pc) = frame_step{pc, -1}; /* the unwinder does not know it: not asked again */
     for (int k = first; k + 1 < f.n; ++k) {
         const void *function = function_of(f.pc[k]);
         const uintptr_t slot = f.stack[k + 1] - sizeof(void *);

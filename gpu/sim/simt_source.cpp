@@ -59,22 +59,20 @@ std::string source_lines(const void *pc)
     return ask_addr2line(file, reinterpret_cast<uintptr_t>(pc) - module->l_addr);
 }
 
-std::string source_place(const void *pc)
+void source_place(const void *pc, char *text, size_t bytes)
 {
     const std::string lines = source_lines(pc);
     Dl_info info;
     void *map = nullptr;
     if (!lines.empty()) {
-        return lines;
+        snprintf(text, bytes, "%s", lines.c_str());
+    } else if (dladdr1(pc, &info, &map, RTLD_DL_LINKMAP) == 0 || map == nullptr) {
+        snprintf(text, bytes, "an unknown place");
+    } else {
+        const uintptr_t base = static_cast<const struct link_map *>(map)->l_addr;
+        snprintf(text, bytes, "%s+0x%zx", base_name(info.dli_fname),
+                 static_cast<size_t>(reinterpret_cast<uintptr_t>(pc) - base));
     }
-    if (dladdr1(pc, &info, &map, RTLD_DL_LINKMAP) == 0 || map == nullptr) {
-        return "an unknown place";
-    }
-    char text[512];
-    snprintf(text, sizeof text, "%s+0x%zx", base_name(info.dli_fname),
-             static_cast<size_t>(reinterpret_cast<uintptr_t>(pc) -
-                                 static_cast<const struct link_map *>(map)->l_addr));
-    return text;
 }
 
 } /* namespace sim */

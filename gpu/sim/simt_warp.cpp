@@ -112,12 +112,13 @@ static warp_group *warp_join(worker &w, warp &p, unsigned mask, int op, int line
         if (g.mask != mask)
             continue;
         if (g.line != line || g.op != op || (!(path == g.path) && path_differs(path, g.path))) {
-            const std::string there = other_place(line, g.line, path, g.path);
+            char there[512];
+            other_place(line, g.line, path, g.path, there, sizeof there);
             const uint3 a =
                 w.fibers[w.current / lanes * lanes + static_cast<unsigned>(__builtin_ctz(g.arrived))].id;
             assay_sim_report("divergent warp",
                              WHERE "arrives here with mask 0x%08x while thread (%u,%u,%u) waits with it %s",
-                             WHERE_ARGS(w, f.id, line), mask, a.x, a.y, a.z, there.c_str());
+                             WHERE_ARGS(w, f.id, line), mask, a.x, a.y, a.z, there);
             abandon(w);
         }
         return &g;

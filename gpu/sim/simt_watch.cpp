@@ -52,11 +52,12 @@ static void spin_handler(int, siginfo_t *, void *context)
     worker *w = self;
     if (w == nullptr || !w->spinning)
         return; /* the kernel has ended meanwhile */
-    const std::string place = source_place(program_counter(context));
+    char place[512];
+    source_place(program_counter(context), place, sizeof place);
     assay_sim_report("spinning thread",
                      WHERE "it has run for %.0f s without a barrier or its end (ASSAY_SIM_SPIN_S), now in %s",
                      WHERE_ARGS(*w, threadIdx, w->looping ? 0 : w->fibers[w->current].line), config().spin_s,
-                     place.c_str());
+                     place);
     abandon(*w, cudaErrorLaunchTimeout);
 }
 
