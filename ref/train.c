@@ -224,6 +224,12 @@ static assay_status check_run(const ref_run_config *c)
     ASSAY_CHECK(c->options->train_iters <= c->batches->steps, ASSAY_INVALID_ARGUMENT,
                 "train_iters: the batch file holds %lld steps, found train_iters %lld",
                 (long long)c->batches->steps, (long long)c->options->train_iters);
+    if (c->batches->training && c->options->train_iters == 0) {
+        /* The steps are those of the file: warm-up and decay must fit into them, too. */
+        assay_train_options implied = *c->options;
+        implied.train_iters = c->batches->steps;
+        ASSAY_TRY(assay_train_options_check(&implied));
+    }
     return ASSAY_OK;
 }
 

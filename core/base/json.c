@@ -8,7 +8,7 @@
 
 /* Jansson recurses up to 2048 levels; this walk keeps no stack and refuses earlier.  It only has to know
  * where strings begin and end: a bracket inside a string is text.  Malformed input is left to the parser. */
-static assay_status check_depth(const char *text, size_t bytes, const char *what)
+static assay_status check_text(const char *text, size_t bytes, const char *what)
 {
     int depth = 0;
     int64_t line = 1;
@@ -34,6 +34,12 @@ static assay_status check_depth(const char *text, size_t bytes, const char *what
                         i - line_start + 1, ASSAY_JSON_MAX_DEPTH);
         } else if (c == ']' || c == '}') {
             depth--;
+        } else if (c == '-' && i + 1 < bytes && text[i + 1] == '0') {
+            /* A size of -0 would read as 0, which other readers refuse; -0.0 and -0e0 are real numbers. */
+            const char next = i + 2 < bytes ? text[i + 2] : '\0';
+            ASSAY_CHECK(next == '.' || next == 'e' || next == 'E' || (next >= '0' && next <= '9'),
+                        ASSAY_FORMAT, "%s:%lld:%zu: expected 0 or -0.0, found -0", what, (long long)line,
+                        i - line_start + 1);
         }
     }
     return ASSAY_OK;
@@ -47,7 +53,7 @@ assay_status assay_json_parse(json_t **out, const char *text, size_t bytes, cons
     const char *nul = bytes > 0 ? memchr(text, 0, bytes) : NULL;
     ASSAY_CHECK(nul == NULL, ASSAY_FORMAT, "%s: byte %lld is NUL, which JSON has not", what,
                 (long long)(nul - text));
-    ASSAY_TRY(check_depth(text, bytes, what));
+    ASSAY_TRY(check_text(text, bytes, what));
     json_error_t error;
     json_t *root = json_loadb(text, bytes, JSON_REJECT_DUPLICATES | JSON_DECODE_ANY, &error);
     if (root == NULL) {

@@ -32,7 +32,7 @@ static int64_t integer(cursor *c)
     int64_t value = 0;
     while (c->good && c->at < c->end && *c->at >= '0' && *c->at <= '9' && c->at - first < 18)
         value = 10 * value + (*c->at++ - '0');
-    c->good = c->good && c->at > first && (*first != '0' || c->at == first + 1);
+    c->good = c->good && c->at > first && (*first != '0' || (c->at == first + 1 && !minus));
     return minus ? -value : value;
 }
 

@@ -63,8 +63,7 @@ int parity_main_diff(int argc, char **argv)
             "both "
             "hold.\vExamples:\n"
             "  assay diff yesterday today                  bit for bit\n"
-            "  assay diff --tolerance 1e-3 ref tp2         another engine or layout: sums have another "
-            "order\n",
+            "  assay diff --tolerance 1e-3 ref tp2         another engine or layout\n",
             "TRACE_A TRACE_B", NULL, 0, extra, on_option, &o) != ASSAY_OK)
         return fail("assay diff");
     if (o.n_paths != 2) {

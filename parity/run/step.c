@@ -79,6 +79,11 @@ static assay_status check_inputs(const parity_engine *e, const assay_train_optio
     ASSAY_CHECK_GOTO(o->train_iters <= batches.steps, ASSAY_INVALID_ARGUMENT, st, done,
                      "train_iters %lld: the batch file %s holds %lld steps", (long long)o->train_iters,
                      o->batch, (long long)batches.steps);
+    if (batches.training && o->train_iters == 0) {
+        assay_train_options implied = *o;
+        implied.train_iters = batches.steps;
+        ASSAY_TRY_GOTO(assay_train_options_check(&implied), st, done);
+    }
 done:
     assay_batches_close(&batches);
     assay_spec_destroy(spec);
@@ -116,6 +121,17 @@ static assay_status check_written(const parity_engine *e, const char *option, co
     return ASSAY_OK;
 }
 
+/* What chooses among kernels or programs has no meaning where neither is run. */
+static assay_status check_reference_options(const step_options *s, const assay_train_options *o)
+{
+    const char *option = s->engine_program[0] != '\0' ? "engine-program"
+                         : o->variant[0] != '\0'      ? "variant"
+                         : s->timeout_s > 0.0         ? "timeout"
+                                                      : NULL;
+    ASSAY_CHECK(option == NULL, ASSAY_INVALID_ARGUMENT, "--%s has no meaning with --engine ref", option);
+    return ASSAY_OK;
+}
+
 static assay_status run_step(const step_options *s, const assay_train_options *o)
 {
     parity_engine e = {0};
@@ -126,8 +142,10 @@ static assay_status run_step(const step_options *s, const assay_train_options *o
     ASSAY_CHECK(o->out[0] != 0, ASSAY_INVALID_ARGUMENT, "--out: expected the file to write, found nothing");
     ASSAY_TRY(assay_train_options_check(o));
     ASSAY_TRY(assay_outputs_check(o));
-    if (strcmp(s->engine, "ref") == 0)
+    if (strcmp(s->engine, "ref") == 0) {
+        ASSAY_TRY(check_reference_options(s, o));
         return ref_step(o);
+    }
     ASSAY_CHECK(strcmp(s->engine, "gpu") == 0 || strcmp(s->engine, "sim") == 0 ||
                     strcmp(s->engine, "auto") == 0,
                 ASSAY_INVALID_ARGUMENT, "--engine: expected ref, gpu, sim or auto, found %s", s->engine);

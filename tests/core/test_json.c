@@ -23,6 +23,8 @@ Test(core_json, malformed_text_is_refused_with_line_and_column)
         {"\"a\\u0000b\"", ASSAY_FORMAT, "\\u0000 is not allowed"},
         {"\"\xff\"", ASSAY_FORMAT, "x.json:"},
         {"'a'", ASSAY_FORMAT, "x.json:1:1: "},
+        {"{\"shape\":[2,-0]}", ASSAY_FORMAT, "x.json:1:13: expected 0 or -0.0, found -0"},
+        {"-0", ASSAY_FORMAT, "found -0"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         json_t *root = (json_t *)0x1;
@@ -34,7 +36,8 @@ Test(core_json, malformed_text_is_refused_with_line_and_column)
 
 Test(core_json, one_value_of_any_kind_is_legal)
 {
-    static const char *const texts[] = {"1", " \n null \t", "\"text\"", "[]", "{}", "true", "-1.5e3"};
+    static const char *const texts[] = {"1",    " \n null \t", "\"text\"", "[]",           "{}",
+                                        "true", "-1.5e3",      "-0.0",     "[-0e0,\"-0\"]"};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++) {
         json_t *root = NULL;
         expect_ok(assay_json_parse(&root, texts[i], strlen(texts[i]), "x.json"));

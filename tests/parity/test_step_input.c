@@ -282,6 +282,24 @@ Test(step_input, layouts_that_are_none)
     REFUSE_ARGUMENTS("llama", "batch", cases, NULL);
 }
 
+/* Ignored in silence before: what chooses kernels beside the reference, warm-up longer than the steps of the file. */
+Test(step_input, options_without_effect_are_refused)
+{
+    static const char *const rows[][2] = {
+        {"--engine ref --variant k0", "--variant has no meaning with --engine ref"},
+        {"--engine ref --engine-program /bin/true", "--engine-program has no meaning with --engine ref"},
+        {"--engine ref --lr 1 --lr-warmup-iters 10", "lr_warmup_iters 10 must be less than"},
+        {"--engine sim --lr 1 --lr-warmup-iters 10", "lr_warmup_iters 10 must be less than"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        cli_result r = cli_run("step %s --model " MODELS "llama --batch " MODELS
+                               "llama/train_batch.safetensors --out none",
+                               rows[i][0]);
+        cli_expect_refusal(&r, rows[i][0], (const char *const[]){rows[i][1], NULL});
+        cli_free(&r);
+    }
+}
+
 Test(step_input, options_out_of_range)
 {
     static const argument_case cases[] = {
