@@ -64,6 +64,8 @@ Test(parity_cases, every_mistake_is_named)
         {"{\"name\":\"a\",\"model\":\"m\",\"data\":{\"paths\":3}}", "paths: expected an array"},
         {"{\"name\":\"a\",\"model\":\"m\",\"data\":{\"paths\":[\"x\"],\"stepz\":1}}", "stepz"},
         {"{\"name\":\"a\",\"model\":\"m\",\"data\":{\"paths\":[\"x\"],\"steps\":-1}}", "steps"},
+        {"{\"name\":\"a\",\"model\":\"m\",\"data\":{\"paths\":[\"x\"],\"steps\":0,\"microbatches\":2}}",
+         "steps 0 is one batch [b,s] without an optimizer: expected 1 microbatch, found 2"},
         {"{\"name\":\"a\",\"model\":\"m\"," DATA "}", "layouts: expected 1 to"},
         {"{\"name\":\"a\",\"model\":\"m\"," DATA ",\"layouts\":[\"tq2\"],\"precision\":[\"fp32\"]}", "tq2"},
         {"{\"name\":\"a\",\"model\":\"m\"," DATA ",\"layouts\":[\"1\"],\"precision\":[\"fp8\"]}", "fp8"},
