@@ -40,7 +40,8 @@ struct settings {
     int threads;
     uint64_t stream_seed;
     bool eager;
-    bool strict; /* threads that have returned may not be missing at a barrier or in a mask */
+    bool strict;  /* threads that have returned may not be missing at a barrier or in a mask */
+    bool callers; /* paths that differ in addresses are compared as source lines */
     double spin_s;
     int devices;
     size_t memory_bytes;

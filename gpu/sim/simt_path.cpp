@@ -111,6 +111,8 @@ std::string path_text(const call_path &p)
 
 bool path_differs(const call_path &a, const call_path &b)
 {
+    if (!config().callers)
+        return false;
     static std::mutex lock;
     static std::set<std::pair<std::vector<const void *>, std::vector<const void *>>> *alike =
         new std::set<std::pair<std::vector<const void *>, std::vector<const void *>>>;
