@@ -60,8 +60,9 @@ static assay_status open_marker(const char *dir, int *fd)
 static assay_status write_marker(int fd, const char *dir)
 {
     char text[256];
-    const int n = snprintf(text, sizeof text, "%sprocess %ld\n", first_line, (long)getpid());
-    const bool ok = ftruncate(fd, 0) == 0 && pwrite(fd, text, (size_t)n, 0) == n;
+    /* Always as long, over what is there: a run that is killed here leaves a marker, never an empty one. */
+    const int n = snprintf(text, sizeof text, "%sprocess %-20ld\n", first_line, (long)getpid());
+    const bool ok = pwrite(fd, text, (size_t)n, 0) == n;
     ASSAY_CHECK(ok, ASSAY_IO, "%s/" MARKER ": %s", dir, strerror(errno));
     return ASSAY_OK;
 }
