@@ -104,6 +104,12 @@ static void print_failures(const parity_report *r, FILE *out, const char *result
         fprintf(out, "\n%lld more are not shown; --out FILE writes all of them\n", (long long)hidden);
 }
 
+static int wider(int width, const char *text)
+{
+    const int n = (int)strlen(text);
+    return n > width ? n : width;
+}
+
 void parity_report_table(const parity_report *r, FILE *out, const char *results)
 {
     parity_column *columns = NULL;
@@ -112,15 +118,22 @@ void parity_report_table(const parity_report *r, FILE *out, const char *results)
         assay_error_print(out, "assay", 0);
         return;
     }
-    fprintf(out, "\n%-4s %-16s %-5s %-16s %-8s", "", "case", "prec", "layout", "kernels");
+    int wide[3] = {4, 6, 7}; /* as the widest of case, layout, kernels, and their headings */
+    for (int64_t i = 0; i < n; i++) {
+        wide[0] = wider(wide[0], columns[i].case_name);
+        wide[1] = wider(wide[1], columns[i].layout);
+        wide[2] = wider(wide[2], columns[i].variants);
+    }
+    fprintf(out, "\n%-4s %-*s %-5s %-*s %-*s", "", wide[0], "case", "prec", wide[1], "layout", wide[2],
+            "kernels");
     for (int k = 0; k < PARITY_CHECK_COUNT; k++)
         fprintf(out, " %11s", parity_check_name((parity_check)k));
     fputc('\n', out);
     for (int64_t i = 0; i < n; i++) {
         const parity_verdict verdict = parity_column_verdict(&columns[i]);
         print_colored(out, parity_verdict_name(verdict), -4, verdict);
-        fprintf(out, " %-16s %-5s %-16s %-8s", columns[i].case_name, columns[i].precision, columns[i].layout,
-                columns[i].variants);
+        fprintf(out, " %-*s %-5s %-*s %-*s", wide[0], columns[i].case_name, columns[i].precision, wide[1],
+                columns[i].layout, wide[2], columns[i].variants);
         for (int k = 0; k < PARITY_CHECK_COUNT; k++)
             print_cell(out, &columns[i], k);
         fputc('\n', out);
