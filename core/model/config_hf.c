@@ -357,6 +357,30 @@ static assay_status read_sparse_layers(const json_t *root, const char *what, ass
     return ASSAY_OK;
 }
 
+/* Hugging Face adds its own balancing loss (one of all layers together) as soon as router logits are asked for.  Ours is
+ * Megatron-LM's, per layer, from the options: a config that asks for theirs is not trained as something else. */
+static assay_status refuse_router_logits(const json_t *root, const char *what)
+{
+    bool asked = false;
+    double coefficient = -1.0;
+    ASSAY_TRY(assay_json_get_bool(root, "output_router_logits", false, what, &asked));
+    ASSAY_TRY(assay_json_get_double(root, "router_aux_loss_coef", false, 0.0, 1e6, what, &coefficient));
+    if (!asked || coefficient == 0.0)
+        return ASSAY_OK;
+    if (coefficient < 0.0)
+        ASSAY_FAIL(
+            ASSAY_UNSUPPORTED,
+            "%s: output_router_logits: true without router_aux_loss_coef adds Hugging Face's balancing loss "
+            "with "
+            "the coefficient of its class; expected false (--moe-aux-loss-coeff is Megatron-LM's loss)",
+            what);
+    ASSAY_FAIL(ASSAY_UNSUPPORTED,
+               "%s: output_router_logits: true adds Hugging Face's balancing loss with router_aux_loss_coef "
+               "%g; expected "
+               "false, or a coefficient of 0 (--moe-aux-loss-coeff is Megatron-LM's loss)",
+               what, coefficient);
+}
+
 static assay_status read_experts(const json_t *root, const char *what, assay_model_config *c)
 {
     const assay_hf_class *class = &classes[c->arch];
@@ -365,6 +389,7 @@ static assay_status read_experts(const json_t *root, const char *what, assay_mod
     ASSAY_TRY(read_expert_count(root, what, class->moe.sparse_layers ? 0 : 1, &c->num_moe_experts));
     if (c->num_moe_experts == 0)
         return ASSAY_OK;
+    ASSAY_TRY(refuse_router_logits(root, what));
     c->moe_router_topk = class->moe.per_token;
     ASSAY_TRY(assay_json_get_i64(root, "num_experts_per_tok", false, 1, ASSAY_MAX_EXPERTS, what,
                                  &c->moe_router_topk));

@@ -256,6 +256,15 @@ Test(core_config, sliding_windows)
     }
 }
 
+/* Asked for, but with a coefficient of 0: Hugging Face adds nothing, either; a dense class has no router. */
+Test(core_config, router_logits_that_add_nothing_are_read)
+{
+    cr_expect_gt(
+        read(qwen3_moe, "{\"output_router_logits\":true,\"router_aux_loss_coef\":0.0}").num_moe_experts, 0);
+    cr_expect_gt(
+        read(qwen3_moe, "{\"output_router_logits\":false,\"router_aux_loss_coef\":0.5}").num_moe_experts, 0);
+}
+
 Test(core_config, which_layers_are_experts)
 {
     static const struct {
@@ -441,6 +450,12 @@ Test(core_config, wrong_configs_are_refused_by_name)
         {mixtral, "{\"num_experts_per_tok\":5}", ASSAY_LIMIT,
          "num_experts_per_tok: expected 1 to 4, found 5"},
         {qwen3_moe, "{\"num_experts\":4}", ASSAY_LIMIT, "num_experts_per_tok: expected 1 to 4, found 8"},
+        {qwen3_moe, "{\"output_router_logits\":true,\"router_aux_loss_coef\":0.001}", ASSAY_UNSUPPORTED,
+         "output_router_logits: true adds Hugging Face's balancing loss with router_aux_loss_coef 0.001"},
+        {qwen3_moe, "{\"output_router_logits\":true}", ASSAY_UNSUPPORTED,
+         "true without router_aux_loss_coef adds Hugging Face's balancing loss"},
+        {mixtral, "{\"output_router_logits\":true}", ASSAY_UNSUPPORTED, "output_router_logits"},
+        {mixtral, "{\"output_router_logits\":1}", ASSAY_FORMAT, "output_router_logits: expected"},
         {qwen3_moe, "{\"decoder_sparse_step\":0}", ASSAY_LIMIT, "decoder_sparse_step: expected 1 to"},
         {qwen3_moe, "{\"mlp_only_layers\":[4]}", ASSAY_LIMIT, "mlp_only_layers[0]: expected 0 to 3, found 4"},
         {qwen3_moe, "{\"mlp_only_layers\":[\"1\"]}", ASSAY_FORMAT, "mlp_only_layers[0]: expected an integer"},
