@@ -9,7 +9,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 /* --- element types of files --------------------------------------------------------------------------------- */
 static float from_bits(uint32_t bits)
@@ -154,18 +153,6 @@ static void draw_piece(const assay_param_spec *spec, const assay_shard *s, doubl
 }
 
 /* --- both --------------------------------------------------------------------------------------------------- */
-static bool has_weights(const char *folder)
-{
-    char path[ASSAY_PATH + 64];
-    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
-    for (int i = 0; i < 2; i++) {
-        snprintf(path, sizeof path, "%s/%s", folder, names[i]);
-        if (access(path, F_OK) == 0)
-            return true;
-    }
-    return false;
-}
-
 static assay_status piece_of(const gpu_model *m, const assay_tensorfile *file, const gpu_param *p,
                              float **whole, float *piece)
 {
@@ -190,7 +177,9 @@ assay_status gpu_model_weights(gpu_model *m, const char *folder, gpu_weight_sink
     assay_status st = ASSAY_OK;
     assay_tensorfile *file = NULL;
     float *whole = NULL, *piece = NULL;
-    if (has_weights(folder)) {
+    bool stored = false;
+    ASSAY_TRY(assay_tensorfile_in_folder(folder, &stored));
+    if (stored) {
         ASSAY_TRY_GOTO(assay_tensorfile_open(&file, folder), st, done);
         ASSAY_TRY_GOTO(check_no_strangers(m, file), st, done);
     }

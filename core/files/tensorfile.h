@@ -41,6 +41,11 @@ assay_status assay_tensorfile_get(const assay_tensorfile *f, const char *name, a
 const char *assay_tensorfile_metadata(const assay_tensorfile *f, const char *key);
 const char *assay_tensorfile_path(const assay_tensorfile *f);
 
+/* Whether a Hugging Face folder has weights: model.safetensors or its index, also as a link that leads nowhere (opening it then
+ * says so).  ASSAY_UNSUPPORTED: it has weights in a form that is not read (pytorch_model.bin, shards without an index, GGUF,
+ * adapters, ...): they are named, and no others are drawn in their place. */
+assay_status assay_tensorfile_in_folder(const char *folder, bool *stored);
+
 ASSAY_END_DECLS
 
 #endif

@@ -4,7 +4,9 @@
  * folders in the wild carry wrong ones. */
 #include "core/files/tensorfile_internal.h"
 
+#include <dirent.h>
 #include <limits.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
@@ -127,4 +129,51 @@ assay_status assay_tensorfile_add_folder(assay_tensorfile *f, const char *folder
     ASSAY_FAIL(ASSAY_NOT_FOUND,
                "%s: expected model.safetensors or model.safetensors.index.json in this folder, found neither",
                folder);
+}
+
+/* --- whether there are weights at all --------------------------------------------------------------------- */
+/* A name that is there, also as a link that leads nowhere: then opening it says so. */
+static bool is_there(const char *folder, const char *name)
+{
+    char path[4096];
+    struct stat sb;
+    const int n = snprintf(path, sizeof path, "%s/%s", folder, name);
+    return n > 0 && (size_t)n < sizeof path && lstat(path, &sb) == 0;
+}
+
+static bool begins(const char *name, const char *with)
+{
+    return strncmp(name, with, strlen(with)) == 0;
+}
+
+static bool ends(const char *name, const char *with)
+{
+    const size_t n = strlen(name), m = strlen(with);
+    return n >= m && strcmp(name + n - m, with) == 0;
+}
+
+/* Weights that are not read here: other formats, and shards whose index is missing. */
+static bool is_foreign(const char *name)
+{
+    return (begins(name, "pytorch_model") && (ends(name, ".bin") || ends(name, ".bin.index.json"))) ||
+           (begins(name, "model-") && ends(name, ".safetensors")) || ends(name, ".gguf") ||
+           ends(name, ".pth") || strcmp(name, "tf_model.h5") == 0 ||
+           strcmp(name, "flax_model.msgpack") == 0 || begins(name, "adapter_model.");
+}
+
+assay_status assay_tensorfile_in_folder(const char *folder, bool *stored)
+{
+    char found[256] = "";
+    *stored = is_there(folder, "model.safetensors") || is_there(folder, "model.safetensors.index.json");
+    DIR *d = *stored ? NULL : opendir(folder);
+    for (const struct dirent *e = d ? readdir(d) : NULL; e != NULL && found[0] == '\0'; e = readdir(d))
+        if (is_foreign(e->d_name))
+            snprintf(found, sizeof found, "%s", e->d_name);
+    if (d)
+        closedir(d);
+    ASSAY_CHECK(found[0] == '\0', ASSAY_UNSUPPORTED,
+                "%s: holds weights that are not read (%s): expected model.safetensors, or "
+                "model.safetensors.index.json with its shards, or a configuration alone",
+                folder, found);
+    return ASSAY_OK;
 }

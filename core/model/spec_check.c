@@ -2,22 +2,8 @@
 #include "core/files/tensorfile.h"
 #include "core/model/spec.h"
 
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
-
-static bool has_weights(const char *folder)
-{
-    static const char *const names[] = {"model.safetensors", "model.safetensors.index.json"};
-    for (int i = 0; i < 2; i++) {
-        char path[4096];
-        const int n = snprintf(path, sizeof path, "%s/%s", folder, names[i]);
-        if (n > 0 && (size_t)n < sizeof path && access(path, F_OK) == 0)
-            return true;
-    }
-    return false;
-}
 
 static bool is_part(const assay_model_spec *spec, const char *name)
 {
@@ -71,7 +57,9 @@ static assay_status check_file(const assay_model_spec *spec, const assay_tensorf
 assay_status assay_spec_check_folder(const assay_model_spec *spec, const char *folder, bool *stored)
 {
     assay_tensorfile *f = NULL;
-    *stored = folder != NULL && folder[0] != '\0' && has_weights(folder);
+    *stored = false;
+    if (folder != NULL && folder[0] != '\0')
+        ASSAY_TRY(assay_tensorfile_in_folder(folder, stored));
     if (!*stored)
         return ASSAY_OK;
     ASSAY_TRY(assay_tensorfile_open(&f, folder));

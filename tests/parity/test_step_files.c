@@ -341,3 +341,40 @@ Test(step_files, nothing_is_written_into_a_checkpoint_that_is_read)
         cli_free(&r);
     }
 }
+
+/* Weights that are there but not read are no reason to draw others. */
+Test(step_files, weights_of_another_form_are_refused)
+{
+    static const struct {
+        const char *name, *link, *word; /* link: what it points to; NULL: a file */
+    } rows[] = {
+        {"model.safetensors", "moved-away.safetensors", "expected model.safetensors"},
+        {"model.safetensors.index.json", "nowhere.json", "expected model.safetensors"},
+        {"pytorch_model.bin", NULL, "(pytorch_model.bin)"},
+        {"pytorch_model-00001-of-00002.bin", NULL, "(pytorch_model-00001-of-00002.bin)"},
+        {"pytorch_model.bin.index.json", NULL, "(pytorch_model.bin.index.json)"},
+        {"model-00001-of-00002.safetensors", NULL, "(model-00001-of-00002.safetensors)"},
+        {"llama.gguf", NULL, "(llama.gguf)"},
+        {"consolidated.00.pth", NULL, "(consolidated.00.pth)"},
+        {"adapter_model.safetensors", NULL, "(adapter_model.safetensors)"},
+    };
+    static const char *const engines[] = {"ref", "sim"};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char path[CLI_PATH];
+        cr_assert_eq(assay_mkdir_p(cli_file("w")), ASSAY_OK);
+        cli_copy(MODELS "llama/config.json", cli_file("w/config.json"));
+        snprintf(path, sizeof path, "w/%s", rows[i].name);
+        if (rows[i].link)
+            cr_assert_eq(symlink(rows[i].link, cli_file(path)), 0);
+        else
+            cli_write_text(cli_file(path), "weights");
+        for (int e = 0; e < 2; e++) {
+            cli_result r = cli_run(
+                "step --engine %s --model w --batch " MODELS "llama/batch.safetensors --out out", engines[e]);
+            cli_expect_refusal(&r, rows[i].name, (const char *const[]){rows[i].word, NULL});
+            cr_expect_not(cli_exists(cli_file("out")));
+            cli_free(&r);
+        }
+        cr_assert_eq(assay_remove_tree(cli_file("w"), cli_folder), ASSAY_OK);
+    }
+}
