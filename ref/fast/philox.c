@@ -5,7 +5,8 @@
 enum { ROUNDS = 10, N = REF_PHILOX_BLOCKS };
 
 /* Static: clang gives a function of several targets that others call another name. */
-REF_WIDE static void blocks(uint64_t seed, uint64_t stream, uint64_t first, uint32_t *word_0, uint32_t *word_1)
+REF_WIDE static void blocks(uint64_t seed, uint64_t stream, uint64_t first, uint32_t *word_0,
+                            uint32_t *word_1)
 {
     const uint32_t multiplier_0 = 0xD2511F53u, multiplier_1 = 0xCD9E8D57u;
     uint32_t c0[N], c1[N], c2[N], c3[N];

@@ -85,8 +85,8 @@ Test(ref_bounds_chain, bounds_are_those_of_exact_prefixes)
         double *a = random_normal(&r, n), *b = random_normal(&r, n);
         long double s = 0.0L, prefixes = 0.0L, magnitudes = 0.0L;
         for (int64_t k = 0; k < n; k++) {
-            a[k] = (float)(run % 2 ? a[k] : fabs(a[k]));
-            b[k] = (float)(run % 2 ? b[k] : fabs(b[k]));
+            a[k] = (double)(float)(run % 2 ? a[k] : fabs(a[k]));
+            b[k] = (double)(float)(run % 2 ? b[k] : fabs(b[k]));
             s += (long double)a[k] * (long double)b[k];
             prefixes += s < 0.0L ? -s : s;
             magnitudes += fabsl((long double)a[k] * (long double)b[k]);
