@@ -36,7 +36,7 @@ Test(ref_bounds_loss, every_split_and_every_target)
     for (int64_t i = 0; i < V; i++)
         targets[i] = i;
     for (int64_t i = 0; i < V * V; i++)
-        logits[i] = (float)logits[i];
+        logits[i] = (double)(float)logits[i];
     for (int pieces = 1; pieces <= MOST; pieces++) {
         double stats[MOST * 3 * V], lse[V], loss[V], lse_b[V], loss_b[V];
         for (int p = 0; p < pieces; p++) {
@@ -47,7 +47,7 @@ Test(ref_bounds_loss, every_split_and_every_target)
             ref_cross_entropy_stats(stats + p * 3 * V, piece, targets, first, V, n);
         }
         for (int i = 0; i < pieces * 3 * V; i++)
-            stats[i] = (float)stats[i];
+            stats[i] = (double)(float)stats[i];
         ref_bound_cross_entropy_loss((ref_pair){lse, lse_b, true}, (ref_pair){loss, loss_b, true}, stats,
                                      targets, pieces, V, &d);
         for (int64_t i = 0; i < V; i++) {
