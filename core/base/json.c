@@ -36,7 +36,9 @@ static assay_status check_text(const char *text, size_t bytes, const char *what)
             depth--;
         } else if (c == '-' && i + 1 < bytes && text[i + 1] == '0') {
             /* A size of -0 would read as 0, which other readers refuse; -0.0 and -0e0 are real numbers. */
-            const char next = i + 2 < bytes ? text[i + 2] : '\0';
+            char next = '\0';
+            if (i + 2 < bytes)
+                next = text[i + 2];
             ASSAY_CHECK(next == '.' || next == 'e' || next == 'E' || (next >= '0' && next <= '9'),
                         ASSAY_FORMAT, "%s:%lld:%zu: expected 0 or -0.0, found -0", what, (long long)line,
                         i - line_start + 1);

@@ -16,7 +16,9 @@ void assay_suggest_begin(assay_suggestion *s, const char *word, size_t length)
 
 static char plain(char c)
 {
-    return c == '_' ? '-' : c;
+    if (c == '_')
+        return '-';
+    return c;
 }
 
 static int least(int a, int b)

@@ -100,13 +100,14 @@ static assay_status verify_set(const char *dir, int world)
     char extra[256] = "";
     ASSAY_CHECK(d != NULL, ASSAY_IO, "%s: %s", dir, strerror(errno));
     for (const struct dirent *e = readdir(d); e != NULL && extra[0] == 0; e = readdir(d)) {
-        int rank = -1, end = -1;
         const char *name = e->d_name;
         bool known = strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strcmp(name, "manifest.json") == 0;
-        if (sscanf(name, "rank-%5d%n", &rank, &end) == 1 && rank >= 0 && rank < world) {
+        const bool numbered = strncmp(name, "rank-", 5) == 0 && name[5] >= '0' && name[5] <= '9';
+        const long rank = numbered ? strtol(name + 5, NULL, 10) : -1;
+        if (rank >= 0 && rank < world) {
             char expected[ASSAY_CHECKPOINT_PATH + 32];
             for (int k = 0; k < 2; k++) {
-                assay_checkpoint_rank_file(expected, "", rank, k == 0 ? "json" : "safetensors");
+                assay_checkpoint_rank_file(expected, "", (int)rank, k == 0 ? "json" : "safetensors");
                 known = known || strcmp(expected + 1, name) == 0;
             }
         }

@@ -1,5 +1,4 @@
 /* Checkpoint writer: each rank writes its pieces into DIR.tmp-JOB, rank 0 publishes with the manifest. */
-#define _GNU_SOURCE /* renameat2 */
 #include "core/base/file.h"
 #include "core/files/checkpoint_internal.h"
 #include "core/files/tensorwriter.h"

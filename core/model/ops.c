@@ -350,14 +350,14 @@ assay_op_class assay_op_class_of(const assay_op *op)
     return ASSAY_OPS_ELEMENTWISE;
 }
 
-assay_dtype assay_op_dtype(const assay_op *op, const assay_recipe *r, assay_slot_class class, bool backward)
+assay_dtype assay_op_dtype(const assay_op *op, const assay_recipe *r, assay_slot_class slot, bool backward)
 {
     const assay_op_class own = assay_op_class_of(op);
     const bool keeps = own == ASSAY_OPS_ROUTER || own == ASSAY_OPS_LOSS || own == ASSAY_OPS_OPTIMIZER;
     const assay_op_recipe *operand = &r->op[keeps ? ASSAY_OPS_LINEAR : own];
-    if (class == ASSAY_CLASS_F32)
+    if (slot == ASSAY_CLASS_F32)
         return r->op[own].accumulate;
-    if (class == ASSAY_CLASS_PAR)
+    if (slot == ASSAY_CLASS_PAR)
         return r->op[ASSAY_OPS_LINEAR].weight;
     return backward ? operand->grad : operand->act;
 }

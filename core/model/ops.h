@@ -88,7 +88,7 @@ const assay_op *assay_op_at(int index);
 assay_op_class assay_op_class_of(const assay_op *op);
 /* What a recipe stores in slots of class ACT, F32 (the recipe's F64 in fp64) or PAR of the operation; in the backward pass act
  * is a gradient.  Operations of the router and the loss read and make operands of products there. */
-assay_dtype assay_op_dtype(const assay_op *op, const assay_recipe *r, assay_slot_class dtype, bool backward);
+assay_dtype assay_op_dtype(const assay_op *op, const assay_recipe *r, assay_slot_class slot, bool backward);
 int assay_op_n_slots(const assay_op *op);
 int assay_op_n_attrs(const assay_op *op);
 /* The row of a slot by its recorded name; output false: as an input ("dweight_in", "send.2").  NULL: none. */

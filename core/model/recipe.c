@@ -48,10 +48,10 @@ const char *assay_precision_name(assay_precision p)
     return index >= 0 && index < ASSAY_PRECISION_COUNT ? recipes[index].name : "?";
 }
 
-const char *assay_op_class_name(assay_op_class class)
+const char *assay_op_class_name(assay_op_class which)
 {
     static const char *const names[ASSAY_OPS_COUNT] = {"linear", "attention", "elementwise",
                                                        "router", "loss",      "optimizer"};
-    const int64_t index = (int64_t) class;
+    const int64_t index = (int64_t)which;
     return index >= 0 && index < ASSAY_OPS_COUNT ? names[index] : "?";
 }

@@ -25,7 +25,10 @@ static void name_of(const char *dir, char *out, size_t capacity)
     snprintf(out, capacity, "%.*s", (int)(end - start), dir + start);
     for (char *c = out; *c != '\0'; c++) {
         const int low = tolower((unsigned char)*c);
-        *c = (low >= 'a' && low <= 'z') || (low >= '0' && low <= '9') || low == '-' ? (char)low : '_';
+        const bool fits_a_name = (low >= 'a' && low <= 'z') || (low >= '0' && low <= '9') || low == '-';
+        *c = '_';
+        if (fits_a_name)
+            *c = (char)low;
     }
     if (out[0] == '\0')
         snprintf(out, capacity, "model");

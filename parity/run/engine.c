@@ -1,5 +1,4 @@
 /* Finding and running the engine program. */
-#define _GNU_SOURCE /* memfd_create */
 #include "parity/run/engine.h"
 #include "core/base/file.h"
 #include "core/base/log.h"

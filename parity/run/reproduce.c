@@ -17,8 +17,9 @@ void parity_shell_word(const char *word, char *out, size_t capacity)
         if (*c == '\0')
             break;
         if (*c == '\'') { /* out of the quotes, a quoted quote, and in again */
-            memcpy(out + n, "'\\''", 4);
-            n += 4;
+            static const char quoted[4] = {'\'', '\\', '\'', '\''};
+            memcpy(out + n, quoted, sizeof quoted);
+            n += sizeof quoted;
         } else {
             out[n++] = *c;
         }

@@ -67,7 +67,7 @@ Test(cli_verbs, replay_recomputes_a_trace_of_the_engine)
     r = cli_run("replay trace");
     cli_expect_success(&r, "replay");
     cr_expect(strstr(r.out, "results.jsonl") == NULL && strchr(r.out, '?') == NULL, "%s", r.out);
-    cr_expect(strstr(r.out, "pass trace            fp32  tp2,sp") != NULL, "%s", r.out);
+    cr_expect(strstr(r.out, "pass trace fp32  tp2,sp") != NULL, "%s", r.out);
     cli_free(&r);
     r = cli_run("replay --out results.jsonl trace");
     cli_expect_success(&r, "replay");

@@ -22,16 +22,22 @@ static void decode(const assay_trace_tensor *t, const char *slot, ref_value *v)
     v->value = malloc((size_t)v->count * 8 + 8);
     for (int64_t i = 0; i < v->count; i++) {
         float f;
+        if (t->dtype == ASSAY_F64) {
+            memcpy(&v->value[i], (const char *)t->data + 8 * i, 8);
+            continue;
+        }
         memcpy(&f, (const char *)t->data + 4 * i, 4);
         v->value[i] = (double)f;
     }
 }
 
-/* Stored dtype of an output: sums in double, integers as they are, the rest F32. */
+/* Stored dtype of an output: sums in double, integers and what a collective moves as they are, the rest F32. */
 static assay_dtype stored(const char *op, const ref_value *v)
 {
     if (v->ivalue)
         return ASSAY_I64;
+    if (!ref_replay_knows(op))
+        return v->dtype;
     return strcmp(op, "sumsq") == 0 || strcmp(op, "sum") == 0 ? ASSAY_F64 : ASSAY_F32;
 }
 
