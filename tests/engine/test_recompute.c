@@ -175,7 +175,21 @@ static assay_status one_step(bool recompute, step_facts *f)
     ASSAY_TRY(gpu_optimizer_zero_grad(&o));
     ASSAY_TRY(gpu_forward_backward(&m, &batches, &share, &schedule, 0));
     f->kept = m.chunks[0].in_flight[0].arena.peak;
-    return sum_counts(&m, f);
+    const assay_status st = sum_counts(&m, f);
+    gpu_comm_destroy(&run.comm, false);
+    gpu_optimizer_destroy(&o);
+    gpu_model_destroy(&m);
+    CUDA_TRY(cudaEventDestroy(run.compute_done));
+    CUDA_TRY(cudaEventDestroy(run.comm_done));
+    CUDA_TRY(cudaStreamDestroy(run.comm_stream));
+    gpu_ctx_destroy(&run.ctx);
+    assay_batches_close(&batches);
+    gpu_pipeline_schedule_free(&schedule);
+    free(run.host);
+    memset(&run, 0, sizeof run); /* the next step begins anew */
+    memset(&m, 0, sizeof m);
+    memset(&o, 0, sizeof o);
+    return st;
 }
 
 static void run_step(bool recompute, step_facts *f)
