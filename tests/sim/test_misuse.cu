@@ -95,15 +95,18 @@ __global__ void through_a_called_helper(float *x)
     if (threadIdx.x < 7) {
         x[threadIdx.x] = meet_called(x + threadIdx.x);
     } else {
+        static_cast<volatile float *>(x)[threadIdx.x] = 3.0f;
         x[threadIdx.x] = 2.0f * meet_called(x + threadIdx.x);
     }
 }
 
+/* Without the store in one arm the two calls begin their arms alike, and clang may make one call of them. */
 __global__ void lanes_through_a_called_helper(float *x)
 {
     if (threadIdx.x < 7) {
         x[threadIdx.x] = shuffle_called(x);
     } else {
+        static_cast<volatile float *>(x)[threadIdx.x] = 3.0f;
         x[threadIdx.x] = 2.0f * shuffle_called(x);
     }
 }
