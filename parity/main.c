@@ -1,7 +1,8 @@
 /* The front door: `assay VERB ...`. */
 #include "core/base/suggest.h"
+#include "core/run/outputs.h"
 #include "parity/parity.h"
-#include <errno.h>
+#include <stdio.h>
 #include <string.h>
 
 typedef struct verb {
@@ -35,15 +36,6 @@ static void usage(FILE *out)
           out);
 }
 
-/* What could not be written was not said: no success. */
-static int finish(int code)
-{
-    if (fflush(stdout) == 0 && !ferror(stdout))
-        return code;
-    fprintf(stderr, "assay: error: standard output cannot be written: %s\n", strerror(errno));
-    return code == 0 ? 2 : code;
-}
-
 int main(int argc, char **argv)
 {
     if (argc < 2) {
@@ -52,11 +44,11 @@ int main(int argc, char **argv)
     }
     if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
         usage(stdout);
-        return finish(0);
+        return assay_outputs_finish("assay", 0);
     }
     if (strcmp(argv[1], "--version") == 0) {
         printf("assay %s\n", parity_version());
-        return finish(0);
+        return assay_outputs_finish("assay", 0);
     }
     for (int i = 0; i < N_VERBS; i++)
         if (strcmp(argv[1], VERBS[i].name) == 0) {
@@ -64,7 +56,7 @@ int main(int argc, char **argv)
             char program[32];
             snprintf(program, sizeof program, "assay %s", VERBS[i].name);
             argv[1] = program;
-            return finish(VERBS[i].main(argc - 1, argv + 1));
+            return assay_outputs_finish("assay", VERBS[i].main(argc - 1, argv + 1));
         }
     assay_suggestion near;
     assay_suggest_begin(&near, argv[1], strlen(argv[1]));

@@ -128,8 +128,7 @@ static assay_status write_all(int fd, const char *data, uint64_t bytes, const ch
     return ASSAY_OK;
 }
 
-/* The new name is only safe on disk once its folder is. */
-static assay_status sync_folder_of(const char *path)
+assay_status assay_sync_folder_of(const char *path)
 {
     char folder[PATH_MAX];
     const char *slash = strrchr(path, '/');
@@ -162,7 +161,7 @@ assay_status assay_write_file(const char *path, const void *data, uint64_t bytes
     ASSAY_CHECK_GOTO(close(fd) == 0, ASSAY_IO, st, done, "%s: cannot close: %s", beside, strerror(errno));
     ASSAY_CHECK_GOTO(rename(beside, path) == 0, ASSAY_IO, st, done, "%s: cannot rename to %s: %s", beside,
                      path, strerror(errno));
-    ASSAY_TRY(sync_folder_of(path));
+    ASSAY_TRY(assay_sync_folder_of(path));
     return ASSAY_OK;
 done:
     if (open_now)

@@ -14,6 +14,8 @@ assay_status assay_mkdir_p(const char *path);
 assay_status assay_remove_tree(const char *path, const char *root_must_contain);
 /* Writes bytes beside, fsyncs, renames, fsyncs the folder. */
 assay_status assay_write_file(const char *path, const void *data, uint64_t bytes);
+/* fsyncs the folder in which `path` lies: a new name is only safe on disk once its folder is. */
+assay_status assay_sync_folder_of(const char *path);
 /* Reads a whole regular file; refuses more than `limit` bytes.  *out is NUL-terminated and freed by the
  * caller. */
 assay_status assay_read_file(const char *path, uint64_t limit, char **out, uint64_t *bytes);

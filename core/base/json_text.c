@@ -1,5 +1,6 @@
 /* JSON as text, written directly. */
 #include "core/base/json_text.h"
+#include "core/base/text.h"
 
 #include <float.h>
 #include <stdio.h>
@@ -88,38 +89,6 @@ void assay_json_text_key(assay_json_text *t, const char *key)
     t->comma = false;
 }
 
-/* Bytes of the UTF-8 sequence at `s`, 0 when it is none. */
-static size_t sequence_bytes(const unsigned char *s)
-{
-    static const uint32_t least[5] = {0, 0, 0x80, 0x800, 0x10000};
-    const size_t n = s[0] < 0x80   ? 1
-                     : s[0] < 0xC0 ? 0
-                     : s[0] < 0xE0 ? 2
-                     : s[0] < 0xF0 ? 3
-                     : s[0] < 0xF8 ? 4
-                                   : 0;
-    uint32_t point = n == 2 ? s[0] & 0x1Fu : n == 3 ? s[0] & 0x0Fu : s[0] & 0x07u;
-    if (n < 2)
-        return n;
-    for (size_t i = 1; i < n; i++) {
-        if ((s[i] & 0xC0) != 0x80)
-            return 0; /* the NUL at the end, too */
-        point = point << 6 | (s[i] & 0x3Fu);
-    }
-    return point >= least[n] && point <= 0x10FFFF && !(point >= 0xD800 && point <= 0xDFFF) ? n : 0;
-}
-
-bool assay_is_utf8(const char *text)
-{
-    for (const unsigned char *s = (const unsigned char *)text; *s != 0;) {
-        const size_t n = sequence_bytes(s);
-        if (n == 0)
-            return false;
-        s += n;
-    }
-    return true;
-}
-
 static void put_escaped(assay_json_text *t, unsigned char c)
 {
     static const char letters[] = "btn?fr"; /* of 8 to 13; 11 has none */
@@ -145,7 +114,8 @@ void assay_json_text_string(assay_json_text *t, const char *value)
         put(t, (const char *)plain, (size_t)(s - plain));
         if (*s == 0)
             break;
-        const size_t n = sequence_bytes(s);
+        uint32_t point;
+        const size_t n = assay_utf8_next((const char *)s, &point);
         if (n > 1)
             put(t, (const char *)s, n);
         else if (n == 1)

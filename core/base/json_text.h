@@ -37,9 +37,6 @@ void assay_json_text_real(assay_json_text *t, double value);
 /* A Jansson tree at this place; NULL means that there was no memory for it. */
 void assay_json_text_value(assay_json_text *t, const json_t *value);
 
-/* Whether `text` is UTF-8 (no overlong forms, no surrogates, at most U+10FFFF). */
-bool assay_is_utf8(const char *text);
-
 ASSAY_END_DECLS
 
 #endif

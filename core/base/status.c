@@ -1,5 +1,6 @@
 /* Thread-local error chain. */
 #include "core/base/status.h"
+#include "core/base/text.h"
 
 #include <stdarg.h>
 #include <stdbool.h>
@@ -82,6 +83,7 @@ assay_status assay_fail(assay_status st, const char *file, int line, const char 
     const int wanted = vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
     mark_cut(text, sizeof text, wanted);
+    assay_clean_text(text); /* names in it may be anybody's */
     /* A failure that reports success would be believed; it is a bug of the caller. */
     const assay_status code = st == ASSAY_OK ? ASSAY_INTERNAL : st;
     start_chain(code, text);
@@ -112,6 +114,7 @@ assay_status assay_context(assay_status st, const char *fmt, ...)
     const size_t used = strlen(text);
     const int more = snprintf(text + used, sizeof text - used, ": %s", chain.message);
     mark_cut(text, sizeof text, more < 0 ? more : (int)used + more);
+    assay_clean_text(text);
     memcpy(chain.message, text, sizeof text);
     return st;
 }

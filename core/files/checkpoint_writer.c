@@ -168,25 +168,6 @@ static assay_status list_file(json_t *files, const char *dir, int rank, const ch
     return ASSAY_OK;
 }
 
-/* Makes the rename itself durable. */
-static assay_status sync_parent(const char *dir)
-{
-    char parent[ASSAY_CHECKPOINT_PATH];
-    snprintf(parent, sizeof parent, "%s", dir);
-    char *slash = strrchr(parent, '/');
-    if (slash == NULL)
-        snprintf(parent, sizeof parent, ".");
-    else
-        slash[slash == parent ? 1 : 0] = 0;
-    const int fd = open(parent, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    ASSAY_CHECK(fd >= 0, ASSAY_IO, "%s: %s", parent, strerror(errno));
-    const int rc = fsync(fd);
-    const int saved = errno;
-    close(fd);
-    ASSAY_CHECK(rc == 0, ASSAY_IO, "%s: fsync: %s", parent, strerror(saved));
-    return ASSAY_OK;
-}
-
 static assay_status write_manifest(const assay_checkpoint_writer *w, json_t *files, json_t *header)
 {
     char path[ASSAY_CHECKPOINT_PATH + 32], hash[ASSAY_SHA256_HEX];
@@ -221,7 +202,7 @@ assay_status assay_checkpoint_publish(assay_checkpoint_writer *w, json_t *header
     ASSAY_CHECK_GOTO(renameat2(AT_FDCWD, w->tmp, AT_FDCWD, w->dir, RENAME_NOREPLACE) == 0, ASSAY_IO, st, done,
                      "%s: cannot publish as %s: %s; the staged checkpoint stays where it is", w->tmp, w->dir,
                      strerror(errno));
-    ASSAY_TRY_GOTO(sync_parent(w->dir), st, done);
+    ASSAY_TRY_GOTO(assay_sync_folder_of(w->dir), st, done);
 done:
     json_decref(files);
     return st;

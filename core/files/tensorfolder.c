@@ -113,32 +113,40 @@ assay_status assay_tensorfile_add_index(assay_tensorfile *f, const char *index_p
     return st == ASSAY_OK ? st : assay_context(st, "%s", index_path);
 }
 
+/* The names that Hugging Face gives them. */
+#define SINGLE "model.safetensors"
+#define INDEX SINGLE ".index.json"
+
+static assay_status path_in(const char *folder, const char *name, char path[PATH_MAX])
+{
+    const int n = snprintf(path, PATH_MAX, "%s/%s", folder, name);
+    ASSAY_CHECK(n > 0 && n < PATH_MAX, ASSAY_LIMIT, "%s: the path is too long", folder);
+    return ASSAY_OK;
+}
+
 assay_status assay_tensorfile_add_folder(assay_tensorfile *f, const char *folder)
 {
     char path[PATH_MAX];
     struct stat sb;
     /* The single file wins when both are there, as in Hugging Face from_pretrained. */
-    int n = snprintf(path, sizeof path, "%s/model.safetensors", folder);
-    ASSAY_CHECK(n > 0 && (size_t)n < sizeof path, ASSAY_LIMIT, "%s: the path is too long", folder);
+    ASSAY_TRY(path_in(folder, SINGLE, path));
     if (stat(path, &sb) == 0)
         return assay_tensorfile_map(f, path);
-    n = snprintf(path, sizeof path, "%s/model.safetensors.index.json", folder);
-    ASSAY_CHECK(n > 0 && (size_t)n < sizeof path, ASSAY_LIMIT, "%s: the path is too long", folder);
+    ASSAY_TRY(path_in(folder, INDEX, path));
     if (stat(path, &sb) == 0)
         return assay_tensorfile_add_index(f, path);
-    ASSAY_FAIL(ASSAY_NOT_FOUND,
-               "%s: expected model.safetensors or model.safetensors.index.json in this folder, found neither",
-               folder);
+    ASSAY_FAIL(ASSAY_NOT_FOUND, "%s: expected " SINGLE " or " INDEX " in this folder, found neither", folder);
 }
 
 /* --- whether there are weights at all --------------------------------------------------------------------- */
 /* A name that is there, also as a link that leads nowhere: then opening it says so. */
-static bool is_there(const char *folder, const char *name)
+static assay_status look_for(const char *folder, const char *name, bool *there)
 {
-    char path[4096];
+    char path[PATH_MAX];
     struct stat sb;
-    const int n = snprintf(path, sizeof path, "%s/%s", folder, name);
-    return n > 0 && (size_t)n < sizeof path && lstat(path, &sb) == 0;
+    ASSAY_TRY(path_in(folder, name, path));
+    *there = *there || lstat(path, &sb) == 0;
+    return ASSAY_OK;
 }
 
 static bool begins(const char *name, const char *with)
@@ -164,7 +172,9 @@ static bool is_foreign(const char *name)
 assay_status assay_tensorfile_in_folder(const char *folder, bool *stored)
 {
     char found[256] = "";
-    *stored = is_there(folder, "model.safetensors") || is_there(folder, "model.safetensors.index.json");
+    *stored = false;
+    ASSAY_TRY(look_for(folder, SINGLE, stored));
+    ASSAY_TRY(look_for(folder, INDEX, stored));
     DIR *d = *stored ? NULL : opendir(folder);
     for (const struct dirent *e = d ? readdir(d) : NULL; e != NULL && found[0] == '\0'; e = readdir(d))
         if (is_foreign(e->d_name))
@@ -172,8 +182,8 @@ assay_status assay_tensorfile_in_folder(const char *folder, bool *stored)
     if (d)
         closedir(d);
     ASSAY_CHECK(found[0] == '\0', ASSAY_UNSUPPORTED,
-                "%s: holds weights that are not read (%s): expected model.safetensors, or "
-                "model.safetensors.index.json with its shards, or a configuration alone",
+                "%s: holds weights that are not read (%s): expected " SINGLE ", or " INDEX
+                " with its shards, or a configuration alone",
                 folder, found);
     return ASSAY_OK;
 }

@@ -119,6 +119,8 @@ typedef struct assay_trace assay_trace;
 assay_status assay_trace_open(assay_trace **out, const char *dir, bool verify_hashes);
 void assay_trace_close(assay_trace *t);
 const json_t *assay_trace_header(const assay_trace *t);
+/* A text of the header; "-" when it has none of this name. */
+const char *assay_trace_header_text(const assay_trace *t, const char *key);
 int assay_trace_world(const assay_trace *t);
 /* Ops of a rank in order of execution. */
 int64_t assay_trace_n_ops(const assay_trace *t, int rank);

@@ -39,6 +39,12 @@ const json_t *assay_trace_header(const assay_trace *t)
     return t->header;
 }
 
+const char *assay_trace_header_text(const assay_trace *t, const char *key)
+{
+    const char *text = json_string_value(json_object_get(t->header, key));
+    return text != NULL ? text : "-";
+}
+
 int assay_trace_world(const assay_trace *t)
 {
     return t->world;

@@ -2,6 +2,7 @@
  * error comes back as a status. */
 #include "core/base/suggest.h"
 #include "core/run/options.h"
+#include "core/run/outputs.h"
 
 #include <argp.h>
 #include <errno.h>
@@ -49,7 +50,7 @@ static void print_help(const parser *p, unsigned flags)
     char name[256];
     snprintf(name, sizeof name, "%s", p->program);
     argp_help(&argp, stdout, flags, name);
-    exit(fflush(stdout) == 0 && !ferror(stdout) ? 0 : 2);
+    exit(assay_outputs_finish(p->program, 0));
 }
 
 static bool is_extra(const assay_extra_option *extra, const char *name)
@@ -135,7 +136,7 @@ static error_t on_key(int key, char *text, struct argp_state *state)
         return 0;
     case KEY_VERSION:
         printf("%s %s\n", p->program, ASSAY_VERSION);
-        exit(fflush(stdout) == 0 && !ferror(stdout) ? 0 : 2);
+        exit(assay_outputs_finish(p->program, 0));
     default:
         break;
     }

@@ -2,6 +2,7 @@
 #include "core/run/outputs.h"
 
 #include <errno.h>
+#include <stdio.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -74,4 +75,12 @@ assay_status assay_outputs_check(const assay_train_options *o)
     if (o->trace[0] != '\0')
         ASSAY_TRY(check_folder(o, "trace", o->trace, o->trace, true));
     return ASSAY_OK;
+}
+
+int assay_outputs_finish(const char *program, int code)
+{
+    if (fflush(stdout) == 0 && !ferror(stdout))
+        return code;
+    fprintf(stderr, "%s: error: standard output cannot be written: %s\n", program, strerror(errno));
+    return code == 0 ? 2 : code;
 }

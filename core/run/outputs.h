@@ -11,6 +11,10 @@ ASSAY_BEGIN_DECLS
  * those folders; --save that exists or lies in the checkpoint's; a folder that is not there or not writable. */
 assay_status assay_outputs_check(const assay_train_options *o);
 
+/* The exit code of a program that ends with `code`: what could not be written to standard output was not said, so that 0
+ * becomes 2, and stderr says why in the name of `program`. */
+int assay_outputs_finish(const char *program, int code);
+
 ASSAY_END_DECLS
 
 #endif

@@ -87,7 +87,8 @@ static void put_matrix(FILE *f, const parity_column *columns, int64_t n)
     }
     fputs("</tbody></table></div><p class=dim>A cell: number of results, then the worst error as a share of "
           "its "
-          "allowance beyond the rounding of the output itself: 0 correctly rounded, at most 1 allowed.</p>",
+          "allowance, at most 1; in the column local beyond the rounding of the output itself: 0 correctly "
+          "rounded.</p>",
           f);
 }
 

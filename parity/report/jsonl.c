@@ -30,8 +30,7 @@ static void put_integer(assay_json_text *t, const char *key, int64_t x)
 static void put_text(assay_json_text *t, const char *key, const char *text)
 {
     assay_json_text_key(t, key);
-    /* Not UTF-8 (a hostile trace): keep the record, name the place. */
-    assay_json_text_string(t, assay_is_utf8(text) ? text : "(not UTF-8)");
+    assay_json_text_string(t, text);
 }
 
 static void put_result(assay_json_text *t, const parity_result *r)

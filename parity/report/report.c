@@ -1,4 +1,5 @@
 /* The report: results in the order in which the checks found them. */
+#include "core/base/text.h"
 #include "parity/report/report_files.h"
 
 #include <stdlib.h>
@@ -71,7 +72,7 @@ assay_status parity_report_add(parity_report *r, const parity_result *result)
                            to->precision, to->variants,  to->tensor,  to->op,
                            to->instance,  to->diagnosis, to->message, to->reproduce};
     for (size_t i = 0; i < sizeof texts / sizeof texts[0]; i++)
-        parity_clean_text(texts[i]);
+        assay_clean_text(texts[i]);
     /* An unknown verdict is nobody's pass. */
     const int64_t verdict = (int64_t)to->verdict;
     r->totals[verdict >= 0 && verdict <= PARITY_SKIP ? verdict : PARITY_FAIL]++;

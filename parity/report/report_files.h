@@ -37,10 +37,6 @@ assay_status parity_put_heatmaps(FILE *f, const parity_report *r, const parity_c
 /* One cell of them, coloured by the ratio. */
 void parity_put_ratio_cell(FILE *f, double ratio, bool have);
 
-/* Text of traces and engines, which is anybody's: what is no UTF-8 (a text cut inside a character, too), control characters,
- * noncharacters and changes of writing direction become '?'.  In place; never longer. */
-void parity_clean_text(char *text);
-
 /* XML and HTML text: markup escaped. */
 void parity_put_escaped(FILE *f, const char *s);
 

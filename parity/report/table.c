@@ -54,9 +54,9 @@ static void print_legend(FILE *out)
 {
     fputs("a cell: claims that hold, or FAIL and how many do not, or skip and how many were not checked; -: "
           "not asked\n"
-          "local, whole: then the worst error as a share of its allowance, beyond the rounding of the output "
-          "itself: "
-          "0.00 correctly rounded, above 1 FAIL\n",
+          "then the worst error as a share of its allowance, above 1 FAIL; local: beyond the rounding of the "
+          "output "
+          "itself, 0.00 correctly rounded\n",
           out);
 }
 

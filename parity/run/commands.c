@@ -76,12 +76,6 @@ int parity_main_diff(int argc, char **argv)
 }
 
 /* A member of the header that a foreign trace may lack; "-" then, as for a check that was not asked for. */
-static void header_word(const assay_trace *t, const char *key, char *out, size_t capacity)
-{
-    const char *text = json_string_value(json_object_get(assay_trace_header(t), key));
-    snprintf(out, capacity, "%s", text != NULL ? text : "-");
-}
-
 /* The folder's name is the row's: replays of several traces can be told apart. */
 static void replay_context(const assay_trace *t, const char *dir, parity_result *context)
 {
@@ -93,10 +87,10 @@ static void replay_context(const assay_trace *t, const char *dir, parity_result 
     parity_result_init(context);
     snprintf(context->case_name, sizeof context->case_name, "%s",
              slash != NULL && slash[1] ? slash + 1 : folder);
-    header_word(t, "engine", context->engine, sizeof context->engine);
-    header_word(t, "layout", context->layout, sizeof context->layout);
-    header_word(t, "precision", context->precision, sizeof context->precision);
-    header_word(t, "variant", context->variants, sizeof context->variants);
+    snprintf(context->engine, sizeof context->engine, "%s", assay_trace_header_text(t, "engine"));
+    snprintf(context->layout, sizeof context->layout, "%s", assay_trace_header_text(t, "layout"));
+    snprintf(context->precision, sizeof context->precision, "%s", assay_trace_header_text(t, "precision"));
+    snprintf(context->variants, sizeof context->variants, "%s", assay_trace_header_text(t, "variant"));
     if (json_object_get(assay_trace_header(t), "layout") == NULL && assay_trace_world(t) > 1)
         snprintf(context->layout, sizeof context->layout, "%d ranks", assay_trace_world(t));
     parity_shell_word(dir, quoted, sizeof quoted);

@@ -3,6 +3,7 @@
  *
  * Two runs of one engine, layout and precision must hold the same tensors of the same dtypes.  Others are compared in what
  * both hold: collectives, and the dtype in which an engine keeps a tensor, belong to the engine and the layout. */
+#include "core/base/text.h"
 #include "parity/judge/judge.h"
 
 #include <math.h>
@@ -62,9 +63,26 @@ static assay_status sort_entries(const parity_index *x, item **out)
     return ASSAY_OK;
 }
 
+/* Names and words of a trace are anybody's. */
+static void print_text(FILE *out, const char *text)
+{
+    char line[PARITY_TEXT];
+    snprintf(line, sizeof line, "%s", text);
+    assay_clean_text(line);
+    fputs(line, out);
+}
+
+static void print_line(FILE *out, const char *before, const char *text)
+{
+    fputs(before, out);
+    print_text(out, text);
+    fputc('\n', out);
+}
+
 static void print_place(const diff *d, const parity_entry *e)
 {
-    fprintf(d->out, "%s  (phase %s, step %lld", e->name, assay_phase_name(e->phase), (long long)e->step);
+    print_text(d->out, e->name);
+    fprintf(d->out, "  (phase %s, step %lld", assay_phase_name(e->phase), (long long)e->step);
     if (e->microbatch >= 0)
         fprintf(d->out, ", microbatch %lld", (long long)e->microbatch);
     fprintf(d->out, ")\n");
@@ -221,9 +239,9 @@ static void print_failure(const diff *d, const parity_entry *e, const parity_res
     else
         return;
     print_place(d, e);
-    fprintf(d->out, "    %s\n", r->message);
+    print_line(d->out, "    ", r->message);
     if (r->diagnosis[0])
-        fprintf(d->out, "    looks like: %s\n", r->diagnosis);
+        print_line(d->out, "    looks like: ", r->diagnosis);
 }
 
 static const parity_entry *in_other(const parity_index *other, const parity_entry *e)
@@ -247,7 +265,7 @@ static assay_status compare_common(diff *d, const item *items)
         else if (r.verdict == PARITY_SKIP && d->skipped == 1) {
             fprintf(d->out, "not compared: ");
             print_place(d, e);
-            fprintf(d->out, "    %s\n", r.message);
+            print_line(d->out, "    ", r.message);
         }
     }
     return ASSAY_OK;
@@ -279,23 +297,19 @@ static assay_status compare_all(diff *d, const item *items)
     return ASSAY_OK;
 }
 
-static const char *header_word(const assay_trace *t, const char *key)
-{
-    const char *text = json_string_value(json_object_get(assay_trace_header(t), key));
-    return text != NULL ? text : "-";
-}
-
 /* Says how the runs differ when they do. */
 static bool are_alike(const assay_trace *s, const assay_trace *t, FILE *out)
 {
     static const char *const keys[] = {"engine", "layout", "precision"};
     bool alike = assay_trace_world(s) == assay_trace_world(t);
     for (int k = 0; k < 3; k++)
-        alike = alike && strcmp(header_word(s, keys[k]), header_word(t, keys[k])) == 0;
-    if (!alike)
-        fprintf(out, "%s %s %s against %s %s %s: what both hold\n", header_word(s, keys[0]),
-                header_word(s, keys[1]), header_word(s, keys[2]), header_word(t, keys[0]),
-                header_word(t, keys[1]), header_word(t, keys[2]));
+        alike =
+            alike && strcmp(assay_trace_header_text(s, keys[k]), assay_trace_header_text(t, keys[k])) == 0;
+    for (int k = 0; !alike && k < 6; k++) {
+        fputs(k == 0 ? "" : k == 3 ? " against " : " ", out);
+        print_text(out, assay_trace_header_text(k < 3 ? s : t, keys[k % 3]));
+    }
+    fputs(alike ? "" : ": what both hold\n", out);
     return alike;
 }
 

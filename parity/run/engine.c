@@ -2,8 +2,8 @@
 #include "parity/run/engine.h"
 #include "core/base/file.h"
 #include "core/base/log.h"
+#include "core/base/text.h"
 #include "core/run/launch.h"
-#include "parity/report/report_files.h"
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -62,7 +62,7 @@ static void said(int fd, bool failed, char *line, size_t capacity)
     last = last != NULL ? last + 1 : text;
     const char *reason = strstr(last, ": error: ");
     snprintf(line, capacity, ": %s", reason != NULL ? reason + strlen(": error: ") : last);
-    parity_clean_text(line);
+    assay_clean_text(line);
 }
 
 /* Runs `program doctor` (with `flag` when that is not NULL) and reads the JSON object it prints. */

@@ -221,3 +221,12 @@ Test(core_status, the_chain_belongs_to_the_thread)
     cr_assert_eq(pthread_join(thread, NULL), 0);
     cr_expect_str_eq(assay_error_message(), "expected 3, found 2");
 }
+
+/* Names in a message are anybody's: what a terminal would obey is not handed on, and a cut falls between characters. */
+Test(core_status, messages_hold_no_control_characters)
+{
+    const assay_status st = ASSAY_ERROR(ASSAY_FORMAT, "tensor '%s': unknown", "a\033[2Jb\nc\xc2\x9b");
+    cr_expect_str_eq(assay_error_message(), "tensor 'a?[2Jb?c?': unknown");
+    (void)assay_context(st, "%s", "dir\033]0;title\007");
+    cr_expect_str_eq(assay_error_message(), "dir?]0;title?: tensor 'a?[2Jb?c?': unknown");
+}

@@ -166,3 +166,13 @@ Test(parity_diff, sharded_and_whole_runs_compare_as_global_tensors)
     remove_path(b);
     remove_path(a);
 }
+
+Test(parity_diff, hostile_names_reach_no_terminal)
+{
+    char text[8192];
+    cr_assert_eq(diff_pair("x\033[2J\xc2\x9b", 4.0f, "x\033[2J\xc2\x9b", 5.0f, -1.0, text), 1, "%s", text);
+    cr_expect(strstr(text, "first difference: x?[2J?"), "%s", text);
+    cr_expect_not(strchr(text, '\033'), "%s", text);
+    cr_assert_eq(diff_pair("y\033[2J", 4.0f, "x", 4.0f, -1.0, text), 1, "%s", text);
+    cr_expect_not(strchr(text, '\033'), "%s", text);
+}

@@ -1,6 +1,7 @@
 /* Reports: what goes in comes out, and nothing that was not checked looks like a pass. */
 #define _GNU_SOURCE
 #include "core/base/file.h"
+#include "core/base/text.h"
 #include "parity/judge/judge.h"
 #include "parity/report/report_files.h"
 #include <criterion/criterion.h>
@@ -330,7 +331,7 @@ Test(parity_report, text_from_outside_is_cleaned)
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char text[64];
         snprintf(text, sizeof text, "%s", rows[i].in);
-        parity_clean_text(text);
+        assay_clean_text(text);
         cr_expect_str_eq(text, rows[i].out);
     }
 }
