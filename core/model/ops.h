@@ -1,7 +1,7 @@
 /* The operations: one row for each, with its slots, attributes, sums and what may share memory.
  *
  * This is the only list.  docs/OPS.md says what each operation computes; its tables of slots are these rows, word for
- * word (tests/core/test_ops.c).  The engine's call and trace, the judge's refusal and the `ops` verbs read it.
+ * word (tests/core/test_ops.c).  The engine's call and trace, the judge's refusal, its random requests and the `ops` verbs read it.
  *
  * Shapes are texts in symbols: "T,K", "El,N,K", "3,T", "T,(A+2*G)*D".  A symbol has one value in one call of an operation.
  * T, Tq, Tk, n and m fold: recorded values may hold several extents in their place ([S,B,H] for "T,H", [S,B,A] for a
@@ -127,6 +127,15 @@ assay_status assay_op_output(const assay_op *op, const assay_op_slot *slot, cons
                              assay_dtype *dtype, int *ndim, int64_t *shape);
 /* Value of a symbol; false: not bound. */
 bool assay_op_symbol(const assay_op_binding *binding, const char *name, int64_t *value);
+
+/* For who makes operands from sizes, before there is a call: bind the symbols, then what follows from them, then ask. */
+/* false: the symbol has another value already, or there is no room for one more. */
+bool assay_op_bind(assay_op_binding *binding, const char *symbol, int64_t value);
+/* The symbols of `where`.  ASSAY_INVALID_ARGUMENT: the others give them no value. */
+assay_status assay_op_bind_where(const assay_op *op, assay_op_binding *binding);
+/* Extents of a slot; shape has room for ASSAY_OP_DIMS.  ASSAY_INVALID_ARGUMENT: "linear_fwd: slot x: nothing says its extent K". */
+assay_status assay_op_slot_shape(const assay_op *op, const assay_op_slot *slot,
+                                 const assay_op_binding *binding, int *ndim, int64_t *shape);
 
 /* The value of an attribute, or what the row says for an absent one.  ASSAY_INVALID_ARGUMENT: absent and required,
  * or of another type. */

@@ -167,7 +167,7 @@ static assay_status check_attrs(const assay_op *op, const json_t *attrs, assay_o
 }
 
 /* "Tq=B*Sq;Tk=B*Sk" */
-static assay_status bind_where(const assay_op *op, assay_op_binding *b)
+assay_status assay_op_bind_where(const assay_op *op, assay_op_binding *b)
 {
     char text[64];
     snprintf(text, sizeof text, "%s", op->where ? op->where : "");
@@ -355,7 +355,7 @@ static assay_status check_call(const call *c, assay_dtype act, assay_dtype par, 
 {
     *b = (assay_op_binding){.act = act, .par = par, .brackets = brackets};
     ASSAY_TRY(check_attrs(c->op, c->attrs, b));
-    ASSAY_TRY(bind_where(c->op, b));
+    ASSAY_TRY(assay_op_bind_where(c->op, b));
     ASSAY_TRY(check_names(c->op, c->in, c->n_in, false));
     ASSAY_TRY(check_slots(c, b, false));
     if (c->n_out < 0)
@@ -386,18 +386,24 @@ assay_status assay_op_check(const assay_op *op, const json_t *attrs, assay_dtype
     return check_call(&c, act, par, false, b);
 }
 
-assay_status assay_op_output(const assay_op *op, const assay_op_slot *slot, const json_t *attrs,
-                             const assay_op_operand *inputs, int n_inputs, const assay_op_binding *binding,
-                             assay_dtype *dtype, int *ndim, int64_t *shape)
+assay_status assay_op_slot_shape(const assay_op *op, const assay_op_slot *slot,
+                                 const assay_op_binding *binding, int *ndim, int64_t *shape)
 {
     assay_op_dims d;
-    ASSAY_TRY(wanted_dtype(op, slot, attrs, inputs, n_inputs, binding, dtype));
-    ASSAY_CHECK(*dtype != ASSAY_DTYPE_COUNT, ASSAY_INVALID_ARGUMENT, "%s: slot %s: nothing says its dtype",
-                op->name, slot->name);
     assay_op_dims_parse(slot->shape, binding->brackets, &d);
     *ndim = d.n;
     for (int i = 0; i < d.n; i++)
         ASSAY_CHECK(assay_op_evaluate(binding, d.dim[i], &shape[i]), ASSAY_INVALID_ARGUMENT,
                     "%s: slot %s: nothing says its extent %s", op->name, slot->name, d.dim[i]);
     return ASSAY_OK;
+}
+
+assay_status assay_op_output(const assay_op *op, const assay_op_slot *slot, const json_t *attrs,
+                             const assay_op_operand *inputs, int n_inputs, const assay_op_binding *binding,
+                             assay_dtype *dtype, int *ndim, int64_t *shape)
+{
+    ASSAY_TRY(wanted_dtype(op, slot, attrs, inputs, n_inputs, binding, dtype));
+    ASSAY_CHECK(*dtype != ASSAY_DTYPE_COUNT, ASSAY_INVALID_ARGUMENT, "%s: slot %s: nothing says its dtype",
+                op->name, slot->name);
+    return assay_op_slot_shape(op, slot, binding, ndim, shape);
 }

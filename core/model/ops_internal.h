@@ -13,8 +13,6 @@ typedef struct assay_op_dims {
 void assay_op_dims_parse(const char *shape, bool brackets, assay_op_dims *out);
 /* Value of "(A+2*G)*D" with the bound symbols; false: a symbol has none, or the value does not fit. */
 bool assay_op_evaluate(const assay_op_binding *b, const char *expression, int64_t *value);
-/* false: the symbol has another value already. */
-bool assay_op_bind(assay_op_binding *b, const char *symbol, int64_t value);
 /* Matches recorded extents with the slot's shape, binding what is new; false: they contradict. */
 bool assay_op_match(assay_op_binding *b, const assay_op_slot *s, const int64_t *extents, int ndim);
 

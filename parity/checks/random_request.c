@@ -9,20 +9,13 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_SYMBOLS = 16 };
-
-typedef struct sizes {
-    int n;
-    char name[MAX_SYMBOLS][8];
-    int64_t value[MAX_SYMBOLS];
-} sizes;
-
 /* One request under construction: every input so far, hidden ones too. */
 typedef struct draft {
     parity_ask *q;
     parity_data_mode mode;
     const parity_ask_row *row;
-    sizes s;
+    const assay_op *op;
+    assay_op_binding sizes;
     json_t *derivation; /* attributes of derivations alone */
     ref_value values[ASK_MAX_SLOTS];
     int n;
@@ -30,32 +23,22 @@ typedef struct draft {
 
 /* --- size rows ---------------------------------------------------------------------------------------------- */
 
-static bool find_symbol(const sizes *s, const char *name, size_t length, int64_t *value)
+static int64_t size_of(const draft *d, const char *name)
 {
-    for (int i = 0; i < s->n; i++)
-        if (strlen(s->name[i]) == length && strncmp(s->name[i], name, length) == 0) {
-            *value = s->value[i];
-            return true;
-        }
-    return false;
-}
-
-static assay_status symbol(const draft *d, const char *name, size_t length, int64_t *value)
-{
-    ASSAY_CHECK(find_symbol(&d->s, name, length, value), ASSAY_INTERNAL, "request: %s: no size %.*s",
-                d->row->op, (int)length, name);
-    return ASSAY_OK;
+    int64_t value = 0;
+    (void)assay_op_symbol(&d->sizes, name, &value);
+    return value;
 }
 
 /* An attribute that the table of operations does not give this one is for the derivations. */
 static void put_attr(const draft *d, const char *key, const char *text)
 {
-    json_t *attrs = assay_op_attr_find(assay_op_find(d->row->op), key) ? d->q->attrs : d->derivation;
+    json_t *attrs = assay_op_attr_find(d->op, key) ? d->q->attrs : d->derivation;
     int64_t value;
     char *end;
     const double real = strtod(text, &end);
     json_t *v;
-    if (find_symbol(&d->s, text, strlen(text), &value))
+    if (assay_op_symbol(&d->sizes, text, &value))
         v = json_integer(value);
     else if (strcmp(text, "true") == 0 || strcmp(text, "false") == 0)
         v = json_boolean(text[0] == 't');
@@ -66,8 +49,8 @@ static void put_attr(const draft *d, const char *key, const char *text)
     json_object_set_new(attrs, key, v);
 }
 
-/* "T=3 K=5 | eps=1e-5 topk=K": symbols go to d->s, attributes to the request or to derivations. */
-static void read_sizes(draft *d, const char *text)
+/* "T=3 K=5 | eps=1e-5 topk=K": symbols go to d->sizes, attributes to the request or to derivations. */
+static assay_status read_sizes(draft *d, const char *text)
 {
     bool attrs = false;
     for (const char *p = text; *p != '\0';) {
@@ -79,27 +62,29 @@ static void read_sizes(draft *d, const char *text)
         } else if (equals != NULL) {
             snprintf(key, sizeof key, "%.*s", (int)(equals - p), p);
             snprintf(value, sizeof value, "%.*s", (int)(length - (size_t)(equals + 1 - p)), equals + 1);
-            if (attrs) {
+            if (attrs)
                 put_attr(d, key, value);
-            } else if (d->s.n < MAX_SYMBOLS) {
-                snprintf(d->s.name[d->s.n], sizeof d->s.name[0], "%.7s", key);
-                d->s.value[d->s.n++] = strtoll(value, NULL, 10);
-            }
+            else
+                ASSAY_CHECK(assay_op_bind(&d->sizes, key, strtoll(value, NULL, 10)), ASSAY_INTERNAL,
+                            "request: %s: size %s", d->row->op, key);
         }
         p += length;
         p += strspn(p, " ");
     }
+    return assay_op_bind_where(d->op, &d->sizes);
 }
 
-static assay_status shape_of(const draft *d, const char *text, ref_value *v)
+/* What the table says of a slot, or the row here, where the table has no such slot. */
+static assay_status shape_of(const draft *d, const parity_ask_slot *slot, ref_value *v)
 {
+    const assay_op_slot *row = assay_op_slot_find(d->op, slot->name, false);
+    const assay_op_slot own = {.name = slot->name, .shape = slot->shape};
+    ASSAY_CHECK(row != NULL || slot->hidden, ASSAY_INTERNAL, "request: %s has no input %s", d->row->op,
+                slot->name);
+    ASSAY_TRY(assay_op_slot_shape(d->op, slot->shape != NULL ? &own : row, &d->sizes, &v->ndim, v->shape));
     v->count = 1;
-    for (const char *p = text; *p != '\0'; p += *p == ',') {
-        const size_t length = strcspn(p, ",");
-        ASSAY_TRY(symbol(d, p, length, &v->shape[v->ndim]));
-        v->count *= v->shape[v->ndim++];
-        p += length;
-    }
+    for (int i = 0; i < v->ndim; i++)
+        v->count *= v->shape[i];
     return ASSAY_OK;
 }
 
@@ -172,11 +157,7 @@ static void fill_shuffle(const draft *d, ref_value *v)
 
 static int64_t integer_value(const draft *d, const parity_ask_slot *slot, int64_t i, int64_t of)
 {
-    int64_t v = 0, batch = 1, q = 0, k = 0;
-    (void)find_symbol(&d->s, "V", 1, &v);
-    (void)find_symbol(&d->s, "B", 1, &batch);
-    (void)find_symbol(&d->s, "Sq", 2, &q);
-    (void)find_symbol(&d->s, "Sk", 2, &k);
+    const int64_t v = size_of(d, "V"), batch = size_of(d, "B"), q = size_of(d, "Sq"), k = size_of(d, "Sk");
     switch (slot->fill) {
     case ASK_TARGETS:
         if (draw(d, i, 4) == 0)
@@ -198,8 +179,8 @@ static int64_t integer_value(const draft *d, const parity_ask_slot *slot, int64_
 static assay_status fill_integers(const draft *d, const parity_ask_slot *slot, ref_value *v)
 {
     int64_t of = 1;
-    if (slot->of != NULL)
-        ASSAY_TRY(symbol(d, slot->of, strlen(slot->of), &of));
+    ASSAY_CHECK(slot->of == NULL || assay_op_symbol(&d->sizes, slot->of, &of), ASSAY_INTERNAL,
+                "request: %s: no size %s", d->row->op, slot->of);
     if (slot->fill == ASK_COUNTS)
         fill_counts(d, v, of);
     else if (slot->fill == ASK_CHOICE)
@@ -243,9 +224,12 @@ done:
     return st;
 }
 
-static assay_dtype dtype_of(const draft *d, parity_ask_fill fill)
+static assay_dtype dtype_of(const draft *d, const parity_ask_slot *slot)
 {
-    switch (fill) {
+    const assay_op_slot *row = assay_op_slot_find(d->op, slot->name, false);
+    switch (slot->fill) {
+    case ASK_DEFAULT:
+        return row != NULL && row->dtype == ASSAY_CLASS_F32 ? ASSAY_F32 : d->q->act;
     case ASK_ACT:
         return d->q->act;
     case ASK_F32:
@@ -279,16 +263,13 @@ static void write_slot(draft *d, const ref_value *v)
 
 static assay_status add_slot(draft *d, const parity_ask_slot *slot)
 {
-    int64_t present = 1;
     ref_value *v = &d->values[d->n];
     memset(v, 0, sizeof *v);
-    if (slot->when != NULL)
-        ASSAY_TRY(symbol(d, slot->when, strlen(slot->when), &present));
-    if (present == 0)
+    if (slot->when != NULL && size_of(d, slot->when) == 0)
         return ASSAY_OK;
     snprintf(v->slot, sizeof v->slot, "%s", slot->name);
-    v->dtype = dtype_of(d, slot->fill);
-    ASSAY_TRY(shape_of(d, slot->shape, v));
+    v->dtype = dtype_of(d, slot);
+    ASSAY_TRY(shape_of(d, slot, v));
     v->value = calloc((size_t)v->count + 1, sizeof *v->value);
     v->ivalue = calloc((size_t)v->count + 1, sizeof *v->ivalue);
     assay_status st = ASSAY_OK;
@@ -313,15 +294,30 @@ done:
     return st;
 }
 
+/* The slots of the row, or those of the operation's. */
+static assay_status add_slots(draft *d)
+{
+    for (int i = 0; i < ASK_MAX_SLOTS && d->row->slots[i].name != NULL; i++)
+        ASSAY_TRY(add_slot(d, &d->row->slots[i]));
+    for (int i = 0; d->row->slots[0].name == NULL && i < assay_op_n_slots(d->op); i++) {
+        const assay_op_slot *row = &d->op->slots[i];
+        char recorded[32];
+        if (row->role == ASSAY_SLOT_OUT || row->optional)
+            continue;
+        snprintf(recorded, sizeof recorded, "%s%s", row->name, row->role == ASSAY_SLOT_INOUT ? "_in" : "");
+        ASSAY_TRY(add_slot(d, &(parity_ask_slot){.name = recorded}));
+    }
+    return ASSAY_OK;
+}
+
 static assay_status ask(parity_ask *q, const parity_ask_row *row, const char *text, parity_data_mode mode)
 {
-    draft d = {.q = q, .mode = mode, .row = row};
-    assay_status st = ASSAY_OK;
+    draft d = {.q = q, .mode = mode, .row = row, .op = assay_op_find(row->op), .sizes.brackets = true};
     parity_ask_begin(q, row->op);
     d.derivation = json_object();
-    read_sizes(&d, text);
-    for (int i = 0; i < ASK_MAX_SLOTS && row->slots[i].name != NULL && st == ASSAY_OK; i++)
-        st = add_slot(&d, &row->slots[i]);
+    assay_status st = read_sizes(&d, text);
+    if (st == ASSAY_OK)
+        st = add_slots(&d);
     if (st == ASSAY_OK)
         parity_ask_finish(q);
     json_decref(d.derivation);

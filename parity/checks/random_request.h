@@ -5,6 +5,7 @@
 #include "parity/checks/request.h"
 
 typedef enum {
+    ASK_DEFAULT,  /* by the slot's class in the table of operations: ASK_ACT or ASK_F32 */
     ASK_ACT,      /* activation dtype, values of the data mode */
     ASK_F32,      /* F32, values of the data mode */
     ASK_POSITIVE, /* F32, never negative: second moments, probabilities */
@@ -25,16 +26,16 @@ typedef enum {
 typedef struct parity_ask_slot {
     const char *name;
     parity_ask_fill fill;
-    const char *shape; /* symbols of the size row: "T,K" */
     const char *of;
-    const char *when; /* only where this symbol is not 0; NULL: always */
-    double scale;     /* of the values; 0 = 1 */
-    bool hidden;      /* an input of the reference's derivation alone */
+    const char *shape; /* NULL: the slot's in the table of operations */
+    const char *when;  /* only where this symbol is not 0; NULL: always */
+    double scale;      /* of the values; 0 = 1 */
+    bool hidden;       /* an input of the reference's derivation alone; it has a shape */
 } parity_ask_slot;
 
 enum { ASK_MAX_SLOTS = 12, ASK_MAX_SIZES = 40 };
 
-/* A size row: symbols, then after a bar the attributes: "T=3 K=5 | eps=1e-5 topk=K score_function=softmax".  The value of an
+/* A size row: symbols of the operation's row (core/model/ops.c) and of the shapes here; then after a bar the attributes: "T=3 K=5 | eps=1e-5 topk=K score_function=softmax".  The value of an
  * attribute is a symbol, an integer, a number with a point or exponent, true, false or a word.
  * Attributes that the operation does not have are for the derivations of ASK_FROM. */
 typedef struct parity_ask_row {
@@ -43,7 +44,8 @@ typedef struct parity_ask_row {
     const char *sizes[ASK_MAX_SIZES];
 } parity_ask_row;
 
-/* Ends with a row of op NULL. */
+/* Slots stand in the order in which they are made, so that ASK_FROM finds what it needs; none at all: every input of the
+ * operation that is not optional, in the table's order.  Ends with a row of op NULL. */
 extern const parity_ask_row parity_ask_table[];
 
 #endif
