@@ -91,6 +91,7 @@ assay_status parity_case_from_folder(const char *model, const char *batch, FILE 
     ASSAY_CHECK_GOTO(config != NULL, ASSAY_OUT_OF_MEMORY, st, done, "model configuration");
     ASSAY_CHECK_GOTO(strlen(model) < ASSAY_PATH, ASSAY_LIMIT, st, done, "--model: path too long");
     snprintf(out->file, sizeof out->file, "--model %.900s", model);
+    out->is_folder = true;
     snprintf(out->model_dir, sizeof out->model_dir, "%s", model);
     name_of(model, out->name, sizeof out->name);
     ASSAY_TRY_GOTO(assay_config_load(model, config), st, done);

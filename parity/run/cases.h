@@ -17,7 +17,8 @@ enum {
 
 typedef struct parity_case {
     char name[64];
-    char file[ASSAY_PATH];       /* where it was read from */
+    char file[ASSAY_PATH];       /* where it was read from, for messages */
+    bool is_folder;              /* from --model: there is no case file */
     char model_dir[ASSAY_PATH];  /* Hugging Face folder, or "" when `model` is inline */
     json_t *model;               /* inline config, or NULL */
     char batch_file[ASSAY_PATH]; /* a batch file that is there already, or "" */

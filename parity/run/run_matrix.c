@@ -186,54 +186,6 @@ done:
     return st;
 }
 
-/* What the run was asked for, whichever part of it runs here: version, engine, options, every task, every case file and
- * configuration. */
-static assay_status put_file(FILE *f, const char *path)
-{
-    char hex[ASSAY_SHA256_HEX];
-    ASSAY_TRY(assay_sha256_file(path, hex));
-    fprintf(f, "%s\n", hex);
-    return ASSAY_OK;
-}
-
-static assay_status put_case(FILE *f, const parity_case *c)
-{
-    char config[ASSAY_PATH + 16];
-    snprintf(config, sizeof config, "%s/config.json", c->model_dir);
-    fprintf(f, "%s\n", c->name);
-    if (strncmp(c->file, "--", 2) != 0)
-        ASSAY_TRY(put_file(f, c->file));
-    if (c->batch_file[0] != '\0')
-        ASSAY_TRY(put_file(f, c->batch_file));
-    return c->model_dir[0] != '\0' ? put_file(f, config) : ASSAY_OK;
-}
-
-static assay_status name_run(parity_run_state *s, const bool *chosen)
-{
-    char *text = NULL, sha[ASSAY_SHA256_HEX];
-    size_t bytes = 0;
-    assay_status st = ASSAY_OK;
-    FILE *f = open_memstream(&text, &bytes);
-    ASSAY_CHECK(f != NULL, ASSAY_OUT_OF_MEMORY, "name of the run");
-    fprintf(f, "%s %s %s%s\n", parity_version(), s->engine.name, s->o.check, s->o.overrides);
-    for (int i = 0; i < s->n_tasks; i++)
-        if (chosen[i])
-            fprintf(f, "%s %s %s %s\n", s->tasks[i].c != NULL ? s->tasks[i].c->name : "operations",
-                    assay_precision_name(s->tasks[i].precision), s->tasks[i].layout, s->tasks[i].variant);
-    for (int i = 0; i < s->n_cases && st == ASSAY_OK; i++)
-        st = put_case(f, &s->cases[i]);
-    if (fclose(f) != 0 && st == ASSAY_OK)
-        st = ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "name of the run");
-    if (st == ASSAY_OK) {
-        assay_sha256_bytes(text, bytes, sha);
-        s->origin.shard = s->o.shards > 0 ? s->o.shard : 1;
-        s->origin.shards = s->o.shards > 0 ? s->o.shards : 1;
-        snprintf(s->origin.run, sizeof s->origin.run, "%.32s", sha);
-    }
-    free(text);
-    return st;
-}
-
 static assay_status keep_chosen(parity_run_state *s)
 {
     bool *chosen = calloc((size_t)s->n_tasks + 1, sizeof *chosen);
@@ -244,7 +196,7 @@ static assay_status keep_chosen(parity_run_state *s)
     for (int i = 0; i < s->n_tasks && full; i++)
         chosen[i] = true;
     if (st == ASSAY_OK)
-        st = name_run(s, chosen);
+        st = parity_run_name(s, chosen);
     s->n_combinations = s->n_tasks;
     for (int i = 0; i < s->n_tasks && st == ASSAY_OK; i++) {
         if (!chosen[i])

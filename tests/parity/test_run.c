@@ -286,6 +286,38 @@ Test(run, only_all_parts_of_one_run_are_joined)
     cli_free(&r);
 }
 
+/* Parts are of one run when they read the same bytes: one changed weight of a model folder is another run. */
+Test(run, parts_of_other_weights_are_not_joined)
+{
+    static const char *const names[] = {"config.json", "model.safetensors"};
+    cr_assert_eq(assay_mkdir_p(cli_file("folder")), ASSAY_OK);
+    for (int part = 1; part <= 3; part++) {
+        for (int k = 0; k < 2; k++) {
+            char from[512], to[64], *bytes = NULL;
+            uint64_t n = 0;
+            snprintf(from, sizeof from, MODELS "llama/%s", names[k]);
+            snprintf(to, sizeof to, "folder/%s", names[k]);
+            cr_assert_eq(assay_read_file(from, 1 << 26, &bytes, &n), ASSAY_OK, "%s", assay_error_message());
+            if (k == 1 && part == 3)
+                bytes[n - 1] = (char)(bytes[n - 1] ^ 1);
+            cr_assert_eq(assay_write_file(cli_file(to), bytes, n), ASSAY_OK);
+            free(bytes);
+        }
+        cli_result r =
+            cli_run("run --engine sim --quiet --report w%d --layout 1 --layout tp2 --precision fp32 "
+                    "--train-iters 1 --check plan --model folder --shard %d/2",
+                    part, part == 1 ? 1 : 2);
+        cli_expect_success(&r, "shard");
+        cli_free(&r);
+    }
+    cli_result r = cli_run("report merge w1 w3 --report joined");
+    cli_expect_refusal(&r, "other weights", (const char *const[]){"w3: part 2 of 2 of run", NULL});
+    cli_free(&r);
+    r = cli_run("report merge w1 w2 --report joined");
+    cli_expect_success(&r, "the same weights");
+    cli_free(&r);
+}
+
 /* --- the report folder -------------------------------------------------------------------------------------- */
 Test(run, a_folder_of_somebody_else_is_not_touched)
 {
