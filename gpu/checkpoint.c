@@ -68,7 +68,7 @@ static assay_status header(const gpu_engine *e, json_t **out)
     assay_layout_format(&e->grid.p, layout);
     *out = json_pack("{s:s, s:s, s:o, s:o, s:s}", "layout", layout, "precision",
                      assay_precision_name(e->options.precision), "options",
-                     assay_train_options_to_json(&e->options), "model", model, "engine",
+                     assay_train_options_to_json(&e->options, ASSAY_FOR_STEP), "model", model, "engine",
                      e->run.ctx.simulated ? "sim" : "gpu");
     ASSAY_CHECK(*out, ASSAY_OUT_OF_MEMORY, "checkpoint: header");
     return ASSAY_OK;

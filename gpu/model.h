@@ -216,7 +216,7 @@ assay_status gpu_params_check_step(const gpu_model *m);
 
 /* --- weights (weights.c) ------------------------------------------------------------------------------ */
 /* Calls `put` for every parameter of this rank with its piece as F32 on the host: from the folder's
- * safetensors, or drawn when the folder has none. */
+ * safetensors, drawn from the seed of the options, or zeros when a checkpoint will be loaded (core/run/inputs.h). */
 typedef assay_status (*gpu_weight_sink)(void *user, gpu_param *p, const float *piece);
 assay_status gpu_model_weights(gpu_model *m, const char *folder, gpu_weight_sink put, void *user);
 /* Standard deviation of a drawn parameter: init_method_std, and / sqrt(2 num_layers) for weights that write into

@@ -3,6 +3,7 @@
 #include "core/base/philox.h"
 #include "core/files/checkpoint.h"
 #include "core/files/tensorfile.h"
+#include "core/run/inputs.h"
 #include "gpu/model.h"
 
 #include <math.h>
@@ -153,12 +154,19 @@ static void draw_piece(const assay_param_spec *spec, const assay_shard *s, doubl
 }
 
 /* --- both --------------------------------------------------------------------------------------------------- */
-static assay_status piece_of(const gpu_model *m, const assay_tensorfile *file, const gpu_param *p,
-                             float **whole, float *piece)
+static assay_status piece_of(const gpu_model *m, assay_weights_source source, const assay_tensorfile *file,
+                             const gpu_param *p, float **whole, float *piece)
 {
     const assay_param_spec *spec = p->spec;
-    if (file == NULL || spec->n_parts == 0) {
-        draw_piece(spec, &p->shard, gpu_init_std(spec, m->config), m->options->seed, piece);
+    if (source == ASSAY_WEIGHTS_LOADED) { /* the checkpoint overwrites them all */
+        ASSAY_CHECK(!spec->frozen, ASSAY_UNSUPPORTED,
+                    "%s: a frozen weight is in no checkpoint: expected weights in the model folder",
+                    spec->name);
+        memset(piece, 0, (size_t)assay_shard_count(&p->shard) * sizeof *piece);
+        return ASSAY_OK;
+    }
+    if (source == ASSAY_WEIGHTS_DRAWN) {
+        draw_piece(spec, &p->shard, gpu_init_std(spec, m->config), (uint64_t)m->options->draw_weights, piece);
         return ASSAY_OK;
     }
     assay_shard all;
@@ -177,9 +185,9 @@ assay_status gpu_model_weights(gpu_model *m, const char *folder, gpu_weight_sink
     assay_status st = ASSAY_OK;
     assay_tensorfile *file = NULL;
     float *whole = NULL, *piece = NULL;
-    bool stored = false;
-    ASSAY_TRY(assay_tensorfile_in_folder(folder, &stored));
-    if (stored) {
+    assay_weights_source source;
+    ASSAY_TRY(assay_inputs_weights(folder, m->options->load, m->options->draw_weights, &source));
+    if (source == ASSAY_WEIGHTS_STORED) {
         ASSAY_TRY_GOTO(assay_tensorfile_open(&file, folder), st, done);
         ASSAY_TRY_GOTO(check_no_strangers(m, file), st, done);
     }
@@ -189,7 +197,7 @@ assay_status gpu_model_weights(gpu_model *m, const char *folder, gpu_weight_sink
         ASSAY_CHECK_GOTO(grown, ASSAY_OUT_OF_MEMORY, st, done, "%s: %lld elements", p->spec->name,
                          (long long)p->count);
         piece = grown;
-        ASSAY_TRY_GOTO(piece_of(m, file, p, &whole, piece), st, done);
+        ASSAY_TRY_GOTO(piece_of(m, source, file, p, &whole, piece), st, done);
         ASSAY_TRY_GOTO(put(user, p, piece), st, done);
     }
 done:

@@ -4,6 +4,7 @@
 
 #include "core/base/hash.h"
 #include "core/base/philox.h"
+#include "core/run/inputs.h"
 #include "ref/replay.h"
 #include <math.h>
 #include <stdlib.h>
@@ -133,20 +134,22 @@ static assay_status fill_weights(const assay_model_spec *spec, const assay_tenso
     return ASSAY_OK;
 }
 
-assay_status ref_weights_load(const assay_model_spec *spec, const char *model_dir, uint64_t seed,
+assay_status ref_weights_load(const assay_model_spec *spec, const char *model_dir, int64_t draw_weights,
                               double ***weights)
 {
     assay_status st = ASSAY_OK;
     assay_tensorfile *f = NULL;
+    assay_weights_source source;
     bool stored;
     *weights = NULL;
+    ASSAY_TRY(assay_inputs_weights(model_dir, NULL, draw_weights, &source));
     ASSAY_TRY(assay_spec_check_folder(spec, model_dir, &stored));
     if (stored)
         ASSAY_TRY(assay_tensorfile_open(&f, model_dir));
     double **w = calloc((size_t)spec->n_params + 1, sizeof *w);
     ASSAY_CHECK_GOTO(w, ASSAY_OUT_OF_MEMORY, st, done, "out of memory: %lld parameters",
                      (long long)spec->n_params);
-    st = fill_weights(spec, f, seed, w);
+    st = fill_weights(spec, f, (uint64_t)draw_weights, w);
     if (st != ASSAY_OK) {
         ref_weights_free(spec, w);
         goto done;

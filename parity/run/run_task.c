@@ -131,7 +131,7 @@ static assay_status load_weights_and_judge(task_state *s, const assay_trace *tra
     double **weights = NULL;
     parity_whole_cache *cache = NULL;
     assay_status st = ASSAY_OK;
-    ASSAY_TRY(ref_weights_load(spec, s->train.model, s->train.seed, &weights));
+    ASSAY_TRY(ref_weights_load(spec, s->train.model, s->train.draw_weights, &weights));
     ASSAY_TRY_GOTO(parity_whole_cache_create(&cache, spec, &s->train, batches, weights), st, done);
     ASSAY_TRY_GOTO(parity_whole_cache_share(cache, s->t->case_dir), st, done);
     ASSAY_TRY_GOTO(parity_check_whole(cache, trace, s->report), st, done);

@@ -1,0 +1,23 @@
+/* What a run reads: where its weights come from, and whether options and data fit each other. */
+#ifndef ASSAY_CORE_INPUTS_H
+#define ASSAY_CORE_INPUTS_H
+
+#include "core/run/options.h"
+
+ASSAY_BEGIN_DECLS
+
+typedef enum assay_weights_source {
+    ASSAY_WEIGHTS_STORED, /* in the model folder */
+    ASSAY_WEIGHTS_DRAWN,  /* from the seed of --draw-weights: the folder holds a configuration alone */
+    ASSAY_WEIGHTS_LOADED  /* such a folder and --load: the checkpoint holds them all */
+} assay_weights_source;
+
+/* Where the weights of the model in `folder` (NULL or "": none, they are drawn) come from.  Looks at names of files, not into
+ * them.  ASSAY_INVALID_ARGUMENT: no weights and draw_weights is -1; weights and draw_weights is not.
+ * ASSAY_UNSUPPORTED: weights of a form that is not read. */
+assay_status assay_inputs_weights(const char *folder, const char *load, int64_t draw_weights,
+                                  assay_weights_source *source);
+
+ASSAY_END_DECLS
+
+#endif
