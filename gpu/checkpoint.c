@@ -1,6 +1,7 @@
 /* Checkpoints of the engine on core/files/checkpoint.h: families main_param and the optimizer's states (this
  * rank's pieces) and expert_bias.  A checkpoint is loaded in any layout: every rank asks for its own pieces. */
 #include "core/files/checkpoint.h"
+#include "core/run/training.h"
 #include "gpu/fault.h"
 #include "gpu/train.h"
 
@@ -66,9 +67,10 @@ static assay_status header(const gpu_engine *e, json_t **out)
     json_t *model = NULL;
     ASSAY_TRY(assay_config_to_json(&e->config, &model));
     assay_layout_format(&e->grid.p, layout);
-    *out = json_pack("{s:s, s:s, s:o, s:o, s:s}", "layout", layout, "precision",
+    *out = json_pack("{s:s, s:s, s:o, s:o, s:o, s:s}", "layout", layout, "precision",
                      assay_precision_name(e->options.precision), "options",
-                     assay_train_options_to_json(&e->options, ASSAY_FOR_STEP), "model", model, "engine",
+                     assay_train_options_to_json(&e->options, ASSAY_FOR_STEP), "training",
+                     assay_training_to_json(&e->options), "model", model, "engine",
                      e->run.ctx.simulated ? "sim" : "gpu");
     ASSAY_CHECK(*out, ASSAY_OUT_OF_MEMORY, "checkpoint: header");
     return ASSAY_OK;
@@ -180,6 +182,9 @@ assay_status gpu_checkpoint_load(gpu_engine *e, const char *dir, int64_t *step)
     char *host = NULL;
     ASSAY_TRY_GOTO(assay_checkpoint_open(&c, dir), st, done);
     ASSAY_TRY_GOTO(check_header(e, dir, assay_checkpoint_header(c), step), st, done);
+    ASSAY_TRY_GOTO(
+        assay_training_check(dir, assay_checkpoint_header(c), &e->options, e->env.rank == 0 ? stderr : NULL),
+        st, done);
     ASSAY_TRY_GOTO(host_piece(e, &host), st, done);
     ASSAY_TRY_GOTO(read_all(e, c, host), st, done);
 done:

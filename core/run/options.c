@@ -43,6 +43,9 @@ static const assay_option_row table[] = {
     ROW_STRING(out, "FILE", STEP, "Data", "result file (safetensors)"),
     ROW_STRING(trace, "DIR", STEP, "Data", "trace folder"),
     ROW_STRING(load, "DIR", STEP, "Data", "checkpoint folder to resume from"),
+    {"override_checkpoint_args", ASSAY_OPT_BOOL, MEMBER(override_checkpoint_args), 0, 0, NULL, "BOOL",
+     "continue the checkpoint with the training options of this run where they differ, and say each", "Data",
+     STEP},
     ROW_STRING(save, "DIR", STEP, "Data", "checkpoint folder to write after the last step"),
     ROW_INT(save_after, 0, STEPS_MAX, STEP, "Data", "write --save after this global step; 0: after the last"),
     ROW_STRING(layout, "LAYOUT", STEP, "Run", "parallel layout, as in tp2,sp,ep2,dp2,zero1"),
@@ -412,6 +415,8 @@ assay_status assay_train_options_check(const assay_train_options *o)
                 "lr_decay_style WSD needs lr_wsd_decay_iters of at least 1");
     ASSAY_CHECK(o->save_after == 0 || o->save[0] != '\0', ASSAY_INVALID_ARGUMENT,
                 "save_after %lld without save", (long long)o->save_after);
+    ASSAY_CHECK(!o->override_checkpoint_args || o->load[0] != '\0', ASSAY_INVALID_ARGUMENT,
+                "override_checkpoint_args without load");
     ASSAY_CHECK(!o->trace_hash_only || o->trace[0] != '\0', ASSAY_INVALID_ARGUMENT,
                 "trace_hash_only without trace");
     return ASSAY_OK;

@@ -27,6 +27,8 @@ typedef struct assay_train_options {
     char trace[ASSAY_PATH]; /* trace folder, "" = off */
     char load[ASSAY_PATH];  /* checkpoint folder to resume from, "" = none */
     char save[ASSAY_PATH];  /* checkpoint folder to write after the last step, "" = none */
+    bool
+        override_checkpoint_args; /* load under other training options than the checkpoint's: core/run/training.h */
     char layout[ASSAY_LAYOUT_TEXT];
     assay_precision precision;
     uint64_t seed;        /* of the tokens and masked labels that a case of `assay run` draws */

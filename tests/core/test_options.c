@@ -40,7 +40,7 @@ Test(core_options, every_row_is_well_formed)
         for (const assay_option_row *other = assay_train_option_table(); other != row; other++)
             cr_expect(strcmp(other->name, row->name) != 0 && other->offset != row->offset, "%s", row->name);
     }
-    cr_expect_eq(rows, 33);
+    cr_expect_eq(rows, 34);
 }
 
 Test(core_options, set_takes_both_spellings_and_every_type)
@@ -228,6 +228,7 @@ Test(core_options, options_that_contradict_each_other)
         {{"lr_decay_style", "WSD"}, "WSD needs lr_wsd_decay_iters"},
         {{"save_after", "2"}, "save_after 2 without save"},
         {{"trace_hash_only", "1"}, "trace_hash_only without trace"},
+        {{"override_checkpoint_args", "1"}, "override_checkpoint_args without load"},
         {{"layout", "tp2,tp2"}, "layout 'tp2,tp2': 'tp' is given twice"},
         {{"layout", "sp"}, "sp needs tp"},
         {{"layout", "ep2,dp3"}, "must divide"},
