@@ -73,13 +73,52 @@ static assay_status read_part(const assay_tensorfile *file, const assay_hf_part 
     return ASSAY_OK;
 }
 
+/* Of the ranks that read a parameter, all of them whole, the lowest speaks. */
+bool gpu_param_speaks(const gpu_model *m, const assay_param_spec *spec)
+{
+    int first = 0;
+    while (first < m->run->comm.rank && !assay_param_on_rank(spec, m->grid, m->config, first))
+        first++;
+    return first == m->run->comm.rank;
+}
+
+void gpu_count_not_finite(const float *x, int64_t n, int64_t start, assay_not_finite *f)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (isfinite(x[i]))
+            continue;
+        f->first = f->first < 0 || start + i < f->first ? start + i : f->first;
+        f->nan += isnan(x[i]) != 0;
+        f->infinite += isnan(x[i]) == 0;
+    }
+}
+
+/* A NaN checkpoint is a thing to look at, so it is not refused, but said. */
+static void warn_not_finite(const gpu_model *m, const char *folder, const assay_param_spec *spec,
+                            const assay_hf_part *part, const float *whole)
+{
+    const int64_t row = part->ndim == 2 ? part->shape[1] : 1;
+    assay_not_finite f = {.first = -1};
+    char text[256];
+    for (int k = 0; k < part->n_pieces; k++) {
+        const assay_hf_piece *piece = &part->pieces[k];
+        gpu_count_not_finite(whole + piece->dst * row, piece->rows * row, piece->src * row, &f);
+    }
+    if (f.first < 0 || !gpu_param_speaks(m, spec))
+        return;
+    assay_not_finite_text(&f, part->shape, part->ndim, text, sizeof text);
+    fprintf(stderr, "WARNING: %s: %s: %s\n", folder, part->name, text);
+}
+
 /* The canonical tensor of `spec` from its parts. */
-static assay_status read_whole(const assay_tensorfile *file, const assay_param_spec *spec, float *whole)
+static assay_status read_whole(const gpu_model *m, const assay_tensorfile *file, const assay_param_spec *spec,
+                               float *whole)
 {
     for (int i = 0; i < spec->n_parts; i++) {
         const assay_status st = read_part(file, &spec->parts[i], whole);
         if (st != ASSAY_OK)
             return assay_context(st, "%s: for %s", assay_tensorfile_path(file), spec->name);
+        warn_not_finite(m, m->options->model, spec, &spec->parts[i], whole);
     }
     return ASSAY_OK;
 }
@@ -175,7 +214,7 @@ static assay_status piece_of(const gpu_model *m, assay_weights_source source, co
     ASSAY_CHECK(grown, ASSAY_OUT_OF_MEMORY, "%s: %lld elements", spec->name,
                 (long long)assay_shard_count(&all));
     *whole = grown;
-    ASSAY_TRY(read_whole(file, spec, *whole));
+    ASSAY_TRY(read_whole(m, file, spec, *whole));
     (void)assay_shard_copy(piece, &p->shard, *whole, &all, (int64_t)sizeof(float), NULL, false, NULL);
     return ASSAY_OK;
 }

@@ -62,6 +62,11 @@ typedef struct ref_run_result {
 assay_status ref_weights_load(const assay_model_spec *spec, const char *model_dir, int64_t draw_weights,
                               double ***weights);
 void ref_weights_free(const assay_model_spec *spec, double **weights);
+/* Calls `sink` for every tensor of the folder that holds an element that is not finite, with its Hugging Face name and a text
+ * that says how many and where.  Nothing is refused: a NaN checkpoint is a thing to look at. */
+typedef assay_status (*ref_not_finite_sink)(void *user, const char *tensor, const char *text);
+assay_status ref_weights_not_finite(const assay_model_spec *spec, double *const *weights,
+                                    ref_not_finite_sink sink, void *user);
 /* Standard deviation of a drawn parameter: init_method_std, and / sqrt(2 num_layers) for weights that write into
  * the residual stream; 0 for constants. */
 double ref_init_std(const assay_param_spec *p, const assay_model_config *c);

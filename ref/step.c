@@ -39,6 +39,13 @@ static assay_status open_trace(step_inputs *in, const assay_train_options *o)
     return st;
 }
 
+static assay_status warn(void *user, const char *tensor, const char *text)
+{
+    const assay_train_options *o = user;
+    fprintf(stderr, "WARNING: %s: %s: %s\n", o->model, tensor, text);
+    return ASSAY_OK;
+}
+
 static assay_status load(step_inputs *in, const assay_train_options *o)
 {
     assay_parallel_config layout;
@@ -63,6 +70,7 @@ static assay_status load(step_inputs *in, const assay_train_options *o)
     ASSAY_TRY(assay_grid_check_model(&in->run.grid, in->config));
     ASSAY_TRY(assay_batches_open(&in->batches, o->batch, in->config->vocab_size));
     ASSAY_TRY(ref_weights_load(in->spec, o->model, o->draw_weights, &in->weights));
+    ASSAY_TRY(ref_weights_not_finite(in->spec, in->weights, warn, (void *)(uintptr_t)o));
     if (o->draw_weights >= 0)
         fprintf(stderr, "weights: drawn from seed %lld; %s holds a configuration alone\n",
                 (long long)o->draw_weights, o->model);

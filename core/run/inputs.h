@@ -18,6 +18,14 @@ typedef enum assay_weights_source {
 assay_status assay_inputs_weights(const char *folder, const char *load, int64_t draw_weights,
                                   assay_weights_source *source);
 
+/* Elements of a tensor that are not finite; first: flat index of the first of them. */
+typedef struct assay_not_finite {
+    int64_t nan, infinite, first;
+} assay_not_finite;
+/* "3 of 4096 elements are not finite (2 NaN, 1 infinite), the first at [0,17]". */
+void assay_not_finite_text(const assay_not_finite *f, const int64_t *shape, int ndim, char *out,
+                           size_t capacity);
+
 ASSAY_END_DECLS
 
 #endif

@@ -133,3 +133,91 @@ Test(weights, run_needs_a_seed_for_a_folder_without_weights)
                        (const char *const[]){"case llama: --draw-weights 5", "llama holds weights", NULL});
     cli_free(&r);
 }
+
+/* --- weights that are not finite ----------------------------------------------------------------------------- */
+
+/* llama with a NaN and an infinity in one tensor, and a NaN in a tensor of the last layer. */
+static void poison(void)
+{
+    static const struct {
+        const char *tensor;
+        int64_t at;
+        uint32_t bits;
+    } rows[] = {{"model.layers.0.mlp.up_proj.weight", 70, 0x7FC00000},
+                {"model.layers.0.mlp.up_proj.weight", 69, 0xFF800000},
+                {"model.norm.weight", 5, 0x7F800001}};
+    assay_tensorfile *f;
+    char *bytes = NULL;
+    uint64_t n = 0;
+    cr_assert_eq(assay_tensorfile_open(&f, MODELS "llama"), ASSAY_OK, "%s", assay_error_message());
+    cr_assert_eq(assay_read_file(MODELS "llama/model.safetensors", 1 << 26, &bytes, &n), ASSAY_OK);
+    uint64_t header;
+    memcpy(&header, bytes, sizeof header);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const assay_tensor_info *t = assay_tensorfile_find(f, rows[i].tensor), *first = t;
+        cr_assert(t != NULL && t->dtype == ASSAY_F32 && t->count > rows[i].at, "%s", rows[i].tensor);
+        for (int64_t k = 0; k < assay_tensorfile_count(f); k++)
+            if ((const char *)assay_tensorfile_at(f, k)->data < (const char *)first->data)
+                first = assay_tensorfile_at(f, k);
+        const size_t offset = (size_t)((const char *)t->data - (const char *)first->data);
+        memcpy(bytes + 8 + header + offset + 4 * rows[i].at, &rows[i].bits, 4);
+    }
+    cli_write(cli_file("bare/model.safetensors"), bytes, n);
+    assay_tensorfile_close(f);
+    free(bytes);
+}
+
+Test(weights, what_is_not_finite_is_said_once_and_not_refused)
+{
+    static const char *const runs[] = {"ref", "sim", "sim --layout tp2,dp2", "sim --layout pp2"};
+    poison();
+    for (size_t i = 0; i < sizeof runs / sizeof *runs; i++) {
+        cli_result r = cli_run("step --model bare" BATCH "--out out --engine %s", runs[i]);
+        cli_expect_success(&r, runs[i]);
+        cr_expect(strstr(r.err, "WARNING: bare: model.layers.0.mlp.up_proj.weight: 2 of ") != NULL &&
+                      strstr(r.err, " elements are not finite (1 NaN, 1 infinite), the first at [1,5]") !=
+                          NULL,
+                  "%s: %s", runs[i], r.err);
+        cr_expect(strstr(r.err, "WARNING: bare: model.norm.weight: 1 of 64 elements are not finite (1 NaN, 0 "
+                                "infinite), the first at [5]") != NULL,
+                  "%s: %s", runs[i], r.err);
+        cr_expect_eq(cli_count(r.err, "elements are not finite"), 2, "%s: %s", runs[i], r.err);
+        cli_free(&r);
+    }
+    cli_result r = cli_run("step --model " MODELS "llama" BATCH "--out out --engine ref");
+    cr_expect_eq(cli_count(r.err, "not finite"), 0, "%s", r.err);
+    cli_free(&r);
+}
+
+Test(weights, what_is_not_finite_fails_a_run_by_name)
+{
+    poison();
+    cli_result r =
+        cli_run("run --engine sim --quiet --report rep --layout 1 --precision fp32 --variant fastest "
+                "--check plan --model bare");
+    cr_expect_eq(r.code, 1, "%s%s", r.out, r.err);
+    cr_expect(strstr(r.out, "model.norm.weight") &&
+                  strstr(r.out, "the weights in bare: 1 of 64 elements are not finite"),
+              "%s", r.out);
+    const char *cause = strstr(r.out, "the weights in bare"), *effect = strstr(r.out, "expected nan from");
+    cr_expect(cause != NULL && effect != NULL && cause < effect, "the cause comes first: %s", r.out);
+    cli_free(&r);
+}
+
+/* One step from weights with a NaN makes all of them NaN: the checkpoint of it says so, for each piece once. */
+Test(weights, what_is_not_finite_in_a_checkpoint_is_said)
+{
+    poison();
+    cli_result r = cli_run("step --engine sim --model bare" TRAIN_BATCH "--out out --save ck --save-after 1");
+    cli_expect_success(&r, "save");
+    cli_free(&r);
+    r = cli_run("step --engine sim --layout dp2 --model " MODELS "llama" TRAIN_BATCH "--out out --load ck");
+    cli_expect_success(&r, "load");
+    cr_expect_eq(
+        cli_count(r.err,
+                  "ck: main_param of decoder.final_layernorm.weight: 64 of 64 elements are not finite (64 "
+                  "NaN, 0 infinite), the first at [0]"),
+        1, "%s", r.err);
+    cr_expect_eq(cli_count(r.err, "ck: exp_avg of decoder.final_layernorm.weight: "), 1, "%s", r.err);
+    cli_free(&r);
+}
