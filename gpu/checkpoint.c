@@ -1,6 +1,7 @@
 /* Checkpoints of the engine on core/files/checkpoint.h: families main_param and the optimizer's states (this
  * rank's pieces) and expert_bias.  A checkpoint is loaded in any layout: every rank asks for its own pieces. */
 #include "core/files/checkpoint.h"
+#include "core/run/training.h"
 #include "gpu/fault.h"
 #include "gpu/train.h"
 
@@ -66,9 +67,10 @@ static assay_status header(const gpu_engine *e, json_t **out)
     json_t *model = NULL;
     ASSAY_TRY(assay_config_to_json(&e->config, &model));
     assay_layout_format(&e->grid.p, layout);
-    *out = json_pack("{s:s, s:s, s:o, s:o, s:s}", "layout", layout, "precision",
+    *out = json_pack("{s:s, s:s, s:o, s:o, s:o, s:s}", "layout", layout, "precision",
                      assay_precision_name(e->options.precision), "options",
-                     assay_train_options_to_json(&e->options), "model", model, "engine",
+                     assay_train_options_to_json(&e->options, ASSAY_FOR_STEP), "training",
+                     assay_training_to_json(&e->options), "model", model, "engine",
                      e->run.ctx.simulated ? "sim" : "gpu");
     ASSAY_CHECK(*out, ASSAY_OUT_OF_MEMORY, "checkpoint: header");
     return ASSAY_OK;
@@ -151,7 +153,29 @@ static assay_status check_header(const gpu_engine *e, const char *dir, const jso
     return st;
 }
 
-static assay_status read_all(gpu_engine *e, const assay_checkpoint *c, char *host)
+/* As for weights of a folder: said, not refused. */
+static void warn_not_finite(const char *dir, const char *family, const char *name, const assay_shard *shard,
+                            const char *host)
+{
+    assay_not_finite f = {.first = -1};
+    char text[256];
+    gpu_count_not_finite((const float *)(const void *)host, assay_shard_count(shard), 0, &f);
+    if (f.first < 0)
+        return;
+    int64_t place = f.first;
+    int64_t index[ASSAY_MAX_DIMS];
+    for (int d = shard->ndim - 1; d >= 0; d--) { /* from the piece to the tensor */
+        index[d] = assay_shard_global_index(shard, d, place % shard->local_shape[d]);
+        place /= shard->local_shape[d];
+    }
+    f.first = 0;
+    for (int d = 0; d < shard->ndim; d++)
+        f.first = f.first * shard->global_shape[d] + index[d];
+    assay_not_finite_text(&f, shard->global_shape, shard->ndim, text, sizeof text);
+    fprintf(stderr, "WARNING: checkpoint %s: %s of %s: %s\n", dir, family, name, text);
+}
+
+static assay_status read_all(gpu_engine *e, const assay_checkpoint *c, const char *dir, char *host)
 {
     for (int64_t i = 0; i < e->optimizer.n_pieces; i++) {
         gpu_piece *p = &e->optimizer.pieces[i];
@@ -159,6 +183,8 @@ static assay_status read_all(gpu_engine *e, const assay_checkpoint *c, char *hos
             const gpu_value *v = value_of(p, k);
             ASSAY_TRY(assay_checkpoint_read(c, name_in_file(e, k), p->param->spec->name, ASSAY_F32, &p->shard,
                                             host));
+            if (p->in_norm) /* one of every set of replicas */
+                warn_not_finite(dir, name_in_file(e, k), p->param->spec->name, &p->shard, host);
             ASSAY_TRY(gpu_run_upload(&e->run, v->t.data, host, gpu_tensor_bytes(v->t), "checkpoint"));
         }
     }
@@ -167,6 +193,8 @@ static assay_status read_all(gpu_engine *e, const assay_checkpoint *c, char *hos
         if (p->spec->trained)
             continue;
         ASSAY_TRY(assay_checkpoint_read(c, "expert_bias", p->spec->name, ASSAY_F32, &p->shard, host));
+        if (gpu_param_speaks(&e->model, p->spec))
+            warn_not_finite(dir, "expert_bias", p->spec->name, &p->shard, host);
         ASSAY_TRY(
             gpu_run_upload(&e->run, p->weight.t.data, host, gpu_tensor_bytes(p->weight.t), "checkpoint"));
     }
@@ -180,8 +208,11 @@ assay_status gpu_checkpoint_load(gpu_engine *e, const char *dir, int64_t *step)
     char *host = NULL;
     ASSAY_TRY_GOTO(assay_checkpoint_open(&c, dir), st, done);
     ASSAY_TRY_GOTO(check_header(e, dir, assay_checkpoint_header(c), step), st, done);
+    ASSAY_TRY_GOTO(
+        assay_training_check(dir, assay_checkpoint_header(c), &e->options, e->env.rank == 0 ? stderr : NULL),
+        st, done);
     ASSAY_TRY_GOTO(host_piece(e, &host), st, done);
-    ASSAY_TRY_GOTO(read_all(e, c, host), st, done);
+    ASSAY_TRY_GOTO(read_all(e, c, dir, host), st, done);
 done:
     assay_checkpoint_close(c);
     free(host);

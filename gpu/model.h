@@ -13,6 +13,7 @@
 #include "core/model/config.h"
 #include "core/model/sequence.h"
 #include "core/model/spec.h"
+#include "core/run/inputs.h"
 #include "core/run/options.h"
 #include "gpu/trace.h"
 
@@ -216,9 +217,13 @@ assay_status gpu_params_check_step(const gpu_model *m);
 
 /* --- weights (weights.c) ------------------------------------------------------------------------------ */
 /* Calls `put` for every parameter of this rank with its piece as F32 on the host: from the folder's
- * safetensors, or drawn when the folder has none. */
+ * safetensors, drawn from the seed of the options, or zeros when a checkpoint will be loaded (core/run/inputs.h). */
 typedef assay_status (*gpu_weight_sink)(void *user, gpu_param *p, const float *piece);
 assay_status gpu_model_weights(gpu_model *m, const char *folder, gpu_weight_sink put, void *user);
+/* Whether this rank is the lowest of those that hold a piece of the parameter: the one that says what is said once. */
+bool gpu_param_speaks(const gpu_model *m, const assay_param_spec *spec);
+/* Counts x[0, n) into f: start + i is the flat index of x[i]. */
+void gpu_count_not_finite(const float *x, int64_t n, int64_t start, assay_not_finite *f);
 /* Standard deviation of a drawn parameter: init_method_std, and / sqrt(2 num_layers) for weights that write into
  * the residual stream; 0 for constants. */
 double gpu_init_std(const assay_param_spec *spec, const assay_model_config *config);

@@ -1,6 +1,7 @@
 /* Set-up, steps and tear-down of one rank. */
 #include "gpu/train.h"
 
+#include "core/run/inputs.h"
 #include "core/run/outputs.h"
 #include "gpu/fault.h"
 #include <stdio.h>
@@ -18,11 +19,24 @@ static assay_status check_options(const assay_train_options *o)
     return ASSAY_OK;
 }
 
+/* A result of random weights must not pass for one of a trained model: rank 0 says it. */
+static assay_status check_weights(const gpu_engine *e)
+{
+    const assay_train_options *o = &e->options;
+    assay_weights_source source;
+    ASSAY_TRY(assay_inputs_weights(o->model, o->load, o->draw_weights, &source));
+    if (source == ASSAY_WEIGHTS_DRAWN && e->env.rank == 0)
+        fprintf(stderr, "weights: drawn from seed %lld; %s holds a configuration alone\n",
+                (long long)o->draw_weights, o->model);
+    return ASSAY_OK;
+}
+
 static assay_status read_inputs(gpu_engine *e)
 {
     const assay_train_options *o = &e->options;
     assay_parallel_config layout;
     ASSAY_TRY(assay_config_load(o->model, &e->config));
+    ASSAY_TRY(check_weights(e));
     ASSAY_TRY(assay_layout_parse(o->layout[0] ? o->layout : "1", &layout));
     ASSAY_TRY(assay_grid_make(&layout, &e->grid));
     ASSAY_TRY(assay_grid_check_model(&e->grid, &e->config));
@@ -121,9 +135,9 @@ static assay_status trace_header(const gpu_engine *e, json_t **out)
     *out = json_pack("{s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:{s:b, s:I, s:I, s:I, s:I}}", "engine",
                      run->ctx.simulated ? "sim" : "gpu", "tier", run->ctx.simulated ? "sim" : "gpu", "device",
                      run->ctx.device_name, "precision", assay_precision_name(e->options.precision), "layout",
-                     layout, "options", assay_train_options_to_json(&e->options), "model", model, "batch",
-                     "training", e->batches.training, "steps", (json_int_t)e->batches.steps, "microbatches",
-                     (json_int_t)e->batches.microbatches, "b", (json_int_t)e->batches.b, "s",
+                     layout, "options", assay_train_options_to_json(&e->options, ASSAY_FOR_STEP), "model",
+                     model, "batch", "training", e->batches.training, "steps", (json_int_t)e->batches.steps,
+                     "microbatches", (json_int_t)e->batches.microbatches, "b", (json_int_t)e->batches.b, "s",
                      (json_int_t)e->batches.s);
     ASSAY_CHECK(*out, ASSAY_OUT_OF_MEMORY, "trace: header");
     return ASSAY_OK;

@@ -3,6 +3,7 @@
 #include "core/base/philox.h"
 #include "core/files/checkpoint.h"
 #include "core/files/tensorfile.h"
+#include "core/run/inputs.h"
 #include "gpu/model.h"
 
 #include <math.h>
@@ -72,13 +73,52 @@ static assay_status read_part(const assay_tensorfile *file, const assay_hf_part 
     return ASSAY_OK;
 }
 
+/* Of the ranks that read a parameter, all of them whole, the lowest speaks. */
+bool gpu_param_speaks(const gpu_model *m, const assay_param_spec *spec)
+{
+    int first = 0;
+    while (first < m->run->comm.rank && !assay_param_on_rank(spec, m->grid, m->config, first))
+        first++;
+    return first == m->run->comm.rank;
+}
+
+void gpu_count_not_finite(const float *x, int64_t n, int64_t start, assay_not_finite *f)
+{
+    for (int64_t i = 0; i < n; i++) {
+        if (isfinite(x[i]))
+            continue;
+        f->first = f->first < 0 || start + i < f->first ? start + i : f->first;
+        f->nan += isnan(x[i]) != 0;
+        f->infinite += isnan(x[i]) == 0;
+    }
+}
+
+/* A NaN checkpoint is a thing to look at, so it is not refused, but said. */
+static void warn_not_finite(const gpu_model *m, const char *folder, const assay_param_spec *spec,
+                            const assay_hf_part *part, const float *whole)
+{
+    const int64_t row = part->ndim == 2 ? part->shape[1] : 1;
+    assay_not_finite f = {.first = -1};
+    char text[256];
+    for (int k = 0; k < part->n_pieces; k++) {
+        const assay_hf_piece *piece = &part->pieces[k];
+        gpu_count_not_finite(whole + piece->dst * row, piece->rows * row, piece->src * row, &f);
+    }
+    if (f.first < 0 || !gpu_param_speaks(m, spec))
+        return;
+    assay_not_finite_text(&f, part->shape, part->ndim, text, sizeof text);
+    fprintf(stderr, "WARNING: %s: %s: %s\n", folder, part->name, text);
+}
+
 /* The canonical tensor of `spec` from its parts. */
-static assay_status read_whole(const assay_tensorfile *file, const assay_param_spec *spec, float *whole)
+static assay_status read_whole(const gpu_model *m, const assay_tensorfile *file, const assay_param_spec *spec,
+                               float *whole)
 {
     for (int i = 0; i < spec->n_parts; i++) {
         const assay_status st = read_part(file, &spec->parts[i], whole);
         if (st != ASSAY_OK)
             return assay_context(st, "%s: for %s", assay_tensorfile_path(file), spec->name);
+        warn_not_finite(m, m->options->model, spec, &spec->parts[i], whole);
     }
     return ASSAY_OK;
 }
@@ -153,12 +193,19 @@ static void draw_piece(const assay_param_spec *spec, const assay_shard *s, doubl
 }
 
 /* --- both --------------------------------------------------------------------------------------------------- */
-static assay_status piece_of(const gpu_model *m, const assay_tensorfile *file, const gpu_param *p,
-                             float **whole, float *piece)
+static assay_status piece_of(const gpu_model *m, assay_weights_source source, const assay_tensorfile *file,
+                             const gpu_param *p, float **whole, float *piece)
 {
     const assay_param_spec *spec = p->spec;
-    if (file == NULL || spec->n_parts == 0) {
-        draw_piece(spec, &p->shard, gpu_init_std(spec, m->config), m->options->seed, piece);
+    if (source == ASSAY_WEIGHTS_LOADED) { /* the checkpoint overwrites them all */
+        ASSAY_CHECK(!spec->frozen, ASSAY_UNSUPPORTED,
+                    "%s: a frozen weight is in no checkpoint: expected weights in the model folder",
+                    spec->name);
+        memset(piece, 0, (size_t)assay_shard_count(&p->shard) * sizeof *piece);
+        return ASSAY_OK;
+    }
+    if (source == ASSAY_WEIGHTS_DRAWN) {
+        draw_piece(spec, &p->shard, gpu_init_std(spec, m->config), (uint64_t)m->options->draw_weights, piece);
         return ASSAY_OK;
     }
     assay_shard all;
@@ -167,7 +214,7 @@ static assay_status piece_of(const gpu_model *m, const assay_tensorfile *file, c
     ASSAY_CHECK(grown, ASSAY_OUT_OF_MEMORY, "%s: %lld elements", spec->name,
                 (long long)assay_shard_count(&all));
     *whole = grown;
-    ASSAY_TRY(read_whole(file, spec, *whole));
+    ASSAY_TRY(read_whole(m, file, spec, *whole));
     (void)assay_shard_copy(piece, &p->shard, *whole, &all, (int64_t)sizeof(float), NULL, false, NULL);
     return ASSAY_OK;
 }
@@ -177,9 +224,9 @@ assay_status gpu_model_weights(gpu_model *m, const char *folder, gpu_weight_sink
     assay_status st = ASSAY_OK;
     assay_tensorfile *file = NULL;
     float *whole = NULL, *piece = NULL;
-    bool stored = false;
-    ASSAY_TRY(assay_tensorfile_in_folder(folder, &stored));
-    if (stored) {
+    assay_weights_source source;
+    ASSAY_TRY(assay_inputs_weights(folder, m->options->load, m->options->draw_weights, &source));
+    if (source == ASSAY_WEIGHTS_STORED) {
         ASSAY_TRY_GOTO(assay_tensorfile_open(&file, folder), st, done);
         ASSAY_TRY_GOTO(check_no_strangers(m, file), st, done);
     }
@@ -189,7 +236,7 @@ assay_status gpu_model_weights(gpu_model *m, const char *folder, gpu_weight_sink
         ASSAY_CHECK_GOTO(grown, ASSAY_OUT_OF_MEMORY, st, done, "%s: %lld elements", p->spec->name,
                          (long long)p->count);
         piece = grown;
-        ASSAY_TRY_GOTO(piece_of(m, file, p, &whole, piece), st, done);
+        ASSAY_TRY_GOTO(piece_of(m, source, file, p, &whole, piece), st, done);
         ASSAY_TRY_GOTO(put(user, p, piece), st, done);
     }
 done:

@@ -57,11 +57,16 @@ typedef struct ref_run_result {
 } ref_run_result;
 
 /* Initial whole weights of every parameter in table order, as doubles: read from the Hugging Face folder
- * `model_dir`, or drawn (docs/CONVENTIONS.md, counter-based) when it holds none.  weights[i] [count], owned
- * by the caller (free each, then the array). */
-assay_status ref_weights_load(const assay_model_spec *spec, const char *model_dir, uint64_t seed,
+ * `model_dir`, or drawn (docs/CONVENTIONS.md, counter-based) from the seed draw_weights when it holds none or is
+ * NULL (core/run/inputs.h refuses what contradicts).  weights[i] [count], owned by the caller (free each, then the array). */
+assay_status ref_weights_load(const assay_model_spec *spec, const char *model_dir, int64_t draw_weights,
                               double ***weights);
 void ref_weights_free(const assay_model_spec *spec, double **weights);
+/* Calls `sink` for every tensor of the folder that holds an element that is not finite, with its Hugging Face name and a text
+ * that says how many and where.  Nothing is refused: a NaN checkpoint is a thing to look at. */
+typedef assay_status (*ref_not_finite_sink)(void *user, const char *tensor, const char *text);
+assay_status ref_weights_not_finite(const assay_model_spec *spec, double *const *weights,
+                                    ref_not_finite_sink sink, void *user);
 /* Standard deviation of a drawn parameter: init_method_std, and / sqrt(2 num_layers) for weights that write into
  * the residual stream; 0 for constants. */
 double ref_init_std(const assay_param_spec *p, const assay_model_config *c);

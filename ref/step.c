@@ -31,10 +31,19 @@ static assay_status open_trace(step_inputs *in, const assay_train_options *o)
     header = json_pack("{s:s, s:s, s:s, s:o}", "engine", "ref", "precision",
                        assay_precision_name(o->precision), "layout", layout, "model", model);
     ASSAY_CHECK(header, ASSAY_OUT_OF_MEMORY, "out of memory");
+    if (o->draw_weights >= 0)
+        json_object_set_new(header, "draw_weights", json_integer(o->draw_weights));
     st = assay_trace_writer_open(&in->trace, o->trace, 0, 1, header, o->trace_hash_only);
     json_decref(header);
     in->run.trace = in->trace;
     return st;
+}
+
+static assay_status warn(void *user, const char *tensor, const char *text)
+{
+    const assay_train_options *o = user;
+    fprintf(stderr, "WARNING: %s: %s: %s\n", o->model, tensor, text);
+    return ASSAY_OK;
 }
 
 static assay_status load(step_inputs *in, const assay_train_options *o)
@@ -60,7 +69,11 @@ static assay_status load(step_inputs *in, const assay_train_options *o)
     ASSAY_TRY(assay_grid_make(&layout, &in->run.grid));
     ASSAY_TRY(assay_grid_check_model(&in->run.grid, in->config));
     ASSAY_TRY(assay_batches_open(&in->batches, o->batch, in->config->vocab_size));
-    ASSAY_TRY(ref_weights_load(in->spec, o->model, o->seed, &in->weights));
+    ASSAY_TRY(ref_weights_load(in->spec, o->model, o->draw_weights, &in->weights));
+    ASSAY_TRY(ref_weights_not_finite(in->spec, in->weights, warn, (void *)(uintptr_t)o));
+    if (o->draw_weights >= 0)
+        fprintf(stderr, "weights: drawn from seed %lld; %s holds a configuration alone\n",
+                (long long)o->draw_weights, o->model);
     in->run.want_grads = !in->batches.training;
     in->run.want_states = in->batches.training;
     return open_trace(in, o);

@@ -4,6 +4,7 @@
 
 #include "core/base/hash.h"
 #include "core/base/philox.h"
+#include "core/run/inputs.h"
 #include "ref/replay.h"
 #include <math.h>
 #include <stdlib.h>
@@ -133,20 +134,22 @@ static assay_status fill_weights(const assay_model_spec *spec, const assay_tenso
     return ASSAY_OK;
 }
 
-assay_status ref_weights_load(const assay_model_spec *spec, const char *model_dir, uint64_t seed,
+assay_status ref_weights_load(const assay_model_spec *spec, const char *model_dir, int64_t draw_weights,
                               double ***weights)
 {
     assay_status st = ASSAY_OK;
     assay_tensorfile *f = NULL;
+    assay_weights_source source;
     bool stored;
     *weights = NULL;
+    ASSAY_TRY(assay_inputs_weights(model_dir, NULL, draw_weights, &source));
     ASSAY_TRY(assay_spec_check_folder(spec, model_dir, &stored));
     if (stored)
         ASSAY_TRY(assay_tensorfile_open(&f, model_dir));
     double **w = calloc((size_t)spec->n_params + 1, sizeof *w);
     ASSAY_CHECK_GOTO(w, ASSAY_OUT_OF_MEMORY, st, done, "out of memory: %lld parameters",
                      (long long)spec->n_params);
-    st = fill_weights(spec, f, seed, w);
+    st = fill_weights(spec, f, (uint64_t)draw_weights, w);
     if (st != ASSAY_OK) {
         ref_weights_free(spec, w);
         goto done;
@@ -156,6 +159,51 @@ done:
     if (f)
         assay_tensorfile_close(f);
     return st;
+}
+
+static assay_not_finite count_not_finite(const double *x, int64_t n)
+{
+    assay_not_finite f = {.first = -1};
+    for (int64_t i = 0; i < n; i++) {
+        if (isfinite(x[i]))
+            continue;
+        f.first = f.first < 0 ? i : f.first;
+        f.nan += isnan(x[i]) != 0;
+        f.infinite += isnan(x[i]) == 0;
+    }
+    return f;
+}
+
+static assay_status say_part(const assay_param_spec *p, int index, const double *canonical,
+                             ref_not_finite_sink sink, void *user)
+{
+    const assay_hf_part *h = &p->parts[index];
+    int64_t n;
+    char text[256];
+    ASSAY_CHECK(assay_shape_count(h->shape, h->ndim, &n), ASSAY_LIMIT, "%s: too many elements", h->name);
+    double *part = malloc(((size_t)n + 1) * sizeof *part);
+    ASSAY_CHECK(part, ASSAY_OUT_OF_MEMORY, "%s: out of memory", h->name);
+    ref_hf_extract(p, index, canonical, part);
+    const assay_not_finite f = count_not_finite(part, n);
+    free(part);
+    if (f.first < 0)
+        return ASSAY_OK;
+    assay_not_finite_text(&f, h->shape, h->ndim, text, sizeof text);
+    return sink(user, h->name, text);
+}
+
+assay_status ref_weights_not_finite(const assay_model_spec *spec, double *const *weights,
+                                    ref_not_finite_sink sink, void *user)
+{
+    for (int64_t i = 0; i < spec->n_params; i++) {
+        const assay_param_spec *p = &spec->params[i];
+        int64_t n;
+        if (!assay_shape_count(p->shape, p->ndim, &n) || count_not_finite(weights[i], n).first < 0)
+            continue;
+        for (int part = 0; part < p->n_parts; part++)
+            ASSAY_TRY(say_part(p, part, weights[i], sink, user));
+    }
+    return ASSAY_OK;
 }
 
 void ref_weights_free(const assay_model_spec *spec, double **weights)

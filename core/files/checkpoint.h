@@ -1,7 +1,7 @@
 /* Checkpoints: save in layout A, load in layout B.
  *
- * DIR/manifest.json            format "assay-checkpoint", version, job, step, layout, precision, model config,
- * scalars, for every file its size and SHA-256, and the SHA-256 of all this; written last: a folder without it
+ * DIR/manifest.json            format "assay-checkpoint", version, job, step, layout, precision, training
+ * recipe, model config, for every file its size and SHA-256, and the SHA-256 of all this; written last: a folder without it
  * is not a checkpoint
  * DIR/rank-00000.safetensors   this rank's pieces; DIR/rank-00000.json  job, step, and which piece of which
  * global tensor each key is

@@ -5,7 +5,7 @@
 #include "core/files/checkpoint.h"
 
 #define ASSAY_CHECKPOINT_FORMAT "assay-checkpoint"
-enum { ASSAY_CHECKPOINT_VERSION = 2, ASSAY_CHECKPOINT_PATH = 1100, ASSAY_FAMILY = 32, ASSAY_JOB_HEX = 17 };
+enum { ASSAY_CHECKPOINT_VERSION = 3, ASSAY_CHECKPOINT_PATH = 1100, ASSAY_FAMILY = 32, ASSAY_JOB_HEX = 17 };
 
 /* "DIR/rank-00003.json" */
 void assay_checkpoint_rank_file(char *out, const char *dir, int rank, const char *extension);

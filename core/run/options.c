@@ -38,16 +38,25 @@ enum {
 };
 
 static const assay_option_row table[] = {
-    ROW_STRING(model, "DIR", STEP_RUN, "Data", "Hugging Face folder; weights are drawn when it has none"),
+    ROW_STRING(model, "DIR", STEP_RUN, "Data", "Hugging Face folder"),
     ROW_STRING(batch, "FILE", STEP_RUN, "Data", "safetensors file with I64 input_ids and labels"),
     ROW_STRING(out, "FILE", STEP, "Data", "result file (safetensors)"),
     ROW_STRING(trace, "DIR", STEP, "Data", "trace folder"),
     ROW_STRING(load, "DIR", STEP, "Data", "checkpoint folder to resume from"),
+    {"override_checkpoint_args", ASSAY_OPT_BOOL, MEMBER(override_checkpoint_args), 0, 0, NULL, "BOOL",
+     "continue the checkpoint with the training options of this run where they differ, and say each", "Data",
+     STEP},
     ROW_STRING(save, "DIR", STEP, "Data", "checkpoint folder to write after the last step"),
     ROW_INT(save_after, 0, STEPS_MAX, STEP, "Data", "write --save after this global step; 0: after the last"),
     ROW_STRING(layout, "LAYOUT", STEP, "Run", "parallel layout, as in tp2,sp,ep2,dp2,zero1"),
     ROW_ENUM(precision, precision_words, "fp64|fp32|bf16", STEP, "Run", "fp64, fp32 or bf16"),
-    {"seed", ASSAY_OPT_SEED, MEMBER(seed), 0, 0, NULL, "N", "seed of weights and random draws", "Run",
+    {"seed", ASSAY_OPT_SEED, MEMBER(seed), 0, 0, NULL, "N",
+     "seed of the tokens and masked labels of a case; and of its weights, where the case holds a "
+     "configuration "
+     "and --draw-weights names no other",
+     "Run", ASSAY_FOR_RUN | ASSAY_FOR_CASE},
+    {"draw_weights", ASSAY_OPT_INT, MEMBER(draw_weights), -1, 0x1p63, NULL, "SEED",
+     "draw the weights of a folder that holds a configuration alone; -1: refuse such a folder", "Run",
      EVERYWHERE},
     ROW_INT(train_iters, 0, STEPS_MAX, STEP_RUN, "Run", "optimizer steps; 0: all that the data holds"),
     ROW_STRING(variant, "FAMILY=kN,...", STEP_RUN, "Run", "kernel variants, as in attention=k1,rmsnorm=k0"),
@@ -88,6 +97,7 @@ void assay_train_options_default(assay_train_options *o)
     snprintf(o->layout, sizeof o->layout, "1");
     o->precision = ASSAY_PRECISION_FP32;
     o->seed = 1234;
+    o->draw_weights = -1;
     o->lr = 1e-3;
     o->weight_decay = 0.01;
     o->adam_beta1 = 0.9;
@@ -363,11 +373,11 @@ static json_t *row_to_json(const assay_train_options *o, const assay_option_row 
     return NULL;
 }
 
-json_t *assay_train_options_to_json(const assay_train_options *o)
+json_t *assay_train_options_to_json(const assay_train_options *o, unsigned where)
 {
     json_t *object = json_object();
     for (const assay_option_row *row = table; row->name != NULL; row++) {
-        if (json_object_set_new(object, row->name, row_to_json(o, row)) != 0) {
+        if ((row->where & where) != 0 && json_object_set_new(object, row->name, row_to_json(o, row)) != 0) {
             json_decref(object);
             return NULL;
         }
@@ -405,6 +415,8 @@ assay_status assay_train_options_check(const assay_train_options *o)
                 "lr_decay_style WSD needs lr_wsd_decay_iters of at least 1");
     ASSAY_CHECK(o->save_after == 0 || o->save[0] != '\0', ASSAY_INVALID_ARGUMENT,
                 "save_after %lld without save", (long long)o->save_after);
+    ASSAY_CHECK(!o->override_checkpoint_args || o->load[0] != '\0', ASSAY_INVALID_ARGUMENT,
+                "override_checkpoint_args without load");
     ASSAY_CHECK(!o->trace_hash_only || o->trace[0] != '\0', ASSAY_INVALID_ARGUMENT,
                 "trace_hash_only without trace");
     return ASSAY_OK;

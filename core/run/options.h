@@ -21,17 +21,20 @@ enum { ASSAY_PATH = 1024 };
 
 /* Everything an engine needs to train.  Units: steps are optimizer steps. */
 typedef struct assay_train_options {
-    char model[ASSAY_PATH]; /* Hugging Face folder; weights are drawn when it has none */
+    char model[ASSAY_PATH]; /* Hugging Face folder */
     char batch[ASSAY_PATH]; /* safetensors with I64 input_ids, labels */
     char out[ASSAY_PATH];   /* result safetensors */
     char trace[ASSAY_PATH]; /* trace folder, "" = off */
     char load[ASSAY_PATH];  /* checkpoint folder to resume from, "" = none */
     char save[ASSAY_PATH];  /* checkpoint folder to write after the last step, "" = none */
+    bool
+        override_checkpoint_args; /* load under other training options than the checkpoint's: core/run/training.h */
     char layout[ASSAY_LAYOUT_TEXT];
     assay_precision precision;
-    uint64_t seed;
-    int64_t train_iters; /* steps to run; 0 = all that the batch holds */
-    int64_t save_after;  /* write `save` after this many steps (global step number); 0 = after the last */
+    uint64_t seed;        /* of the tokens and masked labels that a case of `assay run` draws */
+    int64_t draw_weights; /* seed of the weights of a folder that holds none; -1: such a folder is refused */
+    int64_t train_iters;  /* steps to run; 0 = all that the batch holds */
+    int64_t save_after;   /* write `save` after this many steps (global step number); 0 = after the last */
 
     assay_optimizer optimizer;
     double lr, min_lr, lr_warmup_init;
@@ -86,7 +89,8 @@ assay_status assay_train_option_set(assay_train_options *o, const char *name, co
 /* Sets every member of a JSON object; one without a meaning `where` (ASSAY_FOR_) is an error. */
 assay_status assay_train_options_from_json(assay_train_options *o, const json_t *object, unsigned where,
                                            const char *what);
-json_t *assay_train_options_to_json(const assay_train_options *o);
+/* Every row that has a meaning `where` (ASSAY_FOR_). */
+json_t *assay_train_options_to_json(const assay_train_options *o, unsigned where);
 /* Cross-field checks (beta in [0,1), warm-up within decay, ...). */
 assay_status assay_train_options_check(const assay_train_options *o);
 

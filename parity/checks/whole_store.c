@@ -20,7 +20,8 @@ static const char *const not_of_the_reference[] = {
 
 static assay_status hash_of_training(const parity_whole_cache *c, char out[ASSAY_SHA256_HEX])
 {
-    json_t *options = assay_train_options_to_json(&c->options), *model = NULL;
+    json_t *options = assay_train_options_to_json(&c->options, ASSAY_FOR_STEP | ASSAY_FOR_CASE),
+           *model = NULL;
     char *text = NULL;
     assay_status st = ASSAY_OK;
     ASSAY_CHECK_GOTO(options != NULL, ASSAY_OUT_OF_MEMORY, st, done, "reference runs: options");

@@ -1,5 +1,6 @@
 /* Case files. */
 #include "parity/run/cases.h"
+#include "core/run/inputs.h"
 #include "core/run/launch.h"
 #include <dirent.h>
 #include <errno.h>
@@ -183,6 +184,21 @@ void parity_case_free(parity_case *c)
 {
     json_decref(c->model);
     c->model = NULL;
+}
+
+assay_status parity_case_weights(parity_case *c)
+{
+    assay_weights_source source;
+    if (c->model != NULL && c->options.draw_weights < 0) {
+        ASSAY_CHECK(
+            c->options.seed <= (uint64_t)INT64_MAX, ASSAY_INVALID_ARGUMENT,
+            "case %s: seed %llu: draws its weights, too, and must be below 2^63; or name another seed for "
+            "them: --draw-weights SEED",
+            c->name, (unsigned long long)c->options.seed);
+        c->options.draw_weights = (int64_t)c->options.seed;
+    }
+    const assay_status st = assay_inputs_weights(c->model_dir, NULL, c->options.draw_weights, &source);
+    return st == ASSAY_OK ? st : assay_context(st, "case %s", c->name);
 }
 
 static bool is_dir(const char *path)

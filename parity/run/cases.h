@@ -40,6 +40,9 @@ typedef struct parity_case {
  */
 assay_status parity_case_load(const char *path, parity_case *out);
 void parity_case_free(parity_case *c);
+/* Where the case's weights come from, once every option is known: an inline configuration without draw_weights takes the
+ * case's seed; a folder is held to core/run/inputs.h.  ASSAY_INVALID_ARGUMENT names the case. */
+assay_status parity_case_weights(parity_case *c);
 /* A case of a Hugging Face folder (case_folder.c): both precisions, fastest and plain kernels, every layout of a fixed list
  * that model and data can be cut into; one that they cannot is named in `log`.  batch: training [steps,microbatches,b,s],
  * or [b,s], which is one step of one microbatch; "": tokens are drawn over the vocabulary. */

@@ -236,7 +236,8 @@ static assay_status append_options(const assay_train_options *o, char **argv, in
     assay_train_options defaults;
     assay_status st = ASSAY_OK;
     assay_train_options_default(&defaults);
-    json_t *have = assay_train_options_to_json(o), *base = assay_train_options_to_json(&defaults);
+    json_t *have = assay_train_options_to_json(o, ASSAY_FOR_STEP);
+    json_t *base = assay_train_options_to_json(&defaults, ASSAY_FOR_STEP);
     ASSAY_CHECK_GOTO(have != NULL && base != NULL, ASSAY_OUT_OF_MEMORY, st, done, "engine options");
     for (const assay_option_row *row = assay_train_option_table(); row->name != NULL; row++) {
         const json_t *value = json_object_get(have, row->name);

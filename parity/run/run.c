@@ -221,11 +221,25 @@ static assay_status prepare(parity_run_state *s)
     return ASSAY_OK;
 }
 
+/* "llama 1234, qwen3 7": the cases whose weights are drawn, each with the seed; "none". */
+static void drawn_weights(const parity_run_state *s, char *out, size_t capacity)
+{
+    snprintf(out, capacity, "none");
+    size_t used = 0;
+    for (int i = 0; i < s->n_cases && used < capacity; i++)
+        if (s->cases[i].options.draw_weights >= 0)
+            used += (size_t)snprintf(out + used, capacity - used, "%s%s %lld", used > 0 ? ", " : "",
+                                     s->cases[i].name, (long long)s->cases[i].options.draw_weights);
+}
+
 static assay_status write_reports(parity_run_state *s, double wall_s)
 {
     char path[ASSAY_PATH + 32];
-    json_t *head = json_pack("{s:s,s:s,s:s,s:i,s:f}", "engine", s->engine.name, "program", s->engine.program,
-                             "why", s->engine.reason, "tasks", s->n_tasks, "wall time, s", wall_s);
+    char drawn[PARITY_MAX_CASES * 96];
+    drawn_weights(s, drawn, sizeof drawn);
+    json_t *head = json_pack("{s:s,s:s,s:s,s:i,s:f,s:s}", "engine", s->engine.name, "program",
+                             s->engine.program, "why", s->engine.reason, "tasks", s->n_tasks, "wall time, s",
+                             wall_s, "weights drawn from a seed", drawn);
     assay_status st = ASSAY_OK;
     ASSAY_CHECK(head != NULL, ASSAY_OUT_OF_MEMORY, "report");
     snprintf(path, sizeof path, "%s/results.jsonl", s->o.report_dir);
@@ -254,6 +268,9 @@ static assay_status run(parity_run_state *s, const assay_train_options *given)
     ASSAY_TRY(parity_run_load_cases(s));
     ASSAY_TRY(parity_run_apply_overrides(s, given));
     ASSAY_TRY(parity_run_make_tasks(s));
+    if (s->o.model[0] != '\0' && s->cases[0].options.draw_weights >= 0)
+        printf("weights: drawn from seed %lld; %s holds a configuration alone\n",
+               (long long)s->cases[0].options.draw_weights, s->o.model);
     printf("%d tasks of %d combinations of case, layout, precision and kernels (--matrix %s)\n", s->n_tasks,
            s->n_combinations, s->o.matrix);
     fflush(stdout);

@@ -270,7 +270,7 @@ assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_o
     static const char *const own[] = {"variant", "model", "batch", "train_iters", NULL};
     const assay_option_row *table = assay_train_option_table();
     assay_status st = ASSAY_OK;
-    json_t *have = assay_train_options_to_json(given), *changed = json_object();
+    json_t *have = assay_train_options_to_json(given, ASSAY_FOR_RUN), *changed = json_object();
     ASSAY_CHECK_GOTO(have != NULL && changed != NULL, ASSAY_OUT_OF_MEMORY, st, done, "options");
     ASSAY_CHECK_GOTO(strlen(given->variant) < sizeof s->o.variant, ASSAY_LIMIT, st, done,
                      "--variant: longer than %zu bytes", sizeof s->o.variant - 1);
@@ -292,6 +292,7 @@ assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_o
         ASSAY_TRY_GOTO(
             assay_train_options_from_json(&s->cases[i].options, changed, ASSAY_FOR_RUN, "command line"), st,
             done);
+        ASSAY_TRY_GOTO(parity_case_weights(&s->cases[i]), st, done);
     }
 done:
     json_decref(have);

@@ -3,6 +3,7 @@
 #include "core/base/log.h"
 #include "core/files/dataset.h"
 #include "parity/run/run.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -125,13 +126,38 @@ static assay_status add_skip(task_state *s, parity_check k)
     return parity_report_add(s->report, &r);
 }
 
+/* No verdict holds on weights that are not finite: each suchh tensor is a failure with its name, before what follows from it. */
+static assay_status add_not_finite(void *user, const char *tensor, const char *text)
+{
+    task_state *s = user;
+    parity_result r;
+    parity_result_init(&r);
+    r.check = PARITY_CHECK_PLAN; /* the first in causal order: the report shows it before what follows */
+    r.verdict = PARITY_FAIL;
+    r.ratio = INFINITY;
+    snprintf(r.tensor, sizeof r.tensor, "%s", tensor);
+    snprintf(r.message, sizeof r.message, "the weights in %.300s: %s", s->train.model, text);
+    return parity_report_add(s->report, &r);
+}
+
+static assay_status judge_weights(task_state *s, const assay_model_spec *spec)
+{
+    double **weights = NULL;
+    if (s->t->c->model_dir[0] == '\0')
+        return ASSAY_OK; /* drawn */
+    ASSAY_TRY(ref_weights_load(spec, s->train.model, s->train.draw_weights, &weights));
+    const assay_status st = ref_weights_not_finite(spec, weights, add_not_finite, s);
+    ref_weights_free(spec, weights);
+    return st;
+}
+
 static assay_status load_weights_and_judge(task_state *s, const assay_trace *trace,
                                            const assay_model_spec *spec, const assay_batches *batches)
 {
     double **weights = NULL;
     parity_whole_cache *cache = NULL;
     assay_status st = ASSAY_OK;
-    ASSAY_TRY(ref_weights_load(spec, s->train.model, s->train.seed, &weights));
+    ASSAY_TRY(ref_weights_load(spec, s->train.model, s->train.draw_weights, &weights));
     ASSAY_TRY_GOTO(parity_whole_cache_create(&cache, spec, &s->train, batches, weights), st, done);
     ASSAY_TRY_GOTO(parity_whole_cache_share(cache, s->t->case_dir), st, done);
     ASSAY_TRY_GOTO(parity_check_whole(cache, trace, s->report), st, done);
@@ -171,6 +197,7 @@ static assay_status judge_trace(task_state *s, const char *dir, const char *save
     ASSAY_TRY_GOTO(assay_grid_make(&p, &grid), st, done);
     ASSAY_TRY_GOTO(assay_batches_open(&batches, s->train.batch, config->vocab_size), st, done);
     ASSAY_TRY_GOTO(assay_trace_open(&trace, dir, true), st, done);
+    ASSAY_TRY_GOTO(judge_weights(s, spec), st, done);
     /* What was not done as planned explains every number that follows. */
     if (wants(s, PARITY_CHECK_PLAN) &&
         parity_check_plan(trace, spec, &grid, &s->train, &batches, s->report) != ASSAY_OK)

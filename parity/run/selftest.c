@@ -338,6 +338,7 @@ static assay_status set_up(selftest *s, const char *case_file)
     ASSAY_CHECK(mkdtemp(s->dir), ASSAY_IO, "%s: cannot be created", s->dir);
     ASSAY_TRY(parity_engine_find(s->o->engine, program, &s->engine));
     ASSAY_TRY(parity_case_load(case_file, &s->c));
+    ASSAY_TRY(parity_case_weights(&s->c));
     ASSAY_TRY(parity_prepare_case(&s->c, s->dir));
     s->train = s->c.options;
     s->train.precision = ASSAY_PRECISION_FP32;
@@ -353,7 +354,7 @@ static assay_status set_up(selftest *s, const char *case_file)
     ASSAY_TRY(assay_config_load(s->train.model, s->config));
     ASSAY_TRY(assay_spec_build(s->config, &s->spec));
     ASSAY_TRY(assay_batches_open(&s->batches, s->train.batch, s->config->vocab_size));
-    ASSAY_TRY(ref_weights_load(s->spec, s->train.model, s->train.seed, &s->weights));
+    ASSAY_TRY(ref_weights_load(s->spec, s->train.model, s->train.draw_weights, &s->weights));
     s->train.precision = ASSAY_PRECISION_BF16;
     ASSAY_TRY(parity_whole_cache_create(&s->cache[1], s->spec, &s->train, &s->batches, s->weights));
     s->train.precision = ASSAY_PRECISION_FP32;

@@ -2,6 +2,7 @@
 #include "core/base/log.h"
 #include "core/files/batches.h"
 #include "core/model/spec.h"
+#include "core/run/inputs.h"
 #include "core/run/outputs.h"
 #include "parity/run/engine.h"
 #include "parity/run/step_summary.h"
@@ -61,6 +62,7 @@ static assay_status check_inputs(const parity_engine *e, const assay_train_optio
     assay_batch_share share;
     assay_batches batches = {0};
     assay_model_spec *spec = NULL;
+    assay_weights_source source;
     bool stored = false;
     assay_status st = ASSAY_OK;
     ASSAY_CHECK(o->precision != ASSAY_PRECISION_FP64, ASSAY_UNSUPPORTED,
@@ -73,6 +75,7 @@ static assay_status check_inputs(const parity_engine *e, const assay_train_optio
     ASSAY_TRY_GOTO(assay_grid_check_model(&g, config), st, done);
     ASSAY_TRY_GOTO(assay_spec_build(config, &spec), st, done);
     ASSAY_TRY_GOTO(assay_spec_check_folder(spec, o->model, &stored), st, done);
+    ASSAY_TRY_GOTO(assay_inputs_weights(o->model, o->load, o->draw_weights, &source), st, done);
     ASSAY_TRY_GOTO(assay_batches_open(&batches, o->batch, config->vocab_size), st, done);
     ASSAY_TRY_GOTO(assay_batch_share_make(batches.microbatches, batches.b, g.p.data_parallel_size, 0, &share),
                    st, done);

@@ -4,6 +4,8 @@
 #include <criterion/redirect.h>
 #include <unistd.h>
 
+enum { ALL = ASSAY_FOR_STEP | ASSAY_FOR_RUN | ASSAY_FOR_CASE };
+
 static assay_train_options defaults(void)
 {
     assay_train_options o;
@@ -19,7 +21,7 @@ Test(core_options, defaults_are_megatrons)
     cr_expect(o.clip_grad == 1.0 && o.lr == 1e-3 && o.min_lr == 0.0 && o.lr_warmup_init == 0.0);
     cr_expect(o.moe_aux_loss_coeff == 0.0 && o.moe_z_loss_coeff == 0.0 &&
               o.moe_router_bias_update_rate == 1e-3);
-    cr_expect(o.seed == 1234 && o.train_iters == 0 && o.save_after == 0);
+    cr_expect(o.seed == 1234 && o.draw_weights == -1 && o.train_iters == 0 && o.save_after == 0);
     cr_expect(o.lr_decay_style == ASSAY_LR_CONSTANT && o.lr_warmup_iters == 0 && o.lr_decay_iters == 0);
     cr_expect(o.lr_wsd_decay_style == ASSAY_WSD_EXPONENTIAL && o.optimizer == ASSAY_OPTIMIZER_ADAM);
     cr_expect_str_eq(o.layout, "1");
@@ -38,7 +40,7 @@ Test(core_options, every_row_is_well_formed)
         for (const assay_option_row *other = assay_train_option_table(); other != row; other++)
             cr_expect(strcmp(other->name, row->name) != 0 && other->offset != row->offset, "%s", row->name);
     }
-    cr_expect_eq(rows, 32);
+    cr_expect_eq(rows, 34);
 }
 
 Test(core_options, set_takes_both_spellings_and_every_type)
@@ -111,6 +113,8 @@ Test(core_options, wrong_values_are_named)
         {"train_iters", "99999999999999999999", ASSAY_INVALID_ARGUMENT, "train_iters: expected an integer"},
         {"seed", "-1", ASSAY_INVALID_ARGUMENT, "seed: expected an integer from 0 to 2^64 - 1, found '-1'"},
         {"seed", "18446744073709551616", ASSAY_INVALID_ARGUMENT, "seed: expected an integer"},
+        {"draw_weights", "-2", ASSAY_INVALID_ARGUMENT, "draw_weights: expected -1 to 9.2233720368547758e+18"},
+        {"draw_weights", "9223372036854775808", ASSAY_INVALID_ARGUMENT, "draw_weights: expected an integer"},
         {"precision", "fp16", ASSAY_INVALID_ARGUMENT,
          "precision: expected one of fp64, fp32, bf16, found 'fp16'"},
         {"lr_decay_style", "wsd", ASSAY_INVALID_ARGUMENT, "expected one of constant, linear, cosine, WSD"},
@@ -138,9 +142,9 @@ Test(core_options, json_round_trips)
     expect_ok(assay_train_option_set(&o, "trace_hash_only", "1"));
     expect_ok(assay_train_option_set(&o, "lr_decay_style", "cosine"));
     expect_ok(assay_train_option_set(&o, "save", "/tmp/x"));
-    json_t *object = assay_train_options_to_json(&o);
+    json_t *object = assay_train_options_to_json(&o, ALL);
     cr_assert_not_null(object);
-    expect_ok(assay_train_options_from_json(&back, object, ASSAY_FOR_STEP, "case.json"));
+    expect_ok(assay_train_options_from_json(&back, object, ALL, "case.json"));
     back.given = o.given; /* every member is in the object, five were set here */
     cr_expect_eq(memcmp(&o, &back, sizeof o), 0);
     json_decref(object);
@@ -164,7 +168,7 @@ Test(core_options, json_accepts_what_a_case_file_says)
     assay_train_options o = defaults();
     json_t *object = NULL;
     expect_ok(assay_json_parse(&object, text, strlen(text), "text"));
-    expect_ok(assay_train_options_from_json(&o, object, ASSAY_FOR_STEP, "case.json"));
+    expect_ok(assay_train_options_from_json(&o, object, ALL, "case.json"));
     cr_expect(o.lr == 1.0 && o.clip_grad == 0.25 && o.adam_eps == 1e-6 && o.seed == 7 && o.train_iters == 3);
     cr_expect(o.precision == ASSAY_PRECISION_FP64 && o.trace_hash_only);
     json_decref(object);
@@ -196,7 +200,7 @@ Test(core_options, wrong_json_is_named_and_changes_nothing)
         const assay_train_options before = defaults();
         json_t *object = NULL;
         expect_ok(assay_json_parse(&object, rows[i].text, strlen(rows[i].text), "text"));
-        expect_error(assay_train_options_from_json(&o, object, ASSAY_FOR_STEP, "case.json"), rows[i].st,
+        expect_error(assay_train_options_from_json(&o, object, ALL, "case.json"), rows[i].st,
                      rows[i].message);
         cr_expect_eq(memcmp(&o, &before, sizeof o), 0, "%s", rows[i].text);
         json_decref(object);
@@ -224,6 +228,7 @@ Test(core_options, options_that_contradict_each_other)
         {{"lr_decay_style", "WSD"}, "WSD needs lr_wsd_decay_iters"},
         {{"save_after", "2"}, "save_after 2 without save"},
         {{"trace_hash_only", "1"}, "trace_hash_only without trace"},
+        {{"override_checkpoint_args", "1"}, "override_checkpoint_args without load"},
         {{"layout", "tp2,tp2"}, "layout 'tp2,tp2': 'tp' is given twice"},
         {{"layout", "sp"}, "sp needs tp"},
         {{"layout", "ep2,dp3"}, "must divide"},

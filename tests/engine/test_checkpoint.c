@@ -49,6 +49,32 @@ Test(engine_checkpoint, another_model_is_refused)
     engine_must_fail(1, "of another model", line);
 }
 
+Test(engine_checkpoint, other_training_options_are_refused_or_said)
+{
+    static const struct {
+        const char *option, *message;
+    } rows[] = {
+        {"--lr 5e-4", "lr: 0.001 there, 0.0005 here"},
+        {"--precision bf16", "precision: \"fp32\" there, \"bf16\" here"},
+        {"--adam-beta2 0.5", "adam_beta2: 0.999 there, 0.5 here"},
+    };
+    char line[2048];
+    ENGINE_RUN(1, TRAIN "--train-iters 1 --save %s", engine_file("ck"));
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        snprintf(line, sizeof line, TRAIN "--load %s --out %s %s", engine_file("ck"), engine_file("out"),
+                 rows[i].option);
+        engine_must_fail(1, rows[i].message, line);
+        ENGINE_RUN(2, TRAIN "--layout dp2 --load %s --override-checkpoint-args %s", engine_file("ck"),
+                   rows[i].option);
+        char *log = engine_log();
+        int said = 0; /* once, by rank 0 */
+        for (const char *at = log; (at = strstr(at, "WARNING: checkpoint ")) != NULL; at++)
+            said++;
+        cr_expect_eq(said, 1, "%s", log);
+        free(log);
+    }
+}
+
 Test(engine_checkpoint, an_existing_folder_is_not_overwritten)
 {
     char line[2048];

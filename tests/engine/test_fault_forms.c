@@ -71,7 +71,8 @@ Test(engine_fault_forms, a_bias_on_every_tp_rank_is_counted_twice)
     cr_assert_eq(assay_json_save(c, config), ASSAY_OK, "%s", assay_error_message());
     json_decref(c);
 #define BIAS_RUN                                                                                             \
-    "step --model %s/biased --batch " GOLDEN "llama/train_batch.safetensors --layout tp2 --out %s/%s "
+    "step " DRAWN "--model %s/biased --batch " GOLDEN                                                        \
+    "llama/train_batch.safetensors --layout tp2 --out %s/%s "
     ENGINE_RUN(2, BIAS_RUN, engine_folder, engine_folder, "clean");
     ENGINE_RUN(2, BIAS_RUN "--fault bias_everywhere", engine_folder, engine_folder, "planted");
     cr_expect_gt(engine_worst(engine_file("planted"), engine_file("clean")), 1e-9);

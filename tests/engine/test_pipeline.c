@@ -27,7 +27,7 @@ static void write_deep(void)
     engine_write_batch(engine_file("train"), train, 4, 29, 3);
 }
 
-#define STEP "step --model %s/model --batch %s --layout %s " TRAIN
+#define STEP "step --model %s/model --batch %s --layout %s " DRAWN TRAIN
 
 static void agrees(const char *layout, int world)
 {

@@ -18,7 +18,8 @@ static const char both_kinds[] =
     "\"moe_shared_expert_intermediate_size\":12,\"moe_shared_expert_gate\":true,\"window\":[0,4,0],"
     "\"layer_is_moe\":[true,false,true]}";
 #define MOE                                                                                                  \
-    "--moe-aux-loss-coeff 0.02 --moe-z-loss-coeff 0.01 --moe-router-bias-update-rate 0.01 --adam-eps 1e-2"
+    DRAWN "--moe-aux-loss-coeff 0.02 --moe-z-loss-coeff 0.01 --moe-router-bias-update-rate 0.01 --adam-eps " \
+          "1e-2"
 enum { VOCAB = 37, STEPS = 2, MICROBATCHES = 4, ROWS = 2, TOKENS = 7, EXPERTS = 8, LAYERS = 3 };
 
 static const char *write_inputs(void)
@@ -74,7 +75,7 @@ Test(engine_recompute, other_words_are_refused)
 {
     char line[4 * ENGINE_PATH];
     const char *model = write_inputs();
-    snprintf(line, sizeof line, "step --model %s --batch %s --out %s", model, engine_file("train"),
+    snprintf(line, sizeof line, "step " DRAWN "--model %s --batch %s --out %s", model, engine_file("train"),
              engine_file("out"));
     setenv("ASSAY_RECOMPUTE", "selective", 1);
     engine_must_fail(1, "expected 'full', found 'selective'", line);
@@ -83,8 +84,8 @@ Test(engine_recompute, a_trace_is_refused)
 {
     char line[4 * ENGINE_PATH];
     const char *model = write_inputs();
-    snprintf(line, sizeof line, "step --model %s --batch %s --out %s --trace %s", model, engine_file("train"),
-             engine_file("out"), engine_file("trace"));
+    snprintf(line, sizeof line, "step " DRAWN "--model %s --batch %s --out %s --trace %s", model,
+             engine_file("train"), engine_file("out"), engine_file("trace"));
     setenv("ASSAY_RECOMPUTE", "full", 1);
     engine_must_fail(1, "has no records of its own yet", line);
 }
@@ -146,6 +147,7 @@ static assay_status one_step(bool recompute, step_facts *f)
     memset(f, 0, sizeof *f);
     cr_assert_eq(recompute ? setenv("ASSAY_RECOMPUTE", "full", 1) : unsetenv("ASSAY_RECOMPUTE"), 0);
     assay_train_options_default(&options);
+    options.draw_weights = 1234;
     options.precision = ASSAY_PRECISION_FP32;
     ASSAY_TRY(assay_config_load(model, &config));
     ASSAY_TRY(assay_layout_parse("1", &layout));

@@ -144,7 +144,8 @@ static const char everything[] =
     "\"moe_shared_expert_intermediate_size\":12,\"moe_shared_expert_gate\":true,\"window\":[0,4],"
     "\"layer_is_moe\":[true,true],\"rotary_percent\":0.5}";
 #define MOE                                                                                                  \
-    "--moe-aux-loss-coeff 0.02 --moe-z-loss-coeff 0.01 --moe-router-bias-update-rate 0.01 --adam-eps 1e-2"
+    DRAWN "--moe-aux-loss-coeff 0.02 --moe-z-loss-coeff 0.01 --moe-router-bias-update-rate 0.01 --adam-eps " \
+          "1e-2"
 
 static void everything_agrees_at(const char *layout, int world, int64_t length)
 {

@@ -194,7 +194,8 @@ static inline void engine_write_batch(const char *path, const int64_t *shape, in
     free(ids);
 }
 
-/* A model folder without weights. */
+/* A model folder without weights: its runs need DRAWN. */
+#define DRAWN "--draw-weights 1234 "
 static inline void engine_write_config(const char *folder, const char *json)
 {
     char path[ENGINE_PATH + 16];

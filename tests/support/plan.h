@@ -83,6 +83,7 @@ static inline void plan_cell_run(plan_cell *c, const char *model, const char *la
     snprintf(o->layout, sizeof o->layout, "%s", layout);
     plan_write_batch(o->batch);
     o->precision = precision;
+    o->draw_weights = 1234;
     o->lr = 2e-3;
     o->min_lr = 1e-4;
     o->lr_decay_style = ASSAY_LR_COSINE;

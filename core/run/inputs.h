@@ -1,0 +1,31 @@
+/* What a run reads: where its weights come from, and whether options and data fit each other. */
+#ifndef ASSAY_CORE_INPUTS_H
+#define ASSAY_CORE_INPUTS_H
+
+#include "core/run/options.h"
+
+ASSAY_BEGIN_DECLS
+
+typedef enum assay_weights_source {
+    ASSAY_WEIGHTS_STORED, /* in the model folder */
+    ASSAY_WEIGHTS_DRAWN,  /* from the seed of --draw-weights: the folder holds a configuration alone */
+    ASSAY_WEIGHTS_LOADED  /* such a folder and --load: the checkpoint holds them all */
+} assay_weights_source;
+
+/* Where the weights of the model in `folder` (NULL or "": none, they are drawn) come from.  Looks at names of files, not into
+ * them.  ASSAY_INVALID_ARGUMENT: no weights and draw_weights is -1; weights and draw_weights is not.
+ * ASSAY_UNSUPPORTED: weights of a form that is not read. */
+assay_status assay_inputs_weights(const char *folder, const char *load, int64_t draw_weights,
+                                  assay_weights_source *source);
+
+/* Elements of a tensor that are not finite; first: flat index of the first of them. */
+typedef struct assay_not_finite {
+    int64_t nan, infinite, first;
+} assay_not_finite;
+/* "3 of 4096 elements are not finite (2 NaN, 1 infinite), the first at [0,17]". */
+void assay_not_finite_text(const assay_not_finite *f, const int64_t *shape, int ndim, char *out,
+                           size_t capacity);
+
+ASSAY_END_DECLS
+
+#endif

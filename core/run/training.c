@@ -1,0 +1,110 @@
+/* The training recipe of a run. */
+#include "core/run/training.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const always[] = {"precision",
+                                     "optimizer",
+                                     "lr",
+                                     "lr_decay_style",
+                                     "lr_warmup_iters",
+                                     "weight_decay",
+                                     "adam_beta1",
+                                     "adam_beta2",
+                                     "adam_eps",
+                                     "clip_grad",
+                                     "draw_weights",
+                                     "moe_aux_loss_coeff",
+                                     "moe_z_loss_coeff",
+                                     "moe_router_bias_update_rate",
+                                     NULL};
+static const char *const of_warmup[] = {"lr_warmup_init", NULL};
+static const char *const of_decay[] = {"min_lr", "lr_decay_iters", NULL};
+static const char *const of_wsd[] = {"lr_wsd_decay_style", "lr_wsd_decay_iters", NULL};
+
+static void take(json_t *to, const json_t *from, const char *const *names)
+{
+    for (; *names != NULL; names++)
+        json_object_set(to, *names, json_object_get(from, *names));
+}
+
+json_t *assay_training_to_json(const assay_train_options *o)
+{
+    assay_train_options used = *o;
+    used.lr_decay_iters = o->lr_decay_iters > 0 ? o->lr_decay_iters : o->train_iters;
+    json_t *all = assay_train_options_to_json(&used, ASSAY_FOR_STEP), *training = json_object();
+    if (all == NULL || training == NULL) {
+        json_decref(all);
+        json_decref(training);
+        return NULL;
+    }
+    take(training, all, always);
+    if (o->lr_warmup_iters > 0)
+        take(training, all, of_warmup);
+    if (o->lr_decay_style != ASSAY_LR_CONSTANT)
+        take(training, all, of_decay);
+    if (o->lr_decay_style == ASSAY_LR_WSD)
+        take(training, all, of_wsd);
+    json_decref(all);
+    return training;
+}
+
+typedef struct difference_list {
+    char text[700]; /* "lr: 0.001 there, 0.002 here; ..." */
+    int n;
+    bool optimizer;
+} difference_list;
+
+static void value_text(const json_t *value, char *out, size_t capacity)
+{
+    char *text = value != NULL ? json_dumps(value, JSON_ENCODE_ANY | JSON_REAL_PRECISION(15)) : NULL;
+    snprintf(out, capacity, "%s", text != NULL ? text : "absent");
+    free(text);
+}
+
+static void compare(const char *dir, const char *name, const json_t *there, const json_t *here, FILE *say,
+                    difference_list *list)
+{
+    char a[64], b[64];
+    if (there != NULL && here != NULL && json_equal(there, here))
+        return;
+    value_text(there, a, sizeof a);
+    value_text(here, b, sizeof b);
+    const size_t used = strlen(list->text);
+    snprintf(list->text + used, sizeof list->text - used, "%s%s: %s there, %s here", list->n > 0 ? "; " : "",
+             name, a, b);
+    list->n++;
+    list->optimizer = list->optimizer || strcmp(name, "optimizer") == 0;
+    if (say != NULL)
+        fprintf(say, "WARNING: checkpoint %s: %s: trained with %s, continued with %s\n", dir, name, a, b);
+}
+
+assay_status assay_training_check(const char *dir, const json_t *header, const assay_train_options *o,
+                                  FILE *say)
+{
+    const json_t *there = json_object_get(header, "training");
+    difference_list list = {.n = 0};
+    const char *name;
+    json_t *value;
+    ASSAY_CHECK(json_is_object(there), ASSAY_FORMAT,
+                "checkpoint %s: header: expected the object 'training', the options that it was trained with",
+                dir);
+    json_t *here = assay_training_to_json(o);
+    ASSAY_CHECK(here != NULL, ASSAY_OUT_OF_MEMORY, "checkpoint %s: training options", dir);
+    if (o->draw_weights < 0) /* the checkpoint's weights hold, whatever they began as */
+        json_object_set(here, "draw_weights", json_object_get(there, "draw_weights"));
+    FILE *warn = o->override_checkpoint_args ? say : NULL;
+    json_object_foreach(here, name, value)
+        compare(dir, name, json_object_get(there, name), value, warn, &list);
+    json_object_foreach((json_t *)(uintptr_t)there, name, value) if (json_object_get(here, name) == NULL)
+        compare(dir, name, value, NULL, warn, &list);
+    json_decref(here);
+    ASSAY_CHECK(!list.optimizer, ASSAY_MISMATCH,
+                "checkpoint %s: trained by another optimizer, whose states are others: %s", dir, list.text);
+    ASSAY_CHECK(list.n == 0 || o->override_checkpoint_args, ASSAY_MISMATCH,
+                "checkpoint %s: trained with other options: %s; to continue with those of this run: "
+                "--override-checkpoint-args",
+                dir, list.text);
+    return ASSAY_OK;
+}
