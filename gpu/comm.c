@@ -27,6 +27,15 @@ const char *gpu_comm_op_name(gpu_comm_op op)
     return i >= 0 && i <= GPU_COMM_RECV ? op_names[i] : "?";
 }
 
+assay_arith gpu_comm_arith(bool simulated, int ranks, assay_dtype dtype)
+{
+    return (assay_arith){.accumulate = dtype == ASSAY_F64 ? ASSAY_F64 : ASSAY_F32,
+                         .order = simulated || ranks <= 2 ? ASSAY_ORDER_SEQUENTIAL : ASSAY_ORDER_UNKNOWN,
+                         .lanes = 1,
+                         .split = 1,
+                         .k_step = 1};
+}
+
 static assay_status timeout_from_environment(double *out)
 {
     const char *text = getenv("ASSAY_COLLECTIVE_TIMEOUT_S");

@@ -8,6 +8,7 @@
 #ifndef GPU_COMM_H
 #define GPU_COMM_H
 
+#include "core/base/arith.h"
 #include "core/model/grid.h"
 #include "core/run/rank_env.h"
 #include "gpu/parallel/groups.h"
@@ -83,6 +84,10 @@ assay_status gpu_comm_all_to_all_v(gpu_comm *c, assay_group group, const void *s
                                    assay_dtype dtype, cudaStream_t stream);
 
 const char *gpu_comm_op_name(gpu_comm_op op);
+
+/* What a collective of `ranks` ranks declares.  The simulator's NCCL adds in rank order.  NCCL's rings begin at another rank for
+ * every chunk and its trees join neighbours, so beyond two ranks the order is unknown; two terms have but one sum. */
+assay_arith gpu_comm_arith(bool simulated, int ranks, assay_dtype dtype);
 
 ASSAY_END_DECLS
 

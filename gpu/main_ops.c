@@ -70,10 +70,9 @@ static assay_status execute(gpu_run *run, const assay_trace *request, const assa
         ASSAY_TRY(gpu_ops_collective(run, op, assay_trace_op_tensor(request, op, "send"), malloc, &s->data,
                                      &s->dtype, &s->ndim, s->shape));
         *n_out = s->data ? 1 : 0;
-        *declared = (gpu_declared){.variant_name = "nccl", .arith.all = assay_arith_elementwise()};
-        declared->arith.all.order = ASSAY_ORDER_SEQUENTIAL;
-        if (s->dtype == ASSAY_F64)
-            declared->arith.all.accumulate = ASSAY_F64;
+        *declared =
+            (gpu_declared){.variant_name = "nccl",
+                           .arith.all = gpu_comm_arith(run->ctx.simulated, run->comm.world, s->dtype)};
         return ASSAY_OK;
     }
     char text[32] = "F32";
