@@ -79,8 +79,8 @@ export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
 # A kernel that is loaded lazily waits for the device, which a collective of another rank may hold.
 export CUDA_MODULE_LOADING=EAGER
 # One hang must not eat the slice: seconds of a collective, of one engine run, of a doctor.
-export ASSAY_COLLECTIVE_TIMEOUT_S=${ASSAY_COLLECTIVE_TIMEOUT_S:-30} ASSAY_DOCTOR_TIMEOUT=${ASSAY_DOCTOR_TIMEOUT:-60}
-task_limit=90
+limits=(--collective-timeout 30 --timeout 90)
+export ASSAY_DOCTOR_TIMEOUT=${ASSAY_DOCTOR_TIMEOUT:-60}
 
 # --- inside a slice ---------------------------------------------------------------------------------------------------------
 worst=0
@@ -91,8 +91,8 @@ cannot() { echo "could not run: $*"; note 2; }
 judged() {
     local folder=$here/$1 code=0
     shift
-    echo "+ assay run --engine gpu --timeout $task_limit $*"
-    "$assay" run --engine gpu --timeout "$task_limit" --report "$folder" "$@" || code=$?
+    echo "+ assay run --engine gpu ${limits[*]} $*"
+    "$assay" run --engine gpu "${limits[@]}" --report "$folder" "$@" || code=$?
     note "$code"
     return "$code"
 }

@@ -60,7 +60,7 @@ run 0
 says 'library libnccl.so.2: found .*site-packages/nvidia/nccl/lib/libnccl.so.2'
 says '19 of 19 slices have passed'
 calls 'run .*--shard 3/8' 1
-calls 'run --engine gpu --timeout 90' 18
+calls 'run --engine gpu --collective-timeout 30 --timeout 90' 18
 packed marks/matrix-8; packed summary.txt; packed libraries.txt; packed slices/exact/log.txt; packed slices/exact/report/results.jsonl
 what="a second call"; run 0
 says 'exact: done before: pass'

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Longest time that a stream may need between two waits; ASSAY_COLLECTIVE_TIMEOUT_S overrides it. */
+/* Longest time that a stream may need between two waits; ASSAY_COLLECTIVE_TIMEOUT_S and --collective-timeout override it. */
 static const double default_timeout_s = 300.0;
 
 static const char *const op_names[] = {
@@ -82,6 +82,12 @@ assay_status gpu_comm_create(gpu_comm *c, const assay_rank_env *env, const assay
     if (grid)
         ASSAY_TRY(gpu_groups_create(c->group, grid, c->rank));
     return ASSAY_OK;
+}
+
+void gpu_comm_limit(gpu_comm *c, double seconds)
+{
+    if (seconds > 0.0)
+        c->timeout_s = seconds;
 }
 
 static void print_log(gpu_comm *c);

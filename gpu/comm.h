@@ -55,6 +55,8 @@ typedef struct gpu_comm {
 /* grid NULL: the world group alone.  A world of one creates no communicator unless always_world. */
 assay_status gpu_comm_create(gpu_comm *c, const assay_rank_env *env, const assay_grid *grid,
                              bool always_world);
+/* Seconds that a stream may need between two waits; 0: ASSAY_COLLECTIVE_TIMEOUT_S, else 300, which is what a new one has. */
+void gpu_comm_limit(gpu_comm *c, double seconds);
 /* failed: communicators are aborted and the last calls printed (once); else destroyed. */
 void gpu_comm_destroy(gpu_comm *c, bool failed);
 
