@@ -36,6 +36,7 @@ ci/setup.sh || { echo "setup failed" >&2; exit 2; }
 step lint ci/lint.sh
 step boundaries ci/boundaries.sh
 step coverage-tool ci/coverage.sh --self-test
+step gpu-script ci/gpu_test.sh
 step build-release ci/build.sh release || finish
 step build-asan ci/build.sh asan || finish
 step build-clang ci/build.sh clang || finish

@@ -246,16 +246,12 @@ static assay_status launch_collective(gpu_run *run, resolved *c)
     return call.count > 0 ? gpu_comm_enqueue(&run->comm, &call, run->ctx.stream) : ASSAY_OK;
 }
 
-/* NCCL in the simulator adds in rank order; the real one is declared by the judge's tier. */
-static gpu_declared collective_arith(const resolved *c)
+static gpu_declared collective_arith(const gpu_run *run, const resolved *c)
 {
-    const bool wide = c->n_out > 0 && c->out[0].value->t.dtype == ASSAY_F64;
+    const assay_dtype dtype = c->n_out > 0 ? c->out[0].value->t.dtype : ASSAY_F32;
     return (gpu_declared){.variant_name = "nccl",
-                          .arith.all = {.accumulate = wide ? ASSAY_F64 : ASSAY_F32,
-                                        .order = ASSAY_ORDER_SEQUENTIAL,
-                                        .lanes = 1,
-                                        .split = 1,
-                                        .k_step = 1}};
+                          .arith.all =
+                              gpu_comm_arith(run->ctx.simulated, run->comm.group[c->group].size, dtype)};
 }
 
 /* --- records ------------------------------------------------------------------------------------------------ */
@@ -348,7 +344,7 @@ static json_t *attributes(const gpu_run *run, const resolved *c)
 static assay_status declare(const gpu_run *run, const resolved *c, gpu_declared *out)
 {
     if (c->o.op->collective)
-        *out = collective_arith(c);
+        *out = collective_arith(run, c);
     else if (c->skipped)
         *out = (gpu_declared){.variant_name = "skipped", .arith.all = assay_arith_elementwise()};
     else

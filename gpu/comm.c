@@ -8,7 +8,7 @@
 #include <string.h>
 #include <time.h>
 
-/* Longest time that a stream may need between two waits; ASSAY_COLLECTIVE_TIMEOUT_S overrides it. */
+/* Longest time that a stream may need between two waits; ASSAY_COLLECTIVE_TIMEOUT_S and --collective-timeout override it. */
 static const double default_timeout_s = 300.0;
 
 static const char *const op_names[] = {
@@ -25,6 +25,15 @@ const char *gpu_comm_op_name(gpu_comm_op op)
 {
     const int i = (int)op;
     return i >= 0 && i <= GPU_COMM_RECV ? op_names[i] : "?";
+}
+
+assay_arith gpu_comm_arith(bool simulated, int ranks, assay_dtype dtype)
+{
+    return (assay_arith){.accumulate = dtype == ASSAY_F64 ? ASSAY_F64 : ASSAY_F32,
+                         .order = simulated || ranks <= 2 ? ASSAY_ORDER_SEQUENTIAL : ASSAY_ORDER_UNKNOWN,
+                         .lanes = 1,
+                         .split = 1,
+                         .k_step = 1};
 }
 
 static assay_status timeout_from_environment(double *out)
@@ -73,6 +82,12 @@ assay_status gpu_comm_create(gpu_comm *c, const assay_rank_env *env, const assay
     if (grid)
         ASSAY_TRY(gpu_groups_create(c->group, grid, c->rank));
     return ASSAY_OK;
+}
+
+void gpu_comm_limit(gpu_comm *c, double seconds)
+{
+    if (seconds > 0.0)
+        c->timeout_s = seconds;
 }
 
 static void print_log(gpu_comm *c);

@@ -8,6 +8,7 @@
 #ifndef GPU_COMM_H
 #define GPU_COMM_H
 
+#include "core/base/arith.h"
 #include "core/model/grid.h"
 #include "core/run/rank_env.h"
 #include "gpu/parallel/groups.h"
@@ -54,6 +55,8 @@ typedef struct gpu_comm {
 /* grid NULL: the world group alone.  A world of one creates no communicator unless always_world. */
 assay_status gpu_comm_create(gpu_comm *c, const assay_rank_env *env, const assay_grid *grid,
                              bool always_world);
+/* Seconds that a stream may need between two waits; 0: ASSAY_COLLECTIVE_TIMEOUT_S, else 300, which is what a new one has. */
+void gpu_comm_limit(gpu_comm *c, double seconds);
 /* failed: communicators are aborted and the last calls printed (once); else destroyed. */
 void gpu_comm_destroy(gpu_comm *c, bool failed);
 
@@ -83,6 +86,10 @@ assay_status gpu_comm_all_to_all_v(gpu_comm *c, assay_group group, const void *s
                                    assay_dtype dtype, cudaStream_t stream);
 
 const char *gpu_comm_op_name(gpu_comm_op op);
+
+/* What a collective of `ranks` ranks declares.  The simulator's NCCL adds in rank order.  NCCL's rings begin at another rank for
+ * every chunk and its trees join neighbours, so beyond two ranks the order is unknown; two terms have but one sum. */
+assay_arith gpu_comm_arith(bool simulated, int ranks, assay_dtype dtype);
 
 ASSAY_END_DECLS
 

@@ -266,6 +266,8 @@ assay_status gpu_fault_check_met(gpu_run *run)
             st = gpu_comm_enqueue(&run->comm, &call, run->ctx.stream);
         if (st == ASSAY_OK)
             st = gpu_run_download(run, &met, device, sizeof met, "fault");
+        if (st != ASSAY_OK)
+            gpu_comm_destroy(&run->comm, true); /* cudaFree would wait for a collective that never ends */
         (void)cudaFree(device);
         ASSAY_TRY(st);
     }

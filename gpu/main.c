@@ -66,7 +66,7 @@ static assay_status ops_verb(int argc, char **argv)
                                   extra, take_ops_argument, &a));
     ASSAY_CHECK(a.request[0] && o.out[0], ASSAY_INVALID_ARGUMENT,
                 "ops: --request DIR and --out DIR are needed");
-    return gpu_ops_verb(a.request, o.out, o.variant);
+    return gpu_ops_verb(a.request, o.out, o.variant, o.collective_timeout);
 }
 
 int main(int argc, char **argv)

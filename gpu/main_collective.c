@@ -207,6 +207,8 @@ assay_status gpu_ops_collective(gpu_run *run, const assay_trace_op *op, const as
     ASSAY_TRY_GOTO(gpu_run_download(run, *out, j.recv, bytes, op->op), st, done);
 done:
     free(j.counts);
+    if (st != ASSAY_OK)
+        gpu_comm_destroy(&run->comm, true); /* cudaFree would wait for a collective that never ends */
     if (j.send)
         (void)cudaFree(j.send);
     if (j.recv)

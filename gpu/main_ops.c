@@ -70,10 +70,9 @@ static assay_status execute(gpu_run *run, const assay_trace *request, const assa
         ASSAY_TRY(gpu_ops_collective(run, op, assay_trace_op_tensor(request, op, "send"), malloc, &s->data,
                                      &s->dtype, &s->ndim, s->shape));
         *n_out = s->data ? 1 : 0;
-        *declared = (gpu_declared){.variant_name = "nccl", .arith.all = assay_arith_elementwise()};
-        declared->arith.all.order = ASSAY_ORDER_SEQUENTIAL;
-        if (s->dtype == ASSAY_F64)
-            declared->arith.all.accumulate = ASSAY_F64;
+        *declared =
+            (gpu_declared){.variant_name = "nccl",
+                           .arith.all = gpu_comm_arith(run->ctx.simulated, run->comm.world, s->dtype)};
         return ASSAY_OK;
     }
     char text[32] = "F32";
@@ -144,7 +143,8 @@ static assay_status run_all(gpu_run *run, const assay_trace *request)
     return assay_trace_writer_close(run->trace);
 }
 
-assay_status gpu_ops_verb(const char *request_dir, const char *out, const char *variants)
+assay_status gpu_ops_verb(const char *request_dir, const char *out, const char *variants,
+                          double collective_timeout)
 {
     assay_status st = ASSAY_OK;
     assay_rank_env env;
@@ -164,6 +164,7 @@ assay_status gpu_ops_verb(const char *request_dir, const char *out, const char *
     ASSAY_TRY_GOTO(gpu_ctx_set_variants(&run.ctx, variants), st, done);
     comm_ready = true;
     ASSAY_TRY_GOTO(gpu_comm_create(&run.comm, &env, NULL, true), st, done);
+    gpu_comm_limit(&run.comm, collective_timeout);
     header = json_pack("{s:s, s:s, s:s}", "engine", run.ctx.simulated ? "sim" : "gpu", "tier",
                        run.ctx.simulated ? "sim" : "gpu", "device", run.ctx.device_name);
     ASSAY_TRY_GOTO(assay_trace_writer_open(&run.trace, out, env.rank, env.world, header, false), st, done);

@@ -122,7 +122,9 @@ static assay_status open_device(gpu_engine *e)
     CUDA_TRY(cudaEventCreateWithFlags(&run->compute_done, cudaEventDisableTiming));
     CUDA_TRY(cudaEventCreateWithFlags(&run->comm_done, cudaEventDisableTiming));
     e->comm_ready = true;
-    return gpu_comm_create(&run->comm, &e->env, &e->grid, false);
+    ASSAY_TRY(gpu_comm_create(&run->comm, &e->env, &e->grid, false));
+    gpu_comm_limit(&run->comm, e->options.collective_timeout);
+    return ASSAY_OK;
 }
 
 static assay_status trace_header(const gpu_engine *e, json_t **out)

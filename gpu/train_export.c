@@ -227,6 +227,8 @@ assay_status gpu_export(gpu_engine *e)
         ASSAY_TRY_GOTO(assay_tensorwriter_finish(x.writer), st, done);
 done:
     assay_tensorwriter_destroy(x.writer);
+    if (st != ASSAY_OK)
+        gpu_comm_destroy(&e->run.comm, true); /* cudaFree would wait for a collective that never ends */
     if (x.staging)
         (void)cudaFree(x.staging);
     free(x.piece);

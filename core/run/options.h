@@ -50,7 +50,8 @@ typedef struct assay_train_options {
 
     char variant[256]; /* "attention=k1,rmsnorm=k0": kernel variants by op family; "" = fastest */
     bool trace_hash_only;
-    char fault[96]; /* planted fault for self-tests, "" = none: docs/ADDING.md */
+    double collective_timeout; /* seconds; 0 = the engine's own */
+    char fault[96];            /* planted fault for self-tests, "" = none: docs/ADDING.md */
 
     uint64_t given; /* bit i: row i of the option table was set, to whatever value */
 } assay_train_options;

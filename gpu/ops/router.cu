@@ -44,21 +44,20 @@ __device__ static void router_scores_row(float *score, const float *logit, const
         score[e] = expf(logit[e] - m) / sum;
 }
 
-/* Choice with a group limit, by one thread; key[e] of the row. */
-__device__ static void router_choose_row(unsigned *chosen, float *key, const router_args &a)
+/* Choice of the best groups, by one thread: the score of a group is the sum of its best keys. */
+__device__ static void router_choose_groups(unsigned *kept, const router_keys &keys, const router_args &a)
 {
-    if (a.groups > 0) {
-        const int64_t size = a.e / a.groups;
-        unsigned scratch[ROUTER_WORDS] = {0}, kept[ROUTER_WORDS] = {0};
-        float group_key[ROUTER_MAX_EXPERTS];
-        for (int64_t g = 0; g < a.groups; ++g)
-            group_key[g] = router_take(scratch, key, g * size, size, a.k / a.group_topk);
-        router_take(kept, group_key, 0, a.groups, a.group_topk);
-        for (int64_t e = 0; e < a.e; ++e)
-            if (!router_in(kept, e / size))
-                key[e] = -INFINITY;
+    for (int64_t n = 0; n < a.group_topk; ++n) {
+        router_rank best = 0;
+        for (int64_t g = 0; g < a.groups; ++g) {
+            unsigned scratch[ROUTER_WORDS] = {0};
+            const float key = router_take(scratch, keys, g * keys.size, keys.size, a.k / a.group_topk);
+            const router_rank rank = router_rank_of(key, g);
+            if (!router_in(kept, g) && rank > best)
+                best = rank;
+        }
+        router_put(kept, router_index_of(best));
     }
-    router_take(chosen, key, 0, a.e, a.k);
 }
 
 __global__ void router_fwd_k0(int64_t *indices, float *probs, float *scores, const float *logits,
@@ -66,12 +65,14 @@ __global__ void router_fwd_k0(int64_t *indices, float *probs, float *scores, con
 {
     for (int64_t row = gpu_thread(); row < a.t; row += gpu_threads()) {
         float *score = scores + row * a.e;
-        float key[ROUTER_MAX_EXPERTS];
-        unsigned chosen[ROUTER_WORDS] = {0};
+        unsigned chosen[ROUTER_WORDS] = {0}, kept[ROUTER_WORDS] = {0};
+        router_keys keys = {score, bias, nullptr, a.groups > 0 ? a.e / a.groups : 1};
         router_scores_row(score, logits + row * a.e, a);
-        for (int64_t e = 0; e < a.e; ++e)
-            key[e] = bias != nullptr ? score[e] + bias[e] : score[e];
-        router_choose_row(chosen, key, a);
+        if (a.groups > 0) {
+            router_choose_groups(kept, keys, a);
+            keys.kept = kept;
+        }
+        router_take(chosen, keys, 0, a.e, a.k);
         const bool post = !a.sigmoid && !a.pre_softmax;
         int64_t *index = indices + row * a.k;
         float m = -INFINITY, sum = 0.0f;

@@ -72,20 +72,36 @@ __device__ static __forceinline__ void router_put(unsigned *set, int64_t e)
     set[e / 32] |= 1u << (e % 32);
 }
 
-/* One thread: chooses k of the keys key[first .. first+n) that are not in `taken` yet, adds them to it, and
- * returns the sum of their keys in the order chosen. */
-__device__ static float router_take(unsigned *taken, const float *key, int64_t first, int64_t n, int64_t k)
+/* Keys of a row, made from its scores wherever they are needed: an array of them would be a stack of 2 KB in every thread that
+ * the device can hold. */
+typedef struct router_keys {
+    const float *score, *bias; /* bias nullptr: none */
+    const unsigned *kept; /* the groups that stand for election, the others have key -inf; nullptr: all */
+    int64_t size;         /* experts of a group */
+} router_keys;
+
+__device__ static __forceinline__ float router_key(const router_keys &keys, int64_t e)
+{
+    if (keys.kept != nullptr && !router_in(keys.kept, e / keys.size))
+        return -INFINITY;
+    return keys.bias != nullptr ? keys.score[e] + keys.bias[e] : keys.score[e];
+}
+
+/* One thread: chooses k of the experts first .. first+n that are not in `taken` yet, adds them to it, and returns the sum of
+ * their keys in the order chosen. */
+__device__ static float router_take(unsigned *taken, const router_keys &keys, int64_t first, int64_t n,
+                                    int64_t k)
 {
     float sum = 0.0f;
     for (int64_t i = 0; i < k && i < n; ++i) {
         router_rank best = 0;
         for (int64_t e = first; e < first + n; ++e) {
-            const router_rank rank = router_rank_of(key[e], e);
+            const router_rank rank = router_rank_of(router_key(keys, e), e);
             if (!router_in(taken, e) && rank > best)
                 best = rank;
         }
         router_put(taken, router_index_of(best));
-        sum += key[router_index_of(best)];
+        sum += router_key(keys, router_index_of(best));
     }
     return sum;
 }

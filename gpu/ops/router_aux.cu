@@ -32,7 +32,7 @@ __global__ void aux_tokens_k0(float *aux_scores, int64_t *aux_indices, float *z,
             score[e] = a.sigmoid ? gpu_sigmoid(l[e]) / (total + ROUTER_EPSILON) : expf(l[e] - m) / sum;
         const float lse = m + logf(sum);
         z[row] = lse * lse;
-        router_take(chosen, score, 0, a.e, a.k);
+        router_take(chosen, router_keys{score, nullptr, nullptr, 1}, 0, a.e, a.k);
         int64_t n = 0;
         for (int64_t e = 0; e < a.e; ++e)
             if (router_in(chosen, e))

@@ -14,9 +14,20 @@
 /* --- identity ----------------------------------------------------------------------------------------------- */
 
 /* Options that say where files lie or how the candidate computes; the reference reads none of them. */
-static const char *const not_of_the_reference[] = {
-    "model",   "batch",     "out",   "trace",           "load", "save", "save_after", "layout",
-    "variant", "precision", "fault", "trace_hash_only", NULL};
+static const char *const not_of_the_reference[] = {"model",
+                                                   "batch",
+                                                   "out",
+                                                   "trace",
+                                                   "load",
+                                                   "save",
+                                                   "save_after",
+                                                   "layout",
+                                                   "variant",
+                                                   "precision",
+                                                   "fault",
+                                                   "trace_hash_only",
+                                                   "collective_timeout",
+                                                   NULL};
 
 static assay_status hash_of_training(const parity_whole_cache *c, char out[ASSAY_SHA256_HEX])
 {

@@ -10,9 +10,10 @@ typedef struct parity_run_options {
     char engine[8]; /* auto, gpu, sim */
     char engine_program[ASSAY_PATH];
     char report_dir[ASSAY_PATH];
-    int jobs;          /* tasks side by side */
-    int shard, shards; /* i of n, from 1 */
-    double timeout_s;  /* of one engine run */
+    int jobs;                  /* tasks side by side */
+    int shard, shards;         /* i of n, from 1 */
+    double timeout_s;          /* of one engine run */
+    double collective_timeout; /* of a collective; 0: the engine's own */
     bool keep, quiet;
     int n_files, n_layouts, n_cases;
     char files[16][ASSAY_PATH];                          /* case files; none: those that come with assay */

@@ -275,6 +275,7 @@ assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_o
     ASSAY_CHECK_GOTO(strlen(given->variant) < sizeof s->o.variant, ASSAY_LIMIT, st, done,
                      "--variant: longer than %zu bytes", sizeof s->o.variant - 1);
     snprintf(s->o.variant, sizeof s->o.variant, "%s", given->variant);
+    s->o.collective_timeout = given->collective_timeout; /* operations alone have no options of a case */
     for (int i = 0; table[i].name != NULL; i++) {
         bool is_own = false;
         json_t *value = json_object_get(have, table[i].name);

@@ -130,6 +130,7 @@ static assay_status check_reference_options(const step_options *s, const assay_t
     const char *option = s->engine_program[0] != '\0' ? "engine-program"
                          : o->variant[0] != '\0'      ? "variant"
                          : s->timeout_s > 0.0         ? "timeout"
+                         : o->collective_timeout > 0  ? "collective-timeout"
                                                       : NULL;
     ASSAY_CHECK(option == NULL, ASSAY_INVALID_ARGUMENT, "--%s has no meaning with --engine ref", option);
     return ASSAY_OK;

@@ -116,6 +116,23 @@ Test(engine_ops, ranks_that_disagree_are_named)
     free(log);
 }
 
+/* Both wait for the other: the limit that was asked for ends it, not NCCL's. */
+Test(engine_ops, a_collective_over_its_limit_ends_the_run)
+{
+    setenv("ASSAY_SIM_NCCL_TIMEOUT_S", "50", 1);
+    for (int r = 0; r < 2; r++) {
+        const float x[1] = {1};
+        assay_trace_writer *w = request_open(engine_file("request"), r, 2);
+        request_op(w, "recv", "send", x, 1,
+                   json_pack("{s:i, s:[i], s:s}", "peer", 1 - r, "shape", 1, "dtype", "F32"));
+        request_close(w);
+    }
+    char line[1200];
+    snprintf(line, sizeof line, "ops --request %s --out %s --collective-timeout 1.5", engine_file("request"),
+             engine_file("answer"));
+    engine_must_fail(2, "the stream did not finish within 1.5 s", line);
+}
+
 Test(engine_ops, request_of_another_world_is_refused)
 {
     assay_trace_writer *w = request_open(engine_file("request"), 0, 1);
