@@ -438,11 +438,17 @@ static bool counted(gpu_fault_plan *p)
     return p != NULL;
 }
 
+const gpu_operands *gpu_span_operands(const gpu_span *span, int64_t i)
+{
+    const resolved *list = span->calls;
+    return &list[i].o;
+}
+
 /* Around the launch of n calls, of which c is the first. */
 static assay_status observe(gpu_run *run, const resolved *c, int64_t n, bool end)
 {
     const gpu_observer *w = run->observer;
-    const gpu_span span = {c->o.op->name, c->instance, n, end ? c->variant : 0, run->recompute};
+    const gpu_span span = {c->o.op->name, c->instance, n, end ? c->variant : 0, run->recompute, c->group, c};
     if (w == NULL || (end ? w->end : w->begin) == NULL)
         return ASSAY_OK;
     return (end ? w->end : w->begin)(w->user, run, &span);

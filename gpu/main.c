@@ -2,6 +2,7 @@
  * rank is a process. */
 #include "gpu/main.h"
 #include "core/run/options.h"
+#include "gpu/bench.h"
 #include "gpu/train.h"
 
 #include <stdlib.h>
@@ -20,9 +21,10 @@ static void usage(FILE *out)
             "%s: the engine of assay; `assay` starts it, one process for each rank\n"
             "  %s step --model DIR --batch FILE --out FILE [options]   (%s step --help)\n"
             "  %s ops --request DIR --out DIR [--variant LIST]         run the operations of a trace\n"
+            "  %s bench --model DIR --batch FILE --out DIR [options]  times of a step and its operations\n"
             "  %s doctor [--ops]                                       what it runs on (and every variant), "
             "as JSON\n",
-            program, program, program, program, program);
+            program, program, program, program, program, program);
 }
 
 static assay_status no_arguments(void *user, const char *name, const char *text)
@@ -69,6 +71,49 @@ static assay_status ops_verb(int argc, char **argv)
     return gpu_ops_verb(a.request, o.out, o.variant, o.collective_timeout);
 }
 
+static assay_status take_count(const char *name, const char *text, int64_t *out)
+{
+    char *end = NULL;
+    const long long n = strtoll(text, &end, 10);
+    ASSAY_CHECK(end != text && *end == '\0' && n >= 0 && n <= 1000000, ASSAY_INVALID_ARGUMENT,
+                "bench: --%s: expected steps from 0 to 1000000, found %.64s", name, text);
+    *out = n;
+    return ASSAY_OK;
+}
+
+static assay_status take_bench_argument(void *user, const char *name, const char *text)
+{
+    gpu_bench_options *b = user;
+    ASSAY_CHECK(name, ASSAY_INVALID_ARGUMENT, "bench: unexpected argument '%.64s'", text ? text : "");
+    if (strcmp(name, "warmup") == 0)
+        return take_count(name, text, &b->warmup);
+    if (strcmp(name, "steps") == 0)
+        return take_count(name, text, &b->steps);
+    if (strcmp(name, "instances") == 0) {
+        b->instances = true;
+        return ASSAY_OK;
+    }
+    ASSAY_CHECK(strlen(text) < sizeof b->out, ASSAY_LIMIT, "bench: --out: the path is too long");
+    snprintf(b->out, sizeof b->out, "%s", text);
+    return ASSAY_OK;
+}
+
+static assay_status bench_verb(int argc, char **argv)
+{
+    static const assay_extra_option extra[] = {
+        {"out", "DIR", "folder that takes a file of each rank"},
+        {"warmup", "N", "steps before the measured ones (default 2)"},
+        {"steps", "N", "steps measured without events, and as many with (default 10)"},
+        {"instances", NULL, "a line for each instance of an operation"},
+        {NULL, NULL, NULL}};
+    assay_train_options o;
+    gpu_bench_options b = {.warmup = 2, .steps = 10};
+    assay_train_options_default(&o);
+    ASSAY_TRY(assay_options_parse(argc, argv, "Times of a training step and its operations.", "", &o,
+                                  ASSAY_FOR_BENCH, extra, take_bench_argument, &b));
+    return gpu_bench_verb(&o, &b);
+}
+
 int main(int argc, char **argv)
 {
     const char *verb = argc > 1 ? argv[1] : "";
@@ -85,6 +130,8 @@ int main(int argc, char **argv)
         st = step_verb(argc - 1, argv + 1);
     } else if (strcmp(verb, "ops") == 0) {
         st = ops_verb(argc - 1, argv + 1);
+    } else if (strcmp(verb, "bench") == 0) {
+        st = bench_verb(argc - 1, argv + 1);
     } else if (strcmp(verb, "doctor") == 0) {
         st = gpu_doctor_verb(argc > 2 && strcmp(argv[2], "--ops") == 0);
     } else {

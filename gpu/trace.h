@@ -14,6 +14,7 @@ ASSAY_BEGIN_DECLS
 
 struct gpu_run;
 struct gpu_fault_plan;
+struct gpu_operands;
 /* Called for each output after an operation ran and before the outputs are recorded: may overwrite it on run->ctx.stream and says
  * so in *replaced; the record then names the slot as substituted. */
 typedef assay_status (*gpu_substitute)(void *user, struct gpu_run *run, const char *op, const char *instance,
@@ -23,9 +24,13 @@ typedef assay_status (*gpu_substitute)(void *user, struct gpu_run *run, const ch
 typedef struct gpu_span {
     const char *op, *instance;
     int64_t n;
-    int variant;    /* in `end`; collectives: 0 */
-    bool recompute; /* it runs again, for the backward pass */
+    int variant;       /* in `end`; collectives: 0 */
+    bool recompute;    /* it runs again, for the backward pass */
+    assay_group group; /* of a collective */
+    const void *calls; /* the same in begin and end; gpu_span_operands reads it */
 } gpu_span;
+/* Operands of call i of the launch, i < n, while begin or end runs.  A collective's numbered pieces are not among them. */
+const struct gpu_operands *gpu_span_operands(const gpu_span *span, int64_t i);
 /* Around every launch and around it alone (no records, no faults): where timing events go, on run->ctx.stream.  Either may be
  * NULL. */
 typedef struct gpu_observer {

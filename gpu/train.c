@@ -49,7 +49,7 @@ static assay_status read_inputs(gpu_engine *e)
     ASSAY_TRY(assay_batch_share_make(e->batches.microbatches, e->batches.b, e->grid.p.data_parallel_size,
                                      at.dp, &e->share));
     const int64_t held = e->batches.steps;
-    ASSAY_CHECK(o->train_iters <= held, ASSAY_INVALID_ARGUMENT,
+    ASSAY_CHECK(e->repeat || o->train_iters <= held, ASSAY_INVALID_ARGUMENT,
                 "train_iters %lld: the batch file %s holds %lld steps", (long long)o->train_iters, o->batch,
                 (long long)held);
     ASSAY_CHECK(e->batches.training || (o->load[0] == '\0' && o->save[0] == '\0'), ASSAY_INVALID_ARGUMENT,
@@ -229,21 +229,21 @@ static assay_status local_loss(gpu_engine *e, double *sum)
     return st;
 }
 
-static assay_status train_step(gpu_engine *e, int64_t step)
+assay_status gpu_engine_step(gpu_engine *e, int64_t step)
 {
     gpu_model *m = &e->model;
     gpu_run *run = &e->run;
-    const int64_t one = 1;
+    const int64_t one = 1, data = e->repeat ? step % e->batches.steps : step;
     assay_shard scalar;
     run->step = step;
     run->layer = run->microbatch = -1;
     run->phase = ASSAY_PHASE_FORWARD;
     if (run->trace && step > e->first_step)
         ASSAY_TRY(gpu_model_rope_tables(m));
-    const int64_t targets = gpu_step_targets(&e->batches, step);
+    const int64_t targets = gpu_step_targets(&e->batches, data);
     m->loss_scale = 1.0 / (double)targets;
     ASSAY_TRY(gpu_optimizer_zero_grad(&e->optimizer));
-    ASSAY_TRY(gpu_forward_backward(m, &e->batches, &e->share, &e->schedule, step));
+    ASSAY_TRY(gpu_forward_backward(m, &e->batches, &e->share, &e->schedule, data));
     ASSAY_TRY(gpu_finalize_model_grads(&e->optimizer));
     double sum;
     ASSAY_TRY(local_loss(e, &sum));
@@ -263,7 +263,7 @@ static assay_status train_steps(gpu_engine *e)
 {
     const assay_train_options *o = &e->options;
     for (int64_t step = e->first_step; step < e->last_step; step++) {
-        ASSAY_TRY(train_step(e, step));
+        ASSAY_TRY(gpu_engine_step(e, step));
         const bool save =
             o->save[0] != '\0' && (o->save_after > 0 ? step + 1 == o->save_after : step + 1 == e->last_step);
         if (save)
@@ -276,8 +276,10 @@ static assay_status train_steps(gpu_engine *e)
 }
 
 /* --- the verb ----------------------------------------------------------------------------------------------- */
-static void engine_destroy(gpu_engine *e, bool failed)
+void gpu_engine_close(gpu_engine *e, bool failed)
 {
+    if (e == NULL)
+        return;
     assay_trace_writer_destroy(e->run.trace);
     if (!failed && e->ctx_ready)
         (void)cudaStreamSynchronize(e->run.ctx.stream);
@@ -310,20 +312,34 @@ static void double_losses(gpu_engine *e)
         e->loss[i] *= factor;
 }
 
-assay_status gpu_train(const assay_train_options *options)
+assay_status gpu_engine_open(const assay_train_options *options, bool repeat, gpu_engine **out)
 {
     assay_status st = ASSAY_OK;
     gpu_engine *e = calloc(1, sizeof *e);
+    *out = NULL;
     ASSAY_CHECK(e, ASSAY_OUT_OF_MEMORY, "engine: %zu bytes", sizeof *e);
     e->options = *options;
-    ASSAY_TRY_GOTO(check_options(options), st, done);
-    ASSAY_TRY_GOTO(assay_rank_env_read(&e->env), st, done);
-    ASSAY_TRY_GOTO(assay_outputs_check(options), st, done);
-    ASSAY_TRY_GOTO(read_inputs(e), st, done);
-    ASSAY_TRY_GOTO(plant_fault(e), st, done);
-    ASSAY_TRY_GOTO(make_schedule(e), st, done);
-    ASSAY_TRY_GOTO(open_device(e), st, done);
-    ASSAY_TRY_GOTO(build(e), st, done);
+    e->repeat = repeat;
+    ASSAY_TRY_GOTO(check_options(options), st, fail);
+    ASSAY_TRY_GOTO(assay_rank_env_read(&e->env), st, fail);
+    ASSAY_TRY_GOTO(assay_outputs_check(options), st, fail);
+    ASSAY_TRY_GOTO(read_inputs(e), st, fail);
+    ASSAY_TRY_GOTO(plant_fault(e), st, fail);
+    ASSAY_TRY_GOTO(make_schedule(e), st, fail);
+    ASSAY_TRY_GOTO(open_device(e), st, fail);
+    ASSAY_TRY_GOTO(build(e), st, fail);
+    *out = e;
+    return ASSAY_OK;
+fail:
+    gpu_engine_close(e, true);
+    return st;
+}
+
+assay_status gpu_train(const assay_train_options *options)
+{
+    assay_status st = ASSAY_OK;
+    gpu_engine *e;
+    ASSAY_TRY(gpu_engine_open(options, false, &e));
     ASSAY_TRY_GOTO(train_steps(e), st, done);
     double_losses(e);
     ASSAY_TRY_GOTO(gpu_fault_check_met(&e->run), st, done);
@@ -332,6 +348,6 @@ assay_status gpu_train(const assay_train_options *options)
     if (e->run.trace)
         ASSAY_TRY_GOTO(assay_trace_writer_close(e->run.trace), st, done);
 done:
-    engine_destroy(e, st != ASSAY_OK);
+    gpu_engine_close(e, st != ASSAY_OK);
     return st;
 }

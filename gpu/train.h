@@ -21,7 +21,14 @@ typedef struct gpu_engine {
     int64_t first_step, last_step; /* steps to run: [first, last) */
     double *loss, *grad_norm; /* [last_step]; steps before first_step come from the checkpoint's run: 0 */
     bool comm_ready, ctx_ready;
+    bool repeat; /* steps beyond those that the batch file holds begin at its first again (bench) */
 } gpu_engine;
+
+/* Reads the inputs, opens the device, builds the model: ready for its first step.  *out is NULL on an error. */
+assay_status gpu_engine_open(const assay_train_options *options, bool repeat, gpu_engine **out);
+/* One step, first_step <= step < last_step, in order; returns when its loss is known, which is before all of it has run. */
+assay_status gpu_engine_step(gpu_engine *e, int64_t step);
+void gpu_engine_close(gpu_engine *e, bool failed);
 
 /* Runs the whole verb on this rank.  Nothing is written when it fails. */
 assay_status gpu_train(const assay_train_options *options);

@@ -20,6 +20,7 @@ static const verb VERBS[] = {
     {"layout", parity_main_layout, "explain a layout: ranks, groups, what each rank holds"},
     {"report", parity_main_report, "join the results of shards: assay report merge"},
     {"selftest", parity_main_selftest, "plant faults and demand that each is caught and named"},
+    {"bench", parity_main_bench, "times of a step and of its operations, beside what the device can do"},
     {"doctor", parity_main_doctor, "what is installed, which engine will be used, why"},
 };
 enum { N_VERBS = sizeof VERBS / sizeof *VERBS };

@@ -75,6 +75,11 @@ typedef struct assay_op {
     const char *family; /* the word of --variant */
     bool collective;
     const char *sums;  /* "y: K; rstd: H": which symbols each output sums over; "" */
+    const char *flops; /* of one call, in symbols (core/model/ops_cost.h); "0": it only moves data */
+    const char *
+        model_flops; /* of them, what counts as FLOPs of the model: products, nothing computed twice; NULL: none */
+    const char *
+        touches; /* "weight: T*H": elements of a slot that a call reads or writes, where not all; NULL: all */
     const char *where; /* "Tq=B*Sq": symbols that follow from others; NULL */
     assay_op_slot slots[ASSAY_OP_SLOTS];
     assay_op_attr attrs[ASSAY_OP_ATTRS];

@@ -34,12 +34,14 @@ static const char *const wsd_words[] = {"linear", "cosine", "exponential", "minu
 enum {
     STEP = ASSAY_FOR_STEP,
     STEP_RUN = ASSAY_FOR_STEP | ASSAY_FOR_RUN,
-    EVERYWHERE = ASSAY_FOR_STEP | ASSAY_FOR_RUN | ASSAY_FOR_CASE
+    STEP_BENCH = ASSAY_FOR_STEP | ASSAY_FOR_BENCH,
+    STEP_RUN_BENCH = STEP_RUN | ASSAY_FOR_BENCH,
+    EVERYWHERE = ASSAY_FOR_STEP | ASSAY_FOR_RUN | ASSAY_FOR_CASE | ASSAY_FOR_BENCH
 };
 
 static const assay_option_row table[] = {
-    ROW_STRING(model, "DIR", STEP_RUN, "Data", "Hugging Face folder"),
-    ROW_STRING(batch, "FILE", STEP_RUN, "Data", "safetensors file with I64 input_ids and labels"),
+    ROW_STRING(model, "DIR", STEP_RUN_BENCH, "Data", "Hugging Face folder"),
+    ROW_STRING(batch, "FILE", STEP_RUN_BENCH, "Data", "safetensors file with I64 input_ids and labels"),
     ROW_STRING(out, "FILE", STEP, "Data", "result file (safetensors)"),
     ROW_STRING(trace, "DIR", STEP, "Data", "trace folder"),
     ROW_STRING(load, "DIR", STEP, "Data", "checkpoint folder to resume from"),
@@ -48,18 +50,19 @@ static const assay_option_row table[] = {
      STEP},
     ROW_STRING(save, "DIR", STEP, "Data", "checkpoint folder to write after the last step"),
     ROW_INT(save_after, 0, STEPS_MAX, STEP, "Data", "write --save after this global step; 0: after the last"),
-    ROW_STRING(layout, "LAYOUT", STEP, "Run", "parallel layout, as in tp2,sp,ep2,dp2,zero1"),
-    ROW_ENUM(precision, precision_words, "fp64|fp32|bf16", STEP, "Run", "fp64, fp32 or bf16"),
+    ROW_STRING(layout, "LAYOUT", STEP_BENCH, "Run", "parallel layout, as in tp2,sp,ep2,dp2,zero1"),
+    ROW_ENUM(precision, precision_words, "fp64|fp32|bf16", STEP_BENCH, "Run", "fp64, fp32 or bf16"),
     {"seed", ASSAY_OPT_SEED, MEMBER(seed), 0, 0, NULL, "N",
      "seed of the tokens and masked labels of a case; and of its weights, where the case holds a "
      "configuration "
      "and --draw-weights names no other",
-     "Run", ASSAY_FOR_RUN | ASSAY_FOR_CASE},
+     "Run", ASSAY_FOR_RUN | ASSAY_FOR_CASE | ASSAY_FOR_BENCH},
     {"draw_weights", ASSAY_OPT_INT, MEMBER(draw_weights), -1, 0x1p63, NULL, "SEED",
      "draw the weights of a folder that holds a configuration alone; -1: refuse such a folder", "Run",
      EVERYWHERE},
     ROW_INT(train_iters, 0, STEPS_MAX, STEP_RUN, "Run", "optimizer steps; 0: all that the data holds"),
-    ROW_STRING(variant, "FAMILY=kN,...", STEP_RUN, "Run", "kernel variants, as in attention=k1,rmsnorm=k0"),
+    ROW_STRING(variant, "FAMILY=kN,...", STEP_RUN_BENCH, "Run",
+               "kernel variants, as in attention=k1,rmsnorm=k0"),
     {"trace_hash_only", ASSAY_OPT_BOOL, MEMBER(trace_hash_only), 0, 0, NULL, "BOOL",
      "trace without tensor data", "Run", STEP},
     ROW_STRING(
