@@ -94,5 +94,7 @@ assay_status parity_case_layout(const parity_case *c, const char *layout);
 /* Before anything starts: layouts that are given twice are merged, with a line; refused is a case whose own list holds one
  * that it cannot be cut into, and a given one that no case can be cut into. */
 assay_status parity_run_check_layouts(parity_run_state *s);
+/* The engine knows the kernels that the command line and the cases name. */
+assay_status parity_run_check_variants(const parity_run_state *s);
 
 #endif

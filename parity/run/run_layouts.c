@@ -1,4 +1,4 @@
-/* `assay run`: which layouts a case can be cut into, before anything starts. */
+/* `assay run`: which layouts a case can be cut into and which kernels the engine has, before anything starts. */
 #include "core/run/inputs.h"
 #include "parity/run/run.h"
 #include <stdlib.h>
@@ -80,5 +80,17 @@ assay_status parity_run_check_layouts(parity_run_state *s)
             ASSAY_TRY(parity_case_layout(&s->cases[i], s->cases[i].layouts[k]));
     for (int k = 0; k < s->o.n_layouts; k++)
         ASSAY_TRY(check_given(s, s->o.layouts[k]));
+    return ASSAY_OK;
+}
+
+assay_status parity_run_check_variants(const parity_run_state *s)
+{
+    ASSAY_TRY(parity_engine_check_variant(&s->engine, s->o.variant));
+    for (int i = 0; i < s->n_cases; i++)
+        for (int k = 0; k < s->cases[i].n_variants; k++) {
+            const assay_status st = parity_engine_check_variant(&s->engine, s->cases[i].variants[k]);
+            if (st != ASSAY_OK)
+                return assay_context(st, "case %s", s->cases[i].name);
+        }
     return ASSAY_OK;
 }

@@ -64,6 +64,7 @@ static assay_status check_inputs(const parity_engine *e, const assay_train_optio
     assay_status st = ASSAY_OK;
     ASSAY_CHECK(o->precision != ASSAY_PRECISION_FP64, ASSAY_UNSUPPORTED,
                 "precision fp64: engine %s computes in fp32 or bf16; --engine ref computes in fp64", e->name);
+    ASSAY_TRY(parity_engine_check_variant(e, o->variant));
     assay_model_config *config = malloc(sizeof *config);
     ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
     ASSAY_TRY_GOTO(assay_config_load(o->model, config), st, done);

@@ -34,6 +34,7 @@ Test(engine_errors, unknown_layout_word)
 Test(engine_errors, unknown_variant)
 {
     refuse(1, "unknown family 'conv'", LLAMA "--variant conv=k1");
+    refuse(1, "did you mean attention?", LLAMA "--variant atention=k1");
 }
 Test(engine_errors, rows_must_divide_over_dp)
 {

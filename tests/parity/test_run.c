@@ -543,6 +543,9 @@ Test(run, what_is_given_twice_is_taken_once_or_refused)
            (const char *const[]){"--check flow: expected once, found --check plan before it", NULL});
     refuse("case", "case.json case.json",
            (const char *const[]){"the case is named tiny, and so is the one in", NULL});
+    change_case("\"precision\"", "\"variants\": [\"linaer=k0\"], \"precision\"");
+    refuse("variants", "case.json",
+           (const char *const[]){"case tiny: variant 'linaer=k0'", "did you mean linear?", NULL});
     static const char *const changes[][3] = {
         {"\"tp2\"]", "\"tp1\"]", "layouts[1]: tp1 is layouts[0], 1, again"},
         {"[\"fp32\"]", "[\"fp32\", \"fp32\"]", "precision[1]: fp32 again"},
@@ -567,6 +570,8 @@ Test(run, options_that_cannot_be)
         {"--jobs 0 case.json", {"--jobs: expected an integer from 1", "found 0"}},
         {"--timeout x case.json", {"--timeout: expected an integer", "found x"}},
         {"--layout tp2,xx case.json", {"unknown word 'xx'"}},
+        {"--variant atention=k0 case.json", {"unknown family 'atention'", "did you mean attention?"}},
+        {"--variant k10 case.json", {"variant 'k10': expected fastest, kN or FAMILY=kN"}},
         {"--case nobody case.json", {"--case nobody", "no case has this name"}},
         {"--engine ref case.json", {"expected auto, gpu or sim", "ref"}},
         {"--engine-program /nowhere case.json", {"/nowhere", "executable"}},
