@@ -1,5 +1,6 @@
 /* The engine's context: device, compute stream, cuBLASLt handle, workspace, chosen variants; and the CUDA,
  * cuBLASLt and NCCL codes in the error chain. */
+#include "core/base/suggest.h"
 #include "gpu/check.h"
 #include "gpu/ladder.h"
 #include <stdio.h>
@@ -106,11 +107,15 @@ static assay_status gpu_ctx_set_variant(gpu_ctx *ctx, const char *word, size_t l
     if (family < 0) {
         char legal[160] = "";
         size_t used = 0;
-        for (int f = 0; f < GPU_FAMILY_COUNT && used < sizeof legal; ++f)
+        assay_suggestion near;
+        assay_suggest_begin(&near, word, name_length);
+        for (int f = 0; f < GPU_FAMILY_COUNT && used < sizeof legal; ++f) {
             used += (size_t)snprintf(legal + used, sizeof legal - used, "%s%s", f == 0 ? "" : ", ",
                                      gpu_family_names[f]);
-        ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "variant '%.*s': unknown family '%.*s', expected one of %s",
-                   (int)length, word, (int)name_length, word, legal);
+            assay_suggest_add(&near, gpu_family_names[f]);
+        }
+        ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "variant '%.*s': unknown family '%.*s', expected one of %s%s",
+                   (int)length, word, (int)name_length, word, legal, assay_suggest_end(&near, ""));
     }
     const char *value = equals + 1;
     const size_t value_length = length - name_length - 1;

@@ -49,9 +49,8 @@ static assay_status read_inputs(gpu_engine *e)
     ASSAY_TRY(assay_batch_share_make(e->batches.microbatches, e->batches.b, e->grid.p.data_parallel_size,
                                      at.dp, &e->share));
     const int64_t held = e->batches.steps;
-    ASSAY_CHECK(e->repeat || o->train_iters <= held, ASSAY_INVALID_ARGUMENT,
-                "train_iters %lld: the batch file %s holds %lld steps", (long long)o->train_iters, o->batch,
-                (long long)held);
+    if (!e->repeat || o->train_iters <= held)
+        ASSAY_TRY(assay_inputs_steps(o, e->batches.training, held));
     ASSAY_CHECK(e->batches.training || (o->load[0] == '\0' && o->save[0] == '\0'), ASSAY_INVALID_ARGUMENT,
                 "--load and --save need a training batch [steps,microbatches,b,s], %s holds [b,s]", o->batch);
     e->last_step = o->train_iters > 0 ? o->train_iters : held;

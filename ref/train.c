@@ -1,4 +1,5 @@
 /* The training loop: forward and backward of every microbatch, reduction, norm, clip, AdamW. */
+#include "core/run/inputs.h"
 #include "ref/parallel/pipeline.h"
 #include "ref/parallel/sharding.h"
 
@@ -221,16 +222,7 @@ static assay_status check_run(const ref_run_config *c)
                 c->grid.world);
     ASSAY_CHECK(c->policy.perturb >= 0.0 && isfinite(c->policy.perturb), ASSAY_INVALID_ARGUMENT,
                 "perturb: expected a number >= 0, found %g", c->policy.perturb);
-    ASSAY_CHECK(c->options->train_iters <= c->batches->steps, ASSAY_INVALID_ARGUMENT,
-                "train_iters: the batch file holds %lld steps, found train_iters %lld",
-                (long long)c->batches->steps, (long long)c->options->train_iters);
-    if (c->batches->training && c->options->train_iters == 0) {
-        /* The steps are those of the file: warm-up and decay must fit into them, too. */
-        assay_train_options implied = *c->options;
-        implied.train_iters = c->batches->steps;
-        ASSAY_TRY(assay_train_options_check(&implied));
-    }
-    return ASSAY_OK;
+    return assay_inputs_steps(c->options, c->batches->training, c->batches->steps);
 }
 
 static assay_status alloc_result(ref_run_result *result, int64_t steps)

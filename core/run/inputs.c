@@ -1,7 +1,7 @@
 /* What a run reads. */
 #include "core/run/inputs.h"
 
-#include "core/files/tensorfile.h"
+#include "core/files/batches.h"
 
 assay_status assay_inputs_weights(const char *folder, const char *load, int64_t draw_weights,
                                   assay_weights_source *source)
@@ -21,6 +21,41 @@ assay_status assay_inputs_weights(const char *folder, const char *load, int64_t 
         "configuration alone; to draw the weights from a seed: --draw-weights SEED",
         named ? folder : "model");
     *source = stored ? ASSAY_WEIGHTS_STORED : loaded ? ASSAY_WEIGHTS_LOADED : ASSAY_WEIGHTS_DRAWN;
+    return ASSAY_OK;
+}
+
+assay_status assay_inputs_steps(const assay_train_options *o, bool training, int64_t steps)
+{
+    ASSAY_CHECK(o->train_iters <= steps, ASSAY_INVALID_ARGUMENT,
+                "train_iters %lld: the batch file holds %lld steps", (long long)o->train_iters,
+                (long long)steps);
+    if (!training || o->train_iters > 0)
+        return ASSAY_OK;
+    assay_train_options implied = *o;
+    implied.train_iters = steps;
+    const assay_status st = assay_train_options_check(&implied);
+    return st == ASSAY_OK ? st : assay_context(st, "the batch file holds %lld steps", (long long)steps);
+}
+
+assay_status assay_inputs_layout(const char *layout, const assay_model_config *config, int64_t microbatches,
+                                 int64_t b)
+{
+    assay_parallel_config p;
+    assay_grid grid;
+    assay_batch_share share;
+    ASSAY_TRY(assay_layout_parse(layout, &p));
+    ASSAY_TRY(assay_grid_make(&p, &grid));
+    ASSAY_TRY(assay_grid_check_model(&grid, config));
+    ASSAY_TRY(assay_batch_share_make(microbatches, b, grid.p.data_parallel_size, 0, &share));
+    const int64_t stages = p.pipeline_model_parallel_size;
+    ASSAY_CHECK(p.virtual_pipeline_model_parallel_size == 1 || share.n_microbatches <= stages ||
+                    share.n_microbatches % stages == 0,
+                ASSAY_INVALID_ARGUMENT,
+                "layout: vpp%d: expected a number of microbatches of a data-parallel rank that is a multiple "
+                "of pp%d or "
+                "at most that, found %lld",
+                p.virtual_pipeline_model_parallel_size, p.pipeline_model_parallel_size,
+                (long long)share.n_microbatches);
     return ASSAY_OK;
 }
 

@@ -1,6 +1,7 @@
 /* `assay run --model DIR [--batch FILE]`: a case made of a user's own folder. */
 #include "core/files/batches.h"
 #include "core/files/tensorwriter.h"
+#include "core/run/inputs.h"
 #include "parity/run/cases.h"
 #include <ctype.h>
 #include <inttypes.h>
@@ -34,23 +35,12 @@ static void name_of(const char *dir, char *out, size_t capacity)
         snprintf(out, capacity, "model");
 }
 
-static assay_status fits(const char *text, const assay_model_config *config, const parity_case *c)
-{
-    assay_parallel_config p;
-    assay_grid grid;
-    assay_batch_share share;
-    ASSAY_TRY(assay_layout_parse(text, &p));
-    ASSAY_TRY(assay_grid_make(&p, &grid));
-    ASSAY_TRY(assay_grid_check_model(&grid, config));
-    return assay_batch_share_make(c->microbatches, c->micro_batch_size, grid.p.data_parallel_size, 0, &share);
-}
-
 static void take_layouts(const assay_model_config *config, parity_case *c, FILE *log)
 {
     for (int i = 0; layouts[i] != NULL; i++) {
         if (strstr(layouts[i], "ep") != NULL && config->num_moe_experts == 0)
             continue;
-        if (fits(layouts[i], config, c) == ASSAY_OK) {
+        if (assay_inputs_layout(layouts[i], config, c->microbatches, c->micro_batch_size) == ASSAY_OK) {
             snprintf(c->layouts[c->n_layouts++], ASSAY_LAYOUT_TEXT, "%s", layouts[i]);
             continue;
         }

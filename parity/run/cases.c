@@ -1,7 +1,7 @@
 /* Case files. */
-#include "parity/run/cases.h"
 #include "core/run/inputs.h"
 #include "core/run/launch.h"
+#include "parity/run/run.h"
 #include <dirent.h>
 #include <errno.h>
 #include <math.h>
@@ -75,6 +75,10 @@ static assay_status read_layouts(const json_t *root, parity_case *c)
         const assay_status st = assay_layout_parse(text, &p);
         if (st != ASSAY_OK)
             return assay_context(st, "%s: layouts[%zu]", c->file, i);
+        for (size_t k = 0; k < i; k++)
+            ASSAY_CHECK(!parity_layout_same(c->layouts[k], text), ASSAY_FORMAT,
+                        "%s: layouts[%zu]: %s is layouts[%zu], %s, again", c->file, i, text, k,
+                        c->layouts[k]);
         snprintf(c->layouts[c->n_layouts++], ASSAY_LAYOUT_TEXT, "%s", text);
     }
     return ASSAY_OK;
@@ -94,6 +98,8 @@ static assay_status read_precisions(const json_t *root, parity_case *c)
             return assay_context(st, "%s: precision[%zu]", c->file, i);
         ASSAY_CHECK(o.precision != ASSAY_PRECISION_FP64, ASSAY_UNSUPPORTED,
                     "%s: precision[%zu]: the engine computes in fp32 or bf16, found fp64", c->file, i);
+        ASSAY_CHECK(c->n_precisions == 0 || c->precisions[0] != o.precision, ASSAY_FORMAT,
+                    "%s: precision[%zu]: %s again", c->file, i, text);
         c->precisions[c->n_precisions++] = o.precision;
     }
     return ASSAY_OK;
@@ -119,6 +125,9 @@ static assay_status read_variants(const json_t *root, parity_case *c)
                     ASSAY_FORMAT,
                     "%s: variants[%zu]: expected \"fastest\", \"k0\" or \"attention=k0\", found %s", c->file,
                     i, text != NULL ? text : "(not a string)");
+        for (int k = 0; k < c->n_variants; k++)
+            ASSAY_CHECK(strcmp(c->variants[k], text) != 0, ASSAY_FORMAT, "%s: variants[%zu]: %s again",
+                        c->file, i, text);
         snprintf(c->variants[c->n_variants++], PARITY_VARIANT_TEXT, "%s", text);
     }
     return ASSAY_OK;

@@ -2,6 +2,7 @@
 #include "parity/run/engine.h"
 #include "core/base/file.h"
 #include "core/base/log.h"
+#include "core/base/suggest.h"
 #include "core/base/text.h"
 #include "core/run/launch.h"
 #include <errno.h>
@@ -203,6 +204,54 @@ int parity_engine_highest_variant(const parity_engine *e)
     json_object_foreach(json_object_get(e->doctor, "variants"), family, number) highest =
         json_integer_value(number) > highest ? json_integer_value(number) : highest;
     return (int)(highest < 9 ? highest : 9);
+}
+
+/* "kN" alone means every family; "FAMILY=kN" one of them. */
+static assay_status check_word(const parity_engine *e, const char *word)
+{
+    const json_t *known = json_object_get(e->doctor, "variants"), *highest;
+    const char *equals = strchr(word, '='), *name;
+    char family[ASSAY_SUGGEST_WORD], all[256] = "";
+    size_t used = 0;
+    assay_suggestion near;
+    if (equals == NULL && word[0] == 'k' && word[1] >= '0' && word[1] <= '9' && word[2] == '\0')
+        return ASSAY_OK;
+    snprintf(family, sizeof family, "%.*s", equals != NULL ? (int)(equals - word) : (int)strlen(word), word);
+    assay_suggest_begin(&near, family, strlen(family));
+    json_object_foreach((json_t *)(uintptr_t)known, name, highest)
+    {
+        if (strcmp(name, family) == 0 && equals != NULL) {
+            const json_int_t top = json_integer_value(highest);
+            ASSAY_CHECK(equals[1] == 'k' && equals[2] >= '0' && equals[2] <= '9' && equals[2] - '0' <= top &&
+                            equals[3] == '\0',
+                        ASSAY_INVALID_ARGUMENT, "variant '%s': unknown variant '%s', expected k0..k%d", word,
+                        equals + 1, (int)top);
+            return ASSAY_OK;
+        }
+        assay_suggest_add(&near, name);
+        if (used < sizeof all)
+            used += (size_t)snprintf(all + used, sizeof all - used, "%s%s", used > 0 ? ", " : "", name);
+    }
+    ASSAY_CHECK(equals != NULL, ASSAY_INVALID_ARGUMENT,
+                "variant '%s': expected fastest, kN or FAMILY=kN with a family of %s%s", word, all,
+                assay_suggest_end(&near, ""));
+    ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "variant '%s': unknown family '%s', expected one of %s%s", word,
+               family, all, assay_suggest_end(&near, ""));
+}
+
+assay_status parity_engine_check_variant(const parity_engine *e, const char *text)
+{
+    char word[256];
+    if (text[0] == '\0' || strcmp(text, "fastest") == 0 || json_object_get(e->doctor, "variants") == NULL)
+        return ASSAY_OK; /* an engine of somebody else need not say what it has */
+    for (const char *at = text;; at++) {
+        const size_t length = strcspn(at, ",");
+        snprintf(word, sizeof word, "%.*s", (int)length, at);
+        ASSAY_TRY(check_word(e, word));
+        at += length;
+        if (*at == '\0')
+            return ASSAY_OK;
+    }
 }
 
 assay_status parity_layout_world(const char *layout, int *world)

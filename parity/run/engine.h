@@ -31,6 +31,9 @@ assay_status parity_engine_run(const parity_engine *e, const char *verb, const a
 void parity_option_argument(const char *name, const json_t *value, char *out, size_t capacity);
 /* Highest number of a kernel variant in any family; 0 when the engine does not say. */
 int parity_engine_highest_variant(const parity_engine *e);
+/* Whether the engine knows every word of a kernel selection ("", "fastest", "k0", "attention=k0,rmsnorm=k1"), as its doctor
+ * says; messages name the word, what it may be and the nearest known one. */
+assay_status parity_engine_check_variant(const parity_engine *e, const char *text);
 /* World size of a layout. */
 assay_status parity_layout_world(const char *layout, int *world);
 

@@ -267,6 +267,8 @@ static assay_status run(parity_run_state *s, const assay_train_options *given)
     snprintf(s->o.batch, sizeof s->o.batch, "%s", given->batch);
     ASSAY_TRY(parity_run_load_cases(s));
     ASSAY_TRY(parity_run_apply_overrides(s, given));
+    ASSAY_TRY(parity_run_check_layouts(s));
+    ASSAY_TRY(parity_run_check_variants(s));
     ASSAY_TRY(parity_run_make_tasks(s));
     if (s->o.model[0] != '\0' && s->cases[0].options.draw_weights >= 0)
         printf("weights: drawn from seed %lld; %s holds a configuration alone\n",

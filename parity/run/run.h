@@ -37,6 +37,7 @@ typedef struct parity_task {
     char next_layout[ASSAY_LAYOUT_TEXT]; /* the checkpoint is loaded in this one */
     char dir[ASSAY_PATH];                /* scratch folder of this task */
     char case_dir[ASSAY_PATH];           /* model and batch of the case */
+    char cannot[256]; /* why the case cannot be cut so: it is skipped with these words; "" */
 } parity_task;
 
 /* Configuration and data of a case fit each other and its sizes; writes nothing. */
@@ -84,5 +85,16 @@ assay_status parity_run_load_cases(parity_run_state *s);
 /* Options given on the command line replace those of every case; train_iters the steps of its data. */
 assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_options *given);
 assay_status parity_run_make_tasks(parity_run_state *s);
+/* Whether the operations alone are a part of this run. */
+bool parity_run_operations(const parity_run_state *s);
+/* run_layouts.c: the same sizes of all axes, however they are spelt. */
+bool parity_layout_same(const char *a, const char *b);
+/* Whether model and data of a case can be cut into a layout; the message names case, layout and reason. */
+assay_status parity_case_layout(const parity_case *c, const char *layout);
+/* Before anything starts: layouts that are given twice are merged, with a line; refused is a case whose own list holds one
+ * that it cannot be cut into, and a given one that no case can be cut into. */
+assay_status parity_run_check_layouts(parity_run_state *s);
+/* The engine knows the kernels that the command line and the cases name. */
+assay_status parity_run_check_variants(const parity_run_state *s);
 
 #endif

@@ -60,6 +60,10 @@ assay_status parity_run_load_cases(parity_run_state *s)
             parity_case_free(c);
             continue;
         }
+        for (int k = 0; k < s->n_cases; k++) /* their work would lie in one folder */
+            ASSAY_CHECK_GOTO(strcmp(s->cases[k].name, c->name) != 0, ASSAY_INVALID_ARGUMENT, st, done,
+                             "%s: the case is named %s, and so is the one in %s", c->file, c->name,
+                             s->cases[k].file);
         s->n_cases++;
     }
     st = check_names(s, near);
@@ -101,7 +105,7 @@ static assay_status variant_tasks(parity_run_state *s, const parity_case *c, ass
 {
     /* The checkpoint moves to the next layout of the case's own list, round and round. */
     int k = 0;
-    while (k < c->n_layouts && strcmp(c->layouts[k], layout) != 0)
+    while (k < c->n_layouts && !parity_layout_same(c->layouts[k], layout))
         k++;
     const char *next = c->layouts[(k + 1) % c->n_layouts];
     if (s->o.variant[0] != 0)
@@ -111,20 +115,34 @@ static assay_status variant_tasks(parity_run_state *s, const parity_case *c, ass
     return ASSAY_OK;
 }
 
+/* A layout of the command line that this case cannot be cut into, while others can, is a skip with the reason. */
+static assay_status layout_tasks(parity_run_state *s, const parity_case *c, assay_precision precision,
+                                 const char *layout)
+{
+    const int first = s->n_tasks;
+    ASSAY_TRY(variant_tasks(s, c, precision, layout));
+    if (s->o.n_layouts == 0 || parity_case_layout(c, layout) == ASSAY_OK)
+        return ASSAY_OK;
+    for (int i = first; i < s->n_tasks; i++)
+        snprintf(s->tasks[i].cannot, sizeof s->tasks[i].cannot, "%s", assay_error_message());
+    assay_error_clear();
+    return ASSAY_OK;
+}
+
 static assay_status case_tasks(parity_run_state *s, const parity_case *c)
 {
     const int n = s->o.n_layouts > 0 ? s->o.n_layouts : c->n_layouts;
     for (int p = 0; p < c->n_precisions; p++)
         for (int i = 0; i < n && precision_wanted(s, c->precisions[p]); i++)
             ASSAY_TRY(
-                variant_tasks(s, c, c->precisions[p], s->o.n_layouts > 0 ? s->o.layouts[i] : c->layouts[i]));
+                layout_tasks(s, c, c->precisions[p], s->o.n_layouts > 0 ? s->o.layouts[i] : c->layouts[i]));
     return ASSAY_OK;
 }
 
 static bool layout_wanted(const parity_run_state *s, const char *layout)
 {
     for (int i = 0; i < s->o.n_layouts; i++)
-        if (strcmp(s->o.layouts[i], layout) == 0)
+        if (parity_layout_same(s->o.layouts[i], layout))
             return true;
     return s->o.n_layouts == 0;
 }
@@ -225,11 +243,16 @@ static void order_tasks(parity_run_state *s)
         }
 }
 
-assay_status parity_run_make_tasks(parity_run_state *s)
+bool parity_run_operations(const parity_run_state *s)
 {
     const bool alone =
         s->o.check[0] == 0 || strcmp(s->o.check, "exact") == 0 || strcmp(s->o.check, "local") == 0;
-    if (alone && s->o.n_files == 0 && s->o.model[0] == '\0' && case_wanted(s, "operations"))
+    return alone && s->o.n_files == 0 && s->o.model[0] == '\0' && case_wanted(s, "operations");
+}
+
+assay_status parity_run_make_tasks(parity_run_state *s)
+{
+    if (parity_run_operations(s))
         ASSAY_TRY(operation_tasks(s));
     for (int i = 0; i < s->n_cases; i++)
         ASSAY_TRY(case_tasks(s, &s->cases[i]));

@@ -345,6 +345,7 @@ assay_status parity_run_task(const parity_run_options *o, const parity_engine *e
     snprintf(context.variants, sizeof context.variants, "%s", t->variant);
     parity_run_reproduce(o, e->name, t, context.reproduce);
     parity_report_set_context(report, &context);
+    ASSAY_CHECK(t->cannot[0] == '\0', ASSAY_INVALID_ARGUMENT, "%s", t->cannot);
     ASSAY_TRY(assay_mkdir_p(t->dir));
     if (t->c != NULL)
         s.train = t->c->options;

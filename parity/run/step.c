@@ -57,9 +57,6 @@ static assay_status on_option(void *user, const char *name, const char *text)
 /* What every rank would refuse is refused once, before any rank is started. */
 static assay_status check_inputs(const parity_engine *e, const assay_train_options *o)
 {
-    assay_parallel_config p;
-    assay_grid g;
-    assay_batch_share share;
     assay_batches batches = {0};
     assay_model_spec *spec = NULL;
     assay_weights_source source;
@@ -67,26 +64,18 @@ static assay_status check_inputs(const parity_engine *e, const assay_train_optio
     assay_status st = ASSAY_OK;
     ASSAY_CHECK(o->precision != ASSAY_PRECISION_FP64, ASSAY_UNSUPPORTED,
                 "precision fp64: engine %s computes in fp32 or bf16; --engine ref computes in fp64", e->name);
+    ASSAY_TRY(parity_engine_check_variant(e, o->variant));
     assay_model_config *config = malloc(sizeof *config);
     ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
     ASSAY_TRY_GOTO(assay_config_load(o->model, config), st, done);
-    ASSAY_TRY_GOTO(assay_layout_parse(o->layout[0] != 0 ? o->layout : "1", &p), st, done);
-    ASSAY_TRY_GOTO(assay_grid_make(&p, &g), st, done);
-    ASSAY_TRY_GOTO(assay_grid_check_model(&g, config), st, done);
     ASSAY_TRY_GOTO(assay_spec_build(config, &spec), st, done);
     ASSAY_TRY_GOTO(assay_spec_check_folder(spec, o->model, &stored), st, done);
     ASSAY_TRY_GOTO(assay_inputs_weights(o->model, o->load, o->draw_weights, &source), st, done);
     ASSAY_TRY_GOTO(assay_batches_open(&batches, o->batch, config->vocab_size), st, done);
-    ASSAY_TRY_GOTO(assay_batch_share_make(batches.microbatches, batches.b, g.p.data_parallel_size, 0, &share),
-                   st, done);
-    ASSAY_CHECK_GOTO(o->train_iters <= batches.steps, ASSAY_INVALID_ARGUMENT, st, done,
-                     "train_iters %lld: the batch file %s holds %lld steps", (long long)o->train_iters,
-                     o->batch, (long long)batches.steps);
-    if (batches.training && o->train_iters == 0) {
-        assay_train_options implied = *o;
-        implied.train_iters = batches.steps;
-        ASSAY_TRY_GOTO(assay_train_options_check(&implied), st, done);
-    }
+    ASSAY_TRY_GOTO(
+        assay_inputs_layout(o->layout[0] != 0 ? o->layout : "1", config, batches.microbatches, batches.b), st,
+        done);
+    ASSAY_TRY_GOTO(assay_inputs_steps(o, batches.training, batches.steps), st, done);
 done:
     assay_batches_close(&batches);
     assay_spec_destroy(spec);

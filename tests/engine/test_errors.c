@@ -34,6 +34,7 @@ Test(engine_errors, unknown_layout_word)
 Test(engine_errors, unknown_variant)
 {
     refuse(1, "unknown family 'conv'", LLAMA "--variant conv=k1");
+    refuse(1, "did you mean attention?", LLAMA "--variant atention=k1");
 }
 Test(engine_errors, rows_must_divide_over_dp)
 {
@@ -63,6 +64,16 @@ Test(engine_errors, more_steps_than_the_batch_holds)
 {
     refuse(1, "holds 3 steps",
            "--model " GOLDEN "llama --batch " GOLDEN "llama/train_batch.safetensors --train-iters 9");
+}
+
+/* The steps are the file's: a schedule must fit into them also where --train-iters is not given. */
+Test(engine_errors, a_schedule_longer_than_the_batch)
+{
+    refuse(1, "lr_warmup_iters 3 must be less than lr_decay_iters 3",
+           "--model " GOLDEN "llama --batch " GOLDEN "llama/train_batch.safetensors --lr-warmup-iters 3");
+    refuse(1, "lr_wsd_decay_iters 4 must be at most lr_decay_iters 3",
+           "--model " GOLDEN "llama --batch " GOLDEN "llama/train_batch.safetensors --lr-decay-style WSD "
+           "--lr-wsd-decay-iters 4");
 }
 
 /* A folder with llama's config and other weights. */

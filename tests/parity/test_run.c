@@ -264,7 +264,7 @@ Test(run, only_all_parts_of_one_run_are_joined)
         cli_free(&r);
     }
     cli_result r =
-        cli_run("run --engine sim --quiet --report other --layout 1 --layout tp2 --layout pp1 --shard 3/3 "
+        cli_run("run --engine sim --quiet --report other --layout 1 --layout tp2 --layout tp2,sp --shard 3/3 "
                 "--check plan case.json");
     cli_free(&r);
     r = cli_run("replay --out replayed.jsonl p1/work/tiny/fp32-1/trace");
@@ -384,19 +384,6 @@ Test(run, a_stopped_run_leaves_a_partial_report_and_no_process)
 }
 
 /* The layout fits the model but not the batch: only the engine finds out. */
-Test(run, a_case_that_cannot_run_is_skipped_with_the_reason)
-{
-    cli_result r = cli_run("run --engine sim --quiet --report rep --layout dp4 --layout 1 case.json");
-    cr_expect(r.code == 2 && !cli_unclean(&r), "exit code %d\n%s", r.code, r.err);
-    const counts c = totals(&r);
-    cr_expect_eq(c.skipped, 1);
-    cr_expect_eq(c.failed, 0);
-    cr_expect_gt(c.passed, 100, "the other layout was checked");
-    cr_expect(strstr(r.out, "data_parallel_size 4 divides neither the 2 microbatches") != NULL, "%s", r.out);
-    expect_reports("rep", c);
-    cli_free(&r);
-}
-
 Test(run, one_check_alone)
 {
     cli_result r = cli_run("run --engine sim --quiet --report rep --layout 1 --check local case.json");
@@ -483,6 +470,93 @@ Test(run, cases_that_cannot_be)
     }
 }
 
+/* Once, before anything starts: no rank of an engine says it. */
+Test(run, a_layout_that_no_case_can_be_cut_into_is_refused)
+{
+    static const struct {
+        const char *layout, *words[2];
+    } rows[] = {
+        {"dp4", {"case tiny, layout dp4: ", "data_parallel_size 4 divides neither the 2 microbatches"}},
+        {"tp3", {"case tiny, layout tp3: ", "tp3 does not divide 2 attention heads"}},
+        {"pp2", {"case tiny, layout pp2: ", "pp2, but the model has 1 layers"}},
+        {"ep2", {"case tiny, layout ep2: ", "ep2, but the model has no experts"}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        cli_result r =
+            cli_run("run --engine sim --quiet --report rep --layout 1 --layout %s case.json", rows[i].layout);
+        cli_expect_refusal(&r, rows[i].layout,
+                           (const char *const[]){rows[i].words[0], rows[i].words[1], NULL});
+        cr_expect_eq(cli_count(r.err, "error: "), 1, "%s", r.err);
+        cr_expect_not(cli_exists(cli_file("rep")));
+        cli_free(&r);
+    }
+    change_case("\"tp2\"]", "\"tp3\"]");
+    cli_result r = cli_run("run --engine sim --quiet --report rep case.json");
+    cli_expect_refusal(&r, "a case's own", (const char *const[]){"case tiny, layout tp3: ", NULL});
+    cli_free(&r);
+}
+
+/* Among several cases, those that cannot be cut so are skips with the reason. */
+Test(run, a_case_that_cannot_be_cut_is_skipped_with_the_reason)
+{
+    char *text = cli_read(cli_file("case.json"));
+    change_case("\"name\": \"tiny\"", "\"name\": \"wide\"");
+    char *wide = cli_read(cli_file("case.json"));
+    char *at = strstr(wide, "\"microbatches\": 2");
+    cr_assert_not_null(at);
+    at[strlen("\"microbatches\": ")] = '4';
+    cli_write_text(cli_file("wide.json"), wide);
+    cli_write_text(cli_file("case.json"), text);
+    free(wide);
+    free(text);
+    cli_result r =
+        cli_run("run --engine sim --quiet --report rep --check plan --layout dp4 case.json wide.json");
+    cr_expect(r.code == 2 && !cli_unclean(&r), "exit code %d\n%s", r.code, r.err);
+    const counts c = totals(&r);
+    cr_expect_eq(c.skipped, 1);
+    cr_expect_eq(c.failed, 0);
+    cr_expect_gt(c.passed, 50, "the other case was checked");
+    cr_expect(
+        strstr(r.out, "case tiny, layout dp4: data_parallel_size 4 divides neither the 2 microbatches") !=
+            NULL,
+        "%s", r.out);
+    cr_expect_not(cli_exists(cli_file("rep/work/tiny/fp32-dp4")), "nothing was started for it");
+    expect_reports("rep", c);
+    cli_free(&r);
+}
+
+/* Two spellings of one layout are one task. */
+Test(run, what_is_given_twice_is_taken_once_or_refused)
+{
+    cli_result r = cli_run(
+        "run --engine sim --quiet --report rep --check plan --layout tp2 --layout tp2 --layout tp2,pp1 "
+        "case.json");
+    cli_expect_success(&r, "layouts");
+    cr_expect(strstr(r.out, "--layout tp2: is --layout tp2, taken once") != NULL &&
+                  strstr(r.out, "--layout tp2,pp1: is --layout tp2, taken once") != NULL &&
+                  strstr(r.out, "\n1 tasks of 1 combinations") != NULL,
+              "%s", r.out);
+    cli_free(&r);
+    refuse("precision", "--precision fp32 --precision bf16 case.json",
+           (const char *const[]){"--precision bf16: expected once, found --precision fp32 before it", NULL});
+    refuse("check", "--check plan --check flow case.json",
+           (const char *const[]){"--check flow: expected once, found --check plan before it", NULL});
+    refuse("case", "case.json case.json",
+           (const char *const[]){"the case is named tiny, and so is the one in", NULL});
+    change_case("\"precision\"", "\"variants\": [\"linaer=k0\"], \"precision\"");
+    refuse("variants", "case.json",
+           (const char *const[]){"case tiny: variant 'linaer=k0'", "did you mean linear?", NULL});
+    static const char *const changes[][3] = {
+        {"\"tp2\"]", "\"tp1\"]", "layouts[1]: tp1 is layouts[0], 1, again"},
+        {"[\"fp32\"]", "[\"fp32\", \"fp32\"]", "precision[1]: fp32 again"},
+        {"\"precision\"", "\"variants\": [\"k0\", \"k0\"], \"precision\"", "variants[1]: k0 again"},
+    };
+    for (size_t i = 0; i < sizeof changes / sizeof *changes; i++) {
+        change_case(changes[i][0], changes[i][1]);
+        refuse(changes[i][1], "case.json", (const char *const[]){changes[i][2], NULL});
+    }
+}
+
 Test(run, options_that_cannot_be)
 {
     static const struct {
@@ -496,6 +570,8 @@ Test(run, options_that_cannot_be)
         {"--jobs 0 case.json", {"--jobs: expected an integer from 1", "found 0"}},
         {"--timeout x case.json", {"--timeout: expected an integer", "found x"}},
         {"--layout tp2,xx case.json", {"unknown word 'xx'"}},
+        {"--variant atention=k0 case.json", {"unknown family 'atention'", "did you mean attention?"}},
+        {"--variant k10 case.json", {"variant 'k10': expected fastest, kN or FAMILY=kN"}},
         {"--case nobody case.json", {"--case nobody", "no case has this name"}},
         {"--engine ref case.json", {"expected auto, gpu or sim", "ref"}},
         {"--engine-program /nowhere case.json", {"/nowhere", "executable"}},

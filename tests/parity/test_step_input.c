@@ -333,8 +333,11 @@ Test(step_input, fp64_is_refused_by_the_engine_by_name)
 
 Test(step_input, unknown_variant_is_refused_by_the_engine)
 {
-    static const argument_case cases[] = {{"--variant attention=k9", {"unknown variant 'k9'", "k0"}},
-                                          {"--variant gravity=k0", {"unknown family 'gravity'"}}};
+    static const argument_case cases[] = {
+        {"--variant attention=k9", {"unknown variant 'k9'", "k0"}},
+        {"--variant k0,rmsnrom=k0", {"unknown family 'rmsnrom'", "did you mean rmsnorm?"}},
+        {"--variant attention", {"expected fastest, kN or FAMILY=kN"}},
+        {"--variant gravity=k0", {"unknown family 'gravity'"}}};
     REFUSE_ARGUMENTS("llama", "batch", cases, "sim");
 }
 

@@ -1,0 +1,96 @@
+/* `assay run`: which layouts a case can be cut into and which kernels the engine has, before anything starts. */
+#include "core/run/inputs.h"
+#include "parity/run/run.h"
+#include <stdlib.h>
+#include <string.h>
+
+bool parity_layout_same(const char *a, const char *b)
+{
+    assay_parallel_config p, q;
+    char x[ASSAY_LAYOUT_TEXT], y[ASSAY_LAYOUT_TEXT];
+    if (strcmp(a, b) == 0)
+        return true;
+    if (assay_layout_parse(a, &p) != ASSAY_OK || assay_layout_parse(b, &q) != ASSAY_OK) {
+        assay_error_clear();
+        return false;
+    }
+    assay_layout_format(&p, x);
+    assay_layout_format(&q, y);
+    return strcmp(x, y) == 0;
+}
+
+/* Two spellings of one layout would be two rows of one thing. */
+static void merge_given(parity_run_options *o)
+{
+    int kept = 0;
+    for (int i = 0; i < o->n_layouts; i++) {
+        int first = 0;
+        while (first < kept && !parity_layout_same(o->layouts[first], o->layouts[i]))
+            first++;
+        if (first < kept)
+            printf("--layout %s: is --layout %s, taken once\n", o->layouts[i], o->layouts[first]);
+        else
+            memmove(o->layouts[kept++], o->layouts[i], ASSAY_LAYOUT_TEXT);
+    }
+    o->n_layouts = kept;
+}
+
+static assay_status config_of(const parity_case *c, assay_model_config **out)
+{
+    char what[ASSAY_PATH + 16];
+    snprintf(what, sizeof what, "%s: model", c->file);
+    *out = malloc(sizeof **out);
+    ASSAY_CHECK(*out != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
+    return c->model != NULL ? assay_config_from_json(c->model, what, *out)
+                            : assay_config_load(c->model_dir, *out);
+}
+
+assay_status parity_case_layout(const parity_case *c, const char *layout)
+{
+    assay_model_config *config = NULL;
+    assay_status st = config_of(c, &config);
+    if (st == ASSAY_OK)
+        st = assay_inputs_layout(layout, config, c->microbatches, c->micro_batch_size);
+    free(config);
+    return st == ASSAY_OK ? st : assay_context(st, "case %s, layout %s", c->name, layout);
+}
+
+/* A layout of the command line is for the cases that can be cut so: one at least, or it is a mistake. */
+static assay_status check_given(const parity_run_state *s, const char *layout)
+{
+    assay_status st = ASSAY_OK;
+    if (parity_run_operations(s) && (parity_layout_same(layout, "1") || parity_layout_same(layout, "dp3")))
+        return ASSAY_OK;
+    for (int i = 0; i < s->n_cases; i++) {
+        assay_error_clear();
+        st = parity_case_layout(&s->cases[i], layout);
+        if (st == ASSAY_OK)
+            return ASSAY_OK;
+    }
+    return s->n_cases > 1 ? assay_context(st, "--layout %s: none of the %d cases can be cut so; the last",
+                                          layout, s->n_cases)
+                          : st;
+}
+
+assay_status parity_run_check_layouts(parity_run_state *s)
+{
+    merge_given(&s->o);
+    for (int i = 0; i < s->n_cases; i++)
+        for (int k = 0; k < s->cases[i].n_layouts; k++)
+            ASSAY_TRY(parity_case_layout(&s->cases[i], s->cases[i].layouts[k]));
+    for (int k = 0; k < s->o.n_layouts; k++)
+        ASSAY_TRY(check_given(s, s->o.layouts[k]));
+    return ASSAY_OK;
+}
+
+assay_status parity_run_check_variants(const parity_run_state *s)
+{
+    ASSAY_TRY(parity_engine_check_variant(&s->engine, s->o.variant));
+    for (int i = 0; i < s->n_cases; i++)
+        for (int k = 0; k < s->cases[i].n_variants; k++) {
+            const assay_status st = parity_engine_check_variant(&s->engine, s->cases[i].variants[k]);
+            if (st != ASSAY_OK)
+                return assay_context(st, "case %s", s->cases[i].name);
+        }
+    return ASSAY_OK;
+}
