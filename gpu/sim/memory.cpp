@@ -56,6 +56,7 @@ struct heap {
     uint64_t serial = 0;
     size_t used[64] = {};
     std::atomic<int> devices{0}; /* that have ever had memory, 2 for two or more */
+    std::atomic<int> open{0};    /* memory_access */
     int only = -1;
 };
 
@@ -276,6 +277,27 @@ static bool block_map_pages(block &b, bool poison)
     return mapped;
 }
 
+/* device_private: gives the host's access to a device block, or takes it. */
+static void set_access(const block &b, bool on)
+{
+    if (b.kind == MEMORY_DEVICE)
+        mprotect(b.raw + b.zone, body_bytes(b), on ? PROT_READ | PROT_WRITE : PROT_NONE);
+}
+
+void memory_access(int step)
+{
+    if (!config().device_private)
+        return;
+    heap &h = the_heap();
+    std::lock_guard<std::mutex> hold(h.lock);
+    const bool before = h.open > 0;
+    h.open += step;
+    if (before == (h.open > 0))
+        return;
+    for (const auto &entry : h.blocks)
+        set_access(entry.second, h.open > 0);
+}
+
 static void fill_guards(const block &b)
 {
     unsigned char *user = user_of(b);
@@ -306,6 +328,10 @@ cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int devi
         memset(user, 0xff, bytes);
     }
     fill_guards(b);
+    if (config().device_private) {
+        faults_watch();
+        set_access(b, h.open > 0);
+    }
     h.blocks[reinterpret_cast<uintptr_t>(user)] = b;
     if (kind == MEMORY_DEVICE) {
         h.used[device] += bytes;
@@ -382,6 +408,8 @@ cudaError_t memory_release(void *ptr, memory_kind kind)
         return cudaErrorInvalidValue;
     }
     const block b = it->second;
+    if (config().device_private)
+        set_access(b, true);
     const bool intact = guards_intact(it->first, b, "found when it was freed");
     h.blocks.erase(it);
     if (kind == MEMORY_DEVICE) {
@@ -440,6 +468,18 @@ bool memory_describe(const void *ptr, char *text, size_t bytes)
              static_cast<unsigned long long>(b.serial), reinterpret_cast<void *>(it->first), b.bytes,
              b.device, gone ? ", which has been freed" : "");
     return true;
+}
+
+bool memory_is_private(const void *ptr)
+{
+    heap &h = the_heap();
+    std::unique_lock<std::mutex> hold(h.lock, std::try_to_lock); /* called from a signal handler */
+    if (!config().device_private || !hold.owns_lock() || h.open > 0)
+        return false;
+    const auto it = mapping_of(h.blocks, reinterpret_cast<uintptr_t>(ptr));
+    const unsigned char *p = static_cast<const unsigned char *>(ptr);
+    return it != h.blocks.end() && it->second.kind == MEMORY_DEVICE && p >= user_of(it->second) &&
+           p < user_of(it->second) + it->second.bytes;
 }
 
 cudaError_t memory_register(void *ptr, size_t bytes)
@@ -513,14 +553,18 @@ int memory_reachable(const void *ptr, size_t bytes, int device)
 bool memory_guards_intact(const char *after)
 {
     heap &h = the_heap();
-    std::lock_guard<std::mutex> hold(h.lock);
-    for (const auto &entry : h.blocks) {
-        if (entry.second.raw != nullptr && !guards_intact(entry.first, entry.second, after)) {
-            fill_guards(entry.second); /* repaired, so that one stray write is reported once */
-            return false;
+    bool intact = true;
+    memory_access(+1);
+    {
+        std::lock_guard<std::mutex> hold(h.lock);
+        for (auto it = h.blocks.begin(); it != h.blocks.end() && intact; ++it) {
+            intact = it->second.raw == nullptr || guards_intact(it->first, it->second, after);
+            if (!intact)
+                fill_guards(it->second); /* repaired, so that one stray write is reported once */
         }
     }
-    return true;
+    memory_access(-1);
+    return intact;
 }
 
 size_t memory_blocks()

@@ -53,6 +53,7 @@ static settings from_environment()
     s.eager = env_number("ASSAY_SIM_EAGER", 0, 0, 1) != 0;
     s.strict = env_number("ASSAY_SIM_STRICT", 0, 0, 1) != 0;
     s.callers = env_number("ASSAY_SIM_CALLERS", 1, 0, 1) != 0;
+    s.device_private = env_number("ASSAY_SIM_DEVICE_PRIVATE", 0, 0, 1) != 0;
     s.spin_s = static_cast<double>(env_number("ASSAY_SIM_SPIN_S", 60, 0, 1u << 20));
     s.devices = static_cast<int>(env_number("ASSAY_SIM_DEVICES", 8, 1, 64));
     s.memory_bytes = static_cast<size_t>(env_number("ASSAY_SIM_MEMORY_MB", 81920, 1, 1u << 24)) << 20;

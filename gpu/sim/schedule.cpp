@@ -215,7 +215,9 @@ static assay_sim_step step(CUstream_st *s)
     op &head = s->queue.front();
     assay_sim_step result = ASSAY_SIM_DONE;
     if (head.kind == OP_WORK) {
+        memory_access(+1);
         result = head.box->work.step(head.box->work.state);
+        memory_access(-1);
     } else if (head.kind == OP_RECORD) {
         head.event->at = now_seconds();
         if (head.event->completed < head.generation) {

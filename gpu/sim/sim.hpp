@@ -40,8 +40,9 @@ struct settings {
     int threads;
     uint64_t stream_seed;
     bool eager;
-    bool strict;  /* threads that have returned may not be missing at a barrier or in a mask */
-    bool callers; /* paths that differ in addresses are compared as source lines */
+    bool strict;         /* threads that have returned may not be missing at a barrier or in a mask */
+    bool callers;        /* paths that differ in addresses are compared as source lines */
+    bool device_private; /* device memory has no access outside work of streams */
     double spin_s;
     int devices;
     size_t memory_bytes;
@@ -85,6 +86,8 @@ bool memory_on_several_devices(); /* false: whose memory it is need not be asked
 bool memory_contains(const void *ptr, size_t bytes, memory_kind *kind);
 /* false, after a report that names the block and `after` (what ran last), when a guard was overwritten. */
 bool memory_guards_intact(const char *after);
+/* device_private: opens device memory for work of a stream (+1) and closes it behind (-1); calls nest. */
+void memory_access(int step);
 size_t memory_blocks();
 size_t memory_used(int device);
 constexpr uint64_t guard_of_shared = uint64_t{1} << 63; /* in the serial of a shared array */
@@ -95,6 +98,9 @@ void memory_fill_guard_before(unsigned char *p, size_t bytes, uint64_t serial);
 bool memory_guard_before_intact(const unsigned char *p, size_t bytes, uint64_t serial, size_t *back);
 /* Says where an address lies that must not be accessed: before or behind a block, or in a freed one.  false: near no block. */
 bool memory_describe(const void *ptr, char *text, size_t bytes);
+/* Whether it lies in device memory that is closed to the host just now. */
+bool memory_is_private(const void *ptr);
+void faults_watch(); /* simt_fault.cpp: from here on faults of this thread are reported */
 void memory_asan_poison(void *p, size_t bytes);
 void memory_asan_unpoison(void *p, size_t bytes);
 

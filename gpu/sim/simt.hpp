@@ -148,7 +148,6 @@ extern __thread worker *self; /* of the kernel that this operating system thread
 
 [[noreturn]] void abandon(worker &w, cudaError_t error = cudaErrorLaunchFailure);
 /* From here on a fault of this operating system thread inside a kernel becomes a report. */
-void faults_watch();
 const void *program_counter(const void *context); /* of a signal handler's */
 /* Between them the watchdog looks after this worker. */
 void watch_begin(worker &w);

@@ -7,6 +7,7 @@
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <unistd.h>
 
 #if SIM_ASAN
@@ -44,6 +45,15 @@ static const char *access_name(const void *context)
     (void)context;
     return "an access";
 #endif
+}
+
+/* What the host did to device memory that it may not touch (ASSAY_SIM_DEVICE_PRIVATE); "": it was something else. */
+static const char *private_access(const void *context, const void *ptr)
+{
+    if (!memory_is_private(ptr))
+        return "";
+    return strcmp(access_name(context), "a write") == 0 ? "device memory written by the host: "
+                                                        : "device memory read by the host: ";
 }
 
 static bool stack_overflown(const worker &w, const void *ptr)
@@ -84,8 +94,12 @@ static void fault_handler(int signal, siginfo_t *info, void *context)
     what_happened(w, signal, info, context, text, sizeof text);
     if (w == nullptr) {
         char where[192];
-        if (memory_describe(info->si_addr, where, sizeof where))
-            assay_sim_report("illegal address", "host code: %s", text);
+        if (memory_describe(info->si_addr, where, sizeof where)) {
+            char place[512];
+            source_place(program_counter(context), place, sizeof place);
+            assay_sim_report("illegal address", "host code: %s%s, in %s",
+                             private_access(context, info->si_addr), text, place);
+        }
         for (size_t i = 0; i < sizeof signals / sizeof signals[0]; ++i) {
             if (signals[i] == signal)
                 sigaction(signal, &before[i], nullptr);
