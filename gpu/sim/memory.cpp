@@ -175,23 +175,32 @@ void memory_fill_guard_before(unsigned char *p, size_t bytes, uint64_t serial)
     }
 }
 
+typedef uint64_t two_groups __attribute__((vector_size(16)));
+
 /* *back: how many bytes before p the damage in the nearest group begins. */
 bool memory_guard_before_intact(const unsigned char *p, size_t bytes, uint64_t serial, size_t *back)
 {
     const uint64_t group = guard_group(serial, false);
-    uint64_t words[4], damage = 0;
+    const two_groups both = {group, group};
+    two_groups part[4], changes = {0, 0};
+    uint64_t word, damage = 0;
     size_t b = bytes;
-    for (; b >= 40; b -= 32) { /* without a branch for each group: this is run after every kernel */
-        memcpy(words, p - b, sizeof words);
-        damage |= (words[0] ^ group) | (words[1] ^ group) | (words[2] ^ group) | (words[3] ^ group);
+    for (; b >= 72; b -= 64) { /* without a branch for each group: this is run after every kernel */
+        memcpy(part, p - b, sizeof part);
+        changes |= (part[0] ^ both) | (part[1] ^ both) | (part[2] ^ both) | (part[3] ^ both);
     }
-    for (; b >= 8; b -= 8) {
-        memcpy(words, p - b, 8);
-        damage |= words[0] ^ guard_group(serial, b == 8);
+    damage = changes[0] | changes[1];
+    for (; b > 8; b -= 8) {
+        memcpy(&word, p - b, 8);
+        damage |= word ^ group;
+    }
+    if (b == 8) {
+        memcpy(&word, p - 8, 8);
+        damage |= word ^ guard_group(serial, true);
     }
     for (b = 8; damage != 0 && b <= bytes; b += 8) {
-        memcpy(words, p - b, 8);
-        const uint64_t changed = words[0] ^ guard_group(serial, b == 8);
+        memcpy(&word, p - b, 8);
+        const uint64_t changed = word ^ guard_group(serial, b == 8);
         if (changed != 0) {
             *back = b - static_cast<size_t>(__builtin_ctzll(changed)) / 8;
             return false;

@@ -5,10 +5,7 @@
  * begun, so that a kernel without barriers uses one stack and two jumps per block.  A barrier releases when
  * all threads of the block have arrived; arrival at different source lines, an exited thread and a wait that
  * can never end are reported with kernel, block, thread and line, and abandon the launch.  Abandoned fibers
- * are dropped without unwinding: kernels are CUDA C and own nothing.
- *
- * The jump is Boost.Context's assembly (Oliver Kowalke), which neither saves the signal mask nor enters the
- * kernel. */
+ * are dropped without unwinding: kernels are CUDA C and own nothing. */
 #include "simt.hpp"
 #include "sim.hpp"
 
@@ -86,8 +83,7 @@ static void stacks_reclaim(worker &w)
     w.busy.clear();
 }
 
-/* Jumps; the one who arrives stores the context of the one who left into the slot that came along. */
-static void jump(worker &w, fcontext_t to, stack *target, fcontext_t *slot, void **fake)
+static void jump(worker &w, stop_point to, stack *target, stop_point *slot, void **fake)
 {
 #if SIM_ASAN
     __sanitizer_start_switch_fiber(fake, target ? target->base : w.scheduler_bottom,
@@ -101,21 +97,20 @@ static void jump(worker &w, fcontext_t to, stack *target, fcontext_t *slot, void
     (void)target;
     (void)w;
 #endif
-    const transfer_t from = jump_fcontext(to, slot);
-    *static_cast<fcontext_t *>(from.data) = from.fctx;
+    assay_sim_switch(slot, to);
 #if SIM_ASAN
     __sanitizer_finish_switch_fiber(fake ? *fake : nullptr, nullptr, nullptr);
 #endif
 }
 
-void jump_to_scheduler(worker &w, fcontext_t *slot, void **fake)
+void jump_to_scheduler(worker &w, stop_point *slot, void **fake)
 {
     jump(w, w.scheduler, nullptr, slot, fake);
 }
 
 [[noreturn]] void abandon(worker &w, cudaError_t error)
 {
-    static __thread fcontext_t nowhere;
+    static __thread stop_point nowhere;
     w.failed = true;
     w.error = error;
     jump_to_scheduler(w, &nowhere, nullptr);
@@ -169,7 +164,7 @@ static void describe(const worker &w, unsigned t, char *text, size_t bytes)
         const warp &p = w.warps[k];
         for (int g = 0; g < p.groups; ++g) {
             const warp_group &q = p.group[g];
-            const unsigned missing = q.mask & p.exist & ~q.arrived & ~(config().strict ? 0 : p.exited);
+            const unsigned missing = q.mask & p.exist & ~q.arrived & ~(w.strict ? 0 : p.exited);
             if (missing == 0)
                 continue;
             const unsigned who = k * lanes + static_cast<unsigned>(__builtin_ctz(q.arrived));
@@ -214,7 +209,7 @@ void advance(worker &w, bool ended)
         if (w.runnable == 0) {
             if (w.exited != w.n)
                 report_deadlock(w);
-            static __thread fcontext_t nowhere;
+            static __thread stop_point nowhere;
             jump_to_scheduler(w, &nowhere, nullptr); /* the block is done */
             abort();
         }
@@ -234,15 +229,15 @@ void advance(worker &w, bool ended)
             return;
         }
         f.on = stack_take(w);
-        f.context = make_fcontext(f.on->top, static_cast<size_t>(f.on->top - f.on->base), fiber_entry);
+        f.at = stop_make(f.on->top, static_cast<size_t>(f.on->top - f.on->base), fiber_entry);
     }
     if (ended) {
         /* Nobody else runs on this operating system thread before the jump has left the stack. */
-        static __thread fcontext_t nowhere;
-        jump(w, f.context, f.on, &nowhere, nullptr);
+        static __thread stop_point nowhere;
+        jump(w, f.at, f.on, &nowhere, nullptr);
         abort();
     }
-    jump(w, f.context, f.on, &w.fibers[me].context, &w.fibers[me].asan_fake);
+    jump(w, f.at, f.on, &w.fibers[me].at, &w.fibers[me].asan_fake);
     set_thread(w, me);
 }
 
@@ -259,18 +254,15 @@ static void thread_ended(worker &w)
     ++w.exited;
     --w.runnable;
     w.warps[t / lanes].exited |= 1u << t % lanes;
-    if (!config().strict)
+    if (!w.strict && w.warps[t / lanes].groups != 0)
         warp_left(w, t / lanes);
     if (w.arrived != 0 && w.arrived + w.exited == w.n)
         block_release(w);
 }
 
-void fiber_entry(transfer_t from)
+void fiber_entry()
 {
-    *static_cast<fcontext_t *>(from.data) = from.fctx;
-#if SIM_ASAN
-    __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
-#endif
+    entered();
     worker &w = *self;
     const kernel_call &c = *w.call;
     set_thread(w, w.current);
@@ -293,7 +285,7 @@ void fiber_entry(transfer_t from)
 
 static void block_release(worker &w)
 {
-    if (w.exited != 0 && config().strict)
+    if (w.exited != 0 && w.strict)
         report_exit(w);
     if (w.exited == 0) {
         memset(w.state, READY, w.n);
@@ -326,13 +318,15 @@ void other_place(int here, int there, const call_path &here_by, const call_path 
         snprintf(text, bytes, "in line %d", line_of(there));
 }
 
-int block_barrier(worker &w, int op, int predicate, int line, const call_path &path)
+static int block_barrier(worker &w, int op, int predicate, int line, const void *pc, const void *stack)
 {
     fiber &f = w.fibers[w.current];
     if (w.looping)
         report_promise(w, "block barrier", line);
     if (w.tracing)
         shared_trace(w, "when it reached this line", line);
+    call_path path;
+    path_from(w, pc, stack, &path);
     if (w.arrived == 0) {
         w.first = w.current;
         w.line = line;
@@ -357,12 +351,12 @@ int block_barrier(worker &w, int op, int predicate, int line, const call_path &p
     return w.result;
 }
 
-void first_jump(worker &w, void (*entry)(transfer_t))
+void first_jump(worker &w, void (*entry)())
 {
     stack *s = stack_take(w);
     if (!w.looping)
         w.fibers[w.current].on = s;
-    const fcontext_t c = make_fcontext(s->top, static_cast<size_t>(s->top - s->base), entry);
+    const stop_point c = stop_make(s->top, static_cast<size_t>(s->top - s->base), entry);
 #if SIM_TSAN
     w.scheduler_tsan = __tsan_get_current_fiber();
     __tsan_switch_to_fiber(s->tsan, 0);
@@ -370,8 +364,7 @@ void first_jump(worker &w, void (*entry)(transfer_t))
 #if SIM_ASAN
     __sanitizer_start_switch_fiber(&w.scheduler_fake, s->base, s->bytes);
 #endif
-    const transfer_t from = jump_fcontext(c, &w.scheduler);
-    *static_cast<fcontext_t *>(from.data) = from.fctx;
+    assay_sim_switch(&w.scheduler, c);
 #if SIM_ASAN
     __sanitizer_finish_switch_fiber(w.scheduler_fake, nullptr, nullptr);
 #endif
@@ -379,3 +372,9 @@ void first_jump(worker &w, void (*entry)(transfer_t))
 }
 
 } /* namespace sim */
+
+int assay_sim_block_barrier(assay_sim_block_op op, int predicate, int line)
+{
+    return sim::block_barrier(sim::running_worker("__syncthreads"), op, predicate, line,
+                              __builtin_return_address(0), __builtin_dwarf_cfa());
+}

@@ -10,18 +10,28 @@
 #endif
 #include "assay_sim_device.h"
 
-#include <boost/context/detail/fcontext.hpp>
 #include <string>
 #include <unordered_map>
 #include <vector>
 
+#if SIM_ASAN
+#include <sanitizer/common_interface_defs.h>
+#endif
+
 namespace sim
 {
 
-using boost::context::detail::fcontext_t;
-using boost::context::detail::jump_fcontext;
-using boost::context::detail::make_fcontext;
-using boost::context::detail::transfer_t;
+/* Where a thread of execution stopped: its stack pointer (simt_switch.cpp). */
+typedef void *stop_point;
+
+/* Leaves *save to come back to and goes on at `to`; neither saves the signal mask nor enters the kernel. */
+#if defined(__x86_64__)
+extern "C" void assay_sim_switch(stop_point *save, stop_point to);
+#else
+void assay_sim_switch(stop_point *save, stop_point to);
+#endif
+/* Begins at entry, which does not return, on the stack that ends at top. */
+stop_point stop_make(char *top, size_t bytes, void (*entry)());
 
 constexpr unsigned lanes = 32;
 
@@ -65,14 +75,14 @@ struct
 
 constexpr int frame_step_bits = 12;
 
-struct fiber {
-    fcontext_t context;
-    stack *on;
+struct alignas(64) fiber {
+    stop_point at;
+    uint64_t value, result; /* of the last warp intrinsic */
+    int operand, width;
     uint3 id;
     int line;
     unsigned mask;
-    uint64_t value, result;
-    int operand, width;
+    stack *on;
     void *asan_fake;
 };
 
@@ -112,8 +122,9 @@ struct worker {
     int watched;
     uint64_t turns;    /* how often threads have switched */
     cudaError_t error; /* when failed */
-    fcontext_t scheduler;
+    stop_point scheduler;
     random_stream random;
+    bool strict, callers; /* as configured when the launch began */
     /* the block barrier */
     unsigned arrived, first;
     int line, op, sum, result;
@@ -162,12 +173,20 @@ void draw_order(worker &w);
 /* Gives the processor away.  `ended`: the current thread is over; returns with a fresh thread to run on the
  * same stack. */
 void advance(worker &w, bool ended);
-void fiber_entry(boost::context::detail::transfer_t from);
-void jump_to_scheduler(worker &w, fcontext_t *slot, void **fake);
+void fiber_entry();
+/* The first thing that an entry does. */
+static inline void entered()
+{
+#if SIM_ASAN
+    __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
+#endif
+}
+void jump_to_scheduler(worker &w, stop_point *slot, void **fake);
 /* From the scheduler into a fresh stack; returns when that block, or loop over blocks, is over. */
-void first_jump(worker &w, void (*entry)(transfer_t));
+void first_jump(worker &w, void (*entry)());
 
 /* The calls by which the current thread came to the function that returns to pc with this stack pointer. */
+/* Without `callers`, the place alone. */
 void path_from(worker &w, const void *pc, const void *stack, call_path *path);
 bool path_differs(const call_path &a,
                   const call_path &b); /* in the source, for paths that differ in addresses */
@@ -175,11 +194,16 @@ std::string path_text(const call_path &p);
 /* "in line 12", and what else tells it from the place and path of `here`. */
 void other_place(int here, int there, const call_path &here_by, const call_path &there_by, char *text,
                  size_t bytes);
-int block_barrier(worker &w, int op, int predicate, int line, const call_path &path);
 /* A lane of warp k has returned: those who waited for it need not. */
 void warp_left(worker &w, unsigned k);
-uint64_t warp_exchange(worker &w, int op, unsigned mask, uint64_t value, int operand, int width, int line,
-                       const call_path &path);
+[[noreturn]] void outside_kernel(const char *what);
+static inline worker &running_worker(const char *what)
+{
+    worker *w = self;
+    if (__builtin_expect(w == nullptr, 0))
+        outside_kernel(what);
+    return *w;
+}
 
 void shared_begin(worker &w);
 void *shared_dynamic(worker &w);

@@ -11,7 +11,6 @@
 
 #if SIM_ASAN
 #include <pthread.h>
-#include <sanitizer/common_interface_defs.h>
 #endif
 
 namespace sim
@@ -98,15 +97,12 @@ static uint64_t block_at(const grid_run &g, uint64_t i)
     return static_cast<uint64_t>((static_cast<assay_sim_uint128>(i) * g.factor + g.offset) % g.blocks);
 }
 
-static void loop_entry(transfer_t from)
+static void loop_entry()
 {
-    *static_cast<fcontext_t *>(from.data) = from.fctx;
-#if SIM_ASAN
-    __sanitizer_finish_switch_fiber(nullptr, nullptr, nullptr);
-#endif
+    entered();
     worker &w = *self;
     const kernel_call &c = *w.call;
-    static __thread fcontext_t nowhere;
+    static __thread stop_point nowhere;
     for (uint64_t i = w.block_from; i < w.block_to; ++i) {
         const uint64_t linear = block_at(*running, i);
         blockIdx = block_id(linear, c.grid);
@@ -146,13 +142,23 @@ static void worker_run(worker &w, grid_run &g)
     w.n = g.call->block.x * g.call->block.y * g.call->block.z;
     w.failed = w.tracing = false;
     w.looping = g.call->no_barrier;
+    w.strict = config().strict;
+    w.callers = config().callers;
     w.arrays.clear();
     faults_watch();
     scheduler_bounds(w);
     blockDim = g.call->block;
     gridDim = g.call->grid;
+    uint3 id = {0, 0, 0};
     for (unsigned t = 0; t < w.n; ++t) {
-        w.fibers[t].id = uint3{t % blockDim.x, t / blockDim.x % blockDim.y, t / blockDim.x / blockDim.y};
+        w.fibers[t].id = id;
+        if (++id.x == blockDim.x) {
+            id.x = 0;
+            if (++id.y == blockDim.y) {
+                id.y = 0;
+                ++id.z;
+            }
+        }
     }
     watch_begin(w);
     while (!g.failed) {
@@ -227,46 +233,26 @@ cudaError_t kernel_run(const kernel_call &call)
     return g.failed ? g.error.load() : cudaSuccess;
 }
 
+void outside_kernel(const char *what)
+{
+    fprintf(stderr, "assay-sim: fatal: %s called outside a kernel\n", what);
+    abort();
+}
+
 } /* namespace sim */
 
 /* --- what kernels call -------------------------------------------------------------------------------------- */
 
-static sim::worker &running_worker(const char *what)
-{
-    if (sim::self == nullptr) {
-        fprintf(stderr, "assay-sim: fatal: %s called outside a kernel\n", what);
-        abort();
-    }
-    return *sim::self;
-}
-
-int assay_sim_block_barrier(assay_sim_block_op op, int predicate, int line)
-{
-    sim::worker &w = running_worker("__syncthreads");
-    sim::call_path path;
-    sim::path_from(w, __builtin_return_address(0), __builtin_dwarf_cfa(), &path);
-    return sim::block_barrier(w, op, predicate, line, path);
-}
-
-uint64_t assay_sim_warp_exchange(assay_sim_warp_op op, unsigned mask, uint64_t value, int operand, int width,
-                                 int line)
-{
-    sim::worker &w = running_worker("a warp intrinsic");
-    sim::call_path path;
-    sim::path_from(w, __builtin_return_address(0), __builtin_dwarf_cfa(), &path);
-    return sim::warp_exchange(w, op, mask, value, operand, width, line, path);
-}
-
 unsigned assay_sim_lane(void)
 {
-    const sim::worker &w = running_worker("__activemask");
+    const sim::worker &w = sim::running_worker("__activemask");
     return w.looping ? (threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % 32
                      : w.current % 32;
 }
 
 void *assay_sim_dynamic_shared(int line)
 {
-    sim::worker &w = running_worker("dynamic shared memory");
+    sim::worker &w = sim::running_worker("dynamic shared memory");
     if (w.looping)
         sim::report_promise(w, "shared memory", line);
     w.fibers[w.current].line = line;
@@ -275,7 +261,7 @@ void *assay_sim_dynamic_shared(int line)
 
 void *assay_sim_shared_array(const void *site, const char *name, size_t bytes, size_t align, int line)
 {
-    return sim::shared_array_at(running_worker("shared memory"), site, name, bytes, align, line);
+    return sim::shared_array_at(sim::running_worker("shared memory"), site, name, bytes, align, line);
 }
 
 int assay_sim_is_global(const void *p)
@@ -285,14 +271,14 @@ int assay_sim_is_global(const void *p)
 
 void assay_sim_yield(void)
 {
-    sim::worker &w = running_worker("__nanosleep");
+    sim::worker &w = sim::running_worker("__nanosleep");
     if (!w.looping)
         sim::advance(w, false);
 }
 
 void assay_sim_trap(int line)
 {
-    sim::worker &w = running_worker("__trap");
+    sim::worker &w = sim::running_worker("__trap");
     assay_sim_report("trap", WHERE "__trap()", WHERE_ARGS(w, threadIdx, line));
     sim::abandon(w);
 }

@@ -25,7 +25,7 @@ struct frames {
 static _Unwind_Reason_Code note_frame(struct _Unwind_Context *context, void *arg)
 {
     frames *f = static_cast<frames *>(arg);
-    if (f->n == 32)
+    if (f->n == 32 || _Unwind_GetIP(context) == 0) /* above a thread's first function there is nothing */
         return _URC_END_OF_STACK;
     f->pc[f->n] = reinterpret_cast<const void *>(_Unwind_GetIP(context));
     f->stack[f->n++] = _Unwind_GetCFA(context);
@@ -76,6 +76,8 @@ void path_from(worker &w, const void *pc, const void *stack, call_path *path)
     path->n = 0;
     for (;;) {
         path->pc[path->n++] = pc;
+        if (!w.callers) /* nobody asks by which calls */
+            return;
         const frame_step known = step_of(w, pc); /* by value: another address may take the slot */
         const long step = known.pc == pc ? known.step : learn(w, pc, at);
         if (step < 0 || path->n == call_path::longest)

@@ -54,109 +54,138 @@ static uint64_t reduce_lanes(int op, const fiber *lane, unsigned members)
     return acc;
 }
 
+static uint64_t vote(int op, const fiber *lane, unsigned members)
+{
+    unsigned ballot = 0;
+    for (unsigned m = members; m != 0; m &= m - 1) {
+        const int i = __builtin_ctz(m);
+        if (lane[i].value)
+            ballot |= 1u << i;
+    }
+    return op == ASSAY_SIM_WARP_ALL ? ballot == members : op == ASSAY_SIM_WARP_ANY ? ballot != 0 : ballot;
+}
+
+[[noreturn]] static void report_absent(worker &w, unsigned k, const warp_group &g, unsigned i, unsigned from)
+{
+    assay_sim_report("absent lane", WHERE "shuffle with mask 0x%08x reads lane %u, which %s",
+                     WHERE_ARGS(w, w.fibers[k * lanes + i].id, g.line), g.mask, from,
+                     (g.mask >> from & 1u) == 0             ? "the mask does not name"
+                     : (w.warps[k].exist >> from & 1u) == 0 ? "does not exist in this block"
+                                                            : "has returned");
+    abandon(w);
+}
+
+static void shuffle(worker &w, unsigned k, const warp_group &g)
+{
+    fiber *lane = &w.fibers[k * lanes];
+    const unsigned members = g.arrived;
+    for (unsigned m = members; m != 0; m &= m - 1) {
+        const unsigned i = static_cast<unsigned>(__builtin_ctz(m));
+        const unsigned from = source_lane(g.op, i, lane[i].operand, lane[i].width);
+        if ((members >> from & 1u) == 0)
+            report_absent(w, k, g, i, from);
+        lane[i].result = lane[from].value;
+    }
+}
+
+static void match(fiber *lane, unsigned members)
+{
+    for (unsigned m = members; m != 0; m &= m - 1) {
+        fiber &f = lane[__builtin_ctz(m)];
+        f.result = 0;
+        for (unsigned r = members; r != 0; r &= r - 1) {
+            if (lane[__builtin_ctz(r)].value == f.value)
+                f.result |= 1u << __builtin_ctz(r);
+        }
+    }
+}
+
 /* All lanes of the group have arrived: every lane's result is computed here, before anyone can post the next
- * value. */
+ * value, and all go on. */
 static void warp_complete(worker &w, unsigned k, const warp_group &g)
 {
     fiber *lane = &w.fibers[k * lanes];
     const unsigned members = g.arrived;
-    uint64_t all = 0;
-    if (g.op >= ASSAY_SIM_WARP_ALL && g.op <= ASSAY_SIM_WARP_BALLOT) {
-        unsigned ballot = 0;
-        for (unsigned m = members; m != 0; m &= m - 1) {
-            const int i = __builtin_ctz(m);
-            if (lane[i].value)
-                ballot |= 1u << i;
-        }
-        all = g.op == ASSAY_SIM_WARP_ALL   ? ballot == members
-              : g.op == ASSAY_SIM_WARP_ANY ? ballot != 0
-                                           : ballot;
-    } else if (g.op >= ASSAY_SIM_WARP_ADD_U32) {
-        all = reduce_lanes(g.op, lane, members);
+    if (g.op >= ASSAY_SIM_WARP_SHFL && g.op <= ASSAY_SIM_WARP_SHFL_XOR) {
+        shuffle(w, k, g);
+    } else if (g.op == ASSAY_SIM_WARP_MATCH_ANY) {
+        match(lane, members);
+    } else if (g.op != ASSAY_SIM_WARP_SYNC) {
+        const uint64_t all =
+            g.op < ASSAY_SIM_WARP_MATCH_ANY ? vote(g.op, lane, members) : reduce_lanes(g.op, lane, members);
+        for (unsigned m = members; m != 0; m &= m - 1)
+            lane[__builtin_ctz(m)].result = all;
     }
+    unsigned char *state = &w.state[k * lanes];
     for (unsigned m = members; m != 0; m &= m - 1) {
-        const unsigned i = static_cast<unsigned>(__builtin_ctz(m));
-        fiber &f = lane[i];
-        f.result = all;
-        if (g.op >= ASSAY_SIM_WARP_SHFL && g.op <= ASSAY_SIM_WARP_SHFL_XOR) {
-            const unsigned from = source_lane(g.op, i, f.operand, f.width);
-            if ((members >> from & 1u) == 0) {
-                assay_sim_report("absent lane", WHERE "shuffle with mask 0x%08x reads lane %u, which %s",
-                                 WHERE_ARGS(w, f.id, g.line), g.mask, from,
-                                 (g.mask >> from & 1u) == 0             ? "the mask does not name"
-                                 : (w.warps[k].exist >> from & 1u) == 0 ? "does not exist in this block"
-                                                                        : "has returned");
-                abandon(w);
-            }
-            f.result = lane[from].value;
-        } else if (g.op == ASSAY_SIM_WARP_MATCH_ANY) {
-            f.result = 0;
-            for (unsigned r = members; r != 0; r &= r - 1) {
-                if (lane[__builtin_ctz(r)].value == f.value)
-                    f.result |= 1u << __builtin_ctz(r);
-            }
-        }
-        const unsigned t = k * lanes + i;
-        if (w.state[t] == AT_WARP) {
-            w.state[t] = READY;
+        if (state[__builtin_ctz(m)] == AT_WARP) {
+            state[__builtin_ctz(m)] = READY;
             ++w.runnable;
         }
     }
 }
 
-static warp_group *warp_join(worker &w, warp &p, unsigned mask, int op, int line, const call_path &path)
+[[noreturn]] static void report_divergence(worker &w, const warp_group &g, unsigned mask, int line,
+                                           const call_path &path)
 {
-    const fiber &f = w.fibers[w.current];
-    for (int i = 0; i < p.groups; ++i) {
-        warp_group &g = p.group[i];
-        if (g.mask != mask)
-            continue;
-        if (g.line != line || g.op != op || (!(path == g.path) && path_differs(path, g.path))) {
-            char there[512];
-            other_place(line, g.line, path, g.path, there, sizeof there);
-            const uint3 a =
-                w.fibers[w.current / lanes * lanes + static_cast<unsigned>(__builtin_ctz(g.arrived))].id;
-            assay_sim_report("divergent warp",
-                             WHERE "arrives here with mask 0x%08x while thread (%u,%u,%u) waits with it %s",
-                             WHERE_ARGS(w, f.id, line), mask, a.x, a.y, a.z, there);
-            abandon(w);
-        }
-        return &g;
+    char there[512];
+    other_place(line, g.line, path, g.path, there, sizeof there);
+    const uint3 a = w.fibers[w.current / lanes * lanes + static_cast<unsigned>(__builtin_ctz(g.arrived))].id;
+    assay_sim_report("divergent warp",
+                     WHERE "arrives here with mask 0x%08x while thread (%u,%u,%u) waits with it %s",
+                     WHERE_ARGS(w, w.fibers[w.current].id, line), mask, a.x, a.y, a.z, there);
+    abandon(w);
+}
+
+/* The index of the group of lanes that wait with this mask; a new one, or one whose lanes may wait elsewhere. */
+static __attribute__((noinline)) int warp_meet(worker &w, warp &p, unsigned mask, int op, int line,
+                                               const void *pc, const void *stack)
+{
+    call_path path;
+    path_from(w, pc, stack, &path);
+    int i = 0;
+    while (i < p.groups && p.group[i].mask != mask)
+        ++i;
+    if (i == p.groups) {
+        p.group[p.groups++] = warp_group{mask, 0, line, op, path};
+        return i;
     }
-    p.group[p.groups] = warp_group{mask, 0, line, op, path};
-    return &p.group[p.groups++];
+    const warp_group &g = p.group[i];
+    if (g.line != line || g.op != op || (!(path == g.path) && path_differs(path, g.path)))
+        report_divergence(w, g, mask, line, path);
+    return i;
+}
+
+static void group_remove(warp &p, int i)
+{
+    if (i != --p.groups)
+        p.group[i] = p.group[p.groups];
 }
 
 void warp_left(worker &w, unsigned k)
 {
     warp &p = w.warps[k];
     for (int i = 0; i < p.groups;) {
-        const warp_group whole = p.group[i];
-        if (whole.arrived == (whole.mask & p.exist & ~p.exited)) {
-            p.group[i] = p.group[--p.groups];
-            warp_complete(w, k, whole);
+        const warp_group &g = p.group[i];
+        if (g.arrived == (g.mask & p.exist & ~p.exited)) {
+            warp_complete(w, k, g);
+            group_remove(p, i);
         } else {
             ++i;
         }
     }
 }
 
-uint64_t warp_exchange(worker &w, int op, unsigned mask, uint64_t value, int operand, int width, int line,
-                       const call_path &path)
+/* What no lane may ask for. */
+static void check_request(worker &w, const warp &p, unsigned mask, int width, int line)
 {
-    if (w.looping)
-        report_promise(w, "warp intrinsic", line);
-    if (w.tracing)
-        shared_trace(w, "when it reached this line", line);
-    const unsigned k = w.current / lanes, bit = 1u << w.current % lanes;
-    warp &p = w.warps[k];
-    fiber &f = w.fibers[w.current];
-    if ((mask & bit) == 0) {
+    const fiber &f = w.fibers[w.current];
+    if ((mask >> w.current % lanes & 1u) == 0) {
         assay_sim_report("wrong mask", WHERE "mask 0x%08x does not name the calling lane %u",
                          WHERE_ARGS(w, f.id, line), mask, w.current % lanes);
         abandon(w);
     }
-    if (config().strict && (mask & p.exited) != 0) {
+    if (w.strict && (mask & p.exited) != 0) {
         const unsigned gone = static_cast<unsigned>(__builtin_ctz(mask & p.exited));
         assay_sim_report("wrong mask", WHERE "mask 0x%08x names lane %u, whose thread has exited",
                          WHERE_ARGS(w, f.id, line), mask, gone);
@@ -167,17 +196,38 @@ uint64_t warp_exchange(worker &w, int op, unsigned mask, uint64_t value, int ope
                          WHERE_ARGS(w, f.id, line), width);
         abandon(w);
     }
-    warp_group *g = warp_join(w, p, mask, op, line, path);
+}
+
+} /* namespace sim */
+
+using namespace sim;
+
+uint64_t assay_sim_warp_exchange(assay_sim_warp_op op, unsigned mask, uint64_t value, int operand, int width,
+                                 int line)
+{
+    worker &w = running_worker("a warp intrinsic");
+    if (w.looping)
+        report_promise(w, "warp intrinsic", line);
+    if (w.tracing)
+        shared_trace(w, "when it reached this line", line);
+    const unsigned k = w.current / lanes;
+    warp &p = w.warps[k];
+    fiber &f = w.fibers[w.current];
+    check_request(w, p, mask, width, line);
+    const bool met = p.groups == 1 && p.group[0].mask == mask && p.group[0].line == line &&
+                     p.group[0].op == op && !w.callers;
+    const int joined =
+        met ? 0 : warp_meet(w, p, mask, op, line, __builtin_return_address(0), __builtin_dwarf_cfa());
+    warp_group &g = p.group[joined];
     f.line = line;
     f.mask = mask;
     f.value = value;
     f.operand = operand;
     f.width = width;
-    g->arrived |= bit;
-    if (g->arrived == (mask & p.exist & ~p.exited)) {
-        const warp_group whole = *g;
-        *g = p.group[--p.groups];
-        warp_complete(w, k, whole);
+    g.arrived |= 1u << w.current % lanes;
+    if (g.arrived == (mask & p.exist & ~p.exited)) {
+        warp_complete(w, k, g);
+        group_remove(p, joined);
         return f.result;
     }
     w.state[w.current] = AT_WARP;
@@ -185,5 +235,3 @@ uint64_t warp_exchange(worker &w, int op, unsigned mask, uint64_t value, int ope
     advance(w, false);
     return f.result;
 }
-
-} /* namespace sim */

@@ -184,6 +184,20 @@ Test(sim_guards, a_write_just_before_a_block_is_seen)
     }
 }
 
+Test(sim_guards, a_write_anywhere_between_page_and_block_is_seen)
+{
+    quiet();
+    for (size_t n = 64; n <= 960; n += 896) { /* 3840 and 256 bytes of guard in front */
+        float *x = device<float>(n);
+        for (long back = 1; back <= static_cast<long>(1024 - n); ++back) {
+            char where[64];
+            snprintf(where, sizeof where, " %ld bytes before the start of device block", 4 * back);
+            expect_seen(GPU_LAUNCH(write_at, 1, 32, 0, nullptr, x, -back), cudaErrorLaunchFailure,
+                        "kernel write_at", where, "");
+        }
+    }
+}
+
 Test(sim_guards, freed_memory_faults)
 {
     quiet();
