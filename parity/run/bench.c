@@ -195,6 +195,8 @@ static assay_status prepare(const bench_options *b, bool simulated, assay_train_
         ASSAY_TRY_GOTO(parity_case_load(b->case_file, c), st, done);
     else
         ASSAY_TRY_GOTO(drawn_case(b, given, simulated, c), st, done);
+    ASSAY_TRY_GOTO(merge_options(given, &c->options), st, done);
+    ASSAY_TRY_GOTO(parity_case_weights(c), st, done);
     *o = c->options;
     if (c->model_dir[0] != '\0')
         snprintf(o->model, sizeof o->model, "%s", c->model_dir);
@@ -204,7 +206,6 @@ static assay_status prepare(const bench_options *b, bool simulated, assay_train_
     ASSAY_CHECK_GOTO(snprintf(o->batch, sizeof o->batch, "%s/batch.safetensors", b->report_dir) < ASSAY_PATH,
                      ASSAY_LIMIT, st, done, "--report: path too long");
     ASSAY_TRY_GOTO(parity_prepare_case(c, b->report_dir), st, done);
-    ASSAY_TRY_GOTO(merge_options(given, o), st, done);
 done:
     parity_case_free(c);
     free(c);
