@@ -180,7 +180,8 @@ typedef struct gpu_model {
     double *loss_sums;      /* device F64 [n_microbatches] */
     int64_t *expert_counts; /* device: tokens_per_expert of every MoE layer, one after the other */
     int64_t n_microbatches;
-    bool recompute; /* a layer keeps its output alone; its backward runs the forward again */
+    bool recompute;   /* a layer keeps its output alone; its backward runs the forward again */
+    int host_threads; /* processors of this rank, for work on the host; 0: one */
 } gpu_model;
 
 /* Builds the parameter table of this rank and the layers; allocates nothing on the device. */
@@ -220,6 +221,11 @@ assay_status gpu_params_check_step(const gpu_model *m);
  * safetensors, drawn from the seed of the options, or zeros when a checkpoint will be loaded (core/run/inputs.h). */
 typedef assay_status (*gpu_weight_sink)(void *user, gpu_param *p, const float *piece);
 assay_status gpu_model_weights(gpu_model *m, const char *folder, gpu_weight_sink put, void *user);
+/* --- drawn weights (weights_draw.c) -------------------------------------------------------------------- */
+/* piece [shard] = the parameter drawn from the seed at its global indices; std: gpu_init_std.  The bits do not depend on
+ * the number of threads. */
+void gpu_draw_piece(const assay_param_spec *spec, const assay_shard *s, double std, uint64_t seed,
+                    int threads, float *piece);
 /* Whether this rank is the lowest of those that hold a piece of the parameter: the one that says what is said once. */
 bool gpu_param_speaks(const gpu_model *m, const assay_param_spec *spec);
 /* Counts x[0, n) into f: start + i is the flat index of x[i]. */

@@ -7,6 +7,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* --- set-up ------------------------------------------------------------------------------------------------- */
 static assay_status check_options(const assay_train_options *o)
@@ -180,6 +181,8 @@ static assay_status build(gpu_engine *e)
 {
     gpu_model *m = &e->model;
     ASSAY_TRY(gpu_model_create(m, &e->run, &e->config, &e->grid, &e->options));
+    const long processors = sysconf(_SC_NPROCESSORS_ONLN);
+    m->host_threads = (int)(processors / (e->env.local_world > 0 ? e->env.local_world : 1));
     ASSAY_TRY(gpu_model_set_batch(m, &e->batches, &e->share));
     for (int c = 0; c < m->n_chunks; c++)
         m->chunks[c].n_in_flight = gpu_pipeline_in_flight(&e->schedule, c);

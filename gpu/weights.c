@@ -1,6 +1,4 @@
-/* Where weights come from: a Hugging Face folder, or Philox draws that no layout can change. */
-#include "core/base/hash.h"
-#include "core/base/philox.h"
+/* Where weights come from: a Hugging Face folder, a seed (weights_draw.c), or a checkpoint. */
 #include "core/files/checkpoint.h"
 #include "core/files/tensorfile.h"
 #include "core/run/inputs.h"
@@ -150,48 +148,6 @@ static assay_status check_no_strangers(const gpu_model *m, const assay_tensorfil
     return ASSAY_OK;
 }
 
-/* --- drawn -------------------------------------------------------------------------------------------------- */
-static int64_t global_flat(const assay_shard *s, int64_t local)
-{
-    int64_t index[ASSAY_MAX_DIMS], flat = 0;
-    for (int d = s->ndim - 1; d >= 0; d--) {
-        index[d] = local % s->local_shape[d];
-        local /= s->local_shape[d];
-    }
-    for (int d = 0; d < s->ndim; d++)
-        flat = flat * s->global_shape[d] + assay_shard_global_index(s, d, index[d]);
-    return flat;
-}
-
-double gpu_init_std(const assay_param_spec *spec, const assay_model_config *config)
-{
-    switch (spec->init) {
-    case ASSAY_INIT_NORMAL:
-        return config->init_method_std;
-    case ASSAY_INIT_OUTPUT_NORMAL:
-        return config->init_method_std / sqrt(2.0 * (double)config->num_layers);
-    case ASSAY_INIT_ONE:
-    case ASSAY_INIT_ZERO:
-        break;
-    }
-    return 0.0;
-}
-
-static void draw_piece(const assay_param_spec *spec, const assay_shard *s, double std, uint64_t seed,
-                       float *piece)
-{
-    const int64_t n = assay_shard_count(s);
-    const uint64_t stream = assay_name_hash(spec->name);
-    const double scale = std * ASSAY_PHILOX_UNIT;
-    for (int64_t i = 0; i < n; i++) {
-        if (spec->init == ASSAY_INIT_ONE || spec->init == ASSAY_INIT_ZERO)
-            piece[i] = spec->init == ASSAY_INIT_ONE ? 1.0f : 0.0f;
-        else
-            piece[i] =
-                (float)((double)assay_philox_normal4(seed, stream, (uint64_t)global_flat(s, i)) * scale);
-    }
-}
-
 /* --- both --------------------------------------------------------------------------------------------------- */
 static assay_status piece_of(const gpu_model *m, assay_weights_source source, const assay_tensorfile *file,
                              const gpu_param *p, float **whole, float *piece)
@@ -205,7 +161,8 @@ static assay_status piece_of(const gpu_model *m, assay_weights_source source, co
         return ASSAY_OK;
     }
     if (source == ASSAY_WEIGHTS_DRAWN) {
-        draw_piece(spec, &p->shard, gpu_init_std(spec, m->config), (uint64_t)m->options->draw_weights, piece);
+        gpu_draw_piece(spec, &p->shard, gpu_init_std(spec, m->config), (uint64_t)m->options->draw_weights,
+                       m->host_threads, piece);
         return ASSAY_OK;
     }
     assay_shard all;

@@ -2,6 +2,7 @@
 #include "core/base/suggest.h"
 #include "core/run/outputs.h"
 #include "parity/parity.h"
+#include "ref/fast/blas_core.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -39,6 +40,7 @@ static void usage(FILE *out)
 
 int main(int argc, char **argv)
 {
+    ref_blas_core_restart(argv);
     if (argc < 2) {
         usage(stderr);
         return 2;

@@ -98,19 +98,21 @@ double ref_init_std(const assay_param_spec *p, const assay_model_config *c)
     return p->init == ASSAY_INIT_OUTPUT_NORMAL ? c->init_method_std / sqrt(2.0 * (double)c->num_layers) : 0.0;
 }
 
+enum { SMALL = 1 << 15 }; /* elements that are not worth a second thread */
+
 /* Rounded to F32, the dtype of masters, in every precision: all recipes start from the same numbers. */
 static void draw(const assay_param_spec *p, double std, uint64_t seed, double *x, int64_t n)
 {
     const uint64_t stream = assay_name_hash(p->name);
     const double scale = std * ASSAY_PHILOX_UNIT;
-    for (int64_t i = 0; i < n; i++) {
-        if (p->init == ASSAY_INIT_ONE)
-            x[i] = 1.0;
-        else if (p->init == ASSAY_INIT_ZERO)
-            x[i] = 0.0;
-        else
-            x[i] = ref_round((double)assay_philox_normal4(seed, stream, (uint64_t)i) * scale, ASSAY_F32);
+    if (p->init == ASSAY_INIT_ONE || p->init == ASSAY_INIT_ZERO) {
+        for (int64_t i = 0; i < n; i++)
+            x[i] = p->init == ASSAY_INIT_ONE ? 1.0 : 0.0;
+        return;
     }
+#pragma omp parallel for schedule(static) if (n > SMALL)
+    for (int64_t i = 0; i < n; i++)
+        x[i] = ref_round((double)assay_philox_normal4(seed, stream, (uint64_t)i) * scale, ASSAY_F32);
 }
 
 /* --- all ---------------------------------------------------------------------------------------------------- */

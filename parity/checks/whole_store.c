@@ -1,6 +1,7 @@
 /* Runs of the reference on disk: one safetensors file for each, named by the hash of all that decides it. */
 #include "parity/checks/whole_store.h"
 
+#include "core/base/log.h"
 #include "core/files/tensorfile.h"
 #include "core/files/tensorwriter.h"
 #include <errno.h>
@@ -9,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <time.h>
 #include <unistd.h>
 
 /* --- identity ----------------------------------------------------------------------------------------------- */
@@ -170,6 +172,48 @@ done:
     return st;
 }
 
+/* --- waiting -------------------------------------------------------------------------------------------------- */
+
+/* Seconds to wait for another process that makes the run: ASSAY_REFERENCE_WAIT, else an hour. */
+static assay_status wait_limit(double *seconds)
+{
+    const char *text = getenv("ASSAY_REFERENCE_WAIT");
+    char *end = NULL;
+    *seconds = 3600;
+    if (text == NULL || text[0] == '\0')
+        return ASSAY_OK;
+    *seconds = strtod(text, &end);
+    ASSAY_CHECK(*end == '\0' && *seconds > 0 && *seconds <= 1e7, ASSAY_INVALID_ARGUMENT,
+                "ASSAY_REFERENCE_WAIT: expected seconds, found %s", text);
+    return ASSAY_OK;
+}
+
+/* Locks the file and writes into it who holds it.  A process that ends gives up its lock; one that hangs is named. */
+static assay_status take_lock(int fd, const char *path)
+{
+    char holder[64] = "";
+    double limit_s;
+    ASSAY_TRY(wait_limit(&limit_s));
+    const double end = assay_monotonic_s() + limit_s;
+    while (flock(fd, LOCK_EX | LOCK_NB) != 0) {
+        ASSAY_CHECK(errno == EWOULDBLOCK || errno == EINTR, ASSAY_IO, "%s: %s", path, strerror(errno));
+        if (assay_monotonic_s() > end) {
+            const ssize_t n = pread(fd, holder, sizeof holder - 1, 0);
+            holder[n > 0 ? n : 0] = '\0';
+            holder[strcspn(holder, "\n")] = '\0';
+            ASSAY_FAIL(
+                ASSAY_TIMEOUT,
+                "%s: expected the reference run of another process (%s) within %g s (ASSAY_REFERENCE_WAIT), "
+                "found it still at work",
+                path, holder[0] != '\0' ? holder : "unknown", limit_s);
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    }
+    const int n = snprintf(holder, sizeof holder, "process %-20ld\n", (long)getpid());
+    ASSAY_CHECK(pwrite(fd, holder, (size_t)n, 0) == n, ASSAY_IO, "%s: %s", path, strerror(errno));
+    return ASSAY_OK;
+}
+
 /* --- once --------------------------------------------------------------------------------------------------- */
 
 assay_status parity_whole_run(const char *folder, const char *key, const ref_run_config *config,
@@ -184,8 +228,7 @@ assay_status parity_whole_run(const char *folder, const char *key, const ref_run
                 ASSAY_LIMIT, "%s: path too long", folder);
     const int fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, 0666);
     ASSAY_CHECK(fd >= 0, ASSAY_IO, "%s: %s", lock, strerror(errno));
-    while (flock(fd, LOCK_EX) != 0)
-        ASSAY_CHECK_GOTO(errno == EINTR, ASSAY_IO, st, done, "%s: %s", lock, strerror(errno));
+    ASSAY_TRY_GOTO(take_lock(fd, lock), st, done);
     if (access(path, F_OK) == 0) {
         st = load_run(path, key, result);
     } else {

@@ -2,6 +2,7 @@
 #include "core/model/ops.h"
 #include "parity/run/cases.h"
 #include "parity/run/engine.h"
+#include "ref/fast/blas_core.h"
 #include <cblas.h>
 #include <sodium.h>
 #include <stdlib.h>
@@ -124,7 +125,10 @@ int parity_main_doctor(int argc, char **argv)
     }
     printf("%-14s %s\n", "assay", parity_version());
     printf("%-14s %ld processors\n", "machine", sysconf(_SC_NPROCESSORS_ONLN));
+    char core[160];
+    ref_blas_core_describe(core, sizeof core);
     printf("%-14s %s\n", "OpenBLAS", openblas_get_config());
+    printf("%-14s core type %s\n", "", core);
     printf("%-14s %s\n", "Jansson", jansson_version_str());
     printf("%-14s %s\n", "libsodium", sodium_version_string());
     if (parity_cases_dir(cases, sizeof cases) == ASSAY_OK)

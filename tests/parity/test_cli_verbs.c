@@ -161,6 +161,25 @@ Test(cli_verbs, doctor_says_which_engine_will_be_used_and_why)
     cli_free(&r);
 }
 
+/* The user's choice of kernels stands; without one the library's does, unless it is too old for the CPU. */
+Test(cli_verbs, doctor_says_which_kernels_openblas_runs_and_who_chose_them)
+{
+    setenv("OPENBLAS_CORETYPE", "Prescott", 1);
+    cli_result r = cli_run("doctor");
+    cli_expect_success(&r, "doctor");
+    cr_expect(strstr(r.out, "core type Prescott, chosen by the user (OPENBLAS_CORETYPE=Prescott)"), "%s",
+              r.out);
+    cli_free(&r);
+    unsetenv("OPENBLAS_CORETYPE");
+    r = cli_run("doctor");
+    cli_expect_success(&r, "doctor");
+    cr_expect(strstr(r.out, "chosen by the library") != NULL ||
+                  strstr(r.out, "chosen by assay (the library alone: ") != NULL,
+              "%s", r.out);
+    cr_expect(strstr(r.out, "chosen by the user") == NULL, "%s", r.out);
+    cli_free(&r);
+}
+
 Test(cli_verbs, doctor_prints_the_ladder_of_every_operation)
 {
     cli_result r = cli_run("doctor --ops");

@@ -2,8 +2,11 @@
  * and a missing tensor fail. */
 #include "parity/checks/plan.h"
 #include "parity/checks/whole.h"
+#include "parity/checks/whole_store.h"
 #include "tests/support/parity.h"
 #include "tests/support/ref.h"
+#include <fcntl.h>
+#include <sys/file.h>
 
 typedef struct setting {
     assay_model_config *config;
@@ -235,4 +238,29 @@ Test(parity_whole, a_matrix_of_full_rank_jumps_element_by_element)
     for (int i = 0; i < N; i++)
         cr_expect(clusters[i] <= 1.6, "row %d: %g", i, clusters[i]);
     free(full);
+}
+
+/* The reference run of a process that hangs is waited for within a limit, and the process is named. */
+Test(parity_whole, a_reference_run_that_never_comes_is_given_up)
+{
+    char dir[256], path[ASSAY_PATH], hash[ASSAY_SHA256_HEX];
+    ref_run_result result;
+    must(assay_mkdir_p(fresh_path(dir, "store")));
+    must(assay_hash_init());
+    assay_sha256_bytes("key", 3, hash);
+    snprintf(path, sizeof path, "%s/%s.lock", dir, hash);
+    const int fd = open(path, O_RDWR | O_CREAT, 0600); /* an open file of its own, as in another process */
+    cr_assert(fd >= 0 && flock(fd, LOCK_EX) == 0 && write(fd, "process 4711\n", 13) == 13);
+    setenv("ASSAY_REFERENCE_WAIT", "0.05", 1);
+    cr_expect_eq(parity_whole_run(dir, "key", NULL, NULL, &result), ASSAY_TIMEOUT);
+    cr_expect(strstr(assay_error_message(), "(process 4711) within 0.05 s") != NULL, "%s",
+              assay_error_message());
+    setenv("ASSAY_REFERENCE_WAIT", "soon", 1);
+    cr_expect_eq(parity_whole_run(dir, "key", NULL, NULL, &result), ASSAY_INVALID_ARGUMENT);
+    cr_expect(strstr(assay_error_message(), "expected seconds, found soon") != NULL, "%s",
+              assay_error_message());
+    unsetenv("ASSAY_REFERENCE_WAIT");
+    assay_error_clear();
+    close(fd);
+    remove_path(dir);
 }
