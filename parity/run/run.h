@@ -84,5 +84,7 @@ assay_status parity_run_load_cases(parity_run_state *s);
 /* Options given on the command line replace those of every case; train_iters the steps of its data. */
 assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_options *given);
 assay_status parity_run_make_tasks(parity_run_state *s);
+/* run_order.c: fills s->order [n_tasks], in which tasks start. */
+assay_status parity_run_order(parity_run_state *s);
 
 #endif
