@@ -295,6 +295,13 @@ static assay_status run(parity_run_state *s, const assay_train_options *given)
     return ASSAY_OK;
 }
 
+/* Half as many again as processors: tasks wait for the disk (every file is synced) and for reference runs of each other. */
+static int default_jobs(void)
+{
+    const long processors = sysconf(_SC_NPROCESSORS_ONLN), jobs = processors + processors / 2;
+    return jobs < 1 ? 1 : jobs > PARITY_MAX_JOBS ? PARITY_MAX_JOBS : (int)jobs;
+}
+
 int parity_main_run(int argc, char **argv)
 {
     int code = 2;
@@ -321,8 +328,7 @@ int parity_main_run(int argc, char **argv)
     snprintf(s->o.report_dir, sizeof s->o.report_dir, "report");
     snprintf(s->o.matrix, sizeof s->o.matrix, "pairwise");
     s->o.timeout_s = PARITY_TIMEOUT_S;
-    const long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    s->o.jobs = processors < 1 ? 1 : processors > PARITY_MAX_JOBS ? PARITY_MAX_JOBS : (int)processors;
+    s->o.jobs = default_jobs();
     assay_status st = assay_options_parse(
         argc, argv,
         "Parity of the engine with the reference over a matrix of layouts.\vExamples:\n"

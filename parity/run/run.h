@@ -96,5 +96,7 @@ assay_status parity_case_layout(const parity_case *c, const char *layout);
 assay_status parity_run_check_layouts(parity_run_state *s);
 /* The engine knows the kernels that the command line and the cases name. */
 assay_status parity_run_check_variants(const parity_run_state *s);
+/* run_order.c: fills s->order [n_tasks], in which tasks start. */
+assay_status parity_run_order(parity_run_state *s);
 
 #endif

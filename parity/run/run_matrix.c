@@ -228,21 +228,6 @@ static assay_status keep_chosen(parity_run_state *s)
     return st;
 }
 
-/* Tasks of one case and precision share reference runs, which the first of them makes: those first ones start early, so
- * that no processor waits for another's. */
-static void order_tasks(parity_run_state *s)
-{
-    int placed = 0;
-    for (int round = 0; placed < s->n_tasks; round++)
-        for (int i = 0; i < s->n_tasks; i++) {
-            int earlier = 0;
-            for (int k = 0; k < i; k++)
-                earlier += s->tasks[k].c == s->tasks[i].c && s->tasks[k].precision == s->tasks[i].precision;
-            if (earlier == round)
-                s->order[placed++] = i;
-        }
-}
-
 bool parity_run_operations(const parity_run_state *s)
 {
     const bool alone =
@@ -259,8 +244,7 @@ assay_status parity_run_make_tasks(parity_run_state *s)
     ASSAY_TRY(keep_chosen(s));
     ASSAY_CHECK(s->n_tasks > 0, ASSAY_INVALID_ARGUMENT,
                 "nothing to run: no case matches --case, --precision, --variant and --shard");
-    order_tasks(s);
-    return ASSAY_OK;
+    return parity_run_order(s);
 }
 
 /* " --clip-grad=1" at the end of o->overrides. */

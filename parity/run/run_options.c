@@ -18,7 +18,7 @@ const assay_extra_option parity_run_option_list[] = {
      "which combinations of case, layout, precision and kernels run: pairwise (default) takes few in which "
      "every two that "
      "can meet do meet; full takes all"},
-    {"jobs", "N", "tasks side by side (default: processors)"},
+    {"jobs", "N", "tasks side by side (default: half as many again as processors, at most 16)"},
     {"shard", "I/N", "run part I of N of the matrix (join with: assay report merge)"},
     {"timeout", "SECONDS", "time limit of one engine run (default 600)"},
     {"keep", NULL, "keep traces and checkpoints of passed tasks"},
