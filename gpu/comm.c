@@ -77,6 +77,7 @@ assay_status gpu_comm_create(gpu_comm *c, const assay_rank_env *env, const assay
         w->ranks[r] = r;
     if (c->world > 1 && env->nccl_comm_id[0] != '\0')
         setenv("NCCL_COMM_ID", env->nccl_comm_id, 1);
+    setenv("NCCL_LAUNCH_ORDER_IMPLICIT", "1", 0); /* the order of communicators in flight: comm.h */
     if (c->world > 1 || always_world)
         ASSAY_TRY(create_world(c));
     if (grid)

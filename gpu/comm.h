@@ -4,7 +4,13 @@
  * own bootstrap); every group is split from it with ncclCommSplit in the order of assay_group, the same on
  * all ranks. Every call is enqueued on a stream and returns; waiting goes through gpu_comm_wait, which polls
  * the stream and the communicators' asynchronous errors under a time limit, so that a missing or mismatched
- * rank ends the run with the last calls of this rank on stderr instead of a hang. */
+ * rank ends the run with the last calls of this rank on stderr instead of a hang.
+ *
+ * Two communicators can be in flight at once: buckets of gradients on the communication stream, everything else on the compute
+ * stream.  Where devices run them in different orders, NCCL's kernels wait for each other for ever.  One thread of a rank issues
+ * all calls, from one schedule that all ranks of a stage share (the plan holds every rank's records to it), and
+ * NCCL_LAUNCH_ORDER_IMPLICIT=1 (NCCL 2.26) makes the device keep that order across communicators and streams; a value that is set
+ * already stays. */
 #ifndef GPU_COMM_H
 #define GPU_COMM_H
 

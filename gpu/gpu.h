@@ -67,7 +67,8 @@ typedef struct gpu_ctx {
     int sm_count, sm_major, sm_minor;
     cudaStream_t stream; /* compute */
     cublasLtHandle_t blas;
-    void *workspace; /* call arena: life of one operation */
+    void *
+        workspace; /* call arena: life of one operation, on `stream` alone (gpu_ladder_run refuses another) */
     size_t workspace_bytes;
     int variant[GPU_FAMILY_COUNT]; /* -1 = fastest */
 } gpu_ctx;

@@ -92,6 +92,12 @@ assay_status gpu_ladder_run(gpu_ctx *ctx, const gpu_operands *o, int64_t n, cuda
     const gpu_rung *rungs = gpu_ladder(o->op->name);
     ASSAY_CHECK(rungs, ASSAY_UNSUPPORTED, "operation %s: the engine has no function for it", o->op->name);
     *variant = gpu_ladder_choose(rungs, ctx, o, n);
+    const size_t bytes = rungs[*variant].workspace ? rungs[*variant].workspace(ctx, o) : 0;
+    ASSAY_CHECK(
+        bytes == 0 || stream == ctx->stream, ASSAY_UNSUPPORTED,
+        "%s k%d: its %zu bytes of workspace belong to the compute stream of the context: another stream "
+        "would write them at the same time",
+        o->op->name, *variant, bytes);
     const gpu_work w = {ctx, o, n, *variant, stream};
     return rungs[*variant].run(&w);
 }

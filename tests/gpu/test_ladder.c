@@ -99,6 +99,25 @@ Test(gpu_ladder, a_rung_that_does_not_take_the_call_is_passed_over)
     gpu_ctx_destroy(&ctx);
 }
 
+/* The call arena has one owner: two streams would write it at the same time. */
+Test(gpu_ladder, workspace_belongs_to_the_compute_stream)
+{
+    gpu_ctx ctx;
+    cudaStream_t other;
+    int variant;
+    open_ctx(&ctx);
+    cr_assert_eq(cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking), cudaSuccess);
+    const gpu_tensor x = gpu_tensor_1d(NULL, ASSAY_F32, 100000), y = gpu_tensor_1d(NULL, ASSAY_F64, 1);
+    const gpu_operands o =
+        raw_operands("sum", (const raw_operand[]){RAW_T("x", x), RAW_T("y", y), {.name = NULL}});
+    cr_assert_gt(gpu_ladder_workspace(&ctx, &o), 0);
+    cr_expect_eq(gpu_ladder_run(&ctx, &o, 1, other, &variant), ASSAY_UNSUPPORTED);
+    cr_expect(strstr(assay_error_message(), "belong to the compute stream"), "%s", assay_error_message());
+    cr_expect_neq(gpu_ladder_run(&ctx, &o, 1, ctx.stream, &variant), ASSAY_UNSUPPORTED, "its own stream");
+    cudaStreamDestroy(other);
+    gpu_ctx_destroy(&ctx);
+}
+
 /* Nobody asked: k2 where it pays. */
 Test(gpu_ladder, the_widest_rung_waits_for_a_large_vocabulary)
 {
