@@ -56,7 +56,7 @@ static const assay_option_row table[] = {
      "seed of the tokens and masked labels of a case; and of its weights, where the case holds a "
      "configuration "
      "and --draw-weights names no other",
-     "Run", ASSAY_FOR_RUN | ASSAY_FOR_CASE | ASSAY_FOR_BENCH},
+     "Run", ASSAY_FOR_RUN | ASSAY_FOR_CASE},
     {"draw_weights", ASSAY_OPT_INT, MEMBER(draw_weights), -1, 0x1p63, NULL, "SEED",
      "draw the weights of a folder that holds a configuration alone; -1: refuse such a folder", "Run",
      EVERYWHERE},
@@ -69,7 +69,7 @@ static const assay_option_row table[] = {
         fault, "FAULT", STEP_RUN, "Run",
         "plant a fault (self-tests; docs/ADDING.md): skip:INSTANCE, attr:INSTANCE:NAME=X, ..., or a word"),
     {"collective_timeout", ASSAY_OPT_DOUBLE, MEMBER(collective_timeout), 0, 1e6, NULL, "SECONDS",
-     "longest wait for a collective; 0: ASSAY_COLLECTIVE_TIMEOUT_S, else 300", "Run", STEP_RUN},
+     "longest wait for a collective; 0: ASSAY_COLLECTIVE_TIMEOUT_S, else 300", "Run", STEP_RUN_BENCH},
     ROW_ENUM(optimizer, optimizer_words, "adam", EVERYWHERE, "Optimizer", "adam (AdamW)"),
     ROW_DOUBLE(lr, 0, 1e6, EVERYWHERE, "Optimizer", "learning rate"),
     ROW_DOUBLE(min_lr, 0, 1e6, EVERYWHERE, "Optimizer", "lowest learning rate of the schedule"),

@@ -14,7 +14,8 @@ typedef struct bench_options {
     char case_file[ASSAY_PATH];
     int64_t warmup, steps, microbatches, micro_batch_size, seq_length; /* data: 0 = not given */
     double timeout_s;
-    bool instances;
+    bool instances, seeded;
+    uint64_t seed; /* of tokens that are drawn; of a case, of its weights, too */
     int n_beside;
     char beside[MAX_BESIDE][ASSAY_PATH];
 } bench_options;
@@ -29,6 +30,7 @@ static const assay_extra_option EXTRA[] = {
     {"micro_batch_size", "N", "of data that is drawn: sequences of a microbatch (default 1)"},
     {"seq_length", "N",
      "of data that is drawn: tokens of a sequence (default 4096, in the simulator 64, at most the model's)"},
+    {"seed", "N", "of data that is drawn and of a case (default 1234, or the case's own)"},
     {"instances", NULL, "a line for each instance of an operation"},
     {"beside", "FILE", "print this result beside (golden/bench_torch.py writes PyTorch's); may be repeated"},
     {"report", "DIR", "where bench.json, batch.safetensors and logs go (default bench)"},
@@ -86,6 +88,14 @@ static assay_status on_option(void *user, const char *name, const char *text)
             return take_text(name, text, texts[i].out, texts[i].capacity);
     if (strcmp(name, "instances") == 0) {
         b->instances = true;
+        return ASSAY_OK;
+    }
+    if (strcmp(name, "seed") == 0) {
+        assay_train_options read;
+        assay_train_options_default(&read);
+        ASSAY_TRY(assay_train_option_set(&read, "seed", text));
+        b->seed = read.seed;
+        b->seeded = true;
         return ASSAY_OK;
     }
     if (strcmp(name, "timeout") == 0) {
@@ -151,6 +161,7 @@ static assay_status drawn_case(const bench_options *b, const assay_train_options
     free(config);
     ASSAY_TRY(st);
     c->is_folder = true;
+    snprintf(c->name, sizeof c->name, "of --model");
     snprintf(c->file, sizeof c->file, "%s", o->model);
     snprintf(c->model_dir, sizeof c->model_dir, "%s", o->model);
     c->steps = DRAWN_STEPS;
@@ -163,6 +174,7 @@ static assay_status drawn_case(const bench_options *b, const assay_train_options
 static assay_status check_choice(const bench_options *b, const assay_train_options *given)
 {
     const bool named = b->case_name[0] != '\0' || b->case_file[0] != '\0', model = given->model[0] != '\0';
+    const bool there = given->batch[0] != '\0';
     const bool sizes = b->microbatches > 0 || b->micro_batch_size > 0 || b->seq_length > 0;
     ASSAY_CHECK(named != model, ASSAY_INVALID_ARGUMENT,
                 "expected --model DIR, --case NAME or a case file, found %s", named ? "two of them" : "none");
@@ -173,6 +185,8 @@ static assay_status check_choice(const bench_options *b, const assay_train_optio
     ASSAY_CHECK(
         !sizes || (!named && given->batch[0] == '\0'), ASSAY_INVALID_ARGUMENT,
         "--microbatches, --micro-batch-size, --seq-length: have no meaning for data that is there already");
+    ASSAY_CHECK(!b->seeded || !there, ASSAY_INVALID_ARGUMENT,
+                "--seed: has no meaning for data that is there already");
     ASSAY_CHECK(given->precision != ASSAY_PRECISION_FP64, ASSAY_UNSUPPORTED,
                 "precision fp64: the engine computes in fp32 or bf16");
     return ASSAY_OK;
@@ -196,7 +210,10 @@ static assay_status prepare(const bench_options *b, bool simulated, assay_train_
     else
         ASSAY_TRY_GOTO(drawn_case(b, given, simulated, c), st, done);
     ASSAY_TRY_GOTO(merge_options(given, &c->options), st, done);
+    if (b->seeded)
+        c->options.seed = b->seed;
     ASSAY_TRY_GOTO(parity_case_weights(c), st, done);
+    ASSAY_TRY_GOTO(parity_prepare_case(c, b->report_dir), st, done);
     *o = c->options;
     if (c->model_dir[0] != '\0')
         snprintf(o->model, sizeof o->model, "%s", c->model_dir);
@@ -205,7 +222,6 @@ static assay_status prepare(const bench_options *b, bool simulated, assay_train_
                          ASSAY_LIMIT, st, done, "--report: path too long");
     ASSAY_CHECK_GOTO(snprintf(o->batch, sizeof o->batch, "%s/batch.safetensors", b->report_dir) < ASSAY_PATH,
                      ASSAY_LIMIT, st, done, "--report: path too long");
-    ASSAY_TRY_GOTO(parity_prepare_case(c, b->report_dir), st, done);
 done:
     parity_case_free(c);
     free(c);

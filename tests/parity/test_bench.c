@@ -124,6 +124,16 @@ Test(cli_bench, model_flops_are_the_closed_form_in_every_layout)
     }
 }
 
+Test(cli_bench, a_layer_that_runs_again_adds_rows_and_no_model_flops)
+{
+    setenv("ASSAY_RECOMPUTE", "full", 1);
+    cli_result r = cli_run("bench --engine sim --model " MODELS "llama --seq-length 16 --steps 1 --warmup 1");
+    cli_expect_success(&r, "recompute");
+    cr_expect(strstr(r.out, "attention_fwd (again)") && strstr(r.out, "linear_fwd (again)"), "%s", r.out);
+    cr_expect_eq(model_flops("bench/bench.json"), llama_flops(1.0, 16.0));
+    cli_free(&r);
+}
+
 Test(cli_bench, instances_add_up_to_their_operation)
 {
     double calls[2] = {0.0, 0.0};
@@ -147,6 +157,26 @@ Test(cli_bench, instances_add_up_to_their_operation)
     cr_expect_eq(calls[0], calls[1]);
 }
 
+/* The tokens that --seed draws are other tokens: a drawn batch is written beside the result. */
+Test(cli_bench, a_seed_draws_the_data)
+{
+    char *bytes[3];
+    uint64_t n[3];
+    static const char *const seeds[] = {"--seed 7", "--seed 7", "--seed 8"};
+    for (int k = 0; k < 3; k++) {
+        cli_result r = cli_run(
+            "bench --engine sim --model " MODELS "llama --seq-length 16 --steps 1 --warmup 1 %s", seeds[k]);
+        cli_expect_success(&r, seeds[k]);
+        cr_assert_eq(assay_read_file(cli_file("bench/batch.safetensors"), 1 << 20, &bytes[k], &n[k]),
+                     ASSAY_OK);
+        cli_free(&r);
+    }
+    cr_expect(n[0] == n[1] && memcmp(bytes[0], bytes[1], n[0]) == 0, "the same seed draws the same tokens");
+    cr_expect(n[0] != n[2] || memcmp(bytes[0], bytes[2], n[0]) != 0, "another seed draws others");
+    for (int k = 0; k < 3; k++)
+        free(bytes[k]);
+}
+
 /* --- refusals ----------------------------------------------------------------------------------------------- */
 Test(cli_bench, what_has_no_meaning_is_refused)
 {
@@ -160,6 +190,8 @@ Test(cli_bench, what_has_no_meaning_is_refused)
         {"--case llama --model x", {"found two of them", NULL}},
         {"--case llama --batch x", {"a case has its own data", NULL}},
         {"--case llama --seq-length 8", {"--seq-length", "no meaning", NULL}},
+        {"--model " MODELS "llama --batch x --seed 3", {"--seed", "no meaning", NULL}},
+        {"--case llama --seed 3x", {"seed", "3x", NULL}},
         {"--case llama --trace t", {"--trace", "no meaning here", NULL}},
         {"--case llama --out t", {"--out", "no meaning here", NULL}},
         {"--case llama --precision fp64", {"fp64", NULL}},
@@ -297,5 +329,17 @@ Test(cli_bench, another_program_beside_must_have_done_the_same_work)
     cli_write_text(cli_file("t.json"), text);
     cr_assert_eq(parity_bench_add_beside(ours, cli_file("t.json")), ASSAY_OK, "%s", assay_error_message());
     cr_expect_eq(number(json_array_get(json_object_get(ours, "beside"), 0), "ratio"), 2.0);
+    json_object_set_new(ours, "program", json_string("assay"));
+    json_object_set_new(ours, "device", json_string("another"));
+    char *table = NULL;
+    size_t bytes = 0;
+    FILE *out = open_memstream(&table, &bytes);
+    cr_assert_not_null(out);
+    parity_bench_print(ours, out);
+    fclose(out);
+    cr_expect(strstr(table, "PyTorch, attention math") && strstr(table, " 2.000  d\n"), "%s", table);
+    cr_expect(strstr(table, "PyTorch ran on another device"), "%s", table);
+    cr_expect(strstr(table, "no peak: no memory") && strstr(table, "no utilization"), "%s", table);
+    free(table);
     json_decref(ours);
 }

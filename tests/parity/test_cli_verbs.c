@@ -137,7 +137,7 @@ Test(cli_verbs, layout_shows_what_each_rank_holds)
 /* A help page that only lists options leaves its reader to guess. */
 Test(cli_verbs, help_has_examples)
 {
-    static const char *const with[] = {"step", "run", "diff", "replay", "layout", "report"};
+    static const char *const with[] = {"step", "run", "diff", "replay", "layout", "report", "bench"};
     for (size_t i = 0; i < sizeof with / sizeof *with; i++) {
         char wanted[40];
         cli_result r = cli_run("%s --help", with[i]);
