@@ -363,14 +363,14 @@ Test(run, a_second_run_in_the_folder_is_refused_by_the_holder)
     cli_free(&r);
 }
 
-/* A stopped run says what it had done, and nothing of it goes on. */
+/* A stopped run says what it had done (tp2 first: it takes longest), and nothing of it goes on. */
 Test(run, a_stopped_run_leaves_a_partial_report_and_no_process)
 {
     char line[CLI_LINE];
     snprintf(line, sizeof line,
              ASSAY_BIN_DIR "/assay run --engine sim --quiet --jobs 1 --report rep case.json");
     const pid_t pid = cli_start(line);
-    for (int i = 0; i < 2000 && !cli_exists(cli_file("rep/work/tiny/fp32-tp2/train.log")); i++)
+    for (int i = 0; i < 2000 && !cli_exists(cli_file("rep/work/tiny/fp32-1/train.log")); i++)
         nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
     kill(pid, SIGTERM);
     cli_result r = cli_wait(pid);
@@ -383,7 +383,6 @@ Test(run, a_stopped_run_leaves_a_partial_report_and_no_process)
     cli_free(&r);
 }
 
-/* The layout fits the model but not the batch: only the engine finds out. */
 Test(run, one_check_alone)
 {
     cli_result r = cli_run("run --engine sim --quiet --report rep --layout 1 --check local case.json");
