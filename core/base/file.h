@@ -14,7 +14,10 @@ assay_status assay_mkdir_p(const char *path);
 assay_status assay_remove_tree(const char *path, const char *root_must_contain);
 /* Writes bytes beside, fsyncs, renames, fsyncs the folder. */
 assay_status assay_write_file(const char *path, const void *data, uint64_t bytes);
-/* fsyncs the folder in which `path` lies: a new name is only safe on disk once its folder is. */
+/* fsync; nothing where the environment says ASSAY_FSYNC=0, as `assay run` does for what its tasks write into their scratch
+ * folders.  `path` is for the message. */
+assay_status assay_sync_file(int fd, const char *path);
+/* The same of the folder in which `path` lies: a new name is only safe on disk once its folder is. */
 assay_status assay_sync_folder_of(const char *path);
 /* Reads a whole regular file; refuses more than `limit` bytes.  *out is NUL-terminated and freed by the
  * caller. */

@@ -3,6 +3,7 @@
  * the dtype enum (alignment), then by name, as the reference writer orders them; the header is padded with
  * spaces to a multiple of 8, so that data is aligned to 8 bytes. */
 #include "core/files/tensorwriter.h"
+#include "core/base/file.h"
 #include "core/base/json.h"
 #include "core/files/tensorfile.h"
 
@@ -236,22 +237,6 @@ static assay_status write_header(assay_tensorwriter *w, const char *text)
     return write_bytes(w, "       ", n - used);
 }
 
-static assay_status sync_folder(const char *path)
-{
-    char folder[PATH_MAX];
-    const char *slash = strrchr(path, '/');
-    const int length = !slash ? 1 : slash == path ? 1 : (int)(slash - path);
-    snprintf(folder, sizeof folder, "%.*s", length, slash ? path : ".");
-    const int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
-    ASSAY_CHECK(fd >= 0, ASSAY_IO, "cannot open the folder %s: %s", folder, strerror(errno));
-    /* Some file systems refuse to sync a folder (EINVAL); they have nothing to sync. */
-    const bool ok = fsync(fd) == 0 || errno == EINVAL;
-    const int error = errno;
-    close(fd);
-    ASSAY_CHECK(ok, ASSAY_IO, "cannot sync the folder %s: %s", folder, strerror(error));
-    return ASSAY_OK;
-}
-
 static assay_status write_all(assay_tensorwriter *w)
 {
     assay_status st = ASSAY_OK;
@@ -266,8 +251,8 @@ static assay_status write_all(assay_tensorwriter *w)
     ASSAY_TRY_GOTO(write_header(w, text), st, done);
     for (int64_t i = 0; i < w->n; i++)
         ASSAY_TRY_GOTO(write_bytes(w, w->tensors[i].data, w->tensors[i].bytes), st, done);
-    ASSAY_CHECK_GOTO(fflush(w->file) == 0 && fsync(fileno(w->file)) == 0, ASSAY_IO, st, done,
-                     "cannot write: %s", strerror(errno));
+    ASSAY_CHECK_GOTO(fflush(w->file) == 0, ASSAY_IO, st, done, "cannot write: %s", strerror(errno));
+    ASSAY_TRY_GOTO(assay_sync_file(fileno(w->file), w->temp), st, done);
     const int closed = fclose(w->file);
     w->file = NULL;
     ASSAY_CHECK_GOTO(closed == 0, ASSAY_IO, st, done, "cannot close: %s", strerror(errno));
@@ -275,7 +260,7 @@ static assay_status write_all(assay_tensorwriter *w)
                      strerror(errno));
     free(w->temp);
     w->temp = NULL;
-    ASSAY_TRY_GOTO(sync_folder(w->path), st, done);
+    ASSAY_TRY_GOTO(assay_sync_folder_of(w->path), st, done);
 done:
     free(text);
     json_decref(header);

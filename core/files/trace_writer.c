@@ -484,11 +484,12 @@ assay_status assay_trace_writer_close(assay_trace_writer *w)
     put_integer(w, "ops", w->n_ops);
     assay_json_text_close(&w->line, '}');
     ASSAY_TRY(write_line(w));
-    const bool synced = fflush(w->lines) == 0 && fsync(fileno(w->lines)) == 0;
+    const bool flushed = fflush(w->lines) == 0;
     const int error = errno;
+    const assay_status st = flushed ? assay_sync_file(fileno(w->lines), w->path) : ASSAY_OK;
     const bool closed = fclose(w->lines) == 0;
     w->lines = NULL;
-    ASSAY_CHECK(synced && closed, ASSAY_IO, "%s: cannot write: %s", w->path,
-                strerror(synced ? errno : error));
-    return ASSAY_OK;
+    ASSAY_CHECK(flushed && closed, ASSAY_IO, "%s: cannot write: %s", w->path,
+                strerror(flushed ? errno : error));
+    return st;
 }
