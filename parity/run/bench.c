@@ -292,6 +292,7 @@ static assay_status bench(const bench_options *b, assay_train_options *given)
     ASSAY_TRY_GOTO(parity_report_folder_open(b->report_dir, &lock), st, done);
     ASSAY_TRY_GOTO(parity_report_folder_work(b->report_dir), st, done);
     ASSAY_TRY_GOTO(prepare(b, e.n_devices == 0, given, &o), st, done);
+    ASSAY_TRY_GOTO(parity_engine_check_variant(&e, o.variant), st, done);
     if (o.layout[0] == '\0')
         snprintf(o.layout, sizeof o.layout, "1");
     o.precision = given->precision;

@@ -207,7 +207,7 @@ assay_status parity_case_weights(parity_case *c)
         c->options.draw_weights = (int64_t)c->options.seed;
     }
     const assay_status st = assay_inputs_weights(c->model_dir, NULL, c->options.draw_weights, &source);
-    return st == ASSAY_OK ? st : assay_context(st, "case %s", c->name);
+    return st == ASSAY_OK || c->name[0] == '\0' ? st : assay_context(st, "case %s", c->name);
 }
 
 static bool is_dir(const char *path)

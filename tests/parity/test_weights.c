@@ -134,6 +134,23 @@ Test(weights, run_needs_a_seed_for_a_folder_without_weights)
     cli_free(&r);
 }
 
+Test(weights, bench_draws_those_of_a_case_and_needs_a_seed_for_a_folder)
+{
+    cli_result r = cli_run("bench --engine sim --report b --steps 1 --warmup 1 --case llama");
+    cli_expect_success(&r, "--case");
+    cli_free(&r);
+    r = cli_run("bench --engine sim --report b --steps 1 --warmup 1 --seq-length 16 --model bare");
+    cli_expect_refusal(&r, "bench",
+                       (const char *const[]){"bare: expected weights", "--draw-weights SEED", NULL});
+    cli_free(&r);
+    r = cli_run(
+        "bench --engine sim --report b --steps 1 --warmup 1 --seq-length 16 --model bare --draw-weights 3 "
+        "--variant linaer=k0");
+    cli_expect_refusal(&r, "bench", (const char *const[]){"did you mean linear?", NULL});
+    cr_expect(strstr(r.err, "rank 0 exited") == NULL, "before a rank is started: %s", r.err);
+    cli_free(&r);
+}
+
 /* --- weights that are not finite ----------------------------------------------------------------------------- */
 
 /* llama with a NaN and an infinity in one tensor, and a NaN in a tensor of the last layer. */
