@@ -60,11 +60,11 @@ assay_status parity_run_load_cases(parity_run_state *s)
             parity_case_free(c);
             continue;
         }
-        for (int k = 0; k < s->n_cases; k++) /* their work would lie in one folder */
+        s->n_cases++;                            /* from here on the state's to free */
+        for (int k = 0; k < s->n_cases - 1; k++) /* their work would lie in one folder */
             ASSAY_CHECK_GOTO(strcmp(s->cases[k].name, c->name) != 0, ASSAY_INVALID_ARGUMENT, st, done,
                              "%s: the case is named %s, and so is the one in %s", c->file, c->name,
                              s->cases[k].file);
-        s->n_cases++;
     }
     st = check_names(s, near);
 done:
