@@ -57,9 +57,9 @@ stop_point stop_make(char *top, size_t, void (*entry)())
 namespace sim
 {
 
-using boost::stop_point::detail::jump_fcontext;
-using boost::stop_point::detail::make_fcontext;
-using boost::stop_point::detail::transfer_t;
+using boost::context::detail::jump_fcontext;
+using boost::context::detail::make_fcontext;
+using boost::context::detail::transfer_t;
 
 static __thread void (*entry_of_next)();
 

@@ -297,7 +297,8 @@ static assay_status run(parity_run_state *s, const assay_train_options *given)
     return ASSAY_OK;
 }
 
-/* Half as many again as processors: tasks wait for the disk (every file is synced) and for reference runs of each other. */
+/* Half as many again as processors: tasks wait for reference runs of each other, ranks of a task for each other, and a task starts
+ * and ends with one process. */
 static int default_jobs(void)
 {
     const long processors = sysconf(_SC_NPROCESSORS_ONLN), jobs = processors + processors / 2;

@@ -89,15 +89,15 @@ static double group_score(const double *key, int64_t size, int64_t best)
     return sum;
 }
 
-/* Whether group g is among the group_topk best. */
-static bool group_kept(const double *key, int64_t g, const ref_router_desc *d)
+/* Of every group whether it is among the group_topk best; kept [num_groups]. */
+static void keep_groups(bool *kept, const double *key, const ref_router_desc *d)
 {
     const int64_t size = d->experts / d->num_groups, best = d->topk / d->group_topk;
-    const double own = group_score(key + g * size, size, best);
-    int64_t rank = 0;
-    for (int64_t i = 0; i < d->num_groups; i++)
-        rank += i != g && before(group_score(key + i * size, size, best), i, own, g);
-    return rank < d->group_topk;
+    double score[ASSAY_MAX_EXPERTS];
+    for (int64_t g = 0; g < d->num_groups; g++)
+        score[g] = group_score(key + g * size, size, best);
+    for (int64_t g = 0; g < d->num_groups; g++)
+        kept[g] = rank_of(score, d->num_groups, g) < d->group_topk;
 }
 
 static void check_groups(const ref_router_desc *d)
@@ -113,16 +113,15 @@ static void check_groups(const ref_router_desc *d)
 static void topk_row(int64_t *indices, const double *key, const ref_router_desc *d)
 {
     const int64_t size = d->num_groups ? d->experts / d->num_groups : d->experts;
-    bool kept[ASSAY_MAX_EXPERTS];
+    bool group[ASSAY_MAX_EXPERTS] = {true}, kept[ASSAY_MAX_EXPERTS]; /* or one group of all experts */
     int64_t n = 0;
-    for (int64_t g = 0; g * size < d->experts; g++) {
-        const bool keep = d->num_groups == 0 || group_kept(key, g, d);
-        for (int64_t i = 0; i < size; i++)
-            kept[g * size + i] = keep;
-    }
+    if (d->num_groups)
+        keep_groups(group, key, d);
+    for (int64_t i = 0; i < d->experts; i++)
+        kept[i] = group[i / size];
     for (int64_t i = 0; i < d->experts; i++) {
         int64_t rank = 0;
-        for (int64_t j = 0; kept[i] && j < d->experts; j++)
+        for (int64_t j = 0; kept[i] && rank < d->topk && j < d->experts; j++)
             rank += kept[j] && j != i && before(key[j], j, key[i], i);
         if (kept[i] && rank < d->topk)
             indices[n++] = i;
