@@ -55,7 +55,7 @@ slices() {
     for ((i = 1; i <= shards; i++)); do
         echo "matrix-$i 200 460 part $i of $shards of the default matrix"
     done
-    echo "merge 10 60 the parts of the matrix as one report"
+    echo "merge 30 300 the parts of the matrix as one report"
     for tool in memcheck racecheck initcheck synccheck; do
         echo "sanitizer-$tool 120 460 every operation alone, fastest and plain kernels, under compute-sanitizer --tool $tool"
     done
