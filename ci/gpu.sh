@@ -73,11 +73,9 @@ assay=$bin/assay engine=$bin/assay-gpu
 pack=$([[ $rehearse == true ]] && echo gpu-rehearsal || echo gpu-evidence).tar.gz
 export ASSAY_CASES=${ASSAY_CASES:-$PWD/parity/cases} OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1}
 # One GPU for several ranks: rings of few blocks, nothing of NVLink or shared memory.  What differs from rank to rank
-# (NCCL_HOSTID, NCCL_COMM_ID on 127.0.0.1) is set by assay, where ranks outnumber devices.
+# (NCCL_HOSTID, NCCL_COMM_ID on 127.0.0.1) is set by assay where ranks outnumber devices, CUDA_MODULE_LOADING=EAGER where there are several.
 export NCCL_SOCKET_IFNAME=lo NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=4 NCCL_CUMEM_HOST_ENABLE=0
 export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
-# A kernel that is loaded lazily waits for the device, which a collective of another rank may hold.
-export CUDA_MODULE_LOADING=EAGER
 # One hang must not eat the slice: seconds of a collective, of one engine run, of a doctor.
 limits=(--collective-timeout 30 --timeout 90)
 export ASSAY_DOCTOR_TIMEOUT=${ASSAY_DOCTOR_TIMEOUT:-60}
