@@ -55,12 +55,12 @@ slices() {
     for ((i = 1; i <= shards; i++)); do
         echo "matrix-$i 200 460 part $i of $shards of the default matrix"
     done
-    echo "merge 10 60 the parts of the matrix as one report"
+    echo "merge 30 300 the parts of the matrix as one report"
     for tool in memcheck racecheck initcheck synccheck; do
         echo "sanitizer-$tool 120 460 every operation alone, fastest and plain kernels, under compute-sanitizer --tool $tool"
     done
     echo "debug-memory 60 300 launches one by one (CUDA_LAUNCH_BLOCKING), a dense and an expert model"
-    echo "rates 120 460 assay bench: time of every operation, tokens per second"
+    echo "rates 200 460 assay bench: time of every operation, tokens per second; PyTorch beside it"
 }
 if $list; then slices | awk '{n = $1; e = $2; l = $3; $1 = $2 = $3 = ""; printf "%-20s expected %3d s, at most %3d s:%s\n", n, e, l, $0}'; exit 0; fi
 for name in ${wanted[@]+"${wanted[@]}"} $inside; do
@@ -73,11 +73,9 @@ assay=$bin/assay engine=$bin/assay-gpu
 pack=$([[ $rehearse == true ]] && echo gpu-rehearsal || echo gpu-evidence).tar.gz
 export ASSAY_CASES=${ASSAY_CASES:-$PWD/parity/cases} OPENBLAS_NUM_THREADS=${OPENBLAS_NUM_THREADS:-1}
 # One GPU for several ranks: rings of few blocks, nothing of NVLink or shared memory.  What differs from rank to rank
-# (NCCL_HOSTID, NCCL_COMM_ID on 127.0.0.1) is set by assay, where ranks outnumber devices.
+# (NCCL_HOSTID, NCCL_COMM_ID on 127.0.0.1) is set by assay where ranks outnumber devices, CUDA_MODULE_LOADING=EAGER where there are several.
 export NCCL_SOCKET_IFNAME=lo NCCL_ALGO=Ring NCCL_PROTO=Simple NCCL_NVLS_ENABLE=0 NCCL_MAX_CTAS=4 NCCL_CUMEM_HOST_ENABLE=0
 export NCCL_DEBUG=${NCCL_DEBUG:-WARN}
-# A kernel that is loaded lazily waits for the device, which a collective of another rank may hold.
-export CUDA_MODULE_LOADING=EAGER
 # One hang must not eat the slice: seconds of a collective, of one engine run, of a doctor.
 limits=(--collective-timeout 30 --timeout 90)
 export ASSAY_DOCTOR_TIMEOUT=${ASSAY_DOCTOR_TIMEOUT:-60}
@@ -157,11 +155,36 @@ slice_sanitizer() {
 slice_debug_memory() {
     CUDA_LAUNCH_BLOCKING=1 ASSAY_SIM_DEVICE_PRIVATE=1 judged report --case llama --case qwen3_moe --layout 1 --check local --jobs "${jobs:-4}"
 }
+timed() { # timed NAME ARGUMENTS...
+    local folder=$here/$1 code=0
+    shift
+    echo "+ assay bench --engine gpu $*"
+    "$assay" bench --engine gpu --timeout 240 --collective-timeout 30 --report "$folder" "$@" || code=$?
+    note "$code"
+    return "$code"
+}
 slice_rates() {
     "$assay" help | grep -E '^ +bench ' >/dev/null || { cannot "this assay has no verb bench"; return; }
+    timed llama --case llama
+    timed qwen3_moe --case qwen3_moe
+    if $rehearse; then
+        echo "a rehearsal times no model of real size"
+        return
+    fi
+    mkdir -p "$here/model" # Llama-3.2-1B with four of its sixteen layers
+    cat >"$here/model/config.json" <<'CONFIG'
+{"architectures": ["LlamaForCausalLM"], "model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 4,
+ "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 64, "vocab_size": 128256, "max_position_embeddings": 8192,
+ "rms_norm_eps": 1e-05, "rope_theta": 500000.0, "hidden_act": "silu", "attention_bias": false, "mlp_bias": false, "tie_word_embeddings": true}
+CONFIG
+    timed large --model "$here/model" --draw-weights 1 || return
+    if ! python3 -c 'import torch, transformers' 2>/dev/null; then
+        cannot "python3 has no torch and transformers: nothing to put beside it"
+        return
+    fi
     local code=0
-    "$assay" bench --engine gpu --report "$here/bench" || code=$?
-    note "$code"
+    python3 golden/bench_torch.py --model "$here/model" --batch "$here/large/batch.safetensors" --precision bf16 --out "$here/torch" || code=$?
+    ((code == 0)) || cannot "golden/bench_torch.py: exit code $code"
 }
 if [[ -n $inside ]]; then
     here=$out/slices/$inside
@@ -245,7 +268,7 @@ pack_up() {
             cp "$file" "$target"
         fi
     done < <(find "$out/slices" -type f \( -name log.txt -o -name '*.log' -o -name results.jsonl -o -name facts.json -o -name engine.json \
-        -o -path '*/bench/*' \) -not -path '*/request/*' -not -path '*/answer/*')
+        -o -name bench.json -o -name 'torch-*.json' \) -not -path '*/request/*' -not -path '*/answer/*')
     tar -czf "$to/$pack.tmp" -C "$out/pack" . || { say "could not pack $to/$pack"; return 1; }
     mv "$to/$pack.tmp" "$to/$pack" || return 1
     rm -rf "$out/pack"

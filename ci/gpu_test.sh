@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # Self-test of ci/gpu.sh, without a GPU: programs that only answer stand where assay and assay-gpu are.  Resume, budget, a slice that
-# fails, one that could not run, one that hangs, a library that is missing, packing.  About ten seconds.
+# fails, one that could not run, one that hangs, a library that is missing, packing.  About twenty-five seconds.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 gpu=$PWD/ci/gpu.sh
@@ -61,14 +61,15 @@ says 'library libnccl.so.2: found .*site-packages/nvidia/nccl/lib/libnccl.so.2'
 says '19 of 19 slices have passed'
 calls 'run .*--shard 3/8' 1
 calls 'run --engine gpu --collective-timeout 30 --timeout 90' 18
+calls 'bench --engine gpu' 3
 packed marks/matrix-8; packed summary.txt; packed libraries.txt; packed slices/exact/log.txt; packed slices/exact/report/results.jsonl
 what="a second call"; run 0
 says 'exact: done before: pass'
 calls 'run --engine' 0
 what="--again"; run 0 --again --slice exact
 calls 'run --engine' 1
-what="other programs"; echo '# changed' >>"$room/build/bin/assay-gpu"; run 2 --slice exact --budget 1
-says 'exact: not started: [0-9] s are left'
+what="other programs"; echo '# changed' >>"$room/build/bin/assay-gpu"; run 2 --slice exact --budget 30
+says 'exact: not started: [0-9]+ s are left'
 says '[01] of 19 slices have passed'
 
 fresh "a library is missing"; venv=empty; run 2; unset venv
@@ -116,8 +117,8 @@ silent 'local: (pass|FAIL)'
 fresh "the budget is over inside a slice"; echo operations >"$room/hang"
 sed 's/^    echo "exact 60 300/    echo "exact 1 300/' ci/gpu.sh >"$room/gpu.sh" && cp ci/gpu_libraries.sh "$room/" && chmod +x "$room/gpu.sh"
 mkdir -p "$room/ci" && mv "$room"/gpu*.sh "$room/ci/" && gpu=$room/ci/gpu.sh
-run 2 --budget 4 --slice exact
-says 'exact: the budget was over after [0-9] s: not finished'
+run 2 --budget 12 --slice exact
+says 'exact: the budget was over after [0-9]+ s: not finished'
 [[ ! -e $room/out/marks/exact ]] || broken "a slice that was cut has a mark"
 fresh "a slice that hangs"; echo operations >"$room/hang"
 sed -i 's/^    echo "exact 1 300/    echo "exact 1 2/' "$room/ci/gpu.sh"

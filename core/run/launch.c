@@ -110,6 +110,9 @@ static assay_status make_environment(const launch *l, child *c, int rank)
         visible_device(rank % l->o->n_devices, device, sizeof device);
         snprintf(c->ours[n++], OURS_BYTES, "CUDA_VISIBLE_DEVICES=%s", device);
     }
+    /* A kernel that is loaded at its first launch waits for the device, which a collective may hold that waits for this rank. */
+    if (l->o->n_devices > 0 && l->o->world > 1 && getenv("CUDA_MODULE_LOADING") == NULL)
+        snprintf(c->ours[n++], OURS_BYTES, "CUDA_MODULE_LOADING=EAGER");
     size_t n_inherited = 0;
     while (environ && environ[n_inherited])
         n_inherited++;

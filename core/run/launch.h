@@ -16,7 +16,8 @@ typedef struct assay_launch_options {
     bool quiet;               /* nothing to our stdout/stderr, only to the log */
     bool distinct_nccl_hosts; /* set a different NCCL_HOSTID per rank, NCCL_NET=Socket on lo (ranks outnumber
                                  devices) */
-    int n_devices; /* 0: simulator; else CUDA_VISIBLE_DEVICES is entry rank % n_devices of the inherited list,
+    int n_devices; /* 0: simulator; else several ranks get CUDA_MODULE_LOADING=EAGER (unless it is set), and
+                      CUDA_VISIBLE_DEVICES is entry rank % n_devices of the inherited list,
                       or that number when there is none */
 } assay_launch_options;
 

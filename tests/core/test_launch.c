@@ -71,6 +71,26 @@ Test(launch, devices_and_hosts)
     cr_expect_eq(count_lines("7 assay-rank-1 Socket"), 1);
 }
 
+/* Ranks that meet in collectives load their kernels before; one rank alone need not, nor who says otherwise. */
+Test(launch, kernels_are_loaded_before_collectives)
+{
+    const char *const argv[] = {"/bin/sh", "-c", "echo loading=$CUDA_MODULE_LOADING", NULL};
+    assay_launch_options o = {.world = 2, .log_path = out, .quiet = true, .n_devices = 1};
+    unsetenv("CUDA_MODULE_LOADING");
+    TEST_OK(assay_launch(argv, &o, NULL));
+    cr_expect_eq(count_lines("loading=EAGER"), 2);
+    o.n_devices = 0;
+    TEST_OK(assay_launch(argv, &o, NULL));
+    o.n_devices = 1;
+    o.world = 1;
+    TEST_OK(assay_launch(argv, &o, NULL));
+    cr_expect_eq(count_lines("loading=EAGER"), 2);
+    setenv("CUDA_MODULE_LOADING", "LAZY", 1);
+    o.world = 2;
+    TEST_OK(assay_launch(argv, &o, NULL));
+    cr_expect_eq(count_lines("loading=LAZY"), 2);
+}
+
 Test(launch, exit_code_of_the_first_that_fails)
 {
     assay_launch_result r;
