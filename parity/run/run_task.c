@@ -134,7 +134,7 @@ static assay_status add_not_finite(void *user, const char *tensor, const char *t
     parity_result_init(&r);
     r.check = PARITY_CHECK_PLAN; /* the first in causal order: the report shows it before what follows */
     r.verdict = PARITY_FAIL;
-    r.ratio = INFINITY;
+    r.ratio = (double)INFINITY;
     snprintf(r.tensor, sizeof r.tensor, "%s", tensor);
     snprintf(r.message, sizeof r.message, "the weights in %.300s: %s", s->train.model, text);
     return parity_report_add(s->report, &r);
