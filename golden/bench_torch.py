@@ -132,9 +132,9 @@ class Training:
 
 
 def attention_backend(training):
-    """Names of the attention operators in a profile of one step, forward and backward alike."""
+    """Names of the attention operators in a profile of one step, forward and backward alike; and its loss."""
     with torch.profiler.profile() as profile:
-        training.step()
+        loss = training.step()
         training.wait()
     names = {e.key for e in profile.key_averages()}
     found = set()
@@ -143,7 +143,7 @@ def attention_backend(training):
             found.update(word for key, word in BACKENDS.items() if key in name and (key != "flash_attention" or "for_cpu" not in name))
         elif "flash_attn" in name.lower() or "_flash_attention_forward" in name:
             found.add("flash (package)")
-    return " + ".join(sorted(found)) or "none of SDPA's (products and softmax)"
+    return " + ".join(sorted(found)) or "none of SDPA's (products and softmax)", loss.item()
 
 
 def device_name(device):
@@ -158,7 +158,8 @@ def device_name(device):
 def measure(a, mode):
     training = Training(a, mode)
     losses = [training.timed()[1] for _ in range(a.warmup)]
-    backend = attention_backend(training)
+    backend, loss = attention_backend(training)
+    losses.append(loss)
     runs = [training.timed() for _ in range(a.steps)]
     seconds = [s for s, _ in runs]
     _, microbatches, b, s = training.ids.shape
@@ -180,7 +181,7 @@ def measure(a, mode):
         "microbatches": microbatches,
         "micro_batch_size": b,
         "seq_length": s,
-        "warmup": a.warmup,
+        "warmup": len(losses),  # the profiled step is the last of them
         "steps": a.steps,
         "s_per_step": {"median": median, "min": min(seconds), "max": max(seconds), "all": seconds},
         "tokens_per_step": tokens,

@@ -1,5 +1,6 @@
 /* `assay bench`: times of a training step and of its operations, beside what the device can do.  docs/BENCH.md. */
 #include "parity/run/bench.h"
+#include "core/base/suggest.h"
 #include "parity/run/report_folder.h"
 #include "parity/run/run.h"
 #include <errno.h>
@@ -115,12 +116,16 @@ static assay_status find_case(const char *name, parity_case *c)
     char **paths = NULL;
     int n = 0;
     bool found = false;
+    assay_suggestion near;
     assay_status st = ASSAY_OK;
+    assay_suggest_begin(&near, name, strlen(name));
     ASSAY_TRY(parity_cases_dir(dir, sizeof dir));
     ASSAY_TRY(parity_cases_list(dir, &paths, &n));
     for (int i = 0; i < n && !found && st == ASSAY_OK; i++) {
         st = parity_case_load(paths[i], c);
         found = st == ASSAY_OK && strcmp(c->name, name) == 0;
+        if (st == ASSAY_OK)
+            assay_suggest_add(&near, c->name);
         if (!found)
             parity_case_free(c);
     }
@@ -128,7 +133,8 @@ static assay_status find_case(const char *name, parity_case *c)
         free(paths[i]);
     free(paths);
     ASSAY_TRY(st);
-    ASSAY_CHECK(found, ASSAY_NOT_FOUND, "--case %s: no case in %s has this name", name, dir);
+    ASSAY_CHECK(found, ASSAY_NOT_FOUND, "--case %s: no case in %s has this name%s", name, dir,
+                assay_suggest_end(&near, ""));
     return ASSAY_OK;
 }
 

@@ -186,6 +186,7 @@ Test(cli_bench, what_has_no_meaning_is_refused)
         {"--case llama --steps 0", {"--steps", "from 1 to 1000000", "found 0", NULL}},
         {"--case llama --warmup 0", {"--warmup", "found 0", NULL}},
         {"--case nobody", {"nobody", NULL}},
+        {"--case lama", {"did you mean llama", NULL}},
         {"", {"--model DIR", "found none", NULL}},
         {"--case llama --model x", {"found two of them", NULL}},
         {"--case llama --batch x", {"a case has its own data", NULL}},
