@@ -80,13 +80,22 @@ static void compare(const char *dir, const char *name, const json_t *there, cons
         fprintf(say, "WARNING: checkpoint %s: %s: trained with %s, continued with %s\n", dir, name, a, b);
 }
 
+static void compare_all(const char *dir, const json_t *there, const json_t *here, FILE *say,
+                        difference_list *list)
+{
+    const char *name;
+    json_t *value;
+    json_object_foreach((json_t *)(uintptr_t)here, name, value)
+        compare(dir, name, json_object_get(there, name), value, say, list);
+    json_object_foreach((json_t *)(uintptr_t)there, name, value) if (json_object_get(here, name) == NULL)
+        compare(dir, name, value, NULL, say, list);
+}
+
 assay_status assay_training_check(const char *dir, const json_t *header, const assay_train_options *o,
                                   FILE *say)
 {
     const json_t *there = json_object_get(header, "training");
     difference_list list = {.n = 0};
-    const char *name;
-    json_t *value;
     ASSAY_CHECK(json_is_object(there), ASSAY_FORMAT,
                 "checkpoint %s: header: expected the object 'training', the options that it was trained with",
                 dir);
@@ -94,11 +103,11 @@ assay_status assay_training_check(const char *dir, const json_t *header, const a
     ASSAY_CHECK(here != NULL, ASSAY_OUT_OF_MEMORY, "checkpoint %s: training options", dir);
     if (o->draw_weights < 0) /* the checkpoint's weights hold, whatever they began as */
         json_object_set(here, "draw_weights", json_object_get(there, "draw_weights"));
-    FILE *warn = o->override_checkpoint_args ? say : NULL;
-    json_object_foreach(here, name, value)
-        compare(dir, name, json_object_get(there, name), value, warn, &list);
-    json_object_foreach((json_t *)(uintptr_t)there, name, value) if (json_object_get(here, name) == NULL)
-        compare(dir, name, value, NULL, warn, &list);
+    compare_all(dir, there, here, NULL, &list);
+    if (list.n > 0 && !list.optimizer && o->override_checkpoint_args && say != NULL) {
+        difference_list said = {.n = 0};
+        compare_all(dir, there, here, say, &said);
+    }
     json_decref(here);
     ASSAY_CHECK(!list.optimizer, ASSAY_MISMATCH,
                 "checkpoint %s: trained by another optimizer, whose states are others: %s", dir, list.text);

@@ -108,8 +108,15 @@ Test(core_training, another_optimizer_is_refused_always)
     json_t *head = header(&o);
     json_object_set_new(json_object_get(head, "training"), "optimizer", json_string("muon"));
     o.override_checkpoint_args = true;
-    expect_error(assay_training_check("c", head, &o, stderr), ASSAY_MISMATCH,
+    o.lr = 0.5;
+    char *text = NULL;
+    size_t bytes = 0;
+    FILE *say = open_memstream(&text, &bytes);
+    expect_error(assay_training_check("c", head, &o, say), ASSAY_MISMATCH,
                  "another optimizer, whose states are others: optimizer: \"muon\" there, \"adam\" here");
+    fclose(say);
+    cr_expect_str_eq(text, "", "nothing is said to be continued");
+    free(text);
     json_decref(head);
 }
 
