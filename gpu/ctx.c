@@ -93,7 +93,8 @@ void gpu_ctx_destroy(gpu_ctx *ctx)
     memset(ctx, 0, sizeof *ctx);
 }
 
-static assay_status gpu_ctx_set_variant(gpu_ctx *ctx, const char *word, size_t length)
+/* A family's bit in `seen` is set: what is said twice has no meaning.  "kN" before it is what the other families get. */
+static assay_status gpu_ctx_set_variant(gpu_ctx *ctx, const char *word, size_t length, unsigned *seen)
 {
     const char *equals = memchr(word, '=', length);
     ASSAY_CHECK(equals != NULL, ASSAY_INVALID_ARGUMENT, "variant '%.*s': expected family=kN", (int)length,
@@ -117,6 +118,8 @@ static assay_status gpu_ctx_set_variant(gpu_ctx *ctx, const char *word, size_t l
         ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "variant '%.*s': unknown family '%.*s', expected one of %s%s",
                    (int)length, word, (int)name_length, word, legal, assay_suggest_end(&near, ""));
     }
+    ASSAY_CHECK(!(*seen >> family & 1u), ASSAY_INVALID_ARGUMENT, "variant '%.*s': %s is named twice",
+                (int)length, word, gpu_family_names[family]);
     const char *value = equals + 1;
     const size_t value_length = length - name_length - 1;
     const int highest = gpu_ladder_highest(gpu_family_names[family]);
@@ -124,6 +127,7 @@ static assay_status gpu_ctx_set_variant(gpu_ctx *ctx, const char *word, size_t l
     ASSAY_CHECK(legal, ASSAY_INVALID_ARGUMENT, "variant '%.*s': unknown variant '%.*s', expected k0..k%d",
                 (int)length, word, (int)value_length, value, highest);
     ctx->variant[family] = value[1] - '0';
+    *seen |= 1u << family;
     return ASSAY_OK;
 }
 
@@ -157,10 +161,15 @@ json_t *gpu_variants(void)
 
 assay_status gpu_ctx_set_variants(gpu_ctx *ctx, const char *text)
 {
-    while (*text != '\0') {
+    unsigned seen = 0;
+    for (const char *first = text; *text != '\0';) {
         const size_t length = strcspn(text, ",");
         if (!gpu_ctx_set_all(ctx, text, length))
-            ASSAY_TRY(gpu_ctx_set_variant(ctx, text, length));
+            ASSAY_TRY(gpu_ctx_set_variant(ctx, text, length, &seen));
+        else
+            ASSAY_CHECK(text == first, ASSAY_INVALID_ARGUMENT,
+                        "variant '%.*s': what all families get comes first, in front of %s", (int)length,
+                        text, first);
         text += length;
         if (*text == ',')
             ++text;

@@ -239,6 +239,20 @@ static assay_status check_word(const parity_engine *e, const char *word)
                family, all, assay_suggest_end(&near, ""));
 }
 
+/* A family is named once, and "kN", which every other family gets, in front of them. */
+static assay_status check_first(const char *text, const char *at, const char *word)
+{
+    const char *equals = strchr(word, '=');
+    const size_t name = equals != NULL ? (size_t)(equals + 1 - word) : 0;
+    ASSAY_CHECK(name > 0 || at == text, ASSAY_INVALID_ARGUMENT,
+                "variant '%s': what all families get comes first, in front of %.*s", word,
+                (int)(at - 1 - text), text);
+    for (const char *before = text; before < at; before += strcspn(before, ",") + 1)
+        ASSAY_CHECK(strncmp(before, word, name) != 0, ASSAY_INVALID_ARGUMENT,
+                    "variant '%s': %.*s is named twice", word, (int)name - 1, word);
+    return ASSAY_OK;
+}
+
 assay_status parity_engine_check_variant(const parity_engine *e, const char *text)
 {
     char word[256];
@@ -248,6 +262,7 @@ assay_status parity_engine_check_variant(const parity_engine *e, const char *tex
         const size_t length = strcspn(at, ",");
         snprintf(word, sizeof word, "%.*s", (int)length, at);
         ASSAY_TRY(check_word(e, word));
+        ASSAY_TRY(check_first(text, at, word));
         at += length;
         if (*at == '\0')
             return ASSAY_OK;

@@ -35,6 +35,8 @@ Test(engine_errors, unknown_variant)
 {
     refuse(1, "unknown family 'conv'", LLAMA "--variant conv=k1");
     refuse(1, "did you mean attention?", LLAMA "--variant atention=k1");
+    refuse(1, "attention is named twice", LLAMA "--variant attention=k1,linear=k0,attention=k0");
+    refuse(1, "comes first, in front of attention=k1", LLAMA "--variant attention=k1,k0");
 }
 Test(engine_errors, rows_must_divide_over_dp)
 {

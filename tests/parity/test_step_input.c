@@ -337,6 +337,8 @@ Test(step_input, unknown_variant_is_refused_by_the_engine)
         {"--variant attention=k9", {"unknown variant 'k9'", "k0"}},
         {"--variant k0,rmsnrom=k0", {"unknown family 'rmsnrom'", "did you mean rmsnorm?"}},
         {"--variant attention", {"expected fastest, kN or FAMILY=kN"}},
+        {"--variant linear=k0,linear=k1", {"linear is named twice"}},
+        {"--variant linear=k0,k1", {"what all families get comes first, in front of linear=k0"}},
         {"--variant gravity=k0", {"unknown family 'gravity'"}}};
     REFUSE_ARGUMENTS("llama", "batch", cases, "sim");
 }
