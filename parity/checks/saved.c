@@ -2,6 +2,7 @@
  * and expert biases, the numbers of a result file the losses, norms, weights or gradients.  A save that mixes
  * up two families is caught here even when the load mixes them up the same way. */
 #include "core/files/checkpoint.h"
+#include "core/run/training.h"
 #include "parity/judge/judge.h"
 
 #include <math.h>
@@ -99,6 +100,22 @@ static assay_status claim_header(const saved *s, const char *item, const char *w
     return parity_report_add(s->report, &r);
 }
 
+/* What the header says that it was trained with, which the next run will be held to. */
+static assay_status claim_training(const saved *s, const json_t *header)
+{
+    parity_result r;
+    assay_train_options asked = *s->options;
+    asked.train_iters = asked.train_iters > 0 ? asked.train_iters : s->steps;
+    asked.override_checkpoint_args = false;
+    start(s, PARITY_CHECK_CHECKPOINT, "save", "header", "training", &r);
+    r.count = 1;
+    if (assay_training_check("header", header, &asked, NULL) != ASSAY_OK) {
+        parity_result_fail(&r, "%.500s", assay_error_message());
+        assay_error_clear();
+    }
+    return parity_report_add(s->report, &r);
+}
+
 static assay_status check_header(const saved *s, const json_t *header)
 {
     char wanted[32], found[32];
@@ -108,6 +125,7 @@ static assay_status check_header(const saved *s, const json_t *header)
     ASSAY_TRY(claim_header(s, "step", wanted, json_is_integer(step) ? found : NULL));
     ASSAY_TRY(claim_header(s, "precision", assay_precision_name(s->options->precision),
                            json_string_value(json_object_get(header, "precision"))));
+    ASSAY_TRY(claim_training(s, header));
     assay_grid grid;
     char layout[ASSAY_LAYOUT_TEXT] = "(none)";
     if (parity_grid_from_trace(s->trace, &grid))

@@ -30,6 +30,7 @@ Test(parity_saved, an_honest_run_left_what_its_trace_says)
 typedef struct change {
     const char *from, *to; /* what family `to` gets; NULL: itself */
     const char *precision; /* of the header, NULL: as it was */
+    bool other_lr;         /* of the recipe in the header */
     const char *dropped;   /* this family is left out */
 } change;
 
@@ -65,6 +66,8 @@ static void copy_checkpoint(const char *from, const char *to, const change *k)
     json_t *header = json_deep_copy(assay_checkpoint_header(c));
     if (k->precision)
         json_object_set_new(header, "precision", json_string(k->precision));
+    if (k->other_lr)
+        json_object_set_new(json_object_get(header, "training"), "lr", json_real(0.5));
     must(assay_checkpoint_publish(w, header));
     json_decref(header);
     assay_checkpoint_writer_destroy(w);
@@ -96,6 +99,7 @@ Test(parity_saved, families_that_changed_places_are_named)
     expect_checkpoint(&c, &(change){.from = "exp_avg", .to = "exp_avg_sq"}, "exp_avg",
                       "outside their allowance", 2 * trained);
     expect_checkpoint(&c, &(change){.precision = "fp32"}, "header", "expected bf16, found fp32", 1);
+    expect_checkpoint(&c, &(change){.other_lr = true}, "header", "lr: 0.5 there", 1);
     expect_checkpoint(&c, &(change){.dropped = "expert_bias"}, "expert_bias", "the checkpoint:", 2);
     plan_cell_free(&c);
 }
