@@ -180,6 +180,27 @@ Test(cli_verbs, doctor_says_which_kernels_openblas_runs_and_who_chose_them)
     cli_free(&r);
 }
 
+#if defined(__x86_64__)
+/* A library that does not know the CPU is told what the CPU can do: assay starts itself once more, with the same words. */
+Test(cli_verbs, kernels_older_than_the_cpu_are_not_kept)
+{
+    unsetenv("OPENBLAS_CORETYPE");
+    setenv("LD_PRELOAD", ASSAY_OLD_BLAS, 1);
+    setenv("ASAN_OPTIONS", "verify_asan_link_order=0", 1); /* of the build with sanitizers */
+    cli_result r = cli_run("doctor");
+    cli_expect_success(&r, "doctor");
+    cr_expect(strstr(r.out, ", chosen by assay (the library alone: Prescott)"), "%s", r.out);
+    cr_expect_eq(cli_count(r.out, "core type"), 1, "%s", r.out);
+    cli_free(&r);
+    setenv("OPENBLAS_CORETYPE", "Prescott", 1);
+    r = cli_run("doctor");
+    cli_expect_success(&r, "doctor");
+    cr_expect(strstr(r.out, "core type Prescott, chosen by the user"), "%s", r.out);
+    cli_free(&r);
+    unsetenv("LD_PRELOAD");
+}
+#endif
+
 Test(cli_verbs, doctor_prints_the_ladder_of_every_operation)
 {
     cli_result r = cli_run("doctor --ops");
