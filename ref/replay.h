@@ -13,6 +13,9 @@
 #include "core/base/arith.h"
 #include "core/model/spec.h"
 
+#include <math.h>
+#include <string.h>
+
 typedef enum {
     REF_VALUE_REAL,    /* value, bound: within the interval */
     REF_VALUE_EXACT,   /* value: equal as a number after rounding to the stored dtype (copies, lookups) */
@@ -65,9 +68,35 @@ void ref_bound_sum(double *y, double *bound, const double *const *pieces, int n,
  * same class. *ratio: |yhat - y| / (B + ulp/2), infinity when it must fail; a zero allowance with zero error
  * gives 0. */
 bool ref_admissible(double yhat, double y, double bound, assay_dtype stored, double *ratio);
+/* The same of finite numbers, where err = |yhat - y| and half = ulp_t(|y|+B)/2 are known. */
+static inline bool ref_within(double err, double bound, double half, double *ratio)
+{
+    const double allowance = bound + half;
+    *ratio = allowance > 0.0 ? err / allowance : (err == 0.0 ? 0.0 : HUGE_VAL);
+    return err <= allowance;
+}
 /* Rounds to nearest even into the format of dtype (F64: unchanged); overflow to infinity; subnormals kept. */
 double ref_round(double x, assay_dtype dtype);
 /* Distance between neighbours of the format at |x| (smallest subnormal at 0). */
 double ref_ulp(double x, assay_dtype dtype);
+/* A format looked up once, for loops over a tensor: ref_format_ulp(ref_format_of(t), x) is ref_ulp(x, t). */
+typedef struct ref_format {
+    int precision, emin; /* precision 0: not a floating-point format */
+} ref_format;
+ref_format ref_format_of(assay_dtype dtype);
+static inline double ref_format_ulp(ref_format f, double x)
+{
+    const int bias = 1023, digits = 52;
+    uint64_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    const int exponent = (int)(bits >> digits & 0x7ff) - bias; /* |x| in [2^exponent, 2^(exponent+1)) */
+    if (exponent == bias + 1)
+        return fabs(x); /* infinite or not a number */
+    /* 2^e as a double, normal or subnormal */
+    const int e = (exponent < f.emin ? f.emin : exponent) - f.precision + 1;
+    bits = e > -bias ? (uint64_t)(e + bias) << digits : (uint64_t)1 << (e + bias + digits - 1);
+    memcpy(&x, &bits, sizeof x);
+    return x;
+}
 
 #endif

@@ -46,7 +46,8 @@ static double allowance_of(const ref_value *truth, int64_t i, assay_dtype stored
 }
 
 /* One element of a real output; its allowance is worked out where it is shown. */
-static void compare_real(const ref_value *truth, double found, int64_t i, assay_dtype stored, parity_worst *w)
+static void compare_real(const ref_value *truth, double found, int64_t i, assay_dtype stored,
+                         ref_format format, parity_worst *w)
 {
     const double y = truth->value[i];
     double ratio = (double)INFINITY;
@@ -58,6 +59,12 @@ static void compare_real(const ref_value *truth, double found, int64_t i, assay_
         return;
     }
     const double bound = truth->bound ? truth->bound[i] : 0.0;
+    if (isfinite(y) && isfinite(found) && isfinite(bound) && bound >= 0.0 && format.precision > 0) {
+        const double half = 0.5 * ref_format_ulp(format, fabs(y) + bound), err = fabs(found - y);
+        const bool within = ref_within(err, bound, half, &ratio);
+        parity_worst_add_share(w, i, found, y, 0.0, ratio, parity_share_of(err, bound, half, within), within);
+        return;
+    }
     const bool pass = ref_admissible(found, y, bound, stored, &ratio);
     parity_worst_add_share(w, i, found, y, 0.0, ratio, parity_share(found, y, bound, stored, pass), pass);
 }
@@ -86,9 +93,10 @@ static assay_status compare_reals(const ref_value *truth, const ref_value *candi
                                   const parity_scales *scales, parity_result *r)
 {
     parity_worst w;
+    const ref_format format = ref_format_of(candidate->dtype);
     parity_worst_init(&w);
     for (int64_t i = 0; i < truth->count; i++)
-        compare_real(truth, candidate->value[i], i, candidate->dtype, &w);
+        compare_real(truth, candidate->value[i], i, candidate->dtype, format, &w);
     if (w.flat >= 0)
         w.allowance = allowance_of(truth, w.flat, candidate->dtype);
     parity_worst_to_result(&w, candidate->shape, candidate->ndim, r);

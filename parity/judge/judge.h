@@ -57,6 +57,14 @@ void parity_worst_add_share(parity_worst *w, int64_t flat, double found, double 
 /* How much of the bound is used beyond the rounding of the output itself: max(0, |found - y| - ulp/2) / bound, 0 for a
  * correctly rounded element, at most 1 exactly when `pass`, which is ref_admissible, holds.  Never NaN: infinity where nothing can be said. */
 double parity_share(double found, double y, double bound, assay_dtype stored, bool pass);
+/* The same of finite numbers, where err = |found - y| and half an ulp of |y| + bound are known. */
+static inline double parity_share_of(double err, double bound, double half, bool pass)
+{
+    const double beyond = err - half, above = 0x1.0000000000001p0; /* the next number after 1 */
+    const double share = beyond <= 0.0 ? 0.0 : bound > 0.0 ? beyond / bound : HUGE_VAL;
+    /* a division rounds: the verdict decides on which side of 1 */
+    return pass ? (share < 1.0 ? share : 1.0) : (share > above ? share : above);
+}
 /* Takes the comparison over into a result: verdict, counts, index in `shape`, message.  Nothing compared and
  * nothing to compare (count 0) passes. */
 void parity_worst_to_result(const parity_worst *w, const int64_t *shape, int ndim, parity_result *r);

@@ -46,10 +46,7 @@ double parity_share(double found, double y, double bound, assay_dtype stored, bo
     if (!isfinite(y) || !isfinite(found) || !isfinite(bound))
         return !pass ? (double)INFINITY : found == y || isnan(y) ? 0.0 : 1.0;
     const double half = assay_dtype_is_float(stored) ? 0.5 * ref_ulp(fabs(y) + bound, stored) : 0.0;
-    const double beyond = fabs(found - y) - half;
-    const double share = beyond <= 0.0 ? 0.0 : bound > 0.0 ? beyond / bound : (double)INFINITY;
-    /* a division rounds: the verdict decides on which side of 1 */
-    return pass ? fmin(share, 1.0) : fmax(share, nextafter(1.0, 2.0));
+    return parity_share_of(fabs(found - y), bound, half, pass);
 }
 
 void parity_worst_add(parity_worst *w, int64_t flat, double found, double expected, double allowance,

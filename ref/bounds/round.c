@@ -13,25 +13,14 @@ static double format_max(assay_dtype dtype)
     return ldexp(2.0 - ldexp(1.0, 1 - assay_dtype_precision(dtype)), assay_dtype_emax(dtype));
 }
 
-/* 2^e of a double, normal or subnormal. */
-static double power_of_two(int e)
+ref_format ref_format_of(assay_dtype dtype)
 {
-    const int bias = 1023, digits = 52;
-    uint64_t bits = e > -bias ? (uint64_t)(e + bias) << digits : (uint64_t)1 << (e + bias + digits - 1);
-    double x;
-    memcpy(&x, &bits, sizeof x);
-    return x;
+    return (ref_format){assay_dtype_precision(dtype), assay_dtype_emin(dtype)};
 }
 
 double ref_ulp(double x, assay_dtype dtype)
 {
-    const int p = assay_dtype_precision(dtype), emin = assay_dtype_emin(dtype);
-    uint64_t bits;
-    memcpy(&bits, &x, sizeof bits);
-    const int exponent = (int)(bits >> 52 & 0x7ff) - 1023; /* |x| in [2^exponent, 2^(exponent+1)) */
-    if (exponent == 1024)
-        return fabs(x); /* infinite or not a number */
-    return power_of_two((exponent < emin ? emin : exponent) - p + 1);
+    return ref_format_ulp(ref_format_of(dtype), x);
 }
 
 double ref_round(double x, assay_dtype dtype)
@@ -61,8 +50,5 @@ bool ref_admissible(double yhat, double y, double bound, assay_dtype stored, dou
         return pass;
     }
     const double half = assay_dtype_is_float(stored) ? 0.5 * ref_ulp(fabs(y) + bound, stored) : 0.0;
-    const double err = fabs(yhat - y), allowance = bound + half;
-    const bool pass = err <= allowance;
-    *ratio = allowance > 0.0 ? err / allowance : (err == 0.0 ? 0.0 : HUGE_VAL);
-    return pass;
+    return ref_within(fabs(yhat - y), bound, half, ratio);
 }
