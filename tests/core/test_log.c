@@ -93,9 +93,12 @@ Test(core_log, a_terminal_gets_one_line_that_is_rewritten)
     assay_progress_update(p, 1, "first");
     assay_progress_update(p, 2, "second");
     assay_progress_destroy(p);
-    const ssize_t n = read(controller, text, sizeof text - 1);
-    cr_assert(n > 0);
-    text[n] = '\0';
+    /* A terminal hands on what it has; the last line may come with a later read. */
+    for (size_t n = 0; strchr(text, '\n') == NULL && n < sizeof text - 1;) {
+        const ssize_t got = read(controller, text + n, sizeof text - 1 - n);
+        cr_assert(got > 0);
+        n += (size_t)got;
+    }
     cr_expect(strstr(text, "\r\033[Kcases 2/2 (100%)"), "%s", text);
     cr_expect_eq(count_of(text, '\n'), 1);
     fclose(out);
