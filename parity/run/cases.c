@@ -195,6 +195,14 @@ void parity_case_free(parity_case *c)
     c->model = NULL;
 }
 
+assay_status parity_case_config(const parity_case *c, assay_model_config *config)
+{
+    char what[ASSAY_PATH + 16];
+    snprintf(what, sizeof what, "%s: model", c->file);
+    return c->model != NULL ? assay_config_from_json(c->model, what, config)
+                            : assay_config_load(c->model_dir, config);
+}
+
 assay_status parity_case_weights(parity_case *c)
 {
     assay_weights_source source;

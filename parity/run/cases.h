@@ -40,6 +40,8 @@ typedef struct parity_case {
  */
 assay_status parity_case_load(const char *path, parity_case *out);
 void parity_case_free(parity_case *c);
+/* The case's model configuration: its inline one or its folder's. */
+assay_status parity_case_config(const parity_case *c, assay_model_config *config);
 /* Where the case's weights come from, once every option is known: an inline configuration without draw_weights takes the
  * case's seed; a folder is held to core/run/inputs.h.  ASSAY_INVALID_ARGUMENT names the case. */
 assay_status parity_case_weights(parity_case *c);

@@ -35,20 +35,11 @@ static void merge_given(parity_run_options *o)
     o->n_layouts = kept;
 }
 
-static assay_status config_of(const parity_case *c, assay_model_config **out)
-{
-    char what[ASSAY_PATH + 16];
-    snprintf(what, sizeof what, "%s: model", c->file);
-    *out = malloc(sizeof **out);
-    ASSAY_CHECK(*out != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
-    return c->model != NULL ? assay_config_from_json(c->model, what, *out)
-                            : assay_config_load(c->model_dir, *out);
-}
-
 assay_status parity_case_layout(const parity_case *c, const char *layout)
 {
-    assay_model_config *config = NULL;
-    assay_status st = config_of(c, &config);
+    assay_model_config *config = malloc(sizeof *config);
+    ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
+    assay_status st = parity_case_config(c, config);
     if (st == ASSAY_OK)
         st = assay_inputs_layout(layout, config, c->microbatches, c->micro_batch_size);
     free(config);

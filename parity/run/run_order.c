@@ -19,9 +19,7 @@ static double parameters_of(const parity_case *c)
     double n = 0.0;
     assay_model_spec *spec = NULL;
     assay_model_config *config = malloc(sizeof *config);
-    if (config != NULL &&
-        (c->model != NULL ? assay_config_from_json(c->model, c->file, config)
-                          : assay_config_load(c->model_dir, config)) == ASSAY_OK &&
+    if (config != NULL && parity_case_config(c, config) == ASSAY_OK &&
         assay_spec_build(config, &spec) == ASSAY_OK)
         for (int64_t i = 0; i < spec->n_params; i++) {
             double elements = 1.0;

@@ -35,15 +35,11 @@ static assay_status model_config_of(const parity_case *c, const char *case_dir, 
 /* Text of the case, NULL when it names none; freed by the caller with assay_dataset_close. */
 static assay_status open_data(const parity_case *c, assay_dataset **data, int64_t *vocab)
 {
-    char what[ASSAY_PATH + 16];
     const char *paths[PARITY_MAX_DATA_PATHS];
     assay_status st = ASSAY_OK;
     assay_model_config *config = malloc(sizeof *config);
     ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
-    snprintf(what, sizeof what, "%s: model", c->file);
-    ASSAY_TRY_GOTO(c->model != NULL ? assay_config_from_json(c->model, what, config)
-                                    : assay_config_load(c->model_dir, config),
-                   st, done);
+    ASSAY_TRY_GOTO(parity_case_config(c, config), st, done);
     *vocab = config->vocab_size;
     if (c->n_data_paths == 0) /* tokens of no text: the whole vocabulary */
         goto done;
@@ -126,7 +122,7 @@ static assay_status add_skip(task_state *s, parity_check k)
     return parity_report_add(s->report, &r);
 }
 
-/* No verdict holds on weights that are not finite: each suchh tensor is a failure with its name, before what follows from it. */
+/* No verdict holds on weights that are not finite: each such tensor is a failure with its name, before what follows from it. */
 static assay_status add_not_finite(void *user, const char *tensor, const char *text)
 {
     task_state *s = user;
@@ -143,7 +139,7 @@ static assay_status add_not_finite(void *user, const char *tensor, const char *t
 static assay_status judge_weights(task_state *s, const assay_model_spec *spec)
 {
     double **weights = NULL;
-    if (s->t->c->model_dir[0] == '\0')
+    if (s->t->c->model_dir[0] == '\0' || s->train.draw_weights >= 0)
         return ASSAY_OK; /* drawn */
     ASSAY_TRY(ref_weights_load(spec, s->train.model, s->train.draw_weights, &weights));
     const assay_status st = ref_weights_not_finite(spec, weights, add_not_finite, s);
