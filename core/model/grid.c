@@ -1,6 +1,7 @@
 /* Rank grid.  Source: Megatron-LM parallel_state.py, order "tp-cp-ep-dp-pp"; docs/LAYOUTS.md. */
 #include "core/model/grid.h"
 
+#include "core/model/shard.h"
 #include <string.h>
 
 static const char *const group_names[ASSAY_GROUP_COUNT] = {
@@ -147,9 +148,12 @@ static assay_status check_divides(const char *axis, int size, int64_t n, const c
 
 static assay_status check_supported(const assay_parallel_config *p)
 {
-    ASSAY_CHECK(p->context_parallel_size == 1, ASSAY_UNSUPPORTED,
-                "layout: cp%d: context parallelism is not supported in this version",
-                p->context_parallel_size);
+    ASSAY_CHECK(p->cp_comm_type == ASSAY_CP_ALL_GATHER, ASSAY_UNSUPPORTED,
+                "layout: cp%d,%s: of the ways to talk over cp only all_gather is supported in this version",
+                p->context_parallel_size, assay_cp_comm_name(p->cp_comm_type));
+    ASSAY_CHECK(2 * (int64_t)p->context_parallel_size - 1 <= ASSAY_MAX_SEGMENTS, ASSAY_UNSUPPORTED,
+                "layout: cp%d: at most cp%d is supported in this version", p->context_parallel_size,
+                (ASSAY_MAX_SEGMENTS + 1) / 2);
     ASSAY_CHECK(p->expert_tensor_parallel_size == 1, ASSAY_UNSUPPORTED,
                 "layout: etp%d: expert tensor parallelism is not supported in this version",
                 p->expert_tensor_parallel_size);
