@@ -15,6 +15,7 @@ static const char *const group_names[ASSAY_GROUP_COUNT] = {
     [ASSAY_GROUP_PP] = "pp",
     [ASSAY_GROUP_EP] = "ep",
     [ASSAY_GROUP_ETP] = "etp",
+    [ASSAY_GROUP_ETP_EP] = "etp_ep",
     [ASSAY_GROUP_EDP] = "edp",
     [ASSAY_GROUP_MODEL] = "model",
     [ASSAY_GROUP_EMBEDDING] = "embedding",
@@ -51,6 +52,7 @@ static const assay_axis spans[ASSAY_GROUP_COUNT][GRID_AXES] = {
     [ASSAY_GROUP_PP] = {ASSAY_AXIS_PP},
     [ASSAY_GROUP_EP] = {ASSAY_AXIS_EP},
     [ASSAY_GROUP_ETP] = {ASSAY_AXIS_ETP},
+    [ASSAY_GROUP_ETP_EP] = {ASSAY_AXIS_ETP, ASSAY_AXIS_EP},
     [ASSAY_GROUP_EDP] = {ASSAY_AXIS_EDP},
     [ASSAY_GROUP_MODEL] = {ASSAY_AXIS_TP, ASSAY_AXIS_PP},
     [ASSAY_GROUP_EMBEDDING] = {ASSAY_AXIS_PP},
@@ -154,9 +156,6 @@ static assay_status check_supported(const assay_parallel_config *p)
     ASSAY_CHECK(2 * (int64_t)p->context_parallel_size - 1 <= ASSAY_MAX_SEGMENTS, ASSAY_UNSUPPORTED,
                 "layout: cp%d: at most cp%d is supported in this version", p->context_parallel_size,
                 (ASSAY_MAX_SEGMENTS + 1) / 2);
-    ASSAY_CHECK(p->expert_tensor_parallel_size == 1, ASSAY_UNSUPPORTED,
-                "layout: etp%d: expert tensor parallelism is not supported in this version",
-                p->expert_tensor_parallel_size);
     ASSAY_CHECK(p->zero_stage <= 1, ASSAY_UNSUPPORTED,
                 "layout: zero%d: only zero0 and zero1 are supported in this version", p->zero_stage);
     return ASSAY_OK;
@@ -188,6 +187,8 @@ assay_status assay_grid_check_cut(const assay_grid *g, const assay_model_config 
     ASSAY_CHECK(p->expert_model_parallel_size == 1 || c->num_moe_experts > 0, ASSAY_INVALID_ARGUMENT,
                 "layout: ep%d, but the model has no experts", p->expert_model_parallel_size);
     ASSAY_TRY(check_divides("ep", p->expert_model_parallel_size, c->num_moe_experts, "experts"));
+    ASSAY_CHECK(p->expert_tensor_parallel_size == 1 || c->num_moe_experts > 0, ASSAY_INVALID_ARGUMENT,
+                "layout: etp%d, but the model has no experts", p->expert_tensor_parallel_size);
     if (c->num_moe_experts > 0)
         ASSAY_TRY(check_divides("etp", p->expert_tensor_parallel_size, c->moe_ffn_hidden_size,
                                 "rows of moe_ffn_hidden_size"));

@@ -38,6 +38,19 @@ static const char *const moe_layouts[] = {
     "tp2,dp2,zero1", "dp4,ep2",
     "dp4,ep2,zero1", "tp2,sp,ep4,dp2,pp2,zero1",
 };
+/* Experts cut over etp: alone, folded over tp and over dp, beside an etp of one. */
+static const char *const etp_layouts[] = {
+    "etp2",
+    "dp2,etp2",
+    "tp2,etp2",
+    "tp2,sp,ep2,dp2",
+    "tp2,etp2,ep2",
+    "tp2,sp,etp2,ep2,dp2",
+    "tp2,etp2,dp2,zero1",
+    "tp2,sp,etp2,pp2",
+    "etp2,ep2,dp4,zero1",
+    "tp2,dp2,zero1",
+};
 #define COUNT(a) (int)(sizeof(a) / sizeof *(a))
 
 static void set_options(model_case *c)
@@ -143,6 +156,25 @@ Test(ref_parallel, everything_rows)
     open_drawn(&c, everything, 2, 3, 4, 13);
     ban_expert(&c, 0);
     check_law(&c, moe_layouts, COUNT(moe_layouts));
+}
+
+Test(ref_parallel, experts_cut_over_etp)
+{
+    for (int rows = 0; rows < 2; rows++) {
+        model_case c;
+        open_drawn(&c, everything, 2, rows ? 3 : 4, rows ? 4 : 2, rows ? 13 : 9);
+        ban_expert(&c, 5);
+        check_law(&c, etp_layouts, COUNT(etp_layouts));
+    }
+}
+
+/* More ranks than the sequence has rows: some send nothing and still hold slices that others need. */
+Test(ref_parallel, experts_cut_over_etp_without_tokens)
+{
+    static const char *const layouts[] = {"tp4,etp2", "tp4,sp,etp4", "tp4,etp2,ep2"};
+    model_case c;
+    open_drawn(&c, tied_moe, 1, 1, 2, 3);
+    check_law(&c, layouts, COUNT(layouts));
 }
 
 Test(ref_parallel, tied_experts)
