@@ -38,7 +38,8 @@ assay_status gpu_exchange_count(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_
     ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)m->ep * word, (void **)&s->recv_counts));
     ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)m->etp * word, (void **)&s->etp_counts));
     if (m->run->dry) {
-        const int64_t longest = (m->S + m->tp - 1) / m->tp * m->B;
+        const int64_t chunk = (m->S + 2 * m->cp - 1) / (2 * m->cp); /* the longest of the sequence's */
+        const int64_t longest = (2 * chunk + m->tp - 1) / m->tp * m->B;
         x->received = m->ep == 1 ? longest * K : longest * m->ep * (K < El ? K : El);
         x->gathered = x->received * m->etp;
         return ASSAY_OK;
