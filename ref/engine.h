@@ -11,9 +11,9 @@
 typedef struct ref_param {
     assay_shard shard;
     int64_t count;
-    bool here;                    /* the rank's stage has it */
-    double *weight;               /* [count] as the products read it; zero3: only while it is held */
-    double *grad;                 /* [count] main gradient, summed over the microbatches; zero2: of one backward */
+    bool here;      /* the rank's stage has it */
+    double *weight; /* [count] as the products read it; zero3: only while it is held */
+    double *grad;   /* [count] main gradient, summed over the microbatches; zero2: of one backward */
     int64_t own_first, own_count; /* flat range that this rank keeps of what is sharded */
     double *own_grad;             /* [own_count] the range of grad, or with zero2 an array of its own */
     double *own_weight;           /* [own_count] the range of weight (zero3) */

@@ -11,6 +11,7 @@
 static const char *const precision_words[] = {"fp64", "fp32", "bf16", NULL};
 static const char *const optimizer_words[] = {"adam", NULL};
 static const char *const lr_words[] = {"constant", "linear", "cosine", "WSD", NULL};
+static const char *const drop_words[] = {"probs", "position", NULL};
 static const char *const wsd_words[] = {"linear", "cosine", "exponential", "minus_sqrt", NULL};
 
 #define MEMBER(member) offsetof(assay_train_options, member), sizeof((assay_train_options *)0)->member
@@ -91,6 +92,11 @@ static const assay_option_row table[] = {
     ROW_DOUBLE(moe_z_loss_coeff, 0, 1e6, EVERYWHERE, "Mixture of experts", "router z-loss"),
     ROW_DOUBLE(moe_router_bias_update_rate, 0, 1e6, EVERYWHERE, "Mixture of experts",
                "step of the expert bias"),
+    ROW_DOUBLE(moe_expert_capacity_factor, 0, 1e6, EVERYWHERE, "Mixture of experts",
+               "tokens that an expert takes of a microbatch, as a multiple of an even share; 0: all"),
+    ROW_ENUM(
+        moe_token_drop_policy, drop_words, "POLICY", EVERYWHERE, "Mixture of experts",
+        "which tokens an expert beyond its capacity lets go: probs (the smallest) or position (the last)"),
     {.name = NULL},
 };
 
@@ -200,7 +206,8 @@ static assay_status parse_word(const assay_option_row *row, const char *text, co
 static void store_enum(assay_train_options *o, const assay_option_row *row, int value)
 {
     _Static_assert(sizeof(assay_precision) == sizeof(int) && sizeof(assay_lr_decay_style) == sizeof(int) &&
-                       sizeof(assay_wsd_decay_style) == sizeof(int) && sizeof(assay_optimizer) == sizeof(int),
+                       sizeof(assay_wsd_decay_style) == sizeof(int) &&
+                       sizeof(assay_drop_policy) == sizeof(int) && sizeof(assay_optimizer) == sizeof(int),
                    "enum members are written as int");
     memcpy((char *)o + row->offset, &value, sizeof value);
 }

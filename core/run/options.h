@@ -17,6 +17,9 @@ typedef enum {
     ASSAY_WSD_MINUS_SQRT
 } assay_wsd_decay_style;
 
+/* Which tokens an expert beyond its capacity lets go. */
+typedef enum { ASSAY_DROP_PROBS, ASSAY_DROP_POSITION } assay_drop_policy;
+
 enum { ASSAY_PATH = 1024 };
 
 /* Everything an engine needs to train.  Units: steps are optimizer steps. */
@@ -47,6 +50,8 @@ typedef struct assay_train_options {
     int64_t ddp_bucket_size; /* elements of a gradient bucket before it is closed; 0 = the engine's own */
     double moe_aux_loss_coeff, moe_z_loss_coeff;
     double moe_router_bias_update_rate;
+    double moe_expert_capacity_factor; /* 0 = every token reaches its experts */
+    assay_drop_policy moe_token_drop_policy;
 
     char variant[256]; /* "attention=k1,rmsnorm=k0": kernel variants by op family; "" = fastest */
     bool trace_hash_only;
