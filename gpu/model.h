@@ -131,7 +131,7 @@ typedef struct gpu_microbatch_state {
 typedef struct gpu_chunk {
     int index;
     bool has_embedding, has_output; /* first and last virtual stage */
-    int64_t n_layers;
+    int64_t first_layer, n_layers;  /* none where the layout leaves a virtual stage without */
     gpu_layer *layers;
     int n_in_flight;
     gpu_microbatch_state *in_flight; /* microbatch i of the rank has place i mod n_in_flight */

@@ -60,7 +60,8 @@ static assay_status chunk_create(gpu_model *m, int index)
     chunk->index = index;
     chunk->has_embedding = m->at.pp == 0 && index == 0;
     chunk->has_output = m->at.pp == m->grid->p.pipeline_model_parallel_size - 1 && index == m->n_chunks - 1;
-    chunk->layers = calloc((size_t)count, sizeof *chunk->layers);
+    chunk->first_layer = first;
+    chunk->layers = calloc((size_t)count + 1, sizeof *chunk->layers);
     ASSAY_CHECK(chunk->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers", (long long)count);
     chunk->n_layers = count;
     for (int64_t i = 0; i < count; i++) {
@@ -173,7 +174,7 @@ static assay_status microbatches_create(gpu_model *m)
                     chunk->n_in_flight);
         for (int i = 0; i < chunk->n_in_flight; i++) {
             gpu_microbatch_state *mb = &chunk->in_flight[i];
-            mb->layers = calloc((size_t)chunk->n_layers, sizeof *mb->layers);
+            mb->layers = calloc((size_t)chunk->n_layers + 1, sizeof *mb->layers);
             ASSAY_CHECK(mb->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers of a microbatch",
                         (long long)chunk->n_layers);
         }

@@ -4,11 +4,20 @@
 #include "gpu/fault.h"
 #include "gpu/layer.h"
 #include "gpu/parallel/tensor.h"
+#include <stdio.h>
 #include <string.h>
 
 void gpu_model_hidden(const gpu_model *m, gpu_value *v)
 {
     *v = gpu_tokens(m, NULL, m->sp, gpu_dim_hidden(m));
+}
+
+void gpu_hidden_name(const gpu_model *m, int64_t layer, char out[ASSAY_NAME])
+{
+    if (layer > 0)
+        snprintf(out, ASSAY_NAME, "decoder.layers.%lld.mlp.residual.y", (long long)layer - 1);
+    else
+        snprintf(out, ASSAY_NAME, "%s", m->tp > 1 ? "embedding.reduce.recv" : "embedding.y");
 }
 
 /* Rows of the vocabulary that this tp rank holds. */
@@ -255,7 +264,8 @@ assay_status gpu_stage_bwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state 
     m->run->layer = -1;
     if (chunk->has_output) {
         gpu_param_acquire(m, &m->output_unit);
-        ASSAY_TRY(output_bwd(m, mb, &mb->layers[chunk->n_layers - 1].output, dy));
+        ASSAY_TRY(output_bwd(m, mb,
+                             chunk->n_layers > 0 ? &mb->layers[chunk->n_layers - 1].output : &mb->input, dy));
         ASSAY_TRY(leave_bwd(m, mb, &m->output_unit));
     } else if (doutput == dx) {
         dx = dy;

@@ -1,18 +1,19 @@
 /* Layout: sizes of the parallel axes, in Megatron-LM's words, and their short form.
  *
- * Short form: comma separated `tpN ppN cpN epN etpN dpN vppN sp zeroN`, or `1`; unknown or
- * repeated words are errors.  `dp` absent: the smallest dp for which ep*etp divides tp*cp*dp.  etp defaults
+ * Short form: comma separated `tpN ppN cpN epN etpN dpN vppN sp zeroN`, what cuts the layers in stages `firstN lastN
+ * embed loss stages=TEXT`, or `1`; unknown or repeated words are errors.  `dp` absent: the smallest dp for which ep*etp divides tp*cp*dp.  etp defaults
  * to 1 (an MoE layer always works on token shards, so experts are not cut by tp unless etp says so). */
 #ifndef ASSAY_CORE_LAYOUT_H
 #define ASSAY_CORE_LAYOUT_H
 
 #include "core/base/status.h"
+#include "core/model/pipeline_layout.h"
 #include <stdbool.h>
 
 ASSAY_BEGIN_DECLS
 
 /* No array of ASSAY_MAX_WORLD entries lives on a stack: groups are shapes, not lists. */
-enum { ASSAY_MAX_WORLD = 16384, ASSAY_LAYOUT_TEXT = 128 };
+enum { ASSAY_MAX_WORLD = 16384, ASSAY_LAYOUT_TEXT = 256 };
 
 typedef struct assay_parallel_config {
     int tensor_model_parallel_size;
@@ -24,6 +25,10 @@ typedef struct assay_parallel_config {
     int data_parallel_size;
     bool sequence_parallel;
     int zero_stage; /* 0: replicated optimizer; 1: distributed optimizer */
+    /* Which layers a pipeline stage holds; 0, false and "": balanced. */
+    int num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage;
+    bool account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split;
+    char pipeline_model_parallel_layout[ASSAY_PIPELINE_LAYOUT]; /* canonical */
 } assay_parallel_config;
 
 /* Parses and normalises; messages name the wrong word. */

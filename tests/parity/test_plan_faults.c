@@ -263,3 +263,55 @@ Test(parity_plan_faults, stages_in_another_order_bf16)
     expect_order(plan_model, "pp2", 1, ASSAY_PRECISION_BF16);
     expect_order(plan_deep_model, "pp2,vpp2", 1, ASSAY_PRECISION_BF16);
 }
+
+/* The trace says that it is of this layout. */
+static void say_layout(plan_cell *c, const char *layout)
+{
+    char path[400];
+    snprintf(path, sizeof path, "%s/index.json", c->trace_dir);
+    assay_trace_close(c->trace);
+    json_t *index = json_load_file(path, JSON_REJECT_DUPLICATES, NULL);
+    cr_assert_not_null(index);
+    cr_assert_eq(json_object_set_new(index, "layout", json_string(layout)), 0);
+    cr_assert_eq(json_dump_file(index, path, 0), 0);
+    json_decref(index);
+    c->trace = open_trace(c->trace_dir);
+}
+
+/* An engine that cuts the layers elsewhere: every stage's numbers are right, and the plan names the first pass that has a
+ * layer too many or too few. */
+static void expect_boundary(const char *layout, const char *planted, const char *instance, int rank,
+                            assay_precision precision)
+{
+    assay_parallel_config p;
+    plan_cell c;
+    plan_cell_run(&c, plan_deep_model, planted, precision, "");
+    must(assay_layout_parse(layout, &p));
+    must(assay_grid_make(&p, &c.grid));
+    say_layout(&c, layout);
+    parity_report *r = plan_judge(&c, c.trace);
+    const parity_result *f = first_failure(r);
+    cr_assert(f != NULL, "%s as %s: not caught", layout, planted);
+    cr_expect(strcmp(f->instance, instance) == 0 && f->rank == rank && f->step == 0 && f->microbatch == 0,
+              "%s as %s: rank %d, %s %s: %s", layout, planted, f->rank, f->instance, f->tensor, f->message);
+    parity_report_destroy(r);
+    plan_cell_free(&c);
+}
+
+static void expect_boundaries(assay_precision precision)
+{
+    expect_boundary("pp2,first1", "pp2", L1 "input_layernorm", 0, precision);
+    expect_boundary("pp2,last1", "pp2", "decoder.layers.2.input_layernorm", 0, precision);
+    expect_boundary("pp3,stages=E|t*4|L", "pp3,stages=Et|t*3|L", L0 "input_layernorm", 0, precision);
+    expect_boundary("pp2,stages=Et|t|t*2|L", "pp2,vpp2", "decoder.layers.3.input_layernorm", 0, precision);
+}
+
+Test(parity_plan_faults, stages_cut_elsewhere_fp32)
+{
+    expect_boundaries(ASSAY_PRECISION_FP32);
+}
+
+Test(parity_plan_faults, stages_cut_elsewhere_bf16)
+{
+    expect_boundaries(ASSAY_PRECISION_BF16);
+}
