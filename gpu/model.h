@@ -83,15 +83,17 @@ typedef struct gpu_moe_acts {
     gpu_value tokens; /* token shard of the norm's output, a view where possible */
     gpu_value logits, indices, probs, scores, aux_counts;
     gpu_value row_token, token_row, tokens_per_expert;
-    gpu_value permuted, permuted_probs;          /* rows of this rank's tokens */
-    gpu_value dispatched, dispatched_probs;      /* after all_to_all; name and dimensions only */
-    gpu_value sort_index, unsort_index;          /* ep > 1 */
-    gpu_value expert_in, expert_probs;           /* rows of the local experts */
-    gpu_value local_counts;                      /* I64 [El] on the device, for the record */
-    gpu_value fc1, act, fc2, unsorted, returned; /* fc2 and later: name and dimensions only */
-    gpu_value unpermuted;                        /* name and dimensions only */
-    gpu_rows rows, dispatched_rows, expert_rows;
-    int64_t *counts, *send_counts, *recv_counts; /* in the staging: [El], [ep], [ep] */
+    gpu_value permuted, permuted_probs;                   /* rows of this rank's tokens */
+    gpu_value dispatched, dispatched_probs;               /* after all_to_all; name and dimensions only */
+    gpu_value gathered, gathered_probs;                   /* of all etp ranks; name and dimensions only */
+    gpu_value sort_index, unsort_index;                   /* ep > 1 or etp > 1 */
+    gpu_value expert_in, expert_probs;                    /* rows of the local experts */
+    gpu_value local_counts;                               /* I64 [El] on the device, for the record */
+    gpu_value fc1, act, fc2, unsorted, reduced, returned; /* fc2 and later: name and dimensions only */
+    gpu_value unpermuted;                                 /* name and dimensions only */
+    gpu_rows rows, dispatched_rows, gathered_rows, expert_rows;
+    /* in the staging: [El], [ep], [ep], [etp] */
+    int64_t *counts, *send_counts, *recv_counts, *etp_counts;
     gpu_mlp_acts shared;
     gpu_value shared_out, shared_gate;
 } gpu_moe_acts;
@@ -147,7 +149,7 @@ typedef struct gpu_model {
     const assay_train_options *options;
     assay_model_spec *spec;
     assay_coords at;
-    int tp, cp, ep;
+    int tp, cp, ep, etp;
     bool sp;
     assay_dtype act; /* of the residual stream */
     double eps;      /* of every norm, as the kernels take it */

@@ -128,6 +128,7 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
     m->tp = grid->p.tensor_model_parallel_size;
     m->cp = grid->p.context_parallel_size;
     m->ep = grid->p.expert_model_parallel_size;
+    m->etp = grid->p.expert_tensor_parallel_size;
     m->sp = grid->p.sequence_parallel;
     const bool hidden = gpu_fault_switch(run, GPU_SWITCH_HIDDEN_BF16);
     run->recipe = assay_recipe_of(hidden ? ASSAY_PRECISION_BF16 : options->precision);

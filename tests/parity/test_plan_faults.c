@@ -139,6 +139,30 @@ static const fault scattered[] = {
     {"drop_op", "all_gather", M1 "shared_experts.gather", "", "", false, 0, 0, 1, "operation"},
 };
 
+/* Experts cut over etp and dealt out over ep, on four ranks; ranks 0 and 1 run microbatch 0, the others 1. */
+static const fault expert_slices[] = {
+    {"group", "all_gather", M1 "dispatch_counts", "", "ep", false, 1, 0, 0, "group"},
+    {"group", "all_gather", M1 "experts.gather", "", "ep", false, 2, 1, 1, "group"},
+    {"group", "all_gather", M1 "experts.gather_probs", "", "tp_dp_cp", false, 3, 0, 1, "group"},
+    {"group", "reduce_scatter", M1 "experts.reduce", "", "ep", false, 0, 1, 0, "group"},
+    {"attr", "all_gather", M1 "experts.gather", "counts", "[1, 1]", false, 1, 1, 0, NULL},
+    {"attr", "reduce_scatter", M1 "experts.reduce", "counts", "[1, 1]", false, 2, 0, 1, NULL},
+    {"attr", "reduce_scatter", M1 "experts.reduce", "reduction", "\"max\"", false, 3, 0, 1, NULL},
+    {"attr", "reduce_scatter", M1 "experts.gather_probs", "dtype", "\"F64\"", false, 0, 0, 0, NULL},
+    {"attr", "all_to_all", M1 "dispatch", "counts", "[1, 1]", false, 3, 1, 1, NULL},
+    {"drop_op", "reduce_scatter", M1 "experts.reduce", "", "", false, 1, 0, 0, "operation"},
+    {"repeat_op", "reduce_scatter", M1 "experts.reduce", "", "", false, 2, 1, 1, "operation"},
+    {"drop_op", "reduce_scatter", M1 "experts.gather", "", "", false, 0, 1, 0, "operation"},
+    {"repeat_op", "reduce_scatter", M1 "experts.gather_probs", "", "", false, 3, 0, 1, "operation"},
+    {"drop_op", "all_gather", M1 "experts.reduce", "", "", false, 2, 0, 1, "operation"},
+    {"rewire", "all_to_all", M1 "combine", "send", M1 "dispatch.recv", INPUT, 1, 1, 0, NULL},
+    {"shift", "gather_rows", M1 "sort", "index", "", INPUT, 2, 0, 1, NULL},
+    {"shift", "gather_rows", M1 "unsort", "index", "", INPUT, 3, 1, 1, NULL},
+    {"value", "all_gather", M1 "dispatch_counts", "recv", "", false, 0, 0, 0, NULL},
+    {"value", "grouped_linear_fwd", M1 "experts.linear_fc2", "tokens_per_expert", "", INPUT, 1, 1, 0, NULL},
+    {"drop_op", "sumsq", M1 "experts.linear_fc1.weight", "", "", false, 1, 0, -1, "operation"},
+};
+
 static void expect_named(const plan_cell *c, const fault *k)
 {
     char dir[256], what[200];
@@ -240,6 +264,16 @@ Test(parity_plan_faults, scattered_tokens_fp32)
 Test(parity_plan_faults, scattered_tokens_bf16)
 {
     expect_all("tp2", ASSAY_PRECISION_BF16, TABLE(scattered));
+}
+
+Test(parity_plan_faults, slices_of_experts_fp32)
+{
+    expect_all("tp2,sp,etp2,ep2,dp2", ASSAY_PRECISION_FP32, TABLE(expert_slices));
+}
+
+Test(parity_plan_faults, slices_of_experts_bf16)
+{
+    expect_all("tp2,sp,etp2,ep2,dp2", ASSAY_PRECISION_BF16, TABLE(expert_slices));
 }
 
 Test(parity_plan_faults, interleaved_chunks_fp32)
