@@ -99,8 +99,8 @@ static assay_status parse_word(const char *text, const char *word, const char *e
     }
     ASSAY_FAIL(ASSAY_INVALID_ARGUMENT,
                "layout '%s': unknown word '%.*s', expected tpN ppN cpN epN etpN dpN vppN sp zeroN "
-               "all_gather a2a p2p or 1", text,
-               length, word);
+               "all_gather a2a p2p or 1",
+               text, length, word);
 }
 
 /* Smallest dp for which ep*etp divides tp*cp*dp. */
