@@ -23,6 +23,7 @@ static const layout_word words[] = {
     {"etp", FIELD(expert_tensor_parallel_size), 1, ASSAY_MAX_WORLD},
     {"dp", FIELD(data_parallel_size), 1, ASSAY_MAX_WORLD},
     {"zero", FIELD(zero_stage), 0, 3},
+    {"hsdp", FIELD(num_distributed_optimizer_instances), 1, ASSAY_MAX_WORLD},
 };
 enum { N_WORDS = sizeof words / sizeof words[0], SP_SEEN = N_WORDS, CP_COMM_SEEN, N_SEEN };
 
@@ -99,7 +100,7 @@ static assay_status parse_word(const char *text, const char *word, const char *e
     }
     ASSAY_FAIL(ASSAY_INVALID_ARGUMENT,
                "layout '%s': unknown word '%.*s', expected tpN ppN cpN epN etpN dpN vppN sp zeroN "
-               "all_gather a2a p2p or 1",
+               "hsdpN all_gather a2a p2p or 1",
                text, length, word);
 }
 
@@ -129,6 +130,7 @@ assay_status assay_layout_parse(const char *text, assay_parallel_config *out)
         .expert_model_parallel_size = 1,
         .expert_tensor_parallel_size = 1,
         .data_parallel_size = 0,
+        .num_distributed_optimizer_instances = 1,
     };
     ASSAY_CHECK(strlen(text) < ASSAY_LAYOUT_TEXT, ASSAY_INVALID_ARGUMENT,
                 "layout '%.32s...': more than %d characters", text, ASSAY_LAYOUT_TEXT - 1);

@@ -1,6 +1,6 @@
 /* Layout: sizes of the parallel axes, in Megatron-LM's words, and their short form.
  *
- * Short form: comma separated `tpN ppN cpN epN etpN dpN vppN sp zeroN`, or `1`; unknown or
+ * Short form: comma separated `tpN ppN cpN epN etpN dpN vppN sp zeroN hsdpN`, or `1`; unknown or
  * repeated words are errors.  `dp` absent: the smallest dp for which ep*etp divides tp*cp*dp.  etp defaults
  * to 1 (an MoE layer always works on token shards, so experts are not cut by tp unless etp says so).  One of
  * `all_gather` (the default), `a2a`, `p2p` says how attention talks over cp. */
@@ -33,7 +33,8 @@ typedef struct assay_parallel_config {
     int expert_tensor_parallel_size;
     int data_parallel_size;
     bool sequence_parallel;
-    int zero_stage; /* 0: replicated optimizer; 1: distributed optimizer */
+    int zero_stage; /* cut over data-parallel ranks: 1 optimizer, 2 and gradients, 3 and parameters */
+    int num_distributed_optimizer_instances; /* replicas of the cut (HSDP); 1 = cut over all ranks */
 } assay_parallel_config;
 
 /* Parses and normalises; messages name the wrong word. */
