@@ -45,9 +45,10 @@ static assay_status load_tokens(gpu_model *m, gpu_microbatch_state *mb, gpu_valu
     for (int64_t i = 0; i < m->sequence.region.length; i++)
         for (int64_t b = 0; b < m->B; b++) {
             const int64_t s = assay_sequence_position(&m->sequence.region, i);
+            const int64_t read = fault && strcmp(fault, "order") == 0 ? gpu_model_plain_position(m, i) : s;
             const int64_t *row = host + (row0 + b) % m->B_global * m->S, *own = host + (m->row0 + b) * m->S;
             const int64_t beyond = ahead > 0 ? ASSAY_IGNORE_INDEX : 0;
-            staged[i * m->B + b] = s + shift < m->S ? row[s + shift] : beyond;
+            staged[i * m->B + b] = read + shift < m->S ? row[read + shift] : beyond;
             changed = changed || staged[i * m->B + b] != (s + ahead < m->S ? own[s + ahead] : beyond);
         }
     if (fault && changed)

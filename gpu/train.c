@@ -66,6 +66,7 @@ static assay_status plant_fault(gpu_engine *e)
 {
     const assay_parallel_config *p = &e->grid.p;
     gpu_fault_place place = {.tp = p->tensor_model_parallel_size,
+                             .cp = p->context_parallel_size,
                              .dp = p->data_parallel_size,
                              .ep = p->expert_model_parallel_size,
                              .pp = p->pipeline_model_parallel_size,
