@@ -1,6 +1,7 @@
 /* Rank grid.  Source: Megatron-LM parallel_state.py, order "tp-cp-ep-dp-pp"; docs/LAYOUTS.md. */
 #include "core/model/grid.h"
 
+#include "core/model/shard.h"
 #include <string.h>
 
 static const char *const group_names[ASSAY_GROUP_COUNT] = {
@@ -14,6 +15,7 @@ static const char *const group_names[ASSAY_GROUP_COUNT] = {
     [ASSAY_GROUP_PP] = "pp",
     [ASSAY_GROUP_EP] = "ep",
     [ASSAY_GROUP_ETP] = "etp",
+    [ASSAY_GROUP_ETP_EP] = "etp_ep",
     [ASSAY_GROUP_EDP] = "edp",
     [ASSAY_GROUP_MODEL] = "model",
     [ASSAY_GROUP_EMBEDDING] = "embedding",
@@ -54,6 +56,7 @@ static const assay_axis spans[ASSAY_GROUP_COUNT][GRID_AXES] = {
     [ASSAY_GROUP_PP] = {ASSAY_AXIS_PP},
     [ASSAY_GROUP_EP] = {ASSAY_AXIS_EP},
     [ASSAY_GROUP_ETP] = {ASSAY_AXIS_ETP},
+    [ASSAY_GROUP_ETP_EP] = {ASSAY_AXIS_ETP, ASSAY_AXIS_EP},
     [ASSAY_GROUP_EDP] = {ASSAY_AXIS_EDP},
     [ASSAY_GROUP_MODEL] = {ASSAY_AXIS_TP, ASSAY_AXIS_PP},
     [ASSAY_GROUP_EMBEDDING] = {ASSAY_AXIS_PP},
@@ -166,12 +169,12 @@ static assay_status check_divides(const char *axis, int size, int64_t n, const c
 
 static assay_status check_supported(const assay_parallel_config *p)
 {
-    ASSAY_CHECK(p->context_parallel_size == 1, ASSAY_UNSUPPORTED,
-                "layout: cp%d: context parallelism is not supported in this version",
-                p->context_parallel_size);
-    ASSAY_CHECK(p->expert_tensor_parallel_size == 1, ASSAY_UNSUPPORTED,
-                "layout: etp%d: expert tensor parallelism is not supported in this version",
-                p->expert_tensor_parallel_size);
+    ASSAY_CHECK(p->cp_comm_type == ASSAY_CP_ALL_GATHER, ASSAY_UNSUPPORTED,
+                "layout: cp%d,%s: of the ways to talk over cp only all_gather is supported in this version",
+                p->context_parallel_size, assay_cp_comm_name(p->cp_comm_type));
+    ASSAY_CHECK(2 * (int64_t)p->context_parallel_size - 1 <= ASSAY_MAX_SEGMENTS, ASSAY_UNSUPPORTED,
+                "layout: cp%d: at most cp%d is supported in this version", p->context_parallel_size,
+                (ASSAY_MAX_SEGMENTS + 1) / 2);
     return ASSAY_OK;
 }
 
@@ -201,6 +204,8 @@ assay_status assay_grid_check_cut(const assay_grid *g, const assay_model_config 
     ASSAY_CHECK(p->expert_model_parallel_size == 1 || c->num_moe_experts > 0, ASSAY_INVALID_ARGUMENT,
                 "layout: ep%d, but the model has no experts", p->expert_model_parallel_size);
     ASSAY_TRY(check_divides("ep", p->expert_model_parallel_size, c->num_moe_experts, "experts"));
+    ASSAY_CHECK(p->expert_tensor_parallel_size == 1 || c->num_moe_experts > 0, ASSAY_INVALID_ARGUMENT,
+                "layout: etp%d, but the model has no experts", p->expert_tensor_parallel_size);
     if (c->num_moe_experts > 0)
         ASSAY_TRY(check_divides("etp", p->expert_tensor_parallel_size, c->moe_ffn_hidden_size,
                                 "rows of moe_ffn_hidden_size"));

@@ -265,6 +265,8 @@ static bool same_group(const assay_grid *g, assay_group kind, const assay_coords
         return a->etp == b->etp && a->edp == b->edp && pp;
     case ASSAY_GROUP_ETP:
         return a->ep == b->ep && a->edp == b->edp && pp;
+    case ASSAY_GROUP_ETP_EP:
+        return a->edp == b->edp && pp;
     case ASSAY_GROUP_EDP:
         return a->etp == b->etp && a->ep == b->ep && pp;
     case ASSAY_GROUP_MODEL:
@@ -371,6 +373,7 @@ Test(core_grid, group_sizes_are_products_of_axes)
             [ASSAY_GROUP_PP] = pp,
             [ASSAY_GROUP_EP] = p->expert_model_parallel_size,
             [ASSAY_GROUP_ETP] = p->expert_tensor_parallel_size,
+            [ASSAY_GROUP_ETP_EP] = p->expert_tensor_parallel_size * p->expert_model_parallel_size,
             [ASSAY_GROUP_EDP] = g.edp,
             [ASSAY_GROUP_MODEL] = tp * pp,
             [ASSAY_GROUP_EMBEDDING] = pp > 1 ? 2 : 1,
@@ -412,6 +415,7 @@ static assay_model_config small_model(void)
     c.num_query_groups = 2;
     c.ffn_hidden_size = 12;
     c.num_moe_experts = 6;
+    c.moe_ffn_hidden_size = 12;
     c.moe_shared_expert_intermediate_size = 8;
     c.mlp[1] = c.mlp[3] = ASSAY_MLP_MOE;
     return c;
@@ -430,7 +434,7 @@ Test(core_grid, what_does_not_divide_the_model_is_named)
         {"pp3", ASSAY_INVALID_ARGUMENT, "pp3 does not divide 4 layers"},
         {"pp8", ASSAY_INVALID_ARGUMENT, "pp8, but the model has 4 layers"},
         {"cp2", ASSAY_UNSUPPORTED, "cp2: context parallelism is not supported"},
-        {"etp2,dp2", ASSAY_UNSUPPORTED, "etp2: expert tensor parallelism is not supported"},
+        {"etp5,dp5", ASSAY_INVALID_ARGUMENT, "etp5 does not divide 12 rows of moe_ffn_hidden_size"},
         {"pp2,vpp3", ASSAY_INVALID_ARGUMENT, "pp2,vpp3: 6 virtual stages do not divide 4 layers"},
     };
     assay_model_config c = small_model();
@@ -438,8 +442,8 @@ Test(core_grid, what_does_not_divide_the_model_is_named)
         const assay_grid g = grid_of(rows[i].layout);
         expect_error(assay_grid_check_model(&g, &c), rows[i].st, rows[i].message);
     }
-    static const char *const good[] = {"1",   "tp2", "tp2,sp",    "ep2",      "ep3",
-                                       "ep6", "pp2", "dp5,zero1", "pp2,vpp2", "pp4"};
+    static const char *const good[] = {"1",   "tp2",       "tp2,sp",   "ep2", "ep3",      "ep6",
+                                       "pp2", "dp5,zero1", "pp2,vpp2", "pp4", "tp2,etp2", "etp3,ep2"};
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         const assay_grid g = grid_of(good[i]);
         expect_ok(assay_grid_check_model(&g, &c));

@@ -38,6 +38,19 @@ static const char *const moe_layouts[] = {
     "tp2,dp2,zero1", "dp4,ep2",
     "dp4,ep2,zero1", "tp2,sp,ep4,dp2,pp2,zero1",
 };
+/* Experts cut over etp: alone, folded over tp and over dp, beside an etp of one. */
+static const char *const etp_layouts[] = {
+    "etp2",
+    "dp2,etp2",
+    "tp2,etp2",
+    "tp2,sp,ep2,dp2",
+    "tp2,etp2,ep2",
+    "tp2,sp,etp2,ep2,dp2",
+    "tp2,etp2,dp2,zero1",
+    "tp2,sp,etp2,pp2",
+    "etp2,ep2,dp4,zero1",
+    "tp2,dp2,zero1",
+};
 #define COUNT(a) (int)(sizeof(a) / sizeof *(a))
 
 static void set_options(model_case *c)
@@ -145,6 +158,25 @@ Test(ref_parallel, everything_rows)
     check_law(&c, moe_layouts, COUNT(moe_layouts));
 }
 
+Test(ref_parallel, experts_cut_over_etp)
+{
+    for (int rows = 0; rows < 2; rows++) {
+        model_case c;
+        open_drawn(&c, everything, 2, rows ? 3 : 4, rows ? 4 : 2, rows ? 13 : 9);
+        ban_expert(&c, 5);
+        check_law(&c, etp_layouts, COUNT(etp_layouts));
+    }
+}
+
+/* More ranks than the sequence has rows: some send nothing and still hold slices that others need. */
+Test(ref_parallel, experts_cut_over_etp_without_tokens)
+{
+    static const char *const layouts[] = {"tp4,etp2", "tp4,sp,etp4", "tp4,etp2,ep2"};
+    model_case c;
+    open_drawn(&c, tied_moe, 1, 1, 2, 3);
+    check_law(&c, layouts, COUNT(layouts));
+}
+
 Test(ref_parallel, tied_experts)
 {
     model_case c;
@@ -168,6 +200,61 @@ Test(ref_parallel, pipeline_depths)
     model_case c;
     open_drawn(&c, everything, 1, 2, 2, 9);
     check_law(&c, layouts, COUNT(layouts));
+}
+
+/* --- context parallelism -------------------------------------------------------------------------------------- */
+
+static const char *const cp_layouts[] = {
+    "cp2",
+    "cp3",
+    "cp4",
+    "tp2,cp2",
+    "tp2,sp,cp2",
+    "cp2,dp2",
+    "cp2,dp2,zero1",
+    "pp2,cp2",
+    "pp2,vpp2,cp2",
+    "cp2,ep2",
+    "tp2,sp,cp2,ep4",
+    "cp4,ep2",
+    "cp2,ep4,dp2",
+    "tp2,cp2,ep8,dp2,zero1",
+    "tp2,sp,cp2,pp2,dp2,zero1",
+};
+
+/* S = 41 and 13: no number of chunks divides them; windows of 5 and 9 reach across the pieces. */
+Test(ref_parallel, context_microbatches)
+{
+    model_case c;
+    open_drawn(&c, everything, 2, 4, 2, 41);
+    check_law(&c, cp_layouts, COUNT(cp_layouts));
+}
+
+Test(ref_parallel, context_rows)
+{
+    model_case c;
+    open_drawn(&c, everything, 2, 3, 4, 13);
+    check_law(&c, cp_layouts, COUNT(cp_layouts));
+}
+
+/* Fewer positions than chunks: ranks with one empty chunk, or with no position at all. */
+Test(ref_parallel, context_of_few_positions)
+{
+    static const char *const layouts[] = {"cp2",        "cp4",     "cp8",     "tp2,sp,cp4",
+                                          "tp2,sp,cp2", "cp4,ep4", "pp2,cp3", "cp2,dp2,zero1"};
+    for (int64_t s = 3; s <= 7; s++) {
+        model_case c;
+        open_drawn(&c, tied_moe, 1, 2, 2, s);
+        check_law(&c, layouts, COUNT(layouts));
+    }
+}
+
+Test(ref_parallel, context_of_goldens)
+{
+    static const char *const models[] = {"llama", "qwen3_moe", "olmoe"};
+    static const char *const layouts[] = {"cp2", "cp3", "cp2,dp2"};
+    for (int i = 0; i < COUNT(models); i++)
+        golden_law(models[i], layouts, COUNT(layouts));
 }
 
 /* --- schedule ----------------------------------------------------------------------------------------------- */
