@@ -5,6 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+bool gpu_run_is_watched(const gpu_run *run)
+{
+    return run->trace || run->fault || run->substitute || run->observer;
+}
+
 void gpu_instance(const gpu_run *run, const char *at, char out[ASSAY_NAME])
 {
     if (run->layer >= 0)

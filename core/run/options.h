@@ -49,6 +49,8 @@ typedef struct assay_train_options {
     double adam_beta1, adam_beta2, adam_eps;
     double clip_grad;        /* 0 = no clipping */
     int64_t ddp_bucket_size; /* elements of a gradient bucket before it is closed; 0 = the engine's own */
+    bool overlap_grad_reduce;  /* reductions begin while the last microbatch's backward goes on */
+    bool overlap_param_gather; /* gathers of parameters run ahead of their use */
     double moe_aux_loss_coeff, moe_z_loss_coeff;
     double moe_router_bias_update_rate;
 
