@@ -69,7 +69,10 @@ typedef struct gpu_layer {
 typedef struct gpu_attention_acts {
     gpu_value whole; /* what linear_qkv reads */
     gpu_value q_raw, k_raw, v_raw, q_rstd, k_rstd, q_norm, k_norm, q, k, v, o, lse;
-    gpu_value q_clip, k_clip, proj; /* name and dimensions only; q_norm and k_norm, too, without clip_qkv */
+    gpu_value keys, values; /* what attention read: k and v themselves, or gathered over cp */
+    gpu_value q_clip, k_clip,
+        proj; /* name and dimensions only; q_norm and k_norm, too, without clip_qkv; k and v
+                                        with cp */
 } gpu_attention_acts;
 
 typedef struct gpu_mlp_acts {
@@ -144,18 +147,20 @@ typedef struct gpu_model {
     const assay_train_options *options;
     assay_model_spec *spec;
     assay_coords at;
-    int tp, ep;
+    int tp, cp, ep;
     bool sp;
     assay_dtype act; /* of the residual stream */
     double eps;      /* of every norm, as the kernels take it */
 
     /* sizes of a microbatch on this rank */
-    int64_t S, B;           /* sequence, local batch rows */
+    int64_t S, B;           /* whole sequence, local batch rows */
     int64_t B_global, row0; /* rows of the microbatch file-wide, first local row */
     bool rows_split;
     assay_sequence_map sequence; /* the positions of this rank */
     int64_t s0, sl;              /* this tp rank's sequence piece: rows of the local sequence */
+    assay_sequence gathered;     /* those of its cp group, one rank after the other */
     int64_t *sequence_rows;      /* [tp]: rows of s of every tp rank */
+    int64_t *region_rows;        /* [cp]: rows of s of every cp rank */
     int64_t heads, groups;       /* local */
     int64_t local_experts;
     int64_t step_microbatches; /* of the step, all dp ranks */
@@ -176,6 +181,7 @@ typedef struct gpu_model {
     gpu_arena step;    /* life of a step: microbatches in flight and scratch */
     gpu_arena scratch; /* a piece of step: temporaries of a layer */
     gpu_value cos_table, sin_table, position;
+    gpu_value key_position; /* of `gathered`; none with cp = 1 */
     gpu_value gradient[2];  /* hidden gradients between layers, taking turns */
     double *loss_sums;      /* device F64 [n_microbatches] */
     int64_t *expert_counts; /* device: tokens_per_expert of every MoE layer, one after the other */

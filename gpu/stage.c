@@ -33,12 +33,13 @@ static assay_status load_tokens(gpu_model *m, gpu_microbatch_state *mb, gpu_valu
     bool changed = false;
     const int64_t shift = ahead + (fault && strcmp(fault, "shift") == 0 ? 1 : 0);
     const int64_t row0 = fault && strcmp(fault, "rank") == 0 ? (m->row0 + m->B) % m->B_global : m->row0;
-    for (int64_t s = 0; s < m->S; s++)
+    for (int64_t i = 0; i < m->sequence.region.length; i++)
         for (int64_t b = 0; b < m->B; b++) {
+            const int64_t s = assay_sequence_position(&m->sequence.region, i);
             const int64_t *row = host + (row0 + b) % m->B_global * m->S, *own = host + (m->row0 + b) * m->S;
             const int64_t beyond = ahead > 0 ? ASSAY_IGNORE_INDEX : 0;
-            staged[s * m->B + b] = s + shift < m->S ? row[s + shift] : beyond;
-            changed = changed || staged[s * m->B + b] != (s + ahead < m->S ? own[s + ahead] : beyond);
+            staged[i * m->B + b] = s + shift < m->S ? row[s + shift] : beyond;
+            changed = changed || staged[i * m->B + b] != (s + ahead < m->S ? own[s + ahead] : beyond);
         }
     if (fault && changed)
         gpu_fault_leaf_met(m->run);
@@ -115,8 +116,7 @@ static assay_status loss_fwd(gpu_model *m, gpu_microbatch_state *mb, int64_t ind
                        GPU_NEW("loss", &loss, gpu_token_rows(m, &m->scratch, false))));
     sum = gpu_named(m, gpu_value_describe(NULL, 1, &one, -1), "loss.sum", "y");
     sum.t = gpu_tensor_1d(m->loss_sums + index, ASSAY_F64, 1);
-    if (m->rows_split)
-        sum = gpu_partial(m, sum, ASSAY_GROUP_DP_CP);
+    sum = gpu_partial(m, sum, m->rows_split ? ASSAY_GROUP_DP_CP : ASSAY_GROUP_CP);
     return GPU_CALL(run, "sum", "loss.sum", GPU_T("x", &loss), GPU_T("y", &sum));
 }
 

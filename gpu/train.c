@@ -41,6 +41,8 @@ static assay_status read_inputs(gpu_engine *e)
     ASSAY_TRY(assay_layout_parse(o->layout[0] ? o->layout : "1", &layout));
     ASSAY_TRY(assay_grid_make(&layout, &e->grid));
     ASSAY_TRY(assay_grid_check_model(&e->grid, &e->config));
+    ASSAY_CHECK(layout.zero_stage <= 1 && layout.num_distributed_optimizer_instances == 1, ASSAY_UNSUPPORTED,
+                "layout %s: the gpu engine does not shard gradients or parameters yet", o->layout);
     ASSAY_CHECK(e->grid.world == e->env.world, ASSAY_MISMATCH,
                 "layout %s needs %d ranks, %d were started (by %s)", o->layout, e->grid.world, e->env.world,
                 e->env.launcher);

@@ -37,9 +37,14 @@ typedef enum {
     ASSAY_GROUP_PP,
     ASSAY_GROUP_EP,
     ASSAY_GROUP_ETP,
+    ASSAY_GROUP_ETP_EP, /* the ranks that hold one set of all experts */
     ASSAY_GROUP_EDP,
-    ASSAY_GROUP_MODEL,     /* tp x pp at one (dp, cp); Megatron-LM's group of the norm */
-    ASSAY_GROUP_EMBEDDING, /* first and last stage (one rank when pp = 1) */
+    ASSAY_GROUP_MODEL,       /* tp x pp at one (dp, cp); Megatron-LM's group of the norm */
+    ASSAY_GROUP_EMBEDDING,   /* first and last stage (one rank when pp = 1) */
+    ASSAY_GROUP_INTRA_DP_CP, /* neighbours of DP_CP that share one copy of a sharded state (HSDP) */
+    ASSAY_GROUP_INTER_DP_CP, /* ranks of DP_CP that hold the same shard in other copies */
+    ASSAY_GROUP_INTRA_EDP,
+    ASSAY_GROUP_INTER_EDP,
     ASSAY_GROUP_COUNT
 } assay_group;
 
@@ -72,7 +77,7 @@ assay_status assay_grid_make(const assay_parallel_config *p, assay_grid *out);
 /* Checks that the model can be cut this way: heads, query groups and ffn by tp, experts by ep, layers by
  * pp*vpp. */
 assay_status assay_grid_check_cut(const assay_grid *g, const assay_model_config *c);
-/* The same after refusing by name what this version does not do (cp > 1, etp > 1, zero > 1). */
+/* The same after refusing by name what this version does not do. */
 assay_status assay_grid_check_model(const assay_grid *g, const assay_model_config *c);
 
 void assay_grid_coords(const assay_grid *g, int rank, assay_coords *out);

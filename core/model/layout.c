@@ -23,8 +23,18 @@ static const layout_word words[] = {
     {"etp", FIELD(expert_tensor_parallel_size), 1, ASSAY_MAX_WORLD},
     {"dp", FIELD(data_parallel_size), 1, ASSAY_MAX_WORLD},
     {"zero", FIELD(zero_stage), 0, 3},
+    {"hsdp", FIELD(num_distributed_optimizer_instances), 1, ASSAY_MAX_WORLD},
 };
-enum { N_WORDS = sizeof words / sizeof words[0], SP_SEEN = N_WORDS };
+enum { N_WORDS = sizeof words / sizeof words[0], SP_SEEN = N_WORDS, CP_COMM_SEEN, N_SEEN };
+
+static const char *const cp_comm_names[ASSAY_CP_COMM_COUNT] = {
+    [ASSAY_CP_ALL_GATHER] = "all_gather", [ASSAY_CP_A2A] = "a2a", [ASSAY_CP_P2P] = "p2p"};
+
+const char *assay_cp_comm_name(assay_cp_comm_type type)
+{
+    const int64_t index = (int64_t)type;
+    return index >= 0 && index < ASSAY_CP_COMM_COUNT ? cp_comm_names[index] : "?";
+}
 
 static int *field_of(assay_parallel_config *p, const layout_word *word)
 {
@@ -63,6 +73,16 @@ static assay_status parse_word(const char *text, const char *word, const char *e
         p->sequence_parallel = true;
         return ASSAY_OK;
     }
+    for (int i = 0; i < ASSAY_CP_COMM_COUNT; i++) {
+        if (length != (int)strlen(cp_comm_names[i]) || memcmp(word, cp_comm_names[i], (size_t)length) != 0)
+            continue;
+        ASSAY_CHECK(!seen[CP_COMM_SEEN], ASSAY_INVALID_ARGUMENT,
+                    "layout '%s': '%s' is a second word for how attention talks over cp", text,
+                    cp_comm_names[i]);
+        seen[CP_COMM_SEEN] = true;
+        p->cp_comm_type = (assay_cp_comm_type)i;
+        return ASSAY_OK;
+    }
     for (int i = 0; i < N_WORDS; i++) {
         const int prefix = (int)strlen(words[i].prefix);
         int value;
@@ -79,8 +99,9 @@ static assay_status parse_word(const char *text, const char *word, const char *e
         return ASSAY_OK;
     }
     ASSAY_FAIL(ASSAY_INVALID_ARGUMENT,
-               "layout '%s': unknown word '%.*s', expected tpN ppN cpN epN etpN dpN vppN sp zeroN or 1", text,
-               length, word);
+               "layout '%s': unknown word '%.*s', expected tpN ppN cpN epN etpN dpN vppN sp zeroN "
+               "hsdpN all_gather a2a p2p or 1",
+               text, length, word);
 }
 
 /* Smallest dp for which ep*etp divides tp*cp*dp. */
@@ -109,10 +130,11 @@ assay_status assay_layout_parse(const char *text, assay_parallel_config *out)
         .expert_model_parallel_size = 1,
         .expert_tensor_parallel_size = 1,
         .data_parallel_size = 0,
+        .num_distributed_optimizer_instances = 1,
     };
     ASSAY_CHECK(strlen(text) < ASSAY_LAYOUT_TEXT, ASSAY_INVALID_ARGUMENT,
                 "layout '%.32s...': more than %d characters", text, ASSAY_LAYOUT_TEXT - 1);
-    bool seen[N_WORDS + 1] = {false};
+    bool seen[N_SEEN] = {false};
     if (strcmp(text, "1") != 0) {
         const char *word = text;
         for (;;) {
@@ -123,6 +145,9 @@ assay_status assay_layout_parse(const char *text, assay_parallel_config *out)
             word = end + 1;
         }
     }
+    ASSAY_CHECK(!seen[CP_COMM_SEEN] || p.context_parallel_size > 1, ASSAY_INVALID_ARGUMENT,
+                "layout '%s': '%s' needs cp of at least 2, found cp%d", text,
+                assay_cp_comm_name(p.cp_comm_type), p.context_parallel_size);
     if (p.data_parallel_size == 0)
         p.data_parallel_size = smallest_dp(&p);
     *out = p;
@@ -141,6 +166,9 @@ void assay_layout_format(const assay_parallel_config *p, char out[ASSAY_LAYOUT_T
                                      words[i].prefix, value);
         if (words[i].offset == FIELD(tensor_model_parallel_size) && p->sequence_parallel)
             used += (size_t)snprintf(out + used, ASSAY_LAYOUT_TEXT - used, "%ssp", used ? "," : "");
+        if (words[i].offset == FIELD(context_parallel_size) && p->cp_comm_type != ASSAY_CP_ALL_GATHER)
+            used += (size_t)snprintf(out + used, ASSAY_LAYOUT_TEXT - used, "%s%s", used ? "," : "",
+                                     assay_cp_comm_name(p->cp_comm_type));
     }
     if (used == 0)
         snprintf(out, ASSAY_LAYOUT_TEXT, "1");

@@ -104,7 +104,8 @@ static assay_status exchange_counts(gpu_model *m, gpu_microbatch_state *mb, gpu_
     ASSAY_TRY(gpu_arena_take(&mb->host, ranks, (void **)&s->send_counts));
     ASSAY_TRY(gpu_arena_take(&mb->host, ranks, (void **)&s->recv_counts));
     if (m->run->dry) {
-        const int64_t longest = (m->S + m->tp - 1) / m->tp * m->B;
+        const int64_t chunk = (m->S + 2 * m->cp - 1) / (2 * m->cp); /* the longest of the sequence's */
+        const int64_t longest = (2 * chunk + m->tp - 1) / m->tp * m->B;
         p->received = m->ep == 1 ? p->rows : longest * m->ep * (K < El ? K : El);
         return ASSAY_OK;
     }

@@ -10,6 +10,7 @@
 #define PARITY_PLAN_H
 
 #include "core/files/dataset.h"
+#include "core/model/sequence.h"
 #include "parity/judge/judge.h"
 
 /* A tensor as an operation must find or leave it.  name NULL: there is none. */
@@ -92,12 +93,14 @@ typedef struct plan_arena plan_arena;
 /* The operations of one rank in one step. */
 typedef struct plan {
     const plan_job *job;
-    int rank, tp, ep;
+    int rank, tp, cp, ep;
     int64_t step;
     assay_coords at;
     bool sp, last_stage;
     assay_batch_share share;
-    int64_t S, B, s0, sl;         /* sequence, rows of this rank; its tp piece of the sequence */
+    int64_t S, B;                 /* whole sequence, rows of this rank */
+    assay_sequence_map sequence;  /* its positions, and its tp piece of them */
+    assay_sequence gathered;      /* positions of its cp group, one rank after the other */
     assay_dtype act, accumulated; /* of the recipe: activations; what F32 stands for */
     int64_t n_targets;            /* of the step */
 
@@ -173,6 +176,22 @@ plan_tensor plan_column_input_backward(plan *p, const char *at, const char *at_r
                                        plan_tensor forward);
 plan_tensor plan_row_output(plan *p, const char *at, plan_tensor y);
 plan_tensor plan_row_output_backward(plan *p, const char *at, plan_tensor dy, plan_tensor forward);
+
+/* --- attention over cp: plan_context.c ---------------------------------------------------------------------- */
+int64_t plan_local_groups(const plan *p);
+int64_t plan_local_heads(const plan *p);
+/* position_ids: of this rank's tokens. */
+plan_tensor plan_positions(plan *p);
+/* What attention reads and makes; own_k and own_v are the rank's own. */
+typedef struct plan_context {
+    plan_tensor q, k, v, own_k, own_v, o, lse;
+} plan_context;
+plan_context plan_context_forward(plan *p, plan_tensor q, plan_tensor k, plan_tensor v);
+typedef struct plan_qkv {
+    plan_tensor q, k, v;
+} plan_qkv;
+/* Gradients of the rank's own q, k, v. */
+plan_qkv plan_context_backward(plan *p, const plan_context *c, plan_tensor d_o);
 
 /* --- kinds -------------------------------------------------------------------------------------------------- */
 typedef struct plan_kind {

@@ -35,12 +35,14 @@ static plan_tensor batch_tensor(plan *p, const char *name, const int64_t *from, 
 {
     const plan_tensor t = {
         .name = name, .phase = ASSAY_PHASE_FORWARD, .microbatch = p->microbatch, .dtype = ASSAY_I64};
-    int64_t *value = plan_integers(p, p->S * p->B);
-    for (int64_t i = 0; value != NULL && i < p->S * p->B; i++) {
-        const int64_t s = i / p->B + (shift ? 1 : 0), row = p->share.first_row + i % p->B;
+    const int64_t n = p->sequence.region.length * p->B;
+    int64_t *value = plan_integers(p, n);
+    for (int64_t i = 0; value != NULL && i < n; i++) {
+        const int64_t s = assay_sequence_position(&p->sequence.region, i / p->B) + (shift ? 1 : 0);
+        const int64_t row = p->share.first_row + i % p->B;
         value[i] = s < p->S ? from[row * p->S + s] : ASSAY_IGNORE_INDEX;
     }
-    return plan_with_integers(t, value, p->S * p->B);
+    return plan_with_integers(t, value, n);
 }
 
 static int64_t vocabulary_start(const plan *p)

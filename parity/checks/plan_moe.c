@@ -57,8 +57,8 @@ static void slice_rows(plan *p, const char *at, plan_tensor x, plan_tensor y)
     plan_add(p, "slice_rows", at);
     plan_in(p, "x", x);
     plan_out(p, "y", y);
-    plan_int(p, "start", p->s0);
-    plan_int(p, "length", p->sl);
+    plan_int(p, "start", p->sequence.shard_first);
+    plan_int(p, "length", p->sequence.shard.length);
 }
 
 static void gather_rows(plan *p, const char *at, plan_tensor x, plan_tensor index, plan_tensor y)

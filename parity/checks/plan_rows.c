@@ -3,12 +3,13 @@
 
 #include <string.h>
 
-/* Tokens of an MoE layer on a rank: its tp piece of the sequence times its rows. */
+/* Tokens of an MoE layer on a rank: its tp piece of its positions times its rows. */
 static int64_t tokens_of(const plan *p, int rank)
 {
     assay_coords at;
     assay_grid_coords(p->job->grid, rank, &at);
-    return plan_piece(p->S, p->tp, at.tp, NULL) * p->B;
+    const int64_t region = assay_sequence_region_length(p->job->grid, p->S, at.cp);
+    return plan_piece(region, p->tp, at.tp, NULL) * p->B;
 }
 
 /* The choice [T,K] of a rank, or NULL when it is not recorded as such. */

@@ -29,7 +29,9 @@ static const char *const layouts[] = {"1",
                                       "tp2,cp2,pp2,ep8,dp2,zero1",
                                       "pp4,vpp2",
                                       "dp7",
-                                      "tp2,sp,ep4,dp4,pp2"};
+                                      "tp2,sp,ep4,dp4,pp2",
+                                      "cp2,dp6,zero1,hsdp3",
+                                      "tp2,pp2,ep2,dp4,zero3,hsdp2"};
 enum { N_LAYOUTS = sizeof layouts / sizeof layouts[0] };
 
 /* --- short form ------------------------------------------------------------------------------------------
@@ -59,6 +61,8 @@ Test(core_grid, layouts_parse_to_their_canonical_text)
         {"ep2,etp2", "ep2,etp2,dp4", 4, 4, 1},
         {"zero3", "zero3", 1, 1, 1},
         {"zero0", "1", 1, 1, 1},
+        {"hsdp2,dp4,zero2", "dp4,zero2,hsdp2", 4, 4, 4},
+        {"dp4,zero3,hsdp1", "dp4,zero3", 4, 4, 4},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         assay_parallel_config p, again;
@@ -130,6 +134,9 @@ Test(core_grid, impossible_grids_are_refused)
         {"ep2,dp3", ASSAY_INVALID_ARGUMENT, "ep*etp = 2 must divide tp*cp*dp = 3"},
         {"ep4,dp2", ASSAY_INVALID_ARGUMENT, "ep*etp = 4 must divide tp*cp*dp = 2"},
         {"tp2,ep2,etp4,dp2", ASSAY_INVALID_ARGUMENT, "ep*etp = 8 must divide tp*cp*dp = 4"},
+        {"dp2,hsdp2", ASSAY_INVALID_ARGUMENT, "hsdp2 needs zero1, zero2 or zero3"},
+        {"dp3,zero2,hsdp2", ASSAY_INVALID_ARGUMENT, "hsdp2 does not divide dp*cp = 3"},
+        {"dp6,ep2,zero3,hsdp2", ASSAY_INVALID_ARGUMENT, "hsdp2 does not divide the 3 replicas of an expert"},
         {"tp64,dp257", ASSAY_LIMIT, "16448 ranks, at most 16384"},
         {"tp16384,dp16384,pp16384,cp16384", ASSAY_LIMIT, "ranks, at most 16384"},
         {"ep4096,etp4096", ASSAY_INVALID_ARGUMENT, "ep*etp = 16777216 must divide"},
@@ -185,6 +192,10 @@ Test(core_grid, groups_of_a_known_grid)
         {ASSAY_GROUP_EDP, 3, 2, {1, 3}, 1, 1},
         {ASSAY_GROUP_MODEL, 3, 4, {2, 3, 6, 7}, 1, 2},
         {ASSAY_GROUP_EMBEDDING, 5, 2, {1, 5}, 1, 1},
+        {ASSAY_GROUP_INTRA_DP_CP, 3, 2, {1, 3}, 1, 1},
+        {ASSAY_GROUP_INTER_DP_CP, 3, 1, {3}, 0, 3},
+        {ASSAY_GROUP_INTRA_EDP, 3, 2, {1, 3}, 1, 1},
+        {ASSAY_GROUP_INTER_EDP, 3, 1, {3}, 0, 3},
     };
     const assay_grid g = grid_of("tp2,sp,dp2,pp2,ep2");
     cr_assert_eq(g.world, 8);
@@ -254,12 +265,29 @@ static bool same_group(const assay_grid *g, assay_group kind, const assay_coords
         return a->etp == b->etp && a->edp == b->edp && pp;
     case ASSAY_GROUP_ETP:
         return a->ep == b->ep && a->edp == b->edp && pp;
+    case ASSAY_GROUP_ETP_EP:
+        return a->edp == b->edp && pp;
     case ASSAY_GROUP_EDP:
         return a->etp == b->etp && a->ep == b->ep && pp;
     case ASSAY_GROUP_MODEL:
         return cp && dp;
     case ASSAY_GROUP_EMBEDDING:
         return tp && cp && dp && (a->pp == 0 || a->pp == last) && (b->pp == 0 || b->pp == last);
+    case ASSAY_GROUP_INTRA_DP_CP:
+    case ASSAY_GROUP_INTER_DP_CP: {
+        const int shards =
+            g->size[ASSAY_AXIS_DP] * g->size[ASSAY_AXIS_CP] / g->p.num_distributed_optimizer_instances;
+        const int i = a->cp + g->size[ASSAY_AXIS_CP] * a->dp, j = b->cp + g->size[ASSAY_AXIS_CP] * b->dp;
+        return tp && pp &&
+               (kind == ASSAY_GROUP_INTRA_DP_CP ? i / shards == j / shards : i % shards == j % shards);
+    }
+    case ASSAY_GROUP_INTRA_EDP:
+    case ASSAY_GROUP_INTER_EDP: {
+        const int shards = g->edp / g->p.num_distributed_optimizer_instances;
+        return a->etp == b->etp && a->ep == b->ep && pp &&
+               (kind == ASSAY_GROUP_INTRA_EDP ? a->edp / shards == b->edp / shards
+                                              : a->edp % shards == b->edp % shards);
+    }
     case ASSAY_GROUP_COUNT:
         break;
     }
@@ -345,9 +373,14 @@ Test(core_grid, group_sizes_are_products_of_axes)
             [ASSAY_GROUP_PP] = pp,
             [ASSAY_GROUP_EP] = p->expert_model_parallel_size,
             [ASSAY_GROUP_ETP] = p->expert_tensor_parallel_size,
+            [ASSAY_GROUP_ETP_EP] = p->expert_tensor_parallel_size * p->expert_model_parallel_size,
             [ASSAY_GROUP_EDP] = g.edp,
             [ASSAY_GROUP_MODEL] = tp * pp,
             [ASSAY_GROUP_EMBEDDING] = pp > 1 ? 2 : 1,
+            [ASSAY_GROUP_INTRA_DP_CP] = dp * cp / p->num_distributed_optimizer_instances,
+            [ASSAY_GROUP_INTER_DP_CP] = p->num_distributed_optimizer_instances,
+            [ASSAY_GROUP_INTRA_EDP] = g.edp / p->num_distributed_optimizer_instances,
+            [ASSAY_GROUP_INTER_EDP] = p->num_distributed_optimizer_instances,
         };
         for (int kind = 0; kind < ASSAY_GROUP_COUNT; kind++)
             cr_expect_eq(assay_grid_group(&g, (assay_group)kind, 0, NULL, NULL), sizes[kind], "%s %s",
@@ -382,6 +415,7 @@ static assay_model_config small_model(void)
     c.num_query_groups = 2;
     c.ffn_hidden_size = 12;
     c.num_moe_experts = 6;
+    c.moe_ffn_hidden_size = 12;
     c.moe_shared_expert_intermediate_size = 8;
     c.mlp[1] = c.mlp[3] = ASSAY_MLP_MOE;
     return c;
@@ -400,17 +434,16 @@ Test(core_grid, what_does_not_divide_the_model_is_named)
         {"pp3", ASSAY_INVALID_ARGUMENT, "pp3 does not divide 4 layers"},
         {"pp8", ASSAY_INVALID_ARGUMENT, "pp8, but the model has 4 layers"},
         {"cp2", ASSAY_UNSUPPORTED, "cp2: context parallelism is not supported"},
-        {"etp2,dp2", ASSAY_UNSUPPORTED, "etp2: expert tensor parallelism is not supported"},
+        {"etp5,dp5", ASSAY_INVALID_ARGUMENT, "etp5 does not divide 12 rows of moe_ffn_hidden_size"},
         {"pp2,vpp3", ASSAY_INVALID_ARGUMENT, "pp2,vpp3: 6 virtual stages do not divide 4 layers"},
-        {"dp2,zero2", ASSAY_UNSUPPORTED, "zero2: only zero0 and zero1"},
     };
     assay_model_config c = small_model();
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const assay_grid g = grid_of(rows[i].layout);
         expect_error(assay_grid_check_model(&g, &c), rows[i].st, rows[i].message);
     }
-    static const char *const good[] = {"1",   "tp2", "tp2,sp",    "ep2",      "ep3",
-                                       "ep6", "pp2", "dp5,zero1", "pp2,vpp2", "pp4"};
+    static const char *const good[] = {"1",   "tp2",       "tp2,sp",   "ep2", "ep3",      "ep6",
+                                       "pp2", "dp5,zero1", "pp2,vpp2", "pp4", "tp2,etp2", "etp3,ep2"};
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         const assay_grid g = grid_of(good[i]);
         expect_ok(assay_grid_check_model(&g, &c));
