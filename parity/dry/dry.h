@@ -23,6 +23,7 @@ typedef struct dry_options {
     double moe_aux_loss_coeff;
     assay_precision precision;
     bool numeric;
+    bool classes; /* one rank of every class also where all could be asked */
 } dry_options;
 
 /* What one rank holds, in elements. */
@@ -50,6 +51,7 @@ typedef struct dry_call {
     int name;           /* number of the instance */
     int peer;           /* send, recv: position in the pp group */
     int64_t microbatch; /* of the rank's own, from 0; -1 none */
+    int64_t block; /* place in the schedule (plan_op): transfers of neighbouring blocks travel together */
 } dry_call;
 typedef struct dry_list {
     int64_t n, capacity;

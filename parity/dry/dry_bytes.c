@@ -33,9 +33,12 @@ typedef enum {
     HIDDEN_REGION,
     HIDDEN_ROWS,
     PROBS_ROWS,
+    HIDDEN_ROWS_ETP,
+    PROBS_ROWS_ETP,
+    KEYS,
     LOSS_STATS,
     EXPERTS,
-    EXPERTS_EP,
+    EXPERTS_SETS,
     ONE,
     BETWEEN_STAGES
 } form;
@@ -59,7 +62,12 @@ static const struct {
     {"mlp.dispatch", HIDDEN_ROWS},
     {"mlp.combine", HIDDEN_ROWS},
     {"mlp.dispatch_probs", PROBS_ROWS},
-    {"mlp.dispatch_counts", EXPERTS_EP},
+    {"mlp.dispatch_counts", EXPERTS_SETS},
+    {"mlp.experts.gather", HIDDEN_ROWS_ETP},
+    {"mlp.experts.reduce", HIDDEN_ROWS_ETP},
+    {"mlp.experts.gather_probs", PROBS_ROWS_ETP},
+    {"self_attention.gather_k", KEYS},
+    {"self_attention.gather_v", KEYS},
     {"router.aux_counts", EXPERTS},
     {"router.expert_counts", EXPERTS},
     {"loss.gather", LOSS_STATS},
@@ -92,8 +100,15 @@ static double elements(const dry *d, const sizes *s, form which)
         return 3.0 * s->region * d->grid.size[ASSAY_AXIS_TP];
     case EXPERTS:
         return (double)c->num_moe_experts;
-    case EXPERTS_EP:
-        return (double)c->num_moe_experts * d->grid.size[ASSAY_AXIS_EP];
+    case EXPERTS_SETS:
+        return (double)c->num_moe_experts * d->grid.size[ASSAY_AXIS_EP] * d->grid.size[ASSAY_AXIS_ETP];
+    case HIDDEN_ROWS_ETP:
+        return s->shard * (double)c->moe_router_topk * s->hidden * d->grid.size[ASSAY_AXIS_ETP];
+    case PROBS_ROWS_ETP:
+        return s->shard * (double)c->moe_router_topk * d->grid.size[ASSAY_AXIS_ETP];
+    case KEYS:
+        return (double)d->o.micro_batch_size * (double)d->o.seq_length * (double)c->num_query_groups *
+               (double)c->kv_channels / d->grid.size[ASSAY_AXIS_TP];
     case ONE:
         return 1.0;
     case BETWEEN_STAGES:

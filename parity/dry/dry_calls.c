@@ -65,6 +65,7 @@ static assay_status add_call(dry *d, const plan *p, const plan_op *op, dry_list 
     ASSAY_TRY(assay_dtype_from_name(dtype->text, &c.dtype));
     if (peer != NULL)
         c.peer = (int)peer->integer;
+    c.block = op->block;
     c.microbatch = op->microbatch < 0 ? -1 : op->microbatch - p->share.first_microbatch;
     ASSAY_TRY(name_number(d, op->instance, &c.name));
     if (out->n == out->capacity) {
@@ -210,22 +211,36 @@ static int class_ranks(const dry *d, int stage, int *ranks)
     return n;
 }
 
+/* Whom to believe when ranks differ: the first, unless it differs from most others. */
+static int reference_of(const dry_list *lists, int n)
+{
+    int same = 0;
+    for (int i = 1; i < n; i++) {
+        bool equal = lists[i].n == lists[0].n;
+        for (int64_t k = 0; equal && k < lists[0].n; k++)
+            equal = same_call(&lists[0].calls[k], &lists[i].calls[k]);
+        same += equal;
+    }
+    return n > 2 && 2 * same < n - 1 ? n - 1 : 0;
+}
+
 /* Passes of further microbatches are the same function again: two show what is the first's alone. */
 static assay_status compare_classes(dry *d, int stage)
 {
     int ranks[MAX_CLASSES];
     const int n = class_ranks(d, stage, ranks);
     const int64_t few = d->o.num_microbatches < 2 ? d->o.num_microbatches : 2;
-    dry_list wanted = {0}, found = {0};
-    assay_status st = dry_calls(d, ranks[0], few, &wanted);
-    for (int i = 1; i < n && st == ASSAY_OK; i++) {
-        st = dry_calls(d, ranks[i], few, &found);
-        if (st == ASSAY_OK)
-            compare(d, ranks[0], &wanted, ranks[i], &found);
-    }
+    dry_list lists[MAX_CLASSES] = {0};
+    assay_status st = ASSAY_OK;
+    for (int i = 0; i < n && st == ASSAY_OK; i++)
+        st = dry_calls(d, ranks[i], few, &lists[i]);
+    const int reference = reference_of(lists, n);
+    for (int i = 0; i < n && st == ASSAY_OK; i++)
+        if (i != reference)
+            compare(d, ranks[reference], &lists[reference], ranks[i], &lists[i]);
     d->n_asked += n;
-    free(wanted.calls);
-    free(found.calls);
+    for (int i = 0; i < n; i++)
+        free(lists[i].calls);
     return st;
 }
 
@@ -272,14 +287,59 @@ done:
     return st;
 }
 
+/* A call over the group on any stage, in the passes or anywhere. */
+static bool has_call(const dry *d, assay_group group, bool in_passes)
+{
+    for (int s = 0; s < d->stages; s++)
+        for (int64_t i = 0; i < d->lists[s].n; i++) {
+            const dry_call *c = &d->lists[s].calls[i];
+            const bool pass = c->phase == ASSAY_PHASE_FORWARD || c->phase == ASSAY_PHASE_BACKWARD;
+            if (c->group == group && (pass || !in_passes))
+                return true;
+        }
+    return false;
+}
+
+/* An axis that nobody talks over, or parameters that nobody gathers, are something that the plan does not know: nothing is
+ * claimed then. */
+static assay_status check_known(const dry *d)
+{
+    static const struct {
+        assay_axis axis;
+        assay_group group;
+    } axes[] = {{ASSAY_AXIS_TP, ASSAY_GROUP_TP},
+                {ASSAY_AXIS_CP, ASSAY_GROUP_CP},
+                {ASSAY_AXIS_PP, ASSAY_GROUP_PP},
+                {ASSAY_AXIS_ETP, ASSAY_GROUP_ETP},
+                {ASSAY_AXIS_EP, ASSAY_GROUP_EP}};
+    for (size_t i = 0; i < sizeof axes / sizeof *axes; i++)
+        ASSAY_CHECK(d->grid.size[axes[i].axis] == 1 || has_call(d, axes[i].group, true), ASSAY_UNSUPPORTED,
+                    "layout %s: the judge's plan has no call over %s: a dry run of it is not supported in "
+                    "this version",
+                    d->canonical, assay_axis_name(axes[i].axis));
+    const bool copies = d->grid.p.num_distributed_optimizer_instances > 1;
+    const assay_group shards = copies ? ASSAY_GROUP_INTRA_DP_CP : ASSAY_GROUP_DP_CP;
+    const bool many = assay_grid_group_shape(&d->grid, shards, 0).size > 1;
+    ASSAY_CHECK(d->grid.p.zero_stage < 3 || !many || has_call(d, shards, true), ASSAY_UNSUPPORTED,
+                "layout %s: the judge's plan gathers no parameters: a dry run of zero3 is not supported in "
+                "this version",
+                d->canonical);
+    ASSAY_CHECK(!copies || !many || has_call(d, shards, false), ASSAY_UNSUPPORTED,
+                "layout %s: the judge's plan does not sum over %s: a dry run of hsdp is not supported in "
+                "this version",
+                d->canonical, assay_group_name(shards));
+    return ASSAY_OK;
+}
+
 assay_status dry_check_calls(dry *d)
 {
-    d->exact = d->grid.world <= DRY_EXACT_WORLD;
+    d->exact = d->grid.world <= DRY_EXACT_WORLD && !d->o.classes;
     for (int s = 0; s < d->stages; s++) {
         ASSAY_TRY(dry_calls(d, s * d->stage_ranks, d->o.num_microbatches, &d->lists[s]));
         if (!d->exact)
             ASSAY_TRY(compare_classes(d, s));
     }
+    ASSAY_TRY(check_known(d));
     if (d->exact)
         d->n_asked = d->grid.world;
     return d->exact ? match_ranks(d) : match_stages(d);

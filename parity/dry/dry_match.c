@@ -1,7 +1,7 @@
 /* Dry run: do all calls meet?  Every actor goes through its list.  A collective is done when all members of its group stand at
- * the same one.  Sends and receives that follow each other are one exchange, as the engine groups them (the receives of a
- * round with the sends of the round before): it is posted at once and done when each of its transfers has met its other
- * half, so nothing relies on a buffer.  Who can never go on is named. */
+ * the same one.  The sends of a round and the receives of the next are one exchange, as the engine groups them: it is
+ * posted at once and done when each of its transfers has met its other half, so nothing relies on a buffer.  Who can
+ * never go on is named. */
 #include "parity/dry/dry.h"
 
 #include <stdlib.h>
@@ -76,14 +76,6 @@ static assay_status post(queue *q, const dry_call *c)
     return ASSAY_OK;
 }
 
-static void describe(const match *m, const actor *a, char out[DRY_TEXT / 2])
-{
-    if (a->at < a->list->n)
-        dry_call_text(m->d, &a->list->calls[a->at], out);
-    else
-        snprintf(out, DRY_TEXT / 2, "nothing more");
-}
-
 /* --- exchanges ---------------------------------------------------------------------------------------------- */
 
 /* "pipeline.send_forward" and "pipeline.recv_forward" carry one tensor. */
@@ -115,11 +107,19 @@ static bool met(match *m, const actor *a, const dry_call *c, int64_t index)
     return true;
 }
 
+/* Whether the next call belongs to the exchange that begins at a->at. */
+static bool continues(const actor *a)
+{
+    if (a->end >= a->list->n || !is_transfer(&a->list->calls[a->end]))
+        return false;
+    return a->end == a->at || a->list->calls[a->end].block - a->list->calls[a->end - 1].block <= 1;
+}
+
 static assay_status open_exchange(match *m, actor *a)
 {
     const int64_t self = a - m->actors;
     a->end = a->at;
-    while (a->end < a->list->n && is_transfer(&a->list->calls[a->end])) {
+    while (continues(a)) {
         const dry_call *c = &a->list->calls[a->end++];
         const int64_t at = 2 * self + side_of(m, a, c);
         ASSAY_TRY(post(c->op == DRY_SEND ? &m->sends[at] : &m->recvs[at], c));
@@ -213,6 +213,19 @@ static assay_status walk(match *m, int *members)
         }
     }
     return ASSAY_OK;
+}
+
+/* What an actor waits for: of an exchange the first transfer that has not met its other half. */
+static void describe(match *m, const actor *a, char out[DRY_TEXT / 2])
+{
+    int64_t sent[2] = {a->sent[0], a->sent[1]}, received[2] = {a->received[0], a->received[1]}, i = a->at;
+    for (; a->posted && i + 1 < a->end; i++) {
+        const dry_call *c = &a->list->calls[i];
+        int64_t *count = c->op == DRY_SEND ? sent : received;
+        if (!met(m, a, c, count[side_of(m, a, c)]++))
+            break;
+    }
+    dry_call_text(m->d, &a->list->calls[i], out);
 }
 
 /* Everybody who waits: the first few by name. */

@@ -10,6 +10,7 @@ enum { NONE, SELECTIVE, FULL };
 
 typedef struct shape {
     double region, shard, rows; /* tokens: of regions, of one tp piece, of the residual stream */
+    double sequence;            /* tokens of the whole sequence */
     double act, sum;            /* bytes of an activation, of a sum */
     double tp, h;
 } shape;
@@ -25,6 +26,7 @@ static assay_status shape_of(const dry *d, int rank, shape *s)
     const double b = (double)d->o.micro_batch_size;
     s->region = b * (double)map.region.length;
     s->shard = b * (double)length;
+    s->sequence = b * (double)d->o.seq_length;
     s->rows = d->grid.p.sequence_parallel ? s->shard : s->region;
     s->act = (double)assay_dtype_bytes(r->op[ASSAY_OPS_LINEAR].act);
     s->sum = (double)assay_dtype_bytes(r->op[ASSAY_OPS_LINEAR].accumulate);
@@ -46,8 +48,10 @@ static void attention(const dry *d, const shape *s, double kept[2])
     const double rotated = s->region * (heads + keys) * s->act;
     const double lse = s->region * (double)c->num_attention_heads / s->tp * s->sum;
     const double rstd = s->rows * s->sum;
+    /* keys and values of all cp ranks */
+    const double gathered_keys = d->grid.size[ASSAY_AXIS_CP] > 1 ? 2.0 * s->sequence * keys * s->act : 0.0;
     kept[1] = s->rows * s->h * s->act + rstd + s->region * (heads + 2.0 * keys) * s->act +
-              s->region * heads * s->act + lse;
+              s->region * heads * s->act + lse + gathered_keys;
     kept[0] = kept[1] + norm_out + gathered + normed + rotated;
 }
 
@@ -70,13 +74,15 @@ static void mlp(const dry *d, const shape *s, bool moe, double kept[2])
         return;
     }
     /* logits, scores; rows of the experts: as many as this rank's tokens have choices, when they are even */
-    const double k = (double)c->moe_router_topk, rows = s->shard * k, e = (double)c->num_moe_experts;
+    const double etp = d->grid.size[ASSAY_AXIS_ETP];
+    const double k = (double)c->moe_router_topk, rows = s->shard * k * etp, e = (double)c->num_moe_experts;
     const double router = s->shard * (2.0 * e + 2.0 * k) * s->sum;
-    const double exchanged = rows * (s->h * s->act + s->sum) * (d->grid.size[ASSAY_AXIS_EP] > 1 ? 2.0 : 1.0);
+    const bool exchange = d->grid.size[ASSAY_AXIS_EP] > 1 || etp > 1.0;
+    const double exchanged = rows * (s->h * s->act + s->sum) * (exchange ? 2.0 : 1.0);
     const double returned = rows * s->h * s->act;
     kept[1] += router + exchanged + returned;
     kept[0] += router + exchanged + returned;
-    gated(s, rows, (double)c->moe_ffn_hidden_size / d->grid.size[ASSAY_AXIS_ETP], kept);
+    gated(s, rows, (double)c->moe_ffn_hidden_size / etp, kept);
     if (c->moe_shared_expert_intermediate_size > 0) {
         kept[0] += s->tp > 1.0 ? s->region * s->h * s->act : 0.0;
         gated(s, s->region, (double)c->moe_shared_expert_intermediate_size / s->tp, kept);

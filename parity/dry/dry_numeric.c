@@ -18,9 +18,11 @@ static assay_status write_case(const dry *d, FILE *out, const char *path)
 int dry_numeric(const dry *d, FILE *out)
 {
     const char *parent = getenv("TMPDIR");
+    if (parent == NULL || parent[0] == '\0')
+        parent = "/tmp";
     char dir[256], path[300], report[300], verb[] = "assay run", option[] = "--report";
     int code = 2;
-    snprintf(dir, sizeof dir, "%.200s/assay-dry-XXXXXX", parent != NULL && parent[0] ? parent : "/tmp");
+    snprintf(dir, sizeof dir, "%.200s/assay-dry-XXXXXX", parent);
     if (mkdtemp(dir) == NULL) {
         fprintf(stderr, "assay layout: %s: cannot be made\n", dir);
         return 2;
@@ -35,7 +37,8 @@ int dry_numeric(const dry *d, FILE *out)
     } else {
         assay_error_print(stderr, "assay layout", 0);
     }
-    if (assay_remove_tree(dir, "assay-dry-") != ASSAY_OK)
+    /* What went wrong is to be looked at. */
+    if (code == 0 && assay_remove_tree(dir, parent) != ASSAY_OK)
         assay_error_print(stderr, "assay layout", 0);
     return code;
 }

@@ -164,9 +164,12 @@ static assay_status visit(owners *w, int rank)
                   p->name, rank, assay_group_name(assay_param_reduce_group(p)), group.start);
     *seen = at;
     int64_t first = 0, length = count;
-    if (d->grid.p.zero_stage > 0)
-        assay_param_owned_range(p, w->index, count, group.size, assay_group_index(&group, rank), &first,
+    if (d->grid.p.zero_stage > 0) {
+        const assay_group_shape shards =
+            assay_grid_group_shape(&d->grid, assay_param_shard_group(p, &d->grid), rank);
+        assay_param_owned_range(p, w->index, count, shards.size, assay_group_index(&shards, rank), &first,
                                 &length);
+    }
     mine->owned += length;
     return ASSAY_OK;
 }
@@ -231,6 +234,14 @@ static void check_gradient(owners *w, int replicas)
         dry_fails(d, DRY_OWNERS,
                   "%s: %d ranks hold a piece, but its gradient is summed over %d of %s in %d copies", p->name,
                   replicas, members, assay_group_name(assay_param_reduce_group(p)), copies);
+    const int shards = assay_grid_group_shape(&d->grid, assay_param_shard_group(p, &d->grid), 0).size;
+    const int instances = d->grid.p.num_distributed_optimizer_instances;
+    if (shards * instances != members ||
+        (instances > 1 &&
+         assay_grid_group_shape(&d->grid, assay_param_replica_group(p), 0).size != instances))
+        dry_fails(d, DRY_OWNERS,
+                  "%s: %d ranks share one copy of the states and there are %d copies on %d ranks", p->name,
+                  shards, instances, members);
     for (int64_t t = 0; t < w->n_tuples; t++) {
         int held = 0;
         for (int s = 0; s < d->stages; s++)
@@ -247,7 +258,8 @@ static void check_gradient(owners *w, int replicas)
 /* Parts of pieces of `count` elements. */
 static void check_parts(owners *w, int64_t count)
 {
-    const int members = assay_grid_group_shape(&w->d->grid, assay_param_reduce_group(w->p), 0).size;
+    const int members =
+        assay_grid_group_shape(&w->d->grid, assay_param_shard_group(w->p, &w->d->grid), 0).size;
     int64_t next = 0;
     for (int m = 0; m < members; m++) {
         int64_t first, length;

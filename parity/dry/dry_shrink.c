@@ -119,14 +119,14 @@ assay_status dry_shrink(const dry *d, FILE *out, char layout[ASSAY_LAYOUT_TEXT],
     const int64_t each = at_most(d->o.num_microbatches, 2);
     tell(out, "num_microbatches", d->o.num_microbatches, each);
     ASSAY_TRY(assay_config_to_json(&c, &model));
-    *case_file =
-        json_pack("{s:s, s:s, s:o, s:{s:i, s:I, s:i, s:i, s:f}, s:[s], s:{s:i, s:f, s:f, s:f, s:f}, s:[s]}",
-                  "name", "dry_run", "description", "A dry run, shrunk.", "model", model, "data", "steps",
-                  STEPS, "microbatches", (json_int_t)(each * p.data_parallel_size), "micro_batch_size", ROWS,
-                  "seq_length", SEQUENCE, "mask_probability", 0.15, "layouts", layout, "training", "seed",
-                  4321, "lr", 2e-3, "weight_decay", 0.1, "clip_grad", 1.0, "moe_aux_loss_coeff",
-                  d->config.num_moe_experts > 0 ? d->o.moe_aux_loss_coeff : 0.0, "precision",
-                  assay_precision_name(d->o.precision));
+    *case_file = json_pack(
+        "{s:s, s:s, s:o, s:{s:[], s:i, s:I, s:i, s:i, s:f}, s:[s], s:{s:i, s:f, s:f, s:f, s:f}, s:[s]}",
+        "name", "dry_run", "description", "A dry run, shrunk.", "model", model, "data", "paths", "steps",
+        STEPS, "microbatches", (json_int_t)(each * p.data_parallel_size), "micro_batch_size", ROWS,
+        "seq_length", SEQUENCE, "mask_probability", 0.15, "layouts", layout, "training", "seed", 4321, "lr",
+        2e-3, "weight_decay", 0.1, "clip_grad", 1.0, "moe_aux_loss_coeff",
+        d->config.num_moe_experts > 0 ? d->o.moe_aux_loss_coeff : 0.0, "precision",
+        assay_precision_name(d->o.precision));
     ASSAY_CHECK(*case_file != NULL, ASSAY_OUT_OF_MEMORY, "a case file");
     return ASSAY_OK;
 }
