@@ -92,6 +92,9 @@ assay_status assay_train_options_from_json(assay_train_options *o, const json_t 
                                            const char *what);
 /* Every row that has a meaning `where` (ASSAY_FOR_). */
 json_t *assay_train_options_to_json(const assay_train_options *o, unsigned where);
+/* What was given on a command line replaces the same option in `into`, but for the names of `except` (NULL-terminated). */
+void assay_train_options_merge(assay_train_options *into, const assay_train_options *given,
+                               const char *const *except);
 /* Cross-field checks (beta in [0,1), warm-up within decay, ...). */
 assay_status assay_train_options_check(const assay_train_options *o);
 
@@ -104,6 +107,10 @@ typedef struct assay_extra_option {
     const char *argument; /* NULL: a flag */
     const char *help;
 } assay_extra_option;
+/* Values of such options: a whole number within limits; a text that fits.  Messages name the option, what was expected and found. */
+assay_status assay_option_count(const char *name, const char *text, int64_t least, int64_t most,
+                                int64_t *out);
+assay_status assay_option_text(const char *name, const char *text, char *out, size_t capacity);
 typedef assay_status (*assay_option_callback)(void *user, const char *name, const char *text);
 assay_status assay_options_parse(int argc, char **argv, const char *doc, const char *args_doc,
                                  assay_train_options *o /* may be NULL */, unsigned where,
