@@ -1,7 +1,7 @@
 /* The attention mixer: column-parallel qkv, heads, row-parallel projection.  docs/OPS.md section 9. */
 #include "gpu/layer.h"
+#include "gpu/parallel/context.h"
 #include "gpu/parallel/tensor.h"
-#include <math.h>
 #include <stddef.h>
 
 /* [S,B,heads,D] with this rank's heads (the operations see [T,heads,D]); d 0: [S,B,heads]. */
@@ -12,12 +12,6 @@ static gpu_value heads_of(const gpu_model *m, gpu_arena *arena, int64_t heads, i
     return gpu_value_describe(arena, d > 0 ? 4 : 3, dim, 0);
 }
 
-#define ATTENTION_ATTRS(m, l)                                                                                \
-    GPU_I("batch", (m)->B), GPU_I("seq_q", (m)->S), GPU_I("seq_k", (m)->S), GPU_I("heads", (m)->heads),      \
-        GPU_I("groups", (m)->groups), GPU_I("head_dim", (m)->config->kv_channels),                           \
-        GPU_I("head_dim_v", (m)->config->kv_channels),                                                       \
-        GPU_F("scale", (double)(float)(1.0 / sqrt((double)(m)->config->kv_channels))),                       \
-        GPU_I("window", (l)->window)
 #define SPLIT_ATTRS(m)                                                                                       \
     GPU_I("heads", (m)->heads), GPU_I("groups", (m)->groups), GPU_I("head_dim", (m)->config->kv_channels)
 #define ROTATION(m)                                                                                          \
@@ -38,12 +32,13 @@ static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_
     const assay_model_config *c = m->config;
     const bool clip = c->clip_qkv > 0.0;
     gpu_arena *keep = &mb->arena, *temp = &m->scratch, *raw = c->qk_layernorm || clip ? keep : temp,
-              *normed = clip ? keep : temp;
+              *normed = clip ? keep : temp,
+              *own = m->cp > 1 ? temp : keep; /* gathered: attention reads that */
     const int64_t D = c->kv_channels, A = c->num_attention_heads, G = c->num_query_groups;
     gpu_value *q = &a->q_raw, *k = &a->k_raw, *v = clip ? &a->v_raw : &a->v;
     ASSAY_TRY(GPU_CALL(run, "qkv_split_fwd", "self_attention.qkv_split", GPU_T("qkv", qkv), SPLIT_ATTRS(m),
                        GPU_NEW("q", q, heads_of(m, raw, A, D)), GPU_NEW("k", k, heads_of(m, raw, G, D)),
-                       GPU_NEW("v", v, heads_of(m, keep, G, D))));
+                       GPU_NEW("v", v, heads_of(m, clip ? keep : own, G, D))));
     if (c->qk_layernorm) {
         ASSAY_TRY(GPU_CALL(run, "rmsnorm_fwd", "self_attention.q_layernorm", GPU_T("x", q),
                            GPU_T("gamma", gpu_param_use(m, w->q_layernorm)), GPU_F("eps", m->eps),
@@ -62,14 +57,14 @@ static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_
         ASSAY_TRY(GPU_CALL(run, "clamp_fwd", "self_attention.clip_k", GPU_T("x", k),
                            GPU_F("limit", c->clip_qkv), GPU_NEW("y", &a->k_clip, heads_of(m, temp, G, D))));
         ASSAY_TRY(GPU_CALL(run, "clamp_fwd", "self_attention.clip_v", GPU_T("x", v),
-                           GPU_F("limit", c->clip_qkv), GPU_NEW("y", &a->v, heads_of(m, keep, G, D))));
+                           GPU_F("limit", c->clip_qkv), GPU_NEW("y", &a->v, heads_of(m, own, G, D))));
         q = &a->q_clip;
         k = &a->k_clip;
     }
     ASSAY_TRY(GPU_CALL(run, "rope_fwd", "self_attention.rope_q", GPU_T("x", q), ROTATION(m),
                        GPU_NEW("y", &a->q, heads_of(m, keep, A, D))));
     return GPU_CALL(run, "rope_fwd", "self_attention.rope_k", GPU_T("x", k), ROTATION(m),
-                    GPU_NEW("y", &a->k, heads_of(m, keep, G, D)));
+                    GPU_NEW("y", &a->k, heads_of(m, own, G, D)));
 }
 
 static assay_status attention_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *acts,
@@ -88,11 +83,7 @@ static assay_status attention_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_la
                        GPU_T("bias", gpu_param_use(m, w->linear_qkv_bias)),
                        GPU_NEW("y", &qkv, gpu_tokens(m, temp, false, gpu_dim_tp(m, (A + 2 * G) * D, 1)))));
     ASSAY_TRY(heads_fwd(m, mb, w, a, &qkv));
-    ASSAY_TRY(GPU_CALL(run, "attention_fwd", "self_attention.core_attention", GPU_T("q", &a->q),
-                       GPU_T("k", &a->k), GPU_T("v", &a->v), GPU_T("q_position", &m->position),
-                       GPU_T("k_position", &m->position), ATTENTION_ATTRS(m, l),
-                       GPU_NEW("o", &a->o, gpu_tokens(m, keep, false, gpu_dim_tp(m, A * D, 1))),
-                       GPU_NEW("lse", &a->lse, heads_of(m, keep, A, 0))));
+    ASSAY_TRY(gpu_context_attention_fwd(m, keep, l, a));
     ASSAY_TRY(
         GPU_CALL(run, "linear_fwd", "self_attention.linear_proj", GPU_T("x", &a->o),
                  GPU_T("weight", gpu_param_use(m, w->linear_proj)),
@@ -165,12 +156,7 @@ static assay_status attention_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *ac
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "self_attention.linear_proj", GPU_T("dy", &dproj),
                        GPU_T("weight", gpu_param_use(m, w->linear_proj)),
                        GPU_NEW("dx", &d_o, gpu_grad_of(m, &a->o))));
-    ASSAY_TRY(GPU_CALL(run, "attention_bwd", "self_attention.core_attention", GPU_T("do", &d_o),
-                       GPU_T("q", &a->q), GPU_T("k", &a->k), GPU_T("v", &a->v), GPU_T("o", &a->o),
-                       GPU_T("lse", &a->lse), GPU_T("q_position", &m->position),
-                       GPU_T("k_position", &m->position), ATTENTION_ATTRS(m, l),
-                       GPU_NEW("dq", &dq, gpu_grad_of(m, &a->q)), GPU_NEW("dk", &dk, gpu_grad_of(m, &a->k)),
-                       GPU_NEW("dv", &dv, gpu_grad_of(m, &a->v))));
+    ASSAY_TRY(gpu_context_attention_bwd(m, l, a, &dq, &dk, &dv, &d_o));
     ASSAY_TRY(heads_bwd(m, w, a, &dqkv, &dq, &dk, &dv));
     if (w->linear_qkv_bias)
         ASSAY_TRY(GPU_CALL(run, "linear_bwd_bias", "self_attention.linear_qkv", GPU_T("dy", &dqkv),

@@ -3,7 +3,12 @@
 
 gpu_dim gpu_dim_sequence(const gpu_model *m, bool piece)
 {
-    return piece ? gpu_dim_piece(m->S, m->s0, m->sl) : gpu_dim_whole(m->S);
+    return gpu_dim_positions(m->S, piece ? &m->sequence.shard : &m->sequence.region);
+}
+
+gpu_dim gpu_dim_gathered(const gpu_model *m)
+{
+    return gpu_dim_positions(m->S, &m->gathered);
 }
 
 gpu_dim gpu_dim_batch(const gpu_model *m)

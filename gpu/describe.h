@@ -6,7 +6,9 @@
 
 ASSAY_BEGIN_DECLS
 
+/* This rank's positions: all, or its tp piece of them; those of its cp group. */
 gpu_dim gpu_dim_sequence(const gpu_model *m, bool piece);
+gpu_dim gpu_dim_gathered(const gpu_model *m);
 gpu_dim gpu_dim_batch(const gpu_model *m);
 gpu_dim gpu_dim_hidden(const gpu_model *m);
 /* This tp rank's piece of each of `blocks` blocks. */

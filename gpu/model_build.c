@@ -60,7 +60,8 @@ static assay_status chunk_create(gpu_model *m, int index)
     chunk->index = index;
     chunk->has_embedding = m->at.pp == 0 && index == 0;
     chunk->has_output = m->at.pp == m->grid->p.pipeline_model_parallel_size - 1 && index == m->n_chunks - 1;
-    chunk->layers = calloc((size_t)count, sizeof *chunk->layers);
+    chunk->first_layer = first;
+    chunk->layers = calloc((size_t)count + 1, sizeof *chunk->layers);
     ASSAY_CHECK(chunk->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers", (long long)count);
     chunk->n_layers = count;
     for (int64_t i = 0; i < count; i++) {
@@ -125,7 +126,9 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
     m->grid = grid;
     m->options = options;
     m->tp = grid->p.tensor_model_parallel_size;
+    m->cp = grid->p.context_parallel_size;
     m->ep = grid->p.expert_model_parallel_size;
+    m->etp = grid->p.expert_tensor_parallel_size;
     m->sp = grid->p.sequence_parallel;
     const bool hidden = gpu_fault_switch(run, GPU_SWITCH_HIDDEN_BF16);
     run->recipe = assay_recipe_of(hidden ? ASSAY_PRECISION_BF16 : options->precision);
@@ -135,7 +138,9 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
     m->eps = (double)(float)config->layernorm_epsilon;
     ASSAY_TRY(read_recompute(&m->recompute));
     m->sequence_rows = calloc((size_t)m->tp, sizeof *m->sequence_rows);
-    ASSAY_CHECK(m->sequence_rows, ASSAY_OUT_OF_MEMORY, "model: rows of %d tp ranks", m->tp);
+    m->region_rows = calloc((size_t)m->cp, sizeof *m->region_rows);
+    ASSAY_CHECK(m->sequence_rows && m->region_rows, ASSAY_OUT_OF_MEMORY, "model: rows of %d tp, %d cp ranks",
+                m->tp, m->cp);
     m->heads = config->num_attention_heads / m->tp;
     m->groups = config->num_query_groups / m->tp;
     m->local_experts = config->num_moe_experts / m->ep;
@@ -159,6 +164,9 @@ assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, con
         int64_t start;
         assay_split(m->sequence.region.length, m->tp, r, &start, &m->sequence_rows[r]);
     }
+    ASSAY_TRY(assay_sequence_gathered(m->grid, m->S, &m->gathered));
+    for (int r = 0; r < m->cp; r++)
+        m->region_rows[r] = assay_sequence_region_length(m->grid, m->S, r);
     m->step_microbatches = batches->microbatches;
     m->n_microbatches = share->n_microbatches;
     return ASSAY_OK;
@@ -173,7 +181,7 @@ static assay_status microbatches_create(gpu_model *m)
                     chunk->n_in_flight);
         for (int i = 0; i < chunk->n_in_flight; i++) {
             gpu_microbatch_state *mb = &chunk->in_flight[i];
-            mb->layers = calloc((size_t)chunk->n_layers, sizeof *mb->layers);
+            mb->layers = calloc((size_t)chunk->n_layers + 1, sizeof *mb->layers);
             ASSAY_CHECK(mb->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers of a microbatch",
                         (long long)chunk->n_layers);
         }
@@ -281,11 +289,46 @@ static assay_status expert_counts_create(gpu_model *m)
     return ASSAY_OK;
 }
 
+int64_t gpu_model_plain_position(const gpu_model *m, int64_t row)
+{
+    for (int r = 0; r < m->at.cp; r++)
+        row += m->region_rows[r];
+    return row;
+}
+
+/* Position of every token of a sequence, each row of the batch the same. */
+static assay_status positions_create(gpu_model *m, gpu_value *v, const char *name, gpu_dim sequence)
+{
+    gpu_run *run = m->run;
+    const int64_t tokens = sequence.length * m->B;
+    v->ndim = 2;
+    v->dim[0] = sequence;
+    v->dim[1] = gpu_dim_batch(m);
+    gpu_value_rename(run, v, name);
+    v->t = gpu_tensor_1d(NULL, ASSAY_I64, tokens);
+    CUDA_TRY(cudaMalloc(&v->t.data, gpu_tensor_bytes(v->t) + 1));
+    int64_t *positions = malloc((size_t)(tokens + 1) * sizeof *positions);
+    ASSAY_CHECK(positions, ASSAY_OUT_OF_MEMORY, "positions of %lld tokens", (long long)tokens);
+    const char *fault = gpu_fault_leaf(run, name);
+    const int64_t shift = fault && strcmp(fault, "shift") == 0 ? 1 : 0;
+    const bool plain = fault && strcmp(fault, "order") == 0, all = sequence.sequence == &m->gathered;
+    if (shift != 0 || plain)
+        gpu_fault_leaf_met(run);
+    for (int64_t t = 0; t < tokens; t++)
+        positions[t] = plain
+                           ? all ? t / m->B : gpu_model_plain_position(m, t / m->B)
+                           : assay_sequence_position(sequence.sequence, (t / m->B + shift) % sequence.length);
+    const assay_status st =
+        gpu_run_upload(run, v->t.data, positions, (size_t)tokens * sizeof *positions, "positions");
+    free(positions);
+    return st;
+}
+
 /* cos, sin, positions and loss sums: life of the engine. */
 static assay_status tables_create(gpu_model *m)
 {
     const assay_model_config *c = m->config;
-    const int64_t half = assay_config_rotary_dim(c) / 2, tokens = m->S * m->B;
+    const int64_t half = assay_config_rotary_dim(c) / 2;
     const int64_t shape[2] = {m->S, half};
     gpu_run *run = m->run;
     gpu_value *tables[2] = {&m->cos_table, &m->sin_table};
@@ -298,26 +341,11 @@ static assay_status tables_create(gpu_model *m)
         v->t = gpu_tensor_make(NULL, ASSAY_F32, 2, shape);
         CUDA_TRY(cudaMalloc(&v->t.data, gpu_tensor_bytes(v->t) + 1));
     }
-    m->position.ndim = 2;
-    m->position.dim[0] = gpu_dim_whole(m->S);
-    m->position.dim[1] = gpu_dim_piece(m->B_global, m->row0, m->B);
-    gpu_value_rename(run, &m->position, "position_ids");
-    m->position.t = gpu_tensor_1d(NULL, ASSAY_I64, tokens);
-    CUDA_TRY(cudaMalloc(&m->position.t.data, gpu_tensor_bytes(m->position.t)));
     CUDA_TRY(cudaMalloc((void **)&m->loss_sums, (size_t)m->n_microbatches * sizeof(double)));
     CUDA_TRY(cudaMemsetAsync(m->loss_sums, 0, (size_t)m->n_microbatches * sizeof(double), run->ctx.stream));
-    int64_t *positions = malloc((size_t)tokens * sizeof *positions);
-    ASSAY_CHECK(positions, ASSAY_OUT_OF_MEMORY, "positions of %lld tokens", (long long)tokens);
-    const char *fault = gpu_fault_leaf(run, "position_ids");
-    const int64_t shift = fault && strcmp(fault, "shift") == 0 ? 1 : 0;
-    if (shift != 0)
-        gpu_fault_leaf_met(run);
-    for (int64_t t = 0; t < tokens; t++)
-        positions[t] = assay_sequence_position(&m->sequence.region, (t / m->B + shift) % m->S);
-    const assay_status st =
-        gpu_run_upload(run, m->position.t.data, positions, (size_t)tokens * sizeof *positions, "positions");
-    free(positions);
-    return st;
+    ASSAY_TRY(positions_create(m, &m->position, "position_ids", gpu_dim_sequence(m, false)));
+    return m->cp > 1 ? positions_create(m, &m->key_position, "key_position_ids", gpu_dim_gathered(m))
+                     : ASSAY_OK;
 }
 
 assay_status gpu_model_rope_tables(gpu_model *m)
@@ -382,10 +410,11 @@ void gpu_model_destroy(gpu_model *m)
     free(m->chunks);
     free(m->params);
     free(m->sequence_rows);
+    free(m->region_rows);
     assay_spec_destroy(m->spec);
-    void *device[] = {m->cos_table.t.data, m->sin_table.t.data, m->position.t.data, m->loss_sums,
-                      m->expert_counts};
-    for (int i = 0; i < 5; i++)
+    void *device[] = {m->cos_table.t.data,    m->sin_table.t.data, m->position.t.data,
+                      m->key_position.t.data, m->loss_sums,        m->expert_counts};
+    for (int i = 0; i < 6; i++)
         if (device[i])
             (void)cudaFree(device[i]);
     gpu_arena_destroy(&m->step);

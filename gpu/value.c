@@ -8,6 +8,11 @@ gpu_dim gpu_dim_whole(int64_t n)
     return (gpu_dim){.global = n, .start = 0, .length = n, .blocks = 1};
 }
 
+gpu_dim gpu_dim_positions(int64_t global, const assay_sequence *sequence)
+{
+    return (gpu_dim){.global = global, .length = sequence->length, .blocks = 1, .sequence = sequence};
+}
+
 gpu_dim gpu_dim_piece(int64_t global, int64_t start, int64_t length)
 {
     return (gpu_dim){.global = global, .start = start, .length = length, .blocks = 1};
@@ -73,6 +78,10 @@ void gpu_value_shard(const gpu_value *v, assay_shard *s)
     for (int d = 0; d < v->ndim; d++) {
         const gpu_dim *k = &v->dim[d];
         const int64_t block = k->global / k->blocks;
+        if (k->sequence) {
+            assay_sequence_place(k->sequence, k->global, s, d);
+            continue;
+        }
         s->global_shape[d] = k->global;
         s->local_shape[d] = k->length * k->blocks;
         if (k->length == 0)

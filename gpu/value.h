@@ -7,17 +7,20 @@
 
 #include "core/files/trace.h"
 #include "core/model/grid.h"
+#include "core/model/sequence.h"
 #include "gpu/gpu.h"
 
 ASSAY_BEGIN_DECLS
 
 /* One dimension of a piece: the global extent is `blocks` equal blocks, and the piece holds [start,
- * start+length) of each.  length counts one block. */
+ * start+length) of each.  length counts one block.  Positions of a sequence: its segments instead of `start`. */
 typedef struct gpu_dim {
     int64_t global, start, length;
     int blocks;
+    const assay_sequence *sequence; /* NULL: one range; else blocks is 1, and it lives as long as the model */
 } gpu_dim;
 gpu_dim gpu_dim_whole(int64_t n);
+gpu_dim gpu_dim_positions(int64_t global, const assay_sequence *sequence);
 gpu_dim gpu_dim_piece(int64_t global, int64_t start, int64_t length);
 /* Piece `rank` of `parts` of each of `blocks` equal blocks. */
 gpu_dim gpu_dim_split(int64_t global, int blocks, int parts, int rank);

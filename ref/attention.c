@@ -2,6 +2,7 @@
 #include "ref/fast.h"
 #include "ref/layer.h"
 #include "ref/lockstep.h"
+#include "ref/parallel/context.h"
 #include "ref/parallel/tensor.h"
 
 #include <math.h>
@@ -79,34 +80,35 @@ assay_status ref_ranks_rope_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor *d
     return ref_store(p, dx, REF_STORE_ACT);
 }
 
-/* Rank r's positions of every row of the batch, causal, this layer's window. */
-static ref_attention_desc describe(const ref_pass *p, int r, int64_t heads, int64_t groups)
+/* Rank r's queries and keys at their positions, causal, this layer's window. */
+static ref_attention_desc describe(const ref_pass *p, int64_t heads, int64_t groups,
+                                   const ref_int_piece *q_position, const ref_int_piece *k_position)
 {
     const ref_engine *e = p->e;
-    const int64_t length = p->ranks[r].sequence.region.length;
     return (ref_attention_desc){
         .batch = e->batch,
-        .seq_q = length,
-        .seq_k = length,
+        .seq_q = q_position->rows / e->batch,
+        .seq_k = k_position->rows / e->batch,
         .heads = heads,
         .groups = groups,
         .head_dim = head_dim(p),
         .head_dim_v = head_dim(p),
         .scale = 1.0 / sqrt((double)head_dim(p)),
         .window = e->config->window[p->layer],
-        .q_position = p->ranks[r].position,
-        .k_position = p->ranks[r].position,
+        .q_position = q_position->x,
+        .k_position = k_position->x,
     };
 }
 
 assay_status ref_ranks_attention(ref_pass *p, ref_tensor *o, ref_tensor *lse, const ref_tensor *q,
-                                 const ref_tensor *k, const ref_tensor *v)
+                                 const ref_tensor *k, const ref_tensor *v, const ref_ints *q_position,
+                                 const ref_ints *k_position)
 {
     ASSAY_TRY(ref_new(p, o, "self_attention.core_attention", "o"));
     ASSAY_TRY(ref_new(p, lse, "self_attention.core_attention", "lse"));
     EACH_RANK(p, r)
     {
-        const ref_attention_desc d = describe(p, r, q->heads, k->heads);
+        const ref_attention_desc d = describe(p, q->heads, k->heads, &q_position->at[r], &k_position->at[r]);
         ASSAY_TRY(ref_piece_new(&p->arena, &o->at[r], q->at[r].rows, q->at[r].cols));
         ASSAY_TRY(ref_piece_new(&p->arena, &lse->at[r], q->at[r].rows, q->heads));
         ref_fast_attention_fwd(o->at[r].x, lse->at[r].x, q->at[r].x, k->at[r].x, v->at[r].x, &d);
@@ -117,14 +119,15 @@ assay_status ref_ranks_attention(ref_pass *p, ref_tensor *o, ref_tensor *lse, co
 
 assay_status ref_ranks_attention_bwd(ref_pass *p, ref_tensor *dq, ref_tensor *dk, ref_tensor *dv,
                                      const ref_tensor *dout, const ref_tensor *q, const ref_tensor *k,
-                                     const ref_tensor *v, const ref_tensor *o, const ref_tensor *lse)
+                                     const ref_tensor *v, const ref_tensor *o, const ref_tensor *lse,
+                                     const ref_ints *q_position, const ref_ints *k_position)
 {
     ASSAY_TRY(ref_new_grad(p, dq, q, NULL));
     ASSAY_TRY(ref_new_grad(p, dk, k, NULL));
     ASSAY_TRY(ref_new_grad(p, dv, v, NULL));
     EACH_RANK(p, r)
     {
-        const ref_attention_desc d = describe(p, r, q->heads, k->heads);
+        const ref_attention_desc d = describe(p, q->heads, k->heads, &q_position->at[r], &k_position->at[r]);
         ASSAY_TRY(ref_piece_new(&p->arena, &dq->at[r], q->at[r].rows, q->at[r].cols));
         ASSAY_TRY(ref_piece_new(&p->arena, &dk->at[r], k->at[r].rows, k->at[r].cols));
         ASSAY_TRY(ref_piece_new(&p->arena, &dv->at[r], v->at[r].rows, v->at[r].cols));
@@ -167,7 +170,7 @@ static assay_status attention_fwd(ref_pass *p, ref_layer_acts *acts, ref_tensor 
     }
     ASSAY_TRY(ref_ranks_rope(p, &a->q_rotated, &a->q_clipped, "self_attention.rope_q"));
     ASSAY_TRY(ref_ranks_rope(p, &a->k_rotated, &a->k_clipped, "self_attention.rope_k"));
-    ASSAY_TRY(ref_ranks_attention(p, &a->o, &a->lse, &a->q_rotated, &a->k_rotated, &a->v_clipped));
+    ASSAY_TRY(ref_context_attention_fwd(p, &a->context, &a->o, &a->q_rotated, &a->k_rotated, &a->v_clipped));
     ASSAY_TRY(ref_ranks_linear(p, &projected, &a->o, w->linear_proj, w->linear_proj_bias, true,
                                "self_attention.linear_proj", REF_STORE_LINEAR));
     return ref_row_parallel_output(p, y, &projected, sp, "self_attention.reduce");
@@ -183,8 +186,8 @@ static assay_status attention_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_a
     ref_tensor dprojected, d_o, dq, dk, dv, dq_normed, dk_normed, dqkv, dwhole;
     ASSAY_TRY(ref_row_parallel_output_bwd(p, &dprojected, dy, sp, "self_attention.reduce"));
     ASSAY_TRY(ref_ranks_linear_bwd(p, &d_o, &dprojected, &a->o, w->linear_proj, w->linear_proj_bias, NULL));
-    ASSAY_TRY(ref_ranks_attention_bwd(p, &dq, &dk, &dv, &d_o, &a->q_rotated, &a->k_rotated, &a->v_clipped,
-                                      &a->o, &a->lse));
+    ASSAY_TRY(ref_context_attention_bwd(p, &dq, &dk, &dv, &a->context, &d_o, &a->q_rotated, &a->k_rotated,
+                                        &a->v_clipped));
     ASSAY_TRY(ref_ranks_rope_bwd(p, &dq_normed, &dq, &a->q_clipped));
     ASSAY_TRY(ref_ranks_rope_bwd(p, &dk_normed, &dk, &a->k_clipped));
     if (limit > 0.0) {

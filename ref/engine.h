@@ -11,9 +11,13 @@
 typedef struct ref_param {
     assay_shard shard;
     int64_t count;
-    double *weight;               /* [count] as the products read it */
-    double *grad;                 /* [count] main gradient, summed over the microbatches */
-    int64_t own_first, own_count; /* flat range whose optimizer state this rank keeps (ZeRO-1) */
+    bool here;                    /* the rank's stage has it */
+    double *weight;               /* [count] as the products read it; zero3: only while it is held */
+    double *grad;                 /* [count] main gradient, summed over the microbatches; zero2: of one backward */
+    int64_t own_first, own_count; /* flat range that this rank keeps of what is sharded */
+    double *own_grad;             /* [own_count] the range of grad, or with zero2 an array of its own */
+    double *own_weight;           /* [own_count] the range of weight (zero3) */
+    int held;                     /* units that hold the weight now (zero3) */
     double *main_param;           /* [own_count] master */
     double *states[ASSAY_MAX_OPTIMIZER_STATES]; /* [own_count] each, as assay_optimizer_states names them */
 } ref_param;
@@ -22,6 +26,7 @@ typedef struct ref_rank {
     int rank; /* in the world */
     assay_coords at;
     assay_batch_share share;
+    int64_t held, most_held;     /* elements of whole weights now, and the most at once */
     assay_sequence_map sequence; /* the positions that it holds, core/model/sequence.h */
     int64_t *position;           /* [S_local*B] position of each token of the region */
     ref_param *params;           /* [n_params] */

@@ -4,13 +4,15 @@
 #define REF_LAYER_H
 
 #include "ref/lockstep.h"
+#include "ref/parallel/context.h"
 #include "ref/parallel/expert.h"
 
 typedef struct ref_attention_acts {
     ref_tensor whole, qkv;
     ref_tensor q, k, v, q_normed, k_normed, q_rstd, k_rstd, q_rotated, k_rotated;
     ref_tensor q_clipped, k_clipped, v_clipped; /* the same tensors again without clip_qkv */
-    ref_tensor o, lse;
+    ref_context_acts context;
+    ref_tensor o;
 } ref_attention_acts;
 
 /* Dense MLP or shared expert: x -> fc2(swiglu(fc1(whole))) */

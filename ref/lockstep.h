@@ -51,10 +51,12 @@ assay_status ref_ranks_qkv_split_bwd(ref_pass *p, ref_tensor *dqkv, const ref_te
 assay_status ref_ranks_rope(ref_pass *p, ref_tensor *y, const ref_tensor *x, const char *instance);
 assay_status ref_ranks_rope_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor *dy, const ref_tensor *x);
 assay_status ref_ranks_attention(ref_pass *p, ref_tensor *o, ref_tensor *lse, const ref_tensor *q,
-                                 const ref_tensor *k, const ref_tensor *v);
+                                 const ref_tensor *k, const ref_tensor *v, const ref_ints *q_position,
+                                 const ref_ints *k_position);
 assay_status ref_ranks_attention_bwd(ref_pass *p, ref_tensor *dq, ref_tensor *dk, ref_tensor *dv,
                                      const ref_tensor *dout, const ref_tensor *q, const ref_tensor *k,
-                                     const ref_tensor *v, const ref_tensor *o, const ref_tensor *lse);
+                                     const ref_tensor *v, const ref_tensor *o, const ref_tensor *lse,
+                                     const ref_ints *q_position, const ref_ints *k_position);
 /* experts */
 assay_status ref_ranks_gather_rows(ref_pass *p, ref_tensor *y, const ref_tensor *x, const ref_ints *index,
                                    const char *name);

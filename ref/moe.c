@@ -93,7 +93,7 @@ static assay_status moe_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_acts *a
      * nothing (Megatron-LM: tensor_parallel_output_grad = False). */
     if (must_cut(p))
         ASSAY_TRY(ref_scatter_to_sequence_parallel_region(p, &dout, dy, "mlp.gather_tokens.grad"));
-    ASSAY_TRY(ref_token_combine_bwd(p, &a->dispatch, &dexpert_out, &dout, &a->expert_out));
+    ASSAY_TRY(ref_token_combine_bwd(p, &a->dispatch, &dexpert_out, &dout));
     ASSAY_TRY(
         ref_ranks_grouped_linear_bwd(p, &dactivated, &dexpert_out, &a->activated, counts, w->experts_fc2));
     ASSAY_TRY(ref_ranks_swiglu_bwd(p, &dfc1, &drow_probs, &dactivated, &a->fc1, &a->row_probs));

@@ -51,6 +51,7 @@ typedef struct ref_run_result {
     double *loss;              /* [steps] */
     double *grad_norm;         /* [steps], before clipping (training form) */
     double *aux_loss, *z_loss; /* [steps]: contribution to the objective, mean over microbatches */
+    int64_t most_held; /* zero3: elements of gathered weights that any rank held at once; else 0 */
     int64_t n_tensors;
     ref_named_tensor
         *tensors; /* grads of every step (reduced, whole, before clipping); states and weights of the last */

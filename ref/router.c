@@ -69,7 +69,7 @@ static bool has_aux(const ref_pass *p)
 /* Ranks that share the tokens of one microbatch. */
 static assay_group aux_group(const ref_pass *p)
 {
-    return p->ranks[0].share.rows_split ? ASSAY_GROUP_TP_DP_CP : ASSAY_GROUP_TP;
+    return p->ranks[0].share.rows_split ? ASSAY_GROUP_TP_DP_CP : ASSAY_GROUP_TP_CP;
 }
 
 /* This rank's sums over its tokens; counts are summed over the group afterwards. */

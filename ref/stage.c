@@ -2,6 +2,7 @@
 #include "ref/stage.h"
 
 #include "ref/parallel/collectives.h"
+#include "ref/parallel/fsdp.h"
 #include "ref/parallel/tensor.h"
 
 static bool is_first(const ref_pass *p)
@@ -160,9 +161,11 @@ assay_status ref_stage_fwd(ref_pass *p, ref_stage_acts *a, const ref_tensor *inp
     ASSAY_TRY(load_tokens(p, a));
     if (is_first(p)) {
         ref_tensor partial;
+        ASSAY_TRY(ref_unit_acquire(p, REF_UNIT_EMBEDDING));
         ASSAY_TRY(ref_ranks_embedding(p, &partial, &a->ids, p->e->embedding));
         ASSAY_TRY(ref_row_parallel_output(p, &a->input, &partial, p->e->grid.p.sequence_parallel,
                                           "embedding.reduce"));
+        ASSAY_TRY(ref_unit_release(p, REF_UNIT_EMBEDDING));
     } else {
         a->input = *input;
     }
@@ -170,11 +173,17 @@ assay_status ref_stage_fwd(ref_pass *p, ref_stage_acts *a, const ref_tensor *inp
     for (int64_t l = 0; l < a->n_layers; l++) {
         const ref_tensor x = hidden;
         enter_layer(p, a->first_layer + l);
+        ASSAY_TRY(ref_unit_acquire(p, p->layer));
         ASSAY_TRY(ref_layer_fwd(p, &a->layers[l], &hidden, &x));
+        ASSAY_TRY(ref_unit_release(p, p->layer));
     }
     enter_layer(p, -1);
     a->output = hidden;
-    return is_last(p) ? head_fwd(p, a) : ASSAY_OK;
+    if (!is_last(p))
+        return ASSAY_OK;
+    ASSAY_TRY(ref_unit_acquire(p, REF_UNIT_OUTPUT));
+    ASSAY_TRY(head_fwd(p, a));
+    return ref_unit_release(p, REF_UNIT_OUTPUT);
 }
 
 assay_status ref_stage_bwd(ref_pass *p, ref_stage_acts *a, const ref_tensor *doutput, ref_tensor *dinput)
@@ -182,22 +191,29 @@ assay_status ref_stage_bwd(ref_pass *p, ref_stage_acts *a, const ref_tensor *dou
     ref_tensor dhidden;
     p->phase = ASSAY_PHASE_BACKWARD;
     enter_layer(p, -1);
-    if (is_last(p))
+    if (is_last(p)) {
+        ASSAY_TRY(ref_unit_acquire(p, REF_UNIT_OUTPUT));
         ASSAY_TRY(head_bwd(p, &dhidden, a));
-    else
+        ASSAY_TRY(ref_unit_release(p, REF_UNIT_OUTPUT));
+    } else {
         dhidden = *doutput;
+    }
     for (int64_t l = a->n_layers - 1; l >= 0; l--) {
         const ref_tensor dy = dhidden;
         enter_layer(p, a->first_layer + l);
+        ASSAY_TRY(ref_unit_acquire(p, p->layer));
         ASSAY_TRY(ref_layer_bwd(p, &dhidden, &a->layers[l], &dy));
+        ASSAY_TRY(ref_unit_release(p, p->layer));
     }
     enter_layer(p, -1);
     *dinput = dhidden;
     if (is_first(p)) {
         ref_tensor dwhole;
+        ASSAY_TRY(ref_unit_acquire(p, REF_UNIT_EMBEDDING));
         ASSAY_TRY(ref_row_parallel_output_bwd(p, &dwhole, &dhidden, p->e->grid.p.sequence_parallel,
                                               "embedding.reduce"));
         ASSAY_TRY(ref_ranks_embedding_bwd(p, &dwhole, &a->ids, p->e->embedding));
+        ASSAY_TRY(ref_unit_release(p, REF_UNIT_EMBEDDING));
     }
     return ASSAY_OK;
 }

@@ -104,6 +104,8 @@ static void begin_step(ref_engine *e)
             const ref_param *p = &e->ranks[r].params[i];
             if (p->grad)
                 memset(p->grad, 0, (size_t)p->count * sizeof(double));
+            else if (p->own_grad)
+                memset(p->own_grad, 0, (size_t)p->own_count * sizeof(double));
         }
 }
 
@@ -153,6 +155,12 @@ static void report_losses(const ref_engine *e, ref_run_result *result, int64_t s
     result->z_loss[step] = z * per_microbatch;
 }
 
+/* On one rank the owned range is all of it. */
+static const double *whole_weight(const ref_param *p)
+{
+    return p->own_weight ? p->own_weight : p->weight;
+}
+
 static assay_status trace_states(const ref_engine *e, int64_t step)
 {
     char name[ASSAY_NAME + 16];
@@ -162,7 +170,7 @@ static assay_status trace_states(const ref_engine *e, int64_t step)
         /* master, states, weight */
         for (int j = 0; j < e->n_states + 2; j++) {
             const bool master = j == 0, weight = j == e->n_states + 1;
-            const double *x = master ? p->main_param : weight ? p->weight : p->states[j - 1];
+            const double *x = master ? p->main_param : weight ? whole_weight(p) : p->states[j - 1];
             if (!x)
                 continue;
             snprintf(name, sizeof name, "%s%s%s", spec->name, weight ? "" : ".",
@@ -264,6 +272,9 @@ assay_status ref_run(const ref_run_config *config, double *const *weights, ref_r
     for (int64_t step = 0; step < steps; step++)
         ASSAY_TRY_GOTO(run_step(&e, result, step), st, done);
     ASSAY_TRY_GOTO(add_final(&e, result), st, done);
+    for (int r = 0; r < e.grid.world; r++)
+        if (e.ranks[r].most_held > result->most_held)
+            result->most_held = e.ranks[r].most_held;
 done:
     openblas_set_num_threads(blas_threads);
     ref_engine_free(&e);

@@ -1,6 +1,7 @@
 /* Rank grid.  Source: Megatron-LM parallel_state.py, order "tp-cp-ep-dp-pp"; docs/LAYOUTS.md. */
 #include "core/model/grid.h"
 
+#include "core/model/shard.h"
 #include <string.h>
 
 static const char *const group_names[ASSAY_GROUP_COUNT] = {
@@ -14,9 +15,14 @@ static const char *const group_names[ASSAY_GROUP_COUNT] = {
     [ASSAY_GROUP_PP] = "pp",
     [ASSAY_GROUP_EP] = "ep",
     [ASSAY_GROUP_ETP] = "etp",
+    [ASSAY_GROUP_ETP_EP] = "etp_ep",
     [ASSAY_GROUP_EDP] = "edp",
     [ASSAY_GROUP_MODEL] = "model",
     [ASSAY_GROUP_EMBEDDING] = "embedding",
+    [ASSAY_GROUP_INTRA_DP_CP] = "intra_dp_cp",
+    [ASSAY_GROUP_INTER_DP_CP] = "inter_dp_cp",
+    [ASSAY_GROUP_INTRA_EDP] = "intra_edp",
+    [ASSAY_GROUP_INTER_EDP] = "inter_edp",
 };
 
 /* --- axes ---------------------------------------------------------------------------------------------------- */
@@ -50,6 +56,7 @@ static const assay_axis spans[ASSAY_GROUP_COUNT][GRID_AXES] = {
     [ASSAY_GROUP_PP] = {ASSAY_AXIS_PP},
     [ASSAY_GROUP_EP] = {ASSAY_AXIS_EP},
     [ASSAY_GROUP_ETP] = {ASSAY_AXIS_ETP},
+    [ASSAY_GROUP_ETP_EP] = {ASSAY_AXIS_ETP, ASSAY_AXIS_EP},
     [ASSAY_GROUP_EDP] = {ASSAY_AXIS_EDP},
     [ASSAY_GROUP_MODEL] = {ASSAY_AXIS_TP, ASSAY_AXIS_PP},
     [ASSAY_GROUP_EMBEDDING] = {ASSAY_AXIS_PP},
@@ -104,6 +111,39 @@ static assay_status check_size(const char *name, int value)
     return ASSAY_OK;
 }
 
+/* One way of cutting the layers at a time, as in Megatron-LM. */
+static assay_status check_split(const assay_parallel_config *p)
+{
+    const bool ends = p->num_layers_in_first_pipeline_stage > 0 || p->num_layers_in_last_pipeline_stage > 0;
+    const bool accounts = p->account_for_embedding_in_pipeline_split || p->account_for_loss_in_pipeline_split;
+    const bool text = p->pipeline_model_parallel_layout[0] != '\0';
+    ASSAY_CHECK(ends + accounts + text <= 1, ASSAY_INVALID_ARGUMENT,
+                "layout: expected one of first and last, embed and loss, stages, found %s",
+                ends && accounts && text ? "all three"
+                : ends && accounts       ? "first or last with embed or loss"
+                : ends                   ? "first or last with stages"
+                                         : "embed or loss with stages");
+    ASSAY_CHECK(
+        p->pipeline_model_parallel_size > 1 || !(ends || accounts || text), ASSAY_INVALID_ARGUMENT,
+        "layout: first, last, embed, loss and stages cut layers in stages: they need pp of at least 2, "
+        "found pp1");
+    return ASSAY_OK;
+}
+
+/* Every copy of a sharded state is cut over equally many ranks, of dense parameters and of experts. */
+static assay_status check_instances(const assay_parallel_config *p, int64_t dp_cp, int64_t edp)
+{
+    const int n = p->num_distributed_optimizer_instances;
+    ASSAY_TRY(check_size("hsdp", n));
+    ASSAY_CHECK(n == 1 || p->zero_stage >= 1, ASSAY_INVALID_ARGUMENT,
+                "layout: hsdp%d needs zero1, zero2 or zero3: without them nothing is sharded", n);
+    ASSAY_CHECK(dp_cp % n == 0, ASSAY_INVALID_ARGUMENT, "layout: hsdp%d does not divide dp*cp = %lld", n,
+                (long long)dp_cp);
+    ASSAY_CHECK(edp % n == 0, ASSAY_INVALID_ARGUMENT,
+                "layout: hsdp%d does not divide the %lld replicas of an expert (edp)", n, (long long)edp);
+    return ASSAY_OK;
+}
+
 assay_status assay_grid_make(const assay_parallel_config *p, assay_grid *out)
 {
     ASSAY_TRY(check_size("tp", p->tensor_model_parallel_size));
@@ -132,6 +172,8 @@ assay_status assay_grid_make(const assay_parallel_config *p, assay_grid *out)
                 (long long)expert, (long long)stage, p->expert_model_parallel_size,
                 p->expert_tensor_parallel_size, p->tensor_model_parallel_size, p->context_parallel_size,
                 p->data_parallel_size);
+    ASSAY_TRY(check_split(p));
+    ASSAY_TRY(check_instances(p, stage / p->tensor_model_parallel_size, stage / expert));
     *out = (assay_grid){.p = *p, .world = (int)world, .edp = (int)(stage / expert)};
     fill_axes(out);
     return ASSAY_OK;
@@ -147,14 +189,12 @@ static assay_status check_divides(const char *axis, int size, int64_t n, const c
 
 static assay_status check_supported(const assay_parallel_config *p)
 {
-    ASSAY_CHECK(p->context_parallel_size == 1, ASSAY_UNSUPPORTED,
-                "layout: cp%d: context parallelism is not supported in this version",
-                p->context_parallel_size);
-    ASSAY_CHECK(p->expert_tensor_parallel_size == 1, ASSAY_UNSUPPORTED,
-                "layout: etp%d: expert tensor parallelism is not supported in this version",
-                p->expert_tensor_parallel_size);
-    ASSAY_CHECK(p->zero_stage <= 1, ASSAY_UNSUPPORTED,
-                "layout: zero%d: only zero0 and zero1 are supported in this version", p->zero_stage);
+    ASSAY_CHECK(p->cp_comm_type == ASSAY_CP_ALL_GATHER, ASSAY_UNSUPPORTED,
+                "layout: cp%d,%s: of the ways to talk over cp only all_gather is supported in this version",
+                p->context_parallel_size, assay_cp_comm_name(p->cp_comm_type));
+    ASSAY_CHECK(2 * (int64_t)p->context_parallel_size - 1 <= ASSAY_MAX_SEGMENTS, ASSAY_UNSUPPORTED,
+                "layout: cp%d: at most cp%d is supported in this version", p->context_parallel_size,
+                (ASSAY_MAX_SEGMENTS + 1) / 2);
     return ASSAY_OK;
 }
 
@@ -167,8 +207,7 @@ assay_status assay_grid_check_model(const assay_grid *g, const assay_model_confi
 assay_status assay_grid_check_cut(const assay_grid *g, const assay_model_config *c)
 {
     const assay_parallel_config *p = &g->p;
-    const int tp = p->tensor_model_parallel_size, pp = p->pipeline_model_parallel_size;
-    const int vpp = p->virtual_pipeline_model_parallel_size;
+    const int tp = p->tensor_model_parallel_size;
     bool has_dense = false;
     for (int64_t l = 0; l < c->num_layers; l++)
         has_dense = has_dense || c->mlp[l] == ASSAY_MLP_DENSE;
@@ -184,16 +223,12 @@ assay_status assay_grid_check_cut(const assay_grid *g, const assay_model_config 
     ASSAY_CHECK(p->expert_model_parallel_size == 1 || c->num_moe_experts > 0, ASSAY_INVALID_ARGUMENT,
                 "layout: ep%d, but the model has no experts", p->expert_model_parallel_size);
     ASSAY_TRY(check_divides("ep", p->expert_model_parallel_size, c->num_moe_experts, "experts"));
+    ASSAY_CHECK(p->expert_tensor_parallel_size == 1 || c->num_moe_experts > 0, ASSAY_INVALID_ARGUMENT,
+                "layout: etp%d, but the model has no experts", p->expert_tensor_parallel_size);
     if (c->num_moe_experts > 0)
         ASSAY_TRY(check_divides("etp", p->expert_tensor_parallel_size, c->moe_ffn_hidden_size,
                                 "rows of moe_ffn_hidden_size"));
-    ASSAY_CHECK(pp <= c->num_layers, ASSAY_INVALID_ARGUMENT, "layout: pp%d, but the model has %lld layers",
-                pp, (long long)c->num_layers);
-    ASSAY_TRY(check_divides("pp", pp, c->num_layers, "layers"));
-    ASSAY_CHECK(c->num_layers % ((int64_t)pp * vpp) == 0, ASSAY_INVALID_ARGUMENT,
-                "layout: pp%d,vpp%d: %lld virtual stages do not divide %lld layers", pp, vpp,
-                (long long)pp * vpp, (long long)c->num_layers);
-    return ASSAY_OK;
+    return assay_stages_check(g, c);
 }
 
 void assay_grid_coords(const assay_grid *g, int rank, assay_coords *out)
@@ -233,8 +268,39 @@ static void add_level(assay_group_shape *s, int stride, int count)
     s->n_levels++;
 }
 
+/* Groups that share, or repeat, one copy of a sharded state: neighbours of the whole group, or every n-th of it. */
+static const struct {
+    assay_group whole;
+    bool intra;
+} instances[ASSAY_GROUP_COUNT] = {
+    [ASSAY_GROUP_INTRA_DP_CP] = {ASSAY_GROUP_DP_CP, true},
+    [ASSAY_GROUP_INTER_DP_CP] = {ASSAY_GROUP_DP_CP, false},
+    [ASSAY_GROUP_INTRA_EDP] = {ASSAY_GROUP_EDP, true},
+    [ASSAY_GROUP_INTER_EDP] = {ASSAY_GROUP_EDP, false},
+};
+
+/* The whole group has one level: cp and dp are neighbours in the grid, edp is one axis. */
+static assay_group_shape instance_shape(const assay_grid *g, assay_group kind, int rank)
+{
+    const assay_group_shape whole = assay_grid_group_shape(g, instances[kind].whole, rank);
+    const int copies = g->p.num_distributed_optimizer_instances, shards = whole.size / copies;
+    const int stride = whole.n_levels > 0 ? whole.level[0].stride : 1;
+    const int index = assay_group_index(&whole, rank);
+    assay_group_shape s = {.size = 1};
+    if (instances[kind].intra) {
+        s.start = whole.start + index / shards * shards * stride;
+        add_level(&s, stride, shards);
+    } else {
+        s.start = whole.start + index % shards * stride;
+        add_level(&s, stride * shards, copies);
+    }
+    return s;
+}
+
 assay_group_shape assay_grid_group_shape(const assay_grid *g, assay_group kind, int rank)
 {
+    if (instances[kind].whole != ASSAY_GROUP_WORLD)
+        return instance_shape(g, kind, rank);
     assay_group_shape s = {.start = rank, .size = 1};
     for (int i = 0; i < GRID_AXES && spans[kind][i] != ASSAY_AXIS_NONE; i++)
         s.start -= assay_grid_coord(g, spans[kind][i], rank) * g->stride[spans[kind][i]];
@@ -294,26 +360,6 @@ const char *assay_group_name(assay_group kind)
 int assay_grid_color(const assay_grid *g, assay_group kind, int rank)
 {
     return assay_grid_group_shape(g, kind, rank).start;
-}
-
-/* --- layers --------------------------------------------------------------------------------------------------- */
-
-void assay_grid_stage_layers(const assay_grid *g, const assay_model_config *c, int pp, int chunk,
-                             int64_t *first, int64_t *count)
-{
-    const int stages = g->p.pipeline_model_parallel_size;
-    assay_split(c->num_layers, stages * g->p.virtual_pipeline_model_parallel_size, chunk * stages + pp, first,
-                count);
-}
-
-void assay_grid_layer_stage(const assay_grid *g, const assay_model_config *c, int64_t layer, int *pp,
-                            int *chunk)
-{
-    const int64_t stages = g->p.pipeline_model_parallel_size;
-    const int64_t per_stage = c->num_layers / (stages * g->p.virtual_pipeline_model_parallel_size);
-    const int64_t at = layer / per_stage;
-    *pp = (int)(at % stages);
-    *chunk = (int)(at / stages);
 }
 
 void assay_split(int64_t n, int parts, int index, int64_t *start, int64_t *length)

@@ -33,20 +33,45 @@ static void cut(assay_sequence *out, const assay_sequence *q, int64_t first, int
     }
 }
 
+/* The two chunks of cp rank `cp`, behind what `out` has. */
+static void append_region(assay_sequence *out, const assay_grid *g, int64_t s, int cp)
+{
+    const int chunks = 2 * g->size[ASSAY_AXIS_CP];
+    const int mine[2] = {cp, chunks - 1 - cp};
+    for (int i = 0; i < 2; i++) {
+        int64_t start, length;
+        assay_split(s, chunks, mine[i], &start, &length);
+        append(out, start, length);
+    }
+}
+
+assay_status assay_sequence_gathered(const assay_grid *g, int64_t s, assay_sequence *out)
+{
+    const int cp = g->size[ASSAY_AXIS_CP];
+    ASSAY_CHECK(2 * (int64_t)cp - 1 <= ASSAY_MAX_SEGMENTS, ASSAY_UNSUPPORTED,
+                "layout: cp%d: %d ranks at most gather a sequence in this version", cp,
+                (ASSAY_MAX_SEGMENTS + 1) / 2);
+    *out = (assay_sequence){.n_segments = 0};
+    for (int i = 0; i < cp; i++)
+        append_region(out, g, s, i);
+    return ASSAY_OK;
+}
+
+int64_t assay_sequence_region_length(const assay_grid *g, int64_t s, int cp)
+{
+    assay_sequence region = {.n_segments = 0};
+    append_region(&region, g, s, cp);
+    return region.length;
+}
+
 assay_status assay_sequence_map_make(const assay_grid *g, int rank, int64_t s, assay_sequence_map *out)
 {
     ASSAY_CHECK(rank >= 0 && rank < g->world, ASSAY_INVALID_ARGUMENT, "sequence: rank %d of a world of %d",
                 rank, g->world);
     ASSAY_CHECK(s >= 0, ASSAY_INVALID_ARGUMENT, "sequence: %lld positions, expected at least 0",
                 (long long)s);
-    const int chunks = 2 * g->size[ASSAY_AXIS_CP], cp = assay_grid_coord(g, ASSAY_AXIS_CP, rank);
-    const int mine[2] = {cp, chunks - 1 - cp};
     *out = (assay_sequence_map){.global_length = s};
-    for (int i = 0; i < 2; i++) {
-        int64_t start, length;
-        assay_split(s, chunks, mine[i], &start, &length);
-        append(&out->region, start, length);
-    }
+    append_region(&out->region, g, s, assay_grid_coord(g, ASSAY_AXIS_CP, rank));
     int64_t length;
     assay_split(out->region.length, g->size[ASSAY_AXIS_TP], assay_grid_coord(g, ASSAY_AXIS_TP, rank),
                 &out->shard_first, &length);

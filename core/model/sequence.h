@@ -29,6 +29,11 @@ typedef struct assay_sequence_map {
 
 /* ASSAY_INVALID_ARGUMENT: s < 0, rank outside the world. */
 assay_status assay_sequence_map_make(const assay_grid *g, int rank, int64_t s, assay_sequence_map *out);
+/* What a rank has after gathering the regions of its cp group: those of cp rank 0, 1, ... one after the other, at most
+ * 2*CP-1 segments.  ASSAY_UNSUPPORTED: more than an assay_sequence holds. */
+assay_status assay_sequence_gathered(const assay_grid *g, int64_t s, assay_sequence *out);
+/* Length of the region of cp rank `cp`. */
+int64_t assay_sequence_region_length(const assay_grid *g, int64_t s, int cp);
 /* Global position of local row i, -1 outside [0, length). */
 int64_t assay_sequence_position(const assay_sequence *q, int64_t i);
 /* Local row of a global position, -1 when the piece does not hold it. */

@@ -9,7 +9,7 @@
 ASSAY_BEGIN_DECLS
 
 /* Capacity of a canonical name, with its NUL; most dimensions; most segments of one dimension. */
-enum { ASSAY_NAME = 160, ASSAY_MAX_DIMS = 4, ASSAY_MAX_SEGMENTS = 8 };
+enum { ASSAY_NAME = 160, ASSAY_MAX_DIMS = 4, ASSAY_MAX_SEGMENTS = 16 };
 
 /* A local piece of a global tensor: for each dimension an ordered list of [start, start+length) segments of
  * the global index range; the local index runs through them in order.  Zig-zag context parallelism and [gate;

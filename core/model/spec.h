@@ -96,6 +96,11 @@ bool assay_param_sum_over_tp(const assay_param_spec *p, const assay_grid *g);
 bool assay_param_needs_grad(const assay_param_spec *p);
 /* Group over which the gradient is reduced: DP_CP or EDP. */
 assay_group assay_param_reduce_group(const assay_param_spec *p);
+/* The same group in two steps: ranks that share one copy of a sharded gradient or state (reduce-scatter, gather), and
+ * ranks that hold the same shard of other copies (all-reduce).  Without HSDP the first is the whole group, the second
+ * has one rank. */
+assay_group assay_param_shard_group(const assay_param_spec *p, const assay_grid *g);
+assay_group assay_param_replica_group(const assay_param_spec *p);
 /* Whether this rank's copy counts in the global gradient norm: exactly one rank of every set of replicas
  * does. */
 bool assay_param_counts_in_norm(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c,

@@ -59,6 +59,18 @@ assay_group assay_param_reduce_group(const assay_param_spec *p)
     return p->is_expert ? ASSAY_GROUP_EDP : ASSAY_GROUP_DP_CP;
 }
 
+assay_group assay_param_shard_group(const assay_param_spec *p, const assay_grid *g)
+{
+    if (g->p.num_distributed_optimizer_instances == 1)
+        return assay_param_reduce_group(p);
+    return p->is_expert ? ASSAY_GROUP_INTRA_EDP : ASSAY_GROUP_INTRA_DP_CP;
+}
+
+assay_group assay_param_replica_group(const assay_param_spec *p)
+{
+    return p->is_expert ? ASSAY_GROUP_INTER_EDP : ASSAY_GROUP_INTER_DP_CP;
+}
+
 static bool is_cut_by(const assay_param_spec *p, assay_axis axis)
 {
     for (int d = 0; d < p->ndim; d++) {

@@ -30,6 +30,10 @@ typedef struct assay_train_options {
     bool
         override_checkpoint_args; /* load under other training options than the checkpoint's: core/run/training.h */
     char layout[ASSAY_LAYOUT_TEXT];
+    /* Megatron-LM's long options of the layout; assay_options_parse writes them into `layout` as its words. */
+    int64_t num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage;
+    bool account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split;
+    char pipeline_model_parallel_layout[4 * ASSAY_PIPELINE_LAYOUT];
     assay_precision precision;
     uint64_t seed;        /* of the tokens and masked labels that a case of `assay run` draws */
     int64_t draw_weights; /* seed of the weights of a folder that holds none; -1: such a folder is refused */
@@ -43,8 +47,10 @@ typedef struct assay_train_options {
     int64_t lr_warmup_iters, lr_decay_iters /* 0 = train_iters */, lr_wsd_decay_iters;
     double weight_decay;
     double adam_beta1, adam_beta2, adam_eps;
-    double clip_grad;        /* 0 = no clipping */
-    int64_t ddp_bucket_size; /* elements of a gradient bucket before it is closed; 0 = the engine's own */
+    double clip_grad;          /* 0 = no clipping */
+    int64_t ddp_bucket_size;   /* elements of a gradient bucket before it is closed; 0 = the engine's own */
+    bool overlap_grad_reduce;  /* reductions begin while the last microbatch's backward goes on */
+    bool overlap_param_gather; /* gathers of parameters run ahead of their use */
     double moe_aux_loss_coeff, moe_z_loss_coeff;
     double moe_router_bias_update_rate;
 
@@ -95,6 +101,9 @@ json_t *assay_train_options_to_json(const assay_train_options *o, unsigned where
 /* What was given on a command line replaces the same option in `into`, but for the names of `except` (NULL-terminated). */
 void assay_train_options_merge(assay_train_options *into, const assay_train_options *given,
                                const char *const *except);
+/* Adds the words of num_layers_in_first_pipeline_stage ... pipeline_model_parallel_layout to the layout and takes the
+ * members back: a run has one text that says how it is cut. */
+assay_status assay_train_options_join_layout(assay_train_options *o);
 /* Cross-field checks (beta in [0,1), warm-up within decay, ...). */
 assay_status assay_train_options_check(const assay_train_options *o);
 

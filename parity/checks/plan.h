@@ -10,6 +10,7 @@
 #define PARITY_PLAN_H
 
 #include "core/files/dataset.h"
+#include "core/model/sequence.h"
 #include "parity/judge/judge.h"
 
 /* A tensor as an operation must find or leave it.  name NULL: there is none. */
@@ -92,12 +93,14 @@ typedef struct plan_arena plan_arena;
 /* The operations of one rank in one step. */
 typedef struct plan {
     const plan_job *job;
-    int rank, tp, ep;
+    int rank, tp, cp, ep, etp;
     int64_t step;
     assay_coords at;
     bool sp, last_stage;
     assay_batch_share share;
-    int64_t S, B, s0, sl;         /* sequence, rows of this rank; its tp piece of the sequence */
+    int64_t S, B;                 /* whole sequence, rows of this rank */
+    assay_sequence_map sequence;  /* its positions, and its tp piece of them */
+    assay_sequence gathered;      /* positions of its cp group, one rank after the other */
     assay_dtype act, accumulated; /* of the recipe: activations; what F32 stands for */
     int64_t n_targets;            /* of the step */
 
@@ -174,6 +177,22 @@ plan_tensor plan_column_input_backward(plan *p, const char *at, const char *at_r
 plan_tensor plan_row_output(plan *p, const char *at, plan_tensor y);
 plan_tensor plan_row_output_backward(plan *p, const char *at, plan_tensor dy, plan_tensor forward);
 
+/* --- attention over cp: plan_context.c ---------------------------------------------------------------------- */
+int64_t plan_local_groups(const plan *p);
+int64_t plan_local_heads(const plan *p);
+/* position_ids: of this rank's tokens. */
+plan_tensor plan_positions(plan *p);
+/* What attention reads and makes; own_k and own_v are the rank's own. */
+typedef struct plan_context {
+    plan_tensor q, k, v, own_k, own_v, o, lse;
+} plan_context;
+plan_context plan_context_forward(plan *p, plan_tensor q, plan_tensor k, plan_tensor v);
+typedef struct plan_qkv {
+    plan_tensor q, k, v;
+} plan_qkv;
+/* Gradients of the rank's own q, k, v. */
+plan_qkv plan_context_backward(plan *p, const plan_context *c, plan_tensor d_o);
+
 /* --- kinds -------------------------------------------------------------------------------------------------- */
 typedef struct plan_kind {
     size_t saved; /* bytes that forward keeps for backward */
@@ -192,11 +211,13 @@ plan_tensor plan_shared_backward(plan *p, plan_tensor dy, plan_shared_saved *s);
 /* Integer tensors of the exchange of rows: plan_rows.c.  known false: a choice is missing or malformed. */
 typedef struct plan_rows {
     bool known;
-    int64_t rows, received;
+    int64_t rows, received, gathered; /* of this rank; that arrive over ep; of all etp ranks */
     int64_t *row_token, *row_slot, *tokens_per_expert, *token_row, *probs_index;
-    int64_t *all_counts, *sort, *unsort, *local_counts, *send_counts, *recv_counts;
+    int64_t *all_counts, *sort, *unsort, *local_counts, *send_counts, *recv_counts, *etp_counts;
 } plan_rows;
 void plan_make_rows(plan *p, plan_rows *r);
+/* The ranks that hold one set of all experts; member t + etp * i has coordinates etp = t, ep = i. */
+assay_group plan_exchange_group(const plan *p);
 /* How many tokens chose each expert [E], on one rank; false when its choice is not known.  layer is global. */
 bool plan_choice_counts(plan *p, int rank, int64_t microbatch, int64_t layer, bool aux, int64_t *counts);
 

@@ -1,55 +1,29 @@
 /* Mixer: self attention with grouped queries and rotary positions. */
 #include "parity/checks/plan.h"
 
-#include <math.h>
-
 typedef struct saved {
-    plan_tensor norm, x, qkv, q_raw, k_raw, v_raw, q_in, k_in, q_clip, k_clip, q_rotated, k_rotated, v, o,
-        lse, proj, positions;
+    plan_tensor norm, x, qkv, q_raw, k_raw, v_raw, q_in, k_in, q_clip, k_clip, q_rotated, k_rotated, v, proj,
+        positions;
+    plan_context context;
     plan_norm q_norm, k_norm;
 } saved;
 
-/* Position of token (s, b), the same in every row. */
-static plan_tensor positions(plan *p)
-{
-    int64_t *value = plan_integers(p, p->S * p->B);
-    for (int64_t t = 0; value != NULL && t < p->S * p->B; t++)
-        value[t] = t / p->B;
-    const plan_tensor out = {
-        .name = "position_ids", .phase = ASSAY_PHASE_FORWARD, .microbatch = -1, .dtype = ASSAY_I64};
-    return plan_with_integers(out, value, p->S * p->B);
-}
-
 /* Groups and heads of this tp rank; a group brings its A/G heads. */
-static int64_t local_groups(const plan *p)
+int64_t plan_local_groups(const plan *p)
 {
     return plan_piece(p->job->config->num_query_groups, p->tp, p->at.tp, NULL);
 }
 
-static int64_t local_heads(const plan *p)
+int64_t plan_local_heads(const plan *p)
 {
     const assay_model_config *c = p->job->config;
-    return local_groups(p) * (c->num_attention_heads / c->num_query_groups);
-}
-
-static void attention_attrs(plan *p)
-{
-    const assay_model_config *c = p->job->config;
-    plan_int(p, "batch", p->B);
-    plan_int(p, "seq_q", p->S);
-    plan_int(p, "seq_k", p->S);
-    plan_int(p, "heads", local_heads(p));
-    plan_int(p, "groups", local_groups(p));
-    plan_int(p, "head_dim", c->kv_channels);
-    plan_int(p, "head_dim_v", c->kv_channels);
-    plan_f32(p, "scale", 1.0 / sqrt((double)c->kv_channels));
-    plan_int(p, "window", c->window[p->layer]);
+    return plan_local_groups(p) * (c->num_attention_heads / c->num_query_groups);
 }
 
 static void split_attrs(plan *p)
 {
-    plan_int(p, "heads", local_heads(p));
-    plan_int(p, "groups", local_groups(p));
+    plan_int(p, "heads", plan_local_heads(p));
+    plan_int(p, "groups", plan_local_groups(p));
     plan_int(p, "head_dim", p->job->config->kv_channels);
 }
 
@@ -129,25 +103,15 @@ static plan_tensor forward(plan *p, plan_tensor x, void *kept)
     saved *s = kept;
     const assay_model_config *c = p->job->config;
     s->norm = x;
-    s->positions = positions(p);
+    s->positions = plan_positions(p);
     s->x = plan_column_input(p, "self_attention.gather", x);
     s->qkv = plan_linear(p, "self_attention.linear_qkv", s->x, "self_attention.linear_qkv.weight",
                          c->add_qkv_bias ? "self_attention.linear_qkv.bias" : NULL, p->act);
     heads_forward(p, s);
-    s->o = plan_value(p, "self_attention.core_attention", "o", p->act);
-    s->lse = plan_value(p, "self_attention.core_attention", "lse", p->accumulated);
-    plan_add(p, "attention_fwd", "self_attention.core_attention");
-    plan_in(p, "q", s->q_rotated);
-    plan_in(p, "k", s->k_rotated);
-    plan_in(p, "v", s->v);
-    plan_in(p, "q_position", s->positions);
-    plan_in(p, "k_position", s->positions);
-    plan_out(p, "o", s->o);
-    plan_out(p, "lse", s->lse);
-    attention_attrs(p);
+    s->context = plan_context_forward(p, s->q_rotated, s->k_rotated, s->v);
     /* The sum over tp holds the bias once. */
     s->proj =
-        plan_linear(p, "self_attention.linear_proj", s->o, "self_attention.linear_proj.weight",
+        plan_linear(p, "self_attention.linear_proj", s->context.o, "self_attention.linear_proj.weight",
                     c->add_proj_bias && p->at.tp == 0 ? "self_attention.linear_proj.bias" : NULL, p->act);
     return plan_row_output(p, "self_attention.reduce", s->proj);
 }
@@ -184,25 +148,12 @@ static plan_tensor backward(plan *p, plan_tensor dy, void *kept)
     saved *s = kept;
     const assay_model_config *c = p->job->config;
     const plan_tensor dproj = plan_row_output_backward(p, "self_attention.reduce", dy, s->proj);
-    const plan_tensor d_o = plan_grad(p, s->o, p->act), dx = plan_grad(p, s->x, p->act);
-    const plan_tensor dq = plan_grad(p, s->q_rotated, p->act), dk = plan_grad(p, s->k_rotated, p->act);
-    const plan_tensor dv = plan_grad(p, s->v, p->act);
-    plan_linear_backward(p, "self_attention.linear_proj", dproj, s->o, "self_attention.linear_proj.weight",
+    const plan_tensor d_o = plan_grad(p, s->context.o, p->act), dx = plan_grad(p, s->x, p->act);
+    plan_linear_backward(p, "self_attention.linear_proj", dproj, s->context.o,
+                         "self_attention.linear_proj.weight",
                          c->add_proj_bias ? "self_attention.linear_proj.bias" : NULL, d_o);
-    plan_add(p, "attention_bwd", "self_attention.core_attention");
-    plan_in(p, "do", d_o);
-    plan_in(p, "q", s->q_rotated);
-    plan_in(p, "k", s->k_rotated);
-    plan_in(p, "v", s->v);
-    plan_in(p, "o", s->o);
-    plan_in(p, "lse", s->lse);
-    plan_in(p, "q_position", s->positions);
-    plan_in(p, "k_position", s->positions);
-    plan_out(p, "dq", dq);
-    plan_out(p, "dk", dk);
-    plan_out(p, "dv", dv);
-    attention_attrs(p);
-    const plan_tensor dqkv = heads_backward(p, s, dq, dk, dv);
+    const plan_qkv d = plan_context_backward(p, &s->context, d_o);
+    const plan_tensor dqkv = heads_backward(p, s, d.q, d.k, d.v);
     plan_linear_backward(p, "self_attention.linear_qkv", dqkv, s->x, "self_attention.linear_qkv.weight",
                          c->add_qkv_bias ? "self_attention.linear_qkv.bias" : NULL, dx);
     return plan_column_input_backward(p, "self_attention.gather", "self_attention.reduce_grad", dx, s->norm);

@@ -270,7 +270,9 @@ static assay_status start(plan *p, const plan_job *job, int rank, int64_t step)
     p->step = step;
     assay_grid_coords(job->grid, rank, &p->at);
     p->tp = l->tensor_model_parallel_size;
+    p->cp = l->context_parallel_size;
     p->ep = l->expert_model_parallel_size;
+    p->etp = l->expert_tensor_parallel_size;
     p->sp = l->sequence_parallel;
     p->last_stage = p->at.pp == l->pipeline_model_parallel_size - 1;
     p->S = job->batches->s;
@@ -279,7 +281,8 @@ static assay_status start(plan *p, const plan_job *job, int rank, int64_t step)
     p->act = precision == ASSAY_PRECISION_BF16 ? ASSAY_BF16 : p->accumulated;
     p->layer = p->microbatch = -1;
     p->n_targets = targets_of_step(job->batches, step);
-    p->sl = plan_piece(p->S, p->tp, p->at.tp, &p->s0);
+    ASSAY_TRY(assay_sequence_map_make(job->grid, rank, p->S, &p->sequence));
+    ASSAY_TRY(assay_sequence_gathered(job->grid, p->S, &p->gathered));
     ASSAY_TRY(assay_batch_share_make(job->batches->microbatches, job->batches->b, l->data_parallel_size,
                                      p->at.dp, &p->share));
     p->B = p->share.n_rows;

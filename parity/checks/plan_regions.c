@@ -75,11 +75,11 @@ plan_tensor plan_add_op(plan *p, const char *at, plan_tensor a, plan_tensor b, p
 /* Rows of s of every tp rank, where they are not equal. */
 static void uneven_counts(plan *p)
 {
-    if (p->S % p->tp == 0)
+    if (p->sequence.region.length % p->tp == 0)
         return;
     int64_t *counts = plan_integers(p, p->tp);
     for (int r = 0; counts != NULL && r < p->tp; r++)
-        counts[r] = plan_piece(p->S, p->tp, r, NULL);
+        counts[r] = plan_piece(p->sequence.region.length, p->tp, r, NULL);
     plan_list(p, "counts", counts, p->tp);
 }
 

@@ -1,4 +1,4 @@
-/* Dispatch and combine of expert rows over the expert-parallel group. */
+/* Dispatch and combine of expert rows over the expert-parallel and expert-tensor-parallel groups. */
 #include "ref/parallel/expert.h"
 
 #include "ref/lockstep.h"
@@ -10,6 +10,11 @@
 static int ep_size(const ref_pass *p)
 {
     return p->e->grid.p.expert_model_parallel_size;
+}
+
+static int etp_size(const ref_pass *p)
+{
+    return p->e->grid.p.expert_tensor_parallel_size;
 }
 
 static int64_t local_experts(const ref_pass *p)
@@ -40,33 +45,9 @@ static assay_status make_permutation(ref_pass *p, ref_dispatch *d, const ref_int
     return ASSAY_OK;
 }
 
-/* Received rows are ordered [source, local expert]; sort[i] is the received row that comes i-th in the order
- * [local expert, source]. */
-static void fill_sort(const ref_dispatch *d, const assay_group_shape *g, int j, int64_t el)
-{
-    const int me = assay_group_member(g, j);
-    int64_t *sort = d->sort.at[me].x, *unsort = d->unsort.at[me].x, out = 0;
-    for (int64_t e = 0; e < el; e++) {
-        int64_t start = 0; /* of source i's rows */
-        d->rows_per_expert.at[me].x[e] = 0;
-        for (int i = 0; i < g->size; i++) {
-            const int64_t *counts = d->tokens_per_expert.at[assay_group_member(g, i)].x + j * el;
-            int64_t before = 0, all = 0;
-            for (int64_t x = 0; x < el; x++) {
-                before += x < e ? counts[x] : 0;
-                all += counts[x];
-            }
-            for (int64_t row = 0; row < counts[e]; row++) {
-                const int64_t received = start + before + row;
-                sort[out] = received;
-                unsort[received] = out++;
-            }
-            d->rows_per_expert.at[me].x[e] += counts[e];
-            start += all;
-        }
-    }
-}
+/* --- who sends how much to whom ------------------------------------------------------------------------------- */
 
+/* Rows that `source` sends to the experts of ep rank j. */
 static int64_t rows_for(const ref_dispatch *d, int source, int j, int64_t el)
 {
     int64_t rows = 0;
@@ -75,23 +56,63 @@ static int64_t rows_for(const ref_dispatch *d, int source, int j, int64_t el)
     return rows;
 }
 
+/* Rank with coordinates etp = t, ep = i of a group etp_ep. */
+static int member_at(const ref_pass *p, const assay_group_shape *g, int t, int i)
+{
+    return assay_group_member(g, t + etp_size(p) * i);
+}
+
+/* Gathered rows are ordered [etp, source, local expert]; sort[i] is the gathered row that comes i-th in the
+ * order [local expert, etp, source]. */
+static void fill_sort(const ref_pass *p, const ref_dispatch *d, const assay_group_shape *g, int me, int j)
+{
+    const int64_t el = local_experts(p);
+    int64_t *sort = d->sort.at[me].x, *unsort = d->unsort.at[me].x, out = 0;
+    for (int64_t e = 0; e < el; e++) {
+        int64_t start = 0; /* of the source's rows */
+        d->rows_per_expert.at[me].x[e] = 0;
+        for (int k = 0; k < g->size; k++) {
+            const int source = member_at(p, g, k / ep_size(p), k % ep_size(p));
+            const int64_t *counts = d->tokens_per_expert.at[source].x + j * el;
+            int64_t before = 0;
+            for (int64_t x = 0; x < e; x++)
+                before += counts[x];
+            for (int64_t row = 0; row < counts[e]; row++) {
+                const int64_t gathered = start + before + row;
+                sort[out] = gathered;
+                unsort[gathered] = out++;
+            }
+            d->rows_per_expert.at[me].x[e] += counts[e];
+            start += rows_for(d, source, j, el);
+        }
+    }
+}
+
 static assay_status make_exchange(ref_pass *p, ref_dispatch *d)
 {
     const int64_t el = local_experts(p);
+    const int etp = etp_size(p), ep = ep_size(p);
     ASSAY_TRY(ref_ints_new(&p->arena, &d->sort, p->n));
     ASSAY_TRY(ref_ints_new(&p->arena, &d->unsort, p->n));
+    ASSAY_TRY(ref_ints_new(&p->arena, &d->received, p->n));
     ASSAY_TRY(ref_ints_new(&p->arena, &d->rows_per_expert, p->n));
     for (int r = 0; r < p->n; r++) {
-        const assay_group_shape g = ref_pass_group(p, ASSAY_GROUP_EP, r);
-        for (int j = 0; j < g.size; j++) {
-            const int to = assay_group_member(&g, j);
-            int64_t rows = 0;
-            for (int i = 0; i < g.size; i++)
-                rows += rows_for(d, assay_group_member(&g, i), j, el);
-            ASSAY_TRY(ref_int_piece_new(&p->arena, &d->sort.at[to], rows, 1));
-            ASSAY_TRY(ref_int_piece_new(&p->arena, &d->unsort.at[to], rows, 1));
+        const assay_group_shape g = ref_pass_group(p, ASSAY_GROUP_ETP_EP, r);
+        for (int k = 0; k < g.size; k++) {
+            const int to = assay_group_member(&g, k), j = k / etp;
+            int64_t gathered = 0;
+            ASSAY_TRY(ref_int_piece_new(&p->arena, &d->received.at[to], 1, 1));
+            d->received.at[to].x[0] = 0;
+            for (int t = 0; t < etp; t++)
+                for (int i = 0; i < ep; i++) {
+                    const int64_t rows = rows_for(d, member_at(p, &g, t, i), j, el);
+                    d->received.at[to].x[0] += t == k % etp ? rows : 0;
+                    gathered += rows;
+                }
+            ASSAY_TRY(ref_int_piece_new(&p->arena, &d->sort.at[to], gathered, 1));
+            ASSAY_TRY(ref_int_piece_new(&p->arena, &d->unsort.at[to], gathered, 1));
             ASSAY_TRY(ref_int_piece_new(&p->arena, &d->rows_per_expert.at[to], el, 1));
-            fill_sort(d, &g, j, el);
+            fill_sort(p, d, &g, to, j);
         }
     }
     return ASSAY_OK;
@@ -113,7 +134,7 @@ static assay_status exchange(ref_pass *p, const ref_dispatch *d, ref_tensor *to,
     ASSAY_TRY(ref_tensor_new(&p->arena, to, p->n, name));
     to->token_rows = false;
     for (int r = 0; r < p->n; r++) {
-        const int64_t rows = outward ? d->sort.at[r].rows : d->row_token.at[r].rows;
+        const int64_t rows = outward ? d->received.at[r].x[0] : d->row_token.at[r].rows;
         ASSAY_TRY(ref_piece_new(&p->arena, &to->at[r], rows, from->at[r].cols));
     }
     for (int r = 0; r < p->n; r++) {
@@ -134,30 +155,37 @@ static assay_status exchange(ref_pass *p, const ref_dispatch *d, ref_tensor *to,
     return ref_store(p, to, REF_STORE_EXACT);
 }
 
-static assay_status to_experts(ref_pass *p, const ref_dispatch *d, ref_tensor *sorted, const ref_tensor *rows,
-                               const char *exchanged_name, const char *sorted_name)
+/* whole = the rows of all etp ranks, in their order (gather); or rows = the sum of every etp rank's part of this
+ * rank's rows. */
+static assay_status exchange_etp(ref_pass *p, const ref_dispatch *d, ref_tensor *to, const ref_tensor *from,
+                                 bool gather, ref_store_class class, const char *name)
 {
-    ref_tensor received;
-    if (ep_size(p) == 1) {
-        *sorted = *rows;
-        return ASSAY_OK;
+    double **send = p->e->send, **recv = p->e->recv;
+    ASSAY_TRY(ref_tensor_new(&p->arena, to, p->n, name));
+    to->token_rows = false;
+    for (int r = 0; r < p->n; r++)
+        ASSAY_TRY(ref_piece_new(&p->arena, &to->at[r], gather ? d->sort.at[r].rows : d->received.at[r].x[0],
+                                from->at[r].cols));
+    for (int r = 0; r < p->n; r++) {
+        const assay_group_shape g = ref_pass_group(p, ASSAY_GROUP_ETP, r);
+        for (int i = 0; i < g.size; i++) {
+            const int member = assay_group_member(&g, i);
+            send[i] = from->at[member].x;
+            recv[i] = to->at[member].x;
+            p->e->counts[i] = d->received.at[member].x[0] * from->at[member].cols;
+        }
+        if (g.size > 0 && gather)
+            ref_all_gather(recv, send, p->e->counts, g.size);
+        else if (g.size > 0)
+            ref_reduce_scatter(recv, send, p->e->counts, g.size);
     }
-    ASSAY_TRY(exchange(p, d, &received, rows, true, exchanged_name));
-    return ref_ranks_gather_rows(p, sorted, &received, &d->sort, sorted_name);
+    return ref_store(p, to, class);
 }
 
-static assay_status from_experts(ref_pass *p, const ref_dispatch *d, ref_tensor *rows,
-                                 const ref_tensor *sorted, const char *unsorted_name,
-                                 const char *exchanged_name)
-{
-    ref_tensor unsorted;
-    if (ep_size(p) == 1) {
-        *rows = *sorted;
-        return ASSAY_OK;
-    }
-    ASSAY_TRY(ref_ranks_gather_rows(p, &unsorted, sorted, &d->unsort, unsorted_name));
-    return exchange(p, d, rows, &unsorted, false, exchanged_name);
-}
+/* Names of what lies between the permuted rows and the sorted ones. */
+typedef struct way {
+    const char *exchanged, *gathered, *sorted;
+} way;
 
 /* "decoder.layers.3.mlp." + text */
 static const char *name_in(const ref_pass *p, const char *text, char out[ASSAY_NAME])
@@ -166,11 +194,48 @@ static const char *name_in(const ref_pass *p, const char *text, char out[ASSAY_N
     return out;
 }
 
+/* sorted = rows of the local experts: exchanged over ep, gathered over etp, in the experts' order */
+static assay_status to_experts(ref_pass *p, const ref_dispatch *d, ref_tensor *sorted, const ref_tensor *rows,
+                               const way *names)
+{
+    char name[ASSAY_NAME];
+    ref_tensor received = *rows, gathered;
+    *sorted = *rows;
+    if (ep_size(p) * etp_size(p) == 1)
+        return ASSAY_OK;
+    if (ep_size(p) > 1)
+        ASSAY_TRY(exchange(p, d, &received, rows, true, name_in(p, names->exchanged, name)));
+    gathered = received;
+    if (etp_size(p) > 1)
+        ASSAY_TRY(exchange_etp(p, d, &gathered, &received, true, REF_STORE_EXACT,
+                               name_in(p, names->gathered, name)));
+    return ref_ranks_gather_rows(p, sorted, &gathered, &d->sort, name_in(p, names->sorted, name));
+}
+
+/* The way back; sorted holds parts of sums over etp. */
+static assay_status from_experts(ref_pass *p, const ref_dispatch *d, ref_tensor *rows,
+                                 const ref_tensor *sorted, ref_store_class class, const way *names)
+{
+    char name[ASSAY_NAME];
+    ref_tensor unsorted, reduced;
+    *rows = *sorted;
+    if (ep_size(p) * etp_size(p) == 1)
+        return ASSAY_OK;
+    ASSAY_TRY(ref_ranks_gather_rows(p, &unsorted, sorted, &d->unsort, name_in(p, names->sorted, name)));
+    reduced = unsorted;
+    if (etp_size(p) > 1)
+        ASSAY_TRY(exchange_etp(p, d, &reduced, &unsorted, false, class, name_in(p, names->gathered, name)));
+    *rows = reduced;
+    if (ep_size(p) > 1)
+        ASSAY_TRY(exchange(p, d, rows, &reduced, false, name_in(p, names->exchanged, name)));
+    return ASSAY_OK;
+}
+
 assay_status ref_token_dispatch_fwd(ref_pass *p, ref_dispatch *d, ref_tensor *rows, ref_tensor *row_probs,
                                     const ref_tensor *tokens, const ref_tensor *probs,
                                     const ref_ints *indices)
 {
-    char a[ASSAY_NAME], b[ASSAY_NAME];
+    char a[ASSAY_NAME];
     ASSAY_TRY(make_permutation(p, d, indices));
     ASSAY_TRY(make_exchange(p, d));
     ASSAY_TRY(ref_ranks_gather_rows(p, &d->permuted, tokens, &d->row_token, name_in(p, "permute.y", a)));
@@ -187,39 +252,47 @@ assay_status ref_token_dispatch_fwd(ref_pass *p, ref_dispatch *d, ref_tensor *ro
             entry.at[r].x[d->token_row.at[r].x[i]] = i;
     }
     ASSAY_TRY(ref_ranks_gather_rows(p, &d->permuted_probs, &flat, &entry, name_in(p, "permute_probs.y", a)));
-    ASSAY_TRY(to_experts(p, d, rows, &d->permuted, name_in(p, "dispatch.recv", a), name_in(p, "sort.y", b)));
-    return to_experts(p, d, row_probs, &d->permuted_probs, name_in(p, "dispatch_probs.recv", a),
-                      name_in(p, "sort_probs.y", b));
+    static const way tokens_way = {"dispatch.recv", "experts.gather.recv", "sort.y"};
+    static const way probs_way = {"dispatch_probs.recv", "experts.gather_probs.recv", "sort_probs.y"};
+    ASSAY_TRY(to_experts(p, d, rows, &d->permuted, &tokens_way));
+    return to_experts(p, d, row_probs, &d->permuted_probs, &probs_way);
 }
 
 assay_status ref_token_combine_fwd(ref_pass *p, const ref_dispatch *d, ref_tensor *y, const ref_tensor *rows)
 {
-    char a[ASSAY_NAME], b[ASSAY_NAME];
+    static const way back_way = {"combine.recv", "experts.reduce.recv", "unsort.y"};
+    char name[ASSAY_NAME];
     ref_tensor back;
-    ASSAY_TRY(from_experts(p, d, &back, rows, name_in(p, "unsort.y", a), name_in(p, "combine.recv", b)));
-    return ref_ranks_combine_rows(p, y, &back, &d->token_row, name_in(p, "unpermute.y", a));
+    ASSAY_TRY(from_experts(p, d, &back, rows, REF_STORE_ACT, &back_way));
+    return ref_ranks_combine_rows(p, y, &back, &d->token_row, name_in(p, "unpermute.y", name));
 }
 
 assay_status ref_token_combine_bwd(ref_pass *p, const ref_dispatch *d, ref_tensor *drows,
-                                   const ref_tensor *dy, const ref_tensor *rows)
+                                   const ref_tensor *dy)
 {
-    char a[ASSAY_NAME], b[ASSAY_NAME];
+    const char *const fc2 = "experts.linear_fc2.y.grad", *const reduced = "experts.reduce.recv.grad";
+    const bool cut = etp_size(p) > 1;
+    const way grads = {cut ? reduced : "unsort.y.grad", "unsort.y.grad", fc2};
+    const char *const returned = ep_size(p) > 1 ? "combine.recv.grad" : cut ? reduced : fc2;
+    char name[ASSAY_NAME];
     ref_tensor dback;
-    snprintf(b, sizeof b, "%s.grad", rows->name);
-    ASSAY_TRY(ref_ranks_gather_rows(p, &dback, dy, &d->row_token,
-                                    ep_size(p) == 1 ? b : name_in(p, "combine.recv.grad", a)));
-    return to_experts(p, d, drows, &dback, name_in(p, "unsort.y.grad", a), b);
+    ASSAY_TRY(ref_ranks_gather_rows(p, &dback, dy, &d->row_token, name_in(p, returned, name)));
+    return to_experts(p, d, drows, &dback, &grads);
 }
 
 assay_status ref_token_dispatch_bwd(ref_pass *p, const ref_dispatch *d, ref_tensor *dtokens,
                                     ref_tensor *dprobs, const ref_tensor *drows, const ref_tensor *drow_probs)
 {
-    char a[ASSAY_NAME], b[ASSAY_NAME];
+    const bool cut = etp_size(p) > 1, sent = ep_size(p) > 1;
+    const way grads = {"permute.y.grad", sent ? "dispatch.recv.grad" : "permute.y.grad",
+                       cut ? "experts.gather.recv.grad" : "dispatch.recv.grad"};
+    const way probs_grads = {"permute_probs.y.grad",
+                             sent ? "dispatch_probs.recv.grad" : "permute_probs.y.grad",
+                             cut ? "experts.gather_probs.recv.grad" : "dispatch_probs.recv.grad"};
+    char a[ASSAY_NAME];
     ref_tensor dpermuted, dpermuted_probs;
-    ASSAY_TRY(from_experts(p, d, &dpermuted, drows, name_in(p, "dispatch.recv.grad", a),
-                           name_in(p, "permute.y.grad", b)));
-    ASSAY_TRY(from_experts(p, d, &dpermuted_probs, drow_probs, name_in(p, "dispatch_probs.recv.grad", a),
-                           name_in(p, "permute_probs.y.grad", b)));
+    ASSAY_TRY(from_experts(p, d, &dpermuted, drows, REF_STORE_ACT, &grads));
+    ASSAY_TRY(from_experts(p, d, &dpermuted_probs, drow_probs, REF_STORE_ROUTER, &probs_grads));
     ASSAY_TRY(ref_ranks_combine_rows(p, dtokens, &dpermuted, &d->token_row, name_in(p, "permute.dx", a)));
     /* Back from rows to [T,K]: the entry of (token, slot) is that of its row. */
     ASSAY_TRY(ref_new(p, dprobs, "mlp.router.probs", "grad"));

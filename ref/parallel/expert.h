@@ -2,7 +2,11 @@
  *
  * Every rank permutes its token shard to rows in expert order (permute), sends each row to the rank of its
  * expert (dispatch, all_to_all over ep), sorts what arrived from [source, local expert] to [local expert,
- * source] order (sort), and the way back is the inverse.  With ep = 1 only the permutation remains. */
+ * source] order (sort), and the way back is the inverse.  With ep = 1 only the permutation remains.
+ *
+ * With etp > 1 the ranks of an etp group hold slices of the same experts: what arrived at each of them is gathered
+ * before the sort (experts.gather), and their parts of the result are added up after it (experts.reduce), as in
+ * Megatron-LM's all-to-all dispatcher. */
 #ifndef REF_PARALLEL_EXPERT_H
 #define REF_PARALLEL_EXPERT_H
 
@@ -12,8 +16,9 @@ typedef struct ref_dispatch {
     ref_ints row_token;                  /* [R_sent] token of each permuted row */
     ref_ints token_row;                  /* [T,K] permuted row of each (token, slot) */
     ref_ints tokens_per_expert;          /* [E] of this rank's tokens */
-    ref_ints sort, unsort;               /* [R_received] and its inverse; ep > 1 only */
-    ref_ints rows_per_expert;            /* [El] received rows of each local expert */
+    ref_ints received;                   /* [1] rows that arrive over ep */
+    ref_ints sort, unsort;               /* [rows of the etp group] and its inverse */
+    ref_ints rows_per_expert;            /* [El] of them, of each local expert */
     ref_tensor permuted, permuted_probs; /* [R_sent, H], [R_sent, 1] */
 } ref_dispatch;
 
@@ -25,7 +30,7 @@ assay_status ref_token_dispatch_fwd(ref_pass *p, ref_dispatch *d, ref_tensor *ro
 assay_status ref_token_combine_fwd(ref_pass *p, const ref_dispatch *d, ref_tensor *y, const ref_tensor *rows);
 /* drows [R,H] from dy [T,H] */
 assay_status ref_token_combine_bwd(ref_pass *p, const ref_dispatch *d, ref_tensor *drows,
-                                   const ref_tensor *dy, const ref_tensor *rows);
+                                   const ref_tensor *dy);
 /* dtokens [T,H], dprobs [T,K] from drows, drow_probs */
 assay_status ref_token_dispatch_bwd(ref_pass *p, const ref_dispatch *d, ref_tensor *dtokens,
                                     ref_tensor *dprobs, const ref_tensor *drows,

@@ -39,6 +39,7 @@ static assay_status cut_param(ref_engine *e, int rank, int64_t i, const double *
     assay_shard_whole(&all, spec->shape, spec->ndim);
     ASSAY_TRY(assay_param_shard(spec, &e->grid, rank, &p->shard));
     p->count = assay_shard_count(&p->shard);
+    p->here = true;
     ASSAY_TRY(new_array(&p->weight, p->count, spec->name));
     assay_shard_copy(p->weight, &p->shard, whole, &all, sizeof(double), NULL, false, NULL);
     ref_policy unperturbed = e->run->policy;
@@ -52,15 +53,26 @@ static assay_status cut_param(ref_engine *e, int rank, int64_t i, const double *
     p->own_count = p->count;
     if (e->grid.p.zero_stage >= 1) {
         int index;
-        const int n = assay_grid_group(&e->grid, assay_param_reduce_group(spec), rank, NULL, &index);
+        const int n = assay_grid_group(&e->grid, assay_param_shard_group(spec, &e->grid), rank, NULL, &index);
         assay_param_owned_range(spec, i, p->count, n, index, &p->own_first, &p->own_count);
     }
-    ASSAY_TRY(new_array(&p->grad, p->count, spec->name));
+    if (e->grid.p.zero_stage >= 2) {
+        ASSAY_TRY(new_array(&p->own_grad, p->own_count, spec->name));
+    } else {
+        ASSAY_TRY(new_array(&p->grad, p->count, spec->name));
+        p->own_grad = p->grad + p->own_first;
+    }
     ASSAY_TRY(new_array(&p->main_param, p->own_count, spec->name));
     for (int k = 0; k < e->n_states; k++)
         ASSAY_TRY(new_array(&p->states[k], p->own_count, spec->name));
     memcpy(p->main_param, p->weight + p->own_first, (size_t)p->own_count * sizeof(double));
     ref_policy_store(&unperturbed, REF_STORE_PAR, false, spec->name, 0, -1, p->weight, p->count);
+    if (e->grid.p.zero_stage < 3)
+        return ASSAY_OK;
+    ASSAY_TRY(new_array(&p->own_weight, p->own_count, spec->name));
+    memcpy(p->own_weight, p->weight + p->own_first, (size_t)p->own_count * sizeof(double));
+    free(p->weight);
+    p->weight = NULL;
     return ASSAY_OK;
 }
 
@@ -79,6 +91,8 @@ void ref_free_params(ref_engine *e)
         for (int64_t i = 0; e->ranks[rank].params && i < e->spec->n_params; i++) {
             ref_param *p = param_of(e, rank, i);
             free(p->weight);
+            free(p->own_weight);
+            free(e->grid.p.zero_stage >= 2 ? p->own_grad : NULL);
             free(p->grad);
             free(p->main_param);
             for (int k = 0; k < ASSAY_MAX_OPTIMIZER_STATES; k++)
@@ -98,18 +112,23 @@ static assay_group_shape group_from(const ref_engine *e, assay_group kind, int r
     return g.start == rank ? g : (assay_group_shape){.start = -1};
 }
 
-static void sum_over(ref_engine *e, assay_group kind, int64_t i, int64_t step)
+/* Sums what the members of a group hold of a parameter: all of it, or (own) the range that each keeps. */
+static void sum_over(ref_engine *e, assay_group kind, int64_t i, int64_t step, bool own)
 {
     double **grads = e->recv;
     for (int rank = 0; rank < e->grid.world; rank++) {
         const assay_group_shape g = group_from(e, kind, rank);
-        if (g.size <= 1 || !param_of(e, rank, i)->grad)
+        const ref_param *first = param_of(e, rank, i);
+        const int64_t n = own ? first->own_count : first->count;
+        if (g.size <= 1 || !first->own_grad)
             continue;
+        for (int j = 0; j < g.size; j++) {
+            const ref_param *p = param_of(e, assay_group_member(&g, j), i);
+            grads[j] = own ? p->own_grad : p->grad;
+        }
+        ref_all_reduce(grads, g.size, n);
         for (int j = 0; j < g.size; j++)
-            grads[j] = param_of(e, assay_group_member(&g, j), i)->grad;
-        ref_all_reduce(grads, g.size, param_of(e, rank, i)->count);
-        for (int j = 0; j < g.size; j++)
-            store(e, i, ".main_grad", REF_STORE_STATE, step, grads[j], param_of(e, rank, i)->count);
+            store(e, i, ".main_grad", REF_STORE_STATE, step, grads[j], n);
     }
 }
 
@@ -132,8 +151,8 @@ static assay_status reduce_scatter_over(ref_engine *e, assay_group kind, int64_t
         ref_reduce_scatter(recv, send, e->counts, g.size);
         for (int j = 0; j < g.size; j++) {
             const ref_param *p = param_of(e, assay_group_member(&g, j), i);
-            memcpy(p->grad + p->own_first, recv[j], (size_t)p->own_count * sizeof(double));
-            store(e, i, ".main_grad", REF_STORE_STATE, step, p->grad + p->own_first, p->own_count);
+            memcpy(p->own_grad, recv[j], (size_t)p->own_count * sizeof(double));
+            store(e, i, ".main_grad", REF_STORE_STATE, step, p->own_grad, p->own_count);
         }
         free(sums);
     }
@@ -145,36 +164,56 @@ static assay_status trace_grad(const ref_engine *e, int64_t i, assay_phase phase
     const assay_param_spec *spec = &e->spec->params[i];
     char name[ASSAY_NAME + 16];
     snprintf(name, sizeof name, "%s.main_grad", spec->name);
-    return ref_trace_tensor(e, name, phase, step, -1, spec->shape, spec->ndim, param_of(e, 0, i)->grad,
+    return ref_trace_tensor(e, name, phase, step, -1, spec->shape, spec->ndim, param_of(e, 0, i)->own_grad,
                             false);
+}
+
+/* Gradients are whole on every rank until the last microbatch is done. */
+static assay_status sum_whole(ref_engine *e, int64_t i, int64_t step)
+{
+    const assay_param_spec *spec = &e->spec->params[i];
+    if (assay_param_sum_over_tp(spec, &e->grid))
+        sum_over(e, ASSAY_GROUP_TP, i, step, false);
+    if (spec->on_first_stage && spec->on_last_stage)
+        sum_over(e, ASSAY_GROUP_EMBEDDING, i, step, false);
+    if (e->grid.p.zero_stage == 0) {
+        sum_over(e, assay_param_reduce_group(spec), i, step, false);
+        return ASSAY_OK;
+    }
+    ASSAY_TRY(reduce_scatter_over(e, assay_param_shard_group(spec, &e->grid), i, step));
+    sum_over(e, assay_param_replica_group(spec), i, step, true);
+    return ASSAY_OK;
+}
+
+/* ZeRO-2: sums over tp and over the ranks that share a copy were made behind each backward (fsdp.c). */
+static assay_status sum_parts(ref_engine *e, int64_t i, int64_t step)
+{
+    const assay_param_spec *spec = &e->spec->params[i];
+    if (spec->on_first_stage && spec->on_last_stage)
+        sum_over(e, ASSAY_GROUP_EMBEDDING, i, step, true);
+    sum_over(e, assay_param_replica_group(spec), i, step, true);
+    return ASSAY_OK;
 }
 
 assay_status ref_reduce_gradients(ref_engine *e, int64_t step)
 {
+    const int stage = e->grid.p.zero_stage;
     for (int64_t i = 0; i < e->spec->n_params; i++) {
         const assay_param_spec *spec = &e->spec->params[i];
         if (!assay_param_needs_grad(spec))
             continue;
         ASSAY_TRY(trace_grad(e, i, ASSAY_PHASE_GRAD, step));
-        if (assay_param_sum_over_tp(spec, &e->grid))
-            sum_over(e, ASSAY_GROUP_TP, i, step);
-        if (spec->on_first_stage && spec->on_last_stage)
-            sum_over(e, ASSAY_GROUP_EMBEDDING, i, step);
-        if (e->grid.p.zero_stage >= 1)
-            ASSAY_TRY(reduce_scatter_over(e, assay_param_reduce_group(spec), i, step));
-        else
-            sum_over(e, assay_param_reduce_group(spec), i, step);
+        ASSAY_TRY(stage >= 2 ? sum_parts(e, i, step) : sum_whole(e, i, step));
         ASSAY_TRY(trace_grad(e, i, ASSAY_PHASE_REDUCED_GRAD, step));
     }
     return ASSAY_OK;
 }
 
-/* Ranks whose owned ranges together make up the parameter on `rank`: itself, or with ZeRO-1 its group. */
-static assay_group_shape owners(const ref_engine *e, int64_t i, int rank)
+assay_group_shape ref_param_owners(const ref_engine *e, int64_t i, int rank)
 {
     const assay_param_spec *p = &e->spec->params[i];
     if (e->grid.p.zero_stage >= 1 && assay_param_needs_grad(p))
-        return assay_grid_group_shape(&e->grid, assay_param_reduce_group(p), rank);
+        return assay_grid_group_shape(&e->grid, assay_param_shard_group(p, &e->grid), rank);
     return (assay_group_shape){.start = rank, .size = 1};
 }
 
@@ -185,10 +224,10 @@ double ref_gradient_norm(const ref_engine *e)
         for (int rank = 0; rank < e->grid.world; rank++) {
             if (!assay_param_counts_in_norm(&e->spec->params[i], &e->grid, e->config, rank))
                 continue;
-            const assay_group_shape g = owners(e, i, rank);
+            const assay_group_shape g = ref_param_owners(e, i, rank);
             for (int j = 0; j < g.size; j++) {
                 const ref_param *p = param_of(e, assay_group_member(&g, j), i);
-                sum += ref_sumsq(p->grad + p->own_first, p->own_count);
+                sum += ref_sumsq(p->own_grad, p->own_count);
             }
         }
     return sqrt(sum);
@@ -200,26 +239,27 @@ static void update_rank(ref_engine *e, int rank, int64_t i, const ref_adamw_desc
 {
     ref_param *p = param_of(e, rank, i);
     const int64_t n = p->own_count, step = d->step - 1;
-    ref_adamw(p->main_param, p->states[0], p->states[1], p->grad + p->own_first, d, n);
+    ref_adamw(p->main_param, p->states[0], p->states[1], p->own_grad, d, n);
     store(e, i, ".main_param", REF_STORE_STATE, step, p->main_param, n);
     for (int k = 0; k < e->n_states; k++) {
         char suffix[32];
         snprintf(suffix, sizeof suffix, ".%s", e->state_names[k]);
         store(e, i, suffix, REF_STORE_STATE, step, p->states[k], n);
     }
-    memcpy(p->weight + p->own_first, p->main_param, (size_t)n * sizeof(double));
+    double *weight = p->own_weight ? p->own_weight : p->weight + p->own_first;
+    memcpy(weight, p->main_param, (size_t)n * sizeof(double));
     ref_policy unperturbed = e->run->policy; /* the weight is the master, rounded: one value, one storing */
     unperturbed.perturb = 0.0;
-    ref_policy_store(&unperturbed, REF_STORE_PAR, false, "", step, -1, p->weight + p->own_first, n);
+    ref_policy_store(&unperturbed, REF_STORE_PAR, false, "", step, -1, weight, n);
 }
 
-/* ZeRO-1: every rank gets the ranges that the others updated. */
+/* ZeRO-1 and 2: every rank gets the ranges that the others updated. */
 static void gather_weights(ref_engine *e, int64_t i)
 {
     for (int rank = 0; rank < e->grid.world; rank++) {
         const ref_param *p = param_of(e, rank, i);
-        const assay_group_shape g = owners(e, i, rank);
-        for (int j = 0; p->weight && j < g.size; j++) {
+        const assay_group_shape g = ref_param_owners(e, i, rank);
+        for (int j = 0; p->here && j < g.size; j++) {
             const int owner = assay_group_member(&g, j);
             const ref_param *from = param_of(e, owner, i);
             if (owner != rank)
@@ -243,9 +283,9 @@ void ref_update_params(ref_engine *e, int64_t step, double lr, double grad_scale
                                   .grad_scale = grad_scale,
                                   .step = step + 1};
         for (int rank = 0; rank < e->grid.world; rank++)
-            if (param_of(e, rank, i)->weight)
+            if (param_of(e, rank, i)->here)
                 update_rank(e, rank, i, &d);
-        if (e->grid.p.zero_stage >= 1)
+        if (e->grid.p.zero_stage == 1 || e->grid.p.zero_stage == 2)
             gather_weights(e, i);
     }
 }
@@ -298,7 +338,7 @@ static const double *owned_range(const ref_param *p, int kind, bool needs_grad)
     if (!needs_grad)
         return p->weight;
     if (kind == REF_STATE_GRAD)
-        return p->grad + p->own_first;
+        return p->own_grad;
     return kind == REF_STATE_MAIN ? p->main_param : p->states[kind - REF_STATE_OPTIMIZER];
 }
 
@@ -307,7 +347,7 @@ static assay_status local_piece(const ref_engine *e, int64_t i, int rank, int ki
 {
     const bool needs_grad = assay_param_needs_grad(&e->spec->params[i]);
     ASSAY_TRY(new_array(piece, param_of(e, rank, i)->count, e->spec->params[i].name));
-    const assay_group_shape g = owners(e, i, rank);
+    const assay_group_shape g = ref_param_owners(e, i, rank);
     for (int j = 0; j < g.size; j++) {
         const ref_param *from = param_of(e, assay_group_member(&g, j), i);
         memcpy(*piece + from->own_first, owned_range(from, kind, needs_grad),
@@ -342,7 +382,7 @@ assay_status ref_assemble(const ref_engine *e, int64_t i, int kind, double *whol
     ASSAY_CHECK(covered, ASSAY_OUT_OF_MEMORY, "%s: out of memory: %lld bytes", spec->name, (long long)count);
     for (int rank = 0; rank < e->grid.world && st == ASSAY_OK; rank++) {
         double *piece = NULL;
-        if (!param_of(e, rank, i)->weight)
+        if (!param_of(e, rank, i)->here)
             continue;
         st = local_piece(e, i, rank, kind, &piece);
         if (st == ASSAY_OK)

@@ -1,4 +1,4 @@
-/* Weights and optimizer states over ranks: cutting whole weights, reducing gradients, ZeRO-1, assembling. */
+/* Weights and optimizer states over ranks: cutting whole weights, reducing gradients, ZeRO, assembling. */
 #ifndef REF_PARALLEL_SHARDING_H
 #define REF_PARALLEL_SHARDING_H
 
@@ -13,11 +13,14 @@ void ref_free_params(ref_engine *e);
 
 /* Sums the gradients of the step over tp (parameters that saw pieces of the sequence), over first and last
  * stage (tied embedding), over DP_CP or EDP: all_reduce, or with ZeRO-1 reduce_scatter to the flat range each
- * rank owns.  No averaging. */
+ * rank owns.  With ZeRO-2 and 3 what fsdp.h has not summed yet: first and last stage.  With several copies (HSDP)
+ * the owned ranges are then summed over the copies.  No averaging. */
 assay_status ref_reduce_gradients(ref_engine *e, int64_t step);
 /* sqrt of the sum of squares, every parameter counted once however it is replicated and cut. */
 double ref_gradient_norm(const ref_engine *e);
-/* AdamW on the owned range of every rank, then the weights are rounded and (ZeRO-1) all-gathered. */
+/* Ranks whose owned ranges together make up the parameter on `rank`: itself, or with ZeRO those that share its copy. */
+assay_group_shape ref_param_owners(const ref_engine *e, int64_t i, int rank);
+/* AdamW on the owned range of every rank, then the weights are rounded and (ZeRO-1, 2) all-gathered. */
 void ref_update_params(ref_engine *e, int64_t step, double lr, double grad_scale);
 /* Router expert biases, once per step, from the counts summed over all ranks of a stage. */
 assay_status ref_update_expert_bias(ref_engine *e, int64_t step);

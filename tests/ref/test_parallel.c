@@ -38,6 +38,19 @@ static const char *const moe_layouts[] = {
     "tp2,dp2,zero1", "dp4,ep2",
     "dp4,ep2,zero1", "tp2,sp,ep4,dp2,pp2,zero1",
 };
+/* Experts cut over etp: alone, folded over tp and over dp, beside an etp of one. */
+static const char *const etp_layouts[] = {
+    "etp2",
+    "dp2,etp2",
+    "tp2,etp2",
+    "tp2,sp,ep2,dp2",
+    "tp2,etp2,ep2",
+    "tp2,sp,etp2,ep2,dp2",
+    "tp2,etp2,dp2,zero1",
+    "tp2,sp,etp2,pp2",
+    "etp2,ep2,dp4,zero1",
+    "tp2,dp2,zero1",
+};
 #define COUNT(a) (int)(sizeof(a) / sizeof *(a))
 
 static void set_options(model_case *c)
@@ -145,6 +158,25 @@ Test(ref_parallel, everything_rows)
     check_law(&c, moe_layouts, COUNT(moe_layouts));
 }
 
+Test(ref_parallel, experts_cut_over_etp)
+{
+    for (int rows = 0; rows < 2; rows++) {
+        model_case c;
+        open_drawn(&c, everything, 2, rows ? 3 : 4, rows ? 4 : 2, rows ? 13 : 9);
+        ban_expert(&c, 5);
+        check_law(&c, etp_layouts, COUNT(etp_layouts));
+    }
+}
+
+/* More ranks than the sequence has rows: some send nothing and still hold slices that others need. */
+Test(ref_parallel, experts_cut_over_etp_without_tokens)
+{
+    static const char *const layouts[] = {"tp4,etp2", "tp4,sp,etp4", "tp4,etp2,ep2"};
+    model_case c;
+    open_drawn(&c, tied_moe, 1, 1, 2, 3);
+    check_law(&c, layouts, COUNT(layouts));
+}
+
 Test(ref_parallel, tied_experts)
 {
     model_case c;
@@ -170,6 +202,90 @@ Test(ref_parallel, pipeline_depths)
     check_law(&c, layouts, COUNT(layouts));
 }
 
+/* --- context parallelism -------------------------------------------------------------------------------------- */
+
+static const char *const cp_layouts[] = {
+    "cp2",
+    "cp3",
+    "cp4",
+    "tp2,cp2",
+    "tp2,sp,cp2",
+    "cp2,dp2",
+    "cp2,dp2,zero1",
+    "pp2,cp2",
+    "pp2,vpp2,cp2",
+    "cp2,ep2",
+    "tp2,sp,cp2,ep4",
+    "cp4,ep2",
+    "cp2,ep4,dp2",
+    "tp2,cp2,ep8,dp2,zero1",
+    "tp2,sp,cp2,pp2,dp2,zero1",
+};
+
+/* S = 41 and 13: no number of chunks divides them; windows of 5 and 9 reach across the pieces. */
+Test(ref_parallel, context_microbatches)
+{
+    model_case c;
+    open_drawn(&c, everything, 2, 4, 2, 41);
+    check_law(&c, cp_layouts, COUNT(cp_layouts));
+}
+
+Test(ref_parallel, context_rows)
+{
+    model_case c;
+    open_drawn(&c, everything, 2, 3, 4, 13);
+    check_law(&c, cp_layouts, COUNT(cp_layouts));
+}
+
+/* Fewer positions than chunks: ranks with one empty chunk, or with no position at all. */
+Test(ref_parallel, context_of_few_positions)
+{
+    static const char *const layouts[] = {"cp2",        "cp4",     "cp8",     "tp2,sp,cp4",
+                                          "tp2,sp,cp2", "cp4,ep4", "pp2,cp3", "cp2,dp2,zero1"};
+    for (int64_t s = 3; s <= 7; s++) {
+        model_case c;
+        open_drawn(&c, tied_moe, 1, 2, 2, s);
+        check_law(&c, layouts, COUNT(layouts));
+    }
+}
+
+Test(ref_parallel, context_of_goldens)
+{
+    static const char *const models[] = {"llama", "qwen3_moe", "olmoe"};
+    static const char *const layouts[] = {"cp2", "cp3", "cp2,dp2"};
+    for (int i = 0; i < COUNT(models); i++)
+        golden_law(models[i], layouts, COUNT(layouts));
+}
+
+/* Layers that the stages do not divide, stages and chunks without layers; a tied embedding across them. */
+static const char *const uneven_layouts[] = {
+    "pp3",
+    "pp3,first2",
+    "pp2,last1,tp2,sp",
+    "pp2,embed,loss",
+    "pp4,stages=E|t*2|t*2|L",
+    "tp2,sp,pp3,stages=E|t*4|L,ep2,dp2,zero1",
+    "pp2,stages=E|t*3||tL",
+};
+
+Test(ref_parallel, uneven_stages)
+{
+    for (int64_t m = 1; m <= 4; m += 3) {
+        model_case c;
+        open_drawn(&c, everything, 1, m, 2, 9);
+        check_law(&c, uneven_layouts, COUNT(uneven_layouts));
+    }
+}
+
+Test(ref_parallel, uneven_stages_of_a_tied_model)
+{
+    static const char *const layouts[] = {"pp2,stages=E|ttL", "tp2,pp3,stages=E|t*2|L,dp2,zero1",
+                                          "tp2,sp,pp2,first1,dp2,zero1"};
+    model_case c;
+    open_drawn(&c, tied_moe, 1, 2, 2, 7);
+    check_law(&c, layouts, COUNT(layouts));
+}
+
 /* --- schedule ----------------------------------------------------------------------------------------------- */
 
 static const char *const chunk_layouts[] = {"pp2,vpp2", "pp2,vpp2,dp2,zero1", "pp2,vpp2,tp2,sp,ep2"};
@@ -192,10 +308,89 @@ Test(ref_parallel, chunks_of_a_tied_golden)
     check_law(&c, layouts, COUNT(layouts));
 }
 
+/* --- ZeRO-2, ZeRO-3, HSDP ----------------------------------------------------------------------------------- */
+
+/* Three microbatches of two rows or six of one: accumulation on parts; experts over edp, or alone (edp 1). */
+static const char *const zero_layouts[] = {
+    "zero3",
+    "dp2,zero2",
+    "dp2,zero3",
+    "dp3,zero2",
+    "dp3,zero3",
+    "dp6,zero3",
+    "tp2,sp,dp2,zero2",
+    "tp2,dp3,zero3",
+    "ep2,dp2,zero3",
+    "ep2,dp6,zero2",
+    "tp2,sp,ep4,dp2,zero3",
+    "pp2,dp2,zero1",
+    "pp2,dp2,zero2",
+    "pp2,dp3,zero3",
+    "pp2,tp2,sp,dp2,zero3",
+};
+static const char *const hsdp_layouts[] = {
+    "dp2,zero1,hsdp2",     "dp6,zero1,hsdp2",        "dp6,zero2,hsdp3",     "dp6,zero3,hsdp2",
+    "ep2,dp6,zero3,hsdp3", "tp2,sp,dp6,zero3,hsdp3", "pp2,dp6,zero2,hsdp2",
+};
+
+Test(ref_parallel, sharded_gradients_and_parameters)
+{
+    model_case c;
+    open_drawn(&c, everything, 3, 6, 1, 7);
+    check_law(&c, zero_layouts, COUNT(zero_layouts));
+}
+Test(ref_parallel, sharded_gradients_and_parameters_tied)
+{
+    model_case c;
+    open_drawn(&c, tied_moe, 2, 6, 1, 7);
+    check_law(&c, zero_layouts, COUNT(zero_layouts));
+}
+Test(ref_parallel, shards_in_several_copies)
+{
+    model_case c;
+    open_drawn(&c, everything, 2, 6, 1, 7);
+    check_law(&c, hsdp_layouts, COUNT(hsdp_layouts));
+    open_drawn(&c, tied_moe, 2, 6, 1, 7);
+    check_law(&c, hsdp_layouts, COUNT(hsdp_layouts));
+}
+Test(ref_parallel, sharded_one_forward_and_backward)
+{
+    static const char *const layouts[] = {"dp2,zero2", "dp2,zero3", "tp2,sp,dp2,zero3", "pp2,dp2,zero3"};
+    golden_law("llama", layouts, COUNT(layouts));
+    golden_law("qwen2", layouts, COUNT(layouts));
+}
+
+/* No rank ever holds the weights of two units, let alone the model. */
+Test(ref_parallel, gathered_weights_are_those_of_one_unit)
+{
+    model_case c;
+    ref_run_result r;
+    int64_t all = 0, most = 0, unit[8] = {0};
+    open_drawn(&c, everything, 1, 2, 1, 7);
+    for (int64_t i = 0; i < c.spec->n_params; i++) {
+        const assay_param_spec *p = &c.spec->params[i];
+        const int at = p->layer >= 0 ? (int)p->layer : p->on_first_stage ? 6 : 7;
+        int64_t n;
+        cr_assert(assay_shape_count(p->shape, p->ndim, &n));
+        all += n;
+        unit[at] += assay_param_needs_grad(p) ? n : 0;
+        most = unit[at] > most ? unit[at] : most;
+    }
+    set_options(&c);
+    set_layout(&c, "dp2,zero3");
+    require_ok(ref_run(&c.run, c.weights, &r), "dp2,zero3");
+    cr_expect_eq(r.most_held, most, "%ld elements of %ld held at once, the largest unit has %ld",
+                 (long)r.most_held, (long)all, (long)most);
+    cr_expect_lt(r.most_held, all / 2);
+    ref_run_result_free(&r);
+    close_case(&c);
+}
+
 /* A distributed optimizer that gives whole matrices to one rank: the same numbers, other owners. */
 Test(ref_parallel, whole_matrices_on_one_rank)
 {
-    static const char *const layouts[] = {"dp2,zero1", "tp2,dp2,zero1", "dp4,ep2,zero1", "dp3,zero1"};
+    static const char *const layouts[] = {"dp2,zero1", "tp2,dp2,zero1", "dp4,ep2,zero1",  "dp3,zero1",
+                                          "dp3,zero2", "dp4,ep2,zero3", "dp4,zero3,hsdp2"};
     model_case c;
     open_drawn(&c, everything, 2, 12, 1, 7);
     for (int64_t i = 0; i < c.spec->n_params; i++)
