@@ -172,7 +172,7 @@ static assay_status sum_bucket(gpu_optimizer *o, gpu_grad_buffer *b, int index, 
         for (int piece = 0; cut && piece < n; piece++)
             parts[piece] = one_copy(b, &o->pieces[p->first_piece + piece]);
         if (!cut)
-            parts[0] = summed(&p->main_grad, true, "");
+            parts[0] = summed(&p->main_grad, true, b->whole, "");
         parts[0].microbatch = -1;
         calls[i] = (gpu_call_args){.op = cut ? "reduce_scatter" : "all_reduce",
                                    .at = p->spec->name,
