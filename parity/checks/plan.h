@@ -278,4 +278,7 @@ assay_status parity_plan_tensors_create(parity_plan_tensors **out, const assay_m
 void parity_plan_tensors_destroy(parity_plan_tensors *t);
 int64_t parity_plan_tensors_order(const parity_plan_tensors *t, const char *name);
 
+/* Targets of one microbatch, all its rows. */
+int64_t plan_targets(const assay_batches *b, int64_t step, int64_t microbatch);
+
 #endif
