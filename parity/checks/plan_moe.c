@@ -267,6 +267,8 @@ static void permute(plan *p, saved *s)
         plan_int(p, "rows", r->rows);
     else
         plan_any(p, "rows");
+    plan_int(p, "first_expert", 0);
+    plan_int(p, "local_experts", experts);
     if (exchanges_rows(p)) {
         plan_add_collective(p, "all_gather", "mlp.dispatch_counts", plan_exchange_group(p), ASSAY_I64);
         plan_in(p, "send", counts);
@@ -275,6 +277,8 @@ static void permute(plan *p, saved *s)
     }
     s->permuted = s->expert_in = plan_value(p, "mlp.permute", "y", p->act);
     s->permuted_probs = s->expert_probs = plan_value(p, "mlp.permute_probs", "y", p->accumulated);
+    if (plan_gathers_tokens(p))
+        return;
     gather_rows(p, "mlp.permute", s->tokens, s->row_token, s->permuted);
     gather_rows(p, "mlp.permute_probs", s->probs,
                 rows_tensor(p, r, "mlp.permute_probs", "index", r->probs_index, r->rows), s->permuted_probs);
@@ -296,8 +300,63 @@ static void send_rows(plan *p, const plan_rows *r, const char *dispatch_at, cons
     }
 }
 
+/* Tokens of this rank to those of all that exchange rows, and parts of the sums of all to this rank's. */
+static void move_tokens(plan *p, const char *op, const char *at, const plan_rows *r, plan_tensor send,
+                        plan_tensor recv)
+{
+    const int members = p->etp * p->ep;
+    bool even = true;
+    plan_add_collective(p, op, at, plan_exchange_group(p), send.dtype);
+    plan_in(p, "send", send);
+    plan_out(p, "recv", recv);
+    for (int i = 0; i < members && r->token_counts != NULL; i++)
+        even = even && r->token_counts[i] == r->token_counts[0];
+    if (!even)
+        plan_list(p, "counts", r->token_counts, members);
+}
+
+static void gather_dispatch(plan *p, saved *s)
+{
+    static const char at[] = "mlp.dispatch_plan";
+    plan_rows *r = &s->rows;
+    const assay_model_config *c = p->job->config;
+    const int64_t experts = c->num_moe_experts, local = experts / p->ep, k = c->moe_router_topk;
+    s->local_counts = rows_tensor(p, r, "mlp.experts", "tokens_per_expert", r->local_counts, local);
+    plan_gather_rows(p, r);
+    const plan_tensor indices = plan_value(p, "mlp.dispatch_indices", "recv", ASSAY_I64);
+    s->dispatched = plan_value(p, "mlp.dispatch", "recv", p->act);
+    s->dispatched_probs = plan_value(p, "mlp.dispatch_probs", "recv", p->accumulated);
+    move_tokens(p, "all_gather", "mlp.dispatch", r, s->tokens, s->dispatched);
+    move_tokens(p, "all_gather", "mlp.dispatch_indices", r, s->routed, indices);
+    move_tokens(p, "all_gather", "mlp.dispatch_probs", r, s->probs, s->dispatched_probs);
+    s->row_token = rows_tensor(p, r, at, "row_token", r->all_row_token, r->gathered);
+    s->token_row = rows_tensor(p, r, at, "token_row", r->all_token_row, r->n_all * k);
+    plan_add(p, "permute_plan", at);
+    plan_in(p, "indices", indices);
+    plan_out(p, "row_token", s->row_token);
+    plan_out(p, "row_slot", rows_tensor(p, r, at, "row_slot", r->all_row_slot, r->gathered));
+    plan_out(p, "tokens_per_expert",
+             rows_tensor(p, r, at, "tokens_per_expert", r->all_tokens_per_expert, experts));
+    plan_out(p, "token_row", s->token_row);
+    plan_int(p, "experts", experts);
+    if (r->known)
+        plan_int(p, "rows", r->gathered);
+    else
+        plan_any(p, "rows");
+    plan_int(p, "first_expert", p->at.ep * local);
+    plan_int(p, "local_experts", local);
+    gather_rows(p, "mlp.permute", s->dispatched, s->row_token, s->permuted);
+    gather_rows(p, "mlp.permute_probs", s->dispatched_probs,
+                rows_tensor(p, r, "mlp.permute_probs", "index", r->all_probs_index, r->gathered),
+                s->permuted_probs);
+}
+
 static void dispatch(plan *p, saved *s)
 {
+    if (plan_gathers_tokens(p)) {
+        gather_dispatch(p, s);
+        return;
+    }
     const plan_rows *r = &s->rows;
     const int64_t local = p->job->config->num_moe_experts / p->ep;
     s->local_counts = rows_tensor(p, r, "mlp.experts", "tokens_per_expert", r->local_counts, local);
@@ -316,6 +375,13 @@ static void dispatch(plan *p, saved *s)
 
 static plan_tensor combine(plan *p, saved *s)
 {
+    if (plan_gathers_tokens(p)) {
+        const plan_tensor sums = plan_value(p, "mlp.combine", "recv", p->act);
+        s->unsorted = plan_value(p, "mlp.unpermute", "y", p->act);
+        combine_rows(p, "mlp.unpermute", s->fc2, s->token_row, s->unsorted);
+        move_tokens(p, "reduce_scatter", "mlp.combine", &s->rows, s->unsorted, sums);
+        return sums;
+    }
     s->returned = s->fc2;
     if (exchanges_rows(p)) {
         s->unsorted = plan_value(p, "mlp.unsort", "y", p->act);
@@ -338,6 +404,12 @@ static plan_tensor combine(plan *p, saved *s)
 
 static plan_tensor combine_backward(plan *p, saved *s, plan_tensor dy)
 {
+    if (plan_gathers_tokens(p)) {
+        const plan_tensor dall = plan_grad(p, s->unsorted, p->act), drows = plan_grad(p, s->fc2, p->act);
+        move_tokens(p, "all_gather", "mlp.combine", &s->rows, dy, dall);
+        gather_rows(p, "mlp.unpermute", dall, s->row_token, drows);
+        return drows;
+    }
     const plan_tensor dreturned = plan_grad(p, s->returned, p->act);
     gather_rows(p, "mlp.unpermute", dy, s->row_token, dreturned);
     if (!exchanges_rows(p))
@@ -380,6 +452,32 @@ static plan_tensor return_rows(plan *p, saved *s, const return_way *w, plan_tens
     const plan_tensor dpermuted = plan_grad(p, w->permuted, drows.dtype);
     all_to_all(p, w->dispatch_at, &s->rows, true, ddispatched, dpermuted);
     return dpermuted;
+}
+
+/* Gradients of the rows and of their probs -> those of the tokens and of the router's probs. */
+static plan_tensor dispatch_backward(plan *p, saved *s, plan_tensor drows, plan_tensor dprobs_rows,
+                                     plan_tensor *dprobs)
+{
+    const plan_tensor dpermute = plan_value(p, "mlp.permute", "dx", p->act);
+    *dprobs = plan_grad(p, s->probs, p->accumulated);
+    if (plan_gathers_tokens(p)) {
+        const plan_tensor dtokens = plan_value(p, "mlp.dispatch", "dx", p->act);
+        const plan_tensor dall = plan_grad(p, s->dispatched_probs, p->accumulated);
+        combine_rows(p, "mlp.permute", drows, s->token_row, dpermute);
+        move_tokens(p, "reduce_scatter", "mlp.dispatch", &s->rows, dpermute, dtokens);
+        gather_rows(p, "mlp.permute_probs", dprobs_rows, s->token_row, dall);
+        move_tokens(p, "reduce_scatter", "mlp.dispatch_probs", &s->rows, dall, *dprobs);
+        return dtokens;
+    }
+    const return_way rows = {"mlp.sort",  "mlp.experts.gather", "mlp.dispatch",
+                             s->permuted, s->dispatched,        s->gathered},
+                     probs = {"mlp.sort_probs",  "mlp.experts.gather_probs", "mlp.dispatch_probs",
+                              s->permuted_probs, s->dispatched_probs,        s->gathered_probs};
+    const plan_tensor dpermuted = return_rows(p, s, &rows, drows);
+    const plan_tensor dpermuted_probs = return_rows(p, s, &probs, dprobs_rows);
+    combine_rows(p, "mlp.permute", dpermuted, s->token_row, dpermute);
+    gather_rows(p, "mlp.permute_probs", dpermuted_probs, s->token_row, *dprobs);
+    return dpermute;
 }
 
 /* --- experts ------------------------------------------------------------------------------------------------ */
@@ -478,16 +576,8 @@ static plan_tensor backward(plan *p, plan_tensor dy, void *kept)
     }
     const plan_tensor dfc2 = combine_backward(p, s, dtoken);
     const plan_tensor drows = experts_backward(p, s, dfc2, &dprobs_rows);
-    const return_way rows = {"mlp.sort",  "mlp.experts.gather", "mlp.dispatch",
-                             s->permuted, s->dispatched,        s->gathered},
-                     probs = {"mlp.sort_probs",  "mlp.experts.gather_probs", "mlp.dispatch_probs",
-                              s->permuted_probs, s->dispatched_probs,        s->gathered_probs};
-    const plan_tensor dpermuted = return_rows(p, s, &rows, drows);
-    const plan_tensor dpermuted_probs = return_rows(p, s, &probs, dprobs_rows);
-    const plan_tensor dpermute = plan_value(p, "mlp.permute", "dx", p->act);
-    const plan_tensor dprobs = plan_grad(p, s->probs, p->accumulated);
-    combine_rows(p, "mlp.permute", dpermuted, s->token_row, dpermute);
-    gather_rows(p, "mlp.permute_probs", dpermuted_probs, s->token_row, dprobs);
+    plan_tensor dprobs;
+    const plan_tensor dpermute = dispatch_backward(p, s, drows, dprobs_rows, &dprobs);
     const plan_tensor dgating = router_backward(p, s, dprobs);
     const plan_tensor total = plan_grad(p, s->tokens, p->act);
     const plan_tensor sum = has_shared(p) ? plan_value(p, "mlp.router.input_grad", "y", p->act) : total;
