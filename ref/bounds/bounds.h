@@ -92,6 +92,11 @@ assay_status ref_bound_attention_bwd(ref_pair dq, ref_pair dk, ref_pair dv, cons
                                      const double *lse, const ref_attention_desc *desc, assay_dtype p_dtype,
                                      const ref_declared *d);
 
+/* --- merge.c; rows of head_dim */
+void ref_bound_attention_merge(ref_pair o, ref_pair lse, const double *o_a, const double *lse_a,
+                               const double *o_b, const double *lse_b, int64_t rows, int64_t head_dim,
+                               const ref_declared *d);
+
 /* --- loss.c */
 assay_status ref_bound_cross_entropy_stats(ref_pair stats, const double *logits, const int64_t *targets,
                                            int64_t vocab_start, int64_t t, int64_t v, const ref_declared *d);
