@@ -193,6 +193,8 @@ Test(run_refusals, options_that_cannot_be)
         {"--model " MODELS "llama --batch " MODELS "llama/train_batch.safetensors --train-iters 99",
          {"--train-iters 99", "holds"}},
         {"nowhere.json", {"nowhere.json", "No such file"}},
+        {"--case operations --fault skip_all_reduce", {"--fault: has no meaning for the operations alone"}},
+        {"--case operations --lr 1e-3", {"--lr: has no meaning for the operations alone"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         refuse(cases[i].arguments, cases[i].arguments,
