@@ -555,7 +555,7 @@ def write(name, c, seed, weights, batch, results):
 def main(names):
     sys.path.insert(0, str(GOLDEN))
     import torch
-    from files import update_manifest
+    from files import save_json, update_manifest
 
     chosen = {n: CONFIGS[n] for n in (names or CONFIGS)}
     jobs = {}
@@ -575,6 +575,7 @@ def main(names):
         for text, l in layouts.items():
             print(f"{name:18} {text:16}", l.get("refused") or " ".join(
                 f"{k} {v:.1e}" for k, v in l["worst"].items() if v is not None), l.get("file", ""), flush=True)
+    save_json(FOLDER / "options.json", TRAINING)
     update_manifest("megatron", "python golden/make_megatron.py",
                     {n: 1 + i for i, n in enumerate(CONFIGS)}, "megatron")
     manifest_version()

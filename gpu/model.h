@@ -142,6 +142,7 @@ typedef struct gpu_microbatch_state {
     gpu_arena host;     /* pinned staging: index arrays on their way to the device */
     cudaEvent_t staged; /* the device has taken everything from the staging */
     gpu_value ids, targets;
+    double loss_scale;   /* the weight of one of its targets in the objective */
     gpu_value input;     /* hidden states entering the chunk */
     gpu_value embedding; /* embedding.y: name and dimensions only */
     gpu_layer_acts *layers;
@@ -182,7 +183,7 @@ typedef struct gpu_model {
     int64_t heads, groups;       /* local */
     int64_t local_experts;
     int64_t step_microbatches; /* of the step, all dp ranks */
-    double loss_scale;         /* 1 / targets of the step */
+    int64_t targets;           /* of the step */
 
     int64_t n_params;
     gpu_param *params;

@@ -217,7 +217,7 @@ static assay_status dry_run(gpu_model *m, chunk_bytes *bytes, size_t *scratch_by
         gpu_microbatch_state *mb = &chunk->in_flight[0];
         gpu_value *output, *dinput;
         mb->arena = mb->host = (gpu_arena){.counting = true};
-        ASSAY_TRY(gpu_stage_load_batch(m, chunk, mb, NULL, NULL));
+        ASSAY_TRY(gpu_stage_load_batch(m, chunk, mb, NULL, NULL, false));
         if (!chunk->has_embedding) {
             gpu_model_hidden(m, &mb->input);
             mb->input.arena = &mb->arena;

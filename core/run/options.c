@@ -10,6 +10,7 @@
 
 static const char *const precision_words[] = {"fp64", "fp32", "bf16", NULL};
 static const char *const optimizer_words[] = {"adam", NULL};
+static const char *const semantics_words[] = {"default", "megatron", NULL};
 static const char *const lr_words[] = {"constant", "linear", "cosine", "WSD", NULL};
 static const char *const wsd_words[] = {"linear", "cosine", "exponential", "minus_sqrt", NULL};
 
@@ -111,6 +112,12 @@ static const assay_option_row table[] = {
     ROW_DOUBLE(moe_z_loss_coeff, 0, 1e6, EVERYWHERE, "Mixture of experts", "router z-loss"),
     ROW_DOUBLE(moe_router_bias_update_rate, 0, 1e6, EVERYWHERE, "Mixture of experts",
                "step of the expert bias"),
+    {"calculate_per_token_loss", ASSAY_OPT_BOOL, MEMBER(calculate_per_token_loss), 0, 0, NULL, "BOOL",
+     "gradients of the mean over all targets of a step; false: of the mean of microbatch means", "Loss",
+     EVERYWHERE},
+    ROW_ENUM(semantics, semantics_words, "default|megatron", EVERYWHERE, "Loss",
+             "default: no layout changes a number; megatron: Megatron-LM's numbers where they depend on the "
+             "layout"),
     {.name = NULL},
 };
 
@@ -130,6 +137,7 @@ void assay_train_options_default(assay_train_options *o)
     o->adam_eps = 1e-8;
     o->clip_grad = 1.0;
     o->moe_router_bias_update_rate = 1e-3;
+    o->calculate_per_token_loss = true;
     o->lr_wsd_decay_style = ASSAY_WSD_EXPONENTIAL;
 }
 
@@ -220,7 +228,8 @@ static assay_status parse_word(const assay_option_row *row, const char *text, co
 static void store_enum(assay_train_options *o, const assay_option_row *row, int value)
 {
     _Static_assert(sizeof(assay_precision) == sizeof(int) && sizeof(assay_lr_decay_style) == sizeof(int) &&
-                       sizeof(assay_wsd_decay_style) == sizeof(int) && sizeof(assay_optimizer) == sizeof(int),
+                       sizeof(assay_wsd_decay_style) == sizeof(int) &&
+                       sizeof(assay_optimizer) == sizeof(int) && sizeof(assay_semantics) == sizeof(int),
                    "enum members are written as int");
     memcpy((char *)o + row->offset, &value, sizeof value);
 }
@@ -291,6 +300,12 @@ assay_status assay_train_option_set(assay_train_options *o, const char *name, co
                 suggest_row(&near, name));
     ASSAY_TRY(set_row(o, row, row->name, text));
     return ASSAY_OK;
+}
+
+bool assay_train_option_given(const assay_train_options *o, const char *name)
+{
+    const assay_option_row *row = find_row(name);
+    return row != NULL && (o->given >> (row - table) & 1) != 0;
 }
 
 /* --- JSON -------------------------------------------------------------------------------------------------

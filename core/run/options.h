@@ -17,6 +17,9 @@ typedef enum {
     ASSAY_WSD_MINUS_SQRT
 } assay_wsd_decay_style;
 
+/* MEGATRON: what Megatron-LM computes also where it depends on the layout (docs/MEGATRON.md). */
+typedef enum { ASSAY_SEMANTICS_DEFAULT, ASSAY_SEMANTICS_MEGATRON } assay_semantics;
+
 enum { ASSAY_PATH = 1024 };
 
 /* Everything an engine needs to train.  Units: steps are optimizer steps. */
@@ -53,6 +56,8 @@ typedef struct assay_train_options {
     bool overlap_param_gather; /* gathers of parameters run ahead of their use */
     double moe_aux_loss_coeff, moe_z_loss_coeff;
     double moe_router_bias_update_rate;
+    bool calculate_per_token_loss; /* objective: the mean over targets; false: the mean of microbatch means */
+    assay_semantics semantics;
 
     char variant[256]; /* "attention=k1,rmsnorm=k0": kernel variants by op family; "" = fastest */
     bool trace_hash_only;
@@ -94,6 +99,8 @@ const assay_option_row *assay_train_option_table(void);
 /* Sets one option from text; name in either spelling.  Messages name the option, what was expected and found.
  */
 assay_status assay_train_option_set(assay_train_options *o, const char *name, const char *text);
+/* Whether the option (snake_case) was set, to whatever value. */
+bool assay_train_option_given(const assay_train_options *o, const char *name);
 /* Sets every member of a JSON object; one without a meaning `where` (ASSAY_FOR_) is an error. */
 assay_status assay_train_options_from_json(assay_train_options *o, const json_t *object, unsigned where,
                                            const char *what);

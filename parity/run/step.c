@@ -74,19 +74,17 @@ static assay_status check_training_options(const assay_train_options *o)
                                         "save_after",
                                         "load",
                                         "override_checkpoint_args"};
-    const assay_option_row *table = assay_train_option_table();
     assay_batches batches = {0};
     assay_model_config *config = malloc(sizeof *config);
     assay_status st = ASSAY_OK;
     ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
     ASSAY_TRY_GOTO(assay_config_load(o->model, config), st, done);
     ASSAY_TRY_GOTO(assay_batches_open(&batches, o->batch, config->vocab_size), st, done);
-    for (int i = 0; table[i].name != NULL && !batches.training; i++)
-        for (size_t k = 0; k < sizeof names / sizeof *names && (o->given >> i & 1); k++)
-            ASSAY_CHECK_GOTO(strcmp(names[k], table[i].name) != 0, ASSAY_INVALID_ARGUMENT, st, done,
-                             "--%s: has no meaning here: %s holds one batch [b,s] without an optimizer step "
-                             "(steps are [steps,microbatches,b,s])",
-                             table[i].name, o->batch);
+    for (size_t i = 0; i < sizeof names / sizeof *names && !batches.training; i++)
+        ASSAY_CHECK_GOTO(!assay_train_option_given(o, names[i]), ASSAY_INVALID_ARGUMENT, st, done,
+                         "--%s: has no meaning here: %s holds one batch [b,s] without an optimizer step "
+                         "(steps are [steps,microbatches,b,s])",
+                         names[i], o->batch);
 done:
     assay_batches_close(&batches);
     free(config);

@@ -40,7 +40,7 @@ Test(core_options, every_row_is_well_formed)
         for (const assay_option_row *other = assay_train_option_table(); other != row; other++)
             cr_expect(strcmp(other->name, row->name) != 0 && other->offset != row->offset, "%s", row->name);
     }
-    cr_expect_eq(rows, 40);
+    cr_expect_geq(rows, 40, "the table is cut short: %d rows", rows);
 }
 
 Test(core_options, set_takes_both_spellings_and_every_type)
