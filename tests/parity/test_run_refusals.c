@@ -80,7 +80,7 @@ Test(run_refusals, a_layout_that_no_case_can_be_cut_into_is_refused)
     } rows[] = {
         {"dp4", {"case tiny, layout dp4: ", "data_parallel_size 4 divides neither the 2 microbatches"}},
         {"tp3", {"case tiny, layout tp3: ", "tp3 does not divide 2 attention heads"}},
-        {"pp2", {"case tiny, layout pp2: ", "pp2, but the model has 1 layers"}},
+        {"pp2", {"case tiny, layout pp2: ", "pp2,vpp1: 2 virtual stages, but the model has 1 layers"}},
         {"ep2", {"case tiny, layout ep2: ", "ep2, but the model has no experts"}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
