@@ -99,15 +99,17 @@ typedef struct gpu_moe_acts {
     gpu_value tokens; /* token shard of the norm's output, a view where possible */
     gpu_value logits, indices, probs, scores, aux_counts;
     gpu_value row_token, token_row, tokens_per_expert;
-    gpu_value permuted, permuted_probs;          /* rows of this rank's tokens */
-    gpu_value dispatched, dispatched_probs;      /* after all_to_all; name and dimensions only */
-    gpu_value sort_index, unsort_index;          /* ep > 1 */
-    gpu_value expert_in, expert_probs;           /* rows of the local experts */
-    gpu_value local_counts;                      /* I64 [El] on the device, for the record */
-    gpu_value fc1, act, fc2, unsorted, returned; /* fc2 and later: name and dimensions only */
-    gpu_value unpermuted;                        /* name and dimensions only */
-    gpu_rows rows, dispatched_rows, expert_rows;
-    int64_t *counts, *send_counts, *recv_counts; /* in the staging: [El], [ep], [ep] */
+    gpu_value permuted, permuted_probs;                   /* rows of this rank's tokens */
+    gpu_value dispatched, dispatched_probs;               /* after all_to_all; name and dimensions only */
+    gpu_value gathered, gathered_probs;                   /* of all etp ranks; name and dimensions only */
+    gpu_value sort_index, unsort_index;                   /* ep > 1 or etp > 1 */
+    gpu_value expert_in, expert_probs;                    /* rows of the local experts */
+    gpu_value local_counts;                               /* I64 [El] on the device, for the record */
+    gpu_value fc1, act, fc2, unsorted, reduced, returned; /* fc2 and later: name and dimensions only */
+    gpu_value unpermuted;                                 /* name and dimensions only */
+    gpu_rows rows, dispatched_rows, gathered_rows, expert_rows;
+    /* in the staging: [El], [ep], [ep], [etp] */
+    int64_t *counts, *send_counts, *recv_counts, *etp_counts;
     gpu_mlp_acts shared;
     gpu_value shared_out, shared_gate;
 } gpu_moe_acts;
@@ -140,6 +142,7 @@ typedef struct gpu_microbatch_state {
     gpu_arena host;     /* pinned staging: index arrays on their way to the device */
     cudaEvent_t staged; /* the device has taken everything from the staging */
     gpu_value ids, targets;
+    double loss_scale;   /* the weight of one of its targets in the objective */
     gpu_value input;     /* hidden states entering the chunk */
     gpu_value embedding; /* embedding.y: name and dimensions only */
     gpu_layer_acts *layers;
@@ -150,7 +153,7 @@ typedef struct gpu_microbatch_state {
 typedef struct gpu_chunk {
     int index;
     bool has_embedding, has_output; /* first and last virtual stage */
-    int64_t n_layers;
+    int64_t first_layer, n_layers;  /* none where the layout leaves a virtual stage without */
     gpu_layer *layers;
     int n_in_flight;
     gpu_microbatch_state *in_flight; /* microbatch i of the rank has place i mod n_in_flight */
@@ -163,7 +166,7 @@ typedef struct gpu_model {
     const assay_train_options *options;
     assay_model_spec *spec;
     assay_coords at;
-    int tp, cp, ep;
+    int tp, cp, ep, etp;
     bool sp;
     assay_dtype act; /* of the residual stream */
     double eps;      /* of every norm, as the kernels take it */
@@ -180,7 +183,7 @@ typedef struct gpu_model {
     int64_t heads, groups;       /* local */
     int64_t local_experts;
     int64_t step_microbatches; /* of the step, all dp ranks */
-    double loss_scale;         /* 1 / targets of the step */
+    int64_t targets;           /* of the step */
 
     int64_t n_params;
     gpu_param *params;
@@ -219,6 +222,9 @@ assay_status gpu_model_allocate(gpu_model *m);
 /* cos and sin of every position; again at the start of a traced step, so that each step's trace has their
  * producer. */
 assay_status gpu_model_rope_tables(gpu_model *m);
+
+/* The position of a row if cp cut the sequence in plain order: a planted fault. */
+int64_t gpu_model_plain_position(const gpu_model *m, int64_t row);
 
 gpu_param *gpu_model_find(gpu_model *m, const char *name);
 

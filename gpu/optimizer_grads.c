@@ -52,12 +52,13 @@ static gpu_value local_gradient(const gpu_optimizer *o, gpu_param *p)
     return v;
 }
 
-/* The gradient after one sum: the reduced one when nothing is lacking any more, else a local value of its
- * own. */
-static gpu_value summed(const gpu_value *v, bool last, const char *suffix)
+/* The gradient after one sum: the reduced one when nothing is lacking any more, else a value of its own that
+ * data-parallel ranks still have to add. */
+static gpu_value summed(const gpu_value *v, bool last, assay_group data, const char *suffix)
 {
     gpu_value out = *v;
-    out.kind = last ? ASSAY_PIECE_SHARD : ASSAY_PIECE_LOCAL;
+    out.kind = last ? ASSAY_PIECE_SHARD : ASSAY_PIECE_PARTIAL;
+    out.partial = data;
     out.phase = last ? ASSAY_PHASE_REDUCED_GRAD : ASSAY_PHASE_GRAD;
     if (!last)
         snprintf(out.name, sizeof out.name, "%.*s%s", ASSAY_NAME - 16, v->name, suffix);
@@ -71,17 +72,17 @@ static assay_status sum_replicas(gpu_optimizer *o, gpu_param *p, gpu_value *v)
     const lacks l = what_lacks(o, p);
     *v = local_gradient(o, p);
     if (l.tp) {
-        gpu_value out = summed(v, !l.embedding && !l.data, ".tp_sum");
+        gpu_value out = summed(v, !l.embedding && !l.data, l.group, ".tp_sum");
         ASSAY_TRY(gpu_all_reduce(m, p->spec->name, ASSAY_GROUP_TP, &out, v));
         *v = out;
     }
     if (l.embedding) {
-        gpu_value out = summed(v, !l.data, ".embedding_sum");
+        gpu_value out = summed(v, !l.data, l.group, ".embedding_sum");
         ASSAY_TRY(gpu_all_reduce(m, p->spec->name, ASSAY_GROUP_EMBEDDING, &out, v));
         *v = out;
     }
     if (!l.tp && !l.embedding && !l.data)
-        *v = summed(v, true, "");
+        *v = summed(v, true, l.group, "");
     return ASSAY_OK;
 }
 
@@ -171,7 +172,7 @@ static assay_status sum_bucket(gpu_optimizer *o, gpu_grad_buffer *b, int index, 
         for (int piece = 0; cut && piece < n; piece++)
             parts[piece] = one_copy(b, &o->pieces[p->first_piece + piece]);
         if (!cut)
-            parts[0] = summed(&p->main_grad, true, "");
+            parts[0] = summed(&p->main_grad, true, b->whole, "");
         parts[0].microbatch = -1;
         calls[i] = (gpu_call_args){.op = cut ? "reduce_scatter" : "all_reduce",
                                    .at = p->spec->name,

@@ -44,7 +44,8 @@ void gpu_value_grad(const gpu_run *run, gpu_value *v, const gpu_value *forward)
 {
     v->phase = run->phase;
     v->microbatch = run->microbatch;
-    v->kind = forward->kind == ASSAY_PIECE_ROWS ? ASSAY_PIECE_ROWS : ASSAY_PIECE_SHARD;
+    v->kind = forward->kind == ASSAY_PIECE_ROWS || forward->kind == ASSAY_PIECE_LOCAL ? forward->kind
+                                                                                      : ASSAY_PIECE_SHARD;
     v->rows = forward->rows;
     v->shard = NULL;
     v->ndim = forward->ndim;

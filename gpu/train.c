@@ -56,6 +56,7 @@ static assay_status read_inputs(gpu_engine *e)
     const assay_train_options *o = &e->options;
     assay_parallel_config layout;
     ASSAY_TRY(assay_config_load(o->model, &e->config));
+    assay_inputs_take_config(&e->options, &e->config);
     ASSAY_TRY(check_weights(e));
     ASSAY_TRY(assay_layout_parse(o->layout[0] ? o->layout : "1", &layout));
     ASSAY_TRY(assay_grid_make(&layout, &e->grid));
@@ -84,6 +85,7 @@ static assay_status plant_fault(gpu_engine *e)
 {
     const assay_parallel_config *p = &e->grid.p;
     gpu_fault_place place = {.tp = p->tensor_model_parallel_size,
+                             .cp = p->context_parallel_size,
                              .dp = p->data_parallel_size,
                              .ep = p->expert_model_parallel_size,
                              .pp = p->pipeline_model_parallel_size,
@@ -220,15 +222,21 @@ static assay_status build(gpu_engine *e)
 }
 
 /* --- steps -------------------------------------------------------------------------------------------------- */
+int64_t gpu_microbatch_targets(const assay_batches *b, int64_t step, int64_t microbatch)
+{
+    const int64_t *labels = assay_batches_labels(b, step, microbatch);
+    int64_t n = 0;
+    for (int64_t row = 0; row < b->b; row++)
+        for (int64_t s = b->shifted ? 0 : 1; s < b->s; s++)
+            n += labels[row * b->s + s] != ASSAY_IGNORE_INDEX;
+    return n;
+}
+
 int64_t gpu_step_targets(const assay_batches *b, int64_t step)
 {
     int64_t n = 0;
-    for (int64_t k = 0; k < b->microbatches; k++) {
-        const int64_t *labels = assay_batches_labels(b, step, k);
-        for (int64_t row = 0; row < b->b; row++)
-            for (int64_t s = 1; s < b->s; s++)
-                n += labels[row * b->s + s] != ASSAY_IGNORE_INDEX;
-    }
+    for (int64_t k = 0; k < b->microbatches; k++)
+        n += gpu_microbatch_targets(b, step, k);
     return n;
 }
 
@@ -259,7 +267,7 @@ assay_status gpu_engine_step(gpu_engine *e, int64_t step)
     if (run->trace && step > e->first_step)
         ASSAY_TRY(gpu_model_rope_tables(m));
     const int64_t targets = gpu_step_targets(&e->batches, data);
-    m->loss_scale = 1.0 / (double)targets;
+    m->targets = targets;
     ASSAY_TRY(gpu_optimizer_zero_grad(&e->optimizer));
     ASSAY_TRY(gpu_forward_backward(m, &e->batches, &e->share, &e->schedule, data));
     ASSAY_TRY(gpu_finalize_model_grads(&e->optimizer));

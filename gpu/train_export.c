@@ -106,8 +106,8 @@ static assay_status add_parts(export_state *x, const assay_param_spec *spec, con
     const float *whole = (const float *)(const void *)x->whole;
     for (int i = 0; i < spec->n_parts; i++) {
         const assay_hf_part *part = &spec->parts[i];
-        const int64_t row = part->ndim == 2 ? part->shape[1] : 1;
-        ASSAY_TRY(grow(&x->piece, &x->piece_bytes, (size_t)(part->shape[0] * row) * sizeof(float)));
+        const int64_t row = assay_hf_part_row_length(part);
+        ASSAY_TRY(grow(&x->piece, &x->piece_bytes, (size_t)(assay_hf_part_rows(part) * row) * sizeof(float)));
         for (int k = 0; k < part->n_pieces; k++)
             memcpy(x->piece + (size_t)(part->pieces[k].src * row) * sizeof(float),
                    whole + part->pieces[k].dst * row, (size_t)(part->pieces[k].rows * row) * sizeof(float));

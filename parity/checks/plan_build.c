@@ -233,16 +233,22 @@ int64_t plan_piece(int64_t n, int parts, int index, int64_t *start)
 
 /* --- the list ----------------------------------------------------------------------------------------------- */
 
-/* The judge's own count: positions 1..s-1 of a row whose label is not ignored. */
+/* The judge's own count: positions of a row (from 1 on where the model shifts) whose label is not ignored. */
+int64_t plan_targets(const assay_batches *b, int64_t step, int64_t microbatch)
+{
+    const int64_t *labels = assay_batches_labels(b, step, microbatch);
+    int64_t n = 0;
+    for (int64_t row = 0; row < b->b; row++)
+        for (int64_t s = b->shifted ? 0 : 1; s < b->s; s++)
+            n += labels[row * b->s + s] != ASSAY_IGNORE_INDEX;
+    return n;
+}
+
 static int64_t targets_of_step(const assay_batches *b, int64_t step)
 {
     int64_t n = 0;
-    for (int64_t m = 0; m < b->microbatches; m++) {
-        const int64_t *labels = assay_batches_labels(b, step, m);
-        for (int64_t row = 0; row < b->b; row++)
-            for (int64_t s = 1; s < b->s; s++)
-                n += labels[row * b->s + s] != ASSAY_IGNORE_INDEX;
-    }
+    for (int64_t m = 0; m < b->microbatches; m++)
+        n += plan_targets(b, step, m);
     return n;
 }
 
@@ -275,6 +281,7 @@ static assay_status start(plan *p, const plan_job *job, int rank, int64_t step)
     p->tp = l->tensor_model_parallel_size;
     p->cp = l->context_parallel_size;
     p->ep = l->expert_model_parallel_size;
+    p->etp = l->expert_tensor_parallel_size;
     p->sp = l->sequence_parallel;
     p->last_stage = p->at.pp == l->pipeline_model_parallel_size - 1;
     p->S = job->batches->s;

@@ -62,6 +62,10 @@ Test(engine_recompute, same_bits_tp2_sp_ep2_dp2)
 {
     same_bits("tp2,sp,ep2,dp2", 4, "fp32");
 }
+Test(engine_recompute, same_bits_tp2_etp2)
+{
+    same_bits("tp2,etp2", 2, "fp32");
+}
 Test(engine_recompute, same_bits_tp2_ep2)
 {
     same_bits("tp2,ep2", 2, "bf16");
@@ -173,7 +177,6 @@ static assay_status one_step(bool recompute, step_facts *f)
     ASSAY_TRY(gpu_model_allocate(&m));
     run.substitute = watch;
     run.substitute_user = f;
-    m.loss_scale = 0.02;
     ASSAY_TRY(gpu_optimizer_zero_grad(&o));
     ASSAY_TRY(gpu_forward_backward(&m, &batches, &share, &schedule, 0));
     f->kept = m.chunks[0].in_flight[0].arena.peak;
