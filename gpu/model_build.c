@@ -60,7 +60,8 @@ static assay_status chunk_create(gpu_model *m, int index)
     chunk->index = index;
     chunk->has_embedding = m->at.pp == 0 && index == 0;
     chunk->has_output = m->at.pp == m->grid->p.pipeline_model_parallel_size - 1 && index == m->n_chunks - 1;
-    chunk->layers = calloc((size_t)count, sizeof *chunk->layers);
+    chunk->first_layer = first;
+    chunk->layers = calloc((size_t)count + 1, sizeof *chunk->layers);
     ASSAY_CHECK(chunk->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers", (long long)count);
     chunk->n_layers = count;
     for (int64_t i = 0; i < count; i++) {
@@ -127,6 +128,7 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
     m->tp = grid->p.tensor_model_parallel_size;
     m->cp = grid->p.context_parallel_size;
     m->ep = grid->p.expert_model_parallel_size;
+    m->etp = grid->p.expert_tensor_parallel_size;
     m->sp = grid->p.sequence_parallel;
     const bool hidden = gpu_fault_switch(run, GPU_SWITCH_HIDDEN_BF16);
     run->recipe = assay_recipe_of(hidden ? ASSAY_PRECISION_BF16 : options->precision);
@@ -189,7 +191,7 @@ static assay_status microbatches_create(gpu_model *m)
                     chunk->n_in_flight);
         for (int i = 0; i < chunk->n_in_flight; i++) {
             gpu_microbatch_state *mb = &chunk->in_flight[i];
-            mb->layers = calloc((size_t)chunk->n_layers, sizeof *mb->layers);
+            mb->layers = calloc((size_t)chunk->n_layers + 1, sizeof *mb->layers);
             ASSAY_CHECK(mb->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers of a microbatch",
                         (long long)chunk->n_layers);
         }
@@ -225,7 +227,7 @@ static assay_status dry_run(gpu_model *m, chunk_bytes *bytes, size_t *scratch_by
         gpu_microbatch_state *mb = &chunk->in_flight[0];
         gpu_value *output, *dinput;
         mb->arena = mb->host = (gpu_arena){.counting = true};
-        ASSAY_TRY(gpu_stage_load_batch(m, chunk, mb, NULL, NULL));
+        ASSAY_TRY(gpu_stage_load_batch(m, chunk, mb, NULL, NULL, false));
         if (!chunk->has_embedding) {
             gpu_model_hidden(m, &mb->input);
             mb->input.arena = &mb->arena;

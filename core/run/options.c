@@ -10,6 +10,7 @@
 
 static const char *const precision_words[] = {"fp64", "fp32", "bf16", NULL};
 static const char *const optimizer_words[] = {"adam", NULL};
+static const char *const semantics_words[] = {"default", "megatron", NULL};
 static const char *const lr_words[] = {"constant", "linear", "cosine", "WSD", NULL};
 static const char *const wsd_words[] = {"linear", "cosine", "exponential", "minus_sqrt", NULL};
 
@@ -29,6 +30,10 @@ static const char *const wsd_words[] = {"linear", "cosine", "exponential", "minu
 #define ROW_ENUM(member, words, argument, where, group, help)                                                \
     {                                                                                                        \
 #member, ASSAY_OPT_ENUM, MEMBER(member), 0, 0, words, argument, help, group, where                   \
+    }
+#define ROW_BOOL(member, where, group, help)                                                                 \
+    {                                                                                                        \
+#member, ASSAY_OPT_BOOL, MEMBER(member), 0, 0, NULL, "BOOL", help, group, where                      \
     }
 #define STEPS_MAX 1e12
 enum {
@@ -51,6 +56,16 @@ static const assay_option_row table[] = {
     ROW_STRING(save, "DIR", STEP, "Data", "checkpoint folder to write after the last step"),
     ROW_INT(save_after, 0, STEPS_MAX, STEP, "Data", "write --save after this global step; 0: after the last"),
     ROW_STRING(layout, "LAYOUT", STEP_BENCH, "Run", "parallel layout, as in tp2,sp,ep2,dp2,zero1"),
+    ROW_INT(num_layers_in_first_pipeline_stage, 0, ASSAY_MAX_PIPELINE_LAYERS, STEP_BENCH, "Run",
+            "layers of the first pipeline stage (layout word firstN)"),
+    ROW_INT(num_layers_in_last_pipeline_stage, 0, ASSAY_MAX_PIPELINE_LAYERS, STEP_BENCH, "Run",
+            "layers of the last pipeline stage (layout word lastN)"),
+    ROW_BOOL(account_for_embedding_in_pipeline_split, STEP_BENCH, "Run",
+             "the embedding counts as a layer of the first stage (layout word embed)"),
+    ROW_BOOL(account_for_loss_in_pipeline_split, STEP_BENCH, "Run",
+             "the loss counts as a layer of the last stage (layout word loss)"),
+    ROW_STRING(pipeline_model_parallel_layout, "TEXT", STEP_BENCH, "Run",
+               "layers of every virtual stage, as in 'Et*3|(tt|)*2L' (layout word stages=TEXT)"),
     ROW_ENUM(precision, precision_words, "fp64|fp32|bf16", STEP_BENCH, "Run", "fp64, fp32 or bf16"),
     {"seed", ASSAY_OPT_SEED, MEMBER(seed), 0, 0, NULL, "N",
      "seed of the tokens and masked labels of a case; and of its weights, where the case holds a "
@@ -87,10 +102,21 @@ static const assay_option_row table[] = {
     ROW_DOUBLE(clip_grad, 0, 1e30, EVERYWHERE, "Optimizer", "largest global gradient norm; 0: no clipping"),
     ROW_INT(ddp_bucket_size, 0, 1099511627776.0, EVERYWHERE, "Optimizer",
             "elements of a gradient bucket before it is closed; 0: the engine's own"),
+    {"overlap_grad_reduce", ASSAY_OPT_BOOL, MEMBER(overlap_grad_reduce), 0, 0, NULL, "BOOL",
+     "reduce gradients while the backward pass goes on", "Optimizer", EVERYWHERE},
+    {"overlap_param_gather", ASSAY_OPT_BOOL, MEMBER(overlap_param_gather), 0, 0, NULL, "BOOL",
+     "gather parameters of a sharded optimizer or model while the pass before their use goes on", "Optimizer",
+     EVERYWHERE},
     ROW_DOUBLE(moe_aux_loss_coeff, 0, 1e6, EVERYWHERE, "Mixture of experts", "load balancing loss"),
     ROW_DOUBLE(moe_z_loss_coeff, 0, 1e6, EVERYWHERE, "Mixture of experts", "router z-loss"),
     ROW_DOUBLE(moe_router_bias_update_rate, 0, 1e6, EVERYWHERE, "Mixture of experts",
                "step of the expert bias"),
+    {"calculate_per_token_loss", ASSAY_OPT_BOOL, MEMBER(calculate_per_token_loss), 0, 0, NULL, "BOOL",
+     "gradients of the mean over all targets of a step; false: of the mean of microbatch means", "Loss",
+     EVERYWHERE},
+    ROW_ENUM(semantics, semantics_words, "default|megatron", EVERYWHERE, "Loss",
+             "default: no layout changes a number; megatron: Megatron-LM's numbers where they depend on the "
+             "layout"),
     {.name = NULL},
 };
 
@@ -110,6 +136,7 @@ void assay_train_options_default(assay_train_options *o)
     o->adam_eps = 1e-8;
     o->clip_grad = 1.0;
     o->moe_router_bias_update_rate = 1e-3;
+    o->calculate_per_token_loss = true;
     o->lr_wsd_decay_style = ASSAY_WSD_EXPONENTIAL;
 }
 
@@ -200,7 +227,8 @@ static assay_status parse_word(const assay_option_row *row, const char *text, co
 static void store_enum(assay_train_options *o, const assay_option_row *row, int value)
 {
     _Static_assert(sizeof(assay_precision) == sizeof(int) && sizeof(assay_lr_decay_style) == sizeof(int) &&
-                       sizeof(assay_wsd_decay_style) == sizeof(int) && sizeof(assay_optimizer) == sizeof(int),
+                       sizeof(assay_wsd_decay_style) == sizeof(int) &&
+                       sizeof(assay_optimizer) == sizeof(int) && sizeof(assay_semantics) == sizeof(int),
                    "enum members are written as int");
     memcpy((char *)o + row->offset, &value, sizeof value);
 }
@@ -271,6 +299,12 @@ assay_status assay_train_option_set(assay_train_options *o, const char *name, co
                 suggest_row(&near, name));
     ASSAY_TRY(set_row(o, row, row->name, text));
     return ASSAY_OK;
+}
+
+bool assay_train_option_given(const assay_train_options *o, const char *name)
+{
+    const assay_option_row *row = find_row(name);
+    return row != NULL && (o->given >> (row - table) & 1) != 0;
 }
 
 /* --- JSON -------------------------------------------------------------------------------------------------
@@ -392,6 +426,43 @@ json_t *assay_train_options_to_json(const assay_train_options *o, unsigned where
 
 /* --- rules that span options -------------------------------------------------------------------------------- */
 
+/* Appends a word to the text of a layout. */
+static assay_status add_word(char *layout, size_t capacity, const char *word)
+{
+    const size_t used = strcmp(layout, "1") == 0 ? 0 : strlen(layout);
+    ASSAY_CHECK(used + strlen(word) + 2 <= capacity, ASSAY_LIMIT,
+                "layout '%s' and %s: more than %zu characters", layout, word, capacity - 1);
+    snprintf(layout + used, capacity - used, "%s%s", used > 0 ? "," : "", word);
+    return ASSAY_OK;
+}
+
+assay_status assay_train_options_join_layout(assay_train_options *o)
+{
+    char word[ASSAY_PIPELINE_LAYOUT + 16], text[ASSAY_PIPELINE_LAYOUT];
+    assay_pipeline_layout found;
+    if (o->num_layers_in_first_pipeline_stage > 0) {
+        snprintf(word, sizeof word, "first%lld", (long long)o->num_layers_in_first_pipeline_stage);
+        ASSAY_TRY(add_word(o->layout, sizeof o->layout, word));
+    }
+    if (o->num_layers_in_last_pipeline_stage > 0) {
+        snprintf(word, sizeof word, "last%lld", (long long)o->num_layers_in_last_pipeline_stage);
+        ASSAY_TRY(add_word(o->layout, sizeof o->layout, word));
+    }
+    if (o->account_for_embedding_in_pipeline_split)
+        ASSAY_TRY(add_word(o->layout, sizeof o->layout, "embed"));
+    if (o->account_for_loss_in_pipeline_split)
+        ASSAY_TRY(add_word(o->layout, sizeof o->layout, "loss"));
+    if (o->pipeline_model_parallel_layout[0] != '\0') {
+        ASSAY_TRY(assay_pipeline_layout_parse(o->pipeline_model_parallel_layout, text, &found));
+        snprintf(word, sizeof word, "stages=%s", text);
+        ASSAY_TRY(add_word(o->layout, sizeof o->layout, word));
+    }
+    o->num_layers_in_first_pipeline_stage = o->num_layers_in_last_pipeline_stage = 0;
+    o->account_for_embedding_in_pipeline_split = o->account_for_loss_in_pipeline_split = false;
+    memset(o->pipeline_model_parallel_layout, 0, sizeof o->pipeline_model_parallel_layout);
+    return ASSAY_OK;
+}
+
 assay_status assay_train_options_check(const assay_train_options *o)
 {
     assay_parallel_config p;
@@ -424,5 +495,39 @@ assay_status assay_train_options_check(const assay_train_options *o)
                 "override_checkpoint_args without load");
     ASSAY_CHECK(!o->trace_hash_only || o->trace[0] != '\0', ASSAY_INVALID_ARGUMENT,
                 "trace_hash_only without trace");
+    return ASSAY_OK;
+}
+
+void assay_train_options_merge(assay_train_options *into, const assay_train_options *given,
+                               const char *const *except)
+{
+    for (const assay_option_row *row = table; row->name; row++) {
+        const uint64_t bit = (uint64_t)1 << (row - table);
+        bool kept = !(given->given & bit);
+        for (int k = 0; !kept && except && except[k]; k++)
+            kept = strcmp(except[k], row->name) == 0;
+        if (kept)
+            continue;
+        memcpy((char *)into + row->offset, (const char *)given + row->offset, row->size);
+        into->given |= bit;
+    }
+}
+
+assay_status assay_option_count(const char *name, const char *text, int64_t least, int64_t most, int64_t *out)
+{
+    char *end = NULL;
+    errno = 0;
+    const long long n = strtoll(text, &end, 10);
+    ASSAY_CHECK(errno == 0 && end != text && *end == '\0' && n >= least && n <= most, ASSAY_INVALID_ARGUMENT,
+                "--%s: expected an integer from %lld to %lld, found %.64s", name, (long long)least,
+                (long long)most, text);
+    *out = n;
+    return ASSAY_OK;
+}
+
+assay_status assay_option_text(const char *name, const char *text, char *out, size_t capacity)
+{
+    ASSAY_CHECK(strlen(text) < capacity, ASSAY_LIMIT, "--%s: longer than %zu bytes", name, capacity - 1);
+    memcpy(out, text, strlen(text) + 1);
     return ASSAY_OK;
 }

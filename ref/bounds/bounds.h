@@ -29,8 +29,9 @@ assay_status ref_declared_of(ref_declared *out, const assay_arith *arith, const 
 static inline void ref_pair_set(ref_pair out, int64_t i, ref_iv z, const ref_num *num)
 {
     if (out.same) {
-        /* z.b = b + u (|v| + b) with b the bound before the last rounding; 2^-50: the reference's own error */
-        const double before = (z.b - num->u * fabs(z.v)) / (1.0 + num->u);
+        /* z.b = b + u (|v| + b) with b the bound before the last rounding; 2^-50: the reference's own error, also of dividing
+         * by a product (a loop does it once) */
+        const double before = (z.b - num->u * fabs(z.v)) * (1.0 / (1.0 + num->u));
         z.b = (before > 0.0 ? before : 0.0) + 0x1p-50 * fabs(z.v);
     }
     out.y[i] = z.v;
