@@ -313,14 +313,14 @@ static const char *dtype_word(const resolved *c, const assay_op_attr *row)
 static json_t *attributes(const gpu_run *run, const resolved *c)
 {
     const int ranks = c->o.op->collective ? run->comm.group[c->group].size : 0;
-    const bool all_to_all = strcmp(c->o.op->name, "all_to_all") == 0;
+    const bool token_rows = strcmp(c->o.op->name, "all_to_all") == 0 || c->group == ASSAY_GROUP_ETP;
     json_t *attrs = json_object();
     for (int i = 0; i < assay_op_n_attrs(c->o.op); i++) {
         const assay_op_attr *row = &c->o.op->attrs[i];
         const gpu_attr *a = gpu_operand_attr(&c->o, row->name);
         const int64_t *list = strcmp(row->name, "counts") == 0 ? c->counts : c->recv_counts;
         json_t *v = NULL;
-        if (row->type == ASSAY_ATTR_INTS && list && (all_to_all || !is_even(list, ranks)))
+        if (row->type == ASSAY_ATTR_INTS && list && (token_rows || !is_even(list, ranks)))
             v = count_list(list, ranks);
         else if (row->type == ASSAY_ATTR_DTYPE && !a && strcmp(row->name, "dtype") == 0 && dtype_word(c, row))
             v = json_string(dtype_word(c, row));

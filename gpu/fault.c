@@ -20,6 +20,7 @@ static const char *const kinds[GPU_FAULT_KINDS] = {
 typedef enum {
     NEED_NONE,
     NEED_TP,
+    NEED_CP,
     NEED_REDUCTION,
     NEED_STEPS,
     NEED_CHOICE,
@@ -43,6 +44,9 @@ static const struct {
     {"wrong_microbatch",
      "input:decoder.layers.0.self_attention.linear_qkv:x@microbatch-1,op=linear_bwd_weight", NEED_NONE},
     {"shifted_positions", "leaf:position_ids:shift", NEED_NONE},
+    {"plain_positions", "leaf:position_ids:order", NEED_CP},
+    {"plain_keys", "leaf:key_position_ids:order", NEED_CP},
+    {"key_gradients_not_reduced", "skip:decoder.layers.0.self_attention.gather_k,phase=backward", NEED_CP},
     {"shifted_labels", "leaf:targets:shift", NEED_NONE},
     {"ids_of_another_rank", "leaf:input_ids:rank", NEED_NONE},
     {"aux_counts_not_reduced", "omit:decoder.layers.*.mlp.router.aux_counts", NEED_NONE},
@@ -71,6 +75,8 @@ static const char *lacking(need what, const gpu_fault_place *p)
     switch (what) {
     case NEED_TP:
         return p->tp > 1 ? NULL : "tp of at least 2";
+    case NEED_CP:
+        return p->cp > 1 ? NULL : "cp of at least 2";
     case NEED_REDUCTION:
         return p->tp > 1 || p->dp > 1 ? NULL : "tp or dp of at least 2";
     case NEED_STEPS:
@@ -160,8 +166,10 @@ static assay_status parse_what(gpu_fault *f, const char *text, const char *whole
     } else {
         ASSAY_CHECK(*rest == '\0', ASSAY_INVALID_ARGUMENT, "fault '%s': '%s' is not understood", whole, rest);
     }
-    ASSAY_CHECK(f->kind != GPU_FAULT_LEAF || strcmp(f->what, "shift") == 0 || strcmp(f->what, "rank") == 0,
-                ASSAY_INVALID_ARGUMENT, "fault '%s': expected leaf:NAME:shift or leaf:NAME:rank", whole);
+    ASSAY_CHECK(f->kind != GPU_FAULT_LEAF || strcmp(f->what, "shift") == 0 || strcmp(f->what, "rank") == 0 ||
+                    strcmp(f->what, "order") == 0,
+                ASSAY_INVALID_ARGUMENT,
+                "fault '%s': expected leaf:NAME:shift, leaf:NAME:rank or leaf:NAME:order", whole);
     return ASSAY_OK;
 }
 

@@ -14,6 +14,7 @@
  *   drop:INSTANCE:SLOT          an optional input is left out
  *   group:INSTANCE:NAME         a collective talks to another group
  *   leaf:NAME:shift | leaf:NAME:rank    input_ids, targets or position_ids: of the next position, or of the next data-parallel rank
+ *   leaf:NAME:order             of the positions that the rank would have if cp cut the sequence in plain order
  *
  * INSTANCE is a full instance name and may hold the wildcards of fnmatch.  Conditions follow behind commas: op=NAME,
  * phase=NAME, step=N, microbatch=N.  Words are short forms (`word` or `word@INSTANCE`); gpu_fault_words lists them. */
@@ -79,7 +80,7 @@ typedef struct gpu_fault_plan {
 
 /* What a word needs of the run, to be refused at its beginning. */
 typedef struct gpu_fault_place {
-    int tp, dp, ep, pp;
+    int tp, cp, dp, ep, pp;
     bool training;
     int64_t steps, step_microbatches, first_moe_layer; /* -1: none */
     int64_t experts, topk;

@@ -60,7 +60,8 @@ static assay_status chunk_create(gpu_model *m, int index)
     chunk->index = index;
     chunk->has_embedding = m->at.pp == 0 && index == 0;
     chunk->has_output = m->at.pp == m->grid->p.pipeline_model_parallel_size - 1 && index == m->n_chunks - 1;
-    chunk->layers = calloc((size_t)count, sizeof *chunk->layers);
+    chunk->first_layer = first;
+    chunk->layers = calloc((size_t)count + 1, sizeof *chunk->layers);
     ASSAY_CHECK(chunk->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers", (long long)count);
     chunk->n_layers = count;
     for (int64_t i = 0; i < count; i++) {
@@ -127,6 +128,7 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
     m->tp = grid->p.tensor_model_parallel_size;
     m->cp = grid->p.context_parallel_size;
     m->ep = grid->p.expert_model_parallel_size;
+    m->etp = grid->p.expert_tensor_parallel_size;
     m->sp = grid->p.sequence_parallel;
     const bool hidden = gpu_fault_switch(run, GPU_SWITCH_HIDDEN_BF16);
     run->recipe = assay_recipe_of(hidden ? ASSAY_PRECISION_BF16 : options->precision);
@@ -179,7 +181,7 @@ static assay_status microbatches_create(gpu_model *m)
                     chunk->n_in_flight);
         for (int i = 0; i < chunk->n_in_flight; i++) {
             gpu_microbatch_state *mb = &chunk->in_flight[i];
-            mb->layers = calloc((size_t)chunk->n_layers, sizeof *mb->layers);
+            mb->layers = calloc((size_t)chunk->n_layers + 1, sizeof *mb->layers);
             ASSAY_CHECK(mb->layers, ASSAY_OUT_OF_MEMORY, "model: %lld layers of a microbatch",
                         (long long)chunk->n_layers);
         }
@@ -287,6 +289,13 @@ static assay_status expert_counts_create(gpu_model *m)
     return ASSAY_OK;
 }
 
+int64_t gpu_model_plain_position(const gpu_model *m, int64_t row)
+{
+    for (int r = 0; r < m->at.cp; r++)
+        row += m->region_rows[r];
+    return row;
+}
+
 /* Position of every token of a sequence, each row of the batch the same. */
 static assay_status positions_create(gpu_model *m, gpu_value *v, const char *name, gpu_dim sequence)
 {
@@ -302,10 +311,13 @@ static assay_status positions_create(gpu_model *m, gpu_value *v, const char *nam
     ASSAY_CHECK(positions, ASSAY_OUT_OF_MEMORY, "positions of %lld tokens", (long long)tokens);
     const char *fault = gpu_fault_leaf(run, name);
     const int64_t shift = fault && strcmp(fault, "shift") == 0 ? 1 : 0;
-    if (shift != 0)
+    const bool plain = fault && strcmp(fault, "order") == 0, all = sequence.sequence == &m->gathered;
+    if (shift != 0 || plain)
         gpu_fault_leaf_met(run);
     for (int64_t t = 0; t < tokens; t++)
-        positions[t] = assay_sequence_position(sequence.sequence, (t / m->B + shift) % sequence.length);
+        positions[t] = plain
+                           ? all ? t / m->B : gpu_model_plain_position(m, t / m->B)
+                           : assay_sequence_position(sequence.sequence, (t / m->B + shift) % sequence.length);
     const assay_status st =
         gpu_run_upload(run, v->t.data, positions, (size_t)tokens * sizeof *positions, "positions");
     free(positions);

@@ -12,12 +12,20 @@ static bool must_cut(const gpu_model *m)
 }
 
 /* --- experts ------------------------------------------------------------------------------------------------ */
-/* A value with the rows of the local experts. */
-static gpu_value expert_rows(gpu_arena *arena, const gpu_moe_acts *a, int64_t last)
+/* A value with the rows of the local experts; with etp a rank has its columns of it, or a part of a sum. */
+static gpu_value expert_rows(const gpu_model *m, gpu_arena *arena, const gpu_moe_acts *a, int64_t last)
 {
     gpu_value v = gpu_local(arena, a->expert_rows.n, last);
-    v.kind = ASSAY_PIECE_ROWS;
+    v.kind = m->etp > 1 ? ASSAY_PIECE_LOCAL : ASSAY_PIECE_ROWS;
     v.rows = &a->expert_rows;
+    return v;
+}
+
+/* The gradient of what every etp rank read whole: a part of it. */
+static gpu_value part_of_grad(gpu_model *m, const gpu_value *forward)
+{
+    gpu_value v = gpu_grad_of(m, forward);
+    v.kind = m->etp > 1 ? ASSAY_PIECE_LOCAL : v.kind;
     return v;
 }
 
@@ -25,17 +33,17 @@ static assay_status experts_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_laye
 {
     gpu_run *run = m->run;
     gpu_arena *keep = &mb->arena;
-    const int64_t H = m->config->hidden_size, F = m->config->moe_ffn_hidden_size;
+    const int64_t H = m->config->hidden_size, F = m->config->moe_ffn_hidden_size / m->etp;
     ASSAY_TRY(GPU_CALL(run, "grouped_linear_fwd", "mlp.experts.linear_fc1", GPU_T("x", &a->expert_in),
                        GPU_T("weight", gpu_param_use(m, l->moe.experts_fc1)),
                        GPU_T("tokens_per_expert", &a->local_counts),
-                       GPU_NEW("y", &a->fc1, expert_rows(keep, a, 2 * F))));
+                       GPU_NEW("y", &a->fc1, expert_rows(m, keep, a, 2 * F))));
     ASSAY_TRY(GPU_CALL(run, "swiglu_fwd", "mlp.experts.activation", GPU_T("x", &a->fc1),
-                       GPU_T("probs", &a->expert_probs), GPU_NEW("y", &a->act, expert_rows(keep, a, F))));
+                       GPU_T("probs", &a->expert_probs), GPU_NEW("y", &a->act, expert_rows(m, keep, a, F))));
     return GPU_CALL(run, "grouped_linear_fwd", "mlp.experts.linear_fc2", GPU_T("x", &a->act),
                     GPU_T("weight", gpu_param_use(m, l->moe.experts_fc2)),
                     GPU_T("tokens_per_expert", &a->local_counts),
-                    GPU_NEW("y", &a->fc2, expert_rows(&m->scratch, a, H)));
+                    GPU_NEW("y", &a->fc2, expert_rows(m, &m->scratch, a, H)));
 }
 
 static assay_status experts_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_value *dfc2,
@@ -51,13 +59,13 @@ static assay_status experts_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu
                        GPU_T("tokens_per_expert", counts), GPU_NEW("dx", &dact, gpu_grad_of(m, &a->act))));
     ASSAY_TRY(GPU_CALL(run, "swiglu_bwd", "mlp.experts.activation", GPU_T("dy", &dact), GPU_T("x", &a->fc1),
                        GPU_T("probs", &a->expert_probs), GPU_NEW("dx", &dfc1, gpu_grad_of(m, &a->fc1)),
-                       GPU_NEW("dprobs", dprobs, gpu_grad_of(m, &a->expert_probs))));
+                       GPU_NEW("dprobs", dprobs, part_of_grad(m, &a->expert_probs))));
     ASSAY_TRY(GPU_CALL(run, "grouped_linear_bwd_weight", "mlp.experts.linear_fc1", GPU_T("dy", &dfc1),
                        GPU_T("x", &a->expert_in), GPU_T("tokens_per_expert", counts),
                        GPU_T("dweight", gpu_param_grad(m, l->moe.experts_fc1))));
     return GPU_CALL(run, "grouped_linear_bwd_input", "mlp.experts.linear_fc1", GPU_T("dy", &dfc1),
                     GPU_T("weight", gpu_param_use(m, l->moe.experts_fc1)), GPU_T("tokens_per_expert", counts),
-                    GPU_NEW("dx", drows, gpu_grad_of(m, &a->expert_in)));
+                    GPU_NEW("dx", drows, part_of_grad(m, &a->expert_in)));
 }
 
 /* --- shared expert ------------------------------------------------------------------------------------------ */

@@ -4,11 +4,20 @@
 #include "gpu/fault.h"
 #include "gpu/layer.h"
 #include "gpu/parallel/tensor.h"
+#include <stdio.h>
 #include <string.h>
 
 void gpu_model_hidden(const gpu_model *m, gpu_value *v)
 {
     *v = gpu_tokens(m, NULL, m->sp, gpu_dim_hidden(m));
+}
+
+void gpu_hidden_name(const gpu_model *m, int64_t layer, char out[ASSAY_NAME])
+{
+    if (layer > 0)
+        snprintf(out, ASSAY_NAME, "decoder.layers.%lld.mlp.residual.y", (long long)layer - 1);
+    else
+        snprintf(out, ASSAY_NAME, "%s", m->tp > 1 ? "embedding.reduce.recv" : "embedding.y");
 }
 
 /* Rows of the vocabulary that this tp rank holds. */
@@ -37,8 +46,9 @@ static assay_status load_tokens(gpu_model *m, gpu_microbatch_state *mb, gpu_valu
     for (int64_t i = 0; i < m->sequence.region.length; i++)
         for (int64_t b = 0; b < m->B; b++) {
             const int64_t s = assay_sequence_position(&m->sequence.region, i);
+            const int64_t read = fault && strcmp(fault, "order") == 0 ? gpu_model_plain_position(m, i) : s;
             const int64_t *row = host + (row0 + b) % m->B_global * m->S, *own = host + (m->row0 + b) * m->S;
-            staged[i * m->B + b] = s + shift < m->S ? row[s + shift] : beyond;
+            staged[i * m->B + b] = read + shift < m->S ? row[read + shift] : beyond;
             changed = changed || staged[i * m->B + b] != (s + ahead < m->S ? own[s + ahead] : beyond);
         }
     if (fault && changed)
@@ -201,18 +211,40 @@ static assay_status layer_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer 
 }
 
 /* --- parts -------------------------------------------------------------------------------------------------- */
-/* After the backward of a part: its parameters are let go, and behind the step's last microbatch their gradients are
- * complete. */
-static assay_status leave_bwd(gpu_model *m, const gpu_microbatch_state *mb, const gpu_param_unit *u)
+static bool is_first_layer(const gpu_param_unit *u)
 {
-    const bool first_layer = u->n > 0 && u->params[0]->spec->layer == 0;
-    if (!first_layer || m->run->dry || !gpu_fault_switch(m->run, GPU_SWITCH_KEPT_PARAMETERS))
-        ASSAY_TRY(gpu_param_release(m, u));
-    if (m->run->dry || mb->index != m->n_microbatches - 1)
+    return u->n > 0 && u->params[0]->spec->layer == 0;
+}
+
+/* Behind the backward of a part: the gradients of this microbatch are complete, behind the last one those of the step. */
+static assay_status finish_grads(gpu_model *m, const gpu_microbatch_state *mb, const gpu_param_unit *u)
+{
+    if (m->run->dry)
         return ASSAY_OK;
-    if (first_layer && gpu_fault_switch(m->run, GPU_SWITCH_UNREADY_GRADIENTS))
+    ASSAY_TRY(gpu_grads_reduce(m, u));
+    if (mb->index != m->n_microbatches - 1 ||
+        (is_first_layer(u) && gpu_fault_switch(m->run, GPU_SWITCH_UNREADY_GRADIENTS)))
         return ASSAY_OK;
     return gpu_grads_ready(m, u);
+}
+
+static assay_status leave_bwd(gpu_model *m, const gpu_microbatch_state *mb, const gpu_param_unit *u)
+{
+    if (!is_first_layer(u) || m->run->dry || !gpu_fault_switch(m->run, GPU_SWITCH_KEPT_PARAMETERS))
+        ASSAY_TRY(gpu_param_release(m, u));
+    return finish_grads(m, mb, u);
+}
+
+/* What a forward reads after layer l (-1: after the embedding), and a backward after layer l (n_layers: after the
+ * output). */
+static const gpu_param_unit *unit_behind(const gpu_model *m, const gpu_chunk *chunk, int64_t l)
+{
+    return l + 1 < chunk->n_layers ? &chunk->layers[l + 1].unit : chunk->has_output ? &m->output_unit : NULL;
+}
+
+static const gpu_param_unit *unit_before(const gpu_chunk *chunk, int64_t l)
+{
+    return l > 0 ? &chunk->layers[l - 1].unit : NULL;
 }
 
 /* --- passes ------------------------------------------------------------------------------------------------- */
@@ -224,20 +256,20 @@ assay_status gpu_stage_fwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state 
     m->run->phase = ASSAY_PHASE_FORWARD;
     m->run->layer = -1;
     if (chunk->has_embedding) {
-        gpu_param_acquire(m, &m->embedding_unit);
+        ASSAY_TRY(gpu_param_acquire(m, &m->embedding_unit, unit_behind(m, chunk, -1)));
         ASSAY_TRY(embedding_fwd(m, mb));
         ASSAY_TRY(gpu_param_release(m, &m->embedding_unit));
     }
     gpu_value *hidden = &mb->input;
     for (int64_t l = 0; l < chunk->n_layers; l++) {
         mb->layers[l].input = *hidden;
-        gpu_param_acquire(m, &chunk->layers[l].unit);
+        ASSAY_TRY(gpu_param_acquire(m, &chunk->layers[l].unit, unit_behind(m, chunk, l)));
         ASSAY_TRY(layer_fwd(m, mb, &chunk->layers[l], &mb->layers[l]));
         ASSAY_TRY(gpu_param_release(m, &chunk->layers[l].unit));
         hidden = &mb->layers[l].output;
     }
     if (chunk->has_output) {
-        gpu_param_acquire(m, &m->output_unit);
+        ASSAY_TRY(gpu_param_acquire(m, &m->output_unit, NULL));
         ASSAY_TRY(output_fwd(m, mb, index, hidden));
         ASSAY_TRY(gpu_param_release(m, &m->output_unit));
     }
@@ -255,16 +287,18 @@ assay_status gpu_stage_bwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state 
     gpu_value *dy = &m->gradient[0], *dx = &m->gradient[1];
     m->run->phase = ASSAY_PHASE_BACKWARD;
     m->run->layer = -1;
+    m->round = mb->index;
     if (chunk->has_output) {
-        gpu_param_acquire(m, &m->output_unit);
-        ASSAY_TRY(output_bwd(m, mb, &mb->layers[chunk->n_layers - 1].output, dy));
+        ASSAY_TRY(gpu_param_acquire(m, &m->output_unit, unit_before(chunk, chunk->n_layers)));
+        ASSAY_TRY(output_bwd(m, mb,
+                             chunk->n_layers > 0 ? &mb->layers[chunk->n_layers - 1].output : &mb->input, dy));
         ASSAY_TRY(leave_bwd(m, mb, &m->output_unit));
     } else if (doutput == dx) {
         dx = dy;
         dy = doutput;
     }
     for (int64_t l = chunk->n_layers - 1; l >= 0; l--) {
-        gpu_param_acquire(m, &chunk->layers[l].unit);
+        ASSAY_TRY(gpu_param_acquire(m, &chunk->layers[l].unit, unit_before(chunk, l)));
         ASSAY_TRY(layer_bwd(m, mb, &chunk->layers[l], &mb->layers[l], dx, dy));
         ASSAY_TRY(leave_bwd(m, mb, &chunk->layers[l].unit));
         gpu_value *next = dx;
@@ -272,9 +306,9 @@ assay_status gpu_stage_bwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state 
         dy = next;
     }
     if (chunk->has_embedding) {
-        gpu_param_acquire(m, &m->embedding_unit);
+        ASSAY_TRY(gpu_grads_open(m, &m->embedding_unit));
         ASSAY_TRY(embedding_bwd(m, mb, dy));
-        ASSAY_TRY(leave_bwd(m, mb, &m->embedding_unit));
+        ASSAY_TRY(finish_grads(m, mb, &m->embedding_unit));
     }
     gpu_arena_reset(&m->scratch, mark);
     *dinput = dy;

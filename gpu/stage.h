@@ -23,6 +23,8 @@ assay_status gpu_stage_bwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state 
                            gpu_value **dinput);
 /* The shape of the hidden states between stages: [S (or the sequence piece), B, H]. */
 void gpu_model_hidden(const gpu_model *m, gpu_value *v);
+/* Name of the hidden state that decoder layer `layer` reads (behind the last layer: the final norm). */
+void gpu_hidden_name(const gpu_model *m, int64_t layer, char out[ASSAY_NAME]);
 
 ASSAY_END_DECLS
 

@@ -5,6 +5,11 @@
 #include <stdlib.h>
 #include <string.h>
 
+bool gpu_run_is_watched(const gpu_run *run)
+{
+    return run->trace || run->fault || run->substitute || run->observer;
+}
+
 void gpu_instance(const gpu_run *run, const char *at, char out[ASSAY_NAME])
 {
     if (run->layer >= 0)
@@ -36,7 +41,8 @@ void gpu_value_grad(const gpu_run *run, gpu_value *v, const gpu_value *forward)
 {
     v->phase = run->phase;
     v->microbatch = run->microbatch;
-    v->kind = forward->kind == ASSAY_PIECE_ROWS ? ASSAY_PIECE_ROWS : ASSAY_PIECE_SHARD;
+    v->kind = forward->kind == ASSAY_PIECE_ROWS || forward->kind == ASSAY_PIECE_LOCAL ? forward->kind
+                                                                                      : ASSAY_PIECE_SHARD;
     v->rows = forward->rows;
     v->shard = NULL;
     v->ndim = forward->ndim;

@@ -63,11 +63,22 @@ static bool exports(const gpu_engine *e, const assay_param_spec *spec, int r)
     return assay_param_on_rank(spec, &e->grid, &e->config, r);
 }
 
+/* Where gradients are scattered, the parts of the parameter's bucket come together first. */
+static assay_status gather_parts(gpu_engine *e, const gpu_param *p)
+{
+    gpu_grad_buffer *b = &e->optimizer.buffer[assay_param_reduce_group(p->spec) == ASSAY_GROUP_EDP];
+    if (!assay_param_needs_grad(p->spec) || !b->scattered)
+        return ASSAY_OK;
+    return gpu_grad_gather(b, &e->model, p->bucket);
+}
+
 /* The canonical tensor into x->whole on rank 0.  It lies in the main_grad buffer (buffers: in the weight). */
 static assay_status collect(export_state *x, const assay_param_spec *spec)
 {
     gpu_engine *e = x->e;
     const gpu_param *mine = gpu_model_find(&e->model, spec->name);
+    if (mine)
+        ASSAY_TRY(gather_parts(e, mine));
     const void *data = mine == NULL ? NULL : spec->trained ? mine->main_grad.t.data : mine->weight.t.data;
     assay_shard all, piece;
     assay_shard_whole(&all, spec->shape, spec->ndim);

@@ -170,8 +170,7 @@ static assay_status attention_fwd(ref_pass *p, ref_layer_acts *acts, ref_tensor 
     }
     ASSAY_TRY(ref_ranks_rope(p, &a->q_rotated, &a->q_clipped, "self_attention.rope_q"));
     ASSAY_TRY(ref_ranks_rope(p, &a->k_rotated, &a->k_clipped, "self_attention.rope_k"));
-    ASSAY_TRY(
-        ref_context_attention_fwd(p, &a->context, &a->o, &a->q_rotated, &a->k_rotated, &a->v_clipped));
+    ASSAY_TRY(ref_context_attention_fwd(p, &a->context, &a->o, &a->q_rotated, &a->k_rotated, &a->v_clipped));
     ASSAY_TRY(ref_ranks_linear(p, &projected, &a->o, w->linear_proj, w->linear_proj_bias, true,
                                "self_attention.linear_proj", REF_STORE_LINEAR));
     return ref_row_parallel_output(p, y, &projected, sp, "self_attention.reduce");

@@ -105,15 +105,6 @@ static assay_status make_rope(ref_engine *e)
     return ASSAY_OK;
 }
 
-/* Interleaved pipelines run here before the engine has them; the commands ask assay_grid_check_model first. */
-static assay_status check_layout(const assay_grid *g, const assay_model_config *c)
-{
-    assay_grid plain = *g;
-    plain.p.virtual_pipeline_model_parallel_size = 1;
-    ASSAY_TRY(assay_grid_check_model(&plain, c));
-    return assay_grid_check_cut(g, c);
-}
-
 assay_status ref_engine_make(ref_engine *e, const ref_run_config *run, double *const *weights)
 {
     *e = (ref_engine){.run = run,
@@ -121,7 +112,7 @@ assay_status ref_engine_make(ref_engine *e, const ref_run_config *run, double *c
                       .config = &run->spec->config,
                       .options = *run->options,
                       .grid = run->grid};
-    ASSAY_TRY(check_layout(&e->grid, e->config));
+    ASSAY_TRY(assay_grid_check_model(&e->grid, e->config));
     e->n_states = assay_optimizer_states(e->options.optimizer, &e->state_names);
     ASSAY_TRY(find_params(e));
     ASSAY_TRY(make_ranks(e));

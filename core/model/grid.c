@@ -111,6 +111,25 @@ static assay_status check_size(const char *name, int value)
     return ASSAY_OK;
 }
 
+/* One way of cutting the layers at a time, as in Megatron-LM. */
+static assay_status check_split(const assay_parallel_config *p)
+{
+    const bool ends = p->num_layers_in_first_pipeline_stage > 0 || p->num_layers_in_last_pipeline_stage > 0;
+    const bool accounts = p->account_for_embedding_in_pipeline_split || p->account_for_loss_in_pipeline_split;
+    const bool text = p->pipeline_model_parallel_layout[0] != '\0';
+    ASSAY_CHECK(ends + accounts + text <= 1, ASSAY_INVALID_ARGUMENT,
+                "layout: expected one of first and last, embed and loss, stages, found %s",
+                ends && accounts && text ? "all three"
+                : ends && accounts       ? "first or last with embed or loss"
+                : ends                   ? "first or last with stages"
+                                         : "embed or loss with stages");
+    ASSAY_CHECK(
+        p->pipeline_model_parallel_size > 1 || !(ends || accounts || text), ASSAY_INVALID_ARGUMENT,
+        "layout: first, last, embed, loss and stages cut layers in stages: they need pp of at least 2, "
+        "found pp1");
+    return ASSAY_OK;
+}
+
 /* Every copy of a sharded state is cut over equally many ranks, of dense parameters and of experts. */
 static assay_status check_instances(const assay_parallel_config *p, int64_t dp_cp, int64_t edp)
 {
@@ -153,6 +172,7 @@ assay_status assay_grid_make(const assay_parallel_config *p, assay_grid *out)
                 (long long)expert, (long long)stage, p->expert_model_parallel_size,
                 p->expert_tensor_parallel_size, p->tensor_model_parallel_size, p->context_parallel_size,
                 p->data_parallel_size);
+    ASSAY_TRY(check_split(p));
     ASSAY_TRY(check_instances(p, stage / p->tensor_model_parallel_size, stage / expert));
     *out = (assay_grid){.p = *p, .world = (int)world, .edp = (int)(stage / expert)};
     fill_axes(out);
@@ -187,8 +207,7 @@ assay_status assay_grid_check_model(const assay_grid *g, const assay_model_confi
 assay_status assay_grid_check_cut(const assay_grid *g, const assay_model_config *c)
 {
     const assay_parallel_config *p = &g->p;
-    const int tp = p->tensor_model_parallel_size, pp = p->pipeline_model_parallel_size;
-    const int vpp = p->virtual_pipeline_model_parallel_size;
+    const int tp = p->tensor_model_parallel_size;
     bool has_dense = false;
     for (int64_t l = 0; l < c->num_layers; l++)
         has_dense = has_dense || c->mlp[l] == ASSAY_MLP_DENSE;
@@ -209,13 +228,7 @@ assay_status assay_grid_check_cut(const assay_grid *g, const assay_model_config 
     if (c->num_moe_experts > 0)
         ASSAY_TRY(check_divides("etp", p->expert_tensor_parallel_size, c->moe_ffn_hidden_size,
                                 "rows of moe_ffn_hidden_size"));
-    ASSAY_CHECK(pp <= c->num_layers, ASSAY_INVALID_ARGUMENT, "layout: pp%d, but the model has %lld layers",
-                pp, (long long)c->num_layers);
-    ASSAY_TRY(check_divides("pp", pp, c->num_layers, "layers"));
-    ASSAY_CHECK(c->num_layers % ((int64_t)pp * vpp) == 0, ASSAY_INVALID_ARGUMENT,
-                "layout: pp%d,vpp%d: %lld virtual stages do not divide %lld layers", pp, vpp,
-                (long long)pp * vpp, (long long)c->num_layers);
-    return ASSAY_OK;
+    return assay_stages_check(g, c);
 }
 
 void assay_grid_coords(const assay_grid *g, int rank, assay_coords *out)
@@ -347,26 +360,6 @@ const char *assay_group_name(assay_group kind)
 int assay_grid_color(const assay_grid *g, assay_group kind, int rank)
 {
     return assay_grid_group_shape(g, kind, rank).start;
-}
-
-/* --- layers --------------------------------------------------------------------------------------------------- */
-
-void assay_grid_stage_layers(const assay_grid *g, const assay_model_config *c, int pp, int chunk,
-                             int64_t *first, int64_t *count)
-{
-    const int stages = g->p.pipeline_model_parallel_size;
-    assay_split(c->num_layers, stages * g->p.virtual_pipeline_model_parallel_size, chunk * stages + pp, first,
-                count);
-}
-
-void assay_grid_layer_stage(const assay_grid *g, const assay_model_config *c, int64_t layer, int *pp,
-                            int *chunk)
-{
-    const int64_t stages = g->p.pipeline_model_parallel_size;
-    const int64_t per_stage = c->num_layers / (stages * g->p.virtual_pipeline_model_parallel_size);
-    const int64_t at = layer / per_stage;
-    *pp = (int)(at % stages);
-    *chunk = (int)(at / stages);
 }
 
 void assay_split(int64_t n, int parts, int index, int64_t *start, int64_t *length)

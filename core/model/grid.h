@@ -74,8 +74,8 @@ typedef struct assay_coords {
 
 /* Checks sizes, overflow, divisibility of the world by both grids, sp without tp (an error).  */
 assay_status assay_grid_make(const assay_parallel_config *p, assay_grid *out);
-/* Checks that the model can be cut this way: heads, query groups and ffn by tp, experts by ep, layers by
- * pp*vpp. */
+/* Checks that the model can be cut this way: heads, query groups and ffn by tp, experts by ep, layers in
+ * pp*vpp stages. */
 assay_status assay_grid_check_cut(const assay_grid *g, const assay_model_config *c);
 /* The same after refusing by name what this version does not do. */
 assay_status assay_grid_check_model(const assay_grid *g, const assay_model_config *c);
@@ -103,12 +103,16 @@ const char *assay_group_name(assay_group kind);
 int assay_grid_color(const assay_grid *g, assay_group kind, int rank);
 
 /* Decoder layers of chunk `chunk` (0 ... vpp-1) of pipeline stage pp: [*first, *first + *count).  Layers are
- * dealt to the virtual stages chunk*PP + pp in order, as in Megatron-LM's interleaved schedule. */
+ * dealt to the virtual stages chunk*PP + pp in order, as in Megatron-LM's interleaved schedule; how many each gets the
+ * layout says (docs/LAYOUTS.md 4).  core/model/stages.c. */
 void assay_grid_stage_layers(const assay_grid *g, const assay_model_config *c, int pp, int chunk,
                              int64_t *first, int64_t *count);
 /* Which virtual stage holds a decoder layer: the inverse of assay_grid_stage_layers. */
 void assay_grid_layer_stage(const assay_grid *g, const assay_model_config *c, int64_t layer, int *pp,
                             int *chunk);
+
+/* Checks that the layers can be cut in virtual stages that way. */
+assay_status assay_stages_check(const assay_grid *g, const assay_model_config *c);
 
 /* Balanced split of n into `parts`: the first n % parts pieces are one longer.  Legal for n < parts (empty
  * pieces). */

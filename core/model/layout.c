@@ -24,8 +24,26 @@ static const layout_word words[] = {
     {"dp", FIELD(data_parallel_size), 1, ASSAY_MAX_WORLD},
     {"zero", FIELD(zero_stage), 0, 3},
     {"hsdp", FIELD(num_distributed_optimizer_instances), 1, ASSAY_MAX_WORLD},
+    {"first", FIELD(num_layers_in_first_pipeline_stage), 1, ASSAY_MAX_PIPELINE_LAYERS},
+    {"last", FIELD(num_layers_in_last_pipeline_stage), 1, ASSAY_MAX_PIPELINE_LAYERS},
 };
-enum { N_WORDS = sizeof words / sizeof words[0], SP_SEEN = N_WORDS, CP_COMM_SEEN, N_SEEN };
+/* Words without a number. */
+static const struct {
+    const char *name;
+    size_t offset; /* of a bool */
+} switches[] = {
+    {"sp", FIELD(sequence_parallel)},
+    {"embed", FIELD(account_for_embedding_in_pipeline_split)},
+    {"loss", FIELD(account_for_loss_in_pipeline_split)},
+};
+static const char stages_word[] = "stages=";
+enum {
+    N_WORDS = sizeof words / sizeof words[0],
+    N_SWITCHES = sizeof switches / sizeof switches[0],
+    STAGES_SEEN = N_WORDS + N_SWITCHES,
+    CP_COMM_SEEN,
+    N_SEEN
+};
 
 static const char *const cp_comm_names[ASSAY_CP_COMM_COUNT] = {
     [ASSAY_CP_ALL_GATHER] = "all_gather", [ASSAY_CP_A2A] = "a2a", [ASSAY_CP_P2P] = "p2p"};
@@ -48,6 +66,15 @@ static int value_of(const assay_parallel_config *p, const layout_word *word)
     return value;
 }
 
+/* Whether the word of this member was given. */
+static bool was_given(const bool *seen, size_t offset)
+{
+    bool given = false;
+    for (int i = 0; i < N_WORDS; i++)
+        given = given || (words[i].offset == offset && seen[i]);
+    return given;
+}
+
 /* One to five decimal digits, the whole of [text, end). */
 static bool parse_number(const char *text, const char *end, int *out)
 {
@@ -63,16 +90,53 @@ static bool parse_number(const char *text, const char *end, int *out)
     return true;
 }
 
+static assay_status parse_stages(const char *text, const char *from, const char *end, bool *seen,
+                                 assay_parallel_config *p)
+{
+    char layout[ASSAY_LAYOUT_TEXT];
+    assay_pipeline_layout found;
+    ASSAY_CHECK(!seen[STAGES_SEEN], ASSAY_INVALID_ARGUMENT, "layout '%s': 'stages' is given twice", text);
+    seen[STAGES_SEEN] = true;
+    snprintf(layout, sizeof layout, "%.*s", (int)(end - from), from);
+    return assay_context(assay_pipeline_layout_parse(layout, p->pipeline_model_parallel_layout, &found),
+                         "layout '%s'", text);
+}
+
+/* The text says how many virtual stages there are: vpp follows from it and pp, or must agree. */
+static assay_status settle_stages(const char *text, bool vpp_given, assay_parallel_config *p)
+{
+    assay_pipeline_layout found;
+    char again[ASSAY_PIPELINE_LAYOUT];
+    if (p->pipeline_model_parallel_layout[0] == '\0')
+        return ASSAY_OK;
+    ASSAY_TRY(assay_pipeline_layout_parse(p->pipeline_model_parallel_layout, again, &found));
+    const int pp = p->pipeline_model_parallel_size;
+    ASSAY_CHECK(found.stages % pp == 0, ASSAY_INVALID_ARGUMENT,
+                "layout '%s': stages=%s has %d virtual stages, which pp%d does not divide", text, again,
+                found.stages, pp);
+    ASSAY_CHECK(!vpp_given || p->virtual_pipeline_model_parallel_size == found.stages / pp,
+                ASSAY_INVALID_ARGUMENT, "layout '%s': stages=%s has %d virtual stages, pp%d,vpp%d has %d",
+                text, again, found.stages, pp, p->virtual_pipeline_model_parallel_size,
+                pp * p->virtual_pipeline_model_parallel_size);
+    p->virtual_pipeline_model_parallel_size = found.stages / pp;
+    return ASSAY_OK;
+}
+
 static assay_status parse_word(const char *text, const char *word, const char *end, bool *seen,
                                assay_parallel_config *p)
 {
     const int length = (int)(end - word);
-    if (length == 2 && memcmp(word, "sp", 2) == 0) {
-        ASSAY_CHECK(!seen[SP_SEEN], ASSAY_INVALID_ARGUMENT, "layout '%s': 'sp' is given twice", text);
-        seen[SP_SEEN] = true;
-        p->sequence_parallel = true;
+    for (int i = 0; i < N_SWITCHES; i++) {
+        if (length != (int)strlen(switches[i].name) || memcmp(word, switches[i].name, (size_t)length) != 0)
+            continue;
+        ASSAY_CHECK(!seen[N_WORDS + i], ASSAY_INVALID_ARGUMENT, "layout '%s': '%s' is given twice", text,
+                    switches[i].name);
+        seen[N_WORDS + i] = true;
+        memcpy((char *)p + switches[i].offset, &(bool){true}, sizeof(bool));
         return ASSAY_OK;
     }
+    if (length >= (int)strlen(stages_word) && memcmp(word, stages_word, strlen(stages_word)) == 0)
+        return parse_stages(text, word + strlen(stages_word), end, seen, p);
     for (int i = 0; i < ASSAY_CP_COMM_COUNT; i++) {
         if (length != (int)strlen(cp_comm_names[i]) || memcmp(word, cp_comm_names[i], (size_t)length) != 0)
             continue;
@@ -98,10 +162,11 @@ static assay_status parse_word(const char *text, const char *word, const char *e
         *field_of(p, &words[i]) = value;
         return ASSAY_OK;
     }
-    ASSAY_FAIL(ASSAY_INVALID_ARGUMENT,
-               "layout '%s': unknown word '%.*s', expected tpN ppN cpN epN etpN dpN vppN sp zeroN "
-               "hsdpN all_gather a2a p2p or 1",
-               text, length, word);
+    ASSAY_FAIL(
+        ASSAY_INVALID_ARGUMENT,
+        "layout '%s': unknown word '%.*s', expected tpN ppN cpN epN etpN dpN vppN sp zeroN hsdpN all_gather "
+        "a2a p2p firstN lastN embed loss stages=TEXT or 1",
+        text, length, word);
 }
 
 /* Smallest dp for which ep*etp divides tp*cp*dp. */
@@ -145,6 +210,7 @@ assay_status assay_layout_parse(const char *text, assay_parallel_config *out)
             word = end + 1;
         }
     }
+    ASSAY_TRY(settle_stages(text, was_given(seen, FIELD(virtual_pipeline_model_parallel_size)), &p));
     ASSAY_CHECK(!seen[CP_COMM_SEEN] || p.context_parallel_size > 1, ASSAY_INVALID_ARGUMENT,
                 "layout '%s': '%s' needs cp of at least 2, found cp%d", text,
                 assay_cp_comm_name(p.cp_comm_type), p.context_parallel_size);
@@ -160,8 +226,11 @@ void assay_layout_format(const assay_parallel_config *p, char out[ASSAY_LAYOUT_T
     out[0] = '\0';
     for (int i = 0; i < N_WORDS; i++) {
         const int value = value_of(p, &words[i]);
-        const int unwritten = words[i].min; /* 1 for sizes, 0 for zero */
-        if (value != unwritten)
+        const bool counts_layers = words[i].max == ASSAY_MAX_PIPELINE_LAYERS; /* 0: the word is absent */
+        const int unwritten = counts_layers ? 0 : words[i].min;               /* 1 for sizes, 0 for zero */
+        const bool follows = words[i].offset == FIELD(virtual_pipeline_model_parallel_size) &&
+                             p->pipeline_model_parallel_layout[0] != '\0';
+        if (value != unwritten && !follows)
             used += (size_t)snprintf(out + used, ASSAY_LAYOUT_TEXT - used, "%s%s%d", used ? "," : "",
                                      words[i].prefix, value);
         if (words[i].offset == FIELD(tensor_model_parallel_size) && p->sequence_parallel)
@@ -170,6 +239,13 @@ void assay_layout_format(const assay_parallel_config *p, char out[ASSAY_LAYOUT_T
             used += (size_t)snprintf(out + used, ASSAY_LAYOUT_TEXT - used, "%s%s", used ? "," : "",
                                      assay_cp_comm_name(p->cp_comm_type));
     }
+    if (p->account_for_embedding_in_pipeline_split)
+        used += (size_t)snprintf(out + used, ASSAY_LAYOUT_TEXT - used, ",embed");
+    if (p->account_for_loss_in_pipeline_split)
+        used += (size_t)snprintf(out + used, ASSAY_LAYOUT_TEXT - used, ",loss");
+    if (p->pipeline_model_parallel_layout[0] != '\0')
+        used += (size_t)snprintf(out + used, ASSAY_LAYOUT_TEXT - used, "%s%s%s", used ? "," : "", stages_word,
+                                 p->pipeline_model_parallel_layout);
     if (used == 0)
         snprintf(out, ASSAY_LAYOUT_TEXT, "1");
 }

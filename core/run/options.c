@@ -31,6 +31,10 @@ static const char *const wsd_words[] = {"linear", "cosine", "exponential", "minu
     {                                                                                                        \
 #member, ASSAY_OPT_ENUM, MEMBER(member), 0, 0, words, argument, help, group, where                   \
     }
+#define ROW_BOOL(member, where, group, help)                                                                 \
+    {                                                                                                        \
+#member, ASSAY_OPT_BOOL, MEMBER(member), 0, 0, NULL, "BOOL", help, group, where                      \
+    }
 #define STEPS_MAX 1e12
 enum {
     STEP = ASSAY_FOR_STEP,
@@ -52,6 +56,16 @@ static const assay_option_row table[] = {
     ROW_STRING(save, "DIR", STEP, "Data", "checkpoint folder to write after the last step"),
     ROW_INT(save_after, 0, STEPS_MAX, STEP, "Data", "write --save after this global step; 0: after the last"),
     ROW_STRING(layout, "LAYOUT", STEP_BENCH, "Run", "parallel layout, as in tp2,sp,ep2,dp2,zero1"),
+    ROW_INT(num_layers_in_first_pipeline_stage, 0, ASSAY_MAX_PIPELINE_LAYERS, STEP_BENCH, "Run",
+            "layers of the first pipeline stage (layout word firstN)"),
+    ROW_INT(num_layers_in_last_pipeline_stage, 0, ASSAY_MAX_PIPELINE_LAYERS, STEP_BENCH, "Run",
+            "layers of the last pipeline stage (layout word lastN)"),
+    ROW_BOOL(account_for_embedding_in_pipeline_split, STEP_BENCH, "Run",
+             "the embedding counts as a layer of the first stage (layout word embed)"),
+    ROW_BOOL(account_for_loss_in_pipeline_split, STEP_BENCH, "Run",
+             "the loss counts as a layer of the last stage (layout word loss)"),
+    ROW_STRING(pipeline_model_parallel_layout, "TEXT", STEP_BENCH, "Run",
+               "layers of every virtual stage, as in 'Et*3|(tt|)*2L' (layout word stages=TEXT)"),
     ROW_ENUM(precision, precision_words, "fp64|fp32|bf16", STEP_BENCH, "Run", "fp64, fp32 or bf16"),
     {"seed", ASSAY_OPT_SEED, MEMBER(seed), 0, 0, NULL, "N",
      "seed of the tokens and masked labels of a case; and of its weights, where the case holds a "
@@ -88,6 +102,11 @@ static const assay_option_row table[] = {
     ROW_DOUBLE(clip_grad, 0, 1e30, EVERYWHERE, "Optimizer", "largest global gradient norm; 0: no clipping"),
     ROW_INT(ddp_bucket_size, 0, 1099511627776.0, EVERYWHERE, "Optimizer",
             "elements of a gradient bucket before it is closed; 0: the engine's own"),
+    {"overlap_grad_reduce", ASSAY_OPT_BOOL, MEMBER(overlap_grad_reduce), 0, 0, NULL, "BOOL",
+     "reduce gradients while the backward pass goes on", "Optimizer", EVERYWHERE},
+    {"overlap_param_gather", ASSAY_OPT_BOOL, MEMBER(overlap_param_gather), 0, 0, NULL, "BOOL",
+     "gather parameters of a sharded optimizer or model while the pass before their use goes on", "Optimizer",
+     EVERYWHERE},
     ROW_DOUBLE(moe_aux_loss_coeff, 0, 1e6, EVERYWHERE, "Mixture of experts", "load balancing loss"),
     ROW_DOUBLE(moe_z_loss_coeff, 0, 1e6, EVERYWHERE, "Mixture of experts", "router z-loss"),
     ROW_DOUBLE(moe_router_bias_update_rate, 0, 1e6, EVERYWHERE, "Mixture of experts",
@@ -406,6 +425,43 @@ json_t *assay_train_options_to_json(const assay_train_options *o, unsigned where
 }
 
 /* --- rules that span options -------------------------------------------------------------------------------- */
+
+/* Appends a word to the text of a layout. */
+static assay_status add_word(char *layout, size_t capacity, const char *word)
+{
+    const size_t used = strcmp(layout, "1") == 0 ? 0 : strlen(layout);
+    ASSAY_CHECK(used + strlen(word) + 2 <= capacity, ASSAY_LIMIT,
+                "layout '%s' and %s: more than %zu characters", layout, word, capacity - 1);
+    snprintf(layout + used, capacity - used, "%s%s", used > 0 ? "," : "", word);
+    return ASSAY_OK;
+}
+
+assay_status assay_train_options_join_layout(assay_train_options *o)
+{
+    char word[ASSAY_PIPELINE_LAYOUT + 16], text[ASSAY_PIPELINE_LAYOUT];
+    assay_pipeline_layout found;
+    if (o->num_layers_in_first_pipeline_stage > 0) {
+        snprintf(word, sizeof word, "first%lld", (long long)o->num_layers_in_first_pipeline_stage);
+        ASSAY_TRY(add_word(o->layout, sizeof o->layout, word));
+    }
+    if (o->num_layers_in_last_pipeline_stage > 0) {
+        snprintf(word, sizeof word, "last%lld", (long long)o->num_layers_in_last_pipeline_stage);
+        ASSAY_TRY(add_word(o->layout, sizeof o->layout, word));
+    }
+    if (o->account_for_embedding_in_pipeline_split)
+        ASSAY_TRY(add_word(o->layout, sizeof o->layout, "embed"));
+    if (o->account_for_loss_in_pipeline_split)
+        ASSAY_TRY(add_word(o->layout, sizeof o->layout, "loss"));
+    if (o->pipeline_model_parallel_layout[0] != '\0') {
+        ASSAY_TRY(assay_pipeline_layout_parse(o->pipeline_model_parallel_layout, text, &found));
+        snprintf(word, sizeof word, "stages=%s", text);
+        ASSAY_TRY(add_word(o->layout, sizeof o->layout, word));
+    }
+    o->num_layers_in_first_pipeline_stage = o->num_layers_in_last_pipeline_stage = 0;
+    o->account_for_embedding_in_pipeline_split = o->account_for_loss_in_pipeline_split = false;
+    memset(o->pipeline_model_parallel_layout, 0, sizeof o->pipeline_model_parallel_layout);
+    return ASSAY_OK;
+}
 
 assay_status assay_train_options_check(const assay_train_options *o)
 {

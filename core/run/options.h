@@ -33,6 +33,10 @@ typedef struct assay_train_options {
     bool
         override_checkpoint_args; /* load under other training options than the checkpoint's: core/run/training.h */
     char layout[ASSAY_LAYOUT_TEXT];
+    /* Megatron-LM's long options of the layout; assay_options_parse writes them into `layout` as its words. */
+    int64_t num_layers_in_first_pipeline_stage, num_layers_in_last_pipeline_stage;
+    bool account_for_embedding_in_pipeline_split, account_for_loss_in_pipeline_split;
+    char pipeline_model_parallel_layout[4 * ASSAY_PIPELINE_LAYOUT];
     assay_precision precision;
     uint64_t seed;        /* of the tokens and masked labels that a case of `assay run` draws */
     int64_t draw_weights; /* seed of the weights of a folder that holds none; -1: such a folder is refused */
@@ -48,6 +52,8 @@ typedef struct assay_train_options {
     double adam_beta1, adam_beta2, adam_eps;
     double clip_grad;        /* 0 = no clipping */
     int64_t ddp_bucket_size; /* elements of a gradient bucket before it is closed; 0 = the engine's own */
+    bool overlap_grad_reduce;  /* reductions begin while the last microbatch's backward goes on */
+    bool overlap_param_gather; /* gathers of parameters run ahead of their use */
     double moe_aux_loss_coeff, moe_z_loss_coeff;
     double moe_router_bias_update_rate;
     bool calculate_per_token_loss; /* objective: the mean over targets; false: the mean of microbatch means */
@@ -99,6 +105,9 @@ assay_status assay_train_options_from_json(assay_train_options *o, const json_t 
                                            const char *what);
 /* Every row that has a meaning `where` (ASSAY_FOR_). */
 json_t *assay_train_options_to_json(const assay_train_options *o, unsigned where);
+/* Adds the words of num_layers_in_first_pipeline_stage ... pipeline_model_parallel_layout to the layout and takes the
+ * members back: a run has one text that says how it is cut. */
+assay_status assay_train_options_join_layout(assay_train_options *o);
 /* Cross-field checks (beta in [0,1), warm-up within decay, ...). */
 assay_status assay_train_options_check(const assay_train_options *o);
 

@@ -237,6 +237,8 @@ assay_status assay_options_parse(int argc, char **argv, const char *doc, const c
     ASSAY_CHECK_GOTO(p.options != NULL && p.names != NULL, ASSAY_OUT_OF_MEMORY, st, done, "%d options", rows);
     add_all(&p);
     ASSAY_TRY_GOTO(run(&p, argc, argv), st, done);
+    if (o != NULL)
+        ASSAY_TRY_GOTO(assay_train_options_join_layout(o), st, done);
 done:
     free(p.names);
     free(p.options);

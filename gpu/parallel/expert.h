@@ -1,7 +1,6 @@
 /* Expert parallelism: token rows travel to the rank that holds their expert and back; same names as in
- * ref/parallel/expert.h.  Counts are exchanged first, so that every rank knows how many rows come from whom; rows arrive
- * as [ep source, local expert] and are sorted to [local expert, ep source].  ep = 1: the permuted rows are the experts'
- * rows. */
+ * ref/parallel/expert.h.  Counts are exchanged first, so that every rank knows how many rows come from whom
+ * (gpu/parallel/exchange.h).  Without ep and etp the permuted rows are the experts' rows. */
 #ifndef GPU_PARALLEL_EXPERT_H
 #define GPU_PARALLEL_EXPERT_H
 

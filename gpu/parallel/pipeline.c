@@ -162,7 +162,7 @@ static assay_status open_forward(pipeline *p, const gpu_action *a)
     if (chunk->has_embedding)
         return ASSAY_OK;
     gpu_model_hidden(m, &mb->input);
-    snprintf(name, sizeof name, "decoder.layers.%lld.mlp.residual.y", (long long)chunk->layers[0].number - 1);
+    gpu_hidden_name(m, chunk->first_layer, name);
     gpu_value_rename(m->run, &mb->input, name);
     mb->input.arena = &mb->arena;
     ASSAY_TRY(gpu_value_make(&mb->input, m->act));
@@ -173,14 +173,14 @@ static assay_status open_forward(pipeline *p, const gpu_action *a)
 static void open_backward(pipeline *p, const gpu_action *a)
 {
     const gpu_chunk *chunk = chunk_of(p, a);
-    char name[ASSAY_NAME];
+    char name[ASSAY_NAME], grad[ASSAY_NAME + 8];
     p->arrived = &p->m->gradient[p->leaving == &p->m->gradient[0]];
     if (chunk->has_output)
         return;
     enter(p, a);
-    snprintf(name, sizeof name, "decoder.layers.%lld.mlp.residual.y.grad",
-             (long long)(chunk->layers[0].number + chunk->n_layers - 1));
-    gpu_value_rename(p->m->run, p->arrived, name);
+    gpu_hidden_name(p->m, chunk->first_layer + chunk->n_layers, name);
+    snprintf(grad, sizeof grad, "%s.grad", name);
+    gpu_value_rename(p->m->run, p->arrived, grad);
     add_transfer(p, a, false, p->arrived);
 }
 

@@ -114,6 +114,7 @@ ncclResult_t join(ncclComm **out, uint64_t id, int ranks, int rank)
         delete c;
         return say(r, "ncclCommInitRank: " + why);
     }
+    nccl_order_enter(c);
     *out = c;
     return ncclSuccess;
 }
@@ -215,6 +216,17 @@ ncclResult_t enqueue(ncclComm *c, const std::vector<cudaStream_t> &streams, nccl
                     "the stream refuses work: " + std::string(cudaGetErrorString(cudaPeekAtLastError())));
 }
 
+bool is_message(const nccl_call &call)
+{
+    return call.func == NCCL_SEND || call.func == NCCL_RECV;
+}
+
+ncclResult_t dropped(nccl_work *w)
+{
+    delete w;
+    return ncclInvalidUsage;
+}
+
 ncclResult_t flush(std::vector<grouped> &calls)
 {
     ncclResult_t result = ncclSuccess;
@@ -235,10 +247,9 @@ ncclResult_t flush(std::vector<grouped> &calls)
             if (!known) {
                 streams.push_back(g.stream);
             }
-            (g.task.call.func == NCCL_SEND || g.task.call.func == NCCL_RECV ? w->messages : w->collectives)
-                .push_back(g.task);
+            (is_message(g.task.call) ? w->messages : w->collectives).push_back(g.task);
         }
-        const ncclResult_t r = enqueue(c, streams, w);
+        const ncclResult_t r = nccl_order_agrees(c, w->collectives) ? enqueue(c, streams, w) : dropped(w);
         result = result == ncclSuccess ? r : result;
         calls.swap(rest);
     }
@@ -306,7 +317,7 @@ ncclResult_t submit(ncclComm *c, nccl_call call, const request &r, cudaStream_t 
                                             std::to_string(device) + ", the communicator to device " +
                                             std::to_string(c->device));
     }
-    if (call.func == NCCL_SEND || call.func == NCCL_RECV) {
+    if (is_message(call)) {
         if (call.count == 0) {
             return ncclSuccess; /* NCCL drops empty messages */
         }

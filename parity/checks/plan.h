@@ -93,7 +93,7 @@ typedef struct plan_arena plan_arena;
 /* The operations of one rank in one step. */
 typedef struct plan {
     const plan_job *job;
-    int rank, tp, cp, ep;
+    int rank, tp, cp, ep, etp;
     int64_t step;
     assay_coords at;
     bool sp, last_stage;
@@ -211,11 +211,13 @@ plan_tensor plan_shared_backward(plan *p, plan_tensor dy, plan_shared_saved *s);
 /* Integer tensors of the exchange of rows: plan_rows.c.  known false: a choice is missing or malformed. */
 typedef struct plan_rows {
     bool known;
-    int64_t rows, received;
+    int64_t rows, received, gathered; /* of this rank; that arrive over ep; of all etp ranks */
     int64_t *row_token, *row_slot, *tokens_per_expert, *token_row, *probs_index;
-    int64_t *all_counts, *sort, *unsort, *local_counts, *send_counts, *recv_counts;
+    int64_t *all_counts, *sort, *unsort, *local_counts, *send_counts, *recv_counts, *etp_counts;
 } plan_rows;
 void plan_make_rows(plan *p, plan_rows *r);
+/* The ranks that hold one set of all experts; member t + etp * i has coordinates etp = t, ep = i. */
+assay_group plan_exchange_group(const plan *p);
 /* How many tokens chose each expert [E], on one rank; false when its choice is not known.  layer is global. */
 bool plan_choice_counts(plan *p, int rank, int64_t microbatch, int64_t layer, bool aux, int64_t *counts);
 

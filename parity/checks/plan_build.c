@@ -278,6 +278,7 @@ static assay_status start(plan *p, const plan_job *job, int rank, int64_t step)
     p->tp = l->tensor_model_parallel_size;
     p->cp = l->context_parallel_size;
     p->ep = l->expert_model_parallel_size;
+    p->etp = l->expert_tensor_parallel_size;
     p->sp = l->sequence_parallel;
     p->last_stage = p->at.pp == l->pipeline_model_parallel_size - 1;
     p->S = job->batches->s;

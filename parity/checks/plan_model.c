@@ -227,12 +227,16 @@ static void send(plan *p, const char *at, plan_tensor t, bool ahead)
     plan_int(p, "peer", peer(p, ahead));
 }
 
-static plan_tensor layer_output(plan *p, int64_t layer)
+/* The hidden state that layer `layer` reads, and behind the last one the final norm. */
+static plan_tensor hidden_before(plan *p, int64_t layer)
 {
-    return (plan_tensor){.name = plan_text(p, "decoder.layers.%lld.mlp.residual.y", (long long)layer),
-                         .phase = ASSAY_PHASE_FORWARD,
-                         .microbatch = p->microbatch,
-                         .dtype = p->act};
+    const char *embedded = p->tp > 1 ? "embedding.reduce.recv" : "embedding.y";
+    return (plan_tensor){
+        .name =
+            layer > 0 ? plan_text(p, "decoder.layers.%lld.mlp.residual.y", (long long)layer - 1) : embedded,
+        .phase = ASSAY_PHASE_FORWARD,
+        .microbatch = p->microbatch,
+        .dtype = p->act};
 }
 
 /* What a pass needs, what it does, what it leaves to its neighbour. */
@@ -246,7 +250,7 @@ static void forward_arrives(plan *p, const chunk *c, slot *s)
     s->targets = batch_tensor(p, "targets", assay_batches_labels(b, p->step, p->microbatch), !b->shifted);
     if (c->first_of_all)
         return;
-    s->input = layer_output(p, c->first - 1);
+    s->input = hidden_before(p, c->first);
     receive(p, "pipeline.recv_forward", s->input, false);
 }
 
@@ -264,7 +268,7 @@ static void forward_runs(plan *p, const chunk *c, slot *s)
 static void forward_leaves(plan *p, const chunk *c, slot *s)
 {
     if (!c->last_of_all)
-        send(p, "pipeline.send_forward", layer_output(p, c->first + c->count - 1), true);
+        send(p, "pipeline.send_forward", hidden_before(p, c->first + c->count), true);
     (void)s;
 }
 
@@ -272,7 +276,7 @@ static void backward_arrives(plan *p, const chunk *c, slot *s)
 {
     if (c->last_of_all)
         return;
-    s->dy = plan_grad(p, layer_output(p, c->first + c->count - 1), p->act);
+    s->dy = plan_grad(p, hidden_before(p, c->first + c->count), p->act);
     receive(p, "pipeline.recv_backward", s->dy, true);
 }
 
@@ -330,7 +334,7 @@ void plan_microbatches(plan *p)
     const int64_t n = 2 * p->share.n_microbatches * n_chunks;
     plan_pass *passes = plan_alloc(p, (size_t)n * sizeof *passes);
     const chunk *chunks = make_chunks(p, n_chunks);
-    if (p->st != ASSAY_OK || chunks[0].count < 1)
+    if (p->st != ASSAY_OK)
         return;
     plan_schedule(l->pipeline_model_parallel_size, n_chunks, p->at.pp, p->share.n_microbatches, passes);
     p->part = 1;

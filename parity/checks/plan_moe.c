@@ -6,8 +6,8 @@ typedef struct saved {
     plan_tensor norm, tokens, logits, indices, probs, scores, aux_counts;
     plan_rows rows;
     plan_tensor row_token, token_row, sort, unsort, local_counts;
-    plan_tensor permuted, permuted_probs, dispatched, dispatched_probs, expert_in, expert_probs;
-    plan_tensor fc1, act, fc2, unsorted, returned;
+    plan_tensor permuted, permuted_probs, dispatched, dispatched_probs, gathered, gathered_probs;
+    plan_tensor expert_in, expert_probs, fc1, act, fc2, unsorted, reduced, returned;
     plan_shared_saved shared;
 } saved;
 
@@ -95,6 +95,21 @@ static void all_to_all(plan *p, const char *at, const plan_rows *r, bool back, p
     plan_out(p, "recv", recv);
     plan_list(p, "counts", back ? r->recv_counts : r->send_counts, p->ep);
     plan_list(p, "recv_counts", back ? r->send_counts : r->recv_counts, p->ep);
+}
+
+/* Rows of this rank to those of all etp ranks, and parts of the sums of all to this rank's. */
+static void move_over_etp(plan *p, const char *op, const char *at, const plan_rows *r, plan_tensor send,
+                          plan_tensor recv)
+{
+    plan_add_collective(p, op, at, ASSAY_GROUP_ETP, send.dtype);
+    plan_in(p, "send", send);
+    plan_out(p, "recv", recv);
+    plan_list(p, "counts", r->etp_counts, p->etp);
+}
+
+static bool exchanges_rows(const plan *p)
+{
+    return p->ep > 1 || p->etp > 1;
 }
 
 /* --- router ------------------------------------------------------------------------------------------------- */
@@ -245,10 +260,11 @@ static void permute(plan *p, saved *s)
     plan_out(p, "tokens_per_expert", counts);
     plan_out(p, "token_row", s->token_row);
     plan_int(p, "experts", experts);
-    if (p->ep > 1) {
-        plan_add_collective(p, "all_gather", "mlp.dispatch_counts", ASSAY_GROUP_EP, ASSAY_I64);
+    if (exchanges_rows(p)) {
+        plan_add_collective(p, "all_gather", "mlp.dispatch_counts", plan_exchange_group(p), ASSAY_I64);
         plan_in(p, "send", counts);
-        plan_out(p, "recv", rows_tensor(p, r, "mlp.dispatch_counts", "recv", r->all_counts, p->ep * experts));
+        plan_out(p, "recv",
+                 rows_tensor(p, r, "mlp.dispatch_counts", "recv", r->all_counts, p->etp * p->ep * experts));
     }
     s->permuted = s->expert_in = plan_value(p, "mlp.permute", "y", p->act);
     s->permuted_probs = s->expert_probs = plan_value(p, "mlp.permute_probs", "y", p->accumulated);
@@ -257,33 +273,56 @@ static void permute(plan *p, saved *s)
                 rows_tensor(p, r, "mlp.permute_probs", "index", r->probs_index, r->rows), s->permuted_probs);
 }
 
+/* Permuted rows or their probs to the ranks of their experts. */
+static void send_rows(plan *p, const plan_rows *r, const char *dispatch_at, const char *gather_at,
+                      plan_tensor permuted, plan_tensor *dispatched, plan_tensor *gathered)
+{
+    *dispatched = permuted;
+    if (p->ep > 1) {
+        *dispatched = plan_value(p, dispatch_at, "recv", permuted.dtype);
+        all_to_all(p, dispatch_at, r, false, permuted, *dispatched);
+    }
+    *gathered = *dispatched;
+    if (p->etp > 1) {
+        *gathered = plan_value(p, gather_at, "recv", permuted.dtype);
+        move_over_etp(p, "all_gather", gather_at, r, *dispatched, *gathered);
+    }
+}
+
 static void dispatch(plan *p, saved *s)
 {
     const plan_rows *r = &s->rows;
     const int64_t local = p->job->config->num_moe_experts / p->ep;
     s->local_counts = rows_tensor(p, r, "mlp.experts", "tokens_per_expert", r->local_counts, local);
-    if (p->ep == 1)
+    if (!exchanges_rows(p))
         return;
-    s->sort = rows_tensor(p, r, "mlp.sort", "index", r->sort, r->received);
-    s->unsort = rows_tensor(p, r, "mlp.unsort", "index", r->unsort, r->received);
-    s->dispatched = plan_value(p, "mlp.dispatch", "recv", p->act);
-    s->dispatched_probs = plan_value(p, "mlp.dispatch_probs", "recv", p->accumulated);
+    s->sort = rows_tensor(p, r, "mlp.sort", "index", r->sort, r->gathered);
+    s->unsort = rows_tensor(p, r, "mlp.unsort", "index", r->unsort, r->gathered);
     s->expert_in = plan_value(p, "mlp.sort", "y", p->act);
     s->expert_probs = plan_value(p, "mlp.sort_probs", "y", p->accumulated);
-    all_to_all(p, "mlp.dispatch", r, false, s->permuted, s->dispatched);
-    all_to_all(p, "mlp.dispatch_probs", r, false, s->permuted_probs, s->dispatched_probs);
-    gather_rows(p, "mlp.sort", s->dispatched, s->sort, s->expert_in);
-    gather_rows(p, "mlp.sort_probs", s->dispatched_probs, s->sort, s->expert_probs);
+    send_rows(p, r, "mlp.dispatch", "mlp.experts.gather", s->permuted, &s->dispatched, &s->gathered);
+    send_rows(p, r, "mlp.dispatch_probs", "mlp.experts.gather_probs", s->permuted_probs, &s->dispatched_probs,
+              &s->gathered_probs);
+    gather_rows(p, "mlp.sort", s->gathered, s->sort, s->expert_in);
+    gather_rows(p, "mlp.sort_probs", s->gathered_probs, s->sort, s->expert_probs);
 }
 
 static plan_tensor combine(plan *p, saved *s)
 {
     s->returned = s->fc2;
-    if (p->ep > 1) {
+    if (exchanges_rows(p)) {
         s->unsorted = plan_value(p, "mlp.unsort", "y", p->act);
-        s->returned = plan_value(p, "mlp.combine", "recv", p->act);
         gather_rows(p, "mlp.unsort", s->fc2, s->unsort, s->unsorted);
-        all_to_all(p, "mlp.combine", &s->rows, true, s->unsorted, s->returned);
+        s->reduced = s->unsorted;
+        if (p->etp > 1) {
+            s->reduced = plan_value(p, "mlp.experts.reduce", "recv", p->act);
+            move_over_etp(p, "reduce_scatter", "mlp.experts.reduce", &s->rows, s->unsorted, s->reduced);
+        }
+        s->returned = s->reduced;
+        if (p->ep > 1) {
+            s->returned = plan_value(p, "mlp.combine", "recv", p->act);
+            all_to_all(p, "mlp.combine", &s->rows, true, s->reduced, s->returned);
+        }
     }
     const plan_tensor y = plan_value(p, "mlp.unpermute", "y", p->act);
     combine_rows(p, "mlp.unpermute", s->returned, s->token_row, y);
@@ -294,24 +333,45 @@ static plan_tensor combine_backward(plan *p, saved *s, plan_tensor dy)
 {
     const plan_tensor dreturned = plan_grad(p, s->returned, p->act);
     gather_rows(p, "mlp.unpermute", dy, s->row_token, dreturned);
-    if (p->ep == 1)
+    if (!exchanges_rows(p))
         return dreturned;
-    const plan_tensor dunsorted = plan_grad(p, s->unsorted, p->act), dfc2 = plan_grad(p, s->fc2, p->act);
-    all_to_all(p, "mlp.combine", &s->rows, false, dreturned, dunsorted);
+    plan_tensor dreduced = dreturned, dunsorted;
+    if (p->ep > 1) {
+        dreduced = plan_grad(p, s->reduced, p->act);
+        all_to_all(p, "mlp.combine", &s->rows, false, dreturned, dreduced);
+    }
+    dunsorted = dreduced;
+    if (p->etp > 1) {
+        dunsorted = plan_grad(p, s->unsorted, p->act);
+        move_over_etp(p, "all_gather", "mlp.experts.reduce", &s->rows, dreduced, dunsorted);
+    }
+    const plan_tensor dfc2 = plan_grad(p, s->fc2, p->act);
     gather_rows(p, "mlp.unsort", dunsorted, s->sort, dfc2);
     return dfc2;
 }
 
+/* Instances and forward tensors of one way back: of the rows, or of their probs. */
+typedef struct return_way {
+    const char *sort_at, *gather_at, *dispatch_at;
+    plan_tensor permuted, dispatched, gathered;
+} return_way;
+
 /* Rows of the local experts -> permuted rows. */
-static plan_tensor return_rows(plan *p, saved *s, const char *sort_at, const char *dispatch_at,
-                               plan_tensor drows, plan_tensor dispatched, plan_tensor permuted)
+static plan_tensor return_rows(plan *p, saved *s, const return_way *w, plan_tensor drows)
 {
-    if (p->ep == 1)
+    if (!exchanges_rows(p))
         return drows;
-    const plan_tensor ddispatched = plan_grad(p, dispatched, drows.dtype);
-    const plan_tensor dpermuted = plan_grad(p, permuted, drows.dtype);
-    gather_rows(p, sort_at, drows, s->unsort, ddispatched);
-    all_to_all(p, dispatch_at, &s->rows, true, ddispatched, dpermuted);
+    const plan_tensor dgathered = plan_grad(p, w->gathered, drows.dtype);
+    gather_rows(p, w->sort_at, drows, s->unsort, dgathered);
+    plan_tensor ddispatched = dgathered;
+    if (p->etp > 1) {
+        ddispatched = plan_grad(p, w->dispatched, drows.dtype);
+        move_over_etp(p, "reduce_scatter", w->gather_at, &s->rows, dgathered, ddispatched);
+    }
+    if (p->ep == 1)
+        return ddispatched;
+    const plan_tensor dpermuted = plan_grad(p, w->permuted, drows.dtype);
+    all_to_all(p, w->dispatch_at, &s->rows, true, ddispatched, dpermuted);
     return dpermuted;
 }
 
@@ -411,10 +471,12 @@ static plan_tensor backward(plan *p, plan_tensor dy, void *kept)
     }
     const plan_tensor dfc2 = combine_backward(p, s, dtoken);
     const plan_tensor drows = experts_backward(p, s, dfc2, &dprobs_rows);
-    const plan_tensor dpermuted =
-        return_rows(p, s, "mlp.sort", "mlp.dispatch", drows, s->dispatched, s->permuted);
-    const plan_tensor dpermuted_probs = return_rows(p, s, "mlp.sort_probs", "mlp.dispatch_probs", dprobs_rows,
-                                                    s->dispatched_probs, s->permuted_probs);
+    const return_way rows = {"mlp.sort",  "mlp.experts.gather", "mlp.dispatch",
+                             s->permuted, s->dispatched,        s->gathered},
+                     probs = {"mlp.sort_probs",  "mlp.experts.gather_probs", "mlp.dispatch_probs",
+                              s->permuted_probs, s->dispatched_probs,        s->gathered_probs};
+    const plan_tensor dpermuted = return_rows(p, s, &rows, drows);
+    const plan_tensor dpermuted_probs = return_rows(p, s, &probs, dprobs_rows);
     const plan_tensor dpermute = plan_value(p, "mlp.permute", "dx", p->act);
     const plan_tensor dprobs = plan_grad(p, s->probs, p->accumulated);
     combine_rows(p, "mlp.permute", dpermuted, s->token_row, dpermute);

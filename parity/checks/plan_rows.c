@@ -67,17 +67,23 @@ static void permute(plan *p, plan_rows *r, const assay_trace_tensor *t)
     }
 }
 
-/* Counts of every ep rank; its microbatch is the one at the same place in its own list. */
+assay_group plan_exchange_group(const plan *p)
+{
+    return p->etp > 1 ? ASSAY_GROUP_ETP_EP : ASSAY_GROUP_EP;
+}
+
+/* Counts of every rank that exchanges rows; its microbatch is the one at the same place in its own list. */
 static bool gather_counts(plan *p, plan_rows *r)
 {
     const int64_t experts = p->job->config->num_moe_experts;
     const int64_t index = p->microbatch - p->share.first_microbatch;
-    int *ranks = plan_alloc(p, (size_t)p->ep * sizeof *ranks);
+    const int members = p->etp * p->ep;
+    int *ranks = plan_alloc(p, (size_t)members * sizeof *ranks);
     bool known = ranks != NULL && r->all_counts != NULL;
     if (!known)
         return false;
-    (void)assay_grid_group(p->job->grid, ASSAY_GROUP_EP, p->rank, ranks, NULL);
-    for (int i = 0; i < p->ep; i++) {
+    (void)assay_grid_group(p->job->grid, plan_exchange_group(p), p->rank, ranks, NULL);
+    for (int i = 0; i < members; i++) {
         assay_coords at;
         assay_batch_share share;
         assay_grid_coords(p->job->grid, ranks[i], &at);
@@ -92,43 +98,51 @@ static bool gather_counts(plan *p, plan_rows *r)
     return known;
 }
 
+/* What the rank with coordinates etp = t, ep = i sends to local expert e of this one. */
+static int64_t arriving(const plan *p, const plan_rows *r, int t, int i, int64_t e)
+{
+    const int64_t experts = p->job->config->num_moe_experts, local = experts / p->ep;
+    return r->all_counts[(t + p->etp * i) * experts + p->at.ep * local + e];
+}
+
 static void count_exchange(plan *p, plan_rows *r)
 {
     const int64_t experts = p->job->config->num_moe_experts, local = experts / p->ep;
-    const int64_t *mine = r->all_counts + p->at.ep * experts;
-    for (int i = 0; i < p->ep; i++) {
+    const int64_t *mine = r->all_counts + (p->at.etp + p->etp * p->at.ep) * experts;
+    for (int i = 0; i < p->ep; i++)
         for (int64_t e = 0; e < local; e++) {
-            const int64_t arrives = r->all_counts[i * experts + p->at.ep * local + e];
             r->send_counts[i] += mine[i * local + e];
-            r->recv_counts[i] += arrives;
-            r->local_counts[e] += arrives;
-            r->received += arrives;
+            r->recv_counts[i] += arriving(p, r, p->at.etp, i, e);
+            for (int t = 0; t < p->etp; t++) {
+                r->etp_counts[t] += arriving(p, r, t, i, e);
+                r->local_counts[e] += arriving(p, r, t, i, e);
+            }
         }
-    }
+    r->received = r->etp_counts[p->at.etp];
+    for (int t = 0; t < p->etp; t++)
+        r->gathered += r->etp_counts[t];
 }
 
-/* Rows arrive as [source, local expert] and leave as [local expert, source], in their order. */
+/* Rows lie as [etp, source, local expert] and leave as [local expert, etp, source], in their order. */
 static void sort(plan *p, plan_rows *r)
 {
-    const int64_t experts = p->job->config->num_moe_experts, local = experts / p->ep;
-    int64_t *next = plan_integers(p, local * p->ep + 1), start = 0, row = 0;
+    const int64_t local = p->job->config->num_moe_experts / p->ep;
+    const int sources = p->etp * p->ep;
+    int64_t *next = plan_integers(p, local * sources + 1), start = 0, row = 0;
     if (p->st != ASSAY_OK)
         return;
-    for (int64_t e = 0; e < local; e++) {
-        for (int i = 0; i < p->ep; i++) {
-            next[e * p->ep + i] = start;
-            start += r->all_counts[i * experts + p->at.ep * local + e];
+    for (int64_t e = 0; e < local; e++)
+        for (int k = 0; k < sources; k++) {
+            next[e * sources + k] = start;
+            start += arriving(p, r, k / p->ep, k % p->ep, e);
         }
-    }
-    for (int i = 0; i < p->ep; i++) {
-        for (int64_t e = 0; e < local; e++) {
-            for (int64_t k = r->all_counts[i * experts + p->at.ep * local + e]; k > 0; k--, row++) {
-                const int64_t to = next[e * p->ep + i]++;
+    for (int k = 0; k < sources; k++)
+        for (int64_t e = 0; e < local; e++)
+            for (int64_t n = arriving(p, r, k / p->ep, k % p->ep, e); n > 0; n--, row++) {
+                const int64_t to = next[e * sources + k]++;
                 r->sort[to] = row;
                 r->unsort[row] = to;
             }
-        }
-    }
 }
 
 void plan_make_rows(plan *p, plan_rows *r)
@@ -144,17 +158,18 @@ void plan_make_rows(plan *p, plan_rows *r)
     r->probs_index = plan_integers(p, r->rows);
     r->token_row = plan_integers(p, r->rows);
     r->tokens_per_expert = plan_integers(p, c->num_moe_experts);
-    r->all_counts = plan_integers(p, p->ep * c->num_moe_experts);
+    r->all_counts = plan_integers(p, p->etp * p->ep * c->num_moe_experts);
     r->local_counts = plan_integers(p, c->num_moe_experts / p->ep);
-    int64_t *send = plan_integers(p, p->ep), *recv = plan_integers(p, p->ep);
+    int64_t *send = plan_integers(p, p->ep), *recv = plan_integers(p, p->ep), *etp = plan_integers(p, p->etp);
     if (p->st != ASSAY_OK || !gather_counts(p, r))
         return;
     r->send_counts = send;
     r->recv_counts = recv;
+    r->etp_counts = etp;
     permute(p, r, mine);
     count_exchange(p, r);
-    r->sort = plan_integers(p, r->received);
-    r->unsort = plan_integers(p, r->received);
+    r->sort = plan_integers(p, r->gathered);
+    r->unsort = plan_integers(p, r->gathered);
     sort(p, r);
     r->known = p->st == ASSAY_OK;
 }

@@ -58,9 +58,16 @@ Test(core_grid, layouts_parse_to_their_canonical_text)
         {"tp2,ep3", "tp2,ep3,dp3", 3, 6, 2},
         {"pp2,vpp2", "pp2,vpp2", 1, 2, 1},
         {"cp2,dp2,ep4", "cp2,ep4,dp2", 2, 4, 1},
+        {"all_gather,cp2", "cp2", 1, 2, 2},
+        {"pp2,a2a,cp2", "cp2,a2a,pp2", 1, 4, 2},
+        {"dp2,p2p,cp4,tp2,sp", "tp2,sp,cp4,p2p,dp2", 2, 16, 16},
         {"ep2,etp2", "ep2,etp2,dp4", 4, 4, 1},
         {"zero3", "zero3", 1, 1, 1},
         {"zero0", "1", 1, 1, 1},
+        {"first2,pp3,last1", "pp3,first2,last1", 1, 3, 1},
+        {"loss,embed,pp2", "pp2,embed,loss", 1, 2, 1},
+        {"stages=Et|tt|t|L,pp2,tp2", "tp2,pp2,stages=Et|t*2|t|L", 1, 4, 2},
+        {"pp2,vpp2,stages=E(t|)*3L,zero1", "pp2,zero1,stages=Et|(t|)*2L", 1, 2, 1},
         {"hsdp2,dp4,zero2", "dp4,zero2,hsdp2", 4, 4, 4},
         {"dp4,zero3,hsdp1", "dp4,zero3", 4, 4, 4},
     };
@@ -102,11 +109,21 @@ Test(core_grid, wrong_words_are_named)
         {"1,tp2", "unknown word '1'"},
         {"fsdp2", "unknown word 'fsdp2'"},
         {"tp2,tp2", "'tp' is given twice"},
+        {"cp2,a2a,p2p", "'p2p' is a second word for how attention talks over cp"},
+        {"a2a", "'a2a' needs cp of at least 2, found cp1"},
         {"sp,tp2,sp", "'sp' is given twice"},
         {"zero1,zero0", "'zero' is given twice"},
         {"tp0", "'tp0': expected tp1 to tp16384"},
         {"dp16385", "'dp16385': expected dp1 to dp16384"},
         {"zero4", "'zero4': expected zero0 to zero3"},
+        {"pp2,first0", "'first0': expected first1 to first65536"},
+        {"pp2,last1,last2", "'last' is given twice"},
+        {"pp2,embed,embed", "'embed' is given twice"},
+        {"pp2,loss2", "unknown word 'loss2'"},
+        {"pp2,stages=EtL,stages=EtL", "'stages' is given twice"},
+        {"pp2,stages=", "there is no E"},
+        {"pp2,stages=Et|t|L", "has 3 virtual stages, which pp2 does not divide"},
+        {"pp2,vpp3,stages=Et|t|t|L", "has 4 virtual stages, pp2,vpp3 has 6"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         assay_parallel_config p;
@@ -115,11 +132,11 @@ Test(core_grid, wrong_words_are_named)
         expect_error(assay_layout_parse(rows[i].text, &p), ASSAY_INVALID_ARGUMENT, rows[i].message);
         cr_expect(strstr(assay_error_message(), quoted), "%s", assay_error_message());
     }
-    char text[200];
+    char text[300];
     memset(text, 't', sizeof text - 1);
     text[sizeof text - 1] = '\0';
     assay_parallel_config p;
-    expect_error(assay_layout_parse(text, &p), ASSAY_INVALID_ARGUMENT, "more than 127 characters");
+    expect_error(assay_layout_parse(text, &p), ASSAY_INVALID_ARGUMENT, "more than 255 characters");
 }
 
 Test(core_grid, impossible_grids_are_refused)
@@ -139,6 +156,11 @@ Test(core_grid, impossible_grids_are_refused)
         {"dp6,ep2,zero3,hsdp2", ASSAY_INVALID_ARGUMENT, "hsdp2 does not divide the 3 replicas of an expert"},
         {"tp64,dp257", ASSAY_LIMIT, "16448 ranks, at most 16384"},
         {"tp16384,dp16384,pp16384,cp16384", ASSAY_LIMIT, "ranks, at most 16384"},
+        {"first2", ASSAY_INVALID_ARGUMENT, "they need pp of at least 2, found pp1"},
+        {"pp2,first2,embed", ASSAY_INVALID_ARGUMENT, "found first or last with embed or loss"},
+        {"pp2,last2,stages=Et|tL", ASSAY_INVALID_ARGUMENT, "found first or last with stages"},
+        {"pp2,loss,stages=Et|tL", ASSAY_INVALID_ARGUMENT, "found embed or loss with stages"},
+        {"pp2,loss,first1,stages=Et|tL", ASSAY_INVALID_ARGUMENT, "found all three"},
         {"ep4096,etp4096", ASSAY_INVALID_ARGUMENT, "ep*etp = 16777216 must divide"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -431,19 +453,26 @@ Test(core_grid, what_does_not_divide_the_model_is_named)
         {"tp3", ASSAY_INVALID_ARGUMENT, "tp3 does not divide 4 attention heads"},
         {"tp4", ASSAY_INVALID_ARGUMENT, "tp4 does not divide 2 query groups"},
         {"ep4", ASSAY_INVALID_ARGUMENT, "ep4 does not divide 6 experts"},
-        {"pp3", ASSAY_INVALID_ARGUMENT, "pp3 does not divide 4 layers"},
-        {"pp8", ASSAY_INVALID_ARGUMENT, "pp8, but the model has 4 layers"},
-        {"cp2", ASSAY_UNSUPPORTED, "cp2: context parallelism is not supported"},
+        {"pp8", ASSAY_INVALID_ARGUMENT, "pp8,vpp1: 8 virtual stages, but the model has 4 layers"},
+        {"pp2,first5", ASSAY_INVALID_ARGUMENT, "first5, last0 leave -1 of 4 layers to 1 stages"},
+        {"pp2,first2,last1", ASSAY_INVALID_ARGUMENT, "first2, last1 leave 1 of 4 layers to 0 stages"},
+        {"pp3,first1", ASSAY_INVALID_ARGUMENT, "leave 3 layers, which 2 stages of 1 chunks do not divide"},
+        {"pp2,vpp2,first3", ASSAY_INVALID_ARGUMENT, "first3, last0: expected multiples of vpp2"},
+        {"pp2,embed", ASSAY_INVALID_ARGUMENT, "2 virtual stages do not divide 5 layers (4, and one for each"},
+        {"pp2,stages=Et|tL", ASSAY_INVALID_ARGUMENT, "stages=Et|tL has 2 layers, the model 4"},
+        {"cp2,a2a", ASSAY_UNSUPPORTED, "cp2,a2a: of the ways to talk over cp only all_gather"},
+        {"cp9", ASSAY_UNSUPPORTED, "cp9: at most cp8 is supported"},
         {"etp5,dp5", ASSAY_INVALID_ARGUMENT, "etp5 does not divide 12 rows of moe_ffn_hidden_size"},
-        {"pp2,vpp3", ASSAY_INVALID_ARGUMENT, "pp2,vpp3: 6 virtual stages do not divide 4 layers"},
+        {"pp2,vpp3", ASSAY_INVALID_ARGUMENT, "pp2,vpp3: 6 virtual stages, but the model has 4 layers"},
     };
     assay_model_config c = small_model();
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         const assay_grid g = grid_of(rows[i].layout);
         expect_error(assay_grid_check_model(&g, &c), rows[i].st, rows[i].message);
     }
-    static const char *const good[] = {"1",   "tp2",       "tp2,sp",   "ep2", "ep3",      "ep6",
-                                       "pp2", "dp5,zero1", "pp2,vpp2", "pp4", "tp2,etp2", "etp3,ep2"};
+    static const char *const good[] = {"1",        "tp2",      "tp2,sp",    "ep2",      "ep3",
+                                       "ep6",      "pp2",      "dp5,zero1", "pp2,vpp2", "pp4",
+                                       "tp2,etp2", "etp3,ep2", "pp3"};
     for (size_t i = 0; i < sizeof good / sizeof good[0]; i++) {
         const assay_grid g = grid_of(good[i]);
         expect_ok(assay_grid_check_model(&g, &c));
@@ -483,12 +512,34 @@ Test(core_grid, stages_hold_every_layer_once)
 /* Megatron-LM's interleaving: chunk 0 of every stage, then chunk 1 of every stage, ... */
 Test(core_grid, chunks_hold_every_layer_once_in_virtual_stage_order)
 {
-    static const char *const stages[] = {"1", "pp2", "pp2,vpp2", "pp2,vpp3", "pp4,vpp3"};
+    static const char *const stages[] = {
+        "1",
+        "pp2",
+        "pp2,vpp2",
+        "pp2,vpp3",
+        "pp4,vpp3",
+        "pp5",
+        "pp7,vpp2",
+        "pp4,vpp5",
+        "pp3,first4",
+        "pp3,vpp2,first4,last4",
+        "pp4,last3",
+        "pp5,embed",
+        "pp2,loss,vpp1",
+        "pp2,embed,loss",
+        "pp13,embed,loss",
+        "pp2,stages=E|t*24|(|)*3tL",
+        "pp3,stages=Et*7|(t*3|)*4t*5L",
+        "pp24,stages=E(t|)*23tL",
+    };
     assay_model_config c = small_model();
     c.num_layers = 24;
     for (size_t i = 0; i < sizeof stages / sizeof stages[0]; i++) {
         const assay_grid g = grid_of(stages[i]);
         int64_t next = 0;
+        c.num_layers = strstr(stages[i], "loss") && !strstr(stages[i], "embed") ? 23
+                       : strcmp(stages[i], "pp2,stages=E|t*24|(|)*3tL") == 0    ? 25
+                                                                                : 24;
         expect_ok(assay_grid_check_cut(&g, &c));
         for (int chunk = 0; chunk < g.p.virtual_pipeline_model_parallel_size; chunk++)
             for (int pp = 0; pp < g.p.pipeline_model_parallel_size; pp++) {
@@ -504,9 +555,42 @@ Test(core_grid, chunks_hold_every_layer_once_in_virtual_stage_order)
             }
         cr_expect_eq(next, c.num_layers);
     }
-    const assay_grid g = grid_of("pp4,vpp5");
-    expect_error(assay_grid_check_cut(&g, &c), ASSAY_INVALID_ARGUMENT,
-                 "pp4,vpp5: 20 virtual stages do not divide 24 layers");
+}
+
+/* Layers of each virtual stage, chunk 0 of all stages first: the numbers of get_num_layers_to_build (Megatron-LM core
+ * 0.16.1), and of the balanced cut. */
+Test(core_grid, layers_of_stages_by_hand)
+{
+    static const struct {
+        const char *layout;
+        int64_t layers, stage[8];
+    } rows[] = {
+        {"pp3", 8, {3, 3, 2}},
+        {"pp2,vpp2", 7, {2, 2, 2, 1}},
+        {"pp4,first1", 10, {1, 3, 3, 3}},
+        {"pp4,last1", 10, {3, 3, 3, 1}},
+        {"pp4,first2,last4", 16, {2, 5, 5, 4}},
+        {"pp2,vpp2,first4,last8", 12, {2, 4, 2, 4}},
+        {"pp3,vpp2,first2", 10, {1, 2, 2, 1, 2, 2}},
+        {"pp3,first2,last2", 4, {2, 0, 2}},
+        {"pp4,embed", 7, {1, 2, 2, 2}},
+        {"pp4,embed,loss", 6, {1, 2, 2, 1}},
+        {"pp2,vpp2,embed,loss", 2, {0, 1, 1, 0}},
+        {"pp2,vpp2,loss", 7, {2, 2, 2, 1}},
+        {"pp2,stages=E|t*5|t|L", 6, {0, 5, 1, 0}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        assay_model_config c = small_model();
+        const assay_grid g = grid_of(rows[i].layout);
+        const int pp = g.p.pipeline_model_parallel_size, n = pp * g.p.virtual_pipeline_model_parallel_size;
+        c.num_layers = rows[i].layers;
+        expect_ok(assay_grid_check_cut(&g, &c));
+        for (int v = 0; v < n; v++) {
+            int64_t first, count;
+            assay_grid_stage_layers(&g, &c, v % pp, v / pp, &first, &count);
+            cr_expect_eq(count, rows[i].stage[v], "%s: virtual stage %d: %d", rows[i].layout, v, (int)count);
+        }
+    }
 }
 
 Test(core_grid, split_is_balanced_and_complete)

@@ -589,7 +589,7 @@ Test(core_spec, broken_pieces_are_refused)
     expect_error(assay_shard_check(&s, "t"), ASSAY_FORMAT, "segment [2, +0)");
     s = two_halves();
     s.n_segments[0] = ASSAY_MAX_SEGMENTS + 1;
-    expect_error(assay_shard_check(&s, "t"), ASSAY_FORMAT, "9 segments, at most 8");
+    expect_error(assay_shard_check(&s, "t"), ASSAY_FORMAT, "17 segments, at most 16");
     s = two_halves();
     s.ndim = 5;
     expect_error(assay_shard_check(&s, "t"), ASSAY_FORMAT, "t: 5 dimensions, at most 4");

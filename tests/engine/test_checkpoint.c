@@ -30,6 +30,19 @@ Test(engine_checkpoint, restart_is_no_restart_zero1)
 {
     resume("dp2,ep2,zero1", 2, "dp2,ep2,zero1", 2, 0.0);
 }
+Test(engine_checkpoint, restart_is_no_restart_tp2_etp2_zero1)
+{
+    resume("tp2,etp2,dp2,zero1", 4, "tp2,etp2,dp2,zero1", 4, 0.0);
+}
+Test(engine_checkpoint, etp2_continues_as_etp1)
+{
+    resume("tp2,etp2", 2, "tp2,sp,ep2", 2, 1e-4);
+}
+Test(engine_checkpoint, etp1_continues_as_etp2)
+{
+    resume("dp2,ep2,zero1", 2, "tp2,sp,etp2", 2, 1e-4);
+}
+
 Test(engine_checkpoint, zero1_continues_as_tp2_sp_ep2)
 {
     resume("dp2,ep2,zero1", 2, "tp2,sp,ep2", 2, 1e-4);

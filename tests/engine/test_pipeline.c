@@ -65,6 +65,28 @@ Test(engine_pipeline, pp3_vpp2_ep2_dp2_zero1)
     agrees("pp3,vpp2,ep2,dp2,zero1", 6);
 }
 
+/* Layers that the stages do not divide, stages without any, embedding and loss alone. */
+Test(engine_pipeline, pp4_of_six_layers)
+{
+    agrees("pp4", 4);
+}
+Test(engine_pipeline, pp3_first_and_last)
+{
+    agrees("tp2,sp,pp3,first1,last4", 6);
+}
+Test(engine_pipeline, pp2_vpp2_embedding_and_loss_count)
+{
+    agrees("pp2,vpp2,embed,loss", 2);
+}
+Test(engine_pipeline, stages_without_layers)
+{
+    agrees("tp2,pp4,stages=E|t*4|t*2|L", 8);
+}
+Test(engine_pipeline, chunks_without_layers)
+{
+    agrees("pp3,stages=E|t*3||t*2|t|L,ep2,dp2,zero1", 6);
+}
+
 /* The order in which stages run their passes changes no bit: backwards of a chunk come in the order of microbatches. */
 Test(engine_pipeline, chunks_change_no_bit)
 {
@@ -93,6 +115,10 @@ Test(engine_pipeline, chunks_continue_as_stages)
 {
     resume("pp2,vpp3", 2, "pp3", 3, 1e-4);
 }
+Test(engine_pipeline, uneven_stages_continue_as_others)
+{
+    resume("pp3,first1,last4", 3, "pp2,stages=E|t|t*5|L", 2, 1e-4);
+}
 Test(engine_pipeline, one_rank_continues_with_chunks)
 {
     resume("1", 1, "pp3,vpp2", 3, 1e-4);
@@ -105,4 +131,22 @@ Test(engine_pipeline, microbatches_must_fill_the_groups)
     snprintf(line, sizeof line, STEP "--out %s", engine_folder, engine_file("train"), "pp2,vpp3,dp2",
              engine_file("out"));
     engine_must_fail(4, "multiple of pp2 or at most that, found 3", line);
+}
+
+/* Megatron-LM's long options are words of the layout. */
+Test(engine_pipeline, long_options_are_words_of_the_layout)
+{
+    write_deep();
+    ENGINE_RUN(3, STEP "--out %s", engine_folder, engine_file("fb"), "pp3,first1,last4", engine_file("one"));
+    ENGINE_RUN(3,
+               STEP "--num-layers-in-first-pipeline-stage 1 --num-layers-in-last-pipeline-stage 4 --out %s",
+               engine_folder, engine_file("fb"), "pp3", engine_file("out"));
+    engine_compare(engine_file("out"), engine_file("one"), 0.0, "");
+    ENGINE_RUN(3, STEP "--pipeline-model-parallel-layout Et,|t,|t*4,L --out %s", engine_folder,
+               engine_file("fb"), "pp3", engine_file("out"));
+    engine_compare(engine_file("out"), engine_file("one"), 0.0, "");
+    ENGINE_RUN(4,
+               STEP "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split --out %s",
+               engine_folder, engine_file("fb"), "pp4", engine_file("out"));
+    engine_compare(engine_file("out"), engine_file("one"), layout_tolerance, "");
 }

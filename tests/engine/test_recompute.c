@@ -62,6 +62,10 @@ Test(engine_recompute, same_bits_tp2_sp_ep2_dp2)
 {
     same_bits("tp2,sp,ep2,dp2", 4, "fp32");
 }
+Test(engine_recompute, same_bits_tp2_etp2)
+{
+    same_bits("tp2,etp2", 2, "fp32");
+}
 Test(engine_recompute, same_bits_tp2_ep2)
 {
     same_bits("tp2,ep2", 2, "bf16");

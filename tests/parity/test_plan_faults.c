@@ -139,6 +139,54 @@ static const fault scattered[] = {
     {"drop_op", "all_gather", M1 "shared_experts.gather", "", "", false, 0, 0, 1, "operation"},
 };
 
+/* Experts cut over etp and dealt out over ep, on four ranks; ranks 0 and 1 run microbatch 0, the others 1. */
+static const fault expert_slices[] = {
+    {"group", "all_gather", M1 "dispatch_counts", "", "ep", false, 1, 0, 0, "group"},
+    {"group", "all_gather", M1 "experts.gather", "", "ep", false, 2, 1, 1, "group"},
+    {"group", "all_gather", M1 "experts.gather_probs", "", "tp_dp_cp", false, 3, 0, 1, "group"},
+    {"group", "reduce_scatter", M1 "experts.reduce", "", "ep", false, 0, 1, 0, "group"},
+    {"attr", "all_gather", M1 "experts.gather", "counts", "[1, 1]", false, 1, 1, 0, NULL},
+    {"attr", "reduce_scatter", M1 "experts.reduce", "counts", "[1, 1]", false, 2, 0, 1, NULL},
+    {"attr", "reduce_scatter", M1 "experts.reduce", "reduction", "\"max\"", false, 3, 0, 1, NULL},
+    {"attr", "reduce_scatter", M1 "experts.gather_probs", "dtype", "\"F64\"", false, 0, 0, 0, NULL},
+    {"attr", "all_to_all", M1 "dispatch", "counts", "[1, 1]", false, 3, 1, 1, NULL},
+    {"drop_op", "reduce_scatter", M1 "experts.reduce", "", "", false, 1, 0, 0, "operation"},
+    {"repeat_op", "reduce_scatter", M1 "experts.reduce", "", "", false, 2, 1, 1, "operation"},
+    {"drop_op", "reduce_scatter", M1 "experts.gather", "", "", false, 0, 1, 0, "operation"},
+    {"repeat_op", "reduce_scatter", M1 "experts.gather_probs", "", "", false, 3, 0, 1, "operation"},
+    {"drop_op", "all_gather", M1 "experts.reduce", "", "", false, 2, 0, 1, "operation"},
+    {"rewire", "all_to_all", M1 "combine", "send", M1 "dispatch.recv", INPUT, 1, 1, 0, NULL},
+    {"shift", "gather_rows", M1 "sort", "index", "", INPUT, 2, 0, 1, NULL},
+    {"shift", "gather_rows", M1 "unsort", "index", "", INPUT, 3, 1, 1, NULL},
+    {"value", "all_gather", M1 "dispatch_counts", "recv", "", false, 0, 0, 0, NULL},
+    {"value", "grouped_linear_fwd", M1 "experts.linear_fc2", "tokens_per_expert", "", INPUT, 1, 1, 0, NULL},
+    {"drop_op", "sumsq", M1 "experts.linear_fc1.weight", "", "", false, 1, 0, -1, "operation"},
+};
+
+/* Context parallelism: S = 7 is cut in chunks of 2, 2, 2, 1; rank 0 of cp has 3 positions, rank 1 has 4. */
+static const fault gathered_keys[] = {
+    {"attr", "all_gather", A0 "gather_k", "counts", "[4, 3]", false, 2, 0, 0, NULL},
+    {"attr", "reduce_scatter", A0 "gather_v", "counts", "[4, 3]", false, 1, 1, 1, NULL},
+    {"attr", "attention_fwd", A0 "core_attention", "seq_q", "7", false, 0, 0, 1, NULL},
+    {"attr", "attention_bwd", A0 "core_attention", "seq_k", "3", false, 0, 1, 0, NULL},
+    {"attr", "all_gather", A0 "gather", "counts", "[1, 2]", false, 0, 0, 1, NULL},
+    {"attr", "router_aux_bwd", M1 "router.aux", "tokens", "6", false, 3, 0, 1, NULL},
+    {"attr", "cross_entropy_bwd", "loss", "scale", "0.0625", false, 2, 1, 0, NULL},
+    {"group", "all_gather", A0 "gather_v", "", "tp", false, 3, 1, 0, "group"},
+    {"group", "reduce_scatter", A0 "gather_k", "", "world", false, 0, 0, 1, "group"},
+    {"group", "all_reduce", M1 "router.aux_counts", "", "tp", false, 2, 1, 1, "group"},
+    {"group", "all_reduce", A0 "linear_qkv.weight", "", "dp", false, 1, 1, -1, "group"},
+    {"rewire", "attention_bwd", A0 "core_attention", "k", "", INPUT, 1, 0, 1, NULL},
+    {"shift", "attention_fwd", A0 "core_attention", "k_position", "", INPUT, 2, 0, 1, NULL},
+    {"shift", "attention_bwd", A0 "core_attention", "q_position", "", INPUT, 3, 1, 0, NULL},
+    {"shift", "rope_fwd", A0 "rope_k", "position", "", INPUT, 0, 1, 1, NULL},
+    {"shift", "embedding_fwd", "embedding", "ids", "", INPUT, 2, 1, 0, NULL},
+    {"drop_op", "reduce_scatter", A0 "gather_k", "", "", false, 1, 0, 0, "operation"},
+    {"repeat_op", "reduce_scatter", A0 "gather_v", "", "", false, 2, 1, 1, "operation"},
+    {"drop_op", "all_gather", L1 "self_attention.gather_v", "", "", false, 3, 0, 1, "operation"},
+    {"drop_op", "all_reduce", A0 "linear_proj.weight", "", "", false, 0, 1, -1, "operation"},
+};
+
 static void expect_named(const plan_cell *c, const fault *k)
 {
     char dir[256], what[200];
@@ -242,6 +290,16 @@ Test(parity_plan_faults, scattered_tokens_bf16)
     expect_all("tp2", ASSAY_PRECISION_BF16, TABLE(scattered));
 }
 
+Test(parity_plan_faults, slices_of_experts_fp32)
+{
+    expect_all("tp2,sp,etp2,ep2,dp2", ASSAY_PRECISION_FP32, TABLE(expert_slices));
+}
+
+Test(parity_plan_faults, slices_of_experts_bf16)
+{
+    expect_all("tp2,sp,etp2,ep2,dp2", ASSAY_PRECISION_BF16, TABLE(expert_slices));
+}
+
 Test(parity_plan_faults, interleaved_chunks_fp32)
 {
     expect_all_of(plan_deep_model, "pp2,vpp2", ASSAY_PRECISION_FP32, TABLE(chunks));
@@ -250,6 +308,44 @@ Test(parity_plan_faults, interleaved_chunks_fp32)
 Test(parity_plan_faults, interleaved_chunks_bf16)
 {
     expect_all_of(plan_deep_model, "pp2,vpp2", ASSAY_PRECISION_BF16, TABLE(chunks));
+}
+
+Test(parity_plan_faults, gathered_keys_fp32)
+{
+    expect_all("tp2,sp,cp2", ASSAY_PRECISION_FP32, TABLE(gathered_keys));
+}
+
+Test(parity_plan_faults, gathered_keys_bf16)
+{
+    expect_all("tp2,sp,cp2", ASSAY_PRECISION_BF16, TABLE(gathered_keys));
+}
+
+/* The engine itself gives the tokens positions, or the keys of attention, as if cp cut the sequence in plain order. */
+static void expect_plain_order(assay_precision precision)
+{
+    static const char *const planted[][3] = {{"plain_positions", "rope_fwd", "position"},
+                                             {"plain_keys", "attention_fwd", "k_position"}};
+    for (int i = 0; i < 2; i++) {
+        plan_cell c;
+        plan_cell_run(&c, plan_model, "cp2", precision, planted[i][0]);
+        parity_report *r = plan_judge(&c, c.trace);
+        const parity_result *f = first_failure(r);
+        cr_assert(f != NULL, "%s: not caught", planted[i][0]);
+        cr_expect(strcmp(f->op, planted[i][1]) == 0 && strcmp(f->tensor, planted[i][2]) == 0,
+                  "%s: named at %s %s %s: %s", planted[i][0], f->op, f->instance, f->tensor, f->message);
+        parity_report_destroy(r);
+        plan_cell_free(&c);
+    }
+}
+
+Test(parity_plan_faults, positions_of_a_plain_cut_fp32)
+{
+    expect_plain_order(ASSAY_PRECISION_FP32);
+}
+
+Test(parity_plan_faults, positions_of_a_plain_cut_bf16)
+{
+    expect_plain_order(ASSAY_PRECISION_BF16);
 }
 
 Test(parity_plan_faults, stages_in_another_order_fp32)
@@ -262,4 +358,56 @@ Test(parity_plan_faults, stages_in_another_order_bf16)
 {
     expect_order(plan_model, "pp2", 1, ASSAY_PRECISION_BF16);
     expect_order(plan_deep_model, "pp2,vpp2", 1, ASSAY_PRECISION_BF16);
+}
+
+/* The trace says that it is of this layout. */
+static void say_layout(plan_cell *c, const char *layout)
+{
+    char path[400];
+    snprintf(path, sizeof path, "%s/index.json", c->trace_dir);
+    assay_trace_close(c->trace);
+    json_t *index = json_load_file(path, JSON_REJECT_DUPLICATES, NULL);
+    cr_assert_not_null(index);
+    cr_assert_eq(json_object_set_new(index, "layout", json_string(layout)), 0);
+    cr_assert_eq(json_dump_file(index, path, 0), 0);
+    json_decref(index);
+    c->trace = open_trace(c->trace_dir);
+}
+
+/* An engine that cuts the layers elsewhere: every stage's numbers are right, and the plan names the first pass that has a
+ * layer too many or too few. */
+static void expect_boundary(const char *layout, const char *planted, const char *instance, int rank,
+                            assay_precision precision)
+{
+    assay_parallel_config p;
+    plan_cell c;
+    plan_cell_run(&c, plan_deep_model, planted, precision, "");
+    must(assay_layout_parse(layout, &p));
+    must(assay_grid_make(&p, &c.grid));
+    say_layout(&c, layout);
+    parity_report *r = plan_judge(&c, c.trace);
+    const parity_result *f = first_failure(r);
+    cr_assert(f != NULL, "%s as %s: not caught", layout, planted);
+    cr_expect(strcmp(f->instance, instance) == 0 && f->rank == rank && f->step == 0 && f->microbatch == 0,
+              "%s as %s: rank %d, %s %s: %s", layout, planted, f->rank, f->instance, f->tensor, f->message);
+    parity_report_destroy(r);
+    plan_cell_free(&c);
+}
+
+static void expect_boundaries(assay_precision precision)
+{
+    expect_boundary("pp2,first1", "pp2", L1 "input_layernorm", 0, precision);
+    expect_boundary("pp2,last1", "pp2", "decoder.layers.2.input_layernorm", 0, precision);
+    expect_boundary("pp3,stages=E|t*4|L", "pp3,stages=Et|t*3|L", L0 "input_layernorm", 0, precision);
+    expect_boundary("pp2,stages=Et|t|t*2|L", "pp2,vpp2", "decoder.layers.3.input_layernorm", 0, precision);
+}
+
+Test(parity_plan_faults, stages_cut_elsewhere_fp32)
+{
+    expect_boundaries(ASSAY_PRECISION_FP32);
+}
+
+Test(parity_plan_faults, stages_cut_elsewhere_bf16)
+{
+    expect_boundaries(ASSAY_PRECISION_BF16);
 }

@@ -257,6 +257,35 @@ Test(ref_parallel, context_of_goldens)
         golden_law(models[i], layouts, COUNT(layouts));
 }
 
+/* Layers that the stages do not divide, stages and chunks without layers; a tied embedding across them. */
+static const char *const uneven_layouts[] = {
+    "pp3",
+    "pp3,first2",
+    "pp2,last1,tp2,sp",
+    "pp2,embed,loss",
+    "pp4,stages=E|t*2|t*2|L",
+    "tp2,sp,pp3,stages=E|t*4|L,ep2,dp2,zero1",
+    "pp2,stages=E|t*3||tL",
+};
+
+Test(ref_parallel, uneven_stages)
+{
+    for (int64_t m = 1; m <= 4; m += 3) {
+        model_case c;
+        open_drawn(&c, everything, 1, m, 2, 9);
+        check_law(&c, uneven_layouts, COUNT(uneven_layouts));
+    }
+}
+
+Test(ref_parallel, uneven_stages_of_a_tied_model)
+{
+    static const char *const layouts[] = {"pp2,stages=E|ttL", "tp2,pp3,stages=E|t*2|L,dp2,zero1",
+                                          "tp2,sp,pp2,first1,dp2,zero1"};
+    model_case c;
+    open_drawn(&c, tied_moe, 1, 2, 2, 7);
+    check_law(&c, layouts, COUNT(layouts));
+}
+
 /* --- schedule ----------------------------------------------------------------------------------------------- */
 
 static const char *const chunk_layouts[] = {"pp2,vpp2", "pp2,vpp2,dp2,zero1", "pp2,vpp2,tp2,sp,ep2"};

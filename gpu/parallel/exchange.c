@@ -1,0 +1,203 @@
+/* Counts, orders and names of exchanged token rows. */
+#include "gpu/parallel/exchange.h"
+
+#include "gpu/describe.h"
+#include <string.h>
+
+bool gpu_exchanges_rows(const gpu_model *m)
+{
+    return m->ep > 1 || m->etp > 1;
+}
+
+assay_group gpu_exchange_group(const gpu_model *m)
+{
+    return m->etp > 1 ? ASSAY_GROUP_ETP_EP : ASSAY_GROUP_EP;
+}
+
+const int64_t *gpu_exchange_counts_of(const gpu_model *m, const gpu_exchange *x, int t, int i)
+{
+    return x->tokens_per_expert + (t + m->etp * i) * m->config->num_moe_experts;
+}
+
+/* Rows that member (t, i) sends to the experts of this rank. */
+static int64_t rows_from(const gpu_model *m, const gpu_exchange *x, int t, int i)
+{
+    const int64_t *theirs = gpu_exchange_counts_of(m, x, t, i) + m->at.ep * m->local_experts;
+    int64_t rows = 0;
+    for (int64_t e = 0; e < m->local_experts; e++)
+        rows += theirs[e];
+    return rows;
+}
+
+assay_status gpu_exchange_count(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s, gpu_exchange *x)
+{
+    const int64_t K = m->config->moe_router_topk, El = m->local_experts;
+    const size_t word = sizeof(int64_t);
+    ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)El * word, (void **)&s->counts));
+    ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)m->ep * word, (void **)&s->send_counts));
+    ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)m->ep * word, (void **)&s->recv_counts));
+    ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)m->etp * word, (void **)&s->etp_counts));
+    if (m->run->dry) {
+        const int64_t chunk = (m->S + 2 * m->cp - 1) / (2 * m->cp); /* the longest of the sequence's */
+        const int64_t longest = (2 * chunk + m->tp - 1) / m->tp * m->B;
+        x->received = m->ep == 1 ? longest * K : longest * m->ep * (K < El ? K : El);
+        x->gathered = x->received * m->etp;
+        return ASSAY_OK;
+    }
+    const int64_t *mine = gpu_exchange_counts_of(m, x, m->at.etp, m->at.ep);
+    memset(s->counts, 0, (size_t)El * word);
+    x->gathered = 0;
+    for (int t = 0; t < m->etp; t++) {
+        s->etp_counts[t] = 0;
+        for (int i = 0; i < m->ep; i++) {
+            const int64_t *theirs = gpu_exchange_counts_of(m, x, t, i) + m->at.ep * El;
+            s->etp_counts[t] += rows_from(m, x, t, i);
+            for (int64_t e = 0; e < El; e++)
+                s->counts[e] += theirs[e];
+        }
+        x->gathered += s->etp_counts[t];
+    }
+    x->received = s->etp_counts[m->at.etp];
+    for (int i = 0; i < m->ep; i++) {
+        s->recv_counts[i] = rows_from(m, x, m->at.etp, i);
+        s->send_counts[i] = 0;
+        for (int64_t e = 0; e < El; e++)
+            s->send_counts[i] += mine[i * El + e];
+    }
+    return ASSAY_OK;
+}
+
+void gpu_exchange_sort(const gpu_model *m, const gpu_exchange *x, int64_t *sort, int64_t *unsort)
+{
+    const int64_t El = m->local_experts;
+    int64_t row = 0;
+    for (int64_t e = 0; e < El; e++) {
+        int64_t source_start = 0;
+        for (int k = 0; k < m->etp * m->ep; k++) {
+            const int64_t *theirs = gpu_exchange_counts_of(m, x, k / m->ep, k % m->ep) + m->at.ep * El;
+            int64_t start = source_start;
+            for (int64_t before = 0; before < El; before++) {
+                start += before < e ? theirs[before] : 0;
+                source_start += theirs[before];
+            }
+            for (int64_t i = 0; i < theirs[e]; i++, row++) {
+                sort[row] = start + i;
+                unsort[start + i] = row;
+            }
+        }
+    }
+}
+
+/* --- names -------------------------------------------------------------------------------------------------- */
+/* Token in the microbatch file-wide, times E, plus expert. */
+assay_status gpu_exchange_name_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s,
+                                    const gpu_exchange *x)
+{
+    gpu_rows *rows = &s->rows;
+    const int64_t E = m->config->num_moe_experts;
+    *rows = (gpu_rows){.n = x->rows, .record = -1};
+    if (m->run->trace == NULL)
+        return ASSAY_OK;
+    ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)x->rows * sizeof(int64_t), (void **)&rows->ids));
+    if (m->run->dry)
+        return ASSAY_OK;
+    const int64_t *mine = gpu_exchange_counts_of(m, x, m->at.etp, m->at.ep);
+    int64_t row = 0;
+    for (int64_t e = 0; e < E; e++)
+        for (int64_t i = 0; i < mine[e]; i++, row++) {
+            const int64_t t = x->row_token[row];
+            const int64_t position = assay_sequence_position(&m->sequence.shard, t / m->B);
+            const int64_t token = position * m->B_global + m->row0 + t % m->B;
+            rows->ids[row] = token * E + e;
+        }
+    return gpu_trace_rows(m->run, rows, "mlp.permute");
+}
+
+/* Room for ids on the device and, of what arrives, on the host. */
+static assay_status ids_value(gpu_model *m, gpu_value *v, int64_t n)
+{
+    *v = gpu_local(&m->scratch, n, 0);
+    return gpu_value_make(v, ASSAY_I64);
+}
+
+static assay_status host_ids(gpu_microbatch_state *mb, gpu_rows *rows, int64_t n)
+{
+    *rows = (gpu_rows){.n = n, .record = -1};
+    return gpu_arena_take(&mb->host, (size_t)n * sizeof(int64_t), (void **)&rows->ids);
+}
+
+/* The rows that member (t, i) sent are nobody's (-1) when they are of another microbatch. */
+static void hide_foreign(const gpu_model *m, int t, int i, int64_t *ids, int64_t n)
+{
+    assay_coords source;
+    assay_grid_coords(m->grid, m->run->comm.group[gpu_exchange_group(m)].ranks[t + m->etp * i], &source);
+    for (int64_t k = 0; k < n && source.dp != m->at.dp && !m->rows_split; k++)
+        ids[k] = -1;
+}
+
+/* The names travel as the rows do. */
+static assay_status fetch_ids(gpu_model *m, gpu_moe_acts *s, const gpu_exchange *x, gpu_value *sent,
+                              gpu_value *received, gpu_value *gathered)
+{
+    gpu_run *run = m->run;
+    const cudaStream_t stream = run->ctx.stream;
+    const size_t word = sizeof(int64_t);
+    if (x->rows > 0)
+        CUDA_TRY(cudaMemcpyAsync(sent->t.data, s->rows.ids, (size_t)x->rows * word, cudaMemcpyHostToDevice,
+                                 stream));
+    gpu_value *arrived = m->ep > 1 ? received : sent;
+    if (m->ep > 1)
+        ASSAY_TRY(gpu_comm_all_to_all_v(&run->comm, ASSAY_GROUP_EP, sent->t.data, s->send_counts,
+                                        received->t.data, s->recv_counts, ASSAY_I64, stream));
+    if (m->etp > 1)
+        ASSAY_TRY(gpu_comm_all_gather_v(&run->comm, ASSAY_GROUP_ETP, arrived->t.data, gathered->t.data,
+                                        s->etp_counts, ASSAY_I64, stream));
+    ASSAY_TRY(gpu_run_download(run, s->dispatched_rows.ids, arrived->t.data, (size_t)x->received * word,
+                               "row ids"));
+    return gpu_run_download(run, s->gathered_rows.ids, m->etp > 1 ? gathered->t.data : arrived->t.data,
+                            (size_t)x->gathered * word, "row ids");
+}
+
+assay_status gpu_exchange_name_received(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s,
+                                        const gpu_exchange *x, const int64_t *sort)
+{
+    gpu_run *run = m->run;
+    s->dispatched_rows = s->gathered_rows = s->expert_rows = (gpu_rows){.n = x->gathered, .record = -1};
+    s->dispatched_rows.n = x->received;
+    if (run->trace == NULL)
+        return ASSAY_OK;
+    const size_t mark = m->scratch.used;
+    gpu_value sent, received, gathered;
+    ASSAY_TRY(ids_value(m, &sent, x->rows));
+    ASSAY_TRY(ids_value(m, &received, x->received));
+    ASSAY_TRY(ids_value(m, &gathered, x->gathered));
+    ASSAY_TRY(host_ids(mb, &s->dispatched_rows, x->received));
+    ASSAY_TRY(host_ids(mb, &s->gathered_rows, x->gathered));
+    ASSAY_TRY(host_ids(mb, &s->expert_rows, x->gathered));
+    gpu_arena_reset(&m->scratch, mark);
+    if (run->dry)
+        return ASSAY_OK;
+    ASSAY_TRY(fetch_ids(m, s, x, &sent, &received, &gathered));
+    int64_t at = 0, here = 0;
+    for (int k = 0; k < m->etp * m->ep; k++) {
+        const int t = k / m->ep, i = k % m->ep;
+        const int64_t n = rows_from(m, x, t, i);
+        hide_foreign(m, t, i, s->gathered_rows.ids + at, n);
+        if (t == m->at.etp) {
+            hide_foreign(m, t, i, s->dispatched_rows.ids + here, n);
+            here += n;
+        }
+        at += n;
+    }
+    for (int64_t i = 0; i < x->gathered; i++)
+        s->expert_rows.ids[i] = s->gathered_rows.ids[sort[i]];
+    if (m->ep > 1)
+        ASSAY_TRY(gpu_trace_rows(run, &s->dispatched_rows, "mlp.dispatch"));
+    else
+        s->dispatched_rows = s->rows;
+    if (m->etp > 1)
+        ASSAY_TRY(gpu_trace_rows(run, &s->gathered_rows, "mlp.experts.gather"));
+    else
+        s->gathered_rows = s->dispatched_rows;
+    return gpu_trace_rows(run, &s->expert_rows, "mlp.sort");
+}

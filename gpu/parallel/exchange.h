@@ -1,0 +1,40 @@
+/* The exchange of token rows of one MoE layer and microbatch as the host knows it: who sends how many rows to whom, in which
+ * order they lie, and their names for the trace.
+ *
+ * The ranks of a group etp_ep hold one set of all experts; member t + etp * i has coordinates etp = t, ep = i.  Rows leave
+ * in expert order, arrive over ep as [source, local expert], are gathered over etp as [etp, source, local expert] and sorted to
+ * [local expert, etp, source]. */
+#ifndef GPU_PARALLEL_EXCHANGE_H
+#define GPU_PARALLEL_EXCHANGE_H
+
+#include "gpu/model.h"
+
+ASSAY_BEGIN_DECLS
+
+typedef struct gpu_exchange {
+    int64_t rows;                  /* of this rank's tokens */
+    int64_t *row_token, *row_slot; /* [rows] */
+    int64_t *tokens_per_expert;    /* [members][E]; one row without an exchange */
+    int64_t received;              /* rows that arrive over ep */
+    int64_t gathered;              /* rows of all etp ranks: those of the local experts */
+} gpu_exchange;
+
+/* Whether rows leave their rank; over which group their counts are known. */
+bool gpu_exchanges_rows(const gpu_model *m);
+assay_group gpu_exchange_group(const gpu_model *m);
+/* The counts of member t + etp * i, [E]. */
+const int64_t *gpu_exchange_counts_of(const gpu_model *m, const gpu_exchange *x, int t, int i);
+/* Rows to and from every ep rank, rows of every etp rank, rows of every local expert, in s.  Dry mode: the most that can
+ * arrive. */
+assay_status gpu_exchange_count(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s, gpu_exchange *x);
+/* sort[new] = old, unsort its inverse: [gathered] */
+void gpu_exchange_sort(const gpu_model *m, const gpu_exchange *x, int64_t *sort, int64_t *unsort);
+/* Names of this rank's rows; of the rows that arrive, after gathering and after sorting.  Nothing without a trace. */
+assay_status gpu_exchange_name_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s,
+                                    const gpu_exchange *x);
+assay_status gpu_exchange_name_received(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s,
+                                        const gpu_exchange *x, const int64_t *sort);
+
+ASSAY_END_DECLS
+
+#endif
