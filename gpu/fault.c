@@ -59,6 +59,10 @@ static const struct {
     {GPU_SWITCH_BIAS_EVERYWHERE, "switch:bias_everywhere", NEED_TP},
     {GPU_SWITCH_KEPT_PARAMETERS, "switch:kept_parameters", NEED_NONE},
     {GPU_SWITCH_UNREADY_GRADIENTS, "switch:unready_gradients", NEED_NONE},
+    {GPU_SWITCH_UNWAITED_GATHER, "switch:unwaited_gather", NEED_NONE},
+    {GPU_SWITCH_UNWAITED_GRADIENTS, "switch:unwaited_gradients", NEED_NONE},
+    {GPU_SWITCH_REUSED_SLOT, "switch:reused_slot", NEED_NONE},
+    {GPU_SWITCH_EARLY_REDUCTION, "switch:early_reduction", NEED_NONE},
     {GPU_SWITCH_FORWARDS_FIRST, "switch:forwards_first", NEED_PP},
 };
 enum { N_WORDS = sizeof words / sizeof words[0] };
@@ -107,7 +111,8 @@ static void expand(int i, const gpu_fault_place *p, char *out, size_t capacity)
         snprintf(out, capacity, "attr:loss:scale=%.17g",
                  1.0 / (double)(p->step_microbatches > 1 ? p->step_microbatches : 2));
     else if (strcmp(word, "skip_all_reduce") == 0 && p->tp == 1) /* the gradient bucket of layer 0 */
-        snprintf(out, capacity, "skip:decoder.layers.0.input_layernorm.weight,phase=reduced_grad");
+        snprintf(out, capacity, "skip:decoder.layers.0.input_layernorm.weight,%s",
+                 p->scattered ? "op=reduce_scatter" : "phase=reduced_grad");
     else
         snprintf(out, capacity, "%s", words[i].text);
 }

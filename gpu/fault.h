@@ -54,6 +54,14 @@ typedef enum {
     "kept_parameters" /* those of layer 0 are not released: the run is refused */
 #define GPU_SWITCH_UNREADY_GRADIENTS                                                                         \
     "unready_gradients" /* those of layer 0 are not marked ready: the run is refused */
+#define GPU_SWITCH_UNWAITED_GATHER                                                                           \
+    "unwaited_gather" /* the compute stream does not wait for gathered parameters (--overlap-param-gather) */
+#define GPU_SWITCH_UNWAITED_GRADIENTS                                                                        \
+    "unwaited_gradients" /* a reduction does not wait for the backward (--overlap-grad-reduce) */
+#define GPU_SWITCH_REUSED_SLOT                                                                               \
+    "reused_slot" /* gradients are cleared while they are still being scattered (--overlap-grad-reduce) */
+#define GPU_SWITCH_EARLY_REDUCTION                                                                           \
+    "early_reduction" /* buckets are reduced behind the first microbatch (--overlap-grad-reduce) */
 #define GPU_SWITCH_FORWARDS_FIRST                                                                            \
     "forwards_first" /* a stage runs all its forwards before its first backward */
 
@@ -81,7 +89,7 @@ typedef struct gpu_fault_plan {
 /* What a word needs of the run, to be refused at its beginning. */
 typedef struct gpu_fault_place {
     int tp, cp, dp, ep, pp;
-    bool training;
+    bool training, scattered;                          /* scattered: gradients are (zero2, zero3) */
     int64_t steps, step_microbatches, first_moe_layer; /* -1: none */
     int64_t experts, topk;
 } gpu_fault_place;

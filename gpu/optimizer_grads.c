@@ -276,7 +276,7 @@ assay_status gpu_optimizer_grad_ready(void *optimizer, gpu_param *p)
     gpu_optimizer *o = optimizer;
     gpu_grad_buffer *b = &o->buffer[assay_param_reduce_group(p->spec) == ASSAY_GROUP_EDP];
     const int before = b->n_ready;
-    if (b->scattered)
+    if (b->scattered || (o->model->round > 0 && gpu_fault_switch(o->model->run, GPU_SWITCH_EARLY_REDUCTION)))
         return ASSAY_OK;
     ASSAY_TRY(gpu_grad_buffer_ready(b, p));
     if (b->n_ready == before || !o->model->options->overlap_grad_reduce || waits_for_stages(o, b, p->bucket))

@@ -90,6 +90,7 @@ static assay_status plant_fault(gpu_engine *e)
                              .ep = p->expert_model_parallel_size,
                              .pp = p->pipeline_model_parallel_size,
                              .training = e->batches.training,
+                             .scattered = p->zero_stage >= 2,
                              .steps = e->last_step,
                              .step_microbatches = e->batches.microbatches,
                              .first_moe_layer = -1,

@@ -102,10 +102,10 @@ static ref_attention_desc describe(const ref_pass *p, int64_t heads, int64_t gro
 
 assay_status ref_ranks_attention(ref_pass *p, ref_tensor *o, ref_tensor *lse, const ref_tensor *q,
                                  const ref_tensor *k, const ref_tensor *v, const ref_ints *q_position,
-                                 const ref_ints *k_position)
+                                 const ref_ints *k_position, const char *instance)
 {
-    ASSAY_TRY(ref_new(p, o, "self_attention.core_attention", "o"));
-    ASSAY_TRY(ref_new(p, lse, "self_attention.core_attention", "lse"));
+    ASSAY_TRY(ref_new(p, o, instance, "o"));
+    ASSAY_TRY(ref_new(p, lse, instance, "lse"));
     EACH_RANK(p, r)
     {
         const ref_attention_desc d = describe(p, q->heads, k->heads, &q_position->at[r], &k_position->at[r]);

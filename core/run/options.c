@@ -497,3 +497,37 @@ assay_status assay_train_options_check(const assay_train_options *o)
                 "trace_hash_only without trace");
     return ASSAY_OK;
 }
+
+void assay_train_options_merge(assay_train_options *into, const assay_train_options *given,
+                               const char *const *except)
+{
+    for (const assay_option_row *row = table; row->name; row++) {
+        const uint64_t bit = (uint64_t)1 << (row - table);
+        bool kept = !(given->given & bit);
+        for (int k = 0; !kept && except && except[k]; k++)
+            kept = strcmp(except[k], row->name) == 0;
+        if (kept)
+            continue;
+        memcpy((char *)into + row->offset, (const char *)given + row->offset, row->size);
+        into->given |= bit;
+    }
+}
+
+assay_status assay_option_count(const char *name, const char *text, int64_t least, int64_t most, int64_t *out)
+{
+    char *end = NULL;
+    errno = 0;
+    const long long n = strtoll(text, &end, 10);
+    ASSAY_CHECK(errno == 0 && end != text && *end == '\0' && n >= least && n <= most, ASSAY_INVALID_ARGUMENT,
+                "--%s: expected an integer from %lld to %lld, found %.64s", name, (long long)least,
+                (long long)most, text);
+    *out = n;
+    return ASSAY_OK;
+}
+
+assay_status assay_option_text(const char *name, const char *text, char *out, size_t capacity)
+{
+    ASSAY_CHECK(strlen(text) < capacity, ASSAY_LIMIT, "--%s: longer than %zu bytes", name, capacity - 1);
+    memcpy(out, text, strlen(text) + 1);
+    return ASSAY_OK;
+}

@@ -122,7 +122,8 @@ static assay_status open_grads(place *at)
     gpu_slot *s = &at->b->grads[k->grad_slot];
     if (k->open)
         return ASSAY_OK;
-    ASSAY_TRY(wait_slot(at, s));
+    if (s->waited || !gpu_fault_switch(run_of(at), GPU_SWITCH_REUSED_SLOT))
+        ASSAY_TRY(wait_slot(at, s));
     CUDA_TRY(cudaMemsetAsync(s->data, 0, (size_t)k->length * sizeof(float), run_of(at)->ctx.stream));
     k->open = true;
     k->n_pending = k->n_params;
@@ -137,13 +138,15 @@ static assay_status open_grads(place *at)
 static assay_status ready_weights(place *at)
 {
     gpu_bucket *k = bucket_of(at);
-    if (k->waits)
-        CUDA_TRY(cudaStreamWaitEvent(run_of(at)->ctx.stream, k->synced, 0));
+    gpu_run *run = run_of(at);
+    if (k->waits && !gpu_fault_switch(run, GPU_SWITCH_UNWAITED_GATHER))
+        CUDA_TRY(cudaStreamWaitEvent(run->ctx.stream, k->synced, 0));
     k->waits = false;
     if (!at->b->gathered)
         return ASSAY_OK;
     ASSAY_TRY(gather(at));
-    return wait_slot(at, &at->b->weights[k->weight_slot]);
+    gpu_slot *s = &at->b->weights[k->weight_slot];
+    return !s->waited && gpu_fault_switch(run, GPU_SWITCH_UNWAITED_GATHER) ? ASSAY_OK : wait_slot(at, s);
 }
 
 assay_status gpu_unit_before(void *optimizer, const gpu_param_unit *unit, const gpu_param_unit *next,
@@ -246,7 +249,7 @@ static assay_status launch_scatter(void *user)
                                 .recv = b->received,
                                 .count = length,
                                 .dtype = ASSAY_F32};
-    if (overlap)
+    if (overlap && !gpu_fault_switch(run, GPU_SWITCH_UNWAITED_GRADIENTS))
         ASSAY_TRY(after_compute(run));
     if (at->skip)
         CUDA_TRY(cudaMemcpyAsync(b->received, s->data + b->rank * length * (int64_t)sizeof(float),
@@ -350,6 +353,9 @@ assay_status gpu_unit_reduce(void *optimizer, const gpu_param_unit *unit)
         place at = {.o = o, .b = buffer_of(o, unit->params[i]), .index = unit->params[i]->bucket};
         if (at.b && at.b->scattered && --bucket_of(&at)->n_pending == 0)
             ASSAY_TRY(scatter(&at));
+        if (at.b && !at.b->scattered && o->model->round == 0 &&
+            gpu_fault_switch(o->model->run, GPU_SWITCH_EARLY_REDUCTION))
+            ASSAY_TRY(gpu_optimizer_grad_ready(o, unit->params[i]));
     }
     return ASSAY_OK;
 }

@@ -1,6 +1,7 @@
 /* Contiguous main gradients and their reduction by buckets. */
 #include "gpu/parallel/grad_buffer.h"
 
+#include "gpu/fault.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -273,7 +274,8 @@ assay_status gpu_start_grad_sync(gpu_grad_buffer *b, gpu_model *m, int index, bo
     if (b->size * b->copies == 1)
         return ASSAY_OK;
     CUDA_TRY(cudaEventRecord(run->compute_done, run->ctx.stream));
-    CUDA_TRY(cudaStreamWaitEvent(run->comm_stream, run->compute_done, 0));
+    if (!gpu_fault_switch(run, GPU_SWITCH_UNWAITED_GRADIENTS))
+        CUDA_TRY(cudaStreamWaitEvent(run->comm_stream, run->compute_done, 0));
     if (scatter) {
         int64_t start, length;
         gpu_bucket_part(b, index, b->rank, &start, &length);

@@ -216,17 +216,6 @@ ncclResult_t enqueue(ncclComm *c, const std::vector<cudaStream_t> &streams, nccl
                     "the stream refuses work: " + std::string(cudaGetErrorString(cudaPeekAtLastError())));
 }
 
-bool is_message(const nccl_call &call)
-{
-    return call.func == NCCL_SEND || call.func == NCCL_RECV;
-}
-
-ncclResult_t dropped(nccl_work *w)
-{
-    delete w;
-    return ncclInvalidUsage;
-}
-
 ncclResult_t flush(std::vector<grouped> &calls)
 {
     ncclResult_t result = ncclSuccess;
@@ -247,9 +236,14 @@ ncclResult_t flush(std::vector<grouped> &calls)
             if (!known) {
                 streams.push_back(g.stream);
             }
-            (is_message(g.task.call) ? w->messages : w->collectives).push_back(g.task);
+            (nccl_is_message(g.task.call) ? w->messages : w->collectives).push_back(g.task);
         }
-        const ncclResult_t r = nccl_order_agrees(c, w->collectives) ? enqueue(c, streams, w) : dropped(w);
+        ncclResult_t r = ncclInvalidUsage;
+        if (nccl_order_agrees(c, w->collectives)) {
+            r = enqueue(c, streams, w);
+        } else {
+            delete w;
+        }
         result = result == ncclSuccess ? r : result;
         calls.swap(rest);
     }
@@ -317,7 +311,7 @@ ncclResult_t submit(ncclComm *c, nccl_call call, const request &r, cudaStream_t 
                                             std::to_string(device) + ", the communicator to device " +
                                             std::to_string(c->device));
     }
-    if (is_message(call)) {
+    if (nccl_is_message(call)) {
         if (call.count == 0) {
             return ncclSuccess; /* NCCL drops empty messages */
         }

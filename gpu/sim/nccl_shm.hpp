@@ -30,6 +30,11 @@ struct nccl_call {
     int32_t func, type, op, root; /* root: the peer of a send or receive */
 };
 
+inline bool nccl_is_message(const nccl_call &c)
+{
+    return c.func == NCCL_SEND || c.func == NCCL_RECV;
+}
+
 /* A call that others read for diagnosis only, at any moment. */
 struct nccl_call_note {
     std::atomic<uint64_t> number, count;

@@ -95,6 +95,7 @@ void plan_add(plan *p, const char *op, const char *at)
                           .microbatch = p->microbatch,
                           .group = -1,
                           .block = p->block,
+                          .after = -1,
                           .order = {.part = p->part, .pass = p->pass, .stage = p->stage, .at = p->n},
                           .first_slot = p->n_slots,
                           .first_attr = p->n_attrs};
@@ -217,6 +218,8 @@ void plan_accumulate(plan *p, const char *slot, const char *at)
     plan_out(p, slot, t);
     if (p->st == ASSAY_OK)
         p->st = parity_map_put(p->touched, param, p->microbatch + 1);
+    if (p->st == ASSAY_OK)
+        p->st = parity_map_put(p->written, param, p->n - 1);
 }
 
 int64_t plan_piece(int64_t n, int parts, int index, int64_t *start)
@@ -294,6 +297,7 @@ static assay_status start(plan *p, const plan_job *job, int rank, int64_t step)
     p->B = p->share.n_rows;
     p->arena = calloc(1, sizeof *p->arena);
     ASSAY_CHECK(p->arena, ASSAY_OUT_OF_MEMORY, "plan");
+    ASSAY_TRY(parity_map_create(&p->written));
     return parity_map_create(&p->touched);
 }
 
@@ -319,6 +323,7 @@ void plan_destroy(plan *p)
     }
     free(p->arena);
     parity_map_destroy(p->touched);
+    parity_map_destroy(p->written);
     free(p->ops);
     free(p->slots);
     free(p->attrs);

@@ -254,15 +254,26 @@ static void forward_arrives(plan *p, const chunk *c, slot *s)
     receive(p, "pipeline.recv_forward", s->input, false);
 }
 
+static int64_t unit_behind(const chunk *c, int64_t l)
+{
+    return l + 1 < c->count ? c->first + l + 1 : c->last_of_all ? PLAN_UNIT_OUTPUT : PLAN_UNIT_NONE;
+}
+
 static void forward_runs(plan *p, const chunk *c, slot *s)
 {
-    if (c->first_of_all)
+    if (c->first_of_all) {
+        plan_unit_before(p, PLAN_UNIT_EMBEDDING, unit_behind(c, -1));
         embedding_forward(p, s);
+    }
     plan_tensor hidden = s->input;
-    for (int64_t l = 0; l < c->count && p->st == ASSAY_OK; l++)
+    for (int64_t l = 0; l < c->count && p->st == ASSAY_OK; l++) {
+        plan_unit_before(p, c->first + l, unit_behind(c, l));
         hidden = layer_forward(p, c->first + l, &s->layers[l], hidden);
-    if (c->last_of_all)
-        output_forward(p, s, hidden);
+    }
+    if (!c->last_of_all)
+        return;
+    plan_unit_before(p, PLAN_UNIT_OUTPUT, PLAN_UNIT_NONE);
+    output_forward(p, s, hidden);
 }
 
 static void forward_leaves(plan *p, const chunk *c, slot *s)
@@ -282,12 +293,23 @@ static void backward_arrives(plan *p, const chunk *c, slot *s)
 
 static void backward_runs(plan *p, const chunk *c, slot *s)
 {
-    plan_tensor dy = c->last_of_all ? output_backward(p, s) : s->dy;
-    for (int64_t l = c->count - 1; l >= 0 && p->st == ASSAY_OK; l--)
+    plan_tensor dy = s->dy;
+    if (c->last_of_all) {
+        plan_unit_before(p, PLAN_UNIT_OUTPUT, c->count > 0 ? c->first + c->count - 1 : PLAN_UNIT_NONE);
+        dy = output_backward(p, s);
+        plan_unit_reduce(p, PLAN_UNIT_OUTPUT);
+    }
+    for (int64_t l = c->count - 1; l >= 0 && p->st == ASSAY_OK; l--) {
+        plan_unit_before(p, c->first + l, l > 0 ? c->first + l - 1 : PLAN_UNIT_NONE);
         dy = layer_backward(p, c->first + l, &s->layers[l], dy);
+        plan_unit_reduce(p, c->first + l);
+    }
     s->dinput = dy;
-    if (c->first_of_all)
-        embedding_backward(p, s, dy);
+    if (!c->first_of_all)
+        return;
+    plan_unit_before(p, PLAN_UNIT_EMBEDDING, PLAN_UNIT_NONE);
+    embedding_backward(p, s, dy);
+    plan_unit_reduce(p, PLAN_UNIT_EMBEDDING);
 }
 
 static void backward_leaves(plan *p, const chunk *c, slot *s)
