@@ -395,23 +395,13 @@ static int64_t execution_order(void *user, const parity_result *r)
     return strcmp(r->tensor, "precision") == 0 ? -1 : parity_plan_tensors_order(user, r->tensor);
 }
 
-/* Whether the objective of the traced layout is another one than that of an unsharded run (docs/MEGATRON.md). */
-static assay_status objective_differs(const parity_whole_cache *c, const assay_trace *t, bool *out)
+/* Under semantics megatron the objective is that of the traced layout. */
+static void take_objective(parity_whole_cache *c, const assay_trace *t)
 {
-    const assay_train_options *o = &c->options;
     const char *layout = json_string_value(json_object_get(assay_trace_header(t), "layout"));
-    assay_parallel_config p;
-    *out = false;
-    if (o->semantics != ASSAY_SEMANTICS_MEGATRON || layout == NULL)
-        return ASSAY_OK;
-    ASSAY_TRY(assay_layout_parse(layout, &p));
-    const bool experts =
-        c->spec->config.num_moe_experts > 0 && (o->moe_aux_loss_coeff > 0.0 || o->moe_z_loss_coeff > 0.0);
-    const int64_t rows_split = c->batches->microbatches % p.data_parallel_size;
-    *out = o->calculate_per_token_loss ? experts && (p.tensor_model_parallel_size > 1 ||
-                                                     p.context_parallel_size > 1 || rows_split != 0)
-                                       : p.context_parallel_size > 1;
-    return ASSAY_OK;
+    c->objective[0] = '\0';
+    if (c->options.semantics == ASSAY_SEMANTICS_MEGATRON && layout != NULL)
+        snprintf(c->objective, sizeof c->objective, "%s", layout);
 }
 
 assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t, parity_report *report)
@@ -429,13 +419,7 @@ assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t,
     h.base.check = PARITY_CHECK_WHOLE;
     parity_result_from_trace(&h.base, t);
     parity_scales_from_trace(t, &h.scales);
-    bool differs;
-    ASSAY_TRY(objective_differs(cache, t, &differs));
-    if (differs) {
-        parity_result skipped = h.base;
-        parity_result_skip(&skipped, "with --semantics megatron this layout has an objective of its own");
-        return parity_report_add(report, &skipped);
-    }
+    take_objective(cache, t);
     ASSAY_TRY_GOTO(parity_index_create(&x, t), st, done);
     ASSAY_TRY_GOTO(parity_whole_read_choices(cache, x, steps, &choice), st, done);
     ASSAY_TRY_GOTO(parity_whole_find_runs(cache, precision, &choice, &r), st, done);
