@@ -29,6 +29,9 @@ typedef struct ref_run_config {
     const assay_train_options
         *options; /* training options; model/batch/out/layout paths in it are not used */
     assay_grid grid;
+    const assay_grid
+        *objective; /* a run of a world of 1 under semantics megatron: the layout whose weights the objective
+                                    has; NULL: its own */
     const assay_batches *batches;
     ref_policy policy;
     ref_routing_lookup routing; /* NULL = own choices */
@@ -51,7 +54,7 @@ typedef struct ref_run_result {
     double *loss;              /* [steps] */
     double *grad_norm;         /* [steps], before clipping (training form) */
     double *aux_loss, *z_loss; /* [steps]: contribution to the objective, mean over microbatches */
-    int64_t most_held; /* zero3: elements of gathered weights that any rank held at once; else 0 */
+    int64_t most_held;         /* zero3: elements of gathered weights that any rank held at once; else 0 */
     int64_t n_tensors;
     ref_named_tensor
         *tensors; /* grads of every step (reduced, whole, before clipping); states and weights of the last */
