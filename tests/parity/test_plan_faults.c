@@ -210,6 +210,22 @@ static const fault expert_slices[] = {
     {"drop_op", "sumsq", M1 "experts.linear_fc1.weight", "", "", false, 1, 0, -1, "operation"},
 };
 
+/* Experts with a capacity, decided over two tp ranks. */
+static const fault capacities[] = {
+    {"attr", "router_drop", M1 "router.drop", "capacity", "3", false, 0, 0, 1, NULL},
+    {"attr", "router_drop", M1 "router.drop", "start", "1", false, 1, 1, 0, NULL},
+    {"attr", "permute_plan", M1 "permute_plan", "rows", "1", false, 0, 1, 1, NULL},
+    {"shift", "router_drop", M1 "router.drop", "token", "", INPUT, 1, 0, 0, NULL},
+    {"rewire", "router_drop", M1 "router.drop", "all_probs", M1 "router.probs", INPUT, 0, 0, 0, NULL},
+    {"rewire", "permute_plan", M1 "permute_plan", "indices", M1 "router.indices", INPUT, 1, 1, 1, NULL},
+    {"group", "all_gather", M1 "router.drop_indices", "", "world", false, 1, 0, 1, "group"},
+    {"group", "all_gather", M1 "router.drop_probs", "", "world", false, 0, 1, 0, "group"},
+    {"drop_op", "all_gather", M1 "router.drop_probs", "", "", false, 1, 1, 0, "operation"},
+    {"value", "router_drop", M1 "router.drop", "tokens_per_expert", "", false, 0, 0, 1, NULL},
+    {"value", "permute_plan", M1 "permute_plan", "token_row", "", false, 1, 0, 0, NULL},
+    {"value", "expert_bias_update", M1 "router.expert_bias", "tokens_per_expert", "", INPUT, 0, 1, -1, NULL},
+};
+
 /* Context parallelism: S = 7 is cut in chunks of 2, 2, 2, 1; rank 0 of cp has 3 positions, rank 1 has 4. */
 static const fault gathered_keys[] = {
     {"attr", "all_gather", A0 "gather_k", "counts", "[4, 3]", false, 2, 0, 0, NULL},
@@ -309,7 +325,7 @@ static void expect_all_of(const char *model, const char *layout, assay_precision
                           const fault *faults, size_t n)
 {
     plan_cell c;
-    plan_cell_run(&c, model, layout, precision, "");
+    plan_cell_run_with(&c, model, layout, precision, "", faults == capacities ? 0.5 : 0.0);
     parity_report *r = plan_judge(&c, c.trace);
     print_failures(r);
     cr_assert_eq(n_failed(r), 0);
@@ -404,6 +420,16 @@ Test(parity_plan_faults, slices_of_experts_fp32)
 Test(parity_plan_faults, slices_of_experts_bf16)
 {
     expect_all("tp2,sp,etp2,ep2,dp2", ASSAY_PRECISION_BF16, TABLE(expert_slices));
+}
+
+Test(parity_plan_faults, capacities_fp32)
+{
+    expect_all("tp2,sp,etp2", ASSAY_PRECISION_FP32, TABLE(capacities));
+}
+
+Test(parity_plan_faults, capacities_bf16)
+{
+    expect_all("tp2,sp,etp2", ASSAY_PRECISION_BF16, TABLE(capacities));
 }
 
 Test(parity_plan_faults, interleaved_chunks_fp32)
