@@ -33,6 +33,9 @@ typedef struct ref_run_config {
     const assay_train_options
         *options; /* training options; model/batch/out/layout paths in it are not used */
     assay_grid grid;
+    const assay_grid
+        *objective; /* a run of a world of 1 under semantics megatron: the layout whose weights the objective
+                                    has; NULL: its own */
     const assay_batches *batches;
     ref_policy policy;
     ref_routing_lookup routing; /* NULL = own choices */

@@ -1,5 +1,6 @@
 /* The router on lockstep tensors: logits, choice (own or replayed), combine weights, auxiliary losses. */
 #include "ref/layer.h"
+#include "ref/objective.h"
 #include "ref/parallel/collectives.h"
 
 #include <stdlib.h>
@@ -274,6 +275,24 @@ static double aux_weight(const ref_pass *p, int64_t rows)
     return 1.0 / (double)p->e->run->batches->microbatches;
 }
 
+/* dlogits += the auxiliary gradient of weight 1, each row times its weight in another layout's objective. */
+static assay_status aux_bwd_elsewhere(ref_pass *p, ref_piece *dlogits, const ref_router_acts *a)
+{
+    const assay_train_options *o = &p->e->options;
+    const ref_piece *logits = &a->logits.at[0];
+    const ref_router_desc d = describe(p, logits->rows);
+    ref_piece weights, plain;
+    ASSAY_TRY(ref_piece_new(&p->arena, &weights, logits->rows, 1));
+    ASSAY_TRY(ref_piece_new(&p->arena, &plain, logits->rows, logits->cols));
+    memset(plain.x, 0, (size_t)(logits->rows * logits->cols) * sizeof *plain.x);
+    ref_router_aux_bwd(plain.x, logits->x, a->aux_counts.at[0].x, o->moe_aux_loss_coeff, o->moe_z_loss_coeff,
+                       1.0, a->aux_tokens, &d);
+    ASSAY_TRY(ref_objective_aux_weights(p, weights.x));
+    for (int64_t i = 0; i < logits->rows * logits->cols; i++)
+        dlogits->x[i] += weights.x[i / logits->cols] * plain.x[i];
+    return ASSAY_OK;
+}
+
 assay_status ref_router_route_bwd(ref_pass *p, ref_tensor *dtokens, const ref_router_acts *a,
                                   const ref_tensor *dprobs)
 {
@@ -289,7 +308,10 @@ assay_status ref_router_route_bwd(ref_pass *p, ref_tensor *dtokens, const ref_ro
     }
     ASSAY_TRY(ref_store(p, &dlogits, REF_STORE_ROUTER));
     if (has_aux(p)) {
-        for (int r = 0; r < p->n; r++) {
+        const bool other = ref_has_objective(p) && o->calculate_per_token_loss;
+        if (other)
+            ASSAY_TRY(aux_bwd_elsewhere(p, &dlogits.at[0], a));
+        for (int r = 0; r < p->n && !other; r++) {
             const ref_router_desc d = describe(p, a->logits.at[r].rows);
             ref_router_aux_bwd(dlogits.at[r].x, a->logits.at[r].x, a->aux_counts.at[r].x,
                                o->moe_aux_loss_coeff, o->moe_z_loss_coeff,

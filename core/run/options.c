@@ -43,6 +43,7 @@ enum {
     STEP_RUN = ASSAY_FOR_STEP | ASSAY_FOR_RUN,
     STEP_BENCH = ASSAY_FOR_STEP | ASSAY_FOR_BENCH,
     STEP_RUN_BENCH = STEP_RUN | ASSAY_FOR_BENCH,
+    STEP_RUN_BENCH_OPS = STEP_RUN_BENCH | ASSAY_FOR_OPS,
     EVERYWHERE = ASSAY_FOR_STEP | ASSAY_FOR_RUN | ASSAY_FOR_CASE | ASSAY_FOR_BENCH
 };
 
@@ -78,7 +79,7 @@ static const assay_option_row table[] = {
      "draw the weights of a folder that holds a configuration alone; -1: refuse such a folder", "Run",
      EVERYWHERE},
     ROW_INT(train_iters, 0, STEPS_MAX, STEP_RUN, "Run", "optimizer steps; 0: all that the data holds"),
-    ROW_STRING(variant, "FAMILY=kN,...", STEP_RUN_BENCH, "Run",
+    ROW_STRING(variant, "FAMILY=kN,...", STEP_RUN_BENCH_OPS, "Run",
                "kernel variants, as in attention=k1,rmsnorm=k0"),
     {"trace_hash_only", ASSAY_OPT_BOOL, MEMBER(trace_hash_only), 0, 0, NULL, "BOOL",
      "trace without tensor data", "Run", STEP},
@@ -86,7 +87,7 @@ static const assay_option_row table[] = {
         fault, "FAULT", STEP_RUN, "Run",
         "plant a fault (self-tests; docs/ADDING.md): skip:INSTANCE, attr:INSTANCE:NAME=X, ..., or a word"),
     {"collective_timeout", ASSAY_OPT_DOUBLE, MEMBER(collective_timeout), 0, 1e6, NULL, "SECONDS",
-     "longest wait for a collective; 0: ASSAY_COLLECTIVE_TIMEOUT_S, else 300", "Run", STEP_RUN_BENCH},
+     "longest wait for a collective; 0: ASSAY_COLLECTIVE_TIMEOUT_S, else 300", "Run", STEP_RUN_BENCH_OPS},
     ROW_ENUM(optimizer, optimizer_words, "adam", EVERYWHERE, "Optimizer", "adam (AdamW)"),
     ROW_DOUBLE(lr, 0, 1e6, EVERYWHERE, "Optimizer", "learning rate"),
     ROW_DOUBLE(min_lr, 0, 1e6, EVERYWHERE, "Optimizer", "lowest learning rate of the schedule"),

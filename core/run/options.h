@@ -77,8 +77,9 @@ typedef struct assay_train_options {
 void assay_train_options_default(assay_train_options *o);
 
 /* Where an option has a meaning; elsewhere it is refused.  STEP: `assay step` and the engine programs.  RUN: the
- * command line of `assay run`.  CASE: the member "training" of a case file.  BENCH: `assay bench`. */
-enum { ASSAY_FOR_STEP = 1, ASSAY_FOR_RUN = 2, ASSAY_FOR_CASE = 4, ASSAY_FOR_BENCH = 8 };
+ * command line of `assay run`.  CASE: the member "training" of a case file.  BENCH: `assay bench`.  OPS: the verb `ops`
+ * of the engine programs. */
+enum { ASSAY_FOR_STEP = 1, ASSAY_FOR_RUN = 2, ASSAY_FOR_CASE = 4, ASSAY_FOR_BENCH = 8, ASSAY_FOR_OPS = 16 };
 
 /* One row of the option table. */
 typedef enum {

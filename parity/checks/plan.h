@@ -188,14 +188,15 @@ int64_t plan_local_groups(const plan *p);
 int64_t plan_local_heads(const plan *p);
 /* position_ids: of this rank's tokens. */
 plan_tensor plan_positions(plan *p);
-/* What attention reads and makes; own_k and own_v are the rank's own. */
-typedef struct plan_context {
-    plan_tensor q, k, v, own_k, own_v, o, lse;
-} plan_context;
-plan_context plan_context_forward(plan *p, plan_tensor q, plan_tensor k, plan_tensor v);
 typedef struct plan_qkv {
     plan_tensor q, k, v;
 } plan_qkv;
+/* The rank's own q, k, v; what attention reads in their place and makes; what the projection reads. */
+typedef struct plan_context {
+    plan_qkv own;
+    plan_tensor q, k, v, attended, lse, packed_o, o;
+} plan_context;
+plan_context plan_context_forward(plan *p, plan_tensor q, plan_tensor k, plan_tensor v);
 /* Gradients of the rank's own q, k, v. */
 plan_qkv plan_context_backward(plan *p, const plan_context *c, plan_tensor d_o);
 
@@ -205,7 +206,7 @@ typedef struct plan_kind {
     plan_tensor (*forward)(plan *p, plan_tensor x, void *saved);
     plan_tensor (*backward)(plan *p, plan_tensor dy, void *saved); /* gradient of x */
 } plan_kind;
-extern const plan_kind plan_self_attention, plan_dense_mlp, plan_moe_mlp;
+extern const plan_kind plan_self_attention, plan_mla, plan_dense_mlp, plan_moe_mlp;
 
 /* What the experts' capacities leave of `indices`, over the ranks that share a microbatch: plan_drop.c. */
 plan_tensor plan_drop(plan *p, assay_group group, plan_tensor indices, plan_tensor probs);

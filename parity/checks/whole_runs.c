@@ -167,10 +167,10 @@ static ref_policy policy_of(const parity_whole_cache *c, assay_precision precisi
 static assay_status run_one(const parity_whole_cache *c, const ref_run_config *config, const char *choices,
                             int run, ref_run_result *result)
 {
-    char key[2 * ASSAY_SHA256_HEX + 64];
+    char key[2 * ASSAY_SHA256_HEX + ASSAY_LAYOUT_TEXT + 64];
     if (c->folder[0] == '\0')
         return ref_run(config, c->weights, result);
-    snprintf(key, sizeof key, "%s, choices %s, %s, %s, run %d", c->identity, choices,
+    snprintf(key, sizeof key, "%s, choices %s, %s%s, %s, run %d", c->identity, choices, c->objective,
              assay_precision_name(config->policy.precision), config->want_logits ? "logits" : "training",
              run);
     return parity_whole_run(c->folder, key, config, c->weights, result);
@@ -180,7 +180,8 @@ static assay_status run_all(const parity_whole_cache *c, const assay_batches *ba
                             assay_precision precision, parity_whole_choices *choice, const char *choices,
                             bool logits, ref_run_result *truth, ref_run_result perturbed[PARITY_WHOLE_RUNS])
 {
-    assay_parallel_config one;
+    assay_parallel_config one, other;
+    assay_grid objective;
     assay_train_options options = c->options;
     ref_run_config config = {.spec = c->spec,
                              .options = &options,
@@ -194,6 +195,11 @@ static assay_status run_all(const parity_whole_cache *c, const assay_batches *ba
         options.train_iters = 0;
     ASSAY_TRY(assay_layout_parse("1", &one));
     ASSAY_TRY(assay_grid_make(&one, &config.grid));
+    if (c->objective[0] != '\0' && !logits) { /* logits do not depend on it */
+        ASSAY_TRY(assay_layout_parse(c->objective, &other));
+        ASSAY_TRY(assay_grid_make(&other, &objective));
+        config.objective = &objective;
+    }
     config.policy.precision = ASSAY_PRECISION_FP64;
     ASSAY_TRY(run_one(c, &config, choices, -1, truth));
     for (int i = 0; i < PARITY_WHOLE_RUNS; i++) {
@@ -253,11 +259,11 @@ static assay_status run_logits(const parity_whole_cache *c, assay_precision prec
 assay_status parity_whole_find_runs(parity_whole_cache *c, assay_precision precision,
                                     parity_whole_choices *choice, parity_whole_runs **out)
 {
-    char hash[ASSAY_HASH_HEX], key[ASSAY_HASH_HEX + 16];
+    char hash[ASSAY_HASH_HEX], key[ASSAY_HASH_HEX + ASSAY_LAYOUT_TEXT + 16];
     ASSAY_TRY(assay_hash_init());
     assay_hash_tensor(ASSAY_I64, &choice->count, 1, choice->indices,
                       (size_t)choice->count * sizeof *choice->indices, hash);
-    snprintf(key, sizeof key, "%s|%s", assay_precision_name(precision), hash);
+    snprintf(key, sizeof key, "%s|%s|%s", assay_precision_name(precision), c->objective, hash);
     for (int64_t i = 0; i < c->n; i++) {
         if (strcmp(c->all[i]->key, key) == 0) {
             *out = c->all[i];
