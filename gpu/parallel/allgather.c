@@ -3,7 +3,6 @@
 
 #include "gpu/call.h"
 #include "gpu/describe.h"
-#include "gpu/parallel/expert.h"
 
 bool gpu_gathers_tokens(const gpu_model *m)
 {

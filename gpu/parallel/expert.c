@@ -16,19 +16,6 @@ static gpu_value rows_of(gpu_arena *arena, const gpu_rows *rows, int64_t last)
     return v;
 }
 
-assay_status gpu_index_value(gpu_model *m, gpu_arena *arena, gpu_value *v, const char *at, const char *slot,
-                             int64_t n, const int64_t *host)
-{
-    *v = gpu_named(m, gpu_local(arena, n, 0), at, slot);
-    ASSAY_TRY(gpu_value_make(v, ASSAY_I64));
-    v->host = host;
-    if (m->run->dry || n == 0)
-        return ASSAY_OK;
-    CUDA_TRY(
-        cudaMemcpyAsync(v->t.data, host, gpu_tensor_bytes(v->t), cudaMemcpyHostToDevice, m->run->ctx.stream));
-    return ASSAY_OK;
-}
-
 /* --- all_to_all --------------------------------------------------------------------------------------------- */
 static assay_status all_to_all(gpu_model *m, const char *at, gpu_value *recv, const int64_t *recv_rows,
                                gpu_value *send, const int64_t *send_rows)
