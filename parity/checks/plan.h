@@ -202,7 +202,7 @@ typedef struct plan_kind {
     plan_tensor (*forward)(plan *p, plan_tensor x, void *saved);
     plan_tensor (*backward)(plan *p, plan_tensor dy, void *saved); /* gradient of x */
 } plan_kind;
-extern const plan_kind plan_self_attention, plan_dense_mlp, plan_moe_mlp;
+extern const plan_kind plan_self_attention, plan_mla, plan_dense_mlp, plan_moe_mlp;
 
 /* Shared expert of an MoE layer: plan_shared.c. */
 typedef struct plan_shared_saved {
