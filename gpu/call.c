@@ -245,9 +245,13 @@ assay_status gpu_call_exchange(gpu_run *run, const gpu_transfer *list, int n)
     for (int i = 0; i < n; i++) {
         enter(run, &list[i]);
         ASSAY_TRY_GOTO(prepare(run, &list[i].args, &c[i]), st, done);
+        if (run->dry)
+            continue;
         ASSAY_TRY_GOTO(gpu_call_record_begin(run, &c[i]), st, done);
         ASSAY_TRY_GOTO(observe(run, &c[i], 1, false), st, done);
     }
+    if (run->dry)
+        goto done;
     ASSAY_TRY_GOTO(gpu_comm_group_start(&run->comm), st, done);
     for (int i = 0; i < n && st == ASSAY_OK; i++)
         st = launch_one(run, &c[i]);

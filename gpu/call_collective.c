@@ -40,13 +40,11 @@ static assay_status launch_all_to_all(gpu_run *run, const gpu_resolved *c)
 {
     const gpu_tensor send = gpu_operand(&c->o, "send"), recv = gpu_operand(&c->o, "recv");
     const int n = run->comm.group[c->group].size;
-    const int64_t width =
-        send.ndim > 1 ? gpu_tensor_count(send) > 0 || send.shape[0] > 0 ? send.stride[0] : send.shape[1] : 1;
     int64_t *elements = calloc(2 * (size_t)n, sizeof *elements);
     ASSAY_CHECK(elements, ASSAY_OUT_OF_MEMORY, "all_to_all: counts of %d ranks", n);
     for (int i = 0; i < n; i++) {
-        elements[i] = c->counts[i] * width;
-        elements[n + i] = c->recv_counts[i] * width;
+        elements[i] = c->counts[i] * gpu_call_row_elements(send, c->counts, n);
+        elements[n + i] = c->recv_counts[i] * gpu_call_row_elements(recv, c->recv_counts, n);
     }
     const assay_status st = gpu_comm_all_to_all_v(&run->comm, c->group, send.data, elements, recv.data,
                                                   elements + n, send.dtype, run->ctx.stream);

@@ -365,6 +365,15 @@ static int64_t execution_order(void *user, const parity_result *r)
     return strcmp(r->tensor, "precision") == 0 ? -1 : parity_plan_tensors_order(user, r->tensor);
 }
 
+/* Under semantics megatron the objective is that of the traced layout. */
+static void take_objective(parity_whole_cache *c, const assay_trace *t)
+{
+    const char *layout = json_string_value(json_object_get(assay_trace_header(t), "layout"));
+    c->objective[0] = '\0';
+    if (c->options.semantics == ASSAY_SEMANTICS_MEGATRON && layout != NULL)
+        snprintf(c->objective, sizeof c->objective, "%s", layout);
+}
+
 assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t, parity_report *report)
 {
     assay_status st = ASSAY_OK;
@@ -380,6 +389,7 @@ assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t,
     h.base.check = PARITY_CHECK_WHOLE;
     parity_result_from_trace(&h.base, t);
     parity_scales_from_trace(t, &h.scales);
+    take_objective(cache, t);
     ASSAY_TRY_GOTO(parity_index_create(&x, t), st, done);
     ASSAY_TRY_GOTO(parity_whole_read_choices(cache, x, steps, &choice), st, done);
     ASSAY_TRY_GOTO(parity_whole_find_runs(cache, precision, &choice, &r), st, done);

@@ -9,7 +9,7 @@ enum { PARITY_WHOLE_RUNS = 4 }; /* perturbed ones */
 
 /* Runs of the reference on one set of choices. */
 typedef struct parity_whole_runs {
-    char key[ASSAY_HASH_HEX + 16];
+    char key[ASSAY_HASH_HEX + ASSAY_LAYOUT_TEXT + 16];
     ref_run_result truth, perturbed[PARITY_WHOLE_RUNS];
     bool has_logits; /* of microbatch 0 of step 0 */
     ref_run_result logits_truth, logits_perturbed[PARITY_WHOLE_RUNS];
@@ -21,7 +21,8 @@ struct parity_whole_cache {
     assay_train_options options;
     const assay_batches *batches;
     double *const *weights;
-    char folder[ASSAY_PATH]; /* of runs that other processes share, "" = none */
+    char objective[ASSAY_LAYOUT_TEXT]; /* layout whose objective the runs have, "" = any */
+    char folder[ASSAY_PATH];           /* of runs that other processes share, "" = none */
     char identity[ASSAY_SHA256_HEX];
     int64_t n;
     parity_whole_runs **all;

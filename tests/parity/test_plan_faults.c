@@ -210,6 +210,22 @@ static const fault expert_slices[] = {
     {"drop_op", "sumsq", M1 "experts.linear_fc1.weight", "", "", false, 1, 0, -1, "operation"},
 };
 
+/* Experts with a capacity, decided over two tp ranks. */
+static const fault capacities[] = {
+    {"attr", "router_drop", M1 "router.drop", "capacity", "3", false, 0, 0, 1, NULL},
+    {"attr", "router_drop", M1 "router.drop", "start", "1", false, 1, 1, 0, NULL},
+    {"attr", "permute_plan", M1 "permute_plan", "rows", "1", false, 0, 1, 1, NULL},
+    {"shift", "router_drop", M1 "router.drop", "token", "", INPUT, 1, 0, 0, NULL},
+    {"rewire", "router_drop", M1 "router.drop", "all_probs", M1 "router.probs", INPUT, 0, 0, 0, NULL},
+    {"rewire", "permute_plan", M1 "permute_plan", "indices", M1 "router.indices", INPUT, 1, 1, 1, NULL},
+    {"group", "all_gather", M1 "router.drop_indices", "", "world", false, 1, 0, 1, "group"},
+    {"group", "all_gather", M1 "router.drop_probs", "", "world", false, 0, 1, 0, "group"},
+    {"drop_op", "all_gather", M1 "router.drop_probs", "", "", false, 1, 1, 0, "operation"},
+    {"value", "router_drop", M1 "router.drop", "tokens_per_expert", "", false, 0, 0, 1, NULL},
+    {"value", "permute_plan", M1 "permute_plan", "token_row", "", false, 1, 0, 0, NULL},
+    {"value", "expert_bias_update", M1 "router.expert_bias", "tokens_per_expert", "", INPUT, 0, 1, -1, NULL},
+};
+
 /* Context parallelism: S = 7 is cut in chunks of 2, 2, 2, 1; rank 0 of cp has 3 positions, rank 1 has 4. */
 static const fault gathered_keys[] = {
     {"attr", "all_gather", A0 "gather_k", "counts", "[4, 3]", false, 2, 0, 0, NULL},
@@ -232,6 +248,45 @@ static const fault gathered_keys[] = {
     {"repeat_op", "reduce_scatter", A0 "gather_v", "", "", false, 2, 1, 1, "operation"},
     {"drop_op", "all_gather", L1 "self_attention.gather_v", "", "", false, 3, 0, 1, "operation"},
     {"drop_op", "all_reduce", A0 "linear_proj.weight", "", "", false, 0, 1, -1, "operation"},
+};
+
+/* Heads dealt out over two ranks. */
+static const fault dealt_heads[] = {
+    {"attr", "all_to_all", A0 "a2a_q", "recv_counts", "[4, 3]", false, 0, 0, 1, NULL},
+    {"attr", "all_to_all", A0 "a2a_o", "counts", "[4, 3]", false, 1, 1, 0, NULL},
+    {"attr", "pack_heads", A0 "pack_k", "heads", "4", false, 0, 1, 1, NULL},
+    {"attr", "unpack_heads", A0 "unpack_o", "parts", "1", false, 1, 0, 0, NULL},
+    {"attr", "attention_fwd", A0 "core_attention", "heads", "4", false, 1, 1, 1, NULL},
+    {"attr", "attention_bwd", A0 "core_attention", "seq_q", "3", false, 0, 0, 0, NULL},
+    {"group", "all_to_all", A0 "a2a_v", "", "tp", false, 1, 0, 1, "group"},
+    {"rewire", "attention_bwd", A0 "core_attention", "v", "", INPUT, 0, 1, 1, NULL},
+    {"rewire", "linear_fwd", A0 "linear_proj", "x", A0 "core_attention.o", INPUT, 1, 0, 0, NULL},
+    {"shift", "attention_fwd", A0 "core_attention", "q_position", "", INPUT, 0, 0, 0, NULL},
+    {"drop_op", "all_to_all", A0 "a2a_k", "", "", false, 1, 1, 0, "operation"},
+    {"repeat_op", "unpack_heads", A0 "pack_v", "", "", false, 0, 0, 1, "operation"},
+};
+
+/* A ring of three: S = 7 is cut in chunks of 2, 1, 1, 1, 1, 1. */
+static const fault ring[] = {
+    {"attr", "send", A0 "ring.1.send_k", "peer", "2", false, 0, 0, 1, NULL},
+    {"attr", "recv", A0 "ring.2.recv_v", "peer", "2", false, 2, 1, 0, NULL},
+    {"attr", "send", A0 "ring.3.send_dv", "peer", "1", false, 1, 0, 0, NULL},
+    {"attr", "attention_fwd", A0 "core_attention.1", "seq_k", "2", false, 1, 1, 1, NULL},
+    {"attr", "attention_bwd", A0 "core_attention.2", "window", "0", false, 2, 0, 1, NULL},
+    {"attr", "attention_merge", A0 "merge.1", "dtype", "\"BF16\"", false, 0, 1, 0, NULL},
+    {"group", "recv", A0 "ring.1.recv_dk", "", "tp", false, 1, 1, 1, "group"},
+    {"rewire", "attention_merge", A0 "core_attention", "lse_a", A0 "core_attention.0.lse", INPUT, 2, 0, 0,
+     NULL},
+    {"rewire", "attention_bwd", A0 "core_attention.1", "lse", A0 "core_attention.1.lse", INPUT, 0, 1, 1,
+     NULL},
+    {"rewire", "attention_bwd", A0 "core_attention.2", "o", A0 "core_attention.2.o", INPUT, 1, 0, 1, NULL},
+    {"rewire", "attention_fwd", A0 "core_attention.2", "k", A0 "ring.1.k", INPUT, 2, 1, 0, NULL},
+    {"rewire", "add", A0 "ring.1.add_dq", "b", A0 "core_attention.0.dq", INPUT, 0, 0, 1, NULL},
+    {"shift", "attention_fwd", A0 "core_attention.2", "k_position", "", INPUT, 0, 0, 1, NULL},
+    {"drop_op", "attention_merge", A0 "merge.1", "", "", false, 1, 0, 1, "operation"},
+    {"drop_op", "add", A0 "ring.2.add_dv", "", "", false, 2, 1, 1, "operation"},
+    {"repeat_op", "send", A0 "ring.3.send_dk", "", "", false, 0, 0, 0, "operation"},
+    {"late_op", "attention_merge", A0 "merge.1", "", "", false, 2, 1, 0, "order"},
 };
 
 static void expect_named(const plan_cell *c, const fault *k)
@@ -270,7 +325,7 @@ static void expect_all_of(const char *model, const char *layout, assay_precision
                           const fault *faults, size_t n)
 {
     plan_cell c;
-    plan_cell_run(&c, model, layout, precision, "");
+    plan_cell_run_with(&c, model, layout, precision, "", faults == capacities ? 0.5 : 0.0);
     parity_report *r = plan_judge(&c, c.trace);
     print_failures(r);
     cr_assert_eq(n_failed(r), 0);
@@ -367,6 +422,16 @@ Test(parity_plan_faults, slices_of_experts_bf16)
     expect_all("tp2,sp,etp2,ep2,dp2", ASSAY_PRECISION_BF16, TABLE(expert_slices));
 }
 
+Test(parity_plan_faults, capacities_fp32)
+{
+    expect_all("tp2,sp,etp2", ASSAY_PRECISION_FP32, TABLE(capacities));
+}
+
+Test(parity_plan_faults, capacities_bf16)
+{
+    expect_all("tp2,sp,etp2", ASSAY_PRECISION_BF16, TABLE(capacities));
+}
+
 Test(parity_plan_faults, interleaved_chunks_fp32)
 {
     expect_all_of(plan_deep_model, "pp2,vpp2", ASSAY_PRECISION_FP32, TABLE(chunks));
@@ -385,6 +450,26 @@ Test(parity_plan_faults, gathered_keys_fp32)
 Test(parity_plan_faults, gathered_keys_bf16)
 {
     expect_all("tp2,sp,cp2", ASSAY_PRECISION_BF16, TABLE(gathered_keys));
+}
+
+Test(parity_plan_faults, dealt_heads_fp32)
+{
+    expect_all("cp2,a2a", ASSAY_PRECISION_FP32, TABLE(dealt_heads));
+}
+
+Test(parity_plan_faults, dealt_heads_bf16)
+{
+    expect_all("cp2,a2a", ASSAY_PRECISION_BF16, TABLE(dealt_heads));
+}
+
+Test(parity_plan_faults, ring_fp32)
+{
+    expect_all("cp3,p2p", ASSAY_PRECISION_FP32, TABLE(ring));
+}
+
+Test(parity_plan_faults, ring_bf16)
+{
+    expect_all("cp3,p2p", ASSAY_PRECISION_BF16, TABLE(ring));
 }
 
 /* The engine itself gives the tokens positions, or the keys of attention, as if cp cut the sequence in plain order. */

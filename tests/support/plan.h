@@ -62,9 +62,10 @@ static inline void plan_write_batch(const char *path, bool many)
     assay_tensorwriter_destroy(w);
 }
 
-/* Trains a model in a layout, with a fault or "", and opens the trace.  "LAYOUT overlap": communication beside compute. */
-static inline void plan_cell_run(plan_cell *c, const char *model, const char *layout,
-                                 assay_precision precision, const char *planted)
+/* Trains a model in a layout, with a fault or "" and a capacity factor or 0, and opens the trace.  "LAYOUT overlap":
+ * communication beside compute. */
+static inline void plan_cell_run_with(plan_cell *c, const char *model, const char *layout,
+                                      assay_precision precision, const char *planted, double capacity)
 {
     char path[300];
     parity_engine engine;
@@ -98,6 +99,7 @@ static inline void plan_cell_run(plan_cell *c, const char *model, const char *la
     o->moe_aux_loss_coeff = 0.01;
     o->moe_z_loss_coeff = 0.001;
     o->moe_router_bias_update_rate = 0.001;
+    o->moe_expert_capacity_factor = capacity;
     must(parity_engine_find("sim", ASSAY_BIN_DIR "/assay-sim", &engine));
     assay_train_options run = *o;
     snprintf(run.trace, sizeof run.trace, "%s", c->trace_dir);
@@ -114,6 +116,12 @@ static inline void plan_cell_run(plan_cell *c, const char *model, const char *la
     must(assay_layout_parse(o->layout, &p));
     must(assay_grid_make(&p, &c->grid));
     c->trace = open_trace(c->trace_dir);
+}
+
+static inline void plan_cell_run(plan_cell *c, const char *model, const char *layout,
+                                 assay_precision precision, const char *planted)
+{
+    plan_cell_run_with(c, model, layout, precision, planted, 0.0);
 }
 
 static inline void plan_cell_make(plan_cell *c, const char *layout, assay_precision precision)
