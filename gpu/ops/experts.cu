@@ -134,7 +134,8 @@ static cudaError_t launch_plan(int variant, gpu_tensor row_token, gpu_tensor row
     const int64_t *i = (const int64_t *)indices.data;
     cudaError_t error = cudaSuccess;
     if (n > 0)
-        error = GPU_LAUNCH_NO_BARRIER(plan_absent, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream, tr, i, n);
+        error =
+            GPU_LAUNCH_NO_BARRIER(plan_absent, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream, tr, i, n);
     if (error != cudaSuccess)
         return error;
     if (variant == 0) {
