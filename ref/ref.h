@@ -19,10 +19,14 @@ typedef struct ref_policy {
 } ref_policy;
 
 /* Replayed routing: fills indices [T,K] (ascending) of the global microbatch (all rows, t = s*B + b) and
- * returns true, or returns false to let the reference choose.  layer is global; aux selects the
- * auxiliary-loss map. */
-typedef bool (*ref_routing_lookup)(void *user, int64_t step, int64_t microbatch, int64_t layer, bool aux,
-                                   int64_t *indices, int64_t t, int64_t k);
+ * returns true, or returns false to let the reference choose.  layer is global. */
+typedef enum {
+    REF_ROUTING_CHOICE,
+    REF_ROUTING_AUX, /* the auxiliary losses' map */
+    REF_ROUTING_ROUTED /* what the experts' capacities leave of the choice: -1 in place of what they do not take */
+} ref_routing_map;
+typedef bool (*ref_routing_lookup)(void *user, int64_t step, int64_t microbatch, int64_t layer,
+                                   ref_routing_map map, int64_t *indices, int64_t t, int64_t k);
 
 typedef struct ref_run_config {
     const assay_model_spec *spec;

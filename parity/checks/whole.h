@@ -42,6 +42,11 @@ double parity_whole_clusters(const ref_run_result *truth, const char *parameter,
 /* Bounds the number of jumps in n elements where on average `rate` n of them jump, in clusters of `cluster`. */
 double parity_whole_jump_count(double n, double rate, double cluster);
 
+/* Quantile of Student's t with `nu` degrees of freedom where the normal's is 4 (Cornish-Fisher, three terms). */
+double parity_whole_kappa(double nu);
+/* Degrees of freedom of one perturbed run's n errors, 1 ... n, from the products of the runs' errors. */
+double parity_whole_freedom(double gram[PARITY_WHOLE_RUNS][PARITY_WHOLE_RUNS], int64_t n);
+
 /* From the trace; a choice that is not recorded or malformed is left to the reference.  indices: free(). */
 assay_status parity_whole_read_choices(const parity_whole_cache *cache, const parity_index *x, int64_t steps,
                                        parity_whole_choices *c);
