@@ -314,6 +314,12 @@ static gpu_fault_plan *with_slot(const gpu_run *run, gpu_fault_kind kind, const 
     return p && strcmp(p->fault.what, slot) == 0 ? p : NULL;
 }
 
+bool gpu_run_is_watched(const gpu_run *run)
+{
+    const bool fault = run->fault && run->fault->fault.kind != GPU_FAULT_SWITCH;
+    return run->trace || fault || run->substitute || run->observer;
+}
+
 bool gpu_fault_switch(const gpu_run *run, const char *word)
 {
     gpu_fault_plan *p = run->fault;

@@ -99,6 +99,7 @@ typedef struct gpu_mlp_acts {
 typedef struct gpu_moe_acts {
     gpu_value tokens; /* token shard of the norm's output, a view where possible */
     gpu_value logits, indices, probs, scores, aux_counts;
+    gpu_value routed, routed_counts; /* indices as the capacities leave them; I64 [E] */
     gpu_value row_token, token_row, tokens_per_expert;
     gpu_value permuted, permuted_probs;                   /* rows of this rank's tokens */
     gpu_value dispatched, dispatched_probs;               /* after all_to_all; name and dimensions only */
