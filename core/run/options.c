@@ -48,8 +48,10 @@ enum {
 };
 
 static const assay_option_row table[] = {
-    ROW_STRING(model, "DIR", STEP_RUN_BENCH, "Data", "Hugging Face folder"),
-    ROW_STRING(batch, "FILE", STEP_RUN_BENCH, "Data", "safetensors file with I64 input_ids and labels"),
+    ROW_STRING(model, "DIR", STEP_RUN_BENCH, "Data",
+               "folder of a model, Hugging Face or Megatron-LM (docs/MEGATRON.md)"),
+    ROW_STRING(batch, "FILE", STEP_RUN_BENCH, "Data",
+               "safetensors file with I64 input_ids and labels, or tokens and shifted labels"),
     ROW_STRING(out, "FILE", STEP, "Data", "result file (safetensors)"),
     ROW_STRING(trace, "DIR", STEP, "Data", "trace folder"),
     ROW_STRING(load, "DIR", STEP, "Data", "checkpoint folder to resume from"),
