@@ -4,6 +4,8 @@
 #include "ref/lockstep.h"
 #include "ref/parallel/collectives.h"
 
+#include <assert.h>
+
 static bool alone(const ref_pass *p)
 {
     return p->e->grid.p.context_parallel_size == 1;
@@ -291,6 +293,7 @@ static assay_status p2p_bwd(ref_pass *p, ref_tensor *dq, ref_tensor *dk, ref_ten
                             const ref_tensor *k, const ref_tensor *v)
 {
     const int cp = p->e->grid.p.context_parallel_size;
+    assert(cp > 0);
     char at[ASSAY_NAME];
     ref_tensor keys = *k, values = *v, sum = {0}, dkeys = {0}, dvalues = {0};
     for (int step = 0; step < cp; step++) {
