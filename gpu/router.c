@@ -1,6 +1,6 @@
 /* Router of a mixture of experts: gating, choice, auxiliary losses, and their gradients.  docs/OPS.md sections 7 and 9. */
 #include "gpu/layer.h"
-#include "gpu/parallel/expert.h"
+#include "gpu/parallel/exchange.h"
 #include "gpu/parallel/tensor.h"
 #include <math.h>
 #include <stdlib.h>
@@ -79,10 +79,16 @@ typedef struct shared_tokens {
     int64_t *counts, *token;
 } shared_tokens;
 
+/* Megatron-LM's way: every rank decides over its own tokens. */
+static bool drops_alone(const gpu_model *m)
+{
+    return m->options->semantics == ASSAY_SEMANTICS_MEGATRON;
+}
+
 static assay_status list_tokens(gpu_model *m, gpu_microbatch_state *mb, shared_tokens *all)
 {
     const gpu_comm_group *g = &m->run->comm.group[aux_group(m)];
-    const int64_t whole = m->S * m->B_global;
+    const int64_t whole = drops_alone(m) ? m->sl * m->B : m->S * m->B_global;
     *all = (shared_tokens){0};
     ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)g->size * sizeof(int64_t), (void **)&all->counts));
     ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)whole * sizeof(int64_t), (void **)&all->token));
@@ -92,6 +98,8 @@ static assay_status list_tokens(gpu_model *m, gpu_microbatch_state *mb, shared_t
         return ASSAY_OK;
     }
     for (int i = 0; i < g->size; i++) {
+        if (drops_alone(m) && i != g->rank)
+            continue;
         assay_sequence_map map;
         assay_coords at;
         assay_grid_coords(m->grid, g->ranks[i], &at);
@@ -115,7 +123,7 @@ static assay_status gather_shared(gpu_model *m, const char *at, const shared_tok
 {
     const assay_group group = aux_group(m);
     *whole = *mine;
-    if (m->run->comm.group[group].size == 1)
+    if (m->run->comm.group[group].size == 1 || drops_alone(m))
         return ASSAY_OK;
     *whole = gpu_local(&m->scratch, all->n, m->config->moe_router_topk);
     return gpu_call(m->run, &(gpu_call_args){.op = "all_gather",
@@ -130,10 +138,10 @@ static assay_status drop_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_act
 {
     const int64_t E = m->config->num_moe_experts, K = m->config->moe_router_topk;
     const bool by_probs = m->options->moe_token_drop_policy == ASSAY_DROP_PROBS;
-    const double share = (double)(m->S * m->B_global * K) / (double)E;
     shared_tokens all;
     gpu_value indices, probs, token;
     ASSAY_TRY(list_tokens(m, mb, &all));
+    const double share = (double)(all.n * K) / (double)E;
     ASSAY_TRY(gather_shared(m, "mlp.router.drop_indices", &all, &indices, &a->indices));
     if (by_probs)
         ASSAY_TRY(gather_shared(m, "mlp.router.drop_probs", &all, &probs, &a->probs));

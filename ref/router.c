@@ -209,18 +209,19 @@ static assay_status drop(ref_pass *p, ref_router_acts *a)
 {
     const assay_train_options *o = &p->e->options;
     const int64_t e = p->e->config->num_moe_experts, k = p->e->config->moe_router_topk;
-    const int64_t capacity =
-        ref_expert_capacity(p->e->seq * p->e->run->batches->b, k, e, o->moe_expert_capacity_factor);
+    const bool alone = o->semantics == ASSAY_SEMANTICS_MEGATRON; /* every rank for itself */
     ref_int_piece counts;
     ASSAY_TRY(ref_ints_new(&p->arena, &a->routed, p->n));
     ASSAY_TRY(ref_int_piece_new(&p->arena, &counts, e, 1));
     for (int r = 0; r < p->n; r++) {
-        const assay_group_shape g = ref_pass_group(p, aux_group(p), r);
+        const assay_group_shape g =
+            alone ? (assay_group_shape){.start = r, .size = 1} : ref_pass_group(p, aux_group(p), r);
         all_tokens all;
         int64_t start = 0;
         if (g.size == 0)
             continue;
         ASSAY_TRY(gather_tokens(p, a, &g, &all));
+        const int64_t capacity = ref_expert_capacity(all.indices.rows, k, e, o->moe_expert_capacity_factor);
         for (int i = 0; i < g.size; i++) {
             const int member = assay_group_member(&g, i);
             const int64_t t = a->indices.at[member].rows;

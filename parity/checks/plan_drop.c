@@ -13,7 +13,9 @@ typedef struct shared_tokens {
 
 static void list_tokens(plan *p, assay_group group, shared_tokens *all)
 {
-    const assay_group_shape shape = assay_grid_group_shape(p->job->grid, group, p->rank);
+    const bool alone = p->job->options->semantics == ASSAY_SEMANTICS_MEGATRON; /* every rank for itself */
+    const assay_group_shape shape = alone ? (assay_group_shape){.start = p->rank, .size = 1}
+                                          : assay_grid_group_shape(p->job->grid, group, p->rank);
     const int64_t rows = p->job->batches->b;
     *all = (shared_tokens){.members = shape.size, .even = true};
     all->counts = plan_integers(p, shape.size);
@@ -53,12 +55,11 @@ plan_tensor plan_drop(plan *p, assay_group group, plan_tensor indices, plan_tens
     static const char at[] = "mlp.router.drop";
     const assay_model_config *c = p->job->config;
     const assay_train_options *o = p->job->options;
-    const double share =
-        (double)(p->S * p->job->batches->b * c->moe_router_topk) / (double)c->num_moe_experts;
     const bool by_probs = o->moe_token_drop_policy == ASSAY_DROP_PROBS;
     shared_tokens all;
     plan_tensor all_probs = {0};
     list_tokens(p, group, &all);
+    const double share = (double)(all.n * c->moe_router_topk) / (double)c->num_moe_experts;
     const plan_tensor all_indices = gather(p, "mlp.router.drop_indices", group, &all, indices);
     if (by_probs)
         all_probs = gather(p, "mlp.router.drop_probs", group, &all, probs);
