@@ -24,6 +24,7 @@ bin=$(realpath "$build")/bin
 [[ -x $bin/assay && -x $bin/assay-sim ]] || { echo "kills: $bin: expected assay and assay-sim (ci/build.sh release)" >&2; exit 2; }
 room=$(mktemp -d /tmp/assay-kills-XXXXXX)
 trap 'rm -rf "$room"' EXIT
+trap 'echo "kills: stopped after $((all + killed)) kills, $bad left something" >&2; exit 2' INT TERM
 export ASSAY_KILLS=$room OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 RANDOM=$seed
 bad=0 killed=0 ended=0 all=0
