@@ -39,6 +39,8 @@ typedef enum {
     Q_COMPRESSED,
     KV_COMPRESSED,
     K_POSITION,
+    OWN_QUERIES,
+    OWN_KEYS,
     LOSS_STATS,
     EXPERTS,
     EXPERTS_SETS,
@@ -71,6 +73,18 @@ static const struct {
     {"mlp.experts.gather_probs", PROBS_ROWS_ETP},
     {"self_attention.gather_k", KEYS},
     {"self_attention.gather_v", KEYS},
+    {"self_attention.a2a_q", OWN_QUERIES},
+    {"self_attention.a2a_o", OWN_QUERIES},
+    {"self_attention.a2a_k", OWN_KEYS},
+    {"self_attention.a2a_v", OWN_KEYS},
+    {"send_k", OWN_KEYS},
+    {"send_v", OWN_KEYS},
+    {"send_dk", OWN_KEYS},
+    {"send_dv", OWN_KEYS},
+    {"recv_k", OWN_KEYS},
+    {"recv_v", OWN_KEYS},
+    {"recv_dk", OWN_KEYS},
+    {"recv_dv", OWN_KEYS},
     {"router.aux_counts", EXPERTS},
     {"router.expert_counts", EXPERTS},
     {"self_attention.q_proj.gather", HIDDEN_REGION},
@@ -120,6 +134,11 @@ static double elements(const dry *d, const sizes *s, form which)
     case KEYS:
         return (double)d->o.micro_batch_size * (double)d->o.seq_length * (double)c->num_query_groups *
                (double)c->kv_channels / d->grid.size[ASSAY_AXIS_TP];
+    case OWN_QUERIES:
+        return s->region * (double)c->num_attention_heads * (double)c->kv_channels /
+               d->grid.size[ASSAY_AXIS_TP];
+    case OWN_KEYS:
+        return s->region * (double)c->num_query_groups * (double)c->kv_channels / d->grid.size[ASSAY_AXIS_TP];
     case Q_COMPRESSED:
         return s->region * (double)c->q_lora_rank;
     case KV_COMPRESSED:

@@ -329,6 +329,39 @@ Test(parity_dry, bytes_and_memory_by_hand)
     remove_path(dir);
 }
 
+/* The same model on cp2, 4 positions a rank: floats of keys and values that travel in 2 layers, forward and backward. */
+Test(parity_dry, bytes_of_context_parallelism_by_hand)
+{
+    static const struct {
+        const char *layout;
+        double floats;
+    } rows[] = {
+        {"cp2", 2 * 2 * (96.0 / 2 + 96.0 / 2)},                /* k, v of all 8 positions: 96 each */
+        {"cp2,a2a", 2 * 2 * (2 * 96.0 / 2 + 2 * 48.0 / 2)},    /* own q, o: 96; k, v: 48 */
+        {"cp2,p2p", 2 * (2 * 48.0 + 2 * 48.0 + 2 * 2 * 48.0)}, /* k, v; again; dk, dv and home */
+    };
+    static const char model[] =
+        "{\"model_type\":\"megatron\",\"num_layers\":2,\"hidden_size\":16,\"ffn_hidden_size\":24,"
+        "\"num_attention_heads\":4,\"num_query_groups\":2,\"kv_channels\":6,\"vocab_size\":42,"
+        "\"max_position_embeddings\":64,\"layernorm_epsilon\":1e-5}";
+    for (int i = 0; i < 3; i++) {
+        char dir[256];
+        write_model(dir, model);
+        dry_options o = {
+            .precision = ASSAY_PRECISION_FP32, .micro_batch_size = 1, .num_microbatches = 1, .seq_length = 8};
+        snprintf(o.model, sizeof o.model, "%s", dir);
+        snprintf(o.layout, sizeof o.layout, "%s", rows[i].layout);
+        dry *d = malloc(sizeof *d);
+        must(dry_make(d, &o));
+        cr_expect_eq(d->n_failed, 0);
+        cr_expect_float_eq(d->wire[0].bytes[ASSAY_GROUP_CP], 4.0 * rows[i].floats, 1e-9, "%s: %g",
+                           rows[i].layout, d->wire[0].bytes[ASSAY_GROUP_CP]);
+        dry_free(d);
+        free(d);
+        remove_path(dir);
+    }
+}
+
 /* Two copies of a sharded state: the copies sum a quarter of what a copy scatters. */
 Test(parity_dry, copies_of_a_sharded_state_sum_their_parts)
 {
