@@ -238,7 +238,7 @@ static assay_status check_overlap(task_state *s, const char *first_out)
     assay_train_options o = s->train;
     assay_parallel_config p;
     ASSAY_TRY(assay_layout_parse(s->t->layout, &p));
-    if (p.data_parallel_size == 1 || strcmp(s->t->variant, "fastest") != 0)
+    if (p.data_parallel_size * p.context_parallel_size == 1 || strcmp(s->t->variant, "fastest") != 0)
         return ASSAY_OK;
     o.overlap_grad_reduce = !o.overlap_grad_reduce;
     o.overlap_param_gather = p.zero_stage > 0 && !o.overlap_param_gather;

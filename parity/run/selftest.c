@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_MUTANTS = 256, MAX_TRACES = 16, STEPS = 2 };
+enum { MAX_MUTANTS = 256, MAX_TRACES = 64, STEPS = 2 };
 
 typedef struct selftest_options {
     char engine[8], engine_program[ASSAY_PATH], mutants[ASSAY_PATH], case_file[ASSAY_PATH], only[64];
