@@ -164,6 +164,8 @@ typedef struct gpu_model {
     int64_t *sequence_rows;      /* [tp]: rows of s of every tp rank */
     int64_t *region_rows;        /* [cp]: rows of s of every cp rank */
     int64_t heads, groups;       /* local */
+    bool kv_shared;             /* query groups < tp: the rank shares its key and value head (the kv group) */
+    assay_sequence qkv_columns; /* then: which columns of qkv it has */
     int64_t local_experts;
     int64_t step_microbatches; /* of the step, all dp ranks */
     double loss_scale;         /* 1 / targets of the step */

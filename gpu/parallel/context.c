@@ -27,7 +27,7 @@ static assay_status gather(gpu_model *m, gpu_arena *arena, const char *at, gpu_v
 static assay_status gather_bwd(gpu_model *m, const char *at, gpu_value *dpiece, gpu_value *dwhole,
                                const gpu_value *piece)
 {
-    *dpiece = gpu_grad_of(m, piece);
+    *dpiece = gpu_partial_kv(m, gpu_grad_of(m, piece));
     return gpu_call(m->run, &(gpu_call_args){.op = "reduce_scatter",
                                              .at = at,
                                              .group = ASSAY_GROUP_CP,
@@ -64,13 +64,14 @@ assay_status gpu_context_attention_bwd(gpu_model *m, const gpu_layer *l, gpu_att
                                        gpu_value *dk, gpu_value *dv, gpu_value *d_o)
 {
     gpu_value dkeys, dvalues;
-    ASSAY_TRY(GPU_CALL(m->run, "attention_bwd", "self_attention.core_attention", GPU_T("do", d_o),
-                       GPU_T("q", &a->q), GPU_T("k", &a->keys), GPU_T("v", &a->values), GPU_T("o", &a->o),
-                       GPU_T("lse", &a->lse), GPU_T("q_position", &m->position),
-                       GPU_T("k_position", key_positions(m)), ATTENTION_ATTRS(m, l, m->S),
-                       GPU_NEW("dq", dq, gpu_grad_of(m, &a->q)),
-                       GPU_NEW("dk", &dkeys, gpu_partial(m, gpu_grad_of(m, &a->keys), ASSAY_GROUP_CP)),
-                       GPU_NEW("dv", &dvalues, gpu_partial(m, gpu_grad_of(m, &a->values), ASSAY_GROUP_CP))));
+    ASSAY_TRY(GPU_CALL(
+        m->run, "attention_bwd", "self_attention.core_attention", GPU_T("do", d_o), GPU_T("q", &a->q),
+        GPU_T("k", &a->keys), GPU_T("v", &a->values), GPU_T("o", &a->o), GPU_T("lse", &a->lse),
+        GPU_T("q_position", &m->position), GPU_T("k_position", key_positions(m)), ATTENTION_ATTRS(m, l, m->S),
+        GPU_NEW("dq", dq, gpu_grad_of(m, &a->q)),
+        GPU_NEW("dk", &dkeys, gpu_partial_kv(m, gpu_partial(m, gpu_grad_of(m, &a->keys), ASSAY_GROUP_CP))),
+        GPU_NEW("dv", &dvalues,
+                gpu_partial_kv(m, gpu_partial(m, gpu_grad_of(m, &a->values), ASSAY_GROUP_CP)))));
     if (m->cp == 1) {
         *dk = dkeys;
         *dv = dvalues;

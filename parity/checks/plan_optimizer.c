@@ -37,13 +37,31 @@ static const char *numbered(plan *p, const char *slot, int i, int n)
     return n == 1 ? slot : plan_text(p, "%s.%d", slot, i);
 }
 
+/* Where two ranks share a key and value head: the rows of linear_qkv that the rank has alone, and those that it shares. */
+static pieces halves_of(plan *p, const assay_param_spec *s)
+{
+    pieces out = {.n = 1};
+    assay_shard *own = plan_alloc(p, sizeof *own), *shared = plan_alloc(p, sizeof *shared);
+    if (own == NULL || shared == NULL)
+        return out;
+    p->st = assay_param_shard(s, p->job->grid, p->rank, own);
+    const int64_t count = assay_shard_count(own), from = assay_param_shared_from(s, p->job->grid, count);
+    if (p->st != ASSAY_OK || from == 0 || from == count)
+        return out;
+    const int64_t rows = own->local_shape[0], first = from / (count / rows);
+    *shared = *own;
+    p->st = assay_shard_narrow(own, 0, 0, first);
+    if (p->st == ASSAY_OK)
+        p->st = assay_shard_narrow(shared, 0, first, rows - first);
+    return (pieces){.n = 2, .shard = {own, shared}};
+}
+
 /* Without a record of the cut the rank owns nothing that could be expected: the missing reduction is named. */
 static pieces pieces_of(plan *p, const assay_param_spec *s)
 {
-    pieces out = {.n = 1};
+    pieces out = {.n = 0};
     if (!sharded(p, s))
-        return out;
-    out.n = 0;
+        return halves_of(p, s);
     const assay_trace_op *op =
         p->job->recorded ? plan_recorded_scatter(p->job->recorded, p->rank, p->step, s->name) : NULL;
     for (int i = 0; op != NULL && i < op->n_outputs && out.n < PIECES; i++) {
@@ -82,9 +100,19 @@ static void reduce_param(plan *p, const assay_param_spec *s)
                       strcmp(s->name, "embedding.word_embeddings.weight") == 0 &&
                       group_size(p, ASSAY_GROUP_EMBEDDING) > 1;
     const bool data = group_size(p, group) > 1;
+    assay_shard piece;
+    if (p->st == ASSAY_OK)
+        p->st = assay_param_shard(s, p->job->grid, p->rank, &piece);
+    if (p->st != ASSAY_OK)
+        return;
+    const int64_t count = assay_shard_count(&piece), shared = assay_param_shared_from(s, p->job->grid, count);
     plan_tensor g = param_tensor(p, s, ".main_grad", ASSAY_PHASE_GRAD, p->accumulated);
     if (tp)
         g = reduce(p, s, ASSAY_GROUP_TP, g, !tied && !data, ".tp_sum");
+    if (shared < count) {
+        g = reduce(p, s, ASSAY_GROUP_KV, g, !data, ".kv_sum");
+        plan_int(p, "start", shared);
+    }
     if (tied)
         g = reduce(p, s, ASSAY_GROUP_EMBEDDING, g, !data, ".embedding_sum");
     if (!data)
@@ -142,12 +170,25 @@ static bool counts_in_norm(plan *p, const assay_param_spec *s)
     return any;
 }
 
+/* Whether the kv group shares the rectangle: its first row is one of the key and value head. */
+static bool is_shared(const plan *p, const assay_param_spec *s, const assay_shard *part)
+{
+    const int64_t block = s->query_groups > 0 ? s->shape[0] / s->query_groups : 0;
+    if (p->job->grid->size[ASSAY_AXIS_KV] == 1)
+        return false;
+    if (part == NULL || s->query_groups == 0)
+        return s->axis[0] == ASSAY_AXIS_KV_HEAD;
+    return part->n_segments[0] > 0 && part->segments[0][0].start % block >= block - s->kv_rows;
+}
+
 static void sumsq(plan *p, const assay_param_spec *s)
 {
     if (!counts_in_norm(p, s))
         return;
     const pieces owned = pieces_of(p, s);
     for (int i = 0; i < owned.n; i++) {
+        if (is_shared(p, s, owned.shard[i]) && assay_grid_coord(p->job->grid, ASSAY_AXIS_KV, p->rank) != 0)
+            continue;
         plan_tensor x = param_tensor(p, s, ".main_grad", ASSAY_PHASE_REDUCED_GRAD, p->accumulated);
         x.shard = owned.shard[i];
         plan_add(p, "sumsq", s->name);

@@ -108,6 +108,7 @@ static inline void plan_cell_run(plan_cell *c, const char *model, const char *la
     must(assay_batches_open(&c->batches, o->batch, c->config->vocab_size));
     must(assay_layout_parse(layout, &p));
     must(assay_grid_make(&p, &c->grid));
+    must(assay_grid_check_model(&c->grid, c->config));
     c->trace = open_trace(c->trace_dir);
 }
 
