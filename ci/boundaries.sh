@@ -53,7 +53,7 @@ same "docs/ARCHITECTURE.md 'in both'" "$(comm -12 <(echo "$ref_stems") <(echo "$
 same "docs/ARCHITECTURE.md 'in ref alone'" "$(comm -23 <(echo "$ref_stems") <(echo "$gpu_stems"))" "$(table 'in ref alone')"
 same "docs/ARCHITECTURE.md 'in gpu alone'" "$(comm -13 <(echo "$ref_stems") <(echo "$gpu_stems"))" "$(table 'in gpu alone')"
 passes() { grep -oE "\b$1_[a-z0-9_]+_(fwd|bwd|region|input|output)\(" "$2" | sed -E "s/^$1_//; s/\(//" | sort -u; }
-for header in stage.h layer.h parallel/tensor.h parallel/expert.h; do
+for header in stage.h layer.h parallel/tensor.h parallel/context.h parallel/expert.h; do
     same "$header: passes and regions of gpu (found) and ref (named) differ" "$(passes gpu gpu/$header)" "$(passes ref ref/$header)"
 done
 

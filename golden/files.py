@@ -14,7 +14,7 @@ GOLDEN = pathlib.Path(__file__).resolve().parent
 MANIFEST = GOLDEN / "MANIFEST.json"
 
 # Dtype objects are taken at import, before make_models.py gives torch.float32 another meaning.
-DTYPE_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.int64: "I64"}
+DTYPE_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.int64: "I64"}
 
 
 def save_safetensors(path, tensors, metadata=None):

@@ -20,6 +20,7 @@ static const char *const kinds[GPU_FAULT_KINDS] = {
 typedef enum {
     NEED_NONE,
     NEED_TP,
+    NEED_CP,
     NEED_REDUCTION,
     NEED_STEPS,
     NEED_CHOICE,
@@ -43,6 +44,9 @@ static const struct {
     {"wrong_microbatch",
      "input:decoder.layers.0.self_attention.linear_qkv:x@microbatch-1,op=linear_bwd_weight", NEED_NONE},
     {"shifted_positions", "leaf:position_ids:shift", NEED_NONE},
+    {"plain_positions", "leaf:position_ids:order", NEED_CP},
+    {"plain_keys", "leaf:key_position_ids:order", NEED_CP},
+    {"key_gradients_not_reduced", "skip:decoder.layers.0.self_attention.gather_k,phase=backward", NEED_CP},
     {"shifted_labels", "leaf:targets:shift", NEED_NONE},
     {"ids_of_another_rank", "leaf:input_ids:rank", NEED_NONE},
     {"aux_counts_not_reduced", "omit:decoder.layers.*.mlp.router.aux_counts", NEED_NONE},
@@ -55,6 +59,10 @@ static const struct {
     {GPU_SWITCH_BIAS_EVERYWHERE, "switch:bias_everywhere", NEED_TP},
     {GPU_SWITCH_KEPT_PARAMETERS, "switch:kept_parameters", NEED_NONE},
     {GPU_SWITCH_UNREADY_GRADIENTS, "switch:unready_gradients", NEED_NONE},
+    {GPU_SWITCH_UNWAITED_GATHER, "switch:unwaited_gather", NEED_NONE},
+    {GPU_SWITCH_UNWAITED_GRADIENTS, "switch:unwaited_gradients", NEED_NONE},
+    {GPU_SWITCH_REUSED_SLOT, "switch:reused_slot", NEED_NONE},
+    {GPU_SWITCH_EARLY_REDUCTION, "switch:early_reduction", NEED_NONE},
     {GPU_SWITCH_FORWARDS_FIRST, "switch:forwards_first", NEED_PP},
 };
 enum { N_WORDS = sizeof words / sizeof words[0] };
@@ -71,6 +79,8 @@ static const char *lacking(need what, const gpu_fault_place *p)
     switch (what) {
     case NEED_TP:
         return p->tp > 1 ? NULL : "tp of at least 2";
+    case NEED_CP:
+        return p->cp > 1 ? NULL : "cp of at least 2";
     case NEED_REDUCTION:
         return p->tp > 1 || p->dp > 1 ? NULL : "tp or dp of at least 2";
     case NEED_STEPS:
@@ -101,7 +111,8 @@ static void expand(int i, const gpu_fault_place *p, char *out, size_t capacity)
         snprintf(out, capacity, "attr:loss:scale=%.17g",
                  1.0 / (double)(p->step_microbatches > 1 ? p->step_microbatches : 2));
     else if (strcmp(word, "skip_all_reduce") == 0 && p->tp == 1) /* the gradient bucket of layer 0 */
-        snprintf(out, capacity, "skip:decoder.layers.0.input_layernorm.weight,phase=reduced_grad");
+        snprintf(out, capacity, "skip:decoder.layers.0.input_layernorm.weight,%s",
+                 p->scattered ? "op=reduce_scatter" : "phase=reduced_grad");
     else
         snprintf(out, capacity, "%s", words[i].text);
 }
@@ -160,8 +171,10 @@ static assay_status parse_what(gpu_fault *f, const char *text, const char *whole
     } else {
         ASSAY_CHECK(*rest == '\0', ASSAY_INVALID_ARGUMENT, "fault '%s': '%s' is not understood", whole, rest);
     }
-    ASSAY_CHECK(f->kind != GPU_FAULT_LEAF || strcmp(f->what, "shift") == 0 || strcmp(f->what, "rank") == 0,
-                ASSAY_INVALID_ARGUMENT, "fault '%s': expected leaf:NAME:shift or leaf:NAME:rank", whole);
+    ASSAY_CHECK(f->kind != GPU_FAULT_LEAF || strcmp(f->what, "shift") == 0 || strcmp(f->what, "rank") == 0 ||
+                    strcmp(f->what, "order") == 0,
+                ASSAY_INVALID_ARGUMENT,
+                "fault '%s': expected leaf:NAME:shift, leaf:NAME:rank or leaf:NAME:order", whole);
     return ASSAY_OK;
 }
 

@@ -14,6 +14,7 @@
  *   drop:INSTANCE:SLOT          an optional input is left out
  *   group:INSTANCE:NAME         a collective talks to another group
  *   leaf:NAME:shift | leaf:NAME:rank    input_ids, targets or position_ids: of the next position, or of the next data-parallel rank
+ *   leaf:NAME:order             of the positions that the rank would have if cp cut the sequence in plain order
  *
  * INSTANCE is a full instance name and may hold the wildcards of fnmatch.  Conditions follow behind commas: op=NAME,
  * phase=NAME, step=N, microbatch=N.  Words are short forms (`word` or `word@INSTANCE`); gpu_fault_words lists them. */
@@ -53,6 +54,14 @@ typedef enum {
     "kept_parameters" /* those of layer 0 are not released: the run is refused */
 #define GPU_SWITCH_UNREADY_GRADIENTS                                                                         \
     "unready_gradients" /* those of layer 0 are not marked ready: the run is refused */
+#define GPU_SWITCH_UNWAITED_GATHER                                                                           \
+    "unwaited_gather" /* the compute stream does not wait for gathered parameters (--overlap-param-gather) */
+#define GPU_SWITCH_UNWAITED_GRADIENTS                                                                        \
+    "unwaited_gradients" /* a reduction does not wait for the backward (--overlap-grad-reduce) */
+#define GPU_SWITCH_REUSED_SLOT                                                                               \
+    "reused_slot" /* gradients are cleared while they are still being scattered (--overlap-grad-reduce) */
+#define GPU_SWITCH_EARLY_REDUCTION                                                                           \
+    "early_reduction" /* buckets are reduced behind the first microbatch (--overlap-grad-reduce) */
 #define GPU_SWITCH_FORWARDS_FIRST                                                                            \
     "forwards_first" /* a stage runs all its forwards before its first backward */
 
@@ -79,8 +88,8 @@ typedef struct gpu_fault_plan {
 
 /* What a word needs of the run, to be refused at its beginning. */
 typedef struct gpu_fault_place {
-    int tp, dp, ep, pp;
-    bool training;
+    int tp, cp, dp, ep, pp;
+    bool training, scattered;                          /* scattered: gradients are (zero2, zero3) */
     int64_t steps, step_microbatches, first_moe_layer; /* -1: none */
     int64_t experts, topk;
 } gpu_fault_place;

@@ -6,21 +6,48 @@
 #include <stdio.h>
 #include <string.h>
 
+#if ASSAY_SIM
+#include <assay_sim.h>
+#endif
+#ifndef ASSAY_SIM_TARGETS
+#define ASSAY_SIM_TARGETS 1
+#endif
+
+#if ASSAY_SIM_TARGETS > 1
+#define LADDER_AVX2(op) extern const gpu_rung gpu_##op##_ladder_avx2[];
+GPU_OPERATIONS(LADDER_AVX2)
+#undef LADDER_AVX2
+#define LADDER_ROW(op) {#op, {gpu_##op##_ladder, gpu_##op##_ladder_avx2}},
+#else
+#define LADDER_ROW(op) {#op, {gpu_##op##_ladder}},
+#endif
+
 static const struct {
     const char *op;
-    const gpu_rung *rungs;
-} ladders[] = {
-#define LADDER_ROW(op) {#op, gpu_##op##_ladder},
-    GPU_OPERATIONS(LADDER_ROW)
+    const gpu_rung *rungs[ASSAY_SIM_TARGETS]; /* the same rows for each kind of CPU */
+} ladders[] = {GPU_OPERATIONS(LADDER_ROW)};
 #undef LADDER_ROW
-};
 enum { N_LADDERS = sizeof ladders / sizeof ladders[0] };
+
+static int target(void)
+{
+#if ASSAY_SIM
+    return assay_sim_target();
+#else
+    return 0;
+#endif
+}
+
+const char *gpu_ladder_target(void)
+{
+    return target() == 1 ? "avx2" : "baseline";
+}
 
 const gpu_rung *gpu_ladder(const char *op)
 {
     for (int i = 0; i < N_LADDERS; i++)
         if (strcmp(ladders[i].op, op) == 0)
-            return ladders[i].rungs;
+            return ladders[i].rungs[target()];
     return NULL;
 }
 
@@ -43,7 +70,7 @@ int gpu_ladder_highest(const char *family)
     int highest = -1;
     for (int i = 0; i < N_LADDERS; i++) {
         const assay_op *op = assay_op_find(ladders[i].op);
-        const int top = height(ladders[i].rungs) - 1;
+        const int top = height(ladders[i].rungs[0]) - 1;
         if (op && strcmp(op->family, family) == 0 && top > highest)
             highest = top;
     }

@@ -25,6 +25,9 @@ assay_status gpu_ladder_run(gpu_ctx *ctx, const gpu_operands *o, int64_t n, cuda
 /* What that rung declares for this call: the arithmetic of each output that is there. */
 assay_status gpu_ladder_declare(const gpu_ctx *ctx, const gpu_operands *o, int variant, gpu_declared *out);
 
+/* For which CPU the simulator's device code was compiled that runs here: "baseline" or "avx2". */
+const char *gpu_ladder_target(void);
+
 /* [{"op":..., "family":..., "sums":..., "variants":[{"name":"k0", "buys":..., "least_capability":..., "outputs":[{"outputs":"dx",
  *   "arith":{...}, "how":"..."}]}]}] */
 json_t *gpu_ladder_json(void);

@@ -52,9 +52,7 @@ static assay_status take_ops_argument(void *user, const char *name, const char *
     ops_arguments *a = user;
     ASSAY_CHECK(name && text && strcmp(name, "request") == 0, ASSAY_INVALID_ARGUMENT,
                 "ops: unexpected argument '%.64s'", text ? text : "");
-    ASSAY_CHECK(strlen(text) < sizeof a->request, ASSAY_LIMIT, "ops: --request: the path is too long");
-    snprintf(a->request, sizeof a->request, "%s", text);
-    return ASSAY_OK;
+    return assay_option_text(name, text, a->request, sizeof a->request);
 }
 
 static assay_status ops_verb(int argc, char **argv)
@@ -71,31 +69,19 @@ static assay_status ops_verb(int argc, char **argv)
     return gpu_ops_verb(a.request, o.out, o.variant, o.collective_timeout);
 }
 
-static assay_status take_count(const char *name, const char *text, int64_t *out)
-{
-    char *end = NULL;
-    const long long n = strtoll(text, &end, 10);
-    ASSAY_CHECK(end != text && *end == '\0' && n >= 0 && n <= 1000000, ASSAY_INVALID_ARGUMENT,
-                "bench: --%s: expected steps from 0 to 1000000, found %.64s", name, text);
-    *out = n;
-    return ASSAY_OK;
-}
-
 static assay_status take_bench_argument(void *user, const char *name, const char *text)
 {
     gpu_bench_options *b = user;
     ASSAY_CHECK(name, ASSAY_INVALID_ARGUMENT, "bench: unexpected argument '%.64s'", text ? text : "");
     if (strcmp(name, "warmup") == 0)
-        return take_count(name, text, &b->warmup);
+        return assay_option_count(name, text, 0, 1000000, &b->warmup);
     if (strcmp(name, "steps") == 0)
-        return take_count(name, text, &b->steps);
+        return assay_option_count(name, text, 0, 1000000, &b->steps);
     if (strcmp(name, "instances") == 0) {
         b->instances = true;
         return ASSAY_OK;
     }
-    ASSAY_CHECK(strlen(text) < sizeof b->out, ASSAY_LIMIT, "bench: --out: the path is too long");
-    snprintf(b->out, sizeof b->out, "%s", text);
-    return ASSAY_OK;
+    return assay_option_text(name, text, b->out, sizeof b->out);
 }
 
 static assay_status bench_verb(int argc, char **argv)

@@ -20,6 +20,8 @@ assay_status gpu_doctor_verb(bool operations)
                                "compute_capability", capability, "sm_count", ctx.sm_count, "driver_version",
                                driver, "runtime_version", runtime, "nccl_version", nccl, "cublaslt_version",
                                (json_int_t)cublasLtGetVersion(), "variants", gpu_variants());
+    if (report && ctx.simulated)
+        json_object_set_new(report, "device_code", json_string(gpu_ladder_target()));
     if (report && operations)
         json_object_set_new(report, "operations", gpu_ladder_json());
     char *text = report ? json_dumps(report, JSON_INDENT(2)) : NULL;

@@ -4,7 +4,7 @@
  * Row order of token tensors: t = s*B + b.  docs/OPS.md section 9 names every instance.  A stage holds a list
  * of chunks (several in an interleaved pipeline).  Every parameter is read through
  * gpu_param_use and its gradient through gpu_param_grad, while its part of the model holds it (gpu_param_acquire,
- * gpu_param_release: the one place where sharded parameters will be gathered and freed).  A layer's forward needs its input and nothing else, and changes nothing but
+ * gpu_param_release: the one place where sharded parameters are gathered and thrown away, parallel/fsdp.h).  A layer's forward needs its input and nothing else, and changes nothing but
  * its activations and the row of its microbatch in the step's expert counts: it may run again (recomputation). */
 #ifndef GPU_MODEL_H
 #define GPU_MODEL_H
@@ -26,8 +26,11 @@ typedef struct gpu_param {
     gpu_value weight;    /* par */
     gpu_value main_grad; /* F32, a piece of the gradient buffer; none for buffers */
     int bucket;          /* of its gradient buffer */
-    int acquired;        /* how often it is held now */
-    bool grad_ready;     /* the last weight gradient of the step is written */
+    int64_t
+        first_piece; /* what this rank keeps of it: pieces [first_piece, first_piece + n_pieces) of the optimizer */
+    int n_pieces;
+    int acquired;    /* how often it is held now */
+    bool grad_ready; /* the last weight gradient of the step is written */
 } gpu_param;
 
 /* Parameters that are held together: those of a layer, of the embedding, of the output. */
@@ -36,6 +39,19 @@ typedef struct gpu_param_unit {
     int n, n_ready; /* the first n_ready get their last gradient in this unit's backward */
     gpu_param *params[GPU_UNIT_PARAMS];
 } gpu_param_unit;
+
+/* What the owner of parameters and gradients does around their use.  Any may be NULL. */
+typedef struct gpu_param_hooks {
+    /* The unit will be read next (in a backward: its gradients written, too); `next`, if any, after it. */
+    assay_status (*before)(void *user, const gpu_param_unit *unit, const gpu_param_unit *next, bool reads,
+                           bool backward);
+    /* Nobody reads it any more. */
+    assay_status (*after)(void *user, const gpu_param_unit *unit);
+    /* The gradients of a microbatch are complete: the first n_ready of the unit. */
+    assay_status (*reduce)(void *user, const gpu_param_unit *unit);
+    /* Once in a step for each trained parameter: the gradient of the step is complete. */
+    assay_status (*grad_ready)(void *user, gpu_param *p);
+} gpu_param_hooks;
 
 /* --- layers: parameters of every kind (gpu/layer.h), NULL where a layer has none ------------------------------ */
 typedef struct gpu_attention_params {
@@ -126,6 +142,7 @@ typedef struct gpu_microbatch_state {
     gpu_arena host;     /* pinned staging: index arrays on their way to the device */
     cudaEvent_t staged; /* the device has taken everything from the staging */
     gpu_value ids, targets;
+    double loss_scale;   /* the weight of one of its targets in the objective */
     gpu_value input;     /* hidden states entering the chunk */
     gpu_value embedding; /* embedding.y: name and dimensions only */
     gpu_layer_acts *layers;
@@ -168,7 +185,7 @@ typedef struct gpu_model {
     assay_sequence qkv_columns; /* then: which columns of qkv it has */
     int64_t local_experts;
     int64_t step_microbatches; /* of the step, all dp ranks */
-    double loss_scale;         /* 1 / targets of the step */
+    int64_t targets;           /* of the step */
 
     int64_t n_params;
     gpu_param *params;
@@ -176,9 +193,9 @@ typedef struct gpu_model {
     gpu_chunk *chunks;
     gpu_param *word_embeddings, *final_layernorm, *output_layer; /* output_layer: the tied copy or its own */
     gpu_param_unit embedding_unit, output_unit;
-    assay_status (*grad_ready)(void *user,
-                               gpu_param *p); /* once in a step for each trained parameter; NULL: nobody */
-    void *grad_ready_user;
+    const gpu_param_hooks *hooks; /* what happens around the use of parameters; NULL: nothing */
+    void *hooks_user;
+    int64_t round;               /* of the backward that runs: number among this rank's microbatches */
     char misuse[2 * ASSAY_NAME]; /* a parameter used out of order; "" */
 
     gpu_arena state;   /* life of the engine */
@@ -208,6 +225,9 @@ assay_status gpu_model_allocate(gpu_model *m);
  * producer. */
 assay_status gpu_model_rope_tables(gpu_model *m);
 
+/* The position of a row if cp cut the sequence in plain order: a planted fault. */
+int64_t gpu_model_plain_position(const gpu_model *m, int64_t row);
+
 gpu_param *gpu_model_find(gpu_model *m, const char *name);
 
 /* --- parameters in use (params.c) --------------------------------------------------------------------------- */
@@ -215,12 +235,16 @@ gpu_param *gpu_model_find(gpu_model *m, const char *name);
  * else the next release or the end of the step fails with its name. */
 gpu_value *gpu_param_use(gpu_model *m, gpu_param *p);
 gpu_value *gpu_param_grad(gpu_model *m, gpu_param *p);
-/* Holds the parameters of a part of the model around its forward or backward, in pairs. */
-void gpu_param_acquire(gpu_model *m, const gpu_param_unit *u);
+/* Holds the parameters of a part of the model around its forward or backward, in pairs; `next` (or NULL) is held next. */
+assay_status gpu_param_acquire(gpu_model *m, const gpu_param_unit *u, const gpu_param_unit *next);
 /* ASSAY_INTERNAL: not held, or one was used out of order. */
 assay_status gpu_param_release(gpu_model *m, const gpu_param_unit *u);
 assay_status gpu_param_unit_add(gpu_param_unit *u, gpu_param *p);
-/* The last weight gradients of the step are written: tells m->grad_ready.  ASSAY_INTERNAL: twice in a step. */
+/* Before a backward that reads none of its parameters writes their gradients (the embedding). */
+assay_status gpu_grads_open(gpu_model *m, const gpu_param_unit *u);
+/* The weight gradients of a microbatch are written. */
+assay_status gpu_grads_reduce(gpu_model *m, const gpu_param_unit *u);
+/* The last weight gradients of the step are written: says so to the hooks.  ASSAY_INTERNAL: twice in a step. */
 assay_status gpu_grads_ready(gpu_model *m, const gpu_param_unit *u);
 void gpu_params_begin_step(gpu_model *m);
 /* After the last backward: nothing is held, every trained parameter was ready once. */

@@ -233,7 +233,7 @@ static assay_status dry_run(gpu_model *m, chunk_bytes *bytes, size_t *scratch_by
         gpu_microbatch_state *mb = &chunk->in_flight[0];
         gpu_value *output, *dinput;
         mb->arena = mb->host = (gpu_arena){.counting = true};
-        ASSAY_TRY(gpu_stage_load_batch(m, chunk, mb, NULL, NULL));
+        ASSAY_TRY(gpu_stage_load_batch(m, chunk, mb, NULL, NULL, false));
         if (!chunk->has_embedding) {
             gpu_model_hidden(m, &mb->input);
             mb->input.arena = &mb->arena;
@@ -305,6 +305,13 @@ static assay_status expert_counts_create(gpu_model *m)
     return ASSAY_OK;
 }
 
+int64_t gpu_model_plain_position(const gpu_model *m, int64_t row)
+{
+    for (int r = 0; r < m->at.cp; r++)
+        row += m->region_rows[r];
+    return row;
+}
+
 /* Position of every token of a sequence, each row of the batch the same. */
 static assay_status positions_create(gpu_model *m, gpu_value *v, const char *name, gpu_dim sequence)
 {
@@ -320,10 +327,13 @@ static assay_status positions_create(gpu_model *m, gpu_value *v, const char *nam
     ASSAY_CHECK(positions, ASSAY_OUT_OF_MEMORY, "positions of %lld tokens", (long long)tokens);
     const char *fault = gpu_fault_leaf(run, name);
     const int64_t shift = fault && strcmp(fault, "shift") == 0 ? 1 : 0;
-    if (shift != 0)
+    const bool plain = fault && strcmp(fault, "order") == 0, all = sequence.sequence == &m->gathered;
+    if (shift != 0 || plain)
         gpu_fault_leaf_met(run);
     for (int64_t t = 0; t < tokens; t++)
-        positions[t] = assay_sequence_position(sequence.sequence, (t / m->B + shift) % sequence.length);
+        positions[t] = plain
+                           ? all ? t / m->B : gpu_model_plain_position(m, t / m->B)
+                           : assay_sequence_position(sequence.sequence, (t / m->B + shift) % sequence.length);
     const assay_status st =
         gpu_run_upload(run, v->t.data, positions, (size_t)tokens * sizeof *positions, "positions");
     free(positions);

@@ -67,6 +67,16 @@ extern GPU_LADDER(qkv_split_fwd);
 /* The inverse: dq, dk, dv -> dqkv. */
 extern GPU_LADDER(qkv_split_bwd);
 
+/* --- attention_context.cu ------------------------------------------------------------------------------------ */
+/* Attention over two sets of keys as attention over both: m = max(lse_a, lse_b), w = exp(lse - m): lse = m + log(w_a + w_b),
+ * o = (w_a o_a + w_b o_b) / (w_a + w_b); neither sees a key: o = 0, lse = -inf
+ *   o_a F32 or act, o_b act, o F32 or act [T,A,D]  lse F32 [T,A]; o may be o_a or o_b where the dtypes are one. */
+extern GPU_LADDER(attention_merge);
+/* y [P,T,A/P,D] = x [T,A,D], the heads of each of P parts together; copies.  Refused: parts that do not divide the heads. */
+extern GPU_LADDER(pack_heads);
+/* The inverse: y [T,A,D] = x [P,T,A/P,D]. */
+extern GPU_LADDER(unpack_heads);
+
 /* --- activation.cu ------------------------------------------------------------------------------------------ */
 /* y = a + b, all act of one shape; y may be a or b. */
 extern GPU_LADDER(add);
@@ -155,7 +165,7 @@ extern GPU_LADDER(adamw);
     X(linear_fwd) X(linear_bwd_input) X(linear_bwd_weight) X(linear_bwd_bias) \
     X(grouped_linear_fwd) X(grouped_linear_bwd_input) X(grouped_linear_bwd_weight) \
     X(rmsnorm_fwd) X(rmsnorm_bwd) X(rope_table) X(rope_fwd) X(rope_bwd) X(attention_fwd) \
-    X(attention_bwd) X(qkv_split_fwd) X(qkv_split_bwd) X(add) X(clamp_fwd) X(clamp_bwd) \
+    X(attention_bwd) X(qkv_split_fwd) X(qkv_split_bwd) X(attention_merge) X(pack_heads) X(unpack_heads) X(add) X(clamp_fwd) X(clamp_bwd) \
     X(swiglu_fwd) X(swiglu_bwd) X(sigmoid_gate_fwd) X(sigmoid_gate_bwd) X(cast) X(slice_rows) \
     X(embedding_fwd) X(embedding_bwd) X(sum) X(router_fwd) X(router_bwd) X(router_aux_fwd) \
     X(router_aux_loss) X(router_aux_bwd) X(permute_plan) X(gather_rows) X(combine_rows) \

@@ -105,32 +105,40 @@ typedef struct param_sync {
 static assay_status sync_params(void *user)
 {
     const param_sync *s = user;
-    return gpu_param_sync(s->buffer, s->model, false);
+    if (!s->model->options->overlap_param_gather)
+        return gpu_param_sync(s->buffer, s->model, false);
+    ASSAY_TRY(gpu_start_param_sync(s->buffer, s->model));
+    return gpu_run_is_watched(s->model->run) ? gpu_finish_param_sync(s->buffer, s->model) : ASSAY_OK;
 }
 
-/* ZeRO-1: whole parameters again, bucket by bucket; a record for each parameter. */
+/* ZeRO-1, 2: whole parameters again, bucket by bucket; a record for each parameter. */
 static assay_status gather_params(gpu_optimizer *o, gpu_grad_buffer *b)
 {
     gpu_model *m = o->model;
     param_sync sync = {b, m};
-    if (b->size == 1)
+    if (b->size == 1 || b->gathered)
         return ASSAY_OK;
     gpu_call_args *calls = calloc((size_t)b->n_params + 1, sizeof *calls);
     gpu_value *whole = calloc((size_t)b->n_params + 1, sizeof *whole);
+    gpu_value *send = calloc((size_t)b->n_params * GPU_MAX_PIECES + 1, sizeof *send);
     assay_status st = ASSAY_OK;
-    ASSAY_CHECK_GOTO(calls && whole, ASSAY_OUT_OF_MEMORY, st, done, "optimizer: a list of %lld parameters",
-                     (long long)b->n_params);
+    ASSAY_CHECK_GOTO(calls && whole && send, ASSAY_OUT_OF_MEMORY, st, done,
+                     "optimizer: a list of %lld parameters", (long long)b->n_params);
     for (int64_t i = 0; i < b->n_params; i++) {
         whole[i] = b->params[i]->weight;
         whole[i].phase = ASSAY_PHASE_OPTIMIZER;
         calls[i] = (gpu_call_args){.op = "all_gather", .at = b->params[i]->spec->name, .group = b->group};
-        const int n = gpu_piece_args(o, b->params[i], "send", calls[i].arg);
-        calls[i].arg[n] = (gpu_arg)GPU_T("recv", &whole[i]);
+        const gpu_param *p = b->params[i];
+        for (int n = 0; n < p->n_pieces; n++)
+            send[i * GPU_MAX_PIECES + n] = o->pieces[p->first_piece + n].weight;
+        gpu_piece_args("send", send + i * GPU_MAX_PIECES, p->n_pieces, calls[i].arg);
+        calls[i].arg[p->n_pieces] = (gpu_arg)GPU_T("recv", &whole[i]);
     }
     ASSAY_TRY_GOTO(gpu_call_list(m->run, calls, b->n_params, sync_params, &sync), st, done);
 done:
     free(calls);
     free(whole);
+    free(send);
     return st;
 }
 

@@ -1,8 +1,8 @@
 /* AdamW with fp32 masters, global gradient norm and clip, learning-rate schedule, expert bias.
  *
- * ZeRO-1: this rank holds masters and states of its part of every bucket only, as rectangular pieces of the
- * parameters, reduces gradients by reduce_scatter and gathers the updated parameters.  docs/OPS.md section 8.
- */
+ * ZeRO: this rank holds masters and states of its part of every bucket only, as rectangular pieces of the
+ * parameters; gradients are reduce-scattered and updated parameters gathered, here (ZeRO-1) or around the units that use
+ * them (parallel/fsdp.h).  docs/OPS.md section 8. */
 #ifndef GPU_OPTIMIZER_H
 #define GPU_OPTIMIZER_H
 
@@ -17,6 +17,7 @@ typedef struct gpu_piece {
     int buffer;        /* 0 dense, 1 expert */
     assay_shard shard; /* in the global tensor */
     int64_t start;     /* flat, in the rank's piece of the parameter */
+    int64_t in_part;   /* elements behind the begin of this rank's part of the bucket */
     int64_t count;
     bool in_norm; /* counts in the global gradient norm on this rank */
     gpu_value main_param, grad, weight;
@@ -25,7 +26,7 @@ typedef struct gpu_piece {
 
 typedef struct gpu_optimizer {
     gpu_model *model;
-    bool sharded; /* ZeRO-1 with more than one rank */
+    bool sharded; /* ZeRO: a buffer of more than one rank is cut */
     bool states;  /* false: gradients only, no masters (one forward and backward) */
     int n_states; /* of the optimizer of the options (core/model/optimizer.h) */
     const char *const *state_names;
@@ -50,7 +51,7 @@ assay_status gpu_optimizer_set_weight(void *optimizer, gpu_param *p, const float
 assay_status gpu_optimizer_refresh_weights(gpu_optimizer *o);
 
 assay_status gpu_optimizer_zero_grad(gpu_optimizer *o);
-/* The gradient of a parameter is complete (gpu_model.grad_ready). */
+/* The gradient of a parameter is complete (gpu_param_hooks); with --overlap-grad-reduce a complete bucket is reduced. */
 assay_status gpu_optimizer_grad_ready(void *optimizer, gpu_param *p);
 /* Sums over tp (partial gradients), the embedding group (tied embedding) and data-parallel ranks. */
 assay_status gpu_finalize_model_grads(gpu_optimizer *o);
@@ -63,10 +64,11 @@ assay_status gpu_world_sum(gpu_optimizer *o, const char *at, double *value);
 /* Learning rate of the step after `done` steps (Megatron-LM's OptimizerParamScheduler in steps). */
 double gpu_learning_rate(const assay_train_options *o, int64_t train_iters, int64_t done);
 
-/* Arguments "send" (weights) or "recv" (gradients) for the pieces of p that this rank owns, numbered when there are
- * several; returns how many. */
-int gpu_piece_args(gpu_optimizer *o, const gpu_param *p, const char *slot, gpu_arg *args);
-/* Masters (whole pieces of the rank) into the main_grad buffers, for export. */
+/* Arguments "send" or "recv" for n pieces, numbered when there are several. */
+void gpu_piece_args(const char *slot, gpu_value *pieces, int n, gpu_arg *args);
+/* Planted fault `skip` of that operation on one of the bucket's parameters. */
+bool gpu_bucket_fault(gpu_optimizer *o, const gpu_grad_buffer *b, int index, const char *op);
+/* Masters into the main_grad buffers, for export: whole pieces of the rank, or its parts where gradients are scattered. */
 assay_status gpu_optimizer_gather_masters(gpu_optimizer *o);
 
 ASSAY_END_DECLS

@@ -1,14 +1,14 @@
 /* What the optimizer of this rank holds. */
 #include "gpu/ladder.h"
 #include "gpu/optimizer.h"
+#include "gpu/parallel/fsdp.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Whether this rank's copy of the piece enters the norm: one of every set of replicas.  A ZeRO-1 part exists
- * once along the data-parallel group, so it counts when any replica of the parameter along that group would.
- */
+/* Whether this rank's copy of the piece enters the norm: one of every set of replicas.  A part exists once along the
+ * group that shares a copy, so it counts when any replica of the parameter along that group would. */
 static bool piece_in_norm(const gpu_optimizer *o, const gpu_grad_buffer *b, const gpu_param *p, int64_t start)
 {
     const gpu_model *m = o->model;
@@ -35,6 +35,8 @@ static void piece_value(gpu_piece *piece, gpu_value *v, const char *suffix, assa
 static void piece_init(gpu_optimizer *o, int buffer, gpu_param *p, const assay_shard *shard, int64_t start)
 {
     gpu_piece *piece = &o->pieces[o->n_pieces++];
+    if (p->n_pieces++ == 0)
+        p->first_piece = o->n_pieces - 1;
     piece->param = p;
     piece->buffer = buffer;
     piece->shard = *shard;
@@ -57,29 +59,29 @@ static void piece_init(gpu_optimizer *o, int buffer, gpu_param *p, const assay_s
 static void owned_range(const gpu_grad_buffer *b, int64_t i, int64_t *start, int64_t *length)
 {
     const int64_t offset = b->offsets[i], count = b->params[i]->count;
-    *start = *length = 0;
-    for (int k = 0; k < b->n_buckets; k++) {
-        if (offset < b->buckets[k].start || offset >= b->buckets[k].start + b->buckets[k].length)
-            continue;
-        int64_t part, n;
-        gpu_bucket_part(b, k, b->rank, &part, &n);
-        const int64_t from = part > offset ? part : offset;
-        const int64_t to = part + n < offset + count ? part + n : offset + count;
-        if (to > from) {
-            *start = from - offset;
-            *length = to - from;
-        }
-    }
+    int64_t part, n;
+    gpu_bucket_part(b, b->params[i]->bucket, b->rank, &part, &n);
+    const int64_t from = part > offset ? part : offset;
+    const int64_t to = part + n < offset + count ? part + n : offset + count;
+    *start = to > from ? from - offset : 0;
+    *length = to > from ? to - from : 0;
 }
 
-/* The rectangles of a flat range of a parameter. */
-static void pieces_of(gpu_optimizer *o, int buffer, gpu_param *p, int64_t start, int64_t length)
+/* The rectangles of a flat range of a parameter; offset: of the parameter in its buffer when the buffer is cut, or -1. */
+static void pieces_of(gpu_optimizer *o, int buffer, gpu_param *p, int64_t offset, int64_t start,
+                      int64_t length)
 {
     int64_t flat[GPU_MAX_PIECES];
     assay_shard boxes[GPU_MAX_PIECES];
     const int n = gpu_flat_rectangles(&p->shard, start, length, boxes, flat);
-    for (int box = 0; box < n; box++)
+    for (int box = 0; box < n; box++) {
         piece_init(o, buffer, p, &boxes[box], flat[box]);
+        if (offset >= 0) {
+            int64_t part, part_length;
+            gpu_bucket_part(&o->buffer[buffer], p->bucket, o->buffer[buffer].rank, &part, &part_length);
+            o->pieces[o->n_pieces - 1].in_part = offset + flat[box] - part;
+        }
+    }
 }
 
 static assay_status pieces_create(gpu_optimizer *o)
@@ -93,8 +95,10 @@ static assay_status pieces_create(gpu_optimizer *o)
         for (int64_t i = 0; i < b->n_params; i++) {
             gpu_param *p = b->params[i];
             const int64_t shared = assay_param_shared_from(p->spec, m->grid, p->count);
+            const bool cut = o->sharded && b->size > 1;
             int64_t start = 0, length = p->count;
-            if (o->sharded && b->size > 1) {
+            p->n_pieces = 0;
+            if (cut) {
                 owned_range(b, i, &start, &length);
             } else if (shared == p->count) {
                 piece_init(o, k, p, &p->shard, 0);
@@ -102,12 +106,17 @@ static assay_status pieces_create(gpu_optimizer *o)
             }
             /* What a kv group shares is a piece of its own: one rank of the group speaks for it. */
             const int64_t own = shared <= start ? 0 : shared < start + length ? shared - start : length;
-            pieces_of(o, k, p, start, own);
-            pieces_of(o, k, p, start + own, length - own);
+            pieces_of(o, k, p, cut ? b->offsets[i] : -1, start, own);
+            pieces_of(o, k, p, cut ? b->offsets[i] : -1, start + own, length - own);
         }
     }
     return ASSAY_OK;
 }
+
+static const gpu_param_hooks hooks = {.before = gpu_unit_before,
+                                      .after = gpu_unit_after,
+                                      .reduce = gpu_unit_reduce,
+                                      .grad_ready = gpu_optimizer_grad_ready};
 
 assay_status gpu_optimizer_create(gpu_optimizer *o, gpu_model *m, bool states)
 {
@@ -115,9 +124,9 @@ assay_status gpu_optimizer_create(gpu_optimizer *o, gpu_model *m, bool states)
     o->model = m;
     o->states = states;
     o->n_states = assay_optimizer_states(m->options->optimizer, &o->state_names);
-    o->sharded = states && m->grid->p.zero_stage == 1;
-    m->grad_ready = gpu_optimizer_grad_ready;
-    m->grad_ready_user = o;
+    o->sharded = m->grid->p.zero_stage >= (states ? 1 : 2);
+    m->hooks = &hooks;
+    m->hooks_user = o;
     const int64_t asked = m->options->ddp_bucket_size, elements = asked > 0 ? asked : GPU_BUCKET_ELEMENTS;
     ASSAY_TRY(gpu_grad_buffer_create(&o->buffer[0], m, ASSAY_GROUP_DP_CP, elements));
     ASSAY_TRY(gpu_grad_buffer_create(&o->buffer[1], m, ASSAY_GROUP_EDP, elements));
@@ -139,6 +148,18 @@ static assay_status take(gpu_arena *arena, gpu_tensor *t)
     return gpu_arena_take(arena, gpu_tensor_bytes(*t), &t->data);
 }
 
+/* In the whole gradient and parameter, or where only this rank's parts are in them. */
+static void place_piece(const gpu_grad_buffer *b, gpu_piece *q)
+{
+    const gpu_param *p = q->param;
+    const int64_t bytes = assay_dtype_bytes(b->act);
+    q->grad.t.data = b->scattered ? b->data + gpu_bucket_place(b, p->bucket, true) + q->in_part
+                                  : (float *)p->main_grad.t.data + q->start;
+    q->weight.t.data = b->gathered
+                           ? b->param_data + (gpu_bucket_place(b, p->bucket, false) + q->in_part) * bytes
+                           : (char *)p->weight.t.data + q->start * bytes;
+}
+
 assay_status gpu_optimizer_alloc(gpu_optimizer *o)
 {
     gpu_model *m = o->model;
@@ -151,12 +172,8 @@ assay_status gpu_optimizer_alloc(gpu_optimizer *o)
             ASSAY_TRY(take(arena, &m->params[i].weight.t));
     for (int64_t i = 0; i < o->n_pieces; i++) {
         gpu_piece *p = &o->pieces[i];
-        const gpu_param *param = p->param;
-        if (!arena->counting) {
-            p->grad.t.data = (float *)param->main_grad.t.data + p->start;
-            p->weight.t.data =
-                (char *)param->weight.t.data + p->start * assay_dtype_bytes(param->weight.t.dtype);
-        }
+        if (!arena->counting)
+            place_piece(&o->buffer[p->buffer], p);
         if (!o->states)
             continue;
         ASSAY_TRY(take(arena, &p->main_param.t));
@@ -201,10 +218,15 @@ assay_status gpu_optimizer_set_weight(void *optimizer, gpu_param *p, const float
 {
     gpu_optimizer *o = optimizer;
     gpu_run *run = o->model->run;
-    ASSAY_TRY(upload_rounded(run, p->weight.t, piece));
-    for (int64_t i = 0; o->states && i < o->n_pieces; i++) {
+    const bool experts = assay_param_reduce_group(p->spec) == ASSAY_GROUP_EDP;
+    const bool gathered = assay_param_needs_grad(p->spec) && o->buffer[experts].gathered;
+    if (!gathered)
+        ASSAY_TRY(upload_rounded(run, p->weight.t, piece));
+    for (int64_t i = p->first_piece; i < p->first_piece + p->n_pieces; i++) {
         gpu_piece *q = &o->pieces[i];
-        if (q->param != p)
+        if (gathered)
+            ASSAY_TRY(upload_rounded(run, q->weight.t, piece + q->start));
+        if (!o->states)
             continue;
         const size_t bytes = (size_t)q->count * sizeof(float);
         ASSAY_TRY(gpu_run_upload(run, q->main_param.t.data, piece + q->start, bytes, "masters"));
@@ -236,7 +258,8 @@ assay_status gpu_optimizer_refresh_weights(gpu_optimizer *o)
             ASSAY_TRY(round_master(&run->ctx, p->weight.t, p->main_param.t));
     }
     for (int k = 0; o->sharded && k < 2; k++)
-        ASSAY_TRY(gpu_param_sync(&o->buffer[k], o->model, false));
+        if (!o->buffer[k].gathered)
+            ASSAY_TRY(gpu_param_sync(&o->buffer[k], o->model, false));
     return ASSAY_OK;
 }
 
@@ -250,6 +273,7 @@ assay_status gpu_optimizer_gather_masters(gpu_optimizer *o)
                                      cudaMemcpyDeviceToDevice, run->ctx.stream));
     }
     for (int k = 0; o->sharded && k < 2; k++)
-        ASSAY_TRY(gpu_param_sync(&o->buffer[k], o->model, true));
+        if (!o->buffer[k].scattered)
+            ASSAY_TRY(gpu_param_sync(&o->buffer[k], o->model, true));
     return gpu_comm_wait(&run->comm, run->ctx.stream, "gather of masters");
 }

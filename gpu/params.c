@@ -1,7 +1,7 @@
 /* Parameters in use: held around each part of the model, and the mark that a gradient is complete.
  *
- * Today every parameter of the rank is present, so that acquire and release only count; they are the one place where a
- * sharded parameter (ZeRO-3, FSDP) will be gathered and freed.  What breaks the order is an error that names it. */
+ * Acquire and release count, and tell the hooks, which gather and throw away sharded parameters (parallel/fsdp.c).  What
+ * breaks the order is an error that names it. */
 #include "gpu/model.h"
 
 #include <stdio.h>
@@ -30,11 +30,25 @@ gpu_value *gpu_param_grad(gpu_model *m, gpu_param *p)
     return &p->main_grad;
 }
 
-void gpu_param_acquire(gpu_model *m, const gpu_param_unit *u)
+static bool is_backward(const gpu_model *m)
 {
-    (void)m;
+    return m->run->phase == ASSAY_PHASE_BACKWARD;
+}
+
+assay_status gpu_param_acquire(gpu_model *m, const gpu_param_unit *u, const gpu_param_unit *next)
+{
     for (int i = 0; i < u->n; i++)
         u->params[i]->acquired++;
+    if (m->hooks == NULL || m->hooks->before == NULL)
+        return ASSAY_OK;
+    return m->hooks->before(m->hooks_user, u, next, true, is_backward(m));
+}
+
+assay_status gpu_grads_open(gpu_model *m, const gpu_param_unit *u)
+{
+    if (m->hooks == NULL || m->hooks->before == NULL)
+        return ASSAY_OK;
+    return m->hooks->before(m->hooks_user, u, NULL, false, is_backward(m));
 }
 
 assay_status gpu_param_release(gpu_model *m, const gpu_param_unit *u)
@@ -45,7 +59,7 @@ assay_status gpu_param_release(gpu_model *m, const gpu_param_unit *u)
         ASSAY_CHECK(p->acquired > 0, ASSAY_INTERNAL, "%s: released more often than acquired", p->spec->name);
         p->acquired--;
     }
-    return ASSAY_OK;
+    return m->hooks && m->hooks->after ? m->hooks->after(m->hooks_user, u) : ASSAY_OK;
 }
 
 assay_status gpu_param_unit_add(gpu_param_unit *u, gpu_param *p)
@@ -58,6 +72,11 @@ assay_status gpu_param_unit_add(gpu_param_unit *u, gpu_param *p)
 }
 
 /* --- gradients ---------------------------------------------------------------------------------------------- */
+assay_status gpu_grads_reduce(gpu_model *m, const gpu_param_unit *u)
+{
+    return m->hooks && m->hooks->reduce ? m->hooks->reduce(m->hooks_user, u) : ASSAY_OK;
+}
+
 assay_status gpu_grads_ready(gpu_model *m, const gpu_param_unit *u)
 {
     for (int i = 0; i < u->n_ready; i++) {
@@ -67,8 +86,8 @@ assay_status gpu_grads_ready(gpu_model *m, const gpu_param_unit *u)
         ASSAY_CHECK(!p->grad_ready, ASSAY_INTERNAL, "%s: its gradient is marked ready twice in a step",
                     p->spec->name);
         p->grad_ready = true;
-        if (m->grad_ready)
-            ASSAY_TRY(m->grad_ready(m->grad_ready_user, p));
+        if (m->hooks && m->hooks->grad_ready)
+            ASSAY_TRY(m->hooks->grad_ready(m->hooks_user, p));
     }
     return ASSAY_OK;
 }

@@ -19,6 +19,16 @@ static const char *score_word(const gpu_model *m)
     GPU_F("aux_coeff", (m)->options->moe_aux_loss_coeff), GPU_F("z_coeff", (m)->options->moe_z_loss_coeff),  \
         GPU_I("topk", (m)->config->moe_router_topk), GPU_I("tokens", (m)->S *(m)->B_global)
 
+/* The weight of a microbatch's auxiliary losses in the objective.  Megatron-LM multiplies them by the tokens of the rank
+ * where the gradients are divided by the targets of the step. */
+static double aux_weight(const gpu_model *m)
+{
+    const assay_train_options *o = m->options;
+    return o->semantics == ASSAY_SEMANTICS_MEGATRON && o->calculate_per_token_loss
+               ? (double)(m->sl * m->B) / (double)m->targets
+               : 1.0 / (double)m->step_microbatches;
+}
+
 static bool has_aux(const gpu_model *m)
 {
     return m->options->moe_aux_loss_coeff > 0.0 || m->options->moe_z_loss_coeff > 0.0;
@@ -96,8 +106,7 @@ assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, g
         ASSAY_TRY(GPU_CALL(run, "router_aux_bwd", "mlp.router.aux", GPU_T("logits", &a->logits),
                            GPU_T("tokens_per_expert", &a->aux_counts), GPU_T("dlogits_in", &dlogits),
                            AUX_ATTRS(m), GPU_W("score_function", score_word(m)),
-                           GPU_F("loss_scale", 1.0 / (double)m->step_microbatches),
-                           GPU_T("dlogits", &total)));
+                           GPU_F("loss_scale", aux_weight(m)), GPU_T("dlogits", &total)));
     }
     if (operand != run->recipe->op[ASSAY_OPS_ROUTER].grad) { /* the product takes operands of one type */
         ASSAY_TRY(GPU_CALL(run, "cast", "mlp.router.gating_cast", GPU_T("x", &total),

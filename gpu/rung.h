@@ -40,8 +40,13 @@ typedef struct gpu_rung {
     gpu_rung_arith arith[GPU_RUNG_ARITHS]; /* every output stands in one; ended by outputs NULL */
 } gpu_rung;
 
-/* The ladder of an operation: its rungs from k0 on, ended by GPU_LADDER_END. */
+/* The ladder of an operation: its rungs from k0 on, ended by GPU_LADDER_END.  The simulator's program holds device code for two
+ * CPUs (cmake/AssayTargets.cmake); GPU_TARGET_AVX2 is set where the second is compiled. */
+#if defined(GPU_TARGET_AVX2)
+#define GPU_LADDER(op) const gpu_rung gpu_##op##_ladder_avx2[]
+#else
 #define GPU_LADDER(op) const gpu_rung gpu_##op##_ladder[]
+#endif
 #define GPU_LADDER_END                                                                                       \
     {                                                                                                        \
         NULL, NULL, NULL, NULL, NULL, 0,                                                                     \

@@ -27,9 +27,10 @@ static gpu_dim vocabulary(const gpu_model *m)
 }
 
 /* --- batch -------------------------------------------------------------------------------------------------- */
-/* host: [b,s] of the microbatch; ahead: positions by which the values run ahead (targets: 1). */
+/* host: [b,s] of the microbatch; ahead: positions by which the values run ahead (targets from labels that the model
+ * shifts: 1); beyond: what stands behind the last position. */
 static assay_status load_tokens(gpu_model *m, gpu_microbatch_state *mb, gpu_value *v, const char *name,
-                                const int64_t *host, int ahead)
+                                const int64_t *host, int ahead, int64_t beyond)
 {
     *v = gpu_token_rows(m, &mb->arena, false);
     gpu_value_rename(m->run, v, name);
@@ -45,9 +46,9 @@ static assay_status load_tokens(gpu_model *m, gpu_microbatch_state *mb, gpu_valu
     for (int64_t i = 0; i < m->sequence.region.length; i++)
         for (int64_t b = 0; b < m->B; b++) {
             const int64_t s = assay_sequence_position(&m->sequence.region, i);
+            const int64_t read = fault && strcmp(fault, "order") == 0 ? gpu_model_plain_position(m, i) : s;
             const int64_t *row = host + (row0 + b) % m->B_global * m->S, *own = host + (m->row0 + b) * m->S;
-            const int64_t beyond = ahead > 0 ? ASSAY_IGNORE_INDEX : 0;
-            staged[i * m->B + b] = s + shift < m->S ? row[s + shift] : beyond;
+            staged[i * m->B + b] = read + shift < m->S ? row[read + shift] : beyond;
             changed = changed || staged[i * m->B + b] != (s + ahead < m->S ? own[s + ahead] : beyond);
         }
     if (fault && changed)
@@ -63,15 +64,17 @@ gpu_microbatch_state *gpu_stage_place(const gpu_chunk *chunk, int64_t index)
 }
 
 assay_status gpu_stage_load_batch(gpu_model *m, const gpu_chunk *chunk, gpu_microbatch_state *mb,
-                                  const int64_t *ids, const int64_t *labels)
+                                  const int64_t *ids, const int64_t *labels, bool shifted)
 {
     if (!m->run->dry && mb->host.used > 0) /* the staging of the microbatch before may still be on its way */
         ASSAY_TRY(gpu_comm_wait_event(&m->run->comm, mb->staged, "microbatch in flight"));
     gpu_arena_reset(&mb->arena, 0);
     gpu_arena_reset(&mb->host, 0);
     if (chunk->has_embedding)
-        ASSAY_TRY(load_tokens(m, mb, &mb->ids, "input_ids", ids, 0));
-    return chunk->has_output ? load_tokens(m, mb, &mb->targets, "targets", labels, 1) : ASSAY_OK;
+        ASSAY_TRY(load_tokens(m, mb, &mb->ids, "input_ids", ids, 0, 0));
+    return chunk->has_output
+               ? load_tokens(m, mb, &mb->targets, "targets", labels, shifted ? 0 : 1, ASSAY_IGNORE_INDEX)
+               : ASSAY_OK;
 }
 
 /* --- embedding ---------------------------------------------------------------------------------------------- */
@@ -154,7 +157,7 @@ static assay_status output_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_value
     gpu_value dlogits, dx, dnorm;
     ASSAY_TRY(GPU_CALL(run, "cross_entropy_bwd", "loss", GPU_T("logits", &a->logits), GPU_T("lse", &a->lse),
                        GPU_T("targets", &mb->targets), GPU_I("vocab_start", vocabulary(m).start),
-                       GPU_F("scale", (double)(float)m->loss_scale),
+                       GPU_F("scale", (double)(float)mb->loss_scale),
                        GPU_NEW("dlogits", &dlogits, gpu_grad_of(m, &a->logits))));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "output_layer", GPU_T("dy", &dlogits), GPU_T("x", &a->whole),
                        GPU_T("dweight", gpu_param_grad(m, m->output_layer))));
@@ -208,18 +211,40 @@ static assay_status layer_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer 
 }
 
 /* --- parts -------------------------------------------------------------------------------------------------- */
-/* After the backward of a part: its parameters are let go, and behind the step's last microbatch their gradients are
- * complete. */
-static assay_status leave_bwd(gpu_model *m, const gpu_microbatch_state *mb, const gpu_param_unit *u)
+static bool is_first_layer(const gpu_param_unit *u)
 {
-    const bool first_layer = u->n > 0 && u->params[0]->spec->layer == 0;
-    if (!first_layer || m->run->dry || !gpu_fault_switch(m->run, GPU_SWITCH_KEPT_PARAMETERS))
-        ASSAY_TRY(gpu_param_release(m, u));
-    if (m->run->dry || mb->index != m->n_microbatches - 1)
+    return u->n > 0 && u->params[0]->spec->layer == 0;
+}
+
+/* Behind the backward of a part: the gradients of this microbatch are complete, behind the last one those of the step. */
+static assay_status finish_grads(gpu_model *m, const gpu_microbatch_state *mb, const gpu_param_unit *u)
+{
+    if (m->run->dry)
         return ASSAY_OK;
-    if (first_layer && gpu_fault_switch(m->run, GPU_SWITCH_UNREADY_GRADIENTS))
+    ASSAY_TRY(gpu_grads_reduce(m, u));
+    if (mb->index != m->n_microbatches - 1 ||
+        (is_first_layer(u) && gpu_fault_switch(m->run, GPU_SWITCH_UNREADY_GRADIENTS)))
         return ASSAY_OK;
     return gpu_grads_ready(m, u);
+}
+
+static assay_status leave_bwd(gpu_model *m, const gpu_microbatch_state *mb, const gpu_param_unit *u)
+{
+    if (!is_first_layer(u) || m->run->dry || !gpu_fault_switch(m->run, GPU_SWITCH_KEPT_PARAMETERS))
+        ASSAY_TRY(gpu_param_release(m, u));
+    return finish_grads(m, mb, u);
+}
+
+/* What a forward reads after layer l (-1: after the embedding), and a backward after layer l (n_layers: after the
+ * output). */
+static const gpu_param_unit *unit_behind(const gpu_model *m, const gpu_chunk *chunk, int64_t l)
+{
+    return l + 1 < chunk->n_layers ? &chunk->layers[l + 1].unit : chunk->has_output ? &m->output_unit : NULL;
+}
+
+static const gpu_param_unit *unit_before(const gpu_chunk *chunk, int64_t l)
+{
+    return l > 0 ? &chunk->layers[l - 1].unit : NULL;
 }
 
 /* --- passes ------------------------------------------------------------------------------------------------- */
@@ -231,20 +256,20 @@ assay_status gpu_stage_fwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state 
     m->run->phase = ASSAY_PHASE_FORWARD;
     m->run->layer = -1;
     if (chunk->has_embedding) {
-        gpu_param_acquire(m, &m->embedding_unit);
+        ASSAY_TRY(gpu_param_acquire(m, &m->embedding_unit, unit_behind(m, chunk, -1)));
         ASSAY_TRY(embedding_fwd(m, mb));
         ASSAY_TRY(gpu_param_release(m, &m->embedding_unit));
     }
     gpu_value *hidden = &mb->input;
     for (int64_t l = 0; l < chunk->n_layers; l++) {
         mb->layers[l].input = *hidden;
-        gpu_param_acquire(m, &chunk->layers[l].unit);
+        ASSAY_TRY(gpu_param_acquire(m, &chunk->layers[l].unit, unit_behind(m, chunk, l)));
         ASSAY_TRY(layer_fwd(m, mb, &chunk->layers[l], &mb->layers[l]));
         ASSAY_TRY(gpu_param_release(m, &chunk->layers[l].unit));
         hidden = &mb->layers[l].output;
     }
     if (chunk->has_output) {
-        gpu_param_acquire(m, &m->output_unit);
+        ASSAY_TRY(gpu_param_acquire(m, &m->output_unit, NULL));
         ASSAY_TRY(output_fwd(m, mb, index, hidden));
         ASSAY_TRY(gpu_param_release(m, &m->output_unit));
     }
@@ -262,8 +287,9 @@ assay_status gpu_stage_bwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state 
     gpu_value *dy = &m->gradient[0], *dx = &m->gradient[1];
     m->run->phase = ASSAY_PHASE_BACKWARD;
     m->run->layer = -1;
+    m->round = mb->index;
     if (chunk->has_output) {
-        gpu_param_acquire(m, &m->output_unit);
+        ASSAY_TRY(gpu_param_acquire(m, &m->output_unit, unit_before(chunk, chunk->n_layers)));
         ASSAY_TRY(output_bwd(m, mb,
                              chunk->n_layers > 0 ? &mb->layers[chunk->n_layers - 1].output : &mb->input, dy));
         ASSAY_TRY(leave_bwd(m, mb, &m->output_unit));
@@ -272,7 +298,7 @@ assay_status gpu_stage_bwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state 
         dy = doutput;
     }
     for (int64_t l = chunk->n_layers - 1; l >= 0; l--) {
-        gpu_param_acquire(m, &chunk->layers[l].unit);
+        ASSAY_TRY(gpu_param_acquire(m, &chunk->layers[l].unit, unit_before(chunk, l)));
         ASSAY_TRY(layer_bwd(m, mb, &chunk->layers[l], &mb->layers[l], dx, dy));
         ASSAY_TRY(leave_bwd(m, mb, &chunk->layers[l].unit));
         gpu_value *next = dx;
@@ -280,9 +306,9 @@ assay_status gpu_stage_bwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state 
         dy = next;
     }
     if (chunk->has_embedding) {
-        gpu_param_acquire(m, &m->embedding_unit);
+        ASSAY_TRY(gpu_grads_open(m, &m->embedding_unit));
         ASSAY_TRY(embedding_bwd(m, mb, dy));
-        ASSAY_TRY(leave_bwd(m, mb, &m->embedding_unit));
+        ASSAY_TRY(finish_grads(m, mb, &m->embedding_unit));
     }
     gpu_arena_reset(&m->scratch, mark);
     *dinput = dy;

@@ -12,7 +12,7 @@ gpu_microbatch_state *gpu_stage_place(const gpu_chunk *chunk, int64_t index);
 /* Readies the place for a new microbatch.  ids, labels: [b,s] of the whole microbatch in the file; the chunk takes what
  * it reads: ids on the first virtual stage, labels (shifted) on the last, of this rank's rows. */
 assay_status gpu_stage_load_batch(gpu_model *m, const gpu_chunk *chunk, gpu_microbatch_state *mb,
-                                  const int64_t *ids, const int64_t *labels);
+                                  const int64_t *ids, const int64_t *labels, bool shifted);
 /* mb->input: hidden states from the virtual stage before (made here on the first).  *output: hidden states that leave
  * the chunk, or the hidden state before the final norm on the last. */
 assay_status gpu_stage_fwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state *mb, int64_t index,

@@ -32,17 +32,36 @@ static assay_status check_weights(const gpu_engine *e)
     return ASSAY_OK;
 }
 
+/* What the sharded forms do not do, by name. */
+static assay_status check_sharding(const assay_train_options *o, const assay_grid *g,
+                                   const assay_model_config *c)
+{
+    const assay_parallel_config *p = &g->p;
+    ASSAY_CHECK(o->ddp_bucket_size == 0 || p->zero_stage <= 1, ASSAY_UNSUPPORTED,
+                "ddp_bucket_size %lld: with zero%d a bucket is a layer, the embedding or the output",
+                (long long)o->ddp_bucket_size, p->zero_stage);
+    ASSAY_CHECK(!o->overlap_param_gather || p->zero_stage >= 1, ASSAY_INVALID_ARGUMENT,
+                "overlap_param_gather: with zero0 no parameter is gathered");
+    ASSAY_CHECK(
+        p->num_distributed_optimizer_instances == 1 || p->zero_stage == 1 || !c->tie_word_embeddings ||
+            p->pipeline_model_parallel_size == 1,
+        ASSAY_UNSUPPORTED,
+        "layout: hsdp%d with zero%d: a tied embedding on two pipeline stages is not summed over copies",
+        p->num_distributed_optimizer_instances, p->zero_stage);
+    return ASSAY_OK;
+}
+
 static assay_status read_inputs(gpu_engine *e)
 {
     const assay_train_options *o = &e->options;
     assay_parallel_config layout;
     ASSAY_TRY(assay_config_load(o->model, &e->config));
+    assay_inputs_take_config(&e->options, &e->config);
     ASSAY_TRY(check_weights(e));
     ASSAY_TRY(assay_layout_parse(o->layout[0] ? o->layout : "1", &layout));
     ASSAY_TRY(assay_grid_make(&layout, &e->grid));
     ASSAY_TRY(assay_grid_check_model(&e->grid, &e->config));
-    ASSAY_CHECK(layout.zero_stage <= 1 && layout.num_distributed_optimizer_instances == 1, ASSAY_UNSUPPORTED,
-                "layout %s: the gpu engine does not shard gradients or parameters yet", o->layout);
+    ASSAY_TRY(check_sharding(o, &e->grid, &e->config));
     ASSAY_CHECK(e->grid.world == e->env.world, ASSAY_MISMATCH,
                 "layout %s needs %d ranks, %d were started (by %s)", o->layout, e->grid.world, e->env.world,
                 e->env.launcher);
@@ -66,10 +85,12 @@ static assay_status plant_fault(gpu_engine *e)
 {
     const assay_parallel_config *p = &e->grid.p;
     gpu_fault_place place = {.tp = p->tensor_model_parallel_size,
+                             .cp = p->context_parallel_size,
                              .dp = p->data_parallel_size,
                              .ep = p->expert_model_parallel_size,
                              .pp = p->pipeline_model_parallel_size,
                              .training = e->batches.training,
+                             .scattered = p->zero_stage >= 2,
                              .steps = e->last_step,
                              .step_microbatches = e->batches.microbatches,
                              .first_moe_layer = -1,
@@ -170,13 +191,8 @@ static assay_status allocate_state(gpu_engine *e)
     m->state = (gpu_arena){0};
     ASSAY_TRY(gpu_arena_create(&m->state, bytes));
     ASSAY_TRY(gpu_optimizer_alloc(o));
-    for (int k = 0; k < 2; k++) { /* the gaps between parameters travel with their bucket */
-        gpu_grad_buffer *b = &o->buffer[k];
-        if (b->length > 0)
-            CUDA_TRY(cudaMemsetAsync(b->param_data, 0, (size_t)(b->length * assay_dtype_bytes(b->act)),
-                                     e->run.ctx.stream));
-    }
-    return ASSAY_OK;
+    ASSAY_TRY(gpu_grad_buffer_clear(&o->buffer[0], m));
+    return gpu_grad_buffer_clear(&o->buffer[1], m);
 }
 
 static assay_status build(gpu_engine *e)
@@ -206,15 +222,21 @@ static assay_status build(gpu_engine *e)
 }
 
 /* --- steps -------------------------------------------------------------------------------------------------- */
+int64_t gpu_microbatch_targets(const assay_batches *b, int64_t step, int64_t microbatch)
+{
+    const int64_t *labels = assay_batches_labels(b, step, microbatch);
+    int64_t n = 0;
+    for (int64_t row = 0; row < b->b; row++)
+        for (int64_t s = b->shifted ? 0 : 1; s < b->s; s++)
+            n += labels[row * b->s + s] != ASSAY_IGNORE_INDEX;
+    return n;
+}
+
 int64_t gpu_step_targets(const assay_batches *b, int64_t step)
 {
     int64_t n = 0;
-    for (int64_t k = 0; k < b->microbatches; k++) {
-        const int64_t *labels = assay_batches_labels(b, step, k);
-        for (int64_t row = 0; row < b->b; row++)
-            for (int64_t s = 1; s < b->s; s++)
-                n += labels[row * b->s + s] != ASSAY_IGNORE_INDEX;
-    }
+    for (int64_t k = 0; k < b->microbatches; k++)
+        n += gpu_microbatch_targets(b, step, k);
     return n;
 }
 
@@ -245,7 +267,7 @@ assay_status gpu_engine_step(gpu_engine *e, int64_t step)
     if (run->trace && step > e->first_step)
         ASSAY_TRY(gpu_model_rope_tables(m));
     const int64_t targets = gpu_step_targets(&e->batches, data);
-    m->loss_scale = 1.0 / (double)targets;
+    m->targets = targets;
     ASSAY_TRY(gpu_optimizer_zero_grad(&e->optimizer));
     ASSAY_TRY(gpu_forward_backward(m, &e->batches, &e->share, &e->schedule, data));
     ASSAY_TRY(gpu_finalize_model_grads(&e->optimizer));
@@ -345,6 +367,8 @@ assay_status gpu_train(const assay_train_options *options)
     gpu_engine *e;
     ASSAY_TRY(gpu_engine_open(options, false, &e));
     ASSAY_TRY_GOTO(train_steps(e), st, done);
+    for (int k = 0; k < 2; k++) /* the last step's gathers have no forward that waits for them */
+        ASSAY_TRY_GOTO(gpu_finish_param_sync(&e->optimizer.buffer[k], &e->model), st, done);
     double_losses(e);
     ASSAY_TRY_GOTO(gpu_fault_check_met(&e->run), st, done);
     if (e->options.out[0] != '\0')

@@ -63,11 +63,22 @@ static bool exports(const gpu_engine *e, const assay_param_spec *spec, int r)
     return assay_param_on_rank(spec, &e->grid, &e->config, r);
 }
 
+/* Where gradients are scattered, the parts of the parameter's bucket come together first. */
+static assay_status gather_parts(gpu_engine *e, const gpu_param *p)
+{
+    gpu_grad_buffer *b = &e->optimizer.buffer[assay_param_reduce_group(p->spec) == ASSAY_GROUP_EDP];
+    if (!assay_param_needs_grad(p->spec) || !b->scattered)
+        return ASSAY_OK;
+    return gpu_grad_gather(b, &e->model, p->bucket);
+}
+
 /* The canonical tensor into x->whole on rank 0.  It lies in the main_grad buffer (buffers: in the weight). */
 static assay_status collect(export_state *x, const assay_param_spec *spec)
 {
     gpu_engine *e = x->e;
     const gpu_param *mine = gpu_model_find(&e->model, spec->name);
+    if (mine)
+        ASSAY_TRY(gather_parts(e, mine));
     const void *data = mine == NULL ? NULL : spec->trained ? mine->main_grad.t.data : mine->weight.t.data;
     assay_shard all, piece;
     assay_shard_whole(&all, spec->shape, spec->ndim);
@@ -97,8 +108,8 @@ static assay_status add_parts(export_state *x, const assay_param_spec *spec, con
     const float *whole = (const float *)(const void *)x->whole;
     for (int i = 0; i < spec->n_parts; i++) {
         const assay_hf_part *part = &spec->parts[i];
-        const int64_t row = part->ndim == 2 ? part->shape[1] : 1;
-        ASSAY_TRY(grow(&x->piece, &x->piece_bytes, (size_t)(part->shape[0] * row) * sizeof(float)));
+        const int64_t row = assay_hf_part_row_length(part);
+        ASSAY_TRY(grow(&x->piece, &x->piece_bytes, (size_t)(assay_hf_part_rows(part) * row) * sizeof(float)));
         for (int k = 0; k < part->n_pieces; k++)
             memcpy(x->piece + (size_t)(part->pieces[k].src * row) * sizeof(float),
                    whole + part->pieces[k].dst * row, (size_t)(part->pieces[k].rows * row) * sizeof(float));

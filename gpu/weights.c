@@ -62,7 +62,7 @@ static assay_status convert(const assay_tensor_info *t, int64_t at, int64_t n, f
 static assay_status read_part(const assay_tensorfile *file, const assay_hf_part *part, float *whole)
 {
     const assay_tensor_info *t;
-    const int64_t row = part->ndim == 2 ? part->shape[1] : 1;
+    const int64_t row = assay_hf_part_row_length(part);
     ASSAY_TRY(assay_tensorfile_get(file, part->name, ASSAY_DTYPE_COUNT, part->shape, part->ndim, &t));
     for (int i = 0; i < part->n_pieces; i++) {
         const assay_hf_piece *piece = &part->pieces[i];
@@ -95,7 +95,7 @@ void gpu_count_not_finite(const float *x, int64_t n, int64_t start, assay_not_fi
 static void warn_not_finite(const gpu_model *m, const char *folder, const assay_param_spec *spec,
                             const assay_hf_part *part, const float *whole)
 {
-    const int64_t row = part->ndim == 2 ? part->shape[1] : 1;
+    const int64_t row = assay_hf_part_row_length(part);
     assay_not_finite f = {.first = -1};
     char text[256];
     for (int k = 0; k < part->n_pieces; k++) {

@@ -103,10 +103,10 @@ static ref_attention_desc describe(const ref_pass *p, int64_t heads, int64_t gro
 
 assay_status ref_ranks_attention(ref_pass *p, ref_tensor *o, ref_tensor *lse, const ref_tensor *q,
                                  const ref_tensor *k, const ref_tensor *v, const ref_ints *q_position,
-                                 const ref_ints *k_position)
+                                 const ref_ints *k_position, const char *instance)
 {
-    ASSAY_TRY(ref_new(p, o, "self_attention.core_attention", "o"));
-    ASSAY_TRY(ref_new(p, lse, "self_attention.core_attention", "lse"));
+    ASSAY_TRY(ref_new(p, o, instance, "o"));
+    ASSAY_TRY(ref_new(p, lse, instance, "lse"));
     EACH_RANK(p, r)
     {
         const ref_attention_desc d = describe(p, q->heads, k->heads, &q_position->at[r], &k_position->at[r]);
@@ -171,8 +171,7 @@ static assay_status attention_fwd(ref_pass *p, ref_layer_acts *acts, ref_tensor 
     }
     ASSAY_TRY(ref_ranks_rope(p, &a->q_rotated, &a->q_clipped, "self_attention.rope_q"));
     ASSAY_TRY(ref_ranks_rope(p, &a->k_rotated, &a->k_clipped, "self_attention.rope_k"));
-    ASSAY_TRY(
-        ref_context_attention_fwd(p, &a->context, &a->o, &a->q_rotated, &a->k_rotated, &a->v_clipped));
+    ASSAY_TRY(ref_context_attention_fwd(p, &a->context, &a->o, &a->q_rotated, &a->k_rotated, &a->v_clipped));
     ASSAY_TRY(ref_ranks_linear(p, &projected, &a->o, w->linear_proj, w->linear_proj_bias, true,
                                "self_attention.linear_proj", REF_STORE_LINEAR));
     return ref_row_parallel_output(p, y, &projected, sp, "self_attention.reduce");

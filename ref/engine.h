@@ -11,9 +11,9 @@
 typedef struct ref_param {
     assay_shard shard;
     int64_t count;
-    bool here;                    /* the rank's stage has it */
-    double *weight;               /* [count] as the products read it; zero3: only while it is held */
-    double *grad;                 /* [count] main gradient, summed over the microbatches; zero2: of one backward */
+    bool here;      /* the rank's stage has it */
+    double *weight; /* [count] as the products read it; zero3: only while it is held */
+    double *grad;   /* [count] main gradient, summed over the microbatches; zero2: of one backward */
     int64_t own_first, own_count; /* flat range that this rank keeps of what is sharded */
     double *own_grad;             /* [own_count] the range of grad, or with zero2 an array of its own */
     double *own_weight;           /* [own_count] the range of weight (zero3) */
@@ -76,7 +76,7 @@ typedef struct ref_engine {
     int64_t embedding, final_layernorm, output; /* rows of the table; output = embedding when tied */
     int64_t n_positions;
     double *rope_cos, *rope_sin; /* [n_positions, R/2] */
-    double ce_scale;             /* 1 / targets of the step */
+    int64_t targets;             /* of the step */
     double *logits;              /* [b,s,v] whole, NULL when not wanted */
     /* arguments of one collective: buffers and counts of the members of a group, [world] each */
     double **send, **recv;
@@ -86,6 +86,7 @@ typedef struct ref_engine {
 /* Labels that count in the loss of a step, all microbatches and data-parallel ranks: position 0 is never a target
  * (the model shifts), -100 is ignored. */
 int64_t ref_step_targets(const assay_batches *b, int64_t step);
+int64_t ref_microbatch_targets(const assay_batches *b, int64_t step, int64_t microbatch);
 
 /* What one microbatch needs while it is on a virtual stage: its place, and the memory of its activations. */
 typedef struct ref_pass {

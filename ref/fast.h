@@ -13,7 +13,7 @@
  *
  * Who uses which: the reference engine (assay step, the whole-model check) runs these; a step of plain loops
  * would take an order of magnitude longer.  The judge of single operations (ref_replay) uses neither: ref/bounds
- * computes value and bound in one go, in plain loops with libm's exp. */
+ * computes value and bound in one go, in plain chains; of ref/fast it has the exp (ref/fast/vector.h). */
 #ifndef REF_FAST_H
 #define REF_FAST_H
 

@@ -52,7 +52,7 @@ assay_status ref_ranks_rope(ref_pass *p, ref_tensor *y, const ref_tensor *x, con
 assay_status ref_ranks_rope_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor *dy, const ref_tensor *x);
 assay_status ref_ranks_attention(ref_pass *p, ref_tensor *o, ref_tensor *lse, const ref_tensor *q,
                                  const ref_tensor *k, const ref_tensor *v, const ref_ints *q_position,
-                                 const ref_ints *k_position);
+                                 const ref_ints *k_position, const char *instance);
 assay_status ref_ranks_attention_bwd(ref_pass *p, ref_tensor *dq, ref_tensor *dk, ref_tensor *dv,
                                      const ref_tensor *dout, const ref_tensor *q, const ref_tensor *k,
                                      const ref_tensor *v, const ref_tensor *o, const ref_tensor *lse,

@@ -77,6 +77,14 @@ void ref_qkv_split_fwd(double *q, double *k, double *v, const double *qkv, int64
 void ref_qkv_split_bwd(double *dqkv, const double *dq, const double *dk, const double *dv, int64_t t,
                        int64_t heads, int64_t groups, int64_t d);
 
+/* Attention over two sets of keys as attention over both: lse = log(exp lse_a + exp lse_b), o = exp(lse_a - lse) o_a +
+ * exp(lse_b - lse) o_b; neither sees a key: o = 0, lse = -inf.      o [rows,d] =   lse [rows] = */
+void ref_attention_merge(double *o, double *lse, const double *o_a, const double *lse_a, const double *o_b,
+                         const double *lse_b, int64_t rows, int64_t d);
+/* y [P,T,A/P,D] = x [T,A,D], the heads of each part together; and back */
+void ref_pack_heads(double *y, const double *x, int64_t t, int64_t heads, int64_t d, int64_t parts);
+void ref_unpack_heads(double *y, const double *x, int64_t t, int64_t heads, int64_t d, int64_t parts);
+
 /* --- activation.c ------------------------------------------------------------------------------------------- */
 void ref_add(double *y, const double *a, const double *b, int64_t n);
 /* y [n] = min(max(x, -limit), limit); a NaN stays */

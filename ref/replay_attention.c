@@ -149,10 +149,55 @@ static assay_status qkv_split_bwd(const replay *r)
     return ASSAY_OK;
 }
 
+static assay_status attention_merge(const replay *r)
+{
+    const ref_value *o_a, *lse_a, *o_b, *lse_b;
+    int64_t heads, dim, rows;
+    ref_pair o, lse;
+    ASSAY_TRY(replay_attr_i64(r, "heads", 1, ASSAY_CONFIG_MAX_DIM, &heads));
+    ASSAY_TRY(replay_attr_i64(r, "head_dim", 1, ASSAY_CONFIG_MAX_DIM, &dim));
+    ASSAY_TRY(replay_real(r, "o_b", -1, &o_b));
+    ASSAY_TRY(replay_divide(r, o_b, dim, &rows));
+    ASSAY_TRY(replay_real(r, "o_a", o_b->count, &o_a));
+    ASSAY_TRY(replay_real(r, "lse_a", rows, &lse_a));
+    ASSAY_TRY(replay_real(r, "lse_b", rows, &lse_b));
+    ASSAY_TRY(replay_out_real(r, "o", o_b->count, o_b->dtype, "merge", &o));
+    ASSAY_TRY(replay_out_real(r, "lse", rows, ASSAY_F32, "merge", &lse));
+    ref_bound_attention_merge(o, lse, o_a->value, lse_a->value, o_b->value, lse_b->value, rows, dim, &r->d);
+    return ASSAY_OK;
+}
+
+static assay_status repack(const replay *r,
+                           void (*copy)(double *, const double *, int64_t, int64_t, int64_t, int64_t))
+{
+    const ref_value *x;
+    int64_t heads, dim, parts, t;
+    double *y;
+    ASSAY_TRY(replay_attr_i64(r, "heads", 1, ASSAY_CONFIG_MAX_DIM, &heads));
+    ASSAY_TRY(replay_attr_i64(r, "head_dim", 1, ASSAY_CONFIG_MAX_DIM, &dim));
+    ASSAY_TRY(replay_attr_i64(r, "parts", 1, ASSAY_CONFIG_MAX_DIM, &parts));
+    ASSAY_CHECK(heads % parts == 0, ASSAY_INVALID_ARGUMENT, "%s: %lld parts do not divide %lld heads", r->op,
+                (long long)parts, (long long)heads);
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_divide(r, x, heads * dim, &t));
+    ASSAY_TRY(replay_out_exact(r, "y", x->count, x->dtype, &y));
+    copy(y, x->value, t, heads, dim, parts);
+    return ASSAY_OK;
+}
+
+static assay_status pack_heads(const replay *r)
+{
+    return repack(r, ref_pack_heads);
+}
+
+static assay_status unpack_heads(const replay *r)
+{
+    return repack(r, ref_unpack_heads);
+}
+
 const replay_row replay_attention_table[] = {
-    {"attention_fwd", attention_fwd},
-    {"attention_bwd", attention_bwd},
-    {"qkv_split_fwd", qkv_split_fwd},
-    {"qkv_split_bwd", qkv_split_bwd},
-    {NULL, NULL},
+    {"attention_merge", attention_merge}, {"pack_heads", pack_heads},
+    {"unpack_heads", unpack_heads},       {"attention_fwd", attention_fwd},
+    {"attention_bwd", attention_bwd},     {"qkv_split_fwd", qkv_split_fwd},
+    {"qkv_split_bwd", qkv_split_bwd},     {NULL, NULL},
 };

@@ -187,6 +187,16 @@ assay_status ref_router_route_fwd(ref_pass *p, ref_router_acts *a, const ref_ten
     return has_aux(p) ? aux_fwd(p, a) : ASSAY_OK;
 }
 
+/* The weight of a microbatch's auxiliary losses in the objective.  Megatron-LM multiplies them by the tokens of the rank
+ * where the gradients are divided by the targets of the step. */
+static double aux_weight(const ref_pass *p, int64_t rows)
+{
+    const assay_train_options *o = &p->e->options;
+    if (o->semantics == ASSAY_SEMANTICS_MEGATRON && o->calculate_per_token_loss)
+        return (double)rows / (double)p->e->targets;
+    return 1.0 / (double)p->e->run->batches->microbatches;
+}
+
 assay_status ref_router_route_bwd(ref_pass *p, ref_tensor *dtokens, const ref_router_acts *a,
                                   const ref_tensor *dprobs)
 {
@@ -206,7 +216,7 @@ assay_status ref_router_route_bwd(ref_pass *p, ref_tensor *dtokens, const ref_ro
             const ref_router_desc d = describe(p, a->logits.at[r].rows);
             ref_router_aux_bwd(dlogits.at[r].x, a->logits.at[r].x, a->aux_counts.at[r].x,
                                o->moe_aux_loss_coeff, o->moe_z_loss_coeff,
-                               1.0 / (double)p->e->run->batches->microbatches, a->aux_tokens, &d);
+                               aux_weight(p, a->logits.at[r].rows), a->aux_tokens, &d);
         }
         ASSAY_TRY(ref_store(p, &dlogits, REF_STORE_ROUTER));
     }

@@ -27,8 +27,8 @@ static void enter_layer(ref_pass *p, int64_t layer)
 
 /* --- tokens ------------------------------------------------------------------------------------------------- */
 
-/* Token ids and targets in token order t = s*B + b; labels are in the Hugging Face sense, the model shifts
- * them: position s predicts the label of s + 1. */
+/* Token ids and targets in token order t = s*B + b.  Labels in the Hugging Face sense are shifted by the model:
+ * position s predicts the label of s + 1; Megatron-LM's are shifted in the file. */
 static assay_status load_tokens(ref_pass *p, ref_stage_acts *a)
 {
     const assay_batches *batches = p->e->run->batches;
@@ -45,7 +45,9 @@ static assay_status load_tokens(ref_pass *p, ref_stage_acts *a)
         for (int64_t t = 0; t < tokens; t++) {
             const int64_t s = p->ranks[r].position[t], at = t % b_all * s_all + s;
             a->ids.at[r].x[t] = ids[at];
-            a->targets.at[r].x[t] = s + 1 < s_all ? labels[at + 1] : ASSAY_IGNORE_INDEX;
+            a->targets.at[r].x[t] = batches->shifted ? labels[at]
+                                    : s + 1 < s_all  ? labels[at + 1]
+                                                     : ASSAY_IGNORE_INDEX;
         }
     }
     return ASSAY_OK;
@@ -96,6 +98,25 @@ static assay_status cross_entropy_fwd(ref_pass *p, ref_stage_acts *a)
     return ASSAY_OK;
 }
 
+/* The weight of a target of rank r's microbatch in the objective.  Megatron-LM takes the mean over the positions of a
+ * context-parallel rank, and the mean of these means. */
+static double target_weight(const ref_pass *p, const ref_stage_acts *a, int r)
+{
+    const assay_batches *b = p->e->run->batches;
+    const int cp = p->e->grid.p.context_parallel_size;
+    if (p->e->options.calculate_per_token_loss)
+        return 1.0 / (double)p->e->targets;
+    if (p->e->options.semantics == ASSAY_SEMANTICS_MEGATRON && cp > 1) {
+        const ref_int_piece *targets = &a->targets.at[r];
+        int64_t local = 0;
+        for (int64_t t = 0; t < targets->rows; t++)
+            local += targets->x[t] != ASSAY_IGNORE_INDEX;
+        return 1.0 / ((double)b->microbatches * (double)cp * (double)(local > 0 ? local : 1));
+    }
+    const int64_t n = ref_microbatch_targets(b, p->step, ref_pass_microbatch(p, r));
+    return 1.0 / ((double)b->microbatches * (double)(n > 0 ? n : 1));
+}
+
 static assay_status cross_entropy_bwd(ref_pass *p, ref_tensor *dlogits, const ref_stage_acts *a)
 {
     ASSAY_TRY(ref_new_grad(p, dlogits, &a->logits, NULL));
@@ -104,7 +125,8 @@ static assay_status cross_entropy_bwd(ref_pass *p, ref_tensor *dlogits, const re
         const ref_piece *logits = &a->logits.at[r];
         ASSAY_TRY(ref_piece_new(&p->arena, &dlogits->at[r], logits->rows, logits->cols));
         ref_cross_entropy_bwd(dlogits->at[r].x, logits->x, a->lse.at[r].x, a->targets.at[r].x,
-                              w->shard.segments[0][0].start, p->e->ce_scale, logits->rows, logits->cols);
+                              w->shard.segments[0][0].start, target_weight(p, a, r), logits->rows,
+                              logits->cols);
     }
     return ref_store(p, dlogits, REF_STORE_LINEAR);
 }

@@ -2,6 +2,7 @@
 #include "ref/ref.h"
 
 #include "core/files/tensorwriter.h"
+#include "core/run/inputs.h"
 #include "core/run/outputs.h"
 #include <stdlib.h>
 #include <string.h>
@@ -11,6 +12,7 @@ typedef struct step_inputs {
     assay_model_config *config;
     assay_model_spec *spec;
     assay_batches batches;
+    assay_train_options options; /* with what the model's folder says */
     double **weights;
     assay_trace_writer *trace;
     ref_run_config run;
@@ -59,10 +61,12 @@ static assay_status load(step_inputs *in, const assay_train_options *o)
     in->config = calloc(1, sizeof *in->config);
     ASSAY_CHECK(in->config, ASSAY_OUT_OF_MEMORY, "out of memory");
     ASSAY_TRY(assay_config_load(o->model, in->config));
+    in->options = *o;
+    assay_inputs_take_config(&in->options, in->config);
     ASSAY_TRY(assay_spec_build(in->config, &in->spec));
     ASSAY_TRY(assay_layout_parse(o->layout[0] ? o->layout : "1", &layout));
     in->run = (ref_run_config){.spec = in->spec,
-                               .options = o,
+                               .options = &in->options,
                                .batches = &in->batches,
                                .policy = {.precision = o->precision},
                                .want_logits = true};

@@ -111,10 +111,18 @@ static void begin_step(ref_engine *e)
 
 int64_t ref_step_targets(const assay_batches *b, int64_t step)
 {
-    const int64_t *label = assay_batches_labels(b, step, 0);
     int64_t n = 0;
-    for (int64_t t = 0; t < b->microbatches * b->b; t++)
-        for (int64_t s = 1; s < b->s; s++)
+    for (int64_t m = 0; m < b->microbatches; m++)
+        n += ref_microbatch_targets(b, step, m);
+    return n;
+}
+
+int64_t ref_microbatch_targets(const assay_batches *b, int64_t step, int64_t microbatch)
+{
+    const int64_t *label = assay_batches_labels(b, step, microbatch);
+    int64_t n = 0;
+    for (int64_t t = 0; t < b->b; t++)
+        for (int64_t s = b->shifted ? 0 : 1; s < b->s; s++)
             n += label[t * b->s + s] != ASSAY_IGNORE_INDEX;
     return n;
 }
@@ -124,10 +132,11 @@ static assay_status count_targets(ref_engine *e, int64_t step)
 {
     const int64_t n = ref_step_targets(e->run->batches, step);
     ASSAY_CHECK(n > 0, ASSAY_INVALID_ARGUMENT,
-                "labels: step %lld: expected at least one label that is not -100 behind the first position, "
+                "labels: step %lld: expected at least one label that is not -100 behind the first position "
+                "(Megatron-LM's form: anywhere), "
                 "found none",
                 (long long)step);
-    e->ce_scale = 1.0 / (double)n;
+    e->targets = n;
     return ASSAY_OK;
 }
 
@@ -150,7 +159,7 @@ static void report_losses(const ref_engine *e, ref_run_result *result, int64_t s
         z += sum[2];
     }
     const double per_microbatch = 1.0 / (double)e->run->batches->microbatches;
-    result->loss[step] = loss * e->ce_scale;
+    result->loss[step] = loss / (double)e->targets;
     result->aux_loss[step] = aux * per_microbatch;
     result->z_loss[step] = z * per_microbatch;
 }

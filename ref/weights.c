@@ -12,15 +12,10 @@
 
 /* --- parts -------------------------------------------------------------------------------------------------- */
 
-static int64_t row_length(const assay_hf_part *part)
-{
-    return part->ndim == 2 ? part->shape[1] : 1;
-}
-
 void ref_hf_extract(const assay_param_spec *p, int part_index, const double *canonical, double *part)
 {
     const assay_hf_part *h = &p->parts[part_index];
-    const int64_t n = row_length(h);
+    const int64_t n = assay_hf_part_row_length(h);
     for (int i = 0; i < h->n_pieces; i++)
         memcpy(part + h->pieces[i].src * n, canonical + h->pieces[i].dst * n,
                (size_t)(h->pieces[i].rows * n) * sizeof *part);
@@ -29,7 +24,7 @@ void ref_hf_extract(const assay_param_spec *p, int part_index, const double *can
 void ref_hf_insert(const assay_param_spec *p, int part_index, const double *part, double *canonical)
 {
     const assay_hf_part *h = &p->parts[part_index];
-    const int64_t n = row_length(h);
+    const int64_t n = assay_hf_part_row_length(h);
     for (int i = 0; i < h->n_pieces; i++)
         memcpy(canonical + h->pieces[i].dst * n, part + h->pieces[i].src * n,
                (size_t)(h->pieces[i].rows * n) * sizeof *part);

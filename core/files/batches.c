@@ -18,14 +18,23 @@ static void format_index(const assay_batches *b, int64_t at, char *out, size_t c
         snprintf(out, capacity, "[%" PRId64 ",%" PRId64 "]", row, col);
 }
 
-static assay_status check_only_known(const assay_tensorfile *file, const char *path)
+static const char *ids_name(const assay_batches *b)
 {
+    return b->shifted ? "tokens" : "input_ids";
+}
+
+static assay_status check_only_known(const assay_tensorfile *file, const char *path, bool shifted)
+{
+    static const char *const known[2][4] = {{"input_ids", "labels"},
+                                            {"tokens", "labels", "loss_mask", "position_ids"}};
     for (int64_t i = 0; i < assay_tensorfile_count(file); i++) {
         const char *name = assay_tensorfile_at(file, i)->name;
-        ASSAY_CHECK(
-            strcmp(name, "input_ids") == 0 || strcmp(name, "labels") == 0, ASSAY_UNSUPPORTED,
-            "%s: tensor '%.160s' is not supported in a batch file, expected input_ids and labels only", path,
-            name);
+        bool found = false;
+        for (int k = 0; k < 4 && known[shifted][k] != NULL; k++)
+            found = found || strcmp(name, known[shifted][k]) == 0;
+        ASSAY_CHECK(found, ASSAY_UNSUPPORTED,
+                    "%s: tensor '%.160s' is not supported in a batch file, expected %s only", path, name,
+                    shifted ? "tokens, labels, loss_mask and position_ids" : "input_ids and labels");
     }
     return ASSAY_OK;
 }
@@ -33,13 +42,15 @@ static assay_status check_only_known(const assay_tensorfile *file, const char *p
 static assay_status read_shapes(assay_batches *b, const char *path, const assay_tensor_info **ids,
                                 const assay_tensor_info **labels)
 {
-    ASSAY_TRY(assay_tensorfile_get(b->file, "input_ids", ASSAY_I64, NULL, -1, ids));
+    b->shifted = assay_tensorfile_find(b->file, "tokens") != NULL;
+    const char *name = ids_name(b);
+    ASSAY_TRY(assay_tensorfile_get(b->file, name, ASSAY_I64, NULL, -1, ids));
     const assay_tensor_info *t = *ids;
     ASSAY_CHECK(t->ndim == 2 || t->ndim == 4, ASSAY_MISMATCH,
-                "%s: tensor 'input_ids' has %d dimensions, expected [b,s] or [steps,microbatches,b,s]", path,
+                "%s: tensor '%s' has %d dimensions, expected [b,s] or [steps,microbatches,b,s]", path, name,
                 t->ndim);
     for (int i = 0; i < t->ndim; i++)
-        ASSAY_CHECK(t->shape[i] >= 1, ASSAY_MISMATCH, "%s: tensor 'input_ids': dimension %d is 0", path, i);
+        ASSAY_CHECK(t->shape[i] >= 1, ASSAY_MISMATCH, "%s: tensor '%s': dimension %d is 0", path, name, i);
     ASSAY_TRY(assay_tensorfile_get(b->file, "labels", ASSAY_I64, t->shape, t->ndim, labels));
     b->training = t->ndim == 4;
     b->steps = b->training ? t->shape[0] : 1;
@@ -64,12 +75,75 @@ static assay_status check_tokens(const assay_batches *b, const char *path, const
     return ASSAY_OK;
 }
 
-/* The model shifts: the label at position 0 is never a target. */
+/* --- Megatron-LM's form ------------------------------------------------------------------------------------- */
+
+/* Whether element i of stored data is the number `value`, 0 or 1; the caller knows the dtype. */
+static bool is_flag(const assay_tensor_info *t, int64_t i, int value)
+{
+    const float single = (float)value;
+    const double real = (double)value;
+    const int64_t integer = value;
+    const uint8_t byte = (uint8_t)value;
+    const void *expected = t->dtype == ASSAY_F32   ? (const void *)&single
+                           : t->dtype == ASSAY_F64 ? (const void *)&real
+                           : t->dtype == ASSAY_I64 ? (const void *)&integer
+                                                   : (const void *)&byte;
+    const size_t size = t->dtype == ASSAY_F32 ? 4 : t->dtype == ASSAY_BOOL ? 1 : 8;
+    return memcmp((const char *)t->data + (size_t)i * size, expected, size) == 0;
+}
+
+/* A position that does not count has no target. */
+static assay_status apply_mask(assay_batches *b, const char *path, const assay_tensor_info *labels)
+{
+    const assay_tensor_info *mask;
+    if (assay_tensorfile_find(b->file, "loss_mask") == NULL)
+        return ASSAY_OK;
+    ASSAY_TRY(
+        assay_tensorfile_get(b->file, "loss_mask", ASSAY_DTYPE_COUNT, labels->shape, labels->ndim, &mask));
+    ASSAY_CHECK(mask->dtype == ASSAY_BOOL || mask->dtype == ASSAY_I64 || mask->dtype == ASSAY_F32 ||
+                    mask->dtype == ASSAY_F64,
+                ASSAY_UNSUPPORTED, "%s: tensor 'loss_mask': expected BOOL, I64, F32 or F64, found %s", path,
+                assay_dtype_name(mask->dtype));
+    for (int64_t i = 0; i < labels->count; i++) {
+        char index[96];
+        if (is_flag(mask, i, 1))
+            continue;
+        format_index(b, i, index, sizeof index);
+        ASSAY_CHECK(is_flag(mask, i, 0), ASSAY_UNSUPPORTED,
+                    "%s: loss_mask%s: expected 0 or 1; weights of targets between them are not supported",
+                    path, index);
+        b->labels[i] = ASSAY_IGNORE_INDEX;
+    }
+    return ASSAY_OK;
+}
+
+static assay_status check_positions(const assay_batches *b, const char *path, const assay_tensor_info *ids)
+{
+    const assay_tensor_info *positions;
+    if (assay_tensorfile_find(b->file, "position_ids") == NULL)
+        return ASSAY_OK;
+    ASSAY_TRY(assay_tensorfile_get(b->file, "position_ids", ASSAY_I64, ids->shape, ids->ndim, &positions));
+    for (int64_t i = 0; i < ids->count; i++) {
+        int64_t found;
+        char index[96];
+        memcpy(&found, (const char *)positions->data + i * 8, sizeof found);
+        format_index(b, i, index, sizeof index);
+        ASSAY_CHECK(found == i % b->s, ASSAY_UNSUPPORTED,
+                    "%s: position_ids%s: expected %" PRId64 ", found %" PRId64
+                    "; positions that restart inside a row (packed documents) are not supported",
+                    path, index, i % b->s, found);
+    }
+    return ASSAY_OK;
+}
+
+/* --- targets ------------------------------------------------------------------------------------------------ */
+
+/* Hugging Face: the model shifts, the label at position 0 is never a target. */
 static bool has_target(const assay_batches *b, int64_t step)
 {
     const int64_t *labels = assay_batches_labels(b, step, 0);
     for (int64_t i = 0; i < b->microbatches * b->b * b->s; i++)
-        if (i % b->s > 0 && labels[i] != ASSAY_IGNORE_INDEX)
+        if ((b->shifted || i % b->s > 0) && labels[i] != ASSAY_IGNORE_INDEX)
             return true;
     return false;
 }
@@ -98,15 +172,20 @@ assay_status assay_batches_open(assay_batches *out, const char *path, int64_t vo
                 vocab);
     ASSAY_TRY_GOTO(assay_tensorfile_open(&out->file, path), st, fail);
     ASSAY_TRY_GOTO(read_shapes(out, path, &ids, &labels), st, fail);
-    ASSAY_TRY_GOTO(check_only_known(out->file, path), st, fail);
+    ASSAY_TRY_GOTO(check_only_known(out->file, path, out->shifted), st, fail);
     out->input_ids = malloc(ids->bytes);
     out->labels = malloc(labels->bytes);
     ASSAY_CHECK_GOTO(out->input_ids && out->labels, ASSAY_OUT_OF_MEMORY, st, fail,
                      "%s: out of memory for %zu bytes", path, 2 * ids->bytes);
     memcpy(out->input_ids, ids->data, ids->bytes);
     memcpy(out->labels, labels->data, labels->bytes);
-    ASSAY_TRY_GOTO(check_tokens(out, path, "input_ids", out->input_ids, ids->count, vocab, false), st, fail);
+    ASSAY_TRY_GOTO(check_tokens(out, path, ids_name(out), out->input_ids, ids->count, vocab, false), st,
+                   fail);
     ASSAY_TRY_GOTO(check_tokens(out, path, "labels", out->labels, ids->count, vocab, true), st, fail);
+    if (out->shifted) {
+        ASSAY_TRY_GOTO(apply_mask(out, path, labels), st, fail);
+        ASSAY_TRY_GOTO(check_positions(out, path, ids), st, fail);
+    }
     ASSAY_TRY_GOTO(check_targets(out, path), st, fail);
     return ASSAY_OK;
 fail:

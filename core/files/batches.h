@@ -13,12 +13,17 @@ ASSAY_BEGIN_DECLS
 typedef struct assay_batches {
     assay_tensorfile *file;
     bool training; /* [steps, microbatches, b, s]; else [b, s], one forward and backward */
+    /* Whose labels: false: Hugging Face (`input_ids`, `labels`), the target of position s is the label of s + 1;
+     * true: Megatron-LM (`tokens`, `labels` already shifted), the target of s is the label of s, the last position
+     * has one, too. */
+    bool shifted;
     int64_t steps, microbatches, b, s;
     int64_t *input_ids; /* copied, aligned */
-    int64_t *labels;
+    int64_t *labels;    /* ASSAY_IGNORE_INDEX also where a `loss_mask` is 0 */
 } assay_batches;
 /* Opens and checks: dtypes, shapes equal, no other tensors, every input id in [0, vocab), every label in
- * [0, vocab) or -100, at least one target in every step (else the loss is 0/0).  Messages give tensor and
+ * [0, vocab) or -100, at least one target in every step (else the loss is 0/0).  Megatron-LM's form may have a `loss_mask` of
+ * zeros and ones (BOOL, I64, F32, F64) and `position_ids`, which must be 0, 1, ... in every row.  Messages give tensor and
  * index. */
 assay_status assay_batches_open(assay_batches *out, const char *path, int64_t vocab);
 void assay_batches_close(assay_batches *b);

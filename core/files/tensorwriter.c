@@ -1,5 +1,6 @@
-/* safetensors writer.  A temporary file beside the target is opened at once, so that an unwritable place is
- * known before the work is done; finish writes, syncs and renames it.  Tensors stand in descending order of
+/* safetensors writer.  A temporary file in the target's folder is opened at once, so that an unwritable place is
+ * known before the work is done; finish writes, syncs, names and renames it.  Until then it has no name where the file system can do
+ * that: a kill leaves nothing.  Tensors stand in descending order of
  * the dtype enum (alignment), then by name, as the reference writer orders them; the header is padded with
  * spaces to a multiple of 8, so that data is aligned to 8 bytes. */
 #include "core/files/tensorwriter.h"
@@ -29,7 +30,7 @@ typedef struct tensor {
 
 struct assay_tensorwriter {
     char *path;
-    char *temp; /* NULL once renamed */
+    char *temp; /* NULL while it has no name, and once renamed */
     FILE *file;
     bool finished;
     json_t *metadata;
@@ -37,30 +38,54 @@ struct assay_tensorwriter {
     tensor *tensors;
 };
 
-static assay_status open_temp(assay_tensorwriter *w)
+/* A name beside the target that nobody has: of a new file (*fd < 0), or of the one that is open and has none. */
+static assay_status name_temp(assay_tensorwriter *w, int *fd)
 {
-    char temp[PATH_MAX];
+    char temp[PATH_MAX], self[64];
     const char *slash = strrchr(w->path, '/');
     const int folder = slash ? (int)(slash - w->path) + 1 : 0;
+    const bool is_open = *fd >= 0;
+    snprintf(self, sizeof self, "/proc/self/fd/%d", *fd);
     for (int attempt = 0; attempt < 1000; attempt++) {
         const int n = snprintf(temp, sizeof temp, "%.*s.%s.tmp-%ld-%d", folder, w->path, w->path + folder,
                                (long)getpid(), attempt);
         ASSAY_CHECK(n > 0 && (size_t)n < sizeof temp, ASSAY_LIMIT, "%.200s: the path is too long", w->path);
-        const int fd = open(temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
-        if (fd < 0 && errno == EEXIST)
+        const int made = is_open ? linkat(AT_FDCWD, self, AT_FDCWD, temp, AT_SYMLINK_FOLLOW)
+                                 : open(temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+        if (made < 0 && errno == EEXIST)
             continue;
-        ASSAY_CHECK(fd >= 0, ASSAY_IO, "%s: cannot create a file beside it: %s", w->path, strerror(errno));
+        ASSAY_CHECK(made >= 0, ASSAY_IO, "%s: cannot create a file beside it: %s", w->path, strerror(errno));
+        *fd = is_open ? *fd : made;
         w->temp = strdup(temp);
-        w->file = fdopen(fd, "wb");
-        if (w->temp && w->file)
+        if (w->temp)
             return ASSAY_OK;
-        close(fd);
         unlink(temp);
-        free(w->temp);
-        w->temp = NULL;
         ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "%s: out of memory", w->path);
     }
     ASSAY_FAIL(ASSAY_IO, "%s: too many temporary files beside it", w->path);
+}
+
+/* A file without a name in the target's folder; -1: the file system or the machine cannot. */
+static int open_nameless(const char *path)
+{
+    char folder[PATH_MAX];
+    const char *slash = strrchr(path, '/');
+    const int n = snprintf(folder, sizeof folder, "%.*s.", slash ? (int)(slash - path) + 1 : 0, path);
+    if (n <= 0 || (size_t)n >= sizeof folder || access("/proc/self/fd", F_OK) != 0)
+        return -1;
+    return open(folder, O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666);
+}
+
+static assay_status open_temp(assay_tensorwriter *w)
+{
+    int fd = open_nameless(w->path);
+    if (fd < 0)
+        ASSAY_TRY(name_temp(w, &fd));
+    w->file = fdopen(fd, "wb");
+    if (w->file)
+        return ASSAY_OK;
+    close(fd);
+    ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "%s: out of memory", w->path);
 }
 
 assay_status assay_tensorwriter_create(assay_tensorwriter **out, const char *path)
@@ -252,7 +277,10 @@ static assay_status write_all(assay_tensorwriter *w)
     for (int64_t i = 0; i < w->n; i++)
         ASSAY_TRY_GOTO(write_bytes(w, w->tensors[i].data, w->tensors[i].bytes), st, done);
     ASSAY_CHECK_GOTO(fflush(w->file) == 0, ASSAY_IO, st, done, "cannot write: %s", strerror(errno));
-    ASSAY_TRY_GOTO(assay_sync_file(fileno(w->file), w->temp), st, done);
+    int fd = fileno(w->file);
+    ASSAY_TRY_GOTO(assay_sync_file(fd, w->path), st, done);
+    if (!w->temp)
+        ASSAY_TRY_GOTO(name_temp(w, &fd), st, done);
     const int closed = fclose(w->file);
     w->file = NULL;
     ASSAY_CHECK_GOTO(closed == 0, ASSAY_IO, st, done, "cannot close: %s", strerror(errno));

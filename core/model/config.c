@@ -112,6 +112,8 @@ assay_status assay_config_load(const char *model_dir, assay_model_config *out)
     assay_status st = ASSAY_OK;
     ASSAY_TRY_GOTO(assay_json_load(&root, path), st, done);
     ASSAY_TRY_GOTO(assay_config_from_json(root, path, out), st, done);
+    if (out->arch == ASSAY_ARCH_MEGATRON)
+        ASSAY_TRY_GOTO(assay_config_find_files(model_dir, out), st, done);
 done:
     json_decref(root);
     return st;

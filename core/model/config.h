@@ -2,7 +2,8 @@
  *
  * Accepted architectures: llama, qwen2, qwen3, qwen3_moe, mixtral, mistral, qwen2_moe, seed_oss, olmoe (Hugging Face spelling, `rope_scaling` and
  * `rope_parameters`), and `megatron`: the fields of assay_model_config themselves, for what none of these
- * Hugging Face classes has (sigmoid router, groups, expert bias).  An unknown architecture,
+ * Hugging Face classes has (sigmoid router, groups, expert bias), in their own words or in Megatron-LM's
+ * (docs/MEGATRON.md).  An unknown architecture,
  * activation or rope type is an error that names it.  Contradictory or absurd fields are errors (head counts,
  * sizes above ASSAY_CONFIG_MAX_DIM...). */
 #ifndef ASSAY_CORE_CONFIG_H
@@ -36,6 +37,21 @@ typedef enum { ASSAY_MLP_DENSE, ASSAY_MLP_MOE, ASSAY_MLP_COUNT } assay_mlp_kind;
 
 enum { ASSAY_MAX_LAYERS = 1024, ASSAY_MAX_EXPERTS = 4096 };
 #define ASSAY_CONFIG_MAX_DIM ((int64_t)1 << 24)
+
+/* How the files of a `megatron` folder hold experts and norms: found in the names of its tensors. */
+typedef enum {
+    ASSAY_EXPERTS_ROWS,    /* experts.linear_fc1.weight [E*2F,H] */
+    ASSAY_EXPERTS_STACKED, /* experts.linear_fc1.weight [E,2F,H] */
+    ASSAY_EXPERTS_LOCAL    /* experts.local_experts.N.linear_fc1.weight [2F,H] */
+} assay_expert_files;
+
+/* What a config.json in Megatron-LM's form says about training; an option that a user gives goes before it
+ * (core/run/inputs.h). */
+typedef struct assay_config_training {
+    bool given;
+    double moe_aux_loss_coeff, moe_z_loss_coeff, moe_router_bias_update_rate;
+    bool calculate_per_token_loss;
+} assay_config_training;
 
 typedef struct assay_model_config {
     assay_arch arch;
@@ -87,6 +103,12 @@ typedef struct assay_model_config {
     bool moe_router_enable_expert_bias;
     int64_t moe_shared_expert_intermediate_size; /* 0 = none */
     bool moe_shared_expert_gate;
+
+    /* a `megatron` folder; no part of what a model is */
+    assay_expert_files expert_files;
+    bool
+        layer_norm_in_linear; /* self_attention.linear_qkv.layer_norm_weight for input_layernorm.weight ... */
+    assay_config_training training;
 } assay_model_config;
 
 /* Reads DIR/config.json.  Messages start with the file's path. */

@@ -199,9 +199,6 @@ static assay_status check_divides(const char *axis, int size, int64_t n, const c
 
 static assay_status check_supported(const assay_parallel_config *p)
 {
-    ASSAY_CHECK(p->cp_comm_type == ASSAY_CP_ALL_GATHER, ASSAY_UNSUPPORTED,
-                "layout: cp%d,%s: of the ways to talk over cp only all_gather is supported in this version",
-                p->context_parallel_size, assay_cp_comm_name(p->cp_comm_type));
     ASSAY_CHECK(2 * (int64_t)p->context_parallel_size - 1 <= ASSAY_MAX_SEGMENTS, ASSAY_UNSUPPORTED,
                 "layout: cp%d: at most cp%d is supported in this version", p->context_parallel_size,
                 (ASSAY_MAX_SEGMENTS + 1) / 2);
@@ -212,6 +209,17 @@ assay_status assay_grid_check_model(assay_grid *g, const assay_model_config *c)
 {
     ASSAY_TRY(check_supported(&g->p));
     return assay_grid_check_cut(g, c);
+}
+
+/* a2a deals out the heads and query groups of a tensor-parallel rank; it does not copy groups. */
+static assay_status check_heads_over_cp(const assay_parallel_config *p, const assay_model_config *c)
+{
+    const int tp = p->tensor_model_parallel_size;
+    const int64_t groups = c->num_query_groups < tp ? 1 : c->num_query_groups / tp;
+    ASSAY_CHECK(groups % p->context_parallel_size == 0, ASSAY_UNSUPPORTED,
+                "layout: cp%d,a2a does not divide the %lld query groups of a tensor-parallel rank",
+                p->context_parallel_size, (long long)groups);
+    return ASSAY_OK;
 }
 
 assay_status assay_grid_check_cut(assay_grid *g, const assay_model_config *c)
@@ -230,6 +238,8 @@ assay_status assay_grid_check_cut(assay_grid *g, const assay_model_config *c)
     ASSAY_CHECK(
         !c->qk_layernorm_full_width || tp == 1, ASSAY_UNSUPPORTED,
         "layout: tp%d: a q/k norm over all heads needs a sum over tp, which this version does not make", tp);
+    if (p->cp_comm_type == ASSAY_CP_A2A)
+        ASSAY_TRY(check_heads_over_cp(p, c));
     if (has_dense)
         ASSAY_TRY(check_divides("tp", tp, c->ffn_hidden_size, "rows of ffn_hidden_size"));
     ASSAY_TRY(

@@ -47,6 +47,11 @@ enum { SIZE_MAX_ATTR = 1 << 30 };
     {                                                                                                        \
         INT("head_dim"), SIZE(0), .symbol = "D"                                                              \
     }
+#define PACK_ATTRS                                                                                           \
+    {INT("heads"), SIZE(1), .symbol = "A"}, {INT("head_dim"), SIZE(0), .symbol = "D"},                       \
+    {                                                                                                        \
+        INT("parts"), SIZE(1), .symbol = "P"                                                                 \
+    }
 #define SCORE_ATTRS                                                                                          \
     {INT("topk"), SIZE(1), .symbol = "K"},                                                                   \
     {                                                                                                        \
@@ -173,6 +178,20 @@ static const assay_op table[] = {
                {IN("dv", ACT, "T,G,D")},
                {OUT("dqkv", ACT, "T,(A+2*G)*D")}},
      .attrs = {SPLIT_ATTRS}},
+    {"attention_merge", "attention", .sums = "", .flops = "5*T*A*D+8*T*A",
+     .slots = {{IN("o_a", FLOAT, "T,A,D")},
+               {IN("lse_a", F32, "T,A")},
+               {IN("o_b", ACT, "T,A,D")},
+               {IN("lse_b", F32, "T,A")},
+               {OUT("o", ATTR, "T,A,D"), .like = "dtype"},
+               {OUT("lse", F32, "T,A")}},
+     .attrs = {{INT("heads"), SIZE(1), .symbol = "A"},
+               {INT("head_dim"), SIZE(0), .symbol = "D"},
+               {DTYPE("dtype"), .otherwise = "act"}}},
+    {"pack_heads", "attention", .sums = "", .flops = "0",
+     .slots = {{IN("x", ACT, "T,A,D")}, {OUT("y", ACT, "P,T,A/P,D")}}, .attrs = {PACK_ATTRS}},
+    {"unpack_heads", "attention", .sums = "", .flops = "0",
+     .slots = {{IN("x", ACT, "P,T,A/P,D")}, {OUT("y", ACT, "T,A,D")}}, .attrs = {PACK_ATTRS}},
     /* --- 6. element-wise --- */
     {"add", "elementwise", .sums = "", .flops = "n",
      .slots = {{IN("a", ACT, "n")}, {IN("b", ACT, "n")}, {OUT("y", ACT, "n")}}},

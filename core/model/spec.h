@@ -16,9 +16,9 @@ typedef enum { ASSAY_INIT_NORMAL, ASSAY_INIT_OUTPUT_NORMAL, ASSAY_INIT_ONE, ASSA
 /* A flat range of a parameter, or a whole matrix (an optimizer that needs all of it, like Muon). */
 typedef enum { ASSAY_OWN_FLAT, ASSAY_OWN_MATRIX } assay_ownership;
 
-/* A Hugging Face tensor and the row ranges it fills.  Viewing the canonical tensor as [rows, row_length] (all
+/* A tensor on disk and the row ranges it fills.  Viewing the canonical tensor as [rows, row_length] (all
  * leading dimensions folded; a 1-D tensor [n] has n rows of length 1), canonical rows [dst, dst+rows) equal
- * Hugging Face rows [src, src+rows) of a tensor of `shape` (ndim 1 or 2, same row_length).  The pieces of all
+ * rows [src, src+rows) of a tensor of `shape` (folded likewise, same row_length).  The pieces of all
  * parts tile the canonical rows exactly once, and those of one part tile its own rows exactly once: weights
  * and gradients go through the same table in both directions. */
 typedef struct assay_hf_piece {
@@ -27,10 +27,13 @@ typedef struct assay_hf_piece {
 typedef struct assay_hf_part {
     char name[ASSAY_NAME];
     int ndim;
-    int64_t shape[2];
+    int64_t shape[3];
     int n_pieces;
     assay_hf_piece *pieces;
 } assay_hf_part;
+/* Elements of a row, and rows, of a part viewed as [rows, row_length]. */
+int64_t assay_hf_part_row_length(const assay_hf_part *part);
+int64_t assay_hf_part_rows(const assay_hf_part *part);
 
 typedef struct assay_param_spec {
     char name[ASSAY_NAME]; /* decoder.layers.3.self_attention.linear_qkv.weight */

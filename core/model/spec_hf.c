@@ -2,55 +2,6 @@
 #include "core/model/config_internal.h"
 #include "core/model/spec_internal.h"
 
-#include <stdlib.h>
-#include <string.h>
-
-/* A list of parts under construction. */
-static assay_status add_part(assay_param_spec *p, int n_pieces, int64_t rows, int64_t columns,
-                             assay_hf_part **out)
-{
-    assay_hf_part *part = &p->parts[p->n_parts];
-    part->pieces = calloc((size_t)n_pieces, sizeof *part->pieces);
-    ASSAY_CHECK(part->pieces != NULL, ASSAY_OUT_OF_MEMORY, "%s: %d pieces", p->name, n_pieces);
-    part->n_pieces = n_pieces;
-    part->ndim = columns > 0 ? 2 : 1;
-    part->shape[0] = rows;
-    part->shape[1] = columns;
-    p->n_parts++;
-    *out = part;
-    return ASSAY_OK;
-}
-
-static assay_status reserve_parts(assay_param_spec *p, int64_t n)
-{
-    p->parts = calloc((size_t)n, sizeof *p->parts);
-    ASSAY_CHECK(p->parts != NULL, ASSAY_OUT_OF_MEMORY, "%s: %lld parts", p->name, (long long)n);
-    return ASSAY_OK;
-}
-
-/* The canonical tensor as one Hugging Face tensor, its leading dimensions folded. */
-static assay_status one_part(assay_param_spec *p, const char *name)
-{
-    int64_t rows = p->shape[0];
-    for (int d = 1; d < p->ndim - 1; d++)
-        rows *= p->shape[d];
-    assay_hf_part *part;
-    ASSAY_TRY(reserve_parts(p, 1));
-    ASSAY_TRY(add_part(p, 1, rows, p->ndim > 1 ? p->shape[p->ndim - 1] : 0, &part));
-    snprintf(part->name, sizeof part->name, "%s", name);
-    part->pieces[0] = (assay_hf_piece){.dst = 0, .src = 0, .rows = rows};
-    return ASSAY_OK;
-}
-
-/* A part that fills one range of canonical rows. */
-static assay_status range_part(assay_param_spec *p, int64_t dst, int64_t rows, int64_t columns,
-                               assay_hf_part **part)
-{
-    ASSAY_TRY(add_part(p, 1, rows, columns, part));
-    (*part)->pieces[0] = (assay_hf_piece){.dst = dst, .src = 0, .rows = rows};
-    return ASSAY_OK;
-}
-
 /* Megatron keeps q, k and v in one tensor, group by group: the A/G query heads of a group, its key head, its
  * value head.  Hugging Face has one tensor for each. */
 static assay_status qkv_parts(assay_param_spec *p, const assay_model_config *c, const char *suffix)
@@ -61,11 +12,11 @@ static assay_status qkv_parts(assay_param_spec *p, const assay_model_config *c, 
     const int64_t rows_of[3] = {q_rows, d, d};
     const int64_t columns = p->ndim > 1 ? p->shape[1] : 0;
     const int64_t stride = q_rows + 2 * d;
-    ASSAY_TRY(reserve_parts(p, 3));
+    ASSAY_TRY(assay_spec_reserve_parts(p, 3));
     int64_t offset = 0;
     for (int i = 0; i < 3; i++) {
         assay_hf_part *part;
-        ASSAY_TRY(add_part(p, (int)groups, groups * rows_of[i], columns, &part));
+        ASSAY_TRY(assay_spec_add_part(p, (int)groups, groups * rows_of[i], columns, &part));
         snprintf(part->name, sizeof part->name, "model.layers.%lld.self_attn.%s_proj.%s", (long long)p->layer,
                  letter[i], suffix);
         for (int64_t g = 0; g < groups; g++)
@@ -81,10 +32,10 @@ static assay_status fc1_parts(assay_param_spec *p, const char *block, const char
 {
     static const char *const word[2] = {"gate", "up"};
     const int64_t half = p->shape[0] / 2, columns = p->ndim > 1 ? p->shape[1] : 0;
-    ASSAY_TRY(reserve_parts(p, 2));
+    ASSAY_TRY(assay_spec_reserve_parts(p, 2));
     for (int i = 0; i < 2; i++) {
         assay_hf_part *part;
-        ASSAY_TRY(range_part(p, i * half, half, columns, &part));
+        ASSAY_TRY(assay_spec_range_part(p, i * half, half, columns, &part));
         snprintf(part->name, sizeof part->name, "model.layers.%lld.%s.%s_proj.%s", (long long)p->layer, block,
                  word[i], suffix);
     }
@@ -98,11 +49,11 @@ static assay_status expert_parts(assay_param_spec *p, const assay_model_config *
 {
     const char *block = assay_hf_class_of(c->arch)->moe.block;
     const int64_t experts = p->shape[0], rows = p->shape[1] / n_words, columns = p->shape[2];
-    ASSAY_TRY(reserve_parts(p, experts * n_words));
+    ASSAY_TRY(assay_spec_reserve_parts(p, experts * n_words));
     for (int64_t e = 0; e < experts; e++) {
         for (int i = 0; i < n_words; i++) {
             assay_hf_part *part;
-            ASSAY_TRY(range_part(p, (e * n_words + i) * rows, rows, columns, &part));
+            ASSAY_TRY(assay_spec_range_part(p, (e * n_words + i) * rows, rows, columns, &part));
             snprintf(part->name, sizeof part->name, "model.layers.%lld.%s.experts.%lld.%s.weight",
                      (long long)p->layer, block, (long long)e, words[i]);
         }
@@ -114,17 +65,17 @@ static assay_status layer_part(assay_param_spec *p, const char *rest)
 {
     char name[ASSAY_NAME];
     snprintf(name, sizeof name, "model.layers.%lld.%s", (long long)p->layer, rest);
-    return one_part(p, name);
+    return assay_spec_one_part(p, name);
 }
 
-static assay_status hf_parts(assay_param_spec *p, assay_param_kind kind, const assay_model_config *c)
+assay_status assay_spec_hf_parts(assay_param_spec *p, assay_param_kind kind, const assay_model_config *c)
 {
     const assay_hf_class *class = assay_hf_class_of(c->arch);
     const char *const experts_fc1[] = {class->moe.gate, class->moe.up};
     char rest[ASSAY_NAME];
     switch (kind) {
     case ASSAY_KIND_EMBEDDING:
-        return one_part(p, "model.embed_tokens.weight");
+        return assay_spec_one_part(p, "model.embed_tokens.weight");
     case ASSAY_KIND_INPUT_NORM:
         return layer_part(p, "input_layernorm.weight");
     case ASSAY_KIND_QKV_WEIGHT:
@@ -157,9 +108,9 @@ static assay_status hf_parts(assay_param_spec *p, assay_param_kind kind, const a
     case ASSAY_KIND_EXPERTS_FC2:
         return expert_parts(p, c, &class->moe.down, 1);
     case ASSAY_KIND_FINAL_NORM:
-        return one_part(p, "model.norm.weight");
+        return assay_spec_one_part(p, "model.norm.weight");
     case ASSAY_KIND_OUTPUT:
-        return one_part(p, "lm_head.weight");
+        return assay_spec_one_part(p, "lm_head.weight");
     case ASSAY_KIND_SHARED_FC1:
         return fc1_parts(p, "mlp.shared_expert", "weight");
     case ASSAY_KIND_SHARED_FC2:
@@ -171,22 +122,4 @@ static assay_status hf_parts(assay_param_spec *p, assay_param_kind kind, const a
     }
     ASSAY_FAIL(ASSAY_UNSUPPORTED, "%s: Hugging Face's %s has no such parameter", p->name,
                assay_arch_name(c->arch));
-}
-
-assay_status assay_spec_parts_build(assay_param_spec *p, assay_param_kind kind, const assay_model_config *c)
-{
-    if (c->arch == ASSAY_ARCH_MEGATRON)
-        ASSAY_TRY(one_part(p, p->name));
-    else
-        ASSAY_TRY(hf_parts(p, kind, c));
-    return ASSAY_OK;
-}
-
-void assay_spec_parts_free(assay_param_spec *p)
-{
-    for (int i = 0; i < p->n_parts; i++)
-        free(p->parts[i].pieces);
-    free(p->parts);
-    p->parts = NULL;
-    p->n_parts = 0;
 }

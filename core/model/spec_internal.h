@@ -56,6 +56,19 @@ void assay_spec_add_attention(assay_spec_builder *b);
 void assay_spec_add_mlp(assay_spec_builder *b);
 void assay_spec_add_moe(assay_spec_builder *b);
 
+/* Parts under construction: room for n; one more of n_pieces pieces; the whole tensor under one name, leading dimensions
+ * folded; one that fills a range of canonical rows. */
+assay_status assay_spec_reserve_parts(assay_param_spec *p, int64_t n);
+assay_status assay_spec_add_part(assay_param_spec *p, int n_pieces, int64_t rows, int64_t columns,
+                                 assay_hf_part **out);
+assay_status assay_spec_one_part(assay_param_spec *p, const char *name);
+assay_status assay_spec_range_part(assay_param_spec *p, int64_t dst, int64_t rows, int64_t columns,
+                                   assay_hf_part **part);
+/* The lists of a Hugging Face class and of a Megatron-LM folder. */
+assay_status assay_spec_hf_parts(assay_param_spec *p, assay_param_kind kind, const assay_model_config *c);
+assay_status assay_spec_megatron_parts(assay_param_spec *p, assay_param_kind kind,
+                                       const assay_model_config *c);
+
 /* Fills p->parts from name, shape and layer.  ASSAY_OUT_OF_MEMORY, ASSAY_UNSUPPORTED (a parameter that the
  * architecture has no name for).  On failure p is left so that assay_spec_parts_free works. */
 assay_status assay_spec_parts_build(assay_param_spec *p, assay_param_kind kind, const assay_model_config *c);

@@ -24,6 +24,21 @@ assay_status assay_inputs_weights(const char *folder, const char *load, int64_t 
     return ASSAY_OK;
 }
 
+void assay_inputs_take_config(assay_train_options *o, const assay_model_config *config)
+{
+    const assay_config_training *t = &config->training;
+    if (!t->given)
+        return;
+    if (!assay_train_option_given(o, "moe_aux_loss_coeff"))
+        o->moe_aux_loss_coeff = t->moe_aux_loss_coeff;
+    if (!assay_train_option_given(o, "moe_z_loss_coeff"))
+        o->moe_z_loss_coeff = t->moe_z_loss_coeff;
+    if (!assay_train_option_given(o, "moe_router_bias_update_rate"))
+        o->moe_router_bias_update_rate = t->moe_router_bias_update_rate;
+    if (!assay_train_option_given(o, "calculate_per_token_loss"))
+        o->calculate_per_token_loss = t->calculate_per_token_loss;
+}
+
 assay_status assay_inputs_steps(const assay_train_options *o, bool training, int64_t steps)
 {
     ASSAY_CHECK(o->train_iters <= steps, ASSAY_INVALID_ARGUMENT,

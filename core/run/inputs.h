@@ -18,6 +18,9 @@ typedef enum assay_weights_source {
 assay_status assay_inputs_weights(const char *folder, const char *load, int64_t draw_weights,
                                   assay_weights_source *source);
 
+/* What a config.json in Megatron-LM's form says about training, for every option that was not given. */
+void assay_inputs_take_config(assay_train_options *o, const assay_model_config *config);
+
 /* Whether the options fit a batch file of `steps` steps (training: with optimizer steps): train_iters, and warm-up and decay
  * where the number of steps is the file's. */
 assay_status assay_inputs_steps(const assay_train_options *o, bool training, int64_t steps);

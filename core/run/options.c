@@ -10,6 +10,7 @@
 
 static const char *const precision_words[] = {"fp64", "fp32", "bf16", NULL};
 static const char *const optimizer_words[] = {"adam", NULL};
+static const char *const semantics_words[] = {"default", "megatron", NULL};
 static const char *const lr_words[] = {"constant", "linear", "cosine", "WSD", NULL};
 static const char *const wsd_words[] = {"linear", "cosine", "exponential", "minus_sqrt", NULL};
 
@@ -101,10 +102,21 @@ static const assay_option_row table[] = {
     ROW_DOUBLE(clip_grad, 0, 1e30, EVERYWHERE, "Optimizer", "largest global gradient norm; 0: no clipping"),
     ROW_INT(ddp_bucket_size, 0, 1099511627776.0, EVERYWHERE, "Optimizer",
             "elements of a gradient bucket before it is closed; 0: the engine's own"),
+    {"overlap_grad_reduce", ASSAY_OPT_BOOL, MEMBER(overlap_grad_reduce), 0, 0, NULL, "BOOL",
+     "reduce gradients while the backward pass goes on", "Optimizer", EVERYWHERE},
+    {"overlap_param_gather", ASSAY_OPT_BOOL, MEMBER(overlap_param_gather), 0, 0, NULL, "BOOL",
+     "gather parameters of a sharded optimizer or model while the pass before their use goes on", "Optimizer",
+     EVERYWHERE},
     ROW_DOUBLE(moe_aux_loss_coeff, 0, 1e6, EVERYWHERE, "Mixture of experts", "load balancing loss"),
     ROW_DOUBLE(moe_z_loss_coeff, 0, 1e6, EVERYWHERE, "Mixture of experts", "router z-loss"),
     ROW_DOUBLE(moe_router_bias_update_rate, 0, 1e6, EVERYWHERE, "Mixture of experts",
                "step of the expert bias"),
+    {"calculate_per_token_loss", ASSAY_OPT_BOOL, MEMBER(calculate_per_token_loss), 0, 0, NULL, "BOOL",
+     "gradients of the mean over all targets of a step; false: of the mean of microbatch means", "Loss",
+     EVERYWHERE},
+    ROW_ENUM(semantics, semantics_words, "default|megatron", EVERYWHERE, "Loss",
+             "default: no layout changes a number; megatron: Megatron-LM's numbers where they depend on the "
+             "layout"),
     {.name = NULL},
 };
 
@@ -124,6 +136,7 @@ void assay_train_options_default(assay_train_options *o)
     o->adam_eps = 1e-8;
     o->clip_grad = 1.0;
     o->moe_router_bias_update_rate = 1e-3;
+    o->calculate_per_token_loss = true;
     o->lr_wsd_decay_style = ASSAY_WSD_EXPONENTIAL;
 }
 
@@ -214,7 +227,8 @@ static assay_status parse_word(const assay_option_row *row, const char *text, co
 static void store_enum(assay_train_options *o, const assay_option_row *row, int value)
 {
     _Static_assert(sizeof(assay_precision) == sizeof(int) && sizeof(assay_lr_decay_style) == sizeof(int) &&
-                       sizeof(assay_wsd_decay_style) == sizeof(int) && sizeof(assay_optimizer) == sizeof(int),
+                       sizeof(assay_wsd_decay_style) == sizeof(int) &&
+                       sizeof(assay_optimizer) == sizeof(int) && sizeof(assay_semantics) == sizeof(int),
                    "enum members are written as int");
     memcpy((char *)o + row->offset, &value, sizeof value);
 }
@@ -285,6 +299,12 @@ assay_status assay_train_option_set(assay_train_options *o, const char *name, co
                 suggest_row(&near, name));
     ASSAY_TRY(set_row(o, row, row->name, text));
     return ASSAY_OK;
+}
+
+bool assay_train_option_given(const assay_train_options *o, const char *name)
+{
+    const assay_option_row *row = find_row(name);
+    return row != NULL && (o->given >> (row - table) & 1) != 0;
 }
 
 /* --- JSON -------------------------------------------------------------------------------------------------
@@ -475,5 +495,39 @@ assay_status assay_train_options_check(const assay_train_options *o)
                 "override_checkpoint_args without load");
     ASSAY_CHECK(!o->trace_hash_only || o->trace[0] != '\0', ASSAY_INVALID_ARGUMENT,
                 "trace_hash_only without trace");
+    return ASSAY_OK;
+}
+
+void assay_train_options_merge(assay_train_options *into, const assay_train_options *given,
+                               const char *const *except)
+{
+    for (const assay_option_row *row = table; row->name; row++) {
+        const uint64_t bit = (uint64_t)1 << (row - table);
+        bool kept = !(given->given & bit);
+        for (int k = 0; !kept && except && except[k]; k++)
+            kept = strcmp(except[k], row->name) == 0;
+        if (kept)
+            continue;
+        memcpy((char *)into + row->offset, (const char *)given + row->offset, row->size);
+        into->given |= bit;
+    }
+}
+
+assay_status assay_option_count(const char *name, const char *text, int64_t least, int64_t most, int64_t *out)
+{
+    char *end = NULL;
+    errno = 0;
+    const long long n = strtoll(text, &end, 10);
+    ASSAY_CHECK(errno == 0 && end != text && *end == '\0' && n >= least && n <= most, ASSAY_INVALID_ARGUMENT,
+                "--%s: expected an integer from %lld to %lld, found %.64s", name, (long long)least,
+                (long long)most, text);
+    *out = n;
+    return ASSAY_OK;
+}
+
+assay_status assay_option_text(const char *name, const char *text, char *out, size_t capacity)
+{
+    ASSAY_CHECK(strlen(text) < capacity, ASSAY_LIMIT, "--%s: longer than %zu bytes", name, capacity - 1);
+    memcpy(out, text, strlen(text) + 1);
     return ASSAY_OK;
 }

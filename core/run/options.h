@@ -17,6 +17,9 @@ typedef enum {
     ASSAY_WSD_MINUS_SQRT
 } assay_wsd_decay_style;
 
+/* MEGATRON: what Megatron-LM computes also where it depends on the layout (docs/MEGATRON.md). */
+typedef enum { ASSAY_SEMANTICS_DEFAULT, ASSAY_SEMANTICS_MEGATRON } assay_semantics;
+
 enum { ASSAY_PATH = 1024 };
 
 /* Everything an engine needs to train.  Units: steps are optimizer steps. */
@@ -47,10 +50,14 @@ typedef struct assay_train_options {
     int64_t lr_warmup_iters, lr_decay_iters /* 0 = train_iters */, lr_wsd_decay_iters;
     double weight_decay;
     double adam_beta1, adam_beta2, adam_eps;
-    double clip_grad;        /* 0 = no clipping */
-    int64_t ddp_bucket_size; /* elements of a gradient bucket before it is closed; 0 = the engine's own */
+    double clip_grad;          /* 0 = no clipping */
+    int64_t ddp_bucket_size;   /* elements of a gradient bucket before it is closed; 0 = the engine's own */
+    bool overlap_grad_reduce;  /* reductions begin while the last microbatch's backward goes on */
+    bool overlap_param_gather; /* gathers of parameters run ahead of their use */
     double moe_aux_loss_coeff, moe_z_loss_coeff;
     double moe_router_bias_update_rate;
+    bool calculate_per_token_loss; /* objective: the mean over targets; false: the mean of microbatch means */
+    assay_semantics semantics;
 
     char variant[256]; /* "attention=k1,rmsnorm=k0": kernel variants by op family; "" = fastest */
     bool trace_hash_only;
@@ -91,11 +98,16 @@ const assay_option_row *assay_train_option_table(void);
 /* Sets one option from text; name in either spelling.  Messages name the option, what was expected and found.
  */
 assay_status assay_train_option_set(assay_train_options *o, const char *name, const char *text);
+/* Whether the option (snake_case) was set, to whatever value. */
+bool assay_train_option_given(const assay_train_options *o, const char *name);
 /* Sets every member of a JSON object; one without a meaning `where` (ASSAY_FOR_) is an error. */
 assay_status assay_train_options_from_json(assay_train_options *o, const json_t *object, unsigned where,
                                            const char *what);
 /* Every row that has a meaning `where` (ASSAY_FOR_). */
 json_t *assay_train_options_to_json(const assay_train_options *o, unsigned where);
+/* What was given on a command line replaces the same option in `into`, but for the names of `except` (NULL-terminated). */
+void assay_train_options_merge(assay_train_options *into, const assay_train_options *given,
+                               const char *const *except);
 /* Adds the words of num_layers_in_first_pipeline_stage ... pipeline_model_parallel_layout to the layout and takes the
  * members back: a run has one text that says how it is cut. */
 assay_status assay_train_options_join_layout(assay_train_options *o);
@@ -111,6 +123,10 @@ typedef struct assay_extra_option {
     const char *argument; /* NULL: a flag */
     const char *help;
 } assay_extra_option;
+/* Values of such options: a whole number within limits; a text that fits.  Messages name the option, what was expected and found. */
+assay_status assay_option_count(const char *name, const char *text, int64_t least, int64_t most,
+                                int64_t *out);
+assay_status assay_option_text(const char *name, const char *text, char *out, size_t capacity);
 typedef assay_status (*assay_option_callback)(void *user, const char *name, const char *text);
 assay_status assay_options_parse(int argc, char **argv, const char *doc, const char *args_doc,
                                  assay_train_options *o /* may be NULL */, unsigned where,

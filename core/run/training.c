@@ -19,6 +19,8 @@ static const char *const always[] = {"precision",
                                      "moe_z_loss_coeff",
                                      "moe_router_bias_update_rate",
                                      NULL};
+static const char *const of_means[] = {"calculate_per_token_loss", NULL};
+static const char *const of_megatron[] = {"semantics", NULL};
 static const char *const of_warmup[] = {"lr_warmup_init", NULL};
 static const char *const of_decay[] = {"min_lr", "lr_decay_iters", NULL};
 static const char *const of_wsd[] = {"lr_wsd_decay_style", "lr_wsd_decay_iters", NULL};
@@ -40,6 +42,10 @@ json_t *assay_training_to_json(const assay_train_options *o)
         return NULL;
     }
     take(training, all, always);
+    if (!o->calculate_per_token_loss)
+        take(training, all, of_means);
+    if (o->semantics != ASSAY_SEMANTICS_DEFAULT)
+        take(training, all, of_megatron);
     if (o->lr_warmup_iters > 0)
         take(training, all, of_warmup);
     if (o->lr_decay_style != ASSAY_LR_CONSTANT)

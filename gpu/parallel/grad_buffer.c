@@ -1,6 +1,7 @@
 /* Contiguous main gradients and their reduction by buckets. */
 #include "gpu/parallel/grad_buffer.h"
 
+#include "gpu/fault.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,14 +23,69 @@ static assay_status close_bucket(gpu_grad_buffer *b, int64_t start, int64_t *end
     return ASSAY_OK;
 }
 
-assay_status gpu_grad_buffer_create(gpu_grad_buffer *b, gpu_model *m, assay_group group,
+/* What a bucket of a unit holds: a layer's, the output's; an embedding alone, so that a tied one is cut alike on the
+ * first and the last stage. */
+static int64_t unit_of(const gpu_model *m, const gpu_param *p)
+{
+    return p == m->word_embeddings ? -2 : p->spec->layer;
+}
+
+static bool ends_unit(const gpu_grad_buffer *b, const gpu_model *m, const gpu_param *p, const gpu_param *next)
+{
+    return b->scattered && next && unit_of(m, p) != unit_of(m, next);
+}
+
+static bool belongs(const gpu_grad_buffer *b, const gpu_param *p)
+{
+    return assay_param_needs_grad(p->spec) && assay_param_reduce_group(p->spec) == b->whole;
+}
+
+static const gpu_param *next_of(const gpu_grad_buffer *b, const gpu_model *m, int64_t i)
+{
+    for (i++; i < m->n_params; i++)
+        if (belongs(b, &m->params[i]))
+            return &m->params[i];
+    return NULL;
+}
+
+static int deal_slot(gpu_slot *slots, const gpu_bucket *k, int turn)
+{
+    if (k->length > slots[turn].length)
+        slots[turn].length = k->length;
+    return turn;
+}
+
+/* Neighbours take turns; a tied embedding is used together with the output's bucket. */
+static void deal_slots(gpu_grad_buffer *b, const gpu_model *m)
+{
+    const assay_train_options *o = m->options;
+    for (int i = 0; i < b->n_buckets; i++) {
+        gpu_bucket *k = &b->buckets[i];
+        const bool tied = m->config->tie_word_embeddings && b->params[k->first_param] == m->word_embeddings;
+        k->grad_slot = deal_slot(b->grads, k, tied ? GPU_SLOT_TIED : o->overlap_grad_reduce ? i % 2 : 0);
+        k->weight_slot = deal_slot(b->weights, k, tied ? GPU_SLOT_TIED : o->overlap_param_gather ? i % 2 : 0);
+    }
+}
+
+static void find_group(gpu_grad_buffer *b, const gpu_model *m, assay_group whole)
+{
+    const bool several = m->grid->p.num_distributed_optimizer_instances > 1,
+               experts = whole == ASSAY_GROUP_EDP;
+    b->whole = whole;
+    b->group = !several ? whole : experts ? ASSAY_GROUP_INTRA_EDP : ASSAY_GROUP_INTRA_DP_CP;
+    b->replicas = experts ? ASSAY_GROUP_INTER_EDP : ASSAY_GROUP_INTER_DP_CP;
+    b->size = m->run->comm.group[b->group].size;
+    b->rank = m->run->comm.group[b->group].rank;
+    b->copies = m->run->comm.group[b->replicas].size;
+    b->scattered = b->size > 1 && m->grid->p.zero_stage >= 2;
+    b->gathered = b->size > 1 && m->grid->p.zero_stage >= 3;
+}
+
+assay_status gpu_grad_buffer_create(gpu_grad_buffer *b, gpu_model *m, assay_group whole,
                                     int64_t bucket_elements)
 {
     memset(b, 0, sizeof *b);
-    const gpu_comm_group *g = &m->run->comm.group[group];
-    b->group = group;
-    b->size = g->size;
-    b->rank = g->rank;
+    find_group(b, m, whole);
     b->act = m->run->recipe->op[ASSAY_OPS_LINEAR].weight;
     b->params = calloc((size_t)m->n_params, sizeof *b->params);
     b->offsets = calloc((size_t)m->n_params, sizeof *b->offsets);
@@ -40,16 +96,17 @@ assay_status gpu_grad_buffer_create(gpu_grad_buffer *b, gpu_model *m, assay_grou
     int64_t at = 0, bucket_start = 0;
     for (int64_t i = 0; i < m->n_params; i++) {
         gpu_param *p = &m->params[i];
-        if (!assay_param_needs_grad(p->spec) || assay_param_reduce_group(p->spec) != group)
+        if (!belongs(b, p))
             continue;
         ASSAY_CHECK(b->n_buckets < GPU_MAX_BUCKETS, ASSAY_LIMIT, "gradient buffer: more than %d buckets",
                     GPU_MAX_BUCKETS);
         p->bucket = b->n_buckets;
-        b->buckets[p->bucket].n_params++;
+        if (b->buckets[p->bucket].n_params++ == 0)
+            b->buckets[p->bucket].first_param = b->n_params;
         b->params[b->n_params] = p;
         b->offsets[b->n_params++] = at;
         at += round_up(p->count, ALIGN_ELEMENTS);
-        if (at - bucket_start >= bucket_elements) {
+        if (ends_unit(b, m, p, next_of(b, m, i)) || (!b->scattered && at - bucket_start >= bucket_elements)) {
             ASSAY_TRY(close_bucket(b, bucket_start, &at));
             bucket_start = at;
         }
@@ -57,11 +114,22 @@ assay_status gpu_grad_buffer_create(gpu_grad_buffer *b, gpu_model *m, assay_grou
     if (at > bucket_start)
         ASSAY_TRY(close_bucket(b, bucket_start, &at));
     b->length = at;
+    if (b->scattered)
+        deal_slots(b, m);
     return ASSAY_OK;
 }
 
 void gpu_grad_buffer_destroy(gpu_grad_buffer *b)
 {
+    for (int i = 0; i < GPU_SLOTS; i++) {
+        if (b->grads[i].done)
+            (void)cudaEventDestroy(b->grads[i].done);
+        if (b->weights[i].done)
+            (void)cudaEventDestroy(b->weights[i].done);
+    }
+    for (int k = 0; k < b->n_buckets; k++)
+        if (b->buckets[k].synced)
+            (void)cudaEventDestroy(b->buckets[k].synced);
     free(b->params);
     free(b->offsets);
     free(b->buckets);
@@ -69,28 +137,85 @@ void gpu_grad_buffer_destroy(gpu_grad_buffer *b)
     memset(b, 0, sizeof *b);
 }
 
+static assay_status take(gpu_arena *arena, int64_t elements, assay_dtype dtype, void **out)
+{
+    return gpu_arena_take(arena, (size_t)(elements * assay_dtype_bytes(dtype)), out);
+}
+
+static assay_status take_slots(gpu_arena *arena, gpu_slot *slots, assay_dtype dtype)
+{
+    for (int i = 0; i < GPU_SLOTS; i++) {
+        void *data;
+        ASSAY_TRY(take(arena, slots[i].length, dtype, &data));
+        slots[i].data = data;
+        if (!arena->counting && slots[i].done == NULL)
+            CUDA_TRY(cudaEventCreateWithFlags(&slots[i].done, cudaEventDisableTiming));
+        slots[i].waited = true;
+    }
+    return ASSAY_OK;
+}
+
+/* Where the whole parameter i lies. */
+static void point(const gpu_grad_buffer *b, int64_t i)
+{
+    gpu_param *p = b->params[i];
+    const gpu_bucket *k = &b->buckets[p->bucket];
+    const int64_t bytes = assay_dtype_bytes(b->act), inside = b->offsets[i] - k->start;
+    p->main_grad.t.data =
+        b->scattered ? (float *)(void *)b->grads[k->grad_slot].data + inside : b->data + b->offsets[i];
+    p->weight.t.data = b->gathered ? b->weights[k->weight_slot].data + inside * bytes
+                                   : b->param_data + b->offsets[i] * bytes;
+}
+
 assay_status gpu_grad_buffer_alloc(gpu_grad_buffer *b, gpu_arena *arena)
 {
-    void *data, *params;
-    const int64_t bytes = assay_dtype_bytes(b->act);
-    ASSAY_TRY(gpu_arena_take(arena, (size_t)b->length * sizeof(float), &data));
-    ASSAY_TRY(gpu_arena_take(arena, (size_t)(b->length * bytes), &params));
+    void *data, *params, *received = NULL;
+    int64_t largest = 0;
+    for (int k = 0; k < b->n_buckets; k++)
+        largest = b->buckets[k].length > largest ? b->buckets[k].length : largest;
+    ASSAY_TRY(take(arena, b->scattered ? b->length / b->size : b->length, ASSAY_F32, &data));
+    ASSAY_TRY(take(arena, b->gathered ? b->length / b->size : b->length, b->act, &params));
+    if (b->scattered) {
+        ASSAY_TRY(take(arena, largest / b->size, ASSAY_F32, &received));
+        ASSAY_TRY(take_slots(arena, b->grads, ASSAY_F32));
+    }
+    if (b->gathered)
+        ASSAY_TRY(take_slots(arena, b->weights, b->act));
     b->data = data;
     b->param_data = params;
-    for (int64_t i = 0; data && i < b->n_params; i++) {
-        b->params[i]->main_grad.t.data = b->data + b->offsets[i];
-        b->params[i]->weight.t.data = b->param_data + b->offsets[i] * bytes;
+    b->received = received;
+    for (int64_t i = 0; !arena->counting && i < b->n_params; i++)
+        point(b, i);
+    return ASSAY_OK;
+}
+
+assay_status gpu_grad_buffer_clear(gpu_grad_buffer *b, gpu_model *m)
+{
+    const cudaStream_t stream = m->run->ctx.stream;
+    const int64_t n = b->gathered ? b->length / b->size : b->length, bytes = assay_dtype_bytes(b->act);
+    if (n > 0) /* the gaps between parameters travel with their bucket */
+        CUDA_TRY(cudaMemsetAsync(b->param_data, 0, (size_t)(n * bytes), stream));
+    for (int i = 0; i < GPU_SLOTS; i++) {
+        const size_t grads = b->scattered ? (size_t)b->grads[i].length * sizeof(float) : 0;
+        const size_t weights = b->gathered ? (size_t)(b->weights[i].length * bytes) : 0;
+        if (grads > 0)
+            CUDA_TRY(cudaMemsetAsync(b->grads[i].data, GPU_POISON, grads, stream));
+        if (weights > 0)
+            CUDA_TRY(cudaMemsetAsync(b->weights[i].data, GPU_POISON, weights, stream));
     }
     return ASSAY_OK;
 }
 
 assay_status gpu_grad_buffer_zero(gpu_grad_buffer *b, gpu_model *m)
 {
-    if (b->length > 0)
-        CUDA_TRY(cudaMemsetAsync(b->data, 0, (size_t)b->length * sizeof(float), m->run->ctx.stream));
+    const int64_t n = b->scattered ? b->length / b->size : b->length;
+    if (n > 0)
+        CUDA_TRY(cudaMemsetAsync(b->data, 0, (size_t)n * sizeof(float), m->run->ctx.stream));
     b->n_ready = 0;
-    for (int k = 0; k < b->n_buckets; k++)
+    for (int k = 0; k < b->n_buckets; k++) {
         b->buckets[k].n_pending = b->buckets[k].n_params;
+        b->buckets[k].reduced = false;
+    }
     for (int64_t i = 0; i < b->n_params; i++) {
         b->params[i]->main_grad.phase = ASSAY_PHASE_BACKWARD;
         b->params[i]->main_grad.microbatch = -1;
@@ -115,20 +240,42 @@ void gpu_bucket_part(const gpu_grad_buffer *b, int index, int rank, int64_t *sta
     *start = k->start + rank * *length;
 }
 
+int64_t gpu_bucket_place(const gpu_grad_buffer *b, int index, bool grad)
+{
+    int64_t start, length;
+    gpu_bucket_part(b, index, b->rank, &start, &length);
+    const bool parts = grad ? b->scattered : b->gathered;
+    return parts ? b->buckets[index].start / b->size : start;
+}
+
+assay_status gpu_grad_gather(gpu_grad_buffer *b, gpu_model *m, int index)
+{
+    int64_t start, length;
+    gpu_bucket_part(b, index, b->rank, &start, &length);
+    const gpu_comm_call call = {.op = GPU_COMM_ALL_GATHER,
+                                .group = b->group,
+                                .send = b->data + gpu_bucket_place(b, index, true),
+                                .recv = b->grads[b->buckets[index].grad_slot].data,
+                                .count = length,
+                                .dtype = ASSAY_F32};
+    return gpu_comm_enqueue(&m->run->comm, &call, m->run->ctx.stream);
+}
+
 assay_status gpu_start_grad_sync(gpu_grad_buffer *b, gpu_model *m, int index, bool scatter)
 {
     gpu_run *run = m->run;
     const gpu_bucket *k = &b->buckets[index];
     gpu_comm_call call = {.op = GPU_COMM_ALL_REDUCE,
-                          .group = b->group,
+                          .group = scatter ? b->group : b->whole,
                           .send = b->data + k->start,
                           .recv = b->data + k->start,
                           .count = k->length,
                           .dtype = ASSAY_F32};
-    if (b->size == 1)
+    if (b->size * b->copies == 1)
         return ASSAY_OK;
     CUDA_TRY(cudaEventRecord(run->compute_done, run->ctx.stream));
-    CUDA_TRY(cudaStreamWaitEvent(run->comm_stream, run->compute_done, 0));
+    if (!gpu_fault_switch(run, GPU_SWITCH_UNWAITED_GRADIENTS))
+        CUDA_TRY(cudaStreamWaitEvent(run->comm_stream, run->compute_done, 0));
     if (scatter) {
         int64_t start, length;
         gpu_bucket_part(b, index, b->rank, &start, &length);
@@ -136,6 +283,22 @@ assay_status gpu_start_grad_sync(gpu_grad_buffer *b, gpu_model *m, int index, bo
         call.recv = b->data + start;
         call.count = length;
     }
+    return gpu_comm_enqueue(&run->comm, &call, run->comm_stream);
+}
+
+assay_status gpu_start_copies_sync(gpu_grad_buffer *b, gpu_model *m, int index)
+{
+    gpu_run *run = m->run;
+    int64_t start, length;
+    gpu_bucket_part(b, index, b->rank, &start, &length);
+    const gpu_comm_call call = {.op = GPU_COMM_ALL_REDUCE,
+                                .group = b->replicas,
+                                .send = b->data + start,
+                                .recv = b->data + start,
+                                .count = length,
+                                .dtype = ASSAY_F32};
+    CUDA_TRY(cudaEventRecord(run->compute_done, run->ctx.stream));
+    CUDA_TRY(cudaStreamWaitEvent(run->comm_stream, run->compute_done, 0));
     return gpu_comm_enqueue(&run->comm, &call, run->comm_stream);
 }
 
@@ -147,25 +310,54 @@ assay_status gpu_finish_grad_sync(gpu_model *m)
     return ASSAY_OK;
 }
 
-assay_status gpu_param_sync(gpu_grad_buffer *b, gpu_model *m, bool f32)
+static assay_status gather_bucket(gpu_grad_buffer *b, gpu_model *m, int index, bool f32, cudaStream_t stream)
 {
-    gpu_run *run = m->run;
     char *base = f32 ? (char *)b->data : b->param_data;
     const assay_dtype dtype = f32 ? ASSAY_F32 : b->act;
     const int64_t bytes = assay_dtype_bytes(dtype);
+    int64_t start, length;
+    gpu_bucket_part(b, index, b->rank, &start, &length);
+    const gpu_comm_call call = {.op = GPU_COMM_ALL_GATHER,
+                                .group = b->group,
+                                .send = base + start * bytes,
+                                .recv = base + b->buckets[index].start * bytes,
+                                .count = length,
+                                .dtype = dtype};
+    return gpu_comm_enqueue(&m->run->comm, &call, stream);
+}
+
+assay_status gpu_start_param_sync(gpu_grad_buffer *b, gpu_model *m)
+{
+    gpu_run *run = m->run;
     if (b->size == 1)
         return ASSAY_OK;
+    CUDA_TRY(cudaEventRecord(run->compute_done, run->ctx.stream));
+    CUDA_TRY(cudaStreamWaitEvent(run->comm_stream, run->compute_done, 0));
     for (int i = 0; i < b->n_buckets; i++) {
-        int64_t start, length;
-        gpu_bucket_part(b, i, b->rank, &start, &length);
-        const gpu_comm_call call = {.op = GPU_COMM_ALL_GATHER,
-                                    .group = b->group,
-                                    .send = base + start * bytes,
-                                    .recv = base + b->buckets[i].start * bytes,
-                                    .count = length,
-                                    .dtype = dtype};
-        ASSAY_TRY(gpu_comm_enqueue(&run->comm, &call, run->ctx.stream));
+        gpu_bucket *k = &b->buckets[i];
+        ASSAY_TRY(gather_bucket(b, m, i, false, run->comm_stream));
+        if (k->synced == NULL)
+            CUDA_TRY(cudaEventCreateWithFlags(&k->synced, cudaEventDisableTiming));
+        CUDA_TRY(cudaEventRecord(k->synced, run->comm_stream));
+        k->waits = true;
     }
+    return ASSAY_OK;
+}
+
+assay_status gpu_finish_param_sync(gpu_grad_buffer *b, gpu_model *m)
+{
+    for (int i = 0; i < b->n_buckets; i++) {
+        if (b->buckets[i].waits)
+            CUDA_TRY(cudaStreamWaitEvent(m->run->ctx.stream, b->buckets[i].synced, 0));
+        b->buckets[i].waits = false;
+    }
+    return ASSAY_OK;
+}
+
+assay_status gpu_param_sync(gpu_grad_buffer *b, gpu_model *m, bool f32)
+{
+    for (int i = 0; b->size > 1 && i < b->n_buckets; i++)
+        ASSAY_TRY(gather_bucket(b, m, i, f32, m->run->ctx.stream));
     return ASSAY_OK;
 }
 

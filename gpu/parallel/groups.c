@@ -18,6 +18,11 @@ static bool kind_is_used(assay_group kind, const assay_grid *grid)
     case ASSAY_GROUP_ETP:
     case ASSAY_GROUP_EDP:
         return true;
+    case ASSAY_GROUP_INTRA_DP_CP:
+    case ASSAY_GROUP_INTER_DP_CP:
+    case ASSAY_GROUP_INTRA_EDP:
+    case ASSAY_GROUP_INTER_EDP:
+        return grid->p.num_distributed_optimizer_instances > 1;
     case ASSAY_GROUP_EMBEDDING:
         return grid->p.pipeline_model_parallel_size > 1;
     case ASSAY_GROUP_ETP_EP: /* without etp the same ranks as ep */

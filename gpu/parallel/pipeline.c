@@ -4,6 +4,7 @@
 
 #include "gpu/call.h"
 #include "gpu/stage.h"
+#include "gpu/train.h"
 #include <stdio.h>
 #include <stdlib.h>
 
@@ -118,6 +119,33 @@ static assay_status travel(pipeline *p)
 }
 
 /* --- one action --------------------------------------------------------------------------------------------- */
+/* Targets of a microbatch on the positions of this rank. */
+static int64_t local_targets(const pipeline *p, int64_t microbatch)
+{
+    const gpu_model *m = p->m;
+    const int64_t *labels = assay_batches_labels(p->batches, p->step, microbatch);
+    int64_t n = 0;
+    for (int64_t s = 0; s < m->sequence.region.length; s++) {
+        const int64_t at = assay_sequence_position(&m->sequence.region, s) + (p->batches->shifted ? 0 : 1);
+        for (int64_t b = 0; b < m->B && at < m->S; b++)
+            n += labels[(m->row0 + b) * m->S + at] != ASSAY_IGNORE_INDEX;
+    }
+    return n;
+}
+
+/* The weight of a target of the microbatch in the objective.  Megatron-LM takes the mean over the positions of a
+ * context-parallel rank, and the mean of these means. */
+static double loss_scale(const pipeline *p, int64_t microbatch)
+{
+    const gpu_model *m = p->m;
+    if (m->options->calculate_per_token_loss)
+        return 1.0 / (double)m->targets;
+    const bool local = m->options->semantics == ASSAY_SEMANTICS_MEGATRON && m->cp > 1;
+    const int64_t n =
+        local ? local_targets(p, microbatch) : gpu_microbatch_targets(p->batches, p->step, microbatch);
+    return 1.0 / ((double)m->step_microbatches * (double)(local ? m->cp : 1) * (double)(n > 0 ? n : 1));
+}
+
 /* Readies the place of the microbatch, with room for what the virtual stage before sends. */
 static assay_status open_forward(pipeline *p, const gpu_action *a)
 {
@@ -128,7 +156,9 @@ static assay_status open_forward(pipeline *p, const gpu_action *a)
     char name[ASSAY_NAME];
     enter(p, a);
     ASSAY_TRY(gpu_stage_load_batch(m, chunk, mb, assay_batches_ids(p->batches, p->step, microbatch),
-                                   assay_batches_labels(p->batches, p->step, microbatch)));
+                                   assay_batches_labels(p->batches, p->step, microbatch),
+                                   p->batches->shifted));
+    mb->loss_scale = loss_scale(p, microbatch);
     if (chunk->has_embedding)
         return ASSAY_OK;
     gpu_model_hidden(m, &mb->input);

@@ -1,6 +1,7 @@
 /* The inner product panels: one correctly rounded fused multiply-add per k, in order, for every element by
  * itself. */
 #include "blas.hpp"
+#include "sim.hpp"
 
 #include <math.h>
 
@@ -13,12 +14,8 @@ namespace sim
 
 bool blas_has_fma()
 {
-#if defined(__x86_64__)
-    static const bool yes = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+    static const bool yes = config().fma;
     return yes;
-#else
-    return false;
-#endif
 }
 
 void blas_panel_f32_portable(float *c, const float *a, const float *b, int64_t k)

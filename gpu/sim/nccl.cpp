@@ -114,6 +114,7 @@ ncclResult_t join(ncclComm **out, uint64_t id, int ranks, int rank)
         delete c;
         return say(r, "ncclCommInitRank: " + why);
     }
+    nccl_order_enter(c);
     *out = c;
     return ncclSuccess;
 }
@@ -235,10 +236,14 @@ ncclResult_t flush(std::vector<grouped> &calls)
             if (!known) {
                 streams.push_back(g.stream);
             }
-            (g.task.call.func == NCCL_SEND || g.task.call.func == NCCL_RECV ? w->messages : w->collectives)
-                .push_back(g.task);
+            (nccl_is_message(g.task.call) ? w->messages : w->collectives).push_back(g.task);
         }
-        const ncclResult_t r = enqueue(c, streams, w);
+        ncclResult_t r = ncclInvalidUsage;
+        if (nccl_order_agrees(c, w->collectives)) {
+            r = enqueue(c, streams, w);
+        } else {
+            delete w;
+        }
         result = result == ncclSuccess ? r : result;
         calls.swap(rest);
     }
@@ -306,7 +311,7 @@ ncclResult_t submit(ncclComm *c, nccl_call call, const request &r, cudaStream_t 
                                             std::to_string(device) + ", the communicator to device " +
                                             std::to_string(c->device));
     }
-    if (call.func == NCCL_SEND || call.func == NCCL_RECV) {
+    if (nccl_is_message(call)) {
         if (call.count == 0) {
             return ncclSuccess; /* NCCL drops empty messages */
         }

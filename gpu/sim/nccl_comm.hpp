@@ -5,7 +5,19 @@
 #include "nccl_shm.hpp"
 
 #include <mutex>
+#include <utility>
 #include <vector>
+
+struct ncclComm;
+
+namespace sim
+{
+/* The ranks, but for this one, that are in another communicator of this process, too: place here, place there. */
+struct nccl_shared {
+    ncclComm *other;
+    std::vector<std::pair<int, int>> ranks;
+};
+} /* namespace sim */
 
 struct ncclComm {
     sim::segment shm;
@@ -18,8 +30,9 @@ struct ncclComm {
         works_done;        /* a communicator's work runs in the order of issue, on any stream */
     uint64_t calls_issued; /* collectives */
     uint64_t splits;
-    uint64_t round;              /* of the collectives' staging buffers */
-    std::atomic<uint32_t> heard; /* the bell when work was last stepped */
+    uint64_t round;                       /* of the collectives' staging buffers */
+    std::atomic<uint32_t> heard;          /* the bell when work was last stepped */
+    std::vector<sim::nccl_shared> shared; /* nccl_order.cpp's */
 };
 
 namespace sim
@@ -54,6 +67,12 @@ void nccl_fail(ncclComm *comm, ncclResult_t code, const std::string &text);
 /* A failure of the communicator, its own or one that a peer set; ncclSuccess when there is none. */
 ncclResult_t nccl_error(ncclComm *comm);
 void nccl_release(ncclComm *comm);
+
+/* The order of issue, which all ranks of two communicators must share (nccl_order.cpp).  A communicator enters when it has joined.
+ * Collectives that are issued together; false: two communicators have failed, and it was said. */
+void nccl_order_enter(ncclComm *comm);
+void nccl_order_leave(ncclComm *comm);
+bool nccl_order_agrees(ncclComm *comm, const std::vector<nccl_task> &tasks);
 void nccl_remember(const std::string &text); /* for ncclGetLastError */
 
 } /* namespace sim */

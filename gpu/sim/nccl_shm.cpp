@@ -96,6 +96,8 @@ void segment_layout(segment *s, void *base, int ranks)
     at += up(n * sizeof(rank_slot));
     s->channels = reinterpret_cast<pair_channel *>(p + at);
     at += up(n * n * sizeof(pair_channel));
+    s->order = reinterpret_cast<std::atomic<uint64_t> *>(p + at);
+    at += n * order_places * sizeof *s->order;
     s->stage = p + at;
     at += n * 2 * stage_bytes;
     s->pair_stage = p + at;

@@ -30,6 +30,11 @@ struct nccl_call {
     int32_t func, type, op, root; /* root: the peer of a send or receive */
 };
 
+inline bool nccl_is_message(const nccl_call &c)
+{
+    return c.func == NCCL_SEND || c.func == NCCL_RECV;
+}
+
 /* A call that others read for diagnosis only, at any moment. */
 struct nccl_call_note {
     std::atomic<uint64_t> number, count;
@@ -45,7 +50,9 @@ struct alignas(64) rank_slot {
     std::atomic<uint64_t> born;             /* the process's start time: a reused pid is another process */
     std::atomic<uint64_t> posted, consumed; /* rounds: data offered, everyone's data read */
     std::atomic<uint64_t> split_posted, split_done;
-    std::atomic<uint64_t> finished; /* calls, for the table */
+    std::atomic<uint64_t> finished;     /* calls, for the table */
+    std::atomic<int32_t> order_device;  /* 1 + device; 0: not joined yet */
+    std::atomic<uint64_t> order_issued; /* collectives whose moment is written down */
     int32_t split_color[2], split_key[2];
     nccl_call call[2]; /* of rounds with even and odd number */
     nccl_call_note issued, running;
@@ -66,6 +73,8 @@ struct segment_head {
     uint64_t id;
 };
 
+constexpr size_t order_places = 8192;
+
 struct segment_server; /* of the first rank to come */
 
 struct segment {
@@ -74,6 +83,7 @@ struct segment {
     segment_head *head = nullptr;
     rank_slot *slots = nullptr;
     pair_channel *channels = nullptr;
+    std::atomic<uint64_t> *order = nullptr;
     unsigned char *stage = nullptr, *pair_stage = nullptr;
     size_t pair_bytes = 0;
     std::string name;
@@ -87,6 +97,11 @@ struct segment {
     {
         return channels[static_cast<size_t>(from) * static_cast<size_t>(head->ranks) +
                         static_cast<size_t>(to)];
+    }
+    /* The moments of a rank's last collectives. */
+    std::atomic<uint64_t> *order_of(int r) const
+    {
+        return order + static_cast<size_t>(r) * order_places;
     }
     unsigned char *buffer(int r, uint64_t round) const;
     unsigned char *pair_buffer(int from, int to, uint64_t chunk) const;

@@ -54,6 +54,7 @@ ncclResult_t nccl_error(ncclComm *comm)
 void nccl_release(ncclComm *comm)
 {
     if (comm->uses.fetch_sub(1) == 1) {
+        nccl_order_leave(comm);
         segment_leave(&comm->shm);
         delete comm;
     }

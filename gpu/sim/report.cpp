@@ -31,6 +31,26 @@ static uint64_t env_number(const char *name, uint64_t otherwise, uint64_t lowest
     return v;
 }
 
+/* The best that the CPU can do, or what ASSAY_SIM_TARGET says of it. */
+static void choose_target(settings &s)
+{
+    const char *text = getenv("ASSAY_SIM_TARGET");
+    const bool asked = text != nullptr && *text != '\0', least = asked && strcmp(text, "baseline") == 0;
+    bool can = false;
+#if defined(__x86_64__)
+    can = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
+#endif
+    if (asked && !least && (strcmp(text, "avx2") != 0 || !can || ASSAY_SIM_TARGETS < 2)) {
+        fprintf(stderr, "assay-sim: fatal: ASSAY_SIM_TARGET=%s: expected %s\n", text,
+                ASSAY_SIM_TARGETS < 2 ? "baseline: this program was built for it alone"
+                : !can                ? "baseline: the CPU has no AVX2 and FMA"
+                                      : "baseline or avx2");
+        exit(2);
+    }
+    s.fma = can && !least;
+    s.target = s.fma && ASSAY_SIM_TARGETS > 1 ? 1 : 0;
+}
+
 static settings from_environment()
 {
     settings s = {};
@@ -60,6 +80,7 @@ static settings from_environment()
     s.stack_bytes = static_cast<size_t>(env_number("ASSAY_SIM_STACK_KB", stack_kb, 16, 1u << 16)) << 10;
     s.nccl_timeout_s = static_cast<double>(env_number("ASSAY_SIM_NCCL_TIMEOUT_S", 60, 1, 1u << 20));
     s.tf32 = env_number("ASSAY_SIM_TF32", 0, 0, 1) != 0;
+    choose_target(s);
     return s;
 }
 
@@ -192,6 +213,11 @@ void assay_sim_set_threads(int threads)
 void assay_sim_set_strict(int on)
 {
     config().strict = on != 0;
+}
+
+int assay_sim_target(void)
+{
+    return config().target;
 }
 
 void assay_sim_set_spin_limit(double seconds)

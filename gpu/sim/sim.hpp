@@ -49,6 +49,8 @@ struct settings {
     size_t stack_bytes;
     double nccl_timeout_s;
     bool tf32;
+    bool fma;   /* the CPU has AVX2 and FMA, and may use them */
+    int target; /* assay_sim_target() */
 };
 settings &config();
 

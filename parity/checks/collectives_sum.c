@@ -213,6 +213,28 @@ static bool same_tensor(const assay_trace_tensor *a, const assay_trace_tensor *b
     return same;
 }
 
+/* *part = the elements of the sum that `recv` holds.  A send without a place (kind LOCAL) is cut in the order of the ranks:
+ * *at counts what was dealt.  False: it holds others. */
+static bool part_of(const assay_trace_tensor *whole, const ref_value *sum, const assay_trace_tensor *recv,
+                    int64_t *at, ref_value *part)
+{
+    const int64_t n = part->count, first = *at;
+    *at += n;
+    if (whole->kind == ASSAY_PIECE_LOCAL) {
+        if (recv->dtype != whole->dtype || recv->data == NULL || first + n > sum->count)
+            return false;
+        memcpy(part->value, sum->value + first, (size_t)n * sizeof *part->value);
+        memcpy(part->bound, sum->bound + first, (size_t)n * sizeof *part->bound);
+        return true;
+    }
+    const int64_t size = (int64_t)sizeof(double);
+    return same_tensor(recv, whole) &&
+           assay_shard_copy(part->value, &recv->shard, sum->value, &whole->shard, size, NULL, false, NULL) ==
+               n &&
+           assay_shard_copy(part->bound, &recv->shard, sum->bound, &whole->shard, size, NULL, false, NULL) ==
+               n;
+}
+
 /* Every recv of a reduce_scatter is its part of the sum of all sends. */
 static assay_status scatter_by_segments(const parity_call_judge *j, const ref_value *sum)
 {
@@ -221,6 +243,7 @@ static assay_status scatter_by_segments(const parity_call_judge *j, const ref_va
     unsigned char *covered = calloc(1, (size_t)count + 1);
     ASSAY_CHECK(covered, ASSAY_OUT_OF_MEMORY, "reduce_scatter");
     assay_status st = ASSAY_OK;
+    int64_t at = 0;
     for (int i = 0; i < j->k->n && st == ASSAY_OK; i++) {
         const assay_trace_tensor *recvs[ASSAY_MAX_SLOTS];
         const int n = slots_of(j, i, "recv", recvs);
@@ -231,15 +254,14 @@ static assay_status scatter_by_segments(const parity_call_judge *j, const ref_va
             part.bound = calloc((size_t)mine + 1, sizeof *part.bound);
             if (!part.value || !part.bound)
                 st = ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "reduce_scatter");
-            else if (!same_tensor(recvs[k], whole) ||
-                     assay_shard_copy(part.value, &recvs[k]->shard, sum->value, &whole->shard,
-                                      (int64_t)sizeof(double), NULL, false, NULL) != mine)
+            else if (!part_of(whole, sum, recvs[k], &at, &part))
                 st = parity_call_fail(j, i, "reduce_scatter: a recv is no part of what was sent");
             else {
-                (void)assay_shard_copy(part.bound, &recvs[k]->shard, sum->bound, &whole->shard,
-                                       (int64_t)sizeof(double), NULL, false, NULL);
                 st = compare_record(j, i, recvs[k], &part);
-                mark_covered(covered, &whole->shard, &recvs[k]->shard);
+                if (whole->kind == ASSAY_PIECE_LOCAL)
+                    memset(covered + at - mine, 1, (size_t)mine);
+                else
+                    mark_covered(covered, &whole->shard, &recvs[k]->shard);
             }
             parity_value_free(&part);
         }

@@ -483,6 +483,7 @@ assay_status parity_exact_request(const char *dir, int world, const char *act_dt
                 add_moves(&q);
                 add_others(&q);
                 parity_ask_lattice_backward(&q);
+                parity_ask_lattice_context(&q);
                 for (int m = 0; m < PARITY_MODE_COUNT && world == 1; m++)
                     parity_ask_random(&q, (parity_data_mode)m);
             }

@@ -48,6 +48,22 @@ static bool is_state(const flow *f, const char *name)
     return state || (f->spec && assay_spec_find(f->spec, name) != NULL);
 }
 
+/* A gradient on its way through several sums; a rank may hold several pieces of it. */
+static bool is_part(const char *name)
+{
+    return ends_with(name, ".main_grad.shard") || ends_with(name, ".main_grad.sum");
+}
+
+/* Whether an accumulation begins here: in a step, or where the record says so in a microbatch. */
+static bool begins(const flow *f, const assay_trace_tensor *read, const char *slot, int64_t producer,
+                   int64_t step)
+{
+    if (ends_with(read->name, ".main_grad.sum"))
+        return read->microbatch < 0;
+    return ends_with(read->name, ".main_grad") && ends_with(slot, "_in") &&
+           (read->microbatch < 0 || producer < 0 || f->records[producer]->step != step);
+}
+
 static assay_status remember(flow *f, const assay_trace_tensor *record, const assay_trace_op *writer,
                              int64_t *number)
 {
@@ -142,7 +158,7 @@ static bool apart(const assay_trace_tensor *written, const assay_trace_tensor *r
 static int64_t producer_of(const flow *f, const assay_trace_tensor *read, const assay_trace_op *op)
 {
     char key[ASSAY_NAME + 64];
-    if (is_state(f, read->name)) {
+    if (is_state(f, read->name) || is_part(read->name)) {
         /* The last writer of exactly this piece, unless the whole was written after it. */
         char piece[PIECE_KEY];
         piece_key(piece, read);
@@ -308,9 +324,7 @@ static assay_status judge_input(flow *f, const assay_trace_op *op, const assay_t
         return parity_table_merge(f->table, &r);
     }
     const int64_t number = producer_of(f, read, op);
-    const bool fresh_step = ends_with(read->name, ".main_grad") && ends_with(slot->slot, "_in") &&
-                            (number < 0 || f->records[number]->step != op->step);
-    if (fresh_step && read->data) {
+    if (begins(f, read, slot->slot, number, op->step) && read->data) {
         if (!all_zero(read))
             parity_result_fail(&r, "%s enters step %lld with values: expected zeros", read->name,
                                (long long)op->step);

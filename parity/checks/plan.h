@@ -57,6 +57,7 @@ typedef struct plan_op {
     int64_t microbatch;
     int group;     /* assay_group, -1: not a collective */
     int64_t block; /* place in the rank's schedule: receives of a round, each of its passes, its sends */
+    int64_t after; /* >= 0: it may stand before its block, anywhere behind this operation */
     plan_order order;
     int64_t first_slot, n_slots, first_attr, n_attrs;
 } plan_op;
@@ -69,7 +70,7 @@ const assay_trace *plan_recorded_trace(const plan_recorded *r);
 /* Output `indices` of a router (aux: of its auxiliary map), or NULL. */
 const assay_trace_tensor *plan_recorded_choice(const plan_recorded *r, int rank, int64_t step,
                                                int64_t microbatch, const char *instance, bool aux);
-/* The reduce_scatter of a parameter's gradient, or NULL. */
+/* The first reduce_scatter of a parameter's gradient in the step, or NULL. */
 const assay_trace_op *plan_recorded_scatter(const plan_recorded *r, int rank, int64_t step,
                                             const char *param);
 /* Sum of the y of every `op` (sum, sumsq) of the rank in the step; *n gets how many. */
@@ -110,6 +111,8 @@ typedef struct plan {
     plan_attr *attrs;
     plan_arena *arena;
     parity_map *touched; /* parameter -> 1 + microbatch of the last accumulation into its gradient */
+    parity_map *written; /* parameter -> number of that operation */
+    bool ahead;          /* the next unit of the pass is gathered already */
     assay_status st;     /* of the first failure; nothing is added after it */
 
     assay_phase phase; /* where the next operation goes */
@@ -221,6 +224,35 @@ assay_group plan_exchange_group(const plan *p);
 /* How many tokens chose each expert [E], on one rank; false when its choice is not known.  layer is global. */
 bool plan_choice_counts(plan *p, int rank, int64_t microbatch, int64_t layer, bool aux, int64_t *counts);
 
+/* --- what data-parallel ranks share out: plan_fsdp.c -------------------------------------------------------- */
+/* The rectangles of a parameter that this rank keeps; cut false: its whole piece. */
+enum { PLAN_PIECES = 8 };
+typedef struct plan_pieces {
+    int n;
+    const assay_shard *shard[PLAN_PIECES]; /* NULL: the rank's whole piece */
+} plan_pieces;
+/* Whether ranks of a copy share it out, and what this rank has of it. */
+bool plan_is_cut(const plan *p, const assay_param_spec *s);
+plan_pieces plan_pieces_of(plan *p, const assay_param_spec *s);
+int plan_group_size(const plan *p, assay_group group);
+/* A tied embedding whose gradient the first and the last stage add up. */
+/* Elements of the rank's piece before those that its kv group shares; -1 when it shares none. */
+int64_t plan_shared_from(plan *p, const assay_param_spec *s);
+bool plan_lacks_embedding(const plan *p, const assay_param_spec *s);
+/* Parameter P, or "P.main_grad" and so on. */
+plan_tensor plan_param_tensor(plan *p, const assay_param_spec *s, const char *suffix, assay_phase phase,
+                              assay_dtype dtype);
+/* Slot names of a list: "recv", or "recv.0", "recv.1", ... */
+const char *plan_numbered(plan *p, const char *slot, int i, int n);
+/* A unit is a layer's number or one of these; NONE: no unit. */
+enum { PLAN_UNIT_EMBEDDING = -1, PLAN_UNIT_OUTPUT = -2, PLAN_UNIT_NONE = -3 };
+/* Before a pass through the unit: its gathers, and ahead of time those of `next`. */
+void plan_unit_before(plan *p, int64_t unit, int64_t next);
+/* Behind its backward: the gradients of the microbatch. */
+void plan_unit_reduce(plan *p, int64_t unit);
+/* After the last backward: sums of the parts. */
+void plan_finish_parts(plan *p, const assay_param_spec *s);
+
 /* --- the whole: plan_model.c, plan_optimizer.c, plan_schedule.c --------------------------------------------- */
 /* Forward or backward of microbatch `index` of the rank through a chunk (virtual stage) of its stage.  Passes of one
  * round: what they need arrives before the first, what they make leaves after the last. */
@@ -277,5 +309,8 @@ assay_status parity_plan_tensors_create(parity_plan_tensors **out, const assay_m
                                         const assay_train_options *options, const assay_batches *batches);
 void parity_plan_tensors_destroy(parity_plan_tensors *t);
 int64_t parity_plan_tensors_order(const parity_plan_tensors *t, const char *name);
+
+/* Targets of one microbatch, all its rows. */
+int64_t plan_targets(const assay_batches *b, int64_t step, int64_t microbatch);
 
 #endif

@@ -95,6 +95,7 @@ void plan_add(plan *p, const char *op, const char *at)
                           .microbatch = p->microbatch,
                           .group = -1,
                           .block = p->block,
+                          .after = -1,
                           .order = {.part = p->part, .pass = p->pass, .stage = p->stage, .at = p->n},
                           .first_slot = p->n_slots,
                           .first_attr = p->n_attrs};
@@ -217,6 +218,8 @@ void plan_accumulate(plan *p, const char *slot, const char *at)
     plan_out(p, slot, t);
     if (p->st == ASSAY_OK)
         p->st = parity_map_put(p->touched, param, p->microbatch + 1);
+    if (p->st == ASSAY_OK)
+        p->st = parity_map_put(p->written, param, p->n - 1);
 }
 
 int64_t plan_piece(int64_t n, int parts, int index, int64_t *start)
@@ -230,16 +233,22 @@ int64_t plan_piece(int64_t n, int parts, int index, int64_t *start)
 
 /* --- the list ----------------------------------------------------------------------------------------------- */
 
-/* The judge's own count: positions 1..s-1 of a row whose label is not ignored. */
+/* The judge's own count: positions of a row (from 1 on where the model shifts) whose label is not ignored. */
+int64_t plan_targets(const assay_batches *b, int64_t step, int64_t microbatch)
+{
+    const int64_t *labels = assay_batches_labels(b, step, microbatch);
+    int64_t n = 0;
+    for (int64_t row = 0; row < b->b; row++)
+        for (int64_t s = b->shifted ? 0 : 1; s < b->s; s++)
+            n += labels[row * b->s + s] != ASSAY_IGNORE_INDEX;
+    return n;
+}
+
 static int64_t targets_of_step(const assay_batches *b, int64_t step)
 {
     int64_t n = 0;
-    for (int64_t m = 0; m < b->microbatches; m++) {
-        const int64_t *labels = assay_batches_labels(b, step, m);
-        for (int64_t row = 0; row < b->b; row++)
-            for (int64_t s = 1; s < b->s; s++)
-                n += labels[row * b->s + s] != ASSAY_IGNORE_INDEX;
-    }
+    for (int64_t m = 0; m < b->microbatches; m++)
+        n += plan_targets(b, step, m);
     return n;
 }
 
@@ -288,6 +297,7 @@ static assay_status start(plan *p, const plan_job *job, int rank, int64_t step)
     p->B = p->share.n_rows;
     p->arena = calloc(1, sizeof *p->arena);
     ASSAY_CHECK(p->arena, ASSAY_OUT_OF_MEMORY, "plan");
+    ASSAY_TRY(parity_map_create(&p->written));
     return parity_map_create(&p->touched);
 }
 
@@ -313,6 +323,7 @@ void plan_destroy(plan *p)
     }
     free(p->arena);
     parity_map_destroy(p->touched);
+    parity_map_destroy(p->written);
     free(p->ops);
     free(p->slots);
     free(p->attrs);

@@ -57,6 +57,14 @@ static assay_status index_plan(matcher *m)
 static assay_status check_order(matcher *m, int64_t i, const plan_place *at)
 {
     const plan_op *o = &m->p->ops[i];
+    if (o->after >= 0) {
+        const plan_op *before = &m->p->ops[o->after];
+        if (m->matched[o->after])
+            return plan_holds(m->f, at);
+        return plan_fails(m->f, at, "order",
+                          "order: expected behind %s %.100s (microbatch %lld), the last accumulation",
+                          before->op, before->instance, (long long)before->microbatch);
+    }
     const plan_op *far = m->farthest >= 0 ? &m->p->ops[m->farthest] : NULL;
     if (far != NULL && o->block < far->block)
         return plan_fails(m->f, at, "order", "order: expected before %s %.100s (%s, microbatch %lld)",

@@ -115,6 +115,34 @@ static void output_forward(plan *p, slot *s, plan_tensor hidden)
     loss_forward(p, s);
 }
 
+/* Of this microbatch, on the positions of this rank. */
+static int64_t targets_here(const plan *p)
+{
+    const assay_batches *b = p->job->batches;
+    const int64_t *labels = assay_batches_labels(b, p->step, p->microbatch);
+    int64_t n = 0;
+    for (int64_t i = 0; i < p->sequence.region.length * p->B; i++) {
+        const int64_t s = assay_sequence_position(&p->sequence.region, i / p->B) + (b->shifted ? 0 : 1);
+        n += s < p->S && labels[(p->share.first_row + i % p->B) * p->S + s] != ASSAY_IGNORE_INDEX;
+    }
+    return n;
+}
+
+/* The weight of a target of this microbatch in the objective. */
+static double target_weight(const plan *p)
+{
+    const assay_batches *b = p->job->batches;
+    const assay_train_options *o = p->job->options;
+    if (o->calculate_per_token_loss)
+        return 1.0 / (double)p->n_targets;
+    if (o->semantics == ASSAY_SEMANTICS_MEGATRON && p->cp > 1) {
+        const int64_t here = targets_here(p);
+        return 1.0 / ((double)b->microbatches * (double)p->cp * (double)(here > 0 ? here : 1));
+    }
+    const int64_t n = plan_targets(b, p->step, p->microbatch);
+    return 1.0 / ((double)b->microbatches * (double)(n > 0 ? n : 1));
+}
+
 static plan_tensor output_backward(plan *p, slot *s)
 {
     const plan_tensor dlogits = plan_grad(p, s->logits, p->act), dx = plan_grad(p, s->x, p->act);
@@ -125,7 +153,7 @@ static plan_tensor output_backward(plan *p, slot *s)
     plan_in(p, "targets", s->targets);
     plan_out(p, "dlogits", dlogits);
     plan_int(p, "vocab_start", vocabulary_start(p));
-    plan_f32(p, "scale", 1.0 / (double)p->n_targets);
+    plan_f32(p, "scale", target_weight(p));
     plan_linear_backward(p, "output_layer", dlogits, s->x, output_weight(p), NULL, dx);
     const plan_tensor dnorm =
         plan_column_input_backward(p, "decoder.gather", "output_layer.reduce_grad", dx, s->final_norm.y);
@@ -219,22 +247,33 @@ static void forward_arrives(plan *p, const chunk *c, slot *s)
     const assay_batches *b = p->job->batches;
     s->layers = plan_alloc(p, (size_t)c->count * sizeof *s->layers);
     s->ids = batch_tensor(p, "input_ids", assay_batches_ids(b, p->step, p->microbatch), false);
-    s->targets = batch_tensor(p, "targets", assay_batches_labels(b, p->step, p->microbatch), true);
+    s->targets = batch_tensor(p, "targets", assay_batches_labels(b, p->step, p->microbatch), !b->shifted);
     if (c->first_of_all)
         return;
     s->input = hidden_before(p, c->first);
     receive(p, "pipeline.recv_forward", s->input, false);
 }
 
+static int64_t unit_behind(const chunk *c, int64_t l)
+{
+    return l + 1 < c->count ? c->first + l + 1 : c->last_of_all ? PLAN_UNIT_OUTPUT : PLAN_UNIT_NONE;
+}
+
 static void forward_runs(plan *p, const chunk *c, slot *s)
 {
-    if (c->first_of_all)
+    if (c->first_of_all) {
+        plan_unit_before(p, PLAN_UNIT_EMBEDDING, unit_behind(c, -1));
         embedding_forward(p, s);
+    }
     plan_tensor hidden = s->input;
-    for (int64_t l = 0; l < c->count && p->st == ASSAY_OK; l++)
+    for (int64_t l = 0; l < c->count && p->st == ASSAY_OK; l++) {
+        plan_unit_before(p, c->first + l, unit_behind(c, l));
         hidden = layer_forward(p, c->first + l, &s->layers[l], hidden);
-    if (c->last_of_all)
-        output_forward(p, s, hidden);
+    }
+    if (!c->last_of_all)
+        return;
+    plan_unit_before(p, PLAN_UNIT_OUTPUT, PLAN_UNIT_NONE);
+    output_forward(p, s, hidden);
 }
 
 static void forward_leaves(plan *p, const chunk *c, slot *s)
@@ -254,12 +293,23 @@ static void backward_arrives(plan *p, const chunk *c, slot *s)
 
 static void backward_runs(plan *p, const chunk *c, slot *s)
 {
-    plan_tensor dy = c->last_of_all ? output_backward(p, s) : s->dy;
-    for (int64_t l = c->count - 1; l >= 0 && p->st == ASSAY_OK; l--)
+    plan_tensor dy = s->dy;
+    if (c->last_of_all) {
+        plan_unit_before(p, PLAN_UNIT_OUTPUT, c->count > 0 ? c->first + c->count - 1 : PLAN_UNIT_NONE);
+        dy = output_backward(p, s);
+        plan_unit_reduce(p, PLAN_UNIT_OUTPUT);
+    }
+    for (int64_t l = c->count - 1; l >= 0 && p->st == ASSAY_OK; l--) {
+        plan_unit_before(p, c->first + l, l > 0 ? c->first + l - 1 : PLAN_UNIT_NONE);
         dy = layer_backward(p, c->first + l, &s->layers[l], dy);
+        plan_unit_reduce(p, c->first + l);
+    }
     s->dinput = dy;
-    if (c->first_of_all)
-        embedding_backward(p, s, dy);
+    if (!c->first_of_all)
+        return;
+    plan_unit_before(p, PLAN_UNIT_EMBEDDING, PLAN_UNIT_NONE);
+    embedding_backward(p, s, dy);
+    plan_unit_reduce(p, PLAN_UNIT_EMBEDDING);
 }
 
 static void backward_leaves(plan *p, const chunk *c, slot *s)

@@ -52,6 +52,15 @@ static void aux_loss_attrs(plan *p)
     plan_int(p, "tokens", p->S * p->job->batches->b);
 }
 
+/* The weight of a microbatch's auxiliary losses in the objective. */
+static double aux_weight(const plan *p)
+{
+    const assay_train_options *o = p->job->options;
+    return o->semantics == ASSAY_SEMANTICS_MEGATRON && o->calculate_per_token_loss
+               ? (double)(p->sequence.shard.length * p->B) / (double)p->n_targets
+               : 1.0 / (double)p->job->batches->microbatches;
+}
+
 static void slice_rows(plan *p, const char *at, plan_tensor x, plan_tensor y)
 {
     plan_add(p, "slice_rows", at);
@@ -212,7 +221,7 @@ static plan_tensor router_backward(plan *p, saved *s, plan_tensor dprobs)
         plan_out(p, "dlogits", total);
         aux_loss_attrs(p);
         choice_attrs(p);
-        plan_real(p, "loss_scale", 1.0 / (double)p->job->batches->microbatches, 0.0);
+        plan_real(p, "loss_scale", aux_weight(p), 0.0);
     }
     plan_tensor dy = total;
     if (p->act != p->accumulated) {

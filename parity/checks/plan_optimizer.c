@@ -5,74 +5,6 @@
 #include <math.h>
 #include <string.h>
 
-enum { PIECES = 8 };
-
-/* The rectangles of a parameter that this rank owns. */
-typedef struct pieces {
-    int n;
-    const assay_shard *shard[PIECES]; /* NULL: the rank's whole piece */
-} pieces;
-
-static int group_size(const plan *p, assay_group group)
-{
-    return assay_grid_group(p->job->grid, group, p->rank, NULL, NULL);
-}
-
-static bool sharded(const plan *p, const assay_param_spec *s)
-{
-    return p->job->batches->training && p->job->grid->p.zero_stage > 0 &&
-           group_size(p, assay_param_reduce_group(s)) > 1;
-}
-
-static plan_tensor param_tensor(plan *p, const assay_param_spec *s, const char *suffix, assay_phase phase,
-                                assay_dtype dtype)
-{
-    return (plan_tensor){
-        .name = plan_text(p, "%s%s", s->name, suffix), .phase = phase, .microbatch = -1, .dtype = dtype};
-}
-
-/* Slot names of a list: "recv", or "recv.0", "recv.1", ... */
-static const char *numbered(plan *p, const char *slot, int i, int n)
-{
-    return n == 1 ? slot : plan_text(p, "%s.%d", slot, i);
-}
-
-/* Where two ranks share a key and value head: the rows of linear_qkv that the rank has alone, and those that it shares. */
-static pieces halves_of(plan *p, const assay_param_spec *s)
-{
-    pieces out = {.n = 1};
-    assay_shard *own = plan_alloc(p, sizeof *own), *shared = plan_alloc(p, sizeof *shared);
-    if (own == NULL || shared == NULL)
-        return out;
-    p->st = assay_param_shard(s, p->job->grid, p->rank, own);
-    const int64_t count = assay_shard_count(own), from = assay_param_shared_from(s, p->job->grid, count);
-    if (p->st != ASSAY_OK || from == 0 || from == count)
-        return out;
-    const int64_t rows = own->local_shape[0], first = from / (count / rows);
-    *shared = *own;
-    p->st = assay_shard_narrow(own, 0, 0, first);
-    if (p->st == ASSAY_OK)
-        p->st = assay_shard_narrow(shared, 0, first, rows - first);
-    return (pieces){.n = 2, .shard = {own, shared}};
-}
-
-/* Without a record of the cut the rank owns nothing that could be expected: the missing reduction is named. */
-static pieces pieces_of(plan *p, const assay_param_spec *s)
-{
-    pieces out = {.n = 0};
-    if (!sharded(p, s))
-        return halves_of(p, s);
-    const assay_trace_op *op =
-        p->job->recorded ? plan_recorded_scatter(p->job->recorded, p->rank, p->step, s->name) : NULL;
-    for (int i = 0; op != NULL && i < op->n_outputs && out.n < PIECES; i++) {
-        const assay_trace_tensor *t =
-            assay_trace_tensor_by_id(plan_recorded_trace(p->job->recorded), p->rank, op->outputs[i].tensor);
-        if (t != NULL)
-            out.shard[out.n++] = &t->shard;
-    }
-    return out;
-}
-
 /* --- sums of gradients -------------------------------------------------------------------------------------- */
 
 /* Adds one reduction; what goes in comes back summed: under its last name when nothing is lacking any more. */
@@ -92,41 +24,69 @@ static plan_tensor reduce(plan *p, const assay_param_spec *s, assay_group group,
     return recv;
 }
 
+/* HSDP: every rectangle over the ranks that hold it in other copies. */
+static void sum_copies(plan *p, const assay_param_spec *s, const plan_pieces *owned)
+{
+    for (int i = 0; i < owned->n; i++) {
+        plan_tensor part =
+            plan_param_tensor(p, s, ".main_grad.shard", ASSAY_PHASE_REDUCED_GRAD, p->accumulated);
+        part.shard = owned->shard[i];
+        plan_add_collective(p, "all_reduce", s->name, assay_param_replica_group(s), p->accumulated);
+        plan_in(p, "send", part);
+        part.name = plan_text(p, "%s.main_grad", s->name);
+        plan_out(p, "recv", part);
+    }
+}
+
+static void scatter_param(plan *p, const assay_param_spec *s, plan_tensor g)
+{
+    const plan_pieces owned = plan_pieces_of(p, s);
+    const bool copies = plan_group_size(p, assay_param_replica_group(s)) > 1;
+    plan_add_collective(p, "reduce_scatter", s->name, assay_param_shard_group(s, p->job->grid), g.dtype);
+    plan_in(p, "send", g);
+    for (int i = 0; i < owned.n; i++)
+        plan_out(p, plan_numbered(p, "recv", i, owned.n),
+                 plan_param_tensor(p, s, copies ? ".main_grad.shard" : ".main_grad", ASSAY_PHASE_REDUCED_GRAD,
+                                   p->accumulated));
+    if (copies)
+        sum_copies(p, s, &owned);
+}
+
 static void reduce_param(plan *p, const assay_param_spec *s)
 {
     const assay_group group = assay_param_reduce_group(s);
     const bool tp = assay_param_sum_over_tp(s, p->job->grid) && p->tp > 1;
-    const bool tied = p->job->config->tie_word_embeddings &&
-                      strcmp(s->name, "embedding.word_embeddings.weight") == 0 &&
-                      group_size(p, ASSAY_GROUP_EMBEDDING) > 1;
-    const bool data = group_size(p, group) > 1;
-    assay_shard piece;
-    if (p->st == ASSAY_OK)
-        p->st = assay_param_shard(s, p->job->grid, p->rank, &piece);
-    if (p->st != ASSAY_OK)
-        return;
-    const int64_t count = assay_shard_count(&piece), shared = assay_param_shared_from(s, p->job->grid, count);
-    plan_tensor g = param_tensor(p, s, ".main_grad", ASSAY_PHASE_GRAD, p->accumulated);
+    const bool tied = plan_lacks_embedding(p, s);
+    const bool data = plan_group_size(p, group) > 1;
+    const int64_t shared = plan_shared_from(p, s);
+    plan_tensor g = plan_param_tensor(p, s, ".main_grad", ASSAY_PHASE_GRAD, p->accumulated);
     if (tp)
         g = reduce(p, s, ASSAY_GROUP_TP, g, !tied && !data, ".tp_sum");
-    if (shared < count) {
+    if (shared >= 0) {
         g = reduce(p, s, ASSAY_GROUP_KV, g, !data, ".kv_sum");
         plan_int(p, "start", shared);
     }
     if (tied)
         g = reduce(p, s, ASSAY_GROUP_EMBEDDING, g, !data, ".embedding_sum");
-    if (!data)
-        return;
-    if (!sharded(p, s)) {
+    if (data && plan_is_cut(p, s))
+        scatter_param(p, s, g);
+    else if (data)
         (void)reduce(p, s, group, g, true, "");
+}
+
+/* The sums of a parameter; with overlap they may begin behind the last accumulation into its gradient. */
+static void reduce_or_finish(plan *p, const assay_param_spec *s)
+{
+    const int64_t first = p->n;
+    if (plan_is_cut(p, s) && p->job->grid->p.zero_stage >= 2) {
+        plan_finish_parts(p, s);
         return;
     }
-    const pieces owned = pieces_of(p, s);
-    plan_add_collective(p, "reduce_scatter", s->name, group, g.dtype);
-    plan_in(p, "send", g);
-    for (int i = 0; i < owned.n; i++)
-        plan_out(p, numbered(p, "recv", i, owned.n),
-                 param_tensor(p, s, ".main_grad", ASSAY_PHASE_REDUCED_GRAD, p->accumulated));
+    reduce_param(p, s);
+    const int64_t written = p->st == ASSAY_OK ? parity_map_get(p->written, s->name) : -1;
+    if (p->job->options->overlap_grad_reduce && !plan_lacks_embedding(p, s))
+        for (int64_t i = first; i < p->n; i++)
+            p->ops[i].after = written;
 }
 
 /* Dense parameters, then experts, each in the order of the parameter table. */
@@ -148,18 +108,18 @@ void plan_reductions(plan *p)
     p->block++;
     p->part = 2;
     p->phase = ASSAY_PHASE_REDUCED_GRAD;
-    each_param(p, reduce_param);
+    each_param(p, reduce_or_finish);
 }
 
 /* --- norm and update ---------------------------------------------------------------------------------------- */
 
-/* One rank of every set of replicas; a part of a distributed optimizer is there once along its group. */
+/* One rank of every set of replicas; a part is there once along the ranks of its copy. */
 static bool counts_in_norm(plan *p, const assay_param_spec *s)
 {
     const assay_grid *g = p->job->grid;
-    const assay_group group = assay_param_reduce_group(s);
-    const int n = group_size(p, group);
-    if (!sharded(p, s))
+    const assay_group group = assay_param_shard_group(s, g);
+    const int n = plan_group_size(p, group);
+    if (!plan_is_cut(p, s))
         return assay_param_counts_in_norm(s, g, p->job->config, p->rank);
     int *ranks = plan_alloc(p, (size_t)n * sizeof *ranks);
     bool any = false;
@@ -185,15 +145,15 @@ static void sumsq(plan *p, const assay_param_spec *s)
 {
     if (!counts_in_norm(p, s))
         return;
-    const pieces owned = pieces_of(p, s);
+    const plan_pieces owned = plan_pieces_of(p, s);
     for (int i = 0; i < owned.n; i++) {
         if (is_shared(p, s, owned.shard[i]) && assay_grid_coord(p->job->grid, ASSAY_AXIS_KV, p->rank) != 0)
             continue;
-        plan_tensor x = param_tensor(p, s, ".main_grad", ASSAY_PHASE_REDUCED_GRAD, p->accumulated);
+        plan_tensor x = plan_param_tensor(p, s, ".main_grad", ASSAY_PHASE_REDUCED_GRAD, p->accumulated);
         x.shard = owned.shard[i];
         plan_add(p, "sumsq", s->name);
         plan_in(p, "x", x);
-        plan_out(p, "y", param_tensor(p, s, ".sumsq", ASSAY_PHASE_OPTIMIZER, ASSAY_F64));
+        plan_out(p, "y", plan_param_tensor(p, s, ".sumsq", ASSAY_PHASE_OPTIMIZER, ASSAY_F64));
     }
 }
 
@@ -225,7 +185,7 @@ static void adamw(plan *p, const assay_param_spec *s)
     const int n = 1 + assay_optimizer_states(o->optimizer, &states);
     for (int k = 1; k < n; k++)
         updated[k] = states[k - 1];
-    const pieces owned = pieces_of(p, s);
+    const plan_pieces owned = plan_pieces_of(p, s);
     /* At most six roundings of numbers no larger than the largest rate. */
     const double slack =
         4.0 * DBL_EPSILON * fmax(fabs(o->lr), fmax(fabs(o->min_lr), fabs(o->lr_warmup_init)));
@@ -234,17 +194,18 @@ static void adamw(plan *p, const assay_param_spec *s)
         plan_add(p, "adamw", s->name);
         for (int k = 0; k < n; k++)
             plan_in(p, plan_text(p, "%s_in", updated[k]),
-                    on_piece(param_tensor(p, s, plan_text(p, ".%s", updated[k]), ASSAY_PHASE_FORWARD,
-                                          p->accumulated),
+                    on_piece(plan_param_tensor(p, s, plan_text(p, ".%s", updated[k]), ASSAY_PHASE_FORWARD,
+                                               p->accumulated),
                              at));
-        plan_in(p, "grad",
-                on_piece(param_tensor(p, s, ".main_grad", ASSAY_PHASE_REDUCED_GRAD, p->accumulated), at));
+        plan_in(
+            p, "grad",
+            on_piece(plan_param_tensor(p, s, ".main_grad", ASSAY_PHASE_REDUCED_GRAD, p->accumulated), at));
         for (int k = 0; k < n; k++)
             plan_out(p, updated[k],
-                     on_piece(param_tensor(p, s, plan_text(p, ".%s", updated[k]), ASSAY_PHASE_OPTIMIZER,
-                                           p->accumulated),
+                     on_piece(plan_param_tensor(p, s, plan_text(p, ".%s", updated[k]), ASSAY_PHASE_OPTIMIZER,
+                                                p->accumulated),
                               at));
-        plan_out(p, "param", on_piece(param_tensor(p, s, "", ASSAY_PHASE_OPTIMIZER, p->act), at));
+        plan_out(p, "param", on_piece(plan_param_tensor(p, s, "", ASSAY_PHASE_OPTIMIZER, p->act), at));
         plan_real(p, "lr", plan_learning_rate(o, p->job->steps, p->step), slack);
         plan_real(p, "beta1", o->adam_beta1, 0.0);
         plan_real(p, "beta2", o->adam_beta2, 0.0);
@@ -257,14 +218,14 @@ static void adamw(plan *p, const assay_param_spec *s)
 
 static void gather_param(plan *p, const assay_param_spec *s)
 {
-    if (!sharded(p, s))
+    if (!plan_is_cut(p, s) || p->job->grid->p.zero_stage > 2)
         return;
-    const pieces owned = pieces_of(p, s);
-    plan_add_collective(p, "all_gather", s->name, assay_param_reduce_group(s), p->act);
+    const plan_pieces owned = plan_pieces_of(p, s);
+    plan_add_collective(p, "all_gather", s->name, assay_param_shard_group(s, p->job->grid), p->act);
     for (int i = 0; i < owned.n; i++)
-        plan_in(p, numbered(p, "send", i, owned.n),
-                on_piece(param_tensor(p, s, "", ASSAY_PHASE_OPTIMIZER, p->act), owned.shard[i]));
-    plan_out(p, "recv", param_tensor(p, s, "", ASSAY_PHASE_OPTIMIZER, p->act));
+        plan_in(p, plan_numbered(p, "send", i, owned.n),
+                on_piece(plan_param_tensor(p, s, "", ASSAY_PHASE_OPTIMIZER, p->act), owned.shard[i]));
+    plan_out(p, "recv", plan_param_tensor(p, s, "", ASSAY_PHASE_OPTIMIZER, p->act));
 }
 
 /* --- expert bias -------------------------------------------------------------------------------------------- */
@@ -294,7 +255,7 @@ static void expert_bias(plan *p)
 {
     const int64_t experts = p->job->config->num_moe_experts;
     const assay_group group = ASSAY_GROUP_TP_DP_CP;
-    const int n = group_size(p, group);
+    const int n = plan_group_size(p, group);
     int64_t *mine = plan_integers(p, experts), *all = plan_integers(p, experts);
     int *ranks = plan_alloc(p, (size_t)n * sizeof *ranks);
     if (p->st != ASSAY_OK)

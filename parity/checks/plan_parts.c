@@ -27,15 +27,16 @@ static void cover(const plan_job *job, int rank, int64_t step, const char *param
 static assay_status check_param(plan_findings *f, const plan_job *job, int rank, int64_t step,
                                 const assay_param_spec *s)
 {
-    const assay_group group = assay_param_reduce_group(s);
+    const assay_group group = assay_param_shard_group(s, job->grid);
+    const bool early = job->grid->p.zero_stage >= 2;
     const int members = assay_grid_group(job->grid, group, rank, NULL, NULL);
     const plan_place at = {.op = "reduce_scatter",
                            .instance = s->name,
-                           .phase = ASSAY_PHASE_REDUCED_GRAD,
+                           .phase = early ? ASSAY_PHASE_BACKWARD : ASSAY_PHASE_REDUCED_GRAD,
                            .rank = rank,
                            .step = step,
                            .microbatch = -1,
-                           .order = {.part = 2}};
+                           .order = {.part = early ? 1 : 2}};
     assay_shard whole;
     ASSAY_TRY(assay_param_shard(s, job->grid, rank, &whole));
     const int64_t count = assay_shard_count(&whole);
@@ -66,13 +67,14 @@ done:
 
 assay_status plan_compare_parts(plan_findings *f, const plan_job *job, int64_t step)
 {
-    if (!job->batches->training || job->grid->p.zero_stage == 0)
+    if (job->grid->p.zero_stage == 0 || (job->grid->p.zero_stage == 1 && !job->batches->training))
         return ASSAY_OK;
     for (int rank = 0; rank < job->grid->world; rank++) {
         for (int64_t i = 0; i < job->spec->n_params; i++) {
             const assay_param_spec *s = &job->spec->params[i];
             int index = -1;
-            const int members = assay_grid_group(job->grid, assay_param_reduce_group(s), rank, NULL, &index);
+            const int members =
+                assay_grid_group(job->grid, assay_param_shard_group(s, job->grid), rank, NULL, &index);
             if (s->trained && members > 1 && index == 0 &&
                 assay_param_on_rank(s, job->grid, job->config, rank))
                 ASSAY_TRY(check_param(f, job, rank, step, s));

@@ -67,12 +67,14 @@ static assay_status note_op(plan_recorded *r, const assay_trace_op *op)
     static const char *const sums[] = {"sum", "sumsq"};
     char key[KEY];
     for (int i = 0; i < 3; i++) {
-        if (strcmp(op->op, whole[i]) != 0 || op->phase == ASSAY_PHASE_BACKWARD)
+        const bool scatter = i == 2;
+        if (strcmp(op->op, whole[i]) != 0 || (op->phase == ASSAY_PHASE_BACKWARD && !scatter))
             continue;
-        key_of(key, whole[i], op->rank, op->step, op->microbatch, op->instance);
+        key_of(key, whole[i], op->rank, op->step, scatter ? -1 : op->microbatch, op->instance);
         fact *f = fact_at(r, key);
         ASSAY_CHECK(f, ASSAY_OUT_OF_MEMORY, "recorded facts");
-        f->op = op;
+        if (!scatter || f->op == NULL) /* the cut is that of the first microbatch */
+            f->op = op;
     }
     for (int i = 0; i < 2; i++) {
         const assay_trace_tensor *y = assay_trace_op_tensor(r->trace, op, "y");

@@ -53,6 +53,13 @@
     {                                                                                                        \
         "T=5 A=4 G=2 D=3 | " SPLIT, "T=9 A=3 G=1 D=40 | " SPLIT, "T=0 A=2 G=2 D=4 | " SPLIT                  \
     }
+#define MERGE "heads=A head_dim=D"
+#define PACK MERGE " parts=P"
+#define PACK_SIZES                                                                                           \
+    {                                                                                                        \
+        "T=5 A=4 P=2 D=3 | " PACK, "T=9 A=3 P=1 D=40 | " PACK, "T=3 A=6 P=3 D=1 | " PACK,                    \
+            "T=0 A=2 P=2 D=4 | " PACK                                                                        \
+    }
 #define ROUTER "topk=K scaling_factor=1.5 score_function="
 /* Every mode of the router for a number of experts, that is, in a kernel of one width. */
 #define MODES(sizes, groups)                                                                                 \
@@ -160,6 +167,15 @@ const parity_ask_row parity_ask_table[] = {
      ATTENTION_SIZES},
     {"qkv_split_fwd", .sizes = SPLIT_SIZES},
     {"qkv_split_bwd", .sizes = SPLIT_SIZES},
+    {"attention_merge",
+     {{SLOT("o_a", F32)}, {.name = "lse_a", .scale = 4}, {.name = "o_b"}, {.name = "lse_b", .scale = 4}},
+     {"T=5 A=3 D=8 | " MERGE, "T=1 A=1 D=1 | " MERGE " dtype=F32", "T=9 A=2 D=40 | " MERGE " dtype=F32",
+      "T=0 A=2 D=4 | " MERGE}},
+    {"attention_merge",
+     {{.name = "o_a"}, {.name = "lse_a", .scale = 40}, {.name = "o_b"}, {.name = "lse_b", .scale = 40}},
+     {"T=7 A=2 D=33 | " MERGE, "T=33 A=4 D=16 | " MERGE " dtype=F32"}},
+    {"pack_heads", .sizes = PACK_SIZES},
+    {"unpack_heads", .sizes = PACK_SIZES},
     {"add", .sizes = {"n=1", "n=35", "n=576", "n=0"}},
     {"clamp_fwd",
      {{.name = "x", .scale = 2}},

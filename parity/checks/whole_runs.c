@@ -223,7 +223,7 @@ static bool has_targets(const assay_batches *b, int64_t step, int64_t microbatch
 {
     const int64_t *labels = assay_batches_labels(b, step, microbatch);
     for (int64_t i = 0; i < b->b * b->s; i++)
-        if (i % b->s != 0 && labels[i] != ASSAY_IGNORE_INDEX)
+        if ((b->shifted || i % b->s != 0) && labels[i] != ASSAY_IGNORE_INDEX)
             return true;
     return false;
 }

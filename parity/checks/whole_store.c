@@ -57,7 +57,7 @@ assay_status parity_whole_identity(const parity_whole_cache *c, char out[ASSAY_S
     const assay_batches *b = c->batches;
     const size_t bytes = (size_t)(b->steps * b->microbatches * b->b * b->s) * sizeof(int64_t);
     const int64_t shape[4] = {b->steps, b->microbatches, b->b, b->s};
-    const size_t n = (size_t)c->spec->n_params + 3;
+    const size_t n = (size_t)c->spec->n_params + 4;
     assay_status st = ASSAY_OK;
     ASSAY_TRY(assay_hash_init());
     char(*parts)[ASSAY_SHA256_HEX] = calloc(n, sizeof *parts);
@@ -65,11 +65,12 @@ assay_status parity_whole_identity(const parity_whole_cache *c, char out[ASSAY_S
     ASSAY_TRY_GOTO(hash_of_training(c, parts[0]), st, done);
     assay_hash_tensor(ASSAY_I64, shape, 4, b->input_ids, bytes, parts[1]);
     assay_hash_tensor(ASSAY_I64, shape, 4, b->labels, bytes, parts[2]);
+    assay_sha256_bytes(&b->shifted, sizeof b->shifted, parts[3]);
     for (int64_t i = 0; i < c->spec->n_params; i++) {
         int64_t count = 1;
         for (int d = 0; d < c->spec->params[i].ndim; d++)
             count *= c->spec->params[i].shape[d];
-        assay_sha256_bytes(c->weights[i], (size_t)count * sizeof(double), parts[3 + i]);
+        assay_sha256_bytes(c->weights[i], (size_t)count * sizeof(double), parts[4 + i]);
     }
     assay_sha256_bytes(parts, n * sizeof *parts, out);
 done:

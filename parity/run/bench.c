@@ -1,14 +1,12 @@
 /* `assay bench`: times of a training step and of its operations, beside what the device can do.  docs/BENCH.md. */
 #include "parity/run/bench.h"
-#include "core/base/suggest.h"
 #include "parity/run/report_folder.h"
 #include "parity/run/run.h"
-#include <errno.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_BESIDE = 8, DRAWN_STEPS = 2, DRAWN_LENGTH = 4096, DRAWN_LENGTH_SIM = 64 };
+enum { MAX_BESIDE = 8, MOST = 1000000, DRAWN_STEPS = 2, DRAWN_LENGTH = 4096, DRAWN_LENGTH_SIM = 64 };
 
 typedef struct bench_options {
     char engine[8], engine_program[ASSAY_PATH], report_dir[ASSAY_PATH], case_name[64];
@@ -38,32 +36,13 @@ static const assay_extra_option EXTRA[] = {
     {"timeout", "SECONDS", "time limit of the run (default none)"},
     {NULL, NULL, NULL}};
 
-static assay_status take_count(const char *name, const char *text, int64_t least, int64_t *out)
-{
-    char *end = NULL;
-    errno = 0;
-    const long long n = strtoll(text, &end, 10);
-    ASSAY_CHECK(errno == 0 && end != text && *end == '\0' && n >= least && n <= 1000000,
-                ASSAY_INVALID_ARGUMENT, "--%s: expected an integer from %lld to 1000000, found %s", name,
-                (long long)least, text);
-    *out = n;
-    return ASSAY_OK;
-}
-
-static assay_status take_text(const char *name, const char *text, char *out, size_t capacity)
-{
-    ASSAY_CHECK(strlen(text) < capacity, ASSAY_LIMIT, "--%s: longer than %zu bytes", name, capacity - 1);
-    snprintf(out, capacity, "%s", text);
-    return ASSAY_OK;
-}
-
 static assay_status on_option(void *user, const char *name, const char *text)
 {
     bench_options *b = user;
     if (name == NULL) {
         ASSAY_CHECK(b->case_file[0] == '\0', ASSAY_INVALID_ARGUMENT,
                     "expected one case file, found another: %s", text);
-        return take_text("case file", text, b->case_file, sizeof b->case_file);
+        return assay_option_text("case file", text, b->case_file, sizeof b->case_file);
     }
     const struct {
         const char *name;
@@ -83,10 +62,10 @@ static assay_status on_option(void *user, const char *name, const char *text)
                  {"report", b->report_dir, sizeof b->report_dir}};
     for (size_t i = 0; i < sizeof counts / sizeof *counts; i++)
         if (strcmp(counts[i].name, name) == 0)
-            return take_count(name, text, counts[i].least, counts[i].out);
+            return assay_option_count(name, text, counts[i].least, MOST, counts[i].out);
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++)
         if (strcmp(texts[i].name, name) == 0)
-            return take_text(name, text, texts[i].out, texts[i].capacity);
+            return assay_option_text(name, text, texts[i].out, texts[i].capacity);
     if (strcmp(name, "instances") == 0) {
         b->instances = true;
         return ASSAY_OK;
@@ -101,60 +80,15 @@ static assay_status on_option(void *user, const char *name, const char *text)
     }
     if (strcmp(name, "timeout") == 0) {
         int64_t seconds;
-        ASSAY_TRY(take_count(name, text, 1, &seconds));
+        ASSAY_TRY(assay_option_count(name, text, 1, MOST, &seconds));
         b->timeout_s = (double)seconds;
         return ASSAY_OK;
     }
     ASSAY_CHECK(b->n_beside < MAX_BESIDE, ASSAY_LIMIT, "--beside: at most %d", MAX_BESIDE);
-    return take_text(name, text, b->beside[b->n_beside++], ASSAY_PATH);
+    return assay_option_text(name, text, b->beside[b->n_beside++], ASSAY_PATH);
 }
 
 /* --- what is measured --------------------------------------------------------------------------------------- */
-static assay_status find_case(const char *name, parity_case *c)
-{
-    char dir[ASSAY_PATH];
-    char **paths = NULL;
-    int n = 0;
-    bool found = false;
-    assay_suggestion near;
-    assay_status st = ASSAY_OK;
-    assay_suggest_begin(&near, name, strlen(name));
-    ASSAY_TRY(parity_cases_dir(dir, sizeof dir));
-    ASSAY_TRY(parity_cases_list(dir, &paths, &n));
-    for (int i = 0; i < n && !found && st == ASSAY_OK; i++) {
-        st = parity_case_load(paths[i], c);
-        found = st == ASSAY_OK && strcmp(c->name, name) == 0;
-        if (st == ASSAY_OK)
-            assay_suggest_add(&near, c->name);
-        if (!found)
-            parity_case_free(c);
-    }
-    for (int i = 0; i < n; i++)
-        free(paths[i]);
-    free(paths);
-    ASSAY_TRY(st);
-    ASSAY_CHECK(found, ASSAY_NOT_FOUND, "--case %s: no case in %s has this name%s", name, dir,
-                assay_suggest_end(&near, ""));
-    return ASSAY_OK;
-}
-
-/* What was given on the command line replaces the case's. */
-static assay_status merge_options(const assay_train_options *given, assay_train_options *o)
-{
-    const assay_option_row *table = assay_train_option_table();
-    json_t *have = assay_train_options_to_json(given, ASSAY_FOR_BENCH), *changed = json_object();
-    assay_status st =
-        have != NULL && changed != NULL ? ASSAY_OK : ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "bench: options");
-    for (int i = 0; st == ASSAY_OK && table[i].name != NULL; i++)
-        if (given->given >> i & 1)
-            json_object_set(changed, table[i].name, json_object_get(have, table[i].name));
-    if (st == ASSAY_OK)
-        st = assay_train_options_from_json(o, changed, ASSAY_FOR_BENCH, "command line");
-    json_decref(have);
-    json_decref(changed);
-    return st;
-}
-
 /* A case of the model folder with tokens drawn over the whole vocabulary. */
 static assay_status drawn_case(const bench_options *b, const assay_train_options *o, bool simulated,
                                parity_case *c)
@@ -198,40 +132,36 @@ static assay_status check_choice(const bench_options *b, const assay_train_optio
     return ASSAY_OK;
 }
 
-/* Model folder, batch file and options: from the command line, or from a case that is written into the report folder. */
-static assay_status prepare(const bench_options *b, bool simulated, assay_train_options *given,
-                            assay_train_options *o)
+/* The case that is measured, or none (no name): model folder and batch file are there already. */
+static assay_status choose_case(const bench_options *b, bool simulated, const assay_train_options *given,
+                                parity_case *c)
 {
-    parity_case *c = calloc(1, sizeof *c);
-    assay_status st = ASSAY_OK;
-    ASSAY_CHECK(c != NULL, ASSAY_OUT_OF_MEMORY, "bench: a case");
-    *o = *given;
     if (given->model[0] != '\0' && given->batch[0] != '\0')
-        goto done;
+        return ASSAY_OK;
     assay_train_options_default(&c->options);
     if (b->case_name[0] != '\0')
-        ASSAY_TRY_GOTO(find_case(b->case_name, c), st, done);
+        ASSAY_TRY(parity_case_named(b->case_name, c));
     else if (b->case_file[0] != '\0')
-        ASSAY_TRY_GOTO(parity_case_load(b->case_file, c), st, done);
+        ASSAY_TRY(parity_case_load(b->case_file, c));
     else
-        ASSAY_TRY_GOTO(drawn_case(b, given, simulated, c), st, done);
-    ASSAY_TRY_GOTO(merge_options(given, &c->options), st, done);
+        ASSAY_TRY(drawn_case(b, given, simulated, c));
+    assay_train_options_merge(&c->options, given, NULL);
     if (b->seeded)
         c->options.seed = b->seed;
-    ASSAY_TRY_GOTO(parity_case_weights(c), st, done);
-    ASSAY_TRY_GOTO(parity_prepare_case(c, b->report_dir), st, done);
+    return parity_case_weights(c);
+}
+
+/* The case is written into the report folder; *o gets model folder, batch file and options of the ranks. */
+static assay_status write_case(const bench_options *b, parity_case *c, assay_train_options *o)
+{
+    ASSAY_TRY(parity_prepare_case(c, b->report_dir));
     *o = c->options;
-    if (c->model_dir[0] != '\0')
-        snprintf(o->model, sizeof o->model, "%s", c->model_dir);
-    else
-        ASSAY_CHECK_GOTO(snprintf(o->model, sizeof o->model, "%s/model", b->report_dir) < ASSAY_PATH,
-                         ASSAY_LIMIT, st, done, "--report: path too long");
-    ASSAY_CHECK_GOTO(snprintf(o->batch, sizeof o->batch, "%s/batch.safetensors", b->report_dir) < ASSAY_PATH,
-                     ASSAY_LIMIT, st, done, "--report: path too long");
-done:
-    parity_case_free(c);
-    free(c);
-    return st;
+    const char *dir = b->report_dir;
+    const int m = c->model_dir[0] != '\0' ? snprintf(o->model, sizeof o->model, "%s", c->model_dir)
+                                          : snprintf(o->model, sizeof o->model, "%s/model", dir);
+    const int n = snprintf(o->batch, sizeof o->batch, "%s/batch.safetensors", dir);
+    ASSAY_CHECK(m < ASSAY_PATH && n < ASSAY_PATH, ASSAY_LIMIT, "--report: path too long");
+    return ASSAY_OK;
 }
 
 /* --- one run ------------------------------------------------------------------------------------------------ */
@@ -284,30 +214,44 @@ static assay_status finish(const bench_options *b, const parity_engine *e, const
     return ASSAY_OK;
 }
 
-static assay_status bench(const bench_options *b, assay_train_options *given)
+static assay_status bench(const bench_options *b, const assay_train_options *given)
 {
     parity_engine e = {0};
     json_t *result = NULL;
-    assay_train_options o;
+    assay_train_options o = *given;
     int lock = -1;
     assay_status st = ASSAY_OK;
     ASSAY_TRY(check_choice(b, given));
     ASSAY_TRY(parity_engine_find(b->engine, b->engine_program, &e));
     printf("assay bench: engine %s (%s)\n", e.name, e.reason);
     fflush(stdout);
+    const char *layout = given->layout[0] != '\0' ? given->layout : "1";
+    parity_case *c = calloc(1, sizeof *c);
+    ASSAY_CHECK_GOTO(c != NULL, ASSAY_OUT_OF_MEMORY, st, done, "bench: a case");
+    ASSAY_TRY_GOTO(choose_case(b, e.n_devices == 0, given, c), st, done);
+    const bool is_case = c->name[0] != '\0';
+    if (is_case)
+        ASSAY_TRY_GOTO(parity_case_layout(c, layout), st, done);
+    else
+        ASSAY_TRY_GOTO(parity_engine_check_inputs(&e, &o), st, done);
+    ASSAY_TRY_GOTO(parity_engine_check_variant(&e, given->variant), st, done);
     ASSAY_TRY_GOTO(parity_report_folder_open(b->report_dir, &lock), st, done);
     ASSAY_TRY_GOTO(parity_report_folder_work(b->report_dir), st, done);
-    ASSAY_TRY_GOTO(prepare(b, e.n_devices == 0, given, &o), st, done);
-    ASSAY_TRY_GOTO(parity_engine_check_variant(&e, o.variant), st, done);
-    if (o.layout[0] == '\0')
-        snprintf(o.layout, sizeof o.layout, "1");
+    if (is_case)
+        ASSAY_TRY_GOTO(write_case(b, c, &o), st, done);
     o.precision = given->precision;
+    snprintf(o.layout, sizeof o.layout, "%s", layout);
+    if (is_case)
+        ASSAY_TRY_GOTO(parity_engine_check_inputs(&e, &o), st, done);
     ASSAY_TRY_GOTO(run_ranks(b, &e, &o, &result), st, done);
     st = finish(b, &e, &o, result);
 done:
     if (lock >= 0)
         close(lock);
     json_decref(result);
+    if (c != NULL)
+        parity_case_free(c);
+    free(c);
     parity_engine_free(&e);
     return st;
 }

@@ -113,7 +113,9 @@ assay_status parity_case_copy_batches(const parity_case *c, int64_t vocab, const
                      c->batch_file, shape[0], shape[1], shape[2], shape[3], b.steps, b.microbatches, b.b,
                      b.s);
     ASSAY_TRY_GOTO(assay_tensorwriter_create(&w, path), st, done);
-    ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "input_ids", ASSAY_I64, shape, 4, b.input_ids), st, done);
+    ASSAY_TRY_GOTO(
+        assay_tensorwriter_add_ref(w, b.shifted ? "tokens" : "input_ids", ASSAY_I64, shape, 4, b.input_ids),
+        st, done);
     ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "labels", ASSAY_I64, shape, 4, b.labels), st, done);
     st = assay_tensorwriter_finish(w);
 done:

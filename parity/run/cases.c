@@ -203,9 +203,22 @@ assay_status parity_case_config(const parity_case *c, assay_model_config *config
                             : assay_config_load(c->model_dir, config);
 }
 
+/* A config in Megatron-LM's form has training options of its own. */
+static assay_status take_config(parity_case *c)
+{
+    assay_model_config *config = malloc(sizeof *config);
+    ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
+    const assay_status st = parity_case_config(c, config);
+    if (st == ASSAY_OK)
+        assay_inputs_take_config(&c->options, config);
+    free(config);
+    return st;
+}
+
 assay_status parity_case_weights(parity_case *c)
 {
     assay_weights_source source;
+    ASSAY_TRY(take_config(c));
     if (c->model != NULL && c->options.draw_weights < 0) {
         ASSAY_CHECK(
             c->options.seed <= (uint64_t)INT64_MAX, ASSAY_INVALID_ARGUMENT,

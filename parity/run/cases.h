@@ -67,4 +67,19 @@ assay_status parity_cases_dir(char *out, size_t capacity);
 /* Paths of *.json in a folder, sorted; free each and the array. */
 assay_status parity_cases_list(const char *dir, char ***paths, int *n);
 
+/* case_select.c: names of cases on a command line; none: all.  other: a word that is no case and legal, too; NULL: none. */
+enum { PARITY_MAX_CASE_NAMES = 16 };
+typedef struct parity_case_choice {
+    const char *names[PARITY_MAX_CASE_NAMES];
+    int n;
+    const char *other;
+} parity_case_choice;
+bool parity_case_chosen(const parity_case_choice *choice, const char *name);
+/* Reads n case files and keeps those that are chosen, at cases[*n_cases] and behind it (at most n), also when it fails.  ASSAY_NOT_FOUND: a
+ * name that none has; ASSAY_INVALID_ARGUMENT: two of one name. */
+assay_status parity_cases_select(char *const *paths, int n, const parity_case_choice *choice,
+                                 parity_case *cases, int *n_cases);
+/* The case of this name among those that come with assay. */
+assay_status parity_case_named(const char *name, parity_case *out);
+
 #endif

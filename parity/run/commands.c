@@ -1,4 +1,4 @@
-/* Small verbs: diff, replay, layout, report merge. */
+/* Small verbs: diff, replay, report merge. */
 #include "core/base/file.h"
 #include "parity/report/report_files.h"
 #include "parity/run/cases.h"
@@ -144,102 +144,6 @@ int parity_main_replay(int argc, char **argv)
         return 2;
     }
     return replay(o.paths[0], o.out, &code) == ASSAY_OK ? code : fail("assay replay");
-}
-
-static void print_group(const assay_grid *g, assay_group kind, int *ranks)
-{
-    printf("  %-10s", assay_group_name(kind));
-    for (int r = 0; r < g->world; r++) {
-        int index = -1;
-        const int n = assay_grid_group(g, kind, r, ranks, &index);
-        if (index != 0)
-            continue;
-        for (int i = 0; i < n; i++)
-            printf("%s%d", i == 0 ? " {" : ",", ranks[i]);
-        putchar('}');
-    }
-    putchar('\n');
-}
-
-static assay_status explain_model(assay_grid *g, const char *dir)
-{
-    assay_model_spec *spec = NULL;
-    assay_status st = ASSAY_OK;
-    assay_model_config *c = malloc(sizeof *c);
-    ASSAY_CHECK(c != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
-    ASSAY_TRY_GOTO(assay_config_load(dir, c), st, done);
-    ASSAY_TRY_GOTO(assay_grid_check_model(g, c), st, done);
-    ASSAY_TRY_GOTO(assay_spec_build(c, &spec), st, done);
-    for (int r = 0; r < g->world; r++) {
-        int64_t total = 0;
-        printf("\nrank %d holds\n", r);
-        for (int64_t i = 0; i < spec->n_params; i++) {
-            const assay_param_spec *p = &spec->params[i];
-            assay_shard s;
-            if (!assay_param_on_rank(p, g, c, r))
-                continue;
-            ASSAY_TRY_GOTO(assay_param_shard(p, g, r, &s), st, done);
-            printf("  %-58s", p->name);
-            for (int d = 0; d < s.ndim; d++) {
-                printf(d == 0 ? " [" : ", ");
-                for (int k = 0; k < s.n_segments[d]; k++)
-                    printf("%s%lld:%lld", k > 0 ? "+" : "", (long long)s.segments[d][k].start,
-                           (long long)(s.segments[d][k].start + s.segments[d][k].length));
-                if (d == s.ndim - 1)
-                    putchar(']');
-            }
-            putchar('\n');
-            total += assay_shard_count(&s);
-        }
-        printf("  %lld elements\n", (long long)total);
-    }
-done:
-    assay_spec_destroy(spec);
-    free(c);
-    return st;
-}
-
-static assay_status explain_layout(const char *text, const char *model)
-{
-    assay_parallel_config p;
-    assay_grid g;
-    char canonical[ASSAY_LAYOUT_TEXT];
-    ASSAY_TRY(assay_layout_parse(text, &p));
-    ASSAY_TRY(assay_grid_make(&p, &g));
-    assay_layout_format(&p, canonical);
-    int *ranks = calloc((size_t)g.world, sizeof *ranks);
-    ASSAY_CHECK(ranks != NULL, ASSAY_OUT_OF_MEMORY, "groups");
-    printf("layout %s: %d rank%s, data parallel %d, expert data parallel %d\n", canonical, g.world,
-           g.world == 1 ? "" : "s", p.data_parallel_size, g.edp);
-    printf("%6s %4s %4s %4s %4s | %4s %4s %4s\n", "rank", "tp", "cp", "dp", "pp", "etp", "ep", "edp");
-    for (int r = 0; r < g.world; r++) {
-        assay_coords c;
-        assay_grid_coords(&g, r, &c);
-        printf("%6d %4d %4d %4d %4d | %4d %4d %4d\n", r, c.tp, c.cp, c.dp, c.pp, c.etp, c.ep, c.edp);
-    }
-    puts("groups");
-    for (int k = 0; k < ASSAY_GROUP_COUNT; k++)
-        print_group(&g, (assay_group)k, ranks);
-    free(ranks);
-    return model[0] != 0 ? explain_model(&g, model) : ASSAY_OK;
-}
-
-int parity_main_layout(int argc, char **argv)
-{
-    static const assay_extra_option extra[] = {
-        {"model", "DIR", "also show what each rank holds of this model"}, {NULL, NULL, NULL}};
-    command_options o = {.tolerance = -1};
-    if (assay_options_parse(
-            argc, argv,
-            "Explains a layout: rank grid, groups, and the pieces of a model on each rank.\vExample:\n"
-            "  assay layout tp2,sp,ep2,dp2 --model DIR\n",
-            "LAYOUT", NULL, 0, extra, on_option, &o) != ASSAY_OK)
-        return fail("assay layout");
-    if (o.n_paths != 1) {
-        fputs("assay layout: expected one layout, like tp2,sp,ep2,dp2\n", stderr);
-        return 2;
-    }
-    return explain_layout(o.paths[0], o.out) == ASSAY_OK ? 0 : fail("assay layout");
 }
 
 /* Adds a shard, a results.jsonl or its folder; part [i-1] becomes the argument that holds part i of the run. */

@@ -294,7 +294,8 @@ void parity_option_argument(const char *name, const json_t *value, char *out, si
             *c = '-';
 }
 
-/* Appends "--name=value" for every option that is not at its default. */
+/* Appends "--name=value" for every option that was given or is not at its default: a given default goes before what the
+ * model's folder says. */
 static assay_status append_options(const assay_train_options *o, char **argv, int *argc)
 {
     assay_train_options defaults;
@@ -306,7 +307,8 @@ static assay_status append_options(const assay_train_options *o, char **argv, in
     for (const assay_option_row *row = assay_train_option_table(); row->name != NULL; row++) {
         const json_t *value = json_object_get(have, row->name);
         char argument[ASSAY_PATH + 128];
-        if (value == NULL || json_equal(value, json_object_get(base, row->name)))
+        if (value == NULL ||
+            (!assay_train_option_given(o, row->name) && json_equal(value, json_object_get(base, row->name))))
             continue;
         parity_option_argument(row->name, value, argument, sizeof argument);
         ASSAY_CHECK_GOTO(*argc < MAX_ARGS - 1, ASSAY_LIMIT, st, done, "engine: too many options");

@@ -34,6 +34,9 @@ int parity_engine_highest_variant(const parity_engine *e);
 /* Whether the engine knows every word of a kernel selection ("", "fastest", "k0", "attention=k0,rmsnorm=k1"), as its doctor
  * says; messages name the word, what it may be and the nearest known one. */
 assay_status parity_engine_check_variant(const parity_engine *e, const char *text);
+/* Model, weights, batch file, layout, precision, kernels and steps fit each other and the engine (engine_inputs.c); the message is that of
+ * the first that does not. */
+assay_status parity_engine_check_inputs(const parity_engine *e, const assay_train_options *o);
 /* World size of a layout. */
 assay_status parity_layout_world(const char *layout, int *world);
 

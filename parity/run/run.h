@@ -17,7 +17,7 @@ typedef struct parity_run_options {
     bool keep, quiet;
     int n_files, n_layouts, n_cases;
     char files[16][ASSAY_PATH];                          /* case files; none: those that come with assay */
-    char cases[16][64];                                  /* filter by name */
+    char cases[PARITY_MAX_CASE_NAMES][64];               /* filter by name */
     char layouts[PARITY_MAX_LAYOUTS][ASSAY_LAYOUT_TEXT]; /* instead of the case's own */
     char precision[8];                                   /* "" = the case's own */
     char variant[PARITY_VARIANT_TEXT];                   /* "" = the case's own */
@@ -87,6 +87,8 @@ assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_o
 assay_status parity_run_make_tasks(parity_run_state *s);
 /* Whether the operations alone are a part of this run. */
 bool parity_run_operations(const parity_run_state *s);
+/* Whether they run in this layout. */
+bool parity_run_operations_layout(const parity_run_state *s, const char *layout);
 /* run_layouts.c: the same sizes of all axes, however they are spelt. */
 bool parity_layout_same(const char *a, const char *b);
 /* Whether model and data of a case can be cut into a layout; the message names case, layout and reason. */

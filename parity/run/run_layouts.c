@@ -50,7 +50,7 @@ assay_status parity_case_layout(const parity_case *c, const char *layout)
 static assay_status check_given(const parity_run_state *s, const char *layout)
 {
     assay_status st = ASSAY_OK;
-    if (parity_run_operations(s) && (parity_layout_same(layout, "1") || parity_layout_same(layout, "dp3")))
+    if (parity_run_operations_layout(s, layout))
         return ASSAY_OK;
     for (int i = 0; i < s->n_cases; i++) {
         assay_error_clear();

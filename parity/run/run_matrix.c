@@ -1,30 +1,15 @@
 /* `assay run`: the matrix, from case files and filters to a list of tasks. */
-#include "core/base/suggest.h"
 #include "parity/run/pairwise.h"
 #include "parity/run/run.h"
 #include <stdlib.h>
 #include <string.h>
 
-static bool case_wanted(const parity_run_state *s, const char *name)
+static parity_case_choice choice_of(const parity_run_options *o)
 {
-    for (int i = 0; i < s->o.n_cases; i++)
-        if (strcmp(s->o.cases[i], name) == 0)
-            return true;
-    return s->o.n_cases == 0;
-}
-
-/* A name that no case has is a mistake, also beside names that some have. */
-static assay_status check_names(const parity_run_state *s, assay_suggestion *near)
-{
-    for (int k = 0; k < s->o.n_cases; k++) {
-        bool known = strcmp(s->o.cases[k], "operations") == 0;
-        for (int i = 0; i < s->n_cases && !known; i++)
-            known = strcmp(s->cases[i].name, s->o.cases[k]) == 0;
-        assay_suggest_add(&near[k], "operations");
-        ASSAY_CHECK(known, ASSAY_NOT_FOUND, "--case %s: no case has this name%s", s->o.cases[k],
-                    assay_suggest_end(&near[k], ""));
-    }
-    return ASSAY_OK;
+    parity_case_choice choice = {.n = o->n_cases, .other = "operations"};
+    for (int i = 0; i < o->n_cases; i++)
+        choice.names[i] = o->cases[i];
+    return choice;
 }
 
 assay_status parity_run_load_cases(parity_run_state *s)
@@ -45,28 +30,14 @@ assay_status parity_run_load_cases(parity_run_state *s)
         ASSAY_TRY(parity_cases_dir(dir, sizeof dir));
         ASSAY_TRY(parity_cases_list(dir, &paths, &n));
     }
+    char *files[sizeof s->o.files / sizeof *s->o.files];
+    for (int i = 0; i < s->o.n_files; i++)
+        files[i] = s->o.files[i];
     const int total = s->o.n_files > 0 ? s->o.n_files : n;
     ASSAY_CHECK_GOTO(total >= 1 && total <= PARITY_MAX_CASES, ASSAY_NOT_FOUND, st, done,
                      "expected 1 to %d case files, found %d", PARITY_MAX_CASES, total);
-    assay_suggestion near[sizeof s->o.cases / sizeof *s->o.cases];
-    for (int k = 0; k < s->o.n_cases; k++)
-        assay_suggest_begin(&near[k], s->o.cases[k], strlen(s->o.cases[k]));
-    for (int i = 0; i < total; i++) {
-        parity_case *c = &s->cases[s->n_cases];
-        ASSAY_TRY_GOTO(parity_case_load(s->o.n_files > 0 ? s->o.files[i] : paths[i], c), st, done);
-        for (int k = 0; k < s->o.n_cases; k++)
-            assay_suggest_add(&near[k], c->name);
-        if (!case_wanted(s, c->name)) {
-            parity_case_free(c);
-            continue;
-        }
-        s->n_cases++;                            /* from here on the state's to free */
-        for (int k = 0; k < s->n_cases - 1; k++) /* their work would lie in one folder */
-            ASSAY_CHECK_GOTO(strcmp(s->cases[k].name, c->name) != 0, ASSAY_INVALID_ARGUMENT, st, done,
-                             "%s: the case is named %s, and so is the one in %s", c->file, c->name,
-                             s->cases[k].file);
-    }
-    st = check_names(s, near);
+    const parity_case_choice choice = choice_of(&s->o);
+    st = parity_cases_select(s->o.n_files > 0 ? files : paths, total, &choice, s->cases, &s->n_cases);
 done:
     for (int i = 0; i < n; i++)
         free(paths[i]);
@@ -148,6 +119,14 @@ static bool layout_wanted(const parity_run_state *s, const char *layout)
 }
 
 /* Every operation alone: all kernels of one rank, and the collectives of three. */
+static const char KERNELS_LAYOUT[] = "1", COLLECTIVES_LAYOUT[] = "dp3";
+
+bool parity_run_operations_layout(const parity_run_state *s, const char *layout)
+{
+    return parity_run_operations(s) &&
+           (parity_layout_same(layout, KERNELS_LAYOUT) || parity_layout_same(layout, COLLECTIVES_LAYOUT));
+}
+
 static assay_status operation_tasks(parity_run_state *s)
 {
     static const assay_precision both[] = {ASSAY_PRECISION_FP32, ASSAY_PRECISION_BF16};
@@ -159,11 +138,12 @@ static assay_status operation_tasks(parity_run_state *s)
             char word[16] = "fastest";
             if (k >= 0)
                 snprintf(word, sizeof word, "k%d", k);
-            if (layout_wanted(s, "1") && (s->o.variant[0] == 0 || strcmp(s->o.variant, word) == 0))
-                ASSAY_TRY(add_task(s, NULL, both[p], "1", word, "1"));
+            if (layout_wanted(s, KERNELS_LAYOUT) && (s->o.variant[0] == 0 || strcmp(s->o.variant, word) == 0))
+                ASSAY_TRY(add_task(s, NULL, both[p], KERNELS_LAYOUT, word, KERNELS_LAYOUT));
         }
-        if (layout_wanted(s, "dp3") && (s->o.variant[0] == 0 || strcmp(s->o.variant, "fastest") == 0))
-            ASSAY_TRY(add_task(s, NULL, both[p], "dp3", "fastest", "1"));
+        if (layout_wanted(s, COLLECTIVES_LAYOUT) &&
+            (s->o.variant[0] == 0 || strcmp(s->o.variant, "fastest") == 0))
+            ASSAY_TRY(add_task(s, NULL, both[p], COLLECTIVES_LAYOUT, "fastest", KERNELS_LAYOUT));
     }
     return ASSAY_OK;
 }
@@ -230,9 +210,10 @@ static assay_status keep_chosen(parity_run_state *s)
 
 bool parity_run_operations(const parity_run_state *s)
 {
+    const parity_case_choice choice = choice_of(&s->o);
     const bool alone =
         s->o.check[0] == 0 || strcmp(s->o.check, "exact") == 0 || strcmp(s->o.check, "local") == 0;
-    return alone && s->o.n_files == 0 && s->o.model[0] == '\0' && case_wanted(s, "operations");
+    return alone && s->o.n_files == 0 && s->o.model[0] == '\0' && parity_case_chosen(&choice, "operations");
 }
 
 assay_status parity_run_make_tasks(parity_run_state *s)
@@ -277,33 +258,20 @@ assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_o
     static const char *const own[] = {"variant", "model", "batch", "train_iters", NULL};
     const assay_option_row *table = assay_train_option_table();
     assay_status st = ASSAY_OK;
-    json_t *have = assay_train_options_to_json(given, ASSAY_FOR_RUN), *changed = json_object();
-    ASSAY_CHECK_GOTO(have != NULL && changed != NULL, ASSAY_OUT_OF_MEMORY, st, done, "options");
-    ASSAY_CHECK_GOTO(strlen(given->variant) < sizeof s->o.variant, ASSAY_LIMIT, st, done,
-                     "--variant: longer than %zu bytes", sizeof s->o.variant - 1);
-    snprintf(s->o.variant, sizeof s->o.variant, "%s", given->variant);
+    json_t *have = assay_train_options_to_json(given, ASSAY_FOR_RUN);
+    ASSAY_CHECK_GOTO(have != NULL, ASSAY_OUT_OF_MEMORY, st, done, "options");
+    ASSAY_TRY_GOTO(assay_option_text("variant", given->variant, s->o.variant, sizeof s->o.variant), st, done);
     s->o.collective_timeout = given->collective_timeout; /* operations alone have no options of a case */
-    for (int i = 0; table[i].name != NULL; i++) {
-        bool is_own = false;
-        json_t *value = json_object_get(have, table[i].name);
-        for (int k = 0; own[k] != NULL; k++)
-            is_own = is_own || strcmp(own[k], table[i].name) == 0;
-        if (!(given->given >> i & 1))
-            continue;
-        if (strcmp(table[i].name, "variant") != 0)
-            ASSAY_TRY_GOTO(remember_override(&s->o, table[i].name, value), st, done);
-        if (!is_own)
-            json_object_set(changed, table[i].name, value);
-    }
+    for (int i = 0; table[i].name != NULL; i++)
+        if ((given->given >> i & 1) && strcmp(table[i].name, "variant") != 0)
+            ASSAY_TRY_GOTO(remember_override(&s->o, table[i].name, json_object_get(have, table[i].name)), st,
+                           done);
     for (int i = 0; i < s->n_cases; i++) {
         ASSAY_TRY_GOTO(set_steps(&s->cases[i], given->train_iters), st, done);
-        ASSAY_TRY_GOTO(
-            assay_train_options_from_json(&s->cases[i].options, changed, ASSAY_FOR_RUN, "command line"), st,
-            done);
+        assay_train_options_merge(&s->cases[i].options, given, own);
         ASSAY_TRY_GOTO(parity_case_weights(&s->cases[i]), st, done);
     }
 done:
     json_decref(have);
-    json_decref(changed);
     return st;
 }

@@ -1,7 +1,6 @@
 /* `assay run`: its own options, beside the training options of core/run/options.h. */
 #include "core/base/suggest.h"
 #include "parity/run/run.h"
-#include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -24,24 +23,6 @@ const assay_extra_option parity_run_option_list[] = {
     {"keep", NULL, "keep traces and checkpoints of passed tasks"},
     {"quiet", NULL, "no progress"},
     {NULL, NULL, NULL}};
-
-static assay_status parse_int(const char *name, const char *text, long min, long max, int *out)
-{
-    char *end = NULL;
-    errno = 0;
-    const long v = strtol(text, &end, 10);
-    ASSAY_CHECK(errno == 0 && end != text && *end == 0 && v >= min && v <= max, ASSAY_INVALID_ARGUMENT,
-                "--%s: expected an integer from %ld to %ld, found %s", name, min, max, text);
-    *out = (int)v;
-    return ASSAY_OK;
-}
-
-static assay_status copy_text(char *out, size_t capacity, const char *name, const char *text)
-{
-    ASSAY_CHECK(strlen(text) < capacity, ASSAY_LIMIT, "--%s: longer than %zu bytes", name, capacity - 1);
-    snprintf(out, capacity, "%s", text);
-    return ASSAY_OK;
-}
 
 static assay_status parse_shard(parity_run_options *o, const char *text)
 {
@@ -73,7 +54,7 @@ static assay_status parse_check(parity_run_options *o, const char *text)
     for (int k = 0; k < PARITY_CHECK_COUNT; k++) {
         const char *name = parity_check_name((parity_check)k);
         if (strcmp(text, name) == 0)
-            return copy_text(o->check, sizeof o->check, "check", text);
+            return assay_option_text("check", text, o->check, sizeof o->check);
         assay_suggest_add(&near, name);
         snprintf(known + strlen(known), sizeof known - strlen(known), "%s%s", k > 0 ? ", " : "", name);
     }
@@ -87,46 +68,49 @@ assay_status parity_run_option(void *user, const char *name, const char *text)
     assay_parallel_config p;
     if (name == NULL) {
         ASSAY_CHECK(o->n_files < 16, ASSAY_LIMIT, "at most 16 case files");
-        return copy_text(o->files[o->n_files++], ASSAY_PATH, "case file", text);
+        return assay_option_text("case file", text, o->files[o->n_files++], ASSAY_PATH);
     }
     if (strcmp(name, "engine") == 0)
-        return copy_text(o->engine, sizeof o->engine, name, text);
+        return assay_option_text(name, text, o->engine, sizeof o->engine);
     if (strcmp(name, "engine_program") == 0)
-        return copy_text(o->engine_program, sizeof o->engine_program, name, text);
+        return assay_option_text(name, text, o->engine_program, sizeof o->engine_program);
     if (strcmp(name, "report") == 0)
-        return copy_text(o->report_dir, sizeof o->report_dir, name, text);
+        return assay_option_text(name, text, o->report_dir, sizeof o->report_dir);
     if (strcmp(name, "check") == 0)
         return parse_check(o, text);
     if (strcmp(name, "precision") == 0) {
         ASSAY_TRY(check_once(name, o->precision, text));
         ASSAY_CHECK(strcmp(text, "fp32") == 0 || strcmp(text, "bf16") == 0, ASSAY_INVALID_ARGUMENT,
                     "--precision: expected fp32 or bf16, found %s", text);
-        return copy_text(o->precision, sizeof o->precision, name, text);
+        return assay_option_text(name, text, o->precision, sizeof o->precision);
     }
     if (strcmp(name, "matrix") == 0) {
         ASSAY_CHECK(strcmp(text, "pairwise") == 0 || strcmp(text, "full") == 0, ASSAY_INVALID_ARGUMENT,
                     "--matrix: expected pairwise or full, found %s", text);
-        return copy_text(o->matrix, sizeof o->matrix, name, text);
+        return assay_option_text(name, text, o->matrix, sizeof o->matrix);
     }
     if (strcmp(name, "shard") == 0)
         return parse_shard(o, text);
-    if (strcmp(name, "jobs") == 0)
-        return parse_int(name, text, 1, PARITY_MAX_JOBS, &o->jobs);
-    if (strcmp(name, "timeout") == 0) {
-        int seconds = 0;
-        ASSAY_TRY(parse_int(name, text, 1, 1000000, &seconds));
-        o->timeout_s = seconds;
+    if (strcmp(name, "jobs") == 0 || strcmp(name, "timeout") == 0) {
+        const bool jobs = name[0] == 'j';
+        int64_t count = 0;
+        ASSAY_TRY(assay_option_count(name, text, 1, jobs ? PARITY_MAX_JOBS : 1000000, &count));
+        if (jobs)
+            o->jobs = (int)count;
+        else
+            o->timeout_s = (double)count;
         return ASSAY_OK;
     }
     if (strcmp(name, "case") == 0) {
-        ASSAY_CHECK(o->n_cases < 16, ASSAY_LIMIT, "--case: at most 16");
-        return copy_text(o->cases[o->n_cases++], sizeof o->cases[0], name, text);
+        ASSAY_CHECK(o->n_cases < PARITY_MAX_CASE_NAMES, ASSAY_LIMIT, "--case: at most %d",
+                    PARITY_MAX_CASE_NAMES);
+        return assay_option_text(name, text, o->cases[o->n_cases++], sizeof o->cases[0]);
     }
     if (strcmp(name, "layout") == 0) {
         ASSAY_CHECK(o->n_layouts < PARITY_MAX_LAYOUTS, ASSAY_LIMIT, "--layout: at most %d",
                     PARITY_MAX_LAYOUTS);
         ASSAY_TRY(assay_layout_parse(text, &p));
-        return copy_text(o->layouts[o->n_layouts++], ASSAY_LAYOUT_TEXT, name, text);
+        return assay_option_text(name, text, o->layouts[o->n_layouts++], ASSAY_LAYOUT_TEXT);
     }
     if (strcmp(name, "keep") == 0)
         o->keep = true;

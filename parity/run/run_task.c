@@ -233,6 +233,21 @@ static assay_status check_repeat(task_state *s, const char *first_out)
     return parity_check_bitwise_files(first_out, o.out, "repeat", s->report);
 }
 
+/* Communication beside compute is the same communication: without it what had it, with it what had it not. */
+static assay_status check_overlap(task_state *s, const char *first_out)
+{
+    assay_train_options o = s->train;
+    assay_parallel_config p;
+    ASSAY_TRY(assay_layout_parse(s->t->layout, &p));
+    if (p.data_parallel_size == 1 || strcmp(s->t->variant, "fastest") != 0)
+        return ASSAY_OK;
+    o.overlap_grad_reduce = !o.overlap_grad_reduce;
+    o.overlap_param_gather = p.zero_stage > 0 && !o.overlap_param_gather;
+    ASSAY_TRY(task_path(s->t, "overlap.safetensors", o.out));
+    ASSAY_TRY(engine_step(s, "overlap", &o));
+    return parity_check_bitwise_files(first_out, o.out, "overlap", s->report);
+}
+
 /* Resume after all but one step: the end, states and all, must equal the run without interruption; the checkpoint loaded
  * and saved by another layout must hold the same global tensors. */
 static assay_status check_restart(task_state *s, const char *first_save, parity_check *running)
@@ -282,7 +297,8 @@ static assay_status run_training(task_state *s)
     snprintf(o.trace, sizeof o.trace, "%s", trace);
     ASSAY_TRY(engine_step(s, "train", &o));
     json_object_set_new(s->facts, "train_s", json_real(s->engine_s));
-    if (wants(s, PARITY_CHECK_BITWISE) && check_repeat(s, o.out) != ASSAY_OK)
+    if (wants(s, PARITY_CHECK_BITWISE) &&
+        (check_repeat(s, o.out) != ASSAY_OK || check_overlap(s, o.out) != ASSAY_OK))
         ASSAY_TRY(add_skip(s, PARITY_CHECK_BITWISE));
     if ((wants(s, PARITY_CHECK_BITWISE) || wants(s, PARITY_CHECK_CHECKPOINT)) && s->t->c->steps > 1 &&
         check_restart(s, o.save, &running) != ASSAY_OK)

@@ -1,8 +1,5 @@
 /* `assay step`: the simplest way in, and a stable contract (README.md, docs/ARCHITECTURE.md). */
 #include "core/base/log.h"
-#include "core/files/batches.h"
-#include "core/model/spec.h"
-#include "core/run/inputs.h"
 #include "core/run/outputs.h"
 #include "parity/run/engine.h"
 #include "parity/run/step_summary.h"
@@ -52,35 +49,6 @@ static assay_status on_option(void *user, const char *name, const char *text)
     ASSAY_CHECK(strlen(text) < capacity, ASSAY_INVALID_ARGUMENT, "--%s: unexpected value %s", name, text);
     snprintf(out, capacity, "%s", text);
     return ASSAY_OK;
-}
-
-/* What every rank would refuse is refused once, before any rank is started. */
-static assay_status check_inputs(const parity_engine *e, const assay_train_options *o)
-{
-    assay_batches batches = {0};
-    assay_model_spec *spec = NULL;
-    assay_weights_source source;
-    bool stored = false;
-    assay_status st = ASSAY_OK;
-    ASSAY_CHECK(o->precision != ASSAY_PRECISION_FP64, ASSAY_UNSUPPORTED,
-                "precision fp64: engine %s computes in fp32 or bf16; --engine ref computes in fp64", e->name);
-    ASSAY_TRY(parity_engine_check_variant(e, o->variant));
-    assay_model_config *config = malloc(sizeof *config);
-    ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
-    ASSAY_TRY_GOTO(assay_config_load(o->model, config), st, done);
-    ASSAY_TRY_GOTO(assay_spec_build(config, &spec), st, done);
-    ASSAY_TRY_GOTO(assay_spec_check_folder(spec, o->model, &stored), st, done);
-    ASSAY_TRY_GOTO(assay_inputs_weights(o->model, o->load, o->draw_weights, &source), st, done);
-    ASSAY_TRY_GOTO(assay_batches_open(&batches, o->batch, config->vocab_size), st, done);
-    ASSAY_TRY_GOTO(
-        assay_inputs_layout(o->layout[0] != 0 ? o->layout : "1", config, batches.microbatches, batches.b), st,
-        done);
-    ASSAY_TRY_GOTO(assay_inputs_steps(o, batches.training, batches.steps), st, done);
-done:
-    assay_batches_close(&batches);
-    assay_spec_destroy(spec);
-    free(config);
-    return st;
 }
 
 /* Which file lies at a path: an engine writes beside and renames, so a new result is another file. */
@@ -144,7 +112,7 @@ static assay_status run_step(const step_options *s, const assay_train_options *o
                 ASSAY_INVALID_ARGUMENT, "--engine: expected ref, gpu, sim or auto, found %s", s->engine);
     ASSAY_TRY(parity_engine_find(s->engine, s->engine_program, &e));
     fprintf(stderr, "assay step: engine %s (%s)\n", e.name, e.reason);
-    assay_status st = check_inputs(&e, o);
+    assay_status st = parity_engine_check_inputs(&e, o);
     const file_mark out = mark(o->out), trace = mark(o->trace), save = mark(o->save);
     if (st == ASSAY_OK)
         st = parity_engine_run(&e, "step", o, NULL, NULL, false, s->timeout_s, NULL);

@@ -29,8 +29,9 @@ assay_status ref_declared_of(ref_declared *out, const assay_arith *arith, const 
 static inline void ref_pair_set(ref_pair out, int64_t i, ref_iv z, const ref_num *num)
 {
     if (out.same) {
-        /* z.b = b + u (|v| + b) with b the bound before the last rounding; 2^-50: the reference's own error */
-        const double before = (z.b - num->u * fabs(z.v)) / (1.0 + num->u);
+        /* z.b = b + u (|v| + b) with b the bound before the last rounding; 2^-50: the reference's own error, also of dividing
+         * by a product (a loop does it once) */
+        const double before = (z.b - num->u * fabs(z.v)) * (1.0 / (1.0 + num->u));
         z.b = (before > 0.0 ? before : 0.0) + 0x1p-50 * fabs(z.v);
     }
     out.y[i] = z.v;
@@ -90,6 +91,11 @@ assay_status ref_bound_attention_bwd(ref_pair dq, ref_pair dk, ref_pair dv, cons
                                      const double *q, const double *k, const double *v, const double *o,
                                      const double *lse, const ref_attention_desc *desc, assay_dtype p_dtype,
                                      const ref_declared *d);
+
+/* --- merge.c; rows of head_dim */
+void ref_bound_attention_merge(ref_pair o, ref_pair lse, const double *o_a, const double *lse_a,
+                               const double *o_b, const double *lse_b, int64_t rows, int64_t head_dim,
+                               const ref_declared *d);
 
 /* --- loss.c */
 assay_status ref_bound_cross_entropy_stats(ref_pair stats, const double *logits, const int64_t *targets,

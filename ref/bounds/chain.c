@@ -59,7 +59,7 @@ static inline double larger(double p, double m)
 #define ALL(x) ((lanes_avx512)_mm512_set1_pd(x))
 #define LARGER(p, m) ((lanes_avx512)_mm512_max_pd((__m512d)ABS(p), (__m512d)(m)))
 #define TALL 8
-#define FLAT 4
+#define FLAT 8
 #include "ref/bounds/chain_loops.h"
 #endif
 
@@ -122,7 +122,7 @@ void ref_chain(ref_cells *z, const ref_terms *x, int64_t k0, int64_t k1, int64_t
         best().chain(z, x, k0, k1, rows, blocks, wants);
     else
         best().narrow(z, x, k0, k1);
-    for (int64_t i = 0; (wants & REF_CHAIN_MAGNITUDES) && i < rows; i++)
+    for (int64_t i = 0; (wants & REF_CHAIN_MAGNITUDES) && !x->go_on && i < rows; i++)
         for (int64_t c = 0; c < blocks * x->columns; c++)
             z->first[i * COLUMNS + c] = k0 < k1 ? fabs(term(x, i, k0, c)) : 0.0;
 }

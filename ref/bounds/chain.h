@@ -7,6 +7,7 @@
 #ifndef REF_BOUNDS_CHAIN_H
 #define REF_BOUNDS_CHAIN_H
 
+#include <stdbool.h>
 #include <stdint.h>
 
 enum { REF_CHAIN_COLUMNS = 8, REF_CHAIN_CELLS = 8 };
@@ -14,15 +15,18 @@ enum { REF_CHAIN_COLUMNS = 8, REF_CHAIN_CELLS = 8 };
 typedef struct ref_terms {
     const double *a, *b; /* a NULL: ones */
     int64_t row_stride, lda, ldb;
-    int64_t columns; /* REF_CHAIN_COLUMNS, or fewer with one row and one block */
+    int64_t columns;     /* REF_CHAIN_COLUMNS, or fewer with one row and one block */
+    const double *error; /* NULL, or [n]: with one row of a, also the sum of error_k |b_k| */
+    bool go_on;          /* after the terms that the cells have already */
 } ref_terms;
 
 enum { REF_CHAIN_TILE = REF_CHAIN_CELLS * REF_CHAIN_COLUMNS };
 
 /* Of each column of each cell (cell i begins at i REF_CHAIN_COLUMNS): the sum s, r = sum |s_k|,
- * g = sum |p_k|, first = |p_k0|. */
+ * g = sum |p_k|, first = |p_k0|, own = sum error_k |b_k|. */
 typedef struct ref_cells {
-    double s[REF_CHAIN_TILE], r[REF_CHAIN_TILE], g[REF_CHAIN_TILE], first[REF_CHAIN_TILE];
+    double s[REF_CHAIN_TILE], r[REF_CHAIN_TILE], g[REF_CHAIN_TILE], first[REF_CHAIN_TILE],
+        own[REF_CHAIN_TILE];
 } ref_cells;
 
 /* What a caller needs: with PREFIXES s and r, with MAGNITUDES s, g and first, with both all of them; with

@@ -42,26 +42,48 @@ void ref_bound_clamp_bwd(ref_pair dx, const double *dy, const double *x, double 
         ref_pair_set(dx, i, iv_exact(fabs(x[i]) < limit ? dy[i] : 0.0), &d->num);
 }
 
+/* One token: y [F] from gate and up [F]; the flags are constants in the calls, as in add_body. */
+static inline __attribute__((always_inline)) void swiglu_fwd_body(ref_pair y, int64_t at, const double *gate,
+                                                                  const double *up, double p, int64_t f,
+                                                                  ref_num num, const bool SCALED,
+                                                                  const bool SAME)
+{
+    const ref_num *n = &num;
+    y.same = SAME;
+#pragma omp simd
+    for (int64_t j = 0; j < f; j++) {
+        ref_iv z = iv_mul(n, iv_exact(gate[j]), iv_sigmoid(n, gate[j]));
+        z = iv_mul(n, z, iv_exact(up[j]));
+        if (SCALED)
+            z = iv_mul(n, z, iv_exact(p));
+        ref_pair_set(y, at + j, z, n);
+    }
+}
+
+/* probs NULL: not scaled */
+REF_WIDE static void swiglu_fwd_row(ref_pair y, int64_t at, const double *x, const double *probs, int64_t f,
+                                    const ref_num *n)
+{
+    const double *gate = x, *up = x + f;
+    if (probs)
+        swiglu_fwd_body(y, at, gate, up, *probs, f, *n, true, y.same);
+    else if (y.same)
+        swiglu_fwd_body(y, at, gate, up, 1.0, f, *n, false, true);
+    else
+        swiglu_fwd_body(y, at, gate, up, 1.0, f, *n, false, false);
+}
+
 void ref_bound_swiglu_fwd(ref_pair y, const double *x, const double *probs, int64_t t, int64_t f,
                           const ref_declared *d)
 {
-    const ref_num *n = &d->num;
 #pragma omp parallel for schedule(static) if (ref_vec_parallel(t * f * 16))
-    for (int64_t i = 0; i < t; i++) {
-        const double *gate = x + i * 2 * f, *up = gate + f;
-        for (int64_t j = 0; j < f; j++) {
-            ref_iv z = iv_mul(n, iv_exact(gate[j]), iv_sigmoid(n, gate[j]));
-            z = iv_mul(n, z, iv_exact(up[j]));
-            if (probs)
-                z = iv_mul(n, z, iv_exact(probs[i]));
-            ref_pair_set(y, i * f + j, z, n);
-        }
-    }
+    for (int64_t i = 0; i < t; i++)
+        swiglu_fwd_row(y, i * f, x + i * 2 * f, probs ? probs + i : NULL, f, &d->num);
 }
 
 /* s(1 + g(1-s)), s = sigmoid(g).  Its errors are taken relative to s(1 + |g|(1-s)), so that s + g s (1-s) and similar forms
  * are covered where the sum cancels. */
-static ref_iv silu_slope(const ref_num *n, double gate, ref_iv s)
+static inline __attribute__((always_inline)) ref_iv silu_slope(const ref_num *n, double gate, ref_iv s)
 {
     const ref_iv rest = iv_sub(n, iv_exact(1.0), s);
     const ref_iv inner = iv_add(n, iv_exact(1.0), iv_mul(n, iv_exact(gate), rest));
@@ -70,21 +92,46 @@ static ref_iv silu_slope(const ref_num *n, double gate, ref_iv s)
     return z;
 }
 
+/* One token: dx [2F], terms [2F] those of dprobs and their bounds; the flags are constants in the calls. */
+static inline __attribute__((always_inline)) void swiglu_bwd_body(ref_pair dx, int64_t at, double *terms,
+                                                                  const double *dy, const double *x,
+                                                                  double scale, int64_t f, ref_num num,
+                                                                  const bool SCALED, const bool SAME)
+{
+    const ref_num *n = &num;
+    dx.same = SAME;
+#pragma omp simd
+    for (int64_t j = 0; j < f; j++) {
+        const double gate = x[j], up = x[f + j];
+        const ref_iv g = iv_exact(dy[j]);
+        const ref_iv s = iv_sigmoid(n, gate), silu = iv_mul(n, iv_exact(gate), s);
+        const ref_iv gp = SCALED ? iv_mul(n, g, iv_exact(scale)) : g;
+        if (SCALED) {
+            const ref_iv h = iv_mul(n, g, iv_mul(n, silu, iv_exact(up)));
+            terms[j] = h.v;
+            terms[f + j] = h.b;
+        }
+        ref_pair_set(dx, at + j, iv_mul(n, iv_mul(n, gp, iv_exact(up)), silu_slope(n, gate, s)), n);
+        ref_pair_set(dx, at + f + j, iv_mul(n, gp, silu), n);
+    }
+}
+
+/* probs NULL: not scaled */
+REF_WIDE static void swiglu_bwd_range(ref_pair dx, int64_t at, double *terms, const double *dy,
+                                      const double *x, const double *probs, int64_t f, const ref_num *n)
+{
+    if (probs)
+        swiglu_bwd_body(dx, at, terms, dy, x, *probs, f, *n, true, dx.same);
+    else if (dx.same)
+        swiglu_bwd_body(dx, at, terms, dy, x, 1.0, f, *n, false, true);
+    else
+        swiglu_bwd_body(dx, at, terms, dy, x, 1.0, f, *n, false, false);
+}
+
 static void swiglu_bwd_row(ref_pair dx, ref_pair dprobs, double *terms, int64_t i, const double *dy,
                            const double *x, const double *probs, int64_t f, const ref_declared *d)
 {
-    const ref_num *n = &d->num;
-    for (int64_t j = 0; j < f; j++) {
-        const double gate = x[j], up = x[f + j];
-        const ref_iv p = iv_exact(probs ? probs[i] : 1.0), g = iv_exact(dy[j]);
-        const ref_iv s = iv_sigmoid(n, gate), silu = iv_mul(n, iv_exact(gate), s);
-        const ref_iv h = iv_mul(n, g, iv_mul(n, silu, iv_exact(up)));
-        const ref_iv gp = probs ? iv_mul(n, g, p) : g;
-        terms[j] = h.v;
-        terms[f + j] = h.b;
-        ref_pair_set(dx, i * 2 * f + j, iv_mul(n, iv_mul(n, gp, iv_exact(up)), silu_slope(n, gate, s)), n);
-        ref_pair_set(dx, i * 2 * f + f + j, iv_mul(n, gp, silu), n);
-    }
+    swiglu_bwd_range(dx, i * 2 * f, terms, dy, x, probs ? probs + i : NULL, f, &d->num);
     if (probs) {
         const ref_iv sum = ref_sum_terms(terms, terms + f, f, &d->order);
         dprobs.y[i] = sum.v;

@@ -9,6 +9,7 @@
 #define REF_BOUNDS_INTERVAL_H
 
 #include "core/base/arith.h"
+#include "ref/fast/vector.h"
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -82,16 +83,30 @@ static inline ref_iv iv_div(const ref_num *n, ref_iv x, ref_iv y)
     return z;
 }
 
-/* exp(x) - 1 of the error of an argument, x >= 0: below 2^-13 the terms that are left out are smaller than the
- * last bit, and libm would take most of the judge's time. */
-static inline double iv_expm1(double x)
+/* A divisor that many numbers have in common: division becomes a product, one rounding of the reference's own more. */
+typedef struct ref_divisor {
+    double inverse, b, room; /* 1 / v, bound of v, 1 / (|v| - b), or infinity where the divisor may be zero */
+} ref_divisor;
+
+static inline ref_divisor iv_divisor(ref_iv y)
 {
-    return x < 0x1p-13 ? x + x * x * (1.0 / 2.0 + x * (1.0 / 6.0 + x * (1.0 / 24.0))) : expm1(x);
+    const double room = fabs(y.v) - y.b;
+    return (ref_divisor){1.0 / y.v, y.b, room > 0.0 ? 1.0 / room : HUGE_VAL};
 }
 
+static inline ref_iv iv_div_by(const ref_num *n, ref_iv x, ref_divisor y)
+{
+    const double q = x.v * y.inverse;
+    ref_iv z = iv_rounded(n, (ref_iv){q, (x.b + fabs(q) * y.b) * y.room});
+    z.b += n->eta;
+    return z;
+}
+
+/* exp is that of ref/fast/vector.h, right to one ulp as libm's: what it is off by is within the widening of u in F32 and
+ * within the doubled f in F64. */
 static inline ref_iv iv_exp(const ref_num *n, ref_iv x)
 {
-    const double v = exp(x.v), b = v * iv_expm1(x.b);
+    const double v = ref_fast_exp(x.v), b = v * ref_fast_expm1(x.b);
     return (ref_iv){v, b + n->f * (v + b) + n->tiny};
 }
 
@@ -120,7 +135,7 @@ static inline ref_iv iv_rsqrt(const ref_num *n, ref_iv x)
  */
 static inline ref_iv iv_sigmoid(const ref_num *n, double x)
 {
-    const double e = exp(-fabs(x)), v = x >= 0.0 ? 1.0 / (1.0 + e) : e / (1.0 + e);
+    const double e = ref_fast_exp(-fabs(x)), v = (x >= 0.0 ? 1.0 : e) / (1.0 + e);
     return (ref_iv){v, (n->f + 2.0 * n->u) * v + n->tiny};
 }
 

@@ -16,23 +16,49 @@ typedef struct task {
     int64_t last_stride, m, inner, columns;
 } task;
 
-/* b in panels [inner, REF_PANEL] one after the other, the last filled up with zeros: walking down a wide matrix
- * would meet the same few cache lines again and again. */
-static void pack_panel(double *panel, const task *p, int64_t c0)
+/* to [n, REF_PANEL] = `count` vectors of n numbers, `stride` apart, their numbers `ld` apart; filled up with zeros. */
+static void pack_panel(double *to, const double *from, int64_t stride, int64_t ld, int64_t count, int64_t n)
 {
-    for (int64_t k = 0; k < p->inner; k++)
-        for (int64_t c = 0; c < REF_PANEL; c++)
-            panel[k * REF_PANEL + c] = c0 + c < p->columns ? p->b[k * p->ldb + (c0 + c) * p->b_stride] : 0.0;
+    if (count < REF_PANEL)
+        ref_vec_zero(to, n * REF_PANEL);
+    if (count == REF_PANEL && stride == 1) {
+        for (int64_t k = 0; k < n; k++)
+            memcpy(to + k * REF_PANEL, from + k * ld, REF_PANEL * sizeof *to);
+    } else if (count == REF_PANEL) {
+        for (int64_t k = 0; k < n; k++)
+            for (int64_t c = 0; c < REF_PANEL; c++)
+                to[k * REF_PANEL + c] = from[c * stride + k * ld];
+    } else {
+        for (int64_t k = 0; k < n; k++)
+            for (int64_t c = 0; c < count; c++)
+                to[k * REF_PANEL + c] = from[c * stride + k * ld];
+    }
+}
+
+/* Both operands in panels one after the other: walking down a wide matrix would meet the same few cache lines again and
+ * again.  a: tiles of rows; b: panels of columns. */
+typedef struct panels {
+    double *a, *b;
+} panels;
+
+static int64_t panels_of(int64_t n)
+{
+    return (n + REF_PANEL - 1) / REF_PANEL;
+}
+
+static int64_t part_of(int64_t n, int64_t first, int64_t most)
+{
+    return n - first < most ? n - first : most;
 }
 
 /* Rows i0 ... i1-1 of the columns of one panel. */
-static void panel_rows(const task *p, const double *panel, int64_t c0, int64_t i0, int64_t i1,
+static void panel_rows(const task *p, const panels *x, int64_t c0, int64_t i0, int64_t i1,
                        const ref_declared *d)
 {
-    const int64_t width = p->columns - c0 < REF_PANEL ? p->columns - c0 : REF_PANEL;
+    const int64_t width = part_of(p->columns, c0, REF_PANEL);
     ref_sum_panel(p->out.y + i0 * p->columns + c0, p->out.b + i0 * p->columns + c0, p->columns,
-                  p->a ? p->a + i0 * p->row_stride : NULL, p->row_stride, p->lda, i1 - i0, panel, p->inner,
-                  width, &d->order);
+                  p->a ? x->a + i0 * p->inner : NULL, i1 - i0, x->b + c0 * p->inner, p->inner, width,
+                  &d->order);
     for (int64_t i = i0; p->last && i < i1; i++) {
         double *y = p->out.y + i * p->columns + c0, *bound = p->out.b + i * p->columns + c0;
         for (int64_t c = 0; c < width; c++) {
@@ -49,19 +75,25 @@ static void panel_rows(const task *p, const double *panel, int64_t c0, int64_t i
 static assay_status product(const task *p, const char *op, const ref_declared *d)
 {
     enum { ROWS = 64 };
-    const int64_t panels = (p->columns + REF_PANEL - 1) / REF_PANEL, size = p->inner * REF_PANEL;
-    double *packed = malloc(((size_t)(panels * size) + 1) * sizeof *packed);
-    ASSAY_CHECK(packed, ASSAY_OUT_OF_MEMORY, "%s: %lld panels of %lld rows", op, (long long)panels,
+    const int64_t n_a = p->a ? panels_of(p->m) * REF_PANEL : 0, n_b = panels_of(p->columns) * REF_PANEL;
+    double *packed = malloc(((size_t)((n_a + n_b) * p->inner) + 1) * sizeof *packed);
+    ASSAY_CHECK(packed, ASSAY_OUT_OF_MEMORY, "%s: %lld rows and columns of %lld", op, (long long)(n_a + n_b),
                 (long long)p->inner);
+    const panels x = {packed, packed + n_a * p->inner};
 #pragma omp parallel if (ref_vec_parallel(p->m * p->inner * p->columns))
     {
+#pragma omp for schedule(static) nowait
+        for (int64_t i = 0; i < n_a; i += REF_PANEL)
+            pack_panel(x.a + i * p->inner, p->a + i * p->row_stride, p->row_stride, p->lda,
+                       part_of(p->m, i, REF_PANEL), p->inner);
 #pragma omp for schedule(static)
-        for (int64_t c = 0; c < panels; c++)
-            pack_panel(packed + c * size, p, c * REF_PANEL);
+        for (int64_t c = 0; c < n_b; c += REF_PANEL)
+            pack_panel(x.b + c * p->inner, p->b + c * p->b_stride, p->b_stride, p->ldb,
+                       part_of(p->columns, c, REF_PANEL), p->inner);
 #pragma omp for collapse(2) schedule(static)
         for (int64_t i0 = 0; i0 < p->m; i0 += ROWS)
-            for (int64_t c = 0; c < panels; c++)
-                panel_rows(p, packed + c * size, c * REF_PANEL, i0, p->m - i0 < ROWS ? p->m : i0 + ROWS, d);
+            for (int64_t c = 0; c < n_b; c += REF_PANEL)
+                panel_rows(p, &x, c, i0, i0 + part_of(p->m, i0, ROWS), d);
     }
     free(packed);
     return ASSAY_OK;
@@ -81,30 +113,12 @@ assay_status ref_bound_linear_bwd_input(ref_pair dx, const double *dy, const dou
     return product(&p, "linear_bwd_input", d);
 }
 
-/* y [n,t] = x [t,n]^T, a block of cache lines at a time */
-static void transpose(double *y, const double *x, int64_t t, int64_t n)
-{
-    enum { SIDE = 8 };
-#pragma omp parallel for schedule(static) if (ref_vec_parallel(t * n))
-    for (int64_t i0 = 0; i0 < t; i0 += SIDE)
-        for (int64_t j0 = 0; j0 < n; j0 += SIDE)
-            for (int64_t j = j0; j < n && j < j0 + SIDE; j++)
-                for (int64_t i = i0; i < t && i < i0 + SIDE; i++)
-                    y[j * t + i] = x[i * n + j];
-}
-
 assay_status ref_bound_linear_bwd_weight(ref_pair dweight, const double *dy, const double *x,
                                          const double *old, int64_t t, int64_t n, int64_t k,
                                          const ref_declared *d)
 {
-    double *columns = malloc(((size_t)(t * n) + 1) * sizeof *columns);
-    ASSAY_CHECK(columns, ASSAY_OUT_OF_MEMORY, "linear_bwd_weight: %lld x %lld gradients", (long long)t,
-                (long long)n);
-    transpose(columns, dy, t, n);
-    const task p = {dweight, columns, x, old, t, 1, 1, k, k, n, t, k};
-    const assay_status st = product(&p, "linear_bwd_weight", d);
-    free(columns);
-    return st;
+    const task p = {dweight, dy, x, old, 1, n, 1, k, k, n, t, k};
+    return product(&p, "linear_bwd_weight", d);
 }
 
 assay_status ref_bound_linear_bwd_bias(ref_pair dbias, const double *dy, const double *old, int64_t t,

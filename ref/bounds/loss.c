@@ -1,6 +1,6 @@
 /* Bounds of the vocabulary-parallel cross entropy and of sums in double. */
 #include "ref/bounds/bounds.h"
-#include "ref/ops/vector.h"
+#include "ref/fast/vector.h"
 
 #include <stdlib.h>
 
@@ -15,38 +15,59 @@ static double rescales(int64_t n, const ref_declared *d)
     return (double)((n + step - 1) / step) + ceil(log2((double)d->order.lanes));
 }
 
-/* terms: scratch [2 V] */
-static ref_iv sum_exp(double *terms, const double *row, double max, int64_t v, const ref_declared *d)
+/* terms [2 V]: exp(l - max) and its errors */
+REF_WIDE static void exp_terms(double *terms, const double *row, double max, double steps, int64_t v,
+                               const ref_num *num)
 {
-    const ref_num *n = &d->num;
-    const double steps = rescales(v, d);
+    const ref_num n = *num;
+    double *p = terms, *ep = terms + v;
+#pragma omp simd
     for (int64_t j = 0; j < v; j++) {
-        const double p = exp(row[j] - max);
-        const double delta = 2.0 * n->u * fabs(row[j] - max) + n->f + steps * (n->f + 2.0 * n->u);
-        terms[j] = p;
-        terms[v + j] = p > 0.0 ? p * expm1(delta) + n->tiny : n->tiny;
+        const double shift = row[j] - max, e = ref_fast_exp(shift);
+        const double delta = 2.0 * n.u * fabs(shift) + n.f + steps * (n.f + 2.0 * n.u);
+        const double error = e * ref_fast_expm1(delta);
+        p[j] = e;
+        ep[j] = (e > 0.0 ? error : 0.0) + n.tiny;
     }
-    return ref_sum_terms(terms, terms + v, v, &d->order);
+}
+
+REF_WIDE static double row_max(const double *row, int64_t v)
+{
+    return ref_vec_max(row, v);
+}
+
+/* Row i of stats [3,T]: max, sum of exp, target logit; terms: scratch [2 V]. */
+static void stats_row(ref_pair stats, int64_t i, double *terms, const double *row, int64_t target, int64_t t,
+                      int64_t v, const ref_declared *d)
+{
+    const double max = row_max(row, v);
+    ref_iv sum = {0.0, 0.0};
+    if (isfinite(max)) {
+        exp_terms(terms, row, max, rescales(v, d), v, &d->num);
+        sum = ref_sum_terms(terms, terms + v, v, &d->order);
+    } else if (max != -HUGE_VAL) {
+        sum.v = (double)NAN; /* of infinity - infinity, or of what is not a number */
+    }
+    stats.y[i] = max;
+    stats.y[t + i] = sum.v;
+    stats.y[2 * t + i] = target >= 0 && target < v ? row[target] : 0.0;
+    stats.b[i] = stats.b[2 * t + i] = 0.0;
+    stats.b[t + i] = sum.b;
 }
 
 assay_status ref_bound_cross_entropy_stats(ref_pair stats, const double *logits, const int64_t *targets,
                                            int64_t vocab_start, int64_t t, int64_t v, const ref_declared *d)
 {
     bool failed = false;
-    ref_cross_entropy_stats(stats.y, logits, targets, vocab_start, t, v);
 #pragma omp parallel if (ref_vec_parallel(t * v * 16)) reduction(|| : failed)
     {
         double *terms = malloc((size_t)(2 * v + 1) * sizeof *terms);
         failed = terms == NULL;
 #pragma omp for schedule(static)
-        for (int64_t i = 0; i < t; i++) {
-            ref_iv sum = {stats.y[t + i], 0.0};
-            if (terms && isfinite(stats.y[i]))
-                sum = sum_exp(terms, logits + i * v, stats.y[i], v, d);
-            stats.b[i] = 0.0;
-            stats.b[t + i] = sum.b;
-            stats.b[2 * t + i] = 0.0;
-        }
+        for (int64_t i = 0; i < t; i++)
+            if (terms)
+                stats_row(stats, i, terms, logits + i * v,
+                          targets[i] == IGNORED ? -1 : targets[i] - vocab_start, t, v, d);
         free(terms);
     }
     ASSAY_CHECK(!failed, ASSAY_OUT_OF_MEMORY, "cross_entropy_stats: rows of %lld", (long long)v);
@@ -95,6 +116,31 @@ void ref_bound_cross_entropy_loss(ref_pair lse, ref_pair loss, const double *sta
     }
 }
 
+/* One row of dlogits [V]: (exp(l - lse) - [target]) c.  SAME is a constant in the calls, so that the loop runs in
+ * vectors. */
+static inline __attribute__((always_inline)) void bwd_body(ref_pair dlogits, int64_t at, const double *logits,
+                                                           double lse, ref_iv c, int64_t v, ref_num num,
+                                                           const bool SAME)
+{
+    const ref_num *n = &num;
+    dlogits.same = SAME;
+#pragma omp simd
+    for (int64_t j = 0; j < v; j++) {
+        const double shift = logits[j] - lse;
+        const ref_iv p = iv_exp(n, (ref_iv){shift, 2.0 * n->u * fabs(shift)});
+        ref_pair_set(dlogits, at + j, iv_mul(n, p, c), n);
+    }
+}
+
+REF_WIDE static void bwd_row(ref_pair dlogits, int64_t at, const double *logits, double lse, ref_iv c,
+                             int64_t v, const ref_num *n)
+{
+    if (dlogits.same)
+        bwd_body(dlogits, at, logits, lse, c, v, *n, true);
+    else
+        bwd_body(dlogits, at, logits, lse, c, v, *n, false);
+}
+
 void ref_bound_cross_entropy_bwd(ref_pair dlogits, const double *logits, const double *lse,
                                  const int64_t *targets, int64_t vocab_start, double scale, int64_t t,
                                  int64_t v, const ref_declared *d)
@@ -102,19 +148,20 @@ void ref_bound_cross_entropy_bwd(ref_pair dlogits, const double *logits, const d
     const ref_num *n = &d->num;
     const ref_iv c = iv_constant(n, scale);
 #pragma omp parallel for schedule(static) if (ref_vec_parallel(t * v * 16))
-    for (int64_t i = 0; i < t; i++)
-        for (int64_t j = 0; j < v; j++) {
-            const int64_t at = i * v + j;
-            if (targets[i] == IGNORED) {
-                dlogits.y[at] = dlogits.b[at] = 0.0;
-                continue;
-            }
-            const double shift = logits[at] - lse[i];
-            ref_iv p = iv_exp(n, (ref_iv){shift, 2.0 * n->u * fabs(shift)});
-            if (j == targets[i] - vocab_start)
-                p = iv_sub(n, p, iv_exact(1.0));
-            ref_pair_set(dlogits, at, iv_mul(n, p, c), n);
+    for (int64_t i = 0; i < t; i++) {
+        const int64_t at = i * v, target = targets[i] - vocab_start;
+        if (targets[i] == IGNORED) {
+            ref_vec_zero(dlogits.y + at, v);
+            ref_vec_zero(dlogits.b + at, v);
+            continue;
         }
+        bwd_row(dlogits, at, logits + at, lse[i], c, v, n);
+        if (target >= 0 && target < v) {
+            const double shift = logits[at + target] - lse[i];
+            const ref_iv p = iv_exp(n, (ref_iv){shift, 2.0 * n->u * fabs(shift)});
+            ref_pair_set(dlogits, at + target, iv_mul(n, iv_sub(n, p, iv_exact(1.0)), c), n);
+        }
+    }
 }
 
 void ref_bound_sum_double(ref_pair y, const double *x, int64_t n, bool square, const ref_declared *d)

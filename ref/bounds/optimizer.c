@@ -9,7 +9,8 @@ typedef struct step {
     ref_pair param, exp_avg, exp_avg_sq;
     const double *param_in, *exp_avg_in, *exp_avg_sq_in, *grad;
     ref_num num;
-    ref_iv c1, c2, b1, b2, r1, r2, eps, decay, lr, grad_scale;
+    ref_divisor c1, c2;
+    ref_iv b1, b2, r1, r2, eps, decay, lr, grad_scale;
     ref_iv
         kept; /* 1 - lr wd: its rounding, and that of its product with p, are of the size of p, not of the step */
     bool scaled, decayed;
@@ -30,7 +31,8 @@ adamw_body(const step *s, int64_t first, int64_t end, const bool SCALED, const b
     const ref_pair param = {s->param.y, s->param.b, SAME || s->param.same};
     const ref_pair exp_avg = {s->exp_avg.y, s->exp_avg.b, SAME || s->exp_avg.same};
     const ref_pair exp_avg_sq = {s->exp_avg_sq.y, s->exp_avg_sq.b, SAME || s->exp_avg_sq.same};
-    const ref_iv c1 = s->c1, c2 = s->c2, b1 = s->b1, b2 = s->b2, r1 = s->r1, r2 = s->r2;
+    const ref_divisor c1 = s->c1, c2 = s->c2;
+    const ref_iv b1 = s->b1, b2 = s->b2, r1 = s->r1, r2 = s->r2;
     const ref_iv eps = s->eps, decay = s->decay, lr = s->lr, grad_scale = s->grad_scale, kept = s->kept;
     const double *param_in = s->param_in, *m_in = s->exp_avg_in, *v_in = s->exp_avg_sq_in, *grad = s->grad;
 #pragma omp simd
@@ -42,8 +44,8 @@ adamw_body(const step *s, int64_t first, int64_t end, const bool SCALED, const b
         const ref_iv m = either(iv_add(n, iv_mul(n, b1, old), iv_mul(n, r1, g)),
                                 iv_add(n, old, iv_mul(n, r1, iv_sub(n, g, old))));
         const ref_iv v = iv_add(n, iv_mul(n, b2, iv_exact(v_in[i])), iv_mul(n, iv_mul(n, r2, g), g));
-        ref_iv u = iv_div(n, m, c1);
-        u = iv_div(n, u, iv_add(n, iv_sqrt(n, iv_div(n, v, c2)), eps));
+        ref_iv u = iv_div_by(n, m, c1);
+        u = iv_div(n, u, iv_add(n, iv_sqrt(n, iv_div_by(n, v, c2)), eps));
         const ref_iv apart = iv_sub(n, iv_mul(n, kept, was), iv_mul(n, lr, u));
         if (DECAYED)
             u = iv_add(n, u, iv_mul(n, decay, was));
@@ -88,8 +90,8 @@ void ref_bound_adamw(ref_pair param, ref_pair exp_avg, ref_pair exp_avg_sq, cons
                     .exp_avg_sq_in = exp_avg_sq_in,
                     .grad = grad,
                     .num = *n,
-                    .c1 = iv_rounded(n, (ref_iv){1.0 - power1, 8.0 * n->u * power1}),
-                    .c2 = iv_rounded(n, (ref_iv){1.0 - power2, 8.0 * n->u * power2}),
+                    .c1 = iv_divisor(iv_rounded(n, (ref_iv){1.0 - power1, 8.0 * n->u * power1})),
+                    .c2 = iv_divisor(iv_rounded(n, (ref_iv){1.0 - power2, 8.0 * n->u * power2})),
                     .b1 = iv_constant(n, desc->beta1),
                     .b2 = iv_constant(n, desc->beta2),
                     .r1 = iv_constant(n, 1.0 - desc->beta1),

@@ -10,7 +10,7 @@
 #include "ref/bounds/sum.h"
 
 #include "ref/bounds/chain.h"
-#include "ref/ops/vector.h"
+#include "ref/fast/vector.h"
 
 enum { BLOCK = REF_CHAIN_COLUMNS };
 
@@ -94,27 +94,67 @@ static inline double any_bound(double s, double g, const rules *f)
     return f->o->u * ((double)(f->n - 1) * 0.5 * (g + fabs(s)) + (f->products ? g : 0.0)) * f->growth;
 }
 
-/* One chain, or `split` contiguous chains of ceil(n/split) terms added in order. */
-static void sequential(const tile *t, const ref_terms *x, const rules *f)
+/* Orders whose bound follows from one pass over the terms. */
+static bool is_one_pass(const ref_order *o)
 {
-    const int64_t n = f->n, length = (n + f->o->split - 1) / f->o->split;
-    const bool rounded = !f->products || !f->o->fma;
-    ref_cells z;
-    if (f->o->split == 1 && !rounded) { /* the common case, without its branches */
-        ref_chain(&z, x, 0, n, t->rows, t->blocks, REF_CHAIN_PREFIXES);
-        for (int64_t i = 0; i < t->rows; i++) {
-            double *y = t->y + i * t->ldy, *b = t->bound + i * t->ldy;
+    return o->order != ASSAY_ORDER_TENSOR_CORE && (o->order != ASSAY_ORDER_SEQUENTIAL || o->split == 1);
+}
+
+static ref_chain_wants wants_of(const rules *f)
+{
+    if (f->o->order == ASSAY_ORDER_SEQUENTIAL)
+        return f->products && f->o->fma ? REF_CHAIN_PREFIXES : REF_CHAIN_BOTH;
+    return f->o->order == ASSAY_ORDER_TREE && f->o->or_chain ? REF_CHAIN_BOTH : REF_CHAIN_MAGNITUDES;
+}
+
+/* The fused chain, which is the common case. */
+REF_WIDE static void store_fused(const tile *t, const ref_cells *z, const rules *f)
+{
+    const double u = f->o->u, growth = f->growth, eta = f->eta;
+    for (int64_t i = 0; i < t->rows; i++) {
+        const double *s = z->s + i * BLOCK, *r = z->r + i * BLOCK;
+        double *y = t->y + i * t->ldy, *b = t->bound + i * t->ldy;
 #pragma omp simd
-            for (int64_t c = 0; c < t->width; c++) {
-                y[c] = z.s[i * BLOCK + c];
-                b[c] = f->o->u * z.r[i * BLOCK + c] * f->growth + f->eta;
-            }
+        for (int64_t c = 0; c < t->width; c++) {
+            y[c] = s[c];
+            b[c] = u * r[c] * growth + eta;
         }
+    }
+}
+
+/* Sums and bounds after one pass. */
+static void store(const tile *t, const ref_cells *z, const rules *f)
+{
+    if (wants_of(f) == REF_CHAIN_PREFIXES) {
+        store_fused(t, z, f);
         return;
     }
+    const double own = (double)f->n * 0x1p-53;
+    const double tree = f->o->order == ASSAY_ORDER_TREE ? tree_factor(f) : 0.0;
+    for (int64_t i = 0; i < t->rows; i++)
+        for (int64_t c = 0; c < t->width; c++) {
+            const int64_t at = i * BLOCK + c;
+            const double s = z->s[at], g = z->g[at],
+                         chain = chain_bound(z->r[at], g, z->first[at], f) * f->growth;
+            double bound = tree * g + own * g;
+            if (f->o->order == ASSAY_ORDER_SEQUENTIAL)
+                bound = chain;
+            else if (f->o->order != ASSAY_ORDER_TREE)
+                bound = any_bound(s, g, f);
+            else if (f->o->or_chain)
+                bound = fmax(bound, chain);
+            t->y[i * t->ldy + c] = s;
+            t->bound[i * t->ldy + c] = bound + f->eta;
+        }
+}
+
+/* `split` contiguous chains of ceil(n/split) terms added in order. */
+static void split_chains(const tile *t, const ref_terms *x, const rules *f)
+{
+    const int64_t n = f->n, length = (n + f->o->split - 1) / f->o->split;
+    ref_cells z;
     for (int64_t k0 = 0; k0 < n; k0 += length) {
-        ref_chain(&z, x, k0, k0 + length < n ? k0 + length : n, t->rows, t->blocks,
-                  rounded ? REF_CHAIN_BOTH : REF_CHAIN_PREFIXES);
+        ref_chain(&z, x, k0, k0 + length < n ? k0 + length : n, t->rows, t->blocks, wants_of(f));
         for (int64_t i = 0; i < t->rows; i++)
             for (int64_t c = 0; c < t->width; c++) {
                 const int64_t at = i * BLOCK + c;
@@ -127,25 +167,6 @@ static void sequential(const tile *t, const ref_terms *x, const rules *f)
     for (int64_t i = 0; i < t->rows; i++)
         for (int64_t c = 0; c < t->width; c++)
             t->bound[i * t->ldy + c] = t->bound[i * t->ldy + c] * f->growth + f->eta;
-}
-
-static void one_pass(const tile *t, const ref_terms *x, const rules *f)
-{
-    const double own = (double)f->n * 0x1p-53, tree = tree_factor(f);
-    ref_cells z;
-    ref_chain(&z, x, 0, f->n, t->rows, t->blocks, f->o->or_chain ? REF_CHAIN_BOTH : REF_CHAIN_MAGNITUDES);
-    for (int64_t i = 0; i < t->rows; i++)
-        for (int64_t c = 0; c < t->width; c++) {
-            const int64_t at = i * BLOCK + c;
-            const double s = z.s[at], g = z.g[at];
-            double bound = tree * g + own * g;
-            if (f->o->order != ASSAY_ORDER_TREE)
-                bound = any_bound(s, g, f);
-            else if (f->o->or_chain)
-                bound = fmax(bound, chain_bound(z.r[at], g, z.first[at], f) * f->growth);
-            t->y[i * t->ldy + c] = s;
-            t->bound[i * t->ldy + c] = bound + f->eta;
-        }
 }
 
 static void tensor_core(const tile *t, const ref_terms *x, const rules *f)
@@ -172,26 +193,29 @@ static void tensor_core(const tile *t, const ref_terms *x, const rules *f)
 
 static void tile_sum(const tile *t, const ref_terms *x, const rules *f)
 {
-    if (f->n == 0)
+    ref_cells z;
+    if (f->n == 0) {
         for (int64_t i = 0; i < t->rows; i++) {
             ref_vec_zero(t->y + i * t->ldy, t->width);
             ref_vec_zero(t->bound + i * t->ldy, t->width);
         }
-    else if (f->o->order == ASSAY_ORDER_SEQUENTIAL)
-        sequential(t, x, f);
-    else if (f->o->order == ASSAY_ORDER_TENSOR_CORE)
+    } else if (is_one_pass(f->o)) {
+        ref_chain(&z, x, 0, f->n, t->rows, t->blocks, wants_of(f));
+        store(t, &z, f);
+    } else if (f->o->order == ASSAY_ORDER_SEQUENTIAL) {
+        split_chains(t, x, f);
+    } else {
         tensor_core(t, x, f);
-    else
-        one_pass(t, x, f);
+    }
 }
 
-void ref_sum_panel(double *y, double *bound, int64_t ldy, const double *a, int64_t row_stride, int64_t lda,
-                   int64_t m, const double *panel, int64_t n, int64_t width, const ref_order *order)
+void ref_sum_panel(double *y, double *bound, int64_t ldy, const double *a, int64_t m, const double *panel,
+                   int64_t n, int64_t width, const ref_order *order)
 {
     const rules f = rules_of(order, n, a != NULL);
-    for (int64_t i = 0; i < m; i += REF_CHAIN_CELLS) {
-        const int64_t rows = m - i < REF_CHAIN_CELLS ? m - i : REF_CHAIN_CELLS;
-        const ref_terms x = {a ? a + i * row_stride : NULL, panel, row_stride, lda, BLOCK, BLOCK};
+    for (int64_t i = 0; i < m; i += REF_PANEL) {
+        const int64_t rows = m - i < REF_PANEL ? m - i : REF_PANEL;
+        const ref_terms x = {a ? a + i * n : NULL, panel, 1, REF_PANEL, BLOCK, BLOCK, NULL, false};
         tile_sum(&(tile){y + i * ldy, bound + i * ldy, ldy, rows, 1, width}, &x, &f);
     }
 }
@@ -209,9 +233,46 @@ void ref_sum_columns(double *y, double *bound, const double *a, int64_t lda, con
     const rules f = rules_of(order, n, a != NULL);
     for (int64_t c = 0; c < columns;) {
         const int64_t blocks = blocks_at(c, columns), width = blocks > 0 ? blocks * BLOCK : columns - c;
-        const ref_terms x = {a, b + c, 0, lda, ldb, blocks > 0 ? BLOCK : width};
+        const ref_terms x = {a, b + c, 0, lda, ldb, blocks > 0 ? BLOCK : width, NULL, false};
         tile_sum(&(tile){y + c, bound + c, 0, 1, blocks > 0 ? blocks : 1, width}, &x, &f);
         c += width;
+    }
+}
+
+/* Columns c0 ... of ref_sum_rows, the pieces one after the other in one chain. */
+static void rows_tile(const tile *t, double *own, const double *a, const double *error, const ref_rows *x,
+                      int64_t pieces, int64_t c0, int64_t ldb, const rules *f)
+{
+    ref_cells z;
+    for (int64_t i = 0, k = 0; i < pieces; k += x[i++].n) {
+        const ref_terms terms = {a + k,     x[i].x + c0, 0, 1, ldb, t->width < BLOCK ? t->width : BLOCK,
+                                 error + k, i > 0};
+        ref_chain(&z, &terms, 0, x[i].n, 1, t->blocks, wants_of(f));
+    }
+    store(t, &z, f);
+    ref_vec_copy(own, z.own, t->width);
+}
+
+void ref_sum_rows(double *y, double *bound, double *own, const double *a, const double *error,
+                  const ref_rows *x, int64_t pieces, int64_t width, double *gathered, const ref_order *order)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < pieces; i++)
+        n += x[i].n;
+    if (!is_one_pass(order) || n == 0) {
+        for (int64_t i = 0, k = 0; pieces > 1 && i < pieces; k += x[i++].n)
+            ref_vec_copy(gathered + k * width, x[i].x, x[i].n * width);
+        const double *rows = pieces == 1 ? x[0].x : gathered;
+        ref_sum_columns(y, bound, a, 1, rows, width, n, width, order);
+        ref_sum_magnitudes(own, error, rows, width, n, width);
+        return;
+    }
+    const rules f = rules_of(order, n, true);
+    for (int64_t c = 0; c < width;) {
+        const int64_t blocks = blocks_at(c, width), columns = blocks > 0 ? blocks * BLOCK : width - c;
+        const tile t = {y + c, bound + c, 0, 1, blocks > 0 ? blocks : 1, columns};
+        rows_tile(&t, own + c, a, error, x, pieces, c, width, &f);
+        c += columns;
     }
 }
 
@@ -220,7 +281,7 @@ void ref_sum_magnitudes(double *g, const double *a, const double *b, int64_t ldb
     ref_cells z;
     for (int64_t c = 0; c < columns;) {
         const int64_t blocks = blocks_at(c, columns), width = blocks > 0 ? blocks * BLOCK : columns - c;
-        const ref_terms x = {a, b + c, 0, 1, ldb, blocks > 0 ? BLOCK : width};
+        const ref_terms x = {a, b + c, 0, 1, ldb, blocks > 0 ? BLOCK : width, NULL, false};
         ref_chain(&z, &x, 0, n, 1, blocks > 0 ? blocks : 1, REF_CHAIN_G);
         ref_vec_copy(g + c, z.g, width);
         c += width;
@@ -256,11 +317,43 @@ ref_iv ref_sum_few(const ref_num *num, const ref_iv *x, int64_t n)
     return (ref_iv){s, n > 0 ? own + expm1((double)(n - 1) * num->u) * g : 0.0};
 }
 
+/* *s = sum x_i, *r = the sum of its prefixes, in which term i stands n - i times */
+REF_WIDE static void positive_chain(double *s, double *r, const double *x, int64_t n)
+{
+    ref_eight sums = REF_EIGHT(0.0), prefixes = sums, left = REF_EIGHT((double)n);
+    left -= (ref_eight){0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0};
+    int64_t i = 0;
+    for (; i + 8 <= n; i += 8) {
+        const ref_eight p = *(const ref_eight *)(x + i);
+        sums += p;
+        prefixes += left * p;
+        left -= REF_EIGHT(8.0);
+    }
+    *s = REF_EIGHT_SUM(sums);
+    *r = REF_EIGHT_SUM(prefixes);
+    for (; i < n; i++) {
+        *s += x[i];
+        *r += (double)(n - i) * x[i];
+    }
+}
+
 double ref_sum_positive(const double *x, int64_t n, const ref_order *order)
 {
-    if (order->order == ASSAY_ORDER_SEQUENTIAL || order->order == ASSAY_ORDER_TREE) {
+    const bool chain = order->order == ASSAY_ORDER_SEQUENTIAL, tree = order->order == ASSAY_ORDER_TREE;
+    if (!chain && !tree)
+        return expm1((double)n * order->u);
+    if (n == 0)
+        return 0.0;
+    if (chain && order->split > 1) {
         const ref_iv z = ref_sum_dot(NULL, x, n, order);
         return z.v > 0.0 ? z.b / z.v : 0.0;
     }
-    return expm1((double)n * order->u);
+    const rules f = rules_of(order, n, false);
+    double s, r, bound = 0.0;
+    positive_chain(&s, &r, x, n);
+    if (tree)
+        bound = (tree_factor(&f) + (double)n * 0x1p-53) * s;
+    if (chain || order->or_chain)
+        bound = fmax(bound, chain_bound(r, s, x[0], &f) * f.growth);
+    return s > 0.0 ? bound / s : 0.0;
 }

@@ -24,13 +24,22 @@ assay_status ref_order_of(ref_order *out, const assay_arith *arith, const char *
 /* y [columns] = sum_k a[k lda] b[k ldb + c], bound [columns] =; a NULL means 1 (a plain sum, no products). */
 void ref_sum_columns(double *y, double *bound, const double *a, int64_t lda, const double *b, int64_t ldb,
                      int64_t n, int64_t columns, const ref_order *order);
+/* Rows [n, width], one below the other. */
+typedef struct ref_rows {
+    const double *x;
+    int64_t n;
+} ref_rows;
+/* y, bound [width] = sum_k a[k] row_k and own [width] = sum_k error[k] |row_k| over the rows of `pieces` pieces; gathered: scratch
+ * for all rows where there are several pieces. */
+void ref_sum_rows(double *y, double *bound, double *own, const double *a, const double *error,
+                  const ref_rows *x, int64_t pieces, int64_t width, double *gathered, const ref_order *order);
 /* g [columns] = sum_k |a[k] b[k ldb + c]| */
 void ref_sum_magnitudes(double *g, const double *a, const double *b, int64_t ldb, int64_t n, int64_t columns);
-/* The same as ref_sum_columns for m rows of a (row_stride apart) beside a panel of up to REF_PANEL columns: y, bound [m, width]
- * =, rows ldy apart; panel [n, REF_PANEL], filled up with zeros. */
+/* The same as ref_sum_columns for m rows of a beside a panel of up to REF_PANEL columns: y, bound [m, width] =, rows ldy apart.
+ * a: tiles [n, REF_PANEL] of REF_PANEL rows each, one after the other; panel [n, REF_PANEL]; both filled up with zeros. */
 enum { REF_PANEL = 8 };
-void ref_sum_panel(double *y, double *bound, int64_t ldy, const double *a, int64_t row_stride, int64_t lda,
-                   int64_t m, const double *panel, int64_t n, int64_t width, const ref_order *order);
+void ref_sum_panel(double *y, double *bound, int64_t ldy, const double *a, int64_t m, const double *panel,
+                   int64_t n, int64_t width, const ref_order *order);
 /* One dot product (a NULL: the sum of b). */
 ref_iv ref_sum_dot(const double *a, const double *b, int64_t n, const ref_order *order);
 /* Sum of n intervals in the declared order: the bounds of the terms and of their addition. */

@@ -5,6 +5,8 @@
 
 #include "ref/ops/vector.h"
 
+#include <math.h>
+
 #if defined(__has_feature)
 #if __has_feature(thread_sanitizer)
 #define REF_THREAD_SANITIZER
@@ -22,6 +24,24 @@
 #define REF_WIDE
 #endif
 
+/* Eight doubles side by side, at any address: a sum in eight of them has the same bits in registers of every width. */
+typedef double ref_eight __attribute__((vector_size(64), aligned(8), may_alias));
+#define REF_EIGHT(x) ((ref_eight){x, x, x, x, x, x, x, x})
+#define REF_EIGHT_SUM(s) ((((s)[0] + (s)[4]) + ((s)[2] + (s)[6])) + (((s)[1] + (s)[5]) + ((s)[3] + (s)[7])))
+
+/* The largest of x; not a number where one of x is none; -infinity of nothing. */
+static inline double ref_vec_max(const double *x, int64_t n)
+{
+    double max = -HUGE_VAL;
+    int64_t numbers = 0;
+#pragma omp simd reduction(max : max) reduction(+ : numbers)
+    for (int64_t i = 0; i < n; i++) {
+        max = x[i] > max ? x[i] : max;
+        numbers += x[i] == x[i];
+    }
+    return numbers == n ? max : (double)NAN;
+}
+
 /* 2^n from n + ROUND, whose low bits hold the integer n: moved up, they are an exponent. */
 static inline double ref_power_of_two(double shifted)
 {
@@ -34,18 +54,19 @@ static inline double ref_power_of_two(double shifted)
     return shifted;
 }
 
-/* exp(x) with an error below one ulp, without a branch or a table, so that a loop over it runs in vector
- * registers: x = n ln 2 + r with |r| <= ln 2 / 2, exp(r) from its Taylor series, 2^n in two factors because
- * the result may be subnormal.  NaN stays NaN. */
-static inline double ref_fast_exp(double x)
+/* x = n ln 2 + r with |r| <= ln 2 / 2. */
+static inline double ref_exp_reduce(double x, double *n)
 {
     const double ROUND = 0x1.8p52; /* adding it rounds to an integer */
     const double LN2_HIGH = 0x1.62e42feep-1, LN2_LOW = 0x1.a39ef35793c76p-33, LOG2_E = 0x1.71547652b82fep+0;
-    x = x < -746.0 ? -746.0 : x; /* underflows to zero */
-    x = x > 710.0 ? 710.0 : x;   /* overflows to infinity */
-    const double n = (x * LOG2_E + ROUND) - ROUND;
-    const double r = (x - n * LN2_HIGH) - n * LN2_LOW; /* n * LN2_HIGH is exact */
-    double q = 1.0 / 6227020800.0;                     /* (exp(r) - 1 - r) / r^2 = sum_k r^k / (k+2)! */
+    *n = (x * LOG2_E + ROUND) - ROUND;
+    return (x - *n * LN2_HIGH) - *n * LN2_LOW; /* n * LN2_HIGH is exact */
+}
+
+/* exp(r) - 1 = r + r^2 sum_k r^k / (k+2)! of such an r */
+static inline double ref_exp_series(double r)
+{
+    double q = 1.0 / 6227020800.0;
     q = q * r + 1.0 / 479001600.0;
     q = q * r + 1.0 / 39916800.0;
     q = q * r + 1.0 / 3628800.0;
@@ -57,8 +78,30 @@ static inline double ref_fast_exp(double x)
     q = q * r + 1.0 / 24.0;
     q = q * r + 1.0 / 6.0;
     q = q * r + 1.0 / 2.0;
+    return r + r * r * q;
+}
+
+/* exp(x) with an error below one ulp, without a branch or a table, so that a loop over it runs in vector
+ * registers: exp(r) from its Taylor series, 2^n in two factors because the result may be subnormal.  NaN stays NaN. */
+static inline double ref_fast_exp(double x)
+{
+    const double ROUND = 0x1.8p52;
+    double n;
+    x = x < -746.0 ? -746.0 : x; /* underflows to zero */
+    x = x > 710.0 ? 710.0 : x;   /* overflows to infinity */
+    const double r = ref_exp_reduce(x, &n);
     const double half = n * 0.5 + ROUND, rest = n - (half - ROUND);
-    return (1.0 + (r + r * r * q)) * ref_power_of_two(half) * ref_power_of_two(rest + ROUND);
+    return (1.0 + ref_exp_series(r)) * ref_power_of_two(half) * ref_power_of_two(rest + ROUND);
+}
+
+/* exp(x) - 1 to the last bits for x >= 0, infinity beyond 709; otherwise as ref_fast_exp. */
+static inline double ref_fast_expm1(double x)
+{
+    const double ROUND = 0x1.8p52;
+    double n;
+    const double r = ref_exp_reduce(x > 709.0 ? 709.0 : x, &n), power = ref_power_of_two(n + ROUND);
+    const double y = power * ref_exp_series(r) + (power - 1.0);
+    return x > 709.0 ? HUGE_VAL : y;
 }
 
 #endif

@@ -7,6 +7,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 static void check_desc(const ref_attention_desc *d)
 {
@@ -148,4 +149,40 @@ void ref_qkv_split_bwd(double *dqkv, const double *dq, const double *dk, const d
         ref_vec_copy(to + n, dk + i * d, d);
         ref_vec_copy(to + n + d, dv + i * d, d);
     }
+}
+
+void ref_attention_merge(double *o, double *lse, const double *o_a, const double *lse_a, const double *o_b,
+                         const double *lse_b, int64_t rows, int64_t d)
+{
+    for (int64_t r = 0; r < rows; r++) {
+        const double a = lse_a[r], b = lse_b[r];
+        const bool nothing = a == -HUGE_VAL && b == -HUGE_VAL;
+        const double max = nothing ? 0.0 : fmax(a, b), w_a = exp(a - max), w_b = exp(b - max);
+        lse[r] = nothing ? -HUGE_VAL : max + log(w_a + w_b);
+        for (int64_t i = r * d; i < (r + 1) * d; i++)
+            o[i] = nothing ? 0.0 : (w_a * o_a[i] + w_b * o_b[i]) / (w_a + w_b);
+    }
+}
+
+/* Where element (t, head, i) of [T,A,D] lies in [P,T,A/P,D]. */
+static int64_t packed_place(int64_t t, int64_t head, int64_t tokens, int64_t heads, int64_t parts)
+{
+    const int64_t each = heads / parts;
+    return (head / each * tokens + t) * each + head % each;
+}
+
+void ref_pack_heads(double *y, const double *x, int64_t t, int64_t heads, int64_t d, int64_t parts)
+{
+    for (int64_t s = 0; s < t; s++)
+        for (int64_t a = 0; a < heads; a++)
+            memcpy(y + packed_place(s, a, t, heads, parts) * d, x + (s * heads + a) * d,
+                   (size_t)d * sizeof *y);
+}
+
+void ref_unpack_heads(double *y, const double *x, int64_t t, int64_t heads, int64_t d, int64_t parts)
+{
+    for (int64_t s = 0; s < t; s++)
+        for (int64_t a = 0; a < heads; a++)
+            memcpy(y + (s * heads + a) * d, x + packed_place(s, a, t, heads, parts) * d,
+                   (size_t)d * sizeof *y);
 }

@@ -62,12 +62,19 @@ static void let_go(ref_pass *p, int r, int64_t i)
     w->weight = NULL; /* whoever reads it now faults */
 }
 
+/* The backward of the embedding reads no weight. */
+static bool reads(const ref_pass *p, int64_t unit)
+{
+    return unit != REF_UNIT_EMBEDDING || p->phase == ASSAY_PHASE_FORWARD;
+}
+
 assay_status ref_unit_acquire(ref_pass *p, int64_t unit)
 {
     for (int64_t i = 0; i < p->e->spec->n_params; i++)
         for (int r = 0; is_sharded(p, unit, i) && r < p->n; r++) {
             ref_param *w = ref_pass_param(p, r, i);
-            ASSAY_TRY(gather(p, r, i));
+            if (reads(p, unit))
+                ASSAY_TRY(gather(p, r, i));
             if (p->phase == ASSAY_PHASE_BACKWARD && w->grad == NULL)
                 ASSAY_TRY(new_array(p, &w->grad, w->count, i));
         }
@@ -151,7 +158,7 @@ assay_status ref_unit_release(ref_pass *p, int64_t unit)
     for (int64_t i = 0; i < p->e->spec->n_params; i++) {
         if (!is_sharded(p, unit, i))
             continue;
-        for (int r = 0; r < p->n; r++)
+        for (int r = 0; reads(p, unit) && r < p->n; r++)
             let_go(p, r, i);
         if (p->phase == ASSAY_PHASE_BACKWARD && is_complete(p, unit, i))
             ASSAY_TRY(scatter(p, i));

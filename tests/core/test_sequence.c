@@ -139,6 +139,35 @@ Test(core_sequence, zig_zag_balances_a_causal_mask)
     }
 }
 
+/* The regions of the cp ranks one after the other; what they have is what each map says. */
+Test(core_sequence, gathered_regions_follow_each_other)
+{
+    for (size_t l = 0; l < COUNT(layouts); l++) {
+        const assay_grid g = grid_of(layouts[l]);
+        const int cp = g.size[ASSAY_AXIS_CP];
+        for (size_t k = 0; k < COUNT(lengths); k++) {
+            assay_sequence all;
+            int64_t before = 0;
+            expect_ok(assay_sequence_gathered(&g, lengths[k], &all));
+            cr_assert_eq(all.length, lengths[k]);
+            cr_assert_leq(all.n_segments, 2 * cp - 1);
+            for (int i = 0; i < cp; i++) {
+                assay_sequence_map m;
+                expect_ok(assay_sequence_map_make(&g, assay_grid_rank(&g, 0, i, 0, 0), lengths[k], &m));
+                cr_assert_eq(m.region.length, assay_sequence_region_length(&g, lengths[k], i));
+                for (int64_t s = 0; s < m.region.length; s++)
+                    cr_assert_eq(assay_sequence_position(&all, before + s),
+                                 assay_sequence_position(&m.region, s), "%s s=%ld", layouts[l],
+                                 (long)lengths[k]);
+                before += m.region.length;
+            }
+        }
+    }
+    const assay_grid wide = grid_of("cp9");
+    assay_sequence out;
+    expect_error(assay_sequence_gathered(&wide, 64, &out), ASSAY_UNSUPPORTED, "cp9: 8 ranks at most");
+}
+
 Test(core_sequence, bad_arguments_are_named)
 {
     const assay_grid g = grid_of("cp2");

@@ -557,11 +557,11 @@ Test(trace, bad_tensor_records)
         {"too short",
          TENSOR_WITH(HEAD ",\"global_shape\":[4,2],\"local_shape\":[2,2],\"segments\":[[[0,1]],[[0,2]]]"),
          ASSAY_FORMAT, "tensor record 0: x"},
-        {"nine segments",
+        {"seventeen segments",
          TENSOR_WITH(HEAD
                      ",\"global_shape\":[2,2],\"segments\":[[[0,0],[0,0],[0,0],[0,0],[0,0],[0,0],[0,0],[0,0],"
-                     "[0,2]],[[0,2]]]"),
-         ASSAY_LIMIT, "segments: dimension 0: 9 segments, at most 8"},
+                     "[0,0],[0,0],[0,0],[0,0],[0,0],[0,0],[0,0],[0,0],[0,2]],[[0,2]]]"),
+         ASSAY_LIMIT, "segments: dimension 0: 17 segments, at most 16"},
         {"unknown kind", TENSOR_WITH(REST ",\"kind\":\"piece\""), ASSAY_FORMAT, "unknown kind 'piece'"},
         {"partial of nothing", TENSOR_WITH(REST ",\"kind\":\"partial\""), ASSAY_FORMAT,
          "kind partial needs a partial_group"},

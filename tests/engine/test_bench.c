@@ -310,7 +310,7 @@ Test(engine_bench, what_makes_no_sense_is_refused)
     } rows[] = {
         {"--steps 0", "--steps: expected at least 1, found 0"},
         {"--warmup 0", "--warmup: expected at least 1"},
-        {"--steps 2x", "--steps: expected steps"},
+        {"--steps 2x", "--steps: expected an integer"},
         {"--trace t", "the option has no meaning here"},
         {"--save c", "the option has no meaning here"},
         {"--train-iters 3", "the option has no meaning here"},

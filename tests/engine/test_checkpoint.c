@@ -47,6 +47,22 @@ Test(engine_checkpoint, zero1_continues_as_tp2_sp_ep2)
 {
     resume("dp2,ep2,zero1", 2, "tp2,sp,ep2", 2, 1e-4);
 }
+Test(engine_checkpoint, restart_is_no_restart_zero2)
+{
+    resume("dp2,ep2,zero2", 2, "dp2,ep2,zero2", 2, 0.0);
+}
+Test(engine_checkpoint, restart_is_no_restart_zero3)
+{
+    resume("dp2,zero3", 2, "dp2,zero3", 2, 0.0);
+}
+Test(engine_checkpoint, zero3_continues_as_one_rank)
+{
+    resume("dp2,zero3", 2, "1", 1, 1e-4);
+}
+Test(engine_checkpoint, zero1_continues_as_tp2_zero3)
+{
+    resume("dp2,ep2,zero1", 2, "tp2,sp,dp2,zero3", 4, 1e-4);
+}
 Test(engine_checkpoint, tp2_continues_as_pp2)
 {
     resume("tp2", 2, "pp2", 2, 1e-4);

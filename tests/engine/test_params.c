@@ -36,8 +36,8 @@ Test(engine_params, pairs_and_marks_make_a_step)
     fixture f;
     make(&f);
     gpu_params_begin_step(&f.m);
-    gpu_param_acquire(&f.m, &f.unit);
-    gpu_param_acquire(&f.m, &f.unit); /* a tied embedding is in two units */
+    cr_expect_eq(gpu_param_acquire(&f.m, &f.unit, NULL), ASSAY_OK);
+    cr_expect_eq(gpu_param_acquire(&f.m, &f.unit, NULL), ASSAY_OK); /* a tied embedding is in two units */
     cr_expect_eq(gpu_param_use(&f.m, &f.params[0]), &f.params[0].weight);
     cr_expect_eq(gpu_param_grad(&f.m, &f.params[0]), &f.params[0].main_grad);
     cr_expect_eq(gpu_param_use(&f.m, NULL), NULL);
@@ -52,7 +52,7 @@ Test(engine_params, use_outside_is_named)
     fixture f;
     make(&f);
     (void)gpu_param_use(&f.m, &f.params[1]);
-    gpu_param_acquire(&f.m, &f.unit);
+    cr_expect_eq(gpu_param_acquire(&f.m, &f.unit, NULL), ASSAY_OK);
     expect_message(gpu_param_release(&f.m, &f.unit), "p1: used while nobody holds it");
 }
 
@@ -61,7 +61,7 @@ Test(engine_params, a_missing_release_is_named)
     fixture f;
     make(&f);
     gpu_params_begin_step(&f.m);
-    gpu_param_acquire(&f.m, &f.unit);
+    cr_expect_eq(gpu_param_acquire(&f.m, &f.unit, NULL), ASSAY_OK);
     cr_expect_eq(gpu_grads_ready(&f.m, &f.unit), ASSAY_OK);
     expect_message(gpu_params_check_step(&f.m), "p0: acquired 1 times more than released");
 }

@@ -177,7 +177,7 @@ static assay_status one_step(bool recompute, step_facts *f)
     ASSAY_TRY(gpu_model_allocate(&m));
     run.substitute = watch;
     run.substitute_user = f;
-    m.loss_scale = 0.02;
+    m.targets = 50;
     ASSAY_TRY(gpu_optimizer_zero_grad(&o));
     ASSAY_TRY(gpu_forward_backward(&m, &batches, &share, &schedule, 0));
     f->kept = m.chunks[0].in_flight[0].arena.peak;

@@ -147,7 +147,8 @@ static const char everything[] =
     DRAWN "--moe-aux-loss-coeff 0.02 --moe-z-loss-coeff 0.01 --moe-router-bias-update-rate 0.01 --adam-eps " \
           "1e-2"
 
-static void everything_agrees_at(const char *layout, int world, int64_t length)
+/* first: 0 with one forward and backward of two rows, 1 training alone. */
+static void everything_agrees_at(const char *layout, int world, int64_t length, int first)
 {
     char model[ENGINE_PATH];
     const int64_t forward[2] = {2, length}, train[4] = {3, 4, 2, length};
@@ -155,7 +156,7 @@ static void everything_agrees_at(const char *layout, int world, int64_t length)
     engine_write_config(model, everything);
     engine_write_batch(engine_file("fb"), forward, 2, 37, 5);
     engine_write_batch(engine_file("train"), train, 4, 37, 3);
-    for (int form = 0; form < 2; form++) {
+    for (int form = first; form < 2; form++) {
         const char *batch = form == 0 ? "fb" : "train";
         ENGINE_RUN(1, "step --model %s --batch %s --out %s " MOE, model, engine_file(batch),
                    engine_file("one"));
@@ -167,17 +168,22 @@ static void everything_agrees_at(const char *layout, int world, int64_t length)
 
 static void everything_agrees(const char *layout, int world)
 {
-    everything_agrees_at(layout, world, 7);
+    everything_agrees_at(layout, world, 7, 0);
+}
+
+static void everything_trains(const char *layout, int world)
+{
+    everything_agrees_at(layout, world, 7, 1);
 }
 
 /* Three tokens for four tensor-parallel ranks: one of them has no piece of the sequence. */
 Test(engine_step, everything_with_an_empty_sequence_piece)
 {
-    everything_agrees_at("tp4,sp,ep2", 4, 3);
+    everything_agrees_at("tp4,sp,ep2", 4, 3, 0);
 }
 Test(engine_step, everything_with_an_empty_token_shard)
 {
-    everything_agrees_at("tp4,ep4", 4, 3);
+    everything_agrees_at("tp4,ep4", 4, 3, 0);
 }
 
 /* Many small buckets: parameters end where a bucket ends, shards are ragged. */
@@ -213,6 +219,53 @@ Test(engine_step, everything_tp2_sp_ep2_dp2)
 Test(engine_step, everything_tp2_ep4_dp2_pp2_zero1)
 {
     everything_agrees("tp2,ep4,dp2,pp2,zero1", 8);
+}
+
+/* Sharded gradients and parameters; with shards in several copies; with the communication beside the compute. */
+Test(engine_step, everything_dp2_zero2)
+{
+    everything_agrees("dp2,zero2", 2);
+}
+Test(engine_step, everything_dp2_zero3)
+{
+    everything_agrees("dp2,zero3", 2);
+}
+Test(engine_step, everything_tp2_sp_dp2_zero2)
+{
+    everything_agrees("tp2,sp,dp2,zero2", 4);
+}
+Test(engine_step, everything_ep2_dp4_zero3)
+{
+    everything_trains("ep2,dp4,zero3", 4);
+}
+Test(engine_step, everything_pp2_dp2_zero2)
+{
+    everything_agrees("pp2,dp2,zero2", 4);
+}
+Test(engine_step, everything_pp2_dp2_zero3)
+{
+    everything_agrees("pp2,dp2,zero3", 4);
+}
+Test(engine_step, everything_tp2_sp_ep4_dp2_pp2_zero3)
+{
+    everything_agrees("tp2,sp,ep4,dp2,pp2,zero3 --overlap-grad-reduce --overlap-param-gather", 8);
+}
+Test(engine_step, everything_ep2_dp4_zero3_hsdp2)
+{
+    everything_trains("ep2,dp4,zero3,hsdp2 --overlap-grad-reduce --overlap-param-gather", 4);
+}
+Test(engine_step, everything_dp4_zero2_hsdp2)
+{
+    everything_trains("dp4,zero2,hsdp2", 4);
+}
+Test(engine_step, everything_tp2_pp2_dp2_zero1_hsdp2)
+{
+    everything_agrees("tp2,pp2,dp2,zero1,hsdp2 --overlap-grad-reduce", 8);
+}
+Test(engine_step, everything_dp4_zero1_hsdp2)
+{
+    everything_trains("dp4,zero1,hsdp2 --ddp-bucket-size 700 --overlap-grad-reduce --overlap-param-gather",
+                      4);
 }
 
 /* A run with a trace computes the same bits as one without. */

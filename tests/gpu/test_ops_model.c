@@ -107,6 +107,58 @@ Test(gpu_ops, qkv_split_bwd)
     hold(&(op_law){"qkv_split_bwd", "elementwise", 2, false, qkv_split_bwd, OP_SIZES(split_sizes)});
 }
 
+/* --- merge: T, heads, D, o_a and o in F32 --------------------------------------------------------------------- */
+static const op_sizes merge_sizes[] = {
+    {{5, 3, 8, 0}}, {{0, 2, 4, 0}}, {{1, 1, 1, 1}}, {{33, 2, 40, 1}}, {{9, 4, 33, 0}}};
+
+static void attention_merge(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    const assay_dtype wide = d[3] ? ASSAY_F32 : act;
+    DRAW(c, "o_a", wide, mode, 1.0, 3, d[0], d[1], d[2]);
+    DRAW(c, "lse_a", ASSAY_F32, mode, 6.0, 2, d[0], d[1]);
+    DRAW(c, "o_b", act, mode, 1.0, 3, d[0], d[1], d[2]);
+    DRAW(c, "lse_b", ASSAY_F32, mode, 6.0, 2, d[0], d[1]);
+    attr_i(c, "heads", d[1]);
+    attr_i(c, "head_dim", d[2]);
+    attr_s(c, "dtype", assay_dtype_name(wide));
+}
+
+Test(gpu_ops, attention_merge)
+{
+    hold(&(op_law){"attention_merge", "attention", 2, false, attention_merge, OP_SIZES(merge_sizes)});
+}
+
+/* --- packed heads: T, heads, parts, D ------------------------------------------------------------------------- */
+static const op_sizes pack_sizes[] = {{{5, 4, 2, 3}}, {{0, 2, 2, 4}}, {{3, 6, 3, 1}}, {{33, 4, 1, 40}}};
+
+static void pack_attrs(op_call *c, const int64_t *d)
+{
+    attr_i(c, "heads", d[1]);
+    attr_i(c, "head_dim", d[3]);
+    attr_i(c, "parts", d[2]);
+}
+
+static void pack_heads(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "x", act, mode, 1.0, 3, d[0], d[1], d[3]);
+    pack_attrs(c, d);
+}
+
+static void unpack_heads(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "x", act, mode, 1.0, 4, d[2], d[0], d[1] / d[2], d[3]);
+    pack_attrs(c, d);
+}
+
+Test(gpu_ops, pack_heads)
+{
+    hold(&(op_law){"pack_heads", "attention", 2, false, pack_heads, OP_SIZES(pack_sizes)});
+}
+Test(gpu_ops, unpack_heads)
+{
+    hold(&(op_law){"unpack_heads", "attention", 2, false, unpack_heads, OP_SIZES(pack_sizes)});
+}
+
 /* --- router: T, E, K, mode, norm_topk_prob, bias, factor x 2, groups, group_topk ------------------------- */
 enum { SOFTMAX_PRE, SOFTMAX_POST, SIGMOID };
 static const op_sizes router_sizes[] = {

@@ -217,12 +217,27 @@ Test(cli_bench, a_folder_that_is_not_ours_is_left_alone)
     cli_free(&r);
 }
 
-Test(cli_bench, what_the_engine_refuses_is_said_and_no_result_is_written)
+/* What every rank would refuse: once, and nothing has been touched. */
+Test(cli_bench, what_cannot_run_is_refused_before_anything_starts)
 {
-    cli_result r = cli_run("bench --engine sim --model " MODELS "llama --layout tp3");
-    cli_expect_refusal(&r, "tp3", (const char *const[]){"tp3", "4 attention heads", NULL});
-    cr_expect(!cli_exists(cli_file("bench/bench.json")));
-    cli_free(&r);
+    static const struct {
+        const char *arguments, *words[3];
+    } rows[] = {
+        {"--model " MODELS "llama --layout tp3", {"tp3", "4 attention heads", NULL}},
+        {"--case llama --layout tp3", {"case llama, layout tp3", NULL}},
+        {"--case llama --layout dp64", {"dp64", NULL}},
+        {"--model " MODELS "llama --batch " MODELS "llama/train_batch.safetensors --layout pp9",
+         {"pp9", NULL}},
+        {"--case llama --variant norm=k1", {"unknown family", "did you mean", NULL}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        cli_result r = cli_run("bench --engine sim %s", rows[i].arguments);
+        cli_expect_refusal(&r, rows[i].arguments, rows[i].words);
+        cr_expect_eq(cli_count(r.err, "error: "), 1, "%s: one message\n%s", rows[i].arguments, r.err);
+        cr_expect(strstr(r.err, "[rank") == NULL, "%s: a rank was started\n%s", rows[i].arguments, r.err);
+        cr_expect(!cli_exists(cli_file("bench")), "%s: the folder was made", rows[i].arguments);
+        cli_free(&r);
+    }
 }
 
 /* --- files of ranks and of others --------------------------------------------------------------------------- */

@@ -163,6 +163,30 @@ static const fault expert_slices[] = {
     {"drop_op", "sumsq", M1 "experts.linear_fc1.weight", "", "", false, 1, 0, -1, "operation"},
 };
 
+/* Context parallelism: S = 7 is cut in chunks of 2, 2, 2, 1; rank 0 of cp has 3 positions, rank 1 has 4. */
+static const fault gathered_keys[] = {
+    {"attr", "all_gather", A0 "gather_k", "counts", "[4, 3]", false, 2, 0, 0, NULL},
+    {"attr", "reduce_scatter", A0 "gather_v", "counts", "[4, 3]", false, 1, 1, 1, NULL},
+    {"attr", "attention_fwd", A0 "core_attention", "seq_q", "7", false, 0, 0, 1, NULL},
+    {"attr", "attention_bwd", A0 "core_attention", "seq_k", "3", false, 0, 1, 0, NULL},
+    {"attr", "all_gather", A0 "gather", "counts", "[1, 2]", false, 0, 0, 1, NULL},
+    {"attr", "router_aux_bwd", M1 "router.aux", "tokens", "6", false, 3, 0, 1, NULL},
+    {"attr", "cross_entropy_bwd", "loss", "scale", "0.0625", false, 2, 1, 0, NULL},
+    {"group", "all_gather", A0 "gather_v", "", "tp", false, 3, 1, 0, "group"},
+    {"group", "reduce_scatter", A0 "gather_k", "", "world", false, 0, 0, 1, "group"},
+    {"group", "all_reduce", M1 "router.aux_counts", "", "tp", false, 2, 1, 1, "group"},
+    {"group", "all_reduce", A0 "linear_qkv.weight", "", "dp", false, 1, 1, -1, "group"},
+    {"rewire", "attention_bwd", A0 "core_attention", "k", "", INPUT, 1, 0, 1, NULL},
+    {"shift", "attention_fwd", A0 "core_attention", "k_position", "", INPUT, 2, 0, 1, NULL},
+    {"shift", "attention_bwd", A0 "core_attention", "q_position", "", INPUT, 3, 1, 0, NULL},
+    {"shift", "rope_fwd", A0 "rope_k", "position", "", INPUT, 0, 1, 1, NULL},
+    {"shift", "embedding_fwd", "embedding", "ids", "", INPUT, 2, 1, 0, NULL},
+    {"drop_op", "reduce_scatter", A0 "gather_k", "", "", false, 1, 0, 0, "operation"},
+    {"repeat_op", "reduce_scatter", A0 "gather_v", "", "", false, 2, 1, 1, "operation"},
+    {"drop_op", "all_gather", L1 "self_attention.gather_v", "", "", false, 3, 0, 1, "operation"},
+    {"drop_op", "all_reduce", A0 "linear_proj.weight", "", "", false, 0, 1, -1, "operation"},
+};
+
 static void expect_named(const plan_cell *c, const fault *k)
 {
     char dir[256], what[200];
@@ -284,6 +308,44 @@ Test(parity_plan_faults, interleaved_chunks_fp32)
 Test(parity_plan_faults, interleaved_chunks_bf16)
 {
     expect_all_of(plan_deep_model, "pp2,vpp2", ASSAY_PRECISION_BF16, TABLE(chunks));
+}
+
+Test(parity_plan_faults, gathered_keys_fp32)
+{
+    expect_all("tp2,sp,cp2", ASSAY_PRECISION_FP32, TABLE(gathered_keys));
+}
+
+Test(parity_plan_faults, gathered_keys_bf16)
+{
+    expect_all("tp2,sp,cp2", ASSAY_PRECISION_BF16, TABLE(gathered_keys));
+}
+
+/* The engine itself gives the tokens positions, or the keys of attention, as if cp cut the sequence in plain order. */
+static void expect_plain_order(assay_precision precision)
+{
+    static const char *const planted[][3] = {{"plain_positions", "rope_fwd", "position"},
+                                             {"plain_keys", "attention_fwd", "k_position"}};
+    for (int i = 0; i < 2; i++) {
+        plan_cell c;
+        plan_cell_run(&c, plan_model, "cp2", precision, planted[i][0]);
+        parity_report *r = plan_judge(&c, c.trace);
+        const parity_result *f = first_failure(r);
+        cr_assert(f != NULL, "%s: not caught", planted[i][0]);
+        cr_expect(strcmp(f->op, planted[i][1]) == 0 && strcmp(f->tensor, planted[i][2]) == 0,
+                  "%s: named at %s %s %s: %s", planted[i][0], f->op, f->instance, f->tensor, f->message);
+        parity_report_destroy(r);
+        plan_cell_free(&c);
+    }
+}
+
+Test(parity_plan_faults, positions_of_a_plain_cut_fp32)
+{
+    expect_plain_order(ASSAY_PRECISION_FP32);
+}
+
+Test(parity_plan_faults, positions_of_a_plain_cut_bf16)
+{
+    expect_plain_order(ASSAY_PRECISION_BF16);
 }
 
 Test(parity_plan_faults, stages_in_another_order_fp32)

@@ -251,9 +251,9 @@ Test(step_input, layouts_that_do_not_divide_the_model)
         {"--layout pp5", {"pp5", "2 layers"}},
         {"--layout ep2", {"ep2", "no experts"}},
         {"--layout dp4", {"data_parallel_size 4", "1 microbatches", "2 rows"}},
-        {"--layout cp2", {"cp2", "context parallelism is not supported"}},
+        {"--layout cp4,a2a", {"cp4,a2a", "2 query groups"}},
         {"--layout tp2,etp2", {"etp2", "no experts"}},
-        {"--layout pp2,vpp2", {"pp2,vpp2", "4 virtual stages do not divide 2 layers"}},
+        {"--layout pp2,vpp2", {"pp2,vpp2", "4 virtual stages, but the model has 2 layers"}},
         {"--layout dp2,hsdp2", {"hsdp2", "nothing is sharded"}},
     };
     REFUSE_ARGUMENTS("llama", "batch", cases, NULL);

@@ -36,7 +36,7 @@ static int64_t compare_parts(const model_case *c, const ref_run_result *r, const
         cr_assert_not_null(t, "%s %s", kind, p->name);
         for (int part = 0; part < p->n_parts; part++) {
             const assay_hf_part *h = &p->parts[part];
-            const int64_t n = h->ndim == 2 ? h->shape[0] * h->shape[1] : h->shape[0];
+            const int64_t n = assay_hf_part_rows(h) * assay_hf_part_row_length(h);
             double *x = calloc((size_t)n, sizeof *x);
             char name[ASSAY_NAME + 16];
             ref_hf_extract(p, part, t->data, x);

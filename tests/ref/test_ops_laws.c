@@ -115,6 +115,17 @@ Test(ref_laws, an_inner_length_of_zero_gives_the_bias)
     cr_expect(y[0] == 1.0 && y[1] == -2.0 && y[2] == 1.0 && y[3] == -2.0);
 }
 
+Test(ref_laws, packed_heads_invert)
+{
+    test_rng r = {19};
+    double *x = random_normal(&r, 5 * 6 * 2), y[60], back[60];
+    ref_pack_heads(y, x, 5, 6, 2, 3);
+    ref_unpack_heads(back, y, 5, 6, 2, 3);
+    cr_expect(memcmp(x, back, sizeof back) == 0);
+    cr_expect(y[0] == x[0] && y[4] == x[12] && y[20] == x[4], "part, token, heads of the part");
+    free(x);
+}
+
 Test(ref_laws, qkv_split_and_permutation_invert)
 {
     test_rng r = {12};

@@ -249,10 +249,44 @@ Test(ref_parallel, context_of_few_positions)
     }
 }
 
+static const char *const ring_layouts[] = {
+    "cp2,p2p",     "cp3,p2p",     "cp4,p2p",     "tp2,sp,cp2,p2p", "cp2,p2p,dp2,zero1",
+    "pp2,cp2,p2p", "cp2,p2p,ep2", "cp4,p2p,ep4", "tp2,cp3,p2p",    "tp2,sp,cp2,p2p,pp2,ep2",
+};
+/* `everything` has 2 query groups, `tied_moe` 4 */
+static const char *const dealt_layouts[] = {"cp2,a2a", "cp2,a2a,dp2,zero1", "pp2,cp2,a2a", "cp2,a2a,ep2"};
+static const char *const four_groups[] = {"cp2,a2a", "cp4,a2a", "tp2,sp,cp2,a2a", "tp2,cp2,a2a,ep4",
+                                          "cp4,a2a,ep2"};
+
+/* Odd sequences in both ways to cut them over dp, and sequences shorter than the ring. */
+Test(ref_parallel, context_over_a_ring)
+{
+    model_case c;
+    open_drawn(&c, everything, 1, 4, 2, 19);
+    check_law(&c, ring_layouts, COUNT(ring_layouts));
+    open_drawn(&c, everything, 1, 3, 4, 13);
+    check_law(&c, ring_layouts, COUNT(ring_layouts));
+    for (int64_t s = 3; s <= 5; s++) {
+        open_drawn(&c, tied_moe, 1, 2, 2, s);
+        check_law(&c, ring_layouts, 4);
+    }
+}
+
+Test(ref_parallel, context_over_dealt_heads)
+{
+    model_case c;
+    open_drawn(&c, everything, 1, 4, 2, 19);
+    check_law(&c, dealt_layouts, COUNT(dealt_layouts));
+    for (int64_t s = 3; s <= 9; s += 2) {
+        open_drawn(&c, tied_moe, 1, 2, 2, s);
+        check_law(&c, four_groups, COUNT(four_groups));
+    }
+}
+
 Test(ref_parallel, context_of_goldens)
 {
     static const char *const models[] = {"llama", "qwen3_moe", "olmoe"};
-    static const char *const layouts[] = {"cp2", "cp3", "cp2,dp2"};
+    static const char *const layouts[] = {"cp2", "cp3", "cp2,dp2", "cp2,a2a", "cp3,p2p"};
     for (int i = 0; i < COUNT(models); i++)
         golden_law(models[i], layouts, COUNT(layouts));
 }

@@ -1,6 +1,6 @@
 /* The simulator's own interface: what a test or a tool asks of it beyond CUDA, and how the simulated
- * libraries (cuBLASLt, NCCL) put work on streams.  Programs that also run on a GPU do not include this
- * header.  docs/SIMULATOR.md is the guide. */
+ * libraries (cuBLASLt, NCCL) put work on streams.  Programs that also run on a GPU include this
+ * header where ASSAY_SIM is set alone.  docs/SIMULATOR.md is the guide. */
 #ifndef ASSAY_SIM_H
 #define ASSAY_SIM_H
 
@@ -25,6 +25,10 @@ void assay_sim_set_threads(int threads);
 void assay_sim_set_stream_seed(uint64_t seed);
 void assay_sim_set_strict(int on);
 void assay_sim_set_spin_limit(double seconds);
+
+/* Which of the code that a program holds for several CPUs runs: 0 baseline, 1 for AVX2 and FMA (ASSAY_SIM_TARGET, else the best
+ * that the CPU can do).  Always 0 where the simulator was built for one. */
+int assay_sim_target(void);
 
 /* The last report's line, without the newline ("" when there was none since the last cudaDeviceReset); at
  * most the bytes given, always terminated.  assay_sim_reports() counts the reports of this process. */

@@ -6,7 +6,8 @@
  * call's name, count, type, operation and root are compared at run time, and a difference prints the table of
  * who called what and ends the communicator with ncclInvalidUsage on every rank.  A rank that never comes
  * ends it with ncclSystemError after ASSAY_SIM_NCCL_TIMEOUT_S seconds (default 60), a rank whose process died
- * with ncclRemoteError at once; the stream's synchronization then fails.
+ * with ncclRemoteError at once; the stream's synchronization then fails.  Two ranks that are both in two communicators issue the
+ * collectives of both in one order, or both communicators end with ncclInvalidUsage.
  *
  * DECLARED ARITHMETIC.  Reductions go in rank order: ((x0 + x1) + x2) + ...  fp32 and fp64 round each step in
  * their own type; fp16, bf16 and fp8 accumulate in fp32 and round once at the end (to nearest even; fp8

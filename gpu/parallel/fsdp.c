@@ -1,0 +1,435 @@
+/* Gathering parameters and scattering gradients, unit by unit. */
+#include "gpu/parallel/fsdp.h"
+
+#include "gpu/fault.h"
+#include "gpu/ladder.h"
+#include "gpu/parallel/tensor.h"
+#include <stdio.h>
+#include <stdlib.h>
+
+/* One bucket of a call in progress. */
+typedef struct place {
+    gpu_optimizer *o;
+    gpu_grad_buffer *b;
+    int index;
+    bool skip; /* planted fault: the sum is not made */
+} place;
+
+static gpu_grad_buffer *buffer_of(gpu_optimizer *o, const gpu_param *p)
+{
+    if (!assay_param_needs_grad(p->spec))
+        return NULL;
+    return &o->buffer[assay_param_reduce_group(p->spec) == ASSAY_GROUP_EDP];
+}
+
+static gpu_run *run_of(const place *at)
+{
+    return at->o->model->run;
+}
+
+static gpu_bucket *bucket_of(const place *at)
+{
+    return &at->b->buckets[at->index];
+}
+
+/* What follows on the communication stream waits for what the compute stream holds now. */
+static assay_status after_compute(gpu_run *run)
+{
+    CUDA_TRY(cudaEventRecord(run->compute_done, run->ctx.stream));
+    CUDA_TRY(cudaStreamWaitEvent(run->comm_stream, run->compute_done, 0));
+    return ASSAY_OK;
+}
+
+/* The communication stream is done with the slot when it gets here; the compute stream waits for that before it touches
+ * the slot. */
+static assay_status leave_slot(const place *at, gpu_slot *s)
+{
+    CUDA_TRY(cudaEventRecord(s->done, run_of(at)->comm_stream));
+    s->waited = false;
+    return ASSAY_OK;
+}
+
+static assay_status wait_slot(const place *at, gpu_slot *s)
+{
+    if (s->waited)
+        return ASSAY_OK;
+    CUDA_TRY(cudaStreamWaitEvent(run_of(at)->ctx.stream, s->done, 0));
+    s->waited = true;
+    return ASSAY_OK;
+}
+
+/* --- parameters --------------------------------------------------------------------------------------------- */
+static assay_status launch_gather(void *user)
+{
+    const place *at = user;
+    gpu_grad_buffer *b = at->b;
+    gpu_run *run = run_of(at);
+    gpu_slot *s = &b->weights[bucket_of(at)->weight_slot];
+    const bool overlap = at->o->model->options->overlap_param_gather;
+    int64_t start, length;
+    gpu_bucket_part(b, at->index, b->rank, &start, &length);
+    const gpu_comm_call call = {.op = GPU_COMM_ALL_GATHER,
+                                .group = b->group,
+                                .send = b->param_data +
+                                        gpu_bucket_place(b, at->index, false) * assay_dtype_bytes(b->act),
+                                .recv = s->data,
+                                .count = length,
+                                .dtype = b->act};
+    if (overlap)
+        ASSAY_TRY(after_compute(run));
+    ASSAY_TRY(gpu_comm_enqueue(&run->comm, &call, overlap ? run->comm_stream : run->ctx.stream));
+    if (overlap)
+        ASSAY_TRY(leave_slot(at, s));
+    return gpu_run_is_watched(run) ? wait_slot(at, s) : ASSAY_OK;
+}
+
+/* Whole parameters of a bucket in its slot, a record for each. */
+static assay_status gather(place *at)
+{
+    gpu_optimizer *o = at->o;
+    gpu_bucket *k = bucket_of(at);
+    assay_status st = ASSAY_OK;
+    if (k->gathered)
+        return ASSAY_OK;
+    k->gathered = true;
+    gpu_call_args *calls = calloc((size_t)k->n_params, sizeof *calls);
+    gpu_value *values = calloc((size_t)k->n_params * GPU_MAX_PIECES, sizeof *values);
+    ASSAY_CHECK_GOTO(calls && values, ASSAY_OUT_OF_MEMORY, st, done, "a gather of %d parameters",
+                     k->n_params);
+    for (int i = 0; i < k->n_params; i++) {
+        gpu_param *p = at->b->params[k->first_param + i];
+        gpu_value *parts = values + (int64_t)i * GPU_MAX_PIECES;
+        for (int n = 0; n < p->n_pieces; n++) {
+            parts[n] = o->pieces[p->first_piece + n].weight;
+            parts[n].phase = ASSAY_PHASE_FORWARD;
+        }
+        calls[i] = (gpu_call_args){.op = "all_gather", .at = p->spec->name, .group = at->b->group};
+        gpu_piece_args("send", parts, p->n_pieces, calls[i].arg);
+        calls[i].arg[p->n_pieces] = (gpu_arg)GPU_T("recv", &p->weight);
+    }
+    ASSAY_TRY_GOTO(gpu_call_list(run_of(at), calls, k->n_params, launch_gather, at), st, done);
+done:
+    free(calls);
+    free(values);
+    return st;
+}
+
+/* --- around a pass ------------------------------------------------------------------------------------------ */
+/* Zeros for the gradients of one microbatch. */
+static assay_status open_grads(place *at)
+{
+    gpu_bucket *k = bucket_of(at);
+    gpu_slot *s = &at->b->grads[k->grad_slot];
+    if (k->open)
+        return ASSAY_OK;
+    if (s->waited || !gpu_fault_switch(run_of(at), GPU_SWITCH_REUSED_SLOT))
+        ASSAY_TRY(wait_slot(at, s));
+    CUDA_TRY(cudaMemsetAsync(s->data, 0, (size_t)k->length * sizeof(float), run_of(at)->ctx.stream));
+    k->open = true;
+    k->n_pending = k->n_params;
+    for (int i = 0; i < k->n_params; i++) {
+        at->b->params[k->first_param + i]->main_grad.phase = ASSAY_PHASE_BACKWARD;
+        at->b->params[k->first_param + i]->main_grad.microbatch = -1;
+    }
+    return ASSAY_OK;
+}
+
+/* Before the unit reads: its bucket is there, however it came. */
+static assay_status ready_weights(place *at)
+{
+    gpu_bucket *k = bucket_of(at);
+    gpu_run *run = run_of(at);
+    if (k->waits && !gpu_fault_switch(run, GPU_SWITCH_UNWAITED_GATHER))
+        CUDA_TRY(cudaStreamWaitEvent(run->ctx.stream, k->synced, 0));
+    k->waits = false;
+    if (!at->b->gathered)
+        return ASSAY_OK;
+    ASSAY_TRY(gather(at));
+    gpu_slot *s = &at->b->weights[k->weight_slot];
+    return !s->waited && gpu_fault_switch(run, GPU_SWITCH_UNWAITED_GATHER) ? ASSAY_OK : wait_slot(at, s);
+}
+
+assay_status gpu_unit_before(void *optimizer, const gpu_param_unit *unit, const gpu_param_unit *next,
+                             bool reads, bool backward)
+{
+    gpu_optimizer *o = optimizer;
+    if (o->model->run->dry)
+        return ASSAY_OK;
+    for (int i = 0; i < unit->n; i++) {
+        place at = {.o = o, .b = buffer_of(o, unit->params[i]), .index = unit->params[i]->bucket};
+        if (at.b && reads)
+            ASSAY_TRY(ready_weights(&at));
+        if (at.b && backward && at.b->scattered)
+            ASSAY_TRY(open_grads(&at));
+    }
+    for (int i = 0; next && o->model->options->overlap_param_gather && i < next->n; i++) {
+        place at = {.o = o, .b = buffer_of(o, next->params[i]), .index = next->params[i]->bucket};
+        if (at.b && at.b->gathered)
+            ASSAY_TRY(gather(&at));
+    }
+    return ASSAY_OK;
+}
+
+assay_status gpu_unit_after(void *optimizer, const gpu_param_unit *unit)
+{
+    gpu_optimizer *o = optimizer;
+    gpu_run *run = o->model->run;
+    for (int i = 0; !run->dry && i < unit->n; i++) {
+        gpu_grad_buffer *b = buffer_of(o, unit->params[i]);
+        gpu_bucket *k = b ? &b->buckets[unit->params[i]->bucket] : NULL;
+        if (k == NULL || !b->gathered || !k->gathered)
+            continue;
+        k->gathered = false;
+        if (run->ctx.simulated || run->trace)
+            CUDA_TRY(cudaMemsetAsync(b->weights[k->weight_slot].data, GPU_POISON,
+                                     (size_t)(k->length * assay_dtype_bytes(b->act)), run->ctx.stream));
+    }
+    return ASSAY_OK;
+}
+
+/* --- gradients of a microbatch --------------------------------------------------------------------------------- */
+/* Sums that are still to be made behind the reduce-scatter. */
+static bool lacks_embedding(const gpu_optimizer *o, const gpu_param *p)
+{
+    const gpu_model *m = o->model;
+    return m->config->tie_word_embeddings && p == m->word_embeddings &&
+           m->run->comm.group[ASSAY_GROUP_EMBEDDING].size > 1;
+}
+
+/* The gradient of one microbatch on this rank alone; all data-parallel ranks are in the same round. */
+static gpu_value round_gradient(const gpu_optimizer *o, const gpu_param *p, bool tp)
+{
+    gpu_value v = p->main_grad;
+    v.phase = ASSAY_PHASE_GRAD;
+    v.microbatch = o->model->round;
+    v.kind = lacks_embedding(o, p) ? ASSAY_PIECE_LOCAL : ASSAY_PIECE_PARTIAL; /* no named group is both */
+    v.partial = tp ? ASSAY_GROUP_TP_DP_CP : assay_param_reduce_group(p->spec);
+    return v;
+}
+
+/* A part of this rank that is not complete, under a name of its own. */
+static gpu_value partial_part(const place *at, const gpu_piece *q, const char *suffix, int64_t round)
+{
+    gpu_value v = q->grad;
+    snprintf(v.name, sizeof v.name, "%.*s.main_grad%s", ASSAY_NAME - 32, q->param->spec->name, suffix);
+    v.microbatch = round;
+    v.kind = lacks_embedding(at->o, q->param) || at->b->copies > 1 ? ASSAY_PIECE_PARTIAL : ASSAY_PIECE_SHARD;
+    v.partial = lacks_embedding(at->o, q->param) ? ASSAY_GROUP_EMBEDDING : at->b->replicas;
+    return v;
+}
+
+static gpu_value received_part(const place *at, const gpu_piece *q)
+{
+    gpu_value v = partial_part(at, q, ".shard", at->o->model->round);
+    v.t.data = at->b->received + q->in_part;
+    return v;
+}
+
+static gpu_value summed_part(const place *at, const gpu_piece *q, int64_t round)
+{
+    const bool last = round == at->o->model->n_microbatches - 1;
+    if (last && !lacks_embedding(at->o, q->param) && at->b->copies == 1)
+        return q->grad;
+    return partial_part(at, q, ".sum", round);
+}
+
+static assay_status launch_scatter(void *user)
+{
+    const place *at = user;
+    gpu_grad_buffer *b = at->b;
+    gpu_run *run = run_of(at);
+    gpu_slot *s = &b->grads[bucket_of(at)->grad_slot];
+    const bool overlap = at->o->model->options->overlap_grad_reduce;
+    const cudaStream_t stream = overlap ? run->comm_stream : run->ctx.stream;
+    int64_t start, length;
+    gpu_bucket_part(b, at->index, b->rank, &start, &length);
+    const gpu_comm_call call = {.op = GPU_COMM_REDUCE_SCATTER,
+                                .group = b->group,
+                                .send = s->data,
+                                .recv = b->received,
+                                .count = length,
+                                .dtype = ASSAY_F32};
+    if (overlap && !gpu_fault_switch(run, GPU_SWITCH_UNWAITED_GRADIENTS))
+        ASSAY_TRY(after_compute(run));
+    if (at->skip)
+        CUDA_TRY(cudaMemcpyAsync(b->received, s->data + b->rank * length * (int64_t)sizeof(float),
+                                 (size_t)length * sizeof(float), cudaMemcpyDeviceToDevice, stream));
+    else
+        ASSAY_TRY(gpu_comm_enqueue(&run->comm, &call, stream));
+    if (overlap)
+        ASSAY_TRY(leave_slot(at, s));
+    return gpu_run_is_watched(run) ? wait_slot(at, s) : ASSAY_OK;
+}
+
+/* parts += received, on the stream that received; not in a watched run. */
+static assay_status add_part(const place *at)
+{
+    gpu_run *run = run_of(at);
+    const bool overlap = at->o->model->options->overlap_grad_reduce;
+    gpu_operands o;
+    int variant;
+    int64_t start, length;
+    gpu_bucket_part(at->b, at->index, at->b->rank, &start, &length);
+    const gpu_tensor sum =
+        gpu_tensor_1d(at->b->data + gpu_bucket_place(at->b, at->index, true), ASSAY_F32, length);
+    gpu_operands_init(&o, assay_op_find("add"));
+    gpu_operands_put(&o, "a", sum);
+    gpu_operands_put(&o, "b", gpu_tensor_1d(at->b->received, ASSAY_F32, length));
+    gpu_operands_put(&o, "y", sum);
+    return gpu_ladder_run(&run->ctx, &o, 1, overlap ? run->comm_stream : run->ctx.stream, &variant);
+}
+
+/* The same piece by piece, with records. */
+static assay_status add_pieces(const place *at)
+{
+    gpu_optimizer *o = at->o;
+    const gpu_bucket *k = bucket_of(at);
+    const int64_t round = o->model->round;
+    for (int i = 0; i < k->n_params; i++) {
+        const gpu_param *p = at->b->params[k->first_param + i];
+        for (int n = 0; n < p->n_pieces; n++) {
+            const gpu_piece *q = &o->pieces[p->first_piece + n];
+            gpu_value a = partial_part(at, q, ".sum", round - 1), b = received_part(at, q);
+            gpu_value y = summed_part(at, q, round);
+            ASSAY_TRY(
+                GPU_CALL(run_of(at), "add", p->spec->name, GPU_T("a", &a), GPU_T("b", &b), GPU_T("y", &y)));
+        }
+    }
+    return ASSAY_OK;
+}
+
+/* Sums over tp, then the reduce-scatter, a record for each parameter. */
+static assay_status reduce_scatter(place *at)
+{
+    gpu_optimizer *o = at->o;
+    gpu_model *m = o->model;
+    const gpu_bucket *k = bucket_of(at);
+    assay_status st = ASSAY_OK;
+    gpu_call_args *calls = calloc((size_t)k->n_params, sizeof *calls);
+    gpu_value *send = calloc((size_t)k->n_params, sizeof *send);
+    gpu_value *recv = calloc((size_t)k->n_params * GPU_MAX_PIECES, sizeof *recv);
+    ASSAY_CHECK_GOTO(calls && send && recv, ASSAY_OUT_OF_MEMORY, st, done, "gradients of %d parameters",
+                     k->n_params);
+    for (int i = 0; i < k->n_params; i++) {
+        gpu_param *p = at->b->params[k->first_param + i];
+        const bool tp = assay_param_sum_over_tp(p->spec, m->grid);
+        const int64_t shared = assay_param_shared_from(p->spec, m->grid, p->count);
+        const bool kv = shared < p->count; /* a part of it lacks a sum over ranks that hold the same head */
+        send[i] = round_gradient(o, p, tp);
+        send[i].kind = kv ? ASSAY_PIECE_LOCAL : send[i].kind;
+        if (tp || kv) {
+            gpu_value sum = round_gradient(o, p, false);
+            snprintf(sum.name, sizeof sum.name, "%.*s.%s", ASSAY_NAME - 16, send[i].name,
+                     tp ? "tp_sum" : "kv_sum");
+            ASSAY_TRY_GOTO(tp ? gpu_all_reduce(m, p->spec->name, ASSAY_GROUP_TP, &sum, &send[i])
+                              : gpu_all_reduce_from(m, p->spec->name, ASSAY_GROUP_KV, &sum, &send[i], shared),
+                           st, done);
+            send[i] = sum;
+        }
+        for (int n = 0; n < p->n_pieces; n++)
+            recv[i * GPU_MAX_PIECES + n] = received_part(at, &o->pieces[p->first_piece + n]);
+        calls[i] = (gpu_call_args){.op = "reduce_scatter", .at = p->spec->name, .group = at->b->group};
+        gpu_piece_args("recv", recv + (int64_t)i * GPU_MAX_PIECES, p->n_pieces, calls[i].arg);
+        calls[i].arg[p->n_pieces] = (gpu_arg)GPU_T("send", &send[i]);
+        calls[i].arg[p->n_pieces + 1] = (gpu_arg)GPU_W("reduction", "sum");
+    }
+    at->skip = gpu_bucket_fault(o, at->b, at->index, "reduce_scatter");
+    ASSAY_TRY_GOTO(gpu_call_list(m->run, calls, k->n_params, launch_scatter, at), st, done);
+done:
+    free(recv);
+    free(send);
+    free(calls);
+    return st;
+}
+
+static assay_status scatter(place *at)
+{
+    ASSAY_TRY(reduce_scatter(at));
+    bucket_of(at)->open = false;
+    if (gpu_run_is_watched(run_of(at)))
+        return add_pieces(at);
+    ASSAY_TRY(add_part(at));
+    return ASSAY_OK;
+}
+
+assay_status gpu_unit_reduce(void *optimizer, const gpu_param_unit *unit)
+{
+    gpu_optimizer *o = optimizer;
+    for (int i = 0; i < unit->n_ready; i++) {
+        place at = {.o = o, .b = buffer_of(o, unit->params[i]), .index = unit->params[i]->bucket};
+        if (at.b && at.b->scattered && --bucket_of(&at)->n_pending == 0)
+            ASSAY_TRY(scatter(&at));
+        if (at.b && !at.b->scattered && o->model->round == 0 &&
+            gpu_fault_switch(o->model->run, GPU_SWITCH_EARLY_REDUCTION))
+            ASSAY_TRY(gpu_optimizer_grad_ready(o, unit->params[i]));
+    }
+    return ASSAY_OK;
+}
+
+/* --- after the last backward -------------------------------------------------------------------------------------- */
+/* A sum of parts over a group, in place. */
+typedef struct part_sum {
+    gpu_run *run;
+    gpu_comm_call call;
+} part_sum;
+
+static assay_status launch_sum(void *user)
+{
+    part_sum *s = user;
+    return s->call.count > 0 ? gpu_comm_enqueue(&s->run->comm, &s->call, s->run->ctx.stream) : ASSAY_OK;
+}
+
+/* Every piece of parameters [first, first + n) of the buffer, a record for each; their parts lie together. */
+static assay_status sum_parts(const place *at, int64_t first, int64_t n, part_sum *sum)
+{
+    gpu_optimizer *o = at->o;
+    assay_status st = ASSAY_OK;
+    const int64_t last = o->model->n_microbatches - 1;
+    gpu_call_args *calls = calloc((size_t)(n * GPU_MAX_PIECES) + 1, sizeof *calls);
+    gpu_value *send = calloc((size_t)(2 * n * GPU_MAX_PIECES) + 1, sizeof *send);
+    gpu_value *recv = send + n * GPU_MAX_PIECES;
+    int64_t count = 0;
+    ASSAY_CHECK_GOTO(calls && send, ASSAY_OUT_OF_MEMORY, st, done, "parts of %lld parameters", (long long)n);
+    for (int64_t i = first; i < first + n; i++) {
+        const gpu_param *p = at->b->params[i];
+        for (int k = 0; k < p->n_pieces; k++, count++) {
+            const gpu_piece *q = &o->pieces[p->first_piece + k];
+            send[count] = partial_part(at, q, ".sum", last);
+            recv[count] = q->grad;
+            calls[count] = (gpu_call_args){
+                .op = "all_reduce",
+                .at = p->spec->name,
+                .group = sum->call.group,
+                .arg = {GPU_T("send", &send[count]), GPU_W("reduction", "sum"), GPU_T("recv", &recv[count])}};
+        }
+    }
+    ASSAY_TRY_GOTO(gpu_call_list(sum->run, calls, count, launch_sum, sum), st, done);
+done:
+    free(send);
+    free(calls);
+    return st;
+}
+
+assay_status gpu_finish_parts(gpu_optimizer *o, gpu_grad_buffer *b)
+{
+    gpu_run *run = o->model->run;
+    place at = {.o = o, .b = b};
+    part_sum sum = {.run = run, .call = {.op = GPU_COMM_ALL_REDUCE, .dtype = ASSAY_F32}};
+    ASSAY_TRY(gpu_finish_grad_sync(o->model));
+    for (int k = 0; k < b->n_buckets; k++) {
+        int64_t start, length;
+        if (!lacks_embedding(o, b->params[b->buckets[k].first_param]))
+            continue;
+        gpu_bucket_part(b, k, b->rank, &start, &length);
+        sum.call.group = ASSAY_GROUP_EMBEDDING;
+        sum.call.send = sum.call.recv = b->data + gpu_bucket_place(b, k, true);
+        sum.call.count = length;
+        ASSAY_TRY(sum_parts(&at, b->buckets[k].first_param, 1, &sum));
+    }
+    if (b->copies == 1)
+        return ASSAY_OK;
+    sum.call.group = b->replicas;
+    sum.call.send = sum.call.recv = b->data;
+    sum.call.count = b->length / b->size;
+    return sum_parts(&at, 0, b->n_params, &sum);
+}

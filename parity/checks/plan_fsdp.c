@@ -1,0 +1,271 @@
+/* What data-parallel ranks share out: pieces, gathers of parameters, scatters of gradients, unit by unit. */
+#include "parity/checks/plan.h"
+
+#include <string.h>
+
+int plan_group_size(const plan *p, assay_group group)
+{
+    return assay_grid_group(p->job->grid, group, p->rank, NULL, NULL);
+}
+
+bool plan_is_cut(const plan *p, const assay_param_spec *s)
+{
+    const int stage = p->job->grid->p.zero_stage;
+    return assay_param_needs_grad(s) && (stage >= 2 || (stage == 1 && p->job->batches->training)) &&
+           plan_group_size(p, assay_param_shard_group(s, p->job->grid)) > 1;
+}
+
+bool plan_lacks_embedding(const plan *p, const assay_param_spec *s)
+{
+    return p->job->config->tie_word_embeddings && strcmp(s->name, "embedding.word_embeddings.weight") == 0 &&
+           plan_group_size(p, ASSAY_GROUP_EMBEDDING) > 1;
+}
+
+plan_tensor plan_param_tensor(plan *p, const assay_param_spec *s, const char *suffix, assay_phase phase,
+                              assay_dtype dtype)
+{
+    return (plan_tensor){
+        .name = plan_text(p, "%s%s", s->name, suffix), .phase = phase, .microbatch = -1, .dtype = dtype};
+}
+
+const char *plan_numbered(plan *p, const char *slot, int i, int n)
+{
+    return n == 1 ? slot : plan_text(p, "%s.%d", slot, i);
+}
+
+int64_t plan_shared_from(plan *p, const assay_param_spec *s)
+{
+    assay_shard piece;
+    if (p->st == ASSAY_OK)
+        p->st = assay_param_shard(s, p->job->grid, p->rank, &piece);
+    if (p->st != ASSAY_OK)
+        return -1;
+    const int64_t count = assay_shard_count(&piece), from = assay_param_shared_from(s, p->job->grid, count);
+    return from < count ? from : -1;
+}
+
+/* Where ranks share a key and value head: the rows of linear_qkv that the rank has alone, and those that it shares. */
+static plan_pieces halves_of(plan *p, const assay_param_spec *s)
+{
+    plan_pieces out = {.n = 1};
+    const int64_t from = plan_shared_from(p, s);
+    if (from <= 0)
+        return out;
+    assay_shard *own = plan_alloc(p, sizeof *own), *shared = plan_alloc(p, sizeof *shared);
+    if (own == NULL || shared == NULL)
+        return out;
+    p->st = assay_param_shard(s, p->job->grid, p->rank, own);
+    const int64_t rows = own->local_shape[0], first = from / (assay_shard_count(own) / rows);
+    *shared = *own;
+    if (p->st == ASSAY_OK)
+        p->st = assay_shard_narrow(own, 0, 0, first);
+    if (p->st == ASSAY_OK)
+        p->st = assay_shard_narrow(shared, 0, first, rows - first);
+    return (plan_pieces){.n = 2, .shard = {own, shared}};
+}
+
+/* Without a record of the cut the rank owns nothing that could be expected: the missing reduction is named. */
+plan_pieces plan_pieces_of(plan *p, const assay_param_spec *s)
+{
+    plan_pieces out = {.n = 0};
+    if (!plan_is_cut(p, s))
+        return halves_of(p, s);
+    const assay_trace_op *op =
+        p->job->recorded ? plan_recorded_scatter(p->job->recorded, p->rank, p->step, s->name) : NULL;
+    for (int i = 0; op != NULL && i < op->n_outputs && out.n < PLAN_PIECES; i++) {
+        const assay_trace_tensor *t =
+            assay_trace_tensor_by_id(plan_recorded_trace(p->job->recorded), p->rank, op->outputs[i].tensor);
+        if (t != NULL)
+            out.shard[out.n++] = &t->shard;
+    }
+    return out;
+}
+
+/* --- units -------------------------------------------------------------------------------------------------- */
+
+static bool is_embedding(const assay_param_spec *s)
+{
+    return s->layer < 0 && s->on_first_stage;
+}
+
+static bool in_unit(const plan *p, const assay_param_spec *s, int64_t unit)
+{
+    const bool tied = p->job->config->tie_word_embeddings;
+    if (unit == PLAN_UNIT_EMBEDDING)
+        return is_embedding(s);
+    if (unit == PLAN_UNIT_OUTPUT)
+        return s->layer < 0 && (!is_embedding(s) || tied);
+    return s->layer == unit;
+}
+
+typedef void (*param_visit)(plan *p, const assay_param_spec *s);
+
+/* The cut parameters of a unit: dense, then experts; a tied embedding behind the final norm. */
+static void each_of(plan *p, int64_t unit, bool embedding, bool experts, param_visit visit)
+{
+    const assay_model_spec *spec = p->job->spec;
+    for (int64_t i = 0; i < spec->n_params; i++) {
+        const assay_param_spec *s = &spec->params[i];
+        if (in_unit(p, s, unit) && is_embedding(s) == embedding && s->is_expert == experts &&
+            plan_is_cut(p, s))
+            visit(p, s);
+    }
+}
+
+static void gather_param(plan *p, const assay_param_spec *s)
+{
+    const plan_pieces owned = plan_pieces_of(p, s);
+    plan_add_collective(p, "all_gather", s->name, assay_param_shard_group(s, p->job->grid), p->act);
+    for (int i = 0; i < owned.n; i++) {
+        plan_tensor part = plan_param_tensor(p, s, "", ASSAY_PHASE_FORWARD, p->act);
+        part.shard = owned.shard[i];
+        plan_in(p, plan_numbered(p, "send", i, owned.n), part);
+    }
+    plan_out(p, "recv", plan_param_tensor(p, s, "", ASSAY_PHASE_FORWARD, p->act));
+}
+
+static void gather_unit(plan *p, int64_t unit)
+{
+    each_of(p, unit, false, false, gather_param);
+    each_of(p, unit, true, false, gather_param);
+    each_of(p, unit, false, true, gather_param);
+}
+
+/* Its accumulations of the microbatch begin with zeros. */
+static void begin_grad(plan *p, const assay_param_spec *s)
+{
+    if (p->st == ASSAY_OK)
+        p->st = parity_map_put(p->touched, s->name, 0);
+}
+
+static bool one_stage(const plan *p)
+{
+    return p->job->grid->p.pipeline_model_parallel_size == 1;
+}
+
+void plan_unit_before(plan *p, int64_t unit, int64_t next)
+{
+    const int stage = p->job->grid->p.zero_stage;
+    const bool backward = p->phase == ASSAY_PHASE_BACKWARD;
+    const bool tied = p->job->config->tie_word_embeddings;
+    if (stage >= 3 && !p->ahead && !(backward && unit == PLAN_UNIT_EMBEDDING))
+        gather_unit(p, unit);
+    p->ahead = stage >= 3 && p->job->options->overlap_param_gather && next != PLAN_UNIT_NONE;
+    if (p->ahead)
+        gather_unit(p, next);
+    if (stage < 2 || !backward)
+        return;
+    each_of(p, unit, false, false, begin_grad);
+    each_of(p, unit, false, true, begin_grad);
+    if (!(unit == PLAN_UNIT_EMBEDDING && tied && one_stage(p))) /* the output began it */
+        each_of(p, unit, true, false, begin_grad);
+}
+
+/* --- gradients of a microbatch ------------------------------------------------------------------------------ */
+
+static int64_t round_of(const plan *p)
+{
+    return p->pass / 2;
+}
+
+static plan_tensor local_gradient(plan *p, const assay_param_spec *s, bool summed)
+{
+    plan_tensor t = plan_param_tensor(p, s,
+                                      !summed                       ? ".main_grad"
+                                      : plan_shared_from(p, s) >= 0 ? ".main_grad.kv_sum"
+                                                                    : ".main_grad.tp_sum",
+                                      ASSAY_PHASE_GRAD, p->accumulated);
+    t.microbatch = round_of(p);
+    return t;
+}
+
+static plan_tensor part_of(plan *p, const assay_param_spec *s, const char *suffix, int64_t round,
+                           const assay_shard *shard)
+{
+    plan_tensor t = plan_param_tensor(p, s, suffix, ASSAY_PHASE_REDUCED_GRAD, p->accumulated);
+    t.microbatch = round;
+    t.shard = shard;
+    return t;
+}
+
+/* Before the scatter: over tp, or over the ranks that share a key and value head. */
+static bool needs_tp_sum(plan *p, const assay_param_spec *s)
+{
+    return p->tp > 1 && (assay_param_sum_over_tp(s, p->job->grid) || plan_shared_from(p, s) >= 0);
+}
+
+static void sum_over_tp(plan *p, const assay_param_spec *s)
+{
+    if (!needs_tp_sum(p, s))
+        return;
+    const int64_t shared = plan_shared_from(p, s);
+    plan_add_collective(p, "all_reduce", s->name, shared >= 0 ? ASSAY_GROUP_KV : ASSAY_GROUP_TP,
+                        p->accumulated);
+    plan_in(p, "send", local_gradient(p, s, false));
+    plan_out(p, "recv", local_gradient(p, s, true));
+    if (shared >= 0)
+        plan_int(p, "start", shared);
+}
+
+static void scatter(plan *p, const assay_param_spec *s)
+{
+    const plan_pieces owned = plan_pieces_of(p, s);
+    plan_add_collective(p, "reduce_scatter", s->name, assay_param_shard_group(s, p->job->grid),
+                        p->accumulated);
+    plan_in(p, "send", local_gradient(p, s, needs_tp_sum(p, s)));
+    for (int i = 0; i < owned.n; i++)
+        plan_out(p, plan_numbered(p, "recv", i, owned.n),
+                 part_of(p, s, ".main_grad.shard", round_of(p), owned.shard[i]));
+}
+
+/* Whether sums over stages or copies follow the last microbatch. */
+static bool has_more(const plan *p, const assay_param_spec *s)
+{
+    return plan_lacks_embedding(p, s) || plan_group_size(p, assay_param_replica_group(s)) > 1;
+}
+
+static void accumulate(plan *p, const assay_param_spec *s)
+{
+    const plan_pieces owned = plan_pieces_of(p, s);
+    const int64_t round = round_of(p);
+    const bool complete = round == p->share.n_microbatches - 1 && !has_more(p, s);
+    for (int i = 0; i < owned.n; i++) {
+        plan_add(p, "add", s->name);
+        plan_in(p, "a", part_of(p, s, ".main_grad.sum", round - 1, owned.shard[i]));
+        plan_in(p, "b", part_of(p, s, ".main_grad.shard", round, owned.shard[i]));
+        plan_out(
+            p, "y",
+            part_of(p, s, complete ? ".main_grad" : ".main_grad.sum", complete ? -1 : round, owned.shard[i]));
+    }
+}
+
+/* What is scattered together. */
+static void reduce_bucket(plan *p, int64_t unit, bool embedding, bool experts)
+{
+    each_of(p, unit, embedding, experts, sum_over_tp);
+    each_of(p, unit, embedding, experts, scatter);
+    each_of(p, unit, embedding, experts, accumulate);
+}
+
+void plan_unit_reduce(plan *p, int64_t unit)
+{
+    if (p->job->grid->p.zero_stage < 2)
+        return;
+    reduce_bucket(p, unit, false, false);
+    if (!(unit == PLAN_UNIT_OUTPUT && one_stage(p))) /* a tied one gets more from the embedding */
+        reduce_bucket(p, unit, true, false);
+    reduce_bucket(p, unit, false, true);
+}
+
+void plan_finish_parts(plan *p, const assay_param_spec *s)
+{
+    const plan_pieces owned = plan_pieces_of(p, s);
+    const int64_t last = p->share.n_microbatches - 1;
+    for (int i = 0; has_more(p, s) && i < owned.n; i++) {
+        plan_add_collective(p, "all_reduce", s->name,
+                            plan_lacks_embedding(p, s) ? ASSAY_GROUP_EMBEDDING : assay_param_replica_group(s),
+                            p->accumulated);
+        plan_in(p, "send", part_of(p, s, ".main_grad.sum", last, owned.shard[i]));
+        plan_out(p, "recv", part_of(p, s, ".main_grad", -1, owned.shard[i]));
+    }
+}

@@ -1,0 +1,189 @@
+/* Dry run: how large a call is, and what a rank sends for it.
+ *
+ * Sent by one of n ranks for W bytes of the whole tensor, in a ring: all_reduce 2(n-1)/n W, all_gather and reduce_scatter
+ * (n-1)/n W, all_to_all (n-1)/n of the rank's own rows (experts chosen evenly), send W.  A receive sends nothing. */
+#include "core/model/sequence.h"
+#include "parity/dry/dry.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct sizes {
+    double region; /* rows of the tensor-parallel regions: sequence of this cp rank times batch */
+    double shard;  /* rows of one tp rank's piece */
+    double hidden;
+} sizes;
+
+static assay_status sizes_of(const dry *d, int rank, sizes *out)
+{
+    assay_sequence_map map;
+    ASSAY_TRY(assay_sequence_map_make(&d->grid, rank, d->o.seq_length, &map));
+    const double b = (double)d->o.micro_batch_size;
+    int64_t start, length;
+    assay_split(map.region.length, d->grid.size[ASSAY_AXIS_TP],
+                assay_grid_coord(&d->grid, ASSAY_AXIS_TP, rank), &start, &length);
+    *out = (sizes){.region = b * (double)map.region.length,
+                   .shard = b * (double)length,
+                   .hidden = (double)d->config.hidden_size};
+    return ASSAY_OK;
+}
+
+/* Elements of an instance, by the end of its name. */
+typedef enum {
+    HIDDEN_REGION,
+    HIDDEN_ROWS,
+    PROBS_ROWS,
+    HIDDEN_ROWS_ETP,
+    PROBS_ROWS_ETP,
+    KEYS,
+    LOSS_STATS,
+    EXPERTS,
+    EXPERTS_SETS,
+    ONE,
+    BETWEEN_STAGES
+} form;
+static const struct {
+    const char *end;
+    form form;
+} forms[] = {
+    {"embedding.reduce", HIDDEN_REGION},
+    {"self_attention.gather", HIDDEN_REGION},
+    {"self_attention.reduce", HIDDEN_REGION},
+    {"self_attention.reduce_grad", HIDDEN_REGION},
+    {"mlp.gather", HIDDEN_REGION},
+    {"mlp.reduce", HIDDEN_REGION},
+    {"mlp.reduce_grad", HIDDEN_REGION},
+    {"mlp.scatter", HIDDEN_REGION},
+    {"mlp.gather_tokens", HIDDEN_REGION},
+    {"shared_experts.gather", HIDDEN_REGION},
+    {"shared_experts.reduce", HIDDEN_REGION},
+    {"decoder.gather", HIDDEN_REGION},
+    {"output_layer.reduce_grad", HIDDEN_REGION},
+    {"mlp.dispatch", HIDDEN_ROWS},
+    {"mlp.combine", HIDDEN_ROWS},
+    {"mlp.dispatch_probs", PROBS_ROWS},
+    {"mlp.dispatch_counts", EXPERTS_SETS},
+    {"mlp.experts.gather", HIDDEN_ROWS_ETP},
+    {"mlp.experts.reduce", HIDDEN_ROWS_ETP},
+    {"mlp.experts.gather_probs", PROBS_ROWS_ETP},
+    {"self_attention.gather_k", KEYS},
+    {"self_attention.gather_v", KEYS},
+    {"router.aux_counts", EXPERTS},
+    {"router.expert_counts", EXPERTS},
+    {"loss.gather", LOSS_STATS},
+    {"loss.reduce", ONE},
+    {"grad_norm.reduce", ONE},
+    {"pipeline.recv_forward", BETWEEN_STAGES},
+    {"pipeline.send_forward", BETWEEN_STAGES},
+    {"pipeline.recv_backward", BETWEEN_STAGES},
+    {"pipeline.send_backward", BETWEEN_STAGES},
+};
+enum { N_FORMS = sizeof forms / sizeof *forms };
+
+static bool ends_with(const char *text, const char *end)
+{
+    const size_t n = strlen(text), k = strlen(end);
+    return n >= k && strcmp(text + n - k, end) == 0 && (n == k || text[n - k - 1] == '.');
+}
+
+static double elements(const dry *d, const sizes *s, form which)
+{
+    const assay_model_config *c = &d->config;
+    switch (which) {
+    case HIDDEN_REGION:
+        return s->region * s->hidden;
+    case HIDDEN_ROWS:
+        return s->shard * (double)c->moe_router_topk * s->hidden;
+    case PROBS_ROWS:
+        return s->shard * (double)c->moe_router_topk;
+    case LOSS_STATS:
+        return 3.0 * s->region * d->grid.size[ASSAY_AXIS_TP];
+    case EXPERTS:
+        return (double)c->num_moe_experts;
+    case EXPERTS_SETS:
+        return (double)c->num_moe_experts * d->grid.size[ASSAY_AXIS_EP] * d->grid.size[ASSAY_AXIS_ETP];
+    case HIDDEN_ROWS_ETP:
+        return s->shard * (double)c->moe_router_topk * s->hidden * d->grid.size[ASSAY_AXIS_ETP];
+    case PROBS_ROWS_ETP:
+        return s->shard * (double)c->moe_router_topk * d->grid.size[ASSAY_AXIS_ETP];
+    case KEYS:
+        return (double)d->o.micro_batch_size * (double)d->o.seq_length * (double)c->num_query_groups *
+               (double)c->kv_channels / d->grid.size[ASSAY_AXIS_TP];
+    case ONE:
+        return 1.0;
+    case BETWEEN_STAGES:
+        return (d->grid.p.sequence_parallel ? s->shard : s->region) * s->hidden;
+    }
+    return 0.0;
+}
+
+assay_status dry_elements(const dry *d, int rank, const dry_call *c, double *out)
+{
+    const char *name = d->names.text[c->name];
+    sizes s;
+    ASSAY_TRY(sizes_of(d, rank, &s));
+    for (int i = 0; i < N_FORMS; i++)
+        if (ends_with(name, forms[i].end)) {
+            *out = elements(d, &s, forms[i].form);
+            return ASSAY_OK;
+        }
+    const assay_param_spec *p = assay_spec_find(d->spec, name);
+    ASSAY_CHECK(p != NULL, ASSAY_UNSUPPORTED, "dry run: %s %s: expected an instance whose size is known",
+                dry_op_name(c->op), name);
+    assay_shard shard;
+    ASSAY_TRY(assay_param_shard(p, &d->grid, rank, &shard));
+    *out = (double)assay_shard_count(&shard);
+    return ASSAY_OK;
+}
+
+static double sent(dry_op op, double n, double bytes)
+{
+    const double others = n > 0 ? (n - 1.0) / n : 0.0;
+    switch (op) {
+    case DRY_ALL_REDUCE:
+        return 2.0 * others * bytes;
+    case DRY_ALL_GATHER:
+    case DRY_REDUCE_SCATTER:
+    case DRY_ALL_TO_ALL:
+        return others * bytes;
+    case DRY_SEND:
+        return bytes;
+    case DRY_RECV:
+    case DRY_OPS:
+        return 0.0;
+    }
+    return 0.0;
+}
+
+/* Elements of every instance once: the same names come back with every microbatch. */
+static assay_status count_stage(dry *d, int stage, double *known)
+{
+    const int rank = stage * d->stage_ranks;
+    const dry_list *list = &d->lists[stage];
+    dry_wire *w = &d->wire[stage];
+    w->rank = rank;
+    for (int i = 0; i < d->names.n; i++)
+        known[i] = -1.0;
+    for (int64_t i = 0; i < list->n; i++) {
+        const dry_call *c = &list->calls[i];
+        if (known[c->name] < 0.0)
+            ASSAY_TRY(dry_elements(d, rank, c, &known[c->name]));
+        const assay_group_shape group = assay_grid_group_shape(&d->grid, c->group, rank);
+        const double bytes = sent(c->op, group.size, known[c->name] * (double)assay_dtype_bytes(c->dtype));
+        w->calls[c->group]++;
+        w->bytes[c->group] += bytes;
+        w->total += bytes;
+    }
+    return ASSAY_OK;
+}
+
+assay_status dry_count_wire(dry *d)
+{
+    double *known = calloc((size_t)d->names.n + 1, sizeof *known);
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK(known != NULL, ASSAY_OUT_OF_MEMORY, "sizes of %d instances", d->names.n);
+    for (int s = 0; s < d->stages && st == ASSAY_OK; s++)
+        st = count_stage(d, s, known);
+    free(known);
+    return st;
+}

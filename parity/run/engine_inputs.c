@@ -1,0 +1,34 @@
+/* What every rank of a step or a bench would refuse, refused once, before any rank is started. */
+#include "core/files/batches.h"
+#include "core/model/spec.h"
+#include "core/run/inputs.h"
+#include "parity/run/engine.h"
+#include <stdlib.h>
+
+assay_status parity_engine_check_inputs(const parity_engine *e, const assay_train_options *o)
+{
+    assay_batches batches = {0};
+    assay_model_spec *spec = NULL;
+    assay_weights_source source;
+    bool stored = false;
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK(o->precision != ASSAY_PRECISION_FP64, ASSAY_UNSUPPORTED,
+                "precision fp64: engine %s computes in fp32 or bf16; --engine ref computes in fp64", e->name);
+    ASSAY_TRY(parity_engine_check_variant(e, o->variant));
+    assay_model_config *config = malloc(sizeof *config);
+    ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
+    ASSAY_TRY_GOTO(assay_config_load(o->model, config), st, done);
+    ASSAY_TRY_GOTO(assay_spec_build(config, &spec), st, done);
+    ASSAY_TRY_GOTO(assay_spec_check_folder(spec, o->model, &stored), st, done);
+    ASSAY_TRY_GOTO(assay_inputs_weights(o->model, o->load, o->draw_weights, &source), st, done);
+    ASSAY_TRY_GOTO(assay_batches_open(&batches, o->batch, config->vocab_size), st, done);
+    ASSAY_TRY_GOTO(
+        assay_inputs_layout(o->layout[0] != 0 ? o->layout : "1", config, batches.microbatches, batches.b), st,
+        done);
+    ASSAY_TRY_GOTO(assay_inputs_steps(o, batches.training, batches.steps), st, done);
+done:
+    assay_batches_close(&batches);
+    assay_spec_destroy(spec);
+    free(config);
+    return st;
+}

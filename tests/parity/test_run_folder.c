@@ -1,0 +1,68 @@
+/* The report folder has one owner, and a stopped run leaves it readable. */
+#include "tests/support/run.h"
+
+TestSuite(run_folder, .init = run_setup, .fini = cli_teardown, .timeout = 200);
+
+Test(run_folder, a_folder_of_somebody_else_is_not_touched)
+{
+    cr_assert_eq(assay_mkdir_p(cli_file("mine/work")), ASSAY_OK);
+    cli_write_text(cli_file("mine/work/thesis.tex"), "years");
+    cli_result r = cli_run("run --engine sim --quiet --layout 1 --report mine case.json");
+    cli_expect_refusal(&r, "mine",
+                       (const char *const[]){"mine: expected a new or empty folder", "found work", NULL});
+    cli_free(&r);
+    cr_expect(cli_exists(cli_file("mine/work/thesis.tex")));
+    /* A report folder of ours, in which somebody put a folder `work` of his own. */
+    r = cli_run("run --engine sim --quiet --layout 1 --report ours case.json");
+    cli_expect_success(&r, "ours");
+    cli_free(&r);
+    cr_assert_eq(assay_remove_tree(cli_file("ours/work"), cli_folder), ASSAY_OK);
+    cr_assert_eq(assay_mkdir_p(cli_file("ours/work")), ASSAY_OK);
+    cli_write_text(cli_file("ours/work/thesis.tex"), "years");
+    r = cli_run("run --engine sim --quiet --layout 1 --report ours case.json");
+    cli_expect_refusal(&r, "ours", (const char *const[]){"ours/work: expected a new or empty folder", NULL});
+    cli_free(&r);
+    cr_expect(cli_exists(cli_file("ours/work/thesis.tex")));
+    r = cli_run("report merge ours --report mine");
+    cli_expect_refusal(&r, "merge", (const char *const[]){"mine: expected a new or empty folder", NULL});
+    cli_free(&r);
+}
+
+Test(run_folder, a_second_run_in_the_folder_is_refused_by_the_holder)
+{
+    char line[CLI_LINE], holder[64];
+    snprintf(line, sizeof line, ASSAY_BIN_DIR "/assay run --engine sim --quiet --report rep case.json");
+    const pid_t first = cli_start(line);
+    for (int i = 0; i < 2000 && !cli_exists(cli_file("rep/work/.assay-report")); i++)
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    cli_result r = cli_run("run --engine sim --quiet --report rep case.json");
+    snprintf(holder, sizeof holder, "process %ld", (long)first);
+    cli_expect_refusal(&r, "second", (const char *const[]){"another run works in this folder", holder, NULL});
+    cli_free(&r);
+    r = cli_wait(first);
+    cli_expect_success(&r, "first");
+    cli_free(&r);
+    r = cli_run("run --engine sim --quiet --report rep --layout 1 case.json");
+    cli_expect_success(&r, "after it");
+    cli_free(&r);
+}
+
+/* A stopped run says what it had done (tp2 first: it takes longest), and nothing of it goes on. */
+Test(run_folder, a_stopped_run_leaves_a_partial_report_and_no_process)
+{
+    char line[CLI_LINE];
+    snprintf(line, sizeof line,
+             ASSAY_BIN_DIR "/assay run --engine sim --quiet --jobs 1 --report rep case.json");
+    const pid_t pid = cli_start(line);
+    for (int i = 0; i < 2000 && !cli_exists(cli_file("rep/work/tiny/fp32-1/train.log")); i++)
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    kill(pid, SIGTERM);
+    cli_result r = cli_wait(pid);
+    cr_expect_eq(r.code, 2, "%d %s", r.code, r.err);
+    const counts c = totals(&r);
+    cr_expect(c.passed > 100 && c.skipped == 1 && c.failed == 0, "%s", r.out);
+    cr_expect(strstr(r.out, "stopped by signal 15") != NULL, "%s", r.out);
+    expect_reports("rep", c);
+    cr_expect_eq(kill(-pid, 0), -1, "a process of the group still runs");
+    cli_free(&r);
+}

@@ -1,0 +1,134 @@
+/* A matrix in parts: all parts of one run, each once, join to the whole. */
+#include "tests/support/run.h"
+
+TestSuite(run_parts, .init = run_setup, .fini = cli_teardown, .timeout = 200);
+
+Test(run_parts, shards_join_to_the_whole)
+{
+    cli_result whole = cli_run("run --engine sim --quiet --report whole case.json");
+    cli_expect_success(&whole, "whole");
+    counts parts = {0, 0, 0};
+    for (int i = 1; i <= 2; i++) {
+        cli_result r = cli_run("run --engine sim --quiet --report part%d --shard %d/2 case.json", i, i);
+        cli_expect_success(&r, "shard");
+        const counts c = totals(&r);
+        cr_expect_gt(c.passed, 0);
+        parts.passed += c.passed;
+        cli_free(&r);
+    }
+    cli_result joined = cli_run("report merge part1/results.jsonl part2/results.jsonl --report joined");
+    cli_expect_success(&joined, "merge");
+    expect_equal_counts(totals(&whole), totals(&joined), "whole and joined");
+    expect_equal_counts(totals(&whole), parts, "whole and sum of shards");
+    expect_equal_counts(totals(&whole), read_results(cli_file("joined/results.jsonl"), NULL, NULL, NULL),
+                        "joined results.jsonl");
+    char *a = cli_read(cli_file("whole/results.jsonl")), *b = cli_read(cli_file("joined/results.jsonl"));
+    cr_expect_str_eq(a, b, "joined results are those of the whole run, line by line");
+    free(a);
+    free(b);
+    cli_free(&whole);
+    cli_free(&joined);
+}
+
+Test(run_parts, a_failure_in_a_shard_is_a_failure_of_the_whole)
+{
+    cli_result a = cli_run(
+                   "run --engine sim --quiet --report a --fault skip_all_reduce --shard 1/2 case.json"),
+               b = cli_run(
+                   "run --engine sim --quiet --report b --fault skip_all_reduce --shard 2/2 case.json"),
+               r = cli_run("report merge a b --report joined");
+    cr_expect_eq(r.code, 1, "%s", r.err);
+    cr_expect_gt(totals(&r).failed, 0);
+    cr_expect_eq(totals(&r).failed, totals(&a).failed + totals(&b).failed);
+    cr_expect_eq(totals(&r).passed, totals(&a).passed + totals(&b).passed);
+    cli_free(&a);
+    cli_free(&b);
+    cli_free(&r);
+}
+
+Test(run_parts, only_all_parts_of_one_run_are_joined)
+{
+    static const struct {
+        const char *paths, *words[3];
+    } rows[] = {
+        {"p1", {"a run of 3 parts", "missing 2/3 3/3"}},
+        {"p1 p3", {"missing 2/3"}},
+        {"p1 p2 p2", {"p2: part 2 of 3, which p2 already is"}},
+        {"p1 p2 other", {"other: part 3 of 3 of run", "expected a part of 3 of run"}},
+        {"p1 p2 replayed.jsonl", {"replayed.jsonl: expected results of assay run"}},
+        {"p1 p2 cut.jsonl", {"cut.jsonl: expected a last line with the counts"}},
+    };
+    for (int i = 1; i <= 3; i++) {
+        cli_result r =
+            cli_run("run --engine sim --quiet --report p%d --layout 1 --layout tp2 --layout dp2 --shard %d/3 "
+                    "--check plan --keep case.json",
+                    i, i);
+        cli_expect_success(&r, "shard");
+        cli_free(&r);
+    }
+    cli_result r =
+        cli_run("run --engine sim --quiet --report other --layout 1 --layout tp2 --layout tp2,sp --shard 3/3 "
+                "--check plan case.json");
+    cli_free(&r);
+    r = cli_run("replay --out replayed.jsonl p1/work/tiny/fp32-1/trace");
+    cli_expect_success(&r, "replay");
+    cli_free(&r);
+    char *text = cli_read(cli_file("p3/results.jsonl"));
+    cli_write(cli_file("cut.jsonl"), text,
+              strlen(text) / 2 +
+                  (size_t)(strchr(text + strlen(text) / 2, '\n') - text - (long)(strlen(text) / 2)) + 1);
+    free(text);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        r = cli_run("report merge %s --report joined", rows[i].paths);
+        cli_expect_refusal(&r, rows[i].paths, rows[i].words);
+        cr_expect_not(cli_exists(cli_file("joined")), "%s", rows[i].paths);
+        cli_free(&r);
+    }
+    r = cli_run("report merge p3/results.jsonl p1 p2 --report joined");
+    cli_expect_success(&r, "all parts, in any order");
+    cli_free(&r);
+}
+
+/* Parts are of one run when they read the same bytes: one changed weight of a model folder is another run. */
+Test(run_parts, parts_of_other_weights_are_not_joined)
+{
+    static const char *const names[] = {"config.json", "model.safetensors"};
+    cr_assert_eq(assay_mkdir_p(cli_file("folder")), ASSAY_OK);
+    for (int part = 1; part <= 3; part++) {
+        for (int k = 0; k < 2; k++) {
+            char from[512], to[64], *bytes = NULL;
+            uint64_t n = 0;
+            snprintf(from, sizeof from, MODELS "llama/%s", names[k]);
+            snprintf(to, sizeof to, "folder/%s", names[k]);
+            cr_assert_eq(assay_read_file(from, 1 << 26, &bytes, &n), ASSAY_OK, "%s", assay_error_message());
+            if (k == 1 && part == 3)
+                bytes[n - 1] = (char)(bytes[n - 1] ^ 1);
+            cr_assert_eq(assay_write_file(cli_file(to), bytes, n), ASSAY_OK);
+            free(bytes);
+        }
+        cli_result r =
+            cli_run("run --engine sim --quiet --report w%d --layout 1 --layout tp2 --precision fp32 "
+                    "--train-iters 1 --check plan --model folder --shard %d/2",
+                    part, part == 1 ? 1 : 2);
+        cli_expect_success(&r, "shard");
+        cli_free(&r);
+    }
+    cli_result r = cli_run("report merge w1 w3 --report joined");
+    cli_expect_refusal(&r, "other weights", (const char *const[]){"w3: part 2 of 2 of run", NULL});
+    cli_free(&r);
+    r = cli_run("report merge w1 w2 --report joined");
+    cli_expect_success(&r, "the same weights");
+    cli_free(&r);
+}
+
+Test(run_parts, merging_what_is_no_result_is_refused)
+{
+    cli_write_text(cli_file("bad.jsonl"), "{\"case\": 1}\n");
+    cli_result r = cli_run("report merge bad.jsonl --report joined");
+    cli_expect_refusal(&r, "bad.jsonl", (const char *const[]){"bad.jsonl", NULL});
+    cr_expect_not(cli_exists(cli_file("joined")));
+    cli_free(&r);
+    r = cli_run("report merge nowhere.jsonl --report joined");
+    cli_expect_refusal(&r, "nowhere.jsonl", (const char *const[]){"nowhere.jsonl", "No such file", NULL});
+    cli_free(&r);
+}
