@@ -26,7 +26,7 @@ room=$(mktemp -d /tmp/assay-kills-XXXXXX)
 trap 'rm -rf "$room"' EXIT
 export ASSAY_KILLS=$room OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 RANDOM=$seed
-bad=0 killed=0 ended=0
+bad=0 killed=0 ended=0 all=0
 model=golden/models/qwen3_moe
 step=("$bin/assay" step --engine sim --layout dp2 --model "$model" --batch "$model/train_batch.safetensors" --out "$room/step/out.safetensors"
     --save "$room/step/checkpoint")
@@ -73,10 +73,17 @@ whole() {
     most=$((($(date +%s%N) - begin) / 1000000))
 }
 
+# report WHAT N: N were to be killed.
+report() {
+    echo "$1: $killed killed, $ended had ended before"
+    ((killed == $2)) || complain "$1: expected $2 kills: the program ends too soon"
+    all=$((all + killed)) killed=0 ended=0
+}
+
 mkdir -p "$room/step"
 whole "${step[@]}"
 good=$(sha256sum <"$room/step/out.safetensors")
-for ((i = 0; i < steps; i++)); do
+for ((i = 0; killed < steps && i < 4 * steps; i++)); do
     # A killed save leaves its staging folder, which enters no checkpoint (docs/CHECKPOINT.md).
     # Half of them find the files of the run before, half an empty folder.
     ((i % 2)) || { rm -rf "$room/step"; mkdir "$room/step"; }
@@ -88,20 +95,19 @@ for ((i = 0; i < steps; i++)); do
     left=$(find "$room/step" -mindepth 1 -maxdepth 1 ! -name out.safetensors ! -name checkpoint ! -name 'checkpoint.tmp-*')
     [[ -z $left ]] || complain "$said: left: $left"
 done
-echo "step: $killed killed, $ended had ended"
-killed=0 ended=0
+report step "$steps"
 
 if ((runs > 0)); then
     whole "${run[@]}"
     good=$(tail -n 1 "$room/log")
 fi
-for ((i = 0; i < runs; i++)); do
+for ((i = 0; killed < runs && i < 4 * runs; i++)); do
     attempt "run $i" "$most" "${run[@]}"
     "${run[@]}" >"$room/log" 2>&1 || { complain "$said: the next run failed"; cat "$room/log"; }
     [[ $(tail -n 1 "$room/log") == "$good" ]] || complain "$said: the next run says $(tail -n 1 "$room/log"), expected $good"
     left=$(find "$room/run" -name '*.tmp*')
     [[ -z $left ]] || complain "$said: left after the next run: $left"
 done
-((runs == 0)) || echo "run: $killed killed, $ended had ended; the next run said $good"
-echo "kills: $((steps + runs)) kills, $bad left something"
+report run "$runs"
+echo "kills: $all kills, $bad left something"
 ((bad == 0))

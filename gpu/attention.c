@@ -38,8 +38,7 @@ static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_
     const assay_model_config *c = m->config;
     const bool clip = c->clip_qkv > 0.0;
     gpu_arena *keep = &mb->arena, *temp = &m->scratch, *raw = c->qk_layernorm || clip ? keep : temp,
-              *normed = clip ? keep : temp,
-              *own = m->cp > 1 ? temp : keep; /* gathered: attention reads that */
+              *normed = clip ? keep : temp, *own = gpu_context_own_arena(m, keep);
     const int64_t D = c->kv_channels, A = c->num_attention_heads;
     gpu_value *q = &a->q_raw, *k = &a->k_raw, *v = clip ? &a->v_raw : &a->v;
     ASSAY_TRY(GPU_CALL(run, "qkv_split_fwd", "self_attention.qkv_split", GPU_T("qkv", qkv), SPLIT_ATTRS(m),
@@ -68,7 +67,7 @@ static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_
         k = &a->k_clip;
     }
     ASSAY_TRY(GPU_CALL(run, "rope_fwd", "self_attention.rope_q", GPU_T("x", q), ROTATION(m),
-                       GPU_NEW("y", &a->q, heads_of(m, keep, A, D))));
+                       GPU_NEW("y", &a->q, heads_of(m, gpu_context_query_arena(m, keep), A, D))));
     return GPU_CALL(run, "rope_fwd", "self_attention.rope_k", GPU_T("x", k), ROTATION(m),
                     GPU_NEW("y", &a->k, kv_heads_of(m, own, D)));
 }

@@ -34,6 +34,15 @@ assay_status gpu_nccl_error(ncclResult_t e, ncclComm_t comm, const char *call, c
                       last != NULL && last[0] != '\0' ? ": " : "", last != NULL ? last : "");
 }
 
+assay_status gpu_ctx_check_device(const gpu_ctx *ctx)
+{
+    ASSAY_CHECK(10 * ctx->sm_major + ctx->sm_minor >= GPU_SM_80, ASSAY_UNSUPPORTED,
+                "device %d (%s): compute capability: expected at least %d.%d, for which the engine is "
+                "compiled, found %d.%d",
+                ctx->device, ctx->device_name, GPU_SM_80 / 10, GPU_SM_80 % 10, ctx->sm_major, ctx->sm_minor);
+    return ASSAY_OK;
+}
+
 static assay_status gpu_ctx_open(gpu_ctx *ctx, int device, size_t workspace_bytes)
 {
     int count = 0;
@@ -54,6 +63,7 @@ static assay_status gpu_ctx_open(gpu_ctx *ctx, int device, size_t workspace_byte
     ctx->sm_count = prop.multiProcessorCount;
     ctx->sm_major = prop.major;
     ctx->sm_minor = prop.minor;
+    ASSAY_TRY(gpu_ctx_check_device(ctx));
     CUDA_TRY(cudaStreamCreateWithFlags(&ctx->stream, cudaStreamNonBlocking));
     CUBLAS_TRY(cublasLtCreate(&ctx->blas));
     if (workspace_bytes > 0)

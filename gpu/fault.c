@@ -47,6 +47,9 @@ static const struct {
     {"plain_positions", "leaf:position_ids:order", NEED_CP},
     {"plain_keys", "leaf:key_position_ids:order", NEED_CP},
     {"key_gradients_not_reduced", "skip:decoder.layers.0.self_attention.gather_k,phase=backward", NEED_CP},
+    {"merge_skipped", "skip:decoder.layers.0.self_attention.core_attention,op=attention_merge", NEED_CP},
+    {"ring_gradient_negated", "negate:decoder.layers.0.self_attention.ring.1.add_dk:y", NEED_CP},
+    {"heads_in_one_part", "attr:decoder.layers.0.self_attention.unpack_o:parts=0.5,phase=forward", NEED_CP},
     {"shifted_labels", "leaf:targets:shift", NEED_NONE},
     {"ids_of_another_rank", "leaf:input_ids:rank", NEED_NONE},
     {"aux_counts_not_reduced", "omit:decoder.layers.*.mlp.router.aux_counts", NEED_NONE},
@@ -309,6 +312,12 @@ static gpu_fault_plan *with_slot(const gpu_run *run, gpu_fault_kind kind, const 
 {
     gpu_fault_plan *p = gpu_fault_at(run, kind, op, instance);
     return p && strcmp(p->fault.what, slot) == 0 ? p : NULL;
+}
+
+bool gpu_run_is_watched(const gpu_run *run)
+{
+    const bool fault = run->fault && run->fault->fault.kind != GPU_FAULT_SWITCH;
+    return run->trace || fault || run->substitute || run->observer;
 }
 
 bool gpu_fault_switch(const gpu_run *run, const char *word)

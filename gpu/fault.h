@@ -96,6 +96,9 @@ typedef struct gpu_fault_place {
 
 /* NULL for the empty text.  ASSAY_INVALID_ARGUMENT: not a fault, or one that this run cannot meet. */
 assay_status gpu_fault_parse(const char *text, const gpu_fault_place *place, gpu_fault_plan **out);
+/* Whether somebody looks at results as soon as they are there: a trace, faults, a substitute, an observer.  Such a run waits
+ * for each collective where others go on. */
+bool gpu_run_is_watched(const gpu_run *run);
 /* Refuses a fault that no rank met.  Talks to every rank. */
 assay_status gpu_fault_check_met(gpu_run *run);
 void gpu_fault_destroy(gpu_fault_plan *plan);

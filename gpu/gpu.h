@@ -73,8 +73,10 @@ typedef struct gpu_ctx {
     int variant[GPU_FAMILY_COUNT]; /* -1 = fastest */
 } gpu_ctx;
 
-/* device < 0: local default.  ASSAY_CUDA when no device answers. */
+/* device < 0: local default.  ASSAY_CUDA when no device answers, ASSAY_UNSUPPORTED when it is a lesser one than the engine is compiled for. */
 assay_status gpu_ctx_init(gpu_ctx *ctx, int device, size_t workspace_bytes);
+/* What init asks of the device: a compute capability for which the engine is compiled. */
+assay_status gpu_ctx_check_device(const gpu_ctx *ctx);
 void gpu_ctx_destroy(gpu_ctx *ctx);
 /* "attention=k1,rmsnorm=k0", or "k0" for every family (at most its highest); later words win.  Unknown family or variant: ASSAY_INVALID_ARGUMENT with the legal words. */
 assay_status gpu_ctx_set_variants(gpu_ctx *ctx, const char *text);

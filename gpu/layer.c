@@ -37,6 +37,8 @@ assay_status gpu_layer_create(gpu_model *m, gpu_layer *l, int64_t number)
     l->number = number;
     l->window = m->config->window[number];
     l->mixer = gpu_mixers[m->config->mixer[number]];
+    ASSAY_CHECK(l->mixer != NULL, ASSAY_UNSUPPORTED, "layer %lld: mixer %s: not computed in this version",
+                (long long)number, assay_mixer_name(m->config->mixer[number]));
     l->mlp = gpu_mlps[m->config->mlp[number]];
     ASSAY_TRY(find_params(m, l, norms));
     ASSAY_TRY(find_params(m, l, l->mixer->params));

@@ -1,6 +1,7 @@
 /* assay-gpu (CUDA, cuBLASLt, NCCL) and assay-sim (the same sources on gpu/sim): the engine as a program.  A
  * rank is a process. */
 #include "gpu/main.h"
+#include "core/base/suggest.h"
 #include "core/run/options.h"
 #include "gpu/bench.h"
 #include "gpu/train.h"
@@ -44,29 +45,46 @@ static assay_status step_verb(int argc, char **argv)
 }
 
 typedef struct ops_arguments {
-    char request[ASSAY_PATH];
+    char request[ASSAY_PATH], out[ASSAY_PATH];
 } ops_arguments;
 
 static assay_status take_ops_argument(void *user, const char *name, const char *text)
 {
     ops_arguments *a = user;
-    ASSAY_CHECK(name && text && strcmp(name, "request") == 0, ASSAY_INVALID_ARGUMENT,
-                "ops: unexpected argument '%.64s'", text ? text : "");
-    return assay_option_text(name, text, a->request, sizeof a->request);
+    ASSAY_CHECK(name, ASSAY_INVALID_ARGUMENT, "ops: unexpected argument '%.64s'", text ? text : "");
+    return assay_option_text(name, text, strcmp(name, "out") == 0 ? a->out : a->request, ASSAY_PATH);
 }
 
 static assay_status ops_verb(int argc, char **argv)
 {
     static const assay_extra_option extra[] = {{"request", "DIR", "trace with the inputs of operations"},
+                                               {"out", "DIR", "trace with their outputs, too"},
                                                {NULL, NULL, NULL}};
     assay_train_options o;
-    ops_arguments a = {""};
+    ops_arguments a = {"", ""};
     assay_train_options_default(&o);
-    ASSAY_TRY(assay_options_parse(argc, argv, "Runs the operations of a trace.", "", &o, ASSAY_FOR_STEP,
-                                  extra, take_ops_argument, &a));
-    ASSAY_CHECK(a.request[0] && o.out[0], ASSAY_INVALID_ARGUMENT,
+    ASSAY_TRY(assay_options_parse(argc, argv, "Runs the operations of a trace.", "", &o, ASSAY_FOR_OPS, extra,
+                                  take_ops_argument, &a));
+    ASSAY_CHECK(a.request[0] && a.out[0], ASSAY_INVALID_ARGUMENT,
                 "ops: --request DIR and --out DIR are needed");
-    return gpu_ops_verb(a.request, o.out, o.variant, o.collective_timeout);
+    return gpu_ops_verb(a.request, a.out, o.variant, o.collective_timeout);
+}
+
+static assay_status take_doctor_argument(void *user, const char *name, const char *text)
+{
+    ASSAY_CHECK(name, ASSAY_INVALID_ARGUMENT, "doctor: unexpected argument '%.64s'", text ? text : "");
+    *(bool *)user = true;
+    return ASSAY_OK;
+}
+
+static assay_status doctor_verb(int argc, char **argv)
+{
+    static const assay_extra_option extra[] = {{"ops", NULL, "every operation's kernels, too"},
+                                               {NULL, NULL, NULL}};
+    bool operations = false;
+    ASSAY_TRY(assay_options_parse(argc, argv, "What the engine runs on, as JSON.", "", NULL, 0, extra,
+                                  take_doctor_argument, &operations));
+    return gpu_doctor_verb(operations);
 }
 
 static assay_status take_bench_argument(void *user, const char *name, const char *text)
@@ -100,31 +118,37 @@ static assay_status bench_verb(int argc, char **argv)
     return gpu_bench_verb(&o, &b);
 }
 
+typedef struct verb {
+    const char *name;
+    assay_status (*run)(int argc, char **argv);
+} verb;
+
 int main(int argc, char **argv)
 {
-    const char *verb = argc > 1 ? argv[1] : "";
-    assay_status st;
+    static const verb verbs[] = {
+        {"step", step_verb}, {"ops", ops_verb}, {"bench", bench_verb}, {"doctor", doctor_verb}, {NULL, NULL}};
+    const char *word = argc > 1 ? argv[1] : "";
+    const verb *v = verbs;
+    assay_suggestion near;
 #if ASSAY_SIM
     /* Its kernels are held to this by the tests; here it would cost every rank an addr2line or two. */
     setenv("ASSAY_SIM_CALLERS", "0", 0);
 #endif
-    if (strcmp(verb, "--help") == 0 || strcmp(verb, "help") == 0) {
+    if (strcmp(word, "--help") == 0 || strcmp(word, "help") == 0) {
         usage(stdout);
         return EXIT_SUCCESS;
     }
-    if (strcmp(verb, "step") == 0) {
-        st = step_verb(argc - 1, argv + 1);
-    } else if (strcmp(verb, "ops") == 0) {
-        st = ops_verb(argc - 1, argv + 1);
-    } else if (strcmp(verb, "bench") == 0) {
-        st = bench_verb(argc - 1, argv + 1);
-    } else if (strcmp(verb, "doctor") == 0) {
-        st = gpu_doctor_verb(argc > 2 && strcmp(argv[2], "--ops") == 0);
-    } else {
+    assay_suggest_begin(&near, word, strlen(word));
+    while (v->name && strcmp(v->name, word) != 0)
+        assay_suggest_add(&near, (v++)->name);
+    if (!v->name) {
+        if (word[0] != '\0')
+            fprintf(stderr, "%s: error: unknown verb '%.64s'%s\n", program, word,
+                    assay_suggest_end(&near, ""));
         usage(stderr);
         return EXIT_NOT_CHECKED;
     }
-    if (st == ASSAY_OK)
+    if (v->run(argc - 1, argv + 1) == ASSAY_OK)
         return EXIT_SUCCESS;
     assay_error_print(stderr, program, getenv("ASSAY_DEBUG") != NULL);
     return EXIT_NOT_CHECKED;

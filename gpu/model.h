@@ -85,7 +85,8 @@ typedef struct gpu_layer {
 typedef struct gpu_attention_acts {
     gpu_value whole; /* what linear_qkv reads */
     gpu_value q_raw, k_raw, v_raw, q_rstd, k_rstd, q_norm, k_norm, q, k, v, o, lse;
-    gpu_value keys, values; /* what attention read: k and v themselves, or gathered over cp */
+    /* what attention read and made: q, k, v, o themselves, or what came over cp in their place */
+    gpu_value queries, keys, values, attended;
     gpu_value q_clip, k_clip,
         proj; /* name and dimensions only; q_norm and k_norm, too, without clip_qkv; k and v
                                         with cp */
@@ -98,6 +99,7 @@ typedef struct gpu_mlp_acts {
 typedef struct gpu_moe_acts {
     gpu_value tokens; /* token shard of the norm's output, a view where possible */
     gpu_value logits, indices, probs, scores, aux_counts;
+    gpu_value routed, routed_counts; /* indices as the capacities leave them; I64 [E] */
     gpu_value row_token, token_row, tokens_per_expert;
     gpu_value permuted, permuted_probs;                   /* rows of this rank's tokens */
     gpu_value dispatched, dispatched_probs;               /* after all_to_all; name and dimensions only */
@@ -180,6 +182,8 @@ typedef struct gpu_model {
     assay_sequence gathered;     /* those of its cp group, one rank after the other */
     int64_t *sequence_rows;      /* [tp]: rows of s of every tp rank */
     int64_t *region_rows;        /* [cp]: rows of s of every cp rank */
+    int64_t *one_each;           /* [cp]: 1 */
+    assay_sequence *ring;        /* [cp]: positions of the cp rank i places before this one */
     int64_t heads, groups;       /* local */
     bool kv_shared;             /* query groups < tp: the rank shares its key and value head (the kv group) */
     assay_sequence qkv_columns; /* then: which columns of qkv it has */
@@ -202,10 +206,11 @@ typedef struct gpu_model {
     gpu_arena step;    /* life of a step: microbatches in flight and scratch */
     gpu_arena scratch; /* a piece of step: temporaries of a layer */
     gpu_value cos_table, sin_table, position;
-    gpu_value key_position; /* of `gathered`; none with cp = 1 */
-    gpu_value gradient[2];  /* hidden gradients between layers, taking turns */
-    double *loss_sums;      /* device F64 [n_microbatches] */
-    int64_t *expert_counts; /* device: tokens_per_expert of every MoE layer, one after the other */
+    gpu_value key_position;   /* of `gathered`; none with cp = 1 or around a ring */
+    gpu_value *ring_position; /* [cp] of `ring`, the first is `position`; NULL but around a ring */
+    gpu_value gradient[2];    /* hidden gradients between layers, taking turns */
+    double *loss_sums;        /* device F64 [n_microbatches] */
+    int64_t *expert_counts;   /* device: tokens_per_expert of every MoE layer, one after the other */
     int64_t n_microbatches;
     bool recompute;   /* a layer keeps its output alone; its backward runs the forward again */
     int host_threads; /* processors of this rank, for work on the host; 0: one */

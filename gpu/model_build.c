@@ -152,8 +152,11 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
     ASSAY_TRY(read_recompute(&m->recompute));
     m->sequence_rows = calloc((size_t)m->tp, sizeof *m->sequence_rows);
     m->region_rows = calloc((size_t)m->cp, sizeof *m->region_rows);
-    ASSAY_CHECK(m->sequence_rows && m->region_rows, ASSAY_OUT_OF_MEMORY, "model: rows of %d tp, %d cp ranks",
-                m->tp, m->cp);
+    m->one_each = calloc((size_t)m->cp, sizeof *m->one_each);
+    m->ring = calloc((size_t)m->cp, sizeof *m->ring);
+    m->ring_position = calloc((size_t)m->cp, sizeof *m->ring_position);
+    ASSAY_CHECK(m->sequence_rows && m->region_rows && m->one_each && m->ring && m->ring_position,
+                ASSAY_OUT_OF_MEMORY, "model: rows of %d tp, %d cp ranks", m->tp, m->cp);
     m->heads = config->num_attention_heads / m->tp;
     m->kv_shared = grid->size[ASSAY_AXIS_KV] > 1;
     m->groups = config->num_query_groups / grid->size[ASSAY_AXIS_KV_HEAD];
@@ -181,8 +184,15 @@ assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, con
         assay_split(m->sequence.region.length, m->tp, r, &start, &m->sequence_rows[r]);
     }
     ASSAY_TRY(assay_sequence_gathered(m->grid, m->S, &m->gathered));
-    for (int r = 0; r < m->cp; r++)
+    for (int r = 0; r < m->cp; r++) {
+        assay_sequence_map before;
+        const int rank =
+            assay_grid_rank(m->grid, m->at.tp, (m->at.cp + m->cp - r) % m->cp, m->at.dp, m->at.pp);
+        ASSAY_TRY(assay_sequence_map_make(m->grid, rank, m->S, &before));
+        m->ring[r] = before.region;
         m->region_rows[r] = assay_sequence_region_length(m->grid, m->S, r);
+        m->one_each[r] = 1;
+    }
     m->step_microbatches = batches->microbatches;
     m->n_microbatches = share->n_microbatches;
     return ASSAY_OK;
@@ -327,7 +337,7 @@ static assay_status positions_create(gpu_model *m, gpu_value *v, const char *nam
     ASSAY_CHECK(positions, ASSAY_OUT_OF_MEMORY, "positions of %lld tokens", (long long)tokens);
     const char *fault = gpu_fault_leaf(run, name);
     const int64_t shift = fault && strcmp(fault, "shift") == 0 ? 1 : 0;
-    const bool plain = fault && strcmp(fault, "order") == 0, all = sequence.sequence == &m->gathered;
+    const bool plain = fault && strcmp(fault, "order") == 0, all = sequence.sequence != &m->sequence.region;
     if (shift != 0 || plain)
         gpu_fault_leaf_met(run);
     for (int64_t t = 0; t < tokens; t++)
@@ -338,6 +348,22 @@ static assay_status positions_create(gpu_model *m, gpu_value *v, const char *nam
         gpu_run_upload(run, v->t.data, positions, (size_t)tokens * sizeof *positions, "positions");
     free(positions);
     return st;
+}
+
+/* Positions of the keys that come from other cp ranks: all at once, or a block at a time around the ring. */
+static assay_status key_positions_create(gpu_model *m)
+{
+    m->ring_position[0] = m->position;
+    if (m->cp == 1)
+        return ASSAY_OK;
+    if (m->grid->p.cp_comm_type != ASSAY_CP_P2P)
+        return positions_create(m, &m->key_position, "key_position_ids", gpu_dim_gathered(m));
+    for (int r = 1; r < m->cp; r++) {
+        char name[40];
+        snprintf(name, sizeof name, "key_position_ids.%d", r);
+        ASSAY_TRY(positions_create(m, &m->ring_position[r], name, gpu_dim_positions(m->S, &m->ring[r])));
+    }
+    return ASSAY_OK;
 }
 
 /* cos, sin, positions and loss sums: life of the engine. */
@@ -360,8 +386,7 @@ static assay_status tables_create(gpu_model *m)
     CUDA_TRY(cudaMalloc((void **)&m->loss_sums, (size_t)m->n_microbatches * sizeof(double)));
     CUDA_TRY(cudaMemsetAsync(m->loss_sums, 0, (size_t)m->n_microbatches * sizeof(double), run->ctx.stream));
     ASSAY_TRY(positions_create(m, &m->position, "position_ids", gpu_dim_sequence(m, false)));
-    return m->cp > 1 ? positions_create(m, &m->key_position, "key_position_ids", gpu_dim_gathered(m))
-                     : ASSAY_OK;
+    return key_positions_create(m);
 }
 
 assay_status gpu_model_rope_tables(gpu_model *m)
@@ -427,6 +452,12 @@ void gpu_model_destroy(gpu_model *m)
     free(m->params);
     free(m->sequence_rows);
     free(m->region_rows);
+    free(m->one_each);
+    free(m->ring);
+    for (int r = 1; m->ring_position && r < m->cp; r++)
+        if (m->ring_position[r].t.data)
+            (void)cudaFree(m->ring_position[r].t.data);
+    free(m->ring_position);
     assay_spec_destroy(m->spec);
     void *device[] = {m->cos_table.t.data,    m->sin_table.t.data, m->position.t.data,
                       m->key_position.t.data, m->loss_sums,        m->expert_counts};

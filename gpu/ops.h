@@ -134,12 +134,17 @@ extern GPU_LADDER(router_aux_bwd);
 extern GPU_LADDER(expert_bias_update);
 
 /* --- experts.cu --------------------------------------------------------------------------------------------- */
-/* Rows in order of expert, then token: row_token, row_slot I64 [T*K], token_row I64 [T,K] (inverse), tokens_per_expert I64 [E]
- * from indices I64 [T,K].  An index outside [0,E) is a violated precondition: its row is skipped. */
+/* What the capacities of the experts leave: routed I64 [T,K] = the expert of an assignment of tokens start .. start+length-1,
+ * or -1 where `capacity` others of all_indices I64 [N,K] come before it (larger all_probs F32 [N,K], where given; then smaller
+ * token I64 [N]); tokens_per_expert I64 [E] of what is left. */
+extern GPU_LADDER(router_drop);
+/* Rows in order of expert, then token: row_token, row_slot I64 [rows], token_row I64 [T,K] (inverse), tokens_per_expert I64 [E]
+ * from indices I64 [T,K], of which -1 has no row (token_row -1); rows = the others.  Another index outside [0,E) is a violated
+ * precondition: its row is skipped. */
 extern GPU_LADDER(permute_plan);
-/* y[i,:] = x[index[i],:]; bits of F32, BF16 or I64 (ASSAY_UNSUPPORTED: another); an index outside gives NaN, I64: -1. */
+/* y[i,:] = x[index[i],:], zeros where the index is -1; bits of F32, BF16 or I64 (ASSAY_UNSUPPORTED: another); an index outside gives NaN, I64: -1. */
 extern GPU_LADDER(gather_rows);
-/* y[t,:] = sum_k x[token_row[t,k],:], k ascending      y [T,H]  x [R,H]; a row outside gives NaN. */
+/* y[t,:] = sum_k x[token_row[t,k],:], k ascending, without rows of -1      y [T,H]  x [R,H]; another row outside gives NaN. */
 extern GPU_LADDER(combine_rows);
 
 /* --- loss.cu ------------------------------------------------------------------------------------------------ */
@@ -168,7 +173,7 @@ extern GPU_LADDER(adamw);
     X(attention_bwd) X(qkv_split_fwd) X(qkv_split_bwd) X(attention_merge) X(pack_heads) X(unpack_heads) X(add) X(clamp_fwd) X(clamp_bwd) \
     X(swiglu_fwd) X(swiglu_bwd) X(sigmoid_gate_fwd) X(sigmoid_gate_bwd) X(cast) X(slice_rows) \
     X(embedding_fwd) X(embedding_bwd) X(sum) X(router_fwd) X(router_bwd) X(router_aux_fwd) \
-    X(router_aux_loss) X(router_aux_bwd) X(permute_plan) X(gather_rows) X(combine_rows) \
+    X(router_aux_loss) X(router_aux_bwd) X(router_drop) X(permute_plan) X(gather_rows) X(combine_rows) \
     X(expert_bias_update) X(cross_entropy_stats) X(cross_entropy_loss) X(cross_entropy_bwd) \
     X(sumsq) X(adamw)
 /* clang-format on */

@@ -2,6 +2,7 @@
 #include "gpu/optimizer.h"
 
 #include "gpu/call.h"
+#include "gpu/fault.h"
 #include "gpu/layer.h"
 #include "gpu/parallel/tensor.h"
 #include <math.h>

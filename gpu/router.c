@@ -1,6 +1,8 @@
 /* Router of a mixture of experts: gating, choice, auxiliary losses, and their gradients.  docs/OPS.md sections 7 and 9. */
 #include "gpu/layer.h"
+#include "gpu/parallel/expert.h"
 #include "gpu/parallel/tensor.h"
+#include <math.h>
 #include <stdlib.h>
 
 static const char *score_word(const gpu_model *m)
@@ -70,6 +72,81 @@ static assay_status aux_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts
                     GPU_NEW("losses", &losses, vector(m, temp, 2)));
 }
 
+/* --- capacities --------------------------------------------------------------------------------------------- */
+/* Tokens of the ranks that share a microbatch: how many each has, and their numbers in the microbatch, in staging. */
+typedef struct shared_tokens {
+    int64_t n, start, mine;
+    int64_t *counts, *token;
+} shared_tokens;
+
+static assay_status list_tokens(gpu_model *m, gpu_microbatch_state *mb, shared_tokens *all)
+{
+    const gpu_comm_group *g = &m->run->comm.group[aux_group(m)];
+    const int64_t whole = m->S * m->B_global;
+    *all = (shared_tokens){0};
+    ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)g->size * sizeof(int64_t), (void **)&all->counts));
+    ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)whole * sizeof(int64_t), (void **)&all->token));
+    all->mine = m->sl * m->B;
+    if (m->run->dry) {
+        all->n = whole;
+        return ASSAY_OK;
+    }
+    for (int i = 0; i < g->size; i++) {
+        assay_sequence_map map;
+        assay_coords at;
+        assay_grid_coords(m->grid, g->ranks[i], &at);
+        ASSAY_TRY(assay_sequence_map_make(m->grid, g->ranks[i], m->S, &map));
+        const int64_t row0 = m->rows_split ? at.dp * m->B : 0;
+        if (i == g->rank)
+            all->start = all->n;
+        all->counts[i] = map.shard.length * m->B;
+        for (int64_t t = 0; t < all->counts[i]; t++)
+            all->token[all->n++] =
+                assay_sequence_position(&map.shard, t / m->B) * m->B_global + row0 + t % m->B;
+    }
+    ASSAY_CHECK(all->n == whole, ASSAY_INTERNAL, "capacities: %lld of %lld tokens", (long long)all->n,
+                (long long)whole);
+    return ASSAY_OK;
+}
+
+/* Rows of all ranks that share the microbatch. */
+static assay_status gather_shared(gpu_model *m, const char *at, const shared_tokens *all, gpu_value *whole,
+                                  gpu_value *mine)
+{
+    const assay_group group = aux_group(m);
+    *whole = *mine;
+    if (m->run->comm.group[group].size == 1)
+        return ASSAY_OK;
+    *whole = gpu_local(&m->scratch, all->n, m->config->moe_router_topk);
+    return gpu_call(m->run, &(gpu_call_args){.op = "all_gather",
+                                             .at = at,
+                                             .group = group,
+                                             .counts = all->counts,
+                                             .arg = {GPU_T("send", mine), GPU_T("recv", whole)}});
+}
+
+/* An expert's capacity is that of the whole microbatch: what it takes does not depend on the layout. */
+static assay_status drop_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *a)
+{
+    const int64_t E = m->config->num_moe_experts, K = m->config->moe_router_topk;
+    const bool by_probs = m->options->moe_token_drop_policy == ASSAY_DROP_PROBS;
+    const double share = (double)(m->S * m->B_global * K) / (double)E;
+    shared_tokens all;
+    gpu_value indices, probs, token;
+    ASSAY_TRY(list_tokens(m, mb, &all));
+    ASSAY_TRY(gather_shared(m, "mlp.router.drop_indices", &all, &indices, &a->indices));
+    if (by_probs)
+        ASSAY_TRY(gather_shared(m, "mlp.router.drop_probs", &all, &probs, &a->probs));
+    ASSAY_TRY(gpu_index_value(m, &m->scratch, &token, "mlp.router.drop", "token", all.n, all.token));
+    a->routed_counts = gpu_local(&m->scratch, E, 0);
+    return GPU_CALL(m->run, "router_drop", "mlp.router.drop", GPU_T("all_indices", &indices),
+                    GPU_T("all_probs", by_probs ? &probs : NULL), GPU_T("token", &token), GPU_I("experts", E),
+                    GPU_I("capacity", (int64_t)ceil(share * m->options->moe_expert_capacity_factor)),
+                    GPU_I("start", all.start), GPU_I("length", all.mine),
+                    GPU_NEW("routed", &a->routed, gpu_tokens(m, &mb->arena, true, gpu_dim_whole(K))),
+                    GPU_T("tokens_per_expert", &a->routed_counts));
+}
+
 assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a)
 {
     gpu_run *run = m->run;
@@ -85,6 +162,9 @@ assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_la
                        GPU_NEW("indices", &a->indices, gpu_tokens(m, keep, true, K)),
                        GPU_NEW("probs", &a->probs, gpu_tokens(m, keep, true, K)),
                        GPU_NEW("scores", &a->scores, gpu_tokens(m, keep, true, E))));
+    a->routed = a->indices;
+    if (m->options->moe_expert_capacity_factor > 0.0)
+        ASSAY_TRY(drop_fwd(m, mb, a));
     return has_aux(m) ? aux_fwd(m, mb, a) : ASSAY_OK;
 }
 

@@ -24,6 +24,10 @@ typedef struct gpu_rung_arith {
     const char *how;                                                          /* what adapt does; "" */
 } gpu_rung_arith;
 
+/* Least capability of any rung: the engine is compiled for it and for later ones (gpu/device.cuh reduces integers over a warp in one
+ * instruction of sm_80, and BF16 is a type of the machine there).  gpu_ctx_init refuses a lesser device. */
+enum { GPU_SM_80 = 80 };
+
 enum { GPU_RUNG_ARITHS = 4 };
 typedef struct gpu_rung {
     const char *buys; /* one line */
@@ -36,7 +40,7 @@ typedef struct gpu_rung {
     bool (*accepts)(const gpu_ctx *ctx, const gpu_operands *o);
     /* Whether it is chosen when no variant was asked for.  NULL: yes. */
     bool (*pays)(const gpu_operands *o);
-    int least_capability;                  /* 10 * major + minor; 0: any device */
+    int least_capability;                  /* 10 * major + minor */
     gpu_rung_arith arith[GPU_RUNG_ARITHS]; /* every output stands in one; ended by outputs NULL */
 } gpu_rung;
 
@@ -72,7 +76,7 @@ typedef struct gpu_rung {
         outputs, arith, adapt, how                                                                           \
     }
 /* A rung that takes every call and needs nothing; any rung.  ...: what it declares. */
-#define GPU_RUNG(buys, run, ...) GPU_RUNG_IF(buys, run, NULL, NULL, NULL, 0, __VA_ARGS__)
+#define GPU_RUNG(buys, run, ...) GPU_RUNG_IF(buys, run, NULL, NULL, NULL, GPU_SM_80, __VA_ARGS__)
 #define GPU_RUNG_IF(buys, run, workspace, accepts, pays, least, ...)                                         \
     {                                                                                                        \
         buys, run, workspace, accepts, pays, least,                                                          \

@@ -1,17 +1,9 @@
 /* Names and trace records. */
 #include "gpu/trace.h"
 
-#include "gpu/fault.h"
-
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-bool gpu_run_is_watched(const gpu_run *run)
-{
-    const bool fault = run->fault && run->fault->fault.kind != GPU_FAULT_SWITCH;
-    return run->trace || fault || run->substitute || run->observer;
-}
 
 void gpu_instance(const gpu_run *run, const char *at, char out[ASSAY_NAME])
 {

@@ -60,9 +60,6 @@ typedef struct gpu_run {
     size_t host_bytes;
 } gpu_run;
 
-/* Whether somebody looks at results as soon as they are there: a trace, faults, a substitute, an observer.  Such a run waits
- * for each collective where others go on. */
-bool gpu_run_is_watched(const gpu_run *run);
 /* Names `v` after its producer, instance `at` (without the layer's prefix) and slot; phase and microbatch are
  * those of the run. */
 void gpu_value_name(const gpu_run *run, gpu_value *v, const char *at, const char *slot);

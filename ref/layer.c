@@ -43,6 +43,8 @@ assay_status ref_layers_create(ref_engine *e)
         ref_layer *l = &e->layer[i];
         memset(l, -1, sizeof *l); /* what no kind of this layer has */
         l->mixer = ref_mixers[e->config->mixer[i]];
+        ASSAY_CHECK(l->mixer != NULL, ASSAY_UNSUPPORTED, "layer %lld: mixer %s: not computed in this version",
+                    (long long)i, assay_mixer_name(e->config->mixer[i]));
         l->mlp = ref_mlps[e->config->mlp[i]];
         ASSAY_TRY(find_params(e, l, norms));
         ASSAY_TRY(find_params(e, l, l->mixer->params));

@@ -22,8 +22,9 @@ typedef struct ref_mlp_acts {
 
 typedef struct ref_router_acts {
     ref_tensor tokens, logits, scores, probs;
-    ref_ints indices, aux_counts; /* [T,K]; [1,E] summed over the aux group */
-    int64_t aux_tokens;           /* tokens of the aux group */
+    ref_ints indices, routed,
+        aux_counts;     /* [T,K]: chosen, and left by the capacities; [1,E] summed over the aux group */
+    int64_t aux_tokens; /* tokens of the aux group */
 } ref_router_acts;
 
 typedef struct ref_moe_acts {

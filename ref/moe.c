@@ -64,7 +64,7 @@ static assay_status moe_fwd(ref_pass *p, ref_layer_acts *acts, ref_tensor *y, co
         ASSAY_TRY(ref_scatter_to_sequence_parallel_region(p, &a->tokens, x, "mlp.scatter"));
     ASSAY_TRY(ref_router_route_fwd(p, &a->router, &a->tokens));
     ASSAY_TRY(ref_token_dispatch_fwd(p, &a->dispatch, &a->rows, &a->row_probs, &a->tokens, &a->router.probs,
-                                     &a->router.indices));
+                                     &a->router.routed));
     const ref_ints *counts = &a->dispatch.rows_per_expert;
     ASSAY_TRY(
         ref_ranks_grouped_linear(p, &a->fc1, &a->rows, counts, w->experts_fc1, "mlp.experts.linear_fc1"));

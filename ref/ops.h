@@ -171,12 +171,21 @@ void ref_router_aux_bwd(double *dlogits, const double *logits, const int64_t *gr
 void ref_expert_bias_update(double *bias, const int64_t *counts, double rate, int64_t e);
 
 /* --- experts.c ---------------------------------------------------------------------------------------------- */
-/* All integers: row_token [T*K], row_slot [T*K], tokens_per_expert [E], token_row [T,K] */
+/* What the experts' capacities leave of the choices of tokens start .. start+t-1 (all integers): routed [T,K] = the
+ * expert, or -1 where `capacity` assignments of all tokens [N,K] come before this one: by larger prob [N,K] (NULL: by
+ * smaller token alone), then by smaller token [N].  tokens_per_expert [E] of what is left. */
+void ref_router_drop(int64_t *routed, int64_t *tokens_per_expert, const int64_t *all_indices,
+                     const double *all_probs, const int64_t *token, int64_t n, int64_t k, int64_t e,
+                     int64_t capacity, int64_t start, int64_t t);
+/* ceil(tokens k / e * factor): how many assignments an expert takes */
+int64_t ref_expert_capacity(int64_t tokens, int64_t k, int64_t e, double factor);
+/* All integers: row_token [R], row_slot [R], tokens_per_expert [E], token_row [T,K]; R = the indices that are not -1, whose
+ * token_row is -1 */
 void ref_permute_plan(int64_t *row_token, int64_t *row_slot, int64_t *tokens_per_expert, int64_t *token_row,
                       const int64_t *indices, int64_t t, int64_t k, int64_t e);
-/* y [R,H] = x[index] */
+/* y [R,H] = x[index]; zeros where the index is -1 */
 void ref_gather_rows(double *y, const double *x, const int64_t *index, int64_t rows, int64_t h);
-/* y [T,H] = sum_k x[token_row[t,k]] */
+/* y [T,H] = sum_k x[token_row[t,k]] of those that are not -1 */
 void ref_combine_rows(double *y, const double *x, const int64_t *token_row, int64_t t, int64_t k, int64_t h);
 
 /* --- optimizer.c -------------------------------------------------------------------------------------------- */

@@ -19,16 +19,23 @@ typedef struct ref_policy {
 } ref_policy;
 
 /* Replayed routing: fills indices [T,K] (ascending) of the global microbatch (all rows, t = s*B + b) and
- * returns true, or returns false to let the reference choose.  layer is global; aux selects the
- * auxiliary-loss map. */
-typedef bool (*ref_routing_lookup)(void *user, int64_t step, int64_t microbatch, int64_t layer, bool aux,
-                                   int64_t *indices, int64_t t, int64_t k);
+ * returns true, or returns false to let the reference choose.  layer is global. */
+typedef enum {
+    REF_ROUTING_CHOICE,
+    REF_ROUTING_AUX, /* the auxiliary losses' map */
+    REF_ROUTING_ROUTED /* what the experts' capacities leave of the choice: -1 in place of what they do not take */
+} ref_routing_map;
+typedef bool (*ref_routing_lookup)(void *user, int64_t step, int64_t microbatch, int64_t layer,
+                                   ref_routing_map map, int64_t *indices, int64_t t, int64_t k);
 
 typedef struct ref_run_config {
     const assay_model_spec *spec;
     const assay_train_options
         *options; /* training options; model/batch/out/layout paths in it are not used */
     assay_grid grid;
+    const assay_grid
+        *objective; /* a run of a world of 1 under semantics megatron: the layout whose weights the objective
+                                    has; NULL: its own */
     const assay_batches *batches;
     ref_policy policy;
     ref_routing_lookup routing; /* NULL = own choices */
@@ -51,7 +58,7 @@ typedef struct ref_run_result {
     double *loss;              /* [steps] */
     double *grad_norm;         /* [steps], before clipping (training form) */
     double *aux_loss, *z_loss; /* [steps]: contribution to the objective, mean over microbatches */
-    int64_t most_held; /* zero3: elements of gathered weights that any rank held at once; else 0 */
+    int64_t most_held;         /* zero3: elements of gathered weights that any rank held at once; else 0 */
     int64_t n_tensors;
     ref_named_tensor
         *tensors; /* grads of every step (reduced, whole, before clipping); states and weights of the last */

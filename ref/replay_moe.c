@@ -206,21 +206,47 @@ static assay_status expert_bias_update(const replay *r)
     return ASSAY_OK;
 }
 
+static assay_status router_drop(const replay *r)
+{
+    const ref_value *indices, *probs = NULL, *token;
+    int64_t e, capacity, start, t, n, *routed, *counts, count;
+    ASSAY_TRY(replay_attr_i64(r, "experts", 1, ASSAY_MAX_EXPERTS, &e));
+    ASSAY_TRY(replay_attr_i64(r, "capacity", 0, INT64_MAX / 4, &capacity));
+    ASSAY_TRY(replay_attr_i64(r, "start", 0, INT64_MAX / 4, &start));
+    ASSAY_TRY(replay_attr_i64(r, "length", 0, INT64_MAX / 4, &t));
+    ASSAY_TRY(replay_integer(r, "all_indices", -1, &indices));
+    ASSAY_TRY(replay_range(r, indices, 0, e - 1));
+    const int64_t k = replay_columns(indices);
+    ASSAY_TRY(replay_divide(r, indices, k, &n));
+    ASSAY_TRY(replay_integer(r, "token", n, &token));
+    ASSAY_TRY(replay_real_optional(r, "all_probs", indices->count, &probs));
+    ASSAY_CHECK(start + t <= n, ASSAY_INVALID_ARGUMENT, "%s: tokens %lld to %lld of %lld", r->op,
+                (long long)start, (long long)(start + t), (long long)n);
+    ASSAY_TRY(replay_product(r, t, k, 1, &count));
+    ASSAY_TRY(replay_out_integer(r, "routed", count, REF_VALUE_INTEGER, &routed));
+    ASSAY_TRY(replay_out_integer(r, "tokens_per_expert", e, REF_VALUE_INTEGER, &counts));
+    ref_router_drop(routed, counts, indices->ivalue, probs ? probs->value : NULL, token->ivalue, n, k, e,
+                    capacity, start, t);
+    return ASSAY_OK;
+}
+
 /* The number of experts: attribute `experts`, else as many counts as the candidate wrote. */
 static assay_status permute_plan(const replay *r)
 {
     const ref_value *indices, *candidate = replay_candidate(r, "tokens_per_expert");
-    int64_t e = candidate ? candidate->count : -1, t, *row_token, *row_slot, *counts, *token_row;
+    int64_t e = candidate ? candidate->count : -1, t, rows = 0, *row_token, *row_slot, *counts, *token_row;
     if (replay_has_attr(r, "experts"))
         ASSAY_TRY(replay_attr_i64(r, "experts", 1, ASSAY_MAX_EXPERTS, &e));
     ASSAY_CHECK(e >= 0, ASSAY_INVALID_ARGUMENT,
                 "%s: neither attribute 'experts' nor output slot 'tokens_per_expert' is there", r->op);
     ASSAY_TRY(replay_integer(r, "indices", -1, &indices));
-    ASSAY_TRY(replay_range(r, indices, 0, e - 1));
+    ASSAY_TRY(replay_range(r, indices, -1, e - 1));
+    for (int64_t i = 0; i < indices->count; i++)
+        rows += indices->ivalue[i] >= 0;
     const int64_t k = replay_columns(indices);
     ASSAY_TRY(replay_divide(r, indices, k, &t));
-    ASSAY_TRY(replay_out_integer(r, "row_token", indices->count, REF_VALUE_INTEGER, &row_token));
-    ASSAY_TRY(replay_out_integer(r, "row_slot", indices->count, REF_VALUE_INTEGER, &row_slot));
+    ASSAY_TRY(replay_out_integer(r, "row_token", rows, REF_VALUE_INTEGER, &row_token));
+    ASSAY_TRY(replay_out_integer(r, "row_slot", rows, REF_VALUE_INTEGER, &row_slot));
     ASSAY_TRY(replay_out_integer(r, "tokens_per_expert", e, REF_VALUE_INTEGER, &counts));
     ASSAY_TRY(replay_out_integer(r, "token_row", indices->count, REF_VALUE_INTEGER, &token_row));
     ref_permute_plan(row_token, row_slot, counts, token_row, indices->ivalue, k > 0 ? t : 0, k, e);
@@ -240,7 +266,7 @@ static assay_status gather_values(const replay *r, const ref_value *x, const ref
     int64_t *y;
     ASSAY_TRY(replay_out_integer(r, "y", count, REF_VALUE_INTEGER, &y));
     for (int64_t i = 0; i < count; i++)
-        y[i] = x->ivalue[index->ivalue[i / h] * h + i % h];
+        y[i] = index->ivalue[i / h] < 0 ? 0 : x->ivalue[index->ivalue[i / h] * h + i % h];
     return ASSAY_OK;
 }
 
@@ -258,7 +284,7 @@ static assay_status gather_rows(const replay *r)
     if (h > 1 && y_candidate && y_candidate->count == index->count)
         h = 1;
     ASSAY_TRY(replay_divide(r, x, h, &rows));
-    ASSAY_TRY(replay_range(r, index, 0, rows - 1));
+    ASSAY_TRY(replay_range(r, index, -1, rows - 1));
     ASSAY_TRY(replay_product(r, index->count, h, 1, &count));
     return gather_values(r, x, index, h, count);
 }
@@ -273,7 +299,7 @@ static assay_status combine_rows(const replay *r)
     const int64_t h = replay_columns(x), k = replay_columns(token_row);
     ASSAY_TRY(replay_divide(r, x, h, &rows));
     ASSAY_TRY(replay_divide(r, token_row, k, &t));
-    ASSAY_TRY(replay_range(r, token_row, 0, rows - 1));
+    ASSAY_TRY(replay_range(r, token_row, -1, rows - 1));
     ASSAY_TRY(replay_product(r, t, h, 1, &count));
     ASSAY_TRY(replay_out_real(r, "y", count, x->dtype, "accumulation", &y));
     return ref_bound_combine_rows(y, x->value, token_row->ivalue, t, k, h, &r->d);
@@ -303,15 +329,10 @@ static assay_status slice_rows(const replay *r)
 }
 
 const replay_row replay_moe_table[] = {
-    {"router_fwd", router_fwd},
-    {"router_bwd", router_bwd},
-    {"router_aux_fwd", router_aux_fwd},
-    {"router_aux_loss", router_aux_loss},
-    {"router_aux_bwd", router_aux_bwd},
-    {"expert_bias_update", expert_bias_update},
-    {"permute_plan", permute_plan},
-    {"gather_rows", gather_rows},
-    {"combine_rows", combine_rows},
-    {"slice_rows", slice_rows},
-    {NULL, NULL},
+    {"router_fwd", router_fwd},         {"router_bwd", router_bwd},
+    {"router_aux_fwd", router_aux_fwd}, {"router_aux_loss", router_aux_loss},
+    {"router_aux_bwd", router_aux_bwd}, {"expert_bias_update", expert_bias_update},
+    {"router_drop", router_drop},       {"permute_plan", permute_plan},
+    {"gather_rows", gather_rows},       {"combine_rows", combine_rows},
+    {"slice_rows", slice_rows},         {NULL, NULL},
 };

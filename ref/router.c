@@ -1,5 +1,6 @@
 /* The router on lockstep tensors: logits, choice (own or replayed), combine weights, auxiliary losses. */
 #include "ref/layer.h"
+#include "ref/objective.h"
 #include "ref/parallel/collectives.h"
 
 #include <stdlib.h>
@@ -21,22 +22,28 @@ static ref_router_desc describe(const ref_pass *p, int64_t tokens)
 
 /* --- replay ------------------------------------------------------------------------------------------------- */
 
-static assay_status check_choice(const ref_pass *p, const int64_t *indices, int64_t token, int64_t k)
+/* Recorded experts ascend; what is routed is what was chosen, or -1 where a capacity let it go. */
+static assay_status check_choice(const ref_pass *p, ref_routing_map map, const int64_t *indices,
+                                 const int64_t *chosen, int64_t token, int64_t k)
 {
     const int64_t e = p->e->config->num_moe_experts;
-    for (int64_t j = 0; j < k; j++)
-        ASSAY_CHECK(indices[j] >= 0 && indices[j] < e && (j == 0 || indices[j] > indices[j - 1]),
-                    ASSAY_INVALID_ARGUMENT,
+    for (int64_t j = 0; j < k; j++) {
+        const bool good = map == REF_ROUTING_ROUTED
+                              ? indices[j] == -1 || indices[j] == chosen[j]
+                              : indices[j] >= 0 && indices[j] < e && (j == 0 || indices[j] > indices[j - 1]);
+        ASSAY_CHECK(good, ASSAY_INVALID_ARGUMENT,
                     "replayed routing: layer %lld, step %lld, token %lld: expected ascending experts in "
                     "0..%lld, found %lld at place %lld",
                     (long long)p->layer, (long long)p->step, (long long)token, (long long)(e - 1),
                     (long long)indices[j], (long long)j);
+    }
     return ASSAY_OK;
 }
 
-/* Overwrites the choice of rank r's tokens [T,K] by the recorded one, if there is one.  The record is of the
+/* Overwrites a map of rank r's tokens [T,K] by the recorded one, if there is one.  The record is of the
  * whole microbatch: rows t = s*B + b with all B rows of the file. */
-static assay_status replay(ref_pass *p, int r, bool aux, int64_t *indices, int64_t k)
+static assay_status replay(ref_pass *p, int r, ref_routing_map map, int64_t *indices, const int64_t *chosen,
+                           int64_t k)
 {
     const ref_engine *e = p->e;
     const ref_rank *rank = &p->ranks[r];
@@ -46,15 +53,16 @@ static assay_status replay(ref_pass *p, int r, bool aux, int64_t *indices, int64
         return ASSAY_OK;
     ASSAY_TRY(ref_arena_alloc(&p->arena, t * k, sizeof(int64_t), &memory));
     int64_t *whole = memory;
-    if (!e->run->routing(e->run->routing_user, p->step, ref_pass_microbatch(p, r), p->layer, aux, whole, t,
+    if (!e->run->routing(e->run->routing_user, p->step, ref_pass_microbatch(p, r), p->layer, map, whole, t,
                          k))
         return ASSAY_OK;
     for (int64_t s = 0; s < rank->sequence.shard.length; s++)
         for (int64_t b = 0; b < e->batch; b++) {
             const int64_t position = assay_sequence_position(&rank->sequence.shard, s);
             const int64_t from = position * whole_b + rank->share.first_row + b;
-            ASSAY_TRY(check_choice(p, whole + from * k, from, k));
-            memcpy(indices + (s * e->batch + b) * k, whole + from * k, (size_t)k * sizeof *indices);
+            const int64_t at = (s * e->batch + b) * k;
+            ASSAY_TRY(check_choice(p, map, whole + from * k, chosen + at, from, k));
+            memcpy(indices + at, whole + from * k, (size_t)k * sizeof *indices);
         }
     return ASSAY_OK;
 }
@@ -91,7 +99,7 @@ static assay_status local_sums(ref_pass *p, ref_router_acts *a, int r, aux_sums 
     ASSAY_TRY(ref_int_piece_new(&p->arena, &a->aux_counts.at[r], 1, e));
     ref_router_aux_scores(scores.x, a->logits.at[r].x, &d);
     ref_router_aux_topk(indices.x, scores.x, &d);
-    ASSAY_TRY(replay(p, r, true, indices.x, k));
+    ASSAY_TRY(replay(p, r, REF_ROUTING_AUX, indices.x, indices.x, k));
     ref_router_aux_sums(sums->score_sums.x, a->aux_counts.at[r].x, &sums->z_sum, scores.x, indices.x,
                         a->logits.at[r].x, &d);
     char name[ASSAY_NAME];
@@ -161,9 +169,76 @@ static assay_status choose(ref_pass *p, ref_router_acts *a, int r)
     ref_router_scores(a->scores.at[r].x, keys.x, a->logits.at[r].x,
                       bias >= 0 ? ref_pass_param(p, r, bias)->weight : NULL, &d);
     ref_router_topk(a->indices.at[r].x, keys.x, &d);
-    ASSAY_TRY(replay(p, r, false, a->indices.at[r].x, k));
+    ASSAY_TRY(replay(p, r, REF_ROUTING_CHOICE, a->indices.at[r].x, a->indices.at[r].x, k));
     ref_router_probs(a->probs.at[r].x, a->scores.at[r].x, a->logits.at[r].x, a->indices.at[r].x, &d);
     return ASSAY_OK;
+}
+
+/* Indices, probs and global numbers of the tokens of a group, member after member. */
+typedef struct all_tokens {
+    ref_int_piece indices, token;
+    ref_piece probs;
+} all_tokens;
+
+static assay_status gather_tokens(ref_pass *p, const ref_router_acts *a, const assay_group_shape *g,
+                                  all_tokens *all)
+{
+    const int64_t k = p->e->config->moe_router_topk, b_global = p->e->run->batches->b;
+    int64_t n = 0;
+    for (int i = 0; i < g->size; i++)
+        n += a->indices.at[assay_group_member(g, i)].rows;
+    ASSAY_TRY(ref_int_piece_new(&p->arena, &all->indices, n, k));
+    ASSAY_TRY(ref_int_piece_new(&p->arena, &all->token, n, 1));
+    ASSAY_TRY(ref_piece_new(&p->arena, &all->probs, n, k));
+    n = 0;
+    for (int i = 0; i < g->size; i++) {
+        const int r = assay_group_member(g, i);
+        const ref_rank *rank = &p->ranks[r];
+        const int64_t t = a->indices.at[r].rows;
+        memcpy(all->indices.x + n * k, a->indices.at[r].x, (size_t)(t * k) * sizeof(int64_t));
+        memcpy(all->probs.x + n * k, a->probs.at[r].x, (size_t)(t * k) * sizeof(double));
+        for (int64_t j = 0; j < t; j++, n++)
+            all->token.x[n] = assay_sequence_position(&rank->sequence.shard, j / p->e->batch) * b_global +
+                              rank->share.first_row + j % p->e->batch;
+    }
+    return ASSAY_OK;
+}
+
+/* The experts' capacities over the whole microbatch, whatever the layout: `routed` from indices and probs. */
+static assay_status drop(ref_pass *p, ref_router_acts *a)
+{
+    const assay_train_options *o = &p->e->options;
+    const int64_t e = p->e->config->num_moe_experts, k = p->e->config->moe_router_topk;
+    const int64_t capacity =
+        ref_expert_capacity(p->e->seq * p->e->run->batches->b, k, e, o->moe_expert_capacity_factor);
+    ref_int_piece counts;
+    ASSAY_TRY(ref_ints_new(&p->arena, &a->routed, p->n));
+    ASSAY_TRY(ref_int_piece_new(&p->arena, &counts, e, 1));
+    for (int r = 0; r < p->n; r++) {
+        const assay_group_shape g = ref_pass_group(p, aux_group(p), r);
+        all_tokens all;
+        int64_t start = 0;
+        if (g.size == 0)
+            continue;
+        ASSAY_TRY(gather_tokens(p, a, &g, &all));
+        for (int i = 0; i < g.size; i++) {
+            const int member = assay_group_member(&g, i);
+            const int64_t t = a->indices.at[member].rows;
+            ref_int_piece *routed = &a->routed.at[member];
+            ASSAY_TRY(ref_int_piece_new(&p->arena, routed, t, k));
+            ref_router_drop(routed->x, counts.x, all.indices.x,
+                            o->moe_token_drop_policy == ASSAY_DROP_PROBS ? all.probs.x : NULL, all.token.x,
+                            all.indices.rows, k, e, capacity, start, t);
+            start += t;
+        }
+    }
+    for (int r = 0; r < p->n; r++)
+        ASSAY_TRY(replay(p, r, REF_ROUTING_ROUTED, a->routed.at[r].x, a->indices.at[r].x, k));
+    char name[ASSAY_NAME];
+    const int64_t shape[3] = {p->e->seq, p->e->batch, k};
+    ref_pass_name(p, "mlp.router.drop", "routed", name);
+    return ref_trace_ints(p->e, name, p->phase, p->step, ref_pass_microbatch(p, 0), shape, 3,
+                          a->routed.at[0].x, false);
 }
 
 assay_status ref_router_route_fwd(ref_pass *p, ref_router_acts *a, const ref_tensor *tokens)
@@ -184,6 +259,9 @@ assay_status ref_router_route_fwd(ref_pass *p, ref_router_acts *a, const ref_ten
     ref_pass_name(p, "mlp.router", "indices", name);
     ASSAY_TRY(ref_trace_ints(p->e, name, p->phase, p->step, ref_pass_microbatch(p, 0), shape, 3,
                              a->indices.at[0].x, false));
+    a->routed = a->indices;
+    if (p->e->options.moe_expert_capacity_factor > 0.0)
+        ASSAY_TRY(drop(p, a));
     return has_aux(p) ? aux_fwd(p, a) : ASSAY_OK;
 }
 
@@ -195,6 +273,24 @@ static double aux_weight(const ref_pass *p, int64_t rows)
     if (o->semantics == ASSAY_SEMANTICS_MEGATRON && o->calculate_per_token_loss)
         return (double)rows / (double)p->e->targets;
     return 1.0 / (double)p->e->run->batches->microbatches;
+}
+
+/* dlogits += the auxiliary gradient of weight 1, each row times its weight in another layout's objective. */
+static assay_status aux_bwd_elsewhere(ref_pass *p, ref_piece *dlogits, const ref_router_acts *a)
+{
+    const assay_train_options *o = &p->e->options;
+    const ref_piece *logits = &a->logits.at[0];
+    const ref_router_desc d = describe(p, logits->rows);
+    ref_piece weights, plain;
+    ASSAY_TRY(ref_piece_new(&p->arena, &weights, logits->rows, 1));
+    ASSAY_TRY(ref_piece_new(&p->arena, &plain, logits->rows, logits->cols));
+    memset(plain.x, 0, (size_t)(logits->rows * logits->cols) * sizeof *plain.x);
+    ref_router_aux_bwd(plain.x, logits->x, a->aux_counts.at[0].x, o->moe_aux_loss_coeff, o->moe_z_loss_coeff,
+                       1.0, a->aux_tokens, &d);
+    ASSAY_TRY(ref_objective_aux_weights(p, weights.x));
+    for (int64_t i = 0; i < logits->rows * logits->cols; i++)
+        dlogits->x[i] += weights.x[i / logits->cols] * plain.x[i];
+    return ASSAY_OK;
 }
 
 assay_status ref_router_route_bwd(ref_pass *p, ref_tensor *dtokens, const ref_router_acts *a,
@@ -212,7 +308,10 @@ assay_status ref_router_route_bwd(ref_pass *p, ref_tensor *dtokens, const ref_ro
     }
     ASSAY_TRY(ref_store(p, &dlogits, REF_STORE_ROUTER));
     if (has_aux(p)) {
-        for (int r = 0; r < p->n; r++) {
+        const bool other = ref_has_objective(p) && o->calculate_per_token_loss;
+        if (other)
+            ASSAY_TRY(aux_bwd_elsewhere(p, &dlogits.at[0], a));
+        for (int r = 0; r < p->n && !other; r++) {
             const ref_router_desc d = describe(p, a->logits.at[r].rows);
             ref_router_aux_bwd(dlogits.at[r].x, a->logits.at[r].x, a->aux_counts.at[r].x,
                                o->moe_aux_loss_coeff, o->moe_z_loss_coeff,

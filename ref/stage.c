@@ -1,5 +1,6 @@
 /* The model, stage by stage. */
 #include "ref/stage.h"
+#include "ref/objective.h"
 
 #include "ref/parallel/collectives.h"
 #include "ref/parallel/fsdp.h"
@@ -117,17 +118,32 @@ static double target_weight(const ref_pass *p, const ref_stage_acts *a, int r)
     return 1.0 / ((double)b->microbatches * (double)(n > 0 ? n : 1));
 }
 
+/* dlogits of weight 1, each row times the weight of its target in another layout's objective. */
+static assay_status weigh_rows(ref_pass *p, ref_tensor *dlogits, const ref_stage_acts *a)
+{
+    ref_piece weights, *x = &dlogits->at[0];
+    ASSAY_TRY(ref_piece_new(&p->arena, &weights, x->rows, 1));
+    ASSAY_TRY(ref_objective_target_weights(p, a->targets.at[0].x, weights.x));
+    for (int64_t t = 0; t < x->rows; t++)
+        for (int64_t v = 0; v < x->cols; v++)
+            x->x[t * x->cols + v] *= weights.x[t];
+    return ASSAY_OK;
+}
+
 static assay_status cross_entropy_bwd(ref_pass *p, ref_tensor *dlogits, const ref_stage_acts *a)
 {
+    const bool other = ref_has_objective(p) && !p->e->options.calculate_per_token_loss;
     ASSAY_TRY(ref_new_grad(p, dlogits, &a->logits, NULL));
     for (int r = 0; r < p->n; r++) {
         const ref_param *w = ref_pass_param(p, r, p->e->output);
         const ref_piece *logits = &a->logits.at[r];
         ASSAY_TRY(ref_piece_new(&p->arena, &dlogits->at[r], logits->rows, logits->cols));
         ref_cross_entropy_bwd(dlogits->at[r].x, logits->x, a->lse.at[r].x, a->targets.at[r].x,
-                              w->shard.segments[0][0].start, target_weight(p, a, r), logits->rows,
-                              logits->cols);
+                              w->shard.segments[0][0].start, other ? 1.0 : target_weight(p, a, r),
+                              logits->rows, logits->cols);
     }
+    if (other)
+        ASSAY_TRY(weigh_rows(p, dlogits, a));
     return ref_store(p, dlogits, REF_STORE_LINEAR);
 }
 

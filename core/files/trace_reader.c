@@ -10,6 +10,7 @@
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 typedef struct rank_records {
     int64_t n_tensors, tensors_capacity;
@@ -397,6 +398,12 @@ assay_status assay_trace_open(assay_trace **out, const char *dir, bool verify_ha
     t->dir = strdup(dir);
     t->no_attrs = json_object();
     ASSAY_CHECK_GOTO(t->dir && t->no_attrs, ASSAY_OUT_OF_MEMORY, st, fail, "%s: out of memory", dir);
+    struct stat folder;
+    ASSAY_CHECK_GOTO(stat(dir, &folder) == 0, ASSAY_NOT_FOUND, st, fail,
+                     "%s: expected a trace folder (assay step --trace DIR writes one): %s", dir,
+                     strerror(errno));
+    ASSAY_CHECK_GOTO(S_ISDIR(folder.st_mode), ASSAY_INVALID_ARGUMENT, st, fail,
+                     "%s: expected a trace folder (assay step --trace DIR writes one), found a file", dir);
     ASSAY_TRY_GOTO(read_header(t), st, fail);
     ASSAY_TRY_GOTO(check_no_stray_ranks(t), st, fail);
     for (int rank = 0; rank < t->world; rank++)

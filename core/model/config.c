@@ -26,7 +26,9 @@ const char *assay_arch_class(assay_arch arch)
 
 const char *assay_mixer_name(assay_mixer_kind kind)
 {
-    return (int64_t)kind == ASSAY_MIXER_ATTENTION ? "attention" : "?";
+    static const char *const names[ASSAY_MIXER_COUNT] = {"attention", "mla"};
+    const int64_t index = (int64_t)kind;
+    return index >= 0 && index < ASSAY_MIXER_COUNT ? names[index] : "?";
 }
 
 const char *assay_mlp_name(assay_mlp_kind kind)

@@ -32,7 +32,9 @@ typedef enum { ASSAY_SCORE_SOFTMAX, ASSAY_SCORE_SIGMOID } assay_score_function;
 /* A decoder layer is a mixer (tokens meet each other) and an MLP (each token by itself), each behind a norm and
  * inside a residual.  A new kind is a word here, its parameters in spec_<kind>.c, and one file of its own in each
  * engine. */
-typedef enum { ASSAY_MIXER_ATTENTION, ASSAY_MIXER_COUNT } assay_mixer_kind;
+/* MLA: multi-latent attention (DeepSeek-V3).  Its parameters and shapes are known, for a dry run (docs/LAYOUTS.md 9); no reader
+ * makes one and no engine computes it. */
+typedef enum { ASSAY_MIXER_ATTENTION, ASSAY_MIXER_MLA, ASSAY_MIXER_COUNT } assay_mixer_kind;
 typedef enum { ASSAY_MLP_DENSE, ASSAY_MLP_MOE, ASSAY_MLP_COUNT } assay_mlp_kind;
 
 enum { ASSAY_MAX_LAYERS = 1024, ASSAY_MAX_EXPERTS = 4096 };
@@ -90,6 +92,10 @@ typedef struct assay_model_config {
     /* attention window: 0 = none; the window counts the token itself.  window[l] is for layer l. */
     int64_t window[ASSAY_MAX_LAYERS];
 
+    /* MLA layers, Megatron-LM's words: widths of the compressed q (0: q is not compressed) and kv; of a head: without
+     * position, with position (shared by the heads of k), of v */
+    int64_t q_lora_rank, kv_lora_rank, qk_head_dim, qk_pos_emb_head_dim, v_head_dim;
+
     /* mixture of experts */
     int64_t num_moe_experts; /* E; 0 = dense model */
     int64_t moe_router_topk; /* K */
@@ -119,7 +125,7 @@ assay_status assay_config_check(const assay_model_config *c, const char *what);
 /* A Hugging Face config.json (or `megatron` fields) that reads back to an equal struct. */
 assay_status assay_config_to_json(const assay_model_config *c, json_t **out);
 const char *assay_arch_name(assay_arch arch);
-/* "attention"; "dense", "moe". */
+/* "attention", "mla"; "dense", "moe". */
 const char *assay_mixer_name(assay_mixer_kind kind);
 const char *assay_mlp_name(assay_mlp_kind kind);
 

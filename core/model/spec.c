@@ -68,7 +68,7 @@ assay_param_spec *assay_spec_add_bias(assay_spec_builder *b, assay_param_kind ki
 
 /* Parameters of every kind of mixer and MLP. */
 static void (*const mixers[ASSAY_MIXER_COUNT])(assay_spec_builder *b) = {
-    [ASSAY_MIXER_ATTENTION] = assay_spec_add_attention};
+    [ASSAY_MIXER_ATTENTION] = assay_spec_add_attention, [ASSAY_MIXER_MLA] = assay_spec_add_mla};
 static void (*const mlps[ASSAY_MLP_COUNT])(assay_spec_builder *b) = {
     [ASSAY_MLP_DENSE] = assay_spec_add_mlp, [ASSAY_MLP_MOE] = assay_spec_add_moe};
 

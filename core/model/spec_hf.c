@@ -118,6 +118,7 @@ assay_status assay_spec_hf_parts(assay_param_spec *p, assay_param_kind kind, con
     case ASSAY_KIND_SHARED_GATE:
         return layer_part(p, "mlp.shared_expert_gate.weight");
     case ASSAY_KIND_EXPERT_BIAS:
+    case ASSAY_KIND_MLA:
         break;
     }
     ASSAY_FAIL(ASSAY_UNSUPPORTED, "%s: Hugging Face's %s has no such parameter", p->name,

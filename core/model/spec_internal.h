@@ -28,6 +28,7 @@ typedef enum {
     ASSAY_KIND_SHARED_FC1,
     ASSAY_KIND_SHARED_FC2,
     ASSAY_KIND_SHARED_GATE,
+    ASSAY_KIND_MLA, /* any of the mixer: no Hugging Face class that is read has one */
     ASSAY_KIND_FINAL_NORM,
     ASSAY_KIND_OUTPUT
 } assay_param_kind;
@@ -53,6 +54,7 @@ assay_param_spec *assay_spec_add_bias(assay_spec_builder *b, assay_param_kind ki
 
 /* Parameters of one layer's mixer or MLP: a file for each kind, spec_<kind>.c. */
 void assay_spec_add_attention(assay_spec_builder *b);
+void assay_spec_add_mla(assay_spec_builder *b);
 void assay_spec_add_mlp(assay_spec_builder *b);
 void assay_spec_add_moe(assay_spec_builder *b);
 

@@ -12,6 +12,7 @@ static const char *const precision_words[] = {"fp64", "fp32", "bf16", NULL};
 static const char *const optimizer_words[] = {"adam", NULL};
 static const char *const semantics_words[] = {"default", "megatron", NULL};
 static const char *const lr_words[] = {"constant", "linear", "cosine", "WSD", NULL};
+static const char *const drop_words[] = {"probs", "position", NULL};
 static const char *const wsd_words[] = {"linear", "cosine", "exponential", "minus_sqrt", NULL};
 
 #define MEMBER(member) offsetof(assay_train_options, member), sizeof((assay_train_options *)0)->member
@@ -41,6 +42,7 @@ enum {
     STEP_RUN = ASSAY_FOR_STEP | ASSAY_FOR_RUN,
     STEP_BENCH = ASSAY_FOR_STEP | ASSAY_FOR_BENCH,
     STEP_RUN_BENCH = STEP_RUN | ASSAY_FOR_BENCH,
+    STEP_RUN_BENCH_OPS = STEP_RUN_BENCH | ASSAY_FOR_OPS,
     EVERYWHERE = ASSAY_FOR_STEP | ASSAY_FOR_RUN | ASSAY_FOR_CASE | ASSAY_FOR_BENCH
 };
 
@@ -76,7 +78,7 @@ static const assay_option_row table[] = {
      "draw the weights of a folder that holds a configuration alone; -1: refuse such a folder", "Run",
      EVERYWHERE},
     ROW_INT(train_iters, 0, STEPS_MAX, STEP_RUN, "Run", "optimizer steps; 0: all that the data holds"),
-    ROW_STRING(variant, "FAMILY=kN,...", STEP_RUN_BENCH, "Run",
+    ROW_STRING(variant, "FAMILY=kN,...", STEP_RUN_BENCH_OPS, "Run",
                "kernel variants, as in attention=k1,rmsnorm=k0"),
     {"trace_hash_only", ASSAY_OPT_BOOL, MEMBER(trace_hash_only), 0, 0, NULL, "BOOL",
      "trace without tensor data", "Run", STEP},
@@ -84,7 +86,7 @@ static const assay_option_row table[] = {
         fault, "FAULT", STEP_RUN, "Run",
         "plant a fault (self-tests; docs/ADDING.md): skip:INSTANCE, attr:INSTANCE:NAME=X, ..., or a word"),
     {"collective_timeout", ASSAY_OPT_DOUBLE, MEMBER(collective_timeout), 0, 1e6, NULL, "SECONDS",
-     "longest wait for a collective; 0: ASSAY_COLLECTIVE_TIMEOUT_S, else 300", "Run", STEP_RUN_BENCH},
+     "longest wait for a collective; 0: ASSAY_COLLECTIVE_TIMEOUT_S, else 300", "Run", STEP_RUN_BENCH_OPS},
     ROW_ENUM(optimizer, optimizer_words, "adam", EVERYWHERE, "Optimizer", "adam (AdamW)"),
     ROW_DOUBLE(lr, 0, 1e6, EVERYWHERE, "Optimizer", "learning rate"),
     ROW_DOUBLE(min_lr, 0, 1e6, EVERYWHERE, "Optimizer", "lowest learning rate of the schedule"),
@@ -111,6 +113,11 @@ static const assay_option_row table[] = {
     ROW_DOUBLE(moe_z_loss_coeff, 0, 1e6, EVERYWHERE, "Mixture of experts", "router z-loss"),
     ROW_DOUBLE(moe_router_bias_update_rate, 0, 1e6, EVERYWHERE, "Mixture of experts",
                "step of the expert bias"),
+    ROW_DOUBLE(moe_expert_capacity_factor, 0, 1e6, EVERYWHERE, "Mixture of experts",
+               "tokens that an expert takes of a microbatch, as a multiple of an even share; 0: all"),
+    ROW_ENUM(
+        moe_token_drop_policy, drop_words, "POLICY", EVERYWHERE, "Mixture of experts",
+        "which tokens an expert beyond its capacity lets go: probs (the smallest) or position (the last)"),
     {"calculate_per_token_loss", ASSAY_OPT_BOOL, MEMBER(calculate_per_token_loss), 0, 0, NULL, "BOOL",
      "gradients of the mean over all targets of a step; false: of the mean of microbatch means", "Loss",
      EVERYWHERE},
@@ -228,7 +235,8 @@ static void store_enum(assay_train_options *o, const assay_option_row *row, int 
 {
     _Static_assert(sizeof(assay_precision) == sizeof(int) && sizeof(assay_lr_decay_style) == sizeof(int) &&
                        sizeof(assay_wsd_decay_style) == sizeof(int) &&
-                       sizeof(assay_optimizer) == sizeof(int) && sizeof(assay_semantics) == sizeof(int),
+                       sizeof(assay_drop_policy) == sizeof(int) && sizeof(assay_optimizer) == sizeof(int) &&
+                       sizeof(assay_semantics) == sizeof(int),
                    "enum members are written as int");
     memcpy((char *)o + row->offset, &value, sizeof value);
 }

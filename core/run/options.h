@@ -17,6 +17,8 @@ typedef enum {
     ASSAY_WSD_MINUS_SQRT
 } assay_wsd_decay_style;
 
+/* Which tokens an expert beyond its capacity lets go. */
+typedef enum { ASSAY_DROP_PROBS, ASSAY_DROP_POSITION } assay_drop_policy;
 /* MEGATRON: what Megatron-LM computes also where it depends on the layout (docs/MEGATRON.md). */
 typedef enum { ASSAY_SEMANTICS_DEFAULT, ASSAY_SEMANTICS_MEGATRON } assay_semantics;
 
@@ -56,6 +58,8 @@ typedef struct assay_train_options {
     bool overlap_param_gather; /* gathers of parameters run ahead of their use */
     double moe_aux_loss_coeff, moe_z_loss_coeff;
     double moe_router_bias_update_rate;
+    double moe_expert_capacity_factor; /* 0 = every token reaches its experts */
+    assay_drop_policy moe_token_drop_policy;
     bool calculate_per_token_loss; /* objective: the mean over targets; false: the mean of microbatch means */
     assay_semantics semantics;
 
@@ -70,8 +74,9 @@ typedef struct assay_train_options {
 void assay_train_options_default(assay_train_options *o);
 
 /* Where an option has a meaning; elsewhere it is refused.  STEP: `assay step` and the engine programs.  RUN: the
- * command line of `assay run`.  CASE: the member "training" of a case file.  BENCH: `assay bench`. */
-enum { ASSAY_FOR_STEP = 1, ASSAY_FOR_RUN = 2, ASSAY_FOR_CASE = 4, ASSAY_FOR_BENCH = 8 };
+ * command line of `assay run`.  CASE: the member "training" of a case file.  BENCH: `assay bench`.  OPS: the verb `ops`
+ * of the engine programs. */
+enum { ASSAY_FOR_STEP = 1, ASSAY_FOR_RUN = 2, ASSAY_FOR_CASE = 4, ASSAY_FOR_BENCH = 8, ASSAY_FOR_OPS = 16 };
 
 /* One row of the option table. */
 typedef enum {

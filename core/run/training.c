@@ -18,11 +18,13 @@ static const char *const always[] = {"precision",
                                      "moe_aux_loss_coeff",
                                      "moe_z_loss_coeff",
                                      "moe_router_bias_update_rate",
+                                     "moe_expert_capacity_factor",
                                      NULL};
 static const char *const of_means[] = {"calculate_per_token_loss", NULL};
 static const char *const of_megatron[] = {"semantics", NULL};
 static const char *const of_warmup[] = {"lr_warmup_init", NULL};
 static const char *const of_decay[] = {"min_lr", "lr_decay_iters", NULL};
+static const char *const of_capacity[] = {"moe_token_drop_policy", NULL};
 static const char *const of_wsd[] = {"lr_wsd_decay_style", "lr_wsd_decay_iters", NULL};
 
 static void take(json_t *to, const json_t *from, const char *const *names)
@@ -52,6 +54,8 @@ json_t *assay_training_to_json(const assay_train_options *o)
         take(training, all, of_decay);
     if (o->lr_decay_style == ASSAY_LR_WSD)
         take(training, all, of_wsd);
+    if (o->moe_expert_capacity_factor > 0.0)
+        take(training, all, of_capacity);
     json_decref(all);
     return training;
 }

@@ -491,8 +491,8 @@ static void row_lanes(assay_arith *a, const gpu_ctx *, const gpu_operands *o)
 
 GPU_LADDER(add) = {
     GPU_RUNG("one thread an element, plain", add, GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
-    GPU_RUNG_IF("four elements a thread where sizes allow: fewer, wider loads", add, NULL, by_four, NULL, 0,
-                GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
+    GPU_RUNG_IF("four elements a thread where sizes allow: fewer, wider loads", add, NULL, by_four, NULL,
+                GPU_SM_80, GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };
 GPU_LADDER(cast) = {
@@ -505,13 +505,13 @@ GPU_LADDER(slice_rows) = {
 };
 GPU_LADDER(clamp_fwd) = {
     GPU_RUNG("one thread an element, plain", clamp_fwd, GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
-    GPU_RUNG_IF("four elements a thread where sizes allow", clamp_fwd, NULL, by_four, NULL, 0,
+    GPU_RUNG_IF("four elements a thread where sizes allow", clamp_fwd, NULL, by_four, NULL, GPU_SM_80,
                 GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };
 GPU_LADDER(clamp_bwd) = {
     GPU_RUNG("one thread an element, plain", clamp_bwd, GPU_DECLARES("dx", GPU_ELEMENTWISE(0))),
-    GPU_RUNG_IF("four elements a thread where sizes allow", clamp_bwd, NULL, by_four, NULL, 0,
+    GPU_RUNG_IF("four elements a thread where sizes allow", clamp_bwd, NULL, by_four, NULL, GPU_SM_80,
                 GPU_DECLARES("dx", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };

@@ -353,8 +353,8 @@ static assay_status attention_bwd(const gpu_work *w)
 /* --- the ladder --------------------------------------------------------------------------------------------- */
 GPU_LADDER(attention_bwd) = {
     GPU_RUNG_IF("one thread a query and head (dq), a key and group (dk, dv)", attention_bwd, bwd_workspace,
-                NULL, NULL, 0, GPU_DECLARES("dq dk dv", GPU_SEQUENTIAL(GPU_ULP_EXP))),
+                NULL, NULL, GPU_SM_80, GPU_DECLARES("dq dk dv", GPU_SEQUENTIAL(GPU_ULP_EXP))),
     GPU_RUNG_IF("one warp for four rows or keys, tiles of 32 in shared memory", attention_bwd, bwd_workspace,
-                NULL, NULL, 0, GPU_DECLARES("dq dk dv", GPU_SEQUENTIAL(GPU_ULP_EXP))),
+                NULL, NULL, GPU_SM_80, GPU_DECLARES("dq dk dv", GPU_SEQUENTIAL(GPU_ULP_EXP))),
     GPU_LADDER_END,
 };

@@ -3,10 +3,29 @@
  *   k0  one thread for each expert walks all choices; one thread for each element copied     integers, exact
  *   k1  plan: one warp for each expert, 32 choices at a time, places by ballots              integers, exact
  *
- * combine_rows adds in fp32, k ascending, and rounds once.  An index outside its range is a violated
- * precondition; it never reads or writes outside a buffer: gather and combine then give NaN (I64: -1), the
- * plan skips it. */
+ * combine_rows adds in fp32, k ascending, and rounds once.  An index of -1 means no row: zeros, no term.  Another index outside
+ * its range is a violated precondition; it never reads or writes outside a buffer: gather and combine then give NaN (I64:
+ * -1), the plan skips it. */
 #include "gpu/device.cuh"
+
+/* Whether assignment j stays before assignment i when an expert cannot take both. */
+__device__ static bool comes_before(int64_t j, int64_t i, const float *probs, const int64_t *token, int64_t k)
+{
+    const bool earlier = token[j / k] < token[i / k];
+    return probs == NULL ? earlier : probs[j] > probs[i] || (probs[j] == probs[i] && earlier);
+}
+
+__global__ void drop_k0(int64_t *routed, const int64_t *indices, const float *probs, const int64_t *token,
+                        int64_t n, int64_t k, int64_t first, int64_t mine, int64_t capacity)
+{
+    for (int64_t a = gpu_thread(); a < mine; a += gpu_threads()) {
+        const int64_t i = first + a, expert = indices[i];
+        int64_t before = 0;
+        for (int64_t j = 0; j < n; ++j)
+            before += j != i && indices[j] == expert && comes_before(j, i, probs, token, k);
+        routed[a] = before < capacity ? expert : -1;
+    }
+}
 
 __global__ void plan_count_k0(int64_t *tokens_per_expert, const int64_t *indices, int64_t n, int64_t experts)
 {
@@ -33,6 +52,14 @@ __global__ void plan_fill_k0(int64_t *row_token, int64_t *row_slot, int64_t *tok
                 token_row[i] = row++;
             }
     }
+}
+
+/* Assignments without an expert. */
+__global__ void plan_absent(int64_t *token_row, const int64_t *indices, int64_t n)
+{
+    for (int64_t i = gpu_thread(); i < n; i += gpu_threads())
+        if (indices[i] == -1)
+            token_row[i] = -1;
 }
 
 __global__ void plan_count_k1(int64_t *tokens_per_expert, const int64_t *indices, int64_t n, int64_t experts)
@@ -79,7 +106,7 @@ __global__ void gather_rows_k0(U *y, const U *x, const int64_t *index, int64_t r
 {
     for (int64_t e = gpu_thread(); e < rows * h; e += gpu_threads()) {
         const int64_t from = index[e / h];
-        y[e] = from >= 0 && from < n ? x[from * h + e % h] : (U) ~(U)0;
+        y[e] = from >= 0 && from < n ? x[from * h + e % h] : from == -1 ? (U)0 : (U) ~(U)0;
     }
 }
 
@@ -91,7 +118,8 @@ __global__ void combine_rows_k0(T *y, const T *x, const int64_t *token_row, int6
         float sum = 0.0f;
         for (int64_t i = 0; i < k; ++i) {
             const int64_t row = token_row[e / h * k + i];
-            sum += row >= 0 && row < r ? gpu_load(x + row * h + e % h) : NAN;
+            if (row != -1)
+                sum += row >= 0 && row < r ? gpu_load(x + row * h + e % h) : NAN;
         }
         gpu_store(y + e, sum);
     }
@@ -104,7 +132,11 @@ static cudaError_t launch_plan(int variant, gpu_tensor row_token, gpu_tensor row
     int64_t *c = (int64_t *)counts.data, *rt = (int64_t *)row_token.data, *rs = (int64_t *)row_slot.data;
     int64_t *tr = (int64_t *)token_row.data;
     const int64_t *i = (const int64_t *)indices.data;
-    cudaError_t error;
+    cudaError_t error = cudaSuccess;
+    if (n > 0)
+        error = GPU_LAUNCH_NO_BARRIER(plan_absent, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream, tr, i, n);
+    if (error != cudaSuccess)
+        return error;
     if (variant == 0) {
         error = GPU_LAUNCH_NO_BARRIER(plan_count_k0, gpu_grid(e, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream, c, i,
                                       n, e);
@@ -121,6 +153,52 @@ static cudaError_t launch_plan(int variant, gpu_tensor row_token, gpu_tensor row
                       c, i, n, k, e);
 }
 
+static cudaError_t launch_drop(const gpu_work *w, gpu_tensor routed, gpu_tensor counts)
+{
+    const gpu_tensor indices = gpu_operand(w->o, "all_indices"), probs = gpu_operand(w->o, "all_probs");
+    const gpu_tensor token = gpu_operand(w->o, "token");
+    const int64_t k = gpu_tensor_cols(indices), mine = gpu_tensor_count(routed);
+    const int64_t e = gpu_tensor_count(counts);
+    cudaError_t error = cudaSuccess;
+    if (mine > 0)
+        error = GPU_LAUNCH_NO_BARRIER(drop_k0, gpu_grid(mine, GPU_BLOCK), dim3(GPU_BLOCK), 0, w->stream,
+                                      (int64_t *)routed.data, (const int64_t *)indices.data,
+                                      (const float *)probs.data, (const int64_t *)token.data,
+                                      gpu_tensor_count(indices), k, gpu_operand_int(w->o, "start") * k, mine,
+                                      gpu_operand_int(w->o, "capacity"));
+    if (error != cudaSuccess)
+        return error;
+    return GPU_LAUNCH_NO_BARRIER(plan_count_k0, gpu_grid(e, GPU_BLOCK), dim3(GPU_BLOCK), 0, w->stream,
+                                 (int64_t *)counts.data, (const int64_t *)routed.data, mine, e);
+}
+
+static assay_status router_drop(const gpu_work *w)
+{
+    const gpu_tensor indices = gpu_operand(w->o, "all_indices"), probs = gpu_operand(w->o, "all_probs"),
+                     token = gpu_operand(w->o, "token"), routed = gpu_operand(w->o, "routed"),
+                     counts = gpu_operand(w->o, "tokens_per_expert");
+    const int64_t start = gpu_operand_int(w->o, "start"), length = gpu_operand_int(w->o, "length");
+    const char *op = "router_drop";
+    ASSAY_TRY(gpu_check_tensor(op, "all_indices", indices, ASSAY_I64, ASSAY_I64));
+    ASSAY_CHECK(indices.ndim == 2, ASSAY_INVALID_ARGUMENT,
+                "%s: all_indices: expected 2 dimensions [N,K], found %d", op, indices.ndim);
+    if (gpu_tensor_present(probs)) {
+        ASSAY_TRY(gpu_check_tensor(op, "all_probs", probs, ASSAY_F32, ASSAY_F32));
+        ASSAY_TRY(gpu_check_count(op, "all_probs", probs, gpu_tensor_count(indices)));
+    }
+    ASSAY_TRY(gpu_check_tensor(op, "token", token, ASSAY_I64, ASSAY_I64));
+    ASSAY_TRY(gpu_check_count(op, "token", token, indices.shape[0]));
+    ASSAY_TRY(gpu_check_tensor(op, "routed", routed, ASSAY_I64, ASSAY_I64));
+    ASSAY_TRY(gpu_check_count(op, "routed", routed, length * indices.shape[1]));
+    ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", counts, ASSAY_I64, ASSAY_I64));
+    ASSAY_CHECK(start >= 0 && length >= 0 && start + length <= indices.shape[0], ASSAY_INVALID_ARGUMENT,
+                "%s: tokens %lld to %lld of %lld", op, (long long)start, (long long)(start + length),
+                (long long)indices.shape[0]);
+    if (gpu_tensor_count(counts) > 0)
+        GPU_LAUNCHED(launch_drop(w, routed, counts), op);
+    return ASSAY_OK;
+}
+
 static assay_status permute_plan(const gpu_work *w)
 {
     const gpu_tensor row_token = gpu_operand(w->o, "row_token"), row_slot = gpu_operand(w->o, "row_slot"),
@@ -135,8 +213,11 @@ static assay_status permute_plan(const gpu_work *w)
     ASSAY_CHECK(indices.ndim == 2, ASSAY_INVALID_ARGUMENT,
                 "%s: indices: expected 2 dimensions [T,K], found %d", op, indices.ndim);
     const int64_t n = gpu_tensor_count(indices);
-    ASSAY_TRY(gpu_check_count(op, "row_token", row_token, n));
-    ASSAY_TRY(gpu_check_count(op, "row_slot", row_slot, n));
+    const int64_t rows = gpu_operand_int(w->o, "rows");
+    ASSAY_CHECK(rows <= n, ASSAY_INVALID_ARGUMENT, "%s: rows: expected at most %lld, found %lld", op,
+                (long long)n, (long long)rows);
+    ASSAY_TRY(gpu_check_count(op, "row_token", row_token, rows));
+    ASSAY_TRY(gpu_check_count(op, "row_slot", row_slot, rows));
     ASSAY_TRY(gpu_check_count(op, "token_row", token_row, n));
     if (gpu_tensor_count(tokens_per_expert) > 0)
         GPU_LAUNCHED(
@@ -209,6 +290,11 @@ static assay_status combine_rows(const gpu_work *w)
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
+GPU_LADDER(router_drop) = {
+    GPU_RUNG("one thread an assignment counts those before it", router_drop,
+             GPU_DECLARES("routed tokens_per_expert", GPU_ELEMENTWISE(0))),
+    GPU_LADDER_END,
+};
 GPU_LADDER(permute_plan) = {
     GPU_RUNG("one thread an expert walks all choices", permute_plan,
              GPU_DECLARES("row_token row_slot tokens_per_expert token_row", GPU_ELEMENTWISE(0))),

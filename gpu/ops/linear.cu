@@ -538,7 +538,8 @@ static void blas_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o
     GPU_LADDER(op) = {GPU_RUNG("one thread an element, inner index ascending", each_plain<op##_product>,     \
                                GPU_DECLARES(output, GPU_SEQUENTIAL(0))),                                     \
                       GPU_RUNG_IF(blas, each_blas<op##_product>, blas_bytes, blas_accepts<op##_product>,     \
-                                  NULL, 0, GPU_ADAPTS(output, GPU_SEQUENTIAL(0), blas_arith, BLAS_ARITH)),   \
+                                  NULL, GPU_SM_80,                                                           \
+                                  GPU_ADAPTS(output, GPU_SEQUENTIAL(0), blas_arith, BLAS_ARITH)),            \
                       GPU_LADDER_END}
 PRODUCT_LADDER(linear_fwd, "y", "cuBLASLt");
 PRODUCT_LADDER(linear_bwd_input, "dx", "cuBLASLt");

@@ -238,7 +238,7 @@ GPU_LADDER(cross_entropy_stats) = {
              GPU_DECLARES("stats",
                           GPU_ARITH(F32, TREE, GPU_WARP, false, GPU_ULP_EXP, GPU_WARP *LOSS_UNROLL))),
     GPU_RUNG_IF("256 threads a row, for large vocabularies (4096 and more)", cross_entropy_stats, NULL, NULL,
-                wide, 0,
+                wide, GPU_SM_80,
                 GPU_DECLARES("stats",
                              GPU_ARITH(F32, TREE, LOSS_BLOCK, false, GPU_ULP_EXP, LOSS_BLOCK *LOSS_UNROLL))),
     GPU_LADDER_END,

@@ -404,7 +404,7 @@ GPU_LADDER(router_fwd) = {
              GPU_ADAPTS("probs", GPU_SEQUENTIAL(GPU_ULP_EXP), router_ulp, ROUTER_ULP),
              GPU_ADAPTS("scores indices", GPU_SEQUENTIAL(GPU_ULP_EXP), score_arith, ROUTER_SCORES)),
     GPU_RUNG_IF("one warp a token, the row stays in registers; up to 32 groups", router_fwd, NULL, groups_fit,
-                NULL, 0, GPU_ADAPTS("probs", GPU_TREE(GPU_WARP, GPU_ULP_EXP), router_ulp, ROUTER_ULP),
+                NULL, GPU_SM_80, GPU_ADAPTS("probs", GPU_TREE(GPU_WARP, GPU_ULP_EXP), router_ulp, ROUTER_ULP),
                 GPU_ADAPTS("scores indices", GPU_TREE(GPU_WARP, GPU_ULP_EXP), score_arith, ROUTER_SCORES)),
     GPU_LADDER_END,
 };

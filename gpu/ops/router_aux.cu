@@ -419,11 +419,11 @@ static assay_status expert_bias_update(const gpu_work *w)
 #define AUX_ULP "math 6 ulp for sigmoid"
 /* z_sum is a softmax for either score function. */
 GPU_LADDER(router_aux_fwd) = {
-    GPU_RUNG_IF("one thread a token, one an expert", router_aux_fwd, aux_workspace, NULL, NULL, 0,
+    GPU_RUNG_IF("one thread a token, one an expert", router_aux_fwd, aux_workspace, NULL, NULL, GPU_SM_80,
                 GPU_ADAPTS("aux_scores aux_indices tokens_per_expert score_sums", GPU_SEQUENTIAL(GPU_ULP_EXP),
                            router_ulp, AUX_ULP),
                 GPU_DECLARES("z_sum", GPU_SEQUENTIAL(GPU_ULP_EXP))),
-    GPU_RUNG_IF("one warp a token, one an expert", router_aux_fwd, aux_workspace, NULL, NULL, 0,
+    GPU_RUNG_IF("one warp a token, one an expert", router_aux_fwd, aux_workspace, NULL, NULL, GPU_SM_80,
                 GPU_ADAPTS("aux_scores aux_indices tokens_per_expert score_sums",
                            GPU_TREE(GPU_WARP, GPU_ULP_EXP), router_ulp, AUX_ULP),
                 GPU_DECLARES("z_sum", GPU_TREE(GPU_WARP, GPU_ULP_EXP))),

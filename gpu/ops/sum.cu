@@ -118,7 +118,8 @@ static void block_lanes(assay_arith *a, const gpu_ctx *, const gpu_operands *o)
 
 #define SUM_RUNGS(run)                                                                                       \
     GPU_RUNG("one thread", run, GPU_DECLARES("y", GPU_ARITH(F64, SEQUENTIAL, 1, true, 0, 0))),               \
-        GPU_RUNG_IF("blocks of 256 threads, joined by a second launch", run, partial_sums, NULL, NULL, 0,    \
+        GPU_RUNG_IF("blocks of 256 threads, joined by a second launch", run, partial_sums, NULL, NULL,       \
+                    GPU_SM_80,                                                                               \
                     GPU_ADAPTS("y", GPU_ARITH(F64, TREE, SUM_BLOCK, true, 0, 0), block_lanes,                \
                                "256 lanes for each of up to 256 blocks; the size decides")),                 \
         GPU_LADDER_END

@@ -2,13 +2,57 @@
 #include "gpu/parallel/context.h"
 
 #include <math.h>
+#include <stdio.h>
 
-#define ATTENTION_ATTRS(m, l, keys)                                                                          \
-    GPU_I("batch", (m)->B), GPU_I("seq_q", (m)->sequence.region.length), GPU_I("seq_k", (keys)),             \
-        GPU_I("heads", (m)->heads), GPU_I("groups", (m)->groups),                                            \
+/* One call of attention: what it reads, and how much of the model's heads and positions that is. */
+typedef struct attention {
+    const char *at;
+    gpu_value *q, *k, *v, *q_position, *k_position;
+    int64_t seq_q, seq_k, parts; /* parts: ranks over which the heads are dealt out */
+} attention;
+
+#define ATTENTION_SLOTS(x)                                                                                   \
+    GPU_T("q", (x)->q), GPU_T("k", (x)->k), GPU_T("v", (x)->v), GPU_T("q_position", (x)->q_position),        \
+        GPU_T("k_position", (x)->k_position)
+#define ATTENTION_ATTRS(m, l, x)                                                                             \
+    GPU_I("batch", (m)->B), GPU_I("seq_q", (x)->seq_q), GPU_I("seq_k", (x)->seq_k),                          \
+        GPU_I("heads", (m)->heads / (x)->parts), GPU_I("groups", (m)->groups / (x)->parts),                  \
         GPU_I("head_dim", (m)->config->kv_channels), GPU_I("head_dim_v", (m)->config->kv_channels),          \
         GPU_F("scale", (double)(float)(1.0 / sqrt((double)(m)->config->kv_channels))),                       \
         GPU_I("window", (l)->window)
+
+/* This rank's piece of n things that tp cuts, and cp, too, where the heads are dealt out. */
+static gpu_dim dealt(const gpu_model *m, int64_t n, int64_t parts)
+{
+    const gpu_dim whole = gpu_dim_tp(m, n, 1);
+    const int64_t each = whole.length / parts;
+    return gpu_dim_piece(n, whole.start + (parts > 1 ? m->at.cp * each : 0), each);
+}
+
+/* o (or lse: d = 1) of `x`. */
+static gpu_value result_of(const gpu_model *m, gpu_arena *arena, const attention *x, int64_t d)
+{
+    const gpu_dim dim[3] = {x->parts > 1 ? gpu_dim_gathered(m) : gpu_dim_sequence(m, false), gpu_dim_batch(m),
+                            dealt(m, m->config->num_attention_heads * d, x->parts)};
+    return gpu_value_describe(arena, 3, dim, 0);
+}
+
+static assay_status attention_fwd(gpu_model *m, gpu_arena *arena, const gpu_layer *l, const attention *x,
+                                  gpu_value *o, gpu_value *lse)
+{
+    return GPU_CALL(m->run, "attention_fwd", x->at, ATTENTION_SLOTS(x), ATTENTION_ATTRS(m, l, x),
+                    GPU_NEW("o", o, result_of(m, arena, x, m->config->kv_channels)),
+                    GPU_NEW("lse", lse, result_of(m, arena, x, 1)));
+}
+
+/* dq, dk, dv are described. */
+static assay_status attention_bwd(gpu_model *m, const gpu_layer *l, const attention *x, gpu_value *d_o,
+                                  gpu_value *o, gpu_value *lse, gpu_value *dq, gpu_value *dk, gpu_value *dv)
+{
+    return GPU_CALL(m->run, "attention_bwd", x->at, GPU_T("do", d_o), ATTENTION_SLOTS(x), GPU_T("o", o),
+                    GPU_T("lse", lse), ATTENTION_ATTRS(m, l, x), GPU_T("dq", dq), GPU_T("dk", dk),
+                    GPU_T("dv", dv));
+}
 
 /* --- all_gather --------------------------------------------------------------------------------------------- */
 /* *whole = the pieces of the cp ranks, one after the other. */
@@ -36,47 +80,354 @@ static assay_status gather_bwd(gpu_model *m, const char *at, gpu_value *dpiece, 
                                                      GPU_T("recv", dpiece)}});
 }
 
-/* --- attention ---------------------------------------------------------------------------------------------- */
-static gpu_value *key_positions(gpu_model *m)
+static attention over_gathered(gpu_model *m, gpu_attention_acts *a)
 {
-    return m->cp > 1 ? &m->key_position : &m->position;
+    return (attention){.at = "self_attention.core_attention",
+                       .q = &a->queries,
+                       .k = &a->keys,
+                       .v = &a->values,
+                       .q_position = &m->position,
+                       .k_position = m->cp > 1 ? &m->key_position : &m->position,
+                       .seq_q = m->sequence.region.length,
+                       .seq_k = m->S,
+                       .parts = 1};
 }
 
-assay_status gpu_context_attention_fwd(gpu_model *m, gpu_arena *keep, const gpu_layer *l,
-                                       gpu_attention_acts *a)
+static assay_status all_gather_fwd(gpu_model *m, gpu_arena *keep, const gpu_layer *l, gpu_attention_acts *a)
 {
-    const int64_t A = m->config->num_attention_heads;
+    const attention x = over_gathered(m, a);
+    a->queries = a->q;
     a->keys = a->k;
     a->values = a->v;
     if (m->cp > 1) {
         ASSAY_TRY(gather(m, keep, "self_attention.gather_k", &a->keys, &a->k));
         ASSAY_TRY(gather(m, keep, "self_attention.gather_v", &a->values, &a->v));
     }
-    return GPU_CALL(
-        m->run, "attention_fwd", "self_attention.core_attention", GPU_T("q", &a->q), GPU_T("k", &a->keys),
-        GPU_T("v", &a->values), GPU_T("q_position", &m->position), GPU_T("k_position", key_positions(m)),
-        ATTENTION_ATTRS(m, l, m->S),
-        GPU_NEW("o", &a->o, gpu_tokens(m, keep, false, gpu_dim_tp(m, A * m->config->kv_channels, 1))),
-        GPU_NEW("lse", &a->lse, gpu_tokens(m, keep, false, gpu_dim_tp(m, A, 1))));
+    ASSAY_TRY(attention_fwd(m, keep, l, &x, &a->o, &a->lse));
+    a->attended = a->o;
+    return ASSAY_OK;
+}
+
+static assay_status all_gather_bwd(gpu_model *m, const gpu_layer *l, gpu_attention_acts *a, gpu_value *dq,
+                                   gpu_value *dk, gpu_value *dv, gpu_value *d_o)
+{
+    const attention x = over_gathered(m, a);
+    gpu_value dkeys = gpu_partial_kv(m, gpu_partial(m, gpu_grad_of(m, &a->keys), ASSAY_GROUP_CP));
+    gpu_value dvalues = gpu_partial_kv(m, gpu_partial(m, gpu_grad_of(m, &a->values), ASSAY_GROUP_CP));
+    *dq = gpu_grad_of(m, &a->q);
+    ASSAY_TRY(attention_bwd(m, l, &x, d_o, &a->attended, &a->lse, dq, &dkeys, &dvalues));
+    *dk = dkeys;
+    *dv = dvalues;
+    if (m->cp == 1)
+        return ASSAY_OK;
+    ASSAY_TRY(gather_bwd(m, "self_attention.gather_k", dk, &dkeys, &a->k));
+    return gather_bwd(m, "self_attention.gather_v", dv, &dvalues, &a->v);
+}
+
+/* --- a2a ---------------------------------------------------------------------------------------------------- */
+/* [P,T,width/P], meaningful here alone: the heads of every cp rank together. */
+static gpu_value packed_of(gpu_model *m, int64_t width)
+{
+    const gpu_dim dim[4] = {gpu_dim_whole(m->cp), gpu_dim_whole(m->sequence.region.length),
+                            gpu_dim_whole(m->B), gpu_dim_whole(width / m->cp)};
+    gpu_value v = gpu_value_describe(&m->scratch, 4, dim, 1);
+    v.kind = ASSAY_PIECE_LOCAL;
+    return v;
+}
+
+/* x and y: [T,heads,D] and [P,T,heads/P,D] of this rank, or the other way round. */
+static assay_status repack(gpu_model *m, const char *op, const char *at, gpu_value *y, gpu_value *x,
+                           int64_t heads)
+{
+    return GPU_CALL(m->run, op, at, GPU_T("x", x), GPU_I("heads", heads),
+                    GPU_I("head_dim", m->config->kv_channels), GPU_I("parts", m->cp), GPU_T("y", y));
+}
+
+/* outward: packed heads of the own positions -> own heads of all positions; else the way back. */
+static assay_status exchange(gpu_model *m, const char *at, gpu_value *recv, gpu_value *send, bool outward)
+{
+    return gpu_call(m->run, &(gpu_call_args){.op = "all_to_all",
+                                             .at = at,
+                                             .group = ASSAY_GROUP_CP,
+                                             .counts = outward ? m->one_each : m->region_rows,
+                                             .recv_counts = outward ? m->region_rows : m->one_each,
+                                             .arg = {GPU_T("send", send), GPU_T("recv", recv)}});
+}
+
+/* *all = x [S,B,heads,D] with the heads dealt out and the sequence gathered. */
+static assay_status heads_to_sequence(gpu_model *m, gpu_arena *keep, const char *pack, const char *a2a,
+                                      gpu_value *all, gpu_value *x, int64_t heads)
+{
+    gpu_value packed = packed_of(m, heads * m->config->kv_channels);
+    ASSAY_TRY(repack(m, "pack_heads", pack, &packed, x, heads));
+    *all = gpu_value_describe(keep, x->ndim, x->dim, x->merge);
+    all->dim[0] = gpu_dim_gathered(m);
+    all->dim[2] = dealt(m, x->dim[2].global, m->cp);
+    return exchange(m, a2a, all, &packed, true);
+}
+
+static assay_status heads_to_sequence_bwd(gpu_model *m, const char *pack, const char *a2a, gpu_value *dx,
+                                          gpu_value *dall, const gpu_value *x, int64_t heads)
+{
+    gpu_value packed = gpu_named(m, packed_of(m, heads * m->config->kv_channels), pack, "y.grad");
+    ASSAY_TRY(exchange(m, a2a, &packed, dall, false));
+    *dx = gpu_grad_of(m, x);
+    return repack(m, "unpack_heads", pack, dx, &packed, heads);
+}
+
+static attention over_heads(gpu_model *m, gpu_attention_acts *a)
+{
+    return (attention){.at = "self_attention.core_attention",
+                       .q = &a->queries,
+                       .k = &a->keys,
+                       .v = &a->values,
+                       .q_position = &m->key_position,
+                       .k_position = &m->key_position,
+                       .seq_q = m->S,
+                       .seq_k = m->S,
+                       .parts = m->cp};
+}
+
+static assay_status a2a_fwd(gpu_model *m, gpu_arena *keep, const gpu_layer *l, gpu_attention_acts *a)
+{
+    const attention x = over_heads(m, a);
+    const int64_t width = m->config->num_attention_heads * m->config->kv_channels;
+    gpu_value packed = packed_of(m, m->heads * m->config->kv_channels);
+    ASSAY_TRY(heads_to_sequence(m, keep, "self_attention.pack_q", "self_attention.a2a_q", &a->queries, &a->q,
+                                m->heads));
+    ASSAY_TRY(heads_to_sequence(m, keep, "self_attention.pack_k", "self_attention.a2a_k", &a->keys, &a->k,
+                                m->groups));
+    ASSAY_TRY(heads_to_sequence(m, keep, "self_attention.pack_v", "self_attention.a2a_v", &a->values, &a->v,
+                                m->groups));
+    ASSAY_TRY(attention_fwd(m, keep, l, &x, &a->attended, &a->lse));
+    ASSAY_TRY(exchange(m, "self_attention.a2a_o", &packed, &a->attended, false));
+    a->o = gpu_tokens(m, keep, false, gpu_dim_tp(m, width, 1));
+    return repack(m, "unpack_heads", "self_attention.unpack_o", &a->o, &packed, m->heads);
+}
+
+static assay_status a2a_bwd(gpu_model *m, const gpu_layer *l, gpu_attention_acts *a, gpu_value *dq,
+                            gpu_value *dk, gpu_value *dv, gpu_value *d_o)
+{
+    const attention x = over_heads(m, a);
+    gpu_value packed =
+        gpu_named(m, packed_of(m, m->heads * m->config->kv_channels), "self_attention.a2a_o", "recv.grad");
+    gpu_value dattended = gpu_grad_of(m, &a->attended), dqueries = gpu_grad_of(m, &a->queries),
+              dkeys = gpu_grad_of(m, &a->keys), dvalues = gpu_grad_of(m, &a->values);
+    ASSAY_TRY(repack(m, "pack_heads", "self_attention.unpack_o", &packed, d_o, m->heads));
+    ASSAY_TRY(exchange(m, "self_attention.a2a_o", &dattended, &packed, true));
+    ASSAY_TRY(attention_bwd(m, l, &x, &dattended, &a->attended, &a->lse, &dqueries, &dkeys, &dvalues));
+    ASSAY_TRY(heads_to_sequence_bwd(m, "self_attention.pack_q", "self_attention.a2a_q", dq, &dqueries, &a->q,
+                                    m->heads));
+    ASSAY_TRY(heads_to_sequence_bwd(m, "self_attention.pack_k", "self_attention.a2a_k", dk, &dkeys, &a->k,
+                                    m->groups));
+    return heads_to_sequence_bwd(m, "self_attention.pack_v", "self_attention.a2a_v", dv, &dvalues, &a->v,
+                                 m->groups);
+}
+
+/* --- p2p ---------------------------------------------------------------------------------------------------- */
+/* "self_attention." + what + "." + step */
+static const char *step_of(const char *what, int step, char out[ASSAY_NAME])
+{
+    snprintf(out, ASSAY_NAME, "self_attention.%s.%d", what, step);
+    return out;
+}
+
+/* A pair of values on its way around the ring: to the cp rank behind, from the one before. */
+typedef struct journey {
+    gpu_value *sent[2], *arrived[2];
+} journey;
+
+/* The arrived ones are described, under their names. */
+static assay_status travel(gpu_model *m, int step, const char *const slots[2], const journey *j)
+{
+    const int before = (m->at.cp + m->cp - 1) % m->cp, behind = (m->at.cp + 1) % m->cp;
+    gpu_transfer list[4];
+    char at[4][ASSAY_NAME];
+    for (int i = 0; i < 4; i++) {
+        const bool send = i < 2;
+        const char *slot = slots[i % 2];
+        snprintf(at[i], sizeof at[i], "self_attention.ring.%d.%s_%s", step, send ? "send" : "recv", slot);
+        if (!send)
+            ASSAY_TRY(gpu_value_make(j->arrived[i % 2], m->act));
+        list[i] = (gpu_transfer){
+            .args = {.op = send ? "send" : "recv",
+                     .at = at[i],
+                     .group = ASSAY_GROUP_CP,
+                     .arg = {GPU_T(send ? "send" : "recv", send ? j->sent[i % 2] : j->arrived[i % 2]),
+                             GPU_I("peer", send ? behind : before)}},
+            .phase = m->run->phase,
+            .microbatch = m->run->microbatch};
+    }
+    return gpu_call_exchange(m->run, list, 4);
+}
+
+/* Keys or values of the block that the rank has after `step` journeys. */
+static gpu_value block_of(gpu_model *m, const gpu_value *own, int step, const char *slot)
+{
+    char at[ASSAY_NAME];
+    gpu_value v = gpu_value_describe(&m->scratch, own->ndim, own->dim, own->merge);
+    v.dim[0] = gpu_dim_positions(m->S, &m->ring[step]);
+    return gpu_named(m, v, step_of("ring", step, at), slot);
+}
+
+static const char *const keys_and_values[2] = {"k", "v"}, *const their_gradients[2] = {"dk", "dv"};
+
+/* The block of the step: this rank's own, then what arrives. */
+static assay_status next_block(gpu_model *m, const gpu_attention_acts *a, int step, gpu_value block[2])
+{
+    if (step == 0) {
+        block[0] = a->k;
+        block[1] = a->v;
+        return ASSAY_OK;
+    }
+    gpu_value last[2] = {block[0], block[1]};
+    block[0] = block_of(m, &a->k, step, "k");
+    block[1] = block_of(m, &a->v, step, "v");
+    return travel(m, step, keys_and_values,
+                  &(journey){.sent = {&last[0], &last[1]}, .arrived = {&block[0], &block[1]}});
+}
+
+static attention over_block(gpu_model *m, gpu_attention_acts *a, gpu_value block[2], int step, const char *at)
+{
+    return (attention){.at = at,
+                       .q = &a->q,
+                       .k = &block[0],
+                       .v = &block[1],
+                       .q_position = &m->position,
+                       .k_position = &m->ring_position[step],
+                       .seq_q = m->sequence.region.length,
+                       .seq_k = m->ring[step].length,
+                       .parts = 1};
+}
+
+/* o, lse = what was seen so far and what one more block shows; the last merge makes what attention alone would. */
+static assay_status merge(gpu_model *m, gpu_arena *keep, const attention *x, int step, gpu_value *o,
+                          gpu_value *lse, gpu_value *o_b, gpu_value *lse_b)
+{
+    const bool last = step == m->cp - 1;
+    const assay_dtype dtype = last ? m->run->recipe->op[ASSAY_OPS_ATTENTION].act
+                                   : m->run->recipe->op[ASSAY_OPS_ATTENTION].accumulate;
+    gpu_arena *arena = last ? keep : &m->scratch;
+    gpu_value o_a = *o, lse_a = *lse;
+    char at[ASSAY_NAME];
+    return GPU_CALL(m->run, "attention_merge",
+                    last ? "self_attention.core_attention" : step_of("merge", step, at), GPU_T("o_a", &o_a),
+                    GPU_T("lse_a", &lse_a), GPU_T("o_b", o_b), GPU_T("lse_b", lse_b),
+                    GPU_I("heads", m->heads), GPU_I("head_dim", m->config->kv_channels),
+                    GPU_W("dtype", assay_dtype_name(dtype)),
+                    GPU_NEW("o", o, result_of(m, arena, x, m->config->kv_channels)),
+                    GPU_NEW("lse", lse, result_of(m, arena, x, 1)));
+}
+
+static assay_status p2p_fwd(gpu_model *m, gpu_arena *keep, const gpu_layer *l, gpu_attention_acts *a)
+{
+    gpu_value block[2];
+    for (int step = 0; step < m->cp; step++) {
+        char at[ASSAY_NAME];
+        gpu_value o, lse;
+        ASSAY_TRY(next_block(m, a, step, block));
+        const attention x = over_block(m, a, block, step, step_of("core_attention", step, at));
+        ASSAY_TRY(attention_fwd(m, &m->scratch, l, &x, &o, &lse));
+        if (step > 0) {
+            ASSAY_TRY(merge(m, keep, &x, step, &a->o, &a->lse, &o, &lse));
+            continue;
+        }
+        a->o = o;
+        a->lse = lse;
+    }
+    a->attended = a->o;
+    return ASSAY_OK;
+}
+
+/* *acc = what arrived of the gradient of a block and this rank's part of it. */
+static assay_status add_parts(gpu_model *m, const gpu_attention_acts *a, int step, gpu_value acc[2],
+                              gpu_value part[2])
+{
+    const gpu_value *own[2] = {&a->k, &a->v};
+    gpu_value arrived[2];
+    for (int i = 0; i < 2; i++)
+        arrived[i] = block_of(m, own[i], step, their_gradients[i]);
+    ASSAY_TRY(travel(m, step, their_gradients,
+                     &(journey){.sent = {&acc[0], &acc[1]}, .arrived = {&arrived[0], &arrived[1]}}));
+    for (int i = 0; i < 2; i++) {
+        char at[ASSAY_NAME];
+        snprintf(at, sizeof at, "self_attention.ring.%d.add_%s", step, their_gradients[i]);
+        acc[i] = gpu_named(m, block_of(m, own[i], step, ""), at, "y");
+        ASSAY_TRY(
+            GPU_CALL(m->run, "add", at, GPU_T("a", &arrived[i]), GPU_T("b", &part[i]), GPU_T("y", &acc[i])));
+    }
+    return ASSAY_OK;
+}
+
+/* *sum += part, in another value; the last is the gradient of q. */
+static assay_status add_queries(gpu_model *m, const gpu_attention_acts *a, int step, gpu_value *sum,
+                                gpu_value *part)
+{
+    gpu_value before = *sum;
+    char at[ASSAY_NAME];
+    snprintf(at, sizeof at, "self_attention.ring.%d.add_dq", step);
+    *sum = gpu_grad_of(m, &a->q);
+    if (step < m->cp - 1)
+        gpu_value_name(m->run, sum, at, "y");
+    return GPU_CALL(m->run, "add", at, GPU_T("a", &before), GPU_T("b", part), GPU_T("y", sum));
+}
+
+static assay_status p2p_bwd(gpu_model *m, const gpu_layer *l, gpu_attention_acts *a, gpu_value *dq,
+                            gpu_value *dk, gpu_value *dv, gpu_value *d_o)
+{
+    gpu_value block[2], acc[2];
+    for (int step = 0; step < m->cp; step++) {
+        char at[ASSAY_NAME];
+        gpu_value part[2], queries;
+        ASSAY_TRY(next_block(m, a, step, block));
+        const attention x = over_block(m, a, block, step, step_of("core_attention", step, at));
+        queries = gpu_named(m, gpu_grad_of(m, &a->q), at, "dq");
+        part[0] = gpu_named(m, block_of(m, &a->k, step, ""), at, "dk");
+        part[1] = gpu_named(m, block_of(m, &a->v, step, ""), at, "dv");
+        ASSAY_TRY(attention_bwd(m, l, &x, d_o, &a->attended, &a->lse, &queries, &part[0], &part[1]));
+        if (step == 0) {
+            *dq = queries;
+            acc[0] = part[0];
+            acc[1] = part[1];
+            continue;
+        }
+        ASSAY_TRY(add_queries(m, a, step, dq, &queries));
+        ASSAY_TRY(add_parts(m, a, step, acc, part));
+    }
+    *dk = gpu_partial_kv(m, gpu_grad_of(m, &a->k)); /* home: one journey more */
+    *dv = gpu_partial_kv(m, gpu_grad_of(m, &a->v));
+    return travel(m, m->cp, their_gradients, &(journey){.sent = {&acc[0], &acc[1]}, .arrived = {dk, dv}});
+}
+
+/* --- the ways to reach the keys of the other ranks; with cp = 1 the first ------------------------------------ */
+static const struct {
+    assay_status (*fwd)(gpu_model *m, gpu_arena *keep, const gpu_layer *l, gpu_attention_acts *a);
+    assay_status (*bwd)(gpu_model *m, const gpu_layer *l, gpu_attention_acts *a, gpu_value *dq, gpu_value *dk,
+                        gpu_value *dv, gpu_value *d_o);
+} comm[ASSAY_CP_COMM_COUNT] = {
+    [ASSAY_CP_ALL_GATHER] = {all_gather_fwd, all_gather_bwd},
+    [ASSAY_CP_A2A] = {a2a_fwd, a2a_bwd},
+    [ASSAY_CP_P2P] = {p2p_fwd, p2p_bwd},
+};
+
+gpu_arena *gpu_context_own_arena(gpu_model *m, gpu_arena *keep)
+{
+    return m->cp > 1 && m->grid->p.cp_comm_type != ASSAY_CP_P2P ? &m->scratch : keep;
+}
+
+gpu_arena *gpu_context_query_arena(gpu_model *m, gpu_arena *keep)
+{
+    return m->grid->p.cp_comm_type == ASSAY_CP_A2A ? &m->scratch : keep;
+}
+
+assay_status gpu_context_attention_fwd(gpu_model *m, gpu_arena *keep, const gpu_layer *l,
+                                       gpu_attention_acts *a)
+{
+    return comm[m->grid->p.cp_comm_type].fwd(m, keep, l, a);
 }
 
 assay_status gpu_context_attention_bwd(gpu_model *m, const gpu_layer *l, gpu_attention_acts *a, gpu_value *dq,
                                        gpu_value *dk, gpu_value *dv, gpu_value *d_o)
 {
-    gpu_value dkeys, dvalues;
-    ASSAY_TRY(GPU_CALL(
-        m->run, "attention_bwd", "self_attention.core_attention", GPU_T("do", d_o), GPU_T("q", &a->q),
-        GPU_T("k", &a->keys), GPU_T("v", &a->values), GPU_T("o", &a->o), GPU_T("lse", &a->lse),
-        GPU_T("q_position", &m->position), GPU_T("k_position", key_positions(m)), ATTENTION_ATTRS(m, l, m->S),
-        GPU_NEW("dq", dq, gpu_grad_of(m, &a->q)),
-        GPU_NEW("dk", &dkeys, gpu_partial_kv(m, gpu_partial(m, gpu_grad_of(m, &a->keys), ASSAY_GROUP_CP))),
-        GPU_NEW("dv", &dvalues,
-                gpu_partial_kv(m, gpu_partial(m, gpu_grad_of(m, &a->values), ASSAY_GROUP_CP)))));
-    if (m->cp == 1) {
-        *dk = dkeys;
-        *dv = dvalues;
-        return ASSAY_OK;
-    }
-    ASSAY_TRY(gather_bwd(m, "self_attention.gather_k", dk, &dkeys, &a->k));
-    return gather_bwd(m, "self_attention.gather_v", dv, &dvalues, &a->v);
+    return comm[m->grid->p.cp_comm_type].bwd(m, l, a, dq, dk, dv, d_o);
 }

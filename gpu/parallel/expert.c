@@ -15,9 +15,8 @@ static gpu_value rows_of(gpu_arena *arena, const gpu_rows *rows, int64_t last)
     return v;
 }
 
-/* An index array of n on the device under instance and slot, filled from staging (which outlives the copy). */
-static assay_status index_value(gpu_model *m, gpu_arena *arena, gpu_value *v, const char *at,
-                                const char *slot, int64_t n, const int64_t *host)
+assay_status gpu_index_value(gpu_model *m, gpu_arena *arena, gpu_value *v, const char *at, const char *slot,
+                             int64_t n, const int64_t *host)
 {
     *v = gpu_named(m, gpu_local(arena, n, 0), at, slot);
     ASSAY_TRY(gpu_value_make(v, ASSAY_I64));
@@ -42,6 +41,22 @@ static assay_status all_to_all(gpu_model *m, const char *at, gpu_value *recv, co
 }
 
 /* --- dispatch ----------------------------------------------------------------------------------------------- */
+/* Rows that the experts' capacities leave; the host waits for them.  Dry mode: all. */
+static assay_status count_routed(gpu_model *m, gpu_microbatch_state *mb, const gpu_moe_acts *s, int64_t *rows)
+{
+    const int64_t E = m->config->num_moe_experts;
+    int64_t *counts;
+    ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)E * sizeof *counts, (void **)&counts));
+    if (m->run->dry)
+        return ASSAY_OK;
+    ASSAY_TRY(gpu_run_download(m->run, counts, s->routed_counts.t.data, (size_t)E * sizeof *counts,
+                               "routed tokens"));
+    *rows = 0;
+    for (int64_t e = 0; e < E; e++)
+        *rows += counts[e];
+    return ASSAY_OK;
+}
+
 /* The counts lie in the step's table, in the row of this microbatch: written, never added to, so that a forward that runs
  * again changes nothing. */
 static assay_status permute_rows(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *s,
@@ -50,10 +65,13 @@ static assay_status permute_rows(gpu_model *m, gpu_microbatch_state *mb, const g
     gpu_arena *keep = &mb->arena;
     const int64_t E = m->config->num_moe_experts, K = m->config->moe_router_topk, T = m->sl * m->B;
     p->rows = T * K;
+    if (m->options->moe_expert_capacity_factor > 0.0)
+        ASSAY_TRY(count_routed(m, mb, s, &p->rows));
     s->tokens_per_expert = gpu_named(m, gpu_local(NULL, E, 0), "mlp.permute_plan", "tokens_per_expert");
     s->tokens_per_expert.t = gpu_tensor_1d(l->tokens_per_expert + mb->index * E, ASSAY_I64, E);
-    return GPU_CALL(m->run, "permute_plan", "mlp.permute_plan", GPU_T("indices", &s->indices),
-                    GPU_I("experts", E), GPU_NEW("row_token", &s->row_token, gpu_local(keep, p->rows, 0)),
+    return GPU_CALL(m->run, "permute_plan", "mlp.permute_plan", GPU_T("indices", &s->routed),
+                    GPU_I("experts", E), GPU_I("rows", p->rows),
+                    GPU_NEW("row_token", &s->row_token, gpu_local(keep, p->rows, 0)),
                     GPU_NEW("row_slot", row_slot, gpu_local(&m->scratch, p->rows, 0)),
                     GPU_T("tokens_per_expert", &s->tokens_per_expert),
                     GPU_NEW("token_row", &s->token_row, gpu_local(keep, T, K)));
@@ -142,8 +160,8 @@ static assay_status exchange_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_mo
     if (!run->dry)
         gpu_exchange_sort(m, p, sort, unsort);
     ASSAY_TRY(gpu_exchange_name_received(m, mb, s, p, sort));
-    ASSAY_TRY(index_value(m, keep, &s->sort_index, "mlp.sort", "index", p->gathered, sort));
-    ASSAY_TRY(index_value(m, keep, &s->unsort_index, "mlp.unsort", "index", p->gathered, unsort));
+    ASSAY_TRY(gpu_index_value(m, keep, &s->sort_index, "mlp.sort", "index", p->gathered, sort));
+    ASSAY_TRY(gpu_index_value(m, keep, &s->unsort_index, "mlp.unsort", "index", p->gathered, unsort));
     ASSAY_TRY(exchange_one(m, s, "mlp.dispatch", "mlp.experts.gather", &s->permuted, &s->dispatched,
                            &s->gathered, H));
     ASSAY_TRY(exchange_one(m, s, "mlp.dispatch_probs", "mlp.experts.gather_probs", &s->permuted_probs,
@@ -171,7 +189,7 @@ assay_status gpu_token_dispatch_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_
     ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)p.rows * sizeof(int64_t), (void **)&host_index));
     for (int64_t i = 0; !run->dry && i < p.rows; i++)
         host_index[i] = p.row_token[i] * K + p.row_slot[i];
-    ASSAY_TRY(index_value(m, &m->scratch, &index, "mlp.permute_probs", "index", p.rows, host_index));
+    ASSAY_TRY(gpu_index_value(m, &m->scratch, &index, "mlp.permute_probs", "index", p.rows, host_index));
     ASSAY_TRY(GPU_CALL(run, "gather_rows", "mlp.permute", GPU_T("x", &s->tokens),
                        GPU_T("index", &s->row_token),
                        GPU_NEW("y", &s->permuted, rows_of(rows_arena, &s->rows, H))));
@@ -185,8 +203,8 @@ assay_status gpu_token_dispatch_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_
         s->expert_in = s->permuted;
         s->expert_probs = s->permuted_probs;
     }
-    return index_value(m, &mb->arena, &s->local_counts, "mlp.experts", "tokens_per_expert", m->local_experts,
-                       s->counts);
+    return gpu_index_value(m, &mb->arena, &s->local_counts, "mlp.experts", "tokens_per_expert",
+                           m->local_experts, s->counts);
 }
 
 /* --- combine ------------------------------------------------------------------------------------------------ */

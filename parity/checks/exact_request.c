@@ -141,6 +141,16 @@ static void add_rows(parity_ask *q, int64_t t, int64_t k, int64_t h)
     parity_ask_2d(q, "x", q->act, rows, h, parity_lattice);
     parity_ask_bytes(q, "token_row", ASSAY_I64, 2, (int64_t[]){t, k}, token_row);
     parity_ask_finish(q);
+    for (int64_t i = 0; i < rows; i += 2)
+        index[i] = token_row[i] = -1; /* no row: zeros, no term */
+    parity_ask_begin(q, "gather_rows");
+    parity_ask_2d(q, "x", q->act, t, h, parity_unique);
+    parity_ask_i64(q, "index", rows, index);
+    parity_ask_finish(q);
+    parity_ask_begin(q, "combine_rows");
+    parity_ask_2d(q, "x", q->act, rows, h, parity_lattice);
+    parity_ask_bytes(q, "token_row", ASSAY_I64, 2, (int64_t[]){t, k}, token_row);
+    parity_ask_finish(q);
     parity_ask_begin(q, "slice_rows");
     parity_ask_2d(q, "x", q->act, t, h, parity_unique);
     parity_ask_int(q, "start", t / 3);
@@ -163,6 +173,28 @@ static void add_plan(parity_ask *q, int64_t t, int64_t k, int64_t experts)
     parity_ask_begin(q, "permute_plan");
     parity_ask_bytes(q, "indices", ASSAY_I64, 2, (int64_t[]){t, k}, indices);
     parity_ask_int(q, "experts", experts);
+    parity_ask_int(q, "rows", t * k);
+    parity_ask_finish(q);
+    /* What no expert takes has no row: every third choice. */
+    int64_t rows = 0, token[64];
+    for (int64_t i = 0; i < t * k; i++) {
+        token[i / k] = t - 1 - i / k;
+        rows += i % 3 != 1;
+    }
+    parity_ask_begin(q, "router_drop");
+    parity_ask_bytes(q, "all_indices", ASSAY_I64, 2, (int64_t[]){t, k}, indices);
+    parity_ask_i64(q, "token", t, token);
+    parity_ask_int(q, "experts", experts);
+    parity_ask_int(q, "capacity", 2);
+    parity_ask_int(q, "start", t / 3);
+    parity_ask_int(q, "length", t - t / 3);
+    parity_ask_finish(q);
+    for (int64_t i = 0; i < t * k; i++)
+        indices[i] = i % 3 != 1 ? indices[i] : -1;
+    parity_ask_begin(q, "permute_plan");
+    parity_ask_bytes(q, "indices", ASSAY_I64, 2, (int64_t[]){t, k}, indices);
+    parity_ask_int(q, "experts", experts);
+    parity_ask_int(q, "rows", rows);
     parity_ask_finish(q);
 }
 

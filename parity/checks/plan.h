@@ -33,7 +33,7 @@ typedef struct plan_slot {
     plan_tensor tensor;
 } plan_slot;
 
-typedef enum { PLAN_INT, PLAN_REAL, PLAN_TEXT, PLAN_BOOL, PLAN_LIST } plan_attr_type;
+typedef enum { PLAN_ANY, PLAN_INT, PLAN_REAL, PLAN_TEXT, PLAN_BOOL, PLAN_LIST } plan_attr_type;
 typedef struct plan_attr {
     const char *name;
     plan_attr_type type;
@@ -67,9 +67,11 @@ typedef struct plan_recorded plan_recorded;
 assay_status plan_recorded_create(plan_recorded **out, const assay_trace *t);
 void plan_recorded_destroy(plan_recorded *r);
 const assay_trace *plan_recorded_trace(const plan_recorded *r);
-/* Output `indices` of a router (aux: of its auxiliary map), or NULL. */
+/* Maps of a router: the chosen experts, those of its auxiliary losses, what the experts' capacities leave. */
+typedef enum { PLAN_CHOSEN, PLAN_AUX, PLAN_ROUTED } plan_map;
+/* The output that holds the map, or NULL. */
 const assay_trace_tensor *plan_recorded_choice(const plan_recorded *r, int rank, int64_t step,
-                                               int64_t microbatch, const char *instance, bool aux);
+                                               int64_t microbatch, const char *instance, plan_map map);
 /* The first reduce_scatter of a parameter's gradient in the step, or NULL. */
 const assay_trace_op *plan_recorded_scatter(const plan_recorded *r, int rank, int64_t step,
                                             const char *param);
@@ -141,6 +143,7 @@ void plan_add_collective(plan *p, const char *op, const char *at, assay_group gr
 void plan_in(plan *p, const char *slot, plan_tensor t);
 void plan_out(plan *p, const char *slot, plan_tensor t);
 void plan_int(plan *p, const char *name, int64_t value);
+void plan_any(plan *p, const char *name); /* an integer that follows from a choice which is not known */
 void plan_real(plan *p, const char *name, double value, double slack);
 void plan_f32(plan *p, const char *name, double value); /* rounded once */
 void plan_word(plan *p, const char *name, const char *value);
@@ -185,14 +188,15 @@ int64_t plan_local_groups(const plan *p);
 int64_t plan_local_heads(const plan *p);
 /* position_ids: of this rank's tokens. */
 plan_tensor plan_positions(plan *p);
-/* What attention reads and makes; own_k and own_v are the rank's own. */
-typedef struct plan_context {
-    plan_tensor q, k, v, own_k, own_v, o, lse;
-} plan_context;
-plan_context plan_context_forward(plan *p, plan_tensor q, plan_tensor k, plan_tensor v);
 typedef struct plan_qkv {
     plan_tensor q, k, v;
 } plan_qkv;
+/* The rank's own q, k, v; what attention reads in their place and makes; what the projection reads. */
+typedef struct plan_context {
+    plan_qkv own;
+    plan_tensor q, k, v, attended, lse, packed_o, o;
+} plan_context;
+plan_context plan_context_forward(plan *p, plan_tensor q, plan_tensor k, plan_tensor v);
 /* Gradients of the rank's own q, k, v. */
 plan_qkv plan_context_backward(plan *p, const plan_context *c, plan_tensor d_o);
 
@@ -202,7 +206,10 @@ typedef struct plan_kind {
     plan_tensor (*forward)(plan *p, plan_tensor x, void *saved);
     plan_tensor (*backward)(plan *p, plan_tensor dy, void *saved); /* gradient of x */
 } plan_kind;
-extern const plan_kind plan_self_attention, plan_dense_mlp, plan_moe_mlp;
+extern const plan_kind plan_self_attention, plan_mla, plan_dense_mlp, plan_moe_mlp;
+
+/* What the experts' capacities leave of `indices`, over the ranks that share a microbatch: plan_drop.c. */
+plan_tensor plan_drop(plan *p, assay_group group, plan_tensor indices, plan_tensor probs);
 
 /* Shared expert of an MoE layer: plan_shared.c. */
 typedef struct plan_shared_saved {
@@ -214,15 +221,21 @@ plan_tensor plan_shared_backward(plan *p, plan_tensor dy, plan_shared_saved *s);
 /* Integer tensors of the exchange of rows: plan_rows.c.  known false: a choice is missing or malformed. */
 typedef struct plan_rows {
     bool known;
-    int64_t rows, received, gathered; /* of this rank; that arrive over ep; of all etp ranks */
+    int64_t rows, entries;      /* of this rank; T*K */
+    int64_t received, gathered; /* ; that arrive over ep; of all etp ranks */
     int64_t *row_token, *row_slot, *tokens_per_expert, *token_row, *probs_index;
     int64_t *all_counts, *sort, *unsort, *local_counts, *send_counts, *recv_counts, *etp_counts;
 } plan_rows;
 void plan_make_rows(plan *p, plan_rows *r);
 /* The ranks that hold one set of all experts; member t + etp * i has coordinates etp = t, ep = i. */
 assay_group plan_exchange_group(const plan *p);
-/* How many tokens chose each expert [E], on one rank; false when its choice is not known.  layer is global. */
-bool plan_choice_counts(plan *p, int rank, int64_t microbatch, int64_t layer, bool aux, int64_t *counts);
+/* Whether the experts have capacities; the map that decides where rows go. */
+bool plan_has_capacity(const plan *p);
+plan_map plan_row_map(const plan *p);
+/* Tokens of an MoE layer on a rank. */
+int64_t plan_tokens_of(const plan *p, int rank);
+/* How many tokens go to each expert [E] in a map of one rank; false when it is not known.  layer is global. */
+bool plan_choice_counts(plan *p, int rank, int64_t microbatch, int64_t layer, plan_map map, int64_t *counts);
 
 /* --- what data-parallel ranks share out: plan_fsdp.c -------------------------------------------------------- */
 /* The rectangles of a parameter that this rank keeps; cut false: its whole piece. */

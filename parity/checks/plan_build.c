@@ -149,6 +149,11 @@ void plan_int(plan *p, const char *name, int64_t value)
     add_attr(p, (plan_attr){.name = name, .type = PLAN_INT, .integer = value});
 }
 
+void plan_any(plan *p, const char *name)
+{
+    add_attr(p, (plan_attr){.name = name, .type = PLAN_ANY});
+}
+
 void plan_real(plan *p, const char *name, double value, double slack)
 {
     add_attr(p, (plan_attr){.name = name, .type = PLAN_REAL, .real = value, .slack = slack});

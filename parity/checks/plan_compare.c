@@ -10,6 +10,9 @@
 static void attr_text(const plan_attr *a, char *out, size_t capacity)
 {
     switch (a->type) {
+    case PLAN_ANY:
+        snprintf(out, capacity, "an integer");
+        return;
     case PLAN_INT:
         snprintf(out, capacity, "%lld", (long long)a->integer);
         return;
@@ -43,6 +46,8 @@ static void json_text(const json_t *found, char *out, size_t capacity)
 static bool attr_holds(const plan_attr *a, const json_t *found)
 {
     switch (a->type) {
+    case PLAN_ANY: /* the choice of experts has failed by itself */
+        return json_is_integer(found);
     case PLAN_INT:
         return json_is_integer(found) && json_integer_value(found) == a->integer;
     case PLAN_REAL:

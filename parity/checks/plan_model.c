@@ -24,7 +24,8 @@ typedef struct chunk {
     slot *slots;                    /* of every microbatch of the rank */
 } chunk;
 
-static const plan_kind *const mixers[ASSAY_MIXER_COUNT] = {[ASSAY_MIXER_ATTENTION] = &plan_self_attention};
+static const plan_kind *const mixers[ASSAY_MIXER_COUNT] = {
+    [ASSAY_MIXER_ATTENTION] = &plan_self_attention, [ASSAY_MIXER_MLA] = &plan_mla};
 static const plan_kind *const mlps[ASSAY_MLP_COUNT] = {
     [ASSAY_MLP_DENSE] = &plan_dense_mlp, [ASSAY_MLP_MOE] = &plan_moe_mlp};
 

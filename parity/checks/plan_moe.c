@@ -3,7 +3,7 @@
 
 typedef struct saved {
     bool cut; /* tp without sp: the layer takes and gives back whole sequences */
-    plan_tensor norm, tokens, logits, indices, probs, scores, aux_counts;
+    plan_tensor norm, tokens, logits, indices, routed, probs, scores, aux_counts;
     plan_rows rows;
     plan_tensor row_token, token_row, sort, unsort, local_counts;
     plan_tensor permuted, permuted_probs, dispatched, dispatched_probs, gathered, gathered_probs;
@@ -134,7 +134,7 @@ static void sum_aux_counts(plan *p, saved *s, plan_tensor counts)
     members = assay_grid_group(p->job->grid, aux_group(p), p->rank, ranks, NULL);
     bool known = true;
     for (int i = 0; i < members; i++) {
-        known = plan_choice_counts(p, ranks[i], p->microbatch, p->layer, true, one) && known;
+        known = plan_choice_counts(p, ranks[i], p->microbatch, p->layer, PLAN_AUX, one) && known;
         for (int64_t e = 0; e < experts; e++)
             sum[e] += one[e];
     }
@@ -155,7 +155,7 @@ static void aux_forward(plan *p, saved *s)
     plan_tensor counts = plan_value(p, at, "tokens_per_expert", ASSAY_I64);
     plan_tensor indices = plan_value(p, at, "aux_indices", ASSAY_I64);
     int64_t *mine = plan_integers(p, experts);
-    if (mine != NULL && plan_choice_counts(p, p->rank, p->microbatch, p->layer, true, mine))
+    if (mine != NULL && plan_choice_counts(p, p->rank, p->microbatch, p->layer, PLAN_AUX, mine))
         counts = plan_with_integers(counts, mine, experts);
     indices.experts = experts;
     indices.topk = p->job->config->moe_router_topk;
@@ -197,6 +197,9 @@ static void router_forward(plan *p, saved *s)
     plan_out(p, "probs", s->probs);
     plan_out(p, "scores", s->scores);
     router_attrs(p);
+    s->routed = s->indices;
+    if (plan_has_capacity(p))
+        s->routed = plan_drop(p, aux_group(p), s->indices, s->probs);
     if (has_aux(p))
         aux_forward(p, s);
 }
@@ -252,14 +255,18 @@ static void permute(plan *p, saved *s)
     static const char at[] = "mlp.permute_plan";
     const plan_tensor counts = rows_tensor(p, r, at, "tokens_per_expert", r->tokens_per_expert, experts);
     s->row_token = rows_tensor(p, r, at, "row_token", r->row_token, r->rows);
-    s->token_row = rows_tensor(p, r, at, "token_row", r->token_row, r->rows);
+    s->token_row = rows_tensor(p, r, at, "token_row", r->token_row, r->entries);
     plan_add(p, "permute_plan", at);
-    plan_in(p, "indices", s->indices);
+    plan_in(p, "indices", s->routed);
     plan_out(p, "row_token", s->row_token);
     plan_out(p, "row_slot", rows_tensor(p, r, at, "row_slot", r->row_slot, r->rows));
     plan_out(p, "tokens_per_expert", counts);
     plan_out(p, "token_row", s->token_row);
     plan_int(p, "experts", experts);
+    if (r->known)
+        plan_int(p, "rows", r->rows);
+    else
+        plan_any(p, "rows");
     if (exchanges_rows(p)) {
         plan_add_collective(p, "all_gather", "mlp.dispatch_counts", plan_exchange_group(p), ASSAY_I64);
         plan_in(p, "send", counts);

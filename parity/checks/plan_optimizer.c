@@ -244,7 +244,7 @@ static bool step_counts(plan *p, int rank, int64_t layer, int64_t *counts)
                                    p->job->grid->p.data_parallel_size, at.dp, &share);
     bool known = p->st == ASSAY_OK;
     for (int64_t m = 0; known && m < share.n_microbatches; m++) {
-        known = plan_choice_counts(p, rank, share.first_microbatch + m, layer, false, one);
+        known = plan_choice_counts(p, rank, share.first_microbatch + m, layer, plan_row_map(p), one);
         for (int64_t e = 0; e < experts; e++)
             counts[e] += one[e];
     }

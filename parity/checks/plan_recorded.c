@@ -63,11 +63,11 @@ static bool is_number(const assay_trace_tensor *t)
 
 static assay_status note_op(plan_recorded *r, const assay_trace_op *op)
 {
-    static const char *const whole[] = {"router_fwd", "router_aux_fwd", "reduce_scatter"};
+    static const char *const whole[] = {"router_fwd", "router_aux_fwd", "router_drop", "reduce_scatter"};
     static const char *const sums[] = {"sum", "sumsq"};
     char key[KEY];
-    for (int i = 0; i < 3; i++) {
-        const bool scatter = i == 2;
+    for (int i = 0; i < 4; i++) {
+        const bool scatter = i == 3;
         if (strcmp(op->op, whole[i]) != 0 || (op->phase == ASSAY_PHASE_BACKWARD && !scatter))
             continue;
         key_of(key, whole[i], op->rank, op->step, scatter ? -1 : op->microbatch, op->instance);
@@ -146,12 +146,17 @@ const assay_trace *plan_recorded_trace(const plan_recorded *r)
 }
 
 const assay_trace_tensor *plan_recorded_choice(const plan_recorded *r, int rank, int64_t step,
-                                               int64_t microbatch, const char *instance, bool aux)
+                                               int64_t microbatch, const char *instance, plan_map map)
 {
+    static const struct {
+        const char *op, *slot;
+    } rows[] = {[PLAN_CHOSEN] = {"router_fwd", "indices"},
+                [PLAN_AUX] = {"router_aux_fwd", "aux_indices"},
+                [PLAN_ROUTED] = {"router_drop", "routed"}};
     char key[KEY];
-    key_of(key, aux ? "router_aux_fwd" : "router_fwd", rank, step, microbatch, instance);
+    key_of(key, rows[map].op, rank, step, microbatch, instance);
     const fact *f = find(r, key);
-    return f ? assay_trace_op_tensor(r->trace, f->op, aux ? "aux_indices" : "indices") : NULL;
+    return f ? assay_trace_op_tensor(r->trace, f->op, rows[map].slot) : NULL;
 }
 
 const assay_trace_op *plan_recorded_scatter(const plan_recorded *r, int rank, int64_t step, const char *param)

@@ -3,8 +3,7 @@
 
 #include <string.h>
 
-/* Tokens of an MoE layer on a rank: its tp piece of its positions times its rows. */
-static int64_t tokens_of(const plan *p, int rank)
+int64_t plan_tokens_of(const plan *p, int rank)
 {
     assay_coords at;
     assay_grid_coords(p->job->grid, rank, &at);
@@ -12,38 +11,60 @@ static int64_t tokens_of(const plan *p, int rank)
     return plan_piece(region, p->tp, at.tp, NULL) * p->B;
 }
 
-/* The choice [T,K] of a rank, or NULL when it is not recorded as such. */
-static const assay_trace_tensor *choice(plan *p, int rank, int64_t microbatch, int64_t layer, bool aux)
+bool plan_has_capacity(const plan *p)
 {
+    return p->job->options->moe_expert_capacity_factor > 0.0;
+}
+
+plan_map plan_row_map(const plan *p)
+{
+    return plan_has_capacity(p) ? PLAN_ROUTED : PLAN_CHOSEN;
+}
+
+static int64_t entry(const assay_trace_tensor *t, int64_t i)
+{
+    return parity_decode_integer(t->data, i, ASSAY_I64);
+}
+
+/* A map [T,K] of a rank, or NULL when it is not recorded as such: ascending experts; what is routed is what was chosen, or
+ * -1. */
+static const assay_trace_tensor *find_map(plan *p, int rank, int64_t microbatch, int64_t layer, plan_map map)
+{
+    static const char *const ends[] = {[PLAN_CHOSEN] = "", [PLAN_AUX] = ".aux", [PLAN_ROUTED] = ".drop"};
     char instance[ASSAY_NAME];
     const plan_recorded *recorded = p->job->recorded;
     const assay_model_config *c = p->job->config;
+    const assay_trace_tensor *chosen = NULL;
     if (recorded == NULL)
         return NULL;
-    snprintf(instance, sizeof instance, "decoder.layers.%lld.mlp.router%s", (long long)layer,
-             aux ? ".aux" : "");
-    const assay_trace_tensor *t = plan_recorded_choice(recorded, rank, p->step, microbatch, instance, aux);
-    const int64_t n = tokens_of(p, rank) * c->moe_router_topk;
+    snprintf(instance, sizeof instance, "decoder.layers.%lld.mlp.router%s", (long long)layer, ends[map]);
+    const assay_trace_tensor *t = plan_recorded_choice(recorded, rank, p->step, microbatch, instance, map);
+    const int64_t n = plan_tokens_of(p, rank) * c->moe_router_topk;
     if (t == NULL || (t->data == NULL && n > 0) || t->dtype != ASSAY_I64 || assay_shard_count(&t->shard) != n)
         return NULL;
+    if (map == PLAN_ROUTED) {
+        chosen = find_map(p, rank, microbatch, layer, PLAN_CHOSEN);
+        if (chosen == NULL)
+            return NULL;
+    }
     for (int64_t i = 0; i < n; i++) {
-        const int64_t e = parity_decode_integer(t->data, i, ASSAY_I64);
-        const bool ascends =
-            i % c->moe_router_topk == 0 || e > parity_decode_integer(t->data, i - 1, ASSAY_I64);
-        if (e < 0 || e >= c->num_moe_experts || !ascends)
+        const int64_t e = entry(t, i);
+        const bool ascends = i % c->moe_router_topk == 0 || e > entry(t, i - 1);
+        if (chosen ? e != -1 && e != entry(chosen, i) : e < 0 || e >= c->num_moe_experts || !ascends)
             return NULL;
     }
     return t;
 }
 
-bool plan_choice_counts(plan *p, int rank, int64_t microbatch, int64_t layer, bool aux, int64_t *counts)
+bool plan_choice_counts(plan *p, int rank, int64_t microbatch, int64_t layer, plan_map map, int64_t *counts)
 {
-    const assay_trace_tensor *t = choice(p, rank, microbatch, layer, aux);
+    const assay_trace_tensor *t = find_map(p, rank, microbatch, layer, map);
     memset(counts, 0, (size_t)p->job->config->num_moe_experts * sizeof *counts);
     if (t == NULL)
         return false;
     for (int64_t i = 0; i < assay_shard_count(&t->shard); i++)
-        counts[parity_decode_integer(t->data, i, ASSAY_I64)]++;
+        if (entry(t, i) >= 0)
+            counts[entry(t, i)]++;
     return true;
 }
 
@@ -54,12 +75,16 @@ static void permute(plan *p, plan_rows *r, const assay_trace_tensor *t)
     int64_t *next = plan_integers(p, experts + 1);
     if (p->st != ASSAY_OK)
         return;
-    for (int64_t i = 0; i < r->rows; i++)
-        r->tokens_per_expert[parity_decode_integer(t->data, i, ASSAY_I64)]++;
+    for (int64_t i = 0; i < r->entries; i++)
+        if (entry(t, i) >= 0)
+            r->tokens_per_expert[entry(t, i)]++;
     for (int64_t e = 0; e < experts; e++)
         next[e + 1] = next[e] + r->tokens_per_expert[e];
-    for (int64_t i = 0; i < r->rows; i++) {
-        const int64_t row = next[parity_decode_integer(t->data, i, ASSAY_I64)]++;
+    for (int64_t i = 0; i < r->entries; i++) {
+        r->token_row[i] = -1;
+        if (entry(t, i) < 0)
+            continue;
+        const int64_t row = next[entry(t, i)]++;
         r->row_token[row] = i / k;
         r->row_slot[row] = i % k;
         r->probs_index[row] = i;
@@ -91,7 +116,7 @@ static bool gather_counts(plan *p, plan_rows *r)
                                        p->job->grid->p.data_parallel_size, at.dp, &share);
         if (p->st != ASSAY_OK)
             return false;
-        known = plan_choice_counts(p, ranks[i], share.first_microbatch + index, p->layer, false,
+        known = plan_choice_counts(p, ranks[i], share.first_microbatch + index, p->layer, plan_row_map(p),
                                    r->all_counts + i * experts) &&
                 known;
     }
@@ -148,15 +173,17 @@ static void sort(plan *p, plan_rows *r)
 void plan_make_rows(plan *p, plan_rows *r)
 {
     const assay_model_config *c = p->job->config;
-    const assay_trace_tensor *mine = choice(p, p->rank, p->microbatch, p->layer, false);
+    const assay_trace_tensor *mine = find_map(p, p->rank, p->microbatch, p->layer, plan_row_map(p));
     memset(r, 0, sizeof *r);
     if (mine == NULL)
         return;
-    r->rows = tokens_of(p, p->rank) * c->moe_router_topk;
+    r->entries = plan_tokens_of(p, p->rank) * c->moe_router_topk;
+    for (int64_t i = 0; i < r->entries; i++)
+        r->rows += entry(mine, i) >= 0;
     r->row_token = plan_integers(p, r->rows);
     r->row_slot = plan_integers(p, r->rows);
     r->probs_index = plan_integers(p, r->rows);
-    r->token_row = plan_integers(p, r->rows);
+    r->token_row = plan_integers(p, r->entries);
     r->tokens_per_expert = plan_integers(p, c->num_moe_experts);
     r->all_counts = plan_integers(p, p->etp * p->ep * c->num_moe_experts);
     r->local_counts = plan_integers(p, c->num_moe_experts / p->ep);

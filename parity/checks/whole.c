@@ -8,14 +8,13 @@
  *
  * for the whole tensor and for every slice of it (row; expert; head), so that one wrong head is not diluted.
  * kappa is the quantile of Student's t that leaves what 4 standard deviations of the normal leave, for r
- * times the degrees of freedom that the slice's errors have (freedom_of); u is half an ulp of the stored type (the
+ * times the degrees of freedom that the slice's errors have (parity_whole_freedom); u is half an ulp of the stored type (the
  * last rounding). The perturbation of a stored value is half an ulp where the recipe stores it narrower than it adds; where it
  * adds in the type that it stores, sums of n terms err like a random walk, sqrt(n/3) half ulps.  No constant
- * is tuned.  Source: docs/TOLERANCES.md 3.7. */
+ * is tuned.  Source: docs/TOLERANCES.md, section 7. */
 #include "parity/checks/whole.h"
 #include "parity/checks/plan.h"
 
-#include <assert.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -42,36 +41,6 @@ typedef struct subject {
     double *allowance;      /* [count] out: of an element, its slice's share */
 } subject;
 
-/* Quantile of Student's t with `nu` degrees of freedom where the normal's is 4 (Cornish-Fisher). */
-static double kappa_of(double nu)
-{
-    const double z = 4.0, z2 = z * z, z3 = z2 * z, z5 = z3 * z2, z7 = z5 * z2;
-    return z + (z3 + z) / (4.0 * nu) + (5.0 * z5 + 16.0 * z3 + 3.0 * z) / (96.0 * nu * nu) +
-           (3.0 * z7 + 19.0 * z5 + 17.0 * z3 - 15.0 * z) / (384.0 * nu * nu * nu);
-}
-
-/* Degrees of freedom of one perturbed run: 1 over the mean squared cosine between differences of two runs and of the
- * two others, which share nothing but the directions that errors can take.  n errors that are independent give n; a
- * common factor (the weight of an expert's only token scales its whole gradient) gives 1.  gram: products of the
- * runs' errors. */
-static double freedom_of(double gram[PARITY_WHOLE_RUNS][PARITY_WHOLE_RUNS], int64_t n)
-{
-    static const int split[3][4] = {{1, 0, 3, 2}, {2, 0, 3, 1}, {3, 0, 2, 1}}; /* runs a - b beside c - d */
-    static_assert(PARITY_WHOLE_RUNS == 4, "three ways to make two pairs of four");
-    double cosines = 0.0, splits = 0.0;
-    for (int i = 0; i < 3; i++) {
-        const int a = split[i][0], b = split[i][1], c = split[i][2], d = split[i][3];
-        const double first = gram[a][a] + gram[b][b] - 2.0 * gram[a][b];
-        const double second = gram[c][c] + gram[d][d] - 2.0 * gram[c][d];
-        const double dot = gram[a][c] - gram[a][d] - gram[b][c] + gram[b][d];
-        if (first > 0.0 && second > 0.0) {
-            cosines += dot / first * (dot / second);
-            splits += 1.0;
-        }
-    }
-    return cosines * (double)n > splits ? fmax(1.0, splits / cosines) : (double)n;
-}
-
 /* Elements [first, first+n): error, allowance, verdict. */
 static void compare_slice(const subject *s, int64_t first, int64_t n, double cluster, double *error,
                           double *allowed)
@@ -93,7 +62,8 @@ static void compare_slice(const subject *s, int64_t first, int64_t n, double clu
     const int precision = assay_dtype_precision(s->stored);
     const double unit = ldexp(1.0, -(precision > 24 || precision == 0 ? 24 : precision));
     *error = sqrt(e);
-    *allowed = kappa_of(PARITY_WHOLE_RUNS * freedom_of(gram, n)) * sqrt(spread / PARITY_WHOLE_RUNS);
+    *allowed = parity_whole_kappa(PARITY_WHOLE_RUNS * parity_whole_freedom(gram, n)) *
+               sqrt(spread / PARITY_WHOLE_RUNS);
     if (s->jump > 0.0)
         *allowed = fmax(*allowed, s->jump * sqrt(parity_whole_jump_count((double)n, s->jump_rate, cluster)));
     *allowed += unit * sqrt(norm);
@@ -395,6 +365,15 @@ static int64_t execution_order(void *user, const parity_result *r)
     return strcmp(r->tensor, "precision") == 0 ? -1 : parity_plan_tensors_order(user, r->tensor);
 }
 
+/* Under semantics megatron the objective is that of the traced layout. */
+static void take_objective(parity_whole_cache *c, const assay_trace *t)
+{
+    const char *layout = json_string_value(json_object_get(assay_trace_header(t), "layout"));
+    c->objective[0] = '\0';
+    if (c->options.semantics == ASSAY_SEMANTICS_MEGATRON && layout != NULL)
+        snprintf(c->objective, sizeof c->objective, "%s", layout);
+}
+
 assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t, parity_report *report)
 {
     assay_status st = ASSAY_OK;
@@ -410,6 +389,7 @@ assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t,
     h.base.check = PARITY_CHECK_WHOLE;
     parity_result_from_trace(&h.base, t);
     parity_scales_from_trace(t, &h.scales);
+    take_objective(cache, t);
     ASSAY_TRY_GOTO(parity_index_create(&x, t), st, done);
     ASSAY_TRY_GOTO(parity_whole_read_choices(cache, x, steps, &choice), st, done);
     ASSAY_TRY_GOTO(parity_whole_find_runs(cache, precision, &choice, &r), st, done);

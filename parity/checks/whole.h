@@ -9,7 +9,7 @@ enum { PARITY_WHOLE_RUNS = 4 }; /* perturbed ones */
 
 /* Runs of the reference on one set of choices. */
 typedef struct parity_whole_runs {
-    char key[ASSAY_HASH_HEX + 16];
+    char key[ASSAY_HASH_HEX + ASSAY_LAYOUT_TEXT + 16];
     ref_run_result truth, perturbed[PARITY_WHOLE_RUNS];
     bool has_logits; /* of microbatch 0 of step 0 */
     ref_run_result logits_truth, logits_perturbed[PARITY_WHOLE_RUNS];
@@ -21,7 +21,8 @@ struct parity_whole_cache {
     assay_train_options options;
     const assay_batches *batches;
     double *const *weights;
-    char folder[ASSAY_PATH]; /* of runs that other processes share, "" = none */
+    char objective[ASSAY_LAYOUT_TEXT]; /* layout whose objective the runs have, "" = any */
+    char folder[ASSAY_PATH];           /* of runs that other processes share, "" = none */
     char identity[ASSAY_SHA256_HEX];
     int64_t n;
     parity_whole_runs **all;
@@ -40,6 +41,11 @@ typedef struct parity_whole_choices {
 double parity_whole_clusters(const ref_run_result *truth, const char *parameter, double *clusters);
 /* Bounds the number of jumps in n elements where on average `rate` n of them jump, in clusters of `cluster`. */
 double parity_whole_jump_count(double n, double rate, double cluster);
+
+/* Quantile of Student's t with `nu` degrees of freedom where the normal's is 4 (Cornish-Fisher, three terms). */
+double parity_whole_kappa(double nu);
+/* Degrees of freedom of one perturbed run's n errors, 1 ... n, from the products of the runs' errors. */
+double parity_whole_freedom(double gram[PARITY_WHOLE_RUNS][PARITY_WHOLE_RUNS], int64_t n);
 
 /* From the trace; a choice that is not recorded or malformed is left to the reference.  indices: free(). */
 assay_status parity_whole_read_choices(const parity_whole_cache *cache, const parity_index *x, int64_t steps,

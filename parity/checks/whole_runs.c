@@ -51,21 +51,25 @@ void parity_whole_cache_destroy(parity_whole_cache *c)
 
 /* --- the candidate's choices -------------------------------------------------------------------------------- */
 
+enum { N_MAPS = REF_ROUTING_ROUTED + 1 };
+/* First number of a block that the trace does not have. */
+static const int64_t absent = -2;
+
 static int64_t choice_at(const parity_whole_choices *c, int64_t step, int64_t microbatch, int64_t layer,
-                         bool aux)
+                         ref_routing_map map)
 {
     const int64_t layers = c->spec->config.num_layers;
-    return ((((step * c->microbatches) + microbatch) * layers + layer) * 2 + aux) * c->tokens * c->k;
+    return ((((step * c->microbatches) + microbatch) * layers + layer) * N_MAPS + map) * c->tokens * c->k;
 }
 
-static bool look_up(void *user, int64_t step, int64_t microbatch, int64_t layer, bool aux, int64_t *indices,
-                    int64_t t, int64_t k)
+static bool look_up(void *user, int64_t step, int64_t microbatch, int64_t layer, ref_routing_map map,
+                    int64_t *indices, int64_t t, int64_t k)
 {
     const parity_whole_choices *c = user;
     if (step >= c->steps || microbatch >= c->microbatches || t != c->tokens || k != c->k)
         return false;
-    const int64_t *from = c->indices + choice_at(c, step, microbatch, layer, aux);
-    if (t * k == 0 || from[0] < 0)
+    const int64_t *from = c->indices + choice_at(c, step, microbatch, layer, map);
+    if (t * k == 0 || from[0] == absent)
         return false;
     memcpy(indices, from, (size_t)(t * k) * sizeof *indices);
     return true;
@@ -73,17 +77,17 @@ static bool look_up(void *user, int64_t step, int64_t microbatch, int64_t layer,
 
 /* Fills one block from the trace; a tensor that cannot be assembled leaves the choice to the reference. */
 static assay_status read_choice(parity_whole_choices *c, const parity_index *x, int64_t step,
-                                int64_t microbatch, int64_t layer, bool aux)
+                                int64_t microbatch, int64_t layer, ref_routing_map map)
 {
+    static const char *const names[N_MAPS] = {"indices", "aux.aux_indices", "drop.routed"};
     char name[ASSAY_NAME];
-    snprintf(name, sizeof name, "decoder.layers.%lld.mlp.router.%s", (long long)layer,
-             aux ? "aux.aux_indices" : "indices");
-    int64_t *to = c->indices + choice_at(c, step, microbatch, layer, aux);
+    snprintf(name, sizeof name, "decoder.layers.%lld.mlp.router.%s", (long long)layer, names[map]);
+    int64_t *to = c->indices + choice_at(c, step, microbatch, layer, map);
     const parity_entry *e = parity_index_find(x, name, ASSAY_PHASE_FORWARD, step, microbatch);
     parity_result finding;
     parity_global g = {0};
     parity_result_init(&finding);
-    to[0] = -1;
+    to[0] = absent;
     if (!e)
         return ASSAY_OK;
     ASSAY_TRY(parity_entry_assemble(x, e, &g, &finding));
@@ -93,15 +97,17 @@ static assay_status read_choice(parity_whole_choices *c, const parity_index *x, 
     return ASSAY_OK;
 }
 
-/* The reference refuses experts that do not exist or do not ascend: such a row is the routing check's. */
-static void drop_malformed(parity_whole_choices *c, int64_t block)
+/* The reference refuses experts that do not exist or do not ascend: such a row is the routing check's.  What is routed may
+ * have -1 in the places of the choice. */
+static void drop_malformed(parity_whole_choices *c, int64_t block, const int64_t *chosen)
 {
     int64_t *x = c->indices + block;
-    for (int64_t i = 0; x[0] >= 0 && i < c->tokens * c->k; i++) {
-        if (x[i] < 0 || x[i] >= c->spec->config.num_moe_experts || (i % c->k > 0 && x[i] <= x[i - 1])) {
-            x[0] = -1;
-            return;
-        }
+    for (int64_t i = 0; x[0] != absent && i < c->tokens * c->k; i++) {
+        const bool good = chosen ? x[i] == -1 || x[i] == chosen[i]
+                                 : x[i] >= 0 && x[i] < c->spec->config.num_moe_experts &&
+                                       (i % c->k == 0 || x[i] > x[i - 1]);
+        if (!good)
+            x[0] = absent;
     }
 }
 
@@ -114,16 +120,18 @@ assay_status parity_whole_read_choices(const parity_whole_cache *cache, const pa
                                 .microbatches = cache->batches->microbatches,
                                 .tokens = cache->batches->b * cache->batches->s,
                                 .k = m->num_moe_experts > 0 ? m->moe_router_topk : 0};
-    c->count = choice_at(c, steps, 0, 0, false);
+    c->count = choice_at(c, steps, 0, 0, REF_ROUTING_CHOICE);
     c->indices = malloc(((size_t)c->count + 1) * sizeof *c->indices);
     ASSAY_CHECK(c->indices, ASSAY_OUT_OF_MEMORY, "routing choices");
     memset(c->indices, 0xff, ((size_t)c->count + 1) * sizeof *c->indices);
     for (int64_t s = 0; s < steps; s++) {
         for (int64_t b = 0; b < c->microbatches; b++) {
             for (int64_t l = 0; l < m->num_layers && c->k * c->tokens > 0; l++) {
-                for (int aux = 0; m->mlp[l] == ASSAY_MLP_MOE && aux < 2; aux++) {
-                    ASSAY_TRY(read_choice(c, x, s, b, l, aux));
-                    drop_malformed(c, choice_at(c, s, b, l, aux));
+                for (int i = 0; m->mlp[l] == ASSAY_MLP_MOE && i < N_MAPS; i++) {
+                    const int64_t chosen = choice_at(c, s, b, l, REF_ROUTING_CHOICE);
+                    ASSAY_TRY(read_choice(c, x, s, b, l, (ref_routing_map)i));
+                    drop_malformed(c, choice_at(c, s, b, l, (ref_routing_map)i),
+                                   i == REF_ROUTING_ROUTED ? c->indices + chosen : NULL);
                 }
             }
         }
@@ -159,10 +167,10 @@ static ref_policy policy_of(const parity_whole_cache *c, assay_precision precisi
 static assay_status run_one(const parity_whole_cache *c, const ref_run_config *config, const char *choices,
                             int run, ref_run_result *result)
 {
-    char key[2 * ASSAY_SHA256_HEX + 64];
+    char key[2 * ASSAY_SHA256_HEX + ASSAY_LAYOUT_TEXT + 64];
     if (c->folder[0] == '\0')
         return ref_run(config, c->weights, result);
-    snprintf(key, sizeof key, "%s, choices %s, %s, %s, run %d", c->identity, choices,
+    snprintf(key, sizeof key, "%s, choices %s, %s%s, %s, run %d", c->identity, choices, c->objective,
              assay_precision_name(config->policy.precision), config->want_logits ? "logits" : "training",
              run);
     return parity_whole_run(c->folder, key, config, c->weights, result);
@@ -172,7 +180,8 @@ static assay_status run_all(const parity_whole_cache *c, const assay_batches *ba
                             assay_precision precision, parity_whole_choices *choice, const char *choices,
                             bool logits, ref_run_result *truth, ref_run_result perturbed[PARITY_WHOLE_RUNS])
 {
-    assay_parallel_config one;
+    assay_parallel_config one, other;
+    assay_grid objective;
     assay_train_options options = c->options;
     ref_run_config config = {.spec = c->spec,
                              .options = &options,
@@ -186,6 +195,11 @@ static assay_status run_all(const parity_whole_cache *c, const assay_batches *ba
         options.train_iters = 0;
     ASSAY_TRY(assay_layout_parse("1", &one));
     ASSAY_TRY(assay_grid_make(&one, &config.grid));
+    if (c->objective[0] != '\0' && !logits) { /* logits do not depend on it */
+        ASSAY_TRY(assay_layout_parse(c->objective, &other));
+        ASSAY_TRY(assay_grid_make(&other, &objective));
+        config.objective = &objective;
+    }
     config.policy.precision = ASSAY_PRECISION_FP64;
     ASSAY_TRY(run_one(c, &config, choices, -1, truth));
     for (int i = 0; i < PARITY_WHOLE_RUNS; i++) {
@@ -245,11 +259,11 @@ static assay_status run_logits(const parity_whole_cache *c, assay_precision prec
 assay_status parity_whole_find_runs(parity_whole_cache *c, assay_precision precision,
                                     parity_whole_choices *choice, parity_whole_runs **out)
 {
-    char hash[ASSAY_HASH_HEX], key[ASSAY_HASH_HEX + 16];
+    char hash[ASSAY_HASH_HEX], key[ASSAY_HASH_HEX + ASSAY_LAYOUT_TEXT + 16];
     ASSAY_TRY(assay_hash_init());
     assay_hash_tensor(ASSAY_I64, &choice->count, 1, choice->indices,
                       (size_t)choice->count * sizeof *choice->indices, hash);
-    snprintf(key, sizeof key, "%s|%s", assay_precision_name(precision), hash);
+    snprintf(key, sizeof key, "%s|%s|%s", assay_precision_name(precision), c->objective, hash);
     for (int64_t i = 0; i < c->n; i++) {
         if (strcmp(c->all[i]->key, key) == 0) {
             *out = c->all[i];

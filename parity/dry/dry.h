@@ -123,9 +123,9 @@ const char *dry_fault(const dry *d, const char *word);
 /* dry_models.c: NAME (llama-3.1-405b, ...) or a folder. */
 assay_status dry_model_load(const char *model, assay_model_config *out);
 void dry_model_names(char *out, size_t capacity);
-/* Number of the public configurations; name, text of config.json, published number of parameters in billions. */
+/* Number of the public configurations; name and published number of parameters in billions. */
 int dry_model_count(void);
-const char *dry_model_at(int i, const char **config, double *billions);
+const char *dry_model_at(int i, double *billions);
 
 assay_status dry_check_groups(dry *d);
 assay_status dry_check_owners(dry *d);

@@ -36,6 +36,9 @@ typedef enum {
     HIDDEN_ROWS_ETP,
     PROBS_ROWS_ETP,
     KEYS,
+    Q_COMPRESSED,
+    KV_COMPRESSED,
+    K_POSITION,
     LOSS_STATS,
     EXPERTS,
     EXPERTS_SETS,
@@ -70,6 +73,14 @@ static const struct {
     {"self_attention.gather_v", KEYS},
     {"router.aux_counts", EXPERTS},
     {"router.expert_counts", EXPERTS},
+    {"self_attention.q_proj.gather", HIDDEN_REGION},
+    {"self_attention.q_proj.reduce_grad", HIDDEN_REGION},
+    {"self_attention.q_up.gather", Q_COMPRESSED},
+    {"self_attention.q_up.reduce_grad", Q_COMPRESSED},
+    {"self_attention.kv_up.gather", KV_COMPRESSED},
+    {"self_attention.kv_up.reduce_grad", KV_COMPRESSED},
+    {"self_attention.k_pos.gather", K_POSITION},
+    {"self_attention.k_pos.reduce_grad", K_POSITION},
     {"loss.gather", LOSS_STATS},
     {"loss.reduce", ONE},
     {"grad_norm.reduce", ONE},
@@ -109,6 +120,12 @@ static double elements(const dry *d, const sizes *s, form which)
     case KEYS:
         return (double)d->o.micro_batch_size * (double)d->o.seq_length * (double)c->num_query_groups *
                (double)c->kv_channels / d->grid.size[ASSAY_AXIS_TP];
+    case Q_COMPRESSED:
+        return s->region * (double)c->q_lora_rank;
+    case KV_COMPRESSED:
+        return s->region * (double)c->kv_lora_rank;
+    case K_POSITION:
+        return s->region * (double)c->qk_pos_emb_head_dim;
     case ONE:
         return 1.0;
     case BETWEEN_STAGES:

@@ -55,6 +55,20 @@ static void attention(const dry *d, const shape *s, double kept[2])
     kept[0] = kept[1] + norm_out + gathered + normed + rotated;
 }
 
+/* q, kv and the shared key part compressed; q, k and v of this tp rank's heads; [1] makes the norms' outputs and what is
+ * gathered again. */
+static void mla(const dry *d, const shape *s, double kept[2])
+{
+    const assay_model_config *c = &d->config;
+    const double heads = (double)c->num_attention_heads / s->tp;
+    const double qk = (double)(c->qk_head_dim + c->qk_pos_emb_head_dim), v = (double)c->v_head_dim;
+    const double inner = (double)(c->q_lora_rank + c->kv_lora_rank), pos = (double)c->qk_pos_emb_head_dim;
+    const double gathered = d->grid.p.sequence_parallel ? s->region * (inner + pos) * s->act : 0.0;
+    kept[1] = s->rows * (s->h + inner + pos) * s->act + 3.0 * s->rows * s->sum +
+              s->region * heads * (2.0 * qk + 2.0 * v) * s->act + s->region * heads * s->sum;
+    kept[0] = kept[1] + s->rows * (s->h + inner) * s->act + gathered;
+}
+
 /* Gate and up, and their product, of `rows` tokens and width f of this rank. */
 static void gated(const shape *s, double rows, double f, double kept[2])
 {
@@ -97,7 +111,7 @@ static void chunk_bytes(const dry *d, const shape *s, int stage, int chunk, doub
     assay_grid_stage_layers(&d->grid, &d->config, stage, chunk, &first, &count);
     for (int64_t l = first; l < first + count; l++) {
         double a[2], m[2];
-        attention(d, s, a);
+        (d->config.mixer[l] == ASSAY_MIXER_MLA ? mla : attention)(d, s, a);
         mlp(d, s, d->config.mlp[l] == ASSAY_MLP_MOE, m);
         bytes[NONE] += a[0] + m[0];
         bytes[SELECTIVE] += a[1] + m[1];

@@ -3,9 +3,25 @@
 
 #include <string.h>
 
+static int64_t at_most(int64_t n, int64_t limit)
+{
+    return n < limit ? n : limit;
+}
+
 static int two(int size)
 {
     return size > 1 ? 2 : 1;
+}
+
+/* Stages that hold different numbers of layers stay so, on two stages: one layer and two. */
+static void shrink_stages(assay_parallel_config *p)
+{
+    const bool words = p->num_layers_in_first_pipeline_stage > 0 ||
+                       p->num_layers_in_last_pipeline_stage > 0 ||
+                       p->pipeline_model_parallel_layout[0] != '\0';
+    p->num_layers_in_first_pipeline_stage = words && p->virtual_pipeline_model_parallel_size == 1 ? 1 : 0;
+    p->num_layers_in_last_pipeline_stage = 0;
+    p->pipeline_model_parallel_layout[0] = '\0';
 }
 
 static void shrink_layout(const dry *d, assay_parallel_config *p)
@@ -19,22 +35,25 @@ static void shrink_layout(const dry *d, assay_parallel_config *p)
     p->expert_model_parallel_size = two(o->expert_model_parallel_size);
     p->expert_tensor_parallel_size = two(o->expert_tensor_parallel_size);
     p->data_parallel_size = two(o->data_parallel_size);
+    shrink_stages(p);
     /* Experts stay replicated where they were, and their ranks must divide those of a stage. */
     const int expert = p->expert_model_parallel_size * p->expert_tensor_parallel_size * two(d->grid.edp);
     while (p->tensor_model_parallel_size * p->context_parallel_size * p->data_parallel_size % expert != 0)
         p->data_parallel_size *= 2;
 }
 
-static int64_t at_most(int64_t n, int64_t limit)
-{
-    return n < limit ? n : limit;
-}
-
 /* Layers of every kind that the model has: the first one and the last ones of the whole. */
 static void shrink_layers(const assay_model_config *o, const assay_parallel_config *p, assay_model_config *c)
 {
     const int64_t chunks = (int64_t)p->pipeline_model_parallel_size * p->virtual_pipeline_model_parallel_size;
-    c->num_layers = at_most(o->num_layers, chunks > 1 ? chunks : 2);
+    c->num_layers = chunks > 1 ? chunks : 2;
+    if (p->num_layers_in_first_pipeline_stage > 0)
+        c->num_layers++;
+    /* Embedding and loss count as layers: two things for every stage. */
+    if (p->account_for_embedding_in_pipeline_split || p->account_for_loss_in_pipeline_split)
+        c->num_layers =
+            2 * chunks - p->account_for_embedding_in_pipeline_split - p->account_for_loss_in_pipeline_split;
+    c->num_layers = at_most(o->num_layers, c->num_layers);
     for (int64_t l = 0; l < c->num_layers; l++) {
         const int64_t from = l == 0 ? 0 : o->num_layers - c->num_layers + l;
         c->mixer[l] = o->mixer[from];
@@ -89,6 +108,12 @@ static void tell_all(const dry *d, FILE *out, const assay_parallel_config *p, co
     tell(out, "expert_model_parallel_size", l->expert_model_parallel_size, p->expert_model_parallel_size);
     tell(out, "expert_tensor_parallel_size", l->expert_tensor_parallel_size, p->expert_tensor_parallel_size);
     tell(out, "data_parallel_size", l->data_parallel_size, p->data_parallel_size);
+    tell(out, "num_layers_in_first_pipeline_stage", l->num_layers_in_first_pipeline_stage,
+         p->num_layers_in_first_pipeline_stage);
+    tell(out, "num_layers_in_last_pipeline_stage", l->num_layers_in_last_pipeline_stage,
+         p->num_layers_in_last_pipeline_stage);
+    if (l->pipeline_model_parallel_layout[0] != '\0')
+        fputs("  pipeline_model_parallel_layout: replaced by num_layers_in_first_pipeline_stage\n", out);
     tell(out, "num_layers", o->num_layers, c->num_layers);
     tell(out, "hidden_size", o->hidden_size, c->hidden_size);
     tell(out, "ffn_hidden_size", o->ffn_hidden_size, c->ffn_hidden_size);

@@ -67,7 +67,7 @@ int parity_main_diff(int argc, char **argv)
             "TRACE_A TRACE_B", NULL, 0, extra, on_option, &o) != ASSAY_OK)
         return fail("assay diff");
     if (o.n_paths != 2) {
-        fputs("assay diff: expected two trace folders\n", stderr);
+        fprintf(stderr, "assay diff: error: expected two trace folders, found %d\n", o.n_paths);
         return 2;
     }
     if (parity_diff(o.paths[0], o.paths[1], o.tolerance, stdout, &code) != ASSAY_OK)
@@ -140,7 +140,7 @@ int parity_main_replay(int argc, char **argv)
             "TRACE", NULL, 0, extra, on_option, &o) != ASSAY_OK)
         return fail("assay replay");
     if (o.n_paths != 1) {
-        fputs("assay replay: expected one trace folder\n", stderr);
+        fprintf(stderr, "assay replay: error: expected one trace folder, found %d\n", o.n_paths);
         return 2;
     }
     return replay(o.paths[0], o.out, &code) == ASSAY_OK ? code : fail("assay replay");

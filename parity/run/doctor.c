@@ -61,10 +61,9 @@ static void print_ladder(const json_t *op)
         printf("%-26s %s\n", text_of(op, "op"), row && row->collective ? "NCCL" : "not in this engine");
     json_array_foreach(variants, k, rung)
     {
-        const json_int_t least = json_integer_value(json_object_get(rung, "least_capability"));
-        char capability[16] = "any";
-        if (least > 0)
-            snprintf(capability, sizeof capability, "sm_%d", (int)least);
+        char capability[16];
+        snprintf(capability, sizeof capability, "sm_%d",
+                 (int)json_integer_value(json_object_get(rung, "least_capability")));
         printf("%-26s %-4s %-6s %s\n%-39s", k == 0 ? text_of(op, "op") : "", text_of(rung, "name"),
                capability, text_of(rung, "buys"), "");
         print_outputs(rung);

@@ -279,30 +279,41 @@ assay_status parity_layout_world(const char *layout, int *world)
     return ASSAY_OK;
 }
 
+/* The shortest text that is read as the same number. */
+static void number_text(double value, char out[32])
+{
+    int digits = 1;
+    do
+        snprintf(out, 32, "%.*g", digits, value);
+    while (digits++ < 17 && strtod(out, NULL) != value);
+}
+
 void parity_option_argument(const char *name, const json_t *value, char *out, size_t capacity)
 {
+    char number[32];
     if (json_is_string(value))
         snprintf(out, capacity, "--%s=%s", name, json_string_value(value));
     else if (json_is_integer(value))
         snprintf(out, capacity, "--%s=%lld", name, (long long)json_integer_value(value));
-    else if (json_is_real(value))
-        snprintf(out, capacity, "--%s=%.17g", name, json_real_value(value));
-    else
+    else if (json_is_real(value)) {
+        number_text(json_real_value(value), number);
+        snprintf(out, capacity, "--%s=%s", name, number);
+    } else
         snprintf(out, capacity, "--%s=%s", name, json_is_true(value) ? "true" : "false");
     for (char *c = out; *c != '\0' && *c != '='; c++)
         if (*c == '_')
             *c = '-';
 }
 
-/* Appends "--name=value" for every option that was given or is not at its default: a given default goes before what the
- * model's folder says. */
-static assay_status append_options(const assay_train_options *o, char **argv, int *argc)
+/* Appends "--name=value" for every option of the verb that was given or is not at its default: a given default goes before what
+ * the model's folder says. */
+static assay_status append_options(const assay_train_options *o, unsigned where, char **argv, int *argc)
 {
     assay_train_options defaults;
     assay_status st = ASSAY_OK;
     assay_train_options_default(&defaults);
-    json_t *have = assay_train_options_to_json(o, ASSAY_FOR_STEP);
-    json_t *base = assay_train_options_to_json(&defaults, ASSAY_FOR_STEP);
+    json_t *have = assay_train_options_to_json(o, where);
+    json_t *base = assay_train_options_to_json(&defaults, where);
     ASSAY_CHECK_GOTO(have != NULL && base != NULL, ASSAY_OUT_OF_MEMORY, st, done, "engine options");
     for (const assay_option_row *row = assay_train_option_table(); row->name != NULL; row++) {
         const json_t *value = json_object_get(have, row->name);
@@ -349,7 +360,8 @@ assay_status parity_engine_run(const parity_engine *e, const char *verb, const a
     argv[argc++] = strdup(verb);
     for (int i = 0; extra != NULL && extra[i] != NULL && argc < MAX_ARGS / 2; i++)
         argv[argc++] = strdup(extra[i]);
-    ASSAY_TRY_GOTO(append_options(o, argv, &argc), st, done);
+    const unsigned where = strcmp(verb, "ops") == 0 ? ASSAY_FOR_OPS : ASSAY_FOR_STEP;
+    ASSAY_TRY_GOTO(append_options(o, where, argv, &argc), st, done);
     const assay_launch_options launch = {.world = world,
                                          .timeout_s = timeout_s,
                                          .prefix_output = world > 1,

@@ -262,10 +262,15 @@ assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_o
     ASSAY_CHECK_GOTO(have != NULL, ASSAY_OUT_OF_MEMORY, st, done, "options");
     ASSAY_TRY_GOTO(assay_option_text("variant", given->variant, s->o.variant, sizeof s->o.variant), st, done);
     s->o.collective_timeout = given->collective_timeout; /* operations alone have no options of a case */
-    for (int i = 0; table[i].name != NULL; i++)
-        if ((given->given >> i & 1) && strcmp(table[i].name, "variant") != 0)
-            ASSAY_TRY_GOTO(remember_override(&s->o, table[i].name, json_object_get(have, table[i].name)), st,
-                           done);
+    for (int i = 0; table[i].name != NULL; i++) {
+        const char *name = table[i].name;
+        if (!(given->given >> i & 1))
+            continue;
+        ASSAY_CHECK_GOTO(s->n_cases > 0 || (table[i].where & ASSAY_FOR_OPS), ASSAY_INVALID_ARGUMENT, st, done,
+                         "--%s: has no meaning for the operations alone", name);
+        if (strcmp(name, "variant") != 0)
+            ASSAY_TRY_GOTO(remember_override(&s->o, name, json_object_get(have, name)), st, done);
+    }
     for (int i = 0; i < s->n_cases; i++) {
         ASSAY_TRY_GOTO(set_steps(&s->cases[i], given->train_iters), st, done);
         assay_train_options_merge(&s->cases[i].options, given, own);

@@ -330,18 +330,19 @@ done:
 
 static assay_status run_exact(task_state *s)
 {
-    char request[ASSAY_PATH], request_option[ASSAY_PATH + 16], log[ASSAY_PATH];
-    assay_train_options o = s->train;
+    char request[ASSAY_PATH], answer[ASSAY_PATH], log[ASSAY_PATH];
+    char request_option[ASSAY_PATH + 16], out_option[ASSAY_PATH + 16];
     int world = 1;
     ASSAY_TRY(task_path(s->t, "request", request));
-    ASSAY_TRY(task_path(s->t, "answer", o.out));
+    ASSAY_TRY(task_path(s->t, "answer", answer));
     ASSAY_TRY(task_path(s->t, "ops.log", log));
     ASSAY_TRY(parity_layout_world(s->t->layout, &world));
     ASSAY_TRY(parity_exact_request(request, world, s->t->precision == ASSAY_PRECISION_BF16 ? "BF16" : "F32"));
     snprintf(request_option, sizeof request_option, "--request=%s", request);
-    const char *extra[] = {request_option, NULL};
-    ASSAY_TRY(parity_engine_run(s->e, "ops", &o, extra, log, true, s->o->timeout_s, &s->engine_s));
-    return judge_operations(s, request, o.out);
+    snprintf(out_option, sizeof out_option, "--out=%s", answer);
+    const char *extra[] = {request_option, out_option, NULL};
+    ASSAY_TRY(parity_engine_run(s->e, "ops", &s->train, extra, log, true, s->o->timeout_s, &s->engine_s));
+    return judge_operations(s, request, answer);
 }
 
 assay_status parity_run_task(const parity_run_options *o, const parity_engine *e, const parity_task *t,

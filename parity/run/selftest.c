@@ -150,7 +150,7 @@ static assay_status judge_engine(selftest *s, const parity_mutant *m, parity_rep
 static assay_status answer_request(selftest *s, const char *layout, char request[ASSAY_PATH],
                                    char answer[ASSAY_PATH])
 {
-    char log[ASSAY_PATH], option[ASSAY_PATH + 16];
+    char log[ASSAY_PATH], option[ASSAY_PATH + 16], out[ASSAY_PATH + 16];
     assay_train_options o;
     int world;
     assay_train_options_default(&o);
@@ -159,10 +159,10 @@ static assay_status answer_request(selftest *s, const char *layout, char request
     ASSAY_TRY(scratch(s, "answer", answer));
     ASSAY_TRY(scratch(s, "log", log));
     ASSAY_TRY(parity_exact_request(request, world, "F32"));
-    snprintf(o.out, sizeof o.out, "%s", answer);
     snprintf(o.layout, sizeof o.layout, "%s", layout);
     snprintf(option, sizeof option, "--request=%s", request);
-    const char *extra[] = {option, NULL};
+    snprintf(out, sizeof out, "--out=%s", answer);
+    const char *extra[] = {option, out, NULL};
     return parity_engine_run(&s->engine, "ops", &o, extra, log, true, 120.0, NULL);
 }
 
@@ -456,7 +456,7 @@ static assay_status on_option(void *user, const char *name, const char *text)
 int parity_main_selftest(int argc, char **argv)
 {
     static const assay_extra_option extra[] = {
-        {"engine", "WHICH", "auto, gpu or sim (default auto)"},
+        {"engine", "auto|gpu|sim", "which engine (default auto)"},
         {"engine_program", "PATH", "this engine program"},
         {"mutants", "DIR", "folder of the faults (default: those that come with assay)"},
         {"case_file", "FILE", "case that is trained (default: qwen3_moe.json)"},

@@ -1,5 +1,6 @@
 /* `assay step`: the simplest way in, and a stable contract (README.md, docs/ARCHITECTURE.md). */
 #include "core/base/log.h"
+#include "core/files/batches.h"
 #include "core/run/outputs.h"
 #include "parity/run/engine.h"
 #include "parity/run/step_summary.h"
@@ -49,6 +50,45 @@ static assay_status on_option(void *user, const char *name, const char *text)
     ASSAY_CHECK(strlen(text) < capacity, ASSAY_INVALID_ARGUMENT, "--%s: unexpected value %s", name, text);
     snprintf(out, capacity, "%s", text);
     return ASSAY_OK;
+}
+
+/* What belongs to optimizer steps has no meaning where the batch file asks for none: it would be ignored. */
+static assay_status check_training_options(const assay_train_options *o)
+{
+    static const char *const names[] = {"optimizer",
+                                        "lr",
+                                        "min_lr",
+                                        "lr_warmup_init",
+                                        "lr_decay_style",
+                                        "lr_wsd_decay_style",
+                                        "lr_warmup_iters",
+                                        "lr_decay_iters",
+                                        "lr_wsd_decay_iters",
+                                        "weight_decay",
+                                        "adam_beta1",
+                                        "adam_beta2",
+                                        "adam_eps",
+                                        "clip_grad",
+                                        "moe_router_bias_update_rate",
+                                        "save",
+                                        "save_after",
+                                        "load",
+                                        "override_checkpoint_args"};
+    assay_batches batches = {0};
+    assay_model_config *config = malloc(sizeof *config);
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
+    ASSAY_TRY_GOTO(assay_config_load(o->model, config), st, done);
+    ASSAY_TRY_GOTO(assay_batches_open(&batches, o->batch, config->vocab_size), st, done);
+    for (size_t i = 0; i < sizeof names / sizeof *names && !batches.training; i++)
+        ASSAY_CHECK_GOTO(!assay_train_option_given(o, names[i]), ASSAY_INVALID_ARGUMENT, st, done,
+                         "--%s: has no meaning here: %s holds one batch [b,s] without an optimizer step "
+                         "(steps are [steps,microbatches,b,s])",
+                         names[i], o->batch);
+done:
+    assay_batches_close(&batches);
+    free(config);
+    return st;
 }
 
 /* Which file lies at a path: an engine writes beside and renames, so a new result is another file. */
@@ -103,13 +143,15 @@ static assay_status run_step(const step_options *s, const assay_train_options *o
     ASSAY_CHECK(o->out[0] != 0, ASSAY_INVALID_ARGUMENT, "--out: expected the file to write, found nothing");
     ASSAY_TRY(assay_train_options_check(o));
     ASSAY_TRY(assay_outputs_check(o));
-    if (strcmp(s->engine, "ref") == 0) {
-        ASSAY_TRY(check_reference_options(s, o));
-        return ref_step(o);
-    }
-    ASSAY_CHECK(strcmp(s->engine, "gpu") == 0 || strcmp(s->engine, "sim") == 0 ||
+    const bool ref = strcmp(s->engine, "ref") == 0;
+    ASSAY_CHECK(ref || strcmp(s->engine, "gpu") == 0 || strcmp(s->engine, "sim") == 0 ||
                     strcmp(s->engine, "auto") == 0,
                 ASSAY_INVALID_ARGUMENT, "--engine: expected ref, gpu, sim or auto, found %s", s->engine);
+    if (ref)
+        ASSAY_TRY(check_reference_options(s, o));
+    ASSAY_TRY(check_training_options(o));
+    if (ref)
+        return ref_step(o);
     ASSAY_TRY(parity_engine_find(s->engine, s->engine_program, &e));
     fprintf(stderr, "assay step: engine %s (%s)\n", e.name, e.reason);
     assay_status st = parity_engine_check_inputs(&e, o);

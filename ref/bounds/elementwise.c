@@ -290,7 +290,10 @@ assay_status ref_bound_combine_rows(ref_pair y, const double *x, const int64_t *
     ASSAY_CHECK(rows, ASSAY_OUT_OF_MEMORY, "combine_rows: %lld rows of %lld", (long long)k, (long long)h);
     for (int64_t i = 0; i < t; i++) {
         for (int64_t j = 0; j < k; j++)
-            ref_vec_copy(rows + j * h, x + token_row[i * k + j] * h, h);
+            if (token_row[i * k + j] < 0)
+                ref_vec_zero(rows + j * h, h); /* leaves a sum as it is */
+            else
+                ref_vec_copy(rows + j * h, x + token_row[i * k + j] * h, h);
         ref_sum_columns(y.y + i * h, y.b + i * h, NULL, 0, rows, h, k, h, &d->order);
     }
     free(rows);

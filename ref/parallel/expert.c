@@ -33,8 +33,11 @@ static assay_status make_permutation(ref_pass *p, ref_dispatch *d, const ref_int
     for (int r = 0; r < p->n; r++) {
         const int64_t t = indices->at[r].rows, k = indices->at[r].cols;
         ref_int_piece row_slot;
-        ASSAY_TRY(ref_int_piece_new(&p->arena, &d->row_token.at[r], t * k, 1));
-        ASSAY_TRY(ref_int_piece_new(&p->arena, &row_slot, t * k, 1));
+        int64_t rows = 0;
+        for (int64_t i = 0; i < t * k; i++)
+            rows += indices->at[r].x[i] >= 0;
+        ASSAY_TRY(ref_int_piece_new(&p->arena, &d->row_token.at[r], rows, 1));
+        ASSAY_TRY(ref_int_piece_new(&p->arena, &row_slot, rows, 1));
         ASSAY_TRY(ref_int_piece_new(&p->arena, &d->token_row.at[r], t, k));
         ASSAY_TRY(ref_int_piece_new(&p->arena, &d->tokens_per_expert.at[r], e, 1));
         ref_permute_plan(d->row_token.at[r].x, row_slot.x, d->tokens_per_expert.at[r].x, d->token_row.at[r].x,
@@ -245,11 +248,12 @@ assay_status ref_token_dispatch_fwd(ref_pass *p, ref_dispatch *d, ref_tensor *ro
     ref_ints entry;
     ASSAY_TRY(ref_ints_new(&p->arena, &entry, p->n));
     for (int r = 0; r < p->n; r++) {
-        const int64_t n = d->row_token.at[r].rows;
+        const int64_t n = probs->at[r].rows * probs->at[r].cols;
         flat.at[r] = (ref_piece){.x = probs->at[r].x, .rows = n, .cols = 1};
-        ASSAY_TRY(ref_int_piece_new(&p->arena, &entry.at[r], n, 1));
+        ASSAY_TRY(ref_int_piece_new(&p->arena, &entry.at[r], d->row_token.at[r].rows, 1));
         for (int64_t i = 0; i < n; i++)
-            entry.at[r].x[d->token_row.at[r].x[i]] = i;
+            if (d->token_row.at[r].x[i] >= 0)
+                entry.at[r].x[d->token_row.at[r].x[i]] = i;
     }
     ASSAY_TRY(ref_ranks_gather_rows(p, &d->permuted_probs, &flat, &entry, name_in(p, "permute_probs.y", a)));
     static const way tokens_way = {"dispatch.recv", "experts.gather.recv", "sort.y"};

@@ -189,3 +189,60 @@ Test(batch_plan, refuses_what_does_not_divide)
     TEST_FAILS(assay_batch_share_make(2, 2, 2, 2, &p), ASSAY_INVALID_ARGUMENT, "data-parallel rank 2 of 2");
     TEST_FAILS(assay_batch_share_make(0, 2, 1, 0, &p), ASSAY_INVALID_ARGUMENT, "0 microbatches");
 }
+
+/* --- Megatron-LM's form ------------------------------------------------------------------------------------- */
+
+static void write_megatron(const int64_t *ids, const int64_t *labels, assay_dtype mask_dtype,
+                           const void *mask, const int64_t *positions)
+{
+    assay_tensorwriter *w = NULL;
+    TEST_OK(assay_tensorwriter_create(&w, path));
+    TEST_OK(assay_tensorwriter_add_copy(w, "tokens", ASSAY_I64, PLAIN, 2, ids));
+    TEST_OK(assay_tensorwriter_add_copy(w, "labels", ASSAY_I64, PLAIN, 2, labels));
+    if (mask != NULL)
+        TEST_OK(assay_tensorwriter_add_copy(w, "loss_mask", mask_dtype, PLAIN, 2, mask));
+    if (positions != NULL)
+        TEST_OK(assay_tensorwriter_add_copy(w, "position_ids", ASSAY_I64, PLAIN, 2, positions));
+    TEST_OK(assay_tensorwriter_finish(w));
+    assay_tensorwriter_destroy(w);
+}
+
+/* Labels are shifted already; what the mask leaves out has no label; the first position may be the only target. */
+Test(batches, megatron_form)
+{
+    const int64_t ids[] = {0, 1, 2, 3, 4, 5}, labels[] = {1, 2, 3, 4, 5, 6}, positions[] = {0, 1, 2, 0, 1, 2};
+    const float mask[] = {1, 0, 0, 0, 0, 0};
+    const double other[] = {0, 0, 1, 1, 0, 1};
+    const int64_t whole[] = {1, 1, 1, 1, 1, 1}, expected[] = {1, -100, -100, -100, -100, -100};
+    assay_batches b;
+    write_megatron(ids, labels, ASSAY_F32, mask, positions);
+    TEST_OK(assay_batches_open(&b, path, VOCAB));
+    cr_expect(b.shifted);
+    cr_expect_eq(memcmp(assay_batches_labels(&b, 0, 0), expected, sizeof expected), 0);
+    assay_batches_close(&b);
+    write_megatron(ids, labels, ASSAY_F64, other, NULL);
+    TEST_OK(assay_batches_open(&b, path, VOCAB));
+    cr_expect(b.labels[1] == -100 && b.labels[2] == 3 && b.labels[3] == 4 && b.labels[5] == 6);
+    assay_batches_close(&b);
+    write_megatron(ids, labels, ASSAY_I64, whole, NULL);
+    TEST_OK(assay_batches_open(&b, path, VOCAB));
+    cr_expect_eq(memcmp(b.labels, labels, sizeof labels), 0);
+    assay_batches_close(&b);
+}
+
+Test(batches, megatron_form_is_held_to_what_is_computed)
+{
+    const int64_t ids[] = {0, 1, 2, 3, 4, 5}, labels[] = {1, 2, 3, 4, 5, 6}, packed[] = {0, 1, 0, 0, 1, 2};
+    const float half[] = {1, 1, 1, 1, 0.5, 1}, none[] = {0, 0, 0, 0, 0, 0};
+    const int32_t wrong[] = {1, 1, 1, 1, 1, 1};
+    assay_batches b;
+    write_megatron(ids, labels, ASSAY_F32, half, NULL);
+    TEST_FAILS(assay_batches_open(&b, path, VOCAB), ASSAY_UNSUPPORTED, "loss_mask[1,1]: expected 0 or 1");
+    write_megatron(ids, labels, ASSAY_F32, none, NULL);
+    TEST_FAILS(assay_batches_open(&b, path, VOCAB), ASSAY_INVALID_ARGUMENT, "all labels are masked");
+    write_megatron(ids, labels, ASSAY_I32, wrong, NULL);
+    TEST_FAILS(assay_batches_open(&b, path, VOCAB), ASSAY_UNSUPPORTED, "expected BOOL, I64, F32 or F64");
+    write_megatron(ids, labels, ASSAY_F32, NULL, packed);
+    TEST_FAILS(assay_batches_open(&b, path, VOCAB), ASSAY_UNSUPPORTED,
+               "position_ids[0,2]: expected 2, found 0");
+}

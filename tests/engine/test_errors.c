@@ -38,6 +38,28 @@ Test(engine_errors, unknown_variant)
     refuse(1, "attention is named twice", LLAMA "--variant attention=k1,linear=k0,attention=k0");
     refuse(1, "comes first, in front of attention=k1", LLAMA "--variant attention=k1,k0");
 }
+/* Every verb of the program has its own options and takes no others. */
+Test(engine_errors, what_a_verb_does_not_know_is_refused)
+{
+    static const struct {
+        const char *arguments, *words;
+    } rows[] = {
+        {"ops --request r --out o --lr 1", "'--lr': the option has no meaning here"},
+        {"ops --request r --out o --model m", "'--model': the option has no meaning here"},
+        {"ops --request r --out o more", "ops: unexpected argument 'more'"},
+        {"doctor --opps", "did you mean --ops"},
+        {"doctor more", "doctor: unexpected argument 'more'"},
+        {"doctr", "unknown verb 'doctr'; did you mean doctor?"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        cr_expect_neq(engine_run(1, "%s", rows[i].arguments), ASSAY_OK, "%s", rows[i].arguments);
+        char *log = engine_log();
+        cr_expect(strstr(log, rows[i].words), "%s: expected %s in\n%s", rows[i].arguments, rows[i].words,
+                  log);
+        free(log);
+    }
+}
+
 Test(engine_errors, rows_must_divide_over_dp)
 {
     refuse(3, "data_parallel_size 3", LLAMA "--layout dp3");

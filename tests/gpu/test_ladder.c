@@ -33,8 +33,11 @@ Test(gpu_ladder, every_output_of_every_rung_has_one_arithmetic)
                              "%s k%d: %s", op->name, k, op->slots[s].name);
             for (int a = 0; a < GPU_RUNG_ARITHS && r->arith[a].outputs; a++)
                 cr_expect_eq(r->arith[a].adapt != NULL, strlen(r->arith[a].how) > 0, "%s k%d", op->name, k);
-            cr_expect(strlen(r->buys) > 0 && (k > 0 || (!r->accepts && !r->pays && r->least_capability == 0)),
+            cr_expect(strlen(r->buys) > 0 && (k > 0 || (!r->accepts && !r->pays)),
                       "%s k%d: nothing is bought, or k0 does not take every call", op->name, k);
+            cr_expect(k == 0 ? r->least_capability == GPU_SM_80 : r->least_capability >= GPU_SM_80,
+                      "%s k%d: the engine is compiled for sm_%d, k0 runs on all of them, found %d", op->name,
+                      k, GPU_SM_80, r->least_capability);
         }
     }
 }
@@ -177,6 +180,19 @@ Test(gpu_ladder, device_call_and_profit_choose)
         }
         cr_expect_eq(gpu_ladder_choose(rungs, &ctx, o, 2), rows[i].chosen, "row %zu", i);
     }
+}
+
+/* The engine's code does not exist for a lesser device: said when a context is made, not by the first kernel. */
+Test(gpu_ladder, a_lesser_device_is_refused_once)
+{
+    gpu_ctx ctx = {.device = 1, .device_name = "old card", .sm_major = 7, .sm_minor = 5};
+    cr_expect_eq(gpu_ctx_check_device(&ctx), ASSAY_UNSUPPORTED);
+    cr_expect_not_null(strstr(assay_error_message(), "device 1 (old card)"), "%s", assay_error_message());
+    cr_expect_not_null(strstr(assay_error_message(), "at least 8.0"), "%s", assay_error_message());
+    cr_expect_not_null(strstr(assay_error_message(), "found 7.5"), "%s", assay_error_message());
+    ctx.sm_major = 8;
+    ctx.sm_minor = 0;
+    cr_expect_eq(gpu_ctx_check_device(&ctx), ASSAY_OK);
 }
 
 /* What runs says the variant that was asked for. */

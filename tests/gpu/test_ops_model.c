@@ -288,10 +288,9 @@ static void expert_bias_update(op_call *c, assay_dtype act, data_mode mode, cons
 }
 
 /* K different experts for each token, ascending. */
-static void permute_plan(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+static void put_choice(op_call *c, const char *slot, data_mode mode, const int64_t *d)
 {
-    (void)act;
-    double *index = put(c, "indices", ASSAY_I64, 0, 1, 2, d[0], d[2]);
+    double *index = put(c, slot, ASSAY_I64, 0, 1, 2, d[0], d[2]);
     for (int64_t row = 0; row < d[0]; ++row) {
         int64_t left = d[2];
         for (int64_t x = 0; x < d[1] && left > 0; ++x)
@@ -301,7 +300,30 @@ static void permute_plan(op_call *c, assay_dtype act, data_mode mode, const int6
             }
     }
     store_slot(c);
+}
+
+static void permute_plan(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    (void)act;
+    put_choice(c, "indices", mode, d);
     attr_i(c, "experts", d[1]);
+    attr_i(c, "rows", d[0] * d[2]);
+}
+
+/* All tokens are this rank's; half of them fit. */
+static void router_drop(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    (void)act;
+    put_choice(c, "all_indices", mode, d);
+    DRAW(c, "all_probs", ASSAY_F32, mode, 1.0, 2, d[0], d[2]);
+    double *token = put(c, "token", ASSAY_I64, 0, 1, 1, d[0]);
+    for (int64_t i = 0; i < d[0]; ++i)
+        token[i] = (double)(d[0] - i);
+    store_slot(c);
+    attr_i(c, "experts", d[1]);
+    attr_i(c, "capacity", d[0] * d[2] / d[1] / 2 + 1);
+    attr_i(c, "start", 0);
+    attr_i(c, "length", d[0]);
 }
 
 static void gather_rows(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
@@ -328,6 +350,10 @@ Test(gpu_ops, expert_bias_update)
 Test(gpu_ops, permute_plan)
 {
     hold(&(op_law){"permute_plan", "router", 2, true, permute_plan, OP_SIZES(rows_sizes)});
+}
+Test(gpu_ops, router_drop)
+{
+    hold(&(op_law){"router_drop", "router", 2, true, router_drop, OP_SIZES(rows_sizes)});
 }
 Test(gpu_ops, gather_rows)
 {

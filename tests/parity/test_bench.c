@@ -228,7 +228,7 @@ Test(cli_bench, what_cannot_run_is_refused_before_anything_starts)
         {"--case llama --layout dp64", {"dp64", NULL}},
         {"--model " MODELS "llama --batch " MODELS "llama/train_batch.safetensors --layout pp9",
          {"pp9", NULL}},
-        {"--case llama --variant norm=k1", {"unknown family", "did you mean", NULL}},
+        {"--case llama --variant atention=k1", {"unknown family", "did you mean", NULL}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         cli_result r = cli_run("bench --engine sim %s", rows[i].arguments);

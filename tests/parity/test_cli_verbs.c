@@ -287,6 +287,8 @@ Test(cli_verbs, wrong_arguments_are_refused)
         {"replay", {"one trace folder"}},
         {"replay nowhere", {"nowhere", "No such file"}},
         {"layout", {"expected one layout"}},
+        {"diff nowhere nowhere", {"nowhere: expected a trace folder", "No such file"}},
+        {"replay " MODELS "llama/config.json", {"expected a trace folder", "found a file"}},
         {"layout tp2 pp2", {"expected one layout"}},
         {"layout tp2,xx", {"unknown word 'xx'"}},
         {"layout 1 --model nowhere", {"nowhere", "No such file"}},

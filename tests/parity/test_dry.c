@@ -9,9 +9,8 @@
 Test(parity_dry, public_models_have_their_published_numbers_of_parameters)
 {
     for (int i = 0; i < dry_model_count(); i++) {
-        const char *text;
         double billions, found = 0.0;
-        const char *name = dry_model_at(i, &text, &billions);
+        const char *name = dry_model_at(i, &billions);
         assay_model_config *c = malloc(sizeof *c);
         assay_model_spec *spec;
         must(dry_model_load(name, c));

@@ -139,6 +139,53 @@ static const fault scattered[] = {
     {"drop_op", "all_gather", M1 "shared_experts.gather", "", "", false, 0, 0, 1, "operation"},
 };
 
+/* Gradients shared out behind every microbatch; ranks 0 and 1 have microbatches 0 and 1. */
+static const fault scattered_gradients[] = {
+    {"group", "reduce_scatter", A0 "linear_qkv.weight", "", "tp", false, 1, 1, 0, "group"},
+    {"group", "reduce_scatter", "decoder.final_layernorm.weight", "", "world", false, 0, 0, 1, "group"},
+    {"drop_op", "reduce_scatter", L1 "mlp.router.weight", "", "", false, 0, 1, 1, "operation"},
+    {"repeat_op", "reduce_scatter", A0 "linear_proj.weight", "", "", false, 1, 0, 1, "operation"},
+    {"drop_op", "add", L1 "input_layernorm.weight", "", "", false, 1, 0, 1, "operation"},
+    {"repeat_op", "add", "embedding.word_embeddings.weight", "", "", false, 0, 1, 1, "operation"},
+    {"rewire", "add", L0 "input_layernorm.weight", "a", L0 "input_layernorm.weight.main_grad.shard", INPUT, 0,
+     0, 1, NULL},
+    {"attr", "reduce_scatter", L0 "mlp.linear_fc2.weight", "dtype", "\"BF16\"", false, 1, 1, 1, NULL},
+    {"attr", "reduce_scatter", L0 "mlp.linear_fc2.weight", "reduction", "\"max\"", false, 0, 0, 0, NULL},
+    {"late_op", "reduce_scatter", L1 "self_attention.linear_qkv.weight", "", "", false, 1, 1, 0, "order"},
+    {"drop_op", "all_gather", L1 "self_attention.linear_proj.weight", "", "", false, 1, 0, -1, "operation"},
+};
+
+/* Parameters gathered around every pass; rank r has microbatch r. */
+static const fault gathered_parameters[] = {
+    {"drop_op", "all_gather", A0 "linear_qkv.weight", "", "", false, 1, 1, 1, "operation"},
+    {"drop_op", "all_gather", L1 "self_attention.linear_proj.weight", "", "", false, 0, 0, 0, "operation"},
+    {"repeat_op", "all_gather", L1 "mlp.router.weight", "", "", false, 2, 1, 2, "operation"},
+    {"group", "all_gather", L1 "mlp.experts.linear_fc2.weight", "", "world", false, 1, 0, 1, "group"},
+    {"attr", "all_gather", L0 "input_layernorm.weight", "dtype", "\"F64\"", false, 0, 0, 0, NULL},
+    {"late_op", "all_gather", "decoder.final_layernorm.weight", "", "", false, 1, 1, 1, "order"},
+    {"group", "reduce_scatter", L1 "mlp.experts.linear_fc2.weight", "", "dp_cp", false, 3, 1, 3, "group"},
+};
+
+/* Parts in two copies. */
+static const fault copies[] = {
+    {"group", "all_gather", A0 "linear_qkv.weight", "", "dp_cp", false, 1, 1, 1, "group"},
+    {"group", "reduce_scatter", A0 "linear_qkv.weight", "", "dp_cp", false, 2, 0, 2, "group"},
+    {"group", "all_reduce", L0 "input_layernorm.weight", "", "intra_dp_cp", false, 2, 1, -1, "group"},
+    {"drop_op", "all_reduce", L1 "input_layernorm.weight", "", "", false, 0, 0, -1, "operation"},
+    {"repeat_op", "all_reduce", L1 "mlp.experts.linear_fc1.weight", "", "", false, 1, 0, -1, "operation"},
+};
+
+/* Gathers ahead of use, and reductions that may begin early. */
+static const fault overlapped[] = {
+    {"late_op", "all_gather", L1 "input_layernorm.weight", "", "", false, 0, 1, 1, "order"},
+    {"drop_op", "all_gather", L0 "input_layernorm.weight", "", "", false, 1, 0, 0, "operation"},
+    {"group", "reduce_scatter", L0 "pre_mlp_layernorm.weight", "", "tp", false, 1, 1, 1, "group"},
+};
+static const fault overlapped_whole[] = {
+    {"drop_op", "all_reduce", L0 "input_layernorm.weight", "", "", false, 1, 0, -1, "operation"},
+    {"group", "all_reduce", L1 "mlp.experts.linear_fc1.weight", "", "tp", false, 1, 1, -1, "group"},
+};
+
 /* Experts cut over etp and dealt out over ep, on four ranks; ranks 0 and 1 run microbatch 0, the others 1. */
 static const fault expert_slices[] = {
     {"group", "all_gather", M1 "dispatch_counts", "", "ep", false, 1, 0, 0, "group"},
@@ -163,6 +210,22 @@ static const fault expert_slices[] = {
     {"drop_op", "sumsq", M1 "experts.linear_fc1.weight", "", "", false, 1, 0, -1, "operation"},
 };
 
+/* Experts with a capacity, decided over two tp ranks. */
+static const fault capacities[] = {
+    {"attr", "router_drop", M1 "router.drop", "capacity", "3", false, 0, 0, 1, NULL},
+    {"attr", "router_drop", M1 "router.drop", "start", "1", false, 1, 1, 0, NULL},
+    {"attr", "permute_plan", M1 "permute_plan", "rows", "1", false, 0, 1, 1, NULL},
+    {"shift", "router_drop", M1 "router.drop", "token", "", INPUT, 1, 0, 0, NULL},
+    {"rewire", "router_drop", M1 "router.drop", "all_probs", M1 "router.probs", INPUT, 0, 0, 0, NULL},
+    {"rewire", "permute_plan", M1 "permute_plan", "indices", M1 "router.indices", INPUT, 1, 1, 1, NULL},
+    {"group", "all_gather", M1 "router.drop_indices", "", "world", false, 1, 0, 1, "group"},
+    {"group", "all_gather", M1 "router.drop_probs", "", "world", false, 0, 1, 0, "group"},
+    {"drop_op", "all_gather", M1 "router.drop_probs", "", "", false, 1, 1, 0, "operation"},
+    {"value", "router_drop", M1 "router.drop", "tokens_per_expert", "", false, 0, 0, 1, NULL},
+    {"value", "permute_plan", M1 "permute_plan", "token_row", "", false, 1, 0, 0, NULL},
+    {"value", "expert_bias_update", M1 "router.expert_bias", "tokens_per_expert", "", INPUT, 0, 1, -1, NULL},
+};
+
 /* Context parallelism: S = 7 is cut in chunks of 2, 2, 2, 1; rank 0 of cp has 3 positions, rank 1 has 4. */
 static const fault gathered_keys[] = {
     {"attr", "all_gather", A0 "gather_k", "counts", "[4, 3]", false, 2, 0, 0, NULL},
@@ -185,6 +248,45 @@ static const fault gathered_keys[] = {
     {"repeat_op", "reduce_scatter", A0 "gather_v", "", "", false, 2, 1, 1, "operation"},
     {"drop_op", "all_gather", L1 "self_attention.gather_v", "", "", false, 3, 0, 1, "operation"},
     {"drop_op", "all_reduce", A0 "linear_proj.weight", "", "", false, 0, 1, -1, "operation"},
+};
+
+/* Heads dealt out over two ranks. */
+static const fault dealt_heads[] = {
+    {"attr", "all_to_all", A0 "a2a_q", "recv_counts", "[4, 3]", false, 0, 0, 1, NULL},
+    {"attr", "all_to_all", A0 "a2a_o", "counts", "[4, 3]", false, 1, 1, 0, NULL},
+    {"attr", "pack_heads", A0 "pack_k", "heads", "4", false, 0, 1, 1, NULL},
+    {"attr", "unpack_heads", A0 "unpack_o", "parts", "1", false, 1, 0, 0, NULL},
+    {"attr", "attention_fwd", A0 "core_attention", "heads", "4", false, 1, 1, 1, NULL},
+    {"attr", "attention_bwd", A0 "core_attention", "seq_q", "3", false, 0, 0, 0, NULL},
+    {"group", "all_to_all", A0 "a2a_v", "", "tp", false, 1, 0, 1, "group"},
+    {"rewire", "attention_bwd", A0 "core_attention", "v", "", INPUT, 0, 1, 1, NULL},
+    {"rewire", "linear_fwd", A0 "linear_proj", "x", A0 "core_attention.o", INPUT, 1, 0, 0, NULL},
+    {"shift", "attention_fwd", A0 "core_attention", "q_position", "", INPUT, 0, 0, 0, NULL},
+    {"drop_op", "all_to_all", A0 "a2a_k", "", "", false, 1, 1, 0, "operation"},
+    {"repeat_op", "unpack_heads", A0 "pack_v", "", "", false, 0, 0, 1, "operation"},
+};
+
+/* A ring of three: S = 7 is cut in chunks of 2, 1, 1, 1, 1, 1. */
+static const fault ring[] = {
+    {"attr", "send", A0 "ring.1.send_k", "peer", "2", false, 0, 0, 1, NULL},
+    {"attr", "recv", A0 "ring.2.recv_v", "peer", "2", false, 2, 1, 0, NULL},
+    {"attr", "send", A0 "ring.3.send_dv", "peer", "1", false, 1, 0, 0, NULL},
+    {"attr", "attention_fwd", A0 "core_attention.1", "seq_k", "2", false, 1, 1, 1, NULL},
+    {"attr", "attention_bwd", A0 "core_attention.2", "window", "0", false, 2, 0, 1, NULL},
+    {"attr", "attention_merge", A0 "merge.1", "dtype", "\"BF16\"", false, 0, 1, 0, NULL},
+    {"group", "recv", A0 "ring.1.recv_dk", "", "tp", false, 1, 1, 1, "group"},
+    {"rewire", "attention_merge", A0 "core_attention", "lse_a", A0 "core_attention.0.lse", INPUT, 2, 0, 0,
+     NULL},
+    {"rewire", "attention_bwd", A0 "core_attention.1", "lse", A0 "core_attention.1.lse", INPUT, 0, 1, 1,
+     NULL},
+    {"rewire", "attention_bwd", A0 "core_attention.2", "o", A0 "core_attention.2.o", INPUT, 1, 0, 1, NULL},
+    {"rewire", "attention_fwd", A0 "core_attention.2", "k", A0 "ring.1.k", INPUT, 2, 1, 0, NULL},
+    {"rewire", "add", A0 "ring.1.add_dq", "b", A0 "core_attention.0.dq", INPUT, 0, 0, 1, NULL},
+    {"shift", "attention_fwd", A0 "core_attention.2", "k_position", "", INPUT, 0, 0, 1, NULL},
+    {"drop_op", "attention_merge", A0 "merge.1", "", "", false, 1, 0, 1, "operation"},
+    {"drop_op", "add", A0 "ring.2.add_dv", "", "", false, 2, 1, 1, "operation"},
+    {"repeat_op", "send", A0 "ring.3.send_dk", "", "", false, 0, 0, 0, "operation"},
+    {"late_op", "attention_merge", A0 "merge.1", "", "", false, 2, 1, 0, "order"},
 };
 
 static void expect_named(const plan_cell *c, const fault *k)
@@ -223,7 +325,7 @@ static void expect_all_of(const char *model, const char *layout, assay_precision
                           const fault *faults, size_t n)
 {
     plan_cell c;
-    plan_cell_run(&c, model, layout, precision, "");
+    plan_cell_run_with(&c, model, layout, precision, "", faults == capacities ? 0.5 : 0.0);
     parity_report *r = plan_judge(&c, c.trace);
     print_failures(r);
     cr_assert_eq(n_failed(r), 0);
@@ -253,6 +355,26 @@ static void expect_order(const char *model, const char *layout, int rank, assay_
         const parity_result *one = parity_report_at(r, i);
         cr_expect(one->verdict != PARITY_FAIL || strcmp(one->tensor, "order") == 0, "%s: %s", one->instance,
                   one->message);
+    }
+    parity_report_destroy(r);
+    plan_cell_free(&c);
+}
+
+/* Buckets that are summed behind the first of two microbatches. */
+static void expect_early(const char *layout, const char *op, assay_precision precision)
+{
+    plan_cell c;
+    plan_cell_run(&c, plan_model, layout, precision, "early_reduction");
+    parity_report *r = plan_judge(&c, c.trace);
+    const parity_result *f = first_failure(r);
+    cr_assert(f != NULL, "%s: not caught", layout);
+    for (int64_t i = 0; i < parity_report_count(r); i++) {
+        const parity_result *one = parity_report_at(r, i);
+        if (one->verdict != PARITY_FAIL)
+            continue;
+        cr_expect(strcmp(one->tensor, "order") == 0 && strcmp(one->op, op) == 0 &&
+                      strstr(one->message, "the last accumulation"),
+                  "%s %s: %s", one->op, one->instance, one->message);
     }
     parity_report_destroy(r);
     plan_cell_free(&c);
@@ -300,6 +422,16 @@ Test(parity_plan_faults, slices_of_experts_bf16)
     expect_all("tp2,sp,etp2,ep2,dp2", ASSAY_PRECISION_BF16, TABLE(expert_slices));
 }
 
+Test(parity_plan_faults, capacities_fp32)
+{
+    expect_all("tp2,sp,etp2", ASSAY_PRECISION_FP32, TABLE(capacities));
+}
+
+Test(parity_plan_faults, capacities_bf16)
+{
+    expect_all("tp2,sp,etp2", ASSAY_PRECISION_BF16, TABLE(capacities));
+}
+
 Test(parity_plan_faults, interleaved_chunks_fp32)
 {
     expect_all_of(plan_deep_model, "pp2,vpp2", ASSAY_PRECISION_FP32, TABLE(chunks));
@@ -318,6 +450,26 @@ Test(parity_plan_faults, gathered_keys_fp32)
 Test(parity_plan_faults, gathered_keys_bf16)
 {
     expect_all("tp2,sp,cp2", ASSAY_PRECISION_BF16, TABLE(gathered_keys));
+}
+
+Test(parity_plan_faults, dealt_heads_fp32)
+{
+    expect_all("cp2,a2a", ASSAY_PRECISION_FP32, TABLE(dealt_heads));
+}
+
+Test(parity_plan_faults, dealt_heads_bf16)
+{
+    expect_all("cp2,a2a", ASSAY_PRECISION_BF16, TABLE(dealt_heads));
+}
+
+Test(parity_plan_faults, ring_fp32)
+{
+    expect_all("cp3,p2p", ASSAY_PRECISION_FP32, TABLE(ring));
+}
+
+Test(parity_plan_faults, ring_bf16)
+{
+    expect_all("cp3,p2p", ASSAY_PRECISION_BF16, TABLE(ring));
 }
 
 /* The engine itself gives the tokens positions, or the keys of attention, as if cp cut the sequence in plain order. */
@@ -358,6 +510,58 @@ Test(parity_plan_faults, stages_in_another_order_bf16)
 {
     expect_order(plan_model, "pp2", 1, ASSAY_PRECISION_BF16);
     expect_order(plan_deep_model, "pp2,vpp2", 1, ASSAY_PRECISION_BF16);
+}
+
+Test(parity_plan_faults, scattered_gradients_fp32)
+{
+    expect_all("tp2,sp,dp2,zero2", ASSAY_PRECISION_FP32, TABLE(scattered_gradients));
+}
+
+Test(parity_plan_faults, gathered_parameters_fp32)
+{
+    expect_all("ep2,dp4,zero3", ASSAY_PRECISION_FP32, TABLE(gathered_parameters));
+}
+
+Test(parity_plan_faults, parts_in_copies_fp32)
+{
+    expect_all("dp4,zero3,hsdp2", ASSAY_PRECISION_FP32, TABLE(copies));
+}
+
+Test(parity_plan_faults, beside_compute_fp32)
+{
+    expect_all("tp2,dp2,zero3 overlap", ASSAY_PRECISION_FP32, TABLE(overlapped));
+    expect_all("tp2,dp2 overlap", ASSAY_PRECISION_FP32, TABLE(overlapped_whole));
+}
+
+Test(parity_plan_faults, reductions_before_the_last_microbatch_fp32)
+{
+    expect_early("dp2 overlap", "all_reduce", ASSAY_PRECISION_FP32);
+}
+
+Test(parity_plan_faults, scattered_gradients_bf16)
+{
+    expect_all("tp2,sp,dp2,zero2", ASSAY_PRECISION_BF16, TABLE(scattered_gradients));
+}
+
+Test(parity_plan_faults, gathered_parameters_bf16)
+{
+    expect_all("ep2,dp4,zero3", ASSAY_PRECISION_BF16, TABLE(gathered_parameters));
+}
+
+Test(parity_plan_faults, parts_in_copies_bf16)
+{
+    expect_all("dp4,zero3,hsdp2", ASSAY_PRECISION_BF16, TABLE(copies));
+}
+
+Test(parity_plan_faults, beside_compute_bf16)
+{
+    expect_all("tp2,dp2,zero3 overlap", ASSAY_PRECISION_BF16, TABLE(overlapped));
+    expect_all("tp2,dp2 overlap", ASSAY_PRECISION_BF16, TABLE(overlapped_whole));
+}
+
+Test(parity_plan_faults, reductions_before_the_last_microbatch_bf16)
+{
+    expect_early("dp2 overlap", "all_reduce", ASSAY_PRECISION_BF16);
 }
 
 /* The trace says that it is of this layout. */

@@ -21,6 +21,27 @@ Test(reproduce, words_survive_a_shell)
     expect_word("$(rm x)", "'$(rm x)'");
 }
 
+/* A number is the shortest text of itself. */
+Test(reproduce, numbers_are_read_as_they_were)
+{
+    static const struct {
+        double value;
+        const char *wanted;
+    } rows[] = {{3e-3, "--min-lr=0.003"},
+                {0.5, "--min-lr=0.5"},
+                {1e-7, "--min-lr=1e-07"},
+                {0, "--min-lr=0"},
+                {1.0 / 3.0, "--min-lr=0.3333333333333333"},
+                {0.1 + 0.2, "--min-lr=0.30000000000000004"}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char out[64];
+        json_t *number = json_real(rows[i].value);
+        parity_option_argument("min_lr", number, out, sizeof out);
+        cr_expect_str_eq(out, rows[i].wanted);
+        json_decref(number);
+    }
+}
+
 Test(reproduce, keeps_every_option)
 {
     char out[PARITY_TEXT];

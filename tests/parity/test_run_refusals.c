@@ -80,7 +80,7 @@ Test(run_refusals, a_layout_that_no_case_can_be_cut_into_is_refused)
     } rows[] = {
         {"dp4", {"case tiny, layout dp4: ", "data_parallel_size 4 divides neither the 2 microbatches"}},
         {"tp3", {"case tiny, layout tp3: ", "tp3 does not divide 2 attention heads"}},
-        {"pp2", {"case tiny, layout pp2: ", "pp2, but the model has 1 layers"}},
+        {"pp2", {"case tiny, layout pp2: ", "pp2,vpp1: 2 virtual stages, but the model has 1 layers"}},
         {"ep2", {"case tiny, layout ep2: ", "ep2, but the model has no experts"}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -193,6 +193,8 @@ Test(run_refusals, options_that_cannot_be)
         {"--model " MODELS "llama --batch " MODELS "llama/train_batch.safetensors --train-iters 99",
          {"--train-iters 99", "holds"}},
         {"nowhere.json", {"nowhere.json", "No such file"}},
+        {"--case operations --fault skip_all_reduce", {"--fault: has no meaning for the operations alone"}},
+        {"--case operations --lr 1e-3", {"--lr: has no meaning for the operations alone"}},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++)
         refuse(cases[i].arguments, cases[i].arguments,

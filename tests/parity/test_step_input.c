@@ -282,6 +282,22 @@ Test(step_input, layouts_that_are_none)
     REFUSE_ARGUMENTS("llama", "batch", cases, NULL);
 }
 
+/* A batch [b,s] asks for no optimizer step: what belongs to one is refused, once, by whichever engine. */
+Test(step_input, options_of_optimizer_steps_need_steps)
+{
+    static const char *const rows[] = {
+        "--lr 1e-3", "--engine ref --clip-grad 1", "--layout tp2 --save ck", "--weight-decay 0",
+        "--load ck", "--lr-warmup-iters=1"};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        cli_result r = cli_run("step --engine sim --model " MODELS "llama --batch " MODELS
+                               "llama/batch.safetensors --out none %s",
+                               rows[i]);
+        cli_expect_refusal(&r, rows[i], (const char *const[]){"has no meaning here", "[b,s]", NULL});
+        cr_expect_eq(cli_count(r.err, "error: "), 1, "%s: one message\n%s", rows[i], r.err);
+        cli_free(&r);
+    }
+}
+
 /* Ignored in silence before: what chooses kernels beside the reference, warm-up longer than the steps of the file. */
 Test(step_input, options_without_effect_are_refused)
 {

@@ -189,7 +189,7 @@ Test(ref_bounds_faults, hostile_indices_are_named)
     index[0] = 1;
     index[1] = 2;
     expect_refused(&x, ASSAY_INVALID_ARGUMENT, "index[1]");
-    index[1] = -1;
+    index[1] = -2;
     expect_refused(&x, ASSAY_INVALID_ARGUMENT, "index[1]");
     trial_free(&x);
 

@@ -170,3 +170,41 @@ Test(ref_laws, compensated_sums)
     cr_expect(ref_sum(x, 4) == 2.0);
     cr_expect(ref_sum(bad, 3) == HUGE_VAL && ref_sumsq(bad, 3) == HUGE_VAL);
 }
+
+/* Three tokens of two experts each, two for expert 0: the smaller prob goes, or the later token; equal probs: the later. */
+Test(ref_laws, experts_beyond_their_capacity)
+{
+    const int64_t indices[6] = {0, 1, 0, 2, 0, 1}, token[3] = {4, 2, 9}, ordered[3] = {0, 1, 2};
+    const double probs[6] = {0.3, 0.5, 0.2, 0.1, 0.4, 0.5};
+    int64_t routed[6], counts[3];
+    ref_router_drop(routed, counts, indices, probs, token, 3, 2, 3, 2, 0, 3);
+    cr_expect(routed[0] == 0 && routed[2] == -1 && routed[4] == 0, "the smallest of 0.3, 0.2, 0.4 goes");
+    cr_expect(counts[0] == 2 && counts[1] == 2 && counts[2] == 1);
+    ref_router_drop(routed, counts, indices, NULL, token, 3, 2, 3, 1, 0, 3);
+    cr_expect(routed[0] == -1 && routed[2] == 0 && routed[4] == -1 && routed[1] == 1 && routed[5] == -1,
+              "the first of tokens 4, 2, 9 stays");
+    ref_router_drop(routed, counts, indices, probs, ordered, 3, 2, 3, 1, 1, 2);
+    cr_expect(routed[0] == -1 && routed[2] == 0 && routed[3] == -1 && counts[1] == 0, "tokens 1 and 2 alone");
+    ref_router_drop(routed, counts, indices, probs, token, 3, 2, 3, 0, 0, 3);
+    cr_expect(counts[0] == 0 && routed[1] == -1, "a capacity of nothing");
+    /* Megatron-LM get_capacity: ceil(T*K / E * factor) */
+    cr_expect(ref_expert_capacity(21, 2, 8, 1.0) == 6 && ref_expert_capacity(16, 2, 8, 1.0) == 4 &&
+              ref_expert_capacity(16, 2, 8, 0.1) == 1 && ref_expert_capacity(16, 2, 8, 1.01) == 5);
+}
+
+/* Rows that nobody sends are nowhere: no row, zeros, no term. */
+Test(ref_laws, a_plan_of_what_is_left)
+{
+    const int64_t indices[6] = {0, -1, -1, 2, -1, -1};
+    int64_t row_token[2], row_slot[2], counts[3], token_row[6];
+    const double x[4] = {1, 2, 3, 4};
+    double y[6];
+    ref_permute_plan(row_token, row_slot, counts, token_row, indices, 3, 2, 3);
+    cr_expect(row_token[0] == 0 && row_token[1] == 1 && row_slot[1] == 1);
+    cr_expect(counts[0] == 1 && counts[1] == 0 && counts[2] == 1);
+    cr_expect(token_row[0] == 0 && token_row[1] == -1 && token_row[3] == 1 && token_row[5] == -1);
+    ref_combine_rows(y, x, token_row, 3, 2, 2);
+    cr_expect(y[0] == 1 && y[1] == 2 && y[2] == 3 && y[3] == 4 && y[4] == 0 && y[5] == 0);
+    ref_gather_rows(y, x, token_row, 3, 2);
+    cr_expect(y[0] == 1 && y[2] == 0 && y[3] == 0 && y[4] == 0);
+}

@@ -177,6 +177,21 @@ Test(ref_parallel, experts_cut_over_etp_without_tokens)
     check_law(&c, layouts, COUNT(layouts));
 }
 
+/* Capacities are those of the microbatch, not of a rank: no layout changes what is let go. */
+Test(ref_parallel, capacities)
+{
+    static const char *const layouts[] = {
+        "dp2", "tp2,sp", "ep2", "tp2,etp2,ep2", "tp2,sp,ep4,dp2,pp2,zero1", "cp2,ep2"};
+    for (int rows = 0; rows < 2; rows++) {
+        model_case c;
+        open_drawn(&c, everything, 2, rows ? 3 : 4, rows ? 4 : 2, 9);
+        ban_expert(&c, 5);
+        c.options.moe_expert_capacity_factor = rows ? 0.4 : 0.75;
+        c.options.moe_token_drop_policy = rows ? ASSAY_DROP_POSITION : ASSAY_DROP_PROBS;
+        check_law(&c, layouts, COUNT(layouts));
+    }
+}
+
 Test(ref_parallel, tied_experts)
 {
     model_case c;

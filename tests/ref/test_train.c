@@ -201,13 +201,13 @@ typedef struct replay_plan {
 } replay_plan;
 
 /* Token t goes to experts t+shift, t+shift+1 modulo 6. */
-static bool round_robin(void *user, int64_t step, int64_t microbatch, int64_t layer, bool aux,
+static bool round_robin(void *user, int64_t step, int64_t microbatch, int64_t layer, ref_routing_map map,
                         int64_t *indices, int64_t t, int64_t k)
 {
     replay_plan *p = user;
     (void)step;
     (void)microbatch;
-    if (layer != 0 || aux)
+    if (layer != 0 || map != REF_ROUTING_CHOICE)
         return false;
     p->calls++;
     for (int64_t i = 0; i < t; i++) {

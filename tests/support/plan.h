@@ -42,10 +42,11 @@ typedef struct plan_cell {
     assay_trace *trace;
 } plan_cell;
 
-static inline void plan_write_batch(const char *path)
+/* Twice as many microbatches where data-parallel ranks shall have several. */
+static inline void plan_write_batch(const char *path, bool many)
 {
-    enum { N = PLAN_STEPS * PLAN_MICROBATCHES * PLAN_ROWS * PLAN_SEQUENCE };
-    const int64_t shape[4] = {PLAN_STEPS, PLAN_MICROBATCHES, PLAN_ROWS, PLAN_SEQUENCE};
+    enum { N = 2 * PLAN_STEPS * PLAN_MICROBATCHES * PLAN_ROWS * PLAN_SEQUENCE };
+    const int64_t shape[4] = {PLAN_STEPS, (many ? 2 : 1) * PLAN_MICROBATCHES, PLAN_ROWS, PLAN_SEQUENCE};
     int64_t ids[N], labels[N];
     uint32_t x = 12345;
     for (int i = 0; i < N; i++) {
@@ -61,9 +62,10 @@ static inline void plan_write_batch(const char *path)
     assay_tensorwriter_destroy(w);
 }
 
-/* Trains a model in a layout, with a fault or "", and opens the trace. */
-static inline void plan_cell_run(plan_cell *c, const char *model, const char *layout,
-                                 assay_precision precision, const char *planted)
+/* Trains a model in a layout, with a fault or "" and a capacity factor or 0, and opens the trace.  "LAYOUT overlap":
+ * communication beside compute. */
+static inline void plan_cell_run_with(plan_cell *c, const char *model, const char *layout,
+                                      assay_precision precision, const char *planted, double capacity)
 {
     char path[300];
     parity_engine engine;
@@ -80,8 +82,12 @@ static inline void plan_cell_run(plan_cell *c, const char *model, const char *la
     snprintf(c->trace_dir, sizeof c->trace_dir, "%s/trace", c->dir);
     snprintf(c->save, sizeof c->save, "%s/save", c->dir);
     snprintf(c->out, sizeof c->out, "%s/out.safetensors", c->dir);
-    snprintf(o->layout, sizeof o->layout, "%s", layout);
-    plan_write_batch(o->batch);
+    const char *overlap = strstr(layout, " overlap");
+    snprintf(o->layout, sizeof o->layout, "%.*s", overlap ? (int)(overlap - layout) : (int)strlen(layout),
+             layout);
+    o->overlap_grad_reduce = overlap != NULL;
+    o->overlap_param_gather = overlap && strstr(layout, "zero");
+    plan_write_batch(o->batch, strstr(layout, "zero2") || strstr(layout, "zero3") || overlap);
     o->precision = precision;
     o->draw_weights = 1234;
     o->lr = 2e-3;
@@ -93,6 +99,7 @@ static inline void plan_cell_run(plan_cell *c, const char *model, const char *la
     o->moe_aux_loss_coeff = 0.01;
     o->moe_z_loss_coeff = 0.001;
     o->moe_router_bias_update_rate = 0.001;
+    o->moe_expert_capacity_factor = capacity;
     must(parity_engine_find("sim", ASSAY_BIN_DIR "/assay-sim", &engine));
     assay_train_options run = *o;
     snprintf(run.trace, sizeof run.trace, "%s", c->trace_dir);
@@ -106,10 +113,16 @@ static inline void plan_cell_run(plan_cell *c, const char *model, const char *la
     must(assay_config_load(o->model, c->config));
     must(assay_spec_build(c->config, &c->spec));
     must(assay_batches_open(&c->batches, o->batch, c->config->vocab_size));
-    must(assay_layout_parse(layout, &p));
+    must(assay_layout_parse(o->layout, &p));
     must(assay_grid_make(&p, &c->grid));
     must(assay_grid_check_model(&c->grid, c->config));
     c->trace = open_trace(c->trace_dir);
+}
+
+static inline void plan_cell_run(plan_cell *c, const char *model, const char *layout,
+                                 assay_precision precision, const char *planted)
+{
+    plan_cell_run_with(c, model, layout, precision, planted, 0.0);
 }
 
 static inline void plan_cell_make(plan_cell *c, const char *layout, assay_precision precision)

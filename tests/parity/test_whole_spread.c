@@ -1,0 +1,100 @@
+/* How often an honest run is called wrong: errors of known spectra, drawn, judged by four runs of the same law. */
+#include "parity/checks/whole.h"
+#include "tests/support/ref.h"
+
+#include <math.h>
+
+TestSuite(parity_whole_spread, .timeout = 120);
+
+enum { MOST = 41, R = PARITY_WHOLE_RUNS };
+
+/* `large` errors of variance 1, one of variance `second`, `small` of variance `rest`; the share of honest runs that is called wrong
+ * is known to be at most `most`. */
+typedef struct spectrum {
+    int large, small;
+    double second, rest, most;
+} spectrum;
+
+/* Four standard deviations leave 6.3e-5; one direction leaves 1.2e-4, as the expansion of kappa does at 4 degrees of freedom; a factor
+ * with something small beside it more, because three cosines of four runs do not always show it. */
+static const spectrum spectra[] = {
+    {1, 0, 0.0, 0.0, 3e-4},   {1, 0, 0.03, 0.0, 1e-3}, {1, 0, 0.1, 0.0, 3e-4},  {1, 0, 0.3, 0.0, 2e-4},
+    {2, 0, 0.0, 0.0, 1e-4},   {5, 0, 0.0, 0.0, 1e-4},  {1, 10, 0.0, 0.1, 1e-4}, {1, 39, 0.0, 0.001, 5e-3},
+    {1, 39, 0.5, 0.02, 1e-3}, {40, 0, 0.0, 0.0, 1e-4},
+};
+enum { N_SPECTRA = sizeof spectra / sizeof spectra[0] };
+
+static int sizes_of(const spectrum *x, double size[MOST])
+{
+    int n = 0;
+    for (int i = 0; i < x->large; i++)
+        size[n++] = 1.0;
+    if (x->second > 0.0)
+        size[n++] = sqrt(x->second);
+    for (int i = 0; i < x->small; i++)
+        size[n++] = sqrt(x->rest);
+    return n;
+}
+
+/* One slice: products of the runs' errors, and the sum of squares of a fifth run. */
+static double draw(double gram[R][R], const double *size, int n, test_rng *r)
+{
+    double fifth = 0.0;
+    for (int k = 0; k < R; k++)
+        for (int l = 0; l < R; l++)
+            gram[k][l] = 0.0;
+    for (int i = 0; i < n; i++) {
+        double e[R + 1];
+        for (int k = 0; k <= R; k++)
+            e[k] = size[i] * rng_normal(r);
+        for (int k = 0; k < R; k++)
+            for (int l = 0; l < R; l++)
+                gram[k][l] += e[k] * e[l];
+        fifth += e[R] * e[R];
+    }
+    return fifth;
+}
+
+/* Share of honest fifth runs beyond the allowance; blind: every error counts as independent. */
+static double alarms(const spectrum *x, int draws, bool blind)
+{
+    double size[MOST], gram[R][R];
+    const int n = sizes_of(x, size);
+    test_rng r = {7};
+    int64_t beyond = 0;
+    for (int i = 0; i < draws; i++) {
+        const double fifth = draw(gram, size, n, &r);
+        double spread = 0.0;
+        for (int k = 0; k < R; k++)
+            spread += gram[k][k];
+        const double nu = blind ? 16.0 : parity_whole_freedom(gram, n);
+        beyond += sqrt(fifth) > parity_whole_kappa(R * nu) * sqrt(spread / R);
+    }
+    return (double)beyond / draws;
+}
+
+Test(parity_whole_spread, an_honest_run_is_seldom_called_wrong)
+{
+    for (int i = 0; i < N_SPECTRA; i++) {
+        const spectrum *x = &spectra[i];
+        const double share = alarms(x, x->small + x->large > 11 ? 20000 : 200000, false);
+        cr_expect_leq(share, x->most, "spectrum %d: %g", i, share);
+    }
+    cr_expect_gt(alarms(&spectra[0], 20000, true), 5e-3,
+                 "a common factor that nobody looks for would be seen");
+}
+
+Test(parity_whole_spread, one_direction_is_one_degree_and_many_are_many)
+{
+    double size[MOST], gram[R][R];
+    test_rng r = {3};
+    for (int i = 0; i < 100; i++) {
+        (void)draw(gram, size, sizes_of(&spectra[0], size), &r);
+        cr_expect_float_eq(parity_whole_freedom(gram, 1), 1.0, 1e-9);
+        cr_expect_float_eq(parity_whole_freedom(gram, 40), 1.0, 1e-9, "40 elements, one factor");
+        const int n = sizes_of(&spectra[N_SPECTRA - 1], size);
+        (void)draw(gram, size, n, &r);
+        const double nu = parity_whole_freedom(gram, n);
+        cr_expect(nu > 5.0 && nu <= 40.0, "%g", nu);
+    }
+}
