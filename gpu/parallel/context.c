@@ -346,13 +346,13 @@ static assay_status add_parts(gpu_model *m, const gpu_attention_acts *a, int ste
     const gpu_value *own[2] = {&a->k, &a->v};
     gpu_value arrived[2];
     for (int i = 0; i < 2; i++)
-        arrived[i] = block_of(m, own[i], step, their_gradients[i]);
+        arrived[i] = gpu_partial_kv(m, block_of(m, own[i], step, their_gradients[i]));
     ASSAY_TRY(travel(m, step, their_gradients,
                      &(journey){.sent = {&acc[0], &acc[1]}, .arrived = {&arrived[0], &arrived[1]}}));
     for (int i = 0; i < 2; i++) {
         char at[ASSAY_NAME];
         snprintf(at, sizeof at, "self_attention.ring.%d.add_%s", step, their_gradients[i]);
-        acc[i] = gpu_named(m, block_of(m, own[i], step, ""), at, "y");
+        acc[i] = gpu_partial_kv(m, gpu_named(m, block_of(m, own[i], step, ""), at, "y"));
         ASSAY_TRY(
             GPU_CALL(m->run, "add", at, GPU_T("a", &arrived[i]), GPU_T("b", &part[i]), GPU_T("y", &acc[i])));
     }
@@ -382,8 +382,8 @@ static assay_status p2p_bwd(gpu_model *m, const gpu_layer *l, gpu_attention_acts
         ASSAY_TRY(next_block(m, a, step, block));
         const attention x = over_block(m, a, block, step, step_of("core_attention", step, at));
         queries = gpu_named(m, gpu_grad_of(m, &a->q), at, "dq");
-        part[0] = gpu_named(m, block_of(m, &a->k, step, ""), at, "dk");
-        part[1] = gpu_named(m, block_of(m, &a->v, step, ""), at, "dv");
+        part[0] = gpu_partial_kv(m, gpu_named(m, block_of(m, &a->k, step, ""), at, "dk"));
+        part[1] = gpu_partial_kv(m, gpu_named(m, block_of(m, &a->v, step, ""), at, "dv"));
         ASSAY_TRY(attention_bwd(m, l, &x, d_o, &a->attended, &a->lse, &queries, &part[0], &part[1]));
         if (step == 0) {
             *dq = queries;
