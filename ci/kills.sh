@@ -5,7 +5,7 @@
 #
 #   ci/kills.sh [--build DIR] [--steps N] [--runs N] [--seed N]     defaults: build/release, 300, 100, the time
 #
-# Not in .ci/run: some 20 minutes.  The last line says how many kills; exit 1 when one left something.
+# ci/test.sh does ten; all of them take some 20 minutes.  The last line says how many kills; exit 1 when one left something.
 set -uo pipefail
 cd "$(dirname "$0")/.." || exit 2
 build=build/release steps=300 runs=100 seed=$(date +%s)

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Passes the tests: installs what is missing, lints, builds with gcc and clang, runs clang-tidy, runs every test as released and
 # under the address and undefined-behaviour sanitizers, the tests of core, ref, gpu and the simulator as clang compiles them,
-# shared memory under the thread sanitizer, the judge's self-test, the default matrix, and programs that link the installed
+# shared memory under the thread sanitizer, the judge's self-test, the default matrix, ten kills, and programs that link the installed
 # library.  A test counts once for each preset that ran it.  ci/coverage.sh is not part of it (about five minutes more), but its self-test is.
 # The last line is `N passed, N failed, N skipped`.
 set -uo pipefail
@@ -88,5 +88,6 @@ unit clang '^test_(core|ref|gpu|sim)_'
 step build-tsan ci/build.sh tsan assay_sim_threads && step tsan-shared-memory build/tsan/bin/assay_sim_threads
 step selftest build/release/bin/assay selftest
 step parity build/release/bin/assay run --report build/test-report
+step kills ci/kills.sh --steps 8 --runs 2 # of the 300 and 100 that it does by itself
 step install ci/install_check.sh
 finish

@@ -112,6 +112,7 @@ typedef struct gpu_moe_acts {
     gpu_rows rows, dispatched_rows, gathered_rows, expert_rows;
     /* in the staging: [El], [ep], [ep], [etp] */
     int64_t *counts, *send_counts, *recv_counts, *etp_counts;
+    int64_t *token_counts, all_tokens; /* allgather: tokens of every rank of the group [ep * etp], of all */
     gpu_mlp_acts shared;
     gpu_value shared_out, shared_gate;
 } gpu_moe_acts;

@@ -139,7 +139,7 @@ extern GPU_LADDER(expert_bias_update);
  * token I64 [N]); tokens_per_expert I64 [E] of what is left. */
 extern GPU_LADDER(router_drop);
 /* Rows in order of expert, then token: row_token, row_slot I64 [rows], token_row I64 [T,K] (inverse), tokens_per_expert I64 [E]
- * from indices I64 [T,K], of which -1 has no row (token_row -1); rows = the others.  Another index outside [0,E) is a violated
+ * from indices I64 [T,K], of which those of experts first_expert .. first_expert+local_experts-1 have rows; the others' token_row is -1.  An index beyond -1 outside [0,E) is a violated
  * precondition: its row is skipped. */
 extern GPU_LADDER(permute_plan);
 /* y[i,:] = x[index[i],:], zeros where the index is -1; bits of F32, BF16 or I64 (ASSAY_UNSUPPORTED: another); an index outside gives NaN, I64: -1. */

@@ -1,6 +1,6 @@
 /* Router of a mixture of experts: gating, choice, auxiliary losses, and their gradients.  docs/OPS.md sections 7 and 9. */
 #include "gpu/layer.h"
-#include "gpu/parallel/expert.h"
+#include "gpu/parallel/exchange.h"
 #include "gpu/parallel/tensor.h"
 #include <math.h>
 #include <stdlib.h>

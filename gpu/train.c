@@ -4,6 +4,7 @@
 #include "core/run/inputs.h"
 #include "core/run/outputs.h"
 #include "gpu/fault.h"
+#include "gpu/targets.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -222,24 +223,6 @@ static assay_status build(gpu_engine *e)
 }
 
 /* --- steps -------------------------------------------------------------------------------------------------- */
-int64_t gpu_microbatch_targets(const assay_batches *b, int64_t step, int64_t microbatch)
-{
-    const int64_t *labels = assay_batches_labels(b, step, microbatch);
-    int64_t n = 0;
-    for (int64_t row = 0; row < b->b; row++)
-        for (int64_t s = b->shifted ? 0 : 1; s < b->s; s++)
-            n += labels[row * b->s + s] != ASSAY_IGNORE_INDEX;
-    return n;
-}
-
-int64_t gpu_step_targets(const assay_batches *b, int64_t step)
-{
-    int64_t n = 0;
-    for (int64_t k = 0; k < b->microbatches; k++)
-        n += gpu_microbatch_targets(b, step, k);
-    return n;
-}
-
 /* Sum over this rank's microbatches when it holds the loss, else 0: tp ranks hold copies. */
 static assay_status local_loss(gpu_engine *e, double *sum)
 {

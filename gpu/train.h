@@ -32,10 +32,6 @@ void gpu_engine_close(gpu_engine *e, bool failed);
 
 /* Runs the whole verb on this rank.  Nothing is written when it fails. */
 assay_status gpu_train(const assay_train_options *options);
-/* Labels that count in the loss of a step, all microbatches and data-parallel ranks: position 0 is never a target
- * (the model shifts), -100 is ignored. */
-int64_t gpu_step_targets(const assay_batches *b, int64_t step);
-int64_t gpu_microbatch_targets(const assay_batches *b, int64_t step, int64_t microbatch);
 
 /* --- train_export.c ----------------------------------------------------------------------------------------- */
 /* Rank 0 collects whole tensors and writes options.out. */

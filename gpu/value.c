@@ -43,10 +43,9 @@ gpu_value *gpu_value_set(gpu_value *v, gpu_value description)
     return v;
 }
 
-assay_status gpu_value_make(gpu_value *v, assay_dtype dtype)
+void gpu_value_place(gpu_value *v, assay_dtype dtype, void *data)
 {
     int64_t shape[GPU_MAX_DIMS] = {0};
-    gpu_arena *arena = v->arena;
     int n = 0;
     for (int d = 0; d < v->ndim; d++) {
         const int64_t length = v->dim[d].length * v->dim[d].blocks;
@@ -55,8 +54,14 @@ assay_status gpu_value_make(gpu_value *v, assay_dtype dtype)
         else
             shape[n++] = length;
     }
-    v->t = gpu_tensor_make(NULL, dtype, n, shape);
+    v->t = gpu_tensor_make(data, dtype, n, shape);
     v->arena = NULL; /* made: a second call that writes it keeps the memory */
+}
+
+assay_status gpu_value_make(gpu_value *v, assay_dtype dtype)
+{
+    gpu_arena *arena = v->arena;
+    gpu_value_place(v, dtype, NULL);
     return gpu_arena_take(arena, gpu_tensor_bytes(v->t), &v->t.data);
 }
 

@@ -56,6 +56,8 @@ gpu_value gpu_value_describe(gpu_arena *arena, int ndim, const gpu_dim *dim, int
 gpu_value *gpu_value_set(gpu_value *v, gpu_value description);
 /* Takes the memory of a described value as `dtype`. */
 assay_status gpu_value_make(gpu_value *v, assay_dtype dtype);
+/* The same in memory that is there already, and large enough; the caller names it. */
+void gpu_value_place(gpu_value *v, assay_dtype dtype, void *data);
 /* The place of the piece as shard. */
 void gpu_value_shard(const gpu_value *v, assay_shard *s);
 /* The same value as one dimension (the operations' view; the recorded dimensions stay). */

@@ -179,10 +179,10 @@ void ref_router_drop(int64_t *routed, int64_t *tokens_per_expert, const int64_t 
                      int64_t capacity, int64_t start, int64_t t);
 /* ceil(tokens k / e * factor): how many assignments an expert takes */
 int64_t ref_expert_capacity(int64_t tokens, int64_t k, int64_t e, double factor);
-/* All integers: row_token [R], row_slot [R], tokens_per_expert [E], token_row [T,K]; R = the indices that are not -1, whose
- * token_row is -1 */
+/* All integers: row_token [R], row_slot [R], tokens_per_expert [E], token_row [T,K]; R = the indices of experts
+ * first .. first+local-1; the others' token_row is -1 */
 void ref_permute_plan(int64_t *row_token, int64_t *row_slot, int64_t *tokens_per_expert, int64_t *token_row,
-                      const int64_t *indices, int64_t t, int64_t k, int64_t e);
+                      const int64_t *indices, int64_t t, int64_t k, int64_t e, int64_t first, int64_t local);
 /* y [R,H] = x[index]; zeros where the index is -1 */
 void ref_gather_rows(double *y, const double *x, const int64_t *index, int64_t rows, int64_t h);
 /* y [T,H] = sum_k x[token_row[t,k]] of those that are not -1 */

@@ -234,22 +234,29 @@ static assay_status router_drop(const replay *r)
 static assay_status permute_plan(const replay *r)
 {
     const ref_value *indices, *candidate = replay_candidate(r, "tokens_per_expert");
-    int64_t e = candidate ? candidate->count : -1, t, rows = 0, *row_token, *row_slot, *counts, *token_row;
+    int64_t e = candidate ? candidate->count : -1, t, rows = 0, first = 0, local, *row_token, *row_slot,
+            *counts, *token_row;
     if (replay_has_attr(r, "experts"))
         ASSAY_TRY(replay_attr_i64(r, "experts", 1, ASSAY_MAX_EXPERTS, &e));
     ASSAY_CHECK(e >= 0, ASSAY_INVALID_ARGUMENT,
                 "%s: neither attribute 'experts' nor output slot 'tokens_per_expert' is there", r->op);
     ASSAY_TRY(replay_integer(r, "indices", -1, &indices));
     ASSAY_TRY(replay_range(r, indices, -1, e - 1));
+    local = e;
+    if (replay_has_attr(r, "first_expert"))
+        ASSAY_TRY(replay_attr_i64(r, "first_expert", 0, e, &first));
+    if (replay_has_attr(r, "local_experts"))
+        ASSAY_TRY(replay_attr_i64(r, "local_experts", 0, e - first, &local));
     for (int64_t i = 0; i < indices->count; i++)
-        rows += indices->ivalue[i] >= 0;
+        rows += indices->ivalue[i] >= first && indices->ivalue[i] < first + local;
     const int64_t k = replay_columns(indices);
     ASSAY_TRY(replay_divide(r, indices, k, &t));
     ASSAY_TRY(replay_out_integer(r, "row_token", rows, REF_VALUE_INTEGER, &row_token));
     ASSAY_TRY(replay_out_integer(r, "row_slot", rows, REF_VALUE_INTEGER, &row_slot));
     ASSAY_TRY(replay_out_integer(r, "tokens_per_expert", e, REF_VALUE_INTEGER, &counts));
     ASSAY_TRY(replay_out_integer(r, "token_row", indices->count, REF_VALUE_INTEGER, &token_row));
-    ref_permute_plan(row_token, row_slot, counts, token_row, indices->ivalue, k > 0 ? t : 0, k, e);
+    ref_permute_plan(row_token, row_slot, counts, token_row, indices->ivalue, k > 0 ? t : 0, k, e, first,
+                     local);
     return ASSAY_OK;
 }
 

@@ -153,7 +153,7 @@ void assay_json_text_real(assay_json_text *t, double value)
     snprintf(text, sizeof text, "%.17g", value);
     char *e = strchr(text, 'e');
     if (e == NULL && strchr(text, '.') == NULL)
-        strcat(text, ".0");
+        memcpy(text + strlen(text), ".0", sizeof ".0");
     if (e != NULL) { /* e-05 is e-5, e+20 is e20 */
         char *to = e[1] == '-' ? e + 2 : e + 1, *from = e + 2;
         while (*from == '0')

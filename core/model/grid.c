@@ -2,6 +2,7 @@
 #include "core/model/grid.h"
 
 #include "core/model/shard.h"
+#include <assert.h>
 #include <string.h>
 
 static const char *const group_names[ASSAY_GROUP_COUNT] = {
@@ -311,6 +312,7 @@ static assay_group_shape instance_shape(const assay_grid *g, assay_group kind, i
     const int stride = whole.n_levels > 0 ? whole.level[0].stride : 1;
     const int index = assay_group_index(&whole, rank);
     assay_group_shape s = {.size = 1};
+    assert(copies > 0 && shards > 0); /* the layout was checked */
     if (instances[kind].intra) {
         s.start = whole.start + index / shards * shards * stride;
         add_level(&s, stride, shards);

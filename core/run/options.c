@@ -12,6 +12,7 @@ static const char *const precision_words[] = {"fp64", "fp32", "bf16", NULL};
 static const char *const optimizer_words[] = {"adam", NULL};
 static const char *const semantics_words[] = {"default", "megatron", NULL};
 static const char *const lr_words[] = {"constant", "linear", "cosine", "WSD", NULL};
+static const char *const dispatcher_words[] = {"alltoall", "allgather", NULL};
 static const char *const drop_words[] = {"probs", "position", NULL};
 static const char *const wsd_words[] = {"linear", "cosine", "exponential", "minus_sqrt", NULL};
 
@@ -47,8 +48,10 @@ enum {
 };
 
 static const assay_option_row table[] = {
-    ROW_STRING(model, "DIR", STEP_RUN_BENCH, "Data", "Hugging Face folder"),
-    ROW_STRING(batch, "FILE", STEP_RUN_BENCH, "Data", "safetensors file with I64 input_ids and labels"),
+    ROW_STRING(model, "DIR", STEP_RUN_BENCH, "Data",
+               "folder of a model, Hugging Face or Megatron-LM (docs/MEGATRON.md)"),
+    ROW_STRING(batch, "FILE", STEP_RUN_BENCH, "Data",
+               "safetensors file with I64 input_ids and labels, or tokens and shifted labels"),
     ROW_STRING(out, "FILE", STEP, "Data", "result file (safetensors)"),
     ROW_STRING(trace, "DIR", STEP, "Data", "trace folder"),
     ROW_STRING(load, "DIR", STEP, "Data", "checkpoint folder to resume from"),
@@ -113,6 +116,8 @@ static const assay_option_row table[] = {
     ROW_DOUBLE(moe_z_loss_coeff, 0, 1e6, EVERYWHERE, "Mixture of experts", "router z-loss"),
     ROW_DOUBLE(moe_router_bias_update_rate, 0, 1e6, EVERYWHERE, "Mixture of experts",
                "step of the expert bias"),
+    ROW_ENUM(moe_token_dispatcher_type, dispatcher_words, "alltoall|allgather", EVERYWHERE,
+             "Mixture of experts", "how tokens get to their experts: rows are sent, or all tokens gathered"),
     ROW_DOUBLE(moe_expert_capacity_factor, 0, 1e6, EVERYWHERE, "Mixture of experts",
                "tokens that an expert takes of a microbatch, as a multiple of an even share; 0: all"),
     ROW_ENUM(
@@ -235,8 +240,9 @@ static void store_enum(assay_train_options *o, const assay_option_row *row, int 
 {
     _Static_assert(sizeof(assay_precision) == sizeof(int) && sizeof(assay_lr_decay_style) == sizeof(int) &&
                        sizeof(assay_wsd_decay_style) == sizeof(int) &&
-                       sizeof(assay_drop_policy) == sizeof(int) && sizeof(assay_optimizer) == sizeof(int) &&
-                       sizeof(assay_semantics) == sizeof(int),
+                       sizeof(assay_drop_policy) == sizeof(int) &&
+                       sizeof(assay_token_dispatcher) == sizeof(int) &&
+                       sizeof(assay_optimizer) == sizeof(int) && sizeof(assay_semantics) == sizeof(int),
                    "enum members are written as int");
     memcpy((char *)o + row->offset, &value, sizeof value);
 }

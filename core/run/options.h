@@ -17,6 +17,8 @@ typedef enum {
     ASSAY_WSD_MINUS_SQRT
 } assay_wsd_decay_style;
 
+/* How tokens get to their experts (docs/LAYOUTS.md 6). */
+typedef enum { ASSAY_DISPATCHER_ALLTOALL, ASSAY_DISPATCHER_ALLGATHER } assay_token_dispatcher;
 /* Which tokens an expert beyond its capacity lets go. */
 typedef enum { ASSAY_DROP_PROBS, ASSAY_DROP_POSITION } assay_drop_policy;
 /* MEGATRON: what Megatron-LM computes also where it depends on the layout (docs/MEGATRON.md). */
@@ -60,6 +62,7 @@ typedef struct assay_train_options {
     double moe_router_bias_update_rate;
     double moe_expert_capacity_factor; /* 0 = every token reaches its experts */
     assay_drop_policy moe_token_drop_policy;
+    assay_token_dispatcher moe_token_dispatcher_type;
     bool calculate_per_token_loss; /* objective: the mean over targets; false: the mean of microbatch means */
     assay_semantics semantics;
 

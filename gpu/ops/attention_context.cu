@@ -34,13 +34,17 @@ static cudaError_t launch_merge_of(const merge_tensors *t, cudaStream_t stream)
                                  (const T *)t->o_b.data, (const float *)t->lse_b.data, t->rows, t->d);
 }
 
-template <class T> static cudaError_t launch_merge(const merge_tensors *t, cudaStream_t stream)
+/* o_a and o are F32 or as o_b. */
+static cudaError_t launch_merge(const merge_tensors *t, cudaStream_t stream)
 {
     const bool wide = t->o.dtype == ASSAY_F32, wide_a = t->o_a.dtype == ASSAY_F32;
+    if (t->o_b.dtype == ASSAY_F32)
+        return launch_merge_of<float, float, float>(t, stream);
     if (wide)
-        return wide_a ? launch_merge_of<float, float, T>(t, stream)
-                      : launch_merge_of<float, bf16, T>(t, stream);
-    return wide_a ? launch_merge_of<bf16, float, T>(t, stream) : launch_merge_of<bf16, bf16, T>(t, stream);
+        return wide_a ? launch_merge_of<float, float, bf16>(t, stream)
+                      : launch_merge_of<float, bf16, bf16>(t, stream);
+    return wide_a ? launch_merge_of<bf16, float, bf16>(t, stream)
+                  : launch_merge_of<bf16, bf16, bf16>(t, stream);
 }
 
 static assay_status attention_merge(const gpu_work *w)
@@ -62,6 +66,9 @@ static assay_status attention_merge(const gpu_work *w)
     ASSAY_TRY(gpu_check_act(op, "o_a", t.o_a));
     ASSAY_TRY(gpu_check_act(op, "o_b", t.o_b));
     ASSAY_TRY(gpu_check_act(op, "o", t.o));
+    ASSAY_CHECK(t.o_b.dtype != ASSAY_F32 || (t.o_a.dtype == ASSAY_F32 && t.o.dtype == ASSAY_F32),
+                ASSAY_INVALID_ARGUMENT, "%s: beside o_b of F32: expected o_a and o of F32, found %s and %s",
+                op, assay_dtype_name(t.o_a.dtype), assay_dtype_name(t.o.dtype));
     ASSAY_CHECK(d >= 1 && heads >= 1 && gpu_tensor_count(t.o_b) % (heads * d) == 0, ASSAY_INVALID_ARGUMENT,
                 "%s: o_b: expected rows of %" PRId64 " heads of %" PRId64 ", found %" PRId64 " elements", op,
                 heads, d, gpu_tensor_count(t.o_b));
@@ -73,7 +80,7 @@ static assay_status attention_merge(const gpu_work *w)
         ASSAY_TRY(gpu_check_count(op, statistic[i].name, statistic[i].t, t.rows));
     }
     if (t.rows > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(t.o_b.dtype, launch_merge, &t, w->stream), op);
+        GPU_LAUNCHED(launch_merge(&t, w->stream), op);
     return ASSAY_OK;
 }
 

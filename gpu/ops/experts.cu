@@ -39,11 +39,11 @@ __global__ void plan_count_k0(int64_t *tokens_per_expert, const int64_t *indices
 
 __global__ void plan_fill_k0(int64_t *row_token, int64_t *row_slot, int64_t *token_row,
                              const int64_t *tokens_per_expert, const int64_t *indices, int64_t n, int64_t k,
-                             int64_t experts)
+                             int64_t first, int64_t end)
 {
-    for (int64_t e = gpu_thread(); e < experts; e += gpu_threads()) {
+    for (int64_t e = first + gpu_thread(); e < end; e += gpu_threads()) {
         int64_t row = 0;
-        for (int64_t i = 0; i < e; ++i)
+        for (int64_t i = first; i < e; ++i)
             row += tokens_per_expert[i];
         for (int64_t i = 0; i < n; ++i)
             if (indices[i] == e) {
@@ -54,11 +54,11 @@ __global__ void plan_fill_k0(int64_t *row_token, int64_t *row_slot, int64_t *tok
     }
 }
 
-/* Assignments without an expert. */
-__global__ void plan_absent(int64_t *token_row, const int64_t *indices, int64_t n)
+/* Assignments to no expert, or to none of these. */
+__global__ void plan_absent(int64_t *token_row, const int64_t *indices, int64_t n, int64_t first, int64_t end)
 {
     for (int64_t i = gpu_thread(); i < n; i += gpu_threads())
-        if (indices[i] == -1)
+        if (indices[i] < first || indices[i] >= end)
             token_row[i] = -1;
 }
 
@@ -78,12 +78,12 @@ __global__ void plan_count_k1(int64_t *tokens_per_expert, const int64_t *indices
 
 __global__ void plan_fill_k1(int64_t *row_token, int64_t *row_slot, int64_t *token_row,
                              const int64_t *tokens_per_expert, const int64_t *indices, int64_t n, int64_t k,
-                             int64_t experts)
+                             int64_t first, int64_t end)
 {
     const int64_t step = (int64_t)gridDim.x * blockDim.y;
-    for (int64_t e = gpu_warp_row(); e < experts; e += step) {
+    for (int64_t e = first + gpu_warp_row(); e < end; e += step) {
         int64_t row = 0;
-        for (int64_t i = 0; i < e; ++i)
+        for (int64_t i = first; i < e; ++i)
             row += tokens_per_expert[i];
         for (int64_t base = 0; base < n; base += GPU_WARP) {
             const int64_t i = base + threadIdx.x;
@@ -125,32 +125,36 @@ __global__ void combine_rows_k0(T *y, const T *x, const int64_t *token_row, int6
     }
 }
 
-static cudaError_t launch_plan(int variant, gpu_tensor row_token, gpu_tensor row_slot, gpu_tensor counts,
-                               gpu_tensor token_row, gpu_tensor indices, cudaStream_t stream)
+static cudaError_t launch_plan(const gpu_work *w, gpu_tensor row_token, gpu_tensor row_slot,
+                               gpu_tensor counts, gpu_tensor token_row, gpu_tensor indices)
 {
+    const cudaStream_t stream = w->stream;
+    const int64_t first = gpu_operand_int(w->o, "first_expert");
+    const int64_t end = first + gpu_operand_int(w->o, "local_experts");
     const int64_t n = gpu_tensor_count(indices), k = gpu_tensor_cols(indices), e = gpu_tensor_count(counts);
     int64_t *c = (int64_t *)counts.data, *rt = (int64_t *)row_token.data, *rs = (int64_t *)row_slot.data;
     int64_t *tr = (int64_t *)token_row.data;
     const int64_t *i = (const int64_t *)indices.data;
     cudaError_t error = cudaSuccess;
     if (n > 0)
-        error = GPU_LAUNCH_NO_BARRIER(plan_absent, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream, tr, i, n);
+        error = GPU_LAUNCH_NO_BARRIER(plan_absent, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream, tr, i,
+                                      n, first, end);
     if (error != cudaSuccess)
         return error;
-    if (variant == 0) {
+    if (w->variant == 0) {
         error = GPU_LAUNCH_NO_BARRIER(plan_count_k0, gpu_grid(e, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream, c, i,
                                       n, e);
         if (error != cudaSuccess || n == 0)
             return error;
         return GPU_LAUNCH_NO_BARRIER(plan_fill_k0, gpu_grid(e, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream, rt, rs,
-                                     tr, c, i, n, k, e);
+                                     tr, c, i, n, k, first, end);
     }
     error =
         GPU_LAUNCH(plan_count_k1, gpu_grid(e, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream, c, i, n, e);
     if (error != cudaSuccess || n == 0)
         return error;
     return GPU_LAUNCH(plan_fill_k1, gpu_grid(e, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream, rt, rs, tr,
-                      c, i, n, k, e);
+                      c, i, n, k, first, end);
 }
 
 static cudaError_t launch_drop(const gpu_work *w, gpu_tensor routed, gpu_tensor counts)
@@ -213,16 +217,19 @@ static assay_status permute_plan(const gpu_work *w)
     ASSAY_CHECK(indices.ndim == 2, ASSAY_INVALID_ARGUMENT,
                 "%s: indices: expected 2 dimensions [T,K], found %d", op, indices.ndim);
     const int64_t n = gpu_tensor_count(indices);
-    const int64_t rows = gpu_operand_int(w->o, "rows");
+    const int64_t rows = gpu_operand_int(w->o, "rows"), first = gpu_operand_int(w->o, "first_expert"),
+                  local = gpu_operand_int(w->o, "local_experts"),
+                  experts = gpu_tensor_count(tokens_per_expert);
+    ASSAY_CHECK(first >= 0 && local >= 0 && first + local <= experts, ASSAY_INVALID_ARGUMENT,
+                "%s: experts %lld to %lld of %lld", op, (long long)first, (long long)(first + local),
+                (long long)experts);
     ASSAY_CHECK(rows <= n, ASSAY_INVALID_ARGUMENT, "%s: rows: expected at most %lld, found %lld", op,
                 (long long)n, (long long)rows);
     ASSAY_TRY(gpu_check_count(op, "row_token", row_token, rows));
     ASSAY_TRY(gpu_check_count(op, "row_slot", row_slot, rows));
     ASSAY_TRY(gpu_check_count(op, "token_row", token_row, n));
     if (gpu_tensor_count(tokens_per_expert) > 0)
-        GPU_LAUNCHED(
-            launch_plan(w->variant, row_token, row_slot, tokens_per_expert, token_row, indices, w->stream),
-            op);
+        GPU_LAUNCHED(launch_plan(w, row_token, row_slot, tokens_per_expert, token_row, indices), op);
     return ASSAY_OK;
 }
 

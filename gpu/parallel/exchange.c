@@ -88,6 +88,19 @@ void gpu_exchange_sort(const gpu_model *m, const gpu_exchange *x, int64_t *sort,
     }
 }
 
+assay_status gpu_index_value(gpu_model *m, gpu_arena *arena, gpu_value *v, const char *at, const char *slot,
+                             int64_t n, const int64_t *host)
+{
+    *v = gpu_named(m, gpu_local(arena, n, 0), at, slot);
+    ASSAY_TRY(gpu_value_make(v, ASSAY_I64));
+    v->host = host;
+    if (m->run->dry || n == 0)
+        return ASSAY_OK;
+    CUDA_TRY(
+        cudaMemcpyAsync(v->t.data, host, gpu_tensor_bytes(v->t), cudaMemcpyHostToDevice, m->run->ctx.stream));
+    return ASSAY_OK;
+}
+
 /* --- names -------------------------------------------------------------------------------------------------- */
 /* Token in the microbatch file-wide, times E, plus expert. */
 assay_status gpu_exchange_name_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s,

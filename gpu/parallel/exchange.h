@@ -35,6 +35,10 @@ assay_status gpu_exchange_name_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_
 assay_status gpu_exchange_name_received(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s,
                                         const gpu_exchange *x, const int64_t *sort);
 
+/* An index array of n on the device under instance and slot, filled from staging (which outlives the copy). */
+assay_status gpu_index_value(gpu_model *m, gpu_arena *arena, gpu_value *v, const char *at, const char *slot,
+                             int64_t n, const int64_t *host);
+
 ASSAY_END_DECLS
 
 #endif

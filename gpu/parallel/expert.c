@@ -3,6 +3,7 @@
 
 #include "gpu/call.h"
 #include "gpu/describe.h"
+#include "gpu/parallel/allgather.h"
 #include "gpu/parallel/exchange.h"
 #include "gpu/parallel/tensor.h"
 
@@ -13,19 +14,6 @@ static gpu_value rows_of(gpu_arena *arena, const gpu_rows *rows, int64_t last)
     v.kind = ASSAY_PIECE_ROWS;
     v.rows = rows;
     return v;
-}
-
-assay_status gpu_index_value(gpu_model *m, gpu_arena *arena, gpu_value *v, const char *at, const char *slot,
-                             int64_t n, const int64_t *host)
-{
-    *v = gpu_named(m, gpu_local(arena, n, 0), at, slot);
-    ASSAY_TRY(gpu_value_make(v, ASSAY_I64));
-    v->host = host;
-    if (m->run->dry || n == 0)
-        return ASSAY_OK;
-    CUDA_TRY(
-        cudaMemcpyAsync(v->t.data, host, gpu_tensor_bytes(v->t), cudaMemcpyHostToDevice, m->run->ctx.stream));
-    return ASSAY_OK;
 }
 
 /* --- all_to_all --------------------------------------------------------------------------------------------- */
@@ -70,7 +58,8 @@ static assay_status permute_rows(gpu_model *m, gpu_microbatch_state *mb, const g
     s->tokens_per_expert = gpu_named(m, gpu_local(NULL, E, 0), "mlp.permute_plan", "tokens_per_expert");
     s->tokens_per_expert.t = gpu_tensor_1d(l->tokens_per_expert + mb->index * E, ASSAY_I64, E);
     return GPU_CALL(m->run, "permute_plan", "mlp.permute_plan", GPU_T("indices", &s->routed),
-                    GPU_I("experts", E), GPU_I("rows", p->rows),
+                    GPU_I("experts", E), GPU_I("rows", p->rows), GPU_I("first_expert", 0),
+                    GPU_I("local_experts", E),
                     GPU_NEW("row_token", &s->row_token, gpu_local(keep, p->rows, 0)),
                     GPU_NEW("row_slot", row_slot, gpu_local(&m->scratch, p->rows, 0)),
                     GPU_T("tokens_per_expert", &s->tokens_per_expert),
@@ -185,6 +174,11 @@ assay_status gpu_token_dispatch_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_
     ASSAY_TRY(permute_rows(m, mb, l, s, &p, &row_slot));
     ASSAY_TRY(fetch_permutation(m, mb, s, &p, &row_slot));
     ASSAY_TRY(gpu_exchange_count(m, mb, s, &p));
+    if (gpu_gathers_tokens(m)) {
+        ASSAY_TRY(gpu_gather_dispatch_fwd(m, mb, s, &p));
+        return gpu_index_value(m, &mb->arena, &s->local_counts, "mlp.experts", "tokens_per_expert",
+                               m->local_experts, s->counts);
+    }
     ASSAY_TRY(gpu_exchange_name_rows(m, mb, s, &p));
     ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)p.rows * sizeof(int64_t), (void **)&host_index));
     for (int64_t i = 0; !run->dry && i < p.rows; i++)
@@ -212,6 +206,8 @@ assay_status gpu_token_combine_fwd(gpu_model *m, gpu_moe_acts *s, gpu_value *y, 
 {
     gpu_arena *temp = &m->scratch;
     const int64_t H = m->config->hidden_size;
+    if (gpu_gathers_tokens(m))
+        return gpu_gather_combine_fwd(m, s, y, rows);
     s->returned = *rows;
     if (gpu_exchanges_rows(m)) {
         s->unsorted = rows_of(temp, &s->gathered_rows, H);
@@ -238,6 +234,8 @@ assay_status gpu_token_combine_fwd(gpu_model *m, gpu_moe_acts *s, gpu_value *y, 
 
 assay_status gpu_token_combine_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *drows, gpu_value *dy)
 {
+    if (gpu_gathers_tokens(m))
+        return gpu_gather_combine_bwd(m, s, drows, dy);
     gpu_value dreturned = gpu_grad_of(m, &s->returned), dreduced, dunsorted;
     ASSAY_TRY(GPU_CALL(m->run, "gather_rows", "mlp.unpermute", GPU_T("x", dy), GPU_T("index", &s->row_token),
                        GPU_T("y", &dreturned)));
@@ -288,6 +286,8 @@ static assay_status return_rows(gpu_model *m, gpu_moe_acts *s, const return_way 
 assay_status gpu_token_dispatch_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *dtokens, gpu_value *dprobs,
                                     gpu_value *drows, gpu_value *dprobs_rows)
 {
+    if (gpu_gathers_tokens(m))
+        return gpu_gather_dispatch_bwd(m, s, dtokens, dprobs, drows, dprobs_rows);
     const return_way rows = {"mlp.sort",   "mlp.experts.gather", "mlp.dispatch",
                              &s->permuted, &s->dispatched,       &s->gathered},
                      probs = {"mlp.sort_probs",   "mlp.experts.gather_probs", "mlp.dispatch_probs",

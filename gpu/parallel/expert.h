@@ -8,9 +8,6 @@
 
 ASSAY_BEGIN_DECLS
 
-/* An index array of n on the device under instance and slot, filled from staging (which outlives the copy). */
-assay_status gpu_index_value(gpu_model *m, gpu_arena *arena, gpu_value *v, const char *at, const char *slot,
-                             int64_t n, const int64_t *host);
 /* Needs routed and probs of the router in s; fills everything from row_token to expert_in, expert_probs and counts. */
 assay_status gpu_token_dispatch_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *s);
 /* dtokens (instance mlp.permute, slot dx) and dprobs [S piece, B, K] from drows, dprobs_rows */

@@ -4,7 +4,7 @@
 
 #include "gpu/call.h"
 #include "gpu/stage.h"
-#include "gpu/train.h"
+#include "gpu/targets.h"
 #include <stdio.h>
 #include <stdlib.h>
 

@@ -224,9 +224,14 @@ typedef struct plan_rows {
     int64_t rows, entries;      /* of this rank; T*K */
     int64_t received, gathered; /* ; that arrive over ep; of all etp ranks */
     int64_t *row_token, *row_slot, *tokens_per_expert, *token_row, *probs_index;
+    int64_t n_all, *token_counts; /* allgather: tokens of all ranks that exchange rows, of each */
+    int64_t *all_row_token, *all_row_slot, *all_tokens_per_expert, *all_token_row, *all_probs_index;
     int64_t *all_counts, *sort, *unsort, *local_counts, *send_counts, *recv_counts, *etp_counts;
 } plan_rows;
 void plan_make_rows(plan *p, plan_rows *r);
+/* allgather: the rows of this rank's experts among the tokens of all (r->known: else nothing). */
+bool plan_gathers_tokens(const plan *p);
+void plan_gather_rows(plan *p, plan_rows *r);
 /* The ranks that hold one set of all experts; member t + etp * i has coordinates etp = t, ep = i. */
 assay_group plan_exchange_group(const plan *p);
 /* Whether the experts have capacities; the map that decides where rows go. */

@@ -70,8 +70,10 @@ plan_pieces plan_pieces_of(plan *p, const assay_param_spec *s)
     plan_pieces out = {.n = 0};
     if (!plan_is_cut(p, s))
         return halves_of(p, s);
-    const assay_trace_op *op =
-        p->job->recorded ? plan_recorded_scatter(p->job->recorded, p->rank, p->step, s->name) : NULL;
+    /* A plan of no record (a dry run): one part, wherever it lies. */
+    if (p->job->recorded == NULL)
+        return (plan_pieces){.n = 1};
+    const assay_trace_op *op = plan_recorded_scatter(p->job->recorded, p->rank, p->step, s->name);
     for (int i = 0; op != NULL && i < op->n_outputs && out.n < PLAN_PIECES; i++) {
         const assay_trace_tensor *t =
             assay_trace_tensor_by_id(plan_recorded_trace(p->job->recorded), p->rank, op->outputs[i].tensor);

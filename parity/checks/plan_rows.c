@@ -200,3 +200,70 @@ void plan_make_rows(plan *p, plan_rows *r)
     sort(p, r);
     r->known = p->st == ASSAY_OK;
 }
+
+/* --- the all-gather dispatcher ------------------------------------------------------------------------------ */
+
+bool plan_gathers_tokens(const plan *p)
+{
+    return p->job->options->moe_token_dispatcher_type == ASSAY_DISPATCHER_ALLGATHER &&
+           (p->ep > 1 || p->etp > 1);
+}
+
+/* The maps of all ranks of the group one after the other; NULL: one is not known. */
+static int64_t *gather_maps(plan *p, const plan_rows *r)
+{
+    const int64_t k = p->job->config->moe_router_topk, index = p->microbatch - p->share.first_microbatch;
+    const assay_group_shape shape = assay_grid_group_shape(p->job->grid, plan_exchange_group(p), p->rank);
+    int64_t *all = plan_integers(p, r->n_all * k), n = 0;
+    for (int i = 0; i < shape.size && all != NULL; i++) {
+        const int rank = assay_group_member(&shape, i);
+        assay_coords at;
+        assay_batch_share share;
+        assay_grid_coords(p->job->grid, rank, &at);
+        p->st = assay_batch_share_make(p->job->batches->microbatches, p->job->batches->b,
+                                       p->job->grid->p.data_parallel_size, at.dp, &share);
+        const assay_trace_tensor *t =
+            p->st == ASSAY_OK ? find_map(p, rank, share.first_microbatch + index, p->layer, plan_row_map(p))
+                              : NULL;
+        if (t == NULL)
+            return NULL;
+        for (int64_t j = 0; j < r->token_counts[i] * k; j++)
+            all[n++] = entry(t, j);
+    }
+    return all;
+}
+
+void plan_gather_rows(plan *p, plan_rows *r)
+{
+    const assay_model_config *c = p->job->config;
+    const int64_t k = c->moe_router_topk, local = c->num_moe_experts / p->ep, first = p->at.ep * local;
+    const assay_group_shape shape = assay_grid_group_shape(p->job->grid, plan_exchange_group(p), p->rank);
+    r->token_counts = plan_integers(p, shape.size);
+    for (int i = 0; i < shape.size && p->st == ASSAY_OK; i++) {
+        r->token_counts[i] = plan_tokens_of(p, assay_group_member(&shape, i));
+        r->n_all += r->token_counts[i];
+    }
+    const int64_t *all = r->known && p->st == ASSAY_OK ? gather_maps(p, r) : NULL;
+    r->all_row_token = plan_integers(p, r->gathered);
+    r->all_row_slot = plan_integers(p, r->gathered);
+    r->all_probs_index = plan_integers(p, r->gathered);
+    r->all_tokens_per_expert = plan_integers(p, c->num_moe_experts);
+    r->all_token_row = plan_integers(p, r->n_all * k);
+    r->known = r->known && all != NULL && p->st == ASSAY_OK;
+    if (!r->known)
+        return;
+    int64_t row = 0;
+    for (int64_t i = 0; i < r->n_all * k; i++) {
+        r->all_token_row[i] = -1;
+        if (all[i] >= 0)
+            r->all_tokens_per_expert[all[i]]++;
+    }
+    for (int64_t e = first; e < first + local; e++)
+        for (int64_t i = 0; i < r->n_all * k; i++)
+            if (all[i] == e) {
+                r->all_row_token[row] = i / k;
+                r->all_row_slot[row] = i % k;
+                r->all_probs_index[row] = i;
+                r->all_token_row[i] = row++;
+            }
+}

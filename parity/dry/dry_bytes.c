@@ -150,6 +150,10 @@ assay_status dry_elements(const dry *d, int rank, const dry_call *c, double *out
     assay_shard shard;
     ASSAY_TRY(assay_param_shard(p, &d->grid, rank, &shard));
     *out = (double)assay_shard_count(&shard);
+    /* Copies of a sharded state sum their own parts; so do the ends of a tied embedding whose gradient is scattered first. */
+    if (c->group == assay_param_replica_group(p) ||
+        (c->group == ASSAY_GROUP_EMBEDDING && d->grid.p.zero_stage >= 2))
+        *out /= assay_grid_group_shape(&d->grid, assay_param_shard_group(p, &d->grid), rank).size;
     return ASSAY_OK;
 }
 
@@ -172,21 +176,22 @@ static double sent(dry_op op, double n, double bytes)
     return 0.0;
 }
 
-/* Elements of every instance once: the same names come back with every microbatch. */
+/* Elements of every instance over a kind of group once: the same names come back with every microbatch. */
 static assay_status count_stage(dry *d, int stage, double *known)
 {
     const int rank = stage * d->stage_ranks;
     const dry_list *list = &d->lists[stage];
     dry_wire *w = &d->wire[stage];
     w->rank = rank;
-    for (int i = 0; i < d->names.n; i++)
+    for (int i = 0; i < d->names.n * ASSAY_GROUP_COUNT; i++)
         known[i] = -1.0;
     for (int64_t i = 0; i < list->n; i++) {
         const dry_call *c = &list->calls[i];
-        if (known[c->name] < 0.0)
-            ASSAY_TRY(dry_elements(d, rank, c, &known[c->name]));
+        double *elements_of = &known[c->name * ASSAY_GROUP_COUNT + (int)c->group];
+        if (*elements_of < 0.0)
+            ASSAY_TRY(dry_elements(d, rank, c, elements_of));
         const assay_group_shape group = assay_grid_group_shape(&d->grid, c->group, rank);
-        const double bytes = sent(c->op, group.size, known[c->name] * (double)assay_dtype_bytes(c->dtype));
+        const double bytes = sent(c->op, group.size, *elements_of * (double)assay_dtype_bytes(c->dtype));
         w->calls[c->group]++;
         w->bytes[c->group] += bytes;
         w->total += bytes;
@@ -196,7 +201,7 @@ static assay_status count_stage(dry *d, int stage, double *known)
 
 assay_status dry_count_wire(dry *d)
 {
-    double *known = calloc((size_t)d->names.n + 1, sizeof *known);
+    double *known = calloc((size_t)d->names.n * ASSAY_GROUP_COUNT + 1, sizeof *known);
     assay_status st = ASSAY_OK;
     ASSAY_CHECK(known != NULL, ASSAY_OUT_OF_MEMORY, "sizes of %d instances", d->names.n);
     for (int s = 0; s < d->stages && st == ASSAY_OK; s++)

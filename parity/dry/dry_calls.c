@@ -324,8 +324,11 @@ static assay_status check_known(const dry *d)
                 "layout %s: the judge's plan gathers no parameters: a dry run of zero3 is not supported in "
                 "this version",
                 d->canonical);
-    ASSAY_CHECK(!copies || !many || has_call(d, shards, false), ASSAY_UNSUPPORTED,
-                "layout %s: the judge's plan does not sum over %s: a dry run of hsdp is not supported in "
+    ASSAY_CHECK(!copies || !many ||
+                    (has_call(d, shards, false) && has_call(d, ASSAY_GROUP_INTER_DP_CP, false)),
+                ASSAY_UNSUPPORTED,
+                "layout %s: the judge's plan does not sum over %s and inter_dp_cp: a dry run of hsdp is not "
+                "supported in "
                 "this version",
                 d->canonical, assay_group_name(shards));
     return ASSAY_OK;

@@ -220,7 +220,7 @@ assay_status ref_bound_attention_fwd(ref_pair o, ref_pair lse, const double *q, 
         !j.passed || !sight_init(&j.sight, desc) ||
         !packed_init(&j.packed_k, k, desc->seq_k, desc->batch, desc->groups, desc->head_dim) ||
         !packed_init(&j.packed_v, v, desc->seq_k, desc->batch, desc->groups, desc->head_dim_v);
-    for (int64_t i = 0; j.passed && i < desc->seq_k; i++)
+    for (int64_t i = 0; !unpacked && i < desc->seq_k; i++)
         j.passed[i] = d->tile > 0 ? (double)(i / d->tile) : 0.0;
     bool failed = false;
 #pragma omp parallel reduction(|| : failed)

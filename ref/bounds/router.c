@@ -198,7 +198,7 @@ static bool groups_legal(const group *q, const bool *kept, int64_t n)
 static bool admissible(const row *r, const ref_num *n, const bool *chosen, double *gap)
 {
     bool needed[ASSAY_MAX_EXPERTS] = {false}, kept[ASSAY_MAX_EXPERTS] = {true};
-    group q[ASSAY_MAX_EXPERTS];
+    group q[ASSAY_MAX_EXPERTS] = {{0}};
     *gap = HUGE_VAL;
     if (r->d->num_groups == 0)
         return choice_within(r, kept, chosen, gap);

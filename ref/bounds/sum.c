@@ -194,7 +194,7 @@ static void tensor_core(const tile *t, const ref_terms *x, const rules *f)
 static void tile_sum(const tile *t, const ref_terms *x, const rules *f)
 {
     ref_cells z;
-    if (f->n == 0) {
+    if (f->n <= 0) {
         for (int64_t i = 0; i < t->rows; i++) {
             ref_vec_zero(t->y + i * t->ldy, t->width);
             ref_vec_zero(t->bound + i * t->ldy, t->width);

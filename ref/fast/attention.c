@@ -25,7 +25,7 @@ static void check_desc(const ref_attention_desc *d)
 
 static double *scratch(int64_t rows, int64_t columns)
 {
-    double *x = malloc((size_t)(rows * columns + 1) * sizeof *x);
+    double *x = calloc((size_t)(rows * columns + 1), sizeof *x);
     assert(x);
     return x;
 }

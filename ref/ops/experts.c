@@ -32,7 +32,7 @@ void ref_router_drop(int64_t *routed, int64_t *tokens_per_expert, const int64_t 
 }
 
 void ref_permute_plan(int64_t *row_token, int64_t *row_slot, int64_t *tokens_per_expert, int64_t *token_row,
-                      const int64_t *indices, int64_t t, int64_t k, int64_t e)
+                      const int64_t *indices, int64_t t, int64_t k, int64_t e, int64_t first, int64_t local)
 {
     for (int64_t i = 0; i < e; i++)
         tokens_per_expert[i] = 0;
@@ -40,26 +40,16 @@ void ref_permute_plan(int64_t *row_token, int64_t *row_slot, int64_t *tokens_per
         assert(indices[i] >= -1 && indices[i] < e);
         if (indices[i] >= 0)
             tokens_per_expert[indices[i]]++;
+        token_row[i] = -1;
     }
-    /* tokens_per_expert holds the next free row of each expert while rows are dealt out. */
-    int64_t start = 0;
-    for (int64_t i = 0; i < e; i++) {
-        const int64_t count = tokens_per_expert[i];
-        tokens_per_expert[i] = start;
-        start += count;
-    }
-    for (int64_t i = 0; i < t; i++)
-        for (int64_t j = 0; j < k; j++) {
-            token_row[i * k + j] = -1;
-            if (indices[i * k + j] < 0)
-                continue;
-            const int64_t row = tokens_per_expert[indices[i * k + j]]++;
-            row_token[row] = i;
-            row_slot[row] = j;
-            token_row[i * k + j] = row;
-        }
-    for (int64_t i = e - 1; i > 0; i--)
-        tokens_per_expert[i] -= tokens_per_expert[i - 1];
+    int64_t row = 0;
+    for (int64_t x = first; x < first + local; x++)
+        for (int64_t i = 0; i < t * k && tokens_per_expert[x] > 0; i++)
+            if (indices[i] == x) {
+                row_token[row] = i / k;
+                row_slot[row] = i % k;
+                token_row[i] = row++;
+            }
 }
 
 void ref_gather_rows(double *y, const double *x, const int64_t *index, int64_t rows, int64_t h)

@@ -292,7 +292,7 @@ static assay_status p2p_bwd(ref_pass *p, ref_tensor *dq, ref_tensor *dk, ref_ten
 {
     const int cp = p->e->grid.p.context_parallel_size;
     char at[ASSAY_NAME];
-    ref_tensor keys = *k, values = *v, sum = {0}, dkeys, dvalues;
+    ref_tensor keys = *k, values = *v, sum = {0}, dkeys = {0}, dvalues = {0};
     for (int step = 0; step < cp; step++) {
         ref_tensor part, dk_part, dv_part, before_k = keys, before_v = values, before = sum;
         ref_ints k_position;

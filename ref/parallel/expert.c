@@ -41,7 +41,7 @@ static assay_status make_permutation(ref_pass *p, ref_dispatch *d, const ref_int
         ASSAY_TRY(ref_int_piece_new(&p->arena, &d->token_row.at[r], t, k));
         ASSAY_TRY(ref_int_piece_new(&p->arena, &d->tokens_per_expert.at[r], e, 1));
         ref_permute_plan(d->row_token.at[r].x, row_slot.x, d->tokens_per_expert.at[r].x, d->token_row.at[r].x,
-                         indices->at[r].x, t, k, e);
+                         indices->at[r].x, t, k, e, 0, e);
         memcpy(p->ranks[r].tokens_per_expert + ref_pass_place(p) * e, d->tokens_per_expert.at[r].x,
                (size_t)e * sizeof(int64_t));
     }
@@ -234,13 +234,104 @@ static assay_status from_experts(ref_pass *p, const ref_dispatch *d, ref_tensor 
     return ASSAY_OK;
 }
 
+/* --- the all-gather dispatcher ------------------------------------------------------------------------------ */
+
+static bool gathers_tokens(const ref_pass *p)
+{
+    return p->e->options.moe_token_dispatcher_type == ASSAY_DISPATCHER_ALLGATHER &&
+           ep_size(p) * etp_size(p) > 1;
+}
+
+/* whole = the tokens of all ranks of the group etp_ep, in its order (gather); or this rank's sum of all parts of them. */
+static assay_status exchange_tokens(ref_pass *p, const ref_dispatch *d, ref_tensor *to,
+                                    const ref_tensor *from, bool gather, ref_store_class class,
+                                    const char *name)
+{
+    double **send = p->e->send, **recv = p->e->recv;
+    const ref_tensor source = *from; /* may be what `to` was */
+    char full[ASSAY_NAME];
+    ASSAY_TRY(ref_tensor_new(&p->arena, to, p->n, name_in(p, name, full)));
+    to->token_rows = !gather;
+    for (int r = 0; r < p->n; r++)
+        ASSAY_TRY(ref_piece_new(&p->arena, &to->at[r],
+                                gather ? d->token_row.at[r].rows : d->tokens.at[r].x[0], source.at[r].cols));
+    for (int r = 0; r < p->n; r++) {
+        const assay_group_shape g = ref_pass_group(p, ASSAY_GROUP_ETP_EP, r);
+        for (int i = 0; i < g.size; i++) {
+            const int member = assay_group_member(&g, i);
+            send[i] = source.at[member].x;
+            recv[i] = to->at[member].x;
+            p->e->counts[i] = d->tokens.at[member].x[0] * source.at[member].cols;
+        }
+        if (g.size > 0 && gather)
+            ref_all_gather(recv, send, p->e->counts, g.size);
+        else if (g.size > 0)
+            ref_reduce_scatter(recv, send, p->e->counts, g.size);
+    }
+    return ref_store(p, to, class);
+}
+
+/* The rows of a rank's own experts among the tokens of its group. */
+static assay_status plan_local_rows(ref_pass *p, ref_dispatch *d, const ref_ints *indices)
+{
+    const int64_t e = p->e->config->num_moe_experts, k = p->e->config->moe_router_topk, el = local_experts(p);
+    ASSAY_TRY(ref_ints_new(&p->arena, &d->tokens, p->n));
+    ASSAY_TRY(ref_ints_new(&p->arena, &d->rows_per_expert, p->n));
+    for (int r = 0; r < p->n; r++) {
+        ASSAY_TRY(ref_int_piece_new(&p->arena, &d->tokens.at[r], 1, 1));
+        d->tokens.at[r].x[0] = indices->at[r].rows;
+    }
+    for (int r = 0; r < p->n; r++) {
+        const assay_group_shape g = ref_pass_group(p, ASSAY_GROUP_ETP_EP, r);
+        int64_t n = 0;
+        ref_int_piece all;
+        for (int i = 0; i < g.size; i++)
+            n += indices->at[assay_group_member(&g, i)].rows;
+        ASSAY_TRY(ref_int_piece_new(&p->arena, &all, n, k));
+        n = 0;
+        for (int i = 0; i < g.size; i++) {
+            const ref_int_piece *one = &indices->at[assay_group_member(&g, i)];
+            memcpy(all.x + n * k, one->x, (size_t)(one->rows * k) * sizeof *all.x);
+            n += one->rows;
+        }
+        for (int i = 0; i < g.size; i++) {
+            const int member = assay_group_member(&g, i);
+            const int64_t first = i / etp_size(p) * el;
+            int64_t rows = 0;
+            ref_int_piece slot, counts;
+            for (int64_t j = 0; j < n * k; j++)
+                rows += all.x[j] >= first && all.x[j] < first + el;
+            ASSAY_TRY(ref_int_piece_new(&p->arena, &d->row_token.at[member], rows, 1));
+            ASSAY_TRY(ref_int_piece_new(&p->arena, &slot, rows, 1));
+            ASSAY_TRY(ref_int_piece_new(&p->arena, &counts, e, 1));
+            ASSAY_TRY(ref_int_piece_new(&p->arena, &d->token_row.at[member], n, k));
+            ref_permute_plan(d->row_token.at[member].x, slot.x, counts.x, d->token_row.at[member].x, all.x, n,
+                             k, e, first, el);
+            ASSAY_TRY(ref_int_piece_new(&p->arena, &d->rows_per_expert.at[member], el, 1));
+            memcpy(d->rows_per_expert.at[member].x, counts.x + first, (size_t)el * sizeof *counts.x);
+        }
+    }
+    return ASSAY_OK;
+}
+
+/* --- dispatch and combine ----------------------------------------------------------------------------------- */
+
 assay_status ref_token_dispatch_fwd(ref_pass *p, ref_dispatch *d, ref_tensor *rows, ref_tensor *row_probs,
                                     const ref_tensor *tokens, const ref_tensor *probs,
                                     const ref_ints *indices)
 {
     char a[ASSAY_NAME];
+    ref_tensor all_tokens, all_probs;
     ASSAY_TRY(make_permutation(p, d, indices));
-    ASSAY_TRY(make_exchange(p, d));
+    if (gathers_tokens(p)) {
+        ASSAY_TRY(plan_local_rows(p, d, indices));
+        ASSAY_TRY(exchange_tokens(p, d, &all_tokens, tokens, true, REF_STORE_EXACT, "dispatch.recv"));
+        ASSAY_TRY(exchange_tokens(p, d, &all_probs, probs, true, REF_STORE_EXACT, "dispatch_probs.recv"));
+        tokens = &all_tokens;
+        probs = &all_probs;
+    } else {
+        ASSAY_TRY(make_exchange(p, d));
+    }
     ASSAY_TRY(ref_ranks_gather_rows(p, &d->permuted, tokens, &d->row_token, name_in(p, "permute.y", a)));
     /* probs [T,K] as [T*K,1]: row i of the permutation takes entry (token, slot) */
     ref_tensor flat;
@@ -256,6 +347,10 @@ assay_status ref_token_dispatch_fwd(ref_pass *p, ref_dispatch *d, ref_tensor *ro
                 entry.at[r].x[d->token_row.at[r].x[i]] = i;
     }
     ASSAY_TRY(ref_ranks_gather_rows(p, &d->permuted_probs, &flat, &entry, name_in(p, "permute_probs.y", a)));
+    *rows = d->permuted;
+    *row_probs = d->permuted_probs;
+    if (gathers_tokens(p))
+        return ASSAY_OK;
     static const way tokens_way = {"dispatch.recv", "experts.gather.recv", "sort.y"};
     static const way probs_way = {"dispatch_probs.recv", "experts.gather_probs.recv", "sort_probs.y"};
     ASSAY_TRY(to_experts(p, d, rows, &d->permuted, &tokens_way));
@@ -267,6 +362,10 @@ assay_status ref_token_combine_fwd(ref_pass *p, const ref_dispatch *d, ref_tenso
     static const way back_way = {"combine.recv", "experts.reduce.recv", "unsort.y"};
     char name[ASSAY_NAME];
     ref_tensor back;
+    if (gathers_tokens(p)) {
+        ASSAY_TRY(ref_ranks_combine_rows(p, &back, rows, &d->token_row, name_in(p, "unpermute.y", name)));
+        return exchange_tokens(p, d, y, &back, false, REF_STORE_ACT, "combine.recv");
+    }
     ASSAY_TRY(from_experts(p, d, &back, rows, REF_STORE_ACT, &back_way));
     return ref_ranks_combine_rows(p, y, &back, &d->token_row, name_in(p, "unpermute.y", name));
 }
@@ -280,6 +379,10 @@ assay_status ref_token_combine_bwd(ref_pass *p, const ref_dispatch *d, ref_tenso
     const char *const returned = ep_size(p) > 1 ? "combine.recv.grad" : cut ? reduced : fc2;
     char name[ASSAY_NAME];
     ref_tensor dback;
+    if (gathers_tokens(p)) {
+        ASSAY_TRY(exchange_tokens(p, d, &dback, dy, true, REF_STORE_EXACT, "unpermute.y.grad"));
+        return ref_ranks_gather_rows(p, drows, &dback, &d->row_token, name_in(p, fc2, name));
+    }
     ASSAY_TRY(ref_ranks_gather_rows(p, &dback, dy, &d->row_token, name_in(p, returned, name)));
     return to_experts(p, d, drows, &dback, &grads);
 }
@@ -295,8 +398,13 @@ assay_status ref_token_dispatch_bwd(ref_pass *p, const ref_dispatch *d, ref_tens
                              cut ? "experts.gather_probs.recv.grad" : "dispatch_probs.recv.grad"};
     char a[ASSAY_NAME];
     ref_tensor dpermuted, dpermuted_probs;
-    ASSAY_TRY(from_experts(p, d, &dpermuted, drows, REF_STORE_ACT, &grads));
-    ASSAY_TRY(from_experts(p, d, &dpermuted_probs, drow_probs, REF_STORE_ROUTER, &probs_grads));
+    const bool gathers = gathers_tokens(p);
+    dpermuted = *drows;
+    dpermuted_probs = *drow_probs;
+    if (!gathers) {
+        ASSAY_TRY(from_experts(p, d, &dpermuted, drows, REF_STORE_ACT, &grads));
+        ASSAY_TRY(from_experts(p, d, &dpermuted_probs, drow_probs, REF_STORE_ROUTER, &probs_grads));
+    }
     ASSAY_TRY(ref_ranks_combine_rows(p, dtokens, &dpermuted, &d->token_row, name_in(p, "permute.dx", a)));
     /* Back from rows to [T,K]: the entry of (token, slot) is that of its row. */
     ASSAY_TRY(ref_new(p, dprobs, "mlp.router.probs", "grad"));
@@ -305,5 +413,9 @@ assay_status ref_token_dispatch_bwd(ref_pass *p, const ref_dispatch *d, ref_tens
         ASSAY_TRY(ref_piece_new(&p->arena, &dprobs->at[r], rows->rows, rows->cols));
         ref_gather_rows(dprobs->at[r].x, dpermuted_probs.at[r].x, rows->x, rows->rows * rows->cols, 1);
     }
-    return ref_store(p, dprobs, REF_STORE_EXACT);
+    ASSAY_TRY(ref_store(p, dprobs, REF_STORE_EXACT));
+    if (!gathers)
+        return ASSAY_OK;
+    ASSAY_TRY(exchange_tokens(p, d, dtokens, dtokens, false, REF_STORE_ACT, "dispatch.dx"));
+    return exchange_tokens(p, d, dprobs, dprobs, false, REF_STORE_ROUTER, "router.probs.grad");
 }

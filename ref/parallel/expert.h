@@ -6,7 +6,11 @@
  *
  * With etp > 1 the ranks of an etp group hold slices of the same experts: what arrived at each of them is gathered
  * before the sort (experts.gather), and their parts of the result are added up after it (experts.reduce), as in
- * Megatron-LM's all-to-all dispatcher. */
+ * Megatron-LM's all-to-all dispatcher.
+ *
+ * With moe_token_dispatcher_type allgather nothing is sent row by row: every rank of a group etp_ep gathers the tokens, the
+ * choices and the probs of all, takes the rows of its own experts (row_token and token_row are then of all tokens), adds up
+ * what they give each token, and these parts are reduce-scattered to the tokens' ranks. */
 #ifndef REF_PARALLEL_EXPERT_H
 #define REF_PARALLEL_EXPERT_H
 
@@ -16,6 +20,7 @@ typedef struct ref_dispatch {
     ref_ints row_token;                  /* [R_sent] token of each permuted row */
     ref_ints token_row;                  /* [T,K] permuted row of each (token, slot) */
     ref_ints tokens_per_expert;          /* [E] of this rank's tokens */
+    ref_ints tokens;                     /* [1] of this rank; allgather alone */
     ref_ints received;                   /* [1] rows that arrive over ep */
     ref_ints sort, unsort;               /* [rows of the etp group] and its inverse */
     ref_ints rows_per_expert;            /* [El] of them, of each local expert */

@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <math.h>
 
+#include "gpu/targets.h"
 #include "gpu/train.h"
 
 /* Two steps of two microbatches [2,3].  Position 0 of a row never counts, whatever its label. */

@@ -53,12 +53,14 @@ static uint32_t draw(uint32_t *x, uint32_t n)
 static void draw_layout(uint32_t *x, char *out, size_t capacity)
 {
     static const char *const tp[] = {"", "tp2,", "tp2,sp,"}, *const pp[] = {"", "pp2,", "pp4,", "pp2,vpp2,"};
-    static const char *const ep[] = {"", "ep2,", "ep4,"}, *const zero[] = {"zero0", "zero1", "zero1"};
+    static const char *const ep[] = {"", "ep2,", "ep4,"}, *const zero[] = {"zero0",       "zero1",
+                                                                           "zero2",       "zero3",
+                                                                           "zero1,hsdp2", "zero3,hsdp2"};
     static const char *const cp[] = {"", "", "cp2,"};
     assay_parallel_config p;
     assay_grid g;
     snprintf(out, capacity, "%s%s%s%sdp%u,%s", tp[draw(x, 3)], cp[draw(x, 3)], pp[draw(x, 4)], ep[draw(x, 3)],
-             1 + draw(x, 4), zero[draw(x, 3)]);
+             1 + draw(x, 4), zero[draw(x, 6)]);
     if (assay_layout_parse(out, &p) != ASSAY_OK || assay_grid_make(&p, &g) != ASSAY_OK || g.world > 64)
         out[0] = '\0';
     assay_error_clear();
@@ -149,7 +151,7 @@ Test(parity_dry, random_plans_hold_and_classes_speak_for_all_ranks, .timeout = 2
     uint32_t x = 20260722;
     int tried = 0;
     write_model(dir, plan_deep_model);
-    while (tried < 24) {
+    while (tried < 32) {
         draw_layout(&x, layout, sizeof layout);
         if (layout[0] == '\0')
             continue;
@@ -322,6 +324,29 @@ Test(parity_dry, bytes_and_memory_by_hand)
     cr_expect_float_eq(d->memory[0].masters, 4.0 * n, 1e-9);
     cr_expect_float_eq(d->memory[0].moments, 8.0 * n, 1e-9);
     cr_expect_eq(d->n_parameters, 2 * 42 * 16 + 2 * (48 * 16 + 16 * 24 + 48 * 16 + 16 * 24 + 32) + 16);
+    dry_free(d);
+    free(d);
+    remove_path(dir);
+}
+
+/* Two copies of a sharded state: the copies sum a quarter of what a copy scatters. */
+Test(parity_dry, copies_of_a_sharded_state_sum_their_parts)
+{
+    char dir[256];
+    uint32_t x = 1;
+    write_model(dir, plan_deep_model);
+    dry_options o = options_of(dir, "dp8,zero1,hsdp2", &x);
+    dry *d = malloc(sizeof *d);
+    must(dry_make(d, &o));
+    cr_assert_eq(d->n_failed, 0);
+    const double sum = 4.0 * (double)d->n_parameters; /* F32 of every element */
+    double scattered = 0.0;
+    for (int64_t i = 0; i < d->lists[0].n; i++)
+        if (d->lists[0].calls[i].op == DRY_REDUCE_SCATTER)
+            scattered++;
+    cr_assert_gt(scattered, 0.0);
+    const double inter = d->wire[0].bytes[ASSAY_GROUP_INTER_DP_CP] + d->wire[0].bytes[ASSAY_GROUP_INTER_EDP];
+    cr_expect_float_eq(inter, 2.0 * 0.5 * sum / 4.0, 1e-6, "found %g of %g", inter, sum);
     dry_free(d);
     free(d);
     remove_path(dir);

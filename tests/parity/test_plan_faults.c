@@ -210,6 +210,25 @@ static const fault expert_slices[] = {
     {"drop_op", "sumsq", M1 "experts.linear_fc1.weight", "", "", false, 1, 0, -1, "operation"},
 };
 
+/* The all-gather dispatcher on four ranks; ranks 0 and 1 run microbatch 0, the others 1. */
+static const fault gathered_tokens[] = {
+    {"group", "all_gather", M1 "dispatch", "", "etp", false, 1, 0, 0, "group"},
+    {"group", "all_gather", M1 "dispatch_indices", "", "world", false, 2, 1, 1, "group"},
+    {"group", "reduce_scatter", M1 "combine", "", "ep", false, 3, 0, 1, "group"},
+    {"group", "reduce_scatter", M1 "dispatch_probs", "", "etp", false, 0, 1, 0, "group"},
+    {"attr", "reduce_scatter", M1 "dispatch", "counts", "[7, 7, 7, 7]", false, 1, 1, 0, NULL},
+    {"attr", "permute_plan", M1 "dispatch_plan", "first_expert", "1", false, 2, 0, 1, NULL},
+    {"attr", "permute_plan", M1 "dispatch_plan", "local_experts", "4", false, 3, 1, 1, NULL},
+    {"attr", "permute_plan", M1 "dispatch_plan", "rows", "1", false, 0, 0, 0, NULL},
+    {"rewire", "permute_plan", M1 "dispatch_plan", "indices", M1 "router.indices", INPUT, 1, 1, 0, NULL},
+    {"value", "permute_plan", M1 "dispatch_plan", "token_row", "", false, 2, 1, 1, NULL},
+    {"value", "gather_rows", M1 "permute_probs", "index", "", INPUT, 3, 0, 1, NULL},
+    {"drop_op", "reduce_scatter", M1 "combine", "", "", false, 0, 1, 0, "operation"},
+    {"repeat_op", "reduce_scatter", M1 "dispatch", "", "", false, 1, 0, 0, "operation"},
+    {"drop_op", "reduce_scatter", M1 "dispatch_probs", "", "", false, 2, 0, 1, "operation"},
+    {"drop_op", "all_gather", M1 "combine", "", "", false, 3, 1, 1, "operation"},
+};
+
 /* Experts with a capacity, decided over two tp ranks. */
 static const fault capacities[] = {
     {"attr", "router_drop", M1 "router.drop", "capacity", "3", false, 0, 0, 1, NULL},
@@ -325,7 +344,8 @@ static void expect_all_of(const char *model, const char *layout, assay_precision
                           const fault *faults, size_t n)
 {
     plan_cell c;
-    plan_cell_run_with(&c, model, layout, precision, "", faults == capacities ? 0.5 : 0.0);
+    plan_cell_run_with(&c, model, layout, precision, "", faults == capacities ? 0.5 : 0.0,
+                       faults == gathered_tokens ? ASSAY_DISPATCHER_ALLGATHER : ASSAY_DISPATCHER_ALLTOALL);
     parity_report *r = plan_judge(&c, c.trace);
     print_failures(r);
     cr_assert_eq(n_failed(r), 0);
@@ -420,6 +440,16 @@ Test(parity_plan_faults, slices_of_experts_fp32)
 Test(parity_plan_faults, slices_of_experts_bf16)
 {
     expect_all("tp2,sp,etp2,ep2,dp2", ASSAY_PRECISION_BF16, TABLE(expert_slices));
+}
+
+Test(parity_plan_faults, gathered_tokens_fp32)
+{
+    expect_all("tp2,sp,etp2,ep2,dp2", ASSAY_PRECISION_FP32, TABLE(gathered_tokens));
+}
+
+Test(parity_plan_faults, gathered_tokens_bf16)
+{
+    expect_all("tp2,sp,etp2,ep2,dp2", ASSAY_PRECISION_BF16, TABLE(gathered_tokens));
 }
 
 Test(parity_plan_faults, capacities_fp32)

@@ -145,5 +145,6 @@ Test(ref_bounds_chain, errors_of_exponents_are_expm1)
 {
     for (double x = 0x1p-60; x < 4.0; x *= 1.1)
         cr_expect(fabs(ref_fast_expm1(x) - expm1(x)) <= 2.0 * ref_ulp(expm1(x), ASSAY_F64), "%a", x);
-    cr_expect(ref_fast_expm1(0.0) == 0.0 && isnan(ref_fast_expm1(NOT_A_NUMBER)) && ref_fast_expm1(HUGE_VAL) == HUGE_VAL);
+    cr_expect(ref_fast_expm1(0.0) == 0.0 && isnan(ref_fast_expm1(NOT_A_NUMBER)) &&
+              ref_fast_expm1(HUGE_VAL) == HUGE_VAL);
 }

@@ -273,7 +273,7 @@ Test(ref_bounds_faults, copies_and_plans_are_exact)
             *row_slot = trial_out_int(&x, "row_slot", SHAPE(6)),
             *counts = trial_out_int(&x, "tokens_per_expert", SHAPE(4)),
             *token_row = trial_out_int(&x, "token_row", SHAPE(3, 2));
-    ref_permute_plan(row_token, row_slot, counts, token_row, chosen, 3, 2, 4);
+    ref_permute_plan(row_token, row_slot, counts, token_row, chosen, 3, 2, 4, 0, 4);
     trial_expect_pass(&x, "plan");
     row_token[0] = 1;
     trial_judge(&x);

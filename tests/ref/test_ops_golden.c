@@ -307,7 +307,7 @@ Test(ref_golden, experts)
                   n = golden_dim(f, "fc2", 2), k = golden_dim(f, "indices", 1), r = t * k;
     int64_t *indices = golden_int(f, "indices"), *row_token = new_int(r), *row_slot = new_int(r),
             *counts = new_int(e), *token_row = new_int(r);
-    ref_permute_plan(row_token, row_slot, counts, token_row, indices, t, k, e);
+    ref_permute_plan(row_token, row_slot, counts, token_row, indices, t, k, e, 0, e);
     expect_golden_int(f, "row_token", row_token);
     expect_golden_int(f, "row_slot", row_slot);
     expect_golden_int(f, "tokens_per_expert", counts);

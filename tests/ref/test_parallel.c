@@ -168,6 +168,21 @@ Test(ref_parallel, experts_cut_over_etp)
     }
 }
 
+/* Tokens gathered in place of rows sent: the same numbers. */
+Test(ref_parallel, gathered_tokens)
+{
+    static const char *const layouts[] = {"ep2", "tp2,etp2", "tp2,sp,ep2", "tp2,sp,etp2,ep2,dp2",
+                                          "dp4,ep4,zero1"};
+    for (int rows = 0; rows < 2; rows++) {
+        model_case c;
+        open_drawn(&c, everything, 2, rows ? 3 : 4, rows ? 4 : 2, 9);
+        ban_expert(&c, 5);
+        c.options.moe_token_dispatcher_type = ASSAY_DISPATCHER_ALLGATHER;
+        c.options.moe_expert_capacity_factor = rows ? 0.8 : 0.0;
+        check_law(&c, layouts, COUNT(layouts));
+    }
+}
+
 /* More ranks than the sequence has rows: some send nothing and still hold slices that others need. */
 Test(ref_parallel, experts_cut_over_etp_without_tokens)
 {

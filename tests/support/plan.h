@@ -62,10 +62,11 @@ static inline void plan_write_batch(const char *path, bool many)
     assay_tensorwriter_destroy(w);
 }
 
-/* Trains a model in a layout, with a fault or "" and a capacity factor or 0, and opens the trace.  "LAYOUT overlap":
- * communication beside compute. */
+/* Trains a model in a layout, with a fault or "", a capacity factor or 0, and a dispatcher, and opens the trace.  "LAYOUT
+ * overlap": communication beside compute. */
 static inline void plan_cell_run_with(plan_cell *c, const char *model, const char *layout,
-                                      assay_precision precision, const char *planted, double capacity)
+                                      assay_precision precision, const char *planted, double capacity,
+                                      assay_token_dispatcher dispatcher)
 {
     char path[300];
     parity_engine engine;
@@ -100,6 +101,7 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
     o->moe_z_loss_coeff = 0.001;
     o->moe_router_bias_update_rate = 0.001;
     o->moe_expert_capacity_factor = capacity;
+    o->moe_token_dispatcher_type = dispatcher;
     must(parity_engine_find("sim", ASSAY_BIN_DIR "/assay-sim", &engine));
     assay_train_options run = *o;
     snprintf(run.trace, sizeof run.trace, "%s", c->trace_dir);
@@ -122,7 +124,7 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
 static inline void plan_cell_run(plan_cell *c, const char *model, const char *layout,
                                  assay_precision precision, const char *planted)
 {
-    plan_cell_run_with(c, model, layout, precision, planted, 0.0);
+    plan_cell_run_with(c, model, layout, precision, planted, 0.0, ASSAY_DISPATCHER_ALLTOALL);
 }
 
 static inline void plan_cell_make(plan_cell *c, const char *layout, assay_precision precision)

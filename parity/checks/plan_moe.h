@@ -1,0 +1,28 @@
+/* What the files of the MoE kind share: plan_moe.c and plan_dispatch.c. */
+#ifndef PARITY_PLAN_MOE_H
+#define PARITY_PLAN_MOE_H
+
+#include "parity/checks/plan.h"
+
+typedef struct plan_moe_saved {
+    bool cut; /* tp without sp: the layer takes and gives back whole sequences */
+    plan_tensor norm, tokens, logits, indices, routed, probs, scores, aux_counts;
+    plan_rows rows;
+    plan_tensor row_token, token_row, sort, unsort, local_counts;
+    plan_tensor permuted, permuted_probs, dispatched, dispatched_probs, gathered, gathered_probs;
+    plan_tensor expert_in, expert_probs, fc1, act, fc2, unsorted, reduced, returned;
+    plan_shared_saved shared;
+} plan_moe_saved;
+
+/* The plan of the rows, then the rows to the ranks of their experts: from tokens, routed and probs to expert_in, expert_probs
+ * and local_counts. */
+void plan_permute(plan *p, plan_moe_saved *s);
+void plan_dispatch(plan *p, plan_moe_saved *s);
+/* fc2 -> the tokens' sums; dy -> gradient of fc2. */
+plan_tensor plan_combine(plan *p, plan_moe_saved *s);
+plan_tensor plan_combine_backward(plan *p, plan_moe_saved *s, plan_tensor dy);
+/* Gradients of the rows and of their probs -> those of the tokens and of the router's probs. */
+plan_tensor plan_dispatch_backward(plan *p, plan_moe_saved *s, plan_tensor drows, plan_tensor dprobs_rows,
+                                   plan_tensor *dprobs);
+
+#endif
