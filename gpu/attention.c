@@ -12,16 +12,22 @@ static gpu_value heads_of(const gpu_model *m, gpu_arena *arena, int64_t heads, i
     return gpu_value_describe(arena, d > 0 ? 4 : 3, dim, 0);
 }
 
+/* The same with this rank's key/value heads. */
+static gpu_value kv_heads_of(const gpu_model *m, gpu_arena *arena, int64_t d)
+{
+    const gpu_dim dim[4] = {gpu_dim_sequence(m, false), gpu_dim_batch(m), gpu_dim_kv(m), gpu_dim_whole(d)};
+    return gpu_value_describe(arena, d > 0 ? 4 : 3, dim, 0);
+}
+
 #define SPLIT_ATTRS(m)                                                                                       \
     GPU_I("heads", (m)->heads), GPU_I("groups", (m)->groups), GPU_I("head_dim", (m)->config->kv_channels)
 #define ROTATION(m)                                                                                          \
     GPU_T("cos", &(m)->cos_table), GPU_T("sin", &(m)->sin_table), GPU_T("position", &(m)->position)
 
 /* One number for each row of a q/k norm: each head, or all of them together. */
-static gpu_value norm_rows(const gpu_model *m, gpu_arena *arena, int64_t heads)
+static gpu_value norm_rows(const gpu_model *m, gpu_arena *arena, gpu_value heads)
 {
-    return m->config->qk_layernorm_full_width ? gpu_token_rows(m, arena, false)
-                                              : heads_of(m, arena, heads, 0);
+    return m->config->qk_layernorm_full_width ? gpu_token_rows(m, arena, false) : heads;
 }
 
 /* qkv -> q, k, v after norm, clamp and rotation.  What a norm or a clamp reads is kept for its backward. */
@@ -33,20 +39,20 @@ static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_
     const bool clip = c->clip_qkv > 0.0;
     gpu_arena *keep = &mb->arena, *temp = &m->scratch, *raw = c->qk_layernorm || clip ? keep : temp,
               *normed = clip ? keep : temp, *own = gpu_context_own_arena(m, keep);
-    const int64_t D = c->kv_channels, A = c->num_attention_heads, G = c->num_query_groups;
+    const int64_t D = c->kv_channels, A = c->num_attention_heads;
     gpu_value *q = &a->q_raw, *k = &a->k_raw, *v = clip ? &a->v_raw : &a->v;
     ASSAY_TRY(GPU_CALL(run, "qkv_split_fwd", "self_attention.qkv_split", GPU_T("qkv", qkv), SPLIT_ATTRS(m),
-                       GPU_NEW("q", q, heads_of(m, raw, A, D)), GPU_NEW("k", k, heads_of(m, raw, G, D)),
-                       GPU_NEW("v", v, heads_of(m, clip ? keep : own, G, D))));
+                       GPU_NEW("q", q, heads_of(m, raw, A, D)), GPU_NEW("k", k, kv_heads_of(m, raw, D)),
+                       GPU_NEW("v", v, kv_heads_of(m, clip ? keep : own, D))));
     if (c->qk_layernorm) {
         ASSAY_TRY(GPU_CALL(run, "rmsnorm_fwd", "self_attention.q_layernorm", GPU_T("x", q),
                            GPU_T("gamma", gpu_param_use(m, w->q_layernorm)), GPU_F("eps", m->eps),
                            GPU_NEW("y", &a->q_norm, heads_of(m, normed, A, D)),
-                           GPU_NEW("rstd", &a->q_rstd, norm_rows(m, keep, A))));
+                           GPU_NEW("rstd", &a->q_rstd, norm_rows(m, keep, heads_of(m, keep, A, 0)))));
         ASSAY_TRY(GPU_CALL(run, "rmsnorm_fwd", "self_attention.k_layernorm", GPU_T("x", k),
                            GPU_T("gamma", gpu_param_use(m, w->k_layernorm)), GPU_F("eps", m->eps),
-                           GPU_NEW("y", &a->k_norm, heads_of(m, normed, G, D)),
-                           GPU_NEW("rstd", &a->k_rstd, norm_rows(m, keep, G))));
+                           GPU_NEW("y", &a->k_norm, kv_heads_of(m, normed, D)),
+                           GPU_NEW("rstd", &a->k_rstd, norm_rows(m, keep, kv_heads_of(m, keep, 0)))));
         q = &a->q_norm;
         k = &a->k_norm;
     }
@@ -54,33 +60,31 @@ static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_
         ASSAY_TRY(GPU_CALL(run, "clamp_fwd", "self_attention.clip_q", GPU_T("x", q),
                            GPU_F("limit", c->clip_qkv), GPU_NEW("y", &a->q_clip, heads_of(m, temp, A, D))));
         ASSAY_TRY(GPU_CALL(run, "clamp_fwd", "self_attention.clip_k", GPU_T("x", k),
-                           GPU_F("limit", c->clip_qkv), GPU_NEW("y", &a->k_clip, heads_of(m, temp, G, D))));
+                           GPU_F("limit", c->clip_qkv), GPU_NEW("y", &a->k_clip, kv_heads_of(m, temp, D))));
         ASSAY_TRY(GPU_CALL(run, "clamp_fwd", "self_attention.clip_v", GPU_T("x", v),
-                           GPU_F("limit", c->clip_qkv), GPU_NEW("y", &a->v, heads_of(m, own, G, D))));
+                           GPU_F("limit", c->clip_qkv), GPU_NEW("y", &a->v, kv_heads_of(m, own, D))));
         q = &a->q_clip;
         k = &a->k_clip;
     }
     ASSAY_TRY(GPU_CALL(run, "rope_fwd", "self_attention.rope_q", GPU_T("x", q), ROTATION(m),
                        GPU_NEW("y", &a->q, heads_of(m, gpu_context_query_arena(m, keep), A, D))));
     return GPU_CALL(run, "rope_fwd", "self_attention.rope_k", GPU_T("x", k), ROTATION(m),
-                    GPU_NEW("y", &a->k, heads_of(m, own, G, D)));
+                    GPU_NEW("y", &a->k, kv_heads_of(m, own, D)));
 }
 
 static assay_status attention_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *acts,
                                   gpu_value *y, gpu_value *x)
 {
     gpu_run *run = m->run;
-    const assay_model_config *c = m->config;
     const gpu_attention_params *w = &l->attention;
     gpu_attention_acts *a = &acts->attention;
     gpu_arena *keep = &mb->arena, *temp = &m->scratch;
-    const int64_t D = c->kv_channels, A = c->num_attention_heads, G = c->num_query_groups;
     gpu_value qkv;
     ASSAY_TRY(gpu_column_parallel_input(m, keep, m->sp, "self_attention.gather", &a->whole, x));
     ASSAY_TRY(GPU_CALL(run, "linear_fwd", "self_attention.linear_qkv", GPU_T("x", &a->whole),
                        GPU_T("weight", gpu_param_use(m, w->linear_qkv)),
                        GPU_T("bias", gpu_param_use(m, w->linear_qkv_bias)),
-                       GPU_NEW("y", &qkv, gpu_tokens(m, temp, false, gpu_dim_tp(m, (A + 2 * G) * D, 1)))));
+                       GPU_NEW("y", &qkv, gpu_tokens(m, temp, false, gpu_dim_qkv(m)))));
     ASSAY_TRY(heads_fwd(m, mb, w, a, &qkv));
     ASSAY_TRY(gpu_context_attention_fwd(m, keep, l, a));
     ASSAY_TRY(
@@ -100,12 +104,12 @@ static assay_status heads_bwd(gpu_model *m, const gpu_attention_params *w, gpu_a
     const assay_model_config *c = m->config;
     const bool clip = c->clip_qkv > 0.0;
     gpu_arena *temp = &m->scratch;
-    const int64_t D = c->kv_channels, A = c->num_attention_heads, G = c->num_query_groups;
     gpu_value *q_in = c->qk_layernorm ? &a->q_norm : &a->q_raw,
               *k_in = c->qk_layernorm ? &a->k_norm : &a->k_raw;
     gpu_value dq_clip, dk_clip, dq_norm, dk_norm, dq_raw, dk_raw, dv_raw;
     gpu_value *q = gpu_value_set(&dq_clip, gpu_grad_of(m, clip ? &a->q_clip : q_in));
-    gpu_value *k = gpu_value_set(&dk_clip, gpu_grad_of(m, clip ? &a->k_clip : k_in)), *v = dv;
+    gpu_value *k = gpu_value_set(&dk_clip, gpu_partial_kv(m, gpu_grad_of(m, clip ? &a->k_clip : k_in))),
+              *v = dv;
     ASSAY_TRY(
         GPU_CALL(run, "rope_bwd", "self_attention.rope_q", GPU_T("dy", dq), ROTATION(m), GPU_T("dx", q)));
     ASSAY_TRY(
@@ -114,9 +118,11 @@ static assay_status heads_bwd(gpu_model *m, const gpu_attention_params *w, gpu_a
         ASSAY_TRY(GPU_CALL(run, "clamp_bwd", "self_attention.clip_q", GPU_T("dy", q), GPU_T("x", q_in),
                            GPU_F("limit", c->clip_qkv), GPU_NEW("dx", &dq_norm, gpu_grad_of(m, q_in))));
         ASSAY_TRY(GPU_CALL(run, "clamp_bwd", "self_attention.clip_k", GPU_T("dy", k), GPU_T("x", k_in),
-                           GPU_F("limit", c->clip_qkv), GPU_NEW("dx", &dk_norm, gpu_grad_of(m, k_in))));
+                           GPU_F("limit", c->clip_qkv),
+                           GPU_NEW("dx", &dk_norm, gpu_partial_kv(m, gpu_grad_of(m, k_in)))));
         ASSAY_TRY(GPU_CALL(run, "clamp_bwd", "self_attention.clip_v", GPU_T("dy", dv), GPU_T("x", &a->v_raw),
-                           GPU_F("limit", c->clip_qkv), GPU_NEW("dx", &dv_raw, gpu_grad_of(m, &a->v_raw))));
+                           GPU_F("limit", c->clip_qkv),
+                           GPU_NEW("dx", &dv_raw, gpu_partial_kv(m, gpu_grad_of(m, &a->v_raw)))));
         q = &dq_norm;
         k = &dk_norm;
         v = &dv_raw;
@@ -129,12 +135,14 @@ static assay_status heads_bwd(gpu_model *m, const gpu_attention_params *w, gpu_a
         ASSAY_TRY(GPU_CALL(run, "rmsnorm_bwd", "self_attention.k_layernorm", GPU_T("dy", k),
                            GPU_T("x", &a->k_raw), GPU_T("gamma", gpu_param_use(m, w->k_layernorm)),
                            GPU_T("rstd", &a->k_rstd), GPU_T("dgamma", gpu_param_grad(m, w->k_layernorm)),
-                           GPU_F("eps", m->eps), GPU_NEW("dx", &dk_raw, gpu_grad_of(m, &a->k_raw))));
+                           GPU_F("eps", m->eps),
+                           GPU_NEW("dx", &dk_raw, gpu_partial_kv(m, gpu_grad_of(m, &a->k_raw)))));
         q = &dq_raw;
         k = &dk_raw;
     }
-    *dqkv = gpu_named(m, gpu_tokens(m, temp, false, gpu_dim_tp(m, (A + 2 * G) * D, 1)),
-                      "self_attention.linear_qkv", "y.grad");
+    *dqkv = gpu_named(m, gpu_tokens(m, temp, false, gpu_dim_qkv(m)), "self_attention.linear_qkv", "y.grad");
+    if (m->kv_shared) /* whole of the query heads, a part of the key and value head */
+        dqkv->kind = ASSAY_PIECE_LOCAL;
     return GPU_CALL(run, "qkv_split_bwd", "self_attention.qkv_split", GPU_T("dq", q), GPU_T("dk", k),
                     GPU_T("dv", v), SPLIT_ATTRS(m), GPU_T("dqkv", dqkv));
 }

@@ -83,6 +83,13 @@ assay_status gpu_call_launch_collective(gpu_run *run, gpu_resolved *c)
     call.root = (int)(assay_op_attr_find(c->o.op, "peer")   ? gpu_operand_int(&c->o, "peer")
                       : assay_op_attr_find(c->o.op, "root") ? gpu_operand_int(&c->o, "root")
                                                             : 0);
+    if (assay_op_attr_find(c->o.op, "start")) {
+        const int64_t start = gpu_operand_int(&c->o, "start");
+        const int64_t skipped = start * assay_dtype_bytes(call.dtype);
+        call.send = (const char *)call.send + skipped;
+        call.recv = (char *)call.recv + skipped;
+        call.count -= start;
+    }
     call.max = assay_op_attr_find(c->o.op, "reduction") && gpu_operand_word(&c->o, "reduction") == 1;
     return call.count > 0 ? gpu_comm_enqueue(&run->comm, &call, run->ctx.stream) : ASSAY_OK;
 }

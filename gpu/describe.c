@@ -21,6 +21,19 @@ gpu_dim gpu_dim_tp(const gpu_model *m, int64_t global, int blocks)
     return gpu_dim_split(global, blocks, m->tp, m->at.tp);
 }
 
+gpu_dim gpu_dim_kv(const gpu_model *m)
+{
+    return gpu_dim_split(m->config->num_query_groups, 1, m->grid->size[ASSAY_AXIS_KV_HEAD],
+                         assay_grid_coord(m->grid, ASSAY_AXIS_KV_HEAD, m->run->comm.rank));
+}
+
+gpu_dim gpu_dim_qkv(const gpu_model *m)
+{
+    const int64_t n =
+        (m->config->num_attention_heads + 2 * m->config->num_query_groups) * m->config->kv_channels;
+    return m->kv_shared ? gpu_dim_positions(n, &m->qkv_columns) : gpu_dim_tp(m, n, 1);
+}
+
 gpu_dim gpu_dim_hidden(const gpu_model *m)
 {
     return gpu_dim_whole(m->config->hidden_size);
@@ -56,6 +69,15 @@ gpu_value gpu_local(gpu_arena *arena, int64_t n, int64_t last)
 gpu_value gpu_named(gpu_model *m, gpu_value description, const char *at, const char *slot)
 {
     gpu_value_name(m->run, &description, at, slot);
+    return description;
+}
+
+gpu_value gpu_partial_kv(const gpu_model *m, gpu_value description)
+{
+    if (m->kv_shared) {
+        description.partial = description.kind == ASSAY_PIECE_PARTIAL ? ASSAY_GROUP_TP_CP : ASSAY_GROUP_TP;
+        description.kind = ASSAY_PIECE_PARTIAL;
+    }
     return description;
 }
 

@@ -186,6 +186,8 @@ typedef struct gpu_model {
     int64_t *one_each;           /* [cp]: 1 */
     assay_sequence *ring;        /* [cp]: positions of the cp rank i places before this one */
     int64_t heads, groups;       /* local */
+    bool kv_shared;             /* query groups < tp: the rank shares its key and value head (the kv group) */
+    assay_sequence qkv_columns; /* then: which columns of qkv it has */
     int64_t local_experts;
     int64_t step_microbatches; /* of the step, all dp ranks */
     int64_t targets;           /* of the step */

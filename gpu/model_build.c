@@ -117,6 +117,19 @@ static assay_status read_recompute(bool *recompute)
     return ASSAY_OK;
 }
 
+/* Columns of the qkv of a rank that shares its key and value head: the rows of linear_qkv that it holds. */
+static void qkv_columns(gpu_model *m)
+{
+    const int64_t D = m->config->kv_channels, A = m->config->num_attention_heads;
+    const int64_t queries = A / m->config->num_query_groups * D, own = m->heads * D;
+    const int64_t base = assay_grid_coord(m->grid, ASSAY_AXIS_KV_HEAD, m->run->comm.rank) * (queries + 2 * D);
+    const int64_t first = assay_grid_coord(m->grid, ASSAY_AXIS_KV, m->run->comm.rank) * own;
+    m->qkv_columns = (assay_sequence){
+        .n_segments = 2,
+        .length = own + 2 * D,
+        .segments = {{.start = base + first, .length = own}, {.start = base + queries, .length = 2 * D}}};
+}
+
 assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_config *config,
                               const assay_grid *grid, const assay_train_options *options)
 {
@@ -145,7 +158,10 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
     ASSAY_CHECK(m->sequence_rows && m->region_rows && m->one_each && m->ring && m->ring_position,
                 ASSAY_OUT_OF_MEMORY, "model: rows of %d tp, %d cp ranks", m->tp, m->cp);
     m->heads = config->num_attention_heads / m->tp;
-    m->groups = config->num_query_groups / m->tp;
+    m->kv_shared = grid->size[ASSAY_AXIS_KV] > 1;
+    m->groups = config->num_query_groups / grid->size[ASSAY_AXIS_KV_HEAD];
+    if (m->kv_shared)
+        qkv_columns(m);
     m->local_experts = config->num_moe_experts / m->ep;
     ASSAY_TRY(assay_spec_build(config, &m->spec));
     ASSAY_TRY(params_create(m));

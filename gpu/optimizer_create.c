@@ -9,16 +9,17 @@
 
 /* Whether this rank's copy of the piece enters the norm: one of every set of replicas.  A part exists once along the
  * group that shares a copy, so it counts when any replica of the parameter along that group would. */
-static bool piece_in_norm(const gpu_optimizer *o, const gpu_grad_buffer *b, const assay_param_spec *spec)
+static bool piece_in_norm(const gpu_optimizer *o, const gpu_grad_buffer *b, const gpu_param *p, int64_t start)
 {
     const gpu_model *m = o->model;
     const gpu_comm *comm = &m->run->comm;
-    if (!o->sharded || b->size == 1)
-        return assay_param_counts_in_norm(spec, m->grid, m->config, comm->rank);
-    for (int i = 0; i < b->size; i++)
-        if (assay_param_counts_in_norm(spec, m->grid, m->config, comm->group[b->group].ranks[i]))
+    const int n = o->sharded ? b->size : 1;
+    for (int i = 0; i < n; i++) {
+        const int rank = n > 1 ? comm->group[b->group].ranks[i] : comm->rank;
+        if (start < assay_param_counted(p->spec, m->grid, m->config, rank, p->count))
             return true;
-    return false;
+    }
+    return p->count == 0 && n == 1 && assay_param_counts_in_norm(p->spec, m->grid, m->config, comm->rank);
 }
 
 static void piece_value(gpu_piece *piece, gpu_value *v, const char *suffix, assay_dtype dtype)
@@ -41,7 +42,7 @@ static void piece_init(gpu_optimizer *o, int buffer, gpu_param *p, const assay_s
     piece->shard = *shard;
     piece->start = start;
     piece->count = assay_shard_count(shard);
-    piece->in_norm = piece_in_norm(o, &o->buffer[buffer], p->spec);
+    piece->in_norm = piece_in_norm(o, &o->buffer[buffer], p, start);
     piece_value(piece, &piece->main_param, ".main_param", ASSAY_F32);
     for (int k = 0; k < o->n_states; k++) {
         char suffix[32];
@@ -66,6 +67,23 @@ static void owned_range(const gpu_grad_buffer *b, int64_t i, int64_t *start, int
     *length = to > from ? to - from : 0;
 }
 
+/* The rectangles of a flat range of a parameter; offset: of the parameter in its buffer when the buffer is cut, or -1. */
+static void pieces_of(gpu_optimizer *o, int buffer, gpu_param *p, int64_t offset, int64_t start,
+                      int64_t length)
+{
+    int64_t flat[GPU_MAX_PIECES];
+    assay_shard boxes[GPU_MAX_PIECES];
+    const int n = gpu_flat_rectangles(&p->shard, start, length, boxes, flat);
+    for (int box = 0; box < n; box++) {
+        piece_init(o, buffer, p, &boxes[box], flat[box]);
+        if (offset >= 0) {
+            int64_t part, part_length;
+            gpu_bucket_part(&o->buffer[buffer], p->bucket, o->buffer[buffer].rank, &part, &part_length);
+            o->pieces[o->n_pieces - 1].in_part = offset + flat[box] - part;
+        }
+    }
+}
+
 static assay_status pieces_create(gpu_optimizer *o)
 {
     const gpu_model *m = o->model;
@@ -76,21 +94,20 @@ static assay_status pieces_create(gpu_optimizer *o)
         const gpu_grad_buffer *b = &o->buffer[k];
         for (int64_t i = 0; i < b->n_params; i++) {
             gpu_param *p = b->params[i];
+            const int64_t shared = assay_param_shared_from(p->spec, m->grid, p->count);
+            const bool cut = o->sharded && b->size > 1;
+            int64_t start = 0, length = p->count;
             p->n_pieces = 0;
-            if (!o->sharded || b->size == 1) {
+            if (cut) {
+                owned_range(b, i, &start, &length);
+            } else if (shared == p->count) {
                 piece_init(o, k, p, &p->shard, 0);
                 continue;
             }
-            int64_t start, length, flat[GPU_MAX_PIECES];
-            assay_shard boxes[GPU_MAX_PIECES];
-            owned_range(b, i, &start, &length);
-            const int n = gpu_flat_rectangles(&p->shard, start, length, boxes, flat);
-            for (int box = 0; box < n; box++) {
-                int64_t part, part_length;
-                gpu_bucket_part(b, p->bucket, b->rank, &part, &part_length);
-                piece_init(o, k, p, &boxes[box], flat[box]);
-                o->pieces[o->n_pieces - 1].in_part = b->offsets[i] + flat[box] - part;
-            }
+            /* What a kv group shares is a piece of its own: one rank of the group speaks for it. */
+            const int64_t own = shared <= start ? 0 : shared < start + length ? shared - start : length;
+            pieces_of(o, k, p, cut ? b->offsets[i] : -1, start, own);
+            pieces_of(o, k, p, cut ? b->offsets[i] : -1, start + own, length - own);
         }
     }
     return ASSAY_OK;

@@ -20,7 +20,8 @@ assay_status gpu_optimizer_zero_grad(gpu_optimizer *o)
 
 /* Which sums the gradient of a parameter still lacks. */
 typedef struct lacks {
-    bool tp, embedding, data;
+    bool tp, kv, embedding, data;
+    int64_t shared;    /* kv: the first element that the kv group shares */
     assay_group group; /* of the data-parallel sum */
 } lacks;
 
@@ -28,7 +29,10 @@ static lacks what_lacks(const gpu_optimizer *o, const gpu_param *p)
 {
     const gpu_model *m = o->model;
     const assay_group group = assay_param_reduce_group(p->spec);
+    const int64_t shared = assay_param_shared_from(p->spec, m->grid, p->count);
     return (lacks){.tp = assay_param_sum_over_tp(p->spec, m->grid),
+                   .kv = shared < p->count,
+                   .shared = shared,
                    .embedding = m->config->tie_word_embeddings && p == m->word_embeddings &&
                                 m->run->comm.group[ASSAY_GROUP_EMBEDDING].size > 1,
                    .data = m->run->comm.group[group].size > 1,
@@ -47,7 +51,7 @@ static gpu_value local_gradient(const gpu_optimizer *o, gpu_param *p)
                 : l.data       ? l.group
                 : l.tp         ? ASSAY_GROUP_TP
                                : ASSAY_GROUP_EMBEDDING;
-    if (l.embedding && l.data) /* no named group is both */
+    if (l.kv || (l.embedding && l.data)) /* a part of it lacks a sum; no named group is both */
         v.kind = ASSAY_PIECE_LOCAL;
     return v;
 }
@@ -76,12 +80,17 @@ static assay_status sum_replicas(gpu_optimizer *o, gpu_param *p, gpu_value *v)
         ASSAY_TRY(gpu_all_reduce(m, p->spec->name, ASSAY_GROUP_TP, &out, v));
         *v = out;
     }
+    if (l.kv) {
+        gpu_value out = summed(v, !l.data, l.group, ".kv_sum");
+        ASSAY_TRY(gpu_all_reduce_from(m, p->spec->name, ASSAY_GROUP_KV, &out, v, l.shared));
+        *v = out;
+    }
     if (l.embedding) {
         gpu_value out = summed(v, !l.data, l.group, ".embedding_sum");
         ASSAY_TRY(gpu_all_reduce(m, p->spec->name, ASSAY_GROUP_EMBEDDING, &out, v));
         *v = out;
     }
-    if (!l.tp && !l.embedding && !l.data)
+    if (!l.tp && !l.kv && !l.embedding && !l.data)
         *v = summed(v, true, l.group, "");
     return ASSAY_OK;
 }

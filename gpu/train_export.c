@@ -89,6 +89,8 @@ static assay_status collect(export_state *x, const assay_param_spec *spec)
         if (!exports(e, spec, r))
             continue;
         ASSAY_TRY(assay_param_shard(spec, &e->grid, r, &piece));
+        if (spec->trained) /* of what a kv group shares the first rank brings it */
+            ASSAY_TRY(assay_param_counted_shard(spec, &e->grid, &e->config, r, &piece));
         ASSAY_TRY(bring(x, r, data, assay_shard_count(&piece)));
         if (e->env.rank == 0)
             copied +=

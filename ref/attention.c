@@ -21,7 +21,8 @@ assay_status ref_ranks_qkv_split(ref_pass *p, ref_tensor *q, ref_tensor *k, ref_
 {
     const assay_model_config *c = p->e->config;
     const int64_t d = head_dim(p), tp = p->e->grid.p.tensor_model_parallel_size;
-    const int64_t heads = c->num_attention_heads / tp, groups = c->num_query_groups / tp;
+    const int64_t heads = c->num_attention_heads / tp;
+    const int64_t groups = c->num_query_groups < tp ? 1 : c->num_query_groups / tp;
     ASSAY_TRY(ref_new(p, q, "self_attention.qkv_split", "q"));
     ASSAY_TRY(ref_new(p, k, "self_attention.qkv_split", "k"));
     ASSAY_TRY(ref_new(p, v, "self_attention.qkv_split", "v"));

@@ -19,6 +19,8 @@ static const char *const group_names[ASSAY_GROUP_COUNT] = {
     [ASSAY_GROUP_ETP_EP] = "etp_ep",
     [ASSAY_GROUP_EDP] = "edp",
     [ASSAY_GROUP_MODEL] = "model",
+    [ASSAY_GROUP_KV] = "kv",
+    [ASSAY_GROUP_KV_HEAD] = "kv_head",
     [ASSAY_GROUP_EMBEDDING] = "embedding",
     [ASSAY_GROUP_INTRA_DP_CP] = "intra_dp_cp",
     [ASSAY_GROUP_INTER_DP_CP] = "inter_dp_cp",
@@ -36,6 +38,7 @@ static const struct {
     [ASSAY_AXIS_CP] = {"cp", ASSAY_GROUP_CP},        [ASSAY_AXIS_DP] = {"dp", ASSAY_GROUP_DP},
     [ASSAY_AXIS_PP] = {"pp", ASSAY_GROUP_PP},        [ASSAY_AXIS_ETP] = {"etp", ASSAY_GROUP_ETP},
     [ASSAY_AXIS_EP] = {"ep", ASSAY_GROUP_EP},        [ASSAY_AXIS_EDP] = {"edp", ASSAY_GROUP_EDP},
+    [ASSAY_AXIS_KV] = {"kv", ASSAY_GROUP_KV},        [ASSAY_AXIS_KV_HEAD] = {"kv_head", ASSAY_GROUP_KV_HEAD},
 };
 
 /* Both grids, the axis that varies fastest first. */
@@ -60,6 +63,8 @@ static const assay_axis spans[ASSAY_GROUP_COUNT][GRID_AXES] = {
     [ASSAY_GROUP_ETP_EP] = {ASSAY_AXIS_ETP, ASSAY_AXIS_EP},
     [ASSAY_GROUP_EDP] = {ASSAY_AXIS_EDP},
     [ASSAY_GROUP_MODEL] = {ASSAY_AXIS_TP, ASSAY_AXIS_PP},
+    [ASSAY_GROUP_KV] = {ASSAY_AXIS_KV},
+    [ASSAY_GROUP_KV_HEAD] = {ASSAY_AXIS_KV_HEAD},
     [ASSAY_GROUP_EMBEDDING] = {ASSAY_AXIS_PP},
 };
 
@@ -79,7 +84,8 @@ int assay_grid_coord(const assay_grid *g, assay_axis axis, int rank)
     return rank / g->stride[axis] % g->size[axis];
 }
 
-static void fill_axes(assay_grid *g)
+/* kv_replicas: tp ranks that hold the same key/value head. */
+static void fill_axes(assay_grid *g, int kv_replicas)
 {
     const assay_parallel_config *p = &g->p;
     const int sizes[ASSAY_AXIS_COUNT] = {
@@ -91,9 +97,13 @@ static void fill_axes(assay_grid *g)
         [ASSAY_AXIS_ETP] = p->expert_tensor_parallel_size,
         [ASSAY_AXIS_EP] = p->expert_model_parallel_size,
         [ASSAY_AXIS_EDP] = g->edp,
+        [ASSAY_AXIS_KV] = kv_replicas,
+        [ASSAY_AXIS_KV_HEAD] = p->tensor_model_parallel_size / kv_replicas,
     };
     memcpy(g->size, sizes, sizeof sizes);
     g->stride[ASSAY_AXIS_NONE] = 1;
+    g->stride[ASSAY_AXIS_KV] = 1;
+    g->stride[ASSAY_AXIS_KV_HEAD] = kv_replicas;
     for (int k = 0; k < N_GRIDS; k++) {
         int stride = 1;
         for (int i = 0; i < GRID_AXES; i++) {
@@ -176,7 +186,7 @@ assay_status assay_grid_make(const assay_parallel_config *p, assay_grid *out)
     ASSAY_TRY(check_split(p));
     ASSAY_TRY(check_instances(p, stage / p->tensor_model_parallel_size, stage / expert));
     *out = (assay_grid){.p = *p, .world = (int)world, .edp = (int)(stage / expert)};
-    fill_axes(out);
+    fill_axes(out, 1);
     return ASSAY_OK;
 }
 
@@ -196,7 +206,7 @@ static assay_status check_supported(const assay_parallel_config *p)
     return ASSAY_OK;
 }
 
-assay_status assay_grid_check_model(const assay_grid *g, const assay_model_config *c)
+assay_status assay_grid_check_model(assay_grid *g, const assay_model_config *c)
 {
     ASSAY_TRY(check_supported(&g->p));
     return assay_grid_check_cut(g, c);
@@ -205,14 +215,15 @@ assay_status assay_grid_check_model(const assay_grid *g, const assay_model_confi
 /* a2a deals out the heads and query groups of a tensor-parallel rank; it does not copy groups. */
 static assay_status check_heads_over_cp(const assay_parallel_config *p, const assay_model_config *c)
 {
-    const int64_t groups = c->num_query_groups / p->tensor_model_parallel_size;
+    const int tp = p->tensor_model_parallel_size;
+    const int64_t groups = c->num_query_groups < tp ? 1 : c->num_query_groups / tp;
     ASSAY_CHECK(groups % p->context_parallel_size == 0, ASSAY_UNSUPPORTED,
                 "layout: cp%d,a2a does not divide the %lld query groups of a tensor-parallel rank",
                 p->context_parallel_size, (long long)groups);
     return ASSAY_OK;
 }
 
-assay_status assay_grid_check_cut(const assay_grid *g, const assay_model_config *c)
+assay_status assay_grid_check_cut(assay_grid *g, const assay_model_config *c)
 {
     const assay_parallel_config *p = &g->p;
     const int tp = p->tensor_model_parallel_size;
@@ -220,7 +231,11 @@ assay_status assay_grid_check_cut(const assay_grid *g, const assay_model_config 
     for (int64_t l = 0; l < c->num_layers; l++)
         has_dense = has_dense || c->mlp[l] == ASSAY_MLP_DENSE;
     ASSAY_TRY(check_divides("tp", tp, c->num_attention_heads, "attention heads"));
-    ASSAY_TRY(check_divides("tp", tp, c->num_query_groups, "query groups (key/value heads)"));
+    const int64_t groups = c->num_query_groups;
+    ASSAY_CHECK(groups % tp == 0 || tp % groups == 0, ASSAY_INVALID_ARGUMENT,
+                "layout: tp%d does not divide %lld query groups (key/value heads), nor do they divide it", tp,
+                (long long)groups);
+    fill_axes(g, groups < tp ? (int)(tp / groups) : 1);
     ASSAY_CHECK(
         !c->qk_layernorm_full_width || tp == 1, ASSAY_UNSUPPORTED,
         "layout: tp%d: a q/k norm over all heads needs a sum over tp, which this version does not make", tp);

@@ -23,6 +23,8 @@ typedef enum {
     ASSAY_AXIS_ETP,
     ASSAY_AXIS_EP,
     ASSAY_AXIS_EDP,
+    ASSAY_AXIS_KV,      /* inside tp: ranks that hold the same key/value head; one unless query groups < tp */
+    ASSAY_AXIS_KV_HEAD, /* inside tp: ranks that hold different ones */
     ASSAY_AXIS_COUNT
 } assay_axis;
 
@@ -40,6 +42,8 @@ typedef enum {
     ASSAY_GROUP_ETP_EP, /* the ranks that hold one set of all experts */
     ASSAY_GROUP_EDP,
     ASSAY_GROUP_MODEL,       /* tp x pp at one (dp, cp); Megatron-LM's group of the norm */
+    ASSAY_GROUP_KV,          /* neighbours in tp that hold the same key/value head */
+    ASSAY_GROUP_KV_HEAD,     /* one rank of every KV group of a tp group */
     ASSAY_GROUP_EMBEDDING,   /* first and last stage (one rank when pp = 1) */
     ASSAY_GROUP_INTRA_DP_CP, /* neighbours of DP_CP that share one copy of a sharded state (HSDP) */
     ASSAY_GROUP_INTER_DP_CP, /* ranks of DP_CP that hold the same shard in other copies */
@@ -74,11 +78,11 @@ typedef struct assay_coords {
 
 /* Checks sizes, overflow, divisibility of the world by both grids, sp without tp (an error).  */
 assay_status assay_grid_make(const assay_parallel_config *p, assay_grid *out);
-/* Checks that the model can be cut this way: heads, query groups and ffn by tp, experts by ep, layers in
+/* Lays the axes that depend on the model (kv, kv_head) and checks that the model can be cut this way: heads, query groups and ffn by tp, experts by ep, layers in
  * pp*vpp stages. */
-assay_status assay_grid_check_cut(const assay_grid *g, const assay_model_config *c);
+assay_status assay_grid_check_cut(assay_grid *g, const assay_model_config *c);
 /* The same after refusing by name what this version does not do. */
-assay_status assay_grid_check_model(const assay_grid *g, const assay_model_config *c);
+assay_status assay_grid_check_model(assay_grid *g, const assay_model_config *c);
 
 void assay_grid_coords(const assay_grid *g, int rank, assay_coords *out);
 int assay_grid_rank(const assay_grid *g, int tp, int cp, int dp, int pp);

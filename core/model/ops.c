@@ -331,7 +331,7 @@ static const assay_op table[] = {
                {DOUBLE("grad_scale"), .otherwise = "1"}}},
     {"all_reduce", "nccl", .collective = true, .sums = "recv: ranks", .flops = "0",
      .slots = {{IN("send", ANY, "n")}, {OUT("recv", SAME, "n"), .like = "send", .alias = "send"}},
-     .attrs = {REDUCTION, WIRE}},
+     .attrs = {REDUCTION, WIRE, {INT("start"), .otherwise = "0", RANGE(0.0, 0x1p60)}}},
     {"all_gather", "nccl", .collective = true, .sums = "", .flops = "0",
      .slots = {{IN("send", ANY, "n"), OPT, .numbered = true},
                {OUT("recv", ANY, "m"), .like = "send", .alias = "send"}},

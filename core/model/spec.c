@@ -54,8 +54,8 @@ void assay_spec_add_norm(assay_spec_builder *b, assay_param_kind kind, const cha
 /* A bias; `cut` like the rows of a column-parallel weight, else that of a row-parallel one: replicated, and
  * as the gradient of a row-parallel output is whole on every tp rank, so is the bias gradient (docs/OPS.md).
  */
-void assay_spec_add_bias(assay_spec_builder *b, assay_param_kind kind, const char *name, int64_t n, bool cut,
-                         int blocks)
+assay_param_spec *assay_spec_add_bias(assay_spec_builder *b, assay_param_kind kind, const char *name,
+                                      int64_t n, bool cut, int blocks)
 {
     assay_param_spec *p = assay_spec_add(b, kind, name, n, 0, 0);
     p->init = ASSAY_INIT_ZERO;
@@ -63,6 +63,7 @@ void assay_spec_add_bias(assay_spec_builder *b, assay_param_kind kind, const cha
         p->axis[0] = ASSAY_AXIS_TP;
         p->blocks[0] = blocks;
     }
+    return p;
 }
 
 /* Parameters of every kind of mixer and MLP. */

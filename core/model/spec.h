@@ -42,6 +42,10 @@ typedef struct assay_param_spec {
     assay_axis axis[ASSAY_MAX_DIMS]; /* which axis cuts each dimension */
     int blocks[ASSAY_MAX_DIMS]; /* the dimension is `blocks` equal blocks, each cut by itself (2 for [gate;
                                    up]) */
+    int64_t query_groups; /* linear_qkv: dimension 0 is this many equal blocks, cut over tp by blocks; ... */
+    int64_t
+        kv_rows; /* ... the last of a block are its key and value head: ranks that share a block cut the rows
+                             before them and all hold these (the kv group).  0: nothing of the kind */
     assay_init init;
     int64_t layer;       /* global decoder layer, -1 outside the decoder */
     bool on_first_stage; /* layer -1: embedding */
@@ -95,6 +99,9 @@ bool assay_param_on_rank(const assay_param_spec *p, const assay_grid *g, const a
 assay_status assay_param_shard(const assay_param_spec *p, const assay_grid *g, int rank, assay_shard *out);
 /* Gradient of a replicated parameter must be summed over tp on this grid. */
 bool assay_param_sum_over_tp(const assay_param_spec *p, const assay_grid *g);
+/* Elements of the rank's piece, which has `count`, before those that its kv group shares: [result, count) is held by
+ * every rank of the group, and its gradient is summed over it.  `count` where nothing is shared. */
+int64_t assay_param_shared_from(const assay_param_spec *p, const assay_grid *g, int64_t count);
 /* Whether the parameter has a gradient, optimizer states and a part in the norm.  The one place that says so. */
 bool assay_param_needs_grad(const assay_param_spec *p);
 /* Group over which the gradient is reduced: DP_CP or EDP. */
@@ -108,6 +115,13 @@ assay_group assay_param_replica_group(const assay_param_spec *p);
  * does. */
 bool assay_param_counts_in_norm(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c,
                                 int rank);
+/* How many elements of its piece, from the first on, a rank counts: all, none, or (not the first rank of a kv group)
+ * those that the kv group does not share. */
+int64_t assay_param_counted(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c,
+                            int rank, int64_t count);
+/* Those elements as a piece: a number of its first rows. */
+assay_status assay_param_counted_shard(const assay_param_spec *p, const assay_grid *g,
+                                       const assay_model_config *c, int rank, assay_shard *out);
 
 /* Weights of a Hugging Face folder against the table: every part is there with its shape in F64, F32, BF16 or
  * F16, and nothing else is (a bias that the configuration does not know must not be dropped in silence) but

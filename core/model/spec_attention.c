@@ -9,8 +9,13 @@ void assay_spec_add_attention(assay_spec_builder *b)
     assay_param_spec *p =
         assay_spec_add(b, ASSAY_KIND_QKV_WEIGHT, "self_attention.linear_qkv.weight", rows, h, 0);
     p->axis[0] = ASSAY_AXIS_TP;
-    if (c->add_qkv_bias)
-        assay_spec_add_bias(b, ASSAY_KIND_QKV_BIAS, "self_attention.linear_qkv.bias", rows, true, 1);
+    p->query_groups = c->num_query_groups;
+    p->kv_rows = 2 * d;
+    if (c->add_qkv_bias) {
+        p = assay_spec_add_bias(b, ASSAY_KIND_QKV_BIAS, "self_attention.linear_qkv.bias", rows, true, 1);
+        p->query_groups = c->num_query_groups;
+        p->kv_rows = 2 * d;
+    }
     if (c->qk_layernorm && c->qk_layernorm_full_width) {
         /* Heads of a rank are contiguous rows, in the order of the files. */
         const int64_t width[2] = {c->num_attention_heads * d, c->num_query_groups * d};
@@ -19,7 +24,7 @@ void assay_spec_add_attention(assay_spec_builder *b)
         p->axis[0] = ASSAY_AXIS_TP;
         p = assay_spec_add(b, ASSAY_KIND_K_NORM, "self_attention.k_layernorm.weight", width[1], 0, 0);
         p->init = ASSAY_INIT_ONE;
-        p->axis[0] = ASSAY_AXIS_TP;
+        p->axis[0] = ASSAY_AXIS_KV_HEAD;
     } else if (c->qk_layernorm) {
         assay_spec_add_norm(b, ASSAY_KIND_Q_NORM, "self_attention.q_layernorm.weight", d, true);
         assay_spec_add_norm(b, ASSAY_KIND_K_NORM, "self_attention.k_layernorm.weight", d, true);

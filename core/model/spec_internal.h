@@ -49,8 +49,8 @@ assay_param_spec *assay_spec_add(assay_spec_builder *b, assay_param_kind kind, c
 void assay_spec_set_partial(assay_param_spec *p, bool sequence_parallel_only);
 void assay_spec_add_norm(assay_spec_builder *b, assay_param_kind kind, const char *name, int64_t n,
                          bool per_head);
-void assay_spec_add_bias(assay_spec_builder *b, assay_param_kind kind, const char *name, int64_t n, bool cut,
-                         int blocks);
+assay_param_spec *assay_spec_add_bias(assay_spec_builder *b, assay_param_kind kind, const char *name,
+                                      int64_t n, bool cut, int blocks);
 
 /* Parameters of one layer's mixer or MLP: a file for each kind, spec_<kind>.c. */
 void assay_spec_add_attention(assay_spec_builder *b);

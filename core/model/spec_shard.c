@@ -21,12 +21,41 @@ bool assay_param_on_rank(const assay_param_spec *p, const assay_grid *g, const a
     return assay_param_chunk(p, g, c, rank) >= 0;
 }
 
+/* Rows of a query group that several tp ranks share: their part of its query heads, and its key and value head. */
+static void cut_query_group(const assay_param_spec *p, const assay_grid *g, int rank, assay_shard *out)
+{
+    const int64_t block = p->shape[0] / p->query_groups, queries = block - p->kv_rows;
+    const int64_t base = assay_grid_coord(g, ASSAY_AXIS_KV_HEAD, rank) * block;
+    int64_t start, length;
+    assay_split(queries, g->size[ASSAY_AXIS_KV], assay_grid_coord(g, ASSAY_AXIS_KV, rank), &start, &length);
+    out->n_segments[0] = 2;
+    out->segments[0][0] = (assay_segment){.start = base + start, .length = length};
+    out->segments[0][1] = (assay_segment){.start = base + queries, .length = p->kv_rows};
+    out->local_shape[0] = length + p->kv_rows;
+}
+
+int64_t assay_param_shared_from(const assay_param_spec *p, const assay_grid *g, int64_t count)
+{
+    const int replicas = g->size[ASSAY_AXIS_KV];
+    if (replicas == 1)
+        return count;
+    if (p->axis[0] == ASSAY_AXIS_KV_HEAD)
+        return 0;
+    if (p->query_groups == 0)
+        return count;
+    const int64_t queries = (p->shape[0] / p->query_groups - p->kv_rows) / replicas;
+    return count / (queries + p->kv_rows) * queries;
+}
+
 assay_status assay_param_shard(const assay_param_spec *p, const assay_grid *g, int rank, assay_shard *out)
 {
     ASSAY_CHECK(rank >= 0 && rank < g->world, ASSAY_INVALID_ARGUMENT, "%s: rank %d of a world of %d", p->name,
                 rank, g->world);
     assay_shard_whole(out, p->shape, p->ndim);
-    for (int d = 0; d < p->ndim; d++) {
+    const bool shared = p->query_groups > 0 && g->size[ASSAY_AXIS_KV] > 1;
+    if (shared)
+        cut_query_group(p, g, rank, out);
+    for (int d = shared ? 1 : 0; d < p->ndim; d++) {
         if (p->axis[d] == ASSAY_AXIS_NONE)
             continue;
         const int parts = g->size[p->axis[d]], index = assay_grid_coord(g, p->axis[d], rank);
@@ -74,7 +103,7 @@ assay_group assay_param_replica_group(const assay_param_spec *p)
 static bool is_cut_by(const assay_param_spec *p, assay_axis axis)
 {
     for (int d = 0; d < p->ndim; d++) {
-        if (p->axis[d] == axis)
+        if (p->axis[d] == axis || (p->axis[d] == ASSAY_AXIS_KV_HEAD && axis == ASSAY_AXIS_TP))
             return true;
     }
     return false;
@@ -96,4 +125,21 @@ bool assay_param_counts_in_norm(const assay_param_spec *p, const assay_grid *g, 
         if (!is_cut_by(p, axes[i]) && assay_grid_coord(g, axes[i], rank) != 0)
             return false;
     return true;
+}
+
+int64_t assay_param_counted(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c,
+                            int rank, int64_t count)
+{
+    if (!assay_param_counts_in_norm(p, g, c, rank))
+        return 0;
+    return assay_grid_coord(g, ASSAY_AXIS_KV, rank) == 0 ? count : assay_param_shared_from(p, g, count);
+}
+
+assay_status assay_param_counted_shard(const assay_param_spec *p, const assay_grid *g,
+                                       const assay_model_config *c, int rank, assay_shard *out)
+{
+    ASSAY_TRY(assay_param_shard(p, g, rank, out));
+    const int64_t count = assay_shard_count(out), rows = out->local_shape[0];
+    const int64_t counted = assay_param_counted(p, g, c, rank, count);
+    return assay_shard_narrow(out, 0, 0, count > 0 ? counted / (count / rows) : 0);
 }

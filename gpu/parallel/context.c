@@ -71,7 +71,7 @@ static assay_status gather(gpu_model *m, gpu_arena *arena, const char *at, gpu_v
 static assay_status gather_bwd(gpu_model *m, const char *at, gpu_value *dpiece, gpu_value *dwhole,
                                const gpu_value *piece)
 {
-    *dpiece = gpu_grad_of(m, piece);
+    *dpiece = gpu_partial_kv(m, gpu_grad_of(m, piece));
     return gpu_call(m->run, &(gpu_call_args){.op = "reduce_scatter",
                                              .at = at,
                                              .group = ASSAY_GROUP_CP,
@@ -114,8 +114,8 @@ static assay_status all_gather_bwd(gpu_model *m, const gpu_layer *l, gpu_attenti
                                    gpu_value *dk, gpu_value *dv, gpu_value *d_o)
 {
     const attention x = over_gathered(m, a);
-    gpu_value dkeys = gpu_partial(m, gpu_grad_of(m, &a->keys), ASSAY_GROUP_CP);
-    gpu_value dvalues = gpu_partial(m, gpu_grad_of(m, &a->values), ASSAY_GROUP_CP);
+    gpu_value dkeys = gpu_partial_kv(m, gpu_partial(m, gpu_grad_of(m, &a->keys), ASSAY_GROUP_CP));
+    gpu_value dvalues = gpu_partial_kv(m, gpu_partial(m, gpu_grad_of(m, &a->values), ASSAY_GROUP_CP));
     *dq = gpu_grad_of(m, &a->q);
     ASSAY_TRY(attention_bwd(m, l, &x, d_o, &a->attended, &a->lse, dq, &dkeys, &dvalues));
     *dk = dkeys;
@@ -397,13 +397,15 @@ static assay_status add_parts(gpu_model *m, const gpu_attention_acts *a, int ste
     gpu_value arrived[2];
     char at[ASSAY_NAME];
     for (int i = 0; i < 2; i++)
-        arrived[i] = block_of(m, own[i], step, step_of("ring", step, at), their_gradients[i]);
+        arrived[i] =
+            gpu_partial_kv(m, block_of(m, own[i], step, step_of("ring", step, at), their_gradients[i]));
     ASSAY_TRY(
         travel(m, step, their_gradients,
                &(journey){.sent = {&s->block[0], &s->block[1]}, .arrived = {&arrived[0], &arrived[1]}}));
     for (int i = 0; i < 2; i++) {
         snprintf(at, sizeof at, "self_attention.ring.%d.add_%s", step, their_gradients[i]);
-        s->block[i] = in_turn(block_of(m, own[i], step, at, "y"), &s->block_memory[i], step);
+        s->block[i] =
+            in_turn(gpu_partial_kv(m, block_of(m, own[i], step, at, "y")), &s->block_memory[i], step);
         ASSAY_TRY(GPU_CALL(m->run, "add", at, GPU_T("a", &arrived[i]), GPU_T("b", &part[i]),
                            GPU_T("y", &s->block[i])));
     }
@@ -446,7 +448,8 @@ static assay_status p2p_bwd(gpu_model *m, const gpu_layer *l, gpu_attention_acts
         ASSAY_TRY(next_block(m, a, step, block, blocks));
         const attention x = over_block(m, a, block, step, step_of("core_attention", step, at));
         gpu_value queries = gpu_named(m, gpu_grad_of(m, &a->q), at, "dq");
-        gpu_value part[2] = {block_of(m, &a->k, step, at, "dk"), block_of(m, &a->v, step, at, "dv")};
+        gpu_value part[2] = {gpu_partial_kv(m, block_of(m, &a->k, step, at, "dk")),
+                             gpu_partial_kv(m, block_of(m, &a->v, step, at, "dv"))};
         if (step == 0) {
             s.dq = in_turn(queries, &s.dq_memory, 0);
             for (int i = 0; i < 2; i++)
@@ -460,8 +463,8 @@ static assay_status p2p_bwd(gpu_model *m, const gpu_layer *l, gpu_attention_acts
         gpu_arena_reset(&m->scratch, mark);
     }
     *dq = s.dq;
-    *dk = gpu_grad_of(m, &a->k); /* home: one journey more */
-    *dv = gpu_grad_of(m, &a->v);
+    *dk = gpu_partial_kv(m, gpu_grad_of(m, &a->k)); /* home: one journey more */
+    *dv = gpu_partial_kv(m, gpu_grad_of(m, &a->v));
     return travel(m, m->cp, their_gradients,
                   &(journey){.sent = {&s.block[0], &s.block[1]}, .arrived = {dk, dv}});
 }

@@ -313,11 +313,17 @@ static assay_status reduce_scatter(place *at)
     for (int i = 0; i < k->n_params; i++) {
         gpu_param *p = at->b->params[k->first_param + i];
         const bool tp = assay_param_sum_over_tp(p->spec, m->grid);
+        const int64_t shared = assay_param_shared_from(p->spec, m->grid, p->count);
+        const bool kv = shared < p->count; /* a part of it lacks a sum over ranks that hold the same head */
         send[i] = round_gradient(o, p, tp);
-        if (tp) {
+        send[i].kind = kv ? ASSAY_PIECE_LOCAL : send[i].kind;
+        if (tp || kv) {
             gpu_value sum = round_gradient(o, p, false);
-            snprintf(sum.name, sizeof sum.name, "%.*s.tp_sum", ASSAY_NAME - 16, send[i].name);
-            ASSAY_TRY_GOTO(gpu_all_reduce(m, p->spec->name, ASSAY_GROUP_TP, &sum, &send[i]), st, done);
+            snprintf(sum.name, sizeof sum.name, "%.*s.%s", ASSAY_NAME - 16, send[i].name,
+                     tp ? "tp_sum" : "kv_sum");
+            ASSAY_TRY_GOTO(tp ? gpu_all_reduce(m, p->spec->name, ASSAY_GROUP_TP, &sum, &send[i])
+                              : gpu_all_reduce_from(m, p->spec->name, ASSAY_GROUP_KV, &sum, &send[i], shared),
+                           st, done);
             send[i] = sum;
         }
         for (int n = 0; n < p->n_pieces; n++)

@@ -9,6 +9,7 @@ static bool kind_is_used(assay_group kind, const assay_grid *grid)
     switch (kind) {
     case ASSAY_GROUP_TP:
     case ASSAY_GROUP_CP:
+    case ASSAY_GROUP_KV:
     case ASSAY_GROUP_DP_CP:
     case ASSAY_GROUP_TP_CP:
     case ASSAY_GROUP_TP_DP_CP:

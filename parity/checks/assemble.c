@@ -1,7 +1,7 @@
 /* Assembling global tensors from what every rank recorded.
  *
- * Shards must tile the global tensor: a global element that nobody holds is a gap, pieces that are neither
- * equal nor disjoint overlap, pieces with equal segments are replicas and must be equal.  Partial pieces are
+ * Shards must tile the global tensor: a global element that nobody holds is a gap, elements that several pieces
+ * hold are replicas and must be equal.  Partial pieces are
  * added over their group in double, rows are put in order of their numbers. */
 #include "parity/judge/judge.h"
 
@@ -138,15 +138,17 @@ static void contiguous(const assay_shard *s, int *dim, int64_t *inner)
     }
 }
 
-/* Puts `count` elements that follow each other in place; false at the first that is there already. */
+/* Puts `count` elements that follow each other in place; false at the first that is there already and differs: pieces
+ * may share elements (a key and value head on several ranks), which are replicas. */
 static bool place_run(const parity_entry *e, const assay_trace_tensor *r, int64_t from, int64_t at,
                       int64_t count, parity_global *g, unsigned char *covered, parity_result *f)
 {
     const size_t width = (size_t)assay_dtype_bytes(r->dtype);
-    const unsigned char *twice = memchr(covered + at, 1, (size_t)count);
-    if (twice) {
-        fail_at(f, e, r->rank, twice - covered, g->shape, g->ndim,
-                "pieces overlap (neither equal segments nor disjoint)");
+    for (int64_t i = 0; memchr(covered + at, 1, (size_t)count) && i < count; i++) {
+        if (!covered[at + i] || memcmp((const char *)g->data + (size_t)(at + i) * width,
+                                       (const char *)r->data + (size_t)(from + i) * width, width) == 0)
+            continue;
+        fail_at(f, e, r->rank, at + i, g->shape, g->ndim, "pieces overlap and differ");
         return false;
     }
     memset(covered + at, 1, (size_t)count);
@@ -230,19 +232,23 @@ static assay_status assemble_partial(const parity_index *x, const parity_entry *
         if (used[i])
             continue;
         const int64_t count = assay_shard_count(&r->shard);
-        const bool again = count > 0 && covered[global_flat(&r->shard, 0)];
+        enum { EARLIER = 1, NOW = 2 }; /* elements that another group has given are left alone */
         for (int64_t j = i; j < e->n; j++) {
             const assay_trace_tensor *q = e->pieces[j].record;
             if (used[j] || !same_group(x, r->partial_group, r->rank, q->rank) ||
                 !parity_same_shard(&r->shard, &q->shard))
                 continue;
             used[j] = true;
-            for (int64_t k = 0; k < count && !again; k++) {
+            for (int64_t k = 0; k < count; k++) {
                 const int64_t at = global_flat(&q->shard, k);
+                if (covered[at] == EARLIER)
+                    continue;
                 sum[at] += parity_decode(q->data, k, q->dtype);
-                covered[at] = 1;
+                covered[at] = NOW;
             }
         }
+        for (int64_t k = 0; k < count; k++)
+            covered[global_flat(&r->shard, k)] = EARLIER;
     }
     free(used);
     g->complete = no_gap(e, g, covered, f);

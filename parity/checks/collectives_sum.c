@@ -101,10 +101,52 @@ static assay_status compare_reduced(const parity_call_judge *j, int member, cons
     return compare_record(j, member, j->recv[member], &truth);
 }
 
+/* Elements before attribute `start` of an all_reduce stay what the member sent. */
+static assay_status check_head(const parity_call_judge *j, int64_t start)
+{
+    for (int i = 0; i < j->k->n; i++) {
+        const size_t bytes = (size_t)(start * assay_dtype_bytes(j->send[i]->dtype));
+        if (!j->send[i]->data || !j->recv[i]->data || j->recv[i]->bytes < bytes ||
+            memcmp(j->send[i]->data, j->recv[i]->data, bytes) != 0)
+            ASSAY_TRY(parity_call_fail(j, i, "an element before `start` is not what was sent"));
+    }
+    return ASSAY_OK;
+}
+
+/* The member's recv without those elements. */
+static assay_status compare_tail(const parity_call_judge *j, const ref_value *whole, int64_t start)
+{
+    for (int i = 0; i < j->k->n; i++) {
+        assay_trace_tensor tail = *j->recv[i];
+        const int64_t count = parity_call_count(&tail) - start, one = 1;
+        const int64_t shape[2] = {count, one};
+        ref_value truth = *whole;
+        if (parity_call_count(&tail) != whole->count) {
+            ASSAY_TRY(parity_call_fail(j, i, "recv does not have the size that the sends have"));
+            continue;
+        }
+        truth.count = count;
+        truth.value = whole->value + start;
+        truth.bound = whole->bound + start;
+        assay_shard_whole(&tail.shard, shape, 1);
+        tail.data = (const char *)tail.data + start * assay_dtype_bytes(tail.dtype);
+        tail.bytes -= (size_t)(start * assay_dtype_bytes(tail.dtype));
+        ASSAY_TRY(compare_record(j, i, &tail, &truth));
+    }
+    return ASSAY_OK;
+}
+
 static assay_status compare_all_reduced(const parity_call_judge *j, const ref_value *whole, int64_t count,
                                         bool scatter)
 {
     int64_t first = 0;
+    const int64_t start = json_integer_value(json_object_get(j->k->members[0]->attrs, "start"));
+    if (!scatter && start > 0) {
+        if (start > count || !whole->value)
+            return parity_call_fail(j, 0, "start: expected at most the number of real elements");
+        ASSAY_TRY(check_head(j, start));
+        return compare_tail(j, whole, start);
+    }
     for (int i = 0; i < j->k->n; i++) {
         const int64_t mine = parity_call_count(j->recv[i]);
         if (scatter ? first + mine > count : mine != count)

@@ -132,6 +132,28 @@ static bool covers(const assay_trace_tensor *written, const assay_trace_tensor *
     return all;
 }
 
+static bool segments_meet(const assay_shard *a, const assay_shard *b, int d)
+{
+    for (int i = 0; i < a->n_segments[d]; i++)
+        for (int k = 0; k < b->n_segments[d]; k++)
+            if (a->segments[d][i].start < b->segments[d][k].start + b->segments[d][k].length &&
+                b->segments[d][k].start < a->segments[d][i].start + a->segments[d][i].length)
+                return true;
+    return false;
+}
+
+/* Whether no element of the written piece is one of the read one: two rectangles of a state. */
+static bool apart(const assay_trace_tensor *written, const assay_trace_tensor *read)
+{
+    bool meet = true;
+    if (written->kind != ASSAY_PIECE_SHARD || read->kind != ASSAY_PIECE_SHARD ||
+        written->shard.ndim != read->shard.ndim)
+        return false;
+    for (int d = 0; meet && d < read->shard.ndim; d++)
+        meet = segments_meet(&written->shard, &read->shard, d);
+    return !meet;
+}
+
 /* Number of the producer of an input, -1 when nobody wrote it. */
 static int64_t producer_of(const flow *f, const assay_trace_tensor *read, const assay_trace_op *op)
 {
@@ -142,7 +164,9 @@ static int64_t producer_of(const flow *f, const assay_trace_tensor *read, const 
         piece_key(piece, read);
         const int64_t same = parity_map_get(f->last, piece), any = parity_map_get(f->last, read->name);
         const bool newer = any > same && covers(f->records[any], read);
-        return same >= 0 && !newer ? same : any;
+        if (same >= 0 && !newer)
+            return same;
+        return any >= 0 && assay_shard_count(&read->shard) > 0 && apart(f->records[any], read) ? -1 : any;
     }
     const int64_t places[4][2] = {{read->step, read->microbatch},
                                   {op->step, op->microbatch},

@@ -254,6 +254,8 @@ bool plan_is_cut(const plan *p, const assay_param_spec *s);
 plan_pieces plan_pieces_of(plan *p, const assay_param_spec *s);
 int plan_group_size(const plan *p, assay_group group);
 /* A tied embedding whose gradient the first and the last stage add up. */
+/* Elements of the rank's piece before those that its kv group shares; -1 when it shares none. */
+int64_t plan_shared_from(plan *p, const assay_param_spec *s);
 bool plan_lacks_embedding(const plan *p, const assay_param_spec *s);
 /* Parameter P, or "P.main_grad" and so on. */
 plan_tensor plan_param_tensor(plan *p, const assay_param_spec *s, const char *suffix, assay_phase phase,

@@ -8,16 +8,16 @@ typedef struct saved {
     plan_norm q_norm, k_norm;
 } saved;
 
-/* Groups and heads of this tp rank; a group brings its A/G heads. */
+/* Groups and heads of this tp rank; one that shares its group has a part of its A/G heads. */
 int64_t plan_local_groups(const plan *p)
 {
-    return plan_piece(p->job->config->num_query_groups, p->tp, p->at.tp, NULL);
+    const int64_t groups = p->job->config->num_query_groups;
+    return groups < p->tp ? 1 : plan_piece(groups, p->tp, p->at.tp, NULL);
 }
 
 int64_t plan_local_heads(const plan *p)
 {
-    const assay_model_config *c = p->job->config;
-    return plan_local_groups(p) * (c->num_attention_heads / c->num_query_groups);
+    return plan_piece(p->job->config->num_attention_heads, p->tp, p->at.tp, NULL);
 }
 
 static void split_attrs(plan *p)

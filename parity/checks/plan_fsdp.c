@@ -33,14 +33,46 @@ const char *plan_numbered(plan *p, const char *slot, int i, int n)
     return n == 1 ? slot : plan_text(p, "%s.%d", slot, i);
 }
 
+int64_t plan_shared_from(plan *p, const assay_param_spec *s)
+{
+    assay_shard piece;
+    if (p->st == ASSAY_OK)
+        p->st = assay_param_shard(s, p->job->grid, p->rank, &piece);
+    if (p->st != ASSAY_OK)
+        return -1;
+    const int64_t count = assay_shard_count(&piece), from = assay_param_shared_from(s, p->job->grid, count);
+    return from < count ? from : -1;
+}
+
+/* Where ranks share a key and value head: the rows of linear_qkv that the rank has alone, and those that it shares. */
+static plan_pieces halves_of(plan *p, const assay_param_spec *s)
+{
+    plan_pieces out = {.n = 1};
+    const int64_t from = plan_shared_from(p, s);
+    if (from <= 0)
+        return out;
+    assay_shard *own = plan_alloc(p, sizeof *own), *shared = plan_alloc(p, sizeof *shared);
+    if (own == NULL || shared == NULL)
+        return out;
+    p->st = assay_param_shard(s, p->job->grid, p->rank, own);
+    const int64_t rows = own->local_shape[0], first = from / (assay_shard_count(own) / rows);
+    *shared = *own;
+    if (p->st == ASSAY_OK)
+        p->st = assay_shard_narrow(own, 0, 0, first);
+    if (p->st == ASSAY_OK)
+        p->st = assay_shard_narrow(shared, 0, first, rows - first);
+    return (plan_pieces){.n = 2, .shard = {own, shared}};
+}
+
 /* Without a record of the cut the rank owns nothing that could be expected: the missing reduction is named. */
 plan_pieces plan_pieces_of(plan *p, const assay_param_spec *s)
 {
-    plan_pieces out = {.n = 1};
+    plan_pieces out = {.n = 0};
+    if (!plan_is_cut(p, s))
+        return halves_of(p, s);
     /* A plan of no record (a dry run): one part, wherever it lies. */
-    if (!plan_is_cut(p, s) || p->job->recorded == NULL)
-        return out;
-    out.n = 0;
+    if (p->job->recorded == NULL)
+        return (plan_pieces){.n = 1};
     const assay_trace_op *op = plan_recorded_scatter(p->job->recorded, p->rank, p->step, s->name);
     for (int i = 0; op != NULL && i < op->n_outputs && out.n < PLAN_PIECES; i++) {
         const assay_trace_tensor *t =
@@ -140,8 +172,11 @@ static int64_t round_of(const plan *p)
 
 static plan_tensor local_gradient(plan *p, const assay_param_spec *s, bool summed)
 {
-    plan_tensor t = plan_param_tensor(p, s, summed ? ".main_grad.tp_sum" : ".main_grad", ASSAY_PHASE_GRAD,
-                                      p->accumulated);
+    plan_tensor t = plan_param_tensor(p, s,
+                                      !summed                       ? ".main_grad"
+                                      : plan_shared_from(p, s) >= 0 ? ".main_grad.kv_sum"
+                                                                    : ".main_grad.tp_sum",
+                                      ASSAY_PHASE_GRAD, p->accumulated);
     t.microbatch = round_of(p);
     return t;
 }
@@ -155,18 +190,23 @@ static plan_tensor part_of(plan *p, const assay_param_spec *s, const char *suffi
     return t;
 }
 
-static bool needs_tp_sum(const plan *p, const assay_param_spec *s)
+/* Before the scatter: over tp, or over the ranks that share a key and value head. */
+static bool needs_tp_sum(plan *p, const assay_param_spec *s)
 {
-    return p->tp > 1 && assay_param_sum_over_tp(s, p->job->grid);
+    return p->tp > 1 && (assay_param_sum_over_tp(s, p->job->grid) || plan_shared_from(p, s) >= 0);
 }
 
 static void sum_over_tp(plan *p, const assay_param_spec *s)
 {
     if (!needs_tp_sum(p, s))
         return;
-    plan_add_collective(p, "all_reduce", s->name, ASSAY_GROUP_TP, p->accumulated);
+    const int64_t shared = plan_shared_from(p, s);
+    plan_add_collective(p, "all_reduce", s->name, shared >= 0 ? ASSAY_GROUP_KV : ASSAY_GROUP_TP,
+                        p->accumulated);
     plan_in(p, "send", local_gradient(p, s, false));
     plan_out(p, "recv", local_gradient(p, s, true));
+    if (shared >= 0)
+        plan_int(p, "start", shared);
 }
 
 static void scatter(plan *p, const assay_param_spec *s)

@@ -58,9 +58,14 @@ static void reduce_param(plan *p, const assay_param_spec *s)
     const bool tp = assay_param_sum_over_tp(s, p->job->grid) && p->tp > 1;
     const bool tied = plan_lacks_embedding(p, s);
     const bool data = plan_group_size(p, group) > 1;
+    const int64_t shared = plan_shared_from(p, s);
     plan_tensor g = plan_param_tensor(p, s, ".main_grad", ASSAY_PHASE_GRAD, p->accumulated);
     if (tp)
         g = reduce(p, s, ASSAY_GROUP_TP, g, !tied && !data, ".tp_sum");
+    if (shared >= 0) {
+        g = reduce(p, s, ASSAY_GROUP_KV, g, !data, ".kv_sum");
+        plan_int(p, "start", shared);
+    }
     if (tied)
         g = reduce(p, s, ASSAY_GROUP_EMBEDDING, g, !data, ".embedding_sum");
     if (data && plan_is_cut(p, s))
@@ -125,12 +130,25 @@ static bool counts_in_norm(plan *p, const assay_param_spec *s)
     return any;
 }
 
+/* Whether the kv group shares the rectangle: its first row is one of the key and value head. */
+static bool is_shared(const plan *p, const assay_param_spec *s, const assay_shard *part)
+{
+    const int64_t block = s->query_groups > 0 ? s->shape[0] / s->query_groups : 0;
+    if (p->job->grid->size[ASSAY_AXIS_KV] == 1)
+        return false;
+    if (part == NULL || s->query_groups == 0)
+        return s->axis[0] == ASSAY_AXIS_KV_HEAD;
+    return part->n_segments[0] > 0 && part->segments[0][0].start % block >= block - s->kv_rows;
+}
+
 static void sumsq(plan *p, const assay_param_spec *s)
 {
     if (!counts_in_norm(p, s))
         return;
     const plan_pieces owned = plan_pieces_of(p, s);
     for (int i = 0; i < owned.n; i++) {
+        if (is_shared(p, s, owned.shard[i]) && assay_grid_coord(p->job->grid, ASSAY_AXIS_KV, p->rank) != 0)
+            continue;
         plan_tensor x = plan_param_tensor(p, s, ".main_grad", ASSAY_PHASE_REDUCED_GRAD, p->accumulated);
         x.shard = owned.shard[i];
         plan_add(p, "sumsq", s->name);

@@ -28,7 +28,7 @@ static void print_group(const assay_grid *g, assay_group kind, int *ranks)
     putchar('\n');
 }
 
-static assay_status explain_model(const assay_grid *g, const char *dir)
+static assay_status explain_model(assay_grid *g, const char *dir)
 {
     assay_model_spec *spec = NULL;
     assay_status st = ASSAY_OK;

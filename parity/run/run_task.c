@@ -191,6 +191,7 @@ static assay_status judge_trace(task_state *s, const char *dir, const char *save
     ASSAY_TRY_GOTO(assay_spec_build(config, &spec), st, done);
     ASSAY_TRY_GOTO(assay_layout_parse(s->t->layout, &p), st, done);
     ASSAY_TRY_GOTO(assay_grid_make(&p, &grid), st, done);
+    ASSAY_TRY_GOTO(assay_grid_check_model(&grid, config), st, done);
     ASSAY_TRY_GOTO(assay_batches_open(&batches, s->train.batch, config->vocab_size), st, done);
     ASSAY_TRY_GOTO(assay_trace_open(&trace, dir, true), st, done);
     ASSAY_TRY_GOTO(judge_weights(s, spec), st, done);

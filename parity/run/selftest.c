@@ -111,6 +111,7 @@ static assay_status judge(selftest *s, const assay_trace *t, const char *layout,
     case PARITY_CHECK_PLAN:
         ASSAY_TRY(assay_layout_parse(layout, &p));
         ASSAY_TRY(assay_grid_make(&p, &grid));
+        ASSAY_TRY(assay_grid_check_model(&grid, &s->spec->config));
         return parity_check_plan(t, s->spec, &grid, &s->train, &s->batches, report);
     default:
         ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "the %s check does not read a trace", parity_check_name(check));

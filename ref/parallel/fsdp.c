@@ -90,18 +90,19 @@ static void store(const ref_pass *p, int64_t i, double *x, int64_t n)
     ref_policy_store(&p->e->run->policy, REF_STORE_STATE, false, name, p->step, p->microbatch, x, n);
 }
 
-static void sum_over_tp(ref_pass *p, int64_t i)
+/* Elements `from` on. */
+static void sum_over(ref_pass *p, assay_group kind, int64_t i, int64_t from)
 {
     double **grads = p->e->send;
     for (int r = 0; r < p->n; r++) {
-        const assay_group_shape g = ref_pass_group(p, ASSAY_GROUP_TP, r);
+        const assay_group_shape g = ref_pass_group(p, kind, r);
         for (int j = 0; j < g.size; j++)
-            grads[j] = ref_pass_param(p, assay_group_member(&g, j), i)->grad;
+            grads[j] = ref_pass_param(p, assay_group_member(&g, j), i)->grad + from;
         if (g.size == 0)
             continue;
-        ref_all_reduce(grads, g.size, ref_pass_param(p, r, i)->count);
+        ref_all_reduce(grads, g.size, ref_pass_param(p, r, i)->count - from);
         for (int j = 0; j < g.size; j++)
-            store(p, i, grads[j], ref_pass_param(p, r, i)->count);
+            store(p, i, grads[j], ref_pass_param(p, r, i)->count - from);
     }
 }
 
@@ -136,8 +137,13 @@ static assay_status reduce_scatter(ref_pass *p, int64_t i)
 
 static assay_status scatter(ref_pass *p, int64_t i)
 {
-    if (assay_param_sum_over_tp(&p->e->spec->params[i], &p->e->grid))
-        sum_over_tp(p, i);
+    const assay_param_spec *spec = &p->e->spec->params[i];
+    const int64_t count = ref_pass_param(p, 0, i)->count;
+    const int64_t shared = assay_param_shared_from(spec, &p->e->grid, count);
+    if (assay_param_sum_over_tp(spec, &p->e->grid))
+        sum_over(p, ASSAY_GROUP_TP, i, 0);
+    if (shared < count)
+        sum_over(p, ASSAY_GROUP_KV, i, shared);
     ASSAY_TRY(reduce_scatter(p, i));
     for (int r = 0; r < p->n; r++) {
         ref_param *w = ref_pass_param(p, r, i);

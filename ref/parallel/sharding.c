@@ -112,19 +112,19 @@ static assay_group_shape group_from(const ref_engine *e, assay_group kind, int r
     return g.start == rank ? g : (assay_group_shape){.start = -1};
 }
 
-/* Sums what the members of a group hold of a parameter: all of it, or (own) the range that each keeps. */
-static void sum_over(ref_engine *e, assay_group kind, int64_t i, int64_t step, bool own)
+/* Sums what the members of a group hold of a parameter: elements `from` on, or (own) the range that each keeps. */
+static void sum_over(ref_engine *e, assay_group kind, int64_t i, int64_t step, bool own, int64_t from)
 {
     double **grads = e->recv;
     for (int rank = 0; rank < e->grid.world; rank++) {
         const assay_group_shape g = group_from(e, kind, rank);
         const ref_param *first = param_of(e, rank, i);
-        const int64_t n = own ? first->own_count : first->count;
+        const int64_t n = own ? first->own_count : first->count - from;
         if (g.size <= 1 || !first->own_grad)
             continue;
         for (int j = 0; j < g.size; j++) {
             const ref_param *p = param_of(e, assay_group_member(&g, j), i);
-            grads[j] = own ? p->own_grad : p->grad;
+            grads[j] = own ? p->own_grad : p->grad + from;
         }
         ref_all_reduce(grads, g.size, n);
         for (int j = 0; j < g.size; j++)
@@ -168,20 +168,35 @@ static assay_status trace_grad(const ref_engine *e, int64_t i, assay_phase phase
                             false);
 }
 
+/* A key and a value head on several ranks: each has seen its own query heads. */
+static void sum_shared(ref_engine *e, int64_t i, int64_t step)
+{
+    for (int rank = 0; rank < e->grid.world; rank++) {
+        const ref_param *p = param_of(e, rank, i);
+        const int64_t from = assay_param_shared_from(&e->spec->params[i], &e->grid, p->count);
+        if (!p->own_grad)
+            continue;
+        if (from < p->count) /* pieces are of one size on all ranks */
+            sum_over(e, ASSAY_GROUP_KV, i, step, false, from);
+        return;
+    }
+}
+
 /* Gradients are whole on every rank until the last microbatch is done. */
 static assay_status sum_whole(ref_engine *e, int64_t i, int64_t step)
 {
     const assay_param_spec *spec = &e->spec->params[i];
     if (assay_param_sum_over_tp(spec, &e->grid))
-        sum_over(e, ASSAY_GROUP_TP, i, step, false);
+        sum_over(e, ASSAY_GROUP_TP, i, step, false, 0);
+    sum_shared(e, i, step);
     if (spec->on_first_stage && spec->on_last_stage)
-        sum_over(e, ASSAY_GROUP_EMBEDDING, i, step, false);
+        sum_over(e, ASSAY_GROUP_EMBEDDING, i, step, false, 0);
     if (e->grid.p.zero_stage == 0) {
-        sum_over(e, assay_param_reduce_group(spec), i, step, false);
+        sum_over(e, assay_param_reduce_group(spec), i, step, false, 0);
         return ASSAY_OK;
     }
     ASSAY_TRY(reduce_scatter_over(e, assay_param_shard_group(spec, &e->grid), i, step));
-    sum_over(e, assay_param_replica_group(spec), i, step, true);
+    sum_over(e, assay_param_replica_group(spec), i, step, true, 0);
     return ASSAY_OK;
 }
 
@@ -190,8 +205,8 @@ static assay_status sum_parts(ref_engine *e, int64_t i, int64_t step)
 {
     const assay_param_spec *spec = &e->spec->params[i];
     if (spec->on_first_stage && spec->on_last_stage)
-        sum_over(e, ASSAY_GROUP_EMBEDDING, i, step, true);
-    sum_over(e, assay_param_replica_group(spec), i, step, true);
+        sum_over(e, ASSAY_GROUP_EMBEDDING, i, step, true, 0);
+    sum_over(e, assay_param_replica_group(spec), i, step, true, 0);
     return ASSAY_OK;
 }
 
@@ -227,7 +242,11 @@ double ref_gradient_norm(const ref_engine *e)
             const assay_group_shape g = ref_param_owners(e, i, rank);
             for (int j = 0; j < g.size; j++) {
                 const ref_param *p = param_of(e, assay_group_member(&g, j), i);
-                sum += ref_sumsq(p->own_grad, p->own_count);
+                const int64_t n =
+                    assay_param_counted(&e->spec->params[i], &e->grid, e->config, rank, p->count) -
+                    p->own_first;
+                if (n > 0)
+                    sum += ref_sumsq(p->own_grad, n < p->own_count ? n : p->own_count);
             }
         }
     return sqrt(sum);

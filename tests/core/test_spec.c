@@ -312,12 +312,14 @@ static const char *const layouts[] = {"1",
                                       "tp2,ep2,etp3,dp3",
                                       "tp2,sp,cp2,pp2,vpp2,ep2,etp3,dp3,zero1"};
 enum { N_LAYOUTS = sizeof layouts / sizeof layouts[0] };
+/* More tensor-parallel ranks than the two query groups. */
+static const char *const shared_layouts[] = {"tp4", "tp4,sp,dp2,zero1", "tp4,pp2,ep2", "tp4,cp2,pp2,vpp2"};
+enum { N_SHARED = sizeof shared_layouts / sizeof shared_layouts[0] };
 
-/* Adds 1 to every element of the global tensor that the piece holds. */
-static void paint(const assay_shard *s, unsigned char *elements)
+/* Adds 1 to the first n elements of the global tensor that the piece holds. */
+static void paint_first(const assay_shard *s, int64_t n, unsigned char *elements)
 {
     int64_t index[ASSAY_MAX_DIMS] = {0};
-    const int64_t n = assay_shard_count(s);
     for (int64_t i = 0; i < n; i++) {
         int64_t at = 0;
         for (int d = 0; d < s->ndim; d++)
@@ -326,6 +328,11 @@ static void paint(const assay_shard *s, unsigned char *elements)
         for (int d = s->ndim - 1; d >= 0 && ++index[d] == s->local_shape[d]; d--)
             index[d] = 0;
     }
+}
+
+static void paint(const assay_shard *s, unsigned char *elements)
+{
+    paint_first(s, assay_shard_count(s), elements);
 }
 
 static int64_t elements_of(const assay_param_spec *p)
@@ -339,9 +346,12 @@ Test(core_spec, ranks_that_count_in_the_norm_hold_every_element_once)
 {
     for (int tied = 0; tied < 2; tied++) {
         assay_model_spec *spec = everything_spec(tied);
-        for (int l = 0; l < N_LAYOUTS; l++) {
-            const assay_grid g = grid_of(layouts[l]);
-            expect_ok(assay_grid_check_cut(&g, &spec->config));
+        for (int l = 0; l < N_LAYOUTS + N_SHARED; l++) {
+            const char *layout = l < N_LAYOUTS ? layouts[l] : shared_layouts[l - N_LAYOUTS];
+            assay_grid g = grid_of(layout);
+            assay_model_config wide = spec->config;
+            wide.ffn_hidden_size *= 2; /* six rows are no multiple of four */
+            expect_ok(assay_grid_check_cut(&g, &wide));
             for (int64_t i = 0; i < spec->n_params; i++) {
                 const assay_param_spec *p = &spec->params[i];
                 const int64_t n = elements_of(p);
@@ -351,16 +361,51 @@ Test(core_spec, ranks_that_count_in_the_norm_hold_every_element_once)
                     if (!assay_param_counts_in_norm(p, &g, &spec->config, rank))
                         continue;
                     expect_ok(assay_param_shard(p, &g, rank, &s));
-                    paint(&s, elements);
+                    paint_first(&s, assay_param_counted(p, &g, &spec->config, rank, assay_shard_count(&s)),
+                                elements);
                 }
                 for (int64_t k = 0; k < n; k++)
                     cr_assert_eq(elements[k], p->trained ? 1 : 0, "%s %s element %lld counts %d times",
-                                 layouts[l], p->name, (long long)k, elements[k]);
+                                 layout, p->name, (long long)k, elements[k]);
                 free(elements);
             }
         }
         assay_spec_destroy(spec);
     }
+}
+
+/* Two query groups on four ranks: a rank has its query heads and the key and value head of its group. */
+Test(core_spec, ranks_share_a_key_and_value_head)
+{
+    assay_model_spec *spec = everything_spec(false); /* 4 heads of 2: a group is q q k v of 2 rows each */
+    const assay_param_spec *w = assay_spec_find(spec, "decoder.layers.0.self_attention.linear_qkv.weight");
+    const assay_param_spec *b = assay_spec_find(spec, "decoder.layers.0.self_attention.linear_qkv.bias");
+    const assay_param_spec *o = assay_spec_find(spec, "decoder.layers.0.self_attention.linear_proj.weight");
+    assay_grid g = grid_of("tp4,dp2");
+    assay_model_config wide = spec->config;
+    wide.ffn_hidden_size *= 2;
+    expect_ok(assay_grid_check_cut(&g, &wide));
+    cr_expect(g.size[ASSAY_AXIS_KV] == 2 && g.size[ASSAY_AXIS_KV_HEAD] == 2);
+    for (int rank = 0; rank < g.world; rank++) {
+        const int tp = rank % 4, first = tp / 2 * 2;
+        assay_shard s, t;
+        int members[4], index;
+        expect_ok(assay_param_shard(w, &g, rank, &s));
+        expect_ok(assay_shard_check(&s, w->name));
+        cr_expect(s.local_shape[0] == 6 && s.n_segments[0] == 2);
+        cr_expect_eq(s.segments[0][0].start, tp / 2 * 8 + tp % 2 * 2);
+        cr_expect_eq(s.segments[0][1].start, tp / 2 * 8 + 4);
+        cr_expect_eq(assay_param_shared_from(w, &g, assay_shard_count(&s)), 2 * 10);
+        expect_ok(assay_param_shard(b, &g, rank, &t));
+        cr_expect_eq(assay_param_shared_from(b, &g, assay_shard_count(&t)), 2);
+        expect_ok(assay_param_shard(o, &g, rank, &t));
+        cr_expect_eq(assay_param_shared_from(o, &g, assay_shard_count(&t)), assay_shard_count(&t));
+        cr_expect_eq(assay_grid_group(&g, ASSAY_GROUP_KV, rank, members, &index), 2);
+        cr_expect(members[0] == rank / 4 * 4 + first && members[1] == members[0] + 1 && index == tp % 2);
+        cr_expect_eq(assay_grid_group(&g, ASSAY_GROUP_KV_HEAD, rank, members, &index), 2);
+        cr_expect(members[0] == rank / 4 * 4 + tp % 2 && members[1] == members[0] + 2 && index == tp / 2);
+    }
+    assay_spec_destroy(spec);
 }
 
 static bool same_piece(const assay_shard *a, const assay_shard *b)

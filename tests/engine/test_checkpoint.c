@@ -68,6 +68,44 @@ Test(engine_checkpoint, tp2_continues_as_pp2)
     resume("tp2", 2, "pp2", 2, 1e-4);
 }
 
+/* Ranks that share a key and value head: the checkpoint is that of one rank. */
+static const char shared_heads[] =
+    "{\"model_type\":\"megatron\",\"num_layers\":2,\"hidden_size\":16,\"ffn_hidden_size\":12,"
+    "\"num_attention_heads\":4,\"num_query_groups\":2,\"kv_channels\":6,\"vocab_size\":29,"
+    "\"add_qkv_bias\":true,\"qk_layernorm\":true,\"tie_word_embeddings\":true,\"init_method_std\":0.2}";
+#define SHARED                                                                                               \
+    "step --model %s/model --batch %s --layout %s " DRAWN "--adam-eps 1e-2 --lr-decay-style cosine "         \
+    "--lr-decay-iters 9 "
+
+static void resume_shared(const char *layout, int world, const char *other, int other_world, double tolerance)
+{
+    const int64_t train[4] = {3, 2, 2, 5};
+    char model[ENGINE_PATH];
+    snprintf(model, sizeof model, "%s/model", engine_folder);
+    engine_write_config(model, shared_heads);
+    engine_write_batch(engine_file("train"), train, 4, 29, 3);
+    ENGINE_RUN(world, SHARED "--out %s", engine_folder, engine_file("train"), layout,
+               engine_file("straight"));
+    ENGINE_RUN(world, SHARED "--save %s --save-after 2", engine_folder, engine_file("train"), layout,
+               engine_file("ck"));
+    ENGINE_RUN(other_world, SHARED "--load %s --out %s", engine_folder, engine_file("train"), other,
+               engine_file("ck"), engine_file("out"));
+    engine_compare(engine_file("out"), engine_file("straight"), tolerance, "weight.");
+}
+
+Test(engine_checkpoint, shared_heads_restart_is_no_restart)
+{
+    resume_shared("tp4,sp,dp2,zero1", 8, "tp4,sp,dp2,zero1", 8, 0.0);
+}
+Test(engine_checkpoint, shared_heads_continue_on_one_rank)
+{
+    resume_shared("tp4,dp2,zero1", 8, "1", 1, 1e-4);
+}
+Test(engine_checkpoint, one_rank_continues_with_shared_heads)
+{
+    resume_shared("1", 1, "tp4,sp", 4, 1e-4);
+}
+
 Test(engine_checkpoint, another_model_is_refused)
 {
     char line[2048];

@@ -57,11 +57,19 @@ Test(parity_assemble, a_gap_is_a_missing_shard_with_its_index)
 
 Test(parity_assemble, overlapping_pieces_are_named)
 {
+    /* Elements that both hold are replicas: a key and value head on several ranks. */
     parity_report *r = assemble_two((int64_t[]){0, 1}, (int64_t[]){2, 3}, NULL);
+    cr_assert_eq(n_failed(r), 0);
+    parity_report_destroy(r);
+    float other[6];
+    memcpy(other, eight + 2, sizeof other);
+    other[1] += 0.5f;
+    r = assemble_two((int64_t[]){0, 1}, (int64_t[]){2, 3}, other);
     const parity_result *f = first_failure(r);
     cr_assert_not_null(f);
-    cr_assert(strstr(f->message, "overlap"), "%s", f->message);
+    cr_assert(strstr(f->message, "pieces overlap and differ"), "%s", f->message);
     cr_assert_eq(f->index[0], 1);
+    cr_assert_eq(f->index[1], 1);
     cr_assert_eq(f->rank, 1);
     parity_report_destroy(r);
 }

@@ -645,3 +645,28 @@ Test(parity_plan_faults, stages_cut_elsewhere_bf16)
 {
     expect_boundaries(ASSAY_PRECISION_BF16);
 }
+
+/* Two query groups on four ranks: ranks 0 and 1 hold the same key and value head. */
+static const fault shared_heads[] = {
+    {"drop_op", "all_reduce", A0 "linear_qkv.weight", "", "", false, 1, 0, -1, "operation"},
+    {"repeat_op", "all_reduce", A0 "linear_qkv.weight", "", "", false, 2, 1, -1, "operation"},
+    {"drop_op", "all_reduce", L1 "self_attention.linear_qkv.bias", "", "", false, 3, 1, -1, "operation"},
+    {"group", "all_reduce", A0 "linear_qkv.weight", "", "tp", false, 0, 1, -1, "group"},
+    {"group", "all_reduce", L1 "self_attention.linear_qkv.bias", "", "kv_head", false, 1, 0, -1, "group"},
+    {"attr", "all_reduce", A0 "linear_qkv.weight", "start", "0", false, 3, 0, -1, NULL},
+    {"attr", "all_reduce", L1 "self_attention.linear_qkv.bias", "start", "null", false, 2, 1, -1, NULL},
+    {"repeat_op", "sumsq", A0 "linear_qkv.weight", "", "", false, 1, 0, -1, "operation"},
+    {"attr", "adamw", A0 "linear_qkv.weight", "weight_decay", "0.0", false, 3, 1, -1, NULL},
+    {"attr", "attention_fwd", A0 "core_attention", "heads", "2", false, 1, 0, 1, NULL},
+    {"attr", "qkv_split_bwd", A0 "qkv_split", "groups", "2", false, 2, 1, 0, NULL},
+};
+
+Test(parity_plan_faults, shared_key_and_value_heads_fp32)
+{
+    expect_all("tp4,sp", ASSAY_PRECISION_FP32, TABLE(shared_heads));
+}
+
+Test(parity_plan_faults, shared_key_and_value_heads_bf16)
+{
+    expect_all("tp4,sp", ASSAY_PRECISION_BF16, TABLE(shared_heads));
+}

@@ -321,6 +321,34 @@ Test(ref_parallel, context_of_goldens)
         golden_law(models[i], layouts, COUNT(layouts));
 }
 
+/* --- fewer key/value heads than tensor-parallel ranks ----------------------------------------------------------- */
+
+static const char *const shared_heads[] = {
+    "tp4",           "tp4,sp",         "tp4,dp2,zero1", "tp4,sp,dp2,zero1", "tp4,dp2,zero2",
+    "tp4,dp2,zero3", "tp4,sp,pp2,ep4", "tp4,sp,cp2",    "tp4,pp2,vpp2",     "tp4,sp,ep4,dp2,zero1",
+};
+
+/* Two groups on four ranks, with biases and q/k norms; one on two and on four (multi-query attention), without. */
+Test(ref_parallel, shared_key_and_value_heads)
+{
+    model_case c;
+    open_drawn(&c, everything, 2, 2, 2, 9);
+    check_law(&c, shared_heads, COUNT(shared_heads));
+}
+
+Test(ref_parallel, one_key_and_value_head)
+{
+    static const char *const one =
+        "{\"model_type\":\"megatron\",\"num_layers\":2,\"hidden_size\":16,\"ffn_hidden_size\":12,"
+        "\"num_attention_heads\":8,\"num_query_groups\":1,\"kv_channels\":6,\"vocab_size\":31,"
+        "\"tie_word_embeddings\":true,\"add_qkv_bias\":true,\"init_method_std\":0.3}";
+    static const char *const layouts[] = {"tp2", "tp4,sp", "tp2,pp2", "tp4,dp2,zero1",
+                                          "tp2,sp,cp2,dp2,zero1"};
+    model_case c;
+    open_drawn(&c, one, 2, 2, 2, 7);
+    check_law(&c, layouts, COUNT(layouts));
+}
+
 /* Layers that the stages do not divide, stages and chunks without layers; a tied embedding across them. */
 static const char *const uneven_layouts[] = {
     "pp3",

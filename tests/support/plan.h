@@ -117,6 +117,7 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
     must(assay_batches_open(&c->batches, o->batch, c->config->vocab_size));
     must(assay_layout_parse(o->layout, &p));
     must(assay_grid_make(&p, &c->grid));
+    must(assay_grid_check_model(&c->grid, c->config));
     c->trace = open_trace(c->trace_dir);
 }
 
