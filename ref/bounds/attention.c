@@ -93,7 +93,7 @@ REF_WIDE static double softmax_errors(const partners *z, const job *j, double ma
     return spread + REF_EIGHT_SUM(spreads);
 }
 
-REF_WIDE static double row_max(const partners *z)
+REF_WIDE static double largest_score(const partners *z)
 {
     return ref_vec_max(z->s, z->n);
 }
@@ -104,7 +104,8 @@ static double softmax(partners *z, const job *j, ref_iv *lse, double *relative_s
 {
     const ref_num *n = &j->d->num;
     const int64_t tile = j->d->tile;
-    const double merge = ceil(log2((double)j->order.lanes)), max = row_max(z), sum = softmax_terms(z, max);
+    const double merge = ceil(log2((double)j->order.lanes)), max = largest_score(z),
+                 sum = softmax_terms(z, max);
     *steps = tile > 0 ? (double)((j->desc->seq_k + tile - 1) / tile) + merge : 0.0;
     const double spread = softmax_errors(z, j, max, sum, *steps);
     *relative_sum = ref_sum_positive(z->p, z->n, &j->order) + 2.0 * n->u * *steps;

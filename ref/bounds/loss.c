@@ -31,7 +31,7 @@ REF_WIDE static void exp_terms(double *terms, const double *row, double max, dou
     }
 }
 
-REF_WIDE static double row_max(const double *row, int64_t v)
+REF_WIDE static double largest_logit(const double *row, int64_t v)
 {
     return ref_vec_max(row, v);
 }
@@ -40,7 +40,7 @@ REF_WIDE static double row_max(const double *row, int64_t v)
 static void stats_row(ref_pair stats, int64_t i, double *terms, const double *row, int64_t target, int64_t t,
                       int64_t v, const ref_declared *d)
 {
-    const double max = row_max(row, v);
+    const double max = largest_logit(row, v);
     ref_iv sum = {0.0, 0.0};
     if (isfinite(max)) {
         exp_terms(terms, row, max, rescales(v, d), v, &d->num);

@@ -17,7 +17,8 @@
 
 /* A function of one long loop, compiled for several widths of vector registers; the processor chooses when
  * the program starts (before the thread sanitizer does).  Multiply and add are never contracted
- * (-ffp-contract=off), so every width gives the same bits. */
+ * (-ffp-contract=off), so every width gives the same bits.  Its name stands in one file only: clang 14 makes the
+ * choosing function of a static one global. */
 #if defined(__x86_64__) && defined(__linux__) && !defined(REF_THREAD_SANITIZER)
 #define REF_WIDE __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
@@ -32,14 +33,25 @@ typedef double ref_eight __attribute__((vector_size(64), aligned(8), may_alias))
 /* The largest of x; not a number where one of x is none; -infinity of nothing. */
 static inline double ref_vec_max(const double *x, int64_t n)
 {
-    double max = -HUGE_VAL;
-    int64_t numbers = 0;
-#pragma omp simd reduction(max : max) reduction(+ : numbers)
-    for (int64_t i = 0; i < n; i++) {
-        max = x[i] > max ? x[i] : max;
-        numbers += x[i] == x[i];
+    enum { LANES = 8 };
+    double lane[LANES], max = -HUGE_VAL;
+    int64_t numbers[LANES] = {0}, i = 0, total = 0;
+    for (int k = 0; k < LANES; k++)
+        lane[k] = -HUGE_VAL;
+    for (; i + LANES <= n; i += LANES)
+        for (int k = 0; k < LANES; k++) {
+            lane[k] = x[i + k] > lane[k] ? x[i + k] : lane[k];
+            numbers[k] += x[i + k] == x[i + k];
+        }
+    for (int k = 0; k < LANES; k++) {
+        max = lane[k] > max ? lane[k] : max;
+        total += numbers[k];
     }
-    return numbers == n ? max : (double)NAN;
+    for (; i < n; i++) {
+        max = x[i] > max ? x[i] : max;
+        total += x[i] == x[i];
+    }
+    return total == n ? max : (double)NAN;
 }
 
 /* 2^n from n + ROUND, whose low bits hold the integer n: moved up, they are an exponent. */
