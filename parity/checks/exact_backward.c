@@ -23,7 +23,8 @@ static double gate(const parity_ask *q, int64_t i)
     return at[assay_philox_below((uint64_t)q->n, 31, (uint64_t)i, 4)];
 }
 
-/* The derivative of the sigmoid at 32 is small, and it is a number: here only what rounds to 0. */
+/* At 32 the derivative of a sigmoid, and what a sigmoid lacks of 1, are small, and they are numbers: a sum that cancels
+ * would be one of them.  Here only what rounds to 0. */
 static double far_gate(const parity_ask *q, int64_t i)
 {
     const double at = gate(q, i);
@@ -36,6 +37,12 @@ enum { WIDTH = 6 };
 static double gate_up(const parity_ask *q, int64_t i)
 {
     return i % (2 * WIDTH) < WIDTH ? gate(q, i) : parity_lattice(q, i);
+}
+
+/* The gradient of a row's probability is a sum over its columns. */
+static double far_gate_up(const parity_ask *q, int64_t i)
+{
+    return i % (2 * WIDTH) < WIDTH ? far_gate(q, i) : parity_lattice(q, i);
 }
 
 static double power_of_two(const parity_ask *q, int64_t i)
@@ -63,7 +70,7 @@ static void add_swiglu(parity_ask *q, int64_t t, bool probs)
         parity_ask_begin(q, back ? "swiglu_bwd" : "swiglu_fwd");
         if (back)
             parity_ask_2d(q, "dy", q->act, t, WIDTH, parity_lattice);
-        parity_ask_2d(q, "x", q->act, t, 2 * WIDTH, gate_up);
+        parity_ask_2d(q, "x", q->act, t, 2 * WIDTH, back ? far_gate_up : gate_up);
         if (probs)
             parity_ask_real(q, "probs", ASSAY_F32, 1, &t, half);
         parity_ask_finish(q);
