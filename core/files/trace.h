@@ -133,6 +133,8 @@ const assay_trace_tensor *assay_trace_op_tensor(const assay_trace *t, const assa
                                                 const char *slot);
 
 const char *assay_phase_name(assay_phase phase);
+/* "shard", "partial", "rows", "local". */
+const char *assay_piece_kind_name(assay_piece_kind kind);
 assay_status assay_phase_from_name(const char *name, assay_phase *out);
 
 ASSAY_END_DECLS

@@ -13,8 +13,6 @@ assay_status assay_trace_index_path(const char *dir, char *out, size_t capacity)
 assay_status assay_trace_rank_path(const char *dir, int rank, char *out, size_t capacity);
 assay_status assay_trace_data_path(const char *dir, int rank, int64_t step, char *out, size_t capacity);
 
-/* "shard", "partial", "rows", "local". */
-const char *assay_piece_kind_name(assay_piece_kind kind);
 assay_status assay_piece_kind_from_name(const char *name, assay_piece_kind *out);
 
 /* Whether the piece is the whole tensor: one full segment per dimension. */

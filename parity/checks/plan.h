@@ -13,6 +13,13 @@
 #include "core/model/sequence.h"
 #include "parity/judge/judge.h"
 
+/* Which rows of the global tensor a record of kind `rows` holds, in its order. */
+typedef struct plan_row_ids {
+    bool any; /* of a choice of experts that is not known: that has failed by itself */
+    int64_t n, *ids;
+    int64_t failed; /* the record of ids that was reported, -1: none.  Many tensors name the same one */
+} plan_row_ids;
+
 /* A tensor as an operation must find or leave it.  name NULL: there is none. */
 typedef struct plan_tensor {
     const char *name;
@@ -25,6 +32,7 @@ typedef struct plan_tensor {
     double real, slack;
     int64_t experts, topk;    /* experts > 0: rows of topk ascending numbers below it */
     const assay_shard *shard; /* its piece, NULL: any */
+    plan_row_ids *rows;       /* kind `rows`; NULL: another kind */
 } plan_tensor;
 
 typedef struct plan_slot {
@@ -227,8 +235,14 @@ typedef struct plan_rows {
     int64_t n_all, *token_counts; /* allgather: tokens of all ranks that exchange rows, of each */
     int64_t *all_row_token, *all_row_slot, *all_tokens_per_expert, *all_token_row, *all_probs_index;
     int64_t *all_counts, *sort, *unsort, *local_counts, *send_counts, *recv_counts, *etp_counts;
+    /* row ids of what this rank permutes, gets over ep and over etp, and gives its experts; NULL (allgather): no
+     * tensor of the layer is of kind `rows` */
+    plan_row_ids *mine, *dispatched, *gathered_ids, *of_experts;
 } plan_rows;
 void plan_make_rows(plan *p, plan_rows *r);
+/* alltoall, after plan_make_rows: plan_row_ids.c. */
+void plan_make_row_ids(plan *p, plan_rows *r);
+plan_tensor plan_with_rows(plan_tensor t, plan_row_ids *ids);
 /* allgather: the rows of this rank's experts among the tokens of all (r->known: else nothing). */
 bool plan_gathers_tokens(const plan *p);
 void plan_gather_rows(plan *p, plan_rows *r);
@@ -239,6 +253,8 @@ bool plan_has_capacity(const plan *p);
 plan_map plan_row_map(const plan *p);
 /* Tokens of an MoE layer on a rank. */
 int64_t plan_tokens_of(const plan *p, int rank);
+/* A map [T,K] of a rank, -1 where an entry is dropped; NULL: it is not known. */
+const int64_t *plan_choice(plan *p, int rank, int64_t microbatch, int64_t layer, plan_map map);
 /* How many tokens go to each expert [E] in a map of one rank; false when it is not known.  layer is global. */
 bool plan_choice_counts(plan *p, int rank, int64_t microbatch, int64_t layer, plan_map map, int64_t *counts);
 

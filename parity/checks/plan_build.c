@@ -194,7 +194,8 @@ plan_tensor plan_grad(plan *p, plan_tensor forward, assay_dtype dtype)
     return (plan_tensor){.name = plan_text(p, "%s.grad", forward.name),
                          .phase = p->phase,
                          .microbatch = p->microbatch,
-                         .dtype = dtype};
+                         .dtype = dtype,
+                         .rows = forward.rows};
 }
 
 plan_tensor plan_with_integers(plan_tensor t, const int64_t *values, int64_t n)

@@ -141,6 +141,38 @@ static int64_t first_malformed(const plan_tensor *w, const assay_trace_tensor *t
     return t->data != NULL || n == 0 ? -1 : 0;
 }
 
+/* An output that claims to be of kind rows, or not to be, against the plan: written into `text`. */
+static bool wrong_kind(const plan_slot *s, const assay_trace_tensor *t, char *text, size_t capacity)
+{
+    const bool wanted = s->tensor.rows != NULL, found = t->kind == ASSAY_PIECE_ROWS;
+    snprintf(text, capacity, "expected %s, found kind %s", wanted ? "kind rows" : "another kind than rows",
+             assay_piece_kind_name(t->kind));
+    return s->output && wanted != found;
+}
+
+/* A record of kind rows whose ids are not those of the plan.  Ids that many tensors name are reported where they are
+ * named first. */
+static bool wrong_rows(const plan_tensor *w, const assay_trace *trace, const assay_trace_tensor *t,
+                       char *text, size_t capacity)
+{
+    if (t->kind != ASSAY_PIECE_ROWS || w->rows == NULL || w->rows->any || w->rows->failed == t->rows_id)
+        return false;
+    const plan_tensor ids = {.integers = w->rows->ids, .count = w->rows->n};
+    const assay_trace_tensor *named = assay_trace_tensor_by_id(trace, t->rank, t->rows_id);
+    const int64_t n = named ? assay_shard_count(&named->shard) : -1;
+    const int64_t i = n == ids.count ? first_difference(&ids, named) : 0;
+    if (i < 0)
+        return false;
+    if (n == ids.count)
+        snprintf(text, capacity, "row %lld: expected row id %lld, found %lld", (long long)i,
+                 (long long)ids.integers[i],
+                 named->data ? (long long)parity_decode_integer(named->data, i, ASSAY_I64) : -1LL);
+    else
+        snprintf(text, capacity, "expected %lld rows, found %lld", (long long)ids.count, (long long)n);
+    w->rows->failed = t->rows_id;
+    return true;
+}
+
 /* What is wrong with the content of a record, written into `text`; false when nothing is. */
 static bool wrong_value(const plan_tensor *w, const assay_trace_tensor *t, char *text, size_t capacity)
 {
@@ -174,8 +206,8 @@ static bool wrong_value(const plan_tensor *w, const assay_trace_tensor *t, char 
     return false;
 }
 
-static assay_status compare_tensor(plan_findings *f, const plan_slot *s, const assay_trace_tensor *t,
-                                   const plan_place *at)
+static assay_status compare_tensor(plan_findings *f, const plan_slot *s, const assay_trace *trace,
+                                   const assay_trace_tensor *t, const plan_place *at)
 {
     const plan_tensor *w = &s->tensor;
     const char *word = s->output ? "output" : "input";
@@ -193,7 +225,8 @@ static assay_status compare_tensor(plan_findings *f, const plan_slot *s, const a
     if (t->dtype != w->dtype)
         return plan_fails(f, at, s->slot, "%s %s, %s: expected dtype %s, found %s", word, s->slot, w->name,
                           assay_dtype_name(w->dtype), assay_dtype_name(t->dtype));
-    if (wrong_value(w, t, text, sizeof text))
+    if (wrong_value(w, t, text, sizeof text) || wrong_kind(s, t, text, sizeof text) ||
+        wrong_rows(w, trace, t, text, sizeof text))
         return plan_fails(f, at, s->slot, "%s %s, %.120s: %s", word, s->slot, w->name, text);
     return plan_holds(f, at);
 }
@@ -213,7 +246,7 @@ static assay_status compare_slots(plan_findings *f, const plan *p, const plan_op
             planned[s->output][k] = true;
             record = assay_trace_tensor_by_id(t, p->rank, slots[k].tensor);
         }
-        ASSAY_TRY(compare_tensor(f, s, record, at));
+        ASSAY_TRY(compare_tensor(f, s, t, record, at));
     }
     for (int output = 0; output < 2; output++) {
         const assay_trace_slot *slots = output ? found->outputs : found->inputs;

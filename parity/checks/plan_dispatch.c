@@ -79,8 +79,11 @@ void plan_permute(plan *p, plan_moe_saved *s)
         plan_out(p, "recv",
                  rows_tensor(p, r, "mlp.dispatch_counts", "recv", r->all_counts, p->etp * p->ep * experts));
     }
-    s->permuted = s->expert_in = plan_value(p, "mlp.permute", "y", p->act);
-    s->permuted_probs = s->expert_probs = plan_value(p, "mlp.permute_probs", "y", p->accumulated);
+    if (!plan_gathers_tokens(p))
+        plan_make_row_ids(p, &s->rows);
+    s->permuted = s->expert_in = plan_with_rows(plan_value(p, "mlp.permute", "y", p->act), r->mine);
+    s->permuted_probs = s->expert_probs =
+        plan_with_rows(plan_value(p, "mlp.permute_probs", "y", p->accumulated), r->mine);
     if (plan_gathers_tokens(p))
         return;
     gather_rows(p, "mlp.permute", s->tokens, s->row_token, s->permuted);
@@ -94,12 +97,12 @@ static void send_rows(plan *p, const plan_rows *r, const char *dispatch_at, cons
 {
     *dispatched = permuted;
     if (p->ep > 1) {
-        *dispatched = plan_value(p, dispatch_at, "recv", permuted.dtype);
+        *dispatched = plan_with_rows(plan_value(p, dispatch_at, "recv", permuted.dtype), r->dispatched);
         all_to_all(p, dispatch_at, r, false, permuted, *dispatched);
     }
     *gathered = *dispatched;
     if (p->etp > 1) {
-        *gathered = plan_value(p, gather_at, "recv", permuted.dtype);
+        *gathered = plan_with_rows(plan_value(p, gather_at, "recv", permuted.dtype), r->gathered_ids);
         move_over_etp(p, "all_gather", gather_at, r, *dispatched, *gathered);
     }
 }
@@ -168,8 +171,8 @@ void plan_dispatch(plan *p, plan_moe_saved *s)
         return;
     s->sort = rows_tensor(p, r, "mlp.sort", "index", r->sort, r->gathered);
     s->unsort = rows_tensor(p, r, "mlp.unsort", "index", r->unsort, r->gathered);
-    s->expert_in = plan_value(p, "mlp.sort", "y", p->act);
-    s->expert_probs = plan_value(p, "mlp.sort_probs", "y", p->accumulated);
+    s->expert_in = plan_with_rows(plan_value(p, "mlp.sort", "y", p->act), r->of_experts);
+    s->expert_probs = plan_with_rows(plan_value(p, "mlp.sort_probs", "y", p->accumulated), r->of_experts);
     send_rows(p, r, "mlp.dispatch", "mlp.experts.gather", s->permuted, &s->dispatched, &s->gathered);
     send_rows(p, r, "mlp.dispatch_probs", "mlp.experts.gather_probs", s->permuted_probs, &s->dispatched_probs,
               &s->gathered_probs);
@@ -188,16 +191,17 @@ plan_tensor plan_combine(plan *p, plan_moe_saved *s)
     }
     s->returned = s->fc2;
     if (exchanges_rows(p)) {
-        s->unsorted = plan_value(p, "mlp.unsort", "y", p->act);
+        s->unsorted = plan_whole_rows(p, plan_value(p, "mlp.unsort", "y", p->act), s->rows.gathered_ids);
         gather_rows(p, "mlp.unsort", s->fc2, s->unsort, s->unsorted);
         s->reduced = s->unsorted;
         if (p->etp > 1) {
-            s->reduced = plan_value(p, "mlp.experts.reduce", "recv", p->act);
+            s->reduced =
+                plan_with_rows(plan_value(p, "mlp.experts.reduce", "recv", p->act), s->rows.dispatched);
             move_over_etp(p, "reduce_scatter", "mlp.experts.reduce", &s->rows, s->unsorted, s->reduced);
         }
         s->returned = s->reduced;
         if (p->ep > 1) {
-            s->returned = plan_value(p, "mlp.combine", "recv", p->act);
+            s->returned = plan_with_rows(plan_value(p, "mlp.combine", "recv", p->act), s->rows.mine);
             all_to_all(p, "mlp.combine", &s->rows, true, s->reduced, s->returned);
         }
     }
@@ -244,7 +248,8 @@ static plan_tensor return_rows(plan *p, plan_moe_saved *s, const return_way *w, 
 {
     if (!exchanges_rows(p))
         return drows;
-    const plan_tensor dgathered = plan_grad(p, w->gathered, drows.dtype);
+    const plan_tensor dgathered =
+        plan_whole_rows(p, plan_grad(p, w->gathered, drows.dtype), w->gathered.rows);
     gather_rows(p, w->sort_at, drows, s->unsort, dgathered);
     plan_tensor ddispatched = dgathered;
     if (p->etp > 1) {

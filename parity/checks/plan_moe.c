@@ -192,7 +192,7 @@ static plan_tensor router_backward(plan *p, plan_moe_saved *s, plan_tensor dprob
 static plan_tensor grouped_linear(plan *p, const plan_moe_saved *s, const char *at, const char *weight,
                                   plan_tensor x)
 {
-    const plan_tensor y = plan_value(p, at, "y", p->act);
+    const plan_tensor y = plan_whole_rows(p, plan_value(p, at, "y", p->act), s->rows.of_experts);
     plan_add(p, "grouped_linear_fwd", at);
     plan_in(p, "x", x);
     plan_in(p, "weight", plan_param(p, weight));
@@ -204,7 +204,7 @@ static plan_tensor grouped_linear(plan *p, const plan_moe_saved *s, const char *
 static plan_tensor grouped_linear_backward(plan *p, const plan_moe_saved *s, const char *at,
                                            const char *weight, plan_tensor dy, plan_tensor x)
 {
-    const plan_tensor dx = plan_grad(p, x, p->act);
+    const plan_tensor dx = plan_whole_rows(p, plan_grad(p, x, p->act), x.rows);
     plan_add(p, "grouped_linear_bwd_weight", at);
     plan_in(p, "dy", dy);
     plan_in(p, "x", x);
@@ -221,7 +221,7 @@ static plan_tensor grouped_linear_backward(plan *p, const plan_moe_saved *s, con
 static void experts_forward(plan *p, plan_moe_saved *s)
 {
     s->fc1 = grouped_linear(p, s, "mlp.experts.linear_fc1", "mlp.experts.linear_fc1.weight", s->expert_in);
-    s->act = plan_value(p, "mlp.experts.activation", "y", p->act);
+    s->act = plan_whole_rows(p, plan_value(p, "mlp.experts.activation", "y", p->act), s->rows.of_experts);
     plan_add(p, "swiglu_fwd", "mlp.experts.activation");
     plan_in(p, "x", s->fc1);
     plan_in(p, "probs", s->expert_probs);
@@ -234,7 +234,7 @@ static plan_tensor experts_backward(plan *p, const plan_moe_saved *s, plan_tenso
     const plan_tensor dact = grouped_linear_backward(p, s, "mlp.experts.linear_fc2",
                                                      "mlp.experts.linear_fc2.weight", dfc2, s->act);
     const plan_tensor dfc1 = plan_grad(p, s->fc1, p->act);
-    *dprobs = plan_grad(p, s->expert_probs, p->accumulated);
+    *dprobs = plan_whole_rows(p, plan_grad(p, s->expert_probs, p->accumulated), s->expert_probs.rows);
     plan_add(p, "swiglu_bwd", "mlp.experts.activation");
     plan_in(p, "dy", dact);
     plan_in(p, "x", s->fc1);

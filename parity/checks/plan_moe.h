@@ -18,6 +18,8 @@ typedef struct plan_moe_saved {
  * and local_counts. */
 void plan_permute(plan *p, plan_moe_saved *s);
 void plan_dispatch(plan *p, plan_moe_saved *s);
+/* t with row ids, unless an etp rank has columns or a part of it. */
+plan_tensor plan_whole_rows(const plan *p, plan_tensor t, plan_row_ids *ids);
 /* fc2 -> the tokens' sums; dy -> gradient of fc2. */
 plan_tensor plan_combine(plan *p, plan_moe_saved *s);
 plan_tensor plan_combine_backward(plan *p, plan_moe_saved *s, plan_tensor dy);

@@ -56,6 +56,15 @@ static const assay_trace_tensor *find_map(plan *p, int rank, int64_t microbatch,
     return t;
 }
 
+const int64_t *plan_choice(plan *p, int rank, int64_t microbatch, int64_t layer, plan_map map)
+{
+    const assay_trace_tensor *t = find_map(p, rank, microbatch, layer, map);
+    int64_t *out = t ? plan_integers(p, assay_shard_count(&t->shard)) : NULL;
+    for (int64_t i = 0; out != NULL && i < assay_shard_count(&t->shard); i++)
+        out[i] = entry(t, i);
+    return out;
+}
+
 bool plan_choice_counts(plan *p, int rank, int64_t microbatch, int64_t layer, plan_map map, int64_t *counts)
 {
     const assay_trace_tensor *t = find_map(p, rank, microbatch, layer, map);

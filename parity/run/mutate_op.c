@@ -136,3 +136,15 @@ const assay_trace_tensor *parity_mutate_twin(const assay_trace *from, const assa
     }
     return NULL;
 }
+
+assay_status parity_mutate_row_ids(const assay_trace *from, const assay_trace_op *target,
+                                   const parity_mutation *m, const assay_trace_tensor *t, void *data)
+{
+    const assay_trace_tensor *twin = parity_mutate_twin(from, target, m);
+    const assay_trace_tensor *ids = twin ? assay_trace_tensor_by_id(from, twin->rank, twin->rows_id) : NULL;
+    const size_t n = ids && ids->data ? (ids->bytes < t->bytes ? ids->bytes : t->bytes) : 0;
+    ASSAY_CHECK(n > 0 && memcmp(ids->data, t->data, n) != 0, ASSAY_NOT_FOUND, "%s: no other row ids",
+                t->name);
+    memcpy(data, ids->data, n);
+    return ASSAY_OK;
+}

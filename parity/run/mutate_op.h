@@ -15,5 +15,8 @@ void parity_mutate_slot(const parity_mutation *m, assay_trace_op *op, int64_t id
 /* The tensor of the same slot of the same operation on the next rank, or NULL. */
 const assay_trace_tensor *parity_mutate_twin(const assay_trace *from, const assay_trace_op *target,
                                              const parity_mutation *m);
+/* Writes over `data`, the content of row ids `t`, those of that tensor as far as both go. */
+assay_status parity_mutate_row_ids(const assay_trace *from, const assay_trace_op *target,
+                                   const parity_mutation *m, const assay_trace_tensor *t, void *data);
 
 #endif

@@ -19,9 +19,10 @@ typedef struct copier {
 } copier;
 
 static const char *const kinds[] = {
-    "element",     "value",      "swap_rows", "nan",     "poison",     "sign",    "double",    "recompute",
-    "substituted", "expert",     "missing",   "overlap", "arithmetic", "drop_op", "repeat_op", "late_op",
-    "shift",       "other_rank", "unreduced", "attr",    "group",      "rewire",  "header"};
+    "element",        "value",      "swap_rows", "nan",     "poison",     "sign",    "double",    "recompute",
+    "substituted",    "expert",     "missing",   "overlap", "arithmetic", "drop_op", "repeat_op", "late_op",
+    "shift",          "other_rank", "unreduced", "attr",    "group",      "rewire",  "header",    "row_shift",
+    "row_other_rank", "row_local"};
 
 bool parity_mutation_is_known(const char *kind)
 {
@@ -157,7 +158,9 @@ static assay_status change_data(copier *c, const assay_trace_tensor *t, char *da
         return swap_rows(t, data);
     if (is(c, "expert"))
         return change_expert(t, data);
-    if (is(c, "shift")) {
+    if (is(c, "row_other_rank"))
+        return parity_mutate_row_ids(c->from, c->target, c->m, t, data);
+    if (is(c, "shift") || is(c, "row_shift")) {
         shift(t, data);
         return ASSAY_OK;
     }
@@ -245,8 +248,15 @@ static assay_status copy_tensor(copier *c, int64_t index)
     ASSAY_CHECK(data, ASSAY_OUT_OF_MEMORY, "%s", old->name);
     if (old->bytes > 0)
         memcpy(data, old->data, old->bytes);
-    if (old == c->target_tensor)
+    if (old == c->target_tensor && is(c, "row_local")) {
+        ASSAY_CHECK_GOTO(t.kind == ASSAY_PIECE_ROWS, ASSAY_NOT_FOUND, st, done, "%s: not of kind rows",
+                         t.name);
+        t.kind = ASSAY_PIECE_LOCAL;
+        t.rows_id = -1;
+        c->planted = true;
+    } else if (old == c->target_tensor) {
         st = is(c, "overlap") ? move_piece(c, &t) : change_data(c, old, data);
+    }
     if (st == ASSAY_OK && t.rows_id >= 0)
         t.rows_id = new_id(c, t.rows_id);
     if (st == ASSAY_OK)
@@ -254,6 +264,7 @@ static assay_status copy_tensor(copier *c, int64_t index)
     if (st == ASSAY_OK)
         st = assay_trace_write_tensor(c->w, &t, data);
     c->new_ids[index] = t.id;
+done:
     free(data);
     return st;
 }
@@ -387,6 +398,8 @@ static assay_status find_target(copier *c)
             if (strcmp(slots[s].slot, c->m->slot) == 0 && t && assay_shard_count(&t->shard) > 0)
                 c->target_tensor = t;
         }
+        if (c->target_tensor && (is(c, "row_shift") || is(c, "row_other_rank")))
+            c->target_tensor = assay_trace_tensor_by_id(c->from, c->rank, c->target_tensor->rows_id);
         if (in_op || c->target_tensor)
             return ASSAY_OK;
     }

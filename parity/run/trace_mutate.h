@@ -20,6 +20,9 @@
  *   late_op     it is the last operation of its rank
  *   shift       integers move one place on
  *   other_rank  the content is what the next rank has there
+ *   row_shift, row_other_rank   the row ids of a record of kind rows move one place on, are those of the next rank's
+ *               record as far as both go
+ *   row_local   a record of kind rows says that it means something on this rank alone
  *   unreduced   the output is what the collective's first input was
  *   attr        attribute `slot` becomes `value` (JSON text; "null": it is not there)
  *   group       the collective names group `value` and its ranks
