@@ -178,7 +178,7 @@ static assay_status say_part(const assay_param_spec *p, int index, const double 
     int64_t n;
     char text[256];
     ASSAY_CHECK(assay_shape_count(h->shape, h->ndim, &n), ASSAY_LIMIT, "%s: too many elements", h->name);
-    double *part = malloc(((size_t)n + 1) * sizeof *part);
+    double *part = calloc((size_t)n + 1, sizeof *part);
     ASSAY_CHECK(part, ASSAY_OUT_OF_MEMORY, "%s: out of memory", h->name);
     ref_hf_extract(p, index, canonical, part);
     const assay_not_finite f = count_not_finite(part, n);

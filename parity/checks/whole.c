@@ -1,6 +1,6 @@
 /* The whole check: does the sharded run equal the unsharded run in double?
  *
- * The reference runs once in double and r = 4 times with every stored tensor rounded as the candidate's
+ * The reference runs once in double and r = 4 times, where those find something 16 times, with every stored tensor rounded as the candidate's
  * recipe rounds it and perturbed besides, all on the candidate's own routing choices (which the routing check
  * has judged).  The spread of the perturbed runs is what rounding can do to a tensor:
  *
@@ -23,6 +23,7 @@ typedef struct whole {
     const assay_trace *trace;
     const parity_index *x;
     const parity_whole_runs *r;
+    int runs; /* of them, however many there are: a verdict does not depend on what was judged before */
     parity_table *table;
     parity_result base;
     parity_scales scales;
@@ -31,6 +32,7 @@ typedef struct whole {
 /* One tensor: the candidate's values, the reference's, the perturbed ones. */
 typedef struct subject {
     const double *found, *truth, *perturbed[PARITY_WHOLE_RUNS];
+    int runs;
     int64_t count;
     const int64_t *shape;
     int ndim;
@@ -45,25 +47,25 @@ typedef struct subject {
 static void compare_slice(const subject *s, int64_t first, int64_t n, double cluster, double *error,
                           double *allowed)
 {
+    const int runs = s->runs;
     double e = 0.0, norm = 0.0, spread = 0.0, gram[PARITY_WHOLE_RUNS][PARITY_WHOLE_RUNS] = {{0.0}};
     for (int64_t i = first; i < first + n; i++) {
         const double d = s->found[i] - s->truth[i];
         double p[PARITY_WHOLE_RUNS];
         e += d * d;
         norm += s->truth[i] * s->truth[i];
-        for (int k = 0; k < PARITY_WHOLE_RUNS; k++) {
+        for (int k = 0; k < runs; k++) {
             p[k] = s->perturbed[k][i] - s->truth[i];
             for (int l = 0; l <= k; l++)
                 gram[l][k] = gram[k][l] += p[k] * p[l];
         }
     }
-    for (int k = 0; k < PARITY_WHOLE_RUNS; k++)
+    for (int k = 0; k < runs; k++)
         spread += gram[k][k];
     const int precision = assay_dtype_precision(s->stored);
     const double unit = ldexp(1.0, -(precision > 24 || precision == 0 ? 24 : precision));
     *error = sqrt(e);
-    *allowed = parity_whole_kappa(PARITY_WHOLE_RUNS * parity_whole_freedom(gram, n)) *
-               sqrt(spread / PARITY_WHOLE_RUNS);
+    *allowed = parity_whole_kappa(runs * parity_whole_freedom(gram, runs, n)) * sqrt(spread / runs);
     if (s->jump > 0.0)
         *allowed = fmax(*allowed, s->jump * sqrt(parity_whole_jump_count((double)n, s->jump_rate, cluster)));
     *allowed += unit * sqrt(norm);
@@ -183,11 +185,15 @@ static assay_status judge_named(const whole *h, const assay_model_config *m, con
     start(h, candidate, phase, step, -1, &r);
     subject s = {0};
     if (truth) {
-        s = (subject){
-            .cluster = 1.0, .truth = truth->data, .shape = truth->shape, .ndim = truth->ndim, .count = 1};
+        s = (subject){.runs = h->runs,
+                      .cluster = 1.0,
+                      .truth = truth->data,
+                      .shape = truth->shape,
+                      .ndim = truth->ndim,
+                      .count = 1};
         for (int d = 0; d < truth->ndim; d++)
             s.count *= truth->shape[d];
-        for (int i = 0; i < PARITY_WHOLE_RUNS; i++) {
+        for (int i = 0; i < h->runs; i++) {
             const ref_named_tensor *p = ref_result_find(&h->r->perturbed[i], kind, name, step);
             s.perturbed[i] = p ? p->data : truth->data;
         }
@@ -226,8 +232,8 @@ static assay_status judge_number(const whole *h, const assay_model_config *m, co
     parity_global g = {0};
     double *found = NULL;
     start(h, name, ASSAY_PHASE_OPTIMIZER, step, -1, &r);
-    subject s = {.truth = truth + step, .shape = one, .ndim = 1, .count = 1};
-    for (int i = 0; i < PARITY_WHOLE_RUNS; i++)
+    subject s = {.runs = h->runs, .truth = truth + step, .shape = one, .ndim = 1, .count = 1};
+    for (int i = 0; i < h->runs; i++)
         s.perturbed[i] = perturbed[i] + step;
     assay_status st = candidate_values(h, name, ASSAY_PHASE_OPTIMIZER, step, -1, 1, &g, &found, &r);
     if (st == ASSAY_OK && found) {
@@ -268,13 +274,13 @@ static assay_status judge_logits(const whole *h, const assay_model_config *m)
     if (!t || t->ndim != 3)
         return ASSAY_OK;
     truth = to_sequence_major(t);
-    for (int i = 0; i < PARITY_WHOLE_RUNS; i++) {
+    for (int i = 0; i < h->runs; i++) {
         const ref_named_tensor *p = ref_result_find(&h->r->logits_perturbed[i], "logits", "logits", 0);
         perturbed[i] = to_sequence_major(p ? p : t);
         ASSAY_CHECK_GOTO(perturbed[i] && truth, ASSAY_OUT_OF_MEMORY, st, done, "logits");
     }
     const int64_t rows = t->shape[0] * t->shape[1], shape[2] = {rows, t->shape[2]};
-    subject s = {.truth = truth, .shape = shape, .ndim = 2, .count = rows * t->shape[2]};
+    subject s = {.runs = h->runs, .truth = truth, .shape = shape, .ndim = 2, .count = rows * t->shape[2]};
     memcpy(s.perturbed, perturbed, sizeof s.perturbed);
     ASSAY_TRY_GOTO(candidate_values(h, "output_layer.y", ASSAY_PHASE_FORWARD, 0, 0, s.count, &g, &found, &r),
                    st, done);
@@ -330,8 +336,8 @@ static assay_status judge_everything(const whole *h, const parity_whole_cache *c
 {
     const ref_run_result *truth = &h->r->truth;
     const bool training = c->batches->training;
-    double *loss[PARITY_WHOLE_RUNS], *norm[PARITY_WHOLE_RUNS];
-    for (int i = 0; i < PARITY_WHOLE_RUNS; i++) {
+    double *loss[PARITY_WHOLE_RUNS] = {NULL}, *norm[PARITY_WHOLE_RUNS] = {NULL};
+    for (int i = 0; i < h->runs; i++) {
         loss[i] = h->r->perturbed[i].loss;
         norm[i] = h->r->perturbed[i].grad_norm;
     }
@@ -392,12 +398,19 @@ assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t,
     take_objective(cache, t);
     ASSAY_TRY_GOTO(parity_index_create(&x, t), st, done);
     ASSAY_TRY_GOTO(parity_whole_read_choices(cache, x, steps, &choice), st, done);
-    ASSAY_TRY_GOTO(parity_whole_find_runs(cache, precision, &choice, &r), st, done);
-    ASSAY_TRY_GOTO(parity_table_create(&h.table, PARITY_CHECK_WHOLE), st, done);
     h.x = x;
-    h.r = r;
-    ASSAY_TRY_GOTO(judge_header(&h, precision), st, done);
-    ASSAY_TRY_GOTO(judge_everything(&h, cache), st, done);
+    for (int runs = PARITY_WHOLE_FIRST_RUNS;; runs = PARITY_WHOLE_RUNS) {
+        ASSAY_TRY_GOTO(parity_whole_find_runs(cache, precision, &choice, runs, &r), st, done);
+        ASSAY_TRY_GOTO(parity_table_create(&h.table, PARITY_CHECK_WHOLE), st, done);
+        h.r = r;
+        h.runs = runs;
+        ASSAY_TRY_GOTO(judge_header(&h, precision), st, done);
+        ASSAY_TRY_GOTO(judge_everything(&h, cache), st, done);
+        if (runs == PARITY_WHOLE_RUNS || !parity_table_fails(h.table))
+            break;
+        parity_table_destroy(h.table);
+        h.table = NULL;
+    }
     ASSAY_TRY_GOTO(parity_plan_tensors_create(&tensors, cache->spec, &cache->options, cache->batches), st,
                    done);
     ASSAY_TRY_GOTO(parity_table_flush_ordered(h.table, execution_order, tensors, report), st, done);

@@ -5,15 +5,18 @@
 
 #include "parity/judge/judge.h"
 
-enum { PARITY_WHOLE_RUNS = 4 }; /* perturbed ones */
+/* Perturbed runs: at first, and of a second look where those find something.  A multiple of four. */
+enum { PARITY_WHOLE_FIRST_RUNS = 4, PARITY_WHOLE_RUNS = 16 };
 
 /* Runs of the reference on one set of choices. */
 typedef struct parity_whole_runs {
     char key[ASSAY_HASH_HEX + ASSAY_LAYOUT_TEXT + 16];
+    int n; /* perturbed runs made so far */
     ref_run_result truth, perturbed[PARITY_WHOLE_RUNS];
     bool has_logits; /* of microbatch 0 of step 0 */
     ref_run_result logits_truth, logits_perturbed[PARITY_WHOLE_RUNS];
-    double jump, jump_rate; /* of masters: largest step apart, how many such per element */
+    double jump,
+        jump_rate; /* of masters in the runs last asked for: largest step apart, how many such per element */
 } parity_whole_runs;
 
 struct parity_whole_cache {
@@ -44,14 +47,15 @@ double parity_whole_jump_count(double n, double rate, double cluster);
 
 /* Quantile of Student's t with `nu` degrees of freedom where the normal's is 4 (Cornish-Fisher, three terms). */
 double parity_whole_kappa(double nu);
-/* Degrees of freedom of one perturbed run's n errors, 1 ... n, from the products of the runs' errors. */
-double parity_whole_freedom(double gram[PARITY_WHOLE_RUNS][PARITY_WHOLE_RUNS], int64_t n);
+/* Degrees of freedom of one perturbed run's n errors, 1 ... n, from the products of the errors of `runs` runs (a multiple of
+ * four). */
+double parity_whole_freedom(double gram[PARITY_WHOLE_RUNS][PARITY_WHOLE_RUNS], int runs, int64_t n);
 
 /* From the trace; a choice that is not recorded or malformed is left to the reference.  indices: free(). */
 assay_status parity_whole_read_choices(const parity_whole_cache *cache, const parity_index *x, int64_t steps,
                                        parity_whole_choices *c);
-/* From the cache, or made now; owned by the cache. */
+/* At least `runs` perturbed ones, from the cache or made now; owned by the cache. */
 assay_status parity_whole_find_runs(parity_whole_cache *c, assay_precision precision,
-                                    parity_whole_choices *choice, parity_whole_runs **out);
+                                    parity_whole_choices *choice, int runs, parity_whole_runs **out);
 
 #endif

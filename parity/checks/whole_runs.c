@@ -176,9 +176,11 @@ static assay_status run_one(const parity_whole_cache *c, const ref_run_config *c
     return parity_whole_run(c->folder, key, config, c->weights, result);
 }
 
+/* The perturbed runs first ... runs-1, and the truth before the first of all. */
 static assay_status run_all(const parity_whole_cache *c, const assay_batches *batches,
                             assay_precision precision, parity_whole_choices *choice, const char *choices,
-                            bool logits, ref_run_result *truth, ref_run_result perturbed[PARITY_WHOLE_RUNS])
+                            bool logits, int first, int runs, ref_run_result *truth,
+                            ref_run_result perturbed[PARITY_WHOLE_RUNS])
 {
     assay_parallel_config one, other;
     assay_grid objective;
@@ -201,8 +203,9 @@ static assay_status run_all(const parity_whole_cache *c, const assay_batches *ba
         config.objective = &objective;
     }
     config.policy.precision = ASSAY_PRECISION_FP64;
-    ASSAY_TRY(run_one(c, &config, choices, -1, truth));
-    for (int i = 0; i < PARITY_WHOLE_RUNS; i++) {
+    if (first == 0)
+        ASSAY_TRY(run_one(c, &config, choices, -1, truth));
+    for (int i = first; i < runs; i++) {
         config.policy = policy_of(c, precision, i);
         ASSAY_TRY(run_one(c, &config, choices, i, &perturbed[i]));
     }
@@ -210,7 +213,7 @@ static assay_status run_all(const parity_whole_cache *c, const assay_batches *ba
 }
 
 /* Size and rate of the masters' jumps, over all parameters: AdamW makes them alike. */
-static void measure_jumps(parity_whole_runs *r)
+static void measure_jumps(parity_whole_runs *r, int runs)
 {
     double energy = 0.0, n = 0.0;
     r->jump = 0.0;
@@ -219,7 +222,7 @@ static void measure_jumps(parity_whole_runs *r)
         int64_t count = 1;
         for (int d = 0; d < t->ndim; d++)
             count *= t->shape[d];
-        for (int k = 0; k < PARITY_WHOLE_RUNS && strcmp(t->kind, "weight") == 0; k++) {
+        for (int k = 0; k < runs && strcmp(t->kind, "weight") == 0; k++) {
             const ref_named_tensor *p = ref_result_find(&r->perturbed[k], "weight", t->name, t->step);
             for (int64_t e = 0; p && e < count; e++) {
                 const double d = fabs(p->data[e] - t->data[e]);
@@ -244,47 +247,64 @@ static bool has_targets(const assay_batches *b, int64_t step, int64_t microbatch
 
 /* Microbatch 0 of step 0 as a batch of its own: its logits depend on the initial weights alone. */
 static assay_status run_logits(const parity_whole_cache *c, assay_precision precision,
-                               parity_whole_choices *choice, const char *choices, parity_whole_runs *r)
+                               parity_whole_choices *choice, const char *choices, int runs,
+                               parity_whole_runs *r)
 {
     assay_batches first = *c->batches;
     if (!has_targets(c->batches, 0, 0))
         return ASSAY_OK; /* a batch without labels has no loss to run */
     first.training = false;
     first.steps = first.microbatches = 1;
-    ASSAY_TRY(run_all(c, &first, precision, choice, choices, true, &r->logits_truth, r->logits_perturbed));
+    ASSAY_TRY(run_all(c, &first, precision, choice, choices, true, r->n, runs, &r->logits_truth,
+                      r->logits_perturbed));
     r->has_logits = true;
     return ASSAY_OK;
 }
 
-assay_status parity_whole_find_runs(parity_whole_cache *c, assay_precision precision,
-                                    parity_whole_choices *choice, parity_whole_runs **out)
+static assay_status extend(parity_whole_cache *c, assay_precision precision, parity_whole_choices *choice,
+                           const char *hash, int runs, parity_whole_runs *r)
 {
-    char hash[ASSAY_HASH_HEX], key[ASSAY_HASH_HEX + ASSAY_LAYOUT_TEXT + 16];
-    ASSAY_TRY(assay_hash_init());
-    assay_hash_tensor(ASSAY_I64, &choice->count, 1, choice->indices,
-                      (size_t)choice->count * sizeof *choice->indices, hash);
-    snprintf(key, sizeof key, "%s|%s|%s", assay_precision_name(precision), c->objective, hash);
-    for (int64_t i = 0; i < c->n; i++) {
-        if (strcmp(c->all[i]->key, key) == 0) {
-            *out = c->all[i];
-            return ASSAY_OK;
-        }
-    }
+    ASSAY_TRY(run_all(c, c->batches, precision, choice, hash, false, r->n, runs, &r->truth, r->perturbed));
+    ASSAY_TRY(run_logits(c, precision, choice, hash, runs, r));
+    r->n = runs;
+    return ASSAY_OK;
+}
+
+static assay_status add_runs(parity_whole_cache *c, const char *key, parity_whole_runs **out)
+{
     parity_whole_runs **all = realloc(c->all, (size_t)(c->n + 1) * sizeof *all);
     ASSAY_CHECK(all, ASSAY_OUT_OF_MEMORY, "reference runs");
     c->all = all;
     parity_whole_runs *r = calloc(1, sizeof *r);
     ASSAY_CHECK(r, ASSAY_OUT_OF_MEMORY, "reference runs");
-    memcpy(r->key, key, sizeof r->key);
-    assay_status st = run_all(c, c->batches, precision, choice, hash, false, &r->truth, r->perturbed);
-    if (st == ASSAY_OK)
-        st = run_logits(c, precision, choice, hash, r);
-    if (st != ASSAY_OK) {
-        runs_destroy(r);
-        return st;
-    }
-    measure_jumps(r);
+    snprintf(r->key, sizeof r->key, "%s", key);
     c->all[c->n++] = r;
+    *out = r;
+    return ASSAY_OK;
+}
+
+assay_status parity_whole_find_runs(parity_whole_cache *c, assay_precision precision,
+                                    parity_whole_choices *choice, int runs, parity_whole_runs **out)
+{
+    char hash[ASSAY_HASH_HEX], key[ASSAY_HASH_HEX + ASSAY_LAYOUT_TEXT + 16];
+    parity_whole_runs *r = NULL;
+    ASSAY_TRY(assay_hash_init());
+    assay_hash_tensor(ASSAY_I64, &choice->count, 1, choice->indices,
+                      (size_t)choice->count * sizeof *choice->indices, hash);
+    snprintf(key, sizeof key, "%s|%s|%s", assay_precision_name(precision), c->objective, hash);
+    for (int64_t i = 0; i < c->n && r == NULL; i++)
+        if (strcmp(c->all[i]->key, key) == 0)
+            r = c->all[i];
+    if (r == NULL)
+        ASSAY_TRY(add_runs(c, key, &r));
+    if (r->n < runs) {
+        const assay_status st = extend(c, precision, choice, hash, runs, r);
+        if (st != ASSAY_OK) {
+            r->key[0] = '\0'; /* half made: nobody finds it again */
+            return st;
+        }
+    }
+    measure_jumps(r, runs);
     *out = r;
     return ASSAY_OK;
 }

@@ -90,6 +90,8 @@ typedef struct parity_table parity_table;
 assay_status parity_table_create(parity_table **out, parity_check check);
 void parity_table_destroy(parity_table *t);
 assay_status parity_table_merge(parity_table *t, const parity_result *one);
+/* Whether a row is a failure. */
+bool parity_table_fails(const parity_table *t);
 /* Adds every row to the report. */
 assay_status parity_table_flush(const parity_table *t, parity_report *report);
 /* In causal order instead: failures by step and then by `order`, after them what holds by `order`. */

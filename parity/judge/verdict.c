@@ -252,6 +252,14 @@ assay_status parity_table_merge(parity_table *t, const parity_result *one)
     return ASSAY_OK;
 }
 
+bool parity_table_fails(const parity_table *t)
+{
+    for (int64_t i = 0; i < t->n; i++)
+        if (t->rows[i].verdict == PARITY_FAIL)
+            return true;
+    return false;
+}
+
 assay_status parity_table_flush(const parity_table *t, parity_report *report)
 {
     for (int64_t i = 0; i < t->n; i++)

@@ -247,7 +247,6 @@ Test(step_input, layouts_that_do_not_divide_the_model)
 {
     static const argument_case cases[] = {
         {"--layout tp3", {"tp3", "4 attention heads"}},
-        {"--layout tp4", {"tp4", "2 query groups"}},
         {"--layout pp5", {"pp5", "2 layers"}},
         {"--layout ep2", {"ep2", "no experts"}},
         {"--layout dp4", {"data_parallel_size 4", "1 microbatches", "2 rows"}},
