@@ -262,6 +262,23 @@ static assay_status write_header(assay_tensorwriter *w, const char *text)
     return write_bytes(w, "       ", n - used);
 }
 
+/* Gives the whole file its name.  Where another file has it, no single call replaces that by one without a name: a kill
+ * between the two leaves a whole file under the name beside it. */
+static assay_status publish(assay_tensorwriter *w)
+{
+    char self[64];
+    int fd = fileno(w->file);
+    snprintf(self, sizeof self, "/proc/self/fd/%d", fd);
+    if (!w->temp && linkat(AT_FDCWD, self, AT_FDCWD, w->path, AT_SYMLINK_FOLLOW) == 0)
+        return ASSAY_OK;
+    if (!w->temp)
+        ASSAY_TRY(name_temp(w, &fd));
+    ASSAY_CHECK(rename(w->temp, w->path) == 0, ASSAY_IO, "cannot rename %s: %s", w->temp, strerror(errno));
+    free(w->temp);
+    w->temp = NULL;
+    return ASSAY_OK;
+}
+
 static assay_status write_all(assay_tensorwriter *w)
 {
     assay_status st = ASSAY_OK;
@@ -277,17 +294,11 @@ static assay_status write_all(assay_tensorwriter *w)
     for (int64_t i = 0; i < w->n; i++)
         ASSAY_TRY_GOTO(write_bytes(w, w->tensors[i].data, w->tensors[i].bytes), st, done);
     ASSAY_CHECK_GOTO(fflush(w->file) == 0, ASSAY_IO, st, done, "cannot write: %s", strerror(errno));
-    int fd = fileno(w->file);
-    ASSAY_TRY_GOTO(assay_sync_file(fd, w->path), st, done);
-    if (!w->temp)
-        ASSAY_TRY_GOTO(name_temp(w, &fd), st, done);
+    ASSAY_TRY_GOTO(assay_sync_file(fileno(w->file), w->path), st, done);
+    ASSAY_TRY_GOTO(publish(w), st, done);
     const int closed = fclose(w->file);
     w->file = NULL;
     ASSAY_CHECK_GOTO(closed == 0, ASSAY_IO, st, done, "cannot close: %s", strerror(errno));
-    ASSAY_CHECK_GOTO(rename(w->temp, w->path) == 0, ASSAY_IO, st, done, "cannot rename %s: %s", w->temp,
-                     strerror(errno));
-    free(w->temp);
-    w->temp = NULL;
     ASSAY_TRY_GOTO(assay_sync_folder_of(w->path), st, done);
 done:
     free(text);
