@@ -248,6 +248,21 @@ static assay_status check_overlap(task_state *s, const char *first_out)
     return parity_check_bitwise_files(first_out, o.out, "overlap", s->report);
 }
 
+/* Layers that run their forward again before their backward keep less and compute the same (Megatron-LM's
+ * --recompute-granularity full).  The task is a process of its own. */
+static assay_status check_recompute(task_state *s, const char *first_out)
+{
+    assay_train_options o = s->train;
+    if (strcmp(s->t->variant, "fastest") != 0)
+        return ASSAY_OK;
+    ASSAY_TRY(task_path(s->t, "recompute.safetensors", o.out));
+    setenv("ASSAY_RECOMPUTE", "full", 1);
+    const assay_status st = engine_step(s, "recompute", &o);
+    unsetenv("ASSAY_RECOMPUTE");
+    ASSAY_TRY(st);
+    return parity_check_bitwise_files(first_out, o.out, "recompute", s->report);
+}
+
 /* Resume after all but one step: the end, states and all, must equal the run without interruption; the checkpoint loaded
  * and saved by another layout must hold the same global tensors. */
 static assay_status check_restart(task_state *s, const char *first_save, parity_check *running)
@@ -298,7 +313,8 @@ static assay_status run_training(task_state *s)
     ASSAY_TRY(engine_step(s, "train", &o));
     json_object_set_new(s->facts, "train_s", json_real(s->engine_s));
     if (wants(s, PARITY_CHECK_BITWISE) &&
-        (check_repeat(s, o.out) != ASSAY_OK || check_overlap(s, o.out) != ASSAY_OK))
+        (check_repeat(s, o.out) != ASSAY_OK || check_overlap(s, o.out) != ASSAY_OK ||
+         check_recompute(s, o.out) != ASSAY_OK))
         ASSAY_TRY(add_skip(s, PARITY_CHECK_BITWISE));
     if ((wants(s, PARITY_CHECK_BITWISE) || wants(s, PARITY_CHECK_CHECKPOINT)) && s->t->c->steps > 1 &&
         check_restart(s, o.save, &running) != ASSAY_OK)
