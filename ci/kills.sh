@@ -24,8 +24,9 @@ done
 bin=$(realpath "$build")/bin
 [[ -x $bin/assay && -x $bin/assay-sim ]] || { echo "kills: $bin: expected assay and assay-sim (ci/build.sh release)" >&2; exit 2; }
 room=$(mktemp -d /tmp/assay-kills-XXXXXX)
-trap 'rm -rf "$room"' EXIT
-trap 'echo "kills: stopped after $((all + killed)) kills, $bad left something" >&2; exit 2' INT TERM
+# A child that is killed before it has become the program still has these traps: they are the first shell's alone.
+trap '[[ $BASHPID != "$$" ]] || rm -rf "$room"' EXIT
+trap '[[ $BASHPID != "$$" ]] || echo "kills: stopped after $((all + killed)) kills, $bad left something" >&2; exit 2' INT TERM
 export ASSAY_KILLS=$room OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
 RANDOM=$seed
 bad=0 killed=0 ended=0 all=0 unnamed=0
