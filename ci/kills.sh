@@ -86,7 +86,7 @@ report() {
 mkdir -p "$room/step"
 whole "${step[@]}"
 good=$(sha256sum <"$room/step/out.safetensors")
-for ((i = 0; killed < steps && i < 4 * steps; i++)); do
+for ((i = 0; killed < steps && i < 20 * steps; i++)); do
     # A killed save leaves its staging folder, which enters no checkpoint (docs/CHECKPOINT.md).
     # Half of them find the files of the run before, half an empty folder.
     ((i % 2)) || { rm -rf "$room/step"; mkdir "$room/step"; }
@@ -108,7 +108,7 @@ if ((runs > 0)); then
     whole "${run[@]}"
     good=$(tail -n 1 "$room/log")
 fi
-for ((i = 0; killed < runs && i < 4 * runs; i++)); do
+for ((i = 0; killed < runs && i < 20 * runs; i++)); do
     attempt "run $i" "$most" "${run[@]}"
     "${run[@]}" >"$room/log" 2>&1 || { complain "$said: the next run failed"; cat "$room/log"; }
     [[ $(tail -n 1 "$room/log") == "$good" ]] || complain "$said: the next run says $(tail -n 1 "$room/log"), expected $good"
