@@ -70,7 +70,7 @@ unit() {
         fi
         if ((bad)); then
             ((${f:-0} + ${c:-0} > 0)) || failed=$((failed + 1))
-            sed 's/\x1b\[[0-9;]*m//g' "$log/$preset-$name.log" | grep -vE '^\[(----|RUN )' | tail -n 30
+            sed 's/\x1b\[[0-9;]*m//g' "$log/$preset-$name.log" | grep -vE '^\[RUN |^\[----\] *$' | tail -n 60
             echo "      again with: $exe"
         fi
     done

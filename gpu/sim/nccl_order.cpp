@@ -121,8 +121,10 @@ static void fail_both(ncclComm *c, const nccl_call &mine, ncclComm *x, uint64_t 
                              line_of(c, c->rank, x->rank, first + (before ? "before" : "after") + second) +
                              line_of(c, r, q, first + (before ? "after" : "before") + second) +
                              nccl_table(c->shm, "the first") + nccl_table(x->shm, "the second");
-    nccl_fail(x, ncclInvalidUsage, "");
+    /* c first: of two ranks that see it at once, each as a call of its own c, one speaks. */
     nccl_fail(c, ncclInvalidUsage, text);
+    nccl_fail(x, ncclInvalidUsage, "");
+    nccl_remember(text);
 }
 
 /* False: said, and both communicators have failed. */
