@@ -92,6 +92,7 @@ static assay_status plant_fault(gpu_engine *e)
                              .pp = p->pipeline_model_parallel_size,
                              .training = e->batches.training,
                              .scattered = p->zero_stage >= 2,
+                             .packed = e->batches.position_ids != NULL,
                              .steps = e->last_step,
                              .step_microbatches = e->batches.microbatches,
                              .first_moe_layer = -1,

@@ -194,8 +194,13 @@ plan_tensor plan_row_output_backward(plan *p, const char *at, plan_tensor dy, pl
 /* --- attention over cp: plan_context.c ---------------------------------------------------------------------- */
 int64_t plan_local_groups(const plan *p);
 int64_t plan_local_heads(const plan *p);
-/* position_ids: of this rank's tokens. */
+/* position_ids, which rotation reads: of this rank's tokens. */
 plan_tensor plan_positions(plan *p);
+/* Documents packed in rows: plan_documents.c.  Positions of this rank's tokens in their documents; positions in the row of the
+ * documents' first tokens, of this rank's queries or (gathered) of its cp group's; none where rows are one document. */
+bool plan_is_packed(const plan *p);
+plan_tensor plan_document_positions(plan *p);
+plan_tensor plan_document_start(plan *p, bool gathered);
 typedef struct plan_qkv {
     plan_tensor q, k, v;
 } plan_qkv;
