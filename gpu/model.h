@@ -79,6 +79,8 @@ typedef struct gpu_layer {
     gpu_moe_params moe;
     int64_t *
         tokens_per_expert; /* device [n_microbatches, E]: the router's own counts, a row for each microbatch */
+    int64_t *
+        global_counts; /* device [n_microbatches, E]: counts of global_aux_loss up to each microbatch, or NULL */
 } gpu_layer;
 
 /* --- what a microbatch keeps for its backward pass ---------------------------------------------------------- */
@@ -105,7 +107,10 @@ typedef struct gpu_mlp_acts {
 
 typedef struct gpu_moe_acts {
     gpu_value tokens; /* token shard of the norm's output, a view where possible */
-    gpu_value logits, indices, probs, scores, aux_counts;
+    gpu_value logits, indices, probs, scores;
+    gpu_value aux_counts, seq_counts,
+        global_counts;               /* I64 [E], [B,E], [E]: over the ranks that share the tokens */
+    int64_t global_microbatches;     /* that global_counts are of */
     gpu_value routed, routed_counts; /* indices as the capacities leave them; I64 [E] */
     gpu_value row_token, token_row, tokens_per_expert;
     gpu_value permuted, permuted_probs;                   /* rows of this rank's tokens */
@@ -221,7 +226,7 @@ typedef struct gpu_model {
     gpu_value *ring_position; /* [cp] of `ring`, the first is `position`; NULL but around a ring */
     gpu_value gradient[2];    /* hidden gradients between layers, taking turns */
     double *loss_sums;        /* device F64 [n_microbatches] */
-    int64_t *expert_counts;   /* device: tokens_per_expert of every MoE layer, one after the other */
+    int64_t *expert_counts;   /* device: tokens_per_expert of every layer, then their global_counts */
     int64_t n_microbatches;
     bool recompute;   /* a layer keeps its output alone; its backward runs the forward again */
     int host_threads; /* processors of this rank, for work on the host; 0: one */

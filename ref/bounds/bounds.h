@@ -145,12 +145,14 @@ void ref_bound_router_aux_scores(ref_pair aux_scores, const double *logits, cons
 assay_status ref_bound_router_aux_sums(ref_pair score_sums, ref_pair z_sum, ref_pair aux_scores,
                                        const double *logits, const ref_router_desc *desc,
                                        const ref_declared *d);
-void ref_bound_router_aux_loss(ref_pair losses, const double *score_sums, const int64_t *group_counts,
-                               const double *z_sum, double aux_coeff, double z_coeff, int64_t group_tokens,
-                               const ref_router_desc *desc, const ref_declared *d);
-void ref_bound_router_aux_bwd(ref_pair dlogits, const double *logits, const int64_t *group_counts,
-                              const double *old, double aux_coeff, double z_coeff, double loss_scale,
-                              int64_t group_tokens, const ref_router_desc *desc, const ref_declared *d);
+assay_status ref_bound_router_seq_aux_sums(ref_pair score_sums, const double *aux_scores, int64_t rows,
+                                           const ref_router_desc *desc, const ref_declared *d);
+assay_status ref_bound_router_aux_loss(ref_pair losses, const double *score_sums, const int64_t *counts,
+                                       const double *z_sum, const ref_balance *b, const ref_router_desc *desc,
+                                       const ref_declared *d);
+void ref_bound_router_aux_bwd(ref_pair dlogits, const double *logits, const int64_t *counts,
+                              const double *old, const ref_balance *b, double loss_scale,
+                              const ref_router_desc *desc, const ref_declared *d);
 void ref_bound_expert_bias_update(ref_pair bias, const double *old, const int64_t *counts, double rate,
                                   int64_t e, const ref_declared *d);
 

@@ -59,7 +59,7 @@ static void set_options(model_case *c)
     c->options.min_lr = 1e-4;
     c->options.weight_decay = 0.1;
     c->options.clip_grad = 0.5;
-    c->options.moe_aux_loss_coeff = 0.02;
+    c->options.moe_aux_loss_coeff.of[0] = 0.02;
     c->options.moe_z_loss_coeff = 0.003;
     c->options.moe_router_bias_update_rate = 0.01;
 }

@@ -101,7 +101,7 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
     o->lr_decay_iters = 5;
     o->weight_decay = 0.1;
     o->clip_grad = 0.25;
-    o->moe_aux_loss_coeff = 0.01;
+    o->moe_aux_loss_coeff.of[0] = 0.01;
     o->moe_z_loss_coeff = 0.001;
     o->moe_router_bias_update_rate = 0.001;
     o->moe_expert_capacity_factor = capacity;
