@@ -133,14 +133,6 @@ Test(ref_parallel, qwen3_moe_training)
     check_law(&c, moe_layouts, 12);
 }
 
-/* An expert that nobody may choose: its pieces are empty on every rank. */
-static void ban_expert(model_case *c, int64_t expert)
-{
-    for (int64_t i = 0; i < c->spec->n_params; i++)
-        if (strstr(c->spec->params[i].name, "expert_bias"))
-            c->weights[i][expert] = -10.0;
-}
-
 Test(ref_parallel, everything_microbatches)
 {
     model_case c;
