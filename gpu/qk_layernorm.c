@@ -2,7 +2,7 @@
 #include "gpu/qk_layernorm.h"
 
 #include "gpu/describe.h"
-#include "gpu/layer.h"
+#include "gpu/call.h"
 #include "gpu/parallel/tensor.h"
 
 typedef struct names {
