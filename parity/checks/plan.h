@@ -180,6 +180,10 @@ typedef struct plan_norm {
 } plan_norm;
 plan_norm plan_rmsnorm(plan *p, const char *at, plan_tensor x);
 void plan_rmsnorm_backward(plan *p, const char *at, const plan_norm *n, plan_tensor dy, plan_tensor dx);
+/* Norms of q (key: k) over their heads: plan_qk_layernorm.c. */
+plan_norm plan_qk_layernorm(plan *p, const char *at, bool key, plan_tensor x);
+void plan_qk_layernorm_backward(plan *p, const char *at, bool key, const plan_norm *n, plan_tensor dy,
+                                plan_tensor dx);
 plan_tensor plan_add_op(plan *p, const char *at, plan_tensor a, plan_tensor b, plan_tensor y);
 /* tp over the sequence: pieces to the whole, and sums of the whole to pieces. */
 void plan_gather_sequence(plan *p, const char *at, plan_tensor send, plan_tensor recv);

@@ -68,6 +68,16 @@ void ref_bound_rmsnorm_fwd(ref_pair y, ref_pair rstd, const double *x, const dou
 assay_status ref_bound_rmsnorm_bwd(ref_pair dx, ref_pair dgamma, const double *dy, const double *x,
                                    const double *gamma, const double *rstd, const double *old, int64_t t,
                                    int64_t h, const ref_declared *d);
+void ref_bound_rmsnorm_sumsq(ref_pair y, const double *x, int64_t t, int64_t h, const ref_declared *d);
+void ref_bound_rmsnorm_apply(ref_pair y, ref_pair rstd, const double *x, const double *gamma,
+                             const double *sumsq, double eps, int64_t width, int64_t t, int64_t h,
+                             const ref_declared *d);
+assay_status ref_bound_rmsnorm_bwd_dot(ref_pair y, const double *dy, const double *x, const double *gamma,
+                                       const double *rstd, int64_t t, int64_t h, const ref_declared *d);
+assay_status ref_bound_rmsnorm_bwd_apply(ref_pair dx, ref_pair dgamma, const double *dy, const double *x,
+                                         const double *gamma, const double *rstd, const double *dot,
+                                         const double *old, int64_t width, int64_t t, int64_t h,
+                                         const ref_declared *d);
 
 /* --- elementwise.c */
 /* No rounding but the one of the store: of limit, where the stored type has not that number. */

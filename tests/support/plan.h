@@ -33,6 +33,13 @@ static const char plan_deep_model[] =
     "\"moe_router_score_function\":\"sigmoid\",\"norm_topk_prob\":true,"
     "\"moe_router_enable_expert_bias\":true,\"tie_word_embeddings\":true}";
 
+/* Norms over all heads of q and of k. */
+static const char plan_full_width_model[] =
+    "{\"model_type\":\"megatron\",\"num_layers\":2,\"hidden_size\":24,\"ffn_hidden_size\":16,"
+    "\"num_attention_heads\":4,\"num_query_groups\":2,\"kv_channels\":6,\"vocab_size\":41,"
+    "\"max_position_embeddings\":64,\"layernorm_epsilon\":1e-5,\"qk_layernorm\":true,"
+    "\"qk_layernorm_full_width\":true}";
+
 typedef struct plan_cell {
     char dir[256], trace_dir[300], save[300], out[300];
     assay_train_options options;
