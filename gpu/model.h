@@ -40,7 +40,7 @@ typedef struct gpu_param_unit {
     gpu_param *params[GPU_UNIT_PARAMS];
 } gpu_param_unit;
 
-/* What the owner of parameters and gradients does around their use.  Any may be NULL. */
+/* What the owner of parameters and gradients does around their use (gpu_optimizer_create). */
 typedef struct gpu_param_hooks {
     /* The unit will be read next (in a backward: its gradients written, too); `next`, if any, after it. */
     assay_status (*before)(void *user, const gpu_param_unit *unit, const gpu_param_unit *next, bool reads,
@@ -212,7 +212,7 @@ typedef struct gpu_model {
     gpu_chunk *chunks;
     gpu_param *word_embeddings, *final_layernorm, *output_layer; /* output_layer: the tied copy or its own */
     gpu_param_unit embedding_unit, output_unit;
-    const gpu_param_hooks *hooks; /* what happens around the use of parameters; NULL: nothing */
+    const gpu_param_hooks *hooks; /* what happens around the use of parameters */
     void *hooks_user;
     int64_t round;               /* of the backward that runs: number among this rank's microbatches */
     char misuse[2 * ASSAY_NAME]; /* a parameter used out of order; "" */
