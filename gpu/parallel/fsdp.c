@@ -212,9 +212,21 @@ static gpu_value partial_part(const place *at, const gpu_piece *q, const char *s
 {
     gpu_value v = q->grad;
     snprintf(v.name, sizeof v.name, "%.*s.main_grad%s", ASSAY_NAME - 32, q->param->spec->name, suffix);
+    const bool embedding = lacks_embedding(at->o, q->param), copies = at->b->copies > 1;
     v.microbatch = round;
-    v.kind = lacks_embedding(at->o, q->param) || at->b->copies > 1 ? ASSAY_PIECE_PARTIAL : ASSAY_PIECE_SHARD;
-    v.partial = lacks_embedding(at->o, q->param) ? ASSAY_GROUP_EMBEDDING : at->b->replicas;
+    v.kind = embedding || copies ? ASSAY_PIECE_PARTIAL : ASSAY_PIECE_SHARD;
+    v.partial = embedding && copies ? ASSAY_GROUP_WORLD /* those that hold the same part, on both stages */
+                : embedding         ? ASSAY_GROUP_EMBEDDING
+                                    : at->b->replicas;
+    return v;
+}
+
+/* The part of a tied embedding with both stages' gradients in it, which the copies still have to add. */
+static gpu_value embedding_sum(const place *at, const gpu_piece *q, int64_t round)
+{
+    gpu_value v = partial_part(at, q, ".embedding_sum", round);
+    v.kind = ASSAY_PIECE_PARTIAL;
+    v.partial = at->b->replicas;
     return v;
 }
 
@@ -385,6 +397,7 @@ static assay_status sum_parts(const place *at, int64_t first, int64_t n, part_su
     gpu_optimizer *o = at->o;
     assay_status st = ASSAY_OK;
     const int64_t last = o->model->n_microbatches - 1;
+    const bool stages = sum->call.group == ASSAY_GROUP_EMBEDDING;
     gpu_call_args *calls = calloc((size_t)(n * GPU_MAX_PIECES) + 1, sizeof *calls);
     gpu_value *send = calloc((size_t)(2 * n * GPU_MAX_PIECES) + 1, sizeof *send);
     gpu_value *recv = send + n * GPU_MAX_PIECES;
@@ -394,8 +407,9 @@ static assay_status sum_parts(const place *at, int64_t first, int64_t n, part_su
         const gpu_param *p = at->b->params[i];
         for (int k = 0; k < p->n_pieces; k++, count++) {
             const gpu_piece *q = &o->pieces[p->first_piece + k];
-            send[count] = partial_part(at, q, ".sum", last);
-            recv[count] = q->grad;
+            send[count] = !stages && lacks_embedding(o, p) ? embedding_sum(at, q, last)
+                                                           : partial_part(at, q, ".sum", last);
+            recv[count] = stages && at->b->copies > 1 ? embedding_sum(at, q, last) : q->grad;
             calls[count] = (gpu_call_args){
                 .op = "all_reduce",
                 .at = p->spec->name,

@@ -6,6 +6,7 @@
 #define L1 "decoder.layers.1."
 #define A0 L0 "self_attention."
 #define M1 L1 "mlp."
+#define EMBEDDING "embedding.word_embeddings.weight"
 #define INPUT true
 
 typedef struct fault {
@@ -181,6 +182,18 @@ static const fault copies[] = {
     {"group", "all_reduce", L0 "input_layernorm.weight", "", "intra_dp_cp", false, 2, 1, -1, "group"},
     {"drop_op", "all_reduce", L1 "input_layernorm.weight", "", "", false, 0, 0, -1, "operation"},
     {"repeat_op", "all_reduce", L1 "mlp.experts.linear_fc1.weight", "", "", false, 1, 0, -1, "operation"},
+};
+
+/* A tied embedding's parts over two stages, then over two copies: copies {0, 1}, {2, 3} of stage 0, {4, 5}, {6, 7}.  A sum
+ * that is lost or made twice is named by the group of the one in its place. */
+static const fault tied_copies[] = {
+    {"group", "all_reduce", EMBEDDING, "", "inter_dp_cp", false, 2, 0, -1, "group"},
+    {"group", "reduce_scatter", EMBEDDING, "", "dp_cp", false, 5, 1, 1, "group"},
+    {"rewire", "all_reduce", EMBEDDING, "send", EMBEDDING ".main_grad.shard", INPUT, 6, 1, -1, NULL},
+    {"drop_op", "all_reduce", EMBEDDING, "", "", false, 4, 1, -1, "group"},
+    {"repeat_op", "all_reduce", EMBEDDING, "", "", false, 3, 0, -1, "group"},
+    {"attr", "all_reduce", EMBEDDING, "reduction", "\"max\"", false, 0, 0, -1, NULL},
+    {"drop_op", "all_reduce", L1 "input_layernorm.weight", "", "", false, 6, 0, -1, "operation"},
 };
 
 /* Gathers ahead of use, and reductions that may begin early. */
@@ -576,6 +589,11 @@ Test(parity_plan_faults, parts_in_copies_fp32)
     expect_all("dp4,zero3,hsdp2", ASSAY_PRECISION_FP32, TABLE(copies));
 }
 
+Test(parity_plan_faults, tied_embedding_in_copies_fp32)
+{
+    expect_all("pp2,dp4,zero3,hsdp2", ASSAY_PRECISION_FP32, TABLE(tied_copies));
+}
+
 Test(parity_plan_faults, beside_compute_fp32)
 {
     expect_all("tp2,dp2,zero3 overlap", ASSAY_PRECISION_FP32, TABLE(overlapped));
@@ -600,6 +618,11 @@ Test(parity_plan_faults, gathered_parameters_bf16)
 Test(parity_plan_faults, parts_in_copies_bf16)
 {
     expect_all("dp4,zero3,hsdp2", ASSAY_PRECISION_BF16, TABLE(copies));
+}
+
+Test(parity_plan_faults, tied_embedding_in_copies_bf16)
+{
+    expect_all("pp2,dp4,zero3,hsdp2", ASSAY_PRECISION_BF16, TABLE(tied_copies));
 }
 
 Test(parity_plan_faults, beside_compute_bf16)
