@@ -37,9 +37,6 @@ static assay_status check_weights(const gpu_engine *e)
 static assay_status check_sharding(const assay_train_options *o, const assay_grid *g)
 {
     const assay_parallel_config *p = &g->p;
-    ASSAY_CHECK(o->ddp_bucket_size == 0 || p->zero_stage <= 1, ASSAY_UNSUPPORTED,
-                "ddp_bucket_size %lld: with zero%d a bucket is a layer, the embedding or the output",
-                (long long)o->ddp_bucket_size, p->zero_stage);
     ASSAY_CHECK(!o->overlap_param_gather || p->zero_stage >= 1, ASSAY_INVALID_ARGUMENT,
                 "overlap_param_gather: with zero0 no parameter is gathered");
     return ASSAY_OK;

@@ -72,7 +72,7 @@ static assay_status launch_gather(void *user)
                                 .group = b->group,
                                 .send = b->param_data +
                                         gpu_bucket_place(b, at->index, false) * assay_dtype_bytes(b->act),
-                                .recv = s->data,
+                                .recv = gpu_bucket_weights(b, at->index),
                                 .count = length,
                                 .dtype = b->act};
     if (overlap)
@@ -124,7 +124,8 @@ static assay_status open_grads(place *at)
         return ASSAY_OK;
     if (s->waited || !gpu_fault_switch(run_of(at), GPU_SWITCH_REUSED_SLOT))
         ASSAY_TRY(wait_slot(at, s));
-    CUDA_TRY(cudaMemsetAsync(s->data, 0, (size_t)k->length * sizeof(float), run_of(at)->ctx.stream));
+    CUDA_TRY(cudaMemsetAsync(gpu_bucket_gradients(at->b, at->index), 0, (size_t)k->length * sizeof(float),
+                             run_of(at)->ctx.stream));
     k->open = true;
     k->n_pending = k->n_params;
     for (int i = 0; i < k->n_params; i++) {
@@ -181,7 +182,7 @@ assay_status gpu_unit_after(void *optimizer, const gpu_param_unit *unit)
             continue;
         k->gathered = false;
         if (run->ctx.simulated || run->trace)
-            CUDA_TRY(cudaMemsetAsync(b->weights[k->weight_slot].data, GPU_POISON,
+            CUDA_TRY(cudaMemsetAsync(gpu_bucket_weights(b, unit->params[i]->bucket), GPU_POISON,
                                      (size_t)(k->length * assay_dtype_bytes(b->act)), run->ctx.stream));
     }
     return ASSAY_OK;
@@ -257,14 +258,14 @@ static assay_status launch_scatter(void *user)
     gpu_bucket_part(b, at->index, b->rank, &start, &length);
     const gpu_comm_call call = {.op = GPU_COMM_REDUCE_SCATTER,
                                 .group = b->group,
-                                .send = s->data,
+                                .send = gpu_bucket_gradients(b, at->index),
                                 .recv = b->received,
                                 .count = length,
                                 .dtype = ASSAY_F32};
     if (overlap && !gpu_fault_switch(run, GPU_SWITCH_UNWAITED_GRADIENTS))
         ASSAY_TRY(after_compute(run));
     if (at->skip)
-        CUDA_TRY(cudaMemcpyAsync(b->received, s->data + b->rank * length * (int64_t)sizeof(float),
+        CUDA_TRY(cudaMemcpyAsync(b->received, gpu_bucket_gradients(b, at->index) + b->rank * length,
                                  (size_t)length * sizeof(float), cudaMemcpyDeviceToDevice, stream));
     else
         ASSAY_TRY(gpu_comm_enqueue(&run->comm, &call, stream));

@@ -196,6 +196,16 @@ static const fault tied_copies[] = {
     {"drop_op", "all_reduce", L1 "input_layernorm.weight", "", "", false, 6, 0, -1, "operation"},
 };
 
+/* Buckets of 150 elements: parts end in mid-row, and of a small parameter most ranks own nothing. */
+static const fault small_buckets[] = {
+    {"drop_op", "reduce_scatter", L0 "input_layernorm.weight", "", "", false, 3, 0, 3, "operation"},
+    {"repeat_op", "all_gather", A0 "q_layernorm.weight", "", "", false, 2, 1, 2, "operation"},
+    {"group", "reduce_scatter", A0 "linear_proj.weight", "", "world", false, 1, 1, 1, "group"},
+    {"drop_op", "add", A0 "linear_qkv.weight", "", "", false, 2, 0, 2, "operation"},
+    {"repeat_op", "adamw", "decoder.final_layernorm.weight", "", "", false, 0, 1, -1, "operation"},
+    {"drop_op", "sumsq", "decoder.final_layernorm.weight", "", "", false, 0, 0, -1, "operation"},
+};
+
 /* Gathers ahead of use, and reductions that may begin early. */
 static const fault overlapped[] = {
     {"late_op", "all_gather", L1 "input_layernorm.weight", "", "", false, 0, 1, 1, "order"},
@@ -432,6 +442,27 @@ static void expect_early(const char *layout, const char *op, assay_precision pre
     plan_cell_free(&c);
 }
 
+/* The cell has what its name says: a rank that owns nothing of a parameter, and a part that begins or ends in mid-row. */
+static void expect_ragged(const char *layout, assay_precision precision)
+{
+    plan_cell c;
+    int64_t nothing = 0, broken = 0;
+    plan_cell_run(&c, plan_model, layout, precision, "");
+    for (int rank = 0; rank < c.grid.world; rank++)
+        for (int64_t i = 0; i < assay_trace_n_ops(c.trace, rank); i++) {
+            const assay_trace_op *op = assay_trace_op_at(c.trace, rank, i);
+            const bool scatter = strcmp(op->op, "reduce_scatter") == 0;
+            nothing += scatter && op->n_outputs == 0;
+            for (int k = 0; scatter && k < op->n_outputs; k++) {
+                const assay_shard *s = &assay_trace_tensor_by_id(c.trace, rank, op->outputs[k].tensor)->shard;
+                broken += s->ndim > 1 && s->local_shape[1] < s->global_shape[1];
+            }
+        }
+    cr_expect_gt(nothing, 0);
+    cr_expect_gt(broken, 0);
+    plan_cell_free(&c);
+}
+
 #define TABLE(x) x, sizeof(x) / sizeof(x)[0]
 
 Test(parity_plan_faults, tensor_parallel_fp32)
@@ -594,6 +625,12 @@ Test(parity_plan_faults, tied_embedding_in_copies_fp32)
     expect_all("pp2,dp4,zero3,hsdp2", ASSAY_PRECISION_FP32, TABLE(tied_copies));
 }
 
+Test(parity_plan_faults, small_buckets_fp32)
+{
+    expect_ragged("dp4,zero3 buckets", ASSAY_PRECISION_FP32);
+    expect_all("dp4,zero3 buckets", ASSAY_PRECISION_FP32, TABLE(small_buckets));
+}
+
 Test(parity_plan_faults, beside_compute_fp32)
 {
     expect_all("tp2,dp2,zero3 overlap", ASSAY_PRECISION_FP32, TABLE(overlapped));
@@ -623,6 +660,12 @@ Test(parity_plan_faults, parts_in_copies_bf16)
 Test(parity_plan_faults, tied_embedding_in_copies_bf16)
 {
     expect_all("pp2,dp4,zero3,hsdp2", ASSAY_PRECISION_BF16, TABLE(tied_copies));
+}
+
+Test(parity_plan_faults, small_buckets_bf16)
+{
+    expect_ragged("dp4,zero3 buckets", ASSAY_PRECISION_BF16);
+    expect_all("dp4,zero3 buckets", ASSAY_PRECISION_BF16, TABLE(small_buckets));
 }
 
 Test(parity_plan_faults, beside_compute_bf16)
