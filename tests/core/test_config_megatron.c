@@ -36,6 +36,7 @@ static void read_into(const char *change, assay_model_config *c)
 Test(config_megatron, words_mean_what_megatron_means)
 {
     assay_model_config *c = malloc(sizeof *c);
+    assay_train_options o;
     read_into("{}", c);
     cr_expect(!c->tie_word_embeddings && !c->add_qkv_bias && c->training.given);
     cr_expect_not(c->training.calculate_per_token_loss, "Megatron-LM's default");
