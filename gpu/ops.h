@@ -42,6 +42,20 @@ extern GPU_LADDER(rmsnorm_fwd);
  * dx may be dy or x: dgamma is made first. */
 extern GPU_LADDER(rmsnorm_bwd);
 
+/* --- norm_cut.cu -------------------------------------------------------------------------------------------- */
+/* The norm of rows whose columns are cut over ranks, in halves around a sum over the ranks; width: columns of a whole row, refused
+ * below those that are here.
+ * y[t] = sum_h x[t,h]^2      y F32 [T]  x [T,H]; columns = H, at least 1 */
+extern GPU_LADDER(rmsnorm_sumsq);
+/* rstd[t] = 1/sqrt(sumsq[t]/width + eps);  y = gamma x rstd      y, x [T,H]  gamma [H]  sumsq, rstd F32 [T]; y may be x.
+ * Refused: eps < 0. */
+extern GPU_LADDER(rmsnorm_apply);
+/* y[t] = sum_h g xh, g = dy gamma, xh = x rstd      y F32 [T]  dy, x [T,H]  gamma [H]  rstd F32 [T] */
+extern GPU_LADDER(rmsnorm_bwd_dot);
+/* dx = rstd (g - xh dot[t]/width);  dgamma += sum_t dy xh      dx, dy, x [T,H]  gamma [H]  rstd, dot F32 [T]  dgamma F32 [H];
+ * dx may be dy or x. */
+extern GPU_LADDER(rmsnorm_bwd_apply);
+
 /* --- rope.cu ------------------------------------------------------------------------------------------------ */
 /* cos[p,i] = cos(p f_i), sin likewise, f_i = base^(-2i/R), scaled by rope_type; F32 [P,R/2], made in double, rounded once.
  * Refused: an odd rotary_dim; base or factor not above 0; llama3 without 0 < low_freq_factor < high_freq_factor.  ASSAY_UNSUPPORTED:
@@ -174,7 +188,7 @@ extern GPU_LADDER(adamw);
 #define GPU_OPERATIONS(X) \
     X(linear_fwd) X(linear_bwd_input) X(linear_bwd_weight) X(linear_bwd_bias) \
     X(grouped_linear_fwd) X(grouped_linear_bwd_input) X(grouped_linear_bwd_weight) \
-    X(rmsnorm_fwd) X(rmsnorm_bwd) X(rope_table) X(rope_fwd) X(rope_bwd) X(attention_fwd) \
+    X(rmsnorm_fwd) X(rmsnorm_bwd) X(rmsnorm_sumsq) X(rmsnorm_apply) X(rmsnorm_bwd_dot) X(rmsnorm_bwd_apply) X(rope_table) X(rope_fwd) X(rope_bwd) X(attention_fwd) \
     X(attention_bwd) X(qkv_split_fwd) X(qkv_split_bwd) X(attention_merge) X(pack_heads) X(unpack_heads) X(add) X(clamp_fwd) X(clamp_bwd) \
     X(swiglu_fwd) X(swiglu_bwd) X(sigmoid_gate_fwd) X(sigmoid_gate_bwd) X(cast) X(slice_rows) \
     X(embedding_fwd) X(embedding_bwd) X(sum) X(router_fwd) X(router_bwd) X(router_aux_fwd) \

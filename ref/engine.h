@@ -31,7 +31,7 @@ typedef struct ref_rank {
     assay_batch_share share;
     int64_t held, most_held;     /* elements of whole weights now, and the most at once */
     assay_sequence_map sequence; /* the positions that it holds, core/model/sequence.h */
-    int64_t *position;           /* [S_local*B] position of each token of the region */
+    int64_t *position;           /* [S_local*B] position in its row of each token of the region */
     ref_param *params;           /* [n_params] */
     /* What a forward leaves for the end of the step: written at the place of its microbatch (and layer), never added
      * to, so that it may run again. */
@@ -100,8 +100,9 @@ typedef struct ref_pass {
     ref_rank *ranks;          /* [n] */
     int64_t step, microbatch; /* number among this dp rank's microbatches */
     assay_phase phase;
-    int64_t layer;   /* -1 outside the decoder */
-    char prefix[40]; /* "decoder.layers.3." or "" */
+    int64_t layer;         /* -1 outside the decoder */
+    char prefix[40];       /* "decoder.layers.3." or "" */
+    ref_ints position_ids; /* [T,1] of every rank: positions in the tokens' documents (ref/documents.h) */
     ref_arena arena;
 } ref_pass;
 

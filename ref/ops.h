@@ -36,6 +36,15 @@ void ref_rmsnorm_fwd(double *y, double *rstd, const double *x, const double *gam
 /* dx [T,H] =   dgamma [H] +=   dy [T,H]   x [T,H]   gamma [H]   rstd [T] */
 void ref_rmsnorm_bwd(double *dx, double *dgamma, const double *dy, const double *x, const double *gamma,
                      const double *rstd, int64_t t, int64_t h);
+/* The same for rows whose columns are cut over ranks: x holds H of `width` columns.  sumsq and dot are then those of the
+ * whole row, added up by the caller.      sumsq [T] =   dot [T] = */
+void ref_rmsnorm_sumsq(double *sumsq, const double *x, int64_t t, int64_t h);
+void ref_rmsnorm_apply(double *y, double *rstd, const double *x, const double *gamma, const double *sumsq,
+                       double eps, int64_t width, int64_t t, int64_t h);
+void ref_rmsnorm_bwd_dot(double *dot, const double *dy, const double *x, const double *gamma,
+                         const double *rstd, int64_t t, int64_t h);
+void ref_rmsnorm_bwd_apply(double *dx, double *dgamma, const double *dy, const double *x, const double *gamma,
+                           const double *rstd, const double *dot, int64_t width, int64_t t, int64_t h);
 
 /* --- rope.c ------------------------------------------------------------------------------------------------- */
 typedef struct ref_rope_desc {

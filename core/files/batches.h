@@ -20,15 +20,21 @@ typedef struct assay_batches {
     int64_t steps, microbatches, b, s;
     int64_t *input_ids; /* copied, aligned */
     int64_t *labels;    /* ASSAY_IGNORE_INDEX also where a `loss_mask` is 0 */
+    /* NULL: every row is one document.  Else rows are packed: the position of each token in its document, 0 where one begins (a
+     * token of padding is a document of its own). */
+    int64_t *position_ids;
 } assay_batches;
 /* Opens and checks: dtypes, shapes equal, no other tensors, every input id in [0, vocab), every label in
  * [0, vocab) or -100, at least one target in every step (else the loss is 0/0).  Megatron-LM's form may have a `loss_mask` of
- * zeros and ones (BOOL, I64, F32, F64) and `position_ids`, which must be 0, 1, ... in every row.  Messages give tensor and
- * index. */
+ * zeros and ones (BOOL, I64, F32, F64).  Both may have documents packed in their rows: `position_ids` that start again at 0,
+ * Megatron-LM's also `cu_seqlens`, `cu_seqlens_padded` (docs/SEMANTICS.md).  Messages give tensor and index. */
 assay_status assay_batches_open(assay_batches *out, const char *path, int64_t vocab);
 void assay_batches_close(assay_batches *b);
 const int64_t *assay_batches_ids(const assay_batches *b, int64_t step, int64_t microbatch);    /* [b,s] */
 const int64_t *assay_batches_labels(const assay_batches *b, int64_t step, int64_t microbatch); /* [b,s] */
+
+/* [b,s]; NULL where every row is one document. */
+const int64_t *assay_batches_positions(const assay_batches *b, int64_t step, int64_t microbatch);
 
 /* How data-parallel ranks share a step.  M = microbatches in the file.
  *  M % dp == 0: rank r runs microbatches [r*M/dp, (r+1)*M/dp), each whole (Megatron-LM).  rows_split = false.

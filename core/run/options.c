@@ -16,6 +16,7 @@ static const char *const dispatcher_words[] = {"alltoall", "allgather", NULL};
 static const char *const drop_words[] = {"probs", "position", NULL};
 /* As assay_load_balancing_words has them: the table below wants constants. */
 static const char *const balancing_words[] = {"none", "aux_loss", "seq_aux_loss", "global_aux_loss", NULL};
+static const char *const padding_words[] = {"none", "fp8", "mxfp8", NULL};
 static const char *const wsd_words[] = {"linear", "cosine", "exponential", "minus_sqrt", NULL};
 
 #define MEMBER(member) offsetof(assay_train_options, member), sizeof((assay_train_options *)0)->member
@@ -116,7 +117,7 @@ static const assay_option_row table[] = {
     ROW_DOUBLE(adam_eps, 0, 1e6, EVERYWHERE, "Optimizer", "added to the root of the second moment"),
     ROW_DOUBLE(clip_grad, 0, 1e30, EVERYWHERE, "Optimizer", "largest global gradient norm; 0: no clipping"),
     ROW_INT(ddp_bucket_size, 0, 1099511627776.0, EVERYWHERE, "Optimizer",
-            "elements of a gradient bucket before it is closed; 0: the engine's own"),
+            "elements of a gradient bucket before it is closed; 0: 4194304, with zero2 and zero3 a unit"),
     {"overlap_grad_reduce", ASSAY_OPT_BOOL, MEMBER(overlap_grad_reduce), 0, 0, NULL, "BOOL",
      "reduce gradients while the backward pass goes on", "Optimizer", EVERYWHERE},
     {"overlap_param_gather", ASSAY_OPT_BOOL, MEMBER(overlap_param_gather), 0, 0, NULL, "BOOL",
@@ -138,6 +139,11 @@ static const assay_option_row table[] = {
     ROW_ENUM(
         moe_token_drop_policy, drop_words, "POLICY", EVERYWHERE, "Mixture of experts",
         "which tokens an expert beyond its capacity lets go: probs (the smallest) or position (the last)"),
+    ROW_BOOL(moe_pad_expert_input_to_capacity, EVERYWHERE, "Mixture of experts",
+             "every expert computes as many rows as its capacity, zeros where tokens are missing"),
+    ROW_ENUM(moe_router_padding_for_quantization, padding_words, "none|fp8|mxfp8", EVERYWHERE,
+             "Mixture of experts",
+             "rows of every expert, zeros added, are a multiple of 16 (fp8) or 32 (mxfp8)"),
     {"calculate_per_token_loss", ASSAY_OPT_BOOL, MEMBER(calculate_per_token_loss), 0, 0, NULL, "BOOL",
      "gradients of the mean over all targets of a step; false: of the mean of microbatch means", "Loss",
      EVERYWHERE},
@@ -257,7 +263,7 @@ static void store_enum(assay_train_options *o, const assay_option_row *row, int 
 {
     _Static_assert(sizeof(assay_precision) == sizeof(int) && sizeof(assay_lr_decay_style) == sizeof(int) &&
                        sizeof(assay_wsd_decay_style) == sizeof(int) &&
-                       sizeof(assay_drop_policy) == sizeof(int) &&
+                       sizeof(assay_drop_policy) == sizeof(int) && sizeof(assay_row_padding) == sizeof(int) &&
                        sizeof(assay_token_dispatcher) == sizeof(int) &&
                        sizeof(assay_optimizer) == sizeof(int) && sizeof(assay_semantics) == sizeof(int),
                    "enum members are written as int");
@@ -648,7 +654,23 @@ assay_status assay_train_options_check(const assay_train_options *o)
                 "override_checkpoint_args without load");
     ASSAY_CHECK(!o->trace_hash_only || o->trace[0] != '\0', ASSAY_INVALID_ARGUMENT,
                 "trace_hash_only without trace");
+    ASSAY_CHECK(!o->moe_pad_expert_input_to_capacity || o->moe_expert_capacity_factor > 0.0,
+                ASSAY_INVALID_ARGUMENT,
+                "moe_pad_expert_input_to_capacity without moe_expert_capacity_factor");
     return ASSAY_OK;
+}
+
+int64_t assay_row_multiple(const assay_train_options *o)
+{
+    static const int64_t multiple[] = {
+        [ASSAY_PADDING_NONE] = 1, [ASSAY_PADDING_FP8] = 16, [ASSAY_PADDING_MXFP8] = 32};
+    return multiple[o->moe_router_padding_for_quantization];
+}
+
+bool assay_pads_rows(const assay_train_options *o)
+{
+    return o->moe_pad_expert_input_to_capacity ||
+           o->moe_router_padding_for_quantization != ASSAY_PADDING_NONE;
 }
 
 void assay_train_options_merge(assay_train_options *into, const assay_train_options *given,

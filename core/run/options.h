@@ -22,6 +22,8 @@ typedef enum {
 typedef enum { ASSAY_DISPATCHER_ALLTOALL, ASSAY_DISPATCHER_ALLGATHER } assay_token_dispatcher;
 /* Which tokens an expert beyond its capacity lets go. */
 typedef enum { ASSAY_DROP_PROBS, ASSAY_DROP_POSITION } assay_drop_policy;
+/* Rows of an expert are filled up to a multiple that products of that format need. */
+typedef enum { ASSAY_PADDING_NONE, ASSAY_PADDING_FP8, ASSAY_PADDING_MXFP8 } assay_row_padding;
 /* MEGATRON: what Megatron-LM computes also where it depends on the layout (docs/MEGATRON.md). */
 typedef enum { ASSAY_SEMANTICS_DEFAULT, ASSAY_SEMANTICS_MEGATRON } assay_semantics;
 
@@ -65,6 +67,8 @@ typedef struct assay_train_options {
     double moe_router_bias_update_rate;
     double moe_expert_capacity_factor; /* 0 = every token reaches its experts */
     assay_drop_policy moe_token_drop_policy;
+    bool moe_pad_expert_input_to_capacity; /* every expert has as many rows as it may take */
+    assay_row_padding moe_router_padding_for_quantization;
     assay_token_dispatcher moe_token_dispatcher_type;
     bool calculate_per_token_loss; /* objective: the mean over targets; false: the mean of microbatch means */
     assay_semantics semantics;
@@ -132,6 +136,9 @@ assay_status assay_balancing_check(const assay_train_options *o);
 bool assay_needs_all_rows(const assay_train_options *o);
 /* Cross-field checks (beta in [0,1), warm-up within decay, ...). */
 assay_status assay_train_options_check(const assay_train_options *o);
+/* Rows of an expert are a multiple of it; whether experts compute rows of zeros beside those of tokens. */
+int64_t assay_row_multiple(const assay_train_options *o);
+bool assay_pads_rows(const assay_train_options *o);
 
 /* Parses argv with glibc argp: the rows of the table that have a meaning `where` (ASSAY_FOR_), plus `extra` options of a program handled by a callback that
  * gets the snake_case name and the text (NULL for flags); `extra` ends with a row of name NULL and may be

@@ -206,7 +206,15 @@ void plan_make_rows(plan *p, plan_rows *r)
     count_exchange(p, r);
     r->sort = plan_integers(p, r->gathered);
     r->unsort = plan_integers(p, r->gathered);
-    sort(p, r);
+    if (plan_gathers_tokens(p)) /* permuted in the experts' order */
+        for (int64_t i = 0; p->st == ASSAY_OK && i < r->gathered; i++)
+            r->sort[i] = r->unsort[i] = i;
+    else
+        sort(p, r);
+    r->padded = r->gathered;
+    r->room = r->local_counts;
+    if (plan_pads_rows(p))
+        plan_pad_rows(p, r);
     r->known = p->st == ASSAY_OK;
 }
 

@@ -118,6 +118,9 @@ assay_status parity_case_copy_batches(const parity_case *c, int64_t vocab, const
         assay_tensorwriter_add_ref(w, b.shifted ? "tokens" : "input_ids", ASSAY_I64, shape, 4, b.input_ids),
         st, done);
     ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "labels", ASSAY_I64, shape, 4, b.labels), st, done);
+    if (b.position_ids != NULL)
+        ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "position_ids", ASSAY_I64, shape, 4, b.position_ids), st,
+                       done);
     st = assay_tensorwriter_finish(w);
 done:
     assay_tensorwriter_destroy(w);

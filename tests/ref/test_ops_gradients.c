@@ -108,6 +108,66 @@ Test(ref_gradients, rmsnorm)
     }
 }
 
+/* ---- RMSNorm of rows cut in two: both halves together are the norm of the whole rows */
+typedef struct cut_case {
+    double *y[2], *rstd, *x[2], *gamma[2], *dy[2], *sumsq;
+    int64_t t, h[2];
+} cut_case;
+
+static double cut_objective(void *context)
+{
+    const cut_case *c = context;
+    double *part = new_real(c->t), sum = 0.0;
+    for (int64_t i = 0; i < c->t; i++)
+        c->sumsq[i] = 0.0;
+    for (int k = 0; k < 2; k++) {
+        ref_rmsnorm_sumsq(part, c->x[k], c->t, c->h[k]);
+        for (int64_t i = 0; i < c->t; i++)
+            c->sumsq[i] += part[i];
+    }
+    for (int k = 0; k < 2; k++) {
+        ref_rmsnorm_apply(c->y[k], c->rstd, c->x[k], c->gamma[k], c->sumsq, 1e-2, c->h[0] + c->h[1], c->t,
+                          c->h[k]);
+        sum += dot(c->y[k], c->dy[k], c->t * c->h[k]);
+    }
+    free(part);
+    return sum;
+}
+
+Test(ref_gradients, rmsnorm_of_cut_rows)
+{
+    const int64_t sizes[][3] = {{1, 1, 1}, {3, 5, 2}, {2, 70, 61}, {0, 4, 4}};
+    test_rng r = {3};
+    for (int i = 0; i < 4; i++) {
+        const int64_t t = sizes[i][0];
+        cut_case c = {.t = t, .h = {sizes[i][1], sizes[i][2]}, .rstd = new_real(t), .sumsq = new_real(t)};
+        double *part = new_real(t), *all = calloc((size_t)t + 1, 8);
+        for (int k = 0; k < 2; k++) {
+            c.y[k] = new_real(t * c.h[k]);
+            c.x[k] = random_normal(&r, t * c.h[k]);
+            c.dy[k] = random_normal(&r, t * c.h[k]);
+            c.gamma[k] = random_normal(&r, c.h[k]);
+        }
+        cut_objective(&c);
+        for (int k = 0; k < 2; k++) {
+            ref_rmsnorm_bwd_dot(part, c.dy[k], c.x[k], c.gamma[k], c.rstd, t, c.h[k]);
+            for (int64_t n = 0; n < t; n++)
+                all[n] += part[n];
+        }
+        for (int k = 0; k < 2; k++) {
+            double *dx = new_real(t * c.h[k]), *dgamma = calloc((size_t)c.h[k], 8);
+            ref_rmsnorm_bwd_apply(dx, dgamma, c.dy[k], c.x[k], c.gamma[k], c.rstd, all, c.h[0] + c.h[1], t,
+                                  c.h[k]);
+            expect_gradient("dx", cut_objective, &c, c.x[k], dx, t * c.h[k]);
+            expect_gradient("dgamma", cut_objective, &c, c.gamma[k], dgamma, c.h[k]);
+            free(dx), free(dgamma);
+        }
+        for (int k = 0; k < 2; k++)
+            free(c.y[k]), free(c.x[k]), free(c.dy[k]), free(c.gamma[k]);
+        free(c.rstd), free(c.sumsq), free(part), free(all);
+    }
+}
+
 /* ---- attention */
 typedef struct attention_case {
     double *o, *lse, *q, *k, *v, *dout;
