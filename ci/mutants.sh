@@ -1,15 +1,18 @@
 #!/usr/bin/env bash
 # Bugs of real training stacks, planted in the engine's source (tests/mutants/*.mutant), each alone: the judge has to fail, and to
 # name the check and the operation that the mutant's file says.  Without a mutant the same cells have to pass.
-#   ci/mutants.sh [--fast] [--table] [--measure] [NAME ...]
-# --fast: the mutants marked `fast`; --table: the table of docs/DETECTION.md; --measure: prints what was found, compares nothing.
+#   ci/mutants.sh [--fast] [--all] [--table] [--measure] [NAME ...]
+# A mutant is judged by the one check that its file expects, which is enough to see that it is still caught and named; --all asks
+# every check, and the expected one still has to speak first.  --fast: the mutants marked `fast`; --table: the table of
+# docs/DETECTION.md; --measure: prints what was found and compares nothing.
 # JUDGE (default build/release/bin/assay) is a build without mutants; the engine is built here, in build/mutants.
 set -uo pipefail
 cd "$(dirname "$0")/.."
-fast='' table='' measure='' names=()
+fast='' all='' table='' measure='' names=()
 for a in "$@"; do
     case $a in
     --fast) fast=1 ;;
+    --all) all=1 ;;
     --table) table=1 ;;
     --measure) measure=1 ;;
     -*) echo "mutants: unknown option $a" >&2; exit 2 ;;
@@ -27,30 +30,39 @@ mkdir -p "$work"
 
 field() { sed -nE "s/^$1 (.*)/\1/p" "tests/mutants/$2.mutant" | head -1; }
 
-# judged NAME PRECISION RUN: what the judge says of a cell with a mutant (NAME "": without one).  First the check that failed
-# first and where, as `check: instance operation`, or `passed`; then all checks that failed.
+# asks PRECISION NAME: the options for the checks of a mutant.
+asks() {
+    local check
+    check=$(field "$1" "$2" | sed -E 's/:.*//')
+    [[ -n $all ]] || echo "--check $check"
+}
+
+# judged NAME PRECISION OPTIONS: what the judge says of a cell with a mutant (NAME "": without one).  First the check that failed
+# first and where, as `check: instance operation tensor`, or `passed`; then all checks that failed.
 judged() {
-    local name=$1 precision=$2 run=$3 dir first all
-    dir=$work/${name:-clean}-$precision-$(cksum <<<"$run" | cut -d' ' -f1)
-    # shellcheck disable=SC2086 # arguments
-    ASSAY_MUTANT=$name ASSAY_COLLECTIVE_TIMEOUT_S=60 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 "$judge" run --engine-program build/mutants/bin/assay-sim-mutants \
-        --variant fastest $run --precision "$precision" --jobs 1 --quiet --report "$dir" >"$dir.log" 2>&1
+    local name=$1 precision=$2 options=$3 dir first all_failed
+    dir=$work/${name:-clean}-$precision-$(cksum <<<"$options" | cut -d' ' -f1)
+    # shellcheck disable=SC2086 # words
+    ASSAY_MUTANT=$name ASSAY_COLLECTIVE_TIMEOUT_S=60 OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 \
+        "$judge" run --engine-program build/mutants/bin/assay-sim-mutants --variant fastest \
+        $options --precision "$precision" --jobs 1 --quiet --report "$dir" >"$dir.log" 2>&1
     local code=$?
-    first=$(sed -nE 's/^(FAIL|skip)  [^ ]+ [^ ]+ [^ ]+ [^,:]*(,[^ :]+)*, ([a-z]+): (.*)$/\1 \3: \4/p' "$dir.log" | head -1)
-    all=$(sed -nE 's/^(FAIL)  [^ ]+ [^ ]+ [^ ]+ [^,:]*(,[^ :]+)*, ([a-z]+): .*$/\3/p' "$dir.log" | awk '!seen[$0]++' | paste -sd' ')
+    # "FAIL  context fp32 cp2 fastest, plan: loss cross_entropy_bwd scale, step 0, ..."
+    first=$(sed -nE 's/^(FAIL|skip)  [^:]*, ([a-z]+): (.*)$/\2: \3/p' "$dir.log" | head -1)
+    all_failed=$(sed -nE 's/^FAIL  [^:]*, ([a-z]+): .*$/\1/p' "$dir.log" | awk '!seen[$0]++' | paste -sd' ')
     case $code in
     0) echo "passed|" ;;
-    1) echo "${first#FAIL }|$all" | sed -E 's/, (step|microbatch|rank) [^|]*//; s/\[[0-9,]*\]//g; s/ \|/|/' ;;
-    *) echo "refused: $(grep -m1 -iE 'error|could not' "$dir.log" | tr -d '|' | cut -c1-150)|" ;;
+    1) echo "$(sed -E 's/, (step|microbatch|rank) .*//; s/\[[0-9,]*\]//g' <<<"$first")|$all_failed" ;;
+    *) echo "no verdict: $(grep -m1 -iE 'error|could not' "$dir.log" | tr -d '|' | cut -c1-200)|" ;;
     esac
     rm -rf "$dir"
 }
 
-# one NAME PRECISION: a line `NAME|PRECISION|EXPECTED|FOUND|ALL`.
-one() { printf '%s|%s|%s|%s\n' "$1" "$2" "$(field "$2" "$1")" "$(judged "$1" "$2" "$(field run "$1")")"; }
+# one NAME PRECISION: a line `NAME|PRECISION|EXPECTED|FOUND|CHECKS THAT FAILED`.
+one() { printf '%s|%s|%s|%s\n' "$1" "$2" "$(field "$2" "$1")" "$(judged "$1" "$2" "$(field run "$1") $(asks "$2" "$1")")"; }
 clean() { printf '%s|%s|%s\n' "$2" "$1" "$(judged "" "$1" "$2")"; }
-export -f field judged one clean
-export work judge
+export -f field asks judged one clean
+export work judge all
 
 ((${#names[@]})) || for f in tests/mutants/*.mutant; do
     [[ -z $fast ]] || grep -qx fast "$f" || continue
@@ -65,19 +77,21 @@ done
 # Every cell once without a mutant.
 cells=()
 while read -r p run; do cells+=("$p" "$run"); done < <(for ((i = 0; i < ${#tasks[@]}; i += 2)); do
-    echo "${tasks[i + 1]} $(field run "${tasks[i]}")"
+    echo "${tasks[i + 1]} $(field run "${tasks[i]}") $(asks "${tasks[i + 1]}" "${tasks[i]}")"
 done | sort -u)
 
 failed=0
 complain() { failed=$((failed + 1)); echo "FAIL  $*"; }
-printf '%s\0' "${cells[@]}" | xargs -0 -P 2 -n 2 bash -c 'clean "$0" "$1"' >"$work/clean.txt"
+[[ -n $measure ]] || printf '%s\0' "${cells[@]}" | xargs -0 -P 2 -n 2 bash -c 'clean "$0" "$1"' >"$work/clean.txt"
+[[ -z $measure ]] || : >"$work/clean.txt"
 while IFS='|' read -r run p found _; do
     [[ $found == passed ]] || complain "without a mutant: $run $p: $found"
 done <"$work/clean.txt"
-printf '%s\0' "${tasks[@]}" | xargs -0 -P 2 -n 2 bash -c 'one "$0" "$1"' | sort >"$work/found.txt"
-while IFS='|' read -r n p expected found all; do
+printf '%s\0' "${tasks[@]}" | xargs -0 -P 2 -n 2 bash -c 'one "$0" "$1"' >"$work/found.tmp"
+sort "$work/found.tmp" >"$work/found.txt"
+while IFS='|' read -r n p expected found checks; do
     if [[ -n $measure ]]; then
-        printf '%s|%s|%s|%s\n' "$n" "$p" "$found" "$all"
+        printf '%s|%s|%s|%s\n' "$n" "$p" "$found" "$checks"
     elif [[ $found != "$expected"* ]]; then
         complain "$n $p: expected \"$expected\", found \"$found\""
     elif [[ -z $table ]]; then
