@@ -40,7 +40,7 @@ typedef struct gpu_param_unit {
     gpu_param *params[GPU_UNIT_PARAMS];
 } gpu_param_unit;
 
-/* What the owner of parameters and gradients does around their use.  Any may be NULL. */
+/* What the owner of parameters and gradients does around their use (gpu_optimizer_create). */
 typedef struct gpu_param_hooks {
     /* The unit will be read next (in a backward: its gradients written, too); `next`, if any, after it. */
     assay_status (*before)(void *user, const gpu_param_unit *unit, const gpu_param_unit *next, bool reads,
@@ -79,6 +79,8 @@ typedef struct gpu_layer {
     gpu_moe_params moe;
     int64_t *
         tokens_per_expert; /* device [n_microbatches, E]: the router's own counts, a row for each microbatch */
+    int64_t *
+        global_counts; /* device [n_microbatches, E]: counts of global_aux_loss up to each microbatch, or NULL */
 } gpu_layer;
 
 /* --- what a microbatch keeps for its backward pass ---------------------------------------------------------- */
@@ -105,7 +107,10 @@ typedef struct gpu_mlp_acts {
 
 typedef struct gpu_moe_acts {
     gpu_value tokens; /* token shard of the norm's output, a view where possible */
-    gpu_value logits, indices, probs, scores, aux_counts;
+    gpu_value logits, indices, probs, scores;
+    gpu_value aux_counts, seq_counts,
+        global_counts;               /* I64 [E], [B,E], [E]: over the ranks that share the tokens */
+    int64_t global_microbatches;     /* that global_counts are of */
     gpu_value routed, routed_counts; /* indices as the capacities leave them; I64 [E] */
     gpu_value row_token, token_row, tokens_per_expert;
     gpu_value permuted, permuted_probs;                   /* rows of this rank's tokens */
@@ -207,7 +212,7 @@ typedef struct gpu_model {
     gpu_chunk *chunks;
     gpu_param *word_embeddings, *final_layernorm, *output_layer; /* output_layer: the tied copy or its own */
     gpu_param_unit embedding_unit, output_unit;
-    const gpu_param_hooks *hooks; /* what happens around the use of parameters; NULL: nothing */
+    const gpu_param_hooks *hooks; /* what happens around the use of parameters */
     void *hooks_user;
     int64_t round;               /* of the backward that runs: number among this rank's microbatches */
     char misuse[2 * ASSAY_NAME]; /* a parameter used out of order; "" */
@@ -221,7 +226,7 @@ typedef struct gpu_model {
     gpu_value *ring_position; /* [cp] of `ring`, the first is `position`; NULL but around a ring */
     gpu_value gradient[2];    /* hidden gradients between layers, taking turns */
     double *loss_sums;        /* device F64 [n_microbatches] */
-    int64_t *expert_counts;   /* device: tokens_per_expert of every MoE layer, one after the other */
+    int64_t *expert_counts;   /* device: tokens_per_expert of every layer, then their global_counts */
     int64_t n_microbatches;
     bool recompute;   /* a layer keeps its output alone; its backward runs the forward again */
     int host_threads; /* processors of this rank, for work on the host; 0: one */

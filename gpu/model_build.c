@@ -308,11 +308,16 @@ static assay_status expert_counts_create(gpu_model *m)
         n += m->chunks[c].n_layers;
     if (rows == 0)
         return ASSAY_OK;
-    CUDA_TRY(cudaMalloc((void **)&m->expert_counts, (size_t)(n * rows) * sizeof *m->expert_counts));
+    const bool global = assay_balancing_coeff(m->options, ASSAY_BALANCING_GLOBAL_AUX) > 0.0;
+    const int64_t all = n * rows;
+    CUDA_TRY(
+        cudaMalloc((void **)&m->expert_counts, (size_t)(global ? 2 * all : all) * sizeof *m->expert_counts));
     n = 0;
     for (int c = 0; c < m->n_chunks; c++)
-        for (int64_t l = 0; l < m->chunks[c].n_layers; l++)
-            m->chunks[c].layers[l].tokens_per_expert = m->expert_counts + n++ * rows;
+        for (int64_t l = 0; l < m->chunks[c].n_layers; l++, n++) {
+            m->chunks[c].layers[l].tokens_per_expert = m->expert_counts + n * rows;
+            m->chunks[c].layers[l].global_counts = global ? m->expert_counts + all + n * rows : NULL;
+        }
     return ASSAY_OK;
 }
 

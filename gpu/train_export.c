@@ -156,7 +156,7 @@ static assay_status bring_logits(export_state *x, const void *mine, float *whole
     assay_batch_share share;
     assay_sequence_map map;
     int64_t v0, length;
-    ASSAY_TRY(assay_batch_share_make(1, e->batches.b, g->p.data_parallel_size, dp, &share));
+    ASSAY_TRY(assay_batch_share_make(false, 1, e->batches.b, g->p.data_parallel_size, dp, &share));
     ASSAY_TRY(assay_sequence_map_make(g, rank, e->batches.s, &map));
     assay_split(e->config.vocab_size, g->p.tensor_model_parallel_size, tp, &v0, &length);
     ASSAY_TRY(bring(x, rank, mine, map.region.length * share.n_rows * length));

@@ -4,6 +4,7 @@
 #include "ref/lockstep.h"
 #include "ref/parallel/context.h"
 #include "ref/parallel/tensor.h"
+#include "ref/qk_layernorm.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -158,10 +159,8 @@ static assay_status attention_fwd(ref_pass *p, ref_layer_acts *acts, ref_tensor 
     a->q_normed = a->q;
     a->k_normed = a->k;
     if (w->q_layernorm >= 0) {
-        ASSAY_TRY(ref_ranks_rmsnorm(p, &a->q_normed, &a->q_rstd, &a->q, w->q_layernorm,
-                                    "self_attention.q_layernorm"));
-        ASSAY_TRY(ref_ranks_rmsnorm(p, &a->k_normed, &a->k_rstd, &a->k, w->k_layernorm,
-                                    "self_attention.k_layernorm"));
+        ASSAY_TRY(ref_qk_layernorm_fwd(p, &a->q_normed, &a->q_rstd, &a->q, REF_QK_Q, w->q_layernorm));
+        ASSAY_TRY(ref_qk_layernorm_fwd(p, &a->k_normed, &a->k_rstd, &a->k, REF_QK_K, w->k_layernorm));
     }
     a->q_clipped = a->q_normed;
     a->k_clipped = a->k_normed;
@@ -200,8 +199,8 @@ static assay_status attention_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_a
         ASSAY_TRY(ref_ranks_clamp_bwd(p, &dv, &dv_clipped, &a->v, limit));
     }
     if (w->q_layernorm >= 0) {
-        ASSAY_TRY(ref_ranks_rmsnorm_bwd(p, &dq, &dq_normed, &a->q, &a->q_rstd, w->q_layernorm, NULL));
-        ASSAY_TRY(ref_ranks_rmsnorm_bwd(p, &dk, &dk_normed, &a->k, &a->k_rstd, w->k_layernorm, NULL));
+        ASSAY_TRY(ref_qk_layernorm_bwd(p, &dq, &dq_normed, &a->q, &a->q_rstd, REF_QK_Q, w->q_layernorm));
+        ASSAY_TRY(ref_qk_layernorm_bwd(p, &dk, &dk_normed, &a->k, &a->k_rstd, REF_QK_K, w->k_layernorm));
     } else {
         dq = dq_normed;
         dk = dk_normed;

@@ -22,6 +22,9 @@ typedef struct ref_param {
     double *states[ASSAY_MAX_OPTIMIZER_STATES]; /* [own_count] each, as assay_optimizer_states names them */
 } ref_param;
 
+/* Losses of a router: balancing of a microbatch, z, balancing of sequences, of the step so far. */
+enum { REF_LOSS_AUX, REF_LOSS_Z, REF_LOSS_SEQ_AUX, REF_LOSS_GLOBAL_AUX, REF_LOSSES };
+
 typedef struct ref_rank {
     int rank; /* in the world */
     assay_coords at;
@@ -34,7 +37,9 @@ typedef struct ref_rank {
      * to, so that it may run again. */
     int64_t *tokens_per_expert; /* [microbatches, layers, E] tokens sent to each expert */
     double *loss_sums;          /* [microbatches] token losses added up (last stage; equal on all tp ranks) */
-    double *aux_losses; /* [microbatches, layers, 2] this rank's parts of the auxiliary and the z loss */
+    double *aux_losses; /* [microbatches, layers, REF_LOSSES] this rank's parts of the losses of a router */
+    int64_t *
+        global_counts; /* [microbatches, layers, E] of the auxiliary map, over all that run a microbatch at once */
 } ref_rank;
 
 /* Rows of the parameters of every kind in the table, -1 where a layer has none (ref/layer.h). */

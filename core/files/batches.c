@@ -202,7 +202,7 @@ const int64_t *assay_batches_positions(const assay_batches *b, int64_t step, int
     return b->position_ids ? b->position_ids + (step * b->microbatches + microbatch) * b->b * b->s : NULL;
 }
 
-assay_status assay_batch_share_make(int64_t microbatches, int64_t b, int dp, int dp_rank,
+assay_status assay_batch_share_make(bool all_rows, int64_t microbatches, int64_t b, int dp, int dp_rank,
                                     assay_batch_share *out)
 {
     ASSAY_CHECK(microbatches >= 1 && b >= 1 && dp >= 1 && dp_rank >= 0 && dp_rank < dp,
@@ -213,8 +213,14 @@ assay_status assay_batch_share_make(int64_t microbatches, int64_t b, int dp, int
                 "data_parallel_size %d divides neither the %" PRId64
                 " microbatches of a step nor the %" PRId64 " rows of a microbatch",
                 dp, microbatches, b);
+    ASSAY_CHECK(
+        !all_rows || b % dp == 0, ASSAY_INVALID_ARGUMENT,
+        "global_aux_loss: data_parallel_size %d does not divide the %" PRId64
+        " rows of a microbatch: every rank must run some rows of each, or the layout would change what "
+        "is counted (Megatron-LM's counts of whole microbatches: --semantics megatron)",
+        dp, b);
     *out = (assay_batch_share){.n_microbatches = microbatches, .n_rows = b};
-    if (microbatches % dp == 0) {
+    if (microbatches % dp == 0 && (!all_rows || dp == 1)) {
         out->n_microbatches = microbatches / dp;
         out->first_microbatch = dp_rank * out->n_microbatches;
     } else {

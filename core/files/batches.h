@@ -39,13 +39,14 @@ const int64_t *assay_batches_positions(const assay_batches *b, int64_t step, int
 /* How data-parallel ranks share a step.  M = microbatches in the file.
  *  M % dp == 0: rank r runs microbatches [r*M/dp, (r+1)*M/dp), each whole (Megatron-LM).  rows_split = false.
  *  else b % dp == 0: every rank runs all M microbatches on rows [r*b/dp, (r+1)*b/dp).  rows_split = true: the
- * auxiliary loss of a microbatch then counts tokens over tp and dp. else ASSAY_INVALID_ARGUMENT. */
+ * auxiliary loss of a microbatch then counts tokens over tp and dp. else ASSAY_INVALID_ARGUMENT.
+ * all_rows: by rows, whatever M is: all dp ranks run the same microbatch at a time. */
 typedef struct assay_batch_share {
     bool rows_split;
     int64_t first_microbatch, n_microbatches; /* of this rank, global numbers */
     int64_t first_row, n_rows;                /* rows of b */
 } assay_batch_share;
-assay_status assay_batch_share_make(int64_t microbatches, int64_t b, int dp, int dp_rank,
+assay_status assay_batch_share_make(bool all_rows, int64_t microbatches, int64_t b, int dp, int dp_rank,
                                     assay_batch_share *out);
 
 ASSAY_END_DECLS

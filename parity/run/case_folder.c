@@ -40,7 +40,8 @@ static void take_layouts(const assay_model_config *config, parity_case *c, FILE 
     for (int i = 0; layouts[i] != NULL; i++) {
         if (strstr(layouts[i], "ep") != NULL && config->num_moe_experts == 0)
             continue;
-        if (assay_inputs_layout(layouts[i], config, c->microbatches, c->micro_batch_size) == ASSAY_OK) {
+        if (assay_inputs_layout(layouts[i], &c->options, config, c->microbatches, c->micro_batch_size) ==
+            ASSAY_OK) {
             snprintf(c->layouts[c->n_layouts++], ASSAY_LAYOUT_TEXT, "%s", layouts[i]);
             continue;
         }

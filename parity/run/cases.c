@@ -221,9 +221,9 @@ static assay_status take_config(parity_case *c)
 {
     assay_model_config *config = malloc(sizeof *config);
     ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
-    const assay_status st = parity_case_config(c, config);
+    assay_status st = parity_case_config(c, config);
     if (st == ASSAY_OK)
-        assay_inputs_take_config(&c->options, config);
+        st = assay_inputs_take_config(&c->options, config);
     free(config);
     return st;
 }

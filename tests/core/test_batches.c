@@ -161,7 +161,7 @@ Test(batch_plan, whole_microbatches_when_they_divide)
 {
     assay_batch_share p;
     for (int rank = 0; rank < 2; rank++) {
-        TEST_OK(assay_batch_share_make(4, 3, 2, rank, &p));
+        TEST_OK(assay_batch_share_make(false, 4, 3, 2, rank, &p));
         cr_expect_not(p.rows_split);
         cr_expect_eq(p.first_microbatch, 2 * rank);
         cr_expect_eq(p.n_microbatches, 2);
@@ -173,7 +173,7 @@ Test(batch_plan, whole_microbatches_when_they_divide)
 Test(batch_plan, rows_otherwise)
 {
     assay_batch_share p;
-    TEST_OK(assay_batch_share_make(3, 4, 2, 1, &p));
+    TEST_OK(assay_batch_share_make(false, 3, 4, 2, 1, &p));
     cr_expect(p.rows_split);
     cr_expect_eq(p.first_microbatch, 0);
     cr_expect_eq(p.n_microbatches, 3);
@@ -184,10 +184,14 @@ Test(batch_plan, rows_otherwise)
 Test(batch_plan, refuses_what_does_not_divide)
 {
     assay_batch_share p;
-    TEST_FAILS(assay_batch_share_make(3, 5, 2, 0, &p), ASSAY_INVALID_ARGUMENT,
+    TEST_OK(assay_batch_share_make(true, 4, 2, 2, 1, &p));
+    cr_expect(p.rows_split && p.n_microbatches == 4 && p.first_row == 1 && p.n_rows == 1);
+    TEST_FAILS(assay_batch_share_make(true, 4, 3, 2, 0, &p), ASSAY_INVALID_ARGUMENT, "global_aux_loss");
+    TEST_FAILS(assay_batch_share_make(false, 3, 5, 2, 0, &p), ASSAY_INVALID_ARGUMENT,
                "data_parallel_size 2 divides neither the 3 microbatches of a step nor the 5 rows");
-    TEST_FAILS(assay_batch_share_make(2, 2, 2, 2, &p), ASSAY_INVALID_ARGUMENT, "data-parallel rank 2 of 2");
-    TEST_FAILS(assay_batch_share_make(0, 2, 1, 0, &p), ASSAY_INVALID_ARGUMENT, "0 microbatches");
+    TEST_FAILS(assay_batch_share_make(false, 2, 2, 2, 2, &p), ASSAY_INVALID_ARGUMENT,
+               "data-parallel rank 2 of 2");
+    TEST_FAILS(assay_batch_share_make(false, 0, 2, 1, 0, &p), ASSAY_INVALID_ARGUMENT, "0 microbatches");
 }
 
 /* --- Megatron-LM's form ------------------------------------------------------------------------------------- */

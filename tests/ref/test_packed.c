@@ -170,7 +170,7 @@ Test(ref_packed, no_layout_changes_a_packed_step)
     pack(&c, 2);
     c.options.lr = 1e-3;
     c.options.clip_grad = 0.5;
-    c.options.moe_aux_loss_coeff = 0.02;
+    c.options.moe_aux_loss_coeff.of[0] = 0.02;
     c.options.moe_z_loss_coeff = 0.003;
     require_ok(ref_run(&c.run, c.weights, &whole), "unsharded");
     for (int i = 0; i < COUNT(layouts); i++)

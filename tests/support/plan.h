@@ -33,6 +33,13 @@ static const char plan_deep_model[] =
     "\"moe_router_score_function\":\"sigmoid\",\"norm_topk_prob\":true,"
     "\"moe_router_enable_expert_bias\":true,\"tie_word_embeddings\":true}";
 
+/* Norms over all heads of q and of k. */
+static const char plan_full_width_model[] =
+    "{\"model_type\":\"megatron\",\"num_layers\":2,\"hidden_size\":24,\"ffn_hidden_size\":16,"
+    "\"num_attention_heads\":4,\"num_query_groups\":2,\"kv_channels\":6,\"vocab_size\":41,"
+    "\"max_position_embeddings\":64,\"layernorm_epsilon\":1e-5,\"qk_layernorm\":true,"
+    "\"qk_layernorm_full_width\":true}";
+
 typedef struct plan_cell {
     char dir[256], trace_dir[300], save[300], out[300];
     assay_train_options options;
@@ -68,7 +75,7 @@ static inline void plan_write_batch(const char *path, bool many, bool packed)
 }
 
 /* Trains a model in a layout, with a fault or "", a capacity factor or 0, and a dispatcher, and opens the trace.  "LAYOUT
- * overlap": communication beside compute; "LAYOUT packed": documents packed in rows. */
+ * overlap": communication beside compute; "LAYOUT packed": documents packed in rows; "LAYOUT buckets": small ones. */
 static inline void plan_cell_run_with(plan_cell *c, const char *model, const char *layout,
                                       assay_precision precision, const char *planted, double capacity,
                                       assay_token_dispatcher dispatcher)
@@ -90,6 +97,7 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
     snprintf(c->out, sizeof c->out, "%s/out.safetensors", c->dir);
     const bool overlap = strstr(layout, " overlap"), packed = strstr(layout, " packed");
     snprintf(o->layout, sizeof o->layout, "%.*s", (int)strcspn(layout, " "), layout);
+    o->ddp_bucket_size = strstr(layout, " buckets") ? 150 : 0;
     o->overlap_grad_reduce = overlap;
     o->overlap_param_gather = overlap && strstr(layout, "zero");
     plan_write_batch(o->batch, strstr(layout, "zero2") || strstr(layout, "zero3") || overlap, packed);
@@ -101,7 +109,7 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
     o->lr_decay_iters = 5;
     o->weight_decay = 0.1;
     o->clip_grad = 0.25;
-    o->moe_aux_loss_coeff = 0.01;
+    o->moe_aux_loss_coeff.of[0] = 0.01;
     o->moe_z_loss_coeff = 0.001;
     o->moe_router_bias_update_rate = 0.001;
     o->moe_expert_capacity_factor = capacity;

@@ -159,6 +159,14 @@ static inline double compare_results(const ref_run_result *a, const ref_run_resu
     return worst;
 }
 
+/* An expert that nobody may choose: its pieces are empty on every rank. */
+static inline void ban_expert(model_case *c, int64_t expert)
+{
+    for (int64_t i = 0; i < c->spec->n_params; i++)
+        if (strstr(c->spec->params[i].name, "expert_bias"))
+            c->weights[i][expert] = -10.0;
+}
+
 /* Runs the case under `layout` and demands the result of `whole` (1e-12). */
 static inline void expect_layout(model_case *c, const ref_run_result *whole, const char *layout)
 {
