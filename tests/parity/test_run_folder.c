@@ -1,5 +1,6 @@
 /* The report folder has one owner, and a stopped run leaves it readable. */
 #include "tests/support/run.h"
+#include <sys/stat.h>
 
 TestSuite(run_folder, .init = run_setup, .fini = cli_teardown, .timeout = 200);
 
@@ -28,13 +29,13 @@ Test(run_folder, a_folder_of_somebody_else_is_not_touched)
     cli_free(&r);
 }
 
-/* The simulator, which on one rank tells that it trains and waits to be let go. */
+/* The simulator, which in the task of layout 1 tells that it trains and waits to be let go. */
 static void held_engine(void)
 {
     char text[4 * CLI_PATH];
     snprintf(text, sizeof text,
-             "#!/bin/sh\nif [ \"$1 $ASSAY_WORLD_SIZE\" = 'step 1' ]; then\n"
-             "  echo > %s/trains\n  while [ ! -e %s/go ]; do sleep 0.05; done\nfi\n"
+             "#!/bin/sh\ncase \"$*\" in step*/fp32-1/*)\n"
+             "  echo > %s/trains\n  while [ ! -e %s/go ]; do sleep 0.05; done;;\nesac\n"
              "exec " ASSAY_BIN_DIR "/assay-sim \"$@\"\n",
              cli_folder, cli_folder);
     cli_write_text(cli_file("held"), text);
