@@ -79,6 +79,7 @@ typedef struct gpu_layer {
     gpu_moe_params moe;
     int64_t *
         tokens_per_expert; /* device [n_microbatches, E]: the router's own counts, a row for each microbatch */
+    float *aux_losses;     /* device [n_microbatches, 2]: this rank's parts of the auxiliary and the z loss */
 } gpu_layer;
 
 /* --- what a microbatch keeps for its backward pass ---------------------------------------------------------- */
@@ -212,6 +213,7 @@ typedef struct gpu_model {
     gpu_value gradient[2];    /* hidden gradients between layers, taking turns */
     double *loss_sums;        /* device F64 [n_microbatches] */
     int64_t *expert_counts;   /* device: tokens_per_expert of every MoE layer, one after the other */
+    float *aux_losses;        /* device: likewise the layers' aux_losses */
     int64_t n_microbatches;
     bool recompute;   /* a layer keeps its output alone; its backward runs the forward again */
     int host_threads; /* processors of this rank, for work on the host; 0: one */

@@ -48,7 +48,18 @@ static gpu_value vector(const gpu_model *m, gpu_arena *arena, int64_t n)
     return gpu_partial(m, gpu_value_describe(arena, 1, dim, -1), aux_group(m));
 }
 
-static assay_status aux_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *a)
+/* The losses of this microbatch, for the end of the step; a forward that runs again writes the same. */
+static assay_status keep_losses(gpu_model *m, const gpu_microbatch_state *mb, const gpu_layer *l,
+                                const gpu_value *losses)
+{
+    if (m->run->dry)
+        return ASSAY_OK;
+    CUDA_TRY(cudaMemcpyAsync(l->aux_losses + 2 * mb->index, losses->t.data, 2 * sizeof(float),
+                             cudaMemcpyDeviceToDevice, m->run->ctx.stream));
+    return ASSAY_OK;
+}
+
+static assay_status aux_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *a)
 {
     gpu_run *run = m->run;
     gpu_arena *temp = &m->scratch;
@@ -67,9 +78,10 @@ static assay_status aux_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts
         a->aux_counts.kind = ASSAY_PIECE_SHARD;
         ASSAY_TRY(gpu_all_reduce(m, "mlp.router.aux_counts", group, &a->aux_counts, &counts));
     }
-    return GPU_CALL(run, "router_aux_loss", "mlp.router.aux_loss", GPU_T("score_sums", &sums),
-                    GPU_T("tokens_per_expert", &a->aux_counts), GPU_T("z_sum", &z), AUX_ATTRS(m),
-                    GPU_NEW("losses", &losses, vector(m, temp, 2)));
+    ASSAY_TRY(GPU_CALL(run, "router_aux_loss", "mlp.router.aux_loss", GPU_T("score_sums", &sums),
+                       GPU_T("tokens_per_expert", &a->aux_counts), GPU_T("z_sum", &z), AUX_ATTRS(m),
+                       GPU_NEW("losses", &losses, vector(m, temp, 2))));
+    return keep_losses(m, mb, l, &losses);
 }
 
 /* --- capacities --------------------------------------------------------------------------------------------- */
@@ -173,7 +185,7 @@ assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_la
     a->routed = a->indices;
     if (m->options->moe_expert_capacity_factor > 0.0)
         ASSAY_TRY(drop_fwd(m, mb, a));
-    return has_aux(m) ? aux_fwd(m, mb, a) : ASSAY_OK;
+    return has_aux(m) ? aux_fwd(m, mb, l, a) : ASSAY_OK;
 }
 
 assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_value *dtokens,
@@ -226,5 +238,20 @@ assay_status gpu_step_tokens_per_expert(gpu_model *m, const gpu_layer *l, gpu_va
     ASSAY_TRY_GOTO(gpu_run_upload(m->run, sum->t.data, total, row, "counts"), st, done);
 done:
     free(total);
+    return st;
+}
+
+assay_status gpu_step_aux_losses(gpu_model *m, const gpu_layer *l, double sum[2])
+{
+    const size_t n = (size_t)m->n_microbatches;
+    float *parts = malloc(2 * n * sizeof *parts + 1);
+    ASSAY_CHECK(parts, ASSAY_OUT_OF_MEMORY, "layer %lld: losses of %zu microbatches", (long long)l->number,
+                n);
+    const assay_status st =
+        gpu_run_download(m->run, parts, l->aux_losses, 2 * n * sizeof *parts, "auxiliary losses");
+    sum[0] = sum[1] = 0.0;
+    for (size_t i = 0; st == ASSAY_OK && i < 2 * n; i++)
+        sum[i % 2] += (double)parts[i];
+    free(parts);
     return st;
 }

@@ -316,3 +316,31 @@ Test(ref_megatron, features_that_are_not_there_are_refused_by_name)
     }
     free(config);
 }
+
+/* Per layer and step, mean over microbatches, without the coefficient: what Megatron-LM writes to its log. */
+Test(ref_megatron, losses_of_layers_are_those_of_the_log)
+{
+    static const char *const folders[] = {"aux", "aux_sigmoid", "aux_means", "z"};
+    for (int k = 0; k < 4; k++) {
+        model_case c;
+        ref_run_result r;
+        golden_pair g = {0};
+        char path[ASSAY_PATH];
+        double worst = 0.0;
+        int64_t n = 0;
+        open_megatron(&c, folders[k]);
+        require_ok(assay_tensorfile_open(&g.whole, megatron_path(path, folders[k], "golden.safetensors")),
+                   folders[k]);
+        run_layout(&c, "1", ASSAY_SEMANTICS_MEGATRON, &r);
+        for (int kind = 0; kind < 2; kind++) {
+            const char *name = kind == 0 ? "load_balancing_loss" : "z_loss";
+            const double *mine = kind == 0 ? r.layer_aux_loss : r.layer_z_loss;
+            for (int64_t i = 0; golden_find(&g, name) && i < r.steps * r.layers; i++, n++)
+                take_worst(&worst, relative(mine[i], number_at(&g, name, i)));
+        }
+        cr_expect(n > 0 && worst <= TOLERANCE, "%s: %lld numbers, worst %g", folders[k], (long long)n, worst);
+        ref_run_result_free(&r);
+        assay_tensorfile_close(g.whole);
+        close_case(&c);
+    }
+}
