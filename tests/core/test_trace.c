@@ -47,9 +47,7 @@ static void write_rank(int rank)
         TEST_OK(assay_trace_write_tensor(w, &x, X));
         assay_trace_tensor shard = record("gate_up", step, ASSAY_F32, EIGHT, 1);
         shard.shard.local_shape[0] = 4;
-        shard.shard.n_segments[0] = 2;
-        shard.shard.segments[0][0] = (assay_segment){2 * rank, 2};
-        shard.shard.segments[0][1] = (assay_segment){4 + 2 * rank, 2};
+        assay_shard_set(&shard.shard, 0, (const assay_segment[2]){{2 * rank, 2}, {4 + 2 * rank, 2}}, 2);
         TEST_OK(assay_trace_write_tensor(w, &shard, X));
         assay_trace_tensor index = record("rows", step, ASSAY_I64, TWO, 1);
         index.kind = ASSAY_PIECE_LOCAL;
@@ -311,7 +309,7 @@ Test(trace, writer_checks_records)
     TEST_FAILS(assay_trace_write_tensor(w, &t, X), ASSAY_INVALID_ARGUMENT, "step 2, but step 1 is open");
     t = good;
     TEST_FAILS(assay_trace_write_tensor(w, &t, NULL), ASSAY_INVALID_ARGUMENT, "x: no data");
-    t = good, t.shard.segments[0][0].length = 3;
+    t = good, assay_shard_set(&t.shard, 0, &(assay_segment){0, 3}, 1);
     TEST_FAILS(assay_trace_write_tensor(w, &t, X), ASSAY_FORMAT, "x");
     t = good, t.kind = ASSAY_PIECE_PARTIAL;
     TEST_FAILS(assay_trace_write_tensor(w, &t, X), ASSAY_INVALID_ARGUMENT,
