@@ -17,7 +17,7 @@ struct gpu_export {
     char *piece, *whole;        /* host */
     size_t piece_bytes, whole_bytes;
     int gathered[2];    /* scattered buffers: the bucket whose parts came together last, -1: none */
-    double *layer_loss; /* [steps, layers, 2]: this rank's parts of what Megatron-LM logs */
+    double *layer_loss; /* [steps, layers, GPU_LOSSES]: this rank's parts of what Megatron-LM logs */
 };
 typedef struct gpu_export export_state;
 
@@ -145,15 +145,34 @@ static assay_status export_params(export_state *x, const char *prefix, bool buff
 }
 
 /* --- logits ------------------------------------------------------------------------------------------------- */
-/* A piece [S, rows, length] of the vocabulary and of the rows, into [b, s, v]. */
+/* A rank's piece [its positions, rows, length] of the vocabulary and of the rows, into [b, s, v]. */
 static void place_logits(const gpu_engine *e, float *whole, const float *piece,
-                         const assay_batch_share *share, int64_t v0, int64_t length)
+                         const assay_sequence *positions, const assay_batch_share *share, int64_t v0,
+                         int64_t length)
 {
     const int64_t S = e->batches.s, V = e->config.vocab_size;
-    for (int64_t s = 0; s < S; s++)
+    for (int64_t i = 0; i < positions->length; i++)
         for (int64_t b = 0; b < share->n_rows; b++)
-            memcpy(whole + ((share->first_row + b) * S + s) * V + v0,
-                   piece + (s * share->n_rows + b) * length, (size_t)length * sizeof *whole);
+            memcpy(whole + ((share->first_row + b) * S + assay_sequence_position(positions, i)) * V + v0,
+                   piece + (i * share->n_rows + b) * length, (size_t)length * sizeof *whole);
+}
+
+/* Those of the rank at (tp, cp, dp) of the last stage. */
+static assay_status bring_logits(export_state *x, const void *mine, float *whole, int tp, int cp, int dp)
+{
+    const gpu_engine *e = x->e;
+    const assay_grid *g = &e->grid;
+    const int rank = assay_grid_rank(g, tp, cp, dp, g->p.pipeline_model_parallel_size - 1);
+    assay_batch_share share;
+    assay_sequence_map map;
+    int64_t v0, length;
+    ASSAY_TRY(assay_batch_share_make(false, 1, e->batches.b, g->p.data_parallel_size, dp, &share));
+    ASSAY_TRY(assay_sequence_map_make(g, rank, e->batches.s, &map));
+    assay_split(e->config.vocab_size, g->p.tensor_model_parallel_size, tp, &v0, &length);
+    ASSAY_TRY(bring(x, rank, mine, map.region.length * share.n_rows * length));
+    if (whole && length > 0)
+        place_logits(e, whole, (const float *)(const void *)x->piece, &map.region, &share, v0, length);
+    return ASSAY_OK;
 }
 
 static assay_status export_logits(export_state *x)
@@ -161,7 +180,6 @@ static assay_status export_logits(export_state *x)
     gpu_engine *e = x->e;
     const assay_grid *g = &e->grid;
     const int64_t shape[3] = {e->batches.b, e->batches.s, e->config.vocab_size};
-    const int last = g->p.pipeline_model_parallel_size - 1;
     const gpu_model *m = &e->model;
     const gpu_chunk *end = &m->chunks[m->n_chunks - 1];
     const void *mine = end->has_output ? end->in_flight[0].output.logits.t.data : NULL;
@@ -172,18 +190,9 @@ static assay_status export_logits(export_state *x)
         ASSAY_CHECK(whole, ASSAY_OUT_OF_MEMORY, "export: logits");
     }
     for (int dp = 0; dp < g->p.data_parallel_size; dp++)
-        for (int tp = 0; tp < g->p.tensor_model_parallel_size; tp++) {
-            assay_batch_share share;
-            int64_t v0, length;
-            ASSAY_TRY_GOTO(assay_batch_share_make(1, e->batches.b, g->p.data_parallel_size, dp, &share), st,
-                           done);
-            assay_split(e->config.vocab_size, g->p.tensor_model_parallel_size, tp, &v0, &length);
-            ASSAY_TRY_GOTO(
-                bring(x, assay_grid_rank(g, tp, 0, dp, last), mine, e->batches.s * share.n_rows * length), st,
-                done);
-            if (whole && length > 0)
-                place_logits(e, whole, (const float *)(const void *)x->piece, &share, v0, length);
-        }
+        for (int cp = 0; cp < g->p.context_parallel_size; cp++)
+            for (int tp = 0; tp < g->p.tensor_model_parallel_size; tp++)
+                ASSAY_TRY_GOTO(bring_logits(x, mine, whole, tp, cp, dp), st, done);
     if (x->writer)
         ASSAY_TRY_GOTO(assay_tensorwriter_add_copy(x->writer, "logits", ASSAY_F32, shape, 3, whole), st,
                        done);
@@ -230,36 +239,33 @@ static assay_status export_rates(export_state *x)
 }
 
 /* --- losses of layers --------------------------------------------------------------------------------------- */
-/* The coefficient of a loss, which Megatron-LM takes out again before it logs. */
-static double coefficient(const gpu_engine *e, int kind)
+static bool has_layer_losses(const gpu_engine *e)
 {
-    return kind == 0 ? e->options.moe_aux_loss_coeff : e->options.moe_z_loss_coeff;
-}
-
-static bool has_layer_losses(const gpu_engine *e, int kind)
-{
-    return e->config.num_moe_experts > 0 && coefficient(e, kind) > 0.0;
+    bool any = false;
+    for (int k = 0; k < GPU_LOSSES; k++)
+        any = any || assay_router_loss_coeff(&e->options, k) > 0.0;
+    return any && e->config.num_moe_experts > 0;
 }
 
 static int64_t n_layer_losses(const gpu_engine *e)
 {
-    return (e->last_step - e->first_step) * e->config.num_layers * 2;
+    return (e->last_step - e->first_step) * e->config.num_layers * GPU_LOSSES;
 }
 
 assay_status gpu_export_step(gpu_engine *e, int64_t step)
 {
     gpu_model *m = &e->model;
-    double *row = e->export->layer_loss + (step - e->first_step) * e->config.num_layers * 2;
-    if (!has_layer_losses(e, 0) && !has_layer_losses(e, 1))
-        return ASSAY_OK;
-    for (int c = 0; c < m->n_chunks; c++)
+    double *row = e->export->layer_loss + (step - e->first_step) * e->config.num_layers * GPU_LOSSES;
+    for (int c = 0; has_layer_losses(e) && c < m->n_chunks; c++)
         for (int64_t i = 0; i < m->chunks[c].n_layers; i++) {
-            double sum[2];
+            double sum[GPU_LOSSES];
             const gpu_layer *l = &m->chunks[c].layers[i];
             ASSAY_TRY(gpu_step_aux_losses(m, l, sum));
-            for (int k = 0; k < 2; k++)
-                if (has_layer_losses(e, k))
-                    row[l->number * 2 + k] = sum[k] / coefficient(e, k) / (double)m->step_microbatches;
+            for (int k = 0; k < GPU_LOSSES; k++) {
+                const double coeff = assay_router_loss_coeff(&e->options, k);
+                if (coeff > 0.0) /* Megatron-LM takes it out again before it logs */
+                    row[l->number * GPU_LOSSES + k] = sum[k] / coeff / (double)m->step_microbatches;
+            }
         }
     return ASSAY_OK;
 }
@@ -293,20 +299,20 @@ static assay_status sum_numbers(export_state *x, double *values, int64_t n)
 
 static assay_status export_layer_losses(export_state *x)
 {
-    static const char *const names[2] = {"aux_loss", "z_loss"};
     gpu_engine *e = x->e;
     const int64_t shape[2] = {e->last_step - e->first_step, e->config.num_layers}, n = shape[0] * shape[1];
-    if (!has_layer_losses(e, 0) && !has_layer_losses(e, 1))
+    if (!has_layer_losses(e))
         return ASSAY_OK;
-    ASSAY_TRY(sum_numbers(x, x->layer_loss, 2 * n));
+    ASSAY_TRY(sum_numbers(x, x->layer_loss, n_layer_losses(e)));
     float *narrow = malloc((size_t)(n + 1) * sizeof *narrow);
     ASSAY_CHECK(narrow, ASSAY_OUT_OF_MEMORY, "export: losses of %lld layers", (long long)n);
     assay_status st = ASSAY_OK;
-    for (int k = 0; k < 2 && x->writer && st == ASSAY_OK; k++) {
+    for (int k = 0; k < GPU_LOSSES && x->writer && st == ASSAY_OK; k++) {
         for (int64_t i = 0; i < n; i++)
-            narrow[i] = (float)x->layer_loss[2 * i + k];
-        if (has_layer_losses(e, k))
-            st = assay_tensorwriter_add_copy(x->writer, names[k], ASSAY_F32, shape, 2, narrow);
+            narrow[i] = (float)x->layer_loss[GPU_LOSSES * i + k];
+        if (assay_router_loss_coeff(&e->options, k) > 0.0)
+            st = assay_tensorwriter_add_copy(x->writer, assay_router_loss_name(k), ASSAY_F32, shape, 2,
+                                             narrow);
     }
     free(narrow);
     return st;

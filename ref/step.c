@@ -62,7 +62,7 @@ static assay_status load(step_inputs *in, const assay_train_options *o)
     ASSAY_CHECK(in->config, ASSAY_OUT_OF_MEMORY, "out of memory");
     ASSAY_TRY(assay_config_load(o->model, in->config));
     in->options = *o;
-    assay_inputs_take_config(&in->options, in->config);
+    ASSAY_TRY(assay_inputs_take_config(&in->options, in->config));
     ASSAY_TRY(assay_spec_build(in->config, &in->spec));
     ASSAY_TRY(assay_layout_parse(o->layout[0] ? o->layout : "1", &layout));
     in->run = (ref_run_config){.spec = in->spec,
@@ -114,11 +114,24 @@ static assay_status write_parts(assay_tensorwriter *w, const assay_param_spec *p
     return ASSAY_OK;
 }
 
+/* One of the losses of routers, [steps, layers]. */
+static assay_status write_layer_losses(assay_tensorwriter *w, const ref_run_result *r, int k)
+{
+    const int64_t shape[2] = {r->steps, r->layers}, n = shape[0] * shape[1];
+    double *one = calloc((size_t)n + 1, sizeof *one);
+    ASSAY_CHECK(one, ASSAY_OUT_OF_MEMORY, "out of memory: losses of %lld layers", (long long)n);
+    for (int64_t i = 0; i < n; i++)
+        one[i] = r->layer_losses[i * ASSAY_ROUTER_LOSSES + k];
+    const assay_status st =
+        assay_tensorwriter_add_copy(w, assay_router_loss_name(k), ASSAY_F64, shape, 2, one);
+    free(one);
+    return st;
+}
+
 /* What a training run reports of its steps. */
 static assay_status write_series(assay_tensorwriter *w, const step_inputs *in, const ref_run_result *r)
 {
     const assay_train_options *o = in->run.options;
-    const int64_t shape[2] = {r->steps, r->layers};
     assay_train_options ran = *o;
     ran.train_iters = r->steps;
     double *rates = calloc((size_t)r->steps + 1, sizeof *rates);
@@ -129,10 +142,9 @@ static assay_status write_series(assay_tensorwriter *w, const step_inputs *in, c
     free(rates);
     ASSAY_TRY(st);
     ASSAY_TRY(assay_tensorwriter_add_ref(w, "grad_norm", ASSAY_F64, &r->steps, 1, r->grad_norm));
-    if (in->config->num_moe_experts > 0 && o->moe_aux_loss_coeff > 0.0)
-        ASSAY_TRY(assay_tensorwriter_add_ref(w, "aux_loss", ASSAY_F64, shape, 2, r->layer_aux_loss));
-    if (in->config->num_moe_experts > 0 && o->moe_z_loss_coeff > 0.0)
-        ASSAY_TRY(assay_tensorwriter_add_ref(w, "z_loss", ASSAY_F64, shape, 2, r->layer_z_loss));
+    for (int k = 0; k < ASSAY_ROUTER_LOSSES && in->config->num_moe_experts > 0; k++)
+        if (assay_router_loss_coeff(o, k) > 0.0)
+            ASSAY_TRY(write_layer_losses(w, r, k));
     return ASSAY_OK;
 }
 

@@ -79,18 +79,20 @@ static assay_status check_rates(const saved *s, const assay_tensorfile *f, int64
 
 /* --- losses of layers --------------------------------------------------------------------------------------- */
 
-/* Element k of {aux, z} of a layer's router_aux_loss, over all ranks and microbatches of a step; *size: sum of magnitudes. */
+/* Loss k of a layer's router, over all ranks and microbatches of a step; *size: sum of magnitudes. */
 static assay_status sum_of_layer(const saved *s, int64_t step, int64_t layer, int k, double *sum,
                                  double *size, parity_result *r)
 {
     char name[ASSAY_NAME];
-    snprintf(name, sizeof name, "decoder.layers.%lld.mlp.router.aux_loss.losses", (long long)layer);
+    const int at = k == 1; /* the z-loss is the second of aux_loss */
+    snprintf(name, sizeof name, "decoder.layers.%lld.mlp.router.%s.losses", (long long)layer,
+             assay_router_loss_name(k - at));
     *sum = *size = 0.0;
     for (int64_t m = 0; m < s->batches->microbatches && r->verdict == PARITY_PASS; m++) {
         parity_global g;
         ASSAY_TRY(saved_from_trace(s, name, ASSAY_PHASE_FORWARD, step, m, &g, r));
         if (r->verdict == PARITY_PASS && g.count == 2) {
-            const double x = parity_decode(g.data, k, g.dtype);
+            const double x = parity_decode(g.data, at, g.dtype);
             *sum += x;
             *size += fabs(x);
         } else if (r->verdict == PARITY_PASS) {
@@ -110,9 +112,10 @@ static double layer_allowance(const saved *s, double wanted, double size)
 }
 
 /* [steps, layers] as Megatron-LM logs them: mean over microbatches, without the coefficient, 0 for a layer without experts. */
-static assay_status check_layer_losses(const saved *s, const assay_tensorfile *f, const char *name, int k,
-                                       double coeff, int64_t *seen)
+static assay_status check_layer_losses(const saved *s, const assay_tensorfile *f, int k, int64_t *seen)
 {
+    const char *name = assay_router_loss_name(k);
+    const double coeff = assay_router_loss_coeff(s->options, k);
     const assay_model_config *c = &s->spec->config;
     const int64_t shape[2] = {s->steps, c->num_layers};
     const double share = 1.0 / (coeff * (double)s->batches->microbatches);
@@ -256,8 +259,8 @@ assay_status saved_check_out(const saved *s, const assay_tensorfile *f)
     if (s->batches->training) {
         ASSAY_TRY(check_series(s, f, "grad_norm", &seen));
         ASSAY_TRY(check_rates(s, f, &seen));
-        ASSAY_TRY(check_layer_losses(s, f, "aux_loss", 0, s->options->moe_aux_loss_coeff, &seen));
-        ASSAY_TRY(check_layer_losses(s, f, "z_loss", 1, s->options->moe_z_loss_coeff, &seen));
+        for (int k = 0; k < ASSAY_ROUTER_LOSSES; k++)
+            ASSAY_TRY(check_layer_losses(s, f, k, &seen));
     } else
         ASSAY_TRY(check_logits(s, f, &seen));
     ASSAY_TRY(check_params(s, f, &seen));
