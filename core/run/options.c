@@ -601,6 +601,20 @@ double assay_balancing_coeff(const assay_train_options *o, assay_load_balancing 
     return 0.0;
 }
 
+const char *assay_router_loss_name(int k)
+{
+    static const char *const names[ASSAY_ROUTER_LOSSES] = {"aux_loss", "z_loss", "seq_aux_loss",
+                                                           "global_aux_loss"};
+    return names[k];
+}
+
+double assay_router_loss_coeff(const assay_train_options *o, int k)
+{
+    static const assay_load_balancing types[ASSAY_ROUTER_LOSSES] = {
+        ASSAY_BALANCING_AUX, ASSAY_BALANCING_NONE, ASSAY_BALANCING_SEQ_AUX, ASSAY_BALANCING_GLOBAL_AUX};
+    return k == 1 ? o->moe_z_loss_coeff : assay_balancing_coeff(o, types[k]);
+}
+
 bool assay_needs_all_rows(const assay_train_options *o)
 {
     return o->semantics == ASSAY_SEMANTICS_DEFAULT &&

@@ -192,7 +192,10 @@ static assay_status move_piece(copier *c, assay_trace_tensor *t)
         for (int i = 0; i < t->shard.n_segments[d]; i++) {
             if (t->shard.segments[d][i].start == 0 || t->kind != ASSAY_PIECE_SHARD)
                 continue;
-            t->shard.segments[d][i].start--;
+            assay_segment moved[ASSAY_MAX_SEGMENTS];
+            memcpy(moved, t->shard.segments[d], (size_t)t->shard.n_segments[d] * sizeof *moved);
+            moved[i].start--;
+            assay_shard_set(&t->shard, d, moved, t->shard.n_segments[d]);
             c->planted = true;
             return ASSAY_OK;
         }
