@@ -6,6 +6,7 @@
 #define L1 "decoder.layers.1."
 #define A0 L0 "self_attention."
 #define M1 L1 "mlp."
+#define EMBEDDING "embedding.word_embeddings.weight"
 #define INPUT true
 
 typedef struct fault {
@@ -181,6 +182,28 @@ static const fault copies[] = {
     {"group", "all_reduce", L0 "input_layernorm.weight", "", "intra_dp_cp", false, 2, 1, -1, "group"},
     {"drop_op", "all_reduce", L1 "input_layernorm.weight", "", "", false, 0, 0, -1, "operation"},
     {"repeat_op", "all_reduce", L1 "mlp.experts.linear_fc1.weight", "", "", false, 1, 0, -1, "operation"},
+};
+
+/* A tied embedding's parts over two stages, then over two copies: copies {0, 1}, {2, 3} of stage 0, {4, 5}, {6, 7}.  A sum
+ * that is lost or made twice is named by the group of the one in its place. */
+static const fault tied_copies[] = {
+    {"group", "all_reduce", EMBEDDING, "", "inter_dp_cp", false, 2, 0, -1, "group"},
+    {"group", "reduce_scatter", EMBEDDING, "", "dp_cp", false, 5, 1, 1, "group"},
+    {"rewire", "all_reduce", EMBEDDING, "send", EMBEDDING ".main_grad.shard", INPUT, 6, 1, -1, NULL},
+    {"drop_op", "all_reduce", EMBEDDING, "", "", false, 4, 1, -1, "group"},
+    {"repeat_op", "all_reduce", EMBEDDING, "", "", false, 3, 0, -1, "group"},
+    {"attr", "all_reduce", EMBEDDING, "reduction", "\"max\"", false, 0, 0, -1, NULL},
+    {"drop_op", "all_reduce", L1 "input_layernorm.weight", "", "", false, 6, 0, -1, "operation"},
+};
+
+/* Buckets of 150 elements: parts end in mid-row, and of a small parameter most ranks own nothing. */
+static const fault small_buckets[] = {
+    {"drop_op", "reduce_scatter", L0 "input_layernorm.weight", "", "", false, 3, 0, 3, "operation"},
+    {"repeat_op", "all_gather", A0 "q_layernorm.weight", "", "", false, 2, 1, 2, "operation"},
+    {"group", "reduce_scatter", A0 "linear_proj.weight", "", "world", false, 1, 1, 1, "group"},
+    {"drop_op", "add", A0 "linear_qkv.weight", "", "", false, 2, 0, 2, "operation"},
+    {"repeat_op", "adamw", "decoder.final_layernorm.weight", "", "", false, 0, 1, -1, "operation"},
+    {"drop_op", "sumsq", "decoder.final_layernorm.weight", "", "", false, 0, 0, -1, "operation"},
 };
 
 /* Gathers ahead of use, and reductions that may begin early. */
@@ -446,6 +469,27 @@ static void expect_early(const char *layout, const char *op, assay_precision pre
     plan_cell_free(&c);
 }
 
+/* The cell has what its name says: a rank that owns nothing of a parameter, and a part that begins or ends in mid-row. */
+static void expect_ragged(const char *layout, assay_precision precision)
+{
+    plan_cell c;
+    int64_t nothing = 0, broken = 0;
+    plan_cell_run(&c, plan_model, layout, precision, "");
+    for (int rank = 0; rank < c.grid.world; rank++)
+        for (int64_t i = 0; i < assay_trace_n_ops(c.trace, rank); i++) {
+            const assay_trace_op *op = assay_trace_op_at(c.trace, rank, i);
+            const bool scatter = strcmp(op->op, "reduce_scatter") == 0;
+            nothing += scatter && op->n_outputs == 0;
+            for (int k = 0; scatter && k < op->n_outputs; k++) {
+                const assay_shard *s = &assay_trace_tensor_by_id(c.trace, rank, op->outputs[k].tensor)->shard;
+                broken += s->ndim > 1 && s->local_shape[1] < s->global_shape[1];
+            }
+        }
+    cr_expect_gt(nothing, 0);
+    cr_expect_gt(broken, 0);
+    plan_cell_free(&c);
+}
+
 #define TABLE(x) x, sizeof(x) / sizeof(x)[0]
 
 Test(parity_plan_faults, tensor_parallel_fp32)
@@ -661,6 +705,17 @@ Test(parity_plan_faults, parts_in_copies_fp32)
     expect_all("dp4,zero3,hsdp2", ASSAY_PRECISION_FP32, TABLE(copies));
 }
 
+Test(parity_plan_faults, tied_embedding_in_copies_fp32)
+{
+    expect_all("pp2,dp4,zero3,hsdp2", ASSAY_PRECISION_FP32, TABLE(tied_copies));
+}
+
+Test(parity_plan_faults, small_buckets_fp32)
+{
+    expect_ragged("dp4,zero3 buckets", ASSAY_PRECISION_FP32);
+    expect_all("dp4,zero3 buckets", ASSAY_PRECISION_FP32, TABLE(small_buckets));
+}
+
 Test(parity_plan_faults, beside_compute_fp32)
 {
     expect_all("tp2,dp2,zero3 overlap", ASSAY_PRECISION_FP32, TABLE(overlapped));
@@ -685,6 +740,17 @@ Test(parity_plan_faults, gathered_parameters_bf16)
 Test(parity_plan_faults, parts_in_copies_bf16)
 {
     expect_all("dp4,zero3,hsdp2", ASSAY_PRECISION_BF16, TABLE(copies));
+}
+
+Test(parity_plan_faults, tied_embedding_in_copies_bf16)
+{
+    expect_all("pp2,dp4,zero3,hsdp2", ASSAY_PRECISION_BF16, TABLE(tied_copies));
+}
+
+Test(parity_plan_faults, small_buckets_bf16)
+{
+    expect_ragged("dp4,zero3 buckets", ASSAY_PRECISION_BF16);
+    expect_all("dp4,zero3 buckets", ASSAY_PRECISION_BF16, TABLE(small_buckets));
 }
 
 Test(parity_plan_faults, beside_compute_bf16)
