@@ -217,6 +217,9 @@ typedef struct gpu_model {
     int host_threads; /* processors of this rank, for work on the host; 0: one */
 } gpu_model;
 
+/* The attribute of every product that makes a weight gradient. */
+#define GPU_FUSION(m) GPU_I("gradient_accumulation_fusion", (m)->options->gradient_accumulation_fusion)
+
 /* Builds the parameter table of this rank and the layers; allocates nothing on the device. */
 assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_config *config,
                               const assay_grid *grid, const assay_train_options *options);

@@ -63,6 +63,8 @@ typedef struct assay_train_options {
     double moe_expert_capacity_factor; /* 0 = every token reaches its experts */
     assay_drop_policy moe_token_drop_policy;
     assay_token_dispatcher moe_token_dispatcher_type;
+    bool
+        gradient_accumulation_fusion; /* weight gradients are added in F32 as they are made; false: rounded to act first */
     bool calculate_per_token_loss; /* objective: the mean over targets; false: the mean of microbatch means */
     assay_semantics semantics;
 

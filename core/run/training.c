@@ -21,6 +21,7 @@ static const char *const always[] = {"precision",
                                      "moe_expert_capacity_factor",
                                      NULL};
 static const char *const of_means[] = {"calculate_per_token_loss", NULL};
+static const char *const of_stored[] = {"gradient_accumulation_fusion", NULL};
 static const char *const of_megatron[] = {"semantics", NULL};
 static const char *const of_warmup[] = {"lr_warmup_init", NULL};
 static const char *const of_decay[] = {"min_lr", "lr_decay_iters", NULL};
@@ -46,6 +47,8 @@ json_t *assay_training_to_json(const assay_train_options *o)
     take(training, all, always);
     if (!o->calculate_per_token_loss)
         take(training, all, of_means);
+    if (!o->gradient_accumulation_fusion)
+        take(training, all, of_stored);
     if (o->semantics != ASSAY_SEMANTICS_DEFAULT)
         take(training, all, of_megatron);
     if (o->lr_warmup_iters > 0)

@@ -20,6 +20,10 @@ typedef struct fault {
 /* Wrong attributes, inputs and integers of two tensor-parallel ranks that share the experts. */
 static const fault tensor_parallel[] = {
     {"attr", "attention_fwd", A0 "core_attention", "scale", "0.5", false, 1, 1, 0, NULL},
+    {"attr", "linear_bwd_weight", A0 "linear_qkv", "gradient_accumulation_fusion", "false", false, 1, 0, 1,
+     NULL},
+    {"attr", "grouped_linear_bwd_weight", M1 "experts.linear_fc1", "gradient_accumulation_fusion", "null",
+     false, 0, 1, 0, NULL},
     {"attr", "attention_fwd", A0 "core_attention", "window", "0", false, 0, 0, 1, NULL},
     {"attr", "attention_bwd", A0 "core_attention", "heads", "4", false, 1, 0, 1, NULL},
     {"attr", "attention_bwd", A0 "core_attention", "window", "4", false, 0, 1, 0, NULL},
@@ -194,6 +198,18 @@ static const fault tied_copies[] = {
     {"repeat_op", "all_reduce", EMBEDDING, "", "", false, 3, 0, -1, "group"},
     {"attr", "all_reduce", EMBEDDING, "reduction", "\"max\"", false, 0, 0, -1, NULL},
     {"drop_op", "all_reduce", L1 "input_layernorm.weight", "", "", false, 6, 0, -1, "operation"},
+};
+
+/* Weight gradients that are stored before they are added. */
+static const fault stored_gradients[] = {
+    {"attr", "linear_bwd_weight", A0 "linear_proj", "gradient_accumulation_fusion", "true", false, 1, 1, 0,
+     NULL},
+    {"attr", "linear_bwd_weight", "output_layer", "gradient_accumulation_fusion", "null", false, 0, 0, 1,
+     NULL},
+    {"attr", "linear_bwd_weight", M1 "router.gating", "gradient_accumulation_fusion", "true", false, 0, 1, 1,
+     NULL},
+    {"attr", "grouped_linear_bwd_weight", M1 "experts.linear_fc2", "gradient_accumulation_fusion", "true",
+     false, 1, 0, 0, NULL},
 };
 
 /* Buckets of 150 elements: parts end in mid-row, and of a small parameter most ranks own nothing. */
@@ -625,6 +641,11 @@ Test(parity_plan_faults, tied_embedding_in_copies_fp32)
     expect_all("pp2,dp4,zero3,hsdp2", ASSAY_PRECISION_FP32, TABLE(tied_copies));
 }
 
+Test(parity_plan_faults, stored_gradients_fp32)
+{
+    expect_all("ep2,tp2,sp unfused", ASSAY_PRECISION_FP32, TABLE(stored_gradients));
+}
+
 Test(parity_plan_faults, small_buckets_fp32)
 {
     expect_ragged("dp4,zero3 buckets", ASSAY_PRECISION_FP32);
@@ -660,6 +681,11 @@ Test(parity_plan_faults, parts_in_copies_bf16)
 Test(parity_plan_faults, tied_embedding_in_copies_bf16)
 {
     expect_all("pp2,dp4,zero3,hsdp2", ASSAY_PRECISION_BF16, TABLE(tied_copies));
+}
+
+Test(parity_plan_faults, stored_gradients_bf16)
+{
+    expect_all("ep2,tp2,sp unfused", ASSAY_PRECISION_BF16, TABLE(stored_gradients));
 }
 
 Test(parity_plan_faults, small_buckets_bf16)

@@ -63,7 +63,7 @@ static inline void plan_write_batch(const char *path, bool many)
 }
 
 /* Trains a model in a layout, with a fault or "", a capacity factor or 0, and a dispatcher, and opens the trace.  "LAYOUT
- * overlap": communication beside compute; "LAYOUT buckets": small ones. */
+ * overlap": communication beside compute; "LAYOUT buckets": small ones; "LAYOUT unfused": no gradient_accumulation_fusion. */
 static inline void plan_cell_run_with(plan_cell *c, const char *model, const char *layout,
                                       assay_precision precision, const char *planted, double capacity,
                                       assay_token_dispatcher dispatcher)
@@ -85,6 +85,7 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
     snprintf(c->out, sizeof c->out, "%s/out.safetensors", c->dir);
     const char *overlap = strstr(layout, " overlap");
     snprintf(o->layout, sizeof o->layout, "%.*s", (int)strcspn(layout, " "), layout);
+    o->gradient_accumulation_fusion = strstr(layout, " unfused") == NULL;
     o->ddp_bucket_size = strstr(layout, " buckets") ? 150 : 0;
     o->overlap_grad_reduce = overlap != NULL;
     o->overlap_param_gather = overlap && strstr(layout, "zero");
