@@ -49,8 +49,9 @@ static assay_status weight_gradient(const replay *r, ref_pair dw, const ref_valu
 {
     const ref_pair out = {dw.y + offset, dw.b + offset, dw.same};
     const double *a = dy->value + first * n, *b = x->value + first * k, *before = old->value + offset;
-    bool fused;
-    ASSAY_TRY(replay_attr_bool(r, "gradient_accumulation_fusion", &fused));
+    bool fused = true; /* the attribute's value where it is absent */
+    if (replay_has_attr(r, "gradient_accumulation_fusion"))
+        ASSAY_TRY(replay_attr_bool(r, "gradient_accumulation_fusion", &fused));
     return fused ? ref_bound_linear_bwd_weight(out, a, b, before, t, n, k, &r->d)
                  : ref_bound_linear_bwd_weight_stored(out, a, b, before, dy->dtype, t, n, k, &r->d);
 }
