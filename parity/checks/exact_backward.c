@@ -64,6 +64,23 @@ static void add_norm(parity_ask *q, int64_t t, int64_t h)
     parity_ask_finish(q);
 }
 
+static void add_cut_norm(parity_ask *q, int64_t t, int64_t h)
+{
+    for (int apply = 0; apply < 2; apply++) {
+        parity_ask_begin(q, apply ? "rmsnorm_bwd_apply" : "rmsnorm_bwd_dot");
+        parity_ask_2d(q, "dy", q->act, t, h, parity_lattice);
+        parity_ask_2d(q, "x", q->act, t, h, parity_lattice);
+        parity_ask_real(q, "gamma", q->act, 1, &h, parity_lattice);
+        parity_ask_real(q, "rstd", ASSAY_F32, 1, &t, half);
+        if (apply) {
+            parity_ask_real(q, "dot", ASSAY_F32, 1, &t, parity_lattice);
+            parity_ask_real(q, "dgamma_in", ASSAY_F32, 1, &h, parity_lattice);
+            parity_ask_int(q, "width", 64);
+        }
+        parity_ask_finish(q);
+    }
+}
+
 static void add_swiglu(parity_ask *q, int64_t t, bool probs)
 {
     for (int back = 0; back < 2; back++) {
@@ -308,6 +325,9 @@ void parity_ask_lattice_backward(parity_ask *q)
     add_norm(q, 0, 8);
     add_norm(q, 37, 64);
     add_norm(q, 3, 256);
+    add_cut_norm(q, 5, 4);
+    add_cut_norm(q, 0, 8);
+    add_cut_norm(q, 37, 64);
     add_swiglu(q, 9, true);
     add_swiglu(q, 70, false);
     add_swiglu(q, 0, true);

@@ -17,6 +17,22 @@
         "T=5 H=3 | eps=1e-5", "T=1 H=1 | eps=1e-6", "T=37 H=32 | eps=1e-6", "T=9 H=48 | eps=1e-5",           \
             "T=0 H=8 | eps=1e-5", "T=3 H=129 | eps=0.5", "T=70 H=64 | eps=1e-6"                              \
     }
+/* A part of 3 of a row's columns and more. */
+#define CUT_SIZES(attrs)                                                                                     \
+    {                                                                                                        \
+        "T=5 H=3 | " attrs "12", "T=1 H=1 | " attrs "2", "T=37 H=32 | " attrs "64",                          \
+            "T=9 H=48 | " attrs "96", "T=0 H=8 | " attrs "16", "T=3 H=129 | " attrs "1032",                  \
+            "T=70 H=64 | " attrs "64"                                                                        \
+    }
+#define SUMSQ_SIZES                                                                                          \
+    {                                                                                                        \
+        "T=5 H=3 | columns=H", "T=1 H=1 | columns=H", "T=37 H=32 | columns=H", "T=9 H=48 | columns=H",       \
+            "T=0 H=8 | columns=H", "T=3 H=129 | columns=H", "T=70 H=64 | columns=H"                          \
+    }
+#define DOT_SIZES                                                                                            \
+    {                                                                                                        \
+        "T=5 H=3", "T=1 H=1", "T=37 H=32", "T=9 H=48", "T=0 H=8", "T=3 H=129", "T=70 H=64"                   \
+    }
 #define ROPE_SIZES                                                                                           \
     {                                                                                                        \
         "T=5 A=3 D=8 P=11 h=4", "T=7 A=1 D=40 P=9 h=8", "T=0 A=2 D=4 P=3 h=2", "T=3 A=2 D=80 P=64 h=40"      \
@@ -153,6 +169,21 @@ const parity_ask_row parity_ask_table[] = {
       {.name = "dy"},
       {.name = "dgamma_in"}},
      NORM_SIZES},
+    {"rmsnorm_sumsq", .sizes = SUMSQ_SIZES},
+    {"rmsnorm_apply",
+     {{.name = "x"}, {.name = "gamma"}, {SLOT("sumsq", POSITIVE)}},
+     CUT_SIZES("eps=1e-5 width=")},
+    {"rmsnorm_bwd_dot",
+     {{.name = "x"}, {.name = "gamma"}, {SLOT("rstd", POSITIVE)}, {.name = "dy"}},
+     DOT_SIZES},
+    {"rmsnorm_bwd_apply",
+     {{.name = "x"},
+      {.name = "gamma"},
+      {SLOT("rstd", POSITIVE)},
+      {.name = "dot"},
+      {.name = "dy"},
+      {.name = "dgamma_in"}},
+     CUT_SIZES("width=")},
     {"rope_table",
      {{.name = NULL}},
      {"| rope_type=default rotary_dim=16 rotary_base=10000.0 positions=40",
