@@ -70,6 +70,8 @@ typedef struct assay_train_options {
     bool moe_pad_expert_input_to_capacity; /* every expert has as many rows as it may take */
     assay_row_padding moe_router_padding_for_quantization;
     assay_token_dispatcher moe_token_dispatcher_type;
+    bool
+        gradient_accumulation_fusion; /* weight gradients are added in F32 as they are made; false: rounded to act first */
     bool calculate_per_token_loss; /* objective: the mean over targets; false: the mean of microbatch means */
     assay_semantics semantics;
 
