@@ -15,6 +15,7 @@
 #include "core/model/spec.h"
 #include "core/run/inputs.h"
 #include "core/run/options.h"
+#include "core/run/recompute.h"
 #include "gpu/trace.h"
 
 ASSAY_BEGIN_DECLS
@@ -206,6 +207,7 @@ typedef struct gpu_model {
     gpu_arena state;   /* life of the engine */
     gpu_arena step;    /* life of a step: microbatches in flight and scratch */
     gpu_arena scratch; /* a piece of step: temporaries of a layer */
+    gpu_arena dropped; /* a piece of step: what a layer's forward makes and does not keep, because it runs again */
     gpu_value cos_table, sin_table, position;
     gpu_value key_position;   /* of `gathered`; none with cp = 1 or around a ring */
     gpu_value *ring_position; /* [cp] of `ring`, the first is `position`; NULL but around a ring */
@@ -213,7 +215,7 @@ typedef struct gpu_model {
     double *loss_sums;        /* device F64 [n_microbatches] */
     int64_t *expert_counts;   /* device: tokens_per_expert of every MoE layer, one after the other */
     int64_t n_microbatches;
-    bool recompute;   /* a layer keeps its output alone; its backward runs the forward again */
+    assay_recompute recompute; /* which layers and modules run again before their backward */
     int host_threads; /* processors of this rank, for work on the host; 0: one */
 } gpu_model;
 

@@ -27,6 +27,14 @@ typedef enum { ASSAY_SEMANTICS_DEFAULT, ASSAY_SEMANTICS_MEGATRON } assay_semanti
 enum { ASSAY_PATH = 1024 };
 
 /* Everything an engine needs to train.  Units: steps are optimizer steps. */
+/* Recomputation of activations (core/run/recompute.h). */
+typedef enum {
+    ASSAY_RECOMPUTE_NONE,
+    ASSAY_RECOMPUTE_FULL,
+    ASSAY_RECOMPUTE_SELECTIVE
+} assay_recompute_granularity;
+typedef enum { ASSAY_RECOMPUTE_UNIFORM, ASSAY_RECOMPUTE_BLOCK } assay_recompute_method;
+
 typedef struct assay_train_options {
     char model[ASSAY_PATH]; /* Hugging Face folder */
     char batch[ASSAY_PATH]; /* safetensors with I64 input_ids, labels */
@@ -58,6 +66,10 @@ typedef struct assay_train_options {
     int64_t ddp_bucket_size;   /* elements of a gradient bucket before it is closed; 0 = the engine's own */
     bool overlap_grad_reduce;  /* reductions begin while the last microbatch's backward goes on */
     bool overlap_param_gather; /* gathers of parameters run ahead of their use */
+    assay_recompute_granularity recompute_granularity;
+    assay_recompute_method recompute_method;
+    int64_t recompute_num_layers; /* 0 = 1 */
+    char recompute_modules[96];   /* "core_attn,moe_act"; "" = core_attn */
     double moe_aux_loss_coeff, moe_z_loss_coeff;
     double moe_router_bias_update_rate;
     double moe_expert_capacity_factor; /* 0 = every token reaches its experts */
