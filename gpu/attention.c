@@ -187,4 +187,5 @@ static const gpu_kind_param params[] = {
     {"self_attention.linear_proj.bias", offsetof(gpu_layer, attention.linear_proj_bias), false},
     {0},
 };
-const gpu_layer_kind gpu_self_attention = {"attention", params, attention_fwd, attention_bwd, attention_again};
+const gpu_layer_kind gpu_self_attention = {"attention", params, attention_fwd, attention_bwd,
+                                           attention_again};

@@ -56,8 +56,7 @@ static assay_status norm_fwd(gpu_model *m, gpu_microbatch_state *mb, const char 
 {
     gpu_arena *keep = gpu_module_arena(m, mb, ASSAY_RECOMPUTE_LAYERNORM);
     return GPU_CALL(m->run, "rmsnorm_fwd", at, GPU_T("x", x), GPU_T("gamma", gpu_param_use(m, gamma)),
-                    GPU_F("eps", m->eps),
-                    GPU_NEW("y", y, gpu_tokens(m, keep, m->sp, gpu_dim_hidden(m))),
+                    GPU_F("eps", m->eps), GPU_NEW("y", y, gpu_tokens(m, keep, m->sp, gpu_dim_hidden(m))),
                     GPU_NEW("rstd", rstd, gpu_token_rows(m, &mb->arena, m->sp)));
 }
 
@@ -115,8 +114,7 @@ assay_status gpu_layer_again(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *
                            &a->input));
     ASSAY_TRY(l->mixer->again(m, mb, l, a));
     if (with_norms)
-        ASSAY_TRY(
-            norm_fwd(m, mb, "pre_mlp_layernorm", l->pre_mlp_layernorm, &a->norm, &a->rstd, &a->hidden));
+        ASSAY_TRY(norm_fwd(m, mb, "pre_mlp_layernorm", l->pre_mlp_layernorm, &a->norm, &a->rstd, &a->hidden));
     if (mlp_runs_again(m, l))
         ASSAY_TRY(l->mlp->fwd(m, mb, l, a, &branch, &a->norm));
     else

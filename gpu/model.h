@@ -207,7 +207,8 @@ typedef struct gpu_model {
     gpu_arena state;   /* life of the engine */
     gpu_arena step;    /* life of a step: microbatches in flight and scratch */
     gpu_arena scratch; /* a piece of step: temporaries of a layer */
-    gpu_arena dropped; /* a piece of step: what a layer's forward makes and does not keep, because it runs again */
+    gpu_arena
+        dropped; /* a piece of step: what a layer's forward makes and does not keep, because it runs again */
     gpu_value cos_table, sin_table, position;
     gpu_value key_position;   /* of `gathered`; none with cp = 1 or around a ring */
     gpu_value *ring_position; /* [cp] of `ring`, the first is `position`; NULL but around a ring */
@@ -216,7 +217,7 @@ typedef struct gpu_model {
     int64_t *expert_counts;   /* device: tokens_per_expert of every MoE layer, one after the other */
     int64_t n_microbatches;
     assay_recompute recompute; /* which layers and modules run again before their backward */
-    int host_threads; /* processors of this rank, for work on the host; 0: one */
+    int host_threads;          /* processors of this rank, for work on the host; 0: one */
 } gpu_model;
 
 /* Builds the parameter table of this rank and the layers; allocates nothing on the device. */

@@ -33,10 +33,9 @@ static gpu_value part_of_grad(gpu_model *m, const gpu_value *forward)
 static assay_status activation_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *a)
 {
     const int64_t F = m->config->moe_ffn_hidden_size / m->etp;
-    return GPU_CALL(m->run, "swiglu_fwd", "mlp.experts.activation", GPU_T("x", &a->fc1),
-                    GPU_T("probs", &a->expert_probs),
-                    GPU_NEW("y", &a->act,
-                            expert_rows(m, gpu_module_arena(m, mb, ASSAY_RECOMPUTE_MOE_ACT), a, F)));
+    return GPU_CALL(
+        m->run, "swiglu_fwd", "mlp.experts.activation", GPU_T("x", &a->fc1), GPU_T("probs", &a->expert_probs),
+        GPU_NEW("y", &a->act, expert_rows(m, gpu_module_arena(m, mb, ASSAY_RECOMPUTE_MOE_ACT), a, F)));
 }
 
 static assay_status experts_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a)

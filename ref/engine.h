@@ -97,6 +97,7 @@ typedef struct ref_pass {
     assay_phase phase;
     int64_t layer;   /* -1 outside the decoder */
     char prefix[40]; /* "decoder.layers.3." or "" */
+    bool again;      /* a layer goes forward a second time: it has been traced */
     ref_arena arena;
 } ref_pass;
 

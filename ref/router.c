@@ -106,10 +106,12 @@ static assay_status local_sums(ref_pass *p, ref_router_acts *a, int r, aux_sums 
     const ref_policy *policy = &p->e->run->policy;
     const int64_t m = ref_pass_microbatch(p, r), shape[3] = {p->e->seq, p->e->batch, e};
     ref_pass_name(p, "mlp.router.aux", "aux_scores", name);
-    ASSAY_TRY(ref_trace_tensor(p->e, name, p->phase, p->step, m, shape, 3, scores.x, false));
+    if (!p->again)
+        ASSAY_TRY(ref_trace_tensor(p->e, name, p->phase, p->step, m, shape, 3, scores.x, false));
     ref_pass_name(p, "mlp.router.aux", "score_sums", name);
     ref_policy_store(policy, REF_STORE_ROUTER, false, name, p->step, m, sums->score_sums.x, e);
-    ASSAY_TRY(ref_trace_tensor(p->e, name, p->phase, p->step, m, &e, 1, sums->score_sums.x, false));
+    if (!p->again)
+        ASSAY_TRY(ref_trace_tensor(p->e, name, p->phase, p->step, m, &e, 1, sums->score_sums.x, false));
     ref_pass_name(p, "mlp.router.aux", "z_sum", name);
     ref_policy_store(policy, REF_STORE_ROUTER, false, name, p->step, m, &sums->z_sum, 1);
     ref_pass_name(p, "mlp.router.aux", "tokens_per_expert", name);

@@ -7,9 +7,12 @@ static const struct {
     const char *name;
     unsigned bit;
 } modules[] = {
-    {"core_attn", ASSAY_RECOMPUTE_CORE_ATTN}, {"layernorm", ASSAY_RECOMPUTE_LAYERNORM},
-    {"mlp", ASSAY_RECOMPUTE_MLP},             {"moe", ASSAY_RECOMPUTE_MOE},
-    {"moe_act", ASSAY_RECOMPUTE_MOE_ACT},     {"shared_experts", ASSAY_RECOMPUTE_SHARED_EXPERTS},
+    {"core_attn", ASSAY_RECOMPUTE_CORE_ATTN},
+    {"layernorm", ASSAY_RECOMPUTE_LAYERNORM},
+    {"mlp", ASSAY_RECOMPUTE_MLP},
+    {"moe", ASSAY_RECOMPUTE_MOE},
+    {"moe_act", ASSAY_RECOMPUTE_MOE_ACT},
+    {"shared_experts", ASSAY_RECOMPUTE_SHARED_EXPERTS},
 };
 enum { N_MODULES = sizeof modules / sizeof modules[0] };
 

@@ -203,6 +203,8 @@ static assay_status judge_trace(task_state *s, const char *dir, const char *save
         ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_ASSEMBLE), st, done);
     if (wants(s, PARITY_CHECK_FLOW) && parity_check_flow(trace, spec, s->report) != ASSAY_OK)
         ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_FLOW), st, done);
+    if (wants(s, PARITY_CHECK_BITWISE) && parity_check_recompute(trace, s->report) != ASSAY_OK)
+        ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_BITWISE), st, done);
     if (wants(s, PARITY_CHECK_LOCAL) && parity_check_local(trace, s->report) != ASSAY_OK)
         ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_LOCAL), st, done);
     if (config->num_moe_experts > 0 && wants(s, PARITY_CHECK_ROUTING) &&
@@ -256,9 +258,9 @@ static assay_status check_recompute(task_state *s, const char *first_out)
     if (strcmp(s->t->variant, "fastest") != 0)
         return ASSAY_OK;
     const bool off = o.recompute_granularity == ASSAY_RECOMPUTE_NONE;
-    o.recompute_granularity = !off                                     ? ASSAY_RECOMPUTE_NONE
-                              : s->t->precision == ASSAY_PRECISION_BF16    ? ASSAY_RECOMPUTE_SELECTIVE
-                                                                       : ASSAY_RECOMPUTE_FULL;
+    o.recompute_granularity = !off                                      ? ASSAY_RECOMPUTE_NONE
+                              : s->t->precision == ASSAY_PRECISION_BF16 ? ASSAY_RECOMPUTE_SELECTIVE
+                                                                        : ASSAY_RECOMPUTE_FULL;
     o.recompute_method = ASSAY_RECOMPUTE_UNIFORM;
     o.recompute_num_layers = 0;
     snprintf(o.recompute_modules, sizeof o.recompute_modules, "%s",
