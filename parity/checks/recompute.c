@@ -49,6 +49,16 @@ static assay_status compare_slots(const assay_trace *t, int rank, const assay_tr
                                output ? "output" : "input", slots[i].slot, b->name, a->hash, b->hash);
         ASSAY_TRY(parity_table_merge(table, &r));
     }
+    const assay_trace_slot *had = output ? first->outputs : first->inputs;
+    for (int i = 0; i < (output ? first->n_outputs : first->n_inputs); i++) {
+        parity_result r = *base;
+        if (record_of(t, rank, slots, n, had[i].slot) != NULL)
+            continue;
+        snprintf(r.tensor, sizeof r.tensor, "%s", had[i].slot);
+        parity_result_fail(&r, "recompute: %s %s: expected it in both forwards", output ? "output" : "input",
+                           had[i].slot);
+        ASSAY_TRY(parity_table_merge(table, &r));
+    }
     return ASSAY_OK;
 }
 

@@ -70,7 +70,7 @@ static inline void plan_write_batch(const char *path, bool many)
 }
 
 /* Trains a model in a layout, with a fault or "", a capacity factor or 0, and a dispatcher, and opens the trace.  "LAYOUT
- * overlap": communication beside compute. */
+ * overlap": communication beside compute; "LAYOUT full=N", "LAYOUT selective=MODULES": recomputation. */
 static inline void plan_cell_run_with(plan_cell *c, const char *model, const char *layout,
                                       assay_precision precision, const char *planted, double capacity,
                                       assay_token_dispatcher dispatcher)
@@ -90,9 +90,15 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
     snprintf(c->trace_dir, sizeof c->trace_dir, "%s/trace", c->dir);
     snprintf(c->save, sizeof c->save, "%s/save", c->dir);
     snprintf(c->out, sizeof c->out, "%s/out.safetensors", c->dir);
-    const char *overlap = strstr(layout, " overlap");
-    snprintf(o->layout, sizeof o->layout, "%.*s", overlap ? (int)(overlap - layout) : (int)strlen(layout),
-             layout);
+    const char *overlap = strstr(layout, " overlap"), *full = strstr(layout, " full="),
+               *selective = strstr(layout, " selective=");
+    snprintf(o->layout, sizeof o->layout, "%.*s", (int)strcspn(layout, " "), layout);
+    if (full || selective)
+        o->recompute_granularity = full ? ASSAY_RECOMPUTE_FULL : ASSAY_RECOMPUTE_SELECTIVE;
+    if (full)
+        o->recompute_num_layers = atoi(full + 6);
+    if (selective)
+        snprintf(o->recompute_modules, sizeof o->recompute_modules, "%s", selective + 11);
     o->overlap_grad_reduce = overlap != NULL;
     o->overlap_param_gather = overlap && strstr(layout, "zero");
     plan_write_batch(o->batch, strstr(layout, "zero2") || strstr(layout, "zero3") || overlap);
