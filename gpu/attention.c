@@ -1,4 +1,5 @@
 /* The attention mixer: column-parallel qkv, heads, row-parallel projection.  docs/OPS.md section 9. */
+#include "gpu/documents.h"
 #include "gpu/layer.h"
 #include "gpu/parallel/context.h"
 #include "gpu/parallel/tensor.h"
@@ -22,8 +23,9 @@ static gpu_value kv_heads_of(const gpu_model *m, gpu_arena *arena, int64_t d)
 
 #define SPLIT_ATTRS(m)                                                                                       \
     GPU_I("heads", (m)->heads), GPU_I("groups", (m)->groups), GPU_I("head_dim", (m)->config->kv_channels)
-#define ROTATION(m)                                                                                          \
-    GPU_T("cos", &(m)->cos_table), GPU_T("sin", &(m)->sin_table), GPU_T("position", &(m)->position)
+#define ROTATION(m, a)                                                                                       \
+    GPU_T("cos", &(m)->cos_table), GPU_T("sin", &(m)->sin_table),                                            \
+        GPU_T("position", gpu_documents_position(m, (a)->documents))
 
 /* qkv -> q, k, v after norm, clamp and rotation.  What a norm or a clamp reads is kept for its backward. */
 static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_attention_params *w,
@@ -57,9 +59,9 @@ static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_
         q = &a->q_clip;
         k = &a->k_clip;
     }
-    ASSAY_TRY(GPU_CALL(run, "rope_fwd", "self_attention.rope_q", GPU_T("x", q), ROTATION(m),
+    ASSAY_TRY(GPU_CALL(run, "rope_fwd", "self_attention.rope_q", GPU_T("x", q), ROTATION(m, a),
                        GPU_NEW("y", &a->q, heads_of(m, gpu_context_query_arena(m, keep), A, D))));
-    return GPU_CALL(run, "rope_fwd", "self_attention.rope_k", GPU_T("x", k), ROTATION(m),
+    return GPU_CALL(run, "rope_fwd", "self_attention.rope_k", GPU_T("x", k), ROTATION(m, a),
                     GPU_NEW("y", &a->k, kv_heads_of(m, own, D)));
 }
 
@@ -71,6 +73,7 @@ static assay_status attention_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_la
     gpu_attention_acts *a = &acts->attention;
     gpu_arena *temp = &m->scratch;
     gpu_value qkv;
+    a->documents = m->packed ? &mb->documents : NULL;
     ASSAY_TRY(gpu_column_parallel_input(m, gpu_module_arena(m, mb, ASSAY_RECOMPUTE_LAYERNORM), m->sp,
                                         "self_attention.gather", &a->whole, x));
     ASSAY_TRY(GPU_CALL(run, "linear_fwd", "self_attention.linear_qkv", GPU_T("x", &a->whole),
@@ -115,9 +118,9 @@ static assay_status heads_bwd(gpu_model *m, const gpu_attention_params *w, gpu_a
     gpu_value *k = gpu_value_set(&dk_clip, gpu_partial_kv(m, gpu_grad_of(m, clip ? &a->k_clip : k_in))),
               *v = dv;
     ASSAY_TRY(
-        GPU_CALL(run, "rope_bwd", "self_attention.rope_q", GPU_T("dy", dq), ROTATION(m), GPU_T("dx", q)));
+        GPU_CALL(run, "rope_bwd", "self_attention.rope_q", GPU_T("dy", dq), ROTATION(m, a), GPU_T("dx", q)));
     ASSAY_TRY(
-        GPU_CALL(run, "rope_bwd", "self_attention.rope_k", GPU_T("dy", dk), ROTATION(m), GPU_T("dx", k)));
+        GPU_CALL(run, "rope_bwd", "self_attention.rope_k", GPU_T("dy", dk), ROTATION(m, a), GPU_T("dx", k)));
     if (clip) {
         ASSAY_TRY(GPU_CALL(run, "clamp_bwd", "self_attention.clip_q", GPU_T("dy", q), GPU_T("x", q_in),
                            GPU_F("limit", c->clip_qkv), GPU_NEW("dx", &dq_norm, gpu_grad_of(m, q_in))));

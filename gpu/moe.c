@@ -1,7 +1,6 @@
 /* Mixture of experts on token shards.  Every tp rank works on its own sequence piece whether sequence_parallel is on or
  * not.  docs/OPS.md sections 7 and 9. */
 #include "gpu/layer.h"
-#include "gpu/parallel/allgather.h"
 #include "gpu/parallel/expert.h"
 #include "gpu/parallel/tensor.h"
 #include <stddef.h>
@@ -17,7 +16,7 @@ static bool must_cut(const gpu_model *m)
 static gpu_value expert_rows(const gpu_model *m, gpu_arena *arena, const gpu_moe_acts *a, int64_t last)
 {
     gpu_value v = gpu_local(arena, a->expert_rows.n, last);
-    v.kind = m->etp > 1 || gpu_gathers_tokens(m) ? ASSAY_PIECE_LOCAL : ASSAY_PIECE_ROWS;
+    v.kind = m->etp > 1 ? ASSAY_PIECE_LOCAL : ASSAY_PIECE_ROWS;
     v.rows = &a->expert_rows;
     return v;
 }

@@ -57,7 +57,7 @@ static assay_status read_inputs(gpu_engine *e)
     const assay_train_options *o = &e->options;
     assay_parallel_config layout;
     ASSAY_TRY(assay_config_load(o->model, &e->config));
-    assay_inputs_take_config(&e->options, &e->config);
+    ASSAY_TRY(assay_inputs_take_config(&e->options, &e->config));
     ASSAY_TRY(check_weights(e));
     ASSAY_TRY(assay_layout_parse(o->layout[0] ? o->layout : "1", &layout));
     ASSAY_TRY(assay_grid_make(&layout, &e->grid));
@@ -69,8 +69,8 @@ static assay_status read_inputs(gpu_engine *e)
     ASSAY_TRY(assay_batches_open(&e->batches, o->batch, e->config.vocab_size));
     assay_coords at;
     assay_grid_coords(&e->grid, e->env.rank, &at);
-    ASSAY_TRY(assay_batch_share_make(e->batches.microbatches, e->batches.b, e->grid.p.data_parallel_size,
-                                     at.dp, &e->share));
+    ASSAY_TRY(assay_batch_share_make(assay_needs_all_rows(&e->options), e->batches.microbatches, e->batches.b,
+                                     e->grid.p.data_parallel_size, at.dp, &e->share));
     const int64_t held = e->batches.steps;
     if (!e->repeat || o->train_iters <= held)
         ASSAY_TRY(assay_inputs_steps(o, e->batches.training, held));
@@ -92,6 +92,7 @@ static assay_status plant_fault(gpu_engine *e)
                              .pp = p->pipeline_model_parallel_size,
                              .training = e->batches.training,
                              .scattered = p->zero_stage >= 2,
+                             .packed = e->batches.position_ids != NULL,
                              .steps = e->last_step,
                              .step_microbatches = e->batches.microbatches,
                              .first_moe_layer = -1,

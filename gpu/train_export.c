@@ -165,8 +165,9 @@ static assay_status export_logits(export_state *x)
         for (int tp = 0; tp < g->p.tensor_model_parallel_size; tp++) {
             assay_batch_share share;
             int64_t v0, length;
-            ASSAY_TRY_GOTO(assay_batch_share_make(1, e->batches.b, g->p.data_parallel_size, dp, &share), st,
-                           done);
+            ASSAY_TRY_GOTO(
+                assay_batch_share_make(false, 1, e->batches.b, g->p.data_parallel_size, dp, &share), st,
+                done);
             assay_split(e->config.vocab_size, g->p.tensor_model_parallel_size, tp, &v0, &length);
             ASSAY_TRY_GOTO(
                 bring(x, assay_grid_rank(g, tp, 0, dp, last), mine, e->batches.s * share.n_rows * length), st,

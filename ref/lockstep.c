@@ -52,7 +52,7 @@ assay_status ref_store(ref_pass *p, ref_tensor *t, ref_store_class class)
     EACH_RANK(p, r)
     ref_policy_store(&p->e->run->policy, class, p->phase == ASSAY_PHASE_BACKWARD, t->name, p->step,
                      ref_pass_microbatch(p, r), t->at[r].x, t->at[r].rows * t->at[r].cols);
-    return p->e->run->trace && !p->again ? trace_whole(p, t) : ASSAY_OK;
+    return p->e->run->trace ? trace_whole(p, t) : ASSAY_OK;
 }
 
 void ref_store_main_grad(ref_pass *p, int64_t param)

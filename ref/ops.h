@@ -170,13 +170,23 @@ void ref_router_aux_topk(int64_t *indices, const double *aux_scores, const ref_r
 /* score_sums [E] =   counts [E] =   z_sum [1] =   from aux_scores, indices, logits */
 void ref_router_aux_sums(double *score_sums, int64_t *counts, double *z_sum, const double *aux_scores,
                          const int64_t *indices, const double *logits, const ref_router_desc *d);
-/* losses [2] = {aux, z}; group_counts [E] summed over the aux group, group_tokens tokens in it */
-void ref_router_aux_loss(double losses[2], const double *score_sums, const int64_t *group_counts,
-                         const double *z_sum, double aux_coeff, double z_coeff, int64_t group_tokens,
-                         const ref_router_desc *d);
+/* score_sums, counts [rows,E] =   the same of each of `rows` sequences; token t is of sequence t mod rows */
+void ref_router_seq_aux_sums(double *score_sums, int64_t *counts, const double *aux_scores,
+                             const int64_t *indices, int64_t rows, const ref_router_desc *d);
+/* A balancing loss and the z-loss: aux_coeff E / (K tokens^2 divisor) sum_b sum_i score_sums_bi counts_bi, and
+ * z_coeff / tokens z_sum.  counts [rows,E] are those of all ranks that share the tokens. */
+typedef struct ref_balance {
+    double aux_coeff, z_coeff;
+    int64_t tokens, rows, divisor;
+} ref_balance;
+/* losses [2] = {aux, z}; z_sum NULL: z is 0 */
+void ref_router_aux_loss(double losses[2], const double *score_sums, const int64_t *counts,
+                         const double *z_sum, const ref_balance *b, const ref_router_desc *d);
 /* dlogits [T,E] += loss_scale * d(losses)/d(logits) */
-void ref_router_aux_bwd(double *dlogits, const double *logits, const int64_t *group_counts, double aux_coeff,
-                        double z_coeff, double loss_scale, int64_t group_tokens, const ref_router_desc *d);
+void ref_router_aux_bwd(double *dlogits, const double *logits, const int64_t *counts, const ref_balance *b,
+                        double loss_scale, const ref_router_desc *d);
+/* total [E] = counts + previous (NULL: 0) */
+void ref_running_counts(int64_t *total, const int64_t *counts, const int64_t *previous, int64_t e);
 void ref_expert_bias_update(double *bias, const int64_t *counts, double rate, int64_t e);
 
 /* --- experts.c ---------------------------------------------------------------------------------------------- */

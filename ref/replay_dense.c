@@ -316,7 +316,7 @@ static assay_status rope_table(const replay *r)
     ASSAY_TRY(replay_out_real(r, "cos", count, ASSAY_F32, "output rounding", &c));
     ASSAY_TRY(replay_out_real(r, "sin", count, ASSAY_F32, "output rounding", &s));
     if (desc.rotary_dim > 0)
-        ref_bound_rope_table(c, s, &desc, p);
+        ref_bound_rope_table(c, s, &desc, p, &r->d);
     return ASSAY_OK;
 }
 

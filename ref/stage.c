@@ -1,5 +1,6 @@
 /* The model, stage by stage. */
 #include "ref/stage.h"
+#include "ref/documents.h"
 #include "ref/objective.h"
 
 #include "ref/parallel/collectives.h"
@@ -197,6 +198,7 @@ assay_status ref_stage_fwd(ref_pass *p, ref_stage_acts *a, const ref_tensor *inp
     ASSAY_TRY(ref_arena_alloc(&p->arena, a->n_layers, sizeof *a->layers, &layers));
     a->layers = layers;
     ASSAY_TRY(load_tokens(p, a));
+    ASSAY_TRY(ref_documents_load(p));
     if (is_first(p)) {
         ref_tensor partial;
         ASSAY_TRY(ref_unit_acquire(p, REF_UNIT_EMBEDDING));
@@ -233,9 +235,9 @@ static assay_status layer_again(ref_pass *p, ref_layer_acts *a)
     if (p->e->options.recompute_granularity == ASSAY_RECOMPUTE_NONE)
         return ASSAY_OK;
     p->phase = ASSAY_PHASE_FORWARD;
-    p->again = true;
+    p->e->again = true;
     const assay_status st = ref_layer_fwd(p, a, &unused, &x);
-    p->again = false;
+    p->e->again = false;
     p->phase = ASSAY_PHASE_BACKWARD;
     return st;
 }

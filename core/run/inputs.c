@@ -24,11 +24,13 @@ assay_status assay_inputs_weights(const char *folder, const char *load, int64_t 
     return ASSAY_OK;
 }
 
-void assay_inputs_take_config(assay_train_options *o, const assay_model_config *config)
+assay_status assay_inputs_take_config(assay_train_options *o, const assay_model_config *config)
 {
     const assay_config_training *t = &config->training;
     if (!t->given)
-        return;
+        return assay_balancing_check(o);
+    if (!assay_train_option_given(o, "moe_router_load_balancing_type"))
+        o->moe_router_load_balancing_type = t->moe_router_load_balancing_type;
     if (!assay_train_option_given(o, "moe_aux_loss_coeff"))
         o->moe_aux_loss_coeff = t->moe_aux_loss_coeff;
     if (!assay_train_option_given(o, "moe_z_loss_coeff"))
@@ -37,6 +39,7 @@ void assay_inputs_take_config(assay_train_options *o, const assay_model_config *
         o->moe_router_bias_update_rate = t->moe_router_bias_update_rate;
     if (!assay_train_option_given(o, "calculate_per_token_loss"))
         o->calculate_per_token_loss = t->calculate_per_token_loss;
+    return assay_balancing_check(o);
 }
 
 assay_status assay_inputs_steps(const assay_train_options *o, bool training, int64_t steps)
@@ -52,8 +55,8 @@ assay_status assay_inputs_steps(const assay_train_options *o, bool training, int
     return st == ASSAY_OK ? st : assay_context(st, "the batch file holds %lld steps", (long long)steps);
 }
 
-assay_status assay_inputs_layout(const char *layout, const assay_model_config *config, int64_t microbatches,
-                                 int64_t b)
+assay_status assay_inputs_layout(const char *layout, const assay_train_options *o,
+                                 const assay_model_config *config, int64_t microbatches, int64_t b)
 {
     assay_parallel_config p;
     assay_grid grid;
@@ -61,7 +64,8 @@ assay_status assay_inputs_layout(const char *layout, const assay_model_config *c
     ASSAY_TRY(assay_layout_parse(layout, &p));
     ASSAY_TRY(assay_grid_make(&p, &grid));
     ASSAY_TRY(assay_grid_check_model(&grid, config));
-    ASSAY_TRY(assay_batch_share_make(microbatches, b, grid.p.data_parallel_size, 0, &share));
+    ASSAY_TRY(assay_batch_share_make(assay_needs_all_rows(o), microbatches, b, grid.p.data_parallel_size, 0,
+                                     &share));
     const int64_t stages = p.pipeline_model_parallel_size;
     ASSAY_CHECK(p.virtual_pipeline_model_parallel_size == 1 || share.n_microbatches <= stages ||
                     share.n_microbatches % stages == 0,

@@ -3,6 +3,7 @@
 #ifndef ASSAY_CORE_OPTIONS_H
 #define ASSAY_CORE_OPTIONS_H
 
+#include "core/model/config.h"
 #include "core/model/grid.h"
 #include "core/model/optimizer.h"
 #include "core/model/recipe.h"
@@ -21,6 +22,8 @@ typedef enum {
 typedef enum { ASSAY_DISPATCHER_ALLTOALL, ASSAY_DISPATCHER_ALLGATHER } assay_token_dispatcher;
 /* Which tokens an expert beyond its capacity lets go. */
 typedef enum { ASSAY_DROP_PROBS, ASSAY_DROP_POSITION } assay_drop_policy;
+/* Rows of an expert are filled up to a multiple that products of that format need. */
+typedef enum { ASSAY_PADDING_NONE, ASSAY_PADDING_FP8, ASSAY_PADDING_MXFP8 } assay_row_padding;
 /* MEGATRON: what Megatron-LM computes also where it depends on the layout (docs/MEGATRON.md). */
 typedef enum { ASSAY_SEMANTICS_DEFAULT, ASSAY_SEMANTICS_MEGATRON } assay_semantics;
 
@@ -68,12 +71,16 @@ typedef struct assay_train_options {
     bool overlap_param_gather; /* gathers of parameters run ahead of their use */
     assay_recompute_granularity recompute_granularity;
     assay_recompute_method recompute_method;
-    int64_t recompute_num_layers; /* 0 = 1 */
-    char recompute_modules[96];   /* "core_attn,moe_act"; "" = core_attn */
-    double moe_aux_loss_coeff, moe_z_loss_coeff;
+    int64_t recompute_num_layers;                   /* 0 = 1 */
+    char recompute_modules[96];                     /* "core_attn,moe_act"; "" = core_attn */
+    assay_word_list moe_router_load_balancing_type; /* of assay_load_balancing */
+    assay_number_list moe_aux_loss_coeff;           /* one for each of them */
+    double moe_z_loss_coeff;
     double moe_router_bias_update_rate;
     double moe_expert_capacity_factor; /* 0 = every token reaches its experts */
     assay_drop_policy moe_token_drop_policy;
+    bool moe_pad_expert_input_to_capacity; /* every expert has as many rows as it may take */
+    assay_row_padding moe_router_padding_for_quantization;
     assay_token_dispatcher moe_token_dispatcher_type;
     bool calculate_per_token_loss; /* objective: the mean over targets; false: the mean of microbatch means */
     assay_semantics semantics;
@@ -100,14 +107,16 @@ typedef enum {
     ASSAY_OPT_DOUBLE,
     ASSAY_OPT_BOOL,
     ASSAY_OPT_ENUM,
-    ASSAY_OPT_SEED
+    ASSAY_OPT_SEED,
+    ASSAY_OPT_ENUM_LIST,  /* "a,b", in JSON "a" or ["a", "b"]: assay_word_list */
+    ASSAY_OPT_DOUBLE_LIST /* "0.1,2", in JSON 0.1 or [0.1, 2]: assay_number_list */
 } assay_option_type;
 typedef struct assay_option_row {
     const char *name; /* snake_case as in a case file; the long option has '-' for '_' */
     assay_option_type type;
     size_t offset, size;      /* in assay_train_options */
     double min, max;          /* inclusive */
-    const char *const *words; /* ENUM: NULL-terminated */
+    const char *const *words; /* ENUM, ENUM_LIST: NULL-terminated */
     const char *argument;     /* what it takes, in --help */
     const char *help;
     const char *group; /* heading in --help */
@@ -131,8 +140,17 @@ void assay_train_options_merge(assay_train_options *into, const assay_train_opti
 /* Adds the words of num_layers_in_first_pipeline_stage ... pipeline_model_parallel_layout to the layout and takes the
  * members back: a run has one text that says how it is cut. */
 assay_status assay_train_options_join_layout(assay_train_options *o);
+/* The coefficient of a balancing loss, 0 where it is not among the types. */
+double assay_balancing_coeff(const assay_train_options *o, assay_load_balancing type);
+/* One coefficient for each type, no type twice. */
+assay_status assay_balancing_check(const assay_train_options *o);
+/* Whether all data-parallel ranks must run every microbatch, each some of its rows (docs/SEMANTICS.md, global_aux_loss). */
+bool assay_needs_all_rows(const assay_train_options *o);
 /* Cross-field checks (beta in [0,1), warm-up within decay, ...). */
 assay_status assay_train_options_check(const assay_train_options *o);
+/* Rows of an expert are a multiple of it; whether experts compute rows of zeros beside those of tokens. */
+int64_t assay_row_multiple(const assay_train_options *o);
+bool assay_pads_rows(const assay_train_options *o);
 
 /* Parses argv with glibc argp: the rows of the table that have a meaning `where` (ASSAY_FOR_), plus `extra` options of a program handled by a callback that
  * gets the snake_case name and the text (NULL for flags); `extra` ends with a row of name NULL and may be

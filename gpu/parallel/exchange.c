@@ -70,9 +70,10 @@ assay_status gpu_exchange_count(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_
 void gpu_exchange_sort(const gpu_model *m, const gpu_exchange *x, int64_t *sort, int64_t *unsort)
 {
     const int64_t El = m->local_experts;
-    int64_t row = 0;
+    int64_t row = 0, end = 0;
     for (int64_t e = 0; e < El; e++) {
         int64_t source_start = 0;
+        end += x->room[e];
         for (int k = 0; k < m->etp * m->ep; k++) {
             const int64_t *theirs = gpu_exchange_counts_of(m, x, k / m->ep, k % m->ep) + m->at.ep * El;
             int64_t start = source_start;
@@ -85,6 +86,8 @@ void gpu_exchange_sort(const gpu_model *m, const gpu_exchange *x, int64_t *sort,
                 unsort[start + i] = row;
             }
         }
+        while (row < end)
+            sort[row++] = -1;
     }
 }
 
@@ -177,6 +180,7 @@ assay_status gpu_exchange_name_received(gpu_model *m, gpu_microbatch_state *mb, 
     gpu_run *run = m->run;
     s->dispatched_rows = s->gathered_rows = s->expert_rows = (gpu_rows){.n = x->gathered, .record = -1};
     s->dispatched_rows.n = x->received;
+    s->expert_rows.n = x->padded;
     if (run->trace == NULL)
         return ASSAY_OK;
     const size_t mark = m->scratch.used;
@@ -186,7 +190,7 @@ assay_status gpu_exchange_name_received(gpu_model *m, gpu_microbatch_state *mb, 
     ASSAY_TRY(ids_value(m, &gathered, x->gathered));
     ASSAY_TRY(host_ids(mb, &s->dispatched_rows, x->received));
     ASSAY_TRY(host_ids(mb, &s->gathered_rows, x->gathered));
-    ASSAY_TRY(host_ids(mb, &s->expert_rows, x->gathered));
+    ASSAY_TRY(host_ids(mb, &s->expert_rows, x->padded));
     gpu_arena_reset(&m->scratch, mark);
     if (run->dry)
         return ASSAY_OK;
@@ -202,8 +206,8 @@ assay_status gpu_exchange_name_received(gpu_model *m, gpu_microbatch_state *mb, 
         }
         at += n;
     }
-    for (int64_t i = 0; i < x->gathered; i++)
-        s->expert_rows.ids[i] = s->gathered_rows.ids[sort[i]];
+    for (int64_t i = 0; i < x->padded; i++)
+        s->expert_rows.ids[i] = sort[i] < 0 ? -1 : s->gathered_rows.ids[sort[i]];
     if (m->ep > 1)
         ASSAY_TRY(gpu_trace_rows(run, &s->dispatched_rows, "mlp.dispatch"));
     else

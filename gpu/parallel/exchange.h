@@ -17,6 +17,7 @@ typedef struct gpu_exchange {
     int64_t *tokens_per_expert;    /* [members][E]; one row without an exchange */
     int64_t received;              /* rows that arrive over ep */
     int64_t gathered;              /* rows of all etp ranks: those of the local experts */
+    int64_t *room, padded;         /* rows that each local expert computes, zeros among them [El]; all */
 } gpu_exchange;
 
 /* Whether rows leave their rank; over which group their counts are known. */
@@ -27,7 +28,7 @@ const int64_t *gpu_exchange_counts_of(const gpu_model *m, const gpu_exchange *x,
 /* Rows to and from every ep rank, rows of every etp rank, rows of every local expert, in s.  Dry mode: the most that can
  * arrive. */
 assay_status gpu_exchange_count(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s, gpu_exchange *x);
-/* sort[new] = old, unsort its inverse: [gathered] */
+/* sort[new] = old, -1 where a row of zeros is: [padded]; unsort, its inverse: [gathered] */
 void gpu_exchange_sort(const gpu_model *m, const gpu_exchange *x, int64_t *sort, int64_t *unsort);
 /* Names of this rank's rows; of the rows that arrive, after gathering and after sorting.  Nothing without a trace. */
 assay_status gpu_exchange_name_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s,

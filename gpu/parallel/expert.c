@@ -5,6 +5,7 @@
 #include "gpu/describe.h"
 #include "gpu/parallel/allgather.h"
 #include "gpu/parallel/exchange.h"
+#include "gpu/parallel/padding.h"
 #include "gpu/parallel/tensor.h"
 
 /* --- values of rows ----------------------------------------------------------------------------------------- */
@@ -139,34 +140,20 @@ static assay_status exchange_one(gpu_model *m, gpu_moe_acts *s, const char *disp
 static assay_status exchange_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s,
                                   const gpu_exchange *p)
 {
-    gpu_run *run = m->run;
-    gpu_arena *keep = &mb->arena;
     const int64_t H = m->config->hidden_size;
-    const size_t bytes = (size_t)p->gathered * sizeof(int64_t);
-    int64_t *sort, *unsort;
-    ASSAY_TRY(gpu_arena_take(&mb->host, bytes, (void **)&sort));
-    ASSAY_TRY(gpu_arena_take(&mb->host, bytes, (void **)&unsort));
-    if (!run->dry)
-        gpu_exchange_sort(m, p, sort, unsort);
-    ASSAY_TRY(gpu_exchange_name_received(m, mb, s, p, sort));
-    ASSAY_TRY(gpu_index_value(m, keep, &s->sort_index, "mlp.sort", "index", p->gathered, sort));
-    ASSAY_TRY(gpu_index_value(m, keep, &s->unsort_index, "mlp.unsort", "index", p->gathered, unsort));
+    ASSAY_TRY(gpu_pad_sort(m, mb, s, p));
+    ASSAY_TRY(gpu_exchange_name_received(m, mb, s, p, s->sort_index.host));
     ASSAY_TRY(exchange_one(m, s, "mlp.dispatch", "mlp.experts.gather", &s->permuted, &s->dispatched,
                            &s->gathered, H));
     ASSAY_TRY(exchange_one(m, s, "mlp.dispatch_probs", "mlp.experts.gather_probs", &s->permuted_probs,
                            &s->dispatched_probs, &s->gathered_probs, 0));
-    ASSAY_TRY(GPU_CALL(run, "gather_rows", "mlp.sort", GPU_T("x", &s->gathered),
-                       GPU_T("index", &s->sort_index),
-                       GPU_NEW("y", &s->expert_in, rows_of(keep, &s->expert_rows, H))));
-    return GPU_CALL(run, "gather_rows", "mlp.sort_probs", GPU_T("x", &s->gathered_probs),
-                    GPU_T("index", &s->sort_index),
-                    GPU_NEW("y", &s->expert_probs, rows_of(keep, &s->expert_rows, 0)));
+    return gpu_sort_rows(m, mb, s, &s->gathered, &s->gathered_probs);
 }
 
 assay_status gpu_token_dispatch_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *s)
 {
     gpu_run *run = m->run;
-    gpu_arena *rows_arena = gpu_exchanges_rows(m) ? &m->scratch : &mb->arena;
+    gpu_arena *rows_arena = gpu_sorts_rows(m) ? &m->scratch : &mb->arena;
     const int64_t H = m->config->hidden_size, K = m->config->moe_router_topk;
     gpu_exchange p = {0};
     gpu_value row_slot, index;
@@ -174,10 +161,11 @@ assay_status gpu_token_dispatch_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_
     ASSAY_TRY(permute_rows(m, mb, l, s, &p, &row_slot));
     ASSAY_TRY(fetch_permutation(m, mb, s, &p, &row_slot));
     ASSAY_TRY(gpu_exchange_count(m, mb, s, &p));
+    ASSAY_TRY(gpu_pad_count(m, mb, s, &p));
     if (gpu_gathers_tokens(m)) {
         ASSAY_TRY(gpu_gather_dispatch_fwd(m, mb, s, &p));
         return gpu_index_value(m, &mb->arena, &s->local_counts, "mlp.experts", "tokens_per_expert",
-                               m->local_experts, s->counts);
+                               m->local_experts, p.room);
     }
     ASSAY_TRY(gpu_exchange_name_rows(m, mb, s, &p));
     ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)p.rows * sizeof(int64_t), (void **)&host_index));
@@ -190,7 +178,7 @@ assay_status gpu_token_dispatch_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_
     gpu_value probs = gpu_value_flat(&s->probs);
     ASSAY_TRY(GPU_CALL(run, "gather_rows", "mlp.permute_probs", GPU_T("x", &probs), GPU_T("index", &index),
                        GPU_NEW("y", &s->permuted_probs, rows_of(rows_arena, &s->rows, 0))));
-    if (gpu_exchanges_rows(m)) {
+    if (gpu_sorts_rows(m)) {
         ASSAY_TRY(exchange_rows(m, mb, s, &p));
     } else {
         s->expert_rows = s->rows;
@@ -198,7 +186,7 @@ assay_status gpu_token_dispatch_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_
         s->expert_probs = s->permuted_probs;
     }
     return gpu_index_value(m, &mb->arena, &s->local_counts, "mlp.experts", "tokens_per_expert",
-                           m->local_experts, s->counts);
+                           m->local_experts, p.room);
 }
 
 /* --- combine ------------------------------------------------------------------------------------------------ */
@@ -209,7 +197,7 @@ assay_status gpu_token_combine_fwd(gpu_model *m, gpu_moe_acts *s, gpu_value *y, 
     if (gpu_gathers_tokens(m))
         return gpu_gather_combine_fwd(m, s, y, rows);
     s->returned = *rows;
-    if (gpu_exchanges_rows(m)) {
+    if (gpu_sorts_rows(m)) {
         s->unsorted = rows_of(temp, &s->gathered_rows, H);
         if (m->etp > 1)
             s->unsorted.kind = ASSAY_PIECE_LOCAL; /* parts of sums over etp */
@@ -240,7 +228,7 @@ assay_status gpu_token_combine_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *dro
     ASSAY_TRY(GPU_CALL(m->run, "gather_rows", "mlp.unpermute", GPU_T("x", dy), GPU_T("index", &s->row_token),
                        GPU_T("y", &dreturned)));
     *drows = dreturned;
-    if (!gpu_exchanges_rows(m))
+    if (!gpu_sorts_rows(m))
         return ASSAY_OK;
     dreduced = dreturned;
     if (m->ep > 1) {
@@ -293,7 +281,7 @@ assay_status gpu_token_dispatch_bwd(gpu_model *m, gpu_moe_acts *s, gpu_value *dt
                      probs = {"mlp.sort_probs",   "mlp.experts.gather_probs", "mlp.dispatch_probs",
                               &s->permuted_probs, &s->dispatched_probs,       &s->gathered_probs};
     gpu_value dpermuted = *drows, dpermuted_probs = *dprobs_rows;
-    if (gpu_exchanges_rows(m)) {
+    if (gpu_sorts_rows(m)) {
         ASSAY_TRY(return_rows(m, s, &rows, &dpermuted, drows));
         ASSAY_TRY(return_rows(m, s, &probs, &dpermuted_probs, dprobs_rows));
     }

@@ -329,8 +329,6 @@ static assay_status gather_bucket(gpu_grad_buffer *b, gpu_model *m, int index, b
 assay_status gpu_start_param_sync(gpu_grad_buffer *b, gpu_model *m)
 {
     gpu_run *run = m->run;
-    if (b->size == 1)
-        return ASSAY_OK;
     CUDA_TRY(cudaEventRecord(run->compute_done, run->ctx.stream));
     CUDA_TRY(cudaStreamWaitEvent(run->comm_stream, run->compute_done, 0));
     for (int i = 0; i < b->n_buckets; i++) {

@@ -203,8 +203,13 @@ plan_tensor plan_row_output_backward(plan *p, const char *at, plan_tensor dy, pl
 /* --- attention over cp: plan_context.c ---------------------------------------------------------------------- */
 int64_t plan_local_groups(const plan *p);
 int64_t plan_local_heads(const plan *p);
-/* position_ids: of this rank's tokens. */
+/* position_ids, which rotation reads: of this rank's tokens. */
 plan_tensor plan_positions(plan *p);
+/* Documents packed in rows: plan_documents.c.  Positions of this rank's tokens in their documents; positions in the row of the
+ * documents' first tokens, of this rank's queries or (gathered) of its cp group's; none where rows are one document. */
+bool plan_is_packed(const plan *p);
+plan_tensor plan_document_positions(plan *p);
+plan_tensor plan_document_start(plan *p, bool gathered);
 typedef struct plan_qkv {
     plan_tensor q, k, v;
 } plan_qkv;
@@ -247,13 +252,18 @@ typedef struct plan_rows {
     int64_t n_all, *token_counts; /* allgather: tokens of all ranks that exchange rows, of each */
     int64_t *all_row_token, *all_row_slot, *all_tokens_per_expert, *all_token_row, *all_probs_index;
     int64_t *all_counts, *sort, *unsort, *local_counts, *send_counts, *recv_counts, *etp_counts;
-    /* row ids of what this rank permutes, gets over ep and over etp, and gives its experts; NULL (allgather): no
-     * tensor of the layer is of kind `rows` */
+    int64_t padded, *room; /* rows that this rank's experts compute, zeros among them; of each */
+    /* row ids of what this rank permutes, gets over ep and over etp, and gives its experts */
     plan_row_ids *mine, *dispatched, *gathered_ids, *of_experts;
 } plan_rows;
 void plan_make_rows(plan *p, plan_rows *r);
-/* alltoall, after plan_make_rows: plan_row_ids.c. */
+/* After plan_make_rows and, allgather, plan_gather_rows: plan_row_ids.c. */
 void plan_make_row_ids(plan *p, plan_rows *r);
+/* Whether experts compute rows of zeros, and whether rows are sorted; how many rows for each local expert, and sort and unsort
+ * with them: plan_padding.c. */
+bool plan_pads_rows(const plan *p);
+bool plan_sorts_rows(const plan *p);
+void plan_pad_rows(plan *p, plan_rows *r);
 plan_tensor plan_with_rows(plan_tensor t, plan_row_ids *ids);
 /* allgather: the rows of this rank's experts among the tokens of all (r->known: else nothing). */
 bool plan_gathers_tokens(const plan *p);

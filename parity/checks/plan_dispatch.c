@@ -79,8 +79,9 @@ void plan_permute(plan *p, plan_moe_saved *s)
         plan_out(p, "recv",
                  rows_tensor(p, r, "mlp.dispatch_counts", "recv", r->all_counts, p->etp * p->ep * experts));
     }
-    if (!plan_gathers_tokens(p))
-        plan_make_row_ids(p, &s->rows);
+    if (plan_gathers_tokens(p))
+        plan_gather_rows(p, &s->rows);
+    plan_make_row_ids(p, &s->rows);
     s->permuted = s->expert_in = plan_with_rows(plan_value(p, "mlp.permute", "y", p->act), r->mine);
     s->permuted_probs = s->expert_probs =
         plan_with_rows(plan_value(p, "mlp.permute_probs", "y", p->accumulated), r->mine);
@@ -122,14 +123,25 @@ static void move_tokens(plan *p, const char *op, const char *at, const plan_rows
         plan_list(p, "counts", r->token_counts, members);
 }
 
+/* Rows as they arrive -> those that the experts compute. */
+static void sort_rows(plan *p, plan_moe_saved *s)
+{
+    const plan_rows *r = &s->rows;
+    s->sort = rows_tensor(p, r, "mlp.sort", "index", r->sort, r->padded);
+    s->unsort = rows_tensor(p, r, "mlp.unsort", "index", r->unsort, r->gathered);
+    s->expert_in = plan_with_rows(plan_value(p, "mlp.sort", "y", p->act), r->of_experts);
+    s->expert_probs = plan_with_rows(plan_value(p, "mlp.sort_probs", "y", p->accumulated), r->of_experts);
+    gather_rows(p, "mlp.sort", s->gathered, s->sort, s->expert_in);
+    gather_rows(p, "mlp.sort_probs", s->gathered_probs, s->sort, s->expert_probs);
+}
+
 static void gather_dispatch(plan *p, plan_moe_saved *s)
 {
     static const char at[] = "mlp.dispatch_plan";
     plan_rows *r = &s->rows;
     const assay_model_config *c = p->job->config;
     const int64_t experts = c->num_moe_experts, local = experts / p->ep, k = c->moe_router_topk;
-    s->local_counts = rows_tensor(p, r, "mlp.experts", "tokens_per_expert", r->local_counts, local);
-    plan_gather_rows(p, r);
+    s->local_counts = rows_tensor(p, r, "mlp.experts", "tokens_per_expert", r->room, local);
     const plan_tensor indices = plan_value(p, "mlp.dispatch_indices", "recv", ASSAY_I64);
     s->dispatched = plan_value(p, "mlp.dispatch", "recv", p->act);
     s->dispatched_probs = plan_value(p, "mlp.dispatch_probs", "recv", p->accumulated);
@@ -156,6 +168,10 @@ static void gather_dispatch(plan *p, plan_moe_saved *s)
     gather_rows(p, "mlp.permute_probs", s->dispatched_probs,
                 rows_tensor(p, r, "mlp.permute_probs", "index", r->all_probs_index, r->gathered),
                 s->permuted_probs);
+    s->gathered = s->permuted;
+    s->gathered_probs = s->permuted_probs;
+    if (plan_pads_rows(p))
+        sort_rows(p, s);
 }
 
 void plan_dispatch(plan *p, plan_moe_saved *s)
@@ -166,33 +182,36 @@ void plan_dispatch(plan *p, plan_moe_saved *s)
     }
     const plan_rows *r = &s->rows;
     const int64_t local = p->job->config->num_moe_experts / p->ep;
-    s->local_counts = rows_tensor(p, r, "mlp.experts", "tokens_per_expert", r->local_counts, local);
-    if (!exchanges_rows(p))
+    s->local_counts = rows_tensor(p, r, "mlp.experts", "tokens_per_expert", r->room, local);
+    if (!plan_sorts_rows(p))
         return;
-    s->sort = rows_tensor(p, r, "mlp.sort", "index", r->sort, r->gathered);
-    s->unsort = rows_tensor(p, r, "mlp.unsort", "index", r->unsort, r->gathered);
-    s->expert_in = plan_with_rows(plan_value(p, "mlp.sort", "y", p->act), r->of_experts);
-    s->expert_probs = plan_with_rows(plan_value(p, "mlp.sort_probs", "y", p->accumulated), r->of_experts);
     send_rows(p, r, "mlp.dispatch", "mlp.experts.gather", s->permuted, &s->dispatched, &s->gathered);
     send_rows(p, r, "mlp.dispatch_probs", "mlp.experts.gather_probs", s->permuted_probs, &s->dispatched_probs,
               &s->gathered_probs);
-    gather_rows(p, "mlp.sort", s->gathered, s->sort, s->expert_in);
-    gather_rows(p, "mlp.sort_probs", s->gathered_probs, s->sort, s->expert_probs);
+    sort_rows(p, s);
+}
+
+/* What the experts made -> rows as they arrived. */
+static plan_tensor unsort_rows(plan *p, plan_moe_saved *s)
+{
+    const plan_tensor y = plan_whole_rows(p, plan_value(p, "mlp.unsort", "y", p->act), s->rows.gathered_ids);
+    gather_rows(p, "mlp.unsort", s->fc2, s->unsort, y);
+    return y;
 }
 
 plan_tensor plan_combine(plan *p, plan_moe_saved *s)
 {
     if (plan_gathers_tokens(p)) {
         const plan_tensor sums = plan_value(p, "mlp.combine", "recv", p->act);
+        s->returned = plan_pads_rows(p) ? unsort_rows(p, s) : s->fc2;
         s->unsorted = plan_value(p, "mlp.unpermute", "y", p->act);
-        combine_rows(p, "mlp.unpermute", s->fc2, s->token_row, s->unsorted);
+        combine_rows(p, "mlp.unpermute", s->returned, s->token_row, s->unsorted);
         move_tokens(p, "reduce_scatter", "mlp.combine", &s->rows, s->unsorted, sums);
         return sums;
     }
     s->returned = s->fc2;
-    if (exchanges_rows(p)) {
-        s->unsorted = plan_whole_rows(p, plan_value(p, "mlp.unsort", "y", p->act), s->rows.gathered_ids);
-        gather_rows(p, "mlp.unsort", s->fc2, s->unsort, s->unsorted);
+    if (plan_sorts_rows(p)) {
+        s->unsorted = unsort_rows(p, s);
         s->reduced = s->unsorted;
         if (p->etp > 1) {
             s->reduced =
@@ -213,14 +232,17 @@ plan_tensor plan_combine(plan *p, plan_moe_saved *s)
 plan_tensor plan_combine_backward(plan *p, plan_moe_saved *s, plan_tensor dy)
 {
     if (plan_gathers_tokens(p)) {
-        const plan_tensor dall = plan_grad(p, s->unsorted, p->act), drows = plan_grad(p, s->fc2, p->act);
+        const plan_tensor dall = plan_grad(p, s->unsorted, p->act);
+        const plan_tensor drows = plan_grad(p, s->returned, p->act), dfc2 = plan_grad(p, s->fc2, p->act);
         move_tokens(p, "all_gather", "mlp.combine", &s->rows, dy, dall);
         gather_rows(p, "mlp.unpermute", dall, s->row_token, drows);
-        return drows;
+        if (plan_pads_rows(p))
+            gather_rows(p, "mlp.unsort", drows, s->sort, dfc2);
+        return dfc2;
     }
     const plan_tensor dreturned = plan_grad(p, s->returned, p->act);
     gather_rows(p, "mlp.unpermute", dy, s->row_token, dreturned);
-    if (!exchanges_rows(p))
+    if (!plan_sorts_rows(p))
         return dreturned;
     plan_tensor dreduced = dreturned, dunsorted;
     if (p->ep > 1) {
@@ -246,12 +268,14 @@ typedef struct return_way {
 /* Rows of the local experts -> permuted rows. */
 static plan_tensor return_rows(plan *p, plan_moe_saved *s, const return_way *w, plan_tensor drows)
 {
-    if (!exchanges_rows(p))
+    if (!plan_sorts_rows(p))
         return drows;
     const plan_tensor dgathered =
         plan_whole_rows(p, plan_grad(p, w->gathered, drows.dtype), w->gathered.rows);
     gather_rows(p, w->sort_at, drows, s->unsort, dgathered);
     plan_tensor ddispatched = dgathered;
+    if (plan_gathers_tokens(p))
+        return dgathered;
     if (p->etp > 1) {
         ddispatched = plan_grad(p, w->dispatched, drows.dtype);
         move_over_etp(p, "reduce_scatter", w->gather_at, &s->rows, dgathered, ddispatched);
@@ -269,21 +293,21 @@ plan_tensor plan_dispatch_backward(plan *p, plan_moe_saved *s, plan_tensor drows
 {
     const plan_tensor dpermute = plan_value(p, "mlp.permute", "dx", p->act);
     *dprobs = plan_grad(p, s->probs, p->accumulated);
-    if (plan_gathers_tokens(p)) {
-        const plan_tensor dtokens = plan_value(p, "mlp.dispatch", "dx", p->act);
-        const plan_tensor dall = plan_grad(p, s->dispatched_probs, p->accumulated);
-        combine_rows(p, "mlp.permute", drows, s->token_row, dpermute);
-        move_tokens(p, "reduce_scatter", "mlp.dispatch", &s->rows, dpermute, dtokens);
-        gather_rows(p, "mlp.permute_probs", dprobs_rows, s->token_row, dall);
-        move_tokens(p, "reduce_scatter", "mlp.dispatch_probs", &s->rows, dall, *dprobs);
-        return dtokens;
-    }
     const return_way rows = {"mlp.sort",  "mlp.experts.gather", "mlp.dispatch",
                              s->permuted, s->dispatched,        s->gathered},
                      probs = {"mlp.sort_probs",  "mlp.experts.gather_probs", "mlp.dispatch_probs",
                               s->permuted_probs, s->dispatched_probs,        s->gathered_probs};
     const plan_tensor dpermuted = return_rows(p, s, &rows, drows);
     const plan_tensor dpermuted_probs = return_rows(p, s, &probs, dprobs_rows);
+    if (plan_gathers_tokens(p)) {
+        const plan_tensor dtokens = plan_value(p, "mlp.dispatch", "dx", p->act);
+        const plan_tensor dall = plan_grad(p, s->dispatched_probs, p->accumulated);
+        combine_rows(p, "mlp.permute", dpermuted, s->token_row, dpermute);
+        move_tokens(p, "reduce_scatter", "mlp.dispatch", &s->rows, dpermute, dtokens);
+        gather_rows(p, "mlp.permute_probs", dpermuted_probs, s->token_row, dall);
+        move_tokens(p, "reduce_scatter", "mlp.dispatch_probs", &s->rows, dall, *dprobs);
+        return dtokens;
+    }
     combine_rows(p, "mlp.permute", dpermuted, s->token_row, dpermute);
     gather_rows(p, "mlp.permute_probs", dpermuted_probs, s->token_row, *dprobs);
     return dpermute;

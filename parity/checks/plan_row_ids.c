@@ -15,8 +15,8 @@ static bool ids_of(plan *p, int rank, sender *out)
     assay_batch_share share;
     assay_sequence_map map;
     assay_grid_coords(p->job->grid, rank, &at);
-    p->st = assay_batch_share_make(p->job->batches->microbatches, b, p->job->grid->p.data_parallel_size,
-                                   at.dp, &share);
+    p->st = assay_batch_share_make(assay_needs_all_rows(p->job->options), p->job->batches->microbatches, b,
+                                   p->job->grid->p.data_parallel_size, at.dp, &share);
     if (p->st == ASSAY_OK)
         p->st = assay_sequence_map_make(p->job->grid, rank, p->S, &map);
     if (p->st != ASSAY_OK)
@@ -63,10 +63,35 @@ static plan_row_ids *new_ids(plan *p, int64_t n)
 
 static plan_row_ids *sorted(plan *p, const plan_row_ids *gathered, const plan_rows *r)
 {
-    plan_row_ids *out = new_ids(p, r->gathered);
-    for (int64_t i = 0; out != NULL && i < r->gathered; i++)
-        out->ids[out->n++] = gathered->ids[r->sort[i]];
+    plan_row_ids *out = new_ids(p, r->padded);
+    for (int64_t i = 0; out != NULL && i < r->padded; i++)
+        out->ids[out->n++] = r->sort[i] < 0 ? -1 : gathered->ids[r->sort[i]];
     return out;
+}
+
+/* allgather: rows of the local experts one expert after the other, of each the tokens of every rank in the group's order. */
+static plan_row_ids *of_gathered_tokens(plan *p, const plan_rows *r)
+{
+    const assay_group_shape shape = assay_grid_group_shape(p->job->grid, plan_exchange_group(p), p->rank);
+    const int64_t local = p->job->config->num_moe_experts / p->ep;
+    plan_row_ids *out = new_ids(p, r->gathered);
+    sender *all = plan_alloc(p, (size_t)shape.size * sizeof *all);
+    bool known = out != NULL && all != NULL;
+    for (int i = 0; i < shape.size && known; i++)
+        known = ids_of(p, assay_group_member(&shape, i), &all[i]);
+    for (int64_t e = p->at.ep * local; e < (p->at.ep + 1) * local && known; e++)
+        for (int i = 0; i < shape.size; i++)
+            for (int64_t j = all[i].first[e]; j < all[i].first[e + 1]; j++)
+                out->ids[out->n++] = all[i].ids[j];
+    return known ? out : NULL;
+}
+
+static void unknown_ids(plan *p, plan_rows *r)
+{
+    plan_row_ids *any = new_ids(p, 0);
+    if (any != NULL)
+        any->any = true;
+    r->mine = r->dispatched = r->gathered_ids = r->of_experts = any;
 }
 
 void plan_make_row_ids(plan *p, plan_rows *r)
@@ -76,6 +101,14 @@ void plan_make_row_ids(plan *p, plan_rows *r)
     plan_row_ids *mine = new_ids(p, r->rows), *dispatched = new_ids(p, r->received),
                  *gathered = new_ids(p, r->gathered);
     bool known = r->known && mine && dispatched && gathered;
+    if (known && plan_gathers_tokens(p)) {
+        mine = of_gathered_tokens(p, r);
+        r->mine = r->dispatched = r->gathered_ids = mine;
+        r->of_experts = mine && plan_pads_rows(p) ? sorted(p, mine, r) : mine;
+        if (mine == NULL)
+            unknown_ids(p, r);
+        return;
+    }
     for (int t = 0; t < p->etp && known; t++)
         for (int i = 0; i < p->ep && known; i++) {
             sender s = {0};
@@ -89,16 +122,13 @@ void plan_make_row_ids(plan *p, plan_rows *r)
                 mine->ids[mine->n++] = s.ids[row];
         }
     if (!known) {
-        plan_row_ids *any = new_ids(p, 0);
-        if (any != NULL)
-            any->any = true;
-        r->mine = r->dispatched = r->gathered_ids = r->of_experts = any;
+        unknown_ids(p, r);
         return;
     }
     r->mine = mine;
     r->dispatched = p->ep > 1 ? dispatched : mine;
     r->gathered_ids = p->etp > 1 ? gathered : r->dispatched;
-    r->of_experts = exchanges ? sorted(p, gathered, r) : mine;
+    r->of_experts = plan_sorts_rows(p) ? sorted(p, gathered, r) : mine;
 }
 
 plan_tensor plan_with_rows(plan_tensor t, plan_row_ids *ids)

@@ -121,8 +121,8 @@ static bool gather_counts(plan *p, plan_rows *r)
         assay_coords at;
         assay_batch_share share;
         assay_grid_coords(p->job->grid, ranks[i], &at);
-        p->st = assay_batch_share_make(p->job->batches->microbatches, p->job->batches->b,
-                                       p->job->grid->p.data_parallel_size, at.dp, &share);
+        p->st = assay_batch_share_make(assay_needs_all_rows(p->job->options), p->job->batches->microbatches,
+                                       p->job->batches->b, p->job->grid->p.data_parallel_size, at.dp, &share);
         if (p->st != ASSAY_OK)
             return false;
         known = plan_choice_counts(p, ranks[i], share.first_microbatch + index, p->layer, plan_row_map(p),
@@ -206,7 +206,15 @@ void plan_make_rows(plan *p, plan_rows *r)
     count_exchange(p, r);
     r->sort = plan_integers(p, r->gathered);
     r->unsort = plan_integers(p, r->gathered);
-    sort(p, r);
+    if (plan_gathers_tokens(p)) /* permuted in the experts' order */
+        for (int64_t i = 0; p->st == ASSAY_OK && i < r->gathered; i++)
+            r->sort[i] = r->unsort[i] = i;
+    else
+        sort(p, r);
+    r->padded = r->gathered;
+    r->room = r->local_counts;
+    if (plan_pads_rows(p))
+        plan_pad_rows(p, r);
     r->known = p->st == ASSAY_OK;
 }
 
@@ -229,8 +237,8 @@ static int64_t *gather_maps(plan *p, const plan_rows *r)
         assay_coords at;
         assay_batch_share share;
         assay_grid_coords(p->job->grid, rank, &at);
-        p->st = assay_batch_share_make(p->job->batches->microbatches, p->job->batches->b,
-                                       p->job->grid->p.data_parallel_size, at.dp, &share);
+        p->st = assay_batch_share_make(assay_needs_all_rows(p->job->options), p->job->batches->microbatches,
+                                       p->job->batches->b, p->job->grid->p.data_parallel_size, at.dp, &share);
         const assay_trace_tensor *t =
             p->st == ASSAY_OK ? find_map(p, rank, share.first_microbatch + index, p->layer, plan_row_map(p))
                               : NULL;

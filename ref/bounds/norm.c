@@ -22,7 +22,7 @@ void ref_bound_rmsnorm_fwd(ref_pair y, ref_pair rstd, const double *x, const dou
         rstd.y[i] = r.v;
         rstd.b[i] = r.b;
         for (int64_t j = 0; j < h; j++) {
-            const ref_iv xr = iv_mul(n, iv_exact(xi[j]), r);
+            const ref_iv xr = ref_stored(d, ASSAY_ROUND_BEFORE_GAMMA, iv_mul(n, iv_exact(xi[j]), r));
             ref_pair_set(y, i * h + j, iv_mul(n, iv_exact(gamma[j]), xr), n);
         }
     }

@@ -3,6 +3,7 @@
 
 #include "ref/lockstep.h"
 #include "ref/parallel/collectives.h"
+#include "ref/parallel/padding.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +23,23 @@ static int64_t local_experts(const ref_pass *p)
     return p->e->config->num_moe_experts / ep_size(p);
 }
 
+static bool gathers_tokens(const ref_pass *p)
+{
+    return p->e->options.moe_token_dispatcher_type == ASSAY_DISPATCHER_ALLGATHER &&
+           ep_size(p) * etp_size(p) > 1;
+}
+
+/* Rows are sent over ep, and over etp. */
+static bool sends(const ref_pass *p)
+{
+    return ep_size(p) > 1 && !gathers_tokens(p);
+}
+
+static bool cuts(const ref_pass *p)
+{
+    return etp_size(p) > 1 && !gathers_tokens(p);
+}
+
 /* --- permutation --------------------------------------------------------------------------------------------------- */
 
 static assay_status make_permutation(ref_pass *p, ref_dispatch *d, const ref_ints *indices)
@@ -30,10 +48,13 @@ static assay_status make_permutation(ref_pass *p, ref_dispatch *d, const ref_int
     ASSAY_TRY(ref_ints_new(&p->arena, &d->row_token, p->n));
     ASSAY_TRY(ref_ints_new(&p->arena, &d->token_row, p->n));
     ASSAY_TRY(ref_ints_new(&p->arena, &d->tokens_per_expert, p->n));
+    ASSAY_TRY(ref_ints_new(&p->arena, &d->tokens, p->n));
     for (int r = 0; r < p->n; r++) {
         const int64_t t = indices->at[r].rows, k = indices->at[r].cols;
         ref_int_piece row_slot;
         int64_t rows = 0;
+        ASSAY_TRY(ref_int_piece_new(&p->arena, &d->tokens.at[r], 1, 1));
+        d->tokens.at[r].x[0] = t;
         for (int64_t i = 0; i < t * k; i++)
             rows += indices->at[r].x[i] >= 0;
         ASSAY_TRY(ref_int_piece_new(&p->arena, &d->row_token.at[r], rows, 1));
@@ -167,7 +188,7 @@ static assay_status exchange_etp(ref_pass *p, const ref_dispatch *d, ref_tensor 
     ASSAY_TRY(ref_tensor_new(&p->arena, to, p->n, name));
     to->token_rows = false;
     for (int r = 0; r < p->n; r++)
-        ASSAY_TRY(ref_piece_new(&p->arena, &to->at[r], gather ? d->sort.at[r].rows : d->received.at[r].x[0],
+        ASSAY_TRY(ref_piece_new(&p->arena, &to->at[r], gather ? d->unsort.at[r].rows : d->received.at[r].x[0],
                                 from->at[r].cols));
     for (int r = 0; r < p->n; r++) {
         const assay_group_shape g = ref_pass_group(p, ASSAY_GROUP_ETP, r);
@@ -204,12 +225,12 @@ static assay_status to_experts(ref_pass *p, const ref_dispatch *d, ref_tensor *s
     char name[ASSAY_NAME];
     ref_tensor received = *rows, gathered;
     *sorted = *rows;
-    if (ep_size(p) * etp_size(p) == 1)
+    if (!d->sorts)
         return ASSAY_OK;
-    if (ep_size(p) > 1)
+    if (sends(p))
         ASSAY_TRY(exchange(p, d, &received, rows, true, name_in(p, names->exchanged, name)));
     gathered = received;
-    if (etp_size(p) > 1)
+    if (cuts(p))
         ASSAY_TRY(exchange_etp(p, d, &gathered, &received, true, REF_STORE_EXACT,
                                name_in(p, names->gathered, name)));
     return ref_ranks_gather_rows(p, sorted, &gathered, &d->sort, name_in(p, names->sorted, name));
@@ -222,25 +243,19 @@ static assay_status from_experts(ref_pass *p, const ref_dispatch *d, ref_tensor 
     char name[ASSAY_NAME];
     ref_tensor unsorted, reduced;
     *rows = *sorted;
-    if (ep_size(p) * etp_size(p) == 1)
+    if (!d->sorts)
         return ASSAY_OK;
     ASSAY_TRY(ref_ranks_gather_rows(p, &unsorted, sorted, &d->unsort, name_in(p, names->sorted, name)));
     reduced = unsorted;
-    if (etp_size(p) > 1)
+    if (cuts(p))
         ASSAY_TRY(exchange_etp(p, d, &reduced, &unsorted, false, class, name_in(p, names->gathered, name)));
     *rows = reduced;
-    if (ep_size(p) > 1)
+    if (sends(p))
         ASSAY_TRY(exchange(p, d, rows, &reduced, false, name_in(p, names->exchanged, name)));
     return ASSAY_OK;
 }
 
 /* --- the all-gather dispatcher ------------------------------------------------------------------------------ */
-
-static bool gathers_tokens(const ref_pass *p)
-{
-    return p->e->options.moe_token_dispatcher_type == ASSAY_DISPATCHER_ALLGATHER &&
-           ep_size(p) * etp_size(p) > 1;
-}
 
 /* whole = the tokens of all ranks of the group etp_ep, in its order (gather); or this rank's sum of all parts of them. */
 static assay_status exchange_tokens(ref_pass *p, const ref_dispatch *d, ref_tensor *to,
@@ -275,12 +290,9 @@ static assay_status exchange_tokens(ref_pass *p, const ref_dispatch *d, ref_tens
 static assay_status plan_local_rows(ref_pass *p, ref_dispatch *d, const ref_ints *indices)
 {
     const int64_t e = p->e->config->num_moe_experts, k = p->e->config->moe_router_topk, el = local_experts(p);
-    ASSAY_TRY(ref_ints_new(&p->arena, &d->tokens, p->n));
     ASSAY_TRY(ref_ints_new(&p->arena, &d->rows_per_expert, p->n));
-    for (int r = 0; r < p->n; r++) {
-        ASSAY_TRY(ref_int_piece_new(&p->arena, &d->tokens.at[r], 1, 1));
-        d->tokens.at[r].x[0] = indices->at[r].rows;
-    }
+    ASSAY_TRY(ref_ints_new(&p->arena, &d->sort, p->n));
+    ASSAY_TRY(ref_ints_new(&p->arena, &d->unsort, p->n));
     for (int r = 0; r < p->n; r++) {
         const assay_group_shape g = ref_pass_group(p, ASSAY_GROUP_ETP_EP, r);
         int64_t n = 0;
@@ -309,6 +321,10 @@ static assay_status plan_local_rows(ref_pass *p, ref_dispatch *d, const ref_ints
                              k, e, first, el);
             ASSAY_TRY(ref_int_piece_new(&p->arena, &d->rows_per_expert.at[member], el, 1));
             memcpy(d->rows_per_expert.at[member].x, counts.x + first, (size_t)el * sizeof *counts.x);
+            ASSAY_TRY(ref_int_piece_new(&p->arena, &d->sort.at[member], rows, 1));
+            ASSAY_TRY(ref_int_piece_new(&p->arena, &d->unsort.at[member], rows, 1));
+            for (int64_t row = 0; row < rows; row++)
+                d->sort.at[member].x[row] = d->unsort.at[member].x[row] = row;
         }
     }
     return ASSAY_OK;
@@ -347,10 +363,9 @@ assay_status ref_token_dispatch_fwd(ref_pass *p, ref_dispatch *d, ref_tensor *ro
                 entry.at[r].x[d->token_row.at[r].x[i]] = i;
     }
     ASSAY_TRY(ref_ranks_gather_rows(p, &d->permuted_probs, &flat, &entry, name_in(p, "permute_probs.y", a)));
-    *rows = d->permuted;
-    *row_probs = d->permuted_probs;
-    if (gathers_tokens(p))
-        return ASSAY_OK;
+    d->sorts = ref_pads_rows(p) || (ep_size(p) * etp_size(p) > 1 && !gathers_tokens(p));
+    if (ref_pads_rows(p))
+        ASSAY_TRY(ref_pad_rows(p, d));
     static const way tokens_way = {"dispatch.recv", "experts.gather.recv", "sort.y"};
     static const way probs_way = {"dispatch_probs.recv", "experts.gather_probs.recv", "sort_probs.y"};
     ASSAY_TRY(to_experts(p, d, rows, &d->permuted, &tokens_way));
@@ -362,11 +377,12 @@ assay_status ref_token_combine_fwd(ref_pass *p, const ref_dispatch *d, ref_tenso
     static const way back_way = {"combine.recv", "experts.reduce.recv", "unsort.y"};
     char name[ASSAY_NAME];
     ref_tensor back;
-    if (gathers_tokens(p)) {
-        ASSAY_TRY(ref_ranks_combine_rows(p, &back, rows, &d->token_row, name_in(p, "unpermute.y", name)));
-        return exchange_tokens(p, d, y, &back, false, REF_STORE_ACT, "combine.recv");
-    }
     ASSAY_TRY(from_experts(p, d, &back, rows, REF_STORE_ACT, &back_way));
+    if (gathers_tokens(p)) {
+        ref_tensor parts;
+        ASSAY_TRY(ref_ranks_combine_rows(p, &parts, &back, &d->token_row, name_in(p, "unpermute.y", name)));
+        return exchange_tokens(p, d, y, &parts, false, REF_STORE_ACT, "combine.recv");
+    }
     return ref_ranks_combine_rows(p, y, &back, &d->token_row, name_in(p, "unpermute.y", name));
 }
 
@@ -374,14 +390,17 @@ assay_status ref_token_combine_bwd(ref_pass *p, const ref_dispatch *d, ref_tenso
                                    const ref_tensor *dy)
 {
     const char *const fc2 = "experts.linear_fc2.y.grad", *const reduced = "experts.reduce.recv.grad";
-    const bool cut = etp_size(p) > 1;
-    const way grads = {cut ? reduced : "unsort.y.grad", "unsort.y.grad", fc2};
-    const char *const returned = ep_size(p) > 1 ? "combine.recv.grad" : cut ? reduced : fc2;
+    const char *const unsorted = "unsort.y.grad";
+    const way grads = {cuts(p) ? reduced : unsorted, unsorted, fc2};
+    const char *const returned = sends(p)   ? "combine.recv.grad"
+                                 : cuts(p)  ? reduced
+                                 : d->sorts ? unsorted
+                                            : fc2;
     char name[ASSAY_NAME];
-    ref_tensor dback;
+    ref_tensor dback, all;
     if (gathers_tokens(p)) {
-        ASSAY_TRY(exchange_tokens(p, d, &dback, dy, true, REF_STORE_EXACT, "unpermute.y.grad"));
-        return ref_ranks_gather_rows(p, drows, &dback, &d->row_token, name_in(p, fc2, name));
+        ASSAY_TRY(exchange_tokens(p, d, &all, dy, true, REF_STORE_EXACT, "unpermute.y.grad"));
+        dy = &all;
     }
     ASSAY_TRY(ref_ranks_gather_rows(p, &dback, dy, &d->row_token, name_in(p, returned, name)));
     return to_experts(p, d, drows, &dback, &grads);
@@ -390,21 +409,21 @@ assay_status ref_token_combine_bwd(ref_pass *p, const ref_dispatch *d, ref_tenso
 assay_status ref_token_dispatch_bwd(ref_pass *p, const ref_dispatch *d, ref_tensor *dtokens,
                                     ref_tensor *dprobs, const ref_tensor *drows, const ref_tensor *drow_probs)
 {
-    const bool cut = etp_size(p) > 1, sent = ep_size(p) > 1;
+    const bool cut = cuts(p), sent = sends(p);
     const way grads = {"permute.y.grad", sent ? "dispatch.recv.grad" : "permute.y.grad",
-                       cut ? "experts.gather.recv.grad" : "dispatch.recv.grad"};
+                       cut    ? "experts.gather.recv.grad"
+                       : sent ? "dispatch.recv.grad"
+                              : "permute.y.grad"};
     const way probs_grads = {"permute_probs.y.grad",
                              sent ? "dispatch_probs.recv.grad" : "permute_probs.y.grad",
-                             cut ? "experts.gather_probs.recv.grad" : "dispatch_probs.recv.grad"};
+                             cut    ? "experts.gather_probs.recv.grad"
+                             : sent ? "dispatch_probs.recv.grad"
+                                    : "permute_probs.y.grad"};
     char a[ASSAY_NAME];
     ref_tensor dpermuted, dpermuted_probs;
     const bool gathers = gathers_tokens(p);
-    dpermuted = *drows;
-    dpermuted_probs = *drow_probs;
-    if (!gathers) {
-        ASSAY_TRY(from_experts(p, d, &dpermuted, drows, REF_STORE_ACT, &grads));
-        ASSAY_TRY(from_experts(p, d, &dpermuted_probs, drow_probs, REF_STORE_ROUTER, &probs_grads));
-    }
+    ASSAY_TRY(from_experts(p, d, &dpermuted, drows, REF_STORE_ACT, &grads));
+    ASSAY_TRY(from_experts(p, d, &dpermuted_probs, drow_probs, REF_STORE_ROUTER, &probs_grads));
     ASSAY_TRY(ref_ranks_combine_rows(p, dtokens, &dpermuted, &d->token_row, name_in(p, "permute.dx", a)));
     /* Back from rows to [T,K]: the entry of (token, slot) is that of its row. */
     ASSAY_TRY(ref_new(p, dprobs, "mlp.router.probs", "grad"));

@@ -17,13 +17,14 @@
 #include "ref/engine.h"
 
 typedef struct ref_dispatch {
-    ref_ints row_token;                  /* [R_sent] token of each permuted row */
-    ref_ints token_row;                  /* [T,K] permuted row of each (token, slot) */
-    ref_ints tokens_per_expert;          /* [E] of this rank's tokens */
-    ref_ints tokens;                     /* [1] of this rank; allgather alone */
-    ref_ints received;                   /* [1] rows that arrive over ep */
-    ref_ints sort, unsort;               /* [rows of the etp group] and its inverse */
-    ref_ints rows_per_expert;            /* [El] of them, of each local expert */
+    ref_ints row_token;         /* [R_sent] token of each permuted row */
+    ref_ints token_row;         /* [T,K] permuted row of each (token, slot) */
+    ref_ints tokens_per_expert; /* [E] of this rank's tokens */
+    ref_ints tokens;            /* [1] of this rank */
+    ref_ints received;          /* [1] rows that arrive over ep */
+    bool sorts;                 /* rows arrive from several ranks, or experts are padded */
+    ref_ints sort, unsort;      /* [rows of the experts]: the row that arrived, -1 zeros; the inverse */
+    ref_ints rows_per_expert;   /* [El] of them, of each local expert */
     ref_tensor permuted, permuted_probs; /* [R_sent, H], [R_sent, 1] */
 } ref_dispatch;
 

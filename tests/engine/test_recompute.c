@@ -174,7 +174,7 @@ static assay_status one_step(bool recompute, step_facts *f)
     ASSAY_TRY(assay_layout_parse("1", &layout));
     ASSAY_TRY(assay_grid_make(&layout, &grid));
     ASSAY_TRY(assay_batches_open(&batches, engine_file("train"), VOCAB));
-    ASSAY_TRY(assay_batch_share_make(batches.microbatches, batches.b, 1, 0, &share));
+    ASSAY_TRY(assay_batch_share_make(false, batches.microbatches, batches.b, 1, 0, &share));
     ASSAY_TRY(gpu_ctx_init(&run.ctx, 0, 0));
     CUDA_TRY(cudaStreamCreateWithFlags(&run.comm_stream, cudaStreamNonBlocking));
     CUDA_TRY(cudaEventCreateWithFlags(&run.compute_done, cudaEventDisableTiming));

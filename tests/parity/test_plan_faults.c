@@ -327,6 +327,33 @@ static const fault ring[] = {
     {"late_op", "attention_merge", A0 "merge.1", "", "", false, 2, 1, 0, "order"},
 };
 
+/* Documents packed in rows, on ranks that share the sequence over cp, and over tp. */
+static const fault packed_keys[] = {
+    {"shift", "rope_fwd", A0 "rope_q", "position", "", INPUT, 3, 1, 0, NULL},
+    {"shift", "attention_fwd", A0 "core_attention", "first_key", "", INPUT, 0, 1, 0, NULL},
+    {"value", "attention_bwd", A0 "core_attention", "first_key", "", INPUT, 3, 0, 1, NULL},
+    {"rewire", "rope_fwd", L1 "self_attention.rope_k", "position", "document_start", INPUT, 1, 1, 1, NULL},
+    {"rewire", "rope_bwd", A0 "rope_k", "position", "query_position_ids", INPUT, 2, 1, 1, NULL},
+    {"rewire", "attention_fwd", A0 "core_attention", "q_position", "position_ids", INPUT, 0, 0, 0, NULL},
+    {"rewire", "attention_fwd", L1 "self_attention.core_attention", "first_key", "query_position_ids", INPUT,
+     3, 0, 0, NULL},
+    {"rewire", "attention_bwd", L1 "self_attention.core_attention", "first_key", "", INPUT, 2, 0, 1, NULL},
+    {"shift", "attention_fwd", A0 "core_attention", "q_position", "", INPUT, 1, 0, 0, NULL},
+};
+
+static const fault packed_heads[] = {
+    {"shift", "attention_fwd", A0 "core_attention", "first_key", "", INPUT, 1, 0, 1, NULL},
+    {"value", "attention_bwd", L1 "self_attention.core_attention", "first_key", "", INPUT, 0, 1, 0, NULL},
+    {"rewire", "attention_fwd", A0 "core_attention", "q_position", "position_ids", INPUT, 1, 1, 1, NULL},
+};
+
+static const fault packed_ring[] = {
+    {"shift", "attention_fwd", A0 "core_attention.0", "first_key", "", INPUT, 2, 0, 1, NULL},
+    {"shift", "attention_fwd", A0 "core_attention.2", "first_key", "", INPUT, 1, 1, 0, NULL},
+    {"rewire", "attention_bwd", A0 "core_attention.1", "first_key", "", INPUT, 0, 1, 1, NULL},
+    {"rewire", "attention_bwd", A0 "core_attention.1", "k_position", "position_ids", INPUT, 0, 0, 1, NULL},
+};
+
 static void expect_named(const plan_cell *c, const fault *k)
 {
     char dir[256], what[200];
@@ -519,6 +546,64 @@ Test(parity_plan_faults, ring_fp32)
 Test(parity_plan_faults, ring_bf16)
 {
     expect_all("cp3,p2p", ASSAY_PRECISION_BF16, TABLE(ring));
+}
+
+Test(parity_plan_faults, packed_documents_fp32)
+{
+    expect_all("tp2,sp,cp2 packed", ASSAY_PRECISION_FP32, TABLE(packed_keys));
+    expect_all("cp2,a2a packed", ASSAY_PRECISION_FP32, TABLE(packed_heads));
+    expect_all("cp3,p2p packed", ASSAY_PRECISION_FP32, TABLE(packed_ring));
+}
+
+Test(parity_plan_faults, packed_documents_bf16)
+{
+    expect_all("tp2,sp,cp2 packed", ASSAY_PRECISION_BF16, TABLE(packed_keys));
+    expect_all("cp2,a2a packed", ASSAY_PRECISION_BF16, TABLE(packed_heads));
+    expect_all("cp3,p2p packed", ASSAY_PRECISION_BF16, TABLE(packed_ring));
+}
+
+/* The engine itself takes other documents than the file has: positions go on through the row, attention sees the document
+ * before, on every rank or in one step of a ring alone, or the stages of a pipeline keep those of another microbatch. */
+static void expect_documents(assay_precision precision)
+{
+    static const struct {
+        const char *layout, *planted, *op, *instance, *item;
+    } rows[] = {
+        {"1 packed", "positions_not_reset", "rope_fwd", A0 "rope_q", "position"},
+        {"cp2 packed", "positions_not_reset", "rope_fwd", A0 "rope_q", "position"},
+        {"cp2 packed", "documents_not_masked", "attention_fwd", A0 "core_attention", "first_key"},
+        {"cp2,a2a packed", "documents_not_masked", "attention_fwd", A0 "core_attention", "first_key"},
+        {"cp2 packed", "leaf:document_start:order", "attention_fwd", A0 "core_attention", "first_key"},
+        {"tp2 packed", "shifted_documents", "attention_fwd", A0 "core_attention", "first_key"},
+        {"cp2,p2p packed", "drop:" A0 "core_attention.1:first_key,phase=forward", "attention_fwd",
+         A0 "core_attention.1", "first_key"},
+        {"pp2 packed", "input:" L1 "self_attention.core_attention:first_key@microbatch-1,op=attention_fwd",
+         "attention_fwd", L1 "self_attention.core_attention", "first_key"},
+        {"dp2 packed", "leaf:position_ids:shift", "rope_fwd", A0 "rope_q", "position"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        plan_cell c;
+        plan_cell_run(&c, plan_model, rows[i].layout, precision, rows[i].planted);
+        parity_report *r = plan_judge(&c, c.trace);
+        const parity_result *f = first_failure(r);
+        cr_assert(f != NULL, "%s: %s: not caught", rows[i].layout, rows[i].planted);
+        cr_expect(strcmp(f->op, rows[i].op) == 0 && strcmp(f->instance, rows[i].instance) == 0 &&
+                      strcmp(f->tensor, rows[i].item) == 0,
+                  "%s: %s: named at %s %s %s: %s", rows[i].layout, rows[i].planted, f->op, f->instance,
+                  f->tensor, f->message);
+        parity_report_destroy(r);
+        plan_cell_free(&c);
+    }
+}
+
+Test(parity_plan_faults, documents_of_the_engine_fp32)
+{
+    expect_documents(ASSAY_PRECISION_FP32);
+}
+
+Test(parity_plan_faults, documents_of_the_engine_bf16)
+{
+    expect_documents(ASSAY_PRECISION_BF16);
 }
 
 /* The engine itself gives the tokens positions, or the keys of attention, as if cp cut the sequence in plain order. */

@@ -478,8 +478,9 @@ Test(ref_gradients, router)
 
 typedef struct aux_case {
     double *logits, *aux, *sums;
-    int64_t *indices, *own, counts[6];
+    int64_t *indices, *own, counts[18];
     ref_router_desc d;
+    ref_balance balance;
 } aux_case;
 
 /* The counts are of the whole group (not this rank's own) and carry no gradient. */
@@ -488,32 +489,68 @@ static double aux_objective(void *context)
     const aux_case *c = context;
     double z, losses[2];
     ref_router_aux_scores(c->aux, c->logits, &c->d);
-    ref_router_aux_sums(c->sums, c->own, &z, c->aux, c->indices, c->logits, &c->d);
-    ref_router_aux_loss(losses, c->sums, c->counts, &z, 0.3, 0.2, 17, &c->d);
+    if (c->balance.rows == 1)
+        ref_router_aux_sums(c->sums, c->own, &z, c->aux, c->indices, c->logits, &c->d);
+    else
+        ref_router_seq_aux_sums(c->sums, c->own, c->aux, c->indices, c->balance.rows, &c->d);
+    ref_router_aux_loss(losses, c->sums, c->counts, c->balance.rows == 1 ? &z : NULL, &c->balance, &c->d);
     return 0.25 * (losses[0] + losses[1]);
 }
 
+/* Of a microbatch with the z-loss, of three interleaved sequences, of the microbatches of a step. */
 Test(ref_gradients, auxiliary_losses)
 {
+    static const ref_balance kinds[] = {
+        {.aux_coeff = 0.3, .z_coeff = 0.2, .tokens = 17, .rows = 1, .divisor = 1},
+        {.aux_coeff = 0.3, .tokens = 7, .rows = 3, .divisor = 5},
+        {.aux_coeff = 0.3, .tokens = 17, .rows = 1, .divisor = 4}};
     test_rng r = {8};
-    for (int sigmoid = 0; sigmoid < 2; sigmoid++) {
-        const ref_router_desc d = {9,     6,   2, sigmoid ? REF_ROUTER_SIGMOID : REF_ROUTER_SOFTMAX_TOPK,
+    for (int i = 0; i < 6; i++) {
+        const ref_router_desc d = {9,     6,   2, i % 2 ? REF_ROUTER_SIGMOID : REF_ROUTER_SOFTMAX_TOPK,
                                    false, 1.0, 0, 0};
         aux_case c = {random_normal(&r, 54),
                       new_real(54),
-                      new_real(6),
+                      new_real(18),
                       new_int(18),
-                      new_int(6),
-                      {5, 0, 9, 11, 3, 6},
-                      d};
+                      new_int(18),
+                      {5, 0, 9, 11, 3, 6, 1, 0, 8, 2, 2, 5, 13, 4, 0, 0, 1, 0},
+                      d,
+                      kinds[i / 2]};
         double *dl = random_normal(&r, 54), *old = malloc(54 * 8);
         memcpy(old, dl, 54 * 8);
         ref_router_aux_scores(c.aux, c.logits, &d);
         ref_router_aux_topk(c.indices, c.aux, &d);
-        ref_router_aux_bwd(dl, c.logits, c.counts, 0.3, 0.2, 0.25, 17, &d);
-        for (int i = 0; i < 54; i++)
-            dl[i] -= old[i];
+        ref_router_aux_bwd(dl, c.logits, c.counts, &c.balance, 0.25, &d);
+        for (int k = 0; k < 54; k++)
+            dl[k] -= old[k];
         expect_gradient("dlogits", aux_objective, &c, c.logits, dl, 54);
         free(c.logits), free(c.aux), free(c.sums), free(c.indices), free(c.own), free(dl), free(old);
     }
+}
+
+/* Sums of the sequences are the sums of one after the other, and add up to those of the microbatch. */
+Test(ref_gradients, sums_of_interleaved_sequences)
+{
+    test_rng r = {9};
+    const ref_router_desc d = {12, 6, 2, REF_ROUTER_SOFTMAX_TOPK, false, 1.0, 0, 0};
+    double *logits = random_normal(&r, 72), *aux = new_real(72), *sums = new_real(18), *whole = new_real(6),
+           z;
+    int64_t *indices = new_int(24), *counts = new_int(18), *all = new_int(6);
+    ref_router_aux_scores(aux, logits, &d);
+    ref_router_aux_topk(indices, aux, &d);
+    ref_router_aux_sums(whole, all, &z, aux, indices, logits, &d);
+    ref_router_seq_aux_sums(sums, counts, aux, indices, 3, &d);
+    for (int e = 0; e < 6; e++) {
+        double one = 0.0;
+        int64_t n = 0;
+        for (int t = 1; t < 12; t += 3) {
+            one += aux[t * 6 + e];
+            n += indices[2 * t] == e || indices[2 * t + 1] == e;
+        }
+        cr_expect_eq(counts[6 + e], n);
+        cr_expect_float_eq(sums[6 + e], one, 1e-15);
+        cr_expect_eq(counts[e] + counts[6 + e] + counts[12 + e], all[e]);
+        cr_expect_float_eq(sums[e] + sums[6 + e] + sums[12 + e], whole[e], 1e-14);
+    }
+    free(logits), free(aux), free(sums), free(whole), free(indices), free(counts), free(all);
 }

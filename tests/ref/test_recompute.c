@@ -45,7 +45,7 @@ Test(ref_recompute, a_second_forward_changes_nothing)
     model_case c;
     ref_engine once, twice;
     open_drawn(&c, moe, 1, MICROBATCHES, 2, 5);
-    c.options.moe_aux_loss_coeff = 0.02;
+    c.options.moe_aux_loss_coeff.of[0] = 0.02;
     c.options.moe_z_loss_coeff = 0.01;
     require_ok(ref_engine_make(&once, &c.run, c.weights), "engine");
     require_ok(ref_engine_make(&twice, &c.run, c.weights), "engine");

@@ -2,6 +2,7 @@
 #ifndef TESTS_PLAN_SUPPORT_H
 #define TESTS_PLAN_SUPPORT_H
 
+#include "core/files/documents.h"
 #include "core/files/tensorwriter.h"
 #include "parity/run/engine.h"
 #include "parity/run/trace_mutate.h"
@@ -49,28 +50,33 @@ typedef struct plan_cell {
     assay_trace *trace;
 } plan_cell;
 
-/* Twice as many microbatches where data-parallel ranks shall have several. */
-static inline void plan_write_batch(const char *path, bool many)
+/* Twice as many microbatches where data-parallel ranks shall have several; packed: rows of several documents. */
+static inline void plan_write_batch(const char *path, bool many, bool packed)
 {
     enum { N = 2 * PLAN_STEPS * PLAN_MICROBATCHES * PLAN_ROWS * PLAN_SEQUENCE };
     const int64_t shape[4] = {PLAN_STEPS, (many ? 2 : 1) * PLAN_MICROBATCHES, PLAN_ROWS, PLAN_SEQUENCE};
-    int64_t ids[N], labels[N];
+    int64_t ids[N], labels[N], positions[N];
     uint32_t x = 12345;
     for (int i = 0; i < N; i++) {
         x = x * 1664525u + 1013904223u;
         ids[i] = (int64_t)((x >> 16) % PLAN_VOCAB);
-        labels[i] = i % 5 == 0 ? ASSAY_IGNORE_INDEX : ids[i];
+        if (i % PLAN_SEQUENCE == 0)
+            assay_documents_draw(16, i / PLAN_SEQUENCE, PLAN_SEQUENCE, 2, positions + i);
+        labels[i] = i % 5 == 0 || (packed && positions[i] == 0) ? ASSAY_IGNORE_INDEX : ids[i];
     }
     assay_tensorwriter *w;
     must(assay_tensorwriter_create(&w, path));
     must(assay_tensorwriter_add_copy(w, "input_ids", ASSAY_I64, shape, 4, ids));
     must(assay_tensorwriter_add_copy(w, "labels", ASSAY_I64, shape, 4, labels));
+    if (packed)
+        must(assay_tensorwriter_add_copy(w, "position_ids", ASSAY_I64, shape, 4, positions));
     must(assay_tensorwriter_finish(w));
     assay_tensorwriter_destroy(w);
 }
 
 /* Trains a model in a layout, with a fault or "", a capacity factor or 0, and a dispatcher, and opens the trace.  "LAYOUT
- * overlap": communication beside compute; "LAYOUT full=N", "LAYOUT selective=MODULES": recomputation. */
+ * overlap": communication beside compute; "LAYOUT packed": documents packed in rows; "LAYOUT full=N", "LAYOUT
+ * selective=MODULES": recomputation. */
 static inline void plan_cell_run_with(plan_cell *c, const char *model, const char *layout,
                                       assay_precision precision, const char *planted, double capacity,
                                       assay_token_dispatcher dispatcher)
@@ -90,18 +96,18 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
     snprintf(c->trace_dir, sizeof c->trace_dir, "%s/trace", c->dir);
     snprintf(c->save, sizeof c->save, "%s/save", c->dir);
     snprintf(c->out, sizeof c->out, "%s/out.safetensors", c->dir);
-    const char *overlap = strstr(layout, " overlap"), *full = strstr(layout, " full="),
-               *selective = strstr(layout, " selective=");
+    const bool overlap = strstr(layout, " overlap"), packed = strstr(layout, " packed");
     snprintf(o->layout, sizeof o->layout, "%.*s", (int)strcspn(layout, " "), layout);
+    o->overlap_grad_reduce = overlap;
+    const char *full = strstr(layout, " full="), *selective = strstr(layout, " selective=");
     if (full || selective)
         o->recompute_granularity = full ? ASSAY_RECOMPUTE_FULL : ASSAY_RECOMPUTE_SELECTIVE;
     if (full)
         o->recompute_num_layers = atoi(full + 6);
     if (selective)
         snprintf(o->recompute_modules, sizeof o->recompute_modules, "%s", selective + 11);
-    o->overlap_grad_reduce = overlap != NULL;
     o->overlap_param_gather = overlap && strstr(layout, "zero");
-    plan_write_batch(o->batch, strstr(layout, "zero2") || strstr(layout, "zero3") || overlap);
+    plan_write_batch(o->batch, strstr(layout, "zero2") || strstr(layout, "zero3") || overlap, packed);
     o->precision = precision;
     o->draw_weights = 1234;
     o->lr = 2e-3;
@@ -110,7 +116,7 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
     o->lr_decay_iters = 5;
     o->weight_decay = 0.1;
     o->clip_grad = 0.25;
-    o->moe_aux_loss_coeff = 0.01;
+    o->moe_aux_loss_coeff.of[0] = 0.01;
     o->moe_z_loss_coeff = 0.001;
     o->moe_router_bias_update_rate = 0.001;
     o->moe_expert_capacity_factor = capacity;

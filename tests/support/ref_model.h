@@ -103,6 +103,7 @@ static inline void close_case(model_case *c)
     } else {
         free(c->batches.input_ids);
         free(c->batches.labels);
+        free(c->batches.position_ids);
     }
     assay_spec_destroy(c->spec);
     free(c->config);
@@ -156,6 +157,14 @@ static inline double compare_results(const ref_run_result *a, const ref_run_resu
         worst = e <= worst ? worst : e;
     }
     return worst;
+}
+
+/* An expert that nobody may choose: its pieces are empty on every rank. */
+static inline void ban_expert(model_case *c, int64_t expert)
+{
+    for (int64_t i = 0; i < c->spec->n_params; i++)
+        if (strstr(c->spec->params[i].name, "expert_bias"))
+            c->weights[i][expert] = -10.0;
 }
 
 /* Runs the case under `layout` and demands the result of `whole` (1e-12). */

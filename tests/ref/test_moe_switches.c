@@ -1,0 +1,85 @@
+/* Laws of the switches of a mixture of experts: rows of zeros beside those of tokens change nothing, in any layout. */
+#include "tests/support/ref_model.h"
+
+/* Eight experts, three for a token, and one that no token chooses; groups, expert bias, a shared expert with a gate. */
+static const char *const experts =
+    "{\"model_type\":\"megatron\",\"num_layers\":3,\"hidden_size\":24,\"ffn_hidden_size\":20,"
+    "\"num_attention_heads\":4,\"num_query_groups\":2,\"kv_channels\":8,\"vocab_size\":37,"
+    "\"init_method_std\":0.3,\"layer_is_moe\":[true,false,true],\"num_moe_experts\":8,\"moe_router_topk\":3,"
+    "\"moe_ffn_hidden_size\":10,\"moe_router_score_function\":\"sigmoid\","
+    "\"moe_router_topk_scaling_factor\":1.5,\"moe_router_num_groups\":4,\"moe_router_group_topk\":2,"
+    "\"moe_router_enable_expert_bias\":true,\"moe_shared_expert_intermediate_size\":12,"
+    "\"moe_shared_expert_gate\":true}";
+
+/* Rows are sent, gathered over etp, or stay; ranks of one microbatch and of several meet at an expert. */
+static const char *const layouts[] = {"1",       "dp2,ep2", "tp2,sp",          "tp2,etp2,ep2",
+                                      "dp4,ep4", "cp2,ep2", "tp4,ep2,sp,etp2", "tp2,sp,ep4,dp2,pp2,zero1"};
+enum { N_LAYOUTS = sizeof layouts / sizeof *layouts };
+
+static void open_experts(model_case *c, int64_t microbatches, int64_t rows, double capacity)
+{
+    open_drawn(c, experts, 2, microbatches, rows, 9);
+    ban_expert(c, 5);
+    c->options.lr = 1e-3;
+    c->options.weight_decay = 0.1;
+    c->options.clip_grad = 0.5;
+    c->options.moe_aux_loss_coeff.of[0] = 0.02;
+    c->options.moe_z_loss_coeff = 0.003;
+    c->options.moe_router_bias_update_rate = 0.01;
+    c->options.moe_expert_capacity_factor = capacity;
+}
+
+/* The run without padding in layout 1, then runs with it in every layout. */
+static void padding_law(model_case *c, bool to_capacity, assay_row_padding multiple)
+{
+    ref_run_result plain;
+    require_ok(ref_run(&c->run, c->weights, &plain), "without padding");
+    c->options.moe_pad_expert_input_to_capacity = to_capacity;
+    c->options.moe_router_padding_for_quantization = multiple;
+    for (int i = 0; i < N_LAYOUTS; i++)
+        expect_layout(c, &plain, layouts[i]);
+    ref_run_result_free(&plain);
+}
+
+Test(ref_moe_switches, padding_to_capacity)
+{
+    for (int rows = 0; rows < 2; rows++)
+        for (int dispatcher = 0; dispatcher < 2; dispatcher++) {
+            model_case c;
+            open_experts(&c, rows ? 3 : 4, rows ? 4 : 2, rows ? 0.4 : 0.75);
+            c.options.moe_token_drop_policy = rows ? ASSAY_DROP_POSITION : ASSAY_DROP_PROBS;
+            c.options.moe_token_dispatcher_type =
+                dispatcher ? ASSAY_DISPATCHER_ALLGATHER : ASSAY_DISPATCHER_ALLTOALL;
+            padding_law(&c, true, ASSAY_PADDING_NONE);
+            close_case(&c);
+        }
+}
+
+/* A capacity beyond the tokens there are is that of all tokens. */
+Test(ref_moe_switches, capacity_beyond_all_tokens)
+{
+    model_case c;
+    open_experts(&c, 4, 2, 100.0);
+    padding_law(&c, true, ASSAY_PADDING_NONE);
+    close_case(&c);
+}
+
+Test(ref_moe_switches, padding_to_a_multiple)
+{
+    for (int dispatcher = 0; dispatcher < 2; dispatcher++) {
+        model_case c;
+        open_experts(&c, 4, 2, dispatcher ? 0.75 : 0.0);
+        c.options.moe_token_dispatcher_type =
+            dispatcher ? ASSAY_DISPATCHER_ALLGATHER : ASSAY_DISPATCHER_ALLTOALL;
+        padding_law(&c, false, dispatcher ? ASSAY_PADDING_FP8 : ASSAY_PADDING_MXFP8);
+        close_case(&c);
+    }
+}
+
+Test(ref_moe_switches, padding_to_a_multiple_of_the_capacity)
+{
+    model_case c;
+    open_experts(&c, 4, 2, 0.75);
+    padding_law(&c, true, ASSAY_PADDING_FP8);
+    close_case(&c);
+}
