@@ -1,20 +1,6 @@
 /* Laws: an honest run holds the plan; every fault of the tables is named where it was planted, in fp32 and in
  * bf16: operation, instance, slot or attribute, rank, step and microbatch. */
-#include "tests/support/plan.h"
-
-#define L0 "decoder.layers.0."
-#define L1 "decoder.layers.1."
-#define A0 L0 "self_attention."
-#define M1 L1 "mlp."
-#define INPUT true
-
-typedef struct fault {
-    const char *kind, *op, *instance, *slot, *value;
-    bool input;
-    int rank;
-    int64_t step, microbatch;
-    const char *item; /* NULL: the slot */
-} fault;
+#include "tests/support/plan_faults.h"
 
 /* Wrong attributes, inputs and integers of two tensor-parallel ranks that share the experts. */
 static const fault tensor_parallel[] = {
@@ -181,6 +167,28 @@ static const fault copies[] = {
     {"group", "all_reduce", L0 "input_layernorm.weight", "", "intra_dp_cp", false, 2, 1, -1, "group"},
     {"drop_op", "all_reduce", L1 "input_layernorm.weight", "", "", false, 0, 0, -1, "operation"},
     {"repeat_op", "all_reduce", L1 "mlp.experts.linear_fc1.weight", "", "", false, 1, 0, -1, "operation"},
+};
+
+/* A tied embedding's parts over two stages, then over two copies: copies {0, 1}, {2, 3} of stage 0, {4, 5}, {6, 7}.  A sum
+ * that is lost or made twice is named by the group of the one in its place. */
+static const fault tied_copies[] = {
+    {"group", "all_reduce", EMBEDDING, "", "inter_dp_cp", false, 2, 0, -1, "group"},
+    {"group", "reduce_scatter", EMBEDDING, "", "dp_cp", false, 5, 1, 1, "group"},
+    {"rewire", "all_reduce", EMBEDDING, "send", EMBEDDING ".main_grad.shard", INPUT, 6, 1, -1, NULL},
+    {"drop_op", "all_reduce", EMBEDDING, "", "", false, 4, 1, -1, "group"},
+    {"repeat_op", "all_reduce", EMBEDDING, "", "", false, 3, 0, -1, "group"},
+    {"attr", "all_reduce", EMBEDDING, "reduction", "\"max\"", false, 0, 0, -1, NULL},
+    {"drop_op", "all_reduce", L1 "input_layernorm.weight", "", "", false, 6, 0, -1, "operation"},
+};
+
+/* Buckets of 150 elements: parts end in mid-row, and of a small parameter most ranks own nothing. */
+static const fault small_buckets[] = {
+    {"drop_op", "reduce_scatter", L0 "input_layernorm.weight", "", "", false, 3, 0, 3, "operation"},
+    {"repeat_op", "all_gather", A0 "q_layernorm.weight", "", "", false, 2, 1, 2, "operation"},
+    {"group", "reduce_scatter", A0 "linear_proj.weight", "", "world", false, 1, 1, 1, "group"},
+    {"drop_op", "add", A0 "linear_qkv.weight", "", "", false, 2, 0, 2, "operation"},
+    {"repeat_op", "adamw", "decoder.final_layernorm.weight", "", "", false, 0, 1, -1, "operation"},
+    {"drop_op", "sumsq", "decoder.final_layernorm.weight", "", "", false, 0, 0, -1, "operation"},
 };
 
 /* Gathers ahead of use, and reductions that may begin early. */
@@ -354,38 +362,6 @@ static const fault packed_ring[] = {
     {"rewire", "attention_bwd", A0 "core_attention.1", "k_position", "position_ids", INPUT, 0, 0, 1, NULL},
 };
 
-static void expect_named(const plan_cell *c, const fault *k)
-{
-    char dir[256], what[200];
-    parity_mutation m = {.input = k->input, .rank = k->rank, .step = k->step, .microbatch = k->microbatch};
-    snprintf(m.kind, sizeof m.kind, "%s", k->kind);
-    snprintf(m.op, sizeof m.op, "%s", k->op);
-    snprintf(m.instance, sizeof m.instance, "%s", k->instance);
-    snprintf(m.slot, sizeof m.slot, "%s", k->slot);
-    snprintf(m.value, sizeof m.value, "%s", k->value);
-    snprintf(what, sizeof what, "%s %s %s %s", k->kind, k->op, k->instance, k->slot);
-    cr_expect_eq(parity_trace_mutate(c->trace, fresh_path(dir, "m"), &m), ASSAY_OK, "%s: %s", what,
-                 assay_error_message());
-    assay_trace *t = open_trace(dir);
-    parity_report *r = plan_judge(c, t);
-    const parity_result *f = first_failure(r);
-    cr_expect(f != NULL, "%s: not caught", what);
-    if (f != NULL) {
-        cr_expect(strcmp(f->op, k->op) == 0 && strcmp(f->instance, k->instance) == 0 &&
-                      strcmp(f->tensor, k->item ? k->item : k->slot) == 0 && f->rank == k->rank &&
-                      f->step == k->step && f->microbatch == k->microbatch,
-                  "%s: named at %s %s %s: %s", what, f->op, f->instance, f->tensor, f->message);
-        cr_expect(strstr(f->message, "expected") || strstr(f->message, "missing"), "%s: %s", what,
-                  f->message);
-        /* A sum of squares that is not made or made twice is also missing from, or twice in, what is reduced. */
-        const int64_t most = strcmp(k->op, "sumsq") == 0 ? 2 : 1;
-        cr_expect_leq(n_failed(r), most, "%s: %lld results fail", what, (long long)n_failed(r));
-    }
-    parity_report_destroy(r);
-    assay_trace_close(t);
-    remove_path(dir);
-}
-
 static void expect_all_of(const char *model, const char *layout, assay_precision precision,
                           const fault *faults, size_t n)
 {
@@ -443,6 +419,27 @@ static void expect_early(const char *layout, const char *op, assay_precision pre
                   "%s %s: %s", one->op, one->instance, one->message);
     }
     parity_report_destroy(r);
+    plan_cell_free(&c);
+}
+
+/* The cell has what its name says: a rank that owns nothing of a parameter, and a part that begins or ends in mid-row. */
+static void expect_ragged(const char *layout, assay_precision precision)
+{
+    plan_cell c;
+    int64_t nothing = 0, broken = 0;
+    plan_cell_run(&c, plan_model, layout, precision, "");
+    for (int rank = 0; rank < c.grid.world; rank++)
+        for (int64_t i = 0; i < assay_trace_n_ops(c.trace, rank); i++) {
+            const assay_trace_op *op = assay_trace_op_at(c.trace, rank, i);
+            const bool scatter = strcmp(op->op, "reduce_scatter") == 0;
+            nothing += scatter && op->n_outputs == 0;
+            for (int k = 0; scatter && k < op->n_outputs; k++) {
+                const assay_shard *s = &assay_trace_tensor_by_id(c.trace, rank, op->outputs[k].tensor)->shard;
+                broken += s->ndim > 1 && s->local_shape[1] < s->global_shape[1];
+            }
+        }
+    cr_expect_gt(nothing, 0);
+    cr_expect_gt(broken, 0);
     plan_cell_free(&c);
 }
 
@@ -661,6 +658,17 @@ Test(parity_plan_faults, parts_in_copies_fp32)
     expect_all("dp4,zero3,hsdp2", ASSAY_PRECISION_FP32, TABLE(copies));
 }
 
+Test(parity_plan_faults, tied_embedding_in_copies_fp32)
+{
+    expect_all("pp2,dp4,zero3,hsdp2", ASSAY_PRECISION_FP32, TABLE(tied_copies));
+}
+
+Test(parity_plan_faults, small_buckets_fp32)
+{
+    expect_ragged("dp4,zero3 buckets", ASSAY_PRECISION_FP32);
+    expect_all("dp4,zero3 buckets", ASSAY_PRECISION_FP32, TABLE(small_buckets));
+}
+
 Test(parity_plan_faults, beside_compute_fp32)
 {
     expect_all("tp2,dp2,zero3 overlap", ASSAY_PRECISION_FP32, TABLE(overlapped));
@@ -685,6 +693,17 @@ Test(parity_plan_faults, gathered_parameters_bf16)
 Test(parity_plan_faults, parts_in_copies_bf16)
 {
     expect_all("dp4,zero3,hsdp2", ASSAY_PRECISION_BF16, TABLE(copies));
+}
+
+Test(parity_plan_faults, tied_embedding_in_copies_bf16)
+{
+    expect_all("pp2,dp4,zero3,hsdp2", ASSAY_PRECISION_BF16, TABLE(tied_copies));
+}
+
+Test(parity_plan_faults, small_buckets_bf16)
+{
+    expect_ragged("dp4,zero3 buckets", ASSAY_PRECISION_BF16);
+    expect_all("dp4,zero3 buckets", ASSAY_PRECISION_BF16, TABLE(small_buckets));
 }
 
 Test(parity_plan_faults, beside_compute_bf16)
@@ -773,34 +792,4 @@ Test(parity_plan_faults, shared_key_and_value_heads_fp32)
 Test(parity_plan_faults, shared_key_and_value_heads_bf16)
 {
     expect_all("tp4,sp", ASSAY_PRECISION_BF16, TABLE(shared_heads));
-}
-
-/* Norms of q and k over all heads: two query groups on four ranks, so that ranks 0 and 2, 1 and 3 make a row of k. */
-static const fault norms_over_heads[] = {
-    {"drop_op", "all_reduce", A0 "q_layernorm.reduce", "", "", false, 1, 0, 1, "operation"},
-    {"drop_op", "all_reduce", A0 "k_layernorm.reduce_grad", "", "", false, 3, 1, 0, "operation"},
-    {"group", "all_reduce", A0 "q_layernorm.reduce", "", "kv_head", false, 0, 1, 0, "group"},
-    {"group", "all_reduce", A0 "k_layernorm.reduce", "", "tp", false, 2, 0, 1, "group"},
-    {"group", "all_reduce", L1 "self_attention.k_layernorm.reduce_grad", "", "kv", false, 1, 1, 1, "group"},
-    {"attr", "rmsnorm_apply", A0 "q_layernorm", "width", "6", false, 3, 0, 0, NULL},
-    {"attr", "rmsnorm_apply", A0 "k_layernorm", "eps", "1e-3", false, 0, 1, 1, NULL},
-    {"attr", "rmsnorm_bwd_apply", L1 "self_attention.k_layernorm", "width", "24", false, 2, 0, 0, NULL},
-    {"attr", "rmsnorm_sumsq", A0 "k_layernorm.sumsq", "columns", "3", false, 1, 0, 0, NULL},
-    {"rewire", "rmsnorm_apply", A0 "k_layernorm", "sumsq", A0 "q_layernorm.reduce.recv", INPUT, 1, 0, 0,
-     NULL},
-    {"rewire", "rmsnorm_apply", A0 "q_layernorm", "sumsq", A0 "q_layernorm.sumsq.y", INPUT, 2, 1, 1, NULL},
-    {"rewire", "rmsnorm_bwd_apply", A0 "k_layernorm", "dot", A0 "k_layernorm.dot.y", INPUT, 3, 0, 1, NULL},
-    {"drop_op", "all_reduce", A0 "k_layernorm.weight", "", "", false, 2, 0, -1, "operation"},
-    {"repeat_op", "all_reduce", A0 "k_layernorm.weight", "", "", false, 0, 1, -1, "operation"},
-    {"repeat_op", "sumsq", A0 "k_layernorm.weight", "", "", false, 2, 0, -1, "operation"},
-};
-
-Test(parity_plan_faults, norms_over_all_heads_fp32)
-{
-    expect_all_of(plan_full_width_model, "tp4,sp", ASSAY_PRECISION_FP32, TABLE(norms_over_heads));
-}
-
-Test(parity_plan_faults, norms_over_all_heads_bf16)
-{
-    expect_all_of(plan_full_width_model, "tp4,sp", ASSAY_PRECISION_BF16, TABLE(norms_over_heads));
 }

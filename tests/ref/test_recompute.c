@@ -13,7 +13,7 @@ enum { LAYERS = 2, EXPERTS = 4, MICROBATCHES = 2 };
 
 typedef struct sums {
     int64_t counts[MICROBATCHES * LAYERS * EXPERTS];
-    double loss[MICROBATCHES], aux[MICROBATCHES * LAYERS * 2];
+    double loss[MICROBATCHES], aux[MICROBATCHES * LAYERS * REF_LOSSES];
 } sums;
 
 static sums copy_sums(const ref_engine *e)
@@ -61,7 +61,7 @@ Test(ref_recompute, a_second_forward_changes_nothing)
         tokens += a.counts[LAYERS * EXPERTS + i];
     cr_expect_eq(tokens, LAYERS * 2 * 5 * 2, "every token of the microbatch, in both layers, top 2");
     cr_expect_gt(a.loss[1], 0.0);
-    cr_expect_gt(a.aux[2 * LAYERS], 0.0);
+    cr_expect_gt(a.aux[REF_LOSSES * LAYERS], 0.0);
     for (int64_t i = 0; i < c.spec->n_params; i++) {
         const ref_param *x = &once.ranks[0].params[i], *y = &twice.ranks[0].params[i];
         if (x->grad)
