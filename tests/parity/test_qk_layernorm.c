@@ -9,7 +9,7 @@ static void expect_first(const char *layout, const char *planted, const char *fi
     static const char *const precisions[] = {"fp32", "bf16"};
     for (int p = 0; p < 2; p++) {
         cli_result r = cli_run(
-            "run --case olmoe --layout %s --precision %s --variant fastest --quiet --planted %s --report %s",
+            "run --case olmoe --layout %s --precision %s --variant fastest --quiet --fault %s --report %s",
             layout, precisions[p], planted, cli_file(precisions[p]));
         const char *failure = strstr(r.out, "FAIL  ");
         char line[400] = "";
