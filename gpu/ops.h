@@ -144,6 +144,7 @@ extern GPU_LADDER(router_aux_loss);
 /* dlogits += loss_scale (J^T[aux_coeff E / (K tokens^2 divisor) n_b] + z_coeff 2/tokens lse softmax(logits)), J the derivative of
  * aux_scores, b = t mod B; refuses as router_aux_fwd and router_aux_loss, and tokens that are no whole rows of B. */
 extern GPU_LADDER(router_aux_bwd);
+/* --- router_counts.cu --------------------------------------------------------------------------------------- */
 /* Of aux_scores [T,E] and aux_indices [T,K]: tokens_per_expert I64 [B,E] and score_sums F32 [B,E] of the tokens t = b mod B.
  * Refused: tokens that are no whole rows of B. */
 extern GPU_LADDER(router_seq_aux_fwd);

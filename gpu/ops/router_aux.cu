@@ -1,4 +1,4 @@
-/* Auxiliary losses of the router: load balancing and z-loss; update of the expert bias.  docs/OPS.md 7;
+/* Auxiliary losses of the router: load balancing and z-loss.  Counts: router_counts.cu.  docs/OPS.md 7;
  * Megatron-LM switch_load_balancing_loss_func.
  *
  *   k0  one thread for each token, one for each expert's column sum       fp32, sequential
@@ -6,6 +6,7 @@
  *
  * The aux map is the plain top-k of aux_scores: no bias, no groups. */
 #include "gpu/ops/router.cuh"
+#include "gpu/ops/router_rows.cuh"
 
 #define ROUTER_EPSILON 1e-20f
 
@@ -77,48 +78,6 @@ __global__ void aux_tokens_k1(float *aux_scores, int64_t *aux_indices, float *z,
             z[row] = lse * lse;
         const unsigned chosen = router_warp_take<CHUNKS>(rank, a.k);
         router_warp_list<CHUNKS>(aux_indices + row * a.k, kept[threadIdx.y], l, chosen);
-    }
-}
-
-/* Cell c = b E + e of the sums of sequences: tokens b, b + rows, ... */
-__global__ void seq_columns_k0(int64_t *tokens_per_expert, float *score_sums, const float *aux_scores,
-                               const int64_t *aux_indices, int64_t rows, aux_args a)
-{
-    for (int64_t c = gpu_thread(); c < rows * a.e; c += gpu_threads()) {
-        const int64_t e = c % a.e;
-        float sum = 0.0f;
-        int64_t n = 0;
-        for (int64_t t = c / a.e; t < a.t; t += rows) {
-            sum += aux_scores[t * a.e + e];
-            for (int64_t k = 0; k < a.k; ++k)
-                n += aux_indices[t * a.k + k] == e;
-        }
-        score_sums[c] = sum;
-        tokens_per_expert[c] = n;
-    }
-}
-
-__global__ void seq_columns_k1(int64_t *tokens_per_expert, float *score_sums, const float *aux_scores,
-                               const int64_t *aux_indices, int64_t rows, aux_args a)
-{
-    const int lane = (int)threadIdx.x;
-    const int64_t step = (int64_t)gridDim.x * blockDim.y;
-    for (int64_t c = gpu_warp_row(); c < rows * a.e; c += step) {
-        const int64_t e = c % a.e;
-        float sum = 0.0f;
-        long long n = 0;
-        for (int64_t t = c / a.e + lane * rows; t < a.t; t += GPU_WARP * rows) {
-            sum += aux_scores[t * a.e + e];
-            for (int64_t k = 0; k < a.k; ++k)
-                n += aux_indices[t * a.k + k] == e;
-        }
-        sum = gpu_warp_sum(sum);
-        for (int offset = GPU_WARP / 2; offset > 0; offset /= 2)
-            n += __shfl_xor_sync(gpu_all_lanes, n, offset);
-        if (lane == 0) {
-            score_sums[c] = sum;
-            tokens_per_expert[c] = n;
-        }
     }
 }
 
@@ -245,19 +204,6 @@ __global__ void aux_bwd_k1(float *dlogits, const float *logits, const int64_t *t
         for (int64_t e = threadIdx.x; e < a.e; e += GPU_WARP)
             dlogits[row * a.e + e] +=
                 aux_element(r, l[e], aux_factor * (float)n[e], z_factor, scale, a.sigmoid);
-    }
-}
-
-/* bias += rate sign(mean(n) - n_e), exactly: n_e E against the sum. */
-__global__ void expert_bias_k0(float *bias, const int64_t *tokens_per_expert, float rate, int64_t experts)
-{
-    for (int64_t e = gpu_thread(); e < experts; e += gpu_threads()) {
-        int64_t sum = 0;
-        for (int64_t i = 0; i < experts; ++i)
-            sum += tokens_per_expert[i];
-        const int64_t mine = tokens_per_expert[e] * experts;
-        if (mine != sum)
-            bias[e] += mine < sum ? rate : -rate;
     }
 }
 
@@ -416,15 +362,6 @@ static assay_status router_aux_loss(const gpu_work *w)
     return ASSAY_OK;
 }
 
-/* Tokens are of `rows` interleaved sequences. */
-static assay_status check_rows(const char *op, int64_t tokens, int64_t rows)
-{
-    ASSAY_CHECK(rows >= 1 && tokens % rows == 0, ASSAY_INVALID_ARGUMENT,
-                "%s: expected tokens of whole rows, found %" PRId64 " tokens in %" PRId64 " rows", op, tokens,
-                rows);
-    return ASSAY_OK;
-}
-
 static assay_status router_aux_bwd(const gpu_work *w)
 {
     const aux_desc desc = aux_desc_of(w->o), *d = &desc;
@@ -439,7 +376,7 @@ static assay_status router_aux_bwd(const gpu_work *w)
     ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", tokens_per_expert, ASSAY_I64, ASSAY_I64));
     const int64_t rows = gpu_tensor_count(tokens_per_expert) / a.e;
     ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", tokens_per_expert, rows * a.e));
-    ASSAY_TRY(check_rows(op, a.t, rows));
+    ASSAY_TRY(router_check_rows(op, a.t, rows));
     const float aux = (float)aux_factor_of(d, a.e), z = (float)(2.0 * z_factor_of(d));
     const float scale = (float)d->loss_scale;
     if (a.t > 0) {
@@ -454,81 +391,6 @@ static assay_status router_aux_bwd(const gpu_work *w)
                            (const int64_t *)tokens_per_expert.data, rows, aux, z, scale, a);
         GPU_LAUNCHED(e, op);
     }
-    return ASSAY_OK;
-}
-
-static assay_status router_seq_aux_fwd(const gpu_work *w)
-{
-    const gpu_tensor scores = gpu_operand(w->o, "aux_scores"), indices = gpu_operand(w->o, "aux_indices"),
-                     tokens_per_expert = gpu_operand(w->o, "tokens_per_expert"),
-                     sums = gpu_operand(w->o, "score_sums");
-    const char *op = "router_seq_aux_fwd";
-    const int64_t rows = gpu_operand_int(w->o, "rows");
-    ASSAY_TRY(gpu_check_tensor(op, "aux_scores", scores, ASSAY_F32, ASSAY_F32));
-    ASSAY_TRY(gpu_check_tensor(op, "aux_indices", indices, ASSAY_I64, ASSAY_I64));
-    ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", tokens_per_expert, ASSAY_I64, ASSAY_I64));
-    ASSAY_TRY(gpu_check_tensor(op, "score_sums", sums, ASSAY_F32, ASSAY_F32));
-    const aux_args a = {gpu_tensor_row_count(scores), gpu_tensor_cols(scores), gpu_tensor_cols(indices),
-                        false};
-    ASSAY_TRY(gpu_check_shape2(op, "aux_indices", indices, a.t, a.k));
-    ASSAY_TRY(check_rows(op, a.t, rows));
-    ASSAY_TRY(gpu_check_shape2(op, "tokens_per_expert", tokens_per_expert, rows, a.e));
-    ASSAY_TRY(gpu_check_shape2(op, "score_sums", sums, rows, a.e));
-    cudaError_t e;
-    if (w->variant == 0)
-        e = GPU_LAUNCH_NO_BARRIER(seq_columns_k0, gpu_grid(rows * a.e, GPU_BLOCK), dim3(GPU_BLOCK), 0,
-                                  w->stream, (int64_t *)tokens_per_expert.data, (float *)sums.data,
-                                  (const float *)scores.data, (const int64_t *)indices.data, rows, a);
-    else
-        e = GPU_LAUNCH(seq_columns_k1, gpu_grid(rows * a.e, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0,
-                       w->stream, (int64_t *)tokens_per_expert.data, (float *)sums.data,
-                       (const float *)scores.data, (const int64_t *)indices.data, rows, a);
-    GPU_LAUNCHED(e, op);
-    return ASSAY_OK;
-}
-
-__global__ void running_counts_k0(int64_t *total, const int64_t *counts, const int64_t *previous, int64_t n)
-{
-    for (int64_t i = gpu_thread(); i < n; i += gpu_threads())
-        total[i] = counts[i] + (previous == nullptr ? 0 : previous[i]);
-}
-
-static assay_status running_counts(const gpu_work *w)
-{
-    const gpu_tensor counts = gpu_operand(w->o, "tokens_per_expert"),
-                     previous = gpu_operand(w->o, "previous"), total = gpu_operand(w->o, "total");
-    const char *op = "running_counts";
-    const int64_t n = gpu_tensor_count(counts);
-    ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", counts, ASSAY_I64, ASSAY_I64));
-    ASSAY_TRY(gpu_check_tensor(op, "total", total, ASSAY_I64, ASSAY_I64));
-    ASSAY_TRY(gpu_check_count(op, "total", total, n));
-    if (previous.data != nullptr) {
-        ASSAY_TRY(gpu_check_tensor(op, "previous", previous, ASSAY_I64, ASSAY_I64));
-        ASSAY_TRY(gpu_check_count(op, "previous", previous, n));
-    }
-    if (n > 0)
-        GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(running_counts_k0, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0,
-                                           w->stream, (int64_t *)total.data, (const int64_t *)counts.data,
-                                           (const int64_t *)previous.data, n),
-                     op);
-    return ASSAY_OK;
-}
-
-static assay_status expert_bias_update(const gpu_work *w)
-{
-    const gpu_tensor bias = gpu_operand(w->o, "bias"),
-                     tokens_per_expert = gpu_operand(w->o, "tokens_per_expert");
-    const float rate = (float)gpu_operand_double(w->o, "rate");
-    const char *op = "expert_bias_update";
-    ASSAY_TRY(gpu_check_tensor(op, "bias", bias, ASSAY_F32, ASSAY_F32));
-    ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", tokens_per_expert, ASSAY_I64, ASSAY_I64));
-    const int64_t experts = gpu_tensor_count(bias);
-    ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", tokens_per_expert, experts));
-    if (experts > 0)
-        GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(expert_bias_k0, gpu_grid(experts, GPU_BLOCK), dim3(GPU_BLOCK), 0,
-                                           w->stream, (float *)bias.data,
-                                           (const int64_t *)tokens_per_expert.data, rate, experts),
-                     op);
     return ASSAY_OK;
 }
 
@@ -556,20 +418,5 @@ GPU_LADDER(router_aux_bwd) = {
              GPU_ADAPTS("dlogits", GPU_SEQUENTIAL(GPU_ULP_EXP), router_ulp, AUX_ULP)),
     GPU_RUNG("one warp a token", router_aux_bwd,
              GPU_ADAPTS("dlogits", GPU_TREE(GPU_WARP, GPU_ULP_EXP), router_ulp, AUX_ULP)),
-    GPU_LADDER_END,
-};
-GPU_LADDER(router_seq_aux_fwd) = {
-    GPU_RUNG("one thread a sum", router_seq_aux_fwd,
-             GPU_DECLARES("tokens_per_expert score_sums", GPU_SEQUENTIAL(0))),
-    GPU_RUNG("one warp a sum", router_seq_aux_fwd,
-             GPU_DECLARES("tokens_per_expert score_sums", GPU_TREE(GPU_WARP, 0))),
-    GPU_LADDER_END,
-};
-GPU_LADDER(running_counts) = {
-    GPU_RUNG("one thread an expert", running_counts, GPU_DECLARES("total", GPU_ELEMENTWISE(0))),
-    GPU_LADDER_END,
-};
-GPU_LADDER(expert_bias_update) = {
-    GPU_RUNG("one thread an expert", expert_bias_update, GPU_DECLARES("bias", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };

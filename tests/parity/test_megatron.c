@@ -75,6 +75,8 @@ Test(megatron, engine_in_layouts)
         step("sim", "groups", experts[i], "", "golden.safetensors", SINGLE);
     for (int i = 0; experts[i] != NULL; i++)
         step("sim", "aux_means", experts[i], "", "golden.safetensors", SINGLE);
+    for (int i = 0; experts[i] != NULL; i++) /* every kind of balancing loss at once */
+        step("sim", "many_aux", experts[i], "", "golden.safetensors", SINGLE);
 }
 
 /* The unsharded run of Megatron-LM weighs auxiliary losses by tokens. */
@@ -83,6 +85,8 @@ Test(megatron, semantics_megatron)
     step("ref", "aux", "1", "--semantics megatron", "golden.safetensors", 1e-9);
     step("sim", "aux", "1", "--semantics megatron", "golden.safetensors", SINGLE);
     step("sim", "aux", "dp2", "--semantics megatron", "golden.safetensors", SINGLE);
+    step("sim", "seq_aux", "1", "--semantics megatron", "golden.safetensors", SINGLE);
+    step("sim", "global_aux", "1", "--semantics megatron", "golden.safetensors", SINGLE);
 }
 
 /* An honest run holds the plan under every meaning; the same engine under another one does not. */
