@@ -34,21 +34,11 @@ static assay_status check_weights(const gpu_engine *e)
 }
 
 /* What the sharded forms do not do, by name. */
-static assay_status check_sharding(const assay_train_options *o, const assay_grid *g,
-                                   const assay_model_config *c)
+static assay_status check_sharding(const assay_train_options *o, const assay_grid *g)
 {
     const assay_parallel_config *p = &g->p;
-    ASSAY_CHECK(o->ddp_bucket_size == 0 || p->zero_stage <= 1, ASSAY_UNSUPPORTED,
-                "ddp_bucket_size %lld: with zero%d a bucket is a layer, the embedding or the output",
-                (long long)o->ddp_bucket_size, p->zero_stage);
     ASSAY_CHECK(!o->overlap_param_gather || p->zero_stage >= 1, ASSAY_INVALID_ARGUMENT,
                 "overlap_param_gather: with zero0 no parameter is gathered");
-    ASSAY_CHECK(
-        p->num_distributed_optimizer_instances == 1 || p->zero_stage == 1 || !c->tie_word_embeddings ||
-            p->pipeline_model_parallel_size == 1,
-        ASSAY_UNSUPPORTED,
-        "layout: hsdp%d with zero%d: a tied embedding on two pipeline stages is not summed over copies",
-        p->num_distributed_optimizer_instances, p->zero_stage);
     return ASSAY_OK;
 }
 
@@ -62,7 +52,7 @@ static assay_status read_inputs(gpu_engine *e)
     ASSAY_TRY(assay_layout_parse(o->layout[0] ? o->layout : "1", &layout));
     ASSAY_TRY(assay_grid_make(&layout, &e->grid));
     ASSAY_TRY(assay_grid_check_model(&e->grid, &e->config));
-    ASSAY_TRY(check_sharding(o, &e->grid, &e->config));
+    ASSAY_TRY(check_sharding(o, &e->grid));
     ASSAY_CHECK(e->grid.world == e->env.world, ASSAY_MISMATCH,
                 "layout %s needs %d ranks, %d were started (by %s)", o->layout, e->grid.world, e->env.world,
                 e->env.launcher);

@@ -117,7 +117,7 @@ static const assay_option_row table[] = {
     ROW_DOUBLE(adam_eps, 0, 1e6, EVERYWHERE, "Optimizer", "added to the root of the second moment"),
     ROW_DOUBLE(clip_grad, 0, 1e30, EVERYWHERE, "Optimizer", "largest global gradient norm; 0: no clipping"),
     ROW_INT(ddp_bucket_size, 0, 1099511627776.0, EVERYWHERE, "Optimizer",
-            "elements of a gradient bucket before it is closed; 0: the engine's own"),
+            "elements of a gradient bucket before it is closed; 0: 4194304, with zero2 and zero3 a unit"),
     {"overlap_grad_reduce", ASSAY_OPT_BOOL, MEMBER(overlap_grad_reduce), 0, 0, NULL, "BOOL",
      "reduce gradients while the backward pass goes on", "Optimizer", EVERYWHERE},
     {"overlap_param_gather", ASSAY_OPT_BOOL, MEMBER(overlap_param_gather), 0, 0, NULL, "BOOL",

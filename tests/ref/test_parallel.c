@@ -426,7 +426,7 @@ static const char *const zero_layouts[] = {
 };
 static const char *const hsdp_layouts[] = {
     "dp2,zero1,hsdp2",     "dp6,zero1,hsdp2",        "dp6,zero2,hsdp3",     "dp6,zero3,hsdp2",
-    "ep2,dp6,zero3,hsdp3", "tp2,sp,dp6,zero3,hsdp3", "pp2,dp6,zero2,hsdp2",
+    "ep2,dp6,zero3,hsdp3", "tp2,sp,dp6,zero3,hsdp3", "pp2,dp6,zero2,hsdp2", "pp2,dp6,zero3,hsdp3",
 };
 
 Test(ref_parallel, sharded_gradients_and_parameters)
