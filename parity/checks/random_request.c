@@ -310,12 +310,29 @@ static assay_status add_slots(draft *d)
     return ASSAY_OK;
 }
 
+/* The dimension in brackets of "[B,]E" or "m[,H]" is there when the request gives its extent. */
+static bool has_brackets(const draft *d)
+{
+    for (int i = 0; i < assay_op_n_slots(d->op); i++) {
+        const char *open = strchr(d->op->slots[i].shape, '[');
+        char name[16];
+        int64_t extent;
+        if (open == NULL)
+            continue;
+        open += strspn(open, "[,");
+        snprintf(name, sizeof name, "%.*s", (int)strcspn(open, ",]"), open);
+        return assay_op_symbol(&d->sizes, name, &extent);
+    }
+    return false;
+}
+
 static assay_status ask(parity_ask *q, const parity_ask_row *row, const char *text, parity_data_mode mode)
 {
-    draft d = {.q = q, .mode = mode, .row = row, .op = assay_op_find(row->op), .sizes.brackets = true};
+    draft d = {.q = q, .mode = mode, .row = row, .op = assay_op_find(row->op)};
     parity_ask_begin(q, row->op);
     d.derivation = json_object();
     assay_status st = read_sizes(&d, text);
+    d.sizes.brackets = has_brackets(&d);
     if (st == ASSAY_OK)
         st = add_slots(&d);
     if (st == ASSAY_OK)
