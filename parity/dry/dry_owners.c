@@ -313,9 +313,10 @@ static assay_status check_param(owners *w)
         free(w->counted);
         w->holders = calloc((size_t)n * (size_t)d->stages, sizeof *w->holders);
         w->counted = calloc((size_t)n, sizeof *w->counted);
-        w->capacity = n;
+        w->capacity = 0;
         ASSAY_CHECK(w->holders && w->counted, ASSAY_OUT_OF_MEMORY, "%s: %lld pieces", w->p->name,
                     (long long)n);
+        w->capacity = n;
     }
     w->n_tuples = n;
     memset(w->holders, 0, (size_t)n * (size_t)d->stages * sizeof *w->holders);

@@ -14,7 +14,7 @@ static int by_value(const void *a, const void *b)
 
 static double median_of(const double *values, size_t n)
 {
-    double *sorted = malloc(n * sizeof *sorted), median = (double)NAN;
+    double *sorted = n > 0 ? malloc(n * sizeof *sorted) : NULL, median = (double)NAN;
     if (sorted != NULL) {
         memcpy(sorted, values, n * sizeof *sorted);
         qsort(sorted, n, sizeof *sorted, by_value);
