@@ -299,7 +299,6 @@ static const fault packed_ring[] = {
     {"rewire", "attention_bwd", A0 "core_attention.1", "k_position", "position_ids", INPUT, 0, 0, 1, NULL},
 };
 
-<<<<<<< HEAD
 /* All balancing losses over two sequence pieces of two context-parallel ranks each. */
 static const fault balancing[] = {
     {"attr", "router_aux_loss", M1 "router.seq_aux_loss", "aux_coeff", "0.01", false, 1, 0, 1, NULL},
@@ -347,40 +346,6 @@ static const fault balancing_megatron[] = {
     {"unreduced", "all_reduce", M1 "router.global_aux_counts", "recv", "", false, 1, 1, 1, NULL},
 };
 
-static void expect_named(const plan_cell *c, const fault *k)
-{
-    char dir[256], what[200];
-    parity_mutation m = {.input = k->input, .rank = k->rank, .step = k->step, .microbatch = k->microbatch};
-    snprintf(m.kind, sizeof m.kind, "%s", k->kind);
-    snprintf(m.op, sizeof m.op, "%s", k->op);
-    snprintf(m.instance, sizeof m.instance, "%s", k->instance);
-    snprintf(m.slot, sizeof m.slot, "%s", k->slot);
-    snprintf(m.value, sizeof m.value, "%s", k->value);
-    snprintf(what, sizeof what, "%s %s %s %s", k->kind, k->op, k->instance, k->slot);
-    cr_expect_eq(parity_trace_mutate(c->trace, fresh_path(dir, "m"), &m), ASSAY_OK, "%s: %s", what,
-                 assay_error_message());
-    assay_trace *t = open_trace(dir);
-    parity_report *r = plan_judge(c, t);
-    const parity_result *f = first_failure(r);
-    cr_expect(f != NULL, "%s: not caught", what);
-    if (f != NULL) {
-        cr_expect(strcmp(f->op, k->op) == 0 && strcmp(f->instance, k->instance) == 0 &&
-                      strcmp(f->tensor, k->item ? k->item : k->slot) == 0 && f->rank == k->rank &&
-                      f->step == k->step && f->microbatch == k->microbatch,
-                  "%s: named at %s %s %s: %s", what, f->op, f->instance, f->tensor, f->message);
-        cr_expect(strstr(f->message, "expected") || strstr(f->message, "missing"), "%s: %s", what,
-                  f->message);
-        /* A sum of squares that is not made or made twice is also missing from, or twice in, what is reduced. */
-        const int64_t most = strcmp(k->op, "sumsq") == 0 ? 2 : 1;
-        cr_expect_leq(n_failed(r), most, "%s: %lld results fail", what, (long long)n_failed(r));
-    }
-    parity_report_destroy(r);
-    assay_trace_close(t);
-    remove_path(dir);
-}
-
-=======
->>>>>>> dpleft
 static void expect_all_of(const char *model, const char *layout, assay_precision precision,
                           const fault *faults, size_t n)
 {
