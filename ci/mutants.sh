@@ -3,8 +3,8 @@
 # name the check and the operation that the mutant's file says.  Without a mutant the same cells have to pass.
 #   ci/mutants.sh [--fast] [--all] [--table] [--measure] [NAME ...]
 # A mutant is judged by the one check that its file expects, which is enough to see that it is still caught and named; --all asks
-# every check, and the expected one still has to speak first.  --fast: the mutants marked `fast`; --table: the table of
-# docs/DETECTION.md; --measure: prints what was found and compares nothing.
+# every check, and the expected one still has to speak first.  --fast: the mutants marked `fast`; --table: prints the
+# table of docs/DETECTION.md from the files; --measure: prints what was found and compares nothing.
 # JUDGE (default build/release/bin/assay) is a build without mutants; the engine is built here, in build/mutants.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -19,6 +19,24 @@ for a in "$@"; do
     *) names+=("$a") ;;
     esac
 done
+field() { sed -nE "s/^$1 (.*)/\1/p" "tests/mutants/$2.mutant" | head -1; }
+
+# What the files say, as a table; docs/DETECTION.md holds it.
+table() {
+    local f n
+    echo '| bug | what is wrong | cell | fp32 | bf16 |'
+    echo '|---|---|---|---|---|'
+    for f in tests/mutants/*.mutant; do
+        n=${f##*/} n=${n%.mutant}
+        printf '| %s | %s | %s | %s | %s |\n' "$(field bugs "$n")" "$(field planted "$n")" "$(field run "$n" | sed 's/--case //; s/--layout //')" \
+            "$(field fp32 "$n")" "$(x=$(field bf16 "$n"); [[ $x == "$(field fp32 "$n")" ]] && echo same || echo "${x:--}")"
+    done
+}
+if [[ -n $table ]]; then
+    table
+    exit 0
+fi
+
 judge=${JUDGE:-build/release/bin/assay}
 [[ -x $judge ]] || { echo "mutants: $judge is not built (ci/build.sh release, or JUDGE=PATH)" >&2; exit 2; }
 started=$SECONDS
@@ -27,8 +45,6 @@ built=$((SECONDS - started))
 work=build/mutants/report
 rm -rf "$work"
 mkdir -p "$work"
-
-field() { sed -nE "s/^$1 (.*)/\1/p" "tests/mutants/$2.mutant" | head -1; }
 
 # asks PRECISION NAME: the options for the checks of a mutant: the one that it expects, or that of its line `ask`, where a check
 # finds something in the name of another (a restart compares checkpoints).
@@ -84,6 +100,8 @@ done | sort -u)
 
 failed=0
 complain() { failed=$((failed + 1)); echo "FAIL  $*"; }
+table | while IFS= read -r row; do grep -qxF -- "$row" docs/DETECTION.md || { echo "$row"; exit 1; }; done ||
+    complain "docs/DETECTION.md lacks this row of ci/mutants.sh --table"
 [[ -n $measure ]] || printf '%s\0' "${cells[@]}" | xargs -0 -P 2 -n 2 bash -c 'clean "$0" "$1"' >"$work/clean.txt"
 [[ -z $measure ]] || : >"$work/clean.txt"
 while IFS='|' read -r run p found _; do
@@ -96,18 +114,10 @@ while IFS='|' read -r n p expected found checks; do
         printf '%s|%s|%s|%s\n' "$n" "$p" "$found" "$checks"
     elif [[ $found != "$expected"* ]]; then
         complain "$n $p: expected \"$expected\", found \"$found\""
-    elif [[ -z $table ]]; then
+    else
         printf 'caught  %-32s %s  %s\n' "$n" "$p" "$found"
     fi
 done <"$work/found.txt"
-if [[ -n $table ]]; then
-    echo '| bug | mutant | layout | fp32 | bf16 |'
-    echo '|---|---|---|---|---|'
-    for n in "${names[@]}"; do
-        row() { awk -F'|' -v n="$n" -v p="$1" '$1 == n && $2 == p {print $4; found = 1} END {if (!found) print "-"}' "$work/found.txt"; }
-        printf '| %s | %s | %s | %s | %s |\n' "$(field bugs "$n")" "$(field planted "$n")" "$(field run "$n" | sed 's/--case //; s/--layout //')" "$(row fp32)" "$(row bf16)"
-    done
-fi
 lines=$(wc -l <"$work/found.txt")
 ((lines == ${#tasks[@]} / 2)) || complain "$lines answers to ${#tasks[@]} / 2 questions"
 echo "${#names[@]} mutants, $lines runs, $((${#cells[@]} / 2)) without a mutant: $failed not as expected; built in $built s, judged in $((SECONDS - started - built)) s"

@@ -341,11 +341,18 @@ static double tied(const parity_ask *q, int64_t i)
     return (double)assay_philox_below((uint64_t)q->n, 77, (uint64_t)i, 3);
 }
 
+/* Exponentials of these are 0: a maximum that begins with 0 leaves a row without a sum. */
+static double tied_far_below_zero(const parity_ask *q, int64_t i)
+{
+    return tied(q, i) - 200.0;
+}
+
 static void add_router(parity_ask *q, int64_t t, int64_t experts, int64_t k, const char *score, bool pre,
                        int64_t groups, int64_t group_topk)
 {
     parity_ask_begin(q, "router_fwd");
-    parity_ask_2d(q, "logits", ASSAY_F32, t, experts, tied);
+    parity_ask_2d(q, "logits", ASSAY_F32, t, experts,
+                  pre && strcmp(score, "softmax") == 0 ? tied_far_below_zero : tied);
     parity_ask_int(q, "topk", k);
     parity_ask_text(q, "score_function", score);
     json_object_set_new(q->attrs, "pre_softmax", json_boolean(pre));
