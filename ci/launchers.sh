@@ -13,7 +13,11 @@
 set -uo pipefail
 cd "$(dirname "$(readlink -f "$0")")/.." || exit 2
 build=build/release
-[[ ${1:-} == --build ]] && { build=$2; shift 2; }
+if [[ ${1:-} == --build ]]; then
+    [[ -n ${2:-} ]] || { echo "launchers: --build: expected a folder, found nothing" >&2; exit 2; }
+    build=$2
+    shift 2
+fi
 bin=$(readlink -f "$build")/bin
 parts=("$@")
 ((${#parts[@]})) || parts=(openmpi torchrun slurm hosts)

@@ -59,8 +59,7 @@ template <class F> ncclResult_t await(ncclComm *c, F ready, const char *what)
 {
     const double since = now_seconds();
     double looked = since;
-    int look_from = 0;
-    for (;;) {
+    for (int look_from = c->rank + 1;;) {
         const uint32_t seen = c->shm.head->bell.load();
         if (ready(-1)) {
             return ncclSuccess;
@@ -73,7 +72,7 @@ template <class F> ncclResult_t await(ncclComm *c, F ready, const char *what)
         if (now - looked > 0.02 * patience(c->ranks)) {
             looked = now;
             for (int i = 0; i < c->ranks && i < looked_at; ++i) {
-                const int r = (c->rank + 1 + look_from++) % c->ranks;
+                const int r = look_from++ % c->ranks;
                 if (r != c->rank && !ready(r) && c->shm.slot(r).state != RANK_ABSENT &&
                     (c->shm.slot(r).state != RANK_PRESENT || !c->shm.alive(r))) {
                     nccl_fail(c, ncclRemoteError,
@@ -91,8 +90,7 @@ template <class F> ncclResult_t await(ncclComm *c, F ready, const char *what)
                     who += (who.empty() ? "" : ", ") + std::to_string(r);
                 }
             }
-            char limit[64];
-            snprintf(limit, sizeof limit, " after %.0f s", now - since);
+            const std::string limit = " after " + std::to_string(static_cast<long>(now - since)) + " s";
             nccl_fail(c, ncclSystemError,
                       nccl_table(c->shm, std::string(what) + ": rank " + who + " never came" + limit));
             segment_close(c->shm);

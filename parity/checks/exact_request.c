@@ -125,32 +125,32 @@ static void add_rope(parity_ask *q, int64_t t, int64_t heads, int64_t d, int64_t
     }
 }
 
+/* Rows out and back by index [t*k] and token_row [t,k]. */
+static void add_maps(parity_ask *q, int64_t t, int64_t k, int64_t h, const int64_t *index,
+                     const int64_t *token_row)
+{
+    parity_ask_begin(q, "gather_rows");
+    parity_ask_2d(q, "x", q->act, t, h, parity_unique);
+    parity_ask_i64(q, "index", t * k, index);
+    parity_ask_finish(q);
+    parity_ask_begin(q, "combine_rows");
+    parity_ask_2d(q, "x", q->act, t * k, h, parity_lattice);
+    parity_ask_bytes(q, "token_row", ASSAY_I64, 2, (int64_t[]){t, k}, token_row);
+    parity_ask_finish(q);
+}
+
 static void add_rows(parity_ask *q, int64_t t, int64_t k, int64_t h)
 {
-    int64_t index[64], token_row[64];
+    int64_t index[64] = {0}, token_row[64] = {0};
     const int64_t rows = t * k;
     for (int64_t i = 0; i < rows; i++)
         index[i] = t > 0 ? (i * 5 + 1) % t : 0;
     for (int64_t i = 0; i < rows; i++)
         token_row[i] = rows - 1 - i; /* a permutation */
-    parity_ask_begin(q, "gather_rows");
-    parity_ask_2d(q, "x", q->act, t, h, parity_unique);
-    parity_ask_i64(q, "index", rows, index);
-    parity_ask_finish(q);
-    parity_ask_begin(q, "combine_rows");
-    parity_ask_2d(q, "x", q->act, rows, h, parity_lattice);
-    parity_ask_bytes(q, "token_row", ASSAY_I64, 2, (int64_t[]){t, k}, token_row);
-    parity_ask_finish(q);
+    add_maps(q, t, k, h, index, token_row);
     for (int64_t i = 0; i < rows; i += 2)
         index[i] = token_row[i] = -1; /* no row: zeros, no term */
-    parity_ask_begin(q, "gather_rows");
-    parity_ask_2d(q, "x", q->act, t, h, parity_unique);
-    parity_ask_i64(q, "index", rows, index);
-    parity_ask_finish(q);
-    parity_ask_begin(q, "combine_rows");
-    parity_ask_2d(q, "x", q->act, rows, h, parity_lattice);
-    parity_ask_bytes(q, "token_row", ASSAY_I64, 2, (int64_t[]){t, k}, token_row);
-    parity_ask_finish(q);
+    add_maps(q, t, k, h, index, token_row);
     parity_ask_begin(q, "slice_rows");
     parity_ask_2d(q, "x", q->act, t, h, parity_unique);
     parity_ask_int(q, "start", t / 3);

@@ -45,7 +45,7 @@ static void count(parity_column *c, const parity_result *r)
                                                 : c->skipped;
     cell[r->check]++;
     /* Written so that a NaN shows up as the worst. */
-    if (r->verdict != PARITY_SKIP && !(r->share <= c->worst[r->check]))
+    if (r->verdict != PARITY_SKIP && !isnan(c->worst[r->check]) && !(r->share <= c->worst[r->check]))
         c->worst[r->check] = r->share;
     c->ambiguous += r->n_ambiguous;
 }

@@ -1,6 +1,7 @@
 /* index.html: for each case and precision the worst error of every operation, by layout and kernels. */
 #include "parity/judge/judge.h"
 #include "parity/report/report_files.h"
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -43,7 +44,7 @@ static assay_status add_result(heatmap *h, int64_t i)
         h->worst[at] = 0.0;
         ASSAY_TRY(parity_map_put(h->cells, key, at));
     }
-    if (!(x->share <= h->worst[at])) /* a NaN shows up as the worst */
+    if (!isnan(h->worst[at]) && !(x->share <= h->worst[at])) /* a NaN is the worst and stays it */
         h->worst[at] = x->share;
     return ASSAY_OK;
 }

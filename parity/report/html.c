@@ -192,6 +192,7 @@ assay_status parity_report_html(const parity_report *r, const char *path, const 
         put_facts(f, facts);
     put_failures(f, r);
     put_matrix(f, columns, n);
+    parity_put_axes(f, columns, n);
     const assay_status drawn = parity_put_heatmaps(f, r, columns, n);
     fputs("</body></html>\n", f);
     const bool ok = ferror(f) == 0;

@@ -37,6 +37,18 @@ assay_status parity_put_heatmaps(FILE *f, const parity_report *r, const parity_c
 /* One cell of them, coloured by the ratio. */
 void parity_put_ratio_cell(FILE *f, double ratio, bool have);
 
+/* axes.c: the worst shares of the checks local [0] and whole [1] over the cells whose layout uses an axis; axes that no cell
+ * uses are left out.  Returns the number of rows. */
+enum { PARITY_MAX_AXES = 16 };
+typedef struct parity_axis_row {
+    const char *name;
+    int64_t cells;
+    bool asked[2];
+    double worst[2];
+} parity_axis_row;
+int parity_report_axes(const parity_column *columns, int64_t n, parity_axis_row out[PARITY_MAX_AXES]);
+void parity_put_axes(FILE *f, const parity_column *columns, int64_t n);
+
 /* XML and HTML text: markup escaped. */
 void parity_put_escaped(FILE *f, const char *s);
 

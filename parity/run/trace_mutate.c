@@ -1,22 +1,8 @@
 /* Planting faults in copies of traces. */
-#include "parity/run/mutate_op.h"
+#include "parity/run/trace_copier.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
-
-typedef struct copier {
-    const assay_trace *from;
-    const parity_mutation *m;
-    assay_trace_writer *w;
-    int rank;
-    const assay_trace_op *target;            /* NULL on other ranks */
-    const assay_trace_tensor *target_tensor; /* NULL: the fault is in the operation */
-    int64_t *new_ids;                        /* by record, -1: dropped or not yet written */
-    int64_t open_step;                       /* -1 */
-    const assay_trace_op *late;              /* to be written last */
-    bool planted;
-} copier;
 
 static const char *const kinds[] = {
     "element",        "value",      "swap_rows", "nan",     "poison",     "sign",    "double",    "recompute",
@@ -33,160 +19,13 @@ bool parity_mutation_is_known(const char *kind)
     return false;
 }
 
-static bool is(const copier *c, const char *kind)
+bool parity_copier_is(const parity_copier *c, const char *kind)
 {
     return strcmp(c->m->kind, kind) == 0;
 }
 
-/* --- values ------------------------------------------------------------------------------------------------- */
-
-static assay_status put(void *data, int64_t index, assay_dtype dtype, double x)
-{
-    char *p = (char *)data + index * assay_dtype_bytes(dtype);
-    const float f = (float)ref_round(x, dtype == ASSAY_BF16 ? ASSAY_BF16 : ASSAY_F32);
-    const int64_t n = parity_is_integer(dtype) ? (int64_t)x : 0;
-    uint32_t bits;
-    memcpy(&bits, &f, sizeof bits);
-    const uint16_t upper = (uint16_t)(bits >> 16);
-    switch (dtype) {
-    case ASSAY_F64:
-        memcpy(p, &x, sizeof x);
-        return ASSAY_OK;
-    case ASSAY_F32:
-        memcpy(p, &f, sizeof f);
-        return ASSAY_OK;
-    case ASSAY_BF16:
-        memcpy(p, &upper, sizeof upper);
-        return ASSAY_OK;
-    case ASSAY_I64:
-        memcpy(p, &n, sizeof n);
-        return ASSAY_OK;
-    default:
-        ASSAY_FAIL(ASSAY_UNSUPPORTED, "a fault in values of dtype %s", assay_dtype_name(dtype));
-    }
-}
-
-/* A value whose distance from the truth is twice the bound and an ulp more. */
-static assay_status beyond_bound(const copier *c, int64_t index, double *out)
-{
-    ref_value inputs[ASSAY_MAX_SLOTS], found[ASSAY_MAX_SLOTS];
-    int n_inputs = 0, n_found = 0;
-    parity_result problem;
-    ref_replay_result result;
-    assay_status st = ASSAY_OK;
-    parity_result_init(&problem);
-    memset(&result, 0, sizeof result);
-    ASSAY_TRY_GOTO(parity_read_slots(c->from, c->target, true, inputs, &n_inputs, &problem), st, done);
-    ASSAY_TRY_GOTO(parity_read_slots(c->from, c->target, false, found, &n_found, &problem), st, done);
-    ASSAY_TRY_GOTO(ref_replay(c->target->op, c->target->attrs, &c->target->arith, inputs, n_inputs, found,
-                              n_found, &result),
-                   st, done);
-    const ref_value *truth = parity_find_value(result.outputs, result.n_outputs, c->m->slot);
-    ASSAY_CHECK_GOTO(truth && truth->value && index < truth->count, ASSAY_NOT_FOUND, st, done,
-                     "%s has no real output %s", c->target->op, c->m->slot);
-    const double bound = truth->bound ? truth->bound[index] : 0.0;
-    *out = truth->value[index] +
-           2.0 * (bound + ref_ulp(fabs(truth->value[index]) + bound, c->target_tensor->dtype));
-done:
-    ref_replay_free(&result);
-    parity_free_slots(inputs, n_inputs);
-    parity_free_slots(found, n_found);
-    return st;
-}
-
-static assay_status swap_rows(const assay_trace_tensor *t, char *data)
-{
-    const int64_t rows = t->shard.ndim > 0 ? t->shard.local_shape[0] : 0;
-    const size_t bytes = rows >= 2 ? t->bytes / (size_t)rows : 0;
-    ASSAY_CHECK(bytes > 0 && memcmp(data, data + bytes, bytes) != 0, ASSAY_NOT_FOUND,
-                "%s: no two different rows to swap", t->name);
-    for (size_t i = 0; i < bytes; i++) {
-        const char x = data[i];
-        data[i] = data[bytes + i];
-        data[bytes + i] = x;
-    }
-    return ASSAY_OK;
-}
-
-/* One expert of the first row becomes the lowest one that was not chosen; the row stays ascending. */
-static assay_status change_expert(const assay_trace_tensor *t, char *data)
-{
-    const int64_t k = t->shard.ndim > 0 ? t->shard.local_shape[t->shard.ndim - 1] : 0;
-    ASSAY_CHECK(t->dtype == ASSAY_I64 && k > 0 && assay_shard_count(&t->shard) >= k, ASSAY_NOT_FOUND,
-                "%s: no choice of experts", t->name);
-    int64_t unused = 0;
-    while (unused < k && parity_decode_integer(data, unused, ASSAY_I64) == unused)
-        unused++;
-    return put(data, unused < k ? unused : k - 1, ASSAY_I64, (double)(unused < k ? unused : k));
-}
-
-/* Every number takes the place of the one before it, the first the last one's. */
-static void shift(const assay_trace_tensor *t, char *data)
-{
-    const size_t width = (size_t)assay_dtype_bytes(t->dtype);
-    const char *from = t->data;
-    memcpy(data, from + width, t->bytes - width);
-    memcpy(data + t->bytes - width, from, width);
-}
-
-static assay_status take_content(const assay_trace_tensor *from, const assay_trace_tensor *t, char *data)
-{
-    ASSAY_CHECK(from && from->data && from->bytes == t->bytes && from->dtype == t->dtype &&
-                    memcmp(from->data, t->data, t->bytes) != 0,
-                ASSAY_NOT_FOUND, "%s: nothing of its size that differs", t->name);
-    memcpy(data, from->data, t->bytes);
-    return ASSAY_OK;
-}
-
-static assay_status change_all(const assay_trace_tensor *t, char *data, double factor)
-{
-    for (int64_t i = 0; i < assay_shard_count(&t->shard); i++)
-        ASSAY_TRY(put(data, i, t->dtype, factor * parity_decode(t->data, i, t->dtype)));
-    return ASSAY_OK;
-}
-
-static assay_status change_data(copier *c, const assay_trace_tensor *t, char *data)
-{
-    const int64_t at = assay_shard_count(&t->shard) / 2;
-    ASSAY_CHECK(assay_shard_count(&t->shard) > 0 && t->data, ASSAY_NOT_FOUND, "%s: nothing to change",
-                t->name);
-    double x = 1.5 * parity_decode(t->data, at, t->dtype) + 1.0;
-    const uint32_t poison = 0x7fa5a5a5u;
-    const uint16_t narrow_poison = 0x7fa5u;
-    c->planted = true;
-    if (is(c, "swap_rows"))
-        return swap_rows(t, data);
-    if (is(c, "expert"))
-        return change_expert(t, data);
-    if (is(c, "row_other_rank"))
-        return parity_mutate_row_ids(c->from, c->target, c->m, t, data);
-    if (is(c, "shift") || is(c, "row_shift")) {
-        shift(t, data);
-        return ASSAY_OK;
-    }
-    if (is(c, "other_rank"))
-        return take_content(parity_mutate_twin(c->from, c->target, c->m), t, data);
-    if (is(c, "unreduced"))
-        return take_content(assay_trace_tensor_by_id(c->from, c->rank, c->target->inputs[0].tensor), t, data);
-    if (is(c, "sign"))
-        return change_all(t, data, -1.0);
-    if (is(c, "double"))
-        return change_all(t, data, 2.0);
-    if (is(c, "element"))
-        ASSAY_TRY(beyond_bound(c, at, &x));
-    if (is(c, "nan"))
-        x = (double)NAN;
-    if (is(c, "poison") && (t->dtype == ASSAY_F32 || t->dtype == ASSAY_BF16)) {
-        const bool wide = t->dtype == ASSAY_F32;
-        memcpy(data + at * (wide ? 4 : 2), wide ? (const void *)&poison : (const void *)&narrow_poison,
-               wide ? 4 : 2);
-        return ASSAY_OK;
-    }
-    return put(data, at, t->dtype, x);
-}
-
 /* The piece moves one place down where it is cut and does not begin at 0. */
-static assay_status move_piece(copier *c, assay_trace_tensor *t)
+static assay_status move_piece(parity_copier *c, assay_trace_tensor *t)
 {
     for (int d = 0; d < t->shard.ndim; d++) {
         for (int i = 0; i < t->shard.n_segments[d]; i++) {
@@ -211,7 +50,7 @@ static bool same_observation(const assay_trace_tensor *a, const assay_trace_tens
            a->microbatch == b->microbatch;
 }
 
-static assay_status end_step_before(copier *c, int64_t step)
+static assay_status end_step_before(parity_copier *c, int64_t step)
 {
     if (c->open_step >= 0 && step > c->open_step)
         ASSAY_TRY(assay_trace_end_step(c->w));
@@ -219,7 +58,7 @@ static assay_status end_step_before(copier *c, int64_t step)
     return ASSAY_OK;
 }
 
-static int64_t new_id(const copier *c, int64_t old)
+static int64_t new_id(const parity_copier *c, int64_t old)
 {
     const int64_t n = assay_trace_n_tensors(c->from, c->rank);
     int64_t low = 0, high = n - 1;
@@ -236,26 +75,13 @@ static int64_t new_id(const copier *c, int64_t old)
     return -1;
 }
 
-/* An F32 tensor as if it had been stored in BF16. */
-static assay_status store_as_bf16(assay_trace_tensor *t, char *data)
-{
-    ASSAY_CHECK(t->dtype == ASSAY_F32, ASSAY_NOT_FOUND, "%s: not F32", t->name);
-    for (int64_t i = 0; i < assay_shard_count(&t->shard); i++) {
-        float wide;
-        memcpy(&wide, data + 4 * i, sizeof wide);
-        ASSAY_TRY(put(data, i, ASSAY_BF16, (double)wide));
-    }
-    t->dtype = ASSAY_BF16;
-    return ASSAY_OK;
-}
-
-static assay_status copy_tensor(copier *c, int64_t index)
+static assay_status copy_tensor(parity_copier *c, int64_t index)
 {
     const assay_trace_tensor *old = assay_trace_tensor_at(c->from, c->rank, index);
     assay_trace_tensor t = *old;
     assay_status st = ASSAY_OK;
     c->new_ids[index] = -1;
-    if (c->target_tensor && is(c, "missing") && same_observation(old, c->target_tensor)) {
+    if (c->target_tensor && parity_copier_is(c, "missing") && same_observation(old, c->target_tensor)) {
         c->planted = true;
         return ASSAY_OK;
     }
@@ -264,17 +90,17 @@ static assay_status copy_tensor(copier *c, int64_t index)
     ASSAY_CHECK(data, ASSAY_OUT_OF_MEMORY, "%s", old->name);
     if (old->bytes > 0)
         memcpy(data, old->data, old->bytes);
-    if (old == c->target_tensor && is(c, "row_local")) {
+    if (old == c->target_tensor && parity_copier_is(c, "row_local")) {
         ASSAY_CHECK_GOTO(t.kind == ASSAY_PIECE_ROWS, ASSAY_NOT_FOUND, st, done, "%s: not of kind rows",
                          t.name);
         t.kind = ASSAY_PIECE_LOCAL;
         t.rows_id = -1;
         c->planted = true;
-    } else if (old == c->target_tensor && is(c, "as_bf16")) {
-        ASSAY_TRY_GOTO(store_as_bf16(&t, data), st, done);
+    } else if (old == c->target_tensor && parity_copier_is(c, "as_bf16")) {
+        ASSAY_TRY_GOTO(parity_copier_store_bf16(&t, data), st, done);
         c->planted = true;
     } else if (old == c->target_tensor) {
-        st = is(c, "overlap") ? move_piece(c, &t) : change_data(c, old, data);
+        st = parity_copier_is(c, "overlap") ? move_piece(c, &t) : parity_copier_change(c, old, data);
     }
     if (st == ASSAY_OK && t.rows_id >= 0)
         t.rows_id = new_id(c, t.rows_id);
@@ -289,7 +115,7 @@ done:
 }
 
 /* Slots with new record numbers; those whose record was dropped are left out. */
-static int copy_slots(const copier *c, assay_trace_slot *slots, int n)
+static int copy_slots(const parity_copier *c, assay_trace_slot *slots, int n)
 {
     int kept = 0;
     for (int i = 0; i < n; i++) {
@@ -320,7 +146,7 @@ static void prune_outputs(assay_trace_op *op, const assay_trace_op *old)
 }
 
 /* An operation with another attribute, group or slot. */
-static assay_status write_changed_op(copier *c, assay_trace_op *op)
+static assay_status write_changed_op(parity_copier *c, assay_trace_op *op)
 {
     int *ranks = NULL;
     int64_t record = -1;
@@ -336,35 +162,35 @@ static assay_status write_changed_op(copier *c, assay_trace_op *op)
     return st;
 }
 
-static assay_status copy_op(copier *c, const assay_trace_op *old)
+static assay_status copy_op(parity_copier *c, const assay_trace_op *old)
 {
     assay_trace_op op = *old;
     op.n_inputs = copy_slots(c, op.inputs, op.n_inputs);
     op.n_outputs = copy_slots(c, op.outputs, op.n_outputs);
     prune_outputs(&op, old);
-    if (old == c->target && is(c, "drop_op")) {
+    if (old == c->target && parity_copier_is(c, "drop_op")) {
         c->planted = true;
         return ASSAY_OK;
     }
-    if (old == c->target && is(c, "late_op") && c->late == NULL) {
+    if (old == c->target && parity_copier_is(c, "late_op") && c->late == NULL) {
         c->late = old;
         c->planted = true;
         return ASSAY_OK;
     }
     if (old == c->target && parity_mutation_is_op(c->m->kind))
         return write_changed_op(c, &op);
-    if (old == c->target && is(c, "recompute"))
+    if (old == c->target && parity_copier_is(c, "recompute"))
         c->planted = op.recompute = true;
-    for (int i = 0; i < op.n_outputs && old == c->target && is(c, "substituted"); i++)
+    for (int i = 0; i < op.n_outputs && old == c->target && parity_copier_is(c, "substituted"); i++)
         if (strcmp(op.outputs[i].slot, c->m->slot) == 0)
             c->planted = op.substituted[i] = true;
-    if (old == c->target && is(c, "arithmetic")) {
+    if (old == c->target && parity_copier_is(c, "arithmetic")) {
         op.arith.all.accumulate = ASSAY_F64;
         for (int i = 0; i < op.arith.n; i++)
             op.arith.output[i].arith.accumulate = ASSAY_F64;
         c->planted = true;
     }
-    if (old == c->target && is(c, "repeat_op")) {
+    if (old == c->target && parity_copier_is(c, "repeat_op")) {
         ASSAY_TRY(assay_trace_write_op(c->w, &op));
         c->planted = true;
     }
@@ -391,12 +217,13 @@ static bool matches(const parity_mutation *m, const assay_trace_op *op)
            (m->microbatch < 0 || m->microbatch == op->microbatch) && m->again == op->recompute;
 }
 
-static assay_status find_target(copier *c)
+static assay_status find_target(parity_copier *c)
 {
-    const bool in_op = is(c, "arithmetic") || is(c, "recompute") || is(c, "substituted") ||
-                       is(c, "drop_op") || is(c, "repeat_op") || is(c, "late_op") ||
+    const bool in_op = parity_copier_is(c, "arithmetic") || parity_copier_is(c, "recompute") ||
+                       parity_copier_is(c, "substituted") || parity_copier_is(c, "drop_op") ||
+                       parity_copier_is(c, "repeat_op") || parity_copier_is(c, "late_op") ||
                        parity_mutation_is_op(c->m->kind);
-    if (is(c, "header"))
+    if (parity_copier_is(c, "header"))
         return ASSAY_OK;
     for (int64_t i = 0; c->m->op[0] == '\0' && i < assay_trace_n_tensors(c->from, c->rank); i++) {
         const assay_trace_tensor *t = assay_trace_tensor_at(c->from, c->rank, i);
@@ -417,7 +244,7 @@ static assay_status find_target(copier *c)
             if (strcmp(slots[s].slot, c->m->slot) == 0 && t && assay_shard_count(&t->shard) > 0)
                 c->target_tensor = t;
         }
-        if (c->target_tensor && (is(c, "row_shift") || is(c, "row_other_rank")))
+        if (c->target_tensor && (parity_copier_is(c, "row_shift") || parity_copier_is(c, "row_other_rank")))
             c->target_tensor = assay_trace_tensor_by_id(c->from, c->rank, c->target_tensor->rows_id);
         if (in_op || c->target_tensor)
             return ASSAY_OK;
@@ -426,7 +253,7 @@ static assay_status find_target(copier *c)
                c->m->slot);
 }
 
-static assay_status copy_rank(copier *c)
+static assay_status copy_rank(parity_copier *c)
 {
     int64_t next = 0;
     const int64_t n = assay_trace_n_tensors(c->from, c->rank);
@@ -444,13 +271,13 @@ static assay_status copy_rank(copier *c)
     return assay_trace_writer_close(c->w);
 }
 
-static assay_status mutate_rank(copier *c, const char *to)
+static assay_status mutate_rank(parity_copier *c, const char *to)
 {
     assay_status st = ASSAY_OK;
     json_t *header = json_deep_copy(assay_trace_header(c->from));
     c->open_step = -1;
     c->target = c->late = NULL;
-    if (is(c, "header")) {
+    if (parity_copier_is(c, "header")) {
         c->planted = true;
         json_object_set_new(header, c->m->slot, json_string(c->m->value));
     }
@@ -472,7 +299,7 @@ done:
 
 assay_status parity_trace_mutate(const assay_trace *from, const char *to, const parity_mutation *m)
 {
-    copier c = {.from = from, .m = m};
+    parity_copier c = {.from = from, .m = m};
     ASSAY_CHECK(parity_mutation_is_known(m->kind), ASSAY_INVALID_ARGUMENT, "%s: no such fault", m->kind);
     for (c.rank = 0; c.rank < assay_trace_world(from); c.rank++)
         ASSAY_TRY(mutate_rank(&c, to));

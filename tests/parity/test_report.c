@@ -434,6 +434,37 @@ Test(parity_report, a_nan_is_the_worst_ratio_of_its_column)
     parity_report_destroy(report);
 }
 
+/* tp2,sp with a NaN, and a second cell on tp2,dp2,zero1: each counts in every axis that it uses. */
+Test(parity_report, the_worst_of_an_axis_is_that_of_its_cells)
+{
+    const parity_column columns[] = {
+        {.layout = "tp2,sp", .passed = {[PARITY_CHECK_LOCAL] = 1}, .worst = {[PARITY_CHECK_LOCAL] = NAN}},
+        {.layout = "tp2,dp2,zero1",
+         .passed = {[PARITY_CHECK_LOCAL] = 1},
+         .worst = {[PARITY_CHECK_LOCAL] = 0.5}},
+        {.layout = "dp2",
+         .passed = {[PARITY_CHECK_LOCAL] = 1, [PARITY_CHECK_WHOLE] = 1},
+         .worst = {[PARITY_CHECK_LOCAL] = 0.25, [PARITY_CHECK_WHOLE] = 0.75}},
+        {.layout = "3 ranks"},
+    };
+    static const struct {
+        const char *name;
+        int64_t cells;
+        double local;
+        bool whole;
+    } wanted[] = {
+        {"tp", 2, NAN, false}, {"sp", 1, NAN, false}, {"dp", 2, 0.5, true}, {"zero1", 1, 0.5, false}};
+    parity_axis_row rows[PARITY_MAX_AXES];
+    cr_assert_eq(parity_report_axes(columns, 4, rows), 4);
+    for (int i = 0; i < 4; i++) {
+        cr_expect_str_eq(rows[i].name, wanted[i].name);
+        cr_expect_eq(rows[i].cells, wanted[i].cells, "%s", rows[i].name);
+        cr_expect(rows[i].asked[0] && rows[i].asked[1] == wanted[i].whole, "%s", rows[i].name);
+        cr_expect(isnan(wanted[i].local) ? isnan(rows[i].worst[0]) : rows[i].worst[0] == wanted[i].local,
+                  "%s", rows[i].name);
+    }
+}
+
 /* One observation that was not made is seen in the row, and one row that was not judged in the cell. */
 Test(parity_report, a_skip_never_hides_under_a_pass)
 {
