@@ -173,7 +173,9 @@ static assay_status balance_attrs(const replay *r, ref_balance *b, ref_router_de
     ASSAY_TRY(replay_attr_double(r, "z_coeff", &b->z_coeff));
     ASSAY_TRY(replay_attr_i64(r, "topk", 1, ASSAY_MAX_EXPERTS, &d->topk));
     ASSAY_TRY(replay_attr_i64(r, "tokens", 0, INT64_MAX / 2, &b->tokens));
-    return replay_attr_i64(r, "divisor", 1, INT64_MAX / 2, &b->divisor);
+    b->divisor = 1;
+    return replay_has_attr(r, "divisor") ? replay_attr_i64(r, "divisor", 1, INT64_MAX / 2, &b->divisor)
+                                         : ASSAY_OK;
 }
 
 static assay_status router_aux_loss(const replay *r)

@@ -75,8 +75,9 @@ static inline void plan_write_batch(const char *path, bool many, bool packed)
 }
 
 /* Trains a model in a layout, with a fault or "", a capacity factor or 0, and a dispatcher, and opens the trace.  "LAYOUT
- * overlap": communication beside compute; "LAYOUT packed": documents packed in rows; "LAYOUT buckets": small ones; "LAYOUT
- * full=N", "LAYOUT selective=MODULES": recomputation. */
+ * overlap": communication beside compute; "LAYOUT packed": documents packed in rows; "LAYOUT buckets": small ones; "LAYOUT balancing":
+ * all balancing losses of a router; "LAYOUT balancing megatron": under --semantics megatron; "LAYOUT full=N", "LAYOUT
+ * selective=MODULES": recomputation. */
 static inline void plan_cell_run_with(plan_cell *c, const char *model, const char *layout,
                                       assay_precision precision, const char *planted, double capacity,
                                       assay_token_dispatcher dispatcher)
@@ -118,6 +119,12 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
     o->weight_decay = 0.1;
     o->clip_grad = 0.25;
     o->moe_aux_loss_coeff.of[0] = 0.01;
+    if (strstr(layout, " balancing") != NULL) {
+        o->moe_router_load_balancing_type =
+            (assay_word_list){3, {ASSAY_BALANCING_AUX, ASSAY_BALANCING_SEQ_AUX, ASSAY_BALANCING_GLOBAL_AUX}};
+        o->moe_aux_loss_coeff = (assay_number_list){3, {0.01, 0.02, 0.03}};
+    }
+    o->semantics = strstr(layout, " megatron") ? ASSAY_SEMANTICS_MEGATRON : ASSAY_SEMANTICS_DEFAULT;
     o->moe_z_loss_coeff = 0.001;
     o->moe_router_bias_update_rate = 0.001;
     o->moe_expert_capacity_factor = capacity;
