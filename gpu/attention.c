@@ -163,7 +163,8 @@ static assay_status attention_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *ac
         ASSAY_TRY(GPU_CALL(run, "linear_bwd_bias", "self_attention.linear_proj", GPU_T("dy", &dproj),
                            GPU_T("dbias", gpu_param_grad(m, w->linear_proj_bias))));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "self_attention.linear_proj", GPU_T("dy", &dproj),
-                       GPU_T("x", &a->o), GPU_T("dweight", gpu_param_grad(m, w->linear_proj))));
+                       GPU_T("x", &a->o), GPU_T("dweight", gpu_param_grad(m, w->linear_proj)),
+                       GPU_FUSION(m)));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "self_attention.linear_proj", GPU_T("dy", &dproj),
                        GPU_T("weight", gpu_param_use(m, w->linear_proj)),
                        GPU_NEW("dx", &d_o, gpu_grad_of(m, &a->o))));
@@ -173,7 +174,8 @@ static assay_status attention_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *ac
         ASSAY_TRY(GPU_CALL(run, "linear_bwd_bias", "self_attention.linear_qkv", GPU_T("dy", &dqkv),
                            GPU_T("dbias", gpu_param_grad(m, w->linear_qkv_bias))));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "self_attention.linear_qkv", GPU_T("dy", &dqkv),
-                       GPU_T("x", &a->whole), GPU_T("dweight", gpu_param_grad(m, w->linear_qkv))));
+                       GPU_T("x", &a->whole), GPU_T("dweight", gpu_param_grad(m, w->linear_qkv)),
+                       GPU_FUSION(m)));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "self_attention.linear_qkv", GPU_T("dy", &dqkv),
                        GPU_T("weight", gpu_param_use(m, w->linear_qkv)),
                        GPU_NEW("dx", &dwhole, gpu_partial(m, gpu_grad_of(m, &a->whole), ASSAY_GROUP_TP))));

@@ -84,6 +84,8 @@ assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, g
 /* sum I64 [E] on the device: the layer's counts of the step, this rank's microbatches added up.  Every one of them has
  * gone forward. */
 assay_status gpu_step_tokens_per_expert(gpu_model *m, const gpu_layer *l, gpu_value *sum);
+/* sum on the host: the losses of the layer's router of the step likewise, this rank's parts, coefficients in them. */
+assay_status gpu_step_aux_losses(gpu_model *m, const gpu_layer *l, double sum[GPU_LOSSES]);
 
 ASSAY_END_DECLS
 

@@ -43,7 +43,7 @@ assay_status gpu_mlp_bwd(gpu_model *m, const gpu_mlp_desc *d, gpu_mlp_acts *a, g
         ASSAY_TRY(GPU_CALL(run, "linear_bwd_bias", d->linear_fc2, GPU_T("dy", &dfc2),
                            GPU_T("dbias", gpu_param_grad(m, w->linear_fc2_bias))));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", d->linear_fc2, GPU_T("dy", &dfc2), GPU_T("x", &a->act),
-                       GPU_T("dweight", gpu_param_grad(m, w->linear_fc2))));
+                       GPU_T("dweight", gpu_param_grad(m, w->linear_fc2)), GPU_FUSION(m)));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", d->linear_fc2, GPU_T("dy", &dfc2),
                        GPU_T("weight", gpu_param_use(m, w->linear_fc2)),
                        GPU_NEW("dx", &dact, gpu_grad_of(m, &a->act))));
@@ -53,7 +53,7 @@ assay_status gpu_mlp_bwd(gpu_model *m, const gpu_mlp_desc *d, gpu_mlp_acts *a, g
         ASSAY_TRY(GPU_CALL(run, "linear_bwd_bias", d->linear_fc1, GPU_T("dy", &dfc1),
                            GPU_T("dbias", gpu_param_grad(m, w->linear_fc1_bias))));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", d->linear_fc1, GPU_T("dy", &dfc1), GPU_T("x", &a->whole),
-                       GPU_T("dweight", gpu_param_grad(m, w->linear_fc1))));
+                       GPU_T("dweight", gpu_param_grad(m, w->linear_fc1)), GPU_FUSION(m)));
     dwhole =
         d->only_branch ? gpu_grad_of(m, &a->whole) : gpu_tokens(m, &m->scratch, false, gpu_dim_hidden(m));
     dwhole = gpu_partial(m, dwhole, ASSAY_GROUP_TP);

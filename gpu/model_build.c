@@ -309,11 +309,15 @@ static assay_status expert_counts_create(gpu_model *m)
     const int64_t all = n * rows;
     CUDA_TRY(
         cudaMalloc((void **)&m->expert_counts, (size_t)(global ? 2 * all : all) * sizeof *m->expert_counts));
+    const size_t losses = (size_t)(n * m->n_microbatches) * GPU_LOSSES * sizeof *m->aux_losses;
+    CUDA_TRY(cudaMalloc((void **)&m->aux_losses, losses > 0 ? losses : 1));
+    CUDA_TRY(cudaMemsetAsync(m->aux_losses, 0, losses, m->run->ctx.stream)); /* layers without experts */
     n = 0;
     for (int c = 0; c < m->n_chunks; c++)
         for (int64_t l = 0; l < m->chunks[c].n_layers; l++, n++) {
             m->chunks[c].layers[l].tokens_per_expert = m->expert_counts + n * rows;
             m->chunks[c].layers[l].global_counts = global ? m->expert_counts + all + n * rows : NULL;
+            m->chunks[c].layers[l].aux_losses = m->aux_losses + n * m->n_microbatches * GPU_LOSSES;
         }
     return ASSAY_OK;
 }
@@ -461,9 +465,9 @@ void gpu_model_destroy(gpu_model *m)
             (void)cudaFree(m->ring_position[r].t.data);
     free(m->ring_position);
     assay_spec_destroy(m->spec);
-    void *device[] = {m->cos_table.t.data,    m->sin_table.t.data, m->position.t.data,
-                      m->key_position.t.data, m->loss_sums,        m->expert_counts};
-    for (int i = 0; i < 6; i++)
+    void *device[] = {m->cos_table.t.data, m->sin_table.t.data, m->position.t.data, m->key_position.t.data,
+                      m->loss_sums,        m->expert_counts,    m->aux_losses};
+    for (int i = 0; i < 7; i++)
         if (device[i])
             (void)cudaFree(device[i]);
     gpu_arena_destroy(&m->step);

@@ -59,7 +59,7 @@ static assay_status experts_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu
     gpu_value dact, dfc1, *counts = &a->local_counts;
     ASSAY_TRY(GPU_CALL(run, "grouped_linear_bwd_weight", "mlp.experts.linear_fc2", GPU_T("dy", dfc2),
                        GPU_T("x", &a->act), GPU_T("tokens_per_expert", counts),
-                       GPU_T("dweight", gpu_param_grad(m, l->moe.experts_fc2))));
+                       GPU_T("dweight", gpu_param_grad(m, l->moe.experts_fc2)), GPU_FUSION(m)));
     ASSAY_TRY(GPU_CALL(run, "grouped_linear_bwd_input", "mlp.experts.linear_fc2", GPU_T("dy", dfc2),
                        GPU_T("weight", gpu_param_use(m, l->moe.experts_fc2)),
                        GPU_T("tokens_per_expert", counts), GPU_NEW("dx", &dact, gpu_grad_of(m, &a->act))));
@@ -68,7 +68,7 @@ static assay_status experts_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu
                        GPU_NEW("dprobs", dprobs, part_of_grad(m, &a->expert_probs))));
     ASSAY_TRY(GPU_CALL(run, "grouped_linear_bwd_weight", "mlp.experts.linear_fc1", GPU_T("dy", &dfc1),
                        GPU_T("x", &a->expert_in), GPU_T("tokens_per_expert", counts),
-                       GPU_T("dweight", gpu_param_grad(m, l->moe.experts_fc1))));
+                       GPU_T("dweight", gpu_param_grad(m, l->moe.experts_fc1)), GPU_FUSION(m)));
     return GPU_CALL(run, "grouped_linear_bwd_input", "mlp.experts.linear_fc1", GPU_T("dy", &dfc1),
                     GPU_T("weight", gpu_param_use(m, l->moe.experts_fc1)), GPU_T("tokens_per_expert", counts),
                     GPU_NEW("dx", drows, part_of_grad(m, &a->expert_in)));
@@ -119,7 +119,8 @@ static assay_status gate_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_va
                        GPU_NEW("dx", dout, gpu_grad_of(m, &a->shared_out)),
                        GPU_NEW("dgate", &dgate, gpu_grad_of(m, &a->shared_gate))));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "mlp.shared_experts.gating", GPU_T("dy", &dgate),
-                       GPU_T("x", &a->tokens), GPU_T("dweight", gpu_param_grad(m, l->moe.shared_gate))));
+                       GPU_T("x", &a->tokens), GPU_T("dweight", gpu_param_grad(m, l->moe.shared_gate)),
+                       GPU_FUSION(m)));
     return GPU_CALL(run, "linear_bwd_input", "mlp.shared_experts.gating", GPU_T("dy", &dgate),
                     GPU_T("weight", gpu_param_use(m, l->moe.shared_gate)),
                     GPU_NEW("dx", dtokens, gpu_tokens(m, &m->scratch, true, gpu_dim_hidden(m))));

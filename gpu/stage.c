@@ -162,7 +162,7 @@ static assay_status output_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_value
                        GPU_F("scale", (double)(float)mb->loss_scale),
                        GPU_NEW("dlogits", &dlogits, gpu_grad_of(m, &a->logits))));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "output_layer", GPU_T("dy", &dlogits), GPU_T("x", &a->whole),
-                       GPU_T("dweight", gpu_param_grad(m, m->output_layer))));
+                       GPU_T("dweight", gpu_param_grad(m, m->output_layer)), GPU_FUSION(m)));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "output_layer", GPU_T("dy", &dlogits),
                        GPU_T("weight", gpu_param_use(m, m->output_layer)),
                        GPU_NEW("dx", &dx, gpu_partial(m, gpu_grad_of(m, &a->whole), ASSAY_GROUP_TP))));

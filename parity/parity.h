@@ -156,6 +156,9 @@ assay_status parity_check_saved(const assay_trace *t, const char *checkpoint, co
 /* A line for every rank whose run ended before it was done. */
 void parity_say_aborted(const assay_trace *t, FILE *out);
 assay_status parity_diff(const char *dir_a, const char *dir_b, double tolerance, FILE *out, int *exit_code);
+/* The same of two result files. */
+assay_status parity_diff_files(const char *path_a, const char *path_b, double tolerance, FILE *out,
+                               int *exit_code);
 
 /* diagnose.c: explains a difference; writes one sentence or "" (docs/ARCHITECTURE.md lists the kinds).
  * known_* describe group sizes for constant ratios. */

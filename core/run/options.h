@@ -82,6 +82,8 @@ typedef struct assay_train_options {
     bool moe_pad_expert_input_to_capacity; /* every expert has as many rows as it may take */
     assay_row_padding moe_router_padding_for_quantization;
     assay_token_dispatcher moe_token_dispatcher_type;
+    bool
+        gradient_accumulation_fusion; /* weight gradients are added in F32 as they are made; false: rounded to act first */
     bool calculate_per_token_loss; /* objective: the mean over targets; false: the mean of microbatch means */
     assay_semantics semantics;
 
@@ -142,6 +144,10 @@ void assay_train_options_merge(assay_train_options *into, const assay_train_opti
 assay_status assay_train_options_join_layout(assay_train_options *o);
 /* The coefficient of a balancing loss, 0 where it is not among the types. */
 double assay_balancing_coeff(const assay_train_options *o, assay_load_balancing type);
+/* The losses of a router as results hold them: 0 aux_loss, 1 z_loss, 2 seq_aux_loss, 3 global_aux_loss. */
+enum { ASSAY_ROUTER_LOSSES = 4 };
+const char *assay_router_loss_name(int k);
+double assay_router_loss_coeff(const assay_train_options *o, int k);
 /* One coefficient for each type, no type twice. */
 assay_status assay_balancing_check(const assay_train_options *o);
 /* Whether all data-parallel ranks must run every microbatch, each some of its rows (docs/SEMANTICS.md, global_aux_loss). */
