@@ -31,6 +31,7 @@ static assay_status sizes_of(const dry *d, int rank, sizes *out)
 /* Elements of an instance, by the end of its name. */
 typedef enum {
     HIDDEN_REGION,
+    ONE_A_TOKEN,
     HIDDEN_ROWS,
     PROBS_ROWS,
     HIDDEN_ROWS_ETP,
@@ -58,6 +59,10 @@ static const struct {
     {"self_attention.gather", HIDDEN_REGION},
     {"self_attention.reduce", HIDDEN_REGION},
     {"self_attention.reduce_grad", HIDDEN_REGION},
+    {"q_layernorm.reduce", ONE_A_TOKEN},
+    {"q_layernorm.reduce_grad", ONE_A_TOKEN},
+    {"k_layernorm.reduce", ONE_A_TOKEN},
+    {"k_layernorm.reduce_grad", ONE_A_TOKEN},
     {"mlp.gather", HIDDEN_REGION},
     {"mlp.reduce", HIDDEN_REGION},
     {"mlp.reduce_grad", HIDDEN_REGION},
@@ -138,6 +143,8 @@ static double elements(const dry *d, const sizes *s, const widths *w, form which
     switch (which) {
     case HIDDEN_REGION:
         return s->region * s->hidden;
+    case ONE_A_TOKEN:
+        return s->region;
     case HIDDEN_ROWS:
         return s->shard * (double)c->moe_router_topk * s->hidden;
     case PROBS_ROWS:

@@ -156,7 +156,9 @@ static assay_status visit(owners *w, int rank)
     w->holders[(int64_t)(rank / d->stage_ranks) * w->n_tuples + at]++;
     if (!assay_param_needs_grad(p))
         return ASSAY_OK;
-    w->counted[at] += assay_param_counts_in_norm(p, &d->grid, &d->config, rank);
+    /* Of a piece that a kv group shares one rank counts all, the others nothing. */
+    w->counted[at] += count > 0 ? assay_param_counted(p, &d->grid, &d->config, rank, count) > 0
+                                : assay_param_counts_in_norm(p, &d->grid, &d->config, rank);
     const assay_group_shape group = assay_grid_group_shape(&d->grid, assay_param_reduce_group(p), rank);
     int *seen = &w->tuple_of_color[group.start];
     if (*seen >= 0 && *seen != at)
@@ -222,10 +224,12 @@ static void check_gradient(owners *w, int replicas)
     const int n_axes = p->is_expert ? 2 : 1;
     int copies = 1;
     for (int i = 0; i < n_axes; i++) {
-        bool cut = false;
-        for (int k = 0; k < p->ndim; k++)
+        bool cut = false, by_key_heads = false; /* which neighbours in tp may share */
+        for (int k = 0; k < p->ndim; k++) {
             cut = cut || p->axis[k] == axes[i];
-        copies *= cut ? 1 : d->grid.size[axes[i]];
+            by_key_heads = by_key_heads || (axes[i] == ASSAY_AXIS_TP && p->axis[k] == ASSAY_AXIS_KV_HEAD);
+        }
+        copies *= cut ? 1 : d->grid.size[by_key_heads ? ASSAY_AXIS_KV : axes[i]];
     }
     const int members = assay_grid_group_shape(&d->grid, assay_param_reduce_group(p), 0).size;
     if (replicas == copies * members)
