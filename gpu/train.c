@@ -58,6 +58,7 @@ static assay_status read_inputs(gpu_engine *e)
     assay_parallel_config layout;
     ASSAY_TRY(assay_config_load(o->model, &e->config));
     assay_inputs_take_config(&e->options, &e->config);
+    ASSAY_TRY(assay_inputs_check_experts(&e->options, &e->config));
     ASSAY_TRY(check_weights(e));
     ASSAY_TRY(assay_layout_parse(o->layout[0] ? o->layout : "1", &layout));
     ASSAY_TRY(assay_grid_make(&layout, &e->grid));

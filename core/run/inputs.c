@@ -37,6 +37,28 @@ void assay_inputs_take_config(assay_train_options *o, const assay_model_config *
         o->moe_router_bias_update_rate = t->moe_router_bias_update_rate;
     if (!assay_train_option_given(o, "calculate_per_token_loss"))
         o->calculate_per_token_loss = t->calculate_per_token_loss;
+    if (!assay_train_option_given(o, "moe_expert_capacity_factor"))
+        o->moe_expert_capacity_factor = t->moe_expert_capacity_factor;
+    if (!assay_train_option_given(o, "moe_token_drop_policy"))
+        o->moe_token_drop_policy = t->drops_by_position ? ASSAY_DROP_POSITION : ASSAY_DROP_PROBS;
+    if (!assay_train_option_given(o, "moe_pad_expert_input_to_capacity"))
+        o->moe_pad_expert_input_to_capacity = t->moe_pad_expert_input_to_capacity;
+    if (!assay_train_option_given(o, "moe_router_padding_for_quantization"))
+        o->moe_router_padding_for_quantization =
+            t->pads_rows_for_fp8 ? ASSAY_PADDING_FP8 : ASSAY_PADDING_NONE;
+}
+
+assay_status assay_inputs_check_experts(const assay_train_options *o, const assay_model_config *config)
+{
+    ASSAY_CHECK(!o->moe_pad_expert_input_to_capacity || o->moe_expert_capacity_factor > 0.0,
+                ASSAY_INVALID_ARGUMENT,
+                "moe_pad_expert_input_to_capacity without moe_expert_capacity_factor");
+    ASSAY_CHECK(o->semantics != ASSAY_SEMANTICS_MEGATRON || !o->moe_pad_expert_input_to_capacity ||
+                    !config->moe_router_enable_expert_bias,
+                ASSAY_UNSUPPORTED,
+                "semantics megatron: moe_pad_expert_input_to_capacity with moe_router_enable_expert_bias: "
+                "Megatron-LM counts the rows of padding for the expert bias, which is not reproduced");
+    return ASSAY_OK;
 }
 
 assay_status assay_inputs_steps(const assay_train_options *o, bool training, int64_t steps)

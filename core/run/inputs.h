@@ -20,6 +20,8 @@ assay_status assay_inputs_weights(const char *folder, const char *load, int64_t 
 
 /* What a config.json in Megatron-LM's form says about training, for every option that was not given. */
 void assay_inputs_take_config(assay_train_options *o, const assay_model_config *config);
+/* Options of experts that contradict each other or this model. */
+assay_status assay_inputs_check_experts(const assay_train_options *o, const assay_model_config *config);
 
 /* Whether the options fit a batch file of `steps` steps (training: with optimizer steps): train_iters, and warm-up and decay
  * where the number of steps is the file's. */

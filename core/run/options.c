@@ -515,9 +515,6 @@ assay_status assay_train_options_check(const assay_train_options *o)
                 "override_checkpoint_args without load");
     ASSAY_CHECK(!o->trace_hash_only || o->trace[0] != '\0', ASSAY_INVALID_ARGUMENT,
                 "trace_hash_only without trace");
-    ASSAY_CHECK(!o->moe_pad_expert_input_to_capacity || o->moe_expert_capacity_factor > 0.0,
-                ASSAY_INVALID_ARGUMENT,
-                "moe_pad_expert_input_to_capacity without moe_expert_capacity_factor");
     return ASSAY_OK;
 }
 

@@ -242,6 +242,14 @@ static const fault gathered_tokens[] = {
     {"repeat_op", "reduce_scatter", M1 "dispatch", "", "", false, 1, 0, 0, "operation"},
     {"drop_op", "reduce_scatter", M1 "dispatch_probs", "", "", false, 2, 0, 1, "operation"},
     {"drop_op", "all_gather", M1 "combine", "", "", false, 3, 1, 1, "operation"},
+    {"row_shift", "gather_rows", M1 "permute", "y", "", false, 2, 0, 1, NULL},
+    {"row_local", "gather_rows", M1 "permute_probs", "y", "", false, 1, 0, 0, NULL},
+};
+/* The same without etp: what the experts make is whole, too. */
+static const fault gathered_whole_rows[] = {
+    {"row_shift", "gather_rows", M1 "permute", "y", "", false, 1, 1, 1, NULL},
+    {"row_local", "grouped_linear_fwd", M1 "experts.linear_fc1", "y", "", false, 0, 0, 0, NULL},
+    {"row_local", "swiglu_bwd", M1 "experts.activation", "dprobs", "", false, 1, 0, 1, NULL},
 };
 
 /* Experts with a capacity, decided over two tp ranks. */
@@ -262,6 +270,22 @@ static const fault capacities[] = {
     {"row_shift", "all_gather", M1 "experts.gather", "recv", "", false, 1, 0, 0, NULL},
     {"row_shift", "gather_rows", M1 "sort", "y", "", false, 0, 1, 0, NULL},
     {"value", "expert_bias_update", M1 "router.expert_bias", "tokens_per_expert", "", INPUT, 0, 1, -1, NULL},
+};
+
+/* Experts padded to their capacity, or to multiples of 16: rows, their order and their ids. */
+static const fault padded[] = {
+    {"value", "grouped_linear_fwd", M1 "experts.linear_fc1", "tokens_per_expert", "", INPUT, 0, 0, 0, NULL},
+    {"value", "grouped_linear_bwd_weight", M1 "experts.linear_fc2", "tokens_per_expert", "", INPUT, 1, 1, 1,
+     NULL},
+    {"shift", "gather_rows", M1 "sort", "index", "", INPUT, 1, 0, 1, NULL},
+    {"shift", "gather_rows", M1 "sort_probs", "index", "", INPUT, 0, 1, 0, NULL},
+    {"shift", "gather_rows", M1 "unsort", "index", "", INPUT, 0, 1, 0, NULL},
+    {"row_shift", "gather_rows", M1 "sort", "y", "", false, 1, 1, 1, NULL},
+    {"row_local", "gather_rows", M1 "sort_probs", "y", "", false, 0, 0, 0, NULL},
+    {"rewire", "grouped_linear_fwd", M1 "experts.linear_fc1", "x", M1 "permute.y", INPUT, 1, 0, 1, NULL},
+    {"rewire", "swiglu_fwd", M1 "experts.activation", "probs", M1 "permute_probs.y", INPUT, 0, 1, 0, NULL},
+    {"drop_op", "gather_rows", M1 "sort_probs", "", "", false, 1, 1, 1, "operation"},
+    {"repeat_op", "gather_rows", M1 "unsort", "", "", false, 0, 0, 0, "operation"},
 };
 
 /* Context parallelism: S = 7 is cut in chunks of 2, 2, 2, 1; rank 0 of cp has 3 positions, rank 1 has 4. */
@@ -363,8 +387,11 @@ static void expect_all_of(const char *model, const char *layout, assay_precision
                           const fault *faults, size_t n)
 {
     plan_cell c;
-    plan_cell_run_with(&c, model, layout, precision, "", faults == capacities ? 0.5 : 0.0,
-                       faults == gathered_tokens ? ASSAY_DISPATCHER_ALLGATHER : ASSAY_DISPATCHER_ALLTOALL);
+    const bool gathers =
+        faults == gathered_tokens || faults == gathered_whole_rows || strstr(layout, " allgather");
+    const bool drops = faults == capacities || strstr(layout, " padded");
+    plan_cell_run_with(&c, model, layout, precision, "", drops ? 0.5 : 0.0,
+                       gathers ? ASSAY_DISPATCHER_ALLGATHER : ASSAY_DISPATCHER_ALLTOALL);
     parity_report *r = plan_judge(&c, c.trace);
     print_failures(r);
     cr_assert_eq(n_failed(r), 0);
@@ -471,9 +498,35 @@ Test(parity_plan_faults, gathered_tokens_bf16)
     expect_all("tp2,sp,etp2,ep2,dp2", ASSAY_PRECISION_BF16, TABLE(gathered_tokens));
 }
 
+Test(parity_plan_faults, gathered_whole_rows_fp32)
+{
+    expect_all("dp2,ep2", ASSAY_PRECISION_FP32, TABLE(gathered_whole_rows));
+}
+
+/* Without an exchange, where rows are sent, and among gathered tokens. */
+Test(parity_plan_faults, padded_experts_fp32)
+{
+    expect_all("dp2 padded", ASSAY_PRECISION_FP32, TABLE(padded));
+    expect_all("tp2,sp fp8", ASSAY_PRECISION_FP32, TABLE(padded));
+    expect_all("dp2,ep2 padded allgather", ASSAY_PRECISION_FP32, TABLE(padded));
+}
+
 Test(parity_plan_faults, capacities_fp32)
 {
     expect_all("tp2,sp,etp2", ASSAY_PRECISION_FP32, TABLE(capacities));
+}
+
+Test(parity_plan_faults, gathered_whole_rows_bf16)
+{
+    expect_all("dp2,ep2", ASSAY_PRECISION_BF16, TABLE(gathered_whole_rows));
+}
+
+/* Without an exchange, where rows are sent, and among gathered tokens. */
+Test(parity_plan_faults, padded_experts_bf16)
+{
+    expect_all("dp2 padded", ASSAY_PRECISION_BF16, TABLE(padded));
+    expect_all("tp2,sp fp8", ASSAY_PRECISION_BF16, TABLE(padded));
+    expect_all("dp2,ep2 padded allgather", ASSAY_PRECISION_BF16, TABLE(padded));
 }
 
 Test(parity_plan_faults, capacities_bf16)

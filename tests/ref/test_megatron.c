@@ -294,6 +294,15 @@ Test(ref_megatron, shared_gate)
     check_folder("shared_gate", 8);
 }
 
+Test(ref_megatron, capacity_probs)
+{
+    check_folder("capacity_probs", 8);
+}
+Test(ref_megatron, capacity_position)
+{
+    check_folder("capacity_position", 8);
+}
+
 /* --- what is not there yet ------------------------------------------------------------------------------------ */
 
 /* A feature that arrives makes its folder readable: move its row to check_folder then. */
@@ -303,9 +312,7 @@ Test(ref_megatron, features_that_are_not_there_are_refused_by_name)
         const char *folder, *word;
     } refused[] = {{"seq_aux", "seq_aux_loss is not supported yet"},
                    {"global_aux", "global_aux_loss is not supported yet"},
-                   {"many_aux", "seq_aux_loss is not supported yet"},
-                   {"capacity_probs", "a capacity of experts is not supported yet"},
-                   {"capacity_position", "a capacity of experts is not supported yet"}};
+                   {"many_aux", "seq_aux_loss is not supported yet"}};
     assay_model_config *config = calloc(1, sizeof *config);
     for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
         char path[ASSAY_PATH];
