@@ -97,8 +97,9 @@ typedef struct gpu_mlp_acts {
 } gpu_mlp_acts;
 
 typedef struct gpu_moe_acts {
-    gpu_value tokens; /* token shard of the norm's output, a view where possible */
-    gpu_value logits, indices, probs, scores, aux_counts;
+    gpu_value tokens;         /* token shard of the norm's output, a view where possible */
+    gpu_value gating, logits; /* logits: gating's, or random ones */
+    gpu_value indices, probs, scores, aux_counts;
     gpu_value routed, routed_counts; /* indices as the capacities leave them; I64 [E] */
     gpu_value row_token, token_row, tokens_per_expert;
     gpu_value permuted, permuted_probs;                   /* rows of this rank's tokens */

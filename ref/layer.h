@@ -21,7 +21,7 @@ typedef struct ref_mlp_acts {
 } ref_mlp_acts;
 
 typedef struct ref_router_acts {
-    ref_tensor tokens, logits, scores, probs;
+    ref_tensor tokens, gating, logits, scores, probs; /* logits: gating's, or random ones */
     ref_ints indices, routed,
         aux_counts;     /* [T,K]: chosen, and left by the capacities; [1,E] summed over the aux group */
     int64_t aux_tokens; /* tokens of the aux group */

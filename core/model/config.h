@@ -56,6 +56,7 @@ typedef struct assay_config_training {
     double moe_expert_capacity_factor; /* 0: none */
     bool drops_by_position;            /* moe_token_drop_policy position; else probs */
     bool moe_pad_expert_input_to_capacity;
+    bool moe_router_force_load_balancing;
     bool pads_rows_for_fp8; /* moe_router_padding_for_quantization, or its older name ..._for_fp8 */
 } assay_config_training;
 

@@ -44,6 +44,8 @@ assay_status assay_config_read_experts(const json_t *root, const char *what, ass
         read_switch(root, "moe_pad_expert_input_to_capacity", what, &t->moe_pad_expert_input_to_capacity));
     ASSAY_CHECK(!t->moe_pad_expert_input_to_capacity || t->moe_expert_capacity_factor > 0.0, ASSAY_MISMATCH,
                 "%s: moe_pad_expert_input_to_capacity without moe_expert_capacity_factor", what);
+    ASSAY_TRY(
+        read_switch(root, "moe_router_force_load_balancing", what, &t->moe_router_force_load_balancing));
     ASSAY_TRY(read_switch(root, "moe_router_padding_for_quantization", what, &quantization));
     ASSAY_TRY(read_switch(root, "moe_router_padding_for_fp8", what, &fp8));
     t->pads_rows_for_fp8 = quantization || fp8;

@@ -43,7 +43,6 @@ static const checked_word checked[] = {
     {"apply_query_key_layer_scaling", OFF, "scaling of scores by the layer's number", false},
     {"apply_residual_connection_post_layernorm", OFF, "a residual behind the norm", false},
     {"fp32_residual_connection", OFF, "a residual stream in F32", false},
-    {"moe_router_force_load_balancing", OFF, "forced balancing", false},
     {"moe_router_force_biased", OFF, "forced routing", false},
     {"moe_input_jitter_eps", OFF, "jitter of the router's input", false},
     {"moe_router_dtype", {"null", "\"fp32\""}, "a router in another dtype than F32", false},
@@ -78,7 +77,8 @@ static const char *const read_words[] = {"untie_embeddings_and_output_weights",
                                          "moe_token_drop_policy",
                                          "moe_pad_expert_input_to_capacity",
                                          "moe_router_padding_for_quantization",
-                                         "moe_router_padding_for_fp8"};
+                                         "moe_router_padding_for_fp8",
+                                         "moe_router_force_load_balancing"};
 enum { N_READ = sizeof read_words / sizeof read_words[0] };
 
 static bool is_accepted(const checked_word *w, const json_t *value)

@@ -41,6 +41,8 @@ void assay_inputs_take_config(assay_train_options *o, const assay_model_config *
         o->moe_expert_capacity_factor = t->moe_expert_capacity_factor;
     if (!assay_train_option_given(o, "moe_token_drop_policy"))
         o->moe_token_drop_policy = t->drops_by_position ? ASSAY_DROP_POSITION : ASSAY_DROP_PROBS;
+    if (!assay_train_option_given(o, "moe_router_force_load_balancing"))
+        o->moe_router_force_load_balancing = t->moe_router_force_load_balancing;
     if (!assay_train_option_given(o, "moe_pad_expert_input_to_capacity"))
         o->moe_pad_expert_input_to_capacity = t->moe_pad_expert_input_to_capacity;
     if (!assay_train_option_given(o, "moe_router_padding_for_quantization"))
@@ -58,6 +60,10 @@ assay_status assay_inputs_check_experts(const assay_train_options *o, const assa
                 ASSAY_UNSUPPORTED,
                 "semantics megatron: moe_pad_expert_input_to_capacity with moe_router_enable_expert_bias: "
                 "Megatron-LM counts the rows of padding for the expert bias, which is not reproduced");
+    ASSAY_CHECK(
+        o->semantics != ASSAY_SEMANTICS_MEGATRON || !o->moe_router_force_load_balancing, ASSAY_UNSUPPORTED,
+        "semantics megatron: moe_router_force_load_balancing: Megatron-LM draws from torch's generator of "
+        "every rank, which is not reproduced");
     return ASSAY_OK;
 }
 

@@ -6,7 +6,7 @@
 
 typedef struct plan_moe_saved {
     bool cut; /* tp without sp: the layer takes and gives back whole sequences */
-    plan_tensor norm, tokens, logits, indices, routed, probs, scores, aux_counts;
+    plan_tensor norm, tokens, gating, logits, indices, routed, probs, scores, aux_counts;
     plan_rows rows;
     plan_tensor row_token, token_row, sort, unsort, local_counts;
     plan_tensor permuted, permuted_probs, dispatched, dispatched_probs, gathered, gathered_probs;

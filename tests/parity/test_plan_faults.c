@@ -288,6 +288,21 @@ static const fault padded[] = {
     {"repeat_op", "gather_rows", M1 "unsort", "", "", false, 0, 0, 0, "operation"},
 };
 
+/* Experts chosen by random logits. */
+static const fault forced[] = {
+    {"attr", "random_logits", M1 "router.random_logits", "draw", "0", false, 0, 0, 1, NULL},
+    {"attr", "random_logits", M1 "router.random_logits", "draw", "1", false, 1, 1, 0, NULL},
+    {"attr", "random_logits", M1 "router.random_logits", "layer", "0", false, 1, 0, 0, NULL},
+    {"attr", "random_logits", M1 "router.random_logits", "tokens", "7", false, 0, 1, 1, NULL},
+    {"shift", "random_logits", M1 "router.random_logits", "token", "", INPUT, 1, 1, 1, NULL},
+    {"rewire", "router_fwd", M1 "router", "logits", M1 "router.gating.y", INPUT, 0, 0, 0, NULL},
+    {"rewire", "router_aux_fwd", M1 "router.aux", "logits", M1 "router.gating.y", INPUT, 1, 0, 1, NULL},
+    {"rewire", "router_bwd", M1 "router", "logits", M1 "router.gating.y", INPUT, 0, 1, 0, NULL},
+    {"rewire", "router_aux_bwd", M1 "router.aux", "logits", M1 "router.gating.y", INPUT, 1, 1, 1, NULL},
+    {"drop_op", "random_logits", M1 "router.random_logits", "", "", false, 1, 0, 0, "operation"},
+    {"repeat_op", "random_logits", M1 "router.random_logits", "", "", false, 0, 1, 0, "operation"},
+};
+
 /* Context parallelism: S = 7 is cut in chunks of 2, 2, 2, 1; rank 0 of cp has 3 positions, rank 1 has 4. */
 static const fault gathered_keys[] = {
     {"attr", "all_gather", A0 "gather_k", "counts", "[4, 3]", false, 2, 0, 0, NULL},
@@ -511,6 +526,11 @@ Test(parity_plan_faults, padded_experts_fp32)
     expect_all("dp2,ep2 padded allgather", ASSAY_PRECISION_FP32, TABLE(padded));
 }
 
+Test(parity_plan_faults, forced_balancing_fp32)
+{
+    expect_all("tp2,sp,ep2 forced", ASSAY_PRECISION_FP32, TABLE(forced));
+}
+
 Test(parity_plan_faults, capacities_fp32)
 {
     expect_all("tp2,sp,etp2", ASSAY_PRECISION_FP32, TABLE(capacities));
@@ -527,6 +547,11 @@ Test(parity_plan_faults, padded_experts_bf16)
     expect_all("dp2 padded", ASSAY_PRECISION_BF16, TABLE(padded));
     expect_all("tp2,sp fp8", ASSAY_PRECISION_BF16, TABLE(padded));
     expect_all("dp2,ep2 padded allgather", ASSAY_PRECISION_BF16, TABLE(padded));
+}
+
+Test(parity_plan_faults, forced_balancing_bf16)
+{
+    expect_all("tp2,sp,ep2 forced", ASSAY_PRECISION_BF16, TABLE(forced));
 }
 
 Test(parity_plan_faults, capacities_bf16)

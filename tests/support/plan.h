@@ -63,7 +63,8 @@ static inline void plan_write_batch(const char *path, bool many)
 }
 
 /* Trains a model in a layout, with a fault or "", a capacity factor or 0, and a dispatcher, and opens the trace.  "LAYOUT
- * WORD": overlap: communication beside compute; padded: experts are padded to their capacity; fp8: to multiples of 16. */
+ * WORD": overlap: communication beside compute; padded: experts are padded to their capacity; fp8: to multiples of 16;
+ * forced: experts are chosen by random logits. */
 static inline void plan_cell_run_with(plan_cell *c, const char *model, const char *layout,
                                       assay_precision precision, const char *planted, double capacity,
                                       assay_token_dispatcher dispatcher)
@@ -85,6 +86,7 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
     snprintf(c->out, sizeof c->out, "%s/out.safetensors", c->dir);
     const char *overlap = strstr(layout, " overlap");
     snprintf(o->layout, sizeof o->layout, "%.*s", (int)strcspn(layout, " "), layout);
+    o->moe_router_force_load_balancing = strstr(layout, " forced") != NULL;
     o->moe_pad_expert_input_to_capacity = strstr(layout, " padded") != NULL;
     o->moe_router_padding_for_quantization = strstr(layout, " fp8") ? ASSAY_PADDING_FP8 : ASSAY_PADDING_NONE;
     o->overlap_grad_reduce = overlap != NULL;
