@@ -8,6 +8,7 @@
 
 #include "core/model/recipe.h"
 #include "gpu/comm.h"
+#include "gpu/side.h"
 #include "gpu/value.h"
 
 ASSAY_BEGIN_DECLS
@@ -44,6 +45,7 @@ typedef struct gpu_run {
     gpu_comm comm;
     cudaStream_t comm_stream; /* collectives that may overlap with compute */
     cudaEvent_t compute_done, comm_done;
+    gpu_side side;             /* shared experts beside the dispatch (--moe-shared-expert-overlap) */
     assay_trace_writer *trace; /* NULL: off */
     assay_phase phase;
     int64_t step, microbatch;

@@ -301,6 +301,7 @@ void gpu_engine_close(gpu_engine *e, bool failed)
         (void)cudaEventDestroy(e->run.compute_done);
     if (e->run.comm_done)
         (void)cudaEventDestroy(e->run.comm_done);
+    gpu_side_destroy(&e->run);
     if (e->run.comm_stream)
         (void)cudaStreamDestroy(e->run.comm_stream);
     if (e->ctx_ready)

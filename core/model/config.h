@@ -57,6 +57,7 @@ typedef struct assay_config_training {
     bool drops_by_position;            /* moe_token_drop_policy position; else probs */
     bool moe_pad_expert_input_to_capacity;
     bool moe_router_force_load_balancing;
+    bool moe_shared_expert_overlap;
     bool pads_rows_for_fp8; /* moe_router_padding_for_quantization, or its older name ..._for_fp8 */
 } assay_config_training;
 

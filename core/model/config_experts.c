@@ -46,6 +46,7 @@ assay_status assay_config_read_experts(const json_t *root, const char *what, ass
                 "%s: moe_pad_expert_input_to_capacity without moe_expert_capacity_factor", what);
     ASSAY_TRY(
         read_switch(root, "moe_router_force_load_balancing", what, &t->moe_router_force_load_balancing));
+    ASSAY_TRY(read_switch(root, "moe_shared_expert_overlap", what, &t->moe_shared_expert_overlap));
     ASSAY_TRY(read_switch(root, "moe_router_padding_for_quantization", what, &quantization));
     ASSAY_TRY(read_switch(root, "moe_router_padding_for_fp8", what, &fp8));
     t->pads_rows_for_fp8 = quantization || fp8;

@@ -50,7 +50,6 @@ static const checked_word checked[] = {
     {"moe_latent_size", OFF, "experts in a latent space", false},
     {"moe_token_dispatcher_type", {"\"allgather\"", "\"alltoall\"", "\"flex\""}, "this dispatcher", false},
     {"moe_grouped_gemm", {"*"}, "", false},
-    {"moe_shared_expert_overlap", {"*"}, "", false},
     {"moe_permute_fusion", {"*"}, "", false},
     {"moe_router_fusion", {"*"}, "", false},
     {"bias_activation_fusion", {"*"}, "", false},
@@ -78,7 +77,8 @@ static const char *const read_words[] = {"untie_embeddings_and_output_weights",
                                          "moe_pad_expert_input_to_capacity",
                                          "moe_router_padding_for_quantization",
                                          "moe_router_padding_for_fp8",
-                                         "moe_router_force_load_balancing"};
+                                         "moe_router_force_load_balancing",
+                                         "moe_shared_expert_overlap"};
 enum { N_READ = sizeof read_words / sizeof read_words[0] };
 
 static bool is_accepted(const checked_word *w, const json_t *value)

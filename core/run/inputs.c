@@ -43,6 +43,8 @@ void assay_inputs_take_config(assay_train_options *o, const assay_model_config *
         o->moe_token_drop_policy = t->drops_by_position ? ASSAY_DROP_POSITION : ASSAY_DROP_PROBS;
     if (!assay_train_option_given(o, "moe_router_force_load_balancing"))
         o->moe_router_force_load_balancing = t->moe_router_force_load_balancing;
+    if (!assay_train_option_given(o, "moe_shared_expert_overlap"))
+        o->moe_shared_expert_overlap = t->moe_shared_expert_overlap;
     if (!assay_train_option_given(o, "moe_pad_expert_input_to_capacity"))
         o->moe_pad_expert_input_to_capacity = t->moe_pad_expert_input_to_capacity;
     if (!assay_train_option_given(o, "moe_router_padding_for_quantization"))

@@ -127,6 +127,8 @@ static const assay_option_row table[] = {
     ROW_BOOL(
         moe_router_force_load_balancing, EVERYWHERE, "Mixture of experts",
         "random logits in place of the router's, the same in every layout; gradients go straight through"),
+    ROW_BOOL(moe_shared_expert_overlap, EVERYWHERE, "Mixture of experts",
+             "the shared expert runs beside the dispatch of tokens to the others"),
     ROW_BOOL(moe_pad_expert_input_to_capacity, EVERYWHERE, "Mixture of experts",
              "every expert computes as many rows as its capacity, zeros where tokens are missing"),
     ROW_ENUM(moe_router_padding_for_quantization, padding_words, "none|fp8|mxfp8", EVERYWHERE,

@@ -1,4 +1,5 @@
-/* Switches of a mixture of experts that change no bit: rows of zeros beside those of tokens. */
+/* Switches of a mixture of experts that change no bit: rows of zeros beside those of tokens, and the shared expert beside
+ * the dispatch; a missing event of it does, in the simulator, whose streams run as late as they may. */
 #include "tests/support/engine.h"
 
 TestSuite(engine_moe_switches, .init = engine_setup, .fini = engine_teardown, .timeout = 300);
@@ -50,4 +51,85 @@ Test(engine_moe_switches, padding_to_a_multiple_changes_no_bit)
     same_bits("tp2", 2, PLAIN " --precision fp32", "--moe-router-padding-for-quantization mxfp8");
     same_bits("dp2,ep2", 2, PLAIN " --precision bf16 --moe-token-dispatcher-type allgather",
               "--moe-router-padding-for-quantization fp8");
+}
+
+/* --- the shared expert beside the dispatch ------------------------------------------------------------------- */
+
+#define BESIDE "--moe-shared-expert-overlap"
+
+/* Seed 0 runs what is needed and no more, another one whatever may run. */
+static void set_seed(int seed)
+{
+    char text[16];
+    snprintf(text, sizeof text, "%d", seed);
+    cr_assert_eq(setenv("ASSAY_SIM_STREAM_SEED", text, 1), 0);
+}
+
+Test(engine_moe_switches, beside_the_dispatch_on_one_rank)
+{
+    for (int seed = 0; seed < 4; seed++) {
+        set_seed(seed);
+        same_bits("1", 1, "--precision fp32", BESIDE);
+    }
+}
+/* Collectives of the shared expert over tp beside those of the router and the dispatch, on the same ranks. */
+Test(engine_moe_switches, beside_the_dispatch_tp2_ep2)
+{
+    for (int seed = 0; seed < 6; seed++) {
+        set_seed(seed);
+        same_bits(seed % 2 ? "tp2,ep2" : "tp2,sp,etp2", 2, "--precision bf16", BESIDE);
+    }
+}
+Test(engine_moe_switches, beside_the_dispatch_tp2_sp_etp2_dp2)
+{
+    same_bits("tp2,sp,etp2,dp2,zero1", 4, "--precision fp32 --moe-token-dispatcher-type allgather",
+              BESIDE " --overlap-grad-reduce");
+}
+Test(engine_moe_switches, beside_the_dispatch_pp2_zero3)
+{
+    same_bits("dp2,ep2,zero3", 2, "--precision bf16", BESIDE " --overlap-grad-reduce --overlap-param-gather");
+}
+
+/* Tensors that differ in their bits. */
+static int64_t n_different(void)
+{
+    assay_tensorfile *found, *expected;
+    int64_t differ = 0;
+    cr_assert_eq(assay_tensorfile_open(&found, engine_file("on")), ASSAY_OK);
+    cr_assert_eq(assay_tensorfile_open(&expected, engine_file("off")), ASSAY_OK);
+    for (int64_t i = 0; i < assay_tensorfile_count(expected); i++) {
+        const assay_tensor_info *e = assay_tensorfile_at(expected, i),
+                                *f = assay_tensorfile_find(found, e->name);
+        differ += f == NULL || memcmp(f->data, e->data, e->bytes) != 0;
+    }
+    assay_tensorfile_close(found);
+    assay_tensorfile_close(expected);
+    return differ;
+}
+
+/* Each fault takes one event away: in some order of the streams the result is another one. */
+static void must_show(const char *layout, const char *fault)
+{
+    char line[4 * ENGINE_PATH];
+    int64_t differ = 0;
+    same_bits(layout, 2, "--precision fp32", BESIDE);
+    for (int seed = 0; seed < 8 && differ == 0; seed++) {
+        set_seed(seed);
+        snprintf(line, sizeof line,
+                 "step --model %s/model --batch %s --layout %s --precision fp32 --out %s " BESIDE
+                 " --fault %s " MOE,
+                 engine_folder, engine_file("train"), layout, engine_file("on"), fault);
+        engine_must_run(engine_run(2, "%s", line), line);
+        differ = n_different();
+    }
+    cr_expect_gt(differ, 0, "%s with %s: the same bits", layout, fault);
+}
+
+Test(engine_moe_switches, a_shared_expert_that_does_not_wait_shows)
+{
+    must_show("tp2,sp", "unwaited_tokens");
+}
+Test(engine_moe_switches, a_shared_expert_that_nobody_waits_for_shows)
+{
+    must_show("dp2,ep2", "unwaited_shared_expert");
 }
