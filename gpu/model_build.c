@@ -3,6 +3,7 @@
 #include "gpu/fault.h"
 #include "gpu/ladder.h"
 #include "gpu/layer.h"
+#include "gpu/side.h"
 #include "gpu/stage.h"
 
 #include <stdio.h>

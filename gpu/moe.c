@@ -4,6 +4,7 @@
 #include "gpu/layer.h"
 #include "gpu/parallel/expert.h"
 #include "gpu/parallel/tensor.h"
+#include "gpu/side.h"
 #include <stddef.h>
 
 /* Every tp rank holds whole sequences and takes its piece. */

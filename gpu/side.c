@@ -2,7 +2,6 @@
 #include "gpu/side.h"
 
 #include "gpu/fault.h"
-#include "gpu/trace.h"
 
 assay_status gpu_side_create(gpu_run *run)
 {

@@ -8,7 +8,6 @@
 
 #include "core/model/recipe.h"
 #include "gpu/comm.h"
-#include "gpu/side.h"
 #include "gpu/value.h"
 
 ASSAY_BEGIN_DECLS
@@ -39,6 +38,15 @@ typedef struct gpu_observer {
     assay_status (*end)(void *user, struct gpu_run *run, const gpu_span *span);
     void *user;
 } gpu_observer;
+
+/* A second compute stream (gpu/side.h). */
+typedef struct gpu_side {
+    cudaStream_t stream; /* NULL: there is none */
+    cudaEvent_t begun, done;
+    void *workspace; /* of the operations on this stream */
+    size_t workspace_bytes;
+    bool open; /* between begin and end: the context has this stream and workspace */
+} gpu_side;
 
 typedef struct gpu_run {
     gpu_ctx ctx;

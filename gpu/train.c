@@ -4,6 +4,7 @@
 #include "core/run/inputs.h"
 #include "core/run/outputs.h"
 #include "gpu/fault.h"
+#include "gpu/side.h"
 #include "gpu/targets.h"
 #include <stdio.h>
 #include <stdlib.h>
