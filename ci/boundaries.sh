@@ -25,7 +25,7 @@ forbid parity 'gpu/|cuda|nccl|cublas' 'parity/*.c' 'parity/*.h'
 
 # A file of the engine (header and source of one name) includes only what lies below it: no circle.  The kinds of a layer
 # share layer.h, the files of the call share call_internal.h.
-node() { sed -E 's|\.[^.]*$||; s|^gpu/(attention\|mlp\|moe\|router)$|gpu/layer|; s|^gpu/call_[a-z]+$|gpu/call|' <<<"$1"; }
+node() { sed -E 's|\.[^.]*$||; s|^gpu/(attention\|mlp\|moe\|router\|balancing)$|gpu/layer|; s|^gpu/call_[a-z]+$|gpu/call|' <<<"$1"; }
 circles=$(git ls-files --cached --others --exclude-standard -- 'gpu/*.c' 'gpu/*.h' 'gpu/*.cu' 'gpu/*.cuh' | grep -v '^gpu/sim/' |
     while read -r file; do
         [[ -f $file ]] || continue

@@ -1,7 +1,7 @@
 # Device code of assay-sim for the CPU it runs on: gpu/ops is compiled twice, for any CPU and for those with AVX2 and FMA, into one
-# program, and gpu/ladder.c takes one of the two sets of ladders.  Not with sanitizers, nor where lines are counted: one set is enough.
+# program, and gpu/ladder.c takes one of the two sets of ladders.  Not with sanitizers or mutants, nor where lines are counted: one set is enough.
 set(ASSAY_SIM_TARGETS 1)
-if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT ASSAY_COVERAGE AND NOT ASSAY_SANITIZE_ADDRESS
+if(CMAKE_SYSTEM_PROCESSOR MATCHES "x86_64|AMD64" AND NOT ASSAY_COVERAGE AND NOT ASSAY_MUTANTS AND NOT ASSAY_SANITIZE_ADDRESS
    AND NOT ASSAY_SANITIZE_THREAD AND CMAKE_OBJCOPY)
   execute_process(COMMAND ${CMAKE_LINKER} --help OUTPUT_VARIABLE help ERROR_QUIET)
   if(help MATCHES "--force-group-allocation")

@@ -1,7 +1,9 @@
 /* The attention mixer: column-parallel qkv, heads, row-parallel projection.  docs/OPS.md section 9. */
+#include "gpu/documents.h"
 #include "gpu/layer.h"
 #include "gpu/parallel/context.h"
 #include "gpu/parallel/tensor.h"
+#include "gpu/qk_layernorm.h"
 #include <stddef.h>
 
 /* [S,B,heads,D] with this rank's heads (the operations see [T,heads,D]); d 0: [S,B,heads]. */
@@ -21,14 +23,9 @@ static gpu_value kv_heads_of(const gpu_model *m, gpu_arena *arena, int64_t d)
 
 #define SPLIT_ATTRS(m)                                                                                       \
     GPU_I("heads", (m)->heads), GPU_I("groups", (m)->groups), GPU_I("head_dim", (m)->config->kv_channels)
-#define ROTATION(m)                                                                                          \
-    GPU_T("cos", &(m)->cos_table), GPU_T("sin", &(m)->sin_table), GPU_T("position", &(m)->position)
-
-/* One number for each row of a q/k norm: each head, or all of them together. */
-static gpu_value norm_rows(const gpu_model *m, gpu_arena *arena, gpu_value heads)
-{
-    return m->config->qk_layernorm_full_width ? gpu_token_rows(m, arena, false) : heads;
-}
+#define ROTATION(m, a)                                                                                       \
+    GPU_T("cos", &(m)->cos_table), GPU_T("sin", &(m)->sin_table),                                            \
+        GPU_T("position", gpu_documents_position(m, (a)->documents))
 
 /* qkv -> q, k, v after norm, clamp and rotation.  What a norm or a clamp reads is kept for its backward. */
 static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_attention_params *w,
@@ -45,14 +42,10 @@ static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_
                        GPU_NEW("q", q, heads_of(m, raw, A, D)), GPU_NEW("k", k, kv_heads_of(m, raw, D)),
                        GPU_NEW("v", v, kv_heads_of(m, clip ? keep : own, D))));
     if (c->qk_layernorm) {
-        ASSAY_TRY(GPU_CALL(run, "rmsnorm_fwd", "self_attention.q_layernorm", GPU_T("x", q),
-                           GPU_T("gamma", gpu_param_use(m, w->q_layernorm)), GPU_F("eps", m->eps),
-                           GPU_NEW("y", &a->q_norm, heads_of(m, normed, A, D)),
-                           GPU_NEW("rstd", &a->q_rstd, norm_rows(m, keep, heads_of(m, keep, A, 0)))));
-        ASSAY_TRY(GPU_CALL(run, "rmsnorm_fwd", "self_attention.k_layernorm", GPU_T("x", k),
-                           GPU_T("gamma", gpu_param_use(m, w->k_layernorm)), GPU_F("eps", m->eps),
-                           GPU_NEW("y", &a->k_norm, kv_heads_of(m, normed, D)),
-                           GPU_NEW("rstd", &a->k_rstd, norm_rows(m, keep, kv_heads_of(m, keep, 0)))));
+        ASSAY_TRY(gpu_qk_layernorm_fwd(m, keep, GPU_QK_Q, w->q_layernorm,
+                                       gpu_value_set(&a->q_norm, heads_of(m, normed, A, D)), &a->q_rstd, q));
+        ASSAY_TRY(gpu_qk_layernorm_fwd(m, keep, GPU_QK_K, w->k_layernorm,
+                                       gpu_value_set(&a->k_norm, kv_heads_of(m, normed, D)), &a->k_rstd, k));
         q = &a->q_norm;
         k = &a->k_norm;
     }
@@ -66,9 +59,9 @@ static assay_status heads_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_
         q = &a->q_clip;
         k = &a->k_clip;
     }
-    ASSAY_TRY(GPU_CALL(run, "rope_fwd", "self_attention.rope_q", GPU_T("x", q), ROTATION(m),
+    ASSAY_TRY(GPU_CALL(run, "rope_fwd", "self_attention.rope_q", GPU_T("x", q), ROTATION(m, a),
                        GPU_NEW("y", &a->q, heads_of(m, gpu_context_query_arena(m, keep), A, D))));
-    return GPU_CALL(run, "rope_fwd", "self_attention.rope_k", GPU_T("x", k), ROTATION(m),
+    return GPU_CALL(run, "rope_fwd", "self_attention.rope_k", GPU_T("x", k), ROTATION(m, a),
                     GPU_NEW("y", &a->k, kv_heads_of(m, own, D)));
 }
 
@@ -80,6 +73,7 @@ static assay_status attention_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_la
     gpu_attention_acts *a = &acts->attention;
     gpu_arena *keep = &mb->arena, *temp = &m->scratch;
     gpu_value qkv;
+    a->documents = m->packed ? &mb->documents : NULL;
     ASSAY_TRY(gpu_column_parallel_input(m, keep, m->sp, "self_attention.gather", &a->whole, x));
     ASSAY_TRY(GPU_CALL(run, "linear_fwd", "self_attention.linear_qkv", GPU_T("x", &a->whole),
                        GPU_T("weight", gpu_param_use(m, w->linear_qkv)),
@@ -111,9 +105,9 @@ static assay_status heads_bwd(gpu_model *m, const gpu_attention_params *w, gpu_a
     gpu_value *k = gpu_value_set(&dk_clip, gpu_partial_kv(m, gpu_grad_of(m, clip ? &a->k_clip : k_in))),
               *v = dv;
     ASSAY_TRY(
-        GPU_CALL(run, "rope_bwd", "self_attention.rope_q", GPU_T("dy", dq), ROTATION(m), GPU_T("dx", q)));
+        GPU_CALL(run, "rope_bwd", "self_attention.rope_q", GPU_T("dy", dq), ROTATION(m, a), GPU_T("dx", q)));
     ASSAY_TRY(
-        GPU_CALL(run, "rope_bwd", "self_attention.rope_k", GPU_T("dy", dk), ROTATION(m), GPU_T("dx", k)));
+        GPU_CALL(run, "rope_bwd", "self_attention.rope_k", GPU_T("dy", dk), ROTATION(m, a), GPU_T("dx", k)));
     if (clip) {
         ASSAY_TRY(GPU_CALL(run, "clamp_bwd", "self_attention.clip_q", GPU_T("dy", q), GPU_T("x", q_in),
                            GPU_F("limit", c->clip_qkv), GPU_NEW("dx", &dq_norm, gpu_grad_of(m, q_in))));
@@ -128,15 +122,12 @@ static assay_status heads_bwd(gpu_model *m, const gpu_attention_params *w, gpu_a
         v = &dv_raw;
     }
     if (c->qk_layernorm) {
-        ASSAY_TRY(GPU_CALL(run, "rmsnorm_bwd", "self_attention.q_layernorm", GPU_T("dy", q),
-                           GPU_T("x", &a->q_raw), GPU_T("gamma", gpu_param_use(m, w->q_layernorm)),
-                           GPU_T("rstd", &a->q_rstd), GPU_T("dgamma", gpu_param_grad(m, w->q_layernorm)),
-                           GPU_F("eps", m->eps), GPU_NEW("dx", &dq_raw, gpu_grad_of(m, &a->q_raw))));
-        ASSAY_TRY(GPU_CALL(run, "rmsnorm_bwd", "self_attention.k_layernorm", GPU_T("dy", k),
-                           GPU_T("x", &a->k_raw), GPU_T("gamma", gpu_param_use(m, w->k_layernorm)),
-                           GPU_T("rstd", &a->k_rstd), GPU_T("dgamma", gpu_param_grad(m, w->k_layernorm)),
-                           GPU_F("eps", m->eps),
-                           GPU_NEW("dx", &dk_raw, gpu_partial_kv(m, gpu_grad_of(m, &a->k_raw)))));
+        ASSAY_TRY(gpu_qk_layernorm_bwd(m, GPU_QK_Q, w->q_layernorm,
+                                       gpu_value_set(&dq_raw, gpu_grad_of(m, &a->q_raw)), q, &a->q_raw,
+                                       &a->q_rstd));
+        ASSAY_TRY(gpu_qk_layernorm_bwd(m, GPU_QK_K, w->k_layernorm,
+                                       gpu_value_set(&dk_raw, gpu_partial_kv(m, gpu_grad_of(m, &a->k_raw))),
+                                       k, &a->k_raw, &a->k_rstd));
         q = &dq_raw;
         k = &dk_raw;
     }

@@ -172,6 +172,8 @@ assay_status gpu_call(gpu_run *run, const gpu_call_args *args)
     const bool skip = counted(gpu_fault_at(run, GPU_FAULT_SKIP, op, c.instance)) ||
                       counted(gpu_fault_at(run, GPU_FAULT_OMIT, op, c.instance));
     ASSAY_TRY(gpu_call_record_begin(run, &c));
+    if (run->fault)
+        ASSAY_TRY(gpu_fault_nudge(run, &c.o, c.instance));
     ASSAY_TRY(skip ? skip_call(run, &c) : run_once(run, &c));
     if (counted(gpu_fault_at(run, GPU_FAULT_REPEAT, op, c.instance)))
         ASSAY_TRY(run_once(run, &c));

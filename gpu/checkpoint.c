@@ -33,7 +33,7 @@ static assay_status host_piece(const gpu_engine *e, char **out)
     int64_t most = 1;
     for (int64_t i = 0; i < e->model.n_params; i++)
         most = e->model.params[i].count > most ? e->model.params[i].count : most;
-    *out = malloc((size_t)most * sizeof(float));
+    *out = malloc((size_t)(most * assay_dtype_bytes(ASSAY_F32)));
     ASSAY_CHECK(*out, ASSAY_OUT_OF_MEMORY, "checkpoint: %lld elements", (long long)most);
     return ASSAY_OK;
 }

@@ -13,7 +13,8 @@ static const char *const kinds[GPU_FAULT_KINDS] = {
     [GPU_FAULT_SPOIL] = "spoil",   [GPU_FAULT_ZERO_CHUNK] = "zero_chunk",
     [GPU_FAULT_ATTR] = "attr",     [GPU_FAULT_INPUT] = "input",
     [GPU_FAULT_DROP] = "drop",     [GPU_FAULT_GROUP] = "group",
-    [GPU_FAULT_LEAF] = "leaf",     [GPU_FAULT_SWITCH] = "switch",
+    [GPU_FAULT_LEAF] = "leaf",     [GPU_FAULT_NUDGE] = "nudge",
+    [GPU_FAULT_SWITCH] = "switch",
 };
 
 /* --- words -------------------------------------------------------------------------------------------------- */
@@ -26,7 +27,8 @@ typedef enum {
     NEED_CHOICE,
     NEED_EP,
     NEED_PP,
-    NEED_TRAINING
+    NEED_TRAINING,
+    NEED_DOCUMENTS
 } need;
 static const struct {
     const char *word, *text;
@@ -50,6 +52,11 @@ static const struct {
     {"merge_skipped", "skip:decoder.layers.0.self_attention.core_attention,op=attention_merge", NEED_CP},
     {"ring_gradient_negated", "negate:decoder.layers.0.self_attention.ring.1.add_dk:y", NEED_CP},
     {"heads_in_one_part", "attr:decoder.layers.0.self_attention.unpack_o:parts=0.5,phase=forward", NEED_CP},
+    {"positions_not_reset", "leaf:position_ids:row", NEED_DOCUMENTS},
+    {"documents_not_masked", "leaf:*document_start:row", NEED_DOCUMENTS},
+    {"shifted_documents", "leaf:*document_start:shift", NEED_DOCUMENTS},
+    {"hidden_document_start", "nudge:decoder.layers.0.self_attention.core_attention*:first_key",
+     NEED_DOCUMENTS},
     {"shifted_labels", "leaf:targets:shift", NEED_NONE},
     {"ids_of_another_rank", "leaf:input_ids:rank", NEED_NONE},
     {"aux_counts_not_reduced", "omit:decoder.layers.*.mlp.router.aux_counts", NEED_NONE},
@@ -100,6 +107,8 @@ static const char *lacking(need what, const gpu_fault_place *p)
         return p->pp > 1 && p->step_microbatches > 1 ? NULL : "pp and microbatches of at least 2";
     case NEED_TRAINING:
         return p->training ? NULL : "a training batch";
+    case NEED_DOCUMENTS:
+        return p->packed ? NULL : "a batch of rows with several documents";
     case NEED_NONE:
         break;
     }
@@ -159,7 +168,7 @@ static assay_status parse_what(gpu_fault *f, const char *text, const char *whole
     static const bool needs[GPU_FAULT_KINDS] = {
         [GPU_FAULT_NEGATE] = true, [GPU_FAULT_HOLD] = true, [GPU_FAULT_ATTR] = true,
         [GPU_FAULT_INPUT] = true,  [GPU_FAULT_DROP] = true, [GPU_FAULT_GROUP] = true,
-        [GPU_FAULT_LEAF] = true};
+        [GPU_FAULT_LEAF] = true,   [GPU_FAULT_NUDGE] = true};
     const size_t n = strcspn(text, "=@");
     ASSAY_CHECK((*text != '\0') == needs[f->kind] && n < sizeof f->what, ASSAY_INVALID_ARGUMENT,
                 "fault '%s': %s %s a slot or a name behind the instance", whole, kinds[f->kind],
@@ -177,9 +186,10 @@ static assay_status parse_what(gpu_fault *f, const char *text, const char *whole
         ASSAY_CHECK(*rest == '\0', ASSAY_INVALID_ARGUMENT, "fault '%s': '%s' is not understood", whole, rest);
     }
     ASSAY_CHECK(f->kind != GPU_FAULT_LEAF || strcmp(f->what, "shift") == 0 || strcmp(f->what, "rank") == 0 ||
-                    strcmp(f->what, "order") == 0,
+                    strcmp(f->what, "order") == 0 || strcmp(f->what, "row") == 0,
                 ASSAY_INVALID_ARGUMENT,
-                "fault '%s': expected leaf:NAME:shift, leaf:NAME:rank or leaf:NAME:order", whole);
+                "fault '%s': expected leaf:NAME:shift, leaf:NAME:rank, leaf:NAME:order or leaf:NAME:row",
+                whole);
     return ASSAY_OK;
 }
 
@@ -427,6 +437,28 @@ assay_status gpu_fault_hold(gpu_run *run, const assay_op *op, const char *instan
         return ASSAY_OK;
     p->met++;
     return copy_of(run, p, v, copy);
+}
+
+assay_status gpu_fault_nudge(gpu_run *run, gpu_operands *o, const char *instance)
+{
+    gpu_fault_plan *p = gpu_fault_at(run, GPU_FAULT_NUDGE, o->op->name, instance);
+    const int i = p ? gpu_operands_index(o, p->fault.what) : -1;
+    if (i < 0 || o->slot[i].dtype != ASSAY_I64 || gpu_tensor_bytes(o->slot[i]) == 0)
+        return ASSAY_OK;
+    const size_t bytes = gpu_tensor_bytes(o->slot[i]);
+    gpu_value v = {.t = o->slot[i]};
+    ASSAY_TRY(copy_of(run, p, &v, &v.t.data));
+    int64_t *x = malloc(bytes);
+    ASSAY_CHECK(x, ASSAY_OUT_OF_MEMORY, "fault nudge: %zu bytes", bytes);
+    assay_status st = gpu_run_download(run, x, v.t.data, bytes, "fault nudge");
+    for (size_t k = 0; k < bytes / sizeof *x; k++)
+        x[k]--;
+    if (st == ASSAY_OK)
+        st = gpu_run_upload(run, v.t.data, x, bytes, "fault nudge");
+    free(x);
+    o->slot[i].data = v.t.data;
+    p->met++;
+    return st;
 }
 
 /* --- results ------------------------------------------------------------------------------------------------ */

@@ -15,6 +15,8 @@
  *   group:INSTANCE:NAME         a collective talks to another group
  *   leaf:NAME:shift | leaf:NAME:rank    input_ids, targets or position_ids: of the next position, or of the next data-parallel rank
  *   leaf:NAME:order             of the positions that the rank would have if cp cut the sequence in plain order
+ *   leaf:NAME:row               position_ids, document_start, key_document_start: as if the row were one document
+ *   nudge:INSTANCE:SLOT         the kernel reads integers that are one less than those of the record
  *
  * INSTANCE is a full instance name and may hold the wildcards of fnmatch.  Conditions follow behind commas: op=NAME,
  * phase=NAME, step=N, microbatch=N.  Words are short forms (`word` or `word@INSTANCE`); gpu_fault_words lists them. */
@@ -40,6 +42,7 @@ typedef enum {
     GPU_FAULT_DROP,
     GPU_FAULT_GROUP,
     GPU_FAULT_LEAF,
+    GPU_FAULT_NUDGE,
     GPU_FAULT_SWITCH,
     GPU_FAULT_KINDS
 } gpu_fault_kind;
@@ -93,7 +96,8 @@ typedef struct gpu_fault_plan {
 /* What a word needs of the run, to be refused at its beginning. */
 typedef struct gpu_fault_place {
     int tp, cp, dp, ep, pp;
-    bool training, scattered;                          /* scattered: gradients are (zero2, zero3) */
+    bool training, scattered,
+        packed; /* scattered: gradients are (zero2, zero3); packed: rows of several documents */
     int64_t steps, step_microbatches, first_moe_layer; /* -1: none */
     int64_t experts, topk;
 } gpu_fault_place;
@@ -112,7 +116,7 @@ void gpu_fault_words(char *out, size_t capacity);
 /* The planted fault when it is of this kind and this call is its place. */
 gpu_fault_plan *gpu_fault_at(const gpu_run *run, gpu_fault_kind kind, const char *op, const char *instance);
 bool gpu_fault_switch(const gpu_run *run, const char *word);
-/* The way of a leaf fault on this leaf: "shift", "rank" or NULL. */
+/* The way of a leaf fault on this leaf: "shift", "rank", "order", "row" or NULL. */
 const char *gpu_fault_leaf(const gpu_run *run, const char *name);
 /* To be called when that leaf really got another value: a fault that changes nothing was not met. */
 void gpu_fault_leaf_met(const gpu_run *run);
@@ -122,6 +126,8 @@ assay_status gpu_fault_attrs(gpu_run *run, gpu_operands *o, const char *instance
 /* *v: the value in slot `slot`; replaced by another, or by NULL. */
 assay_status gpu_fault_input(gpu_run *run, const assay_op *op, const char *instance, const char *slot,
                              gpu_value **v);
+/* Behind the record: an integer input that the kernel reads is one less than what was recorded. */
+assay_status gpu_fault_nudge(gpu_run *run, gpu_operands *o, const char *instance);
 /* A copy of the output as it is, to be put back; NULL: nothing to hold. */
 assay_status gpu_fault_hold(gpu_run *run, const assay_op *op, const char *instance, const char *slot,
                             const gpu_value *v, void **copy);

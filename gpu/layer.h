@@ -57,7 +57,15 @@ assay_status gpu_mlp_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_mlp_d
 assay_status gpu_mlp_bwd(gpu_model *m, const gpu_mlp_desc *d, gpu_mlp_acts *a, gpu_value *dx, gpu_value *dy,
                          const gpu_value *x);
 
+/* balancing.c: balancing losses of a router and its z-loss */
+bool gpu_has_balancing(const gpu_model *m);
+/* The ranks that share the tokens of one microbatch. */
+assay_group gpu_sharing_group(const gpu_model *m);
+assay_status gpu_balancing_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *a);
+/* Adds the gradients to dlogits, which gets the name of the logits' gradient. */
+assay_status gpu_balancing_bwd(gpu_model *m, gpu_moe_acts *a, gpu_value *dlogits);
 /* router.c: a->tokens -> logits, indices, probs, scores; auxiliary losses */
+const char *gpu_score_word(const gpu_model *m);
 assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a);
 /* dprobs -> gradient of the router's weight; dtokens (instance mlp.router.gating, slot dx) */
 assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_value *dtokens,

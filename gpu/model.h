@@ -40,7 +40,7 @@ typedef struct gpu_param_unit {
     gpu_param *params[GPU_UNIT_PARAMS];
 } gpu_param_unit;
 
-/* What the owner of parameters and gradients does around their use.  Any may be NULL. */
+/* What the owner of parameters and gradients does around their use (gpu_optimizer_create). */
 typedef struct gpu_param_hooks {
     /* The unit will be read next (in a backward: its gradients written, too); `next`, if any, after it. */
     assay_status (*before)(void *user, const gpu_param_unit *unit, const gpu_param_unit *next, bool reads,
@@ -79,14 +79,23 @@ typedef struct gpu_layer {
     gpu_moe_params moe;
     int64_t *
         tokens_per_expert; /* device [n_microbatches, E]: the router's own counts, a row for each microbatch */
+    int64_t *
+        global_counts; /* device [n_microbatches, E]: counts of global_aux_loss up to each microbatch, or NULL */
 } gpu_layer;
 
 /* --- what a microbatch keeps for its backward pass ---------------------------------------------------------- */
+/* Where documents are packed in rows (gpu/documents.h), I64 [S,B]: the position of every token in its document, and in the row
+ * that of its document's first token; the same of all positions of the cp group. */
+typedef struct gpu_documents {
+    gpu_value position, start, gathered_start;
+} gpu_documents;
+
 typedef struct gpu_attention_acts {
     gpu_value whole; /* what linear_qkv reads */
     gpu_value q_raw, k_raw, v_raw, q_rstd, k_rstd, q_norm, k_norm, q, k, v, o, lse;
     /* what attention read and made: q, k, v, o themselves, or what came over cp in their place */
     gpu_value queries, keys, values, attended;
+    gpu_documents *documents; /* of the microbatch; NULL: rows are one document */
     gpu_value q_clip, k_clip,
         proj; /* name and dimensions only; q_norm and k_norm, too, without clip_qkv; k and v
                                         with cp */
@@ -97,9 +106,12 @@ typedef struct gpu_mlp_acts {
 } gpu_mlp_acts;
 
 typedef struct gpu_moe_acts {
-    gpu_value tokens;         /* token shard of the norm's output, a view where possible */
+    gpu_value tokens; /* token shard of the norm's output, a view where possible */
     gpu_value gating, logits; /* logits: gating's, or random ones */
-    gpu_value indices, probs, scores, aux_counts;
+    gpu_value indices, probs, scores;
+    gpu_value aux_counts, seq_counts,
+        global_counts;               /* I64 [E], [B,E], [E]: over the ranks that share the tokens */
+    int64_t global_microbatches;     /* that global_counts are of */
     gpu_value routed, routed_counts; /* indices as the capacities leave them; I64 [E] */
     gpu_value row_token, token_row, tokens_per_expert;
     gpu_value permuted, permuted_probs;                   /* rows of this rank's tokens */
@@ -146,6 +158,7 @@ typedef struct gpu_microbatch_state {
     gpu_arena host;     /* pinned staging: index arrays on their way to the device */
     cudaEvent_t staged; /* the device has taken everything from the staging */
     gpu_value ids, targets;
+    gpu_documents documents;
     double loss_scale;   /* the weight of one of its targets in the objective */
     gpu_value input;     /* hidden states entering the chunk */
     gpu_value embedding; /* embedding.y: name and dimensions only */
@@ -179,6 +192,7 @@ typedef struct gpu_model {
     int64_t S, B;           /* whole sequence, local batch rows */
     int64_t B_global, row0; /* rows of the microbatch file-wide, first local row */
     bool rows_split;
+    bool packed;                 /* rows of several documents */
     assay_sequence_map sequence; /* the positions of this rank */
     int64_t s0, sl;              /* this tp rank's sequence piece: rows of the local sequence */
     assay_sequence gathered;     /* those of its cp group, one rank after the other */
@@ -199,7 +213,7 @@ typedef struct gpu_model {
     gpu_chunk *chunks;
     gpu_param *word_embeddings, *final_layernorm, *output_layer; /* output_layer: the tied copy or its own */
     gpu_param_unit embedding_unit, output_unit;
-    const gpu_param_hooks *hooks; /* what happens around the use of parameters; NULL: nothing */
+    const gpu_param_hooks *hooks; /* what happens around the use of parameters */
     void *hooks_user;
     int64_t round;               /* of the backward that runs: number among this rank's microbatches */
     char misuse[2 * ASSAY_NAME]; /* a parameter used out of order; "" */
@@ -207,12 +221,13 @@ typedef struct gpu_model {
     gpu_arena state;   /* life of the engine */
     gpu_arena step;    /* life of a step: microbatches in flight and scratch */
     gpu_arena scratch; /* a piece of step: temporaries of a layer */
-    gpu_value cos_table, sin_table, position;
+    gpu_value cos_table, sin_table;
+    gpu_value position;       /* in the row */
     gpu_value key_position;   /* of `gathered`; none with cp = 1 or around a ring */
     gpu_value *ring_position; /* [cp] of `ring`, the first is `position`; NULL but around a ring */
     gpu_value gradient[2];    /* hidden gradients between layers, taking turns */
     double *loss_sums;        /* device F64 [n_microbatches] */
-    int64_t *expert_counts;   /* device: tokens_per_expert of every MoE layer, one after the other */
+    int64_t *expert_counts;   /* device: tokens_per_expert of every layer, then their global_counts */
     int64_t n_microbatches;
     bool recompute;   /* a layer keeps its output alone; its backward runs the forward again */
     int host_threads; /* processors of this rank, for work on the host; 0: one */

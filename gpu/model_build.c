@@ -177,6 +177,7 @@ assay_status gpu_model_set_batch(gpu_model *m, const assay_batches *batches, con
     m->B_global = batches->b;
     m->row0 = share->first_row;
     m->rows_split = share->rows_split;
+    m->packed = batches->position_ids != NULL;
     ASSAY_TRY(assay_sequence_map_make(m->grid, m->run->comm.rank, m->S, &m->sequence));
     m->s0 = m->sequence.shard_first;
     m->sl = m->sequence.shard.length;
@@ -244,7 +245,7 @@ static assay_status dry_run(gpu_model *m, chunk_bytes *bytes, size_t *scratch_by
         gpu_microbatch_state *mb = &chunk->in_flight[0];
         gpu_value *output, *dinput;
         mb->arena = mb->host = (gpu_arena){.counting = true};
-        ASSAY_TRY(gpu_stage_load_batch(m, chunk, mb, NULL, NULL, false));
+        ASSAY_TRY(gpu_stage_load_batch(m, chunk, mb, &(gpu_batch_rows){0}));
         if (!chunk->has_embedding) {
             gpu_model_hidden(m, &mb->input);
             mb->input.arena = &mb->arena;
@@ -310,11 +311,16 @@ static assay_status expert_counts_create(gpu_model *m)
         n += m->chunks[c].n_layers;
     if (rows == 0)
         return ASSAY_OK;
-    CUDA_TRY(cudaMalloc((void **)&m->expert_counts, (size_t)(n * rows) * sizeof *m->expert_counts));
+    const bool global = assay_balancing_coeff(m->options, ASSAY_BALANCING_GLOBAL_AUX) > 0.0;
+    const int64_t all = n * rows;
+    CUDA_TRY(
+        cudaMalloc((void **)&m->expert_counts, (size_t)(global ? 2 * all : all) * sizeof *m->expert_counts));
     n = 0;
     for (int c = 0; c < m->n_chunks; c++)
-        for (int64_t l = 0; l < m->chunks[c].n_layers; l++)
-            m->chunks[c].layers[l].tokens_per_expert = m->expert_counts + n++ * rows;
+        for (int64_t l = 0; l < m->chunks[c].n_layers; l++, n++) {
+            m->chunks[c].layers[l].tokens_per_expert = m->expert_counts + n * rows;
+            m->chunks[c].layers[l].global_counts = global ? m->expert_counts + all + n * rows : NULL;
+        }
     return ASSAY_OK;
 }
 
@@ -325,7 +331,7 @@ int64_t gpu_model_plain_position(const gpu_model *m, int64_t row)
     return row;
 }
 
-/* Position of every token of a sequence, each row of the batch the same. */
+/* Position in its row of every token of a sequence, each row of the batch the same. */
 static assay_status positions_create(gpu_model *m, gpu_value *v, const char *name, gpu_dim sequence)
 {
     gpu_run *run = m->run;
@@ -388,7 +394,8 @@ static assay_status tables_create(gpu_model *m)
     }
     CUDA_TRY(cudaMalloc((void **)&m->loss_sums, (size_t)m->n_microbatches * sizeof(double)));
     CUDA_TRY(cudaMemsetAsync(m->loss_sums, 0, (size_t)m->n_microbatches * sizeof(double), run->ctx.stream));
-    ASSAY_TRY(positions_create(m, &m->position, "position_ids", gpu_dim_sequence(m, false)));
+    ASSAY_TRY(positions_create(m, &m->position, m->packed ? "query_position_ids" : "position_ids",
+                               gpu_dim_sequence(m, false)));
     return key_positions_create(m);
 }
 

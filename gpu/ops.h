@@ -42,6 +42,20 @@ extern GPU_LADDER(rmsnorm_fwd);
  * dx may be dy or x: dgamma is made first. */
 extern GPU_LADDER(rmsnorm_bwd);
 
+/* --- norm_cut.cu -------------------------------------------------------------------------------------------- */
+/* The norm of rows whose columns are cut over ranks, in halves around a sum over the ranks; width: columns of a whole row, refused
+ * below those that are here.
+ * y[t] = sum_h x[t,h]^2      y F32 [T]  x [T,H]; columns = H, at least 1 */
+extern GPU_LADDER(rmsnorm_sumsq);
+/* rstd[t] = 1/sqrt(sumsq[t]/width + eps);  y = gamma x rstd      y, x [T,H]  gamma [H]  sumsq, rstd F32 [T]; y may be x.
+ * Refused: eps < 0. */
+extern GPU_LADDER(rmsnorm_apply);
+/* y[t] = sum_h g xh, g = dy gamma, xh = x rstd      y F32 [T]  dy, x [T,H]  gamma [H]  rstd F32 [T] */
+extern GPU_LADDER(rmsnorm_bwd_dot);
+/* dx = rstd (g - xh dot[t]/width);  dgamma += sum_t dy xh      dx, dy, x [T,H]  gamma [H]  rstd, dot F32 [T]  dgamma F32 [H];
+ * dx may be dy or x. */
+extern GPU_LADDER(rmsnorm_bwd_apply);
+
 /* --- rope.cu ------------------------------------------------------------------------------------------------ */
 /* cos[p,i] = cos(p f_i), sin likewise, f_i = base^(-2i/R), scaled by rope_type; F32 [P,R/2], made in double, rounded once.
  * Refused: an odd rotary_dim; base or factor not above 0; llama3 without 0 < low_freq_factor < high_freq_factor.  ASSAY_UNSUPPORTED:
@@ -124,12 +138,17 @@ extern GPU_LADDER(router_bwd);
 /* aux_scores = softmax(logits) or sigmoid / row sum; aux_indices their plain top-K; tokens_per_expert their counts;
  * score_sums[e] = sum_t aux_scores; z_sum = sum_t lse_t^2.  Workspace: F32 [T].  Refuses as router_fwd. */
 extern GPU_LADDER(router_aux_fwd);
-/* losses = { aux_coeff E / (K tokens^2) sum_e score_sums_e n_e, z_coeff / tokens z_sum }, F32 [2], in double; 0 without tokens.
- * Refused: tokens below 0, topk below 1, a coefficient that is no finite number. */
+/* losses = { aux_coeff E / (K tokens^2 divisor) sum_b sum_e score_sums_be n_be, z_coeff / tokens z_sum }, F32 [2], in double; 0
+ * without tokens; z 0 without z_sum.  Refused: tokens below 0, topk or divisor below 1, a coefficient that is no finite number. */
 extern GPU_LADDER(router_aux_loss);
-/* dlogits += loss_scale (J^T[aux_coeff E / (K tokens^2) n] + z_coeff 2/tokens lse softmax(logits)), J the derivative of aux_scores;
- * refuses as router_aux_fwd and router_aux_loss. */
+/* dlogits += loss_scale (J^T[aux_coeff E / (K tokens^2 divisor) n_b] + z_coeff 2/tokens lse softmax(logits)), J the derivative of
+ * aux_scores, b = t mod B; refuses as router_aux_fwd and router_aux_loss, and tokens that are no whole rows of B. */
 extern GPU_LADDER(router_aux_bwd);
+/* Of aux_scores [T,E] and aux_indices [T,K]: tokens_per_expert I64 [B,E] and score_sums F32 [B,E] of the tokens t = b mod B.
+ * Refused: tokens that are no whole rows of B. */
+extern GPU_LADDER(router_seq_aux_fwd);
+/* total I64 [E] = tokens_per_expert + previous (absent: 0). */
+extern GPU_LADDER(running_counts);
 /* bias[e] += rate sign(mean(n) - n_e), compared in integers      bias F32 [E]  tokens_per_expert I64 [E] */
 extern GPU_LADDER(expert_bias_update);
 
@@ -173,11 +192,11 @@ extern GPU_LADDER(adamw);
 #define GPU_OPERATIONS(X) \
     X(linear_fwd) X(linear_bwd_input) X(linear_bwd_weight) X(linear_bwd_bias) \
     X(grouped_linear_fwd) X(grouped_linear_bwd_input) X(grouped_linear_bwd_weight) \
-    X(rmsnorm_fwd) X(rmsnorm_bwd) X(rope_table) X(rope_fwd) X(rope_bwd) X(attention_fwd) \
+    X(rmsnorm_fwd) X(rmsnorm_bwd) X(rmsnorm_sumsq) X(rmsnorm_apply) X(rmsnorm_bwd_dot) X(rmsnorm_bwd_apply) X(rope_table) X(rope_fwd) X(rope_bwd) X(attention_fwd) \
     X(attention_bwd) X(qkv_split_fwd) X(qkv_split_bwd) X(attention_merge) X(pack_heads) X(unpack_heads) X(add) X(clamp_fwd) X(clamp_bwd) \
     X(swiglu_fwd) X(swiglu_bwd) X(sigmoid_gate_fwd) X(sigmoid_gate_bwd) X(cast) X(slice_rows) \
     X(embedding_fwd) X(embedding_bwd) X(sum) X(router_fwd) X(router_bwd) X(router_aux_fwd) \
-    X(router_aux_loss) X(router_aux_bwd) X(router_drop) X(random_logits) X(permute_plan) X(gather_rows) X(combine_rows) \
+    X(router_aux_loss) X(router_aux_bwd) X(router_seq_aux_fwd) X(running_counts) X(random_logits) X(router_drop) X(permute_plan) X(gather_rows) X(combine_rows) \
     X(expert_bias_update) X(cross_entropy_stats) X(cross_entropy_loss) X(cross_entropy_bwd) \
     X(sumsq) X(adamw)
 /* clang-format on */

@@ -127,9 +127,8 @@ assay_status gpu_optimizer_create(gpu_optimizer *o, gpu_model *m, bool states)
     o->sharded = m->grid->p.zero_stage >= (states ? 1 : 2);
     m->hooks = &hooks;
     m->hooks_user = o;
-    const int64_t asked = m->options->ddp_bucket_size, elements = asked > 0 ? asked : GPU_BUCKET_ELEMENTS;
-    ASSAY_TRY(gpu_grad_buffer_create(&o->buffer[0], m, ASSAY_GROUP_DP_CP, elements));
-    ASSAY_TRY(gpu_grad_buffer_create(&o->buffer[1], m, ASSAY_GROUP_EDP, elements));
+    ASSAY_TRY(gpu_grad_buffer_create(&o->buffer[0], m, ASSAY_GROUP_DP_CP));
+    ASSAY_TRY(gpu_grad_buffer_create(&o->buffer[1], m, ASSAY_GROUP_EDP));
     return pieces_create(o);
 }
 

@@ -39,15 +39,11 @@ assay_status gpu_param_acquire(gpu_model *m, const gpu_param_unit *u, const gpu_
 {
     for (int i = 0; i < u->n; i++)
         u->params[i]->acquired++;
-    if (m->hooks == NULL || m->hooks->before == NULL)
-        return ASSAY_OK;
     return m->hooks->before(m->hooks_user, u, next, true, is_backward(m));
 }
 
 assay_status gpu_grads_open(gpu_model *m, const gpu_param_unit *u)
 {
-    if (m->hooks == NULL || m->hooks->before == NULL)
-        return ASSAY_OK;
     return m->hooks->before(m->hooks_user, u, NULL, false, is_backward(m));
 }
 
@@ -59,7 +55,7 @@ assay_status gpu_param_release(gpu_model *m, const gpu_param_unit *u)
         ASSAY_CHECK(p->acquired > 0, ASSAY_INTERNAL, "%s: released more often than acquired", p->spec->name);
         p->acquired--;
     }
-    return m->hooks && m->hooks->after ? m->hooks->after(m->hooks_user, u) : ASSAY_OK;
+    return m->hooks->after(m->hooks_user, u);
 }
 
 assay_status gpu_param_unit_add(gpu_param_unit *u, gpu_param *p)
@@ -74,7 +70,7 @@ assay_status gpu_param_unit_add(gpu_param_unit *u, gpu_param *p)
 /* --- gradients ---------------------------------------------------------------------------------------------- */
 assay_status gpu_grads_reduce(gpu_model *m, const gpu_param_unit *u)
 {
-    return m->hooks && m->hooks->reduce ? m->hooks->reduce(m->hooks_user, u) : ASSAY_OK;
+    return m->hooks->reduce(m->hooks_user, u);
 }
 
 assay_status gpu_grads_ready(gpu_model *m, const gpu_param_unit *u)
@@ -86,8 +82,7 @@ assay_status gpu_grads_ready(gpu_model *m, const gpu_param_unit *u)
         ASSAY_CHECK(!p->grad_ready, ASSAY_INTERNAL, "%s: its gradient is marked ready twice in a step",
                     p->spec->name);
         p->grad_ready = true;
-        if (m->hooks && m->hooks->grad_ready)
-            ASSAY_TRY(m->hooks->grad_ready(m->hooks_user, p));
+        ASSAY_TRY(m->hooks->grad_ready(m->hooks_user, p));
     }
     return ASSAY_OK;
 }

@@ -1,77 +1,22 @@
-/* Router of a mixture of experts: gating, choice, auxiliary losses, and their gradients.  docs/OPS.md sections 7 and 9. */
+/* Router of a mixture of experts: gating, choice, and their gradients; balancing losses: balancing.c.  docs/OPS.md sections 7 and 9. */
 #include "gpu/layer.h"
 #include "gpu/parallel/exchange.h"
 #include "gpu/parallel/tensor.h"
 #include <math.h>
 #include <stdlib.h>
 
-static const char *score_word(const gpu_model *m)
+const char *gpu_score_word(const gpu_model *m)
 {
     return m->config->moe_router_score_function == ASSAY_SCORE_SIGMOID ? "sigmoid" : "softmax";
 }
 
-#define SCORE_ATTRS(m) GPU_I("topk", (m)->config->moe_router_topk), GPU_W("score_function", score_word(m))
+#define SCORE_ATTRS(m) GPU_I("topk", (m)->config->moe_router_topk), GPU_W("score_function", gpu_score_word(m))
 #define ROUTER_ATTRS(m)                                                                                      \
     SCORE_ATTRS(m), GPU_I("pre_softmax", (m)->config->moe_router_pre_softmax),                               \
         GPU_I("norm_topk_prob", (m)->config->norm_topk_prob),                                                \
         GPU_F("scaling_factor", (double)(float)(m)->config->moe_router_topk_scaling_factor),                 \
         GPU_I("num_groups", (m)->config->moe_router_num_groups),                                             \
         GPU_I("group_topk", (m)->config->moe_router_group_topk)
-#define AUX_ATTRS(m)                                                                                         \
-    GPU_F("aux_coeff", (m)->options->moe_aux_loss_coeff), GPU_F("z_coeff", (m)->options->moe_z_loss_coeff),  \
-        GPU_I("topk", (m)->config->moe_router_topk), GPU_I("tokens", (m)->S *(m)->B_global)
-
-/* The weight of a microbatch's auxiliary losses in the objective.  Megatron-LM multiplies them by the tokens of the rank
- * where the gradients are divided by the targets of the step. */
-static double aux_weight(const gpu_model *m)
-{
-    const assay_train_options *o = m->options;
-    return o->semantics == ASSAY_SEMANTICS_MEGATRON && o->calculate_per_token_loss
-               ? (double)(m->sl * m->B) / (double)m->targets
-               : 1.0 / (double)m->step_microbatches;
-}
-
-static bool has_aux(const gpu_model *m)
-{
-    return m->options->moe_aux_loss_coeff > 0.0 || m->options->moe_z_loss_coeff > 0.0;
-}
-
-/* The ranks that share the tokens of one microbatch. */
-static assay_group aux_group(const gpu_model *m)
-{
-    return m->rows_split ? ASSAY_GROUP_TP_DP_CP : ASSAY_GROUP_TP_CP;
-}
-
-static gpu_value vector(const gpu_model *m, gpu_arena *arena, int64_t n)
-{
-    const gpu_dim dim[1] = {gpu_dim_whole(n)};
-    return gpu_partial(m, gpu_value_describe(arena, 1, dim, -1), aux_group(m));
-}
-
-static assay_status aux_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *a)
-{
-    gpu_run *run = m->run;
-    gpu_arena *temp = &m->scratch;
-    const assay_group group = aux_group(m);
-    const int64_t E = m->config->num_moe_experts, K = m->config->moe_router_topk;
-    gpu_value scores, indices, counts, sums, z, losses;
-    ASSAY_TRY(GPU_CALL(run, "router_aux_fwd", "mlp.router.aux", GPU_T("logits", &a->logits), SCORE_ATTRS(m),
-                       GPU_NEW("aux_scores", &scores, gpu_tokens(m, temp, true, gpu_dim_whole(E))),
-                       GPU_NEW("aux_indices", &indices, gpu_tokens(m, temp, true, gpu_dim_whole(K))),
-                       GPU_NEW("tokens_per_expert", &counts, vector(m, &mb->arena, E)),
-                       GPU_NEW("score_sums", &sums, vector(m, temp, E)),
-                       GPU_NEW("z_sum", &z, vector(m, temp, 1))));
-    a->aux_counts = counts;
-    if (run->comm.group[group].size > 1) {
-        a->aux_counts = vector(m, &mb->arena, E);
-        a->aux_counts.kind = ASSAY_PIECE_SHARD;
-        ASSAY_TRY(gpu_all_reduce(m, "mlp.router.aux_counts", group, &a->aux_counts, &counts));
-    }
-    return GPU_CALL(run, "router_aux_loss", "mlp.router.aux_loss", GPU_T("score_sums", &sums),
-                    GPU_T("tokens_per_expert", &a->aux_counts), GPU_T("z_sum", &z), AUX_ATTRS(m),
-                    GPU_NEW("losses", &losses, vector(m, temp, 2)));
-}
-
 /* --- capacities --------------------------------------------------------------------------------------------- */
 /* Tokens of the ranks that share a microbatch: how many each has, and their numbers in the microbatch, in staging. */
 typedef struct shared_tokens {
@@ -87,7 +32,7 @@ static bool drops_alone(const gpu_model *m)
 
 static assay_status list_tokens(gpu_model *m, gpu_microbatch_state *mb, shared_tokens *all)
 {
-    const gpu_comm_group *g = &m->run->comm.group[aux_group(m)];
+    const gpu_comm_group *g = &m->run->comm.group[gpu_sharing_group(m)];
     const int64_t whole = drops_alone(m) ? m->sl * m->B : m->S * m->B_global;
     *all = (shared_tokens){0};
     ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)g->size * sizeof(int64_t), (void **)&all->counts));
@@ -121,7 +66,7 @@ static assay_status list_tokens(gpu_model *m, gpu_microbatch_state *mb, shared_t
 static assay_status gather_shared(gpu_model *m, const char *at, const shared_tokens *all, gpu_value *whole,
                                   gpu_value *mine)
 {
-    const assay_group group = aux_group(m);
+    const assay_group group = gpu_sharing_group(m);
     *whole = *mine;
     if (m->run->comm.group[group].size == 1 || drops_alone(m))
         return ASSAY_OK;
@@ -195,7 +140,7 @@ assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_la
     a->routed = a->indices;
     if (m->options->moe_expert_capacity_factor > 0.0)
         ASSAY_TRY(drop_fwd(m, mb, a));
-    return has_aux(m) ? aux_fwd(m, mb, a) : ASSAY_OK;
+    return gpu_has_balancing(m) ? gpu_balancing_fwd(m, mb, l, a) : ASSAY_OK;
 }
 
 assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_value *dtokens,
@@ -205,19 +150,14 @@ assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, g
     gpu_arena *temp = &m->scratch;
     const assay_dtype operand = run->recipe->op[ASSAY_OPS_LINEAR].grad;
     gpu_value dlogits = gpu_grad_of(m, &a->gating), total, narrow, *dy = &total;
-    if (has_aux(m))
+    if (gpu_has_balancing(m))
         gpu_value_name(run, &dlogits, "mlp.router", "dlogits");
     ASSAY_TRY(GPU_CALL(run, "router_bwd", "mlp.router", GPU_T("dprobs", dprobs),
                        GPU_T("indices", &a->indices), GPU_T("scores", &a->scores),
                        GPU_T("logits", &a->logits), ROUTER_ATTRS(m), GPU_T("dlogits", &dlogits)));
     total = dlogits;
-    if (has_aux(m)) { /* the same memory, under the gradient's name from now on */
-        gpu_value_grad(run, &total, &a->gating);
-        ASSAY_TRY(GPU_CALL(run, "router_aux_bwd", "mlp.router.aux", GPU_T("logits", &a->logits),
-                           GPU_T("tokens_per_expert", &a->aux_counts), GPU_T("dlogits_in", &dlogits),
-                           AUX_ATTRS(m), GPU_W("score_function", score_word(m)),
-                           GPU_F("loss_scale", aux_weight(m)), GPU_T("dlogits", &total)));
-    }
+    if (gpu_has_balancing(m))
+        ASSAY_TRY(gpu_balancing_bwd(m, a, &total));
     if (operand != run->recipe->op[ASSAY_OPS_ROUTER].grad) { /* the product takes operands of one type */
         ASSAY_TRY(GPU_CALL(run, "cast", "mlp.router.gating_cast", GPU_T("x", &total),
                            GPU_W("dtype", assay_dtype_name(operand)),

@@ -61,7 +61,7 @@ typedef struct gpu_rung {
 /* assay_arith as data.  fma: products enter a sum unrounded.  ulp: of exp, log, rsqrt, sigmoid. */
 #define GPU_ARITH(accumulate, order, lanes, fma, ulp, tile)                                                  \
     {                                                                                                        \
-        ASSAY_##accumulate, ASSAY_ORDER_##order, lanes, 1, 0, 0, fma, false, ulp, tile                       \
+        ASSAY_##accumulate, ASSAY_ORDER_##order, lanes, 1, 0, 0, fma, false, ulp, tile, 0                    \
     }
 #define GPU_ELEMENTWISE(ulp) GPU_ARITH(F32, NONE, 1, false, ulp, 0)
 #define GPU_SEQUENTIAL(ulp) GPU_ARITH(F32, SEQUENTIAL, 1, true, ulp, 0)

@@ -1,6 +1,7 @@
 /* Forward and backward pass of one microbatch over a chunk of this rank: embedding, layers, head and loss. */
 #include "gpu/stage.h"
 
+#include "gpu/documents.h"
 #include "gpu/fault.h"
 #include "gpu/layer.h"
 #include "gpu/parallel/tensor.h"
@@ -64,17 +65,18 @@ gpu_microbatch_state *gpu_stage_place(const gpu_chunk *chunk, int64_t index)
 }
 
 assay_status gpu_stage_load_batch(gpu_model *m, const gpu_chunk *chunk, gpu_microbatch_state *mb,
-                                  const int64_t *ids, const int64_t *labels, bool shifted)
+                                  const gpu_batch_rows *rows)
 {
     if (!m->run->dry && mb->host.used > 0) /* the staging of the microbatch before may still be on its way */
         ASSAY_TRY(gpu_comm_wait_event(&m->run->comm, mb->staged, "microbatch in flight"));
     gpu_arena_reset(&mb->arena, 0);
     gpu_arena_reset(&mb->host, 0);
     if (chunk->has_embedding)
-        ASSAY_TRY(load_tokens(m, mb, &mb->ids, "input_ids", ids, 0, 0));
-    return chunk->has_output
-               ? load_tokens(m, mb, &mb->targets, "targets", labels, shifted ? 0 : 1, ASSAY_IGNORE_INDEX)
-               : ASSAY_OK;
+        ASSAY_TRY(load_tokens(m, mb, &mb->ids, "input_ids", rows->ids, 0, 0));
+    if (chunk->has_output)
+        ASSAY_TRY(load_tokens(m, mb, &mb->targets, "targets", rows->labels, rows->shifted ? 0 : 1,
+                              ASSAY_IGNORE_INDEX));
+    return gpu_documents_load(m, mb, rows->positions);
 }
 
 /* --- embedding ---------------------------------------------------------------------------------------------- */

@@ -9,10 +9,15 @@ ASSAY_BEGIN_DECLS
 
 /* The place of microbatch `index` of this rank on a chunk. */
 gpu_microbatch_state *gpu_stage_place(const gpu_chunk *chunk, int64_t index);
-/* Readies the place for a new microbatch.  ids, labels: [b,s] of the whole microbatch in the file; the chunk takes what
- * it reads: ids on the first virtual stage, labels (shifted) on the last, of this rank's rows. */
+/* A whole microbatch in the file: [b,s] each. */
+typedef struct gpu_batch_rows {
+    const int64_t *ids, *labels, *positions; /* positions NULL: rows are one document */
+    bool shifted;                            /* the labels are */
+} gpu_batch_rows;
+/* Readies the place for a new microbatch.  The chunk takes what it reads: ids on the first virtual stage, labels (shifted) on
+ * the last, documents on all, of this rank's rows. */
 assay_status gpu_stage_load_batch(gpu_model *m, const gpu_chunk *chunk, gpu_microbatch_state *mb,
-                                  const int64_t *ids, const int64_t *labels, bool shifted);
+                                  const gpu_batch_rows *rows);
 /* mb->input: hidden states from the virtual stage before (made here on the first).  *output: hidden states that leave
  * the chunk, or the hidden state before the final norm on the last. */
 assay_status gpu_stage_fwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state *mb, int64_t index,

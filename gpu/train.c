@@ -35,21 +35,11 @@ static assay_status check_weights(const gpu_engine *e)
 }
 
 /* What the sharded forms do not do, by name. */
-static assay_status check_sharding(const assay_train_options *o, const assay_grid *g,
-                                   const assay_model_config *c)
+static assay_status check_sharding(const assay_train_options *o, const assay_grid *g)
 {
     const assay_parallel_config *p = &g->p;
-    ASSAY_CHECK(o->ddp_bucket_size == 0 || p->zero_stage <= 1, ASSAY_UNSUPPORTED,
-                "ddp_bucket_size %lld: with zero%d a bucket is a layer, the embedding or the output",
-                (long long)o->ddp_bucket_size, p->zero_stage);
     ASSAY_CHECK(!o->overlap_param_gather || p->zero_stage >= 1, ASSAY_INVALID_ARGUMENT,
                 "overlap_param_gather: with zero0 no parameter is gathered");
-    ASSAY_CHECK(
-        p->num_distributed_optimizer_instances == 1 || p->zero_stage == 1 || !c->tie_word_embeddings ||
-            p->pipeline_model_parallel_size == 1,
-        ASSAY_UNSUPPORTED,
-        "layout: hsdp%d with zero%d: a tied embedding on two pipeline stages is not summed over copies",
-        p->num_distributed_optimizer_instances, p->zero_stage);
     return ASSAY_OK;
 }
 
@@ -58,21 +48,20 @@ static assay_status read_inputs(gpu_engine *e)
     const assay_train_options *o = &e->options;
     assay_parallel_config layout;
     ASSAY_TRY(assay_config_load(o->model, &e->config));
-    assay_inputs_take_config(&e->options, &e->config);
-    ASSAY_TRY(assay_inputs_check_experts(&e->options, &e->config));
+    ASSAY_TRY(assay_inputs_take_config(&e->options, &e->config));
     ASSAY_TRY(check_weights(e));
     ASSAY_TRY(assay_layout_parse(o->layout[0] ? o->layout : "1", &layout));
     ASSAY_TRY(assay_grid_make(&layout, &e->grid));
     ASSAY_TRY(assay_grid_check_model(&e->grid, &e->config));
-    ASSAY_TRY(check_sharding(o, &e->grid, &e->config));
+    ASSAY_TRY(check_sharding(o, &e->grid));
     ASSAY_CHECK(e->grid.world == e->env.world, ASSAY_MISMATCH,
                 "layout %s needs %d ranks, %d were started (by %s)", o->layout, e->grid.world, e->env.world,
                 e->env.launcher);
     ASSAY_TRY(assay_batches_open(&e->batches, o->batch, e->config.vocab_size));
     assay_coords at;
     assay_grid_coords(&e->grid, e->env.rank, &at);
-    ASSAY_TRY(assay_batch_share_make(e->batches.microbatches, e->batches.b, e->grid.p.data_parallel_size,
-                                     at.dp, &e->share));
+    ASSAY_TRY(assay_batch_share_make(assay_needs_all_rows(&e->options), e->batches.microbatches, e->batches.b,
+                                     e->grid.p.data_parallel_size, at.dp, &e->share));
     const int64_t held = e->batches.steps;
     if (!e->repeat || o->train_iters <= held)
         ASSAY_TRY(assay_inputs_steps(o, e->batches.training, held));
@@ -94,6 +83,7 @@ static assay_status plant_fault(gpu_engine *e)
                              .pp = p->pipeline_model_parallel_size,
                              .training = e->batches.training,
                              .scattered = p->zero_stage >= 2,
+                             .packed = e->batches.position_ids != NULL,
                              .steps = e->last_step,
                              .step_microbatches = e->batches.microbatches,
                              .first_moe_layer = -1,

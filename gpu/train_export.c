@@ -135,15 +135,34 @@ static assay_status export_params(export_state *x, const char *prefix, bool buff
 }
 
 /* --- logits ------------------------------------------------------------------------------------------------- */
-/* A piece [S, rows, length] of the vocabulary and of the rows, into [b, s, v]. */
+/* A rank's piece [its positions, rows, length] of the vocabulary and of the rows, into [b, s, v]. */
 static void place_logits(const gpu_engine *e, float *whole, const float *piece,
-                         const assay_batch_share *share, int64_t v0, int64_t length)
+                         const assay_sequence *positions, const assay_batch_share *share, int64_t v0,
+                         int64_t length)
 {
     const int64_t S = e->batches.s, V = e->config.vocab_size;
-    for (int64_t s = 0; s < S; s++)
+    for (int64_t i = 0; i < positions->length; i++)
         for (int64_t b = 0; b < share->n_rows; b++)
-            memcpy(whole + ((share->first_row + b) * S + s) * V + v0,
-                   piece + (s * share->n_rows + b) * length, (size_t)length * sizeof *whole);
+            memcpy(whole + ((share->first_row + b) * S + assay_sequence_position(positions, i)) * V + v0,
+                   piece + (i * share->n_rows + b) * length, (size_t)length * sizeof *whole);
+}
+
+/* Those of the rank at (tp, cp, dp) of the last stage. */
+static assay_status bring_logits(export_state *x, const void *mine, float *whole, int tp, int cp, int dp)
+{
+    const gpu_engine *e = x->e;
+    const assay_grid *g = &e->grid;
+    const int rank = assay_grid_rank(g, tp, cp, dp, g->p.pipeline_model_parallel_size - 1);
+    assay_batch_share share;
+    assay_sequence_map map;
+    int64_t v0, length;
+    ASSAY_TRY(assay_batch_share_make(false, 1, e->batches.b, g->p.data_parallel_size, dp, &share));
+    ASSAY_TRY(assay_sequence_map_make(g, rank, e->batches.s, &map));
+    assay_split(e->config.vocab_size, g->p.tensor_model_parallel_size, tp, &v0, &length);
+    ASSAY_TRY(bring(x, rank, mine, map.region.length * share.n_rows * length));
+    if (whole && length > 0)
+        place_logits(e, whole, (const float *)(const void *)x->piece, &map.region, &share, v0, length);
+    return ASSAY_OK;
 }
 
 static assay_status export_logits(export_state *x)
@@ -151,7 +170,6 @@ static assay_status export_logits(export_state *x)
     gpu_engine *e = x->e;
     const assay_grid *g = &e->grid;
     const int64_t shape[3] = {e->batches.b, e->batches.s, e->config.vocab_size};
-    const int last = g->p.pipeline_model_parallel_size - 1;
     const gpu_model *m = &e->model;
     const gpu_chunk *end = &m->chunks[m->n_chunks - 1];
     const void *mine = end->has_output ? end->in_flight[0].output.logits.t.data : NULL;
@@ -162,18 +180,9 @@ static assay_status export_logits(export_state *x)
         ASSAY_CHECK(whole, ASSAY_OUT_OF_MEMORY, "export: logits");
     }
     for (int dp = 0; dp < g->p.data_parallel_size; dp++)
-        for (int tp = 0; tp < g->p.tensor_model_parallel_size; tp++) {
-            assay_batch_share share;
-            int64_t v0, length;
-            ASSAY_TRY_GOTO(assay_batch_share_make(1, e->batches.b, g->p.data_parallel_size, dp, &share), st,
-                           done);
-            assay_split(e->config.vocab_size, g->p.tensor_model_parallel_size, tp, &v0, &length);
-            ASSAY_TRY_GOTO(
-                bring(x, assay_grid_rank(g, tp, 0, dp, last), mine, e->batches.s * share.n_rows * length), st,
-                done);
-            if (whole && length > 0)
-                place_logits(e, whole, (const float *)(const void *)x->piece, &share, v0, length);
-        }
+        for (int cp = 0; cp < g->p.context_parallel_size; cp++)
+            for (int tp = 0; tp < g->p.tensor_model_parallel_size; tp++)
+                ASSAY_TRY_GOTO(bring_logits(x, mine, whole, tp, cp, dp), st, done);
     if (x->writer)
         ASSAY_TRY_GOTO(assay_tensorwriter_add_copy(x->writer, "logits", ASSAY_F32, shape, 3, whole), st,
                        done);

@@ -151,6 +151,8 @@ assay_status parity_check_saved(const assay_trace *t, const char *checkpoint, co
 
 /* diff.c: two traces by assembled global tensors, in order of a's execution: first difference named.
  * tolerance < 0: bitwise; else relative to the largest magnitude of the tensor. */
+/* A line for every rank whose run ended before it was done. */
+void parity_say_aborted(const assay_trace *t, FILE *out);
 assay_status parity_diff(const char *dir_a, const char *dir_b, double tolerance, FILE *out, int *exit_code);
 
 /* diagnose.c: explains a difference; writes one sentence or "" (docs/ARCHITECTURE.md lists the kinds).

@@ -4,6 +4,7 @@
 #include "ref/lockstep.h"
 #include "ref/parallel/context.h"
 #include "ref/parallel/tensor.h"
+#include "ref/qk_layernorm.h"
 
 #include <math.h>
 #include <stddef.h>
@@ -62,7 +63,7 @@ assay_status ref_ranks_rope(ref_pass *p, ref_tensor *y, const ref_tensor *x, con
     EACH_RANK(p, r)
     {
         ASSAY_TRY(ref_piece_new(&p->arena, &y->at[r], x->at[r].rows, x->at[r].cols));
-        ref_rope_fwd(y->at[r].x, x->at[r].x, e->rope_cos, e->rope_sin, p->ranks[r].position,
+        ref_rope_fwd(y->at[r].x, x->at[r].x, e->rope_cos, e->rope_sin, p->position_ids.at[r].x,
                      assay_config_rotary_dim(e->config), x->at[r].rows, x->heads, head_dim(p));
     }
     return ref_store(p, y, REF_STORE_ACT);
@@ -75,16 +76,17 @@ assay_status ref_ranks_rope_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor *d
     EACH_RANK(p, r)
     {
         ASSAY_TRY(ref_piece_new(&p->arena, &dx->at[r], x->at[r].rows, x->at[r].cols));
-        ref_rope_bwd(dx->at[r].x, dy->at[r].x, e->rope_cos, e->rope_sin, p->ranks[r].position,
+        ref_rope_bwd(dx->at[r].x, dy->at[r].x, e->rope_cos, e->rope_sin, p->position_ids.at[r].x,
                      assay_config_rotary_dim(e->config), x->at[r].rows, x->heads, head_dim(p));
     }
     return ref_store(p, dx, REF_STORE_ACT);
 }
 
-/* Rank r's queries and keys at their positions, causal, this layer's window. */
-static ref_attention_desc describe(const ref_pass *p, int64_t heads, int64_t groups,
-                                   const ref_int_piece *q_position, const ref_int_piece *k_position)
+/* Rank r's queries and keys at their positions, causal, in the query's document, this layer's window. */
+static ref_attention_desc describe(const ref_pass *p, int64_t heads, int64_t groups, int r,
+                                   const ref_seen *seen)
 {
+    const ref_int_piece *q_position = &seen->q_position.at[r], *k_position = &seen->k_position.at[r];
     const ref_engine *e = p->e;
     return (ref_attention_desc){
         .batch = e->batch,
@@ -98,18 +100,19 @@ static ref_attention_desc describe(const ref_pass *p, int64_t heads, int64_t gro
         .window = e->config->window[p->layer],
         .q_position = q_position->x,
         .k_position = k_position->x,
+        .first_key = seen->document_start.at ? seen->document_start.at[r].x : NULL,
     };
 }
 
 assay_status ref_ranks_attention(ref_pass *p, ref_tensor *o, ref_tensor *lse, const ref_tensor *q,
-                                 const ref_tensor *k, const ref_tensor *v, const ref_ints *q_position,
-                                 const ref_ints *k_position, const char *instance)
+                                 const ref_tensor *k, const ref_tensor *v, const ref_seen *seen,
+                                 const char *instance)
 {
     ASSAY_TRY(ref_new(p, o, instance, "o"));
     ASSAY_TRY(ref_new(p, lse, instance, "lse"));
     EACH_RANK(p, r)
     {
-        const ref_attention_desc d = describe(p, q->heads, k->heads, &q_position->at[r], &k_position->at[r]);
+        const ref_attention_desc d = describe(p, q->heads, k->heads, r, seen);
         ASSAY_TRY(ref_piece_new(&p->arena, &o->at[r], q->at[r].rows, q->at[r].cols));
         ASSAY_TRY(ref_piece_new(&p->arena, &lse->at[r], q->at[r].rows, q->heads));
         ref_fast_attention_fwd(o->at[r].x, lse->at[r].x, q->at[r].x, k->at[r].x, v->at[r].x, &d);
@@ -121,14 +124,14 @@ assay_status ref_ranks_attention(ref_pass *p, ref_tensor *o, ref_tensor *lse, co
 assay_status ref_ranks_attention_bwd(ref_pass *p, ref_tensor *dq, ref_tensor *dk, ref_tensor *dv,
                                      const ref_tensor *dout, const ref_tensor *q, const ref_tensor *k,
                                      const ref_tensor *v, const ref_tensor *o, const ref_tensor *lse,
-                                     const ref_ints *q_position, const ref_ints *k_position)
+                                     const ref_seen *seen)
 {
     ASSAY_TRY(ref_new_grad(p, dq, q, NULL));
     ASSAY_TRY(ref_new_grad(p, dk, k, NULL));
     ASSAY_TRY(ref_new_grad(p, dv, v, NULL));
     EACH_RANK(p, r)
     {
-        const ref_attention_desc d = describe(p, q->heads, k->heads, &q_position->at[r], &k_position->at[r]);
+        const ref_attention_desc d = describe(p, q->heads, k->heads, r, seen);
         ASSAY_TRY(ref_piece_new(&p->arena, &dq->at[r], q->at[r].rows, q->at[r].cols));
         ASSAY_TRY(ref_piece_new(&p->arena, &dk->at[r], k->at[r].rows, k->at[r].cols));
         ASSAY_TRY(ref_piece_new(&p->arena, &dv->at[r], v->at[r].rows, v->at[r].cols));
@@ -156,10 +159,8 @@ static assay_status attention_fwd(ref_pass *p, ref_layer_acts *acts, ref_tensor 
     a->q_normed = a->q;
     a->k_normed = a->k;
     if (w->q_layernorm >= 0) {
-        ASSAY_TRY(ref_ranks_rmsnorm(p, &a->q_normed, &a->q_rstd, &a->q, w->q_layernorm,
-                                    "self_attention.q_layernorm"));
-        ASSAY_TRY(ref_ranks_rmsnorm(p, &a->k_normed, &a->k_rstd, &a->k, w->k_layernorm,
-                                    "self_attention.k_layernorm"));
+        ASSAY_TRY(ref_qk_layernorm_fwd(p, &a->q_normed, &a->q_rstd, &a->q, REF_QK_Q, w->q_layernorm));
+        ASSAY_TRY(ref_qk_layernorm_fwd(p, &a->k_normed, &a->k_rstd, &a->k, REF_QK_K, w->k_layernorm));
     }
     a->q_clipped = a->q_normed;
     a->k_clipped = a->k_normed;
@@ -198,8 +199,8 @@ static assay_status attention_bwd(ref_pass *p, ref_tensor *dx, const ref_layer_a
         ASSAY_TRY(ref_ranks_clamp_bwd(p, &dv, &dv_clipped, &a->v, limit));
     }
     if (w->q_layernorm >= 0) {
-        ASSAY_TRY(ref_ranks_rmsnorm_bwd(p, &dq, &dq_normed, &a->q, &a->q_rstd, w->q_layernorm, NULL));
-        ASSAY_TRY(ref_ranks_rmsnorm_bwd(p, &dk, &dk_normed, &a->k, &a->k_rstd, w->k_layernorm, NULL));
+        ASSAY_TRY(ref_qk_layernorm_bwd(p, &dq, &dq_normed, &a->q, &a->q_rstd, REF_QK_Q, w->q_layernorm));
+        ASSAY_TRY(ref_qk_layernorm_bwd(p, &dk, &dk_normed, &a->k, &a->k_rstd, REF_QK_K, w->k_layernorm));
     } else {
         dq = dq_normed;
         dk = dk_normed;

@@ -44,9 +44,11 @@ static assay_status make_step_sums(const ref_engine *e, ref_rank *rank)
     rank->tokens_per_expert =
         calloc(n * layers * (size_t)e->config->num_moe_experts + 1, sizeof *rank->tokens_per_expert);
     rank->loss_sums = calloc(n + 1, sizeof *rank->loss_sums);
-    rank->aux_losses = calloc(2 * n * layers + 1, sizeof *rank->aux_losses);
-    ASSAY_CHECK(rank->tokens_per_expert && rank->loss_sums && rank->aux_losses, ASSAY_OUT_OF_MEMORY,
-                "out of memory: sums of %lld microbatches", (long long)n);
+    rank->aux_losses = calloc(REF_LOSSES * n * layers + 1, sizeof *rank->aux_losses);
+    rank->global_counts =
+        calloc(n * layers * (size_t)e->config->num_moe_experts + 1, sizeof *rank->global_counts);
+    ASSAY_CHECK(rank->tokens_per_expert && rank->loss_sums && rank->aux_losses && rank->global_counts,
+                ASSAY_OUT_OF_MEMORY, "out of memory: sums of %lld microbatches", (long long)n);
     return ASSAY_OK;
 }
 
@@ -60,7 +62,8 @@ static assay_status make_ranks(ref_engine *e)
         ref_rank *rank = &e->ranks[r];
         rank->rank = r;
         assay_grid_coords(&e->grid, r, &rank->at);
-        ASSAY_TRY(assay_batch_share_make(b->microbatches, b->b, dp, rank->at.dp, &rank->share));
+        ASSAY_TRY(assay_batch_share_make(assay_needs_all_rows(&e->options), b->microbatches, b->b, dp,
+                                         rank->at.dp, &rank->share));
         ASSAY_TRY(assay_sequence_map_make(&e->grid, r, b->s, &rank->sequence));
         ASSAY_TRY(make_positions(rank));
         rank->params = calloc((size_t)e->spec->n_params, sizeof *rank->params);
@@ -133,6 +136,7 @@ void ref_engine_free(ref_engine *e)
         free(e->ranks[r].tokens_per_expert);
         free(e->ranks[r].loss_sums);
         free(e->ranks[r].aux_losses);
+        free(e->ranks[r].global_counts);
         free(e->ranks[r].position);
     }
     free(e->ranks);

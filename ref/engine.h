@@ -22,19 +22,24 @@ typedef struct ref_param {
     double *states[ASSAY_MAX_OPTIMIZER_STATES]; /* [own_count] each, as assay_optimizer_states names them */
 } ref_param;
 
+/* Losses of a router: balancing of a microbatch, z, balancing of sequences, of the step so far. */
+enum { REF_LOSS_AUX, REF_LOSS_Z, REF_LOSS_SEQ_AUX, REF_LOSS_GLOBAL_AUX, REF_LOSSES };
+
 typedef struct ref_rank {
     int rank; /* in the world */
     assay_coords at;
     assay_batch_share share;
     int64_t held, most_held;     /* elements of whole weights now, and the most at once */
     assay_sequence_map sequence; /* the positions that it holds, core/model/sequence.h */
-    int64_t *position;           /* [S_local*B] position of each token of the region */
+    int64_t *position;           /* [S_local*B] position in its row of each token of the region */
     ref_param *params;           /* [n_params] */
     /* What a forward leaves for the end of the step: written at the place of its microbatch (and layer), never added
      * to, so that it may run again. */
     int64_t *tokens_per_expert; /* [microbatches, layers, E] tokens sent to each expert */
     double *loss_sums;          /* [microbatches] token losses added up (last stage; equal on all tp ranks) */
-    double *aux_losses; /* [microbatches, layers, 2] this rank's parts of the auxiliary and the z loss */
+    double *aux_losses; /* [microbatches, layers, REF_LOSSES] this rank's parts of the losses of a router */
+    int64_t *
+        global_counts; /* [microbatches, layers, E] of the auxiliary map, over all that run a microbatch at once */
 } ref_rank;
 
 /* Rows of the parameters of every kind in the table, -1 where a layer has none (ref/layer.h). */
@@ -95,8 +100,9 @@ typedef struct ref_pass {
     ref_rank *ranks;          /* [n] */
     int64_t step, microbatch; /* number among this dp rank's microbatches */
     assay_phase phase;
-    int64_t layer;   /* -1 outside the decoder */
-    char prefix[40]; /* "decoder.layers.3." or "" */
+    int64_t layer;         /* -1 outside the decoder */
+    char prefix[40];       /* "decoder.layers.3." or "" */
+    ref_ints position_ids; /* [T,1] of every rank: positions in the tokens' documents (ref/documents.h) */
     ref_arena arena;
 } ref_pass;
 

@@ -20,11 +20,17 @@ typedef struct ref_mlp_acts {
     ref_tensor whole, fc1, activated;
 } ref_mlp_acts;
 
+/* Counts of experts, summed over the ranks that share the tokens. */
+typedef struct ref_balancing_acts {
+    ref_tensor score_sums;         /* [1,E] of this rank's tokens */
+    ref_ints aux, seq, global;     /* [1,E]; [B,E] of every sequence; [1,E] of the microbatches so far */
+    int64_t tokens, global_tokens; /* of a microbatch; of the ranks that share `global` */
+} ref_balancing_acts;
+
 typedef struct ref_router_acts {
     ref_tensor tokens, gating, logits, scores, probs; /* logits: gating's, or random ones */
-    ref_ints indices, routed,
-        aux_counts;     /* [T,K]: chosen, and left by the capacities; [1,E] summed over the aux group */
-    int64_t aux_tokens; /* tokens of the aux group */
+    ref_ints indices, routed; /* [T,K]: chosen, and left by the capacities */
+    ref_balancing_acts balancing;
 } ref_router_acts;
 
 typedef struct ref_moe_acts {
@@ -91,5 +97,17 @@ assay_status ref_mlp_bwd(ref_pass *p, ref_tensor *dx, const ref_mlp_acts *a, con
 assay_status ref_router_route_fwd(ref_pass *p, ref_router_acts *a, const ref_tensor *tokens);
 assay_status ref_router_route_bwd(ref_pass *p, ref_tensor *dtokens, const ref_router_acts *a,
                                   const ref_tensor *dprobs);
+ref_router_desc ref_router_describe(const ref_pass *p, int64_t tokens);
+/* Overwrites a map of rank r's tokens [T,K] by the recorded one, if there is one. */
+assay_status ref_router_replay(ref_pass *p, int r, ref_routing_map map, int64_t *indices,
+                               const int64_t *chosen, int64_t k);
+
+/* --- balancing.c */
+bool ref_has_balancing(const ref_pass *p);
+/* The ranks that share the tokens of one microbatch. */
+assay_group ref_sharing_group(const ref_pass *p);
+assay_status ref_balancing_fwd(ref_pass *p, ref_router_acts *a);
+/* dlogits += the gradients of the balancing losses and of the z-loss. */
+assay_status ref_balancing_bwd(ref_pass *p, ref_tensor *dlogits, const ref_router_acts *a);
 
 #endif

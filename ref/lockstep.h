@@ -43,7 +43,12 @@ assay_status ref_ranks_sigmoid_gate(ref_pass *p, ref_tensor *y, const ref_tensor
                                     const char *instance);
 assay_status ref_ranks_sigmoid_gate_bwd(ref_pass *p, ref_tensor *dx, ref_tensor *dgate, const ref_tensor *dy,
                                         const ref_tensor *x, const ref_tensor *gate);
-/* attention */
+/* attention: of which positions of the rows the queries and keys are, and where the queries' documents begin (no tensor: rows
+ * are one document) */
+typedef struct ref_seen {
+    ref_ints q_position, k_position; /* [Tq,1], [Tk,1] */
+    ref_ints document_start;         /* [Tq,1] */
+} ref_seen;
 assay_status ref_ranks_qkv_split(ref_pass *p, ref_tensor *q, ref_tensor *k, ref_tensor *v,
                                  const ref_tensor *qkv);
 assay_status ref_ranks_qkv_split_bwd(ref_pass *p, ref_tensor *dqkv, const ref_tensor *dq,
@@ -51,12 +56,12 @@ assay_status ref_ranks_qkv_split_bwd(ref_pass *p, ref_tensor *dqkv, const ref_te
 assay_status ref_ranks_rope(ref_pass *p, ref_tensor *y, const ref_tensor *x, const char *instance);
 assay_status ref_ranks_rope_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor *dy, const ref_tensor *x);
 assay_status ref_ranks_attention(ref_pass *p, ref_tensor *o, ref_tensor *lse, const ref_tensor *q,
-                                 const ref_tensor *k, const ref_tensor *v, const ref_ints *q_position,
-                                 const ref_ints *k_position, const char *instance);
+                                 const ref_tensor *k, const ref_tensor *v, const ref_seen *seen,
+                                 const char *instance);
 assay_status ref_ranks_attention_bwd(ref_pass *p, ref_tensor *dq, ref_tensor *dk, ref_tensor *dv,
                                      const ref_tensor *dout, const ref_tensor *q, const ref_tensor *k,
                                      const ref_tensor *v, const ref_tensor *o, const ref_tensor *lse,
-                                     const ref_ints *q_position, const ref_ints *k_position);
+                                     const ref_seen *seen);
 /* experts */
 assay_status ref_ranks_gather_rows(ref_pass *p, ref_tensor *y, const ref_tensor *x, const ref_ints *index,
                                    const char *name);

@@ -1,19 +1,24 @@
 /* The weights of an objective that depends on the layout, in a run that is not cut. */
 #include "ref/objective.h"
 
+#include <string.h>
+
 bool ref_has_objective(const ref_pass *p)
 {
     return p->e->run->objective != NULL && p->e->options.semantics == ASSAY_SEMANTICS_MEGATRON;
 }
 
-/* The weight of one rank's tokens: rows of its routers over the targets of the step, or the mean over its targets. */
-static double weight_of(const ref_pass *p, const assay_sequence *held, const assay_batch_share *share,
-                        const int64_t *targets)
+/* What the tokens of one rank weigh: those of its routers (of a sequence) over the targets of the step, or the mean over its
+ * targets. */
+typedef enum { OF_TOKENS, OF_SEQUENCES, OF_TARGETS } weight_kind;
+
+static double weight_of(const ref_pass *p, weight_kind kind, const assay_sequence *held,
+                        const assay_batch_share *share, const int64_t *targets)
 {
     const ref_engine *e = p->e;
     int64_t n = 0;
-    if (targets == NULL)
-        return (double)(held->length * share->n_rows) / (double)e->targets;
+    if (kind != OF_TARGETS)
+        return (double)(held->length * (kind == OF_TOKENS ? share->n_rows : 1)) / (double)e->targets;
     for (int64_t i = 0; i < held->length; i++)
         for (int64_t b = 0; b < share->n_rows; b++)
             n += targets[assay_sequence_position(held, i) * e->batch + share->first_row + b] !=
@@ -22,8 +27,8 @@ static double weight_of(const ref_pass *p, const assay_sequence *held, const ass
                   (double)(n > 0 ? n : 1));
 }
 
-/* targets NULL: of auxiliary losses, by sequence-parallel pieces; else by what a context-parallel rank holds. */
-static assay_status fill(const ref_pass *p, const int64_t *targets, double *weights)
+/* Auxiliary losses by sequence-parallel pieces, targets by what a context-parallel rank holds. */
+static assay_status fill(const ref_pass *p, weight_kind kind, const int64_t *targets, double *weights)
 {
     const ref_engine *e = p->e;
     const assay_grid *g = e->run->objective;
@@ -32,15 +37,15 @@ static assay_status fill(const ref_pass *p, const int64_t *targets, double *weig
         assay_batch_share share;
         assay_sequence_map map;
         assay_grid_coords(g, rank, &at);
-        ASSAY_TRY(assay_batch_share_make(e->run->batches->microbatches, e->run->batches->b,
-                                         g->p.data_parallel_size, at.dp, &share));
+        ASSAY_TRY(assay_batch_share_make(assay_needs_all_rows(&e->options), e->run->batches->microbatches,
+                                         e->run->batches->b, g->p.data_parallel_size, at.dp, &share));
         const bool runs = p->microbatch >= share.first_microbatch &&
                           p->microbatch < share.first_microbatch + share.n_microbatches;
-        if (at.pp != 0 || !runs || (targets != NULL && at.tp != 0))
+        if (at.pp != 0 || !runs || (kind == OF_TARGETS && at.tp != 0))
             continue;
         ASSAY_TRY(assay_sequence_map_make(g, rank, e->seq, &map));
-        const assay_sequence *held = targets != NULL ? &map.region : &map.shard;
-        const double weight = weight_of(p, held, &share, targets);
+        const assay_sequence *held = kind == OF_TARGETS ? &map.region : &map.shard;
+        const double weight = weight_of(p, kind, held, &share, targets);
         for (int64_t i = 0; i < held->length; i++)
             for (int64_t b = 0; b < share.n_rows; b++)
                 weights[assay_sequence_position(held, i) * e->batch + share.first_row + b] = weight;
@@ -48,12 +53,39 @@ static assay_status fill(const ref_pass *p, const int64_t *targets, double *weig
     return ASSAY_OK;
 }
 
-assay_status ref_objective_aux_weights(const ref_pass *p, double *weights)
+assay_status ref_objective_aux_weights(const ref_pass *p, bool seq, double *weights)
 {
-    return fill(p, NULL, weights);
+    return fill(p, seq ? OF_SEQUENCES : OF_TOKENS, NULL, weights);
 }
 
 assay_status ref_objective_target_weights(const ref_pass *p, const int64_t *targets, double *weights)
 {
-    return fill(p, targets, weights);
+    return fill(p, OF_TARGETS, targets, weights);
+}
+
+bool ref_objective_looks_ahead(const ref_engine *e)
+{
+    return e->run->objective != NULL && e->options.semantics == ASSAY_SEMANTICS_MEGATRON &&
+           assay_balancing_coeff(&e->options, ASSAY_BALANCING_GLOBAL_AUX) > 0.0;
+}
+
+assay_status ref_objective_global_counts(const ref_pass *p, int64_t *total, int64_t *microbatches, int *ranks)
+{
+    const ref_engine *e = p->e;
+    const int64_t experts = e->config->num_moe_experts, layers = e->config->num_layers;
+    const int dp = e->run->objective->p.data_parallel_size;
+    assay_batch_share share;
+    ASSAY_TRY(
+        assay_batch_share_make(false, e->run->batches->microbatches, e->run->batches->b, dp, 0, &share));
+    const int64_t turns = p->microbatch % share.n_microbatches + 1;
+    *microbatches = turns;
+    *ranks = share.rows_split ? 1 : dp;
+    memset(total, 0, (size_t)experts * sizeof *total);
+    for (int rank = 0; rank < *ranks; rank++)
+        for (int64_t m = 0; m < turns; m++) {
+            const int64_t place = (rank * share.n_microbatches + m) * layers + p->layer;
+            for (int64_t i = 0; i < experts; i++)
+                total[i] += p->ranks[0].global_counts[place * experts + i];
+        }
+    return ASSAY_OK;
 }

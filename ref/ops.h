@@ -36,6 +36,15 @@ void ref_rmsnorm_fwd(double *y, double *rstd, const double *x, const double *gam
 /* dx [T,H] =   dgamma [H] +=   dy [T,H]   x [T,H]   gamma [H]   rstd [T] */
 void ref_rmsnorm_bwd(double *dx, double *dgamma, const double *dy, const double *x, const double *gamma,
                      const double *rstd, int64_t t, int64_t h);
+/* The same for rows whose columns are cut over ranks: x holds H of `width` columns.  sumsq and dot are then those of the
+ * whole row, added up by the caller.      sumsq [T] =   dot [T] = */
+void ref_rmsnorm_sumsq(double *sumsq, const double *x, int64_t t, int64_t h);
+void ref_rmsnorm_apply(double *y, double *rstd, const double *x, const double *gamma, const double *sumsq,
+                       double eps, int64_t width, int64_t t, int64_t h);
+void ref_rmsnorm_bwd_dot(double *dot, const double *dy, const double *x, const double *gamma,
+                         const double *rstd, int64_t t, int64_t h);
+void ref_rmsnorm_bwd_apply(double *dx, double *dgamma, const double *dy, const double *x, const double *gamma,
+                           const double *rstd, const double *dot, int64_t width, int64_t t, int64_t h);
 
 /* --- rope.c ------------------------------------------------------------------------------------------------- */
 typedef struct ref_rope_desc {
@@ -161,13 +170,23 @@ void ref_router_aux_topk(int64_t *indices, const double *aux_scores, const ref_r
 /* score_sums [E] =   counts [E] =   z_sum [1] =   from aux_scores, indices, logits */
 void ref_router_aux_sums(double *score_sums, int64_t *counts, double *z_sum, const double *aux_scores,
                          const int64_t *indices, const double *logits, const ref_router_desc *d);
-/* losses [2] = {aux, z}; group_counts [E] summed over the aux group, group_tokens tokens in it */
-void ref_router_aux_loss(double losses[2], const double *score_sums, const int64_t *group_counts,
-                         const double *z_sum, double aux_coeff, double z_coeff, int64_t group_tokens,
-                         const ref_router_desc *d);
+/* score_sums, counts [rows,E] =   the same of each of `rows` sequences; token t is of sequence t mod rows */
+void ref_router_seq_aux_sums(double *score_sums, int64_t *counts, const double *aux_scores,
+                             const int64_t *indices, int64_t rows, const ref_router_desc *d);
+/* A balancing loss and the z-loss: aux_coeff E / (K tokens^2 divisor) sum_b sum_i score_sums_bi counts_bi, and
+ * z_coeff / tokens z_sum.  counts [rows,E] are those of all ranks that share the tokens. */
+typedef struct ref_balance {
+    double aux_coeff, z_coeff;
+    int64_t tokens, rows, divisor;
+} ref_balance;
+/* losses [2] = {aux, z}; z_sum NULL: z is 0 */
+void ref_router_aux_loss(double losses[2], const double *score_sums, const int64_t *counts,
+                         const double *z_sum, const ref_balance *b, const ref_router_desc *d);
 /* dlogits [T,E] += loss_scale * d(losses)/d(logits) */
-void ref_router_aux_bwd(double *dlogits, const double *logits, const int64_t *group_counts, double aux_coeff,
-                        double z_coeff, double loss_scale, int64_t group_tokens, const ref_router_desc *d);
+void ref_router_aux_bwd(double *dlogits, const double *logits, const int64_t *counts, const ref_balance *b,
+                        double loss_scale, const ref_router_desc *d);
+/* total [E] = counts + previous (NULL: 0) */
+void ref_running_counts(int64_t *total, const int64_t *counts, const int64_t *previous, int64_t e);
 void ref_expert_bias_update(double *bias, const int64_t *counts, double rate, int64_t e);
 
 /* --- experts.c ---------------------------------------------------------------------------------------------- */

@@ -55,10 +55,11 @@ typedef struct ref_named_tensor {
 } ref_named_tensor;
 typedef struct ref_run_result {
     int64_t steps;
-    double *loss;              /* [steps] */
-    double *grad_norm;         /* [steps], before clipping (training form) */
-    double *aux_loss, *z_loss; /* [steps]: contribution to the objective, mean over microbatches */
-    int64_t most_held;         /* zero3: elements of gathered weights that any rank held at once; else 0 */
+    double *loss;      /* [steps] */
+    double *grad_norm; /* [steps], before clipping (training form) */
+    double *aux_loss, *z_loss, *seq_aux_loss,
+        *global_aux_loss; /* [steps]: contribution to the objective, mean over microbatches */
+    int64_t most_held;    /* zero3: elements of gathered weights that any rank held at once; else 0 */
     int64_t n_tensors;
     ref_named_tensor
         *tensors; /* grads of every step (reduced, whole, before clipping); states and weights of the last */

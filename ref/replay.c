@@ -7,8 +7,8 @@
 
 static const replay_row *find_op(const char *op)
 {
-    const replay_row *const tables[] = {replay_dense_table, replay_attention_table, replay_moe_table,
-                                        replay_loss_table};
+    const replay_row *const tables[] = {replay_dense_table, replay_norm_table, replay_attention_table,
+                                        replay_moe_table, replay_loss_table};
     for (size_t t = 0; t < sizeof tables / sizeof tables[0]; t++)
         for (const replay_row *row = tables[t]; row->op; row++)
             if (strcmp(row->op, op) == 0)
@@ -39,6 +39,18 @@ static assay_status check_value(const char *op, const ref_value *v)
     return ASSAY_OK;
 }
 
+/* The dtype in which the operation stores real numbers: that of its first real output, or input. */
+static assay_dtype stored_dtype(const replay *r)
+{
+    for (int i = 0; i < r->n_candidate; i++)
+        if (assay_dtype_is_float(r->candidate[i].dtype))
+            return r->candidate[i].dtype;
+    for (int i = 0; i < r->n_inputs; i++)
+        if (assay_dtype_is_float(r->inputs[i].dtype))
+            return r->inputs[i].dtype;
+    return ASSAY_F64;
+}
+
 /* All outputs with the bounds of one arithmetic. */
 static assay_status replay_with(replay r, replay_fn fn, const assay_arith *arith, ref_replay_result *result)
 {
@@ -46,6 +58,7 @@ static assay_status replay_with(replay r, replay_fn fn, const assay_arith *arith
     r.arith = arith;
     r.result = result;
     ASSAY_TRY(ref_declared_of(&r.d, arith, r.op));
+    ref_declared_store(&r.d, arith, stored_dtype(&r));
     const assay_status st = fn(&r);
     if (st != ASSAY_OK) {
         ref_replay_free(result);

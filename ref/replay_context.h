@@ -61,7 +61,7 @@ typedef struct replay_row {
     replay_fn fn;
 } replay_row;
 /* Tables that end with a NULL op, one for each file replay_*.c. */
-extern const replay_row replay_dense_table[], replay_attention_table[], replay_moe_table[],
-    replay_loss_table[];
+extern const replay_row replay_dense_table[], replay_norm_table[], replay_attention_table[],
+    replay_moe_table[], replay_loss_table[];
 
 #endif

@@ -1,4 +1,4 @@
-/* Replay of products, norms, element-wise operations, rope and the embedding. */
+/* Replay of products, element-wise operations, rope and the embedding. */
 #include "ref/replay_context.h"
 
 #include <string.h>
@@ -153,40 +153,6 @@ static assay_status grouped_linear_bwd_weight(const replay *r)
         ASSAY_TRY(ref_bound_linear_bwd_weight(at(dw, i * n * k), dy->value + first * n, x->value + first * k,
                                               old->value + i * n * k, counts->ivalue[i], n, k, &r->d));
     return ASSAY_OK;
-}
-
-static assay_status rmsnorm_fwd(const replay *r)
-{
-    const ref_value *x, *gamma;
-    double eps;
-    int64_t t;
-    ref_pair y, rstd;
-    ASSAY_TRY(replay_attr_double(r, "eps", &eps));
-    ASSAY_TRY(replay_real(r, "gamma", -1, &gamma));
-    ASSAY_TRY(replay_real(r, "x", -1, &x));
-    ASSAY_TRY(replay_divide(r, x, gamma->count, &t));
-    ASSAY_TRY(replay_out_real(r, "y", x->count, x->dtype, "sum of squares", &y));
-    ASSAY_TRY(replay_out_real(r, "rstd", t, ASSAY_F32, "sum of squares", &rstd));
-    ref_bound_rmsnorm_fwd(y, rstd, x->value, gamma->value, eps, t, gamma->count, &r->d);
-    return ASSAY_OK;
-}
-
-static assay_status rmsnorm_bwd(const replay *r)
-{
-    const ref_value *dy, *x, *gamma, *rstd, *old;
-    int64_t t;
-    ref_pair dx, dgamma;
-    ASSAY_TRY(replay_real(r, "gamma", -1, &gamma));
-    const int64_t h = gamma->count;
-    ASSAY_TRY(replay_real(r, "x", -1, &x));
-    ASSAY_TRY(replay_divide(r, x, h, &t));
-    ASSAY_TRY(replay_real(r, "dy", x->count, &dy));
-    ASSAY_TRY(replay_real(r, "rstd", t, &rstd));
-    ASSAY_TRY(replay_real(r, "dgamma_in", h, &old));
-    ASSAY_TRY(replay_out_real(r, "dx", x->count, x->dtype, "row sum", &dx));
-    ASSAY_TRY(replay_out_real(r, "dgamma", h, ASSAY_F32, "sum over tokens", &dgamma));
-    return ref_bound_rmsnorm_bwd(dx, dgamma, dy->value, x->value, gamma->value, rstd->value, old->value, t, h,
-                                 &r->d);
 }
 
 static assay_status add(const replay *r)
@@ -350,7 +316,7 @@ static assay_status rope_table(const replay *r)
     ASSAY_TRY(replay_out_real(r, "cos", count, ASSAY_F32, "output rounding", &c));
     ASSAY_TRY(replay_out_real(r, "sin", count, ASSAY_F32, "output rounding", &s));
     if (desc.rotary_dim > 0)
-        ref_bound_rope_table(c, s, &desc, p);
+        ref_bound_rope_table(c, s, &desc, p, &r->d);
     return ASSAY_OK;
 }
 
@@ -435,8 +401,6 @@ const replay_row replay_dense_table[] = {
     {"grouped_linear_fwd", grouped_linear_fwd},
     {"grouped_linear_bwd_input", grouped_linear_bwd_input},
     {"grouped_linear_bwd_weight", grouped_linear_bwd_weight},
-    {"rmsnorm_fwd", rmsnorm_fwd},
-    {"rmsnorm_bwd", rmsnorm_bwd},
     {"add", add},
     {"swiglu_fwd", swiglu_fwd},
     {"swiglu_bwd", swiglu_bwd},

@@ -136,56 +136,98 @@ static assay_status router_aux_fwd(const replay *r)
     return ref_bound_router_aux_sums(sums, z, aux, logits->value, &d, &r->d);
 }
 
-typedef struct aux_attrs {
-    double aux_coeff, z_coeff, loss_scale;
-    int64_t tokens;
-} aux_attrs;
-
-static assay_status aux_attrs_read(const replay *r, bool with_scale, aux_attrs *a, ref_router_desc *d)
+/* Tokens are of `rows` interleaved sequences. */
+static assay_status check_rows(const replay *r, const ref_router_desc *d, int64_t rows)
 {
-    ASSAY_TRY(replay_attr_double(r, "aux_coeff", &a->aux_coeff));
-    ASSAY_TRY(replay_attr_double(r, "z_coeff", &a->z_coeff));
-    ASSAY_TRY(replay_attr_i64(r, "topk", 1, ASSAY_MAX_EXPERTS, &d->topk));
-    ASSAY_TRY(replay_attr_i64(r, "tokens", 0, INT64_MAX / 2, &a->tokens));
-    if (with_scale)
-        ASSAY_TRY(replay_attr_double(r, "loss_scale", &a->loss_scale));
+    ASSAY_CHECK(rows >= 1 && d->tokens % rows == 0, ASSAY_INVALID_ARGUMENT,
+                "%s: expected tokens of whole rows, found %lld tokens in %lld rows", r->op,
+                (long long)d->tokens, (long long)rows);
     return ASSAY_OK;
+}
+
+static assay_status router_seq_aux_fwd(const replay *r)
+{
+    ref_router_desc d = {0};
+    const ref_value *scores, *indices;
+    int64_t rows, *counts, cells;
+    ref_pair sums;
+    ASSAY_TRY(logits_of(r, "aux_scores", &d, &scores));
+    ASSAY_TRY(replay_attr_i64(r, "rows", 1, INT64_MAX / 4, &rows));
+    ASSAY_TRY(check_rows(r, &d, rows));
+    ASSAY_TRY(replay_integer(r, "aux_indices", -1, &indices));
+    d.topk = replay_columns(indices);
+    ASSAY_CHECK(indices->count == d.tokens * d.topk, ASSAY_INVALID_ARGUMENT,
+                "%s: slot aux_indices: expected rows of %lld tokens, found %lld elements", r->op,
+                (long long)d.tokens, (long long)indices->count);
+    ASSAY_TRY(replay_range(r, indices, 0, d.experts - 1));
+    ASSAY_TRY(replay_product(r, rows, d.experts, 1, &cells));
+    ASSAY_TRY(replay_out_integer(r, "tokens_per_expert", cells, REF_VALUE_INTEGER, &counts));
+    ASSAY_TRY(replay_out_real(r, "score_sums", cells, ASSAY_F32, "accumulation", &sums));
+    ref_router_seq_aux_sums(sums.y, counts, scores->value, indices->ivalue, rows, &d);
+    return ref_bound_router_seq_aux_sums(sums, scores->value, rows, &d, &r->d);
+}
+
+static assay_status balance_attrs(const replay *r, ref_balance *b, ref_router_desc *d)
+{
+    ASSAY_TRY(replay_attr_double(r, "aux_coeff", &b->aux_coeff));
+    ASSAY_TRY(replay_attr_double(r, "z_coeff", &b->z_coeff));
+    ASSAY_TRY(replay_attr_i64(r, "topk", 1, ASSAY_MAX_EXPERTS, &d->topk));
+    ASSAY_TRY(replay_attr_i64(r, "tokens", 0, INT64_MAX / 2, &b->tokens));
+    b->divisor = 1;
+    return replay_has_attr(r, "divisor") ? replay_attr_i64(r, "divisor", 1, INT64_MAX / 2, &b->divisor)
+                                         : ASSAY_OK;
 }
 
 static assay_status router_aux_loss(const replay *r)
 {
     ref_router_desc d = {0};
-    aux_attrs a = {0};
+    ref_balance b = {0};
     const ref_value *sums, *counts, *z;
     ref_pair losses;
-    ASSAY_TRY(aux_attrs_read(r, false, &a, &d));
+    ASSAY_TRY(balance_attrs(r, &b, &d));
     ASSAY_TRY(replay_real(r, "score_sums", -1, &sums));
-    d.experts = sums->count;
-    ASSAY_CHECK(d.experts <= ASSAY_MAX_EXPERTS, ASSAY_INVALID_ARGUMENT,
-                "%s: slot score_sums: at most %d experts, found %lld", r->op, ASSAY_MAX_EXPERTS,
+    d.experts = replay_columns(sums);
+    ASSAY_CHECK(sums->ndim >= 1 && d.experts >= 1 && d.experts <= ASSAY_MAX_EXPERTS, ASSAY_INVALID_ARGUMENT,
+                "%s: slot score_sums: expected 1 to %d experts, found %lld", r->op, ASSAY_MAX_EXPERTS,
                 (long long)d.experts);
-    ASSAY_TRY(replay_integer(r, "tokens_per_expert", d.experts, &counts));
-    ASSAY_TRY(replay_real(r, "z_sum", 1, &z));
+    ASSAY_TRY(replay_divide(r, sums, d.experts, &b.rows));
+    ASSAY_TRY(replay_integer(r, "tokens_per_expert", sums->count, &counts));
+    ASSAY_TRY(replay_real_optional(r, "z_sum", 1, &z));
     ASSAY_TRY(replay_out_real(r, "losses", 2, ASSAY_F32, "accumulation", &losses));
-    ref_bound_router_aux_loss(losses, sums->value, counts->ivalue, z->value, a.aux_coeff, a.z_coeff, a.tokens,
-                              &d, &r->d);
-    return ASSAY_OK;
+    return ref_bound_router_aux_loss(losses, sums->value, counts->ivalue, z ? z->value : NULL, &b, &d, &r->d);
 }
 
 static assay_status router_aux_bwd(const replay *r)
 {
     ref_router_desc d = {0};
-    aux_attrs a = {0};
+    ref_balance b = {0};
+    double loss_scale;
     const ref_value *logits, *counts, *old;
     ref_pair dlogits;
     ASSAY_TRY(logits_of(r, "logits", &d, &logits));
     ASSAY_TRY(router_mode(r, true, &d));
-    ASSAY_TRY(aux_attrs_read(r, true, &a, &d));
-    ASSAY_TRY(replay_integer(r, "tokens_per_expert", d.experts, &counts));
+    ASSAY_TRY(balance_attrs(r, &b, &d));
+    ASSAY_TRY(replay_attr_double(r, "loss_scale", &loss_scale));
+    ASSAY_TRY(replay_integer(r, "tokens_per_expert", -1, &counts));
+    ASSAY_TRY(replay_divide(r, counts, d.experts, &b.rows));
+    ASSAY_TRY(check_rows(r, &d, b.rows));
     ASSAY_TRY(replay_real(r, "dlogits_in", logits->count, &old));
     ASSAY_TRY(replay_out_real(r, "dlogits", logits->count, ASSAY_F32, "softmax", &dlogits));
-    ref_bound_router_aux_bwd(dlogits, logits->value, counts->ivalue, old->value, a.aux_coeff, a.z_coeff,
-                             a.loss_scale, a.tokens, &d, &r->d);
+    ref_bound_router_aux_bwd(dlogits, logits->value, counts->ivalue, old->value, &b, loss_scale, &d, &r->d);
+    return ASSAY_OK;
+}
+
+static assay_status running_counts(const replay *r)
+{
+    const ref_value *counts, *previous;
+    int64_t *total;
+    ASSAY_TRY(replay_integer(r, "tokens_per_expert", -1, &counts));
+    ASSAY_TRY(replay_integer_optional(r, "previous", counts->count, &previous));
+    ASSAY_TRY(replay_range(r, counts, 0, (int64_t)1 << 48));
+    if (previous)
+        ASSAY_TRY(replay_range(r, previous, 0, (int64_t)1 << 56));
+    ASSAY_TRY(replay_out_integer(r, "total", counts->count, REF_VALUE_INTEGER, &total));
+    ref_running_counts(total, counts->ivalue, previous ? previous->ivalue : NULL, counts->count);
     return ASSAY_OK;
 }
 
@@ -360,6 +402,8 @@ const replay_row replay_moe_table[] = {
     {"router_aux_bwd", router_aux_bwd},
     {"expert_bias_update", expert_bias_update},
     {"random_logits", random_logits},
+    {"router_seq_aux_fwd", router_seq_aux_fwd},
+    {"running_counts", running_counts},
     {"router_drop", router_drop},
     {"permute_plan", permute_plan},
     {"gather_rows", gather_rows},

@@ -1,12 +1,11 @@
-/* The router on lockstep tensors: logits, choice (own or replayed), combine weights, auxiliary losses. */
+/* The router on lockstep tensors: logits, choice (own or replayed), combine weights.  Balancing losses: balancing.c. */
 #include "ref/layer.h"
-#include "ref/objective.h"
 #include "ref/parallel/collectives.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-static ref_router_desc describe(const ref_pass *p, int64_t tokens)
+ref_router_desc ref_router_describe(const ref_pass *p, int64_t tokens)
 {
     const assay_model_config *c = p->e->config;
     return (ref_router_desc){.tokens = tokens,
@@ -42,8 +41,8 @@ static assay_status check_choice(const ref_pass *p, ref_routing_map map, const i
 
 /* Overwrites a map of rank r's tokens [T,K] by the recorded one, if there is one.  The record is of the
  * whole microbatch: rows t = s*B + b with all B rows of the file. */
-static assay_status replay(ref_pass *p, int r, ref_routing_map map, int64_t *indices, const int64_t *chosen,
-                           int64_t k)
+assay_status ref_router_replay(ref_pass *p, int r, ref_routing_map map, int64_t *indices,
+                               const int64_t *chosen, int64_t k)
 {
     const ref_engine *e = p->e;
     const ref_rank *rank = &p->ranks[r];
@@ -67,92 +66,6 @@ static assay_status replay(ref_pass *p, int r, ref_routing_map map, int64_t *ind
     return ASSAY_OK;
 }
 
-/* --- auxiliary losses --------------------------------------------------------------------------------------- */
-
-static bool has_aux(const ref_pass *p)
-{
-    return p->e->options.moe_aux_loss_coeff != 0.0 || p->e->options.moe_z_loss_coeff != 0.0;
-}
-
-/* Ranks that share the tokens of one microbatch. */
-static assay_group aux_group(const ref_pass *p)
-{
-    return p->ranks[0].share.rows_split ? ASSAY_GROUP_TP_DP_CP : ASSAY_GROUP_TP_CP;
-}
-
-/* This rank's sums over its tokens; counts are summed over the group afterwards. */
-typedef struct aux_sums {
-    ref_piece score_sums;
-    double z_sum;
-} aux_sums;
-
-static assay_status local_sums(ref_pass *p, ref_router_acts *a, int r, aux_sums *sums)
-{
-    const assay_model_config *c = p->e->config;
-    const int64_t t = a->logits.at[r].rows, e = c->num_moe_experts, k = c->moe_router_topk;
-    const ref_router_desc d = describe(p, t);
-    ref_piece scores;
-    ref_int_piece indices;
-    ASSAY_TRY(ref_piece_new(&p->arena, &scores, t, e));
-    ASSAY_TRY(ref_int_piece_new(&p->arena, &indices, t, k));
-    ASSAY_TRY(ref_piece_new(&p->arena, &sums->score_sums, 1, e));
-    ASSAY_TRY(ref_int_piece_new(&p->arena, &a->aux_counts.at[r], 1, e));
-    ref_router_aux_scores(scores.x, a->logits.at[r].x, &d);
-    ref_router_aux_topk(indices.x, scores.x, &d);
-    ASSAY_TRY(replay(p, r, REF_ROUTING_AUX, indices.x, indices.x, k));
-    ref_router_aux_sums(sums->score_sums.x, a->aux_counts.at[r].x, &sums->z_sum, scores.x, indices.x,
-                        a->logits.at[r].x, &d);
-    char name[ASSAY_NAME];
-    const ref_policy *policy = &p->e->run->policy;
-    const int64_t m = ref_pass_microbatch(p, r), shape[3] = {p->e->seq, p->e->batch, e};
-    ref_pass_name(p, "mlp.router.aux", "aux_scores", name);
-    ASSAY_TRY(ref_trace_tensor(p->e, name, p->phase, p->step, m, shape, 3, scores.x, false));
-    ref_pass_name(p, "mlp.router.aux", "score_sums", name);
-    ref_policy_store(policy, REF_STORE_ROUTER, false, name, p->step, m, sums->score_sums.x, e);
-    ASSAY_TRY(ref_trace_tensor(p->e, name, p->phase, p->step, m, &e, 1, sums->score_sums.x, false));
-    ref_pass_name(p, "mlp.router.aux", "z_sum", name);
-    ref_policy_store(policy, REF_STORE_ROUTER, false, name, p->step, m, &sums->z_sum, 1);
-    ref_pass_name(p, "mlp.router.aux", "tokens_per_expert", name);
-    return ref_trace_ints(p->e, name, p->phase, p->step, m, &e, 1, a->aux_counts.at[r].x, false);
-}
-
-static assay_status aux_fwd(ref_pass *p, ref_router_acts *a)
-{
-    const int64_t e = p->e->config->num_moe_experts;
-    int64_t **counts = p->e->integers;
-    void *memory;
-    ASSAY_TRY(ref_arena_alloc(&p->arena, p->n, sizeof(aux_sums), &memory));
-    aux_sums *sums = memory;
-    ASSAY_TRY(ref_ints_new(&p->arena, &a->aux_counts, p->n));
-    for (int r = 0; r < p->n; r++)
-        ASSAY_TRY(local_sums(p, a, r, &sums[r]));
-    for (int r = 0; r < p->n; r++) {
-        const assay_group_shape g = ref_pass_group(p, aux_group(p), r);
-        int64_t tokens = 0;
-        for (int i = 0; i < g.size; i++) {
-            const int member = assay_group_member(&g, i);
-            counts[i] = a->aux_counts.at[member].x;
-            tokens += a->logits.at[member].rows;
-        }
-        ref_all_reduce_i64(counts, g.size, e);
-        if (g.size > 0)
-            a->aux_tokens = tokens; /* the same in every group */
-    }
-    for (int r = 0; r < p->n; r++) {
-        const ref_router_desc d = describe(p, a->logits.at[r].rows);
-        char name[ASSAY_NAME];
-        double losses[2];
-        ref_router_aux_loss(losses, sums[r].score_sums.x, a->aux_counts.at[r].x, &sums[r].z_sum,
-                            p->e->options.moe_aux_loss_coeff, p->e->options.moe_z_loss_coeff, a->aux_tokens,
-                            &d);
-        ref_pass_name(p, "mlp.router.aux_loss", "losses", name);
-        ref_policy_store(&p->e->run->policy, REF_STORE_ROUTER, false, name, p->step,
-                         ref_pass_microbatch(p, r), losses, 2);
-        memcpy(p->ranks[r].aux_losses + 2 * ref_pass_place(p), losses, sizeof losses);
-    }
-    return ASSAY_OK;
-}
-
 /* --- router ------------------------------------------------------------------------------------------------- */
 
 static assay_status choose(ref_pass *p, ref_router_acts *a, int r)
@@ -160,7 +73,7 @@ static assay_status choose(ref_pass *p, ref_router_acts *a, int r)
     const assay_model_config *c = p->e->config;
     const int64_t t = a->logits.at[r].rows, e = c->num_moe_experts, k = c->moe_router_topk;
     const int64_t bias = p->e->layer[p->layer].moe.expert_bias;
-    const ref_router_desc d = describe(p, t);
+    const ref_router_desc d = ref_router_describe(p, t);
     ref_piece keys;
     ASSAY_TRY(ref_piece_new(&p->arena, &keys, t, e));
     ASSAY_TRY(ref_piece_new(&p->arena, &a->scores.at[r], t, e));
@@ -169,7 +82,7 @@ static assay_status choose(ref_pass *p, ref_router_acts *a, int r)
     ref_router_scores(a->scores.at[r].x, keys.x, a->logits.at[r].x,
                       bias >= 0 ? ref_pass_param(p, r, bias)->weight : NULL, &d);
     ref_router_topk(a->indices.at[r].x, keys.x, &d);
-    ASSAY_TRY(replay(p, r, REF_ROUTING_CHOICE, a->indices.at[r].x, a->indices.at[r].x, k));
+    ASSAY_TRY(ref_router_replay(p, r, REF_ROUTING_CHOICE, a->indices.at[r].x, a->indices.at[r].x, k));
     ref_router_probs(a->probs.at[r].x, a->scores.at[r].x, a->logits.at[r].x, a->indices.at[r].x, &d);
     return ASSAY_OK;
 }
@@ -239,7 +152,7 @@ static assay_status drop(ref_pass *p, ref_router_acts *a)
     ASSAY_TRY(ref_int_piece_new(&p->arena, &counts, e, 1));
     for (int r = 0; r < p->n; r++) {
         const assay_group_shape g =
-            alone ? (assay_group_shape){.start = r, .size = 1} : ref_pass_group(p, aux_group(p), r);
+            alone ? (assay_group_shape){.start = r, .size = 1} : ref_pass_group(p, ref_sharing_group(p), r);
         all_tokens all;
         int64_t start = 0;
         if (g.size == 0)
@@ -258,7 +171,7 @@ static assay_status drop(ref_pass *p, ref_router_acts *a)
         }
     }
     for (int r = 0; r < p->n; r++)
-        ASSAY_TRY(replay(p, r, REF_ROUTING_ROUTED, a->routed.at[r].x, a->indices.at[r].x, k));
+        ASSAY_TRY(ref_router_replay(p, r, REF_ROUTING_ROUTED, a->routed.at[r].x, a->indices.at[r].x, k));
     char name[ASSAY_NAME];
     const int64_t shape[3] = {p->e->seq, p->e->batch, k};
     ref_pass_name(p, "mlp.router.drop", "routed", name);
@@ -290,61 +203,24 @@ assay_status ref_router_route_fwd(ref_pass *p, ref_router_acts *a, const ref_ten
     a->routed = a->indices;
     if (p->e->options.moe_expert_capacity_factor > 0.0)
         ASSAY_TRY(drop(p, a));
-    return has_aux(p) ? aux_fwd(p, a) : ASSAY_OK;
-}
-
-/* The weight of a microbatch's auxiliary losses in the objective.  Megatron-LM multiplies them by the tokens of the rank
- * where the gradients are divided by the targets of the step. */
-static double aux_weight(const ref_pass *p, int64_t rows)
-{
-    const assay_train_options *o = &p->e->options;
-    if (o->semantics == ASSAY_SEMANTICS_MEGATRON && o->calculate_per_token_loss)
-        return (double)rows / (double)p->e->targets;
-    return 1.0 / (double)p->e->run->batches->microbatches;
-}
-
-/* dlogits += the auxiliary gradient of weight 1, each row times its weight in another layout's objective. */
-static assay_status aux_bwd_elsewhere(ref_pass *p, ref_piece *dlogits, const ref_router_acts *a)
-{
-    const assay_train_options *o = &p->e->options;
-    const ref_piece *logits = &a->logits.at[0];
-    const ref_router_desc d = describe(p, logits->rows);
-    ref_piece weights, plain;
-    ASSAY_TRY(ref_piece_new(&p->arena, &weights, logits->rows, 1));
-    ASSAY_TRY(ref_piece_new(&p->arena, &plain, logits->rows, logits->cols));
-    memset(plain.x, 0, (size_t)(logits->rows * logits->cols) * sizeof *plain.x);
-    ref_router_aux_bwd(plain.x, logits->x, a->aux_counts.at[0].x, o->moe_aux_loss_coeff, o->moe_z_loss_coeff,
-                       1.0, a->aux_tokens, &d);
-    ASSAY_TRY(ref_objective_aux_weights(p, weights.x));
-    for (int64_t i = 0; i < logits->rows * logits->cols; i++)
-        dlogits->x[i] += weights.x[i / logits->cols] * plain.x[i];
-    return ASSAY_OK;
+    return ref_has_balancing(p) ? ref_balancing_fwd(p, a) : ASSAY_OK;
 }
 
 assay_status ref_router_route_bwd(ref_pass *p, ref_tensor *dtokens, const ref_router_acts *a,
                                   const ref_tensor *dprobs)
 {
-    const assay_train_options *o = &p->e->options;
     ref_tensor dlogits;
     ASSAY_TRY(ref_new_grad(p, &dlogits, &a->gating, NULL)); /* straight through random logits */
     for (int r = 0; r < p->n; r++) {
         const ref_piece *logits = &a->logits.at[r];
-        const ref_router_desc d = describe(p, logits->rows);
+        const ref_router_desc d = ref_router_describe(p, logits->rows);
         ASSAY_TRY(ref_piece_new(&p->arena, &dlogits.at[r], logits->rows, logits->cols));
         ref_router_bwd(dlogits.at[r].x, dprobs->at[r].x, a->indices.at[r].x, a->scores.at[r].x, logits->x,
                        &d);
     }
     ASSAY_TRY(ref_store(p, &dlogits, REF_STORE_ROUTER));
-    if (has_aux(p)) {
-        const bool other = ref_has_objective(p) && o->calculate_per_token_loss;
-        if (other)
-            ASSAY_TRY(aux_bwd_elsewhere(p, &dlogits.at[0], a));
-        for (int r = 0; r < p->n && !other; r++) {
-            const ref_router_desc d = describe(p, a->logits.at[r].rows);
-            ref_router_aux_bwd(dlogits.at[r].x, a->logits.at[r].x, a->aux_counts.at[r].x,
-                               o->moe_aux_loss_coeff, o->moe_z_loss_coeff,
-                               aux_weight(p, a->logits.at[r].rows), a->aux_tokens, &d);
-        }
+    if (ref_has_balancing(p)) {
+        ASSAY_TRY(ref_balancing_bwd(p, &dlogits, a));
         ASSAY_TRY(ref_store(p, &dlogits, REF_STORE_ROUTER));
     }
     return ref_ranks_linear_bwd(p, dtokens, &dlogits, &a->tokens, p->e->layer[p->layer].moe.router, -1,

@@ -1,5 +1,6 @@
 /* The model, stage by stage. */
 #include "ref/stage.h"
+#include "ref/documents.h"
 #include "ref/objective.h"
 
 #include "ref/parallel/collectives.h"
@@ -197,6 +198,7 @@ assay_status ref_stage_fwd(ref_pass *p, ref_stage_acts *a, const ref_tensor *inp
     ASSAY_TRY(ref_arena_alloc(&p->arena, a->n_layers, sizeof *a->layers, &layers));
     a->layers = layers;
     ASSAY_TRY(load_tokens(p, a));
+    ASSAY_TRY(ref_documents_load(p));
     if (is_first(p)) {
         ref_tensor partial;
         ASSAY_TRY(ref_unit_acquire(p, REF_UNIT_EMBEDDING));

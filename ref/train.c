@@ -92,6 +92,8 @@ void ref_run_result_free(ref_run_result *r)
     free(r->grad_norm);
     free(r->aux_loss);
     free(r->z_loss);
+    free(r->seq_aux_loss);
+    free(r->global_aux_loss);
     *r = (ref_run_result){0};
 }
 
@@ -143,25 +145,25 @@ static assay_status count_targets(ref_engine *e, int64_t step)
 static void report_losses(const ref_engine *e, ref_run_result *result, int64_t step)
 {
     const int last_stage = e->grid.p.pipeline_model_parallel_size - 1;
-    double loss = 0.0, aux = 0.0, z = 0.0;
+    double loss = 0.0, router[REF_LOSSES] = {0.0};
     for (int r = 0; r < e->grid.world; r++) {
         const ref_rank *rank = &e->ranks[r];
-        double sum[3] = {0.0, 0.0, 0.0};
+        double sum = 0.0, parts[REF_LOSSES] = {0.0};
         for (int64_t m = 0; m < e->microbatches; m++)
-            sum[0] += rank->loss_sums[m];
-        for (int64_t i = 0; i < e->microbatches * e->config->num_layers; i++) {
-            sum[1] += rank->aux_losses[2 * i];
-            sum[2] += rank->aux_losses[2 * i + 1];
-        }
+            sum += rank->loss_sums[m];
+        for (int64_t i = 0; i < e->microbatches * e->config->num_layers * REF_LOSSES; i++)
+            parts[i % REF_LOSSES] += rank->aux_losses[i];
         if (rank->at.pp == last_stage && rank->at.tp == 0)
-            loss += sum[0]; /* equal on all tp ranks */
-        aux += sum[1];
-        z += sum[2];
+            loss += sum; /* equal on all tp ranks */
+        for (int k = 0; k < REF_LOSSES; k++)
+            router[k] += parts[k];
     }
     const double per_microbatch = 1.0 / (double)e->run->batches->microbatches;
     result->loss[step] = loss / (double)e->targets;
-    result->aux_loss[step] = aux * per_microbatch;
-    result->z_loss[step] = z * per_microbatch;
+    result->aux_loss[step] = router[REF_LOSS_AUX] * per_microbatch;
+    result->z_loss[step] = router[REF_LOSS_Z] * per_microbatch;
+    result->seq_aux_loss[step] = router[REF_LOSS_SEQ_AUX] * per_microbatch;
+    result->global_aux_loss[step] = router[REF_LOSS_GLOBAL_AUX] * per_microbatch;
 }
 
 /* On one rank the owned range is all of it. */
@@ -245,7 +247,8 @@ static assay_status check_run(const ref_run_config *c)
 static assay_status alloc_result(ref_run_result *result, int64_t steps)
 {
     *result = (ref_run_result){.steps = steps};
-    double **const arrays[] = {&result->loss, &result->grad_norm, &result->aux_loss, &result->z_loss};
+    double **const arrays[] = {&result->loss,   &result->grad_norm,    &result->aux_loss,
+                               &result->z_loss, &result->seq_aux_loss, &result->global_aux_loss};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
         *arrays[i] = calloc((size_t)steps, sizeof(double));
         ASSAY_CHECK(*arrays[i], ASSAY_OUT_OF_MEMORY, "out of memory: %lld steps", (long long)steps);

@@ -10,6 +10,18 @@ static const char *const order_names[] = {
 };
 enum { ORDER_COUNT = sizeof order_names / sizeof order_names[0] };
 
+static const struct {
+    assay_rounding bit;
+    const char *word;
+} roundings[] = {
+    {ASSAY_ROUND_BEFORE_GAMMA, "before_gamma"},
+    {ASSAY_ROUND_BEFORE_UP, "before_up"},
+    {ASSAY_ROUND_PRODUCTS, "products"},
+    {ASSAY_ROUND_SCORES, "scores"},
+    {ASSAY_ROUND_ANGLES, "angles"},
+};
+enum { ROUNDING_COUNT = sizeof roundings / sizeof roundings[0] };
+
 const char *assay_order_name(assay_order order)
 {
     const int64_t index = (int64_t)order;
@@ -32,12 +44,13 @@ bool assay_arith_equal(const assay_arith *a, const assay_arith *b)
 {
     return a->accumulate == b->accumulate && a->order == b->order && a->lanes == b->lanes &&
            a->split == b->split && a->k_step == b->k_step && a->guard_bits == b->guard_bits &&
-           a->fma == b->fma && a->atomics == b->atomics && a->math_ulp == b->math_ulp && a->tile == b->tile;
+           a->fma == b->fma && a->atomics == b->atomics && a->math_ulp == b->math_ulp && a->tile == b->tile &&
+           a->rounding == b->rounding;
 }
 
 void assay_arith_describe(const assay_arith *a, char *out, size_t capacity)
 {
-    char order[64] = "", more[96] = "";
+    char order[64] = "", more[160] = "";
     if (a->order == ASSAY_ORDER_NONE)
         snprintf(order, sizeof order, "element-wise");
     else if (a->order == ASSAY_ORDER_TREE)
@@ -55,16 +68,48 @@ void assay_arith_describe(const assay_arith *a, char *out, size_t capacity)
         n += (size_t)snprintf(more + n, sizeof more - n, ", tiles of %d", a->tile);
     if (a->math_ulp > 0)
         n += (size_t)snprintf(more + n, sizeof more - n, ", math %d ulp", a->math_ulp);
+    for (int i = 0; i < ROUNDING_COUNT; i++)
+        if (a->rounding & roundings[i].bit)
+            n += (size_t)snprintf(more + n, sizeof more - n, ", rounds %s", roundings[i].word);
     snprintf(more + n, sizeof more - n, "%s", a->atomics ? ", atomics" : "");
     snprintf(out, capacity, "%s %s%s%s", assay_dtype_name(a->accumulate), order, a->fma ? ", fma" : "", more);
 }
 
 json_t *assay_arith_to_json(const assay_arith *a)
 {
-    return json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:b, s:b, s:i, s:i}", "accumulate",
-                     assay_dtype_name(a->accumulate), "order", assay_order_name(a->order), "lanes", a->lanes,
-                     "split", a->split, "k_step", a->k_step, "guard_bits", a->guard_bits, "fma", a->fma,
-                     "atomics", a->atomics, "math_ulp", a->math_ulp, "tile", a->tile);
+    json_t *out = json_pack("{s:s, s:s, s:i, s:i, s:i, s:i, s:b, s:b, s:i, s:i}", "accumulate",
+                            assay_dtype_name(a->accumulate), "order", assay_order_name(a->order), "lanes",
+                            a->lanes, "split", a->split, "k_step", a->k_step, "guard_bits", a->guard_bits,
+                            "fma", a->fma, "atomics", a->atomics, "math_ulp", a->math_ulp, "tile", a->tile);
+    if (a->rounding == 0 || out == NULL)
+        return out;
+    json_t *words = json_array();
+    for (int i = 0; i < ROUNDING_COUNT; i++)
+        if (a->rounding & roundings[i].bit)
+            json_array_append_new(words, json_string(roundings[i].word));
+    json_object_set_new(out, "rounding", words);
+    return out;
+}
+
+/* ["before_gamma", ...], each once */
+static assay_status read_rounding(const json_t *object, const char *what, unsigned *out)
+{
+    const json_t *list = json_object_get(object, "rounding");
+    ASSAY_CHECK(list == NULL || json_is_null(list) || json_is_array(list), ASSAY_FORMAT,
+                "%s: rounding: expected a list of words", what);
+    for (size_t k = 0; k < json_array_size(list); k++) {
+        const char *word = json_string_value(json_array_get(list, k));
+        int i = 0;
+        while (word != NULL && i < ROUNDING_COUNT && strcmp(roundings[i].word, word) != 0)
+            i++;
+        ASSAY_CHECK(
+            word != NULL && i < ROUNDING_COUNT, ASSAY_UNSUPPORTED,
+            "%s: rounding: expected before_gamma, before_up, products, scores or angles, found '%.40s'", what,
+            word != NULL ? word : "no word");
+        ASSAY_CHECK(!(*out & roundings[i].bit), ASSAY_FORMAT, "%s: rounding: %s is there twice", what, word);
+        *out |= roundings[i].bit;
+    }
+    return ASSAY_OK;
 }
 
 static assay_status read_count(const json_t *object, const char *key, int min, int max, const char *what,
@@ -98,9 +143,9 @@ static assay_status read_words(const json_t *object, const char *what, assay_ari
 
 assay_status assay_arith_from_json(const json_t *object, const char *what, assay_arith *out)
 {
-    static const char *const allowed[] = {"accumulate", "order",      "lanes", "split",
-                                          "k_step",     "guard_bits", "fma",   "atomics",
-                                          "math_ulp",   "tile",       NULL};
+    static const char *const allowed[] = {"accumulate", "order",      "lanes",    "split",
+                                          "k_step",     "guard_bits", "fma",      "atomics",
+                                          "math_ulp",   "tile",       "rounding", NULL};
     assay_arith a = assay_arith_elementwise();
     ASSAY_TRY(assay_json_only(object, allowed, what));
     ASSAY_TRY(read_words(object, what, &a));
@@ -112,6 +157,7 @@ assay_status assay_arith_from_json(const json_t *object, const char *what, assay
     ASSAY_TRY(assay_json_get_bool(object, "atomics", false, what, &a.atomics));
     ASSAY_TRY(read_count(object, "math_ulp", 0, ASSAY_ARITH_MAX_MATH_ULP, what, &a.math_ulp));
     ASSAY_TRY(read_count(object, "tile", 0, ASSAY_ARITH_MAX_TILE, what, &a.tile));
+    ASSAY_TRY(read_rounding(object, what, &a.rounding));
     /* A tensor-core sum without its step length has no bound. */
     ASSAY_CHECK(a.order != ASSAY_ORDER_TENSOR_CORE || a.k_step >= 1, ASSAY_FORMAT,
                 "%s: k_step: order tensor_core needs the terms per step, at least 1", what);

@@ -30,18 +30,29 @@ enum {
     ASSAY_ARITH_MAX_TILE = 1 << 16
 };
 
+/* Places inside an operation where an intermediate result is stored in the dtype of the operation's first output.  Our engine
+ * has none; modules of PyTorch do, and an operation is judged by what it declares. */
+typedef enum {
+    ASSAY_ROUND_BEFORE_GAMMA = 1, /* rmsnorm: x rstd, before gamma multiplies */
+    ASSAY_ROUND_BEFORE_UP = 2,    /* swiglu: gate sigmoid(gate), before up multiplies */
+    ASSAY_ROUND_PRODUCTS = 4,     /* rope: a c and b s, before they are added */
+    ASSAY_ROUND_SCORES = 8,       /* attention: q k, and the same times scale */
+    ASSAY_ROUND_ANGLES = 16 /* rope_table: frequency and angle in the accumulate type instead of double */
+} assay_rounding;
+
 typedef struct assay_arith {
     assay_dtype accumulate; /* ASSAY_F32 or ASSAY_F64 */
     assay_order order;
     int lanes; /* TREE: chains; else 1 */
     int split; /* SEQUENTIAL or TENSOR_CORE: K is cut in this many chains, added at the end in order; 1 = none
                 */
-    int k_step;     /* TENSOR_CORE: terms per step */
-    int guard_bits; /* TENSOR_CORE: extra alignment bits */
-    bool fma;       /* products enter the sum unrounded */
-    bool atomics;   /* the order may change from run to run */
-    int math_ulp;   /* largest error of exp, log, rsqrt, sin, cos, sigmoid in ulp of the accumulate type */
-    int tile;       /* online softmax: keys per rescale step; 0 = two-pass */
+    int k_step;        /* TENSOR_CORE: terms per step */
+    int guard_bits;    /* TENSOR_CORE: extra alignment bits */
+    bool fma;          /* products enter the sum unrounded */
+    bool atomics;      /* the order may change from run to run */
+    int math_ulp;      /* largest error of exp, log, rsqrt, sin, cos, sigmoid in ulp of the accumulate type */
+    int tile;          /* online softmax: keys per rescale step; 0 = two-pass */
+    unsigned rounding; /* assay_rounding, or-ed */
 } assay_arith;
 
 /* What an operation declares: one arithmetic for every output, and for those that differ their own. */

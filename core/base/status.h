@@ -67,15 +67,14 @@ assay_status assay_error_status(void);
 void assay_error_print(FILE *out, const char *program, int with_hops);
 void assay_error_clear(void);
 
-#define ASSAY_ERROR(code, ...) assay_fail((code), __FILE__, __LINE__, __func__, __VA_ARGS__)
-/* These return the code itself, not what assay_fail returns, which is the same: who reads the caller alone (a static
- * analyzer) sees that it is no success. */
-#define ASSAY_FAIL(code, ...)                                                                                \
-    do {                                                                                                     \
-        const assay_status assay_code_ = (code);                                                             \
-        (void)ASSAY_ERROR(assay_code_, __VA_ARGS__);                                                         \
-        return assay_code_ == ASSAY_OK ? ASSAY_INTERNAL : assay_code_;                                       \
-    } while (0)
+/* What is reported is no success, whatever the code: who reads the caller alone (a static analyzer) sees it here. */
+static inline assay_status assay_not_ok(assay_status st)
+{
+    return st == ASSAY_OK ? ASSAY_INTERNAL : st;
+}
+
+#define ASSAY_ERROR(code, ...) assay_not_ok(assay_fail((code), __FILE__, __LINE__, __func__, __VA_ARGS__))
+#define ASSAY_FAIL(code, ...) return ASSAY_ERROR(code, __VA_ARGS__)
 #define ASSAY_CHECK(cond, code, ...)                                                                         \
     do {                                                                                                     \
         if (!(cond))                                                                                         \
@@ -84,9 +83,7 @@ void assay_error_clear(void);
 #define ASSAY_CHECK_GOTO(cond, code, st, label, ...)                                                         \
     do {                                                                                                     \
         if (!(cond)) {                                                                                       \
-            (st) = (code);                                                                                   \
-            (void)ASSAY_ERROR(st, __VA_ARGS__);                                                              \
-            (st) = (st) == ASSAY_OK ? ASSAY_INTERNAL : (st);                                                 \
+            (st) = ASSAY_ERROR(code, __VA_ARGS__);                                                           \
             goto label;                                                                                      \
         }                                                                                                    \
     } while (0)

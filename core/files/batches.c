@@ -1,6 +1,8 @@
 /* Batch files: token ids and labels of one forward and backward, or of a few optimizer steps. */
 #include "core/files/batches.h"
 
+#include "core/files/documents.h"
+
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
@@ -25,16 +27,19 @@ static const char *ids_name(const assay_batches *b)
 
 static assay_status check_only_known(const assay_tensorfile *file, const char *path, bool shifted)
 {
-    static const char *const known[2][4] = {{"input_ids", "labels"},
-                                            {"tokens", "labels", "loss_mask", "position_ids"}};
+    enum { MOST = 6 };
+    static const char *const known[2][MOST] = {
+        {"input_ids", "labels", "position_ids"},
+        {"tokens", "labels", "loss_mask", "position_ids", "cu_seqlens", "cu_seqlens_padded"}};
     for (int64_t i = 0; i < assay_tensorfile_count(file); i++) {
         const char *name = assay_tensorfile_at(file, i)->name;
         bool found = false;
-        for (int k = 0; k < 4 && known[shifted][k] != NULL; k++)
+        for (int k = 0; k < MOST && known[shifted][k] != NULL; k++)
             found = found || strcmp(name, known[shifted][k]) == 0;
         ASSAY_CHECK(found, ASSAY_UNSUPPORTED,
                     "%s: tensor '%.160s' is not supported in a batch file, expected %s only", path, name,
-                    shifted ? "tokens, labels, loss_mask and position_ids" : "input_ids and labels");
+                    shifted ? "tokens, labels, loss_mask, position_ids, cu_seqlens and cu_seqlens_padded"
+                            : "input_ids, labels and position_ids");
     }
     return ASSAY_OK;
 }
@@ -117,25 +122,6 @@ static assay_status apply_mask(assay_batches *b, const char *path, const assay_t
     return ASSAY_OK;
 }
 
-static assay_status check_positions(const assay_batches *b, const char *path, const assay_tensor_info *ids)
-{
-    const assay_tensor_info *positions;
-    if (assay_tensorfile_find(b->file, "position_ids") == NULL)
-        return ASSAY_OK;
-    ASSAY_TRY(assay_tensorfile_get(b->file, "position_ids", ASSAY_I64, ids->shape, ids->ndim, &positions));
-    for (int64_t i = 0; i < ids->count; i++) {
-        int64_t found;
-        char index[96];
-        memcpy(&found, (const char *)positions->data + i * 8, sizeof found);
-        format_index(b, i, index, sizeof index);
-        ASSAY_CHECK(found == i % b->s, ASSAY_UNSUPPORTED,
-                    "%s: position_ids%s: expected %" PRId64 ", found %" PRId64
-                    "; positions that restart inside a row (packed documents) are not supported",
-                    path, index, i % b->s, found);
-    }
-    return ASSAY_OK;
-}
-
 /* --- targets ------------------------------------------------------------------------------------------------ */
 
 /* Hugging Face: the model shifts, the label at position 0 is never a target. */
@@ -182,10 +168,9 @@ assay_status assay_batches_open(assay_batches *out, const char *path, int64_t vo
     ASSAY_TRY_GOTO(check_tokens(out, path, ids_name(out), out->input_ids, ids->count, vocab, false), st,
                    fail);
     ASSAY_TRY_GOTO(check_tokens(out, path, "labels", out->labels, ids->count, vocab, true), st, fail);
-    if (out->shifted) {
+    if (out->shifted)
         ASSAY_TRY_GOTO(apply_mask(out, path, labels), st, fail);
-        ASSAY_TRY_GOTO(check_positions(out, path, ids), st, fail);
-    }
+    ASSAY_TRY_GOTO(assay_documents_read(out, path, ids), st, fail);
     ASSAY_TRY_GOTO(check_targets(out, path), st, fail);
     return ASSAY_OK;
 fail:
@@ -198,6 +183,7 @@ void assay_batches_close(assay_batches *b)
     assay_tensorfile_close(b->file);
     free(b->input_ids);
     free(b->labels);
+    free(b->position_ids);
     *b = (assay_batches){0};
 }
 
@@ -211,7 +197,12 @@ const int64_t *assay_batches_labels(const assay_batches *b, int64_t step, int64_
     return b->labels + (step * b->microbatches + microbatch) * b->b * b->s;
 }
 
-assay_status assay_batch_share_make(int64_t microbatches, int64_t b, int dp, int dp_rank,
+const int64_t *assay_batches_positions(const assay_batches *b, int64_t step, int64_t microbatch)
+{
+    return b->position_ids ? b->position_ids + (step * b->microbatches + microbatch) * b->b * b->s : NULL;
+}
+
+assay_status assay_batch_share_make(bool all_rows, int64_t microbatches, int64_t b, int dp, int dp_rank,
                                     assay_batch_share *out)
 {
     ASSAY_CHECK(microbatches >= 1 && b >= 1 && dp >= 1 && dp_rank >= 0 && dp_rank < dp,
@@ -222,8 +213,14 @@ assay_status assay_batch_share_make(int64_t microbatches, int64_t b, int dp, int
                 "data_parallel_size %d divides neither the %" PRId64
                 " microbatches of a step nor the %" PRId64 " rows of a microbatch",
                 dp, microbatches, b);
+    ASSAY_CHECK(
+        !all_rows || b % dp == 0, ASSAY_INVALID_ARGUMENT,
+        "global_aux_loss: data_parallel_size %d does not divide the %" PRId64
+        " rows of a microbatch: every rank must run some rows of each, or the layout would change what "
+        "is counted (Megatron-LM's counts of whole microbatches: --semantics megatron)",
+        dp, b);
     *out = (assay_batch_share){.n_microbatches = microbatches, .n_rows = b};
-    if (microbatches % dp == 0) {
+    if (microbatches % dp == 0 && (!all_rows || dp == 1)) {
         out->n_microbatches = microbatches / dp;
         out->first_microbatch = dp_rank * out->n_microbatches;
     } else {

@@ -69,6 +69,7 @@ typedef struct assay_trace_slot {
     int64_t tensor; /* record id on the same rank */
 } assay_trace_slot;
 
+enum { ASSAY_TRACE_INTERNAL = 4 };
 typedef struct assay_trace_op {
     int64_t sequence;          /* order of execution on this rank */
     char op[48];               /* rmsnorm_fwd ... docs/OPS.md */
@@ -87,6 +88,8 @@ typedef struct assay_trace_op {
         recompute; /* run again from what was kept, for the backward pass; its first run has a record of its own */
     bool substituted
         [ASSAY_MAX_SLOTS]; /* outputs[i] is not the operation's own result: something put another in its place */
+    int n_internal;        /* outputs that the operation keeps to itself and nobody recorded */
+    char internal[ASSAY_TRACE_INTERNAL][ASSAY_SLOT_NAME];
     int n_inputs, n_outputs;
     assay_trace_slot inputs[ASSAY_MAX_SLOTS], outputs[ASSAY_MAX_SLOTS];
     int rank; /* reader */
@@ -122,6 +125,10 @@ const json_t *assay_trace_header(const assay_trace *t);
 /* A text of the header; "-" when it has none of this name. */
 const char *assay_trace_header_text(const assay_trace *t, const char *key);
 int assay_trace_world(const assay_trace *t);
+/* Written by neither of our engines ("ref", "gpu", "sim"): another framework's recipe, which no plan knows. */
+bool assay_trace_is_foreign(const assay_trace *t);
+/* Why this rank's run ended before it was done; its finished steps are there.  NULL: it was done. */
+const char *assay_trace_aborted(const assay_trace *t, int rank);
 /* Ops of a rank in order of execution. */
 int64_t assay_trace_n_ops(const assay_trace *t, int rank);
 const assay_trace_op *assay_trace_op_at(const assay_trace *t, int rank, int64_t index);

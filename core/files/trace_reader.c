@@ -3,6 +3,7 @@
 #include "core/files/trace_internal.h"
 
 #include "core/base/mapped.h"
+#include "core/base/text.h"
 #include "core/model/layout.h"
 #include <dirent.h>
 #include <errno.h>
@@ -20,6 +21,7 @@ typedef struct rank_records {
     int64_t n_files, files_capacity;
     assay_tensorfile **files; /* one per step that has data, in order */
     int64_t open_step;        /* step of the last of them, -1 */
+    char aborted[256];        /* what the end marker says, or "" */
     bool *verified;           /* contents of the open file whose hash is their key: many records share one */
 } rank_records;
 
@@ -49,6 +51,17 @@ const char *assay_trace_header_text(const assay_trace *t, const char *key)
 int assay_trace_world(const assay_trace *t)
 {
     return t->world;
+}
+
+bool assay_trace_is_foreign(const assay_trace *t)
+{
+    const char *engine = assay_trace_header_text(t, "engine");
+    return strcmp(engine, "ref") != 0 && strcmp(engine, "gpu") != 0 && strcmp(engine, "sim") != 0;
+}
+
+const char *assay_trace_aborted(const assay_trace *t, int rank)
+{
+    return t->ranks[rank].aborted[0] != '\0' ? t->ranks[rank].aborted : NULL;
 }
 
 int64_t assay_trace_n_ops(const assay_trace *t, int rank)
@@ -267,8 +280,12 @@ static assay_status check_end_member(const json_t *line, const char *key, int64_
 
 static assay_status read_end(const assay_trace *t, int rank, const json_t *line)
 {
-    static const char *const members[] = {"type", "rank", "world_size", "tensors", "ops", "extra", NULL};
+    static const char *const members[] = {"type", "rank",  "world_size", "tensors",
+                                          "ops",  "extra", "aborted",    NULL};
+    rank_records *r = &t->ranks[rank];
     ASSAY_TRY(assay_json_only(line, members, "end marker"));
+    ASSAY_TRY(assay_json_get_string(line, "aborted", false, "end marker", r->aborted, sizeof r->aborted));
+    assay_clean_text(r->aborted);
     ASSAY_TRY(check_end_member(line, "rank", rank));
     ASSAY_TRY(check_end_member(line, "world_size", t->world));
     ASSAY_TRY(check_end_member(line, "tensors", t->ranks[rank].n_tensors));

@@ -396,12 +396,33 @@ static assay_status read_substituted(const json_t *line, assay_trace_op *op)
     return ASSAY_OK;
 }
 
+/* Names of outputs that the record does not have, each once. */
+static assay_status read_internal(const json_t *line, assay_trace_op *op)
+{
+    const json_t *list = member(line, "internal");
+    ASSAY_CHECK(!list || (json_is_array(list) && json_array_size(list) <= ASSAY_TRACE_INTERNAL), ASSAY_FORMAT,
+                "internal: expected a list of at most %d output slots", ASSAY_TRACE_INTERNAL);
+    for (size_t k = 0; k < json_array_size(list); k++) {
+        const char *slot = json_string_value(json_array_get(list, k));
+        bool legal = slot && slot[0] != '\0' && strlen(slot) < ASSAY_SLOT_NAME;
+        for (int i = 0; legal && i < op->n_outputs; i++)
+            legal = strcmp(op->outputs[i].slot, slot) != 0;
+        for (int i = 0; legal && i < op->n_internal; i++)
+            legal = strcmp(op->internal[i], slot) != 0;
+        ASSAY_CHECK(legal, ASSAY_FORMAT,
+                    "internal: entry %zu, '%.40s', must be an output that the record does not have, once", k,
+                    slot ? slot : "?");
+        memcpy(op->internal[op->n_internal++], slot, strlen(slot) + 1);
+    }
+    return ASSAY_OK;
+}
+
 static assay_status read_op(const json_t *line, int rank, int world, assay_trace_op *op)
 {
     static const char *const members[] = {
         "type",    "sequence", "op",           "instance",  "phase",       "step",        "microbatch",
         "variant", "arith",    "variant_name", "attrs",     "group",       "group_ranks", "inputs",
-        "outputs", "extra",    "output_arith", "recompute", "substituted", NULL};
+        "outputs", "extra",    "output_arith", "recompute", "substituted", "internal",    NULL};
     int64_t variant = 0;
     *op = (assay_trace_op){.sequence = -1, .rank = rank};
     ASSAY_TRY(assay_json_only(line, members, "members"));
@@ -422,6 +443,7 @@ static assay_status read_op(const json_t *line, int rank, int world, assay_trace
     ASSAY_TRY(read_slots(line, "outputs", op->outputs, &op->n_outputs));
     ASSAY_TRY(assay_trace_check_declaration(op));
     ASSAY_TRY(read_substituted(line, op));
+    ASSAY_TRY(read_internal(line, op));
     ASSAY_TRY(assay_json_get_bool(line, "recompute", false, "member", &op->recompute));
     return read_group(line, rank, world, op);
 }

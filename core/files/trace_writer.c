@@ -428,6 +428,14 @@ static json_t *substituted(const assay_trace_op *op)
     return list;
 }
 
+static json_t *internal(const assay_trace_op *op)
+{
+    json_t *list = json_array();
+    for (int i = 0; i < op->n_internal; i++)
+        json_array_append_new(list, json_string(op->internal[i]));
+    return list;
+}
+
 assay_status assay_trace_write_op(assay_trace_writer *w, assay_trace_op *op)
 {
     ASSAY_CHECK(w->lines, ASSAY_INVALID_ARGUMENT, "%s: the trace is closed", w->path);
@@ -462,6 +470,8 @@ assay_status assay_trace_write_op(assay_trace_writer *w, assay_trace_op *op)
     json_t *replaced = substituted(op);
     if (replaced)
         put_value(w, "substituted", replaced);
+    if (op->n_internal > 0)
+        put_value(w, "internal", internal(op));
     ASSAY_TRY(put_group(w, op));
     ASSAY_TRY(put_slots(w, op, "inputs", op->inputs, op->n_inputs));
     ASSAY_TRY(put_slots(w, op, "outputs", op->outputs, op->n_outputs));

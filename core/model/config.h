@@ -47,11 +47,31 @@ typedef enum {
     ASSAY_EXPERTS_LOCAL    /* experts.local_experts.N.linear_fc1.weight [2F,H] */
 } assay_expert_files;
 
+/* Megatron-LM's moe_router_load_balancing_type and moe_aux_loss_coeff: one word and one number, or lists of one length. */
+typedef enum {
+    ASSAY_BALANCING_NONE,
+    ASSAY_BALANCING_AUX,       /* aux_loss: of a microbatch */
+    ASSAY_BALANCING_SEQ_AUX,   /* seq_aux_loss: of every sequence */
+    ASSAY_BALANCING_GLOBAL_AUX /* global_aux_loss: of the microbatches of a step so far */
+} assay_load_balancing;
+enum { ASSAY_MAX_LIST = 4 };
+typedef struct assay_word_list {
+    int n, of[ASSAY_MAX_LIST];
+} assay_word_list;
+typedef struct assay_number_list {
+    int n;
+    double of[ASSAY_MAX_LIST];
+} assay_number_list;
+/* "none", "aux_loss", ..., NULL: in the order of assay_load_balancing. */
+const char *const *assay_load_balancing_words(void);
+
 /* What a config.json in Megatron-LM's form says about training; an option that a user gives goes before it
  * (core/run/inputs.h). */
 typedef struct assay_config_training {
     bool given;
-    double moe_aux_loss_coeff, moe_z_loss_coeff, moe_router_bias_update_rate;
+    assay_word_list moe_router_load_balancing_type;
+    assay_number_list moe_aux_loss_coeff;
+    double moe_z_loss_coeff, moe_router_bias_update_rate;
     bool calculate_per_token_loss;
     double moe_expert_capacity_factor; /* 0: none */
     bool drops_by_position;            /* moe_token_drop_policy position; else probs */

@@ -136,15 +136,35 @@ static assay_status same(const json_t *root, const char *own, bool value, const 
 
 /* --- load balancing ------------------------------------------------------------------------------------------ */
 
+const char *const *assay_load_balancing_words(void)
+{
+    static const char *const words[] = {"none", "aux_loss", "seq_aux_loss", "global_aux_loss", NULL};
+    return words;
+}
+
 /* Entry i of a word that may be a list; the word itself where it is none. */
 static const json_t *entry(const json_t *value, size_t i)
 {
     return json_is_array(value) ? json_array_get(value, i) : value;
 }
 
+static const char type_word[] = "moe_router_load_balancing_type";
+
+static assay_status read_type(const json_t *type, const char *what, int *out)
+{
+    const char *name = type == NULL ? "aux_loss" : json_string_value(type);
+    const char *const *words = assay_load_balancing_words();
+    ASSAY_CHECK(name != NULL, ASSAY_FORMAT, "%s: %s: expected a string", what, type_word);
+    for (*out = 0; words[*out] != NULL; (*out)++)
+        if (strcmp(words[*out], name) == 0)
+            return ASSAY_OK;
+    ASSAY_FAIL(ASSAY_UNSUPPORTED,
+               "%s: %s: %.64s is not supported yet, expected none, aux_loss, seq_aux_loss or global_aux_loss",
+               what, type_word, name);
+}
+
 static assay_status read_balancing(const json_t *root, const char *what, assay_config_training *t)
 {
-    static const char type_word[] = "moe_router_load_balancing_type";
     const json_t *types = json_object_get(root, type_word),
                  *coeffs = json_object_get(root, "moe_aux_loss_coeff");
     const size_t n = json_is_array(types) ? json_array_size(types) : 1;
@@ -152,21 +172,19 @@ static assay_status read_balancing(const json_t *root, const char *what, assay_c
                 "%s: moe_aux_loss_coeff: expected a list where %s is one", what, type_word);
     ASSAY_CHECK(!json_is_array(types) || json_array_size(coeffs) == n, ASSAY_MISMATCH,
                 "%s: moe_aux_loss_coeff: expected %zu coefficients, one for each %s", what, n, type_word);
+    ASSAY_CHECK(n >= 1 && n <= ASSAY_MAX_LIST, ASSAY_LIMIT, "%s: %s: expected 1 to %d words, found %zu", what,
+                type_word, ASSAY_MAX_LIST, n);
+    t->moe_router_load_balancing_type.n = t->moe_aux_loss_coeff.n = (int)n;
     for (size_t i = 0; i < n; i++) {
-        const json_t *type = types != NULL ? entry(types, i) : NULL;
         const json_t *coeff = coeffs != NULL ? entry(coeffs, i) : NULL;
-        const char *name = type == NULL ? "aux_loss" : json_string_value(type);
-        ASSAY_CHECK(name != NULL, ASSAY_FORMAT, "%s: %s: expected a string", what, type_word);
         ASSAY_CHECK(coeff == NULL || json_is_number(coeff), ASSAY_FORMAT,
                     "%s: moe_aux_loss_coeff: expected a number", what);
         const double value = coeff == NULL ? 0.0 : json_number_value(coeff);
         ASSAY_CHECK(value >= 0.0 && value <= 1e6, ASSAY_LIMIT,
                     "%s: moe_aux_loss_coeff: expected 0 to 1e6, found %g", what, value);
-        if (strcmp(name, "none") == 0)
-            continue;
-        ASSAY_CHECK(strcmp(name, "aux_loss") == 0, ASSAY_UNSUPPORTED,
-                    "%s: %s: %.64s is not supported yet, expected none or aux_loss", what, type_word, name);
-        t->moe_aux_loss_coeff = value;
+        ASSAY_TRY(read_type(types != NULL ? entry(types, i) : NULL, what,
+                            &t->moe_router_load_balancing_type.of[i]));
+        t->moe_aux_loss_coeff.of[i] = value;
     }
     return ASSAY_OK;
 }

@@ -236,9 +236,6 @@ assay_status assay_grid_check_cut(assay_grid *g, const assay_model_config *c)
                 "layout: tp%d does not divide %lld query groups (key/value heads), nor do they divide it", tp,
                 (long long)groups);
     fill_axes(g, groups < tp ? (int)(tp / groups) : 1);
-    ASSAY_CHECK(
-        !c->qk_layernorm_full_width || tp == 1, ASSAY_UNSUPPORTED,
-        "layout: tp%d: a q/k norm over all heads needs a sum over tp, which this version does not make", tp);
     if (p->cp_comm_type == ASSAY_CP_A2A)
         ASSAY_TRY(check_heads_over_cp(p, c));
     if (has_dense)

@@ -24,11 +24,31 @@ assay_status assay_inputs_weights(const char *folder, const char *load, int64_t 
     return ASSAY_OK;
 }
 
-void assay_inputs_take_config(assay_train_options *o, const assay_model_config *config)
+/* Options of experts that contradict each other or this model. */
+static assay_status check_experts(const assay_train_options *o, const assay_model_config *config)
+{
+    ASSAY_CHECK(!o->moe_pad_expert_input_to_capacity || o->moe_expert_capacity_factor > 0.0,
+                ASSAY_INVALID_ARGUMENT,
+                "moe_pad_expert_input_to_capacity without moe_expert_capacity_factor");
+    ASSAY_CHECK(o->semantics != ASSAY_SEMANTICS_MEGATRON || !o->moe_pad_expert_input_to_capacity ||
+                    !config->moe_router_enable_expert_bias,
+                ASSAY_UNSUPPORTED,
+                "semantics megatron: moe_pad_expert_input_to_capacity with moe_router_enable_expert_bias: "
+                "Megatron-LM counts the rows of padding for the expert bias, which is not reproduced");
+    ASSAY_CHECK(
+        o->semantics != ASSAY_SEMANTICS_MEGATRON || !o->moe_router_force_load_balancing, ASSAY_UNSUPPORTED,
+        "semantics megatron: moe_router_force_load_balancing: Megatron-LM draws from torch's generator of "
+        "every rank, which is not reproduced");
+    return ASSAY_OK;
+}
+
+assay_status assay_inputs_take_config(assay_train_options *o, const assay_model_config *config)
 {
     const assay_config_training *t = &config->training;
     if (!t->given)
-        return;
+        return assay_balancing_check(o);
+    if (!assay_train_option_given(o, "moe_router_load_balancing_type"))
+        o->moe_router_load_balancing_type = t->moe_router_load_balancing_type;
     if (!assay_train_option_given(o, "moe_aux_loss_coeff"))
         o->moe_aux_loss_coeff = t->moe_aux_loss_coeff;
     if (!assay_train_option_given(o, "moe_z_loss_coeff"))
@@ -50,23 +70,8 @@ void assay_inputs_take_config(assay_train_options *o, const assay_model_config *
     if (!assay_train_option_given(o, "moe_router_padding_for_quantization"))
         o->moe_router_padding_for_quantization =
             t->pads_rows_for_fp8 ? ASSAY_PADDING_FP8 : ASSAY_PADDING_NONE;
-}
-
-assay_status assay_inputs_check_experts(const assay_train_options *o, const assay_model_config *config)
-{
-    ASSAY_CHECK(!o->moe_pad_expert_input_to_capacity || o->moe_expert_capacity_factor > 0.0,
-                ASSAY_INVALID_ARGUMENT,
-                "moe_pad_expert_input_to_capacity without moe_expert_capacity_factor");
-    ASSAY_CHECK(o->semantics != ASSAY_SEMANTICS_MEGATRON || !o->moe_pad_expert_input_to_capacity ||
-                    !config->moe_router_enable_expert_bias,
-                ASSAY_UNSUPPORTED,
-                "semantics megatron: moe_pad_expert_input_to_capacity with moe_router_enable_expert_bias: "
-                "Megatron-LM counts the rows of padding for the expert bias, which is not reproduced");
-    ASSAY_CHECK(
-        o->semantics != ASSAY_SEMANTICS_MEGATRON || !o->moe_router_force_load_balancing, ASSAY_UNSUPPORTED,
-        "semantics megatron: moe_router_force_load_balancing: Megatron-LM draws from torch's generator of "
-        "every rank, which is not reproduced");
-    return ASSAY_OK;
+    ASSAY_TRY(assay_balancing_check(o));
+    return check_experts(o, config);
 }
 
 assay_status assay_inputs_steps(const assay_train_options *o, bool training, int64_t steps)
@@ -82,8 +87,8 @@ assay_status assay_inputs_steps(const assay_train_options *o, bool training, int
     return st == ASSAY_OK ? st : assay_context(st, "the batch file holds %lld steps", (long long)steps);
 }
 
-assay_status assay_inputs_layout(const char *layout, const assay_model_config *config, int64_t microbatches,
-                                 int64_t b)
+assay_status assay_inputs_layout(const char *layout, const assay_train_options *o,
+                                 const assay_model_config *config, int64_t microbatches, int64_t b)
 {
     assay_parallel_config p;
     assay_grid grid;
@@ -91,7 +96,8 @@ assay_status assay_inputs_layout(const char *layout, const assay_model_config *c
     ASSAY_TRY(assay_layout_parse(layout, &p));
     ASSAY_TRY(assay_grid_make(&p, &grid));
     ASSAY_TRY(assay_grid_check_model(&grid, config));
-    ASSAY_TRY(assay_batch_share_make(microbatches, b, grid.p.data_parallel_size, 0, &share));
+    ASSAY_TRY(assay_batch_share_make(assay_needs_all_rows(o), microbatches, b, grid.p.data_parallel_size, 0,
+                                     &share));
     const int64_t stages = p.pipeline_model_parallel_size;
     ASSAY_CHECK(p.virtual_pipeline_model_parallel_size == 1 || share.n_microbatches <= stages ||
                     share.n_microbatches % stages == 0,

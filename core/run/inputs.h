@@ -18,18 +18,18 @@ typedef enum assay_weights_source {
 assay_status assay_inputs_weights(const char *folder, const char *load, int64_t draw_weights,
                                   assay_weights_source *source);
 
-/* What a config.json in Megatron-LM's form says about training, for every option that was not given. */
-void assay_inputs_take_config(assay_train_options *o, const assay_model_config *config);
-/* Options of experts that contradict each other or this model. */
-assay_status assay_inputs_check_experts(const assay_train_options *o, const assay_model_config *config);
+/* What a config.json in Megatron-LM's form says about training, for every option that was not given.  ASSAY_MISMATCH: another
+ * number of coefficients than of balancing losses; options of experts that contradict each other or the model are refused, too. */
+assay_status assay_inputs_take_config(assay_train_options *o, const assay_model_config *config);
 
 /* Whether the options fit a batch file of `steps` steps (training: with optimizer steps): train_iters, and warm-up and decay
  * where the number of steps is the file's. */
 assay_status assay_inputs_steps(const assay_train_options *o, bool training, int64_t steps);
 
-/* Whether the model and steps of `microbatches` of b rows can be cut into a layout (text); messages name axis and size. */
-assay_status assay_inputs_layout(const char *layout, const assay_model_config *config, int64_t microbatches,
-                                 int64_t b);
+/* Whether the model and steps of `microbatches` of b rows can be cut into a layout (text) under the options' meaning;
+ * messages name axis and size. */
+assay_status assay_inputs_layout(const char *layout, const assay_train_options *o,
+                                 const assay_model_config *config, int64_t microbatches, int64_t b);
 
 /* Elements of a tensor that are not finite; first: flat index of the first of them. */
 typedef struct assay_not_finite {

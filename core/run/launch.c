@@ -9,17 +9,15 @@
 #include "core/base/log.h"
 #include "core/model/layout.h"
 #include "core/run/launch_output.h"
-#include <arpa/inet.h>
+#include "core/run/launch_port.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
-#include <netinet/in.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/prctl.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -42,6 +40,7 @@ typedef struct launch {
     const assay_launch_options *o;
     char *const *argv;
     char comm_id[64];
+    int port; /* the socket that keeps the port of comm_id for this launch */
     child *children;
     struct pollfd *fds; /* two per child */
     FILE *log;
@@ -52,23 +51,6 @@ typedef struct launch {
 
 /* --- environment of a rank ---------------------------------------------------------------------------------
  */
-
-/* Bind to port 0 and let the kernel choose.  Another process may take the port before rank 0 listens on it:
- * then NCCL reports it and the run fails; nothing is silently wrong. */
-static assay_status free_port(int *port)
-{
-    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
-    socklen_t length = sizeof address;
-    const int fd = socket(AF_INET, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    ASSAY_CHECK(fd >= 0, ASSAY_IO, "cannot create a socket: %s", strerror(errno));
-    const bool ok = bind(fd, (const struct sockaddr *)&address, sizeof address) == 0 &&
-                    getsockname(fd, (struct sockaddr *)&address, &length) == 0;
-    const int error = errno;
-    close(fd);
-    ASSAY_CHECK(ok, ASSAY_IO, "cannot find a free port on 127.0.0.1: %s", strerror(error));
-    *port = ntohs(address.sin_port);
-    return ASSAY_OK;
-}
 
 /* Entry `index` of the comma separated CUDA_VISIBLE_DEVICES that we were given, or the number itself. */
 static void visible_device(int index, char *out, size_t capacity)
@@ -330,16 +312,16 @@ static void clean_up(launch *l)
     }
     if (l->log)
         fclose(l->log);
+    if (l->port >= 0)
+        close(l->port);
     free(l->children);
     free(l->fds);
 }
 
 static assay_status prepare(launch *l)
 {
-    int port = 0;
     const size_t world = (size_t)l->o->world;
-    ASSAY_TRY(free_port(&port));
-    snprintf(l->comm_id, sizeof l->comm_id, "127.0.0.1:%d", port);
+    ASSAY_TRY(assay_launch_port(&l->port, l->comm_id, sizeof l->comm_id));
     l->fds = calloc(2 * world, sizeof *l->fds);
     l->children = calloc(world, sizeof *l->children);
     ASSAY_CHECK(l->fds && l->children, ASSAY_OUT_OF_MEMORY, "launch: out of memory for %zu ranks", world);
@@ -371,6 +353,7 @@ assay_status assay_launch(const char *const *argv, const assay_launch_options *o
     assay_status st = ASSAY_OK;
     launch l = {.o = o,
                 .argv = (char *const *)(uintptr_t)argv,
+                .port = -1,
                 .start = assay_monotonic_s(),
                 .r = {.failed_rank = -1, .exit_code = -1}};
     if (result)

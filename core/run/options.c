@@ -14,6 +14,8 @@ static const char *const semantics_words[] = {"default", "megatron", NULL};
 static const char *const lr_words[] = {"constant", "linear", "cosine", "WSD", NULL};
 static const char *const dispatcher_words[] = {"alltoall", "allgather", NULL};
 static const char *const drop_words[] = {"probs", "position", NULL};
+/* As assay_load_balancing_words has them: the table below wants constants. */
+static const char *const balancing_words[] = {"none", "aux_loss", "seq_aux_loss", "global_aux_loss", NULL};
 static const char *const padding_words[] = {"none", "fp8", "mxfp8", NULL};
 static const char *const wsd_words[] = {"linear", "cosine", "exponential", "minus_sqrt", NULL};
 
@@ -37,6 +39,14 @@ static const char *const wsd_words[] = {"linear", "cosine", "exponential", "minu
 #define ROW_BOOL(member, where, group, help)                                                                 \
     {                                                                                                        \
 #member, ASSAY_OPT_BOOL, MEMBER(member), 0, 0, NULL, "BOOL", help, group, where                      \
+    }
+#define ROW_WORDS(member, words, argument, where, group, help)                                               \
+    {                                                                                                        \
+#member, ASSAY_OPT_ENUM_LIST, MEMBER(member), 0, 0, words, argument, help, group, where              \
+    }
+#define ROW_DOUBLES(member, min, max, where, group, help)                                                    \
+    {                                                                                                        \
+#member, ASSAY_OPT_DOUBLE_LIST, MEMBER(member), min, max, NULL, "X,...", help, group, where          \
     }
 #define STEPS_MAX 1e12
 enum {
@@ -107,13 +117,18 @@ static const assay_option_row table[] = {
     ROW_DOUBLE(adam_eps, 0, 1e6, EVERYWHERE, "Optimizer", "added to the root of the second moment"),
     ROW_DOUBLE(clip_grad, 0, 1e30, EVERYWHERE, "Optimizer", "largest global gradient norm; 0: no clipping"),
     ROW_INT(ddp_bucket_size, 0, 1099511627776.0, EVERYWHERE, "Optimizer",
-            "elements of a gradient bucket before it is closed; 0: the engine's own"),
+            "elements of a gradient bucket before it is closed; 0: 4194304, with zero2 and zero3 a unit"),
     {"overlap_grad_reduce", ASSAY_OPT_BOOL, MEMBER(overlap_grad_reduce), 0, 0, NULL, "BOOL",
      "reduce gradients while the backward pass goes on", "Optimizer", EVERYWHERE},
     {"overlap_param_gather", ASSAY_OPT_BOOL, MEMBER(overlap_param_gather), 0, 0, NULL, "BOOL",
      "gather parameters of a sharded optimizer or model while the pass before their use goes on", "Optimizer",
      EVERYWHERE},
-    ROW_DOUBLE(moe_aux_loss_coeff, 0, 1e6, EVERYWHERE, "Mixture of experts", "load balancing loss"),
+    ROW_WORDS(
+        moe_router_load_balancing_type, balancing_words, "TYPE,...", EVERYWHERE, "Mixture of experts",
+        "balancing losses: aux_loss (of a microbatch), seq_aux_loss (of every sequence), global_aux_loss "
+        "(of the step so far), none"),
+    ROW_DOUBLES(moe_aux_loss_coeff, 0, 1e6, EVERYWHERE, "Mixture of experts",
+                "coefficient of each balancing loss"),
     ROW_DOUBLE(moe_z_loss_coeff, 0, 1e6, EVERYWHERE, "Mixture of experts", "router z-loss"),
     ROW_DOUBLE(moe_router_bias_update_rate, 0, 1e6, EVERYWHERE, "Mixture of experts",
                "step of the expert bias"),
@@ -158,6 +173,8 @@ void assay_train_options_default(assay_train_options *o)
     o->adam_beta2 = 0.999;
     o->adam_eps = 1e-8;
     o->clip_grad = 1.0;
+    o->moe_router_load_balancing_type = (assay_word_list){.n = 1, .of = {ASSAY_BALANCING_AUX}};
+    o->moe_aux_loss_coeff.n = 1;
     o->moe_router_bias_update_rate = 1e-3;
     o->calculate_per_token_loss = true;
     o->lr_wsd_decay_style = ASSAY_WSD_EXPONENTIAL;
@@ -265,6 +282,42 @@ static assay_status check_number(const assay_option_row *row, double value, cons
     return ASSAY_OK;
 }
 
+/* Entry `i` of a list into a member that is one. */
+static assay_status set_entry(assay_train_options *o, const assay_option_row *row, const char *name, int i,
+                              const char *text)
+{
+    char *at = (char *)o + row->offset;
+    ASSAY_CHECK(i < ASSAY_MAX_LIST, ASSAY_LIMIT, "%s: at most %d entries", name, ASSAY_MAX_LIST);
+    if (row->type == ASSAY_OPT_ENUM_LIST) {
+        assay_word_list *words = (void *)at;
+        words->n = i + 1;
+        return parse_word(row, text, name, &words->of[i]);
+    }
+    assay_number_list *numbers = (void *)at;
+    numbers->n = i + 1;
+    ASSAY_TRY(parse_double(text, name, &numbers->of[i]));
+    return check_number(row, numbers->of[i], name);
+}
+
+/* "a,b". */
+static assay_status set_list(assay_train_options *o, const assay_option_row *row, const char *name,
+                             const char *text)
+{
+    memset((char *)o + row->offset, 0, row->size);
+    for (int i = 0;; i++) {
+        char entry[64];
+        const size_t length = strcspn(text, ",");
+        ASSAY_CHECK(length < sizeof entry, ASSAY_LIMIT, "%s: '%.64s': at most %zu bytes", name, text,
+                    sizeof entry - 1);
+        memcpy(entry, text, length);
+        entry[length] = '\0';
+        ASSAY_TRY(set_entry(o, row, name, i, entry));
+        if (text[length] == '\0')
+            return ASSAY_OK;
+        text += length + 1;
+    }
+}
+
 static assay_status set_row(assay_train_options *o, const assay_option_row *row, const char *name,
                             const char *text)
 {
@@ -302,6 +355,10 @@ static assay_status set_row(assay_train_options *o, const assay_option_row *row,
     case ASSAY_OPT_SEED:
         ASSAY_TRY(parse_seed(text, name, &seed));
         memcpy(at, &seed, sizeof seed);
+        break;
+    case ASSAY_OPT_ENUM_LIST:
+    case ASSAY_OPT_DOUBLE_LIST:
+        ASSAY_TRY(set_list(o, row, name, text));
         break;
     }
     o->given |= (uint64_t)1 << (row - table);
@@ -345,6 +402,32 @@ static assay_status set_json_integer(assay_train_options *o, const assay_option_
     return set_row(o, row, name, text);
 }
 
+static assay_status set_json_entry(assay_train_options *o, const assay_option_row *row, const char *name,
+                                   int i, const json_t *value)
+{
+    if (row->type == ASSAY_OPT_ENUM_LIST) {
+        ASSAY_CHECK(json_is_string(value), ASSAY_FORMAT, "%s: expected a string, or a list of them", name);
+        return set_entry(o, row, name, i, json_string_value(value));
+    }
+    char text[40];
+    ASSAY_CHECK(json_is_number(value), ASSAY_FORMAT, "%s: expected a number, or a list of them", name);
+    snprintf(text, sizeof text, "%.17g", json_number_value(value));
+    return set_entry(o, row, name, i, text);
+}
+
+/* One entry, or an array. */
+static assay_status set_json_list(assay_train_options *o, const assay_option_row *row, const char *name,
+                                  const json_t *value)
+{
+    const int n = json_is_array(value) ? (int)json_array_size(value) : 1;
+    ASSAY_CHECK(n >= 1, ASSAY_FORMAT, "%s: an empty list", name);
+    memset((char *)o + row->offset, 0, row->size);
+    for (int i = 0; i < n; i++)
+        ASSAY_TRY(
+            set_json_entry(o, row, name, i, json_is_array(value) ? json_array_get(value, (size_t)i) : value));
+    return ASSAY_OK;
+}
+
 static assay_status set_json(assay_train_options *o, const assay_option_row *row, const char *name,
                              const json_t *value)
 {
@@ -377,6 +460,10 @@ static assay_status set_json(assay_train_options *o, const assay_option_row *row
         memcpy(at, &flag, sizeof flag);
         break;
     }
+    case ASSAY_OPT_ENUM_LIST:
+    case ASSAY_OPT_DOUBLE_LIST:
+        ASSAY_TRY(set_json_list(o, row, name, value));
+        break;
     }
     o->given |= (uint64_t)1 << (row - table);
     return ASSAY_OK;
@@ -401,6 +488,25 @@ assay_status assay_train_options_from_json(assay_train_options *o, const json_t 
     }
     *o = result;
     return ASSAY_OK;
+}
+
+/* A list of one entry is that entry. */
+static json_t *list_to_json(const assay_train_options *o, const assay_option_row *row)
+{
+    const bool is_words = row->type == ASSAY_OPT_ENUM_LIST;
+    const void *at = (const char *)o + row->offset;
+    const assay_word_list *words = at;
+    const assay_number_list *numbers = at;
+    const int n = is_words ? words->n : numbers->n;
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++)
+        json_array_append_new(list,
+                              is_words ? json_string(row->words[words->of[i]]) : json_real(numbers->of[i]));
+    if (n != 1)
+        return list;
+    json_t *one = json_incref(json_array_get(list, 0));
+    json_decref(list);
+    return one;
 }
 
 static json_t *row_to_json(const assay_train_options *o, const assay_option_row *row)
@@ -433,6 +539,9 @@ static json_t *row_to_json(const assay_train_options *o, const assay_option_row 
             return json_integer((json_int_t)seed);
         snprintf(text, sizeof text, "%llu", (unsigned long long)seed);
         return json_string(text);
+    case ASSAY_OPT_ENUM_LIST:
+    case ASSAY_OPT_DOUBLE_LIST:
+        return list_to_json(o, row);
     }
     return NULL;
 }
@@ -485,6 +594,36 @@ assay_status assay_train_options_join_layout(assay_train_options *o)
     o->num_layers_in_first_pipeline_stage = o->num_layers_in_last_pipeline_stage = 0;
     o->account_for_embedding_in_pipeline_split = o->account_for_loss_in_pipeline_split = false;
     memset(o->pipeline_model_parallel_layout, 0, sizeof o->pipeline_model_parallel_layout);
+    return ASSAY_OK;
+}
+
+double assay_balancing_coeff(const assay_train_options *o, assay_load_balancing type)
+{
+    const assay_word_list *types = &o->moe_router_load_balancing_type;
+    for (int i = 0; i < types->n && i < o->moe_aux_loss_coeff.n; i++)
+        if (types->of[i] == (int)type && type != ASSAY_BALANCING_NONE)
+            return o->moe_aux_loss_coeff.of[i];
+    return 0.0;
+}
+
+bool assay_needs_all_rows(const assay_train_options *o)
+{
+    return o->semantics == ASSAY_SEMANTICS_DEFAULT &&
+           assay_balancing_coeff(o, ASSAY_BALANCING_GLOBAL_AUX) > 0.0;
+}
+
+assay_status assay_balancing_check(const assay_train_options *o)
+{
+    const assay_word_list *types = &o->moe_router_load_balancing_type;
+    ASSAY_CHECK(types->n == o->moe_aux_loss_coeff.n, ASSAY_MISMATCH,
+                "moe_aux_loss_coeff: expected %d coefficients, one for each moe_router_load_balancing_type, "
+                "found %d",
+                types->n, o->moe_aux_loss_coeff.n);
+    for (int i = 0; i < types->n; i++)
+        for (int j = 0; j < i; j++)
+            ASSAY_CHECK(types->of[i] != types->of[j], ASSAY_INVALID_ARGUMENT,
+                        "moe_router_load_balancing_type: %s twice",
+                        assay_load_balancing_words()[types->of[i]]);
     return ASSAY_OK;
 }
 

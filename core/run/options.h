@@ -3,6 +3,7 @@
 #ifndef ASSAY_CORE_OPTIONS_H
 #define ASSAY_CORE_OPTIONS_H
 
+#include "core/model/config.h"
 #include "core/model/grid.h"
 #include "core/model/optimizer.h"
 #include "core/model/recipe.h"
@@ -60,7 +61,9 @@ typedef struct assay_train_options {
     int64_t ddp_bucket_size;   /* elements of a gradient bucket before it is closed; 0 = the engine's own */
     bool overlap_grad_reduce;  /* reductions begin while the last microbatch's backward goes on */
     bool overlap_param_gather; /* gathers of parameters run ahead of their use */
-    double moe_aux_loss_coeff, moe_z_loss_coeff;
+    assay_word_list moe_router_load_balancing_type; /* of assay_load_balancing */
+    assay_number_list moe_aux_loss_coeff;           /* one for each of them */
+    double moe_z_loss_coeff;
     double moe_router_bias_update_rate;
     double moe_expert_capacity_factor; /* 0 = every token reaches its experts */
     assay_drop_policy moe_token_drop_policy;
@@ -94,14 +97,16 @@ typedef enum {
     ASSAY_OPT_DOUBLE,
     ASSAY_OPT_BOOL,
     ASSAY_OPT_ENUM,
-    ASSAY_OPT_SEED
+    ASSAY_OPT_SEED,
+    ASSAY_OPT_ENUM_LIST,  /* "a,b", in JSON "a" or ["a", "b"]: assay_word_list */
+    ASSAY_OPT_DOUBLE_LIST /* "0.1,2", in JSON 0.1 or [0.1, 2]: assay_number_list */
 } assay_option_type;
 typedef struct assay_option_row {
     const char *name; /* snake_case as in a case file; the long option has '-' for '_' */
     assay_option_type type;
     size_t offset, size;      /* in assay_train_options */
     double min, max;          /* inclusive */
-    const char *const *words; /* ENUM: NULL-terminated */
+    const char *const *words; /* ENUM, ENUM_LIST: NULL-terminated */
     const char *argument;     /* what it takes, in --help */
     const char *help;
     const char *group; /* heading in --help */
@@ -125,6 +130,12 @@ void assay_train_options_merge(assay_train_options *into, const assay_train_opti
 /* Adds the words of num_layers_in_first_pipeline_stage ... pipeline_model_parallel_layout to the layout and takes the
  * members back: a run has one text that says how it is cut. */
 assay_status assay_train_options_join_layout(assay_train_options *o);
+/* The coefficient of a balancing loss, 0 where it is not among the types. */
+double assay_balancing_coeff(const assay_train_options *o, assay_load_balancing type);
+/* One coefficient for each type, no type twice. */
+assay_status assay_balancing_check(const assay_train_options *o);
+/* Whether all data-parallel ranks must run every microbatch, each some of its rows (docs/SEMANTICS.md, global_aux_loss). */
+bool assay_needs_all_rows(const assay_train_options *o);
 /* Cross-field checks (beta in [0,1), warm-up within decay, ...). */
 assay_status assay_train_options_check(const assay_train_options *o);
 /* Rows of an expert are a multiple of it; whether experts compute rows of zeros beside those of tokens. */

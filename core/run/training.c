@@ -20,12 +20,13 @@ static const char *const always[] = {"precision",
                                      "moe_router_bias_update_rate",
                                      "moe_expert_capacity_factor",
                                      NULL};
+static const char *const of_balancing[] = {"moe_router_load_balancing_type", NULL};
 static const char *const of_means[] = {"calculate_per_token_loss", NULL};
 static const char *const of_megatron[] = {"semantics", NULL};
 static const char *const of_warmup[] = {"lr_warmup_init", NULL};
 static const char *const of_decay[] = {"min_lr", "lr_decay_iters", NULL};
 static const char *const of_capacity[] = {"moe_token_drop_policy", NULL};
-static const char *const of_balancing[] = {"moe_router_force_load_balancing", NULL};
+static const char *const of_forcing[] = {"moe_router_force_load_balancing", NULL};
 static const char *const of_wsd[] = {"lr_wsd_decay_style", "lr_wsd_decay_iters", NULL};
 
 static void take(json_t *to, const json_t *from, const char *const *names)
@@ -45,6 +46,9 @@ json_t *assay_training_to_json(const assay_train_options *o)
         return NULL;
     }
     take(training, all, always);
+    if (o->moe_router_load_balancing_type.n != 1 ||
+        o->moe_router_load_balancing_type.of[0] != ASSAY_BALANCING_AUX)
+        take(training, all, of_balancing);
     if (!o->calculate_per_token_loss)
         take(training, all, of_means);
     if (o->semantics != ASSAY_SEMANTICS_DEFAULT)
@@ -58,7 +62,7 @@ json_t *assay_training_to_json(const assay_train_options *o)
     if (o->moe_expert_capacity_factor > 0.0)
         take(training, all, of_capacity);
     if (o->moe_router_force_load_balancing)
-        take(training, all, of_balancing);
+        take(training, all, of_forcing);
     json_decref(all);
     return training;
 }

@@ -198,8 +198,7 @@ static assay_status router_drop(const gpu_work *w)
     ASSAY_CHECK(start >= 0 && length >= 0 && start + length <= indices.shape[0], ASSAY_INVALID_ARGUMENT,
                 "%s: tokens %lld to %lld of %lld", op, (long long)start, (long long)(start + length),
                 (long long)indices.shape[0]);
-    if (gpu_tensor_count(counts) > 0)
-        GPU_LAUNCHED(launch_drop(w, routed, counts), op);
+    GPU_LAUNCHED(launch_drop(w, routed, counts), op);
     return ASSAY_OK;
 }
 

@@ -80,6 +80,48 @@ __global__ void aux_tokens_k1(float *aux_scores, int64_t *aux_indices, float *z,
     }
 }
 
+/* Cell c = b E + e of the sums of sequences: tokens b, b + rows, ... */
+__global__ void seq_columns_k0(int64_t *tokens_per_expert, float *score_sums, const float *aux_scores,
+                               const int64_t *aux_indices, int64_t rows, aux_args a)
+{
+    for (int64_t c = gpu_thread(); c < rows * a.e; c += gpu_threads()) {
+        const int64_t e = c % a.e;
+        float sum = 0.0f;
+        int64_t n = 0;
+        for (int64_t t = c / a.e; t < a.t; t += rows) {
+            sum += aux_scores[t * a.e + e];
+            for (int64_t k = 0; k < a.k; ++k)
+                n += aux_indices[t * a.k + k] == e;
+        }
+        score_sums[c] = sum;
+        tokens_per_expert[c] = n;
+    }
+}
+
+__global__ void seq_columns_k1(int64_t *tokens_per_expert, float *score_sums, const float *aux_scores,
+                               const int64_t *aux_indices, int64_t rows, aux_args a)
+{
+    const int lane = (int)threadIdx.x;
+    const int64_t step = (int64_t)gridDim.x * blockDim.y;
+    for (int64_t c = gpu_warp_row(); c < rows * a.e; c += step) {
+        const int64_t e = c % a.e;
+        float sum = 0.0f;
+        long long n = 0;
+        for (int64_t t = c / a.e + lane * rows; t < a.t; t += GPU_WARP * rows) {
+            sum += aux_scores[t * a.e + e];
+            for (int64_t k = 0; k < a.k; ++k)
+                n += aux_indices[t * a.k + k] == e;
+        }
+        sum = gpu_warp_sum(sum);
+        for (int offset = GPU_WARP / 2; offset > 0; offset /= 2)
+            n += __shfl_xor_sync(gpu_all_lanes, n, offset);
+        if (lane == 0) {
+            score_sums[c] = sum;
+            tokens_per_expert[c] = n;
+        }
+    }
+}
+
 /* Column e < E: score_sums and tokens_per_expert; column E: z_sum. */
 __global__ void aux_columns_k0(int64_t *tokens_per_expert, float *score_sums, float *z_sum,
                                const float *aux_scores, const int64_t *aux_indices, const float *z,
@@ -127,15 +169,15 @@ __global__ void aux_columns_k1(int64_t *tokens_per_expert, float *score_sums, fl
 }
 
 __global__ void aux_loss_k0(float *losses, const float *score_sums, const int64_t *tokens_per_expert,
-                            const float *z_sum, int64_t experts, double aux_factor, double z_factor)
+                            const float *z_sum, int64_t cells, double aux_factor, double z_factor)
 {
     if (gpu_thread() != 0)
         return;
     double sum = 0.0;
-    for (int64_t e = 0; e < experts; ++e)
-        sum += (double)score_sums[e] * (double)tokens_per_expert[e];
+    for (int64_t c = 0; c < cells; ++c)
+        sum += (double)score_sums[c] * (double)tokens_per_expert[c];
     losses[0] = (float)(aux_factor * sum);
-    losses[1] = (float)(z_factor * (double)*z_sum);
+    losses[1] = z_sum == nullptr ? 0.0f : (float)(z_factor * (double)*z_sum);
 }
 
 /* Sums of one row that its gradient needs: max and sum of exponentials, sum of sigmoids, and the mean of g
@@ -160,10 +202,11 @@ __device__ static __forceinline__ float aux_element(const aux_row &r, float logi
 }
 
 __global__ void aux_bwd_k0(float *dlogits, const float *logits, const int64_t *tokens_per_expert,
-                           float aux_factor, float z_factor, float scale, aux_args a)
+                           int64_t rows, float aux_factor, float z_factor, float scale, aux_args a)
 {
     for (int64_t row = gpu_thread(); row < a.t; row += gpu_threads()) {
         const float *l = logits + row * a.e;
+        const int64_t *n = tokens_per_expert + row % rows * a.e;
         aux_row r = {-INFINITY, 0.0f, 0.0f, 0.0f};
         for (int64_t e = 0; e < a.e; ++e)
             r.m = fmaxf(r.m, l[e]);
@@ -171,20 +214,21 @@ __global__ void aux_bwd_k0(float *dlogits, const float *logits, const int64_t *t
             const float p = expf(l[e] - r.m), s = gpu_sigmoid(l[e]);
             r.sum += p;
             r.total += s;
-            r.dot = fmaf(a.sigmoid ? s : p, aux_factor * (float)tokens_per_expert[e], r.dot);
+            r.dot = fmaf(a.sigmoid ? s : p, aux_factor * (float)n[e], r.dot);
         }
         for (int64_t e = 0; e < a.e; ++e)
             dlogits[row * a.e + e] +=
-                aux_element(r, l[e], aux_factor * (float)tokens_per_expert[e], z_factor, scale, a.sigmoid);
+                aux_element(r, l[e], aux_factor * (float)n[e], z_factor, scale, a.sigmoid);
     }
 }
 
 __global__ void aux_bwd_k1(float *dlogits, const float *logits, const int64_t *tokens_per_expert,
-                           float aux_factor, float z_factor, float scale, aux_args a)
+                           int64_t rows, float aux_factor, float z_factor, float scale, aux_args a)
 {
     const int64_t step = (int64_t)gridDim.x * blockDim.y;
     for (int64_t row = gpu_warp_row(); row < a.t; row += step) {
         const float *l = logits + row * a.e;
+        const int64_t *n = tokens_per_expert + row % rows * a.e;
         aux_row r = {-INFINITY, 0.0f, 0.0f, 0.0f};
         for (int64_t e = threadIdx.x; e < a.e; e += GPU_WARP)
             r.m = fmaxf(r.m, l[e]);
@@ -193,14 +237,14 @@ __global__ void aux_bwd_k1(float *dlogits, const float *logits, const int64_t *t
             const float p = expf(l[e] - r.m), s = gpu_sigmoid(l[e]);
             r.sum += p;
             r.total += s;
-            r.dot = fmaf(a.sigmoid ? s : p, aux_factor * (float)tokens_per_expert[e], r.dot);
+            r.dot = fmaf(a.sigmoid ? s : p, aux_factor * (float)n[e], r.dot);
         }
         r.sum = gpu_warp_sum(r.sum);
         r.total = gpu_warp_sum(r.total);
         r.dot = gpu_warp_sum(r.dot);
         for (int64_t e = threadIdx.x; e < a.e; e += GPU_WARP)
             dlogits[row * a.e + e] +=
-                aux_element(r, l[e], aux_factor * (float)tokens_per_expert[e], z_factor, scale, a.sigmoid);
+                aux_element(r, l[e], aux_factor * (float)n[e], z_factor, scale, a.sigmoid);
     }
 }
 
@@ -219,7 +263,7 @@ __global__ void expert_bias_k0(float *bias, const int64_t *tokens_per_expert, fl
 
 typedef struct aux_desc {
     double aux_coeff, z_coeff, loss_scale;
-    int64_t group_tokens;
+    int64_t group_tokens, divisor;
     router_desc router;
 } aux_desc;
 
@@ -230,6 +274,7 @@ static aux_desc aux_desc_of(const gpu_operands *o)
     d.z_coeff = gpu_operand_double(o, "z_coeff");
     d.loss_scale = assay_op_attr_find(o->op, "loss_scale") ? gpu_operand_double(o, "loss_scale") : 1.0;
     d.group_tokens = gpu_operand_int(o, "tokens");
+    d.divisor = gpu_operand_int(o, "divisor");
     d.router = router_desc_of(o);
     return d;
 }
@@ -322,9 +367,10 @@ static assay_status router_aux_fwd(const gpu_work *w)
 
 static assay_status check_group(const char *op, const aux_desc *d)
 {
-    ASSAY_CHECK(d->group_tokens >= 0 && d->router.topk >= 1, ASSAY_INVALID_ARGUMENT,
-                "%s: expected tokens of 0 or more and topk of 1 or more, found %" PRId64 " and %" PRId64, op,
-                d->group_tokens, d->router.topk);
+    ASSAY_CHECK(d->group_tokens >= 0 && d->router.topk >= 1 && d->divisor >= 1, ASSAY_INVALID_ARGUMENT,
+                "%s: expected tokens of 0 or more, topk and divisor of 1 or more, found %" PRId64 ", %" PRId64
+                " and %" PRId64,
+                op, d->group_tokens, d->router.topk, d->divisor);
     ASSAY_CHECK(isfinite(d->aux_coeff) && isfinite(d->z_coeff) && isfinite(d->loss_scale),
                 ASSAY_INVALID_ARGUMENT,
                 "%s: expected finite coefficients, found aux_coeff %g, z_coeff %g, loss_scale %g", op,
@@ -332,11 +378,12 @@ static assay_status check_group(const char *op, const aux_desc *d)
     return ASSAY_OK;
 }
 
-/* aux_coeff E / (K tokens^2) and coefficient / tokens; 0 for a group without tokens. */
+/* aux_coeff E / (K tokens^2 divisor) and coefficient / tokens; 0 for a group without tokens. */
 static double aux_factor_of(const aux_desc *d, int64_t experts)
 {
     const double n = (double)d->group_tokens;
-    return n > 0.0 ? d->aux_coeff * (double)experts / ((double)d->router.topk * n * n) : 0.0;
+    return n > 0.0 ? d->aux_coeff * (double)experts / ((double)d->router.topk * n * n * (double)d->divisor)
+                   : 0.0;
 }
 static double z_factor_of(const aux_desc *d)
 {
@@ -353,17 +400,28 @@ static assay_status router_aux_loss(const gpu_work *w)
     ASSAY_TRY(gpu_check_tensor(op, "losses", losses, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "score_sums", score_sums, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", tokens_per_expert, ASSAY_I64, ASSAY_I64));
-    ASSAY_TRY(gpu_check_tensor(op, "z_sum", z_sum, ASSAY_F32, ASSAY_F32));
-    const int64_t experts = gpu_tensor_count(score_sums);
+    if (z_sum.data != nullptr)
+        ASSAY_TRY(gpu_check_tensor(op, "z_sum", z_sum, ASSAY_F32, ASSAY_F32));
+    const int64_t cells = gpu_tensor_count(score_sums), experts = gpu_tensor_cols(score_sums);
     ASSAY_TRY(gpu_check_count(op, "losses", losses, 2));
-    ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", tokens_per_expert, experts));
-    ASSAY_TRY(gpu_check_count(op, "z_sum", z_sum, 1));
+    ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", tokens_per_expert, cells));
+    if (z_sum.data != nullptr)
+        ASSAY_TRY(gpu_check_count(op, "z_sum", z_sum, 1));
     ASSAY_TRY(check_group(op, d));
     GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(aux_loss_k0, dim3(1), dim3(1), 0, w->stream, (float *)losses.data,
                                        (const float *)score_sums.data,
                                        (const int64_t *)tokens_per_expert.data, (const float *)z_sum.data,
-                                       experts, aux_factor_of(d, experts), z_factor_of(d)),
+                                       cells, aux_factor_of(d, experts), z_factor_of(d)),
                  op);
+    return ASSAY_OK;
+}
+
+/* Tokens are of `rows` interleaved sequences. */
+static assay_status check_rows(const char *op, int64_t tokens, int64_t rows)
+{
+    ASSAY_CHECK(rows >= 1 && tokens % rows == 0, ASSAY_INVALID_ARGUMENT,
+                "%s: expected tokens of whole rows, found %" PRId64 " tokens in %" PRId64 " rows", op, tokens,
+                rows);
     return ASSAY_OK;
 }
 
@@ -379,7 +437,9 @@ static assay_status router_aux_bwd(const gpu_work *w)
     ASSAY_TRY(gpu_check_tensor(op, "dlogits", dlogits, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_shape2(op, "dlogits", dlogits, a.t, a.e));
     ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", tokens_per_expert, ASSAY_I64, ASSAY_I64));
-    ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", tokens_per_expert, a.e));
+    const int64_t rows = gpu_tensor_count(tokens_per_expert) / a.e;
+    ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", tokens_per_expert, rows * a.e));
+    ASSAY_TRY(check_rows(op, a.t, rows));
     const float aux = (float)aux_factor_of(d, a.e), z = (float)(2.0 * z_factor_of(d));
     const float scale = (float)d->loss_scale;
     if (a.t > 0) {
@@ -387,13 +447,70 @@ static assay_status router_aux_bwd(const gpu_work *w)
         if (w->variant == 0)
             e = GPU_LAUNCH_NO_BARRIER(aux_bwd_k0, gpu_grid(a.t, GPU_BLOCK), dim3(GPU_BLOCK), 0, w->stream,
                                       (float *)dlogits.data, (const float *)logits.data,
-                                      (const int64_t *)tokens_per_expert.data, aux, z, scale, a);
+                                      (const int64_t *)tokens_per_expert.data, rows, aux, z, scale, a);
         else
             e = GPU_LAUNCH(aux_bwd_k1, gpu_grid(a.t, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, w->stream,
                            (float *)dlogits.data, (const float *)logits.data,
-                           (const int64_t *)tokens_per_expert.data, aux, z, scale, a);
+                           (const int64_t *)tokens_per_expert.data, rows, aux, z, scale, a);
         GPU_LAUNCHED(e, op);
     }
+    return ASSAY_OK;
+}
+
+static assay_status router_seq_aux_fwd(const gpu_work *w)
+{
+    const gpu_tensor scores = gpu_operand(w->o, "aux_scores"), indices = gpu_operand(w->o, "aux_indices"),
+                     tokens_per_expert = gpu_operand(w->o, "tokens_per_expert"),
+                     sums = gpu_operand(w->o, "score_sums");
+    const char *op = "router_seq_aux_fwd";
+    const int64_t rows = gpu_operand_int(w->o, "rows");
+    ASSAY_TRY(gpu_check_tensor(op, "aux_scores", scores, ASSAY_F32, ASSAY_F32));
+    ASSAY_TRY(gpu_check_tensor(op, "aux_indices", indices, ASSAY_I64, ASSAY_I64));
+    ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", tokens_per_expert, ASSAY_I64, ASSAY_I64));
+    ASSAY_TRY(gpu_check_tensor(op, "score_sums", sums, ASSAY_F32, ASSAY_F32));
+    const aux_args a = {gpu_tensor_row_count(scores), gpu_tensor_cols(scores), gpu_tensor_cols(indices),
+                        false};
+    ASSAY_TRY(gpu_check_shape2(op, "aux_indices", indices, a.t, a.k));
+    ASSAY_TRY(check_rows(op, a.t, rows));
+    ASSAY_TRY(gpu_check_shape2(op, "tokens_per_expert", tokens_per_expert, rows, a.e));
+    ASSAY_TRY(gpu_check_shape2(op, "score_sums", sums, rows, a.e));
+    cudaError_t e;
+    if (w->variant == 0)
+        e = GPU_LAUNCH_NO_BARRIER(seq_columns_k0, gpu_grid(rows * a.e, GPU_BLOCK), dim3(GPU_BLOCK), 0,
+                                  w->stream, (int64_t *)tokens_per_expert.data, (float *)sums.data,
+                                  (const float *)scores.data, (const int64_t *)indices.data, rows, a);
+    else
+        e = GPU_LAUNCH(seq_columns_k1, gpu_grid(rows * a.e, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0,
+                       w->stream, (int64_t *)tokens_per_expert.data, (float *)sums.data,
+                       (const float *)scores.data, (const int64_t *)indices.data, rows, a);
+    GPU_LAUNCHED(e, op);
+    return ASSAY_OK;
+}
+
+__global__ void running_counts_k0(int64_t *total, const int64_t *counts, const int64_t *previous, int64_t n)
+{
+    for (int64_t i = gpu_thread(); i < n; i += gpu_threads())
+        total[i] = counts[i] + (previous == nullptr ? 0 : previous[i]);
+}
+
+static assay_status running_counts(const gpu_work *w)
+{
+    const gpu_tensor counts = gpu_operand(w->o, "tokens_per_expert"),
+                     previous = gpu_operand(w->o, "previous"), total = gpu_operand(w->o, "total");
+    const char *op = "running_counts";
+    const int64_t n = gpu_tensor_count(counts);
+    ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", counts, ASSAY_I64, ASSAY_I64));
+    ASSAY_TRY(gpu_check_tensor(op, "total", total, ASSAY_I64, ASSAY_I64));
+    ASSAY_TRY(gpu_check_count(op, "total", total, n));
+    if (previous.data != nullptr) {
+        ASSAY_TRY(gpu_check_tensor(op, "previous", previous, ASSAY_I64, ASSAY_I64));
+        ASSAY_TRY(gpu_check_count(op, "previous", previous, n));
+    }
+    if (n > 0)
+        GPU_LAUNCHED(GPU_LAUNCH_NO_BARRIER(running_counts_k0, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0,
+                                           w->stream, (int64_t *)total.data, (const int64_t *)counts.data,
+                                           (const int64_t *)previous.data, n),
+                     op);
     return ASSAY_OK;
 }
 
@@ -439,6 +556,17 @@ GPU_LADDER(router_aux_bwd) = {
              GPU_ADAPTS("dlogits", GPU_SEQUENTIAL(GPU_ULP_EXP), router_ulp, AUX_ULP)),
     GPU_RUNG("one warp a token", router_aux_bwd,
              GPU_ADAPTS("dlogits", GPU_TREE(GPU_WARP, GPU_ULP_EXP), router_ulp, AUX_ULP)),
+    GPU_LADDER_END,
+};
+GPU_LADDER(router_seq_aux_fwd) = {
+    GPU_RUNG("one thread a sum", router_seq_aux_fwd,
+             GPU_DECLARES("tokens_per_expert score_sums", GPU_SEQUENTIAL(0))),
+    GPU_RUNG("one warp a sum", router_seq_aux_fwd,
+             GPU_DECLARES("tokens_per_expert score_sums", GPU_TREE(GPU_WARP, 0))),
+    GPU_LADDER_END,
+};
+GPU_LADDER(running_counts) = {
+    GPU_RUNG("one thread an expert", running_counts, GPU_DECLARES("total", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };
 GPU_LADDER(expert_bias_update) = {

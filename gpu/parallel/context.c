@@ -1,19 +1,21 @@
 /* Attention over cp. */
 #include "gpu/parallel/context.h"
 
+#include "gpu/documents.h"
+
 #include <math.h>
 #include <stdio.h>
 
 /* One call of attention: what it reads, and how much of the model's heads and positions that is. */
 typedef struct attention {
     const char *at;
-    gpu_value *q, *k, *v, *q_position, *k_position;
+    gpu_value *q, *k, *v, *q_position, *k_position, *first_key; /* first_key NULL: rows are one document */
     int64_t seq_q, seq_k, parts; /* parts: ranks over which the heads are dealt out */
 } attention;
 
 #define ATTENTION_SLOTS(x)                                                                                   \
     GPU_T("q", (x)->q), GPU_T("k", (x)->k), GPU_T("v", (x)->v), GPU_T("q_position", (x)->q_position),        \
-        GPU_T("k_position", (x)->k_position)
+        GPU_T("k_position", (x)->k_position), GPU_T("first_key", (x)->first_key)
 #define ATTENTION_ATTRS(m, l, x)                                                                             \
     GPU_I("batch", (m)->B), GPU_I("seq_q", (x)->seq_q), GPU_I("seq_k", (x)->seq_k),                          \
         GPU_I("heads", (m)->heads / (x)->parts), GPU_I("groups", (m)->groups / (x)->parts),                  \
@@ -88,6 +90,7 @@ static attention over_gathered(gpu_model *m, gpu_attention_acts *a)
                        .v = &a->values,
                        .q_position = &m->position,
                        .k_position = m->cp > 1 ? &m->key_position : &m->position,
+                       .first_key = gpu_documents_start(a->documents, false),
                        .seq_q = m->sequence.region.length,
                        .seq_k = m->S,
                        .parts = 1};
@@ -185,6 +188,7 @@ static attention over_heads(gpu_model *m, gpu_attention_acts *a)
                        .v = &a->values,
                        .q_position = &m->key_position,
                        .k_position = &m->key_position,
+                       .first_key = gpu_documents_start(a->documents, true),
                        .seq_q = m->S,
                        .seq_k = m->S,
                        .parts = m->cp};
@@ -326,6 +330,7 @@ static attention over_block(gpu_model *m, gpu_attention_acts *a, gpu_value block
                        .v = &block[1],
                        .q_position = &m->position,
                        .k_position = &m->ring_position[step],
+                       .first_key = gpu_documents_start(a->documents, false),
                        .seq_q = m->sequence.region.length,
                        .seq_k = m->ring[step].length,
                        .parts = 1};

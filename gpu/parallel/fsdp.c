@@ -72,7 +72,7 @@ static assay_status launch_gather(void *user)
                                 .group = b->group,
                                 .send = b->param_data +
                                         gpu_bucket_place(b, at->index, false) * assay_dtype_bytes(b->act),
-                                .recv = s->data,
+                                .recv = gpu_bucket_weights(b, at->index),
                                 .count = length,
                                 .dtype = b->act};
     if (overlap)
@@ -124,7 +124,8 @@ static assay_status open_grads(place *at)
         return ASSAY_OK;
     if (s->waited || !gpu_fault_switch(run_of(at), GPU_SWITCH_REUSED_SLOT))
         ASSAY_TRY(wait_slot(at, s));
-    CUDA_TRY(cudaMemsetAsync(s->data, 0, (size_t)k->length * sizeof(float), run_of(at)->ctx.stream));
+    CUDA_TRY(cudaMemsetAsync(gpu_bucket_gradients(at->b, at->index), 0, (size_t)k->length * sizeof(float),
+                             run_of(at)->ctx.stream));
     k->open = true;
     k->n_pending = k->n_params;
     for (int i = 0; i < k->n_params; i++) {
@@ -181,7 +182,7 @@ assay_status gpu_unit_after(void *optimizer, const gpu_param_unit *unit)
             continue;
         k->gathered = false;
         if (run->ctx.simulated || run->trace)
-            CUDA_TRY(cudaMemsetAsync(b->weights[k->weight_slot].data, GPU_POISON,
+            CUDA_TRY(cudaMemsetAsync(gpu_bucket_weights(b, unit->params[i]->bucket), GPU_POISON,
                                      (size_t)(k->length * assay_dtype_bytes(b->act)), run->ctx.stream));
     }
     return ASSAY_OK;
@@ -212,9 +213,21 @@ static gpu_value partial_part(const place *at, const gpu_piece *q, const char *s
 {
     gpu_value v = q->grad;
     snprintf(v.name, sizeof v.name, "%.*s.main_grad%s", ASSAY_NAME - 32, q->param->spec->name, suffix);
+    const bool embedding = lacks_embedding(at->o, q->param), copies = at->b->copies > 1;
     v.microbatch = round;
-    v.kind = lacks_embedding(at->o, q->param) || at->b->copies > 1 ? ASSAY_PIECE_PARTIAL : ASSAY_PIECE_SHARD;
-    v.partial = lacks_embedding(at->o, q->param) ? ASSAY_GROUP_EMBEDDING : at->b->replicas;
+    v.kind = embedding || copies ? ASSAY_PIECE_PARTIAL : ASSAY_PIECE_SHARD;
+    v.partial = embedding && copies ? ASSAY_GROUP_WORLD /* those that hold the same part, on both stages */
+                : embedding         ? ASSAY_GROUP_EMBEDDING
+                                    : at->b->replicas;
+    return v;
+}
+
+/* The part of a tied embedding with both stages' gradients in it, which the copies still have to add. */
+static gpu_value embedding_sum(const place *at, const gpu_piece *q, int64_t round)
+{
+    gpu_value v = partial_part(at, q, ".embedding_sum", round);
+    v.kind = ASSAY_PIECE_PARTIAL;
+    v.partial = at->b->replicas;
     return v;
 }
 
@@ -245,14 +258,14 @@ static assay_status launch_scatter(void *user)
     gpu_bucket_part(b, at->index, b->rank, &start, &length);
     const gpu_comm_call call = {.op = GPU_COMM_REDUCE_SCATTER,
                                 .group = b->group,
-                                .send = s->data,
+                                .send = gpu_bucket_gradients(b, at->index),
                                 .recv = b->received,
                                 .count = length,
                                 .dtype = ASSAY_F32};
     if (overlap && !gpu_fault_switch(run, GPU_SWITCH_UNWAITED_GRADIENTS))
         ASSAY_TRY(after_compute(run));
     if (at->skip)
-        CUDA_TRY(cudaMemcpyAsync(b->received, s->data + b->rank * length * (int64_t)sizeof(float),
+        CUDA_TRY(cudaMemcpyAsync(b->received, gpu_bucket_gradients(b, at->index) + b->rank * length,
                                  (size_t)length * sizeof(float), cudaMemcpyDeviceToDevice, stream));
     else
         ASSAY_TRY(gpu_comm_enqueue(&run->comm, &call, stream));
@@ -385,6 +398,7 @@ static assay_status sum_parts(const place *at, int64_t first, int64_t n, part_su
     gpu_optimizer *o = at->o;
     assay_status st = ASSAY_OK;
     const int64_t last = o->model->n_microbatches - 1;
+    const bool stages = sum->call.group == ASSAY_GROUP_EMBEDDING;
     gpu_call_args *calls = calloc((size_t)(n * GPU_MAX_PIECES) + 1, sizeof *calls);
     gpu_value *send = calloc((size_t)(2 * n * GPU_MAX_PIECES) + 1, sizeof *send);
     gpu_value *recv = send + n * GPU_MAX_PIECES;
@@ -394,8 +408,9 @@ static assay_status sum_parts(const place *at, int64_t first, int64_t n, part_su
         const gpu_param *p = at->b->params[i];
         for (int k = 0; k < p->n_pieces; k++, count++) {
             const gpu_piece *q = &o->pieces[p->first_piece + k];
-            send[count] = partial_part(at, q, ".sum", last);
-            recv[count] = q->grad;
+            send[count] = !stages && lacks_embedding(o, p) ? embedding_sum(at, q, last)
+                                                           : partial_part(at, q, ".sum", last);
+            recv[count] = stages && at->b->copies > 1 ? embedding_sum(at, q, last) : q->grad;
             calls[count] = (gpu_call_args){
                 .op = "all_reduce",
                 .at = p->spec->name,

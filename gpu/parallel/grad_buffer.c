@@ -48,22 +48,30 @@ static const gpu_param *next_of(const gpu_grad_buffer *b, const gpu_model *m, in
     return NULL;
 }
 
+/* Its place in the slot is behind the unit's earlier buckets, which are there at the same time. */
 static int deal_slot(gpu_slot *slots, const gpu_bucket *k, int turn)
 {
-    if (k->length > slots[turn].length)
-        slots[turn].length = k->length;
+    if (k->in_slot + k->length > slots[turn].length)
+        slots[turn].length = k->in_slot + k->length;
     return turn;
 }
 
-/* Neighbours take turns; a tied embedding is used together with the output's bucket. */
+/* Neighbouring units take turns; a tied embedding is used together with the output's buckets. */
 static void deal_slots(gpu_grad_buffer *b, const gpu_model *m)
 {
     const assay_train_options *o = m->options;
+    int units = 0;
     for (int i = 0; i < b->n_buckets; i++) {
-        gpu_bucket *k = &b->buckets[i];
-        const bool tied = m->config->tie_word_embeddings && b->params[k->first_param] == m->word_embeddings;
-        k->grad_slot = deal_slot(b->grads, k, tied ? GPU_SLOT_TIED : o->overlap_grad_reduce ? i % 2 : 0);
-        k->weight_slot = deal_slot(b->weights, k, tied ? GPU_SLOT_TIED : o->overlap_param_gather ? i % 2 : 0);
+        gpu_bucket *k = &b->buckets[i], *last = i > 0 ? k - 1 : NULL;
+        const gpu_param *p = b->params[k->first_param];
+        const bool tied = m->config->tie_word_embeddings && p == m->word_embeddings;
+        if (last && unit_of(m, p) == unit_of(m, b->params[last->first_param]))
+            k->in_slot = last->in_slot + last->length;
+        else
+            units++;
+        const int turn = (units - 1) % 2;
+        k->grad_slot = deal_slot(b->grads, k, tied ? GPU_SLOT_TIED : o->overlap_grad_reduce ? turn : 0);
+        k->weight_slot = deal_slot(b->weights, k, tied ? GPU_SLOT_TIED : o->overlap_param_gather ? turn : 0);
     }
 }
 
@@ -81,8 +89,7 @@ static void find_group(gpu_grad_buffer *b, const gpu_model *m, assay_group whole
     b->gathered = b->size > 1 && m->grid->p.zero_stage >= 3;
 }
 
-assay_status gpu_grad_buffer_create(gpu_grad_buffer *b, gpu_model *m, assay_group whole,
-                                    int64_t bucket_elements)
+assay_status gpu_grad_buffer_create(gpu_grad_buffer *b, gpu_model *m, assay_group whole)
 {
     memset(b, 0, sizeof *b);
     find_group(b, m, whole);
@@ -93,6 +100,8 @@ assay_status gpu_grad_buffer_create(gpu_grad_buffer *b, gpu_model *m, assay_grou
     b->ready = calloc(GPU_MAX_BUCKETS, sizeof *b->ready);
     ASSAY_CHECK(b->params && b->offsets && b->buckets && b->ready, ASSAY_OUT_OF_MEMORY,
                 "gradient buffer: %lld parameters", (long long)m->n_params);
+    const int64_t asked = m->options->ddp_bucket_size;
+    const int64_t elements = asked > 0 ? asked : b->scattered ? INT64_MAX : GPU_BUCKET_ELEMENTS;
     int64_t at = 0, bucket_start = 0;
     for (int64_t i = 0; i < m->n_params; i++) {
         gpu_param *p = &m->params[i];
@@ -106,7 +115,7 @@ assay_status gpu_grad_buffer_create(gpu_grad_buffer *b, gpu_model *m, assay_grou
         b->params[b->n_params] = p;
         b->offsets[b->n_params++] = at;
         at += round_up(p->count, ALIGN_ELEMENTS);
-        if (ends_unit(b, m, p, next_of(b, m, i)) || (!b->scattered && at - bucket_start >= bucket_elements)) {
+        if (ends_unit(b, m, p, next_of(b, m, i)) || at - bucket_start >= elements) {
             ASSAY_TRY(close_bucket(b, bucket_start, &at));
             bucket_start = at;
         }
@@ -160,7 +169,7 @@ static void point(const gpu_grad_buffer *b, int64_t i)
 {
     gpu_param *p = b->params[i];
     const gpu_bucket *k = &b->buckets[p->bucket];
-    const int64_t bytes = assay_dtype_bytes(b->act), inside = b->offsets[i] - k->start;
+    const int64_t bytes = assay_dtype_bytes(b->act), inside = k->in_slot + b->offsets[i] - k->start;
     p->main_grad.t.data =
         b->scattered ? (float *)(void *)b->grads[k->grad_slot].data + inside : b->data + b->offsets[i];
     p->weight.t.data = b->gathered ? b->weights[k->weight_slot].data + inside * bytes
@@ -248,6 +257,18 @@ int64_t gpu_bucket_place(const gpu_grad_buffer *b, int index, bool grad)
     return parts ? b->buckets[index].start / b->size : start;
 }
 
+float *gpu_bucket_gradients(const gpu_grad_buffer *b, int index)
+{
+    const gpu_bucket *k = &b->buckets[index];
+    return (float *)(void *)b->grads[k->grad_slot].data + k->in_slot;
+}
+
+char *gpu_bucket_weights(const gpu_grad_buffer *b, int index)
+{
+    const gpu_bucket *k = &b->buckets[index];
+    return b->weights[k->weight_slot].data + k->in_slot * assay_dtype_bytes(b->act);
+}
+
 assay_status gpu_grad_gather(gpu_grad_buffer *b, gpu_model *m, int index)
 {
     int64_t start, length;
@@ -255,7 +276,7 @@ assay_status gpu_grad_gather(gpu_grad_buffer *b, gpu_model *m, int index)
     const gpu_comm_call call = {.op = GPU_COMM_ALL_GATHER,
                                 .group = b->group,
                                 .send = b->data + gpu_bucket_place(b, index, true),
-                                .recv = b->grads[b->buckets[index].grad_slot].data,
+                                .recv = gpu_bucket_gradients(b, index),
                                 .count = length,
                                 .dtype = ASSAY_F32};
     return gpu_comm_enqueue(&m->run->comm, &call, m->run->ctx.stream);
@@ -329,8 +350,6 @@ static assay_status gather_bucket(gpu_grad_buffer *b, gpu_model *m, int index, b
 assay_status gpu_start_param_sync(gpu_grad_buffer *b, gpu_model *m)
 {
     gpu_run *run = m->run;
-    if (b->size == 1)
-        return ASSAY_OK;
     CUDA_TRY(cudaEventRecord(run->compute_done, run->ctx.stream));
     CUDA_TRY(cudaStreamWaitEvent(run->comm_stream, run->compute_done, 0));
     for (int i = 0; i < b->n_buckets; i++) {

@@ -3,9 +3,8 @@
  * finish of a reduction are separate steps on the communication stream.  Every reduction is a sum.
  * docs/LAYOUTS.md.
  *
- * ZeRO: bucket sizes are multiples of the group, rank r owns the r-th part of every bucket.  With ZeRO-2 a bucket is
- * what a unit (a layer, the embedding, the output) has of the buffer; its whole gradients lie in a slot during one
- * backward, and the buffer is the parts of this rank, summed over the microbatches.  With ZeRO-3 the same holds for the
+ * ZeRO: bucket sizes are multiples of the group, rank r owns the r-th part of every bucket.  With ZeRO-2 no bucket
+ * goes beyond a unit (a layer, the embedding, the output); the unit's whole gradients lie in a slot during one backward, and the buffer is the parts of this rank, summed over the microbatches.  With ZeRO-3 the same holds for the
  * parameters: whole in a slot while they are used, else this rank's parts (parallel/fsdp.h). */
 #ifndef GPU_PARALLEL_GRAD_BUFFER_H
 #define GPU_PARALLEL_GRAD_BUFFER_H
@@ -19,7 +18,7 @@ enum { GPU_BUCKET_ELEMENTS = 4 << 20, GPU_MAX_BUCKETS = 4096, GPU_MAX_PIECES = 8
 /* Slots: two take turns, and a tied embedding, which is used together with the output's, has the third. */
 enum { GPU_SLOTS = 3, GPU_SLOT_TIED = 2 };
 
-/* Room for one whole bucket: of gradients or of parameters. */
+/* Room for the whole buckets of one unit: gradients or parameters. */
 typedef struct gpu_slot {
     char *data;
     int64_t length;   /* elements */
@@ -32,12 +31,14 @@ typedef struct gpu_bucket {
     int n_params,
         n_pending; /* parameters; how many of them are not ready in this step (ZeRO-2: microbatch) */
     int64_t first_param;
-    int grad_slot, weight_slot; /* of the buffer's; neighbours have different ones where calls overlap */
-    bool reduced;               /* in this step (ZeRO-0, 1) */
-    bool open;                  /* its gradients are being written in the slot */
-    bool gathered;              /* its parameters are in the slot */
-    cudaEvent_t synced;         /* ZeRO-1, 2: its parameters are gathered after the optimizer's step */
-    bool waits;                 /* the compute stream has not waited for that yet */
+    int grad_slot,
+        weight_slot;    /* of the buffer's; neighbouring units have different ones where calls overlap */
+    int64_t in_slot;    /* elements before it in its slots */
+    bool reduced;       /* in this step (ZeRO-0, 1) */
+    bool open;          /* its gradients are being written in the slot */
+    bool gathered;      /* its parameters are in the slot */
+    cudaEvent_t synced; /* ZeRO-1, 2: its parameters are gathered after the optimizer's step */
+    bool waits;         /* the compute stream has not waited for that yet */
 } gpu_bucket;
 
 typedef struct gpu_grad_buffer {
@@ -62,9 +63,8 @@ typedef struct gpu_grad_buffer {
     int64_t *offsets;   /* of each parameter */
 } gpu_grad_buffer;
 
-/* Lays out the trained parameters that reduce over `whole`; bucket_elements: closing size, where a bucket is no unit. */
-assay_status gpu_grad_buffer_create(gpu_grad_buffer *b, gpu_model *m, assay_group whole,
-                                    int64_t bucket_elements);
+/* Lays out the trained parameters that reduce over `whole`. */
+assay_status gpu_grad_buffer_create(gpu_grad_buffer *b, gpu_model *m, assay_group whole);
 void gpu_grad_buffer_destroy(gpu_grad_buffer *b);
 /* Takes the memory from `arena` and points every parameter's weight and main_grad into it. */
 assay_status gpu_grad_buffer_alloc(gpu_grad_buffer *b, gpu_arena *arena);
@@ -94,6 +94,9 @@ assay_status gpu_finish_param_sync(gpu_grad_buffer *b, gpu_model *m);
 assay_status gpu_param_sync(gpu_grad_buffer *b, gpu_model *m, bool f32);
 /* Where the part of bucket `index` that this rank owns lies in data (grad) or param_data, in elements. */
 int64_t gpu_bucket_place(const gpu_grad_buffer *b, int index, bool grad);
+/* Where whole gradients and parameters of a bucket lie (scattered, gathered). */
+float *gpu_bucket_gradients(const gpu_grad_buffer *b, int index);
+char *gpu_bucket_weights(const gpu_grad_buffer *b, int index);
 /* Whole gradients of a bucket in its slot, from the parts of all ranks (scattered). */
 assay_status gpu_grad_gather(gpu_grad_buffer *b, gpu_model *m, int index);
 /* The part of bucket `index` that group rank `rank` owns. */

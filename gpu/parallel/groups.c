@@ -18,6 +18,8 @@ static bool kind_is_used(assay_group kind, const assay_grid *grid)
     case ASSAY_GROUP_ETP:
     case ASSAY_GROUP_EDP:
         return true;
+    case ASSAY_GROUP_KV_HEAD: /* without shared heads the same ranks as tp */
+        return grid->size[ASSAY_AXIS_KV] > 1;
     case ASSAY_GROUP_INTRA_DP_CP:
     case ASSAY_GROUP_INTER_DP_CP:
     case ASSAY_GROUP_INTRA_EDP:

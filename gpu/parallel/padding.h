@@ -1,5 +1,5 @@
 /* Rows of zeros beside those of tokens: every expert computes as many rows as its capacity, or a multiple of what products of
- * a quantized format need (docs/OPS.md 9.8).  Then, and where rows arrive from several ranks, they are sorted. */
+ * a quantized format need (docs/OPS.md 9.9).  Then, and where rows arrive from several ranks, they are sorted. */
 #ifndef GPU_PARALLEL_PADDING_H
 #define GPU_PARALLEL_PADDING_H
 

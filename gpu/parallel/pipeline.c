@@ -155,9 +155,12 @@ static assay_status open_forward(pipeline *p, const gpu_action *a)
     const int64_t microbatch = p->share->first_microbatch + a->microbatch;
     char name[ASSAY_NAME];
     enter(p, a);
-    ASSAY_TRY(gpu_stage_load_batch(m, chunk, mb, assay_batches_ids(p->batches, p->step, microbatch),
-                                   assay_batches_labels(p->batches, p->step, microbatch),
-                                   p->batches->shifted));
+    ASSAY_TRY(gpu_stage_load_batch(
+        m, chunk, mb,
+        &(gpu_batch_rows){.ids = assay_batches_ids(p->batches, p->step, microbatch),
+                          .labels = assay_batches_labels(p->batches, p->step, microbatch),
+                          .positions = assay_batches_positions(p->batches, p->step, microbatch),
+                          .shifted = p->batches->shifted}));
     mb->loss_scale = loss_scale(p, microbatch);
     if (chunk->has_embedding)
         return ASSAY_OK;

@@ -64,6 +64,23 @@ static void add_norm(parity_ask *q, int64_t t, int64_t h)
     parity_ask_finish(q);
 }
 
+static void add_cut_norm(parity_ask *q, int64_t t, int64_t h)
+{
+    for (int apply = 0; apply < 2; apply++) {
+        parity_ask_begin(q, apply ? "rmsnorm_bwd_apply" : "rmsnorm_bwd_dot");
+        parity_ask_2d(q, "dy", q->act, t, h, parity_lattice);
+        parity_ask_2d(q, "x", q->act, t, h, parity_lattice);
+        parity_ask_real(q, "gamma", q->act, 1, &h, parity_lattice);
+        parity_ask_real(q, "rstd", ASSAY_F32, 1, &t, half);
+        if (apply) {
+            parity_ask_real(q, "dot", ASSAY_F32, 1, &t, parity_lattice);
+            parity_ask_real(q, "dgamma_in", ASSAY_F32, 1, &h, parity_lattice);
+            parity_ask_int(q, "width", 64);
+        }
+        parity_ask_finish(q);
+    }
+}
+
 static void add_swiglu(parity_ask *q, int64_t t, bool probs)
 {
     for (int back = 0; back < 2; back++) {
@@ -210,6 +227,43 @@ static void add_router_aux(parity_ask *q, int64_t t, int64_t experts, int64_t k,
     }
 }
 
+/* The same of interleaved sequences, and the counts of a step. */
+static void add_sequences(parity_ask *q, int64_t rows, int64_t length, int64_t experts)
+{
+    int64_t counts[64], indices[64];
+    for (int64_t i = 0; i < 64; i++) {
+        counts[i] = i * i % 5;
+        indices[i] = i * 3 % experts;
+    }
+    parity_ask_begin(q, "router_seq_aux_fwd");
+    parity_ask_2d(q, "aux_scores", ASSAY_F32, rows * length, experts, eighths);
+    parity_ask_bytes(q, "aux_indices", ASSAY_I64, 2, (int64_t[]){rows * length, 1}, indices);
+    parity_ask_int(q, "rows", rows);
+    parity_ask_finish(q);
+    for (int back = 0; back < 2; back++) {
+        parity_ask_begin(q, back ? "router_aux_bwd" : "router_aux_loss");
+        if (back) {
+            parity_ask_2d(q, "logits", ASSAY_F32, rows * length, experts, parity_zero);
+            parity_ask_2d(q, "dlogits_in", ASSAY_F32, rows * length, experts, parity_lattice);
+            parity_ask_text(q, "score_function", "softmax");
+            parity_ask_real_attr(q, "loss_scale", 0.25);
+        } else {
+            parity_ask_2d(q, "score_sums", ASSAY_F32, rows, experts, eighths);
+        }
+        parity_ask_bytes(q, "tokens_per_expert", ASSAY_I64, 2, (int64_t[]){rows, experts}, counts);
+        parity_ask_real_attr(q, "aux_coeff", 0.5);
+        parity_ask_real_attr(q, "z_coeff", 0.0);
+        parity_ask_int(q, "topk", 2);
+        parity_ask_int(q, "tokens", 8);
+        parity_ask_int(q, "divisor", 4);
+        parity_ask_finish(q);
+    }
+    parity_ask_begin(q, "running_counts");
+    parity_ask_i64(q, "tokens_per_expert", experts, counts);
+    parity_ask_i64(q, "previous", experts, counts + experts);
+    parity_ask_finish(q);
+}
+
 static void add_bias_update(parity_ask *q, int64_t experts)
 {
     int64_t counts[128];
@@ -308,6 +362,9 @@ void parity_ask_lattice_backward(parity_ask *q)
     add_norm(q, 0, 8);
     add_norm(q, 37, 64);
     add_norm(q, 3, 256);
+    add_cut_norm(q, 5, 4);
+    add_cut_norm(q, 0, 8);
+    add_cut_norm(q, 37, 64);
     add_swiglu(q, 9, true);
     add_swiglu(q, 70, false);
     add_swiglu(q, 0, true);
@@ -328,6 +385,8 @@ void parity_ask_lattice_backward(parity_ask *q)
     add_router_aux(q, 9, 8, 2, "softmax");
     add_router_aux(q, 5, 64, 4, "sigmoid");
     add_router_aux(q, 0, 4, 1, "softmax");
+    add_sequences(q, 3, 5, 8);
+    add_sequences(q, 1, 2, 4);
     add_bias_update(q, 8);
     add_bias_update(q, 70);
     add_loss(q, 1, 5);

@@ -294,6 +294,28 @@ static void add_norm(parity_ask *q, int64_t t, int64_t h)
     parity_ask_finish(q);
 }
 
+/* The same in halves: of 16 columns these are h, and their mean square is 1. */
+static double sixteen(const parity_ask *q, int64_t i)
+{
+    (void)q, (void)i;
+    return 16.0;
+}
+
+static void add_cut_norm(parity_ask *q, int64_t t, int64_t h)
+{
+    parity_ask_begin(q, "rmsnorm_sumsq");
+    parity_ask_2d(q, "x", q->act, t, h, parity_lattice);
+    parity_ask_int(q, "columns", h);
+    parity_ask_finish(q);
+    parity_ask_begin(q, "rmsnorm_apply");
+    parity_ask_2d(q, "x", q->act, t, h, parity_lattice);
+    parity_ask_real(q, "gamma", q->act, 1, &h, parity_lattice);
+    parity_ask_real(q, "sumsq", ASSAY_F32, 1, &t, sixteen);
+    parity_ask_real_attr(q, "eps", 3.0);
+    parity_ask_int(q, "width", 16);
+    parity_ask_finish(q);
+}
+
 static void add_loss(parity_ask *q, int64_t t, int64_t v, int64_t start)
 {
     int64_t targets[32];
@@ -481,6 +503,10 @@ static void add_others(parity_ask *q)
     add_norm(q, 1, 1);
     add_norm(q, 0, 4);
     add_norm(q, 3, 129);
+    add_cut_norm(q, 5, 3);
+    add_cut_norm(q, 0, 4);
+    add_cut_norm(q, 37, 16);
+    add_cut_norm(q, 3, 8);
     add_loss(q, 7, 5, 3);
     add_loss(q, 1, 33, 0);
     add_loss(q, 0, 4, 0);
@@ -525,6 +551,7 @@ assay_status parity_exact_request(const char *dir, int world, const char *act_dt
                 parity_ask_lattice_context(&q);
                 for (int m = 0; m < PARITY_MODE_COUNT && world == 1; m++)
                     parity_ask_random(&q, (parity_data_mode)m);
+                parity_ask_lattice_documents(&q); /* last: what stands before keeps its values */
             }
             q.st = q.st == ASSAY_OK ? assay_trace_end_step(q.w) : q.st;
             q.st = q.st == ASSAY_OK ? assay_trace_writer_close(q.w) : q.st;

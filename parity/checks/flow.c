@@ -51,7 +51,8 @@ static bool is_state(const flow *f, const char *name)
 /* A gradient on its way through several sums; a rank may hold several pieces of it. */
 static bool is_part(const char *name)
 {
-    return ends_with(name, ".main_grad.shard") || ends_with(name, ".main_grad.sum");
+    return ends_with(name, ".main_grad.shard") || ends_with(name, ".main_grad.sum") ||
+           ends_with(name, ".main_grad.embedding_sum");
 }
 
 /* Whether an accumulation begins here: in a step, or where the record says so in a microbatch. */

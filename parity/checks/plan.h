@@ -180,6 +180,10 @@ typedef struct plan_norm {
 } plan_norm;
 plan_norm plan_rmsnorm(plan *p, const char *at, plan_tensor x);
 void plan_rmsnorm_backward(plan *p, const char *at, const plan_norm *n, plan_tensor dy, plan_tensor dx);
+/* Norms of q (key: k) over their heads: plan_qk_layernorm.c. */
+plan_norm plan_qk_layernorm(plan *p, const char *at, bool key, plan_tensor x);
+void plan_qk_layernorm_backward(plan *p, const char *at, bool key, const plan_norm *n, plan_tensor dy,
+                                plan_tensor dx);
 plan_tensor plan_add_op(plan *p, const char *at, plan_tensor a, plan_tensor b, plan_tensor y);
 /* tp over the sequence: pieces to the whole, and sums of the whole to pieces. */
 void plan_gather_sequence(plan *p, const char *at, plan_tensor send, plan_tensor recv);
@@ -194,8 +198,13 @@ plan_tensor plan_row_output_backward(plan *p, const char *at, plan_tensor dy, pl
 /* --- attention over cp: plan_context.c ---------------------------------------------------------------------- */
 int64_t plan_local_groups(const plan *p);
 int64_t plan_local_heads(const plan *p);
-/* position_ids: of this rank's tokens. */
+/* position_ids, which rotation reads: of this rank's tokens. */
 plan_tensor plan_positions(plan *p);
+/* Documents packed in rows: plan_documents.c.  Positions of this rank's tokens in their documents; positions in the row of the
+ * documents' first tokens, of this rank's queries or (gathered) of its cp group's; none where rows are one document. */
+bool plan_is_packed(const plan *p);
+plan_tensor plan_document_positions(plan *p);
+plan_tensor plan_document_start(plan *p, bool gathered);
 typedef struct plan_qkv {
     plan_tensor q, k, v;
 } plan_qkv;

@@ -80,8 +80,8 @@ static void heads_forward(plan *p, saved *s)
     s->v = s->v_raw;
     plan_tensor q = s->q_raw, k = s->k_raw;
     if (norm) {
-        s->q_norm = plan_rmsnorm(p, "self_attention.q_layernorm", q);
-        s->k_norm = plan_rmsnorm(p, "self_attention.k_layernorm", k);
+        s->q_norm = plan_qk_layernorm(p, "self_attention.q_layernorm", false, q);
+        s->k_norm = plan_qk_layernorm(p, "self_attention.k_layernorm", true, k);
         q = s->q_norm.y;
         k = s->k_norm.y;
     }
@@ -131,8 +131,8 @@ static plan_tensor heads_backward(plan *p, saved *s, plan_tensor dq, plan_tensor
         dv = clamp_backward(p, "self_attention.clip_v", dv, s->v_raw);
     }
     if (norm) {
-        plan_rmsnorm_backward(p, "self_attention.q_layernorm", &s->q_norm, dq_in, dq_raw);
-        plan_rmsnorm_backward(p, "self_attention.k_layernorm", &s->k_norm, dk_in, dk_raw);
+        plan_qk_layernorm_backward(p, "self_attention.q_layernorm", false, &s->q_norm, dq_in, dq_raw);
+        plan_qk_layernorm_backward(p, "self_attention.k_layernorm", true, &s->k_norm, dk_in, dk_raw);
     }
     plan_add(p, "qkv_split_bwd", "self_attention.qkv_split");
     plan_in(p, "dq", dq_raw);

@@ -298,8 +298,8 @@ static assay_status start(plan *p, const plan_job *job, int rank, int64_t step)
     p->n_targets = targets_of_step(job->batches, step);
     ASSAY_TRY(assay_sequence_map_make(job->grid, rank, p->S, &p->sequence));
     ASSAY_TRY(assay_sequence_gathered(job->grid, p->S, &p->gathered));
-    ASSAY_TRY(assay_batch_share_make(job->batches->microbatches, job->batches->b, l->data_parallel_size,
-                                     p->at.dp, &p->share));
+    ASSAY_TRY(assay_batch_share_make(assay_needs_all_rows(job->options), job->batches->microbatches,
+                                     job->batches->b, l->data_parallel_size, p->at.dp, &p->share));
     p->B = p->share.n_rows;
     p->arena = calloc(1, sizeof *p->arena);
     ASSAY_CHECK(p->arena, ASSAY_OUT_OF_MEMORY, "plan");

@@ -160,10 +160,11 @@ static bool wrong_rows(const plan_tensor *w, const assay_trace *trace, const ass
     const plan_tensor ids = {.integers = w->rows->ids, .count = w->rows->n};
     const assay_trace_tensor *named = assay_trace_tensor_by_id(trace, t->rank, t->rows_id);
     const int64_t n = named ? assay_shard_count(&named->shard) : -1;
-    const int64_t i = n == ids.count ? first_difference(&ids, named) : 0;
+    const bool as_many = named && n == ids.count;
+    const int64_t i = as_many ? first_difference(&ids, named) : 0;
     if (i < 0)
         return false;
-    if (n == ids.count)
+    if (as_many)
         snprintf(text, capacity, "row %lld: expected row id %lld, found %lld", (long long)i,
                  (long long)ids.integers[i],
                  named->data ? (long long)parity_decode_integer(named->data, i, ASSAY_I64) : -1LL);

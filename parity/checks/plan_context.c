@@ -14,14 +14,20 @@ static plan_tensor position_leaf(plan *p, const char *name, const assay_sequence
     return plan_with_integers(out, value, n);
 }
 
+/* Of a row, which attention compares. */
+static plan_tensor query_positions(plan *p)
+{
+    return position_leaf(p, plan_is_packed(p) ? "query_position_ids" : "position_ids", &p->sequence.region);
+}
+
 plan_tensor plan_positions(plan *p)
 {
-    return position_leaf(p, "position_ids", &p->sequence.region);
+    return plan_is_packed(p) ? plan_document_positions(p) : query_positions(p);
 }
 
 static plan_tensor key_positions(plan *p)
 {
-    return p->cp == 1 ? plan_positions(p) : position_leaf(p, "key_position_ids", &p->gathered);
+    return p->cp == 1 ? query_positions(p) : position_leaf(p, "key_position_ids", &p->gathered);
 }
 
 /* Sizes of one call: how many queries and keys, and over how many ranks the heads are dealt out. */
@@ -45,7 +51,7 @@ static void attention_attrs(plan *p, const sizes *n)
 
 /* Inputs of one call. */
 typedef struct seen {
-    plan_tensor q, k, v, q_position, k_position;
+    plan_tensor q, k, v, q_position, k_position, first_key; /* no first_key: rows are one document */
 } seen;
 
 static void attention_inputs(plan *p, const seen *x)
@@ -55,6 +61,7 @@ static void attention_inputs(plan *p, const seen *x)
     plan_in(p, "v", x->v);
     plan_in(p, "q_position", x->q_position);
     plan_in(p, "k_position", x->k_position);
+    plan_in(p, "first_key", x->first_key);
 }
 
 static void attention_forward(plan *p, const char *at, const seen *x, const sizes *n, plan_tensor *o,
@@ -120,7 +127,7 @@ static plan_tensor gather(plan *p, const char *at, plan_tensor piece)
 
 static seen gathered_inputs(plan *p, const plan_context *c)
 {
-    return (seen){c->q, c->k, c->v, plan_positions(p), key_positions(p)};
+    return (seen){c->q, c->k, c->v, query_positions(p), key_positions(p), plan_document_start(p, false)};
 }
 
 static const char core[] = "self_attention.core_attention";
@@ -210,7 +217,7 @@ static void a2a_forward(plan *p, plan_context *c)
     c->q = deal_out(p, 'q', c->own.q, plan_local_heads(p));
     c->k = deal_out(p, 'k', c->own.k, plan_local_groups(p));
     c->v = deal_out(p, 'v', c->own.v, plan_local_groups(p));
-    const seen x = {c->q, c->k, c->v, key_positions(p), key_positions(p)};
+    const seen x = {c->q, c->k, c->v, key_positions(p), key_positions(p), plan_document_start(p, true)};
     attention_forward(p, core, &x, &n, &c->attended, &c->lse);
     c->packed_o = plan_value(p, "self_attention.a2a_o", "recv", p->act);
     c->o = plan_value(p, "self_attention.unpack_o", "y", p->act);
@@ -225,7 +232,7 @@ static plan_qkv a2a_backward(plan *p, const plan_context *c, plan_tensor d_o)
                    all = gradients_of(p, c->q, c->k, c->v);
     const plan_tensor packed = plan_grad(p, c->packed_o, p->act),
                       dattended = plan_grad(p, c->attended, p->act);
-    const seen x = {c->q, c->k, c->v, key_positions(p), key_positions(p)};
+    const seen x = {c->q, c->k, c->v, key_positions(p), key_positions(p), plan_document_start(p, true)};
     repack(p, "pack_heads", "self_attention.unpack_o", d_o, packed, plan_local_heads(p));
     exchange(p, "self_attention.a2a_o", packed, dattended, true);
     attention_backward(p, core, &x, &n, c, dattended, &all);
@@ -280,9 +287,13 @@ static seen block_inputs(plan *p, const plan_context *c, int step, const plan_te
     const assay_status st = assay_sequence_map_make(p->job->grid, rank, p->S, &map);
     p->st = p->st == ASSAY_OK ? st : p->st;
     *n = (sizes){p->sequence.region.length, map.region.length, 1};
-    return (seen){c->own.q, block[0], block[1], plan_positions(p),
-                  step == 0 ? plan_positions(p)
-                            : position_leaf(p, plan_text(p, "key_position_ids.%d", step), &map.region)};
+    return (seen){c->own.q,
+                  block[0],
+                  block[1],
+                  query_positions(p),
+                  step == 0 ? query_positions(p)
+                            : position_leaf(p, plan_text(p, "key_position_ids.%d", step), &map.region),
+                  plan_document_start(p, false)};
 }
 
 static void merge(plan *p, plan_context *c, int step, plan_tensor o_b, plan_tensor lse_b)

@@ -259,15 +259,21 @@ void plan_unit_reduce(plan *p, int64_t unit)
     reduce_bucket(p, unit, false, true);
 }
 
+/* After the last microbatch: over the stages of a tied embedding, then over the copies. */
 void plan_finish_parts(plan *p, const assay_param_spec *s)
 {
     const plan_pieces owned = plan_pieces_of(p, s);
     const int64_t last = p->share.n_microbatches - 1;
-    for (int i = 0; has_more(p, s) && i < owned.n; i++) {
-        plan_add_collective(p, "all_reduce", s->name,
-                            plan_lacks_embedding(p, s) ? ASSAY_GROUP_EMBEDDING : assay_param_replica_group(s),
-                            p->accumulated);
-        plan_in(p, "send", part_of(p, s, ".main_grad.sum", last, owned.shard[i]));
-        plan_out(p, "recv", part_of(p, s, ".main_grad", -1, owned.shard[i]));
+    const assay_group groups[2] = {ASSAY_GROUP_EMBEDDING, assay_param_replica_group(s)};
+    const bool sums[2] = {plan_lacks_embedding(p, s), plan_group_size(p, groups[1]) > 1};
+    for (int g = 0; g < 2; g++) {
+        const bool complete = g == 1 || !sums[1];
+        const char *before = g == 1 && sums[0] ? ".main_grad.embedding_sum" : ".main_grad.sum";
+        const char *after = complete ? ".main_grad" : ".main_grad.embedding_sum";
+        for (int i = 0; sums[g] && i < owned.n; i++) {
+            plan_add_collective(p, "all_reduce", s->name, groups[g], p->accumulated);
+            plan_in(p, "send", part_of(p, s, before, last, owned.shard[i]));
+            plan_out(p, "recv", part_of(p, s, after, complete ? -1 : last, owned.shard[i]));
+        }
     }
 }

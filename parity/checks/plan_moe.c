@@ -1,54 +1,20 @@
 /* MLP kind: mixture of experts on token shards. */
 #include "parity/checks/plan_moe.h"
 
-static bool has_aux(const plan *p)
-{
-    return p->job->options->moe_aux_loss_coeff != 0.0 || p->job->options->moe_z_loss_coeff != 0.0;
-}
-
 static bool has_shared(const plan *p)
 {
     return p->job->config->moe_shared_expert_intermediate_size > 0;
 }
 
-static const char *score_function(const plan *p)
-{
-    return p->job->config->moe_router_score_function == ASSAY_SCORE_SIGMOID ? "sigmoid" : "softmax";
-}
-
-/* What the choice of the auxiliary map depends on. */
-static void choice_attrs(plan *p)
-{
-    plan_int(p, "topk", p->job->config->moe_router_topk);
-    plan_word(p, "score_function", score_function(p));
-}
-
 static void router_attrs(plan *p)
 {
     const assay_model_config *c = p->job->config;
-    choice_attrs(p);
+    plan_choice_attrs(p);
     plan_bool(p, "pre_softmax", c->moe_router_pre_softmax);
     plan_bool(p, "norm_topk_prob", c->norm_topk_prob);
     plan_f32(p, "scaling_factor", c->moe_router_topk_scaling_factor);
     plan_int(p, "num_groups", c->moe_router_num_groups);
     plan_int(p, "group_topk", c->moe_router_group_topk);
-}
-
-static void aux_loss_attrs(plan *p)
-{
-    const assay_train_options *o = p->job->options;
-    plan_real(p, "aux_coeff", o->moe_aux_loss_coeff, 0.0);
-    plan_real(p, "z_coeff", o->moe_z_loss_coeff, 0.0);
-    plan_int(p, "tokens", p->S * p->job->batches->b);
-}
-
-/* The weight of a microbatch's auxiliary losses in the objective. */
-static double aux_weight(const plan *p)
-{
-    const assay_train_options *o = p->job->options;
-    return o->semantics == ASSAY_SEMANTICS_MEGATRON && o->calculate_per_token_loss
-               ? (double)(p->sequence.shard.length * p->B) / (double)p->n_targets
-               : 1.0 / (double)p->job->batches->microbatches;
 }
 
 static void slice_rows(plan *p, const char *at, plan_tensor x, plan_tensor y)
@@ -61,69 +27,6 @@ static void slice_rows(plan *p, const char *at, plan_tensor x, plan_tensor y)
 }
 
 /* --- router ------------------------------------------------------------------------------------------------- */
-
-/* The ranks that share the tokens of a microbatch. */
-static assay_group aux_group(const plan *p)
-{
-    return p->share.rows_split ? ASSAY_GROUP_TP_DP_CP : ASSAY_GROUP_TP_CP;
-}
-
-static void sum_aux_counts(plan *p, plan_moe_saved *s, plan_tensor counts)
-{
-    const int64_t experts = p->job->config->num_moe_experts;
-    int members = assay_grid_group(p->job->grid, aux_group(p), p->rank, NULL, NULL);
-    s->aux_counts = counts;
-    if (members <= 1)
-        return;
-    int *ranks = plan_alloc(p, (size_t)members * sizeof *ranks);
-    int64_t *sum = plan_integers(p, experts), *one = plan_integers(p, experts);
-    if (ranks == NULL || sum == NULL || one == NULL)
-        return;
-    members = assay_grid_group(p->job->grid, aux_group(p), p->rank, ranks, NULL);
-    bool known = true;
-    for (int i = 0; i < members; i++) {
-        known = plan_choice_counts(p, ranks[i], p->microbatch, p->layer, PLAN_AUX, one) && known;
-        for (int64_t e = 0; e < experts; e++)
-            sum[e] += one[e];
-    }
-    s->aux_counts = plan_value(p, "mlp.router.aux_counts", "recv", ASSAY_I64);
-    if (known)
-        s->aux_counts = plan_with_integers(s->aux_counts, sum, experts);
-    plan_add_collective(p, "all_reduce", "mlp.router.aux_counts", aux_group(p), ASSAY_I64);
-    plan_in(p, "send", counts);
-    plan_out(p, "recv", s->aux_counts);
-}
-
-static void aux_forward(plan *p, plan_moe_saved *s)
-{
-    static const char at[] = "mlp.router.aux";
-    const int64_t experts = p->job->config->num_moe_experts;
-    const plan_tensor sums = plan_value(p, at, "score_sums", p->accumulated);
-    const plan_tensor z = plan_value(p, at, "z_sum", p->accumulated);
-    plan_tensor counts = plan_value(p, at, "tokens_per_expert", ASSAY_I64);
-    plan_tensor indices = plan_value(p, at, "aux_indices", ASSAY_I64);
-    int64_t *mine = plan_integers(p, experts);
-    if (mine != NULL && plan_choice_counts(p, p->rank, p->microbatch, p->layer, PLAN_AUX, mine))
-        counts = plan_with_integers(counts, mine, experts);
-    indices.experts = experts;
-    indices.topk = p->job->config->moe_router_topk;
-    plan_add(p, "router_aux_fwd", at);
-    plan_in(p, "logits", s->logits);
-    plan_out(p, "aux_scores", plan_value(p, at, "aux_scores", p->accumulated));
-    plan_out(p, "aux_indices", indices);
-    plan_out(p, "tokens_per_expert", counts);
-    plan_out(p, "score_sums", sums);
-    plan_out(p, "z_sum", z);
-    choice_attrs(p);
-    sum_aux_counts(p, s, counts);
-    plan_add(p, "router_aux_loss", "mlp.router.aux_loss");
-    plan_in(p, "score_sums", sums);
-    plan_in(p, "tokens_per_expert", s->aux_counts);
-    plan_in(p, "z_sum", z);
-    plan_out(p, "losses", plan_value(p, "mlp.router.aux_loss", "losses", p->accumulated));
-    aux_loss_attrs(p);
-    plan_int(p, "topk", p->job->config->moe_router_topk);
-}
 
 /* Logits that depend on step, microbatch, layer, token and expert alone. */
 static plan_tensor random_logits(plan *p)
@@ -168,16 +71,17 @@ static void router_forward(plan *p, plan_moe_saved *s)
     router_attrs(p);
     s->routed = s->indices;
     if (plan_has_capacity(p))
-        s->routed = plan_drop(p, aux_group(p), s->indices, s->probs);
-    if (has_aux(p))
-        aux_forward(p, s);
+        s->routed = plan_drop(p, plan_sharing_group(p), s->indices, s->probs);
+    if (plan_has_balancing(p))
+        plan_balancing_forward(p, s);
 }
 
 /* Gradient of probs -> gradient of the tokens through the router. */
 static plan_tensor router_backward(plan *p, plan_moe_saved *s, plan_tensor dprobs)
 {
     const plan_tensor total = plan_grad(p, s->gating, p->accumulated);
-    const plan_tensor dlogits = has_aux(p) ? plan_value(p, "mlp.router", "dlogits", p->accumulated) : total;
+    const plan_tensor dlogits =
+        plan_has_balancing(p) ? plan_value(p, "mlp.router", "dlogits", p->accumulated) : total;
     plan_add(p, "router_bwd", "mlp.router");
     plan_in(p, "dprobs", dprobs);
     plan_in(p, "indices", s->indices);
@@ -185,16 +89,8 @@ static plan_tensor router_backward(plan *p, plan_moe_saved *s, plan_tensor dprob
     plan_in(p, "logits", s->logits);
     plan_out(p, "dlogits", dlogits);
     router_attrs(p);
-    if (has_aux(p)) {
-        plan_add(p, "router_aux_bwd", "mlp.router.aux");
-        plan_in(p, "logits", s->logits);
-        plan_in(p, "tokens_per_expert", s->aux_counts);
-        plan_in(p, "dlogits_in", dlogits);
-        plan_out(p, "dlogits", total);
-        aux_loss_attrs(p);
-        choice_attrs(p);
-        plan_real(p, "loss_scale", aux_weight(p), 0.0);
-    }
+    if (plan_has_balancing(p))
+        plan_balancing_backward(p, s, dlogits, total);
     plan_tensor dy = total;
     if (p->act != p->accumulated) {
         dy = plan_value(p, "mlp.router.gating_cast", "y", p->act);

@@ -1,4 +1,4 @@
-/* What the files of the MoE kind share: plan_moe.c and plan_dispatch.c. */
+/* What the files of the MoE kind share: plan_moe.c, plan_balancing.c and plan_dispatch.c. */
 #ifndef PARITY_PLAN_MOE_H
 #define PARITY_PLAN_MOE_H
 
@@ -6,13 +6,24 @@
 
 typedef struct plan_moe_saved {
     bool cut; /* tp without sp: the layer takes and gives back whole sequences */
-    plan_tensor norm, tokens, gating, logits, indices, routed, probs, scores, aux_counts;
+    plan_tensor norm, tokens, gating, logits, indices, routed, probs, scores;
+    plan_tensor aux_counts, seq_counts, global_counts;
     plan_rows rows;
     plan_tensor row_token, token_row, sort, unsort, local_counts;
     plan_tensor permuted, permuted_probs, dispatched, dispatched_probs, gathered, gathered_probs;
     plan_tensor expert_in, expert_probs, fc1, act, fc2, unsorted, reduced, returned;
     plan_shared_saved shared;
 } plan_moe_saved;
+
+/* topk and score_function: what the choice of a map depends on. */
+void plan_choice_attrs(plan *p);
+/* Balancing losses and the z-loss: plan_balancing.c. */
+bool plan_has_balancing(const plan *p);
+/* The ranks that share the tokens of a microbatch. */
+assay_group plan_sharing_group(const plan *p);
+void plan_balancing_forward(plan *p, plan_moe_saved *s);
+/* dlogits, as router_bwd wrote it -> total, the gradient of the logits. */
+void plan_balancing_backward(plan *p, const plan_moe_saved *s, plan_tensor dlogits, plan_tensor total);
 
 /* The plan of the rows, then the rows to the ranks of their experts: from tokens, routed and probs to expert_in, expert_probs
  * and local_counts. */

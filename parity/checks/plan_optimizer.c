@@ -240,8 +240,8 @@ static bool step_counts(plan *p, int rank, int64_t layer, int64_t *counts)
     assay_grid_coords(p->job->grid, rank, &at);
     if (one == NULL)
         return false;
-    p->st = assay_batch_share_make(p->job->batches->microbatches, p->job->batches->b,
-                                   p->job->grid->p.data_parallel_size, at.dp, &share);
+    p->st = assay_batch_share_make(assay_needs_all_rows(p->job->options), p->job->batches->microbatches,
+                                   p->job->batches->b, p->job->grid->p.data_parallel_size, at.dp, &share);
     bool known = p->st == ASSAY_OK;
     for (int64_t m = 0; known && m < share.n_microbatches; m++) {
         known = plan_choice_counts(p, rank, share.first_microbatch + m, layer, plan_row_map(p), one);

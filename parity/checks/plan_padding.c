@@ -1,4 +1,4 @@
-/* Rows of zeros beside those of tokens: docs/OPS.md 9.8. */
+/* Rows of zeros beside those of tokens: docs/OPS.md 9.9. */
 #include "parity/checks/plan.h"
 
 #include <math.h>

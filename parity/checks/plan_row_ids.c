@@ -15,8 +15,8 @@ static bool ids_of(plan *p, int rank, sender *out)
     assay_batch_share share;
     assay_sequence_map map;
     assay_grid_coords(p->job->grid, rank, &at);
-    p->st = assay_batch_share_make(p->job->batches->microbatches, b, p->job->grid->p.data_parallel_size,
-                                   at.dp, &share);
+    p->st = assay_batch_share_make(assay_needs_all_rows(p->job->options), p->job->batches->microbatches, b,
+                                   p->job->grid->p.data_parallel_size, at.dp, &share);
     if (p->st == ASSAY_OK)
         p->st = assay_sequence_map_make(p->job->grid, rank, p->S, &map);
     if (p->st != ASSAY_OK)

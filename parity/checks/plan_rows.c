@@ -121,8 +121,8 @@ static bool gather_counts(plan *p, plan_rows *r)
         assay_coords at;
         assay_batch_share share;
         assay_grid_coords(p->job->grid, ranks[i], &at);
-        p->st = assay_batch_share_make(p->job->batches->microbatches, p->job->batches->b,
-                                       p->job->grid->p.data_parallel_size, at.dp, &share);
+        p->st = assay_batch_share_make(assay_needs_all_rows(p->job->options), p->job->batches->microbatches,
+                                       p->job->batches->b, p->job->grid->p.data_parallel_size, at.dp, &share);
         if (p->st != ASSAY_OK)
             return false;
         known = plan_choice_counts(p, ranks[i], share.first_microbatch + index, p->layer, plan_row_map(p),
@@ -237,8 +237,8 @@ static int64_t *gather_maps(plan *p, const plan_rows *r)
         assay_coords at;
         assay_batch_share share;
         assay_grid_coords(p->job->grid, rank, &at);
-        p->st = assay_batch_share_make(p->job->batches->microbatches, p->job->batches->b,
-                                       p->job->grid->p.data_parallel_size, at.dp, &share);
+        p->st = assay_batch_share_make(assay_needs_all_rows(p->job->options), p->job->batches->microbatches,
+                                       p->job->batches->b, p->job->grid->p.data_parallel_size, at.dp, &share);
         const assay_trace_tensor *t =
             p->st == ASSAY_OK ? find_map(p, rank, share.first_microbatch + index, p->layer, plan_row_map(p))
                               : NULL;

@@ -17,6 +17,22 @@
         "T=5 H=3 | eps=1e-5", "T=1 H=1 | eps=1e-6", "T=37 H=32 | eps=1e-6", "T=9 H=48 | eps=1e-5",           \
             "T=0 H=8 | eps=1e-5", "T=3 H=129 | eps=0.5", "T=70 H=64 | eps=1e-6"                              \
     }
+/* A part of 3 of a row's columns and more. */
+#define CUT_SIZES(attrs)                                                                                     \
+    {                                                                                                        \
+        "T=5 H=3 | " attrs "12", "T=1 H=1 | " attrs "2", "T=37 H=32 | " attrs "64",                          \
+            "T=9 H=48 | " attrs "96", "T=0 H=8 | " attrs "16", "T=3 H=129 | " attrs "1032",                  \
+            "T=70 H=64 | " attrs "64"                                                                        \
+    }
+#define SUMSQ_SIZES                                                                                          \
+    {                                                                                                        \
+        "T=5 H=3 | columns=H", "T=1 H=1 | columns=H", "T=37 H=32 | columns=H", "T=9 H=48 | columns=H",       \
+            "T=0 H=8 | columns=H", "T=3 H=129 | columns=H", "T=70 H=64 | columns=H"                          \
+    }
+#define DOT_SIZES                                                                                            \
+    {                                                                                                        \
+        "T=5 H=3", "T=1 H=1", "T=37 H=32", "T=9 H=48", "T=0 H=8", "T=3 H=129", "T=70 H=64"                   \
+    }
 #define ROPE_SIZES                                                                                           \
     {                                                                                                        \
         "T=5 A=3 D=8 P=11 h=4", "T=7 A=1 D=40 P=9 h=8", "T=0 A=2 D=4 P=3 h=2", "T=3 A=2 D=80 P=64 h=40"      \
@@ -145,6 +161,21 @@ const parity_ask_row parity_ask_table[] = {
       {.name = "dy"},
       {.name = "dgamma_in"}},
      NORM_SIZES},
+    {"rmsnorm_sumsq", .sizes = SUMSQ_SIZES},
+    {"rmsnorm_apply",
+     {{.name = "x"}, {.name = "gamma"}, {SLOT("sumsq", POSITIVE)}},
+     CUT_SIZES("eps=1e-5 width=")},
+    {"rmsnorm_bwd_dot",
+     {{.name = "x"}, {.name = "gamma"}, {SLOT("rstd", POSITIVE)}, {.name = "dy"}},
+     DOT_SIZES},
+    {"rmsnorm_bwd_apply",
+     {{.name = "x"},
+      {.name = "gamma"},
+      {SLOT("rstd", POSITIVE)},
+      {.name = "dot"},
+      {.name = "dy"},
+      {.name = "dgamma_in"}},
+     CUT_SIZES("width=")},
     {"rope_table",
      {{.name = NULL}},
      {"| rope_type=default rotary_dim=16 rotary_base=10000.0 positions=40",
@@ -232,6 +263,29 @@ const parity_ask_row parity_ask_table[] = {
       {SLOT("tokens_per_expert", FROM), .of = "router_aux_fwd.tokens_per_expert"},
       {.name = "dlogits_in", .scale = 0.01}},
      AUX_LOSS_SIZES},
+    /* of interleaved sequences */
+    {"router_seq_aux_fwd",
+     {{SLOT("aux_scores", POSITIVE)}, {SLOT("aux_indices", CHOICE), .of = "E"}},
+     {"T=12 E=7 K=3 B=3 | rows=B", "T=66 E=40 K=2 B=2 | rows=B", "T=130 E=5 K=1 B=1 | rows=B",
+      "T=0 E=4 K=1 B=2 | rows=B"}},
+    {"router_aux_loss",
+     {{SLOT("score_sums", POSITIVE), .shape = "B,E"},
+      {SLOT("tokens_per_expert", BELOW), .of = "N", .shape = "B,E"}},
+     {"B=3 E=7 N=9 | aux_coeff=0.3 z_coeff=0.0 topk=2 tokens=11 divisor=6",
+      "B=1 E=40 N=70 | aux_coeff=0.02 z_coeff=0.5 topk=3 tokens=64 divisor=2"}},
+    {"router_aux_bwd",
+     {{.name = "logits", .scale = 3},
+      {SLOT("tokens_per_expert", BELOW), .of = "N", .shape = "B,E"},
+      {.name = "dlogits_in", .scale = 0.01}},
+     {"T=12 E=7 B=3 N=9 | aux_coeff=0.3 z_coeff=0.0 topk=2 tokens=4 divisor=3 loss_scale=0.25 "
+      "score_function=softmax",
+      "T=66 E=40 B=2 N=50 | aux_coeff=0.3 z_coeff=0.0 topk=2 tokens=33 divisor=8 loss_scale=0.125 "
+      "score_function=sigmoid",
+      "T=0 E=4 B=2 N=5 | aux_coeff=0.3 z_coeff=0.1 topk=2 tokens=7 divisor=1 loss_scale=0.5 "
+      "score_function=softmax"}},
+    {"running_counts",
+     {{SLOT("tokens_per_expert", BELOW), .of = "N"}, {SLOT("previous", BELOW), .of = "N", .when = "before"}},
+     {"E=7 N=1000 before=1", "E=300 N=5 before=0", "E=1 N=1000000 before=1", "E=0 N=1 before=1"}},
     {"permute_plan",
      {{SLOT("indices", CHOICE), .of = "E"}},
      {"T=9 K=3 E=7 R=27 | experts=E rows=R", "T=33 K=2 E=40 R=66 | experts=E rows=R",

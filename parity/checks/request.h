@@ -41,6 +41,8 @@ void parity_ask_finish(parity_ask *q);
 void parity_ask_lattice_backward(parity_ask *q);
 /* What attention over several ranks is made of: exact_context.c. */
 void parity_ask_lattice_context(parity_ask *q);
+/* Attention over documents packed in rows: exact_documents.c. */
+void parity_ask_lattice_documents(parity_ask *q);
 /* random_request.c: every operation on random inputs of one data mode; the answers are judged by bounds. */
 typedef enum { PARITY_ZERO_MEAN, PARITY_ONE_SIGNED, PARITY_MODE_COUNT } parity_data_mode;
 void parity_ask_random(parity_ask *q, parity_data_mode mode);

@@ -123,7 +123,7 @@ assay_status dry_calls(dry *d, int rank, int64_t microbatches, dry_list *out)
     assay_train_options options;
     assay_train_options_default(&options);
     options.precision = d->o.precision;
-    options.moe_aux_loss_coeff = d->o.moe_aux_loss_coeff;
+    options.moe_aux_loss_coeff.of[0] = d->o.moe_aux_loss_coeff;
     assay_batches b = {.training = true,
                        .steps = 1,
                        .microbatches = microbatches * d->grid.size[ASSAY_AXIS_DP],

@@ -87,12 +87,14 @@ static assay_status check_fault(const dry *d)
 
 static assay_status prepare(dry *d)
 {
+    assay_train_options options;
+    assay_train_options_default(&options);
     ASSAY_TRY(dry_model_load(d->o.model, &d->config));
     ASSAY_TRY(make_grid(d));
     ASSAY_TRY(assay_grid_check_model(&d->grid, &d->config));
     if (d->o.num_microbatches == 0)
         d->o.num_microbatches = 2 * (int64_t)d->stages;
-    ASSAY_TRY(assay_inputs_layout(d->canonical, &d->config,
+    ASSAY_TRY(assay_inputs_layout(d->canonical, &options, &d->config,
                                   d->o.num_microbatches * d->grid.p.data_parallel_size,
                                   d->o.micro_batch_size));
     ASSAY_TRY(assay_spec_build(&d->config, &d->spec));

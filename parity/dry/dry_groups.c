@@ -134,7 +134,7 @@ assay_status dry_check_data(dry *d)
     int64_t next = 0;
     for (int r = 0; r < dp; r++) {
         assay_batch_share share;
-        ASSAY_TRY(assay_batch_share_make(microbatches, d->o.micro_batch_size, dp, r, &share));
+        ASSAY_TRY(assay_batch_share_make(false, microbatches, d->o.micro_batch_size, dp, r, &share));
         check_shares(d, &share, r, &next);
     }
     if (next == microbatches)

@@ -5,6 +5,7 @@
  * between tensor-parallel pieces are present in every step, as input and as label.  All is a function of the seed and
  * of the position. */
 #include "core/base/philox.h"
+#include "core/files/documents.h"
 #include "core/files/tensorwriter.h"
 #include "parity/run/cases.h"
 #include <inttypes.h>
@@ -66,26 +67,59 @@ static int64_t batches_of(const parity_case *c)
     return c->steps > 0 ? c->steps : 1;
 }
 
-static assay_status draw(const parity_case *c, int64_t vocab, const int64_t *boundary, int64_t n_boundary,
-                         int64_t *ids, int64_t *labels)
+/* Where a label can count in a step: not at the first token of a document, which no token of it comes before.  positions NULL:
+ * a row is one document. */
+static int64_t find_places(const parity_case *c, const int64_t *positions, int64_t *places)
 {
-    const int64_t s = c->seq_length, rows = c->microbatches * c->micro_batch_size;
-    const int64_t places = rows * (s - 1); /* the first label of a row never counts */
+    int64_t n = 0;
+    for (int64_t i = 0; i < c->microbatches * c->micro_batch_size * c->seq_length; i++)
+        if ((positions != NULL ? positions[i] : i % c->seq_length) > 0)
+            places[n++] = i;
+    return n;
+}
+
+static assay_status put_boundaries(const parity_case *c, const int64_t *boundary, int64_t n_boundary,
+                                   const int64_t *positions, int64_t *ids, int64_t *labels)
+{
+    const int64_t tokens = c->microbatches * c->micro_batch_size * c->seq_length;
+    assay_status st = ASSAY_OK;
+    int64_t *places = malloc((size_t)tokens * sizeof *places);
+    ASSAY_CHECK(places != NULL, ASSAY_OUT_OF_MEMORY, "%s: %" PRId64 " tokens", c->file, tokens);
+    for (int64_t step = 0; step < batches_of(c); step++) {
+        const int64_t n = find_places(c, positions != NULL ? positions + step * tokens : NULL, places);
+        ASSAY_CHECK_GOTO(n >= n_boundary, ASSAY_INVALID_ARGUMENT, st, done,
+                         "%s: data: a step has %" PRId64 " labels, fewer than the %" PRId64
+                         " ids at boundaries between pieces of the vocabulary",
+                         c->file, n, n_boundary);
+        for (int64_t k = 0; k < n_boundary; k++)
+            put(ids, labels, step * tokens + places[k * n / n_boundary], boundary[k], true);
+    }
+done:
+    free(places);
+    return st;
+}
+
+static void draw_vocabulary(const parity_case *c, int64_t vocab, int64_t *ids, int64_t *labels)
+{
     const uint64_t which = assay_name_hash("case.drawn"), what = assay_name_hash("case.vocabulary");
-    ASSAY_CHECK(places >= n_boundary, ASSAY_INVALID_ARGUMENT,
-                "%s: data: a step has %" PRId64 " labels, fewer than the %" PRId64
-                " ids at boundaries between pieces of the vocabulary",
-                c->file, places, n_boundary);
-    for (int64_t i = 0; i < batches_of(c) * rows * s; i++)
+    for (int64_t i = 0; i < batches_of(c) * c->microbatches * c->micro_batch_size * c->seq_length; i++)
         if (c->n_data_paths == 0 ||
             assay_philox_below(c->options.seed, which, (uint64_t)i, DRAWN_ONE_IN) == 0)
             put(ids, labels, i,
                 (int64_t)assay_philox_below(c->options.seed, what, (uint64_t)i, (uint64_t)vocab), false);
-    for (int64_t step = 0; step < batches_of(c); step++)
-        for (int64_t k = 0; k < n_boundary; k++) {
-            const int64_t place = k * places / n_boundary;
-            put(ids, labels, (step * rows + place / (s - 1)) * s + 1 + place % (s - 1), boundary[k], true);
-        }
+}
+
+/* The documents of every row; the first token of one is no target. */
+static assay_status pack(const parity_case *c, int64_t rows, int64_t *labels, int64_t **positions)
+{
+    const int64_t s = c->seq_length;
+    *positions = malloc((size_t)(rows * s) * sizeof **positions);
+    ASSAY_CHECK(*positions != NULL, ASSAY_OUT_OF_MEMORY, "%s: %" PRId64 " tokens", c->file, rows * s);
+    for (int64_t row = 0; row < rows; row++)
+        assay_documents_draw(c->options.seed, row, s, c->pad_seq_to_mult, *positions + row * s);
+    for (int64_t i = 0; i < rows * s; i++)
+        if ((*positions)[i] == 0)
+            labels[i] = ASSAY_IGNORE_INDEX;
     return ASSAY_OK;
 }
 
@@ -106,7 +140,7 @@ assay_status parity_case_write_batches(const parity_case *c, const assay_dataset
     const int64_t *shape = c->steps > 0 ? all : all + 2, s = c->seq_length;
     const int ndim = c->steps > 0 ? 4 : 2;
     int64_t count = 0, n_boundary = 0;
-    int64_t *ids = NULL, *labels = NULL, *boundary = NULL;
+    int64_t *ids = NULL, *labels = NULL, *boundary = NULL, *positions = NULL;
     assay_tensorwriter *w = NULL;
     assay_status st = ASSAY_OK;
     ASSAY_CHECK(assay_shape_count(shape, ndim, &count) && count < INT64_MAX / 16, ASSAY_INVALID_ARGUMENT,
@@ -121,15 +155,22 @@ assay_status parity_case_write_batches(const parity_case *c, const assay_dataset
         ASSAY_TRY_GOTO(assay_dataset_sample(data, c->options.seed, i, s, c->mask_probability, ids + i * s,
                                             labels + i * s),
                        st, done);
+    if (c->packing)
+        ASSAY_TRY_GOTO(pack(c, count / s, labels, &positions), st, done);
     ASSAY_TRY_GOTO(parity_case_boundary_ids(c, vocab, &boundary, &n_boundary), st, done);
-    ASSAY_TRY_GOTO(draw(c, vocab, boundary, n_boundary, ids, labels), st, done);
+    draw_vocabulary(c, vocab, ids, labels);
+    ASSAY_TRY_GOTO(put_boundaries(c, boundary, n_boundary, positions, ids, labels), st, done);
     ASSAY_TRY_GOTO(assay_tensorwriter_create(&w, path), st, done);
     ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "input_ids", ASSAY_I64, shape, ndim, ids), st, done);
     ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "labels", ASSAY_I64, shape, ndim, labels), st, done);
+    if (positions != NULL)
+        ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "position_ids", ASSAY_I64, shape, ndim, positions), st,
+                       done);
     ASSAY_TRY_GOTO(assay_tensorwriter_finish(w), st, done);
 done:
     assay_tensorwriter_destroy(w);
     free(boundary);
+    free(positions);
     free(labels);
     free(ids);
     return st;

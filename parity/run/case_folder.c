@@ -40,7 +40,8 @@ static void take_layouts(const assay_model_config *config, parity_case *c, FILE 
     for (int i = 0; layouts[i] != NULL; i++) {
         if (strstr(layouts[i], "ep") != NULL && config->num_moe_experts == 0)
             continue;
-        if (assay_inputs_layout(layouts[i], config, c->microbatches, c->micro_batch_size) == ASSAY_OK) {
+        if (assay_inputs_layout(layouts[i], &c->options, config, c->microbatches, c->micro_batch_size) ==
+            ASSAY_OK) {
             snprintf(c->layouts[c->n_layouts++], ASSAY_LAYOUT_TEXT, "%s", layouts[i]);
             continue;
         }
@@ -117,6 +118,9 @@ assay_status parity_case_copy_batches(const parity_case *c, int64_t vocab, const
         assay_tensorwriter_add_ref(w, b.shifted ? "tokens" : "input_ids", ASSAY_I64, shape, 4, b.input_ids),
         st, done);
     ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "labels", ASSAY_I64, shape, 4, b.labels), st, done);
+    if (b.position_ids != NULL)
+        ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "position_ids", ASSAY_I64, shape, 4, b.position_ids), st,
+                       done);
     st = assay_tensorwriter_finish(w);
 done:
     assay_tensorwriter_destroy(w);

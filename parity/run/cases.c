@@ -36,8 +36,15 @@ static assay_status read_model(const json_t *root, parity_case *c)
 
 static assay_status read_data(const json_t *root, parity_case *c)
 {
-    static const char *const allowed[] = {
-        "paths", "steps", "microbatches", "micro_batch_size", "seq_length", "mask_probability", NULL};
+    static const char *const allowed[] = {"paths",
+                                          "steps",
+                                          "microbatches",
+                                          "micro_batch_size",
+                                          "seq_length",
+                                          "mask_probability",
+                                          "packing",
+                                          "pad_seq_to_mult",
+                                          NULL};
     char what[ASSAY_PATH + 16];
     snprintf(what, sizeof what, "%s: data", c->file);
     const json_t *data = json_object_get(root, "data");
@@ -58,6 +65,12 @@ static assay_status read_data(const json_t *root, parity_case *c)
                 what, (long long)c->microbatches);
     ASSAY_TRY(assay_json_get_i64(data, "micro_batch_size", true, 1, 1 << 20, what, &c->micro_batch_size));
     ASSAY_TRY(assay_json_get_i64(data, "seq_length", true, 2, 1 << 24, what, &c->seq_length));
+    c->pad_seq_to_mult = 1;
+    ASSAY_TRY(assay_json_get_bool(data, "packing", false, what, &c->packing));
+    ASSAY_TRY(
+        assay_json_get_i64(data, "pad_seq_to_mult", false, 1, c->seq_length, what, &c->pad_seq_to_mult));
+    ASSAY_CHECK(c->packing || c->pad_seq_to_mult == 1, ASSAY_INVALID_ARGUMENT,
+                "%s: pad_seq_to_mult is padding between packed documents, and packing is false", what);
     return assay_json_get_double(data, "mask_probability", false, 0.0, 0.99, what, &c->mask_probability);
 }
 
@@ -208,9 +221,9 @@ static assay_status take_config(parity_case *c)
 {
     assay_model_config *config = malloc(sizeof *config);
     ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
-    const assay_status st = parity_case_config(c, config);
+    assay_status st = parity_case_config(c, config);
     if (st == ASSAY_OK)
-        assay_inputs_take_config(&c->options, config);
+        st = assay_inputs_take_config(&c->options, config);
     free(config);
     return st;
 }

@@ -26,6 +26,8 @@ typedef struct parity_case {
     char data_paths[PARITY_MAX_DATA_PATHS][ASSAY_PATH];
     int64_t steps, microbatches, micro_batch_size, seq_length;
     double mask_probability;
+    bool packing;            /* rows of several documents */
+    int64_t pad_seq_to_mult; /* each with padding behind it up to a multiple of this */
     int n_layouts;
     char layouts[PARITY_MAX_LAYOUTS][ASSAY_LAYOUT_TEXT];
     int n_precisions;
@@ -55,7 +57,7 @@ assay_status parity_case_copy_batches(const parity_case *c, int64_t vocab, const
 /* Ids on both sides of every boundary between tensor-parallel pieces of the vocabulary, in the case's layouts and in tp 2 to
  * 4; the first and the last id.  ids: free(). */
 assay_status parity_case_boundary_ids(const parity_case *c, int64_t vocab, int64_t **ids, int64_t *n);
-/* Writes the batch file [steps,microbatches,b,s] ([b,s] where steps is 0): windows of the text, a quarter of the tokens drawn over the whole
+/* Writes the batch file [steps,microbatches,b,s] ([b,s] where steps is 0), with documents packed in rows if the case says so: windows of the text, a quarter of the tokens drawn over the whole
  * vocabulary (all of them where data is NULL: a case without text), and every boundary id in every step as input and as label that counts.  ASSAY_INVALID_ARGUMENT: a step has
  * fewer labels than there are such ids. */
 assay_status parity_case_write_batches(const parity_case *c, const assay_dataset *data, int64_t vocab,

@@ -98,6 +98,14 @@ static void replay_context(const assay_trace *t, const char *dir, parity_result 
              strlen(quoted) > 400 ? " ... (cut)" : "");
 }
 
+void parity_say_aborted(const assay_trace *t, FILE *out)
+{
+    for (int rank = 0; rank < assay_trace_world(t); rank++)
+        if (assay_trace_aborted(t, rank) != NULL)
+            fprintf(out, "rank %d ended early: %s (what it recorded before is judged)\n", rank,
+                    assay_trace_aborted(t, rank));
+}
+
 static assay_status replay(const char *dir, const char *out, int *code)
 {
     assay_trace *trace = NULL;
@@ -107,6 +115,7 @@ static assay_status replay(const char *dir, const char *out, int *code)
     parity_result context;
     ASSAY_TRY(assay_trace_open(&trace, dir, true));
     ASSAY_TRY_GOTO(parity_report_create(&report), st, done);
+    parity_say_aborted(trace, stdout);
     replay_context(trace, dir, &context);
     parity_report_set_context(report, &context);
     ASSAY_TRY_GOTO(parity_check_local(trace, report), st, done);

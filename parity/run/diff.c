@@ -328,6 +328,8 @@ assay_status parity_diff(const char *dir_a, const char *dir_b, double tolerance,
     ASSAY_TRY_GOTO(sort_entries(x, &items), st, done);
     d.a = x;
     d.b = y;
+    parity_say_aborted(s, out);
+    parity_say_aborted(t, out);
     d.alike = are_alike(s, t, out);
     parity_scales_from_trace(t, &d.scales);
     ASSAY_TRY_GOTO(compare_all(&d, items), st, done);

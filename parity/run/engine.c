@@ -288,18 +288,32 @@ static void number_text(double value, char out[32])
     while (digits++ < 17 && strtod(out, NULL) != value);
 }
 
-void parity_option_argument(const char *name, const json_t *value, char *out, size_t capacity)
+/* Appends one value. */
+static void append_value(char *out, size_t capacity, const json_t *value)
 {
+    const size_t used = strlen(out);
     char number[32];
     if (json_is_string(value))
-        snprintf(out, capacity, "--%s=%s", name, json_string_value(value));
+        snprintf(out + used, capacity - used, "%s", json_string_value(value));
     else if (json_is_integer(value))
-        snprintf(out, capacity, "--%s=%lld", name, (long long)json_integer_value(value));
+        snprintf(out + used, capacity - used, "%lld", (long long)json_integer_value(value));
     else if (json_is_real(value)) {
         number_text(json_real_value(value), number);
-        snprintf(out, capacity, "--%s=%s", name, number);
+        snprintf(out + used, capacity - used, "%s", number);
     } else
-        snprintf(out, capacity, "--%s=%s", name, json_is_true(value) ? "true" : "false");
+        snprintf(out + used, capacity - used, "%s", json_is_true(value) ? "true" : "false");
+}
+
+void parity_option_argument(const char *name, const json_t *value, char *out, size_t capacity)
+{
+    snprintf(out, capacity, "--%s=", name);
+    if (!json_is_array(value))
+        append_value(out, capacity, value);
+    for (size_t i = 0; i < json_array_size(value); i++) {
+        if (i > 0)
+            snprintf(out + strlen(out), capacity - strlen(out), ",");
+        append_value(out, capacity, json_array_get(value, i));
+    }
     for (char *c = out; *c != '\0' && *c != '='; c++)
         if (*c == '_')
             *c = '-';

@@ -10,6 +10,7 @@ assay_status parity_engine_check_inputs(const parity_engine *e, const assay_trai
     assay_batches batches = {0};
     assay_model_spec *spec = NULL;
     assay_weights_source source;
+    assay_train_options meant; /* with what the model's folder says */
     bool stored = false;
     assay_status st = ASSAY_OK;
     ASSAY_CHECK(o->precision != ASSAY_PRECISION_FP64, ASSAY_UNSUPPORTED,
@@ -18,13 +19,15 @@ assay_status parity_engine_check_inputs(const parity_engine *e, const assay_trai
     assay_model_config *config = malloc(sizeof *config);
     ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
     ASSAY_TRY_GOTO(assay_config_load(o->model, config), st, done);
+    meant = *o;
+    ASSAY_TRY_GOTO(assay_inputs_take_config(&meant, config), st, done);
     ASSAY_TRY_GOTO(assay_spec_build(config, &spec), st, done);
     ASSAY_TRY_GOTO(assay_spec_check_folder(spec, o->model, &stored), st, done);
     ASSAY_TRY_GOTO(assay_inputs_weights(o->model, o->load, o->draw_weights, &source), st, done);
     ASSAY_TRY_GOTO(assay_batches_open(&batches, o->batch, config->vocab_size), st, done);
-    ASSAY_TRY_GOTO(
-        assay_inputs_layout(o->layout[0] != 0 ? o->layout : "1", config, batches.microbatches, batches.b), st,
-        done);
+    ASSAY_TRY_GOTO(assay_inputs_layout(o->layout[0] != 0 ? o->layout : "1", &meant, config,
+                                       batches.microbatches, batches.b),
+                   st, done);
     ASSAY_TRY_GOTO(assay_inputs_steps(o, batches.training, batches.steps), st, done);
 done:
     assay_batches_close(&batches);

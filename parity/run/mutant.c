@@ -68,10 +68,12 @@ static assay_status read_mutant(const json_t *root, const char *what, parity_mut
         "name",  "kind",       "layout",      "expected_check", "expected_instance",
         "fault", "op",         "instance",    "slot",           "rank",
         "input", "step",       "expected_op", "diagnosis",      "planted",
-        "value", "microbatch", "precision",   "expected_item",  NULL};
+        "value", "microbatch", "precision",   "expected_item",  "case",
+        NULL};
     ASSAY_TRY(assay_json_only(root, allowed, what));
     ASSAY_TRY(assay_json_get_string(root, "name", true, what, out->name, sizeof out->name));
     ASSAY_TRY(assay_json_get_string(root, "planted", true, what, out->planted, sizeof out->planted));
+    ASSAY_TRY(assay_json_get_string(root, "case", false, what, out->case_name, sizeof out->case_name));
     ASSAY_TRY(assay_json_get_string(root, "layout", true, what, out->layout, sizeof out->layout));
     ASSAY_TRY(assay_json_get_string(root, "expected_instance", true, what, out->expected_instance,
                                     sizeof out->expected_instance));

@@ -4,6 +4,7 @@
  *   kind                 trace: a changed copy of a recorded trace; engine: the engine runs with --fault WORD;
  *                        bitwise: the recorded trace against its changed copy; exact: a changed answer to the
  *                        lattice request; checkpoint: a checkpoint against a changed copy
+ *   case                 of the run, among those that come with assay; absent: the one that selftest trains
  *   layout               of the run
  *   precision            fp32 (default), bf16 or both
  *   fault                trace, bitwise, exact: a word of trace_mutate.h; engine: its word; checkpoint: a family
@@ -27,6 +28,7 @@ typedef enum {
 typedef struct parity_mutant {
     char name[64], planted[160];
     parity_mutant_kind kind;
+    char case_name[64]; /* "": none is named */
     char layout[ASSAY_LAYOUT_TEXT];
     bool fp32, bf16; /* in which the fault is planted */
     parity_mutation mutation;

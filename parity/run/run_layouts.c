@@ -41,7 +41,7 @@ assay_status parity_case_layout(const parity_case *c, const char *layout)
     ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
     assay_status st = parity_case_config(c, config);
     if (st == ASSAY_OK)
-        st = assay_inputs_layout(layout, config, c->microbatches, c->micro_batch_size);
+        st = assay_inputs_layout(layout, &c->options, config, c->microbatches, c->micro_batch_size);
     free(config);
     return st == ASSAY_OK ? st : assay_context(st, "case %s, layout %s", c->name, layout);
 }

@@ -274,6 +274,7 @@ assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_o
     for (int i = 0; i < s->n_cases; i++) {
         ASSAY_TRY_GOTO(set_steps(&s->cases[i], given->train_iters), st, done);
         assay_train_options_merge(&s->cases[i].options, given, own);
+        ASSAY_TRY_GOTO(assay_balancing_check(&s->cases[i].options), st, done);
         ASSAY_TRY_GOTO(parity_case_weights(&s->cases[i]), st, done);
     }
 done:

@@ -1,7 +1,7 @@
 /* `assay selftest`: the judge is judged.
  *
- * A small case is trained once for each layout that the mutants need; the clean traces must not fail in any
- * check.  Then every fault of parity/mutants is planted, in a copy of a recorded trace or by the engine
+ * A small case, or the one that a mutant names, is trained once for each layout that the mutants need; the clean traces must not
+ * fail in any check.  Then every fault of parity/mutants is planted, in a copy of a recorded trace or by the engine
  * itself, and the check that must find it has to name the operation where it was planted.  Prints a table and
  * the mutation score. */
 #include "core/base/file.h"
@@ -12,7 +12,7 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_MUTANTS = 256, MAX_TRACES = 64, STEPS = 2 };
+enum { MAX_TRACES = 64, MAX_CASES = 4, STEPS = 2 };
 
 typedef struct selftest_options {
     char engine[8], engine_program[ASSAY_PATH], mutants[ASSAY_PATH], case_file[ASSAY_PATH], only[64];
@@ -43,6 +43,7 @@ typedef struct selftest {
     clean_run clean[MAX_TRACES];
     int n_runs; /* engine runs so far: names of folders */
     int64_t passed, failed, skipped;
+    int64_t tried, caught; /* faults */
 } selftest;
 
 /* --- runs --------------------------------------------------------------------------------------------------- */
@@ -315,16 +316,18 @@ static assay_status try_clean(selftest *s, const clean_run *c)
 
 /* --- set-up ------------------------------------------------------------------------------------------------- */
 
-static assay_status default_paths(const selftest *s, char case_file[ASSAY_PATH], char mutants[ASSAY_PATH])
+/* name: of the case, or "": the one that is trained by default. */
+static assay_status default_paths(const selftest *s, const char *name, char case_file[ASSAY_PATH],
+                                  char mutants[ASSAY_PATH])
 {
     char cases[ASSAY_PATH];
-    snprintf(case_file, ASSAY_PATH, "%.1000s", s->o->case_file);
+    snprintf(case_file, ASSAY_PATH, "%.1000s", name[0] ? "" : s->o->case_file);
     snprintf(mutants, ASSAY_PATH, "%.1000s", s->o->mutants);
     if (case_file[0] && mutants[0])
         return ASSAY_OK;
     ASSAY_TRY(parity_cases_dir(cases, sizeof cases - 32));
     if (!case_file[0])
-        snprintf(case_file, ASSAY_PATH, "%.900s/qwen3_moe.json", cases);
+        snprintf(case_file, ASSAY_PATH, "%.900s/%.60s.json", cases, name[0] ? name : "qwen3_moe");
     if (!mutants[0])
         snprintf(mutants, ASSAY_PATH, "%.900s/../mutants", cases);
     return ASSAY_OK;
@@ -362,6 +365,7 @@ static assay_status set_up(selftest *s, const char *case_file)
     return parity_whole_cache_create(&s->cache[0], s->spec, &s->train, &s->batches, s->weights);
 }
 
+/* Forgets the case; what was counted stays. */
 static void tear_down(selftest *s)
 {
     for (int i = 0; i < s->n_clean; i++)
@@ -379,15 +383,22 @@ static void tear_down(selftest *s)
         printf("kept: %s\n", s->dir);
     else if (s->dir[0] && assay_remove_tree(s->dir, s->base) != ASSAY_OK)
         assay_error_print(stderr, "assay selftest", 0);
+    *s = (selftest){.o = s->o,
+                    .passed = s->passed,
+                    .failed = s->failed,
+                    .skipped = s->skipped,
+                    .tried = s->tried,
+                    .caught = s->caught};
 }
 
-static assay_status run_mutants(selftest *s, char *const *paths, int n)
+/* The mutants of one case, then its clean runs. */
+static assay_status run_mutants(selftest *s, const char *case_name, char *const *paths, int n)
 {
-    int tried = 0;
+    const int64_t passed = s->passed;
     for (int i = 0; i < n; i++) {
         parity_mutant m;
         ASSAY_TRY(parity_mutant_load(paths[i], &m));
-        if (s->o->only[0] && strcmp(s->o->only, m.name) != 0)
+        if ((s->o->only[0] && strcmp(s->o->only, m.name) != 0) || strcmp(m.case_name, case_name) != 0)
             continue;
         for (int k = 0; k < 2; k++) {
             if (!(k == 0 ? m.fp32 : m.bf16))
@@ -395,31 +406,59 @@ static assay_status run_mutants(selftest *s, char *const *paths, int n)
             s->train.precision = k == 0 ? ASSAY_PRECISION_FP32 : ASSAY_PRECISION_BF16;
             ASSAY_TRY(try_mutant(s, &m));
             fflush(stdout);
-            tried++;
+            s->tried++;
         }
     }
-    ASSAY_CHECK(tried > 0, ASSAY_NOT_FOUND, "no mutant%s%s", s->o->only[0] ? " is called " : "", s->o->only);
-    const int64_t caught = s->passed;
+    s->caught += s->passed - passed;
     for (int i = 0; i < s->n_clean; i++) {
         s->train.precision = s->clean[i].precision;
         ASSAY_TRY(try_clean(s, &s->clean[i]));
     }
-    printf("mutation score: %lld of %d (%.1f %%)\n", (long long)caught, tried,
-           100.0 * (double)caught / tried);
+    return ASSAY_OK;
+}
+
+/* The cases that the mutants to be tried name, "" first where one names none. */
+static assay_status cases_of(const selftest *s, char *const *paths, int n, char names[MAX_CASES][64],
+                             int *count)
+{
+    *count = 0;
+    for (int pass = 0; pass < 2; pass++)
+        for (int i = 0; i < n; i++) {
+            parity_mutant m;
+            bool known = false;
+            ASSAY_TRY(parity_mutant_load(paths[i], &m));
+            for (int k = 0; k < *count; k++)
+                known = known || strcmp(names[k], m.case_name) == 0;
+            if (known || (pass == 0) != (m.case_name[0] == '\0') ||
+                (s->o->only[0] && strcmp(s->o->only, m.name) != 0))
+                continue;
+            ASSAY_CHECK(*count < MAX_CASES, ASSAY_LIMIT, "mutants name more than %d cases", (int)MAX_CASES);
+            snprintf(names[(*count)++], sizeof names[0], "%s", m.case_name);
+        }
+    ASSAY_CHECK(*count > 0, ASSAY_NOT_FOUND, "no mutant%s%s", s->o->only[0] ? " is called " : "", s->o->only);
     return ASSAY_OK;
 }
 
 static assay_status run_selftest(selftest *s)
 {
-    char case_file[ASSAY_PATH], mutants[ASSAY_PATH];
+    char case_file[ASSAY_PATH], mutants[ASSAY_PATH], names[MAX_CASES][64];
     char **paths = NULL;
-    int n = 0;
+    int n = 0, n_cases = 0;
     assay_status st = ASSAY_OK;
-    ASSAY_TRY_GOTO(default_paths(s, case_file, mutants), st, done);
+    ASSAY_TRY_GOTO(default_paths(s, "", case_file, mutants), st, done);
     ASSAY_TRY_GOTO(parity_cases_list(mutants, &paths, &n), st, done);
-    ASSAY_TRY_GOTO(set_up(s, case_file), st, done);
-    printf("engine %s (%s), case %s, %d faults\n", s->engine.name, s->engine.program, s->c.name, n);
-    ASSAY_TRY_GOTO(run_mutants(s, paths, n), st, done);
+    ASSAY_TRY_GOTO(cases_of(s, paths, n, names, &n_cases), st, done);
+    for (int k = 0; k < n_cases; k++) {
+        if (k > 0)
+            tear_down(s);
+        ASSAY_TRY_GOTO(default_paths(s, names[k], case_file, mutants), st, done);
+        ASSAY_TRY_GOTO(set_up(s, case_file), st, done);
+        printf("engine %s (%s), case %s, %d faults in all\n", s->engine.name, s->engine.program, s->c.name,
+               n);
+        ASSAY_TRY_GOTO(run_mutants(s, names[k], paths, n), st, done);
+    }
+    printf("mutation score: %lld of %lld (%.1f %%)\n", (long long)s->caught, (long long)s->tried,
+           100.0 * (double)s->caught / (double)s->tried);
 done:
     for (int i = 0; i < n; i++)
         free(paths[i]);

@@ -18,12 +18,21 @@ REF_WIDE static void scale_scores(double *s, double *es, int64_t n, double scale
     }
 }
 
+/* Where a module stores its scores. */
+static void store_scores(const partners *z, const ref_declared *d)
+{
+    for (int64_t i = 0; i < z->n && d->rounding & ASSAY_ROUND_SCORES; i++)
+        z->es[i] = ref_stored(d, ASSAY_ROUND_SCORES, (ref_iv){z->s[i], z->es[i]}).b;
+}
+
 /* s, es = scale (x . partner) */
 static void scores(partners *z, const double *x, double scale, const packed *other, const ref_declared *d,
                    const ref_order *order)
 {
     partners_dots(z->s, z->es, z, x, other, order);
+    store_scores(z, d);
     scale_scores(z->s, z->es, z->n, scale, &d->num);
+    store_scores(z, d);
 }
 
 typedef struct job {

@@ -80,55 +80,77 @@ assay_status ref_bound_router_aux_sums(ref_pair score_sums, ref_pair z_sum, ref_
     return ASSAY_OK;
 }
 
-/* aux_coeff E / (K tokens^2) and z_coeff / tokens, in the accumulate format: a few roundings each */
+assay_status ref_bound_router_seq_aux_sums(ref_pair score_sums, const double *aux_scores, int64_t rows,
+                                           const ref_router_desc *desc, const ref_declared *d)
+{
+    const int64_t e = desc->experts, t = desc->tokens / rows;
+    double *terms = calloc((size_t)(2 * t + 1), sizeof *terms);
+    ASSAY_CHECK(terms, ASSAY_OUT_OF_MEMORY, "router_seq_aux_fwd: %lld tokens", (long long)desc->tokens);
+    for (int64_t j = 0; j < rows * e; j++) {
+        for (int64_t i = 0; i < t; i++)
+            terms[i] = aux_scores[(i * rows + j / e) * e + j % e];
+        const ref_iv sum = ref_sum_terms(terms, terms + t, t, &d->order); /* the scores are exact */
+        score_sums.y[j] = sum.v;
+        score_sums.b[j] = sum.b;
+    }
+    free(terms);
+    return ASSAY_OK;
+}
+
+/* aux_coeff E / (K tokens^2 divisor) and z_coeff / tokens, in the accumulate format: a few roundings each */
 static ref_iv weight(double exact, const ref_num *n)
 {
     return (ref_iv){exact, 6.0 * n->u * fabs(exact)};
 }
 
-static double aux_factor(double aux_coeff, int64_t tokens, const ref_router_desc *desc)
+static double aux_factor(const ref_balance *b, const ref_router_desc *desc)
 {
-    if (tokens == 0 || desc->topk == 0)
+    if (b->tokens == 0 || desc->topk == 0)
         return 0.0;
-    return aux_coeff * (double)desc->experts / ((double)desc->topk * (double)tokens * (double)tokens);
+    return b->aux_coeff * (double)desc->experts /
+           ((double)desc->topk * (double)b->tokens * (double)b->tokens * (double)b->divisor);
 }
 
-void ref_bound_router_aux_loss(ref_pair losses, const double *score_sums, const int64_t *group_counts,
-                               const double *z_sum, double aux_coeff, double z_coeff, int64_t group_tokens,
-                               const ref_router_desc *desc, const ref_declared *d)
+assay_status ref_bound_router_aux_loss(ref_pair losses, const double *score_sums, const int64_t *counts,
+                                       const double *z_sum, const ref_balance *b, const ref_router_desc *desc,
+                                       const ref_declared *d)
 {
     const ref_num *n = &d->num;
-    ref_iv t[ASSAY_MAX_EXPERTS];
-    for (int64_t j = 0; j < desc->experts; j++)
-        t[j] = iv_mul(n, iv_exact(score_sums[j]), iv_constant(n, (double)group_counts[j]));
-    const ref_iv aux =
-        iv_mul(n, ref_sum_few(n, t, desc->experts), weight(aux_factor(aux_coeff, group_tokens, desc), n));
-    const double z_factor = group_tokens == 0 ? 0.0 : z_coeff / (double)group_tokens;
-    const ref_iv z = iv_mul(n, iv_exact(z_sum[0]), weight(z_factor, n));
+    const int64_t count = b->rows * desc->experts;
+    ref_iv *t = malloc((size_t)(count + 1) * sizeof *t);
+    ASSAY_CHECK(t, ASSAY_OUT_OF_MEMORY, "router_aux_loss: %lld counts", (long long)count);
+    for (int64_t j = 0; j < count; j++)
+        t[j] = iv_mul(n, iv_exact(score_sums[j]), iv_constant(n, (double)counts[j]));
+    const ref_iv aux = iv_mul(n, ref_sum_few(n, t, count), weight(aux_factor(b, desc), n));
+    const double z_factor = b->tokens == 0 || !z_sum ? 0.0 : b->z_coeff / (double)b->tokens;
+    const ref_iv z = iv_mul(n, iv_exact(z_sum ? z_sum[0] : 0.0), weight(z_factor, n));
     losses.y[0] = aux.v;
     losses.b[0] = aux.b;
     losses.y[1] = z.v;
     losses.b[1] = z.b;
+    free(t);
+    return ASSAY_OK;
 }
 
-void ref_bound_router_aux_bwd(ref_pair dlogits, const double *logits, const int64_t *group_counts,
-                              const double *old, double aux_coeff, double z_coeff, double loss_scale,
-                              int64_t group_tokens, const ref_router_desc *desc, const ref_declared *d)
+void ref_bound_router_aux_bwd(ref_pair dlogits, const double *logits, const int64_t *counts,
+                              const double *old, const ref_balance *b, double loss_scale,
+                              const ref_router_desc *desc, const ref_declared *d)
 {
     const ref_num *n = &d->num;
     const int64_t e = desc->experts;
-    const ref_iv aux_weight = weight(aux_factor(aux_coeff, group_tokens, desc) * loss_scale, n);
+    const ref_iv aux_weight = weight(aux_factor(b, desc) * loss_scale, n);
     const ref_iv z_weight =
-        weight(group_tokens == 0 ? 0.0 : z_coeff * 2.0 / (double)group_tokens * loss_scale, n);
+        weight(b->tokens == 0 ? 0.0 : b->z_coeff * 2.0 / (double)b->tokens * loss_scale, n);
     ref_iv a[ASSAY_MAX_EXPERTS], p[ASSAY_MAX_EXPERTS], t[ASSAY_MAX_EXPERTS], sum;
     for (int64_t i = 0; i < desc->tokens; i++) {
         const ref_iv lse = softmax_row(p, logits + i * e, e, n);
+        const int64_t *row = counts + i % b->rows * e;
         aux_row(a, &sum, logits + i * e, desc, n);
         for (int64_t j = 0; j < e; j++)
-            t[j] = iv_mul(n, a[j], iv_constant(n, (double)group_counts[j]));
+            t[j] = iv_mul(n, a[j], iv_constant(n, (double)row[j]));
         const ref_iv dot = ref_sum_few(n, t, e);
         for (int64_t j = 0; j < e; j++) {
-            const ref_iv count = iv_constant(n, (double)group_counts[j]);
+            const ref_iv count = iv_constant(n, (double)row[j]);
             ref_iv da = iv_mul(n, a[j], iv_sub(n, count, dot));
             /* also a n - a dot */
             da.b += n->u * a[j].v * (fabs(count.v) + fabs(dot.v));

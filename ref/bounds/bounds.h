@@ -21,9 +21,22 @@ typedef struct ref_pair {
 typedef struct ref_declared {
     ref_num num;
     ref_order order;
-    int64_t tile; /* keys of a rescale step of an online softmax, 0 = two passes */
+    int64_t tile;              /* keys of a rescale step of an online softmax, 0 = two passes */
+    unsigned rounding;         /* assay_rounding: places where an intermediate result is stored ... */
+    double u_store, eta_store; /* ... in a dtype with this unit roundoff and smallest subnormal */
 } ref_declared;
 assay_status ref_declared_of(ref_declared *out, const assay_arith *arith, const char *op);
+/* Takes the declared places of `arith`, whose intermediate results are stored in `store`; one as fine as the accumulate type
+ * adds no rounding. */
+void ref_declared_store(ref_declared *d, const assay_arith *arith, assay_dtype store);
+
+/* x, stored at `place` where the operation declares it. */
+static inline ref_iv ref_stored(const ref_declared *d, assay_rounding place, ref_iv x)
+{
+    if ((d->rounding & place) == 0)
+        return x;
+    return (ref_iv){x.v, x.b + d->u_store * (fabs(x.v) + x.b) + d->eta_store};
+}
 
 /* Stores z; takes the last rounding off when the output has the accumulate format. */
 static inline void ref_pair_set(ref_pair out, int64_t i, ref_iv z, const ref_num *num)
@@ -55,6 +68,16 @@ void ref_bound_rmsnorm_fwd(ref_pair y, ref_pair rstd, const double *x, const dou
 assay_status ref_bound_rmsnorm_bwd(ref_pair dx, ref_pair dgamma, const double *dy, const double *x,
                                    const double *gamma, const double *rstd, const double *old, int64_t t,
                                    int64_t h, const ref_declared *d);
+void ref_bound_rmsnorm_sumsq(ref_pair y, const double *x, int64_t t, int64_t h, const ref_declared *d);
+void ref_bound_rmsnorm_apply(ref_pair y, ref_pair rstd, const double *x, const double *gamma,
+                             const double *sumsq, double eps, int64_t width, int64_t t, int64_t h,
+                             const ref_declared *d);
+assay_status ref_bound_rmsnorm_bwd_dot(ref_pair y, const double *dy, const double *x, const double *gamma,
+                                       const double *rstd, int64_t t, int64_t h, const ref_declared *d);
+assay_status ref_bound_rmsnorm_bwd_apply(ref_pair dx, ref_pair dgamma, const double *dy, const double *x,
+                                         const double *gamma, const double *rstd, const double *dot,
+                                         const double *old, int64_t width, int64_t t, int64_t h,
+                                         const ref_declared *d);
 
 /* --- elementwise.c */
 /* No rounding but the one of the store: of limit, where the stored type has not that number. */
@@ -71,7 +94,7 @@ void ref_bound_sigmoid_gate_fwd(ref_pair y, const double *x, const double *gate,
 void ref_bound_sigmoid_gate_bwd(ref_pair dx, ref_pair dgate, const double *dy, const double *x,
                                 const double *gate, int64_t t, int64_t h, const ref_declared *d);
 void ref_bound_rope_table(ref_pair cos_table, ref_pair sin_table, const ref_rope_desc *desc,
-                          int64_t n_positions);
+                          int64_t n_positions, const ref_declared *d);
 /* sign +1: forward, -1: backward */
 void ref_bound_rope(ref_pair y, const double *x, const double *cos_table, const double *sin_table,
                     const int64_t *position, int64_t rotary_dim, int64_t t, int64_t heads, int64_t dim,
@@ -132,12 +155,14 @@ void ref_bound_router_aux_scores(ref_pair aux_scores, const double *logits, cons
 assay_status ref_bound_router_aux_sums(ref_pair score_sums, ref_pair z_sum, ref_pair aux_scores,
                                        const double *logits, const ref_router_desc *desc,
                                        const ref_declared *d);
-void ref_bound_router_aux_loss(ref_pair losses, const double *score_sums, const int64_t *group_counts,
-                               const double *z_sum, double aux_coeff, double z_coeff, int64_t group_tokens,
-                               const ref_router_desc *desc, const ref_declared *d);
-void ref_bound_router_aux_bwd(ref_pair dlogits, const double *logits, const int64_t *group_counts,
-                              const double *old, double aux_coeff, double z_coeff, double loss_scale,
-                              int64_t group_tokens, const ref_router_desc *desc, const ref_declared *d);
+assay_status ref_bound_router_seq_aux_sums(ref_pair score_sums, const double *aux_scores, int64_t rows,
+                                           const ref_router_desc *desc, const ref_declared *d);
+assay_status ref_bound_router_aux_loss(ref_pair losses, const double *score_sums, const int64_t *counts,
+                                       const double *z_sum, const ref_balance *b, const ref_router_desc *desc,
+                                       const ref_declared *d);
+void ref_bound_router_aux_bwd(ref_pair dlogits, const double *logits, const int64_t *counts,
+                              const double *old, const ref_balance *b, double loss_scale,
+                              const ref_router_desc *desc, const ref_declared *d);
 void ref_bound_expert_bias_update(ref_pair bias, const double *old, const int64_t *counts, double rate,
                                   int64_t e, const ref_declared *d);
 

@@ -73,9 +73,26 @@ REF_WIDE static void swiglu_fwd_row(ref_pair y, int64_t at, const double *x, con
         swiglu_fwd_body(y, at, gate, up, 1.0, f, *n, false, false);
 }
 
+/* The same of a module that stores gate sigmoid(gate). */
+static void swiglu_stored_row(ref_pair y, int64_t at, const double *x, const double *probs, int64_t f,
+                              const ref_declared *d)
+{
+    const ref_num *n = &d->num;
+    for (int64_t j = 0; j < f; j++) {
+        const ref_iv silu =
+            ref_stored(d, ASSAY_ROUND_BEFORE_UP, iv_mul(n, iv_exact(x[j]), iv_sigmoid(n, x[j])));
+        const ref_iv h = iv_mul(n, silu, iv_exact(x[f + j]));
+        ref_pair_set(y, at + j, probs ? iv_mul(n, h, iv_exact(*probs)) : h, n);
+    }
+}
+
 void ref_bound_swiglu_fwd(ref_pair y, const double *x, const double *probs, int64_t t, int64_t f,
                           const ref_declared *d)
 {
+    for (int64_t i = 0; i < t && d->rounding & ASSAY_ROUND_BEFORE_UP; i++)
+        swiglu_stored_row(y, i * f, x + i * 2 * f, probs ? probs + i : NULL, f, d);
+    if (d->rounding & ASSAY_ROUND_BEFORE_UP)
+        return;
 #pragma omp parallel for schedule(static) if (ref_vec_parallel(t * f * 16))
     for (int64_t i = 0; i < t; i++)
         swiglu_fwd_row(y, i * f, x + i * 2 * f, probs ? probs + i : NULL, f, &d->num);
@@ -183,18 +200,22 @@ void ref_bound_sigmoid_gate_bwd(ref_pair dx, ref_pair dgate, const double *dy, c
 /* Both engines work in double.  The angle p f carries the error of pow and, for llama3, of the interpolation:
  * a few double roundings relative, so p f 2^-46 absolute; cos and sin are Lipschitz. */
 void ref_bound_rope_table(ref_pair cos_table, ref_pair sin_table, const ref_rope_desc *desc,
-                          int64_t n_positions)
+                          int64_t n_positions, const ref_declared *d)
 {
     const int64_t half = desc->rotary_dim / 2;
+    /* base to a rounded power: ln(base) u and the power's own error; the inverse, scaling and smoothing, the angle: 12 roundings */
+    const bool angles = d->rounding & ASSAY_ROUND_ANGLES;
+    const double relative = angles ? (fabs(log(desc->base)) + 12.0) * d->num.u + d->num.f : 0x1p-46,
+                 stored = angles ? d->num.f : 0x1p-40;
     ref_rope_table(cos_table.y, sin_table.y, desc, n_positions);
     for (int64_t p = 0; p < n_positions; p++)
         for (int64_t i = 0; i < half; i++) {
             /* the frequency is at most 1 (base >= 1), so p bounds the angle; base < 1 turns the other way
              * round */
             const double f = fmax(1.0, pow(desc->base, -2.0 * (double)i / (double)desc->rotary_dim));
-            const double angle = (double)p * (desc->base >= 1.0 ? fmin(f, 1.0) : f) * 0x1p-46;
-            cos_table.b[p * half + i] = 0x1p-40 * fabs(cos_table.y[p * half + i]) + angle;
-            sin_table.b[p * half + i] = 0x1p-40 * fabs(sin_table.y[p * half + i]) + angle;
+            const double angle = (double)p * (desc->base >= 1.0 ? fmin(f, 1.0) : f) * relative;
+            cos_table.b[p * half + i] = stored * fabs(cos_table.y[p * half + i]) + angle;
+            sin_table.b[p * half + i] = stored * fabs(sin_table.y[p * half + i]) + angle;
         }
 }
 
@@ -223,6 +244,23 @@ REF_WIDE static void rope_row(ref_pair y, int64_t at, const double *x, const dou
         rope_body(y, at, x, c, s, half, sign, *n, false);
 }
 
+/* The same of a module that stores the products. */
+static void rope_stored_row(ref_pair y, int64_t at, const double *x, const double *c, const double *s,
+                            int64_t half, double sign, const ref_declared *d)
+{
+    const ref_num *n = &d->num;
+    for (int64_t j = 0; j < half; j++) {
+        const ref_iv a = iv_exact(x[j]), b = iv_exact(x[half + j]), cj = iv_exact(c[j]),
+                     sj = iv_exact(sign * s[j]);
+        const ref_iv ac = ref_stored(d, ASSAY_ROUND_PRODUCTS, iv_mul(n, a, cj)),
+                     bs = ref_stored(d, ASSAY_ROUND_PRODUCTS, iv_mul(n, b, sj)),
+                     bc = ref_stored(d, ASSAY_ROUND_PRODUCTS, iv_mul(n, b, cj)),
+                     as = ref_stored(d, ASSAY_ROUND_PRODUCTS, iv_mul(n, a, sj));
+        ref_pair_set(y, at + j, iv_sub(n, ac, bs), n);
+        ref_pair_set(y, at + half + j, iv_add(n, bc, as), n);
+    }
+}
+
 void ref_bound_rope(ref_pair y, const double *x, const double *cos_table, const double *sin_table,
                     const int64_t *position, int64_t rotary_dim, int64_t t, int64_t heads, int64_t dim,
                     double sign, const ref_declared *d)
@@ -231,7 +269,10 @@ void ref_bound_rope(ref_pair y, const double *x, const double *cos_table, const 
 #pragma omp parallel for schedule(static) if (ref_vec_parallel(t * heads * dim))
     for (int64_t i = 0; i < t * heads; i++) {
         const int64_t row = position[i / heads] * half;
-        rope_row(y, i * dim, x + i * dim, cos_table + row, sin_table + row, half, sign, &d->num);
+        if (d->rounding & ASSAY_ROUND_PRODUCTS)
+            rope_stored_row(y, i * dim, x + i * dim, cos_table + row, sin_table + row, half, sign, d);
+        else
+            rope_row(y, i * dim, x + i * dim, cos_table + row, sin_table + row, half, sign, &d->num);
         for (int64_t j = rotary_dim; j < dim; j++) {
             y.y[i * dim + j] = x[i * dim + j];
             y.b[i * dim + j] = 0.0;

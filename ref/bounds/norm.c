@@ -22,15 +22,15 @@ void ref_bound_rmsnorm_fwd(ref_pair y, ref_pair rstd, const double *x, const dou
         rstd.y[i] = r.v;
         rstd.b[i] = r.b;
         for (int64_t j = 0; j < h; j++) {
-            const ref_iv xr = iv_mul(n, iv_exact(xi[j]), r);
+            const ref_iv xr = ref_stored(d, ASSAY_ROUND_BEFORE_GAMMA, iv_mul(n, iv_exact(xi[j]), r));
             ref_pair_set(y, i * h + j, iv_mul(n, iv_exact(gamma[j]), xr), n);
         }
     }
 }
 
-/* terms: scratch [2 H] */
-static void bwd_row(ref_pair dx, int64_t i, double *terms, const double *dy, const double *x,
-                    const double *gamma, double rstd, int64_t h, const ref_order *order, const ref_num *n)
+/* g xh of every column: terms [2 H], values and bounds */
+static void dot_terms(double *terms, const double *dy, const double *x, const double *gamma, double rstd,
+                      int64_t h, const ref_num *n)
 {
     for (int64_t j = 0; j < h; j++) {
         const ref_iv g = iv_mul(n, iv_exact(dy[j]), iv_exact(gamma[j]));
@@ -38,13 +38,27 @@ static void bwd_row(ref_pair dx, int64_t i, double *terms, const double *dy, con
         terms[j] = z.v;
         terms[h + j] = z.b;
     }
-    const ref_iv mean = iv_mul(n, ref_sum_terms(terms, terms + h, h, order), iv_constant(n, 1.0 / (double)h));
+}
+
+/* dx of a row from the mean of g xh */
+static void dx_row(ref_pair dx, int64_t i, const double *dy, const double *x, const double *gamma,
+                   double rstd, ref_iv mean, int64_t h, const ref_num *n)
+{
     for (int64_t j = 0; j < h; j++) {
         const ref_iv g = iv_mul(n, iv_exact(dy[j]), iv_exact(gamma[j]));
         const ref_iv xh = iv_mul(n, iv_exact(x[j]), iv_exact(rstd));
         const ref_iv z = iv_mul(n, iv_exact(rstd), iv_sub(n, g, iv_mul(n, xh, mean)));
         ref_pair_set(dx, i * h + j, z, n);
     }
+}
+
+/* terms: scratch [2 H] */
+static void bwd_row(ref_pair dx, int64_t i, double *terms, const double *dy, const double *x,
+                    const double *gamma, double rstd, int64_t h, const ref_order *order, const ref_num *n)
+{
+    dot_terms(terms, dy, x, gamma, rstd, h, n);
+    const ref_iv mean = iv_mul(n, ref_sum_terms(terms, terms + h, h, order), iv_constant(n, 1.0 / (double)h));
+    dx_row(dx, i, dy, x, gamma, rstd, mean, h, n);
 }
 
 static void bwd_gamma(ref_pair dgamma, int64_t j, double *terms, const double *dy, const double *x,
@@ -86,5 +100,65 @@ assay_status ref_bound_rmsnorm_bwd(ref_pair dx, ref_pair dgamma, const double *d
         free(terms);
     }
     ASSAY_CHECK(!failed, ASSAY_OUT_OF_MEMORY, "rmsnorm_bwd: %lld rows of %lld", (long long)t, (long long)h);
+    return ASSAY_OK;
+}
+
+/* --- rows cut over ranks ------------------------------------------------------------------------------------ */
+void ref_bound_rmsnorm_sumsq(ref_pair y, const double *x, int64_t t, int64_t h, const ref_declared *d)
+{
+    for (int64_t i = 0; i < t; i++) {
+        const ref_iv sum = ref_sum_dot(x + i * h, x + i * h, h, &d->order);
+        y.y[i] = sum.v;
+        y.b[i] = sum.b;
+    }
+}
+
+void ref_bound_rmsnorm_apply(ref_pair y, ref_pair rstd, const double *x, const double *gamma,
+                             const double *sumsq, double eps, int64_t width, int64_t t, int64_t h,
+                             const ref_declared *d)
+{
+    const ref_num *n = &d->num;
+    for (int64_t i = 0; i < t; i++) {
+        const ref_iv mean = iv_mul(n, iv_exact(sumsq[i]), iv_constant(n, 1.0 / (double)width));
+        const ref_iv r = iv_rsqrt(n, iv_add(n, mean, iv_constant(n, eps)));
+        rstd.y[i] = r.v;
+        rstd.b[i] = r.b;
+        for (int64_t j = 0; j < h; j++) {
+            const ref_iv xr = iv_mul(n, iv_exact(x[i * h + j]), r);
+            ref_pair_set(y, i * h + j, iv_mul(n, iv_exact(gamma[j]), xr), n);
+        }
+    }
+}
+
+assay_status ref_bound_rmsnorm_bwd_dot(ref_pair y, const double *dy, const double *x, const double *gamma,
+                                       const double *rstd, int64_t t, int64_t h, const ref_declared *d)
+{
+    double *terms = malloc((size_t)(2 * h + 1) * sizeof *terms);
+    ASSAY_CHECK(terms, ASSAY_OUT_OF_MEMORY, "rmsnorm_bwd_dot: rows of %lld", (long long)h);
+    for (int64_t i = 0; i < t; i++) {
+        dot_terms(terms, dy + i * h, x + i * h, gamma, rstd[i], h, &d->num);
+        const ref_iv sum = ref_sum_terms(terms, terms + h, h, &d->order);
+        y.y[i] = sum.v;
+        y.b[i] = sum.b;
+    }
+    free(terms);
+    return ASSAY_OK;
+}
+
+assay_status ref_bound_rmsnorm_bwd_apply(ref_pair dx, ref_pair dgamma, const double *dy, const double *x,
+                                         const double *gamma, const double *rstd, const double *dot,
+                                         const double *old, int64_t width, int64_t t, int64_t h,
+                                         const ref_declared *d)
+{
+    const ref_num *n = &d->num;
+    double *terms = malloc((size_t)(2 * t + 1) * sizeof *terms);
+    ASSAY_CHECK(terms, ASSAY_OUT_OF_MEMORY, "rmsnorm_bwd_apply: %lld rows", (long long)t);
+    for (int64_t i = 0; i < t; i++) {
+        const ref_iv mean = iv_mul(n, iv_exact(dot[i]), iv_constant(n, 1.0 / (double)width));
+        dx_row(dx, i, dy + i * h, x + i * h, gamma, rstd[i], mean, h, n);
+    }
+    for (int64_t j = 0; j < h; j++)
+        bwd_gamma(dgamma, j, terms, dy, x, rstd, old, t, h, &d->order, n);
+    free(terms);
     return ASSAY_OK;
 }

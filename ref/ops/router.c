@@ -254,46 +254,68 @@ void ref_router_aux_sums(double *score_sums, int64_t *counts, double *z_sum, con
     }
 }
 
-/* aux_coeff E / (K tokens^2): the weight of score_sums_i n_i in the loss. */
-static double aux_weight(double aux_coeff, int64_t tokens, const ref_router_desc *d)
-{
-    return tokens == 0 ? 0.0
-                       : aux_coeff * (double)d->experts / ((double)d->topk * (double)tokens * (double)tokens);
-}
-
-void ref_router_aux_loss(double losses[2], const double *score_sums, const int64_t *group_counts,
-                         const double *z_sum, double aux_coeff, double z_coeff, int64_t group_tokens,
-                         const ref_router_desc *d)
-{
-    double dot = 0.0;
-    for (int64_t j = 0; j < d->experts; j++)
-        dot += score_sums[j] * (double)group_counts[j];
-    losses[0] = aux_weight(aux_coeff, group_tokens, d) * dot;
-    losses[1] = group_tokens == 0 ? 0.0 : z_coeff / (double)group_tokens * *z_sum;
-}
-
-void ref_router_aux_bwd(double *dlogits, const double *logits, const int64_t *group_counts, double aux_coeff,
-                        double z_coeff, double loss_scale, int64_t group_tokens, const ref_router_desc *d)
+void ref_router_seq_aux_sums(double *score_sums, int64_t *counts, const double *aux_scores,
+                             const int64_t *indices, int64_t rows, const ref_router_desc *d)
 {
     const int64_t e = d->experts;
-    const double weight = aux_weight(aux_coeff, group_tokens, d);
-    const double z_weight = group_tokens == 0 ? 0.0 : z_coeff * 2.0 / (double)group_tokens;
+    ref_vec_zero(score_sums, rows * e);
+    memset(counts, 0, (size_t)(rows * e) * sizeof *counts);
+    for (int64_t i = 0; i < d->tokens; i++) {
+        const int64_t row = i % rows;
+        ref_vec_axpy(score_sums + row * e, 1.0, aux_scores + i * e, e);
+        for (int64_t j = 0; j < d->topk; j++)
+            counts[row * e + indices[i * d->topk + j]]++;
+    }
+}
+
+/* aux_coeff E / (K tokens^2 divisor): the weight of score_sums_bi n_bi in the loss. */
+static double aux_weight(const ref_balance *b, const ref_router_desc *d)
+{
+    return b->tokens == 0
+               ? 0.0
+               : b->aux_coeff * (double)d->experts /
+                     ((double)d->topk * (double)b->tokens * (double)b->tokens * (double)b->divisor);
+}
+
+void ref_router_aux_loss(double losses[2], const double *score_sums, const int64_t *counts,
+                         const double *z_sum, const ref_balance *b, const ref_router_desc *d)
+{
+    double dot = 0.0;
+    for (int64_t j = 0; j < b->rows * d->experts; j++)
+        dot += score_sums[j] * (double)counts[j];
+    losses[0] = aux_weight(b, d) * dot;
+    losses[1] = b->tokens == 0 || !z_sum ? 0.0 : b->z_coeff / (double)b->tokens * *z_sum;
+}
+
+void ref_router_aux_bwd(double *dlogits, const double *logits, const int64_t *counts, const ref_balance *b,
+                        double loss_scale, const ref_router_desc *d)
+{
+    const int64_t e = d->experts;
+    const double weight = aux_weight(b, d);
+    const double z_weight = b->tokens == 0 ? 0.0 : b->z_coeff * 2.0 / (double)b->tokens;
     double a[ASSAY_MAX_EXPERTS], p[ASSAY_MAX_EXPERTS];
     assert(e <= ASSAY_MAX_EXPERTS);
     for (int64_t i = 0; i < d->tokens; i++) {
         const double *l = logits + i * e;
+        const int64_t *n = counts + i % b->rows * e;
         const double sum = aux_row(a, l, d), lse = softmax(p, l, e);
         double dot = 0.0;
         for (int64_t j = 0; j < e; j++)
-            dot += a[j] * (double)group_counts[j];
+            dot += a[j] * (double)n[j];
         for (int64_t j = 0; j < e; j++) {
-            double da = a[j] * ((double)group_counts[j] - dot);
+            double da = a[j] * ((double)n[j] - dot);
             /* a_j = s_j / sum: the derivative of s_j is s_j (1 - s_j), and s_j = a_j sum. */
             if (d->mode == REF_ROUTER_SIGMOID)
                 da *= 1.0 - a[j] * sum;
             dlogits[i * e + j] += loss_scale * (weight * da + z_weight * lse * p[j]);
         }
     }
+}
+
+void ref_running_counts(int64_t *total, const int64_t *counts, const int64_t *previous, int64_t e)
+{
+    for (int64_t i = 0; i < e; i++)
+        total[i] = counts[i] + (previous ? previous[i] : 0);
 }
 
 void ref_expert_bias_update(double *bias, const int64_t *counts, double rate, int64_t e)

@@ -1,7 +1,7 @@
 /* Attention over cp. */
 #include "ref/parallel/context.h"
 
-#include "ref/lockstep.h"
+#include "ref/documents.h"
 #include "ref/parallel/collectives.h"
 
 #include <assert.h>
@@ -161,12 +161,13 @@ static assay_status a2a_fwd(ref_pass *p, ref_context_acts *a, ref_tensor *o, con
                             const ref_tensor *k, const ref_tensor *v)
 {
     ref_tensor packed;
-    ASSAY_TRY(make_positions(p, &a->q_position, true));
-    a->k_position = a->q_position;
+    ASSAY_TRY(make_positions(p, &a->seen.q_position, true));
+    a->seen.k_position = a->seen.q_position;
+    ASSAY_TRY(ref_documents_start(p, &a->seen.document_start, true));
     ASSAY_TRY(heads_to_sequence(p, &a->q, q, 'q'));
     ASSAY_TRY(heads_to_sequence(p, &a->k, k, 'k'));
     ASSAY_TRY(heads_to_sequence(p, &a->v, v, 'v'));
-    ASSAY_TRY(ref_ranks_attention(p, &a->o, &a->lse, &a->q, &a->k, &a->v, &a->q_position, &a->k_position,
+    ASSAY_TRY(ref_ranks_attention(p, &a->o, &a->lse, &a->q, &a->k, &a->v, &a->seen,
                                   "self_attention.core_attention"));
     ASSAY_TRY(ref_new(p, &packed, "self_attention.a2a_o", "recv"));
     ASSAY_TRY(ref_new(p, o, "self_attention.unpack_o", "y"));
@@ -186,7 +187,7 @@ static assay_status a2a_bwd(ref_pass *p, ref_tensor *dq, ref_tensor *dk, ref_ten
     ASSAY_TRY(repack(p, &packed, dout, false));
     ASSAY_TRY(exchange(p, &d_o, &packed, true));
     ASSAY_TRY(ref_ranks_attention_bwd(p, &dq_all, &dk_all, &dv_all, &d_o, &a->q, &a->k, &a->v, &a->o, &a->lse,
-                                      &a->q_position, &a->k_position));
+                                      &a->seen));
     ASSAY_TRY(heads_to_sequence_bwd(p, dq, &dq_all, q, 'q'));
     ASSAY_TRY(heads_to_sequence_bwd(p, dk, &dk_all, k, 'k'));
     return heads_to_sequence_bwd(p, dv, &dv_all, v, 'v');
@@ -258,7 +259,8 @@ static assay_status p2p_fwd(ref_pass *p, ref_context_acts *a, ref_tensor *o, con
     a->q = *q;
     a->k = *k;
     a->v = *v;
-    ASSAY_TRY(make_positions(p, &a->q_position, false));
+    ASSAY_TRY(make_positions(p, &a->seen.q_position, false));
+    ASSAY_TRY(ref_documents_start(p, &a->seen.document_start, false));
     for (int step = 0; step < cp; step++) {
         ref_tensor part, part_lse, *to = step == 0 ? &a->o : &part, *to_lse = step == 0 ? &a->lse : &part_lse;
         ref_tensor keys = a->k, values = a->v;
@@ -266,8 +268,8 @@ static assay_status p2p_fwd(ref_pass *p, ref_context_acts *a, ref_tensor *o, con
             ASSAY_TRY(travel(p, &a->k, &keys, step_of("ring", step, at), "k"));
             ASSAY_TRY(travel(p, &a->v, &values, at, "v"));
         }
-        ASSAY_TRY(block_positions(p, &a->k_position, step));
-        ASSAY_TRY(ref_ranks_attention(p, to, to_lse, q, &a->k, &a->v, &a->q_position, &a->k_position,
+        ASSAY_TRY(block_positions(p, &a->seen.k_position, step));
+        ASSAY_TRY(ref_ranks_attention(p, to, to_lse, q, &a->k, &a->v, &a->seen,
                                       step_of("core_attention", step, at)));
         if (step > 0)
             ASSAY_TRY(merge(p, &a->o, &a->lse, &part, &part_lse,
@@ -298,14 +300,14 @@ static assay_status p2p_bwd(ref_pass *p, ref_tensor *dq, ref_tensor *dk, ref_ten
     ref_tensor keys = *k, values = *v, sum = {0}, dkeys = {0}, dvalues = {0};
     for (int step = 0; step < cp; step++) {
         ref_tensor part, dk_part, dv_part, before_k = keys, before_v = values, before = sum;
-        ref_ints k_position;
+        ref_seen seen = a->seen;
         if (step > 0) {
             ASSAY_TRY(travel(p, &keys, &before_k, step_of("ring", step, at), "k"));
             ASSAY_TRY(travel(p, &values, &before_v, at, "v"));
         }
-        ASSAY_TRY(block_positions(p, &k_position, step));
+        ASSAY_TRY(block_positions(p, &seen.k_position, step));
         ASSAY_TRY(ref_ranks_attention_bwd(p, &part, &dk_part, &dv_part, dout, q, &keys, &values, &a->o,
-                                          &a->lse, &a->q_position, &k_position));
+                                          &a->lse, &seen));
         if (step == 0) {
             sum = part;
             dkeys = dk_part;
@@ -332,13 +334,14 @@ static assay_status all_gather_fwd(ref_pass *p, ref_context_acts *a, ref_tensor 
     a->q = *q;
     a->k = *k;
     a->v = *v;
-    ASSAY_TRY(make_positions(p, &a->q_position, false));
-    ASSAY_TRY(make_positions(p, &a->k_position, !alone(p)));
+    ASSAY_TRY(make_positions(p, &a->seen.q_position, false));
+    ASSAY_TRY(make_positions(p, &a->seen.k_position, !alone(p)));
+    ASSAY_TRY(ref_documents_start(p, &a->seen.document_start, false));
     if (!alone(p)) {
         ASSAY_TRY(gather(p, &a->k, k, "self_attention.gather_k"));
         ASSAY_TRY(gather(p, &a->v, v, "self_attention.gather_v"));
     }
-    ASSAY_TRY(ref_ranks_attention(p, &a->o, &a->lse, &a->q, &a->k, &a->v, &a->q_position, &a->k_position,
+    ASSAY_TRY(ref_ranks_attention(p, &a->o, &a->lse, &a->q, &a->k, &a->v, &a->seen,
                                   "self_attention.core_attention"));
     *o = a->o;
     return ASSAY_OK;
@@ -351,10 +354,9 @@ static assay_status all_gather_bwd(ref_pass *p, ref_tensor *dq, ref_tensor *dk, 
     ref_tensor dk_whole, dv_whole;
     (void)q;
     if (alone(p))
-        return ref_ranks_attention_bwd(p, dq, dk, dv, dout, &a->q, &a->k, &a->v, &a->o, &a->lse,
-                                       &a->q_position, &a->k_position);
+        return ref_ranks_attention_bwd(p, dq, dk, dv, dout, &a->q, &a->k, &a->v, &a->o, &a->lse, &a->seen);
     ASSAY_TRY(ref_ranks_attention_bwd(p, dq, &dk_whole, &dv_whole, dout, &a->q, &a->k, &a->v, &a->o, &a->lse,
-                                      &a->q_position, &a->k_position));
+                                      &a->seen));
     ASSAY_TRY(gather_bwd(p, dk, &dk_whole, k));
     return gather_bwd(p, dv, &dv_whole, v);
 }

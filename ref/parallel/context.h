@@ -4,12 +4,12 @@
 #ifndef REF_PARALLEL_CONTEXT_H
 #define REF_PARALLEL_CONTEXT_H
 
-#include "ref/engine.h"
+#include "ref/lockstep.h"
 
 /* What attention read and made, and the positions of its queries and keys on every rank. */
 typedef struct ref_context_acts {
     ref_tensor q, k, v, o, lse;
-    ref_ints q_position, k_position; /* [Tq,1], [Tk,1] */
+    ref_seen seen;
 } ref_context_acts;
 
 /* o = attention; backward: dq, dk, dv, the gradients of the rank's own positions */

@@ -2,6 +2,7 @@
  * there.  Virtual stage number v = chunk * stages + stage feeds number v + 1. */
 #include "ref/parallel/pipeline.h"
 
+#include "ref/objective.h"
 #include "ref/parallel/collectives.h"
 #include "ref/parallel/schedule.h"
 
@@ -102,10 +103,19 @@ static assay_status run_all(pipeline *q)
     return ASSAY_OK;
 }
 
+/* All forwards, then all backwards: what a backward needs of the microbatches behind its own has been counted. */
+static void forwards_first(ref_action *actions, int64_t microbatches)
+{
+    for (int64_t i = 0; i < 2 * microbatches; i++)
+        actions[i] = (ref_action){.forward = i < microbatches, .microbatch = i % microbatches};
+}
+
 static assay_status make_schedules(pipeline *q)
 {
     for (int stage = 0; stage < q->stages; stage++)
         ASSAY_TRY(ref_pipeline_schedule(q->stages, q->chunks, stage, q->microbatches, &q->schedule[stage]));
+    if (ref_objective_looks_ahead(q->e)) /* a run that is not cut */
+        forwards_first(q->schedule[0], q->microbatches);
     return ASSAY_OK;
 }
 

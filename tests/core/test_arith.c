@@ -6,17 +6,19 @@ static bool same(const assay_arith *a, const assay_arith *b)
 {
     return a->accumulate == b->accumulate && a->order == b->order && a->lanes == b->lanes &&
            a->split == b->split && a->k_step == b->k_step && a->guard_bits == b->guard_bits &&
-           a->fma == b->fma && a->atomics == b->atomics && a->math_ulp == b->math_ulp && a->tile == b->tile;
+           a->fma == b->fma && a->atomics == b->atomics && a->math_ulp == b->math_ulp && a->tile == b->tile &&
+           a->rounding == b->rounding;
 }
 
 Test(core_arith, every_member_round_trips)
 {
     const assay_arith rows[] = {
         assay_arith_elementwise(),
-        {ASSAY_F64, ASSAY_ORDER_SEQUENTIAL, 1, 4, 0, 0, true, false, 1, 0},
-        {ASSAY_F32, ASSAY_ORDER_TREE, 32, 1, 0, 0, false, false, 2, 64},
-        {ASSAY_F32, ASSAY_ORDER_TENSOR_CORE, 1, 2, 16, 1, true, true, 0, 0},
-        {ASSAY_F32, ASSAY_ORDER_UNKNOWN, 7, 1, 0, 0, false, true, 3, 0},
+        {ASSAY_F64, ASSAY_ORDER_SEQUENTIAL, 1, 4, 0, 0, true, false, 1, 0, 0},
+        {ASSAY_F32, ASSAY_ORDER_TREE, 32, 1, 0, 0, false, false, 2, 64, ASSAY_ROUND_ANGLES},
+        {ASSAY_F32, ASSAY_ORDER_TENSOR_CORE, 1, 2, 16, 1, true, true, 0, 0, 0},
+        {ASSAY_F32, ASSAY_ORDER_UNKNOWN, 7, 1, 0, 0, false, true, 3, 0,
+         ASSAY_ROUND_BEFORE_GAMMA | ASSAY_ROUND_BEFORE_UP | ASSAY_ROUND_PRODUCTS | ASSAY_ROUND_SCORES},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         assay_arith back;
@@ -66,6 +68,10 @@ Test(core_arith, wrong_declarations_are_refused)
         {"{\"fma\":1}", ASSAY_FORMAT, "k0: fma: expected true or false"},
         {"{\"atomics\":\"no\"}", ASSAY_FORMAT, "k0: atomics"},
         {"{\"order\":\"tensor_core\"}", ASSAY_FORMAT, "k0: k_step: order tensor_core"},
+        {"{\"rounding\":\"products\"}", ASSAY_FORMAT, "k0: rounding: expected a list"},
+        {"{\"rounding\":[\"gamma\"]}", ASSAY_UNSUPPORTED, "k0: rounding: expected before_gamma"},
+        {"{\"rounding\":[1]}", ASSAY_UNSUPPORTED, "found 'no word'"},
+        {"{\"rounding\":[\"scores\",\"scores\"]}", ASSAY_FORMAT, "k0: rounding: scores is there twice"},
         {"{\"speed\":1}", ASSAY_FORMAT, "k0: speed: unknown member"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
@@ -117,13 +123,16 @@ Test(core_arith, outputs_of_their_own_are_few)
 Test(core_arith, a_declaration_reads_as_one_line)
 {
     char text[160];
-    const assay_arith a = {.accumulate = ASSAY_F32,
-                           .order = ASSAY_ORDER_TREE,
-                           .lanes = 32,
-                           .split = 1,
-                           .fma = true,
-                           .math_ulp = 2,
-                           .tile = 64};
+    assay_arith a = {.accumulate = ASSAY_F32,
+                     .order = ASSAY_ORDER_TREE,
+                     .lanes = 32,
+                     .split = 1,
+                     .fma = true,
+                     .math_ulp = 2,
+                     .tile = 64};
     assay_arith_describe(&a, text, sizeof text);
     cr_expect_str_eq(text, "F32 tree of 32 lanes, fma, tiles of 64, math 2 ulp");
+    a.rounding = ASSAY_ROUND_SCORES;
+    assay_arith_describe(&a, text, sizeof text);
+    cr_expect_str_eq(text, "F32 tree of 32 lanes, fma, tiles of 64, math 2 ulp, rounds scores");
 }

@@ -161,7 +161,7 @@ Test(batch_plan, whole_microbatches_when_they_divide)
 {
     assay_batch_share p;
     for (int rank = 0; rank < 2; rank++) {
-        TEST_OK(assay_batch_share_make(4, 3, 2, rank, &p));
+        TEST_OK(assay_batch_share_make(false, 4, 3, 2, rank, &p));
         cr_expect_not(p.rows_split);
         cr_expect_eq(p.first_microbatch, 2 * rank);
         cr_expect_eq(p.n_microbatches, 2);
@@ -173,7 +173,7 @@ Test(batch_plan, whole_microbatches_when_they_divide)
 Test(batch_plan, rows_otherwise)
 {
     assay_batch_share p;
-    TEST_OK(assay_batch_share_make(3, 4, 2, 1, &p));
+    TEST_OK(assay_batch_share_make(false, 3, 4, 2, 1, &p));
     cr_expect(p.rows_split);
     cr_expect_eq(p.first_microbatch, 0);
     cr_expect_eq(p.n_microbatches, 3);
@@ -184,10 +184,14 @@ Test(batch_plan, rows_otherwise)
 Test(batch_plan, refuses_what_does_not_divide)
 {
     assay_batch_share p;
-    TEST_FAILS(assay_batch_share_make(3, 5, 2, 0, &p), ASSAY_INVALID_ARGUMENT,
+    TEST_OK(assay_batch_share_make(true, 4, 2, 2, 1, &p));
+    cr_expect(p.rows_split && p.n_microbatches == 4 && p.first_row == 1 && p.n_rows == 1);
+    TEST_FAILS(assay_batch_share_make(true, 4, 3, 2, 0, &p), ASSAY_INVALID_ARGUMENT, "global_aux_loss");
+    TEST_FAILS(assay_batch_share_make(false, 3, 5, 2, 0, &p), ASSAY_INVALID_ARGUMENT,
                "data_parallel_size 2 divides neither the 3 microbatches of a step nor the 5 rows");
-    TEST_FAILS(assay_batch_share_make(2, 2, 2, 2, &p), ASSAY_INVALID_ARGUMENT, "data-parallel rank 2 of 2");
-    TEST_FAILS(assay_batch_share_make(0, 2, 1, 0, &p), ASSAY_INVALID_ARGUMENT, "0 microbatches");
+    TEST_FAILS(assay_batch_share_make(false, 2, 2, 2, 2, &p), ASSAY_INVALID_ARGUMENT,
+               "data-parallel rank 2 of 2");
+    TEST_FAILS(assay_batch_share_make(false, 0, 2, 1, 0, &p), ASSAY_INVALID_ARGUMENT, "0 microbatches");
 }
 
 /* --- Megatron-LM's form ------------------------------------------------------------------------------------- */
@@ -232,7 +236,7 @@ Test(batches, megatron_form)
 
 Test(batches, megatron_form_is_held_to_what_is_computed)
 {
-    const int64_t ids[] = {0, 1, 2, 3, 4, 5}, labels[] = {1, 2, 3, 4, 5, 6}, packed[] = {0, 1, 0, 0, 1, 2};
+    const int64_t ids[] = {0, 1, 2, 3, 4, 5}, labels[] = {1, 2, 3, 4, 5, 6};
     const float half[] = {1, 1, 1, 1, 0.5, 1}, none[] = {0, 0, 0, 0, 0, 0};
     const int32_t wrong[] = {1, 1, 1, 1, 1, 1};
     assay_batches b;
@@ -242,7 +246,4 @@ Test(batches, megatron_form_is_held_to_what_is_computed)
     TEST_FAILS(assay_batches_open(&b, path, VOCAB), ASSAY_INVALID_ARGUMENT, "all labels are masked");
     write_megatron(ids, labels, ASSAY_I32, wrong, NULL);
     TEST_FAILS(assay_batches_open(&b, path, VOCAB), ASSAY_UNSUPPORTED, "expected BOOL, I64, F32 or F64");
-    write_megatron(ids, labels, ASSAY_F32, NULL, packed);
-    TEST_FAILS(assay_batches_open(&b, path, VOCAB), ASSAY_UNSUPPORTED,
-               "position_ids[0,2]: expected 2, found 0");
 }

@@ -36,6 +36,7 @@ static void read_into(const char *change, assay_model_config *c)
 Test(config_megatron, words_mean_what_megatron_means)
 {
     assay_model_config *c = malloc(sizeof *c);
+    assay_train_options o;
     read_into("{}", c);
     cr_expect(!c->tie_word_embeddings && !c->add_qkv_bias && c->training.given);
     cr_expect_not(c->training.calculate_per_token_loss, "Megatron-LM's default");
@@ -50,11 +51,19 @@ Test(config_megatron, words_mean_what_megatron_means)
     read_into("{" MOE ",\"moe_layer_freq\":[0,1,1,0]}", c);
     cr_expect(c->mlp[0] == ASSAY_MLP_DENSE && c->mlp[1] == ASSAY_MLP_MOE && c->mlp[3] == ASSAY_MLP_DENSE);
     read_into(
-        "{" MOE ",\"moe_router_load_balancing_type\":[\"none\",\"aux_loss\"],"
-        "\"moe_aux_loss_coeff\":[0.5,0.25],\"moe_z_loss_coeff\":0.125,\"calculate_per_token_loss\":true,"
+        "{" MOE ",\"moe_router_load_balancing_type\":[\"none\",\"aux_loss\",\"global_aux_loss\"],"
+        "\"moe_aux_loss_coeff\":[0.5,0.25,0.75],\"moe_z_loss_coeff\":0.125,\"calculate_per_token_loss\":true,"
         "\"moe_router_bias_update_rate\":0.5}",
         c);
-    cr_expect_eq(c->training.moe_aux_loss_coeff, 0.25);
+    assay_train_options_default(&o);
+    TEST_OK(assay_inputs_take_config(&o, c));
+    cr_expect_eq(assay_balancing_coeff(&o, ASSAY_BALANCING_NONE), 0.0);
+    cr_expect_eq(assay_balancing_coeff(&o, ASSAY_BALANCING_AUX), 0.25);
+    cr_expect_eq(assay_balancing_coeff(&o, ASSAY_BALANCING_SEQ_AUX), 0.0);
+    cr_expect_eq(assay_balancing_coeff(&o, ASSAY_BALANCING_GLOBAL_AUX), 0.75);
+    cr_expect(assay_needs_all_rows(&o));
+    o.semantics = ASSAY_SEMANTICS_MEGATRON;
+    cr_expect_not(assay_needs_all_rows(&o));
     cr_expect_eq(c->training.moe_z_loss_coeff, 0.125);
     cr_expect_eq(c->training.moe_router_bias_update_rate, 0.5);
     cr_expect(c->training.calculate_per_token_loss);
@@ -67,7 +76,9 @@ Test(config_megatron, words_mean_what_megatron_means)
     read_into("{" MOE ",\"moe_expert_capacity_factor\":-1.0}", c);
     cr_expect_eq(c->training.moe_expert_capacity_factor, 0.0, "a negative factor is none");
     read_into("{" MOE ",\"moe_router_load_balancing_type\":\"none\",\"moe_aux_loss_coeff\":0.5}", c);
-    cr_expect_eq(c->training.moe_aux_loss_coeff, 0.0);
+    assay_train_options_default(&o);
+    TEST_OK(assay_inputs_take_config(&o, c));
+    cr_expect_eq(assay_balancing_coeff(&o, ASSAY_BALANCING_AUX), 0.0);
     free(c);
 }
 
@@ -78,10 +89,20 @@ Test(config_megatron, an_option_goes_before_the_file)
     read_into("{" MOE ",\"moe_aux_loss_coeff\":0.25,\"moe_z_loss_coeff\":0.125}", c);
     assay_train_options_default(&o);
     TEST_OK(assay_train_option_set(&o, "moe-aux-loss-coeff", "0"));
-    assay_inputs_take_config(&o, c);
-    cr_expect_eq(o.moe_aux_loss_coeff, 0.0, "given, though it is the default");
+    TEST_OK(assay_inputs_take_config(&o, c));
+    cr_expect_eq(assay_balancing_coeff(&o, ASSAY_BALANCING_AUX), 0.0, "given, though it is the default");
     cr_expect_eq(o.moe_z_loss_coeff, 0.125);
     cr_expect_not(o.calculate_per_token_loss);
+    /* coefficients and types are one thing in two lists */
+    TEST_OK(assay_train_option_set(&o, "moe-aux-loss-coeff", "0.5,0.25"));
+    TEST_FAILS(assay_inputs_take_config(&o, c), ASSAY_MISMATCH, "expected 1 coefficients");
+    TEST_OK(assay_train_option_set(&o, "moe-router-load-balancing-type", "seq_aux_loss,none"));
+    TEST_OK(assay_inputs_take_config(&o, c));
+    cr_expect_eq(assay_balancing_coeff(&o, ASSAY_BALANCING_SEQ_AUX), 0.5);
+    TEST_OK(assay_train_option_set(&o, "moe-router-load-balancing-type", "seq_aux_loss,seq_aux_loss"));
+    TEST_FAILS(assay_inputs_take_config(&o, c), ASSAY_INVALID_ARGUMENT, "seq_aux_loss twice");
+    TEST_FAILS(assay_train_option_set(&o, "moe-router-load-balancing-type", "sinkhorn"),
+               ASSAY_INVALID_ARGUMENT, "expected one of none, aux_loss, seq_aux_loss, global_aux_loss");
     free(c);
 }
 

@@ -1,8 +1,12 @@
 /* Starting ranks: environment, output, death, time limit, no survivors.  Ranks are shell scripts. */
 #include "core/run/launch.h"
 
+#include "core/run/launch_port.h"
 #include "tests/support/core_files.h"
+#include <arpa/inet.h>
+#include <netinet/in.h>
 #include <signal.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 
@@ -54,6 +58,33 @@ Test(launch, ranks_know_who_they_are)
     cr_expect_eq(count_lines("[rank 1] err"), 1);
     cr_expect_eq(count_lines("[rank 1] id"), 1);
     cr_expect_eq(count_lines("[rank 1] 1"), 1);
+}
+
+/* Launches at the same time do not meet: without the sockets some of 600 ports would be the same. */
+Test(launch, every_launch_has_a_port_of_its_own)
+{
+    enum { N = 600 };
+    static bool used[65536];
+    static int held[N];
+    char address[64];
+    for (int i = 0; i < N; i++) {
+        TEST_OK(assay_launch_port(&held[i], address, sizeof address));
+        const int port = atoi(strrchr(address, ':') + 1);
+        cr_assert(port > 0 && port < 65536 && !used[port], "%s is given twice", address);
+        used[port] = true;
+    }
+    struct sockaddr_in a = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    a.sin_port = htons((uint16_t)atoi(strrchr(address, ':') + 1));
+    const int yes = 1, other = socket(AF_INET, SOCK_STREAM, 0), nccl = socket(AF_INET, SOCK_STREAM, 0);
+    cr_expect_eq(bind(other, (struct sockaddr *)&a, sizeof a), -1);
+    cr_expect_eq(setsockopt(nccl, SOL_SOCKET, SO_REUSEPORT, &yes, sizeof yes), 0);
+    cr_expect_eq(bind(nccl, (struct sockaddr *)&a, sizeof a), 0);
+    cr_expect_eq(listen(nccl, 8), 0);
+    cr_expect_eq(connect(other, (struct sockaddr *)&a, sizeof a), 0);
+    close(other);
+    close(nccl);
+    for (int i = 0; i < N; i++)
+        close(held[i]);
 }
 
 Test(launch, devices_and_hosts)

@@ -19,7 +19,9 @@ Test(core_options, defaults_are_megatrons)
     const assay_train_options o = defaults();
     cr_expect(o.adam_beta1 == 0.9 && o.adam_beta2 == 0.999 && o.adam_eps == 1e-8 && o.weight_decay == 0.01);
     cr_expect(o.clip_grad == 1.0 && o.lr == 1e-3 && o.min_lr == 0.0 && o.lr_warmup_init == 0.0);
-    cr_expect(o.moe_aux_loss_coeff == 0.0 && o.moe_z_loss_coeff == 0.0 &&
+    cr_expect(o.moe_aux_loss_coeff.n == 1 && o.moe_aux_loss_coeff.of[0] == 0.0 &&
+              o.moe_router_load_balancing_type.n == 1 &&
+              o.moe_router_load_balancing_type.of[0] == ASSAY_BALANCING_AUX && o.moe_z_loss_coeff == 0.0 &&
               o.moe_router_bias_update_rate == 1e-3);
     cr_expect(o.seed == 1234 && o.draw_weights == -1 && o.train_iters == 0 && o.save_after == 0);
     cr_expect(o.lr_decay_style == ASSAY_LR_CONSTANT && o.lr_warmup_iters == 0 && o.lr_decay_iters == 0);
@@ -35,7 +37,8 @@ Test(core_options, every_row_is_well_formed)
     for (const assay_option_row *row = assay_train_option_table(); row->name != NULL; row++, rows++) {
         cr_expect(row->offset + row->size <= sizeof(assay_train_options), "%s", row->name);
         cr_expect(row->help != NULL && row->help[0] != '\0' && row->group != NULL, "%s", row->name);
-        cr_expect_eq(row->words != NULL, row->type == ASSAY_OPT_ENUM, "%s", row->name);
+        cr_expect_eq(row->words != NULL, row->type == ASSAY_OPT_ENUM || row->type == ASSAY_OPT_ENUM_LIST,
+                     "%s", row->name);
         cr_expect_null(strpbrk(row->name, "-ABCDEFGHIJKLMNOPQRSTUVWXYZ"), "%s", row->name);
         for (const assay_option_row *other = assay_train_option_table(); other != row; other++)
             cr_expect(strcmp(other->name, row->name) != 0 && other->offset != row->offset, "%s", row->name);

@@ -83,6 +83,8 @@ static void write_rank(int rank)
         TEST_OK(assay_declaration_set(&op.arith, "z", own));
         op.recompute = step == 1;
         op.substituted[1] = true;
+        op.n_internal = 1;
+        memcpy(op.internal[0], "rstd", 5);
         op.attrs = json_pack("{s:f, s:s}", "eps", 1e-5, "reduction", "sum");
         op.inputs[0] = (assay_trace_slot){"x", x.id};
         op.outputs[0] = (assay_trace_slot){"y", shard.id};
@@ -136,6 +138,9 @@ Test(trace, what_is_written_is_read)
     cr_expect_eq(assay_declaration_of(&op->arith, "z")->lanes, 256);
     cr_expect(op->recompute && !assay_trace_op_at(t, 1, 0)->recompute);
     cr_expect(!op->substituted[0] && op->substituted[1]);
+    cr_assert_eq(op->n_internal, 1);
+    cr_expect_str_eq(op->internal[0], "rstd");
+    cr_expect_null(assay_trace_aborted(t, 1));
     cr_expect_eq(json_real_value(json_object_get(op->attrs, "eps")), 1e-5);
     cr_expect_str_eq(op->group, "tp");
     cr_assert_eq(op->n_group_ranks, 2);
@@ -646,6 +651,12 @@ Test(trace, bad_op_records)
          "op record 0: substituted: entry 1, 'x', must be an output"},
         {"substituted input", OP_WITH(",\"inputs\":{\"x\":0},\"substituted\":[\"x\"]"), ASSAY_FORMAT,
          "substituted: entry 0, 'x', must be an output"},
+        {"internal that is recorded", OP_WITH(",\"outputs\":{\"x\":0},\"internal\":[\"x\"]"), ASSAY_FORMAT,
+         "internal: entry 0, 'x', must be an output that the record does not have"},
+        {"internal twice", OP_WITH(",\"internal\":[\"x\",\"x\"]"), ASSAY_FORMAT, "internal: entry 1, 'x'"},
+        {"internal by number", OP_WITH(",\"internal\":[1]"), ASSAY_FORMAT, "internal: entry 0, '?'"},
+        {"too much that is internal", OP_WITH(",\"internal\":[\"a\",\"b\",\"c\",\"d\",\"e\"]"), ASSAY_FORMAT,
+         "internal: expected a list of at most 4"},
         {"recompute by number", OP_WITH(",\"recompute\":1"), ASSAY_FORMAT, "recompute"},
         {"arithmetic of no output", OP_WITH(",\"outputs\":{\"x\":0},\"output_arith\":{\"y\":{}}"),
          ASSAY_FORMAT, "op record 0: output_arith.y: the record has no such output"},

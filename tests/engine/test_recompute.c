@@ -7,7 +7,7 @@
 
 TestSuite(engine_recompute, .init = engine_setup, .fini = engine_teardown, .timeout = 300);
 
-/* Two kinds of MLP, a window, norms of q and k, shared expert with gate, expert bias, auxiliary losses. */
+/* Two kinds of MLP, a window, norms of q and k, shared expert with gate, expert bias, all balancing losses. */
 static const char both_kinds[] =
     "{\"model_type\":\"megatron\",\"num_layers\":3,\"hidden_size\":24,\"ffn_hidden_size\":20,"
     "\"num_attention_heads\":4,\"num_query_groups\":2,\"kv_channels\":8,\"vocab_size\":37,\"qk_layernorm\":"
@@ -17,9 +17,10 @@ static const char both_kinds[] =
     "true,"
     "\"moe_shared_expert_intermediate_size\":12,\"moe_shared_expert_gate\":true,\"window\":[0,4,0],"
     "\"layer_is_moe\":[true,false,true]}";
-#define MOE                                                                                                  \
-    DRAWN "--moe-aux-loss-coeff 0.02 --moe-z-loss-coeff 0.01 --moe-router-bias-update-rate 0.01 --adam-eps " \
-          "1e-2"
+#define BALANCING                                                                                            \
+    "--moe-router-load-balancing-type aux_loss,seq_aux_loss,global_aux_loss "                                \
+    "--moe-aux-loss-coeff 0.02,0.03,0.01 --moe-z-loss-coeff 0.01 "
+#define MOE DRAWN BALANCING "--moe-router-bias-update-rate 0.01 --adam-eps 1e-2"
 enum { VOCAB = 37, STEPS = 2, MICROBATCHES = 4, ROWS = 2, TOKENS = 7, EXPERTS = 8, LAYERS = 3 };
 
 static const char *write_inputs(void)
@@ -157,7 +158,7 @@ static assay_status one_step(bool recompute, step_facts *f)
     ASSAY_TRY(assay_layout_parse("1", &layout));
     ASSAY_TRY(assay_grid_make(&layout, &grid));
     ASSAY_TRY(assay_batches_open(&batches, engine_file("train"), VOCAB));
-    ASSAY_TRY(assay_batch_share_make(batches.microbatches, batches.b, 1, 0, &share));
+    ASSAY_TRY(assay_batch_share_make(false, batches.microbatches, batches.b, 1, 0, &share));
     ASSAY_TRY(gpu_ctx_init(&run.ctx, 0, 0));
     CUDA_TRY(cudaStreamCreateWithFlags(&run.comm_stream, cudaStreamNonBlocking));
     CUDA_TRY(cudaEventCreateWithFlags(&run.compute_done, cudaEventDisableTiming));

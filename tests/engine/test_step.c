@@ -77,6 +77,23 @@ Test(engine_step, uneven_sequence_pieces_agree_with_golden)
     engine_compare(engine_file("out"), GOLDEN "qwen2/golden.safetensors", golden_tolerance, "");
 }
 
+/* Documents packed in rows, against Hugging Face. */
+static void packed_golden(const char *model, const char *layout, int world)
+{
+    char golden[512];
+    ENGINE_RUN(world, "step --model %s%s --batch %s../packed/%s/batch.safetensors --layout %s --out %s",
+               GOLDEN, model, GOLDEN, model, layout, engine_file("out"));
+    snprintf(golden, sizeof golden, "%s../packed/%s/golden.safetensors", GOLDEN, model);
+    engine_compare(engine_file("out"), golden, golden_tolerance, "");
+}
+Test(engine_step, packed_documents_agree_with_golden)
+{
+    packed_golden("llama", "1", 1);
+    packed_golden("qwen2", "tp2,sp,cp2,p2p", 4);
+    packed_golden("qwen2_moe", "cp2,a2a,ep2", 2);
+    packed_golden("llama", "cp3,pp2", 6);
+}
+
 #define TRAIN "--lr 1e-3 --adam-beta2 0.95 --weight-decay 0.1 --clip-grad "
 
 static void train_golden(const char *model, const char *clip, const char *layout, int world)

@@ -144,6 +144,55 @@ Test(gpu_ops, rmsnorm_bwd)
     hold(&(op_law){"rmsnorm_bwd", "rmsnorm", 2, false, rmsnorm_bwd, OP_SIZES(norm_sizes)});
 }
 
+/* Rows cut over ranks; the whole row has 3 columns more. */
+static void rmsnorm_sumsq(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "x", act, mode, 2.0, 2, d[0], d[1]);
+    attr_i(c, "columns", d[1]);
+}
+
+static void rmsnorm_apply(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "x", act, mode, 2.0, 2, d[0], d[1]);
+    put(c, "gamma", act, 0.5, 1.5, 1, d[1]);
+    put(c, "sumsq", ASSAY_F32, 0.0, 9.0, 1, d[0]);
+    attr_d(c, "eps", (double)1e-6f);
+    attr_i(c, "width", d[1] + 3);
+}
+
+static void rmsnorm_bwd_dot(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "dy", act, mode, 1.0, 2, d[0], d[1]);
+    DRAW(c, "x", act, mode, 2.0, 2, d[0], d[1]);
+    put(c, "gamma", act, 0.5, 1.5, 1, d[1]);
+    put(c, "rstd", ASSAY_F32, 0.1, 2.0, 1, d[0]);
+}
+
+static void rmsnorm_bwd_apply(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    rmsnorm_bwd_dot(c, act, mode, d);
+    DRAW(c, "dot", ASSAY_F32, mode, 3.0, 1, d[0]);
+    DRAW(c, "dgamma_in", ASSAY_F32, mode, 1.0, 1, d[1]);
+    attr_i(c, "width", d[1] + 3);
+}
+
+Test(gpu_ops, rmsnorm_sumsq)
+{
+    hold(&(op_law){"rmsnorm_sumsq", "rmsnorm", 2, false, rmsnorm_sumsq, OP_SIZES(norm_sizes)});
+}
+Test(gpu_ops, rmsnorm_apply)
+{
+    hold(&(op_law){"rmsnorm_apply", "rmsnorm", 2, false, rmsnorm_apply, OP_SIZES(norm_sizes)});
+}
+Test(gpu_ops, rmsnorm_bwd_dot)
+{
+    hold(&(op_law){"rmsnorm_bwd_dot", "rmsnorm", 2, false, rmsnorm_bwd_dot, OP_SIZES(norm_sizes)});
+}
+Test(gpu_ops, rmsnorm_bwd_apply)
+{
+    hold(&(op_law){"rmsnorm_bwd_apply", "rmsnorm", 2, false, rmsnorm_bwd_apply, OP_SIZES(norm_sizes)});
+}
+
 /* --- rope: T, heads, D, R/2, positions; the table: R, positions, type --------------------------------------- */
 static const op_sizes rope_sizes[] = {
     {{7, 3, 8, 4, 11}}, {{7, 3, 9, 3, 11}}, {{5, 1, 5, 0, 3}},

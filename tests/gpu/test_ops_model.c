@@ -262,6 +262,68 @@ static void router_aux_bwd(op_call *c, assay_dtype act, data_mode mode, const in
     attr_s(c, "score_function", d[3] == SIGMOID ? "sigmoid" : "softmax");
 }
 
+/* Of d[2] interleaved sequences: whole rows of tokens. */
+static void seq_aux_fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    (void)act;
+    (void)mode;
+    DRAW(c, "aux_scores", ASSAY_F32, ONE_SIGNED, 1.0, 2, d[0] * d[2], d[1]);
+    put(c, "aux_indices", ASSAY_I64, 0, (double)(d[1] - 1), 2, d[0] * d[2], (int64_t)2);
+    attr_i(c, "rows", d[2]);
+}
+
+static void seq_attrs(op_call *c, const int64_t *d)
+{
+    attr_d(c, "aux_coeff", 0.5);
+    attr_d(c, "z_coeff", 0.0);
+    attr_i(c, "tokens", d[0]);
+    attr_i(c, "topk", 1);
+    attr_i(c, "divisor", 3);
+}
+
+static void seq_aux_loss(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    (void)act;
+    DRAW(c, "score_sums", ASSAY_F32, mode, 3.0, 2, d[2], d[1]);
+    put(c, "tokens_per_expert", ASSAY_I64, 0, (double)(d[0] + 1), 2, d[2], d[1]);
+    seq_attrs(c, d);
+}
+
+static void seq_aux_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    (void)act;
+    DRAW(c, "logits", ASSAY_F32, mode, 3.0, 2, d[0] * d[2], d[1]);
+    put(c, "tokens_per_expert", ASSAY_I64, 0, (double)(d[0] + 1), 2, d[2], d[1]);
+    DRAW(c, "dlogits_in", ASSAY_F32, mode, 0.125, 2, d[0] * d[2], d[1]);
+    seq_attrs(c, d);
+    attr_d(c, "loss_scale", 0.5);
+    attr_s(c, "score_function", d[3] == SIGMOID ? "sigmoid" : "softmax");
+}
+
+static void running_counts(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    (void)act;
+    put(c, "tokens_per_expert", ASSAY_I64, 0, 1000, 1, d[1]);
+    if (mode != ONE_SIGNED)
+        put(c, "previous", ASSAY_I64, 0, 100000, 1, d[1]);
+}
+
+Test(gpu_ops, router_seq_aux_fwd)
+{
+    hold(&(op_law){"router_seq_aux_fwd", "router", 2, true, seq_aux_fwd, OP_SIZES(router_sizes)});
+}
+Test(gpu_ops, router_aux_loss_of_sequences)
+{
+    hold(&(op_law){"router_aux_loss", "router", 2, true, seq_aux_loss, OP_SIZES(router_sizes)});
+}
+Test(gpu_ops, router_aux_bwd_of_sequences)
+{
+    hold(&(op_law){"router_aux_bwd", "router", 2, true, seq_aux_bwd, OP_SIZES(router_sizes)});
+}
+Test(gpu_ops, running_counts)
+{
+    hold(&(op_law){"running_counts", "router", 1, true, running_counts, OP_SIZES(router_sizes)});
+}
 Test(gpu_ops, router_aux_fwd)
 {
     hold(&(op_law){"router_aux_fwd", "router", 2, true, router_aux_fwd, OP_SIZES(router_sizes)});

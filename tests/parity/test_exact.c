@@ -177,6 +177,53 @@ Test(parity_exact, one_changed_element_of_any_operation_fails_there)
     remove_path(dir);
 }
 
+/* The first output of an attention over documents whose first keys all move by `shift` (0: as they are). */
+static void replay_moved(const assay_trace *request, const assay_trace_op *asked, int64_t shift,
+                         ref_replay_result *out)
+{
+    ref_value inputs[ASSAY_MAX_SLOTS];
+    for (int i = 0; i < asked->n_inputs; i++) {
+        decode(assay_trace_op_tensor(request, asked, asked->inputs[i].slot), asked->inputs[i].slot,
+               &inputs[i]);
+        for (int64_t k = 0; strcmp(asked->inputs[i].slot, "first_key") == 0 && k < inputs[i].count; k++)
+            inputs[i].ivalue[k] += shift;
+    }
+    must(ref_replay(asked->op, asked->attrs, &asked->arith, inputs, asked->n_inputs, NULL, 0, out));
+    for (int i = 0; i < asked->n_inputs; i++) {
+        free(inputs[i].value);
+        free(inputs[i].ivalue);
+    }
+}
+
+/* A mask that is off by one token is seen by every exact request of attention over documents, in both directions. */
+Test(parity_exact, a_document_mask_that_is_off_by_one_changes_the_answer)
+{
+    char dir[256];
+    int tried = 0;
+    must(parity_exact_request(fresh_path(dir, "request"), 1, "F32"));
+    assay_trace *t = open_trace(dir);
+    for (int64_t i = 0; i < assay_trace_n_ops(t, 0); i++) {
+        const assay_trace_op *op = assay_trace_op_at(t, 0, i);
+        if (strncmp(op->instance, "exact.", 6) != 0 || !assay_trace_op_tensor(t, op, "first_key"))
+            continue;
+        for (int64_t shift = -1; shift <= 1; shift += 2) {
+            ref_replay_result honest, moved;
+            replay_moved(t, op, 0, &honest);
+            replay_moved(t, op, shift, &moved);
+            int64_t differ = 0;
+            for (int64_t k = 0; k < honest.outputs[0].count; k++)
+                differ += (float)honest.outputs[0].value[k] != (float)moved.outputs[0].value[k];
+            cr_expect_gt(differ, 0, "%s: moved by %d", op->instance, (int)shift);
+            ref_replay_free(&honest);
+            ref_replay_free(&moved);
+            tried++;
+        }
+    }
+    cr_expect_eq(tried, 10);
+    assay_trace_close(t);
+    remove_path(dir);
+}
+
 Test(parity_exact, requests_are_written_for_every_rank_and_act_dtype)
 {
     char dir[256];

@@ -29,7 +29,7 @@ static void set_up(setting *s)
     s->options.train_iters = 1;
     s->options.lr = 1e-3;
     s->options.clip_grad = 1.0;
-    s->options.moe_aux_loss_coeff = 0.01;
+    s->options.moe_aux_loss_coeff.of[0] = 0.01;
     must(ref_weights_load(s->spec, model, -1, &s->weights));
 }
 

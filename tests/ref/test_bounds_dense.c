@@ -7,6 +7,93 @@ static float sigmoidf(float x)
     return 1.0f / (1.0f + expf(-x));
 }
 
+/* Rows cut over ranks: H columns of W. */
+Test(ref_bounds_dense, rmsnorm_of_cut_rows)
+{
+    enum { T = 4, H = 130, W = 391 };
+    test_rng r = {4};
+    for (int a = 0; a < N_ARITHS; a++)
+        for (int mode = 0; mode < N_MODES; mode++)
+            for (int d = 0; d < 2; d++) {
+                const assay_dtype dtype = d ? ASSAY_BF16 : ASSAY_F32;
+                float f[H], g[T * H], terms[H];
+                trial x = trial_new("rmsnorm_sumsq", arith_case(a));
+                json_object_set_new(x.attrs, "columns", json_integer(H));
+                const double *in =
+                    trial_in(&x, "x", dtype, mode_data(&r, mode, T * H, H, dtype, 1.0), SHAPE(T, H));
+                double *y = trial_out(&x, "y", ASSAY_F32, SHAPE(T));
+                for (int64_t i = 0; i < T; i++) {
+                    column_to_float(f, in + i * H, H, 1, 0);
+                    y[i] = (double)emulate_dot(f, f, H, &x.arith, &r);
+                }
+                trial_expect_pass(&x, "sum of squares");
+                trial_free(&x);
+
+                x = trial_new("rmsnorm_apply", assay_arith_elementwise());
+                x.arith.math_ulp = 2;
+                json_object_set_new(x.attrs, "eps", json_real(1e-5));
+                json_object_set_new(x.attrs, "width", json_integer(W));
+                in = trial_in(&x, "x", dtype, mode_data(&r, mode, T * H, H, dtype, 1.0), SHAPE(T, H));
+                const double *gamma =
+                    trial_in(&x, "gamma", dtype, mode_data(&r, MODE_POSITIVE, H, H, dtype, 1.0), SHAPE(H));
+                const double *sumsq = trial_in(&x, "sumsq", ASSAY_F32,
+                                               mode_data(&r, MODE_POSITIVE, T, T, ASSAY_F32, 90.0), SHAPE(T));
+                y = trial_out(&x, "y", dtype, SHAPE(T, H));
+                double *rstd = trial_out(&x, "rstd", ASSAY_F32, SHAPE(T));
+                for (int64_t i = 0; i < T; i++) {
+                    const float q = 1.0f / sqrtf((float)sumsq[i] / (float)W + 1e-5f);
+                    rstd[i] = (double)q;
+                    for (int64_t j = 0; j < H; j++)
+                        y[i * H + j] = (double)((float)gamma[j] * ((float)in[i * H + j] * q));
+                }
+                trial_expect_pass(&x, "apply");
+                trial_free(&x);
+
+                for (int apply = 0; apply < 2; apply++) {
+                    x = trial_new(apply ? "rmsnorm_bwd_apply" : "rmsnorm_bwd_dot", arith_case(a));
+                    const double *dy =
+                        trial_in(&x, "dy", dtype, mode_data(&r, 0, T * H, H, dtype, 1.0), SHAPE(T, H));
+                    in = trial_in(&x, "x", dtype, mode_data(&r, mode, T * H, H, dtype, 1.0), SHAPE(T, H));
+                    gamma = trial_in(&x, "gamma", dtype, mode_data(&r, MODE_POSITIVE, H, H, dtype, 1.0),
+                                     SHAPE(H));
+                    const double *rs = trial_in(&x, "rstd", ASSAY_F32,
+                                                mode_data(&r, MODE_POSITIVE, T, T, ASSAY_F32, 1.0), SHAPE(T));
+                    for (int64_t i = 0; i < T * H; i++)
+                        g[i] = (float)in[i] * (float)rs[i / H];
+                    if (!apply) {
+                        y = trial_out(&x, "y", ASSAY_F32, SHAPE(T));
+                        for (int64_t i = 0; i < T; i++) {
+                            for (int64_t j = 0; j < H; j++)
+                                terms[j] = (float)dy[i * H + j] * (float)gamma[j] * g[i * H + j];
+                            y[i] = (double)emulate_dot(NULL, terms, H, &x.arith, &r);
+                        }
+                        trial_expect_pass(&x, "dot");
+                        trial_free(&x);
+                        continue;
+                    }
+                    const double *dots =
+                        trial_in(&x, "dot", ASSAY_F32, mode_data(&r, 0, T, T, ASSAY_F32, 30.0), SHAPE(T));
+                    const double *old = trial_in(&x, "dgamma_in", ASSAY_F32,
+                                                 mode_data(&r, 0, H, H, ASSAY_F32, 1.0), SHAPE(H));
+                    json_object_set_new(x.attrs, "width", json_integer(W));
+                    double *dx = trial_out(&x, "dx", dtype, SHAPE(T, H)),
+                           *dg = trial_out(&x, "dgamma", ASSAY_F32, SHAPE(H));
+                    for (int64_t i = 0; i < T * H; i++) {
+                        const float mean = (float)dots[i / H] / (float)W;
+                        dx[i] =
+                            (double)((float)rs[i / H] * ((float)dy[i] * (float)gamma[i % H] - g[i] * mean));
+                    }
+                    for (int64_t j = 0; j < H; j++) {
+                        for (int64_t i = 0; i < T; i++)
+                            terms[i] = (float)dy[i * H + j] * g[i * H + j];
+                        dg[j] = (double)(emulate_dot(NULL, terms, T, &x.arith, &r) + (float)old[j]);
+                    }
+                    trial_expect_pass(&x, "backward");
+                    trial_free(&x);
+                }
+            }
+}
+
 Test(ref_bounds_dense, rmsnorm)
 {
     enum { T = 4, H = 130 };

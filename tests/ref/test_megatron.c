@@ -37,7 +37,7 @@ static void open_megatron(model_case *c, const char *folder)
     require_ok(assay_json_load(&options, megatron_path(path, "options.json", "")), folder);
     require_ok(assay_train_options_from_json(&c->options, options, ASSAY_FOR_CASE, "options.json"), folder);
     json_decref(options);
-    assay_inputs_take_config(&c->options, c->config);
+    require_ok(assay_inputs_take_config(&c->options, c->config), folder);
     finish_case(c);
 }
 
@@ -109,6 +109,29 @@ static double logged(const golden_pair *g, const model_case *c, const char *name
     return sum;
 }
 
+/* Mean over microbatches, over all ranks; Megatron-LM's mean of the global one is over a data-parallel rank's own. */
+static void compare_balancing(worst_errors *w, const model_case *c, const ref_run_result *r,
+                              const golden_pair *g, int64_t step)
+{
+    const struct {
+        assay_load_balancing type;
+        const char *name;
+        double ours;
+    } kinds[] = {{ASSAY_BALANCING_AUX, "load_balancing_loss", r->aux_loss[step]},
+                 {ASSAY_BALANCING_SEQ_AUX, "seq_load_balancing_loss", r->seq_aux_loss[step]},
+                 {ASSAY_BALANCING_GLOBAL_AUX, "global_load_balancing_loss",
+                  r->global_aux_loss[step] * (c->options.semantics == ASSAY_SEMANTICS_MEGATRON
+                                                  ? (double)c->run.grid.p.data_parallel_size
+                                                  : 1.0)}};
+    for (int k = 0; k < 3; k++) {
+        const double coeff = assay_balancing_coeff(&c->options, kinds[k].type);
+        if (coeff > 0.0)
+            take_worst(&w->aux, relative(kinds[k].ours, coeff * logged(g, c, kinds[k].name, step)));
+        else
+            cr_expect_eq(kinds[k].ours, 0.0);
+    }
+}
+
 static worst_errors compare(const model_case *c, const ref_run_result *r, const golden_pair *g)
 {
     worst_errors w = {0};
@@ -116,9 +139,7 @@ static worst_errors compare(const model_case *c, const ref_run_result *r, const 
     for (int64_t step = 0; step < 2; step++) {
         take_worst(&w.loss, relative(r->loss[step], number_at(g, "loss", step)));
         take_worst(&w.grad_norm, relative(r->grad_norm[step], number_at(g, "grad_norm", step)));
-        if (c->options.moe_aux_loss_coeff > 0.0)
-            take_worst(&w.aux, relative(r->aux_loss[step], c->options.moe_aux_loss_coeff *
-                                                               logged(g, c, "load_balancing_loss", step)));
+        compare_balancing(&w, c, r, g, step);
     }
     for (int64_t i = 0; i < r->n_tensors; i++) {
         const ref_named_tensor *t = &r->tensors[i];
@@ -183,9 +204,22 @@ static void check_megatron(model_case *c, const char *folder, const char *layout
 static void check_default(model_case *c, const char *folder, const char *layout, const golden_pair *g,
                           ref_run_result *first)
 {
-    const bool weighed = c->options.calculate_per_token_loss &&
-                         (c->options.moe_aux_loss_coeff > 0.0 || c->options.moe_z_loss_coeff > 0.0);
+    bool balanced = c->options.moe_z_loss_coeff > 0.0;
+    for (int i = 0; i < c->options.moe_aux_loss_coeff.n; i++)
+        balanced = balanced || c->options.moe_aux_loss_coeff.of[i] > 0.0;
+    const bool weighed = c->options.calculate_per_token_loss && balanced;
     ref_run_result r;
+    if (strncmp(layout, "dp4", 3) == 0 &&
+        assay_balancing_coeff(&c->options, ASSAY_BALANCING_GLOBAL_AUX) > 0.0) {
+        set_layout(c, layout_here(layout)); /* two rows cannot be on four ranks */
+        c->options.semantics = ASSAY_SEMANTICS_DEFAULT;
+        cr_expect_eq(ref_run(&c->run, c->weights, &r), ASSAY_INVALID_ARGUMENT);
+        cr_expect_not_null(
+            strstr(assay_error_message(), "global_aux_loss: data_parallel_size 4 does not divide the 2 rows"),
+            "%s", assay_error_message());
+        assay_error_clear();
+        return;
+    }
     run_layout(c, layout, ASSAY_SEMANTICS_DEFAULT, &r);
     const worst_errors w = compare(c, &r, g);
     say(folder, layout, "default", &w);
@@ -285,6 +319,18 @@ Test(ref_megatron, z)
 {
     check_folder("z", 8);
 }
+Test(ref_megatron, seq_aux)
+{
+    check_folder("seq_aux", 8);
+}
+Test(ref_megatron, global_aux)
+{
+    check_folder("global_aux", 8);
+}
+Test(ref_megatron, many_aux)
+{
+    check_folder("many_aux", 8);
+}
 Test(ref_megatron, shared)
 {
     check_folder("shared", 8);
@@ -301,25 +347,4 @@ Test(ref_megatron, capacity_probs)
 Test(ref_megatron, capacity_position)
 {
     check_folder("capacity_position", 8);
-}
-
-/* --- what is not there yet ------------------------------------------------------------------------------------ */
-
-/* A feature that arrives makes its folder readable: move its row to check_folder then. */
-Test(ref_megatron, features_that_are_not_there_are_refused_by_name)
-{
-    static const struct {
-        const char *folder, *word;
-    } refused[] = {{"seq_aux", "seq_aux_loss is not supported yet"},
-                   {"global_aux", "global_aux_loss is not supported yet"},
-                   {"many_aux", "seq_aux_loss is not supported yet"}};
-    assay_model_config *config = calloc(1, sizeof *config);
-    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
-        char path[ASSAY_PATH];
-        cr_expect_eq(assay_config_load(megatron_path(path, refused[i].folder, ""), config),
-                     ASSAY_UNSUPPORTED);
-        cr_expect_not_null(strstr(assay_error_message(), refused[i].word), "%s", assay_error_message());
-        assay_error_clear();
-    }
-    free(config);
 }

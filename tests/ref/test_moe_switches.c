@@ -25,7 +25,7 @@ static void open_experts(model_case *c, int64_t microbatches, int64_t rows, doub
     c->options.lr = 1e-3;
     c->options.weight_decay = 0.1;
     c->options.clip_grad = 0.5;
-    c->options.moe_aux_loss_coeff = 0.02;
+    c->options.moe_aux_loss_coeff.of[0] = 0.02;
     c->options.moe_z_loss_coeff = 0.003;
     c->options.moe_router_bias_update_rate = 0.01;
     c->options.moe_expert_capacity_factor = capacity;

@@ -260,8 +260,9 @@ static void aux_file(const char *name, assay_score_function score)
     ref_router_aux_scores(aux, logits, &desc);
     ref_router_aux_topk(indices, aux, &desc);
     ref_router_aux_sums(sums, counts, &z_sum, aux, indices, logits, &desc);
-    ref_router_aux_loss(losses, sums, counts, &z_sum, golden_attr(f, "coeff"), 0.0, t, &desc);
-    ref_router_aux_bwd(dlogits, logits, counts, golden_attr(f, "coeff"), 0.0, dloss[0], t, &desc);
+    const ref_balance balance = {.aux_coeff = golden_attr(f, "coeff"), .tokens = t, .rows = 1, .divisor = 1};
+    ref_router_aux_loss(losses, sums, counts, &z_sum, &balance, &desc);
+    ref_router_aux_bwd(dlogits, logits, counts, &balance, dloss[0], &desc);
     expect_golden(f, "aux_scores", aux);
     expect_golden_int(f, "aux_indices", indices);
     expect_golden(f, "score_sums", sums);
@@ -291,8 +292,9 @@ Test(ref_golden, z_loss)
     ref_router_aux_scores(aux, logits, &desc);
     ref_router_aux_topk(indices, aux, &desc);
     ref_router_aux_sums(sums, counts, &z_sum, aux, indices, logits, &desc);
-    ref_router_aux_loss(losses, sums, counts, &z_sum, 0.0, golden_attr(f, "coeff"), t, &desc);
-    ref_router_aux_bwd(dlogits, logits, counts, 0.0, golden_attr(f, "coeff"), dloss[0], t, &desc);
+    const ref_balance balance = {.z_coeff = golden_attr(f, "coeff"), .tokens = t, .rows = 1, .divisor = 1};
+    ref_router_aux_loss(losses, sums, counts, &z_sum, &balance, &desc);
+    ref_router_aux_bwd(dlogits, logits, counts, &balance, dloss[0], &desc);
     expect_golden(f, "z_sum", &z_sum);
     expect_golden(f, "loss", losses + 1);
     expect_golden(f, "dlogits", dlogits);

@@ -108,6 +108,66 @@ Test(ref_gradients, rmsnorm)
     }
 }
 
+/* ---- RMSNorm of rows cut in two: both halves together are the norm of the whole rows */
+typedef struct cut_case {
+    double *y[2], *rstd, *x[2], *gamma[2], *dy[2], *sumsq;
+    int64_t t, h[2];
+} cut_case;
+
+static double cut_objective(void *context)
+{
+    const cut_case *c = context;
+    double *part = new_real(c->t), sum = 0.0;
+    for (int64_t i = 0; i < c->t; i++)
+        c->sumsq[i] = 0.0;
+    for (int k = 0; k < 2; k++) {
+        ref_rmsnorm_sumsq(part, c->x[k], c->t, c->h[k]);
+        for (int64_t i = 0; i < c->t; i++)
+            c->sumsq[i] += part[i];
+    }
+    for (int k = 0; k < 2; k++) {
+        ref_rmsnorm_apply(c->y[k], c->rstd, c->x[k], c->gamma[k], c->sumsq, 1e-2, c->h[0] + c->h[1], c->t,
+                          c->h[k]);
+        sum += dot(c->y[k], c->dy[k], c->t * c->h[k]);
+    }
+    free(part);
+    return sum;
+}
+
+Test(ref_gradients, rmsnorm_of_cut_rows)
+{
+    const int64_t sizes[][3] = {{1, 1, 1}, {3, 5, 2}, {2, 70, 61}, {0, 4, 4}};
+    test_rng r = {3};
+    for (int i = 0; i < 4; i++) {
+        const int64_t t = sizes[i][0];
+        cut_case c = {.t = t, .h = {sizes[i][1], sizes[i][2]}, .rstd = new_real(t), .sumsq = new_real(t)};
+        double *part = new_real(t), *all = calloc((size_t)t + 1, 8);
+        for (int k = 0; k < 2; k++) {
+            c.y[k] = new_real(t * c.h[k]);
+            c.x[k] = random_normal(&r, t * c.h[k]);
+            c.dy[k] = random_normal(&r, t * c.h[k]);
+            c.gamma[k] = random_normal(&r, c.h[k]);
+        }
+        cut_objective(&c);
+        for (int k = 0; k < 2; k++) {
+            ref_rmsnorm_bwd_dot(part, c.dy[k], c.x[k], c.gamma[k], c.rstd, t, c.h[k]);
+            for (int64_t n = 0; n < t; n++)
+                all[n] += part[n];
+        }
+        for (int k = 0; k < 2; k++) {
+            double *dx = new_real(t * c.h[k]), *dgamma = calloc((size_t)c.h[k], 8);
+            ref_rmsnorm_bwd_apply(dx, dgamma, c.dy[k], c.x[k], c.gamma[k], c.rstd, all, c.h[0] + c.h[1], t,
+                                  c.h[k]);
+            expect_gradient("dx", cut_objective, &c, c.x[k], dx, t * c.h[k]);
+            expect_gradient("dgamma", cut_objective, &c, c.gamma[k], dgamma, c.h[k]);
+            free(dx), free(dgamma);
+        }
+        for (int k = 0; k < 2; k++)
+            free(c.y[k]), free(c.x[k]), free(c.dy[k]), free(c.gamma[k]);
+        free(c.rstd), free(c.sumsq), free(part), free(all);
+    }
+}
+
 /* ---- attention */
 typedef struct attention_case {
     double *o, *lse, *q, *k, *v, *dout;
@@ -418,8 +478,9 @@ Test(ref_gradients, router)
 
 typedef struct aux_case {
     double *logits, *aux, *sums;
-    int64_t *indices, *own, counts[6];
+    int64_t *indices, *own, counts[18];
     ref_router_desc d;
+    ref_balance balance;
 } aux_case;
 
 /* The counts are of the whole group (not this rank's own) and carry no gradient. */
@@ -428,32 +489,68 @@ static double aux_objective(void *context)
     const aux_case *c = context;
     double z, losses[2];
     ref_router_aux_scores(c->aux, c->logits, &c->d);
-    ref_router_aux_sums(c->sums, c->own, &z, c->aux, c->indices, c->logits, &c->d);
-    ref_router_aux_loss(losses, c->sums, c->counts, &z, 0.3, 0.2, 17, &c->d);
+    if (c->balance.rows == 1)
+        ref_router_aux_sums(c->sums, c->own, &z, c->aux, c->indices, c->logits, &c->d);
+    else
+        ref_router_seq_aux_sums(c->sums, c->own, c->aux, c->indices, c->balance.rows, &c->d);
+    ref_router_aux_loss(losses, c->sums, c->counts, c->balance.rows == 1 ? &z : NULL, &c->balance, &c->d);
     return 0.25 * (losses[0] + losses[1]);
 }
 
+/* Of a microbatch with the z-loss, of three interleaved sequences, of the microbatches of a step. */
 Test(ref_gradients, auxiliary_losses)
 {
+    static const ref_balance kinds[] = {
+        {.aux_coeff = 0.3, .z_coeff = 0.2, .tokens = 17, .rows = 1, .divisor = 1},
+        {.aux_coeff = 0.3, .tokens = 7, .rows = 3, .divisor = 5},
+        {.aux_coeff = 0.3, .tokens = 17, .rows = 1, .divisor = 4}};
     test_rng r = {8};
-    for (int sigmoid = 0; sigmoid < 2; sigmoid++) {
-        const ref_router_desc d = {9,     6,   2, sigmoid ? REF_ROUTER_SIGMOID : REF_ROUTER_SOFTMAX_TOPK,
+    for (int i = 0; i < 6; i++) {
+        const ref_router_desc d = {9,     6,   2, i % 2 ? REF_ROUTER_SIGMOID : REF_ROUTER_SOFTMAX_TOPK,
                                    false, 1.0, 0, 0};
         aux_case c = {random_normal(&r, 54),
                       new_real(54),
-                      new_real(6),
+                      new_real(18),
                       new_int(18),
-                      new_int(6),
-                      {5, 0, 9, 11, 3, 6},
-                      d};
+                      new_int(18),
+                      {5, 0, 9, 11, 3, 6, 1, 0, 8, 2, 2, 5, 13, 4, 0, 0, 1, 0},
+                      d,
+                      kinds[i / 2]};
         double *dl = random_normal(&r, 54), *old = malloc(54 * 8);
         memcpy(old, dl, 54 * 8);
         ref_router_aux_scores(c.aux, c.logits, &d);
         ref_router_aux_topk(c.indices, c.aux, &d);
-        ref_router_aux_bwd(dl, c.logits, c.counts, 0.3, 0.2, 0.25, 17, &d);
-        for (int i = 0; i < 54; i++)
-            dl[i] -= old[i];
+        ref_router_aux_bwd(dl, c.logits, c.counts, &c.balance, 0.25, &d);
+        for (int k = 0; k < 54; k++)
+            dl[k] -= old[k];
         expect_gradient("dlogits", aux_objective, &c, c.logits, dl, 54);
         free(c.logits), free(c.aux), free(c.sums), free(c.indices), free(c.own), free(dl), free(old);
     }
+}
+
+/* Sums of the sequences are the sums of one after the other, and add up to those of the microbatch. */
+Test(ref_gradients, sums_of_interleaved_sequences)
+{
+    test_rng r = {9};
+    const ref_router_desc d = {12, 6, 2, REF_ROUTER_SOFTMAX_TOPK, false, 1.0, 0, 0};
+    double *logits = random_normal(&r, 72), *aux = new_real(72), *sums = new_real(18), *whole = new_real(6),
+           z;
+    int64_t *indices = new_int(24), *counts = new_int(18), *all = new_int(6);
+    ref_router_aux_scores(aux, logits, &d);
+    ref_router_aux_topk(indices, aux, &d);
+    ref_router_aux_sums(whole, all, &z, aux, indices, logits, &d);
+    ref_router_seq_aux_sums(sums, counts, aux, indices, 3, &d);
+    for (int e = 0; e < 6; e++) {
+        double one = 0.0;
+        int64_t n = 0;
+        for (int t = 1; t < 12; t += 3) {
+            one += aux[t * 6 + e];
+            n += indices[2 * t] == e || indices[2 * t + 1] == e;
+        }
+        cr_expect_eq(counts[6 + e], n);
+        cr_expect_float_eq(sums[6 + e], one, 1e-15);
+        cr_expect_eq(counts[e] + counts[6 + e] + counts[12 + e], all[e]);
+        cr_expect_float_eq(sums[e] + sums[6 + e] + sums[12 + e], whole[e], 1e-14);
+    }
+    free(logits), free(aux), free(sums), free(whole), free(indices), free(counts), free(all);
 }

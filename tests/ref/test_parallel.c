@@ -59,7 +59,7 @@ static void set_options(model_case *c)
     c->options.min_lr = 1e-4;
     c->options.weight_decay = 0.1;
     c->options.clip_grad = 0.5;
-    c->options.moe_aux_loss_coeff = 0.02;
+    c->options.moe_aux_loss_coeff.of[0] = 0.02;
     c->options.moe_z_loss_coeff = 0.003;
     c->options.moe_router_bias_update_rate = 0.01;
 }
@@ -101,22 +101,34 @@ Test(ref_parallel, qwen3_moe_rows)
     golden_law("qwen3_moe", two_rows_moe, COUNT(two_rows_moe));
 }
 
-/* OLMoE: the q/k norm over all heads and the clip, in every layout but tp. */
+/* OLMoE: the q/k norm over all heads and the clip; with tp4 two ranks hold one key head. */
 Test(ref_parallel, olmoe_rows)
 {
-    static const char *const layouts[] = {"dp2", "ep2", "dp2,ep2,zero1", "pp2", "pp2,dp2,ep2"};
+    static const char *const layouts[] = {"dp2", "ep2",    "dp2,ep2,zero1", "pp2",        "pp2,dp2,ep2",
+                                          "tp2", "tp2,sp", "tp2,sp,ep2",    "tp2,sp,cp2", "tp2,etp2",
+                                          "tp4", "tp4,sp", "tp4,dp2,zero1"};
     golden_law("olmoe", layouts, COUNT(layouts));
 }
 
-Test(ref_parallel, olmoe_refuses_tensor_parallelism)
+/* One key head on every rank: its norm has no other columns; three groups on three ranks. */
+Test(ref_parallel, norms_over_all_heads)
 {
+    static const char *const one =
+        "{\"model_type\":\"megatron\",\"num_layers\":2,\"hidden_size\":16,\"ffn_hidden_size\":12,"
+        "\"num_attention_heads\":8,\"num_query_groups\":1,\"kv_channels\":6,\"vocab_size\":31,"
+        "\"qk_layernorm\":true,\"qk_layernorm_full_width\":true,\"init_method_std\":0.3}";
+    static const char *const three =
+        "{\"model_type\":\"megatron\",\"num_layers\":2,\"hidden_size\":18,\"ffn_hidden_size\":12,"
+        "\"num_attention_heads\":6,\"num_query_groups\":3,\"kv_channels\":4,\"vocab_size\":31,"
+        "\"qk_layernorm\":true,\"qk_layernorm_full_width\":true,\"init_method_std\":0.3}";
+    static const char *const layouts[] = {"tp2", "tp4,sp", "tp2,pp2", "tp4,dp2,zero1",
+                                          "tp2,sp,cp2,dp2,zero3"};
+    static const char *const of_three[] = {"tp3", "tp3,sp,dp2,zero2", "tp3,sp,cp2,p2p"};
     model_case c;
-    ref_run_result r;
-    open_golden(&c, "olmoe", "batch.safetensors");
-    set_layout(&c, "tp2");
-    cr_expect_eq(ref_run(&c.run, c.weights, &r), ASSAY_UNSUPPORTED);
-    cr_expect(strstr(assay_error_message(), "tp2: a q/k norm over all heads"), "%s", assay_error_message());
-    close_case(&c);
+    open_drawn(&c, one, 2, 2, 2, 7);
+    check_law(&c, layouts, COUNT(layouts));
+    open_drawn(&c, three, 2, 2, 2, 13);
+    check_law(&c, of_three, COUNT(of_three));
 }
 
 /* Two microbatches of two rows: dp2 cuts the microbatches, dp4 is impossible. */
@@ -414,7 +426,7 @@ static const char *const zero_layouts[] = {
 };
 static const char *const hsdp_layouts[] = {
     "dp2,zero1,hsdp2",     "dp6,zero1,hsdp2",        "dp6,zero2,hsdp3",     "dp6,zero3,hsdp2",
-    "ep2,dp6,zero3,hsdp3", "tp2,sp,dp6,zero3,hsdp3", "pp2,dp6,zero2,hsdp2",
+    "ep2,dp6,zero3,hsdp3", "tp2,sp,dp6,zero3,hsdp3", "pp2,dp6,zero2,hsdp2", "pp2,dp6,zero3,hsdp3",
 };
 
 Test(ref_parallel, sharded_gradients_and_parameters)

@@ -240,7 +240,7 @@ Test(ref_policy, bf16_layouts_stay_close)
         ref_run_result whole, r;
         open_golden(&c, "qwen3_moe", "train_batch.safetensors");
         c.run.policy.precision = precisions[p];
-        c.options.moe_aux_loss_coeff = 0.01;
+        c.options.moe_aux_loss_coeff.of[0] = 0.01;
         require_ok(ref_run(&c.run, c.weights, &whole), "unsharded");
         for (size_t i = 0; i < sizeof layouts / sizeof *layouts; i++) {
             set_layout(&c, layouts[i]);

@@ -13,7 +13,8 @@ enum { LAYERS = 2, EXPERTS = 4, MICROBATCHES = 2 };
 
 typedef struct sums {
     int64_t counts[MICROBATCHES * LAYERS * EXPERTS];
-    double loss[MICROBATCHES], aux[MICROBATCHES * LAYERS * 2];
+    double loss[MICROBATCHES], aux[MICROBATCHES * LAYERS * REF_LOSSES];
+    int64_t global_counts[MICROBATCHES * LAYERS * EXPERTS];
 } sums;
 
 static sums copy_sums(const ref_engine *e)
@@ -22,6 +23,7 @@ static sums copy_sums(const ref_engine *e)
     memcpy(s.counts, e->ranks[0].tokens_per_expert, sizeof s.counts);
     memcpy(s.loss, e->ranks[0].loss_sums, sizeof s.loss);
     memcpy(s.aux, e->ranks[0].aux_losses, sizeof s.aux);
+    memcpy(s.global_counts, e->ranks[0].global_counts, sizeof s.global_counts);
     return s;
 }
 
@@ -45,7 +47,9 @@ Test(ref_recompute, a_second_forward_changes_nothing)
     model_case c;
     ref_engine once, twice;
     open_drawn(&c, moe, 1, MICROBATCHES, 2, 5);
-    c.options.moe_aux_loss_coeff = 0.02;
+    c.options.moe_router_load_balancing_type =
+        (assay_word_list){3, {ASSAY_BALANCING_AUX, ASSAY_BALANCING_SEQ_AUX, ASSAY_BALANCING_GLOBAL_AUX}};
+    c.options.moe_aux_loss_coeff = (assay_number_list){3, {0.02, 0.03, 0.04}};
     c.options.moe_z_loss_coeff = 0.01;
     require_ok(ref_engine_make(&once, &c.run, c.weights), "engine");
     require_ok(ref_engine_make(&twice, &c.run, c.weights), "engine");
@@ -61,7 +65,9 @@ Test(ref_recompute, a_second_forward_changes_nothing)
         tokens += a.counts[LAYERS * EXPERTS + i];
     cr_expect_eq(tokens, LAYERS * 2 * 5 * 2, "every token of the microbatch, in both layers, top 2");
     cr_expect_gt(a.loss[1], 0.0);
-    cr_expect_gt(a.aux[2 * LAYERS], 0.0);
+    cr_expect_eq(memcmp(a.global_counts, b.global_counts, sizeof a.global_counts), 0, "counts of the step");
+    for (int k = 0; k < REF_LOSSES; k++)
+        cr_expect_gt(a.aux[REF_LOSSES * LAYERS + k], 0.0);
     for (int64_t i = 0; i < c.spec->n_params; i++) {
         const ref_param *x = &once.ranks[0].params[i], *y = &twice.ranks[0].params[i];
         if (x->grad)

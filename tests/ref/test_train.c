@@ -22,7 +22,7 @@ static void open_moe(model_case *c, const char *score, const char *pre, const ch
     open_drawn(c, json, steps, m, 2, 9);
     c->options.lr = 1e-3;
     c->options.clip_grad = 1.0;
-    c->options.moe_aux_loss_coeff = 0.05;
+    c->options.moe_aux_loss_coeff.of[0] = 0.05;
     c->options.moe_z_loss_coeff = 0.01;
 }
 
@@ -136,7 +136,7 @@ Test(ref_train, accumulation_is_one_big_batch)
     model_case c;
     ref_run_result a, b;
     open_moe(&c, "softmax", "true", "true", 1, 4);
-    c.options.moe_aux_loss_coeff = c.options.moe_z_loss_coeff = 0.0;
+    c.options.moe_aux_loss_coeff.of[0] = c.options.moe_z_loss_coeff = 0.0;
     require_ok(ref_run(&c.run, c.weights, &a), "4 x 2 rows");
     c.batches.microbatches = 1;
     c.batches.b = 8;
@@ -152,7 +152,7 @@ Test(ref_train, threads_change_no_bit)
     model_case c;
     ref_run_result a, b;
     open_golden(&c, "qwen3_moe", "train_batch.safetensors");
-    c.options.moe_aux_loss_coeff = 0.01;
+    c.options.moe_aux_loss_coeff.of[0] = 0.01;
     omp_set_num_threads(1);
     require_ok(ref_run(&c.run, c.weights, &a), "one thread");
     omp_set_num_threads(2);

@@ -2,6 +2,7 @@
 #ifndef TESTS_PLAN_SUPPORT_H
 #define TESTS_PLAN_SUPPORT_H
 
+#include "core/files/documents.h"
 #include "core/files/tensorwriter.h"
 #include "parity/run/engine.h"
 #include "parity/run/trace_mutate.h"
@@ -32,6 +33,13 @@ static const char plan_deep_model[] =
     "\"moe_router_score_function\":\"sigmoid\",\"norm_topk_prob\":true,"
     "\"moe_router_enable_expert_bias\":true,\"tie_word_embeddings\":true}";
 
+/* Norms over all heads of q and of k. */
+static const char plan_full_width_model[] =
+    "{\"model_type\":\"megatron\",\"num_layers\":2,\"hidden_size\":24,\"ffn_hidden_size\":16,"
+    "\"num_attention_heads\":4,\"num_query_groups\":2,\"kv_channels\":6,\"vocab_size\":41,"
+    "\"max_position_embeddings\":64,\"layernorm_epsilon\":1e-5,\"qk_layernorm\":true,"
+    "\"qk_layernorm_full_width\":true}";
+
 typedef struct plan_cell {
     char dir[256], trace_dir[300], save[300], out[300];
     assay_train_options options;
@@ -42,29 +50,34 @@ typedef struct plan_cell {
     assay_trace *trace;
 } plan_cell;
 
-/* Twice as many microbatches where data-parallel ranks shall have several. */
-static inline void plan_write_batch(const char *path, bool many)
+/* Twice as many microbatches where data-parallel ranks shall have several; packed: rows of several documents. */
+static inline void plan_write_batch(const char *path, bool many, bool packed)
 {
     enum { N = 2 * PLAN_STEPS * PLAN_MICROBATCHES * PLAN_ROWS * PLAN_SEQUENCE };
     const int64_t shape[4] = {PLAN_STEPS, (many ? 2 : 1) * PLAN_MICROBATCHES, PLAN_ROWS, PLAN_SEQUENCE};
-    int64_t ids[N], labels[N];
+    int64_t ids[N], labels[N], positions[N];
     uint32_t x = 12345;
     for (int i = 0; i < N; i++) {
         x = x * 1664525u + 1013904223u;
         ids[i] = (int64_t)((x >> 16) % PLAN_VOCAB);
-        labels[i] = i % 5 == 0 ? ASSAY_IGNORE_INDEX : ids[i];
+        if (i % PLAN_SEQUENCE == 0)
+            assay_documents_draw(16, i / PLAN_SEQUENCE, PLAN_SEQUENCE, 2, positions + i);
+        labels[i] = i % 5 == 0 || (packed && positions[i] == 0) ? ASSAY_IGNORE_INDEX : ids[i];
     }
     assay_tensorwriter *w;
     must(assay_tensorwriter_create(&w, path));
     must(assay_tensorwriter_add_copy(w, "input_ids", ASSAY_I64, shape, 4, ids));
     must(assay_tensorwriter_add_copy(w, "labels", ASSAY_I64, shape, 4, labels));
+    if (packed)
+        must(assay_tensorwriter_add_copy(w, "position_ids", ASSAY_I64, shape, 4, positions));
     must(assay_tensorwriter_finish(w));
     assay_tensorwriter_destroy(w);
 }
 
 /* Trains a model in a layout, with a fault or "", a capacity factor or 0, and a dispatcher, and opens the trace.  "LAYOUT
- * WORD": overlap: communication beside compute; padded: experts are padded to their capacity; fp8: to multiples of 16;
- * forced: experts are chosen by random logits. */
+ * overlap": communication beside compute; "LAYOUT packed": documents packed in rows; "LAYOUT buckets": small ones; "LAYOUT balancing":
+ * all balancing losses of a router; "LAYOUT balancing megatron": under --semantics megatron; padded: experts
+ * are padded to their capacity; fp8: to multiples of 16; forced: experts are chosen by random logits. */
 static inline void plan_cell_run_with(plan_cell *c, const char *model, const char *layout,
                                       assay_precision precision, const char *planted, double capacity,
                                       assay_token_dispatcher dispatcher)
@@ -84,14 +97,15 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
     snprintf(c->trace_dir, sizeof c->trace_dir, "%s/trace", c->dir);
     snprintf(c->save, sizeof c->save, "%s/save", c->dir);
     snprintf(c->out, sizeof c->out, "%s/out.safetensors", c->dir);
-    const char *overlap = strstr(layout, " overlap");
+    const bool overlap = strstr(layout, " overlap"), packed = strstr(layout, " packed");
     snprintf(o->layout, sizeof o->layout, "%.*s", (int)strcspn(layout, " "), layout);
+    o->ddp_bucket_size = strstr(layout, " buckets") ? 150 : 0;
     o->moe_router_force_load_balancing = strstr(layout, " forced") != NULL;
     o->moe_pad_expert_input_to_capacity = strstr(layout, " padded") != NULL;
     o->moe_router_padding_for_quantization = strstr(layout, " fp8") ? ASSAY_PADDING_FP8 : ASSAY_PADDING_NONE;
-    o->overlap_grad_reduce = overlap != NULL;
+    o->overlap_grad_reduce = overlap;
     o->overlap_param_gather = overlap && strstr(layout, "zero");
-    plan_write_batch(o->batch, strstr(layout, "zero2") || strstr(layout, "zero3") || overlap);
+    plan_write_batch(o->batch, strstr(layout, "zero2") || strstr(layout, "zero3") || overlap, packed);
     o->precision = precision;
     o->draw_weights = 1234;
     o->lr = 2e-3;
@@ -100,7 +114,13 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
     o->lr_decay_iters = 5;
     o->weight_decay = 0.1;
     o->clip_grad = 0.25;
-    o->moe_aux_loss_coeff = 0.01;
+    o->moe_aux_loss_coeff.of[0] = 0.01;
+    if (strstr(layout, " balancing") != NULL) {
+        o->moe_router_load_balancing_type =
+            (assay_word_list){3, {ASSAY_BALANCING_AUX, ASSAY_BALANCING_SEQ_AUX, ASSAY_BALANCING_GLOBAL_AUX}};
+        o->moe_aux_loss_coeff = (assay_number_list){3, {0.01, 0.02, 0.03}};
+    }
+    o->semantics = strstr(layout, " megatron") ? ASSAY_SEMANTICS_MEGATRON : ASSAY_SEMANTICS_DEFAULT;
     o->moe_z_loss_coeff = 0.001;
     o->moe_router_bias_update_rate = 0.001;
     o->moe_expert_capacity_factor = capacity;

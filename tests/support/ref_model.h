@@ -103,6 +103,7 @@ static inline void close_case(model_case *c)
     } else {
         free(c->batches.input_ids);
         free(c->batches.labels);
+        free(c->batches.position_ids);
     }
     assay_spec_destroy(c->spec);
     free(c->config);

@@ -9,10 +9,19 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <unistd.h>
 
 typedef int (*rank_main)(int rank, int ranks, ncclUniqueId id, void *arg);
+
+/* No rank begins before all have been started: on a loaded machine a fork may take longer than a test's time limit. */
+static inline void rank_begin(_Atomic int *begun, int ranks)
+{
+    ++*begun;
+    while (*begun < ranks)
+        usleep(1000);
+}
 
 /* The ranks' exit codes; -signal for one that a signal ended.  Their standard error goes into `log`
  * (NUL-terminated). */
@@ -22,13 +31,15 @@ static inline void run_ranks_logged(int ranks, rank_main fn, void *arg, int *cod
     ncclUniqueId id;
     pid_t pid[16];
     FILE *file = tmpfile();
-    cr_assert(ncclGetUniqueId(&id) == ncclSuccess && file != NULL);
+    _Atomic int *begun = mmap(NULL, sizeof *begun, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    cr_assert(ncclGetUniqueId(&id) == ncclSuccess && file != NULL && begun != MAP_FAILED);
     const int capture = fileno(file);
     for (int r = 0; r < ranks; ++r) {
         pid[r] = fork();
         if (pid[r] == 0) {
             dup2(capture, STDERR_FILENO);
             alarm(100);
+            rank_begin(begun, ranks);
             _exit(fn(r, ranks, id, arg));
         }
     }
@@ -40,6 +51,7 @@ static inline void run_ranks_logged(int ranks, rank_main fn, void *arg, int *cod
     const ssize_t n = pread(capture, log, log_bytes - 1, 0);
     log[n > 0 ? n : 0] = '\0';
     fclose(file);
+    munmap(begun, sizeof *begun);
 }
 
 static inline void run_ranks(int ranks, rank_main fn, void *arg)

@@ -1,0 +1,148 @@
+"""One rank's files of a trace: records as lines, tensors of a step in one safetensors file.
+
+A step's data file is complete before its lines are written, and the lines of a step end with the end marker, over which the
+next step writes: whatever ends the run, the folder holds the steps that were finished and can be read.
+"""
+import hashlib
+import json
+import os
+import struct
+import warnings
+
+import torch
+
+DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16",
+          torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
+          torch.bool: "BOOL"}
+for _name, _word in (("float8_e4m3fn", "F8_E4M3"), ("float8_e5m2", "F8_E5M2")):
+    if hasattr(torch, _name):
+        DTYPES[getattr(torch, _name)] = _word
+
+WIDTHS = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2}  # wide elements first: all are aligned
+
+
+def raw_bytes(t):
+    """Little-endian bytes in C order."""
+    t = t.detach().cpu().contiguous()
+    if t.numel() == 0:
+        return b""
+    return t.reshape(-1).view(torch.uint8).numpy().tobytes()
+
+
+def content_hash(dtype, shape, data):
+    """docs/TRACE.md, content hash: dtype name, NUL, number of dimensions and extents as 64-bit integers, bytes."""
+    h = hashlib.blake2b(digest_size=16)
+    h.update(dtype.encode() + b"\0" + struct.pack(f"<{len(shape) + 1}q", len(shape), *shape))
+    h.update(data)
+    return h.hexdigest()
+
+
+def statistics(t):
+    """What a hash does not tell; not-a-number and infinities are counted, the rest is over finite elements."""
+    x = t.detach()
+    if not x.is_floating_point() or x.numel() == 0:
+        return {}
+    x = x.double()
+    finite = x[torch.isfinite(x)]
+    out = {"nan": int(torch.isnan(x).sum()), "inf": int(torch.isinf(x).sum())}
+    if finite.numel():
+        out.update(min=finite.min().item(), max=finite.max().item(), mean=finite.mean().item(),
+                   rms=finite.square().mean().sqrt().item())
+    return out
+
+
+class Writer:
+    """mode: "full" (values), "statistics" (hash, least, largest, mean, rms) or "hash"."""
+
+    def __init__(self, folder, rank=0, world_size=1, mode="full", limit_bytes=None, **index):
+        if mode not in ("full", "statistics", "hash"):
+            raise ValueError(f"mode: expected full, statistics or hash, found {mode!r}")
+        self.rank, self.world_size, self.mode, self.limit = rank, world_size, mode, limit_bytes
+        self.stem = os.path.join(folder, f"rank-{rank:05d}")
+        self.ids = self.sequence = self.written = self.n_tensors = self.n_ops = 0
+        self.lines, self.data, self.pending, self.omitted = [], {}, 0, 0
+        os.makedirs(folder, exist_ok=True)
+        if rank == 0:
+            members = {"format": "assay-trace", "version": 1, "world_size": world_size, **index}
+            if mode != "full":
+                members["hash_only"] = True
+            with open(os.path.join(folder, "index.json"), "x") as f:
+                json.dump(members, f, indent=1)
+        self.file = open(self.stem + ".jsonl", "xb")
+        self.end = 0  # where the end marker begins
+        self.flush(None)
+
+    def tensor(self, name, t, phase, step, microbatch=-1, place=None, extra=None):
+        """One record; its id. place: members of docs/TRACE.md (global_shape, local_shape, segments, kind, partial_group)."""
+        t = t.detach()
+        if place is None:
+            t = t.flatten(0, t.dim() - 4) if t.dim() > 4 else t
+        record = {"type": "tensor", "id": self.ids, "name": name[:159], "phase": phase, "step": step,
+                  "microbatch": microbatch, "dtype": DTYPES[t.dtype], "global_shape": list(t.shape)}
+        if place:
+            record.update(place)
+        data = raw_bytes(t)
+        record["hash"] = content_hash(record["dtype"], t.shape, data)
+        if self.mode == "full":
+            self.keep(record, list(t.shape), data)
+        elif self.mode == "statistics":
+            extra = {**(extra or {}), "statistics": statistics(t)}
+        if extra:
+            record["extra"] = extra
+        self.lines.append(json.dumps(record, allow_nan=False))
+        self.ids += 1
+        self.n_tensors += 1
+        return record["id"]
+
+    def keep(self, record, shape, data):
+        """Equal contents are stored once in a step; beyond the limit a record has its hash alone."""
+        if record["hash"] in self.data:
+            record["data"] = record["hash"]
+        elif self.limit is not None and self.written + self.pending + len(data) > self.limit:
+            if self.omitted == 0:
+                warnings.warn(f"assay_trace: limit of {self.limit} bytes reached at {record['name']}: hashes alone from here")
+            self.omitted += 1
+        else:
+            record["data"] = record["hash"]
+            self.data[record["hash"]] = (record["dtype"], shape, data)
+            self.pending += len(data)
+
+    def op(self, op, instance, phase, step, microbatch, inputs, outputs, attrs, **members):
+        self.lines.append(json.dumps({
+            "type": "op", "sequence": self.sequence, "op": op, "instance": instance[:159], "phase": phase, "step": step,
+            "microbatch": microbatch, "attrs": attrs, "inputs": inputs, "outputs": outputs, **members}, allow_nan=False))
+        self.sequence += 1
+        self.n_ops += 1
+
+    def flush(self, step, aborted=None):
+        """Data first, then the lines over the last end marker, which is written anew behind them."""
+        if self.data:
+            self.write_data(step)
+        end = {"type": "end", "rank": self.rank, "world_size": self.world_size, "tensors": self.n_tensors, "ops": self.n_ops}
+        if aborted:
+            end["aborted"] = aborted[:200]
+        lines = "".join(line + "\n" for line in self.lines).encode()
+        text = lines + json.dumps(end).encode() + b"\n"
+        os.pwrite(self.file.fileno(), text, self.end)
+        os.ftruncate(self.file.fileno(), self.end + len(text))
+        self.end += len(lines)
+        self.written += self.pending
+        self.lines, self.data, self.pending = [], {}, 0
+
+    def write_data(self, step):
+        header, offset = {}, 0
+        tensors = dict(sorted(self.data.items(), key=lambda item: (-WIDTHS.get(item[1][0], 1), item[0])))
+        for key, (dtype, shape, data) in tensors.items():
+            header[key] = {"dtype": dtype, "shape": shape, "data_offsets": [offset, offset + len(data)]}
+            offset += len(data)
+        text = json.dumps(header, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)
+        path = f"{self.stem}-step-{step:05d}.safetensors"
+        with open(path + ".tmp", "xb") as f:
+            f.write(struct.pack("<Q", len(text)) + text)
+            for _, _, data in tensors.values():
+                f.write(data)
+        os.rename(path + ".tmp", path)
+
+    def close(self):
+        self.file.close()

@@ -1,0 +1,202 @@
+/* Balancing losses of a router and its z-loss: of a microbatch (aux_loss), of every sequence (seq_aux_loss), of the step so
+ * far (global_aux_loss).  docs/SEMANTICS.md, docs/OPS.md sections 7 and 9. */
+#include "gpu/layer.h"
+#include "gpu/parallel/tensor.h"
+
+static double coeff_of(const gpu_model *m, assay_load_balancing type)
+{
+    return assay_balancing_coeff(m->options, type);
+}
+
+static bool has_aux(const gpu_model *m)
+{
+    return coeff_of(m, ASSAY_BALANCING_AUX) > 0.0 || m->options->moe_z_loss_coeff > 0.0;
+}
+
+static bool has_seq(const gpu_model *m)
+{
+    return coeff_of(m, ASSAY_BALANCING_SEQ_AUX) > 0.0;
+}
+
+static bool has_global(const gpu_model *m)
+{
+    return coeff_of(m, ASSAY_BALANCING_GLOBAL_AUX) > 0.0;
+}
+
+bool gpu_has_balancing(const gpu_model *m)
+{
+    return has_aux(m) || has_seq(m) || has_global(m);
+}
+
+assay_group gpu_sharing_group(const gpu_model *m)
+{
+    return m->rows_split ? ASSAY_GROUP_TP_DP_CP : ASSAY_GROUP_TP_CP;
+}
+
+/* --- the losses as the operations take them ------------------------------------------------------------------- */
+typedef struct balance {
+    double aux_coeff, z_coeff;
+    int64_t tokens, divisor;
+} balance;
+#define BALANCE_ATTRS(m, b)                                                                                  \
+    GPU_F("aux_coeff", (b)->aux_coeff), GPU_F("z_coeff", (b)->z_coeff),                                      \
+        GPU_I("topk", (m)->config->moe_router_topk), GPU_I("tokens", (b)->tokens),                           \
+        GPU_I("divisor", (b)->divisor)
+
+static balance balance_aux(const gpu_model *m)
+{
+    return (balance){coeff_of(m, ASSAY_BALANCING_AUX), m->options->moe_z_loss_coeff, m->S * m->B_global, 1};
+}
+
+/* The mean over all rows of the microbatch. */
+static balance balance_seq(const gpu_model *m)
+{
+    return (balance){coeff_of(m, ASSAY_BALANCING_SEQ_AUX), 0.0, m->S, m->B_global};
+}
+
+/* Tokens of all data-parallel ranks: rows of one microbatch, or a microbatch of each. */
+static balance balance_global(const gpu_model *m, const gpu_moe_acts *a)
+{
+    return (balance){coeff_of(m, ASSAY_BALANCING_GLOBAL_AUX), 0.0,
+                     m->S * m->B * m->grid->p.data_parallel_size, a->global_microbatches};
+}
+
+/* --- forward -------------------------------------------------------------------------------------------------- */
+
+/* Described: n elements, a part of the sum over the ranks that share a microbatch. */
+static gpu_value vector(const gpu_model *m, gpu_arena *arena, int64_t n)
+{
+    const gpu_dim dim[1] = {gpu_dim_whole(n)};
+    return gpu_partial(m, gpu_value_describe(arena, 1, dim, -1), gpu_sharing_group(m));
+}
+
+/* Described: [B,E] of the sequences of this rank, a part of the sum over the ranks that share them. */
+static gpu_value sequences(const gpu_model *m, gpu_arena *arena)
+{
+    const gpu_dim dim[2] = {gpu_dim_piece(m->B_global, m->row0, m->B),
+                            gpu_dim_whole(m->config->num_moe_experts)};
+    return gpu_partial(m, gpu_value_describe(arena, 2, dim, -1), ASSAY_GROUP_TP_CP);
+}
+
+/* *sum = mine over the group, in memory as `described`; mine itself for one rank. */
+static assay_status sum_counts(gpu_model *m, const char *at, assay_group group, gpu_value *sum,
+                               gpu_value described, gpu_value *mine)
+{
+    *sum = *mine;
+    if (m->run->comm.group[group].size == 1)
+        return ASSAY_OK;
+    *sum = described;
+    sum->kind = ASSAY_PIECE_SHARD;
+    return gpu_all_reduce(m, at, group, sum, mine);
+}
+
+static assay_status loss_of(gpu_model *m, const char *at, gpu_value *sums, gpu_value *counts, gpu_value *z,
+                            const balance *b)
+{
+    gpu_value losses;
+    return GPU_CALL(m->run, "router_aux_loss", at, GPU_T("score_sums", sums),
+                    GPU_T("tokens_per_expert", counts), GPU_T("z_sum", z), BALANCE_ATTRS(m, b),
+                    GPU_NEW("losses", &losses, vector(m, &m->scratch, 2)));
+}
+
+static assay_status seq_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *a, gpu_value *scores,
+                            gpu_value *indices)
+{
+    gpu_value counts, sums;
+    const balance b = balance_seq(m);
+    ASSAY_TRY(GPU_CALL(m->run, "router_seq_aux_fwd", "mlp.router.seq_aux", GPU_T("aux_scores", scores),
+                       GPU_T("aux_indices", indices), GPU_I("rows", m->B),
+                       GPU_NEW("tokens_per_expert", &counts, sequences(m, &mb->arena)),
+                       GPU_NEW("score_sums", &sums, sequences(m, &m->scratch))));
+    ASSAY_TRY(sum_counts(m, "mlp.router.seq_aux_counts", ASSAY_GROUP_TP_CP, &a->seq_counts,
+                         sequences(m, &mb->arena), &counts));
+    return loss_of(m, "mlp.router.seq_aux_loss", &sums, &a->seq_counts, NULL, &b);
+}
+
+/* The totals lie in the step's table, in the row of this microbatch: written, never added to, so that a forward that runs
+ * again changes nothing. */
+static assay_status global_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *a,
+                               gpu_value *counts, gpu_value *sums)
+{
+    const int64_t E = m->config->num_moe_experts;
+    const gpu_dim dim[1] = {gpu_dim_whole(E)};
+    gpu_value all, previous;
+    ASSAY_TRY(sum_counts(m, "mlp.router.global_aux_counts", ASSAY_GROUP_TP_DP_CP, &all,
+                         vector(m, &m->scratch, E), counts));
+    a->global_counts = gpu_named(m, gpu_value_describe(NULL, 1, dim, -1), "mlp.router.global_aux", "total");
+    a->global_counts.t = gpu_tensor_1d(l->global_counts + mb->index * E, ASSAY_I64, E);
+    a->global_microbatches = mb->index + 1;
+    previous = a->global_counts;
+    if (mb->index > 0) {
+        previous.microbatch--;
+        previous.t = gpu_tensor_1d(l->global_counts + (mb->index - 1) * E, ASSAY_I64, E);
+    }
+    ASSAY_TRY(GPU_CALL(m->run, "running_counts", "mlp.router.global_aux", GPU_T("tokens_per_expert", &all),
+                       GPU_T("previous", mb->index > 0 ? &previous : NULL),
+                       GPU_T("total", &a->global_counts)));
+    const balance b = balance_global(m, a);
+    return loss_of(m, "mlp.router.global_aux_loss", sums, &a->global_counts, NULL, &b);
+}
+
+assay_status gpu_balancing_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *a)
+{
+    gpu_arena *temp = &m->scratch;
+    const int64_t E = m->config->num_moe_experts, K = m->config->moe_router_topk;
+    const balance b = balance_aux(m);
+    gpu_value scores, indices, counts, sums, z;
+    ASSAY_TRY(GPU_CALL(m->run, "router_aux_fwd", "mlp.router.aux", GPU_T("logits", &a->logits),
+                       GPU_I("topk", K), GPU_W("score_function", gpu_score_word(m)),
+                       GPU_NEW("aux_scores", &scores, gpu_tokens(m, temp, true, gpu_dim_whole(E))),
+                       GPU_NEW("aux_indices", &indices, gpu_tokens(m, temp, true, gpu_dim_whole(K))),
+                       GPU_NEW("tokens_per_expert", &counts, vector(m, &mb->arena, E)),
+                       GPU_NEW("score_sums", &sums, vector(m, temp, E)),
+                       GPU_NEW("z_sum", &z, vector(m, temp, 1))));
+    if (has_aux(m)) {
+        ASSAY_TRY(sum_counts(m, "mlp.router.aux_counts", gpu_sharing_group(m), &a->aux_counts,
+                             vector(m, &mb->arena, E), &counts));
+        ASSAY_TRY(loss_of(m, "mlp.router.aux_loss", &sums, &a->aux_counts, &z, &b));
+    }
+    if (has_seq(m))
+        ASSAY_TRY(seq_fwd(m, mb, a, &scores, &indices));
+    return has_global(m) ? global_fwd(m, mb, l, a, &counts, &sums) : ASSAY_OK;
+}
+
+/* --- backward ------------------------------------------------------------------------------------------------- */
+
+/* The weight of a microbatch's losses in the objective.  Megatron-LM multiplies them by the tokens of the rank (seq: of a
+ * sequence on the rank) where the gradients are divided by the targets of the step. */
+static double weight_of(const gpu_model *m, bool seq)
+{
+    const assay_train_options *o = m->options;
+    return o->semantics == ASSAY_SEMANTICS_MEGATRON && o->calculate_per_token_loss
+               ? (double)(seq ? m->sl : m->sl * m->B) / (double)m->targets
+               : 1.0 / (double)m->step_microbatches;
+}
+
+/* In place; the last one makes the gradient of the logits. */
+static assay_status add(gpu_model *m, const char *at, gpu_moe_acts *a, gpu_value *dlogits, gpu_value *counts,
+                        const balance *b, bool seq, bool last)
+{
+    gpu_value before = *dlogits;
+    if (last)
+        gpu_value_grad(m->run, dlogits, &a->gating);
+    else
+        gpu_value_name(m->run, dlogits, at, "dlogits");
+    return GPU_CALL(m->run, "router_aux_bwd", at, GPU_T("logits", &a->logits),
+                    GPU_T("tokens_per_expert", counts), GPU_T("dlogits_in", &before), BALANCE_ATTRS(m, b),
+                    GPU_W("score_function", gpu_score_word(m)), GPU_F("loss_scale", weight_of(m, seq)),
+                    GPU_T("dlogits", dlogits));
+}
+
+assay_status gpu_balancing_bwd(gpu_model *m, gpu_moe_acts *a, gpu_value *dlogits)
+{
+    const balance aux = balance_aux(m), seq = balance_seq(m), global = balance_global(m, a);
+    if (has_aux(m))
+        ASSAY_TRY(
+            add(m, "mlp.router.aux", a, dlogits, &a->aux_counts, &aux, false, !has_seq(m) && !has_global(m)));
+    if (has_seq(m))
+        ASSAY_TRY(add(m, "mlp.router.seq_aux", a, dlogits, &a->seq_counts, &seq, true, !has_global(m)));
+    return has_global(m)
+               ? add(m, "mlp.router.global_aux", a, dlogits, &a->global_counts, &global, false, true)
+               : ASSAY_OK;
+}

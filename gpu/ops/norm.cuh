@@ -1,0 +1,90 @@
+/* What the norm of whole rows and that of rows cut over ranks share: one element of dx, the gradient of gamma, the
+ * lanes of a row. */
+#ifndef GPU_OPS_NORM_CUH
+#define GPU_OPS_NORM_CUH
+
+#include "gpu/device.cuh"
+
+enum { NORM_CHAINS = 8 }; /* of dgamma, at least */
+
+/* One element of dx: rstd (g - xh mean(g xh)), g = dy gamma, xh = x rstd. */
+__device__ static inline float norm_dx(float dy, float x, float gamma, float r, float mean)
+{
+    const float g = dy * gamma, xh = x * r;
+    return r * fmaf(-xh, mean, g);
+}
+
+template <class T>
+__global__ void norm_dgamma_k0(float *dgamma, const T *dy, const T *x, const float *rstd, int64_t t,
+                               int64_t h)
+{
+    for (int64_t j = gpu_thread(); j < h; j += gpu_threads()) {
+        float sum = 0.0f;
+        for (int64_t i = 0; i < t; ++i)
+            sum = fmaf(gpu_load(dy + i * h + j), gpu_load(x + i * h + j) * rstd[i], sum);
+        dgamma[j] = sum + dgamma[j];
+    }
+}
+
+/* 32 x CHAINS threads take 32 columns; thread row r sums rows r, r + CHAINS, ...; then groups of CHAINS lanes
+ * join the chains of one column each. */
+template <class T, int CHAINS>
+__global__ void norm_dgamma_k1(float *dgamma, const T *dy, const T *x, const float *rstd, int64_t t,
+                               int64_t h)
+{
+    GPU_SHARED_2D(float, partial, CHAINS, GPU_WARP + 1);
+    const int64_t column = (int64_t)blockIdx.x * GPU_WARP + threadIdx.x;
+    float sum = 0.0f;
+    if (column < h)
+        for (int64_t i = threadIdx.y; i < t; i += CHAINS)
+            sum = fmaf(gpu_load(dy + i * h + column), gpu_load(x + i * h + column) * rstd[i], sum);
+    partial[threadIdx.y][threadIdx.x] = sum;
+    __syncthreads();
+    const int chain = (int)threadIdx.x % CHAINS;
+    const int mine = (int)(threadIdx.y * GPU_WARP + threadIdx.x) / CHAINS;
+    const float total = gpu_lanes_sum<CHAINS>(partial[chain][mine]);
+    const int64_t out = (int64_t)blockIdx.x * GPU_WARP + mine;
+    if (chain == 0 && out < h)
+        dgamma[out] = total + dgamma[out];
+}
+
+typedef struct norm_bwd_args {
+    gpu_tensor dx, dgamma, dy, x, gamma, rstd, dot; /* dot: of a row whose other columns are elsewhere */
+    float width;                                    /* of the whole row */
+    int64_t t, h;
+} norm_bwd_args;
+
+template <class T> static cudaError_t launch_dgamma_k0(const norm_bwd_args *a, cudaStream_t stream)
+{
+    return GPU_LAUNCH_NO_BARRIER(norm_dgamma_k0<T>, gpu_grid(a->h, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                 (float *)a->dgamma.data, (const T *)a->dy.data, (const T *)a->x.data,
+                                 (const float *)a->rstd.data, a->t, a->h);
+}
+
+template <class T, int LANES> static cudaError_t launch_dgamma_k1(const norm_bwd_args *a, cudaStream_t stream)
+{
+    const int chains = LANES < NORM_CHAINS ? (int)NORM_CHAINS : LANES;
+    return GPU_LAUNCH((norm_dgamma_k1<T, chains>), gpu_grid(a->h, GPU_WARP), dim3(GPU_WARP, chains), 0,
+                      stream, (float *)a->dgamma.data, (const T *)a->dy.data, (const T *)a->x.data,
+                      (const float *)a->rstd.data, a->t, a->h);
+}
+
+/* Rows as wide as gamma: [T,A,D] is [T*A,D] for a norm of each head and [T,A*D] for one over all heads. */
+static inline gpu_tensor norm_rows(gpu_tensor t, gpu_tensor gamma)
+{
+    const int64_t h = gpu_tensor_count(gamma), count = gpu_tensor_count(t);
+    const int64_t shape[2] = {h > 0 ? count / h : gpu_tensor_row_count(t), h};
+    return h > 0 && count % h != 0 ? t : gpu_tensor_make(t.data, t.dtype, 2, shape);
+}
+
+static inline void norm_row_lanes(assay_arith *a, const gpu_ctx *, const gpu_operands *o)
+{
+    a->lanes = gpu_row_lanes(gpu_tensor_count(gpu_operand(o, "gamma")));
+}
+static inline void norm_column_chains(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o)
+{
+    norm_row_lanes(a, ctx, o);
+    a->lanes = a->lanes < NORM_CHAINS ? (int)NORM_CHAINS : a->lanes;
+}
+
+#endif

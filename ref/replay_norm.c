@@ -1,0 +1,120 @@
+/* Replay of the norms. */
+#include "ref/bounds/bounds.h"
+#include "ref/replay_context.h"
+
+static assay_status rmsnorm_fwd(const replay *r)
+{
+    const ref_value *x, *gamma;
+    double eps;
+    int64_t t;
+    ref_pair y, rstd;
+    ASSAY_TRY(replay_attr_double(r, "eps", &eps));
+    ASSAY_TRY(replay_real(r, "gamma", -1, &gamma));
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_divide(r, x, gamma->count, &t));
+    ASSAY_TRY(replay_out_real(r, "y", x->count, x->dtype, "sum of squares", &y));
+    ASSAY_TRY(replay_out_real(r, "rstd", t, ASSAY_F32, "sum of squares", &rstd));
+    ref_bound_rmsnorm_fwd(y, rstd, x->value, gamma->value, eps, t, gamma->count, &r->d);
+    return ASSAY_OK;
+}
+
+static assay_status rmsnorm_bwd(const replay *r)
+{
+    const ref_value *dy, *x, *gamma, *rstd, *old;
+    int64_t t;
+    ref_pair dx, dgamma;
+    ASSAY_TRY(replay_real(r, "gamma", -1, &gamma));
+    const int64_t h = gamma->count;
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_divide(r, x, h, &t));
+    ASSAY_TRY(replay_real(r, "dy", x->count, &dy));
+    ASSAY_TRY(replay_real(r, "rstd", t, &rstd));
+    ASSAY_TRY(replay_real(r, "dgamma_in", h, &old));
+    ASSAY_TRY(replay_out_real(r, "dx", x->count, x->dtype, "row sum", &dx));
+    ASSAY_TRY(replay_out_real(r, "dgamma", h, ASSAY_F32, "sum over tokens", &dgamma));
+    return ref_bound_rmsnorm_bwd(dx, dgamma, dy->value, x->value, gamma->value, rstd->value, old->value, t, h,
+                                 &r->d);
+}
+
+static assay_status rmsnorm_sumsq(const replay *r)
+{
+    const ref_value *x;
+    int64_t h, t;
+    ref_pair y;
+    ASSAY_TRY(replay_attr_i64(r, "columns", 1, ASSAY_CONFIG_MAX_DIM, &h));
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_divide(r, x, h, &t));
+    ASSAY_TRY(replay_out_real(r, "y", t, ASSAY_F32, "sum of squares", &y));
+    ref_bound_rmsnorm_sumsq(y, x->value, t, h, &r->d);
+    return ASSAY_OK;
+}
+
+static assay_status rmsnorm_apply(const replay *r)
+{
+    const ref_value *x, *gamma, *sumsq;
+    double eps;
+    int64_t t, width;
+    ref_pair y, rstd;
+    ASSAY_TRY(replay_attr_double(r, "eps", &eps));
+    ASSAY_TRY(replay_real(r, "gamma", -1, &gamma));
+    ASSAY_TRY(replay_attr_i64(r, "width", gamma->count > 1 ? gamma->count : 1, INT32_MAX, &width));
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_divide(r, x, gamma->count, &t));
+    ASSAY_TRY(replay_real(r, "sumsq", t, &sumsq));
+    ASSAY_TRY(replay_out_real(r, "y", x->count, x->dtype, "norm of a row", &y));
+    ASSAY_TRY(replay_out_real(r, "rstd", t, ASSAY_F32, "root of the mean square", &rstd));
+    ref_bound_rmsnorm_apply(y, rstd, x->value, gamma->value, sumsq->value, eps, width, t, gamma->count,
+                            &r->d);
+    return ASSAY_OK;
+}
+
+typedef struct norm_inputs {
+    const ref_value *dy, *x, *gamma, *rstd;
+    int64_t t, h;
+} norm_inputs;
+
+static assay_status norm_bwd_inputs(const replay *r, norm_inputs *in)
+{
+    ASSAY_TRY(replay_real(r, "gamma", -1, &in->gamma));
+    in->h = in->gamma->count;
+    ASSAY_TRY(replay_real(r, "x", -1, &in->x));
+    ASSAY_TRY(replay_divide(r, in->x, in->h, &in->t));
+    ASSAY_TRY(replay_real(r, "dy", in->x->count, &in->dy));
+    return replay_real(r, "rstd", in->t, &in->rstd);
+}
+
+static assay_status rmsnorm_bwd_dot(const replay *r)
+{
+    norm_inputs in;
+    ref_pair y;
+    ASSAY_TRY(norm_bwd_inputs(r, &in));
+    ASSAY_TRY(replay_out_real(r, "y", in.t, ASSAY_F32, "row sum", &y));
+    return ref_bound_rmsnorm_bwd_dot(y, in.dy->value, in.x->value, in.gamma->value, in.rstd->value, in.t,
+                                     in.h, &r->d);
+}
+
+static assay_status rmsnorm_bwd_apply(const replay *r)
+{
+    norm_inputs in;
+    const ref_value *dot, *old;
+    int64_t width;
+    ref_pair dx, dgamma;
+    ASSAY_TRY(norm_bwd_inputs(r, &in));
+    ASSAY_TRY(replay_attr_i64(r, "width", in.h > 1 ? in.h : 1, INT32_MAX, &width));
+    ASSAY_TRY(replay_real(r, "dot", in.t, &dot));
+    ASSAY_TRY(replay_real(r, "dgamma_in", in.h, &old));
+    ASSAY_TRY(replay_out_real(r, "dx", in.x->count, in.x->dtype, "gradient of a row", &dx));
+    ASSAY_TRY(replay_out_real(r, "dgamma", in.h, ASSAY_F32, "sum over tokens", &dgamma));
+    return ref_bound_rmsnorm_bwd_apply(dx, dgamma, in.dy->value, in.x->value, in.gamma->value, in.rstd->value,
+                                       dot->value, old->value, width, in.t, in.h, &r->d);
+}
+
+const replay_row replay_norm_table[] = {
+    {"rmsnorm_fwd", rmsnorm_fwd},
+    {"rmsnorm_bwd", rmsnorm_bwd},
+    {"rmsnorm_sumsq", rmsnorm_sumsq},
+    {"rmsnorm_apply", rmsnorm_apply},
+    {"rmsnorm_bwd_dot", rmsnorm_bwd_dot},
+    {"rmsnorm_bwd_apply", rmsnorm_bwd_apply},
+    {NULL, NULL},
+};

@@ -1,0 +1,120 @@
+/* Laws of traces that another framework made (golden/foreign, recorded by golden/assay_trace): an honest run passes, with the
+ * rounding points that it declares and not without them; a planted fault is named at its operation and nowhere before. */
+#include "tests/support/parity.h"
+
+static parity_report *replay(const char *name)
+{
+    char dir[512];
+    snprintf(dir, sizeof dir, ASSAY_SOURCE_DIR "/golden/foreign/%s", name);
+    assay_trace *t = open_trace(dir);
+    parity_report *r = new_report();
+    must(parity_check_local(t, r));
+    cr_expect(assay_trace_is_foreign(t));
+    assay_trace_close(t);
+    return r;
+}
+
+Test(parity_foreign, an_honest_run_of_hugging_face_passes)
+{
+    static const struct {
+        const char *name;
+        int64_t claims;
+    } rows[] = {{"llama", 113}, {"llama_bf16", 50}};
+    for (size_t i = 0; i < 2; i++) {
+        int64_t passed, failed, skipped;
+        parity_report *r = replay(rows[i].name);
+        parity_report_totals(r, &passed, &failed, &skipped);
+        cr_expect(passed == rows[i].claims && failed == 0 && skipped == 0, "%s: %d %d %d", rows[i].name,
+                  (int)passed, (int)failed, (int)skipped);
+        parity_report_destroy(r);
+    }
+}
+
+Test(parity_foreign, a_planted_fault_is_named_at_its_operation)
+{
+    static const struct {
+        const char *name, *instance, *op;
+        int64_t failed; /* once in every layer, or in the one that is wrong */
+    } rows[] = {
+        {"gqa", "model.layers.0.self_attn.core_attention", "attention_fwd", 2},
+        {"eps", "model.layers.1.post_attention_layernorm", "rmsnorm_fwd", 1},
+        {"mask", "model.layers.0.self_attn.core_attention", "attention_fwd", 2},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        int64_t passed, failed, skipped;
+        parity_report *r = replay(rows[i].name);
+        parity_report_totals(r, &passed, &failed, &skipped);
+        const parity_result *first = first_failure(r);
+        cr_expect_eq(failed, rows[i].failed, "%s: %d", rows[i].name, (int)failed);
+        cr_assert_not_null(first, "%s", rows[i].name);
+        cr_expect_str_eq(first->instance, rows[i].instance);
+        cr_expect_str_eq(first->op, rows[i].op);
+        parity_report_destroy(r);
+    }
+}
+
+/* A copy of golden/foreign/llama_bf16 in `dir` where each `from` of one file is `to`, padded with blanks. */
+static void altered(char dir[256], const char *file, const char *from, const char *to)
+{
+    static const char *const files[] = {"index.json", "rank-00000.jsonl",
+                                        "rank-00000-step-00000.safetensors"};
+    int changed = 0;
+    must(assay_mkdir_p(fresh_path(dir, "t")));
+    for (int i = 0; i < 3; i++) {
+        char path[512], *text;
+        uint64_t bytes;
+        snprintf(path, sizeof path, ASSAY_SOURCE_DIR "/golden/foreign/llama_bf16/%s", files[i]);
+        must(assay_read_file(path, 1 << 24, &text, &bytes));
+        for (char *at = text; strcmp(files[i], file) == 0 && (at = strstr(at, from)) != NULL; changed++) {
+            memset(at, ' ', strlen(from));
+            memcpy(at, to, strlen(to));
+        }
+        snprintf(path, sizeof path, "%s/%s", dir, files[i]);
+        must(assay_write_file(path, text, bytes));
+        free(text);
+    }
+    cr_assert_gt(changed, 0, "%s: no %s", file, from);
+}
+
+static parity_report *replay_altered(const char *file, const char *from, const char *to)
+{
+    char dir[256];
+    altered(dir, file, from, to);
+    assay_trace *t = open_trace(dir);
+    parity_report *r = new_report();
+    must(parity_check_local(t, r));
+    assay_trace_close(t);
+    remove_path(dir);
+    return r;
+}
+
+/* Without its declaration the same run is not within what it says of itself: no bound is wider than its declaration. */
+Test(parity_foreign, a_rounding_point_that_is_not_declared_is_seen)
+{
+    static const char *const words[] = {"\"rounding\": [\"before_gamma\"]", "\"rounding\": [\"before_up\"]",
+                                        "\"rounding\": [\"products\"]", "\"rounding\": [\"scores\"]"};
+    static const char *const ops[] = {"rmsnorm_fwd", "swiglu_fwd", "rope_fwd", "attention_fwd"};
+    for (int i = 0; i < 4; i++) {
+        parity_report *r = replay_altered("rank-00000.jsonl", words[i], "\"rounding\": []");
+        const parity_result *first = first_failure(r);
+        cr_assert_not_null(first, "%s", words[i]);
+        for (int64_t k = 0; k < parity_report_count(r); k++)
+            if (parity_report_at(r, k)->verdict == PARITY_FAIL)
+                cr_expect_str_eq(parity_report_at(r, k)->op, ops[i]);
+        parity_report_destroy(r);
+    }
+}
+
+/* A missing output is a failure in a trace of our engines, whatever the record says of it. */
+Test(parity_foreign, our_engines_keep_no_output_to_themselves)
+{
+    parity_report *r = replay_altered("index.json", "\"pytorch\"", "\"gpu\"");
+    int norms = 0;
+    for (int64_t i = 0; i < parity_report_count(r); i++) {
+        const parity_result *x = parity_report_at(r, i);
+        norms += strcmp(x->op, "rmsnorm_fwd") == 0 && x->verdict == PARITY_FAIL &&
+                 strstr(x->message, "rstd") != NULL;
+    }
+    cr_expect_eq(norms, 5, "%d", norms);
+    parity_report_destroy(r);
+}
