@@ -126,6 +126,8 @@ Test(config_megatron, what_is_not_there_is_refused_by_name)
         {"{\"multi_latent_attention\":true}", ASSAY_UNSUPPORTED,
          "multi-head latent attention is not supported yet"},
         {"{\"mtp_num_layers\":1}", ASSAY_UNSUPPORTED, "multi-token prediction is not supported yet"},
+        {"{\"moe_router_dtype\":\"fp64\"," MOE "}", ASSAY_UNSUPPORTED,
+         "a router in another dtype than F32 is not supported yet"},
         {"{\"moe_expert_capacity_factor\":0," MOE "}", ASSAY_UNSUPPORTED, "experts that take nothing"},
         {"{\"moe_expert_capacity_factor\":\"1\"," MOE "}", ASSAY_FORMAT, "expected a number or null"},
         {"{\"moe_token_drop_policy\":\"prob\"," MOE "}", ASSAY_FORMAT, "expected probs or position"},
