@@ -127,6 +127,19 @@ class _Done:
         pass
 
 
+def _ties():
+    """Of equal integers the first: torch.topk leaves it open, and the drop policy `position` asks it for 0 and 1."""
+    topk = torch.topk
+
+    def ordered(x, k, dim=-1, largest=True, sorted=True):
+        if x.dtype.is_floating_point or not largest:
+            return topk(x, k, dim, largest, sorted)
+        values, indices = torch.sort(x, dim=dim, descending=True, stable=True)
+        return values.narrow(dim, 0, k), indices.narrow(dim, 0, k)
+
+    torch.topk = ordered
+
+
 def install():
     os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
     torch.set_num_threads(1)
@@ -134,6 +147,7 @@ def install():
     _doubles()
     torch.compile = lambda f=None, *a, **k: f if f is not None else (lambda g: g)
     _gloo()
+    _ties()
     mode = _OnCpu()
     mode.__enter__()
     return mode

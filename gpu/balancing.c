@@ -192,7 +192,7 @@ static assay_status add(gpu_model *m, const char *at, gpu_moe_acts *a, gpu_value
 {
     gpu_value before = *dlogits;
     if (last)
-        gpu_value_grad(m->run, dlogits, &a->logits);
+        gpu_value_grad(m->run, dlogits, &a->gating);
     else
         gpu_value_name(m->run, dlogits, at, "dlogits");
     return GPU_CALL(m->run, "router_aux_bwd", at, GPU_T("logits", &a->logits),

@@ -71,6 +71,8 @@ static const struct {
     {GPU_SWITCH_UNREADY_GRADIENTS, "switch:unready_gradients", NEED_NONE},
     {GPU_SWITCH_UNWAITED_GATHER, "switch:unwaited_gather", NEED_NONE},
     {GPU_SWITCH_UNWAITED_GRADIENTS, "switch:unwaited_gradients", NEED_NONE},
+    {GPU_SWITCH_UNWAITED_TOKENS, "switch:unwaited_tokens", NEED_NONE},
+    {GPU_SWITCH_UNWAITED_SHARED_EXPERT, "switch:unwaited_shared_expert", NEED_NONE},
     {GPU_SWITCH_REUSED_SLOT, "switch:reused_slot", NEED_NONE},
     {GPU_SWITCH_EARLY_REDUCTION, "switch:early_reduction", NEED_NONE},
     {GPU_SWITCH_FORWARDS_FIRST, "switch:forwards_first", NEED_PP},

@@ -61,6 +61,10 @@ typedef enum {
     "unwaited_gather" /* the compute stream does not wait for gathered parameters (--overlap-param-gather) */
 #define GPU_SWITCH_UNWAITED_GRADIENTS                                                                        \
     "unwaited_gradients" /* a reduction does not wait for the backward (--overlap-grad-reduce) */
+#define GPU_SWITCH_UNWAITED_TOKENS                                                                           \
+    "unwaited_tokens" /* the shared expert does not wait for what it reads (--moe-shared-expert-overlap) */
+#define GPU_SWITCH_UNWAITED_SHARED_EXPERT                                                                    \
+    "unwaited_shared_expert" /* nobody waits for what it makes (--moe-shared-expert-overlap) */
 #define GPU_SWITCH_REUSED_SLOT                                                                               \
     "reused_slot" /* gradients are cleared while they are still being scattered (--overlap-grad-reduce) */
 #define GPU_SWITCH_EARLY_REDUCTION                                                                           \

@@ -112,7 +112,8 @@ typedef struct gpu_mlp_acts {
 
 typedef struct gpu_moe_acts {
     gpu_value tokens; /* token shard of the norm's output, a view where possible */
-    gpu_value logits, indices, probs, scores;
+    gpu_value gating, logits; /* logits: gating's, or random ones */
+    gpu_value indices, probs, scores;
     gpu_value aux_counts, seq_counts,
         global_counts;               /* I64 [E], [B,E], [E]: over the ranks that share the tokens */
     int64_t global_microbatches;     /* that global_counts are of */

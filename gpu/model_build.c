@@ -3,6 +3,7 @@
 #include "gpu/fault.h"
 #include "gpu/ladder.h"
 #include "gpu/layer.h"
+#include "gpu/side.h"
 #include "gpu/stage.h"
 
 #include <stdio.h>
@@ -285,15 +286,17 @@ static assay_status call_arena(gpu_model *m)
     const size_t bytes = gpu_ladder_workspace(ctx, &sums);
     if (bytes > m->run->workspace_needed)
         m->run->workspace_needed = bytes;
-    if (m->run->workspace_needed <= ctx->workspace_bytes)
-        return ASSAY_OK;
-    if (ctx->workspace)
-        CUDA_TRY(cudaFree(ctx->workspace));
-    ctx->workspace = NULL;
-    ctx->workspace_bytes = 0;
-    CUDA_TRY(cudaMalloc(&ctx->workspace, m->run->workspace_needed));
-    ctx->workspace_bytes = m->run->workspace_needed;
-    return ASSAY_OK;
+    if (m->run->workspace_needed > ctx->workspace_bytes) {
+        if (ctx->workspace)
+            CUDA_TRY(cudaFree(ctx->workspace));
+        ctx->workspace = NULL;
+        ctx->workspace_bytes = 0;
+        CUDA_TRY(cudaMalloc(&ctx->workspace, m->run->workspace_needed));
+        ctx->workspace_bytes = m->run->workspace_needed;
+    }
+    const bool beside = m->options->moe_shared_expert_overlap && !gpu_run_is_watched(m->run) &&
+                        m->config->moe_shared_expert_intermediate_size > 0;
+    return beside ? gpu_side_create(m->run) : ASSAY_OK;
 }
 
 /* Counts of a step: every microbatch's forward writes its row, so nothing needs to be cleared. */

@@ -1,8 +1,10 @@
 /* Mixture of experts on token shards.  Every tp rank works on its own sequence piece whether sequence_parallel is on or
  * not.  docs/OPS.md sections 7 and 9. */
+#include "gpu/fault.h"
 #include "gpu/layer.h"
 #include "gpu/parallel/expert.h"
 #include "gpu/parallel/tensor.h"
+#include "gpu/side.h"
 #include <stddef.h>
 
 /* Every tp rank holds whole sequences and takes its piece. */
@@ -139,6 +141,12 @@ static assay_status shared_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_
                     GPU_NEW("y", dtokens, gpu_tokens(m, &m->scratch, true, gpu_dim_hidden(m))));
 }
 
+/* Whether the shared expert runs beside the dispatch: it is issued before it, and waited for where its result is added. */
+static bool runs_beside(const gpu_model *m, const gpu_layer *l)
+{
+    return l->moe.shared.linear_fc1 && m->run->side.stream && !m->run->dry && !gpu_run_is_watched(m->run);
+}
+
 /* --- the MLP of a layer ------------------------------------------------------------------------------------- */
 /* The token shard of this rank. */
 static assay_status tokens_fwd(gpu_model *m, gpu_moe_acts *a, gpu_value *x)
@@ -151,17 +159,23 @@ static assay_status tokens_fwd(gpu_model *m, gpu_moe_acts *a, gpu_value *x)
 static assay_status moe_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *acts,
                             gpu_value *y, gpu_value *x)
 {
+    gpu_run *run = m->run;
     gpu_moe_acts *a = &acts->moe;
     gpu_value out, shared;
     ASSAY_TRY(tokens_fwd(m, a, x));
+    if (runs_beside(m, l)) {
+        ASSAY_TRY(gpu_side_begin(run));
+        ASSAY_TRY(shared_fwd(m, mb, l, a, &shared));
+        ASSAY_TRY(gpu_side_end(run));
+    }
     ASSAY_TRY(gpu_router_route_fwd(m, mb, l, a));
     ASSAY_TRY(gpu_token_dispatch_fwd(m, mb, l, a));
     ASSAY_TRY(experts_fwd(m, mb, l, a));
     ASSAY_TRY(gpu_token_combine_fwd(m, a, &a->unpermuted, &a->fc2));
     out = a->unpermuted;
     if (l->moe.shared.linear_fc1) {
-        ASSAY_TRY(shared_fwd(m, mb, l, a, &shared));
-        ASSAY_TRY(GPU_CALL(m->run, "add", "mlp.shared_experts.add", GPU_T("a", &a->unpermuted),
+        ASSAY_TRY(runs_beside(m, l) ? gpu_side_join(run) : shared_fwd(m, mb, l, a, &shared));
+        ASSAY_TRY(GPU_CALL(run, "add", "mlp.shared_experts.add", GPU_T("a", &a->unpermuted),
                            GPU_T("b", &shared),
                            GPU_NEW("y", &out, gpu_tokens(m, &m->scratch, true, gpu_dim_hidden(m)))));
     }
@@ -179,6 +193,11 @@ static assay_status moe_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gp
     gpu_value dout = *dy, dfc2, drows, dprobs_rows, dprobs, dpermute, dgating, dshared, sum, dtokens;
     if (must_cut(m)) /* dy is whole on every tp rank: the piece of this one */
         ASSAY_TRY(gpu_scatter_to_sequence_parallel_region(m, "mlp.gather_tokens", "send.grad", &dout, dy));
+    if (runs_beside(m, l)) {
+        ASSAY_TRY(gpu_side_begin(run));
+        ASSAY_TRY(shared_bwd(m, l, a, &dshared, &dout));
+        ASSAY_TRY(gpu_side_end(run));
+    }
     ASSAY_TRY(gpu_token_combine_bwd(m, a, &dfc2, &dout));
     ASSAY_TRY(experts_bwd(m, l, a, &dfc2, &drows, &dprobs_rows));
     ASSAY_TRY(gpu_token_dispatch_bwd(m, a, &dpermute, &dprobs, &drows, &dprobs_rows));
@@ -187,7 +206,7 @@ static assay_status moe_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gp
     if (l->moe.shared.linear_fc1) {
         ASSAY_TRY(GPU_CALL(run, "add", "mlp.router.input_grad", GPU_T("a", &dpermute), GPU_T("b", &dgating),
                            GPU_NEW("y", &sum, gpu_tokens(m, &m->scratch, true, gpu_dim_hidden(m)))));
-        ASSAY_TRY(shared_bwd(m, l, a, &dshared, &dout));
+        ASSAY_TRY(runs_beside(m, l) ? gpu_side_join(run) : shared_bwd(m, l, a, &dshared, &dout));
         ASSAY_TRY(GPU_CALL(run, "add", "mlp.shared_experts.input_grad", GPU_T("a", &sum),
                            GPU_T("b", &dshared), GPU_T("y", &dtokens)));
     } else {

@@ -101,6 +101,25 @@ static assay_status drop_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_act
                     GPU_T("tokens_per_expert", &a->routed_counts));
 }
 
+/* --- forced balancing --------------------------------------------------------------------------------------- */
+/* Logits by global indices: nothing of a layout is in them. */
+static assay_status random_logits(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a)
+{
+    static const char at[] = "mlp.router.random_logits";
+    const int64_t E = m->config->num_moe_experts, T = m->sl * m->B;
+    gpu_value token;
+    int64_t *number;
+    ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)T * sizeof *number, (void **)&number));
+    for (int64_t t = 0; !m->run->dry && t < T; t++)
+        number[t] = assay_sequence_position(&m->sequence.shard, t / m->B) * m->B_global + m->row0 + t % m->B;
+    ASSAY_TRY(gpu_index_value(m, &m->scratch, &token, at, "token", T, number));
+    return GPU_CALL(m->run, "random_logits", at, GPU_T("token", &token), GPU_I("experts", E),
+                    GPU_I("layer", l->number),
+                    GPU_I("draw", m->run->step * m->step_microbatches + m->run->microbatch),
+                    GPU_I("tokens", m->S * m->B_global),
+                    GPU_NEW("y", &a->logits, gpu_tokens(m, &mb->arena, true, gpu_dim_whole(E))));
+}
+
 assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a)
 {
     gpu_run *run = m->run;
@@ -110,7 +129,10 @@ assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_la
     ASSAY_TRY(GPU_CALL(run, "linear_fwd", "mlp.router.gating", GPU_T("x", &a->tokens),
                        GPU_T("weight", gpu_param_use(m, l->moe.router)),
                        GPU_W("dtype", assay_dtype_name(run->recipe->op[ASSAY_OPS_ROUTER].act)),
-                       GPU_NEW("y", &a->logits, gpu_tokens(m, keep, true, E))));
+                       GPU_NEW("y", &a->gating, gpu_tokens(m, keep, true, E))));
+    a->logits = a->gating;
+    if (m->options->moe_router_force_load_balancing)
+        ASSAY_TRY(random_logits(m, mb, l, a));
     ASSAY_TRY(GPU_CALL(run, "router_fwd", "mlp.router", GPU_T("logits", &a->logits),
                        GPU_T("expert_bias", gpu_param_use(m, l->moe.expert_bias)), ROUTER_ATTRS(m),
                        GPU_NEW("indices", &a->indices, gpu_tokens(m, keep, true, K)),
@@ -128,7 +150,7 @@ assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, g
     gpu_run *run = m->run;
     gpu_arena *temp = &m->scratch;
     const assay_dtype operand = run->recipe->op[ASSAY_OPS_LINEAR].grad;
-    gpu_value dlogits = gpu_grad_of(m, &a->logits), total, narrow, *dy = &total;
+    gpu_value dlogits = gpu_grad_of(m, &a->gating), total, narrow, *dy = &total;
     if (gpu_has_balancing(m))
         gpu_value_name(run, &dlogits, "mlp.router", "dlogits");
     ASSAY_TRY(GPU_CALL(run, "router_bwd", "mlp.router", GPU_T("dprobs", dprobs),

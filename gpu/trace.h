@@ -39,11 +39,21 @@ typedef struct gpu_observer {
     void *user;
 } gpu_observer;
 
+/* A second compute stream (gpu/side.h). */
+typedef struct gpu_side {
+    cudaStream_t stream; /* NULL: there is none */
+    cudaEvent_t begun, done;
+    void *workspace; /* of the operations on this stream */
+    size_t workspace_bytes;
+    bool open; /* between begin and end: the context has this stream and workspace */
+} gpu_side;
+
 typedef struct gpu_run {
     gpu_ctx ctx;
     gpu_comm comm;
     cudaStream_t comm_stream; /* collectives that may overlap with compute */
     cudaEvent_t compute_done, comm_done;
+    gpu_side side;             /* shared experts beside the dispatch (--moe-shared-expert-overlap) */
     assay_trace_writer *trace; /* NULL: off */
     assay_phase phase;
     int64_t step, microbatch;

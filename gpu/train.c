@@ -4,6 +4,7 @@
 #include "core/run/inputs.h"
 #include "core/run/outputs.h"
 #include "gpu/fault.h"
+#include "gpu/side.h"
 #include "gpu/targets.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -297,6 +298,7 @@ void gpu_engine_close(gpu_engine *e, bool failed)
         (void)cudaEventDestroy(e->run.compute_done);
     if (e->run.comm_done)
         (void)cudaEventDestroy(e->run.comm_done);
+    gpu_side_destroy(&e->run);
     if (e->run.comm_stream)
         (void)cudaStreamDestroy(e->run.comm_stream);
     if (e->ctx_ready)

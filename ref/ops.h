@@ -196,6 +196,11 @@ void ref_expert_bias_update(double *bias, const int64_t *counts, double rate, in
 void ref_router_drop(int64_t *routed, int64_t *tokens_per_expert, const int64_t *all_indices,
                      const double *all_probs, const int64_t *token, int64_t n, int64_t k, int64_t e,
                      int64_t capacity, int64_t start, int64_t t);
+/* y [T,E]: F32 values of mean 0 and variance 1 that depend on (draw, token, expert) and the layer alone; of `tokens` tokens a
+ * draw.  The seed is Megatron-LM's default. */
+#define REF_RANDOM_LOGITS_SEED 1234
+void ref_random_logits(double *y, const int64_t *token, int64_t t, int64_t e, int64_t layer, int64_t draw,
+                       int64_t tokens);
 /* ceil(tokens k / e * factor): how many assignments an expert takes */
 int64_t ref_expert_capacity(int64_t tokens, int64_t k, int64_t e, double factor);
 /* All integers: row_token [R], row_slot [R], tokens_per_expert [E], token_row [T,K]; R = the indices of experts

@@ -272,6 +272,23 @@ static assay_status router_drop(const replay *r)
     return ASSAY_OK;
 }
 
+static assay_status random_logits(const replay *r)
+{
+    const ref_value *token;
+    int64_t e, layer, draw, tokens, count;
+    double *y;
+    ASSAY_TRY(replay_attr_i64(r, "experts", 1, ASSAY_MAX_EXPERTS, &e));
+    ASSAY_TRY(replay_attr_i64(r, "layer", 0, ASSAY_MAX_LAYERS, &layer));
+    ASSAY_TRY(replay_attr_i64(r, "draw", 0, (int64_t)1 << 30, &draw));
+    ASSAY_TRY(replay_attr_i64(r, "tokens", 0, (int64_t)1 << 30, &tokens));
+    ASSAY_TRY(replay_integer(r, "token", -1, &token));
+    ASSAY_TRY(replay_range(r, token, 0, tokens - 1));
+    ASSAY_TRY(replay_product(r, token->count, e, 1, &count));
+    ASSAY_TRY(replay_out_exact(r, "y", count, ASSAY_F32, &y));
+    ref_random_logits(y, token->ivalue, token->count, e, layer, draw, tokens);
+    return ASSAY_OK;
+}
+
 /* The number of experts: attribute `experts`, else as many counts as the candidate wrote. */
 static assay_status permute_plan(const replay *r)
 {
@@ -384,6 +401,7 @@ const replay_row replay_moe_table[] = {
     {"router_aux_loss", router_aux_loss},
     {"router_aux_bwd", router_aux_bwd},
     {"expert_bias_update", expert_bias_update},
+    {"random_logits", random_logits},
     {"router_seq_aux_fwd", router_seq_aux_fwd},
     {"running_counts", running_counts},
     {"router_drop", router_drop},

@@ -93,10 +93,36 @@ typedef struct all_tokens {
     ref_piece probs;
 } all_tokens;
 
+/* Number of token j of rank r in its microbatch, all ranks' tokens together. */
+static int64_t token_number(const ref_pass *p, int r, int64_t j)
+{
+    const ref_rank *rank = &p->ranks[r];
+    return assay_sequence_position(&rank->sequence.shard, j / p->e->batch) * p->e->run->batches->b +
+           rank->share.first_row + j % p->e->batch;
+}
+
+/* Logits that balance the load, by global indices; nothing of a layout is in them. */
+static assay_status random_logits(ref_pass *p, ref_router_acts *a)
+{
+    const int64_t e = p->e->config->num_moe_experts, all = p->e->seq * p->e->run->batches->b;
+    ASSAY_TRY(ref_new(p, &a->logits, "mlp.router.random_logits", "y"));
+    for (int r = 0; r < p->n; r++) {
+        const int64_t t = a->gating.at[r].rows;
+        const int64_t draw = p->step * p->e->run->batches->microbatches + ref_pass_microbatch(p, r);
+        ref_int_piece token;
+        ASSAY_TRY(ref_int_piece_new(&p->arena, &token, t, 1));
+        ASSAY_TRY(ref_piece_new(&p->arena, &a->logits.at[r], t, e));
+        for (int64_t j = 0; j < t; j++)
+            token.x[j] = token_number(p, r, j);
+        ref_random_logits(a->logits.at[r].x, token.x, t, e, p->layer, draw, all);
+    }
+    return ref_store(p, &a->logits, REF_STORE_EXACT);
+}
+
 static assay_status gather_tokens(ref_pass *p, const ref_router_acts *a, const assay_group_shape *g,
                                   all_tokens *all)
 {
-    const int64_t k = p->e->config->moe_router_topk, b_global = p->e->run->batches->b;
+    const int64_t k = p->e->config->moe_router_topk;
     int64_t n = 0;
     for (int i = 0; i < g->size; i++)
         n += a->indices.at[assay_group_member(g, i)].rows;
@@ -106,13 +132,11 @@ static assay_status gather_tokens(ref_pass *p, const ref_router_acts *a, const a
     n = 0;
     for (int i = 0; i < g->size; i++) {
         const int r = assay_group_member(g, i);
-        const ref_rank *rank = &p->ranks[r];
         const int64_t t = a->indices.at[r].rows;
         memcpy(all->indices.x + n * k, a->indices.at[r].x, (size_t)(t * k) * sizeof(int64_t));
         memcpy(all->probs.x + n * k, a->probs.at[r].x, (size_t)(t * k) * sizeof(double));
         for (int64_t j = 0; j < t; j++, n++)
-            all->token.x[n] = assay_sequence_position(&rank->sequence.shard, j / p->e->batch) * b_global +
-                              rank->share.first_row + j % p->e->batch;
+            all->token.x[n] = token_number(p, r, j);
     }
     return ASSAY_OK;
 }
@@ -160,7 +184,10 @@ assay_status ref_router_route_fwd(ref_pass *p, ref_router_acts *a, const ref_ten
     const ref_moe_params *w = &p->e->layer[p->layer].moe;
     a->tokens = *tokens;
     ASSAY_TRY(
-        ref_ranks_linear(p, &a->logits, tokens, w->router, -1, false, "mlp.router.gating", REF_STORE_ROUTER));
+        ref_ranks_linear(p, &a->gating, tokens, w->router, -1, false, "mlp.router.gating", REF_STORE_ROUTER));
+    a->logits = a->gating;
+    if (p->e->options.moe_router_force_load_balancing)
+        ASSAY_TRY(random_logits(p, a));
     ASSAY_TRY(ref_new(p, &a->scores, "mlp.router", "scores"));
     ASSAY_TRY(ref_new(p, &a->probs, "mlp.router", "probs"));
     ASSAY_TRY(ref_ints_new(&p->arena, &a->indices, p->n));
@@ -183,7 +210,7 @@ assay_status ref_router_route_bwd(ref_pass *p, ref_tensor *dtokens, const ref_ro
                                   const ref_tensor *dprobs)
 {
     ref_tensor dlogits;
-    ASSAY_TRY(ref_new_grad(p, &dlogits, &a->logits, NULL));
+    ASSAY_TRY(ref_new_grad(p, &dlogits, &a->gating, NULL)); /* straight through random logits */
     for (int r = 0; r < p->n; r++) {
         const ref_piece *logits = &a->logits.at[r];
         const ref_router_desc d = ref_router_describe(p, logits->rows);

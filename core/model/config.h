@@ -73,6 +73,12 @@ typedef struct assay_config_training {
     assay_number_list moe_aux_loss_coeff;
     double moe_z_loss_coeff, moe_router_bias_update_rate;
     bool calculate_per_token_loss;
+    double moe_expert_capacity_factor; /* 0: none */
+    bool drops_by_position;            /* moe_token_drop_policy position; else probs */
+    bool moe_pad_expert_input_to_capacity;
+    bool moe_router_force_load_balancing;
+    bool moe_shared_expert_overlap;
+    bool pads_rows_for_fp8; /* moe_router_padding_for_quantization, or its older name ..._for_fp8 */
 } assay_config_training;
 
 typedef struct assay_model_config {

@@ -89,6 +89,8 @@ const assay_hf_class *assay_hf_class_of(assay_arch arch);
 void assay_config_defaults(assay_model_config *c, assay_arch arch);
 assay_status assay_config_read_hf(const json_t *root, const char *what, assay_model_config *c);
 assay_status assay_config_read_rope(const json_t *root, const char *what, assay_model_config *c);
+/* config_experts.c */
+assay_status assay_config_read_experts(const json_t *root, const char *what, assay_config_training *t);
 assay_status assay_config_read_megatron(const json_t *root, const char *what, assay_model_config *c);
 assay_status assay_config_write_hf(const assay_model_config *c, json_t *root);
 assay_status assay_config_write_megatron(const assay_model_config *c, json_t *root);

@@ -43,11 +43,6 @@ static const checked_word checked[] = {
     {"apply_query_key_layer_scaling", OFF, "scaling of scores by the layer's number", false},
     {"apply_residual_connection_post_layernorm", OFF, "a residual behind the norm", false},
     {"fp32_residual_connection", OFF, "a residual stream in F32", false},
-    {"moe_expert_capacity_factor", OFF, "a capacity of experts", false},
-    {"moe_token_drop_policy", {"\"probs\"", "\"position\"", "null"}, "this drop policy", false},
-    {"moe_pad_expert_input_to_capacity", OFF, "padding of experts to their capacity", false},
-    {"moe_router_padding_for_quantization", OFF, "padding of the routing map", false},
-    {"moe_router_force_load_balancing", OFF, "forced balancing", false},
     {"moe_router_force_biased", OFF, "forced routing", false},
     {"moe_input_jitter_eps", OFF, "jitter of the router's input", false},
     {"moe_router_dtype", {"null", "\"fp32\""}, "a router in another dtype than F32", false},
@@ -55,7 +50,6 @@ static const checked_word checked[] = {
     {"moe_latent_size", OFF, "experts in a latent space", false},
     {"moe_token_dispatcher_type", {"\"allgather\"", "\"alltoall\"", "\"flex\""}, "this dispatcher", false},
     {"moe_grouped_gemm", {"*"}, "", false},
-    {"moe_shared_expert_overlap", {"*"}, "", false},
     {"moe_permute_fusion", {"*"}, "", false},
     {"moe_router_fusion", {"*"}, "", false},
     {"bias_activation_fusion", {"*"}, "", false},
@@ -75,10 +69,21 @@ static const checked_word checked[] = {
 enum { N_CHECKED = sizeof checked / sizeof checked[0] };
 
 /* Words that are read below. */
-static const char *const read_words[] = {
-    "untie_embeddings_and_output_weights", "add_bias_linear",         "moe_layer_freq",
-    "moe_router_load_balancing_type",      "moe_aux_loss_coeff",      "moe_z_loss_coeff",
-    "moe_router_bias_update_rate",         "calculate_per_token_loss"};
+static const char *const read_words[] = {"untie_embeddings_and_output_weights",
+                                         "add_bias_linear",
+                                         "moe_layer_freq",
+                                         "moe_router_load_balancing_type",
+                                         "moe_aux_loss_coeff",
+                                         "moe_z_loss_coeff",
+                                         "moe_router_bias_update_rate",
+                                         "calculate_per_token_loss",
+                                         "moe_expert_capacity_factor",
+                                         "moe_token_drop_policy",
+                                         "moe_pad_expert_input_to_capacity",
+                                         "moe_router_padding_for_quantization",
+                                         "moe_router_padding_for_fp8",
+                                         "moe_router_force_load_balancing",
+                                         "moe_shared_expert_overlap"};
 enum { N_READ = sizeof read_words / sizeof read_words[0] };
 
 static bool is_accepted(const checked_word *w, const json_t *value)
@@ -306,6 +311,7 @@ static assay_status read_form(const json_t *root, const char *what, assay_model_
     ASSAY_TRY(read_frequency(root, what, c));
     *t = (assay_config_training){.given = true, .moe_router_bias_update_rate = 1e-3};
     ASSAY_TRY(read_balancing(root, what, t));
+    ASSAY_TRY(assay_config_read_experts(root, what, t));
     ASSAY_TRY(assay_json_get_double(root, "moe_z_loss_coeff", false, 0.0, 1e6, what, &t->moe_z_loss_coeff));
     ASSAY_TRY(assay_json_get_double(root, "moe_router_bias_update_rate", false, 0.0, 1e6, what,
                                     &t->moe_router_bias_update_rate));

@@ -24,6 +24,24 @@ assay_status assay_inputs_weights(const char *folder, const char *load, int64_t 
     return ASSAY_OK;
 }
 
+/* Options of experts that contradict each other or this model. */
+static assay_status check_experts(const assay_train_options *o, const assay_model_config *config)
+{
+    ASSAY_CHECK(!o->moe_pad_expert_input_to_capacity || o->moe_expert_capacity_factor > 0.0,
+                ASSAY_INVALID_ARGUMENT,
+                "moe_pad_expert_input_to_capacity without moe_expert_capacity_factor");
+    ASSAY_CHECK(o->semantics != ASSAY_SEMANTICS_MEGATRON || !o->moe_pad_expert_input_to_capacity ||
+                    !config->moe_router_enable_expert_bias,
+                ASSAY_UNSUPPORTED,
+                "semantics megatron: moe_pad_expert_input_to_capacity with moe_router_enable_expert_bias: "
+                "Megatron-LM counts the rows of padding for the expert bias, which is not reproduced");
+    ASSAY_CHECK(
+        o->semantics != ASSAY_SEMANTICS_MEGATRON || !o->moe_router_force_load_balancing, ASSAY_UNSUPPORTED,
+        "semantics megatron: moe_router_force_load_balancing: Megatron-LM draws from torch's generator of "
+        "every rank, which is not reproduced");
+    return ASSAY_OK;
+}
+
 assay_status assay_inputs_take_config(assay_train_options *o, const assay_model_config *config)
 {
     const assay_config_training *t = &config->training;
@@ -39,7 +57,21 @@ assay_status assay_inputs_take_config(assay_train_options *o, const assay_model_
         o->moe_router_bias_update_rate = t->moe_router_bias_update_rate;
     if (!assay_train_option_given(o, "calculate_per_token_loss"))
         o->calculate_per_token_loss = t->calculate_per_token_loss;
-    return assay_balancing_check(o);
+    if (!assay_train_option_given(o, "moe_expert_capacity_factor"))
+        o->moe_expert_capacity_factor = t->moe_expert_capacity_factor;
+    if (!assay_train_option_given(o, "moe_token_drop_policy"))
+        o->moe_token_drop_policy = t->drops_by_position ? ASSAY_DROP_POSITION : ASSAY_DROP_PROBS;
+    if (!assay_train_option_given(o, "moe_router_force_load_balancing"))
+        o->moe_router_force_load_balancing = t->moe_router_force_load_balancing;
+    if (!assay_train_option_given(o, "moe_shared_expert_overlap"))
+        o->moe_shared_expert_overlap = t->moe_shared_expert_overlap;
+    if (!assay_train_option_given(o, "moe_pad_expert_input_to_capacity"))
+        o->moe_pad_expert_input_to_capacity = t->moe_pad_expert_input_to_capacity;
+    if (!assay_train_option_given(o, "moe_router_padding_for_quantization"))
+        o->moe_router_padding_for_quantization =
+            t->pads_rows_for_fp8 ? ASSAY_PADDING_FP8 : ASSAY_PADDING_NONE;
+    ASSAY_TRY(assay_balancing_check(o));
+    return check_experts(o, config);
 }
 
 assay_status assay_inputs_steps(const assay_train_options *o, bool training, int64_t steps)

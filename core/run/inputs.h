@@ -19,7 +19,7 @@ assay_status assay_inputs_weights(const char *folder, const char *load, int64_t 
                                   assay_weights_source *source);
 
 /* What a config.json in Megatron-LM's form says about training, for every option that was not given.  ASSAY_MISMATCH: another
- * number of coefficients than of balancing losses. */
+ * number of coefficients than of balancing losses; options of experts that contradict each other or the model are refused, too. */
 assay_status assay_inputs_take_config(assay_train_options *o, const assay_model_config *config);
 
 /* Whether the options fit a batch file of `steps` steps (training: with optimizer steps): train_iters, and warm-up and decay

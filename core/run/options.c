@@ -153,6 +153,11 @@ static const assay_option_row table[] = {
     ROW_ENUM(
         moe_token_drop_policy, drop_words, "POLICY", EVERYWHERE, "Mixture of experts",
         "which tokens an expert beyond its capacity lets go: probs (the smallest) or position (the last)"),
+    ROW_BOOL(
+        moe_router_force_load_balancing, EVERYWHERE, "Mixture of experts",
+        "random logits in place of the router's, the same in every layout; gradients go straight through"),
+    ROW_BOOL(moe_shared_expert_overlap, EVERYWHERE, "Mixture of experts",
+             "the shared expert runs beside the dispatch of tokens to the others"),
     ROW_BOOL(moe_pad_expert_input_to_capacity, EVERYWHERE, "Mixture of experts",
              "every expert computes as many rows as its capacity, zeros where tokens are missing"),
     ROW_ENUM(moe_router_padding_for_quantization, padding_words, "none|fp8|mxfp8", EVERYWHERE,
@@ -683,9 +688,6 @@ assay_status assay_train_options_check(const assay_train_options *o)
                 "override_checkpoint_args without load");
     ASSAY_CHECK(!o->trace_hash_only || o->trace[0] != '\0', ASSAY_INVALID_ARGUMENT,
                 "trace_hash_only without trace");
-    ASSAY_CHECK(!o->moe_pad_expert_input_to_capacity || o->moe_expert_capacity_factor > 0.0,
-                ASSAY_INVALID_ARGUMENT,
-                "moe_pad_expert_input_to_capacity without moe_expert_capacity_factor");
     return ASSAY_OK;
 }
 

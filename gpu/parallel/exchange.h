@@ -22,6 +22,7 @@ typedef struct gpu_exchange {
 
 /* Whether rows leave their rank; over which group their counts are known. */
 bool gpu_exchanges_rows(const gpu_model *m);
+bool gpu_gathers_tokens(const gpu_model *m); /* tokens in place of rows: the all-gather dispatcher */
 assay_group gpu_exchange_group(const gpu_model *m);
 /* The counts of member t + etp * i, [E]. */
 const int64_t *gpu_exchange_counts_of(const gpu_model *m, const gpu_exchange *x, int t, int i);

@@ -181,6 +181,13 @@ static void add_plan(parity_ask *q, int64_t t, int64_t k, int64_t experts)
         token[i / k] = t - 1 - i / k;
         rows += i % 3 != 1;
     }
+    parity_ask_begin(q, "random_logits");
+    parity_ask_i64(q, "token", t, token);
+    parity_ask_int(q, "experts", experts);
+    parity_ask_int(q, "layer", 2);
+    parity_ask_int(q, "draw", 7);
+    parity_ask_int(q, "tokens", t + 1);
+    parity_ask_finish(q);
     parity_ask_begin(q, "router_drop");
     parity_ask_bytes(q, "all_indices", ASSAY_I64, 2, (int64_t[]){t, k}, indices);
     parity_ask_i64(q, "token", t, token);

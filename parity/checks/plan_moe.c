@@ -28,10 +28,31 @@ static void slice_rows(plan *p, const char *at, plan_tensor x, plan_tensor y)
 
 /* --- router ------------------------------------------------------------------------------------------------- */
 
+/* Logits that depend on step, microbatch, layer, token and expert alone. */
+static plan_tensor random_logits(plan *p)
+{
+    static const char at[] = "mlp.router.random_logits";
+    const int64_t rows = p->job->batches->b, n = plan_tokens_of(p, p->rank);
+    const plan_tensor y = plan_value(p, at, "y", p->accumulated);
+    int64_t *numbers = plan_integers(p, n);
+    for (int64_t t = 0; numbers != NULL && t < n; t++)
+        numbers[t] =
+            assay_sequence_position(&p->sequence.shard, t / p->B) * rows + p->share.first_row + t % p->B;
+    plan_add(p, "random_logits", at);
+    plan_in(p, "token", plan_with_integers(plan_value(p, at, "token", ASSAY_I64), numbers, n));
+    plan_out(p, "y", y);
+    plan_int(p, "experts", p->job->config->num_moe_experts);
+    plan_int(p, "layer", p->layer);
+    plan_int(p, "draw", p->step * p->job->batches->microbatches + p->microbatch);
+    plan_int(p, "tokens", p->S * rows);
+    return y;
+}
+
 static void router_forward(plan *p, plan_moe_saved *s)
 {
     const assay_model_config *c = p->job->config;
-    s->logits = plan_linear(p, "mlp.router.gating", s->tokens, "mlp.router.weight", NULL, p->accumulated);
+    s->gating = plan_linear(p, "mlp.router.gating", s->tokens, "mlp.router.weight", NULL, p->accumulated);
+    s->logits = p->job->options->moe_router_force_load_balancing ? random_logits(p) : s->gating;
     s->indices = plan_value(p, "mlp.router", "indices", ASSAY_I64);
     s->indices.experts = c->num_moe_experts;
     s->indices.topk = c->moe_router_topk;
@@ -58,7 +79,7 @@ static void router_forward(plan *p, plan_moe_saved *s)
 /* Gradient of probs -> gradient of the tokens through the router. */
 static plan_tensor router_backward(plan *p, plan_moe_saved *s, plan_tensor dprobs)
 {
-    const plan_tensor total = plan_grad(p, s->logits, p->accumulated);
+    const plan_tensor total = plan_grad(p, s->gating, p->accumulated);
     const plan_tensor dlogits =
         plan_has_balancing(p) ? plan_value(p, "mlp.router", "dlogits", p->accumulated) : total;
     plan_add(p, "router_bwd", "mlp.router");

@@ -235,16 +235,28 @@ static assay_status check_repeat(task_state *s, const char *first_out)
     return parity_check_bitwise_files(first_out, o.out, "repeat", s->report);
 }
 
-/* Communication beside compute is the same communication: without it what had it, with it what had it not. */
+/* Communication beside compute is the same communication, and a shared expert beside the dispatch the same expert: without
+ * it what had it, with it what had it not. */
 static assay_status check_overlap(task_state *s, const char *first_out)
 {
     assay_train_options o = s->train;
     assay_parallel_config p;
+    assay_model_config *config = malloc(sizeof *config);
+    ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
+    const assay_status st = parity_case_config(s->t->c, config);
+    const bool shared = st == ASSAY_OK && config->moe_shared_expert_intermediate_size > 0;
+    free(config);
+    ASSAY_TRY(st);
     ASSAY_TRY(assay_layout_parse(s->t->layout, &p));
-    if (p.data_parallel_size * p.context_parallel_size == 1 || strcmp(s->t->variant, "fastest") != 0)
+    const bool reduces = p.data_parallel_size * p.context_parallel_size > 1;
+    if ((!reduces && !shared) || strcmp(s->t->variant, "fastest") != 0)
         return ASSAY_OK;
-    o.overlap_grad_reduce = !o.overlap_grad_reduce;
-    o.overlap_param_gather = p.zero_stage > 0 && !o.overlap_param_gather;
+    if (reduces)
+        o.overlap_grad_reduce = !o.overlap_grad_reduce;
+    if (reduces)
+        o.overlap_param_gather = p.zero_stage > 0 && !o.overlap_param_gather;
+    if (shared)
+        o.moe_shared_expert_overlap = !o.moe_shared_expert_overlap;
     ASSAY_TRY(task_path(s->t, "overlap.safetensors", o.out));
     ASSAY_TRY(engine_step(s, "overlap", &o));
     return parity_check_bitwise_files(first_out, o.out, "overlap", s->report);

@@ -67,6 +67,14 @@ Test(config_megatron, words_mean_what_megatron_means)
     cr_expect_eq(c->training.moe_z_loss_coeff, 0.125);
     cr_expect_eq(c->training.moe_router_bias_update_rate, 0.5);
     cr_expect(c->training.calculate_per_token_loss);
+    read_into("{" MOE ",\"moe_expert_capacity_factor\":1.5,\"moe_token_drop_policy\":\"position\","
+              "\"moe_pad_expert_input_to_capacity\":true,\"moe_router_padding_for_fp8\":true}",
+              c);
+    cr_expect_eq(c->training.moe_expert_capacity_factor, 1.5);
+    cr_expect(c->training.drops_by_position && c->training.moe_pad_expert_input_to_capacity &&
+              c->training.pads_rows_for_fp8);
+    read_into("{" MOE ",\"moe_expert_capacity_factor\":-1.0}", c);
+    cr_expect_eq(c->training.moe_expert_capacity_factor, 0.0, "a negative factor is none");
     read_into("{" MOE ",\"moe_router_load_balancing_type\":\"none\",\"moe_aux_loss_coeff\":0.5}", c);
     assay_train_options_default(&o);
     TEST_OK(assay_inputs_take_config(&o, c));
@@ -118,7 +126,13 @@ Test(config_megatron, what_is_not_there_is_refused_by_name)
         {"{\"multi_latent_attention\":true}", ASSAY_UNSUPPORTED,
          "multi-head latent attention is not supported yet"},
         {"{\"mtp_num_layers\":1}", ASSAY_UNSUPPORTED, "multi-token prediction is not supported yet"},
-        {"{\"moe_expert_capacity_factor\":1.0," MOE "}", ASSAY_UNSUPPORTED, "a capacity of experts"},
+        {"{\"moe_router_dtype\":\"fp64\"," MOE "}", ASSAY_UNSUPPORTED,
+         "a router in another dtype than F32 is not supported yet"},
+        {"{\"moe_expert_capacity_factor\":0," MOE "}", ASSAY_UNSUPPORTED, "experts that take nothing"},
+        {"{\"moe_expert_capacity_factor\":\"1\"," MOE "}", ASSAY_FORMAT, "expected a number or null"},
+        {"{\"moe_token_drop_policy\":\"prob\"," MOE "}", ASSAY_FORMAT, "expected probs or position"},
+        {"{\"moe_pad_expert_input_to_capacity\":true," MOE "}", ASSAY_MISMATCH,
+         "moe_pad_expert_input_to_capacity without moe_expert_capacity_factor"},
         {"{" MOE ",\"moe_router_load_balancing_type\":\"sinkhorn\"}", ASSAY_UNSUPPORTED,
          "sinkhorn is not supported yet"},
         {"{" MOE ",\"moe_router_load_balancing_type\":[\"aux_loss\"],\"moe_aux_loss_coeff\":0.1}",

@@ -388,6 +388,17 @@ static void router_drop(op_call *c, assay_dtype act, data_mode mode, const int64
     attr_i(c, "length", d[0]);
 }
 
+static void random_logits(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    (void)act;
+    (void)mode;
+    put(c, "token", ASSAY_I64, 0, (double)(d[0] + 5), 1, d[0]);
+    attr_i(c, "experts", d[1]);
+    attr_i(c, "layer", d[2]);
+    attr_i(c, "draw", 11);
+    attr_i(c, "tokens", d[0] + 5);
+}
+
 static void gather_rows(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
 {
     DRAW(c, "x", act, mode, 1.0, 2, d[0] + 1, d[3]);
@@ -416,6 +427,10 @@ Test(gpu_ops, permute_plan)
 Test(gpu_ops, router_drop)
 {
     hold(&(op_law){"router_drop", "router", 2, true, router_drop, OP_SIZES(rows_sizes)});
+}
+Test(gpu_ops, random_logits)
+{
+    hold(&(op_law){"random_logits", "router", 2, true, random_logits, OP_SIZES(rows_sizes)});
 }
 Test(gpu_ops, gather_rows)
 {

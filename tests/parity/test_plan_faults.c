@@ -187,6 +187,14 @@ static const fault gathered_tokens[] = {
     {"repeat_op", "reduce_scatter", M1 "dispatch", "", "", false, 1, 0, 0, "operation"},
     {"drop_op", "reduce_scatter", M1 "dispatch_probs", "", "", false, 2, 0, 1, "operation"},
     {"drop_op", "all_gather", M1 "combine", "", "", false, 3, 1, 1, "operation"},
+    {"row_shift", "gather_rows", M1 "permute", "y", "", false, 2, 0, 1, NULL},
+    {"row_local", "gather_rows", M1 "permute_probs", "y", "", false, 1, 0, 0, NULL},
+};
+/* The same without etp: what the experts make is whole, too. */
+static const fault gathered_whole_rows[] = {
+    {"row_shift", "gather_rows", M1 "permute", "y", "", false, 1, 1, 1, NULL},
+    {"row_local", "grouped_linear_fwd", M1 "experts.linear_fc1", "y", "", false, 0, 0, 0, NULL},
+    {"row_local", "swiglu_bwd", M1 "experts.activation", "dprobs", "", false, 1, 0, 1, NULL},
 };
 
 /* Experts with a capacity, decided over two tp ranks. */
@@ -209,12 +217,45 @@ static const fault capacities[] = {
     {"value", "expert_bias_update", M1 "router.expert_bias", "tokens_per_expert", "", INPUT, 0, 1, -1, NULL},
 };
 
+/* Experts padded to their capacity, or to multiples of 16: rows, their order and their ids. */
+static const fault padded[] = {
+    {"value", "grouped_linear_fwd", M1 "experts.linear_fc1", "tokens_per_expert", "", INPUT, 0, 0, 0, NULL},
+    {"value", "grouped_linear_bwd_weight", M1 "experts.linear_fc2", "tokens_per_expert", "", INPUT, 1, 1, 1,
+     NULL},
+    {"shift", "gather_rows", M1 "sort", "index", "", INPUT, 1, 0, 1, NULL},
+    {"shift", "gather_rows", M1 "sort_probs", "index", "", INPUT, 0, 1, 0, NULL},
+    {"shift", "gather_rows", M1 "unsort", "index", "", INPUT, 0, 1, 0, NULL},
+    {"row_shift", "gather_rows", M1 "sort", "y", "", false, 1, 1, 1, NULL},
+    {"row_local", "gather_rows", M1 "sort_probs", "y", "", false, 0, 0, 0, NULL},
+    {"rewire", "grouped_linear_fwd", M1 "experts.linear_fc1", "x", M1 "permute.y", INPUT, 1, 0, 1, NULL},
+    {"rewire", "swiglu_fwd", M1 "experts.activation", "probs", M1 "permute_probs.y", INPUT, 0, 1, 0, NULL},
+    {"drop_op", "gather_rows", M1 "sort_probs", "", "", false, 1, 1, 1, "operation"},
+    {"repeat_op", "gather_rows", M1 "unsort", "", "", false, 0, 0, 0, "operation"},
+};
+
+/* Experts chosen by random logits. */
+static const fault forced[] = {
+    {"attr", "random_logits", M1 "router.random_logits", "draw", "0", false, 0, 0, 1, NULL},
+    {"attr", "random_logits", M1 "router.random_logits", "draw", "1", false, 1, 1, 0, NULL},
+    {"attr", "random_logits", M1 "router.random_logits", "layer", "0", false, 1, 0, 0, NULL},
+    {"attr", "random_logits", M1 "router.random_logits", "tokens", "7", false, 0, 1, 1, NULL},
+    {"shift", "random_logits", M1 "router.random_logits", "token", "", INPUT, 1, 1, 1, NULL},
+    {"rewire", "router_fwd", M1 "router", "logits", M1 "router.gating.y", INPUT, 0, 0, 0, NULL},
+    {"rewire", "router_aux_fwd", M1 "router.aux", "logits", M1 "router.gating.y", INPUT, 1, 0, 1, NULL},
+    {"rewire", "router_bwd", M1 "router", "logits", M1 "router.gating.y", INPUT, 0, 1, 0, NULL},
+    {"rewire", "router_aux_bwd", M1 "router.aux", "logits", M1 "router.gating.y", INPUT, 1, 1, 1, NULL},
+    {"drop_op", "random_logits", M1 "router.random_logits", "", "", false, 1, 0, 0, "operation"},
+    {"repeat_op", "random_logits", M1 "router.random_logits", "", "", false, 0, 1, 0, "operation"},
+};
+
 static void expect_all_of(const char *model, const char *layout, assay_precision precision,
                           const fault *faults, size_t n)
 {
-    expect_faults(model, layout, precision, faults == capacities ? 0.5 : 0.0,
-                  faults == gathered_tokens ? ASSAY_DISPATCHER_ALLGATHER : ASSAY_DISPATCHER_ALLTOALL, faults,
-                  n);
+    const bool gathers =
+        faults == gathered_tokens || faults == gathered_whole_rows || strstr(layout, " allgather");
+    const bool drops = faults == capacities || strstr(layout, " padded");
+    expect_faults(model, layout, precision, drops ? 0.5 : 0.0,
+                  gathers ? ASSAY_DISPATCHER_ALLGATHER : ASSAY_DISPATCHER_ALLTOALL, faults, n);
 }
 
 static void expect_all(const char *layout, assay_precision precision, const fault *faults, size_t n)
@@ -291,9 +332,45 @@ Test(parity_plan_faults, gathered_tokens_bf16)
     expect_all("tp2,sp,etp2,ep2,dp2", ASSAY_PRECISION_BF16, TABLE(gathered_tokens));
 }
 
+Test(parity_plan_faults, gathered_whole_rows_fp32)
+{
+    expect_all("dp2,ep2", ASSAY_PRECISION_FP32, TABLE(gathered_whole_rows));
+}
+
+/* Without an exchange, where rows are sent, and among gathered tokens. */
+Test(parity_plan_faults, padded_experts_fp32)
+{
+    expect_all("dp2 padded", ASSAY_PRECISION_FP32, TABLE(padded));
+    expect_all("tp2,sp fp8", ASSAY_PRECISION_FP32, TABLE(padded));
+    expect_all("dp2,ep2 padded allgather", ASSAY_PRECISION_FP32, TABLE(padded));
+}
+
+Test(parity_plan_faults, forced_balancing_fp32)
+{
+    expect_all("tp2,sp,ep2 forced", ASSAY_PRECISION_FP32, TABLE(forced));
+}
+
 Test(parity_plan_faults, capacities_fp32)
 {
     expect_all("tp2,sp,etp2", ASSAY_PRECISION_FP32, TABLE(capacities));
+}
+
+Test(parity_plan_faults, gathered_whole_rows_bf16)
+{
+    expect_all("dp2,ep2", ASSAY_PRECISION_BF16, TABLE(gathered_whole_rows));
+}
+
+/* Without an exchange, where rows are sent, and among gathered tokens. */
+Test(parity_plan_faults, padded_experts_bf16)
+{
+    expect_all("dp2 padded", ASSAY_PRECISION_BF16, TABLE(padded));
+    expect_all("tp2,sp fp8", ASSAY_PRECISION_BF16, TABLE(padded));
+    expect_all("dp2,ep2 padded allgather", ASSAY_PRECISION_BF16, TABLE(padded));
+}
+
+Test(parity_plan_faults, forced_balancing_bf16)
+{
+    expect_all("tp2,sp,ep2 forced", ASSAY_PRECISION_BF16, TABLE(forced));
 }
 
 Test(parity_plan_faults, capacities_bf16)

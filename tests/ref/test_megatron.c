@@ -340,24 +340,13 @@ Test(ref_megatron, shared_gate)
     check_folder("shared_gate", 8);
 }
 
-/* --- what is not there yet ------------------------------------------------------------------------------------ */
-
-/* A feature that arrives makes its folder readable: move its row to check_folder then. */
-Test(ref_megatron, features_that_are_not_there_are_refused_by_name)
+Test(ref_megatron, capacity_probs)
 {
-    static const struct {
-        const char *folder, *word;
-    } refused[] = {{"capacity_probs", "a capacity of experts is not supported yet"},
-                   {"capacity_position", "a capacity of experts is not supported yet"}};
-    assay_model_config *config = calloc(1, sizeof *config);
-    for (size_t i = 0; i < sizeof refused / sizeof refused[0]; i++) {
-        char path[ASSAY_PATH];
-        cr_expect_eq(assay_config_load(megatron_path(path, refused[i].folder, ""), config),
-                     ASSAY_UNSUPPORTED);
-        cr_expect_not_null(strstr(assay_error_message(), refused[i].word), "%s", assay_error_message());
-        assay_error_clear();
-    }
-    free(config);
+    check_folder("capacity_probs", 8);
+}
+Test(ref_megatron, capacity_position)
+{
+    check_folder("capacity_position", 8);
 }
 
 /* Per layer and step, mean over microbatches, without the coefficient: what Megatron-LM writes to its log. */

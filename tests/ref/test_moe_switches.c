@@ -1,4 +1,6 @@
-/* Laws of the switches of a mixture of experts: rows of zeros beside those of tokens change nothing, in any layout. */
+/* Laws of the switches of a mixture of experts: rows of zeros beside those of tokens change nothing, and random logits are the
+ * same numbers, in any layout. */
+#include "ref/ops.h"
 #include "tests/support/ref_model.h"
 
 /* Eight experts, three for a token, and one that no token chooses; groups, expert bias, a shared expert with a gate. */
@@ -29,30 +31,28 @@ static void open_experts(model_case *c, int64_t microbatches, int64_t rows, doub
     c->options.moe_expert_capacity_factor = capacity;
 }
 
-/* The run without padding in layout 1, then runs with it in every layout. */
-static void padding_law(model_case *c, bool to_capacity, assay_row_padding multiple)
+/* The run without padding in layout 1, then runs with it. */
+static void padding_law(model_case *c, bool to_capacity, assay_row_padding multiple, int n_layouts)
 {
     ref_run_result plain;
     require_ok(ref_run(&c->run, c->weights, &plain), "without padding");
     c->options.moe_pad_expert_input_to_capacity = to_capacity;
     c->options.moe_router_padding_for_quantization = multiple;
-    for (int i = 0; i < N_LAYOUTS; i++)
+    for (int i = 0; i < n_layouts; i++)
         expect_layout(c, &plain, layouts[i]);
     ref_run_result_free(&plain);
 }
 
 Test(ref_moe_switches, padding_to_capacity)
 {
-    for (int rows = 0; rows < 2; rows++)
-        for (int dispatcher = 0; dispatcher < 2; dispatcher++) {
-            model_case c;
-            open_experts(&c, rows ? 3 : 4, rows ? 4 : 2, rows ? 0.4 : 0.75);
-            c.options.moe_token_drop_policy = rows ? ASSAY_DROP_POSITION : ASSAY_DROP_PROBS;
-            c.options.moe_token_dispatcher_type =
-                dispatcher ? ASSAY_DISPATCHER_ALLGATHER : ASSAY_DISPATCHER_ALLTOALL;
-            padding_law(&c, true, ASSAY_PADDING_NONE);
-            close_case(&c);
-        }
+    for (int rows = 0; rows < 2; rows++) {
+        model_case c;
+        open_experts(&c, rows ? 3 : 4, rows ? 4 : 2, rows ? 0.4 : 0.75);
+        c.options.moe_token_drop_policy = rows ? ASSAY_DROP_POSITION : ASSAY_DROP_PROBS;
+        c.options.moe_token_dispatcher_type = rows ? ASSAY_DISPATCHER_ALLGATHER : ASSAY_DISPATCHER_ALLTOALL;
+        padding_law(&c, true, ASSAY_PADDING_NONE, N_LAYOUTS);
+        close_case(&c);
+    }
 }
 
 /* A capacity beyond the tokens there are is that of all tokens. */
@@ -60,7 +60,7 @@ Test(ref_moe_switches, capacity_beyond_all_tokens)
 {
     model_case c;
     open_experts(&c, 4, 2, 100.0);
-    padding_law(&c, true, ASSAY_PADDING_NONE);
+    padding_law(&c, true, ASSAY_PADDING_NONE, 2);
     close_case(&c);
 }
 
@@ -71,7 +71,7 @@ Test(ref_moe_switches, padding_to_a_multiple)
         open_experts(&c, 4, 2, dispatcher ? 0.75 : 0.0);
         c.options.moe_token_dispatcher_type =
             dispatcher ? ASSAY_DISPATCHER_ALLGATHER : ASSAY_DISPATCHER_ALLTOALL;
-        padding_law(&c, false, dispatcher ? ASSAY_PADDING_FP8 : ASSAY_PADDING_MXFP8);
+        padding_law(&c, false, dispatcher ? ASSAY_PADDING_FP8 : ASSAY_PADDING_MXFP8, 4);
         close_case(&c);
     }
 }
@@ -80,6 +80,63 @@ Test(ref_moe_switches, padding_to_a_multiple_of_the_capacity)
 {
     model_case c;
     open_experts(&c, 4, 2, 0.75);
-    padding_law(&c, true, ASSAY_PADDING_FP8);
+    padding_law(&c, true, ASSAY_PADDING_FP8, 2);
     close_case(&c);
+}
+
+/* Every layout draws the same logits; the router learns from them, and no expert is left out. */
+Test(ref_moe_switches, forced_balancing)
+{
+    for (int rows = 0; rows < 2; rows++) {
+        model_case c;
+        ref_run_result plain;
+        double largest = 0.0;
+        open_experts(&c, rows ? 3 : 4, rows ? 4 : 2, rows ? 0.8 : 0.0);
+        c.options.moe_router_force_load_balancing = true;
+        require_ok(ref_run(&c.run, c.weights, &plain), "forced balancing");
+        for (int64_t i = 0; i < plain.n_tensors; i++) {
+            const ref_named_tensor *t = &plain.tensors[i];
+            for (int64_t k = 0;
+                 strcmp(t->kind, "grad") == 0 && strstr(t->name, "mlp.router.weight") && k < named_count(t);
+                 k++)
+                largest = fmax(largest, fabs(t->data[k]));
+        }
+        cr_expect_gt(largest, 0.0, "the gradient goes straight through");
+        for (int i = 1; i < N_LAYOUTS; i += 2)
+            expect_layout(&c, &plain, layouts[i]);
+        c.options.moe_router_force_load_balancing = false;
+        ref_run_result own;
+        set_layout(&c, "1");
+        require_ok(ref_run(&c.run, c.weights, &own), "the router's own choice");
+        cr_expect(own.loss[0] != plain.loss[0] && own.loss[1] != plain.loss[1]);
+        ref_run_result_free(&own);
+        ref_run_result_free(&plain);
+        close_case(&c);
+    }
+}
+
+/* Mean 0, variance 1, another number for every token, expert, layer and draw. */
+Test(ref_moe_switches, random_logits_are_normal_and_distinct)
+{
+    enum { T = 500, E = 8 };
+    static double y[4][T * E];
+    static int64_t token[T];
+    for (int64_t t = 0; t < T; t++)
+        token[t] = T - 1 - t;
+    ref_random_logits(y[0], token, T, E, 0, 0, T);
+    ref_random_logits(y[1], token, T, E, 1, 0, T);
+    ref_random_logits(y[2], token, T, E, 0, 1, T);
+    ref_random_logits(y[3], token + 1, T - 1, E, 0, 0, T);
+    for (int i = 0; i < 3; i++) {
+        double sum = 0.0, squares = 0.0;
+        for (int k = 0; k < T * E; k++) {
+            sum += y[i][k];
+            squares += y[i][k] * y[i][k];
+        }
+        cr_expect_lt(fabs(sum / (T * E)), 0.06, "mean %g", sum / (T * E));
+        cr_expect_lt(fabs(squares / (T * E) - 1.0), 0.1, "variance %g", squares / (T * E));
+    }
+    cr_expect_neq(y[0][5], y[1][5], "layers differ");
+    cr_expect_neq(y[0][5], y[2][5], "draws differ");
+    cr_expect_eq(memcmp(y[3], y[0] + E, (T - 1) * E * sizeof(double)), 0, "a token keeps its numbers");
 }
