@@ -5,6 +5,10 @@
 /* Wrong attributes, inputs and integers of two tensor-parallel ranks that share the experts. */
 static const fault tensor_parallel[] = {
     {"attr", "attention_fwd", A0 "core_attention", "scale", "0.5", false, 1, 1, 0, NULL},
+    {"attr", "linear_bwd_weight", A0 "linear_qkv", "gradient_accumulation_fusion", "false", false, 1, 0, 1,
+     NULL},
+    {"attr", "grouped_linear_bwd_weight", M1 "experts.linear_fc1", "gradient_accumulation_fusion", "null",
+     false, 0, 1, 0, NULL},
     {"attr", "attention_fwd", A0 "core_attention", "window", "0", false, 0, 0, 1, NULL},
     {"attr", "attention_bwd", A0 "core_attention", "heads", "4", false, 1, 0, 1, NULL},
     {"attr", "attention_bwd", A0 "core_attention", "window", "4", false, 0, 1, 0, NULL},
@@ -37,6 +41,8 @@ static const fault tensor_parallel[] = {
     {"attr", "adamw", "decoder.final_layernorm.weight", "weight_decay", "0.1", false, 0, 1, -1, NULL},
     {"attr", "adamw", A0 "linear_qkv.weight", "grad_scale", "1.0", false, 1, 0, -1, NULL},
     {"attr", "expert_bias_update", M1 "router.expert_bias", "rate", "0.01", false, 0, 0, -1, NULL},
+    {"as_bf16", "router_fwd", M1 "router", "expert_bias", "", INPUT, 1, 0, 1, NULL},
+    {"as_bf16", "expert_bias_update", M1 "router.expert_bias", "bias", "", false, 0, 1, -1, NULL},
     {"attr", "all_gather", A0 "gather", "counts", "[3, 4]", false, 1, 0, 0, NULL},
     {"attr", "reduce_scatter", A0 "reduce", "reduction", "\"max\"", false, 0, 1, 1, NULL},
     {"attr", "reduce_scatter", "embedding.reduce", "dtype", "\"F64\"", false, 1, 1, 0, NULL},
@@ -133,75 +139,6 @@ static const fault scattered[] = {
     {"drop_op", "all_gather", M1 "shared_experts.gather", "", "", false, 0, 0, 1, "operation"},
 };
 
-/* Gradients shared out behind every microbatch; ranks 0 and 1 have microbatches 0 and 1. */
-static const fault scattered_gradients[] = {
-    {"group", "reduce_scatter", A0 "linear_qkv.weight", "", "tp", false, 1, 1, 0, "group"},
-    {"group", "reduce_scatter", "decoder.final_layernorm.weight", "", "world", false, 0, 0, 1, "group"},
-    {"drop_op", "reduce_scatter", L1 "mlp.router.weight", "", "", false, 0, 1, 1, "operation"},
-    {"repeat_op", "reduce_scatter", A0 "linear_proj.weight", "", "", false, 1, 0, 1, "operation"},
-    {"drop_op", "add", L1 "input_layernorm.weight", "", "", false, 1, 0, 1, "operation"},
-    {"repeat_op", "add", "embedding.word_embeddings.weight", "", "", false, 0, 1, 1, "operation"},
-    {"rewire", "add", L0 "input_layernorm.weight", "a", L0 "input_layernorm.weight.main_grad.shard", INPUT, 0,
-     0, 1, NULL},
-    {"attr", "reduce_scatter", L0 "mlp.linear_fc2.weight", "dtype", "\"BF16\"", false, 1, 1, 1, NULL},
-    {"attr", "reduce_scatter", L0 "mlp.linear_fc2.weight", "reduction", "\"max\"", false, 0, 0, 0, NULL},
-    {"late_op", "reduce_scatter", L1 "self_attention.linear_qkv.weight", "", "", false, 1, 1, 0, "order"},
-    {"drop_op", "all_gather", L1 "self_attention.linear_proj.weight", "", "", false, 1, 0, -1, "operation"},
-};
-
-/* Parameters gathered around every pass; rank r has microbatch r. */
-static const fault gathered_parameters[] = {
-    {"drop_op", "all_gather", A0 "linear_qkv.weight", "", "", false, 1, 1, 1, "operation"},
-    {"drop_op", "all_gather", L1 "self_attention.linear_proj.weight", "", "", false, 0, 0, 0, "operation"},
-    {"repeat_op", "all_gather", L1 "mlp.router.weight", "", "", false, 2, 1, 2, "operation"},
-    {"group", "all_gather", L1 "mlp.experts.linear_fc2.weight", "", "world", false, 1, 0, 1, "group"},
-    {"attr", "all_gather", L0 "input_layernorm.weight", "dtype", "\"F64\"", false, 0, 0, 0, NULL},
-    {"late_op", "all_gather", "decoder.final_layernorm.weight", "", "", false, 1, 1, 1, "order"},
-    {"group", "reduce_scatter", L1 "mlp.experts.linear_fc2.weight", "", "dp_cp", false, 3, 1, 3, "group"},
-};
-
-/* Parts in two copies. */
-static const fault copies[] = {
-    {"group", "all_gather", A0 "linear_qkv.weight", "", "dp_cp", false, 1, 1, 1, "group"},
-    {"group", "reduce_scatter", A0 "linear_qkv.weight", "", "dp_cp", false, 2, 0, 2, "group"},
-    {"group", "all_reduce", L0 "input_layernorm.weight", "", "intra_dp_cp", false, 2, 1, -1, "group"},
-    {"drop_op", "all_reduce", L1 "input_layernorm.weight", "", "", false, 0, 0, -1, "operation"},
-    {"repeat_op", "all_reduce", L1 "mlp.experts.linear_fc1.weight", "", "", false, 1, 0, -1, "operation"},
-};
-
-/* A tied embedding's parts over two stages, then over two copies: copies {0, 1}, {2, 3} of stage 0, {4, 5}, {6, 7}.  A sum
- * that is lost or made twice is named by the group of the one in its place. */
-static const fault tied_copies[] = {
-    {"group", "all_reduce", EMBEDDING, "", "inter_dp_cp", false, 2, 0, -1, "group"},
-    {"group", "reduce_scatter", EMBEDDING, "", "dp_cp", false, 5, 1, 1, "group"},
-    {"rewire", "all_reduce", EMBEDDING, "send", EMBEDDING ".main_grad.shard", INPUT, 6, 1, -1, NULL},
-    {"drop_op", "all_reduce", EMBEDDING, "", "", false, 4, 1, -1, "group"},
-    {"repeat_op", "all_reduce", EMBEDDING, "", "", false, 3, 0, -1, "group"},
-    {"attr", "all_reduce", EMBEDDING, "reduction", "\"max\"", false, 0, 0, -1, NULL},
-    {"drop_op", "all_reduce", L1 "input_layernorm.weight", "", "", false, 6, 0, -1, "operation"},
-};
-
-/* Buckets of 150 elements: parts end in mid-row, and of a small parameter most ranks own nothing. */
-static const fault small_buckets[] = {
-    {"drop_op", "reduce_scatter", L0 "input_layernorm.weight", "", "", false, 3, 0, 3, "operation"},
-    {"repeat_op", "all_gather", A0 "q_layernorm.weight", "", "", false, 2, 1, 2, "operation"},
-    {"group", "reduce_scatter", A0 "linear_proj.weight", "", "world", false, 1, 1, 1, "group"},
-    {"drop_op", "add", A0 "linear_qkv.weight", "", "", false, 2, 0, 2, "operation"},
-    {"repeat_op", "adamw", "decoder.final_layernorm.weight", "", "", false, 0, 1, -1, "operation"},
-    {"drop_op", "sumsq", "decoder.final_layernorm.weight", "", "", false, 0, 0, -1, "operation"},
-};
-
-/* Gathers ahead of use, and reductions that may begin early. */
-static const fault overlapped[] = {
-    {"late_op", "all_gather", L1 "input_layernorm.weight", "", "", false, 0, 1, 1, "order"},
-    {"drop_op", "all_gather", L0 "input_layernorm.weight", "", "", false, 1, 0, 0, "operation"},
-    {"group", "reduce_scatter", L0 "pre_mlp_layernorm.weight", "", "tp", false, 1, 1, 1, "group"},
-};
-static const fault overlapped_whole[] = {
-    {"drop_op", "all_reduce", L0 "input_layernorm.weight", "", "", false, 1, 0, -1, "operation"},
-    {"group", "all_reduce", L1 "mlp.experts.linear_fc1.weight", "", "tp", false, 1, 1, -1, "group"},
-};
-
 /* Experts cut over etp and dealt out over ep, on four ranks; ranks 0 and 1 run microbatch 0, the others 1. */
 static const fault expert_slices[] = {
     {"group", "all_gather", M1 "dispatch_counts", "", "ep", false, 1, 0, 0, "group"},
@@ -272,6 +209,96 @@ static const fault capacities[] = {
     {"value", "expert_bias_update", M1 "router.expert_bias", "tokens_per_expert", "", INPUT, 0, 1, -1, NULL},
 };
 
+/* Context parallelism: S = 7 is cut in chunks of 2, 2, 2, 1; rank 0 of cp has 3 positions, rank 1 has 4. */
+static const fault gathered_keys[] = {
+    {"attr", "all_gather", A0 "gather_k", "counts", "[4, 3]", false, 2, 0, 0, NULL},
+    {"attr", "reduce_scatter", A0 "gather_v", "counts", "[4, 3]", false, 1, 1, 1, NULL},
+    {"attr", "attention_fwd", A0 "core_attention", "seq_q", "7", false, 0, 0, 1, NULL},
+    {"attr", "attention_bwd", A0 "core_attention", "seq_k", "3", false, 0, 1, 0, NULL},
+    {"attr", "all_gather", A0 "gather", "counts", "[1, 2]", false, 0, 0, 1, NULL},
+    {"attr", "router_aux_bwd", M1 "router.aux", "tokens", "6", false, 3, 0, 1, NULL},
+    {"attr", "cross_entropy_bwd", "loss", "scale", "0.0625", false, 2, 1, 0, NULL},
+    {"group", "all_gather", A0 "gather_v", "", "tp", false, 3, 1, 0, "group"},
+    {"group", "reduce_scatter", A0 "gather_k", "", "world", false, 0, 0, 1, "group"},
+    {"group", "all_reduce", M1 "router.aux_counts", "", "tp", false, 2, 1, 1, "group"},
+    {"group", "all_reduce", A0 "linear_qkv.weight", "", "dp", false, 1, 1, -1, "group"},
+    {"rewire", "attention_bwd", A0 "core_attention", "k", "", INPUT, 1, 0, 1, NULL},
+    {"shift", "attention_fwd", A0 "core_attention", "k_position", "", INPUT, 2, 0, 1, NULL},
+    {"shift", "attention_bwd", A0 "core_attention", "q_position", "", INPUT, 3, 1, 0, NULL},
+    {"shift", "rope_fwd", A0 "rope_k", "position", "", INPUT, 0, 1, 1, NULL},
+    {"shift", "embedding_fwd", "embedding", "ids", "", INPUT, 2, 1, 0, NULL},
+    {"drop_op", "reduce_scatter", A0 "gather_k", "", "", false, 1, 0, 0, "operation"},
+    {"repeat_op", "reduce_scatter", A0 "gather_v", "", "", false, 2, 1, 1, "operation"},
+    {"drop_op", "all_gather", L1 "self_attention.gather_v", "", "", false, 3, 0, 1, "operation"},
+    {"drop_op", "all_reduce", A0 "linear_proj.weight", "", "", false, 0, 1, -1, "operation"},
+};
+
+/* Heads dealt out over two ranks. */
+static const fault dealt_heads[] = {
+    {"attr", "all_to_all", A0 "a2a_q", "recv_counts", "[4, 3]", false, 0, 0, 1, NULL},
+    {"attr", "all_to_all", A0 "a2a_o", "counts", "[4, 3]", false, 1, 1, 0, NULL},
+    {"attr", "pack_heads", A0 "pack_k", "heads", "4", false, 0, 1, 1, NULL},
+    {"attr", "unpack_heads", A0 "unpack_o", "parts", "1", false, 1, 0, 0, NULL},
+    {"attr", "attention_fwd", A0 "core_attention", "heads", "4", false, 1, 1, 1, NULL},
+    {"attr", "attention_bwd", A0 "core_attention", "seq_q", "3", false, 0, 0, 0, NULL},
+    {"group", "all_to_all", A0 "a2a_v", "", "tp", false, 1, 0, 1, "group"},
+    {"rewire", "attention_bwd", A0 "core_attention", "v", "", INPUT, 0, 1, 1, NULL},
+    {"rewire", "linear_fwd", A0 "linear_proj", "x", A0 "core_attention.o", INPUT, 1, 0, 0, NULL},
+    {"shift", "attention_fwd", A0 "core_attention", "q_position", "", INPUT, 0, 0, 0, NULL},
+    {"drop_op", "all_to_all", A0 "a2a_k", "", "", false, 1, 1, 0, "operation"},
+    {"repeat_op", "unpack_heads", A0 "pack_v", "", "", false, 0, 0, 1, "operation"},
+};
+
+/* A ring of three: S = 7 is cut in chunks of 2, 1, 1, 1, 1, 1. */
+static const fault ring[] = {
+    {"attr", "send", A0 "ring.1.send_k", "peer", "2", false, 0, 0, 1, NULL},
+    {"attr", "recv", A0 "ring.2.recv_v", "peer", "2", false, 2, 1, 0, NULL},
+    {"attr", "send", A0 "ring.3.send_dv", "peer", "1", false, 1, 0, 0, NULL},
+    {"attr", "attention_fwd", A0 "core_attention.1", "seq_k", "2", false, 1, 1, 1, NULL},
+    {"attr", "attention_bwd", A0 "core_attention.2", "window", "0", false, 2, 0, 1, NULL},
+    {"attr", "attention_merge", A0 "merge.1", "dtype", "\"BF16\"", false, 0, 1, 0, NULL},
+    {"group", "recv", A0 "ring.1.recv_dk", "", "tp", false, 1, 1, 1, "group"},
+    {"rewire", "attention_merge", A0 "core_attention", "lse_a", A0 "core_attention.0.lse", INPUT, 2, 0, 0,
+     NULL},
+    {"rewire", "attention_bwd", A0 "core_attention.1", "lse", A0 "core_attention.1.lse", INPUT, 0, 1, 1,
+     NULL},
+    {"rewire", "attention_bwd", A0 "core_attention.2", "o", A0 "core_attention.2.o", INPUT, 1, 0, 1, NULL},
+    {"rewire", "attention_fwd", A0 "core_attention.2", "k", A0 "ring.1.k", INPUT, 2, 1, 0, NULL},
+    {"rewire", "add", A0 "ring.1.add_dq", "b", A0 "core_attention.0.dq", INPUT, 0, 0, 1, NULL},
+    {"shift", "attention_fwd", A0 "core_attention.2", "k_position", "", INPUT, 0, 0, 1, NULL},
+    {"drop_op", "attention_merge", A0 "merge.1", "", "", false, 1, 0, 1, "operation"},
+    {"drop_op", "add", A0 "ring.2.add_dv", "", "", false, 2, 1, 1, "operation"},
+    {"repeat_op", "send", A0 "ring.3.send_dk", "", "", false, 0, 0, 0, "operation"},
+    {"late_op", "attention_merge", A0 "merge.1", "", "", false, 2, 1, 0, "order"},
+};
+
+/* Documents packed in rows, on ranks that share the sequence over cp, and over tp. */
+static const fault packed_keys[] = {
+    {"shift", "rope_fwd", A0 "rope_q", "position", "", INPUT, 3, 1, 0, NULL},
+    {"shift", "attention_fwd", A0 "core_attention", "first_key", "", INPUT, 0, 1, 0, NULL},
+    {"value", "attention_bwd", A0 "core_attention", "first_key", "", INPUT, 3, 0, 1, NULL},
+    {"rewire", "rope_fwd", L1 "self_attention.rope_k", "position", "document_start", INPUT, 1, 1, 1, NULL},
+    {"rewire", "rope_bwd", A0 "rope_k", "position", "query_position_ids", INPUT, 2, 1, 1, NULL},
+    {"rewire", "attention_fwd", A0 "core_attention", "q_position", "position_ids", INPUT, 0, 0, 0, NULL},
+    {"rewire", "attention_fwd", L1 "self_attention.core_attention", "first_key", "query_position_ids", INPUT,
+     3, 0, 0, NULL},
+    {"rewire", "attention_bwd", L1 "self_attention.core_attention", "first_key", "", INPUT, 2, 0, 1, NULL},
+    {"shift", "attention_fwd", A0 "core_attention", "q_position", "", INPUT, 1, 0, 0, NULL},
+};
+
+static const fault packed_heads[] = {
+    {"shift", "attention_fwd", A0 "core_attention", "first_key", "", INPUT, 1, 0, 1, NULL},
+    {"value", "attention_bwd", L1 "self_attention.core_attention", "first_key", "", INPUT, 0, 1, 0, NULL},
+    {"rewire", "attention_fwd", A0 "core_attention", "q_position", "position_ids", INPUT, 1, 1, 1, NULL},
+};
+
+static const fault packed_ring[] = {
+    {"shift", "attention_fwd", A0 "core_attention.0", "first_key", "", INPUT, 2, 0, 1, NULL},
+    {"shift", "attention_fwd", A0 "core_attention.2", "first_key", "", INPUT, 1, 1, 0, NULL},
+    {"rewire", "attention_bwd", A0 "core_attention.1", "first_key", "", INPUT, 0, 1, 1, NULL},
+    {"rewire", "attention_bwd", A0 "core_attention.1", "k_position", "position_ids", INPUT, 0, 0, 1, NULL},
+};
+
 /* All balancing losses over two sequence pieces of two context-parallel ranks each. */
 static const fault balancing[] = {
     {"attr", "router_aux_loss", M1 "router.seq_aux_loss", "aux_coeff", "0.01", false, 1, 0, 1, NULL},
@@ -322,8 +349,9 @@ static const fault balancing_megatron[] = {
 static void expect_all_of(const char *model, const char *layout, assay_precision precision,
                           const fault *faults, size_t n)
 {
-    expect_faults(model, layout, precision, faults, n, faults == capacities ? 0.5 : 0.0,
-                  faults == gathered_tokens ? ASSAY_DISPATCHER_ALLGATHER : ASSAY_DISPATCHER_ALLTOALL);
+    expect_faults(model, layout, precision, faults == capacities ? 0.5 : 0.0,
+                  faults == gathered_tokens ? ASSAY_DISPATCHER_ALLGATHER : ASSAY_DISPATCHER_ALLTOALL, faults,
+                  n);
 }
 
 static void expect_all(const char *layout, assay_precision precision, const fault *faults, size_t n)
@@ -347,47 +375,6 @@ static void expect_order(const char *model, const char *layout, int rank, assay_
                   one->message);
     }
     parity_report_destroy(r);
-    plan_cell_free(&c);
-}
-
-/* Buckets that are summed behind the first of two microbatches. */
-static void expect_early(const char *layout, const char *op, assay_precision precision)
-{
-    plan_cell c;
-    plan_cell_run(&c, plan_model, layout, precision, "early_reduction");
-    parity_report *r = plan_judge(&c, c.trace);
-    const parity_result *f = first_failure(r);
-    cr_assert(f != NULL, "%s: not caught", layout);
-    for (int64_t i = 0; i < parity_report_count(r); i++) {
-        const parity_result *one = parity_report_at(r, i);
-        if (one->verdict != PARITY_FAIL)
-            continue;
-        cr_expect(strcmp(one->tensor, "order") == 0 && strcmp(one->op, op) == 0 &&
-                      strstr(one->message, "the last accumulation"),
-                  "%s %s: %s", one->op, one->instance, one->message);
-    }
-    parity_report_destroy(r);
-    plan_cell_free(&c);
-}
-
-/* The cell has what its name says: a rank that owns nothing of a parameter, and a part that begins or ends in mid-row. */
-static void expect_ragged(const char *layout, assay_precision precision)
-{
-    plan_cell c;
-    int64_t nothing = 0, broken = 0;
-    plan_cell_run(&c, plan_model, layout, precision, "");
-    for (int rank = 0; rank < c.grid.world; rank++)
-        for (int64_t i = 0; i < assay_trace_n_ops(c.trace, rank); i++) {
-            const assay_trace_op *op = assay_trace_op_at(c.trace, rank, i);
-            const bool scatter = strcmp(op->op, "reduce_scatter") == 0;
-            nothing += scatter && op->n_outputs == 0;
-            for (int k = 0; scatter && k < op->n_outputs; k++) {
-                const assay_shard *s = &assay_trace_tensor_by_id(c.trace, rank, op->outputs[k].tensor)->shard;
-                broken += s->ndim > 1 && s->local_shape[1] < s->global_shape[1];
-            }
-        }
-    cr_expect_gt(nothing, 0);
-    cr_expect_gt(broken, 0);
     plan_cell_free(&c);
 }
 
@@ -461,6 +448,94 @@ Test(parity_plan_faults, interleaved_chunks_bf16)
     expect_all_of(plan_deep_model, "pp2,vpp2", ASSAY_PRECISION_BF16, TABLE(chunks));
 }
 
+Test(parity_plan_faults, gathered_keys_fp32)
+{
+    expect_all("tp2,sp,cp2", ASSAY_PRECISION_FP32, TABLE(gathered_keys));
+}
+
+Test(parity_plan_faults, gathered_keys_bf16)
+{
+    expect_all("tp2,sp,cp2", ASSAY_PRECISION_BF16, TABLE(gathered_keys));
+}
+
+Test(parity_plan_faults, dealt_heads_fp32)
+{
+    expect_all("cp2,a2a", ASSAY_PRECISION_FP32, TABLE(dealt_heads));
+}
+
+Test(parity_plan_faults, dealt_heads_bf16)
+{
+    expect_all("cp2,a2a", ASSAY_PRECISION_BF16, TABLE(dealt_heads));
+}
+
+Test(parity_plan_faults, ring_fp32)
+{
+    expect_all("cp3,p2p", ASSAY_PRECISION_FP32, TABLE(ring));
+}
+
+Test(parity_plan_faults, ring_bf16)
+{
+    expect_all("cp3,p2p", ASSAY_PRECISION_BF16, TABLE(ring));
+}
+
+Test(parity_plan_faults, packed_documents_fp32)
+{
+    expect_all("tp2,sp,cp2 packed", ASSAY_PRECISION_FP32, TABLE(packed_keys));
+    expect_all("cp2,a2a packed", ASSAY_PRECISION_FP32, TABLE(packed_heads));
+    expect_all("cp3,p2p packed", ASSAY_PRECISION_FP32, TABLE(packed_ring));
+}
+
+Test(parity_plan_faults, packed_documents_bf16)
+{
+    expect_all("tp2,sp,cp2 packed", ASSAY_PRECISION_BF16, TABLE(packed_keys));
+    expect_all("cp2,a2a packed", ASSAY_PRECISION_BF16, TABLE(packed_heads));
+    expect_all("cp3,p2p packed", ASSAY_PRECISION_BF16, TABLE(packed_ring));
+}
+
+/* The engine itself takes other documents than the file has: positions go on through the row, attention sees the document
+ * before, on every rank or in one step of a ring alone, or the stages of a pipeline keep those of another microbatch. */
+static void expect_documents(assay_precision precision)
+{
+    static const struct {
+        const char *layout, *planted, *op, *instance, *item;
+    } rows[] = {
+        {"1 packed", "positions_not_reset", "rope_fwd", A0 "rope_q", "position"},
+        {"cp2 packed", "positions_not_reset", "rope_fwd", A0 "rope_q", "position"},
+        {"cp2 packed", "documents_not_masked", "attention_fwd", A0 "core_attention", "first_key"},
+        {"cp2,a2a packed", "documents_not_masked", "attention_fwd", A0 "core_attention", "first_key"},
+        {"cp2 packed", "leaf:document_start:order", "attention_fwd", A0 "core_attention", "first_key"},
+        {"tp2 packed", "shifted_documents", "attention_fwd", A0 "core_attention", "first_key"},
+        {"cp2,p2p packed", "drop:" A0 "core_attention.1:first_key,phase=forward", "attention_fwd",
+         A0 "core_attention.1", "first_key"},
+        {"pp2 packed", "input:" L1 "self_attention.core_attention:first_key@microbatch-1,op=attention_fwd",
+         "attention_fwd", L1 "self_attention.core_attention", "first_key"},
+        {"dp2 packed", "leaf:position_ids:shift", "rope_fwd", A0 "rope_q", "position"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        plan_cell c;
+        plan_cell_run(&c, plan_model, rows[i].layout, precision, rows[i].planted);
+        parity_report *r = plan_judge(&c, c.trace);
+        const parity_result *f = first_failure(r);
+        cr_assert(f != NULL, "%s: %s: not caught", rows[i].layout, rows[i].planted);
+        cr_expect(strcmp(f->op, rows[i].op) == 0 && strcmp(f->instance, rows[i].instance) == 0 &&
+                      strcmp(f->tensor, rows[i].item) == 0,
+                  "%s: %s: named at %s %s %s: %s", rows[i].layout, rows[i].planted, f->op, f->instance,
+                  f->tensor, f->message);
+        parity_report_destroy(r);
+        plan_cell_free(&c);
+    }
+}
+
+Test(parity_plan_faults, documents_of_the_engine_fp32)
+{
+    expect_documents(ASSAY_PRECISION_FP32);
+}
+
+Test(parity_plan_faults, documents_of_the_engine_bf16)
+{
+    expect_documents(ASSAY_PRECISION_BF16);
+}
+
 Test(parity_plan_faults, balancing_fp32)
 {
     expect_all("tp2,sp,cp2 balancing", ASSAY_PRECISION_FP32, TABLE(balancing));
@@ -528,6 +603,34 @@ Test(parity_plan_faults, balancing_in_the_engine_bf16)
     expect_engine_balancing(ASSAY_PRECISION_BF16);
 }
 
+/* The engine itself gives the tokens positions, or the keys of attention, as if cp cut the sequence in plain order. */
+static void expect_plain_order(assay_precision precision)
+{
+    static const char *const planted[][3] = {{"plain_positions", "rope_fwd", "position"},
+                                             {"plain_keys", "attention_fwd", "k_position"}};
+    for (int i = 0; i < 2; i++) {
+        plan_cell c;
+        plan_cell_run(&c, plan_model, "cp2", precision, planted[i][0]);
+        parity_report *r = plan_judge(&c, c.trace);
+        const parity_result *f = first_failure(r);
+        cr_assert(f != NULL, "%s: not caught", planted[i][0]);
+        cr_expect(strcmp(f->op, planted[i][1]) == 0 && strcmp(f->tensor, planted[i][2]) == 0,
+                  "%s: named at %s %s %s: %s", planted[i][0], f->op, f->instance, f->tensor, f->message);
+        parity_report_destroy(r);
+        plan_cell_free(&c);
+    }
+}
+
+Test(parity_plan_faults, positions_of_a_plain_cut_fp32)
+{
+    expect_plain_order(ASSAY_PRECISION_FP32);
+}
+
+Test(parity_plan_faults, positions_of_a_plain_cut_bf16)
+{
+    expect_plain_order(ASSAY_PRECISION_BF16);
+}
+
 Test(parity_plan_faults, stages_in_another_order_fp32)
 {
     expect_order(plan_model, "pp2", 1, ASSAY_PRECISION_FP32);
@@ -538,80 +641,6 @@ Test(parity_plan_faults, stages_in_another_order_bf16)
 {
     expect_order(plan_model, "pp2", 1, ASSAY_PRECISION_BF16);
     expect_order(plan_deep_model, "pp2,vpp2", 1, ASSAY_PRECISION_BF16);
-}
-
-Test(parity_plan_faults, scattered_gradients_fp32)
-{
-    expect_all("tp2,sp,dp2,zero2", ASSAY_PRECISION_FP32, TABLE(scattered_gradients));
-}
-
-Test(parity_plan_faults, gathered_parameters_fp32)
-{
-    expect_all("ep2,dp4,zero3", ASSAY_PRECISION_FP32, TABLE(gathered_parameters));
-}
-
-Test(parity_plan_faults, parts_in_copies_fp32)
-{
-    expect_all("dp4,zero3,hsdp2", ASSAY_PRECISION_FP32, TABLE(copies));
-}
-
-Test(parity_plan_faults, tied_embedding_in_copies_fp32)
-{
-    expect_all("pp2,dp4,zero3,hsdp2", ASSAY_PRECISION_FP32, TABLE(tied_copies));
-}
-
-Test(parity_plan_faults, small_buckets_fp32)
-{
-    expect_ragged("dp4,zero3 buckets", ASSAY_PRECISION_FP32);
-    expect_all("dp4,zero3 buckets", ASSAY_PRECISION_FP32, TABLE(small_buckets));
-}
-
-Test(parity_plan_faults, beside_compute_fp32)
-{
-    expect_all("tp2,dp2,zero3 overlap", ASSAY_PRECISION_FP32, TABLE(overlapped));
-    expect_all("tp2,dp2 overlap", ASSAY_PRECISION_FP32, TABLE(overlapped_whole));
-}
-
-Test(parity_plan_faults, reductions_before_the_last_microbatch_fp32)
-{
-    expect_early("dp2 overlap", "all_reduce", ASSAY_PRECISION_FP32);
-}
-
-Test(parity_plan_faults, scattered_gradients_bf16)
-{
-    expect_all("tp2,sp,dp2,zero2", ASSAY_PRECISION_BF16, TABLE(scattered_gradients));
-}
-
-Test(parity_plan_faults, gathered_parameters_bf16)
-{
-    expect_all("ep2,dp4,zero3", ASSAY_PRECISION_BF16, TABLE(gathered_parameters));
-}
-
-Test(parity_plan_faults, parts_in_copies_bf16)
-{
-    expect_all("dp4,zero3,hsdp2", ASSAY_PRECISION_BF16, TABLE(copies));
-}
-
-Test(parity_plan_faults, tied_embedding_in_copies_bf16)
-{
-    expect_all("pp2,dp4,zero3,hsdp2", ASSAY_PRECISION_BF16, TABLE(tied_copies));
-}
-
-Test(parity_plan_faults, small_buckets_bf16)
-{
-    expect_ragged("dp4,zero3 buckets", ASSAY_PRECISION_BF16);
-    expect_all("dp4,zero3 buckets", ASSAY_PRECISION_BF16, TABLE(small_buckets));
-}
-
-Test(parity_plan_faults, beside_compute_bf16)
-{
-    expect_all("tp2,dp2,zero3 overlap", ASSAY_PRECISION_BF16, TABLE(overlapped));
-    expect_all("tp2,dp2 overlap", ASSAY_PRECISION_BF16, TABLE(overlapped_whole));
-}
-
-Test(parity_plan_faults, reductions_before_the_last_microbatch_bf16)
-{
-    expect_early("dp2 overlap", "all_reduce", ASSAY_PRECISION_BF16);
 }
 
 /* The trace says that it is of this layout. */
@@ -689,34 +718,4 @@ Test(parity_plan_faults, shared_key_and_value_heads_fp32)
 Test(parity_plan_faults, shared_key_and_value_heads_bf16)
 {
     expect_all("tp4,sp", ASSAY_PRECISION_BF16, TABLE(shared_heads));
-}
-
-/* Norms of q and k over all heads: two query groups on four ranks, so that ranks 0 and 2, 1 and 3 make a row of k. */
-static const fault norms_over_heads[] = {
-    {"drop_op", "all_reduce", A0 "q_layernorm.reduce", "", "", false, 1, 0, 1, "operation"},
-    {"drop_op", "all_reduce", A0 "k_layernorm.reduce_grad", "", "", false, 3, 1, 0, "operation"},
-    {"group", "all_reduce", A0 "q_layernorm.reduce", "", "kv_head", false, 0, 1, 0, "group"},
-    {"group", "all_reduce", A0 "k_layernorm.reduce", "", "tp", false, 2, 0, 1, "group"},
-    {"group", "all_reduce", L1 "self_attention.k_layernorm.reduce_grad", "", "kv", false, 1, 1, 1, "group"},
-    {"attr", "rmsnorm_apply", A0 "q_layernorm", "width", "6", false, 3, 0, 0, NULL},
-    {"attr", "rmsnorm_apply", A0 "k_layernorm", "eps", "1e-3", false, 0, 1, 1, NULL},
-    {"attr", "rmsnorm_bwd_apply", L1 "self_attention.k_layernorm", "width", "24", false, 2, 0, 0, NULL},
-    {"attr", "rmsnorm_sumsq", A0 "k_layernorm.sumsq", "columns", "3", false, 1, 0, 0, NULL},
-    {"rewire", "rmsnorm_apply", A0 "k_layernorm", "sumsq", A0 "q_layernorm.reduce.recv", INPUT, 1, 0, 0,
-     NULL},
-    {"rewire", "rmsnorm_apply", A0 "q_layernorm", "sumsq", A0 "q_layernorm.sumsq.y", INPUT, 2, 1, 1, NULL},
-    {"rewire", "rmsnorm_bwd_apply", A0 "k_layernorm", "dot", A0 "k_layernorm.dot.y", INPUT, 3, 0, 1, NULL},
-    {"drop_op", "all_reduce", A0 "k_layernorm.weight", "", "", false, 2, 0, -1, "operation"},
-    {"repeat_op", "all_reduce", A0 "k_layernorm.weight", "", "", false, 0, 1, -1, "operation"},
-    {"repeat_op", "sumsq", A0 "k_layernorm.weight", "", "", false, 2, 0, -1, "operation"},
-};
-
-Test(parity_plan_faults, norms_over_all_heads_fp32)
-{
-    expect_all_of(plan_full_width_model, "tp4,sp", ASSAY_PRECISION_FP32, TABLE(norms_over_heads));
-}
-
-Test(parity_plan_faults, norms_over_all_heads_bf16)
-{
-    expect_all_of(plan_full_width_model, "tp4,sp", ASSAY_PRECISION_BF16, TABLE(norms_over_heads));
 }

@@ -1,6 +1,7 @@
-/* Faults of a table, planted in a copy of an honest trace: the plan names each where it was planted. */
-#ifndef TESTS_PLAN_FAULTS_H
-#define TESTS_PLAN_FAULTS_H
+/* Faults planted in copies of a trace, and where the plan must name them: operation, instance, slot or attribute, rank, step and
+ * microbatch. */
+#ifndef TESTS_PLAN_FAULTS_SUPPORT_H
+#define TESTS_PLAN_FAULTS_SUPPORT_H
 
 #include "tests/support/plan.h"
 
@@ -51,10 +52,10 @@ static inline void expect_named(const plan_cell *c, const fault *k)
     remove_path(dir);
 }
 
-/* An honest run holds the plan; every fault of the table is named. */
+/* An honest run of the layout holds the plan, and every fault of the table is named. */
 static inline void expect_faults(const char *model, const char *layout, assay_precision precision,
-                                 const fault *faults, size_t n, double capacity,
-                                 assay_token_dispatcher dispatcher)
+                                 double capacity, assay_token_dispatcher dispatcher, const fault *faults,
+                                 size_t n)
 {
     plan_cell c;
     plan_cell_run_with(&c, model, layout, precision, "", capacity, dispatcher);
