@@ -15,6 +15,7 @@
 #include "core/model/spec.h"
 #include "core/run/inputs.h"
 #include "core/run/options.h"
+#include "core/run/recompute.h"
 #include "gpu/trace.h"
 
 ASSAY_BEGIN_DECLS
@@ -68,6 +69,9 @@ typedef struct gpu_moe_params {
     gpu_param *shared_gate;
 } gpu_moe_params;
 
+/* Losses of a router, in the order of assay_router_loss_name. */
+enum { GPU_LOSS_AUX, GPU_LOSS_Z, GPU_LOSS_SEQ_AUX, GPU_LOSS_GLOBAL_AUX, GPU_LOSSES };
+
 typedef struct gpu_layer {
     int64_t number;                           /* global */
     const struct gpu_layer_kind *mixer, *mlp; /* which kinds it is made of */
@@ -81,6 +85,7 @@ typedef struct gpu_layer {
         tokens_per_expert; /* device [n_microbatches, E]: the router's own counts, a row for each microbatch */
     int64_t *
         global_counts; /* device [n_microbatches, E]: counts of global_aux_loss up to each microbatch, or NULL */
+    float *aux_losses; /* device [n_microbatches, GPU_LOSSES]: this rank's parts of the router's losses */
 } gpu_layer;
 
 /* --- what a microbatch keeps for its backward pass ---------------------------------------------------------- */
@@ -220,6 +225,8 @@ typedef struct gpu_model {
     gpu_arena state;   /* life of the engine */
     gpu_arena step;    /* life of a step: microbatches in flight and scratch */
     gpu_arena scratch; /* a piece of step: temporaries of a layer */
+    gpu_arena
+        dropped; /* a piece of step: what a layer's forward makes and does not keep, because it runs again */
     gpu_value cos_table, sin_table;
     gpu_value position;       /* in the row */
     gpu_value key_position;   /* of `gathered`; none with cp = 1 or around a ring */
@@ -227,9 +234,10 @@ typedef struct gpu_model {
     gpu_value gradient[2];    /* hidden gradients between layers, taking turns */
     double *loss_sums;        /* device F64 [n_microbatches] */
     int64_t *expert_counts;   /* device: tokens_per_expert of every layer, then their global_counts */
+    float *aux_losses;        /* device: likewise the layers' aux_losses */
     int64_t n_microbatches;
-    bool recompute;   /* a layer keeps its output alone; its backward runs the forward again */
-    int host_threads; /* processors of this rank, for work on the host; 0: one */
+    assay_recompute recompute; /* which layers and modules run again before their backward */
+    int host_threads;          /* processors of this rank, for work on the host; 0: one */
 } gpu_model;
 
 /* The attribute of every product that makes a weight gradient. */

@@ -68,8 +68,11 @@ double gpu_learning_rate(const assay_train_options *o, int64_t train_iters, int6
 void gpu_piece_args(const char *slot, gpu_value *pieces, int n, gpu_arg *args);
 /* Planted fault `skip` of that operation on one of the bucket's parameters. */
 bool gpu_bucket_fault(gpu_optimizer *o, const gpu_grad_buffer *b, int index, const char *op);
-/* Masters into the main_grad buffers, for export: whole pieces of the rank, or its parts where gradients are scattered. */
-assay_status gpu_optimizer_gather_masters(gpu_optimizer *o);
+/* Masters (family 0) or a state (family k: state_names[k-1]) into the main_grad buffers, for export: whole pieces of the
+ * rank, or its parts where gradients are scattered. */
+assay_status gpu_optimizer_gather_family(gpu_optimizer *o, int family);
+/* The reduced gradients of the step likewise; what this rank owns stays as it is. */
+assay_status gpu_optimizer_gather_grads(gpu_optimizer *o);
 
 ASSAY_END_DECLS
 

@@ -280,17 +280,24 @@ assay_status gpu_optimizer_refresh_weights(gpu_optimizer *o)
     return ASSAY_OK;
 }
 
-assay_status gpu_optimizer_gather_masters(gpu_optimizer *o)
+assay_status gpu_optimizer_gather_grads(gpu_optimizer *o)
+{
+    gpu_run *run = o->model->run;
+    for (int k = 0; o->sharded && k < 2; k++)
+        if (!o->buffer[k].scattered)
+            ASSAY_TRY(gpu_param_sync(&o->buffer[k], o->model, true));
+    return gpu_comm_wait(&run->comm, run->ctx.stream, "gather for export");
+}
+
+assay_status gpu_optimizer_gather_family(gpu_optimizer *o, int family)
 {
     gpu_run *run = o->model->run;
     for (int64_t i = 0; i < o->n_pieces; i++) {
         gpu_piece *p = &o->pieces[i];
+        const gpu_value *v = family == 0 ? &p->main_param : &p->state[family - 1];
         if (p->count > 0)
-            CUDA_TRY(cudaMemcpyAsync(p->grad.t.data, p->main_param.t.data, gpu_tensor_bytes(p->grad.t),
+            CUDA_TRY(cudaMemcpyAsync(p->grad.t.data, v->t.data, gpu_tensor_bytes(p->grad.t),
                                      cudaMemcpyDeviceToDevice, run->ctx.stream));
     }
-    for (int k = 0; o->sharded && k < 2; k++)
-        if (!o->buffer[k].scattered)
-            ASSAY_TRY(gpu_param_sync(&o->buffer[k], o->model, true));
-    return gpu_comm_wait(&run->comm, run->ctx.stream, "gather of masters");
+    return gpu_optimizer_gather_grads(o);
 }

@@ -192,7 +192,10 @@ static assay_status move_piece(copier *c, assay_trace_tensor *t)
         for (int i = 0; i < t->shard.n_segments[d]; i++) {
             if (t->shard.segments[d][i].start == 0 || t->kind != ASSAY_PIECE_SHARD)
                 continue;
-            t->shard.segments[d][i].start--;
+            assay_segment moved[ASSAY_MAX_SEGMENTS];
+            memcpy(moved, t->shard.segments[d], (size_t)t->shard.n_segments[d] * sizeof *moved);
+            moved[i].start--;
+            assay_shard_set(&t->shard, d, moved, t->shard.n_segments[d]);
             c->planted = true;
             return ASSAY_OK;
         }
@@ -385,7 +388,7 @@ static bool matches(const parity_mutation *m, const assay_trace_op *op)
     const bool there =
         prefix ? strncmp(m->instance, op->instance, length - 1) == 0 : strcmp(m->instance, op->instance) == 0;
     return there && strcmp(m->op, op->op) == 0 && (m->step < 0 || m->step == op->step) &&
-           (m->microbatch < 0 || m->microbatch == op->microbatch);
+           (m->microbatch < 0 || m->microbatch == op->microbatch) && m->again == op->recompute;
 }
 
 static assay_status find_target(copier *c)

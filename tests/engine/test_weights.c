@@ -27,9 +27,8 @@ static assay_shard scattered(int64_t rows, int64_t columns)
     assay_shard_whole(&s, (const int64_t[]){rows, columns}, 2);
     for (int d = 0; d < 2; d++) {
         const int64_t n = s.global_shape[d], quarter = n / 4;
-        s.n_segments[d] = 2;
-        s.segments[d][0] = (assay_segment){n - quarter, quarter}; /* in the other order */
-        s.segments[d][1] = (assay_segment){quarter, quarter};
+        const assay_segment cut[2] = {{n - quarter, quarter}, {quarter, quarter}}; /* in the other order */
+        assay_shard_set(&s, d, cut, 2);
         s.local_shape[d] = 2 * quarter;
     }
     cr_assert_eq(assay_shard_check(&s, "piece"), ASSAY_OK, "%s", assay_error_message());
