@@ -46,7 +46,7 @@ void gpu_optimizer_destroy(gpu_optimizer *o);
 /* Takes everything from the model's state arena (counting or not). */
 assay_status gpu_optimizer_alloc(gpu_optimizer *o);
 /* A weight sink (gpu_model_weights): parameter rounded to its type, masters, zero states. */
-assay_status gpu_optimizer_set_weight(void *optimizer, gpu_param *p, const float *piece);
+assay_status gpu_optimizer_set_weight(void *optimizer, gpu_param *p, gpu_weight_read read, void *from);
 /* Parameters again from the masters (after a checkpoint was read). */
 assay_status gpu_optimizer_refresh_weights(gpu_optimizer *o);
 

@@ -144,7 +144,7 @@ assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, g
         dy = &narrow;
     }
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "mlp.router.gating", GPU_T("dy", dy), GPU_T("x", &a->tokens),
-                       GPU_T("dweight", gpu_param_grad(m, l->moe.router))));
+                       GPU_T("dweight", gpu_param_grad(m, l->moe.router)), GPU_FUSION(m)));
     return GPU_CALL(run, "linear_bwd_input", "mlp.router.gating", GPU_T("dy", dy),
                     GPU_T("weight", gpu_param_use(m, l->moe.router)),
                     GPU_NEW("dx", dtokens, gpu_tokens(m, temp, true, a->tokens.dim[2])));

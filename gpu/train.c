@@ -57,6 +57,7 @@ static assay_status read_inputs(gpu_engine *e)
                 "layout %s needs %d ranks, %d were started (by %s)", o->layout, e->grid.world, e->env.world,
                 e->env.launcher);
     ASSAY_TRY(assay_batches_open(&e->batches, o->batch, e->config.vocab_size));
+    ASSAY_TRY(assay_inputs_documents(o, e->batches.position_ids != NULL, e->grid.p.context_parallel_size));
     assay_coords at;
     assay_grid_coords(&e->grid, e->env.rank, &at);
     ASSAY_TRY(assay_batch_share_make(assay_needs_all_rows(&e->options), e->batches.microbatches, e->batches.b,

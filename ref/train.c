@@ -258,6 +258,8 @@ static assay_status check_run(const ref_run_config *c)
                 c->grid.world);
     ASSAY_CHECK(c->policy.perturb >= 0.0 && isfinite(c->policy.perturb), ASSAY_INVALID_ARGUMENT,
                 "perturb: expected a number >= 0, found %g", c->policy.perturb);
+    ASSAY_TRY(assay_inputs_documents(c->options, c->batches->position_ids != NULL,
+                                     c->grid.p.context_parallel_size));
     return assay_inputs_steps(c->options, c->batches->training, c->batches->steps);
 }
 

@@ -8,7 +8,7 @@ static const char *const kinds[] = {
     "element",        "value",      "swap_rows", "nan",     "poison",     "sign",    "double",    "recompute",
     "substituted",    "expert",     "missing",   "overlap", "arithmetic", "drop_op", "repeat_op", "late_op",
     "shift",          "other_rank", "unreduced", "attr",    "group",      "rewire",  "header",    "row_shift",
-    "row_other_rank", "row_local"};
+    "row_other_rank", "row_local",  "as_bf16"};
 
 bool parity_mutation_is_known(const char *kind)
 {
@@ -95,6 +95,9 @@ static assay_status copy_tensor(parity_copier *c, int64_t index)
                          t.name);
         t.kind = ASSAY_PIECE_LOCAL;
         t.rows_id = -1;
+        c->planted = true;
+    } else if (old == c->target_tensor && parity_copier_is(c, "as_bf16")) {
+        ASSAY_TRY_GOTO(parity_copier_store_as_bf16(&t, data), st, done);
         c->planted = true;
     } else if (old == c->target_tensor) {
         st = parity_copier_is(c, "overlap") ? move_piece(c, &t) : parity_copier_change(c, old, data);
@@ -211,7 +214,7 @@ static bool matches(const parity_mutation *m, const assay_trace_op *op)
     const bool there =
         prefix ? strncmp(m->instance, op->instance, length - 1) == 0 : strcmp(m->instance, op->instance) == 0;
     return there && strcmp(m->op, op->op) == 0 && (m->step < 0 || m->step == op->step) &&
-           (m->microbatch < 0 || m->microbatch == op->microbatch);
+           (m->microbatch < 0 || m->microbatch == op->microbatch) && m->again == op->recompute;
 }
 
 static assay_status find_target(parity_copier *c)
