@@ -97,7 +97,7 @@ static assay_status copy_tensor(parity_copier *c, int64_t index)
         t.rows_id = -1;
         c->planted = true;
     } else if (old == c->target_tensor && parity_copier_is(c, "as_bf16")) {
-        ASSAY_TRY_GOTO(parity_copier_store_bf16(&t, data), st, done);
+        ASSAY_TRY_GOTO(parity_copier_store_as_bf16(&t, data), st, done);
         c->planted = true;
     } else if (old == c->target_tensor) {
         st = parity_copier_is(c, "overlap") ? move_piece(c, &t) : parity_copier_change(c, old, data);

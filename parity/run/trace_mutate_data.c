@@ -150,7 +150,7 @@ assay_status parity_copier_change(parity_copier *c, const assay_trace_tensor *t,
     return put(data, at, t->dtype, x);
 }
 
-assay_status parity_copier_store_bf16(assay_trace_tensor *t, char *data)
+assay_status parity_copier_store_as_bf16(assay_trace_tensor *t, char *data)
 {
     ASSAY_CHECK(t->dtype == ASSAY_F32, ASSAY_NOT_FOUND, "%s: not F32", t->name);
     for (int64_t i = 0; i < assay_shard_count(&t->shard); i++) {

@@ -438,7 +438,9 @@ Test(parity_report, a_nan_is_the_worst_ratio_of_its_column)
 Test(parity_report, the_worst_of_an_axis_is_that_of_its_cells)
 {
     const parity_column columns[] = {
-        {.layout = "tp2,sp", .passed = {[PARITY_CHECK_LOCAL] = 1}, .worst = {[PARITY_CHECK_LOCAL] = NAN}},
+        {.layout = "tp2,sp",
+         .passed = {[PARITY_CHECK_LOCAL] = 1},
+         .worst = {[PARITY_CHECK_LOCAL] = (double)NAN}},
         {.layout = "tp2,dp2,zero1",
          .passed = {[PARITY_CHECK_LOCAL] = 1},
          .worst = {[PARITY_CHECK_LOCAL] = 0.5}},
@@ -452,8 +454,10 @@ Test(parity_report, the_worst_of_an_axis_is_that_of_its_cells)
         int64_t cells;
         double local;
         bool whole;
-    } wanted[] = {
-        {"tp", 2, NAN, false}, {"sp", 1, NAN, false}, {"dp", 2, 0.5, true}, {"zero1", 1, 0.5, false}};
+    } wanted[] = {{"tp", 2, (double)NAN, false},
+                  {"sp", 1, (double)NAN, false},
+                  {"dp", 2, 0.5, true},
+                  {"zero1", 1, 0.5, false}};
     parity_axis_row rows[PARITY_MAX_AXES];
     cr_assert_eq(parity_report_axes(columns, 4, rows), 4);
     for (int i = 0; i < 4; i++) {
