@@ -5,11 +5,6 @@
 #include "gpu/describe.h"
 #include "gpu/parallel/padding.h"
 
-bool gpu_gathers_tokens(const gpu_model *m)
-{
-    return m->options->moe_token_dispatcher_type == ASSAY_DISPATCHER_ALLGATHER && gpu_exchanges_rows(m);
-}
-
 /* tokens of this rank -> those of all */
 static assay_status gather(gpu_model *m, const char *at, const gpu_moe_acts *s, gpu_value *whole,
                            gpu_value *mine)

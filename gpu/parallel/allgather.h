@@ -7,7 +7,6 @@
 
 ASSAY_BEGIN_DECLS
 
-bool gpu_gathers_tokens(const gpu_model *m);
 /* Needs the counts of all ranks in x; as gpu_token_dispatch_fwd and so on (gpu/parallel/expert.h). */
 assay_status gpu_gather_dispatch_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s,
                                      const gpu_exchange *x);

@@ -9,6 +9,11 @@ bool gpu_exchanges_rows(const gpu_model *m)
     return m->ep > 1 || m->etp > 1;
 }
 
+bool gpu_gathers_tokens(const gpu_model *m)
+{
+    return m->options->moe_token_dispatcher_type == ASSAY_DISPATCHER_ALLGATHER && gpu_exchanges_rows(m);
+}
+
 assay_group gpu_exchange_group(const gpu_model *m)
 {
     return m->etp > 1 ? ASSAY_GROUP_ETP_EP : ASSAY_GROUP_EP;

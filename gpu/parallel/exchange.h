@@ -20,8 +20,11 @@ typedef struct gpu_exchange {
     int64_t *room, padded;         /* rows that each local expert computes, zeros among them [El]; all */
 } gpu_exchange;
 
-/* Whether rows leave their rank; over which group their counts are known. */
+/* Whether rows leave their rank. */
 bool gpu_exchanges_rows(const gpu_model *m);
+/* Whether the tokens of all are gathered in place of sending rows (gpu/parallel/allgather.h). */
+bool gpu_gathers_tokens(const gpu_model *m);
+/* Over which group the counts of rows are known. */
 assay_group gpu_exchange_group(const gpu_model *m);
 /* The counts of member t + etp * i, [E]. */
 const int64_t *gpu_exchange_counts_of(const gpu_model *m, const gpu_exchange *x, int t, int i);

@@ -3,7 +3,6 @@
 
 #include "gpu/call.h"
 #include "gpu/describe.h"
-#include "gpu/parallel/allgather.h"
 #include <math.h>
 
 bool gpu_pads_rows(const gpu_model *m)
