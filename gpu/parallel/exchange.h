@@ -20,7 +20,7 @@ typedef struct gpu_exchange {
     int64_t *room, padded;         /* rows that each local expert computes, zeros among them [El]; all */
 } gpu_exchange;
 
-/* Whether rows leave their rank; over which group their counts are known. */
+/* Whether rows leave their rank. */
 bool gpu_exchanges_rows(const gpu_model *m);
 bool gpu_gathers_tokens(const gpu_model *m); /* tokens in place of rows: the all-gather dispatcher */
 assay_group gpu_exchange_group(const gpu_model *m);
