@@ -15,6 +15,7 @@
 #include "core/model/spec.h"
 #include "core/run/inputs.h"
 #include "core/run/options.h"
+#include "core/run/recompute.h"
 #include "gpu/trace.h"
 
 ASSAY_BEGIN_DECLS
@@ -224,6 +225,8 @@ typedef struct gpu_model {
     gpu_arena state;   /* life of the engine */
     gpu_arena step;    /* life of a step: microbatches in flight and scratch */
     gpu_arena scratch; /* a piece of step: temporaries of a layer */
+    gpu_arena
+        dropped; /* a piece of step: what a layer's forward makes and does not keep, because it runs again */
     gpu_value cos_table, sin_table;
     gpu_value position;       /* in the row */
     gpu_value key_position;   /* of `gathered`; none with cp = 1 or around a ring */
@@ -233,8 +236,8 @@ typedef struct gpu_model {
     int64_t *expert_counts;   /* device: tokens_per_expert of every layer, then their global_counts */
     float *aux_losses;        /* device: likewise the layers' aux_losses */
     int64_t n_microbatches;
-    bool recompute;   /* a layer keeps its output alone; its backward runs the forward again */
-    int host_threads; /* processors of this rank, for work on the host; 0: one */
+    assay_recompute recompute; /* which layers and modules run again before their backward */
+    int host_threads;          /* processors of this rank, for work on the host; 0: one */
 } gpu_model;
 
 /* The attribute of every product that makes a weight gradient. */

@@ -14,6 +14,8 @@ static const char *const semantics_words[] = {"default", "megatron", NULL};
 static const char *const lr_words[] = {"constant", "linear", "cosine", "WSD", NULL};
 static const char *const dispatcher_words[] = {"alltoall", "allgather", NULL};
 static const char *const drop_words[] = {"probs", "position", NULL};
+static const char *const granularity_words[] = {"none", "full", "selective", NULL};
+static const char *const method_words[] = {"uniform", "block", NULL};
 /* As assay_load_balancing_words has them: the table below wants constants. */
 static const char *const balancing_words[] = {"none", "aux_loss", "seq_aux_loss", "global_aux_loss", NULL};
 static const char *const padding_words[] = {"none", "fp8", "mxfp8", NULL};
@@ -127,6 +129,14 @@ static const assay_option_row table[] = {
     {"overlap_param_gather", ASSAY_OPT_BOOL, MEMBER(overlap_param_gather), 0, 0, NULL, "BOOL",
      "gather parameters of a sharded optimizer or model while the pass before their use goes on", "Optimizer",
      EVERYWHERE},
+    ROW_ENUM(recompute_granularity, granularity_words, "none|full|selective", EVERYWHERE, "Recomputation",
+             "what runs its forward again before its backward: nothing, whole layers, modules of layers"),
+    ROW_ENUM(recompute_method, method_words, "uniform|block", EVERYWHERE, "Recomputation",
+             "full: groups of layers that keep one input each, or the first layers of each chunk"),
+    ROW_INT(recompute_num_layers, 0, ASSAY_MAX_PIPELINE_LAYERS, EVERYWHERE, "Recomputation",
+            "full: layers of a group (uniform), layers of a chunk that run again (block); 0: 1"),
+    ROW_STRING(recompute_modules, "MODULE,...", EVERYWHERE, "Recomputation",
+               "selective: core_attn (the default), layernorm, mlp, moe, moe_act, shared_experts"),
     ROW_WORDS(
         moe_router_load_balancing_type, balancing_words, "TYPE,...", EVERYWHERE, "Mixture of experts",
         "balancing losses: aux_loss (of a microbatch), seq_aux_loss (of every sequence), global_aux_loss "

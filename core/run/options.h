@@ -30,6 +30,14 @@ typedef enum { ASSAY_SEMANTICS_DEFAULT, ASSAY_SEMANTICS_MEGATRON } assay_semanti
 enum { ASSAY_PATH = 1024 };
 
 /* Everything an engine needs to train.  Units: steps are optimizer steps. */
+/* Recomputation of activations (core/run/recompute.h). */
+typedef enum {
+    ASSAY_RECOMPUTE_NONE,
+    ASSAY_RECOMPUTE_FULL,
+    ASSAY_RECOMPUTE_SELECTIVE
+} assay_recompute_granularity;
+typedef enum { ASSAY_RECOMPUTE_UNIFORM, ASSAY_RECOMPUTE_BLOCK } assay_recompute_method;
+
 typedef struct assay_train_options {
     char model[ASSAY_PATH]; /* Hugging Face folder */
     char batch[ASSAY_PATH]; /* safetensors with I64 input_ids, labels */
@@ -61,6 +69,10 @@ typedef struct assay_train_options {
     int64_t ddp_bucket_size;   /* elements of a gradient bucket before it is closed; 0 = the engine's own */
     bool overlap_grad_reduce;  /* reductions begin while the last microbatch's backward goes on */
     bool overlap_param_gather; /* gathers of parameters run ahead of their use */
+    assay_recompute_granularity recompute_granularity;
+    assay_recompute_method recompute_method;
+    int64_t recompute_num_layers;                   /* 0 = 1 */
+    char recompute_modules[96];                     /* "core_attn,moe_act"; "" = core_attn */
     assay_word_list moe_router_load_balancing_type; /* of assay_load_balancing */
     assay_number_list moe_aux_loss_coeff;           /* one for each of them */
     double moe_z_loss_coeff;

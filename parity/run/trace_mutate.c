@@ -388,7 +388,7 @@ static bool matches(const parity_mutation *m, const assay_trace_op *op)
     const bool there =
         prefix ? strncmp(m->instance, op->instance, length - 1) == 0 : strcmp(m->instance, op->instance) == 0;
     return there && strcmp(m->op, op->op) == 0 && (m->step < 0 || m->step == op->step) &&
-           (m->microbatch < 0 || m->microbatch == op->microbatch);
+           (m->microbatch < 0 || m->microbatch == op->microbatch) && m->again == op->recompute;
 }
 
 static assay_status find_target(copier *c)

@@ -38,6 +38,7 @@ typedef struct parity_mutation {
     bool input;
     int rank;
     int64_t step, microbatch; /* negative: any */
+    bool again;               /* of what runs again for the backward pass */
 } parity_mutation;
 
 /* ASSAY_NOT_FOUND: no operation matches, or the fault cannot be planted there; ASSAY_INVALID_ARGUMENT: an

@@ -719,33 +719,3 @@ Test(parity_plan_faults, shared_key_and_value_heads_bf16)
 {
     expect_all("tp4,sp", ASSAY_PRECISION_BF16, TABLE(shared_heads));
 }
-
-/* Norms of q and k over all heads: two query groups on four ranks, so that ranks 0 and 2, 1 and 3 make a row of k. */
-static const fault norms_over_heads[] = {
-    {"drop_op", "all_reduce", A0 "q_layernorm.reduce", "", "", false, 1, 0, 1, "operation"},
-    {"drop_op", "all_reduce", A0 "k_layernorm.reduce_grad", "", "", false, 3, 1, 0, "operation"},
-    {"group", "all_reduce", A0 "q_layernorm.reduce", "", "kv_head", false, 0, 1, 0, "group"},
-    {"group", "all_reduce", A0 "k_layernorm.reduce", "", "tp", false, 2, 0, 1, "group"},
-    {"group", "all_reduce", L1 "self_attention.k_layernorm.reduce_grad", "", "kv", false, 1, 1, 1, "group"},
-    {"attr", "rmsnorm_apply", A0 "q_layernorm", "width", "6", false, 3, 0, 0, NULL},
-    {"attr", "rmsnorm_apply", A0 "k_layernorm", "eps", "1e-3", false, 0, 1, 1, NULL},
-    {"attr", "rmsnorm_bwd_apply", L1 "self_attention.k_layernorm", "width", "24", false, 2, 0, 0, NULL},
-    {"attr", "rmsnorm_sumsq", A0 "k_layernorm.sumsq", "columns", "3", false, 1, 0, 0, NULL},
-    {"rewire", "rmsnorm_apply", A0 "k_layernorm", "sumsq", A0 "q_layernorm.reduce.recv", INPUT, 1, 0, 0,
-     NULL},
-    {"rewire", "rmsnorm_apply", A0 "q_layernorm", "sumsq", A0 "q_layernorm.sumsq.y", INPUT, 2, 1, 1, NULL},
-    {"rewire", "rmsnorm_bwd_apply", A0 "k_layernorm", "dot", A0 "k_layernorm.dot.y", INPUT, 3, 0, 1, NULL},
-    {"drop_op", "all_reduce", A0 "k_layernorm.weight", "", "", false, 2, 0, -1, "operation"},
-    {"repeat_op", "all_reduce", A0 "k_layernorm.weight", "", "", false, 0, 1, -1, "operation"},
-    {"repeat_op", "sumsq", A0 "k_layernorm.weight", "", "", false, 2, 0, -1, "operation"},
-};
-
-Test(parity_plan_faults, norms_over_all_heads_fp32)
-{
-    expect_all_of(plan_full_width_model, "tp4,sp", ASSAY_PRECISION_FP32, TABLE(norms_over_heads));
-}
-
-Test(parity_plan_faults, norms_over_all_heads_bf16)
-{
-    expect_all_of(plan_full_width_model, "tp4,sp", ASSAY_PRECISION_BF16, TABLE(norms_over_heads));
-}
