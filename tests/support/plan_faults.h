@@ -1,4 +1,5 @@
-/* One planted fault in a copy of a trace, and where the plan must name it. */
+/* Faults planted in copies of a trace, and where the plan must name them: operation, instance, slot or attribute, rank, step and
+ * microbatch. */
 #ifndef TESTS_PLAN_FAULTS_SUPPORT_H
 #define TESTS_PLAN_FAULTS_SUPPORT_H
 
@@ -50,5 +51,24 @@ static inline void expect_named(const plan_cell *c, const fault *k)
     assay_trace_close(t);
     remove_path(dir);
 }
+
+/* An honest run of the layout holds the plan, and every fault of the table is named. */
+static inline void expect_faults(const char *model, const char *layout, assay_precision precision,
+                                 double capacity, assay_token_dispatcher dispatcher, const fault *faults,
+                                 size_t n)
+{
+    plan_cell c;
+    plan_cell_run_with(&c, model, layout, precision, "", capacity, dispatcher);
+    parity_report *r = plan_judge(&c, c.trace);
+    print_failures(r);
+    cr_assert_eq(n_failed(r), 0);
+    cr_assert_gt(n_passed(r), 150);
+    parity_report_destroy(r);
+    for (size_t i = 0; i < n; i++)
+        expect_named(&c, &faults[i]);
+    plan_cell_free(&c);
+}
+
+#define TABLE(x) x, sizeof(x) / sizeof(x)[0]
 
 #endif
