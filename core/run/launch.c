@@ -195,8 +195,7 @@ static void stop_all(launch *l)
     signal_all(l, SIGTERM);
 }
 
-/* A signal outranks an exit code when both are found at once: the code is often only the echo of the crash.
- */
+/* A signal outranks an exit code when both are found at once: the code is often only the echo of the crash. */
 static void note_failure(launch *l, int rank, const siginfo_t *info, bool same_scan)
 {
     const bool by_signal = info->si_code != CLD_EXITED;
@@ -210,10 +209,9 @@ static void note_failure(launch *l, int rank, const siginfo_t *info, bool same_s
 }
 
 /* Reaps the ranks that have ended; returns how many still run. */
-static int reap(launch *l)
+static int scan(launch *l, bool none_failed)
 {
     int n_running = 0;
-    const bool none_failed = l->r.failed_rank < 0;
     for (int rank = 0; rank < l->o->world; rank++) {
         child *c = &l->children[rank];
         siginfo_t info = {0};
@@ -229,6 +227,16 @@ static int reap(launch *l)
         waitpid(c->pid, NULL, 0);
         c->pid = 0;
     }
+    return n_running;
+}
+
+static int reap(launch *l)
+{
+    const bool none_failed = l->r.failed_rank < 0;
+    int n_running = scan(l, none_failed);
+    /* A crash that came before the code may be of a rank that the scan had already passed. */
+    if (none_failed && l->r.failed_rank >= 0 && l->r.signal == 0)
+        n_running = scan(l, true);
     if (l->r.failed_rank >= 0)
         stop_all(l);
     return n_running;

@@ -310,12 +310,29 @@ static assay_status add_slots(draft *d)
     return ASSAY_OK;
 }
 
+/* Dimensions in brackets are there where the sizes of the row say how long they are. */
+static void settle_brackets(draft *d)
+{
+    d->sizes.brackets = true;
+    for (int i = 0; i < assay_op_n_slots(d->op) && d->sizes.brackets; i++) {
+        const assay_op_slot *slot = &d->op->slots[i];
+        int64_t shape[ASSAY_OP_DIMS];
+        int ndim;
+        if (strchr(slot->shape, '[') != NULL &&
+            assay_op_slot_shape(d->op, slot, &d->sizes, &ndim, shape) != ASSAY_OK) {
+            assay_error_clear();
+            d->sizes.brackets = false;
+        }
+    }
+}
+
 static assay_status ask(parity_ask *q, const parity_ask_row *row, const char *text, parity_data_mode mode)
 {
-    draft d = {.q = q, .mode = mode, .row = row, .op = assay_op_find(row->op), .sizes.brackets = true};
+    draft d = {.q = q, .mode = mode, .row = row, .op = assay_op_find(row->op)};
     parity_ask_begin(q, row->op);
     d.derivation = json_object();
     assay_status st = read_sizes(&d, text);
+    settle_brackets(&d);
     if (st == ASSAY_OK)
         st = add_slots(&d);
     if (st == ASSAY_OK)

@@ -1,5 +1,6 @@
 /* The report folder has one owner, and a stopped run leaves it readable. */
 #include "tests/support/run.h"
+#include <sys/stat.h>
 
 TestSuite(run_folder, .init = run_setup, .fini = cli_teardown, .timeout = 200);
 
@@ -28,17 +29,41 @@ Test(run_folder, a_folder_of_somebody_else_is_not_touched)
     cli_free(&r);
 }
 
+/* The simulator, which in the task of layout 1 tells that it trains and waits to be let go. */
+static void held_engine(void)
+{
+    char text[4 * CLI_PATH];
+    snprintf(text, sizeof text,
+             "#!/bin/sh\ncase \"$*\" in step*/fp32-1/*)\n"
+             "  echo > %s/trains\n  while [ ! -e %s/go ]; do sleep 0.05; done;;\nesac\n"
+             "exec " ASSAY_BIN_DIR "/assay-sim \"$@\"\n",
+             cli_folder, cli_folder);
+    cli_write_text(cli_file("held"), text);
+    cr_assert_eq(chmod(cli_file("held"), 0700), 0);
+}
+
+static pid_t start_held(const char *more)
+{
+    char line[CLI_LINE];
+    held_engine();
+    snprintf(line, sizeof line,
+             ASSAY_BIN_DIR "/assay run --engine-program %s --quiet --report rep %s case.json",
+             cli_file("held"), more);
+    const pid_t pid = cli_start(line);
+    while (!cli_exists(cli_file("trains")) && waitpid(pid, NULL, WNOHANG) == 0)
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    return pid;
+}
+
 Test(run_folder, a_second_run_in_the_folder_is_refused_by_the_holder)
 {
-    char line[CLI_LINE], holder[64];
-    snprintf(line, sizeof line, ASSAY_BIN_DIR "/assay run --engine sim --quiet --report rep case.json");
-    const pid_t first = cli_start(line);
-    for (int i = 0; i < 2000 && !cli_exists(cli_file("rep/work/.assay-report")); i++)
-        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    char holder[64];
+    const pid_t first = start_held("");
     cli_result r = cli_run("run --engine sim --quiet --report rep case.json");
     snprintf(holder, sizeof holder, "process %ld", (long)first);
     cli_expect_refusal(&r, "second", (const char *const[]){"another run works in this folder", holder, NULL});
     cli_free(&r);
+    cli_write_text(cli_file("go"), "");
     r = cli_wait(first);
     cli_expect_success(&r, "first");
     cli_free(&r);
@@ -50,12 +75,7 @@ Test(run_folder, a_second_run_in_the_folder_is_refused_by_the_holder)
 /* A stopped run says what it had done (tp2 first: it takes longest), and nothing of it goes on. */
 Test(run_folder, a_stopped_run_leaves_a_partial_report_and_no_process)
 {
-    char line[CLI_LINE];
-    snprintf(line, sizeof line,
-             ASSAY_BIN_DIR "/assay run --engine sim --quiet --jobs 1 --report rep case.json");
-    const pid_t pid = cli_start(line);
-    for (int i = 0; i < 2000 && !cli_exists(cli_file("rep/work/tiny/fp32-1/train.log")); i++)
-        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    const pid_t pid = start_held("--jobs 1");
     kill(pid, SIGTERM);
     cli_result r = cli_wait(pid);
     cr_expect_eq(r.code, 2, "%d %s", r.code, r.err);

@@ -76,8 +76,9 @@ static inline void plan_write_batch(const char *path, bool many, bool packed)
 
 /* Trains a model in a layout, with a fault or "", a capacity factor or 0, and a dispatcher, and opens the trace.  "LAYOUT
  * overlap": communication beside compute; "LAYOUT packed": documents packed in rows; "LAYOUT buckets": small ones; "LAYOUT balancing":
- * all balancing losses of a router; "LAYOUT balancing megatron": under --semantics megatron; padded: experts
- * are padded to their capacity; fp8: to multiples of 16; forced: experts are chosen by random logits. */
+ * all balancing losses of a router; "LAYOUT balancing megatron": under --semantics megatron; "LAYOUT unfused": no
+ * gradient_accumulation_fusion; "LAYOUT full=N", "LAYOUT selective=MODULES": recomputation; padded: experts are padded to
+ * their capacity; fp8: to multiples of 16; forced: experts are chosen by random logits. */
 static inline void plan_cell_run_with(plan_cell *c, const char *model, const char *layout,
                                       assay_precision precision, const char *planted, double capacity,
                                       assay_token_dispatcher dispatcher)
@@ -99,11 +100,19 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
     snprintf(c->out, sizeof c->out, "%s/out.safetensors", c->dir);
     const bool overlap = strstr(layout, " overlap"), packed = strstr(layout, " packed");
     snprintf(o->layout, sizeof o->layout, "%.*s", (int)strcspn(layout, " "), layout);
+    o->gradient_accumulation_fusion = strstr(layout, " unfused") == NULL;
     o->ddp_bucket_size = strstr(layout, " buckets") ? 150 : 0;
     o->moe_router_force_load_balancing = strstr(layout, " forced") != NULL;
     o->moe_pad_expert_input_to_capacity = strstr(layout, " padded") != NULL;
     o->moe_router_padding_for_quantization = strstr(layout, " fp8") ? ASSAY_PADDING_FP8 : ASSAY_PADDING_NONE;
     o->overlap_grad_reduce = overlap;
+    const char *full = strstr(layout, " full="), *selective = strstr(layout, " selective=");
+    if (full || selective)
+        o->recompute_granularity = full ? ASSAY_RECOMPUTE_FULL : ASSAY_RECOMPUTE_SELECTIVE;
+    if (full)
+        o->recompute_num_layers = atoi(full + 6);
+    if (selective)
+        snprintf(o->recompute_modules, sizeof o->recompute_modules, "%s", selective + 11);
     o->overlap_param_gather = overlap && strstr(layout, "zero");
     plan_write_batch(o->batch, strstr(layout, "zero2") || strstr(layout, "zero3") || overlap, packed);
     o->precision = precision;
