@@ -30,10 +30,12 @@ mkdir -p "$work"
 
 field() { sed -nE "s/^$1 (.*)/\1/p" "tests/mutants/$2.mutant" | head -1; }
 
-# asks PRECISION NAME: the options for the checks of a mutant.
+# asks PRECISION NAME: the options for the checks of a mutant: the one that it expects, or that of its line `ask`, where a check
+# finds something in the name of another (a restart compares checkpoints).
 asks() {
     local check
-    check=$(field "$1" "$2" | sed -E 's/:.*//')
+    check=$(field ask "$2")
+    [[ -n $check ]] || check=$(field "$1" "$2" | sed -E 's/:.*//')
     [[ -n $all ]] || echo "--check $check"
 }
 
@@ -48,12 +50,12 @@ judged() {
         $options --precision "$precision" --jobs 1 --quiet --report "$dir" >"$dir.log" 2>&1
     local code=$?
     # "FAIL  context fp32 cp2 fastest, plan: loss cross_entropy_bwd scale, step 0, ..."
-    first=$(sed -nE 's/^(FAIL|skip)  [^:]*, ([a-z]+): (.*)$/\2: \3/p' "$dir.log" | head -1)
+    first=$(sed -nE 's/^FAIL  [^:]*, ([a-z]+): (.*)$/\1: \2/p' "$dir.log" | head -1)
     all_failed=$(sed -nE 's/^FAIL  [^:]*, ([a-z]+): .*$/\1/p' "$dir.log" | awk '!seen[$0]++' | paste -sd' ')
     case $code in
     0) echo "passed|" ;;
     1) echo "$(sed -E 's/, (step|microbatch|rank) .*//; s/\[[0-9,]*\]//g' <<<"$first")|$all_failed" ;;
-    *) echo "no verdict: $(grep -m1 -iE 'error|could not' "$dir.log" | tr -d '|' | cut -c1-200)|" ;;
+    *) echo "no verdict: $({ grep -A1 '^skip  ' "$dir.log" || tail -n 2 "$dir.log"; } | sed -n 2p | tr -d '|' | cut -c1-400)|" ;;
     esac
     rm -rf "$dir"
 }

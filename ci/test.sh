@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # Passes the tests: installs what is missing, lints, builds with gcc and clang, runs clang-tidy, runs every test as released and
 # under the address and undefined-behaviour sanitizers, the tests of core, ref, gpu and the simulator as clang compiles them,
-# shared memory under the thread sanitizer, the judge's self-test, the default matrix, ten kills, and programs that link the installed
-# library.  A test counts once for each preset that ran it.  ci/coverage.sh is not part of it (about five minutes more), but its self-test is.
+# shared memory under the thread sanitizer, the judge's self-test, a few bugs planted in the source (all: ci/mutants.sh), the
+# default matrix, ten kills, and programs that link the installed library.  A test counts once for each preset that ran it.  ci/coverage.sh is not part of it (about five minutes more), but its self-test is.
 # The last line is `N passed, N failed, N skipped`.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -87,6 +87,7 @@ unit clang '^test_(core|ref|gpu|sim)_'
 # Criterion itself does not run under the thread sanitizer; shared memory and streams have a program of their own.
 step build-tsan ci/build.sh tsan assay_sim_threads && step tsan-shared-memory build/tsan/bin/assay_sim_threads
 step selftest build/release/bin/assay selftest
+step mutants ci/mutants.sh --fast
 step parity build/release/bin/assay run --report build/test-report
 step kills ci/kills.sh --steps 8 --runs 2 # of the 300 and 100 that it does by itself
 step install ci/install_check.sh

@@ -71,16 +71,17 @@ static assay_status attention_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_la
     gpu_run *run = m->run;
     const gpu_attention_params *w = &l->attention;
     gpu_attention_acts *a = &acts->attention;
-    gpu_arena *keep = &mb->arena, *temp = &m->scratch;
+    gpu_arena *temp = &m->scratch;
     gpu_value qkv;
     a->documents = m->packed ? &mb->documents : NULL;
-    ASSAY_TRY(gpu_column_parallel_input(m, keep, m->sp, "self_attention.gather", &a->whole, x));
+    ASSAY_TRY(gpu_column_parallel_input(m, gpu_module_arena(m, mb, ASSAY_RECOMPUTE_LAYERNORM), m->sp,
+                                        "self_attention.gather", &a->whole, x));
     ASSAY_TRY(GPU_CALL(run, "linear_fwd", "self_attention.linear_qkv", GPU_T("x", &a->whole),
                        GPU_T("weight", gpu_param_use(m, w->linear_qkv)),
                        GPU_T("bias", gpu_param_use(m, w->linear_qkv_bias)),
                        GPU_NEW("y", &qkv, gpu_tokens(m, temp, false, gpu_dim_qkv(m)))));
     ASSAY_TRY(heads_fwd(m, mb, w, a, &qkv));
-    ASSAY_TRY(gpu_context_attention_fwd(m, keep, l, a));
+    ASSAY_TRY(gpu_context_attention_fwd(m, gpu_module_arena(m, mb, ASSAY_RECOMPUTE_CORE_ATTN), l, a));
     ASSAY_TRY(
         GPU_CALL(run, "linear_fwd", "self_attention.linear_proj", GPU_T("x", &a->o),
                  GPU_T("weight", gpu_param_use(m, w->linear_proj)),
@@ -88,6 +89,18 @@ static assay_status attention_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_la
                  GPU_NEW("y", &a->proj,
                          gpu_partial(m, gpu_tokens(m, temp, false, gpu_dim_hidden(m)), ASSAY_GROUP_TP))));
     return gpu_row_parallel_output(m, temp, m->sp, "self_attention.reduce", y, &a->proj);
+}
+
+static assay_status attention_again(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l,
+                                    gpu_layer_acts *acts)
+{
+    gpu_attention_acts *a = &acts->attention;
+    if (m->recompute.modules & ASSAY_RECOMPUTE_LAYERNORM)
+        ASSAY_TRY(gpu_column_parallel_input(m, &mb->arena, m->sp, "self_attention.gather", &a->whole,
+                                            &acts->input_norm));
+    if (m->recompute.modules & ASSAY_RECOMPUTE_CORE_ATTN)
+        ASSAY_TRY(gpu_context_attention_fwd(m, &mb->arena, l, a));
+    return ASSAY_OK;
 }
 
 /* dq, dk, dv (after rotation) -> dqkv */
@@ -150,7 +163,8 @@ static assay_status attention_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *ac
         ASSAY_TRY(GPU_CALL(run, "linear_bwd_bias", "self_attention.linear_proj", GPU_T("dy", &dproj),
                            GPU_T("dbias", gpu_param_grad(m, w->linear_proj_bias))));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "self_attention.linear_proj", GPU_T("dy", &dproj),
-                       GPU_T("x", &a->o), GPU_T("dweight", gpu_param_grad(m, w->linear_proj))));
+                       GPU_T("x", &a->o), GPU_T("dweight", gpu_param_grad(m, w->linear_proj)),
+                       GPU_FUSION(m)));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "self_attention.linear_proj", GPU_T("dy", &dproj),
                        GPU_T("weight", gpu_param_use(m, w->linear_proj)),
                        GPU_NEW("dx", &d_o, gpu_grad_of(m, &a->o))));
@@ -160,7 +174,8 @@ static assay_status attention_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *ac
         ASSAY_TRY(GPU_CALL(run, "linear_bwd_bias", "self_attention.linear_qkv", GPU_T("dy", &dqkv),
                            GPU_T("dbias", gpu_param_grad(m, w->linear_qkv_bias))));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "self_attention.linear_qkv", GPU_T("dy", &dqkv),
-                       GPU_T("x", &a->whole), GPU_T("dweight", gpu_param_grad(m, w->linear_qkv))));
+                       GPU_T("x", &a->whole), GPU_T("dweight", gpu_param_grad(m, w->linear_qkv)),
+                       GPU_FUSION(m)));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "self_attention.linear_qkv", GPU_T("dy", &dqkv),
                        GPU_T("weight", gpu_param_use(m, w->linear_qkv)),
                        GPU_NEW("dx", &dwhole, gpu_partial(m, gpu_grad_of(m, &a->whole), ASSAY_GROUP_TP))));
@@ -177,4 +192,5 @@ static const gpu_kind_param params[] = {
     {"self_attention.linear_proj.bias", offsetof(gpu_layer, attention.linear_proj_bias), false},
     {0},
 };
-const gpu_layer_kind gpu_self_attention = {"attention", params, attention_fwd, attention_bwd};
+const gpu_layer_kind gpu_self_attention = {"attention", params, attention_fwd, attention_bwd,
+                                           attention_again};

@@ -90,19 +90,29 @@ static assay_status sum_counts(gpu_model *m, const char *at, assay_group group, 
     return gpu_all_reduce(m, at, group, sum, mine);
 }
 
-static assay_status loss_of(gpu_model *m, const char *at, gpu_value *sums, gpu_value *counts, gpu_value *z,
-                            const balance *b)
+/* The first n losses of a call, for the end of the step; a forward that runs again writes the same. */
+static assay_status keep(gpu_model *m, const gpu_microbatch_state *mb, const gpu_layer *l, int first,
+                         size_t n, const gpu_value *losses)
 {
-    gpu_value losses;
-    return GPU_CALL(m->run, "router_aux_loss", at, GPU_T("score_sums", sums),
-                    GPU_T("tokens_per_expert", counts), GPU_T("z_sum", z), BALANCE_ATTRS(m, b),
-                    GPU_NEW("losses", &losses, vector(m, &m->scratch, 2)));
+    if (m->run->dry)
+        return ASSAY_OK;
+    CUDA_TRY(cudaMemcpyAsync(l->aux_losses + GPU_LOSSES * mb->index + first, losses->t.data,
+                             n * sizeof(float), cudaMemcpyDeviceToDevice, m->run->ctx.stream));
+    return ASSAY_OK;
 }
 
-static assay_status seq_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *a, gpu_value *scores,
-                            gpu_value *indices)
+static assay_status loss_of(gpu_model *m, const char *at, gpu_value *losses, gpu_value *sums,
+                            gpu_value *counts, gpu_value *z, const balance *b)
 {
-    gpu_value counts, sums;
+    return GPU_CALL(m->run, "router_aux_loss", at, GPU_T("score_sums", sums),
+                    GPU_T("tokens_per_expert", counts), GPU_T("z_sum", z), BALANCE_ATTRS(m, b),
+                    GPU_NEW("losses", losses, vector(m, &m->scratch, 2)));
+}
+
+static assay_status seq_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *a,
+                            gpu_value *scores, gpu_value *indices)
+{
+    gpu_value counts, sums, losses;
     const balance b = balance_seq(m);
     ASSAY_TRY(GPU_CALL(m->run, "router_seq_aux_fwd", "mlp.router.seq_aux", GPU_T("aux_scores", scores),
                        GPU_T("aux_indices", indices), GPU_I("rows", m->B),
@@ -110,7 +120,8 @@ static assay_status seq_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts
                        GPU_NEW("score_sums", &sums, sequences(m, &m->scratch))));
     ASSAY_TRY(sum_counts(m, "mlp.router.seq_aux_counts", ASSAY_GROUP_TP_CP, &a->seq_counts,
                          sequences(m, &mb->arena), &counts));
-    return loss_of(m, "mlp.router.seq_aux_loss", &sums, &a->seq_counts, NULL, &b);
+    ASSAY_TRY(loss_of(m, "mlp.router.seq_aux_loss", &losses, &sums, &a->seq_counts, NULL, &b));
+    return keep(m, mb, l, GPU_LOSS_SEQ_AUX, 1, &losses);
 }
 
 /* The totals lie in the step's table, in the row of this microbatch: written, never added to, so that a forward that runs
@@ -120,7 +131,7 @@ static assay_status global_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu
 {
     const int64_t E = m->config->num_moe_experts;
     const gpu_dim dim[1] = {gpu_dim_whole(E)};
-    gpu_value all, previous;
+    gpu_value all, previous, losses;
     ASSAY_TRY(sum_counts(m, "mlp.router.global_aux_counts", ASSAY_GROUP_TP_DP_CP, &all,
                          vector(m, &m->scratch, E), counts));
     a->global_counts = gpu_named(m, gpu_value_describe(NULL, 1, dim, -1), "mlp.router.global_aux", "total");
@@ -135,7 +146,8 @@ static assay_status global_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu
                        GPU_T("previous", mb->index > 0 ? &previous : NULL),
                        GPU_T("total", &a->global_counts)));
     const balance b = balance_global(m, a);
-    return loss_of(m, "mlp.router.global_aux_loss", sums, &a->global_counts, NULL, &b);
+    ASSAY_TRY(loss_of(m, "mlp.router.global_aux_loss", &losses, sums, &a->global_counts, NULL, &b));
+    return keep(m, mb, l, GPU_LOSS_GLOBAL_AUX, 1, &losses);
 }
 
 assay_status gpu_balancing_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *a)
@@ -143,7 +155,7 @@ assay_status gpu_balancing_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu
     gpu_arena *temp = &m->scratch;
     const int64_t E = m->config->num_moe_experts, K = m->config->moe_router_topk;
     const balance b = balance_aux(m);
-    gpu_value scores, indices, counts, sums, z;
+    gpu_value scores, indices, counts, sums, z, losses;
     ASSAY_TRY(GPU_CALL(m->run, "router_aux_fwd", "mlp.router.aux", GPU_T("logits", &a->logits),
                        GPU_I("topk", K), GPU_W("score_function", gpu_score_word(m)),
                        GPU_NEW("aux_scores", &scores, gpu_tokens(m, temp, true, gpu_dim_whole(E))),
@@ -154,10 +166,11 @@ assay_status gpu_balancing_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu
     if (has_aux(m)) {
         ASSAY_TRY(sum_counts(m, "mlp.router.aux_counts", gpu_sharing_group(m), &a->aux_counts,
                              vector(m, &mb->arena, E), &counts));
-        ASSAY_TRY(loss_of(m, "mlp.router.aux_loss", &sums, &a->aux_counts, &z, &b));
+        ASSAY_TRY(loss_of(m, "mlp.router.aux_loss", &losses, &sums, &a->aux_counts, &z, &b));
+        ASSAY_TRY(keep(m, mb, l, GPU_LOSS_AUX, 2, &losses));
     }
     if (has_seq(m))
-        ASSAY_TRY(seq_fwd(m, mb, a, &scores, &indices));
+        ASSAY_TRY(seq_fwd(m, mb, l, a, &scores, &indices));
     return has_global(m) ? global_fwd(m, mb, l, a, &counts, &sums) : ASSAY_OK;
 }
 

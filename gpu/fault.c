@@ -137,7 +137,7 @@ static assay_status parse_condition(gpu_fault *f, const char *text, const char *
     char *end = NULL;
     assay_phase phase;
     ASSAY_CHECK(value, ASSAY_INVALID_ARGUMENT,
-                "fault '%s': condition '%s': expected op=, phase=, step= or microbatch=", whole, text);
+                "fault '%s': condition '%s': expected op=, phase=, step=, microbatch= or run=", whole, text);
     value++;
     if (n == 2 && strncmp(text, "op", n) == 0) {
         ASSAY_CHECK(assay_op_find(value), ASSAY_INVALID_ARGUMENT, "fault '%s': no operation is called %s",
@@ -150,13 +150,14 @@ static assay_status parse_condition(gpu_fault *f, const char *text, const char *
         f->phase = (int)phase;
         return ASSAY_OK;
     }
-    const bool step = n == 4 && strncmp(text, "step", n) == 0;
+    const bool step = n == 4 && strncmp(text, "step", n) == 0, run = n == 3 && strncmp(text, "run", n) == 0;
     const long long number = strtoll(value, &end, 10);
-    ASSAY_CHECK((step || (n == 10 && strncmp(text, "microbatch", n) == 0)) && end != value && *end == '\0' &&
-                    number >= 0,
+    ASSAY_CHECK((step || run || (n == 10 && strncmp(text, "microbatch", n) == 0)) && end != value &&
+                    *end == '\0' && number >= 0 && (!run || number == 1 || number == 2),
                 ASSAY_INVALID_ARGUMENT,
-                "fault '%s': condition '%s': expected op=, phase=, step=N or microbatch=N", whole, text);
-    *(step ? &f->step : &f->microbatch) = number;
+                "fault '%s': condition '%s': expected op=, phase=, step=N, microbatch=N, run=1 or run=2",
+                whole, text);
+    *(step ? &f->step : run ? &f->run : &f->microbatch) = number;
     return ASSAY_OK;
 }
 
@@ -197,7 +198,7 @@ static assay_status parse_long(gpu_fault *f, char *text, const char *whole)
     char *instance = text + strcspn(text, ":");
     memset(f, 0, sizeof *f);
     f->phase = -1;
-    f->step = f->microbatch = -1;
+    f->step = f->microbatch = f->run = -1;
     f->kind = GPU_FAULT_KINDS;
     if (*conditions)
         *conditions++ = '\0';
@@ -313,7 +314,7 @@ gpu_fault_plan *gpu_fault_at(const gpu_run *run, gpu_fault_kind kind, const char
     const bool here =
         (f->op[0] == '\0' || strcmp(f->op, op) == 0) && (f->phase < 0 || f->phase == (int)run->phase) &&
         (f->step < 0 || f->step == run->step) && (f->microbatch < 0 || f->microbatch == run->microbatch) &&
-        fnmatch(f->instance, instance, 0) == 0;
+        (f->run < 0 || (f->run == 2) == run->recompute) && fnmatch(f->instance, instance, 0) == 0;
     return here ? p : NULL;
 }
 

@@ -19,7 +19,7 @@
  *   nudge:INSTANCE:SLOT         the kernel reads integers that are one less than those of the record
  *
  * INSTANCE is a full instance name and may hold the wildcards of fnmatch.  Conditions follow behind commas: op=NAME,
- * phase=NAME, step=N, microbatch=N.  Words are short forms (`word` or `word@INSTANCE`); gpu_fault_words lists them. */
+ * phase=NAME, step=N, microbatch=N, run=1 or run=2 (of what runs again for the backward pass).  Words are short forms (`word` or `word@INSTANCE`); gpu_fault_words lists them. */
 #ifndef GPU_FAULT_H
 #define GPU_FAULT_H
 
@@ -76,6 +76,7 @@ typedef struct gpu_fault {
     char op[48];               /* "": any */
     int phase;                 /* -1: any */
     int64_t step, microbatch;  /* -1: any */
+    int64_t run;               /* 1: the first, 2: again; -1: any */
 } gpu_fault;
 
 typedef struct gpu_fault_plan {

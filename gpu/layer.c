@@ -46,12 +46,17 @@ assay_status gpu_layer_create(gpu_model *m, gpu_layer *l, int64_t number)
 }
 
 /* --- forward, backward -------------------------------------------------------------------------------------- */
+gpu_arena *gpu_module_arena(gpu_model *m, gpu_microbatch_state *mb, unsigned modules)
+{
+    return (m->recompute.modules & modules) != 0 && !m->run->recompute ? &m->dropped : &mb->arena;
+}
+
 static assay_status norm_fwd(gpu_model *m, gpu_microbatch_state *mb, const char *at, gpu_param *gamma,
                              gpu_value *y, gpu_value *rstd, gpu_value *x)
 {
+    gpu_arena *keep = gpu_module_arena(m, mb, ASSAY_RECOMPUTE_LAYERNORM);
     return GPU_CALL(m->run, "rmsnorm_fwd", at, GPU_T("x", x), GPU_T("gamma", gpu_param_use(m, gamma)),
-                    GPU_F("eps", m->eps),
-                    GPU_NEW("y", y, gpu_tokens(m, &mb->arena, m->sp, gpu_dim_hidden(m))),
+                    GPU_F("eps", m->eps), GPU_NEW("y", y, gpu_tokens(m, keep, m->sp, gpu_dim_hidden(m))),
                     GPU_NEW("rstd", rstd, gpu_token_rows(m, &mb->arena, m->sp)));
 }
 
@@ -64,10 +69,17 @@ static assay_status norm_bwd(gpu_model *m, const char *at, gpu_param *gamma, gpu
                     GPU_NEW("dx", dx, gpu_tokens(m, &m->scratch, m->sp, gpu_dim_hidden(m))));
 }
 
+/* Whether the layer's whole MLP is a module that runs again. */
+static bool mlp_runs_again(const gpu_model *m, const gpu_layer *l)
+{
+    return (m->recompute.modules & (l->mlp == &gpu_moe ? ASSAY_RECOMPUTE_MOE : ASSAY_RECOMPUTE_MLP)) != 0;
+}
+
 assay_status gpu_layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a)
 {
     gpu_run *run = m->run;
-    const size_t mark = m->scratch.used;
+    const size_t mark = m->scratch.used, dropped = m->dropped.used;
+    gpu_acts_mark mlp;
     gpu_value branch;
     run->layer = l->number;
     ASSAY_TRY(
@@ -76,11 +88,38 @@ assay_status gpu_layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l,
     ASSAY_TRY(GPU_CALL(run, "add", "self_attention.residual", GPU_T("a", &a->input), GPU_T("b", &branch),
                        GPU_NEW("y", &a->hidden, gpu_tokens(m, &mb->arena, m->sp, gpu_dim_hidden(m)))));
     ASSAY_TRY(norm_fwd(m, mb, "pre_mlp_layernorm", l->pre_mlp_layernorm, &a->norm, &a->rstd, &a->hidden));
+    mlp = (gpu_acts_mark){.arena = mb->arena.used, .host = mb->host.used};
     ASSAY_TRY(l->mlp->fwd(m, mb, l, a, &branch, &a->norm));
     gpu_value_name(run, &a->output, "mlp.residual", "y");
     ASSAY_TRY(GPU_CALL(run, "add", "mlp.residual", GPU_T("a", &a->hidden), GPU_T("b", &branch),
                        GPU_T("y", &a->output)));
+    if (mlp_runs_again(m, l)) {
+        gpu_arena_reset(&mb->arena, mlp.arena);
+        gpu_arena_reset(&mb->host, mlp.host);
+    }
     run->layer = -1;
+    gpu_arena_reset(&m->scratch, mark);
+    gpu_arena_reset(&m->dropped, dropped);
+    return ASSAY_OK;
+}
+
+assay_status gpu_layer_again(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a)
+{
+    const bool with_norms = (m->recompute.modules & ASSAY_RECOMPUTE_LAYERNORM) != 0;
+    const size_t mark = m->scratch.used;
+    gpu_value branch;
+    m->run->layer = l->number;
+    if (with_norms)
+        ASSAY_TRY(norm_fwd(m, mb, "input_layernorm", l->input_layernorm, &a->input_norm, &a->input_rstd,
+                           &a->input));
+    ASSAY_TRY(l->mixer->again(m, mb, l, a));
+    if (with_norms)
+        ASSAY_TRY(norm_fwd(m, mb, "pre_mlp_layernorm", l->pre_mlp_layernorm, &a->norm, &a->rstd, &a->hidden));
+    if (mlp_runs_again(m, l))
+        ASSAY_TRY(l->mlp->fwd(m, mb, l, a, &branch, &a->norm));
+    else
+        ASSAY_TRY(l->mlp->again(m, mb, l, a));
+    m->run->layer = -1;
     gpu_arena_reset(&m->scratch, mark);
     return ASSAY_OK;
 }

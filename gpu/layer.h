@@ -15,6 +15,11 @@ assay_status gpu_layer_create(gpu_model *m, gpu_layer *l, int64_t number);
 /* input is set, output made; everything else is made in the microbatch's arena and staging.  May run again: the same
  * input gives the same bits, and nothing else has changed. */
 assay_status gpu_layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a);
+/* Selective recomputation: runs the modules again whose activations were not kept, in the microbatch's arena. */
+assay_status gpu_layer_again(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a);
+/* Where a forward makes what belongs to any of these modules (bits of core/run/recompute.h) and the backward reads: the microbatch's
+ * arena, or what is given back with the layer because a module runs again. */
+gpu_arena *gpu_module_arena(gpu_model *m, gpu_microbatch_state *mb, unsigned modules);
 /* dx is overwritten with the gradient of a->input. */
 assay_status gpu_layer_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *a, gpu_value *dx, gpu_value *dy);
 
@@ -26,13 +31,15 @@ typedef struct gpu_kind_param {
 } gpu_kind_param;
 
 /* A kind of mixer or of MLP: y = f(x), both of the residual stream's shape.  `fwd` keeps what it needs in its own member of
- * `a`; `bwd` makes dx, the gradient of x, and adds to parameter gradients. */
+ * `a`; `bwd` makes dx, the gradient of x, and adds to parameter gradients; `again` makes once more what `fwd` put into
+ * gpu_module_arena, in its order. */
 typedef struct gpu_layer_kind {
     const char *name;
     const gpu_kind_param *params; /* up to a row without a name */
     assay_status (*fwd)(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a, gpu_value *y,
                         gpu_value *x);
     assay_status (*bwd)(gpu_model *m, gpu_layer *l, gpu_layer_acts *a, gpu_value *dx, gpu_value *dy);
+    assay_status (*again)(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a);
 } gpu_layer_kind;
 extern const gpu_layer_kind *const gpu_mixers[ASSAY_MIXER_COUNT]; /* layer.c */
 extern const gpu_layer_kind *const gpu_mlps[ASSAY_MLP_COUNT];
@@ -48,12 +55,16 @@ typedef struct gpu_mlp_desc {
     const gpu_mlp_params *params;
     int64_t width;    /* of the activation */
     bool sp;          /* x and y are pieces of the sequence */
+    unsigned module;  /* of recomputation, that the MLP is; 0 */
     bool only_branch; /* dx is all of x's gradient, no contribution to be added to others */
     const char *gather, *linear_fc1, *activation, *linear_fc2, *reduce, *reduce_grad; /* instances */
 } gpu_mlp_desc;
 /* y in `arena` */
 assay_status gpu_mlp_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_mlp_desc *d, gpu_mlp_acts *a,
                          gpu_arena *arena, gpu_value *y, gpu_value *x);
+/* What the forward reads of x, once more. */
+assay_status gpu_mlp_input_again(gpu_model *m, gpu_microbatch_state *mb, const gpu_mlp_desc *d,
+                                 gpu_mlp_acts *a, gpu_value *x);
 assay_status gpu_mlp_bwd(gpu_model *m, const gpu_mlp_desc *d, gpu_mlp_acts *a, gpu_value *dx, gpu_value *dy,
                          const gpu_value *x);
 
@@ -73,6 +84,8 @@ assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, g
 /* sum I64 [E] on the device: the layer's counts of the step, this rank's microbatches added up.  Every one of them has
  * gone forward. */
 assay_status gpu_step_tokens_per_expert(gpu_model *m, const gpu_layer *l, gpu_value *sum);
+/* sum on the host: the losses of the layer's router of the step likewise, this rank's parts, coefficients in them. */
+assay_status gpu_step_aux_losses(gpu_model *m, const gpu_layer *l, double sum[GPU_LOSSES]);
 
 ASSAY_END_DECLS
 

@@ -8,8 +8,9 @@ assay_status gpu_mlp_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_mlp_d
 {
     gpu_run *run = m->run;
     const gpu_mlp_params *w = d->params;
-    gpu_arena *keep = &mb->arena;
-    ASSAY_TRY(gpu_column_parallel_input(m, keep, d->sp, d->gather, &a->whole, x));
+    gpu_arena *keep = gpu_module_arena(m, mb, d->module),
+              *of_input = gpu_module_arena(m, mb, d->module | ASSAY_RECOMPUTE_LAYERNORM);
+    ASSAY_TRY(gpu_column_parallel_input(m, of_input, d->sp, d->gather, &a->whole, x));
     ASSAY_TRY(GPU_CALL(run, "linear_fwd", d->linear_fc1, GPU_T("x", &a->whole),
                        GPU_T("weight", gpu_param_use(m, w->linear_fc1)),
                        GPU_T("bias", gpu_param_use(m, w->linear_fc1_bias)),
@@ -25,6 +26,12 @@ assay_status gpu_mlp_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_mlp_d
     return gpu_row_parallel_output(m, arena, d->sp, d->reduce, y, &a->fc2);
 }
 
+assay_status gpu_mlp_input_again(gpu_model *m, gpu_microbatch_state *mb, const gpu_mlp_desc *d,
+                                 gpu_mlp_acts *a, gpu_value *x)
+{
+    return gpu_column_parallel_input(m, &mb->arena, d->sp, d->gather, &a->whole, x);
+}
+
 assay_status gpu_mlp_bwd(gpu_model *m, const gpu_mlp_desc *d, gpu_mlp_acts *a, gpu_value *dx, gpu_value *dy,
                          const gpu_value *x)
 {
@@ -36,7 +43,7 @@ assay_status gpu_mlp_bwd(gpu_model *m, const gpu_mlp_desc *d, gpu_mlp_acts *a, g
         ASSAY_TRY(GPU_CALL(run, "linear_bwd_bias", d->linear_fc2, GPU_T("dy", &dfc2),
                            GPU_T("dbias", gpu_param_grad(m, w->linear_fc2_bias))));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", d->linear_fc2, GPU_T("dy", &dfc2), GPU_T("x", &a->act),
-                       GPU_T("dweight", gpu_param_grad(m, w->linear_fc2))));
+                       GPU_T("dweight", gpu_param_grad(m, w->linear_fc2)), GPU_FUSION(m)));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", d->linear_fc2, GPU_T("dy", &dfc2),
                        GPU_T("weight", gpu_param_use(m, w->linear_fc2)),
                        GPU_NEW("dx", &dact, gpu_grad_of(m, &a->act))));
@@ -46,7 +53,7 @@ assay_status gpu_mlp_bwd(gpu_model *m, const gpu_mlp_desc *d, gpu_mlp_acts *a, g
         ASSAY_TRY(GPU_CALL(run, "linear_bwd_bias", d->linear_fc1, GPU_T("dy", &dfc1),
                            GPU_T("dbias", gpu_param_grad(m, w->linear_fc1_bias))));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", d->linear_fc1, GPU_T("dy", &dfc1), GPU_T("x", &a->whole),
-                       GPU_T("dweight", gpu_param_grad(m, w->linear_fc1))));
+                       GPU_T("dweight", gpu_param_grad(m, w->linear_fc1)), GPU_FUSION(m)));
     dwhole =
         d->only_branch ? gpu_grad_of(m, &a->whole) : gpu_tokens(m, &m->scratch, false, gpu_dim_hidden(m));
     dwhole = gpu_partial(m, dwhole, ASSAY_GROUP_TP);
@@ -84,6 +91,14 @@ static assay_status dense_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *a, gpu
     return gpu_mlp_bwd(m, &d, &a->mlp, dx, dy, &a->norm);
 }
 
+static assay_status dense_again(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a)
+{
+    const gpu_mlp_desc d = describe(m, l);
+    return m->recompute.modules & ASSAY_RECOMPUTE_LAYERNORM
+               ? gpu_mlp_input_again(m, mb, &d, &a->mlp, &a->norm)
+               : ASSAY_OK;
+}
+
 static const gpu_kind_param params[] = {
     {"mlp.linear_fc1.weight", offsetof(gpu_layer, dense.linear_fc1), true},
     {"mlp.linear_fc1.bias", offsetof(gpu_layer, dense.linear_fc1_bias), false},
@@ -91,4 +106,4 @@ static const gpu_kind_param params[] = {
     {"mlp.linear_fc2.bias", offsetof(gpu_layer, dense.linear_fc2_bias), false},
     {0},
 };
-const gpu_layer_kind gpu_dense = {"dense", params, dense_fwd, dense_bwd};
+const gpu_layer_kind gpu_dense = {"dense", params, dense_fwd, dense_bwd, dense_again};

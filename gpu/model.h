@@ -15,6 +15,7 @@
 #include "core/model/spec.h"
 #include "core/run/inputs.h"
 #include "core/run/options.h"
+#include "core/run/recompute.h"
 #include "gpu/trace.h"
 
 ASSAY_BEGIN_DECLS
@@ -68,6 +69,9 @@ typedef struct gpu_moe_params {
     gpu_param *shared_gate;
 } gpu_moe_params;
 
+/* Losses of a router, in the order of assay_router_loss_name. */
+enum { GPU_LOSS_AUX, GPU_LOSS_Z, GPU_LOSS_SEQ_AUX, GPU_LOSS_GLOBAL_AUX, GPU_LOSSES };
+
 typedef struct gpu_layer {
     int64_t number;                           /* global */
     const struct gpu_layer_kind *mixer, *mlp; /* which kinds it is made of */
@@ -81,6 +85,7 @@ typedef struct gpu_layer {
         tokens_per_expert; /* device [n_microbatches, E]: the router's own counts, a row for each microbatch */
     int64_t *
         global_counts; /* device [n_microbatches, E]: counts of global_aux_loss up to each microbatch, or NULL */
+    float *aux_losses; /* device [n_microbatches, GPU_LOSSES]: this rank's parts of the router's losses */
 } gpu_layer;
 
 /* --- what a microbatch keeps for its backward pass ---------------------------------------------------------- */
@@ -220,6 +225,8 @@ typedef struct gpu_model {
     gpu_arena state;   /* life of the engine */
     gpu_arena step;    /* life of a step: microbatches in flight and scratch */
     gpu_arena scratch; /* a piece of step: temporaries of a layer */
+    gpu_arena
+        dropped; /* a piece of step: what a layer's forward makes and does not keep, because it runs again */
     gpu_value cos_table, sin_table;
     gpu_value position;       /* in the row */
     gpu_value key_position;   /* of `gathered`; none with cp = 1 or around a ring */
@@ -227,10 +234,14 @@ typedef struct gpu_model {
     gpu_value gradient[2];    /* hidden gradients between layers, taking turns */
     double *loss_sums;        /* device F64 [n_microbatches] */
     int64_t *expert_counts;   /* device: tokens_per_expert of every layer, then their global_counts */
+    float *aux_losses;        /* device: likewise the layers' aux_losses */
     int64_t n_microbatches;
-    bool recompute;   /* a layer keeps its output alone; its backward runs the forward again */
-    int host_threads; /* processors of this rank, for work on the host; 0: one */
+    assay_recompute recompute; /* which layers and modules run again before their backward */
+    int host_threads;          /* processors of this rank, for work on the host; 0: one */
 } gpu_model;
+
+/* The attribute of every product that makes a weight gradient. */
+#define GPU_FUSION(m) GPU_I("gradient_accumulation_fusion", (m)->options->gradient_accumulation_fusion)
 
 /* Builds the parameter table of this rank and the layers; allocates nothing on the device. */
 assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_config *config,
@@ -272,15 +283,22 @@ void gpu_params_begin_step(gpu_model *m);
 assay_status gpu_params_check_step(const gpu_model *m);
 
 /* --- weights (weights.c) ------------------------------------------------------------------------------ */
-/* Calls `put` for every parameter of this rank with its piece as F32 on the host: from the folder's
- * safetensors, drawn from the seed of the options, or zeros when a checkpoint will be loaded (core/run/inputs.h). */
-typedef assay_status (*gpu_weight_sink)(void *user, gpu_param *p, const float *piece);
+/* Calls `put` for every parameter of this rank; `read` gives it elements [first, first + n) of the rank's piece as F32 on the
+ * host, which nobody else reads or holds: from the folder's safetensors, drawn from the seed of the options, or zeros when a
+ * checkpoint will be loaded (core/run/inputs.h). */
+typedef assay_status (*gpu_weight_read)(void *from, int64_t first, int64_t n, float *out);
+typedef assay_status (*gpu_weight_sink)(void *user, gpu_param *p, gpu_weight_read read, void *from);
 assay_status gpu_model_weights(gpu_model *m, const char *folder, gpu_weight_sink put, void *user);
 /* --- drawn weights (weights_draw.c) -------------------------------------------------------------------- */
 /* piece [shard] = the parameter drawn from the seed at its global indices; std: gpu_init_std.  The bits do not depend on
  * the number of threads. */
 void gpu_draw_piece(const assay_param_spec *spec, const assay_shard *s, double std, uint64_t seed,
                     int threads, float *piece);
+/* The same for the piece's elements [first, first + n). */
+void gpu_draw_part(const assay_param_spec *spec, const assay_shard *s, double std, uint64_t seed, int threads,
+                   int64_t first, int64_t n, float *out);
+/* Flat index, in the global tensor, of the first column of a local row (all dimensions but the last). */
+int64_t gpu_shard_row_start(const assay_shard *s, int64_t row);
 /* Whether this rank is the lowest of those that hold a piece of the parameter: the one that says what is said once. */
 bool gpu_param_speaks(const gpu_model *m, const assay_param_spec *spec);
 /* Counts x[0, n) into f: start + i is the flat index of x[i]. */

@@ -106,17 +106,6 @@ static assay_status chunks_create(gpu_model *m)
     return end_units_create(m);
 }
 
-/* ASSAY_RECOMPUTE of the environment: "full" keeps a layer's output alone and runs its forward again before its backward
- * (Megatron-LM's --recompute-granularity full, one layer at a time). */
-static assay_status read_recompute(bool *recompute)
-{
-    const char *text = getenv("ASSAY_RECOMPUTE");
-    *recompute = text && strcmp(text, "full") == 0;
-    ASSAY_CHECK(text == NULL || *recompute, ASSAY_INVALID_ARGUMENT,
-                "ASSAY_RECOMPUTE: expected 'full', found '%.64s'", text);
-    return ASSAY_OK;
-}
-
 /* Columns of the qkv of a rank that shares its key and value head: the rows of linear_qkv that it holds. */
 static void qkv_columns(gpu_model *m)
 {
@@ -149,7 +138,13 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
     m->act = run->recipe->op[ASSAY_OPS_ELEMENTWISE].act;
     assay_grid_coords(grid, run->comm.rank, &m->at);
     m->eps = (double)(float)config->layernorm_epsilon;
-    ASSAY_TRY(read_recompute(&m->recompute));
+    ASSAY_TRY(assay_recompute_from_options(&m->recompute, options));
+    ASSAY_CHECK(m->recompute.method == ASSAY_RECOMPUTE_BLOCK || m->recompute.num_layers <= 1 ||
+                    grid->p.zero_stage < 3,
+                ASSAY_UNSUPPORTED,
+                "recompute_num_layers %lld, uniform, with zero3: groups of more than one layer gather their "
+                "parameters once more; say 1, or block",
+                (long long)m->recompute.num_layers);
     m->sequence_rows = calloc((size_t)m->tp, sizeof *m->sequence_rows);
     m->region_rows = calloc((size_t)m->cp, sizeof *m->region_rows);
     m->one_each = calloc((size_t)m->cp, sizeof *m->one_each);
@@ -237,7 +232,7 @@ typedef struct chunk_bytes {
 static assay_status dry_run(gpu_model *m, chunk_bytes *bytes, size_t *scratch_bytes)
 {
     m->run->dry = true;
-    m->scratch = (gpu_arena){.counting = true};
+    m->scratch = m->dropped = (gpu_arena){.counting = true};
     ASSAY_TRY(gradients_alloc(m));
     for (int c = 0; c < m->n_chunks; c++) {
         gpu_chunk *chunk = &m->chunks[c];
@@ -259,10 +254,11 @@ static assay_status dry_run(gpu_model *m, chunk_bytes *bytes, size_t *scratch_by
     return ASSAY_OK;
 }
 
-/* Places of all chunks, then scratch, in one allocation. */
+/* Places of all chunks, then scratch and what is dropped, in one allocation. */
 static assay_status carve_step(gpu_model *m, const chunk_bytes *bytes, size_t scratch_bytes)
 {
-    size_t total = scratch_bytes, at = 0;
+    const size_t dropped_bytes = m->dropped.peak;
+    size_t total = scratch_bytes + dropped_bytes, at = 0;
     for (int c = 0; c < m->n_chunks; c++)
         total += (size_t)m->chunks[c].n_in_flight * bytes[c].device;
     ASSAY_TRY(gpu_arena_create(&m->step, total));
@@ -277,6 +273,7 @@ static assay_status carve_step(gpu_model *m, const chunk_bytes *bytes, size_t sc
                 CUDA_TRY(cudaMallocHost((void **)&mb->host.base, bytes[c].host));
         }
     m->scratch = (gpu_arena){.base = m->step.base + at, .capacity = scratch_bytes};
+    m->dropped = (gpu_arena){.base = m->step.base + at + scratch_bytes, .capacity = dropped_bytes};
     return gradients_alloc(m);
 }
 
@@ -312,11 +309,15 @@ static assay_status expert_counts_create(gpu_model *m)
     const int64_t all = n * rows;
     CUDA_TRY(
         cudaMalloc((void **)&m->expert_counts, (size_t)(global ? 2 * all : all) * sizeof *m->expert_counts));
+    const size_t losses = (size_t)(n * m->n_microbatches) * GPU_LOSSES * sizeof *m->aux_losses;
+    CUDA_TRY(cudaMalloc((void **)&m->aux_losses, losses > 0 ? losses : 1));
+    CUDA_TRY(cudaMemsetAsync(m->aux_losses, 0, losses, m->run->ctx.stream)); /* layers without experts */
     n = 0;
     for (int c = 0; c < m->n_chunks; c++)
         for (int64_t l = 0; l < m->chunks[c].n_layers; l++, n++) {
             m->chunks[c].layers[l].tokens_per_expert = m->expert_counts + n * rows;
             m->chunks[c].layers[l].global_counts = global ? m->expert_counts + all + n * rows : NULL;
+            m->chunks[c].layers[l].aux_losses = m->aux_losses + n * m->n_microbatches * GPU_LOSSES;
         }
     return ASSAY_OK;
 }
@@ -416,8 +417,6 @@ assay_status gpu_model_allocate(gpu_model *m)
     m->run->layer = -1;
     m->run->microbatch = -1;
     m->run->phase = ASSAY_PHASE_FORWARD;
-    ASSAY_CHECK(!m->recompute || m->run->trace == NULL, ASSAY_UNSUPPORTED,
-                "ASSAY_RECOMPUTE with a trace: what runs again has no records of its own yet");
     chunk_bytes *bytes = calloc((size_t)m->n_chunks, sizeof *bytes);
     ASSAY_CHECK(bytes, ASSAY_OUT_OF_MEMORY, "model: %d chunks", m->n_chunks);
     ASSAY_TRY_GOTO(microbatches_create(m), st, done);
@@ -466,9 +465,9 @@ void gpu_model_destroy(gpu_model *m)
             (void)cudaFree(m->ring_position[r].t.data);
     free(m->ring_position);
     assay_spec_destroy(m->spec);
-    void *device[] = {m->cos_table.t.data,    m->sin_table.t.data, m->position.t.data,
-                      m->key_position.t.data, m->loss_sums,        m->expert_counts};
-    for (int i = 0; i < 6; i++)
+    void *device[] = {m->cos_table.t.data, m->sin_table.t.data, m->position.t.data, m->key_position.t.data,
+                      m->loss_sums,        m->expert_counts,    m->aux_losses};
+    for (int i = 0; i < 7; i++)
         if (device[i])
             (void)cudaFree(device[i]);
     gpu_arena_destroy(&m->step);

@@ -29,17 +29,23 @@ static gpu_value part_of_grad(gpu_model *m, const gpu_value *forward)
     return v;
 }
 
+static assay_status activation_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *a)
+{
+    const int64_t F = m->config->moe_ffn_hidden_size / m->etp;
+    return GPU_CALL(
+        m->run, "swiglu_fwd", "mlp.experts.activation", GPU_T("x", &a->fc1), GPU_T("probs", &a->expert_probs),
+        GPU_NEW("y", &a->act, expert_rows(m, gpu_module_arena(m, mb, ASSAY_RECOMPUTE_MOE_ACT), a, F)));
+}
+
 static assay_status experts_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a)
 {
     gpu_run *run = m->run;
-    gpu_arena *keep = &mb->arena;
     const int64_t H = m->config->hidden_size, F = m->config->moe_ffn_hidden_size / m->etp;
     ASSAY_TRY(GPU_CALL(run, "grouped_linear_fwd", "mlp.experts.linear_fc1", GPU_T("x", &a->expert_in),
                        GPU_T("weight", gpu_param_use(m, l->moe.experts_fc1)),
                        GPU_T("tokens_per_expert", &a->local_counts),
-                       GPU_NEW("y", &a->fc1, expert_rows(m, keep, a, 2 * F))));
-    ASSAY_TRY(GPU_CALL(run, "swiglu_fwd", "mlp.experts.activation", GPU_T("x", &a->fc1),
-                       GPU_T("probs", &a->expert_probs), GPU_NEW("y", &a->act, expert_rows(m, keep, a, F))));
+                       GPU_NEW("y", &a->fc1, expert_rows(m, &mb->arena, a, 2 * F))));
+    ASSAY_TRY(activation_fwd(m, mb, a));
     return GPU_CALL(run, "grouped_linear_fwd", "mlp.experts.linear_fc2", GPU_T("x", &a->act),
                     GPU_T("weight", gpu_param_use(m, l->moe.experts_fc2)),
                     GPU_T("tokens_per_expert", &a->local_counts),
@@ -53,7 +59,7 @@ static assay_status experts_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu
     gpu_value dact, dfc1, *counts = &a->local_counts;
     ASSAY_TRY(GPU_CALL(run, "grouped_linear_bwd_weight", "mlp.experts.linear_fc2", GPU_T("dy", dfc2),
                        GPU_T("x", &a->act), GPU_T("tokens_per_expert", counts),
-                       GPU_T("dweight", gpu_param_grad(m, l->moe.experts_fc2))));
+                       GPU_T("dweight", gpu_param_grad(m, l->moe.experts_fc2)), GPU_FUSION(m)));
     ASSAY_TRY(GPU_CALL(run, "grouped_linear_bwd_input", "mlp.experts.linear_fc2", GPU_T("dy", dfc2),
                        GPU_T("weight", gpu_param_use(m, l->moe.experts_fc2)),
                        GPU_T("tokens_per_expert", counts), GPU_NEW("dx", &dact, gpu_grad_of(m, &a->act))));
@@ -62,7 +68,7 @@ static assay_status experts_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu
                        GPU_NEW("dprobs", dprobs, part_of_grad(m, &a->expert_probs))));
     ASSAY_TRY(GPU_CALL(run, "grouped_linear_bwd_weight", "mlp.experts.linear_fc1", GPU_T("dy", &dfc1),
                        GPU_T("x", &a->expert_in), GPU_T("tokens_per_expert", counts),
-                       GPU_T("dweight", gpu_param_grad(m, l->moe.experts_fc1))));
+                       GPU_T("dweight", gpu_param_grad(m, l->moe.experts_fc1)), GPU_FUSION(m)));
     return GPU_CALL(run, "grouped_linear_bwd_input", "mlp.experts.linear_fc1", GPU_T("dy", &dfc1),
                     GPU_T("weight", gpu_param_use(m, l->moe.experts_fc1)), GPU_T("tokens_per_expert", counts),
                     GPU_NEW("dx", drows, part_of_grad(m, &a->expert_in)));
@@ -75,6 +81,7 @@ static gpu_mlp_desc shared_expert(const gpu_model *m, const gpu_layer *l)
     return (gpu_mlp_desc){.params = &l->moe.shared,
                           .width = m->config->moe_shared_expert_intermediate_size,
                           .sp = true,
+                          .module = ASSAY_RECOMPUTE_SHARED_EXPERTS,
                           .gather = "mlp.shared_experts.gather",
                           .linear_fc1 = "mlp.shared_experts.linear_fc1",
                           .activation = "mlp.shared_experts.activation",
@@ -82,26 +89,23 @@ static gpu_mlp_desc shared_expert(const gpu_model *m, const gpu_layer *l)
                           .reduce = "mlp.shared_experts.reduce"};
 }
 
-/* y = routed + shared(tokens), gated by sigmoid(w tokens) when there is a gate */
+/* y = shared(tokens), gated by sigmoid(w tokens) when there is a gate */
 static assay_status shared_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a,
-                               gpu_value *y, gpu_value *routed)
+                               gpu_value *y)
 {
     gpu_run *run = m->run;
     const gpu_mlp_desc d = shared_expert(m, l);
-    const gpu_dim H = gpu_dim_hidden(m);
-    gpu_value gated, *shared = &a->shared_out;
-    ASSAY_TRY(gpu_mlp_fwd(m, mb, &d, &a->shared, &mb->arena, shared, &a->tokens));
-    if (l->moe.shared_gate) {
-        ASSAY_TRY(GPU_CALL(run, "linear_fwd", "mlp.shared_experts.gating", GPU_T("x", &a->tokens),
-                           GPU_T("weight", gpu_param_use(m, l->moe.shared_gate)),
-                           GPU_NEW("y", &a->shared_gate, gpu_tokens(m, &mb->arena, true, gpu_dim_whole(1)))));
-        ASSAY_TRY(GPU_CALL(run, "sigmoid_gate_fwd", "mlp.shared_experts.gate", GPU_T("x", shared),
-                           GPU_T("gate", &a->shared_gate),
-                           GPU_NEW("y", &gated, gpu_tokens(m, &m->scratch, true, H))));
-        shared = &gated;
-    }
-    return GPU_CALL(run, "add", "mlp.shared_experts.add", GPU_T("a", routed), GPU_T("b", shared),
-                    GPU_NEW("y", y, gpu_tokens(m, &m->scratch, true, H)));
+    gpu_arena *keep = gpu_module_arena(m, mb, ASSAY_RECOMPUTE_SHARED_EXPERTS);
+    ASSAY_TRY(gpu_mlp_fwd(m, mb, &d, &a->shared, keep, &a->shared_out, &a->tokens));
+    *y = a->shared_out;
+    if (l->moe.shared_gate == NULL)
+        return ASSAY_OK;
+    ASSAY_TRY(GPU_CALL(run, "linear_fwd", "mlp.shared_experts.gating", GPU_T("x", &a->tokens),
+                       GPU_T("weight", gpu_param_use(m, l->moe.shared_gate)),
+                       GPU_NEW("y", &a->shared_gate, gpu_tokens(m, keep, true, gpu_dim_whole(1)))));
+    return GPU_CALL(run, "sigmoid_gate_fwd", "mlp.shared_experts.gate", GPU_T("x", &a->shared_out),
+                    GPU_T("gate", &a->shared_gate),
+                    GPU_NEW("y", y, gpu_tokens(m, &m->scratch, true, gpu_dim_hidden(m))));
 }
 
 /* dy -> gradient of the shared expert's output before the gate (*dout) and of the tokens through the gate */
@@ -115,7 +119,8 @@ static assay_status gate_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_va
                        GPU_NEW("dx", dout, gpu_grad_of(m, &a->shared_out)),
                        GPU_NEW("dgate", &dgate, gpu_grad_of(m, &a->shared_gate))));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "mlp.shared_experts.gating", GPU_T("dy", &dgate),
-                       GPU_T("x", &a->tokens), GPU_T("dweight", gpu_param_grad(m, l->moe.shared_gate))));
+                       GPU_T("x", &a->tokens), GPU_T("dweight", gpu_param_grad(m, l->moe.shared_gate)),
+                       GPU_FUSION(m)));
     return GPU_CALL(run, "linear_bwd_input", "mlp.shared_experts.gating", GPU_T("dy", &dgate),
                     GPU_T("weight", gpu_param_use(m, l->moe.shared_gate)),
                     GPU_NEW("dx", dtokens, gpu_tokens(m, &m->scratch, true, gpu_dim_hidden(m))));
@@ -135,21 +140,31 @@ static assay_status shared_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_
 }
 
 /* --- the MLP of a layer ------------------------------------------------------------------------------------- */
+/* The token shard of this rank. */
+static assay_status tokens_fwd(gpu_model *m, gpu_moe_acts *a, gpu_value *x)
+{
+    a->tokens = *x;
+    return must_cut(m) ? gpu_scatter_to_sequence_parallel_region(m, "mlp.scatter", "y", &a->tokens, x)
+                       : ASSAY_OK;
+}
+
 static assay_status moe_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *acts,
                             gpu_value *y, gpu_value *x)
 {
     gpu_moe_acts *a = &acts->moe;
-    gpu_value out;
-    a->tokens = *x;
-    if (must_cut(m))
-        ASSAY_TRY(gpu_scatter_to_sequence_parallel_region(m, "mlp.scatter", "y", &a->tokens, x));
+    gpu_value out, shared;
+    ASSAY_TRY(tokens_fwd(m, a, x));
     ASSAY_TRY(gpu_router_route_fwd(m, mb, l, a));
     ASSAY_TRY(gpu_token_dispatch_fwd(m, mb, l, a));
     ASSAY_TRY(experts_fwd(m, mb, l, a));
     ASSAY_TRY(gpu_token_combine_fwd(m, a, &a->unpermuted, &a->fc2));
     out = a->unpermuted;
-    if (l->moe.shared.linear_fc1)
-        ASSAY_TRY(shared_fwd(m, mb, l, a, &out, &a->unpermuted));
+    if (l->moe.shared.linear_fc1) {
+        ASSAY_TRY(shared_fwd(m, mb, l, a, &shared));
+        ASSAY_TRY(GPU_CALL(m->run, "add", "mlp.shared_experts.add", GPU_T("a", &a->unpermuted),
+                           GPU_T("b", &shared),
+                           GPU_NEW("y", &out, gpu_tokens(m, &m->scratch, true, gpu_dim_hidden(m)))));
+    }
     *y = out;
     if (!must_cut(m))
         return ASSAY_OK;
@@ -186,6 +201,24 @@ static assay_status moe_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *acts, gp
     return gpu_scatter_to_sequence_parallel_region_bwd(m, "mlp.scatter", dx, &dtokens);
 }
 
+static assay_status moe_again(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *acts)
+{
+    gpu_moe_acts *a = &acts->moe;
+    const unsigned modules = m->recompute.modules;
+    const gpu_mlp_desc d = shared_expert(m, l);
+    gpu_value shared;
+    if (modules & ASSAY_RECOMPUTE_LAYERNORM)
+        ASSAY_TRY(tokens_fwd(m, a, &acts->norm));
+    if (modules & ASSAY_RECOMPUTE_MOE_ACT)
+        ASSAY_TRY(activation_fwd(m, mb, a));
+    if (l->moe.shared.linear_fc1 == NULL)
+        return ASSAY_OK;
+    if (modules & ASSAY_RECOMPUTE_SHARED_EXPERTS)
+        return shared_fwd(m, mb, l, a, &shared);
+    return modules & ASSAY_RECOMPUTE_LAYERNORM ? gpu_mlp_input_again(m, mb, &d, &a->shared, &a->tokens)
+                                               : ASSAY_OK;
+}
+
 static const gpu_kind_param params[] = {
     {"mlp.router.weight", offsetof(gpu_layer, moe.router), true},
     {"mlp.router.expert_bias", offsetof(gpu_layer, moe.expert_bias), false},
@@ -196,4 +229,4 @@ static const gpu_kind_param params[] = {
     {"mlp.shared_experts.gate_weight", offsetof(gpu_layer, moe.shared_gate), false},
     {0},
 };
-const gpu_layer_kind gpu_moe = {"moe", params, moe_fwd, moe_bwd};
+const gpu_layer_kind gpu_moe = {"moe", params, moe_fwd, moe_bwd, moe_again};

@@ -46,7 +46,7 @@ void gpu_optimizer_destroy(gpu_optimizer *o);
 /* Takes everything from the model's state arena (counting or not). */
 assay_status gpu_optimizer_alloc(gpu_optimizer *o);
 /* A weight sink (gpu_model_weights): parameter rounded to its type, masters, zero states. */
-assay_status gpu_optimizer_set_weight(void *optimizer, gpu_param *p, const float *piece);
+assay_status gpu_optimizer_set_weight(void *optimizer, gpu_param *p, gpu_weight_read read, void *from);
 /* Parameters again from the masters (after a checkpoint was read). */
 assay_status gpu_optimizer_refresh_weights(gpu_optimizer *o);
 
@@ -68,8 +68,11 @@ double gpu_learning_rate(const assay_train_options *o, int64_t train_iters, int6
 void gpu_piece_args(const char *slot, gpu_value *pieces, int n, gpu_arg *args);
 /* Planted fault `skip` of that operation on one of the bucket's parameters. */
 bool gpu_bucket_fault(gpu_optimizer *o, const gpu_grad_buffer *b, int index, const char *op);
-/* Masters into the main_grad buffers, for export: whole pieces of the rank, or its parts where gradients are scattered. */
-assay_status gpu_optimizer_gather_masters(gpu_optimizer *o);
+/* Masters (family 0) or a state (family k: state_names[k-1]) into the main_grad buffers, for export: whole pieces of the
+ * rank, or its parts where gradients are scattered. */
+assay_status gpu_optimizer_gather_family(gpu_optimizer *o, int family);
+/* The reduced gradients of the step likewise; what this rank owns stays as it is. */
+assay_status gpu_optimizer_gather_grads(gpu_optimizer *o);
 
 ASSAY_END_DECLS
 

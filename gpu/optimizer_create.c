@@ -213,28 +213,46 @@ static assay_status upload_rounded(gpu_run *run, gpu_tensor to, const float *fro
     return st;
 }
 
-assay_status gpu_optimizer_set_weight(void *optimizer, gpu_param *p, const float *piece)
+/* Master and states of a piece; its weight, too, where nothing but parts is held. */
+static assay_status set_piece(const gpu_optimizer *o, const gpu_piece *q, bool gathered, const float *values)
+{
+    gpu_run *run = o->model->run;
+    const size_t bytes = (size_t)q->count * sizeof(float);
+    if (gathered)
+        ASSAY_TRY(upload_rounded(run, q->weight.t, values));
+    if (!o->states)
+        return ASSAY_OK;
+    ASSAY_TRY(gpu_run_upload(run, q->main_param.t.data, values, bytes, "masters"));
+    for (int k = 0; bytes > 0 && k < o->n_states; k++)
+        CUDA_TRY(cudaMemsetAsync(q->state[k].t.data, 0, bytes, run->ctx.stream));
+    return ASSAY_OK;
+}
+
+/* Whole on this rank, of which it owns pieces; or (ZeRO-3) its pieces alone, one after the other. */
+assay_status gpu_optimizer_set_weight(void *optimizer, gpu_param *p, gpu_weight_read read, void *from)
 {
     gpu_optimizer *o = optimizer;
-    gpu_run *run = o->model->run;
     const bool experts = assay_param_reduce_group(p->spec) == ASSAY_GROUP_EDP;
     const bool gathered = assay_param_needs_grad(p->spec) && o->buffer[experts].gathered;
-    if (!gathered)
-        ASSAY_TRY(upload_rounded(run, p->weight.t, piece));
-    for (int64_t i = p->first_piece; i < p->first_piece + p->n_pieces; i++) {
-        gpu_piece *q = &o->pieces[i];
-        if (gathered)
-            ASSAY_TRY(upload_rounded(run, q->weight.t, piece + q->start));
-        if (!o->states)
-            continue;
-        const size_t bytes = (size_t)q->count * sizeof(float);
-        ASSAY_TRY(gpu_run_upload(run, q->main_param.t.data, piece + q->start, bytes, "masters"));
-        if (bytes == 0)
-            continue;
-        for (int k = 0; k < o->n_states; k++)
-            CUDA_TRY(cudaMemsetAsync(q->state[k].t.data, 0, bytes, run->ctx.stream));
+    assay_status st = ASSAY_OK;
+    int64_t most = gathered ? 0 : p->count;
+    for (int i = 0; gathered && i < p->n_pieces; i++)
+        most = o->pieces[p->first_piece + i].count > most ? o->pieces[p->first_piece + i].count : most;
+    float *values = malloc((size_t)(most > 0 ? most : 1) * sizeof *values);
+    ASSAY_CHECK(values, ASSAY_OUT_OF_MEMORY, "%s: %lld elements", p->spec->name, (long long)most);
+    if (!gathered) {
+        ASSAY_TRY_GOTO(read(from, 0, p->count, values), st, done);
+        ASSAY_TRY_GOTO(upload_rounded(o->model->run, p->weight.t, values), st, done);
     }
-    return ASSAY_OK;
+    for (int i = 0; i < p->n_pieces; i++) {
+        const gpu_piece *q = &o->pieces[p->first_piece + i];
+        if (gathered)
+            ASSAY_TRY_GOTO(read(from, q->start, q->count, values), st, done);
+        ASSAY_TRY_GOTO(set_piece(o, q, gathered, gathered ? values : values + q->start), st, done);
+    }
+done:
+    free(values);
+    return st;
 }
 
 /* weight = master, rounded; outside a step, so nothing is recorded. */
@@ -262,17 +280,24 @@ assay_status gpu_optimizer_refresh_weights(gpu_optimizer *o)
     return ASSAY_OK;
 }
 
-assay_status gpu_optimizer_gather_masters(gpu_optimizer *o)
+assay_status gpu_optimizer_gather_grads(gpu_optimizer *o)
+{
+    gpu_run *run = o->model->run;
+    for (int k = 0; o->sharded && k < 2; k++)
+        if (!o->buffer[k].scattered)
+            ASSAY_TRY(gpu_param_sync(&o->buffer[k], o->model, true));
+    return gpu_comm_wait(&run->comm, run->ctx.stream, "gather for export");
+}
+
+assay_status gpu_optimizer_gather_family(gpu_optimizer *o, int family)
 {
     gpu_run *run = o->model->run;
     for (int64_t i = 0; i < o->n_pieces; i++) {
         gpu_piece *p = &o->pieces[i];
+        const gpu_value *v = family == 0 ? &p->main_param : &p->state[family - 1];
         if (p->count > 0)
-            CUDA_TRY(cudaMemcpyAsync(p->grad.t.data, p->main_param.t.data, gpu_tensor_bytes(p->grad.t),
+            CUDA_TRY(cudaMemcpyAsync(p->grad.t.data, v->t.data, gpu_tensor_bytes(p->grad.t),
                                      cudaMemcpyDeviceToDevice, run->ctx.stream));
     }
-    for (int k = 0; o->sharded && k < 2; k++)
-        if (!o->buffer[k].scattered)
-            ASSAY_TRY(gpu_param_sync(&o->buffer[k], o->model, true));
-    return gpu_comm_wait(&run->comm, run->ctx.stream, "gather of masters");
+    return gpu_optimizer_gather_grads(o);
 }

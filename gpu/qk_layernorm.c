@@ -1,8 +1,8 @@
 /* Norms of q and k, of each head or over all of them. */
 #include "gpu/qk_layernorm.h"
 
-#include "gpu/describe.h"
 #include "gpu/call.h"
+#include "gpu/describe.h"
 #include "gpu/parallel/tensor.h"
 
 typedef struct names {

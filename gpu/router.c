@@ -4,6 +4,7 @@
 #include "gpu/parallel/tensor.h"
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 const char *gpu_score_word(const gpu_model *m)
 {
@@ -143,7 +144,7 @@ assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, g
         dy = &narrow;
     }
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "mlp.router.gating", GPU_T("dy", dy), GPU_T("x", &a->tokens),
-                       GPU_T("dweight", gpu_param_grad(m, l->moe.router))));
+                       GPU_T("dweight", gpu_param_grad(m, l->moe.router)), GPU_FUSION(m)));
     return GPU_CALL(run, "linear_bwd_input", "mlp.router.gating", GPU_T("dy", dy),
                     GPU_T("weight", gpu_param_use(m, l->moe.router)),
                     GPU_NEW("dx", dtokens, gpu_tokens(m, temp, true, a->tokens.dim[2])));
@@ -166,5 +167,19 @@ assay_status gpu_step_tokens_per_expert(gpu_model *m, const gpu_layer *l, gpu_va
     ASSAY_TRY_GOTO(gpu_run_upload(m->run, sum->t.data, total, row, "counts"), st, done);
 done:
     free(total);
+    return st;
+}
+
+assay_status gpu_step_aux_losses(gpu_model *m, const gpu_layer *l, double sum[GPU_LOSSES])
+{
+    const size_t n = (size_t)m->n_microbatches * GPU_LOSSES;
+    float *parts = malloc(n * sizeof *parts + 1);
+    ASSAY_CHECK(parts, ASSAY_OUT_OF_MEMORY, "layer %lld: %zu losses", (long long)l->number, n);
+    const assay_status st =
+        gpu_run_download(m->run, parts, l->aux_losses, n * sizeof *parts, "losses of a router");
+    memset(sum, 0, GPU_LOSSES * sizeof *sum);
+    for (size_t i = 0; st == ASSAY_OK && i < n; i++)
+        sum[i % GPU_LOSSES] += (double)parts[i];
+    free(parts);
     return st;
 }

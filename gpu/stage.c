@@ -162,7 +162,7 @@ static assay_status output_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_value
                        GPU_F("scale", (double)(float)mb->loss_scale),
                        GPU_NEW("dlogits", &dlogits, gpu_grad_of(m, &a->logits))));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "output_layer", GPU_T("dy", &dlogits), GPU_T("x", &a->whole),
-                       GPU_T("dweight", gpu_param_grad(m, m->output_layer))));
+                       GPU_T("dweight", gpu_param_grad(m, m->output_layer)), GPU_FUSION(m)));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "output_layer", GPU_T("dy", &dlogits),
                        GPU_T("weight", gpu_param_use(m, m->output_layer)),
                        GPU_NEW("dx", &dx, gpu_partial(m, gpu_grad_of(m, &a->whole), ASSAY_GROUP_TP))));
@@ -176,39 +176,94 @@ static assay_status output_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_value
 }
 
 /* --- layers ------------------------------------------------------------------------------------------------- */
-/* Gives the layer's activations back, alone; its output stays. */
+/* Gives back what lies above the mark of `a`. */
 static void release(gpu_microbatch_state *mb, const gpu_layer_acts *a)
 {
     gpu_arena_reset(&mb->arena, a->mark.arena);
     gpu_arena_reset(&mb->host, a->mark.host);
 }
 
-static assay_status layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a)
+static void set_mark(const gpu_microbatch_state *mb, gpu_layer_acts *a)
+{
+    a->mark = (gpu_acts_mark){.arena = mb->arena.used, .host = mb->host.used};
+}
+
+static assay_status make_output(gpu_model *m, gpu_microbatch_state *mb, gpu_layer_acts *a)
 {
     gpu_model_hidden(m, &a->output);
     a->output.arena = &mb->arena;
-    ASSAY_TRY(gpu_value_make(&a->output, m->act));
-    a->mark = (gpu_acts_mark){.arena = mb->arena.used, .host = mb->host.used};
-    ASSAY_TRY(gpu_layer_fwd(m, mb, l, a));
-    if (m->recompute)
-        release(mb, a);
+    return gpu_value_make(&a->output, m->act);
+}
+
+/* Of layers that run again together the last one's output alone stays, below the mark of the first. */
+static assay_status layer_fwd(gpu_model *m, const gpu_chunk *chunk, gpu_microbatch_state *mb, int64_t l)
+{
+    int64_t first;
+    const int64_t n = assay_recompute_layers(&m->recompute, chunk->n_layers, l, &first);
+    const bool last = n > 0 && l == first + n - 1;
+    if (n == 0 || (l > first && !last))
+        ASSAY_TRY(make_output(m, mb, &mb->layers[l]));
+    if (n > 0 && l == first) {
+        ASSAY_TRY(make_output(m, mb, &mb->layers[first + n - 1]));
+        set_mark(mb, &mb->layers[first]);
+        if (!last)
+            ASSAY_TRY(make_output(m, mb, &mb->layers[l]));
+    }
+    ASSAY_TRY(gpu_layer_fwd(m, mb, &chunk->layers[l], &mb->layers[l]));
+    if (last)
+        release(mb, &mb->layers[first]);
     return ASSAY_OK;
 }
 
-/* With recomputation the forward runs again above the mark of now, and writes the same output once more. */
-static assay_status layer_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a,
-                              gpu_value *dx, gpu_value *dy)
+/* The second forward of layers first .. first + n - 1, above the mark of now; the last one writes its output, which
+ * stayed, once more. */
+static assay_status layers_again(gpu_model *m, const gpu_chunk *chunk, gpu_microbatch_state *mb,
+                                 int64_t first, int64_t n)
 {
-    if (!m->recompute)
-        return gpu_layer_bwd(m, l, a, dx, dy);
-    a->mark = (gpu_acts_mark){.arena = mb->arena.used, .host = mb->host.used};
+    for (int64_t l = first; l < first + n; l++) {
+        gpu_layer_acts *a = &mb->layers[l];
+        const bool last = l == first + n - 1; /* its backward holds its parameters */
+        if (l > first)
+            a->input = mb->layers[l - 1].output;
+        if (!last) {
+            ASSAY_TRY(make_output(m, mb, a));
+            ASSAY_TRY(gpu_param_acquire(m, &chunk->layers[l].unit, NULL));
+        }
+        ASSAY_TRY(gpu_layer_fwd(m, mb, &chunk->layers[l], a));
+        if (!last)
+            ASSAY_TRY(gpu_param_release(m, &chunk->layers[l].unit));
+    }
+    return ASSAY_OK;
+}
+
+/* What the backward of layer l reads and was not kept. */
+static assay_status run_again(gpu_model *m, const gpu_chunk *chunk, gpu_microbatch_state *mb, int64_t l,
+                              int64_t first, int64_t n)
+{
+    assay_status st = ASSAY_OK;
     m->run->phase = ASSAY_PHASE_FORWARD;
     m->run->recompute = true;
-    ASSAY_TRY(gpu_layer_fwd(m, mb, l, a));
+    if (n > 0 && l == first + n - 1) {
+        set_mark(mb, &mb->layers[first]);
+        st = layers_again(m, chunk, mb, first, n);
+    } else if (n == 0 && m->recompute.modules != 0) {
+        set_mark(mb, &mb->layers[l]);
+        st = gpu_layer_again(m, mb, &chunk->layers[l], &mb->layers[l]);
+    }
     m->run->recompute = false;
     m->run->phase = ASSAY_PHASE_BACKWARD;
-    ASSAY_TRY(gpu_layer_bwd(m, l, a, dx, dy));
-    release(mb, a);
+    return st;
+}
+
+static assay_status layer_bwd(gpu_model *m, const gpu_chunk *chunk, gpu_microbatch_state *mb, int64_t l,
+                              gpu_value *dx, gpu_value *dy)
+{
+    int64_t first;
+    const int64_t n = assay_recompute_layers(&m->recompute, chunk->n_layers, l, &first);
+    ASSAY_TRY(run_again(m, chunk, mb, l, first, n));
+    ASSAY_TRY(gpu_layer_bwd(m, &chunk->layers[l], &mb->layers[l], dx, dy));
+    if (n > 0 ? l == first : m->recompute.modules != 0)
+        release(mb, &mb->layers[l]);
     return ASSAY_OK;
 }
 
@@ -266,7 +321,7 @@ assay_status gpu_stage_fwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state 
     for (int64_t l = 0; l < chunk->n_layers; l++) {
         mb->layers[l].input = *hidden;
         ASSAY_TRY(gpu_param_acquire(m, &chunk->layers[l].unit, unit_behind(m, chunk, l)));
-        ASSAY_TRY(layer_fwd(m, mb, &chunk->layers[l], &mb->layers[l]));
+        ASSAY_TRY(layer_fwd(m, chunk, mb, l));
         ASSAY_TRY(gpu_param_release(m, &chunk->layers[l].unit));
         hidden = &mb->layers[l].output;
     }
@@ -301,7 +356,7 @@ assay_status gpu_stage_bwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state 
     }
     for (int64_t l = chunk->n_layers - 1; l >= 0; l--) {
         ASSAY_TRY(gpu_param_acquire(m, &chunk->layers[l].unit, unit_before(chunk, l)));
-        ASSAY_TRY(layer_bwd(m, mb, &chunk->layers[l], &mb->layers[l], dx, dy));
+        ASSAY_TRY(layer_bwd(m, chunk, mb, l, dx, dy));
         ASSAY_TRY(leave_bwd(m, mb, &chunk->layers[l].unit));
         gpu_value *next = dx;
         dx = dy;

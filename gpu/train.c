@@ -57,6 +57,7 @@ static assay_status read_inputs(gpu_engine *e)
                 "layout %s needs %d ranks, %d were started (by %s)", o->layout, e->grid.world, e->env.world,
                 e->env.launcher);
     ASSAY_TRY(assay_batches_open(&e->batches, o->batch, e->config.vocab_size));
+    ASSAY_TRY(assay_inputs_documents(o, e->batches.position_ids != NULL, e->grid.p.context_parallel_size));
     assay_coords at;
     assay_grid_coords(&e->grid, e->env.rank, &at);
     ASSAY_TRY(assay_batch_share_make(assay_needs_all_rows(&e->options), e->batches.microbatches, e->batches.b,
@@ -252,8 +253,12 @@ assay_status gpu_engine_step(gpu_engine *e, int64_t step)
     e->loss[step] = sum / (double)targets;
     assay_shard_whole(&scalar, &one, 1);
     ASSAY_TRY(gpu_trace_host(run, "loss", ASSAY_PHASE_OPTIMIZER, ASSAY_F64, &scalar, &e->loss[step]));
+    if (e->batches.training && e->export && step == e->first_step)
+        ASSAY_TRY(gpu_export_gradients(e));
     if (e->batches.training)
         ASSAY_TRY(gpu_optimizer_step(&e->optimizer, step, &e->grad_norm[step]));
+    if (e->batches.training && e->export)
+        ASSAY_TRY(gpu_export_step(e, step));
     if (run->trace)
         ASSAY_TRY(assay_trace_end_step(run->trace));
     return ASSAY_OK;
@@ -281,6 +286,7 @@ void gpu_engine_close(gpu_engine *e, bool failed)
     if (e == NULL)
         return;
     assay_trace_writer_destroy(e->run.trace);
+    gpu_export_destroy(e);
     if (!failed && e->ctx_ready)
         (void)cudaStreamSynchronize(e->run.ctx.stream);
     if (e->comm_ready)
@@ -340,13 +346,15 @@ assay_status gpu_train(const assay_train_options *options)
     assay_status st = ASSAY_OK;
     gpu_engine *e;
     ASSAY_TRY(gpu_engine_open(options, false, &e));
+    if (e->options.out[0] != '\0')
+        ASSAY_TRY_GOTO(gpu_export_open(e), st, done);
     ASSAY_TRY_GOTO(train_steps(e), st, done);
     for (int k = 0; k < 2; k++) /* the last step's gathers have no forward that waits for them */
         ASSAY_TRY_GOTO(gpu_finish_param_sync(&e->optimizer.buffer[k], &e->model), st, done);
     double_losses(e);
     ASSAY_TRY_GOTO(gpu_fault_check_met(&e->run), st, done);
-    if (e->options.out[0] != '\0')
-        ASSAY_TRY_GOTO(gpu_export(e), st, done);
+    if (e->export)
+        ASSAY_TRY_GOTO(gpu_export_finish(e), st, done);
     if (e->run.trace)
         ASSAY_TRY_GOTO(assay_trace_writer_close(e->run.trace), st, done);
 done:

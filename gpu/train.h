@@ -7,6 +7,8 @@
 
 ASSAY_BEGIN_DECLS
 
+typedef struct gpu_export gpu_export; /* train_export.c */
+
 typedef struct gpu_engine {
     assay_rank_env env;
     assay_train_options options; /* train_iters filled in */
@@ -20,6 +22,7 @@ typedef struct gpu_engine {
     gpu_schedule schedule;         /* of this pipeline stage, the same in every step */
     int64_t first_step, last_step; /* steps to run: [first, last) */
     double *loss, *grad_norm; /* [last_step]; steps before first_step come from the checkpoint's run: 0 */
+    gpu_export *export;       /* the file of options.out; NULL: none */
     bool comm_ready, ctx_ready;
     bool repeat; /* steps beyond those that the batch file holds begin at its first again (bench) */
 } gpu_engine;
@@ -34,8 +37,15 @@ void gpu_engine_close(gpu_engine *e, bool failed);
 assay_status gpu_train(const assay_train_options *options);
 
 /* --- train_export.c ----------------------------------------------------------------------------------------- */
-/* Rank 0 collects whole tensors and writes options.out. */
-assay_status gpu_export(gpu_engine *e);
+/* Rank 0 collects whole tensors, one at a time, and writes options.out; every rank makes the same calls. */
+assay_status gpu_export_open(gpu_engine *e);
+/* Training: the gradients of the step that is being made, reduced, before the optimizer's. */
+assay_status gpu_export_gradients(gpu_engine *e);
+/* Training: the losses of the layers of a step that was made. */
+assay_status gpu_export_step(gpu_engine *e, int64_t step);
+/* What the steps left; the file has its name behind this. */
+assay_status gpu_export_finish(gpu_engine *e);
+void gpu_export_destroy(gpu_engine *e);
 
 /* --- checkpoint.c ------------------------------------------------------------------------------------------- */
 /* Writes masters, states and expert biases after `step` steps. */

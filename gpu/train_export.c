@@ -1,20 +1,25 @@
 /* Whole tensors on rank 0: every piece travels once through NCCL, from one rank of every set of replicas. */
 #include "core/files/checkpoint.h"
 #include "core/files/tensorwriter.h"
+#include "gpu/layer.h"
 #include "gpu/train.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* A transfer in progress: device staging on rank 0, host memory for one piece and one whole tensor. */
-typedef struct export_state {
+/* A file in progress.  Rank 0 has device staging for one piece, host memory for one piece and one whole tensor, and the
+ * writer, where tensors wait on disk: never the model. */
+struct gpu_export {
     gpu_engine *e;
     assay_tensorwriter *writer; /* rank 0 */
-    void *staging;              /* device */
+    void *staging;              /* device, only while tensors are collected */
     char *piece, *whole;        /* host */
     size_t piece_bytes, whole_bytes;
-} export_state;
+    int gathered[2];    /* scattered buffers: the bucket whose parts came together last, -1: none */
+    double *layer_loss; /* [steps, layers, GPU_LOSSES]: this rank's parts of what Megatron-LM logs */
+};
+typedef struct gpu_export export_state;
 
 static assay_status grow(char **buffer, size_t *have, size_t need)
 {
@@ -63,13 +68,15 @@ static bool exports(const gpu_engine *e, const assay_param_spec *spec, int r)
     return assay_param_on_rank(spec, &e->grid, &e->config, r);
 }
 
-/* Where gradients are scattered, the parts of the parameter's bucket come together first. */
-static assay_status gather_parts(gpu_engine *e, const gpu_param *p)
+/* Where gradients are scattered, the parts of the parameter's bucket come together first; neighbours share a bucket. */
+static assay_status gather_parts(export_state *x, const gpu_param *p)
 {
-    gpu_grad_buffer *b = &e->optimizer.buffer[assay_param_reduce_group(p->spec) == ASSAY_GROUP_EDP];
-    if (!assay_param_needs_grad(p->spec) || !b->scattered)
+    const int k = assay_param_reduce_group(p->spec) == ASSAY_GROUP_EDP;
+    gpu_grad_buffer *b = &x->e->optimizer.buffer[k];
+    if (!assay_param_needs_grad(p->spec) || !b->scattered || x->gathered[k] == p->bucket)
         return ASSAY_OK;
-    return gpu_grad_gather(b, &e->model, p->bucket);
+    x->gathered[k] = p->bucket;
+    return gpu_grad_gather(b, &x->e->model, p->bucket);
 }
 
 /* The canonical tensor into x->whole on rank 0.  It lies in the main_grad buffer (buffers: in the weight). */
@@ -78,7 +85,7 @@ static assay_status collect(export_state *x, const assay_param_spec *spec)
     gpu_engine *e = x->e;
     const gpu_param *mine = gpu_model_find(&e->model, spec->name);
     if (mine)
-        ASSAY_TRY(gather_parts(e, mine));
+        ASSAY_TRY(gather_parts(x, mine));
     const void *data = mine == NULL ? NULL : spec->trained ? mine->main_grad.t.data : mine->weight.t.data;
     assay_shard all, piece;
     assay_shard_whole(&all, spec->shape, spec->ndim);
@@ -115,14 +122,17 @@ static assay_status add_parts(export_state *x, const assay_param_spec *spec, con
                    whole + part->pieces[k].dst * row, (size_t)(part->pieces[k].rows * row) * sizeof(float));
         char name[ASSAY_NAME + 16];
         snprintf(name, sizeof name, "%s%s", prefix, part->name);
-        ASSAY_TRY(assay_tensorwriter_add_copy(x->writer, name, ASSAY_F32, part->shape, part->ndim, x->piece));
+        ASSAY_TRY(
+            assay_tensorwriter_add_spooled(x->writer, name, ASSAY_F32, part->shape, part->ndim, x->piece));
     }
     return ASSAY_OK;
 }
 
+/* Of every parameter that has a gradient, and with buffers of the others: what lies where its gradient is summed. */
 static assay_status export_params(export_state *x, const char *prefix, bool buffers)
 {
     const assay_model_spec *spec = x->e->model.spec;
+    x->gathered[0] = x->gathered[1] = -1;
     for (int64_t i = 0; i < spec->n_params; i++) {
         const assay_param_spec *p = &spec->params[i];
         if (!p->trained && !buffers)
@@ -205,7 +215,110 @@ static assay_status export_series(export_state *x, const char *name, const doubl
     return st;
 }
 
-static assay_status export_all(export_state *x)
+/* The master (family 0) or a state (family k: the optimizer's k-1) of every parameter. */
+static assay_status export_family(export_state *x, int family)
+{
+    const gpu_optimizer *o = &x->e->optimizer;
+    char prefix[32];
+    snprintf(prefix, sizeof prefix, "%s.", family == 0 ? "weight" : o->state_names[family - 1]);
+    ASSAY_TRY(gpu_optimizer_gather_family(&x->e->optimizer, family));
+    return export_params(x, prefix, family == 0);
+}
+
+static assay_status export_rates(export_state *x)
+{
+    gpu_engine *e = x->e;
+    const int64_t ran = e->last_step - e->first_step;
+    double *rates = calloc((size_t)(ran > 0 ? ran : 1), sizeof *rates);
+    ASSAY_CHECK(rates, ASSAY_OUT_OF_MEMORY, "export: %lld learning rates", (long long)ran);
+    for (int64_t i = 0; i < ran; i++)
+        rates[i] = gpu_learning_rate(&e->options, e->options.train_iters, e->first_step + i);
+    const assay_status st = export_series(x, "learning_rate", rates, ran);
+    free(rates);
+    return st;
+}
+
+/* --- losses of layers --------------------------------------------------------------------------------------- */
+static bool has_layer_losses(const gpu_engine *e)
+{
+    bool any = false;
+    for (int k = 0; k < GPU_LOSSES; k++)
+        any = any || assay_router_loss_coeff(&e->options, k) > 0.0;
+    return any && e->config.num_moe_experts > 0;
+}
+
+static int64_t n_layer_losses(const gpu_engine *e)
+{
+    return (e->last_step - e->first_step) * e->config.num_layers * GPU_LOSSES;
+}
+
+assay_status gpu_export_step(gpu_engine *e, int64_t step)
+{
+    gpu_model *m = &e->model;
+    double *row = e->export->layer_loss + (step - e->first_step) * e->config.num_layers * GPU_LOSSES;
+    for (int c = 0; has_layer_losses(e) && c < m->n_chunks; c++)
+        for (int64_t i = 0; i < m->chunks[c].n_layers; i++) {
+            double sum[GPU_LOSSES];
+            const gpu_layer *l = &m->chunks[c].layers[i];
+            ASSAY_TRY(gpu_step_aux_losses(m, l, sum));
+            for (int k = 0; k < GPU_LOSSES; k++) {
+                const double coeff = assay_router_loss_coeff(&e->options, k);
+                if (coeff > 0.0) /* Megatron-LM takes it out again before it logs */
+                    row[l->number * GPU_LOSSES + k] = sum[k] / coeff / (double)m->step_microbatches;
+            }
+        }
+    return ASSAY_OK;
+}
+
+/* Sum over the world of numbers of the host; nothing is recorded. */
+static assay_status sum_numbers(export_state *x, double *values, int64_t n)
+{
+    gpu_run *run = &x->e->run;
+    void *device = NULL;
+    const size_t bytes = (size_t)n * sizeof *values;
+    if (x->e->env.world == 1 || n == 0)
+        return ASSAY_OK;
+    CUDA_TRY(cudaMalloc(&device, bytes));
+    const gpu_comm_call call = {.op = GPU_COMM_ALL_REDUCE,
+                                .group = ASSAY_GROUP_WORLD,
+                                .send = device,
+                                .recv = device,
+                                .count = n,
+                                .dtype = ASSAY_F64};
+    assay_status st = gpu_run_upload(run, device, values, bytes, "export");
+    if (st == ASSAY_OK)
+        st = gpu_comm_enqueue(&run->comm, &call, run->ctx.stream);
+    if (st == ASSAY_OK)
+        st = gpu_comm_wait(&run->comm, run->ctx.stream, "export");
+    if (st == ASSAY_OK)
+        st = gpu_run_download(run, values, device, bytes, "export");
+    if (st == ASSAY_OK)
+        CUDA_TRY(cudaFree(device));
+    return st;
+}
+
+static assay_status export_layer_losses(export_state *x)
+{
+    gpu_engine *e = x->e;
+    const int64_t shape[2] = {e->last_step - e->first_step, e->config.num_layers}, n = shape[0] * shape[1];
+    if (!has_layer_losses(e))
+        return ASSAY_OK;
+    ASSAY_TRY(sum_numbers(x, x->layer_loss, n_layer_losses(e)));
+    float *narrow = malloc((size_t)(n + 1) * sizeof *narrow);
+    ASSAY_CHECK(narrow, ASSAY_OUT_OF_MEMORY, "export: losses of %lld layers", (long long)n);
+    assay_status st = ASSAY_OK;
+    for (int k = 0; k < GPU_LOSSES && x->writer && st == ASSAY_OK; k++) {
+        for (int64_t i = 0; i < n; i++)
+            narrow[i] = (float)x->layer_loss[GPU_LOSSES * i + k];
+        if (assay_router_loss_coeff(&e->options, k) > 0.0)
+            st = assay_tensorwriter_add_copy(x->writer, assay_router_loss_name(k), ASSAY_F32, shape, 2,
+                                             narrow);
+    }
+    free(narrow);
+    return st;
+}
+
+static assay_status export_end(export_state *x)
 {
     gpu_engine *e = x->e;
     const int64_t ran = e->last_step - e->first_step;
@@ -215,13 +328,16 @@ static assay_status export_all(export_state *x)
         return export_params(x, "grad.", false);
     }
     ASSAY_TRY(export_series(x, "grad_norm", e->grad_norm + e->first_step, ran));
-    ASSAY_TRY(gpu_optimizer_gather_masters(&e->optimizer));
-    return export_params(x, "weight.", true);
+    ASSAY_TRY(export_rates(x));
+    ASSAY_TRY(export_layer_losses(x));
+    for (int k = 0; k <= e->optimizer.n_states; k++)
+        ASSAY_TRY(export_family(x, k));
+    return ASSAY_OK;
 }
 
 static assay_status staging_bytes(const gpu_engine *e, size_t *bytes)
 {
-    int64_t most = e->batches.s * e->batches.b * e->config.vocab_size;
+    int64_t most = e->batches.training ? 0 : e->batches.s * e->batches.b * e->config.vocab_size;
     assay_shard piece;
     for (int64_t i = 0; i < e->model.spec->n_params; i++) {
         for (int r = 0; r < e->env.world; r++) {
@@ -233,27 +349,63 @@ static assay_status staging_bytes(const gpu_engine *e, size_t *bytes)
     return ASSAY_OK;
 }
 
-assay_status gpu_export(gpu_engine *e)
+/* Runs one of the exports with staging that lives no longer. */
+static assay_status with_staging(export_state *x, assay_status (*what)(export_state *))
 {
-    assay_status st = ASSAY_OK;
-    export_state x = {.e = e};
-    size_t bytes = 0;
-    if (e->env.rank == 0) {
-        ASSAY_TRY_GOTO(staging_bytes(e, &bytes), st, done);
-        if (e->env.world > 1)
-            CUDA_TRY(cudaMalloc(&x.staging, bytes));
-        ASSAY_TRY_GOTO(assay_tensorwriter_create(&x.writer, e->options.out), st, done);
+    gpu_engine *e = x->e;
+    if (e->env.rank == 0 && e->env.world > 1) {
+        size_t bytes = 0;
+        ASSAY_TRY(staging_bytes(e, &bytes));
+        CUDA_TRY(cudaMalloc(&x->staging, bytes));
     }
-    ASSAY_TRY_GOTO(export_all(&x), st, done);
-    if (x.writer)
-        ASSAY_TRY_GOTO(assay_tensorwriter_finish(x.writer), st, done);
-done:
-    assay_tensorwriter_destroy(x.writer);
+    const assay_status st = what(x);
     if (st != ASSAY_OK)
         gpu_comm_destroy(&e->run.comm, true); /* cudaFree would wait for a collective that never ends */
-    if (x.staging)
-        (void)cudaFree(x.staging);
-    free(x.piece);
-    free(x.whole);
+    if (x->staging)
+        (void)cudaFree(x->staging);
+    x->staging = NULL;
     return st;
+}
+
+assay_status gpu_export_open(gpu_engine *e)
+{
+    export_state *x = calloc(1, sizeof *x);
+    ASSAY_CHECK(x, ASSAY_OUT_OF_MEMORY, "export: %zu bytes", sizeof *x);
+    e->export = x;
+    x->e = e;
+    x->layer_loss = calloc((size_t)n_layer_losses(e) + 1, sizeof *x->layer_loss);
+    ASSAY_CHECK(x->layer_loss, ASSAY_OUT_OF_MEMORY, "export: losses of layers");
+    return e->env.rank == 0 ? assay_tensorwriter_create(&x->writer, e->options.out) : ASSAY_OK;
+}
+
+static assay_status export_first_gradients(export_state *x)
+{
+    gpu_engine *e = x->e;
+    ASSAY_TRY(gpu_finish_grad_sync(&e->model));
+    ASSAY_TRY(gpu_optimizer_gather_grads(&e->optimizer));
+    ASSAY_TRY(export_params(x, "grad.", false));
+    return gpu_comm_wait(&e->run.comm, e->run.ctx.stream, "export of gradients");
+}
+
+assay_status gpu_export_gradients(gpu_engine *e)
+{
+    return with_staging(e->export, export_first_gradients);
+}
+
+assay_status gpu_export_finish(gpu_engine *e)
+{
+    ASSAY_TRY(with_staging(e->export, export_end));
+    return e->export->writer ? assay_tensorwriter_finish(e->export->writer) : ASSAY_OK;
+}
+
+void gpu_export_destroy(gpu_engine *e)
+{
+    if (e->export == NULL)
+        return;
+    assay_tensorwriter_destroy(e->export->writer);
+    free(e->export->piece);
+    free(e->export->whole);
+    free(e->export->layer_loss);
+    free(e->export);
+    e->export = NULL;
 }

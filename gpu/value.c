@@ -89,15 +89,17 @@ void gpu_value_shard(const gpu_value *v, assay_shard *s)
         }
         s->global_shape[d] = k->global;
         s->local_shape[d] = k->length * k->blocks;
-        if (k->length == 0)
-            continue;
-        if (k->length == block) { /* adjacent blocks are one segment */
-            s->n_segments[d] = 1;
-            s->segments[d][0] = (assay_segment){.start = 0, .length = k->global};
+        if (k->length == 0) {
+            assay_shard_set(s, d, NULL, 0);
             continue;
         }
-        s->n_segments[d] = k->blocks;
+        if (k->length == block) { /* adjacent blocks are one segment */
+            assay_shard_set(s, d, &(assay_segment){.start = 0, .length = k->global}, 1);
+            continue;
+        }
+        assay_segment cut[ASSAY_MAX_SEGMENTS];
         for (int i = 0; i < k->blocks; i++)
-            s->segments[d][i] = (assay_segment){.start = i * block + k->start, .length = k->length};
+            cut[i] = (assay_segment){.start = i * block + k->start, .length = k->length};
+        assay_shard_set(s, d, cut, k->blocks);
     }
 }

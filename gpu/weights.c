@@ -2,74 +2,9 @@
 #include "core/files/checkpoint.h"
 #include "core/files/tensorfile.h"
 #include "core/run/inputs.h"
-#include "gpu/model.h"
+#include "gpu/weights_read.h"
 
-#include <math.h>
-#include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
-
-/* --- element types of files --------------------------------------------------------------------------------- */
-static float from_bits(uint32_t bits)
-{
-    float f;
-    memcpy(&f, &bits, sizeof f);
-    return f;
-}
-
-static float half_to_float(uint16_t h)
-{
-    const uint32_t sign = (uint32_t)(h & 0x8000u) << 16, exponent = (h >> 10) & 0x1Fu, fraction = h & 0x3FFu;
-    if (exponent == 31)
-        return from_bits(sign | 0x7F800000u | fraction << 13);
-    if (exponent > 0)
-        return from_bits(sign | (exponent + 112) << 23 | fraction << 13);
-    const float magnitude = (float)fraction * 0x1p-24f; /* exact: subnormal halves are normal floats */
-    return sign ? -magnitude : magnitude;
-}
-
-static assay_status convert(const assay_tensor_info *t, int64_t at, int64_t n, float *out)
-{
-    const char *from = (const char *)t->data + at * assay_dtype_bytes(t->dtype);
-    for (int64_t i = 0; i < n; i++) {
-        uint16_t half;
-        double wide;
-        switch (t->dtype) {
-        case ASSAY_F32:
-            memcpy(&out[i], from + i * 4, 4);
-            break;
-        case ASSAY_BF16:
-            memcpy(&half, from + i * 2, 2);
-            out[i] = from_bits((uint32_t)half << 16);
-            break;
-        case ASSAY_F16:
-            memcpy(&half, from + i * 2, 2);
-            out[i] = half_to_float(half);
-            break;
-        case ASSAY_F64:
-            memcpy(&wide, from + i * 8, 8);
-            out[i] = (float)wide;
-            break;
-        default:
-            ASSAY_FAIL(ASSAY_UNSUPPORTED, "%s: dtype %s of a weight, expected F32, BF16, F16 or F64", t->name,
-                       assay_dtype_name(t->dtype));
-        }
-    }
-    return ASSAY_OK;
-}
-
-/* --- from files --------------------------------------------------------------------------------------------- */
-static assay_status read_part(const assay_tensorfile *file, const assay_hf_part *part, float *whole)
-{
-    const assay_tensor_info *t;
-    const int64_t row = assay_hf_part_row_length(part);
-    ASSAY_TRY(assay_tensorfile_get(file, part->name, ASSAY_DTYPE_COUNT, part->shape, part->ndim, &t));
-    for (int i = 0; i < part->n_pieces; i++) {
-        const assay_hf_piece *piece = &part->pieces[i];
-        ASSAY_TRY(convert(t, piece->src * row, piece->rows * row, whole + piece->dst * row));
-    }
-    return ASSAY_OK;
-}
 
 /* Of the ranks that read a parameter, all of them whole, the lowest speaks. */
 bool gpu_param_speaks(const gpu_model *m, const assay_param_spec *spec)
@@ -80,45 +15,31 @@ bool gpu_param_speaks(const gpu_model *m, const assay_param_spec *spec)
     return first == m->run->comm.rank;
 }
 
-void gpu_count_not_finite(const float *x, int64_t n, int64_t start, assay_not_finite *f)
+static bool same_place(const assay_shard *a, const assay_shard *b)
 {
-    for (int64_t i = 0; i < n; i++) {
-        if (isfinite(x[i]))
+    bool same = a->ndim == b->ndim;
+    for (int d = 0; same && d < a->ndim; d++)
+        same = a->n_segments[d] == b->n_segments[d] &&
+               memcmp(a->segments[d], b->segments[d], (size_t)a->n_segments[d] * sizeof(assay_segment)) == 0;
+    return same;
+}
+
+/* Of the ranks that read the same elements the lowest speaks. */
+static bool speaks_for_piece(const gpu_model *m, const gpu_param *p, bool part)
+{
+    const assay_group shards = assay_param_shard_group(p->spec, m->grid);
+    int mine, other;
+    assay_shard s;
+    (void)assay_grid_group(m->grid, shards, m->run->comm.rank, NULL, &mine);
+    for (int r = 0; r < m->run->comm.rank; r++) {
+        if (!assay_param_on_rank(p->spec, m->grid, m->config, r) ||
+            assay_param_shard(p->spec, m->grid, r, &s) != ASSAY_OK)
             continue;
-        f->first = f->first < 0 || start + i < f->first ? start + i : f->first;
-        f->nan += isnan(x[i]) != 0;
-        f->infinite += isnan(x[i]) == 0;
+        (void)assay_grid_group(m->grid, shards, r, NULL, &other);
+        if (same_place(&s, &p->shard) && (!part || mine == other))
+            return false;
     }
-}
-
-/* A NaN checkpoint is a thing to look at, so it is not refused, but said. */
-static void warn_not_finite(const gpu_model *m, const char *folder, const assay_param_spec *spec,
-                            const assay_hf_part *part, const float *whole)
-{
-    const int64_t row = assay_hf_part_row_length(part);
-    assay_not_finite f = {.first = -1};
-    char text[256];
-    for (int k = 0; k < part->n_pieces; k++) {
-        const assay_hf_piece *piece = &part->pieces[k];
-        gpu_count_not_finite(whole + piece->dst * row, piece->rows * row, piece->src * row, &f);
-    }
-    if (f.first < 0 || !gpu_param_speaks(m, spec))
-        return;
-    assay_not_finite_text(&f, part->shape, part->ndim, text, sizeof text);
-    fprintf(stderr, "WARNING: %s: %s: %s\n", folder, part->name, text);
-}
-
-/* The canonical tensor of `spec` from its parts. */
-static assay_status read_whole(const gpu_model *m, const assay_tensorfile *file, const assay_param_spec *spec,
-                               float *whole)
-{
-    for (int i = 0; i < spec->n_parts; i++) {
-        const assay_status st = read_part(file, &spec->parts[i], whole);
-        if (st != ASSAY_OK)
-            return assay_context(st, "%s: for %s", assay_tensorfile_path(file), spec->name);
-        warn_not_finite(m, m->options->model, spec, &spec->parts[i], whole);
-    }
-    return ASSAY_OK;
+    return true;
 }
 
 static bool name_is_known(const assay_model_spec *spec, const char *name)
@@ -148,57 +69,70 @@ static assay_status check_no_strangers(const gpu_model *m, const assay_tensorfil
     return ASSAY_OK;
 }
 
-/* --- both --------------------------------------------------------------------------------------------------- */
-static assay_status piece_of(const gpu_model *m, assay_weights_source source, const assay_tensorfile *file,
-                             const gpu_param *p, float **whole, float *piece)
+/* --- all of them -------------------------------------------------------------------------------------------- */
+typedef struct reader {
+    const gpu_model *m;
+    const gpu_param *p;
+    assay_weights_source source;
+    gpu_stored_param stored; /* of a folder's file */
+    bool part;               /* less than the piece was asked for */
+} reader;
+
+/* gpu_weight_read. */
+static assay_status read_weight(void *from, int64_t first, int64_t n, float *out)
 {
-    const assay_param_spec *spec = p->spec;
-    if (source == ASSAY_WEIGHTS_LOADED) { /* the checkpoint overwrites them all */
+    reader *r = from;
+    const assay_param_spec *spec = r->p->spec;
+    r->part = r->part || n < r->p->count;
+    if (r->source == ASSAY_WEIGHTS_LOADED) { /* the checkpoint overwrites them all */
         ASSAY_CHECK(!spec->frozen, ASSAY_UNSUPPORTED,
                     "%s: a frozen weight is in no checkpoint: expected weights in the model folder",
                     spec->name);
-        memset(piece, 0, (size_t)assay_shard_count(&p->shard) * sizeof *piece);
+        memset(out, 0, (size_t)n * sizeof *out);
         return ASSAY_OK;
     }
-    if (source == ASSAY_WEIGHTS_DRAWN) {
-        gpu_draw_piece(spec, &p->shard, gpu_init_std(spec, m->config), (uint64_t)m->options->draw_weights,
-                       m->host_threads, piece);
+    if (r->source == ASSAY_WEIGHTS_DRAWN) {
+        gpu_draw_part(spec, &r->p->shard, gpu_init_std(spec, r->m->config),
+                      (uint64_t)r->m->options->draw_weights, r->m->host_threads, first, n, out);
         return ASSAY_OK;
     }
-    assay_shard all;
-    assay_shard_whole(&all, spec->shape, spec->ndim);
-    float *grown = realloc(*whole, (size_t)assay_shard_count(&all) * sizeof **whole);
-    ASSAY_CHECK(grown, ASSAY_OUT_OF_MEMORY, "%s: %lld elements", spec->name,
-                (long long)assay_shard_count(&all));
-    *whole = grown;
-    ASSAY_TRY(read_whole(m, file, spec, *whole));
-    (void)assay_shard_copy(piece, &p->shard, *whole, &all, (int64_t)sizeof(float), NULL, false, NULL);
-    return ASSAY_OK;
+    return gpu_stored_param_read(&r->stored, &r->p->shard, first, n, out);
+}
+
+/* A NaN checkpoint is a thing to look at, so it is not refused, but said. */
+static void warn(const reader *r)
+{
+    if (r->source == ASSAY_WEIGHTS_STORED && gpu_stored_param_warn(&r->stored, "", false))
+        (void)gpu_stored_param_warn(&r->stored, r->m->options->model, speaks_for_piece(r->m, r->p, r->part));
+}
+
+static assay_status put_param(reader *r, const assay_tensorfile *file, gpu_param *p, gpu_weight_sink put,
+                              void *user)
+{
+    r->p = p;
+    r->part = false;
+    if (file != NULL)
+        ASSAY_TRY(gpu_stored_param_open(&r->stored, file, p->spec));
+    const assay_status st = put(user, p, read_weight, r);
+    if (st == ASSAY_OK)
+        warn(r);
+    gpu_stored_param_close(&r->stored);
+    return st;
 }
 
 assay_status gpu_model_weights(gpu_model *m, const char *folder, gpu_weight_sink put, void *user)
 {
     assay_status st = ASSAY_OK;
     assay_tensorfile *file = NULL;
-    float *whole = NULL, *piece = NULL;
-    assay_weights_source source;
-    ASSAY_TRY(assay_inputs_weights(folder, m->options->load, m->options->draw_weights, &source));
-    if (source == ASSAY_WEIGHTS_STORED) {
+    reader r = {.m = m};
+    ASSAY_TRY(assay_inputs_weights(folder, m->options->load, m->options->draw_weights, &r.source));
+    if (r.source == ASSAY_WEIGHTS_STORED) {
         ASSAY_TRY_GOTO(assay_tensorfile_open(&file, folder), st, done);
         ASSAY_TRY_GOTO(check_no_strangers(m, file), st, done);
     }
-    for (int64_t i = 0; i < m->n_params; i++) {
-        gpu_param *p = &m->params[i];
-        float *grown = realloc(piece, (size_t)(p->count > 0 ? p->count : 1) * sizeof *piece);
-        ASSAY_CHECK_GOTO(grown, ASSAY_OUT_OF_MEMORY, st, done, "%s: %lld elements", p->spec->name,
-                         (long long)p->count);
-        piece = grown;
-        ASSAY_TRY_GOTO(piece_of(m, source, file, p, &whole, piece), st, done);
-        ASSAY_TRY_GOTO(put(user, p, piece), st, done);
-    }
+    for (int64_t i = 0; i < m->n_params; i++)
+        ASSAY_TRY_GOTO(put_param(&r, file, &m->params[i], put, user), st, done);
 done:
-    free(whole);
-    free(piece);
     assay_tensorfile_close(file);
     return st;
 }

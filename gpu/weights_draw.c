@@ -22,17 +22,16 @@ double gpu_init_std(const assay_param_spec *spec, const assay_model_config *conf
 
 enum { MOST_THREADS = 64, ELEMENTS_OF_A_THREAD = 1 << 15 };
 
-/* Local elements [from, to) of one piece. */
+/* Local elements [from, to) of one piece; out[0] is element `first`. */
 typedef struct draw_range {
     const assay_shard *shard;
     uint64_t seed, stream;
     double scale;
-    int64_t from, to;
-    float *piece;
+    int64_t from, to, first;
+    float *out;
 } draw_range;
 
-/* Flat index, in the global tensor, of the first element of a local row (all dimensions but the last). */
-static int64_t row_start(const assay_shard *s, int64_t row)
+int64_t gpu_shard_row_start(const assay_shard *s, int64_t row)
 {
     int64_t index[ASSAY_MAX_DIMS], flat = 0;
     for (int d = s->ndim - 2; d >= 0; d--) {
@@ -48,16 +47,16 @@ static void draw_row(const draw_range *r, int64_t row, int64_t from, int64_t to)
 {
     const assay_shard *s = r->shard;
     const int last = s->ndim - 1;
-    const int64_t global = row_start(s, row);
-    float *out = r->piece + row * s->local_shape[last];
+    const int64_t global = gpu_shard_row_start(s, row);
+    const int64_t place = row * s->local_shape[last] - r->first; /* of column 0 */
     int64_t begin = 0; /* local column at which the segment begins */
     for (int k = 0; k < s->n_segments[last]; k++) {
         const assay_segment *g = &s->segments[last][k];
         const int64_t a = from > begin ? from : begin, end = begin + g->length, b = to < end ? to : end;
         for (int64_t i = a; i < b; i++)
-            out[i] = (float)((double)assay_philox_normal4(r->seed, r->stream,
-                                                          (uint64_t)(global + g->start + i - begin)) *
-                             r->scale);
+            r->out[place + i] = (float)((double)assay_philox_normal4(
+                                            r->seed, r->stream, (uint64_t)(global + g->start + i - begin)) *
+                                        r->scale);
         begin = end;
     }
 }
@@ -77,13 +76,19 @@ static void *draw_elements(void *user)
 void gpu_draw_piece(const assay_param_spec *spec, const assay_shard *s, double std, uint64_t seed,
                     int threads, float *piece)
 {
-    const int64_t n = assay_shard_count(s), useful = n / ELEMENTS_OF_A_THREAD;
+    gpu_draw_part(spec, s, std, seed, threads, 0, assay_shard_count(s), piece);
+}
+
+void gpu_draw_part(const assay_param_spec *spec, const assay_shard *s, double std, uint64_t seed, int threads,
+                   int64_t first, int64_t n, float *out)
+{
+    const int64_t useful = n / ELEMENTS_OF_A_THREAD;
     draw_range range[MOST_THREADS];
     pthread_t thread[MOST_THREADS];
     bool started[MOST_THREADS] = {false};
     if (spec->init == ASSAY_INIT_ONE || spec->init == ASSAY_INIT_ZERO) {
         for (int64_t i = 0; i < n; i++)
-            piece[i] = spec->init == ASSAY_INIT_ONE ? 1.0f : 0.0f;
+            out[i] = spec->init == ASSAY_INIT_ONE ? 1.0f : 0.0f;
         return;
     }
     int64_t many = threads < MOST_THREADS ? threads : MOST_THREADS;
@@ -94,9 +99,10 @@ void gpu_draw_piece(const assay_param_spec *spec, const assay_shard *s, double s
                                 .seed = seed,
                                 .stream = assay_name_hash(spec->name),
                                 .scale = std * ASSAY_PHILOX_UNIT,
-                                .from = n * k / many,
-                                .to = n * (k + 1) / many,
-                                .piece = piece};
+                                .from = first + n * k / many,
+                                .to = first + n * (k + 1) / many,
+                                .first = first,
+                                .out = out};
     for (int64_t k = 1; k < many; k++)
         started[k] = pthread_create(&thread[k], NULL, draw_elements, &range[k]) == 0;
     for (int64_t k = 0; k < many; k++) /* its own part, and those that no thread could be made for */

@@ -122,6 +122,8 @@ assay_status parity_check_plan(const assay_trace *t, const assay_model_spec *spe
                                parity_report *report);
 /* flow.c; the spec tells parameters from other tensors */
 assay_status parity_check_flow(const assay_trace *t, const assay_model_spec *spec, parity_report *report);
+/* recompute.c: what ran again for the backward pass read and wrote the bits of its first run (check bitwise) */
+assay_status parity_check_recompute(const assay_trace *t, parity_report *report);
 /* whole.c: runs the reference unsharded in double on the same weights and batches with the candidate's
  * routing, and r perturbed runs for thresholds; the reference runs are cached in *cache across layouts of a
  * case. */
@@ -154,6 +156,9 @@ assay_status parity_check_saved(const assay_trace *t, const char *checkpoint, co
 /* A line for every rank whose run ended before it was done. */
 void parity_say_aborted(const assay_trace *t, FILE *out);
 assay_status parity_diff(const char *dir_a, const char *dir_b, double tolerance, FILE *out, int *exit_code);
+/* The same of two result files. */
+assay_status parity_diff_files(const char *path_a, const char *path_b, double tolerance, FILE *out,
+                               int *exit_code);
 
 /* diagnose.c: explains a difference; writes one sentence or "" (docs/ARCHITECTURE.md lists the kinds).
  * known_* describe group sizes for constant ratios. */

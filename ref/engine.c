@@ -213,7 +213,7 @@ static assay_status trace_record(const ref_engine *e, const char *name, assay_ph
 assay_status ref_trace_tensor(const ref_engine *e, const char *name, assay_phase phase, int64_t step,
                               int64_t microbatch, const int64_t *shape, int ndim, const double *x, bool local)
 {
-    if (!e->run->trace)
+    if (!e->run->trace || e->again)
         return ASSAY_OK;
     return trace_record(e, name, phase, step, microbatch, shape, ndim, x, local, ASSAY_F64);
 }
@@ -221,7 +221,7 @@ assay_status ref_trace_tensor(const ref_engine *e, const char *name, assay_phase
 assay_status ref_trace_ints(const ref_engine *e, const char *name, assay_phase phase, int64_t step,
                             int64_t microbatch, const int64_t *shape, int ndim, const int64_t *x, bool local)
 {
-    if (!e->run->trace)
+    if (!e->run->trace || e->again)
         return ASSAY_OK;
     return trace_record(e, name, phase, step, microbatch, shape, ndim, x, local, ASSAY_I64);
 }

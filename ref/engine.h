@@ -70,6 +70,7 @@ typedef struct ref_engine {
     const assay_model_spec *spec;
     const assay_model_config *config;
     assay_train_options options; /* train_iters filled in */
+    bool again;                  /* a layer goes forward a second time: it has been traced */
     int n_states;                /* of the optimizer */
     const char *const *state_names;
     assay_grid grid;

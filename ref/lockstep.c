@@ -69,6 +69,33 @@ void ref_store_main_grad(ref_pass *p, int64_t param)
     }
 }
 
+/* Where a product adds its weight gradient: the main gradient, or without gradient_accumulation_fusion zeros of its own. */
+static assay_status begin_weight_grad(const ref_pass *p, int r, int64_t weight, double **grad)
+{
+    const ref_param *w = ref_pass_param(p, r, weight);
+    *grad = w->grad;
+    if (w->grad == NULL || p->e->options.gradient_accumulation_fusion)
+        return ASSAY_OK;
+    *grad = calloc((size_t)w->count + 1, sizeof **grad);
+    ASSAY_CHECK(*grad, ASSAY_OUT_OF_MEMORY, "%s: out of memory: %lld elements",
+                p->e->spec->params[weight].name, (long long)w->count);
+    return ASSAY_OK;
+}
+
+/* The gradient of one product is stored as activations are, then added. */
+static void end_weight_grad(const ref_pass *p, int r, int64_t weight, double *grad)
+{
+    const ref_param *w = ref_pass_param(p, r, weight);
+    char name[ASSAY_NAME + 16];
+    if (grad == w->grad)
+        return;
+    snprintf(name, sizeof name, "%s.grad", p->e->spec->params[weight].name);
+    ref_policy_store(&p->e->run->policy, REF_STORE_LINEAR, true, name, p->step, ref_pass_microbatch(p, r),
+                     grad, w->count);
+    ref_add(w->grad, w->grad, grad, w->count);
+    free(grad);
+}
+
 /* --- linear ------------------------------------------------------------------------------------------------- */
 
 assay_status ref_ranks_linear(ref_pass *p, ref_tensor *y, const ref_tensor *x, int64_t weight, int64_t bias,
@@ -98,8 +125,11 @@ assay_status ref_ranks_linear_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor 
         ASSAY_TRY(ref_piece_new(&p->arena, &dx->at[r], t, k));
         ref_fast_linear_bwd_input(dx->at[r].x, dy->at[r].x, w->weight, t, n, k);
         double *dbias = bias >= 0 ? ref_pass_param(p, r, bias)->grad : NULL;
+        double *grad;
+        ASSAY_TRY(begin_weight_grad(p, r, weight, &grad));
         if (w->grad)
-            ref_fast_linear_bwd_weight(w->grad, dy->at[r].x, x->at[r].x, t, n, k);
+            ref_fast_linear_bwd_weight(grad, dy->at[r].x, x->at[r].x, t, n, k);
+        end_weight_grad(p, r, weight, grad);
         if (dbias)
             ref_linear_bwd_bias(dbias, dy->at[r].x, t, n);
     }
@@ -319,9 +349,12 @@ assay_status ref_ranks_grouped_linear_bwd(ref_pass *p, ref_tensor *dx, const ref
         ASSAY_TRY(ref_piece_new(&p->arena, &dx->at[r], x->at[r].rows, shape[2]));
         ref_fast_grouped_linear_bwd_input(dx->at[r].x, dy->at[r].x, w->weight, counts, shape[0], shape[1],
                                           shape[2]);
+        double *grad;
+        ASSAY_TRY(begin_weight_grad(p, r, weight, &grad));
         if (w->grad)
-            ref_fast_grouped_linear_bwd_weight(w->grad, dy->at[r].x, x->at[r].x, counts, shape[0], shape[1],
+            ref_fast_grouped_linear_bwd_weight(grad, dy->at[r].x, x->at[r].x, counts, shape[0], shape[1],
                                                shape[2]);
+        end_weight_grad(p, r, weight, grad);
     }
     ref_store_main_grad(p, weight);
     return ref_store(p, dx, REF_STORE_LINEAR);

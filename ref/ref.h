@@ -42,6 +42,7 @@ typedef struct ref_run_config {
     void *routing_user;
     assay_trace_writer *trace;                 /* NULL = off; whole (unsharded) tensors, world of 1 only */
     bool want_logits, want_grads, want_states; /* what the result holds; logits of [b,s] batches only */
+    bool want_first_grads;                     /* without want_grads: those of step 0 alone */
 } ref_run_config;
 
 /* Named whole tensors in canonical (Megatron-LM) names. */
@@ -59,7 +60,10 @@ typedef struct ref_run_result {
     double *grad_norm; /* [steps], before clipping (training form) */
     double *aux_loss, *z_loss, *seq_aux_loss,
         *global_aux_loss; /* [steps]: contribution to the objective, mean over microbatches */
-    int64_t most_held;    /* zero3: elements of gathered weights that any rank held at once; else 0 */
+    int64_t layers;
+    double *
+        layer_losses; /* [steps,layers,ASSAY_ROUTER_LOSSES]: as Megatron-LM logs them, without the coefficient */
+    int64_t most_held; /* zero3: elements of gathered weights that any rank held at once; else 0 */
     int64_t n_tensors;
     ref_named_tensor
         *tensors; /* grads of every step (reduced, whole, before clipping); states and weights of the last */
@@ -92,8 +96,8 @@ void ref_hf_extract(const assay_param_spec *p, int part_index, const double *can
 void ref_hf_insert(const assay_param_spec *p, int part_index, const double *part, double *canonical);
 
 /* The body of `assay step --engine ref`: loads, runs, writes options->out as the stable contract says: [b,s]
- * batches: logits [b,s,v], loss [1], grad.<hf name>; training: loss [steps], grad_norm [steps], weight.<hf
- * name>.  All F64. */
+ * batches: logits [b,s,v], loss [1], grad.<hf name>; training: loss, grad_norm, learning_rate [steps], aux_loss and z_loss
+ * [steps,layers], grad.<hf name> of the first step, weight., exp_avg., exp_avg_sq.<hf name> of the last.  All F64. */
 assay_status ref_step(const assay_train_options *options);
 
 /* Megatron-LM schedules: value at optimizer step `step` (0-based number of the step about to be made).

@@ -42,6 +42,20 @@ static assay_status linear_bwd_input(const replay *r)
     return ref_bound_linear_bwd_input(dx, dy->value, w->value, t, n, k, &r->d);
 }
 
+/* Rows [first, first + t) and the matrix at `offset`. */
+static assay_status weight_gradient(const replay *r, ref_pair dw, const ref_value *dy, const ref_value *x,
+                                    const ref_value *old, int64_t first, int64_t offset, int64_t t, int64_t n,
+                                    int64_t k)
+{
+    const ref_pair out = {dw.y + offset, dw.b + offset, dw.same};
+    const double *a = dy->value + first * n, *b = x->value + first * k, *before = old->value + offset;
+    bool fused = true; /* the attribute's value where it is absent */
+    if (replay_has_attr(r, "gradient_accumulation_fusion"))
+        ASSAY_TRY(replay_attr_bool(r, "gradient_accumulation_fusion", &fused));
+    return fused ? ref_bound_linear_bwd_weight(out, a, b, before, t, n, k, &r->d)
+                 : ref_bound_linear_bwd_weight_stored(out, a, b, before, dy->dtype, t, n, k, &r->d);
+}
+
 static assay_status linear_bwd_weight(const replay *r)
 {
     const ref_value *dy, *x, *old;
@@ -59,7 +73,7 @@ static assay_status linear_bwd_weight(const replay *r)
     ASSAY_TRY(replay_out_real(r, "dweight", old->count, ASSAY_F32, "accumulation", &dw));
     if (old->count == 0)
         return ASSAY_OK;
-    return ref_bound_linear_bwd_weight(dw, dy->value, x->value, old->value, t, n, k, &r->d);
+    return weight_gradient(r, dw, dy, x, old, 0, 0, t, n, k);
 }
 
 static assay_status linear_bwd_bias(const replay *r)
@@ -150,8 +164,7 @@ static assay_status grouped_linear_bwd_weight(const replay *r)
     ASSAY_TRY(expert_rows(r, e, rows, &counts));
     ASSAY_TRY(replay_out_real(r, "dweight", old->count, ASSAY_F32, "accumulation", &dw));
     for (int64_t i = 0, first = 0; i < e && old->count > 0; first += counts->ivalue[i++])
-        ASSAY_TRY(ref_bound_linear_bwd_weight(at(dw, i * n * k), dy->value + first * n, x->value + first * k,
-                                              old->value + i * n * k, counts->ivalue[i], n, k, &r->d));
+        ASSAY_TRY(weight_gradient(r, dw, dy, x, old, first, i * n * k, counts->ivalue[i], n, k));
     return ASSAY_OK;
 }
 

@@ -226,6 +226,22 @@ assay_status ref_stage_fwd(ref_pass *p, ref_stage_acts *a, const ref_tensor *inp
     return ref_unit_release(p, REF_UNIT_OUTPUT);
 }
 
+/* With recomputation a layer goes forward again before its backward.  Which modules do, or how many layers at once, is a
+ * matter of memory, and this memory is not given back: the whole layer runs, from the input that it had. */
+static assay_status layer_again(ref_pass *p, ref_layer_acts *a)
+{
+    const ref_tensor x = a->input;
+    ref_tensor unused;
+    if (p->e->options.recompute_granularity == ASSAY_RECOMPUTE_NONE)
+        return ASSAY_OK;
+    p->phase = ASSAY_PHASE_FORWARD;
+    p->e->again = true;
+    const assay_status st = ref_layer_fwd(p, a, &unused, &x);
+    p->e->again = false;
+    p->phase = ASSAY_PHASE_BACKWARD;
+    return st;
+}
+
 assay_status ref_stage_bwd(ref_pass *p, ref_stage_acts *a, const ref_tensor *doutput, ref_tensor *dinput)
 {
     ref_tensor dhidden;
@@ -242,6 +258,7 @@ assay_status ref_stage_bwd(ref_pass *p, ref_stage_acts *a, const ref_tensor *dou
         const ref_tensor dy = dhidden;
         enter_layer(p, a->first_layer + l);
         ASSAY_TRY(ref_unit_acquire(p, p->layer));
+        ASSAY_TRY(layer_again(p, &a->layers[l]));
         ASSAY_TRY(ref_layer_bwd(p, &dhidden, &a->layers[l], &dy));
         ASSAY_TRY(ref_unit_release(p, p->layer));
     }

@@ -79,7 +79,7 @@ static assay_status load(step_inputs *in, const assay_train_options *o)
         fprintf(stderr, "weights: drawn from seed %lld; %s holds a configuration alone\n",
                 (long long)o->draw_weights, o->model);
     in->run.want_grads = !in->batches.training;
-    in->run.want_states = in->batches.training;
+    in->run.want_states = in->run.want_first_grads = in->batches.training;
     return open_trace(in, o);
 }
 
@@ -114,6 +114,40 @@ static assay_status write_parts(assay_tensorwriter *w, const assay_param_spec *p
     return ASSAY_OK;
 }
 
+/* One of the losses of routers, [steps, layers]. */
+static assay_status write_layer_losses(assay_tensorwriter *w, const ref_run_result *r, int k)
+{
+    const int64_t shape[2] = {r->steps, r->layers}, n = shape[0] * shape[1];
+    double *one = calloc((size_t)n + 1, sizeof *one);
+    ASSAY_CHECK(one, ASSAY_OUT_OF_MEMORY, "out of memory: losses of %lld layers", (long long)n);
+    for (int64_t i = 0; i < n; i++)
+        one[i] = r->layer_losses[i * ASSAY_ROUTER_LOSSES + k];
+    const assay_status st =
+        assay_tensorwriter_add_copy(w, assay_router_loss_name(k), ASSAY_F64, shape, 2, one);
+    free(one);
+    return st;
+}
+
+/* What a training run reports of its steps. */
+static assay_status write_series(assay_tensorwriter *w, const step_inputs *in, const ref_run_result *r)
+{
+    const assay_train_options *o = in->run.options;
+    assay_train_options ran = *o;
+    ran.train_iters = r->steps;
+    double *rates = calloc((size_t)r->steps + 1, sizeof *rates);
+    ASSAY_CHECK(rates, ASSAY_OUT_OF_MEMORY, "out of memory: %lld steps", (long long)r->steps);
+    for (int64_t i = 0; i < r->steps; i++)
+        rates[i] = ref_learning_rate(&ran, i);
+    const assay_status st = assay_tensorwriter_add_copy(w, "learning_rate", ASSAY_F64, &r->steps, 1, rates);
+    free(rates);
+    ASSAY_TRY(st);
+    ASSAY_TRY(assay_tensorwriter_add_ref(w, "grad_norm", ASSAY_F64, &r->steps, 1, r->grad_norm));
+    for (int k = 0; k < ASSAY_ROUTER_LOSSES && in->config->num_moe_experts > 0; k++)
+        if (assay_router_loss_coeff(o, k) > 0.0)
+            ASSAY_TRY(write_layer_losses(w, r, k));
+    return ASSAY_OK;
+}
+
 static assay_status write_result(const step_inputs *in, const ref_run_result *r, const char *path)
 {
     assay_status st = ASSAY_OK;
@@ -122,18 +156,17 @@ static assay_status write_result(const step_inputs *in, const ref_run_result *r,
     ASSAY_TRY_GOTO(assay_tensorwriter_metadata(w, "engine", "ref"), st, done);
     ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "loss", ASSAY_F64, &r->steps, 1, r->loss), st, done);
     if (in->batches.training)
-        ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "grad_norm", ASSAY_F64, &r->steps, 1, r->grad_norm), st,
-                       done);
+        ASSAY_TRY_GOTO(write_series(w, in, r), st, done);
     for (int64_t i = 0; i < r->n_tensors; i++) {
         const ref_named_tensor *t = &r->tensors[i];
         const assay_param_spec *p = assay_spec_find(in->spec, t->name);
         if (strcmp(t->kind, "logits") == 0)
             ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "logits", ASSAY_F64, t->shape, t->ndim, t->data), st,
                            done);
-        else if (p && (strcmp(t->kind, "grad") == 0 || strcmp(t->kind, "weight") == 0))
-            ASSAY_TRY_GOTO(write_parts(w, p, t->data, t->kind), st, done);
-        else if (p && strcmp(t->kind, "expert_bias") == 0)
-            ASSAY_TRY_GOTO(write_parts(w, p, t->data, "weight"), st, done);
+        else if (p) /* gradients, masters, moments */
+            ASSAY_TRY_GOTO(
+                write_parts(w, p, t->data, strcmp(t->kind, "expert_bias") == 0 ? "weight" : t->kind), st,
+                done);
     }
     ASSAY_TRY_GOTO(assay_tensorwriter_finish(w), st, done);
 done:

@@ -94,6 +94,7 @@ void ref_run_result_free(ref_run_result *r)
     free(r->z_loss);
     free(r->seq_aux_loss);
     free(r->global_aux_loss);
+    free(r->layer_losses);
     *r = (ref_run_result){0};
 }
 
@@ -140,6 +141,21 @@ static assay_status count_targets(ref_engine *e, int64_t step)
                 (long long)step);
     e->targets = n;
     return ASSAY_OK;
+}
+
+/* One number for each layer: the sum of all ranks' parts over coefficient and microbatches, Megatron-LM's log. */
+static void report_layers(const ref_engine *e, ref_run_result *result, int64_t step)
+{
+    const double per_microbatch = 1.0 / (double)e->run->batches->microbatches;
+    const int64_t layers = e->config->num_layers, n = layers * REF_LOSSES;
+    for (int64_t i = 0; i < n; i++) {
+        const double coeff = assay_router_loss_coeff(&e->options, (int)(i % REF_LOSSES));
+        double sum = 0.0;
+        for (int r = 0; r < e->grid.world; r++)
+            for (int64_t m = 0; m < e->microbatches; m++)
+                sum += e->ranks[r].aux_losses[m * n + i];
+        result->layer_losses[step * n + i] = coeff > 0.0 ? sum / coeff * per_microbatch : 0.0;
+    }
 }
 
 static void report_losses(const ref_engine *e, ref_run_result *result, int64_t step)
@@ -217,8 +233,9 @@ static assay_status run_step(ref_engine *e, ref_run_result *result, int64_t step
     ASSAY_TRY(ref_pipeline_step(e, step));
     ASSAY_TRY(ref_reduce_gradients(e, step));
     report_losses(e, result, step);
+    report_layers(e, result, step);
     result->grad_norm[step] = ref_gradient_norm(e);
-    if (e->run->want_grads)
+    if (e->run->want_grads || (e->run->want_first_grads && step == 0))
         ASSAY_TRY(add_states(e, result, "grad", REF_STATE_GRAD, OF_GRADIENTS, step));
     if (training) {
         const double clip = ref_clip_scale(result->grad_norm[step], e->options.clip_grad);
@@ -241,12 +258,17 @@ static assay_status check_run(const ref_run_config *c)
                 c->grid.world);
     ASSAY_CHECK(c->policy.perturb >= 0.0 && isfinite(c->policy.perturb), ASSAY_INVALID_ARGUMENT,
                 "perturb: expected a number >= 0, found %g", c->policy.perturb);
+    ASSAY_TRY(assay_inputs_documents(c->options, c->batches->position_ids != NULL,
+                                     c->grid.p.context_parallel_size));
     return assay_inputs_steps(c->options, c->batches->training, c->batches->steps);
 }
 
-static assay_status alloc_result(ref_run_result *result, int64_t steps)
+static assay_status alloc_result(ref_run_result *result, int64_t steps, int64_t layers)
 {
-    *result = (ref_run_result){.steps = steps};
+    *result = (ref_run_result){.steps = steps, .layers = layers};
+    result->layer_losses = calloc((size_t)(steps * layers) * REF_LOSSES + 1, sizeof(double));
+    ASSAY_CHECK(result->layer_losses, ASSAY_OUT_OF_MEMORY, "out of memory: losses of %lld layers",
+                (long long)layers);
     double **const arrays[] = {&result->loss,   &result->grad_norm,    &result->aux_loss,
                                &result->z_loss, &result->seq_aux_loss, &result->global_aux_loss};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {
@@ -280,7 +302,7 @@ assay_status ref_run(const ref_run_config *config, double *const *weights, ref_r
     ASSAY_TRY_GOTO(ref_engine_make(&e, config, weights), st, done);
     ASSAY_TRY_GOTO(ref_layers_create(&e), st, done);
     e.options.train_iters = steps;
-    ASSAY_TRY_GOTO(alloc_result(result, steps), st, done);
+    ASSAY_TRY_GOTO(alloc_result(result, steps, e.config->num_layers), st, done);
     for (int64_t step = 0; step < steps; step++)
         ASSAY_TRY_GOTO(run_step(&e, result, step), st, done);
     ASSAY_TRY_GOTO(add_final(&e, result), st, done);

@@ -56,17 +56,19 @@ assay_status assay_shard_from_json(const json_t *object, const char *what, assay
         const json_t *list = json_array_get(segments, (size_t)d);
         ASSAY_CHECK(json_is_array(list) && json_array_size(list) <= ASSAY_MAX_SEGMENTS, ASSAY_FORMAT,
                     "%s: segments of dimension %d: expected at most %d", what, d, ASSAY_MAX_SEGMENTS);
-        out->n_segments[d] = (int)json_array_size(list);
-        for (int i = 0; i < out->n_segments[d]; i++) {
+        assay_segment read[ASSAY_MAX_SEGMENTS];
+        const int n_read = (int)json_array_size(list);
+        for (int i = 0; i < n_read; i++) {
             int64_t pair[ASSAY_MAX_DIMS];
             int n = 0;
             ASSAY_TRY(read_extents(json_array_get(list, (size_t)i), what, pair, &n));
             ASSAY_CHECK(n == 2, ASSAY_FORMAT, "%s: segment %d of dimension %d: expected [start, length]",
                         what, i, d);
-            out->segments[d][i] = (assay_segment){pair[0], pair[1]};
+            read[i] = (assay_segment){pair[0], pair[1]};
             ASSAY_CHECK(assay_add_i64(out->local_shape[d], pair[1], &out->local_shape[d]), ASSAY_FORMAT,
                         "%s: dimension %d: lengths overflow", what, d);
         }
+        assay_shard_set(out, d, read, n_read);
     }
     return assay_shard_check(out, what);
 }

@@ -26,12 +26,15 @@ typedef struct tensor {
     size_t bytes;
     const void *data;
     void *owned;
+    int64_t spooled; /* where it waits in the spool; -1: in memory */
 } tensor;
 
 struct assay_tensorwriter {
     char *path;
     char *temp; /* NULL while it has no name, and once renamed */
     FILE *file;
+    FILE *spool; /* NULL until a tensor waits there */
+    int64_t spool_bytes;
     bool finished;
     json_t *metadata;
     int64_t n, capacity;
@@ -51,7 +54,7 @@ static assay_status name_temp(assay_tensorwriter *w, int *fd)
                                (long)getpid(), attempt);
         ASSAY_CHECK(n > 0 && (size_t)n < sizeof temp, ASSAY_LIMIT, "%.200s: the path is too long", w->path);
         const int made = is_open ? linkat(AT_FDCWD, self, AT_FDCWD, temp, AT_SYMLINK_FOLLOW)
-                                 : open(temp, O_WRONLY | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+                                 : open(temp, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
         if (made < 0 && errno == EEXIST)
             continue;
         ASSAY_CHECK(made >= 0, ASSAY_IO, "%s: cannot create a file beside it: %s", w->path, strerror(errno));
@@ -73,7 +76,28 @@ static int open_nameless(const char *path)
     const int n = snprintf(folder, sizeof folder, "%.*s.", slash ? (int)(slash - path) + 1 : 0, path);
     if (n <= 0 || (size_t)n >= sizeof folder || access("/proc/self/fd", F_OK) != 0)
         return -1;
-    return open(folder, O_WRONLY | O_TMPFILE | O_CLOEXEC, 0666);
+    return open(folder, O_RDWR | O_TMPFILE | O_CLOEXEC, 0666);
+}
+
+/* The file of add_spooled never has a name for longer than it takes to open it. */
+static assay_status open_spool(assay_tensorwriter *w)
+{
+    int fd = open_nameless(w->path);
+    if (fd < 0) {
+        char *kept = w->temp;
+        w->temp = NULL;
+        const assay_status st = name_temp(w, &fd);
+        if (w->temp)
+            unlink(w->temp);
+        free(w->temp);
+        w->temp = kept;
+        ASSAY_TRY(st);
+    }
+    w->spool = fdopen(fd, "w+b");
+    if (w->spool)
+        return ASSAY_OK;
+    close(fd);
+    ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "%s: out of memory", w->path);
 }
 
 static assay_status open_temp(assay_tensorwriter *w)
@@ -114,6 +138,8 @@ void assay_tensorwriter_destroy(assay_tensorwriter *w)
         return;
     if (w->file)
         fclose(w->file);
+    if (w->spool)
+        fclose(w->spool);
     if (w->temp)
         unlink(w->temp);
     for (int64_t i = 0; i < w->n; i++) {
@@ -158,9 +184,25 @@ static assay_status tensor_bytes(const assay_tensorwriter *w, const char *name, 
     return ASSAY_OK;
 }
 
-static assay_status add(assay_tensorwriter *w, const char *name, assay_dtype dtype, const int64_t *shape,
-                        int ndim, const void *data, bool copy)
+/* Who holds the data until finish. */
+typedef enum { KEEP_REFERENCE, KEEP_COPY, KEEP_SPOOL } keep;
+
+static assay_status spool(assay_tensorwriter *w, const void *data, size_t bytes, int64_t *at)
 {
+    if (!w->spool)
+        ASSAY_TRY(open_spool(w));
+    if (bytes > 0)
+        ASSAY_CHECK(fwrite(data, 1, bytes, w->spool) == bytes, ASSAY_IO,
+                    "%s: cannot write the file beside it: %s", w->path, strerror(errno));
+    *at = w->spool_bytes;
+    w->spool_bytes += (int64_t)bytes;
+    return ASSAY_OK;
+}
+
+static assay_status add(assay_tensorwriter *w, const char *name, assay_dtype dtype, const int64_t *shape,
+                        int ndim, const void *data, keep how)
+{
+    const bool copy = how == KEEP_COPY;
     size_t bytes = 0;
     ASSAY_CHECK(!w->finished, ASSAY_INVALID_ARGUMENT, "%s: already finished", w->path);
     ASSAY_CHECK(strcmp(name, "__metadata__") != 0, ASSAY_INVALID_ARGUMENT,
@@ -175,7 +217,11 @@ static assay_status add(assay_tensorwriter *w, const char *name, assay_dtype dty
         w->tensors = grown;
         w->capacity = capacity;
     }
-    tensor t = {.dtype = dtype, .ndim = ndim, .bytes = bytes, .data = data};
+    tensor t = {.dtype = dtype, .ndim = ndim, .bytes = bytes, .data = data, .spooled = -1};
+    if (how == KEEP_SPOOL) {
+        t.data = NULL;
+        ASSAY_TRY(spool(w, data, bytes, &t.spooled));
+    }
     for (int i = 0; i < ndim; i++)
         t.shape[i] = shape[i];
     t.name = strdup(name);
@@ -197,13 +243,19 @@ static assay_status add(assay_tensorwriter *w, const char *name, assay_dtype dty
 assay_status assay_tensorwriter_add_ref(assay_tensorwriter *w, const char *name, assay_dtype dtype,
                                         const int64_t *shape, int ndim, const void *data)
 {
-    return add(w, name, dtype, shape, ndim, data, false);
+    return add(w, name, dtype, shape, ndim, data, KEEP_REFERENCE);
 }
 
 assay_status assay_tensorwriter_add_copy(assay_tensorwriter *w, const char *name, assay_dtype dtype,
                                          const int64_t *shape, int ndim, const void *data)
 {
-    return add(w, name, dtype, shape, ndim, data, true);
+    return add(w, name, dtype, shape, ndim, data, KEEP_COPY);
+}
+
+assay_status assay_tensorwriter_add_spooled(assay_tensorwriter *w, const char *name, assay_dtype dtype,
+                                            const int64_t *shape, int ndim, const void *data)
+{
+    return add(w, name, dtype, shape, ndim, data, KEEP_SPOOL);
 }
 
 static int compare_tensors(const void *pa, const void *pb)
@@ -244,6 +296,22 @@ static assay_status write_bytes(assay_tensorwriter *w, const void *data, size_t 
 {
     if (bytes > 0)
         ASSAY_CHECK(fwrite(data, 1, bytes, w->file) == bytes, ASSAY_IO, "cannot write: %s", strerror(errno));
+    return ASSAY_OK;
+}
+
+static assay_status write_tensor(assay_tensorwriter *w, const tensor *t)
+{
+    char block[1 << 16];
+    if (t->spooled < 0)
+        return write_bytes(w, t->data, t->bytes);
+    ASSAY_CHECK(fseeko(w->spool, (off_t)t->spooled, SEEK_SET) == 0, ASSAY_IO, "cannot read back: %s",
+                strerror(errno));
+    for (size_t done = 0; done < t->bytes;) {
+        const size_t n = t->bytes - done < sizeof block ? t->bytes - done : sizeof block;
+        ASSAY_CHECK(fread(block, 1, n, w->spool) == n, ASSAY_IO, "cannot read back tensor '%s'", t->name);
+        ASSAY_TRY(write_bytes(w, block, n));
+        done += n;
+    }
     return ASSAY_OK;
 }
 
@@ -292,7 +360,7 @@ static assay_status write_all(assay_tensorwriter *w)
     ASSAY_CHECK_GOTO(text, ASSAY_OUT_OF_MEMORY, st, done, "out of memory for the header");
     ASSAY_TRY_GOTO(write_header(w, text), st, done);
     for (int64_t i = 0; i < w->n; i++)
-        ASSAY_TRY_GOTO(write_bytes(w, w->tensors[i].data, w->tensors[i].bytes), st, done);
+        ASSAY_TRY_GOTO(write_tensor(w, &w->tensors[i]), st, done);
     ASSAY_CHECK_GOTO(fflush(w->file) == 0, ASSAY_IO, st, done, "cannot write: %s", strerror(errno));
     ASSAY_TRY_GOTO(assay_sync_file(fileno(w->file), w->path), st, done);
     ASSAY_TRY_GOTO(publish(w), st, done);

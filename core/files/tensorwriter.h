@@ -7,7 +7,7 @@
 
 ASSAY_BEGIN_DECLS
 
-/* create, add_ref / add_copy for each tensor in any order, finish, destroy.  Data handed to add_ref
+/* create, add_ref / add_copy / add_spooled for each tensor in any order, finish, destroy.  Data handed to add_ref
  * must stay valid until finish.  create opens the temporary file beside the target, so that an unwritable
  * place is known at once; a name that was added twice is reported by finish. */
 typedef struct assay_tensorwriter assay_tensorwriter;
@@ -17,6 +17,9 @@ assay_status assay_tensorwriter_add_ref(assay_tensorwriter *w, const char *name,
                                         const int64_t *shape, int ndim, const void *data);
 assay_status assay_tensorwriter_add_copy(assay_tensorwriter *w, const char *name, assay_dtype dtype,
                                          const int64_t *shape, int ndim, const void *data);
+/* Like add_copy, but the copy waits in a nameless file beside the target: memory is not held. */
+assay_status assay_tensorwriter_add_spooled(assay_tensorwriter *w, const char *name, assay_dtype dtype,
+                                            const int64_t *shape, int ndim, const void *data);
 /* Sorts (alignment of dtype descending, then name), writes a temporary file beside, fsyncs, renames, fsyncs
  * the folder. */
 assay_status assay_tensorwriter_finish(assay_tensorwriter *w);

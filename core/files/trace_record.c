@@ -230,15 +230,17 @@ static assay_status read_segments(const json_t *array, assay_shard *s)
         ASSAY_CHECK(json_array_size(list) <= ASSAY_MAX_SEGMENTS, ASSAY_LIMIT,
                     "segments: dimension %d: %zu segments, at most %d are legal", d, json_array_size(list),
                     ASSAY_MAX_SEGMENTS);
-        s->n_segments[d] = (int)json_array_size(list);
-        for (int i = 0; i < s->n_segments[d]; i++) {
+        assay_segment read[ASSAY_MAX_SEGMENTS];
+        const int n = (int)json_array_size(list);
+        for (int i = 0; i < n; i++) {
             const json_t *pair = json_array_get(list, (size_t)i);
             const json_t *start = json_array_get(pair, 0), *length = json_array_get(pair, 1);
             ASSAY_CHECK(json_array_size(pair) == 2 && json_is_integer(start) && json_is_integer(length),
                         ASSAY_FORMAT, "segments: dimension %d: expected [start,length] pairs of integers", d);
-            s->segments[d][i] =
+            read[i] =
                 (assay_segment){(int64_t)json_integer_value(start), (int64_t)json_integer_value(length)};
         }
+        assay_shard_set(s, d, read, n);
     }
     return ASSAY_OK;
 }

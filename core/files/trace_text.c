@@ -71,16 +71,18 @@ static void segments(cursor *c, assay_shard *s)
         if (d > 0)
             expect(c, ",");
         expect(c, "[");
-        s->n_segments[d] = 0;
+        assay_segment read[ASSAY_MAX_SEGMENTS];
+        int n_read = 0;
         while (c->good && !next_is(c, "]")) {
             int64_t pair[2] = {0, 0};
-            if (s->n_segments[d] > 0)
+            if (n_read > 0)
                 expect(c, ",");
             const int n = integers(c, pair, 2);
-            c->good = c->good && n == 2 && s->n_segments[d] < ASSAY_MAX_SEGMENTS;
+            c->good = c->good && n == 2 && n_read < ASSAY_MAX_SEGMENTS;
             if (c->good)
-                s->segments[d][s->n_segments[d]++] = (assay_segment){pair[0], pair[1]};
+                read[n_read++] = (assay_segment){pair[0], pair[1]};
         }
+        assay_shard_set(s, d, read, n_read);
     }
     expect(c, "]");
 }

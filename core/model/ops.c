@@ -77,6 +77,11 @@ enum { SIZE_MAX_ATTR = 1 << 30 };
         WORD("reduction"), .otherwise = "sum", .words = "sum|max"                                            \
     }
 
+#define FUSION                                                                                               \
+    {                                                                                                        \
+        BOOL("gradient_accumulation_fusion"), .otherwise = "true"                                            \
+    }
+
 static const assay_op table[] = {
     /* --- 1. linear --- */
     {"linear_fwd", "linear", .sums = "y: K", .flops = "2*T*N*K", .model_flops = "2*T*N*K",
@@ -88,7 +93,8 @@ static const assay_op table[] = {
     {"linear_bwd_input", "linear", .sums = "dx: N", .flops = "2*T*N*K", .model_flops = "2*T*N*K",
      .slots = {{IN("dy", ACT, "T,N")}, {IN("weight", PAR, "N,K")}, {OUT("dx", ACT, "T,K")}}},
     {"linear_bwd_weight", "linear", .sums = "dweight: T", .flops = "2*T*N*K", .model_flops = "2*T*N*K",
-     .slots = {{IN("dy", ACT, "T,N")}, {IN("x", ACT, "T,K")}, {INOUT("dweight", F32, "N,K")}}},
+     .slots = {{IN("dy", ACT, "T,N")}, {IN("x", ACT, "T,K")}, {INOUT("dweight", F32, "N,K")}},
+     .attrs = {FUSION}},
     {"linear_bwd_bias", "linear", .sums = "dbias: T", .flops = "T*N",
      .slots = {{IN("dy", ACT, "T,N")}, {INOUT("dbias", F32, "N")}}},
     /* --- 2. grouped linear --- */
@@ -107,7 +113,8 @@ static const assay_op table[] = {
      .slots = {{IN("dy", ACT, "R,N")},
                {IN("x", ACT, "R,K")},
                {IN("tokens_per_expert", I64, "El")},
-               {INOUT("dweight", F32, "El,N,K")}}},
+               {INOUT("dweight", F32, "El,N,K")}},
+     .attrs = {FUSION}},
     /* --- 3. rmsnorm --- */
     /* gamma first: it says how wide a row is, one head or all of them */
     {"rmsnorm_fwd", "rmsnorm", .sums = "y: H; rstd: H", .flops = "4*T*H",

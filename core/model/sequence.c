@@ -105,7 +105,5 @@ void assay_sequence_place(const assay_sequence *q, int64_t global_length, assay_
 {
     shard->global_shape[dim] = global_length;
     shard->local_shape[dim] = q->length;
-    shard->n_segments[dim] = q->n_segments;
-    for (int k = 0; k < q->n_segments; k++)
-        shard->segments[dim][k] = q->segments[k];
+    assay_shard_set(shard, dim, q->segments, q->n_segments);
 }

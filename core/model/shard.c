@@ -11,8 +11,7 @@ void assay_shard_whole(assay_shard *s, const int64_t *shape, int ndim)
     for (int d = 0; d < ndim; d++) {
         s->global_shape[d] = shape[d];
         s->local_shape[d] = shape[d];
-        s->n_segments[d] = shape[d] > 0 ? 1 : 0;
-        s->segments[d][0] = (assay_segment){.start = 0, .length = shape[d]};
+        assay_shard_set(s, d, &(assay_segment){.start = 0, .length = shape[d]}, shape[d] > 0 ? 1 : 0);
     }
 }
 
@@ -39,9 +38,7 @@ assay_status assay_shard_narrow(assay_shard *s, int dim, int64_t start, int64_t 
         skip = 0;
         left -= take;
     }
-    memset(s->segments[dim], 0, sizeof s->segments[dim]);
-    memcpy(s->segments[dim], kept, (size_t)n_kept * sizeof kept[0]);
-    s->n_segments[dim] = n_kept;
+    assay_shard_set(s, dim, kept, n_kept);
     s->local_shape[dim] = length;
     return ASSAY_OK;
 }

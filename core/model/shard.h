@@ -9,7 +9,7 @@
 ASSAY_BEGIN_DECLS
 
 /* Capacity of a canonical name, with its NUL; most dimensions; most segments of one dimension. */
-enum { ASSAY_NAME = 160, ASSAY_MAX_DIMS = 4, ASSAY_MAX_SEGMENTS = 16 };
+enum { ASSAY_NAME = 160, ASSAY_MAX_DIMS = 4, ASSAY_MAX_SEGMENTS = 256 };
 
 /* A local piece of a global tensor: for each dimension an ordered list of [start, start+length) segments of
  * the global index range; the local index runs through them in order.  Zig-zag context parallelism and [gate;
@@ -22,8 +22,11 @@ typedef struct assay_shard {
     int64_t global_shape[ASSAY_MAX_DIMS];
     int64_t local_shape[ASSAY_MAX_DIMS];
     int n_segments[ASSAY_MAX_DIMS];
-    assay_segment segments[ASSAY_MAX_DIMS][ASSAY_MAX_SEGMENTS];
+    const assay_segment *segments[ASSAY_MAX_DIMS]; /* assay_shard_set */
 } assay_shard;
+
+/* The list of one dimension, copied (segments.c: equal lists are one, for ever).  local_shape is the caller's. */
+void assay_shard_set(assay_shard *s, int dim, const assay_segment *list, int n);
 
 /* The whole tensor as one piece. */
 void assay_shard_whole(assay_shard *s, const int64_t *shape, int ndim);

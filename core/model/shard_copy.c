@@ -18,7 +18,7 @@ typedef struct copy_state {
     int64_t *differs;
     int ndim;
     int n_runs[ASSAY_MAX_DIMS];
-    run runs[ASSAY_MAX_DIMS][ASSAY_MAX_SEGMENTS * ASSAY_MAX_SEGMENTS];
+    run runs[ASSAY_MAX_DIMS][2 * ASSAY_MAX_SEGMENTS]; /* disjoint ranges meet disjoint ranges no more often */
     int64_t dst_stride[ASSAY_MAX_DIMS], src_stride[ASSAY_MAX_DIMS];
     int64_t copied;
 } copy_state;

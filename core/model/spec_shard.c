@@ -28,9 +28,9 @@ static void cut_query_group(const assay_param_spec *p, const assay_grid *g, int 
     const int64_t base = assay_grid_coord(g, ASSAY_AXIS_KV_HEAD, rank) * block;
     int64_t start, length;
     assay_split(queries, g->size[ASSAY_AXIS_KV], assay_grid_coord(g, ASSAY_AXIS_KV, rank), &start, &length);
-    out->n_segments[0] = 2;
-    out->segments[0][0] = (assay_segment){.start = base + start, .length = length};
-    out->segments[0][1] = (assay_segment){.start = base + queries, .length = p->kv_rows};
+    const assay_segment rows[2] = {{.start = base + start, .length = length},
+                                   {.start = base + queries, .length = p->kv_rows}};
+    assay_shard_set(out, 0, rows, 2);
     out->local_shape[0] = length + p->kv_rows;
 }
 
@@ -62,11 +62,11 @@ assay_status assay_param_shard(const assay_param_spec *p, const assay_grid *g, i
         const int64_t block = p->shape[d] / p->blocks[d];
         int64_t start, length;
         assay_split(block, parts, index, &start, &length);
-        out->n_segments[d] = 0;
-        for (int b = 0; b < p->blocks[d] && length > 0; b++) {
-            out->segments[d][b] = (assay_segment){.start = b * block + start, .length = length};
-            out->n_segments[d]++;
-        }
+        assay_segment cut[ASSAY_MAX_SEGMENTS];
+        int n = 0;
+        for (int b = 0; b < p->blocks[d] && length > 0; b++)
+            cut[n++] = (assay_segment){.start = b * block + start, .length = length};
+        assay_shard_set(out, d, cut, n);
         out->local_shape[d] = length * p->blocks[d];
     }
     return ASSAY_OK;

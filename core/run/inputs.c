@@ -78,6 +78,16 @@ assay_status assay_inputs_layout(const char *layout, const assay_train_options *
     return ASSAY_OK;
 }
 
+assay_status assay_inputs_documents(const assay_train_options *o, bool packed, int cp)
+{
+    ASSAY_CHECK(
+        !packed || o->semantics != ASSAY_SEMANTICS_MEGATRON || cp == 1, ASSAY_UNSUPPORTED,
+        "semantics megatron with documents packed in rows and cp%d: Megatron-LM gives every rank a part of "
+        "each document, here it has a part of the row",
+        cp);
+    return ASSAY_OK;
+}
+
 void assay_not_finite_text(const assay_not_finite *f, const int64_t *shape, int ndim, char *out,
                            size_t capacity)
 {

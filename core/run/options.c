@@ -14,6 +14,8 @@ static const char *const semantics_words[] = {"default", "megatron", NULL};
 static const char *const lr_words[] = {"constant", "linear", "cosine", "WSD", NULL};
 static const char *const dispatcher_words[] = {"alltoall", "allgather", NULL};
 static const char *const drop_words[] = {"probs", "position", NULL};
+static const char *const granularity_words[] = {"none", "full", "selective", NULL};
+static const char *const method_words[] = {"uniform", "block", NULL};
 /* As assay_load_balancing_words has them: the table below wants constants. */
 static const char *const balancing_words[] = {"none", "aux_loss", "seq_aux_loss", "global_aux_loss", NULL};
 static const char *const padding_words[] = {"none", "fp8", "mxfp8", NULL};
@@ -118,11 +120,23 @@ static const assay_option_row table[] = {
     ROW_DOUBLE(clip_grad, 0, 1e30, EVERYWHERE, "Optimizer", "largest global gradient norm; 0: no clipping"),
     ROW_INT(ddp_bucket_size, 0, 1099511627776.0, EVERYWHERE, "Optimizer",
             "elements of a gradient bucket before it is closed; 0: 4194304, with zero2 and zero3 a unit"),
+    {"gradient_accumulation_fusion", ASSAY_OPT_BOOL, MEMBER(gradient_accumulation_fusion), 0, 0, NULL, "BOOL",
+     "products add weight gradients to the main gradients in F32; false: stored as activations are, then "
+     "added",
+     "Optimizer", EVERYWHERE},
     {"overlap_grad_reduce", ASSAY_OPT_BOOL, MEMBER(overlap_grad_reduce), 0, 0, NULL, "BOOL",
      "reduce gradients while the backward pass goes on", "Optimizer", EVERYWHERE},
     {"overlap_param_gather", ASSAY_OPT_BOOL, MEMBER(overlap_param_gather), 0, 0, NULL, "BOOL",
      "gather parameters of a sharded optimizer or model while the pass before their use goes on", "Optimizer",
      EVERYWHERE},
+    ROW_ENUM(recompute_granularity, granularity_words, "none|full|selective", EVERYWHERE, "Recomputation",
+             "what runs its forward again before its backward: nothing, whole layers, modules of layers"),
+    ROW_ENUM(recompute_method, method_words, "uniform|block", EVERYWHERE, "Recomputation",
+             "full: groups of layers that keep one input each, or the first layers of each chunk"),
+    ROW_INT(recompute_num_layers, 0, ASSAY_MAX_PIPELINE_LAYERS, EVERYWHERE, "Recomputation",
+            "full: layers of a group (uniform), layers of a chunk that run again (block); 0: 1"),
+    ROW_STRING(recompute_modules, "MODULE,...", EVERYWHERE, "Recomputation",
+               "selective: core_attn (the default), layernorm, mlp, moe, moe_act, shared_experts"),
     ROW_WORDS(
         moe_router_load_balancing_type, balancing_words, "TYPE,...", EVERYWHERE, "Mixture of experts",
         "balancing losses: aux_loss (of a microbatch), seq_aux_loss (of every sequence), global_aux_loss "
@@ -171,6 +185,7 @@ void assay_train_options_default(assay_train_options *o)
     o->moe_router_load_balancing_type = (assay_word_list){.n = 1, .of = {ASSAY_BALANCING_AUX}};
     o->moe_aux_loss_coeff.n = 1;
     o->moe_router_bias_update_rate = 1e-3;
+    o->gradient_accumulation_fusion = true;
     o->calculate_per_token_loss = true;
     o->lr_wsd_decay_style = ASSAY_WSD_EXPONENTIAL;
 }
@@ -599,6 +614,20 @@ double assay_balancing_coeff(const assay_train_options *o, assay_load_balancing 
         if (types->of[i] == (int)type && type != ASSAY_BALANCING_NONE)
             return o->moe_aux_loss_coeff.of[i];
     return 0.0;
+}
+
+const char *assay_router_loss_name(int k)
+{
+    static const char *const names[ASSAY_ROUTER_LOSSES] = {"aux_loss", "z_loss", "seq_aux_loss",
+                                                           "global_aux_loss"};
+    return names[k];
+}
+
+double assay_router_loss_coeff(const assay_train_options *o, int k)
+{
+    static const assay_load_balancing types[ASSAY_ROUTER_LOSSES] = {
+        ASSAY_BALANCING_AUX, ASSAY_BALANCING_NONE, ASSAY_BALANCING_SEQ_AUX, ASSAY_BALANCING_GLOBAL_AUX};
+    return k == 1 ? o->moe_z_loss_coeff : assay_balancing_coeff(o, types[k]);
 }
 
 bool assay_needs_all_rows(const assay_train_options *o)

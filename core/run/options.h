@@ -30,6 +30,14 @@ typedef enum { ASSAY_SEMANTICS_DEFAULT, ASSAY_SEMANTICS_MEGATRON } assay_semanti
 enum { ASSAY_PATH = 1024 };
 
 /* Everything an engine needs to train.  Units: steps are optimizer steps. */
+/* Recomputation of activations (core/run/recompute.h). */
+typedef enum {
+    ASSAY_RECOMPUTE_NONE,
+    ASSAY_RECOMPUTE_FULL,
+    ASSAY_RECOMPUTE_SELECTIVE
+} assay_recompute_granularity;
+typedef enum { ASSAY_RECOMPUTE_UNIFORM, ASSAY_RECOMPUTE_BLOCK } assay_recompute_method;
+
 typedef struct assay_train_options {
     char model[ASSAY_PATH]; /* Hugging Face folder */
     char batch[ASSAY_PATH]; /* safetensors with I64 input_ids, labels */
@@ -61,6 +69,10 @@ typedef struct assay_train_options {
     int64_t ddp_bucket_size;   /* elements of a gradient bucket before it is closed; 0 = the engine's own */
     bool overlap_grad_reduce;  /* reductions begin while the last microbatch's backward goes on */
     bool overlap_param_gather; /* gathers of parameters run ahead of their use */
+    assay_recompute_granularity recompute_granularity;
+    assay_recompute_method recompute_method;
+    int64_t recompute_num_layers;                   /* 0 = 1 */
+    char recompute_modules[96];                     /* "core_attn,moe_act"; "" = core_attn */
     assay_word_list moe_router_load_balancing_type; /* of assay_load_balancing */
     assay_number_list moe_aux_loss_coeff;           /* one for each of them */
     double moe_z_loss_coeff;
@@ -70,6 +82,8 @@ typedef struct assay_train_options {
     bool moe_pad_expert_input_to_capacity; /* every expert has as many rows as it may take */
     assay_row_padding moe_router_padding_for_quantization;
     assay_token_dispatcher moe_token_dispatcher_type;
+    bool
+        gradient_accumulation_fusion; /* weight gradients are added in F32 as they are made; false: rounded to act first */
     bool calculate_per_token_loss; /* objective: the mean over targets; false: the mean of microbatch means */
     assay_semantics semantics;
 
@@ -130,6 +144,10 @@ void assay_train_options_merge(assay_train_options *into, const assay_train_opti
 assay_status assay_train_options_join_layout(assay_train_options *o);
 /* The coefficient of a balancing loss, 0 where it is not among the types. */
 double assay_balancing_coeff(const assay_train_options *o, assay_load_balancing type);
+/* The losses of a router as results hold them: 0 aux_loss, 1 z_loss, 2 seq_aux_loss, 3 global_aux_loss. */
+enum { ASSAY_ROUTER_LOSSES = 4 };
+const char *assay_router_loss_name(int k);
+double assay_router_loss_coeff(const assay_train_options *o, int k);
 /* One coefficient for each type, no type twice. */
 assay_status assay_balancing_check(const assay_train_options *o);
 /* Whether all data-parallel ranks must run every microbatch, each some of its rows (docs/SEMANTICS.md, global_aux_loss). */

@@ -22,6 +22,7 @@ static const char *const always[] = {"precision",
                                      NULL};
 static const char *const of_balancing[] = {"moe_router_load_balancing_type", NULL};
 static const char *const of_means[] = {"calculate_per_token_loss", NULL};
+static const char *const of_stored[] = {"gradient_accumulation_fusion", NULL};
 static const char *const of_megatron[] = {"semantics", NULL};
 static const char *const of_warmup[] = {"lr_warmup_init", NULL};
 static const char *const of_decay[] = {"min_lr", "lr_decay_iters", NULL};
@@ -50,6 +51,8 @@ json_t *assay_training_to_json(const assay_train_options *o)
         take(training, all, of_balancing);
     if (!o->calculate_per_token_loss)
         take(training, all, of_means);
+    if (!o->gradient_accumulation_fusion)
+        take(training, all, of_stored);
     if (o->semantics != ASSAY_SEMANTICS_DEFAULT)
         take(training, all, of_megatron);
     if (o->lr_warmup_iters > 0)

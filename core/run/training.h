@@ -8,7 +8,7 @@
 ASSAY_BEGIN_DECLS
 
 /* Precision, optimizer and its constants, the schedule as it is used (lr_decay_iters 0 is train_iters, which must be filled
- * in; members that a schedule does not read are absent), loss coefficients, calculate_per_token_loss where it is false, semantics where it is not the default, and the seed of drawn weights.  NULL: out of
+ * in; members that a schedule does not read are absent), loss coefficients, calculate_per_token_loss and gradient_accumulation_fusion where they are false, semantics where it is not the default, and the seed of drawn weights.  NULL: out of
  * memory. */
 json_t *assay_training_to_json(const assay_train_options *o);
 

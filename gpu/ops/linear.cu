@@ -2,9 +2,9 @@
  *
  *   k0  one thread for each element of the result, inner index      fp32, sequential fma
  *       ascending
- *   k1  cuBLASLt; bias in its epilogue, dweight through beta = 1;   simulator: sequential fma
- *       experts one after the other                                 sm_90 and bf16: tensor core, k_step 16,
- *                                                                   guard bits 2; otherwise: order unknown
+ *   k1  cuBLASLt; bias in its epilogue, dweight through beta = 1    simulator: sequential fma
+ *       or (stored) in the workspace and added behind it;           sm_90 and bf16: tensor core, k_step 16,
+ *       experts one after the other                                 guard bits 2; otherwise: order unknown
  *       bwd_bias: 8 chains of rows for each column, and a tree      fp32, tree of 8 lanes
  *
  * An operation with a product that cuBLASLt has no algorithm for (odd sizes or addresses), or over nothing (K = 0), runs as
@@ -21,11 +21,13 @@ typedef struct product {
     gpu_tensor c, a, b, bias;
     const int64_t *tokens_per_expert; /* host memory */
     int64_t experts;                  /* -1: a single product */
+    bool stored = false; /* accumulate: the product is rounded to the type of a before it is added */
 } product;
 
 template <class TC, class T>
 __global__ void product_k0(TC *c, const T *a, const T *b, const T *bias, int64_t m, int64_t n, int64_t k,
-                           int64_t a_row, int64_t a_step, int64_t b_row, int64_t b_step, bool accumulate)
+                           int64_t a_row, int64_t a_step, int64_t b_row, int64_t b_step, bool accumulate,
+                           bool stored)
 {
     for (int64_t e = gpu_thread(); e < m * n; e += gpu_threads()) {
         const int64_t i = e / n, j = e % n;
@@ -34,6 +36,11 @@ __global__ void product_k0(TC *c, const T *a, const T *b, const T *bias, int64_t
             sum = fmaf(gpu_load(a + i * a_row + p * a_step), gpu_load(b + j * b_row + p * b_step), sum);
         if (bias != nullptr)
             sum += gpu_load(bias + j);
+        if (stored) {
+            T narrow;
+            gpu_store(&narrow, sum);
+            sum = gpu_load(&narrow);
+        }
         if (accumulate)
             sum += gpu_load(c + e);
         gpu_store(c + e, sum);
@@ -44,6 +51,12 @@ template <class T> __global__ void add_bias(float *c, const T *bias, int64_t m, 
 {
     for (int64_t e = gpu_thread(); e < m * n; e += gpu_threads())
         c[e] += gpu_load(bias + e % n);
+}
+
+template <class T> __global__ void add_product(float *c, const T *from, int64_t count)
+{
+    for (int64_t e = gpu_thread(); e < count; e += gpu_threads())
+        c[e] += gpu_load(from + e);
 }
 
 template <class T> __global__ void bias_grad_k0(float *dbias, const T *dy, int64_t t, int64_t n)
@@ -83,7 +96,14 @@ template <class TC, class T> static cudaError_t launch_k0(const product *p, cuda
                                  stream, (TC *)p->c.data, (const T *)p->a.data, (const T *)p->b.data,
                                  (const T *)p->bias.data, p->m, p->n, p->k, p->a_is_km ? 1 : p->k,
                                  p->a_is_km ? p->m : 1, p->b_is_kn ? 1 : p->k, p->b_is_kn ? p->n : 1,
-                                 p->accumulate);
+                                 p->accumulate, p->stored);
+}
+
+template <class T>
+static cudaError_t launch_add_product(const product *p, const void *from, cudaStream_t stream)
+{
+    return GPU_LAUNCH_NO_BARRIER(add_product<T>, gpu_grid(p->m * p->n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                 (float *)p->c.data, (const T *)from, p->m * p->n);
 }
 
 template <class T> static cudaError_t launch_add_bias(const product *p, cudaStream_t stream)
@@ -130,16 +150,35 @@ static uint32_t alignment_of(const void *p)
 
 enum { BLAS_WORKSPACE = 32 << 20 };
 
-static size_t blas_workspace(const gpu_ctx *ctx)
+/* A product that is stored before it is added lies at the begin of the workspace, in front of the library's. */
+static size_t stored_bytes(const product *p)
 {
-    const size_t most = BLAS_WORKSPACE;
-    return ctx->workspace_bytes < most ? ctx->workspace_bytes : most;
+    const size_t unit = 256, bytes = (size_t)(p->m * p->n * assay_dtype_bytes(p->a.dtype));
+    return p->stored ? (bytes + unit - 1) / unit * unit : 0;
+}
+
+static size_t blas_workspace(const gpu_ctx *ctx, size_t taken)
+{
+    const size_t most = BLAS_WORKSPACE,
+                 left = ctx->workspace_bytes > taken ? ctx->workspace_bytes - taken : 0;
+    return left < most ? left : most;
+}
+
+/* What the library computes of it. */
+static product blas_part(const gpu_ctx *ctx, const product *p)
+{
+    product part = *p;
+    if (!p->stored)
+        return part;
+    part.c = gpu_tensor_2d(ctx->workspace, p->a.dtype, p->m, p->n);
+    part.accumulate = false;
+    return part;
 }
 
 static assay_status blas_preference(const gpu_ctx *ctx, const product *p,
                                     cublasLtMatmulPreferenceOpaque_t *pref)
 {
-    const uint64_t bytes = blas_workspace(ctx);
+    const uint64_t bytes = blas_workspace(ctx, stored_bytes(p));
     const uint32_t scheme = CUBLASLT_REDUCTION_SCHEME_NONE;
     const uint32_t a = alignment_of(p->b.data), b = alignment_of(p->a.data), c = alignment_of(p->c.data);
     CUBLAS_TRY(cublasLtMatmulPreferenceInit(pref));
@@ -207,18 +246,24 @@ static assay_status plan_blas(const gpu_ctx *ctx, const product *p, blas_plan *p
     return ASSAY_OK;
 }
 
-static assay_status run_blas(const gpu_work *w, const product *p)
+static assay_status run_blas(const gpu_work *w, const product *whole)
 {
+    const product part = blas_part(w->ctx, whole), *p = &part;
+    const size_t taken = stored_bytes(whole);
     blas_plan plan;
-    if (is_nothing(p))
+    if (is_nothing(whole))
         return ASSAY_OK;
+    ASSAY_TRY(gpu_check_workspace(p->op, w->ctx, taken));
     ASSAY_TRY(plan_blas(w->ctx, p, &plan));
     ASSAY_CHECK(plan.found, ASSAY_CUBLAS, "%s: cuBLASLt has no algorithm for a product that it had one for",
                 p->op);
     const float alpha = 1.0f, beta = p->accumulate ? 1.0f : 0.0f;
     CUBLAS_TRY(cublasLtMatmul(w->ctx->blas, &plan.desc, &alpha, p->b.data, &plan.first, p->a.data,
                               &plan.second, &beta, p->c.data, &plan.result, p->c.data, &plan.result,
-                              &plan.choice.algo, w->ctx->workspace, blas_workspace(w->ctx), w->stream));
+                              &plan.choice.algo, (char *)w->ctx->workspace + taken,
+                              blas_workspace(w->ctx, taken), w->stream));
+    if (whole->stored)
+        GPU_LAUNCHED(GPU_BY_ACT(p->a.dtype, launch_add_product, whole, p->c.data, w->stream), p->op);
     if (p->bias.data != nullptr && !plan.epilogue_bias)
         GPU_LAUNCHED(GPU_BY_ACT(p->bias.dtype, launch_add_bias, p, w->stream), p->op);
     return ASSAY_OK;
@@ -279,7 +324,20 @@ static assay_status linear_bwd_weight_product(const gpu_operands *o, product *p)
     const int64_t t = gpu_tensor_row_count(dy), n = dweight.shape[0], k = dweight.shape[1];
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, t, n));
     ASSAY_TRY(gpu_check_shape2(op, "x", x, t, k));
-    *p = {op, n, k, t, true, true, true, dweight, dy, x, gpu_tensor_none(), nullptr, -1};
+    *p = {op,
+          n,
+          k,
+          t,
+          true,
+          true,
+          true,
+          dweight,
+          dy,
+          x,
+          gpu_tensor_none(),
+          nullptr,
+          -1,
+          !gpu_operand_bool(o, "gradient_accumulation_fusion")};
     return ASSAY_OK;
 }
 
@@ -432,7 +490,8 @@ static assay_status grouped_linear_bwd_weight_product(const gpu_operands *o, pro
           x,
           gpu_tensor_none(),
           tokens_per_expert,
-          dweight.shape[0]};
+          dweight.shape[0],
+          !gpu_operand_bool(o, "gradient_accumulation_fusion")};
     return ASSAY_OK;
 }
 
@@ -485,12 +544,13 @@ template <product_maker MAKE> static assay_status each_blas(const gpu_work *w)
 /* An error counts as yes: `run` meets it again and reports it. */
 static bool blas_has(const gpu_ctx *ctx, const product *p)
 {
+    const product part = blas_part(ctx, p);
     blas_plan plan;
     if (is_nothing(p))
         return true;
     if (p->k == 0)
         return false;
-    const bool found = plan_blas(ctx, p, &plan) != ASSAY_OK || plan.found;
+    const bool found = plan_blas(ctx, &part, &plan) != ASSAY_OK || plan.found;
     assay_error_clear();
     return found;
 }
@@ -511,9 +571,17 @@ template <product_maker MAKE> static bool blas_accepts(const gpu_ctx *ctx, const
     return all;
 }
 
-static size_t blas_bytes(const gpu_ctx *ctx, const gpu_operands *)
+static size_t blas_bytes(const gpu_ctx *ctx, const gpu_operands *o)
 {
-    return ctx->simulated ? 0 : (size_t)BLAS_WORKSPACE;
+    const gpu_tensor dweight = gpu_operand(o, "dweight");
+    product p = {};
+    if (gpu_tensor_present(dweight) && dweight.ndim >= 2) {
+        p.m = dweight.shape[dweight.ndim - 2];
+        p.n = dweight.shape[dweight.ndim - 1];
+        p.a = gpu_operand(o, "dy");
+        p.stored = !gpu_operand_bool(o, "gradient_accumulation_fusion");
+    }
+    return stored_bytes(&p) + (ctx->simulated ? 0 : (size_t)BLAS_WORKSPACE);
 }
 
 /* What cuBLASLt's arithmetic is on this device; the simulator's is one chain. */

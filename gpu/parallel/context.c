@@ -487,12 +487,14 @@ static const struct {
 
 gpu_arena *gpu_context_own_arena(gpu_model *m, gpu_arena *keep)
 {
-    return m->cp > 1 && m->grid->p.cp_comm_type != ASSAY_CP_P2P ? &m->scratch : keep;
+    const bool again = (m->recompute.modules & ASSAY_RECOMPUTE_CORE_ATTN) != 0;
+    return m->cp > 1 && m->grid->p.cp_comm_type != ASSAY_CP_P2P && !again ? &m->scratch : keep;
 }
 
 gpu_arena *gpu_context_query_arena(gpu_model *m, gpu_arena *keep)
 {
-    return m->grid->p.cp_comm_type == ASSAY_CP_A2A ? &m->scratch : keep;
+    const bool again = (m->recompute.modules & ASSAY_RECOMPUTE_CORE_ATTN) != 0;
+    return m->grid->p.cp_comm_type == ASSAY_CP_A2A && !again ? &m->scratch : keep;
 }
 
 assay_status gpu_context_attention_fwd(gpu_model *m, gpu_arena *keep, const gpu_layer *l,

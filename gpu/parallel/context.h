@@ -11,7 +11,8 @@
 
 ASSAY_BEGIN_DECLS
 
-/* Where the rank's own k and v, and its q, belong: `keep` where the backward reads them, else scratch. */
+/* Where the rank's own k and v, and its q, belong: `keep` where the backward, or core attention when it runs again, reads them, else
+ * scratch. */
 gpu_arena *gpu_context_own_arena(gpu_model *m, gpu_arena *keep);
 gpu_arena *gpu_context_query_arena(gpu_model *m, gpu_arena *keep);
 /* o = attention; what the backward reads is taken from `keep`. */

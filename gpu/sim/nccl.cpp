@@ -59,6 +59,7 @@ template <class F> ncclResult_t await(ncclComm *c, F ready, const char *what)
 {
     const double since = now_seconds();
     double looked = since;
+    int look_from = 0;
     for (;;) {
         const uint32_t seen = c->shm.head->bell.load();
         if (ready(-1)) {
@@ -69,9 +70,10 @@ template <class F> ncclResult_t await(ncclComm *c, F ready, const char *what)
         }
         assay_sim_poll();
         const double now = now_seconds();
-        if (now - looked > 0.02) {
+        if (now - looked > 0.02 * patience(c->ranks)) {
             looked = now;
-            for (int r = 0; r < c->ranks; ++r) {
+            for (int i = 0; i < c->ranks && i < looked_at; ++i) {
+                const int r = (c->rank + 1 + look_from++) % c->ranks;
                 if (r != c->rank && !ready(r) && c->shm.slot(r).state != RANK_ABSENT &&
                     (c->shm.slot(r).state != RANK_PRESENT || !c->shm.alive(r))) {
                     nccl_fail(c, ncclRemoteError,
@@ -96,7 +98,7 @@ template <class F> ncclResult_t await(ncclComm *c, F ready, const char *what)
             segment_close(c->shm);
             return ncclSystemError;
         }
-        c->shm.listen(seen, 0.005);
+        c->shm.listen(seen, 0.005 * patience(c->ranks));
     }
 }
 

@@ -56,7 +56,16 @@ struct nccl_work {
     size_t current; /* collective */
     double since;   /* of the last progress; 0: not begun */
     double looked;  /* when the peers' processes were last checked */
+    int look_from;  /* the next look goes on behind the last peer of this one */
 };
+
+/* Who waits looks whether its peers live: at all of a few, at some in turn of many, and the less often the more there are;
+ * else hundreds of waiting processes take the processors from those that they wait for. */
+constexpr int looked_at = 16;
+inline double patience(int ranks)
+{
+    return ranks > looked_at ? static_cast<double>(ranks) / looked_at : 1.0;
+}
 
 assay_sim_step nccl_work_step(void *state);
 void nccl_work_wait(void *state);

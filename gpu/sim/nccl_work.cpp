@@ -415,7 +415,9 @@ static std::string waited_for(const nccl_work &w)
 static void look_around(nccl_work &w, double now)
 {
     ncclComm *c = w.comm;
-    for (int r = 0; r < c->ranks; ++r) {
+    const int n = c->ranks < looked_at ? c->ranks : looked_at;
+    for (int i = 0; i < n; ++i) {
+        const int r = (c->rank + 1 + w.look_from++) % c->ranks;
         if (r == c->rank || !waits_for(w, r)) {
             continue;
         }
@@ -478,7 +480,7 @@ assay_sim_step nccl_work_step(void *state)
     }
     if (moved || w.since == 0.0) {
         w.since = w.looked = now;
-    } else if (now - w.looked > 0.02) {
+    } else if (now - w.looked > 0.02 * patience(c->ranks)) {
         w.looked = now;
         look_around(w, now);
         if (nccl_error(c) != ncclSuccess) {
@@ -491,7 +493,7 @@ assay_sim_step nccl_work_step(void *state)
 void nccl_work_wait(void *state)
 {
     const nccl_work &w = *static_cast<const nccl_work *>(state);
-    w.comm->shm.listen(w.comm->heard, 0.002);
+    w.comm->shm.listen(w.comm->heard, 0.002 * patience(w.comm->ranks));
 }
 
 void nccl_work_destroy(void *state)

@@ -11,6 +11,7 @@
 
 #include "core/files/dataset.h"
 #include "core/model/sequence.h"
+#include "core/run/recompute.h"
 #include "parity/judge/judge.h"
 
 /* Which rows of the global tensor a record of kind `rows` holds, in its order. */
@@ -63,9 +64,10 @@ typedef struct plan_op {
     const char *op, *instance;
     assay_phase phase;
     int64_t microbatch;
-    int group;     /* assay_group, -1: not a collective */
-    int64_t block; /* place in the rank's schedule: receives of a round, each of its passes, its sends */
-    int64_t after; /* >= 0: it may stand before its block, anywhere behind this operation */
+    int group;      /* assay_group, -1: not a collective */
+    int64_t block;  /* place in the rank's schedule: receives of a round, each of its passes, its sends */
+    bool recompute; /* it ran in the forward pass and runs again for the backward */
+    int64_t after;  /* >= 0: it may stand before its block, anywhere behind this operation */
     plan_order order;
     int64_t first_slot, n_slots, first_attr, n_attrs;
 } plan_op;
@@ -124,6 +126,9 @@ typedef struct plan {
     parity_map *written; /* parameter -> number of that operation */
     bool ahead;          /* the next unit of the pass is gathered already */
     assay_status st;     /* of the first failure; nothing is added after it */
+
+    assay_recompute again; /* what runs again before its backward */
+    bool recompute;        /* the next operations are such */
 
     assay_phase phase; /* where the next operation goes */
     int64_t microbatch, layer, block, part, pass, stage;
@@ -222,6 +227,7 @@ typedef struct plan_kind {
     size_t saved; /* bytes that forward keeps for backward */
     plan_tensor (*forward)(plan *p, plan_tensor x, void *saved);
     plan_tensor (*backward)(plan *p, plan_tensor dy, void *saved); /* gradient of x */
+    void (*again)(plan *p, plan_tensor x, void *saved); /* modules that run again; NULL: none can */
 } plan_kind;
 extern const plan_kind plan_self_attention, plan_mla, plan_dense_mlp, plan_moe_mlp;
 
@@ -233,6 +239,8 @@ typedef struct plan_shared_saved {
     plan_tensor tokens, x, fc1, act, fc2, out, gate;
 } plan_shared_saved;
 plan_tensor plan_shared_forward(plan *p, plan_tensor tokens, plan_shared_saved *s);
+/* What its MLP reads of the tokens. */
+plan_tensor plan_shared_input(plan *p, plan_tensor tokens);
 plan_tensor plan_shared_backward(plan *p, plan_tensor dy, plan_shared_saved *s);
 
 /* Integer tensors of the exchange of rows: plan_rows.c.  known false: a choice is missing or malformed. */

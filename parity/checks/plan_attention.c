@@ -159,4 +159,14 @@ static plan_tensor backward(plan *p, plan_tensor dy, void *kept)
     return plan_column_input_backward(p, "self_attention.gather", "self_attention.reduce_grad", dx, s->norm);
 }
 
-const plan_kind plan_self_attention = {.saved = sizeof(saved), .forward = forward, .backward = backward};
+static void again(plan *p, plan_tensor x, void *kept)
+{
+    saved *s = kept;
+    if (p->again.modules & ASSAY_RECOMPUTE_LAYERNORM)
+        (void)plan_column_input(p, "self_attention.gather", x);
+    if (p->again.modules & ASSAY_RECOMPUTE_CORE_ATTN)
+        (void)plan_context_forward(p, s->q_rotated, s->k_rotated, s->v);
+}
+
+const plan_kind plan_self_attention = {
+    .saved = sizeof(saved), .forward = forward, .backward = backward, .again = again};

@@ -95,6 +95,7 @@ void plan_add(plan *p, const char *op, const char *at)
                           .microbatch = p->microbatch,
                           .group = -1,
                           .block = p->block,
+                          .recompute = p->recompute,
                           .after = -1,
                           .order = {.part = p->part, .pass = p->pass, .stage = p->stage, .at = p->n},
                           .first_slot = p->n_slots,
@@ -310,6 +311,7 @@ static assay_status start(plan *p, const plan_job *job, int rank, int64_t step)
 assay_status plan_make(plan *p, const plan_job *job, int rank, int64_t step)
 {
     ASSAY_TRY(start(p, job, rank, step));
+    ASSAY_TRY(assay_recompute_from_options(&p->again, job->options));
     p->phase = ASSAY_PHASE_FORWARD;
     rope_table(p);
     plan_microbatches(p);

@@ -40,4 +40,12 @@ static plan_tensor backward(plan *p, plan_tensor dy, void *kept)
     return plan_column_input_backward(p, "mlp.gather", "mlp.reduce_grad", dx, s->norm);
 }
 
-const plan_kind plan_dense_mlp = {.saved = sizeof(saved), .forward = forward, .backward = backward};
+static void again(plan *p, plan_tensor x, void *kept)
+{
+    (void)kept;
+    if (p->again.modules & ASSAY_RECOMPUTE_LAYERNORM)
+        (void)plan_column_input(p, "mlp.gather", x);
+}
+
+const plan_kind plan_dense_mlp = {
+    .saved = sizeof(saved), .forward = forward, .backward = backward, .again = again};

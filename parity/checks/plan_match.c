@@ -19,13 +19,15 @@ typedef struct matcher {
     plan_order order;                     /* of the last match: where an extra operation stands */
 } matcher;
 
-static void key_of(char out[KEY], const char *op, const char *instance, assay_phase phase, int64_t microbatch)
+static void key_of(char out[KEY], const char *op, const char *instance, assay_phase phase, int64_t microbatch,
+                   bool recompute)
 {
     parity_key k = parity_key_begin(out, KEY);
     parity_key_text(&k, op);
     parity_key_text(&k, instance);
     parity_key_number(&k, (int64_t)phase);
     parity_key_number(&k, microbatch);
+    parity_key_number(&k, recompute);
 }
 
 static plan_place place_of(const plan *p, const plan_op *o)
@@ -45,7 +47,7 @@ static assay_status index_plan(matcher *m)
     char key[KEY];
     for (int64_t i = m->p->n - 1; i >= 0; i--) {
         const plan_op *o = &m->p->ops[i];
-        key_of(key, o->op, o->instance, o->phase, o->microbatch);
+        key_of(key, o->op, o->instance, o->phase, o->microbatch, o->recompute);
         const int64_t after = parity_map_get(m->first, key);
         m->next[i] = after > 0 ? after : 0;
         ASSAY_TRY(parity_map_put(m->first, key, i + 1));
@@ -83,8 +85,17 @@ static assay_status check_order(matcher *m, int64_t i, const plan_place *at)
 static assay_status match_op(matcher *m, const assay_trace_op *found)
 {
     char key[KEY];
-    key_of(key, found->op, found->instance, found->phase, found->microbatch);
-    const int64_t i = parity_map_get(m->first, key) - 1;
+    key_of(key, found->op, found->instance, found->phase, found->microbatch, found->recompute);
+    int64_t i = parity_map_get(m->first, key) - 1;
+    if (i < 0) { /* the other way round, if such a one is wanted still */
+        char other[KEY];
+        key_of(other, found->op, found->instance, found->phase, found->microbatch, !found->recompute);
+        const int64_t left = parity_map_get(m->first, other) - 1;
+        if (left >= 0) {
+            i = left;
+            memcpy(key, other, sizeof key);
+        }
+    }
     if (i < 0) {
         const plan_place at = {.op = found->op,
                                .instance = found->instance,
@@ -93,8 +104,8 @@ static assay_status match_op(matcher *m, const assay_trace_op *found)
                                .step = m->p->step,
                                .microbatch = found->microbatch,
                                .order = m->order};
-        return plan_fails(m->f, &at, "operation", "extra operation: %s %.160s (%s): expected %s", found->op,
-                          found->instance, assay_phase_name(found->phase),
+        return plan_fails(m->f, &at, "operation", "extra operation: %s %.160s (%s%s): expected %s", found->op,
+                          found->instance, assay_phase_name(found->phase), found->recompute ? ", again" : "",
                           i == -1 ? "no more of it" : "none");
     }
     ASSAY_TRY(parity_map_put(m->first, key, m->next[i]));
@@ -103,9 +114,10 @@ static assay_status match_op(matcher *m, const assay_trace_op *found)
     m->matched[i] = true;
     m->order = wanted->order;
     ASSAY_TRY(check_order(m, i, &at));
-    if (found->recompute)
-        ASSAY_TRY(plan_fails(m->f, &at, "recompute",
-                             "expected an operation that runs once, found one that ran again"));
+    if (found->recompute != wanted->recompute)
+        ASSAY_TRY(plan_fails(m->f, &at, "recompute", "expected an operation that %s, found one that %s",
+                             wanted->recompute ? "runs again" : "runs for the first time",
+                             found->recompute ? "runs again" : "runs for the first time"));
     return plan_compare_op(m->f, m->p, wanted, m->t, found, &at);
 }
 
@@ -115,8 +127,8 @@ static assay_status name_missing(const matcher *m)
         const plan_op *o = &m->p->ops[i];
         const plan_place at = place_of(m->p, o);
         if (!m->matched[i])
-            ASSAY_TRY(plan_fails(m->f, &at, "operation", "missing operation: %s %.160s (%s)", o->op,
-                                 o->instance, assay_phase_name(o->phase)));
+            ASSAY_TRY(plan_fails(m->f, &at, "operation", "missing operation: %s %.160s (%s%s)", o->op,
+                                 o->instance, assay_phase_name(o->phase), o->recompute ? ", again" : ""));
     }
     return ASSAY_OK;
 }

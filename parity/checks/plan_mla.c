@@ -4,6 +4,7 @@
 
 typedef struct saved {
     plan_tensor q, kv, k_pos, o;
+    plan_context context;
 } saved;
 
 /* Input of a column-parallel linear: what was compressed, or the layer's input where q is not. */
@@ -22,6 +23,10 @@ static plan_tensor forward(plan *p, plan_tensor x, void *kept)
     (void)plan_column_input(p, q_gather(p), s->q);
     (void)plan_column_input(p, "self_attention.kv_up.gather", s->kv);
     (void)plan_column_input(p, "self_attention.k_pos.gather", s->k_pos);
+    if (p->cp > 1)
+        s->context = plan_context_forward(p, plan_value(p, "self_attention.rope_q", "y", p->act),
+                                          plan_value(p, "self_attention.rope_k", "y", p->act),
+                                          plan_value(p, "self_attention.linear_kv_up_proj", "v", p->act));
     return plan_row_output(p, "self_attention.reduce", s->o);
 }
 
@@ -30,6 +35,8 @@ static plan_tensor backward(plan *p, plan_tensor dy, void *kept)
     saved *s = kept;
     const bool compressed = p->job->config->q_lora_rank > 0;
     (void)plan_row_output_backward(p, "self_attention.reduce", dy, s->o);
+    if (p->cp > 1)
+        (void)plan_context_backward(p, &s->context, plan_grad(p, s->context.o, p->act));
     (void)plan_column_input_backward(p, "self_attention.k_pos.gather", "self_attention.k_pos.reduce_grad",
                                      plan_grad(p, s->k_pos, p->act), s->k_pos);
     (void)plan_column_input_backward(p, "self_attention.kv_up.gather", "self_attention.kv_up.reduce_grad",

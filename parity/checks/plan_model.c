@@ -185,6 +185,25 @@ static plan_tensor layer_forward(plan *p, int64_t number, layer_saved *s, plan_t
     return s->output;
 }
 
+static void modules_again(plan *p, int64_t number, layer_saved *s)
+{
+    const plan_kind *mixer = mixers[p->job->config->mixer[number]], *mlp = mlps[p->job->config->mlp[number]];
+    const bool norms = (p->again.modules & ASSAY_RECOMPUTE_LAYERNORM) != 0;
+    const unsigned whole = mlp == &plan_moe_mlp ? ASSAY_RECOMPUTE_MOE : ASSAY_RECOMPUTE_MLP;
+    p->layer = number;
+    if (norms)
+        (void)plan_rmsnorm(p, "input_layernorm", s->input);
+    if (mixer->again)
+        mixer->again(p, s->input_norm.y, s->mixer);
+    if (norms)
+        (void)plan_rmsnorm(p, "pre_mlp_layernorm", s->residual);
+    if (p->again.modules & whole)
+        (void)mlp->forward(p, s->mlp_norm.y, plan_alloc(p, mlp->saved));
+    else if (mlp->again)
+        mlp->again(p, s->mlp_norm.y, s->mlp);
+    p->layer = -1;
+}
+
 static plan_tensor layer_backward(plan *p, int64_t number, layer_saved *s, plan_tensor dy)
 {
     const plan_kind *mixer = mixers[p->job->config->mixer[number]], *mlp = mlps[p->job->config->mlp[number]];
@@ -203,6 +222,24 @@ static plan_tensor layer_backward(plan *p, int64_t number, layer_saved *s, plan_
         plan_add_op(p, "self_attention.residual_grad", dhidden, dinput_norm, plan_grad(p, s->input, p->act));
     p->layer = -1;
     return dx;
+}
+
+/* Before the backward of layer l of a chunk: the forward of a group of layers, of which it is the last, once more, or that of
+ * the modules which are not kept. */
+static void layer_again(plan *p, const chunk *c, const slot *s, int64_t l)
+{
+    int64_t first;
+    const int64_t n = assay_recompute_layers(&p->again, c->count, l, &first);
+    p->recompute = true;
+    p->phase = ASSAY_PHASE_FORWARD;
+    for (int64_t i = first; n > 0 && l == first + n - 1 && i <= l && p->st == ASSAY_OK; i++) {
+        layer_saved unused = {.mixer = NULL};
+        (void)layer_forward(p, c->first + i, &unused, s->layers[i].input);
+    }
+    if (n == 0 && p->again.modules != 0)
+        modules_again(p, c->first + l, &s->layers[l]);
+    p->phase = ASSAY_PHASE_BACKWARD;
+    p->recompute = false;
 }
 
 /* --- stages ------------------------------------------------------------------------------------------------- */
@@ -302,6 +339,7 @@ static void backward_runs(plan *p, const chunk *c, slot *s)
     }
     for (int64_t l = c->count - 1; l >= 0 && p->st == ASSAY_OK; l--) {
         plan_unit_before(p, c->first + l, l > 0 ? c->first + l - 1 : PLAN_UNIT_NONE);
+        layer_again(p, c, s, l);
         dy = layer_backward(p, c->first + l, &s->layers[l], dy);
         plan_unit_reduce(p, c->first + l);
     }

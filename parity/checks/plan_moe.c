@@ -106,6 +106,7 @@ static plan_tensor grouped_linear_backward(plan *p, const plan_moe_saved *s, con
     plan_in(p, "x", x);
     plan_in(p, "tokens_per_expert", s->local_counts);
     plan_accumulate(p, "dweight", weight);
+    plan_bool(p, "gradient_accumulation_fusion", p->job->options->gradient_accumulation_fusion);
     plan_add(p, "grouped_linear_bwd_input", at);
     plan_in(p, "dy", dy);
     plan_in(p, "weight", plan_param(p, weight));
@@ -114,14 +115,19 @@ static plan_tensor grouped_linear_backward(plan *p, const plan_moe_saved *s, con
     return dx;
 }
 
-static void experts_forward(plan *p, plan_moe_saved *s)
+static void activation_forward(plan *p, plan_moe_saved *s)
 {
-    s->fc1 = grouped_linear(p, s, "mlp.experts.linear_fc1", "mlp.experts.linear_fc1.weight", s->expert_in);
     s->act = plan_whole_rows(p, plan_value(p, "mlp.experts.activation", "y", p->act), s->rows.of_experts);
     plan_add(p, "swiglu_fwd", "mlp.experts.activation");
     plan_in(p, "x", s->fc1);
     plan_in(p, "probs", s->expert_probs);
     plan_out(p, "y", s->act);
+}
+
+static void experts_forward(plan *p, plan_moe_saved *s)
+{
+    s->fc1 = grouped_linear(p, s, "mlp.experts.linear_fc1", "mlp.experts.linear_fc1.weight", s->expert_in);
+    activation_forward(p, s);
     s->fc2 = grouped_linear(p, s, "mlp.experts.linear_fc2", "mlp.experts.linear_fc2.weight", s->act);
 }
 
@@ -143,15 +149,21 @@ static plan_tensor experts_backward(plan *p, const plan_moe_saved *s, plan_tenso
 
 /* --- the kind ----------------------------------------------------------------------------------------------- */
 
-static plan_tensor forward(plan *p, plan_tensor x, void *kept)
+/* The token shard of this rank. */
+static void tokens_forward(plan *p, plan_moe_saved *s, plan_tensor x)
 {
-    plan_moe_saved *s = kept;
     s->cut = p->tp > 1 && !p->sp;
     s->norm = s->tokens = x;
     if (s->cut) {
         s->tokens = plan_value(p, "mlp.scatter", "y", p->act);
         slice_rows(p, "mlp.scatter", x, s->tokens);
     }
+}
+
+static plan_tensor forward(plan *p, plan_tensor x, void *kept)
+{
+    plan_moe_saved *s = kept;
+    tokens_forward(p, s, x);
     router_forward(p, s);
     plan_make_rows(p, &s->rows);
     plan_permute(p, s);
@@ -197,4 +209,22 @@ static plan_tensor backward(plan *p, plan_tensor dy, void *kept)
     return whole;
 }
 
-const plan_kind plan_moe_mlp = {.saved = sizeof(plan_moe_saved), .forward = forward, .backward = backward};
+static void again(plan *p, plan_tensor x, void *kept)
+{
+    plan_moe_saved *s = kept;
+    plan_shared_saved unused;
+    const unsigned modules = p->again.modules;
+    if (modules & ASSAY_RECOMPUTE_LAYERNORM)
+        tokens_forward(p, s, x);
+    if (modules & ASSAY_RECOMPUTE_MOE_ACT)
+        activation_forward(p, s);
+    if (!has_shared(p))
+        return;
+    if (modules & ASSAY_RECOMPUTE_SHARED_EXPERTS)
+        (void)plan_shared_forward(p, s->tokens, &unused);
+    else if (modules & ASSAY_RECOMPUTE_LAYERNORM)
+        (void)plan_shared_input(p, s->tokens);
+}
+
+const plan_kind plan_moe_mlp = {
+    .saved = sizeof(plan_moe_saved), .forward = forward, .backward = backward, .again = again};

@@ -29,6 +29,7 @@ void plan_linear_backward(plan *p, const char *at, plan_tensor dy, plan_tensor x
     plan_in(p, "dy", dy);
     plan_in(p, "x", x);
     plan_accumulate(p, "dweight", weight);
+    plan_bool(p, "gradient_accumulation_fusion", p->job->options->gradient_accumulation_fusion);
     plan_add(p, "linear_bwd_input", at);
     plan_in(p, "dy", dy);
     plan_in(p, "weight", plan_param(p, weight));

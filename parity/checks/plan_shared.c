@@ -1,13 +1,19 @@
 /* Shared expert of an MoE layer: a dense MLP on the token shard, in the sequence-parallel form over tp. */
 #include "parity/checks/plan.h"
 
+plan_tensor plan_shared_input(plan *p, plan_tensor tokens)
+{
+    if (p->tp == 1)
+        return tokens;
+    const plan_tensor x = plan_value(p, "mlp.shared_experts.gather", "recv", p->act);
+    plan_gather_sequence(p, "mlp.shared_experts.gather", tokens, x);
+    return x;
+}
+
 plan_tensor plan_shared_forward(plan *p, plan_tensor tokens, plan_shared_saved *s)
 {
-    s->tokens = s->x = tokens;
-    if (p->tp > 1) {
-        s->x = plan_value(p, "mlp.shared_experts.gather", "recv", p->act);
-        plan_gather_sequence(p, "mlp.shared_experts.gather", tokens, s->x);
-    }
+    s->tokens = tokens;
+    s->x = plan_shared_input(p, tokens);
     s->fc1 = plan_linear(p, "mlp.shared_experts.linear_fc1", s->x, "mlp.shared_experts.linear_fc1.weight",
                          NULL, p->act);
     s->act = plan_value(p, "mlp.shared_experts.activation", "y", p->act);

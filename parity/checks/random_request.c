@@ -310,20 +310,20 @@ static assay_status add_slots(draft *d)
     return ASSAY_OK;
 }
 
-/* The dimension in brackets of "[B,]E" or "m[,H]" is there when the request gives its extent. */
-static bool has_brackets(const draft *d)
+/* Dimensions in brackets are there where the sizes of the row say how long they are. */
+static void settle_brackets(draft *d)
 {
-    for (int i = 0; i < assay_op_n_slots(d->op); i++) {
-        const char *open = strchr(d->op->slots[i].shape, '[');
-        char name[16];
-        int64_t extent;
-        if (open == NULL)
-            continue;
-        open += strspn(open, "[,");
-        snprintf(name, sizeof name, "%.*s", (int)strcspn(open, ",]"), open);
-        return assay_op_symbol(&d->sizes, name, &extent);
+    d->sizes.brackets = true;
+    for (int i = 0; i < assay_op_n_slots(d->op) && d->sizes.brackets; i++) {
+        const assay_op_slot *slot = &d->op->slots[i];
+        int64_t shape[ASSAY_OP_DIMS];
+        int ndim;
+        if (strchr(slot->shape, '[') != NULL &&
+            assay_op_slot_shape(d->op, slot, &d->sizes, &ndim, shape) != ASSAY_OK) {
+            assay_error_clear();
+            d->sizes.brackets = false;
+        }
     }
-    return false;
 }
 
 static assay_status ask(parity_ask *q, const parity_ask_row *row, const char *text, parity_data_mode mode)
@@ -332,7 +332,7 @@ static assay_status ask(parity_ask *q, const parity_ask_row *row, const char *te
     parity_ask_begin(q, row->op);
     d.derivation = json_object();
     assay_status st = read_sizes(&d, text);
-    d.sizes.brackets = has_brackets(&d);
+    settle_brackets(&d);
     if (st == ASSAY_OK)
         st = add_slots(&d);
     if (st == ASSAY_OK)

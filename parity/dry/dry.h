@@ -48,8 +48,8 @@ typedef struct dry_call {
     assay_phase phase;
     assay_group group;
     assay_dtype dtype;
-    int name;           /* number of the instance */
-    int peer;           /* send, recv: position in the pp group */
+    int name; /* number of the instance */
+    int peer; /* send, recv: position in the pp group; over cp how far ahead in the ring, the same on every rank */
     int64_t microbatch; /* of the rank's own, from 0; -1 none */
     int64_t block; /* place in the schedule (plan_op): transfers of neighbouring blocks travel together */
 } dry_call;

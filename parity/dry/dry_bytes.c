@@ -36,11 +36,14 @@ typedef enum {
     HIDDEN_ROWS_ETP,
     PROBS_ROWS_ETP,
     KEYS,
+    VALUES,
     Q_COMPRESSED,
     KV_COMPRESSED,
     K_POSITION,
     OWN_QUERIES,
     OWN_KEYS,
+    OWN_VALUES,
+    OWN_OUTPUT,
     LOSS_STATS,
     EXPERTS,
     EXPERTS_SETS,
@@ -72,19 +75,19 @@ static const struct {
     {"mlp.experts.reduce", HIDDEN_ROWS_ETP},
     {"mlp.experts.gather_probs", PROBS_ROWS_ETP},
     {"self_attention.gather_k", KEYS},
-    {"self_attention.gather_v", KEYS},
+    {"self_attention.gather_v", VALUES},
     {"self_attention.a2a_q", OWN_QUERIES},
-    {"self_attention.a2a_o", OWN_QUERIES},
+    {"self_attention.a2a_o", OWN_OUTPUT},
     {"self_attention.a2a_k", OWN_KEYS},
-    {"self_attention.a2a_v", OWN_KEYS},
+    {"self_attention.a2a_v", OWN_VALUES},
     {"send_k", OWN_KEYS},
-    {"send_v", OWN_KEYS},
+    {"send_v", OWN_VALUES},
     {"send_dk", OWN_KEYS},
-    {"send_dv", OWN_KEYS},
+    {"send_dv", OWN_VALUES},
     {"recv_k", OWN_KEYS},
-    {"recv_v", OWN_KEYS},
+    {"recv_v", OWN_VALUES},
     {"recv_dk", OWN_KEYS},
-    {"recv_dv", OWN_KEYS},
+    {"recv_dv", OWN_VALUES},
     {"router.aux_counts", EXPERTS},
     {"router.expert_counts", EXPERTS},
     {"self_attention.q_proj.gather", HIDDEN_REGION},
@@ -111,7 +114,25 @@ static bool ends_with(const char *text, const char *end)
     return n >= k && strcmp(text + n - k, end) == 0 && (n == k || text[n - k - 1] == '.');
 }
 
-static double elements(const dry *d, const sizes *s, form which)
+/* Elements of one token's queries, keys, values and attention output on a tensor-parallel rank. */
+typedef struct widths {
+    double q, k, v, o;
+} widths;
+
+static widths widths_of(const dry *d, const char *name)
+{
+    const assay_model_config *c = &d->config;
+    const double tp = d->grid.size[ASSAY_AXIS_TP], heads = (double)c->num_attention_heads / tp;
+    long long layer = 0;
+    if (sscanf(name, "decoder.layers.%lld.", &layer) == 1 && c->mixer[layer] == ASSAY_MIXER_MLA) {
+        const double qk = (double)(c->qk_head_dim + c->qk_pos_emb_head_dim), v = (double)c->v_head_dim;
+        return (widths){heads * qk, heads * qk, heads * v, heads * v}; /* every head has its own keys */
+    }
+    const double d_head = (double)c->kv_channels, groups = (double)c->num_query_groups / tp;
+    return (widths){heads * d_head, groups * d_head, groups * d_head, heads * d_head};
+}
+
+static double elements(const dry *d, const sizes *s, const widths *w, form which)
 {
     const assay_model_config *c = &d->config;
     switch (which) {
@@ -132,13 +153,17 @@ static double elements(const dry *d, const sizes *s, form which)
     case PROBS_ROWS_ETP:
         return s->shard * (double)c->moe_router_topk * d->grid.size[ASSAY_AXIS_ETP];
     case KEYS:
-        return (double)d->o.micro_batch_size * (double)d->o.seq_length * (double)c->num_query_groups *
-               (double)c->kv_channels / d->grid.size[ASSAY_AXIS_TP];
+        return (double)d->o.micro_batch_size * (double)d->o.seq_length * w->k;
+    case VALUES:
+        return (double)d->o.micro_batch_size * (double)d->o.seq_length * w->v;
     case OWN_QUERIES:
-        return s->region * (double)c->num_attention_heads * (double)c->kv_channels /
-               d->grid.size[ASSAY_AXIS_TP];
+        return s->region * w->q;
     case OWN_KEYS:
-        return s->region * (double)c->num_query_groups * (double)c->kv_channels / d->grid.size[ASSAY_AXIS_TP];
+        return s->region * w->k;
+    case OWN_VALUES:
+        return s->region * w->v;
+    case OWN_OUTPUT:
+        return s->region * w->o;
     case Q_COMPRESSED:
         return s->region * (double)c->q_lora_rank;
     case KV_COMPRESSED:
@@ -160,7 +185,8 @@ assay_status dry_elements(const dry *d, int rank, const dry_call *c, double *out
     ASSAY_TRY(sizes_of(d, rank, &s));
     for (int i = 0; i < N_FORMS; i++)
         if (ends_with(name, forms[i].end)) {
-            *out = elements(d, &s, forms[i].form);
+            const widths w = widths_of(d, name);
+            *out = elements(d, &s, &w, forms[i].form);
             return ASSAY_OK;
         }
     const assay_param_spec *p = assay_spec_find(d->spec, name);

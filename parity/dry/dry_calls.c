@@ -65,6 +65,8 @@ static assay_status add_call(dry *d, const plan *p, const plan_op *op, dry_list 
     ASSAY_TRY(assay_dtype_from_name(dtype->text, &c.dtype));
     if (peer != NULL)
         c.peer = (int)peer->integer;
+    if (peer != NULL && c.group == ASSAY_GROUP_CP)
+        c.peer = (c.peer - p->at.cp + p->cp) % p->cp;
     c.block = op->block;
     c.microbatch = op->microbatch < 0 ? -1 : op->microbatch - p->share.first_microbatch;
     ASSAY_TRY(name_number(d, op->instance, &c.name));

@@ -13,13 +13,15 @@ typedef struct queue {
     const dry_call **calls;
 } queue;
 
+/* To and from the stage ahead [0], behind [1]; around the ring of cp to the rank ahead [2], from the one behind [3]. */
+enum { SIDES = 4, RING = 2 };
+
 typedef struct actor {
     int rank;
     const dry_list *list;
     int64_t at, end; /* next call; of an exchange, its end */
     bool posted;
-    int64_t sent[2],
-        received[2]; /* transfers of earlier exchanges: to and from the stage ahead [0], behind [1] */
+    int64_t sent[SIDES], received[SIDES]; /* transfers of earlier exchanges */
 } actor;
 
 typedef struct match {
@@ -27,7 +29,7 @@ typedef struct match {
     int n;
     bool exact;
     actor *actors;
-    queue *sends, *recvs; /* [n][2]: what an actor posted, ahead [0], behind [1] */
+    queue *sends, *recvs; /* [n][SIDES]: what an actor posted */
     bool wrong;
 } match;
 
@@ -47,11 +49,19 @@ static int stage_of(const match *m, const actor *a)
     return a->rank / m->d->stage_ranks;
 }
 
+/* The same transfer seen from its other end. */
+static int other_side(int side)
+{
+    return side ^ 1;
+}
+
 /* Of a transfer: towards the next stage (0) or the one before (1).  With two stages both are the same peer: then forward
  * goes ahead and backward comes from there. */
 static int side_of(const match *m, const actor *a, const dry_call *c)
 {
     const int ahead = (stage_of(m, a) + 1) % m->d->stages;
+    if (c->group == ASSAY_GROUP_CP)
+        return RING + (c->op == DRY_SEND ? 0 : 1);
     if (m->d->stages > 2)
         return c->peer == ahead ? 0 : 1;
     return (c->op == DRY_SEND) == (c->phase == ASSAY_PHASE_FORWARD) ? 0 : 1;
@@ -59,8 +69,10 @@ static int side_of(const match *m, const actor *a, const dry_call *c)
 
 static actor *peer_of(match *m, const actor *a, const dry_call *c)
 {
-    const assay_group_shape pp = assay_grid_group_shape(&m->d->grid, ASSAY_GROUP_PP, a->rank);
-    return &m->actors[actor_of(m, assay_group_member(&pp, c->peer))];
+    const assay_group_shape g = assay_grid_group_shape(&m->d->grid, c->group, a->rank);
+    const int cp = assay_grid_coord(&m->d->grid, ASSAY_AXIS_CP, a->rank);
+    const int index = c->group == ASSAY_GROUP_CP ? (cp + c->peer) % g.size : c->peer;
+    return &m->actors[actor_of(m, assay_group_member(&g, index))];
 }
 
 static assay_status post(queue *q, const dry_call *c)
@@ -91,8 +103,8 @@ static bool met(match *m, const actor *a, const dry_call *c, int64_t index)
 {
     const actor *other = peer_of(m, a, c);
     const int64_t at = other - m->actors;
-    const int side = 1 - side_of(m, a, c);
-    const queue *q = c->op == DRY_SEND ? &m->recvs[2 * at + side] : &m->sends[2 * at + side];
+    const int side = other_side(side_of(m, a, c));
+    const queue *q = c->op == DRY_SEND ? &m->recvs[SIDES * at + side] : &m->sends[SIDES * at + side];
     char mine[DRY_TEXT / 2], theirs[DRY_TEXT / 2];
     if (index >= q->n)
         return false;
@@ -107,12 +119,18 @@ static bool met(match *m, const actor *a, const dry_call *c, int64_t index)
     return true;
 }
 
-/* Whether the next call belongs to the exchange that begins at a->at. */
+/* Whether the next call belongs to the exchange that begins at a->at.  A journey around the ring is sends, then receives. */
 static bool continues(const actor *a)
 {
-    if (a->end >= a->list->n || !is_transfer(&a->list->calls[a->end]))
+    const dry_call *next = &a->list->calls[a->end];
+    if (a->end >= a->list->n || !is_transfer(next))
         return false;
-    return a->end == a->at || a->list->calls[a->end].block - a->list->calls[a->end - 1].block <= 1;
+    if (a->end == a->at)
+        return true;
+    const dry_call *last = next - 1;
+    if (next->group == ASSAY_GROUP_CP || last->group == ASSAY_GROUP_CP)
+        return next->group == last->group && !(last->op == DRY_RECV && next->op == DRY_SEND);
+    return next->block - last->block <= 1;
 }
 
 static assay_status open_exchange(match *m, actor *a)
@@ -121,7 +139,7 @@ static assay_status open_exchange(match *m, actor *a)
     a->end = a->at;
     while (continues(a)) {
         const dry_call *c = &a->list->calls[a->end++];
-        const int64_t at = 2 * self + side_of(m, a, c);
+        const int64_t at = SIDES * self + side_of(m, a, c);
         ASSAY_TRY(post(c->op == DRY_SEND ? &m->sends[at] : &m->recvs[at], c));
     }
     a->posted = true;
@@ -130,7 +148,9 @@ static assay_status open_exchange(match *m, actor *a)
 
 static bool try_exchange(match *m, actor *a)
 {
-    int64_t sent[2] = {a->sent[0], a->sent[1]}, received[2] = {a->received[0], a->received[1]};
+    int64_t sent[SIDES], received[SIDES];
+    memcpy(sent, a->sent, sizeof sent);
+    memcpy(received, a->received, sizeof received);
     for (int64_t i = a->at; i < a->end; i++) {
         const dry_call *c = &a->list->calls[i];
         int64_t *count = c->op == DRY_SEND ? sent : received;
@@ -218,7 +238,9 @@ static assay_status walk(match *m, int *members)
 /* What an actor waits for: of an exchange the first transfer that has not met its other half. */
 static void describe(match *m, const actor *a, char out[DRY_TEXT / 2])
 {
-    int64_t sent[2] = {a->sent[0], a->sent[1]}, received[2] = {a->received[0], a->received[1]}, i = a->at;
+    int64_t sent[SIDES], received[SIDES], i = a->at;
+    memcpy(sent, a->sent, sizeof sent);
+    memcpy(received, a->received, sizeof received);
     for (; a->posted && i + 1 < a->end; i++) {
         const dry_call *c = &a->list->calls[i];
         int64_t *count = c->op == DRY_SEND ? sent : received;
@@ -255,8 +277,8 @@ assay_status dry_match(dry *d, int n, const int *ranks, const dry_list *const *l
     match m = {.d = d, .n = n, .exact = n == d->grid.world};
     assay_status st = ASSAY_OK;
     m.actors = calloc((size_t)n, sizeof *m.actors);
-    m.sends = calloc(2 * (size_t)n, sizeof *m.sends);
-    m.recvs = calloc(2 * (size_t)n, sizeof *m.recvs);
+    m.sends = calloc(SIDES * (size_t)n, sizeof *m.sends);
+    m.recvs = calloc(SIDES * (size_t)n, sizeof *m.recvs);
     int *members = calloc((size_t)d->grid.world, sizeof *members);
     ASSAY_CHECK_GOTO(m.actors && m.sends && m.recvs && members, ASSAY_OUT_OF_MEMORY, st, done, "%d actors",
                      n);
@@ -266,7 +288,7 @@ assay_status dry_match(dry *d, int n, const int *ranks, const dry_list *const *l
     if (st == ASSAY_OK)
         report_waiting(&m);
 done:
-    for (int i = 0; i < 2 * n; i++) {
+    for (int i = 0; i < SIDES * n; i++) {
         free(m.sends != NULL ? (void *)m.sends[i].calls : NULL);
         free(m.recvs != NULL ? (void *)m.recvs[i].calls : NULL);
     }

@@ -64,7 +64,9 @@ static void mla(const dry *d, const shape *s, double kept[2])
     const double qk = (double)(c->qk_head_dim + c->qk_pos_emb_head_dim), v = (double)c->v_head_dim;
     const double inner = (double)(c->q_lora_rank + c->kv_lora_rank), pos = (double)c->qk_pos_emb_head_dim;
     const double gathered = d->grid.p.sequence_parallel ? s->region * (inner + pos) * s->act : 0.0;
-    kept[1] = s->rows * (s->h + inner + pos) * s->act + 3.0 * s->rows * s->sum +
+    const double all_keys =
+        d->grid.size[ASSAY_AXIS_CP] > 1 ? s->sequence * heads * (qk + v) * s->act : 0.0; /* of all cp ranks */
+    kept[1] = all_keys + s->rows * (s->h + inner + pos) * s->act + 3.0 * s->rows * s->sum +
               s->region * heads * (2.0 * qk + 2.0 * v) * s->act + s->region * heads * s->sum;
     kept[0] = kept[1] + s->rows * (s->h + inner) * s->act + gathered;
 }

@@ -13,7 +13,7 @@ typedef struct dimension {
     int n, capacity;
     struct piece {
         int n_segments;
-        assay_segment segments[ASSAY_MAX_SEGMENTS];
+        const assay_segment *segments;
     } * pieces;
 } dimension;
 
@@ -68,7 +68,7 @@ static int piece_number(dimension *m, const assay_shard *s, int dim, int guess)
     }
     struct piece *p = &m->pieces[m->n];
     p->n_segments = s->n_segments[dim];
-    memcpy(p->segments, s->segments[dim], (size_t)p->n_segments * sizeof *p->segments);
+    p->segments = s->segments[dim];
     return m->n++;
 }
 

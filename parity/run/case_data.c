@@ -67,13 +67,19 @@ static int64_t batches_of(const parity_case *c)
     return c->steps > 0 ? c->steps : 1;
 }
 
+/* Whether a token of a step belongs to the microbatch that has no target. */
+static bool is_without_targets(const parity_case *c, int64_t i)
+{
+    return i / (c->micro_batch_size * c->seq_length) % c->microbatches == c->masked_microbatch;
+}
+
 /* Where a label can count in a step: not at the first token of a document, which no token of it comes before.  positions NULL:
  * a row is one document. */
 static int64_t find_places(const parity_case *c, const int64_t *positions, int64_t *places)
 {
     int64_t n = 0;
     for (int64_t i = 0; i < c->microbatches * c->micro_batch_size * c->seq_length; i++)
-        if ((positions != NULL ? positions[i] : i % c->seq_length) > 0)
+        if ((positions != NULL ? positions[i] : i % c->seq_length) > 0 && !is_without_targets(c, i))
             places[n++] = i;
     return n;
 }
@@ -159,6 +165,9 @@ assay_status parity_case_write_batches(const parity_case *c, const assay_dataset
         ASSAY_TRY_GOTO(pack(c, count / s, labels, &positions), st, done);
     ASSAY_TRY_GOTO(parity_case_boundary_ids(c, vocab, &boundary, &n_boundary), st, done);
     draw_vocabulary(c, vocab, ids, labels);
+    for (int64_t i = 0; i < count; i++)
+        if (is_without_targets(c, i))
+            labels[i] = ASSAY_IGNORE_INDEX;
     ASSAY_TRY_GOTO(put_boundaries(c, boundary, n_boundary, positions, ids, labels), st, done);
     ASSAY_TRY_GOTO(assay_tensorwriter_create(&w, path), st, done);
     ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "input_ids", ASSAY_I64, shape, ndim, ids), st, done);

@@ -60,6 +60,7 @@ static assay_status take_data(const assay_model_config *config, const char *batc
     c->seq_length =
         config->max_position_embeddings < DRAWN_LENGTH ? config->max_position_embeddings : DRAWN_LENGTH;
     c->mask_probability = 0.1;
+    c->masked_microbatch = -1;
     if (batch[0] == '\0')
         return ASSAY_OK;
     ASSAY_CHECK(strlen(batch) < sizeof c->batch_file, ASSAY_LIMIT, "--batch: path too long");

@@ -42,6 +42,7 @@ static assay_status read_data(const json_t *root, parity_case *c)
                                           "micro_batch_size",
                                           "seq_length",
                                           "mask_probability",
+                                          "masked_microbatch",
                                           "packing",
                                           "pad_seq_to_mult",
                                           NULL};
@@ -71,6 +72,9 @@ static assay_status read_data(const json_t *root, parity_case *c)
         assay_json_get_i64(data, "pad_seq_to_mult", false, 1, c->seq_length, what, &c->pad_seq_to_mult));
     ASSAY_CHECK(c->packing || c->pad_seq_to_mult == 1, ASSAY_INVALID_ARGUMENT,
                 "%s: pad_seq_to_mult is padding between packed documents, and packing is false", what);
+    c->masked_microbatch = -1;
+    ASSAY_TRY(assay_json_get_i64(data, "masked_microbatch", false, -1, c->microbatches - 1, what,
+                                 &c->masked_microbatch));
     return assay_json_get_double(data, "mask_probability", false, 0.0, 0.99, what, &c->mask_probability);
 }
 

@@ -26,8 +26,9 @@ typedef struct parity_case {
     char data_paths[PARITY_MAX_DATA_PATHS][ASSAY_PATH];
     int64_t steps, microbatches, micro_batch_size, seq_length;
     double mask_probability;
-    bool packing;            /* rows of several documents */
-    int64_t pad_seq_to_mult; /* each with padding behind it up to a multiple of this */
+    int64_t masked_microbatch; /* of every step, without any target; -1: none */
+    bool packing;              /* rows of several documents */
+    int64_t pad_seq_to_mult;   /* each with padding behind it up to a multiple of this */
     int n_layouts;
     char layouts[PARITY_MAX_LAYOUTS][ASSAY_LAYOUT_TEXT];
     int n_precisions;

@@ -48,6 +48,12 @@ static assay_status on_option(void *user, const char *name, const char *text)
     return ASSAY_OK;
 }
 
+static bool is_file(const char *path)
+{
+    struct stat s;
+    return stat(path, &s) == 0 && S_ISREG(s.st_mode);
+}
+
 int parity_main_diff(int argc, char **argv)
 {
     static const assay_extra_option extra[] = {
@@ -58,19 +64,24 @@ int parity_main_diff(int argc, char **argv)
     int code = 2;
     if (assay_options_parse(
             argc, argv,
-            "Compares two traces by assembled tensors, in order of the first one's execution, and "
+            "Compares two traces by assembled tensors, or two files of assay step --out, in order of the "
+            "first one's execution, and "
             "names the first difference.  Runs of another engine, layout or precision are compared in what "
             "both "
             "hold.\vExamples:\n"
             "  assay diff yesterday today                  bit for bit\n"
-            "  assay diff --tolerance 1e-3 ref tp2         another engine or layout\n",
+            "  assay diff --tolerance 1e-3 ref tp2         another engine or layout\n"
+            "  assay diff --tolerance 1e-4 ref.safetensors sim.safetensors   what --out holds\n",
             "TRACE_A TRACE_B", NULL, 0, extra, on_option, &o) != ASSAY_OK)
         return fail("assay diff");
     if (o.n_paths != 2) {
-        fprintf(stderr, "assay diff: error: expected two trace folders, found %d\n", o.n_paths);
+        fprintf(stderr, "assay diff: error: expected two trace folders or two result files, found %d\n",
+                o.n_paths);
         return 2;
     }
-    if (parity_diff(o.paths[0], o.paths[1], o.tolerance, stdout, &code) != ASSAY_OK)
+    const bool files = is_file(o.paths[0]) && is_file(o.paths[1]);
+    if ((files ? parity_diff_files : parity_diff)(o.paths[0], o.paths[1], o.tolerance, stdout, &code) !=
+        ASSAY_OK)
         return fail("assay diff");
     return code;
 }

@@ -11,6 +11,7 @@ assay_status parity_engine_check_inputs(const parity_engine *e, const assay_trai
     assay_model_spec *spec = NULL;
     assay_weights_source source;
     assay_train_options meant; /* with what the model's folder says */
+    assay_parallel_config layout;
     bool stored = false;
     assay_status st = ASSAY_OK;
     ASSAY_CHECK(o->precision != ASSAY_PRECISION_FP64, ASSAY_UNSUPPORTED,
@@ -27,6 +28,9 @@ assay_status parity_engine_check_inputs(const parity_engine *e, const assay_trai
     ASSAY_TRY_GOTO(assay_batches_open(&batches, o->batch, config->vocab_size), st, done);
     ASSAY_TRY_GOTO(assay_inputs_layout(o->layout[0] != 0 ? o->layout : "1", &meant, config,
                                        batches.microbatches, batches.b),
+                   st, done);
+    ASSAY_TRY_GOTO(assay_layout_parse(o->layout[0] != 0 ? o->layout : "1", &layout), st, done);
+    ASSAY_TRY_GOTO(assay_inputs_documents(&meant, batches.position_ids != NULL, layout.context_parallel_size),
                    st, done);
     ASSAY_TRY_GOTO(assay_inputs_steps(o, batches.training, batches.steps), st, done);
 done:

@@ -203,6 +203,8 @@ static assay_status judge_trace(task_state *s, const char *dir, const char *save
         ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_ASSEMBLE), st, done);
     if (wants(s, PARITY_CHECK_FLOW) && parity_check_flow(trace, spec, s->report) != ASSAY_OK)
         ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_FLOW), st, done);
+    if (wants(s, PARITY_CHECK_BITWISE) && parity_check_recompute(trace, s->report) != ASSAY_OK)
+        ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_BITWISE), st, done);
     if (wants(s, PARITY_CHECK_LOCAL) && parity_check_local(trace, s->report) != ASSAY_OK)
         ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_LOCAL), st, done);
     if (config->num_moe_experts > 0 && wants(s, PARITY_CHECK_ROUTING) &&
@@ -248,18 +250,25 @@ static assay_status check_overlap(task_state *s, const char *first_out)
     return parity_check_bitwise_files(first_out, o.out, "overlap", s->report);
 }
 
-/* Layers that run their forward again before their backward keep less and compute the same (Megatron-LM's
- * --recompute-granularity full).  The task is a process of its own. */
+/* What runs its forward again before its backward keeps less and computes the same: whole layers in fp32, modules of layers
+ * in bf16; a case that recomputes is compared with one that keeps everything. */
 static assay_status check_recompute(task_state *s, const char *first_out)
 {
     assay_train_options o = s->train;
     if (strcmp(s->t->variant, "fastest") != 0)
         return ASSAY_OK;
+    const bool off = o.recompute_granularity == ASSAY_RECOMPUTE_NONE;
+    o.recompute_granularity = !off                                      ? ASSAY_RECOMPUTE_NONE
+                              : s->t->precision == ASSAY_PRECISION_BF16 ? ASSAY_RECOMPUTE_SELECTIVE
+                                                                        : ASSAY_RECOMPUTE_FULL;
+    o.recompute_method = ASSAY_RECOMPUTE_UNIFORM;
+    o.recompute_num_layers = 0;
+    snprintf(o.recompute_modules, sizeof o.recompute_modules, "%s",
+             o.recompute_granularity == ASSAY_RECOMPUTE_SELECTIVE
+                 ? "core_attn,layernorm,mlp,moe_act,shared_experts"
+                 : "");
     ASSAY_TRY(task_path(s->t, "recompute.safetensors", o.out));
-    setenv("ASSAY_RECOMPUTE", "full", 1);
-    const assay_status st = engine_step(s, "recompute", &o);
-    unsetenv("ASSAY_RECOMPUTE");
-    ASSAY_TRY(st);
+    ASSAY_TRY(engine_step(s, "recompute", &o));
     return parity_check_bitwise_files(first_out, o.out, "recompute", s->report);
 }
 

@@ -22,7 +22,7 @@ static const char *const kinds[] = {
     "element",        "value",      "swap_rows", "nan",     "poison",     "sign",    "double",    "recompute",
     "substituted",    "expert",     "missing",   "overlap", "arithmetic", "drop_op", "repeat_op", "late_op",
     "shift",          "other_rank", "unreduced", "attr",    "group",      "rewire",  "header",    "row_shift",
-    "row_other_rank", "row_local"};
+    "row_other_rank", "row_local",  "as_bf16"};
 
 bool parity_mutation_is_known(const char *kind)
 {
@@ -192,7 +192,10 @@ static assay_status move_piece(copier *c, assay_trace_tensor *t)
         for (int i = 0; i < t->shard.n_segments[d]; i++) {
             if (t->shard.segments[d][i].start == 0 || t->kind != ASSAY_PIECE_SHARD)
                 continue;
-            t->shard.segments[d][i].start--;
+            assay_segment moved[ASSAY_MAX_SEGMENTS];
+            memcpy(moved, t->shard.segments[d], (size_t)t->shard.n_segments[d] * sizeof *moved);
+            moved[i].start--;
+            assay_shard_set(&t->shard, d, moved, t->shard.n_segments[d]);
             c->planted = true;
             return ASSAY_OK;
         }
@@ -233,6 +236,19 @@ static int64_t new_id(const copier *c, int64_t old)
     return -1;
 }
 
+/* An F32 tensor as if it had been stored in BF16. */
+static assay_status store_as_bf16(assay_trace_tensor *t, char *data)
+{
+    ASSAY_CHECK(t->dtype == ASSAY_F32, ASSAY_NOT_FOUND, "%s: not F32", t->name);
+    for (int64_t i = 0; i < assay_shard_count(&t->shard); i++) {
+        float wide;
+        memcpy(&wide, data + 4 * i, sizeof wide);
+        ASSAY_TRY(put(data, i, ASSAY_BF16, (double)wide));
+    }
+    t->dtype = ASSAY_BF16;
+    return ASSAY_OK;
+}
+
 static assay_status copy_tensor(copier *c, int64_t index)
 {
     const assay_trace_tensor *old = assay_trace_tensor_at(c->from, c->rank, index);
@@ -253,6 +269,9 @@ static assay_status copy_tensor(copier *c, int64_t index)
                          t.name);
         t.kind = ASSAY_PIECE_LOCAL;
         t.rows_id = -1;
+        c->planted = true;
+    } else if (old == c->target_tensor && is(c, "as_bf16")) {
+        ASSAY_TRY_GOTO(store_as_bf16(&t, data), st, done);
         c->planted = true;
     } else if (old == c->target_tensor) {
         st = is(c, "overlap") ? move_piece(c, &t) : change_data(c, old, data);
@@ -369,7 +388,7 @@ static bool matches(const parity_mutation *m, const assay_trace_op *op)
     const bool there =
         prefix ? strncmp(m->instance, op->instance, length - 1) == 0 : strcmp(m->instance, op->instance) == 0;
     return there && strcmp(m->op, op->op) == 0 && (m->step < 0 || m->step == op->step) &&
-           (m->microbatch < 0 || m->microbatch == op->microbatch);
+           (m->microbatch < 0 || m->microbatch == op->microbatch) && m->again == op->recompute;
 }
 
 static assay_status find_target(copier *c)

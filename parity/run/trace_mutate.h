@@ -23,6 +23,7 @@
  *   row_shift, row_other_rank   the row ids of a record of kind rows move one place on, are those of the next rank's
  *               record as far as both go
  *   row_local   a record of kind rows says that it means something on this rank alone
+ *   as_bf16     an F32 tensor is stored in BF16
  *   unreduced   the output is what the collective's first input was
  *   attr        attribute `slot` becomes `value` (JSON text; "null": it is not there)
  *   group       the collective names group `value` and its ranks
@@ -37,6 +38,7 @@ typedef struct parity_mutation {
     bool input;
     int rank;
     int64_t step, microbatch; /* negative: any */
+    bool again;               /* of what runs again for the backward pass */
 } parity_mutation;
 
 /* ASSAY_NOT_FOUND: no operation matches, or the fault cannot be planted there; ASSAY_INVALID_ARGUMENT: an

@@ -59,6 +59,10 @@ assay_status ref_bound_linear_bwd_input(ref_pair dx, const double *dy, const dou
 assay_status ref_bound_linear_bwd_weight(ref_pair dweight, const double *dy, const double *x,
                                          const double *old, int64_t t, int64_t n, int64_t k,
                                          const ref_declared *d);
+/* The product is stored in `stored` before it is added. */
+assay_status ref_bound_linear_bwd_weight_stored(ref_pair dweight, const double *dy, const double *x,
+                                                const double *old, assay_dtype stored, int64_t t, int64_t n,
+                                                int64_t k, const ref_declared *d);
 assay_status ref_bound_linear_bwd_bias(ref_pair dbias, const double *dy, const double *old, int64_t t,
                                        int64_t n, const ref_declared *d);
 

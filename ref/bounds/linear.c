@@ -2,6 +2,7 @@
  */
 #include "ref/bounds/bounds.h"
 #include "ref/ops/vector.h"
+#include "ref/replay.h"
 
 #include <stdlib.h>
 
@@ -119,6 +120,22 @@ assay_status ref_bound_linear_bwd_weight(ref_pair dweight, const double *dy, con
 {
     const task p = {dweight, dy, x, old, 1, n, 1, k, k, n, t, k};
     return product(&p, "linear_bwd_weight", d);
+}
+
+assay_status ref_bound_linear_bwd_weight_stored(ref_pair dweight, const double *dy, const double *x,
+                                                const double *old, assay_dtype stored, int64_t t, int64_t n,
+                                                int64_t k, const ref_declared *d)
+{
+    ASSAY_TRY(ref_bound_linear_bwd_weight(dweight, dy, x, NULL, t, n, k, d));
+    for (int64_t i = 0; i < n * k; i++) {
+        /* rounding is monotone: the interval's ends, rounded, are the ends of what may be stored */
+        const double low = ref_round(dweight.y[i] - dweight.b[i], stored);
+        const double high = ref_round(dweight.y[i] + dweight.b[i], stored);
+        const double sum = 0.5 * (low + high) + old[i], bound = 0.5 * (high - low);
+        dweight.y[i] = sum;
+        dweight.b[i] = t > 0 ? bound + d->num.u * (fabs(sum) + bound) : 0.0;
+    }
+    return ASSAY_OK;
 }
 
 assay_status ref_bound_linear_bwd_bias(ref_pair dbias, const double *dy, const double *old, int64_t t,

@@ -35,15 +35,17 @@ static assay_shard blocks_of(int64_t rows, int64_t cols, int parts, int index)
 {
     assay_shard s;
     assay_shard_whole(&s, (int64_t[]){rows, cols}, 2);
-    s.n_segments[0] = 0;
+    assay_segment cut[2];
+    int n = 0;
     s.local_shape[0] = 0;
     for (int b = 0; b < 2; b++) {
         int64_t start, length;
         assay_split(rows / 2, parts, index, &start, &length);
         if (length > 0)
-            s.segments[0][s.n_segments[0]++] = (assay_segment){b * (rows / 2) + start, length};
+            cut[n++] = (assay_segment){b * (rows / 2) + start, length};
         s.local_shape[0] += length;
     }
+    assay_shard_set(&s, 0, cut, n);
     return s;
 }
 

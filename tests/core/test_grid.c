@@ -469,7 +469,7 @@ Test(core_grid, what_does_not_divide_the_model_is_named)
         {"cp4,a2a", ASSAY_UNSUPPORTED,
          "cp4,a2a does not divide the 2 query groups of a tensor-parallel rank"},
         {"tp2,cp2,a2a", ASSAY_UNSUPPORTED, "cp2,a2a does not divide the 1 query groups"},
-        {"cp9", ASSAY_UNSUPPORTED, "cp9: at most cp8 is supported"},
+        {"cp129", ASSAY_UNSUPPORTED, "cp129: at most cp128 is supported"},
         {"etp5,dp5", ASSAY_INVALID_ARGUMENT, "etp5 does not divide 12 rows of moe_ffn_hidden_size"},
         {"pp2,vpp3", ASSAY_INVALID_ARGUMENT, "pp2,vpp3: 6 virtual stages, but the model has 4 layers"},
     };

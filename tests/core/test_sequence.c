@@ -12,9 +12,9 @@ static assay_grid grid_of(const char *layout)
     return g;
 }
 
-static const char *const layouts[] = {"1",           "dp3",        "tp2",        "tp3,sp",
-                                      "cp2",         "cp3,dp2",    "tp2,sp,cp2", "tp4,sp,cp3,pp2",
-                                      "cp8,ep4,dp2", "tp2,cp4,ep8"};
+static const char *const layouts[] = {"1",           "dp3",         "tp2",        "tp3,sp",
+                                      "cp2",         "cp3,dp2",     "tp2,sp,cp2", "tp4,sp,cp3,pp2",
+                                      "cp8,ep4,dp2", "tp2,cp4,ep8", "cp64",       "tp2,sp,cp33"};
 static const int64_t lengths[] = {0, 1, 2, 3, 5, 7, 8, 16, 31, 97, 128};
 #define COUNT(a) (sizeof(a) / sizeof *(a))
 
@@ -163,9 +163,9 @@ Test(core_sequence, gathered_regions_follow_each_other)
             }
         }
     }
-    const assay_grid wide = grid_of("cp9");
+    const assay_grid wide = grid_of("cp129");
     assay_sequence out;
-    expect_error(assay_sequence_gathered(&wide, 64, &out), ASSAY_UNSUPPORTED, "cp9: 8 ranks at most");
+    expect_error(assay_sequence_gathered(&wide, 64, &out), ASSAY_UNSUPPORTED, "cp129: 128 ranks at most");
 }
 
 Test(core_sequence, bad_arguments_are_named)

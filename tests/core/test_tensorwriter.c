@@ -63,6 +63,41 @@ Test(tensorwriter, file_is_byte_for_byte_what_the_format_says)
     free(text);
 }
 
+/* More than a block, among others, and what waits on disk does not change with the caller's memory. */
+Test(tensorwriter, spooled_tensors_are_copies_that_wait_on_disk)
+{
+    enum { N = 40000 };
+    assay_tensorwriter *w = NULL;
+    assay_tensorfile *f = NULL;
+    const assay_tensor_info *t = NULL;
+    static float many[N];
+    const int64_t shape[1] = {N};
+    uint8_t few[3] = {1, 2, 3};
+    TEST_OK(assay_tensorwriter_create(&w, path));
+    for (int round = 0; round < 2; round++) {
+        for (int i = 0; i < N; i++)
+            many[i] = (float)(i + round);
+        TEST_OK(assay_tensorwriter_add_spooled(w, round ? "b" : "a", ASSAY_F32, shape, 1, many));
+    }
+    TEST_OK(assay_tensorwriter_add_spooled(w, "few", ASSAY_U8, THREE, 1, few));
+    TEST_OK(assay_tensorwriter_add_spooled(w, "none", ASSAY_F32, NONE, 1, NULL));
+    memset(many, 0, sizeof many);
+    memset(few, 0, sizeof few);
+    TEST_OK(assay_tensorwriter_add_copy(w, "copy", ASSAY_U8, THREE, 1, few));
+    TEST_OK(assay_tensorwriter_finish(w));
+    assay_tensorwriter_destroy(w);
+    TEST_OK(assay_tensorfile_open(&f, path));
+    cr_expect_eq(assay_tensorfile_count(f), 5);
+    for (int round = 0; round < 2; round++) {
+        TEST_OK(assay_tensorfile_get(f, round ? "b" : "a", ASSAY_F32, shape, 1, &t));
+        for (int i = 0; i < N; i += 997)
+            cr_expect_eq(((const float *)t->data)[i], (float)(i + round));
+    }
+    TEST_OK(assay_tensorfile_get(f, "few", ASSAY_U8, THREE, 1, &t));
+    cr_expect_eq(((const uint8_t *)t->data)[2], 3);
+    assay_tensorfile_close(f);
+}
+
 Test(tensorwriter, what_it_writes_the_reader_reads)
 {
     assay_tensorwriter *w = NULL;

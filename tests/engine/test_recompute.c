@@ -34,6 +34,16 @@ static const char *write_inputs(void)
     return model;
 }
 
+static const char *const ways[] = {
+    "--recompute-granularity full",
+    "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
+    "--recompute-granularity full --recompute-method block --recompute-num-layers 1",
+    "--recompute-granularity selective",
+    "--recompute-granularity selective --recompute-modules layernorm,moe_act,shared_experts,mlp",
+    "--recompute-granularity selective --recompute-modules core_attn,moe",
+};
+enum { N_WAYS = sizeof ways / sizeof *ways };
+
 /* --- the program -------------------------------------------------------------------------------------------- */
 /* Gradients of one pass, and weights with expert biases after two steps. */
 static void same_bits(const char *layout, int world, const char *precision)
@@ -41,13 +51,13 @@ static void same_bits(const char *layout, int world, const char *precision)
     static const char *const batches[2] = {"grads", "train"};
     const char *model = write_inputs();
     for (int i = 0; i < 2; i++) {
-        cr_assert_eq(unsetenv("ASSAY_RECOMPUTE"), 0);
         ENGINE_RUN(world, "step --model %s --batch %s --layout %s --precision %s --out %s " MOE, model,
                    engine_file(batches[i]), layout, precision, engine_file("kept"));
-        cr_assert_eq(setenv("ASSAY_RECOMPUTE", "full", 1), 0);
-        ENGINE_RUN(world, "step --model %s --batch %s --layout %s --precision %s --out %s " MOE, model,
-                   engine_file(batches[i]), layout, precision, engine_file("again"));
-        engine_compare(engine_file("again"), engine_file("kept"), 0.0, "");
+        for (int w = 0; w < N_WAYS; w++) {
+            ENGINE_RUN(world, "step --model %s --batch %s --layout %s --precision %s --out %s %s " MOE, model,
+                       engine_file(batches[i]), layout, precision, engine_file("again"), ways[w]);
+            engine_compare(engine_file("again"), engine_file("kept"), 0.0, "");
+        }
     }
 }
 
@@ -76,23 +86,30 @@ Test(engine_recompute, same_bits_with_microbatches_in_flight)
     same_bits("pp3,dp2,zero1", 6, "fp32");
 }
 
-Test(engine_recompute, other_words_are_refused)
+Test(engine_recompute, words_that_contradict_are_refused)
 {
-    char line[4 * ENGINE_PATH];
+    static const struct {
+        const char *options, *message;
+    } rows[] = {
+        {"--recompute-granularity some", "recompute_granularity"},
+        {"--recompute-modules moe",
+         "recompute_modules: expected together with recompute_granularity selective"},
+        {"--recompute-num-layers 2",
+         "recompute_num_layers: expected together with recompute_granularity full"},
+        {"--recompute-granularity selective --recompute-method block", "recompute_method: expected together"},
+        {"--recompute-granularity selective --recompute-modules moe,core", "found 'core'"},
+        {"--recompute-granularity selective --recompute-modules moe,moe", "moe: more than once"},
+        {"--recompute-granularity selective --recompute-modules moe,moe_act", "say one or the other"},
+        {"--recompute-granularity selective --recompute-modules mla_up_proj", "found 'mla_up_proj'"},
+        {"--recompute-granularity full --recompute-num-layers 2 --layout dp2,zero3", "with zero3"},
+    };
     const char *model = write_inputs();
-    snprintf(line, sizeof line, "step " DRAWN "--model %s --batch %s --out %s", model, engine_file("train"),
-             engine_file("out"));
-    setenv("ASSAY_RECOMPUTE", "selective", 1);
-    engine_must_fail(1, "expected 'full', found 'selective'", line);
-}
-Test(engine_recompute, a_trace_is_refused)
-{
-    char line[4 * ENGINE_PATH];
-    const char *model = write_inputs();
-    snprintf(line, sizeof line, "step " DRAWN "--model %s --batch %s --out %s --trace %s", model,
-             engine_file("train"), engine_file("out"), engine_file("trace"));
-    setenv("ASSAY_RECOMPUTE", "full", 1);
-    engine_must_fail(1, "has no records of its own yet", line);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char line[4 * ENGINE_PATH];
+        snprintf(line, sizeof line, "step " DRAWN "--model %s --batch %s --out %s %s", model,
+                 engine_file("train"), engine_file("out"), rows[i].options);
+        engine_must_fail(strstr(rows[i].options, "zero3") ? 2 : 1, rows[i].message, line);
+    }
 }
 
 /* --- one step in this process ------------------------------------------------------------------------------- */
@@ -150,8 +167,8 @@ static assay_status one_step(bool recompute, step_facts *f)
     assay_batch_share share;
     gpu_schedule schedule = {0};
     memset(f, 0, sizeof *f);
-    cr_assert_eq(recompute ? setenv("ASSAY_RECOMPUTE", "full", 1) : unsetenv("ASSAY_RECOMPUTE"), 0);
     assay_train_options_default(&options);
+    options.recompute_granularity = recompute ? ASSAY_RECOMPUTE_FULL : ASSAY_RECOMPUTE_NONE;
     options.draw_weights = 1234;
     options.precision = ASSAY_PRECISION_FP32;
     ASSAY_TRY(assay_config_load(model, &config));

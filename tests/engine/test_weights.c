@@ -3,11 +3,16 @@
 #include "core/base/hash.h"
 #include "core/base/log.h"
 #include "core/base/philox.h"
+#include "core/files/tensorwriter.h"
 #include "gpu/model.h"
+#include "gpu/weights_read.h"
 #include <criterion/criterion.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 static float formula(const char *name, double std, uint64_t seed, int64_t at)
 {
@@ -22,9 +27,8 @@ static assay_shard scattered(int64_t rows, int64_t columns)
     assay_shard_whole(&s, (const int64_t[]){rows, columns}, 2);
     for (int d = 0; d < 2; d++) {
         const int64_t n = s.global_shape[d], quarter = n / 4;
-        s.n_segments[d] = 2;
-        s.segments[d][0] = (assay_segment){n - quarter, quarter}; /* in the other order */
-        s.segments[d][1] = (assay_segment){quarter, quarter};
+        const assay_segment cut[2] = {{n - quarter, quarter}, {quarter, quarter}}; /* in the other order */
+        assay_shard_set(&s, d, cut, 2);
         s.local_shape[d] = 2 * quarter;
     }
     cr_assert_eq(assay_shard_check(&s, "piece"), ASSAY_OK, "%s", assay_error_message());
@@ -112,4 +116,154 @@ Test(engine_weights, speed)
         }
     }
     free(piece);
+}
+
+/* --- from a file ------------------------------------------------------------------------------------------------ */
+enum { VOCAB = 1 << 18, WIDTH = 48, PARTS = 8 }; /* 48 MiB of F32 */
+
+/* The output layer of a model in a file; element i is i mod 251. */
+static void write_table(const char *path, const char *name)
+{
+    const int64_t shape[2] = {VOCAB, WIDTH};
+    float *x = malloc((size_t)VOCAB * WIDTH * sizeof *x);
+    assay_tensorwriter *w;
+    for (int64_t i = 0; i < (int64_t)VOCAB * WIDTH; i++)
+        x[i] = (float)(i % 251);
+    cr_assert_eq(assay_tensorwriter_create(&w, path), ASSAY_OK);
+    cr_assert_eq(assay_tensorwriter_add_copy(w, name, ASSAY_F32, shape, 2, x), ASSAY_OK);
+    cr_assert_eq(assay_tensorwriter_finish(w), ASSAY_OK, "%s", assay_error_message());
+    assay_tensorwriter_destroy(w);
+    free(x);
+}
+
+/* A row of /proc/self/status in bytes. */
+static int64_t status_of(const char *row)
+{
+    char line[256];
+    int64_t kib = -1;
+    FILE *f = fopen("/proc/self/status", "r");
+    while (f && fgets(line, sizeof line, f))
+        if (strncmp(line, row, strlen(row)) == 0)
+            kib = strtoll(line + strlen(row) + 1, NULL, 10);
+    if (f)
+        fclose(f);
+    return kib * 1024;
+}
+
+/* In a child: part `part` of `parts` under a limit of that part and 4 MiB on everything that it allocates, and what it then
+ * has touched, memory and file together, beside what it began with.  0: right; 1: wrong elements; 2: refused. */
+static int read_limited(const char *path, const assay_param_spec *spec, int parts, int limit_parts)
+{
+    const int64_t slack = 4 << 20, part = (int64_t)VOCAB * WIDTH / parts;
+    assay_shard s;
+    gpu_stored_param stored;
+    assay_tensorfile *file;
+    assay_shard_whole(&s, spec->shape, 2);
+    if (assay_shard_narrow(&s, 0, VOCAB / parts * (parts - 1), VOCAB / parts) != ASSAY_OK)
+        return 4;
+    if (assay_tensorfile_open(&file, path) != ASSAY_OK)
+        return 4;
+    if (gpu_stored_param_open(&stored, file, spec) != ASSAY_OK)
+        return 4;
+    const int64_t before = status_of("VmData"), resident = status_of("VmRSS");
+    const rlim_t most = (rlim_t)(before + (int64_t)VOCAB * WIDTH / limit_parts * 4 + slack);
+    if (setrlimit(RLIMIT_DATA, &(struct rlimit){most, most}) != 0)
+        return 4;
+    float *out = malloc((size_t)part * sizeof *out);
+    if (out == NULL)
+        return 2;
+    if (gpu_stored_param_read(&stored, &s, 0, part, out) != ASSAY_OK)
+        return 4;
+    for (int64_t i = 0; i < part; i++)
+        if (out[i] != (float)((part * (parts - 1) + i) % 251))
+            return 1;
+    if (status_of("VmHWM") - resident > 2 * part * 4 + slack)
+        return 3;
+    free(out);
+    gpu_stored_param_close(&stored);
+    assay_tensorfile_close(file);
+    return 0;
+}
+
+static int in_child(const char *path, const assay_param_spec *spec, int parts, int limit_parts)
+{
+    int status = 0;
+    const pid_t pid = fork();
+    cr_assert_geq(pid, 0);
+    if (pid == 0)
+        _exit(read_limited(path, spec, parts, limit_parts));
+    cr_assert_eq(waitpid(pid, &status, 0), pid);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+/* A rank of eight allocates its part and touches its part of the file, and no more.  The limit bites: the whole does not fit
+ * into it, and another rank's share is not enough. */
+Test(engine_weights, a_rank_reads_and_allocates_its_part_alone)
+{
+    char folder[] = "/tmp/assay-weights-XXXXXX", path[64];
+    assay_hf_piece piece = {0, 0, VOCAB};
+    assay_hf_part part = {
+        .name = "table", .ndim = 2, .shape = {VOCAB, WIDTH}, .n_pieces = 1, .pieces = &piece};
+    const assay_param_spec spec = {
+        .name = "output_layer.weight", .ndim = 2, .shape = {VOCAB, WIDTH}, .n_parts = 1, .parts = &part};
+    cr_assert_not_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    write_table(path, "table");
+    cr_expect_eq(in_child(path, &spec, PARTS, PARTS), 0);
+    cr_expect_eq(in_child(path, &spec, 1, 1), 0);
+    cr_expect_eq(in_child(path, &spec, 1, PARTS), 2,
+                 "the limit would not have been met by reading all of it");
+    unlink(path);
+    rmdir(folder);
+}
+
+/* Rows and columns in pieces, from tensors that interleave, from any element on. */
+Test(engine_weights, parts_of_a_piece_are_the_piece)
+{
+    char folder[] = "/tmp/assay-weights-XXXXXX", path[64];
+    enum { ROWS = 24, COLUMNS = 10 };
+    float x[ROWS / 2 * COLUMNS];
+    const int64_t shape[2] = {ROWS / 2, COLUMNS};
+    assay_tensorwriter *w;
+    assay_tensorfile *file;
+    gpu_stored_param stored;
+    /* rows 0-5 and 12-17 of the first tensor, the others of the second, the blocks of each in the other order */
+    assay_hf_piece a[2] = {{12, 0, 6}, {0, 6, 6}}, b[2] = {{6, 6, 6}, {18, 0, 6}};
+    assay_hf_part parts[2] = {
+        {.name = "a", .ndim = 2, .shape = {ROWS / 2, COLUMNS}, .n_pieces = 2, .pieces = a},
+        {.name = "b", .ndim = 2, .shape = {ROWS / 2, COLUMNS}, .n_pieces = 2, .pieces = b}};
+    const assay_param_spec spec = {
+        .name = "p", .ndim = 2, .shape = {ROWS, COLUMNS}, .n_parts = 2, .parts = parts};
+    cr_assert_not_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    cr_assert_eq(assay_tensorwriter_create(&w, path), ASSAY_OK);
+    for (int t = 0; t < 2; t++) { /* element = its flat place in the canonical tensor */
+        for (int k = 0; k < 2; k++)
+            for (int64_t i = 0; i < 6 * COLUMNS; i++)
+                x[parts[t].pieces[k].src * COLUMNS + i] = (float)(parts[t].pieces[k].dst * COLUMNS + i);
+        cr_assert_eq(assay_tensorwriter_add_copy(w, parts[t].name, ASSAY_F32, shape, 2, x), ASSAY_OK);
+    }
+    cr_assert_eq(assay_tensorwriter_finish(w), ASSAY_OK, "%s", assay_error_message());
+    assay_tensorwriter_destroy(w);
+    cr_assert_eq(assay_tensorfile_open(&file, path), ASSAY_OK);
+    cr_assert_eq(gpu_stored_param_open(&stored, file, &spec), ASSAY_OK, "%s", assay_error_message());
+    const assay_shard s = scattered(ROWS, COLUMNS);
+    const int64_t n = assay_shard_count(&s), width = s.local_shape[1];
+    int64_t bad = 0;
+    for (int64_t first = 0; first < n; first++)
+        for (int64_t many = 0; many <= n - first; many++) {
+            float out[ROWS * COLUMNS + 1];
+            out[many] = -1.0f;
+            cr_assert_eq(gpu_stored_param_read(&stored, &s, first, many, out), ASSAY_OK, "%s",
+                         assay_error_message());
+            for (int64_t i = 0; i < many; i++)
+                bad += out[i] != (float)(assay_shard_global_index(&s, 0, (first + i) / width) * COLUMNS +
+                                         assay_shard_global_index(&s, 1, (first + i) % width));
+            bad += out[many] != -1.0f;
+        }
+    cr_expect_eq(bad, 0, "%lld elements", (long long)bad);
+    gpu_stored_param_close(&stored);
+    assay_tensorfile_close(file);
+    unlink(path);
+    rmdir(folder);
 }

@@ -30,6 +30,13 @@ static void linear_bwd_weight(op_call *c, assay_dtype act, data_mode mode, const
     DRAW(c, "dweight_in", ASSAY_F32, mode, 1.0, 2, d[1], d[2]);
 }
 
+/* The product is stored before it is added. */
+static void linear_bwd_weight_stored(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    linear_bwd_weight(c, act, mode, d);
+    attr_b(c, "gradient_accumulation_fusion", false);
+}
+
 static void linear_bwd_bias(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
 {
     DRAW(c, "dy", act, mode, 1.0, 2, d[0], d[1]);
@@ -47,6 +54,11 @@ Test(gpu_ops, linear_bwd_input)
 Test(gpu_ops, linear_bwd_weight)
 {
     hold(&(op_law){"linear_bwd_weight", "linear", 2, false, linear_bwd_weight, OP_SIZES(linear_sizes)});
+}
+Test(gpu_ops, linear_bwd_weight_stored)
+{
+    hold(
+        &(op_law){"linear_bwd_weight", "linear", 2, false, linear_bwd_weight_stored, OP_SIZES(linear_sizes)});
 }
 Test(gpu_ops, linear_bwd_bias)
 {
@@ -100,6 +112,17 @@ Test(gpu_ops, grouped_linear_fwd)
 Test(gpu_ops, grouped_linear_bwd_input)
 {
     hold(&(op_law){"grouped_linear_bwd_input", "linear", 2, false, grouped_linear_bwd_input,
+                   OP_SIZES(grouped_sizes)});
+}
+static void grouped_linear_bwd_weight_stored(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    grouped_linear_bwd_weight(c, act, mode, d);
+    attr_b(c, "gradient_accumulation_fusion", false);
+}
+
+Test(gpu_ops, grouped_linear_bwd_weight_stored)
+{
+    hold(&(op_law){"grouped_linear_bwd_weight", "linear", 2, false, grouped_linear_bwd_weight_stored,
                    OP_SIZES(grouped_sizes)});
 }
 Test(gpu_ops, grouped_linear_bwd_weight)

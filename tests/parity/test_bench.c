@@ -126,8 +126,8 @@ Test(cli_bench, model_flops_are_the_closed_form_in_every_layout)
 
 Test(cli_bench, a_layer_that_runs_again_adds_rows_and_no_model_flops)
 {
-    setenv("ASSAY_RECOMPUTE", "full", 1);
-    cli_result r = cli_run("bench --engine sim --model " MODELS "llama --seq-length 16 --steps 1 --warmup 1");
+    cli_result r = cli_run("bench --engine sim --model " MODELS
+                           "llama --seq-length 16 --steps 1 --warmup 1 --recompute-granularity full");
     cli_expect_success(&r, "recompute");
     cr_expect(strstr(r.out, "attention_fwd (again)") && strstr(r.out, "linear_fwd (again)"), "%s", r.out);
     cr_expect_eq(model_flops("bench/bench.json"), llama_flops(1.0, 16.0));

@@ -35,6 +35,7 @@ static parity_case *case_of(bool text)
     c->micro_batch_size = 2;
     c->seq_length = 17;
     c->mask_probability = 0.8;
+    c->masked_microbatch = -1;
     c->n_layouts = 2;
     snprintf(c->layouts[0], sizeof c->layouts[0], "1");
     snprintf(c->layouts[1], sizeof c->layouts[1], "tp7");
@@ -79,6 +80,31 @@ Test(case_data, every_step_holds_both_sides_of_every_boundary)
         cr_assert_eq(assay_batches_open(&b, batch, VOCAB), ASSAY_OK, "%s", assay_error_message());
         for (int64_t step = 0; step < b.steps; step++)
             cr_expect_eq(lacking(c, &b, step), 0, "step %d", (int)step);
+        assay_batches_close(&b);
+        assay_dataset_close(d);
+        free(c);
+    }
+}
+
+/* The microbatch without a target has none, and what must be a label is in the others. */
+Test(case_data, a_microbatch_without_any_target)
+{
+    for (int with_text = 0; with_text < 2; with_text++) {
+        parity_case *c = case_of(with_text);
+        assay_dataset *d = with_text ? text() : NULL;
+        assay_batches b;
+        c->masked_microbatch = 1;
+        cr_assert_eq(parity_case_write_batches(c, d, VOCAB, batch), ASSAY_OK, "%s", assay_error_message());
+        cr_assert_eq(assay_batches_open(&b, batch, VOCAB), ASSAY_OK, "%s", assay_error_message());
+        for (int64_t step = 0; step < b.steps; step++) {
+            int64_t counts[3] = {0};
+            for (int64_t m = 0; m < b.microbatches; m++)
+                for (int64_t i = 0; i < b.b * b.s; i++)
+                    counts[m] += assay_batches_labels(&b, step, m)[i] != ASSAY_IGNORE_INDEX;
+            cr_expect(counts[0] > 0 && counts[1] == 0 && counts[2] > 0, "step %d: %d, %d, %d targets",
+                      (int)step, (int)counts[0], (int)counts[1], (int)counts[2]);
+            cr_expect_eq(lacking(c, &b, step), 0, "step %d", (int)step);
+        }
         assay_batches_close(&b);
         assay_dataset_close(d);
         free(c);

@@ -1,5 +1,6 @@
 /* Laws: the first difference in order of execution is named; a missing tensor is a difference; nothing
  * compared is not a pass. */
+#include "core/files/tensorwriter.h"
 #include "tests/support/parity.h"
 
 static int diff_text(const char *a, const char *b, double tolerance, char text[8192])
@@ -64,6 +65,51 @@ Test(parity_diff, tolerance_is_relative_to_the_largest_value)
     cr_assert_eq(diff_pair("x", 4.0f, "x", 4.01f, 1e-3, text), 1, "%s", text);
     cr_assert_eq(diff_pair("x", 4.0f, "x", NAN, 1e3, text), 1, "%s", text);
     cr_assert_eq(diff_pair("x", NAN, "x", 4.0f, 1e3, text), 1, "%s", text);
+}
+
+static void write_file(char path[256], const char *name, const char *tensor, double last, bool narrow)
+{
+    const int64_t shape[1] = {3};
+    const double wide[3] = {1.0, 0.1, last};
+    const float thin[3] = {1.0f, 0.1f, (float)last};
+    assay_tensorwriter *w;
+    must(assay_tensorwriter_create(&w, fresh_path(path, name)));
+    must(assay_tensorwriter_add_copy(w, tensor, narrow ? ASSAY_F32 : ASSAY_F64, shape, 1,
+                                     narrow ? (const void *)thin : (const void *)wide));
+    must(assay_tensorwriter_finish(w));
+    assay_tensorwriter_destroy(w);
+}
+
+Test(parity_diff, result_files_are_compared_by_name)
+{
+    static const struct {
+        const char *tensor;
+        double last;
+        bool narrow;
+        double tolerance;
+        int code;
+        const char *text;
+    } rows[] = {
+        {"loss", 4.0, false, -1.0, 0, "no difference in 1 tensors, bit for bit"},
+        {"loss", 4.0, true, -1.0, 0, "1 passed"},
+        {"loss", 4.001, true, 1e-3, 0, "1 passed"},
+        {"loss", 4.01, true, 1e-3, 1, "loss: 1 of 3 elements differ, the worst at 2: 4, 4.01"},
+        {"loss", (double)NAN, false, 1e3, 1, "1 of 3 elements differ"},
+        {"other", 4.0, false, -1.0, 1, "loss: in the first file only"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char a[256], b[256], text[2048] = "";
+        int code = -1;
+        write_file(a, "a.safetensors", "loss", 4.0, false);
+        write_file(b, "b.safetensors", rows[i].tensor, rows[i].last, rows[i].narrow);
+        FILE *out = fmemopen(text, sizeof text, "w");
+        must(parity_diff_files(a, b, rows[i].tolerance, out, &code));
+        fclose(out);
+        cr_expect_eq(code, rows[i].code, "row %zu: %s", i, text);
+        cr_expect(strstr(text, rows[i].text), "row %zu: %s", i, text);
+        remove_path(a);
+        remove_path(b);
+    }
 }
 
 Test(parity_diff, missing_tensors_and_empty_traces_are_no_pass)

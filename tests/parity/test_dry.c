@@ -362,6 +362,39 @@ Test(parity_dry, bytes_of_context_parallelism_by_hand)
     }
 }
 
+/* The ring of cp beside a pipeline, and MLA in all three ways, walked by every rank and by one of each class. */
+Test(parity_dry, context_parallelism_of_public_models)
+{
+    static const struct {
+        const char *model, *layout;
+        int microbatches;
+    } rows[] = {
+        {"llama-3.1-405b", "cp2,p2p,pp4,dp2", 2},         {"deepseek-v3", "tp2,sp,cp2,pp4,ep4", 2},
+        {"deepseek-v3", "tp2,sp,cp2,a2a,pp4,ep4", 2},     {"deepseek-v3", "cp4,p2p,pp4,ep4", 2},
+        {"deepseek-v3", "tp2,sp,cp4,p2p,pp4,ep8,dp8", 8},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        dry_options o = {.precision = ASSAY_PRECISION_BF16,
+                         .micro_batch_size = 1,
+                         .num_microbatches = rows[i].microbatches,
+                         .seq_length = 4096};
+        snprintf(o.model, sizeof o.model, "%s", rows[i].model);
+        snprintf(o.layout, sizeof o.layout, "%s", rows[i].layout);
+        dry *d = malloc(sizeof *d);
+        must(dry_make(d, &o));
+        cr_expect_eq(d->n_failed, 0, "%s: %s", rows[i].layout, d->n_failed ? d->findings[0].text : "");
+        /* By hand: 128 heads over tp2, keys of 192 and values of 128 in bf16, half of the tokens sent; 16 layers on stage 0, 2
+         * microbatches, forward and backward. */
+        if (i == 1) {
+            const double gathered = 4096.0 * 128 / 2 * (192 + 128) * 2 / 2;
+            cr_expect_float_eq(d->wire[0].bytes[ASSAY_GROUP_CP], gathered * 2 * 16 * 2, 1.0, "%g",
+                               d->wire[0].bytes[ASSAY_GROUP_CP]);
+        }
+        dry_free(d);
+        free(d);
+    }
+}
+
 /* Two copies of a sharded state: the copies sum a quarter of what a copy scatters. */
 Test(parity_dry, copies_of_a_sharded_state_sum_their_parts)
 {

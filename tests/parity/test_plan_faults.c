@@ -1,25 +1,14 @@
 /* Laws: an honest run holds the plan; every fault of the tables is named where it was planted, in fp32 and in
  * bf16: operation, instance, slot or attribute, rank, step and microbatch. */
-#include "tests/support/plan.h"
-
-#define L0 "decoder.layers.0."
-#define L1 "decoder.layers.1."
-#define A0 L0 "self_attention."
-#define M1 L1 "mlp."
-#define EMBEDDING "embedding.word_embeddings.weight"
-#define INPUT true
-
-typedef struct fault {
-    const char *kind, *op, *instance, *slot, *value;
-    bool input;
-    int rank;
-    int64_t step, microbatch;
-    const char *item; /* NULL: the slot */
-} fault;
+#include "tests/support/plan_faults.h"
 
 /* Wrong attributes, inputs and integers of two tensor-parallel ranks that share the experts. */
 static const fault tensor_parallel[] = {
     {"attr", "attention_fwd", A0 "core_attention", "scale", "0.5", false, 1, 1, 0, NULL},
+    {"attr", "linear_bwd_weight", A0 "linear_qkv", "gradient_accumulation_fusion", "false", false, 1, 0, 1,
+     NULL},
+    {"attr", "grouped_linear_bwd_weight", M1 "experts.linear_fc1", "gradient_accumulation_fusion", "null",
+     false, 0, 1, 0, NULL},
     {"attr", "attention_fwd", A0 "core_attention", "window", "0", false, 0, 0, 1, NULL},
     {"attr", "attention_bwd", A0 "core_attention", "heads", "4", false, 1, 0, 1, NULL},
     {"attr", "attention_bwd", A0 "core_attention", "window", "4", false, 0, 1, 0, NULL},
@@ -52,6 +41,8 @@ static const fault tensor_parallel[] = {
     {"attr", "adamw", "decoder.final_layernorm.weight", "weight_decay", "0.1", false, 0, 1, -1, NULL},
     {"attr", "adamw", A0 "linear_qkv.weight", "grad_scale", "1.0", false, 1, 0, -1, NULL},
     {"attr", "expert_bias_update", M1 "router.expert_bias", "rate", "0.01", false, 0, 0, -1, NULL},
+    {"as_bf16", "router_fwd", M1 "router", "expert_bias", "", INPUT, 1, 0, 1, NULL},
+    {"as_bf16", "expert_bias_update", M1 "router.expert_bias", "bias", "", false, 0, 1, -1, NULL},
     {"attr", "all_gather", A0 "gather", "counts", "[3, 4]", false, 1, 0, 0, NULL},
     {"attr", "reduce_scatter", A0 "reduce", "reduction", "\"max\"", false, 0, 1, 1, NULL},
     {"attr", "reduce_scatter", "embedding.reduce", "dtype", "\"F64\"", false, 1, 1, 0, NULL},
@@ -146,75 +137,6 @@ static const fault scattered[] = {
     {"drop_op", "all_reduce", L0 "mlp.reduce_grad", "", "", false, 0, 1, 1, "operation"},
     {"repeat_op", "all_reduce", L0 "mlp.reduce", "", "", false, 1, 1, 0, "operation"},
     {"drop_op", "all_gather", M1 "shared_experts.gather", "", "", false, 0, 0, 1, "operation"},
-};
-
-/* Gradients shared out behind every microbatch; ranks 0 and 1 have microbatches 0 and 1. */
-static const fault scattered_gradients[] = {
-    {"group", "reduce_scatter", A0 "linear_qkv.weight", "", "tp", false, 1, 1, 0, "group"},
-    {"group", "reduce_scatter", "decoder.final_layernorm.weight", "", "world", false, 0, 0, 1, "group"},
-    {"drop_op", "reduce_scatter", L1 "mlp.router.weight", "", "", false, 0, 1, 1, "operation"},
-    {"repeat_op", "reduce_scatter", A0 "linear_proj.weight", "", "", false, 1, 0, 1, "operation"},
-    {"drop_op", "add", L1 "input_layernorm.weight", "", "", false, 1, 0, 1, "operation"},
-    {"repeat_op", "add", "embedding.word_embeddings.weight", "", "", false, 0, 1, 1, "operation"},
-    {"rewire", "add", L0 "input_layernorm.weight", "a", L0 "input_layernorm.weight.main_grad.shard", INPUT, 0,
-     0, 1, NULL},
-    {"attr", "reduce_scatter", L0 "mlp.linear_fc2.weight", "dtype", "\"BF16\"", false, 1, 1, 1, NULL},
-    {"attr", "reduce_scatter", L0 "mlp.linear_fc2.weight", "reduction", "\"max\"", false, 0, 0, 0, NULL},
-    {"late_op", "reduce_scatter", L1 "self_attention.linear_qkv.weight", "", "", false, 1, 1, 0, "order"},
-    {"drop_op", "all_gather", L1 "self_attention.linear_proj.weight", "", "", false, 1, 0, -1, "operation"},
-};
-
-/* Parameters gathered around every pass; rank r has microbatch r. */
-static const fault gathered_parameters[] = {
-    {"drop_op", "all_gather", A0 "linear_qkv.weight", "", "", false, 1, 1, 1, "operation"},
-    {"drop_op", "all_gather", L1 "self_attention.linear_proj.weight", "", "", false, 0, 0, 0, "operation"},
-    {"repeat_op", "all_gather", L1 "mlp.router.weight", "", "", false, 2, 1, 2, "operation"},
-    {"group", "all_gather", L1 "mlp.experts.linear_fc2.weight", "", "world", false, 1, 0, 1, "group"},
-    {"attr", "all_gather", L0 "input_layernorm.weight", "dtype", "\"F64\"", false, 0, 0, 0, NULL},
-    {"late_op", "all_gather", "decoder.final_layernorm.weight", "", "", false, 1, 1, 1, "order"},
-    {"group", "reduce_scatter", L1 "mlp.experts.linear_fc2.weight", "", "dp_cp", false, 3, 1, 3, "group"},
-};
-
-/* Parts in two copies. */
-static const fault copies[] = {
-    {"group", "all_gather", A0 "linear_qkv.weight", "", "dp_cp", false, 1, 1, 1, "group"},
-    {"group", "reduce_scatter", A0 "linear_qkv.weight", "", "dp_cp", false, 2, 0, 2, "group"},
-    {"group", "all_reduce", L0 "input_layernorm.weight", "", "intra_dp_cp", false, 2, 1, -1, "group"},
-    {"drop_op", "all_reduce", L1 "input_layernorm.weight", "", "", false, 0, 0, -1, "operation"},
-    {"repeat_op", "all_reduce", L1 "mlp.experts.linear_fc1.weight", "", "", false, 1, 0, -1, "operation"},
-};
-
-/* A tied embedding's parts over two stages, then over two copies: copies {0, 1}, {2, 3} of stage 0, {4, 5}, {6, 7}.  A sum
- * that is lost or made twice is named by the group of the one in its place. */
-static const fault tied_copies[] = {
-    {"group", "all_reduce", EMBEDDING, "", "inter_dp_cp", false, 2, 0, -1, "group"},
-    {"group", "reduce_scatter", EMBEDDING, "", "dp_cp", false, 5, 1, 1, "group"},
-    {"rewire", "all_reduce", EMBEDDING, "send", EMBEDDING ".main_grad.shard", INPUT, 6, 1, -1, NULL},
-    {"drop_op", "all_reduce", EMBEDDING, "", "", false, 4, 1, -1, "group"},
-    {"repeat_op", "all_reduce", EMBEDDING, "", "", false, 3, 0, -1, "group"},
-    {"attr", "all_reduce", EMBEDDING, "reduction", "\"max\"", false, 0, 0, -1, NULL},
-    {"drop_op", "all_reduce", L1 "input_layernorm.weight", "", "", false, 6, 0, -1, "operation"},
-};
-
-/* Buckets of 150 elements: parts end in mid-row, and of a small parameter most ranks own nothing. */
-static const fault small_buckets[] = {
-    {"drop_op", "reduce_scatter", L0 "input_layernorm.weight", "", "", false, 3, 0, 3, "operation"},
-    {"repeat_op", "all_gather", A0 "q_layernorm.weight", "", "", false, 2, 1, 2, "operation"},
-    {"group", "reduce_scatter", A0 "linear_proj.weight", "", "world", false, 1, 1, 1, "group"},
-    {"drop_op", "add", A0 "linear_qkv.weight", "", "", false, 2, 0, 2, "operation"},
-    {"repeat_op", "adamw", "decoder.final_layernorm.weight", "", "", false, 0, 1, -1, "operation"},
-    {"drop_op", "sumsq", "decoder.final_layernorm.weight", "", "", false, 0, 0, -1, "operation"},
-};
-
-/* Gathers ahead of use, and reductions that may begin early. */
-static const fault overlapped[] = {
-    {"late_op", "all_gather", L1 "input_layernorm.weight", "", "", false, 0, 1, 1, "order"},
-    {"drop_op", "all_gather", L0 "input_layernorm.weight", "", "", false, 1, 0, 0, "operation"},
-    {"group", "reduce_scatter", L0 "pre_mlp_layernorm.weight", "", "tp", false, 1, 1, 1, "group"},
-};
-static const fault overlapped_whole[] = {
-    {"drop_op", "all_reduce", L0 "input_layernorm.weight", "", "", false, 1, 0, -1, "operation"},
-    {"group", "all_reduce", L1 "mlp.experts.linear_fc1.weight", "", "tp", false, 1, 1, -1, "group"},
 };
 
 /* Experts cut over etp and dealt out over ep, on four ranks; ranks 0 and 1 run microbatch 0, the others 1. */
@@ -424,52 +346,12 @@ static const fault balancing_megatron[] = {
     {"unreduced", "all_reduce", M1 "router.global_aux_counts", "recv", "", false, 1, 1, 1, NULL},
 };
 
-static void expect_named(const plan_cell *c, const fault *k)
-{
-    char dir[256], what[200];
-    parity_mutation m = {.input = k->input, .rank = k->rank, .step = k->step, .microbatch = k->microbatch};
-    snprintf(m.kind, sizeof m.kind, "%s", k->kind);
-    snprintf(m.op, sizeof m.op, "%s", k->op);
-    snprintf(m.instance, sizeof m.instance, "%s", k->instance);
-    snprintf(m.slot, sizeof m.slot, "%s", k->slot);
-    snprintf(m.value, sizeof m.value, "%s", k->value);
-    snprintf(what, sizeof what, "%s %s %s %s", k->kind, k->op, k->instance, k->slot);
-    cr_expect_eq(parity_trace_mutate(c->trace, fresh_path(dir, "m"), &m), ASSAY_OK, "%s: %s", what,
-                 assay_error_message());
-    assay_trace *t = open_trace(dir);
-    parity_report *r = plan_judge(c, t);
-    const parity_result *f = first_failure(r);
-    cr_expect(f != NULL, "%s: not caught", what);
-    if (f != NULL) {
-        cr_expect(strcmp(f->op, k->op) == 0 && strcmp(f->instance, k->instance) == 0 &&
-                      strcmp(f->tensor, k->item ? k->item : k->slot) == 0 && f->rank == k->rank &&
-                      f->step == k->step && f->microbatch == k->microbatch,
-                  "%s: named at %s %s %s: %s", what, f->op, f->instance, f->tensor, f->message);
-        cr_expect(strstr(f->message, "expected") || strstr(f->message, "missing"), "%s: %s", what,
-                  f->message);
-        /* A sum of squares that is not made or made twice is also missing from, or twice in, what is reduced. */
-        const int64_t most = strcmp(k->op, "sumsq") == 0 ? 2 : 1;
-        cr_expect_leq(n_failed(r), most, "%s: %lld results fail", what, (long long)n_failed(r));
-    }
-    parity_report_destroy(r);
-    assay_trace_close(t);
-    remove_path(dir);
-}
-
 static void expect_all_of(const char *model, const char *layout, assay_precision precision,
                           const fault *faults, size_t n)
 {
-    plan_cell c;
-    plan_cell_run_with(&c, model, layout, precision, "", faults == capacities ? 0.5 : 0.0,
-                       faults == gathered_tokens ? ASSAY_DISPATCHER_ALLGATHER : ASSAY_DISPATCHER_ALLTOALL);
-    parity_report *r = plan_judge(&c, c.trace);
-    print_failures(r);
-    cr_assert_eq(n_failed(r), 0);
-    cr_assert_gt(n_passed(r), 150);
-    parity_report_destroy(r);
-    for (size_t i = 0; i < n; i++)
-        expect_named(&c, &faults[i]);
-    plan_cell_free(&c);
+    expect_faults(model, layout, precision, faults == capacities ? 0.5 : 0.0,
+                  faults == gathered_tokens ? ASSAY_DISPATCHER_ALLGATHER : ASSAY_DISPATCHER_ALLTOALL, faults,
+                  n);
 }
 
 static void expect_all(const char *layout, assay_precision precision, const fault *faults, size_t n)
@@ -495,49 +377,6 @@ static void expect_order(const char *model, const char *layout, int rank, assay_
     parity_report_destroy(r);
     plan_cell_free(&c);
 }
-
-/* Buckets that are summed behind the first of two microbatches. */
-static void expect_early(const char *layout, const char *op, assay_precision precision)
-{
-    plan_cell c;
-    plan_cell_run(&c, plan_model, layout, precision, "early_reduction");
-    parity_report *r = plan_judge(&c, c.trace);
-    const parity_result *f = first_failure(r);
-    cr_assert(f != NULL, "%s: not caught", layout);
-    for (int64_t i = 0; i < parity_report_count(r); i++) {
-        const parity_result *one = parity_report_at(r, i);
-        if (one->verdict != PARITY_FAIL)
-            continue;
-        cr_expect(strcmp(one->tensor, "order") == 0 && strcmp(one->op, op) == 0 &&
-                      strstr(one->message, "the last accumulation"),
-                  "%s %s: %s", one->op, one->instance, one->message);
-    }
-    parity_report_destroy(r);
-    plan_cell_free(&c);
-}
-
-/* The cell has what its name says: a rank that owns nothing of a parameter, and a part that begins or ends in mid-row. */
-static void expect_ragged(const char *layout, assay_precision precision)
-{
-    plan_cell c;
-    int64_t nothing = 0, broken = 0;
-    plan_cell_run(&c, plan_model, layout, precision, "");
-    for (int rank = 0; rank < c.grid.world; rank++)
-        for (int64_t i = 0; i < assay_trace_n_ops(c.trace, rank); i++) {
-            const assay_trace_op *op = assay_trace_op_at(c.trace, rank, i);
-            const bool scatter = strcmp(op->op, "reduce_scatter") == 0;
-            nothing += scatter && op->n_outputs == 0;
-            for (int k = 0; scatter && k < op->n_outputs; k++) {
-                const assay_shard *s = &assay_trace_tensor_by_id(c.trace, rank, op->outputs[k].tensor)->shard;
-                broken += s->ndim > 1 && s->local_shape[1] < s->global_shape[1];
-            }
-        }
-    cr_expect_gt(nothing, 0);
-    cr_expect_gt(broken, 0);
-    plan_cell_free(&c);
-}
-
-#define TABLE(x) x, sizeof(x) / sizeof(x)[0]
 
 Test(parity_plan_faults, tensor_parallel_fp32)
 {
@@ -804,80 +643,6 @@ Test(parity_plan_faults, stages_in_another_order_bf16)
     expect_order(plan_deep_model, "pp2,vpp2", 1, ASSAY_PRECISION_BF16);
 }
 
-Test(parity_plan_faults, scattered_gradients_fp32)
-{
-    expect_all("tp2,sp,dp2,zero2", ASSAY_PRECISION_FP32, TABLE(scattered_gradients));
-}
-
-Test(parity_plan_faults, gathered_parameters_fp32)
-{
-    expect_all("ep2,dp4,zero3", ASSAY_PRECISION_FP32, TABLE(gathered_parameters));
-}
-
-Test(parity_plan_faults, parts_in_copies_fp32)
-{
-    expect_all("dp4,zero3,hsdp2", ASSAY_PRECISION_FP32, TABLE(copies));
-}
-
-Test(parity_plan_faults, tied_embedding_in_copies_fp32)
-{
-    expect_all("pp2,dp4,zero3,hsdp2", ASSAY_PRECISION_FP32, TABLE(tied_copies));
-}
-
-Test(parity_plan_faults, small_buckets_fp32)
-{
-    expect_ragged("dp4,zero3 buckets", ASSAY_PRECISION_FP32);
-    expect_all("dp4,zero3 buckets", ASSAY_PRECISION_FP32, TABLE(small_buckets));
-}
-
-Test(parity_plan_faults, beside_compute_fp32)
-{
-    expect_all("tp2,dp2,zero3 overlap", ASSAY_PRECISION_FP32, TABLE(overlapped));
-    expect_all("tp2,dp2 overlap", ASSAY_PRECISION_FP32, TABLE(overlapped_whole));
-}
-
-Test(parity_plan_faults, reductions_before_the_last_microbatch_fp32)
-{
-    expect_early("dp2 overlap", "all_reduce", ASSAY_PRECISION_FP32);
-}
-
-Test(parity_plan_faults, scattered_gradients_bf16)
-{
-    expect_all("tp2,sp,dp2,zero2", ASSAY_PRECISION_BF16, TABLE(scattered_gradients));
-}
-
-Test(parity_plan_faults, gathered_parameters_bf16)
-{
-    expect_all("ep2,dp4,zero3", ASSAY_PRECISION_BF16, TABLE(gathered_parameters));
-}
-
-Test(parity_plan_faults, parts_in_copies_bf16)
-{
-    expect_all("dp4,zero3,hsdp2", ASSAY_PRECISION_BF16, TABLE(copies));
-}
-
-Test(parity_plan_faults, tied_embedding_in_copies_bf16)
-{
-    expect_all("pp2,dp4,zero3,hsdp2", ASSAY_PRECISION_BF16, TABLE(tied_copies));
-}
-
-Test(parity_plan_faults, small_buckets_bf16)
-{
-    expect_ragged("dp4,zero3 buckets", ASSAY_PRECISION_BF16);
-    expect_all("dp4,zero3 buckets", ASSAY_PRECISION_BF16, TABLE(small_buckets));
-}
-
-Test(parity_plan_faults, beside_compute_bf16)
-{
-    expect_all("tp2,dp2,zero3 overlap", ASSAY_PRECISION_BF16, TABLE(overlapped));
-    expect_all("tp2,dp2 overlap", ASSAY_PRECISION_BF16, TABLE(overlapped_whole));
-}
-
-Test(parity_plan_faults, reductions_before_the_last_microbatch_bf16)
-{
-    expect_early("dp2 overlap", "all_reduce", ASSAY_PRECISION_BF16);
-}
-
 /* The trace says that it is of this layout. */
 static void say_layout(plan_cell *c, const char *layout)
 {
@@ -953,34 +718,4 @@ Test(parity_plan_faults, shared_key_and_value_heads_fp32)
 Test(parity_plan_faults, shared_key_and_value_heads_bf16)
 {
     expect_all("tp4,sp", ASSAY_PRECISION_BF16, TABLE(shared_heads));
-}
-
-/* Norms of q and k over all heads: two query groups on four ranks, so that ranks 0 and 2, 1 and 3 make a row of k. */
-static const fault norms_over_heads[] = {
-    {"drop_op", "all_reduce", A0 "q_layernorm.reduce", "", "", false, 1, 0, 1, "operation"},
-    {"drop_op", "all_reduce", A0 "k_layernorm.reduce_grad", "", "", false, 3, 1, 0, "operation"},
-    {"group", "all_reduce", A0 "q_layernorm.reduce", "", "kv_head", false, 0, 1, 0, "group"},
-    {"group", "all_reduce", A0 "k_layernorm.reduce", "", "tp", false, 2, 0, 1, "group"},
-    {"group", "all_reduce", L1 "self_attention.k_layernorm.reduce_grad", "", "kv", false, 1, 1, 1, "group"},
-    {"attr", "rmsnorm_apply", A0 "q_layernorm", "width", "6", false, 3, 0, 0, NULL},
-    {"attr", "rmsnorm_apply", A0 "k_layernorm", "eps", "1e-3", false, 0, 1, 1, NULL},
-    {"attr", "rmsnorm_bwd_apply", L1 "self_attention.k_layernorm", "width", "24", false, 2, 0, 0, NULL},
-    {"attr", "rmsnorm_sumsq", A0 "k_layernorm.sumsq", "columns", "3", false, 1, 0, 0, NULL},
-    {"rewire", "rmsnorm_apply", A0 "k_layernorm", "sumsq", A0 "q_layernorm.reduce.recv", INPUT, 1, 0, 0,
-     NULL},
-    {"rewire", "rmsnorm_apply", A0 "q_layernorm", "sumsq", A0 "q_layernorm.sumsq.y", INPUT, 2, 1, 1, NULL},
-    {"rewire", "rmsnorm_bwd_apply", A0 "k_layernorm", "dot", A0 "k_layernorm.dot.y", INPUT, 3, 0, 1, NULL},
-    {"drop_op", "all_reduce", A0 "k_layernorm.weight", "", "", false, 2, 0, -1, "operation"},
-    {"repeat_op", "all_reduce", A0 "k_layernorm.weight", "", "", false, 0, 1, -1, "operation"},
-    {"repeat_op", "sumsq", A0 "k_layernorm.weight", "", "", false, 2, 0, -1, "operation"},
-};
-
-Test(parity_plan_faults, norms_over_all_heads_fp32)
-{
-    expect_all_of(plan_full_width_model, "tp4,sp", ASSAY_PRECISION_FP32, TABLE(norms_over_heads));
-}
-
-Test(parity_plan_faults, norms_over_all_heads_bf16)
-{
-    expect_all_of(plan_full_width_model, "tp4,sp", ASSAY_PRECISION_BF16, TABLE(norms_over_heads));
 }

@@ -160,6 +160,15 @@ Test(parity_saved, a_doubled_loss_and_another_weight_are_named)
         expect_out(&c, "loss", "loss", "2 of 2 elements");
         expect_out(&c, "grad_norm", "grad_norm", "2 of 2 elements");
         expect_out(&c, weight, weight, "elements outside");
+        expect_out(&c, "learning_rate", "learning_rate", "2 of 2 elements");
+        static const char *const families[] = {"grad.", "exp_avg.", "exp_avg_sq."};
+        expect_out(&c, "aux_loss", "aux_loss", "elements");
+        expect_out(&c, "z_loss", "z_loss", "elements");
+        for (int k = 0; k < 3; k++) {
+            char name[ASSAY_NAME];
+            snprintf(name, sizeof name, "%s%s", families[k], weight + strlen("weight."));
+            expect_out(&c, name, name, "elements outside");
+        }
         expect_out(&c, "extra", "", "tensors, found");
         plan_cell_free(&c);
     }

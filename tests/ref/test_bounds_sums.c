@@ -95,6 +95,45 @@ Test(ref_bounds_sums, accumulated_targets_hold)
             }
 }
 
+/* The product alone in `stored`, then added.  fused: added in single precision as it is, which a bound of the other form must
+ * not allow. */
+static trial stored_trial(int arith_index, assay_dtype dtype, test_rng *r, int64_t t, bool fused)
+{
+    trial x = weight_trial(arith_index, MODE_GAUSSIAN, dtype, r, t);
+    const double *dy = x.in[0].value, *in = x.in[1].value, *old = x.in[2].value;
+    double *y = x.out[0].value;
+    float *a = malloc((size_t)(2 * t + 2) * sizeof *a), *b = a + t;
+    json_object_set_new(x.attrs, "gradient_accumulation_fusion", json_false());
+    for (int64_t i = 0; i < 12 && t > 0; i++) {
+        column_to_float(a, dy, t, 3, i / 4);
+        column_to_float(b, in, t, 4, i % 4);
+        const float product = emulate_dot(a, b, t, &x.arith, r);
+        y[i] = (double)((float)ref_round((double)product, fused ? ASSAY_F32 : dtype) + (float)old[i]);
+    }
+    free(a);
+    return x;
+}
+
+Test(ref_bounds_sums, products_that_are_stored_before_they_are_added)
+{
+    const int64_t sizes[] = {0, 1, 2, 77};
+    test_rng r = {7};
+    int64_t caught = 0;
+    for (int a = 0; a < N_ARITHS; a++)
+        for (int s = 0; s < 4; s++) {
+            trial x = stored_trial(a, s % 2 ? ASSAY_F32 : ASSAY_BF16, &r, sizes[s], false);
+            trial_expect_pass(&x, "stored");
+            trial_free(&x);
+            x = stored_trial(a, ASSAY_BF16, &r, 77, true);
+            trial_store(&x);
+            trial_judge(&x);
+            caught += x.n_bad > 0;
+            trial_free(&x);
+        }
+    cr_expect_geq(caught, 3 * N_ARITHS, "a product that was not rounded: caught %lld times of %d",
+                  (long long)caught, 4 * N_ARITHS);
+}
+
 Test(ref_bounds_sums, no_tokens_leave_the_gradient_bit_for_bit)
 {
     test_rng r = {4};

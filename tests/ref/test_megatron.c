@@ -359,3 +359,33 @@ Test(ref_megatron, features_that_are_not_there_are_refused_by_name)
     }
     free(config);
 }
+
+/* Per layer and step, mean over microbatches, without the coefficient: what Megatron-LM writes to its log. */
+Test(ref_megatron, losses_of_layers_are_those_of_the_log)
+{
+    static const char *const folders[] = {"aux",     "aux_sigmoid", "aux_means", "z",
+                                          "seq_aux", "global_aux",  "many_aux"};
+    for (int k = 0; k < 7; k++) {
+        model_case c;
+        ref_run_result r;
+        golden_pair g = {0};
+        char path[ASSAY_PATH];
+        double worst = 0.0;
+        int64_t n = 0;
+        open_megatron(&c, folders[k]);
+        require_ok(assay_tensorfile_open(&g.whole, megatron_path(path, folders[k], "golden.safetensors")),
+                   folders[k]);
+        run_layout(&c, "1", ASSAY_SEMANTICS_MEGATRON, &r);
+        for (int kind = 0; kind < ASSAY_ROUTER_LOSSES; kind++) {
+            static const char *const names[ASSAY_ROUTER_LOSSES] = {
+                "load_balancing_loss", "z_loss", "seq_load_balancing_loss", "global_load_balancing_loss"};
+            for (int64_t i = 0; golden_find(&g, names[kind]) && i < r.steps * r.layers; i++, n++)
+                take_worst(&worst, relative(r.layer_losses[i * ASSAY_ROUTER_LOSSES + kind],
+                                            number_at(&g, names[kind], i)));
+        }
+        cr_expect(n > 0 && worst <= TOLERANCE, "%s: %lld numbers, worst %g", folders[k], (long long)n, worst);
+        ref_run_result_free(&r);
+        assay_tensorfile_close(g.whole);
+        close_case(&c);
+    }
+}

@@ -179,6 +179,22 @@ Test(ref_packed, no_layout_changes_a_packed_step)
     close_case(&c);
 }
 
+/* What Megatron-LM makes of a rank's own tokens is not to be had where it would give the rank other tokens. */
+Test(ref_packed, megatron_semantics_under_cp_are_refused)
+{
+    model_case c;
+    ref_run_result r;
+    open_windowed(&c, 2, 11, 1);
+    c.options.semantics = ASSAY_SEMANTICS_MEGATRON;
+    require_ok(ref_run(&c.run, c.weights, &r), "alone");
+    ref_run_result_free(&r);
+    set_layout(&c, "cp2");
+    cr_expect_eq(ref_run(&c.run, c.weights, &r), ASSAY_UNSUPPORTED);
+    cr_expect(strstr(assay_error_message(), "semantics megatron with documents packed in rows and cp2"), "%s",
+              assay_error_message());
+    close_case(&c);
+}
+
 /* --- the file forms ----------------------------------------------------------------------------------------- */
 
 /* Megatron-LM's form of the same batch gives the same bits. */

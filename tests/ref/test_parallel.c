@@ -274,7 +274,7 @@ Test(ref_parallel, context_rows)
 /* Fewer positions than chunks: ranks with one empty chunk, or with no position at all. */
 Test(ref_parallel, context_of_few_positions)
 {
-    static const char *const layouts[] = {"cp2",        "cp4",     "cp8",     "tp2,sp,cp4",
+    static const char *const layouts[] = {"cp2",        "cp4",     "cp16",    "tp2,sp,cp4",
                                           "tp2,sp,cp2", "cp4,ep4", "pp2,cp3", "cp2,dp2,zero1"};
     for (int64_t s = 3; s <= 7; s++) {
         model_case c;

@@ -76,7 +76,8 @@ static inline void plan_write_batch(const char *path, bool many, bool packed)
 
 /* Trains a model in a layout, with a fault or "", a capacity factor or 0, and a dispatcher, and opens the trace.  "LAYOUT
  * overlap": communication beside compute; "LAYOUT packed": documents packed in rows; "LAYOUT buckets": small ones; "LAYOUT balancing":
- * all balancing losses of a router; "LAYOUT balancing megatron": under --semantics megatron. */
+ * all balancing losses of a router; "LAYOUT balancing megatron": under --semantics megatron; "LAYOUT unfused": no
+ * gradient_accumulation_fusion; "LAYOUT full=N", "LAYOUT selective=MODULES": recomputation. */
 static inline void plan_cell_run_with(plan_cell *c, const char *model, const char *layout,
                                       assay_precision precision, const char *planted, double capacity,
                                       assay_token_dispatcher dispatcher)
@@ -98,8 +99,16 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
     snprintf(c->out, sizeof c->out, "%s/out.safetensors", c->dir);
     const bool overlap = strstr(layout, " overlap"), packed = strstr(layout, " packed");
     snprintf(o->layout, sizeof o->layout, "%.*s", (int)strcspn(layout, " "), layout);
+    o->gradient_accumulation_fusion = strstr(layout, " unfused") == NULL;
     o->ddp_bucket_size = strstr(layout, " buckets") ? 150 : 0;
     o->overlap_grad_reduce = overlap;
+    const char *full = strstr(layout, " full="), *selective = strstr(layout, " selective=");
+    if (full || selective)
+        o->recompute_granularity = full ? ASSAY_RECOMPUTE_FULL : ASSAY_RECOMPUTE_SELECTIVE;
+    if (full)
+        o->recompute_num_layers = atoi(full + 6);
+    if (selective)
+        snprintf(o->recompute_modules, sizeof o->recompute_modules, "%s", selective + 11);
     o->overlap_param_gather = overlap && strstr(layout, "zero");
     plan_write_batch(o->batch, strstr(layout, "zero2") || strstr(layout, "zero3") || overlap, packed);
     o->precision = precision;
