@@ -68,7 +68,7 @@ static assay_status once(const peak_run *p)
 
 static assay_status median_ms(const peak_run *p, double *out)
 {
-    double ms[TURNS] = {0.0};
+    double ms[TURNS];
     for (int i = -WARMUP; i < TURNS; i++) {
         float one;
         CUDA_TRY(cudaEventRecord(p->from, p->ctx->stream));

@@ -97,19 +97,19 @@ assay_status gpu_nccl_error(ncclResult_t e, ncclComm_t comm, const char *call, c
     do {                                                                                                     \
         const cudaError_t gpu_try_e_ = (call);                                                               \
         if (gpu_try_e_ != cudaSuccess)                                                                       \
-            return gpu_cuda_error(gpu_try_e_, #call, __FILE__, __LINE__, __func__);                          \
+            return assay_not_ok(gpu_cuda_error(gpu_try_e_, #call, __FILE__, __LINE__, __func__));            \
     } while (0)
 #define CUBLAS_TRY(call)                                                                                     \
     do {                                                                                                     \
         const cublasStatus_t gpu_try_e_ = (call);                                                            \
         if (gpu_try_e_ != CUBLAS_STATUS_SUCCESS)                                                             \
-            return gpu_cublas_error(gpu_try_e_, #call, __FILE__, __LINE__, __func__);                        \
+            return assay_not_ok(gpu_cublas_error(gpu_try_e_, #call, __FILE__, __LINE__, __func__));          \
     } while (0)
 #define NCCL_TRY(call, comm)                                                                                 \
     do {                                                                                                     \
         const ncclResult_t gpu_try_e_ = (call);                                                              \
         if (gpu_try_e_ != ncclSuccess)                                                                       \
-            return gpu_nccl_error(gpu_try_e_, (comm), #call, __FILE__, __LINE__, __func__);                  \
+            return assay_not_ok(gpu_nccl_error(gpu_try_e_, (comm), #call, __FILE__, __LINE__, __func__));    \
     } while (0)
 
 /* Arena on the device: `gpu_arena_take` deals out 256-byte aligned pieces; reset gives all back.  Counting
