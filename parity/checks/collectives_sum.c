@@ -32,7 +32,7 @@ static assay_status reduce_reals(const parity_call_judge *j, double *y, double *
         ASSAY_TRY_GOTO(parity_decode_all(j->send[i]->data, count, j->send[i]->dtype, &pieces[i]), st, done);
     if (is_max(j)) {
         for (int64_t e = 0; e < count; e++) {
-            y[e] = -INFINITY;
+            y[e] = -(double)INFINITY;
             for (int i = 0; i < n; i++)
                 y[e] = isnan(y[e]) || pieces[i][e] <= y[e] ? y[e] : pieces[i][e];
             bound[e] = 0.0;
