@@ -14,13 +14,20 @@ def is_strided(placement):
     return type(placement).__name__ == "_StridedShard"
 
 
+def is_cut(t):
+    """Whether a rank holds a piece of t, or a part of a sum, in place of t."""
+    return DTensor is not None and isinstance(t, DTensor) and not all(p.is_replicate() for p in t.placements)
+
+
 def local_of(t, name):
     """(local tensor, members for the record); members None: an ordinary tensor. None: a placement that cannot be said."""
+    if type(t).__name__ == "AsyncCollectiveTensor":
+        t = t.wait()
     if DTensor is None or not isinstance(t, DTensor):
         return t, None
     mesh, placements = t.device_mesh, t.placements
     local = t.to_local()
-    local = local.wait() if hasattr(local, "wait") else local
+    local = local.wait() if type(local).__name__ == "AsyncCollectiveTensor" else local
     partial = [i for i, p in enumerate(placements) if p.is_partial()]
     if len(partial) > 1 or any(is_strided(p) for p in placements) or t.dim() > 4:
         if name not in unplaced:

@@ -9,6 +9,7 @@ import warnings
 import torch
 
 from .names import clean
+from .placement import is_cut
 
 SUM = {"accumulate": "F32", "order": "unknown", "fma": True, "math_ulp": 4}
 
@@ -61,14 +62,16 @@ class Linear(Rule):
             self.backward(self.gradients)
 
     def forward(self, args, kwargs, y):
-        x = args[0] if args else kwargs["input"]
+        x, w = args[0] if args else kwargs["input"], self.module.weight
+        if is_cut(w) and any(not p.is_shard(0) and not p.is_replicate() for p in w.placements):
+            return  # row-parallel: the product is summed over ranks before anything sees it
         inputs = {"x": self.input(x), "weight": self.t.parameter(self.module.weight)}
         if self.module.bias is not None:
             inputs["bias"] = self.t.parameter(self.module.bias)
         self.t.op("linear_fwd", self.name, inputs, {"y": self.output(y)}, {}, arith=arithmetic(y))
 
     def gradients(self, grad_in, grad_out):
-        if grad_out[0] is None or grad_in[0] is None:
+        if grad_out[0] is None or grad_in[0] is None or is_cut(self.module.weight):
             return
         self.t.op("linear_bwd_input", self.name,
                   {"dy": self.t.copy(self.name + ".dy", grad_out[0], "backward"), "weight": self.t.parameter(self.module.weight)},
@@ -369,9 +372,9 @@ class AdamW:
             s, words = self.optimizer.state[p], ("grad", "main_param_in", "exp_avg_in", "exp_avg_sq_in")
             if group.get("amsgrad") or group.get("maximize") or p.dtype not in (torch.float32, torch.float64):
                 continue
-            inputs = {w: self.t.writer.tensor(f"{name}.{w}", t, "optimizer", self.t.step_number)
+            inputs = {w: self.t.state(f"{name}.{w}", t)
                       for w, t in zip(words, self.old.pop(name))}
-            outputs = {w: self.t.writer.tensor(f"{name}.{w}", t, "optimizer", self.t.step_number)
+            outputs = {w: self.t.state(f"{name}.{w}", t)
                        for w, t in (("main_param", p), ("exp_avg", s["exp_avg"]), ("exp_avg_sq", s["exp_avg_sq"]))}
             self.t.op("adamw", name, inputs, outputs,
                       {"lr": float(group["lr"]), "beta1": float(group["betas"][0]), "beta2": float(group["betas"][1]),

@@ -79,6 +79,10 @@ class Tracer:
         local, place = local_of(t, name)
         return self.writer.tensor(name, local, phase, self.step_number, self.microbatch, place)
 
+    def state(self, name, t):
+        local, place = local_of(t, name)
+        return self.writer.tensor(name, local, "optimizer", self.step_number, -1, place)
+
     def parameter(self, p):
         return self.tensor(self.names.get(id(p), "parameter"), p, "forward", -1)
 

@@ -22,8 +22,8 @@ WIDTHS = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2}
 
 
 def raw_bytes(t):
-    """Little-endian bytes in C order."""
-    t = t.detach().cpu().contiguous()
+    """Little-endian bytes in C order, of a copy: FSDP frees storages, which NumPy would hold."""
+    t = t.detach().to("cpu", copy=True).contiguous()
     if t.numel() == 0:
         return b""
     return t.reshape(-1).view(torch.uint8).numpy().tobytes()
