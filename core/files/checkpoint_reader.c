@@ -59,7 +59,7 @@ assay_status assay_shard_from_json(const json_t *object, const char *what, assay
         assay_segment read[ASSAY_MAX_SEGMENTS];
         const int n_read = (int)json_array_size(list);
         for (int i = 0; i < n_read; i++) {
-            int64_t pair[ASSAY_MAX_DIMS];
+            int64_t pair[ASSAY_MAX_DIMS] = {0};
             int n = 0;
             ASSAY_TRY(read_extents(json_array_get(list, (size_t)i), what, pair, &n));
             ASSAY_CHECK(n == 2, ASSAY_FORMAT, "%s: segment %d of dimension %d: expected [start, length]",

@@ -94,8 +94,8 @@ static assay_status fetch(const assay_op *op, const json_t *attrs, const char *n
 
 assay_status assay_op_attr_int(const assay_op *op, const json_t *attrs, const char *name, int64_t *out)
 {
-    const assay_op_attr *row;
-    const json_t *v;
+    const assay_op_attr *row = NULL;
+    const json_t *v = NULL;
     ASSAY_TRY(fetch(op, attrs, name, ASSAY_ATTR_INT, &row, &v));
     if (v == NULL && assay_op_attr_find(op, row->otherwise))
         return assay_op_attr_int(op, attrs, row->otherwise, out);
@@ -105,8 +105,8 @@ assay_status assay_op_attr_int(const assay_op *op, const json_t *attrs, const ch
 
 assay_status assay_op_attr_double(const assay_op *op, const json_t *attrs, const char *name, double *out)
 {
-    const assay_op_attr *row;
-    const json_t *v;
+    const assay_op_attr *row = NULL;
+    const json_t *v = NULL;
     ASSAY_TRY(fetch(op, attrs, name, ASSAY_ATTR_DOUBLE, &row, &v));
     *out = v ? json_number_value(v) : strtod(row->otherwise, NULL);
     return ASSAY_OK;
@@ -114,8 +114,8 @@ assay_status assay_op_attr_double(const assay_op *op, const json_t *attrs, const
 
 assay_status assay_op_attr_bool(const assay_op *op, const json_t *attrs, const char *name, bool *out)
 {
-    const assay_op_attr *row;
-    const json_t *v;
+    const assay_op_attr *row = NULL;
+    const json_t *v = NULL;
     ASSAY_TRY(fetch(op, attrs, name, ASSAY_ATTR_BOOL, &row, &v));
     *out = v ? json_is_true(v) : strcmp(row->otherwise, "true") == 0;
     return ASSAY_OK;

@@ -5,7 +5,7 @@
 #include "core/base/status.h"
 #include <stddef.h>
 
-/* `address`: 127.0.0.1 and a port that no other program is given while *socket is open; rank 0 may listen on it.  ASSAY_IO. */
-assay_status assay_launch_port(int *socket, char *address, size_t capacity);
+/* `address`: 127.0.0.1 and a port that no other program is given while *out, a socket, is open; rank 0 may listen on it.  ASSAY_IO. */
+assay_status assay_launch_port(int *out, char *address, size_t capacity);
 
 #endif

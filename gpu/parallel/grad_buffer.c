@@ -25,9 +25,11 @@ static assay_status close_bucket(gpu_grad_buffer *b, int64_t start, int64_t *end
 
 /* What a bucket of a unit holds: a layer's, the output's; an embedding alone, so that a tied one is cut alike on the
  * first and the last stage. */
+enum { EMBEDDING_UNIT = -2 };
+
 static int64_t unit_of(const gpu_model *m, const gpu_param *p)
 {
-    return p == m->word_embeddings ? -2 : p->spec->layer;
+    return p == m->word_embeddings ? EMBEDDING_UNIT : p->spec->layer;
 }
 
 static bool ends_unit(const gpu_grad_buffer *b, const gpu_model *m, const gpu_param *p, const gpu_param *next)
@@ -57,15 +59,17 @@ static int deal_slot(gpu_slot *slots, const gpu_bucket *k, int turn)
 }
 
 /* Neighbouring units take turns; a tied embedding is used together with the output's buckets. */
-static void deal_slots(gpu_grad_buffer *b, const gpu_model *m)
+static assay_status deal_slots(gpu_grad_buffer *b, const gpu_model *m)
 {
     const assay_train_options *o = m->options;
     int units = 0;
     for (int i = 0; i < b->n_buckets; i++) {
         gpu_bucket *k = &b->buckets[i], *last = i > 0 ? k - 1 : NULL;
         const gpu_param *p = b->params[k->first_param];
-        const bool tied = m->config->tie_word_embeddings && p == m->word_embeddings;
-        if (last && unit_of(m, p) == unit_of(m, b->params[last->first_param]))
+        ASSAY_CHECK(p != NULL, ASSAY_INTERNAL, "gradient buffer: bucket %d has no parameter", i);
+        const int64_t unit = unit_of(m, p);
+        const bool tied = m->config->tie_word_embeddings && unit == EMBEDDING_UNIT;
+        if (last && unit == unit_of(m, b->params[last->first_param]))
             k->in_slot = last->in_slot + last->length;
         else
             units++;
@@ -73,6 +77,7 @@ static void deal_slots(gpu_grad_buffer *b, const gpu_model *m)
         k->grad_slot = deal_slot(b->grads, k, tied ? GPU_SLOT_TIED : o->overlap_grad_reduce ? turn : 0);
         k->weight_slot = deal_slot(b->weights, k, tied ? GPU_SLOT_TIED : o->overlap_param_gather ? turn : 0);
     }
+    return ASSAY_OK;
 }
 
 static void find_group(gpu_grad_buffer *b, const gpu_model *m, assay_group whole)
@@ -123,9 +128,7 @@ assay_status gpu_grad_buffer_create(gpu_grad_buffer *b, gpu_model *m, assay_grou
     if (at > bucket_start)
         ASSAY_TRY(close_bucket(b, bucket_start, &at));
     b->length = at;
-    if (b->scattered)
-        deal_slots(b, m);
-    return ASSAY_OK;
+    return b->scattered ? deal_slots(b, m) : ASSAY_OK;
 }
 
 void gpu_grad_buffer_destroy(gpu_grad_buffer *b)

@@ -128,8 +128,9 @@ static widths widths_of(const dry *d, const char *name)
 {
     const assay_model_config *c = &d->config;
     const double tp = d->grid.size[ASSAY_AXIS_TP], heads = (double)c->num_attention_heads / tp;
-    long long layer = 0;
-    if (sscanf(name, "decoder.layers.%lld.", &layer) == 1 && c->mixer[layer] == ASSAY_MIXER_MLA) {
+    const char *const layers = "decoder.layers.";
+    const bool in_layer = strncmp(name, layers, strlen(layers)) == 0;
+    if (in_layer && c->mixer[strtoll(name + strlen(layers), NULL, 10)] == ASSAY_MIXER_MLA) {
         const double qk = (double)(c->qk_head_dim + c->qk_pos_emb_head_dim), v = (double)c->v_head_dim;
         return (widths){heads * qk, heads * qk, heads * v, heads * v}; /* every head has its own keys */
     }

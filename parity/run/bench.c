@@ -101,6 +101,7 @@ static assay_status drawn_case(const bench_options *b, const assay_train_options
     free(config);
     ASSAY_TRY(st);
     c->is_folder = true;
+    c->masked_microbatch = -1;
     snprintf(c->name, sizeof c->name, "of --model");
     snprintf(c->file, sizeof c->file, "%s", o->model);
     snprintf(c->model_dir, sizeof c->model_dir, "%s", o->model);

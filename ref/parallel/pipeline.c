@@ -114,8 +114,10 @@ static assay_status make_schedules(pipeline *q)
 {
     for (int stage = 0; stage < q->stages; stage++)
         ASSAY_TRY(ref_pipeline_schedule(q->stages, q->chunks, stage, q->microbatches, &q->schedule[stage]));
-    if (ref_objective_looks_ahead(q->e)) /* a run that is not cut */
-        forwards_first(q->schedule[0], q->microbatches);
+    if (!ref_objective_looks_ahead(q->e))
+        return ASSAY_OK;
+    ASSAY_CHECK(q->schedule[0] != NULL, ASSAY_INTERNAL, "an uncut run without a stage");
+    forwards_first(q->schedule[0], q->microbatches);
     return ASSAY_OK;
 }
 

@@ -100,7 +100,7 @@ static const struct refused {
     {"attr:decoder.layers.0.mlp.router:score_function=tanh", "cannot be tanh"},
     {"leaf:input_ids:backwards",
      "expected leaf:NAME:shift, leaf:NAME:rank, leaf:NAME:order or leaf:NAME:row"},
-    {"skip:loss,when=now", "expected op=, phase=, step=N or microbatch=N"},
+    {"skip:loss,when=now", "expected op=, phase=, step=N, microbatch=N, run=1 or run=2"},
     {"skip:loss,op=softmax", "no operation is called softmax"},
     {"negate:loss", "needs a slot"},
     {"gremlin:loss", "unknown, expected one of skip_all_reduce"},

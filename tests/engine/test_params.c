@@ -9,12 +9,35 @@ typedef struct fixture {
     assay_param_spec specs[3];
     gpu_param params[3];
     gpu_model m;
+    gpu_run run;
     gpu_param_unit unit;
 } fixture;
 
+static assay_status nothing_before(void *user, const gpu_param_unit *unit, const gpu_param_unit *next,
+                                   bool reads, bool backward)
+{
+    (void)user, (void)unit, (void)next, (void)reads, (void)backward;
+    return ASSAY_OK;
+}
+
+static assay_status nothing(void *user, const gpu_param_unit *unit)
+{
+    (void)user, (void)unit;
+    return ASSAY_OK;
+}
+
+static assay_status nothing_ready(void *user, gpu_param *p)
+{
+    (void)user, (void)p;
+    return ASSAY_OK;
+}
+
 static void make(fixture *f)
 {
+    static const gpu_param_hooks hooks = {nothing_before, nothing, nothing, nothing_ready};
     memset(f, 0, sizeof *f);
+    f->m.hooks = &hooks;
+    f->m.run = &f->run;
     f->m.params = f->params;
     f->m.n_params = 3;
     for (int i = 0; i < 3; i++) {

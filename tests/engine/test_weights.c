@@ -10,6 +10,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/resource.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -169,8 +170,10 @@ static int read_limited(const char *path, const assay_param_spec *spec, int part
     const rlim_t most = (rlim_t)(before + (int64_t)VOCAB * WIDTH / limit_parts * 4 + slack);
     if (setrlimit(RLIMIT_DATA, &(struct rlimit){most, most}) != 0)
         return 4;
-    float *out = malloc((size_t)part * sizeof *out);
-    if (out == NULL)
+    /* mmap: a sanitizer's malloc ends the process where there is no room */
+    float *out =
+        mmap(NULL, (size_t)part * sizeof *out, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (out == MAP_FAILED)
         return 2;
     if (gpu_stored_param_read(&stored, &s, 0, part, out) != ASSAY_OK)
         return 4;
@@ -179,7 +182,7 @@ static int read_limited(const char *path, const assay_param_spec *spec, int part
             return 1;
     if (status_of("VmHWM") - resident > 2 * part * 4 + slack)
         return 3;
-    free(out);
+    munmap(out, (size_t)part * sizeof *out);
     gpu_stored_param_close(&stored);
     assay_tensorfile_close(file);
     return 0;

@@ -36,6 +36,8 @@ static void compare(const char *folder, const char *file, double tolerance, cons
         const assay_tensor_info *mine = assay_tensorfile_at(out, k);
         const assay_tensor_info *theirs = assay_tensorfile_find(golden, mine->name);
         double worst = 0.0, largest = 0.0;
+        if (theirs == NULL && training_more(mine->name))
+            continue;
         cr_assert(theirs != NULL && theirs->count == mine->count, "%s: %s", what, mine->name);
         for (int64_t i = 0; i < mine->count; i++) {
             const double d = fabs(element(mine, i) - element(theirs, i));
