@@ -64,7 +64,7 @@ class Linear(Rule):
     def forward(self, args, kwargs, y):
         x, w = args[0] if args else kwargs["input"], self.module.weight
         if is_cut(w) and any(not p.is_shard(0) and not p.is_replicate() for p in w.placements):
-            return  # row-parallel: the product is summed over ranks before anything sees it
+            return self.t.not_judged(self.name, "row-parallel: the product is summed over ranks before anything sees it")
         inputs = {"x": self.input(x), "weight": self.t.parameter(self.module.weight)}
         if self.module.bias is not None:
             inputs["bias"] = self.t.parameter(self.module.bias)
@@ -180,7 +180,7 @@ class RotaryEmbedding(Rule):
         first, dim = position[0].tolist(), out[0].shape[-1]
         attrs = self.attributes(dim)
         if attrs is None or first != list(range(len(first))):
-            return
+            return self.t.not_judged(self.name, "a kind of rope that is not known, or positions that are not 0, 1, 2, ...")
         cos, sin = (self.t.copy(f"{self.name}.{w}", t[0, :, :dim // 2]) for w, t in zip(("cos", "sin"), out))
         self.t.op("rope_table", self.name, {}, {"cos": cos, "sin": sin}, {**attrs, "positions": len(first)},
                   arith={**SUM, "order": "none", "rounding": ["angles"]})
@@ -246,8 +246,10 @@ class Attention(Rule):
         o = args[0].detach().reshape(b, s, heads, -1).transpose(0, 1).contiguous()
         v = v.detach().reshape(b, s, groups, -1).transpose(0, 1).contiguous()
         first, position = self.visible_from(b, s), torch.arange(s).repeat_interleave(b)
-        if first is False or (self.module.training and getattr(self.module, "attention_dropout", 0.0) > 0):
-            return
+        if first is False:
+            return self.t.not_judged(self.name, "the padding mask hides more than the beginning of a row")
+        if self.module.training and getattr(self.module, "attention_dropout", 0.0) > 0:
+            return self.t.not_judged(self.name, "attention dropout is on")
         at = self.name + ".core_attention"
         where = self.t.copy(at + ".position", position)
         inputs = {"q": self.t.copy(at + ".q", q), "k": self.t.copy(at + ".k", k), "v": self.t.copy(at + ".v", v),

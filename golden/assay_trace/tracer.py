@@ -1,7 +1,7 @@
 """Hooks on a model: what every module made, the gradients of it, and operation records of the modules that are known."""
 import atexit
 import contextlib
-import os
+import warnings
 import weakref
 
 import torch
@@ -51,7 +51,7 @@ class Tracer:
         self.known = {}    # id of a tensor object -> (weak reference, version, id of its record)
         self.names = {}    # parameter object id -> clean name
         self.model, self.handles, self.undo = model, [], []
-        self.compiled = set()
+        self.compiled, self.silent = set(), set()
         for name, p in model.named_parameters():
             self.names[id(p)] = clean(name)
         self.hook_modules(model)
@@ -78,6 +78,12 @@ class Tracer:
         """A record of something made for the trace alone (another order of axes): never looked up again."""
         local, place = local_of(t, name)
         return self.writer.tensor(name, local, phase, self.step_number, self.microbatch, place)
+
+    def not_judged(self, name, reason):
+        """An operation that is known but not recorded: said once for each module, so that nobody takes silence for a pass."""
+        if (name, reason) not in self.silent:
+            self.silent.add((name, reason))
+            warnings.warn(f"assay_trace: {name}: no operation record: {reason}")
 
     def state(self, name, t):
         local, place = local_of(t, name)

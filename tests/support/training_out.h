@@ -21,7 +21,8 @@ static inline bool training_more(const char *name)
 }
 
 /* How many tensors a result of training steps has that `expected` need not have: first gradient and two moments of every weight,
- * the learning rate, and the balancing losses that there are.  -1: it lacks one of them. */
+ * the learning rate, and the balancing losses that there are.  -1: it lacks one of them, or is no result of training (no weights)
+ * and has more than it should. */
 static inline int64_t training_extras(const assay_tensorfile *found, const assay_tensorfile *expected)
 {
     int64_t extras = 0, weights = 0;
@@ -30,7 +31,7 @@ static inline int64_t training_extras(const assay_tensorfile *found, const assay
         weights += strncmp(name, "weight.", 7) == 0;
         extras += training_more(name) && assay_tensorfile_find(expected, name) == NULL;
     }
-    return extras == 0 || extras >= 3 * weights + 1 ? extras : -1;
+    return extras == 0 || (weights > 0 && extras >= 3 * weights + 1) ? extras : -1;
 }
 
 #endif
