@@ -291,11 +291,8 @@ typedef assay_status (*gpu_weight_read)(void *from, int64_t first, int64_t n, fl
 typedef assay_status (*gpu_weight_sink)(void *user, gpu_param *p, gpu_weight_read read, void *from);
 assay_status gpu_model_weights(gpu_model *m, const char *folder, gpu_weight_sink put, void *user);
 /* --- drawn weights (weights_draw.c) -------------------------------------------------------------------- */
-/* piece [shard] = the parameter drawn from the seed at its global indices; std: gpu_init_std.  The bits do not depend on
- * the number of threads. */
-void gpu_draw_piece(const assay_param_spec *spec, const assay_shard *s, double std, uint64_t seed,
-                    int threads, float *piece);
-/* The same for the piece's elements [first, first + n). */
+/* out [n] = elements [first, first + n) of the shard of a parameter, drawn from the seed at their global indices; std:
+ * gpu_init_std.  The bits do not depend on the number of threads. */
 void gpu_draw_part(const assay_param_spec *spec, const assay_shard *s, double std, uint64_t seed, int threads,
                    int64_t first, int64_t n, float *out);
 /* Flat index, in the global tensor, of the first column of a local row (all dimensions but the last). */
