@@ -281,11 +281,14 @@ static assay_status carve_step(gpu_model *m, const chunk_bytes *bytes, size_t sc
 static assay_status call_arena(gpu_model *m)
 {
     gpu_ctx *ctx = &m->run->ctx;
-    gpu_operands sums; /* loss and gradient norm, whatever their sizes */
-    gpu_operands_init(&sums, assay_op_find("sumsq"));
-    const size_t bytes = gpu_ladder_workspace(ctx, &sums);
-    if (bytes > m->run->workspace_needed)
-        m->run->workspace_needed = bytes;
+    static const char *const of_gradients[] = {"sumsq", "count_zeros"}; /* whatever their sizes */
+    for (int i = 0; i < 2; i++) {
+        gpu_operands sums;
+        gpu_operands_init(&sums, assay_op_find(of_gradients[i]));
+        const size_t bytes = gpu_ladder_workspace(ctx, &sums);
+        if (bytes > m->run->workspace_needed)
+            m->run->workspace_needed = bytes;
+    }
     if (m->run->workspace_needed > ctx->workspace_bytes) {
         if (ctx->workspace)
             CUDA_TRY(cudaFree(ctx->workspace));

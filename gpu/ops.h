@@ -124,6 +124,8 @@ extern GPU_LADDER(embedding_bwd);
 extern GPU_LADDER(sum);
 /* y = sum x^2, in double, where squares are exact; a list of n calls in one launch sequence. */
 extern GPU_LADDER(sumsq);
+/* y = how many of x are zero, of either sign      y I64 [1]  x F32 [n]; a list of n calls in one launch sequence. */
+extern GPU_LADDER(count_zeros);
 
 /* --- router.cu ---------------------------------------------------------------------------------------------- */
 /* scores, choice of K of E experts, weights of the chosen (docs/OPS.md 7); ties and -0 go to the lower expert, a NaN ranks last.
@@ -199,7 +201,7 @@ extern GPU_LADDER(adamw);
     X(embedding_fwd) X(embedding_bwd) X(sum) X(router_fwd) X(router_bwd) X(router_aux_fwd) \
     X(router_aux_loss) X(router_aux_bwd) X(router_seq_aux_fwd) X(running_counts) X(random_logits) X(router_drop) X(permute_plan) X(gather_rows) X(combine_rows) \
     X(expert_bias_update) X(cross_entropy_stats) X(cross_entropy_loss) X(cross_entropy_bwd) \
-    X(sumsq) X(adamw)
+    X(sumsq) X(count_zeros) X(adamw)
 /* clang-format on */
 
 ASSAY_END_DECLS

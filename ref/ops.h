@@ -221,6 +221,8 @@ typedef struct ref_adamw_desc {
 void ref_adamw(double *param, double *exp_avg, double *exp_avg_sq, const double *grad,
                const ref_adamw_desc *d, int64_t n);
 double ref_sumsq(const double *x, int64_t n);
+/* Zeros of either sign. */
+int64_t ref_count_zeros(const double *x, int64_t n);
 /* Clip factor: clip/(norm + 1e-6) when < 1, else 1; clip 0: 1. */
 double ref_clip_scale(double norm, double clip_grad);
 

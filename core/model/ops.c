@@ -369,6 +369,8 @@ static const assay_op table[] = {
      .attrs = {VOCABULARY, {DOUBLE("scale")}}},
     {"sumsq", "elementwise", .sums = "y: n", .flops = "2*n",
      .slots = {{IN("x", F32, "n")}, {OUT("y", F64, "1")}}},
+    {"count_zeros", "elementwise", .sums = "", .flops = "n",
+     .slots = {{IN("x", F32, "n")}, {OUT("y", I64, "1")}}},
     {"adamw", "adamw", .sums = "", .flops = "16*n",
      .slots = {{IN("grad", F32, "n")},
                {INOUT("main_param", F32, "n")},
@@ -426,15 +428,11 @@ assay_op_class assay_op_class_of(const assay_op *op)
         const char *word; /* a name, or a family */
         assay_op_class class;
     } rows[] = {
-        {"gather_rows", ASSAY_OPS_ELEMENTWISE},
-        {"combine_rows", ASSAY_OPS_ELEMENTWISE},
-        {"expert_bias_update", ASSAY_OPS_OPTIMIZER},
-        {"sumsq", ASSAY_OPS_OPTIMIZER},
-        {"linear", ASSAY_OPS_LINEAR},
-        {"attention", ASSAY_OPS_ATTENTION},
-        {"router", ASSAY_OPS_ROUTER},
-        {"cross_entropy", ASSAY_OPS_LOSS},
-        {"adamw", ASSAY_OPS_OPTIMIZER},
+        {"gather_rows", ASSAY_OPS_ELEMENTWISE},      {"combine_rows", ASSAY_OPS_ELEMENTWISE},
+        {"expert_bias_update", ASSAY_OPS_OPTIMIZER}, {"sumsq", ASSAY_OPS_OPTIMIZER},
+        {"count_zeros", ASSAY_OPS_OPTIMIZER},        {"linear", ASSAY_OPS_LINEAR},
+        {"attention", ASSAY_OPS_ATTENTION},          {"router", ASSAY_OPS_ROUTER},
+        {"cross_entropy", ASSAY_OPS_LOSS},           {"adamw", ASSAY_OPS_OPTIMIZER},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (strcmp(rows[i].word, op->name) == 0 || strcmp(rows[i].word, op->family) == 0)

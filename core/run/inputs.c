@@ -112,11 +112,17 @@ assay_status assay_inputs_layout(const char *layout, const assay_train_options *
 
 assay_status assay_inputs_documents(const assay_train_options *o, bool packed, int cp)
 {
-    ASSAY_CHECK(
-        !packed || o->semantics != ASSAY_SEMANTICS_MEGATRON || cp == 1, ASSAY_UNSUPPORTED,
-        "semantics megatron with documents packed in rows and cp%d: Megatron-LM gives every rank a part of "
-        "each document, here it has a part of the row",
-        cp);
+    const bool cut = packed && cp > 1 && o->semantics == ASSAY_SEMANTICS_MEGATRON;
+    ASSAY_CHECK(!cut || o->calculate_per_token_loss, ASSAY_UNSUPPORTED,
+                "semantics megatron with documents packed in rows, cp%d and calculate_per_token_loss false: "
+                "Megatron-LM takes the mean over a rank's targets and gives every rank a part of each "
+                "document, here it has a part of the row",
+                cp);
+    ASSAY_CHECK(!cut || !(o->moe_expert_capacity_factor > 0.0), ASSAY_UNSUPPORTED,
+                "semantics megatron with documents packed in rows, cp%d and moe_expert_capacity_factor: "
+                "Megatron-LM decides over a rank's tokens and gives every rank a part of each document, here "
+                "it has a part of the row",
+                cp);
     return ASSAY_OK;
 }
 

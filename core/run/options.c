@@ -124,6 +124,8 @@ static const assay_option_row table[] = {
      "products add weight gradients to the main gradients in F32; false: stored as activations are, then "
      "added",
      "Optimizer", EVERYWHERE},
+    {"log_num_zeros_in_grad", ASSAY_OPT_BOOL, MEMBER(log_num_zeros_in_grad), 0, 0, NULL, "BOOL",
+     "count the zeros in the gradients of every step", "Optimizer", EVERYWHERE},
     {"overlap_grad_reduce", ASSAY_OPT_BOOL, MEMBER(overlap_grad_reduce), 0, 0, NULL, "BOOL",
      "reduce gradients while the backward pass goes on", "Optimizer", EVERYWHERE},
     {"overlap_param_gather", ASSAY_OPT_BOOL, MEMBER(overlap_param_gather), 0, 0, NULL, "BOOL",

@@ -65,8 +65,10 @@ typedef struct assay_train_options {
     int64_t lr_warmup_iters, lr_decay_iters /* 0 = train_iters */, lr_wsd_decay_iters;
     double weight_decay;
     double adam_beta1, adam_beta2, adam_eps;
-    double clip_grad;          /* 0 = no clipping */
-    int64_t ddp_bucket_size;   /* elements of a gradient bucket before it is closed; 0 = the engine's own */
+    double clip_grad;        /* 0 = no clipping */
+    int64_t ddp_bucket_size; /* elements of a gradient bucket before it is closed; 0 = the engine's own */
+    bool
+        log_num_zeros_in_grad; /* zeros in the reduced gradients are counted, once for each set of replicas */
     bool overlap_grad_reduce;  /* reductions begin while the last microbatch's backward goes on */
     bool overlap_param_gather; /* gathers of parameters run ahead of their use */
     assay_recompute_granularity recompute_granularity;

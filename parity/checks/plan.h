@@ -85,9 +85,9 @@ const assay_trace_tensor *plan_recorded_choice(const plan_recorded *r, int rank,
 /* The first reduce_scatter of a parameter's gradient in the step, or NULL. */
 const assay_trace_op *plan_recorded_scatter(const plan_recorded *r, int rank, int64_t step,
                                             const char *param);
-/* Sum of the y of every `op` (sum, sumsq) of the rank in the step; *n gets how many. */
+/* Sum of the y of every `op` (sum, sumsq, count_zeros) of the rank in the step; *n gets how many. */
 double plan_recorded_sum(const plan_recorded *r, int rank, int64_t step, const char *op, int64_t *n);
-/* One F64 number: recv of an all_reduce of phase optimizer, or an observation (loss, grad_norm). */
+/* One F64 or I64 number: recv of an all_reduce of phase optimizer, or an observation (loss, grad_norm, num_zeros_in_grad). */
 bool plan_recorded_number(const plan_recorded *r, int rank, int64_t step, const char *name, double *out);
 
 /* --- building: plan_build.c --------------------------------------------------------------------------------- */

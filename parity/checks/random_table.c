@@ -249,6 +249,7 @@ const parity_ask_row parity_ask_table[] = {
       "T=3 V=4 H=0 | vocab_start=0"}},
     {"sum", .sizes = {"n=1", "n=0", "n=5000"}},
     {"sumsq", .sizes = {"n=1", "n=0", "n=5000"}},
+    {"count_zeros", .sizes = {"n=1", "n=0", "n=5000"}},
     {"router_fwd",
      {{.name = "logits", .scale = 3}, {.name = "expert_bias", .when = "bias", .scale = 0.1}},
      ROUTER_SIZES},

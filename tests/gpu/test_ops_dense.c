@@ -439,3 +439,17 @@ Test(gpu_ops, sumsq)
 {
     hold(&(op_law){"sumsq", "elementwise", 2, true, sum, OP_SIZES(sum_sizes)});
 }
+
+/* Every third number is a zero, of either sign. */
+static void some_zeros(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    sum(c, act, mode, d);
+    float *x = c->in[c->n_in - 1].data;
+    double *value = c->value[c->n_in - 1];
+    for (int64_t i = 0; i < d[0]; i += 3)
+        value[i] = x[i] = i % 2 == 0 ? 0.0f : -0.0f;
+}
+Test(gpu_ops, count_zeros)
+{
+    hold(&(op_law){"count_zeros", "elementwise", 2, true, some_zeros, OP_SIZES(sum_sizes)});
+}

@@ -104,7 +104,13 @@ Test(ref_laws, nothing_writes_nothing)
         cr_expect(guard[i] == 7.0);
     ref_router_aux_sums(guard, counts, &z, guard, counts, guard, &d);
     cr_expect(guard[0] == 0.0 && guard[1] == 0.0 && counts[0] == 0 && z == 0.0, "empty sums are zero");
-    cr_expect(ref_sum(guard, 0) == 0.0 && ref_sumsq(guard, 0) == 0.0);
+    cr_expect(ref_sum(guard, 0) == 0.0 && ref_sumsq(guard, 0) == 0.0 && ref_count_zeros(guard, 0) == 0);
+}
+
+Test(ref_laws, zeros_of_both_signs_are_counted_and_nothing_else)
+{
+    const double x[7] = {0.0, -0.0, 0x1p-1074, -0x1p-1074, (double)NAN, HUGE_VAL, 1.0};
+    cr_expect_eq(ref_count_zeros(x, 7), 2);
 }
 
 Test(ref_laws, an_inner_length_of_zero_gives_the_bias)
