@@ -185,6 +185,7 @@ int parity_main_run(int argc, char **argv);
 int parity_main_step(int argc, char **argv);
 int parity_main_diff(int argc, char **argv);
 int parity_main_replay(int argc, char **argv);
+int parity_main_map(int argc, char **argv);
 int parity_main_layout(int argc, char **argv);
 int parity_main_selftest(int argc, char **argv);
 int parity_main_doctor(int argc, char **argv);
