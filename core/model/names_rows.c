@@ -33,7 +33,7 @@ static const char *const output_of[][2] = {
 };
 
 /* Between parameters: of every layer. */
-typedef enum { ALWAYS, TIED, DENSE, MOE, SHARED, NOT_SHARED, PLAIN_HEADS, NORMED_HEADS } condition;
+typedef enum { ALWAYS, TIED, DENSE, MOE, SHARED, NOT_SHARED, NORMED, PLAIN_HEADS, NORMED_HEADS } condition;
 typedef struct between {
     condition when;
     const char *theirs, *ours;
@@ -46,6 +46,10 @@ static const between of_layer[] = {
     {PLAIN_HEADS, "self_attn.rope_k.x", "self_attention.qkv_split.k", ASSAY_AXES_SAME, EQUAL},
     {NORMED_HEADS, "self_attn.rope_q.x", "self_attention.q_layernorm.y", ASSAY_AXES_SAME, EQUAL},
     {NORMED_HEADS, "self_attn.rope_k.x", "self_attention.k_layernorm.y", ASSAY_AXES_SAME, EQUAL},
+    {NORMED, "self_attn.q_norm.input", "self_attention.qkv_split.q", ASSAY_AXES_BATCH_FIRST, EQUAL},
+    {NORMED, "self_attn.k_norm.input", "self_attention.qkv_split.k", ASSAY_AXES_BATCH_FIRST, EQUAL},
+    {ALWAYS, "self_attn.rope.cos", "rope.cos", ASSAY_AXES_SAME, EQUAL},
+    {ALWAYS, "self_attn.rope.sin", "rope.sin", ASSAY_AXES_SAME, EQUAL},
     {ALWAYS, "self_attn.rope_q.y", "self_attention.rope_q.y", ASSAY_AXES_SAME, EQUAL},
     {ALWAYS, "self_attn.rope_k.y", "self_attention.rope_k.y", ASSAY_AXES_SAME, EQUAL},
     {ALWAYS, "self_attn.core_attention.q", "self_attention.rope_q.y", ASSAY_AXES_SAME, EQUAL},
@@ -235,6 +239,8 @@ static bool holds(condition when, const assay_model_config *c, int64_t layer)
         return shared;
     case NOT_SHARED:
         return moe && !shared;
+    case NORMED:
+        return c->qk_layernorm;
     case PLAIN_HEADS:
         return !c->qk_layernorm || c->qk_layernorm_full_width;
     case NORMED_HEADS:
@@ -271,9 +277,13 @@ static assay_status add_between(assay_names *n, int64_t layer)
             continue;
         snprintf(theirs, sizeof theirs, "model.layers.%lld%s%s", (long long)layer,
                  b->theirs[0] != '\0' ? "." : "", b->theirs);
-        snprintf(ours, sizeof ours, "decoder.layers.%lld.%s", (long long)layer, b->ours);
+        const bool shared = strncmp(b->ours, "rope.", 5) == 0; /* one table for all layers */
+        if (shared)
+            snprintf(ours, sizeof ours, "%s", b->ours);
+        else
+            snprintf(ours, sizeof ours, "decoder.layers.%lld.%s", (long long)layer, b->ours);
         const assay_name_row row = {.axes = b->axes, .relation = b->relation};
-        ASSAY_TRY(add_pair(n, theirs, ours, &row, b->relation == EQUAL));
+        ASSAY_TRY(add_pair(n, theirs, ours, &row, b->relation == EQUAL && !shared));
     }
     return add_added(n, layer);
 }

@@ -105,8 +105,7 @@ typedef struct pairing {
     int ndim;
 } pairing;
 
-static assay_status pair_shapes(const assay_name_row *row, const parity_global *theirs,
-                                const parity_global *ours, pairing *p)
+static assay_status pair_shapes(const assay_name_row *row, const parity_global *ours, pairing *p)
 {
     *p = (pairing){.outer = 1, .ours = ours->count, .theirs = ours->count, .inner = 1, .ndim = ours->ndim};
     memcpy(p->shape, ours->shape, sizeof p->shape);
@@ -128,9 +127,6 @@ static assay_status pair_shapes(const assay_name_row *row, const parity_global *
             p->shape[p->ndim - 1] = row->their_extent;
         }
     }
-    const int64_t wanted = p->outer * p->theirs * p->inner;
-    ASSAY_CHECK(theirs->count == wanted, ASSAY_MISMATCH, "expected %lld elements, found %lld",
-                (long long)wanted, (long long)theirs->count);
     return ASSAY_OK;
 }
 
@@ -138,6 +134,9 @@ static assay_status pair_shapes(const assay_name_row *row, const parity_global *
 static assay_status reorder(const assay_name_row *row, const parity_global *theirs, const parity_global *ours,
                             const pairing *p, parity_global *out)
 {
+    const int64_t wanted = p->outer * p->theirs * p->inner;
+    ASSAY_CHECK(theirs->count == wanted, ASSAY_MISMATCH, "expected %lld elements, found %lld",
+                (long long)wanted, (long long)theirs->count);
     ASSAY_TRY(allocate(out, theirs->dtype, p->shape, p->ndim));
     if (row->axes == ASSAY_AXES_SAME || row->parameter) {
         copy(theirs, 0, out, 0, theirs->count);
@@ -195,23 +194,33 @@ static void sort_rows(parity_global *g)
 }
 
 /* Tokens without a target have a loss of zero, and only they: the probability of a target is never one. */
-static assay_status mean_of(const parity_global *theirs, const parity_global *ours, parity_global *a,
-                            parity_global *b)
+static assay_status mean_of(const parity_global *ours, parity_global *out)
 {
     static const int64_t one[1] = {1};
     double sum = 0.0, n = 0.0;
-    ASSAY_CHECK(theirs->count == 1, ASSAY_MISMATCH, "expected one number, found %lld",
-                (long long)theirs->count);
-    ASSAY_TRY(allocate(a, theirs->dtype, one, 1));
-    copy(theirs, 0, a, 0, 1);
-    ASSAY_TRY(allocate(b, ASSAY_F64, one, 1));
+    ASSAY_TRY(allocate(out, ASSAY_F64, one, 1));
     for (int64_t i = 0; i < ours->count; i++) {
         const double x = parity_decode(ours->data, i, ours->dtype);
         sum += x;
         n += x != 0.0;
     }
     const double mean = sum / n;
-    memcpy(b->data, &mean, sizeof mean);
+    memcpy(out->data, &mean, sizeof mean);
+    return ASSAY_OK;
+}
+
+assay_status parity_align_ours(const assay_name_row *row, const parity_global *ours, parity_global *out)
+{
+    static const assay_name_row same = {.relation = ASSAY_RELATION_EQUAL};
+    pairing p;
+    row = row != NULL ? row : &same;
+    memset(out, 0, sizeof *out);
+    if (row->relation == ASSAY_RELATION_MEAN)
+        return mean_of(ours, out);
+    ASSAY_TRY(pair_shapes(row, ours, &p));
+    ASSAY_TRY(cut(row, ours, &p, out));
+    if (row->relation == ASSAY_RELATION_ROWS)
+        sort_rows(out);
     return ASSAY_OK;
 }
 
@@ -220,15 +229,17 @@ assay_status parity_align(const assay_name_row *row, const parity_global *theirs
 {
     pairing p;
     memset(a, 0, sizeof *a);
-    memset(b, 0, sizeof *b);
-    if (row->relation == ASSAY_RELATION_MEAN)
-        return mean_of(theirs, ours, a, b);
-    ASSAY_TRY(pair_shapes(row, theirs, ours, &p));
-    ASSAY_TRY(reorder(row, theirs, ours, &p, a));
-    ASSAY_TRY(cut(row, ours, &p, b));
-    if (row->relation == ASSAY_RELATION_ROWS) {
-        sort_rows(a);
-        sort_rows(b);
+    ASSAY_TRY(parity_align_ours(row, ours, b));
+    if (row->relation == ASSAY_RELATION_MEAN) {
+        ASSAY_CHECK(theirs->count == 1, ASSAY_MISMATCH, "expected one number, found %lld",
+                    (long long)theirs->count);
+        ASSAY_TRY(allocate(a, theirs->dtype, b->shape, 1));
+        copy(theirs, 0, a, 0, 1);
+        return ASSAY_OK;
     }
+    ASSAY_TRY(pair_shapes(row, ours, &p));
+    ASSAY_TRY(reorder(row, theirs, ours, &p, a));
+    if (row->relation == ASSAY_RELATION_ROWS)
+        sort_rows(a);
     return ASSAY_OK;
 }

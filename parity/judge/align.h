@@ -28,5 +28,7 @@ const parity_entry *parity_aligner_find(const parity_aligner *a, const parity_in
  * *a and *b are the caller's also after a failure.  ASSAY_MISMATCH: sizes that cannot be that pair. */
 assay_status parity_align(const assay_name_row *row, const parity_global *theirs, const parity_global *ours,
                           parity_global *a, parity_global *b);
+/* Ours alone in that shape; row NULL: as it is. */
+assay_status parity_align_ours(const assay_name_row *row, const parity_global *ours, parity_global *out);
 
 #endif
