@@ -131,10 +131,7 @@ static assay_status adamw(const replay *r)
     ASSAY_TRY(replay_out_real(r, "main_param", n, ASSAY_F32, "update", &new_param));
     ASSAY_TRY(replay_out_real(r, "exp_avg", n, ASSAY_F32, "first moment", &new_m));
     ASSAY_TRY(replay_out_real(r, "exp_avg_sq", n, ASSAY_F32, "second moment", &new_v));
-    ref_declared d = r->d;
-    if (d.rounding & ASSAY_ROUND_EVERY) /* the stored type is that of every intermediate result, too */
-        d.num = (ref_num){d.u_store, d.eta_store, d.eta_store / d.u_store, 2.0 * d.u_store};
-    ref_bound_adamw(new_param, new_m, new_v, param->value, m->value, v->value, grad->value, &desc, n, &d);
+    ref_bound_adamw(new_param, new_m, new_v, param->value, m->value, v->value, grad->value, &desc, n, &r->d);
     return adamw_copy(r, &new_param, n);
 }
 
