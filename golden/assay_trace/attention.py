@@ -151,9 +151,7 @@ class Attention(Rule):
         attrs = {"batch": b, "seq_q": s, "seq_k": s, "heads": heads, "groups": groups, "head_dim": d,
                  "head_dim_v": v.shape[-1] // groups, "scale": self.scale(d), "window": window, "p_dtype": WORDS.get(low, "F32")}
         o = copy("o", as_queries(out))
-        arith = {**SUM, "rounding": ["scores"]} if eager and low != torch.float64 else arithmetic(q, tile=16)
-        if eager and low == torch.float64:
-            arith = arithmetic(q, rounding=["scores"])
+        arith = {**SUM, "rounding": ["scores"]} if eager else arithmetic(q, tile=16)  # eager: softmax in float32, also of float64
         self.t.op("attention_fwd", at, inputs, {"o": o}, attrs, arith=arith, internal=["lse"])
         if not (out.requires_grad and q.requires_grad and k.requires_grad and v.requires_grad):
             return

@@ -54,8 +54,7 @@ class Router(Rule):
         self.t.op("router_fwd", f"{self.name}.router", inputs,
                   {"indices": self.t.copy(f"{self.name}.indices", indices.gather(-1, order).long()),
                    "probs": self.t.copy(f"{self.name}.probs", weights.detach().gather(-1, order))}, attrs,
-                  arith={**SUM, "accumulate": "F64" if weights.dtype == torch.float64 and logits.dtype == torch.float64 else "F32",
-                         "rounding": ["ties"]}, internal=["scores"])
+                  arith={**SUM, "rounding": ["ties"]}, internal=["scores"])
 
 
 class Experts(Rule):

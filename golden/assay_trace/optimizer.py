@@ -22,7 +22,7 @@ class AdamW:
                     continue
                 reason = next((w for w in ("amsgrad", "maximize") if group.get(w)), None)
                 if reason or not p.is_floating_point() or p.dtype == torch.float16:
-                    self.t.not_judged(f"optimizer of {name}", reason or f"AdamW on {p.dtype}")
+                    self.t.not_judged("AdamW", reason or f"parameters of {p.dtype}")
                     continue
                 yield group, p, name
 
