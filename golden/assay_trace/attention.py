@@ -93,9 +93,11 @@ class Attention(Rule):
             at = f"{self.name}.rope_{letter}"
             inputs = {"cos": table[0], "sin": table[1], "position": position}
             arith = arithmetic(y, order="none", rounding=["products"])
-            self.t.op("rope_fwd", at, {"x": self.t.copy(at + ".x", ours(x)), **inputs}, {"y": self.t.copy(at + ".y", ours(y))}, {},
+            self.t.op("rope_fwd", at, {"x": self.t.copy(at + ".x", ours(x).to(y.dtype)), **inputs}, {"y": self.t.copy(at + ".y", ours(y))}, {},
                       arith=arith)
-            if x.requires_grad and y.requires_grad:
+            if x.dtype != y.dtype:
+                self.t.not_judged(at, "a rope that changes the dtype: no backward operation")
+            elif x.requires_grad and y.requires_grad:
                 self.gather({"dx": x, "dy": y}, lambda g, at=at, inputs=inputs, arith=arith: self.t.op(
                     "rope_bwd", at, {"dy": self.t.copy(at + ".dy", ours(g["dy"]), "backward"), **inputs},
                     {"dx": self.t.copy(at + ".dx", ours(g["dx"]), "backward")}, {}, "backward", g["microbatch"], arith=arith))
@@ -147,7 +149,7 @@ class Attention(Rule):
         if first is not None:
             inputs["first_key"] = self.t.copy(at + ".first_key", first)
         eager = getattr(self.module.config, "_attn_implementation", "eager") == "eager"
-        window = int(getattr(self.module, "sliding_window", None) or 0)
+        window = int(getattr(self.module, "sliding_window", getattr(self.module.config, "sliding_window", None)) or 0)
         attrs = {"batch": b, "seq_q": s, "seq_k": s, "heads": heads, "groups": groups, "head_dim": d,
                  "head_dim_v": v.shape[-1] // groups, "scale": self.scale(d), "window": window, "p_dtype": WORDS.get(low, "F32")}
         o = copy("o", as_queries(out))

@@ -74,9 +74,8 @@ class Tracer:
         """Every rule on every module it matches, inside out, so that a layer's record stands behind its parts'."""
         Functions(self)
         files, unknown = set(), {}
-        for name, module in model.named_modules():
-            name = clean(name)
-            if self.in_compiled(name) or type(module).__name__ == "OptimizedModule":
+        for name, module in self.visible:
+            if type(module).__name__ == "OptimizedModule":
                 continue
             matched = [rule for rule in RULES if name and rule.matches(module)]
             self.rules += [rule(self, name, module) for rule in matched]
@@ -234,25 +233,33 @@ class Tracer:
     def active(self, name=None):
         return self.recording and (name is None or self.filter.takes(name)) and not torch.compiler.is_compiling()
 
-    def in_compiled(self, name):
-        return bool(name) and any(c and (name == c or name.startswith(c + ".")) for c in self.compiled)
+    def outside(self, model):
+        """(clean name, module) of all that is not inside a compiled region, where nothing can be seen; a module that torch.compile
+        wrapped is hooked from outside, one that was compiled in place is not hooked: its hooks would be compiled, too."""
+        inside = []
+        for name, module in model.named_modules():
+            if any(name == c or name.startswith(c + ".") or not c for c in inside):
+                continue
+            if type(module).__name__ == "OptimizedModule":
+                inside.append(f"{name}._orig_mod" if name else "_orig_mod")
+                self.compiled.add(clean(name))
+            elif getattr(module, "_compiled_call_impl", None) is not None:
+                inside.append(name)
+                self.compiled.add(clean(name))
+                continue
+            yield clean(name), module
 
     def hook_modules(self, model):
         self.handles.append(model.register_forward_pre_hook(self.begin_forward, with_kwargs=True))
-        for name, module in model.named_modules():
-            name = clean(name)
-            if type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None:
-                self.compiled.add(name)
-            if self.in_compiled(name) and name not in self.compiled:
-                continue  # inside a compiled region nothing can be seen; its module is hooked from outside
+        self.visible = list(self.outside(model))
+        for name, module in self.visible:
             self.handles.append(module.register_forward_pre_hook(lambda m, a, name=name: self.enter(name, m)))
             if name:
                 self.handles.append(module.register_forward_hook(
                     lambda m, a, out, name=name: self.output(name, out)))
         self.handles.append(model.register_forward_hook(lambda m, a, out: self.output("", out)))
-        for name, module in model.named_modules():
-            if not (self.in_compiled(clean(name)) and clean(name) not in self.compiled):
-                self.handles.append(module.register_forward_hook(self.leave, always_call=True))
+        for _, module in self.visible:
+            self.handles.append(module.register_forward_hook(self.leave, always_call=True))
 
     def enter(self, name, module):
         if not torch.compiler.is_compiling():
