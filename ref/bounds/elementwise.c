@@ -133,6 +133,20 @@ static inline __attribute__((always_inline)) void swiglu_bwd_body(ref_pair dx, i
     }
 }
 
+/* The same of a module that stores silu and the gradient of it; it has no probs. */
+static void swiglu_bwd_stored_row(ref_pair dx, int64_t at, const double *dy, const double *x, int64_t f,
+                                  const ref_declared *d)
+{
+    const ref_num *n = &d->num;
+    for (int64_t j = 0; j < f; j++) {
+        const ref_iv g = iv_exact(dy[j]), s = iv_sigmoid(n, x[j]);
+        const ref_iv silu = ref_stored(d, ASSAY_ROUND_BEFORE_UP, iv_mul(n, iv_exact(x[j]), s));
+        const ref_iv dsilu = ref_stored(d, ASSAY_ROUND_BEFORE_UP, iv_mul(n, g, iv_exact(x[f + j])));
+        ref_pair_set(dx, at + j, iv_mul(n, dsilu, silu_slope(n, x[j], s)), n);
+        ref_pair_set(dx, at + f + j, iv_mul(n, g, silu), n);
+    }
+}
+
 /* probs NULL: not scaled */
 REF_WIDE static void swiglu_bwd_range(ref_pair dx, int64_t at, double *terms, const double *dy,
                                       const double *x, const double *probs, int64_t f, const ref_num *n)
@@ -148,6 +162,10 @@ REF_WIDE static void swiglu_bwd_range(ref_pair dx, int64_t at, double *terms, co
 static void swiglu_bwd_row(ref_pair dx, ref_pair dprobs, double *terms, int64_t i, const double *dy,
                            const double *x, const double *probs, int64_t f, const ref_declared *d)
 {
+    if (d->rounding & ASSAY_ROUND_BEFORE_UP && !probs) {
+        swiglu_bwd_stored_row(dx, i * 2 * f, dy, x, f, d);
+        return;
+    }
     swiglu_bwd_range(dx, i * 2 * f, terms, dy, x, probs ? probs + i : NULL, f, &d->num);
     if (probs) {
         const ref_iv sum = ref_sum_terms(terms, terms + f, f, &d->order);
@@ -294,6 +312,11 @@ static void embedding_row(ref_pair out, int64_t at, double *rows, double *scratc
         const double added_last = n > 0 ? b[j] + d->num.u * (fabs(y[j]) + b[j]) : 0.0;
         b[j] = fmax(added_last, n > 0 ? scratch[h + j] : 0.0);
     }
+    if ((d->rounding & ASSAY_ROUND_PARTIAL_SUMS) == 0)
+        return;
+    for (int64_t i = 0; i <= n; i++) /* the old value is the first of the rows now */
+        for (int64_t j = 0; j < h; j++)
+            b[j] += expm1((double)(n + 1) * d->u_store) * fabs(rows[i * h + j]) + d->eta_store;
 }
 
 assay_status ref_bound_embedding_bwd(ref_pair dweight, const double *dy, const int64_t *ids,
