@@ -140,12 +140,6 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
     assay_grid_coords(grid, run->comm.rank, &m->at);
     m->eps = (double)(float)config->layernorm_epsilon;
     ASSAY_TRY(assay_recompute_from_options(&m->recompute, options));
-    ASSAY_CHECK(m->recompute.method == ASSAY_RECOMPUTE_BLOCK || m->recompute.num_layers <= 1 ||
-                    grid->p.zero_stage < 3,
-                ASSAY_UNSUPPORTED,
-                "recompute_num_layers %lld, uniform, with zero3: groups of more than one layer gather their "
-                "parameters once more; say 1, or block",
-                (long long)m->recompute.num_layers);
     m->sequence_rows = calloc((size_t)m->tp, sizeof *m->sequence_rows);
     m->region_rows = calloc((size_t)m->cp, sizeof *m->region_rows);
     m->one_each = calloc((size_t)m->cp, sizeof *m->one_each);

@@ -232,19 +232,46 @@ static plan_tensor layer_backward(plan *p, int64_t number, layer_saved *s, plan_
     return dx;
 }
 
-/* Before the backward of layer l of a chunk: the forward of a group of layers, of which it is the last, once more, or that of
- * the modules which are not kept. */
+/* Whether layer l of a chunk is the last of a group of layers that run again together; *first: the first of them. */
+static bool ends_group(const plan *p, const chunk *c, int64_t l, int64_t *first)
+{
+    const int64_t n = l >= 0 ? assay_recompute_layers(&p->again, c->count, l, first) : 0;
+    return n > 0 && l == *first + n - 1;
+}
+
+static void run_again(plan *p, const chunk *c, const slot *s, int64_t l)
+{
+    layer_saved unused = {.mixer = NULL};
+    (void)layer_forward(p, c->first + l, &unused, s->layers[l].input);
+}
+
+/* Before the last layer of a group is gathered for its backward: the forward of the others once more, each behind its
+ * gathers. */
+static void group_again(plan *p, const chunk *c, const slot *s, int64_t l)
+{
+    int64_t first;
+    if (!ends_group(p, c, l, &first))
+        return;
+    p->recompute = true;
+    p->phase = ASSAY_PHASE_FORWARD;
+    for (int64_t i = first; i < l && p->st == ASSAY_OK; i++) {
+        plan_unit_before(p, c->first + i, c->first + i + 1);
+        run_again(p, c, s, i);
+    }
+    p->phase = ASSAY_PHASE_BACKWARD;
+    p->recompute = false;
+}
+
+/* Before the backward of layer l of a chunk: its forward once more where it ends a group, or that of the modules which are
+ * not kept. */
 static void layer_again(plan *p, const chunk *c, const slot *s, int64_t l)
 {
     int64_t first;
-    const int64_t n = assay_recompute_layers(&p->again, c->count, l, &first);
     p->recompute = true;
     p->phase = ASSAY_PHASE_FORWARD;
-    for (int64_t i = first; n > 0 && l == first + n - 1 && i <= l && p->st == ASSAY_OK; i++) {
-        layer_saved unused = {.mixer = NULL};
-        (void)layer_forward(p, c->first + i, &unused, s->layers[i].input);
-    }
-    if (n == 0 && p->again.modules != 0)
+    if (ends_group(p, c, l, &first))
+        run_again(p, c, s, l);
+    else if (p->again.num_layers == 0 && p->again.modules != 0)
         modules_again(p, c->first + l, &s->layers[l]);
     p->phase = ASSAY_PHASE_BACKWARD;
     p->recompute = false;
@@ -339,16 +366,25 @@ static void backward_arrives(plan *p, const chunk *c, slot *s)
     receive(p, "pipeline.recv_backward", s->dy, true);
 }
 
+/* What a backward gathers ahead of layer l: nothing where a group begins with another layer. */
+static int64_t unit_before(const plan *p, const chunk *c, int64_t l)
+{
+    int64_t first = l;
+    const bool group = ends_group(p, c, l - 1, &first) && first < l - 1;
+    return l > 0 && !group ? c->first + l - 1 : PLAN_UNIT_NONE;
+}
+
 static void backward_runs(plan *p, const chunk *c, slot *s)
 {
     plan_tensor dy = s->dy;
     if (c->last_of_all) {
-        plan_unit_before(p, PLAN_UNIT_OUTPUT, c->count > 0 ? c->first + c->count - 1 : PLAN_UNIT_NONE);
+        plan_unit_before(p, PLAN_UNIT_OUTPUT, unit_before(p, c, c->count));
         dy = output_backward(p, s);
         plan_unit_reduce(p, PLAN_UNIT_OUTPUT);
     }
     for (int64_t l = c->count - 1; l >= 0 && p->st == ASSAY_OK; l--) {
-        plan_unit_before(p, c->first + l, l > 0 ? c->first + l - 1 : PLAN_UNIT_NONE);
+        group_again(p, c, s, l);
+        plan_unit_before(p, c->first + l, unit_before(p, c, l));
         layer_again(p, c, s, l);
         dy = layer_backward(p, c->first + l, &s->layers[l], dy);
         plan_unit_reduce(p, c->first + l);
