@@ -129,7 +129,7 @@ ROWS = {  # name: folder, dtype, configuration of the run, fault, what the sente
     "honest_moe": ("moe", F32, {}, None, "RIGHT"),
     "theta": ("llama", F32, {}, theta, "rope_table of model.rotary_emb|theta is 500000"),
     "theta_config": ("llama", BF16, {"rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}, None,
-                     "configuration has rope_parameters.rope_theta 500000.0"),
+                     "configuration has rope_theta 500000.0"),
     "eps": ("llama", BF16, {}, eps, "rmsnorm_fwd of model.layers.1.post_attention_layernorm|eps 0.01"),
     "residual": ("llama", BF16, {}, residual, "add of model.layers.1.mlp.residual|residual is not added"),
     "gqa": ("llama", BF16, {}, gqa, "attention_fwd of model.layers.0.self_attn|repeat_interleave"),
