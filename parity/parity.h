@@ -166,6 +166,12 @@ typedef struct parity_diff_options {
 assay_status parity_diff_traces(const char *dir_a, const char *dir_b, const parity_diff_options *o, FILE *out,
                                 int *exit_code);
 assay_status parity_diff(const char *dir_a, const char *dir_b, double tolerance, FILE *out, int *exit_code);
+/* suggest.c: per kind of operation the tightest declared arithmetic under which every recorded element passes.  Exit code 1: one
+ * has none. */
+assay_status parity_suggest(const char *dir, FILE *out, int *exit_code);
+/* check.c: a recorded run of another framework against a model folder; map: NULL or a user's map file */
+assay_status parity_check_run(const char *trace, const char *model, const char *map, bool json, FILE *out,
+                              int *exit_code);
 /* The same of two result files. */
 assay_status parity_diff_files(const char *path_a, const char *path_b, double tolerance, FILE *out,
                                int *exit_code);
@@ -195,6 +201,7 @@ int parity_main_run(int argc, char **argv);
 int parity_main_step(int argc, char **argv);
 int parity_main_diff(int argc, char **argv);
 int parity_main_replay(int argc, char **argv);
+int parity_main_check(int argc, char **argv);
 int parity_main_map(int argc, char **argv);
 int parity_main_layout(int argc, char **argv);
 int parity_main_selftest(int argc, char **argv);

@@ -17,7 +17,7 @@ typedef struct command_options {
     const char *paths[MAX_PATHS];
     double tolerance;
     parity_noise_mode noise;
-    bool json;
+    bool json, suggest;
     char out[ASSAY_PATH], model[ASSAY_PATH], map[ASSAY_PATH];
 } command_options;
 
@@ -52,6 +52,8 @@ static assay_status on_option(void *user, const char *name, const char *text)
                     "--noise: expected auto, fp32 or bf16, found %s", text);
     } else if (strcmp(name, "json") == 0) {
         o->json = true;
+    } else if (strcmp(name, "suggest") == 0) {
+        o->suggest = true;
     } else {
         char *out = strcmp(name, "model") == 0 ? o->model : strcmp(name, "map") == 0 ? o->map : o->out;
         ASSAY_CHECK(strlen(text) < ASSAY_PATH, ASSAY_LIMIT, "--%s: too long", name);
@@ -186,22 +188,32 @@ done:
 
 int parity_main_replay(int argc, char **argv)
 {
-    static const assay_extra_option extra[] = {{"out", "FILE", "write results.jsonl here"},
-                                               {NULL, NULL, NULL}};
+    static const assay_extra_option extra[] = {
+        {"out", "FILE", "write results.jsonl here"},
+        {"suggest", NULL,
+         "print the tightest declared arithmetic under which every recorded element passes, per operation"},
+        {NULL, NULL, NULL}};
     command_options o = {.tolerance = -1};
     int code = 2;
     if (assay_options_parse(
             argc, argv,
             "Recomputes every recorded operation from its recorded inputs in double precision, with a "
             "running error bound for each element.\vExample:\n"
-            "  assay replay --out results.jsonl trace\n",
+            "  assay replay --out results.jsonl trace\n"
+            "  assay replay --suggest trace\n",
             "TRACE", NULL, 0, extra, on_option, &o) != ASSAY_OK)
         return fail("assay replay");
     if (o.n_paths != 1) {
         fprintf(stderr, "assay replay: error: expected one trace folder, found %d\n", o.n_paths);
         return 2;
     }
-    return replay(o.paths[0], o.out, &code) == ASSAY_OK ? code : fail("assay replay");
+    if (o.suggest && o.out[0] != '\0') {
+        fputs("assay replay: error: --suggest judges nothing: expected no --out beside it\n", stderr);
+        return 2;
+    }
+    const assay_status st =
+        o.suggest ? parity_suggest(o.paths[0], stdout, &code) : replay(o.paths[0], o.out, &code);
+    return st == ASSAY_OK ? code : fail("assay replay");
 }
 
 /* Adds a shard, a results.jsonl or its folder; part [i-1] becomes the argument that holds part i of the run. */
