@@ -15,6 +15,7 @@ typedef struct verb {
 static const verb VERBS[] = {
     {"step", parity_main_step,
      "one training step (or N) of a Hugging Face folder on a batch file, by either engine"},
+    {"batch", parity_main_batch, "make a batch file from text"},
     {"run", parity_main_run, "parity of both engines over a matrix of layouts"},
     {"diff", parity_main_diff, "first difference between two traces"},
     {"replay", parity_main_replay, "recompute every recorded operation of a trace with its error bound"},
