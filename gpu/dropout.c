@@ -1,7 +1,8 @@
 /* Dropout in the engine. */
 #include "gpu/dropout.h"
 
-#include "gpu/layer.h"
+#include "gpu/call.h"
+#include "gpu/describe.h"
 
 gpu_mask_attrs gpu_dropout_mask(const gpu_model *m, gpu_dropout_site site, int64_t layer)
 {

@@ -133,9 +133,10 @@ __global__ void attention_fwd_k1(T *o, float *lse, const T *q, const T *k, const
             any |= who;
             for (int r = 0; r < ATTENTION_ROWS; ++r) {
                 if ((who >> r & 1u) == 0)
-                    continue;                             /* never 0 * v: a hidden row may hold anything */
-                sum[r] += p_rows[r * ATTENTION_TILE + i]; /* of all: what is dropped counts in the softmax */
-                const float p = kept_rows[r * ATTENTION_TILE + i];
+                    continue; /* never 0 * v: a hidden row may hold anything */
+                const float all = p_rows[r * ATTENTION_TILE + i];
+                const float p = a.drops ? kept_rows[r * ATTENTION_TILE + i] : all;
+                sum[r] += all; /* what is dropped counts in the softmax */
                 for (int c = 0; c < CHUNKS; ++c) {
                     const int64_t column = lane + GPU_WARP * c;
                     if (column < a.dv)

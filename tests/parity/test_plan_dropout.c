@@ -43,6 +43,12 @@ static const fault dropped_again[] = {
     {"attr", "dropout_bwd", L1 "self_attention.dropout", "stream", "4", false, 1, 1, 1, NULL},
 };
 
+/* Whole microbatches for each data-parallel rank; probabilities alone, whose attention runs again. */
+static const fault dropped_in_microbatches[] = {
+    {"attr", "dropout_fwd", A0 "dropout", "draw", "0", false, 1, 0, 1, NULL},
+    {"attr", "attention_bwd", A0 "core_attention", "draw", "3", false, 0, 1, 0, NULL},
+};
+
 static void expect_all(const char *layout, assay_precision precision, const fault *faults, size_t n)
 {
     expect_faults(plan_model, layout, precision, 0.0, ASSAY_DISPATCHER_ALLTOALL, faults, n);
@@ -51,6 +57,16 @@ static void expect_all(const char *layout, assay_precision precision, const faul
 Test(parity_plan_dropout, tensor_parallel_fp32)
 {
     expect_all("tp2,sp,ep2 dropout", ASSAY_PRECISION_FP32, TABLE(dropped));
+}
+
+Test(parity_plan_dropout, microbatches_of_dp_fp32)
+{
+    expect_all("dp2,ep2 dropout", ASSAY_PRECISION_FP32, TABLE(dropped_in_microbatches));
+}
+
+Test(parity_plan_dropout, attention_again_fp32)
+{
+    expect_all("tp2 dropout selective=core_attn", ASSAY_PRECISION_FP32, TABLE(dropped_over_heads));
 }
 
 Test(parity_plan_dropout, heads_over_cp_fp32)
@@ -66,6 +82,16 @@ Test(parity_plan_dropout, around_a_ring_and_again_fp32)
 Test(parity_plan_dropout, tensor_parallel_bf16)
 {
     expect_all("tp2,sp,ep2 dropout", ASSAY_PRECISION_BF16, TABLE(dropped));
+}
+
+Test(parity_plan_dropout, microbatches_of_dp_bf16)
+{
+    expect_all("dp2,ep2 dropout", ASSAY_PRECISION_BF16, TABLE(dropped_in_microbatches));
+}
+
+Test(parity_plan_dropout, attention_again_bf16)
+{
+    expect_all("tp2 dropout selective=core_attn", ASSAY_PRECISION_BF16, TABLE(dropped_over_heads));
 }
 
 Test(parity_plan_dropout, heads_over_cp_bf16)
