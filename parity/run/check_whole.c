@@ -56,6 +56,23 @@ static double loss_of_shift(const check_state *c, const double *logits, int64_t 
     return sum / n;
 }
 
+/* The reference's [s,b,v] as [b,s,v]. */
+static assay_status reference_logits(const check_state *c, int64_t microbatch, double **out, int64_t *count)
+{
+    const int64_t b = c->reference->batches.b, s = c->reference->batches.s,
+                  vocab = c->names->config->vocab_size;
+    double *ours = NULL;
+    *out = NULL;
+    ASSAY_TRY(values_of(c->reference->truth_index, "output_layer.y", ASSAY_PHASE_FORWARD, 0, microbatch,
+                        &ours, count));
+    if (ours != NULL && *count == b * s * vocab)
+        *out = malloc(((size_t)*count + 1) * sizeof **out);
+    for (int64_t i = 0; *out != NULL && i < b * s; i++)
+        memcpy(*out + i * vocab, ours + ((i % s) * b + i / s) * vocab, (size_t)vocab * sizeof **out);
+    free(ours);
+    return ASSAY_OK;
+}
+
 /* The recorded loss from the recorded logits: another shift of the labels, another factor. */
 static assay_status explain_loss(const check_state *c, int64_t microbatch, char text[PARITY_TEXT])
 {
@@ -71,6 +88,9 @@ static assay_status explain_loss(const check_state *c, int64_t microbatch, char 
             done);
     ASSAY_TRY_GOTO(values_of(c->index, "loss", ASSAY_PHASE_FORWARD, step, microbatch, &loss, &n_loss), st,
                    done);
+    const bool recorded = logits != NULL;
+    if (!recorded) /* nobody saw them: the reference's */
+        ASSAY_TRY_GOTO(reference_logits(c, microbatch, &logits, &n_logits), st, done);
     if (logits == NULL || n_loss != 1 ||
         n_logits != c->reference->batches.b * c->reference->batches.s * vocab)
         goto done;
@@ -83,7 +103,7 @@ static assay_status explain_loss(const check_state *c, int64_t microbatch, char 
                 shift == 0
                     ? "the labels are not shifted: the recorded loss is that of each token predicting itself"
                     : "the labels are shifted twice: the recorded loss is that of the token after the next");
-    if (text[0] == '\0' && fabs(right - loss[0]) > close)
+    if (recorded && text[0] == '\0' && fabs(right - loss[0]) > close)
         snprintf(text, PARITY_TEXT,
                  "the recorded loss is %.6g times the mean cross entropy %.6g of the recorded logits",
                  loss[0] / right, right);

@@ -342,6 +342,7 @@ static assay_status make_noise(diff *d, const parity_aligner *names, parity_nois
                 "reference runs on");
     ASSAY_TRY(parity_reference_create(&n->runs, names, d->o->model, foreign_b ? d->b : d->a,
                                       n->unit == ASSAY_BF16 ? ASSAY_PRECISION_BF16 : ASSAY_PRECISION_FP32));
+    d->compare.translate = d->names == NULL ? names : NULL;
     n->runs->perturb = sqrt((double)n->foreign_roundings);
     return parity_reference_run(n->runs, PARITY_REFERENCE_RUNS);
 }

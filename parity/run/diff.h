@@ -21,9 +21,10 @@ typedef struct diff_pair {
 
 typedef struct diff_compare {
     const parity_index *walked, *other;
-    double tolerance;    /* < 0: bits */
-    parity_noise *noise; /* NULL: none */
-    bool alike;          /* same engine, layout and precision */
+    double tolerance;                /* < 0: bits */
+    parity_noise *noise;             /* NULL: none */
+    const parity_aligner *translate; /* both have Hugging Face's names, the noise's runs ours; else NULL */
+    bool alike;                      /* same engine, layout and precision */
     parity_scales scales;
 } diff_compare;
 
