@@ -16,6 +16,7 @@ FAMILIES = {
     "llama": ("LlamaConfig", {}), "llama3_rope": ("LlamaConfig", dict(rope_parameters=dict(
         rope_type="llama3", rope_theta=10000.0, factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0,
         original_max_position_embeddings=16))),
+    "llama_8_heads": ("LlamaConfig", dict(num_attention_heads=8, num_key_value_heads=4)),
     "llama_tied": ("LlamaConfig", dict(tie_word_embeddings=True)),
     "mistral": ("MistralConfig", dict(sliding_window=5)), "qwen2": ("Qwen2Config", {}), "qwen3": ("Qwen3Config", {}),
     "gemma": ("GemmaConfig", {}),
@@ -202,7 +203,7 @@ MISTAKES = {
     "theta": (theta, "llama", "model.rotary_emb", "rope_table"),
     "eps": (eps, "llama", "model.layers.1.post_attention_layernorm", "rmsnorm_fwd"),
     "residual": (residual, "llama", "model.layers.1.self_attn.residual", "add"),
-    "GQA mapping": (gqa, "llama", "model.layers.0.self_attn.core_attention", "attention_fwd"),
+    "GQA mapping": (gqa, "llama_8_heads", "model.layers.0.self_attn.core_attention", "attention_fwd"),
     "norm_topk_prob": (norm_topk_prob, "qwen3_moe", "model.layers.1.mlp.gate.router", "router_fwd"),
     "mask off by one": (mask, "llama", "model.layers.0.self_attn.core_attention", "attention_fwd"),
     "bf16 softmax": (bf16_softmax, "llama", "model.layers.0.self_attn.core_attention", "attention_fwd"),

@@ -17,7 +17,7 @@ class RMSNorm(Rule):
         self.after(self.module, self.forward)
 
     def eps(self, x):
-        config = getattr(self.t.model, "config", None)  # what the model says of itself, not what this module happens to hold
+        config = self.t.model_config()  # what the model says of itself, not what this module happens to hold
         if getattr(config, "rms_norm_eps", None) is not None:
             return float(config.rms_norm_eps)
         for word in ("variance_epsilon", "eps", "epsilon"):

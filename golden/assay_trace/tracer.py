@@ -44,7 +44,8 @@ class Tracer:
         rank, world = ranks()
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
         index.setdefault("precision", {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16"}.get(dtype, str(dtype)))
-        config = getattr(model, "config", None)
+        self.bare = next((m for m in model.modules() if hasattr(getattr(m, "config", None), "to_json_string")), model)
+        config = self.model_config()
         if config is not None and hasattr(config, "to_json_string"):
             index.setdefault("model", json.loads(config.to_json_string(use_diff=False)))
         self.writer = Writer(folder, rank, world, mode, limit_bytes, engine="pytorch", names="huggingface",
@@ -62,7 +63,6 @@ class Tracer:
         self.compiled, self.silent = set(), set()
         for name, p in model.named_parameters():
             self.names[id(p)] = clean(name)
-        self.bare = next((m for m in model.modules() if getattr(m, "config", None) is not None), model)
         self.hook_modules(model)
         if operations or (operations is None and mode == "full"):
             self.follow_operations(model)
