@@ -192,8 +192,12 @@ static assay_status refuse_unsupported(const json_t *root, const char *what, dou
     for (int i = 0; i < 3; i++) {
         double value = zero[i].value;
         ASSAY_TRY(assay_json_get_double(root, zero[i].key, false, 0.0, 1.0, what, &value));
+        const char *why = json_object_get(root, zero[i].key) == NULL ? " (default of the class)"
+                          : i == 2 ? " (it jitters what the experts read as well; of the router's input "
+                                     "alone: --moe-input-jitter-eps)"
+                                   : "";
         ASSAY_CHECK(value == 0.0, ASSAY_UNSUPPORTED, "%s: %s: only 0 is supported, found %g%s", what,
-                    zero[i].key, value, json_object_get(root, zero[i].key) ? "" : " (default of the class)");
+                    zero[i].key, value, why);
     }
     const json_t *quantization = json_object_get(root, "quantization_config");
     ASSAY_CHECK(quantization == NULL || json_is_null(quantization), ASSAY_UNSUPPORTED,
