@@ -2,6 +2,7 @@
 #include "gpu/stage.h"
 
 #include "gpu/documents.h"
+#include "gpu/dropout.h"
 #include "gpu/fault.h"
 #include "gpu/layer.h"
 #include "gpu/parallel/tensor.h"
@@ -18,7 +19,10 @@ void gpu_hidden_name(const gpu_model *m, int64_t layer, char out[ASSAY_NAME])
     if (layer > 0)
         snprintf(out, ASSAY_NAME, "decoder.layers.%lld.mlp.residual.y", (long long)layer - 1);
     else
-        snprintf(out, ASSAY_NAME, "%s", m->tp > 1 ? "embedding.reduce.recv" : "embedding.y");
+        snprintf(out, ASSAY_NAME, "%s",
+                 m->options->hidden_dropout > 0.0 ? "embedding.dropout.y"
+                 : m->tp > 1                      ? "embedding.reduce.recv"
+                                                  : "embedding.y");
 }
 
 /* Rows of the vocabulary that this tp rank holds. */
@@ -82,19 +86,25 @@ assay_status gpu_stage_load_batch(gpu_model *m, const gpu_chunk *chunk, gpu_micr
 /* --- embedding ---------------------------------------------------------------------------------------------- */
 static assay_status embedding_fwd(gpu_model *m, gpu_microbatch_state *mb)
 {
-    gpu_arena *arena = m->tp > 1 ? &m->scratch : &mb->arena;
+    const double drop = m->options->hidden_dropout;
+    gpu_arena *arena = m->tp > 1 || drop > 0.0 ? &m->scratch : &mb->arena;
     ASSAY_TRY(GPU_CALL(
         m->run, "embedding_fwd", "embedding", GPU_T("ids", &mb->ids),
         GPU_T("weight", gpu_param_use(m, m->word_embeddings)), GPU_I("vocab_start", vocabulary(m).start),
         GPU_NEW("y", &mb->embedding,
                 gpu_partial(m, gpu_tokens(m, arena, false, gpu_dim_hidden(m)), ASSAY_GROUP_TP))));
-    return gpu_row_parallel_output(m, &mb->arena, m->sp, "embedding.reduce", &mb->input, &mb->embedding);
+    ASSAY_TRY(gpu_row_parallel_output(m, drop > 0.0 ? &m->scratch : &mb->arena, m->sp, "embedding.reduce",
+                                      &mb->embedded, &mb->embedding));
+    return gpu_dropout_fwd(m, &mb->arena, "embedding.dropout", GPU_DROP_EMBEDDING, 0, drop, &mb->input,
+                           &mb->embedded);
 }
 
 static assay_status embedding_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_value *dy)
 {
-    gpu_value whole;
-    ASSAY_TRY(gpu_row_parallel_output_bwd(m, m->sp, "embedding.reduce", &whole, dy, &mb->embedding));
+    gpu_value whole, dropped;
+    ASSAY_TRY(gpu_dropout_bwd(m, "embedding.dropout", GPU_DROP_EMBEDDING, 0, m->options->hidden_dropout,
+                              &dropped, dy, &mb->embedded));
+    ASSAY_TRY(gpu_row_parallel_output_bwd(m, m->sp, "embedding.reduce", &whole, &dropped, &mb->embedding));
     return GPU_CALL(m->run, "embedding_bwd", "embedding", GPU_T("dy", &whole), GPU_T("ids", &mb->ids),
                     GPU_I("vocab_start", vocabulary(m).start),
                     GPU_T("dweight", gpu_param_grad(m, m->word_embeddings)));

@@ -1,4 +1,5 @@
 /* Replay of the cross entropy, sums in double and the optimizer. */
+#include "ref/bounds/foreign.h"
 #include "ref/replay_context.h"
 
 static assay_status cross_entropy_stats(const replay *r)
@@ -52,8 +53,11 @@ static assay_status cross_entropy_bwd(const replay *r)
     v = replay_columns(logits);
     ASSAY_TRY(replay_product(r, targets->count, v, 1, &count));
     ASSAY_TRY(replay_real(r, "logits", count, &logits));
-    ASSAY_TRY(replay_real(r, "lse", targets->count, &lse));
+    ASSAY_TRY(replay_real_optional(r, "lse", targets->count, &lse));
     ASSAY_TRY(replay_out_real(r, "dlogits", count, ASSAY_F32, "exp", &dlogits));
+    if (!lse) /* kept by nobody: docs/TRACE.md, internal */
+        return ref_bound_cross_entropy_bwd_alone(dlogits, logits->value, targets->ivalue, scale,
+                                                 targets->count, v, &r->d);
     ref_bound_cross_entropy_bwd(dlogits, logits->value, lse->value, targets->ivalue, start, scale,
                                 targets->count, v, &r->d);
     return ASSAY_OK;

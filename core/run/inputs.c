@@ -46,9 +46,30 @@ static assay_status check_experts(const assay_train_options *o, const assay_mode
     return ASSAY_OK;
 }
 
+static assay_status take_dropout(assay_train_options *o, const assay_config_training *t)
+{
+    if (!assay_train_option_given(o, "attention_dropout"))
+        o->attention_dropout = t->attention_dropout;
+    if (!assay_train_option_given(o, "hidden_dropout"))
+        o->hidden_dropout = t->hidden_dropout;
+    if (!assay_train_option_given(o, "residual_dropout"))
+        o->residual_dropout = t->residual_dropout;
+    ASSAY_CHECK(o->hidden_dropout == 0.0 || o->residual_dropout == 0.0, ASSAY_INVALID_ARGUMENT,
+                "hidden_dropout %.17g and residual_dropout %.17g: expected one of them to be 0",
+                o->hidden_dropout, o->residual_dropout);
+    ASSAY_CHECK(
+        o->semantics != ASSAY_SEMANTICS_MEGATRON ||
+            (o->attention_dropout == 0.0 && o->hidden_dropout == 0.0 && o->residual_dropout == 0.0),
+        ASSAY_UNSUPPORTED,
+        "semantics megatron: dropout: Megatron-LM draws from torch's generator of every rank, which is "
+        "not reproduced");
+    return ASSAY_OK;
+}
+
 assay_status assay_inputs_take_config(assay_train_options *o, const assay_model_config *config)
 {
     const assay_config_training *t = &config->training;
+    ASSAY_TRY(take_dropout(o, t));
     if (!t->given)
         return assay_balancing_check(o);
     if (!assay_train_option_given(o, "moe_router_load_balancing_type"))

@@ -200,6 +200,17 @@ plan_tensor plan_column_input_backward(plan *p, const char *at, const char *at_r
 plan_tensor plan_row_output(plan *p, const char *at, plan_tensor y);
 plan_tensor plan_row_output_backward(plan *p, const char *at, plan_tensor dy, plan_tensor forward);
 
+/* --- dropout: plan_dropout.c ---------------------------------------------------------------------------------- */
+typedef enum { PLAN_DROP_PROBS, PLAN_DROP_MIXER, PLAN_DROP_MLP, PLAN_DROP_EMBEDDING } plan_dropout_site;
+/* Share of hidden states that become 0 there. */
+double plan_hidden_dropout(const plan *p, plan_dropout_site site);
+/* y of x, and the gradient of x; without dropout there is no operation and both are what came in. */
+plan_tensor plan_dropout(plan *p, const char *at, plan_dropout_site site, plan_tensor x);
+plan_tensor plan_dropout_backward(plan *p, const char *at, plan_dropout_site site, plan_tensor dy,
+                                  plan_tensor x);
+/* Attributes of attention whose heads are dealt out over `parts` ranks; none without dropout. */
+void plan_attention_dropout(plan *p, int64_t parts);
+
 /* --- attention over cp: plan_context.c ---------------------------------------------------------------------- */
 int64_t plan_local_groups(const plan *p);
 int64_t plan_local_heads(const plan *p);

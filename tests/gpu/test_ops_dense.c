@@ -306,6 +306,27 @@ static void clamp_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_t
     clamp(c, act, mode, d);
 }
 
+static void dropout_attrs(op_call *c, const int64_t *d)
+{
+    put(c, "token", ASSAY_I64, 0, (double)(d[0] + 5), 1, d[0]);
+    attr_d(c, "p", 0.3);
+    attr_i(c, "seed", 1234);
+    attr_i(c, "stream", 6);
+    attr_i(c, "draw", 41);
+}
+
+static void dropout_fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "x", act, mode, 1.0, 2, d[0], d[1]);
+    dropout_attrs(c, d);
+}
+
+static void dropout_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "dy", act, mode, 1.0, 2, d[0], d[1]);
+    dropout_attrs(c, d);
+}
+
 static void cast(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
 {
     DRAW(c, "x", act == ASSAY_F32 ? ASSAY_BF16 : ASSAY_F32, mode, 3.0, 1, d[0]);
@@ -355,6 +376,14 @@ Test(gpu_ops, clamp_fwd)
 Test(gpu_ops, clamp_bwd)
 {
     hold(&(op_law){"clamp_bwd", "elementwise", 2, false, clamp_bwd, OP_SIZES(vector_sizes)});
+}
+Test(gpu_ops, dropout_fwd)
+{
+    hold(&(op_law){"dropout_fwd", "elementwise", 2, false, dropout_fwd, OP_SIZES(row_sizes)});
+}
+Test(gpu_ops, dropout_bwd)
+{
+    hold(&(op_law){"dropout_bwd", "elementwise", 2, false, dropout_bwd, OP_SIZES(row_sizes)});
 }
 Test(gpu_ops, cast)
 {

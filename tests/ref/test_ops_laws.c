@@ -34,7 +34,16 @@ static int64_t run_all(double *out)
     int64_t position[S * B];
     for (int64_t i = 0; i < tq; i++)
         position[i] = i / B;
-    const ref_attention_desc d = {B, S, S, A, G, D, D, 0.25, 0, position, position, NULL};
+    const ref_attention_desc d = {.batch = B,
+                                  .seq_q = S,
+                                  .seq_k = S,
+                                  .heads = A,
+                                  .groups = G,
+                                  .head_dim = D,
+                                  .head_dim_v = D,
+                                  .scale = 0.25,
+                                  .q_position = position,
+                                  .k_position = position};
     double *o = at, *lse = o + tq * A * D, *dq = lse + tq * A, *dk = dq + tq * A * D, *dv = dk + tq * G * D;
     ref_attention_fwd(o, lse, dy, x, w, &d);
     ref_attention_bwd(dq, dk, dv, dy + 1000, dy, x, w, o, lse, &d);
