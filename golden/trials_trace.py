@@ -140,11 +140,11 @@ def honest(program, folder):
 
 # --- what tracing costs -----------------------------------------------------------------------------------------
 
-def overhead(folder, rounds=7):
+def overhead(folder, rounds=3):
     torch.manual_seed(0)
     import transformers
     config = transformers.LlamaConfig(**{**models.BASE, "vocab_size": 2048, "hidden_size": 512, "intermediate_size": 1408, "head_dim": 64,
-                                         "num_attention_heads": 8, "num_hidden_layers": 4, "max_position_embeddings": 512})
+                                         "num_attention_heads": 8, "num_hidden_layers": 2, "max_position_embeddings": 512})
     model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
     ids = torch.randint(0, 2048, (4, 256))
     optimizer, times = torch.optim.AdamW(model.parameters(), lr=1e-5), {}
