@@ -3,6 +3,7 @@
 A step's data file is complete before its lines are written, and the lines of a step end with the end marker, over which the
 next step writes: whatever ends the run, the folder holds the steps that were finished and can be read.
 """
+import ctypes
 import hashlib
 import json
 import math
@@ -23,11 +24,13 @@ WIDTHS = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2}
 
 
 def raw_bytes(t):
-    """Little-endian bytes in C order, a view where that is possible: nobody may hold it, because FSDP frees storages."""
+    """Little-endian bytes in C order, a view where that is possible, and not NumPy's, after which FSDP could not free the storage."""
     t = t.detach().cpu().contiguous()
     if t.numel() == 0:
         return b""
-    return memoryview(t.reshape(-1).view(torch.uint8).numpy())
+    view = (ctypes.c_char * (t.numel() * t.element_size())).from_address(t.data_ptr())
+    view.owner = t
+    return view
 
 
 def content_hash(dtype, shape, data):
