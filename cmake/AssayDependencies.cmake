@@ -19,6 +19,7 @@ endfunction()
 
 assay_find(jansson jansson.h jansson libjansson-dev)
 assay_find(sodium sodium.h sodium libsodium-dev)
+assay_find(utf8proc utf8proc.h utf8proc libutf8proc-dev)
 assay_find(openblas cblas.h openblas libopenblas-dev)
 
 set(ASSAY_CUDA_FOUND FALSE)

@@ -29,7 +29,8 @@ set_target_properties(assay_core PROPERTIES EXPORT_NAME core)
 target_include_directories(assay_core INTERFACE $<BUILD_INTERFACE:${ASSAY_PUBLIC_INCLUDE}>
     $<INSTALL_INTERFACE:${CMAKE_INSTALL_INCLUDEDIR}>)
 # Found again on the machine that links; cmake/assayConfig.cmake.in makes these targets.
-target_link_libraries(assay_core PUBLIC $<INSTALL_INTERFACE:assay::jansson> $<INSTALL_INTERFACE:assay::sodium>)
+target_link_libraries(assay_core PUBLIC $<INSTALL_INTERFACE:assay::jansson> $<INSTALL_INTERFACE:assay::sodium>
+    $<INSTALL_INTERFACE:assay::utf8proc>)
 
 set(ASSAY_PACKAGE_DIR ${CMAKE_INSTALL_LIBDIR}/cmake/assay)
 configure_package_config_file(cmake/assayConfig.cmake.in ${PROJECT_BINARY_DIR}/assayConfig.cmake

@@ -15,9 +15,13 @@ typedef struct verb {
 static const verb VERBS[] = {
     {"step", parity_main_step,
      "one training step (or N) of a Hugging Face folder on a batch file, by either engine"},
+    {"batch", parity_main_batch, "make a batch file from text"},
     {"run", parity_main_run, "parity of both engines over a matrix of layouts"},
     {"diff", parity_main_diff, "first difference between two traces"},
     {"replay", parity_main_replay, "recompute every recorded operation of a trace with its error bound"},
+    {"check", parity_main_check,
+     "a recorded run of another framework against its model folder: one sentence"},
+    {"map", parity_main_map, "Hugging Face's names, axes and pieces beside ours"},
     {"layout", parity_main_layout, "explain a layout: ranks, groups, what each rank holds"},
     {"report", parity_main_report, "join the results of shards: assay report merge"},
     {"selftest", parity_main_selftest, "plant faults and demand that each is caught and named"},

@@ -25,6 +25,19 @@ static assay_status positions(const replay *r, attention_inputs *x)
     return ASSAY_OK;
 }
 
+/* An absent dropout_p is 0, and nothing else is read then. */
+static assay_status dropout(const replay *r, ref_attention_desc *d)
+{
+    if (!replay_has_attr(r, "dropout_p"))
+        return ASSAY_OK;
+    ASSAY_TRY(replay_dropout(r, "dropout_p", &d->dropout));
+    ASSAY_TRY(replay_attr_i64(r, "first_row", 0, (int64_t)1 << 30, &d->first_row));
+    ASSAY_TRY(replay_attr_i64(r, "all_rows", 0, (int64_t)1 << 30, &d->all_rows));
+    ASSAY_TRY(replay_attr_i64(r, "first_head", 0, (int64_t)1 << 30, &d->first_head));
+    ASSAY_TRY(replay_attr_i64(r, "all_heads", 0, (int64_t)1 << 30, &d->all_heads));
+    return replay_attr_i64(r, "all_keys", 0, (int64_t)1 << 30, &d->all_keys);
+}
+
 static assay_status attention_inputs_read(const replay *r, attention_inputs *x)
 {
     ref_attention_desc *d = &x->desc;
@@ -43,6 +56,7 @@ static assay_status attention_inputs_read(const replay *r, attention_inputs *x)
     ASSAY_CHECK(d->heads % d->groups == 0, ASSAY_INVALID_ARGUMENT,
                 "%s: %lld heads do not divide into %lld groups", r->op, (long long)d->heads,
                 (long long)d->groups);
+    ASSAY_TRY(dropout(r, d));
     if (replay_has_attr(r, "p_dtype")) {
         char name[16];
         ASSAY_TRY(replay_attr_string(r, "p_dtype", name, sizeof name));

@@ -260,6 +260,31 @@ static assay_status clamp_bwd(const replay *r)
     return ASSAY_OK;
 }
 
+static assay_status dropout(const replay *r, const char *in, const char *out)
+{
+    const ref_value *x, *token;
+    int64_t h;
+    ref_dropout d;
+    ref_pair y;
+    ASSAY_TRY(replay_dropout(r, "p", &d));
+    ASSAY_TRY(replay_real(r, in, -1, &x));
+    ASSAY_TRY(replay_integer(r, "token", -1, &token));
+    ASSAY_TRY(replay_divide(r, x, token->count, &h));
+    ASSAY_TRY(replay_out_real(r, out, x->count, x->dtype, "stored rounding", &y));
+    ref_bound_dropout(y, x->value, token->ivalue, token->count, h, &d, &r->d);
+    return ASSAY_OK;
+}
+
+static assay_status dropout_fwd(const replay *r)
+{
+    return dropout(r, "x", "y");
+}
+
+static assay_status dropout_bwd(const replay *r)
+{
+    return dropout(r, "dy", "dx");
+}
+
 static assay_status sigmoid_gate_fwd(const replay *r)
 {
     const ref_value *x, *gate;
@@ -435,6 +460,8 @@ const replay_row replay_dense_table[] = {
     {"swiglu_bwd", swiglu_bwd},
     {"clamp_fwd", clamp_fwd},
     {"clamp_bwd", clamp_bwd},
+    {"dropout_fwd", dropout_fwd},
+    {"dropout_bwd", dropout_bwd},
     {"sigmoid_gate_fwd", sigmoid_gate_fwd},
     {"sigmoid_gate_bwd", sigmoid_gate_bwd},
     {"cast", cast},

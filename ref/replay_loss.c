@@ -83,6 +83,16 @@ static assay_status sumsq(const replay *r)
     return sum_any(r, true);
 }
 
+static assay_status count_zeros(const replay *r)
+{
+    const ref_value *x;
+    int64_t *y;
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_out_integer(r, "y", 1, REF_VALUE_INTEGER, &y));
+    *y = ref_count_zeros(x->value, x->count);
+    return ASSAY_OK;
+}
+
 static assay_status adamw_desc(const replay *r, ref_adamw_desc *d)
 {
     ASSAY_TRY(replay_attr_double(r, "lr", &d->lr));
@@ -141,6 +151,7 @@ const replay_row replay_loss_table[] = {
     {"cross_entropy_bwd", cross_entropy_bwd},
     {"sum", sum},
     {"sumsq", sumsq},
+    {"count_zeros", count_zeros},
     {"adamw", adamw},
     {NULL, NULL},
 };

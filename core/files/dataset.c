@@ -38,6 +38,7 @@ static assay_status add_indexed(assay_dataset *d, const char *prefix)
     d->indexed_starts = starts;
     starts[0] = 0;
     ASSAY_TRY(assay_indexed_open(&d->indexed[d->n_indexed], prefix, &n_tokens, &largest));
+    d->n_documents += d->indexed[d->n_indexed].n_sequences;
     d->n_indexed++;
     ASSAY_CHECK(assay_add_i64(d->n_tokens, n_tokens, &d->n_tokens), ASSAY_LIMIT, "%s: too many tokens",
                 prefix);
@@ -72,6 +73,8 @@ static assay_status add_source(assay_dataset *d, const char *path)
     const bool indexed = indexed_prefix(path, prefix, sizeof prefix);
     ASSAY_CHECK(indexed ? !d->text : d->n_indexed == 0, ASSAY_INVALID_ARGUMENT,
                 "%s: text and indexed datasets cannot be mixed: their tokens mean different things", path);
+    ASSAY_CHECK(!indexed || d->how.bpe == NULL, ASSAY_INVALID_ARGUMENT,
+                "%s: an indexed dataset holds tokens already: a tokenizer has no meaning", path);
     if (indexed)
         return add_indexed(d, prefix);
     ASSAY_CHECK(stat(path, &sb) == 0, errno == ENOENT ? ASSAY_NOT_FOUND : ASSAY_IO,
@@ -80,13 +83,15 @@ static assay_status add_source(assay_dataset *d, const char *path)
     return S_ISDIR(sb.st_mode) ? assay_dataset_add_text_folder(d, path) : assay_dataset_add_text(d, path);
 }
 
-assay_status assay_dataset_open(assay_dataset **out, const char *const *paths, int n_paths)
+assay_status assay_dataset_open_tokens(assay_dataset **out, const char *const *paths, int n_paths,
+                                       const assay_text_tokens *how)
 {
     assay_status st = ASSAY_OK;
     *out = NULL;
     ASSAY_CHECK(n_paths >= 1, ASSAY_INVALID_ARGUMENT, "expected at least one path of a dataset");
     assay_dataset *d = calloc(1, sizeof *d);
     ASSAY_CHECK(d, ASSAY_OUT_OF_MEMORY, "dataset: out of memory");
+    d->how = *how;
     for (int i = 0; i < n_paths; i++)
         ASSAY_TRY_GOTO(add_source(d, paths[i]), st, fail);
     *out = d;
@@ -94,6 +99,12 @@ assay_status assay_dataset_open(assay_dataset **out, const char *const *paths, i
 fail:
     assay_dataset_close(d);
     return st;
+}
+
+assay_status assay_dataset_open(assay_dataset **out, const char *const *paths, int n_paths)
+{
+    const assay_text_tokens bytes = {NULL, ASSAY_BYTE_EOD};
+    return assay_dataset_open_tokens(out, paths, n_paths, &bytes);
 }
 
 void assay_dataset_close(assay_dataset *d)
@@ -111,6 +122,11 @@ void assay_dataset_close(assay_dataset *d)
 int64_t assay_dataset_n_tokens(const assay_dataset *d)
 {
     return d->n_tokens;
+}
+
+int64_t assay_dataset_n_documents(const assay_dataset *d)
+{
+    return d->n_documents;
 }
 
 int64_t assay_dataset_vocab(const assay_dataset *d)
@@ -200,9 +216,17 @@ assay_status assay_dataset_sample(const assay_dataset *d, uint64_t seed, int64_t
     return ASSAY_OK;
 }
 
+/* The place of every token in its document, or in the part of it that the row has: an EOD token ends one. */
+static void number_documents(const assay_dataset *d, int64_t count, int64_t s, const int64_t *ids,
+                             int64_t *positions)
+{
+    for (int64_t i = 0; i < count; i++)
+        positions[i] = i % s == 0 || ids[i - 1] == d->how.eod ? 0 : positions[i - 1] + 1;
+}
+
 assay_status assay_dataset_write_batches(const assay_dataset *d, const char *path, uint64_t seed,
                                          int64_t steps, int64_t microbatches, int64_t b, int64_t s,
-                                         double mask_probability)
+                                         double mask_probability, bool pack)
 {
     const int64_t shape[4] = {steps, microbatches, b, s};
     int64_t count = 0, bytes = 0;
@@ -216,19 +240,28 @@ assay_status assay_dataset_write_batches(const assay_dataset *d, const char *pat
                 ASSAY_INVALID_ARGUMENT, "%s: the number of tokens overflows 64 bits", path);
     ASSAY_CHECK(d->n_tokens >= s, ASSAY_INVALID_ARGUMENT,
                 "the dataset has %" PRId64 " tokens, fewer than seq_length %" PRId64, d->n_tokens, s);
-    int64_t *ids = malloc((size_t)bytes), *labels = malloc((size_t)bytes);
-    ASSAY_CHECK_GOTO(ids && labels, ASSAY_OUT_OF_MEMORY, st, done, "%s: out of memory for %" PRId64 " tokens",
-                     path, count);
+    ASSAY_CHECK(!pack || d->n_indexed == 0, ASSAY_UNSUPPORTED,
+                "%s: pack: the ends of documents are known for text, not in an indexed dataset", path);
+    int64_t *ids = malloc((size_t)bytes), *labels = malloc((size_t)bytes),
+            *positions = pack ? malloc((size_t)bytes) : NULL;
+    ASSAY_CHECK_GOTO(ids && labels && (positions || !pack), ASSAY_OUT_OF_MEMORY, st, done,
+                     "%s: out of memory for %" PRId64 " tokens", path, count);
     for (int64_t i = 0; i < count / s; i++)
         ASSAY_TRY_GOTO(assay_dataset_sample(d, seed, i, s, mask_probability, ids + i * s, labels + i * s), st,
                        done);
     ASSAY_TRY_GOTO(assay_tensorwriter_create(&w, path), st, done);
     ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "input_ids", ASSAY_I64, shape, 4, ids), st, done);
     ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "labels", ASSAY_I64, shape, 4, labels), st, done);
+    if (pack) {
+        number_documents(d, count, s, ids, positions);
+        ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "position_ids", ASSAY_I64, shape, 4, positions), st,
+                       done);
+    }
     ASSAY_TRY_GOTO(assay_tensorwriter_finish(w), st, done);
 done:
     assay_tensorwriter_destroy(w);
     free(ids);
     free(labels);
+    free(positions);
     return st;
 }

@@ -17,8 +17,10 @@ typedef struct assay_indexed {
 struct assay_dataset {
     int64_t n_tokens;
     int64_t vocab;
-    /* text: everything in memory; 257 values fit 16 bits */
-    uint16_t *text;
+    int64_t n_documents;
+    /* text: everything in memory */
+    assay_text_tokens how;
+    int32_t *text;
     int64_t text_capacity;
     /* or indexed datasets, concatenated */
     int n_indexed;

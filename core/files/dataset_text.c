@@ -1,4 +1,4 @@
-/* Text documents: files and folders, byte-level tokens.  A folder gives every regular text file below it,
+/* Text documents: files and folders, tokens of bytes or of a byte-level BPE.  A folder gives every regular text file below it,
  * sorted by path as bytes (not by locale), so that two machines agree on the order.  Skipped in folders:
  * names that begin with a dot, symbolic links, empty files, binary files (a NUL byte). */
 #include "core/files/dataset_internal.h"
@@ -74,21 +74,45 @@ done:
     return st;
 }
 
+static assay_status reserve(assay_dataset *d, const char *path, int64_t more)
+{
+    const int64_t needed = d->n_tokens + more;
+    if (needed <= d->text_capacity)
+        return ASSAY_OK;
+    const int64_t capacity = needed > 2 * d->text_capacity ? needed : 2 * d->text_capacity;
+    int32_t *grown = realloc(d->text, (size_t)capacity * sizeof *grown);
+    ASSAY_CHECK(grown, ASSAY_OUT_OF_MEMORY, "%s: out of memory for %lld tokens", path, (long long)capacity);
+    d->text = grown;
+    d->text_capacity = capacity;
+    return ASSAY_OK;
+}
+
+static assay_status append_tokens(assay_dataset *d, const char *path, const char *text, uint64_t bytes)
+{
+    assay_tokens tokens = {0};
+    assay_status st = ASSAY_OK;
+    if (d->how.bpe == NULL) {
+        ASSAY_TRY(reserve(d, path, (int64_t)bytes));
+        for (uint64_t i = 0; i < bytes; i++)
+            d->text[d->n_tokens++] = (uint8_t)text[i];
+        return ASSAY_OK;
+    }
+    ASSAY_TRY_GOTO(assay_bpe_encode(d->how.bpe, text, bytes, true, &tokens), st, done);
+    ASSAY_TRY_GOTO(reserve(d, path, tokens.n), st, done);
+    for (int64_t i = 0; i < tokens.n; i++) /* ids are below 2^31: core/files/bpe_read.c */
+        d->text[d->n_tokens++] = (int32_t)tokens.ids[i];
+done:
+    assay_tokens_free(&tokens);
+    return st == ASSAY_OK ? st : assay_context(st, "%s", path);
+}
+
 static assay_status append_document(assay_dataset *d, const char *path, const char *text, uint64_t bytes)
 {
-    const int64_t needed = d->n_tokens + (int64_t)bytes + 1;
-    if (needed > d->text_capacity) {
-        const int64_t capacity = needed > 2 * d->text_capacity ? needed : 2 * d->text_capacity;
-        uint16_t *grown = realloc(d->text, (size_t)capacity * sizeof *grown);
-        ASSAY_CHECK(grown, ASSAY_OUT_OF_MEMORY, "%s: out of memory for %lld tokens", path,
-                    (long long)capacity);
-        d->text = grown;
-        d->text_capacity = capacity;
-    }
-    for (uint64_t i = 0; i < bytes; i++)
-        d->text[d->n_tokens++] = (uint8_t)text[i];
-    d->text[d->n_tokens++] = ASSAY_BYTE_EOD;
-    d->vocab = ASSAY_BYTE_VOCAB;
+    ASSAY_TRY(append_tokens(d, path, text, bytes));
+    ASSAY_TRY(reserve(d, path, 1));
+    d->text[d->n_tokens++] = (int32_t)d->how.eod;
+    d->n_documents++;
+    d->vocab = d->how.bpe != NULL ? assay_bpe_vocab(d->how.bpe) : ASSAY_BYTE_VOCAB;
     return ASSAY_OK;
 }
 

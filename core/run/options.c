@@ -124,6 +124,8 @@ static const assay_option_row table[] = {
      "products add weight gradients to the main gradients in F32; false: stored as activations are, then "
      "added",
      "Optimizer", EVERYWHERE},
+    {"log_num_zeros_in_grad", ASSAY_OPT_BOOL, MEMBER(log_num_zeros_in_grad), 0, 0, NULL, "BOOL",
+     "count the zeros in the gradients of every step", "Optimizer", EVERYWHERE},
     {"overlap_grad_reduce", ASSAY_OPT_BOOL, MEMBER(overlap_grad_reduce), 0, 0, NULL, "BOOL",
      "reduce gradients while the backward pass goes on", "Optimizer", EVERYWHERE},
     {"overlap_param_gather", ASSAY_OPT_BOOL, MEMBER(overlap_param_gather), 0, 0, NULL, "BOOL",
@@ -163,6 +165,15 @@ static const assay_option_row table[] = {
     ROW_ENUM(moe_router_padding_for_quantization, padding_words, "none|fp8|mxfp8", EVERYWHERE,
              "Mixture of experts",
              "rows of every expert, zeros added, are a multiple of 16 (fp8) or 32 (mxfp8)"),
+    ROW_DOUBLE(attention_dropout, 0, 1, EVERYWHERE, "Dropout",
+               "share of the attention probabilities that become 0; less than 1"),
+    ROW_DOUBLE(hidden_dropout, 0, 1, EVERYWHERE, "Dropout",
+               "share of the elements of the embedding's output, and of what every mixer and MLP adds, that "
+               "become 0; less than 1"),
+    ROW_DOUBLE(residual_dropout, 0, 1, EVERYWHERE, "Dropout",
+               "the same of what every mixer and MLP adds alone (Hugging Face's name); less than 1"),
+    {"dropout_seed", ASSAY_OPT_SEED, MEMBER(dropout_seed), 0, 0, NULL, "N",
+     "seed of the masks, which are the same in every layout", "Dropout", EVERYWHERE},
     {"calculate_per_token_loss", ASSAY_OPT_BOOL, MEMBER(calculate_per_token_loss), 0, 0, NULL, "BOOL",
      "gradients of the mean over all targets of a step; false: of the mean of microbatch means", "Loss",
      EVERYWHERE},
@@ -180,6 +191,7 @@ void assay_train_options_default(assay_train_options *o)
     snprintf(o->layout, sizeof o->layout, "1");
     o->precision = ASSAY_PRECISION_FP32;
     o->seed = 1234;
+    o->dropout_seed = 1234;
     o->draw_weights = -1;
     o->lr = 1e-3;
     o->weight_decay = 0.01;
@@ -668,6 +680,18 @@ assay_status assay_train_options_check(const assay_train_options *o)
                 o->adam_beta2);
     ASSAY_CHECK(o->adam_eps > 0.0, ASSAY_INVALID_ARGUMENT, "adam_eps: expected more than 0, found %.17g",
                 o->adam_eps);
+    const struct {
+        const char *name;
+        double p;
+    } dropout[] = {{"attention_dropout", o->attention_dropout},
+                   {"hidden_dropout", o->hidden_dropout},
+                   {"residual_dropout", o->residual_dropout}};
+    for (int i = 0; i < 3; i++)
+        ASSAY_CHECK(dropout[i].p >= 0.0 && dropout[i].p < 1.0, ASSAY_INVALID_ARGUMENT,
+                    "%s: expected 0 or more and less than 1, found %.17g", dropout[i].name, dropout[i].p);
+    ASSAY_CHECK(o->hidden_dropout == 0.0 || o->residual_dropout == 0.0, ASSAY_INVALID_ARGUMENT,
+                "hidden_dropout %.17g and residual_dropout %.17g: expected one of them to be 0",
+                o->hidden_dropout, o->residual_dropout);
     ASSAY_CHECK(o->min_lr <= o->lr, ASSAY_INVALID_ARGUMENT, "min_lr %.17g is greater than lr %.17g",
                 o->min_lr, o->lr);
     ASSAY_CHECK(o->lr_warmup_init <= o->lr, ASSAY_INVALID_ARGUMENT,

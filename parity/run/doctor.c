@@ -8,6 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
+#include <utf8proc.h>
 static void print_engine(const char *wish)
 {
     parity_engine e;
@@ -130,6 +131,7 @@ int parity_main_doctor(int argc, char **argv)
     printf("%-14s core type %s\n", "", core);
     printf("%-14s %s\n", "Jansson", jansson_version_str());
     printf("%-14s %s\n", "libsodium", sodium_version_string());
+    printf("%-14s %s, Unicode %s\n", "utf8proc", utf8proc_version(), utf8proc_unicode_version());
     if (parity_cases_dir(cases, sizeof cases) == ASSAY_OK)
         printf("%-14s %s\n", "cases", cases);
     print_engine("sim");

@@ -85,6 +85,9 @@ assay_status ref_bound_rmsnorm_bwd_apply(ref_pair dx, ref_pair dgamma, const dou
 
 /* --- elementwise.c */
 /* No rounding but the one of the store: of limit, where the stored type has not that number. */
+/* x times 0 or 1/(1-p): y of x in the forward, dx of dy in the backward */
+void ref_bound_dropout(ref_pair y, const double *x, const int64_t *token, int64_t t, int64_t h,
+                       const ref_dropout *drop, const ref_declared *d);
 void ref_bound_clamp_fwd(ref_pair y, const double *x, double limit, int64_t n, const ref_declared *d);
 void ref_bound_clamp_bwd(ref_pair dx, const double *dy, const double *x, double limit, int64_t n,
                          const ref_declared *d);

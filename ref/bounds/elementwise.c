@@ -27,6 +27,20 @@ void ref_bound_add(ref_pair y, const double *a, const double *b, int64_t n, cons
     add_range(y, a, b, n, &d->num);
 }
 
+void ref_bound_dropout(ref_pair y, const double *x, const int64_t *token, int64_t t, int64_t h,
+                       const ref_dropout *drop, const ref_declared *d)
+{
+    for (int64_t i = 0; i < t * h; i++) {
+        const double factor =
+            ref_dropout_factor(drop, (uint64_t)token[i / h] * (uint64_t)h + (uint64_t)(i % h));
+        /* nothing is rounded where an element is dropped or p is 0 */
+        const ref_iv kept = factor == 0.0 || factor == 1.0
+                                ? iv_exact(x[i] * factor)
+                                : iv_mul(&d->num, iv_exact(x[i]), iv_constant(&d->num, factor));
+        ref_pair_set(y, i, kept, &d->num);
+    }
+}
+
 void ref_bound_clamp_fwd(ref_pair y, const double *x, double limit, int64_t n, const ref_declared *d)
 {
     for (int64_t i = 0; i < n; i++) {

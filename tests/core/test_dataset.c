@@ -237,7 +237,8 @@ Test(dataset, batch_file_holds_consecutive_samples)
     int64_t ids[4], labels[4];
     put("t", "The quick brown fox jumps over the lazy dog.");
     TEST_OK(open_one(&d, "t"));
-    TEST_OK(assay_dataset_write_batches(d, test_path(out, folder, "b.safetensors"), 9, 2, 3, 2, 4, 0.3));
+    TEST_OK(
+        assay_dataset_write_batches(d, test_path(out, folder, "b.safetensors"), 9, 2, 3, 2, 4, 0.3, false));
     TEST_OK(assay_batches_open(&b, out, assay_dataset_vocab(d)));
     cr_expect_eq(b.steps, 2);
     cr_expect_eq(b.microbatches, 3);
@@ -247,11 +248,11 @@ Test(dataset, batch_file_holds_consecutive_samples)
         cr_expect_eq(memcmp(assay_batches_labels(&b, i / 6, i / 2 % 3) + i % 2 * 4, labels, sizeof ids), 0);
     }
     assay_batches_close(&b);
-    TEST_FAILS(assay_dataset_write_batches(d, out, 9, 0, 1, 1, 4, 0.0), ASSAY_INVALID_ARGUMENT,
+    TEST_FAILS(assay_dataset_write_batches(d, out, 9, 0, 1, 1, 4, 0.0, false), ASSAY_INVALID_ARGUMENT,
                "[0,1,1,4]: expected at least 1 step");
-    TEST_FAILS(assay_dataset_write_batches(d, out, 9, INT64_MAX, 2, 1, 4, 0.0), ASSAY_INVALID_ARGUMENT,
+    TEST_FAILS(assay_dataset_write_batches(d, out, 9, INT64_MAX, 2, 1, 4, 0.0, false), ASSAY_INVALID_ARGUMENT,
                "overflows 64 bits");
-    TEST_FAILS(assay_dataset_write_batches(d, out, 9, 1, 1, 1, 46, 0.0), ASSAY_INVALID_ARGUMENT,
+    TEST_FAILS(assay_dataset_write_batches(d, out, 9, 1, 1, 1, 46, 0.0, false), ASSAY_INVALID_ARGUMENT,
                "the dataset has 45 tokens, fewer than seq_length 46");
     assay_dataset_close(d);
 }

@@ -116,7 +116,7 @@ Test(case_data, text_alone_lacks_them)
     parity_case *c = case_of(true);
     assay_dataset *d = text();
     assay_batches b;
-    cr_assert_eq(assay_dataset_write_batches(d, batch, 1, 2, 3, 2, 17, 0.8), ASSAY_OK);
+    cr_assert_eq(assay_dataset_write_batches(d, batch, 1, 2, 3, 2, 17, 0.8, false), ASSAY_OK);
     cr_assert_eq(assay_batches_open(&b, batch, VOCAB), ASSAY_OK);
     cr_expect_gt(lacking(c, &b, 0), 10);
     assay_batches_close(&b);
