@@ -45,7 +45,7 @@ typedef struct gpu_arg {
         .name = (attr), .word = (text)                                                                       \
     }
 
-enum { GPU_CALL_ARGS = 24 };
+enum { GPU_CALL_ARGS = 36 };
 typedef struct gpu_call_args {
     const char *op, *at; /* at: instance without the layer's prefix */
     gpu_arg arg[GPU_CALL_ARGS];

@@ -7,13 +7,11 @@
 #include <string.h>
 
 static const char *const kinds[GPU_FAULT_KINDS] = {
-    [GPU_FAULT_SKIP] = "skip",     [GPU_FAULT_OMIT] = "omit",
-    [GPU_FAULT_REPEAT] = "repeat", [GPU_FAULT_EXTRA] = "extra",
-    [GPU_FAULT_NEGATE] = "negate", [GPU_FAULT_HOLD] = "hold",
-    [GPU_FAULT_SPOIL] = "spoil",   [GPU_FAULT_ZERO_CHUNK] = "zero_chunk",
-    [GPU_FAULT_ATTR] = "attr",     [GPU_FAULT_INPUT] = "input",
-    [GPU_FAULT_DROP] = "drop",     [GPU_FAULT_GROUP] = "group",
-    [GPU_FAULT_LEAF] = "leaf",     [GPU_FAULT_NUDGE] = "nudge",
+    [GPU_FAULT_SKIP] = "skip",     [GPU_FAULT_OMIT] = "omit",     [GPU_FAULT_REPEAT] = "repeat",
+    [GPU_FAULT_EXTRA] = "extra",   [GPU_FAULT_NEGATE] = "negate", [GPU_FAULT_SCALE] = "scale",
+    [GPU_FAULT_HOLD] = "hold",     [GPU_FAULT_SPOIL] = "spoil",   [GPU_FAULT_ZERO_CHUNK] = "zero_chunk",
+    [GPU_FAULT_ATTR] = "attr",     [GPU_FAULT_INPUT] = "input",   [GPU_FAULT_DROP] = "drop",
+    [GPU_FAULT_GROUP] = "group",   [GPU_FAULT_LEAF] = "leaf",     [GPU_FAULT_NUDGE] = "nudge",
     [GPU_FAULT_SWITCH] = "switch",
 };
 
@@ -57,6 +55,15 @@ static const struct {
     {"shifted_documents", "leaf:*document_start:shift", NEED_DOCUMENTS},
     {"hidden_document_start", "nudge:decoder.layers.0.self_attention.core_attention*:first_key",
      NEED_DOCUMENTS},
+    {"other_dropout_share", "attr:decoder.layers.0.self_attention.dropout:p=0.5,phase=forward", NEED_NONE},
+    {"unscaled_dropout", "scale:decoder.layers.0.mlp.dropout:y=0.85,phase=forward", NEED_NONE},
+    {"dropout_of_local_tokens", "leaf:dropout_token_ids:row", NEED_NONE},
+    {"dropout_of_next_microbatch", "attr:decoder.layers.0.mlp.dropout:draw=+1,microbatch=0", NEED_NONE},
+    {"dropout_of_other_backward", "nudge:decoder.layers.0.self_attention.dropout:token,phase=backward",
+     NEED_NONE},
+    {"dropout_of_local_heads", "attr:decoder.layers.0.self_attention.core_attention*:first_head=0",
+     NEED_NONE},
+    {"dropout_drawn_again", "attr:decoder.layers.0.self_attention.dropout:draw=+1,run=2", NEED_NONE},
     {"shifted_labels", "leaf:targets:shift", NEED_NONE},
     {"ids_of_another_rank", "leaf:input_ids:rank", NEED_NONE},
     {"aux_counts_not_reduced", "omit:decoder.layers.*.mlp.router.aux_counts", NEED_NONE},
@@ -167,18 +174,19 @@ static assay_status parse_condition(gpu_fault *f, const char *text, const char *
 static assay_status parse_what(gpu_fault *f, const char *text, const char *whole)
 {
     static const bool needs[GPU_FAULT_KINDS] = {
-        [GPU_FAULT_NEGATE] = true, [GPU_FAULT_HOLD] = true, [GPU_FAULT_ATTR] = true,
-        [GPU_FAULT_INPUT] = true,  [GPU_FAULT_DROP] = true, [GPU_FAULT_GROUP] = true,
-        [GPU_FAULT_LEAF] = true,   [GPU_FAULT_NUDGE] = true};
+        [GPU_FAULT_NEGATE] = true, [GPU_FAULT_SCALE] = true, [GPU_FAULT_HOLD] = true,
+        [GPU_FAULT_ATTR] = true,   [GPU_FAULT_INPUT] = true, [GPU_FAULT_DROP] = true,
+        [GPU_FAULT_GROUP] = true,  [GPU_FAULT_LEAF] = true,  [GPU_FAULT_NUDGE] = true};
     const size_t n = strcspn(text, "=@");
     ASSAY_CHECK((*text != '\0') == needs[f->kind] && n < sizeof f->what, ASSAY_INVALID_ARGUMENT,
                 "fault '%s': %s %s a slot or a name behind the instance", whole, kinds[f->kind],
                 needs[f->kind] ? "needs" : "takes no");
     snprintf(f->what, sizeof f->what, "%.*s", (int)n, text);
     const char *rest = text + n;
-    if (f->kind == GPU_FAULT_ATTR) {
+    if (f->kind == GPU_FAULT_ATTR || f->kind == GPU_FAULT_SCALE) {
         ASSAY_CHECK(rest[0] == '=' && rest[1] != '\0' && strlen(rest + 1) < sizeof f->value,
-                    ASSAY_INVALID_ARGUMENT, "fault '%s': expected attr:INSTANCE:NAME=X", whole);
+                    ASSAY_INVALID_ARGUMENT, "fault '%s': expected %s:INSTANCE:%s=X", whole, kinds[f->kind],
+                    f->kind == GPU_FAULT_ATTR ? "NAME" : "SLOT");
         snprintf(f->value, sizeof f->value, "%s", rest + 1);
     } else if (f->kind == GPU_FAULT_INPUT) {
         ASSAY_CHECK(strcmp(rest, "@microbatch-1") == 0, ASSAY_INVALID_ARGUMENT,
@@ -479,6 +487,26 @@ static assay_status flip_sign(gpu_run *run, gpu_value *v)
     return ASSAY_OK;
 }
 
+/* Every element times x; BF16 is cut off behind the product. */
+static assay_status multiply(gpu_run *run, gpu_value *v, float x)
+{
+    enum { CHUNK = 1024 };
+    unsigned char bytes[CHUNK];
+    const size_t total = gpu_tensor_bytes(v->t), width = (size_t)assay_dtype_bytes(v->t.dtype);
+    for (size_t at = 0; at < total; at += CHUNK) {
+        const size_t n = total - at < CHUNK ? total - at : CHUNK;
+        ASSAY_TRY(gpu_run_download(run, bytes, (char *)v->t.data + at, n, "fault scale"));
+        for (size_t i = 0; i < n; i += width) {
+            float value = 0.0f;
+            memcpy((unsigned char *)&value + sizeof value - width, bytes + i, width);
+            value *= x;
+            memcpy(bytes + i, (unsigned char *)&value + sizeof value - width, width);
+        }
+        ASSAY_TRY(gpu_run_upload(run, (char *)v->t.data + at, bytes, n, "fault scale"));
+    }
+    return ASSAY_OK;
+}
+
 /* One expert of row 0 becomes the lowest number that was not chosen; the row stays ascending. */
 static assay_status spoil_first_row(gpu_run *run, gpu_value *indices, int64_t experts)
 {
@@ -508,6 +536,13 @@ assay_status gpu_fault_output(gpu_run *run, const gpu_operands *o, const char *i
                     "fault '%s': slot %s has no sign", p->text, slot);
         p->met++;
         ASSAY_TRY(flip_sign(run, v));
+    }
+    p = with_slot(run, GPU_FAULT_SCALE, op, instance, slot);
+    if (p) {
+        ASSAY_CHECK(v->t.dtype == ASSAY_F32 || v->t.dtype == ASSAY_BF16, ASSAY_INVALID_ARGUMENT,
+                    "fault '%s': slot %s is neither F32 nor BF16", p->text, slot);
+        p->met++;
+        ASSAY_TRY(multiply(run, v, strtof(p->fault.value, NULL)));
     }
     p = gpu_fault_at(run, GPU_FAULT_SPOIL, op, instance);
     if (p && strcmp(slot, "indices") == 0) {

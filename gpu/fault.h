@@ -6,6 +6,7 @@
  *   repeat:INSTANCE             runs twice, is recorded once
  *   extra:INSTANCE              runs and is recorded twice; a reduction the second time on its own result
  *   negate:INSTANCE:SLOT        the output's sign is flipped
+ *   scale:INSTANCE:SLOT=X       the output is multiplied by X
  *   hold:INSTANCE:SLOT          after the record the output gets the value back that it had before
  *   spoil:INSTANCE              the first row of the router's choice names an expert that it did not choose
  *   zero_chunk:INSTANCE         what the last rank of the group sent arrives as zeros
@@ -15,7 +16,8 @@
  *   group:INSTANCE:NAME         a collective talks to another group
  *   leaf:NAME:shift | leaf:NAME:rank    input_ids, targets or position_ids: of the next position, or of the next data-parallel rank
  *   leaf:NAME:order             of the positions that the rank would have if cp cut the sequence in plain order
- *   leaf:NAME:row               position_ids, document_start, key_document_start: as if the row were one document
+ *   leaf:NAME:row               position_ids, document_start, key_document_start: as if the row were one document;
+ *                               dropout_token_ids: as if the rank had all tokens
  *   nudge:INSTANCE:SLOT         the kernel reads integers that are one less than those of the record
  *
  * INSTANCE is a full instance name and may hold the wildcards of fnmatch.  Conditions follow behind commas: op=NAME,
@@ -34,6 +36,7 @@ typedef enum {
     GPU_FAULT_REPEAT,
     GPU_FAULT_EXTRA,
     GPU_FAULT_NEGATE,
+    GPU_FAULT_SCALE,
     GPU_FAULT_HOLD,
     GPU_FAULT_SPOIL,
     GPU_FAULT_ZERO_CHUNK,
@@ -76,7 +79,7 @@ typedef struct gpu_fault {
     gpu_fault_kind kind;
     char instance[ASSAY_NAME]; /* pattern */
     char what[32];             /* slot, attribute, leaf's way, group or switch */
-    char value[32];            /* ATTR */
+    char value[32];            /* ATTR, SCALE */
     char op[48];               /* "": any */
     int phase;                 /* -1: any */
     int64_t step, microbatch;  /* -1: any */

@@ -1,5 +1,6 @@
 /* One decoder layer (pre-norm): hidden + Mixer(norm(hidden)), then hidden + MLP(norm(hidden)).  docs/OPS.md section 9. */
 #include "gpu/layer.h"
+#include "gpu/dropout.h"
 
 #include <stddef.h>
 #include <stdio.h>
@@ -80,16 +81,21 @@ assay_status gpu_layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l,
     gpu_run *run = m->run;
     const size_t mark = m->scratch.used, dropped = m->dropped.used;
     gpu_acts_mark mlp;
+    const double drop = assay_branch_dropout(m->options);
     gpu_value branch;
     run->layer = l->number;
     ASSAY_TRY(
         norm_fwd(m, mb, "input_layernorm", l->input_layernorm, &a->input_norm, &a->input_rstd, &a->input));
-    ASSAY_TRY(l->mixer->fwd(m, mb, l, a, &branch, &a->input_norm));
+    ASSAY_TRY(l->mixer->fwd(m, mb, l, a, &a->mixed, &a->input_norm));
+    ASSAY_TRY(gpu_dropout_fwd(m, &m->scratch, "self_attention.dropout", GPU_DROP_MIXER, l->number, drop,
+                              &branch, &a->mixed));
     ASSAY_TRY(GPU_CALL(run, "add", "self_attention.residual", GPU_T("a", &a->input), GPU_T("b", &branch),
                        GPU_NEW("y", &a->hidden, gpu_tokens(m, &mb->arena, m->sp, gpu_dim_hidden(m)))));
     ASSAY_TRY(norm_fwd(m, mb, "pre_mlp_layernorm", l->pre_mlp_layernorm, &a->norm, &a->rstd, &a->hidden));
     mlp = (gpu_acts_mark){.arena = mb->arena.used, .host = mb->host.used};
-    ASSAY_TRY(l->mlp->fwd(m, mb, l, a, &branch, &a->norm));
+    ASSAY_TRY(l->mlp->fwd(m, mb, l, a, &a->mlp_out, &a->norm));
+    ASSAY_TRY(
+        gpu_dropout_fwd(m, &m->scratch, "mlp.dropout", GPU_DROP_MLP, l->number, drop, &branch, &a->mlp_out));
     gpu_value_name(run, &a->output, "mlp.residual", "y");
     ASSAY_TRY(GPU_CALL(run, "add", "mlp.residual", GPU_T("a", &a->hidden), GPU_T("b", &branch),
                        GPU_T("y", &a->output)));
@@ -128,13 +134,17 @@ assay_status gpu_layer_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *a, gpu_va
 {
     gpu_run *run = m->run;
     const size_t mark = m->scratch.used;
-    gpu_value dnorm, dbranch, dhidden;
+    const double drop = assay_branch_dropout(m->options);
+    gpu_value dnorm, dbranch, dhidden, dropped;
     run->layer = l->number;
-    ASSAY_TRY(l->mlp->bwd(m, l, a, &dnorm, dy));
+    ASSAY_TRY(gpu_dropout_bwd(m, "mlp.dropout", GPU_DROP_MLP, l->number, drop, &dropped, dy, &a->mlp_out));
+    ASSAY_TRY(l->mlp->bwd(m, l, a, &dnorm, &dropped));
     ASSAY_TRY(norm_bwd(m, "pre_mlp_layernorm", l->pre_mlp_layernorm, &dbranch, &dnorm, &a->hidden, &a->rstd));
     ASSAY_TRY(GPU_CALL(run, "add", "mlp.residual_grad", GPU_T("a", dy), GPU_T("b", &dbranch),
                        GPU_NEW("y", &dhidden, gpu_grad_of(m, &a->hidden))));
-    ASSAY_TRY(l->mixer->bwd(m, l, a, &dnorm, &dhidden));
+    ASSAY_TRY(gpu_dropout_bwd(m, "self_attention.dropout", GPU_DROP_MIXER, l->number, drop, &dropped,
+                              &dhidden, &a->mixed));
+    ASSAY_TRY(l->mixer->bwd(m, l, a, &dnorm, &dropped));
     ASSAY_TRY(
         norm_bwd(m, "input_layernorm", l->input_layernorm, &dbranch, &dnorm, &a->input, &a->input_rstd));
     gpu_value_grad(run, dx, &a->input);

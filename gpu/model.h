@@ -146,8 +146,9 @@ typedef struct gpu_layer_acts {
     gpu_acts_mark mark;
     gpu_value input_norm, input_rstd; /* entering the mixer */
     gpu_attention_acts attention;
-    gpu_value hidden;     /* after the mixer's residual */
-    gpu_value norm, rstd; /* entering the MLP */
+    gpu_value hidden;         /* after the mixer's residual */
+    gpu_value norm, rstd;     /* entering the MLP */
+    gpu_value mixed, mlp_out; /* what mixer and MLP add, before dropout: name and dimensions only */
     gpu_mlp_acts mlp;
     gpu_moe_acts moe;
 } gpu_layer_acts;
@@ -167,6 +168,7 @@ typedef struct gpu_microbatch_state {
     double loss_scale;   /* the weight of one of its targets in the objective */
     gpu_value input;     /* hidden states entering the chunk */
     gpu_value embedding; /* embedding.y: name and dimensions only */
+    gpu_value embedded;  /* the same whole or cut, before dropout; likewise */
     gpu_layer_acts *layers;
     gpu_output_acts output;
 } gpu_microbatch_state;
@@ -229,8 +231,10 @@ typedef struct gpu_model {
     gpu_arena
         dropped; /* a piece of step: what a layer's forward makes and does not keep, because it runs again */
     gpu_value cos_table, sin_table;
-    gpu_value position;       /* in the row */
-    gpu_value key_position;   /* of `gathered`; none with cp = 1 or around a ring */
+    gpu_value position;     /* in the row */
+    gpu_value key_position; /* of `gathered`; none with cp = 1 or around a ring */
+    gpu_value
+        dropout_token; /* number in the microbatch of every token of the sequence piece; none without dropout */
     gpu_value *ring_position; /* [cp] of `ring`, the first is `position`; NULL but around a ring */
     gpu_value gradient[2];    /* hidden gradients between layers, taking turns */
     double *loss_sums;        /* device F64 [n_microbatches] */
@@ -291,11 +295,8 @@ typedef assay_status (*gpu_weight_read)(void *from, int64_t first, int64_t n, fl
 typedef assay_status (*gpu_weight_sink)(void *user, gpu_param *p, gpu_weight_read read, void *from);
 assay_status gpu_model_weights(gpu_model *m, const char *folder, gpu_weight_sink put, void *user);
 /* --- drawn weights (weights_draw.c) -------------------------------------------------------------------- */
-/* piece [shard] = the parameter drawn from the seed at its global indices; std: gpu_init_std.  The bits do not depend on
- * the number of threads. */
-void gpu_draw_piece(const assay_param_spec *spec, const assay_shard *s, double std, uint64_t seed,
-                    int threads, float *piece);
-/* The same for the piece's elements [first, first + n). */
+/* out [n] = elements [first, first + n) of the shard of a parameter, drawn from the seed at their global indices; std:
+ * gpu_init_std.  The bits do not depend on the number of threads. */
 void gpu_draw_part(const assay_param_spec *spec, const assay_shard *s, double std, uint64_t seed, int threads,
                    int64_t first, int64_t n, float *out);
 /* Flat index, in the global tensor, of the first column of a local row (all dimensions but the last). */

@@ -140,12 +140,6 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
     assay_grid_coords(grid, run->comm.rank, &m->at);
     m->eps = (double)(float)config->layernorm_epsilon;
     ASSAY_TRY(assay_recompute_from_options(&m->recompute, options));
-    ASSAY_CHECK(m->recompute.method == ASSAY_RECOMPUTE_BLOCK || m->recompute.num_layers <= 1 ||
-                    grid->p.zero_stage < 3,
-                ASSAY_UNSUPPORTED,
-                "recompute_num_layers %lld, uniform, with zero3: groups of more than one layer gather their "
-                "parameters once more; say 1, or block",
-                (long long)m->recompute.num_layers);
     m->sequence_rows = calloc((size_t)m->tp, sizeof *m->sequence_rows);
     m->region_rows = calloc((size_t)m->cp, sizeof *m->region_rows);
     m->one_each = calloc((size_t)m->cp, sizeof *m->one_each);
@@ -281,11 +275,14 @@ static assay_status carve_step(gpu_model *m, const chunk_bytes *bytes, size_t sc
 static assay_status call_arena(gpu_model *m)
 {
     gpu_ctx *ctx = &m->run->ctx;
-    gpu_operands sums; /* loss and gradient norm, whatever their sizes */
-    gpu_operands_init(&sums, assay_op_find("sumsq"));
-    const size_t bytes = gpu_ladder_workspace(ctx, &sums);
-    if (bytes > m->run->workspace_needed)
-        m->run->workspace_needed = bytes;
+    static const char *const of_gradients[] = {"sumsq", "count_zeros"}; /* whatever their sizes */
+    for (int i = 0; i < 2; i++) {
+        gpu_operands sums;
+        gpu_operands_init(&sums, assay_op_find(of_gradients[i]));
+        const size_t bytes = gpu_ladder_workspace(ctx, &sums);
+        if (bytes > m->run->workspace_needed)
+            m->run->workspace_needed = bytes;
+    }
     if (m->run->workspace_needed > ctx->workspace_bytes) {
         if (ctx->workspace)
             CUDA_TRY(cudaFree(ctx->workspace));
@@ -376,6 +373,39 @@ static assay_status key_positions_create(gpu_model *m)
     return ASSAY_OK;
 }
 
+/* The numbers s * b + b' of the tokens of the sequence piece, by which masks of hidden states are drawn. */
+static assay_status dropout_tokens_create(gpu_model *m)
+{
+    gpu_value *v = &m->dropout_token;
+    if (assay_branch_dropout(m->options) == 0.0)
+        return ASSAY_OK;
+    const gpu_dim sequence = gpu_dim_sequence(m, m->sp);
+    const int64_t tokens = sequence.length * m->B;
+    v->ndim = 2;
+    v->dim[0] = sequence;
+    v->dim[1] = gpu_dim_batch(m);
+    gpu_value_rename(m->run, v, "dropout_token_ids");
+    v->t = gpu_tensor_1d(NULL, ASSAY_I64, tokens);
+    CUDA_TRY(cudaMalloc(&v->t.data, gpu_tensor_bytes(v->t) + 1));
+    int64_t *number = malloc((size_t)(tokens + 1) * sizeof *number);
+    ASSAY_CHECK(number, ASSAY_OUT_OF_MEMORY, "numbers of %lld tokens", (long long)tokens);
+    const char *fault = gpu_fault_leaf(m->run, v->name);
+    const bool alone = fault && strcmp(fault, "row") == 0; /* as if the rank had all */
+    bool changed = false;
+    for (int64_t t = 0; t < tokens; t++) {
+        const int64_t own =
+            assay_sequence_position(sequence.sequence, t / m->B) * m->B_global + m->row0 + t % m->B;
+        number[t] = alone ? t : own;
+        changed = changed || number[t] != own;
+    }
+    if (changed)
+        gpu_fault_leaf_met(m->run);
+    const assay_status st =
+        gpu_run_upload(m->run, v->t.data, number, (size_t)tokens * sizeof *number, "numbers of tokens");
+    free(number);
+    return st;
+}
+
 /* cos, sin, positions and loss sums: life of the engine. */
 static assay_status tables_create(gpu_model *m)
 {
@@ -397,6 +427,7 @@ static assay_status tables_create(gpu_model *m)
     CUDA_TRY(cudaMemsetAsync(m->loss_sums, 0, (size_t)m->n_microbatches * sizeof(double), run->ctx.stream));
     ASSAY_TRY(positions_create(m, &m->position, m->packed ? "query_position_ids" : "position_ids",
                                gpu_dim_sequence(m, false)));
+    ASSAY_TRY(dropout_tokens_create(m));
     return key_positions_create(m);
 }
 
@@ -468,9 +499,10 @@ void gpu_model_destroy(gpu_model *m)
             (void)cudaFree(m->ring_position[r].t.data);
     free(m->ring_position);
     assay_spec_destroy(m->spec);
-    void *device[] = {m->cos_table.t.data, m->sin_table.t.data, m->position.t.data, m->key_position.t.data,
-                      m->loss_sums,        m->expert_counts,    m->aux_losses};
-    for (int i = 0; i < 7; i++)
+    void *device[] = {
+        m->cos_table.t.data,     m->sin_table.t.data, m->position.t.data, m->key_position.t.data,
+        m->dropout_token.t.data, m->loss_sums,        m->expert_counts,   m->aux_losses};
+    for (size_t i = 0; i < sizeof device / sizeof device[0]; i++)
         if (device[i])
             (void)cudaFree(device[i]);
     gpu_arena_destroy(&m->step);

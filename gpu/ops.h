@@ -112,6 +112,13 @@ extern GPU_LADDER(sigmoid_gate_fwd);
 /* dx = dy sigmoid(gate[t]), dgate[t] = s (1 - s) sum_h dy x; dx may be dy or x. */
 extern GPU_LADDER(sigmoid_gate_bwd);
 
+/* --- dropout.cu --------------------------------------------------------------------------------------------- */
+/* y = x times 0 or 1/(1-p), by (seed, stream, draw, token I64 [T], column) alone      y, x [T,H]; y may be x.
+ * Refused: p outside [0,1), rows that are not one for each token. */
+extern GPU_LADDER(dropout_fwd);
+/* dx of dy by the same factors. */
+extern GPU_LADDER(dropout_bwd);
+
 /* --- embedding.cu ------------------------------------------------------------------------------------------- */
 /* y[t,:] = weight[ids[t] - vocab_start] where this piece has that row, else 0      y [T,H]  weight [V,H]  ids I64 [T]
  * Refused: vocab_start below 0. */
@@ -124,6 +131,8 @@ extern GPU_LADDER(embedding_bwd);
 extern GPU_LADDER(sum);
 /* y = sum x^2, in double, where squares are exact; a list of n calls in one launch sequence. */
 extern GPU_LADDER(sumsq);
+/* y = how many of x are zero, of either sign      y I64 [1]  x F32 [n]; a list of n calls in one launch sequence. */
+extern GPU_LADDER(count_zeros);
 
 /* --- router.cu ---------------------------------------------------------------------------------------------- */
 /* scores, choice of K of E experts, weights of the chosen (docs/OPS.md 7); ties and -0 go to the lower expert, a NaN ranks last.
@@ -194,12 +203,12 @@ extern GPU_LADDER(adamw);
     X(linear_fwd) X(linear_bwd_input) X(linear_bwd_weight) X(linear_bwd_bias) \
     X(grouped_linear_fwd) X(grouped_linear_bwd_input) X(grouped_linear_bwd_weight) \
     X(rmsnorm_fwd) X(rmsnorm_bwd) X(rmsnorm_sumsq) X(rmsnorm_apply) X(rmsnorm_bwd_dot) X(rmsnorm_bwd_apply) X(rope_table) X(rope_fwd) X(rope_bwd) X(attention_fwd) \
-    X(attention_bwd) X(qkv_split_fwd) X(qkv_split_bwd) X(attention_merge) X(pack_heads) X(unpack_heads) X(add) X(clamp_fwd) X(clamp_bwd) \
+    X(attention_bwd) X(qkv_split_fwd) X(qkv_split_bwd) X(attention_merge) X(pack_heads) X(unpack_heads) X(add) X(clamp_fwd) X(clamp_bwd) X(dropout_fwd) X(dropout_bwd) \
     X(swiglu_fwd) X(swiglu_bwd) X(sigmoid_gate_fwd) X(sigmoid_gate_bwd) X(cast) X(slice_rows) \
     X(embedding_fwd) X(embedding_bwd) X(sum) X(router_fwd) X(router_bwd) X(router_aux_fwd) \
     X(router_aux_loss) X(router_aux_bwd) X(router_seq_aux_fwd) X(running_counts) X(random_logits) X(router_drop) X(permute_plan) X(gather_rows) X(combine_rows) \
     X(expert_bias_update) X(cross_entropy_stats) X(cross_entropy_loss) X(cross_entropy_bwd) \
-    X(sumsq) X(adamw)
+    X(sumsq) X(count_zeros) X(adamw)
 /* clang-format on */
 
 ASSAY_END_DECLS

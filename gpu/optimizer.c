@@ -11,62 +11,91 @@
 #include <string.h>
 
 /* --- norm --------------------------------------------------------------------------------------------------- */
-/* Sum of squares of every piece that counts, one list. */
-static assay_status sums_of_squares(gpu_optimizer *o, double *total)
+/* A number of every piece that counts, one list: `op` makes y of x, host gets them in order. */
+static assay_status over_pieces(gpu_optimizer *o, const char *op, const char *suffix, assay_dtype dtype,
+                                void *host)
 {
     gpu_run *run = o->model->run;
     assay_status st = ASSAY_OK;
     gpu_call_args *calls = calloc((size_t)o->n_norm + 1, sizeof *calls);
     gpu_value *y = calloc((size_t)o->n_norm + 1, sizeof *y);
-    double *host = calloc((size_t)o->n_norm + 1, sizeof *host);
+    const size_t width = (size_t)assay_dtype_bytes(dtype);
     int64_t n = 0;
-    ASSAY_CHECK_GOTO(host && calls && y, ASSAY_OUT_OF_MEMORY, st, done, "norm: %lld sums",
-                     (long long)o->n_norm);
+    ASSAY_CHECK_GOTO(calls && y, ASSAY_OUT_OF_MEMORY, st, done, "%s: %lld pieces", op, (long long)o->n_norm);
     for (int64_t i = 0; i < o->n_pieces; i++) {
         gpu_piece *p = &o->pieces[i];
         const gpu_dim one = gpu_dim_whole(1);
         char name[ASSAY_NAME];
         if (!p->in_norm)
             continue;
-        snprintf(name, sizeof name, "%.*s.sumsq", ASSAY_NAME - 8, p->param->spec->name);
+        snprintf(name, sizeof name, "%.*s.%s", ASSAY_NAME - 16, p->param->spec->name, suffix);
         y[n] = gpu_value_describe(NULL, 1, &one, -1);
         y[n].kind = ASSAY_PIECE_LOCAL;
-        y[n].t = gpu_tensor_1d(o->sums + n, ASSAY_F64, 1);
+        y[n].t = gpu_tensor_1d((char *)o->sums + (size_t)n * width, dtype, 1);
         gpu_value_rename(run, &y[n], name);
         calls[n] = (gpu_call_args){
-            .op = "sumsq", .at = p->param->spec->name, .arg = {GPU_T("x", &p->grad), GPU_T("y", &y[n])}};
+            .op = op, .at = p->param->spec->name, .arg = {GPU_T("x", &p->grad), GPU_T("y", &y[n])}};
         n++;
     }
     ASSAY_TRY_GOTO(gpu_call_list(run, calls, n, NULL, NULL), st, done);
-    ASSAY_TRY_GOTO(gpu_run_download(run, host, o->sums, (size_t)o->n_norm * sizeof *host, "sums of squares"),
-                   st, done);
-    *total = 0.0;
-    for (int64_t i = 0; i < o->n_norm; i++)
-        *total += host[i];
+    ASSAY_TRY_GOTO(gpu_run_download(run, host, o->sums, (size_t)o->n_norm * width, op), st, done);
 done:
     free(calls);
     free(y);
+    return st;
+}
+
+static assay_status sum_of_squares(gpu_optimizer *o, double *total)
+{
+    double *host = calloc((size_t)o->n_norm + 1, sizeof *host);
+    ASSAY_CHECK(host, ASSAY_OUT_OF_MEMORY, "norm: %lld sums", (long long)o->n_norm);
+    const assay_status st = over_pieces(o, "sumsq", "sumsq", ASSAY_F64, host);
+    *total = 0.0;
+    for (int64_t i = 0; i < o->n_norm; i++)
+        *total += host[i];
     free(host);
     return st;
 }
 
-assay_status gpu_world_sum(gpu_optimizer *o, const char *at, double *value)
+static assay_status count_zeros(gpu_optimizer *o, int64_t *total)
+{
+    int64_t *host = calloc((size_t)o->n_norm + 1, sizeof *host);
+    ASSAY_CHECK(host, ASSAY_OUT_OF_MEMORY, "zeros: %lld counts", (long long)o->n_norm);
+    const assay_status st = over_pieces(o, "count_zeros", "num_zeros", ASSAY_I64, host);
+    *total = 0;
+    for (int64_t i = 0; i < o->n_norm; i++)
+        *total += host[i];
+    free(host);
+    return st;
+}
+
+/* Sum of one number over the world, in place. */
+static assay_status world_sum(gpu_optimizer *o, const char *at, assay_dtype dtype, void *value)
 {
     gpu_model *m = o->model;
     gpu_run *run = m->run;
+    const size_t width = (size_t)assay_dtype_bytes(dtype);
     if (run->comm.world == 1)
         return ASSAY_OK;
-    ASSAY_TRY(gpu_run_upload(run, o->scalar, value, sizeof *value, at));
+    ASSAY_TRY(gpu_run_upload(run, o->scalar, value, width, at));
     gpu_value send = {.ndim = 1, .dim = {gpu_dim_whole(1)}}, recv = send;
-    send.t = recv.t = gpu_tensor_1d(o->scalar, ASSAY_F64, 1);
+    send.t = recv.t = gpu_tensor_1d(o->scalar, dtype, 1);
     gpu_value_name(run, &send, at, "send");
     gpu_value_name(run, &recv, at, "recv");
-    if (run->comm.world > 1) {
-        send.kind = ASSAY_PIECE_PARTIAL;
-        send.partial = ASSAY_GROUP_WORLD;
-    }
+    send.kind = ASSAY_PIECE_PARTIAL;
+    send.partial = ASSAY_GROUP_WORLD;
     ASSAY_TRY(gpu_all_reduce(m, at, ASSAY_GROUP_WORLD, &recv, &send));
-    return gpu_run_download(run, value, o->scalar, sizeof *value, at);
+    return gpu_run_download(run, value, o->scalar, width, at);
+}
+
+assay_status gpu_world_sum(gpu_optimizer *o, const char *at, double *value)
+{
+    return world_sum(o, at, ASSAY_F64, value);
+}
+
+assay_status gpu_world_count(gpu_optimizer *o, const char *at, int64_t *value)
+{
+    return world_sum(o, at, ASSAY_I64, value);
 }
 
 /* --- AdamW -------------------------------------------------------------------------------------------------- */
@@ -186,7 +215,16 @@ static assay_status update_expert_biases(gpu_optimizer *o)
 }
 
 /* --- step --------------------------------------------------------------------------------------------------- */
-assay_status gpu_optimizer_step(gpu_optimizer *o, int64_t step, double *grad_norm)
+/* What the host knows of the step. */
+static assay_status trace_number(gpu_run *run, const char *name, assay_dtype dtype, const void *value)
+{
+    const int64_t one = 1;
+    assay_shard scalar;
+    assay_shard_whole(&scalar, &one, 1);
+    return gpu_trace_host(run, name, ASSAY_PHASE_OPTIMIZER, dtype, &scalar, value);
+}
+
+assay_status gpu_optimizer_step(gpu_optimizer *o, int64_t step, double *grad_norm, int64_t *num_zeros)
 {
     gpu_model *m = o->model;
     gpu_run *run = m->run;
@@ -195,18 +233,20 @@ assay_status gpu_optimizer_step(gpu_optimizer *o, int64_t step, double *grad_nor
     run->phase = ASSAY_PHASE_OPTIMIZER;
     run->layer = -1;
     run->microbatch = -1;
-    ASSAY_TRY(sums_of_squares(o, &total));
+    ASSAY_TRY(sum_of_squares(o, &total));
     ASSAY_TRY(gpu_world_sum(o, "grad_norm.reduce", &total));
     *grad_norm = sqrt(total);
+    if (t->log_num_zeros_in_grad) {
+        ASSAY_TRY(count_zeros(o, num_zeros));
+        ASSAY_TRY(gpu_world_count(o, "num_zeros_in_grad.reduce", num_zeros));
+        ASSAY_TRY(trace_number(run, "num_zeros_in_grad", ASSAY_I64, num_zeros));
+    }
     const double c = t->clip_grad > 0.0 ? t->clip_grad / (*grad_norm + 1e-6) : 1.0;
     ASSAY_TRY(adamw(o, step, c < 1.0 ? c : 1.0));
     for (int k = 0; o->sharded && k < 2; k++)
         ASSAY_TRY(gather_params(o, &o->buffer[k]));
     ASSAY_TRY(update_expert_biases(o));
-    const int64_t one = 1;
-    assay_shard scalar;
-    assay_shard_whole(&scalar, &one, 1);
-    return gpu_trace_host(run, "grad_norm", ASSAY_PHASE_OPTIMIZER, ASSAY_F64, &scalar, grad_norm);
+    return trace_number(run, "grad_norm", ASSAY_F64, grad_norm);
 }
 
 /* --- schedule ----------------------------------------------------------------------------------------------- */

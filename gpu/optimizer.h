@@ -34,8 +34,8 @@ typedef struct gpu_optimizer {
     int64_t n_pieces;
     gpu_piece *pieces;
     int64_t n_norm;
-    double *sums;    /* device F64 [n_norm + 1] */
-    double *scalar;  /* device F64 [1] */
+    void *sums;      /* device [n_norm + 1], F64 or I64 */
+    void *scalar;    /* device [1], F64 or I64 */
     int64_t *counts; /* device I64 [E] */
 } gpu_optimizer;
 
@@ -55,11 +55,12 @@ assay_status gpu_optimizer_zero_grad(gpu_optimizer *o);
 assay_status gpu_optimizer_grad_ready(void *optimizer, gpu_param *p);
 /* Sums over tp (partial gradients), the embedding group (tied embedding) and data-parallel ranks. */
 assay_status gpu_finalize_model_grads(gpu_optimizer *o);
-/* Norm, clip, AdamW, parameters, expert bias.  step: steps done before this one. */
-assay_status gpu_optimizer_step(gpu_optimizer *o, int64_t step, double *grad_norm);
+/* Norm, zeros in the gradients (if asked for), clip, AdamW, parameters, expert bias.  step: steps done before this one. */
+assay_status gpu_optimizer_step(gpu_optimizer *o, int64_t step, double *grad_norm, int64_t *num_zeros);
 
-/* Sum of a host double over the world, recorded as an all_reduce of instance `at`. */
+/* Sum of a host double over the world, recorded as an all_reduce of instance `at`; and of an integer. */
 assay_status gpu_world_sum(gpu_optimizer *o, const char *at, double *value);
+assay_status gpu_world_count(gpu_optimizer *o, const char *at, int64_t *value);
 
 /* Learning rate of the step after `done` steps (Megatron-LM's OptimizerParamScheduler in steps). */
 double gpu_learning_rate(const assay_train_options *o, int64_t train_iters, int64_t done);

@@ -2,6 +2,7 @@
 #include "gpu/stage.h"
 
 #include "gpu/documents.h"
+#include "gpu/dropout.h"
 #include "gpu/fault.h"
 #include "gpu/layer.h"
 #include "gpu/parallel/tensor.h"
@@ -18,7 +19,10 @@ void gpu_hidden_name(const gpu_model *m, int64_t layer, char out[ASSAY_NAME])
     if (layer > 0)
         snprintf(out, ASSAY_NAME, "decoder.layers.%lld.mlp.residual.y", (long long)layer - 1);
     else
-        snprintf(out, ASSAY_NAME, "%s", m->tp > 1 ? "embedding.reduce.recv" : "embedding.y");
+        snprintf(out, ASSAY_NAME, "%s",
+                 m->options->hidden_dropout > 0.0 ? "embedding.dropout.y"
+                 : m->tp > 1                      ? "embedding.reduce.recv"
+                                                  : "embedding.y");
 }
 
 /* Rows of the vocabulary that this tp rank holds. */
@@ -82,19 +86,25 @@ assay_status gpu_stage_load_batch(gpu_model *m, const gpu_chunk *chunk, gpu_micr
 /* --- embedding ---------------------------------------------------------------------------------------------- */
 static assay_status embedding_fwd(gpu_model *m, gpu_microbatch_state *mb)
 {
-    gpu_arena *arena = m->tp > 1 ? &m->scratch : &mb->arena;
+    const double drop = m->options->hidden_dropout;
+    gpu_arena *arena = m->tp > 1 || drop > 0.0 ? &m->scratch : &mb->arena;
     ASSAY_TRY(GPU_CALL(
         m->run, "embedding_fwd", "embedding", GPU_T("ids", &mb->ids),
         GPU_T("weight", gpu_param_use(m, m->word_embeddings)), GPU_I("vocab_start", vocabulary(m).start),
         GPU_NEW("y", &mb->embedding,
                 gpu_partial(m, gpu_tokens(m, arena, false, gpu_dim_hidden(m)), ASSAY_GROUP_TP))));
-    return gpu_row_parallel_output(m, &mb->arena, m->sp, "embedding.reduce", &mb->input, &mb->embedding);
+    ASSAY_TRY(gpu_row_parallel_output(m, drop > 0.0 ? &m->scratch : &mb->arena, m->sp, "embedding.reduce",
+                                      &mb->embedded, &mb->embedding));
+    return gpu_dropout_fwd(m, &mb->arena, "embedding.dropout", GPU_DROP_EMBEDDING, 0, drop, &mb->input,
+                           &mb->embedded);
 }
 
 static assay_status embedding_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_value *dy)
 {
-    gpu_value whole;
-    ASSAY_TRY(gpu_row_parallel_output_bwd(m, m->sp, "embedding.reduce", &whole, dy, &mb->embedding));
+    gpu_value whole, dropped;
+    ASSAY_TRY(gpu_dropout_bwd(m, "embedding.dropout", GPU_DROP_EMBEDDING, 0, m->options->hidden_dropout,
+                              &dropped, dy, &mb->embedded));
+    ASSAY_TRY(gpu_row_parallel_output_bwd(m, m->sp, "embedding.reduce", &whole, &dropped, &mb->embedding));
     return GPU_CALL(m->run, "embedding_bwd", "embedding", GPU_T("dy", &whole), GPU_T("ids", &mb->ids),
                     GPU_I("vocab_start", vocabulary(m).start),
                     GPU_T("dweight", gpu_param_grad(m, m->word_embeddings)));
@@ -215,28 +225,35 @@ static assay_status layer_fwd(gpu_model *m, const gpu_chunk *chunk, gpu_microbat
     return ASSAY_OK;
 }
 
-/* The second forward of layers first .. first + n - 1, above the mark of now; the last one writes its output, which
- * stayed, once more. */
-static assay_status layers_again(gpu_model *m, const gpu_chunk *chunk, gpu_microbatch_state *mb,
-                                 int64_t first, int64_t n)
+/* The second forward of the layers of a group but the last, above the mark of now and before the last one's parameters are
+ * asked for its backward: never more units are there than in the first. */
+static assay_status group_again(gpu_model *m, const gpu_chunk *chunk, gpu_microbatch_state *mb, int64_t l)
 {
-    for (int64_t l = first; l < first + n; l++) {
-        gpu_layer_acts *a = &mb->layers[l];
-        const bool last = l == first + n - 1; /* its backward holds its parameters */
-        if (l > first)
-            a->input = mb->layers[l - 1].output;
-        if (!last) {
-            ASSAY_TRY(make_output(m, mb, a));
-            ASSAY_TRY(gpu_param_acquire(m, &chunk->layers[l].unit, NULL));
-        }
-        ASSAY_TRY(gpu_layer_fwd(m, mb, &chunk->layers[l], a));
-        if (!last)
-            ASSAY_TRY(gpu_param_release(m, &chunk->layers[l].unit));
+    int64_t first;
+    const int64_t n = assay_recompute_layers(&m->recompute, chunk->n_layers, l, &first);
+    assay_status st = ASSAY_OK;
+    if (n < 2 || l != first + n - 1)
+        return ASSAY_OK;
+    m->run->phase = ASSAY_PHASE_FORWARD;
+    m->run->recompute = true;
+    set_mark(mb, &mb->layers[first]);
+    for (int64_t i = first; i < l && st == ASSAY_OK; i++) {
+        gpu_layer_acts *a = &mb->layers[i];
+        if (i > first)
+            a->input = mb->layers[i - 1].output;
+        ASSAY_TRY_GOTO(make_output(m, mb, a), st, done);
+        ASSAY_TRY_GOTO(gpu_param_acquire(m, &chunk->layers[i].unit, &chunk->layers[i + 1].unit), st, done);
+        ASSAY_TRY_GOTO(gpu_layer_fwd(m, mb, &chunk->layers[i], a), st, done);
+        ASSAY_TRY_GOTO(gpu_param_release(m, &chunk->layers[i].unit), st, done);
     }
-    return ASSAY_OK;
+    mb->layers[l].input = mb->layers[l - 1].output;
+done:
+    m->run->recompute = false;
+    m->run->phase = ASSAY_PHASE_BACKWARD;
+    return st;
 }
 
-/* What the backward of layer l reads and was not kept. */
+/* What the backward of layer l reads and was not kept; the last of a group writes its output, which stayed, once more. */
 static assay_status run_again(gpu_model *m, const gpu_chunk *chunk, gpu_microbatch_state *mb, int64_t l,
                               int64_t first, int64_t n)
 {
@@ -244,8 +261,9 @@ static assay_status run_again(gpu_model *m, const gpu_chunk *chunk, gpu_microbat
     m->run->phase = ASSAY_PHASE_FORWARD;
     m->run->recompute = true;
     if (n > 0 && l == first + n - 1) {
-        set_mark(mb, &mb->layers[first]);
-        st = layers_again(m, chunk, mb, first, n);
+        if (n == 1)
+            set_mark(mb, &mb->layers[l]);
+        st = gpu_layer_fwd(m, mb, &chunk->layers[l], &mb->layers[l]);
     } else if (n == 0 && m->recompute.modules != 0) {
         set_mark(mb, &mb->layers[l]);
         st = gpu_layer_again(m, mb, &chunk->layers[l], &mb->layers[l]);
@@ -299,9 +317,12 @@ static const gpu_param_unit *unit_behind(const gpu_model *m, const gpu_chunk *ch
     return l + 1 < chunk->n_layers ? &chunk->layers[l + 1].unit : chunk->has_output ? &m->output_unit : NULL;
 }
 
-static const gpu_param_unit *unit_before(const gpu_chunk *chunk, int64_t l)
+static const gpu_param_unit *unit_before(const gpu_model *m, const gpu_chunk *chunk, int64_t l)
 {
-    return l > 0 ? &chunk->layers[l - 1].unit : NULL;
+    int64_t first = l;
+    const int64_t n = l > 0 ? assay_recompute_layers(&m->recompute, chunk->n_layers, l - 1, &first) : 0;
+    const bool others = n > 1 && l == first + n; /* the group's first layer runs before it */
+    return l > 0 && !others ? &chunk->layers[l - 1].unit : NULL;
 }
 
 /* --- passes ------------------------------------------------------------------------------------------------- */
@@ -346,7 +367,7 @@ assay_status gpu_stage_bwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state 
     m->run->layer = -1;
     m->round = mb->index;
     if (chunk->has_output) {
-        ASSAY_TRY(gpu_param_acquire(m, &m->output_unit, unit_before(chunk, chunk->n_layers)));
+        ASSAY_TRY(gpu_param_acquire(m, &m->output_unit, unit_before(m, chunk, chunk->n_layers)));
         ASSAY_TRY(output_bwd(m, mb,
                              chunk->n_layers > 0 ? &mb->layers[chunk->n_layers - 1].output : &mb->input, dy));
         ASSAY_TRY(leave_bwd(m, mb, &m->output_unit));
@@ -355,7 +376,8 @@ assay_status gpu_stage_bwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state 
         dy = doutput;
     }
     for (int64_t l = chunk->n_layers - 1; l >= 0; l--) {
-        ASSAY_TRY(gpu_param_acquire(m, &chunk->layers[l].unit, unit_before(chunk, l)));
+        ASSAY_TRY(group_again(m, chunk, mb, l));
+        ASSAY_TRY(gpu_param_acquire(m, &chunk->layers[l].unit, unit_before(m, chunk, l)));
         ASSAY_TRY(layer_bwd(m, chunk, mb, l, dx, dy));
         ASSAY_TRY(leave_bwd(m, mb, &chunk->layers[l].unit));
         gpu_value *next = dx;

@@ -211,7 +211,8 @@ static assay_status build(gpu_engine *e)
     e->run.step = e->first_step;
     e->loss = calloc((size_t)e->last_step, sizeof *e->loss);
     e->grad_norm = calloc((size_t)e->last_step, sizeof *e->grad_norm);
-    ASSAY_CHECK(e->loss && e->grad_norm, ASSAY_OUT_OF_MEMORY, "results of %lld steps",
+    e->num_zeros = calloc((size_t)e->last_step, sizeof *e->num_zeros);
+    ASSAY_CHECK(e->loss && e->grad_norm && e->num_zeros, ASSAY_OUT_OF_MEMORY, "results of %lld steps",
                 (long long)e->last_step);
     return gpu_model_allocate(m);
 }
@@ -258,7 +259,7 @@ assay_status gpu_engine_step(gpu_engine *e, int64_t step)
     if (e->batches.training && e->export && step == e->first_step)
         ASSAY_TRY(gpu_export_gradients(e));
     if (e->batches.training)
-        ASSAY_TRY(gpu_optimizer_step(&e->optimizer, step, &e->grad_norm[step]));
+        ASSAY_TRY(gpu_optimizer_step(&e->optimizer, step, &e->grad_norm[step], &e->num_zeros[step]));
     if (e->batches.training && e->export)
         ASSAY_TRY(gpu_export_step(e, step));
     if (run->trace)
@@ -369,6 +370,7 @@ void gpu_engine_close(gpu_engine *e, bool failed)
     free(e->run.host);
     free(e->loss);
     free(e->grad_norm);
+    free(e->num_zeros);
     free(e);
 }
 

@@ -22,6 +22,7 @@ typedef struct gpu_engine {
     gpu_optimizer optimizer;
     gpu_schedule schedule;         /* of this pipeline stage, the same in every step */
     int64_t first_step, last_step; /* steps to run: [first, last) */
+    int64_t *num_zeros;            /* [last_step], as the two below */
     double *loss, *grad_norm;  /* [last_step]; steps before first_step come from the checkpoint's run: 0 */
     gpu_export *export;        /* the file of options.out; NULL: none */
     char run_id[ASSAY_RUN_ID]; /* of rank 0, "" without metrics; a checkpoint carries it */

@@ -328,6 +328,9 @@ static assay_status export_end(export_state *x)
         return export_params(x, "grad.", false);
     }
     ASSAY_TRY(export_series(x, "grad_norm", e->grad_norm + e->first_step, ran));
+    if (e->options.log_num_zeros_in_grad && x->writer)
+        ASSAY_TRY(assay_tensorwriter_add_copy(x->writer, "num_zeros_in_grad", ASSAY_I64, &ran, 1,
+                                              e->num_zeros + e->first_step));
     ASSAY_TRY(export_rates(x));
     ASSAY_TRY(export_layer_losses(x));
     for (int k = 0; k <= e->optimizer.n_states; k++)

@@ -73,12 +73,6 @@ static void *draw_elements(void *user)
     return NULL;
 }
 
-void gpu_draw_piece(const assay_param_spec *spec, const assay_shard *s, double std, uint64_t seed,
-                    int threads, float *piece)
-{
-    gpu_draw_part(spec, s, std, seed, threads, 0, assay_shard_count(s), piece);
-}
-
 void gpu_draw_part(const assay_param_spec *spec, const assay_shard *s, double std, uint64_t seed, int threads,
                    int64_t first, int64_t n, float *out)
 {

@@ -155,7 +155,23 @@ assay_status parity_check_saved(const assay_trace *t, const char *checkpoint, co
  * tolerance < 0: bitwise; else relative to the largest magnitude of the tensor. */
 /* A line for every rank whose run ended before it was done. */
 void parity_say_aborted(const assay_trace *t, FILE *out);
+typedef enum { PARITY_NOISE_NONE, PARITY_NOISE_AUTO, PARITY_NOISE_FP32, PARITY_NOISE_BF16 } parity_noise_mode;
+typedef struct parity_diff_options {
+    double tolerance;        /* < 0: bitwise */
+    parity_noise_mode noise; /* in place of a tolerance: what rounding explains (parity/checks/noise.h) */
+    const char *model;       /* folder, for names and for runs of the reference; NULL: none */
+    const char *map;         /* a user's map file; NULL: none */
+    bool json;
+} parity_diff_options;
+assay_status parity_diff_traces(const char *dir_a, const char *dir_b, const parity_diff_options *o, FILE *out,
+                                int *exit_code);
 assay_status parity_diff(const char *dir_a, const char *dir_b, double tolerance, FILE *out, int *exit_code);
+/* suggest.c: per kind of operation the tightest declared arithmetic under which every recorded element passes.  Exit code 1: one
+ * has none. */
+assay_status parity_suggest(const char *dir, FILE *out, int *exit_code);
+/* check.c: a recorded run of another framework against a model folder; map: NULL or a user's map file */
+assay_status parity_check_run(const char *trace, const char *model, const char *map, bool json, FILE *out,
+                              int *exit_code);
 /* The same of two result files. */
 assay_status parity_diff_files(const char *path_a, const char *path_b, double tolerance, FILE *out,
                                int *exit_code);
@@ -187,6 +203,8 @@ int parity_main_batch(int argc, char **argv);
 int parity_main_train(int argc, char **argv);
 int parity_main_diff(int argc, char **argv);
 int parity_main_replay(int argc, char **argv);
+int parity_main_check(int argc, char **argv);
+int parity_main_map(int argc, char **argv);
 int parity_main_layout(int argc, char **argv);
 int parity_main_selftest(int argc, char **argv);
 int parity_main_doctor(int argc, char **argv);

@@ -88,7 +88,18 @@ static ref_attention_desc describe(const ref_pass *p, int64_t heads, int64_t gro
 {
     const ref_int_piece *q_position = &seen->q_position.at[r], *k_position = &seen->k_position.at[r];
     const ref_engine *e = p->e;
+    const ref_rank *rank = &p->ranks[r];
+    const int64_t all_heads = e->config->num_attention_heads, tp = e->grid.p.tensor_model_parallel_size;
+    /* a2a deals the heads of a tp rank out over cp */
+    const int64_t first_head =
+        rank->at.tp * (all_heads / tp) + (heads < all_heads / tp ? rank->at.cp * heads : 0);
     return (ref_attention_desc){
+        .dropout = ref_pass_dropout(p, r, e->options.attention_dropout, REF_DROP_PROBS),
+        .first_row = rank->share.first_row,
+        .all_rows = e->run->batches->b,
+        .first_head = first_head,
+        .all_heads = all_heads,
+        .all_keys = e->seq,
         .batch = e->batch,
         .seq_q = q_position->rows / e->batch,
         .seq_k = k_position->rows / e->batch,

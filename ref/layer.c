@@ -55,6 +55,23 @@ assay_status ref_layers_create(ref_engine *e)
 
 /* --- forward, backward -------------------------------------------------------------------------------------- */
 
+/* y = branch, dropped where there is dropout */
+static assay_status drop_fwd(ref_pass *p, ref_tensor *y, const ref_tensor *branch, ref_dropout_site site,
+                             const char *instance)
+{
+    const double share = assay_branch_dropout(&p->e->options);
+    *y = *branch;
+    return share > 0.0 ? ref_ranks_dropout(p, y, branch, share, site, instance) : ASSAY_OK;
+}
+
+static assay_status drop_bwd(ref_pass *p, ref_tensor *dbranch, const ref_tensor *dy, const ref_tensor *branch,
+                             ref_dropout_site site)
+{
+    const double share = assay_branch_dropout(&p->e->options);
+    *dbranch = *dy;
+    return share > 0.0 ? ref_ranks_dropout_bwd(p, dbranch, dy, branch, share, site) : ASSAY_OK;
+}
+
 assay_status ref_layer_fwd(ref_pass *p, ref_layer_acts *a, ref_tensor *out, const ref_tensor *hidden)
 {
     const ref_layer *l = &p->e->layer[p->layer];
@@ -62,23 +79,27 @@ assay_status ref_layer_fwd(ref_pass *p, ref_layer_acts *a, ref_tensor *out, cons
     a->input = *hidden;
     ASSAY_TRY(ref_ranks_rmsnorm(p, &a->input_normed, &a->input_rstd, hidden, l->input_layernorm,
                                 "input_layernorm"));
-    ASSAY_TRY(l->mixer->fwd(p, a, &branch, &a->input_normed));
+    ASSAY_TRY(l->mixer->fwd(p, a, &a->mixed, &a->input_normed));
+    ASSAY_TRY(drop_fwd(p, &branch, &a->mixed, REF_DROP_MIXER, "self_attention.dropout"));
     ASSAY_TRY(ref_ranks_add(p, &a->hidden, hidden, &branch, "self_attention.residual"));
     ASSAY_TRY(
         ref_ranks_rmsnorm(p, &a->normed, &a->rstd, &a->hidden, l->pre_mlp_layernorm, "pre_mlp_layernorm"));
-    ASSAY_TRY(l->mlp->fwd(p, a, &branch, &a->normed));
+    ASSAY_TRY(l->mlp->fwd(p, a, &a->mlp_out, &a->normed));
+    ASSAY_TRY(drop_fwd(p, &branch, &a->mlp_out, REF_DROP_MLP, "mlp.dropout"));
     return ref_ranks_add(p, out, &a->hidden, &branch, "mlp.residual");
 }
 
 assay_status ref_layer_bwd(ref_pass *p, ref_tensor *dhidden, const ref_layer_acts *a, const ref_tensor *dout)
 {
     const ref_layer *l = &p->e->layer[p->layer];
-    ref_tensor dnormed, dx, dmiddle;
-    ASSAY_TRY(l->mlp->bwd(p, &dnormed, a, dout));
+    ref_tensor dnormed, dx, dmiddle, dbranch;
+    ASSAY_TRY(drop_bwd(p, &dbranch, dout, &a->mlp_out, REF_DROP_MLP));
+    ASSAY_TRY(l->mlp->bwd(p, &dnormed, a, &dbranch));
     ASSAY_TRY(ref_ranks_rmsnorm_bwd(p, &dx, &dnormed, &a->hidden, &a->rstd, l->pre_mlp_layernorm,
                                     "pre_mlp_layernorm"));
     ASSAY_TRY(ref_ranks_add_grad(p, &dmiddle, dout, &dx, &a->hidden));
-    ASSAY_TRY(l->mixer->bwd(p, &dnormed, a, &dmiddle));
+    ASSAY_TRY(drop_bwd(p, &dbranch, &dmiddle, &a->mixed, REF_DROP_MIXER));
+    ASSAY_TRY(l->mixer->bwd(p, &dnormed, a, &dbranch));
     ASSAY_TRY(ref_ranks_rmsnorm_bwd(p, &dx, &dnormed, &a->input, &a->input_rstd, l->input_layernorm,
                                     "input_layernorm"));
     return ref_ranks_add_grad(p, dhidden, &dmiddle, &dx, &a->input);

@@ -46,6 +46,7 @@ typedef struct ref_moe_acts {
 typedef struct ref_layer_acts {
     ref_tensor input, input_normed, input_rstd; /* entering the mixer's branch */
     ref_tensor hidden, normed, rstd;            /* entering the MLP's branch */
+    ref_tensor mixed, mlp_out;                  /* what they add, before dropout: names */
     ref_attention_acts attention;
     ref_mlp_acts mlp;
     ref_moe_acts moe;

@@ -9,6 +9,15 @@
 
 #include "ref/engine.h"
 
+/* What a mask is of: docs/OPS.md 9.12. */
+typedef enum {
+    REF_DROP_PROBS,
+    REF_DROP_MIXER,
+    REF_DROP_MLP,
+    REF_DROP_EMBEDDING,
+    REF_DROP_SITES
+} ref_dropout_site;
+
 /* A new tensor called PREFIX instance.slot (or NAME itself), without pieces. */
 assay_status ref_new(ref_pass *p, ref_tensor *t, const char *instance, const char *slot);
 assay_status ref_new_grad(ref_pass *p, ref_tensor *t, const ref_tensor *of, const char *instance);
@@ -35,6 +44,14 @@ assay_status ref_ranks_clamp(ref_pass *p, ref_tensor *y, const ref_tensor *x, do
                              const char *instance);
 assay_status ref_ranks_clamp_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor *dy, const ref_tensor *x,
                                  double limit);
+/* Dropout of a tensor in the sequence-parallel form: the mask of the rank's tokens in the whole microbatch.  dx is the
+ * gradient of x. */
+assay_status ref_ranks_dropout(ref_pass *p, ref_tensor *y, const ref_tensor *x, double share,
+                               ref_dropout_site site, const char *instance);
+assay_status ref_ranks_dropout_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor *dy, const ref_tensor *x,
+                                   double share, ref_dropout_site site);
+/* The masks of rank r's microbatch at a site of the present layer. */
+ref_dropout ref_pass_dropout(const ref_pass *p, int r, double share, ref_dropout_site site);
 assay_status ref_ranks_swiglu(ref_pass *p, ref_tensor *y, const ref_tensor *x, const ref_tensor *probs,
                               const char *instance);
 assay_status ref_ranks_swiglu_bwd(ref_pass *p, ref_tensor *dx, ref_tensor *dprobs, const ref_tensor *dy,

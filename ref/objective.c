@@ -53,6 +53,25 @@ static assay_status fill(const ref_pass *p, weight_kind kind, const int64_t *tar
     return ASSAY_OK;
 }
 
+assay_status ref_objective_tokens(const ref_pass *p, int rank, int64_t *tokens)
+{
+    const ref_engine *e = p->e;
+    const assay_grid *g = e->run->objective;
+    assay_coords at;
+    assay_batch_share share;
+    assay_sequence_map map;
+    *tokens = 0;
+    assay_grid_coords(g, rank, &at);
+    ASSAY_TRY(assay_batch_share_make(assay_needs_all_rows(&e->options), e->run->batches->microbatches,
+                                     e->run->batches->b, g->p.data_parallel_size, at.dp, &share));
+    if (at.pp != 0 || p->microbatch < share.first_microbatch ||
+        p->microbatch >= share.first_microbatch + share.n_microbatches)
+        return ASSAY_OK;
+    ASSAY_TRY(assay_sequence_map_make(g, rank, e->seq, &map));
+    *tokens = map.shard.length * share.n_rows;
+    return ASSAY_OK;
+}
+
 assay_status ref_objective_aux_weights(const ref_pass *p, bool seq, double *weights)
 {
     return fill(p, seq ? OF_SEQUENCES : OF_TOKENS, NULL, weights);

@@ -62,6 +62,19 @@ void ref_rope_fwd(double *y, const double *x, const double *cos_table, const dou
 void ref_rope_bwd(double *dx, const double *dy, const double *cos_table, const double *sin_table,
                   const int64_t *position, int64_t rotary_dim, int64_t t, int64_t heads, int64_t d);
 
+/* --- dropout.c ---------------------------------------------------------------------------------------------- */
+typedef struct ref_dropout {
+    double p;                   /* 0 <= p < 1: the share that becomes 0 */
+    int64_t seed, stream, draw; /* which mask: of what, and of which microbatch */
+} ref_dropout;
+/* 0 or 1/(1-p), by the element's number in the mask alone. */
+double ref_dropout_factor(const ref_dropout *d, uint64_t element);
+/* y [T,H] = x times the factor of (token, column); dx of dy by the same   token [T] */
+void ref_dropout_fwd(double *y, const double *x, const int64_t *token, int64_t t, int64_t h,
+                     const ref_dropout *d);
+void ref_dropout_bwd(double *dx, const double *dy, const int64_t *token, int64_t t, int64_t h,
+                     const ref_dropout *d);
+
 /* --- attention.c -------------------------------------------------------------------------------------------- */
 typedef struct ref_attention_desc {
     int64_t batch, seq_q, seq_k; /* Tq = seq_q*batch, row s*batch + b */
@@ -72,7 +85,13 @@ typedef struct ref_attention_desc {
     const int64_t *q_position; /* [Tq] */
     const int64_t *k_position; /* [Tk] */
     const int64_t *first_key;  /* [Tq] first visible position (document start), or NULL */
+    /* of the probabilities, behind the softmax; p 0: none.  The mask is of all_rows batch rows, all_heads heads, all_keys
+     * positions, of which this piece's rows and heads begin at first_row and first_head. */
+    ref_dropout dropout;
+    int64_t first_row, all_rows, first_head, all_heads, all_keys;
 } ref_attention_desc;
+/* 0 or 1/(1-p): what dropout makes of the probability of a query, head and key (dropout.c). */
+double ref_attention_factor(const ref_attention_desc *d, int64_t query_row, int64_t head, int64_t key_row);
 /* o [Tq,A,Dv] =   lse [Tq,A] =   q [Tq,A,D]   k [Tk,G,D]   v [Tk,G,Dv] */
 void ref_attention_fwd(double *o, double *lse, const double *q, const double *k, const double *v,
                        const ref_attention_desc *d);
@@ -221,6 +240,8 @@ typedef struct ref_adamw_desc {
 void ref_adamw(double *param, double *exp_avg, double *exp_avg_sq, const double *grad,
                const ref_adamw_desc *d, int64_t n);
 double ref_sumsq(const double *x, int64_t n);
+/* Zeros of either sign. */
+int64_t ref_count_zeros(const double *x, int64_t n);
 /* Clip factor: clip/(norm + 1e-6) when < 1, else 1; clip 0: 1. */
 double ref_clip_scale(double norm, double clip_grad);
 

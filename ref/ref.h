@@ -58,8 +58,9 @@ typedef struct ref_named_tensor {
 } ref_named_tensor;
 typedef struct ref_run_result {
     int64_t steps;
-    double *loss;      /* [steps] */
-    double *grad_norm; /* [steps], before clipping (training form) */
+    double *loss;               /* [steps] */
+    double *grad_norm;          /* [steps], before clipping (training form) */
+    int64_t *num_zeros_in_grad; /* [steps] */
     double *aux_loss, *z_loss, *seq_aux_loss,
         *global_aux_loss; /* [steps]: contribution to the objective, mean over microbatches */
     int64_t layers;
@@ -98,7 +99,7 @@ void ref_hf_extract(const assay_param_spec *p, int part_index, const double *can
 void ref_hf_insert(const assay_param_spec *p, int part_index, const double *part, double *canonical);
 
 /* The body of `assay step --engine ref`: loads, runs, writes options->out as the stable contract says: [b,s]
- * batches: logits [b,s,v], loss [1], grad.<hf name>; training: loss, grad_norm, learning_rate [steps], aux_loss and z_loss
+ * batches: logits [b,s,v], loss [1], grad.<hf name>; training: loss, grad_norm, num_zeros_in_grad (I64, if asked for), learning_rate [steps], aux_loss and z_loss
  * [steps,layers], grad.<hf name> of the first step, weight., exp_avg., exp_avg_sq.<hf name> of the last.  All F64. */
 assay_status ref_step(const assay_train_options *options);
 

@@ -1,4 +1,5 @@
 /* Replay of attention and of the split of its fused projection. */
+#include "ref/bounds/foreign.h"
 #include "ref/replay_context.h"
 
 typedef struct attention_inputs {
@@ -24,6 +25,19 @@ static assay_status positions(const replay *r, attention_inputs *x)
     return ASSAY_OK;
 }
 
+/* An absent dropout_p is 0, and nothing else is read then. */
+static assay_status dropout(const replay *r, ref_attention_desc *d)
+{
+    if (!replay_has_attr(r, "dropout_p"))
+        return ASSAY_OK;
+    ASSAY_TRY(replay_dropout(r, "dropout_p", &d->dropout));
+    ASSAY_TRY(replay_attr_i64(r, "first_row", 0, (int64_t)1 << 30, &d->first_row));
+    ASSAY_TRY(replay_attr_i64(r, "all_rows", 0, (int64_t)1 << 30, &d->all_rows));
+    ASSAY_TRY(replay_attr_i64(r, "first_head", 0, (int64_t)1 << 30, &d->first_head));
+    ASSAY_TRY(replay_attr_i64(r, "all_heads", 0, (int64_t)1 << 30, &d->all_heads));
+    return replay_attr_i64(r, "all_keys", 0, (int64_t)1 << 30, &d->all_keys);
+}
+
 static assay_status attention_inputs_read(const replay *r, attention_inputs *x)
 {
     ref_attention_desc *d = &x->desc;
@@ -42,6 +56,7 @@ static assay_status attention_inputs_read(const replay *r, attention_inputs *x)
     ASSAY_CHECK(d->heads % d->groups == 0, ASSAY_INVALID_ARGUMENT,
                 "%s: %lld heads do not divide into %lld groups", r->op, (long long)d->heads,
                 (long long)d->groups);
+    ASSAY_TRY(dropout(r, d));
     if (replay_has_attr(r, "p_dtype")) {
         char name[16];
         ASSAY_TRY(replay_attr_string(r, "p_dtype", name, sizeof name));
@@ -80,10 +95,14 @@ static assay_status attention_bwd(const replay *r)
     ASSAY_TRY(replay_product(r, x.tq, x.desc.heads, x.desc.head_dim_v, &count));
     ASSAY_TRY(replay_real(r, "do", count, &dout));
     ASSAY_TRY(replay_real(r, "o", count, &o));
-    ASSAY_TRY(replay_real(r, "lse", x.tq * x.desc.heads, &lse));
+    ASSAY_TRY(replay_real_optional(r, "lse", x.tq * x.desc.heads, &lse));
     ASSAY_TRY(replay_out_real(r, "dq", x.q->count, x.q->dtype, "scores", &dq));
     ASSAY_TRY(replay_out_real(r, "dk", x.k->count, x.k->dtype, "scores", &dk));
     ASSAY_TRY(replay_out_real(r, "dv", x.v->count, x.v->dtype, "scores", &dv));
+    if (!lse) /* kept by nobody: docs/TRACE.md, internal */
+        return ref_bound_attention_bwd_alone(dq, dk, dv, dout->value, x.q->value, x.k->value, x.v->value,
+                                             o->value, &x.desc, x.p_dtype,
+                                             (r->arith->rounding & ASSAY_ROUND_SCORES) != 0, &r->d);
     return ref_bound_attention_bwd(dq, dk, dv, dout->value, x.q->value, x.k->value, x.v->value, o->value,
                                    lse->value, &x.desc, x.p_dtype, &r->d);
 }

@@ -98,6 +98,16 @@ assay_status replay_attr_i64(const replay *r, const char *key, int64_t min, int6
     return attr_error(assay_json_get_i64(r->attrs, key, true, min, max, r->op, out));
 }
 
+assay_status replay_dropout(const replay *r, const char *key, ref_dropout *d)
+{
+    ASSAY_TRY(replay_attr_double(r, key, &d->p));
+    ASSAY_CHECK(d->p >= 0.0 && d->p < 1.0, ASSAY_INVALID_ARGUMENT,
+                "%s: attribute '%s': expected 0 or more and less than 1, found %g", r->op, key, d->p);
+    ASSAY_TRY(replay_attr_i64(r, "seed", INT64_MIN, INT64_MAX, &d->seed));
+    ASSAY_TRY(replay_attr_i64(r, "stream", 0, (int64_t)1 << 30, &d->stream));
+    return replay_attr_i64(r, "draw", 0, (int64_t)1 << 30, &d->draw);
+}
+
 assay_status replay_attr_double(const replay *r, const char *key, double *out)
 {
     const char *absent = otherwise(r, key);

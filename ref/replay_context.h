@@ -30,6 +30,8 @@ assay_status replay_integer_optional(const replay *r, const char *slot, int64_t 
 const ref_value *replay_candidate(const replay *r, const char *slot);
 
 assay_status replay_attr_i64(const replay *r, const char *key, int64_t min, int64_t max, int64_t *out);
+/* p under the name `key`, seed, stream, draw. */
+assay_status replay_dropout(const replay *r, const char *key, ref_dropout *d);
 assay_status replay_attr_double(const replay *r, const char *key, double *out);
 assay_status replay_attr_bool(const replay *r, const char *key, bool *out);
 assay_status replay_attr_string(const replay *r, const char *key, char *out, size_t capacity);
@@ -62,6 +64,6 @@ typedef struct replay_row {
 } replay_row;
 /* Tables that end with a NULL op, one for each file replay_*.c. */
 extern const replay_row replay_dense_table[], replay_norm_table[], replay_attention_table[],
-    replay_moe_table[], replay_loss_table[];
+    replay_moe_table[], replay_loss_table[], replay_foreign_table[];
 
 #endif

@@ -42,6 +42,19 @@ static assay_status linear_bwd_input(const replay *r)
     return ref_bound_linear_bwd_input(dx, dy->value, w->value, t, n, k, &r->d);
 }
 
+/* Products that are stored one by one and added in the stored type (a gradient scattered row by row). */
+static void partial_sums(const replay *r, ref_pair dw, const double *dy, const double *x, int64_t t,
+                         int64_t n, int64_t k)
+{
+    const double relative = expm1((double)(t + 1) * r->d.u_store);
+    for (int64_t i = 0; i < n * k; i++) {
+        double size = 0.0;
+        for (int64_t row = 0; row < t; row++)
+            size += fabs(dy[row * n + i / k] * x[row * k + i % k]);
+        dw.b[i] += relative * size + (double)(t + 1) * r->d.eta_store;
+    }
+}
+
 /* Rows [first, first + t) and the matrix at `offset`. */
 static assay_status weight_gradient(const replay *r, ref_pair dw, const ref_value *dy, const ref_value *x,
                                     const ref_value *old, int64_t first, int64_t offset, int64_t t, int64_t n,
@@ -52,8 +65,11 @@ static assay_status weight_gradient(const replay *r, ref_pair dw, const ref_valu
     bool fused = true; /* the attribute's value where it is absent */
     if (replay_has_attr(r, "gradient_accumulation_fusion"))
         ASSAY_TRY(replay_attr_bool(r, "gradient_accumulation_fusion", &fused));
-    return fused ? ref_bound_linear_bwd_weight(out, a, b, before, t, n, k, &r->d)
-                 : ref_bound_linear_bwd_weight_stored(out, a, b, before, dy->dtype, t, n, k, &r->d);
+    ASSAY_TRY(fused ? ref_bound_linear_bwd_weight(out, a, b, before, t, n, k, &r->d)
+                    : ref_bound_linear_bwd_weight_stored(out, a, b, before, dy->dtype, t, n, k, &r->d));
+    if (r->d.rounding & ASSAY_ROUND_PARTIAL_SUMS)
+        partial_sums(r, out, a, b, t, n, k);
+    return ASSAY_OK;
 }
 
 static assay_status linear_bwd_weight(const replay *r)
@@ -244,6 +260,31 @@ static assay_status clamp_bwd(const replay *r)
     return ASSAY_OK;
 }
 
+static assay_status dropout(const replay *r, const char *in, const char *out)
+{
+    const ref_value *x, *token;
+    int64_t h;
+    ref_dropout d;
+    ref_pair y;
+    ASSAY_TRY(replay_dropout(r, "p", &d));
+    ASSAY_TRY(replay_real(r, in, -1, &x));
+    ASSAY_TRY(replay_integer(r, "token", -1, &token));
+    ASSAY_TRY(replay_divide(r, x, token->count, &h));
+    ASSAY_TRY(replay_out_real(r, out, x->count, x->dtype, "stored rounding", &y));
+    ref_bound_dropout(y, x->value, token->ivalue, token->count, h, &d, &r->d);
+    return ASSAY_OK;
+}
+
+static assay_status dropout_fwd(const replay *r)
+{
+    return dropout(r, "x", "y");
+}
+
+static assay_status dropout_bwd(const replay *r)
+{
+    return dropout(r, "dy", "dx");
+}
+
 static assay_status sigmoid_gate_fwd(const replay *r)
 {
     const ref_value *x, *gate;
@@ -419,6 +460,8 @@ const replay_row replay_dense_table[] = {
     {"swiglu_bwd", swiglu_bwd},
     {"clamp_fwd", clamp_fwd},
     {"clamp_bwd", clamp_bwd},
+    {"dropout_fwd", dropout_fwd},
+    {"dropout_bwd", dropout_bwd},
     {"sigmoid_gate_fwd", sigmoid_gate_fwd},
     {"sigmoid_gate_bwd", sigmoid_gate_bwd},
     {"cast", cast},

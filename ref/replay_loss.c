@@ -1,4 +1,5 @@
 /* Replay of the cross entropy, sums in double and the optimizer. */
+#include "ref/bounds/foreign.h"
 #include "ref/replay_context.h"
 
 static assay_status cross_entropy_stats(const replay *r)
@@ -52,8 +53,11 @@ static assay_status cross_entropy_bwd(const replay *r)
     v = replay_columns(logits);
     ASSAY_TRY(replay_product(r, targets->count, v, 1, &count));
     ASSAY_TRY(replay_real(r, "logits", count, &logits));
-    ASSAY_TRY(replay_real(r, "lse", targets->count, &lse));
+    ASSAY_TRY(replay_real_optional(r, "lse", targets->count, &lse));
     ASSAY_TRY(replay_out_real(r, "dlogits", count, ASSAY_F32, "exp", &dlogits));
+    if (!lse) /* kept by nobody: docs/TRACE.md, internal */
+        return ref_bound_cross_entropy_bwd_alone(dlogits, logits->value, targets->ivalue, scale,
+                                                 targets->count, v, &r->d);
     ref_bound_cross_entropy_bwd(dlogits, logits->value, lse->value, targets->ivalue, start, scale,
                                 targets->count, v, &r->d);
     return ASSAY_OK;
@@ -77,6 +81,16 @@ static assay_status sum(const replay *r)
 static assay_status sumsq(const replay *r)
 {
     return sum_any(r, true);
+}
+
+static assay_status count_zeros(const replay *r)
+{
+    const ref_value *x;
+    int64_t *y;
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_out_integer(r, "y", 1, REF_VALUE_INTEGER, &y));
+    *y = ref_count_zeros(x->value, x->count);
+    return ASSAY_OK;
 }
 
 static assay_status adamw_desc(const replay *r, ref_adamw_desc *d)
@@ -137,6 +151,7 @@ const replay_row replay_loss_table[] = {
     {"cross_entropy_bwd", cross_entropy_bwd},
     {"sum", sum},
     {"sumsq", sumsq},
+    {"count_zeros", count_zeros},
     {"adamw", adamw},
     {NULL, NULL},
 };

@@ -88,7 +88,7 @@ static assay_status router_fwd(const replay *r)
     const double *b = bias ? bias->value : NULL;
     ref_bound_router_scores(scores, keys, logits->value, b, &d, &r->d);
     ref_bound_router_choice(indices, candidate ? candidate->ivalue : NULL, keys, logits->value, b, &d,
-                            &r->d.num, &decisions);
+                            &r->d.num, (r->d.rounding & ASSAY_ROUND_TIES) != 0, &decisions);
     keep_decisions(r, &decisions);
     ref_bound_router_probs(probs, logits->value, indices, &d, &r->d);
     free(keys.y);
@@ -129,7 +129,7 @@ static assay_status router_aux_fwd(const replay *r)
     const ref_value *candidate = replay_candidate(r, "aux_indices");
     ref_bound_router_aux_scores(aux, logits->value, &d, &r->d);
     ref_bound_router_choice(indices, candidate ? candidate->ivalue : NULL, aux, logits->value, NULL, &d,
-                            &r->d.num, &decisions);
+                            &r->d.num, false, &decisions);
     keep_decisions(r, &decisions);
     for (int64_t i = 0; i < d.tokens * d.topk; i++)
         counts[indices[i]]++;

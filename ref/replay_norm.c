@@ -1,5 +1,5 @@
 /* Replay of the norms. */
-#include "ref/bounds/bounds.h"
+#include "ref/bounds/foreign.h"
 #include "ref/replay_context.h"
 
 static assay_status rmsnorm_fwd(const replay *r)
@@ -28,10 +28,16 @@ static assay_status rmsnorm_bwd(const replay *r)
     ASSAY_TRY(replay_real(r, "x", -1, &x));
     ASSAY_TRY(replay_divide(r, x, h, &t));
     ASSAY_TRY(replay_real(r, "dy", x->count, &dy));
-    ASSAY_TRY(replay_real(r, "rstd", t, &rstd));
+    ASSAY_TRY(replay_real_optional(r, "rstd", t, &rstd));
     ASSAY_TRY(replay_real(r, "dgamma_in", h, &old));
     ASSAY_TRY(replay_out_real(r, "dx", x->count, x->dtype, "row sum", &dx));
     ASSAY_TRY(replay_out_real(r, "dgamma", h, ASSAY_F32, "sum over tokens", &dgamma));
+    if (!rstd) { /* kept by nobody: docs/TRACE.md, internal */
+        double eps;
+        ASSAY_TRY(replay_attr_double(r, "eps", &eps));
+        return ref_bound_rmsnorm_bwd_alone(dx, dgamma, dy->value, x->value, gamma->value, eps, old->value, t,
+                                           h, &r->d);
+    }
     return ref_bound_rmsnorm_bwd(dx, dgamma, dy->value, x->value, gamma->value, rstd->value, old->value, t, h,
                                  &r->d);
 }

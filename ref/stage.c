@@ -203,8 +203,12 @@ assay_status ref_stage_fwd(ref_pass *p, ref_stage_acts *a, const ref_tensor *inp
         ref_tensor partial;
         ASSAY_TRY(ref_unit_acquire(p, REF_UNIT_EMBEDDING));
         ASSAY_TRY(ref_ranks_embedding(p, &partial, &a->ids, p->e->embedding));
-        ASSAY_TRY(ref_row_parallel_output(p, &a->input, &partial, p->e->grid.p.sequence_parallel,
+        ASSAY_TRY(ref_row_parallel_output(p, &a->embedded, &partial, p->e->grid.p.sequence_parallel,
                                           "embedding.reduce"));
+        a->input = a->embedded;
+        if (p->e->options.hidden_dropout > 0.0)
+            ASSAY_TRY(ref_ranks_dropout(p, &a->input, &a->embedded, p->e->options.hidden_dropout,
+                                        REF_DROP_EMBEDDING, "embedding.dropout"));
         ASSAY_TRY(ref_unit_release(p, REF_UNIT_EMBEDDING));
     } else {
         a->input = *input;
@@ -265,9 +269,12 @@ assay_status ref_stage_bwd(ref_pass *p, ref_stage_acts *a, const ref_tensor *dou
     enter_layer(p, -1);
     *dinput = dhidden;
     if (is_first(p)) {
-        ref_tensor dwhole;
+        ref_tensor dwhole, dembedded = dhidden;
         ASSAY_TRY(ref_unit_acquire(p, REF_UNIT_EMBEDDING));
-        ASSAY_TRY(ref_row_parallel_output_bwd(p, &dwhole, &dhidden, p->e->grid.p.sequence_parallel,
+        if (p->e->options.hidden_dropout > 0.0)
+            ASSAY_TRY(ref_ranks_dropout_bwd(p, &dembedded, &dhidden, &a->embedded,
+                                            p->e->options.hidden_dropout, REF_DROP_EMBEDDING));
+        ASSAY_TRY(ref_row_parallel_output_bwd(p, &dwhole, &dembedded, p->e->grid.p.sequence_parallel,
                                               "embedding.reduce"));
         ASSAY_TRY(ref_ranks_embedding_bwd(p, &dwhole, &a->ids, p->e->embedding));
         ASSAY_TRY(ref_unit_release(p, REF_UNIT_EMBEDDING));

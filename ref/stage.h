@@ -9,6 +9,7 @@ typedef struct ref_stage_acts {
     ref_ints ids, targets;  /* [T] of every rank's microbatch; target(s,b) = label(s+1,b), the last -100 */
     ref_layer_acts *layers; /* [layers of the stage] */
     int64_t first_layer, n_layers;
+    ref_tensor embedded;                         /* the embedding's output, before dropout */
     ref_tensor input, output;                    /* hidden that enters and leaves the stage */
     ref_tensor normed, rstd, whole, logits, lse; /* last stage */
 } ref_stage_acts;

@@ -160,6 +160,9 @@ static assay_status write_series(assay_tensorwriter *w, const step_inputs *in, c
     free(rates);
     ASSAY_TRY(st);
     ASSAY_TRY(assay_tensorwriter_add_ref(w, "grad_norm", ASSAY_F64, &r->steps, 1, r->grad_norm));
+    if (o->log_num_zeros_in_grad)
+        ASSAY_TRY(assay_tensorwriter_add_ref(w, "num_zeros_in_grad", ASSAY_I64, &r->steps, 1,
+                                             r->num_zeros_in_grad));
     for (int k = 0; k < ASSAY_ROUTER_LOSSES && in->config->num_moe_experts > 0; k++)
         if (assay_router_loss_coeff(o, k) > 0.0)
             ASSAY_TRY(write_layer_losses(w, r, k));

@@ -91,6 +91,7 @@ void ref_run_result_free(ref_run_result *r)
     free(r->tensors);
     free(r->loss);
     free(r->grad_norm);
+    free(r->num_zeros_in_grad);
     free(r->aux_loss);
     free(r->z_loss);
     free(r->seq_aux_loss);
@@ -236,6 +237,7 @@ static assay_status run_step(ref_engine *e, ref_run_result *result, int64_t step
     report_losses(e, result, step);
     report_layers(e, result, step);
     result->grad_norm[step] = ref_gradient_norm(e);
+    result->num_zeros_in_grad[step] = ref_gradient_zeros(e);
     if (e->run->want_grads || (e->run->want_first_grads && step == 0))
         ASSAY_TRY(add_states(e, result, "grad", REF_STATE_GRAD, OF_GRADIENTS, step));
     if (training) {
@@ -285,6 +287,9 @@ static assay_status alloc_result(ref_run_result *result, int64_t steps, int64_t 
     result->layer_losses = calloc((size_t)(steps * layers) * REF_LOSSES + 1, sizeof(double));
     ASSAY_CHECK(result->layer_losses, ASSAY_OUT_OF_MEMORY, "out of memory: losses of %lld layers",
                 (long long)layers);
+    result->num_zeros_in_grad = calloc((size_t)steps, sizeof *result->num_zeros_in_grad);
+    ASSAY_CHECK(result->num_zeros_in_grad, ASSAY_OUT_OF_MEMORY, "out of memory: %lld steps",
+                (long long)steps);
     double **const arrays[] = {&result->loss,   &result->grad_norm,    &result->aux_loss,
                                &result->z_loss, &result->seq_aux_loss, &result->global_aux_loss};
     for (size_t i = 0; i < sizeof arrays / sizeof *arrays; i++) {

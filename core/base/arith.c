@@ -19,6 +19,10 @@ static const struct {
     {ASSAY_ROUND_PRODUCTS, "products"},
     {ASSAY_ROUND_SCORES, "scores"},
     {ASSAY_ROUND_ANGLES, "angles"},
+    {ASSAY_ROUND_HEADS, "heads"},
+    {ASSAY_ROUND_PARTIAL_SUMS, "partial_sums"},
+    {ASSAY_ROUND_TIES, "ties"},
+    {ASSAY_ROUND_EVERY, "every"},
 };
 enum { ROUNDING_COUNT = sizeof roundings / sizeof roundings[0] };
 
@@ -104,8 +108,9 @@ static assay_status read_rounding(const json_t *object, const char *what, unsign
             i++;
         ASSAY_CHECK(
             word != NULL && i < ROUNDING_COUNT, ASSAY_UNSUPPORTED,
-            "%s: rounding: expected before_gamma, before_up, products, scores or angles, found '%.40s'", what,
-            word != NULL ? word : "no word");
+            "%s: rounding: expected before_gamma, before_up, products, scores, angles, heads, partial_sums, "
+            "ties or every, found '%.40s'",
+            what, word != NULL ? word : "no word");
         ASSAY_CHECK(!(*out & roundings[i].bit), ASSAY_FORMAT, "%s: rounding: %s is there twice", what, word);
         *out |= roundings[i].bit;
     }

@@ -398,21 +398,23 @@ static assay_status read_substituted(const json_t *line, assay_trace_op *op)
     return ASSAY_OK;
 }
 
-/* Names of outputs that the record does not have, each once. */
+/* Names of slots that the record does not have, each once. */
 static assay_status read_internal(const json_t *line, assay_trace_op *op)
 {
     const json_t *list = member(line, "internal");
     ASSAY_CHECK(!list || (json_is_array(list) && json_array_size(list) <= ASSAY_TRACE_INTERNAL), ASSAY_FORMAT,
-                "internal: expected a list of at most %d output slots", ASSAY_TRACE_INTERNAL);
+                "internal: expected a list of at most %d slots", ASSAY_TRACE_INTERNAL);
     for (size_t k = 0; k < json_array_size(list); k++) {
         const char *slot = json_string_value(json_array_get(list, k));
         bool legal = slot && slot[0] != '\0' && strlen(slot) < ASSAY_SLOT_NAME;
         for (int i = 0; legal && i < op->n_outputs; i++)
             legal = strcmp(op->outputs[i].slot, slot) != 0;
+        for (int i = 0; legal && i < op->n_inputs; i++)
+            legal = strcmp(op->inputs[i].slot, slot) != 0;
         for (int i = 0; legal && i < op->n_internal; i++)
             legal = strcmp(op->internal[i], slot) != 0;
         ASSAY_CHECK(legal, ASSAY_FORMAT,
-                    "internal: entry %zu, '%.40s', must be an output that the record does not have, once", k,
+                    "internal: entry %zu, '%.40s', must be a slot that the record does not have, once", k,
                     slot ? slot : "?");
         memcpy(op->internal[op->n_internal++], slot, strlen(slot) + 1);
     }

@@ -65,8 +65,8 @@ typedef struct assay_number_list {
 /* "none", "aux_loss", ..., NULL: in the order of assay_load_balancing. */
 const char *const *assay_load_balancing_words(void);
 
-/* What a config.json in Megatron-LM's form says about training; an option that a user gives goes before it
- * (core/run/inputs.h). */
+/* What a config.json in Megatron-LM's form says about training (Hugging Face's: dropout alone); an option that a user gives
+ * goes before it (core/run/inputs.h). */
 typedef struct assay_config_training {
     bool given;
     assay_word_list moe_router_load_balancing_type;
@@ -79,6 +79,8 @@ typedef struct assay_config_training {
     bool moe_router_force_load_balancing;
     bool moe_shared_expert_overlap;
     bool pads_rows_for_fp8; /* moe_router_padding_for_quantization, or its older name ..._for_fp8 */
+    /* of either form; each 0 or more and less than 1 */
+    double attention_dropout, hidden_dropout, residual_dropout;
 } assay_config_training;
 
 typedef struct assay_model_config {

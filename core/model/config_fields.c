@@ -171,3 +171,10 @@ void assay_config_defaults(assay_model_config *c, assay_arch arch)
     c->rotary_percent = 1.0;
     c->moe_router_topk_scaling_factor = 1.0;
 }
+
+assay_status assay_config_read_dropout(const json_t *root, const char *key, const char *what, double *p)
+{
+    ASSAY_TRY(assay_json_get_double(root, key, false, 0.0, 1.0, what, p));
+    ASSAY_CHECK(*p < 1.0, ASSAY_LIMIT, "%s: %s: expected 0 or more and less than 1, found %g", what, key, *p);
+    return ASSAY_OK;
+}

@@ -107,6 +107,7 @@ static const assay_hf_class classes[ASSAY_ARCH_COUNT] = {
                              .rms_norm_eps = 1e-6,
                              .rope_theta = 1e4,
                              .dropout = 0.1,
+                             .residual_dropout = true,
                              .qkv_bias = {"attention_bias", true},
                              .proj_bias = {"attention_out_bias", false},
                              .mlp_bias = {"mlp_bias", false},
@@ -179,25 +180,35 @@ static assay_status refuse_ignored(const json_t *root, const char *what, const a
 }
 
 /* Fields that change the arithmetic in a way nobody here computes are refused, not ignored. */
-static assay_status refuse_unsupported(const json_t *root, const char *what, double dropout)
+static assay_status refuse_unsupported(const json_t *root, const char *what)
 {
     char activation[64] = "silu";
     ASSAY_TRY(assay_json_get_string(root, "hidden_act", false, what, activation, sizeof activation));
     ASSAY_CHECK(strcmp(activation, "silu") == 0, ASSAY_UNSUPPORTED,
                 "%s: hidden_act: unknown activation '%s', expected silu", what, activation);
-    const struct {
-        const char *key;
-        double value; /* default of the class */
-    } zero[] = {{"attention_dropout", dropout}, {"residual_dropout", dropout}, {"router_jitter_noise", 0.0}};
-    for (int i = 0; i < 3; i++) {
-        double value = zero[i].value;
-        ASSAY_TRY(assay_json_get_double(root, zero[i].key, false, 0.0, 1.0, what, &value));
-        ASSAY_CHECK(value == 0.0, ASSAY_UNSUPPORTED, "%s: %s: only 0 is supported, found %g%s", what,
-                    zero[i].key, value, json_object_get(root, zero[i].key) ? "" : " (default of the class)");
-    }
+    double jitter = 0.0;
+    ASSAY_TRY(assay_json_get_double(root, "router_jitter_noise", false, 0.0, 1.0, what, &jitter));
+    ASSAY_CHECK(jitter == 0.0, ASSAY_UNSUPPORTED, "%s: router_jitter_noise: only 0 is supported, found %g",
+                what, jitter);
     const json_t *quantization = json_object_get(root, "quantization_config");
     ASSAY_CHECK(quantization == NULL || json_is_null(quantization), ASSAY_UNSUPPORTED,
                 "%s: quantization_config: quantized weights are not supported", what);
+    return ASSAY_OK;
+}
+
+/* residual_dropout is ignored by the classes that do not have it, unless somebody set it: then what it asks for would not
+ * happen. */
+static assay_status read_dropout(const json_t *root, const char *what, assay_model_config *c)
+{
+    const assay_hf_class *class = &classes[c->arch];
+    assay_config_training *t = &c->training;
+    t->attention_dropout = class->dropout;
+    t->residual_dropout = class->residual_dropout ? class->dropout : 0.0;
+    ASSAY_TRY(assay_config_read_dropout(root, "attention_dropout", what, &t->attention_dropout));
+    ASSAY_TRY(assay_config_read_dropout(root, "residual_dropout", what, &t->residual_dropout));
+    ASSAY_CHECK(class->residual_dropout || t->residual_dropout == 0.0, ASSAY_UNSUPPORTED,
+                "%s: residual_dropout: %s has none, expected 0 or nothing, found %g", what, class->model_type,
+                t->residual_dropout);
     return ASSAY_OK;
 }
 
@@ -410,7 +421,8 @@ static assay_status read_experts(const json_t *root, const char *what, assay_mod
 assay_status assay_config_read_hf(const json_t *root, const char *what, assay_model_config *c)
 {
     const assay_hf_class *class = &classes[c->arch];
-    ASSAY_TRY(refuse_unsupported(root, what, class->dropout));
+    ASSAY_TRY(refuse_unsupported(root, what));
+    ASSAY_TRY(read_dropout(root, what, c));
     ASSAY_TRY(refuse_ignored(root, what, class));
     ASSAY_TRY(read_sizes(root, what, c));
     ASSAY_TRY(read_flag(root, class->qkv_bias, what, &c->add_qkv_bias));

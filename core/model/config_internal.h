@@ -61,7 +61,8 @@ typedef struct assay_hf_class {
     int64_t head_dim;        /* default; 0: hidden_size / num_attention_heads */
     int64_t max_position_embeddings, sliding_window;
     double rms_norm_eps, rope_theta;
-    double dropout; /* default of attention_dropout and residual_dropout: only 0 is computed */
+    double dropout; /* default of attention_dropout and, where the class has it, residual_dropout */
+    bool residual_dropout;
     assay_hf_flag qkv_bias, proj_bias, mlp_bias;
     bool qk_layernorm;
     bool qk_layernorm_full_width; /* over all heads of q or k at once, as wide as hidden_size */
@@ -98,6 +99,9 @@ assay_status assay_config_write_megatron(const assay_model_config *c, json_t *ro
 assay_status assay_config_find_files(const char *folder, assay_model_config *c);
 /* "LlamaForCausalLM"; NULL for megatron. */
 const char *assay_arch_class(assay_arch arch);
+
+/* A share of elements that are dropped: 0 or more and less than 1; *p stays where the key is absent. */
+assay_status assay_config_read_dropout(const json_t *root, const char *key, const char *what, double *p);
 
 ASSAY_END_DECLS
 

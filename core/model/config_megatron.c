@@ -24,8 +24,6 @@ typedef struct checked_word {
 static const checked_word checked[] = {
     {"normalization", {"\"RMSNorm\""}, "a normalization other than RMSNorm", true},
     {"position_embedding_type", {"\"rope\""}, "a position embedding other than rope", true},
-    {"hidden_dropout", {"0", "0.0"}, "dropout", true},
-    {"attention_dropout", {"0", "0.0"}, "dropout", true},
     {"gated_linear_unit", {"true"}, "an MLP without a gate", true},
     {"activation_func", {"\"silu\"", "\"swiglu\""}, "an activation other than silu", true},
     {"rotary_interleaved", OFF, "interleaved rotary dimensions", false},
@@ -83,7 +81,9 @@ static const char *const read_words[] = {"untie_embeddings_and_output_weights",
                                          "moe_router_padding_for_quantization",
                                          "moe_router_padding_for_fp8",
                                          "moe_router_force_load_balancing",
-                                         "moe_shared_expert_overlap"};
+                                         "moe_shared_expert_overlap",
+                                         "hidden_dropout",
+                                         "attention_dropout"};
 enum { N_READ = sizeof read_words / sizeof read_words[0] };
 
 static bool is_accepted(const checked_word *w, const json_t *value)
@@ -310,6 +310,12 @@ static assay_status read_form(const json_t *root, const char *what, assay_model_
     c->add_proj_bias = c->add_mlp_bias = bias;
     ASSAY_TRY(read_frequency(root, what, c));
     *t = (assay_config_training){.given = true, .moe_router_bias_update_rate = 1e-3};
+    /* said, because Megatron-LM's default is 0.1 */
+    ASSAY_CHECK(json_object_get(root, "hidden_dropout") && json_object_get(root, "attention_dropout"),
+                ASSAY_FORMAT, "%s: %s: missing, expected a number (Megatron-LM's default is 0.1)", what,
+                json_object_get(root, "hidden_dropout") ? "attention_dropout" : "hidden_dropout");
+    ASSAY_TRY(assay_config_read_dropout(root, "hidden_dropout", what, &t->hidden_dropout));
+    ASSAY_TRY(assay_config_read_dropout(root, "attention_dropout", what, &t->attention_dropout));
     ASSAY_TRY(read_balancing(root, what, t));
     ASSAY_TRY(assay_config_read_experts(root, what, t));
     ASSAY_TRY(assay_json_get_double(root, "moe_z_loss_coeff", false, 0.0, 1e6, what, &t->moe_z_loss_coeff));

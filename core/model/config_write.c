@@ -111,9 +111,9 @@ assay_status assay_config_write_hf(const assay_model_config *c, json_t *root)
     failed |= put(root, "rms_norm_eps", json_real(c->layernorm_epsilon));
     failed |= put(root, "initializer_range", json_real(c->init_method_std));
     failed |= put(root, "tie_word_embeddings", json_boolean(c->tie_word_embeddings));
-    failed |= put(root, "attention_dropout", json_real(0.0));
-    if (class->dropout != 0.0)
-        failed |= put(root, "residual_dropout", json_real(0.0));
+    failed |= put(root, "attention_dropout", json_real(c->training.attention_dropout));
+    if (class->residual_dropout)
+        failed |= put(root, "residual_dropout", json_real(c->training.residual_dropout));
     failed |= write_flag(root, class->mlp_bias, c->add_mlp_bias);
     failed |= write_flag(root, class->qkv_bias, c->add_qkv_bias);
     failed |= write_flag(root, class->proj_bias, c->add_proj_bias);

@@ -23,6 +23,7 @@ enum { SIZE_MAX_ATTR = 1 << 30 };
 #define RANGE(low, high) .min = (low), .max = (high)
 #define SIZE(low) RANGE(low, SIZE_MAX_ATTR)
 #define COUNT RANGE(0.0, 0x1p60)
+#define SHARE RANGE(0.0, 0x1.ffffffffp-1) /* less than 1 */
 
 #define ROPE_ATTRS                                                                                           \
     {WORD("rope_type"), .otherwise = "default", .words = "default|linear|llama3"},                           \
@@ -38,9 +39,18 @@ enum { SIZE_MAX_ATTR = 1 << 30 };
         {INT("seq_k"), SIZE(0), .symbol = "Sk"}, {INT("heads"), SIZE(1), .symbol = "A"},                     \
         {INT("groups"), SIZE(1), .symbol = "G"}, {INT("head_dim"), SIZE(0), .symbol = "D"},                  \
         {INT("head_dim_v"), .otherwise = "head_dim", SIZE(0), .symbol = "Dv"}, {DOUBLE("scale")},            \
-        {INT("window"), .otherwise = "0", COUNT},                                                            \
+        {INT("window"), .otherwise = "0", COUNT}, {DTYPE("p_dtype"), .otherwise = "F32"},                    \
+        {DOUBLE("dropout_p"), .otherwise = "0", SHARE}, {INT("seed"), .otherwise = "0"},                     \
+        {INT("stream"), .otherwise = "0", SIZE(0)}, {INT("draw"), .otherwise = "0", SIZE(0)},                \
+        {INT("first_row"), .otherwise = "0", SIZE(0)}, {INT("all_rows"), .otherwise = "batch", SIZE(0)},     \
+        {INT("first_head"), .otherwise = "0", SIZE(0)}, {INT("all_heads"), .otherwise = "heads", SIZE(0)},   \
     {                                                                                                        \
-        DTYPE("p_dtype"), .otherwise = "F32"                                                                 \
+        INT("all_keys"), .otherwise = "seq_k", SIZE(0)                                                       \
+    }
+#define DROPOUT_ATTRS                                                                                        \
+    {DOUBLE("p"), SHARE}, {INT("seed")}, {INT("stream"), SIZE(0)},                                           \
+    {                                                                                                        \
+        INT("draw"), SIZE(0)                                                                                 \
     }
 #define SPLIT_ATTRS                                                                                          \
     {INT("heads"), SIZE(1), .symbol = "A"}, {INT("groups"), SIZE(1), .symbol = "G"},                         \
@@ -233,6 +243,12 @@ static const assay_op table[] = {
     {"clamp_bwd", "elementwise", .sums = "", .flops = "2*n",
      .slots = {{IN("dy", ACT, "n")}, {IN("x", ACT, "n")}, {OUT("dx", ACT, "n")}},
      .attrs = {{DOUBLE("limit"), RANGE(0x1p-100, 0x1p100)}}},
+    {"dropout_fwd", "elementwise", .sums = "", .flops = "T*H",
+     .slots = {{IN("x", ACT, "T,H")}, {IN("token", I64, "T")}, {OUT("y", ACT, "T,H")}},
+     .attrs = {DROPOUT_ATTRS}},
+    {"dropout_bwd", "elementwise", .sums = "", .flops = "T*H",
+     .slots = {{IN("dy", ACT, "T,H")}, {IN("token", I64, "T")}, {OUT("dx", ACT, "T,H")}},
+     .attrs = {DROPOUT_ATTRS}},
     {"swiglu_fwd", "elementwise", .sums = "", .flops = "5*T*F",
      .slots = {{IN("x", ACT, "T,2*F")}, {IN("probs", F32, "T"), OPT}, {OUT("y", ACT, "T,F")}}},
     {"swiglu_bwd", "elementwise", .sums = "dprobs: F", .flops = "12*T*F",
@@ -369,6 +385,8 @@ static const assay_op table[] = {
      .attrs = {VOCABULARY, {DOUBLE("scale")}}},
     {"sumsq", "elementwise", .sums = "y: n", .flops = "2*n",
      .slots = {{IN("x", F32, "n")}, {OUT("y", F64, "1")}}},
+    {"count_zeros", "elementwise", .sums = "", .flops = "n",
+     .slots = {{IN("x", F32, "n")}, {OUT("y", I64, "1")}}},
     {"adamw", "adamw", .sums = "", .flops = "16*n",
      .slots = {{IN("grad", F32, "n")},
                {INOUT("main_param", F32, "n")},
@@ -426,15 +444,11 @@ assay_op_class assay_op_class_of(const assay_op *op)
         const char *word; /* a name, or a family */
         assay_op_class class;
     } rows[] = {
-        {"gather_rows", ASSAY_OPS_ELEMENTWISE},
-        {"combine_rows", ASSAY_OPS_ELEMENTWISE},
-        {"expert_bias_update", ASSAY_OPS_OPTIMIZER},
-        {"sumsq", ASSAY_OPS_OPTIMIZER},
-        {"linear", ASSAY_OPS_LINEAR},
-        {"attention", ASSAY_OPS_ATTENTION},
-        {"router", ASSAY_OPS_ROUTER},
-        {"cross_entropy", ASSAY_OPS_LOSS},
-        {"adamw", ASSAY_OPS_OPTIMIZER},
+        {"gather_rows", ASSAY_OPS_ELEMENTWISE},      {"combine_rows", ASSAY_OPS_ELEMENTWISE},
+        {"expert_bias_update", ASSAY_OPS_OPTIMIZER}, {"sumsq", ASSAY_OPS_OPTIMIZER},
+        {"count_zeros", ASSAY_OPS_OPTIMIZER},        {"linear", ASSAY_OPS_LINEAR},
+        {"attention", ASSAY_OPS_ATTENTION},          {"router", ASSAY_OPS_ROUTER},
+        {"cross_entropy", ASSAY_OPS_LOSS},           {"adamw", ASSAY_OPS_OPTIMIZER},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++)
         if (strcmp(rows[i].word, op->name) == 0 || strcmp(rows[i].word, op->family) == 0)

@@ -68,7 +68,7 @@ typedef struct assay_op_attr {
     const char *symbol; /* INT: the symbol that it defines */
 } assay_op_attr;
 
-enum { ASSAY_OP_SLOTS = 12, ASSAY_OP_ATTRS = 10, ASSAY_OP_SYMBOLS = 20, ASSAY_OP_DIMS = 8 };
+enum { ASSAY_OP_SLOTS = 12, ASSAY_OP_ATTRS = 20, ASSAY_OP_SYMBOLS = 20, ASSAY_OP_DIMS = 8 };
 
 typedef struct assay_op {
     const char *name;

@@ -42,9 +42,30 @@ static assay_status check_experts(const assay_train_options *o, const assay_mode
     return ASSAY_OK;
 }
 
+static assay_status take_dropout(assay_train_options *o, const assay_config_training *t)
+{
+    if (!assay_train_option_given(o, "attention_dropout"))
+        o->attention_dropout = t->attention_dropout;
+    if (!assay_train_option_given(o, "hidden_dropout"))
+        o->hidden_dropout = t->hidden_dropout;
+    if (!assay_train_option_given(o, "residual_dropout"))
+        o->residual_dropout = t->residual_dropout;
+    ASSAY_CHECK(o->hidden_dropout == 0.0 || o->residual_dropout == 0.0, ASSAY_INVALID_ARGUMENT,
+                "hidden_dropout %.17g and residual_dropout %.17g: expected one of them to be 0",
+                o->hidden_dropout, o->residual_dropout);
+    ASSAY_CHECK(
+        o->semantics != ASSAY_SEMANTICS_MEGATRON ||
+            (o->attention_dropout == 0.0 && o->hidden_dropout == 0.0 && o->residual_dropout == 0.0),
+        ASSAY_UNSUPPORTED,
+        "semantics megatron: dropout: Megatron-LM draws from torch's generator of every rank, which is "
+        "not reproduced");
+    return ASSAY_OK;
+}
+
 assay_status assay_inputs_take_config(assay_train_options *o, const assay_model_config *config)
 {
     const assay_config_training *t = &config->training;
+    ASSAY_TRY(take_dropout(o, t));
     if (!t->given)
         return assay_balancing_check(o);
     if (!assay_train_option_given(o, "moe_router_load_balancing_type"))
@@ -112,11 +133,17 @@ assay_status assay_inputs_layout(const char *layout, const assay_train_options *
 
 assay_status assay_inputs_documents(const assay_train_options *o, bool packed, int cp)
 {
-    ASSAY_CHECK(
-        !packed || o->semantics != ASSAY_SEMANTICS_MEGATRON || cp == 1, ASSAY_UNSUPPORTED,
-        "semantics megatron with documents packed in rows and cp%d: Megatron-LM gives every rank a part of "
-        "each document, here it has a part of the row",
-        cp);
+    const bool cut = packed && cp > 1 && o->semantics == ASSAY_SEMANTICS_MEGATRON;
+    ASSAY_CHECK(!cut || o->calculate_per_token_loss, ASSAY_UNSUPPORTED,
+                "semantics megatron with documents packed in rows, cp%d and calculate_per_token_loss false: "
+                "Megatron-LM takes the mean over a rank's targets and gives every rank a part of each "
+                "document, here it has a part of the row",
+                cp);
+    ASSAY_CHECK(!cut || !(o->moe_expert_capacity_factor > 0.0), ASSAY_UNSUPPORTED,
+                "semantics megatron with documents packed in rows, cp%d and moe_expert_capacity_factor: "
+                "Megatron-LM decides over a rank's tokens and gives every rank a part of each document, here "
+                "it has a part of the row",
+                cp);
     return ASSAY_OK;
 }
 

@@ -32,7 +32,8 @@ assay_status assay_inputs_layout(const char *layout, const assay_train_options *
                                  const assay_model_config *config, int64_t microbatches, int64_t b);
 
 /* Whether documents packed in rows (core/files/batches.h) mean something under the options and cp.  ASSAY_UNSUPPORTED:
- * semantics megatron with cp > 1, whose numbers depend on which tokens a rank has: Megatron-LM cuts every document. */
+ * semantics megatron with cp > 1 and numbers that depend on which tokens a rank has (means over its targets, capacities):
+ * Megatron-LM cuts every document. */
 assay_status assay_inputs_documents(const assay_train_options *o, bool packed, int cp);
 
 /* Elements of a tensor that are not finite; first: flat index of the first of them. */

@@ -133,6 +133,8 @@ static const assay_option_row table[] = {
      "products add weight gradients to the main gradients in F32; false: stored as activations are, then "
      "added",
      "Optimizer", EVERYWHERE},
+    {"log_num_zeros_in_grad", ASSAY_OPT_BOOL, MEMBER(log_num_zeros_in_grad), 0, 0, NULL, "BOOL",
+     "count the zeros in the gradients of every step", "Optimizer", EVERYWHERE},
     {"overlap_grad_reduce", ASSAY_OPT_BOOL, MEMBER(overlap_grad_reduce), 0, 0, NULL, "BOOL",
      "reduce gradients while the backward pass goes on", "Optimizer", EVERYWHERE},
     {"overlap_param_gather", ASSAY_OPT_BOOL, MEMBER(overlap_param_gather), 0, 0, NULL, "BOOL",
@@ -172,6 +174,15 @@ static const assay_option_row table[] = {
     ROW_ENUM(moe_router_padding_for_quantization, padding_words, "none|fp8|mxfp8", EVERYWHERE,
              "Mixture of experts",
              "rows of every expert, zeros added, are a multiple of 16 (fp8) or 32 (mxfp8)"),
+    ROW_DOUBLE(attention_dropout, 0, 1, EVERYWHERE, "Dropout",
+               "share of the attention probabilities that become 0; less than 1"),
+    ROW_DOUBLE(hidden_dropout, 0, 1, EVERYWHERE, "Dropout",
+               "share of the elements of the embedding's output, and of what every mixer and MLP adds, that "
+               "become 0; less than 1"),
+    ROW_DOUBLE(residual_dropout, 0, 1, EVERYWHERE, "Dropout",
+               "the same of what every mixer and MLP adds alone (Hugging Face's name); less than 1"),
+    {"dropout_seed", ASSAY_OPT_SEED, MEMBER(dropout_seed), 0, 0, NULL, "N",
+     "seed of the masks, which are the same in every layout", "Dropout", EVERYWHERE},
     {"calculate_per_token_loss", ASSAY_OPT_BOOL, MEMBER(calculate_per_token_loss), 0, 0, NULL, "BOOL",
      "gradients of the mean over all targets of a step; false: of the mean of microbatch means", "Loss",
      EVERYWHERE},
@@ -181,7 +192,17 @@ static const assay_option_row table[] = {
     {.name = NULL},
 };
 
-_Static_assert(sizeof table / sizeof table[0] <= 64, "assay_train_options.given has a bit for each row");
+_Static_assert(sizeof table / sizeof table[0] <= 128, "assay_train_options.given has a bit for each row");
+
+static bool is_given(const assay_train_options *o, ptrdiff_t row)
+{
+    return (o->given[row / 64] >> (row % 64) & 1) != 0;
+}
+
+static void set_given(assay_train_options *o, ptrdiff_t row)
+{
+    o->given[row / 64] |= (uint64_t)1 << (row % 64);
+}
 
 void assay_train_options_default(assay_train_options *o)
 {
@@ -189,6 +210,7 @@ void assay_train_options_default(assay_train_options *o)
     snprintf(o->layout, sizeof o->layout, "1");
     o->precision = ASSAY_PRECISION_FP32;
     o->seed = 1234;
+    o->dropout_seed = 1234;
     o->draw_weights = -1;
     o->lr = 1e-3;
     o->weight_decay = 0.01;
@@ -385,7 +407,7 @@ static assay_status set_row(assay_train_options *o, const assay_option_row *row,
         ASSAY_TRY(set_list(o, row, name, text));
         break;
     }
-    o->given |= (uint64_t)1 << (row - table);
+    set_given(o, row - table);
     return ASSAY_OK;
 }
 
@@ -410,7 +432,7 @@ assay_status assay_train_option_set(assay_train_options *o, const char *name, co
 bool assay_train_option_given(const assay_train_options *o, const char *name)
 {
     const assay_option_row *row = find_row(name);
-    return row != NULL && (o->given >> (row - table) & 1) != 0;
+    return row != NULL && is_given(o, row - table);
 }
 
 /* --- JSON -------------------------------------------------------------------------------------------------
@@ -489,7 +511,7 @@ static assay_status set_json(assay_train_options *o, const assay_option_row *row
         ASSAY_TRY(set_json_list(o, row, name, value));
         break;
     }
-    o->given |= (uint64_t)1 << (row - table);
+    set_given(o, row - table);
     return ASSAY_OK;
 }
 
@@ -677,6 +699,18 @@ assay_status assay_train_options_check(const assay_train_options *o)
                 o->adam_beta2);
     ASSAY_CHECK(o->adam_eps > 0.0, ASSAY_INVALID_ARGUMENT, "adam_eps: expected more than 0, found %.17g",
                 o->adam_eps);
+    const struct {
+        const char *name;
+        double p;
+    } dropout[] = {{"attention_dropout", o->attention_dropout},
+                   {"hidden_dropout", o->hidden_dropout},
+                   {"residual_dropout", o->residual_dropout}};
+    for (int i = 0; i < 3; i++)
+        ASSAY_CHECK(dropout[i].p >= 0.0 && dropout[i].p < 1.0, ASSAY_INVALID_ARGUMENT,
+                    "%s: expected 0 or more and less than 1, found %.17g", dropout[i].name, dropout[i].p);
+    ASSAY_CHECK(o->hidden_dropout == 0.0 || o->residual_dropout == 0.0, ASSAY_INVALID_ARGUMENT,
+                "hidden_dropout %.17g and residual_dropout %.17g: expected one of them to be 0",
+                o->hidden_dropout, o->residual_dropout);
     ASSAY_CHECK(o->min_lr <= o->lr, ASSAY_INVALID_ARGUMENT, "min_lr %.17g is greater than lr %.17g",
                 o->min_lr, o->lr);
     ASSAY_CHECK(o->lr_warmup_init <= o->lr, ASSAY_INVALID_ARGUMENT,
@@ -723,14 +757,13 @@ void assay_train_options_merge(assay_train_options *into, const assay_train_opti
                                const char *const *except)
 {
     for (const assay_option_row *row = table; row->name; row++) {
-        const uint64_t bit = (uint64_t)1 << (row - table);
-        bool kept = !(given->given & bit);
+        bool kept = !is_given(given, row - table);
         for (int k = 0; !kept && except && except[k]; k++)
             kept = strcmp(except[k], row->name) == 0;
         if (kept)
             continue;
         memcpy((char *)into + row->offset, (const char *)given + row->offset, row->size);
-        into->given |= bit;
+        set_given(into, row - table);
     }
 }
 

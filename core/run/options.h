@@ -69,8 +69,10 @@ typedef struct assay_train_options {
     int64_t lr_warmup_iters, lr_decay_iters /* 0 = train_iters */, lr_wsd_decay_iters;
     double weight_decay;
     double adam_beta1, adam_beta2, adam_eps;
-    double clip_grad;          /* 0 = no clipping */
-    int64_t ddp_bucket_size;   /* elements of a gradient bucket before it is closed; 0 = the engine's own */
+    double clip_grad;        /* 0 = no clipping */
+    int64_t ddp_bucket_size; /* elements of a gradient bucket before it is closed; 0 = the engine's own */
+    bool
+        log_num_zeros_in_grad; /* zeros in the reduced gradients are counted, once for each set of replicas */
     bool overlap_grad_reduce;  /* reductions begin while the last microbatch's backward goes on */
     bool overlap_param_gather; /* gathers of parameters run ahead of their use */
     assay_recompute_granularity recompute_granularity;
@@ -88,6 +90,10 @@ typedef struct assay_train_options {
     bool moe_pad_expert_input_to_capacity; /* every expert has as many rows as it may take */
     assay_row_padding moe_router_padding_for_quantization;
     assay_token_dispatcher moe_token_dispatcher_type;
+    double attention_dropout; /* of the softmax probabilities; 0 <= p < 1, as the two that follow */
+    double hidden_dropout;    /* of the embedding's output and of what every mixer and MLP adds */
+    double residual_dropout;  /* of what every mixer and MLP adds, alone */
+    uint64_t dropout_seed;
     bool
         gradient_accumulation_fusion; /* weight gradients are added in F32 as they are made; false: rounded to act first */
     bool calculate_per_token_loss; /* objective: the mean over targets; false: the mean of microbatch means */
@@ -98,10 +104,16 @@ typedef struct assay_train_options {
     double collective_timeout; /* seconds; 0 = the engine's own */
     char fault[96];            /* planted fault for self-tests, "" = none: docs/ADDING.md */
 
-    uint64_t given; /* bit i: row i of the option table was set, to whatever value */
+    uint64_t given[2]; /* bit i % 64 of word i / 64: row i of the option table was set, to whatever value */
 } assay_train_options;
 
 void assay_train_options_default(assay_train_options *o);
+
+/* Dropout of what a mixer or an MLP adds to the residual stream: hidden_dropout or residual_dropout, of which one is 0. */
+static inline double assay_branch_dropout(const assay_train_options *o)
+{
+    return o->hidden_dropout > 0.0 ? o->hidden_dropout : o->residual_dropout;
+}
 
 /* Where an option has a meaning; elsewhere it is refused.  STEP: `assay step` and the engine programs.  RUN: the
  * command line of `assay run`.  CASE: the member "training" of a case file.  BENCH: `assay bench`.  TRAIN: `assay train`.  OPS: the verb `ops`

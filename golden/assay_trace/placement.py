@@ -19,6 +19,13 @@ def is_cut(t):
     return DTensor is not None and isinstance(t, DTensor) and not all(p.is_replicate() for p in t.placements)
 
 
+def local(t):
+    """What this rank holds of t."""
+    if DTensor is not None and isinstance(t, DTensor):
+        t = t.to_local()
+    return t.wait() if type(t).__name__ == "AsyncCollectiveTensor" else t
+
+
 def local_of(t, name):
     """(local tensor, members for the record); members None: an ordinary tensor. None: a placement that cannot be said."""
     if type(t).__name__ == "AsyncCollectiveTensor":

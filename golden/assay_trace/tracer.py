@@ -1,15 +1,20 @@
-"""Hooks on a model: what every module made, the gradients of it, and operation records of the modules that are known."""
+"""Hooks on a model: what every module made, the gradients of it, and operation records of what is known."""
 import atexit
 import contextlib
+import json
 import warnings
 import weakref
 
 import torch
 
-from . import rules
+from . import attention, experts, norms, optimizer as optimizers
+from .functions import Functions
 from .names import Filter, clean
-from .placement import local_of
+from .placement import is_cut, local_of
 from .writer import Writer
+
+RULES = (norms.RMSNorm, norms.SwiGLU, attention.RotaryEmbedding, attention.Attention, experts.Router, experts.Experts,
+         norms.DecoderLayer)
 
 
 def ranks():
@@ -31,17 +36,17 @@ def attach(model, folder, **options):
 class Tracer:
     """optimizer: its steps are recorded, too (AdamW as an operation).
     mode: "full", "statistics" or "hash".  every: steps 0, every, 2*every, ...  include, exclude: shell patterns over names.
-    gradients: of activations.  operations: records that `assay replay` can judge.  limit_bytes: of values, per rank.
-    index: more members of index.json."""
+    gradients: of activations.  operations: records that `assay replay` can judge; None: where values are kept.
+    limit_bytes: of values, per rank.  index: more members of index.json."""
 
     def __init__(self, model, folder, optimizer=None, mode="full", every=1, include=(), exclude=(), gradients=True,
-                 operations=True, limit_bytes=None, **index):
+                 operations=None, limit_bytes=None, **index):
         rank, world = ranks()
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
         index.setdefault("precision", {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16"}.get(dtype, str(dtype)))
-        config = getattr(model, "config", None)
+        self.bare = next((m for m in model.modules() if hasattr(getattr(m, "config", None), "to_json_string")), model)
+        config = self.model_config()
         if config is not None and hasattr(config, "to_json_string"):
-            import json
             index.setdefault("model", json.loads(config.to_json_string(use_diff=False)))
         self.writer = Writer(folder, rank, world, mode, limit_bytes, engine="pytorch", names="huggingface",
                              torch=torch.__version__, **index)
@@ -49,15 +54,44 @@ class Tracer:
         self.step_number = self.microbatch = -1
         self.recording = False
         self.known = {}    # id of a tensor object -> (weak reference, version, id of its record)
+        self.pending = {}  # (id of an output, name) -> gradient that its consumers' operations read
         self.names = {}    # parameter object id -> clean name
-        self.model, self.handles, self.undo = model, [], []
+        self.watched = {}  # parameter object id -> (parameter, functions that wait for its gradient)
+        self.stack, self.experts, self.products = [], None, {}
+        self.padding = self.labels = self.shifted = None
+        self.model, self.handles, self.undo, self.rules = model, [], [], []
         self.compiled, self.silent = set(), set()
         for name, p in model.named_parameters():
             self.names[id(p)] = clean(name)
         self.hook_modules(model)
-        self.rules = rules.apply(self, model) if operations else []
-        self.optimizer = rules.follow_optimizer(self, optimizer) if optimizer is not None else None
+        if operations or (operations is None and mode == "full"):
+            self.follow_operations(model)
+            if optimizer is not None:
+                self.rules_optimizer = optimizers.follow(self, optimizer)
         atexit.register(self.close)
+
+    def follow_operations(self, model):
+        """Every rule on every module it matches, inside out, so that a layer's record stands behind its parts'."""
+        Functions(self)
+        files, unknown = set(), {}
+        for name, module in self.visible:
+            if type(module).__name__ == "OptimizedModule":
+                continue
+            matched = [rule for rule in RULES if name and rule.matches(module)]
+            self.rules += [rule(self, name, module) for rule in matched]
+            if attention.Attention in matched:
+                files.add(type(module).__module__)
+            if not matched and module._parameters and not isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
+                unknown.setdefault(type(module).__name__, name)
+        for file in sorted(files):
+            attention.Rope.patch(self, file)
+        for kind, name in unknown.items():
+            self.not_judged(name, f"{kind} and others of its kind have parameters and no operation")
+        if getattr(self.model_config(), "output_router_logits", False):
+            self.not_judged("load_balancing_loss_func", "the auxiliary loss over all layers together has no operation")
+        if self.compiled:
+            warnings.warn(f"assay_trace: {len(self.compiled)} compiled regions are seen from outside only: "
+                          + ", ".join(sorted(c or "(the model)" for c in self.compiled)[:8]))
 
     # --- records ------------------------------------------------------------------------------------------------
 
@@ -69,15 +103,19 @@ class Tracer:
         entry = self.known.get(key)
         if entry and entry[0]() is t and entry[1] == version and entry[3] == phase:
             return entry[2]
-        local, place = local_of(t, name)
-        number = self.writer.tensor(name, local, phase, self.step_number, microbatch, place, extra or None)
+        part, place = local_of(t, name)
+        number = self.writer.tensor(name, part, phase, self.step_number, microbatch, place, extra or None)
         self.known[key] = (weakref.ref(t), version, number, phase)
         return number
 
     def copy(self, name, t, phase="forward"):
         """A record of something made for the trace alone (another order of axes): never looked up again."""
-        local, place = local_of(t, name)
-        return self.writer.tensor(name, local, phase, self.step_number, self.microbatch, place)
+        part, place = local_of(t, name)
+        return self.writer.tensor(name, part, phase, self.step_number, self.microbatch, place)
+
+    def zeros(self, name, t):
+        """What a gradient was before this contribution to it."""
+        return self.copy(f"{name}.zero", torch.zeros_like(t), "backward")
 
     def not_judged(self, name, reason):
         """An operation that is known but not recorded: said once for each module, so that nobody takes silence for a pass."""
@@ -86,40 +124,163 @@ class Tracer:
             warnings.warn(f"assay_trace: {name}: no operation record: {reason}")
 
     def state(self, name, t):
-        local, place = local_of(t, name)
-        return self.writer.tensor(name, local, "optimizer", self.step_number, -1, place)
+        part, place = local_of(t, name)
+        return self.writer.tensor(name, part, "optimizer", self.step_number, -1, place)
 
-    def parameter(self, p):
-        return self.tensor(self.names.get(id(p), "parameter"), p, "forward", -1)
+    def parameter(self, p, name="parameter"):
+        return self.tensor(self.names.get(id(p), name), p, "forward", -1)
 
-    def op(self, op, instance, inputs, outputs, attrs=None, phase="forward", **members):
+    def op(self, op, instance, inputs, outputs, attrs=None, phase="forward", microbatch=None, **members):
         if in_backward() and phase == "forward":
             members["recompute"] = True
-        self.writer.op(op, instance, phase, self.step_number, self.microbatch if phase in ("forward", "backward") else -1,
+        microbatch = self.microbatch if microbatch is None else microbatch
+        self.writer.op(op, instance, phase, self.step_number, microbatch if phase in ("forward", "backward") else -1,
                        inputs, outputs, attrs or {}, **members)
+
+    # --- gradients ----------------------------------------------------------------------------------------------
+
+    def when_gradient(self, t, name, function):
+        """function(gradient) when t's gradient of one backward is there; a leaf's hook stays and serves whoever waits last."""
+        step = self.step_number
+
+        def hook(g):
+            if g is not None and self.active(name) and self.step_number == step:
+                function(g.detach())
+
+        if not t.is_leaf:
+            t.register_hook(hook)
+            return
+        entry = self.watched.get(id(t))
+        if entry is None or entry[0] is not t:
+            entry = self.watched[id(t)] = (t, [])
+
+            def serve(g):
+                waiting, entry[1][:] = list(entry[1]), []
+                for f in waiting:
+                    f(g)
+
+            self.handles.append(t.register_hook(serve))
+        entry[1].append(hook)
+
+    def keep_gradient(self, y, name):
+        """Keeps the gradient of an output for the operations that read it as dy."""
+        key = (id(y), name)
+        self.when_gradient(y, name, lambda g: self.pending.__setitem__(key, (g, y._version)))
+
+    def backward_of(self, y, name):
+        entry = self.pending.get((id(y), name[:-3]))
+        return None if entry is None else self.tensor(name, entry[0], "backward")
+
+    def gather(self, name, parts, function):
+        """Calls function({word: gradient, "microbatch": number}) when the gradients of all tensors in `parts` have come."""
+        if not self.gradients:
+            return
+        got = {"microbatch": self.microbatch}
+
+        def take(word, g):
+            got[word] = g
+            if len(got) == len(parts) + 1:
+                function(dict(got))
+                got.clear()
+                got["microbatch"] = -1
+
+        for word, t in parts.items():
+            self.when_gradient(t, name, lambda g, word=word: take(word, g))
+
+    # --- what the model says of itself --------------------------------------------------------------------------
+
+    def model_config(self):
+        return getattr(self.bare, "config", None)
+
+    def here(self):
+        return self.stack[-1][0] if self.stack else ""
+
+    def inside(self):
+        return self.recording
+
+    def owner(self, weight):
+        """(name of the running module, the word under which it has this parameter, or None)."""
+        if not self.stack:
+            return "(outside of the model)", None
+        name, module = self.stack[-1]
+        for word, p in module._parameters.items():
+            if p is weight:
+                return name, word
+        return name, None
+
+    def declared_weight(self, name, weight):
+        """A tied output layer multiplies with the embedding, whatever it happens to hold."""
+        if not getattr(self.model_config(), "tie_word_embeddings", False) or not hasattr(self.bare, "get_output_embeddings"):
+            return weight
+        out = self.bare.get_output_embeddings()
+        if out is None or not self.stack or self.stack[-1][1] is not out:
+            return weight
+        tied = self.bare.get_input_embeddings().weight
+        return weight if is_cut(tied) != is_cut(weight) else tied
+
+    def declared_targets(self, target):
+        """Labels of a causal model's call, moved by one: position s is asked for token s+1."""
+        labels = self.shifted if self.shifted is not None else self.labels
+        if (labels is None or labels.numel() != target.numel() or labels.dim() != 2
+                or not type(self.bare).__name__.endswith("ForCausalLM")):
+            return target
+        if self.shifted is None:
+            labels = torch.nn.functional.pad(labels, (0, 1), value=-100)[:, 1:]
+        return labels.reshape(-1).to(target.device)
 
     # --- hooks --------------------------------------------------------------------------------------------------
 
     def active(self, name=None):
         return self.recording and (name is None or self.filter.takes(name)) and not torch.compiler.is_compiling()
 
+    def outside(self, model):
+        """(clean name, module) of all that is not inside a compiled region, where nothing can be seen; a module that torch.compile
+        wrapped is hooked from outside, one that was compiled in place is not hooked: its hooks would be compiled, too."""
+        inside = []
+        for name, module in model.named_modules():
+            if any(name == c or name.startswith(c + ".") or not c for c in inside):
+                continue
+            if type(module).__name__ == "OptimizedModule":
+                inside.append(f"{name}._orig_mod" if name else "_orig_mod")
+                self.compiled.add(clean(name))
+            elif getattr(module, "_compiled_call_impl", None) is not None:
+                inside.append(name)
+                self.compiled.add(clean(name))
+                continue
+            yield clean(name), module
+
     def hook_modules(self, model):
         self.handles.append(model.register_forward_pre_hook(self.begin_forward, with_kwargs=True))
-        for name, module in model.named_modules():
-            name = clean(name)
-            if type(module).__name__ == "OptimizedModule":
-                self.compiled.add(name)
-            if name and any(name == c or name.startswith(c + ".") for c in self.compiled if c):
-                continue  # inside a compiled region nothing can be seen; its module is hooked from outside
+        self.visible = list(self.outside(model))
+        for name, module in self.visible:
+            self.handles.append(module.register_forward_pre_hook(lambda m, a, name=name: self.enter(name, m)))
             if name:
                 self.handles.append(module.register_forward_hook(
                     lambda m, a, out, name=name: self.output(name, out)))
         self.handles.append(model.register_forward_hook(lambda m, a, out: self.output("", out)))
+        for _, module in self.visible:
+            self.handles.append(module.register_forward_hook(self.leave, always_call=True))
+
+    def enter(self, name, module):
+        if not torch.compiler.is_compiling():
+            self.stack.append((name, module))
+
+    def leave(self, module, args, out):
+        if torch.compiler.is_compiling():
+            return
+        while self.stack and self.stack.pop()[1] is not module:
+            pass  # a recomputation stops in the middle when it has what it wanted
+        if not self.stack:
+            self.labels = self.shifted = None
 
     def begin_forward(self, module, args, kwargs):
         if not self.recording or in_backward():
             return
+        self.stack.clear()
         self.microbatch += 1
+        mask = kwargs.get("attention_mask")
+        self.padding = mask if isinstance(mask, torch.Tensor) else None
+        self.labels, self.shifted = kwargs.get("labels"), kwargs.get("shift_labels")
         for key, value in kwargs.items():
             if isinstance(value, torch.Tensor):
                 self.tensor(key, value)
@@ -174,17 +335,26 @@ class Tracer:
     def finish(self, aborted=None):
         self.recording = False
         self.known.clear()
+        self.pending.clear()
+        self.stack.clear()
+        self.experts = None
+        for entry in self.watched.values():
+            entry[1].clear()
         for rule in self.rules:
             rule.clear()
         if self.writer.lines:
             self.writer.flush(self.step_number, aborted)
+
+    def detach(self):
+        """Takes the hooks off again; what was written stays, and a new tracer may be attached."""
+        self.close()
 
     def close(self):
         """Takes the hooks off again."""
         atexit.unregister(self.close)
         for handle in self.handles:
             handle.remove()
-        for undo in self.undo:
+        for undo in reversed(self.undo):
             undo()
-        self.handles, self.undo = [], []
+        self.handles, self.undo, self.watched = [], [], {}
         self.writer.close()

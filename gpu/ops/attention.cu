@@ -51,7 +51,8 @@ __global__ void attention_fwd_k0(T *o, float *lse, const T *q, const T *k, const
                 const int64_t j = s * a.batch + b;
                 if (!attention_visible(a, token, j))
                     continue;
-                const float p = expf(a.scale * attention_dot(qr, k + (j * a.groups + group) * a.d, a.d) - l);
+                const float p = expf(a.scale * attention_dot(qr, k + (j * a.groups + group) * a.d, a.d) - l) *
+                                attention_factor(a, token, head, j);
                 const T *vr = v + (j * a.groups + group) * a.dv + first;
                 for (int i = 0; i < n; ++i)
                     acc[i] = fmaf(p, gpu_load(vr + i), acc[i]);
@@ -76,6 +77,8 @@ __global__ void attention_fwd_k1(T *o, float *lse, const T *q, const T *k, const
     float *k_tile = shared, *v_tile = k_tile + ATTENTION_TILE * k_stride;
     float *q_rows = v_tile + ATTENTION_TILE * a.dv + first_row * a.d;
     float *p_rows = v_tile + ATTENTION_TILE * a.dv + ATTENTION_BLOCK_ROWS * a.d + first_row * ATTENTION_TILE;
+    /* the same after dropout */
+    float *kept_rows = a.drops ? p_rows + ATTENTION_BLOCK_ROWS * ATTENTION_TILE : p_rows;
     GPU_SHARED_2D(unsigned, seen, ATTENTION_WARPS,
                   ATTENTION_TILE); /* bit r: row r sees the key of the lane */
 
@@ -112,7 +115,12 @@ __global__ void attention_fwd_k1(T *o, float *lse, const T *q, const T *k, const
             const float larger = fmaxf(m[r], gpu_warp_max(s)), reference = finite_max(larger);
             /* Before the first finite score there is nothing to rescale: sum and acc are 0, or NaN. */
             const float rescale = m[r] == -INFINITY ? 1.0f : expf(m[r] - reference);
-            p_rows[r * ATTENTION_TILE + lane] = mine ? expf(s - reference) : 0.0f;
+            const float p = mine ? expf(s - reference) : 0.0f;
+            p_rows[r * ATTENTION_TILE + lane] = p;
+            if (a.drops)
+                kept_rows[r * ATTENTION_TILE + lane] =
+                    mine ? p * attention_factor(a, query[r] / a.heads, query[r] % a.heads, j * a.batch + b)
+                         : 0.0f;
             m[r] = larger;
             sum[r] *= rescale;
             for (int c = 0; c < CHUNKS; ++c)
@@ -126,8 +134,9 @@ __global__ void attention_fwd_k1(T *o, float *lse, const T *q, const T *k, const
             for (int r = 0; r < ATTENTION_ROWS; ++r) {
                 if ((who >> r & 1u) == 0)
                     continue; /* never 0 * v: a hidden row may hold anything */
-                const float p = p_rows[r * ATTENTION_TILE + i];
-                sum[r] += p;
+                const float all = p_rows[r * ATTENTION_TILE + i];
+                const float p = a.drops ? kept_rows[r * ATTENTION_TILE + i] : all;
+                sum[r] += all; /* what is dropped counts in the softmax */
                 for (int c = 0; c < CHUNKS; ++c) {
                     const int64_t column = lane + GPU_WARP * c;
                     if (column < a.dv)
@@ -157,8 +166,9 @@ static cudaError_t launch_k1(gpu_tensor o, gpu_tensor lse, gpu_tensor q, gpu_ten
 {
     const int64_t rows = a.seq_q * (a.heads / a.groups);
     const int64_t blocks = (rows + ATTENTION_BLOCK_ROWS - 1) / ATTENTION_BLOCK_ROWS * a.batch * a.groups;
-    const size_t bytes = sizeof(float) * (size_t)(ATTENTION_TILE * (a.d + 1 + a.dv) +
-                                                  ATTENTION_BLOCK_ROWS * (a.d + ATTENTION_TILE));
+    const size_t bytes =
+        sizeof(float) * (size_t)(ATTENTION_TILE * (a.d + 1 + a.dv) +
+                                 ATTENTION_BLOCK_ROWS * (a.d + (a.drops ? 2 : 1) * ATTENTION_TILE));
     const cudaError_t e = attention_allow_shared(attention_fwd_k1<T, CHUNKS>, bytes);
     if (e != cudaSuccess)
         return e;
@@ -210,6 +220,8 @@ static assay_status check_sizes(const char *op, const attention_desc *d)
                 "%s: batch %" PRId64 ", seq_q %" PRId64 ", seq_k %" PRId64 ", heads %" PRId64
                 " are too large",
                 op, d->batch, d->seq_q, d->seq_k, d->heads);
+    ASSAY_CHECK(d->dropout_p >= 0.0 && d->dropout_p < 1.0, ASSAY_INVALID_ARGUMENT,
+                "%s: dropout_p: expected 0 or more and less than 1, found %g", op, d->dropout_p);
     ASSAY_CHECK(isfinite(d->scale), ASSAY_INVALID_ARGUMENT, "%s: scale: expected a finite number, found %g",
                 op, (double)d->scale);
     return ASSAY_OK;

@@ -3,6 +3,7 @@
 #define GPU_OPS_ATTENTION_CUH
 
 #include "gpu/device.cuh"
+#include "gpu/ops/philox.cuh"
 
 /* Keys (or queries) of a tile: one for each lane.  A block has ATTENTION_WARPS warps of ATTENTION_ROWS rows
  * each. */
@@ -21,6 +22,10 @@ typedef struct attention_desc {
     int64_t window;
     gpu_tensor q_position, k_position; /* I64 [Tq], [Tk] */
     gpu_tensor first_key;              /* I64 [Tq] or none */
+    /* dropout of the probabilities; p 0: none.  The mask is of all_rows batch rows, all_heads heads and all_keys positions. */
+    double dropout_p;
+    gpu_mask mask;
+    int64_t first_row, all_rows, first_head, all_heads, all_keys;
 } attention_desc;
 
 static inline attention_desc attention_desc_of(const gpu_operands *o)
@@ -38,6 +43,13 @@ static inline attention_desc attention_desc_of(const gpu_operands *o)
     d.q_position = gpu_operand(o, "q_position");
     d.k_position = gpu_operand(o, "k_position");
     d.first_key = gpu_operand(o, "first_key");
+    d.dropout_p = gpu_operand_double(o, "dropout_p");
+    d.mask = gpu_mask_of(o, "dropout_p");
+    d.first_row = gpu_operand_int(o, "first_row");
+    d.all_rows = gpu_operand_int(o, "all_rows");
+    d.first_head = gpu_operand_int(o, "first_head");
+    d.all_heads = gpu_operand_int(o, "all_heads");
+    d.all_keys = gpu_operand_int(o, "all_keys");
     return d;
 }
 
@@ -46,7 +58,24 @@ typedef struct attention_args {
     int64_t batch, seq_q, seq_k, heads, groups, d, dv, window;
     float scale;
     const int64_t *q_position, *k_position, *first_key;
+    bool drops;
+    gpu_mask mask;
+    int64_t first_row, all_rows, first_head, all_heads, all_keys;
 } attention_args;
+
+/* What dropout makes of the probability of a query, head and key: 1 where there is none.  By global numbers alone. */
+__device__ static __forceinline__ float attention_factor(const attention_args &a, int64_t q_row, int64_t head,
+                                                         int64_t k_row)
+{
+    if (!a.drops)
+        return 1.0f;
+    const unsigned long long row = (unsigned long long)a.q_position[q_row] * (unsigned long long)a.all_rows +
+                                   (unsigned long long)(a.first_row + q_row % a.batch);
+    const unsigned long long of_head =
+        row * (unsigned long long)a.all_heads + (unsigned long long)(a.first_head + head);
+    return gpu_mask_factor(a.mask, of_head * (unsigned long long)a.all_keys +
+                                       (unsigned long long)a.k_position[k_row]);
+}
 
 __device__ static __forceinline__ bool attention_visible(const attention_args &a, int64_t q_row,
                                                          int64_t k_row)
@@ -127,6 +156,13 @@ static inline attention_args attention_args_make(const attention_desc *d)
     a.q_position = (const int64_t *)d->q_position.data;
     a.k_position = (const int64_t *)d->k_position.data;
     a.first_key = (const int64_t *)d->first_key.data;
+    a.drops = d->dropout_p > 0.0;
+    a.mask = d->mask;
+    a.first_row = d->first_row;
+    a.all_rows = d->all_rows;
+    a.first_head = d->first_head;
+    a.all_heads = d->all_heads;
+    a.all_keys = d->all_keys;
     return a;
 }
 

@@ -19,14 +19,16 @@ __global__ void attention_delta(float *delta, const T *dout, const T *o, int64_t
         delta[row] = attention_dot(dout + row * dv, o + row * dv, dv);
 }
 
-/* p = exp(S - lse) and dS = p (dP - D) of one visible pair. */
+/* p = exp(S - lse), what dropout keeps of it, and dS = p (dP - D) of one visible pair; `factor` of attention_factor: dP is
+ * that of what is kept. */
 template <class TQ, class TK>
-__device__ static __forceinline__ void attention_pair(float *p, float *ds, const TQ *q, const TK *k,
+__device__ static __forceinline__ void attention_pair(float *kept, float *ds, const TQ *q, const TK *k,
                                                       const TQ *dout, const TK *v, float lse, float delta,
-                                                      const attention_args &a)
+                                                      float factor, const attention_args &a)
 {
-    *p = expf(a.scale * attention_dot(q, k, a.d) - lse);
-    *ds = *p * (attention_dot(dout, v, a.dv) - delta);
+    const float p = expf(a.scale * attention_dot(q, k, a.d) - lse);
+    *kept = p * factor;
+    *ds = p * (factor * attention_dot(dout, v, a.dv) - delta);
 }
 
 template <class T>
@@ -46,7 +48,7 @@ __global__ void attention_dq_k0(T *dq, const T *dout, const T *q, const T *k, co
                     continue;
                 float p, ds;
                 attention_pair(&p, &ds, q + row * a.d, k + kr * a.d, dout + row * a.dv, v + kr * a.dv,
-                               lse[row], delta[row], a);
+                               lse[row], delta[row], attention_factor(a, token, head, j), a);
                 for (int i = 0; i < n; ++i)
                     acc[i] = fmaf(ds, gpu_load(k + kr * a.d + first + i), acc[i]);
             }
@@ -75,7 +77,7 @@ __global__ void attention_dkdv_k0(T *dk, T *dv, const T *dout, const T *q, const
                     continue;
                 float p, ds;
                 attention_pair(&p, &ds, q + qr * a.d, k + row * a.d, dout + qr * a.dv, v + row * a.dv,
-                               lse[qr], delta[qr], a);
+                               lse[qr], delta[qr], attention_factor(a, i, qr % a.heads, token), a);
                 for (int c = 0; c < nk; ++c)
                     acc_k[c] = fmaf(ds, gpu_load(q + qr * a.d + first + c), acc_k[c]);
                 for (int c = 0; c < nv; ++c)
@@ -135,7 +137,9 @@ __global__ void attention_dq_k1(T *dq, const T *dout, const T *q, const T *k, co
         for (int r = 0; r < ATTENTION_ROWS; ++r)
             if ((visible >> r & 1u) != 0)
                 ds_rows[r * row_floats + lane] =
-                    expf(a.scale * score[r] - lse[query[r]]) * (dp[r] - delta[query[r]]);
+                    expf(a.scale * score[r] - lse[query[r]]) *
+                    (attention_factor(a, query[r] / a.heads, query[r] % a.heads, j * a.batch + b) * dp[r] -
+                     delta[query[r]]);
         seen[threadIdx.y][lane] = visible;
         __syncwarp();
         for (int i = 0; i < ATTENTION_TILE; ++i)
@@ -205,8 +209,11 @@ __global__ void attention_dkdv_k1(T *dk, T *dv, const T *dout, const T *q, const
                 attention_dots(dp, v_rows, row_floats, do_tile + lane * do_stride, a.dv);
                 for (int r = 0; r < ATTENTION_ROWS; ++r) {
                     const float p = expf(a.scale * score[r] - my_lse);
-                    p_rows[r * row_floats + lane] = p;
-                    ds_rows[r * row_floats + lane] = p * (dp[r] - my_delta);
+                    const float factor = (visible >> r & 1u) != 0
+                                             ? attention_factor(a, token, head, (s + r) * a.batch + b)
+                                             : 0.0f;
+                    p_rows[r * row_floats + lane] = p * factor;
+                    ds_rows[r * row_floats + lane] = p * (factor * dp[r] - my_delta);
                 }
             }
             seen[threadIdx.y][lane] = visible;

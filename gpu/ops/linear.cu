@@ -282,6 +282,23 @@ static assay_status check_linear(const char *op, const char *y_name, gpu_tensor 
     return ASSAY_OK;
 }
 
+/* c [m,n] = a [m,k] · b [n,k]ᵀ, one product without bias. */
+static product product_of(const char *op, int64_t m, int64_t n, int64_t k, gpu_tensor c, gpu_tensor a,
+                          gpu_tensor b)
+{
+    product p = {};
+    p.op = op;
+    p.m = m;
+    p.n = n;
+    p.k = k;
+    p.c = c;
+    p.a = a;
+    p.b = b;
+    p.bias = gpu_tensor_none();
+    p.experts = -1;
+    return p;
+}
+
 static assay_status linear_fwd_product(const gpu_operands *o, product *p)
 {
     const gpu_tensor y = gpu_operand(o, "y"), x = gpu_operand(o, "x"), weight = gpu_operand(o, "weight"),
@@ -295,7 +312,8 @@ static assay_status linear_fwd_product(const gpu_operands *o, product *p)
         ASSAY_TRY(gpu_check_tensor(op, "bias", bias, weight.dtype, weight.dtype));
         ASSAY_TRY(gpu_check_count(op, "bias", bias, n));
     }
-    *p = {op, t, n, k, false, false, false, y, x, weight, bias, nullptr, -1};
+    *p = product_of(op, t, n, k, y, x, weight);
+    p->bias = bias;
     return ASSAY_OK;
 }
 
@@ -307,7 +325,8 @@ static assay_status linear_bwd_input_product(const gpu_operands *o, product *p)
     const int64_t t = gpu_tensor_row_count(dy), n = weight.shape[0], k = weight.shape[1];
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, t, n));
     ASSAY_TRY(gpu_check_shape2(op, "dx", dx, t, k));
-    *p = {op, t, k, n, false, true, false, dx, dy, weight, gpu_tensor_none(), nullptr, -1};
+    *p = product_of(op, t, k, n, dx, dy, weight);
+    p->b_is_kn = true;
     return ASSAY_OK;
 }
 
@@ -324,20 +343,9 @@ static assay_status linear_bwd_weight_product(const gpu_operands *o, product *p)
     const int64_t t = gpu_tensor_row_count(dy), n = dweight.shape[0], k = dweight.shape[1];
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, t, n));
     ASSAY_TRY(gpu_check_shape2(op, "x", x, t, k));
-    *p = {op,
-          n,
-          k,
-          t,
-          true,
-          true,
-          true,
-          dweight,
-          dy,
-          x,
-          gpu_tensor_none(),
-          nullptr,
-          -1,
-          !gpu_operand_bool(o, "gradient_accumulation_fusion")};
+    *p = product_of(op, n, k, t, dweight, dy, x);
+    p->a_is_km = p->b_is_kn = p->accumulate = true;
+    p->stored = !gpu_operand_bool(o, "gradient_accumulation_fusion");
     return ASSAY_OK;
 }
 
@@ -420,19 +428,9 @@ static assay_status grouped_linear_fwd_product(const gpu_operands *o, product *p
     ASSAY_TRY(gpu_check_shape2(op, "x", x, rows, k));
     ASSAY_TRY(gpu_check_shape2(op, "y", y, rows, n));
     ASSAY_TRY(check_groups(op, tokens_per_expert, weight.shape[0], rows));
-    *p = {op,
-          rows,
-          n,
-          k,
-          false,
-          false,
-          false,
-          y,
-          x,
-          weight,
-          gpu_tensor_none(),
-          tokens_per_expert,
-          weight.shape[0]};
+    *p = product_of(op, rows, n, k, y, x, weight);
+    p->tokens_per_expert = tokens_per_expert;
+    p->experts = weight.shape[0];
     return ASSAY_OK;
 }
 
@@ -449,19 +447,10 @@ static assay_status grouped_linear_bwd_input_product(const gpu_operands *o, prod
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, rows, n));
     ASSAY_TRY(gpu_check_shape2(op, "dx", dx, rows, k));
     ASSAY_TRY(check_groups(op, tokens_per_expert, weight.shape[0], rows));
-    *p = {op,
-          rows,
-          k,
-          n,
-          false,
-          true,
-          false,
-          dx,
-          dy,
-          weight,
-          gpu_tensor_none(),
-          tokens_per_expert,
-          weight.shape[0]};
+    *p = product_of(op, rows, k, n, dx, dy, weight);
+    p->b_is_kn = true;
+    p->tokens_per_expert = tokens_per_expert;
+    p->experts = weight.shape[0];
     return ASSAY_OK;
 }
 
@@ -478,20 +467,11 @@ static assay_status grouped_linear_bwd_weight_product(const gpu_operands *o, pro
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, rows, n));
     ASSAY_TRY(gpu_check_shape2(op, "x", x, rows, k));
     ASSAY_TRY(check_groups(op, tokens_per_expert, dweight.shape[0], rows));
-    *p = {op,
-          n,
-          k,
-          rows,
-          true,
-          true,
-          true,
-          dweight,
-          dy,
-          x,
-          gpu_tensor_none(),
-          tokens_per_expert,
-          dweight.shape[0],
-          !gpu_operand_bool(o, "gradient_accumulation_fusion")};
+    *p = product_of(op, n, k, rows, dweight, dy, x);
+    p->a_is_km = p->b_is_kn = p->accumulate = true;
+    p->tokens_per_expert = tokens_per_expert;
+    p->experts = dweight.shape[0];
+    p->stored = !gpu_operand_bool(o, "gradient_accumulation_fusion");
     return ASSAY_OK;
 }
 

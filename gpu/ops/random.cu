@@ -4,6 +4,7 @@
  *
  * Source: Salmon, Moraes, Dror, Shaw 2011. */
 #include "gpu/device.cuh"
+#include "gpu/ops/philox.cuh"
 
 /* Seed of the stream; Megatron-LM's own default seed. */
 #define RANDOM_LOGITS_SEED 1234ull
@@ -13,18 +14,8 @@
 __device__ static long long philox_sum(unsigned long long seed, unsigned long long stream,
                                        unsigned long long index)
 {
-    unsigned c[4] = {(unsigned)index, (unsigned)(index >> 32), (unsigned)stream, (unsigned)(stream >> 32)};
-    unsigned k0 = (unsigned)seed, k1 = (unsigned)(seed >> 32);
-    for (int round = 0; round < 10; ++round) {
-        const unsigned long long a = 0xD2511F53ull * c[0], b = 0xCD9E8D57ull * c[2];
-        const unsigned next[4] = {(unsigned)(b >> 32) ^ c[1] ^ k0, (unsigned)b,
-                                  (unsigned)(a >> 32) ^ c[3] ^ k1, (unsigned)a};
-        for (int i = 0; i < 4; ++i)
-            c[i] = next[i];
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
-    }
-    return (long long)c[0] + c[1] + c[2] + c[3] - 2ll * 0xFFFFFFFFll;
+    const gpu_philox_block c = gpu_philox(seed, stream, index);
+    return (long long)c.word[0] + c.word[1] + c.word[2] + c.word[3] - 2ll * 0xFFFFFFFFll;
 }
 
 __global__ void random_logits_k0(float *y, const int64_t *token, int64_t t, int64_t experts, int64_t layer,

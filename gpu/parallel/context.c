@@ -2,6 +2,7 @@
 #include "gpu/parallel/context.h"
 
 #include "gpu/documents.h"
+#include "gpu/dropout.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -39,21 +40,50 @@ static gpu_value result_of(const gpu_model *m, gpu_arena *arena, const attention
     return gpu_value_describe(arena, 3, dim, 0);
 }
 
+/* Where probabilities are dropped: which mask, and which part of it.  Without dropout the call has no such attribute. */
+static void add_dropout(gpu_model *m, const gpu_layer *l, const attention *x, gpu_call_args *args)
+{
+    const double p = m->options->attention_dropout;
+    const gpu_mask_attrs mask = gpu_dropout_mask(m, GPU_DROP_PROBS, l->number);
+    const gpu_arg attrs[] = {GPU_F("dropout_p", p),
+                             GPU_I("seed", mask.seed),
+                             GPU_I("stream", mask.stream),
+                             GPU_I("draw", mask.draw),
+                             GPU_I("first_row", m->row0),
+                             GPU_I("all_rows", m->B_global),
+                             GPU_I("first_head", dealt(m, m->config->num_attention_heads, x->parts).start),
+                             GPU_I("all_heads", m->config->num_attention_heads),
+                             GPU_I("all_keys", m->S)};
+    int n = 0;
+    while (n < GPU_CALL_ARGS && args->arg[n].name)
+        n++;
+    for (size_t i = 0; p > 0.0 && i < sizeof attrs / sizeof attrs[0]; i++)
+        args->arg[n++] = attrs[i];
+}
+
 /* o and lse are described. */
 static assay_status attention_fwd(gpu_model *m, const gpu_layer *l, const attention *x, gpu_value *o,
                                   gpu_value *lse)
 {
-    return GPU_CALL(m->run, "attention_fwd", x->at, ATTENTION_SLOTS(x), ATTENTION_ATTRS(m, l, x),
-                    GPU_T("o", o), GPU_T("lse", lse));
+    gpu_call_args args = {
+        .op = "attention_fwd",
+        .at = x->at,
+        .arg = {ATTENTION_SLOTS(x), ATTENTION_ATTRS(m, l, x), GPU_T("o", o), GPU_T("lse", lse)}};
+    add_dropout(m, l, x, &args);
+    return gpu_call(m->run, &args);
 }
 
 /* dq, dk, dv are described. */
 static assay_status attention_bwd(gpu_model *m, const gpu_layer *l, const attention *x, gpu_value *d_o,
                                   gpu_value *o, gpu_value *lse, gpu_value *dq, gpu_value *dk, gpu_value *dv)
 {
-    return GPU_CALL(m->run, "attention_bwd", x->at, GPU_T("do", d_o), ATTENTION_SLOTS(x), GPU_T("o", o),
-                    GPU_T("lse", lse), ATTENTION_ATTRS(m, l, x), GPU_T("dq", dq), GPU_T("dk", dk),
-                    GPU_T("dv", dv));
+    gpu_call_args args = {.op = "attention_bwd",
+                          .at = x->at,
+                          .arg = {GPU_T("do", d_o), ATTENTION_SLOTS(x), GPU_T("o", o), GPU_T("lse", lse),
+                                  ATTENTION_ATTRS(m, l, x), GPU_T("dq", dq), GPU_T("dk", dk),
+                                  GPU_T("dv", dv)}};
+    add_dropout(m, l, x, &args);
+    return gpu_call(m->run, &args);
 }
 
 /* --- all_gather --------------------------------------------------------------------------------------------- */

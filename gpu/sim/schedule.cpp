@@ -552,6 +552,14 @@ cudaError_t event_sync(cudaEvent_t event)
     return sticky_error();
 }
 
+/* What the polls of this process have been waiting for: other streams get their turn behind a loop of polls as behind one
+ * wait, or work that a pending collective needs on another stream would never run. */
+static waiting &polled()
+{
+    static waiting *w = new waiting;
+    return *w;
+}
+
 /* A poll lets the queues take one step, so that a loop of polls ends. */
 cudaError_t event_query(cudaEvent_t event)
 {
@@ -562,9 +570,8 @@ cudaError_t event_query(cudaEvent_t event)
     if (!event_live(event)) {
         return cudaErrorInvalidResourceHandle;
     }
-    waiting w;
     if (event->completed < event->recorded && sticky_error() == cudaSuccess) {
-        advance_once(hold, event->stream, event->stream->device, w);
+        advance_once(hold, event->stream, event->stream->device, polled());
     }
     if (sticky_error() != cudaSuccess) {
         return sticky_error();
@@ -582,9 +589,8 @@ cudaError_t stream_query(cudaStream_t stream)
     if (s == nullptr) {
         return cudaErrorInvalidResourceHandle;
     }
-    waiting w;
     if (!s->queue.empty() && sticky_error() == cudaSuccess) {
-        advance_once(hold, s, s->device, w);
+        advance_once(hold, s, s->device, polled());
     }
     if (sticky_error() != cudaSuccess) {
         return sticky_error();

@@ -119,6 +119,24 @@ static void add_clamp(parity_ask *q, int64_t t, int64_t h)
     }
 }
 
+/* 1/(1-p) is 2: what stays is exact. */
+static void add_dropout(parity_ask *q, int64_t t, int64_t h)
+{
+    int64_t token[64];
+    for (int64_t i = 0; i < t; i++)
+        token[i] = 3 * (t - i);
+    for (int back = 0; back < 2; back++) {
+        parity_ask_begin(q, back ? "dropout_bwd" : "dropout_fwd");
+        parity_ask_2d(q, back ? "dy" : "x", q->act, t, h, parity_unique);
+        parity_ask_i64(q, "token", t, token);
+        parity_ask_real_attr(q, "p", 0.5);
+        parity_ask_int(q, "seed", 1234);
+        parity_ask_int(q, "stream", 6);
+        parity_ask_int(q, "draw", 3);
+        parity_ask_finish(q);
+    }
+}
+
 /* --- attention ---------------------------------------------------------------------------------------------- */
 
 /* Query i looks at one key: its score is the row's lse, every other is 4096 less.  o is an input: it need not be the
@@ -373,6 +391,9 @@ void parity_ask_lattice_backward(parity_ask *q)
     add_clamp(q, 9, 5);
     add_clamp(q, 16, 8);
     add_clamp(q, 0, 3);
+    add_dropout(q, 9, 5);
+    add_dropout(q, 17, 8);
+    add_dropout(q, 0, 3);
     add_attention(q, 8, 4, 2, 8, 0);
     add_attention(q, 40, 3, 1, 40, 0);
     add_attention(q, 48, 2, 2, 48, 5);

@@ -437,8 +437,9 @@ static int operands(const local *l, const assay_trace_op *op, bool inputs, assay
             out[kept++] = (assay_op_operand){s->slot, dtype_of(l, op, s->slot, !inputs, t->dtype),
                                              t->shard.ndim, t->shard.local_shape};
     }
-    for (int i = 0; i < op->n_internal && l->foreign && !inputs && kept < ASSAY_MAX_SLOTS; i++)
-        out[kept++] = (assay_op_operand){op->internal[i], ASSAY_F32, -1, NULL};
+    for (int i = 0; i < op->n_internal && l->foreign && kept < ASSAY_MAX_SLOTS; i++)
+        if (assay_op_slot_find(assay_op_find(op->op), op->internal[i], !inputs))
+            out[kept++] = (assay_op_operand){op->internal[i], ASSAY_F32, -1, NULL};
     return kept;
 }
 

@@ -81,11 +81,24 @@ static assay_status claim_number(const check *c, int rank, int64_t step, const c
                            .order = {.part = 3}};
     double found = 0.0;
     if (!plan_recorded_number(c->job.recorded, rank, step, name, &found))
-        return plan_fails(c->f, &at, name, "%s: expected an F64 [1] in phase optimizer, found none", name);
+        return plan_fails(c->f, &at, name, "%s: expected one number in phase optimizer, found none", name);
     if (known && fabs(found - wanted) <= slack)
         return plan_holds(c->f, &at);
     return plan_fails(c->f, &at, name, "%s: expected %.17g from the recorded sums, found %.17g", name,
                       known ? wanted : (double)NAN, found);
+}
+
+/* Integers: what was added up is what is said. */
+static assay_status check_zeros(const check *c, const plan *p)
+{
+    const bool alone = c->job.grid->world == 1;
+    double sum = 0.0;
+    int64_t n = 0;
+    const bool known = alone || plan_recorded_number(c->job.recorded, p->rank, p->step,
+                                                     "num_zeros_in_grad.reduce.recv", &sum);
+    if (alone)
+        sum = plan_recorded_sum(c->job.recorded, p->rank, p->step, "count_zeros", &n);
+    return claim_number(c, p->rank, p->step, "num_zeros_in_grad", known, sum, 0.0);
 }
 
 /* loss and grad_norm of the step from what was summed for them. */
@@ -106,7 +119,9 @@ static assay_status check_numbers(const check *c, const plan *p)
     if (alone)
         sum = plan_recorded_sum(c->job.recorded, p->rank, p->step, "sumsq", &n);
     const double norm = sqrt(sum);
-    return claim_number(c, p->rank, p->step, "grad_norm", known, norm, norm * (double)(n + 2) * DBL_EPSILON);
+    ASSAY_TRY(
+        claim_number(c, p->rank, p->step, "grad_norm", known, norm, norm * (double)(n + 2) * DBL_EPSILON));
+    return c->job.options->log_num_zeros_in_grad ? check_zeros(c, p) : ASSAY_OK;
 }
 
 /* Operations of a step that nobody asked for. */
@@ -225,6 +240,8 @@ static assay_status note_outputs(parity_plan_tensors *t, const plan *p, const pl
             ASSAY_TRY(parity_map_put(t->map, "loss", i));
         if (strcmp(op->op, "sumsq") == 0)
             ASSAY_TRY(parity_map_put(t->map, "grad_norm", i));
+        if (strcmp(op->op, "count_zeros") == 0)
+            ASSAY_TRY(parity_map_put(t->map, "num_zeros_in_grad", i));
     }
     return ASSAY_OK;
 }

@@ -85,9 +85,9 @@ const assay_trace_tensor *plan_recorded_choice(const plan_recorded *r, int rank,
 /* The first reduce_scatter of a parameter's gradient in the step, or NULL. */
 const assay_trace_op *plan_recorded_scatter(const plan_recorded *r, int rank, int64_t step,
                                             const char *param);
-/* Sum of the y of every `op` (sum, sumsq) of the rank in the step; *n gets how many. */
+/* Sum of the y of every `op` (sum, sumsq, count_zeros) of the rank in the step; *n gets how many. */
 double plan_recorded_sum(const plan_recorded *r, int rank, int64_t step, const char *op, int64_t *n);
-/* One F64 number: recv of an all_reduce of phase optimizer, or an observation (loss, grad_norm). */
+/* One F64 or I64 number: recv of an all_reduce of phase optimizer, or an observation (loss, grad_norm, num_zeros_in_grad). */
 bool plan_recorded_number(const plan_recorded *r, int rank, int64_t step, const char *name, double *out);
 
 /* --- building: plan_build.c --------------------------------------------------------------------------------- */
@@ -199,6 +199,17 @@ plan_tensor plan_column_input_backward(plan *p, const char *at, const char *at_r
                                        plan_tensor forward);
 plan_tensor plan_row_output(plan *p, const char *at, plan_tensor y);
 plan_tensor plan_row_output_backward(plan *p, const char *at, plan_tensor dy, plan_tensor forward);
+
+/* --- dropout: plan_dropout.c ---------------------------------------------------------------------------------- */
+typedef enum { PLAN_DROP_PROBS, PLAN_DROP_MIXER, PLAN_DROP_MLP, PLAN_DROP_EMBEDDING } plan_dropout_site;
+/* Share of hidden states that become 0 there. */
+double plan_hidden_dropout(const plan *p, plan_dropout_site site);
+/* y of x, and the gradient of x; without dropout there is no operation and both are what came in. */
+plan_tensor plan_dropout(plan *p, const char *at, plan_dropout_site site, plan_tensor x);
+plan_tensor plan_dropout_backward(plan *p, const char *at, plan_dropout_site site, plan_tensor dy,
+                                  plan_tensor x);
+/* Attributes of attention whose heads are dealt out over `parts` ranks; none without dropout. */
+void plan_attention_dropout(plan *p, int64_t parts);
 
 /* --- attention over cp: plan_context.c ---------------------------------------------------------------------- */
 int64_t plan_local_groups(const plan *p);

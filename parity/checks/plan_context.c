@@ -47,6 +47,7 @@ static void attention_attrs(plan *p, const sizes *n)
     plan_int(p, "head_dim_v", c->kv_channels);
     plan_f32(p, "scale", 1.0 / sqrt((double)c->kv_channels));
     plan_int(p, "window", c->window[p->layer]);
+    plan_attention_dropout(p, n->parts);
 }
 
 /* Inputs of one call. */

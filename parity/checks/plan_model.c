@@ -5,14 +5,14 @@
 
 /* What one layer of one microbatch keeps. */
 typedef struct layer_saved {
-    plan_tensor input, residual, output;
+    plan_tensor input, mixed, residual, branch, output; /* mixed, branch: before dropout */
     plan_norm input_norm, mlp_norm;
     void *mixer, *mlp;
 } layer_saved;
 
 /* What one microbatch keeps on a chunk. */
 typedef struct slot {
-    plan_tensor ids, targets, embedding, input, x, logits, lse;
+    plan_tensor ids, targets, embedding, embedded, input, x, logits, lse;
     plan_norm final_norm;
     layer_saved *layers;
     plan_tensor dy, dinput; /* gradients that arrive and leave */
@@ -68,12 +68,15 @@ static void embedding_forward(plan *p, slot *s)
     plan_in(p, "weight", plan_param(p, "embedding.word_embeddings.weight"));
     plan_out(p, "y", s->embedding);
     plan_int(p, "vocab_start", vocabulary_start(p));
-    s->input = plan_row_output(p, "embedding.reduce", s->embedding);
+    s->embedded = plan_row_output(p, "embedding.reduce", s->embedding);
+    s->input = plan_dropout(p, "embedding.dropout", PLAN_DROP_EMBEDDING, s->embedded);
 }
 
 static void embedding_backward(plan *p, slot *s, plan_tensor dy)
 {
-    const plan_tensor whole = plan_row_output_backward(p, "embedding.reduce", dy, s->embedding);
+    const plan_tensor dembedded =
+        plan_dropout_backward(p, "embedding.dropout", PLAN_DROP_EMBEDDING, dy, s->embedded);
+    const plan_tensor whole = plan_row_output_backward(p, "embedding.reduce", dembedded, s->embedding);
     plan_add(p, "embedding_bwd", "embedding");
     plan_in(p, "dy", whole);
     plan_in(p, "ids", s->ids);
@@ -174,11 +177,13 @@ static plan_tensor layer_forward(plan *p, int64_t number, layer_saved *s, plan_t
     if (p->st != ASSAY_OK)
         return input;
     s->input_norm = plan_rmsnorm(p, "input_layernorm", input);
-    const plan_tensor mixed = mixer->forward(p, s->input_norm.y, s->mixer);
+    s->mixed = mixer->forward(p, s->input_norm.y, s->mixer);
+    const plan_tensor mixed = plan_dropout(p, "self_attention.dropout", PLAN_DROP_MIXER, s->mixed);
     s->residual = plan_add_op(p, "self_attention.residual", input, mixed,
                               plan_value(p, "self_attention.residual", "y", p->act));
     s->mlp_norm = plan_rmsnorm(p, "pre_mlp_layernorm", s->residual);
-    const plan_tensor branch = mlp->forward(p, s->mlp_norm.y, s->mlp);
+    s->branch = mlp->forward(p, s->mlp_norm.y, s->mlp);
+    const plan_tensor branch = plan_dropout(p, "mlp.dropout", PLAN_DROP_MLP, s->branch);
     s->output =
         plan_add_op(p, "mlp.residual", s->residual, branch, plan_value(p, "mlp.residual", "y", p->act));
     p->layer = -1;
@@ -210,12 +215,15 @@ static plan_tensor layer_backward(plan *p, int64_t number, layer_saved *s, plan_
     if (p->st != ASSAY_OK)
         return dy;
     p->layer = number;
-    const plan_tensor dmlp = mlp->backward(p, dy, s->mlp);
+    const plan_tensor dbranch = plan_dropout_backward(p, "mlp.dropout", PLAN_DROP_MLP, dy, s->branch);
+    const plan_tensor dmlp = mlp->backward(p, dbranch, s->mlp);
     const plan_tensor dnorm = plan_value(p, "pre_mlp_layernorm", "dx", p->act);
     plan_rmsnorm_backward(p, "pre_mlp_layernorm", &s->mlp_norm, dmlp, dnorm);
     const plan_tensor dhidden =
         plan_add_op(p, "mlp.residual_grad", dy, dnorm, plan_grad(p, s->residual, p->act));
-    const plan_tensor dmixer = mixer->backward(p, dhidden, s->mixer);
+    const plan_tensor dmixed =
+        plan_dropout_backward(p, "self_attention.dropout", PLAN_DROP_MIXER, dhidden, s->mixed);
+    const plan_tensor dmixer = mixer->backward(p, dmixed, s->mixer);
     const plan_tensor dinput_norm = plan_value(p, "input_layernorm", "dx", p->act);
     plan_rmsnorm_backward(p, "input_layernorm", &s->input_norm, dmixer, dinput_norm);
     const plan_tensor dx =
@@ -224,19 +232,46 @@ static plan_tensor layer_backward(plan *p, int64_t number, layer_saved *s, plan_
     return dx;
 }
 
-/* Before the backward of layer l of a chunk: the forward of a group of layers, of which it is the last, once more, or that of
- * the modules which are not kept. */
+/* Whether layer l of a chunk is the last of a group of layers that run again together; *first: the first of them. */
+static bool ends_group(const plan *p, const chunk *c, int64_t l, int64_t *first)
+{
+    const int64_t n = l >= 0 ? assay_recompute_layers(&p->again, c->count, l, first) : 0;
+    return n > 0 && l == *first + n - 1;
+}
+
+static void run_again(plan *p, const chunk *c, const slot *s, int64_t l)
+{
+    layer_saved unused = {.mixer = NULL};
+    (void)layer_forward(p, c->first + l, &unused, s->layers[l].input);
+}
+
+/* Before the last layer of a group is gathered for its backward: the forward of the others once more, each behind its
+ * gathers. */
+static void group_again(plan *p, const chunk *c, const slot *s, int64_t l)
+{
+    int64_t first;
+    if (!ends_group(p, c, l, &first))
+        return;
+    p->recompute = true;
+    p->phase = ASSAY_PHASE_FORWARD;
+    for (int64_t i = first; i < l && p->st == ASSAY_OK; i++) {
+        plan_unit_before(p, c->first + i, c->first + i + 1);
+        run_again(p, c, s, i);
+    }
+    p->phase = ASSAY_PHASE_BACKWARD;
+    p->recompute = false;
+}
+
+/* Before the backward of layer l of a chunk: its forward once more where it ends a group, or that of the modules which are
+ * not kept. */
 static void layer_again(plan *p, const chunk *c, const slot *s, int64_t l)
 {
     int64_t first;
-    const int64_t n = assay_recompute_layers(&p->again, c->count, l, &first);
     p->recompute = true;
     p->phase = ASSAY_PHASE_FORWARD;
-    for (int64_t i = first; n > 0 && l == first + n - 1 && i <= l && p->st == ASSAY_OK; i++) {
-        layer_saved unused = {.mixer = NULL};
-        (void)layer_forward(p, c->first + i, &unused, s->layers[i].input);
-    }
-    if (n == 0 && p->again.modules != 0)
+    if (ends_group(p, c, l, &first))
+        run_again(p, c, s, l);
+    else if (p->again.num_layers == 0 && p->again.modules != 0)
         modules_again(p, c->first + l, &s->layers[l]);
     p->phase = ASSAY_PHASE_BACKWARD;
     p->recompute = false;
@@ -268,7 +303,9 @@ static void send(plan *p, const char *at, plan_tensor t, bool ahead)
 /* The hidden state that layer `layer` reads, and behind the last one the final norm. */
 static plan_tensor hidden_before(plan *p, int64_t layer)
 {
-    const char *embedded = p->tp > 1 ? "embedding.reduce.recv" : "embedding.y";
+    const char *embedded = plan_hidden_dropout(p, PLAN_DROP_EMBEDDING) > 0.0 ? "embedding.dropout.y"
+                           : p->tp > 1                                       ? "embedding.reduce.recv"
+                                                                             : "embedding.y";
     return (plan_tensor){
         .name =
             layer > 0 ? plan_text(p, "decoder.layers.%lld.mlp.residual.y", (long long)layer - 1) : embedded,
@@ -329,16 +366,25 @@ static void backward_arrives(plan *p, const chunk *c, slot *s)
     receive(p, "pipeline.recv_backward", s->dy, true);
 }
 
+/* What a backward gathers ahead of layer l: nothing where a group begins with another layer. */
+static int64_t unit_before(const plan *p, const chunk *c, int64_t l)
+{
+    int64_t first = l;
+    const bool group = ends_group(p, c, l - 1, &first) && first < l - 1;
+    return l > 0 && !group ? c->first + l - 1 : PLAN_UNIT_NONE;
+}
+
 static void backward_runs(plan *p, const chunk *c, slot *s)
 {
     plan_tensor dy = s->dy;
     if (c->last_of_all) {
-        plan_unit_before(p, PLAN_UNIT_OUTPUT, c->count > 0 ? c->first + c->count - 1 : PLAN_UNIT_NONE);
+        plan_unit_before(p, PLAN_UNIT_OUTPUT, unit_before(p, c, c->count));
         dy = output_backward(p, s);
         plan_unit_reduce(p, PLAN_UNIT_OUTPUT);
     }
     for (int64_t l = c->count - 1; l >= 0 && p->st == ASSAY_OK; l--) {
-        plan_unit_before(p, c->first + l, l > 0 ? c->first + l - 1 : PLAN_UNIT_NONE);
+        group_again(p, c, s, l);
+        plan_unit_before(p, c->first + l, unit_before(p, c, l));
         layer_again(p, c, s, l);
         dy = layer_backward(p, c->first + l, &s->layers[l], dy);
         plan_unit_reduce(p, c->first + l);

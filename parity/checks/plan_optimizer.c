@@ -141,7 +141,9 @@ static bool is_shared(const plan *p, const assay_param_spec *s, const assay_shar
     return part->n_segments[0] > 0 && part->segments[0][0].start % block >= block - s->kv_rows;
 }
 
-static void sumsq(plan *p, const assay_param_spec *s)
+/* `op` of every rectangle that the rank counts. */
+static void over_counted(plan *p, const assay_param_spec *s, const char *op, const char *suffix,
+                         assay_dtype dtype)
 {
     if (!counts_in_norm(p, s))
         return;
@@ -151,10 +153,20 @@ static void sumsq(plan *p, const assay_param_spec *s)
             continue;
         plan_tensor x = plan_param_tensor(p, s, ".main_grad", ASSAY_PHASE_REDUCED_GRAD, p->accumulated);
         x.shard = owned.shard[i];
-        plan_add(p, "sumsq", s->name);
+        plan_add(p, op, s->name);
         plan_in(p, "x", x);
-        plan_out(p, "y", plan_param_tensor(p, s, ".sumsq", ASSAY_PHASE_OPTIMIZER, ASSAY_F64));
+        plan_out(p, "y", plan_param_tensor(p, s, suffix, ASSAY_PHASE_OPTIMIZER, dtype));
     }
+}
+
+static void sumsq(plan *p, const assay_param_spec *s)
+{
+    over_counted(p, s, "sumsq", ".sumsq", ASSAY_F64);
+}
+
+static void count_zeros(plan *p, const assay_param_spec *s)
+{
+    over_counted(p, s, "count_zeros", ".num_zeros", ASSAY_I64);
 }
 
 static plan_tensor on_piece(plan_tensor t, const assay_shard *shard)
@@ -319,6 +331,22 @@ static void world_sum(plan *p, const char *at, double value, int64_t n)
     plan_out(p, "recv", plan_value(p, at, "recv", ASSAY_F64));
 }
 
+/* The recorded counts of the rank together, summed over the world. */
+static void sum_zeros(plan *p)
+{
+    const plan_recorded *r = p->job->recorded;
+    const char *at = "num_zeros_in_grad.reduce";
+    int64_t n, *zeros = plan_integers(p, 1);
+    if (p->job->grid->world == 1 || zeros == NULL)
+        return;
+    plan_tensor send = plan_value(p, at, "send", ASSAY_I64);
+    if (r)
+        zeros[0] = (int64_t)plan_recorded_sum(r, p->rank, p->step, "count_zeros", &n);
+    plan_add_collective(p, "all_reduce", at, ASSAY_GROUP_WORLD, ASSAY_I64);
+    plan_in(p, "send", r ? plan_with_integers(send, zeros, 1) : send);
+    plan_out(p, "recv", plan_value(p, at, "recv", ASSAY_I64));
+}
+
 void plan_optimizer(plan *p)
 {
     int64_t n = 0;
@@ -334,6 +362,10 @@ void plan_optimizer(plan *p)
     each_param(p, sumsq);
     const double squares = r ? plan_recorded_sum(r, p->rank, p->step, "sumsq", &n) : 0.0;
     world_sum(p, "grad_norm.reduce", squares, n);
+    if (p->job->options->log_num_zeros_in_grad) {
+        each_param(p, count_zeros);
+        sum_zeros(p);
+    }
     each_param(p, adamw);
     each_param(p, gather_param);
     expert_biases(p);

@@ -58,13 +58,21 @@ static const fact *find(const plan_recorded *r, const char *key)
 
 static bool is_number(const assay_trace_tensor *t)
 {
-    return t != NULL && t->data != NULL && t->dtype == ASSAY_F64 && assay_shard_count(&t->shard) == 1;
+    return t != NULL && t->data != NULL && (t->dtype == ASSAY_F64 || t->dtype == ASSAY_I64) &&
+           assay_shard_count(&t->shard) == 1;
+}
+
+/* A count is far below 2^53. */
+static double number_of(const assay_trace_tensor *t)
+{
+    return t->dtype == ASSAY_I64 ? (double)parity_decode_integer(t->data, 0, ASSAY_I64)
+                                 : parity_decode(t->data, 0, ASSAY_F64);
 }
 
 static assay_status note_op(plan_recorded *r, const assay_trace_op *op)
 {
     static const char *const whole[] = {"router_fwd", "router_aux_fwd", "router_drop", "reduce_scatter"};
-    static const char *const sums[] = {"sum", "sumsq"};
+    static const char *const sums[] = {"sum", "sumsq", "count_zeros"};
     char key[KEY];
     for (int i = 0; i < 4; i++) {
         const bool scatter = i == 3;
@@ -76,14 +84,14 @@ static assay_status note_op(plan_recorded *r, const assay_trace_op *op)
         if (!scatter || f->op == NULL) /* the cut is that of the first microbatch */
             f->op = op;
     }
-    for (int i = 0; i < 2; i++) {
+    for (int i = 0; i < 3; i++) {
         const assay_trace_tensor *y = assay_trace_op_tensor(r->trace, op, "y");
         if (strcmp(op->op, sums[i]) != 0)
             continue;
         key_of(key, sums[i], op->rank, op->step, -1, "");
         fact *f = fact_at(r, key);
         ASSAY_CHECK(f, ASSAY_OUT_OF_MEMORY, "recorded facts");
-        f->value += is_number(y) ? parity_decode(y->data, 0, ASSAY_F64) : 0.0;
+        f->value += is_number(y) ? number_of(y) : 0.0;
         f->n++;
     }
     return ASSAY_OK;
@@ -91,15 +99,20 @@ static assay_status note_op(plan_recorded *r, const assay_trace_op *op)
 
 static assay_status note_number(plan_recorded *r, const assay_trace_tensor *t)
 {
-    static const char *const names[] = {"loss", "grad_norm", "loss.reduce.recv", "grad_norm.reduce.recv"};
-    for (int i = 0; i < 4 && t->phase == ASSAY_PHASE_OPTIMIZER && is_number(t); i++) {
+    static const char *const names[] = {"loss",
+                                        "grad_norm",
+                                        "num_zeros_in_grad",
+                                        "loss.reduce.recv",
+                                        "grad_norm.reduce.recv",
+                                        "num_zeros_in_grad.reduce.recv"};
+    for (int i = 0; i < 6 && t->phase == ASSAY_PHASE_OPTIMIZER && is_number(t); i++) {
         char key[KEY];
         if (strcmp(t->name, names[i]) != 0)
             continue;
         key_of(key, "number", t->rank, t->step, -1, t->name);
         fact *f = fact_at(r, key);
         ASSAY_CHECK(f, ASSAY_OUT_OF_MEMORY, "recorded facts");
-        f->value = parity_decode(t->data, 0, ASSAY_F64);
+        f->value = number_of(t);
         f->n++;
     }
     return ASSAY_OK;

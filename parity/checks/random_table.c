@@ -37,6 +37,14 @@
     {                                                                                                        \
         "T=5 A=3 D=8 P=11 h=4", "T=7 A=1 D=40 P=9 h=8", "T=0 A=2 D=4 P=3 h=2", "T=3 A=2 D=80 P=64 h=40"      \
     }
+/* Rows of one block of four columns and others; one mask after 2^20 steps. */
+#define DROPOUT_SIZES                                                                                        \
+    {                                                                                                        \
+        "T=5 H=3 N=9 | p=0.5 seed=1234 stream=3 draw=0", "T=1 H=1 N=1 | p=0.1 seed=1 stream=0 draw=7",       \
+            "T=37 H=32 N=40 | p=0.3 seed=-5 stream=247 draw=1048576",                                        \
+            "T=9 H=70 N=1000003 | p=0.75 seed=0 stream=9 draw=3",                                            \
+            "T=0 H=8 N=2 | p=0.5 seed=1 stream=1 draw=1", "T=3 H=129 N=3 | p=0.0 seed=1 stream=2 draw=5"     \
+    }
 #define HEADS "batch=B seq_q=Sq seq_k=Sk heads=A groups=G head_dim=D head_dim_v=Dv"
 /* Documents and windows in kernels of every width; rows that see no key; no rows, no keys; values wider and narrower than keys. */
 #define ATTENTION_SIZES                                                                                      \
@@ -56,7 +64,11 @@
             "B=1 Sq=7 Sk=7 A=2 G=1 D=16 Dv=16 first=1 | " HEADS " scale=0.25 window=2",                      \
             "B=1 Sq=7 Sk=7 A=2 G=1 D=24 Dv=40 first=1 | " HEADS " scale=0.2 window=3",                       \
             "B=1 Sq=7 Sk=7 A=2 G=2 D=100 Dv=16 first=1 | " HEADS " scale=0.1 window=3",                      \
-            "B=1 Sq=7 Sk=7 A=1 G=1 D=136 Dv=192 first=1 | " HEADS " scale=0.085 window=2"                    \
+            "B=1 Sq=7 Sk=7 A=1 G=1 D=136 Dv=192 first=1 | " HEADS " scale=0.085 window=2",                   \
+            "B=2 Sq=9 Sk=40 A=4 G=2 D=8 Dv=8 first=0 | " HEADS " scale=0.35 window=0 dropout_p=0.3 "         \
+            "seed=9 stream=4 draw=2 first_row=1 all_rows=5 first_head=4 all_heads=12 all_keys=64",           \
+            "B=1 Sq=37 Sk=37 A=3 G=3 D=40 Dv=24 first=1 | " HEADS " scale=0.16 window=9 dropout_p=0.7 "      \
+            "seed=1234 stream=0 draw=0 first_row=0 all_rows=1 first_head=0 all_heads=3 all_keys=37"          \
     }
 #define ATTENTION_SLOTS                                                                                      \
     {.name = "q", .scale = 2}, {.name = "k", .scale = 2}, {.name = "v"},                                     \
@@ -222,6 +234,8 @@ const parity_ask_row parity_ask_table[] = {
     {"clamp_bwd",
      {{.name = "dy"}, {.name = "x", .scale = 2}},
      {"n=1 | limit=0.5", "n=35 | limit=1.25", "n=576 | limit=0.7", "n=0 | limit=1.0"}},
+    {"dropout_fwd", {{.name = "x"}, {SLOT("token", BELOW), .of = "N"}}, DROPOUT_SIZES},
+    {"dropout_bwd", {{.name = "dy"}, {SLOT("token", BELOW), .of = "N"}}, DROPOUT_SIZES},
     {"swiglu_fwd",
      {{.name = "x", .scale = 3}, {SLOT("probs", POSITIVE), .when = "probs"}},
      {"T=5 F=3 probs=0", "T=9 F=40 probs=1", "T=0 F=2 probs=1", "T=3 F=129 probs=0", "T=3 F=0 probs=1"}},
@@ -249,6 +263,7 @@ const parity_ask_row parity_ask_table[] = {
       "T=3 V=4 H=0 | vocab_start=0"}},
     {"sum", .sizes = {"n=1", "n=0", "n=5000"}},
     {"sumsq", .sizes = {"n=1", "n=0", "n=5000"}},
+    {"count_zeros", .sizes = {"n=1", "n=0", "n=5000"}},
     {"router_fwd",
      {{.name = "logits", .scale = 3}, {.name = "expert_bias", .when = "bias", .scale = 0.1}},
      ROUTER_SIZES},

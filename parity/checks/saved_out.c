@@ -5,31 +5,45 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* A tensor of the file against doubles of its shape, bit for bit once they are rounded to F32. */
-static void compare_values(const assay_tensorfile *f, const char *name, const double *wanted,
-                           const int64_t *shape, int ndim, parity_result *r)
+static double as_stored(double x, assay_dtype dtype)
+{
+    return dtype == ASSAY_F32 ? (double)(float)x : x;
+}
+
+/* A tensor of the file against doubles of its shape, bit for bit once they are rounded to its dtype (counts: I64). */
+static void compare_stored(const assay_tensorfile *f, const char *name, const double *wanted,
+                           const int64_t *shape, int ndim, assay_dtype dtype, parity_result *r)
 {
     const assay_tensor_info *t = assay_tensorfile_find(f, name);
-    bool same = t != NULL && t->dtype == ASSAY_F32 && t->ndim == ndim;
+    bool same = t != NULL && t->dtype == dtype && t->ndim == ndim;
     for (int d = 0; same && d < ndim; d++)
         same = t->shape[d] == shape[d];
     if (!same) {
-        parity_result_fail(r, "the file: expected %.200s as F32 in its shape, found %s", name,
-                           t ? "another dtype or shape" : "none");
+        parity_result_fail(r, "the file: expected %.200s as %s in its shape, found %s", name,
+                           assay_dtype_name(dtype), t ? "another dtype or shape" : "none");
         return;
     }
     parity_worst w;
     parity_worst_init(&w);
     for (int64_t i = 0; i < t->count; i++) {
-        const double found = parity_decode(t->data, i, ASSAY_F32), expected = (double)(float)wanted[i];
+        const double found = dtype == ASSAY_I64 ? (double)parity_decode_integer(t->data, i, dtype)
+                                                : parity_decode(t->data, i, dtype),
+                     expected = as_stored(wanted[i], dtype);
         const bool pass = found == expected;
         parity_worst_add(&w, i, found, expected, 0.0, pass ? 0.0 : (double)INFINITY, pass);
     }
     parity_worst_to_result(&w, shape, ndim, r);
 }
 
+static void compare_values(const assay_tensorfile *f, const char *name, const double *wanted,
+                           const int64_t *shape, int ndim, parity_result *r)
+{
+    compare_stored(f, name, wanted, shape, ndim, ASSAY_F32, r);
+}
+
 /* One number of every step. */
-static assay_status check_series(const saved *s, const assay_tensorfile *f, const char *name, int64_t *seen)
+static assay_status check_series(const saved *s, const assay_tensorfile *f, const char *name,
+                                 assay_dtype dtype, int64_t *seen)
 {
     parity_result r;
     assay_status st = ASSAY_OK;
@@ -40,11 +54,12 @@ static assay_status check_series(const saved *s, const assay_tensorfile *f, cons
         parity_global g;
         ASSAY_TRY_GOTO(saved_from_trace(s, name, ASSAY_PHASE_OPTIMIZER, step, -1, &g, &r), st, done);
         if (r.verdict == PARITY_PASS && g.count == 1)
-            wanted[step] = parity_decode(g.data, 0, g.dtype);
+            wanted[step] = g.dtype == ASSAY_I64 ? (double)parity_decode_integer(g.data, 0, g.dtype)
+                                                : parity_decode(g.data, 0, g.dtype);
         parity_global_free(&g);
     }
     if (r.verdict == PARITY_PASS)
-        compare_values(f, name, wanted, &s->steps, 1, &r);
+        compare_stored(f, name, wanted, &s->steps, 1, dtype, &r);
     (*seen)++;
     st = parity_report_add(s->report, &r);
 done:
@@ -255,9 +270,11 @@ assay_status saved_check_out(const saved *s, const assay_tensorfile *f)
 {
     int64_t seen = 0;
     parity_result r;
-    ASSAY_TRY(check_series(s, f, "loss", &seen));
+    ASSAY_TRY(check_series(s, f, "loss", ASSAY_F32, &seen));
     if (s->batches->training) {
-        ASSAY_TRY(check_series(s, f, "grad_norm", &seen));
+        ASSAY_TRY(check_series(s, f, "grad_norm", ASSAY_F32, &seen));
+        if (s->options->log_num_zeros_in_grad)
+            ASSAY_TRY(check_series(s, f, "num_zeros_in_grad", ASSAY_I64, &seen));
         ASSAY_TRY(check_rates(s, f, &seen));
         for (int k = 0; k < ASSAY_ROUTER_LOSSES; k++)
             ASSAY_TRY(check_layer_losses(s, f, k, &seen));

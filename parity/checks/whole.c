@@ -332,6 +332,14 @@ static assay_status judge_states(const whole *h, const assay_model_spec *spec, a
     return ASSAY_OK;
 }
 
+static assay_status judge_zeros(const whole *h, const assay_model_spec *spec, int64_t step)
+{
+    parity_result r;
+    start(h, "num_zeros_in_grad", ASSAY_PHASE_OPTIMIZER, step, -1, &r);
+    ASSAY_TRY(parity_whole_zeros(h->x, spec, step, &r));
+    return parity_table_merge(h->table, &r);
+}
+
 static assay_status judge_everything(const whole *h, const parity_whole_cache *c)
 {
     const ref_run_result *truth = &h->r->truth;
@@ -348,6 +356,8 @@ static assay_status judge_everything(const whole *h, const parity_whole_cache *c
         ASSAY_TRY(judge_gradients(h, c->spec, step));
         if (training)
             ASSAY_TRY(judge_number(h, &c->spec->config, "grad_norm", step, truth->grad_norm, norm));
+        if (training && c->options.log_num_zeros_in_grad)
+            ASSAY_TRY(judge_zeros(h, c->spec, step));
     }
     return training ? judge_states(h, c->spec, c->options.optimizer, truth->steps - 1) : ASSAY_OK;
 }

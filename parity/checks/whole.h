@@ -51,6 +51,10 @@ double parity_whole_kappa(double nu);
  * four). */
 double parity_whole_freedom(double gram[PARITY_WHOLE_RUNS][PARITY_WHOLE_RUNS], int runs, int64_t n);
 
+/* Whether num_zeros_in_grad of the step is the number of zeros in the assembled gradients; fails *r. */
+assay_status parity_whole_zeros(const parity_index *x, const assay_model_spec *spec, int64_t step,
+                                parity_result *r);
+
 /* From the trace; a choice that is not recorded or malformed is left to the reference.  indices: free(). */
 assay_status parity_whole_read_choices(const parity_whole_cache *cache, const parity_index *x, int64_t steps,
                                        parity_whole_choices *c);

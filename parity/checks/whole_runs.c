@@ -197,6 +197,9 @@ static assay_status run_all(const parity_whole_cache *c, const assay_batches *ba
         options.train_iters = 0;
     ASSAY_TRY(assay_layout_parse("1", &one));
     ASSAY_TRY(assay_grid_make(&one, &config.grid));
+    if (logits &&
+        options.semantics == ASSAY_SEMANTICS_MEGATRON) /* rows of zeros, as many as another layout has */
+        options.moe_pad_expert_input_to_capacity = false;
     if (c->objective[0] != '\0' && !logits) { /* logits do not depend on it */
         ASSAY_TRY(assay_layout_parse(c->objective, &other));
         ASSAY_TRY(assay_grid_make(&other, &objective));

@@ -78,10 +78,38 @@ static int by_start(const void *a, const void *b)
     return (x->start > y->start) - (x->start < y->start);
 }
 
+/* Query groups fewer than tp ranks: each row of a key and value head is in the pieces of a kv group, each other row in one. */
+static assay_status check_shared_tiles(owners *w)
+{
+    const assay_param_spec *p = w->p;
+    const dimension *m = &w->dim[0];
+    const int64_t rows = p->shape[0], block = rows / p->query_groups;
+    const int sharing = w->d->grid.size[ASSAY_AXIS_KV];
+    int *holders = calloc((size_t)rows + 1, sizeof *holders);
+    int64_t wrong = -1;
+    ASSAY_CHECK(holders != NULL, ASSAY_OUT_OF_MEMORY, "%s", p->name);
+    for (int i = 0; i < m->n; i++)
+        for (int k = 0; k < m->pieces[i].n_segments; k++)
+            for (int64_t r = 0; r < m->pieces[i].segments[k].length; r++)
+                holders[m->pieces[i].segments[k].start + r]++;
+    for (int64_t r = 0; r < rows && wrong < 0; r++)
+        if (holders[r] != (r % block >= block - p->kv_rows ? sharing : 1))
+            wrong = r;
+    if (wrong < 0)
+        dry_holds(w->d, DRY_OWNERS, 1);
+    else
+        dry_fails(w->d, DRY_OWNERS, "%s: row %lld is in %d pieces, expected %d", p->name, (long long)wrong,
+                  holders[wrong], wrong % block >= block - p->kv_rows ? sharing : 1);
+    free(holders);
+    return ASSAY_OK;
+}
+
 /* The pieces of a dimension tile it. */
 static assay_status check_tiles(owners *w, int dim)
 {
     const dimension *m = &w->dim[dim];
+    if (dim == 0 && w->p->query_groups > 0 && w->d->grid.size[ASSAY_AXIS_KV] > 1)
+        return check_shared_tiles(w);
     assay_segment *all = calloc((size_t)m->n * ASSAY_MAX_SEGMENTS + 1, sizeof *all);
     size_t n = 0;
     int64_t next = 0;

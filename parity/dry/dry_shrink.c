@@ -62,13 +62,15 @@ static void shrink_layers(const assay_model_config *o, const assay_parallel_conf
     }
 }
 
-static void shrink_model(const assay_model_config *o, const assay_parallel_config *p, assay_model_config *c)
+/* shared: several tp ranks hold the same key and value head, and still do. */
+static void shrink_model(const assay_model_config *o, const assay_parallel_config *p, bool shared,
+                         assay_model_config *c)
 {
     const int tp = p->tensor_model_parallel_size;
     const int64_t heads_of_group = at_most(o->num_attention_heads / o->num_query_groups, 2);
     *c = *o;
     shrink_layers(o, p, c);
-    c->num_query_groups = 2;
+    c->num_query_groups = shared ? 1 : 2;
     c->num_attention_heads = c->num_query_groups * heads_of_group;
     c->kv_channels = 16;
     c->hidden_size = c->qk_layernorm_full_width ? c->num_attention_heads * c->kv_channels : 40;
@@ -80,6 +82,8 @@ static void shrink_model(const assay_model_config *o, const assay_parallel_confi
     c->moe_router_topk = at_most(o->moe_router_topk, 2);
     c->moe_ffn_hidden_size = 12 * p->expert_tensor_parallel_size;
     c->moe_shared_expert_intermediate_size = o->moe_shared_expert_intermediate_size > 0 ? 12 * tp : 0;
+    if (o->ffn_hidden_size == o->moe_ffn_hidden_size) /* one number of the folder's config.json (OLMoE) */
+        c->ffn_hidden_size = c->moe_ffn_hidden_size;
     if (o->moe_router_num_groups > 0) {
         c->moe_router_num_groups = 2;
         c->moe_router_group_topk = 1;
@@ -136,7 +140,7 @@ assay_status dry_shrink(const dry *d, FILE *out, char layout[ASSAY_LAYOUT_TEXT],
     assay_grid grid;
     json_t *model = NULL;
     shrink_layout(d, &p);
-    shrink_model(&d->config, &p, &c);
+    shrink_model(&d->config, &p, d->grid.size[ASSAY_AXIS_KV] > 1, &c);
     assay_layout_format(&p, layout);
     ASSAY_TRY(assay_grid_make(&p, &grid));
     tell_all(d, out, &p, &c, grid.world);

@@ -16,7 +16,9 @@ typedef struct command_options {
     int n_paths;
     const char *paths[MAX_PATHS];
     double tolerance;
-    char out[ASSAY_PATH];
+    parity_noise_mode noise;
+    bool json, suggest;
+    char out[ASSAY_PATH], model[ASSAY_PATH], map[ASSAY_PATH];
 } command_options;
 
 const char *parity_version(void)
@@ -41,9 +43,21 @@ static assay_status on_option(void *user, const char *name, const char *text)
         o->tolerance = strtod(text, &end);
         ASSAY_CHECK(end != text && *end == 0 && o->tolerance >= 0 && o->tolerance <= 1,
                     ASSAY_INVALID_ARGUMENT, "--tolerance: expected a number from 0 to 1, found %s", text);
+    } else if (strcmp(name, "noise") == 0) {
+        o->noise = strcmp(text, "auto") == 0   ? PARITY_NOISE_AUTO
+                   : strcmp(text, "fp32") == 0 ? PARITY_NOISE_FP32
+                   : strcmp(text, "bf16") == 0 ? PARITY_NOISE_BF16
+                                               : PARITY_NOISE_NONE;
+        ASSAY_CHECK(o->noise != PARITY_NOISE_NONE, ASSAY_INVALID_ARGUMENT,
+                    "--noise: expected auto, fp32 or bf16, found %s", text);
+    } else if (strcmp(name, "json") == 0) {
+        o->json = true;
+    } else if (strcmp(name, "suggest") == 0) {
+        o->suggest = true;
     } else {
-        ASSAY_CHECK(strlen(text) < sizeof o->out, ASSAY_LIMIT, "--%s: too long", name);
-        snprintf(o->out, sizeof o->out, "%s", text);
+        char *out = strcmp(name, "model") == 0 ? o->model : strcmp(name, "map") == 0 ? o->map : o->out;
+        ASSAY_CHECK(strlen(text) < ASSAY_PATH, ASSAY_LIMIT, "--%s: too long", name);
+        snprintf(out, ASSAY_PATH, "%s", text);
     }
     return ASSAY_OK;
 }
@@ -54,11 +68,28 @@ static bool is_file(const char *path)
     return stat(path, &s) == 0 && S_ISREG(s.st_mode);
 }
 
+static assay_status diff_files_only(const command_options *o)
+{
+    const char *option = o->noise != PARITY_NOISE_NONE ? "noise"
+                         : o->model[0] != '\0'         ? "model"
+                         : o->map[0] != '\0'           ? "map"
+                         : o->json                     ? "json"
+                                                       : NULL;
+    ASSAY_CHECK(option == NULL, ASSAY_INVALID_ARGUMENT, "--%s: has no meaning for result files", option);
+    return ASSAY_OK;
+}
+
 int parity_main_diff(int argc, char **argv)
 {
     static const assay_extra_option extra[] = {
         {"tolerance", "R",
          "accept differences up to R times the largest magnitude of a tensor (default: bitwise)"},
+        {"noise", "auto|fp32|bf16",
+         "accept what rounding explains: from perturbed runs of the reference with --model, else from the "
+         "dtype and the lengths of sums"},
+        {"model", "DIR", "Hugging Face folder, for names and with --noise for the reference"},
+        {"map", "FILE", "more rows of names (assay map)"},
+        {"json", NULL, "print every tensor's numbers as JSON"},
         {NULL, NULL, NULL}};
     command_options o = {.tolerance = -1};
     int code = 2;
@@ -68,9 +99,11 @@ int parity_main_diff(int argc, char **argv)
             "first one's execution, and "
             "names the first difference.  Runs of another engine, layout or precision are compared in what "
             "both "
-            "hold.\vExamples:\n"
+            "hold.  Hugging Face's names, axes and split projections are laid beside ours (assay map).\v"
+            "Examples:\n"
             "  assay diff yesterday today                  bit for bit\n"
             "  assay diff --tolerance 1e-3 ref tp2         another engine or layout\n"
+            "  assay diff --noise auto ref huggingface     another framework\n"
             "  assay diff --tolerance 1e-4 ref.safetensors sim.safetensors   what --out holds\n",
             "TRACE_A TRACE_B", NULL, 0, extra, on_option, &o) != ASSAY_OK)
         return fail("assay diff");
@@ -79,11 +112,18 @@ int parity_main_diff(int argc, char **argv)
                 o.n_paths);
         return 2;
     }
+    const parity_diff_options options = {
+        .tolerance = o.tolerance, .noise = o.noise, .model = o.model, .map = o.map, .json = o.json};
     const bool files = is_file(o.paths[0]) && is_file(o.paths[1]);
-    if ((files ? parity_diff_files : parity_diff)(o.paths[0], o.paths[1], o.tolerance, stdout, &code) !=
-        ASSAY_OK)
-        return fail("assay diff");
-    return code;
+    assay_status st = ASSAY_OK;
+    if (o.noise != PARITY_NOISE_NONE && o.tolerance >= 0.0)
+        st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT,
+                         "--noise takes the place of --tolerance: expected one of them");
+    else if (files && (st = diff_files_only(&o)) == ASSAY_OK)
+        st = parity_diff_files(o.paths[0], o.paths[1], o.tolerance, stdout, &code);
+    else if (!files)
+        st = parity_diff_traces(o.paths[0], o.paths[1], &options, stdout, &code);
+    return st == ASSAY_OK ? code : fail("assay diff");
 }
 
 /* A member of the header that a foreign trace may lack; "-" then, as for a check that was not asked for. */
@@ -148,22 +188,32 @@ done:
 
 int parity_main_replay(int argc, char **argv)
 {
-    static const assay_extra_option extra[] = {{"out", "FILE", "write results.jsonl here"},
-                                               {NULL, NULL, NULL}};
+    static const assay_extra_option extra[] = {
+        {"out", "FILE", "write results.jsonl here"},
+        {"suggest", NULL,
+         "print the tightest declared arithmetic under which every recorded element passes, per operation"},
+        {NULL, NULL, NULL}};
     command_options o = {.tolerance = -1};
     int code = 2;
     if (assay_options_parse(
             argc, argv,
             "Recomputes every recorded operation from its recorded inputs in double precision, with a "
             "running error bound for each element.\vExample:\n"
-            "  assay replay --out results.jsonl trace\n",
+            "  assay replay --out results.jsonl trace\n"
+            "  assay replay --suggest trace\n",
             "TRACE", NULL, 0, extra, on_option, &o) != ASSAY_OK)
         return fail("assay replay");
     if (o.n_paths != 1) {
         fprintf(stderr, "assay replay: error: expected one trace folder, found %d\n", o.n_paths);
         return 2;
     }
-    return replay(o.paths[0], o.out, &code) == ASSAY_OK ? code : fail("assay replay");
+    if (o.suggest && o.out[0] != '\0') {
+        fputs("assay replay: error: --suggest judges nothing: expected no --out beside it\n", stderr);
+        return 2;
+    }
+    const assay_status st =
+        o.suggest ? parity_suggest(o.paths[0], stdout, &code) : replay(o.paths[0], o.out, &code);
+    return st == ASSAY_OK ? code : fail("assay replay");
 }
 
 /* Adds a shard, a results.jsonl or its folder; part [i-1] becomes the argument that holds part i of the run. */

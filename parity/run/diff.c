@@ -1,10 +1,12 @@
-/* Two traces, tensor by tensor in the order in which the first run made them: what differs in value first, what only one
- * of them holds last.
+/* Two traces, tensor by tensor in the order in which the run made them: what differs in value first, what only one of them
+ * holds last.
  *
  * Two runs of one engine, layout and precision must hold the same tensors of the same dtypes.  Others are compared in what
- * both hold: collectives, and the dtype in which an engine keeps a tensor, belong to the engine and the layout. */
+ * both hold: collectives, and the dtype in which an engine keeps a tensor, belong to the engine and the layout.  Where one trace
+ * has Hugging Face's names and the other ours, the tensors of the former are walked and each is laid beside the piece of ours that
+ * it is. */
+#include "parity/run/diff.h"
 #include "core/base/text.h"
-#include "parity/judge/judge.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -14,12 +16,15 @@ enum { SHOWN = 12 };
 
 typedef struct diff {
     const parity_index *a, *b;
-    double tolerance;
+    const parity_diff_options *o;
+    const parity_aligner *names; /* NULL: one vocabulary */
+    diff_compare compare;
     FILE *out;
+    json_t *rows, *first_of_rank, *missing[2]; /* rows NULL: no JSON */
     int64_t passed, failed, skipped;
-    bool alike;          /* same engine, layout and precision */
+    bool text;
     int64_t only_one[2]; /* tensors of the first, the second trace alone */
-    parity_scales scales;
+    int64_t unmapped;    /* of a foreign trace: no row names them */
 } diff;
 
 /* Order of execution: step by step, forward before backward; inside a phase by microbatch, then by rank and
@@ -63,6 +68,8 @@ static assay_status sort_entries(const parity_index *x, item **out)
     return ASSAY_OK;
 }
 
+/* --- what is said ------------------------------------------------------------------------------------------- */
+
 /* Names and words of a trace are anybody's. */
 static void print_text(FILE *out, const char *text)
 {
@@ -79,221 +86,207 @@ static void print_line(FILE *out, const char *before, const char *text)
     fputc('\n', out);
 }
 
-static void print_place(const diff *d, const parity_entry *e)
+static void print_place(const diff *d, const parity_entry *e, const parity_entry *other)
 {
     print_text(d->out, e->name);
+    if (other != NULL && strcmp(other->name, e->name) != 0) {
+        fputs(" = ", d->out);
+        print_text(d->out, other->name);
+    }
     fprintf(d->out, "  (phase %s, step %lld", assay_phase_name(e->phase), (long long)e->step);
     if (e->microbatch >= 0)
         fprintf(d->out, ", microbatch %lld", (long long)e->microbatch);
     fprintf(d->out, ")\n");
 }
 
-static bool same_shape(const parity_global *a, const parity_global *b)
+static void print_statistics(const diff *d, const diff_statistics *s)
 {
-    bool same = a->ndim == b->ndim;
-    for (int k = 0; same && k < a->ndim; k++)
-        same = a->shape[k] == b->shape[k];
-    return same;
+    if (s->max > 0.0)
+        fprintf(d->out, "    max %.3g, mean %.3g, relative %.3g, cosine %.9g\n", s->max, s->mean, s->relative,
+                s->cosine);
 }
 
-/* The format of both that holds fewer numbers. */
-static assay_dtype coarser(assay_dtype a, assay_dtype b)
+static void print_failure(const diff *d, const diff_pair *p, const parity_result *r, const diff_statistics *s)
 {
-    return assay_dtype_precision(b) < assay_dtype_precision(a) ? b : a;
-}
-
-static void round_all(double *x, int64_t count, assay_dtype dtype)
-{
-    for (int64_t i = 0; i < count; i++)
-        x[i] = ref_round(x[i], dtype);
-}
-
-/* Values of both sides against tolerance * largest magnitude of the first. */
-static void compare_values(const diff *d, const double *x, const double *y, int64_t count, double *allowance,
-                           parity_worst *w)
-{
-    double largest = 0.0;
-    for (int64_t i = 0; i < count; i++) {
-        if (isfinite(x[i]))
-            largest = fmax(largest, fabs(x[i]));
-    }
-    const double bound = d->tolerance >= 0.0 ? d->tolerance * largest : 0.0;
-    for (int64_t i = 0; i < count; i++) {
-        const double error = fabs(y[i] - x[i]);
-        const bool same = x[i] == y[i];
-        const bool pass = same || error <= bound;
-        allowance[i] = bound;
-        parity_worst_add(w, i, y[i], x[i], bound, same ? 0.0 : error / bound, pass);
-    }
-}
-
-/* FAIL with message and diagnosis in *r. */
-static assay_status compare_globals(const diff *d, const parity_global *a, const parity_global *b,
-                                    parity_result *r)
-{
-    parity_worst w;
-    parity_worst_init(&w);
-    const bool floats = assay_dtype_is_float(a->dtype) && assay_dtype_is_float(b->dtype);
-    const bool rounded = !d->alike && floats && a->dtype != b->dtype;
-    if (!same_shape(a, b) || (d->tolerance < 0.0 && a->dtype != b->dtype && !rounded)) {
-        parity_result_fail(r, "another shape or dtype: %s of %lld elements, %s of %lld",
-                           assay_dtype_name(a->dtype), (long long)a->count, assay_dtype_name(b->dtype),
-                           (long long)b->count);
-        return ASSAY_OK;
-    }
-    const bool bits = a->dtype == b->dtype &&
-                      memcmp(a->data, b->data, (size_t)a->count * (size_t)assay_dtype_bytes(a->dtype)) == 0;
-    if (d->tolerance < 0.0 && bits) {
-        r->verdict = PARITY_PASS;
-        return ASSAY_OK;
-    }
-    double *x = NULL, *y = NULL, *allowance = malloc(((size_t)a->count + 1) * sizeof *allowance);
-    assay_status st = ASSAY_OK;
-    ASSAY_CHECK_GOTO(allowance, ASSAY_OUT_OF_MEMORY, st, done, "%lld allowances", (long long)a->count);
-    ASSAY_TRY_GOTO(parity_decode_all(a->data, a->count, a->dtype, &x), st, done);
-    ASSAY_TRY_GOTO(parity_decode_all(b->data, b->count, b->dtype, &y), st, done);
-    if (rounded && d->tolerance < 0.0) {
-        round_all(x, a->count, coarser(a->dtype, b->dtype));
-        round_all(y, a->count, coarser(a->dtype, b->dtype));
-    }
-    compare_values(d, x, y, a->count, allowance, &w);
-    if (d->tolerance < 0.0 && !rounded) {
-        parity_worst_init(&w);
-        parity_worst_add_bits(&w, b->data, a->data, a->count, a->dtype);
-    }
-    parity_worst_to_result(&w, a->shape, a->ndim, r);
-    if (r->verdict == PARITY_FAIL)
-        parity_diagnose(y, x, allowance, a->shape, a->ndim, b->dtype, &d->scales, r->diagnosis);
-done:
-    free(y);
-    free(x);
-    free(allowance);
-    return st;
-}
-
-static bool has_data(const parity_entry *e)
-{
-    for (int64_t i = 0; i < e->n; i++) {
-        if (!e->pieces[i].record->data && assay_shard_count(&e->pieces[i].record->shard) > 0)
-            return false;
-    }
-    return true;
-}
-
-/* Hashes alone tell whether equal pieces hold equal bytes, nothing more. */
-static void compare_hashes(const diff *d, const parity_entry *e, const parity_entry *o, parity_result *r)
-{
-    bool same = e->n == o->n;
-    for (int64_t i = 0; i < e->n && same; i++) {
-        const assay_trace_tensor *x = e->pieces[i].record, *y = o->pieces[i].record;
-        same = x->rank == y->rank && x->kind == y->kind && x->dtype == y->dtype &&
-               parity_same_shard(&x->shard, &y->shard);
-    }
-    if (!same) {
-        parity_result_skip(r, "a trace of hashes can be compared with equal pieces only");
+    if (!d->text)
         return;
-    }
-    r->verdict = PARITY_PASS;
-    for (int64_t i = 0; i < e->n && r->verdict == PARITY_PASS; i++) {
-        const assay_trace_tensor *x = e->pieces[i].record, *y = o->pieces[i].record;
-        if (strcmp(x->hash, y->hash) == 0)
-            continue;
-        if (d->tolerance >= 0.0)
-            parity_result_skip(r, "rank %d: another content; hashes do not tell by how much", x->rank);
-        else
-            parity_result_fail(r, "rank %d: another content (hashes alone: no values to show)", x->rank);
-    }
-}
-
-static assay_status compare_pair(const diff *d, const parity_entry *e, const parity_entry *o,
-                                 parity_result *r)
-{
-    parity_global a = {0}, b = {0};
-    assay_status st = ASSAY_OK;
-    parity_result_init(r);
-    if (!has_data(e) || !has_data(o)) {
-        compare_hashes(d, e, o, r);
-        return ASSAY_OK;
-    }
-    ASSAY_TRY_GOTO(parity_entry_assemble(d->a, e, &a, r), st, done);
-    if (r->verdict == PARITY_PASS && a.data)
-        ASSAY_TRY_GOTO(parity_entry_assemble(d->b, o, &b, r), st, done);
-    if (r->verdict == PARITY_PASS && a.data && b.data)
-        ASSAY_TRY_GOTO(compare_globals(d, &a, &b, r), st, done);
-done:
-    parity_global_free(&b);
-    parity_global_free(&a);
-    if (st == ASSAY_UNSUPPORTED) {
-        parity_result_skip(r, "%.400s", assay_error_message());
-        st = ASSAY_OK;
-    }
-    return st;
-}
-
-static void print_failure(const diff *d, const parity_entry *e, const parity_result *r)
-{
     if (d->failed == 1)
         fprintf(d->out, "first difference: ");
     else if (d->failed <= SHOWN)
         fprintf(d->out, "  then: ");
     else
         return;
-    print_place(d, e);
+    print_place(d, p->e, p->o);
     print_line(d->out, "    ", r->message);
+    print_statistics(d, s);
     if (r->diagnosis[0])
         print_line(d->out, "    looks like: ", r->diagnosis);
 }
 
-static const parity_entry *in_other(const parity_index *other, const parity_entry *e)
+static json_t *number(double x)
 {
-    return parity_index_find(other, e->name, e->phase, e->step, e->microbatch);
+    return isfinite(x) ? json_real(x) : json_null();
+}
+
+static void add_row(const diff *d, const diff_pair *p, const parity_result *r, const diff_statistics *s)
+{
+    char name[PARITY_TEXT];
+    if (d->rows == NULL)
+        return;
+    snprintf(name, sizeof name, "%s", p->e->name);
+    assay_clean_text(name);
+    json_t *row = json_pack("{s:s,s:s,s:I,s:I,s:s}", "name", name, "phase", assay_phase_name(p->e->phase),
+                            "step", (json_int_t)p->e->step, "microbatch", (json_int_t)p->e->microbatch,
+                            "verdict", parity_verdict_name(r->verdict));
+    if (p->o != NULL && p->row != NULL)
+        json_object_set_new(row, "other_name", json_string(p->o->name));
+    json_object_set_new(row, "max", number(s->max));
+    json_object_set_new(row, "mean", number(s->mean));
+    json_object_set_new(row, "relative", number(s->relative));
+    json_object_set_new(row, "cosine", number(s->cosine));
+    json_object_set_new(row, "error_over_allowed", number(r->ratio));
+    if (r->message[0] != '\0')
+        json_object_set_new(row, "message", json_string(r->message));
+    if (r->diagnosis[0] != '\0')
+        json_object_set_new(row, "diagnosis", json_string(r->diagnosis));
+    json_array_append_new(d->rows, row);
+}
+
+/* --- first difference of every rank ------------------------------------------------------------------------- */
+
+/* Whether the piece holds a bad element; unknown ones (another order of axes) do. */
+static bool piece_is_bad(const assay_shard *s, const unsigned char *bad)
+{
+    for (int64_t i = 0; bad != NULL && i < assay_shard_count(s); i++) {
+        int64_t local[ASSAY_MAX_DIMS], global = 0;
+        parity_unflatten(i, s->local_shape, s->ndim, local);
+        for (int d = 0; d < s->ndim; d++)
+            global = global * s->global_shape[d] + assay_shard_global_index(s, d, local[d]);
+        if (bad[global])
+            return true;
+    }
+    return bad == NULL;
+}
+
+static void note_ranks(diff *d, const diff_pair *p, const unsigned char *bad)
+{
+    const parity_entry *of[2] = {p->e, p->o};
+    for (int k = 0; k < 2; k++)
+        for (int64_t i = 0; of[k] != NULL && i < of[k]->n; i++) {
+            const assay_trace_tensor *t = of[k]->pieces[i].record;
+            char key[16];
+            snprintf(key, sizeof key, "%d", t->rank);
+            if (t->rank < 0 || t->rank >= ASSAY_MAX_WORLD || json_object_get(d->first_of_rank, key) != NULL ||
+                !piece_is_bad(&t->shard, t->kind == ASSAY_PIECE_SHARD ? bad : NULL))
+                continue;
+            json_object_set_new(d->first_of_rank, key, json_string(p->e->name));
+        }
+}
+
+static void print_ranks(const diff *d)
+{
+    const char *key;
+    json_t *name;
+    int shown = 0;
+    if (!d->text || json_object_size(d->first_of_rank) < 2)
+        return;
+    json_object_foreach(d->first_of_rank, key, name)
+    {
+        if (shown++ == SHOWN)
+            break;
+        fprintf(d->out, "  rank %s: first difference in ", key);
+        print_line(d->out, "", json_string_value(name));
+    }
+    if (json_object_size(d->first_of_rank) > SHOWN)
+        fprintf(d->out, "  and %zu more ranks\n", json_object_size(d->first_of_rank) - SHOWN);
+}
+
+/* --- comparing ---------------------------------------------------------------------------------------------- */
+
+static const parity_entry *in_other(const diff *d, const parity_index *other, const parity_entry *e,
+                                    const assay_name_row **row)
+{
+    *row = NULL;
+    return d->names != NULL ? parity_aligner_find(d->names, other, e, row)
+                            : parity_index_find(other, e->name, e->phase, e->step, e->microbatch);
+}
+
+static assay_status compare_one(diff *d, const diff_pair *p)
+{
+    parity_result r;
+    diff_statistics s;
+    unsigned char *bad = NULL;
+    ASSAY_TRY(diff_compare_pair(&d->compare, p, &r, &s, &bad));
+    d->passed += r.verdict == PARITY_PASS;
+    d->failed += r.verdict == PARITY_FAIL;
+    d->skipped += r.verdict == PARITY_SKIP;
+    if (r.verdict == PARITY_FAIL) {
+        print_failure(d, p, &r, &s);
+        note_ranks(d, p, bad);
+    } else if (r.verdict == PARITY_SKIP && d->skipped == 1 && d->text) {
+        fprintf(d->out, "not compared: ");
+        print_place(d, p->e, p->o);
+        print_line(d->out, "    ", r.message);
+    }
+    add_row(d, p, &r, &s);
+    free(bad);
+    return ASSAY_OK;
 }
 
 static assay_status compare_common(diff *d, const item *items)
 {
-    for (int64_t i = 0; i < d->a->n; i++) {
-        const parity_entry *e = items[i].e, *o = in_other(d->b, e);
-        parity_result r;
-        if (o == NULL || !parity_entry_assembles(e) || !parity_entry_assembles(o))
+    for (int64_t i = 0; i < d->compare.walked->n; i++) {
+        diff_pair p = {
+            .e = items[i].e, .position = i, .walked_is_second = d->compare.walked == d->b && d->a != d->b};
+        p.o = in_other(d, d->compare.other, p.e, &p.row);
+        if (p.o == NULL || !parity_entry_assembles(p.e) || !parity_entry_assembles(p.o))
             continue;
-        ASSAY_TRY(compare_pair(d, e, o, &r));
-        d->passed += r.verdict == PARITY_PASS;
-        d->failed += r.verdict == PARITY_FAIL;
-        d->skipped += r.verdict == PARITY_SKIP;
-        if (r.verdict == PARITY_FAIL)
-            print_failure(d, e, &r);
-        else if (r.verdict == PARITY_SKIP && d->skipped == 1) {
-            fprintf(d->out, "not compared: ");
-            print_place(d, e);
-            print_line(d->out, "    ", r.message);
-        }
+        ASSAY_TRY(compare_one(d, &p));
     }
     return ASSAY_OK;
 }
 
 /* What one trace holds alone: a difference between runs that are alike. */
-static void find_missing(diff *d, const parity_entry *e, const parity_index *other, int which)
+static void add_missing(diff *d, const parity_entry *e, int which)
 {
     static const char *const of[] = {"second", "first"};
-    if (!parity_entry_assembles(e) || in_other(other, e))
-        return;
-    d->only_one[which]++;
-    if (!d->alike)
-        return;
+    const diff_pair p = {.e = e};
+    const diff_statistics none = {0};
     parity_result r;
+    d->only_one[which]++;
+    if (d->rows != NULL)
+        json_array_append_new(d->missing[which], json_pack("[s,s,I,I]", e->name, assay_phase_name(e->phase),
+                                                           (json_int_t)e->step, (json_int_t)e->microbatch));
+    if (!d->compare.alike || d->compare.noise != NULL)
+        return;
     parity_result_init(&r);
     parity_result_fail(&r, "missing from the %s trace", of[which]);
     d->failed++;
-    print_failure(d, e, &r);
+    print_failure(d, &p, &r, &none);
+    add_row(d, &p, &r, &none);
 }
 
-static assay_status compare_all(diff *d, const item *items)
+/* Entries of `other` that a walked one was laid beside. */
+static assay_status count_missing(diff *d, const item *items)
 {
-    ASSAY_TRY(compare_common(d, items));
-    for (int64_t i = 0; i < d->a->n; i++)
-        find_missing(d, items[i].e, d->b, 0);
-    for (int64_t i = 0; i < d->b->n; i++)
-        find_missing(d, &d->b->entries[i], d->a, 1);
+    const parity_index *walked = d->compare.walked, *other = d->compare.other;
+    const int first = walked == d->a ? 0 : 1;
+    unsigned char *used = calloc((size_t)other->n + 1, 1);
+    ASSAY_CHECK(used != NULL, ASSAY_OUT_OF_MEMORY, "%lld tensors", (long long)other->n);
+    for (int64_t i = 0; i < walked->n; i++) {
+        const assay_name_row *row;
+        const parity_entry *e = items[i].e, *o = in_other(d, other, e, &row);
+        if (o != NULL)
+            used[o - other->entries] = 1;
+        if (o != NULL || !parity_entry_assembles(e))
+            continue;
+        add_missing(d, e, first);
+        d->unmapped += d->names != NULL && row == NULL;
+    }
+    for (int64_t i = 0; i < other->n; i++)
+        if (!used[i] && parity_entry_assembles(&other->entries[i]))
+            add_missing(d, &other->entries[i], 1 - first);
+    free(used);
     return ASSAY_OK;
 }
 
@@ -305,53 +298,186 @@ static bool are_alike(const assay_trace *s, const assay_trace *t, FILE *out)
     for (int k = 0; k < 3; k++)
         alike =
             alike && strcmp(assay_trace_header_text(s, keys[k]), assay_trace_header_text(t, keys[k])) == 0;
-    for (int k = 0; !alike && k < 6; k++) {
+    for (int k = 0; !alike && out != NULL && k < 6; k++) {
         fputs(k == 0 ? "" : k == 3 ? " against " : " ", out);
         print_text(out, assay_trace_header_text(k < 3 ? s : t, keys[k % 3]));
     }
-    fputs(alike ? "" : ": what both hold\n", out);
+    if (out != NULL)
+        fputs(alike ? "" : ": what both hold\n", out);
     return alike;
 }
 
-assay_status parity_diff(const char *dir_a, const char *dir_b, double tolerance, FILE *out, int *exit_code)
+/* --- one diff ----------------------------------------------------------------------------------------------- */
+
+static assay_dtype unit_of(const parity_diff_options *o, const assay_trace *s, const assay_trace *t)
+{
+    const bool bf16 = strcmp(assay_trace_header_text(s, "precision"), "bf16") == 0 ||
+                      strcmp(assay_trace_header_text(t, "precision"), "bf16") == 0;
+    return o->noise == PARITY_NOISE_BF16 || (o->noise == PARITY_NOISE_AUTO && bf16) ? ASSAY_BF16 : ASSAY_F32;
+}
+
+static double longest_extent(const parity_index *x)
+{
+    int64_t longest = 1;
+    for (int64_t i = 0; i < x->n; i++) {
+        const assay_shard *s = &x->entries[i].pieces[0].record->shard;
+        for (int k = 0; k < s->ndim; k++)
+            longest = s->global_shape[k] > longest ? s->global_shape[k] : longest;
+    }
+    return (double)longest;
+}
+
+/* Runs of the reference need names (its own are ours), a batch and weights. */
+static assay_status make_noise(diff *d, const parity_aligner *names, parity_noise *n)
+{
+    const bool foreign_b = parity_names_are_foreign(d->b->trace);
+    *n = (parity_noise){.unit = unit_of(d->o, d->a->trace, d->b->trace),
+                        .longest = fmax(longest_extent(d->a), longest_extent(d->b)),
+                        .foreign_roundings = names != NULL ? 3 : 1};
+    d->compare.noise = n;
+    if (d->o->model == NULL || d->o->model[0] == '\0')
+        return ASSAY_OK;
+    ASSAY_CHECK(names != NULL, ASSAY_UNSUPPORTED,
+                "--noise with --model: expected a trace with Hugging Face's names, whose recorded batch the "
+                "reference runs on");
+    ASSAY_TRY(parity_reference_create(&n->runs, names, d->o->model, foreign_b ? d->b : d->a,
+                                      n->unit == ASSAY_BF16 ? ASSAY_PRECISION_BF16 : ASSAY_PRECISION_FP32));
+    d->compare.translate = d->names == NULL ? names : NULL;
+    n->runs->perturb = sqrt((double)n->foreign_roundings);
+    return parity_reference_run(n->runs, PARITY_REFERENCE_RUNS);
+}
+
+static assay_status make_names(diff *d, parity_aligner **names)
+{
+    const bool foreign[2] = {parity_names_are_foreign(d->a->trace), parity_names_are_foreign(d->b->trace)};
+    const bool has_map = d->o->map != NULL && d->o->map[0] != '\0';
+    const bool has_model = d->o->model != NULL && d->o->model[0] != '\0';
+    d->compare.walked = d->a;
+    d->compare.other = d->b;
+    if (foreign[0] == foreign[1] && !has_map) {
+        return has_model && foreign[0] && d->o->noise != PARITY_NOISE_NONE
+                   ? parity_aligner_create(names, d->o->model, NULL, NULL)
+                   : ASSAY_OK;
+    }
+    const bool second = foreign[1] || (!foreign[0] && has_map && assay_trace_is_foreign(d->b->trace));
+    d->compare.walked = second ? d->b : d->a;
+    d->compare.other = second ? d->a : d->b;
+    ASSAY_TRY(
+        parity_aligner_create(names, d->o->model, assay_trace_header(d->compare.other->trace), d->o->map));
+    d->names = *names;
+    return ASSAY_OK;
+}
+
+static void print_summary(const diff *d)
+{
+    if (d->failed > SHOWN)
+        fprintf(d->out, "  and %lld more\n", (long long)(d->failed - SHOWN));
+    print_ranks(d);
+    if ((!d->compare.alike || d->compare.noise != NULL) && d->only_one[0] + d->only_one[1] > 0)
+        fprintf(d->out, "in one trace only, not compared: %lld in the first, %lld in the second\n",
+                (long long)d->only_one[0], (long long)d->only_one[1]);
+    if (d->unmapped > 0)
+        fprintf(d->out, "%lld of them have a name that no row of assay map knows (--map FILE adds rows)\n",
+                (long long)d->unmapped);
+    const bool bits = d->o->tolerance < 0.0 && d->compare.noise == NULL;
+    if (!d->compare.alike && d->failed > 0 && bits)
+        fputs(
+            "compared bit for bit; --tolerance R accepts what rounding in another order makes, --noise auto "
+            "what the precision explains\n",
+            d->out);
+    if (d->failed == 0)
+        fprintf(d->out, "no difference in %lld tensors%s\n", (long long)d->passed,
+                bits                       ? ", bit for bit"
+                : d->compare.noise == NULL ? ""
+                : d->compare.noise->runs   ? ", beyond what perturbed runs of the reference show"
+                                           : ", beyond what rounding explains");
+    fprintf(d->out, "%lld passed, %lld failed, %lld skipped\n", (long long)d->passed, (long long)d->failed,
+            (long long)d->skipped);
+}
+
+static assay_status print_json(const diff *d, int code)
+{
+    json_t *root = json_pack("{s:s,s:i,s:I,s:I,s:I,s:I,s:I,s:i}", "format", "assay-diff", "version", 1,
+                             "passed", (json_int_t)d->passed, "failed", (json_int_t)d->failed, "skipped",
+                             (json_int_t)d->skipped, "only_in_first", (json_int_t)d->only_one[0],
+                             "only_in_second", (json_int_t)d->only_one[1], "exit_code", code);
+    ASSAY_CHECK(root != NULL, ASSAY_OUT_OF_MEMORY, "JSON");
+    json_object_set(root, "first_difference_of_rank", d->first_of_rank);
+    json_object_set(root, "missing_from_second", d->missing[0]);
+    json_object_set(root, "missing_from_first", d->missing[1]);
+    json_object_set(root, "tensors", d->rows);
+    json_dumpf(root, d->out, JSON_INDENT(1));
+    fputc('\n', d->out);
+    json_decref(root);
+    return ASSAY_OK;
+}
+
+static assay_status diff_indexes(diff *d, int *exit_code)
+{
+    parity_aligner *names = NULL;
+    parity_noise noise = {0};
+    item *items = NULL;
+    assay_status st = ASSAY_OK;
+    ASSAY_TRY_GOTO(make_names(d, &names), st, done);
+    if (d->o->noise != PARITY_NOISE_NONE)
+        ASSAY_TRY_GOTO(make_noise(d, names, &noise), st, done);
+    ASSAY_TRY_GOTO(sort_entries(d->compare.walked, &items), st, done);
+    ASSAY_TRY_GOTO(compare_common(d, items), st, done);
+    ASSAY_TRY_GOTO(count_missing(d, items), st, done);
+    /* Nothing compared is not a pass. */
+    *exit_code = d->failed > 0 ? 1 : (d->passed == 0 || d->skipped > 0) ? 2 : 0;
+    if (d->text)
+        print_summary(d);
+    else
+        st = print_json(d, *exit_code);
+done:
+    free(items);
+    parity_reference_destroy(noise.runs);
+    parity_aligner_destroy(names);
+    return st;
+}
+
+assay_status parity_diff_traces(const char *dir_a, const char *dir_b, const parity_diff_options *o, FILE *out,
+                                int *exit_code)
 {
     assay_status st = ASSAY_OK;
     assay_trace *s = NULL, *t = NULL;
     parity_index *x = NULL, *y = NULL;
-    item *items = NULL;
-    diff d = {.tolerance = tolerance, .out = out};
+    diff d = {.o = o,
+              .out = out,
+              .text = !o->json,
+              .first_of_rank = json_object(),
+              .missing = {json_array(), json_array()}};
     *exit_code = 2;
+    d.compare.tolerance = o->tolerance;
     ASSAY_TRY_GOTO(assay_trace_open(&s, dir_a, true), st, done);
     ASSAY_TRY_GOTO(assay_trace_open(&t, dir_b, true), st, done);
     ASSAY_TRY_GOTO(parity_index_create(&x, s), st, done);
     ASSAY_TRY_GOTO(parity_index_create(&y, t), st, done);
-    ASSAY_TRY_GOTO(sort_entries(x, &items), st, done);
     d.a = x;
     d.b = y;
-    parity_say_aborted(s, out);
-    parity_say_aborted(t, out);
-    d.alike = are_alike(s, t, out);
-    parity_scales_from_trace(t, &d.scales);
-    ASSAY_TRY_GOTO(compare_all(&d, items), st, done);
-    if (d.failed > SHOWN)
-        fprintf(out, "  and %lld more\n", (long long)(d.failed - SHOWN));
-    if (!d.alike && d.only_one[0] + d.only_one[1] > 0)
-        fprintf(out, "in one trace only, not compared: %lld in the first, %lld in the second\n",
-                (long long)d.only_one[0], (long long)d.only_one[1]);
-    if (!d.alike && d.failed > 0 && tolerance < 0.0)
-        fputs("compared bit for bit; --tolerance R accepts what rounding in another order makes\n", out);
-    if (d.failed == 0)
-        fprintf(out, "no difference in %lld tensors%s\n", (long long)d.passed,
-                tolerance < 0.0 ? ", bit for bit" : "");
-    fprintf(out, "%lld passed, %lld failed, %lld skipped\n", (long long)d.passed, (long long)d.failed,
-            (long long)d.skipped);
-    /* Nothing compared is not a pass. */
-    *exit_code = d.failed > 0 ? 1 : (d.passed == 0 || d.skipped > 0) ? 2 : 0;
+    d.rows = o->json ? json_array() : NULL;
+    if (d.text) {
+        parity_say_aborted(s, out);
+        parity_say_aborted(t, out);
+    }
+    d.compare.alike = are_alike(s, t, d.text ? out : NULL);
+    parity_scales_from_trace(t, &d.compare.scales);
+    st = diff_indexes(&d, exit_code);
 done:
-    free(items);
+    json_decref(d.rows);
+    json_decref(d.first_of_rank);
+    json_decref(d.missing[0]);
+    json_decref(d.missing[1]);
     parity_index_destroy(y);
     parity_index_destroy(x);
     assay_trace_close(t);
     assay_trace_close(s);
     return st;
+}
+
+assay_status parity_diff(const char *dir_a, const char *dir_b, double tolerance, FILE *out, int *exit_code)
+{
+    const parity_diff_options o = {.tolerance = tolerance};
+    return parity_diff_traces(dir_a, dir_b, &o, out, exit_code);
 }

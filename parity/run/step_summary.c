@@ -38,13 +38,17 @@ static assay_status norm_of_gradients(const assay_tensorfile *f, double *out, in
     return ASSAY_OK;
 }
 
-static void print_step(FILE *out, int64_t step, int64_t steps, double loss, const double *norm)
+static void print_step(FILE *out, int64_t step, int64_t steps, double loss, const double *norm,
+                       const assay_tensor_info *zeros)
 {
     if (steps > 1)
         fprintf(out, "step %lld: ", (long long)step);
     fprintf(out, "loss %.6f", loss);
     if (norm != NULL)
         fprintf(out, "  gradient norm %.6g", *norm);
+    if (zeros != NULL && zeros->dtype == ASSAY_I64 && step < zeros->count)
+        fprintf(out, "  zeros in gradients %lld",
+                (long long)parity_decode_integer(zeros->data, step, ASSAY_I64));
     fputc('\n', out);
     if (!isfinite(loss) || (norm != NULL && !isfinite(*norm)))
         fprintf(stderr, "assay step: warning: step %lld: the %s is not a finite number\n", (long long)step,
@@ -60,7 +64,11 @@ static assay_status print_numbers(const assay_tensorfile *f, FILE *out)
     ASSAY_TRY_GOTO(read_numbers(f, "grad_norm", &norm, &norms), st, done);
     ASSAY_TRY_GOTO(norm_of_gradients(f, &one, &gradients), st, done);
     for (int64_t i = 0; i < steps; i++)
-        print_step(out, i, steps, loss[i], i < norms ? &norm[i] : gradients > 0 ? &one : NULL);
+        print_step(out, i, steps, loss[i],
+                   i < norms       ? &norm[i]
+                   : gradients > 0 ? &one
+                                   : NULL,
+                   assay_tensorfile_find(f, "num_zeros_in_grad"));
 done:
     free(norm);
     free(loss);

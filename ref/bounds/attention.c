@@ -172,6 +172,41 @@ REF_WIDE static void rounding_errors(double *e, const partners *z, const job *j,
         e[i] = relative * p[i] + eta_p;
 }
 
+/* What dropout makes of the probabilities of query i of head a and its partners, keys; or of key j and its partners, queries. */
+static void factors_of_query(const partners *z, const ref_attention_desc *d, int64_t query_row, int64_t a)
+{
+    for (int64_t r = 0, at = 0; r < z->n_runs; at += z->runs[r++].n)
+        for (int64_t i = 0; i < z->runs[r].n; i++)
+            z->factor[at + i] =
+                ref_attention_factor(d, query_row, a, (z->runs[r].start + i) * d->batch + z->batch_row);
+}
+
+static void factors_of_key(const partners *z, const ref_attention_desc *d, int64_t key_row)
+{
+    for (int64_t r = 0, at = 0; r < z->n_runs; at += z->runs[r++].n)
+        for (int64_t i = 0; i < z->runs[r].n; i++)
+            z->factor[at + i] = ref_attention_factor(d, (z->runs[r].start + i) * d->batch + z->batch_row,
+                                                     z->runs[r].head, key_row);
+}
+
+/* x times the factors: 1/(1-p) is a constant of the kernel, the product one rounding (which may come behind a sum). */
+static void times_factors(double *x, double *ex, const partners *z, const ref_num *n)
+{
+    for (int64_t i = 0; i < z->n; i++) {
+        x[i] *= z->factor[i];
+        ex[i] = z->factor[i] * ex[i] * (1.0 + 4.0 * n->u) + 3.0 * n->u * fabs(x[i]) + n->eta;
+    }
+}
+
+/* value_errors of values that dropout has scaled */
+static void dropped_value_errors(const partners *z, const ref_rows *rows, const double *y, int64_t width)
+{
+    for (int64_t r = 0, first = 0; r < z->n_runs; first += rows[r++].n)
+        for (int64_t i = 0; i < rows[r].n; i++)
+            for (int64_t c = 0; c < width; c++)
+                z->own[c] += z->ep[first + i] * fabs(z->factor[first + i] * rows[r].x[i * width + c] - y[c]);
+}
+
 static void fwd_row(ref_pair o, ref_pair lse, partners *z, const job *j, int64_t query_row, int64_t a)
 {
     const ref_attention_desc *d = j->desc;
@@ -195,10 +230,17 @@ static void fwd_row(ref_pair o, ref_pair lse, partners *z, const job *j, int64_t
     lse.y[at] = l.v;
     lse.b[at] = l.b;
     const ref_rows *rows = partners_rows(z, &j->packed_v);
+    const bool drops = d->dropout.p > 0.0;
     rounding_errors(z->ds, z, j, steps);
+    if (drops) {
+        factors_of_query(z, d, query_row, a);
+        times_factors(z->p, z->ds, z, n);
+    }
     ref_sum_rows(y, bound, z->rounded, z->p, z->ds, rows, z->n_runs, d->head_dim_v, z->gathered, &j->order);
     ref_vec_zero(z->own, d->head_dim_v);
-    for (int64_t r = 0, first = 0; r < z->n_runs; first += rows[r++].n)
+    if (drops)
+        dropped_value_errors(z, rows, y, d->head_dim_v);
+    for (int64_t r = 0, first = 0; r < z->n_runs && !drops; first += rows[r++].n)
         value_errors(z->own, rows[r].x, y, z->ep + first, rows[r].n, d->head_dim_v);
     /* Two passes may multiply with exp(S - lse) instead of dividing: lse's own roundings do not cancel then.
      */
@@ -311,6 +353,10 @@ static void bwd_query(ref_pair dq, partners *z, const job *j, int64_t query_row,
         z->edelta[k] = j->edelta[query];
     }
     partners_dots(z->dp, z->edp, z, j->dout + at * d->head_dim_v, &j->packed_v, &j->order);
+    if (d->dropout.p > 0.0) {
+        factors_of_query(z, d, query_row, a);
+        times_factors(z->dp, z->edp, z, &j->d->num);
+    }
     scores(z, j->q + at * d->head_dim, d->scale, &j->packed_k, j->d, &j->order);
     bwd_pairs(z, j);
     weighted_rows(dq, at * d->head_dim, z, z->ds, z->eds, d->scale, &j->packed_k, &j->order, &j->d->num);
@@ -328,10 +374,16 @@ static void bwd_key(ref_pair dk, ref_pair dv, partners *z, const job *j, int64_t
         ref_vec_copy(z->edelta + at_run, j->edelta + query, z->runs[r].n);
     }
     partners_dots(z->dp, z->edp, z, j->v + at * d->head_dim_v, &j->packed_dout, &j->order);
+    if (d->dropout.p > 0.0) {
+        factors_of_key(z, d, key_row);
+        times_factors(z->dp, z->edp, z, &j->d->num);
+    }
     scores(z, j->k + at * d->head_dim, d->scale, &j->packed_q, j->d, &j->order);
     bwd_pairs(z, j);
     weighted_rows(dk, at * d->head_dim, z, z->ds, z->eds, d->scale, &j->packed_q, &j->group_order,
                   &j->d->num);
+    if (d->dropout.p > 0.0)
+        times_factors(z->p, z->ep, z, &j->d->num);
     weighted_rows(dv, at * d->head_dim_v, z, z->p, z->ep, 1.0, &j->packed_dout, &j->group_order, &j->d->num);
 }
 

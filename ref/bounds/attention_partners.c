@@ -76,7 +76,7 @@ bool partners_init(partners *x, int64_t capacity, int64_t width)
 {
     const int64_t n = capacity + REF_PANEL;
     *x = (partners){0};
-    double *at = malloc((size_t)(12 * n + n * width + 2 * width) * sizeof *at);
+    double *at = malloc((size_t)(13 * n + n * width + 2 * width) * sizeof *at);
     x->s = at;
     x->runs = malloc((size_t)n * sizeof *x->runs);
     x->pieces = malloc((size_t)n * sizeof *x->pieces);
@@ -84,8 +84,8 @@ bool partners_init(partners *x, int64_t capacity, int64_t width)
         partners_free(x);
         return false;
     }
-    double **const arrays[] = {&x->s,  &x->es,  &x->dp,  &x->edp,   &x->p,      &x->ep,
-                               &x->ds, &x->eds, &x->lse, &x->delta, &x->edelta, &x->passed};
+    double **const arrays[] = {&x->s,   &x->es,  &x->dp,    &x->edp,    &x->p,      &x->ep,    &x->ds,
+                               &x->eds, &x->lse, &x->delta, &x->edelta, &x->passed, &x->factor};
     for (size_t i = 0; i < sizeof arrays / sizeof arrays[0]; i++, at += n)
         *arrays[i] = at;
     x->gathered = at;

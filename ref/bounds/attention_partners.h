@@ -40,6 +40,7 @@ typedef struct partners {
     double *p, *ep;   /* probabilities: absolute error ep */
     double *ds, *eds; /* gradient of the scores */
     double *lse, *delta, *edelta;
+    double *factor;        /* 0 or 1/(1-p), where there is dropout */
     double *passed;        /* rescale steps of the online softmax before the partner */
     double *gathered;      /* [capacity, max(D, Dv)] rows of several pieces */
     double *own, *rounded; /* [max(D, Dv)] */

@@ -85,6 +85,9 @@ assay_status ref_bound_rmsnorm_bwd_apply(ref_pair dx, ref_pair dgamma, const dou
 
 /* --- elementwise.c */
 /* No rounding but the one of the store: of limit, where the stored type has not that number. */
+/* x times 0 or 1/(1-p): y of x in the forward, dx of dy in the backward */
+void ref_bound_dropout(ref_pair y, const double *x, const int64_t *token, int64_t t, int64_t h,
+                       const ref_dropout *drop, const ref_declared *d);
 void ref_bound_clamp_fwd(ref_pair y, const double *x, double limit, int64_t n, const ref_declared *d);
 void ref_bound_clamp_bwd(ref_pair dx, const double *dy, const double *x, double limit, int64_t n,
                          const ref_declared *d);
@@ -144,10 +147,10 @@ typedef struct ref_decisions {
 void ref_bound_router_scores(ref_pair scores, ref_pair keys, const double *logits, const double *expert_bias,
                              const ref_router_desc *desc, const ref_declared *d);
 /* Judges the candidate's choice and takes it over into `taken` [T,K]; a row that is not K ascending experts,
- * or not admissible in shape, is replaced by the reference's. */
+ * or not admissible in shape, is replaced by the reference's.  any: of equal keys any may be taken. */
 void ref_bound_router_choice(int64_t *taken, const int64_t *candidate, ref_pair keys, const double *logits,
                              const double *expert_bias, const ref_router_desc *desc, const ref_num *num,
-                             ref_decisions *out);
+                             bool any, ref_decisions *out);
 void ref_bound_router_probs(ref_pair probs, const double *logits, const int64_t *indices,
                             const ref_router_desc *desc, const ref_declared *d);
 void ref_bound_router_bwd(ref_pair dlogits, const double *dprobs, const int64_t *indices,

@@ -11,7 +11,7 @@ assay_status ref_declared_of(ref_declared *out, const assay_arith *arith, const 
 void ref_declared_store(ref_declared *d, const assay_arith *arith, assay_dtype store)
 {
     const int precision = assay_dtype_is_float(store) ? assay_dtype_precision(store) : 53;
-    d->rounding = arith->rounding & ASSAY_ROUND_ANGLES;
+    d->rounding = arith->rounding & (ASSAY_ROUND_ANGLES | ASSAY_ROUND_TIES);
     if (precision >= assay_dtype_precision(arith->accumulate))
         return;
     d->rounding = arith->rounding;

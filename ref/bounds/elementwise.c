@@ -27,6 +27,20 @@ void ref_bound_add(ref_pair y, const double *a, const double *b, int64_t n, cons
     add_range(y, a, b, n, &d->num);
 }
 
+void ref_bound_dropout(ref_pair y, const double *x, const int64_t *token, int64_t t, int64_t h,
+                       const ref_dropout *drop, const ref_declared *d)
+{
+    for (int64_t i = 0; i < t * h; i++) {
+        const double factor =
+            ref_dropout_factor(drop, (uint64_t)token[i / h] * (uint64_t)h + (uint64_t)(i % h));
+        /* nothing is rounded where an element is dropped or p is 0 */
+        const ref_iv kept = factor == 0.0 || factor == 1.0
+                                ? iv_exact(x[i] * factor)
+                                : iv_mul(&d->num, iv_exact(x[i]), iv_constant(&d->num, factor));
+        ref_pair_set(y, i, kept, &d->num);
+    }
+}
+
 void ref_bound_clamp_fwd(ref_pair y, const double *x, double limit, int64_t n, const ref_declared *d)
 {
     for (int64_t i = 0; i < n; i++) {
@@ -133,6 +147,20 @@ static inline __attribute__((always_inline)) void swiglu_bwd_body(ref_pair dx, i
     }
 }
 
+/* The same of a module that stores silu and the gradient of it; it has no probs. */
+static void swiglu_bwd_stored_row(ref_pair dx, int64_t at, const double *dy, const double *x, int64_t f,
+                                  const ref_declared *d)
+{
+    const ref_num *n = &d->num;
+    for (int64_t j = 0; j < f; j++) {
+        const ref_iv g = iv_exact(dy[j]), s = iv_sigmoid(n, x[j]);
+        const ref_iv silu = ref_stored(d, ASSAY_ROUND_BEFORE_UP, iv_mul(n, iv_exact(x[j]), s));
+        const ref_iv dsilu = ref_stored(d, ASSAY_ROUND_BEFORE_UP, iv_mul(n, g, iv_exact(x[f + j])));
+        ref_pair_set(dx, at + j, iv_mul(n, dsilu, silu_slope(n, x[j], s)), n);
+        ref_pair_set(dx, at + f + j, iv_mul(n, g, silu), n);
+    }
+}
+
 /* probs NULL: not scaled */
 REF_WIDE static void swiglu_bwd_range(ref_pair dx, int64_t at, double *terms, const double *dy,
                                       const double *x, const double *probs, int64_t f, const ref_num *n)
@@ -148,6 +176,10 @@ REF_WIDE static void swiglu_bwd_range(ref_pair dx, int64_t at, double *terms, co
 static void swiglu_bwd_row(ref_pair dx, ref_pair dprobs, double *terms, int64_t i, const double *dy,
                            const double *x, const double *probs, int64_t f, const ref_declared *d)
 {
+    if (d->rounding & ASSAY_ROUND_BEFORE_UP && !probs) {
+        swiglu_bwd_stored_row(dx, i * 2 * f, dy, x, f, d);
+        return;
+    }
     swiglu_bwd_range(dx, i * 2 * f, terms, dy, x, probs ? probs + i : NULL, f, &d->num);
     if (probs) {
         const ref_iv sum = ref_sum_terms(terms, terms + f, f, &d->order);
@@ -294,6 +326,11 @@ static void embedding_row(ref_pair out, int64_t at, double *rows, double *scratc
         const double added_last = n > 0 ? b[j] + d->num.u * (fabs(y[j]) + b[j]) : 0.0;
         b[j] = fmax(added_last, n > 0 ? scratch[h + j] : 0.0);
     }
+    if ((d->rounding & ASSAY_ROUND_PARTIAL_SUMS) == 0)
+        return;
+    for (int64_t i = 0; i <= n; i++) /* the old value is the first of the rows now */
+        for (int64_t j = 0; j < h; j++)
+            b[j] += expm1((double)(n + 1) * d->u_store) * fabs(rows[i * h + j]) + d->eta_store;
 }
 
 assay_status ref_bound_embedding_bwd(ref_pair dweight, const double *dy, const int64_t *ids,

@@ -80,6 +80,8 @@ void ref_bound_adamw(ref_pair param, ref_pair exp_avg, ref_pair exp_avg_sq, cons
 {
     enum { CHUNK = 4096 };
     const ref_num *n = &d->num;
+    /* where every intermediate result is stored, the stored type's rounding is that of each step; constants keep their own */
+    const ref_num stored = {d->u_store, d->eta_store, d->eta_store / d->u_store, 2.0 * d->u_store};
     const double power1 = pow(desc->beta1, (double)desc->step), power2 = pow(desc->beta2, (double)desc->step);
     /* beta^t in the accumulate format: pow within 8u of it, then a subtraction that may cancel */
     const step s = {.param = param,
@@ -89,7 +91,7 @@ void ref_bound_adamw(ref_pair param, ref_pair exp_avg, ref_pair exp_avg_sq, cons
                     .exp_avg_in = exp_avg_in,
                     .exp_avg_sq_in = exp_avg_sq_in,
                     .grad = grad,
-                    .num = *n,
+                    .num = d->rounding & ASSAY_ROUND_EVERY ? stored : *n,
                     .c1 = iv_divisor(iv_rounded(n, (ref_iv){1.0 - power1, 8.0 * n->u * power1})),
                     .c2 = iv_divisor(iv_rounded(n, (ref_iv){1.0 - power2, 8.0 * n->u * power2})),
                     .b1 = iv_constant(n, desc->beta1),

@@ -64,6 +64,7 @@ typedef struct row {
     const double *logits, *bias;
     const ref_router_desc *d;
     int64_t size, best; /* experts of a group, keys of a group score */
+    bool any;           /* nobody says which of equal keys is taken */
 } row;
 
 static bool same_inputs(const row *r, int64_t i, int64_t j)
@@ -75,9 +76,9 @@ static bool same_inputs(const row *r, int64_t i, int64_t j)
 static bool may_precede(const row *r, int64_t i, int64_t j)
 {
     if (same_inputs(r, i, j))
-        return i < j;
+        return r->any || i < j;
     if (r->high[i] == r->low[j] && r->low[i] == r->high[j])
-        return i < j; /* two exact keys, equal */
+        return r->any || i < j; /* two exact keys, equal */
     return r->high[i] >= r->low[j];
 }
 
@@ -248,11 +249,11 @@ static bool well_formed(const int64_t *indices, const ref_router_desc *d)
 
 void ref_bound_router_choice(int64_t *taken, const int64_t *candidate, ref_pair keys, const double *logits,
                              const double *expert_bias, const ref_router_desc *desc, const ref_num *num,
-                             ref_decisions *out)
+                             bool any, ref_decisions *out)
 {
     const int64_t e = desc->experts, k = desc->topk;
     const bool biased = expert_bias && desc->mode == REF_ROUTER_SIGMOID;
-    row r = {.bias = biased ? expert_bias : NULL, .d = desc};
+    row r = {.bias = biased ? expert_bias : NULL, .d = desc, .any = any};
     r.size = desc->num_groups ? e / desc->num_groups : (e > 0 ? e : 1);
     r.best = desc->num_groups ? k / desc->group_topk : 0;
     *out = (ref_decisions){.n = desc->tokens, .first_inadmissible = -1};

@@ -162,6 +162,14 @@ REF_WIDE static void exp_row(double *p, int64_t n, double shift)
         p[j] = ref_fast_exp(p[j] - shift);
 }
 
+/* w of head a, times what dropout makes of each probability of query i */
+static void drop_row(double *w, const tile *t, int64_t i, const ref_attention_desc *d, int64_t b, int64_t a)
+{
+    for (int64_t j = 0; d->dropout.p > 0.0 && j < t->keys; j++)
+        if (visible(t, i, j))
+            w[j] *= ref_attention_factor(d, (t->i0 + i) * d->batch + b, a, (t->j0 + j) * d->batch + b);
+}
+
 /* --- forward ------------------------------------------------------------------------------------------------ */
 
 /* Turns the scores of query i into exp(score - max); returns their sum and the max. */
@@ -188,7 +196,7 @@ static double softmax_row(double *p, double *max, const tile *t, int64_t i)
 
 /* The head of o and lse that belongs to q; p is scratch [TILE,seq_k]. */
 static void attention_fwd_head(double *o, double *lse, double *p, view q, view k, view v,
-                               const ref_attention_desc *d, int64_t b)
+                               const ref_attention_desc *d, int64_t b, int64_t a)
 {
     const bool finite = all_finite(v);
     const int64_t stride = d->batch * d->heads * d->head_dim_v, lse_stride = d->batch * d->heads;
@@ -199,6 +207,7 @@ static void attention_fwd_head(double *o, double *lse, double *p, view q, view k
         for (int64_t i = 0; i < t.rows; i++) {
             sum[i] = softmax_row(p + i * t.keys, &max, &t, i);
             lse[(i0 + i) * lse_stride] = max == -HUGE_VAL ? max : max + log(sum[i]);
+            drop_row(p + i * t.keys, &t, i, d, b, a);
         }
         tile_sum_keys(out, stride, &t, 1.0, p, view_rows(v, t.j0, t.keys), finite);
         for (int64_t i = 0; i < t.rows; i++)
@@ -219,7 +228,7 @@ void ref_fast_attention_fwd(double *o, double *lse, const double *q, const doubl
         attention_fwd_head(o + piece * d->head_dim_v, lse + piece, p,
                            view_head(q, d->seq_q, d->batch, b, d->heads, a, d->head_dim),
                            view_head(k, d->seq_k, d->batch, b, d->groups, g, d->head_dim),
-                           view_head(v, d->seq_k, d->batch, b, d->groups, g, d->head_dim_v), d, b);
+                           view_head(v, d->seq_k, d->batch, b, d->groups, g, d->head_dim_v), d, b, a);
         free(p);
     }
 }
@@ -263,7 +272,9 @@ static void attention_bwd_head(const bwd_tensors *x, double *p, double *dp, cons
         for (int64_t i = 0; i < t.rows; i++) {
             const double delta = ref_vec_dot(dot.x + i * dot.stride, o.x + (i0 + i) * o.stride, o.dim);
             const double lse = x->lse[(i0 + i) * d->batch * d->heads + head];
+            drop_row(dp + i * t.keys, &t, i, d, b, a);
             softmax_bwd_row(p + i * t.keys, dp + i * t.keys, lse, delta, &t, i);
+            drop_row(p + i * t.keys, &t, i, d, b, a); /* what dV takes */
         }
         tile_sum_queries(x->dv + t.j0 * v.stride + group * v.dim, v.stride, &t, 1.0, p, dot, dout_finite);
         tile_sum_queries(x->dk + t.j0 * k.stride + group * k.dim, k.stride, &t, d->scale, dp, qt, q_finite);

@@ -28,11 +28,17 @@ static bool visible(const ref_attention_desc *d, int64_t query_row, int64_t key_
     return k <= q && (!d->first_key || k >= d->first_key[query_row]) && (d->window == 0 || k > q - d->window);
 }
 
+static double factor(const ref_attention_desc *d, int64_t query_row, int64_t head, int64_t key_row)
+{
+    return d->dropout.p > 0.0 ? ref_attention_factor(d, query_row, head, key_row) : 1.0;
+}
+
 /* One query row: scores of the visible keys, their softmax, the weighted sum of the values. */
 static void attention_row(double *o, double *lse, double *row, const double *q, const double *k,
                           const double *v, const ref_attention_desc *d, int64_t query_row, int64_t b,
-                          int64_t g)
+                          int64_t a)
 {
+    const int64_t g = a / (d->heads / d->groups);
     double max = -HUGE_VAL, sum = 0.0;
     for (int64_t j = 0; j < d->seq_k; j++) {
         const int64_t key_row = j * d->batch + b;
@@ -52,8 +58,9 @@ static void attention_row(double *o, double *lse, double *row, const double *q, 
         if (!visible(d, query_row, j * d->batch + b))
             continue;
         const double p = exp(row[j] - max);
-        sum += p;
-        ref_vec_axpy(o, p, v + ((j * d->batch + b) * d->groups + g) * d->head_dim_v, d->head_dim_v);
+        sum += p; /* of all: what is dropped counts in the softmax */
+        ref_vec_axpy(o, p * factor(d, query_row, a, j * d->batch + b),
+                     v + ((j * d->batch + b) * d->groups + g) * d->head_dim_v, d->head_dim_v);
     }
     for (int64_t c = 0; c < d->head_dim_v; c++)
         o[c] /= sum;
@@ -67,12 +74,12 @@ void ref_attention_fwd(double *o, double *lse, const double *q, const double *k,
     const int64_t work = d->batch * d->heads * d->seq_q * d->seq_k * (d->head_dim + d->head_dim_v);
 #pragma omp parallel for schedule(dynamic) if (ref_vec_parallel(work))
     for (int64_t piece = 0; piece < d->batch * d->heads; piece++) {
-        const int64_t b = piece / d->heads, a = piece % d->heads, g = a / (d->heads / d->groups);
+        const int64_t b = piece / d->heads, a = piece % d->heads;
         double *row = scratch_row(d->seq_k);
         for (int64_t i = 0; i < d->seq_q; i++) {
             const int64_t query_row = i * d->batch + b, at = query_row * d->heads + a;
             attention_row(o + at * d->head_dim_v, lse + at, row, q + at * d->head_dim, k, v, d, query_row, b,
-                          g);
+                          a);
         }
         free(row);
     }
@@ -97,8 +104,9 @@ static void attention_bwd_row(const bwd_tensors *x, const ref_attention_desc *d,
             continue;
         const double *k = x->k + key * d->head_dim, *v = x->v + key * d->head_dim_v;
         const double p = exp(d->scale * ref_vec_dot(q, k, d->head_dim) - x->lse[at]);
-        const double ds = p * (ref_vec_dot(dout, v, d->head_dim_v) - delta);
-        ref_vec_axpy(x->dv + key * d->head_dim_v, p, dout, d->head_dim_v);
+        const double kept = factor(d, query_row, a, key_row);
+        const double ds = p * (kept * ref_vec_dot(dout, v, d->head_dim_v) - delta);
+        ref_vec_axpy(x->dv + key * d->head_dim_v, p * kept, dout, d->head_dim_v);
         ref_vec_axpy(dq, d->scale * ds, k, d->head_dim);
         ref_vec_axpy(x->dk + key * d->head_dim, d->scale * ds, q, d->head_dim);
     }

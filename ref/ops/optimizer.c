@@ -35,6 +35,14 @@ double ref_sumsq(const double *x, int64_t n)
     return isfinite(sum) ? sum + lost : sum;
 }
 
+int64_t ref_count_zeros(const double *x, int64_t n)
+{
+    int64_t zeros = 0;
+    for (int64_t i = 0; i < n; i++)
+        zeros += x[i] == 0.0;
+    return zeros;
+}
+
 double ref_clip_scale(double norm, double clip_grad)
 {
     if (clip_grad == 0.0)

@@ -2,6 +2,7 @@
 #include "ref/parallel/padding.h"
 
 #include "ref/lockstep.h"
+#include "ref/objective.h"
 
 bool ref_pads_rows(const ref_pass *p)
 {
@@ -35,6 +36,18 @@ static int64_t most_rows(const ref_pass *p, const ref_dispatch *d, const assay_g
             most += capacity_of(p, whole);
     }
     return most;
+}
+
+/* In a run that is not cut, whose experts get what every rank of another layout has let through. */
+static assay_status objective_rows(const ref_pass *p, int64_t *most)
+{
+    *most = 0;
+    for (int rank = 0; rank < p->e->run->objective->world; rank++) {
+        int64_t tokens;
+        ASSAY_TRY(ref_objective_tokens(p, rank, &tokens));
+        *most += capacity_of(p, tokens);
+    }
+    return ASSAY_OK;
 }
 
 static int64_t padded_rows(const ref_pass *p, int64_t rows, int64_t most)
@@ -74,8 +87,11 @@ assay_status ref_pad_rows(ref_pass *p, ref_dispatch *d)
 {
     for (int r = 0; r < p->n; r++) {
         const assay_group_shape g = ref_pass_group(p, ASSAY_GROUP_ETP_EP, r);
-        const int64_t most =
-            p->e->options.moe_pad_expert_input_to_capacity && g.size > 0 ? most_rows(p, d, &g) : 0;
+        int64_t most = 0;
+        if (p->e->options.moe_pad_expert_input_to_capacity && g.size > 0 && ref_has_objective(p))
+            ASSAY_TRY(objective_rows(p, &most));
+        else if (p->e->options.moe_pad_expert_input_to_capacity && g.size > 0)
+            most = most_rows(p, d, &g);
         for (int i = 0; i < g.size; i++)
             ASSAY_TRY(pad_rank(p, d, assay_group_member(&g, i), most));
     }

@@ -232,9 +232,9 @@ assay_group_shape ref_param_owners(const ref_engine *e, int64_t i, int rank)
     return (assay_group_shape){.start = rank, .size = 1};
 }
 
-double ref_gradient_norm(const ref_engine *e)
+/* Every trained element once: sum of squares of gradients, and how many are zero. */
+static void over_gradients(const ref_engine *e, double *squares, int64_t *zeros)
 {
-    double sum = 0.0;
     for (int64_t i = 0; i < e->spec->n_params; i++)
         for (int rank = 0; rank < e->grid.world; rank++) {
             if (!assay_param_counts_in_norm(&e->spec->params[i], &e->grid, e->config, rank))
@@ -242,14 +242,30 @@ double ref_gradient_norm(const ref_engine *e)
             const assay_group_shape g = ref_param_owners(e, i, rank);
             for (int j = 0; j < g.size; j++) {
                 const ref_param *p = param_of(e, assay_group_member(&g, j), i);
-                const int64_t n =
+                const int64_t counted =
                     assay_param_counted(&e->spec->params[i], &e->grid, e->config, rank, p->count) -
                     p->own_first;
-                if (n > 0)
-                    sum += ref_sumsq(p->own_grad, n < p->own_count ? n : p->own_count);
+                const int64_t n = counted < p->own_count ? counted : p->own_count;
+                if (n > 0 && squares)
+                    *squares += ref_sumsq(p->own_grad, n);
+                if (n > 0 && zeros)
+                    *zeros += ref_count_zeros(p->own_grad, n);
             }
         }
+}
+
+double ref_gradient_norm(const ref_engine *e)
+{
+    double sum = 0.0;
+    over_gradients(e, &sum, NULL);
     return sqrt(sum);
+}
+
+int64_t ref_gradient_zeros(const ref_engine *e)
+{
+    int64_t zeros = 0;
+    over_gradients(e, NULL, &zeros);
+    return zeros;
 }
 
 /* --- update ------------------------------------------------------------------------------------------------- */

@@ -18,6 +18,8 @@ void ref_free_params(ref_engine *e);
 assay_status ref_reduce_gradients(ref_engine *e, int64_t step);
 /* sqrt of the sum of squares, every parameter counted once however it is replicated and cut. */
 double ref_gradient_norm(const ref_engine *e);
+/* Zeros in the reduced gradients, counted likewise. */
+int64_t ref_gradient_zeros(const ref_engine *e);
 /* Ranks whose owned ranges together make up the parameter on `rank`: itself, or with ZeRO those that share its copy. */
 assay_group_shape ref_param_owners(const ref_engine *e, int64_t i, int rank);
 /* AdamW on the owned range of every rank, then the weights are rounded and (ZeRO-1, 2) all-gathered. */

@@ -137,6 +137,17 @@ Test(core_config, unknown_hugging_face_fields_are_ignored)
     cr_expect_eq(c.window[0], 0);
 }
 
+Test(core_config, dropout_of_hugging_face)
+{
+    assay_model_config c = read(qwen2, "{\"attention_dropout\":0.25}");
+    cr_expect(c.training.attention_dropout == 0.25 && c.training.residual_dropout == 0.0);
+    c = read(seed_oss, "{\"-\":[\"residual_dropout\",\"attention_dropout\"]}");
+    cr_expect(c.training.attention_dropout == 0.1 && c.training.residual_dropout == 0.1,
+              "defaults of the class");
+    c = read(seed_oss, "{\"residual_dropout\":0.5,\"attention_dropout\":0.0}");
+    cr_expect(c.training.attention_dropout == 0.0 && c.training.residual_dropout == 0.5);
+}
+
 Test(core_config, architectures_alone_names_the_class)
 {
     cr_expect_eq(read(mixtral, "{\"-\":[\"model_type\"],\"architectures\":[\"MixtralForCausalLM\"]}").arch,
@@ -328,7 +339,10 @@ Test(core_config, wrong_configs_are_refused_by_name)
          "unknown architecture 'GPT2LMHeadModel'"},
         /* what nobody here computes */
         {llama, "{\"hidden_act\":\"gelu\"}", ASSAY_UNSUPPORTED, "hidden_act: unknown activation 'gelu'"},
-        {qwen2, "{\"attention_dropout\":0.1}", ASSAY_UNSUPPORTED, "attention_dropout: only 0"},
+        {qwen2, "{\"attention_dropout\":1.0}", ASSAY_LIMIT,
+         "attention_dropout: expected 0 or more and less than 1"},
+        {qwen2, "{\"attention_dropout\":-0.1}", ASSAY_LIMIT, "attention_dropout: expected"},
+        {qwen2, "{\"residual_dropout\":0.1}", ASSAY_UNSUPPORTED, "residual_dropout: qwen2 has none"},
         {mixtral, "{\"router_jitter_noise\":0.1}", ASSAY_UNSUPPORTED, "router_jitter_noise: only 0"},
         {llama, "{\"quantization_config\":{}}", ASSAY_UNSUPPORTED, "quantization_config: quantized weights"},
         /* sizes */
@@ -426,10 +440,7 @@ Test(core_config, wrong_configs_are_refused_by_name)
          "sliding_window: null, but use_sliding_window"},
         {qwen2_moe, "{\"shared_expert_intermediate_size\":0}", ASSAY_LIMIT,
          "shared_expert_intermediate_size: expected 1 to"},
-        {seed_oss, "{\"-\":[\"residual_dropout\"]}", ASSAY_UNSUPPORTED,
-         "residual_dropout: only 0 is supported, found 0.1 (default of the class)"},
-        {seed_oss, "{\"attention_dropout\":0.1}", ASSAY_UNSUPPORTED,
-         "attention_dropout: only 0 is supported, found 0.1"},
+        {seed_oss, "{\"residual_dropout\":1.5}", ASSAY_LIMIT, "residual_dropout: expected"},
         {seed_oss, "{\"sliding_window\":7}", ASSAY_UNSUPPORTED, "sliding_window: seed_oss has no window"},
         {seed_oss, "{\"layer_types\":[\"sliding_attention\"]}", ASSAY_MISMATCH,
          "layer_types[0]: seed_oss ignores it and computes full_attention"},

@@ -50,6 +50,16 @@ Test(config_megatron, words_mean_what_megatron_means)
     cr_expect_eq(c->moe_router_topk_scaling_factor, 1.0, "0 means none");
     read_into("{" MOE ",\"moe_layer_freq\":[0,1,1,0]}", c);
     cr_expect(c->mlp[0] == ASSAY_MLP_DENSE && c->mlp[1] == ASSAY_MLP_MOE && c->mlp[3] == ASSAY_MLP_DENSE);
+    read_into("{\"hidden_dropout\":0.5,\"attention_dropout\":0.25}", c);
+    assay_train_options_default(&o);
+    TEST_OK(assay_inputs_take_config(&o, c));
+    cr_expect(o.hidden_dropout == 0.5 && o.attention_dropout == 0.25 && o.residual_dropout == 0.0);
+    o.residual_dropout = 0.5;
+    memset(o.given, 0xff, sizeof o.given);
+    TEST_FAILS(assay_inputs_take_config(&o, c), ASSAY_INVALID_ARGUMENT, "expected one of them to be 0");
+    assay_train_options_default(&o);
+    o.semantics = ASSAY_SEMANTICS_MEGATRON;
+    TEST_FAILS(assay_inputs_take_config(&o, c), ASSAY_UNSUPPORTED, "semantics megatron: dropout");
     read_into(
         "{" MOE ",\"moe_router_load_balancing_type\":[\"none\",\"aux_loss\",\"global_aux_loss\"],"
         "\"moe_aux_loss_coeff\":[0.5,0.25,0.75],\"moe_z_loss_coeff\":0.125,\"calculate_per_token_loss\":true,"
@@ -117,7 +127,9 @@ Test(config_megatron, what_is_not_there_is_refused_by_name)
          "normalization: a normalization other than RMSNorm is not supported yet"},
         {"{\"normalization\":null}", ASSAY_FORMAT, "normalization: missing; Megatron-LM's default"},
         {"{\"hidden_dropout\":null}", ASSAY_FORMAT, "hidden_dropout: missing"},
-        {"{\"attention_dropout\":0.1}", ASSAY_UNSUPPORTED, "attention_dropout: dropout is not supported yet"},
+        {"{\"attention_dropout\":null}", ASSAY_FORMAT, "attention_dropout: missing"},
+        {"{\"attention_dropout\":1.0}", ASSAY_LIMIT, "attention_dropout: expected 0 or more and less than 1"},
+        {"{\"hidden_dropout\":\"0.1\"}", ASSAY_FORMAT, "hidden_dropout: expected a number"},
         {"{\"add_bias_linear\":null}", ASSAY_FORMAT, "add_bias_linear: missing"},
         {"{\"untie_embeddings_and_output_weights\":null}", ASSAY_FORMAT,
          "untie_embeddings_and_output_weights: missing"},

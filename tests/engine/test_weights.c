@@ -43,7 +43,7 @@ static void agrees(const assay_shard *s, int threads)
     float *piece = malloc(((size_t)n + 1) * sizeof *piece);
     snprintf(p.name, sizeof p.name, "decoder.layers.3.mlp.linear_fc1.weight");
     memset(piece, 0xff, ((size_t)n + 1) * sizeof *piece);
-    gpu_draw_piece(&p, s, 0.02, 77, threads, piece);
+    gpu_draw_part(&p, s, 0.02, 77, threads, 0, n, piece);
     int64_t bad = 0;
     for (int64_t i = 0; i < n; i++) {
         int64_t index[ASSAY_MAX_DIMS], rest = i, at = 0;
@@ -93,7 +93,7 @@ Test(engine_weights, constants_are_constants)
     for (int one = 0; one < 2; one++) {
         const assay_param_spec p = {.init = one ? ASSAY_INIT_ONE : ASSAY_INIT_ZERO, .name = "b"};
         int64_t bad = 0;
-        gpu_draw_piece(&p, &s, 0.02, 77, 2, piece);
+        gpu_draw_part(&p, &s, 0.02, 77, 2, 0, n, piece);
         for (int64_t i = 0; i < n; i++)
             bad += piece[i] != (one ? 1.0f : 0.0f);
         cr_expect_eq(bad, 0);
@@ -112,7 +112,7 @@ Test(engine_weights, speed)
         assay_shard_whole(&s, shape, 2);
         for (int threads = 1; threads <= 4; threads *= 2) {
             const double t = assay_monotonic_s();
-            gpu_draw_piece(&p, &s, 0.02, 77, threads, piece);
+            gpu_draw_part(&p, &s, 0.02, 77, threads, 0, n, piece);
             fprintf(stderr, "%d threads: %.1f ns\n", threads, (assay_monotonic_s() - t) * 1e9 / (double)n);
         }
     }

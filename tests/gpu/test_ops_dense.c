@@ -306,6 +306,27 @@ static void clamp_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_t
     clamp(c, act, mode, d);
 }
 
+static void dropout_attrs(op_call *c, const int64_t *d)
+{
+    put(c, "token", ASSAY_I64, 0, (double)(d[0] + 5), 1, d[0]);
+    attr_d(c, "p", 0.3);
+    attr_i(c, "seed", 1234);
+    attr_i(c, "stream", 6);
+    attr_i(c, "draw", 41);
+}
+
+static void dropout_fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "x", act, mode, 1.0, 2, d[0], d[1]);
+    dropout_attrs(c, d);
+}
+
+static void dropout_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "dy", act, mode, 1.0, 2, d[0], d[1]);
+    dropout_attrs(c, d);
+}
+
 static void cast(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
 {
     DRAW(c, "x", act == ASSAY_F32 ? ASSAY_BF16 : ASSAY_F32, mode, 3.0, 1, d[0]);
@@ -355,6 +376,14 @@ Test(gpu_ops, clamp_fwd)
 Test(gpu_ops, clamp_bwd)
 {
     hold(&(op_law){"clamp_bwd", "elementwise", 2, false, clamp_bwd, OP_SIZES(vector_sizes)});
+}
+Test(gpu_ops, dropout_fwd)
+{
+    hold(&(op_law){"dropout_fwd", "elementwise", 2, false, dropout_fwd, OP_SIZES(row_sizes)});
+}
+Test(gpu_ops, dropout_bwd)
+{
+    hold(&(op_law){"dropout_bwd", "elementwise", 2, false, dropout_bwd, OP_SIZES(row_sizes)});
 }
 Test(gpu_ops, cast)
 {
@@ -438,4 +467,18 @@ Test(gpu_ops, sum)
 Test(gpu_ops, sumsq)
 {
     hold(&(op_law){"sumsq", "elementwise", 2, true, sum, OP_SIZES(sum_sizes)});
+}
+
+/* Every third number is a zero, of either sign. */
+static void some_zeros(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    sum(c, act, mode, d);
+    float *x = c->in[c->n_in - 1].data;
+    double *value = c->value[c->n_in - 1];
+    for (int64_t i = 0; i < d[0]; i += 3)
+        value[i] = x[i] = i % 2 == 0 ? 0.0f : -0.0f;
+}
+Test(gpu_ops, count_zeros)
+{
+    hold(&(op_law){"count_zeros", "elementwise", 2, true, some_zeros, OP_SIZES(sum_sizes)});
 }

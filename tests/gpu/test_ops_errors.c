@@ -144,6 +144,30 @@ Test(gpu_errors, attention_checks_sizes_positions_and_workspace)
     gpu_ctx_destroy(&x);
 }
 
+Test(gpu_errors, dropout_checks_its_share_and_tokens)
+{
+    const gpu_tensor q = f32(2, 32), k = f32(2, 16), lse = f32(2, 4), pos = i64(1, 2);
+    const double wrong[] = {1.0, -0.25};
+    gpu_ctx x;
+    open_ctx(&x);
+    for (int i = 0; i < 2; ++i) {
+        refused(RAW(&x, "dropout_fwd", {"p", .number = wrong[i]}, RAW_T("x", q), RAW_T("token", pos),
+                    RAW_T("y", q)),
+                ASSAY_INVALID_ARGUMENT, "dropout_fwd: p: expected 0 or more and less than 1", "found");
+        refused(RAW(&x, "attention_fwd", {"batch", .number = 1}, {"seq_q", .number = 2},
+                    {"seq_k", .number = 2}, {"heads", .number = 4}, {"groups", .number = 2},
+                    {"head_dim", .number = 8}, {"scale", .number = 1}, {"dropout_p", .number = wrong[i]},
+                    RAW_T("q_position", pos), RAW_T("k_position", pos), RAW_T("q", q), RAW_T("k", k),
+                    RAW_T("v", k), RAW_T("o", q), RAW_T("lse", lse)),
+                ASSAY_INVALID_ARGUMENT, "attention_fwd: dropout_p: expected 0 or more and less than 1",
+                "found");
+    }
+    refused(RAW(&x, "dropout_bwd", {"p", .number = 0.5}, RAW_T("dy", f32(2, 32)), RAW_T("token", i64(1, 3)),
+                RAW_T("dx", f32(2, 32))),
+            ASSAY_INVALID_ARGUMENT, "token: expected one for each row of dy", "found 3 for 64");
+    gpu_ctx_destroy(&x);
+}
+
 Test(gpu_errors, router_checks_topk_groups_and_limits)
 {
     const gpu_tensor none = gpu_tensor_none(), bias = f32(1, 8);

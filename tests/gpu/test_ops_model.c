@@ -2,13 +2,14 @@
  * reference. */
 #include "tests/support/gpu_judge.h"
 
-/* --- attention: batch, seq_q, seq_k, heads, groups, D, Dv, window, 1 with documents -------------------------- */
+/* --- attention: batch, seq_q, seq_k, heads, groups, D, Dv, window, 1 with documents + 2 with dropout -------------------------- */
 static const op_sizes attention_sizes[] = {
     {{1, 1, 1, 1, 1, 1, 1, 0, 0}},      {{2, 3, 3, 2, 1, 5, 5, 0, 0}},     {{1, 5, 5, 4, 2, 8, 8, 2, 0}},
     {{2, 31, 31, 2, 2, 16, 16, 0, 0}},  {{1, 33, 33, 3, 1, 7, 7, 5, 1}},   {{1, 37, 70, 2, 1, 33, 40, 0, 0}},
     {{1, 65, 65, 1, 1, 64, 64, 1, 0}},  {{1, 3, 3, 1, 1, 255, 256, 0, 1}}, {{0, 4, 4, 2, 1, 4, 4, 0, 0}},
     {{1, 0, 3, 2, 1, 4, 4, 0, 0}},      {{1, 3, 0, 2, 1, 4, 4, 0, 0}},     {{3, 9, 9, 4, 4, 12, 12, 0, 1}},
-    {{1, 34, 34, 3, 3, 48, 48, 17, 0}}, {{1, 33, 33, 6, 2, 80, 80, 0, 0}},
+    {{1, 34, 34, 3, 3, 48, 48, 17, 0}}, {{1, 33, 33, 6, 2, 80, 80, 0, 0}}, {{2, 33, 33, 4, 2, 24, 16, 0, 2}},
+    {{1, 19, 70, 3, 1, 8, 40, 0, 2}},   {{3, 9, 9, 4, 4, 12, 12, 5, 3}},
 };
 
 static void positions(op_call *c, const int64_t *d)
@@ -23,7 +24,7 @@ static void positions(op_call *c, const int64_t *d)
     put_values(c, "k_position", ASSAY_I64, p, tk, -1);
     for (int64_t i = 0; i < tq; ++i) /* documents of 4; one row sees nothing */
         p[i] = i / d[0] == 1 ? 99 : (double)(i / d[0] / 4 * 4);
-    if (d[8])
+    if (d[8] & 1)
         put_values(c, "first_key", ASSAY_I64, p, tq, -1);
     free(p);
 }
@@ -35,6 +36,22 @@ static void attention_attrs(op_call *c, const int64_t *d)
     for (int i = 0; i < 8; ++i)
         attr_i(c, names[i], d[i]);
     attr_d(c, "scale", (double)(float)(1 / sqrt((double)d[5])));
+    if (!(d[8] & 2))
+        return;
+    attr_d(c, "dropout_p", 0.3);
+    const struct {
+        const char *name;
+        int64_t value;
+    } mask[] = {{"seed", 77},
+                {"stream", 4},
+                {"draw", 5},
+                {"first_row", 1},
+                {"all_rows", d[0] + 3},
+                {"first_head", 2},
+                {"all_heads", 2 * d[3]},
+                {"all_keys", d[2] + 9}};
+    for (size_t i = 0; i < sizeof mask / sizeof mask[0]; ++i)
+        attr_i(c, mask[i].name, mask[i].value);
 }
 
 static void attention_fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)

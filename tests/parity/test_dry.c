@@ -241,6 +241,29 @@ Test(parity_dry, planted_faults_are_named)
     remove_path(dir);
 }
 
+/* Two query groups on four ranks: a row of a key or value head lies in the pieces of two, every other row in one. */
+Test(parity_dry, shared_key_heads_have_the_owners_that_they_should)
+{
+    static const char *const layouts[] = {"tp4", "tp4,sp,dp2,zero1"};
+    char dir[256];
+    write_model(dir, plan_full_width_model);
+    for (int i = 0; i < 2; i++)
+        for (int classes = 0; classes < 2; classes++) {
+            uint32_t x = 3;
+            dry_options o = options_of(dir, layouts[i], &x);
+            o.classes = classes;
+            dry *d = malloc(sizeof *d);
+            must(dry_make(d, &o));
+            cr_expect_eq(d->n_failed, 0, "%s: %s", layouts[i], d->n_findings > 0 ? d->findings[0].text : "");
+            dry_free(d);
+            free(d);
+            expect_found(dir, layouts[i], classes, "owner:decoder.layers.0.self_attention.linear_qkv.weight",
+                         "owners",
+                         i == 0 ? "linear_qkv.weight: row 0 is in 0 pieces" : "holds another piece");
+        }
+    remove_path(dir);
+}
+
 /* Two stages that wait for each other: the second one sends its gradient after the norm. */
 Test(parity_dry, a_deadlock_between_stages_is_named)
 {
@@ -430,6 +453,14 @@ Test(parity_dry, a_shrunk_layout_keeps_its_axes)
     must(dry_make(d, &o));
     must(dry_shrink(d, null, layout, &root));
     cr_expect_str_eq(layout, "tp2,sp,pp2,ep2,dp2,zero1");
+    json_decref(root);
+    dry_free(d);
+    o = options_of(dir, "tp4,sp,pp2", &x); /* two groups on four ranks: ranks still share a key head */
+    must(dry_make(d, &o));
+    must(dry_shrink(d, null, layout, &root));
+    json_t *groups = json_object_get(json_object_get(root, "model"), "num_query_groups");
+    cr_expect_str_eq(layout, "tp2,sp,pp2");
+    cr_expect_eq(json_integer_value(groups), 1);
     json_decref(root);
     dry_free(d);
     free(d);

@@ -90,6 +90,21 @@ Test(parity_recompute, whole_layers)
     expect_all("tp2,sp,ep2 full=2", of_layers, sizeof of_layers / sizeof *of_layers, 150);
 }
 
+/* Parameters of a group's first layer are gathered once more, and thrown away before the last one's are there. */
+static const fault of_gathers[] = {
+    {"drop_op", "all_gather", L0 "mlp.linear_fc1.weight", "", "", false, 1, 0, 3, "operation", true},
+    {"repeat_op", "all_gather", L0 "self_attention.linear_qkv.weight", "", "", false, 0, 1, 0, "operation",
+     true},
+    {"group", "all_gather", L0 "input_layernorm.weight", "", "tp", false, 1, 1, 2, "group", true},
+    {"value", "rmsnorm_fwd", L0 "input_layernorm", "gamma", "", INPUT, 1, 0, 2, NULL, false},
+};
+
+Test(parity_recompute, layers_of_gathered_parameters)
+{
+    expect_all("dp2,zero3 full=2", of_gathers, sizeof of_gathers / sizeof *of_gathers, 100);
+    expect_all("tp2,dp2,zero3 full=2 overlap", NULL, 0, 100);
+}
+
 static const fault of_modules[] = {
     {"drop_op", "swiglu_fwd", L1 "mlp.experts.activation", "", "", false, 0, 0, 1, "operation", true},
     {"drop_op", "attention_fwd", L0 "self_attention.core_attention", "", "", false, 1, 1, 0, "operation",

@@ -118,7 +118,10 @@ static void copy_out(const char *from, const char *to, const char *name, float f
         float *data = malloc(t->bytes + 4);
         memcpy(data, t->data, t->bytes);
         for (int64_t k = 0; k < t->count && strcmp(t->name, name) == 0; k++)
-            data[k] *= factor;
+            if (t->dtype == ASSAY_I64)
+                ((int64_t *)(void *)data)[k] += 1;
+            else
+                data[k] *= factor;
         must(assay_tensorwriter_add_copy(w, t->name, t->dtype, t->shape, t->ndim, data));
         free(data);
     }
@@ -172,4 +175,19 @@ Test(parity_saved, a_doubled_loss_and_another_weight_are_named)
         expect_out(&c, "extra", "", "tensors, found");
         plan_cell_free(&c);
     }
+}
+
+/* What only some options have: the other balancing losses, the zeros in gradients. */
+Test(parity_saved, other_losses_and_counts_are_named)
+{
+    static const char *const names[] = {"seq_aux_loss", "global_aux_loss", "aux_loss"};
+    plan_cell c;
+    plan_cell_make(&c, "tp2,sp,dp2 balancing zeros", ASSAY_PRECISION_FP32);
+    parity_report *r = judge(&c, NULL, c.out);
+    cr_expect_eq(n_failed(r), 0);
+    parity_report_destroy(r);
+    for (int i = 0; i < 3; i++)
+        expect_out(&c, names[i], names[i], "elements");
+    expect_out(&c, "num_zeros_in_grad", "num_zeros_in_grad", "2 of 2 elements");
+    plan_cell_free(&c);
 }

@@ -7,12 +7,14 @@ enum { B = 2, S = 37, A = 4, G = 2, D = 24, DV = 16, TQ = B * S };
 
 typedef struct kernel {
     int window, tile;
-    bool documents, bf16_p, base2, divide_late;
+    bool documents, bf16_p, base2, divide_late, drops;
 } kernel;
 
 static const kernel kernels[] = {
-    {0, 0, false, false, false, true}, {0, 0, false, false, false, false}, {0, 8, true, false, false, true},
-    {5, 16, false, false, true, true}, {0, 8, false, true, false, true},   {3, 0, true, true, false, true},
+    {0, 0, false, false, false, true, false}, {0, 0, false, false, false, false, false},
+    {0, 8, true, false, false, true, false},  {5, 16, false, false, true, true, false},
+    {0, 8, false, true, false, true, false},  {3, 0, true, true, false, true, false},
+    {0, 8, true, false, false, true, true},   {5, 0, false, true, true, false, true},
 };
 enum { N_KERNELS = sizeof kernels / sizeof kernels[0] };
 
@@ -25,6 +27,26 @@ static float exp_of(const kernel *k, float s, float m)
 {
     const float log2e = 1.44269504f;
     return k->base2 ? exp2f(fmaf(s, log2e, -m * log2e)) : expf(s - m);
+}
+
+/* Dropout of a piece that is not at the beginning of its mask. */
+static const ref_dropout mask = {.p = 0.3, .seed = 9, .stream = 4, .draw = 2};
+static void add_mask(trial *x)
+{
+    json_object_update_new(x->attrs,
+                           json_pack("{s:f,s:I,s:I,s:I,s:i,s:i,s:i,s:i,s:i}", "dropout_p", mask.p, "seed",
+                                     (json_int_t)mask.seed, "stream", (json_int_t)mask.stream, "draw",
+                                     (json_int_t)mask.draw, "first_row", 1, "all_rows", B + 2, "first_head",
+                                     A, "all_heads", 3 * A, "all_keys", S));
+}
+
+/* As a kernel has it: the element's number from row, head and key, 1/(1-p) in F32. */
+static float factor(const kernel *k, int64_t i, int64_t a, int64_t j)
+{
+    const int64_t element = ((i / B * (B + 2) + 1 + i % B) * (3 * A) + A + a) * S + j / B;
+    return !k->drops                                             ? 1.0f
+           : ref_dropout_factor(&mask, (uint64_t)element) == 0.0 ? 0.0f
+                                                                 : (float)(1.0 / (1.0 - mask.p));
 }
 
 static bool sees(const trial *x, const kernel *k, int64_t i, int64_t j)
@@ -47,6 +69,8 @@ static void add_inputs(trial *x, const kernel *k, int mode, assay_dtype dtype, t
                            json_pack("{s:i,s:i,s:i,s:i,s:i,s:i,s:i,s:f,s:i}", "batch", B, "seq_q", S, "seq_k",
                                      S, "heads", A, "groups", G, "head_dim", D, "head_dim_v", DV, "scale",
                                      1.0 / sqrt((double)D), "window", k->window));
+    if (k->drops)
+        add_mask(x);
     if (k->bf16_p)
         json_object_set_new(x->attrs, "p_dtype", json_string("BF16"));
     x->arith.tile = k->tile;
@@ -106,7 +130,7 @@ static void emulate_row(trial *x, const kernel *k, int64_t i, int64_t a, double 
             float v[S], pr[S];
             for (int64_t e = from; e < to; e++) {
                 v[e] = (float)x->in[2].value[(key[e] * G + a / (A / G)) * DV + c];
-                pr[e] = round_p(k, p[e]);
+                pr[e] = round_p(k, p[e] * factor(k, i, a, key[e]));
             }
             /* a chain over all keys: the tile's products go onto the running sum */
             if (x->arith.order == ASSAY_ORDER_SEQUENTIAL && x->arith.split == 1) {
@@ -125,7 +149,7 @@ static void emulate_row(trial *x, const kernel *k, int64_t i, int64_t a, double 
     if (!k->divide_late) { /* P = exp(S - lse), then the sum */
         float p[S], v[S];
         for (int64_t e = 0; e < n; e++)
-            p[e] = expf(s[e] - (float)*lse);
+            p[e] = expf(s[e] - (float)*lse) * factor(k, i, a, key[e]);
         for (int c = 0; c < DV; c++) {
             for (int64_t e = 0; e < n; e++)
                 v[e] = (float)x->in[2].value[(key[e] * G + a / (A / G)) * DV + c];
@@ -232,8 +256,9 @@ static trial backward(int arith_index, const kernel *k, int mode, assay_dtype dt
             column_to_float(fv, x.in[2].value + (key * G + i % A / (A / G)) * DV, DV, 1, 0);
             const float prob = exp_of(k, score(&x, i / A, i % A, key, r), (float)lse[i]);
             on[i * S + j] = true;
-            p[i * S + j] = round_p(k, prob);
-            ds[i * S + j] = round_p(k, prob * (emulate_dot(fd, fv, DV, &x.arith, r) - delta));
+            const float kept = factor(k, i / A, i % A, key);
+            p[i * S + j] = round_p(k, prob * kept);
+            ds[i * S + j] = round_p(k, prob * (kept * emulate_dot(fd, fv, DV, &x.arith, r) - delta));
         }
     }
     for (int64_t i = 0; i < TQ * A; i++)

@@ -305,6 +305,49 @@ Test(ref_bounds_dense, clamp)
         }
 }
 
+/* Honest kernels of dropout; then one without 1/(1-p), one that drops the wrong element, one that keeps one too many. */
+Test(ref_bounds_dense, dropout)
+{
+    enum { T = 7, H = 9 };
+    const ref_dropout d = {.p = 0.3, .seed = 5, .stream = 6, .draw = 2};
+    test_rng r = {15};
+    for (int backward = 0; backward < 2; backward++)
+        for (int wrong = 0; wrong < 8; wrong++) {
+            const assay_dtype dtype = wrong % 2 ? ASSAY_BF16 : ASSAY_F32;
+            trial t = trial_new(backward ? "dropout_bwd" : "dropout_fwd", assay_arith_elementwise());
+            json_object_update_new(
+                t.attrs, json_pack("{s:f,s:i,s:i,s:i}", "p", d.p, "seed", 5, "stream", 6, "draw", 2));
+            const double *x = trial_in(&t, backward ? "dy" : "x", dtype,
+                                       mode_data(&r, 0, T * H, H, dtype, 1.0), SHAPE(T, H));
+            int64_t *token = trial_in_int(&t, "token", new_int(T), SHAPE(T));
+            double *y = trial_out(&t, backward ? "dx" : "y", dtype, SHAPE(T, H));
+            int dropped = 0, at = -1;
+            for (int64_t i = 0; i < T; i++)
+                token[i] = 40 - 3 * i;
+            for (int64_t i = 0; i < T * H; i++) {
+                const uint64_t element = (uint64_t)(token[i / H] * H + i % H);
+                const bool keeps = ref_dropout_factor(&d, element) > 0.0;
+                const float scale = wrong / 2 == 1 ? 1.0f : (float)(1.0 / 0.7);
+                dropped += !keeps;
+                at = keeps ? at : (int)i;
+                y[i] = keeps ? (double)((float)x[i] * scale) : 0.0;
+            }
+            cr_assert(dropped > 5 && dropped < 35);
+            if (wrong / 2 == 2)
+                y[at] = x[at] / 0.7;
+            if (wrong / 2 == 3)
+                y[at == 0 ? 1 : at - 1] = at == 0 || y[at - 1] != 0.0 ? 0.0 : x[at - 1];
+            trial_store(&t);
+            trial_judge(&t);
+            cr_expect_eq(t.n_bad,
+                         wrong < 2   ? 0
+                         : wrong < 4 ? T * H - dropped
+                                     : 1,
+                         "kind %d: %lld", wrong, (long long)t.n_bad);
+            trial_free(&t);
+        }
+}
+
 Test(ref_bounds_dense, rope)
 {
     enum { T = 9, A = 2, D = 12, R = 8, P = 50 };

@@ -137,7 +137,17 @@ Test(ref_bounds_merge, pieces_of_the_keys_merge_to_the_whole)
     for (int64_t window = 0; window <= 4; window += 2) {
         for (int64_t i = 0; i < S; i++)
             position[i] = i;
-        ref_attention_desc d = {1, S, S, A, G, W, W, 0.7, window, position, position, NULL};
+        ref_attention_desc d = {.batch = 1,
+                                .seq_q = S,
+                                .seq_k = S,
+                                .heads = A,
+                                .groups = G,
+                                .head_dim = W,
+                                .head_dim_v = W,
+                                .scale = 0.7,
+                                .window = window,
+                                .q_position = position,
+                                .k_position = position};
         ref_attention_fwd(all, all_lse, q, k, v, &d);
         for (int p = 0; p < PIECES; p++) {
             const int first = (PIECES - 1 - p) * EACH; /* in another order than their positions */

@@ -35,9 +35,18 @@ static problem problem_new(const shape *s, int64_t seq, int64_t window, int64_t 
     x.k = law_values(&r, x.n_k, data, 1.0);
     x.v = law_values(&r, x.n_v, data, 1.0);
     x.dout = law_values(&r, x.n_o, data, 1.0);
-    x.d = (ref_attention_desc){s->batch,  seq,         seq_k,          s->heads,
-                               s->groups, s->head_dim, s->head_dim_v,  logit,
-                               window,    x.position,  x.key_position, document ? x.first_key : NULL};
+    x.d = (ref_attention_desc){.batch = s->batch,
+                               .seq_q = seq,
+                               .seq_k = seq_k,
+                               .heads = s->heads,
+                               .groups = s->groups,
+                               .head_dim = s->head_dim,
+                               .head_dim_v = s->head_dim_v,
+                               .scale = logit,
+                               .window = window,
+                               .q_position = x.position,
+                               .k_position = x.key_position,
+                               .first_key = document ? x.first_key : NULL};
     x.o = new_real(x.n_o);
     x.lse = new_real(x.n_lse);
     x.dq = new_real(x.n_q);

@@ -38,7 +38,18 @@ static problem *problem_new(int64_t window, int64_t document)
         x->position[i] = i / B;
         x->first_key[i] = document ? i / B / document * document : 0;
     }
-    x->d = (ref_attention_desc){B, S, S, A, G, D, DV, 0.3, window, x->position, x->position, x->first_key};
+    x->d = (ref_attention_desc){.batch = B,
+                                .seq_q = S,
+                                .seq_k = S,
+                                .heads = A,
+                                .groups = G,
+                                .head_dim = D,
+                                .head_dim_v = DV,
+                                .scale = 0.3,
+                                .window = window,
+                                .q_position = x->position,
+                                .k_position = x->position,
+                                .first_key = x->first_key};
     return x;
 }
 

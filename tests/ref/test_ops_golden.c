@@ -160,18 +160,17 @@ static void attention_file(const char *name)
     assay_tensorfile *f = golden_open(name);
     int64_t *position = golden_int(f, "position");
     const int64_t seq = (int64_t)golden_attr(f, "seq"), d = golden_dim(f, "q", 2);
-    ref_attention_desc desc = {(int64_t)golden_attr(f, "batch"),
-                               seq,
-                               seq,
-                               golden_dim(f, "q", 1),
-                               golden_dim(f, "k", 1),
-                               d,
-                               d,
-                               golden_attr(f, "scale"),
-                               (int64_t)golden_attr(f, "window"),
-                               position,
-                               position,
-                               NULL};
+    ref_attention_desc desc = {.batch = (int64_t)golden_attr(f, "batch"),
+                               .seq_q = seq,
+                               .seq_k = seq,
+                               .heads = golden_dim(f, "q", 1),
+                               .groups = golden_dim(f, "k", 1),
+                               .head_dim = d,
+                               .head_dim_v = d,
+                               .scale = golden_attr(f, "scale"),
+                               .window = (int64_t)golden_attr(f, "window"),
+                               .q_position = position,
+                               .k_position = position};
     const int64_t nq = golden_info(f, "q")->count, nk = golden_info(f, "k")->count;
     double *q = golden_real(f, "q"), *k = golden_real(f, "k"), *v = golden_real(f, "v"),
            *dout = golden_real(f, "do");

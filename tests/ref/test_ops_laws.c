@@ -34,7 +34,16 @@ static int64_t run_all(double *out)
     int64_t position[S * B];
     for (int64_t i = 0; i < tq; i++)
         position[i] = i / B;
-    const ref_attention_desc d = {B, S, S, A, G, D, D, 0.25, 0, position, position, NULL};
+    const ref_attention_desc d = {.batch = B,
+                                  .seq_q = S,
+                                  .seq_k = S,
+                                  .heads = A,
+                                  .groups = G,
+                                  .head_dim = D,
+                                  .head_dim_v = D,
+                                  .scale = 0.25,
+                                  .q_position = position,
+                                  .k_position = position};
     double *o = at, *lse = o + tq * A * D, *dq = lse + tq * A, *dk = dq + tq * A * D, *dv = dk + tq * G * D;
     ref_attention_fwd(o, lse, dy, x, w, &d);
     ref_attention_bwd(dq, dk, dv, dy + 1000, dy, x, w, o, lse, &d);
@@ -104,7 +113,13 @@ Test(ref_laws, nothing_writes_nothing)
         cr_expect(guard[i] == 7.0);
     ref_router_aux_sums(guard, counts, &z, guard, counts, guard, &d);
     cr_expect(guard[0] == 0.0 && guard[1] == 0.0 && counts[0] == 0 && z == 0.0, "empty sums are zero");
-    cr_expect(ref_sum(guard, 0) == 0.0 && ref_sumsq(guard, 0) == 0.0);
+    cr_expect(ref_sum(guard, 0) == 0.0 && ref_sumsq(guard, 0) == 0.0 && ref_count_zeros(guard, 0) == 0);
+}
+
+Test(ref_laws, zeros_of_both_signs_are_counted_and_nothing_else)
+{
+    const double x[7] = {0.0, -0.0, 0x1p-1074, -0x1p-1074, (double)NAN, HUGE_VAL, 1.0};
+    cr_expect_eq(ref_count_zeros(x, 7), 2);
 }
 
 Test(ref_laws, an_inner_length_of_zero_gives_the_bias)

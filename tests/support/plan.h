@@ -77,8 +77,9 @@ static inline void plan_write_batch(const char *path, bool many, bool packed)
 /* Trains a model in a layout, with a fault or "", a capacity factor or 0, and a dispatcher, and opens the trace.  "LAYOUT
  * overlap": communication beside compute; "LAYOUT packed": documents packed in rows; "LAYOUT buckets": small ones; "LAYOUT balancing":
  * all balancing losses of a router; "LAYOUT balancing megatron": under --semantics megatron; "LAYOUT unfused": no
- * gradient_accumulation_fusion; "LAYOUT full=N", "LAYOUT selective=MODULES": recomputation; "LAYOUT padded": experts
- * are padded to their capacity; "LAYOUT fp8": to multiples of 16; "LAYOUT forced": experts are chosen by random logits. */
+ * gradient_accumulation_fusion; "LAYOUT full=N", "LAYOUT selective=MODULES": recomputation; "LAYOUT zeros": those in gradients are
+ * counted; "LAYOUT padded": experts are padded to their capacity; "LAYOUT fp8": to multiples of 16; "LAYOUT forced": experts are
+ * chosen by random logits; "LAYOUT dropout": of hidden states and probabilities; "LAYOUT residual": Hugging Face's. */
 static inline void plan_cell_run_with(plan_cell *c, const char *model, const char *layout,
                                       assay_precision precision, const char *planted, double capacity,
                                       assay_token_dispatcher dispatcher)
@@ -103,9 +104,16 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
     o->gradient_accumulation_fusion = strstr(layout, " unfused") == NULL;
     o->ddp_bucket_size = strstr(layout, " buckets") ? 150 : 0;
     o->moe_router_force_load_balancing = strstr(layout, " forced") != NULL;
+    if (strstr(layout, " dropout")) {
+        o->attention_dropout = 0.3;
+        o->hidden_dropout = 0.2;
+        o->dropout_seed = 99;
+    }
+    o->residual_dropout = strstr(layout, " residual") ? 0.25 : 0.0;
     o->moe_pad_expert_input_to_capacity = strstr(layout, " padded") != NULL;
     o->moe_router_padding_for_quantization = strstr(layout, " fp8") ? ASSAY_PADDING_FP8 : ASSAY_PADDING_NONE;
     o->overlap_grad_reduce = overlap;
+    o->log_num_zeros_in_grad = strstr(layout, " zeros") != NULL;
     const char *full = strstr(layout, " full="), *selective = strstr(layout, " selective=");
     if (full || selective)
         o->recompute_granularity = full ? ASSAY_RECOMPUTE_FULL : ASSAY_RECOMPUTE_SELECTIVE;

@@ -1,0 +1,129 @@
+"""Norms, SwiGLU and the residual additions."""
+import torch
+
+from .placement import is_cut
+from .rules import SUM, Rule, arithmetic, children, is_silu
+
+
+class RMSNorm(Rule):
+    """Hugging Face's RMSNorms round x·rstd to the input's dtype and multiply by the weight then; torch.nn.RMSNorm does not."""
+
+    @staticmethod
+    def matches(m):
+        return type(m).__name__.endswith("RMSNorm") and isinstance(getattr(m, "weight", None), torch.nn.Parameter)
+
+    def hook(self):
+        self.before(self.module, self.enter)
+        self.after(self.module, self.forward)
+
+    def eps(self, x):
+        config = self.t.model_config()  # what the model says of itself, not what this module happens to hold
+        if getattr(config, "rms_norm_eps", None) is not None:
+            return float(config.rms_norm_eps)
+        for word in ("variance_epsilon", "eps", "epsilon"):
+            if getattr(self.module, word, None) is not None:
+                return float(getattr(self.module, word))
+        return float(torch.finfo(x.dtype).eps)
+
+    def enter(self, args, kwargs):
+        """The norm's own share of the gradient: of its input under another name."""
+        if not args or not self.t.gradients or not args[0].requires_grad or not torch.is_grad_enabled():
+            return None
+        self.seen["x"] = args[0]
+        self.seen["alias"] = args[0].view_as(args[0])
+        return (self.seen["alias"], *args[1:]), kwargs
+
+    def forward(self, args, kwargs, y):
+        x = self.seen.pop("x", args[0] if args else next(iter(kwargs.values())))
+        gamma = self.module.weight
+        if x.dtype != gamma.dtype or is_cut(gamma) or is_cut(x):
+            self.seen.clear()
+            return self.t.not_judged(self.name, "input and weight of different dtypes, or cut over ranks")
+        arith = dict(SUM)  # in float32, whatever x is
+        if isinstance(self.module, getattr(torch.nn, "RMSNorm", ())):
+            arith = arithmetic(x)
+        else:
+            arith["rounding"] = ["before_gamma"]
+        if "Gemma" in type(self.module).__name__:
+            self.seen.clear()
+            return self.t.not_judged(self.name, "a norm that multiplies by 1 + weight has no operation")
+        inputs = {"x": self.input(x), "gamma": self.t.parameter(gamma, f"{self.name}.weight")}
+        attrs = {"eps": self.eps(x)}
+        self.t.op("rmsnorm_fwd", self.name, inputs, {"y": self.t.tensor(self.name, y)}, attrs, arith=arith, internal=["rstd"])
+        alias = self.seen.pop("alias", None)
+        if alias is None or not y.requires_grad:
+            return
+        if not gamma.requires_grad:
+            return self.t.not_judged(self.name, "the weight is frozen: no backward operation")
+        self.gather({"dy": y, "dx": alias, "dgamma": gamma}, lambda g: self.t.op(
+            "rmsnorm_bwd", self.name,
+            {**inputs, "dy": self.t.copy(f"{self.name}.dy", g["dy"], "backward"), "dgamma_in": self.t.zeros(self.name, g["dgamma"])},
+            {"dx": self.t.copy(f"{self.name}.dx", g["dx"], "backward"),
+             "dgamma": self.t.copy(f"{self.name}.dgamma", g["dgamma"], "backward")},
+            attrs, "backward", g["microbatch"], arith=arith, internal=["rstd"]))
+
+
+class SwiGLU(Rule):
+    """gate_proj, up_proj, act_fn, down_proj: silu(gate)·up; silu's result is stored in the input's dtype."""
+
+    @staticmethod
+    def matches(m):
+        return children(m, "gate_proj", "up_proj", "down_proj") and is_silu(getattr(m, "act_fn", None))
+
+    def hook(self):
+        self.after(self.module.gate_proj, lambda a, k, y: self.seen.__setitem__("gate", y))
+        self.after(self.module.up_proj, lambda a, k, y: self.seen.__setitem__("up", y))
+        self.before(self.module.down_proj, self.forward)
+
+    def forward(self, args, kwargs):
+        gate, up = self.seen.pop("gate", None), self.seen.pop("up", None)
+        if gate is None or up is None:
+            return
+        if type(gate) is not torch.Tensor:
+            return self.t.not_judged(self.name, "gate and up are cut over ranks as DTensors")
+        y, at = args[0], self.name + ".activation"
+        x = self.t.copy(at + ".x", torch.cat([gate.detach(), up.detach()], -1))
+        arith = arithmetic(y, order="none", rounding=["before_up"])
+        self.t.op("swiglu_fwd", at, {"x": x}, {"y": self.t.tensor(at, y)}, {}, arith=arith)
+        if not (y.requires_grad and gate.requires_grad and up.requires_grad):
+            return
+        self.gather({"dy": y, "gate": gate, "up": up}, lambda g: self.t.op(
+            "swiglu_bwd", at, {"dy": self.t.copy(at + ".dy", g["dy"], "backward"), "x": x},
+            {"dx": self.t.copy(at + ".dx", torch.cat([g["gate"], g["up"]], -1), "backward")}, {}, "backward", g["microbatch"],
+            arith=arith))
+
+
+class DecoderLayer(Rule):
+    """The two residual additions of a pre-norm layer; what is added is what the last product of a block made."""
+
+    @staticmethod
+    def matches(m):
+        return (children(m, "input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
+                and not children(m, "pre_feedforward_layernorm"))
+
+    def hook(self):
+        self.before(self.module.input_layernorm, lambda a, k: self.seen.__setitem__("x", a[0]))
+        self.last(self.module.self_attn, "o_proj", "attention")
+        self.before(self.module.post_attention_layernorm, self.middle)
+        self.last(self.module.mlp, "down_proj", "mlp")
+        self.after(self.module, self.end)
+
+    def last(self, block, child, word):
+        block = getattr(block, child) if children(block, child) else block
+        self.after(block, lambda a, k, y: self.seen.__setitem__(word, y[0] if isinstance(y, tuple) else y))
+
+    def add(self, instance, a, b, y, name):
+        if a is not None and b is not None and a.shape == b.shape == y.shape:
+            self.t.op("add", instance, {"a": self.input(a), "b": self.t.tensor(instance + ".b", b)},
+                      {"y": self.t.tensor(name, y)}, {}, arith=arithmetic(y, order="none"))
+
+    def middle(self, args, kwargs):
+        self.seen["middle"] = args[0]
+        if not is_cut(args[0]):
+            self.add(self.name + ".self_attn.residual", self.seen.get("x"), self.seen.get("attention"), args[0],
+                     self.name + ".self_attn.residual")
+
+    def end(self, args, kwargs, out):
+        self.add(self.name + ".mlp.residual", self.seen.get("middle"), self.seen.get("mlp"),
+                 out[0] if isinstance(out, tuple) else out, self.name)
+        self.seen = {}

@@ -1,0 +1,114 @@
+/* Trying hypotheses on one operation. */
+#include "parity/judge/suspect.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+assay_status suspect_open(suspect_trial *t, const assay_trace *trace, const assay_trace_op *op,
+                          bool *readable)
+{
+    parity_result problem;
+    *t = (suspect_trial){.trace = trace, .op = op, .declared = op->arith};
+    parity_result_init(&problem);
+    problem.verdict = PARITY_PASS;
+    t->attrs = op->attrs != NULL ? json_deep_copy(op->attrs) : json_object();
+    ASSAY_CHECK(t->attrs != NULL, ASSAY_OUT_OF_MEMORY, "%s", op->op);
+    ASSAY_TRY(parity_read_slots(trace, op, true, t->in, &t->n_in, &problem));
+    if (problem.verdict == PARITY_PASS)
+        ASSAY_TRY(parity_read_slots(trace, op, false, t->out, &t->n_out, &problem));
+    *readable = problem.verdict == PARITY_PASS;
+    return ASSAY_OK;
+}
+
+void suspect_close(suspect_trial *t)
+{
+    parity_free_slots(t->in, t->n_in);
+    parity_free_slots(t->out, t->n_out);
+    json_decref(t->attrs);
+}
+
+static ref_value *find(ref_value *values, int n, const char *slot)
+{
+    for (int i = 0; i < n; i++)
+        if (strcmp(values[i].slot, slot) == 0)
+            return &values[i];
+    return NULL;
+}
+
+ref_value *suspect_input(suspect_trial *t, const char *slot)
+{
+    return find(t->in, t->n_in, slot);
+}
+
+ref_value *suspect_output(suspect_trial *t, const char *slot)
+{
+    return find(t->out, t->n_out, slot);
+}
+
+static int64_t count_output(const ref_value *truth, const ref_value *found, const ref_replay_result *result,
+                            double *width)
+{
+    int64_t bad = 0;
+    if (truth->kind == REF_VALUE_CHOICE)
+        return result->n_inadmissible;
+    for (int64_t i = 0; i < truth->count; i++) {
+        double ratio;
+        if (truth->ivalue != NULL) {
+            bad += found->ivalue == NULL || truth->ivalue[i] != found->ivalue[i];
+            continue;
+        }
+        const double bound = truth->bound != NULL ? truth->bound[i] : 0.0;
+        const bool exact = truth->kind == REF_VALUE_EXACT;
+        bad += found->value == NULL ||
+               (exact ? found->value[i] != ref_round(truth->value[i], found->dtype)
+                      : !ref_admissible(found->value[i], truth->value[i], bound, found->dtype, &ratio));
+        *width += bound + 0.5 * ref_ulp(fabs(truth->value[i]) + bound, found->dtype);
+    }
+    return bad;
+}
+
+int64_t suspect_count(const suspect_trial *t, double *width)
+{
+    ref_replay_result result;
+    double sum = 0.0;
+    int64_t bad = 0;
+    memset(&result, 0, sizeof result);
+    if (ref_replay(t->op->op, t->attrs, &t->declared, t->in, t->n_in, t->out, t->n_out, &result) !=
+        ASSAY_OK) {
+        assay_error_clear();
+        return -1;
+    }
+    for (int i = 0; i < result.n_outputs; i++) {
+        const ref_value *found = parity_find_value(t->out, t->n_out, result.outputs[i].slot);
+        if (found != NULL && found->count == result.outputs[i].count)
+            bad += count_output(&result.outputs[i], found, &result, &sum);
+        else if (found != NULL)
+            bad += found->count;
+    }
+    ref_replay_free(&result);
+    if (width != NULL)
+        *width = sum;
+    return bad;
+}
+
+assay_status parity_suspect(const assay_trace *trace, const assay_trace_op *op, char text[PARITY_TEXT])
+{
+    bool more = true;
+    text[0] = '\0';
+    if (!ref_replay_knows(op->op))
+        return ASSAY_OK;
+    for (int number = 0; more; number++) {
+        suspect_trial t;
+        bool readable = false, applies = false;
+        assay_status st = suspect_open(&t, trace, op, &readable);
+        more = st == ASSAY_OK && readable && suspect_change(&t, number, &applies, text);
+        const bool explained = more && applies && suspect_count(&t, NULL) == 0;
+        suspect_close(&t);
+        ASSAY_TRY(st);
+        if (explained)
+            return ASSAY_OK;
+    }
+    text[0] = '\0';
+    return ASSAY_OK;
+}

@@ -1,0 +1,212 @@
+/* `assay check`: a recorded run of another framework against a model folder, and one sentence. */
+#include "parity/run/check.h"
+#include "core/base/text.h"
+#include "core/run/options.h"
+
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct check_options {
+    char model[ASSAY_PATH], trace[ASSAY_PATH], map[ASSAY_PATH];
+    bool json;
+} check_options;
+
+static const char *const part_names[CHECK_PARTS] = {"configuration", "weights", "attributes", "operations",
+                                                    "whole run"};
+static const char *const part_units[CHECK_PARTS] = {"members", "parameters", "attributes of operations",
+                                                    "outputs computed again",
+                                                    "tensors beside the reference's"};
+
+void check_fail(check_state *c, check_part part, const char *fmt, ...)
+{
+    if (c->failed[part]++ > 0)
+        return;
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(c->first[part], CHECK_TEXT, fmt, args);
+    va_end(args);
+    assay_clean_text(c->first[part]);
+}
+
+void check_note(check_state *c, const char *fmt, ...)
+{
+    char text[PARITY_TEXT];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    assay_clean_text(text);
+    if (json_array_size(c->notes) < 32)
+        json_array_append_new(c->notes, json_string(text));
+}
+
+static assay_status on_option(void *user, const char *name, const char *text)
+{
+    check_options *o = user;
+    if (name != NULL && strcmp(name, "json") == 0) {
+        o->json = true;
+        return ASSAY_OK;
+    }
+    char *out = name == NULL || strcmp(name, "trace") == 0 ? o->trace
+                : strcmp(name, "model") == 0               ? o->model
+                                                           : o->map;
+    ASSAY_CHECK(out[0] == '\0', ASSAY_INVALID_ARGUMENT,
+                "expected one trace, one model, one map; found \"%s\", too", text);
+    ASSAY_CHECK(strlen(text) < ASSAY_PATH, ASSAY_LIMIT, "%s: too long", text);
+    snprintf(out, ASSAY_PATH, "%s", text);
+    return ASSAY_OK;
+}
+
+/* Mistakes first in the order of the parts; a configuration that is another explains what follows from it. */
+static int verdict(const check_state *c, char sentence[CHECK_TEXT + 128])
+{
+    int64_t failed = 0, checked = 0;
+    const char *first = NULL, *unchecked = NULL;
+    for (int p = 0; p < CHECK_PARTS; p++) {
+        failed += c->failed[p];
+        checked += p >= CHECK_OPERATIONS ? c->passed[p] : 0;
+        first = first == NULL && c->first[p][0] != '\0' ? c->first[p] : first;
+        unchecked = unchecked == NULL && c->unchecked[p][0] != '\0' ? c->unchecked[p] : unchecked;
+    }
+    if (first != NULL)
+        snprintf(sentence, CHECK_TEXT + 128, "WRONG: %s.%s", first,
+                 failed > 1 ? "  (What else differs is listed above; it may follow from this.)" : "");
+    else if (checked == 0 || unchecked != NULL)
+        snprintf(sentence, CHECK_TEXT + 128, "NOT CHECKED: nothing wrong was found, but %s: %.500s.",
+                 checked == 0 ? "nothing could be compared" : "not everything could be compared",
+                 unchecked != NULL ? unchecked
+                                   : "the trace holds no operation and no tensor that the reference has");
+    else
+        snprintf(sentence, CHECK_TEXT + 128,
+                 "RIGHT: %lld outputs of operations and %lld tensors of the run are within what their "
+                 "arithmetic allows.",
+                 (long long)c->passed[CHECK_OPERATIONS], (long long)c->passed[CHECK_WHOLE]);
+    return first != NULL ? 1 : checked == 0 || unchecked != NULL ? 2 : 0;
+}
+
+static void print_text(const check_state *c, const char *sentence, FILE *out)
+{
+    size_t i;
+    json_t *note;
+    for (int p = 0; p < CHECK_PARTS; p++) {
+        fprintf(out, "%-14s %lld %s%s", part_names[p], (long long)(c->passed[p] + c->failed[p]),
+                part_units[p],
+                c->failed[p] > 0   ? ""
+                : c->passed[p] > 0 ? ": right"
+                                   : "");
+        if (c->failed[p] > 0)
+            fprintf(out, ": %lld wrong, the first: %s", (long long)c->failed[p], c->first[p]);
+        if (c->unchecked[p][0] != '\0')
+            fprintf(out, "; not checked: %s", c->unchecked[p]);
+        fputc('\n', out);
+    }
+    json_array_foreach(c->notes, i, note) fprintf(out, "note: %s\n", json_string_value(note));
+    fprintf(out, "%s\n", sentence);
+}
+
+static assay_status print_json(const check_state *c, const char *sentence, int code, FILE *out)
+{
+    json_t *root = json_pack("{s:s,s:i,s:s,s:i}", "format", "assay-check", "version", 1, "sentence", sentence,
+                             "exit_code", code);
+    ASSAY_CHECK(root != NULL, ASSAY_OUT_OF_MEMORY, "JSON");
+    for (int p = 0; p < CHECK_PARTS; p++)
+        json_object_set_new(root, part_names[p],
+                            json_pack("{s:I,s:I,s:I,s:s,s:s}", "passed", (json_int_t)c->passed[p], "failed",
+                                      (json_int_t)c->failed[p], "skipped", (json_int_t)c->skipped[p], "first",
+                                      c->first[p], "not_checked", c->unchecked[p]));
+    json_object_set(root, "notes", c->notes);
+    json_dumpf(root, out, JSON_INDENT(1));
+    fputc('\n', out);
+    json_decref(root);
+    return ASSAY_OK;
+}
+
+/* What cannot run again is said and leaves the other parts. */
+static assay_status make_reference(check_state *c)
+{
+    const bool bf16 = strcmp(assay_trace_header_text(c->trace, "precision"), "bf16") == 0;
+    const assay_status st = parity_reference_create(&c->reference, c->names, c->folder, c->index,
+                                                    bf16 ? ASSAY_PRECISION_BF16 : ASSAY_PRECISION_FP32);
+    if (st != ASSAY_UNSUPPORTED)
+        return st;
+    snprintf(c->unchecked[CHECK_WHOLE], PARITY_TEXT, "%.500s", assay_error_message());
+    assay_error_clear();
+    return ASSAY_OK;
+}
+
+assay_status parity_check_run(const char *trace, const char *model, const char *map, bool json, FILE *out,
+                              int *exit_code)
+{
+    check_state c = {.folder = model, .notes = json_array()};
+    assay_trace *t = NULL;
+    char sentence[CHECK_TEXT + 128];
+    assay_status st = ASSAY_OK;
+    *exit_code = 2;
+    ASSAY_TRY_GOTO(assay_trace_open(&t, trace, true), st, done);
+    c.trace = t;
+    ASSAY_CHECK_GOTO(
+        parity_names_are_foreign(t) || (map != NULL && map[0] != '\0'), ASSAY_UNSUPPORTED, st, done,
+        "%s: expected a trace with Hugging Face's names (index.json: names), or --map; assay run judges our "
+        "own engines",
+        trace);
+    ASSAY_TRY_GOTO(parity_aligner_create(&c.names, model, NULL, map), st, done);
+    ASSAY_TRY_GOTO(parity_index_create(&c.index, t), st, done);
+    if (!json)
+        parity_say_aborted(t, out);
+    ASSAY_TRY_GOTO(make_reference(&c), st, done);
+    ASSAY_TRY_GOTO(check_configuration(&c), st, done);
+    ASSAY_TRY_GOTO(check_weights(&c), st, done);
+    ASSAY_TRY_GOTO(check_attributes(&c), st, done);
+    ASSAY_TRY_GOTO(check_operations(&c), st, done);
+    ASSAY_TRY_GOTO(check_whole(&c), st, done);
+    for (int rank = 0; rank < assay_trace_world(t); rank++)
+        if (assay_trace_aborted(t, rank) != NULL && c.unchecked[CHECK_WHOLE][0] == '\0')
+            snprintf(c.unchecked[CHECK_WHOLE], PARITY_TEXT, "rank %d ended early: %.300s", rank,
+                     assay_trace_aborted(t, rank));
+    *exit_code = verdict(&c, sentence);
+    if (json)
+        st = print_json(&c, sentence, *exit_code, out);
+    else
+        print_text(&c, sentence, out);
+done:
+    parity_reference_destroy(c.reference);
+    parity_index_destroy(c.index);
+    parity_aligner_destroy(c.names);
+    assay_trace_close(t);
+    json_decref(c.notes);
+    return st;
+}
+
+int parity_main_check(int argc, char **argv)
+{
+    static const assay_extra_option extra[] = {
+        {"trace", "DIR", "the recorded run (or the only argument)"},
+        {"model", "DIR", "the Hugging Face folder that it trains: configuration and weights"},
+        {"map", "FILE", "more rows of names (assay map)"},
+        {"json", NULL, "print the verdict as JSON"},
+        {NULL, NULL, NULL}};
+    check_options o = {.json = false};
+    int code = 2;
+    assay_status st = assay_options_parse(argc, argv,
+                                          "Judges a recorded run of another framework (pip install ./golden "
+                                          "records one in three lines) against the "
+                                          "model it says it trains: its configuration, its weights, what its "
+                                          "operations were called with, each of them "
+                                          "computed again, and all tensors beside the reference's on the "
+                                          "same batch.  The last line is one sentence: "
+                                          "which operation, which tensor, which rank, by how much of what "
+                                          "arithmetic allows, and what mistake it looks "
+                                          "like.\vExample:\n"
+                                          "  assay check --trace DIR --model FOLDER\n",
+                                          "[TRACE]", NULL, 0, extra, on_option, &o);
+    if (st == ASSAY_OK && (o.trace[0] == '\0' || o.model[0] == '\0'))
+        st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "expected --trace DIR and --model FOLDER");
+    if (st == ASSAY_OK)
+        st = parity_check_run(o.trace, o.model, o.map, o.json, stdout, &code);
+    if (st != ASSAY_OK) {
+        assay_error_print(stderr, "assay check", 0);
+        return 2;
+    }
+    return code;
+}

@@ -1,0 +1,181 @@
+/* The recorded configuration, and the attributes that operations were called with, against the folder's. */
+#include "parity/run/check.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Members that a run is free in: how weights are drawn, how long a row may be. */
+static const char *const free_members[] = {"initializer_range", "max_position_embeddings", NULL};
+
+static bool is_free(const char *key)
+{
+    for (int i = 0; free_members[i] != NULL; i++)
+        if (strcmp(free_members[i], key) == 0)
+            return true;
+    return false;
+}
+
+static void compare_members(check_state *c, const json_t *run, json_t *folder, const char *where)
+{
+    const char *key;
+    json_t *expected;
+    json_object_foreach(folder, key, expected)
+    {
+        const json_t *found = json_object_get(run, key);
+        if (is_free(key))
+            continue;
+        if (json_is_object(expected) && json_is_object(found)) {
+            char inner[128];
+            snprintf(inner, sizeof inner, "%.60s%.60s.", where, key);
+            compare_members(c, found, expected, inner);
+            continue;
+        }
+        if (json_equal(found, expected)) {
+            c->passed[CHECK_CONFIGURATION]++;
+            continue;
+        }
+        char *x = found != NULL ? json_dumps(found, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9)) : NULL;
+        char *y = json_dumps(expected, JSON_ENCODE_ANY | JSON_REAL_PRECISION(9));
+        check_fail(c, CHECK_CONFIGURATION, "the run's configuration has %s%s %.100s, the folder's %.100s",
+                   where, key, x != NULL ? x : "(absent)", y != NULL ? y : "?");
+        free(y);
+        free(x);
+    }
+}
+
+assay_status check_configuration(check_state *c)
+{
+    const json_t *model = json_object_get(assay_trace_header(c->trace), "model");
+    assay_model_config *config = calloc(1, sizeof *config);
+    json_t *run = NULL, *folder = NULL;
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "configuration");
+    if (model == NULL) {
+        snprintf(c->unchecked[CHECK_CONFIGURATION], PARITY_TEXT,
+                 "the trace does not hold the run's configuration");
+        goto done;
+    }
+    st = assay_config_from_json(model, "the run's configuration", config);
+    if (st != ASSAY_OK && st != ASSAY_OUT_OF_MEMORY) {
+        check_fail(c, CHECK_CONFIGURATION, "%.400s (the folder's configuration is another)",
+                   assay_error_message());
+        assay_error_clear();
+        st = ASSAY_OK;
+        goto done;
+    }
+    ASSAY_TRY_GOTO(st, st, done);
+    ASSAY_TRY_GOTO(assay_config_to_json(config, &run), st, done);
+    ASSAY_TRY_GOTO(assay_config_to_json(c->names->config, &folder), st, done);
+    compare_members(c, run, folder, "");
+done:
+    json_decref(folder);
+    json_decref(run);
+    free(config);
+    return st;
+}
+
+/* --- attributes --------------------------------------------------------------------------------------------- */
+
+/* "model.layers.3.mlp" -> 3; -1: outside the layers. */
+static int64_t layer_of(const char *instance, int64_t layers)
+{
+    const char *at = strstr(instance, "layers.");
+    char *end = NULL;
+    if (at == NULL)
+        return -1;
+    const int64_t layer = strtoll(at + strlen("layers."), &end, 10);
+    return end != at + strlen("layers.") && layer >= 0 && layer < layers ? layer : -1;
+}
+
+static void compare_number(check_state *c, const assay_trace_op *op, const char *key, double expected)
+{
+    const json_t *found = json_object_get(op->attrs, key);
+    if (!json_is_number(found))
+        return;
+    /* attributes may have been rounded to single precision */
+    if (fabs(json_number_value(found) - expected) <= 1e-6 * fabs(expected)) {
+        c->passed[CHECK_ATTRIBUTES]++;
+        return;
+    }
+    check_fail(c, CHECK_ATTRIBUTES,
+               "%s of %s (rank %d, step %lld) was called with %s %.9g, the model's is %.9g", op->op,
+               op->instance, op->rank, (long long)op->step, key, json_number_value(found), expected);
+}
+
+static void compare_word(check_state *c, const assay_trace_op *op, const char *key, const char *expected)
+{
+    const char *found = json_string_value(json_object_get(op->attrs, key));
+    if (found == NULL)
+        return;
+    if (strcmp(found, expected) == 0) {
+        c->passed[CHECK_ATTRIBUTES]++;
+        return;
+    }
+    check_fail(c, CHECK_ATTRIBUTES,
+               "%s of %s (rank %d, step %lld) was called with %s %.40s, the model's is %s", op->op,
+               op->instance, op->rank, (long long)op->step, key, found, expected);
+}
+
+static void compare_flag(check_state *c, const assay_trace_op *op, const char *key, bool expected)
+{
+    const json_t *found = json_object_get(op->attrs, key);
+    if (!json_is_boolean(found) || json_is_true(found) == expected) {
+        c->passed[CHECK_ATTRIBUTES] += json_is_boolean(found);
+        return;
+    }
+    check_fail(c, CHECK_ATTRIBUTES, "%s of %s (rank %d, step %lld) was called with %s %s, the model's is %s",
+               op->op, op->instance, op->rank, (long long)op->step, key,
+               json_is_true(found) ? "true" : "false", expected ? "true" : "false");
+}
+
+static void compare_rope(check_state *c, const assay_trace_op *op, const assay_model_config *m)
+{
+    static const char *const types[] = {"default", "linear", "llama3"};
+    compare_word(c, op, "rope_type", types[m->rope_type]);
+    compare_number(c, op, "rotary_base", m->rotary_base);
+    compare_number(c, op, "rotary_dim", (double)assay_config_rotary_dim(m));
+    if (m->rope_type != ASSAY_ROPE_DEFAULT)
+        compare_number(c, op, "factor", m->rope_factor);
+    if (m->rope_type != ASSAY_ROPE_LLAMA3)
+        return;
+    compare_number(c, op, "low_freq_factor", m->rope_low_freq_factor);
+    compare_number(c, op, "high_freq_factor", m->rope_high_freq_factor);
+    compare_number(c, op, "original_max_position_embeddings",
+                   (double)m->rope_original_max_position_embeddings);
+}
+
+/* Heads of one rank are a part of the model's where tensors are cut; their ratio is not. */
+static void compare_attention(check_state *c, const assay_trace_op *op, const assay_model_config *m)
+{
+    const int64_t layer = layer_of(op->instance, m->num_layers);
+    if (assay_trace_world(c->trace) == 1) {
+        compare_number(c, op, "heads", (double)m->num_attention_heads);
+        compare_number(c, op, "groups", (double)m->num_query_groups);
+    }
+    compare_number(c, op, "head_dim", (double)m->kv_channels);
+    compare_number(c, op, "scale", 1.0 / sqrt((double)m->kv_channels));
+    if (layer >= 0)
+        compare_number(c, op, "window", (double)m->window[layer]);
+}
+
+assay_status check_attributes(check_state *c)
+{
+    const assay_model_config *m = c->names->config;
+    for (int rank = 0; rank < assay_trace_world(c->trace); rank++)
+        for (int64_t i = 0; i < assay_trace_n_ops(c->trace, rank); i++) {
+            const assay_trace_op *op = assay_trace_op_at(c->trace, rank, i);
+            if (strncmp(op->op, "rmsnorm_", 8) == 0)
+                compare_number(c, op, "eps", m->layernorm_epsilon);
+            else if (strcmp(op->op, "rope_table") == 0)
+                compare_rope(c, op, m);
+            else if (strncmp(op->op, "attention_", 10) == 0)
+                compare_attention(c, op, m);
+            else if (strncmp(op->op, "router_fwd", 10) == 0 || strcmp(op->op, "router_bwd") == 0) {
+                compare_number(c, op, "topk", (double)m->moe_router_topk);
+                compare_flag(c, op, "norm_topk_prob", m->norm_topk_prob);
+                compare_flag(c, op, "pre_softmax", m->moe_router_pre_softmax);
+            }
+        }
+    return ASSAY_OK;
+}

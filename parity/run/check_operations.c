@@ -1,0 +1,114 @@
+/* Every recorded operation computed again, and what explains the first that failed. */
+#include "parity/judge/suspect.h"
+#include "parity/run/check.h"
+
+#include <math.h>
+#include <string.h>
+
+static const assay_trace_op *op_of(const check_state *c, const parity_result *r)
+{
+    const int rank = r->rank >= 0 ? r->rank : 0;
+    for (int64_t i = 0; i < assay_trace_n_ops(c->trace, rank); i++) {
+        const assay_trace_op *op = assay_trace_op_at(c->trace, rank, i);
+        if (strcmp(op->op, r->op) == 0 && strcmp(op->instance, r->instance) == 0 && op->phase == r->phase &&
+            op->step == r->step && op->microbatch == r->microbatch)
+            return op;
+    }
+    return NULL;
+}
+
+/* Errors of a few units of a narrow format, spread over a tensor: a result was kept in it. */
+static void guess_precision(const check_state *c, const parity_result *r, char text[PARITY_TEXT])
+{
+    const assay_trace_op *op = op_of(c, r);
+    const assay_trace_tensor *t = op != NULL ? assay_trace_op_tensor(c->trace, op, r->tensor) : NULL;
+    const double off = fabs(r->found - r->expected) / fabs(r->expected);
+    if (t == NULL || text[0] != '\0' || !(r->expected != 0.0))
+        return;
+    if (t->dtype == ASSAY_BF16 && off < 0x1p-4)
+        snprintf(text, PARITY_TEXT,
+                 "an intermediate result is kept in BF16 (the worst element is %.2g units off)", off * 0x1p8);
+    else if (t->dtype == ASSAY_F32 && off < 0x1p-5 && off > 0x1p-16)
+        snprintf(text, PARITY_TEXT, "an operand or an intermediate result is kept in BF16 or TF32");
+}
+
+static assay_status explain(check_state *c, const parity_result *r)
+{
+    char why[PARITY_TEXT] = "";
+    const assay_trace_op *op = op_of(c, r);
+    if (op != NULL)
+        ASSAY_TRY(parity_suspect(c->trace, op, why));
+    const bool proven = why[0] != '\0';
+    if (!proven)
+        guess_precision(c, r, why);
+    if (why[0] == '\0')
+        snprintf(why, sizeof why, "%s", r->diagnosis);
+    char amount[160];
+    if (r->count > 0 && isfinite(r->ratio) && r->ratio < 1e6)
+        snprintf(amount, sizeof amount,
+                 "%lld of %lld elements outside what its arithmetic allows, the worst %.3g times",
+                 (long long)r->n_bad, (long long)r->count, r->ratio);
+    else if (r->count > 0)
+        snprintf(amount, sizeof amount, "%lld of %lld elements far outside what its arithmetic allows",
+                 (long long)r->n_bad, (long long)r->count);
+    else
+        snprintf(amount, sizeof amount, "%.150s", r->message);
+    check_fail(c, CHECK_OPERATIONS, "%s of %s, output %s (rank %d, step %lld, microbatch %lld): %s%s%s",
+               r->op, r->instance, r->tensor, r->rank, (long long)r->step, (long long)r->microbatch, amount,
+               why[0] == '\0' ? ""
+               : proven       ? "; all of them pass if "
+                              : "; looks like: ",
+               why);
+    return ASSAY_OK;
+}
+
+/* What the run says of its own rounding: no error, but worth knowing. */
+static void note_rounding(check_state *c)
+{
+    static const struct {
+        unsigned bit;
+        const char *word, *text;
+    } points[] = {
+        {ASSAY_ROUND_BEFORE_GAMMA, "before_gamma", "RMSNorm rounds x rstd before the weight multiplies it"},
+        {ASSAY_ROUND_BEFORE_UP, "before_up", "SwiGLU rounds silu(gate) before it is multiplied by up"},
+        {ASSAY_ROUND_PRODUCTS, "products", "rope rounds both products before they are added"},
+        {ASSAY_ROUND_SCORES, "scores", "attention rounds its scores"},
+        {ASSAY_ROUND_ANGLES, "angles", "rope's angles are computed in the accumulate type"},
+    };
+    for (size_t k = 0; k < sizeof points / sizeof *points; k++) {
+        int64_t n = 0;
+        for (int rank = 0; rank < assay_trace_world(c->trace); rank++)
+            for (int64_t i = 0; i < assay_trace_n_ops(c->trace, rank); i++)
+                n += (assay_trace_op_at(c->trace, rank, i)->arith.all.rounding & points[k].bit) != 0;
+        if (n > 0)
+            check_note(c, "%s: declared (%s) by %lld operations, a rounding point and no error",
+                       points[k].text, points[k].word, (long long)n);
+    }
+}
+
+assay_status check_operations(check_state *c)
+{
+    parity_report *report = NULL;
+    assay_status st = ASSAY_OK;
+    ASSAY_TRY(parity_report_create(&report));
+    ASSAY_TRY_GOTO(parity_check_local(c->trace, report), st, done);
+    ASSAY_TRY_GOTO(parity_check_routing(c->trace, report), st, done);
+    for (int64_t i = 0; i < parity_report_count(report); i++) {
+        const parity_result *r = parity_report_at(report, i);
+        if (r->verdict == PARITY_FAIL && c->failed[CHECK_OPERATIONS] == 0)
+            ASSAY_TRY_GOTO(explain(c, r), st, done);
+        else if (r->verdict == PARITY_FAIL)
+            c->failed[CHECK_OPERATIONS]++;
+        c->passed[CHECK_OPERATIONS] += r->verdict == PARITY_PASS;
+        c->skipped[CHECK_OPERATIONS] += r->verdict == PARITY_SKIP;
+        if (r->verdict == PARITY_SKIP && c->unchecked[CHECK_OPERATIONS][0] == '\0')
+            snprintf(c->unchecked[CHECK_OPERATIONS], PARITY_TEXT, "%.40s of %.120s: %.300s", r->op,
+                     r->instance, r->message);
+    }
+    if (parity_report_count(report) == 0)
+        check_note(c, "the trace records no operation: only whole tensors were compared");
+    note_rounding(c);
+done:
+    parity_report_destroy(report);
+    return st;
+}

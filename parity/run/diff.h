@@ -1,0 +1,36 @@
+/* Parts of `assay diff` on traces.  Private to parity/run/diff*.c and the check of a trace against a model. */
+#ifndef PARITY_DIFF_H
+#define PARITY_DIFF_H
+
+#include "parity/checks/noise.h"
+#include "parity/judge/align.h"
+
+/* How far two tensors lie apart, over elements that are finite in both. */
+typedef struct diff_statistics {
+    double max, mean; /* of |second - first| */
+    double relative;  /* ||second - first|| / ||first|| */
+    double cosine;    /* between the two; 1 where both are zero */
+} diff_statistics;
+
+typedef struct diff_pair {
+    const parity_entry *e, *o; /* of the trace that is walked, and of the other */
+    const assay_name_row *row; /* NULL: one name */
+    bool walked_is_second;
+    int64_t position; /* in order of execution */
+} diff_pair;
+
+typedef struct diff_compare {
+    const parity_index *walked, *other;
+    double tolerance;                /* < 0: bits */
+    parity_noise *noise;             /* NULL: none */
+    const parity_aligner *translate; /* both have Hugging Face's names, the noise's runs ours; else NULL */
+    bool alike;                      /* same engine, layout and precision */
+    parity_scales scales;
+} diff_compare;
+
+/* diff_compare.c: verdict, message, diagnosis in *r; bad (NULL, or the caller's to free): of every element of the global tensor,
+ * in the walked trace's order where nothing was permuted. */
+assay_status diff_compare_pair(const diff_compare *d, const diff_pair *p, parity_result *r,
+                               diff_statistics *statistics, unsigned char **bad);
+
+#endif

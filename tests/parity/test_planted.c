@@ -1,0 +1,228 @@
+/* Laws of `assay check` on Hugging Face runs (golden/planted, golden/make_planted.py): an honest run is right, a planted fault is
+ * named in the sentence, and nothing that could not be compared passes. */
+#include "core/base/json.h"
+#include "parity/checks/reference.h"
+#include "tests/support/parity.h"
+
+#define PLANTED ASSAY_SOURCE_DIR "/golden/planted/"
+
+static int check(const char *trace, const char *model, const char *map, char *text, size_t capacity)
+{
+    char dir[512], folder[512];
+    int code = -1;
+    snprintf(dir, sizeof dir, "%s%s", trace[0] == '/' ? "" : PLANTED, trace);
+    snprintf(folder, sizeof folder, PLANTED "models/%s", model);
+    FILE *out = tmpfile();
+    must(parity_check_run(dir, folder, map, false, out, &code));
+    rewind(out);
+    text[fread(text, 1, capacity - 1, out)] = '\0';
+    fclose(out);
+    return code;
+}
+
+/* The last line. */
+static const char *sentence_of(char *text)
+{
+    for (size_t n = strlen(text); n > 0 && text[n - 1] == '\n'; n--)
+        text[n - 1] = '\0';
+    const char *last = strrchr(text, '\n');
+    return last != NULL ? last + 1 : text;
+}
+
+Test(parity_planted, every_fault_is_named_in_the_sentence)
+{
+    json_t *rows;
+    must(assay_json_load(&rows, PLANTED "rows.json"));
+    cr_assert_geq(json_array_size(rows), 15);
+    for (size_t i = 0; i < json_array_size(rows); i++) {
+        const json_t *row = json_array_get(rows, i), *words = json_object_get(row, "sentence");
+        const char *trace = json_string_value(json_object_get(row, "trace"));
+        char text[16384];
+        const int code =
+            check(trace, json_string_value(json_object_get(row, "model")), NULL, text, sizeof text);
+        const char *sentence = sentence_of(text);
+        cr_expect_eq(code, strncmp(trace, "honest", 6) == 0 ? 0 : 1, "%s: %d %s", trace, code, sentence);
+        for (size_t k = 0; k < json_array_size(words); k++)
+            cr_expect(strstr(sentence, json_string_value(json_array_get(words, k))), "%s: %s", trace,
+                      sentence);
+    }
+    json_decref(rows);
+}
+
+/* A copy of an honest trace where each `from` of its records is `to`, padded with blanks; its other files are the same. */
+static void altered(char dir[256], const char *name, const char *from, const char *to)
+{
+    static const char *const files[] = {"index.json", "rank-00000.jsonl",
+                                        "rank-00000-step-00000.safetensors"};
+    int changed = 0;
+    must(assay_mkdir_p(fresh_path(dir, "t")));
+    for (int i = 0; i < 3; i++) {
+        char path[512], *text;
+        uint64_t bytes;
+        snprintf(path, sizeof path, PLANTED "%s/%s", name, files[i]);
+        must(assay_read_file(path, 1 << 24, &text, &bytes));
+        for (char *at = text; i < 2 && (at = strstr(at, from)) != NULL; changed++) {
+            memset(at, ' ', strlen(from));
+            memcpy(at, to, strlen(to));
+        }
+        snprintf(path, sizeof path, "%s/%s", dir, files[i]);
+        must(assay_write_file(path, text, bytes));
+        free(text);
+    }
+    cr_assert_gt(changed, 0, "%s", from);
+}
+
+Test(parity_planted, what_is_changed_in_an_honest_run_is_said)
+{
+    static const struct {
+        const char *from, *to, *word;
+        int code;
+    } rows[] = {
+        {"\"eps\": 1e-05", "\"eps\": 1e-6",
+         "rmsnorm_fwd of model.layers.0.input_layernorm (rank 0, step 0) was called with eps", 1},
+        {"\"rounding\": [\"before_gamma\"]", "\"rounding\": []",
+         "declared as \"rounding\": [\"before_gamma\"]", 1},
+        {"\"window\": 0", "\"window\": 3", "was called with window 3, the model's is 0", 1},
+        {"\"input_ids\"", "\"inputids\"", "NOT CHECKED", 2},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char dir[256], text[16384];
+        altered(dir, "honest_llama", rows[i].from, rows[i].to);
+        cr_expect_eq(check(dir, "llama", NULL, text, sizeof text), rows[i].code, "%s: %s", rows[i].from,
+                     text);
+        cr_expect(strstr(sentence_of(text), rows[i].word), "%s: %s", rows[i].from, text);
+        remove_path(dir);
+    }
+}
+
+/* Another model than the run's: weights of another shape or configuration are a finding, no crash. */
+Test(parity_planted, another_folder_is_a_finding)
+{
+    char text[16384];
+    cr_expect_eq(check("honest_llama", "moe", NULL, text, sizeof text), 1, "%s", text);
+    cr_expect(strstr(sentence_of(text), "the run's configuration"), "%s", text);
+}
+
+static int suggest(const char *trace, char *text, size_t capacity)
+{
+    char dir[512];
+    int code = -1;
+    snprintf(dir, sizeof dir, "%s%s", trace[0] == '/' ? "" : PLANTED, trace);
+    FILE *out = tmpfile();
+    must(parity_suggest(dir, out, &code));
+    rewind(out);
+    text[fread(text, 1, capacity - 1, out)] = '\0';
+    fclose(out);
+    return code;
+}
+
+/* A declaration is suggested from the values alone: what the record says of itself does not enter. */
+Test(parity_planted, the_tightest_declaration_holds_the_rounding_points)
+{
+    char dir[256], text[16384], again[16384];
+    cr_expect_eq(suggest("honest_llama", text, sizeof text), 0, "%s", text);
+    static const char *const words[] = {"before_gamma", "before_up", "products"};
+    for (int i = 0; i < 3; i++)
+        cr_expect(strstr(text, words[i]), "%s: %s", words[i], text);
+    altered(dir, "honest_llama", "\"rounding\": [\"before_gamma\"]", "\"rounding\": []");
+    cr_expect_eq(suggest(dir, again, sizeof again), 0, "%s", again);
+    cr_expect(strstr(again, "before_gamma"), "%s", again);
+    remove_path(dir);
+    cr_expect_eq(suggest("eps", text, sizeof text), 1, "%s", text);
+    cr_expect(strstr(text, "rmsnorm_fwd          5 records  no declaration"), "%s", text);
+}
+
+/* A trace of the reference on the batch of an honest run; the caller's to destroy. */
+typedef struct beside {
+    assay_trace *trace;
+    parity_index *index;
+    parity_aligner *names;
+    parity_reference *reference;
+    char ours[ASSAY_PATH + 8];
+} beside;
+
+static beside run_reference(const char *trace, const char *model)
+{
+    beside b;
+    char dir[512], folder[512];
+    snprintf(dir, sizeof dir, PLANTED "%s", trace);
+    snprintf(folder, sizeof folder, PLANTED "models/%s", model);
+    b.trace = open_trace(dir);
+    must(parity_aligner_create(&b.names, folder, NULL, NULL));
+    must(parity_index_create(&b.index, b.trace));
+    must(parity_reference_create(&b.reference, b.names, folder, b.index, ASSAY_PRECISION_FP32));
+    must(parity_reference_run(b.reference, 0));
+    snprintf(b.ours, sizeof b.ours, "%s/0", b.reference->folder);
+    return b;
+}
+
+static void end_reference(beside *b)
+{
+    parity_reference_destroy(b->reference);
+    parity_index_destroy(b->index);
+    parity_aligner_destroy(b->names);
+    assay_trace_close(b->trace);
+}
+
+static int diff_with(const char *a, const char *b, parity_diff_options o, char *text, size_t capacity)
+{
+    int code = -1;
+    FILE *out = tmpfile();
+    must(parity_diff_traces(a, b, &o, out, &code));
+    rewind(out);
+    text[fread(text, 1, capacity - 1, out)] = '\0';
+    fclose(out);
+    return code;
+}
+
+/* The aligned trace goes first or second; a tolerance, the noise of the dtype and that of runs all hold. */
+Test(parity_planted, diff_lays_hugging_face_beside_our_names)
+{
+    static const struct {
+        const char *trace, *model, *common;
+    } rows[] = {{"labels", "llama", "first difference: loss = loss.loss"},
+                {"honest_moe", "moe", "71 passed, 0 failed, 0 skipped"}};
+    for (size_t i = 0; i < 2; i++) {
+        char theirs[512], folder[512], text[16384];
+        const bool honest = i == 1;
+        beside b = run_reference(rows[i].trace, rows[i].model);
+        snprintf(theirs, sizeof theirs, PLANTED "%s", rows[i].trace);
+        snprintf(folder, sizeof folder, PLANTED "models/%s", rows[i].model);
+        const parity_diff_options ways[] = {{.tolerance = 1e-4, .model = folder},
+                                            {.tolerance = -1, .noise = PARITY_NOISE_AUTO, .model = folder},
+                                            {.tolerance = -1, .noise = PARITY_NOISE_FP32, .model = folder}};
+        for (int k = 0; k < 3; k++) {
+            cr_expect_eq(diff_with(b.ours, theirs, ways[k], text, sizeof text), honest ? 0 : 1, "%s", text);
+            cr_expect(strstr(text, rows[i].common), "%s", text);
+            cr_expect_eq(diff_with(theirs, b.ours, ways[k], text, sizeof text), honest ? 0 : 1, "%s", text);
+        }
+        end_reference(&b);
+    }
+}
+
+/* A difference in one head of a fused tensor is named by the part that holds it, with its numbers in JSON. */
+Test(parity_planted, diff_prints_numbers_as_json)
+{
+    static char text[1 << 20];
+    char theirs[512], folder[512];
+    json_t *root;
+    beside b = run_reference("scaled_twice", "llama");
+    snprintf(theirs, sizeof theirs, PLANTED "scaled_twice");
+    snprintf(folder, sizeof folder, PLANTED "models/llama");
+    const parity_diff_options o = {.tolerance = 1e-4, .model = folder, .json = true};
+    cr_assert_eq(diff_with(b.ours, theirs, o, text, sizeof text), 1);
+    must(assay_json_parse(&root, text, strlen(text), "diff"));
+    const json_t *tensors = json_object_get(root, "tensors"), *first = NULL;
+    for (size_t i = 0; i < json_array_size(tensors) && first == NULL; i++)
+        if (strcmp(json_string_value(json_object_get(json_array_get(tensors, i), "verdict")), "FAIL") == 0)
+            first = json_array_get(tensors, i);
+    cr_assert_not_null(first);
+    cr_expect_str_eq(json_string_value(json_object_get(first, "name")),
+                     "model.layers.0.self_attn.core_attention.o");
+    cr_expect_str_eq(json_string_value(json_object_get(first, "other_name")),
+                     "decoder.layers.0.self_attention.core_attention.o");
+    cr_expect_gt(json_number_value(json_object_get(first, "relative")), 1e-3);
+    cr_expect_lt(json_number_value(json_object_get(first, "cosine")), 1.0);
+    json_decref(root);
+    end_reference(&b);
+}
