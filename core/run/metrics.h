@@ -33,9 +33,9 @@ void assay_metrics_close(assay_metrics *m);
  * memory. */
 json_t *assay_consumed_to_json(const assay_batches *b, int64_t steps);
 /* Whether this run's data begin with what the checkpoint's run has read.  ASSAY_MISMATCH, unless override_checkpoint_args is set:
- * then it goes to `say` (NULL: nowhere). */
+ * then it goes to `out` (NULL: nowhere). */
 assay_status assay_consumed_check(const char *dir, const json_t *header, const assay_batches *b,
-                                  const assay_train_options *o, int64_t steps, FILE *say);
+                                  const assay_train_options *o, int64_t steps, FILE *out);
 
 ASSAY_END_DECLS
 
