@@ -172,8 +172,8 @@ def dropout(model, undo):
         layer.self_attn.attention_dropout = 0.3
 
 
-def expert(model, undo):
-    experts = model.model.layers[1].mlp.experts
+def expert(model, undo, layer=1):
+    experts = model.model.layers[layer].mlp.experts
 
     def forward(self, hidden_states, top_k_index, top_k_weights):
         out = torch.zeros_like(hidden_states)

@@ -1,8 +1,9 @@
 """Traces of small Hugging Face models under golden/foreign/, recorded by assay_trace, for `assay replay` and `assay diff`.
 
 llama: two microbatches and an AdamW step in float32; llama_bf16: the same in bfloat16, eager attention, without an optimizer.
-gqa, eps, mask: llama_bf16 with one fault each, which must be named: groups dealt to heads the other way round, another epsilon in one
-norm, a mask that lets the last key out. Run: python golden/make_foreign.py
+gqa, eps, mask, labels: llama_bf16 with one fault each, which must be named: groups dealt to heads the other way round, another epsilon in
+one norm, a mask that lets the last key out, labels that are not moved by one. moe: one layer of a Qwen3-MoE in bfloat16; expert: the same
+with another expert's weights in one product. Run: python golden/make_foreign.py
 """
 import shutil
 import sys
@@ -14,21 +15,30 @@ from transformers.models.llama import modeling_llama
 from files import GOLDEN, save_json, update_manifest
 
 import assay_trace
+import foreign_models
 
 FOREIGN = GOLDEN / "foreign"
 SEED = 91
 CONFIG = dict(vocab_size=29, hidden_size=16, intermediate_size=20, num_hidden_layers=2, num_attention_heads=4,
               num_key_value_heads=2, max_position_embeddings=64, rms_norm_eps=1e-5, tie_word_embeddings=False,
               attention_dropout=0.0, use_cache=False, pad_token_id=None, bos_token_id=None, eos_token_id=None)
+MOE = {**CONFIG, "num_hidden_layers": 1, "head_dim": 4, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+       "norm_topk_prob": True}
 FAULTS = {"gqa": ("model.layers.0.self_attn.core_attention", "attention_fwd"),
           "eps": ("model.layers.1.post_attention_layernorm", "rmsnorm_fwd"),
-          "mask": ("model.layers.0.self_attn.core_attention", "attention_fwd")}
+          "mask": ("model.layers.0.self_attn.core_attention", "attention_fwd"),
+          "labels": ("loss_function", "cross_entropy_fwd"),
+          "expert": ("model.layers.0.mlp.experts.down_proj", "grouped_linear_fwd")}
 
 
 def plant(model, fault):
     """Changes the model, or the functions of its modeling file; gives what undoes the latter."""
     if fault == "eps":
         model.get_submodule(FAULTS["eps"][0]).variance_epsilon = 1e-2
+    if fault == "labels":
+        foreign_models.label_shift(model, [])
+    if fault == "expert":
+        foreign_models.expert(model, [], layer=0)
     plain = modeling_llama.eager_attention_forward, modeling_llama.repeat_kv
     if fault == "gqa":
         modeling_llama.repeat_kv = lambda x, n: x.repeat(1, n, 1, 1)  # heads 0 1 0 1 in place of 0 0 1 1
@@ -42,10 +52,13 @@ def plant(model, fault):
     return lambda: (setattr(modeling_llama, "eager_attention_forward", plain[0]), setattr(modeling_llama, "repeat_kv", plain[1]))
 
 
-def run(name, dtype, fault=None, train=False):
+def run(name, dtype, fault=None, train=False, moe=False):
     torch.manual_seed(SEED)
     generator = torch.Generator().manual_seed(SEED)
-    model = transformers.LlamaForCausalLM._from_config(transformers.LlamaConfig(**CONFIG), attn_implementation="eager", dtype=dtype)
+    config = transformers.Qwen3MoeConfig(**MOE) if moe else transformers.LlamaConfig(**CONFIG)
+    model = transformers.AutoModelForCausalLM.from_config(config, attn_implementation="eager", dtype=dtype)
+    if moe:
+        model.set_experts_implementation("eager")
     with torch.no_grad():
         for _, p in sorted(model.named_parameters()):
             draw = torch.randn(p.shape, generator=generator)
@@ -54,7 +67,7 @@ def run(name, dtype, fault=None, train=False):
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2, weight_decay=0.1) if train else None
     trace = assay_trace.attach(model, str(FOREIGN / name), optimizer=optimizer)
     with trace.step():
-        for _ in range(2 if not fault else 1):
+        for _ in range(2 if train else 1):
             ids = torch.randint(0, CONFIG["vocab_size"], (2, 7), generator=generator)
             (model(input_ids=ids, labels=ids).loss / 2).backward()
         if train:
@@ -70,8 +83,9 @@ def main():
     shutil.rmtree(FOREIGN, ignore_errors=True)
     run("llama", torch.float32, train=True)
     run("llama_bf16", torch.bfloat16)
+    run("moe", torch.bfloat16, moe=True)
     for fault in FAULTS:
-        run(fault, torch.bfloat16, fault)
+        run(fault, torch.bfloat16, fault, moe=fault == "expert")
     save_json(FOREIGN / "faults.json", {name: {"instance": i, "op": op} for name, (i, op) in FAULTS.items()})
     files = update_manifest("foreign", "python golden/make_foreign.py", SEED, "foreign")
     print(f"{len(files)} files, {sum(f.stat().st_size for f in files)} bytes")

@@ -33,17 +33,17 @@ def replay(program, folder):
     return (*((int(x) for x in totals.groups()) if totals else (0, 0, 0)), named or (first.groups() if first else None))
 
 
-def train(model, mode, folder, steps=1, microbatches=2, rank=0, world=1, optimizer=False, **options):
-    run = models.wrap(model, mode, world)
+def train(model, way, folder, steps=1, microbatches=2, rank=0, world=1, optimizer=False, **options):
+    run = models.wrap(model, way, world)
     optimizer = torch.optim.AdamW(run.parameters(), lr=1e-3, weight_decay=0.1) if optimizer else None
-    context = torch.autocast("cpu", dtype=torch.bfloat16) if mode == "autocast" else contextlib.nullcontext()
+    context = torch.autocast("cpu", dtype=torch.bfloat16) if way == "autocast" else contextlib.nullcontext()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         trace = assay_trace.attach(run, str(folder), optimizer=optimizer, **options)
         for step in range(steps):
             with trace.step():
                 for microbatch in range(microbatches):
-                    torch.manual_seed(100 * step + 10 * microbatch + (rank if mode in ("ddp", "fsdp2") else 0))
+                    torch.manual_seed(100 * step + 10 * microbatch + (rank if way in ("ddp", "fsdp2") else 0))
                     ids = torch.randint(0, 97, (2, 11))
                     with context:
                         loss = run(input_ids=ids, labels=ids).loss
@@ -140,13 +140,13 @@ def honest(program, folder):
 
 # --- what tracing costs -----------------------------------------------------------------------------------------
 
-def overhead(folder, rounds=7):
+def overhead(folder, rounds=3):
     torch.manual_seed(0)
     import transformers
-    config = transformers.LlamaConfig(**{**models.BASE, "vocab_size": 2048, "hidden_size": 512, "intermediate_size": 1408, "head_dim": 64,
-                                         "num_attention_heads": 8, "num_hidden_layers": 4, "max_position_embeddings": 512})
+    config = transformers.LlamaConfig(**{**models.BASE, "vocab_size": 2048, "hidden_size": 384, "intermediate_size": 1024, "head_dim": 64, "num_key_value_heads": 2,
+                                         "num_attention_heads": 6, "num_hidden_layers": 2, "max_position_embeddings": 512})
     model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
-    ids = torch.randint(0, 2048, (4, 256))
+    ids = torch.randint(0, 2048, (4, 128))
     optimizer, times = torch.optim.AdamW(model.parameters(), lr=1e-5), {}
 
     def step():

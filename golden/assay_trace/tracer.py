@@ -48,7 +48,8 @@ class Tracer:
         config = self.model_config()
         if config is not None and hasattr(config, "to_json_string"):
             index.setdefault("model", json.loads(config.to_json_string(use_diff=False)))
-        self.writer = Writer(folder, rank, world, mode, limit_bytes, engine="pytorch", names="huggingface",
+        index.setdefault("names", "huggingface")
+        self.writer = Writer(folder, rank, world, mode, limit_bytes, engine="pytorch",
                              torch=torch.__version__, **index)
         self.filter, self.every, self.gradients = Filter(include, exclude), every, gradients
         self.step_number = self.microbatch = -1

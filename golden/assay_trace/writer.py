@@ -3,8 +3,10 @@
 A step's data file is complete before its lines are written, and the lines of a step end with the end marker, over which the
 next step writes: whatever ends the run, the folder holds the steps that were finished and can be read.
 """
+import ctypes
 import hashlib
 import json
+import math
 import os
 import struct
 import warnings
@@ -22,11 +24,13 @@ WIDTHS = {"F64": 8, "I64": 8, "F32": 4, "I32": 4, "BF16": 2, "F16": 2, "I16": 2}
 
 
 def raw_bytes(t):
-    """Little-endian bytes in C order, of a copy: FSDP frees storages, which NumPy would hold."""
-    t = t.detach().to("cpu", copy=True).contiguous()
+    """Little-endian bytes in C order, a view where that is possible, and not NumPy's, after which FSDP could not free the storage."""
+    t = t.detach().cpu().contiguous()
     if t.numel() == 0:
         return b""
-    return t.reshape(-1).view(torch.uint8).numpy().tobytes()
+    view = (ctypes.c_char * (t.numel() * t.element_size())).from_address(t.data_ptr())
+    view.owner = t
+    return view
 
 
 def content_hash(dtype, shape, data):
@@ -42,6 +46,10 @@ def statistics(t):
     x = t.detach()
     if not x.is_floating_point() or x.numel() == 0:
         return {}
+    least, largest = (x.item() for x in torch.aminmax(x))
+    mean, rms = x.mean(dtype=torch.float64).item(), (torch.linalg.vector_norm(x, dtype=torch.float64) / x.numel() ** 0.5).item()
+    if all(math.isfinite(v) for v in (least, largest, mean, rms)):
+        return {"nan": 0, "inf": 0, "min": least, "max": largest, "mean": mean, "rms": rms}
     x = x.double()
     finite = x[torch.isfinite(x)]
     out = {"nan": int(torch.isnan(x).sum()), "inf": int(torch.isinf(x).sum())}
@@ -104,7 +112,7 @@ class Writer:
             self.omitted += 1
         else:
             record["data"] = record["hash"]
-            self.data[record["hash"]] = (record["dtype"], shape, data)
+            self.data[record["hash"]] = (record["dtype"], shape, bytes(data))
             self.pending += len(data)
 
     def op(self, op, instance, phase, step, microbatch, inputs, outputs, attrs, **members):
