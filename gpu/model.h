@@ -111,8 +111,9 @@ typedef struct gpu_mlp_acts {
 } gpu_mlp_acts;
 
 typedef struct gpu_moe_acts {
-    gpu_value tokens;         /* token shard of the norm's output, a view where possible */
-    gpu_value gating, logits; /* logits: gating's, or random ones */
+    gpu_value tokens;                 /* token shard of the norm's output, a view where possible */
+    gpu_value jittered, jitter_token; /* what gating reads: the tokens, or with jitter a copy; I64 [T] */
+    gpu_value gating, logits;         /* logits: gating's, or random ones */
     gpu_value indices, probs, scores;
     gpu_value aux_counts, seq_counts,
         global_counts;               /* I64 [E], [B,E], [E]: over the ranks that share the tokens */

@@ -165,6 +165,8 @@ extern GPU_LADDER(expert_bias_update);
 /* --- random.cu ---------------------------------------------------------------------------------------------- */
 /* y F32 [T,E] of mean 0 and variance 1 by (layer, draw, token I64 [T], expert) alone; of `tokens` tokens a draw. */
 extern GPU_LADDER(random_logits);
+/* y[t,h] = x[t,h] u, u in [1-eps, 1+eps] drawn by layer, draw, token and column      x, y act [T,H]  token I64 [T] */
+extern GPU_LADDER(input_jitter);
 
 /* --- experts.cu --------------------------------------------------------------------------------------------- */
 /* What the capacities of the experts leave: routed I64 [T,K] = the expert of an assignment of tokens start .. start+length-1,
@@ -206,7 +208,7 @@ extern GPU_LADDER(adamw);
     X(attention_bwd) X(qkv_split_fwd) X(qkv_split_bwd) X(attention_merge) X(pack_heads) X(unpack_heads) X(add) X(clamp_fwd) X(clamp_bwd) X(dropout_fwd) X(dropout_bwd) \
     X(swiglu_fwd) X(swiglu_bwd) X(sigmoid_gate_fwd) X(sigmoid_gate_bwd) X(cast) X(slice_rows) \
     X(embedding_fwd) X(embedding_bwd) X(sum) X(router_fwd) X(router_bwd) X(router_aux_fwd) \
-    X(router_aux_loss) X(router_aux_bwd) X(router_seq_aux_fwd) X(running_counts) X(random_logits) X(router_drop) X(permute_plan) X(gather_rows) X(combine_rows) \
+    X(router_aux_loss) X(router_aux_bwd) X(router_seq_aux_fwd) X(running_counts) X(random_logits) X(input_jitter) X(router_drop) X(permute_plan) X(gather_rows) X(combine_rows) \
     X(expert_bias_update) X(cross_entropy_stats) X(cross_entropy_loss) X(cross_entropy_bwd) \
     X(sumsq) X(count_zeros) X(adamw)
 /* clang-format on */

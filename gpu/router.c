@@ -101,18 +101,52 @@ static assay_status drop_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_act
                     GPU_T("tokens_per_expert", &a->routed_counts));
 }
 
+/* --- by global indices --------------------------------------------------------------------------------------- */
+/* Numbers of this rank's tokens in the whole microbatch. */
+static assay_status token_numbers(gpu_model *m, gpu_microbatch_state *mb, gpu_arena *arena, const char *at,
+                                  gpu_value *token)
+{
+    const int64_t T = m->sl * m->B;
+    int64_t *number;
+    ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)T * sizeof *number, (void **)&number));
+    for (int64_t t = 0; !m->run->dry && t < T; t++)
+        number[t] = assay_sequence_position(&m->sequence.shard, t / m->B) * m->B_global + m->row0 + t % m->B;
+    return gpu_index_value(m, arena, token, at, "token", T, number);
+}
+
+/* Of what the router reads, and of its gradient. */
+static assay_status jitter(gpu_model *m, const gpu_moe_acts *a, gpu_value *y, gpu_value *x)
+{
+    gpu_value token = a->jitter_token;
+    return GPU_CALL(m->run, "input_jitter", "mlp.router.input_jitter", GPU_T("x", x), GPU_T("token", &token),
+                    GPU_F("eps", (double)(float)m->options->moe_input_jitter_eps),
+                    GPU_I("layer", m->run->layer),
+                    GPU_I("draw", m->run->step * m->step_microbatches + m->run->microbatch),
+                    GPU_I("tokens", m->S * m->B_global), GPU_T("y", y));
+}
+
+static assay_status jitter_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *a)
+{
+    ASSAY_TRY(token_numbers(m, mb, &mb->arena, "mlp.router.input_jitter", &a->jitter_token));
+    a->jittered = gpu_tokens(m, &mb->arena, true, a->tokens.dim[2]);
+    return jitter(m, a, &a->jittered, &a->tokens);
+}
+
+static assay_status jitter_bwd(gpu_model *m, gpu_moe_acts *a, gpu_value *dtokens, gpu_value *djittered)
+{
+    *dtokens = gpu_tokens(m, &m->scratch, true, a->tokens.dim[2]);
+    gpu_value_name(m->run, dtokens, "mlp.router.input_jitter", "dx");
+    return jitter(m, a, dtokens, djittered);
+}
+
 /* --- forced balancing --------------------------------------------------------------------------------------- */
 /* Logits by global indices: nothing of a layout is in them. */
 static assay_status random_logits(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a)
 {
     static const char at[] = "mlp.router.random_logits";
-    const int64_t E = m->config->num_moe_experts, T = m->sl * m->B;
+    const int64_t E = m->config->num_moe_experts;
     gpu_value token;
-    int64_t *number;
-    ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)T * sizeof *number, (void **)&number));
-    for (int64_t t = 0; !m->run->dry && t < T; t++)
-        number[t] = assay_sequence_position(&m->sequence.shard, t / m->B) * m->B_global + m->row0 + t % m->B;
-    ASSAY_TRY(gpu_index_value(m, &m->scratch, &token, at, "token", T, number));
+    ASSAY_TRY(token_numbers(m, mb, &m->scratch, at, &token));
     return GPU_CALL(m->run, "random_logits", at, GPU_T("token", &token), GPU_I("experts", E),
                     GPU_I("layer", l->number),
                     GPU_I("draw", m->run->step * m->step_microbatches + m->run->microbatch),
@@ -126,7 +160,10 @@ assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_la
     gpu_arena *keep = &mb->arena;
     const gpu_dim E = gpu_dim_whole(m->config->num_moe_experts),
                   K = gpu_dim_whole(m->config->moe_router_topk);
-    ASSAY_TRY(GPU_CALL(run, "linear_fwd", "mlp.router.gating", GPU_T("x", &a->tokens),
+    a->jittered = a->tokens;
+    if (m->options->moe_input_jitter_eps > 0.0)
+        ASSAY_TRY(jitter_fwd(m, mb, a));
+    ASSAY_TRY(GPU_CALL(run, "linear_fwd", "mlp.router.gating", GPU_T("x", &a->jittered),
                        GPU_T("weight", gpu_param_use(m, l->moe.router)),
                        GPU_W("dtype", assay_dtype_name(run->recipe->op[ASSAY_OPS_ROUTER].act)),
                        GPU_NEW("y", &a->gating, gpu_tokens(m, keep, true, E))));
@@ -165,11 +202,14 @@ assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, g
                            GPU_NEW("y", &narrow, gpu_tokens(m, temp, true, total.dim[2]))));
         dy = &narrow;
     }
-    ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "mlp.router.gating", GPU_T("dy", dy), GPU_T("x", &a->tokens),
-                       GPU_T("dweight", gpu_param_grad(m, l->moe.router)), GPU_FUSION(m)));
-    return GPU_CALL(run, "linear_bwd_input", "mlp.router.gating", GPU_T("dy", dy),
-                    GPU_T("weight", gpu_param_use(m, l->moe.router)),
-                    GPU_NEW("dx", dtokens, gpu_tokens(m, temp, true, a->tokens.dim[2])));
+    ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "mlp.router.gating", GPU_T("dy", dy),
+                       GPU_T("x", &a->jittered), GPU_T("dweight", gpu_param_grad(m, l->moe.router)),
+                       GPU_FUSION(m)));
+    gpu_value djittered, *dx = m->options->moe_input_jitter_eps > 0.0 ? &djittered : dtokens;
+    ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "mlp.router.gating", GPU_T("dy", dy),
+                       GPU_T("weight", gpu_param_use(m, l->moe.router)),
+                       GPU_NEW("dx", dx, gpu_tokens(m, temp, true, a->tokens.dim[2]))));
+    return dx == dtokens ? ASSAY_OK : jitter_bwd(m, a, dtokens, dx);
 }
 
 /* --- counts of a step --------------------------------------------------------------------------------------- */

@@ -28,7 +28,7 @@ typedef struct ref_balancing_acts {
 } ref_balancing_acts;
 
 typedef struct ref_router_acts {
-    ref_tensor tokens, gating, logits, scores, probs; /* logits: gating's, or random ones */
+    ref_tensor tokens, gating, logits, scores, probs; /* tokens: jittered; logits: gating's, or random ones */
     ref_ints indices, routed;                         /* [T,K]: chosen, and left by the capacities */
     ref_balancing_acts balancing;
 } ref_router_acts;

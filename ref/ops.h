@@ -218,6 +218,15 @@ void ref_router_drop(int64_t *routed, int64_t *tokens_per_expert, const int64_t 
 /* y [T,E]: F32 values of mean 0 and variance 1 that depend on (draw, token, expert) and the layer alone; of `tokens` tokens a
  * draw.  The seed is Megatron-LM's default. */
 #define REF_RANDOM_LOGITS_SEED 1234
+/* Factor in [1 - eps, 1 + eps], a number of F32, by global indices. */
+typedef struct ref_jitter {
+    double eps; /* a number of F32 */
+    int64_t layer, draw, tokens;
+} ref_jitter;
+double ref_jitter_factor(const ref_jitter *j, int64_t token, int64_t h, int64_t column);
+/* y [T,H] = x times the factor of (token, column); the gradient of x is that of y times the same   token [T] */
+void ref_input_jitter(double *y, const double *x, const int64_t *token, int64_t t, int64_t h,
+                      const ref_jitter *j);
 void ref_random_logits(double *y, const int64_t *token, int64_t t, int64_t e, int64_t layer, int64_t draw,
                        int64_t tokens);
 /* ceil(tokens k / e * factor): how many assignments an expert takes */

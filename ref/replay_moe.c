@@ -289,6 +289,25 @@ static assay_status random_logits(const replay *r)
     return ASSAY_OK;
 }
 
+static assay_status input_jitter(const replay *r)
+{
+    const ref_value *x, *token;
+    int64_t h;
+    ref_jitter j;
+    ref_pair y;
+    ASSAY_TRY(replay_attr_double(r, "eps", &j.eps));
+    ASSAY_TRY(replay_attr_i64(r, "layer", 0, ASSAY_MAX_LAYERS, &j.layer));
+    ASSAY_TRY(replay_attr_i64(r, "draw", 0, (int64_t)1 << 30, &j.draw));
+    ASSAY_TRY(replay_attr_i64(r, "tokens", 0, (int64_t)1 << 30, &j.tokens));
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_integer(r, "token", -1, &token));
+    ASSAY_TRY(replay_range(r, token, 0, j.tokens - 1));
+    ASSAY_TRY(replay_divide(r, x, token->count, &h));
+    ASSAY_TRY(replay_out_real(r, "y", x->count, x->dtype, "stored rounding", &y));
+    ref_bound_input_jitter(y, x->value, token->ivalue, token->count, h, &j, &r->d);
+    return ASSAY_OK;
+}
+
 /* The number of experts: attribute `experts`, else as many counts as the candidate wrote. */
 static assay_status permute_plan(const replay *r)
 {
@@ -402,6 +421,7 @@ const replay_row replay_moe_table[] = {
     {"router_aux_bwd", router_aux_bwd},
     {"expert_bias_update", expert_bias_update},
     {"random_logits", random_logits},
+    {"input_jitter", input_jitter},
     {"router_seq_aux_fwd", router_seq_aux_fwd},
     {"running_counts", running_counts},
     {"router_drop", router_drop},

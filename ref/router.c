@@ -179,12 +179,36 @@ static assay_status drop(ref_pass *p, ref_router_acts *a)
                           a->routed.at[0].x, false);
 }
 
+/* y = x times numbers drawn by global indices: of what the router reads, and of its gradient. */
+static assay_status jitter(ref_pass *p, ref_tensor *y, const ref_tensor *x)
+{
+    const int64_t all = p->e->seq * p->e->run->batches->b;
+    for (int r = 0; r < p->n; r++) {
+        const int64_t t = x->at[r].rows, h = x->at[r].cols;
+        const ref_jitter j = {.eps = (double)(float)p->e->options.moe_input_jitter_eps,
+                              .layer = p->layer,
+                              .draw = p->step * p->e->run->batches->microbatches + ref_pass_microbatch(p, r),
+                              .tokens = all};
+        ref_int_piece token;
+        ASSAY_TRY(ref_int_piece_new(&p->arena, &token, t, 1));
+        ASSAY_TRY(ref_piece_new(&p->arena, &y->at[r], t, h));
+        for (int64_t i = 0; i < t; i++)
+            token.x[i] = token_number(p, r, i);
+        ref_input_jitter(y->at[r].x, x->at[r].x, token.x, t, h, &j);
+    }
+    return ref_store(p, y, REF_STORE_ACT);
+}
+
 assay_status ref_router_route_fwd(ref_pass *p, ref_router_acts *a, const ref_tensor *tokens)
 {
     const ref_moe_params *w = &p->e->layer[p->layer].moe;
     a->tokens = *tokens;
-    ASSAY_TRY(
-        ref_ranks_linear(p, &a->gating, tokens, w->router, -1, false, "mlp.router.gating", REF_STORE_ROUTER));
+    if (p->e->options.moe_input_jitter_eps > 0.0) {
+        ASSAY_TRY(ref_new(p, &a->tokens, "mlp.router.input_jitter", "y"));
+        ASSAY_TRY(jitter(p, &a->tokens, tokens));
+    }
+    ASSAY_TRY(ref_ranks_linear(p, &a->gating, &a->tokens, w->router, -1, false, "mlp.router.gating",
+                               REF_STORE_ROUTER));
     a->logits = a->gating;
     if (p->e->options.moe_router_force_load_balancing)
         ASSAY_TRY(random_logits(p, a));
@@ -223,6 +247,12 @@ assay_status ref_router_route_bwd(ref_pass *p, ref_tensor *dtokens, const ref_ro
         ASSAY_TRY(ref_balancing_bwd(p, &dlogits, a));
         ASSAY_TRY(ref_store(p, &dlogits, REF_STORE_ROUTER));
     }
-    return ref_ranks_linear_bwd(p, dtokens, &dlogits, &a->tokens, p->e->layer[p->layer].moe.router, -1,
-                                "mlp.router.gating");
+    if (!(p->e->options.moe_input_jitter_eps > 0.0))
+        return ref_ranks_linear_bwd(p, dtokens, &dlogits, &a->tokens, p->e->layer[p->layer].moe.router, -1,
+                                    "mlp.router.gating");
+    ref_tensor djittered;
+    ASSAY_TRY(ref_ranks_linear_bwd(p, &djittered, &dlogits, &a->tokens, p->e->layer[p->layer].moe.router, -1,
+                                   "mlp.router.gating"));
+    ASSAY_TRY(ref_new(p, dtokens, "mlp.router.input_jitter", "dx"));
+    return jitter(p, dtokens, &djittered);
 }

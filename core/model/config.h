@@ -71,6 +71,7 @@ typedef struct assay_config_training {
     bool given;
     assay_word_list moe_router_load_balancing_type;
     assay_number_list moe_aux_loss_coeff;
+    double moe_input_jitter_eps;
     double moe_z_loss_coeff, moe_router_bias_update_rate;
     bool calculate_per_token_loss;
     double moe_expert_capacity_factor; /* 0: none */

@@ -188,8 +188,11 @@ static assay_status refuse_unsupported(const json_t *root, const char *what)
                 "%s: hidden_act: unknown activation '%s', expected silu", what, activation);
     double jitter = 0.0;
     ASSAY_TRY(assay_json_get_double(root, "router_jitter_noise", false, 0.0, 1.0, what, &jitter));
-    ASSAY_CHECK(jitter == 0.0, ASSAY_UNSUPPORTED, "%s: router_jitter_noise: only 0 is supported, found %g",
-                what, jitter);
+    ASSAY_CHECK(
+        jitter == 0.0, ASSAY_UNSUPPORTED,
+        "%s: router_jitter_noise: only 0 is supported, found %g (it jitters what the experts read as well; "
+        "of the router's input alone: --moe-input-jitter-eps)",
+        what, jitter);
     const json_t *quantization = json_object_get(root, "quantization_config");
     ASSAY_CHECK(quantization == NULL || json_is_null(quantization), ASSAY_UNSUPPORTED,
                 "%s: quantization_config: quantized weights are not supported", what);

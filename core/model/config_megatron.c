@@ -42,7 +42,6 @@ static const checked_word checked[] = {
     {"apply_residual_connection_post_layernorm", OFF, "a residual behind the norm", false},
     {"fp32_residual_connection", OFF, "a residual stream in F32", false},
     {"moe_router_force_biased", OFF, "forced routing", false},
-    {"moe_input_jitter_eps", OFF, "jitter of the router's input", false},
     {"moe_router_dtype", {"null", "\"fp32\""}, "a router in another dtype than F32", false},
     {"moe_apply_probs_on_input", OFF, "combine weights on the input of experts", false},
     {"moe_latent_size", OFF, "experts in a latent space", false},
@@ -72,6 +71,7 @@ static const char *const read_words[] = {"untie_embeddings_and_output_weights",
                                          "moe_layer_freq",
                                          "moe_router_load_balancing_type",
                                          "moe_aux_loss_coeff",
+                                         "moe_input_jitter_eps",
                                          "moe_z_loss_coeff",
                                          "moe_router_bias_update_rate",
                                          "calculate_per_token_loss",
@@ -318,6 +318,9 @@ static assay_status read_form(const json_t *root, const char *what, assay_model_
     ASSAY_TRY(assay_config_read_dropout(root, "attention_dropout", what, &t->attention_dropout));
     ASSAY_TRY(read_balancing(root, what, t));
     ASSAY_TRY(assay_config_read_experts(root, what, t));
+    if (!json_is_null(json_object_get(root, "moe_input_jitter_eps")))
+        ASSAY_TRY(assay_json_get_double(root, "moe_input_jitter_eps", false, 0.0, 1.0, what,
+                                        &t->moe_input_jitter_eps));
     ASSAY_TRY(assay_json_get_double(root, "moe_z_loss_coeff", false, 0.0, 1e6, what, &t->moe_z_loss_coeff));
     ASSAY_TRY(assay_json_get_double(root, "moe_router_bias_update_rate", false, 0.0, 1e6, what,
                                     &t->moe_router_bias_update_rate));

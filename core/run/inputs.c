@@ -39,6 +39,10 @@ static assay_status check_experts(const assay_train_options *o, const assay_mode
         o->semantics != ASSAY_SEMANTICS_MEGATRON || !o->moe_router_force_load_balancing, ASSAY_UNSUPPORTED,
         "semantics megatron: moe_router_force_load_balancing: Megatron-LM draws from torch's generator of "
         "every rank, which is not reproduced");
+    ASSAY_CHECK(
+        o->semantics != ASSAY_SEMANTICS_MEGATRON || !(o->moe_input_jitter_eps > 0.0), ASSAY_UNSUPPORTED,
+        "semantics megatron: moe_input_jitter_eps: Megatron-LM draws from torch's generator of every rank, "
+        "which is not reproduced");
     return ASSAY_OK;
 }
 
@@ -72,6 +76,8 @@ assay_status assay_inputs_take_config(assay_train_options *o, const assay_model_
         o->moe_router_load_balancing_type = t->moe_router_load_balancing_type;
     if (!assay_train_option_given(o, "moe_aux_loss_coeff"))
         o->moe_aux_loss_coeff = t->moe_aux_loss_coeff;
+    if (!assay_train_option_given(o, "moe_input_jitter_eps"))
+        o->moe_input_jitter_eps = t->moe_input_jitter_eps;
     if (!assay_train_option_given(o, "moe_z_loss_coeff"))
         o->moe_z_loss_coeff = t->moe_z_loss_coeff;
     if (!assay_train_option_given(o, "moe_router_bias_update_rate"))

@@ -145,6 +145,8 @@ static const assay_option_row table[] = {
         "(of the step so far), none"),
     ROW_DOUBLES(moe_aux_loss_coeff, 0, 1e6, EVERYWHERE, "Mixture of experts",
                 "coefficient of each balancing loss"),
+    ROW_DOUBLE(moe_input_jitter_eps, 0, 1, EVERYWHERE, "Mixture of experts",
+               "what a router reads is multiplied by numbers drawn from [1 - X, 1 + X]"),
     ROW_DOUBLE(moe_z_loss_coeff, 0, 1e6, EVERYWHERE, "Mixture of experts", "router z-loss"),
     ROW_DOUBLE(moe_router_bias_update_rate, 0, 1e6, EVERYWHERE, "Mixture of experts",
                "step of the expert bias"),

@@ -78,6 +78,8 @@ typedef struct assay_train_options {
     assay_word_list moe_router_load_balancing_type; /* of assay_load_balancing */
     assay_number_list moe_aux_loss_coeff;           /* one for each of them */
     double moe_z_loss_coeff;
+    double
+        moe_input_jitter_eps; /* what the router reads is multiplied by numbers in [1 - eps, 1 + eps]; 0: not */
     double moe_router_bias_update_rate;
     double moe_expert_capacity_factor; /* 0 = every token reaches its experts */
     assay_drop_policy moe_token_drop_policy;

@@ -28,6 +28,7 @@ static const char *const of_warmup[] = {"lr_warmup_init", NULL};
 static const char *const of_decay[] = {"min_lr", "lr_decay_iters", NULL};
 static const char *const of_capacity[] = {"moe_token_drop_policy", NULL};
 static const char *const of_forcing[] = {"moe_router_force_load_balancing", NULL};
+static const char *const of_jitter[] = {"moe_input_jitter_eps", NULL};
 static const char *const of_dropout[] = {"attention_dropout", "hidden_dropout", "residual_dropout",
                                          "dropout_seed", NULL};
 static const char *const of_wsd[] = {"lr_wsd_decay_style", "lr_wsd_decay_iters", NULL};
@@ -68,6 +69,8 @@ json_t *assay_training_to_json(const assay_train_options *o)
         take(training, all, of_capacity);
     if (o->moe_router_force_load_balancing)
         take(training, all, of_forcing);
+    if (o->moe_input_jitter_eps > 0.0)
+        take(training, all, of_jitter);
     if (o->attention_dropout > 0.0 || assay_branch_dropout(o) > 0.0)
         take(training, all, of_dropout);
     json_decref(all);

@@ -162,6 +162,13 @@ static void add_rows(parity_ask *q, int64_t t, int64_t k, int64_t h)
     parity_ask_finish(q);
 }
 
+/* Powers of two of either sign: a product with them rounds once. */
+static double powers(const parity_ask *q, int64_t i)
+{
+    (void)q;
+    return (i % 3 == 0 ? -1.0 : 1.0) * (double)(1 << i % 5) / 4.0;
+}
+
 static void add_plan(parity_ask *q, int64_t t, int64_t k, int64_t experts)
 {
     int64_t indices[64];
@@ -184,6 +191,14 @@ static void add_plan(parity_ask *q, int64_t t, int64_t k, int64_t experts)
     parity_ask_begin(q, "random_logits");
     parity_ask_i64(q, "token", t, token);
     parity_ask_int(q, "experts", experts);
+    parity_ask_int(q, "layer", 2);
+    parity_ask_int(q, "draw", 7);
+    parity_ask_int(q, "tokens", t + 1);
+    parity_ask_finish(q);
+    parity_ask_begin(q, "input_jitter");
+    parity_ask_2d(q, "x", q->act, t, 5, powers);
+    parity_ask_i64(q, "token", t, token);
+    parity_ask_real_attr(q, "eps", 0.25);
     parity_ask_int(q, "layer", 2);
     parity_ask_int(q, "draw", 7);
     parity_ask_int(q, "tokens", t + 1);

@@ -28,18 +28,47 @@ static void slice_rows(plan *p, const char *at, plan_tensor x, plan_tensor y)
 
 /* --- router ------------------------------------------------------------------------------------------------- */
 
-/* Logits that depend on step, microbatch, layer, token and expert alone. */
-static plan_tensor random_logits(plan *p)
+/* Numbers of the rank's tokens in the whole microbatch. */
+static plan_tensor token_numbers(plan *p, const char *at, assay_phase phase)
 {
-    static const char at[] = "mlp.router.random_logits";
     const int64_t rows = p->job->batches->b, n = plan_tokens_of(p, p->rank);
-    const plan_tensor y = plan_value(p, at, "y", p->accumulated);
     int64_t *numbers = plan_integers(p, n);
     for (int64_t t = 0; numbers != NULL && t < n; t++)
         numbers[t] =
             assay_sequence_position(&p->sequence.shard, t / p->B) * rows + p->share.first_row + t % p->B;
+    plan_tensor token = plan_value(p, at, "token", ASSAY_I64);
+    token.phase = phase;
+    return plan_with_integers(token, numbers, n);
+}
+
+/* What a router reads, or its gradient, times numbers that depend on step, microbatch, layer, token and column alone. */
+static plan_tensor jitter(plan *p, plan_tensor x, const char *slot)
+{
+    static const char at[] = "mlp.router.input_jitter";
+    const plan_tensor y = plan_value(p, at, slot, p->act);
+    if (!(p->job->options->moe_input_jitter_eps > 0.0))
+        return x;
+    const plan_tensor token = token_numbers(p, at, ASSAY_PHASE_FORWARD);
+    plan_add(p, "input_jitter", at);
+    plan_in(p, "x", x);
+    plan_in(p, "token", token);
+    plan_out(p, "y", y);
+    plan_f32(p, "eps", p->job->options->moe_input_jitter_eps);
+    plan_int(p, "layer", p->layer);
+    plan_int(p, "draw", p->step * p->job->batches->microbatches + p->microbatch);
+    plan_int(p, "tokens", p->S * p->job->batches->b);
+    return y;
+}
+
+/* Logits that depend on step, microbatch, layer, token and expert alone. */
+static plan_tensor random_logits(plan *p)
+{
+    static const char at[] = "mlp.router.random_logits";
+    const int64_t rows = p->job->batches->b;
+    const plan_tensor y = plan_value(p, at, "y", p->accumulated),
+                      token = token_numbers(p, at, ASSAY_PHASE_FORWARD);
     plan_add(p, "random_logits", at);
-    plan_in(p, "token", plan_with_integers(plan_value(p, at, "token", ASSAY_I64), numbers, n));
+    plan_in(p, "token", token);
     plan_out(p, "y", y);
     plan_int(p, "experts", p->job->config->num_moe_experts);
     plan_int(p, "layer", p->layer);
@@ -51,7 +80,8 @@ static plan_tensor random_logits(plan *p)
 static void router_forward(plan *p, plan_moe_saved *s)
 {
     const assay_model_config *c = p->job->config;
-    s->gating = plan_linear(p, "mlp.router.gating", s->tokens, "mlp.router.weight", NULL, p->accumulated);
+    s->jittered = jitter(p, s->tokens, "y");
+    s->gating = plan_linear(p, "mlp.router.gating", s->jittered, "mlp.router.weight", NULL, p->accumulated);
     s->logits = p->job->options->moe_router_force_load_balancing ? random_logits(p) : s->gating;
     s->indices = plan_value(p, "mlp.router", "indices", ASSAY_I64);
     s->indices.experts = c->num_moe_experts;
@@ -100,8 +130,8 @@ static plan_tensor router_backward(plan *p, plan_moe_saved *s, plan_tensor dprob
         plan_word(p, "dtype", assay_dtype_name(p->act));
     }
     const plan_tensor dx = plan_value(p, "mlp.router.gating", "dx", p->act);
-    plan_linear_backward(p, "mlp.router.gating", dy, s->tokens, "mlp.router.weight", NULL, dx);
-    return dx;
+    plan_linear_backward(p, "mlp.router.gating", dy, s->jittered, "mlp.router.weight", NULL, dx);
+    return jitter(p, dx, "dx");
 }
 
 /* --- experts ------------------------------------------------------------------------------------------------ */

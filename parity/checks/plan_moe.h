@@ -6,7 +6,7 @@
 
 typedef struct plan_moe_saved {
     bool cut; /* tp without sp: the layer takes and gives back whole sequences */
-    plan_tensor norm, tokens, gating, logits, indices, routed, probs, scores;
+    plan_tensor norm, tokens, jittered, gating, logits, indices, routed, probs, scores;
     plan_tensor aux_counts, seq_counts, global_counts;
     plan_rows rows;
     plan_tensor row_token, token_row, sort, unsort, local_counts;

@@ -83,6 +83,10 @@ assay_status ref_bound_rmsnorm_bwd_apply(ref_pair dx, ref_pair dgamma, const dou
                                          const double *old, int64_t width, int64_t t, int64_t h,
                                          const ref_declared *d);
 
+/* --- jitter.c: one product with a number of F32 */
+void ref_bound_input_jitter(ref_pair y, const double *x, const int64_t *token, int64_t t, int64_t h,
+                            const ref_jitter *j, const ref_declared *d);
+
 /* --- elementwise.c */
 /* No rounding but the one of the store: of limit, where the stored type has not that number. */
 /* x times 0 or 1/(1-p): y of x in the forward, dx of dy in the backward */

@@ -416,6 +416,16 @@ static void random_logits(op_call *c, assay_dtype act, data_mode mode, const int
     attr_i(c, "tokens", d[0] + 5);
 }
 
+static void input_jitter(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    DRAW(c, "x", act, mode, 1.0, 2, d[0], d[3]);
+    put(c, "token", ASSAY_I64, 0, (double)(d[0] + 5), 1, d[0]);
+    attr_d(c, "eps", 0.125);
+    attr_i(c, "layer", d[2]);
+    attr_i(c, "draw", 11);
+    attr_i(c, "tokens", d[0] + 5);
+}
+
 static void gather_rows(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
 {
     DRAW(c, "x", act, mode, 1.0, 2, d[0] + 1, d[3]);
@@ -448,6 +458,10 @@ Test(gpu_ops, router_drop)
 Test(gpu_ops, random_logits)
 {
     hold(&(op_law){"random_logits", "router", 2, true, random_logits, OP_SIZES(rows_sizes)});
+}
+Test(gpu_ops, input_jitter)
+{
+    hold(&(op_law){"input_jitter", "router", 2, false, input_jitter, OP_SIZES(rows_sizes)});
 }
 Test(gpu_ops, gather_rows)
 {

@@ -140,3 +140,37 @@ Test(ref_moe_switches, random_logits_are_normal_and_distinct)
     cr_expect_neq(y[0][5], y[2][5], "draws differ");
     cr_expect_eq(memcmp(y[3], y[0] + E, (T - 1) * E * sizeof(double)), 0, "a token keeps its numbers");
 }
+
+/* Uniform around 1, another number for every token, column, layer and draw; its own transpose. */
+Test(ref_moe_switches, jitter_is_uniform_and_distinct)
+{
+    enum { T = 64, H = 33 };
+    static double one[T * H], y[3][T * H];
+    int64_t token[T];
+    double sum = 0.0, squares = 0.0, least = 2.0, most = 0.0;
+    for (int i = 0; i < T; i++)
+        token[i] = i;
+    for (int i = 0; i < T * H; i++)
+        one[i] = 1.0;
+    ref_input_jitter(y[0], one, token, T, H, &(ref_jitter){.eps = 0.25, .layer = 1, .draw = 2, .tokens = T});
+    ref_input_jitter(y[1], one, token, T, H, &(ref_jitter){.eps = 0.25, .layer = 2, .draw = 2, .tokens = T});
+    ref_input_jitter(y[2], one, token, T, H, &(ref_jitter){.eps = 0.25, .layer = 1, .draw = 3, .tokens = T});
+    int64_t same = 0;
+    for (int i = 0; i < T * H; i++) {
+        const double u = (y[0][i] - 1.0) / 0.25;
+        sum += u;
+        squares += u * u;
+        least = u < least ? u : least;
+        most = u > most ? u : most;
+        same += (y[0][i] == y[1][i]) + (y[0][i] == y[2][i]) + (i > 0 && y[0][i] == y[0][i - 1]);
+    }
+    cr_expect(fabs(sum) < 5.0 * sqrt(T * H / 3.0), "mean %g", sum / (T * H));
+    cr_expect(fabs(squares / (T * H) - 1.0 / 3.0) < 0.04, "variance %g", squares / (T * H));
+    cr_expect(least >= -1.0 && least < -0.99 && most <= 1.0 && most > 0.99, "%g to %g", least, most);
+    cr_expect_leq(same, 2);
+    ref_input_jitter(y[1], one, token + 7, T - 7, H,
+                     &(ref_jitter){.eps = 0.25, .layer = 1, .draw = 2, .tokens = T});
+    cr_expect_eq(memcmp(y[1], y[0] + 7 * H, (size_t)((T - 7) * H) * sizeof(double)), 0, "by global token");
+    ref_input_jitter(y[1], one, token, T, H, &(ref_jitter){.eps = 0.0, .layer = 1, .draw = 2, .tokens = T});
+    cr_expect_eq(memcmp(y[1], one, sizeof one), 0);
+}

@@ -77,7 +77,7 @@ static inline void plan_write_batch(const char *path, bool many, bool packed)
 /* Trains a model in a layout, with a fault or "", a capacity factor or 0, and a dispatcher, and opens the trace.  "LAYOUT
  * overlap": communication beside compute; "LAYOUT packed": documents packed in rows; "LAYOUT buckets": small ones; "LAYOUT balancing":
  * all balancing losses of a router; "LAYOUT balancing megatron": under --semantics megatron; "LAYOUT unfused": no
- * gradient_accumulation_fusion; "LAYOUT full=N", "LAYOUT selective=MODULES": recomputation; "LAYOUT zeros": those in gradients are
+ * gradient_accumulation_fusion; "LAYOUT full=N", "LAYOUT selective=MODULES": recomputation; "LAYOUT jitter": of the router's input; "LAYOUT zeros": those in gradients are
  * counted; "LAYOUT padded": experts are padded to their capacity; "LAYOUT fp8": to multiples of 16; "LAYOUT forced": experts are
  * chosen by random logits; "LAYOUT dropout": of hidden states and probabilities; "LAYOUT residual": Hugging Face's. */
 static inline void plan_cell_run_with(plan_cell *c, const char *model, const char *layout,
@@ -113,6 +113,7 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
     o->moe_pad_expert_input_to_capacity = strstr(layout, " padded") != NULL;
     o->moe_router_padding_for_quantization = strstr(layout, " fp8") ? ASSAY_PADDING_FP8 : ASSAY_PADDING_NONE;
     o->overlap_grad_reduce = overlap;
+    o->moe_input_jitter_eps = strstr(layout, " jitter") ? 0.25 : 0.0;
     o->log_num_zeros_in_grad = strstr(layout, " zeros") != NULL;
     const char *full = strstr(layout, " full="), *selective = strstr(layout, " selective=");
     if (full || selective)
