@@ -95,19 +95,24 @@ class SwiGLU(Rule):
                 and getattr(config, "activation_func", None) is torch.nn.functional.silu)
 
     def hook(self):
+        self.before(self.module, lambda a, k: self.seen.__setitem__("probs", a[1] if len(a) > 1 else k.get("per_token_scale")))
         self.after(self.module.linear_fc1, lambda a, k, y: self.seen.__setitem__("x", first_of(y)))
         self.before(self.module.linear_fc2, self.forward)
 
     def forward(self, args, kwargs):
-        x, y, at = self.seen.pop("x", None), args[0], self.name + ".activation"
+        x, probs, y, at = self.seen.pop("x", None), self.seen.pop("probs", None), args[0], self.name + ".activation"
         if x is None or x.shape[-1] != 2 * y.shape[-1]:
             return
-        inputs, arith = {"x": self.t.tensor(at + ".x", x)}, arithmetic(y, order="none", rounding=["before_up"])
+        inputs, arith = {"x": self.t.tensor(at + ".x", x)}, arithmetic(y, rounding=["before_up"])
+        if probs is not None:  # the weights of an expert's rows
+            inputs["probs"] = self.t.tensor(at + ".probs", probs)
         self.t.op("swiglu_fwd", at, inputs, {"y": self.t.tensor(at + ".y", y)}, {}, arith=arith)
-        if x.requires_grad and y.requires_grad:
-            self.gather({"dx": x, "dy": y}, lambda g: self.t.op(
+        parts = {"dx": x, "dy": y, **({} if probs is None else {"dprobs": probs})}
+        if all(t.requires_grad for t in parts.values()):
+            self.gather(parts, lambda g: self.t.op(
                 "swiglu_bwd", at, {"dy": self.t.copy(at + ".dy", g["dy"], "backward"), **inputs},
-                {"dx": self.t.copy(at + ".dx", g["dx"], "backward")}, {}, "backward", g["microbatch"], arith=arith))
+                {w: self.t.copy(f"{at}.{w}", g[w], "backward") for w in parts if w != "dy"}, {}, "backward", g["microbatch"],
+                arith=arith))
 
 
 class Attention(Rule):

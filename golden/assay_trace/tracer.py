@@ -141,7 +141,8 @@ class Tracer:
     # --- gradients ----------------------------------------------------------------------------------------------
 
     def when_gradient(self, t, name, function):
-        """function(gradient) when t's gradient of one backward is there; a leaf's hook stays and serves whoever waits last."""
+        """function(gradient) when t's gradient of one backward is there; a leaf's hook stays and serves the microbatch that waits
+        longest (pipelines run several forwards before the first backward)."""
         step = self.step_number
 
         def hook(g):
@@ -156,12 +157,13 @@ class Tracer:
             entry = self.watched[id(t)] = (t, [])
 
             def serve(g):
-                waiting, entry[1][:] = list(entry[1]), []
+                oldest = min((m for m, _ in entry[1]), default=None)
+                waiting, entry[1][:] = [f for m, f in entry[1] if m == oldest], [x for x in entry[1] if x[0] != oldest]
                 for f in waiting:
                     f(g)
 
             self.handles.append(t.register_hook(serve))
-        entry[1].append(hook)
+        entry[1].append((self.microbatch, hook))
 
     def keep_gradient(self, y, name):
         """Keeps the gradient of an output for the operations that read it as dy."""

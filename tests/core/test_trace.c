@@ -646,6 +646,8 @@ Test(trace, bad_op_records)
          "substituted: entry 0, 'x', must be an output"},
         {"internal that is recorded", OP_WITH(",\"outputs\":{\"x\":0},\"internal\":[\"x\"]"), ASSAY_FORMAT,
          "internal: entry 0, 'x', must be a slot that the record does not have"},
+        {"internal that is read", OP_WITH(",\"inputs\":{\"x\":0},\"internal\":[\"x\"]"), ASSAY_FORMAT,
+         "internal: entry 0, 'x', must be a slot that the record does not have"},
         {"internal twice", OP_WITH(",\"internal\":[\"x\",\"x\"]"), ASSAY_FORMAT, "internal: entry 1, 'x'"},
         {"internal by number", OP_WITH(",\"internal\":[1]"), ASSAY_FORMAT, "internal: entry 0, '?'"},
         {"too much that is internal", OP_WITH(",\"internal\":[\"a\",\"b\",\"c\",\"d\",\"e\"]"), ASSAY_FORMAT,
