@@ -136,11 +136,12 @@ ROWS = {  # name: folder, dtype, configuration of the run, fault, what the sente
     "mask": ("llama", BF16, {}, eager(mask_off_by_one), "attention_fwd of model.layers.0.self_attn|off by one"),
     "softmax": ("llama", F32, {}, eager(softmax_in_bf16), "attention_fwd of model.layers.0.self_attn|kept in BF16"),
     "scaled_twice": ("llama", F32, {}, eager(scaled_twice), "attention_fwd of model.layers.0.self_attn|scaled twice"),
-    "labels": ("llama", F32, {}, no_label_shift, "loss|labels are not shifted"),
+    "labels": ("llama", F32, {}, no_label_shift, "cross_entropy_fwd of loss_function|labels are not shifted"),
     "tied": ("tied", F32, {}, not_shared, "lm_head.weight is a parameter of its own"),
-    "dropout": ("llama", F32, {"attention_dropout": 0.1}, None, "attention_dropout"),
-    "norm_topk_prob": ("moe", F32, {}, norm_topk_prob, "router|norm_topk_prob is not applied"),
-    "wrong_expert": ("moe", F32, {}, wrong_expert, "mlp.experts"),
+    "dropout": ("llama", F32, {"attention_dropout": 0.1}, None, "the run's configuration has attention_dropout 0.1"),
+    "norm_topk_prob": ("moe", F32, {}, norm_topk_prob, "router_fwd of model.layers.0.mlp.gate|norm_topk_prob is false where true is expected"),
+    "wrong_expert": ("moe", F32, {}, wrong_expert,
+                     "model.layers.0.mlp.experts.down_proj is not the folder's|row 2 holds row 1"),
 }
 
 

@@ -61,18 +61,20 @@ static assay_status add_all(gpu_engine *e, assay_checkpoint_writer *w, char *hos
     return ASSAY_OK;
 }
 
-static assay_status header(const gpu_engine *e, json_t **out)
+static assay_status header(const gpu_engine *e, int64_t step, json_t **out)
 {
     char layout[ASSAY_LAYOUT_TEXT];
     json_t *model = NULL;
     ASSAY_TRY(assay_config_to_json(&e->config, &model));
     assay_layout_format(&e->grid.p, layout);
-    *out = json_pack("{s:s, s:s, s:o, s:o, s:o, s:s}", "layout", layout, "precision",
+    *out = json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:s}", "layout", layout, "precision",
                      assay_precision_name(e->options.precision), "options",
                      assay_train_options_to_json(&e->options, ASSAY_FOR_STEP), "training",
-                     assay_training_to_json(&e->options), "model", model, "engine",
-                     e->run.ctx.simulated ? "sim" : "gpu");
+                     assay_training_to_json(&e->options), "data", assay_consumed_to_json(&e->batches, step),
+                     "model", model, "engine", e->run.ctx.simulated ? "sim" : "gpu");
     ASSAY_CHECK(*out, ASSAY_OUT_OF_MEMORY, "checkpoint: header");
+    if (e->run_id[0] != '\0')
+        json_object_set_new(*out, "run", json_string(e->run_id));
     return ASSAY_OK;
 }
 
@@ -113,7 +115,7 @@ assay_status gpu_checkpoint_save(gpu_engine *e, const char *dir, int64_t step)
     ASSAY_TRY_GOTO(assay_checkpoint_writer_finish(w), st, done);
     ASSAY_TRY_GOTO(gpu_comm_barrier(&e->run.comm, e->optimizer.scalar, e->run.ctx.stream), st, done);
     if (e->env.rank == 0) {
-        ASSAY_TRY_GOTO(header(e, &head), st, done);
+        ASSAY_TRY_GOTO(header(e, step, &head), st, done);
         ASSAY_TRY_GOTO(assay_checkpoint_publish(w, head), st, done);
     }
     ASSAY_TRY_GOTO(gpu_comm_barrier(&e->run.comm, e->optimizer.scalar, e->run.ctx.stream), st, done);
@@ -211,6 +213,15 @@ assay_status gpu_checkpoint_load(gpu_engine *e, const char *dir, int64_t *step)
     ASSAY_TRY_GOTO(
         assay_training_check(dir, assay_checkpoint_header(c), &e->options, e->env.rank == 0 ? stderr : NULL),
         st, done);
+    if (assay_metrics_wanted(&e->options)) {
+        FILE *say = e->env.rank == 0 ? stderr : NULL;
+        ASSAY_TRY_GOTO(
+            assay_consumed_check(dir, assay_checkpoint_header(c), &e->batches, &e->options, *step, say), st,
+            done);
+        ASSAY_TRY_GOTO(
+            assay_json_get_string(assay_checkpoint_header(c), "run", false, dir, e->run_id, sizeof e->run_id),
+            st, done);
+    }
     ASSAY_TRY_GOTO(host_piece(e, &host), st, done);
     ASSAY_TRY_GOTO(read_all(e, c, dir, host), st, done);
 done:

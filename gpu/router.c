@@ -132,6 +132,12 @@ static assay_status jitter_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_a
     return jitter(m, a, &a->jittered, &a->tokens);
 }
 
+/* Asked anew in the backward: tokens that run again lie elsewhere. */
+static gpu_value *router_input(const gpu_model *m, gpu_moe_acts *a)
+{
+    return m->options->moe_input_jitter_eps > 0.0 ? &a->jittered : &a->tokens;
+}
+
 static assay_status jitter_bwd(gpu_model *m, gpu_moe_acts *a, gpu_value *dtokens, gpu_value *djittered)
 {
     *dtokens = gpu_tokens(m, &m->scratch, true, a->tokens.dim[2]);
@@ -160,10 +166,9 @@ assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_la
     gpu_arena *keep = &mb->arena;
     const gpu_dim E = gpu_dim_whole(m->config->num_moe_experts),
                   K = gpu_dim_whole(m->config->moe_router_topk);
-    a->jittered = a->tokens;
     if (m->options->moe_input_jitter_eps > 0.0)
         ASSAY_TRY(jitter_fwd(m, mb, a));
-    ASSAY_TRY(GPU_CALL(run, "linear_fwd", "mlp.router.gating", GPU_T("x", &a->jittered),
+    ASSAY_TRY(GPU_CALL(run, "linear_fwd", "mlp.router.gating", GPU_T("x", router_input(m, a)),
                        GPU_T("weight", gpu_param_use(m, l->moe.router)),
                        GPU_W("dtype", assay_dtype_name(run->recipe->op[ASSAY_OPS_ROUTER].act)),
                        GPU_NEW("y", &a->gating, gpu_tokens(m, keep, true, E))));
@@ -203,7 +208,7 @@ assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, g
         dy = &narrow;
     }
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "mlp.router.gating", GPU_T("dy", dy),
-                       GPU_T("x", &a->jittered), GPU_T("dweight", gpu_param_grad(m, l->moe.router)),
+                       GPU_T("x", router_input(m, a)), GPU_T("dweight", gpu_param_grad(m, l->moe.router)),
                        GPU_FUSION(m)));
     gpu_value djittered, *dx = m->options->moe_input_jitter_eps > 0.0 ? &djittered : dtokens;
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "mlp.router.gating", GPU_T("dy", dy),

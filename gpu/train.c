@@ -3,6 +3,7 @@
 
 #include "core/run/inputs.h"
 #include "core/run/outputs.h"
+#include "core/run/stop.h"
 #include "gpu/fault.h"
 #include "gpu/side.h"
 #include "gpu/targets.h"
@@ -266,18 +267,76 @@ assay_status gpu_engine_step(gpu_engine *e, int64_t step)
     return ASSAY_OK;
 }
 
+static assay_status save_checkpoint(gpu_engine *e, int64_t done)
+{
+    char dir[ASSAY_PATH + 32];
+    const assay_train_options *o = &e->options;
+    if (o->save_interval > 0)
+        snprintf(dir, sizeof dir, "%s/iter_%07lld", o->save, (long long)done);
+    else
+        snprintf(dir, sizeof dir, "%s", o->save);
+    return gpu_checkpoint_save(e, dir, done);
+}
+
+/* Whether a checkpoint is due behind `done` steps. */
+static bool saves_at(const gpu_engine *e, int64_t done)
+{
+    const assay_train_options *o = &e->options;
+    if (o->save[0] == '\0')
+        return false;
+    if (o->save_after > 0)
+        return done == o->save_after;
+    return done == e->last_step || (o->save_interval > 0 && done % o->save_interval == 0);
+}
+
+/* A step of a run that is watched: its line, and whether any rank was asked to stop, which all must know behind the same step. */
+static assay_status watch_step(gpu_engine *e, int64_t step)
+{
+    const assay_train_options *o = &e->options;
+    double asked = assay_stop_asked() > 0 ? 1.0 : 0.0;
+    if (!assay_metrics_wanted(o))
+        return ASSAY_OK;
+    if (e->env.rank == 0)
+        ASSAY_TRY(assay_metrics_step(&e->metrics, step, e->loss[step], e->grad_norm[step],
+                                     gpu_learning_rate(o, o->train_iters, step)));
+    ASSAY_TRY(gpu_world_sum(&e->optimizer, "stop.reduce", &asked));
+    e->stopped = asked > 0.0 && step + 1 < e->last_step;
+    if (e->stopped)
+        e->last_step = step + 1;
+    return ASSAY_OK;
+}
+
+static assay_status begin_watch(gpu_engine *e)
+{
+    if (!assay_metrics_wanted(&e->options))
+        return ASSAY_OK;
+    ASSAY_CHECK(e->batches.training, ASSAY_INVALID_ARGUMENT,
+                "log_interval and metrics need a training batch [steps,microbatches,b,s], %s holds [b,s]",
+                e->options.batch);
+    assay_stop_catch();
+    if (e->env.rank > 0)
+        return ASSAY_OK;
+    if (e->run_id[0] == '\0')
+        assay_metrics_new_run(e->run_id);
+    return assay_metrics_open(&e->metrics, &e->options, e->run_id, e->first_step, e->last_step, &e->batches);
+}
+
 static assay_status train_steps(gpu_engine *e)
 {
     const assay_train_options *o = &e->options;
+    ASSAY_TRY(begin_watch(e));
     for (int64_t step = e->first_step; step < e->last_step; step++) {
         ASSAY_TRY(gpu_engine_step(e, step));
-        const bool save =
-            o->save[0] != '\0' && (o->save_after > 0 ? step + 1 == o->save_after : step + 1 == e->last_step);
-        if (save)
-            ASSAY_TRY(gpu_checkpoint_save(e, o->save, step + 1));
+        ASSAY_TRY(watch_step(e, step));
+        if (saves_at(e, step + 1))
+            ASSAY_TRY(save_checkpoint(e, step + 1));
     }
+    if (e->stopped && e->env.rank == 0)
+        fprintf(stderr, "stopped after iteration %lld of %lld; %s%s\n", (long long)e->last_step,
+                (long long)o->train_iters,
+                o->save[0] != '\0' ? "its checkpoint lies in " : "nothing was to be saved", o->save);
     /* Nothing left to train: load and save is how a checkpoint moves to another layout. */
-    if (o->save[0] != '\0' && e->first_step >= e->last_step && e->batches.training)
+    if (o->save[0] != '\0' && o->save_interval == 0 && e->first_step >= e->last_step && e->batches.training)
         ASSAY_TRY(gpu_checkpoint_save(e, o->save, e->first_step));
     return ASSAY_OK;
 }
@@ -287,6 +346,7 @@ void gpu_engine_close(gpu_engine *e, bool failed)
 {
     if (e == NULL)
         return;
+    assay_metrics_close(&e->metrics);
     assay_trace_writer_destroy(e->run.trace);
     gpu_export_destroy(e);
     if (!failed && e->ctx_ready)
@@ -356,8 +416,9 @@ assay_status gpu_train(const assay_train_options *options)
     for (int k = 0; k < 2; k++) /* the last step's gathers have no forward that waits for them */
         ASSAY_TRY_GOTO(gpu_finish_param_sync(&e->optimizer.buffer[k], &e->model), st, done);
     double_losses(e);
-    ASSAY_TRY_GOTO(gpu_fault_check_met(&e->run), st, done);
-    if (e->export)
+    if (!e->stopped)
+        ASSAY_TRY_GOTO(gpu_fault_check_met(&e->run), st, done);
+    if (e->export && !e->stopped)
         ASSAY_TRY_GOTO(gpu_export_finish(e), st, done);
     if (e->run.trace)
         ASSAY_TRY_GOTO(assay_trace_writer_close(e->run.trace), st, done);

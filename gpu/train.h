@@ -2,6 +2,7 @@
 #ifndef GPU_TRAIN_H
 #define GPU_TRAIN_H
 
+#include "core/run/metrics.h"
 #include "gpu/optimizer.h"
 #include "gpu/parallel/pipeline.h"
 
@@ -22,8 +23,11 @@ typedef struct gpu_engine {
     gpu_schedule schedule;         /* of this pipeline stage, the same in every step */
     int64_t first_step, last_step; /* steps to run: [first, last) */
     int64_t *num_zeros;            /* [last_step], as the two below */
-    double *loss, *grad_norm; /* [last_step]; steps before first_step come from the checkpoint's run: 0 */
-    gpu_export *export;       /* the file of options.out; NULL: none */
+    double *loss, *grad_norm;  /* [last_step]; steps before first_step come from the checkpoint's run: 0 */
+    gpu_export *export;        /* the file of options.out; NULL: none */
+    char run_id[ASSAY_RUN_ID]; /* of rank 0, "" without metrics; a checkpoint carries it */
+    assay_metrics metrics;     /* of rank 0 */
+    bool stopped;              /* a signal asked for it: last_step is what was done */
     bool comm_ready, ctx_ready;
     bool repeat; /* steps beyond those that the batch file holds begin at its first again (bench) */
 } gpu_engine;

@@ -6,6 +6,7 @@
 #include "core/files/batches.h"
 #include "core/files/trace.h"
 #include "core/model/spec.h"
+#include "core/run/metrics.h"
 #include "core/run/options.h"
 
 /* How stored tensors are rounded, and the perturbation used to find thresholds of whole-model comparisons. */
@@ -40,6 +41,7 @@ typedef struct ref_run_config {
     ref_policy policy;
     ref_routing_lookup routing; /* NULL = own choices */
     void *routing_user;
+    assay_metrics *metrics;                    /* NULL = the run is not watched */
     assay_trace_writer *trace;                 /* NULL = off; whole (unsharded) tensors, world of 1 only */
     bool want_logits, want_grads, want_states; /* what the result holds; logits of [b,s] batches only */
     bool want_first_grads;                     /* without want_grads: those of step 0 alone */

@@ -16,6 +16,7 @@ typedef struct step_inputs {
     double **weights;
     assay_trace_writer *trace;
     ref_run_config run;
+    assay_metrics metrics;
 } step_inputs;
 
 static assay_status open_trace(step_inputs *in, const assay_train_options *o)
@@ -39,6 +40,21 @@ static assay_status open_trace(step_inputs *in, const assay_train_options *o)
     json_decref(header);
     in->run.trace = in->trace;
     return st;
+}
+
+static assay_status open_metrics(step_inputs *in)
+{
+    const assay_train_options *o = &in->options;
+    char run[ASSAY_RUN_ID];
+    if (!assay_metrics_wanted(o))
+        return ASSAY_OK;
+    ASSAY_CHECK(in->batches.training, ASSAY_INVALID_ARGUMENT,
+                "log_interval and metrics need a training batch [steps,microbatches,b,s], %s holds [b,s]",
+                o->batch);
+    assay_metrics_new_run(run);
+    in->run.metrics = &in->metrics;
+    return assay_metrics_open(&in->metrics, o, run, 0,
+                              o->train_iters > 0 ? o->train_iters : in->batches.steps, &in->batches);
 }
 
 static assay_status warn(void *user, const char *tensor, const char *text)
@@ -80,11 +96,13 @@ static assay_status load(step_inputs *in, const assay_train_options *o)
                 (long long)o->draw_weights, o->model);
     in->run.want_grads = !in->batches.training;
     in->run.want_states = in->run.want_first_grads = in->batches.training;
+    ASSAY_TRY(open_metrics(in));
     return open_trace(in, o);
 }
 
 static void unload(step_inputs *in)
 {
+    assay_metrics_close(&in->metrics);
     assay_trace_writer_destroy(in->trace);
     if (in->spec)
         ref_weights_free(in->spec, in->weights);

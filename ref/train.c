@@ -1,5 +1,6 @@
 /* The training loop: forward and backward of every microbatch, reduction, norm, clip, AdamW. */
 #include "core/run/inputs.h"
+#include "core/run/stop.h"
 #include "ref/parallel/pipeline.h"
 #include "ref/parallel/sharding.h"
 
@@ -265,6 +266,21 @@ static assay_status check_run(const ref_run_config *c)
     return assay_inputs_steps(c->options, c->batches->training, c->batches->steps);
 }
 
+/* A run that is watched says its step, and ends behind it when a signal asked for that. */
+static assay_status watch_step(const ref_engine *e, const ref_run_result *result, int64_t step)
+{
+    assay_metrics *m = e->run->metrics;
+    if (m == NULL)
+        return ASSAY_OK;
+    ASSAY_TRY(assay_metrics_step(m, step, result->loss[step], result->grad_norm[step],
+                                 ref_learning_rate(&e->options, step)));
+    ASSAY_CHECK(assay_stop_asked() == 0, ASSAY_STOPPED,
+                "stopped after iteration %lld of %lld; the reference writes no checkpoints%s%s",
+                (long long)step + 1, (long long)result->steps, m->file != NULL ? ": what is on disk is " : "",
+                m->file != NULL ? e->options.metrics : "");
+    return ASSAY_OK;
+}
+
 static assay_status alloc_result(ref_run_result *result, int64_t steps, int64_t layers)
 {
     *result = (ref_run_result){.steps = steps, .layers = layers};
@@ -308,8 +324,10 @@ assay_status ref_run(const ref_run_config *config, double *const *weights, ref_r
     ASSAY_TRY_GOTO(ref_layers_create(&e), st, done);
     e.options.train_iters = steps;
     ASSAY_TRY_GOTO(alloc_result(result, steps, e.config->num_layers), st, done);
-    for (int64_t step = 0; step < steps; step++)
+    for (int64_t step = 0; step < steps; step++) {
         ASSAY_TRY_GOTO(run_step(&e, result, step), st, done);
+        ASSAY_TRY_GOTO(watch_step(&e, result, step), st, done);
+    }
     ASSAY_TRY_GOTO(add_final(&e, result), st, done);
     for (int r = 0; r < e.grid.world; r++)
         if (e.ranks[r].most_held > result->most_held)

@@ -33,7 +33,8 @@ ASSAY_BEGIN_DECLS
     X(CUDA, "CUDA error")                                                                                    \
     X(CUBLAS, "cuBLAS error")                                                                                \
     X(NCCL, "NCCL error")                                                                                    \
-    X(INTERNAL, "internal error")
+    X(INTERNAL, "internal error")                                                                            \
+    X(STOPPED, "stopped by a signal")
 
 typedef enum assay_status {
 #define ASSAY_STATUS_ENUM(name, text) ASSAY_##name,

@@ -71,9 +71,31 @@ static const between of_layer[] = {
     {SHARED, "mlp", "mlp.shared_experts.add.y", ASSAY_AXES_BATCH_FIRST, EQUAL},
     {NOT_SHARED, "mlp", "mlp.unpermute.y", ASSAY_AXES_BATCH_FIRST, EQUAL},
     {MOE, "mlp.experts", "mlp.unpermute.y", ASSAY_AXES_BATCH_FIRST, EQUAL},
+    {MOE, "mlp.gate.probs", "mlp.router.probs", ASSAY_AXES_BATCH_FIRST, ASSAY_RELATION_ROWS},
+    {MOE, "mlp.gate.indices", "mlp.router.indices", ASSAY_AXES_BATCH_FIRST, ASSAY_RELATION_ROWS},
+    {MOE, "mlp.gate.input", "pre_mlp_layernorm.y", ASSAY_AXES_BATCH_FIRST, EQUAL},
     {MOE, "mlp.gate.1", "mlp.router.probs", ASSAY_AXES_BATCH_FIRST, ASSAY_RELATION_ROWS},
     {MOE, "mlp.gate.2", "mlp.router.indices", ASSAY_AXES_BATCH_FIRST, ASSAY_RELATION_ROWS},
     {ALWAYS, "", "mlp.residual.y", ASSAY_AXES_BATCH_FIRST, EQUAL},
+};
+/* Gradients under the names of the operation that made them. */
+static const between of_backward[] = {
+    {ALWAYS, "input_layernorm.dx", "input_layernorm.dx", ASSAY_AXES_BATCH_FIRST, EQUAL},
+    {ALWAYS, "post_attention_layernorm.dx", "pre_mlp_layernorm.dx", ASSAY_AXES_BATCH_FIRST, EQUAL},
+    {ALWAYS, "self_attn.core_attention.do", "self_attention.core_attention.o.grad", ASSAY_AXES_SAME, EQUAL},
+    {ALWAYS, "self_attn.core_attention.dq", "self_attention.rope_q.y.grad", ASSAY_AXES_SAME, EQUAL},
+    {ALWAYS, "self_attn.core_attention.dk", "self_attention.rope_k.y.grad", ASSAY_AXES_SAME, EQUAL},
+    {ALWAYS, "self_attn.core_attention.dv", "self_attention.qkv_split.v.grad", ASSAY_AXES_SAME, EQUAL},
+    {ALWAYS, "self_attn.rope_q.dy", "self_attention.rope_q.y.grad", ASSAY_AXES_SAME, EQUAL},
+    {ALWAYS, "self_attn.rope_k.dy", "self_attention.rope_k.y.grad", ASSAY_AXES_SAME, EQUAL},
+    {PLAIN_HEADS, "self_attn.rope_q.dx", "self_attention.qkv_split.q.grad", ASSAY_AXES_SAME, EQUAL},
+    {PLAIN_HEADS, "self_attn.rope_k.dx", "self_attention.qkv_split.k.grad", ASSAY_AXES_SAME, EQUAL},
+    {NORMED_HEADS, "self_attn.rope_q.dx", "self_attention.q_layernorm.y.grad", ASSAY_AXES_SAME, EQUAL},
+    {NORMED_HEADS, "self_attn.rope_k.dx", "self_attention.k_layernorm.y.grad", ASSAY_AXES_SAME, EQUAL},
+    {DENSE, "mlp.activation.dy", "mlp.activation.y.grad", ASSAY_AXES_BATCH_FIRST, EQUAL},
+    {DENSE, "mlp.activation.dx", "mlp.linear_fc1.y.grad", ASSAY_AXES_BATCH_FIRST, EQUAL},
+    {MOE, "mlp.gate.dy", "mlp.router.gating.y.grad", ASSAY_AXES_BATCH_FIRST, EQUAL},
+    {MOE, "mlp.gate.dx", "mlp.router.gating.dx", ASSAY_AXES_BATCH_FIRST, EQUAL},
 };
 /* An addition hands its gradient on: what is added has the gradient of the sum, and ours may be recorded under that name alone. */
 static const between added[] = {
@@ -94,6 +116,7 @@ static const between of_model[] = {
     {TIED, "lm_head.input", "decoder.final_layernorm.y", ASSAY_AXES_BATCH_FIRST, EQUAL},
     {TIED, "lm_head.dx", "decoder.final_layernorm.y.grad", ASSAY_AXES_BATCH_FIRST, EQUAL},
     {ALWAYS, "loss", "loss.loss", ASSAY_AXES_SAME, ASSAY_RELATION_MEAN},
+    {ALWAYS, "loss_function", "loss.loss", ASSAY_AXES_SAME, ASSAY_RELATION_MEAN},
 };
 
 /* The row of a tensor and, unless it has none, that of its gradient. */
@@ -284,6 +307,16 @@ static assay_status add_between(assay_names *n, int64_t layer)
             snprintf(ours, sizeof ours, "decoder.layers.%lld.%s", (long long)layer, b->ours);
         const assay_name_row row = {.axes = b->axes, .relation = b->relation};
         ASSAY_TRY(add_pair(n, theirs, ours, &row, b->relation == EQUAL && !shared));
+    }
+    for (size_t i = 0; i < sizeof of_backward / sizeof *of_backward; i++) {
+        const between *b = &of_backward[i];
+        const assay_name_row row = {.axes = b->axes};
+        char theirs[ASSAY_NAME], ours[ASSAY_NAME];
+        if (!holds(b->when, &n->spec->config, layer))
+            continue;
+        snprintf(theirs, sizeof theirs, "model.layers.%lld.%s", (long long)layer, b->theirs);
+        snprintf(ours, sizeof ours, "decoder.layers.%lld.%s", (long long)layer, b->ours);
+        ASSAY_TRY(add_backward(n, theirs, ours, &row));
     }
     return add_added(n, layer);
 }

@@ -10,6 +10,7 @@
 #include "core/model/layout.h"
 #include "core/run/launch_output.h"
 #include "core/run/launch_port.h"
+#include "core/run/stop.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -46,6 +47,7 @@ typedef struct launch {
     FILE *log;
     double start, stop_at; /* stop_at: when SIGTERM was sent, 0 before */
     bool killed;           /* SIGKILL was sent */
+    bool asked;            /* SIGINT was passed on */
     assay_launch_result r;
 } launch;
 
@@ -255,6 +257,18 @@ static void check_clock(launch *l)
     }
 }
 
+/* A rank is a group of its own: the terminal's signals come to the launcher alone. */
+static void pass_on_signals(launch *l)
+{
+    if (!l->o->graceful || assay_stop_asked() == 0)
+        return;
+    if (!l->asked)
+        signal_all(l, SIGINT);
+    l->asked = true;
+    if (assay_stop_asked() > 1)
+        stop_all(l);
+}
+
 /* One turn: waits for output at most a tick, forwards it.  Returns how many streams are open. */
 static assay_status pump(launch *l, int *n_open)
 {
@@ -279,6 +293,7 @@ static assay_status supervise(launch *l)
         ASSAY_TRY(pump(l, &n_open));
         const int n_running = reap(l);
         check_clock(l);
+        pass_on_signals(l);
         if (n_running > 0)
             continue;
         const double now = assay_monotonic_s();
@@ -348,6 +363,8 @@ static assay_status outcome(const launch *l)
     if (r->timed_out)
         ASSAY_FAIL(ASSAY_TIMEOUT, "the time limit of %g s is over: all %d ranks were stopped",
                    l->o->timeout_s, l->o->world);
+    if (l->asked)
+        ASSAY_FAIL(ASSAY_STOPPED, "all %d ranks ended when a signal asked them to", l->o->world);
     if (r->failed_rank < 0)
         return ASSAY_OK;
     if (r->signal != 0)
@@ -369,6 +386,8 @@ assay_status assay_launch(const char *const *argv, const assay_launch_options *o
     ASSAY_TRY(check_options(argv, o));
     fflush(NULL); /* so that our own text keeps its place among that of the ranks */
     ASSAY_TRY_GOTO(prepare(&l), st, done);
+    if (o->graceful)
+        assay_stop_catch();
     for (int rank = 0; rank < o->world; rank++)
         ASSAY_TRY_GOTO(start_rank(&l, rank), st, done);
     ASSAY_TRY_GOTO(supervise(&l), st, done);

@@ -10,10 +10,11 @@ ASSAY_BEGIN_DECLS
 
 typedef struct assay_launch_options {
     int world;
-    double timeout_s;         /* 0 = none; the whole run */
-    bool prefix_output;       /* "[rank 2] " before each line of a rank's output */
-    const char *log_path;     /* append all output here too; NULL = no */
-    bool quiet;               /* nothing to our stdout/stderr, only to the log */
+    double timeout_s;     /* 0 = none; the whole run */
+    bool prefix_output;   /* "[rank 2] " before each line of a rank's output */
+    const char *log_path; /* append all output here too; NULL = no */
+    bool graceful;        /* SIGINT and SIGTERM ask the ranks to stop behind a step; a second one ends them */
+    bool quiet;           /* nothing to our stdout/stderr, only to the log */
     bool distinct_nccl_hosts; /* set a different NCCL_HOSTID per rank, NCCL_NET=Socket on lo (ranks outnumber
                                  devices) */
     int n_devices; /* 0: simulator; else several ranks get CUDA_MODULE_LOADING=EAGER (unless it is set), and

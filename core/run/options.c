@@ -53,48 +53,56 @@ static const char *const wsd_words[] = {"linear", "cosine", "exponential", "minu
 #define STEPS_MAX 1e12
 enum {
     STEP = ASSAY_FOR_STEP,
+    STEP_TRAIN = ASSAY_FOR_STEP | ASSAY_FOR_TRAIN,
     STEP_RUN = ASSAY_FOR_STEP | ASSAY_FOR_RUN,
     STEP_BENCH = ASSAY_FOR_STEP | ASSAY_FOR_BENCH,
+    STEP_BENCH_TRAIN = STEP_BENCH | ASSAY_FOR_TRAIN,
     STEP_RUN_BENCH = STEP_RUN | ASSAY_FOR_BENCH,
     STEP_RUN_BENCH_OPS = STEP_RUN_BENCH | ASSAY_FOR_OPS,
-    EVERYWHERE = ASSAY_FOR_STEP | ASSAY_FOR_RUN | ASSAY_FOR_CASE | ASSAY_FOR_BENCH
+    EVERYWHERE = ASSAY_FOR_STEP | ASSAY_FOR_RUN | ASSAY_FOR_CASE | ASSAY_FOR_BENCH | ASSAY_FOR_TRAIN
 };
 
 static const assay_option_row table[] = {
-    ROW_STRING(model, "DIR", STEP_RUN_BENCH, "Data",
+    ROW_STRING(model, "DIR", STEP_RUN_BENCH | ASSAY_FOR_TRAIN, "Data",
                "folder of a model, Hugging Face or Megatron-LM (docs/MEGATRON.md)"),
     ROW_STRING(batch, "FILE", STEP_RUN_BENCH, "Data",
                "safetensors file with I64 input_ids and labels, or tokens and shifted labels"),
     ROW_STRING(out, "FILE", STEP, "Data", "result file (safetensors)"),
     ROW_STRING(trace, "DIR", STEP, "Data", "trace folder"),
-    ROW_STRING(load, "DIR", STEP, "Data", "checkpoint folder to resume from"),
+    ROW_STRING(load, "DIR", STEP_TRAIN, "Data", "checkpoint folder to resume from"),
     {"override_checkpoint_args", ASSAY_OPT_BOOL, MEMBER(override_checkpoint_args), 0, 0, NULL, "BOOL",
      "continue the checkpoint with the training options of this run where they differ, and say each", "Data",
-     STEP},
-    ROW_STRING(save, "DIR", STEP, "Data", "checkpoint folder to write after the last step"),
+     STEP_TRAIN},
+    ROW_STRING(save, "DIR", STEP_TRAIN, "Data", "checkpoint folder to write after the last step"),
+    ROW_INT(save_interval, 0, STEPS_MAX, STEP_TRAIN, "Data",
+            "--save is a folder of checkpoints iter_0000010, one every so many steps and one at the end"),
+    ROW_STRING(metrics, "FILE", STEP_TRAIN, "Data", "one JSON object for each step (docs/TRAIN.md)"),
+    ROW_INT(log_interval, 0, STEPS_MAX, STEP_TRAIN, "Run",
+            "a line on standard output every so many steps; 0: none"),
     ROW_INT(save_after, 0, STEPS_MAX, STEP, "Data", "write --save after this global step; 0: after the last"),
-    ROW_STRING(layout, "LAYOUT", STEP_BENCH, "Run", "parallel layout, as in tp2,sp,ep2,dp2,zero1"),
-    ROW_INT(num_layers_in_first_pipeline_stage, 0, ASSAY_MAX_PIPELINE_LAYERS, STEP_BENCH, "Run",
+    ROW_STRING(layout, "LAYOUT", STEP_BENCH_TRAIN, "Run", "parallel layout, as in tp2,sp,ep2,dp2,zero1"),
+    ROW_INT(num_layers_in_first_pipeline_stage, 0, ASSAY_MAX_PIPELINE_LAYERS, STEP_BENCH_TRAIN, "Run",
             "layers of the first pipeline stage (layout word firstN)"),
-    ROW_INT(num_layers_in_last_pipeline_stage, 0, ASSAY_MAX_PIPELINE_LAYERS, STEP_BENCH, "Run",
+    ROW_INT(num_layers_in_last_pipeline_stage, 0, ASSAY_MAX_PIPELINE_LAYERS, STEP_BENCH_TRAIN, "Run",
             "layers of the last pipeline stage (layout word lastN)"),
-    ROW_BOOL(account_for_embedding_in_pipeline_split, STEP_BENCH, "Run",
+    ROW_BOOL(account_for_embedding_in_pipeline_split, STEP_BENCH_TRAIN, "Run",
              "the embedding counts as a layer of the first stage (layout word embed)"),
-    ROW_BOOL(account_for_loss_in_pipeline_split, STEP_BENCH, "Run",
+    ROW_BOOL(account_for_loss_in_pipeline_split, STEP_BENCH_TRAIN, "Run",
              "the loss counts as a layer of the last stage (layout word loss)"),
-    ROW_STRING(pipeline_model_parallel_layout, "TEXT", STEP_BENCH, "Run",
+    ROW_STRING(pipeline_model_parallel_layout, "TEXT", STEP_BENCH_TRAIN, "Run",
                "layers of every virtual stage, as in 'Et*3|(tt|)*2L' (layout word stages=TEXT)"),
-    ROW_ENUM(precision, precision_words, "fp64|fp32|bf16", STEP_BENCH, "Run", "fp64, fp32 or bf16"),
+    ROW_ENUM(precision, precision_words, "fp64|fp32|bf16", STEP_BENCH_TRAIN, "Run", "fp64, fp32 or bf16"),
     {"seed", ASSAY_OPT_SEED, MEMBER(seed), 0, 0, NULL, "N",
      "seed of the tokens and masked labels of a case; and of its weights, where the case holds a "
      "configuration "
      "and --draw-weights names no other",
-     "Run", ASSAY_FOR_RUN | ASSAY_FOR_CASE},
+     "Run", ASSAY_FOR_RUN | ASSAY_FOR_CASE | ASSAY_FOR_TRAIN},
     {"draw_weights", ASSAY_OPT_INT, MEMBER(draw_weights), -1, 0x1p63, NULL, "SEED",
      "draw the weights of a folder that holds a configuration alone; -1: refuse such a folder", "Run",
      EVERYWHERE},
-    ROW_INT(train_iters, 0, STEPS_MAX, STEP_RUN, "Run", "optimizer steps; 0: all that the data holds"),
-    ROW_STRING(variant, "FAMILY=kN,...", STEP_RUN_BENCH_OPS, "Run",
+    ROW_INT(train_iters, 0, STEPS_MAX, STEP_RUN | ASSAY_FOR_TRAIN, "Run",
+            "optimizer steps; 0: all that the data holds"),
+    ROW_STRING(variant, "FAMILY=kN,...", STEP_RUN_BENCH_OPS | ASSAY_FOR_TRAIN, "Run",
                "kernel variants, as in attention=k1,rmsnorm=k0"),
     {"trace_hash_only", ASSAY_OPT_BOOL, MEMBER(trace_hash_only), 0, 0, NULL, "BOOL",
      "trace without tensor data", "Run", STEP},
@@ -102,7 +110,8 @@ static const assay_option_row table[] = {
         fault, "FAULT", STEP_RUN, "Run",
         "plant a fault (self-tests; docs/ADDING.md): skip:INSTANCE, attr:INSTANCE:NAME=X, ..., or a word"),
     {"collective_timeout", ASSAY_OPT_DOUBLE, MEMBER(collective_timeout), 0, 1e6, NULL, "SECONDS",
-     "longest wait for a collective; 0: ASSAY_COLLECTIVE_TIMEOUT_S, else 300", "Run", STEP_RUN_BENCH_OPS},
+     "longest wait for a collective; 0: ASSAY_COLLECTIVE_TIMEOUT_S, else 300", "Run",
+     STEP_RUN_BENCH_OPS | ASSAY_FOR_TRAIN},
     ROW_ENUM(optimizer, optimizer_words, "adam", EVERYWHERE, "Optimizer", "adam (AdamW)"),
     ROW_DOUBLE(lr, 0, 1e6, EVERYWHERE, "Optimizer", "learning rate"),
     ROW_DOUBLE(min_lr, 0, 1e6, EVERYWHERE, "Optimizer", "lowest learning rate of the schedule"),
@@ -185,7 +194,17 @@ static const assay_option_row table[] = {
     {.name = NULL},
 };
 
-_Static_assert(sizeof table / sizeof table[0] <= 64, "assay_train_options.given has a bit for each row");
+_Static_assert(sizeof table / sizeof table[0] <= 128, "assay_train_options.given has a bit for each row");
+
+static bool is_given(const assay_train_options *o, ptrdiff_t row)
+{
+    return (o->given[row / 64] >> (row % 64) & 1) != 0;
+}
+
+static void set_given(assay_train_options *o, ptrdiff_t row)
+{
+    o->given[row / 64] |= (uint64_t)1 << (row % 64);
+}
 
 void assay_train_options_default(assay_train_options *o)
 {
@@ -390,7 +409,7 @@ static assay_status set_row(assay_train_options *o, const assay_option_row *row,
         ASSAY_TRY(set_list(o, row, name, text));
         break;
     }
-    o->given |= (uint64_t)1 << (row - table);
+    set_given(o, row - table);
     return ASSAY_OK;
 }
 
@@ -415,7 +434,7 @@ assay_status assay_train_option_set(assay_train_options *o, const char *name, co
 bool assay_train_option_given(const assay_train_options *o, const char *name)
 {
     const assay_option_row *row = find_row(name);
-    return row != NULL && (o->given >> (row - table) & 1) != 0;
+    return row != NULL && is_given(o, row - table);
 }
 
 /* --- JSON -------------------------------------------------------------------------------------------------
@@ -494,7 +513,7 @@ static assay_status set_json(assay_train_options *o, const assay_option_row *row
         ASSAY_TRY(set_json_list(o, row, name, value));
         break;
     }
-    o->given |= (uint64_t)1 << (row - table);
+    set_given(o, row - table);
     return ASSAY_OK;
 }
 
@@ -710,6 +729,12 @@ assay_status assay_train_options_check(const assay_train_options *o)
                 "lr_decay_style WSD needs lr_wsd_decay_iters of at least 1");
     ASSAY_CHECK(o->save_after == 0 || o->save[0] != '\0', ASSAY_INVALID_ARGUMENT,
                 "save_after %lld without save", (long long)o->save_after);
+    ASSAY_CHECK(o->save_interval == 0 || (o->save[0] != '\0' && o->save_after == 0), ASSAY_INVALID_ARGUMENT,
+                "save_interval %lld %s", (long long)o->save_interval,
+                o->save_after != 0 ? "with save_after" : "without save");
+    ASSAY_CHECK(o->trace[0] == '\0' || (o->log_interval == 0 && o->metrics[0] == '\0'), ASSAY_UNSUPPORTED,
+                "trace with log_interval or metrics: a run that can be stopped has a reduction that a plan "
+                "does not know");
     ASSAY_CHECK(!o->override_checkpoint_args || o->load[0] != '\0', ASSAY_INVALID_ARGUMENT,
                 "override_checkpoint_args without load");
     ASSAY_CHECK(!o->trace_hash_only || o->trace[0] != '\0', ASSAY_INVALID_ARGUMENT,
@@ -734,14 +759,13 @@ void assay_train_options_merge(assay_train_options *into, const assay_train_opti
                                const char *const *except)
 {
     for (const assay_option_row *row = table; row->name; row++) {
-        const uint64_t bit = (uint64_t)1 << (row - table);
-        bool kept = !(given->given & bit);
+        bool kept = !is_given(given, row - table);
         for (int k = 0; !kept && except && except[k]; k++)
             kept = strcmp(except[k], row->name) == 0;
         if (kept)
             continue;
         memcpy((char *)into + row->offset, (const char *)given + row->offset, row->size);
-        into->given |= bit;
+        set_given(into, row - table);
     }
 }
 

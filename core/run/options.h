@@ -56,7 +56,11 @@ typedef struct assay_train_options {
     uint64_t seed;        /* of the tokens and masked labels that a case of `assay run` draws */
     int64_t draw_weights; /* seed of the weights of a folder that holds none; -1: such a folder is refused */
     int64_t train_iters;  /* steps to run; 0 = all that the batch holds */
-    int64_t save_after;   /* write `save` after this many steps (global step number); 0 = after the last */
+    char metrics[ASSAY_PATH]; /* one JSON object a step, "" = none: core/run/metrics.h */
+    int64_t log_interval;     /* a line of text every so many steps; 0 = none */
+    int64_t
+        save_interval; /* `save` is a folder of checkpoints iter_0000010, one every so many steps and behind the last; 0 = `save` is one */
+    int64_t save_after; /* write `save` after this many steps (global step number); 0 = after the last */
 
     assay_optimizer optimizer;
     double lr, min_lr, lr_warmup_init;
@@ -102,7 +106,7 @@ typedef struct assay_train_options {
     double collective_timeout; /* seconds; 0 = the engine's own */
     char fault[96];            /* planted fault for self-tests, "" = none: docs/ADDING.md */
 
-    uint64_t given; /* bit i: row i of the option table was set, to whatever value */
+    uint64_t given[2]; /* bit i % 64 of word i / 64: row i of the option table was set, to whatever value */
 } assay_train_options;
 
 void assay_train_options_default(assay_train_options *o);
@@ -114,9 +118,16 @@ static inline double assay_branch_dropout(const assay_train_options *o)
 }
 
 /* Where an option has a meaning; elsewhere it is refused.  STEP: `assay step` and the engine programs.  RUN: the
- * command line of `assay run`.  CASE: the member "training" of a case file.  BENCH: `assay bench`.  OPS: the verb `ops`
+ * command line of `assay run`.  CASE: the member "training" of a case file.  BENCH: `assay bench`.  TRAIN: `assay train`.  OPS: the verb `ops`
  * of the engine programs. */
-enum { ASSAY_FOR_STEP = 1, ASSAY_FOR_RUN = 2, ASSAY_FOR_CASE = 4, ASSAY_FOR_BENCH = 8, ASSAY_FOR_OPS = 16 };
+enum {
+    ASSAY_FOR_STEP = 1,
+    ASSAY_FOR_RUN = 2,
+    ASSAY_FOR_CASE = 4,
+    ASSAY_FOR_BENCH = 8,
+    ASSAY_FOR_OPS = 16,
+    ASSAY_FOR_TRAIN = 32
+};
 
 /* One row of the option table. */
 typedef enum {

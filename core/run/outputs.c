@@ -60,6 +60,8 @@ static assay_status check_save(const assay_train_options *o)
 {
     char folder[ASSAY_PATH];
     struct stat sb;
+    if (o->save_interval > 0) /* a folder of checkpoints, each of which must be new */
+        return ASSAY_OK;
     ASSAY_CHECK(lstat(o->save, &sb) != 0, ASSAY_INVALID_ARGUMENT,
                 "--save %s: exists; a checkpoint is never overwritten", o->save);
     folder_of(o->save, folder);
@@ -72,6 +74,9 @@ assay_status assay_outputs_check(const assay_train_options *o)
         ASSAY_TRY(check_out(o));
     if (o->save[0] != '\0')
         ASSAY_TRY(check_save(o));
+    if (o->metrics[0] != '\0' && o->load[0] == '\0')
+        ASSAY_CHECK(access(o->metrics, F_OK) != 0, ASSAY_INVALID_ARGUMENT,
+                    "--metrics %s: exists, and this run begins at its first step", o->metrics);
     if (o->trace[0] != '\0')
         ASSAY_TRY(check_folder(o, "trace", o->trace, o->trace, true));
     return ASSAY_OK;

@@ -49,7 +49,10 @@ static inline gpu_mask gpu_mask_of(const gpu_operands *o, const char *p_name)
 __device__ static __forceinline__ float gpu_mask_factor(const gpu_mask &m, unsigned long long element)
 {
     const gpu_philox_block c = gpu_philox(m.seed, m.stream, element >> 2);
-    return c.word[element & 3] >= m.least ? m.scale : 0.0f;
+    /* by selection: an index that is not known would put the block into local memory */
+    const unsigned even = (element & 2) != 0 ? c.word[2] : c.word[0];
+    const unsigned odd = (element & 2) != 0 ? c.word[3] : c.word[1];
+    return ((element & 1) != 0 ? odd : even) >= m.least ? m.scale : 0.0f;
 }
 
 #endif

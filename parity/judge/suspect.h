@@ -28,6 +28,9 @@ ref_value *suspect_output(suspect_trial *t, const char *slot);
 /* Changes the trial as hypothesis `number` of its operation says and names it in text; false: no more. */
 bool suspect_change(suspect_trial *t, int number, bool *applies, char text[PARITY_TEXT]);
 
+/* Places where an operation may store an intermediate result (assay_rounding, or-ed). */
+unsigned suspect_roundings(const char *op);
+
 /* The first hypothesis under which every element passes; "" when none does. */
 assay_status parity_suspect(const assay_trace *trace, const assay_trace_op *op, char text[PARITY_TEXT]);
 

@@ -424,11 +424,40 @@ static const struct {
               {ASSAY_ROUND_BEFORE_UP, "before_up"},
               {ASSAY_ROUND_PRODUCTS, "products"},
               {ASSAY_ROUND_SCORES, "scores"},
-              {ASSAY_ROUND_ANGLES, "angles"}};
+              {ASSAY_ROUND_ANGLES, "angles"},
+              {ASSAY_ROUND_HEADS, "heads"},
+              {ASSAY_ROUND_PARTIAL_SUMS, "partial_sums"},
+              {ASSAY_ROUND_EVERY, "every"}};
+enum { N_POINTS = sizeof points / sizeof *points };
+
+unsigned suspect_roundings(const char *op)
+{
+    static const struct {
+        const char *op;
+        unsigned bits;
+    } rows[] = {{"rmsnorm_fwd", ASSAY_ROUND_BEFORE_GAMMA},
+                {"rmsnorm_bwd", ASSAY_ROUND_BEFORE_GAMMA},
+                {"swiglu_fwd", ASSAY_ROUND_BEFORE_UP},
+                {"swiglu_bwd", ASSAY_ROUND_BEFORE_UP},
+                {"rope_fwd", ASSAY_ROUND_PRODUCTS},
+                {"rope_bwd", ASSAY_ROUND_PRODUCTS},
+                {"attention_fwd", ASSAY_ROUND_SCORES},
+                {"attention_bwd", ASSAY_ROUND_SCORES | ASSAY_ROUND_HEADS},
+                {"rope_table", ASSAY_ROUND_ANGLES},
+                {"embedding_bwd", ASSAY_ROUND_PARTIAL_SUMS},
+                {"weighted_combine", ASSAY_ROUND_PARTIAL_SUMS},
+                {"router_fwd", ASSAY_ROUND_TIES},
+                {"adamw", ASSAY_ROUND_EVERY}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (strcmp(rows[i].op, op) == 0)
+            return rows[i].bits;
+    return 0;
+}
 
 static bool undeclared_rounding(suspect_trial *t, int number, char text[PARITY_TEXT])
 {
-    if (t->declared.all.rounding & points[number].bit)
+    if (number >= N_POINTS || (t->declared.all.rounding & points[number].bit) ||
+        !(suspect_roundings(t->op->op) & points[number].bit))
         return false;
     t->declared.all.rounding |= points[number].bit;
     for (int i = 0; i < t->declared.n; i++)
@@ -441,16 +470,16 @@ static bool undeclared_rounding(suspect_trial *t, int number, char text[PARITY_T
 }
 
 static const hypothesis hypotheses[] = {
-    {"rmsnorm_fwd", 5, undeclared_rounding},
+    {"rmsnorm_fwd", N_POINTS, undeclared_rounding},
     {"rmsnorm_fwd", 8, other_eps},
     {"rmsnorm_fwd", 2, other_gamma},
     {"rmsnorm_fwd", 1, subtracts_mean},
-    {"rope_table", 5, undeclared_rounding},
+    {"rope_table", N_POINTS, undeclared_rounding},
     {"rope_table", 1, other_rope_type},
     {"rope_table", 11, other_base},
-    {"rope_fwd", 5, undeclared_rounding},
+    {"rope_fwd", N_POINTS, undeclared_rounding},
     {"rope_fwd", 4, other_rotation},
-    {"attention_fwd", 5, undeclared_rounding},
+    {"attention_fwd", N_POINTS, undeclared_rounding},
     {"attention_fwd", 1, other_groups},
     {"attention_fwd", 3, other_mask},
     {"attention_fwd", 5, other_scale},
@@ -459,11 +488,18 @@ static const hypothesis hypotheses[] = {
     {"add", 1, dropout},
     {"linear_fwd", 4, other_linear},
     {"linear_fwd", 64, other_weight},
-    {"swiglu_fwd", 5, undeclared_rounding},
+    {"swiglu_fwd", N_POINTS, undeclared_rounding},
     {"swiglu_fwd", 1, swapped_halves},
     {"router", 2, other_router},
     {"router_fwd", 2, other_router},
     {"cross_entropy_bwd", 2, other_loss},
+    {"rmsnorm_bwd", N_POINTS, undeclared_rounding},
+    {"swiglu_bwd", N_POINTS, undeclared_rounding},
+    {"rope_bwd", N_POINTS, undeclared_rounding},
+    {"attention_bwd", N_POINTS, undeclared_rounding},
+    {"embedding_bwd", N_POINTS, undeclared_rounding},
+    {"weighted_combine", N_POINTS, undeclared_rounding},
+    {"adamw", N_POINTS, undeclared_rounding},
 };
 
 bool suspect_change(suspect_trial *t, int number, bool *applies, char text[PARITY_TEXT])

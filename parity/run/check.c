@@ -125,6 +125,12 @@ static assay_status print_json(const check_state *c, const char *sentence, int c
 /* What cannot run again is said and leaves the other parts. */
 static assay_status make_reference(check_state *c)
 {
+    if (c->names->config->training.attention_dropout > 0.0) {
+        snprintf(c->unchecked[CHECK_WHOLE], PARITY_TEXT,
+                 "attention_dropout is %g: the run draws masks that no trace holds",
+                 c->names->config->training.attention_dropout);
+        return ASSAY_OK;
+    }
     const bool bf16 = strcmp(assay_trace_header_text(c->trace, "precision"), "bf16") == 0;
     const assay_status st = parity_reference_create(&c->reference, c->names, c->folder, c->index,
                                                     bf16 ? ASSAY_PRECISION_BF16 : ASSAY_PRECISION_FP32);

@@ -44,5 +44,7 @@ assay_status check_attributes(check_state *c);
 assay_status check_weights(check_state *c);
 assay_status check_operations(check_state *c);
 assay_status check_whole(check_state *c);
+/* What a loss that is wrong looks like: other shifts of the labels, a factor; "": nothing known. */
+assay_status check_explain_loss(const check_state *c, int64_t microbatch, char text[PARITY_TEXT]);
 
 #endif

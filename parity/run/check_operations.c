@@ -39,6 +39,8 @@ static assay_status explain(check_state *c, const parity_result *r)
     if (op != NULL)
         ASSAY_TRY(parity_suspect(c->trace, op, why));
     const bool proven = why[0] != '\0';
+    if (!proven && c->reference != NULL && strcmp(r->op, "cross_entropy_fwd") == 0)
+        ASSAY_TRY(check_explain_loss(c, r->microbatch, why));
     if (!proven)
         guess_precision(c, r, why);
     if (why[0] == '\0')
@@ -74,6 +76,11 @@ static void note_rounding(check_state *c)
         {ASSAY_ROUND_PRODUCTS, "products", "rope rounds both products before they are added"},
         {ASSAY_ROUND_SCORES, "scores", "attention rounds its scores"},
         {ASSAY_ROUND_ANGLES, "angles", "rope's angles are computed in the accumulate type"},
+        {ASSAY_ROUND_HEADS, "heads",
+         "the gradients of the heads of a group are rounded before they are added"},
+        {ASSAY_ROUND_PARTIAL_SUMS, "partial_sums", "every partial sum is rounded"},
+        {ASSAY_ROUND_TIES, "ties", "of equal scores the router takes any"},
+        {ASSAY_ROUND_EVERY, "every", "AdamW rounds every intermediate result"},
     };
     for (size_t k = 0; k < sizeof points / sizeof *points; k++) {
         int64_t n = 0;

@@ -92,17 +92,25 @@ done:
     return st;
 }
 
-/* A parameter that the model does not have: the head of a model whose configuration ties it. */
+/* A parameter that the model does not have. */
 static void report_unknown(check_state *c, const parity_entry *e)
 {
     const size_t length = strlen(e->name);
     const bool weight = length > 7 && strcmp(e->name + length - 7, ".weight") == 0;
-    if (strcmp(e->name, "lm_head.weight") == 0 && c->names->config->tie_word_embeddings)
+    if (weight && e->microbatch < 0 && strcmp(e->name, "lm_head.weight") != 0)
+        check_note(c, "%s: a parameter that the model's class does not have; not compared", e->name);
+}
+
+/* A head with a gradient of its own, where the configuration ties it. */
+static void check_head(check_state *c)
+{
+    const int64_t step = c->reference->step;
+    if (c->names->config->tie_word_embeddings &&
+        (parity_index_find(c->index, "lm_head.weight", ASSAY_PHASE_FORWARD, step, -1) != NULL ||
+         parity_index_find(c->index, "lm_head.weight.grad", ASSAY_PHASE_GRAD, step, -1) != NULL))
         check_fail(c, CHECK_WEIGHTS,
                    "lm_head.weight is a parameter of its own, where the model's configuration ties it to "
                    "model.embed_tokens.weight (tie_word_embeddings): the weights are not shared");
-    else if (weight && e->microbatch < 0)
-        check_note(c, "%s: a parameter that the model's class does not have; not compared", e->name);
 }
 
 typedef assay_status (*visit)(check_state *c, const parity_entry *e, const assay_name_row *row,
@@ -162,5 +170,6 @@ assay_status check_weights(check_state *c)
         c->failed[CHECK_WEIGHTS] = 0;
         c->first[CHECK_WEIGHTS][0] = '\0';
     }
+    check_head(c);
     return each_parameter(c, take);
 }

@@ -5,6 +5,7 @@
 #include "core/base/suggest.h"
 #include "core/base/text.h"
 #include "core/run/launch.h"
+#include "core/run/metrics.h"
 #include <errno.h>
 #include <poll.h>
 #include <signal.h>
@@ -381,6 +382,7 @@ assay_status parity_engine_run(const parity_engine *e, const char *verb, const a
                                          .prefix_output = world > 1,
                                          .log_path = log_path,
                                          .quiet = quiet,
+                                         .graceful = assay_metrics_wanted(o),
                                          .distinct_nccl_hosts = e->n_devices > 0 && world > e->n_devices,
                                          .n_devices = e->n_devices};
     st = assay_launch((const char *const *)argv, &launch, &result);

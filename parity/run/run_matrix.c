@@ -264,7 +264,7 @@ assay_status parity_run_apply_overrides(parity_run_state *s, const assay_train_o
     s->o.collective_timeout = given->collective_timeout; /* operations alone have no options of a case */
     for (int i = 0; table[i].name != NULL; i++) {
         const char *name = table[i].name;
-        if (!(given->given >> i & 1))
+        if (!assay_train_option_given(given, table[i].name))
             continue;
         ASSAY_CHECK_GOTO(s->n_cases > 0 || (table[i].where & ASSAY_FOR_OPS), ASSAY_INVALID_ARGUMENT, st, done,
                          "--%s: has no meaning for the operations alone", name);

@@ -1,4 +1,5 @@
 /* `assay step`: the simplest way in, and a stable contract (README.md, docs/ARCHITECTURE.md). */
+#include "parity/run/step.h"
 #include "core/base/log.h"
 #include "core/files/batches.h"
 #include "core/run/outputs.h"
@@ -10,24 +11,11 @@
 #include <time.h>
 #include <unistd.h>
 
-typedef struct step_options {
-    char engine[8];
-    char engine_program[ASSAY_PATH];
-    double timeout_s;
-    char precision[8]; /* "": fp64 for the reference, fp32 for the engine */
-} step_options;
+static const assay_extra_option EXTRA[] = {PARITY_STEP_OPTION_ROWS, {NULL, NULL, NULL}};
 
-static const assay_extra_option EXTRA[] = {
-    {"engine", "ref|gpu|sim|auto",
-     "who computes (default auto: the GPU where one answers, else the simulator)"},
-    {"engine_program", "PATH", "use this engine program"},
-    {"precision", "fp64|fp32|bf16", "default: fp64 for the reference, fp32 for the engine"},
-    {"timeout", "SECONDS", "time limit of the run (default none)"},
-    {NULL, NULL, NULL}};
-
-static assay_status on_option(void *user, const char *name, const char *text)
+assay_status parity_step_option(void *user, const char *name, const char *text)
 {
-    step_options *o = user;
+    parity_step_options *o = user;
     ASSAY_CHECK(name != NULL, ASSAY_INVALID_ARGUMENT, "unexpected argument \"%s\"", text);
     if (strcmp(name, "timeout") == 0) {
         char *end = NULL;
@@ -122,7 +110,7 @@ static assay_status check_written(const parity_engine *e, const char *option, co
 }
 
 /* What chooses among kernels or programs has no meaning where neither is run. */
-static assay_status check_reference_options(const step_options *s, const assay_train_options *o)
+static assay_status check_reference_options(const parity_step_options *s, const assay_train_options *o)
 {
     const char *option = s->engine_program[0] != '\0' ? "engine-program"
                          : o->variant[0] != '\0'      ? "variant"
@@ -133,7 +121,7 @@ static assay_status check_reference_options(const step_options *s, const assay_t
     return ASSAY_OK;
 }
 
-static assay_status run_step(const step_options *s, const assay_train_options *o)
+assay_status parity_step_run(const parity_step_options *s, const assay_train_options *o, const char *program)
 {
     parity_engine e = {0};
     ASSAY_CHECK(o->model[0] != 0, ASSAY_INVALID_ARGUMENT,
@@ -153,7 +141,7 @@ static assay_status run_step(const step_options *s, const assay_train_options *o
     if (ref)
         return ref_step(o);
     ASSAY_TRY(parity_engine_find(s->engine, s->engine_program, &e));
-    fprintf(stderr, "assay step: engine %s (%s)\n", e.name, e.reason);
+    fprintf(stderr, "%s: engine %s (%s)\n", program, e.name, e.reason);
     assay_status st = parity_engine_check_inputs(&e, o);
     const file_mark out = mark(o->out), trace = mark(o->trace), save = mark(o->save);
     if (st == ASSAY_OK)
@@ -163,14 +151,22 @@ static assay_status run_step(const step_options *s, const assay_train_options *o
     if (st == ASSAY_OK)
         st = check_written(&e, "trace", o->trace, trace);
     if (st == ASSAY_OK)
-        st = check_written(&e, "save", o->save, save);
+        st = o->save_interval == 0 ? check_written(&e, "save", o->save, save) : ASSAY_OK;
     parity_engine_free(&e);
     return st;
 }
 
+assay_status parity_step_precision(const parity_step_options *s, assay_train_options *o)
+{
+    return assay_train_option_set(o, "precision",
+                                  s->precision[0] != 0            ? s->precision
+                                  : strcmp(s->engine, "ref") == 0 ? "fp64"
+                                                                  : "fp32");
+}
+
 int parity_main_step(int argc, char **argv)
 {
-    step_options s = {.engine = "auto"};
+    parity_step_options s = {.engine = "auto"};
     assay_train_options o;
     assay_train_options_default(&o);
     assay_status st = assay_options_parse(
@@ -180,14 +176,11 @@ int parity_main_step(int argc, char **argv)
         "  assay step --engine ref --model DIR --batch FILE --out ref.safetensors\n"
         "  assay step --model DIR --batch FILE --out out.safetensors --layout tp2,sp --trace trace\n"
         "  assay step --model DIR --batch FILE --out out.safetensors --lr 1e-3 --save checkpoint\n",
-        "", &o, ASSAY_FOR_STEP, EXTRA, on_option, &s);
+        "", &o, ASSAY_FOR_STEP, EXTRA, parity_step_option, &s);
     if (st == ASSAY_OK)
-        st = assay_train_option_set(&o, "precision",
-                                    s.precision[0] != 0            ? s.precision
-                                    : strcmp(s.engine, "ref") == 0 ? "fp64"
-                                                                   : "fp32");
+        st = parity_step_precision(&s, &o);
     if (st == ASSAY_OK)
-        st = run_step(&s, &o);
+        st = parity_step_run(&s, &o, "assay step");
     if (st == ASSAY_OK)
         st = parity_step_summary(&o, stdout);
     if (st != ASSAY_OK) {

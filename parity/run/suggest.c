@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_CANDIDATES = 512 };
+enum { MAX_CANDIDATES = 2048 };
 
 typedef struct candidate {
     assay_arith arith;
@@ -22,21 +22,6 @@ typedef struct kind {
     const assay_trace_op *first;
     int64_t records;
 } kind;
-
-/* Places where an operation may store an intermediate result. */
-static unsigned roundings_of(const char *op)
-{
-    static const struct {
-        const char *op;
-        unsigned bits;
-    } rows[] = {{"rmsnorm_fwd", ASSAY_ROUND_BEFORE_GAMMA}, {"swiglu_fwd", ASSAY_ROUND_BEFORE_UP},
-                {"rope_fwd", ASSAY_ROUND_PRODUCTS},        {"rope_bwd", ASSAY_ROUND_PRODUCTS},
-                {"attention_fwd", ASSAY_ROUND_SCORES},     {"rope_table", ASSAY_ROUND_ANGLES}};
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (strcmp(rows[i].op, op) == 0)
-            return rows[i].bits;
-    return 0;
-}
 
 /* Widths in steps of 1 %: closer ones are one, and the plainer declaration goes first (fewer roundings, the usual accumulator). */
 static double step_of(double width)
@@ -81,27 +66,29 @@ static int list_candidates(const kind *k, candidate *out)
     static const assay_dtype accumulate[] = {ASSAY_F64, ASSAY_F32};
     static const int tiles[] = {0, 16, 64, 128}, lanes[] = {1, 8, 32, 256}, ulps[] = {1, 2, 4, 8};
     const assay_order declared = k->first->arith.all.order;
-    const unsigned rounding = roundings_of(k->op);
+    const unsigned rounding = suspect_roundings(k->op);
     const bool attention = strncmp(k->op, "attention_", 10) == 0;
     int n = 0;
     for (int a = 0; a < 2; a++)
         for (int o = 0; o < (declared == ASSAY_ORDER_NONE ? 1 : 6); o++)
             for (int t = 0; t < (attention ? 4 : 1); t++)
                 for (int u = 0; u < 4; u++)
-                    for (int r = 0; r < (rounding != 0 ? 2 : 1); r++) {
+                    for (unsigned r = 0; r <= rounding; r++) {
+                        if (r & ~rounding)
+                            continue;
                         assay_arith x = assay_arith_elementwise();
                         x.accumulate = accumulate[a];
                         x.math_ulp = ulps[u];
                         x.fma = true;
                         x.tile = tiles[t];
-                        x.rounding = r > 0 ? rounding : 0;
+                        x.rounding = r;
                         if (declared != ASSAY_ORDER_NONE) {
                             x.order = o == 0   ? ASSAY_ORDER_SEQUENTIAL
                                       : o == 5 ? ASSAY_ORDER_UNKNOWN
                                                : ASSAY_ORDER_TREE;
                             x.lanes = o >= 1 && o <= 4 ? lanes[o - 1] : 1;
                         }
-                        if (x.order != ASSAY_ORDER_TREE || x.lanes > 1)
+                        if (n < MAX_CANDIDATES && (x.order != ASSAY_ORDER_TREE || x.lanes > 1))
                             out[n++].arith = x;
                     }
     return n;

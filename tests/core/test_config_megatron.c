@@ -55,7 +55,7 @@ Test(config_megatron, words_mean_what_megatron_means)
     TEST_OK(assay_inputs_take_config(&o, c));
     cr_expect(o.hidden_dropout == 0.5 && o.attention_dropout == 0.25 && o.residual_dropout == 0.0);
     o.residual_dropout = 0.5;
-    o.given = ~(uint64_t)0;
+    memset(o.given, 0xff, sizeof o.given);
     TEST_FAILS(assay_inputs_take_config(&o, c), ASSAY_INVALID_ARGUMENT, "expected one of them to be 0");
     assay_train_options_default(&o);
     o.semantics = ASSAY_SEMANTICS_MEGATRON;

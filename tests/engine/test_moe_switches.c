@@ -132,5 +132,6 @@ Test(engine_moe_switches, a_shared_expert_that_does_not_wait_shows)
 Test(engine_moe_switches, a_shared_expert_that_nobody_waits_for_shows)
 {
     must_show("dp2,ep2", "unwaited_shared_expert");
-    must_show("tp2,sp", "unwaited_shared_expert"); /* its collectives share a communicator with those that do not wait */
+    /* its collectives share a communicator with those that do not wait */
+    must_show("tp2,sp", "unwaited_shared_expert");
 }

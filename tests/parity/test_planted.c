@@ -180,8 +180,8 @@ Test(parity_planted, diff_lays_hugging_face_beside_our_names)
 {
     static const struct {
         const char *trace, *model, *common;
-    } rows[] = {{"labels", "llama", "first difference: loss = loss.loss"},
-                {"honest_moe", "moe", "71 passed, 0 failed, 0 skipped"}};
+    } rows[] = {{"labels", "llama", "first difference: loss_function = loss.loss"},
+                {"honest_moe", "moe", "no difference in "}};
     for (size_t i = 0; i < 2; i++) {
         char theirs[512], folder[512], text[16384];
         const bool honest = i == 1;

@@ -1,0 +1,248 @@
+/* `assay train` and `assay batch`: what is made, what goes on bit for bit, what is refused. */
+#include "tests/support/cli.h"
+#include <jansson.h>
+#include <sys/stat.h>
+
+TestSuite(train, .init = cli_setup, .fini = cli_teardown, .timeout = 200);
+
+#define TEXT ASSAY_SOURCE_DIR "/golden/text"
+#define TOKENIZERS ASSAY_SOURCE_DIR "/golden/tokenizers/"
+
+/* A small model without weights that has a token for every byte. */
+static const char *small_config(void)
+{
+    json_t *config = json_load_file(MODELS "llama/config.json", 0, NULL);
+    static char path[CLI_PATH]; /* beyond the eight of cli_file */
+    snprintf(path, sizeof path, "%s/small.json", cli_folder);
+    cr_assert_not_null(config);
+    json_object_set_new(config, "vocab_size", json_integer(264));
+    cr_assert_eq(json_dump_file(config, path, 0), 0);
+    json_decref(config);
+    return path;
+}
+
+#define STEPS                                                                                                \
+    "--data " TEXT " --seq-length 16 --micro-batch-size 2 --global-batch-size 4 --log-interval 1 --lr "      \
+    "0.002 "
+
+static void expect_ok(const char *arguments)
+{
+    cli_result r = cli_run("%s", arguments);
+    cli_expect_success(&r, arguments);
+    cli_free(&r);
+}
+
+static void train_ok(const char *more)
+{
+    char line[CLI_LINE];
+    snprintf(line, sizeof line, "train --engine sim --layout dp2 --config %s " STEPS "%s", small_config(),
+             more);
+    expect_ok(line);
+}
+
+static void train_refused(const char *more, const char *words)
+{
+    char line[CLI_LINE];
+    snprintf(line, sizeof line, "train %s", more);
+    cli_result r = cli_run("%s", line);
+    cr_expect_eq(r.code, 2, "%s: exit code %d", line, r.code);
+    cr_expect(strstr(r.err, words) != NULL, "%s: expected '%s' in\n%s", line, words, r.err);
+    cli_free(&r);
+}
+
+static void expect_same_file(const char *a, const char *b)
+{
+    char *x, *y;
+    uint64_t m, n;
+    cr_assert_eq(assay_read_file(a, 1 << 26, &x, &m), ASSAY_OK, "%s", assay_error_message());
+    cr_assert_eq(assay_read_file(b, 1 << 26, &y, &n), ASSAY_OK, "%s", assay_error_message());
+    cr_expect(m == n && memcmp(x, y, m) == 0, "%s and %s differ", a, b);
+    free(x);
+    free(y);
+}
+
+/* Losses of the lines of a metrics file; how many. */
+static int read_losses(const char *path, double *losses, int most)
+{
+    char *text = cli_read(path);
+    int n = 0;
+    for (char *line = strtok(text, "\n"); line != NULL && n < most; line = strtok(NULL, "\n")) {
+        json_t *o = json_loads(line, 0, NULL);
+        cr_assert_not_null(o, "%s", line);
+        cr_expect_eq(json_integer_value(json_object_get(o, "iteration")), n + 1);
+        losses[n++] = json_real_value(json_object_get(o, "loss"));
+        json_decref(o);
+    }
+    free(text);
+    return n;
+}
+
+Test(train, a_run_that_goes_on_is_the_run_that_never_stopped)
+{
+    char line[CLI_LINE], a[CLI_PATH], b[CLI_PATH];
+    double whole[8], parts[8];
+    snprintf(line, sizeof line, "--train-iters 5 --save %s --save-interval 2 --export %s", cli_file("whole"),
+             cli_file("trained"));
+    train_ok(line);
+    /* The same data, ended at iteration 2, and its metrics behind it: as if the run had died in iteration 4. */
+    snprintf(line, sizeof line, "cp -r %s %s && rm -r %s/iter_0000004 %s/iter_0000005", cli_file("whole"),
+             cli_file("parts"), cli_file("parts"), cli_file("parts"));
+    cr_assert_eq(system(line), 0);
+    snprintf(line, sizeof line, "--train-iters 5 --save-interval 2 --save %s --load %s", cli_file("parts"),
+             cli_file("parts"));
+    train_ok(line);
+    for (int rank = 0; rank < 2; rank++) {
+        snprintf(a, sizeof a, "%s/iter_0000005/rank-%05d.safetensors", cli_file("whole"), rank);
+        snprintf(b, sizeof b, "%s/iter_0000005/rank-%05d.safetensors", cli_file("parts"), rank);
+        expect_same_file(a, b);
+    }
+    cr_expect_eq(read_losses(cli_file("whole/metrics.jsonl"), whole, 8), 5);
+    cr_expect_eq(read_losses(cli_file("parts/metrics.jsonl"), parts, 8), 5);
+    for (int i = 0; i < 5; i++)
+        cr_expect_eq(whole[i], parts[i], "loss of iteration %d", i + 1);
+    /* The exported folder is a model. */
+    snprintf(line, sizeof line, "train --engine ref --model %s " STEPS "--train-iters 1",
+             cli_file("trained"));
+    expect_ok(line);
+}
+
+Test(train, another_run_is_not_gone_on_with)
+{
+    char line[CLI_LINE];
+    const char *config = small_config();
+    snprintf(line, sizeof line, "--train-iters 2 --save %s", cli_file("a"));
+    train_ok(line);
+    snprintf(line, sizeof line, "--train-iters 2 --save %s", cli_file("b"));
+    train_ok(line);
+    snprintf(line, sizeof line,
+             "--engine sim --layout dp2 --config %s " STEPS "--train-iters 3 --seed 7 --load %s", config,
+             cli_file("a"));
+    train_refused(line, "which are not the first of this run's data");
+    snprintf(line, sizeof line,
+             "--engine sim --layout dp2 --config %s " STEPS "--train-iters 3 --load %s --metrics %s", config,
+             cli_file("a"), cli_file("b/metrics.jsonl"));
+    train_refused(line, "is of run ");
+    snprintf(line, sizeof line, "--engine sim --layout dp2 --config %s " STEPS "--train-iters 3 --save %s",
+             config, cli_file("a"));
+    train_refused(line, "exists; expected a new folder");
+    snprintf(line, sizeof line, "--engine sim --draw-weights 1 --model %s " STEPS "--train-iters 3 --load %s",
+             MODELS "qwen3", cli_file("a"));
+    train_refused(line, "error: ");
+}
+
+Test(train, hostile_arguments_are_refused)
+{
+    char line[CLI_LINE];
+    const struct {
+        const char *arguments, *words;
+    } rows[] = {
+        {STEPS "--train-iters 0", "--train-iters: expected at least 1 step"},
+        {STEPS, "--train-iters: expected at least 1 step"},
+        {STEPS "--train-iters 2 --seq-length 1000000", "fewer than seq_length"},
+        {STEPS "--train-iters 2 --global-batch-size 5", "expected a multiple of --micro-batch-size"},
+        {STEPS "--train-iters 2 --tokenizer " TOKENIZERS "llama3.json", "the model's vocabulary has 264"},
+        {STEPS "--train-iters 2 --tokenizer /nowhere.json", "/nowhere.json"},
+        {STEPS "--train-iters 2 --save-interval 2", "save-interval"},
+        {STEPS "--train-iters 2 --export " TEXT, "exists; nothing is overwritten"},
+        {STEPS "--train-iters 2 --log-interval 0", "--log-interval"},
+        {STEPS "--train-iters 2 --load /nowhere", "/nowhere"},
+        {STEPS "--train-iters 2 --model " MODELS "llama", "found both"},
+        {"--train-iters 2 --seq-length 16", "--data: expected"},
+        {"--train-iters 2 --data " MODELS "llama/train_batch.safetensors --seq-length 8", "is a batch file"},
+        {STEPS "--train-iters 2 --mask-probability 1", "--mask-probability"},
+        {STEPS "--train-iters 2 --trace x", "--trace"},
+    };
+    const char *config = small_config();
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        snprintf(line, sizeof line, "--engine sim --config %s %s", config, rows[i].arguments);
+        train_refused(line, rows[i].words);
+    }
+    snprintf(line, sizeof line, "--engine ref --config %s " STEPS "--train-iters 2 --save %s", config,
+             cli_file("no"));
+    train_refused(line, "the reference reads and writes no checkpoints");
+}
+
+/* Both engines on the same text: fp32 drifts from double by rounding alone, and both learn. */
+Test(train, the_curves_of_both_engines_are_one)
+{
+    char line[CLI_LINE];
+    double sim[12], ref[12];
+    snprintf(line, sizeof line, "--train-iters 12 --metrics %s", cli_file("sim.jsonl"));
+    train_ok(line);
+    snprintf(line, sizeof line, "train --engine ref --config %s " STEPS "--train-iters 12 --metrics %s",
+             small_config(), cli_file("ref.jsonl"));
+    expect_ok(line);
+    cr_assert_eq(read_losses(cli_file("sim.jsonl"), sim, 12), 12);
+    cr_assert_eq(read_losses(cli_file("ref.jsonl"), ref, 12), 12);
+    for (int i = 0; i < 12; i++)
+        cr_expect_float_eq(sim[i], ref[i], 1e-4 * ref[i], "iteration %d: %.9g and %.9g", i + 1, sim[i],
+                           ref[i]);
+    cr_expect_lt(ref[11], ref[0] - 0.3);
+}
+
+/* SIGTERM behind the first line: the step that runs is finished and saved, and the run can go on. */
+Test(train, a_signal_ends_a_run_behind_a_step_with_its_checkpoint)
+{
+    char line[CLI_LINE], *text = NULL;
+    char save[CLI_PATH];
+    snprintf(save, sizeof save, "%s/stopped", cli_folder);
+    snprintf(line, sizeof line,
+             "%s/assay train --engine sim --layout dp2 --config %s " STEPS
+             "--train-iters 100000 --seq-length 2 --save %s > %s 2> %s & echo $! > %s",
+             ASSAY_BIN_DIR, small_config(), save, cli_file("out"), cli_file("err"), cli_file("pid"));
+    cr_assert_eq(system(line), 0);
+    for (int i = 0; i < 600; i++) {
+        free(text);
+        text = cli_read(cli_file("out"));
+        if (strstr(text, "iteration") != NULL)
+            break;
+        nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+    }
+    free(text);
+    text = cli_read(cli_file("pid"));
+    const pid_t pid = (pid_t)atoi(text);
+    free(text);
+    cr_assert_gt(pid, 1);
+    cr_assert_eq(kill(pid, SIGTERM), 0);
+    for (int i = 0; i < 300 && kill(pid, 0) == 0; i++)
+        nanosleep(&(struct timespec){.tv_nsec = 100000000}, NULL);
+    text = cli_read(cli_file("err"));
+    cr_expect(strstr(text, "its checkpoint lies in") != NULL, "%s", text);
+    cr_expect(strstr(text, "stopped by a signal") != NULL, "%s", text);
+    free(text);
+    text = cli_read(cli_file("stopped/metrics.jsonl"));
+    int lines = 0;
+    for (const char *c = text; *c != '\0'; c++)
+        lines += *c == '\n';
+    free(text);
+    snprintf(line, sizeof line, "%s/iter_%07d/manifest.json", save, lines);
+    cr_expect_eq(access(line, R_OK), 0, "%d lines, but no %s", lines, line);
+}
+
+Test(train, a_batch_file_is_made_once_and_trains)
+{
+    char line[CLI_LINE];
+    snprintf(line, sizeof line,
+             "batch --data " TEXT " --tokenizer " TOKENIZERS
+             "prefix.json --eod-token </s> --seq-length 16 --train-iters 2 --pack --out %s",
+             cli_file("b.safetensors"));
+    expect_ok(line);
+    cli_result r = cli_run("%s", line);
+    cr_expect_eq(r.code, 2);
+    cr_expect(strstr(r.err, "exists; nothing is overwritten") != NULL, "%s", r.err);
+    cli_free(&r);
+    snprintf(line, sizeof line,
+             "batch --data " TEXT " --tokenizer " TOKENIZERS
+             "prefix.json --eod-token </t> --seq-length 16 --out %s",
+             cli_file("c.safetensors"));
+    r = cli_run("%s", line);
+    cr_expect(r.code == 2 && strstr(r.err, "is no added token") != NULL, "%s", r.err);
+    cli_free(&r);
+    json_t *config = json_load_file(MODELS "llama/config.json", 0, NULL);
+    json_object_set_new(config, "vocab_size", json_integer(520));
+    cr_assert_eq(json_dump_file(config, cli_file("wide.json"), 0), 0);
+    json_decref(config);
+    snprintf(line, sizeof line, "train --engine sim --config %s --data %s", cli_file("wide.json"),
+             cli_file("b.safetensors"));
+    expect_ok(line);
+}
