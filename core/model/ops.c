@@ -338,7 +338,7 @@ static const assay_op table[] = {
      .slots = {{IN("tokens_per_expert", I64, "E")},
                {IN("previous", I64, "E"), OPT},
                {OUT("total", I64, "E")}}},
-    {"input_jitter", "router", .sums = "", .flops = "n",
+    {"input_jitter", "router", .sums = "", .flops = "T*H",
      .slots = {{IN("x", ACT, "T,H")}, {IN("token", I64, "T"), .below = "N"}, {OUT("y", ACT, "T,H")}},
      .attrs = {{DOUBLE("eps"), RANGE(0.0, 1.0)},
                {INT("layer"), COUNT},

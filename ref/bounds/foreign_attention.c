@@ -83,12 +83,12 @@ static void head_pairs(job *j, int64_t b, int64_t a)
 {
     const ref_attention_desc *d = j->desc;
     const ref_num *n = &j->d->num;
+    const int64_t keys = d->seq_k;
     for (int64_t i = 0; i < d->seq_q; i++) {
         const int64_t at = query_at(j, i, b, a);
-        ref_iv *s = j->s + i * d->seq_k, *p = j->p + i * d->seq_k, *dp = j->dp + i * d->seq_k,
-               *ds = j->ds + i * d->seq_k;
-        bool *seen = j->seen + i * d->seq_k;
-        for (int64_t c = 0; c < d->seq_k; c++) {
+        ref_iv *s = j->s + i * keys, *p = j->p + i * keys, *dp = j->dp + i * keys, *ds = j->ds + i * keys;
+        bool *seen = j->seen + i * keys;
+        for (int64_t c = 0; c < keys; c++) {
             const int64_t key = key_at(j, c, b, a);
             seen[c] = visible(d, i, c, b);
             if (!seen[c])
@@ -102,7 +102,7 @@ static void head_pairs(job *j, int64_t b, int64_t a)
         }
         probabilities(j, s, p, seen);
         const ref_iv delta = row_delta(j, at, p, dp, seen);
-        for (int64_t c = 0; c < d->seq_k; c++) {
+        for (int64_t c = 0; c < keys; c++) {
             if (!seen[c])
                 continue;
             const ref_iv z = iv_mul(n, p[c], iv_sub(n, dp[c], delta));
