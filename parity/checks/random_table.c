@@ -69,7 +69,7 @@
             "seed=9 stream=4 draw=2 first_row=1 all_rows=5 first_head=4 all_heads=12 all_keys=64",           \
             "B=1 Sq=37 Sk=37 A=3 G=3 D=40 Dv=24 first=1 | " HEADS " scale=0.16 window=9 dropout_p=0.7 "      \
             "seed=1234 stream=0 draw=0 first_row=0 all_rows=1 first_head=0 all_heads=3 all_keys=37",         \
-            "B=1 Sq=9 Sk=9 A=2 G=1 D=80 Dv=80 first=0 | " HEADS " scale=0.11 window=0 dropout_p=0.5 "        \
+            "B=1 Sq=9 Sk=9 A=2 G=1 D=64 Dv=64 first=0 | " HEADS " scale=0.11 window=0 dropout_p=0.5 "        \
             "seed=7 stream=8 draw=3 first_row=0 all_rows=1 first_head=0 all_heads=2 all_keys=9",             \
             "B=1 Sq=9 Sk=9 A=2 G=1 D=128 Dv=128 first=0 | " HEADS " scale=0.09 window=0 dropout_p=0.2 "      \
             "seed=8 stream=12 draw=4 first_row=2 all_rows=3 first_head=2 all_heads=4 all_keys=18",           \
