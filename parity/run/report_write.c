@@ -82,9 +82,9 @@ void parity_report_facts(json_t *facts, int argc, char *const *argv)
     if (gethostname(host, sizeof host - 1) == 0)
         json_object_set_new(facts, "host", json_string(host));
     json_object_set_new(facts, "version", json_string(parity_version()));
-    /* argv begins with the verb; a command that does not fit says so. */
-    size_t used = (size_t)snprintf(text, sizeof text, "assay");
-    for (int i = 0; i < argc && used + 5 < sizeof text; i++) {
+    /* argv begins with "assay run"; a command that does not fit says so. */
+    size_t used = (size_t)snprintf(text, sizeof text, "%s", argc > 0 ? argv[0] : "");
+    for (int i = 1; i < argc && used + 5 < sizeof text; i++) {
         parity_shell_word(argv[i], word, sizeof word);
         const bool fits = used + strlen(word) + 6 < sizeof text;
         used += (size_t)snprintf(text + used, sizeof text - used, " %s", fits ? word : "...");

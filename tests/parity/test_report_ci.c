@@ -223,6 +223,22 @@ Test(parity_report_ci, the_summary_tells_verdict_checks_and_commands)
     parity_report_destroy(r);
 }
 
+Test(parity_report_ci, the_command_is_ready_for_a_shell)
+{
+    char long_word[PARITY_TEXT + 10];
+    memset(long_word, 'x', sizeof long_word - 1);
+    long_word[sizeof long_word - 1] = 0;
+    char *const short_line[] = {"assay run", "--case", "two words"}, *const cut[] = {"assay run", "--keep",
+                                                                                     long_word};
+    json_t *told = json_object();
+    parity_report_facts(told, 3, short_line);
+    cr_expect_str_eq(json_string_value(json_object_get(told, "command")), "assay run --case 'two words'");
+    cr_expect_eq(strlen(json_string_value(json_object_get(told, "date"))), strlen("2026-01-01T00:00:00Z"));
+    parity_report_facts(told, 3, cut);
+    cr_expect_str_eq(json_string_value(json_object_get(told, "command")), "assay run --keep ...");
+    json_decref(told);
+}
+
 Test(parity_report_ci, facts_of_parts_are_joined)
 {
     json_t *all = json_object(),
