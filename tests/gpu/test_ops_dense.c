@@ -476,7 +476,7 @@ static void some_zeros(op_call *c, assay_dtype act, data_mode mode, const int64_
     float *x = c->in[c->n_in - 1].data;
     double *value = c->value[c->n_in - 1];
     for (int64_t i = 0; i < d[0]; i += 3)
-        value[i] = x[i] = i % 2 == 0 ? 0.0f : -0.0f;
+        value[i] = (double)(x[i] = i % 2 == 0 ? 0.0f : -0.0f);
 }
 Test(gpu_ops, count_zeros)
 {
