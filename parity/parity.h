@@ -189,7 +189,10 @@ void parity_diagnose(const double *found, const double *expected, const double *
 /* --- reports (report/): all write beside and rename --------------------------------------------------------- */
 /* One object for each result, and a last one with their counts and origin. */
 assay_status parity_report_jsonl(const parity_report *r, const char *path);
-assay_status parity_report_junit(const parity_report *r, const char *path);
+/* facts: what the run tells about itself, seconds and seeds of its tasks among them (facts.json); NULL: nothing. */
+assay_status parity_report_junit(const parity_report *r, const char *path, const json_t *facts);
+/* A short page in Markdown, for the pages of CI. */
+assay_status parity_report_summary(const parity_report *r, const json_t *facts, FILE *f);
 assay_status parity_report_html(const parity_report *r, const char *path, const char *title,
                                 const json_t *facts);
 /* Matrix of cases x layouts with counts, verdict, worst share per check; failing lines with their commands.  results: the
