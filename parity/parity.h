@@ -213,6 +213,8 @@ int parity_main_selftest(int argc, char **argv);
 int parity_main_doctor(int argc, char **argv);
 int parity_main_report(int argc, char **argv);
 int parity_main_bench(int argc, char **argv);
+int parity_main_help(int argc, char **argv);
+int parity_main_completion(int argc, char **argv);
 /* "0.1.0" */
 const char *parity_version(void);
 

@@ -240,9 +240,9 @@ void assay_layout_format(const assay_parallel_config *p, char out[ASSAY_LAYOUT_T
                                      assay_cp_comm_name(p->cp_comm_type));
     }
     if (p->account_for_embedding_in_pipeline_split)
-        used += (size_t)snprintf(out + used, ASSAY_LAYOUT_TEXT - used, ",embed");
+        used += (size_t)snprintf(out + used, ASSAY_LAYOUT_TEXT - used, "%sembed", used ? "," : "");
     if (p->account_for_loss_in_pipeline_split)
-        used += (size_t)snprintf(out + used, ASSAY_LAYOUT_TEXT - used, ",loss");
+        used += (size_t)snprintf(out + used, ASSAY_LAYOUT_TEXT - used, "%sloss", used ? "," : "");
     if (p->pipeline_model_parallel_layout[0] != '\0')
         used += (size_t)snprintf(out + used, ASSAY_LAYOUT_TEXT - used, "%s%s%s", used ? "," : "", stages_word,
                                  p->pipeline_model_parallel_layout);

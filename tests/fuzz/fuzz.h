@@ -51,6 +51,7 @@ void fuzz_must(assay_status st);
 
 /* files.c: an empty folder of this process, emptied again by every call, removed when the process ends. */
 const char *fuzz_folder_make(void);
+void fuzz_folder_remove(void);
 /* A file in it. */
 void fuzz_write(const char *name, const void *data, size_t bytes);
 /* Its path, until the next call. */
