@@ -7,7 +7,7 @@
 # An input that fails lies in build/fuzz/failed; ASSAY_FUZZ_SAY=1 ASSAY_FUZZ_TARGET=... build/fuzz/bin/assay-fuzz FILE runs it alone.
 # It then belongs into tests/fuzz/corpus/TARGET, which tests/core/test_corpus.c runs in every build.
 set -uo pipefail
-cd "$(dirname "$0")/.."
+cd "$(dirname "$0")/.." || exit 2
 seconds=${1:-}
 shift || true
 program=build/fuzz/bin/assay-fuzz
