@@ -17,7 +17,7 @@ deb=$(echo "$build"/package/*.deb)
 # What it says of itself.
 version=$(sed -nE 's/^project\(assay VERSION ([0-9.]+).*/\1/p' CMakeLists.txt)
 field() { dpkg-deb -f "$deb" "$1"; }
-[[ $(field Package) == assay && $(field Version) == "$version" && $(field Architecture) == "$(dpkg --print-architecture)" ]] ||
+[[ $(field Package) == assay && $(field Version) == "$version-1" && $(field Architecture) == "$(dpkg --print-architecture)" ]] ||
     complain "$(dpkg-deb -f "$deb" Package Version Architecture)"
 depends=$(field Depends)
 for library in libc6 libjansson4 libsodium23 libutf8proc2 libopenblas0 libgomp1 libstdc++6; do
@@ -54,7 +54,7 @@ dpkg_in -P assay >"$work/dpkg.txt" 2>&1 || { cat "$work/dpkg.txt" >&2; complain 
 
 lint="lintian is not installed, it was not asked"
 if command -v lintian >/dev/null; then
-    lintian --allow-root --no-tag-display-limit "$deb" >"$work/lintian.txt" 2>&1 || true
+    lintian --allow-root --tag-display-limit 0 "$deb" >"$work/lintian.txt" 2>&1 || true
     grep '^E: ' "$work/lintian.txt" && complain "lintian has errors"
     lint="lintian: no errors, $(grep -c '^W: ' "$work/lintian.txt" || true) warnings"
     cp "$work/lintian.txt" "$build/package/lintian.txt"

@@ -8,17 +8,25 @@ file(WRITE ${ASSAY_DEBIAN}/copyright "Format: https://www.debian.org/doc/packagi
 Upstream-Name: assay
 
 Files: *
-Copyright: the authors of assay
+Copyright: 2026 the authors of assay
 License: Apache-2.0
  On Debian systems the full text of the Apache License, Version 2.0 is in
  /usr/share/common-licenses/Apache-2.0.
 ")
 configure_file(CHANGELOG.md ${ASSAY_DEBIAN}/changelog COPYONLY)
-execute_process(COMMAND ${ASSAY_GZIP} -9nkf changelog WORKING_DIRECTORY ${ASSAY_DEBIAN} COMMAND_ERROR_IS_FATAL ANY)
+execute_process(COMMAND date -Rud ${ASSAY_DATE} OUTPUT_VARIABLE day OUTPUT_STRIP_TRAILING_WHITESPACE COMMAND_ERROR_IS_FATAL ANY)
+file(WRITE ${ASSAY_DEBIAN}/changelog.Debian "assay (${PROJECT_VERSION}-1) unstable; urgency=medium
+
+  * What CPack makes of version ${PROJECT_VERSION}.
+
+ -- ${ASSAY_MAINTAINER}  ${day}
+")
+execute_process(COMMAND ${ASSAY_GZIP} -9nkf changelog changelog.Debian WORKING_DIRECTORY ${ASSAY_DEBIAN} COMMAND_ERROR_IS_FATAL ANY)
 
 set(CPACK_GENERATOR DEB)
 set(CPACK_PACKAGE_NAME assay)
 set(CPACK_PACKAGE_VENDOR "assay")
+set(CPACK_DEBIAN_PACKAGE_RELEASE 1)
 set(CPACK_PACKAGING_INSTALL_PREFIX /usr)
 set(CPACK_STRIP_FILES ON)
 set(CPACK_PACKAGE_DIRECTORY ${PROJECT_BINARY_DIR}/package)
@@ -28,11 +36,11 @@ set(CPACK_DEBIAN_PACKAGE_SECTION science)
 set(CPACK_DEBIAN_PACKAGE_SHLIBDEPS ON)
 set(CPACK_DEBIAN_PACKAGE_SUGGESTS "libjansson-dev, libsodium-dev, libutf8proc-dev, bash-completion")
 set(CPACK_DEBIAN_COMPRESSION_TYPE xz)
-set(CPACK_STRIP_FILES ON)
 set(CPACK_PACKAGE_DESCRIPTION_SUMMARY "judge of two implementations of one LLM training stack")
-set(CPACK_DEBIAN_PACKAGE_DESCRIPTION "A reference on the CPU in double precision and an engine in C and CUDA C
-train the same dense or mixture-of-experts transformer in any parallel layout; a judge says whether
-they agree on loss, gradients, routing, optimizer states and checkpoints, and where and how if they
-do not. The engine runs in a simulator where there is no GPU. Recorded runs of PyTorch models are
-judged, too.")
+set(CPACK_DEBIAN_PACKAGE_DESCRIPTION "A reference on the CPU in double precision and an engine in C and
+CUDA C train the same dense or mixture-of-experts transformer in any
+parallel layout; a judge says whether they agree on loss, gradients,
+routing, optimizer states and checkpoints, and where and how if they do
+not. The engine runs in a simulator where there is no GPU. Recorded runs
+of PyTorch models are judged, too.")
 include(CPack)
