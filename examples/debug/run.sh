@@ -14,5 +14,5 @@ sentence honest_llama llama 0 RIGHT
 sentence theta llama 1 'theta is 500000 where 10000 is expected'
 sentence gqa llama 1 'query head h reads key group h mod 2 where h / 2 is expected'
 sentence labels llama 1 'the labels are not shifted'
-sentence residual llama 1 'the residual is not added'
+sentence tied tied 1 'lm_head.weight is a parameter of its own'
 sentence norm_topk_prob moe 1 'norm_topk_prob is false where true is expected'

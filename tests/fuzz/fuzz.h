@@ -1,5 +1,5 @@
 /* Fuzz targets: each reads bytes that anybody may have written through a reader of this program, and holds what it accepts to
- * a law.  ci/fuzz.sh runs them under libFuzzer; tests/core/test_corpus.c runs them over tests/fuzz/corpus, where every input that ever
+ * a law.  ci/fuzz.sh runs them under libFuzzer; tests/parity/test_corpus.c runs them over tests/fuzz/corpus, where every input that ever
  * broke one stays.
  *
  * An input of several files is text: "@@NAME" on a line, then the file's bytes up to the next such line (the newline before it
@@ -35,6 +35,9 @@ void fuzz_map(const uint8_t *data, size_t bytes);
 void fuzz_tokenizer(const uint8_t *data, size_t bytes);
 void fuzz_text(const uint8_t *data, size_t bytes);
 void fuzz_dataset(const uint8_t *data, size_t bytes);
+void fuzz_replay(const uint8_t *data, size_t bytes);
+void fuzz_case(const uint8_t *data, size_t bytes);
+void fuzz_results(const uint8_t *data, size_t bytes);
 
 /* A law that is broken ends the process, as a crash does. */
 #define FUZZ_LAW(condition, ...)                                                                             \

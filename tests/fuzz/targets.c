@@ -1,4 +1,4 @@
-/* The list of targets. */
+/* The list of targets.  Those of the judge need its library and the reference: FUZZ_JUDGE. */
 #include "tests/fuzz/fuzz.h"
 
 #include <string.h>
@@ -17,6 +17,11 @@ const fuzz_target fuzz_targets[] = {
     {"tokenizer", fuzz_tokenizer},     /* tokenizer.json and a text */
     {"text", fuzz_text},               /* a text, through the tokenizers of golden/ */
     {"dataset", fuzz_dataset},         /* .idx and .bin, or a text */
+#ifdef FUZZ_JUDGE
+    {"replay", fuzz_replay},           /* a trace through the judge: every operation computed again */
+    {"case", fuzz_case},               /* a case file */
+    {"results", fuzz_results},         /* results.jsonl of a part */
+#endif
     {NULL, NULL},
 };
 

@@ -1,6 +1,6 @@
 /* Every input of tests/fuzz/corpus through its target: seeds, and what ever broke a reader.  ci/fuzz.sh makes new ones. */
 #include "tests/fuzz/fuzz.h"
-#include "tests/support/core.h"
+#include <criterion/criterion.h>
 
 #include "core/base/file.h"
 #include <criterion/logging.h>
@@ -33,9 +33,9 @@ static int run_folder(const fuzz_target *target)
     return n;
 }
 
-TestSuite(core_corpus, .fini = fuzz_folder_remove);
+TestSuite(parity_corpus, .fini = fuzz_folder_remove);
 
-Test(core_corpus, no_input_breaks_its_reader)
+Test(parity_corpus, no_input_breaks_its_reader)
 {
     int targets = 0;
     for (const fuzz_target *t = fuzz_targets; t->name != NULL; t++, targets++)
@@ -49,7 +49,7 @@ Test(core_corpus, no_input_breaks_its_reader)
     cr_expect_eq(targets, 0);
 }
 
-Test(core_corpus, sections_are_found)
+Test(parity_corpus, sections_are_found)
 {
     static const char *const names[] = {"a", "b.safetensors", NULL};
     static const char text[] = "@@a\nx\n\n@@c\nleft out\n@@b.safetensors\n{}\nzz";
@@ -65,7 +65,7 @@ Test(core_corpus, sections_are_found)
 }
 
 /* A law that does not hold ends the process: were it otherwise, nothing above could fail. */
-Test(core_corpus, a_broken_law_is_fatal, .signal = SIGABRT)
+Test(parity_corpus, a_broken_law_is_fatal, .signal = SIGABRT)
 {
     FUZZ_LAW(1 + 1 == 3, "as it must");
 }
