@@ -199,6 +199,7 @@ void parity_report_table(const parity_report *r, FILE *out, const char *results)
 /* --- commands (each returns the exit code 0, 1, 2) ---------------------------------------------------------- */
 int parity_main_run(int argc, char **argv);
 int parity_main_step(int argc, char **argv);
+int parity_main_bisect(int argc, char **argv);
 int parity_main_batch(int argc, char **argv);
 int parity_main_train(int argc, char **argv);
 int parity_main_diff(int argc, char **argv);

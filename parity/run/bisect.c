@@ -1,0 +1,411 @@
+/* `assay bisect`: the smallest set of operations whose replacement makes a mismatch vanish, as one sentence. */
+#include "parity/run/bisect.h"
+
+#include "core/base/file.h"
+#include "core/base/log.h"
+#include "core/run/outputs.h"
+#include "parity/run/run.h"
+#include "parity/run/step.h"
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { BISECT_RUNS = 300, SENTENCE = 2048 };
+
+typedef struct bisect_options {
+    parity_step_options step;
+    char target[ASSAY_NAME], keep[ASSAY_PATH];
+    int64_t runs;
+    bool json;
+} bisect_options;
+
+typedef struct verdict {
+    char sentence[SENTENCE], command[4 * ASSAY_PATH];
+    int code;
+    bool keep; /* the folder has what the command needs */
+    json_t *set, *notes;
+} verdict;
+
+__attribute__((format(printf, 2, 3))) static void note(verdict *v, const char *fmt, ...)
+{
+    char text[SENTENCE];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    json_array_append_new(v->notes, json_string(text));
+}
+
+/* --- the command that repeats a set -------------------------------------------------------------------------- */
+static void append(char *out, size_t capacity, const char *option, const char *word)
+{
+    char quoted[2 * ASSAY_PATH];
+    const size_t used = strlen(out);
+    parity_shell_word(word, quoted, sizeof quoted);
+    snprintf(out + used, capacity - used, " %s%s%s", option, option[0] != '\0' ? " " : "", quoted);
+}
+
+static assay_status make_command(const bisect *b, verdict *v)
+{
+    char path[2 * ASSAY_PATH];
+    assay_train_options defaults;
+    assay_train_options_default(&defaults);
+    json_t *have = assay_train_options_to_json(&b->options, ASSAY_FOR_STEP);
+    json_t *base = assay_train_options_to_json(&defaults, ASSAY_FOR_STEP);
+    snprintf(v->command, sizeof v->command, "assay step --engine %s", b->engine.name);
+    for (const assay_option_row *row = assay_train_option_table(); row->name != NULL; row++) {
+        char argument[2 * ASSAY_PATH];
+        const json_t *value = json_object_get(have, row->name);
+        if (value == NULL || json_equal(value, json_object_get(base, row->name)))
+            continue;
+        parity_option_argument(row->name, value, argument, sizeof argument);
+        append(v->command, sizeof v->command, "", argument);
+    }
+    snprintf(path, sizeof path, "%s/set.txt", b->dir);
+    append(v->command, sizeof v->command, "--substitute", path);
+    if (b->way == BISECT_VALUES) {
+        snprintf(path, sizeof path, "%s/reference", b->dir);
+        append(v->command, sizeof v->command, "--substitute-values", path);
+    }
+    snprintf(path, sizeof path, "%s/healed", b->dir);
+    append(v->command, sizeof v->command, "--trace", path);
+    snprintf(path, sizeof path, "%s/healed.safetensors", b->dir);
+    append(v->command, sizeof v->command, "--out", path);
+    json_decref(have);
+    json_decref(base);
+    return ASSAY_OK;
+}
+
+/* --- searches ------------------------------------------------------------------------------------------------ */
+static assay_status test(void *user, const bool *set, bool *healed)
+{
+    return bisect_run(user, "run", set, healed);
+}
+
+static int64_t count(const bisect *b, const bool *set)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < b->n; i++)
+        n += set[i];
+    return n;
+}
+
+/* The operations that the local check names, if they alone heal; else all that can be replaced, if they do. */
+static assay_status find_healing(bisect *b, bool *set, bool *healed)
+{
+    for (int all = 0; all <= 1 && !*healed; all++) {
+        for (int64_t i = 0; i < b->n; i++)
+            set[i] = b->elements[i].replaceable[b->way] && (all || b->elements[i].suspect);
+        if (count(b, set) > 0)
+            ASSAY_TRY(bisect_run(b, "run", set, healed));
+    }
+    return ASSAY_OK;
+}
+
+static void name_element(const bisect *b, const bisect_element *e, char *out, size_t capacity)
+{
+    char kernel[32] = "";
+    if (!e->collective)
+        snprintf(kernel, sizeof kernel, b->way == BISECT_VARIANT ? " k%d (k0 agrees)" : " k%d", e->variant);
+    snprintf(out, capacity, "%s%s of %s (%s)", e->op, kernel, e->instance, assay_phase_name(e->phase));
+}
+
+/* WRONG: the smallest set, by kernel and instance. */
+static assay_status tell_set(bisect *b, const bool *set, bool stopped, const char *mismatch, verdict *v)
+{
+    enum { NAMED = 4 };
+    char path[2 * ASSAY_PATH], names[SENTENCE - 600] = "", more[64] = "";
+    const int64_t size = count(b, set);
+    int64_t named = 0;
+    for (int64_t i = 0; i < b->n; i++) {
+        const bisect_element *e = &b->elements[i];
+        char one[2 * ASSAY_NAME];
+        if (!set[i])
+            continue;
+        json_array_append_new(v->set, json_pack("{s:s,s:s,s:s,s:i,s:b}", "op", e->op, "instance", e->instance,
+                                                "phase", assay_phase_name(e->phase), "variant", e->variant,
+                                                "local_check_fails", e->suspect));
+        name_element(b, e, one, sizeof one);
+        if (named++ < NAMED)
+            snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", named > 1 ? "; " : "", one);
+    }
+    if (size > NAMED)
+        snprintf(more, sizeof more, "; and %lld more in set.txt", (long long)(size - NAMED));
+    snprintf(v->sentence, sizeof v->sentence, "WRONG: %.300s; the mismatch vanishes when %s: %s%s%s.",
+             mismatch,
+             size == 1 && b->way == BISECT_VARIANT ? "one operation runs variant 0"
+             : b->way == BISECT_VARIANT            ? "these operations run variant 0"
+             : size == 1                           ? "one operation's results are the reference's"
+                                                   : "these operations' results are the reference's",
+             names, more,
+             stopped    ? " (stopped at --runs: a smaller set may do)"
+             : size > 1 ? " (none of them can be left out)"
+                        : "");
+    snprintf(path, sizeof path, "%s/set.txt", b->dir);
+    ASSAY_TRY(bisect_write_rules(b, set, path));
+    v->keep = true;
+    v->code = 1;
+    return make_command(b, v);
+}
+
+static assay_status search(bisect *b, bool *set, int64_t limit, const char *mismatch, verdict *v)
+{
+    bisect_search s = {.test = test, .user = b, .n = b->n, .limit = limit - b->runs};
+    ASSAY_TRY(bisect_smallest(&s, set));
+    return tell_set(b, set, s.stopped, mismatch, v);
+}
+
+/* --- what nothing heals ---------------------------------------------------------------------------------------- */
+static void tell_nothing(const bisect *b, int64_t replaced, const char *mismatch, const char *left,
+                         verdict *v)
+{
+    char suspects[600] = "";
+    for (int64_t i = 0; i < b->n; i++) {
+        const bisect_element *e = &b->elements[i];
+        if (e->suspect && !e->replaceable[BISECT_VALUES] &&
+            strlen(suspects) + 2 * ASSAY_NAME < sizeof suspects)
+            snprintf(suspects + strlen(suspects), sizeof suspects - strlen(suspects), "%s%s k%d of %s (%s)",
+                     suspects[0] != '\0' ? "; " : "", e->op, e->variant, e->instance,
+                     assay_phase_name(e->phase));
+    }
+    v->code = 1;
+    if (suspects[0] != '\0')
+        snprintf(
+            v->sentence, sizeof v->sentence,
+            "WRONG: %.300s; no replacement heals it, but the local check fails operations for whose results "
+            "the unsharded reference has no value: %s.",
+            mismatch, suspects);
+    else
+        snprintf(
+            v->sentence, sizeof v->sentence,
+            "WRONG: %.300s; it stays with the reference's values in place of the results of %lld of %lld "
+            "operations (then %.200s): look at what no operation makes: weights, batch, options, what is "
+            "kept "
+            "between steps, or the %lld operations without a value.",
+            mismatch, (long long)replaced, (long long)b->n, left, (long long)(b->n - replaced));
+}
+
+static assay_status try_variants(bisect *b, bool *set, int64_t limit, const char *mismatch, verdict *v)
+{
+    bool healed = false;
+    int64_t n = 0;
+    b->way = BISECT_VARIANT;
+    for (int64_t i = 0; i < b->n; i++)
+        n += b->elements[i].replaceable[BISECT_VARIANT];
+    if (n == 0) {
+        note(v, "every kernel runs variant 0 already");
+        return ASSAY_OK;
+    }
+    ASSAY_TRY(find_healing(b, set, &healed));
+    if (healed)
+        return search(b, set, limit, mismatch, v);
+    note(v, "variant 0 of all %lld operations that ran another fails, too (%.200s)", (long long)n, b->first);
+    return ASSAY_OK;
+}
+
+static assay_status try_values(bisect *b, bool *set, int64_t limit, const char *mismatch, verdict *v)
+{
+    bool healed = false;
+    int64_t n = 0;
+    char left[PARITY_TEXT];
+    b->way = BISECT_VALUES;
+    ASSAY_TRY(bisect_reference(b));
+    ASSAY_TRY(bisect_run_everything(b, "run", &healed));
+    ASSAY_TRY(bisect_read_replaced(b, "run"));
+    snprintf(left, sizeof left, "%s", b->first);
+    for (int64_t i = 0; i < b->n; i++)
+        n += b->elements[i].replaceable[BISECT_VALUES];
+    note(v, "the reference has values for the results of %lld of %lld operations", (long long)n,
+         (long long)b->n);
+    if (!healed) {
+        tell_nothing(b, n, mismatch, left, v);
+        return ASSAY_OK;
+    }
+    healed = false;
+    ASSAY_TRY(find_healing(b, set, &healed));
+    ASSAY_CHECK(healed, ASSAY_INTERNAL, "all values heal in one rule, and do not in one for each operation");
+    return search(b, set, limit, mismatch, v);
+}
+
+static assay_status bisect_all(bisect *b, int64_t limit, verdict *v)
+{
+    bool agrees;
+    bool *set = NULL;
+    char mismatch[PARITY_TEXT];
+    assay_status st = ASSAY_OK;
+    ASSAY_TRY(bisect_run(b, "failing", NULL, &agrees));
+    if (agrees) {
+        snprintf(v->sentence, sizeof v->sentence,
+                 "RIGHT: no mismatch: %lld tensors of the run agree with the unsharded reference within what "
+                 "rounding explains; there is nothing to bisect.",
+                 (long long)b->n_compared);
+        return ASSAY_OK;
+    }
+    snprintf(mismatch, sizeof mismatch, "%lld of %lld tensors differ, first %s", (long long)b->n_failed,
+             (long long)b->n_compared, b->first);
+    ASSAY_TRY(bisect_read_elements(b, "failing"));
+    set = calloc((size_t)b->n + 1, sizeof *set);
+    ASSAY_CHECK(set != NULL, ASSAY_OUT_OF_MEMORY, "%lld operations", (long long)b->n);
+    for (int64_t i = 0; i < b->n; i++)
+        if (b->elements[i].suspect)
+            note(v, "the local check fails %s k%d of %s (%s)", b->elements[i].op, b->elements[i].variant,
+                 b->elements[i].instance, assay_phase_name(b->elements[i].phase));
+    ASSAY_TRY_GOTO(try_variants(b, set, limit, mismatch, v), st, done);
+    if (v->sentence[0] == '\0')
+        st = try_values(b, set, limit, mismatch, v);
+done:
+    free(set);
+    return st;
+}
+
+/* --- the verb -------------------------------------------------------------------------------------------------- */
+static assay_status on_option(void *user, const char *name, const char *text)
+{
+    bisect_options *o = user;
+    if (name != NULL && strcmp(name, "json") == 0) {
+        o->json = true;
+        return ASSAY_OK;
+    }
+    if (name != NULL && strcmp(name, "target") == 0)
+        return assay_option_text(name, text, o->target, sizeof o->target);
+    if (name != NULL && strcmp(name, "keep") == 0)
+        return assay_option_text(name, text, o->keep, sizeof o->keep);
+    if (name != NULL && strcmp(name, "runs") == 0)
+        return assay_option_count(name, text, 4, 1000000, &o->runs);
+    return parity_step_option(&o->step, name, text);
+}
+
+/* What the verb decides itself, and what the reference cannot repeat. */
+static assay_status check_options(const bisect_options *s, const assay_train_options *o)
+{
+    static const char *const names[] = {
+        "out",     "trace",      "trace_hash_only",   "load",         "save", "save_after", "save_interval",
+        "metrics", "substitute", "substitute_values", "log_interval", NULL};
+    for (int i = 0; names[i] != NULL; i++)
+        ASSAY_CHECK(
+            !assay_train_option_given(o, names[i]), ASSAY_INVALID_ARGUMENT,
+            "--%s: has no meaning here: the runs of a bisection write their own traces and nothing else",
+            names[i]);
+    ASSAY_CHECK(o->model[0] != '\0', ASSAY_INVALID_ARGUMENT,
+                "--model: expected a Hugging Face folder, found nothing");
+    ASSAY_CHECK(o->batch[0] != '\0', ASSAY_INVALID_ARGUMENT,
+                "--batch: expected a safetensors file, found nothing");
+    ASSAY_CHECK(strcmp(s->step.engine, "ref") != 0, ASSAY_INVALID_ARGUMENT,
+                "--engine: expected gpu, sim or auto: the reference is what the engine is held to");
+    return assay_train_options_check(o);
+}
+
+static assay_status make_folder(const char *keep, char out[ASSAY_PATH])
+{
+    const char *base = getenv("TMPDIR");
+    struct stat sb;
+    if (keep[0] != '\0') {
+        ASSAY_CHECK(stat(keep, &sb) != 0, ASSAY_INVALID_ARGUMENT,
+                    "--keep %s: expected a new folder, found one", keep);
+        snprintf(out, ASSAY_PATH, "%s", keep);
+        return assay_mkdir_p(out);
+    }
+    snprintf(out, ASSAY_PATH, "%s/assay-bisect-XXXXXX", base != NULL && base[0] != '\0' ? base : "/tmp");
+    ASSAY_CHECK(mkdtemp(out) != NULL, ASSAY_IO, "%s: cannot be created", out);
+    return ASSAY_OK;
+}
+
+static void print_text(const bisect *b, const verdict *v, FILE *out)
+{
+    size_t i;
+    json_t *text;
+    json_array_foreach(v->notes, i, text) fprintf(out, "note: %s\n", json_string_value(text));
+    if (v->keep)
+        fprintf(out, "again with: %s\n", v->command);
+    fprintf(out, "%s\n%lld runs of the engine, %.1f s\n", v->sentence, (long long)b->runs,
+            assay_monotonic_s() - b->started);
+}
+
+static assay_status print_json(const bisect *b, const verdict *v, FILE *out)
+{
+    json_t *root = json_pack("{s:s,s:i,s:s,s:i,s:s,s:O,s:O,s:I,s:f,s:s}", "format", "assay-bisect", "version",
+                             1, "sentence", v->sentence, "exit_code", v->code, "replaced_by",
+                             !v->keep                   ? "nothing"
+                             : b->way == BISECT_VARIANT ? "variant 0"
+                                                        : "the reference's values",
+                             "set", v->set, "notes", v->notes, "runs", (json_int_t)b->runs, "seconds",
+                             assay_monotonic_s() - b->started, "command", v->command);
+    ASSAY_CHECK(root != NULL, ASSAY_OUT_OF_MEMORY, "JSON");
+    json_dumpf(root, out, JSON_INDENT(1));
+    fputc('\n', out);
+    json_decref(root);
+    return ASSAY_OK;
+}
+
+static assay_status run(const bisect_options *s, assay_train_options *o, int *code)
+{
+    assay_status st = ASSAY_OK;
+    verdict v = {.set = json_array(), .notes = json_array()};
+    bisect *b = calloc(1, sizeof *b);
+    ASSAY_CHECK_GOTO(b != NULL && v.set != NULL && v.notes != NULL, ASSAY_OUT_OF_MEMORY, st, done, "bisect");
+    b->options = *o;
+    b->timeout_s = s->step.timeout_s;
+    b->quiet = s->json;
+    snprintf(b->target, sizeof b->target, "%s", s->target);
+    ASSAY_TRY_GOTO(parity_engine_find(s->step.engine, s->step.engine_program, &b->engine), st, done);
+    ASSAY_TRY_GOTO(parity_engine_check_inputs(&b->engine, o), st, done);
+    ASSAY_TRY_GOTO(make_folder(s->keep, b->dir), st, done);
+    ASSAY_TRY_GOTO(bisect_open(b), st, done);
+    ASSAY_TRY_GOTO(bisect_all(b, s->runs, &v), st, done);
+    *code = v.code;
+    if (s->json)
+        st = print_json(b, &v, stdout);
+    else
+        print_text(b, &v, stdout);
+done:
+    if (b != NULL && b->dir[0] != '\0' && !v.keep && s->keep[0] == '\0' &&
+        assay_remove_tree(b->dir, "assay-bisect-") != ASSAY_OK && st == ASSAY_OK)
+        st = ASSAY_IO;
+    if (b != NULL)
+        bisect_close(b);
+    free(b);
+    json_decref(v.notes);
+    json_decref(v.set);
+    return st;
+}
+
+int parity_main_bisect(int argc, char **argv)
+{
+    static const assay_extra_option extra[] = {
+        PARITY_STEP_OPTION_ROWS,
+        {"target", "NAME",
+         "the tensor that has to agree, may hold wildcards (default: all that the whole check compares)"},
+        {"runs", "N", "runs of the engine at the most (default 300)"},
+        {"keep", "DIR",
+         "new folder for the last traces (default: a temporary one, kept when a set was found)"},
+        {"json", NULL, "print the verdict as JSON"},
+        {NULL, NULL, NULL}};
+    bisect_options s = {.step = {.engine = "auto"}, .runs = BISECT_RUNS};
+    assay_train_options o;
+    int code = 2;
+    assay_train_options_default(&o);
+    assay_status st = assay_options_parse(
+        argc, argv,
+        "Runs the engine on a batch, and where it differs from the unsharded reference by more than rounding "
+        "explains, "
+        "replaces operations, first by their variant 0, then by the reference's values, until the difference "
+        "vanishes: the last "
+        "line but one is the smallest such set.  Exit code: 0 no mismatch, 1 a mismatch, 2 it could not be "
+        "judged.\vExamples:\n"
+        "  assay bisect --model DIR --batch FILE --layout tp2,sp --precision bf16\n"
+        "  assay bisect --model DIR --batch FILE --target 'decoder.layers.0.*.main_grad'\n",
+        "", &o, ASSAY_FOR_STEP, extra, on_option, &s);
+    if (st == ASSAY_OK)
+        st = parity_step_precision(&s.step, &o);
+    if (st == ASSAY_OK)
+        st = check_options(&s, &o);
+    if (st == ASSAY_OK)
+        st = run(&s, &o, &code);
+    if (st != ASSAY_OK) {
+        assay_error_print(stderr, "assay bisect", 0);
+        return 2;
+    }
+    return code;
+}
