@@ -116,14 +116,14 @@ static assay_status finish_outputs(gpu_run *run, gpu_resolved *c)
     run->ran = c->skipped || c->o.op->collective ? -1 : c->variant;
     for (int i = 0; i < c->n_out; i++) {
         gpu_value *v = c->out[i].value;
+        const assay_op_slot *s = assay_op_slot_find(c->o.op, c->out[i].slot, true);
+        if (s->role == ASSAY_SLOT_INOUT)
+            gpu_value_touch(run, v);
         if (run->fault)
             ASSAY_TRY(gpu_fault_output(run, &c->o, c->instance, c->out[i].slot, v, c->recv_counts, g->size));
         if (run->substitute)
             ASSAY_TRY(run->substitute(run->substitute_user, run, c->o.op->name, c->instance, c->out[i].slot,
                                       moved_by(c), v, &c->replaced[i]));
-        const assay_op_slot *s = assay_op_slot_find(c->o.op, c->out[i].slot, true);
-        if (s->role == ASSAY_SLOT_INOUT)
-            gpu_value_touch(run, v);
     }
     run->ran = -1;
     return ASSAY_OK;

@@ -58,6 +58,19 @@ static const assay_trace_tensor *find(const values *s, const char *name, assay_p
     return low > 0 && compare_keys(s->sorted[low - 1], &key) == 0 ? s->sorted[low - 1] : NULL;
 }
 
+static bool has_name(const values *s, const char *name)
+{
+    int64_t low = 0, high = s->n;
+    while (low < high) {
+        const int64_t middle = low + (high - low) / 2;
+        if (strcmp(s->sorted[middle]->name, name) < 0)
+            low = middle + 1;
+        else
+            high = middle;
+    }
+    return low < s->n && strcmp(s->sorted[low]->name, name) == 0;
+}
+
 static assay_status read_trace(values *s, const char *dir)
 {
     ASSAY_TRY(assay_trace_open(&s->trace, dir, false));
@@ -74,7 +87,7 @@ static assay_status read_trace(values *s, const char *dir)
         const assay_trace_tensor *t = assay_trace_tensor_at(s->trace, 0, i);
         ASSAY_CHECK(t->data || t->bytes == 0, ASSAY_INVALID_ARGUMENT,
                     "--substitute-values %s: hashes alone, no values", dir);
-        if (t->dtype == ASSAY_F64)
+        if (t->dtype == ASSAY_F64 || t->dtype == ASSAY_I64)
             s->sorted[s->n++] = t;
     }
     qsort(s->sorted, (size_t)s->n, sizeof(const assay_trace_tensor *), compare_records);
@@ -96,7 +109,7 @@ static void plain_name(const values *s, const char *name, char out[ASSAY_NAME])
     static const char grad[] = ".grad", main_grad[] = ".main_grad.";
     const size_t n = strlen(name);
     char base[ASSAY_NAME];
-    const char *target = alias_of(s, name), *sum = strstr(name, main_grad);
+    const char *target = has_name(s, name) ? name : alias_of(s, name), *sum = strstr(name, main_grad);
     snprintf(out, ASSAY_NAME, "%s", target ? target : name);
     if (target)
         return;
@@ -114,7 +127,7 @@ static assay_status note_alias(values *s, const char *name, const char *moved)
 {
     char target[ASSAY_NAME];
     plain_name(s, moved, target);
-    if (alias_of(s, name) || strcmp(name, target) == 0)
+    if (has_name(s, name) || alias_of(s, name) || strcmp(name, target) == 0)
         return ASSAY_OK;
     if (s->n_aliases == s->alias_capacity) {
         const int64_t capacity = s->alias_capacity ? 2 * s->alias_capacity : 64;
@@ -162,32 +175,68 @@ static bool gradient_share(const values *s, const gpu_run *run, const char *name
     return true;
 }
 
-/* Rows of the piece by their names, from the rows of the trace's tensor with the same names.  false: one is not there. */
-static bool take_rows(const values *s, const gpu_value *v, const assay_trace_tensor *t, double *out)
+/* The experts that the reference chose in the layer of `name`: I64 [...,K]; NULL: not recorded. */
+static const assay_trace_tensor *choice_of(const values *s, const char *name, int64_t step,
+                                           int64_t microbatch)
 {
-    const assay_trace_tensor *names =
-        t->kind == ASSAY_PIECE_ROWS ? assay_trace_tensor_by_id(s->trace, 0, t->rows_id) : NULL;
-    const int64_t rows = v->rows ? v->rows->n : 0, n = gpu_tensor_count(v->t);
-    const int64_t width = rows > 0 ? n / rows : 0;
-    const int64_t have = names ? assay_shard_count(&names->shard) : 0;
-    if (!names || names->dtype != ASSAY_I64 || have * width != assay_shard_count(&t->shard))
-        return n == 0;
-    for (int64_t i = 0; i < rows; i++) {
-        int64_t at = 0, name = -1;
-        for (; at < have; at++) {
-            memcpy(&name, (const char *)names->data + (size_t)at * sizeof name, sizeof name);
-            if (name == v->rows->ids[i])
-                break;
-        }
-        if (v->rows->ids[i] < 0)
-            memset(out + i * width, 0, (size_t)width * sizeof *out);
-        else if (at < have)
-            memcpy(out + i * width, (const char *)t->data + (size_t)(at * width) * sizeof *out,
-                   (size_t)width * sizeof *out);
-        else
-            return false;
+    char indices[ASSAY_NAME];
+    const char *at = strstr(name, ".mlp.");
+    if (at == NULL)
+        return NULL;
+    snprintf(indices, sizeof indices, "%.*s.mlp.router.indices", (int)(at - name), name);
+    return find(s, indices, ASSAY_PHASE_FORWARD, step, microbatch);
+}
+
+/* The reference's rows, which lie by expert and then by token: chosen [n] has the expert of each choice, place [n] its row. */
+static bool place_rows(const assay_trace_tensor *choice, int64_t n, int64_t experts, int64_t *chosen,
+                       int64_t *place)
+{
+    int64_t *next = calloc((size_t)experts + 1, sizeof *next);
+    bool legal = next != NULL;
+    for (int64_t i = 0; legal && i < n; i++) {
+        memcpy(&chosen[i], (const char *)choice->data + (size_t)i * sizeof *chosen, sizeof *chosen);
+        legal = chosen[i] >= 0 && chosen[i] < experts;
+        if (legal)
+            next[chosen[i] + 1]++;
     }
-    return true;
+    for (int64_t e = 0; legal && e < experts; e++)
+        next[e + 1] += next[e];
+    for (int64_t i = 0; legal && i < n; i++)
+        place[i] = next[chosen[i]]++;
+    free(next);
+    return legal;
+}
+
+/* Rows of the piece by their names; padding gets zeros.  false: the reference has other rows. */
+static bool take_rows(const values *s, const gpu_run *run, const gpu_value *v, const assay_trace_tensor *t,
+                      double *out)
+{
+    const assay_trace_tensor *choice = choice_of(s, t->name, run->step, v->microbatch);
+    const int64_t rows = v->rows ? v->rows->n : 0, count = gpu_tensor_count(v->t);
+    const int64_t width = rows > 0 ? count / rows : 0, experts = s->model->config->num_moe_experts;
+    const int64_t n = choice ? assay_shard_count(&choice->shard) : 0;
+    if (count == 0)
+        return true;
+    if (n == 0 || choice->dtype != ASSAY_I64 || n * width != assay_shard_count(&t->shard))
+        return false;
+    const int64_t k = choice->shard.local_shape[choice->shard.ndim - 1];
+    int64_t *chosen = calloc((size_t)n, sizeof *chosen), *place = calloc((size_t)n, sizeof *place);
+    bool all = chosen && place && place_rows(choice, n, experts, chosen, place);
+    for (int64_t i = 0; all && i < rows; i++) {
+        const int64_t id = v->rows->ids[i], token = id / experts;
+        int64_t at = id < 0 || (token + 1) * k > n ? -1 : token * k;
+        const int64_t end = at + k;
+        while (at >= 0 && at < end && chosen[at] != id % experts)
+            at++;
+        all = id < 0 || (at >= 0 && at < end);
+        memset(out + i * width, 0, (size_t)width * sizeof *out);
+        if (all && id >= 0)
+            memcpy(out + i * width, (const char *)t->data + (size_t)(place[at] * width) * sizeof *out,
+                   (size_t)width * sizeof *out);
+    }
+    free(place);
+    free(chosen);
+    return all;
 }
 
 static bool same_shape(const assay_shard *a, const assay_shard *b)
@@ -211,10 +260,10 @@ static bool take_piece(const values *s, const gpu_run *run, const gpu_value *v, 
         return false;
     const assay_trace_tensor *t = gradient ? find(s, name, ASSAY_PHASE_GRAD, run->step, -1)
                                            : find(s, name, v->phase, run->step, v->microbatch);
-    if (t == NULL)
+    if (t == NULL || t->dtype != ASSAY_F64)
         return false;
     if (v->kind == ASSAY_PIECE_ROWS)
-        return take_rows(s, v, t, out);
+        return take_rows(s, run, v, t, out);
     gpu_value_shard(v, &piece);
     if (t->kind != ASSAY_PIECE_SHARD || !same_shape(&piece, &t->shard) ||
         assay_shard_copy(out, &piece, t->data, &t->shard, sizeof *out, NULL, false, NULL) != n)

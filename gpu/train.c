@@ -420,7 +420,7 @@ assay_status gpu_train(const assay_train_options *options)
     for (int k = 0; k < 2; k++) /* the last step's gathers have no forward that waits for them */
         ASSAY_TRY_GOTO(gpu_finish_param_sync(&e->optimizer.buffer[k], &e->model), st, done);
     double_losses(e);
-    if (!e->stopped)
+    if (!e->stopped && e->run.rules == NULL) /* a rule may take the fault's kernel away */
         ASSAY_TRY_GOTO(gpu_fault_check_met(&e->run), st, done);
     if (!e->stopped)
         ASSAY_TRY_GOTO(gpu_rules_check_met(&e->run), st, done);

@@ -134,6 +134,18 @@ fail:
     return st;
 }
 
+/* What stays in the temporary folder harms no verdict. */
+static void remove_folder(const char *folder)
+{
+    char base[ASSAY_PATH];
+    const char *name = strrchr(folder, '/');
+    if (name == NULL)
+        return;
+    snprintf(base, sizeof base, "%.*s", (int)(name - folder), folder);
+    if (assay_remove_tree(folder, base[0] != '\0' ? base : "/") != ASSAY_OK)
+        assay_error_clear();
+}
+
 void parity_reference_destroy(parity_reference *r)
 {
     if (r == NULL)
@@ -147,8 +159,7 @@ void parity_reference_destroy(parity_reference *r)
     if (r->weights != NULL)
         ref_weights_free(r->spec, r->weights);
     assay_batches_close(&r->batches);
-    if (r->folder[0] != '\0' && assay_remove_tree(r->folder, "assay-reference-") != ASSAY_OK)
-        assay_error_clear(); /* what stays in the temporary folder harms no verdict */
+    remove_folder(r->folder);
     free(r);
 }
 

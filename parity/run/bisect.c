@@ -116,9 +116,9 @@ static void name_element(const bisect *b, const bisect_element *e, char *out, si
 static assay_status tell_set(bisect *b, const bool *set, bool stopped, const char *mismatch, verdict *v)
 {
     enum { NAMED = 4 };
-    char path[2 * ASSAY_PATH], names[SENTENCE - 600] = "", more[64] = "";
+    char path[2 * ASSAY_PATH], names[SENTENCE - 900] = "", more[64] = "";
     const int64_t size = count(b, set);
-    int64_t named = 0;
+    int64_t named = 0, suspects = 0;
     for (int64_t i = 0; i < b->n; i++) {
         const bisect_element *e = &b->elements[i];
         char one[2 * ASSAY_NAME];
@@ -128,6 +128,7 @@ static assay_status tell_set(bisect *b, const bool *set, bool stopped, const cha
                                                 "phase", assay_phase_name(e->phase), "variant", e->variant,
                                                 "local_check_fails", e->suspect));
         name_element(b, e, one, sizeof one);
+        suspects += e->suspect;
         if (named++ < NAMED)
             snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", named > 1 ? "; " : "", one);
     }
@@ -143,6 +144,12 @@ static assay_status tell_set(bisect *b, const bool *set, bool stopped, const cha
              stopped    ? " (stopped at --runs: a smaller set may do)"
              : size > 1 ? " (none of them can be left out)"
                         : "");
+    if (size > NAMED && suspects == 0)
+        note(
+            v,
+            "each of these operations is within rounding of what it read (local check), and only all of them "
+            "together heal: look at what they share: weights, batch, positions, options, the precision "
+            "itself");
     snprintf(path, sizeof path, "%s/set.txt", b->dir);
     ASSAY_TRY(bisect_write_rules(b, set, path));
     v->keep = true;
@@ -307,9 +314,19 @@ static assay_status make_folder(const char *keep, char out[ASSAY_PATH])
         snprintf(out, ASSAY_PATH, "%s", keep);
         return assay_mkdir_p(out);
     }
-    snprintf(out, ASSAY_PATH, "%s/assay-bisect-XXXXXX", base != NULL && base[0] != '\0' ? base : "/tmp");
+    base = base != NULL && base[0] != '\0' ? base : "/tmp";
+    snprintf(out, ASSAY_PATH, "%s/assay-bisect-XXXXXX", base);
     ASSAY_CHECK(mkdtemp(out) != NULL, ASSAY_IO, "%s: cannot be created", out);
     return ASSAY_OK;
+}
+
+/* What stays in the temporary folder harms no verdict. */
+static void remove_folder(const char *dir)
+{
+    char base[ASSAY_PATH];
+    snprintf(base, sizeof base, "%.*s", (int)(strrchr(dir, '/') - dir), dir);
+    if (assay_remove_tree(dir, base[0] != '\0' ? base : "/") != ASSAY_OK)
+        assay_error_clear();
 }
 
 static void print_text(const bisect *b, const verdict *v, FILE *out)
@@ -360,9 +377,8 @@ static assay_status run(const bisect_options *s, assay_train_options *o, int *co
     else
         print_text(b, &v, stdout);
 done:
-    if (b != NULL && b->dir[0] != '\0' && !v.keep && s->keep[0] == '\0' &&
-        assay_remove_tree(b->dir, "assay-bisect-") != ASSAY_OK && st == ASSAY_OK)
-        st = ASSAY_IO;
+    if (b != NULL && b->dir[0] != '\0' && s->keep[0] == '\0' && !v.keep)
+        remove_folder(b->dir);
     if (b != NULL)
         bisect_close(b);
     free(b);

@@ -11,8 +11,9 @@
 
 typedef struct prefix {
     bisect_search *s;
-    const bool *allowed;
-    bool *needed, *asked;
+    int64_t n;            /* elements that may be replaced ... */
+    const int64_t *index; /* ... [n], in order of execution */
+    bool *needed, *asked; /* of all elements */
 } prefix;
 
 static assay_status test(bisect_search *s, const bool *set, bool *healed)
@@ -25,19 +26,20 @@ static assay_status test(bisect_search *s, const bool *set, bool *healed)
     return s->test(s->user, set, healed);
 }
 
-/* The needed ones and those allowed below `end`. */
+/* The needed ones, and the first `end` of those that may be replaced. */
 static const bool *ask(const prefix *p, int64_t end)
 {
-    for (int64_t i = 0; i < p->s->n; i++)
-        p->asked[i] = p->needed[i] || (i < end && p->allowed[i]);
+    memcpy(p->asked, p->needed, (size_t)p->s->n * sizeof *p->asked);
+    for (int64_t i = 0; i < end; i++)
+        p->asked[p->index[i]] = true;
     return p->asked;
 }
 
 /* *end: a prefix that heals; becomes the shortest.  Its last element is needed then. */
 static assay_status shorten(const prefix *p, int64_t *end)
 {
-    int64_t fails = 0;
-    while (*end - fails > 1 && !p->s->stopped) {
+    int64_t fails = 0; /* without any it was not healed */
+    while (*end - fails > 1) {
         const int64_t middle = fails + (*end - fails) / 2;
         bool healed;
         ASSAY_TRY(test(p->s, ask(p, middle), &healed));
@@ -66,27 +68,43 @@ static assay_status thin_out(bisect_search *s, bool *set)
     return ASSAY_OK;
 }
 
+static assay_status search(const prefix *p, bool *set)
+{
+    int64_t end = p->n, rest = p->n; /* rest: of the set asked for last */
+    bool healed = p->n == 0;
+    while (!healed) {
+        ASSAY_TRY(shorten(p, &end));
+        rest = end;
+        if (p->s->stopped)
+            break;
+        p->needed[p->index[--end]] = true;
+        if (end == 0) { /* what is needed is the prefix that heals */
+            rest = 0;
+            break;
+        }
+        ASSAY_TRY(test(p->s, ask(p, 0), &healed));
+        rest = healed ? 0 : end;
+        if (p->s->stopped)
+            break;
+    }
+    memcpy(set, ask(p, rest), (size_t)p->s->n * sizeof *set);
+    return p->s->stopped ? ASSAY_OK : thin_out(p->s, set);
+}
+
 assay_status bisect_smallest(bisect_search *s, bool *set)
 {
     assay_status st = ASSAY_OK;
     bool *needed = calloc((size_t)s->n + 1, sizeof *needed), *asked = calloc((size_t)s->n + 1, sizeof *asked);
-    const prefix p = {s, set, needed, asked};
-    bool healed = false;
-    int64_t end = s->n;
-    ASSAY_CHECK_GOTO(needed && asked, ASSAY_OUT_OF_MEMORY, st, done, "%lld operations", (long long)s->n);
-    while (!healed && end > 0) {
-        ASSAY_TRY_GOTO(shorten(&p, &end), st, done);
-        if (s->stopped)
-            break;
-        needed[--end] = true;
-        ASSAY_TRY_GOTO(test(s, ask(&p, 0), &healed), st, done);
-        if (s->stopped)
-            break;
-    }
-    memcpy(set, ask(&p, healed ? 0 : end), (size_t)s->n * sizeof *set);
-    if (!s->stopped)
-        st = thin_out(s, set);
+    int64_t *index = calloc((size_t)s->n + 1, sizeof *index);
+    prefix p = {s, 0, index, needed, asked};
+    ASSAY_CHECK_GOTO(needed && asked && index, ASSAY_OUT_OF_MEMORY, st, done, "%lld operations",
+                     (long long)s->n);
+    for (int64_t i = 0; i < s->n; i++)
+        if (set[i])
+            index[p.n++] = i;
+    st = search(&p, set);
 done:
+    free(index);
     free(asked);
     free(needed);
     return st;

@@ -2,6 +2,7 @@
 #include "core/base/file.h"
 #include "core/base/log.h"
 #include "core/files/dataset.h"
+#include "parity/judge/judge.h"
 #include "parity/run/run.h"
 #include <math.h>
 #include <stdlib.h>
@@ -147,6 +148,33 @@ static assay_status judge_weights(task_state *s, const assay_model_spec *spec)
     return st;
 }
 
+/* What something else put in place of results says nothing of the engine: such a run is certified by no check. */
+static assay_status judge_substituted(task_state *s, const assay_trace *trace)
+{
+    parity_result r;
+    int64_t outputs = 0, operations = 0;
+    parity_result_init(&r);
+    r.check = PARITY_CHECK_PLAN;
+    for (int rank = 0; rank < assay_trace_world(trace); rank++)
+        for (int64_t i = 0; i < assay_trace_n_ops(trace, rank); i++) {
+            const assay_trace_op *op = assay_trace_op_at(trace, rank, i);
+            const int64_t before = outputs;
+            for (int k = 0; k < op->n_outputs; k++)
+                outputs += op->substituted[k];
+            if (outputs > 0 && operations == 0)
+                parity_result_from_op(&r, op);
+            operations += outputs > before;
+        }
+    if (outputs == 0)
+        return ASSAY_OK;
+    parity_result_skip(
+        &r,
+        "%lld outputs of %lld operations are not the engine's own (--substitute %.200s), the first "
+        "of %s %.100s: this run is not certified",
+        (long long)outputs, (long long)operations, s->train.substitute, r.op, r.instance);
+    return parity_report_add(s->report, &r);
+}
+
 static assay_status load_weights_and_judge(task_state *s, const assay_trace *trace,
                                            const assay_model_spec *spec, const assay_batches *batches)
 {
@@ -195,6 +223,7 @@ static assay_status judge_trace(task_state *s, const char *dir, const char *save
     ASSAY_TRY_GOTO(assay_batches_open(&batches, s->train.batch, config->vocab_size), st, done);
     ASSAY_TRY_GOTO(assay_trace_open(&trace, dir, true), st, done);
     ASSAY_TRY_GOTO(judge_weights(s, spec), st, done);
+    ASSAY_TRY_GOTO(judge_substituted(s, trace), st, done);
     /* What was not done as planned explains every number that follows. */
     if (wants(s, PARITY_CHECK_PLAN) &&
         parity_check_plan(trace, spec, &grid, &s->train, &batches, s->report) != ASSAY_OK)
