@@ -130,9 +130,8 @@ done:
 
 void gpu_rules_destroy(gpu_rules *r)
 {
-    if (r == NULL)
-        return;
-    free(r->list);
+    if (r)
+        free(r->list);
     free(r);
 }
 
@@ -144,10 +143,10 @@ static bool is_here(const gpu_run *run, const gpu_rule *r, const char *op, const
            (r->wild ? fnmatch(r->instance, instance, 0) == 0 : strcmp(r->instance, instance) == 0);
 }
 
-int gpu_rules_variant(const gpu_run *run, const assay_op *op, const char *instance)
+static int find_variant(const gpu_run *run, const assay_op *op, const char *instance)
 {
     int variant = -1;
-    for (int64_t i = 0; run->rules && !op->collective && i < run->rules->n; i++) {
+    for (int64_t i = 0; !op->collective && i < run->rules->n; i++) {
         gpu_rule *r = &run->rules->list[i];
         if (r->variant < 0 || !is_here(run, r, op->name, instance))
             continue;
@@ -157,9 +156,14 @@ int gpu_rules_variant(const gpu_run *run, const assay_op *op, const char *instan
     return variant;
 }
 
+int gpu_rules_variant(const gpu_run *run, const assay_op *op, const char *instance)
+{
+    return run->rules ? find_variant(run, op, instance) : -1;
+}
+
 gpu_rule *gpu_rules_values(const gpu_run *run, const char *op, const char *instance, const char *slot)
 {
-    for (int64_t i = 0; run->rules && i < run->rules->n; i++) {
+    for (int64_t i = 0; i < run->rules->n; i++) {
         gpu_rule *r = &run->rules->list[i];
         if (r->variant < 0 && (r->slot[0] == '\0' || strcmp(r->slot, slot) == 0) &&
             is_here(run, r, op, instance))
@@ -193,12 +197,9 @@ static assay_status sum_over_world(gpu_run *run, int64_t *counts, int64_t n)
     return st;
 }
 
-assay_status gpu_rules_check_met(gpu_run *run)
+static assay_status check_met(gpu_run *run, const gpu_rules *r)
 {
-    const gpu_rules *r = run->rules;
     assay_status st = ASSAY_OK;
-    if (r == NULL)
-        return ASSAY_OK;
     int64_t *met = calloc((size_t)r->n, sizeof *met);
     ASSAY_CHECK(met, ASSAY_OUT_OF_MEMORY, "%s: %lld rules", r->file, (long long)r->n);
     for (int64_t i = 0; i < r->n; i++)
@@ -213,4 +214,9 @@ assay_status gpu_rules_check_met(gpu_run *run)
 done:
     free(met);
     return st;
+}
+
+assay_status gpu_rules_check_met(gpu_run *run)
+{
+    return run->rules ? check_met(run, run->rules) : ASSAY_OK;
 }

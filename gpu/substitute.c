@@ -343,25 +343,9 @@ static assay_status substitute(void *user, gpu_run *run, const char *op, const c
     return ASSAY_OK;
 }
 
-assay_status gpu_substitute_open(gpu_model *m, const assay_train_options *o, bool first_rank)
+static assay_status open_values(gpu_model *m, const assay_train_options *o)
 {
     gpu_run *run = m->run;
-    if (o->substitute[0] == '\0') {
-        ASSAY_CHECK(o->substitute_values[0] == '\0', ASSAY_INVALID_ARGUMENT,
-                    "--substitute-values: has no meaning without --substitute");
-        return ASSAY_OK;
-    }
-    ASSAY_TRY(gpu_rules_read(o->substitute, &run->rules));
-    const bool wanted = run->rules->values;
-    ASSAY_CHECK(wanted == (o->substitute_values[0] != '\0'), ASSAY_INVALID_ARGUMENT, "--substitute %s: %s",
-                o->substitute,
-                wanted ? "its rules for values need --substitute-values DIR"
-                       : "none of its rules is for values, --substitute-values has no meaning");
-    if (first_rank)
-        fprintf(stderr, "WARNING: %lld rules of %s change what operations run or leave: for debugging\n",
-                (long long)run->rules->n, o->substitute);
-    if (!wanted)
-        return ASSAY_OK;
     ASSAY_CHECK(run->trace, ASSAY_INVALID_ARGUMENT,
                 "--substitute %s: rules for values need --trace DIR, which says what was replaced",
                 o->substitute);
@@ -373,16 +357,42 @@ assay_status gpu_substitute_open(gpu_model *m, const assay_train_options *o, boo
     return read_trace(s, o->substitute_values);
 }
 
-void gpu_substitute_close(gpu_run *run)
+static assay_status open_rules(gpu_model *m, const assay_train_options *o, bool first_rank)
 {
-    values *s = run->substitute == substitute ? run->substitute_user : NULL;
-    gpu_rules_destroy(run->rules);
-    run->rules = NULL;
-    if (s == NULL)
-        return;
+    gpu_run *run = m->run;
+    ASSAY_CHECK(o->substitute[0] != '\0', ASSAY_INVALID_ARGUMENT,
+                "--substitute-values: has no meaning without --substitute");
+    ASSAY_TRY(gpu_rules_read(o->substitute, &run->rules));
+    const bool wanted = run->rules->values;
+    ASSAY_CHECK(wanted == (o->substitute_values[0] != '\0'), ASSAY_INVALID_ARGUMENT, "--substitute %s: %s",
+                o->substitute,
+                wanted ? "its rules for values need --substitute-values DIR"
+                       : "none of its rules is for values, --substitute-values has no meaning");
+    if (first_rank)
+        fprintf(stderr, "WARNING: %lld rules of %s change what operations run or leave: for debugging\n",
+                (long long)run->rules->n, o->substitute);
+    return wanted ? open_values(m, o) : ASSAY_OK;
+}
+
+assay_status gpu_substitute_open(gpu_model *m, const assay_train_options *o, bool first_rank)
+{
+    const bool asked = o->substitute[0] != '\0' || o->substitute_values[0] != '\0';
+    return asked ? open_rules(m, o, first_rank) : ASSAY_OK;
+}
+
+static void close_values(values *s)
+{
     assay_trace_close(s->trace);
     free(s->sorted);
     free(s->aliases);
     free(s);
+}
+
+void gpu_substitute_close(gpu_run *run)
+{
+    gpu_rules_destroy(run->rules);
+    run->rules = NULL;
+    if (run->substitute == substitute)
+        close_values(run->substitute_user);
     run->substitute = NULL;
 }
