@@ -203,6 +203,14 @@ static assay_status read_all(gpu_engine *e, const assay_checkpoint *c, const cha
     return gpu_optimizer_refresh_weights(&e->optimizer);
 }
 
+/* The samples that a resumed run has consumed, and its name in the metrics file. */
+static assay_status check_run(gpu_engine *e, const char *dir, const json_t *header, int64_t step)
+{
+    ASSAY_TRY(
+        assay_consumed_check(dir, header, &e->batches, &e->options, step, e->env.rank == 0 ? stderr : NULL));
+    return assay_json_get_string(header, "run", false, dir, e->run_id, sizeof e->run_id);
+}
+
 assay_status gpu_checkpoint_load(gpu_engine *e, const char *dir, int64_t *step)
 {
     assay_status st = ASSAY_OK;
@@ -213,15 +221,8 @@ assay_status gpu_checkpoint_load(gpu_engine *e, const char *dir, int64_t *step)
     ASSAY_TRY_GOTO(
         assay_training_check(dir, assay_checkpoint_header(c), &e->options, e->env.rank == 0 ? stderr : NULL),
         st, done);
-    if (assay_metrics_wanted(&e->options)) {
-        FILE *say = e->env.rank == 0 ? stderr : NULL;
-        ASSAY_TRY_GOTO(
-            assay_consumed_check(dir, assay_checkpoint_header(c), &e->batches, &e->options, *step, say), st,
-            done);
-        ASSAY_TRY_GOTO(
-            assay_json_get_string(assay_checkpoint_header(c), "run", false, dir, e->run_id, sizeof e->run_id),
-            st, done);
-    }
+    if (assay_metrics_wanted(&e->options))
+        ASSAY_TRY_GOTO(check_run(e, dir, assay_checkpoint_header(c), *step), st, done);
     ASSAY_TRY_GOTO(host_piece(e, &host), st, done);
     ASSAY_TRY_GOTO(read_all(e, c, dir, host), st, done);
 done:

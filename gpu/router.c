@@ -160,6 +160,12 @@ static assay_status random_logits(gpu_model *m, gpu_microbatch_state *mb, gpu_la
                     GPU_NEW("y", &a->logits, gpu_tokens(m, &mb->arena, true, gpu_dim_whole(E))));
 }
 
+/* Whose activations the logits are stored as. */
+static assay_op_class logits_class(const gpu_model *m)
+{
+    return m->options->moe_router_dtype == ASSAY_ROUTER_MODEL ? ASSAY_OPS_LINEAR : ASSAY_OPS_ROUTER;
+}
+
 assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_moe_acts *a)
 {
     gpu_run *run = m->run;
@@ -170,7 +176,7 @@ assay_status gpu_router_route_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_la
         ASSAY_TRY(jitter_fwd(m, mb, a));
     ASSAY_TRY(GPU_CALL(run, "linear_fwd", "mlp.router.gating", GPU_T("x", router_input(m, a)),
                        GPU_T("weight", gpu_param_use(m, l->moe.router)),
-                       GPU_W("dtype", assay_dtype_name(run->recipe->op[ASSAY_OPS_ROUTER].act)),
+                       GPU_W("dtype", assay_dtype_name(run->recipe->op[logits_class(m)].act)),
                        GPU_NEW("y", &a->gating, gpu_tokens(m, keep, true, E))));
     a->logits = a->gating;
     if (m->options->moe_router_force_load_balancing)

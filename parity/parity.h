@@ -122,6 +122,9 @@ assay_status parity_check_plan(const assay_trace *t, const assay_model_spec *spe
                                parity_report *report);
 /* flow.c; the spec tells parameters from other tensors */
 assay_status parity_check_flow(const assay_trace *t, const assay_model_spec *spec, parity_report *report);
+/* substituted.c: a skip (check plan) that names what something put in place of results (--substitute): whatever passes beside it, the
+ * run is not certified.  Nothing where there is none. */
+assay_status parity_check_substituted(const assay_trace *t, parity_report *report);
 /* recompute.c: what ran again for the backward pass read and wrote the bits of its first run (check bitwise) */
 assay_status parity_check_recompute(const assay_trace *t, parity_report *report);
 /* whole.c: runs the reference unsharded in double on the same weights and batches with the candidate's
@@ -189,7 +192,10 @@ void parity_diagnose(const double *found, const double *expected, const double *
 /* --- reports (report/): all write beside and rename --------------------------------------------------------- */
 /* One object for each result, and a last one with their counts and origin. */
 assay_status parity_report_jsonl(const parity_report *r, const char *path);
-assay_status parity_report_junit(const parity_report *r, const char *path);
+/* facts: what the run tells about itself, seconds and seeds of its tasks among them (facts.json); NULL: nothing. */
+assay_status parity_report_junit(const parity_report *r, const char *path, const json_t *facts);
+/* A short page in Markdown, for the pages of CI. */
+assay_status parity_report_summary(const parity_report *r, const json_t *facts, FILE *f);
 assay_status parity_report_html(const parity_report *r, const char *path, const char *title,
                                 const json_t *facts);
 /* Matrix of cases x layouts with counts, verdict, worst share per check; failing lines with their commands.  results: the

@@ -202,13 +202,14 @@ static assay_status jitter(ref_pass *p, ref_tensor *y, const ref_tensor *x)
 assay_status ref_router_route_fwd(ref_pass *p, ref_router_acts *a, const ref_tensor *tokens)
 {
     const ref_moe_params *w = &p->e->layer[p->layer].moe;
+    const ref_store_class stored =
+        p->e->options.moe_router_dtype == ASSAY_ROUTER_MODEL ? REF_STORE_LINEAR : REF_STORE_ROUTER;
     a->tokens = *tokens;
     if (p->e->options.moe_input_jitter_eps > 0.0) {
         ASSAY_TRY(ref_new(p, &a->tokens, "mlp.router.input_jitter", "y"));
         ASSAY_TRY(jitter(p, &a->tokens, tokens));
     }
-    ASSAY_TRY(ref_ranks_linear(p, &a->gating, &a->tokens, w->router, -1, false, "mlp.router.gating",
-                               REF_STORE_ROUTER));
+    ASSAY_TRY(ref_ranks_linear(p, &a->gating, &a->tokens, w->router, -1, false, "mlp.router.gating", stored));
     a->logits = a->gating;
     if (p->e->options.moe_router_force_load_balancing)
         ASSAY_TRY(random_logits(p, a));

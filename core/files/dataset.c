@@ -242,7 +242,7 @@ assay_status assay_dataset_write_batches(const assay_dataset *d, const char *pat
                 "the dataset has %" PRId64 " tokens, fewer than seq_length %" PRId64, d->n_tokens, s);
     ASSAY_CHECK(!pack || d->n_indexed == 0, ASSAY_UNSUPPORTED,
                 "%s: pack: the ends of documents are known for text, not in an indexed dataset", path);
-    int64_t *ids = malloc((size_t)bytes), *labels = malloc((size_t)bytes),
+    int64_t *ids = calloc((size_t)count, sizeof *ids), *labels = malloc((size_t)bytes),
             *positions = pack ? malloc((size_t)bytes) : NULL;
     ASSAY_CHECK_GOTO(ids && labels && (positions || !pack), ASSAY_OUT_OF_MEMORY, st, done,
                      "%s: out of memory for %" PRId64 " tokens", path, count);

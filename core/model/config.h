@@ -65,6 +65,11 @@ typedef struct assay_number_list {
 /* "none", "aux_loss", ..., NULL: in the order of assay_load_balancing. */
 const char *const *assay_load_balancing_words(void);
 
+/* Why moe_router_dtype fp64 is refused, in a config and as an option. */
+#define ASSAY_NO_FP64_ROUTER                                                                                 \
+    "fp64 is not supported yet, expected fp32, or model: kernels of a router and of its probs read F32 and " \
+    "BF16"
+
 /* What a config.json in Megatron-LM's form says about training (Hugging Face's: dropout alone); an option that a user gives
  * goes before it (core/run/inputs.h). */
 typedef struct assay_config_training {
@@ -77,6 +82,7 @@ typedef struct assay_config_training {
     double moe_expert_capacity_factor; /* 0: none */
     bool drops_by_position;            /* moe_token_drop_policy position; else probs */
     bool moe_pad_expert_input_to_capacity;
+    bool rounds_router_logits; /* moe_router_dtype model or null, Megatron-LM's None; else fp32 */
     bool moe_router_force_load_balancing;
     bool moe_shared_expert_overlap;
     bool pads_rows_for_fp8; /* moe_router_padding_for_quantization, or its older name ..._for_fp8 */

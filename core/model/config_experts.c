@@ -17,6 +17,21 @@ static assay_status read_switch(const json_t *root, const char *key, const char 
     return given(root, key) ? assay_json_get_bool(root, key, true, what, out) : ASSAY_OK;
 }
 
+/* Absent is F32; null, Megatron-LM's None, is `model` and says so. */
+static assay_status read_router_dtype(const json_t *root, const char *what, bool *rounds)
+{
+    const json_t *value = json_object_get(root, "moe_router_dtype");
+    const char *word = value == NULL ? "fp32" : json_is_null(value) ? "model" : json_string_value(value);
+    ASSAY_CHECK(word != NULL &&
+                    (strcmp(word, "fp32") == 0 || strcmp(word, "model") == 0 || strcmp(word, "fp64") == 0),
+                ASSAY_FORMAT, "%s: moe_router_dtype: expected fp32, model or null, found %.64s", what,
+                word ? word : "no string");
+    ASSAY_CHECK(strcmp(word, "fp64") != 0, ASSAY_UNSUPPORTED, "%s: moe_router_dtype: " ASSAY_NO_FP64_ROUTER,
+                what);
+    *rounds = strcmp(word, "model") == 0;
+    return ASSAY_OK;
+}
+
 assay_status assay_config_read_experts(const json_t *root, const char *what, assay_config_training *t)
 {
     bool quantization, fp8;
@@ -40,6 +55,7 @@ assay_status assay_config_read_experts(const json_t *root, const char *what, ass
                 "%s: moe_token_drop_policy: expected probs or position, found %.64s", what,
                 word ? word : "no string");
     t->drops_by_position = strcmp(word, "position") == 0;
+    ASSAY_TRY(read_router_dtype(root, what, &t->rounds_router_logits));
     ASSAY_TRY(
         read_switch(root, "moe_pad_expert_input_to_capacity", what, &t->moe_pad_expert_input_to_capacity));
     ASSAY_CHECK(!t->moe_pad_expert_input_to_capacity || t->moe_expert_capacity_factor > 0.0, ASSAY_MISMATCH,

@@ -69,6 +69,8 @@ static assay_status take_dropout(assay_train_options *o, const assay_config_trai
 assay_status assay_inputs_take_config(assay_train_options *o, const assay_model_config *config)
 {
     const assay_config_training *t = &config->training;
+    ASSAY_CHECK(o->moe_router_dtype != ASSAY_ROUTER_FP64, ASSAY_UNSUPPORTED,
+                "moe_router_dtype: " ASSAY_NO_FP64_ROUTER);
     ASSAY_TRY(take_dropout(o, t));
     if (!t->given)
         return assay_balancing_check(o);
@@ -88,6 +90,8 @@ assay_status assay_inputs_take_config(assay_train_options *o, const assay_model_
         o->moe_expert_capacity_factor = t->moe_expert_capacity_factor;
     if (!assay_train_option_given(o, "moe_token_drop_policy"))
         o->moe_token_drop_policy = t->drops_by_position ? ASSAY_DROP_POSITION : ASSAY_DROP_PROBS;
+    if (!assay_train_option_given(o, "moe_router_dtype"))
+        o->moe_router_dtype = t->rounds_router_logits ? ASSAY_ROUTER_MODEL : ASSAY_ROUTER_FP32;
     if (!assay_train_option_given(o, "moe_router_force_load_balancing"))
         o->moe_router_force_load_balancing = t->moe_router_force_load_balancing;
     if (!assay_train_option_given(o, "moe_shared_expert_overlap"))

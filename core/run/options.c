@@ -14,6 +14,7 @@ static const char *const semantics_words[] = {"default", "megatron", NULL};
 static const char *const lr_words[] = {"constant", "linear", "cosine", "WSD", NULL};
 static const char *const dispatcher_words[] = {"alltoall", "allgather", NULL};
 static const char *const drop_words[] = {"probs", "position", NULL};
+static const char *const router_words[] = {"fp32", "model", "fp64", NULL};
 static const char *const granularity_words[] = {"none", "full", "selective", NULL};
 static const char *const method_words[] = {"uniform", "block", NULL};
 /* As assay_load_balancing_words has them: the table below wants constants. */
@@ -170,6 +171,8 @@ static const assay_option_row table[] = {
              "Mixture of experts", "how tokens get to their experts: rows are sent, or all tokens gathered"),
     ROW_DOUBLE(moe_expert_capacity_factor, 0, 1e6, EVERYWHERE, "Mixture of experts",
                "tokens that an expert takes of a microbatch, as a multiple of an even share; 0: all"),
+    ROW_ENUM(moe_router_dtype, router_words, "fp32|model", EVERYWHERE, "Mixture of experts",
+             "what a router's logits are stored in: fp32, or the activations' type (Megatron-LM's None)"),
     ROW_ENUM(
         moe_token_drop_policy, drop_words, "POLICY", EVERYWHERE, "Mixture of experts",
         "which tokens an expert beyond its capacity lets go: probs (the smallest) or position (the last)"),

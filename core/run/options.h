@@ -22,6 +22,8 @@ typedef enum {
 typedef enum { ASSAY_DISPATCHER_ALLTOALL, ASSAY_DISPATCHER_ALLGATHER } assay_token_dispatcher;
 /* Which tokens an expert beyond its capacity lets go. */
 typedef enum { ASSAY_DROP_PROBS, ASSAY_DROP_POSITION } assay_drop_policy;
+/* What a router's logits are stored in: F32, or the activations' type, Megatron-LM's None (docs/OPS.md 9.2). */
+typedef enum { ASSAY_ROUTER_FP32, ASSAY_ROUTER_MODEL, ASSAY_ROUTER_FP64 } assay_router_dtype;
 /* Rows of an expert are filled up to a multiple that products of that format need. */
 typedef enum { ASSAY_PADDING_NONE, ASSAY_PADDING_FP8, ASSAY_PADDING_MXFP8 } assay_row_padding;
 /* MEGATRON: what Megatron-LM computes also where it depends on the layout (docs/MEGATRON.md). */
@@ -87,6 +89,7 @@ typedef struct assay_train_options {
     double moe_router_bias_update_rate;
     double moe_expert_capacity_factor; /* 0 = every token reaches its experts */
     assay_drop_policy moe_token_drop_policy;
+    assay_router_dtype moe_router_dtype;   /* fp64 is refused by assay_inputs_take_config */
     bool moe_router_force_load_balancing;  /* experts are chosen by random logits */
     bool moe_shared_expert_overlap;        /* the shared expert runs beside the dispatch */
     bool moe_pad_expert_input_to_capacity; /* every expert has as many rows as it may take */

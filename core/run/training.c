@@ -27,6 +27,7 @@ static const char *const of_megatron[] = {"semantics", NULL};
 static const char *const of_warmup[] = {"lr_warmup_init", NULL};
 static const char *const of_decay[] = {"min_lr", "lr_decay_iters", NULL};
 static const char *const of_capacity[] = {"moe_token_drop_policy", NULL};
+static const char *const of_router[] = {"moe_router_dtype", NULL};
 static const char *const of_forcing[] = {"moe_router_force_load_balancing", NULL};
 static const char *const of_jitter[] = {"moe_input_jitter_eps", NULL};
 static const char *const of_dropout[] = {"attention_dropout", "hidden_dropout", "residual_dropout",
@@ -67,6 +68,8 @@ json_t *assay_training_to_json(const assay_train_options *o)
         take(training, all, of_wsd);
     if (o->moe_expert_capacity_factor > 0.0)
         take(training, all, of_capacity);
+    if (o->moe_router_dtype != ASSAY_ROUTER_FP32)
+        take(training, all, of_router);
     if (o->moe_router_force_load_balancing)
         take(training, all, of_forcing);
     if (o->moe_input_jitter_eps > 0.0)

@@ -114,7 +114,11 @@ class DecoderLayer(Rule):
 
     def add(self, instance, a, b, y, name):
         if a is not None and b is not None and a.shape == b.shape == y.shape:
-            self.t.op("add", instance, {"a": self.input(a), "b": self.t.tensor(instance + ".b", b)},
+            def operand(word, t):  # autocast leaves a product in its own dtype; the sum is made in the wider one
+                return self.t.copy(f"{instance}.{word}", t.to(y.dtype)) if t.dtype != y.dtype else self.t.tensor(
+                    f"{self.name}.input" if word == "a" else f"{instance}.{word}", t)
+
+            self.t.op("add", instance, {"a": operand("a", a), "b": operand("b", b)},
                       {"y": self.t.tensor(name, y)}, {}, arith=arithmetic(y, order="none"))
 
     def middle(self, args, kwargs):

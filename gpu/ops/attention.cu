@@ -119,7 +119,7 @@ __global__ void attention_fwd_k1(T *o, float *lse, const T *q, const T *k, const
             p_rows[r * ATTENTION_TILE + lane] = p;
             if (a.drops)
                 kept_rows[r * ATTENTION_TILE + lane] =
-                    mine ? p * attention_factor(a, query[r] / a.heads, query[r] % a.heads, j * a.batch + b)
+                    mine ? p * attention_kept(a, query[r] / a.heads, query[r] % a.heads, j * a.batch + b)
                          : 0.0f;
             m[r] = larger;
             sum[r] *= rescale;

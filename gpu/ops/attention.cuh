@@ -63,18 +63,23 @@ typedef struct attention_args {
     int64_t first_row, all_rows, first_head, all_heads, all_keys;
 } attention_args;
 
-/* What dropout makes of the probability of a query, head and key: 1 where there is none.  By global numbers alone. */
-__device__ static __forceinline__ float attention_factor(const attention_args &a, int64_t q_row, int64_t head,
-                                                         int64_t k_row)
+/* What dropout multiplies the probability of a query, head and key with, by global numbers alone. */
+__device__ static __forceinline__ float attention_kept(const attention_args &a, int64_t q_row, int64_t head,
+                                                       int64_t k_row)
 {
-    if (!a.drops)
-        return 1.0f;
     const unsigned long long row = (unsigned long long)a.q_position[q_row] * (unsigned long long)a.all_rows +
                                    (unsigned long long)(a.first_row + q_row % a.batch);
     const unsigned long long of_head =
         row * (unsigned long long)a.all_heads + (unsigned long long)(a.first_head + head);
     return gpu_mask_factor(a.mask, of_head * (unsigned long long)a.all_keys +
                                        (unsigned long long)a.k_position[k_row]);
+}
+
+/* 1 without dropout. */
+__device__ static __forceinline__ float attention_factor(const attention_args &a, int64_t q_row, int64_t head,
+                                                         int64_t k_row)
+{
+    return a.drops ? attention_kept(a, q_row, head, k_row) : 1.0f;
 }
 
 __device__ static __forceinline__ bool attention_visible(const attention_args &a, int64_t q_row,

@@ -5,7 +5,7 @@
  *   k1  fused: one warp for each token, the row stays in registers,      fp32, tree of 32 lanes
  *       sums by shuffles, choices by warp maxima, places by ballots
  *
- * Up to 512 experts, top-k up to 32; k1 takes up to 32 groups (k0 runs otherwise). */
+ * logits F32 or BF16, everything else F32.  Up to 512 experts, top-k up to 32; k1 takes up to 32 groups (k0 runs otherwise). */
 #include "gpu/ops/router.cuh"
 
 #define ROUTER_EPSILON 1e-20f
@@ -28,20 +28,21 @@ __device__ static __forceinline__ float router_weight(const router_args &a, floa
     return w * a.factor;
 }
 
-__device__ static void router_scores_row(float *score, const float *logit, const router_args &a)
+template <class T>
+__device__ static void router_scores_row(float *score, const T *logit, const router_args &a)
 {
     if (a.sigmoid || !a.pre_softmax) {
         for (int64_t e = 0; e < a.e; ++e)
-            score[e] = a.sigmoid ? gpu_sigmoid(logit[e]) : logit[e];
+            score[e] = a.sigmoid ? gpu_sigmoid(gpu_load(logit + e)) : gpu_load(logit + e);
         return;
     }
     float m = -INFINITY, sum = 0.0f;
     for (int64_t e = 0; e < a.e; ++e)
-        m = fmaxf(m, logit[e]);
+        m = fmaxf(m, gpu_load(logit + e));
     for (int64_t e = 0; e < a.e; ++e)
-        sum += expf(logit[e] - m);
+        sum += expf(gpu_load(logit + e) - m);
     for (int64_t e = 0; e < a.e; ++e)
-        score[e] = expf(logit[e] - m) / sum;
+        score[e] = expf(gpu_load(logit + e) - m) / sum;
 }
 
 /* Choice of the best groups, by one thread: the score of a group is the sum of its best keys. */
@@ -60,7 +61,8 @@ __device__ static void router_choose_groups(unsigned *kept, const router_keys &k
     }
 }
 
-__global__ void router_fwd_k0(int64_t *indices, float *probs, float *scores, const float *logits,
+template <class T>
+__global__ void router_fwd_k0(int64_t *indices, float *probs, float *scores, const T *logits,
                               const float *bias, router_args a)
 {
     for (int64_t row = gpu_thread(); row < a.t; row += gpu_threads()) {
@@ -130,8 +132,8 @@ __device__ static __forceinline__ void router_warp_limit(router_rank *rank, cons
     }
 }
 
-template <int CHUNKS>
-__global__ void router_fwd_k1(int64_t *indices, float *probs, float *scores, const float *logits,
+template <int CHUNKS, class T>
+__global__ void router_fwd_k1(int64_t *indices, float *probs, float *scores, const T *logits,
                               const float *bias, router_args a)
 {
     GPU_SHARED_2D(float, kept, GPU_ROWS_PER_BLOCK, ROUTER_MAX_TOPK);
@@ -143,7 +145,7 @@ __global__ void router_fwd_k1(int64_t *indices, float *probs, float *scores, con
         router_rank rank[CHUNKS];
         for (int i = 0; i < CHUNKS; ++i) {
             const int64_t e = lane + GPU_WARP * i;
-            score[i] = e < a.e ? logits[row * a.e + e] : -INFINITY;
+            score[i] = e < a.e ? gpu_load(logits + row * a.e + e) : -INFINITY;
             m = fmaxf(m, score[i]);
         }
         if (!a.sigmoid && a.pre_softmax) {
@@ -262,7 +264,7 @@ __global__ void router_bwd_k1(float *dlogits, const float *dprobs, const int64_t
 
 static assay_status make_args(const char *op, const router_desc *d, gpu_tensor logits, router_args *a)
 {
-    ASSAY_TRY(gpu_check_tensor(op, "logits", logits, ASSAY_F32, ASSAY_F32));
+    ASSAY_TRY(gpu_check_act(op, "logits", logits));
     const int64_t e = gpu_tensor_cols(logits), k = d->topk;
     ASSAY_CHECK(d->score_function == ASSAY_SCORE_SOFTMAX || d->score_function == ASSAY_SCORE_SIGMOID,
                 ASSAY_UNSUPPORTED, "%s: score_function: expected softmax or sigmoid, found number %d", op,
@@ -291,31 +293,32 @@ static assay_status make_args(const char *op, const router_desc *d, gpu_tensor l
     return ASSAY_OK;
 }
 
-template <int CHUNKS>
+template <int CHUNKS, class T>
 static cudaError_t launch_fwd_k1(gpu_tensor indices, gpu_tensor probs, gpu_tensor scores, gpu_tensor logits,
                                  gpu_tensor bias, const router_args &a, cudaStream_t stream)
 {
-    return GPU_LAUNCH(router_fwd_k1<CHUNKS>, gpu_grid(a.t, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream,
-                      (int64_t *)indices.data, (float *)probs.data, (float *)scores.data,
-                      (const float *)logits.data, (const float *)bias.data, a);
+    return GPU_LAUNCH((router_fwd_k1<CHUNKS, T>), gpu_grid(a.t, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0,
+                      stream, (int64_t *)indices.data, (float *)probs.data, (float *)scores.data,
+                      (const T *)logits.data, (const float *)bias.data, a);
 }
 
+template <class T>
 static cudaError_t launch_fwd(int variant, gpu_tensor indices, gpu_tensor probs, gpu_tensor scores,
                               gpu_tensor logits, gpu_tensor bias, const router_args &a, cudaStream_t stream)
 {
     if (variant == 0)
-        return GPU_LAUNCH_NO_BARRIER(router_fwd_k0, gpu_grid(a.t, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+        return GPU_LAUNCH_NO_BARRIER(router_fwd_k0<T>, gpu_grid(a.t, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
                                      (int64_t *)indices.data, (float *)probs.data, (float *)scores.data,
-                                     (const float *)logits.data, (const float *)bias.data, a);
+                                     (const T *)logits.data, (const float *)bias.data, a);
     if (a.e <= 32)
-        return launch_fwd_k1<1>(indices, probs, scores, logits, bias, a, stream);
+        return launch_fwd_k1<1, T>(indices, probs, scores, logits, bias, a, stream);
     if (a.e <= 64)
-        return launch_fwd_k1<2>(indices, probs, scores, logits, bias, a, stream);
+        return launch_fwd_k1<2, T>(indices, probs, scores, logits, bias, a, stream);
     if (a.e <= 128)
-        return launch_fwd_k1<4>(indices, probs, scores, logits, bias, a, stream);
+        return launch_fwd_k1<4, T>(indices, probs, scores, logits, bias, a, stream);
     if (a.e <= 256)
-        return launch_fwd_k1<8>(indices, probs, scores, logits, bias, a, stream);
-    return launch_fwd_k1<16>(indices, probs, scores, logits, bias, a, stream);
+        return launch_fwd_k1<8, T>(indices, probs, scores, logits, bias, a, stream);
+    return launch_fwd_k1<16, T>(indices, probs, scores, logits, bias, a, stream);
 }
 
 static assay_status router_fwd(const gpu_work *w)
@@ -340,7 +343,11 @@ static assay_status router_fwd(const gpu_work *w)
                     "%s: expert_bias: expected none with score_function softmax, found one", op);
     }
     if (a.t > 0)
-        GPU_LAUNCHED(launch_fwd(w->variant, indices, probs, scores, logits, expert_bias, a, w->stream), op);
+        GPU_LAUNCHED(
+            logits.dtype == ASSAY_F32
+                ? launch_fwd<float>(w->variant, indices, probs, scores, logits, expert_bias, a, w->stream)
+                : launch_fwd<bf16>(w->variant, indices, probs, scores, logits, expert_bias, a, w->stream),
+            op);
     return ASSAY_OK;
 }
 

@@ -15,22 +15,23 @@ typedef struct aux_args {
     bool sigmoid;
 } aux_args;
 
-__global__ void aux_tokens_k0(float *aux_scores, int64_t *aux_indices, float *z, const float *logits,
-                              aux_args a)
+template <class T>
+__global__ void aux_tokens_k0(float *aux_scores, int64_t *aux_indices, float *z, const T *logits, aux_args a)
 {
     for (int64_t row = gpu_thread(); row < a.t; row += gpu_threads()) {
-        const float *l = logits + row * a.e;
+        const T *l = logits + row * a.e;
         float *score = aux_scores + row * a.e;
         unsigned chosen[ROUTER_WORDS] = {0};
         float m = -INFINITY, sum = 0.0f, total = 0.0f;
         for (int64_t e = 0; e < a.e; ++e)
-            m = fmaxf(m, l[e]);
+            m = fmaxf(m, gpu_load(l + e));
         for (int64_t e = 0; e < a.e; ++e) {
-            sum += expf(l[e] - m);
-            total += gpu_sigmoid(l[e]);
+            sum += expf(gpu_load(l + e) - m);
+            total += gpu_sigmoid(gpu_load(l + e));
         }
         for (int64_t e = 0; e < a.e; ++e)
-            score[e] = a.sigmoid ? gpu_sigmoid(l[e]) / (total + ROUTER_EPSILON) : expf(l[e] - m) / sum;
+            score[e] = a.sigmoid ? gpu_sigmoid(gpu_load(l + e)) / (total + ROUTER_EPSILON)
+                                 : expf(gpu_load(l + e) - m) / sum;
         const float lse = m + logf(sum);
         z[row] = lse * lse;
         router_take(chosen, router_keys{score, nullptr, nullptr, 1}, 0, a.e, a.k);
@@ -41,9 +42,8 @@ __global__ void aux_tokens_k0(float *aux_scores, int64_t *aux_indices, float *z,
     }
 }
 
-template <int CHUNKS>
-__global__ void aux_tokens_k1(float *aux_scores, int64_t *aux_indices, float *z, const float *logits,
-                              aux_args a)
+template <int CHUNKS, class T>
+__global__ void aux_tokens_k1(float *aux_scores, int64_t *aux_indices, float *z, const T *logits, aux_args a)
 {
     GPU_SHARED_2D(float, kept, GPU_ROWS_PER_BLOCK, ROUTER_MAX_TOPK);
     const int lane = (int)threadIdx.x;
@@ -53,7 +53,7 @@ __global__ void aux_tokens_k1(float *aux_scores, int64_t *aux_indices, float *z,
         router_rank rank[CHUNKS];
         for (int i = 0; i < CHUNKS; ++i) {
             const int64_t e = lane + GPU_WARP * i;
-            l[i] = e < a.e ? logits[row * a.e + e] : -INFINITY;
+            l[i] = e < a.e ? gpu_load(logits + row * a.e + e) : -INFINITY;
             m = fmaxf(m, l[i]);
         }
         m = gpu_warp_max(m);
@@ -160,40 +160,42 @@ __device__ static __forceinline__ float aux_element(const aux_row &r, float logi
     return scale * (d + z_factor * lse * p);
 }
 
-__global__ void aux_bwd_k0(float *dlogits, const float *logits, const int64_t *tokens_per_expert,
-                           int64_t rows, float aux_factor, float z_factor, float scale, aux_args a)
+template <class T>
+__global__ void aux_bwd_k0(float *dlogits, const T *logits, const int64_t *tokens_per_expert, int64_t rows,
+                           float aux_factor, float z_factor, float scale, aux_args a)
 {
     for (int64_t row = gpu_thread(); row < a.t; row += gpu_threads()) {
-        const float *l = logits + row * a.e;
+        const T *l = logits + row * a.e;
         const int64_t *n = tokens_per_expert + row % rows * a.e;
         aux_row r = {-INFINITY, 0.0f, 0.0f, 0.0f};
         for (int64_t e = 0; e < a.e; ++e)
-            r.m = fmaxf(r.m, l[e]);
+            r.m = fmaxf(r.m, gpu_load(l + e));
         for (int64_t e = 0; e < a.e; ++e) {
-            const float p = expf(l[e] - r.m), s = gpu_sigmoid(l[e]);
+            const float p = expf(gpu_load(l + e) - r.m), s = gpu_sigmoid(gpu_load(l + e));
             r.sum += p;
             r.total += s;
             r.dot = fmaf(a.sigmoid ? s : p, aux_factor * (float)n[e], r.dot);
         }
         for (int64_t e = 0; e < a.e; ++e)
             dlogits[row * a.e + e] +=
-                aux_element(r, l[e], aux_factor * (float)n[e], z_factor, scale, a.sigmoid);
+                aux_element(r, gpu_load(l + e), aux_factor * (float)n[e], z_factor, scale, a.sigmoid);
     }
 }
 
-__global__ void aux_bwd_k1(float *dlogits, const float *logits, const int64_t *tokens_per_expert,
-                           int64_t rows, float aux_factor, float z_factor, float scale, aux_args a)
+template <class T>
+__global__ void aux_bwd_k1(float *dlogits, const T *logits, const int64_t *tokens_per_expert, int64_t rows,
+                           float aux_factor, float z_factor, float scale, aux_args a)
 {
     const int64_t step = (int64_t)gridDim.x * blockDim.y;
     for (int64_t row = gpu_warp_row(); row < a.t; row += step) {
-        const float *l = logits + row * a.e;
+        const T *l = logits + row * a.e;
         const int64_t *n = tokens_per_expert + row % rows * a.e;
         aux_row r = {-INFINITY, 0.0f, 0.0f, 0.0f};
         for (int64_t e = threadIdx.x; e < a.e; e += GPU_WARP)
-            r.m = fmaxf(r.m, l[e]);
+            r.m = fmaxf(r.m, gpu_load(l + e));
         r.m = gpu_warp_max(r.m);
         for (int64_t e = threadIdx.x; e < a.e; e += GPU_WARP) {
-            const float p = expf(l[e] - r.m), s = gpu_sigmoid(l[e]);
+            const float p = expf(gpu_load(l + e) - r.m), s = gpu_sigmoid(gpu_load(l + e));
             r.sum += p;
             r.total += s;
             r.dot = fmaf(a.sigmoid ? s : p, aux_factor * (float)n[e], r.dot);
@@ -203,7 +205,7 @@ __global__ void aux_bwd_k1(float *dlogits, const float *logits, const int64_t *t
         r.dot = gpu_warp_sum(r.dot);
         for (int64_t e = threadIdx.x; e < a.e; e += GPU_WARP)
             dlogits[row * a.e + e] +=
-                aux_element(r, l[e], aux_factor * (float)n[e], z_factor, scale, a.sigmoid);
+                aux_element(r, gpu_load(l + e), aux_factor * (float)n[e], z_factor, scale, a.sigmoid);
     }
 }
 
@@ -227,7 +229,7 @@ static aux_desc aux_desc_of(const gpu_operands *o)
 
 static assay_status make_args(const char *op, const router_desc *d, gpu_tensor logits, aux_args *a)
 {
-    ASSAY_TRY(gpu_check_tensor(op, "logits", logits, ASSAY_F32, ASSAY_F32));
+    ASSAY_TRY(gpu_check_act(op, "logits", logits));
     a->t = gpu_tensor_row_count(logits);
     a->e = gpu_tensor_cols(logits);
     a->k = d->topk;
@@ -242,22 +244,28 @@ static assay_status make_args(const char *op, const router_desc *d, gpu_tensor l
     return ASSAY_OK;
 }
 
-static cudaError_t launch_tokens(int variant, float *scores, int64_t *indices, float *z, const float *logits,
+template <class T>
+static cudaError_t launch_tokens(int variant, float *scores, int64_t *indices, float *z, const T *logits,
                                  const aux_args &a, cudaStream_t stream)
 {
     const dim3 grid = gpu_grid(a.t, GPU_ROWS_PER_BLOCK);
     if (variant == 0)
-        return GPU_LAUNCH_NO_BARRIER(aux_tokens_k0, gpu_grid(a.t, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+        return GPU_LAUNCH_NO_BARRIER(aux_tokens_k0<T>, gpu_grid(a.t, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
                                      scores, indices, z, logits, a);
     if (a.e <= 32)
-        return GPU_LAUNCH(aux_tokens_k1<1>, grid, gpu_warp_block(), 0, stream, scores, indices, z, logits, a);
+        return GPU_LAUNCH((aux_tokens_k1<1, T>), grid, gpu_warp_block(), 0, stream, scores, indices, z,
+                          logits, a);
     if (a.e <= 64)
-        return GPU_LAUNCH(aux_tokens_k1<2>, grid, gpu_warp_block(), 0, stream, scores, indices, z, logits, a);
+        return GPU_LAUNCH((aux_tokens_k1<2, T>), grid, gpu_warp_block(), 0, stream, scores, indices, z,
+                          logits, a);
     if (a.e <= 128)
-        return GPU_LAUNCH(aux_tokens_k1<4>, grid, gpu_warp_block(), 0, stream, scores, indices, z, logits, a);
+        return GPU_LAUNCH((aux_tokens_k1<4, T>), grid, gpu_warp_block(), 0, stream, scores, indices, z,
+                          logits, a);
     if (a.e <= 256)
-        return GPU_LAUNCH(aux_tokens_k1<8>, grid, gpu_warp_block(), 0, stream, scores, indices, z, logits, a);
-    return GPU_LAUNCH(aux_tokens_k1<16>, grid, gpu_warp_block(), 0, stream, scores, indices, z, logits, a);
+        return GPU_LAUNCH((aux_tokens_k1<8, T>), grid, gpu_warp_block(), 0, stream, scores, indices, z,
+                          logits, a);
+    return GPU_LAUNCH((aux_tokens_k1<16, T>), grid, gpu_warp_block(), 0, stream, scores, indices, z, logits,
+                      a);
 }
 
 static cudaError_t launch_columns(int variant, gpu_tensor n, gpu_tensor sums, gpu_tensor z_sum,
@@ -302,8 +310,11 @@ static assay_status router_aux_fwd(const gpu_work *w)
     ASSAY_TRY(gpu_check_workspace(op, w->ctx, aux_workspace(w->ctx, w->o)));
     float *z = (float *)w->ctx->workspace;
     if (a.t > 0)
-        GPU_LAUNCHED(launch_tokens(w->variant, (float *)aux_scores.data, (int64_t *)aux_indices.data, z,
-                                   (const float *)logits.data, a, w->stream),
+        GPU_LAUNCHED(logits.dtype == ASSAY_F32
+                         ? launch_tokens(w->variant, (float *)aux_scores.data, (int64_t *)aux_indices.data, z,
+                                         (const float *)logits.data, a, w->stream)
+                         : launch_tokens(w->variant, (float *)aux_scores.data, (int64_t *)aux_indices.data, z,
+                                         (const bf16 *)logits.data, a, w->stream),
                      op);
     GPU_LAUNCHED(launch_columns(w->variant, tokens_per_expert, score_sums, z_sum, aux_scores, aux_indices, z,
                                 a, w->stream),
@@ -362,6 +373,18 @@ static assay_status router_aux_loss(const gpu_work *w)
     return ASSAY_OK;
 }
 
+template <class T>
+static cudaError_t launch_bwd(int variant, float *dlogits, const T *logits, const int64_t *tokens_per_expert,
+                              int64_t rows, float aux, float z, float scale, const aux_args &a,
+                              cudaStream_t stream)
+{
+    if (variant == 0)
+        return GPU_LAUNCH_NO_BARRIER(aux_bwd_k0<T>, gpu_grid(a.t, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                     dlogits, logits, tokens_per_expert, rows, aux, z, scale, a);
+    return GPU_LAUNCH(aux_bwd_k1<T>, gpu_grid(a.t, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream, dlogits,
+                      logits, tokens_per_expert, rows, aux, z, scale, a);
+}
+
 static assay_status router_aux_bwd(const gpu_work *w)
 {
     const aux_desc desc = aux_desc_of(w->o), *d = &desc;
@@ -379,18 +402,14 @@ static assay_status router_aux_bwd(const gpu_work *w)
     ASSAY_TRY(router_check_rows(op, a.t, rows));
     const float aux = (float)aux_factor_of(d, a.e), z = (float)(2.0 * z_factor_of(d));
     const float scale = (float)d->loss_scale;
-    if (a.t > 0) {
-        cudaError_t e;
-        if (w->variant == 0)
-            e = GPU_LAUNCH_NO_BARRIER(aux_bwd_k0, gpu_grid(a.t, GPU_BLOCK), dim3(GPU_BLOCK), 0, w->stream,
-                                      (float *)dlogits.data, (const float *)logits.data,
-                                      (const int64_t *)tokens_per_expert.data, rows, aux, z, scale, a);
-        else
-            e = GPU_LAUNCH(aux_bwd_k1, gpu_grid(a.t, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, w->stream,
-                           (float *)dlogits.data, (const float *)logits.data,
-                           (const int64_t *)tokens_per_expert.data, rows, aux, z, scale, a);
-        GPU_LAUNCHED(e, op);
-    }
+    if (a.t > 0)
+        GPU_LAUNCHED(
+            logits.dtype == ASSAY_F32
+                ? launch_bwd(w->variant, (float *)dlogits.data, (const float *)logits.data,
+                             (const int64_t *)tokens_per_expert.data, rows, aux, z, scale, a, w->stream)
+                : launch_bwd(w->variant, (float *)dlogits.data, (const bf16 *)logits.data,
+                             (const int64_t *)tokens_per_expert.data, rows, aux, z, scale, a, w->stream),
+            op);
     return ASSAY_OK;
 }
 

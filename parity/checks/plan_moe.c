@@ -81,7 +81,9 @@ static void router_forward(plan *p, plan_moe_saved *s)
 {
     const assay_model_config *c = p->job->config;
     s->jittered = jitter(p, s->tokens, "y");
-    s->gating = plan_linear(p, "mlp.router.gating", s->jittered, "mlp.router.weight", NULL, p->accumulated);
+    s->gating =
+        plan_linear(p, "mlp.router.gating", s->jittered, "mlp.router.weight", NULL,
+                    p->job->options->moe_router_dtype == ASSAY_ROUTER_MODEL ? p->act : p->accumulated);
     s->logits = p->job->options->moe_router_force_load_balancing ? random_logits(p) : s->gating;
     s->indices = plan_value(p, "mlp.router", "indices", ASSAY_I64);
     s->indices.experts = c->num_moe_experts;

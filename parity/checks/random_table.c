@@ -68,7 +68,13 @@
             "B=2 Sq=9 Sk=40 A=4 G=2 D=8 Dv=8 first=0 | " HEADS " scale=0.35 window=0 dropout_p=0.3 "         \
             "seed=9 stream=4 draw=2 first_row=1 all_rows=5 first_head=4 all_heads=12 all_keys=64",           \
             "B=1 Sq=37 Sk=37 A=3 G=3 D=40 Dv=24 first=1 | " HEADS " scale=0.16 window=9 dropout_p=0.7 "      \
-            "seed=1234 stream=0 draw=0 first_row=0 all_rows=1 first_head=0 all_heads=3 all_keys=37"          \
+            "seed=1234 stream=0 draw=0 first_row=0 all_rows=1 first_head=0 all_heads=3 all_keys=37",         \
+            "B=1 Sq=9 Sk=9 A=2 G=1 D=64 Dv=64 first=0 | " HEADS " scale=0.11 window=0 dropout_p=0.5 "        \
+            "seed=7 stream=8 draw=3 first_row=0 all_rows=1 first_head=0 all_heads=2 all_keys=9",             \
+            "B=1 Sq=9 Sk=9 A=2 G=1 D=128 Dv=128 first=0 | " HEADS " scale=0.09 window=0 dropout_p=0.2 "      \
+            "seed=8 stream=12 draw=4 first_row=2 all_rows=3 first_head=2 all_heads=4 all_keys=18",           \
+            "B=1 Sq=9 Sk=9 A=1 G=1 D=160 Dv=192 first=0 | " HEADS " scale=0.08 window=0 dropout_p=0.4 "      \
+            "seed=9 stream=16 draw=5 first_row=0 all_rows=1 first_head=0 all_heads=1 all_keys=9"             \
     }
 #define ATTENTION_SLOTS                                                                                      \
     {.name = "q", .scale = 2}, {.name = "k", .scale = 2}, {.name = "v"},                                     \
@@ -266,6 +272,9 @@ const parity_ask_row parity_ask_table[] = {
     {"count_zeros", .sizes = {"n=1", "n=0", "n=5000"}},
     {"router_fwd",
      {{.name = "logits", .scale = 3}, {.name = "expert_bias", .when = "bias", .scale = 0.1}},
+     ROUTER_SIZES}, /* logits as activations; then F32 */
+    {"router_fwd",
+     {{SLOT("logits", F32), .scale = 3}, {.name = "expert_bias", .when = "bias", .scale = 0.1}},
      ROUTER_SIZES},
     {"router_bwd",
      {{.name = "logits", .scale = 3},
@@ -275,6 +284,7 @@ const parity_ask_row parity_ask_table[] = {
       {.name = "dprobs"}},
      ROUTER_SIZES},
     {"router_aux_fwd", {{.name = "logits", .scale = 3}}, AUX_SIZES},
+    {"router_aux_fwd", {{SLOT("logits", F32), .scale = 3}}, AUX_SIZES},
     {"router_aux_loss",
      {{SLOT("logits", F32), .shape = "T,E", .scale = 3, .hidden = true},
       {SLOT("score_sums", FROM), .of = "router_aux_fwd.score_sums", .shape = "E"},
@@ -283,6 +293,11 @@ const parity_ask_row parity_ask_table[] = {
      AUX_LOSS_SIZES},
     {"router_aux_bwd",
      {{.name = "logits", .scale = 3},
+      {SLOT("tokens_per_expert", FROM), .of = "router_aux_fwd.tokens_per_expert", .shape = "E"},
+      {.name = "dlogits_in", .scale = 0.01}},
+     AUX_LOSS_SIZES},
+    {"router_aux_bwd",
+     {{SLOT("logits", F32), .scale = 3},
       {SLOT("tokens_per_expert", FROM), .of = "router_aux_fwd.tokens_per_expert", .shape = "E"},
       {.name = "dlogits_in", .scale = 0.01}},
      AUX_LOSS_SIZES},

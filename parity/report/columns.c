@@ -21,6 +21,12 @@ void parity_put_escaped(FILE *f, const char *s)
     }
 }
 
+void parity_task_label(const char *case_name, const char *precision, const char *layout, const char *variants,
+                       char out[PARITY_TASK_LABEL])
+{
+    snprintf(out, PARITY_TASK_LABEL, "%s %s %s %s", case_name, precision, layout, variants);
+}
+
 bool parity_column_holds(const parity_column *c, const parity_result *r)
 {
     return strcmp(c->case_name, r->case_name) == 0 && strcmp(c->precision, r->precision) == 0 &&
@@ -75,6 +81,7 @@ assay_status parity_report_columns(const parity_report *r, parity_column **out, 
             grown[k].variants = x->variants;
             grown[k].engine = x->engine;
             grown[k].tier = x->tier;
+            grown[k].first = i;
         }
         count(&(*out)[k], x);
     }

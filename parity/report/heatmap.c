@@ -62,7 +62,7 @@ static void put_head(FILE *f, const parity_column *columns, int64_t n, int64_t f
     fputc(' ', f);
     parity_put_escaped(f, head->precision);
     fputs(": worst error by operation, as a share of its bound, beyond the rounding of the output</h2><div "
-          "class=wrap><table><thead><tr><th "
+          "class=wrap><table class=\"h two\"><thead><tr><th "
           "class=l>instance</th>"
           "<th class=l>operation</th>",
           f);
@@ -89,11 +89,10 @@ static void put_table(FILE *f, const heatmap *h, const parity_column *columns, i
         row_key(key, x);
         if (parity_map_get(h->rows, key) != i)
             continue;
-        fputs("<tr><td class=l>", f);
+        fputs("<tr><td>", f);
         parity_put_escaped(f, x->instance);
-        fputs("</td><td class=l>", f);
+        fputs("<td>", f);
         parity_put_escaped(f, x->op);
-        fputs("</td>", f);
         for (int64_t k = first; k < n; k++) {
             if (!same_table(&columns[k], head->case_name, head->precision))
                 continue;
@@ -101,7 +100,7 @@ static void put_table(FILE *f, const heatmap *h, const parity_column *columns, i
             const int64_t at = parity_map_get(h->cells, key);
             parity_put_ratio_cell(f, at >= 0 ? h->worst[at] : 0.0, at >= 0);
         }
-        fputs("</tr>", f);
+        fputc('\n', f);
     }
     fputs("</tbody></table></div>", f);
 }

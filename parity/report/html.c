@@ -25,24 +25,31 @@ static const char STYLE[] =
     ".card{border:1px solid #e0b4b1;border-left:4px solid #b3261e;border-radius:4px;padding:.6rem "
     ".9rem;margin:.7rem 0}"
     ".card.s{border-color:#dccf9f;border-left-color:#a07a00}.dim{color:#687787}.wrap{overflow-x:auto}"
+    ".h td:empty::after{content:'\\b7';color:#687787}.h td.x{background:#b3261e;color:#fff}"
+    ".h td:first-child,.h.two td:nth-child(2){text-align:left}"
+    ".a{background:rgba(40,110,190,.05)}.b{background:rgba(40,110,190,.1)}.c{background:rgba(40,110,190,.15)}"
+    ".d{background:rgba(40,110,190,.2)}.e{background:rgba(40,110,190,.25)}.f{background:rgba(40,110,190,.3)}"
+    ".g{background:rgba(40,110,190,.35)}td.h{background:rgba(40,110,190,.4)}.i{background:rgba(40,110,190,."
+    "45)}"
+    ".j{background:rgba(40,110,190,.5)}"
     "dl{display:grid;grid-template-columns:max-content 1fr;gap:.15rem "
     "1rem;font-size:13.5px}dt{color:#687787}dd{margin:0}"
     "@media(prefers-color-scheme:dark){body{background:#12171d;color:#d8e0e8}thead "
     "th{background:#12171d}th,td{border-color:#29323c}"
     "code,pre{background:#1c242d}.ok{color:#5fd39b}.bad{color:#ff8a80}.skip{color:#e0c060}}";
 
-/* Background of a ratio: white at 0, blue towards 1, red above (and for NaN). */
+/* Background of a ratio: white at 0, blue towards 1 in ten steps, red above (and for NaN).  Tens of thousands of these make the
+ * page: a class of one letter instead of a style, and no end tags (HTML needs none). */
 void parity_put_ratio_cell(FILE *f, double ratio, bool have)
 {
-    if (!have) {
-        fputs("<td class=dim>&middot;</td>", f);
-        return;
-    }
-    if (!(ratio <= 1)) {
-        fprintf(f, "<td style=\"background:#b3261e;color:#fff\">%.3g</td>", ratio);
-        return;
-    }
-    fprintf(f, "<td style=\"background:rgba(40,110,190,%.2f)\">%.3f</td>", 0.05 + 0.5 * ratio, ratio);
+    if (!have)
+        fputs("<td>", f); /* the style sheet draws the dot */
+    else if (!(ratio <= 1))
+        fprintf(f, "<td class=x>%.3g", ratio);
+    else if (ratio == 0.0)
+        fputs("<td>0", f);
+    else
+        fprintf(f, "<td class=%c>%.3f", 'a' + (ratio < 1 ? (int)(ratio * 10) : 9), ratio);
 }
 
 static void put_matrix(FILE *f, const parity_column *columns, int64_t n)

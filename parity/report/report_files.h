@@ -19,6 +19,7 @@ typedef struct parity_column {
     int64_t passed[PARITY_CHECK_COUNT], failed[PARITY_CHECK_COUNT], skipped[PARITY_CHECK_COUNT];
     double worst[PARITY_CHECK_COUNT]; /* largest share */
     int64_t ambiguous;
+    int64_t first; /* result */
 } parity_column;
 /* Whether a result belongs to a column. */
 bool parity_column_holds(const parity_column *c, const parity_result *r);
@@ -28,6 +29,29 @@ assay_status parity_report_columns(const parity_report *r, parity_column **out, 
 /* Number of the column of each result; freed by the caller. */
 assay_status parity_report_column_numbers(const parity_report *r, const parity_column *columns, int64_t n,
                                           int64_t **out);
+
+/* groups.c: the claims of one check about one operation in one column; groups stand by column, in a column in order of
+ * execution. */
+enum { PARITY_GROUP_SHOWN = 3 };
+typedef struct parity_group {
+    int64_t column, number;
+    parity_check check;
+    const char *op;
+    int64_t passed, failed, skipped;
+    int64_t first_failed[PARITY_GROUP_SHOWN], first_skipped; /* results */
+} parity_group;
+typedef struct parity_groups {
+    int64_t n, capacity;
+    parity_group *of;
+} parity_groups;
+/* column_of: of parity_report_column_numbers. */
+assay_status parity_groups_make(parity_groups *g, const parity_report *r, const int64_t *column_of);
+void parity_groups_free(parity_groups *g);
+
+/* Name of a task in the member "times" of facts.json: "llama bf16 tp2,sp k0". */
+enum { PARITY_TASK_LABEL = ASSAY_LAYOUT_TEXT + 256 };
+void parity_task_label(const char *case_name, const char *precision, const char *layout, const char *variants,
+                       char out[PARITY_TASK_LABEL]);
 
 /* "decoder.layers.1.mlp.linear_fc1 linear_bwd_weight dweight[3,5], step 1, microbatch 0, rank 2" */
 void parity_result_place(const parity_result *r, char *out, size_t capacity);

@@ -4,6 +4,7 @@
 #include "parity/run/cases.h"
 #include "parity/run/engine.h"
 #include "parity/run/report_folder.h"
+#include "parity/run/report_write.h"
 #include "parity/run/run.h"
 #include <math.h>
 #include <stdlib.h>
@@ -18,7 +19,7 @@ typedef struct command_options {
     double tolerance;
     parity_noise_mode noise;
     bool json, suggest;
-    char out[ASSAY_PATH], model[ASSAY_PATH], map[ASSAY_PATH];
+    char out[ASSAY_PATH], model[ASSAY_PATH], map[ASSAY_PATH], summary[ASSAY_PATH];
 } command_options;
 
 const char *parity_version(void)
@@ -55,7 +56,10 @@ static assay_status on_option(void *user, const char *name, const char *text)
     } else if (strcmp(name, "suggest") == 0) {
         o->suggest = true;
     } else {
-        char *out = strcmp(name, "model") == 0 ? o->model : strcmp(name, "map") == 0 ? o->map : o->out;
+        char *out = strcmp(name, "model") == 0     ? o->model
+                    : strcmp(name, "map") == 0     ? o->map
+                    : strcmp(name, "summary") == 0 ? o->summary
+                                                   : o->out;
         ASSAY_CHECK(strlen(text) < ASSAY_PATH, ASSAY_LIMIT, "--%s: too long", name);
         snprintf(out, ASSAY_PATH, "%s", text);
     }
@@ -240,6 +244,27 @@ static assay_status add_shard(parity_report *report, const char *path, parity_or
     return ASSAY_OK;
 }
 
+/* What the part told about itself stands beside its results; a part that was copied without it is named in the report. */
+static assay_status add_facts(json_t *facts, const char *path)
+{
+    char beside[ASSAY_PATH + 32];
+    struct stat sb;
+    json_t *part = NULL;
+    const bool folder = stat(path, &sb) == 0 && S_ISDIR(sb.st_mode);
+    const char *slash = strrchr(path, '/');
+    if (folder)
+        snprintf(beside, sizeof beside, "%.1000s/facts.json", path);
+    else
+        snprintf(beside, sizeof beside, "%.*sfacts.json", slash != NULL ? (int)(slash + 1 - path) : 0, path);
+    if (access(beside, F_OK) != 0)
+        part = json_pack("{s:s}", "parts without facts.json", path);
+    else
+        ASSAY_TRY(assay_json_load(&part, beside));
+    const assay_status st = parity_report_join_facts(facts, part);
+    json_decref(part);
+    return st;
+}
+
 static assay_status check_complete(const parity_origin *run, const char *const *part)
 {
     char missing[200] = "";
@@ -259,19 +284,20 @@ static assay_status merge(const command_options *o, int *code)
     int64_t passed, failed, skipped;
     int lock = -1;
     assay_status st = ASSAY_OK;
-    ASSAY_TRY(parity_report_create(&report));
-    for (int i = 1; i < o->n_paths; i++)
+    json_t *facts = json_object();
+    ASSAY_TRY_GOTO(parity_report_create(&report), st, done);
+    ASSAY_CHECK_GOTO(facts != NULL, ASSAY_OUT_OF_MEMORY, st, done, "report");
+    ASSAY_TRY_GOTO(parity_report_claim_stdout(o->summary), st, done);
+    for (int i = 1; i < o->n_paths; i++) {
         ASSAY_TRY_GOTO(add_shard(report, o->paths[i], &run, part), st, done);
+        ASSAY_TRY_GOTO(add_facts(facts, o->paths[i]), st, done);
+    }
     ASSAY_TRY_GOTO(check_complete(&run, part), st, done);
     run.shard = run.shards = 1;
     parity_report_set_origin(report, &run);
     ASSAY_TRY_GOTO(parity_report_folder_open(o->out, &lock), st, done);
-    snprintf(path, sizeof path, "%s/results.jsonl", o->out);
-    ASSAY_TRY_GOTO(parity_report_jsonl(report, path), st, done);
-    snprintf(path, sizeof path, "%s/junit.xml", o->out);
-    ASSAY_TRY_GOTO(parity_report_junit(report, path), st, done);
-    snprintf(path, sizeof path, "%s/index.html", o->out);
-    ASSAY_TRY_GOTO(parity_report_html(report, path, "assay run (merged shards)", NULL), st, done);
+    ASSAY_TRY_GOTO(parity_report_write(report, o->out, "assay run (merged shards)", facts, o->summary), st,
+                   done);
     snprintf(path, sizeof path, "%s/results.jsonl", o->out);
     parity_report_table(report, stdout, path);
     parity_report_totals(report, &passed, &failed, &skipped);
@@ -281,6 +307,7 @@ static assay_status merge(const command_options *o, int *code)
 done:
     if (lock >= 0)
         close(lock);
+    json_decref(facts);
     parity_report_destroy(report);
     return st;
 }
@@ -288,7 +315,12 @@ done:
 int parity_main_report(int argc, char **argv)
 {
     static const assay_extra_option extra[] = {
-        {"report", "DIR", "where the joined report goes (default report)"}, {NULL, NULL, NULL}};
+        {"report", "DIR", "where the joined report goes (default report)"},
+        {"summary", "FILE|-",
+         "also write a short page in Markdown, for the pages of CI; -: to standard output, and all else to "
+         "standard "
+         "error"},
+        {NULL, NULL, NULL}};
     command_options o = {.tolerance = -1};
     int code = 2;
     if (assay_options_parse(argc, argv,

@@ -5,6 +5,7 @@
 #include "core/base/log.h"
 #include "parity/report/report_files.h"
 #include "parity/run/report_folder.h"
+#include "parity/run/report_write.h"
 #include <cblas.h>
 #include <errno.h>
 #include <omp.h>
@@ -50,10 +51,10 @@ static void part_path(const parity_run_state *s, int task, const char *extension
     snprintf(out, ASSAY_PATH + 64, "%s/work/part-%04d.%s", s->o.report_dir, task, extension);
 }
 
-static const char *task_label(const parity_task *t, char *out, size_t capacity)
+static const char *task_label(const parity_task *t, char out[PARITY_TASK_LABEL])
 {
-    snprintf(out, capacity, "%s %s %s %s", t->c != NULL ? t->c->name : "operations",
-             assay_precision_name(t->precision), t->layout, t->variant);
+    parity_task_label(t->c != NULL ? t->c->name : "operations", assay_precision_name(t->precision), t->layout,
+                      t->variant, out);
     return out;
 }
 
@@ -117,7 +118,7 @@ enum { NOT_RUN = -1 }; /* in place of a wait status */
 /* Takes over the part of a finished child; a child that died leaves a skipped result. */
 static assay_status collect(parity_run_state *s, int index, int status)
 {
-    char path[ASSAY_PATH + 64], label[ASSAY_LAYOUT_TEXT + PARITY_VARIANT_TEXT + 96];
+    char path[ASSAY_PATH + 64], label[PARITY_TASK_LABEL];
     json_t *facts = NULL;
     const parity_task *t = &s->tasks[index];
     part_path(s, index, "results", path);
@@ -130,7 +131,7 @@ static assay_status collect(parity_run_state *s, int index, int status)
     if (loaded && !empty) {
         part_path(s, index, "facts.json", path);
         if (assay_json_load(&facts, path) == ASSAY_OK)
-            json_object_set_new(s->facts, task_label(t, label, sizeof label), facts);
+            json_object_set_new(s->facts, task_label(t, label), facts);
         return ASSAY_OK;
     }
     parity_result r;
@@ -178,7 +179,7 @@ static assay_status wait_one(parity_run_state *s, int *finished)
 static assay_status run_tasks(parity_run_state *s, assay_progress *progress)
 {
     int next = 0, active = 0, finished = 0;
-    char label[ASSAY_LAYOUT_TEXT + PARITY_VARIANT_TEXT + 96];
+    char label[PARITY_TASK_LABEL];
     for (int k = 0; k < PARITY_MAX_JOBS; k++)
         s->running[k] = -1;
     for (int i = 0; i < s->n_tasks; i++)
@@ -188,8 +189,7 @@ static assay_status run_tasks(parity_run_state *s, assay_progress *progress)
             if (s->running[k] < 0) {
                 ASSAY_TRY(start_task(s, k, s->order[next]));
                 if (progress != NULL)
-                    assay_progress_update(progress, finished,
-                                          task_label(&s->tasks[s->order[next]], label, sizeof label));
+                    assay_progress_update(progress, finished, task_label(&s->tasks[s->order[next]], label));
                 next++;
             }
         active = finished;
@@ -236,24 +236,15 @@ static void drawn_weights(const parity_run_state *s, char *out, size_t capacity)
 
 static assay_status write_reports(parity_run_state *s, double wall_s)
 {
-    char path[ASSAY_PATH + 32];
     char drawn[PARITY_MAX_CASES * 96];
     drawn_weights(s, drawn, sizeof drawn);
     json_t *head = json_pack("{s:s,s:s,s:s,s:i,s:f,s:s}", "engine", s->engine.name, "program",
                              s->engine.program, "why", s->engine.reason, "tasks", s->n_tasks, "wall time, s",
                              wall_s, "weights drawn from a seed", drawn);
-    assay_status st = ASSAY_OK;
     ASSAY_CHECK(head != NULL, ASSAY_OUT_OF_MEMORY, "report");
-    snprintf(path, sizeof path, "%s/results.jsonl", s->o.report_dir);
-    ASSAY_TRY_GOTO(parity_report_jsonl(s->report, path), st, done);
-    snprintf(path, sizeof path, "%s/junit.xml", s->o.report_dir);
-    ASSAY_TRY_GOTO(parity_report_junit(s->report, path), st, done);
-    snprintf(path, sizeof path, "%s/index.html", s->o.report_dir);
-    ASSAY_TRY_GOTO(parity_report_html(s->report, path, "assay run", head), st, done);
+    parity_report_facts(head, s->argc, s->argv);
     json_object_set(head, "times", s->facts);
-    snprintf(path, sizeof path, "%s/facts.json", s->o.report_dir);
-    ASSAY_TRY_GOTO(assay_json_save(head, path), st, done);
-done:
+    const assay_status st = parity_report_write(s->report, s->o.report_dir, "assay run", head, s->o.summary);
     json_decref(head);
     return st;
 }
@@ -262,6 +253,7 @@ static assay_status run(parity_run_state *s, const assay_train_options *given)
 {
     assay_progress *progress = NULL;
     const double t0 = assay_monotonic_s();
+    ASSAY_TRY(parity_report_claim_stdout(s->o.summary));
     ASSAY_TRY(parity_engine_find(s->o.engine, s->o.engine_program, &s->engine));
     printf("assay run: engine %s (%s)\n", s->engine.name, s->engine.reason);
     fflush(stdout);
@@ -327,6 +319,8 @@ int parity_main_run(int argc, char **argv)
         return 2;
     }
     s->lock = -1;
+    s->argc = argc;
+    s->argv = argv;
     snprintf(s->o.engine, sizeof s->o.engine, "auto");
     snprintf(s->o.report_dir, sizeof s->o.report_dir, "report");
     snprintf(s->o.matrix, sizeof s->o.matrix, "pairwise");

@@ -10,6 +10,7 @@ typedef struct parity_run_options {
     char engine[8]; /* auto, gpu, sim */
     char engine_program[ASSAY_PATH];
     char report_dir[ASSAY_PATH];
+    char summary[ASSAY_PATH];  /* Markdown; "-": standard output, "": none */
     int jobs;                  /* tasks side by side */
     int shard, shards;         /* i of n, from 1 */
     double timeout_s;          /* of one engine run */
@@ -56,6 +57,8 @@ typedef struct parity_run_state {
     parity_run_options o;
     parity_engine engine;
     parity_origin origin;
+    int argc; /* the command, for the report */
+    char **argv;
     int lock; /* of the report folder; -1: not ours yet */
     parity_case *cases;
     int n_cases;

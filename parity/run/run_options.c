@@ -9,6 +9,9 @@ const assay_extra_option parity_run_option_list[] = {
     {"engine", "auto|gpu|sim", "which engine (auto: the GPU where one answers, else the simulator)"},
     {"engine_program", "PATH", "use this engine program"},
     {"report", "DIR", "where results.jsonl, junit.xml, index.html and scratch files go (default report)"},
+    {"summary", "FILE|-",
+     "also write a short page in Markdown, for the pages of CI; -: to standard output, and all else to "
+     "standard error"},
     {"case", "NAME", "only this case; may be repeated"},
     {"layout", "LAYOUT", "this layout instead of the case's list; may be repeated"},
     {"precision", "fp32|bf16", "only this precision"},
@@ -76,6 +79,8 @@ assay_status parity_run_option(void *user, const char *name, const char *text)
         return assay_option_text(name, text, o->engine_program, sizeof o->engine_program);
     if (strcmp(name, "report") == 0)
         return assay_option_text(name, text, o->report_dir, sizeof o->report_dir);
+    if (strcmp(name, "summary") == 0)
+        return assay_option_text(name, text, o->summary, sizeof o->summary);
     if (strcmp(name, "check") == 0)
         return parse_check(o, text);
     if (strcmp(name, "precision") == 0) {

@@ -2,7 +2,6 @@
 #include "core/base/file.h"
 #include "core/base/log.h"
 #include "core/files/dataset.h"
-#include "parity/judge/judge.h"
 #include "parity/run/run.h"
 #include <math.h>
 #include <stdlib.h>
@@ -16,7 +15,22 @@ typedef struct task_state {
     json_t *facts;
     assay_train_options train; /* base options of every engine run of the task */
     double engine_s;
+    double since; /* when the check at hand began */
 } task_state;
+
+/* What passed since the last call is time of this check: its engine runs and its judging. */
+static void lap(task_state *s, parity_check check)
+{
+    const char *name = parity_check_name(check);
+    json_t *all = json_object_get(s->facts, "check_s");
+    const double now = assay_monotonic_s(), before = json_number_value(json_object_get(all, name));
+    if (all == NULL) {
+        all = json_object();
+        json_object_set_new(s->facts, "check_s", all);
+    }
+    json_object_set_new(all, name, json_real(before + now - s->since));
+    s->since = now;
+}
 
 static assay_status task_path(const parity_task *t, const char *name, char out[ASSAY_PATH])
 {
@@ -148,33 +162,6 @@ static assay_status judge_weights(task_state *s, const assay_model_spec *spec)
     return st;
 }
 
-/* What something else put in place of results says nothing of the engine: such a run is certified by no check. */
-static assay_status judge_substituted(task_state *s, const assay_trace *trace)
-{
-    parity_result r;
-    int64_t outputs = 0, operations = 0;
-    parity_result_init(&r);
-    r.check = PARITY_CHECK_PLAN;
-    for (int rank = 0; rank < assay_trace_world(trace); rank++)
-        for (int64_t i = 0; i < assay_trace_n_ops(trace, rank); i++) {
-            const assay_trace_op *op = assay_trace_op_at(trace, rank, i);
-            const int64_t before = outputs;
-            for (int k = 0; k < op->n_outputs; k++)
-                outputs += op->substituted[k];
-            if (outputs > 0 && operations == 0)
-                parity_result_from_op(&r, op);
-            operations += outputs > before;
-        }
-    if (outputs == 0)
-        return ASSAY_OK;
-    parity_result_skip(
-        &r,
-        "%lld outputs of %lld operations are not the engine's own (--substitute %.200s), the first "
-        "of %s %.100s: this run is not certified",
-        (long long)outputs, (long long)operations, s->train.substitute, r.op, r.instance);
-    return parity_report_add(s->report, &r);
-}
-
 static assay_status load_weights_and_judge(task_state *s, const assay_trace *trace,
                                            const assay_model_spec *spec, const assay_batches *batches)
 {
@@ -223,25 +210,34 @@ static assay_status judge_trace(task_state *s, const char *dir, const char *save
     ASSAY_TRY_GOTO(assay_batches_open(&batches, s->train.batch, config->vocab_size), st, done);
     ASSAY_TRY_GOTO(assay_trace_open(&trace, dir, true), st, done);
     ASSAY_TRY_GOTO(judge_weights(s, spec), st, done);
-    ASSAY_TRY_GOTO(judge_substituted(s, trace), st, done);
+    ASSAY_TRY_GOTO(parity_check_substituted(trace, s->report), st, done);
+    s->since = assay_monotonic_s();
     /* What was not done as planned explains every number that follows. */
     if (wants(s, PARITY_CHECK_PLAN) &&
         parity_check_plan(trace, spec, &grid, &s->train, &batches, s->report) != ASSAY_OK)
         ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_PLAN), st, done);
+    lap(s, PARITY_CHECK_PLAN);
     if (wants(s, PARITY_CHECK_ASSEMBLE) && parity_check_assemble(trace, s->report) != ASSAY_OK)
         ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_ASSEMBLE), st, done);
+    lap(s, PARITY_CHECK_ASSEMBLE);
     if (wants(s, PARITY_CHECK_FLOW) && parity_check_flow(trace, spec, s->report) != ASSAY_OK)
         ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_FLOW), st, done);
+    lap(s, PARITY_CHECK_FLOW);
     if (wants(s, PARITY_CHECK_BITWISE) && parity_check_recompute(trace, s->report) != ASSAY_OK)
         ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_BITWISE), st, done);
+    lap(s, PARITY_CHECK_BITWISE);
     if (wants(s, PARITY_CHECK_LOCAL) && parity_check_local(trace, s->report) != ASSAY_OK)
         ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_LOCAL), st, done);
+    lap(s, PARITY_CHECK_LOCAL);
     if (config->num_moe_experts > 0 && wants(s, PARITY_CHECK_ROUTING) &&
         parity_check_routing(trace, s->report) != ASSAY_OK)
         ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_ROUTING), st, done);
+    lap(s, PARITY_CHECK_ROUTING);
     ASSAY_TRY_GOTO(judge_saved(s, trace, spec, &batches, save, out), st, done);
+    lap(s, PARITY_CHECK_CHECKPOINT);
     if (wants(s, PARITY_CHECK_WHOLE) && load_weights_and_judge(s, trace, spec, &batches) != ASSAY_OK)
         ASSAY_TRY_GOTO(add_skip(s, PARITY_CHECK_WHOLE), st, done);
+    lap(s, PARITY_CHECK_WHOLE);
 done:
     assay_trace_close(trace);
     assay_batches_close(&batches);
@@ -362,13 +358,17 @@ static assay_status run_training(task_state *s)
     snprintf(o.trace, sizeof o.trace, "%s", trace);
     ASSAY_TRY(engine_step(s, "train", &o));
     json_object_set_new(s->facts, "train_s", json_real(s->engine_s));
+    json_object_set_new(s->facts, "seed", json_integer(s->train.draw_weights));
+    s->since = assay_monotonic_s();
     if (wants(s, PARITY_CHECK_BITWISE) &&
         (check_repeat(s, o.out) != ASSAY_OK || check_overlap(s, o.out) != ASSAY_OK ||
          check_recompute(s, o.out) != ASSAY_OK))
         ASSAY_TRY(add_skip(s, PARITY_CHECK_BITWISE));
+    lap(s, PARITY_CHECK_BITWISE);
     if ((wants(s, PARITY_CHECK_BITWISE) || wants(s, PARITY_CHECK_CHECKPOINT)) && s->t->c->steps > 1 &&
         check_restart(s, o.save, &running) != ASSAY_OK)
         ASSAY_TRY(add_skip(s, running));
+    lap(s, running);
     json_object_set_new(s->facts, "engine_s", json_real(s->engine_s));
     const double t1 = assay_monotonic_s();
     ASSAY_TRY(judge_trace(s, trace, o.save, o.out));
@@ -399,6 +399,7 @@ static assay_status run_exact(task_state *s)
     char request[ASSAY_PATH], answer[ASSAY_PATH], log[ASSAY_PATH];
     char request_option[ASSAY_PATH + 16], out_option[ASSAY_PATH + 16];
     int world = 1;
+    const double t0 = s->since = assay_monotonic_s();
     ASSAY_TRY(task_path(s->t, "request", request));
     ASSAY_TRY(task_path(s->t, "answer", answer));
     ASSAY_TRY(task_path(s->t, "ops.log", log));
@@ -408,7 +409,11 @@ static assay_status run_exact(task_state *s)
     snprintf(out_option, sizeof out_option, "--out=%s", answer);
     const char *extra[] = {request_option, out_option, NULL};
     ASSAY_TRY(parity_engine_run(s->e, "ops", &s->train, extra, log, true, s->o->timeout_s, &s->engine_s));
-    return judge_operations(s, request, answer);
+    ASSAY_TRY(judge_operations(s, request, answer));
+    lap(s, PARITY_CHECK_EXACT);
+    json_object_set_new(s->facts, "engine_s", json_real(s->engine_s));
+    json_object_set_new(s->facts, "task_s", json_real(assay_monotonic_s() - t0));
+    return ASSAY_OK;
 }
 
 assay_status parity_run_task(const parity_run_options *o, const parity_engine *e, const parity_task *t,

@@ -21,7 +21,7 @@ typedef struct parity_copier {
 bool parity_copier_is(const parity_copier *c, const char *kind);
 /* The fault in what a record holds: `data` is a copy of t's. */
 assay_status parity_copier_change(parity_copier *c, const assay_trace_tensor *t, char *data);
-/* An F32 tensor as if it had been stored in BF16: `data` is a copy of t's. */
-assay_status parity_copier_store_as_bf16(assay_trace_tensor *t, char *data);
+/* A tensor as if it had been stored in the other of F32 and BF16: `data` is a copy of t's, with room for F32. */
+assay_status parity_copier_store_as(assay_dtype dtype, assay_trace_tensor *t, char *data);
 
 #endif

@@ -8,7 +8,7 @@ static const char *const kinds[] = {
     "element",        "value",      "swap_rows", "nan",     "poison",     "sign",    "double",    "recompute",
     "substituted",    "expert",     "missing",   "overlap", "arithmetic", "drop_op", "repeat_op", "late_op",
     "shift",          "other_rank", "unreduced", "attr",    "group",      "rewire",  "header",    "row_shift",
-    "row_other_rank", "row_local",  "as_bf16"};
+    "row_other_rank", "row_local",  "as_bf16",   "as_f32"};
 
 bool parity_mutation_is_known(const char *kind)
 {
@@ -86,7 +86,7 @@ static assay_status copy_tensor(parity_copier *c, int64_t index)
         return ASSAY_OK;
     }
     ASSAY_CHECK(old->data || old->bytes == 0, ASSAY_UNSUPPORTED, "a hash-only trace cannot be changed");
-    char *data = malloc(old->bytes + 1);
+    char *data = malloc(2 * old->bytes + 1);
     ASSAY_CHECK(data, ASSAY_OUT_OF_MEMORY, "%s", old->name);
     if (old->bytes > 0)
         memcpy(data, old->data, old->bytes);
@@ -96,8 +96,10 @@ static assay_status copy_tensor(parity_copier *c, int64_t index)
         t.kind = ASSAY_PIECE_LOCAL;
         t.rows_id = -1;
         c->planted = true;
-    } else if (old == c->target_tensor && parity_copier_is(c, "as_bf16")) {
-        ASSAY_TRY_GOTO(parity_copier_store_as_bf16(&t, data), st, done);
+    } else if (old == c->target_tensor && (parity_copier_is(c, "as_bf16") || parity_copier_is(c, "as_f32"))) {
+        ASSAY_TRY_GOTO(
+            parity_copier_store_as(parity_copier_is(c, "as_f32") ? ASSAY_F32 : ASSAY_BF16, &t, data), st,
+            done);
         c->planted = true;
     } else if (old == c->target_tensor) {
         st = parity_copier_is(c, "overlap") ? move_piece(c, &t) : parity_copier_change(c, old, data);

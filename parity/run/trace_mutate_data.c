@@ -150,14 +150,12 @@ assay_status parity_copier_change(parity_copier *c, const assay_trace_tensor *t,
     return put(data, at, t->dtype, x);
 }
 
-assay_status parity_copier_store_as_bf16(assay_trace_tensor *t, char *data)
+assay_status parity_copier_store_as(assay_dtype dtype, assay_trace_tensor *t, char *data)
 {
-    ASSAY_CHECK(t->dtype == ASSAY_F32, ASSAY_NOT_FOUND, "%s: not F32", t->name);
-    for (int64_t i = 0; i < assay_shard_count(&t->shard); i++) {
-        float wide;
-        memcpy(&wide, data + 4 * i, sizeof wide);
-        ASSAY_TRY(put(data, i, ASSAY_BF16, (double)wide));
-    }
-    t->dtype = ASSAY_BF16;
+    const assay_dtype old = dtype == ASSAY_F32 ? ASSAY_BF16 : ASSAY_F32;
+    ASSAY_CHECK(t->dtype == old, ASSAY_NOT_FOUND, "%s: not %s", t->name, assay_dtype_name(old));
+    for (int64_t i = 0; i < assay_shard_count(&t->shard); i++)
+        ASSAY_TRY(put(data, i, dtype, parity_decode(t->data, i, old)));
+    t->dtype = dtype;
     return ASSAY_OK;
 }

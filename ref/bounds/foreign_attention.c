@@ -83,12 +83,12 @@ static void head_pairs(job *j, int64_t b, int64_t a)
 {
     const ref_attention_desc *d = j->desc;
     const ref_num *n = &j->d->num;
+    const int64_t keys = d->seq_k;
     for (int64_t i = 0; i < d->seq_q; i++) {
         const int64_t at = query_at(j, i, b, a);
-        ref_iv *s = j->s + i * d->seq_k, *p = j->p + i * d->seq_k, *dp = j->dp + i * d->seq_k,
-               *ds = j->ds + i * d->seq_k;
-        bool *seen = j->seen + i * d->seq_k;
-        for (int64_t c = 0; c < d->seq_k; c++) {
+        ref_iv *s = j->s + i * keys, *p = j->p + i * keys, *dp = j->dp + i * keys, *ds = j->ds + i * keys;
+        bool *seen = j->seen + i * keys;
+        for (int64_t c = 0; c < keys; c++) {
             const int64_t key = key_at(j, c, b, a);
             seen[c] = visible(d, i, c, b);
             if (!seen[c])
@@ -102,7 +102,7 @@ static void head_pairs(job *j, int64_t b, int64_t a)
         }
         probabilities(j, s, p, seen);
         const ref_iv delta = row_delta(j, at, p, dp, seen);
-        for (int64_t c = 0; c < d->seq_k; c++) {
+        for (int64_t c = 0; c < keys; c++) {
             if (!seen[c])
                 continue;
             const ref_iv z = iv_mul(n, p[c], iv_sub(n, dp[c], delta));
@@ -169,33 +169,12 @@ static void add_head(job *j, ref_pair out, const ref_iv *t, const double *x, int
         }
 }
 
-static void job_free(job *j)
-{
-    free(j->s);
-    free(j->p);
-    free(j->dp);
-    free(j->ds);
-    free(j->seen);
-    free(j->terms);
-}
-
-static bool job_alloc(job *j)
-{
-    const size_t cells = (size_t)(j->desc->seq_q * j->desc->seq_k + 1);
-    j->s = malloc(cells * sizeof *j->s);
-    j->p = malloc(cells * sizeof *j->p);
-    j->dp = malloc(cells * sizeof *j->dp);
-    j->ds = malloc(cells * sizeof *j->ds);
-    j->seen = malloc(cells * sizeof *j->seen);
-    j->terms = malloc((size_t)(2 * j->pairs + 1) * sizeof *j->terms);
-    return j->s && j->p && j->dp && j->ds && j->seen && j->terms;
-}
-
 assay_status ref_bound_attention_bwd_alone(ref_pair dq, ref_pair dk, ref_pair dv, const double *dout,
                                            const double *q, const double *k, const double *v, const double *o,
                                            const ref_attention_desc *desc, assay_dtype p_dtype, bool products,
                                            const ref_declared *d)
 {
+    assay_status st = ASSAY_OK;
     job j = {.dout = dout, .q = q, .k = k, .v = v, .o = o, .desc = desc, .d = d};
     j.pairs = desc->seq_q > desc->seq_k ? desc->seq_q : desc->seq_k;
     if (assay_dtype_is_float(p_dtype) && p_dtype != ASSAY_F64 &&
@@ -204,11 +183,18 @@ assay_status ref_bound_attention_bwd_alone(ref_pair dq, ref_pair dk, ref_pair dv
         j.eta_p = ldexp(1.0, assay_dtype_emin(p_dtype) - assay_dtype_precision(p_dtype));
     }
     j.u_row = products ? fmax(d->num.u, d->u_store) : 0.0;
-    if (!job_alloc(&j)) {
-        job_free(&j);
-        ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "attention_bwd: %lld x %lld pairs", (long long)desc->seq_q,
-                   (long long)desc->seq_k);
-    }
+    const size_t cells = (size_t)(desc->seq_q * desc->seq_k + 1);
+    ref_iv *pairs = calloc(4 * cells, sizeof *pairs);
+    bool *seen = calloc(cells, sizeof *seen);
+    double *terms = calloc((size_t)(2 * j.pairs + 1), sizeof *terms);
+    ASSAY_CHECK_GOTO(pairs && seen && terms, ASSAY_OUT_OF_MEMORY, st, done,
+                     "attention_bwd: %lld x %lld pairs", (long long)desc->seq_q, (long long)desc->seq_k);
+    j.s = pairs;
+    j.p = pairs + cells;
+    j.dp = pairs + 2 * cells;
+    j.ds = pairs + 3 * cells;
+    j.seen = seen;
+    j.terms = terms;
     for (int64_t b = 0; b < desc->batch; b++)
         for (int64_t a = 0; a < desc->heads; a++) {
             head_pairs(&j, b, a);
@@ -216,6 +202,9 @@ assay_status ref_bound_attention_bwd_alone(ref_pair dq, ref_pair dk, ref_pair dv
             add_head(&j, dk, j.ds, q, desc->head_dim, desc->scale, b, a);
             add_head(&j, dv, j.p, dout, desc->head_dim_v, 1.0, b, a);
         }
-    job_free(&j);
-    return ASSAY_OK;
+done:
+    free(terms);
+    free(seen);
+    free(pairs);
+    return st;
 }

@@ -131,11 +131,12 @@ static void store(const tile *t, const ref_cells *z, const rules *f)
     }
     const double own = (double)f->n * 0x1p-53;
     const double tree = f->o->order == ASSAY_ORDER_TREE ? tree_factor(f) : 0.0;
+    const bool prefixes = wants_of(f) == REF_CHAIN_BOTH; /* else r and first were not written */
     for (int64_t i = 0; i < t->rows; i++)
         for (int64_t c = 0; c < t->width; c++) {
             const int64_t at = i * BLOCK + c;
             const double s = z->s[at], g = z->g[at],
-                         chain = chain_bound(z->r[at], g, z->first[at], f) * f->growth;
+                         chain = prefixes ? chain_bound(z->r[at], g, z->first[at], f) * f->growth : 0.0;
             double bound = tree * g + own * g;
             if (f->o->order == ASSAY_ORDER_SEQUENTIAL)
                 bound = chain;

@@ -92,6 +92,36 @@ Test(config_megatron, words_mean_what_megatron_means)
     free(c);
 }
 
+/* null is Megatron-LM's None and says so; a file that does not speak of it is F32. */
+Test(config_megatron, moe_router_dtype)
+{
+    static const struct {
+        const char *value; /* JSON text */
+        assay_router_dtype dtype;
+    } rows[] = {{NULL, ASSAY_ROUTER_FP32},
+                {"\"fp32\"", ASSAY_ROUTER_FP32},
+                {"\"model\"", ASSAY_ROUTER_MODEL},
+                {"null", ASSAY_ROUTER_MODEL}};
+    assay_model_config *c = malloc(sizeof *c);
+    assay_train_options o;
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        json_t *root = edited("{" MOE "}");
+        if (rows[i].value)
+            json_object_set_new(root, "moe_router_dtype", json_loads(rows[i].value, JSON_DECODE_ANY, NULL));
+        TEST_OK(assay_config_from_json(root, "config.json", c));
+        json_decref(root);
+        assay_train_options_default(&o);
+        TEST_OK(assay_inputs_take_config(&o, c));
+        cr_expect_eq(o.moe_router_dtype, rows[i].dtype, "%s", rows[i].value ? rows[i].value : "absent");
+        TEST_OK(assay_train_option_set(&o, "moe-router-dtype", "fp32"));
+        TEST_OK(assay_inputs_take_config(&o, c));
+        cr_expect_eq(o.moe_router_dtype, ASSAY_ROUTER_FP32, "an option goes before the file");
+    }
+    TEST_OK(assay_train_option_set(&o, "moe-router-dtype", "fp64"));
+    TEST_FAILS(assay_inputs_take_config(&o, c), ASSAY_UNSUPPORTED, "moe_router_dtype: fp64 is not supported");
+    free(c);
+}
+
 Test(config_megatron, an_option_goes_before_the_file)
 {
     assay_model_config *c = malloc(sizeof *c);
@@ -139,7 +169,10 @@ Test(config_megatron, what_is_not_there_is_refused_by_name)
          "multi-head latent attention is not supported yet"},
         {"{\"mtp_num_layers\":1}", ASSAY_UNSUPPORTED, "multi-token prediction is not supported yet"},
         {"{\"moe_router_dtype\":\"fp64\"," MOE "}", ASSAY_UNSUPPORTED,
-         "a router in another dtype than F32 is not supported yet"},
+         "moe_router_dtype: fp64 is not supported yet, expected fp32, or model"},
+        {"{\"moe_router_dtype\":\"bf16\"," MOE "}", ASSAY_FORMAT, "expected fp32, model or null, found bf16"},
+        {"{\"moe_router_dtype\":true," MOE "}", ASSAY_FORMAT,
+         "expected fp32, model or null, found no string"},
         {"{\"moe_expert_capacity_factor\":0," MOE "}", ASSAY_UNSUPPORTED, "experts that take nothing"},
         {"{\"moe_expert_capacity_factor\":\"1\"," MOE "}", ASSAY_FORMAT, "expected a number or null"},
         {"{\"moe_token_drop_policy\":\"prob\"," MOE "}", ASSAY_FORMAT, "expected probs or position"},

@@ -207,8 +207,7 @@ static void router_attrs(op_call *c, const int64_t *d)
 
 static void router_fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
 {
-    (void)act;
-    DRAW(c, "logits", ASSAY_F32, mode, 4.0, 2, d[0], d[1]);
+    DRAW(c, "logits", act, mode, 4.0, 2, d[0], d[1]);
     if (d[5])
         DRAW(c, "expert_bias", ASSAY_F32, mode, 0.5, 1, d[1]);
     router_attrs(c, d);
@@ -224,25 +223,24 @@ static void router_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_
     DRAW(c, "dprobs", ASSAY_F32, mode, 1.0, 2, d[0], d[2]);
     feed(c, "indices", &f, "indices");
     feed(c, "scores", &f, "scores");
-    put_values(c, "logits", ASSAY_F32, f.value[0], d[0], d[1]);
+    put_values(c, "logits", act, f.value[0], d[0], d[1]);
     router_attrs(c, d);
     call_end(&f);
 }
 
 Test(gpu_ops, router_fwd)
 {
-    hold(&(op_law){"router_fwd", "router", 2, true, router_fwd, OP_SIZES(router_sizes)});
+    hold(&(op_law){"router_fwd", "router", 2, false, router_fwd, OP_SIZES(router_sizes)});
 }
 Test(gpu_ops, router_bwd)
 {
-    hold(&(op_law){"router_bwd", "router", 2, true, router_bwd, OP_SIZES(router_sizes)});
+    hold(&(op_law){"router_bwd", "router", 2, false, router_bwd, OP_SIZES(router_sizes)});
 }
 
 /* --- auxiliary losses: the same sizes; tokens of the group are 3 T + 1 --------------------------------------- */
 static void router_aux_fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
 {
-    (void)act;
-    DRAW(c, "logits", ASSAY_F32, mode, 3.0, 2, d[0], d[1]);
+    DRAW(c, "logits", act, mode, 3.0, 2, d[0], d[1]);
     attr_i(c, "topk", d[2]);
     attr_s(c, "score_function", d[3] == SIGMOID ? "sigmoid" : "softmax");
 }
@@ -270,8 +268,7 @@ static void router_aux_loss(op_call *c, assay_dtype act, data_mode mode, const i
 
 static void router_aux_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
 {
-    (void)act;
-    DRAW(c, "logits", ASSAY_F32, mode, 3.0, 2, d[0], d[1]);
+    DRAW(c, "logits", act, mode, 3.0, 2, d[0], d[1]);
     put(c, "tokens_per_expert", ASSAY_I64, 0, (double)(3 * d[0] + 1), 1, d[1]);
     DRAW(c, "dlogits_in", ASSAY_F32, mode, 0.125, 2, d[0], d[1]);
     aux_attrs(c, d);
@@ -308,8 +305,7 @@ static void seq_aux_loss(op_call *c, assay_dtype act, data_mode mode, const int6
 
 static void seq_aux_bwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
 {
-    (void)act;
-    DRAW(c, "logits", ASSAY_F32, mode, 3.0, 2, d[0] * d[2], d[1]);
+    DRAW(c, "logits", act, mode, 3.0, 2, d[0] * d[2], d[1]);
     put(c, "tokens_per_expert", ASSAY_I64, 0, (double)(d[0] + 1), 2, d[2], d[1]);
     DRAW(c, "dlogits_in", ASSAY_F32, mode, 0.125, 2, d[0] * d[2], d[1]);
     seq_attrs(c, d);
@@ -335,7 +331,7 @@ Test(gpu_ops, router_aux_loss_of_sequences)
 }
 Test(gpu_ops, router_aux_bwd_of_sequences)
 {
-    hold(&(op_law){"router_aux_bwd", "router", 2, true, seq_aux_bwd, OP_SIZES(router_sizes)});
+    hold(&(op_law){"router_aux_bwd", "router", 2, false, seq_aux_bwd, OP_SIZES(router_sizes)});
 }
 Test(gpu_ops, running_counts)
 {
@@ -343,7 +339,7 @@ Test(gpu_ops, running_counts)
 }
 Test(gpu_ops, router_aux_fwd)
 {
-    hold(&(op_law){"router_aux_fwd", "router", 2, true, router_aux_fwd, OP_SIZES(router_sizes)});
+    hold(&(op_law){"router_aux_fwd", "router", 2, false, router_aux_fwd, OP_SIZES(router_sizes)});
 }
 Test(gpu_ops, router_aux_loss)
 {
@@ -351,7 +347,7 @@ Test(gpu_ops, router_aux_loss)
 }
 Test(gpu_ops, router_aux_bwd)
 {
-    hold(&(op_law){"router_aux_bwd", "router", 2, true, router_aux_bwd, OP_SIZES(router_sizes)});
+    hold(&(op_law){"router_aux_bwd", "router", 2, false, router_aux_bwd, OP_SIZES(router_sizes)});
 }
 
 /* --- rows of experts: T, E, K, H; experts without a token are common ----------------------------------------- */

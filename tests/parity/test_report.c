@@ -390,21 +390,6 @@ Test(parity_report, a_malformed_line_is_named)
     }
 }
 
-Test(parity_report, junit_counts_and_escapes)
-{
-    parity_report *report = three();
-    char path[256];
-    snprintf(path, sizeof path, "%s/junit.xml", root);
-    cr_assert_eq(parity_report_junit(report, path), ASSAY_OK);
-    char *text = slurp("junit.xml");
-    cr_expect_not_null(strstr(text, "<testsuites name=\"assay\" tests=\"3\" failures=\"1\" skipped=\"1\">"));
-    cr_expect_not_null(strstr(text, "expected &lt;1&gt; &amp; found &quot;2&quot;"));
-    cr_expect_not_null(strstr(text, "decoder.layers.0.mlp.linear_fc1 linear_fwd y[3,5], step 1, rank 2"));
-    cr_expect_null(strstr(text, "found \"2\""));
-    free(text);
-    parity_report_destroy(report);
-}
-
 Test(parity_report, html_is_self_contained_and_shows_the_failure)
 {
     parity_report *report = three();

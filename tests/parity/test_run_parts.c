@@ -30,6 +30,35 @@ Test(run_parts, shards_join_to_the_whole)
     cli_free(&joined);
 }
 
+/* The reports of the joined parts tell what the parts told: seconds of every task, hosts, commands; and a part that came
+ * without. */
+Test(run_parts, what_the_parts_told_is_joined)
+{
+    for (int i = 1; i <= 2; i++) {
+        cli_result r = cli_run("run --engine sim --quiet --report part%d --shard %d/2 case.json", i, i);
+        cli_expect_success(&r, "shard");
+        cli_free(&r);
+    }
+    cli_result joined = cli_run("report merge part1/results.jsonl part2 --report joined --summary joined.md");
+    cli_expect_success(&joined, "merge");
+    expect_reports("joined", totals(&joined));
+    char *junit = cli_read(cli_file("joined/junit.xml")), *page = cli_read(cli_file("joined.md"));
+    cr_expect_eq(cli_count(junit, "<property name=\"seconds\""), cli_count(junit, "<testsuite "));
+    cr_expect_eq(cli_count(page, "--shard 1/2"), 1);
+    cr_expect_eq(cli_count(page, "--shard 2/2"), 1);
+    cr_expect_eq(strncmp(page, "## assay: pass\n", 15), 0, "%s", page);
+    free(page);
+    free(junit);
+    unlink(cli_file("part2/facts.json"));
+    cli_result alone = cli_run("report merge part1 part2 --report joined --summary -");
+    cli_expect_success(&alone, "merge without the facts of part 2");
+    cr_expect_eq(strncmp(alone.out, "## assay: pass\n", 15), 0, "the page alone: %s", alone.out);
+    cr_expect_not_null(strstr(alone.out, "| parts without facts.json | part2 |"), "%s", alone.out);
+    cr_expect_not_null(strstr(alone.err, "0 failed"), "all else: %s", alone.err);
+    cli_free(&joined);
+    cli_free(&alone);
+}
+
 Test(run_parts, a_failure_in_a_shard_is_a_failure_of_the_whole)
 {
     cli_result a = cli_run(

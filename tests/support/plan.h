@@ -114,6 +114,7 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
     o->moe_router_padding_for_quantization = strstr(layout, " fp8") ? ASSAY_PADDING_FP8 : ASSAY_PADDING_NONE;
     o->overlap_grad_reduce = overlap;
     o->moe_input_jitter_eps = strstr(layout, " jitter") ? 0.25 : 0.0;
+    o->moe_router_dtype = strstr(layout, " model_router") ? ASSAY_ROUTER_MODEL : ASSAY_ROUTER_FP32;
     o->log_num_zeros_in_grad = strstr(layout, " zeros") != NULL;
     const char *full = strstr(layout, " full="), *selective = strstr(layout, " selective=");
     if (full || selective)
