@@ -314,8 +314,8 @@ static assay_status replace(values *s, gpu_run *run, gpu_value *v, bool *replace
     assay_status st = ASSAY_OK;
     if (v->t.dtype != ASSAY_F32 && v->t.dtype != ASSAY_BF16 && v->t.dtype != ASSAY_F64)
         return ASSAY_OK; /* choices and counts stay the run's own */
-    double *x = malloc(((size_t)n + 1) * sizeof *x);
-    char *stored = malloc(((size_t)n + 1) * sizeof *x);
+    double *x = calloc((size_t)n + 1, sizeof *x);
+    void *stored = calloc((size_t)n + 1, sizeof(double));
     ASSAY_CHECK_GOTO(x && stored, ASSAY_OUT_OF_MEMORY, st, done, "%s: %lld values", v->name, (long long)n);
     if (!take_piece(s, run, v, x))
         goto done;

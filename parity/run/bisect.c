@@ -118,7 +118,7 @@ static assay_status tell_set(bisect *b, const bool *set, bool stopped, const cha
     enum { NAMED = 4 };
     char path[2 * ASSAY_PATH], names[SENTENCE - 900] = "", more[64] = "";
     const int64_t size = count(b, set);
-    int64_t named = 0, suspects = 0;
+    int64_t named = 0, suspects = 0, accused = 0;
     for (int64_t i = 0; i < b->n; i++) {
         const bisect_element *e = &b->elements[i];
         char one[2 * ASSAY_NAME];
@@ -144,7 +144,13 @@ static assay_status tell_set(bisect *b, const bool *set, bool stopped, const cha
              stopped    ? " (stopped at --runs: a smaller set may do)"
              : size > 1 ? " (none of them can be left out)"
                         : "");
-    if (size > NAMED && suspects == 0)
+    for (int64_t i = 0; i < b->n; i++)
+        accused += b->elements[i].suspect;
+    if (accused > 0 && suspects == 0)
+        note(v, "none of these contradicts what it read, and the local check fails others (above): what is "
+                "replaced here "
+                "may overwrite what those left");
+    else if (size > NAMED && suspects == 0)
         note(
             v,
             "each of these operations is within rounding of what it read (local check), and only all of them "

@@ -202,6 +202,23 @@ Test(bisect, no_mismatch_is_said)
     json_decref(v);
 }
 
+/* Two operations add to the gradient of a tied embedding, and only the later one can be replaced: it is not called the culprit. */
+Test(bisect, what_overwrites_a_mistake_is_not_accused)
+{
+    json_t *v = verdict_of(LLAMA "--fault scale:output_layer:dweight=1.5", 1);
+    const json_t *notes = json_object_get(v, "notes"), *one = json_array_get(json_object_get(v, "set"), 0);
+    bool accused = false, said = false;
+    for (size_t i = 0; i < json_array_size(notes); i++) {
+        const char *text = json_string_value(json_array_get(notes, i));
+        accused =
+            accused || strstr(text, "the local check fails linear_bwd_weight k1 of output_layer") != NULL;
+        said = said || strstr(text, "may overwrite what those left") != NULL;
+    }
+    cr_expect_str_eq(text_of(one, "op"), "embedding_bwd", "%s", text_of(v, "sentence"));
+    cr_expect(accused && said, "%s", text_of(v, "sentence"));
+    json_decref(v);
+}
+
 /* A clean target is no mismatch, whatever else is wrong. */
 Test(bisect, the_target_decides)
 {
