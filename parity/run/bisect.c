@@ -12,7 +12,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { BISECT_RUNS = 300, SENTENCE = 2048 };
+enum { BISECT_RUNS = 300, SENTENCE = 3072, SUSPECTS = 700 };
 
 typedef struct bisect_options {
     parity_step_options step;
@@ -112,50 +112,73 @@ static void name_element(const bisect *b, const bisect_element *e, char *out, si
     snprintf(out, capacity, "%s%s of %s (%s)", e->op, kernel, e->instance, assay_phase_name(e->phase));
 }
 
-/* WRONG: the smallest set, by kernel and instance. */
-static assay_status tell_set(bisect *b, const bool *set, bool stopped, const char *mismatch, verdict *v)
+/* The operations that contradict what they read (local check); returns how many. */
+static int64_t name_suspects(const bisect *b, char out[SUSPECTS])
 {
-    enum { NAMED = 4 };
-    char path[2 * ASSAY_PATH], names[SENTENCE - 900] = "", more[64] = "";
-    const int64_t size = count(b, set);
-    int64_t named = 0, suspects = 0, accused = 0;
+    int64_t n = 0;
+    out[0] = '\0';
     for (int64_t i = 0; i < b->n; i++) {
         const bisect_element *e = &b->elements[i];
-        char one[2 * ASSAY_NAME];
+        const size_t used = strlen(out);
+        if (!e->suspect)
+            continue;
+        if (used + 2 * ASSAY_NAME < SUSPECTS)
+            snprintf(out + used, SUSPECTS - used, "%s%s k%d of %s (%s)", n > 0 ? "; " : "", e->op, e->variant,
+                     e->instance, assay_phase_name(e->phase));
+        n++;
+    }
+    return n;
+}
+
+enum { NAMED = 4 };
+/* The set as JSON, and its first ones by name; returns how many of it contradict what they read. */
+static int64_t name_set(const bisect *b, const bool *set, json_t *list, char *out, size_t capacity)
+{
+    int64_t named = 0, suspects = 0;
+    char one[2 * ASSAY_NAME];
+    for (int64_t i = 0; i < b->n; i++) {
+        const bisect_element *e = &b->elements[i];
         if (!set[i])
             continue;
-        json_array_append_new(v->set, json_pack("{s:s,s:s,s:s,s:i,s:b}", "op", e->op, "instance", e->instance,
-                                                "phase", assay_phase_name(e->phase), "variant", e->variant,
-                                                "local_check_fails", e->suspect));
+        json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:i,s:b}", "op", e->op, "instance", e->instance,
+                                              "phase", assay_phase_name(e->phase), "variant", e->variant,
+                                              "local_check_fails", e->suspect));
         name_element(b, e, one, sizeof one);
         suspects += e->suspect;
         if (named++ < NAMED)
-            snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", named > 1 ? "; " : "", one);
+            snprintf(out + strlen(out), capacity - strlen(out), "%s%s", named > 1 ? "; " : "", one);
     }
-    if (size > NAMED)
-        snprintf(more, sizeof more, "; and %lld more in set.txt", (long long)(size - NAMED));
+    if (named > NAMED)
+        snprintf(out + strlen(out), capacity - strlen(out), "; and %lld more in set.txt",
+                 (long long)(named - NAMED));
+    return suspects;
+}
+
+/* WRONG: the smallest set, by kernel and instance. */
+static assay_status tell_set(bisect *b, const bool *set, bool stopped, const char *mismatch, verdict *v)
+{
+    char path[2 * ASSAY_PATH], names[1400] = "", others[SUSPECTS], but[SUSPECTS + 128] = "";
+    const int64_t size = count(b, set), accused = name_suspects(b, others);
+    const int64_t suspects = name_set(b, set, v->set, names, sizeof names);
+    if (accused > 0 && suspects == 0)
+        snprintf(but, sizeof but, "; this may overwrite what others left that contradict what they read: %s",
+                 others);
+    else if (size > NAMED && suspects == 0)
+        note(v,
+             "each of these operations is within rounding of what it read (local check), and only all of "
+             "them together heal: look at what they share: weights, batch, positions, options, the precision "
+             "itself");
     snprintf(v->sentence, sizeof v->sentence, "WRONG: %.300s; the mismatch vanishes when %s: %s%s%s.",
              mismatch,
              size == 1 && b->way == BISECT_VARIANT ? "one operation runs variant 0"
              : b->way == BISECT_VARIANT            ? "these operations run variant 0"
              : size == 1                           ? "one operation's results are the reference's"
                                                    : "these operations' results are the reference's",
-             names, more,
+             names,
              stopped    ? " (stopped at --runs: a smaller set may do)"
              : size > 1 ? " (none of them can be left out)"
-                        : "");
-    for (int64_t i = 0; i < b->n; i++)
-        accused += b->elements[i].suspect;
-    if (accused > 0 && suspects == 0)
-        note(v, "none of these contradicts what it read, and the local check fails others (above): what is "
-                "replaced here "
-                "may overwrite what those left");
-    else if (size > NAMED && suspects == 0)
-        note(
-            v,
-            "each of these operations is within rounding of what it read (local check), and only all of them "
-            "together heal: look at what they share: weights, batch, positions, options, the precision "
-            "itself");
+                        : "",
+             but);
     snprintf(path, sizeof path, "%s/set.txt", b->dir);
     ASSAY_TRY(bisect_write_rules(b, set, path));
     v->keep = true;
@@ -174,22 +197,16 @@ static assay_status search(bisect *b, bool *set, int64_t limit, const char *mism
 static void tell_nothing(const bisect *b, int64_t replaced, const char *mismatch, const char *left,
                          verdict *v)
 {
-    char suspects[600] = "";
-    for (int64_t i = 0; i < b->n; i++) {
-        const bisect_element *e = &b->elements[i];
-        if (e->suspect && !e->replaceable[BISECT_VALUES] &&
-            strlen(suspects) + 2 * ASSAY_NAME < sizeof suspects)
-            snprintf(suspects + strlen(suspects), sizeof suspects - strlen(suspects), "%s%s k%d of %s (%s)",
-                     suspects[0] != '\0' ? "; " : "", e->op, e->variant, e->instance,
-                     assay_phase_name(e->phase));
-    }
+    char suspects[SUSPECTS];
+    const int64_t accused = name_suspects(b, suspects);
     v->code = 1;
-    if (suspects[0] != '\0')
+    if (accused > 0)
         snprintf(
             v->sentence, sizeof v->sentence,
-            "WRONG: %.300s; no replacement heals it, but the local check fails operations for whose results "
-            "the unsharded reference has no value: %s.",
-            mismatch, suspects);
+            "WRONG: %.300s; it stays with the reference's values in place of the results of %lld of %lld "
+            "operations, which are no choices and no counts (then %.200s); these contradict what they read: "
+            "%s.",
+            mismatch, (long long)replaced, (long long)b->n, left, suspects);
     else
         snprintf(
             v->sentence, sizeof v->sentence,
