@@ -4,15 +4,13 @@
 #include "core/base/file.h"
 #include "core/base/log.h"
 #include "core/run/outputs.h"
-#include "parity/run/run.h"
 #include "parity/run/step.h"
-#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { BISECT_RUNS = 300, SENTENCE = 3072, SUSPECTS = 700 };
+enum { BISECT_RUNS = 300 };
 
 typedef struct bisect_options {
     parity_step_options step;
@@ -21,75 +19,10 @@ typedef struct bisect_options {
     bool json;
 } bisect_options;
 
-typedef struct verdict {
-    char sentence[SENTENCE], command[4 * ASSAY_PATH];
-    int code;
-    bool keep; /* the folder has what the command needs */
-    json_t *set, *notes;
-} verdict;
-
-__attribute__((format(printf, 2, 3))) static void note(verdict *v, const char *fmt, ...)
-{
-    char text[SENTENCE];
-    va_list args;
-    va_start(args, fmt);
-    vsnprintf(text, sizeof text, fmt, args);
-    va_end(args);
-    json_array_append_new(v->notes, json_string(text));
-}
-
-/* --- the command that repeats a set -------------------------------------------------------------------------- */
-static void append(char *out, size_t capacity, const char *option, const char *word)
-{
-    char quoted[2 * ASSAY_PATH];
-    const size_t used = strlen(out);
-    parity_shell_word(word, quoted, sizeof quoted);
-    snprintf(out + used, capacity - used, " %s%s%s", option, option[0] != '\0' ? " " : "", quoted);
-}
-
-static assay_status make_command(const bisect *b, verdict *v)
-{
-    char path[2 * ASSAY_PATH];
-    assay_train_options defaults;
-    assay_train_options_default(&defaults);
-    json_t *have = assay_train_options_to_json(&b->options, ASSAY_FOR_STEP);
-    json_t *base = assay_train_options_to_json(&defaults, ASSAY_FOR_STEP);
-    snprintf(v->command, sizeof v->command, "assay step --engine %s", b->engine.name);
-    for (const assay_option_row *row = assay_train_option_table(); row->name != NULL; row++) {
-        char argument[2 * ASSAY_PATH];
-        const json_t *value = json_object_get(have, row->name);
-        if (value == NULL || json_equal(value, json_object_get(base, row->name)))
-            continue;
-        parity_option_argument(row->name, value, argument, sizeof argument);
-        append(v->command, sizeof v->command, "", argument);
-    }
-    snprintf(path, sizeof path, "%s/set.txt", b->dir);
-    append(v->command, sizeof v->command, "--substitute", path);
-    if (b->way == BISECT_VALUES) {
-        snprintf(path, sizeof path, "%s/reference", b->dir);
-        append(v->command, sizeof v->command, "--substitute-values", path);
-    }
-    snprintf(path, sizeof path, "%s/healed", b->dir);
-    append(v->command, sizeof v->command, "--trace", path);
-    snprintf(path, sizeof path, "%s/healed.safetensors", b->dir);
-    append(v->command, sizeof v->command, "--out", path);
-    json_decref(have);
-    json_decref(base);
-    return ASSAY_OK;
-}
-
 /* --- searches ------------------------------------------------------------------------------------------------ */
 static assay_status test(void *user, const bool *set, bool *healed)
 {
     return bisect_run(user, "run", set, healed);
-}
-
-static int64_t count(const bisect *b, const bool *set)
-{
-    int64_t n = 0;
-    for (int64_t i = 0; i < b->n; i++)
-        n += set[i];
-    return n;
 }
 
 /* The operations that the local check names, if they alone heal; else all that can be replaced, if they do. */
@@ -98,126 +31,20 @@ static assay_status find_healing(bisect *b, bool *set, bool *healed)
     for (int all = 0; all <= 1 && !*healed; all++) {
         for (int64_t i = 0; i < b->n; i++)
             set[i] = b->elements[i].replaceable[b->way] && (all || b->elements[i].suspect);
-        if (count(b, set) > 0)
+        if (bisect_count(b, set) > 0)
             ASSAY_TRY(bisect_run(b, "run", set, healed));
     }
     return ASSAY_OK;
 }
 
-static void name_element(const bisect *b, const bisect_element *e, char *out, size_t capacity)
-{
-    char kernel[32] = "";
-    if (!e->collective)
-        snprintf(kernel, sizeof kernel, b->way == BISECT_VARIANT ? " k%d (k0 agrees)" : " k%d", e->variant);
-    snprintf(out, capacity, "%s%s of %s (%s)", e->op, kernel, e->instance, assay_phase_name(e->phase));
-}
-
-/* The operations that contradict what they read (local check); returns how many. */
-static int64_t name_suspects(const bisect *b, char out[SUSPECTS])
-{
-    int64_t n = 0;
-    out[0] = '\0';
-    for (int64_t i = 0; i < b->n; i++) {
-        const bisect_element *e = &b->elements[i];
-        const size_t used = strlen(out);
-        if (!e->suspect)
-            continue;
-        if (used + 2 * ASSAY_NAME < SUSPECTS)
-            snprintf(out + used, SUSPECTS - used, "%s%s k%d of %s (%s)", n > 0 ? "; " : "", e->op, e->variant,
-                     e->instance, assay_phase_name(e->phase));
-        n++;
-    }
-    return n;
-}
-
-enum { NAMED = 4 };
-/* The set as JSON, and its first ones by name; returns how many of it contradict what they read. */
-static int64_t name_set(const bisect *b, const bool *set, json_t *list, char *out, size_t capacity)
-{
-    int64_t named = 0, suspects = 0;
-    char one[2 * ASSAY_NAME];
-    for (int64_t i = 0; i < b->n; i++) {
-        const bisect_element *e = &b->elements[i];
-        if (!set[i])
-            continue;
-        json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:i,s:b}", "op", e->op, "instance", e->instance,
-                                              "phase", assay_phase_name(e->phase), "variant", e->variant,
-                                              "local_check_fails", e->suspect));
-        name_element(b, e, one, sizeof one);
-        suspects += e->suspect;
-        if (named++ < NAMED)
-            snprintf(out + strlen(out), capacity - strlen(out), "%s%s", named > 1 ? "; " : "", one);
-    }
-    if (named > NAMED)
-        snprintf(out + strlen(out), capacity - strlen(out), "; and %lld more in set.txt",
-                 (long long)(named - NAMED));
-    return suspects;
-}
-
-/* WRONG: the smallest set, by kernel and instance. */
-static assay_status tell_set(bisect *b, const bool *set, bool stopped, const char *mismatch, verdict *v)
-{
-    char path[2 * ASSAY_PATH], names[1400] = "", others[SUSPECTS], but[SUSPECTS + 128] = "";
-    const int64_t size = count(b, set), accused = name_suspects(b, others);
-    const int64_t suspects = name_set(b, set, v->set, names, sizeof names);
-    if (accused > 0 && suspects == 0)
-        snprintf(but, sizeof but, "; this may overwrite what others left that contradict what they read: %s",
-                 others);
-    else if (size > NAMED && suspects == 0)
-        note(v,
-             "each of these operations is within rounding of what it read (local check), and only all of "
-             "them together heal: look at what they share: weights, batch, positions, options, the precision "
-             "itself");
-    snprintf(v->sentence, sizeof v->sentence, "WRONG: %.300s; the mismatch vanishes when %s: %s%s%s.",
-             mismatch,
-             size == 1 && b->way == BISECT_VARIANT ? "one operation runs variant 0"
-             : b->way == BISECT_VARIANT            ? "these operations run variant 0"
-             : size == 1                           ? "one operation's results are the reference's"
-                                                   : "these operations' results are the reference's",
-             names,
-             stopped    ? " (stopped at --runs: a smaller set may do)"
-             : size > 1 ? " (none of them can be left out)"
-                        : "",
-             but);
-    snprintf(path, sizeof path, "%s/set.txt", b->dir);
-    ASSAY_TRY(bisect_write_rules(b, set, path));
-    v->keep = true;
-    v->code = 1;
-    return make_command(b, v);
-}
-
-static assay_status search(bisect *b, bool *set, int64_t limit, const char *mismatch, verdict *v)
+static assay_status search(bisect *b, bool *set, int64_t limit, const char *mismatch, bisect_verdict *v)
 {
     bisect_search s = {.test = test, .user = b, .n = b->n, .limit = limit - b->runs};
     ASSAY_TRY(bisect_smallest(&s, set));
-    return tell_set(b, set, s.stopped, mismatch, v);
+    return bisect_tell_set(b, set, s.stopped, mismatch, v);
 }
 
-/* --- what nothing heals ---------------------------------------------------------------------------------------- */
-static void tell_nothing(const bisect *b, int64_t replaced, const char *mismatch, const char *left,
-                         verdict *v)
-{
-    char suspects[SUSPECTS];
-    const int64_t accused = name_suspects(b, suspects);
-    v->code = 1;
-    if (accused > 0)
-        snprintf(
-            v->sentence, sizeof v->sentence,
-            "WRONG: %.300s; it stays with the reference's values in place of the results of %lld of %lld "
-            "operations, which are no choices and no counts (then %.200s); these contradict what they read: "
-            "%s.",
-            mismatch, (long long)replaced, (long long)b->n, left, suspects);
-    else
-        snprintf(
-            v->sentence, sizeof v->sentence,
-            "WRONG: %.300s; it stays with the reference's values in place of the results of %lld of %lld "
-            "operations (then %.200s): look at what no operation makes: weights, batch, options, what is "
-            "kept "
-            "between steps, or the %lld operations without a value.",
-            mismatch, (long long)replaced, (long long)b->n, left, (long long)(b->n - replaced));
-}
-
-static assay_status try_variants(bisect *b, bool *set, int64_t limit, const char *mismatch, verdict *v)
+static assay_status try_variants(bisect *b, bool *set, int64_t limit, const char *mismatch, bisect_verdict *v)
 {
     bool healed = false;
     int64_t n = 0;
@@ -225,17 +52,18 @@ static assay_status try_variants(bisect *b, bool *set, int64_t limit, const char
     for (int64_t i = 0; i < b->n; i++)
         n += b->elements[i].replaceable[BISECT_VARIANT];
     if (n == 0) {
-        note(v, "every kernel runs variant 0 already");
+        bisect_note(v, "every kernel runs variant 0 already");
         return ASSAY_OK;
     }
     ASSAY_TRY(find_healing(b, set, &healed));
     if (healed)
         return search(b, set, limit, mismatch, v);
-    note(v, "variant 0 of all %lld operations that ran another fails, too (%.200s)", (long long)n, b->first);
+    bisect_note(v, "variant 0 of all %lld operations that ran another fails, too (%.200s)", (long long)n,
+                b->first);
     return ASSAY_OK;
 }
 
-static assay_status try_values(bisect *b, bool *set, int64_t limit, const char *mismatch, verdict *v)
+static assay_status try_values(bisect *b, bool *set, int64_t limit, const char *mismatch, bisect_verdict *v)
 {
     bool healed = false;
     int64_t n = 0;
@@ -247,10 +75,10 @@ static assay_status try_values(bisect *b, bool *set, int64_t limit, const char *
     snprintf(left, sizeof left, "%s", b->first);
     for (int64_t i = 0; i < b->n; i++)
         n += b->elements[i].replaceable[BISECT_VALUES];
-    note(v, "the reference has values for the results of %lld of %lld operations", (long long)n,
-         (long long)b->n);
+    bisect_note(v, "the reference has values for the results of %lld of %lld operations", (long long)n,
+                (long long)b->n);
     if (!healed) {
-        tell_nothing(b, n, mismatch, left, v);
+        bisect_tell_nothing(b, n, mismatch, left, v);
         return ASSAY_OK;
     }
     healed = false;
@@ -259,7 +87,7 @@ static assay_status try_values(bisect *b, bool *set, int64_t limit, const char *
     return search(b, set, limit, mismatch, v);
 }
 
-static assay_status bisect_all(bisect *b, int64_t limit, verdict *v)
+static assay_status bisect_all(bisect *b, int64_t limit, bisect_verdict *v)
 {
     bool agrees;
     bool *set = NULL;
@@ -280,8 +108,9 @@ static assay_status bisect_all(bisect *b, int64_t limit, verdict *v)
     ASSAY_CHECK(set != NULL, ASSAY_OUT_OF_MEMORY, "%lld operations", (long long)b->n);
     for (int64_t i = 0; i < b->n; i++)
         if (b->elements[i].suspect)
-            note(v, "the local check fails %s k%d of %s (%s)", b->elements[i].op, b->elements[i].variant,
-                 b->elements[i].instance, assay_phase_name(b->elements[i].phase));
+            bisect_note(v, "the local check fails %s k%d of %s (%s)", b->elements[i].op,
+                        b->elements[i].variant, b->elements[i].instance,
+                        assay_phase_name(b->elements[i].phase));
     ASSAY_TRY_GOTO(try_variants(b, set, limit, mismatch, v), st, done);
     if (v->sentence[0] == '\0')
         st = try_values(b, set, limit, mismatch, v);
@@ -352,7 +181,7 @@ static void remove_folder(const char *dir)
         assay_error_clear();
 }
 
-static void print_text(const bisect *b, const verdict *v, FILE *out)
+static void print_text(const bisect *b, const bisect_verdict *v, FILE *out)
 {
     size_t i;
     json_t *text;
@@ -363,7 +192,7 @@ static void print_text(const bisect *b, const verdict *v, FILE *out)
             assay_monotonic_s() - b->started);
 }
 
-static assay_status print_json(const bisect *b, const verdict *v, FILE *out)
+static assay_status print_json(const bisect *b, const bisect_verdict *v, FILE *out)
 {
     json_t *root = json_pack("{s:s,s:i,s:s,s:i,s:s,s:O,s:O,s:I,s:f,s:s}", "format", "assay-bisect", "version",
                              1, "sentence", v->sentence, "exit_code", v->code, "replaced_by",
@@ -382,7 +211,7 @@ static assay_status print_json(const bisect *b, const verdict *v, FILE *out)
 static assay_status run(const bisect_options *s, assay_train_options *o, int *code)
 {
     assay_status st = ASSAY_OK;
-    verdict v = {.set = json_array(), .notes = json_array()};
+    bisect_verdict v = {.set = json_array(), .notes = json_array()};
     bisect *b = calloc(1, sizeof *b);
     ASSAY_CHECK_GOTO(b != NULL && v.set != NULL && v.notes != NULL, ASSAY_OUT_OF_MEMORY, st, done, "bisect");
     b->options = *o;

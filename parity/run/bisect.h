@@ -70,4 +70,24 @@ assay_status bisect_reference(bisect *b);
 /* Rules for the engine (--substitute). */
 assay_status bisect_write_rules(const bisect *b, const bool *set, const char *path);
 
+/* --- bisect_tell.c: what was found, in words ------------------------------------------------------------------ */
+enum { BISECT_SENTENCE = 3072 };
+typedef struct bisect_verdict {
+    char sentence[BISECT_SENTENCE], command[4 * ASSAY_PATH];
+    int code;
+    bool keep; /* the folder has what the command needs */
+    json_t *set, *notes;
+} bisect_verdict;
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+void bisect_note(bisect_verdict *v, const char *fmt, ...);
+int64_t bisect_count(const bisect *b, const bool *set);
+/* A set that heals (stopped: at --runs): sentence, command and DIR/set.txt. */
+assay_status bisect_tell_set(bisect *b, const bool *set, bool stopped, const char *mismatch,
+                             bisect_verdict *v);
+/* `replaced` operations have the reference's values, and `left` differs all the same. */
+void bisect_tell_nothing(const bisect *b, int64_t replaced, const char *mismatch, const char *left,
+                         bisect_verdict *v);
+
 #endif
