@@ -166,6 +166,8 @@ assay_status parity_check_run(const char *trace, const char *model, const char *
     ASSAY_TRY_GOTO(check_attributes(&c), st, done);
     ASSAY_TRY_GOTO(check_operations(&c), st, done);
     ASSAY_TRY_GOTO(check_whole(&c), st, done);
+    if (c.passed[CHECK_WHOLE] + c.failed[CHECK_WHOLE] == 0 && c.unchecked[CHECK_WHOLE][0] == '\0')
+        snprintf(c.unchecked[CHECK_WHOLE], PARITY_TEXT, "no recorded tensor is one of the reference's");
     for (int rank = 0; rank < assay_trace_world(t); rank++)
         if (assay_trace_aborted(t, rank) != NULL && c.unchecked[CHECK_WHOLE][0] == '\0')
             snprintf(c.unchecked[CHECK_WHOLE], PARITY_TEXT, "rank %d ended early: %.300s", rank,
