@@ -18,9 +18,9 @@ const fuzz_target fuzz_targets[] = {
     {"text", fuzz_text},               /* a text, through the tokenizers of golden/ */
     {"dataset", fuzz_dataset},         /* .idx and .bin, or a text */
 #ifdef FUZZ_JUDGE
-    {"replay", fuzz_replay},           /* a trace through the judge: every operation computed again */
-    {"case", fuzz_case},               /* a case file */
-    {"results", fuzz_results},         /* results.jsonl of a part */
+    {"replay", fuzz_replay},   /* a trace through the judge: every operation computed again */
+    {"case", fuzz_case},       /* a case file */
+    {"results", fuzz_results}, /* results.jsonl of a part */
 #endif
     {NULL, NULL},
 };
