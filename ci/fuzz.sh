@@ -21,7 +21,7 @@ targets=("$@")
 mkdir -p build/fuzz/failed
 # Words that the readers know, from their own source.
 grep -ohE '"[A-Za-z_.]{2,40}"' core/*/*.c | LC_ALL=C sort -u >build/fuzz/words.dict
-bad=0 total=0
+bad=0 total=0 same=()
 for target in "${targets[@]}"; do
     seeds=tests/fuzz/corpus/$target
     [[ -d $seeds && ( -n $seconds || -n ${runs[$target]:-} ) ]] || { echo "fuzz: $target: no corpus or no number of runs" >&2; exit 2; }
@@ -29,12 +29,14 @@ for target in "${targets[@]}"; do
     if [[ -n $seconds ]]; then
         how=(-max_total_time="$seconds")
     else
-        how=(-runs="${runs[$target]}" -seed=1)
-        kept=$(mktemp -d)
+        how=(-runs="${runs[$target]}" -seed=1 -reload=0)
+        same=(setarch "$(uname -m)" -R) # libFuzzer learns from compared addresses, too
+        kept=build/fuzz/short
+        rm -rf "$kept"
     fi
     mkdir -p "$kept"
     log=build/fuzz/$target.log
-    OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 ASSAY_FUZZ_TARGET=$target build/fuzz/bin/"$program" "${how[@]}" -max_len=20000 -len_control=20 -timeout=5 -rss_limit_mb=2048 -malloc_limit_mb=256 \
+    OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 ASSAY_FUZZ_TARGET=$target "${same[@]}" build/fuzz/bin/"$program" "${how[@]}" -max_len=20000 -len_control=20 -timeout=5 -rss_limit_mb=2048 -malloc_limit_mb=256 \
         -dict=build/fuzz/words.dict -artifact_prefix="build/fuzz/failed/$target-" -print_final_stats=1 "$kept" "$seeds" >"$log" 2>&1
     code=$?
     n=$(sed -nE 's/^stat::number_of_executed_units: *([0-9]+)/\1/p' "$log")
@@ -43,9 +45,8 @@ for target in "${targets[@]}"; do
     printf '%-12s %9d inputs, %5d edges%s\n' "$target" "${n:-0}" "${cov:-0}" "$( ((code == 0)) || echo ", FAILED: $log")"
     if ((code != 0 || ${n:-0} == 0)); then
         bad=1
-        grep -vE '^#|^INFO|^DICT|^\\' "$log" | head -40
+        grep -vE '^#|^INFO|^DICT' "$log" | head -40
     fi
-    [[ -n $seconds ]] || rm -rf "$kept"
 done
 echo "fuzz: $total inputs, $( ((bad)) && echo "some FAILED: build/fuzz/failed" || echo "none failed")"
 exit $bad
