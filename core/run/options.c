@@ -77,6 +77,8 @@ static const assay_option_row table[] = {
     ROW_STRING(save, "DIR", STEP_TRAIN, "Data", "checkpoint folder to write after the last step"),
     ROW_INT(save_interval, 0, STEPS_MAX, STEP_TRAIN, "Data",
             "--save is a folder of checkpoints iter_0000010, one every so many steps and one at the end"),
+    ROW_INT(max_shard_size, 0, (int64_t)1 << 53, STEP_TRAIN, "Data",
+            "bytes of the tensors of one file of a checkpoint; 0: 5 GB"),
     ROW_STRING(metrics, "FILE", STEP_TRAIN, "Data", "one JSON object for each step (docs/TRAIN.md)"),
     ROW_INT(log_interval, 0, STEPS_MAX, STEP_TRAIN, "Run",
             "a line on standard output every so many steps; 0: none"),
