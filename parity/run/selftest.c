@@ -359,7 +359,7 @@ static assay_status set_up(selftest *s, const char *case_file)
     ASSAY_TRY(assay_config_load(s->train.model, s->config));
     ASSAY_TRY(assay_spec_build(s->config, &s->spec));
     ASSAY_TRY(assay_batches_open(&s->batches, s->train.batch, s->config->vocab_size));
-    ASSAY_TRY(ref_weights_load(s->spec, s->train.model, s->train.draw_weights, &s->weights));
+    ASSAY_TRY(ref_weights_load(s->spec, s->train.model, NULL, s->train.draw_weights, &s->weights));
     s->train.precision = ASSAY_PRECISION_BF16;
     ASSAY_TRY(parity_whole_cache_create(&s->cache[1], s->spec, &s->train, &s->batches, s->weights));
     s->train.precision = ASSAY_PRECISION_FP32;
