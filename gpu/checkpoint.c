@@ -39,29 +39,30 @@ static assay_status host_piece(const gpu_engine *e, char **out)
 }
 
 /* --- save --------------------------------------------------------------------------------------------------- */
-static assay_status add_value(gpu_engine *e, assay_checkpoint_writer *w, const char *family, const char *name,
-                              const gpu_value *v, const assay_shard *shard, bool writes, char *host)
+/* Of every set of replicas one writes, and all are held to what it wrote. */
+static assay_status add_piece(gpu_engine *e, assay_checkpoint_writer *w, const gpu_piece *p, const char *family,
+                              const gpu_value *v, char *host)
 {
     ASSAY_TRY(gpu_run_download(&e->run, host, v->t.data, gpu_tensor_bytes(v->t), "checkpoint"));
-    return assay_checkpoint_add(w, family, name, v->t.dtype, shard, host, writes);
+    return assay_checkpoint_add(w, family, p->param->spec->name, v->t.dtype, &p->shard, host, p->in_norm);
 }
 
-/* Of every set of replicas one writes, and all are held to what it wrote. */
 static assay_status add_all(gpu_engine *e, assay_checkpoint_writer *w, char *host)
 {
     for (int64_t i = 0; i < e->optimizer.n_pieces; i++) {
         gpu_piece *p = &e->optimizer.pieces[i];
-        const char *name = p->param->spec->name;
-        ASSAY_TRY(add_value(e, w, "weight", name, &p->weight, &p->shard, p->in_norm, host));
+        ASSAY_TRY(add_piece(e, w, p, "weight", &p->weight, host));
         for (int k = 0; k < n_families(e); k++)
-            ASSAY_TRY(
-                add_value(e, w, name_in_file(e, k), name, value_of(p, k), &p->shard, p->in_norm, host));
+            ASSAY_TRY(add_piece(e, w, p, name_in_file(e, k), value_of(p, k), host));
     }
     for (int64_t i = 0; i < e->model.n_params; i++) {
         const gpu_param *p = &e->model.params[i];
-        if (!p->spec->trained)
-            ASSAY_TRY(add_value(e, w, "expert_bias", p->spec->name, &p->weight, &p->shard,
-                                gpu_param_speaks(&e->model, p->spec), host));
+        if (p->spec->trained)
+            continue;
+        ASSAY_TRY(
+            gpu_run_download(&e->run, host, p->weight.t.data, gpu_tensor_bytes(p->weight.t), "checkpoint"));
+        ASSAY_TRY(assay_checkpoint_add(w, "expert_bias", p->spec->name, ASSAY_F32, &p->shard, host,
+                                       gpu_param_speaks(&e->model, p->spec)));
     }
     return ASSAY_OK;
 }
