@@ -40,8 +40,8 @@ static assay_status host_piece(const gpu_engine *e, char **out)
 
 /* --- save --------------------------------------------------------------------------------------------------- */
 /* Of every set of replicas one writes, and all are held to what it wrote. */
-static assay_status add_piece(gpu_engine *e, assay_checkpoint_writer *w, const gpu_piece *p, const char *family,
-                              const gpu_value *v, char *host)
+static assay_status add_piece(gpu_engine *e, assay_checkpoint_writer *w, const gpu_piece *p,
+                              const char *family, const gpu_value *v, char *host)
 {
     ASSAY_TRY(gpu_run_download(&e->run, host, v->t.data, gpu_tensor_bytes(v->t), "checkpoint"));
     return assay_checkpoint_add(w, family, p->param->spec->name, v->t.dtype, &p->shard, host, p->in_norm);
@@ -104,8 +104,8 @@ static assay_status open_writer(gpu_engine *e, const char *dir, int64_t step, as
     ASSAY_TRY(gpu_comm_wait(&run->comm, run->ctx.stream, "checkpoint"));
     ASSAY_TRY(gpu_run_download(run, &job, e->optimizer.scalar, sizeof job, "checkpoint"));
     if (e->env.rank > 0)
-        ASSAY_TRY(assay_checkpoint_writer_open(w, dir, (uint64_t)job, step, e->env.rank, e->env.world,
-                                               &content));
+        ASSAY_TRY(
+            assay_checkpoint_writer_open(w, dir, (uint64_t)job, step, e->env.rank, e->env.world, &content));
     return ASSAY_OK;
 }
 
@@ -193,9 +193,9 @@ assay_status gpu_checkpoint_load(gpu_engine *e, const char *dir, int64_t *step)
                                      e->env.rank == 0 ? stderr : NULL, step),
                    st, done);
     if (assay_metrics_wanted(&e->options)) /* the run goes on under its name in the metrics file */
-        ASSAY_TRY_GOTO(assay_json_get_string(assay_checkpoint_header(c), "run", false, dir, e->run_id,
-                                             sizeof e->run_id),
-                       st, done);
+        ASSAY_TRY_GOTO(
+            assay_json_get_string(assay_checkpoint_header(c), "run", false, dir, e->run_id, sizeof e->run_id),
+            st, done);
     ASSAY_TRY_GOTO(host_piece(e, &host), st, done);
     ASSAY_TRY_GOTO(read_all(e, c, dir, host), st, done);
 done:

@@ -42,11 +42,12 @@ typedef struct ref_run_config {
     ref_policy policy;
     ref_routing_lookup routing; /* NULL = own choices */
     void *routing_user;
-    const assay_checkpoint *load; /* NULL = it begins with the weights; else with these, behind first_step steps */
+    const assay_checkpoint
+        *load; /* NULL = it begins with the weights; else with these, behind first_step steps */
     int64_t first_step;
-    const char *save;                          /* NULL or "" = no checkpoints; options say behind which steps */
-    assay_metrics *metrics;                    /* NULL = the run is not watched */
-    assay_trace_writer *trace;                 /* NULL = off; whole (unsharded) tensors, world of 1 only */
+    const char *save;          /* NULL or "" = no checkpoints; options say behind which steps */
+    assay_metrics *metrics;    /* NULL = the run is not watched */
+    assay_trace_writer *trace; /* NULL = off; whole (unsharded) tensors, world of 1 only */
     bool want_logits, want_grads, want_states; /* what the result holds; logits of [b,s] batches only */
     bool want_first_grads;                     /* without want_grads: those of step 0 alone */
 } ref_run_config;
@@ -61,7 +62,7 @@ typedef struct ref_named_tensor {
     double *data;
 } ref_named_tensor;
 typedef struct ref_run_result {
-    int64_t steps;              /* arrays are [steps]; what lies before first_step was made by another run: 0 */
+    int64_t steps; /* arrays are [steps]; what lies before first_step was made by another run: 0 */
     int64_t first_step;
     double *loss;               /* [steps] */
     double *grad_norm;          /* [steps], before clipping (training form) */

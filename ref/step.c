@@ -201,8 +201,8 @@ static assay_status write_result(const step_inputs *in, const ref_run_result *r,
     const int64_t n = r->steps - r->first_step;
     ASSAY_TRY(assay_tensorwriter_create(&w, path));
     ASSAY_TRY_GOTO(assay_tensorwriter_metadata(w, "engine", "ref"), st, done);
-    ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "loss", ASSAY_F64, &n, 1, r->loss + r->first_step),
-                   st, done);
+    ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "loss", ASSAY_F64, &n, 1, r->loss + r->first_step), st,
+                   done);
     if (in->batches.training)
         ASSAY_TRY_GOTO(write_series(w, in, r), st, done);
     for (int64_t i = 0; i < r->n_tensors; i++) {

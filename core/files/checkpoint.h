@@ -74,7 +74,7 @@ const assay_checkpoint_content *assay_checkpoint_content_of(const assay_checkpoi
  * dtype. */
 assay_status assay_checkpoint_read(const assay_checkpoint *c, const char *family, const char *name,
                                    assay_dtype dtype, const assay_shard *want, void *dst);
-/* Distinct (family, canonical parameter), in order of family and table. */
+/* Distinct (family, canonical parameter), in order of family and name. */
 int64_t assay_checkpoint_count(const assay_checkpoint *c);
 void assay_checkpoint_at(const assay_checkpoint *c, int64_t index, const char **family, const char **name,
                          assay_dtype *dtype, assay_shard *whole);

@@ -126,8 +126,8 @@ static json_t *entry_of(const assay_checkpoint_plan *p, const assay_planned_tens
 }
 
 /* The header of the shard whose tensors `in_file` [n] are, and their places. */
-static assay_status place(assay_checkpoint_plan *p, assay_planned_shard *shard, assay_planned_tensor **in_file,
-                          int64_t n)
+static assay_status place(assay_checkpoint_plan *p, assay_planned_shard *shard,
+                          assay_planned_tensor **in_file, int64_t n)
 {
     json_t *header = json_pack("{s:{s:s}}", "__metadata__", "format", "pt"); /* transformers demands it */
     assay_status st = ASSAY_OK;
@@ -167,8 +167,7 @@ done:
 /* Cuts the tensors of a kind, [from, to), into shards. */
 static assay_status cut_kind(assay_checkpoint_plan *p, int64_t from, int64_t to, assay_planned_tensor **work)
 {
-    const int64_t most =
-        p->content.max_shard_size > 0 ? p->content.max_shard_size : ASSAY_CHECKPOINT_SHARD;
+    const int64_t most = p->content.max_shard_size > 0 ? p->content.max_shard_size : ASSAY_CHECKPOINT_SHARD;
     const int64_t first_shard = p->n_shards;
     int64_t bytes = 0, n = 0;
     for (int64_t i = from; i < to; i++) {

@@ -56,9 +56,8 @@ static assay_status check_hashes(const publication *p)
 {
     const assay_checkpoint_plan *plan = &p->w->plan;
     for (int64_t i = 0; i < plan->n_tensors; i++)
-        ASSAY_CHECK(json_object_get(
-                        json_object_get(p->tensors, assay_stored_word(plan->tensors[i].kind)),
-                        plan->tensors[i].name) != NULL,
+        ASSAY_CHECK(json_object_get(json_object_get(p->tensors, assay_stored_word(plan->tensors[i].kind)),
+                                    plan->tensors[i].name) != NULL,
                     ASSAY_INTERNAL, "%s: no rank sealed %s", p->w->dir, plan->tensors[i].name);
     for (int64_t i = 0; i < plan->n_shards; i++)
         ASSAY_CHECK(json_object_get(p->hashes, plan->shards[i].file) != NULL, ASSAY_INTERNAL,
@@ -77,8 +76,7 @@ static assay_status list_file(publication *p, const char *name)
         ASSAY_TRY(assay_sha256_file(path, own));
         hash = own;
     }
-    json_t *entry =
-        json_pack("{s:s,s:I,s:s}", "name", name, "bytes", (json_int_t)sb.st_size, "sha256", hash);
+    json_t *entry = json_pack("{s:s,s:I,s:s}", "name", name, "bytes", (json_int_t)sb.st_size, "sha256", hash);
     ASSAY_CHECK(entry != NULL && json_array_append_new(p->files, entry) == 0, ASSAY_OUT_OF_MEMORY,
                 "%s: manifest", p->w->dir);
     return ASSAY_OK;
@@ -123,11 +121,11 @@ done:
 
 static const char *torch_name(assay_dtype dtype)
 {
-    return dtype == ASSAY_BF16   ? "bfloat16"
-           : dtype == ASSAY_F16  ? "float16"
-           : dtype == ASSAY_F64  ? "float64"
-           : dtype == ASSAY_F32  ? "float32"
-                                 : NULL;
+    return dtype == ASSAY_BF16  ? "bfloat16"
+           : dtype == ASSAY_F16 ? "float16"
+           : dtype == ASSAY_F64 ? "float64"
+           : dtype == ASSAY_F32 ? "float32"
+                                : NULL;
 }
 
 static assay_status write_config(publication *p)

@@ -38,8 +38,7 @@ static assay_status read_content(assay_checkpoint *c, const char *path, assay_ch
         .spec = c->spec, .n_states = (int)json_array_size(states), .state_names = c->name_list};
     ASSAY_TRY(read_dtype(content, "weight", path, &out->weight));
     ASSAY_TRY(read_dtype(content, "state", path, &out->state));
-    ASSAY_TRY(
-        assay_json_get_i64(content, "max_shard_size", true, 1, INT64_MAX, path, &out->max_shard_size));
+    ASSAY_TRY(assay_json_get_i64(content, "max_shard_size", true, 1, INT64_MAX, path, &out->max_shard_size));
     for (int k = 0; k < out->n_states; k++) {
         const char *word = json_string_value(json_array_get(states, (size_t)k));
         ASSAY_CHECK(word != NULL && strlen(word) < sizeof c->names[k], ASSAY_FORMAT,
@@ -118,22 +117,47 @@ static assay_status open_kind(assay_checkpoint *c, assay_stored_kind kind)
         const assay_planned_tensor *t = &c->plan.tensors[i];
         const assay_hf_part *h = &c->spec->params[t->param].parts[t->part];
         if (t->kind == kind)
-            ASSAY_TRY(assay_tensorfile_get(c->files[kind], t->name, t->dtype, h->shape, h->ndim,
-                                           &c->infos[i]));
+            ASSAY_TRY(
+                assay_tensorfile_get(c->files[kind], t->name, t->dtype, h->shape, h->ndim, &c->infos[i]));
     }
     ASSAY_CHECK(assay_tensorfile_count(c->files[kind]) == n, ASSAY_MISMATCH,
                 "%s: tensor '%s' has no place in this model", path, unexpected(c, kind));
     return ASSAY_OK;
 }
 
+/* An item and its words, to sort by. */
+typedef struct item {
+    int64_t number;
+    const char *family, *name;
+} item;
+
+static int compare_items(const void *pa, const void *pb)
+{
+    const item *a = pa, *b = pb;
+    const int f = strcmp(a->family, b->family);
+    return f != 0 ? f : strcmp(a->name, b->name);
+}
+
 static assay_status list_items(assay_checkpoint *c)
 {
     const int64_t n = assay_checkpoint_families(&c->plan.content) * c->spec->n_params;
+    item *list = calloc((size_t)n + 1, sizeof *list);
     c->items = calloc((size_t)n + 1, sizeof *c->items);
-    ASSAY_CHECK(c->items != NULL, ASSAY_OUT_OF_MEMORY, "%s: %lld tensors", c->dir, (long long)n);
-    for (int64_t i = 0; i < n; i++)
-        if (assay_checkpoint_plan_find(&c->plan, (int)(i / c->spec->n_params), i % c->spec->n_params) >= 0)
-            c->items[c->n_items++] = i;
+    if (list == NULL || c->items == NULL) {
+        free(list);
+        ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "%s: %lld tensors", c->dir, (long long)n);
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const int family = (int)(i / c->spec->n_params);
+        const assay_param_spec *p = &c->spec->params[i % c->spec->n_params];
+        if (assay_checkpoint_plan_find(&c->plan, family, i % c->spec->n_params) >= 0)
+            list[c->n_items++] =
+                (item){i, assay_checkpoint_family_word(&c->plan.content, family, p), p->name};
+    }
+    qsort(list, (size_t)c->n_items, sizeof *list, compare_items);
+    for (int64_t i = 0; i < c->n_items; i++)
+        c->items[i] = list[i].number;
+    free(list);
     return ASSAY_OK;
 }
 
@@ -222,8 +246,8 @@ assay_status assay_checkpoint_stored_at(const assay_checkpoint *c, int64_t index
                                      .bytes = info->bytes,
                                      .data = info->data};
     memcpy(out->shape, info->shape, sizeof out->shape);
-    out->sha256 = json_string_value(json_object_get(
-        json_object_get(json_object_get(c->manifest, "tensors"), out->kind), t->name));
+    out->sha256 = json_string_value(
+        json_object_get(json_object_get(json_object_get(c->manifest, "tensors"), out->kind), t->name));
     ASSAY_CHECK(out->sha256 != NULL, ASSAY_FORMAT, "%s/manifest.json: tensors: %s: no hash of %s", c->dir,
                 out->kind, t->name);
     return ASSAY_OK;
@@ -249,8 +273,8 @@ assay_status assay_checkpoint_read(const assay_checkpoint *c, const char *family
 {
     const int f = assay_checkpoint_family_of(&c->plan.content, family);
     const int64_t param = f >= 0 ? assay_checkpoint_find_param(&c->plan.content, name) : -1;
-    ASSAY_CHECK(param >= 0 && assay_checkpoint_plan_find(&c->plan, f, param) >= 0, ASSAY_NOT_FOUND, "%s: no tensor %s/%s", c->dir, family,
-                name);
+    ASSAY_CHECK(param >= 0 && assay_checkpoint_plan_find(&c->plan, f, param) >= 0, ASSAY_NOT_FOUND,
+                "%s: no tensor %s/%s", c->dir, family, name);
     const assay_param_spec *spec = &c->spec->params[param];
     const assay_dtype found = assay_checkpoint_dtype_of(&c->plan.content, f, spec);
     ASSAY_CHECK(found == dtype, ASSAY_MISMATCH, "%s: %s/%s: expected dtype %s, found %s", c->dir, family,

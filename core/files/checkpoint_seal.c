@@ -240,8 +240,7 @@ static assay_status check_units(seal *s)
         while (end < s->n && s->list[end].unit == unit)
             end++;
         unit_data u = {.tensors = &plan->tensors[first]};
-        const assay_status st =
-            check_unit(s, &plan->content.spec->params[param], s->list + at, end - at, &u);
+        const assay_status st = check_unit(s, &plan->content.spec->params[param], s->list + at, end - at, &u);
         free_unit(&u);
         ASSAY_TRY(st);
         at = end;

@@ -122,8 +122,8 @@ static assay_status alloc_writer(assay_checkpoint_writer *w, const assay_checkpo
     ASSAY_TRY(assay_checkpoint_plan_make(&w->plan, content));
     w->pieces = json_array();
     w->files = malloc(((size_t)w->plan.n_shards + 1) * sizeof *w->files);
-    ASSAY_CHECK(w->pieces != NULL && w->files != NULL, ASSAY_OUT_OF_MEMORY,
-                "checkpoint writer: %lld shards", (long long)w->plan.n_shards);
+    ASSAY_CHECK(w->pieces != NULL && w->files != NULL, ASSAY_OUT_OF_MEMORY, "checkpoint writer: %lld shards",
+                (long long)w->plan.n_shards);
     for (int64_t i = 0; i < w->plan.n_shards; i++)
         w->files[i] = -1;
     return ASSAY_OK;
@@ -231,17 +231,16 @@ assay_status assay_checkpoint_add(assay_checkpoint_writer *w, const char *family
     /* Weights that are their masters are compared with them. */
     const bool alias = family == ASSAY_FAMILY_WEIGHT && assay_param_needs_grad(spec) &&
                        w->plan.content.weight == w->plan.content.state;
-    const piece_write p = {
-        .w = w,
-        .tensors = &w->plan.tensors[assay_checkpoint_plan_find(&w->plan, family, param)],
-        .data = data,
-        .width = assay_dtype_bytes(dtype)};
+    const piece_write p = {.w = w,
+                           .tensors = &w->plan.tensors[assay_checkpoint_plan_find(&w->plan, family, param)],
+                           .data = data,
+                           .width = assay_dtype_bytes(dtype)};
     if (writes && !alias)
         ASSAY_TRY(assay_param_runs(spec, shard, write_run, (void *)(uintptr_t)&p));
     assay_sha256_bytes(data, (size_t)(count * p.width), hash);
-    json_t *piece = json_pack("{s:i, s:I, s:b, s:o, s:s}", "family", family, "param", (json_int_t)param,
-                              "writes", writes && !alias, "segments", assay_shard_to_json(shard), "sha256",
-                              hash);
+    json_t *piece =
+        json_pack("{s:i, s:I, s:b, s:o, s:s}", "family", family, "param", (json_int_t)param, "writes",
+                  writes && !alias, "segments", assay_shard_to_json(shard), "sha256", hash);
     ASSAY_CHECK(piece != NULL && json_array_append_new(w->pieces, piece) == 0, ASSAY_OUT_OF_MEMORY,
                 "checkpoint: list of pieces: %s", name);
     return ASSAY_OK;

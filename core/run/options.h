@@ -63,7 +63,7 @@ typedef struct assay_train_options {
     int64_t
         save_interval; /* `save` is a folder of checkpoints iter_0000010, one every so many steps and behind the last; 0 = `save` is one */
     int64_t max_shard_size; /* bytes of the tensors of one file of a checkpoint; 0 = 5 GB, as transformers */
-    int64_t save_after; /* write `save` after this many steps (global step number); 0 = after the last */
+    int64_t save_after;     /* write `save` after this many steps (global step number); 0 = after the last */
 
     assay_optimizer optimizer;
     double lr, min_lr, lr_warmup_init;

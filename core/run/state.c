@@ -37,13 +37,13 @@ json_t *assay_state_to_json(const assay_state *s)
 {
     char layout[ASSAY_LAYOUT_TEXT];
     assay_layout_format(s->layout, layout);
-    json_t *out = json_pack(
-        "{s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:f}, s:{s:f, s:b}, s:o}", "engine", s->engine, "layout",
-        layout, "precision", assay_precision_name(s->options->precision), "options",
-        assay_train_options_to_json(s->options, ASSAY_FOR_STEP), "training",
-        assay_training_to_json(s->options), "data", assay_consumed_to_json(s->batches, s->step), "scheduler",
-        "num_steps", (json_int_t)s->step, "learning_rate", s->learning_rate, "loss_scaler", "loss_scale", 1.0,
-        "dynamic", 0, "random", random_to_json(s->options));
+    json_t *out =
+        json_pack("{s:s, s:s, s:s, s:o, s:o, s:o, s:{s:I, s:f}, s:{s:f, s:b}, s:o}", "engine", s->engine,
+                  "layout", layout, "precision", assay_precision_name(s->options->precision), "options",
+                  assay_train_options_to_json(s->options, ASSAY_FOR_STEP), "training",
+                  assay_training_to_json(s->options), "data", assay_consumed_to_json(s->batches, s->step),
+                  "scheduler", "num_steps", (json_int_t)s->step, "learning_rate", s->learning_rate,
+                  "loss_scaler", "loss_scale", 1.0, "dynamic", 0, "random", random_to_json(s->options));
     if (out != NULL && s->run != NULL && s->run[0] != '\0')
         json_object_set_new(out, "run", json_string(s->run));
     return out;
@@ -63,11 +63,11 @@ static assay_status check_model(const char *dir, const json_t *there, const assa
     assay_status st = ASSAY_OK;
     if (there == NULL || different != NULL || !json_equal(here, there)) {
         char *mine = different ? json_dumps(json_object_get(here, different), JSON_ENCODE_ANY) : NULL;
-        char *its = different && there ? json_dumps(json_object_get(there, different), JSON_ENCODE_ANY) : NULL;
-        st = ASSAY_ERROR(ASSAY_MISMATCH,
-                         "checkpoint %s: of another model than %s: %s is %.80s there and %.80s here", dir,
-                         model, different ? different : "model", its ? its : "absent",
-                         mine ? mine : "present");
+        char *its =
+            different && there ? json_dumps(json_object_get(there, different), JSON_ENCODE_ANY) : NULL;
+        st = ASSAY_ERROR(
+            ASSAY_MISMATCH, "checkpoint %s: of another model than %s: %s is %.80s there and %.80s here", dir,
+            model, different ? different : "model", its ? its : "absent", mine ? mine : "present");
         free(mine);
         free(its);
     }

@@ -145,8 +145,8 @@ Test(core_checkpoint, tensors_have_the_names_and_shapes_of_the_model_s_folder)
         cr_assert_eq(assay_json_load(&index, path_of(name)), ASSAY_OK);
         for (int64_t i = 0; i < assay_tensorfile_count(f); i++)
             bytes += (int64_t)assay_tensorfile_at(f, i)->bytes;
-        cr_expect_eq(bytes, json_integer_value(json_object_get(json_object_get(index, "metadata"),
-                                                               "total_size")));
+        cr_expect_eq(bytes,
+                     json_integer_value(json_object_get(json_object_get(index, "metadata"), "total_size")));
         n += assay_tensorfile_count(f);
         const assay_tensor_info *t;
         if (k == 0)
@@ -158,9 +158,8 @@ Test(core_checkpoint, tensors_have_the_names_and_shapes_of_the_model_s_folder)
                                               (int64_t[]){5, 6}, 2, &t),
                          ASSAY_OK, "%s", assay_error_message());
         if (k == 2)
-            cr_expect_eq(
-                assay_tensorfile_get(f, "lm_head.weight", ASSAY_F32, (int64_t[]){11, 6}, 2, &t), ASSAY_OK,
-                "%s", assay_error_message());
+            cr_expect_eq(assay_tensorfile_get(f, "lm_head.weight", ASSAY_F32, (int64_t[]){11, 6}, 2, &t),
+                         ASSAY_OK, "%s", assay_error_message());
         assay_tensorfile_close(f);
         json_decref(index);
     }
@@ -305,9 +304,9 @@ Test(core_checkpoint, two_jobs_never_mix)
     assay_model_spec *spec = checkpoint_spec(qwen3_small);
     const assay_checkpoint_content content = checkpoint_content(spec, ASSAY_F32);
     for (int job = 0; job < 2; job++)
-        cr_assert_eq(checkpoint_seal_all(w[job], path_of("c"), (uint64_t)(job + 1), 3 + job, &content, 2,
-                                         NULL),
-                     ASSAY_OK, "%s", assay_error_message());
+        cr_assert_eq(
+            checkpoint_seal_all(w[job], path_of("c"), (uint64_t)(job + 1), 3 + job, &content, 2, NULL),
+            ASSAY_OK, "%s", assay_error_message());
     json_t *first = json_object(), *second = json_object();
     cr_assert_eq(assay_checkpoint_publish(w[1][0], first), ASSAY_OK, "%s", assay_error_message());
     cr_expect_eq(assay_checkpoint_publish(w[0][0], second), ASSAY_IO);

@@ -57,11 +57,10 @@ static const char *layout_of(int i)
 
 static void run(int i, const char *precision, const char *more)
 {
-    cli_result r =
-        cli_run("step --engine %s --layout %s --precision %s --model %s --batch %s " DRAWN
-                "--lr-decay-style cosine --lr-decay-iters 9 --adam-eps 1e-2 --weight-decay 0.1 "
-                "--moe-router-bias-update-rate 0.001 --moe-aux-loss-coeff 0.01 --out %s %s",
-                engine_of(i), layout_of(i), precision, model, batch, cli_file("out"), more);
+    cli_result r = cli_run("step --engine %s --layout %s --precision %s --model %s --batch %s " DRAWN
+                           "--lr-decay-style cosine --lr-decay-iters 9 --adam-eps 1e-2 --weight-decay 0.1 "
+                           "--moe-router-bias-update-rate 0.001 --moe-aux-loss-coeff 0.01 --out %s %s",
+                           engine_of(i), layout_of(i), precision, model, batch, cli_file("out"), more);
     cli_expect_success(&r, layout_of(i));
     cli_free(&r);
 }

@@ -166,15 +166,17 @@ Test(train, either_engine_goes_on_where_the_other_stopped)
 {
     char line[CLI_LINE], a[CLI_PATH], b[CLI_PATH];
     double whole[8], parts[8];
-    snprintf(line, sizeof line, "train --engine ref --precision fp32 --layout tp2 --config %s " STEPS
-                                "--train-iters 6 --save %s --save-interval 2",
+    snprintf(line, sizeof line,
+             "train --engine ref --precision fp32 --layout tp2 --config %s " STEPS
+             "--train-iters 6 --save %s --save-interval 2",
              small_config(), cli_file("whole"));
     expect_ok(line);
     snprintf(line, sizeof line, "cp -r %s %s && cd %s && rm -r iter_0000004 iter_0000006 && cp -r . ../mixed",
              cli_file("whole"), cli_file("parts"), cli_file("parts"));
     cr_assert_eq(system(line), 0);
-    snprintf(line, sizeof line, "train --engine ref --precision fp32 --layout tp2 --config %s " STEPS
-                                "--train-iters 6 --save-interval 2 --save %s --load %s",
+    snprintf(line, sizeof line,
+             "train --engine ref --precision fp32 --layout tp2 --config %s " STEPS
+             "--train-iters 6 --save-interval 2 --save %s --load %s",
              small_config(), cli_file("parts"), cli_file("parts"));
     expect_ok(line);
     for (int k = 0; k < 2; k++) {
@@ -190,7 +192,8 @@ Test(train, either_engine_goes_on_where_the_other_stopped)
     snprintf(line, sizeof line, "--train-iters 4 --lr-decay-iters 6 --save %s --load %s", cli_file("mixed"),
              cli_file("mixed"));
     train_ok(line);
-    snprintf(line, sizeof line, "train --engine ref --precision fp32 --config %s " STEPS "--train-iters 6 --save %s --load %s",
+    snprintf(line, sizeof line,
+             "train --engine ref --precision fp32 --config %s " STEPS "--train-iters 6 --save %s --load %s",
              small_config(), cli_file("mixed"), cli_file("mixed"));
     expect_ok(line);
     cr_assert_eq(read_losses(cli_file("mixed/metrics.jsonl"), parts, 8), 6);

@@ -12,13 +12,20 @@
 /* One dense layer and one of experts with a bias in Megatron-LM's form, or one dense layer of Qwen3: q, k, v and gate, up are
  * tensors of their own there. */
 static const char megatron_small[] =
-    "{\"model_type\":\"megatron\",\"activation_func\":\"silu\",\"add_bias_linear\":false,\"gated_linear_unit\":true,"
-    "\"attention_dropout\":0.0,\"hidden_dropout\":0.0,\"normalization\":\"RMSNorm\",\"layernorm_epsilon\":1e-5,"
-    "\"position_embedding_type\":\"rope\",\"rotary_base\":10000,\"rotary_percent\":1.0,\"init_method_std\":0.02,"
-    "\"max_position_embeddings\":32,\"untie_embeddings_and_output_weights\":false,\"calculate_per_token_loss\":true,"
-    "\"num_layers\":2,\"hidden_size\":6,\"ffn_hidden_size\":10,\"num_attention_heads\":2,\"num_query_groups\":1,"
-    "\"kv_channels\":4,\"vocab_size\":11,\"moe_layer_freq\":[0,1],\"num_moe_experts\":3,\"moe_router_topk\":2,"
-    "\"moe_ffn_hidden_size\":4,\"moe_router_score_function\":\"sigmoid\",\"moe_router_enable_expert_bias\":true,"
+    "{\"model_type\":\"megatron\",\"activation_func\":\"silu\",\"add_bias_linear\":false,\"gated_linear_"
+    "unit\":true,"
+    "\"attention_dropout\":0.0,\"hidden_dropout\":0.0,\"normalization\":\"RMSNorm\",\"layernorm_epsilon\":1e-"
+    "5,"
+    "\"position_embedding_type\":\"rope\",\"rotary_base\":10000,\"rotary_percent\":1.0,\"init_method_std\":0."
+    "02,"
+    "\"max_position_embeddings\":32,\"untie_embeddings_and_output_weights\":false,\"calculate_per_token_"
+    "loss\":true,"
+    "\"num_layers\":2,\"hidden_size\":6,\"ffn_hidden_size\":10,\"num_attention_heads\":2,\"num_query_"
+    "groups\":1,"
+    "\"kv_channels\":4,\"vocab_size\":11,\"moe_layer_freq\":[0,1],\"num_moe_experts\":3,\"moe_router_topk\":"
+    "2,"
+    "\"moe_ffn_hidden_size\":4,\"moe_router_score_function\":\"sigmoid\",\"moe_router_enable_expert_bias\":"
+    "true,"
     "\"moe_router_bias_update_rate\":0.001,\"moe_router_load_balancing_type\":\"none\","
     "\"moe_token_dispatcher_type\":\"alltoall\",\"moe_router_pre_softmax\":false}";
 static const char qwen3_small[] =
@@ -44,11 +51,8 @@ static const char *const checkpoint_states[] = {"exp_avg", "exp_avg_sq"};
 
 static inline assay_checkpoint_content checkpoint_content(const assay_model_spec *spec, assay_dtype weight)
 {
-    return (assay_checkpoint_content){.spec = spec,
-                                      .weight = weight,
-                                      .state = ASSAY_F32,
-                                      .n_states = 2,
-                                      .state_names = checkpoint_states};
+    return (assay_checkpoint_content){
+        .spec = spec, .weight = weight, .state = ASSAY_F32, .n_states = 2, .state_names = checkpoint_states};
 }
 
 /* How many families a caller speaks of, their words, and whether the parameter is in one. */
@@ -59,7 +63,8 @@ static inline const char *checkpoint_family(int f, const assay_param_spec *p)
     return p->trained ? words[f] : f == 0 ? "expert_bias" : NULL;
 }
 
-static inline assay_dtype checkpoint_dtype(const assay_checkpoint_content *c, int f, const assay_param_spec *p)
+static inline assay_dtype checkpoint_dtype(const assay_checkpoint_content *c, int f,
+                                           const assay_param_spec *p)
 {
     return f == 0 && p->trained ? c->weight : c->state;
 }
@@ -69,7 +74,8 @@ static inline void checkpoint_element(const assay_checkpoint_content *c, int f, 
                                       char *out, int64_t width)
 {
     const uint64_t family = f == 1 && c->weight == c->state ? 0 : (uint64_t)f;
-    uint64_t h = 0x9e3779b97f4a7c15u * (1 + family + 8 * (uint64_t)param) + 0xbf58476d1ce4e5b9u * (uint64_t)at;
+    uint64_t h =
+        0x9e3779b97f4a7c15u * (1 + family + 8 * (uint64_t)param) + 0xbf58476d1ce4e5b9u * (uint64_t)at;
     h ^= h >> 31;
     h *= 0x94d049bb133111ebu;
     h ^= h >> 29;
@@ -132,8 +138,8 @@ static inline void checkpoint_add_all(assay_checkpoint_writer *w, const assay_ch
             const char *family = checkpoint_family(f, p);
             if (family == NULL)
                 continue;
-            const bool here = wrong != NULL && strcmp(p->name, wrong->param) == 0 &&
-                              strcmp(family, wrong->family) == 0;
+            const bool here =
+                wrong != NULL && strcmp(p->name, wrong->param) == 0 && strcmp(family, wrong->family) == 0;
             const assay_shard s = checkpoint_piece(p, parts, rank);
             checkpoint_fill(c, f, i, &s, data);
             if (here && wrong->spoil == rank)
