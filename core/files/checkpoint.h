@@ -34,6 +34,8 @@ typedef struct assay_checkpoint_content {
     int n_states;                 /* 0: no optimizer-* */
     const char *const *state_names;
     int64_t max_shard_size; /* bytes of the tensors of a shard, where more than one is in it; 0: 5 GB */
+    bool
+        keep_differing; /* ranks whose pieces are not what the file holds are named in the manifest: no error */
 } assay_checkpoint_content;
 
 typedef struct assay_checkpoint_writer assay_checkpoint_writer;
@@ -52,7 +54,8 @@ assay_status assay_checkpoint_add(assay_checkpoint_writer *w, const char *family
 /* This rank's pieces are on disk.  Then all ranks must synchronize. */
 assay_status assay_checkpoint_writer_finish(assay_checkpoint_writer *w);
 /* Every rank, after all finished: reads its share of the tensors again and hashes them.  ASSAY_FORMAT: an element that no rank
- * wrote; ASSAY_MISMATCH: a rank's piece that is not what the file holds.  Then all ranks must synchronize. */
+ * wrote; ASSAY_MISMATCH: a rank's piece that is not what the file holds, unless the content keeps such.  Then all ranks must
+ * synchronize. */
 assay_status assay_checkpoint_seal(assay_checkpoint_writer *w);
 /* Rank 0 only, after every rank sealed: writes state.json (`state`, to which format, version, job, step and content are added),
  * config.json, the indexes and the manifest, renames the folder unless something is there meanwhile: then the staged folder
@@ -71,7 +74,7 @@ void assay_checkpoint_close(assay_checkpoint *c);
 const json_t *assay_checkpoint_header(const assay_checkpoint *c);
 const assay_checkpoint_content *assay_checkpoint_content_of(const assay_checkpoint *c);
 /* Fills dst (piece `want` of a canonical parameter).  ASSAY_NOT_FOUND: no such tensor; ASSAY_MISMATCH: another global shape or
- * dtype. */
+ * dtype, replicas that differed when it was saved. */
 assay_status assay_checkpoint_read(const assay_checkpoint *c, const char *family, const char *name,
                                    assay_dtype dtype, const assay_shard *want, void *dst);
 /* Distinct (family, canonical parameter), in order of family and name. */

@@ -15,6 +15,7 @@ typedef struct publication {
     json_t *tensors; /* kind -> name -> SHA-256 */
     json_t *hashes;  /* file -> SHA-256 */
     json_t *files;   /* entries of the manifest */
+    json_t *differing;
 } publication;
 
 assay_status assay_checkpoint_manifest_hash(const json_t *manifest, char out[ASSAY_SHA256_HEX])
@@ -45,6 +46,7 @@ static assay_status read_hashes(publication *p)
             failed |= json_object_update(json_object_get(p->tensors, word),
                                          json_object_get(json_object_get(all, "tensors"), word));
         }
+        failed |= json_array_extend(p->differing, json_object_get(all, "differing_replicas"));
         json_decref(all);
         ASSAY_CHECK(failed == 0, ASSAY_FORMAT, "%s: expected hashes of tensors and files", path);
     }
@@ -173,6 +175,8 @@ static assay_status write_manifest(publication *p)
                                  "files", p->files, "tensors", p->tensors);
     assay_status st = ASSAY_OK;
     ASSAY_CHECK(manifest != NULL, ASSAY_OUT_OF_MEMORY, "%s: manifest", p->w->dir);
+    if (json_array_size(p->differing) > 0) /* only where they are kept */
+        json_object_set(manifest, "differing_replicas", p->differing);
     ASSAY_TRY_GOTO(assay_checkpoint_manifest_hash(manifest, hash), st, done);
     ASSAY_CHECK_GOTO(json_object_set_new(manifest, "sha256", json_string(hash)) == 0, ASSAY_OUT_OF_MEMORY, st,
                      done, "%s: manifest", p->w->dir);
@@ -216,7 +220,11 @@ assay_status assay_checkpoint_publish(assay_checkpoint_writer *w, json_t *state)
     assay_status st = ASSAY_OK;
     ASSAY_CHECK(w->rank == 0 && w->sealed, ASSAY_INVALID_ARGUMENT,
                 "%s: only rank 0 publishes, after it sealed its own part", w->dir);
-    publication p = {.w = w, .tensors = json_object(), .hashes = json_object(), .files = json_array()};
+    publication p = {.w = w,
+                     .tensors = json_object(),
+                     .hashes = json_object(),
+                     .files = json_array(),
+                     .differing = json_array()};
     for (int k = 0; k < ASSAY_STORED_COUNT; k++)
         json_object_set_new(p.tensors, assay_stored_word((assay_stored_kind)k), json_object());
     ASSAY_TRY_GOTO(write_all(&p, state), st, done);
@@ -229,6 +237,7 @@ done:
     json_decref(p.tensors);
     json_decref(p.hashes);
     json_decref(p.files);
+    json_decref(p.differing);
     return st;
 }
 

@@ -268,6 +268,28 @@ static assay_status read_run(void *user, int part, int64_t in_part, int64_t in_p
     return ASSAY_OK;
 }
 
+/* Ranks did not agree on a tensor when it was saved: nobody knows whose is right. */
+static assay_status check_replicas(const assay_checkpoint *c, int family, const char *name)
+{
+    const json_t *list = json_object_get(c->manifest, "differing_replicas");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *entry = json_array_get(list, i);
+        const char *word = json_string_value(json_array_get(entry, 0));
+        const char *param = json_string_value(json_array_get(entry, 1));
+        ASSAY_CHECK(word != NULL && param != NULL, ASSAY_FORMAT,
+                    "%s/manifest.json: differing_replicas: expected [family, parameter, rank]", c->dir);
+        const int there = assay_checkpoint_family_of(&c->plan.content, word);
+        ASSAY_CHECK(there < 0 || strcmp(param, name) != 0 ||
+                        assay_checkpoint_stored_family(&c->plan.content, there) !=
+                            assay_checkpoint_stored_family(&c->plan.content, family),
+                    ASSAY_MISMATCH,
+                    "%s: %s/%s: replicas differ: when it was saved, the piece of rank %lld was not what the "
+                    "file holds",
+                    c->dir, word, name, (long long)json_integer_value(json_array_get(entry, 2)));
+    }
+    return ASSAY_OK;
+}
+
 assay_status assay_checkpoint_read(const assay_checkpoint *c, const char *family, const char *name,
                                    assay_dtype dtype, const assay_shard *want, void *dst)
 {
@@ -285,6 +307,7 @@ assay_status assay_checkpoint_read(const assay_checkpoint *c, const char *family
         ASSAY_CHECK(spec->shape[d] == want->global_shape[d], ASSAY_MISMATCH,
                     "%s: %s/%s: dimension %d: expected %lld, found %lld (a checkpoint of another model?)",
                     c->dir, family, name, d, (long long)want->global_shape[d], (long long)spec->shape[d]);
+    ASSAY_TRY(check_replicas(c, f, name));
     piece_read p = {.infos = &c->infos[assay_checkpoint_plan_find(&c->plan, f, param)],
                     .dst = dst,
                     .width = assay_dtype_bytes(dtype)};

@@ -22,6 +22,7 @@ typedef struct seal {
     int64_t n, capacity;
     said *list;
     json_t *tensors, *files; /* hashes */
+    json_t *differing;       /* [family, parameter, rank] */
 } seal;
 
 /* --- what the ranks say ------------------------------------------------------------------------------------- */
@@ -202,10 +203,15 @@ static assay_status check_said(seal *s, const assay_param_spec *p, const said *p
     const assay_checkpoint_content *c = &s->w->plan.content;
     ASSAY_TRY(assay_param_runs(p, &piece->shard, take_run, u));
     assay_sha256_bytes(u->piece, (size_t)(assay_shard_count(&piece->shard) * u->width), hash);
-    ASSAY_CHECK(strcmp(hash, piece->sha256) == 0, ASSAY_MISMATCH,
+    const char *family = assay_checkpoint_family_word(c, piece->family, p);
+    if (strcmp(hash, piece->sha256) == 0)
+        return ASSAY_OK;
+    ASSAY_CHECK(c->keep_differing, ASSAY_MISMATCH,
                 "%s: %s/%s: the piece of rank %d is not what the file holds: replicas differ, or it was not "
                 "written as it is",
-                s->w->dir, assay_checkpoint_family_word(c, piece->family, p), p->name, piece->rank);
+                s->w->dir, family, p->name, piece->rank);
+    ASSAY_CHECK(json_array_append_new(s->differing, json_pack("[ssi]", family, p->name, piece->rank)) == 0,
+                ASSAY_OUT_OF_MEMORY, "checkpoint: replicas that differ");
     return ASSAY_OK;
 }
 
@@ -266,7 +272,8 @@ static assay_status hash_files(seal *s)
 static assay_status write_hashes(seal *s)
 {
     char path[ASSAY_CHECKPOINT_PATH + 64];
-    json_t *all = json_pack("{s:O, s:O}", "tensors", s->tensors, "files", s->files);
+    json_t *all = json_pack("{s:O, s:O, s:O}", "tensors", s->tensors, "files", s->files, "differing_replicas",
+                            s->differing);
     assay_checkpoint_rank_file(path, s->w->tmp, ASSAY_RANK_HASHES, s->w->rank);
     const int failed = all == NULL || json_dump_file(all, path, JSON_COMPACT) != 0;
     json_decref(all);
@@ -278,7 +285,7 @@ assay_status assay_checkpoint_seal(assay_checkpoint_writer *w)
 {
     assay_status st = ASSAY_OK;
     ASSAY_CHECK(w->finished, ASSAY_INVALID_ARGUMENT, "%s: sealed before its pieces are written", w->dir);
-    seal s = {.w = w, .tensors = json_object(), .files = json_object()};
+    seal s = {.w = w, .tensors = json_object(), .files = json_object(), .differing = json_array()};
     for (int k = 0; k < ASSAY_STORED_COUNT; k++)
         json_object_set_new(s.tensors, assay_stored_word((assay_stored_kind)k), json_object());
     ASSAY_TRY_GOTO(read_pieces(&s), st, done);
@@ -289,6 +296,7 @@ assay_status assay_checkpoint_seal(assay_checkpoint_writer *w)
 done:
     json_decref(s.tensors);
     json_decref(s.files);
+    json_decref(s.differing);
     free(s.list);
     return st;
 }

@@ -79,6 +79,9 @@ static const assay_option_row table[] = {
             "--save is a folder of checkpoints iter_0000010, one every so many steps and one at the end"),
     ROW_INT(max_shard_size, 0, (int64_t)1 << 53, STEP_TRAIN, "Data",
             "bytes of the tensors of one file of a checkpoint; 0: 5 GB"),
+    ROW_BOOL(save_differing_replicas, STEP, "Data",
+             "write a checkpoint whose ranks' replicas differ, and say so in it; those tensors are refused "
+             "by who reads them"),
     ROW_STRING(metrics, "FILE", STEP_TRAIN, "Data", "one JSON object for each step (docs/TRAIN.md)"),
     ROW_INT(log_interval, 0, STEPS_MAX, STEP_TRAIN, "Run",
             "a line on standard output every so many steps; 0: none"),

@@ -19,7 +19,8 @@ assay_status assay_state_content(const assay_model_spec *spec, const assay_train
     *out = (assay_checkpoint_content){.spec = spec,
                                       .weight = recipe->op[ASSAY_OPS_LINEAR].weight,
                                       .state = recipe->op[ASSAY_OPS_OPTIMIZER].weight,
-                                      .max_shard_size = o->max_shard_size};
+                                      .max_shard_size = o->max_shard_size,
+                                      .keep_differing = o->save_differing_replicas};
     out->n_states = assay_optimizer_states(o->optimizer, &out->state_names);
     return ASSAY_OK;
 }

@@ -360,6 +360,8 @@ assay_status parity_run_task(const parity_run_options *o, const parity_engine *e
     else
         assay_train_options_default(&s.train);
     s.train.collective_timeout = o->collective_timeout;
+    s.train.save_differing_replicas =
+        true; /* the trace is judged, and the checkpoint says what is wrong with it */
     s.train.precision = t->precision;
     snprintf(s.train.variant, sizeof s.train.variant, "%s",
              strcmp(t->variant, "fastest") == 0 ? "" : t->variant);

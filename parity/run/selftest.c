@@ -66,6 +66,7 @@ static assay_status run_engine(selftest *s, const char *layout, const char *faul
     ASSAY_TRY(scratch(s, "out", o.out));
     snprintf(o.trace, sizeof o.trace, "%s", trace);
     snprintf(o.save, sizeof o.save, "%s", save);
+    o.save_differing_replicas = true;
     snprintf(o.layout, sizeof o.layout, "%s", layout);
     snprintf(o.fault, sizeof o.fault, "%s", fault);
     return parity_engine_run(&s->engine, "step", &o, NULL, log, true, 120.0, NULL);

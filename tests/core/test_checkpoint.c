@@ -266,6 +266,31 @@ Test(core_checkpoint, replicas_that_differ_are_an_error)
                 ASSAY_BF16, ASSAY_MISMATCH, "expert_bias/decoder.layers.1.mlp.router.expert_bias");
 }
 
+/* The judge's runs keep them, and nobody reads them. */
+Test(core_checkpoint, replicas_that_differ_are_kept_for_the_judge_alone)
+{
+    assay_checkpoint_writer *w[3] = {NULL};
+    assay_model_spec *spec = checkpoint_spec(megatron_small);
+    assay_checkpoint_content content = checkpoint_content(spec, ASSAY_BF16);
+    const checkpoint_wrong wrong = {-1, 2, "decoder.final_layernorm.weight", "exp_avg_sq"};
+    json_t *state = json_object();
+    float got[8];
+    assay_shard whole;
+    content.keep_differing = true;
+    cr_assert_eq(checkpoint_seal_all(w, path_of("c"), 7, 0, &content, 3, &wrong), ASSAY_OK);
+    cr_assert_eq(assay_checkpoint_publish(w[0], state), ASSAY_OK, "%s", assay_error_message());
+    assay_checkpoint *c = opened(path_of("c"));
+    assay_shard_whole(&whole, (int64_t[]){6}, 1);
+    cr_expect_eq(assay_checkpoint_read(c, "exp_avg_sq", wrong.param, ASSAY_F32, &whole, got), ASSAY_MISMATCH);
+    cr_expect_not_null(strstr(assay_error_message(), "the piece of rank 2 was not"), "%s",
+                       assay_error_message());
+    cr_expect_eq(assay_checkpoint_read(c, "exp_avg", wrong.param, ASSAY_F32, &whole, got), ASSAY_OK);
+    assay_checkpoint_close(c);
+    json_decref(state);
+    checkpoint_destroy_all(w, 3);
+    assay_spec_destroy(spec);
+}
+
 Test(core_checkpoint, a_weight_that_is_not_its_master_is_an_error)
 {
     expect_seal(&(checkpoint_wrong){-1, 1, "embedding.word_embeddings.weight", "weight"}, ASSAY_F32,
