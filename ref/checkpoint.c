@@ -59,7 +59,7 @@ static assay_status new_buffers(const ref_engine *e, buffers *b)
         most = n > most ? n : most;
     }
     b->whole = malloc((size_t)most * sizeof *b->whole);
-    b->stored = malloc((size_t)most * sizeof(double));
+    b->stored = malloc((size_t)(most * assay_dtype_bytes(ASSAY_F64)));
     if (b->whole != NULL && b->stored != NULL)
         return ASSAY_OK;
     free(b->whole);
