@@ -78,6 +78,10 @@ json_t *assay_shard_to_json(const assay_shard *s);
 assay_status assay_shard_from_json(const json_t *segments, const assay_param_spec *p, const char *what,
                                    assay_shard *out);
 
+typedef struct assay_open_shard {
+    bool open;
+    int fd;
+} assay_open_shard;
 struct assay_checkpoint_writer {
     char dir[ASSAY_CHECKPOINT_PATH];
     char tmp[ASSAY_CHECKPOINT_PATH];
@@ -85,7 +89,7 @@ struct assay_checkpoint_writer {
     int64_t step;
     int rank, world;
     assay_checkpoint_plan plan;
-    int *files; /* [shards], -1: not open */
+    assay_open_shard *files; /* [shards] */
     json_t *pieces;
     bool finished, sealed;
 };

@@ -76,12 +76,13 @@ static assay_status make_shard(assay_checkpoint_writer *w, int64_t i)
     const assay_planned_shard *s = &w->plan.shards[i];
     char path[ASSAY_CHECKPOINT_PATH + 64];
     assay_checkpoint_file(path, w->tmp, s->file);
-    w->files[i] = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
-    ASSAY_CHECK(w->files[i] >= 0, ASSAY_IO, "%s: cannot create: %s", path, strerror(errno));
-    const int failed = posix_fallocate(w->files[i], 0, (off_t)s->bytes);
+    const int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+    ASSAY_CHECK(fd >= 0, ASSAY_IO, "%s: cannot create: %s", path, strerror(errno));
+    w->files[i] = (assay_open_shard){true, fd};
+    const int failed = posix_fallocate(fd, 0, (off_t)s->bytes);
     ASSAY_CHECK(failed == 0, ASSAY_IO, "%s: no room for its %lld bytes: %s", path, (long long)s->bytes,
                 strerror(failed));
-    return write_at(w->files[i], path, s->header, s->header_bytes, 0);
+    return write_at(fd, path, s->header, s->header_bytes, 0);
 }
 
 /* What rank 0 made before it failed. */
@@ -90,7 +91,7 @@ static void remove_staged(const assay_checkpoint_writer *w)
     char path[ASSAY_CHECKPOINT_PATH + 64];
     for (int64_t i = 0; i < w->plan.n_shards; i++) {
         assay_checkpoint_file(path, w->tmp, w->plan.shards[i].file);
-        if (w->files[i] >= 0)
+        if (w->files[i].open)
             unlink(path);
     }
     rmdir(w->tmp);
@@ -121,7 +122,7 @@ static assay_status alloc_writer(assay_checkpoint_writer *w, const assay_checkpo
 {
     ASSAY_TRY(assay_checkpoint_plan_make(&w->plan, content));
     w->pieces = json_array();
-    w->files = malloc(((size_t)w->plan.n_shards + 1) * sizeof *w->files);
+    w->files = calloc((size_t)w->plan.n_shards + 1, sizeof *w->files);
     ASSAY_CHECK(w->pieces != NULL && w->files != NULL, ASSAY_OUT_OF_MEMORY, "checkpoint writer: %lld shards",
                 (long long)w->plan.n_shards);
     for (int64_t i = 0; i < w->plan.n_shards; i++)
@@ -167,8 +168,8 @@ void assay_checkpoint_writer_destroy(assay_checkpoint_writer *w)
     if (w == NULL)
         return;
     for (int64_t i = 0; w->files != NULL && i < w->plan.n_shards; i++)
-        if (w->files[i] >= 0)
-            close(w->files[i]);
+        if (w->files[i].open)
+            close(w->files[i].fd);
     free(w->files);
     assay_checkpoint_plan_free(&w->plan);
     json_decref(w->pieces);
@@ -188,12 +189,13 @@ static assay_status write_run(void *user, int part, int64_t in_part, int64_t in_
     const piece_write *p = user;
     const assay_planned_tensor *t = &p->tensors[part];
     char path[ASSAY_CHECKPOINT_PATH + 64];
-    int *fd = &p->w->files[t->shard];
+    assay_open_shard *f = &p->w->files[t->shard];
     assay_checkpoint_file(path, p->w->tmp, p->w->plan.shards[t->shard].file);
-    if (*fd < 0)
-        *fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
-    ASSAY_CHECK(*fd >= 0, ASSAY_IO, "%s: cannot open: %s", path, strerror(errno));
-    return write_at(*fd, path, p->data + in_piece * p->width, count * p->width,
+    if (!f->open)
+        f->fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    ASSAY_CHECK(f->fd >= 0, ASSAY_IO, "%s: cannot open: %s", path, strerror(errno));
+    f->open = true;
+    return write_at(f->fd, path, p->data + in_piece * p->width, count * p->width,
                     t->offset + in_part * p->width);
 }
 
@@ -251,8 +253,8 @@ assay_status assay_checkpoint_writer_finish(assay_checkpoint_writer *w)
     char path[ASSAY_CHECKPOINT_PATH + 64];
     for (int64_t i = 0; i < w->plan.n_shards; i++) {
         assay_checkpoint_file(path, w->tmp, w->plan.shards[i].file);
-        if (w->files[i] >= 0)
-            ASSAY_TRY(assay_sync_file(w->files[i], path));
+        if (w->files[i].open)
+            ASSAY_TRY(assay_sync_file(w->files[i].fd, path));
     }
     /* Read by the other ranks before publication, which removes it: nothing to sync. */
     assay_checkpoint_rank_file(path, w->tmp, ASSAY_RANK_PIECES, w->rank);
