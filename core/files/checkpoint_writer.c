@@ -125,8 +125,6 @@ static assay_status alloc_writer(assay_checkpoint_writer *w, const assay_checkpo
     w->files = calloc((size_t)w->plan.n_shards + 1, sizeof *w->files);
     ASSAY_CHECK(w->pieces != NULL && w->files != NULL, ASSAY_OUT_OF_MEMORY, "checkpoint writer: %lld shards",
                 (long long)w->plan.n_shards);
-    for (int64_t i = 0; i < w->plan.n_shards; i++)
-        w->files[i] = -1;
     return ASSAY_OK;
 }
 
