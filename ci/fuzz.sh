@@ -36,7 +36,7 @@ for target in "${targets[@]}"; do
     fi
     mkdir -p "$kept"
     log=build/fuzz/$target.log
-    OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 ASSAY_FUZZ_TARGET=$target "${same[@]}" build/fuzz/bin/"$program" "${how[@]}" -max_len=20000 -len_control=20 -timeout=5 -rss_limit_mb=2048 -malloc_limit_mb=256 \
+    OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1 ASSAY_FUZZ_TARGET=$target "${same[@]}" build/fuzz/bin/"$program" "${how[@]}" -max_len=32000 -len_control=20 -timeout=5 -rss_limit_mb=2048 -malloc_limit_mb=256 \
         -dict=build/fuzz/words.dict -artifact_prefix="build/fuzz/failed/$target-" -print_final_stats=1 "$kept" "$seeds" >"$log" 2>&1
     code=$?
     n=$(sed -nE 's/^stat::number_of_executed_units: *([0-9]+)/\1/p' "$log")

@@ -65,7 +65,7 @@ typedef struct fuzz_section {
     const uint8_t *data;
     size_t bytes;
 } fuzz_section;
-enum { FUZZ_SECTIONS = 8 };
+enum { FUZZ_SECTIONS = 12 };
 /* Sections of an input; 0: it is none.  Sections with other names than `names` (NULL-terminated) are left out. */
 int fuzz_sections(const uint8_t *data, size_t bytes, const char *const *names,
                   fuzz_section out[FUZZ_SECTIONS]);

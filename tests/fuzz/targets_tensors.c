@@ -120,8 +120,16 @@ static void seal(const fuzz_section *sections, int n)
 
 void fuzz_checkpoint(const uint8_t *data, size_t bytes)
 {
-    static const char *const names[] = {"manifest.json",   "rank-00000.json",        "rank-00000.safetensors",
-                                        "rank-00001.json", "rank-00001.safetensors", NULL};
+    static const char *const names[] = {"manifest.json",
+                                        "state.json",
+                                        "config.json",
+                                        "model.safetensors.index.json",
+                                        "model-00001-of-00001.safetensors",
+                                        "optimizer.safetensors.index.json",
+                                        "optimizer-00001-of-00001.safetensors",
+                                        "master_weights.safetensors.index.json",
+                                        "master_weights-00001-of-00001.safetensors",
+                                        NULL};
     fuzz_section sections[FUZZ_SECTIONS];
     assay_checkpoint *c;
     const int n = fuzz_sections(data, bytes, names, sections);
@@ -143,13 +151,18 @@ void fuzz_checkpoint(const uint8_t *data, size_t bytes)
             if (__builtin_mul_overflow(count, whole.global_shape[d], &count))
                 count = INT64_MAX;
         if (count > 1 << 20)
-            continue; /* memory is the caller's: it knows the model */
+            continue;
         const size_t size = (size_t)count * (size_t)assay_dtype_bytes(dtype);
         void *to = malloc(size + 1);
         FUZZ_LAW(to != NULL, "%zu bytes", size);
         if (assay_checkpoint_read(c, family, name, dtype, &whole, to) == ASSAY_OK)
             (void)fuzz_touch(to, size);
         free(to);
+    }
+    for (int64_t i = 0; i < assay_checkpoint_stored_count(c); i++) {
+        assay_checkpoint_stored t;
+        if (assay_checkpoint_stored_at(c, i, &t) == ASSAY_OK)
+            (void)fuzz_touch(t.data, t.bytes);
     }
     assay_checkpoint_close(c);
 }
