@@ -90,6 +90,19 @@ for file in github gitlab slurm; do
     echo "workflows: $file: $totals"
 done
 
+# One way to build: the image, both services and README say the same.
+image=$(sed -nE '/^FROM .* AS build/,/^FROM [^ ]+$/s/^RUN //p' Dockerfile)
+for file in github gitlab; do
+    [[ $image == "$(commands "$examples/ci/$file.yml" build)" ]] || { echo "workflows: $file.yml builds otherwise than Dockerfile" >&2; exit 1; }
+done
+packaging=$(tail -1 <<<"$image") start=$(sed -nE 's/^# +(docker build .*)/\1/p' Dockerfile)
+for text in "$packaging" "$start"; do
+    if [[ -z $text ]] || ! grep -qF "$text" README.md; then
+        echo "workflows: README.md lacks: $text" >&2
+        exit 1
+    fi
+done
+
 # A wrong engine, and a part that is missing: the join says so.
 cat >"$work/bin/assay" <<STUB
 #!/usr/bin/env bash
