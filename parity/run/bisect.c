@@ -10,7 +10,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { BISECT_RUNS = 300 };
+/* Runs at the most; operations that are found one by one, before groups are tried; of a set of groups that many are tried singly. */
+enum { BISECT_RUNS = 300, BISECT_SINGLY = 4, BISECT_THINNED = 32 };
 
 typedef struct bisect_options {
     parity_step_options step;
@@ -37,11 +38,32 @@ static assay_status find_healing(bisect *b, bool *set, bool *healed)
     return ASSAY_OK;
 }
 
+/* The fewest kinds of operations and layers; of few operations those, too, that can be left out.  *groups: they were too many. */
+static assay_status search_groups(bisect *b, bisect_search *s, bool *set, bool *groups)
+{
+    int64_t *group = calloc((size_t)b->n + 1, sizeof *group);
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK(group != NULL, ASSAY_OUT_OF_MEMORY, "%lld operations", (long long)b->n);
+    for (int64_t i = 0; i < b->n; i++)
+        group[i] = b->elements[i].group;
+    st = bisect_fewest_groups(s, group, b->n_groups, set);
+    free(group);
+    *groups = bisect_count(b, set) > BISECT_THINNED;
+    if (st == ASSAY_OK && !s->stopped && !*groups)
+        st = bisect_thin_out(s, set);
+    return st;
+}
+
 static assay_status search(bisect *b, bool *set, int64_t limit, const char *mismatch, bisect_verdict *v)
 {
-    bisect_search s = {.test = test, .user = b, .n = b->n, .limit = limit - b->runs};
-    ASSAY_TRY(bisect_smallest(&s, set));
-    return bisect_tell_set(b, set, s.stopped, mismatch, v);
+    bisect_search s = {.test = test, .user = b, .n = b->n, .limit = limit - b->runs, .most = BISECT_SINGLY};
+    bisect_found found = {.set = set, .mismatch = mismatch};
+    assay_status st = bisect_smallest(&s, set);
+    if (st == ASSAY_OK && s.many)
+        st = search_groups(b, &s, set, &found.groups);
+    bisect_search_forget(&s);
+    found.stopped = s.stopped;
+    return st == ASSAY_OK ? bisect_tell_set(b, &found, v) : st;
 }
 
 static assay_status try_variants(bisect *b, bool *set, int64_t limit, const char *mismatch, bisect_verdict *v)

@@ -16,6 +16,7 @@ typedef struct bisect_element {
     bool collective, suspect; /* suspect: the local check fails it */
     bool replaceable[BISECT_WAYS];
     int64_t layer, rank, sequence; /* its place in the order of execution */
+    int64_t group;                 /* its kind of operation in its layer, or outside of all layers */
 } bisect_element;
 
 /* --- bisect_search.c: the smallest sets --------------------------------------------------------------------- */
@@ -26,12 +27,22 @@ typedef struct bisect_search {
     void *user;
     int64_t n;     /* elements, in order of execution */
     int64_t limit; /* tests at the most */
+    int64_t most;  /* elements that bisect_smallest finds one by one */
     int64_t tests; /* made */
     bool stopped;  /* at the limit: the set heals, but may not be the smallest */
+    bool many;     /* more than `most` are needed: bisect_smallest left the set as it was */
+    int64_t n_answers;
+    bool *asked, *answers; /* sets that were tested [n_answers][n], what came of them [n_answers] */
 } bisect_search;
+/* Frees what the search remembers. */
+void bisect_search_forget(bisect_search *s);
 /* set [n]: in: what may be replaced, which heals; out: a set that heals and of which no element can be left out.  Of several
  * the one that ends earliest in the order of execution: what merely lies behind the mistake is not in it. */
 assay_status bisect_smallest(bisect_search *s, bool *set);
+/* Tries to leave out each element of a set that heals. */
+assay_status bisect_thin_out(bisect_search *s, bool *set);
+/* The same as bisect_smallest for groups of elements, group [n] below n_groups: none of those that are left can be left out. */
+assay_status bisect_fewest_groups(bisect_search *s, const int64_t *group, int64_t n_groups, bool *set);
 
 /* --- bisect_run.c: one run of the engine and its verdict ------------------------------------------------------ */
 typedef struct bisect {
@@ -46,7 +57,7 @@ typedef struct bisect {
     assay_batches batches;
     double **weights;
     parity_whole_cache *cache;
-    int64_t n;
+    int64_t n, n_groups;
     bisect_element *elements;
     bisect_way way; /* of the search under way */
     int64_t runs;
@@ -61,6 +72,8 @@ void bisect_close(bisect *b);
 assay_status bisect_run(bisect *b, const char *name, const bool *set, bool *agrees);
 /* The same with the reference's values for whatever has some. */
 assay_status bisect_run_everything(bisect *b, const char *name, bool *agrees);
+/* The layer that an instance names; -1: none. */
+int64_t bisect_layer_in(const char *instance);
 /* The elements of the trace in DIR/NAME, and what the local check says of them. */
 assay_status bisect_read_elements(bisect *b, const char *name);
 /* Which of them the run in DIR/NAME, which asked for all values, got from the reference. */
@@ -83,9 +96,15 @@ __attribute__((format(printf, 2, 3)))
 #endif
 void bisect_note(bisect_verdict *v, const char *fmt, ...);
 int64_t bisect_count(const bisect *b, const bool *set);
-/* A set that heals (stopped: at --runs): sentence, command and DIR/set.txt. */
-assay_status bisect_tell_set(bisect *b, const bool *set, bool stopped, const char *mismatch,
-                             bisect_verdict *v);
+/* What was found: of the set no operation, or (groups) no kind of operation of a layer can be left out; stopped: at --runs,
+ * before that was known. */
+typedef struct bisect_found {
+    const bool *set;
+    bool groups, stopped;
+    const char *mismatch;
+} bisect_found;
+/* A set that heals: sentence, command and DIR/set.txt. */
+assay_status bisect_tell_set(bisect *b, const bisect_found *found, bisect_verdict *v);
 /* `replaced` operations have the reference's values, and `left` differs all the same. */
 void bisect_tell_nothing(const bisect *b, int64_t replaced, const char *mismatch, const char *left,
                          bisect_verdict *v);

@@ -191,7 +191,7 @@ static int compare_elements(const void *x, const void *y)
     return (a->sequence > b->sequence) - (a->sequence < b->sequence);
 }
 
-static int64_t layer_in(const char *instance)
+int64_t bisect_layer_in(const char *instance)
 {
     static const char prefix[] = "decoder.layers.";
     return strncmp(instance, prefix, sizeof prefix - 1) == 0 ? strtoll(instance + sizeof prefix - 1, NULL, 10)
@@ -202,13 +202,13 @@ static int64_t layer_in(const char *instance)
 static int64_t layer_near(const assay_trace *t, int rank, int64_t at)
 {
     const assay_trace_op *op = assay_trace_op_at(t, rank, at);
-    int64_t layer = layer_in(op->instance);
+    int64_t layer = bisect_layer_in(op->instance);
     for (int direction = -1; direction <= 1 && layer < 0; direction += 2)
         for (int64_t i = at + direction; i >= 0 && i < assay_trace_n_ops(t, rank) && layer < 0;
              i += direction) {
             const assay_trace_op *other = assay_trace_op_at(t, rank, i);
             if (other->phase == op->phase && other->microbatch == op->microbatch && other->step == op->step)
-                layer = layer_in(other->instance);
+                layer = bisect_layer_in(other->instance);
         }
     return layer;
 }
@@ -250,6 +250,29 @@ static assay_status add_element(bisect *b, parity_map *map, const assay_trace *t
     return ASSAY_OK;
 }
 
+/* Elements of one operation in one layer, or outside of all, are a group. */
+static assay_status number_groups(bisect *b)
+{
+    char key[ASSAY_NAME];
+    parity_map *map = NULL;
+    assay_status st = ASSAY_OK;
+    ASSAY_TRY(parity_map_create(&map));
+    for (int64_t i = 0; i < b->n; i++) {
+        parity_key k = parity_key_begin(key, sizeof key);
+        parity_key_text(&k, b->elements[i].op);
+        parity_key_number(&k, bisect_layer_in(b->elements[i].instance));
+        int64_t group = parity_map_get(map, key);
+        if (group < 0) {
+            group = b->n_groups++;
+            ASSAY_TRY_GOTO(parity_map_put(map, key, group), st, done);
+        }
+        b->elements[i].group = group;
+    }
+done:
+    parity_map_destroy(map);
+    return st;
+}
+
 static assay_status mark_suspects(bisect *b, const assay_trace *t)
 {
     parity_report *report = NULL;
@@ -282,6 +305,7 @@ assay_status bisect_read_elements(bisect *b, const char *name)
             ASSAY_TRY_GOTO(add_element(b, map, t, rank, i), st, done);
     if (b->n > 1)
         qsort(b->elements, (size_t)b->n, sizeof *b->elements, compare_elements);
+    ASSAY_TRY_GOTO(number_groups(b), st, done);
     st = mark_suspects(b, t);
 done:
     parity_map_destroy(map);

@@ -27,9 +27,10 @@ static assay_status heals(void *user, const bool *set, bool *healed)
 
 static bisect_search find(mistakes *m, int64_t limit, bool *set)
 {
-    bisect_search s = {.test = heals, .user = m, .n = N, .limit = limit};
+    bisect_search s = {.test = heals, .user = m, .n = N, .limit = limit, .most = N};
     memset(set, true, N);
     cr_assert_eq(bisect_smallest(&s, set), ASSAY_OK, "%s", assay_error_message());
+    bisect_search_forget(&s);
     return s;
 }
 
@@ -85,6 +86,36 @@ Test(bisect, a_search_that_is_stopped_leaves_a_set_that_heals)
         cr_expect(healed, "limit %lld", (long long)limit);
         cr_expect_leq(s.tests, limit);
         cr_expect(s.stopped || limit > 10);
+    }
+}
+
+/* Many are found by groups: ten elements each, of which three hold what is needed; and the bound holds there, too. */
+Test(bisect, many_elements_are_found_by_groups)
+{
+    bool set[N], healed;
+    int64_t group[N];
+    mistakes m = {{42, 137, 138, 990}, 4, false};
+    for (int64_t i = 0; i < N; i++)
+        group[i] = i / 10;
+    bisect_search s = {.test = heals, .user = &m, .n = N, .limit = 1000, .most = 3};
+    memset(set, true, N);
+    cr_assert_eq(bisect_smallest(&s, set), ASSAY_OK);
+    cr_expect(s.many);
+    cr_assert_eq(bisect_fewest_groups(&s, group, N / 10, set), ASSAY_OK);
+    for (int64_t i = 0; i < N; i++)
+        cr_expect_eq(set[i], i / 10 == 4 || i / 10 == 13 || i / 10 == 99, "element %lld", (long long)i);
+    cr_expect_leq(s.tests, 180, "%lld tests", (long long)s.tests);
+    cr_assert_eq(bisect_thin_out(&s, set), ASSAY_OK);
+    expect_set(set, &m);
+    bisect_search_forget(&s);
+    for (int64_t limit = 0; limit < 60; limit++) {
+        bisect_search bounded = {.test = heals, .user = &m, .n = N, .limit = limit, .most = 3};
+        memset(set, true, N);
+        cr_assert_eq(bisect_fewest_groups(&bounded, group, N / 10, set), ASSAY_OK);
+        cr_assert_eq(heals(&m, set, &healed), ASSAY_OK);
+        cr_expect(healed && bounded.tests <= limit && (bounded.stopped || limit > 20), "limit %lld",
+                  (long long)limit);
+        bisect_search_forget(&bounded);
     }
 }
 
@@ -162,6 +193,19 @@ Test(bisect, two_operations_are_both_named)
                         {"linear_fwd decoder.layers.0.mlp.linear_fc1 forward",
                          "linear_fwd decoder.layers.1.mlp.linear_fc1 forward"}};
     expect_found(&e);
+}
+
+/* A kernel that is wrong wherever it runs: five operations, by kinds and layers. */
+Test(bisect, a_kernel_that_is_wrong_everywhere_is_named_by_layers)
+{
+    json_t *v = verdict_of(
+        LLAMA "--target output_layer.y --fault scale:*layernorm:y=1.25,op=rmsnorm_fwd,variant=k1", 1);
+    cr_expect_str_eq(text_of(v, "replaced_by"), "variant 0");
+    cr_expect_eq(json_array_size(json_object_get(v, "set")), 5, "%s", text_of(v, "sentence"));
+    cr_expect(strstr(text_of(v, "sentence"), "these operations run variant 0: rmsnorm_fwd in layers 0-1 and "
+                                             "outside of the layers (5) (none of them can be left out)."),
+              "%s", text_of(v, "sentence"));
+    json_decref(v);
 }
 
 Test(bisect, bf16_a_reduction_over_tp)
