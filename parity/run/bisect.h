@@ -41,7 +41,7 @@ void bisect_search_forget(bisect_search *s);
 assay_status bisect_smallest(bisect_search *s, bool *set);
 /* Tries to leave out each element of a set that heals. */
 assay_status bisect_thin_out(bisect_search *s, bool *set);
-/* The same as bisect_smallest for groups of elements, group [n] below n_groups: none of those that are left can be left out. */
+/* The same for groups of elements, group [n] below n_groups, in their order. */
 assay_status bisect_fewest_groups(bisect_search *s, const int64_t *group, int64_t n_groups, bool *set);
 
 /* --- bisect_run.c: one run of the engine and its verdict ------------------------------------------------------ */
@@ -50,6 +50,8 @@ typedef struct bisect {
     parity_engine engine;
     double timeout_s;
     char target[ASSAY_NAME]; /* the tensor that has to agree; "": all that the whole check compares */
+    char against[ASSAY_PATH],
+        against_layout[ASSAY_LAYOUT_TEXT]; /* the run that it has to agree with; both "": the reference */
     char dir[ASSAY_PATH];
     bool quiet;
     assay_model_config *config;
@@ -57,6 +59,11 @@ typedef struct bisect {
     assay_batches batches;
     double **weights;
     parity_whole_cache *cache;
+    assay_trace
+        *other;   /* the run in the reference's place, unsharded, in DIR/other; NULL: the reference itself */
+    double widen; /* how much more of rounding lies between two runs than between one and the truth */
+    char than[128];    /* what the engine is held to, in words ... */
+    const char *whose; /* ... and whose values replace results */
     int64_t n, n_groups;
     bisect_element *elements;
     bisect_way way; /* of the search under way */
@@ -80,6 +87,10 @@ assay_status bisect_read_elements(bisect *b, const char *name);
 assay_status bisect_read_replaced(bisect *b, const char *name);
 /* The trace of the unsharded reference, to DIR/reference. */
 assay_status bisect_reference(bisect *b);
+/* The engine in the other layout and without the planted fault, its trace to DIR/NAME. */
+assay_status bisect_run_other(bisect *b, const char *name);
+/* DIR/NAME */
+assay_status bisect_path(const bisect *b, const char *name, char out[ASSAY_PATH]);
 /* Rules for the engine (--substitute). */
 assay_status bisect_write_rules(const bisect *b, const bool *set, const char *path);
 
@@ -108,5 +119,10 @@ assay_status bisect_tell_set(bisect *b, const bisect_found *found, bisect_verdic
 /* `replaced` operations have the reference's values, and `left` differs all the same. */
 void bisect_tell_nothing(const bisect *b, int64_t replaced, const char *mismatch, const char *left,
                          bisect_verdict *v);
+
+/* --- bisect_other.c: another run in the reference's place ----------------------------------------------------- */
+/* Takes the trace in `dir` as b->other; what of it cannot be taken is noted.  ASSAY_INVALID_ARGUMENT: another batch or precision, no
+ * values. */
+assay_status bisect_take_other(bisect *b, const char *dir, bisect_verdict *v);
 
 #endif

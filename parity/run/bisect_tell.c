@@ -45,7 +45,7 @@ static assay_status make_command(const bisect *b, bisect_verdict *v)
     snprintf(path, sizeof path, "%s/set.txt", b->dir);
     append(v->command, sizeof v->command, "--substitute", path);
     if (b->way == BISECT_VALUES) {
-        snprintf(path, sizeof path, "%s/reference", b->dir);
+        snprintf(path, sizeof path, "%s/%s", b->dir, b->other != NULL ? "other" : "reference");
         append(v->command, sizeof v->command, "--substitute-values", path);
     }
     snprintf(path, sizeof path, "%s/healed", b->dir);
@@ -173,7 +173,7 @@ static int64_t name_set(const bisect *b, const bool *set, json_t *list, char *ou
 /* WRONG: the smallest set, by kernel and instance. */
 assay_status bisect_tell_set(bisect *b, const bisect_found *found, bisect_verdict *v)
 {
-    char path[2 * ASSAY_PATH], names[NAMES] = "", others[SUSPECTS], but[SUSPECTS + 128] = "";
+    char path[2 * ASSAY_PATH], names[NAMES] = "", others[SUSPECTS], but[SUSPECTS + 128] = "", how[96];
     const bool *set = found->set;
     const int64_t size = bisect_count(b, set), accused = name_suspects(b, others);
     const int64_t suspects = name_set(b, set, v->set, names, sizeof names);
@@ -186,13 +186,15 @@ assay_status bisect_tell_set(bisect *b, const bisect_found *found, bisect_verdic
             "each of these operations is within rounding of what it read (local check), and only all of "
             "them together heal: look at what they share: weights, batch, positions, options, the precision "
             "itself");
-    snprintf(v->sentence, sizeof v->sentence, "WRONG: %.300s; the mismatch vanishes when %s: %s%s%s.",
-             found->mismatch,
-             size == 1 && b->way == BISECT_VARIANT ? "one operation runs variant 0"
-             : b->way == BISECT_VARIANT            ? "these operations run variant 0"
-             : size == 1                           ? "one operation's results are the reference's"
-                                                   : "these operations' results are the reference's",
-             names,
+    if (b->way == BISECT_VARIANT)
+        snprintf(how, sizeof how,
+                 size == 1 ? "one operation runs variant 0" : "these operations run variant 0");
+    else
+        snprintf(how, sizeof how,
+                 size == 1 ? "one operation's results are %s's" : "these operations' results are %s's",
+                 b->whose);
+    snprintf(v->sentence, sizeof v->sentence, "WRONG: %.400s; the mismatch vanishes when %s: %s%s%s.",
+             found->mismatch, how, names,
              found->stopped  ? " (stopped at --runs: a smaller set may do)"
              : found->groups ? " (no kind of a layer can be left out)"
              : size > 1      ? " (none of them can be left out)"
@@ -215,16 +217,16 @@ void bisect_tell_nothing(const bisect *b, int64_t replaced, const char *mismatch
     if (accused > 0)
         snprintf(
             v->sentence, sizeof v->sentence,
-            "WRONG: %.300s; it stays with the reference's values in place of the results of %lld of %lld "
+            "WRONG: %.400s; it stays with %s's values in place of the results of %lld of %lld "
             "operations, which are no choices and no counts (then %.200s); these contradict what they read: "
             "%s.",
-            mismatch, (long long)replaced, (long long)b->n, left, suspects);
+            mismatch, b->whose, (long long)replaced, (long long)b->n, left, suspects);
     else
         snprintf(
             v->sentence, sizeof v->sentence,
-            "WRONG: %.300s; it stays with the reference's values in place of the results of %lld of %lld "
+            "WRONG: %.400s; it stays with %s's values in place of the results of %lld of %lld "
             "operations (then %.200s): look at what no operation makes: weights, batch, options, what is "
             "kept "
             "between steps, or the %lld operations without a value.",
-            mismatch, (long long)replaced, (long long)b->n, left, (long long)(b->n - replaced));
+            mismatch, b->whose, (long long)replaced, (long long)b->n, left, (long long)(b->n - replaced));
 }
