@@ -138,6 +138,11 @@ assay_status parity_whole_cache_create(parity_whole_cache **out, const assay_mod
 assay_status parity_whole_cache_share(parity_whole_cache *c, const char *folder);
 void parity_whole_cache_destroy(parity_whole_cache *c);
 assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t, parity_report *report);
+/* The same against another run in place of the reference: an unsharded trace of canonical names in double.  The reference's runs
+ * say what rounding can do; widen: how much more of it lies between two runs than between one and the truth.  What the other
+ * run does not hold is not compared. */
+assay_status parity_check_whole_against(parity_whole_cache *cache, const assay_trace *t,
+                                        const assay_trace *other, double widen, parity_report *report);
 /* routing.c */
 assay_status parity_check_routing(const assay_trace *t, parity_report *report);
 /* bitwise.c: two traces (or two result files) must be equal bit for bit; `claim` is "repeat" or "restart" */
