@@ -2,11 +2,22 @@
 #ifndef PARITY_REPORT_FILES_H
 #define PARITY_REPORT_FILES_H
 
+#include "core/base/json_text.h"
 #include "parity/parity.h"
 
 /* part.c: results as a task's child hands them to its parent: read by the program that wrote them. */
 assay_status parity_report_save_part(const parity_report *r, const char *path);
 assay_status parity_report_load_part(parity_report *r, const char *path);
+
+/* drawn.c: members "picture" and "curve" of a line of results.jsonl.  Read, they are as strict as results are; *drawn: there is
+ * a picture; the points of the curve are freed by the caller. */
+void parity_drawn_to_json(assay_json_text *t, const parity_picture *picture, const parity_curve *curve);
+assay_status parity_drawn_from_json(const json_t *o, const char *what, parity_picture *picture, bool *drawn,
+                                    parity_curve *curve);
+/* The same as bytes of a part. */
+bool parity_drawn_save(FILE *f, const parity_picture *picture, const parity_curve *curve);
+assay_status parity_drawn_read(const char *path, const char **at, const char *end, parity_picture *picture,
+                               bool *drawn, parity_curve *curve);
 
 /* Adds every result of a results.jsonl, and says which run it was part of (origin may be NULL).  An error that names file
  * and line: a malformed line, a pass whose ratio is not at most 1 or that has bad elements, results that are not as many
