@@ -225,5 +225,9 @@ int parity_main_report(int argc, char **argv);
 int parity_main_bench(int argc, char **argv);
 /* "0.1.0" */
 const char *parity_version(void);
+/* "1782025f8a59", with "-dirty" where the sources were changed; "unknown" where they were built outside of git.  The program
+ * tells: the library knows no commit. */
+void parity_set_commit(const char *commit);
+const char *parity_commit(void);
 
 #endif

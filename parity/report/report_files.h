@@ -67,11 +67,6 @@ void parity_task_label(const char *case_name, const char *precision, const char 
 /* "decoder.layers.1.mlp.linear_fc1 linear_bwd_weight dweight[3,5], step 1, microbatch 0, rank 2" */
 void parity_result_place(const parity_result *r, char *out, size_t capacity);
 
-/* heatmap.c: the tables of index.html; n columns of parity_report_columns. */
-assay_status parity_put_heatmaps(FILE *f, const parity_report *r, const parity_column *columns, int64_t n);
-/* One cell of them, coloured by the ratio. */
-void parity_put_ratio_cell(FILE *f, double ratio, bool have);
-
 /* axes.c: the worst shares of the checks local [0] and whole [1] over the cells whose layout uses an axis; axes that no cell
  * uses are left out.  Returns the number of rows. */
 enum { PARITY_MAX_AXES = 16 };

@@ -2,6 +2,7 @@
 #include "core/base/file.h"
 #include "core/base/log.h"
 #include "core/files/dataset.h"
+#include "parity/dry/dry_svg.h"
 #include "parity/run/run.h"
 #include <math.h>
 #include <stdlib.h>
@@ -207,6 +208,7 @@ static assay_status judge_trace(task_state *s, const char *dir, const char *save
     ASSAY_TRY_GOTO(assay_layout_parse(s->t->layout, &p), st, done);
     ASSAY_TRY_GOTO(assay_grid_make(&p, &grid), st, done);
     ASSAY_TRY_GOTO(assay_grid_check_model(&grid, config), st, done);
+    json_object_set_new(s->facts, "held", dry_held_json(config, spec, &grid, s->t->precision));
     ASSAY_TRY_GOTO(assay_batches_open(&batches, s->train.batch, config->vocab_size), st, done);
     ASSAY_TRY_GOTO(assay_trace_open(&trace, dir, true), st, done);
     ASSAY_TRY_GOTO(judge_weights(s, spec), st, done);
