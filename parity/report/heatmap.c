@@ -1,5 +1,5 @@
 /* index.html: the worst error of every operation, as a share of its bound.  For each precision over all cases, by layer and
- * operation; for each case and precision by operation instance, layout and kernels. */
+ * operation; for each case by operation instance, precision, layout and kernels. */
 #include "parity/judge/judge.h"
 #include "parity/report/page.h"
 #include <math.h>
@@ -244,7 +244,7 @@ static void put_legend(FILE *f)
 
 static void row_key(char out[KEY], const parity_result *x)
 {
-    snprintf(out, KEY, "R|%s|%s|%s|%s", x->case_name, x->precision, x->instance, x->op);
+    snprintf(out, KEY, "R|%s|%s|%s", x->case_name, x->instance, x->op);
 }
 
 static void cell_key(char out[KEY], const parity_result *row, int64_t column)
@@ -254,7 +254,7 @@ static void cell_key(char out[KEY], const parity_result *row, int64_t column)
 
 static bool same_table(const parity_column *a, const parity_column *b)
 {
-    return strcmp(a->case_name, b->case_name) == 0 && strcmp(a->precision, b->precision) == 0;
+    return strcmp(a->case_name, b->case_name) == 0;
 }
 
 static assay_status add_rows(heatmap *h)
@@ -283,18 +283,16 @@ static void put_head(const heatmap *h, int64_t first, bool open)
     const parity_column *head = &h->p->columns[first];
     fprintf(f, "<details%s data-g=\"", open ? " open" : "");
     parity_put_escaped(f, head->case_name);
-    fputc(' ', f);
-    parity_put_escaped(f, head->precision);
     fputs("\"><summary>", f);
     parity_put_escaped(f, head->case_name);
-    fputc(' ', f);
-    parity_put_escaped(f, head->precision);
     fputs("</summary><div class=wrap><table class=\"h two\"><thead><tr><th class=l>instance</th>"
           "<th class=l>operation</th>",
           f);
     for (int64_t k = first; k < h->p->n; k++)
         if (same_table(&h->p->columns[k], head)) {
             fputs("<th>", f);
+            parity_put_escaped(f, h->p->columns[k].precision);
+            fputc(' ', f);
             parity_put_escaped(f, h->p->columns[k].layout);
             fputc(' ', f);
             parity_put_escaped(f, h->p->columns[k].variants);
@@ -373,7 +371,7 @@ assay_status parity_page_heatmaps(const parity_page *p)
     put_legend(p->f);
     ASSAY_TRY_GOTO(put_maps(&h), st, done);
     ASSAY_TRY_GOTO(add_rows(&h), st, done);
-    fputs("<h2>The same by case, instance and layout</h2>", p->f);
+    fputs("<h2>The same by case, instance, precision and layout</h2>", p->f);
     put_tables(&h);
 done:
     free(h.cells);

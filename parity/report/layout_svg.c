@@ -3,7 +3,7 @@
 #include "parity/report/page.h"
 #include <string.h>
 
-enum { BOX = 116, HIGH = 64, GAP = 8, SMALL = 16, LARGE_WORLD = 64, HEAD = 34 };
+enum { BOX = 128, HIGH = 64, GAP = 8, SMALL = 16, LARGE_WORLD = 64, HEAD = 34 };
 
 typedef struct geometry {
     int box, high, gap, tp, stage, wide, tall;
@@ -94,8 +94,10 @@ static void put_rank(FILE *f, const parity_layout_drawing *d, const geometry *m,
         fputs("</g>\n", f);
         return;
     }
-    fprintf(f, "<text x=\"6\" y=\"15\" font-weight=\"bold\">rank %d%s</text>", rank,
-            rank == d->marked ? ": failed" : "");
+    fprintf(f, "<text x=\"6\" y=\"15\" font-weight=\"bold\">rank %d</text>", rank);
+    if (rank == d->marked)
+        fprintf(f, "<text x=\"%d\" y=\"29\" text-anchor=\"end\" font-weight=\"bold\">failed</text>",
+                m->box - 6);
     fprintf(f, "<text class=\"d\" x=\"6\" y=\"29\">tp %d  cp %d  dp %d</text>", c.tp, c.cp, c.dp);
     if (g->p.expert_model_parallel_size * g->p.expert_tensor_parallel_size > 1)
         fprintf(f, "<text class=\"d\" x=\"6\" y=\"42\">etp %d  ep %d  edp %d</text>", c.etp, c.ep, c.edp);

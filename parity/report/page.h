@@ -47,7 +47,7 @@ void parity_page_head(const parity_page *p, const char *title);
 void parity_page_script(const parity_page *p);
 /* page_failures.c: marks what it shows. */
 assay_status parity_page_failures(parity_page *p);
-/* page_picture.c */
+/* page_picture.c: two figures */
 void parity_put_picture(FILE *f, const parity_picture *p, bool slices);
 /* page_curves.c */
 assay_status parity_page_curves(const parity_page *p);

@@ -85,10 +85,12 @@ static void put_card(const parity_page *p, int64_t i, bool with_layout)
         fputs("<br>Looks like: ", f);
         parity_put_escaped(f, x->diagnosis);
     }
+    fputs("<div class=figs>", f);
     if (picture != NULL)
         parity_put_picture(f, picture, x->is_distance);
     if (with_layout)
         parity_put_column_layout(p, &p->columns[p->column_of[i]], x->rank);
+    fputs("</div>", f);
     if (x->reproduce[0] != 0) {
         fputs("<pre>", f);
         parity_put_escaped(f, x->reproduce);
@@ -111,8 +113,11 @@ static void put_line(const parity_page *p, int64_t i)
         fputs(" Looks like: ", f);
         parity_put_escaped(f, x->diagnosis);
     }
-    if (picture != NULL)
-        parity_put_picture(f, picture, x->is_distance);
+    if (picture == NULL)
+        return;
+    fputs("<div class=figs>", f);
+    parity_put_picture(f, picture, x->is_distance);
+    fputs("</div>", f);
 }
 
 /* Failures [0, n) of one combination: the first as a card, the others folded behind it. */

@@ -5,7 +5,8 @@
 
 /* The page is whole without it: it hides what does not match the words in the box, and opens what a link leads into. */
 #define SCRIPT                                                                                               \
-    "(function(){var q=document.getElementById('q'),a='tbody tr,.card,ol li,figure.g,details[data-g]';"      \
+    "(function(){var q=document.getElementById('q'),a='table:not(.map)>tbody>tr,.card,ol "                   \
+    "li,figure.g,details[data-g]';"                                                                          \
     "function show(){var w=q.value.toLowerCase().split(/\\s+/).filter(Boolean);"                             \
     "document.querySelectorAll(a).forEach(function(e){var "                                                  \
     "t=e.textContent,p=e.parentElement.closest('[data-g]');"                                                 \

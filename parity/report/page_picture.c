@@ -52,7 +52,7 @@ static void put_bitmap(FILE *f, const parity_picture *p, const char *what)
             side(p->rows) > 16 ? side(p->rows) : 16);
     put_cells(f, p, false);
     put_cells(f, p, true);
-    fprintf(f, "</svg><figcaption>Where: %lld of %lld %s outside, of ", (long long)bad,
+    fprintf(f, "</svg><figcaption>In this comparison %lld of %lld %s are outside, of ", (long long)bad,
             (long long)parity_picture_count(p), what);
     for (int d = 0; d < p->ndim; d++)
         fprintf(f, "%s%lld", d == 0 ? "[" : ", ", (long long)p->shape[d]);
@@ -117,8 +117,6 @@ static void put_histogram(FILE *f, const parity_picture *p, const char *what)
 void parity_put_picture(FILE *f, const parity_picture *p, bool slices)
 {
     const char *what = slices ? "slices" : "elements";
-    fputs("<div class=figs>", f);
     put_bitmap(f, p, what);
     put_histogram(f, p, what);
-    fputs("</div>", f);
 }

@@ -189,7 +189,7 @@ Test(parity_page, pictures_and_curves_are_drawn_from_results)
     parity_report *r = mixed();
     json_t *told = facts();
     char *text = page_of(r, told);
-    expect(text, "Where: 7 of 24 elements outside, of [4, 6], in 7 of 4 x 6 cells.");
+    expect(text, "In this comparison 7 of 24 elements are outside, of [4, 6], in 7 of 4 x 6 cells.");
     expect(text, "<path class=all d=\"M0 0h6v1h-6M0 1h1v1h-1\"/>");
     expect(text, "Error over bound: 17 of 24 elements are within 1");
     expect(text, "<title>at most 0.25: 17 elements</title>");
@@ -201,7 +201,7 @@ Test(parity_page, pictures_and_curves_are_drawn_from_results)
     expect(text, "engine, traced run<td>1.50");
     expect(text, "local<td>2.25");
     /* The layout of the failure, with its rank; and among the layouts. */
-    expect(text, "rank 1: failed");
+    expect(text, ">failed</text>");
     expect(text, "data-rank=\"0\" data-parameters=\"100\" data-gradients=\"200\" data-masters=\"300\" "
                  "data-moments=\"400\"");
     expect(text, "embedding, layers 0-3");

@@ -79,7 +79,7 @@ Test(run_parts, a_failure_in_a_shard_is_a_failure_of_the_whole)
                  cli_count(first, "\"picture\":{") + cli_count(second, "\"picture\":{"));
     cr_expect_eq(cli_count(joined, "\"curve\":{"),
                  cli_count(first, "\"curve\":{") + cli_count(second, "\"curve\":{"));
-    cr_expect_eq(cli_count(page, "<figcaption>Where: "), cli_count(joined, "\"picture\":{"));
+    cr_expect_eq(cli_count(page, "<figcaption>In this comparison "), cli_count(joined, "\"picture\":{"));
     cr_expect_eq(cli_count(page, "<figcaption>tiny fp32, loss, 1 run:"), 1);
     cr_expect_gt(cli_count(page, "data-parameters="), 0);
     cr_expect_eq(cli_count(page, "engine, traced run<td>"), 1);
