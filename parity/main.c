@@ -1,4 +1,5 @@
 /* The front door: `assay VERB ...`. */
+#include "assay_commit.h" /* of the build: cmake/AssayCommit.cmake */
 #include "core/base/suggest.h"
 #include "core/run/outputs.h"
 #include "parity/parity.h"
@@ -49,6 +50,7 @@ static void usage(FILE *out)
 int main(int argc, char **argv)
 {
     ref_blas_core_restart(argv);
+    parity_set_commit(ASSAY_COMMIT);
     if (argc < 2) {
         usage(stderr);
         return 2;
