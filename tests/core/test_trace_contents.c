@@ -1,6 +1,8 @@
 /* A content that is kept is found again only when every byte, the dtype and the shape are the same. */
 #include "core/files/trace_contents.h"
 
+#include "core/base/hash.h"
+
 #include <criterion/criterion.h>
 #include <stdlib.h>
 #include <string.h>
@@ -11,7 +13,7 @@ static assay_trace_tensor record(assay_dtype dtype, int64_t rows, int64_t column
 {
     assay_trace_tensor t = {.dtype = dtype};
     assay_shard_whole(&t.shard, (const int64_t[]){rows, columns}, 2);
-    t.bytes = (size_t)(rows * columns) * assay_dtype_size(dtype);
+    t.bytes = (size_t)(rows * columns) * (size_t)assay_dtype_bits(dtype) / 8;
     return t;
 }
 
