@@ -89,6 +89,7 @@ struct alignas(64) fiber {
 struct warp_group { /* lanes that wait with one mask */
     unsigned mask, arrived;
     int line, op;
+    assay_sim_warp_function *run; /* of ASSAY_SIM_WARP_CALL */
     call_path path;
 };
 
