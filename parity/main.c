@@ -18,6 +18,7 @@ static const verb VERBS[] = {
      "one training step (or N) of a Hugging Face folder on a batch file, by either engine"},
     {"train", parity_main_train,
      "train a model on text or a batch file: checkpoints, resume, metrics, export"},
+    {"ckpt", parity_main_ckpt, "inspect, verify, compare and rewrite checkpoints"},
     {"batch", parity_main_batch, "make a batch file from text"},
     {"run", parity_main_run, "parity of both engines over a matrix of layouts"},
     {"diff", parity_main_diff, "first difference between two traces"},

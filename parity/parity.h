@@ -222,6 +222,7 @@ int parity_main_run(int argc, char **argv);
 int parity_main_step(int argc, char **argv);
 int parity_main_bisect(int argc, char **argv);
 int parity_main_batch(int argc, char **argv);
+int parity_main_ckpt(int argc, char **argv);
 int parity_main_train(int argc, char **argv);
 int parity_main_diff(int argc, char **argv);
 int parity_main_replay(int argc, char **argv);
