@@ -36,12 +36,13 @@ PAIRS = {
     "qk_norm": (dict(DENSE, qk_layernorm=True), [("tp2", None)]),
     "means": (dict(DENSE, calculate_per_token_loss=False), [("dp2", None), ("tp2,sp", None), ("cp2", "mean of means")]),
     "moe": (MOE, [("ep2", None), ("tp2,sp,ep2,etp1", None), ("tp2,sp,etp1", "experts not reduced")]),
-    "aux": (balanced("aux_loss"), [("ep2", None), ("tp2,sp,etp2", "local tokens"), ("cp2", "local tokens")]),
-    "aux_means": (balanced("aux_loss", moe_z_loss_coeff=0.02, calculate_per_token_loss=False), [("tp2,sp,etp2", None)]),
+    "aux": (balanced("aux_loss"), [("ep2", None), ("tp2,sp,etp2", "local tokens"), ("cp2", "local tokens"),
+                                   ("tp2,sp,cp2,etp2", "local tokens")]),
+    "aux_means": (balanced("aux_loss", calculate_per_token_loss=False), [("tp2,sp,etp2", None), ("cp2", None)]),
     "seq_aux": (balanced("seq_aux_loss"), [("dp2", None), ("tp2,sp,etp2", "local tokens")]),
     "z": (dict(MOE, moe_z_loss_coeff=0.05), [("dp2", "own z-loss logged"), ("tp2,sp,etp2", "local tokens")]),
     "global_aux": (balanced("global_aux_loss"), [("pp2", None), ("dp2", "divided by dp twice")]),
-    "mla": (MLA, [("dp2", None), ("tp2", "k_pe not summed"), ("tp2,sp", "k_pe not summed")]),
+    "mla": (MLA, [("dp2", None), ("pp2", None), ("tp2", "k_pe not summed"), ("tp2,sp", "k_pe not summed")]),
     "mla_k_pe": (dict(MLA, fix=["k_pe"]), [("tp2", "q_layernorm summed"), ("tp2,sp", None)]),
     "mla_fixed": (dict(MLA, fix=["k_pe", "q_layernorm"]), [("tp2", None)]),
 }
@@ -95,7 +96,8 @@ def build(c, layout):
     ours = {"vocab_size", "max_position_embeddings", "position_embedding_type", "untie_embeddings_and_output_weights", "activation_func"}
     config = MLATransformerConfig(
         **{k: v for k, v in c.items() if k not in ours}, activation_func=torch.nn.functional.silu,
-        tensor_model_parallel_size=layout["tp"], sequence_parallel=bool(layout["sp"]), params_dtype=torch.float32,
+        tensor_model_parallel_size=layout["tp"], pipeline_model_parallel_size=layout["pp"], batch_p2p_comm=False,
+        deallocate_pipeline_outputs=False, sequence_parallel=bool(layout["sp"]), params_dtype=torch.float32,
         pipeline_dtype=torch.float32, bias_activation_fusion=False, bias_dropout_fusion=False, masked_softmax_fusion=False,
         gradient_accumulation_fusion=False, apply_rope_fusion=False)
     spec = get_gpt_layer_local_spec(multi_latent_attention=True, qk_layernorm=True, normalization="RMSNorm")

@@ -231,26 +231,27 @@ class Auxiliary:
 
 
 class Rotary:
-    """Queries and keys behind the rotation; the positional part of MLA's key is one for all heads, on every rank of tp."""
+    """Queries and keys behind the rotation; of MLA the positional parts in front of it: the key's is one for all heads, on every rank of
+    tp, and so is its gradient."""
 
     def __init__(self, tracer):
         from megatron.core.transformer import attention, multi_latent_attention
-        for file, words in ((attention, ("query", "key")), (multi_latent_attention, ("q_pos_emb", "k_pos_emb"))):
-            self.patch(tracer, file, words)
+        for file, words, behind in ((attention, ("query", "key"), True), (multi_latent_attention, ("q_pos_emb", "k_pos_emb"), False)):
+            self.patch(tracer, file, words, behind)
 
     @staticmethod
-    def patch(tracer, file, words):
+    def patch(tracer, file, words, behind):
         plain, calls = file.apply_rotary_pos_emb, {}
 
         def rotated(t, *args, **kwargs):
             out = plain(t, *args, **kwargs)
             at = (tracer.here(), tracer.microbatch, tracer.step_number)
-            word = words[calls.get(at, 0) % 2]
+            word, seen = words[calls.get(at, 0) % 2], out if behind else t
             calls[at] = calls.get(at, 0) + 1
             name = f"{at[0]}.{word}"
             if tracer.active(name):
-                place = tracer.places.heads(out, cut=word != "k_pos_emb")
-                tracer.put(name, out, place, place)
+                place = tracer.places.heads(seen, cut=word != "k_pos_emb")
+                tracer.put(name, seen, place, place)
             return out
 
         file.apply_rotary_pos_emb = rotated

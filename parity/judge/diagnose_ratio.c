@@ -29,6 +29,7 @@ static void name_ratio(const comparison *v, double ratio, char *out, size_t capa
                  {"ep", s->ep},
                  {"pp", s->pp},
                  {"cp", s->cp},
+                 {"tp*cp", s->tp > 1 && s->cp > 1 ? s->tp * s->cp : 0},
                  {"top-k", s->topk},
                  {"world", s->world},
                  {"microbatches", s->microbatches},
