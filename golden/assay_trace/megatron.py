@@ -268,7 +268,8 @@ class Collector(tracers.Tracer):
         if single:
             options.setdefault("precision", "fp32")
         options.setdefault("precision", {SINGLE: "fp32", torch.bfloat16: "bf16"}.get(next(model.parameters()).dtype, "fp64"))
-        super().__init__(model, folder, names="megatron", gradient_scale=1.0 if per_token else 1.0 / (places.dp * places.cp), **options)
+        super().__init__(model, folder, names="megatron", gradient_scale=1.0 if per_token else 1.0 / (places.dp * places.cp),
+                         short=single, **options)
         if single:
             self.writer = Single(self.writer)
         self.first_microbatch = places.dp_rank * (microbatches or 0)
@@ -301,6 +302,8 @@ class Collector(tracers.Tracer):
         number, self.modules = self.layer_numbers(model), {}
         for name, module in super().outside(model):
             name = self.places.global_name(name, number)
+            if type(module).__name__ in ("IdentityOp", "IdentityFuncOp"):
+                continue  # nothing is there
             self.modules[name] = module
             yield name, module
 
