@@ -77,9 +77,10 @@ static const assay_option_row table[] = {
     ROW_STRING(save, "DIR", STEP_TRAIN, "Data", "checkpoint folder to write after the last step"),
     ROW_INT(save_interval, 0, STEPS_MAX, STEP_TRAIN, "Data",
             "--save is a folder of checkpoints iter_0000010, one every so many steps and one at the end"),
+    ROW_INT(max_shard_size, 0, (int64_t)1 << 53, STEP_TRAIN, "Data", "bytes of a checkpoint's file; 0: 5 GB"),
+    ROW_BOOL(save_differing_replicas, STEP, "Data", "save a checkpoint whose replicas differ; it says so"),
     ROW_STRING(metrics, "FILE", STEP_TRAIN, "Data", "one JSON object for each step (docs/TRAIN.md)"),
-    ROW_INT(log_interval, 0, STEPS_MAX, STEP_TRAIN, "Run",
-            "a line on standard output every so many steps; 0: none"),
+    ROW_INT(log_interval, 0, STEPS_MAX, STEP_TRAIN, "Run", "a line of output every so many steps; 0: none"),
     ROW_INT(save_after, 0, STEPS_MAX, STEP, "Data", "write --save after this global step; 0: after the last"),
     ROW_STRING(layout, "LAYOUT", STEP_BENCH_TRAIN, "Run", "parallel layout, as in tp2,sp,ep2,dp2,zero1"),
     ROW_INT(num_layers_in_first_pipeline_stage, 0, ASSAY_MAX_PIPELINE_LAYERS, STEP_BENCH_TRAIN, "Run",
@@ -110,6 +111,13 @@ static const assay_option_row table[] = {
     ROW_STRING(
         fault, "FAULT", STEP_RUN, "Run",
         "plant a fault (self-tests; docs/ADDING.md): skip:INSTANCE, attr:INSTANCE:NAME=X, ..., or a word"),
+    ROW_STRING(
+        substitute, "FILE", STEP_RUN, "Run",
+        "debugging (docs/DEBUG.md): rules, one a line, whose calls run another variant (k0:INSTANCE) or get "
+        "their results from a trace of the reference (values:INSTANCE); assay bisect writes them"),
+    ROW_STRING(
+        substitute_values, "DIR", STEP_RUN, "Run",
+        "debugging: the trace that --substitute takes values from, of assay step --engine ref --trace"),
     {"collective_timeout", ASSAY_OPT_DOUBLE, MEMBER(collective_timeout), 0, 1e6, NULL, "SECONDS",
      "longest wait for a collective; 0: ASSAY_COLLECTIVE_TIMEOUT_S, else 300", "Run",
      STEP_RUN_BENCH_OPS | ASSAY_FOR_TRAIN},

@@ -115,6 +115,16 @@ static assay_status start_task(parity_run_state *s, int slot, int index)
 
 enum { NOT_RUN = -1 }; /* in place of a wait status */
 
+/* A part that was taken over is in the report; all of them are as large as results.jsonl again. */
+static assay_status remove_part(const parity_run_state *s, int index, const char *extension)
+{
+    char path[ASSAY_PATH + 64];
+    part_path(s, index, extension, path);
+    ASSAY_CHECK(unlink(path) == 0 || errno == ENOENT, ASSAY_IO, "%s: cannot remove: %s", path,
+                strerror(errno));
+    return ASSAY_OK;
+}
+
 /* Takes over the part of a finished child; a child that died leaves a skipped result. */
 static assay_status collect(parity_run_state *s, int index, int status)
 {
@@ -132,7 +142,8 @@ static assay_status collect(parity_run_state *s, int index, int status)
         part_path(s, index, "facts.json", path);
         if (assay_json_load(&facts, path) == ASSAY_OK)
             json_object_set_new(s->facts, task_label(t, label), facts);
-        return ASSAY_OK;
+        ASSAY_TRY(remove_part(s, index, "results"));
+        return remove_part(s, index, "facts.json");
     }
     parity_result r;
     parity_result_init(&r);

@@ -1,25 +1,14 @@
 /* One task of `assay run`: engine runs of one case, precision and layout, then the checks. */
+#include "parity/run/run_task.h"
 #include "core/base/file.h"
 #include "core/base/log.h"
 #include "core/files/dataset.h"
-#include "parity/run/run.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct task_state {
-    const parity_run_options *o;
-    const parity_engine *e;
-    const parity_task *t;
-    parity_report *report;
-    json_t *facts;
-    assay_train_options train; /* base options of every engine run of the task */
-    double engine_s;
-    double since; /* when the check at hand began */
-} task_state;
-
 /* What passed since the last call is time of this check: its engine runs and its judging. */
-static void lap(task_state *s, parity_check check)
+static void lap(parity_task_state *s, parity_check check)
 {
     const char *name = parity_check_name(check);
     json_t *all = json_object_get(s->facts, "check_s");
@@ -32,7 +21,7 @@ static void lap(task_state *s, parity_check check)
     s->since = now;
 }
 
-static assay_status task_path(const parity_task *t, const char *name, char out[ASSAY_PATH])
+assay_status parity_task_path(const parity_task *t, const char *name, char out[ASSAY_PATH])
 {
     const int n = snprintf(out, ASSAY_PATH, "%s/%s", t->dir, name);
     ASSAY_CHECK(n > 0 && n < ASSAY_PATH, ASSAY_LIMIT, "%s/%s: path too long", t->dir, name);
@@ -102,13 +91,12 @@ done:
     return st;
 }
 
-/* One run of the engine with changes to the base options. */
-static assay_status engine_step(task_state *s, const char *name, const assay_train_options *o)
+assay_status parity_task_engine(parity_task_state *s, const char *name, const assay_train_options *o)
 {
     char log[ASSAY_PATH], file[64];
     double wall = 0;
     snprintf(file, sizeof file, "%s.log", name);
-    ASSAY_TRY(task_path(s->t, file, log));
+    ASSAY_TRY(parity_task_path(s->t, file, log));
     const assay_status st = parity_engine_run(s->e, "step", o, NULL, log, true, s->o->timeout_s, &wall);
     s->engine_s += wall;
     if (st != ASSAY_OK)
@@ -116,7 +104,7 @@ static assay_status engine_step(task_state *s, const char *name, const assay_tra
     return ASSAY_OK;
 }
 
-static bool wants(const task_state *s, parity_check k)
+static bool wants(const parity_task_state *s, parity_check k)
 {
     if (k == PARITY_CHECK_CHECKPOINT && s->t->c->steps == 0)
         return false; /* a batch [b,s] has no optimizer and leaves no checkpoint */
@@ -126,7 +114,7 @@ static bool wants(const task_state *s, parity_check k)
 }
 
 /* A check that could not run is a skip with a name: the exit code becomes 2. */
-static assay_status add_skip(task_state *s, parity_check k)
+static assay_status add_skip(parity_task_state *s, parity_check k)
 {
     parity_result r;
     parity_result_init(&r);
@@ -140,7 +128,7 @@ static assay_status add_skip(task_state *s, parity_check k)
 /* No verdict holds on weights that are not finite: each such tensor is a failure with its name, before what follows from it. */
 static assay_status add_not_finite(void *user, const char *tensor, const char *text)
 {
-    task_state *s = user;
+    parity_task_state *s = user;
     parity_result r;
     parity_result_init(&r);
     r.check = PARITY_CHECK_PLAN; /* the first in causal order: the report shows it before what follows */
@@ -151,24 +139,24 @@ static assay_status add_not_finite(void *user, const char *tensor, const char *t
     return parity_report_add(s->report, &r);
 }
 
-static assay_status judge_weights(task_state *s, const assay_model_spec *spec)
+static assay_status judge_weights(parity_task_state *s, const assay_model_spec *spec)
 {
     double **weights = NULL;
     if (s->t->c->model_dir[0] == '\0' || s->train.draw_weights >= 0)
         return ASSAY_OK; /* drawn */
-    ASSAY_TRY(ref_weights_load(spec, s->train.model, s->train.draw_weights, &weights));
+    ASSAY_TRY(ref_weights_load(spec, s->train.model, NULL, s->train.draw_weights, &weights));
     const assay_status st = ref_weights_not_finite(spec, weights, add_not_finite, s);
     ref_weights_free(spec, weights);
     return st;
 }
 
-static assay_status load_weights_and_judge(task_state *s, const assay_trace *trace,
+static assay_status load_weights_and_judge(parity_task_state *s, const assay_trace *trace,
                                            const assay_model_spec *spec, const assay_batches *batches)
 {
     double **weights = NULL;
     parity_whole_cache *cache = NULL;
     assay_status st = ASSAY_OK;
-    ASSAY_TRY(ref_weights_load(spec, s->train.model, s->train.draw_weights, &weights));
+    ASSAY_TRY(ref_weights_load(spec, s->train.model, NULL, s->train.draw_weights, &weights));
     ASSAY_TRY_GOTO(parity_whole_cache_create(&cache, spec, &s->train, batches, weights), st, done);
     ASSAY_TRY_GOTO(parity_whole_cache_share(cache, s->t->case_dir), st, done);
     ASSAY_TRY_GOTO(parity_check_whole(cache, trace, s->report), st, done);
@@ -179,7 +167,7 @@ done:
 }
 
 /* Checkpoint and result file of the traced run against its trace. */
-static assay_status judge_saved(task_state *s, const assay_trace *trace, const assay_model_spec *spec,
+static assay_status judge_saved(parity_task_state *s, const assay_trace *trace, const assay_model_spec *spec,
                                 const assay_batches *batches, const char *save, const char *out)
 {
     if (wants(s, PARITY_CHECK_CHECKPOINT) &&
@@ -192,7 +180,7 @@ static assay_status judge_saved(task_state *s, const assay_trace *trace, const a
 }
 
 /* Everything that is read from one trace, and from what its run left behind. */
-static assay_status judge_trace(task_state *s, const char *dir, const char *save, const char *out)
+static assay_status judge_trace(parity_task_state *s, const char *dir, const char *save, const char *out)
 {
     assay_trace *trace = NULL;
     assay_model_spec *spec = NULL;
@@ -210,6 +198,7 @@ static assay_status judge_trace(task_state *s, const char *dir, const char *save
     ASSAY_TRY_GOTO(assay_batches_open(&batches, s->train.batch, config->vocab_size), st, done);
     ASSAY_TRY_GOTO(assay_trace_open(&trace, dir, true), st, done);
     ASSAY_TRY_GOTO(judge_weights(s, spec), st, done);
+    ASSAY_TRY_GOTO(parity_check_substituted(trace, s->report), st, done);
     s->since = assay_monotonic_s();
     /* What was not done as planned explains every number that follows. */
     if (wants(s, PARITY_CHECK_PLAN) &&
@@ -245,90 +234,27 @@ done:
     return st;
 }
 
-/* Runs the same training again without a trace: the bits must not change (repeat; and tracing does not disturb).  On the
- * way it leaves the checkpoint of all but the last step. */
-static assay_status check_repeat(task_state *s, const char *first_out)
-{
-    assay_train_options o = s->train;
-    ASSAY_TRY(task_path(s->t, "repeat.safetensors", o.out));
-    if (s->t->c->steps > 0) {
-        ASSAY_TRY(task_path(s->t, "half", o.save));
-        o.save_after = s->t->c->steps - 1;
-    }
-    ASSAY_TRY(engine_step(s, "repeat", &o));
-    return parity_check_bitwise_files(first_out, o.out, "repeat", s->report);
-}
-
-/* Communication beside compute is the same communication, and a shared expert beside the dispatch the same expert: without
- * it what had it, with it what had it not. */
-static assay_status check_overlap(task_state *s, const char *first_out)
-{
-    assay_train_options o = s->train;
-    assay_parallel_config p;
-    assay_model_config *config = malloc(sizeof *config);
-    ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
-    const assay_status st = parity_case_config(s->t->c, config);
-    const bool shared = st == ASSAY_OK && config->moe_shared_expert_intermediate_size > 0;
-    free(config);
-    ASSAY_TRY(st);
-    ASSAY_TRY(assay_layout_parse(s->t->layout, &p));
-    const bool reduces = p.data_parallel_size * p.context_parallel_size > 1;
-    if ((!reduces && !shared) || strcmp(s->t->variant, "fastest") != 0)
-        return ASSAY_OK;
-    if (reduces)
-        o.overlap_grad_reduce = !o.overlap_grad_reduce;
-    if (reduces)
-        o.overlap_param_gather = p.zero_stage > 0 && !o.overlap_param_gather;
-    if (shared)
-        o.moe_shared_expert_overlap = !o.moe_shared_expert_overlap;
-    ASSAY_TRY(task_path(s->t, "overlap.safetensors", o.out));
-    ASSAY_TRY(engine_step(s, "overlap", &o));
-    return parity_check_bitwise_files(first_out, o.out, "overlap", s->report);
-}
-
-/* What runs its forward again before its backward keeps less and computes the same: whole layers in fp32, modules of layers
- * in bf16; a case that recomputes is compared with one that keeps everything. */
-static assay_status check_recompute(task_state *s, const char *first_out)
-{
-    assay_train_options o = s->train;
-    if (strcmp(s->t->variant, "fastest") != 0)
-        return ASSAY_OK;
-    const bool off = o.recompute_granularity == ASSAY_RECOMPUTE_NONE;
-    o.recompute_granularity = !off                                      ? ASSAY_RECOMPUTE_NONE
-                              : s->t->precision == ASSAY_PRECISION_BF16 ? ASSAY_RECOMPUTE_SELECTIVE
-                                                                        : ASSAY_RECOMPUTE_FULL;
-    o.recompute_method = ASSAY_RECOMPUTE_UNIFORM;
-    o.recompute_num_layers = 0;
-    snprintf(o.recompute_modules, sizeof o.recompute_modules, "%s",
-             o.recompute_granularity == ASSAY_RECOMPUTE_SELECTIVE
-                 ? "core_attn,layernorm,mlp,moe_act,shared_experts"
-                 : "");
-    ASSAY_TRY(task_path(s->t, "recompute.safetensors", o.out));
-    ASSAY_TRY(engine_step(s, "recompute", &o));
-    return parity_check_bitwise_files(first_out, o.out, "recompute", s->report);
-}
-
 /* Resume after all but one step: the end, states and all, must equal the run without interruption; the checkpoint loaded
  * and saved by another layout must hold the same global tensors. */
-static assay_status check_restart(task_state *s, const char *first_save, parity_check *running)
+static assay_status check_restart(parity_task_state *s, const char *first_save, parity_check *running)
 {
     char half[ASSAY_PATH], rest[ASSAY_PATH], moved[ASSAY_PATH];
     assay_train_options o = s->train;
     *running = wants(s, PARITY_CHECK_BITWISE) ? PARITY_CHECK_BITWISE : PARITY_CHECK_CHECKPOINT;
-    ASSAY_TRY(task_path(s->t, "half", half));
-    ASSAY_TRY(task_path(s->t, "rest", rest));
-    ASSAY_TRY(task_path(s->t, "moved", moved));
+    ASSAY_TRY(parity_task_path(s->t, "half", half));
+    ASSAY_TRY(parity_task_path(s->t, "rest", rest));
+    ASSAY_TRY(parity_task_path(s->t, "moved", moved));
     o.lr_decay_iters = s->train.lr_decay_iters != 0 ? s->train.lr_decay_iters : s->t->c->steps;
     if (!wants(s, PARITY_CHECK_BITWISE)) {
         o.train_iters = s->t->c->steps - 1;
         snprintf(o.save, sizeof o.save, "%s", half);
-        ASSAY_TRY(engine_step(s, "half", &o));
+        ASSAY_TRY(parity_task_engine(s, "half", &o));
     }
     o.train_iters = s->t->c->steps;
     snprintf(o.load, sizeof o.load, "%s", half);
     snprintf(o.save, sizeof o.save, "%s", rest);
     if (wants(s, PARITY_CHECK_BITWISE)) {
-        ASSAY_TRY(engine_step(s, "rest", &o));
+        ASSAY_TRY(parity_task_engine(s, "rest", &o));
         ASSAY_TRY(parity_check_checkpoints(first_save, rest, "restart", s->report));
     }
     if (wants(s, PARITY_CHECK_CHECKPOINT)) {
@@ -337,31 +263,29 @@ static assay_status check_restart(task_state *s, const char *first_save, parity_
         o.train_iters = s->t->c->steps - 1;
         snprintf(o.save, sizeof o.save, "%s", moved);
         snprintf(o.layout, sizeof o.layout, "%s", s->t->next_layout);
-        ASSAY_TRY(engine_step(s, "moved", &o));
+        ASSAY_TRY(parity_task_engine(s, "moved", &o));
         snprintf(claim, sizeof claim, "%s -> %s", s->t->layout, s->t->next_layout);
         ASSAY_TRY(parity_check_checkpoints(half, moved, claim, s->report));
     }
     return ASSAY_OK;
 }
 
-static assay_status run_training(task_state *s)
+static assay_status run_training(parity_task_state *s)
 {
     char trace[ASSAY_PATH];
     assay_train_options o = s->train;
     parity_check running = PARITY_CHECK_BITWISE;
     const double t0 = assay_monotonic_s();
-    ASSAY_TRY(task_path(s->t, "trace", trace));
-    ASSAY_TRY(task_path(s->t, "out.safetensors", o.out));
+    ASSAY_TRY(parity_task_path(s->t, "trace", trace));
+    ASSAY_TRY(parity_task_path(s->t, "out.safetensors", o.out));
     if (s->t->c->steps > 0)
-        ASSAY_TRY(task_path(s->t, "save", o.save));
+        ASSAY_TRY(parity_task_path(s->t, "save", o.save));
     snprintf(o.trace, sizeof o.trace, "%s", trace);
-    ASSAY_TRY(engine_step(s, "train", &o));
+    ASSAY_TRY(parity_task_engine(s, "train", &o));
     json_object_set_new(s->facts, "train_s", json_real(s->engine_s));
     json_object_set_new(s->facts, "seed", json_integer(s->train.draw_weights));
     s->since = assay_monotonic_s();
-    if (wants(s, PARITY_CHECK_BITWISE) &&
-        (check_repeat(s, o.out) != ASSAY_OK || check_overlap(s, o.out) != ASSAY_OK ||
-         check_recompute(s, o.out) != ASSAY_OK))
+    if (wants(s, PARITY_CHECK_BITWISE) && parity_task_bits(s, o.out) != ASSAY_OK)
         ASSAY_TRY(add_skip(s, PARITY_CHECK_BITWISE));
     lap(s, PARITY_CHECK_BITWISE);
     if ((wants(s, PARITY_CHECK_BITWISE) || wants(s, PARITY_CHECK_CHECKPOINT)) && s->t->c->steps > 1 &&
@@ -377,7 +301,7 @@ static assay_status run_training(task_state *s)
 }
 
 /* Results of the check that was asked for; all when none was. */
-static assay_status judge_operations(task_state *s, const char *request, const char *answer)
+static assay_status judge_operations(parity_task_state *s, const char *request, const char *answer)
 {
     parity_report *all = NULL;
     assay_status st = ASSAY_OK;
@@ -393,15 +317,15 @@ done:
     return st;
 }
 
-static assay_status run_exact(task_state *s)
+static assay_status run_exact(parity_task_state *s)
 {
     char request[ASSAY_PATH], answer[ASSAY_PATH], log[ASSAY_PATH];
     char request_option[ASSAY_PATH + 16], out_option[ASSAY_PATH + 16];
     int world = 1;
     const double t0 = s->since = assay_monotonic_s();
-    ASSAY_TRY(task_path(s->t, "request", request));
-    ASSAY_TRY(task_path(s->t, "answer", answer));
-    ASSAY_TRY(task_path(s->t, "ops.log", log));
+    ASSAY_TRY(parity_task_path(s->t, "request", request));
+    ASSAY_TRY(parity_task_path(s->t, "answer", answer));
+    ASSAY_TRY(parity_task_path(s->t, "ops.log", log));
     ASSAY_TRY(parity_layout_world(s->t->layout, &world));
     ASSAY_TRY(parity_exact_request(request, world, s->t->precision == ASSAY_PRECISION_BF16 ? "BF16" : "F32"));
     snprintf(request_option, sizeof request_option, "--request=%s", request);
@@ -418,7 +342,7 @@ static assay_status run_exact(task_state *s)
 assay_status parity_run_task(const parity_run_options *o, const parity_engine *e, const parity_task *t,
                              parity_report *report, json_t *facts)
 {
-    task_state s = {.o = o, .e = e, .t = t, .report = report, .facts = facts};
+    parity_task_state s = {.o = o, .e = e, .t = t, .report = report, .facts = facts};
     parity_result context;
     parity_result_init(&context);
     snprintf(context.case_name, sizeof context.case_name, "%s", t->c != NULL ? t->c->name : "operations");
@@ -436,6 +360,8 @@ assay_status parity_run_task(const parity_run_options *o, const parity_engine *e
     else
         assay_train_options_default(&s.train);
     s.train.collective_timeout = o->collective_timeout;
+    s.train.save_differing_replicas =
+        true; /* the trace is judged, and the checkpoint says what is wrong with it */
     s.train.precision = t->precision;
     snprintf(s.train.variant, sizeof s.train.variant, "%s",
              strcmp(t->variant, "fastest") == 0 ? "" : t->variant);

@@ -1,0 +1,146 @@
+/* What must not change a bit: a second run, communication beside compute, layers that run again. */
+#include "parity/run/run_task.h"
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_CHANGES = 3 };
+
+/* Changes the options of a run; false in *any when there is nothing to change in this task. */
+typedef assay_status (*change_options)(const parity_task_state *s, assay_train_options *o, bool *any);
+
+typedef struct change {
+    const char *claim;
+    change_options make; /* NULL: nothing but that there is no trace */
+} change;
+
+/* Communication beside compute is the same communication, and a shared expert beside the dispatch the same expert: without
+ * it what had it, with it what had it not. */
+static assay_status turn_overlap(const parity_task_state *s, assay_train_options *o, bool *any)
+{
+    assay_parallel_config p;
+    assay_model_config *config = malloc(sizeof *config);
+    ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
+    const assay_status st = parity_case_config(s->t->c, config);
+    const bool shared = st == ASSAY_OK && config->moe_shared_expert_intermediate_size > 0;
+    free(config);
+    ASSAY_TRY(st);
+    ASSAY_TRY(assay_layout_parse(s->t->layout, &p));
+    const bool reduces = p.data_parallel_size * p.context_parallel_size > 1;
+    if (reduces)
+        o->overlap_grad_reduce = !o->overlap_grad_reduce;
+    if (reduces)
+        o->overlap_param_gather = p.zero_stage > 0 && !o->overlap_param_gather;
+    if (shared)
+        o->moe_shared_expert_overlap = !o->moe_shared_expert_overlap;
+    *any = reduces || shared;
+    return ASSAY_OK;
+}
+
+/* What runs its forward again before its backward keeps less and computes the same: whole layers in fp32, modules of layers
+ * in bf16; a case that recomputes is compared with one that keeps everything. */
+static assay_status turn_recompute(const parity_task_state *s, assay_train_options *o, bool *any)
+{
+    const bool off = o->recompute_granularity == ASSAY_RECOMPUTE_NONE;
+    o->recompute_granularity = !off                                      ? ASSAY_RECOMPUTE_NONE
+                               : s->t->precision == ASSAY_PRECISION_BF16 ? ASSAY_RECOMPUTE_SELECTIVE
+                                                                         : ASSAY_RECOMPUTE_FULL;
+    o->recompute_method = ASSAY_RECOMPUTE_UNIFORM;
+    o->recompute_num_layers = 0;
+    snprintf(o->recompute_modules, sizeof o->recompute_modules, "%s",
+             o->recompute_granularity == ASSAY_RECOMPUTE_SELECTIVE
+                 ? "core_attn,layernorm,mlp,moe_act,shared_experts"
+                 : "");
+    *any = true;
+    return ASSAY_OK;
+}
+
+/* Selected kernels are run again as they are: what changes beside them would be theirs to choose. */
+static assay_status changes_of(const parity_task_state *s, change changes[MAX_CHANGES], int *n)
+{
+    static const change all[] = {{"overlap", turn_overlap}, {"recompute", turn_recompute}};
+    changes[0] = (change){"repeat", NULL};
+    *n = 1;
+    for (size_t i = 0; i < sizeof all / sizeof *all && strcmp(s->t->variant, "fastest") == 0; i++) {
+        assay_train_options unused = s->train;
+        bool any = false;
+        ASSAY_TRY(all[i].make(s, &unused, &any));
+        if (any)
+            changes[(*n)++] = all[i];
+    }
+    return ASSAY_OK;
+}
+
+/* One run with changes first .. first+n-1, compared with the traced run's result file. */
+static assay_status run_changed(parity_task_state *s, const change *changes, int n, const char *half,
+                                const char *first_out, parity_report *report)
+{
+    assay_train_options o = s->train;
+    char claim[64] = "", file[80];
+    bool any = false;
+    for (int i = 0; i < n; i++) {
+        const size_t used = strlen(claim);
+        snprintf(claim + used, sizeof claim - used, "%s%s", i > 0 ? "+" : "", changes[i].claim);
+        if (changes[i].make != NULL)
+            ASSAY_TRY(changes[i].make(s, &o, &any));
+    }
+    snprintf(file, sizeof file, "%s.safetensors", claim);
+    ASSAY_TRY(parity_task_path(s->t, file, o.out));
+    if (half != NULL) {
+        snprintf(o.save, sizeof o.save, "%s", half);
+        o.save_after = s->t->c->steps - 1;
+    }
+    ASSAY_TRY(parity_task_engine(s, claim, &o));
+    return parity_check_bitwise_files(first_out, o.out, claim, report);
+}
+
+static int64_t failed(const parity_report *r)
+{
+    int64_t passed, bad, skipped;
+    parity_report_totals(r, &passed, &bad, &skipped);
+    return bad;
+}
+
+static assay_status add_all(parity_report *to, const parity_report *from)
+{
+    for (int64_t i = 0; i < parity_report_count(from); i++)
+        ASSAY_TRY(parity_report_add(to, parity_report_at(from, i)));
+    return ASSAY_OK;
+}
+
+/* Each change alone, after all together differed; `together` is told where no single one does. */
+static assay_status name_change(parity_task_state *s, const change *changes, int n, const char *first_out,
+                                const parity_report *together)
+{
+    bool found = false;
+    for (int i = 0; i < n; i++) {
+        parity_report *alone = NULL;
+        assay_status st = ASSAY_OK;
+        ASSAY_TRY_GOTO(parity_report_create(&alone), st, done);
+        ASSAY_TRY_GOTO(run_changed(s, &changes[i], 1, NULL, first_out, alone), st, done);
+        found = found || failed(alone) > 0;
+        ASSAY_TRY_GOTO(add_all(s->report, alone), st, done);
+    done:
+        parity_report_destroy(alone);
+        ASSAY_TRY(st);
+    }
+    return found ? ASSAY_OK : add_all(s->report, together);
+}
+
+assay_status parity_task_bits(parity_task_state *s, const char *first_out)
+{
+    change changes[MAX_CHANGES];
+    char half[ASSAY_PATH];
+    int n = 0;
+    parity_report *together = NULL;
+    assay_status st = ASSAY_OK;
+    ASSAY_TRY(parity_task_path(s->t, "half", half));
+    ASSAY_TRY(changes_of(s, changes, &n));
+    ASSAY_TRY(parity_report_create(&together));
+    ASSAY_TRY_GOTO(run_changed(s, changes, n, s->t->c->steps > 0 ? half : NULL, first_out, together), st,
+                   done);
+    st = n > 1 && failed(together) > 0 ? name_change(s, changes, n, first_out, together)
+                                       : add_all(s->report, together);
+done:
+    parity_report_destroy(together);
+    return st;
+}

@@ -1,0 +1,28 @@
+/* One task of `assay run`: what its files share.  Internal interface of run_task.c and run_bits.c. */
+#ifndef PARITY_RUN_TASK_H
+#define PARITY_RUN_TASK_H
+
+#include "parity/run/run.h"
+
+typedef struct parity_task_state {
+    const parity_run_options *o;
+    const parity_engine *e;
+    const parity_task *t;
+    parity_report *report;
+    json_t *facts;
+    assay_train_options train; /* base options of every engine run of the task */
+    double engine_s;
+    double since; /* when the check at hand began */
+} parity_task_state;
+
+/* run_task.c: a file or folder of the task. */
+assay_status parity_task_path(const parity_task *t, const char *name, char out[ASSAY_PATH]);
+/* One run of the engine with changes to the base options; its log is NAME.log.  A failure names the run and its log. */
+assay_status parity_task_engine(parity_task_state *s, const char *name, const assay_train_options *o);
+
+/* run_bits.c: runs the training of `first_out` again, without a trace, with everything changed that must not change a
+ * bit of the result file: communication beside compute or not, layers recomputed or kept.  On the way it leaves the
+ * checkpoint of all but the last step in `half`.  Where bits differ, each change is run alone and named. */
+assay_status parity_task_bits(parity_task_state *s, const char *first_out);
+
+#endif

@@ -1,0 +1,97 @@
+/* `assay run`, equality of bits: the run with every change at once, and which change is named when its bits differ. */
+#include "tests/support/run.h"
+#include <sys/stat.h>
+
+TestSuite(run_bits, .init = run_setup, .fini = cli_teardown, .timeout = 200);
+
+/* The simulator with a mistake in every run without a trace whose command line has all of these words. */
+static void engine_that_errs_where(const char *name, const char *words)
+{
+    char text[2000], word[64];
+    int n = snprintf(text, sizeof text,
+                     "#!/bin/sh\n[ \"$1\" = step ] || exec " ASSAY_BIN_DIR "/assay-sim \"$@\"\n"
+                     "case \"$*\" in *--trace=*) exec " ASSAY_BIN_DIR "/assay-sim \"$@\";; esac\n");
+    for (int at = 0, used = 0; sscanf(words + at, "%63s%n", word, &used) == 1; at += used)
+        n += snprintf(text + n, sizeof text - (size_t)n,
+                      "case \"$*\" in *%s*) ;; *) exec " ASSAY_BIN_DIR "/assay-sim \"$@\";; esac\n", word);
+    snprintf(text + n, sizeof text - (size_t)n,
+             "exec " ASSAY_BIN_DIR
+             "/assay-sim \"$@\" --fault=scale:decoder.layers.0.input_layernorm:y=1.25\n");
+    cli_write_text(cli_file(name), text);
+    cr_assert_eq(chmod(cli_file(name), 0700), 0);
+}
+
+typedef struct seen {
+    int repeat, overlap, recompute, together; /* failed claims under each name */
+    int all_passed;                           /* passed claims of the run with every change */
+} seen;
+
+static seen read_seen(const char *path)
+{
+    seen s = {0};
+    char *text = cli_read(path);
+    for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
+        json_t *o = json_loads(line, 0, NULL);
+        const char *op = json_string_value(json_object_get(o, "operation"));
+        const bool fails = strcmp(json_string_value(json_object_get(o, "verdict")), "FAIL") == 0;
+        if (op != NULL && strcmp(json_string_value(json_object_get(o, "check")), "bitwise") == 0) {
+            s.repeat += fails && strcmp(op, "repeat") == 0;
+            s.overlap += fails && strcmp(op, "overlap") == 0;
+            s.recompute += fails && strcmp(op, "recompute") == 0;
+            s.together += fails && strcmp(op, "repeat+overlap+recompute") == 0;
+            s.all_passed += !fails && strcmp(op, "repeat+overlap+recompute") == 0;
+        }
+        json_decref(o);
+    }
+    free(text);
+    return s;
+}
+
+static seen run_with(const char *engine, int code)
+{
+    cli_result r = cli_run("run --engine-program %s --quiet --report %s.rep --layout dp2 --check bitwise "
+                           "case.json",
+                           cli_file(engine), engine);
+    char path[128];
+    cr_expect_eq(r.code, code, "%s: exit code %d\n%s%s", engine, r.code, r.out, r.err);
+    cli_free(&r);
+    snprintf(path, sizeof path, "%s.rep/results.jsonl", engine);
+    return read_seen(cli_file(path));
+}
+
+Test(run_bits, one_run_holds_every_change)
+{
+    engine_that_errs_where("honest", "--no-such-word");
+    const seen s = run_with("honest", 0);
+    cr_expect_gt(s.all_passed, 5);
+    cr_expect_eq(s.repeat + s.overlap + s.recompute + s.together, 0);
+}
+
+Test(run_bits, the_change_that_differs_is_named)
+{
+    engine_that_errs_where("recomputes", "--recompute-granularity=full");
+    seen s = run_with("recomputes", 1);
+    cr_expect_gt(s.recompute, 0);
+    cr_expect_eq(s.repeat + s.overlap + s.together + s.all_passed, 0);
+    engine_that_errs_where("overlaps", "--overlap-grad-reduce");
+    s = run_with("overlaps", 1);
+    cr_expect_gt(s.overlap, 0);
+    cr_expect_eq(s.repeat + s.recompute + s.together + s.all_passed, 0);
+}
+
+Test(run_bits, a_second_run_that_differs_is_named)
+{
+    engine_that_errs_where("again", "step");
+    const seen s = run_with("again", 1);
+    cr_expect_gt(s.repeat, 0);
+    cr_expect_eq(s.together + s.all_passed, 0);
+}
+
+/* Neither change alone differs: what was found stays said. */
+Test(run_bits, changes_that_differ_only_together_are_named_together)
+{
+    engine_that_errs_where("both", "--overlap-grad-reduce --recompute-granularity=full");
+    const seen s = run_with("both", 1);
+    cr_expect_gt(s.together, 0);
+    cr_expect_eq(s.repeat + s.overlap + s.recompute, 0);
+}
