@@ -157,7 +157,7 @@ Test(parity_diff, values_come_first_and_missing_tensors_last)
                *new = strstr(text, "then: new ");
     cr_assert(x && gone && new &&x < gone &&gone < new, "%s", text);
     cr_assert(strstr(text, "0 passed, 3 failed, 0 skipped"), "%s", text);
-    cr_assert(strstr(text, "\nWRONG: x (forward, step 0): "), "%s", text);
+    cr_assert(strstr(text, "\nWRONG: x (forward, step 0, microbatch 0): "), "%s", text);
     remove_path(b);
     remove_path(a);
 }
