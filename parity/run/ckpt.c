@@ -1,6 +1,7 @@
 /* `assay ckpt`: what a checkpoint holds, whether it is whole, where two differ, and the same state in other files. */
 #include "core/base/log.h"
 #include "core/files/checkpoint.h"
+#include "core/files/checkpoint_folder.h"
 #include "core/run/options.h"
 #include "parity/parity.h"
 
@@ -256,7 +257,18 @@ static assay_status on_option(void *user, const char *name, const char *text)
     return ASSAY_OK;
 }
 
-static assay_status dispatch(const ckpt_options *o, int *code)
+/* Of a folder of checkpoints the last, of RUN/latest and RUN/best what they name; what is no checkpoint stays as it was given. */
+static assay_status resolve(ckpt_options *o, int i)
+{
+    char found[ASSAY_PATH];
+    if (assay_checkpoint_folder_find(o->paths[i], found, sizeof found) != ASSAY_OK) {
+        assay_error_clear();
+        return ASSAY_OK;
+    }
+    return assay_option_text("path", found, o->paths[i], ASSAY_PATH);
+}
+
+static assay_status dispatch(ckpt_options *o, int *code)
 {
     static const struct {
         const char *name;
@@ -271,6 +283,9 @@ static assay_status dispatch(const ckpt_options *o, int *code)
                     : "nothing");
     ASSAY_CHECK(o->n_paths == verbs[v].paths, ASSAY_INVALID_ARGUMENT, "%s: expected %d folders, found %d",
                 verbs[v].name, verbs[v].paths - 1, o->n_paths - 1);
+    ASSAY_TRY(resolve(o, 1));
+    if (v == 2)
+        ASSAY_TRY(resolve(o, 2));
     switch (v) {
     case 0:
         return inspect(o);
