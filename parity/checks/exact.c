@@ -18,6 +18,8 @@ typedef struct exact {
     parity_table *table, *bounded; /* exact results; those of random inputs */
     parity_result base;
     parity_scales scales;
+    parity_exact_taken taken; /* NULL: every record has to be answered */
+    const void *user;
 } exact;
 
 bool parity_exact_is_free(const char *op, const char *slot, int64_t i, int64_t count)
@@ -266,6 +268,8 @@ static assay_status judge_all(exact *x)
     for (int rank = 0; rank < assay_trace_world(x->request); rank++) {
         for (int64_t i = 0; i < assay_trace_n_ops(x->request, rank); i++) {
             const assay_trace_op *asked = assay_trace_op_at(x->request, rank, i);
+            if (x->taken != NULL && !x->taken(x->user, x->request, asked))
+                continue;
             answer_key(key, rank, asked->instance);
             const int64_t at = parity_map_get(x->answers, key);
             if (at >= 0) {
@@ -312,8 +316,14 @@ done:
 
 assay_status parity_check_exact(const char *request_dir, const char *answer_dir, parity_report *report)
 {
+    return parity_check_exact_taken(request_dir, answer_dir, NULL, NULL, report);
+}
+
+assay_status parity_check_exact_taken(const char *request_dir, const char *answer_dir,
+                                      parity_exact_taken taken, const void *user, parity_report *report)
+{
     assay_status st = ASSAY_OK;
-    exact x = {0};
+    exact x = {.taken = taken, .user = user};
     assay_trace *request = NULL, *answer = NULL;
     parity_result_init(&x.base);
     ASSAY_TRY_GOTO(assay_trace_open(&request, request_dir, true), st, done);
