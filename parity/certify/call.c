@@ -137,11 +137,15 @@ static assay_status ask_kernel(call_record *r)
                                 .tile = was->tile,
                                 .rounding = was->rounding};
         assay_arith now;
+        guard_inside(true);
         k->adapt(&c.call, i, &a);
+        guard_inside(false);
         ASSAY_TRY(certify_arith_of(&a, "adapt", &now));
         ASSAY_TRY(assay_declaration_set(&r->declared, r->kernel->op->slots[i].name, now));
     }
+    guard_inside(true);
     r->workspace_bytes = k->workspace != NULL ? k->workspace(&c.call) : 0;
+    guard_inside(false);
     return ASSAY_OK;
 }
 
@@ -318,9 +322,11 @@ int32_t call_run(const call_record *r, const call_ready *c, certify_board *board
     for (int i = 0; i < ASSAY_OP_SLOTS && c->form.locked; i++)
         if (r->slot[i].present && r->kernel->op->slots[i].role == ASSAY_SLOT_IN && i != c->form.in)
             (void)guard_lock(c->arena, i, true);
+    guard_inside(true);
     int32_t code = k->run(&c->call);
     if (k->synchronize != NULL && k->synchronize(c->call.stream) != 0 && code == ASSAY_KERNEL_OK)
         code = ASSAY_KERNEL_DEVICE;
+    guard_inside(false);
     for (int i = 0; i < ASSAY_OP_SLOTS && c->form.locked; i++)
         if (r->slot[i].present && r->kernel->op->slots[i].role == ASSAY_SLOT_IN && i != c->form.in)
             (void)guard_lock(c->arena, i, false);
@@ -349,7 +355,7 @@ static void inspect_gaps(const call_record *r, const call_ready *c, int i, certi
     const assay_kernel_tensor *t = &c->tensor[i];
     const size_t width = (size_t)assay_dtype_bytes(r->slot[i].dtype), row = (size_t)row_elements(t) * width;
     const unsigned char *data = t->data;
-    for (int64_t k = 0; t->ndim > 1 && k + 1 < t->shape[0]; k++)
+    for (int64_t k = 0; row > 0 && t->ndim > 1 && k + 1 < t->shape[0]; k++)
         for (size_t b = row; b < (size_t)t->stride[0] * width; b++)
             if (data[(size_t)(k * t->stride[0]) * width + b] != c->form.fill) {
                 certify_bad(board, CERTIFY_STRIDES, "wrote into the gap behind row %lld of %s, in %s",

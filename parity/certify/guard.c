@@ -17,6 +17,7 @@ enum { PAGE = 4096, AROUND = 1024, STACK = 1 << 16 };
 
 static certify_board *the_board;
 static guard_arena *the_arena;
+static volatile sig_atomic_t is_inside = 1; /* loading a library runs its code, too */
 
 /* --- words, with what a signal handler may call ------------------------------------------------------------- */
 typedef struct words {
@@ -96,6 +97,12 @@ static void on_fault(int number, siginfo_t *info, void *context)
     const unsigned char *address = info->si_addr;
     const bool memory = number == SIGSEGV || number == SIGBUS;
     const guard_buffer *b = memory ? buffer_at(address) : NULL;
+    if (!is_inside && number != SIGALRM) {
+        words own = {the_board->error, 0, sizeof the_board->error};
+        say(&own, "a fault of the trial itself, in ");
+        say(&own, the_board->now);
+        _exit(2);
+    }
     if (b != NULL) {
         say_fault(b, address, is_write(context));
         _exit(3);
@@ -129,6 +136,11 @@ assay_status guard_begin(certify_board *board, guard_arena *arena)
         ASSAY_CHECK(sigaction(numbers[i], &action, NULL) == 0, ASSAY_INTERNAL, "sigaction: %s",
                     strerror(errno));
     return ASSAY_OK;
+}
+
+void guard_inside(bool inside)
+{
+    is_inside = inside;
 }
 
 void guard_limit(double seconds)

@@ -29,6 +29,8 @@ typedef struct guard_arena {
 
 /* Handlers of faults, of SIGABRT and of the timer: the board says what happened, and the process ends. */
 assay_status guard_begin(certify_board *board, guard_arena *arena);
+/* Whether the kernel's code runs: a fault outside of it is none of its findings. */
+void guard_inside(bool inside);
 /* Seconds that the next call may take; 0 ends the limit. */
 void guard_limit(double seconds);
 

@@ -193,7 +193,9 @@ static void check_workspace(trial *t, const call_record *r, const call_ready *c)
     if (k->workspace == NULL)
         return;
     t->board->trial[CERTIFY_WORKSPACE].calls++;
+    guard_inside(true);
     const size_t again = k->workspace(&c->call);
+    guard_inside(false);
     if (again != r->workspace_bytes)
         certify_bad(t->board, CERTIFY_WORKSPACE, "asks for %zu bytes without data and for %zu with it, in %s",
                     r->workspace_bytes, again, t->board->now);
@@ -348,6 +350,7 @@ static assay_status run(trial *t, const char *so, const char *dir, const char *p
     guard_limit(t->limit);
     ASSAY_TRY(certify_kernel_open(&t->kernel, so, &t->storage));
     guard_limit(0);
+    guard_inside(false);
     t->deterministic = (t->kernel.k->flags & ASSAY_KERNEL_DETERMINISTIC) != 0;
     t->sweep_threads = strcmp(part, "threads") == 0;
     if (strcmp(part, "describe") == 0)

@@ -431,18 +431,22 @@ static const parity_ask_row *first_row(const char *op)
     return NULL;
 }
 
+static void sweep(parity_ask *q, parity_data_mode mode, const parity_ask_row *row, const char *symbols)
+{
+    enum { MOST = 256 };
+    const bool some = symbols[0] == '+' || symbols[0] == '-', within = symbols[0] == '-';
+    for (const int64_t *v = parity_ask_boundaries; *v >= 0 && is_asked(q, row, mode); v++)
+        if (!(some && *v == 0) && !(within && *v > MOST))
+            q->st = ask((draft){.q = q, .mode = mode, .row = row, .sweep = symbols + some, .swept = *v},
+                        row->sizes[0]);
+}
+
 void parity_ask_sweep(parity_ask *q, parity_data_mode mode)
 {
     q->tier = tier_of(mode);
     for (const parity_ask_sweep_row *s = parity_ask_sweep_table; s->op != NULL; s++) {
         const parity_ask_row *row = first_row(s->op);
         for (int k = 0; k < 4 && s->symbols[k] != NULL; k++)
-            for (int i = 0; parity_ask_boundaries[i] >= 0 && is_asked(q, row, mode); i++)
-                q->st = ask((draft){.q = q,
-                                    .mode = mode,
-                                    .row = row,
-                                    .sweep = s->symbols[k],
-                                    .swept = parity_ask_boundaries[i]},
-                            row->sizes[0]);
+            sweep(q, mode, row, s->symbols[k]);
     }
 }

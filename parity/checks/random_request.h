@@ -44,7 +44,7 @@ typedef struct parity_ask_row {
     const char *sizes[ASK_MAX_SIZES];
 } parity_ask_row;
 
-/* A size that is tried at every boundary: symbols that get one value together ("Sq,Sk"), the others as in the operation's first
+/* A size that is tried at every boundary: symbols that get one value together ("Sq,Sk"; "+H": none of 0, "-D,Dv": from 1 to 256), the others as in the operation's first
  * size row. */
 typedef struct parity_ask_sweep_row {
     const char *op;

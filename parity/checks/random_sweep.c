@@ -3,8 +3,10 @@
 
 #include <string.h>
 
-const int64_t parity_ask_boundaries[] = {0,  1,  2,  3,  7,  8,   13,  15,  16,  17, 31,
-                                         32, 33, 63, 64, 65, 127, 128, 129, 257, -1};
+#define OF_EXP "exponentials of numbers so large: the bound is not finite and would decide nothing"
+
+const int64_t parity_ask_boundaries[] = {0,  1,  2,  3,  7,  8,   13,  15,  16,  17,  31,
+                                         32, 33, 63, 64, 65, 127, 128, 129, 256, 257, -1};
 
 /* Left out are sizes that others follow from (rows of a permutation, a table's columns under a width in the attributes). */
 const parity_ask_sweep_row parity_ask_sweep_table[] = {
@@ -15,21 +17,21 @@ const parity_ask_sweep_row parity_ask_sweep_table[] = {
     {"grouped_linear_fwd", {"R", "N", "K"}},
     {"grouped_linear_bwd_input", {"R", "N", "K"}},
     {"grouped_linear_bwd_weight", {"R", "N", "K"}},
-    {"rmsnorm_fwd", {"T", "H"}},
-    {"rmsnorm_bwd", {"T", "H"}},
+    {"rmsnorm_fwd", {"T", "+H"}},
+    {"rmsnorm_bwd", {"T", "+H"}},
     {"rmsnorm_sumsq", {"T"}},
     {"rmsnorm_apply", {"T"}},
     {"rmsnorm_bwd_dot", {"T", "H"}},
     {"rmsnorm_bwd_apply", {"T"}},
-    {"rope_fwd", {"T", "A"}},
-    {"rope_bwd", {"T", "A"}},
-    {"attention_fwd", {"Sq,Sk", "D,Dv"}},
-    {"attention_bwd", {"Sq,Sk", "D,Dv"}},
-    {"qkv_split_fwd", {"T", "D"}},
-    {"qkv_split_bwd", {"T", "D"}},
-    {"attention_merge", {"T", "D"}},
-    {"pack_heads", {"T", "D"}},
-    {"unpack_heads", {"T", "D"}},
+    {"rope_fwd", {"T", "+A"}},
+    {"rope_bwd", {"T", "+A"}},
+    {"attention_fwd", {"Sq,Sk", "-D,Dv"}},
+    {"attention_bwd", {"Sq,Sk", "-D,Dv"}},
+    {"qkv_split_fwd", {"T", "+D"}},
+    {"qkv_split_bwd", {"T", "+D"}},
+    {"attention_merge", {"T", "+D"}},
+    {"pack_heads", {"T", "+D"}},
+    {"unpack_heads", {"T", "+D"}},
     {"add", {"n"}},
     {"clamp_fwd", {"n"}},
     {"clamp_bwd", {"n"}},
@@ -50,7 +52,7 @@ const parity_ask_sweep_row parity_ask_sweep_table[] = {
     {"router_bwd", {"T"}},
     {"router_aux_fwd", {"T"}},
     {"running_counts", {"E"}},
-    {"random_logits", {"T", "E"}},
+    {"random_logits", {"T", "+E"}},
     {"input_jitter", {"T", "H"}},
     {"gather_rows", {"n", "H"}},
     {"combine_rows", {"H"}},
@@ -63,7 +65,26 @@ const parity_ask_sweep_row parity_ask_sweep_table[] = {
 
 const char *parity_data_mode_refusal(const char *op, parity_data_mode mode)
 {
-    (void)op;
-    (void)mode;
+    static const struct {
+        const char *op;
+        unsigned modes;
+        const char *why;
+    } rows[] = {
+        {"attention_fwd", 1u << PARITY_HUGE, OF_EXP},
+        {"attention_bwd", 1u << PARITY_HUGE, OF_EXP},
+        {"attention_merge", 1u << PARITY_HUGE, OF_EXP},
+        {"router_fwd", 1u << PARITY_HUGE, OF_EXP},
+        {"router_fwd", 1u << PARITY_NAN, "an order of scores among which one is no number is not defined"},
+        {"router_aux_fwd", 1u << PARITY_HUGE, OF_EXP},
+        {"router_aux_fwd", 1u << PARITY_NAN,
+         "an order of scores among which one is no number is not defined"},
+        {"router_aux_bwd", 1u << PARITY_HUGE, OF_EXP},
+        {"cross_entropy_stats", 1u << PARITY_NAN,
+         "the maximum of a row may leave a NaN out, which the row's sum of exponentials then has"},
+        {"cross_entropy_bwd", 1u << PARITY_HUGE, OF_EXP},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (strcmp(rows[i].op, op) == 0 && (rows[i].modes >> mode & 1u) != 0)
+            return rows[i].why;
     return NULL;
 }
