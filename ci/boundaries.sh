@@ -24,8 +24,8 @@ forbid parity 'gpu/|cuda|nccl|cublas' 'parity/*.c' 'parity/*.h'
 [[ -f parity/assay_kernel.h ]] && forbid parity/assay_kernel.h 'core/|ref/|parity/' 'parity/assay_kernel.h'
 
 # A file of the engine (header and source of one name) includes only what lies below it: no circle.  The kinds of a layer
-# share layer.h, the files of the call share call_internal.h.
-node() { sed -E 's|\.[^.]*$||; s|^gpu/(attention\|mlp\|moe\|router\|balancing)$|gpu/layer|; s|^gpu/call_[a-z]+$|gpu/call|' <<<"$1"; }
+# share layer.h, the files of the call share call_internal.h, those of context parallelism context_internal.h.
+node() { sed -E 's|\.[^.]*$||; s|^gpu/(attention\|mlp\|moe\|router\|balancing)$|gpu/layer|; s|^gpu/call_[a-z]+$|gpu/call|; s|^gpu/parallel/context_[a-z0-9]+$|gpu/parallel/context|' <<<"$1"; }
 circles=$(git ls-files --cached --others --exclude-standard -- 'gpu/*.c' 'gpu/*.h' 'gpu/*.cu' 'gpu/*.cuh' | grep -v '^gpu/sim/' |
     while read -r file; do
         [[ -f $file ]] || continue
@@ -40,7 +40,7 @@ circles=$(git ls-files --cached --others --exclude-standard -- 'gpu/*.c' 'gpu/*.
 # Two panes: docs/ARCHITECTURE.md says which files both engines have and which one has alone; headers that both have declare
 # the same passes and regions.
 stems() { git ls-files --cached --others --exclude-standard -- "$1/*" | while read -r f; do [[ -f $f ]] && echo "$f"; done |
-    sed -nE "s/^$1\/((parallel\/)?[a-z_]+)\.(c|h|cuh)$/\1/p" | sort -u; }
+    sed -nE "s/^$1\/((parallel\/)?[a-z0-9_]+)\.(c|h|cuh)$/\1/p" | sort -u; }
 table() { awk -v head="| $1 |" 'index($0, head) == 1 {on = 1; next} !/^\|/ {on = 0} on' docs/ARCHITECTURE.md |
     cut -d'|' -f2 | grep -oE '`[^`]+`' | tr -d '`' | sort -u; }
 same() {

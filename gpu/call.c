@@ -4,6 +4,7 @@
 #include "gpu/check.h"
 #include "gpu/fault.h"
 #include "gpu/ladder.h"
+#include "gpu/rules.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -85,9 +86,12 @@ static assay_status observe(gpu_run *run, const gpu_resolved *c, int64_t n, bool
 
 static assay_status launch_one(gpu_run *run, gpu_resolved *c)
 {
-    if (!c->o.op->collective)
-        return gpu_ladder_run(&run->ctx, &c->o, 1, run->ctx.stream, &c->variant);
-    return gpu_call_launch_collective(run, c);
+    if (c->o.op->collective)
+        return gpu_call_launch_collective(run, c);
+    run->ctx.call_variant = 1 + c->wish;
+    const assay_status st = gpu_ladder_run(&run->ctx, &c->o, 1, run->ctx.stream, &c->variant);
+    run->ctx.call_variant = 0;
+    return st;
 }
 
 static assay_status run_once(gpu_run *run, gpu_resolved *c)
@@ -97,21 +101,31 @@ static assay_status run_once(gpu_run *run, gpu_resolved *c)
     return observe(run, c, 1, true);
 }
 
+/* The input whose elements the operation only moves, or adds up over ranks. */
+static const gpu_value *moved_by(const gpu_resolved *c)
+{
+    if (c->o.op->collective)
+        return gpu_call_value_in(c->in, c->n_in, "send");
+    return strcmp(c->o.op->name, "gather_rows") == 0 ? gpu_call_value_in(c->in, c->n_in, "x") : NULL;
+}
+
 /* Results after a launch: faults, then what the substitute says. */
 static assay_status finish_outputs(gpu_run *run, gpu_resolved *c)
 {
     const gpu_comm_group *g = &run->comm.group[c->group];
+    run->ran = c->skipped || c->o.op->collective ? -1 : c->variant;
     for (int i = 0; i < c->n_out; i++) {
         gpu_value *v = c->out[i].value;
+        const assay_op_slot *s = assay_op_slot_find(c->o.op, c->out[i].slot, true);
+        if (s->role == ASSAY_SLOT_INOUT)
+            gpu_value_touch(run, v);
         if (run->fault)
             ASSAY_TRY(gpu_fault_output(run, &c->o, c->instance, c->out[i].slot, v, c->recv_counts, g->size));
         if (run->substitute)
             ASSAY_TRY(run->substitute(run->substitute_user, run, c->o.op->name, c->instance, c->out[i].slot,
-                                      v, &c->replaced[i]));
-        const assay_op_slot *s = assay_op_slot_find(c->o.op, c->out[i].slot, true);
-        if (s->role == ASSAY_SLOT_INOUT)
-            gpu_value_touch(run, v);
+                                      moved_by(c), v, &c->replaced[i]));
     }
+    run->ran = -1;
     return ASSAY_OK;
 }
 
@@ -132,6 +146,7 @@ static assay_status prepare(gpu_run *run, const gpu_call_args *args, gpu_resolve
     if (run->fault && !run->dry)
         ASSAY_TRY(spoil_call(run, c));
     gpu_call_fill_operands(c);
+    c->wish = gpu_rules_variant(run, c->o.op, c->instance);
     c->recorded = run->trace != NULL && !run->dry &&
                   gpu_fault_at(run, GPU_FAULT_OMIT, c->o.op->name, c->instance) == NULL;
     return ASSAY_OK;
@@ -139,7 +154,9 @@ static assay_status prepare(gpu_run *run, const gpu_call_args *args, gpu_resolve
 
 static void need(gpu_run *run, const gpu_resolved *c)
 {
+    run->ctx.call_variant = 1 + c->wish;
     const size_t bytes = c->o.op->collective ? 0 : gpu_ladder_workspace(&run->ctx, &c->o);
+    run->ctx.call_variant = 0;
     if (bytes > run->workspace_needed)
         run->workspace_needed = bytes;
 }
@@ -190,9 +207,14 @@ static assay_status launch_list(gpu_run *run, gpu_resolved *list, int64_t n)
     gpu_operands *o = calloc((size_t)n, sizeof *o);
     int variant = 0;
     ASSAY_CHECK(o, ASSAY_OUT_OF_MEMORY, "%s: a list of %lld calls", list->o.op->name, (long long)n);
-    for (int64_t i = 0; i < n; i++)
+    int wish = -1; /* one launch: the lowest that any of them was given */
+    for (int64_t i = 0; i < n; i++) {
         o[i] = list[i].o;
+        wish = list[i].wish >= 0 && (wish < 0 || list[i].wish < wish) ? list[i].wish : wish;
+    }
+    run->ctx.call_variant = 1 + wish;
     const assay_status st = gpu_ladder_run(&run->ctx, o, n, run->ctx.stream, &variant);
+    run->ctx.call_variant = 0;
     for (int64_t i = 0; i < n && st == ASSAY_OK; i++)
         list[i].variant = variant;
     free(o);

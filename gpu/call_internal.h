@@ -22,6 +22,7 @@ typedef struct gpu_resolved {
     const int64_t *counts, *recv_counts;
     bool recorded;
     assay_trace_op record;
+    int wish;    /* the variant that a rule of --substitute names; -1: none */
     int variant; /* that ran */
     bool skipped;
     bool replaced[GPU_CALL_ARGS]; /* outputs that the substitute made */

@@ -36,7 +36,7 @@ assay_status gpu_call_look_up(gpu_run *run, const gpu_call_args *args, gpu_resol
     c->counts = args->counts;
     c->recv_counts = args->recv_counts;
     gpu_operands_init(&c->o, op);
-    if (run->trace || run->fault || run->substitute || run->observer)
+    if (run->trace || run->fault || run->substitute || run->rules || run->observer)
         gpu_instance(run, args->at, c->instance);
     for (int i = 0; i < GPU_CALL_ARGS && args->arg[i].name; i++) {
         const gpu_arg *a = &args->arg[i];

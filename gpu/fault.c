@@ -146,7 +146,8 @@ static assay_status parse_condition(gpu_fault *f, const char *text, const char *
     char *end = NULL;
     assay_phase phase;
     ASSAY_CHECK(value, ASSAY_INVALID_ARGUMENT,
-                "fault '%s': condition '%s': expected op=, phase=, step=, microbatch= or run=", whole, text);
+                "fault '%s': condition '%s': expected op=, phase=, step=, microbatch=, run= or variant=",
+                whole, text);
     value++;
     if (n == 2 && strncmp(text, "op", n) == 0) {
         ASSAY_CHECK(assay_op_find(value), ASSAY_INVALID_ARGUMENT, "fault '%s': no operation is called %s",
@@ -159,12 +160,22 @@ static assay_status parse_condition(gpu_fault *f, const char *text, const char *
         f->phase = (int)phase;
         return ASSAY_OK;
     }
+    if (n == 7 && strncmp(text, "variant", n) == 0) {
+        ASSAY_CHECK(value[0] == 'k' && value[1] >= '0' && value[1] <= '9' && value[2] == '\0',
+                    ASSAY_INVALID_ARGUMENT, "fault '%s': variant=: expected kN, found '%s'", whole, value);
+        ASSAY_CHECK(f->kind == GPU_FAULT_NEGATE || f->kind == GPU_FAULT_SCALE || f->kind == GPU_FAULT_SPOIL,
+                    ASSAY_INVALID_ARGUMENT,
+                    "fault '%s': variant= has a meaning for negate, scale and spoil alone", whole);
+        f->variant = value[1] - '0';
+        return ASSAY_OK;
+    }
     const bool step = n == 4 && strncmp(text, "step", n) == 0, run = n == 3 && strncmp(text, "run", n) == 0;
     const long long number = strtoll(value, &end, 10);
     ASSAY_CHECK((step || run || (n == 10 && strncmp(text, "microbatch", n) == 0)) && end != value &&
                     *end == '\0' && number >= 0 && (!run || number == 1 || number == 2),
                 ASSAY_INVALID_ARGUMENT,
-                "fault '%s': condition '%s': expected op=, phase=, step=N, microbatch=N, run=1 or run=2",
+                "fault '%s': condition '%s': expected op=, phase=, step=N, microbatch=N, run=1, run=2 or "
+                "variant=kN",
                 whole, text);
     *(step ? &f->step : run ? &f->run : &f->microbatch) = number;
     return ASSAY_OK;
@@ -207,7 +218,7 @@ static assay_status parse_long(gpu_fault *f, char *text, const char *whole)
     char *conditions = text + strcspn(text, ",");
     char *instance = text + strcspn(text, ":");
     memset(f, 0, sizeof *f);
-    f->phase = -1;
+    f->phase = f->variant = -1;
     f->step = f->microbatch = f->run = -1;
     f->kind = GPU_FAULT_KINDS;
     if (*conditions)
@@ -324,7 +335,8 @@ gpu_fault_plan *gpu_fault_at(const gpu_run *run, gpu_fault_kind kind, const char
     const bool here =
         (f->op[0] == '\0' || strcmp(f->op, op) == 0) && (f->phase < 0 || f->phase == (int)run->phase) &&
         (f->step < 0 || f->step == run->step) && (f->microbatch < 0 || f->microbatch == run->microbatch) &&
-        (f->run < 0 || (f->run == 2) == run->recompute) && fnmatch(f->instance, instance, 0) == 0;
+        (f->run < 0 || (f->run == 2) == run->recompute) && (f->variant < 0 || f->variant == run->ran) &&
+        fnmatch(f->instance, instance, 0) == 0;
     return here ? p : NULL;
 }
 
@@ -338,7 +350,7 @@ static gpu_fault_plan *with_slot(const gpu_run *run, gpu_fault_kind kind, const 
 bool gpu_run_is_watched(const gpu_run *run)
 {
     const bool fault = run->fault && run->fault->fault.kind != GPU_FAULT_SWITCH;
-    return run->trace || fault || run->substitute || run->observer;
+    return run->trace || fault || run->substitute || run->rules || run->observer;
 }
 
 bool gpu_fault_switch(const gpu_run *run, const char *word)

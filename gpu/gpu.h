@@ -71,6 +71,7 @@ typedef struct gpu_ctx {
         workspace; /* call arena: life of one operation, on `stream` alone (gpu_ladder_run refuses another) */
     size_t workspace_bytes;
     int variant[GPU_FAMILY_COUNT]; /* -1 = fastest */
+    int call_variant; /* 1 + the variant of the next call, before what its family has; 0 = none */
 } gpu_ctx;
 
 /* device < 0: local default.  ASSAY_CUDA when no device answers, ASSAY_UNSUPPORTED when it is a lesser one than the engine is compiled for. */

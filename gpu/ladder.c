@@ -77,10 +77,15 @@ int gpu_ladder_highest(const char *family)
     return highest;
 }
 
+static int wish_of(const gpu_ctx *ctx, const gpu_operands *o)
+{
+    return ctx->call_variant > 0 ? ctx->call_variant - 1 : gpu_ctx_variant(ctx, o->op->family);
+}
+
 /* Highest rung that may run: the one that was asked for, or the last. */
 static int highest_of(const gpu_ctx *ctx, const gpu_operands *o, const gpu_rung *rungs, bool *asked)
 {
-    const int top = height(rungs) - 1, wish = gpu_ctx_variant(ctx, o->op->family);
+    const int top = height(rungs) - 1, wish = wish_of(ctx, o);
     *asked = wish >= 0;
     return *asked && wish < top ? wish : top;
 }

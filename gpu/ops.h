@@ -91,7 +91,7 @@ extern GPU_LADDER(pack_heads);
 /* The inverse: y [T,A,D] = x [P,T,A/P,D]. */
 extern GPU_LADDER(unpack_heads);
 
-/* --- activation.cu ------------------------------------------------------------------------------------------ */
+/* --- elementwise.cu ----------------------------------------------------------------------------------------- */
 /* y = a + b, all act of one shape; y may be a or b. */
 extern GPU_LADDER(add);
 /* y = x in the dtype of y, F32 or BF16; y may be x where they have one dtype. */
@@ -102,6 +102,7 @@ extern GPU_LADDER(slice_rows);
 extern GPU_LADDER(clamp_fwd);
 /* dx = dy where |x| < limit, else 0; dx may be dy or x. */
 extern GPU_LADDER(clamp_bwd);
+/* --- activation.cu ------------------------------------------------------------------------------------------ */
 /* x = [gate | up] [T,2F]: y[t,f] = gate sigmoid(gate) up (probs[t])      y [T,F]  probs F32 [T] or none.  Refused: odd columns. */
 extern GPU_LADDER(swiglu_fwd);
 /* s = sigmoid(gate), p = probs[t] or 1: dgate = dy p up s (1 + gate (1 - s)), dup = dy p gate s, dprobs[t] = sum_f dy gate s up

@@ -14,11 +14,14 @@ ASSAY_BEGIN_DECLS
 
 struct gpu_run;
 struct gpu_fault_plan;
+struct gpu_rules;
 struct gpu_operands;
 /* Called for each output after an operation ran and before the outputs are recorded: may overwrite it on run->ctx.stream and says
- * so in *replaced; the record then names the slot as substituted. */
+ * so in *replaced; the record then names the slot as substituted.  moved: the input whose elements the operation only moves or
+ * adds up over ranks; NULL: it computes. */
 typedef assay_status (*gpu_substitute)(void *user, struct gpu_run *run, const char *op, const char *instance,
-                                       const char *slot, gpu_value *output, bool *replaced);
+                                       const char *slot, const gpu_value *moved, gpu_value *output,
+                                       bool *replaced);
 
 /* One launch: an operation, or a list of n calls of one.  instance: of the first. */
 typedef struct gpu_span {
@@ -62,6 +65,8 @@ typedef struct gpu_run {
     struct gpu_fault_plan *fault; /* planted faults; NULL: none */
     gpu_substitute substitute;    /* replaces results of operations; NULL: none */
     void *substitute_user;
+    struct gpu_rules *rules; /* of --substitute (gpu/rules.h); NULL: none */
+    int ran;                 /* variant of the call whose results are looked at; -1: none was launched yet */
     const gpu_observer *observer; /* NULL: nobody watches */
     bool recompute;          /* calls repeat what ran before, for the backward pass: their records say so */
     bool dry;                /* count sizes, run nothing */

@@ -5,7 +5,9 @@
 #include "core/run/outputs.h"
 #include "core/run/stop.h"
 #include "gpu/fault.h"
+#include "gpu/rules.h"
 #include "gpu/side.h"
+#include "gpu/substitute.h"
 #include "gpu/targets.h"
 #include <stdio.h>
 #include <stdlib.h>
@@ -208,6 +210,7 @@ static assay_status build(gpu_engine *e)
                 "checkpoint %s is at step %lld, train_iters is %lld", e->options.load,
                 (long long)e->first_step, (long long)e->last_step);
     ASSAY_TRY(open_trace(e));
+    ASSAY_TRY(gpu_substitute_open(m, &e->options, e->env.rank == 0));
     e->run.step = e->first_step;
     e->loss = calloc((size_t)e->last_step, sizeof *e->loss);
     e->grad_norm = calloc((size_t)e->last_step, sizeof *e->grad_norm);
@@ -366,6 +369,7 @@ void gpu_engine_close(gpu_engine *e, bool failed)
         gpu_ctx_destroy(&e->run.ctx);
     assay_batches_close(&e->batches);
     gpu_pipeline_schedule_free(&e->schedule);
+    gpu_substitute_close(&e->run);
     gpu_fault_destroy(e->run.fault);
     free(e->run.host);
     free(e->loss);
@@ -416,8 +420,10 @@ assay_status gpu_train(const assay_train_options *options)
     for (int k = 0; k < 2; k++) /* the last step's gathers have no forward that waits for them */
         ASSAY_TRY_GOTO(gpu_finish_param_sync(&e->optimizer.buffer[k], &e->model), st, done);
     double_losses(e);
-    if (!e->stopped)
+    if (!e->stopped && e->run.rules == NULL) /* a rule may take the fault's kernel away */
         ASSAY_TRY_GOTO(gpu_fault_check_met(&e->run), st, done);
+    if (!e->stopped)
+        ASSAY_TRY_GOTO(gpu_rules_check_met(&e->run), st, done);
     if (e->export && !e->stopped)
         ASSAY_TRY_GOTO(gpu_export_finish(e), st, done);
     if (e->run.trace)

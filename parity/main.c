@@ -23,6 +23,8 @@ static const verb VERBS[] = {
     {"replay", parity_main_replay, "recompute every recorded operation of a trace with its error bound"},
     {"check", parity_main_check,
      "a recorded run of another framework against its model folder: one sentence"},
+    {"bisect", parity_main_bisect,
+     "the smallest set of operations that has to be replaced for a mismatch to vanish"},
     {"map", parity_main_map, "Hugging Face's names, axes and pieces beside ours"},
     {"layout", parity_main_layout, "explain a layout: ranks, groups, what each rank holds"},
     {"report", parity_main_report, "join the results of shards: assay report merge"},

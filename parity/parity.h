@@ -126,6 +126,9 @@ assay_status parity_check_plan(const assay_trace *t, const assay_model_spec *spe
                                parity_report *report);
 /* flow.c; the spec tells parameters from other tensors */
 assay_status parity_check_flow(const assay_trace *t, const assay_model_spec *spec, parity_report *report);
+/* substituted.c: a skip (check plan) that names what something put in place of results (--substitute): whatever passes beside it, the
+ * run is not certified.  Nothing where there is none. */
+assay_status parity_check_substituted(const assay_trace *t, parity_report *report);
 /* recompute.c: what ran again for the backward pass read and wrote the bits of its first run (check bitwise) */
 assay_status parity_check_recompute(const assay_trace *t, parity_report *report);
 /* whole.c: runs the reference unsharded in double on the same weights and batches with the candidate's
@@ -206,6 +209,7 @@ void parity_report_table(const parity_report *r, FILE *out, const char *results)
 /* --- commands (each returns the exit code 0, 1, 2) ---------------------------------------------------------- */
 int parity_main_run(int argc, char **argv);
 int parity_main_step(int argc, char **argv);
+int parity_main_bisect(int argc, char **argv);
 int parity_main_batch(int argc, char **argv);
 int parity_main_train(int argc, char **argv);
 int parity_main_diff(int argc, char **argv);

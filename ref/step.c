@@ -72,6 +72,8 @@ static assay_status load(step_inputs *in, const assay_train_options *o)
                 o->load[0] ? o->load : o->save);
     ASSAY_CHECK(!o->fault[0], ASSAY_UNSUPPORTED, "fault: the reference has no planted faults, found '%s'",
                 o->fault);
+    ASSAY_CHECK(!o->substitute[0] && !o->substitute_values[0], ASSAY_UNSUPPORTED,
+                "substitute: the reference's results are what others are replaced by");
     ASSAY_TRY(assay_train_options_check(o));
     ASSAY_TRY(assay_outputs_check(o));
     in->config = calloc(1, sizeof *in->config);

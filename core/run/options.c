@@ -110,6 +110,13 @@ static const assay_option_row table[] = {
     ROW_STRING(
         fault, "FAULT", STEP_RUN, "Run",
         "plant a fault (self-tests; docs/ADDING.md): skip:INSTANCE, attr:INSTANCE:NAME=X, ..., or a word"),
+    ROW_STRING(
+        substitute, "FILE", STEP_RUN, "Run",
+        "debugging (docs/DEBUG.md): rules, one a line, whose calls run another variant (k0:INSTANCE) or get "
+        "their results from a trace of the reference (values:INSTANCE); assay bisect writes them"),
+    ROW_STRING(
+        substitute_values, "DIR", STEP_RUN, "Run",
+        "debugging: the trace that --substitute takes values from, of assay step --engine ref --trace"),
     {"collective_timeout", ASSAY_OPT_DOUBLE, MEMBER(collective_timeout), 0, 1e6, NULL, "SECONDS",
      "longest wait for a collective; 0: ASSAY_COLLECTIVE_TIMEOUT_S, else 300", "Run",
      STEP_RUN_BENCH_OPS | ASSAY_FOR_TRAIN},

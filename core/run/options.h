@@ -106,8 +106,10 @@ typedef struct assay_train_options {
 
     char variant[256]; /* "attention=k1,rmsnorm=k0": kernel variants by op family; "" = fastest */
     bool trace_hash_only;
-    double collective_timeout; /* seconds; 0 = the engine's own */
-    char fault[96];            /* planted fault for self-tests, "" = none: docs/ADDING.md */
+    double collective_timeout;          /* seconds; 0 = the engine's own */
+    char substitute[ASSAY_PATH];        /* file of rules: gpu/rules.h; "" = none */
+    char substitute_values[ASSAY_PATH]; /* trace of the reference for them; "" = none */
+    char fault[96];                     /* planted fault for self-tests, "" = none: docs/ADDING.md */
 
     uint64_t given[2]; /* bit i % 64 of word i / 64: row i of the option table was set, to whatever value */
 } assay_train_options;

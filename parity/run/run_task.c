@@ -198,6 +198,7 @@ static assay_status judge_trace(parity_task_state *s, const char *dir, const cha
     ASSAY_TRY_GOTO(assay_batches_open(&batches, s->train.batch, config->vocab_size), st, done);
     ASSAY_TRY_GOTO(assay_trace_open(&trace, dir, true), st, done);
     ASSAY_TRY_GOTO(judge_weights(s, spec), st, done);
+    ASSAY_TRY_GOTO(parity_check_substituted(trace, s->report), st, done);
     s->since = assay_monotonic_s();
     /* What was not done as planned explains every number that follows. */
     if (wants(s, PARITY_CHECK_PLAN) &&

@@ -120,8 +120,9 @@ typedef struct step_facts {
 } step_facts;
 
 static assay_status watch(void *user, gpu_run *run, const char *op, const char *instance, const char *slot,
-                          gpu_value *output, bool *replaced)
+                          const gpu_value *moved, gpu_value *output, bool *replaced)
 {
+    (void)moved;
     step_facts *f = user;
     int64_t counts[EXPERTS];
     (void)instance;

@@ -179,9 +179,10 @@ Test(engine_seam, a_watcher_that_fails_stops_the_call)
 
 /* Fives in place of y of instance "wrong". */
 static assay_status fives(void *user, gpu_run *run, const char *op, const char *instance, const char *slot,
-                          gpu_value *output, bool *replaced)
+                          const gpu_value *moved, gpu_value *output, bool *replaced)
 {
     float host[N];
+    (void)moved;
     if (strcmp(op, "add") != 0 || strcmp(instance, "wrong") != 0)
         return ASSAY_OK;
     cr_expect_str_eq(slot, "y");

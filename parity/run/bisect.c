@@ -1,0 +1,279 @@
+/* `assay bisect`: the smallest set of operations whose replacement makes a mismatch vanish, as one sentence. */
+#include "parity/run/bisect.h"
+
+#include "core/base/file.h"
+#include "core/base/log.h"
+#include "core/run/outputs.h"
+#include "parity/run/step.h"
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+enum { BISECT_RUNS = 300 };
+
+typedef struct bisect_options {
+    parity_step_options step;
+    char target[ASSAY_NAME], keep[ASSAY_PATH];
+    int64_t runs;
+    bool json;
+} bisect_options;
+
+/* --- searches ------------------------------------------------------------------------------------------------ */
+static assay_status test(void *user, const bool *set, bool *healed)
+{
+    return bisect_run(user, "run", set, healed);
+}
+
+/* The operations that the local check names, if they alone heal; else all that can be replaced, if they do. */
+static assay_status find_healing(bisect *b, bool *set, bool *healed)
+{
+    for (int all = 0; all <= 1 && !*healed; all++) {
+        for (int64_t i = 0; i < b->n; i++)
+            set[i] = b->elements[i].replaceable[b->way] && (all || b->elements[i].suspect);
+        if (bisect_count(b, set) > 0)
+            ASSAY_TRY(bisect_run(b, "run", set, healed));
+    }
+    return ASSAY_OK;
+}
+
+static assay_status search(bisect *b, bool *set, int64_t limit, const char *mismatch, bisect_verdict *v)
+{
+    bisect_search s = {.test = test, .user = b, .n = b->n, .limit = limit - b->runs};
+    ASSAY_TRY(bisect_smallest(&s, set));
+    return bisect_tell_set(b, set, s.stopped, mismatch, v);
+}
+
+static assay_status try_variants(bisect *b, bool *set, int64_t limit, const char *mismatch, bisect_verdict *v)
+{
+    bool healed = false;
+    int64_t n = 0;
+    b->way = BISECT_VARIANT;
+    for (int64_t i = 0; i < b->n; i++)
+        n += b->elements[i].replaceable[BISECT_VARIANT];
+    if (n == 0) {
+        bisect_note(v, "every kernel runs variant 0 already");
+        return ASSAY_OK;
+    }
+    ASSAY_TRY(find_healing(b, set, &healed));
+    if (healed)
+        return search(b, set, limit, mismatch, v);
+    bisect_note(v, "variant 0 of all %lld operations that ran another fails, too (%.200s)", (long long)n,
+                b->first);
+    return ASSAY_OK;
+}
+
+static assay_status try_values(bisect *b, bool *set, int64_t limit, const char *mismatch, bisect_verdict *v)
+{
+    bool healed = false;
+    int64_t n = 0;
+    char left[PARITY_TEXT];
+    b->way = BISECT_VALUES;
+    ASSAY_TRY(bisect_reference(b));
+    ASSAY_TRY(bisect_run_everything(b, "run", &healed));
+    ASSAY_TRY(bisect_read_replaced(b, "run"));
+    snprintf(left, sizeof left, "%s", b->first);
+    for (int64_t i = 0; i < b->n; i++)
+        n += b->elements[i].replaceable[BISECT_VALUES];
+    bisect_note(v, "the reference has values for the results of %lld of %lld operations", (long long)n,
+                (long long)b->n);
+    if (!healed) {
+        bisect_tell_nothing(b, n, mismatch, left, v);
+        return ASSAY_OK;
+    }
+    healed = false;
+    ASSAY_TRY(find_healing(b, set, &healed));
+    ASSAY_CHECK(healed, ASSAY_INTERNAL, "all values heal in one rule, and do not in one for each operation");
+    return search(b, set, limit, mismatch, v);
+}
+
+static assay_status bisect_all(bisect *b, int64_t limit, bisect_verdict *v)
+{
+    bool agrees;
+    bool *set = NULL;
+    char mismatch[PARITY_TEXT];
+    assay_status st = ASSAY_OK;
+    ASSAY_TRY(bisect_run(b, "failing", NULL, &agrees));
+    if (agrees) {
+        snprintf(v->sentence, sizeof v->sentence,
+                 "RIGHT: no mismatch: %lld tensors of the run agree with the unsharded reference within what "
+                 "rounding explains; there is nothing to bisect.",
+                 (long long)b->n_compared);
+        return ASSAY_OK;
+    }
+    snprintf(mismatch, sizeof mismatch, "%lld of %lld tensors differ, first %s", (long long)b->n_failed,
+             (long long)b->n_compared, b->first);
+    ASSAY_TRY(bisect_read_elements(b, "failing"));
+    set = calloc((size_t)b->n + 1, sizeof *set);
+    ASSAY_CHECK(set != NULL, ASSAY_OUT_OF_MEMORY, "%lld operations", (long long)b->n);
+    for (int64_t i = 0; i < b->n; i++)
+        if (b->elements[i].suspect)
+            bisect_note(v, "the local check fails %s k%d of %s (%s)", b->elements[i].op,
+                        b->elements[i].variant, b->elements[i].instance,
+                        assay_phase_name(b->elements[i].phase));
+    ASSAY_TRY_GOTO(try_variants(b, set, limit, mismatch, v), st, done);
+    if (v->sentence[0] == '\0')
+        st = try_values(b, set, limit, mismatch, v);
+done:
+    free(set);
+    return st;
+}
+
+/* --- the verb -------------------------------------------------------------------------------------------------- */
+static assay_status on_option(void *user, const char *name, const char *text)
+{
+    bisect_options *o = user;
+    if (name != NULL && strcmp(name, "json") == 0) {
+        o->json = true;
+        return ASSAY_OK;
+    }
+    if (name != NULL && strcmp(name, "target") == 0)
+        return assay_option_text(name, text, o->target, sizeof o->target);
+    if (name != NULL && strcmp(name, "keep") == 0)
+        return assay_option_text(name, text, o->keep, sizeof o->keep);
+    if (name != NULL && strcmp(name, "runs") == 0)
+        return assay_option_count(name, text, 4, 1000000, &o->runs);
+    return parity_step_option(&o->step, name, text);
+}
+
+/* What the verb decides itself, and what the reference cannot repeat. */
+static assay_status check_options(const bisect_options *s, const assay_train_options *o)
+{
+    static const char *const names[] = {
+        "out",     "trace",      "trace_hash_only",   "load",         "save", "save_after", "save_interval",
+        "metrics", "substitute", "substitute_values", "log_interval", NULL};
+    for (int i = 0; names[i] != NULL; i++)
+        ASSAY_CHECK(
+            !assay_train_option_given(o, names[i]), ASSAY_INVALID_ARGUMENT,
+            "--%s: has no meaning here: the runs of a bisection write their own traces and nothing else",
+            names[i]);
+    ASSAY_CHECK(o->model[0] != '\0', ASSAY_INVALID_ARGUMENT,
+                "--model: expected a Hugging Face folder, found nothing");
+    ASSAY_CHECK(o->batch[0] != '\0', ASSAY_INVALID_ARGUMENT,
+                "--batch: expected a safetensors file, found nothing");
+    ASSAY_CHECK(strcmp(s->step.engine, "ref") != 0, ASSAY_INVALID_ARGUMENT,
+                "--engine: expected gpu, sim or auto: the reference is what the engine is held to");
+    return assay_train_options_check(o);
+}
+
+static assay_status make_folder(const char *keep, char out[ASSAY_PATH])
+{
+    const char *base = getenv("TMPDIR");
+    struct stat sb;
+    if (keep[0] != '\0') {
+        ASSAY_CHECK(stat(keep, &sb) != 0, ASSAY_INVALID_ARGUMENT,
+                    "--keep %s: expected a new folder, found one", keep);
+        snprintf(out, ASSAY_PATH, "%s", keep);
+        return assay_mkdir_p(out);
+    }
+    base = base != NULL && base[0] != '\0' ? base : "/tmp";
+    snprintf(out, ASSAY_PATH, "%s/assay-bisect-XXXXXX", base);
+    ASSAY_CHECK(mkdtemp(out) != NULL, ASSAY_IO, "%s: cannot be created", out);
+    return ASSAY_OK;
+}
+
+/* What stays in the temporary folder harms no verdict. */
+static void remove_folder(const char *dir)
+{
+    char base[ASSAY_PATH];
+    snprintf(base, sizeof base, "%.*s", (int)(strrchr(dir, '/') - dir), dir);
+    if (assay_remove_tree(dir, base[0] != '\0' ? base : "/") != ASSAY_OK)
+        assay_error_clear();
+}
+
+static void print_text(const bisect *b, const bisect_verdict *v, FILE *out)
+{
+    size_t i;
+    json_t *text;
+    json_array_foreach(v->notes, i, text) fprintf(out, "note: %s\n", json_string_value(text));
+    if (v->keep)
+        fprintf(out, "again with: %s\n", v->command);
+    fprintf(out, "%s\n%lld runs of the engine, %.1f s\n", v->sentence, (long long)b->runs,
+            assay_monotonic_s() - b->started);
+}
+
+static assay_status print_json(const bisect *b, const bisect_verdict *v, FILE *out)
+{
+    json_t *root = json_pack("{s:s,s:i,s:s,s:i,s:s,s:O,s:O,s:I,s:f,s:s}", "format", "assay-bisect", "version",
+                             1, "sentence", v->sentence, "exit_code", v->code, "replaced_by",
+                             !v->keep                   ? "nothing"
+                             : b->way == BISECT_VARIANT ? "variant 0"
+                                                        : "the reference's values",
+                             "set", v->set, "notes", v->notes, "runs", (json_int_t)b->runs, "seconds",
+                             assay_monotonic_s() - b->started, "command", v->command);
+    ASSAY_CHECK(root != NULL, ASSAY_OUT_OF_MEMORY, "JSON");
+    json_dumpf(root, out, JSON_INDENT(1));
+    fputc('\n', out);
+    json_decref(root);
+    return ASSAY_OK;
+}
+
+static assay_status run(const bisect_options *s, assay_train_options *o, int *code)
+{
+    assay_status st = ASSAY_OK;
+    bisect_verdict v = {.set = json_array(), .notes = json_array()};
+    bisect *b = calloc(1, sizeof *b);
+    ASSAY_CHECK_GOTO(b != NULL && v.set != NULL && v.notes != NULL, ASSAY_OUT_OF_MEMORY, st, done, "bisect");
+    b->options = *o;
+    b->timeout_s = s->step.timeout_s;
+    b->quiet = s->json;
+    snprintf(b->target, sizeof b->target, "%s", s->target);
+    ASSAY_TRY_GOTO(parity_engine_find(s->step.engine, s->step.engine_program, &b->engine), st, done);
+    ASSAY_TRY_GOTO(parity_engine_check_inputs(&b->engine, o), st, done);
+    ASSAY_TRY_GOTO(make_folder(s->keep, b->dir), st, done);
+    ASSAY_TRY_GOTO(bisect_open(b), st, done);
+    ASSAY_TRY_GOTO(bisect_all(b, s->runs, &v), st, done);
+    *code = v.code;
+    if (s->json)
+        st = print_json(b, &v, stdout);
+    else
+        print_text(b, &v, stdout);
+done:
+    if (b != NULL && b->dir[0] != '\0' && s->keep[0] == '\0' && !v.keep)
+        remove_folder(b->dir);
+    if (b != NULL)
+        bisect_close(b);
+    free(b);
+    json_decref(v.notes);
+    json_decref(v.set);
+    return st;
+}
+
+int parity_main_bisect(int argc, char **argv)
+{
+    static const assay_extra_option extra[] = {
+        PARITY_STEP_OPTION_ROWS,
+        {"target", "NAME",
+         "the tensor that has to agree, may hold wildcards (default: all that the whole check compares)"},
+        {"runs", "N", "runs of the engine at the most (default 300)"},
+        {"keep", "DIR",
+         "new folder for the last traces (default: a temporary one, kept when a set was found)"},
+        {"json", NULL, "print the verdict as JSON"},
+        {NULL, NULL, NULL}};
+    bisect_options s = {.step = {.engine = "auto"}, .runs = BISECT_RUNS};
+    assay_train_options o;
+    int code = 2;
+    assay_train_options_default(&o);
+    assay_status st = assay_options_parse(
+        argc, argv,
+        "Runs the engine on a batch, and where it differs from the unsharded reference by more than rounding "
+        "explains, "
+        "replaces operations, first by their variant 0, then by the reference's values, until the difference "
+        "vanishes: the last "
+        "line but one is the smallest such set.  Exit code: 0 no mismatch, 1 a mismatch, 2 it could not be "
+        "judged.\vExamples:\n"
+        "  assay bisect --model DIR --batch FILE --layout tp2,sp --precision bf16\n"
+        "  assay bisect --model DIR --batch FILE --target 'decoder.layers.0.*.main_grad'\n",
+        "", &o, ASSAY_FOR_STEP, extra, on_option, &s);
+    if (st == ASSAY_OK)
+        st = parity_step_precision(&s.step, &o);
+    if (st == ASSAY_OK)
+        st = check_options(&s, &o);
+    if (st == ASSAY_OK)
+        st = run(&s, &o, &code);
+    if (st != ASSAY_OK) {
+        assay_error_print(stderr, "assay bisect", 0);
+        return 2;
+    }
+    return code;
+}

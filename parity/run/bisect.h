@@ -1,0 +1,93 @@
+/* `assay bisect`: which operations of the engine have to be replaced for a mismatch to vanish.  Private to parity/run/bisect*.c. */
+#ifndef PARITY_BISECT_H
+#define PARITY_BISECT_H
+
+#include "parity/judge/judge.h"
+#include "parity/run/engine.h"
+
+/* What replaces an operation. */
+typedef enum { BISECT_VARIANT, BISECT_VALUES, BISECT_WAYS } bisect_way;
+
+/* An operation of the failing run: all of its calls in one phase, on every rank, step and microbatch. */
+typedef struct bisect_element {
+    char op[48], instance[ASSAY_NAME];
+    assay_phase phase;
+    int variant;              /* highest that ran */
+    bool collective, suspect; /* suspect: the local check fails it */
+    bool replaceable[BISECT_WAYS];
+    int64_t layer, rank, sequence; /* its place in the order of execution */
+} bisect_element;
+
+/* --- bisect_search.c: the smallest sets --------------------------------------------------------------------- */
+/* *healed: whether the mismatch vanishes when exactly those are replaced (set [n], one for each element). */
+typedef assay_status (*bisect_test)(void *user, const bool *set, bool *healed);
+typedef struct bisect_search {
+    bisect_test test;
+    void *user;
+    int64_t n;     /* elements, in order of execution */
+    int64_t limit; /* tests at the most */
+    int64_t tests; /* made */
+    bool stopped;  /* at the limit: the set heals, but may not be the smallest */
+} bisect_search;
+/* set [n]: in: what may be replaced, which heals; out: a set that heals and of which no element can be left out.  Of several
+ * the one that ends earliest in the order of execution: what merely lies behind the mistake is not in it. */
+assay_status bisect_smallest(bisect_search *s, bool *set);
+
+/* --- bisect_run.c: one run of the engine and its verdict ------------------------------------------------------ */
+typedef struct bisect {
+    assay_train_options options; /* of every run of the engine */
+    parity_engine engine;
+    double timeout_s;
+    char target[ASSAY_NAME]; /* the tensor that has to agree; "": all that the whole check compares */
+    char dir[ASSAY_PATH];
+    bool quiet;
+    assay_model_config *config;
+    assay_model_spec *spec;
+    assay_batches batches;
+    double **weights;
+    parity_whole_cache *cache;
+    int64_t n;
+    bisect_element *elements;
+    bisect_way way; /* of the search under way */
+    int64_t runs;
+    double started;
+    int64_t n_compared, n_failed; /* tensors of the run before */
+    char first[PARITY_TEXT];      /* the first of them that differs; "" */
+} bisect;
+
+assay_status bisect_open(bisect *b);
+void bisect_close(bisect *b);
+/* Runs the engine with that set replaced (NULL: nothing) and judges it; its trace lies in DIR/NAME until the next run of that name. */
+assay_status bisect_run(bisect *b, const char *name, const bool *set, bool *agrees);
+/* The same with the reference's values for whatever has some. */
+assay_status bisect_run_everything(bisect *b, const char *name, bool *agrees);
+/* The elements of the trace in DIR/NAME, and what the local check says of them. */
+assay_status bisect_read_elements(bisect *b, const char *name);
+/* Which of them the run in DIR/NAME, which asked for all values, got from the reference. */
+assay_status bisect_read_replaced(bisect *b, const char *name);
+/* The trace of the unsharded reference, to DIR/reference. */
+assay_status bisect_reference(bisect *b);
+/* Rules for the engine (--substitute). */
+assay_status bisect_write_rules(const bisect *b, const bool *set, const char *path);
+
+/* --- bisect_tell.c: what was found, in words ------------------------------------------------------------------ */
+enum { BISECT_SENTENCE = 3072 };
+typedef struct bisect_verdict {
+    char sentence[BISECT_SENTENCE], command[4 * ASSAY_PATH];
+    int code;
+    bool keep; /* the folder has what the command needs */
+    json_t *set, *notes;
+} bisect_verdict;
+#if defined(__GNUC__)
+__attribute__((format(printf, 2, 3)))
+#endif
+void bisect_note(bisect_verdict *v, const char *fmt, ...);
+int64_t bisect_count(const bisect *b, const bool *set);
+/* A set that heals (stopped: at --runs): sentence, command and DIR/set.txt. */
+assay_status bisect_tell_set(bisect *b, const bool *set, bool stopped, const char *mismatch,
+                             bisect_verdict *v);
+/* `replaced` operations have the reference's values, and `left` differs all the same. */
+void bisect_tell_nothing(const bisect *b, int64_t replaced, const char *mismatch, const char *left,
+                         bisect_verdict *v);
+
+#endif

@@ -1,0 +1,173 @@
+/* The sentence of `assay bisect`, and the command that repeats its set. */
+#include "parity/run/bisect.h"
+
+#include "parity/run/run.h"
+#include <stdarg.h>
+#include <string.h>
+
+enum { SUSPECTS = 700, NAMED = 4 };
+
+void bisect_note(bisect_verdict *v, const char *fmt, ...)
+{
+    char text[BISECT_SENTENCE];
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(text, sizeof text, fmt, args);
+    va_end(args);
+    json_array_append_new(v->notes, json_string(text));
+}
+
+/* --- the command that repeats a set -------------------------------------------------------------------------- */
+static void append(char *out, size_t capacity, const char *option, const char *word)
+{
+    char quoted[2 * ASSAY_PATH];
+    const size_t used = strlen(out);
+    parity_shell_word(word, quoted, sizeof quoted);
+    snprintf(out + used, capacity - used, " %s%s%s", option, option[0] != '\0' ? " " : "", quoted);
+}
+
+static assay_status make_command(const bisect *b, bisect_verdict *v)
+{
+    char path[2 * ASSAY_PATH];
+    assay_train_options defaults;
+    assay_train_options_default(&defaults);
+    json_t *have = assay_train_options_to_json(&b->options, ASSAY_FOR_STEP);
+    json_t *base = assay_train_options_to_json(&defaults, ASSAY_FOR_STEP);
+    snprintf(v->command, sizeof v->command, "assay step --engine %s", b->engine.name);
+    for (const assay_option_row *row = assay_train_option_table(); row->name != NULL; row++) {
+        char argument[2 * ASSAY_PATH];
+        const json_t *value = json_object_get(have, row->name);
+        if (value == NULL || json_equal(value, json_object_get(base, row->name)))
+            continue;
+        parity_option_argument(row->name, value, argument, sizeof argument);
+        append(v->command, sizeof v->command, "", argument);
+    }
+    snprintf(path, sizeof path, "%s/set.txt", b->dir);
+    append(v->command, sizeof v->command, "--substitute", path);
+    if (b->way == BISECT_VALUES) {
+        snprintf(path, sizeof path, "%s/reference", b->dir);
+        append(v->command, sizeof v->command, "--substitute-values", path);
+    }
+    snprintf(path, sizeof path, "%s/healed", b->dir);
+    append(v->command, sizeof v->command, "--trace", path);
+    snprintf(path, sizeof path, "%s/healed.safetensors", b->dir);
+    append(v->command, sizeof v->command, "--out", path);
+    json_decref(have);
+    json_decref(base);
+    return ASSAY_OK;
+}
+
+int64_t bisect_count(const bisect *b, const bool *set)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < b->n; i++)
+        n += set[i];
+    return n;
+}
+
+static void name_element(const bisect *b, const bisect_element *e, char *out, size_t capacity)
+{
+    char kernel[32] = "";
+    if (!e->collective)
+        snprintf(kernel, sizeof kernel, b->way == BISECT_VARIANT ? " k%d (k0 agrees)" : " k%d", e->variant);
+    snprintf(out, capacity, "%s%s of %s (%s)", e->op, kernel, e->instance, assay_phase_name(e->phase));
+}
+
+/* The operations that contradict what they read (local check); returns how many. */
+static int64_t name_suspects(const bisect *b, char out[SUSPECTS])
+{
+    int64_t n = 0;
+    out[0] = '\0';
+    for (int64_t i = 0; i < b->n; i++) {
+        const bisect_element *e = &b->elements[i];
+        const size_t used = strlen(out);
+        if (!e->suspect)
+            continue;
+        if (used + 2 * ASSAY_NAME < SUSPECTS)
+            snprintf(out + used, SUSPECTS - used, "%s%s k%d of %s (%s)", n > 0 ? "; " : "", e->op, e->variant,
+                     e->instance, assay_phase_name(e->phase));
+        n++;
+    }
+    return n;
+}
+
+/* The set as JSON, and its first ones by name; returns how many of it contradict what they read. */
+static int64_t name_set(const bisect *b, const bool *set, json_t *list, char *out, size_t capacity)
+{
+    int64_t named = 0, suspects = 0;
+    char one[2 * ASSAY_NAME];
+    for (int64_t i = 0; i < b->n; i++) {
+        const bisect_element *e = &b->elements[i];
+        if (!set[i])
+            continue;
+        json_array_append_new(list, json_pack("{s:s,s:s,s:s,s:i,s:b}", "op", e->op, "instance", e->instance,
+                                              "phase", assay_phase_name(e->phase), "variant", e->variant,
+                                              "local_check_fails", e->suspect));
+        name_element(b, e, one, sizeof one);
+        suspects += e->suspect;
+        if (named++ < NAMED)
+            snprintf(out + strlen(out), capacity - strlen(out), "%s%s", named > 1 ? "; " : "", one);
+    }
+    if (named > NAMED)
+        snprintf(out + strlen(out), capacity - strlen(out), "; and %lld more in set.txt",
+                 (long long)(named - NAMED));
+    return suspects;
+}
+
+/* WRONG: the smallest set, by kernel and instance. */
+assay_status bisect_tell_set(bisect *b, const bool *set, bool stopped, const char *mismatch,
+                             bisect_verdict *v)
+{
+    char path[2 * ASSAY_PATH], names[1400] = "", others[SUSPECTS], but[SUSPECTS + 128] = "";
+    const int64_t size = bisect_count(b, set), accused = name_suspects(b, others);
+    const int64_t suspects = name_set(b, set, v->set, names, sizeof names);
+    if (accused > 0 && suspects == 0)
+        snprintf(but, sizeof but, "; this may overwrite what others left that contradict what they read: %s",
+                 others);
+    else if (size > NAMED && suspects == 0)
+        bisect_note(
+            v,
+            "each of these operations is within rounding of what it read (local check), and only all of "
+            "them together heal: look at what they share: weights, batch, positions, options, the precision "
+            "itself");
+    snprintf(v->sentence, sizeof v->sentence, "WRONG: %.300s; the mismatch vanishes when %s: %s%s%s.",
+             mismatch,
+             size == 1 && b->way == BISECT_VARIANT ? "one operation runs variant 0"
+             : b->way == BISECT_VARIANT            ? "these operations run variant 0"
+             : size == 1                           ? "one operation's results are the reference's"
+                                                   : "these operations' results are the reference's",
+             names,
+             stopped    ? " (stopped at --runs: a smaller set may do)"
+             : size > 1 ? " (none of them can be left out)"
+                        : "",
+             but);
+    snprintf(path, sizeof path, "%s/set.txt", b->dir);
+    ASSAY_TRY(bisect_write_rules(b, set, path));
+    v->keep = true;
+    v->code = 1;
+    return make_command(b, v);
+}
+
+/* --- what nothing heals ---------------------------------------------------------------------------------------- */
+void bisect_tell_nothing(const bisect *b, int64_t replaced, const char *mismatch, const char *left,
+                         bisect_verdict *v)
+{
+    char suspects[SUSPECTS];
+    const int64_t accused = name_suspects(b, suspects);
+    v->code = 1;
+    if (accused > 0)
+        snprintf(
+            v->sentence, sizeof v->sentence,
+            "WRONG: %.300s; it stays with the reference's values in place of the results of %lld of %lld "
+            "operations, which are no choices and no counts (then %.200s); these contradict what they read: "
+            "%s.",
+            mismatch, (long long)replaced, (long long)b->n, left, suspects);
+    else
+        snprintf(
+            v->sentence, sizeof v->sentence,
+            "WRONG: %.300s; it stays with the reference's values in place of the results of %lld of %lld "
+            "operations (then %.200s): look at what no operation makes: weights, batch, options, what is "
+            "kept "
+            "between steps, or the %lld operations without a value.",
+            mismatch, (long long)replaced, (long long)b->n, left, (long long)(b->n - replaced));
+}
