@@ -94,22 +94,18 @@ static assay_status signed_text(const json_t *certificate, char **out)
     char *text = json_dumps(certificate, CANONICAL);
     *out = text != NULL ? malloc(sizeof domain + strlen(text)) : NULL;
     if (*out != NULL)
-        sprintf(*out, "%s%s", domain, text);
+        snprintf(*out, sizeof domain + strlen(text), "%s%s", domain, text);
     free(text);
     ASSAY_CHECK(*out != NULL, ASSAY_OUT_OF_MEMORY, "certificate");
     return ASSAY_OK;
 }
 
-assay_status certify_certificate_write(const certify_result *r, const certify_key *key, int64_t valid_days,
-                                       const char *path)
+assay_status certify_sign(json_t *certificate, const certify_key *key, const char *path)
 {
     unsigned char signature[crypto_sign_BYTES];
     char hex[CERTIFY_SIGNATURE_HEX], *text = NULL, *line = NULL;
-    json_t *certificate = NULL, *whole = NULL;
+    json_t *whole = NULL;
     assay_status st = ASSAY_OK;
-    ASSAY_CHECK(certify_passes(r), ASSAY_INVALID_ARGUMENT, "%s: a trial failed: there is no certificate",
-                r->op->name);
-    ASSAY_TRY(contents(r, valid_days, &certificate));
     ASSAY_TRY_GOTO(signed_text(certificate, &text), st, done);
     (void)crypto_sign_detached(signature, NULL, (const unsigned char *)text, strlen(text), key->secret);
     sodium_bin2hex(hex, sizeof hex, signature, sizeof signature);
@@ -124,6 +120,17 @@ done:
     free(line);
     free(text);
     json_decref(whole);
+    return st;
+}
+
+assay_status certify_certificate_write(const certify_result *r, const certify_key *key, int64_t valid_days,
+                                       const char *path)
+{
+    json_t *certificate = NULL;
+    ASSAY_CHECK(certify_passes(r), ASSAY_INVALID_ARGUMENT, "%s: a trial failed: there is no certificate",
+                r->op->name);
+    ASSAY_TRY(contents(r, valid_days, &certificate));
+    const assay_status st = certify_sign(certificate, key, path);
     json_decref(certificate);
     return st;
 }

@@ -148,7 +148,9 @@ assay_status certify_key_path(const char *given, const char *ending, char out[AS
 assay_status certify_key_create(const char *path);
 assay_status certify_key_read(const char *path, certify_key *out);
 assay_status certify_key_read_public(const char *path, char out[CERTIFY_KEY_HEX]);
-/* Signs and writes. */
+/* Signs contents and writes the file. */
+assay_status certify_sign(json_t *certificate, const certify_key *key, const char *path);
+/* ASSAY_INVALID_ARGUMENT: a trial failed. */
 assay_status certify_certificate_write(const certify_result *r, const certify_key *key, int64_t valid_days,
                                        const char *path);
 /* What a certificate says, after its signature held. */
