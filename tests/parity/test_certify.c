@@ -190,6 +190,9 @@ Test(certify, other_checks_of_a_known_key)
 {
     static const char *const swaps[][3] = {{"\"checks\":\"", "checks", "are not those of assay"},
                                            {"\"version\":\"" ASSAY_VERSION "\"", "version", "made by assay"}};
+    char zeros[ASSAY_SHA256_HEX];
+    memset(zeros, '0', sizeof zeros);
+    zeros[sizeof zeros - 1] = '\0';
     make_certificate();
     certify_key key;
     cr_assert_eq(certify_key_read(cli_file("assay/certify.key"), &key), ASSAY_OK);
@@ -197,9 +200,8 @@ Test(certify, other_checks_of_a_known_key)
         json_t *whole = NULL;
         cr_assert_eq(assay_json_load(&whole, cli_file(certificate)), ASSAY_OK);
         json_t *inner = json_object_get(whole, "certificate");
-        json_object_set_new(
-            json_object_get(inner, "assay"), swaps[i][1],
-            json_string("0000000000000000000000000000000000000000000000000000000000000000" + i * 54));
+        json_object_set_new(json_object_get(inner, "assay"), swaps[i][1],
+                            json_string(i == 0 ? zeros : "0.0.0"));
         cr_assert_eq(certify_sign(inner, &key, cli_file("resigned.json")), ASSAY_OK);
         certify_checked c;
         const assay_status st = certify_verify(cli_file("resigned.json"), NULL, 0, (int64_t)time(NULL), &c);
