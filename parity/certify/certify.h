@@ -74,7 +74,7 @@ typedef struct certify_kernel {
 } certify_kernel;
 /* "k.so:symbol".  ASSAY_INVALID_ARGUMENT names what is wrong with the description. */
 assay_status certify_kernel_open(certify_kernel *out, const char *so, assay_kernel *storage);
-assay_status certify_kernel_json(const certify_kernel *k, json_t **out);
+assay_status certify_kernel_json(const certify_kernel *c, json_t **out);
 /* Whether the description's shapes take these sizes: 1, 0; -1: it cannot be read. */
 int certify_shapes_take(const char *shapes, const assay_op_binding *binding, char *why, size_t capacity);
 
@@ -130,8 +130,8 @@ typedef struct certify_options {
     bool suggest, abi_header;
 } certify_options;
 assay_status certify_library(const certify_options *o, const char *work, certify_result *out);
-/* One result for each operation; *results is the caller's. */
-assay_status certify_engine(const certify_options *o, const char *work, certify_result **results, int *n);
+/* One result for each operation; *out is the caller's. */
+assay_status certify_engine(const certify_options *o, const char *work, certify_result **out, int *n);
 
 /* --- report.c --------------------------------------------------------------------------------------------------- */
 void certify_report(const certify_result *r, FILE *out);

@@ -1,7 +1,4 @@
 /* Guarded memory of a trial. */
-#ifndef _GNU_SOURCE
-#define _GNU_SOURCE /* REG_ERR */
-#endif
 #include "parity/certify/guard.h"
 
 #include <errno.h>
