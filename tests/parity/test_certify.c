@@ -249,3 +249,19 @@ Test(certify, verify_and_gate)
     cr_assert_eq(chmod(cli_file("assay/certify.key"), 0644), 0);
     expect_code("certify --out certs --so " EXAMPLES "/rmsnorm.so:example_rmsnorm", 2, "others can read");
 }
+
+/* The engine's own kernels in the same data, through its operation door. */
+Test(certify, engine)
+{
+    cli_result r = cli_run("certify --seeds 1 --engine sim --operation rmsnorm_fwd");
+    cli_expect_success(&r, "certify --engine sim");
+    cr_expect(certify_passed(&r, "local") && certify_passed(&r, "special") && certify_passed(&r, "repeat"),
+              "%s", r.out);
+    cli_free(&r);
+    r = cli_run("certify --seeds 1 --engine sim --operation add --suggest --variant k0");
+    cli_expect_success(&r, "certify --suggest");
+    cr_expect(strstr(r.out, "the tightest declaration") != NULL &&
+                  strstr(r.out, "\"order\":\"none\"") != NULL,
+              "%s", r.out);
+    cli_free(&r);
+}
