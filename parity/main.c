@@ -32,6 +32,11 @@ static const verb VERBS[] = {
     {"report", parity_main_report, "join the results of shards: assay report merge"},
     {"selftest", parity_main_selftest, "plant faults and demand that each is caught and named"},
     {"bench", parity_main_bench, "times of a step and of its operations, beside what the device can do"},
+    {"certify", parity_main_certify,
+     "try a kernel of a shared library, or the engine's own: report, certificate"},
+    {"keygen", parity_main_keygen, "a pair of keys for certificates"},
+    {"verify", parity_main_verify, "a certificate: signature, hashes, validity; offline"},
+    {"gate", parity_main_gate, "whether a folder holds the certificates that are required"},
     {"doctor", parity_main_doctor, "what is installed, which engine will be used, why"},
 };
 enum { N_VERBS = sizeof VERBS / sizeof *VERBS };
