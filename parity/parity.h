@@ -241,6 +241,8 @@ int parity_main_certify(int argc, char **argv);
 int parity_main_keygen(int argc, char **argv);
 int parity_main_verify(int argc, char **argv);
 int parity_main_gate(int argc, char **argv);
+int parity_main_help(int argc, char **argv);
+int parity_main_completion(int argc, char **argv);
 /* "0.1.0" */
 const char *parity_version(void);
 /* "1782025f8a59", with "-dirty" where the sources were changed; "unknown" where they were built outside of git.  The program

@@ -212,6 +212,25 @@ assay_status assay_options_parse(int argc, char **argv, const char *doc, const c
                                  assay_train_options *o /* may be NULL */, unsigned where,
                                  const assay_extra_option *extra, assay_option_callback callback, void *user);
 
+/* What a program takes, as its own parser knows it: manual page and completion are made of this. */
+typedef struct assay_option_view {
+    const char *name;         /* "clip-grad" */
+    const char *argument;     /* NULL: a flag */
+    bool optional;            /* --name alone is legal, too */
+    const char *const *words; /* all that the argument may be, NULL-terminated; NULL: see `argument` */
+    bool list;                /* several of them, "a,b" */
+    const char *help;
+    const char *group; /* heading of the option table; "": the program's own; NULL: help, usage, version */
+} assay_option_view;
+typedef struct assay_program_text {
+    const char *doc, *args_doc;
+    const assay_option_view *options;
+    int n_options;
+} assay_program_text;
+typedef void (*assay_describe)(void *user, const assay_program_text *text);
+/* From here on assay_options_parse parses nothing: it calls `describe` and ends the process, as --help does. */
+void assay_options_describe(assay_describe describe, void *user);
+
 ASSAY_END_DECLS
 
 #endif
