@@ -29,9 +29,9 @@ assay run --case qwen3_moe --layout tp2,sp,ep2,dp2 --precision bf16 --fault miss
 assay run --case llama --case qwen3_moe --quiet --report "$work/green"
 "$build/bin/assay" layout --layout tp2,sp,pp2,ep2,dp2,zero1 --model golden/models/qwen3_moe --seq-length 64 --svg "$work/layout.svg" >/dev/null
 cp "$work/layout.svg" "$out/layout.svg"
-shot failure-light "file://$work/red/index.html" 1100 1180 light
-shot failure-dark "file://$work/red/index.html" 1100 1180 dark
+shot failure-light "file://$work/red/index.html" 1100 985 light
+shot failure-dark "file://$work/red/index.html" 1100 985 dark
 shot failure-phone "file://$work/red/index.html" 500 1400 light
 shot heat-light "file://$work/green/index.html#heat" 1100 900 light
 shot curves-dark "file://$work/green/index.html#curves" 1100 760 dark
-shot layout "file://$work/layout.svg" 540 300 light
+shot layout "file://$work/layout.svg" 590 215 light

@@ -247,7 +247,7 @@ int parity_main_completion(int argc, char **argv);
 const char *parity_version(void);
 /* "1782025f8a59", with "-dirty" where the sources were changed; "unknown" where they were built outside of git.  The program
  * tells: the library knows no commit. */
-void parity_set_commit(const char *commit);
+void parity_set_commit(const char *text);
 const char *parity_commit(void);
 
 #endif

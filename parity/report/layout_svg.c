@@ -137,11 +137,19 @@ static void put_legend(FILE *f, const parity_layout_drawing *d, const geometry *
     }
 }
 
+static int legend_wide(const parity_layout_drawing *d, const geometry *m)
+{
+    int wide = GAP;
+    for (int k = 0; k < (d->activations ? 5 : 4) && d->ranks != NULL && !m->small; k++)
+        wide += 26 + 6 * (int)strlen(parts[k]);
+    return wide;
+}
+
 void parity_put_layout_svg(FILE *f, const parity_layout_drawing *d)
 {
     geometry m = geometry_of(d->grid);
     double most = 0.0;
-    const int legend = d->ranks != NULL && !m.small ? GAP + 5 * 86 : 0;
+    const int legend = legend_wide(d, &m);
     m.wide = m.wide < legend ? legend : m.wide;
     for (int r = 0; r < d->grid->world && d->ranks != NULL; r++)
         most = total_of(&d->ranks[r]) > most ? total_of(&d->ranks[r]) : most;

@@ -3,7 +3,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SHOWN_FAILURES = 160, SHOWN_SKIPS = 40, SKIPS_OPEN = 4 };
+/* On the page; all of them are in results.jsonl. */
+enum { CHAINS = 60, FIRST_CHAIN = 60, OTHER_CHAIN = 4, SHOWN_SKIPS = 40, SKIPS_OPEN = 4 };
 
 int parity_check_rank(parity_check c)
 {
@@ -121,13 +122,11 @@ static void put_line(const parity_page *p, int64_t i)
 }
 
 /* Failures [0, n) of one combination: the first as a card, the others folded behind it. */
-static void put_chain(parity_page *p, const failure *of, int64_t n, bool first, int64_t *left)
+static void put_chain(parity_page *p, const failure *of, int64_t n, bool first)
 {
     FILE *f = p->f;
-    if (*left == 0)
-        return;
+    const int64_t lines = first ? FIRST_CHAIN : OTHER_CHAIN;
     p->shown[of[0].result] = true;
-    (*left)--;
     put_card(p, of[0].result, first);
     if (n == 1)
         return;
@@ -138,7 +137,7 @@ static void put_chain(parity_page *p, const failure *of, int64_t n, bool first, 
             "it</summary><ol>",
             (long long)(n - 1), n == 2 ? "" : "s", n == 2 ? "s" : "");
     int64_t k = 1;
-    for (; k<n && * left> 0; k++, (*left)--) {
+    for (; k < n && k <= lines; k++) {
         p->shown[of[k].result] = true;
         put_line(p, of[k].result);
     }
@@ -158,7 +157,7 @@ static int64_t chain_end(const failure *all, int64_t n, int64_t i)
 
 static void put_failures(parity_page *p, const failure *all, int64_t n)
 {
-    int64_t first = 0, left = SHOWN_FAILURES, others = 0, not_shown = 0;
+    int64_t first = 0, others = 0, shown = 1;
     for (int64_t i = 0; i < n; i = chain_end(all, n, i)) {
         others++;
         if (all[i].rank < all[first].rank) /* what explains others, wherever it is */
@@ -169,7 +168,7 @@ static void put_failures(parity_page *p, const failure *all, int64_t n)
           "done as "
           "planned, then the first operation that is wrong by itself, then what follows.</p>",
           p->f);
-    put_chain(p, all + first, chain_end(all, n, first) - first, true, &left);
+    put_chain(p, all + first, chain_end(all, n, first) - first, true);
     if (others == 0)
         return;
     fprintf(
@@ -178,18 +177,18 @@ static void put_failures(parity_page *p, const failure *all, int64_t n)
         "fail%s</b></summary>",
         others <= 3 ? " open" : "", (long long)others, others == 1 ? "" : "s", others == 1 ? "s" : "");
     for (int64_t i = 0; i < n; i = chain_end(all, n, i)) {
-        if (i == first)
+        if (i == first || shown == CHAINS)
             continue;
-        not_shown += left == 0;
-        put_chain(p, all + i, chain_end(all, n, i) - i, false, &left);
+        shown++;
+        put_chain(p, all + i, chain_end(all, n, i) - i, false);
     }
-    if (not_shown > 0)
+    if (shown < others + 1)
         fprintf(p->f, "<p>Failures of %lld more combinations are in results.jsonl.</p>",
-                (long long)not_shown);
+                (long long)(others + 1 - shown));
     fputs("</details>", p->f);
 }
 
-static void put_skips(parity_page *p, int64_t n)
+static void put_skips(parity_page *p, int64_t n, int64_t open)
 {
     int64_t shown = 0;
     fprintf(p->f,
@@ -199,13 +198,13 @@ static void put_skips(parity_page *p, int64_t n)
     for (int64_t i = 0; i < parity_report_count(p->r) && shown < SHOWN_SKIPS; i++) {
         if (parity_report_at(p->r, i)->verdict != PARITY_SKIP)
             continue;
-        if (shown == SKIPS_OPEN)
+        if (shown == open)
             fputs("<details><summary>more</summary>", p->f);
         p->shown[i] = true;
         put_card(p, i, false);
         shown++;
     }
-    if (shown > SKIPS_OPEN)
+    if (shown > open)
         fputs(n > shown ? "<p>The others are in results.jsonl.</p></details>" : "</details>", p->f);
 }
 
@@ -225,7 +224,7 @@ assay_status parity_page_failures(parity_page *p)
         put_failures(p, all, n);
     }
     if (skipped > 0)
-        put_skips(p, skipped);
+        put_skips(p, skipped, n > 0 ? 0 : SKIPS_OPEN); /* what is wrong comes first */
     free(all);
     return ASSAY_OK;
 }

@@ -59,7 +59,7 @@ static void put_bitmap(FILE *f, const parity_picture *p, const char *what)
     fprintf(f, "%s, in %lld of %d x %d cells", p->ndim > 0 ? "]" : "one", (long long)cells, p->rows,
             p->columns);
     if (largest > 1)
-        fprintf(f, " of up to %lld; dark: all of a cell", (long long)largest);
+        fprintf(f, " of up to %lld; red: all of a cell, orange: some", (long long)largest);
     fputs(p->ndim > 2 ? ".  Dimensions before the last are rows.</figcaption></figure>"
                       : ".</figcaption></figure>",
           f);

@@ -356,7 +356,11 @@ Test(parity_page, the_page_stays_small_when_everything_fails)
         memset(x.reproduce, 'r', sizeof x.reproduce - 1);
         cr_assert_eq(parity_report_add_drawn(r, &x, &p, NULL), ASSAY_OK);
     }
-    free(page_of(r, NULL));
+    char *text = page_of(r, NULL);
+    cr_expect_eq(occurrences(text, "<div class=\"card\""), 60, "every combination's first failure");
+    cr_expect_eq(occurrences(text, "<li id=f"), 60 + 59 * 4);
+    expect(text, "95 more are in results.jsonl");
+    free(text);
     free(read_whole("index.html", &bytes));
     cr_expect_lt(bytes, 1500000, "%llu bytes", (unsigned long long)bytes);
     int64_t pictures = 0;
