@@ -202,7 +202,6 @@ static assay_status check_options(const bisect_options *s, const assay_train_opt
 
 static assay_status make_folder(const char *keep, char out[ASSAY_PATH])
 {
-    const char *base = getenv("TMPDIR");
     struct stat sb;
     if (keep[0] != '\0') {
         ASSAY_CHECK(stat(keep, &sb) != 0, ASSAY_INVALID_ARGUMENT,
@@ -210,19 +209,7 @@ static assay_status make_folder(const char *keep, char out[ASSAY_PATH])
         snprintf(out, ASSAY_PATH, "%s", keep);
         return assay_mkdir_p(out);
     }
-    base = base != NULL && base[0] != '\0' ? base : "/tmp";
-    snprintf(out, ASSAY_PATH, "%s/assay-bisect-XXXXXX", base);
-    ASSAY_CHECK(mkdtemp(out) != NULL, ASSAY_IO, "%s: cannot be created", out);
-    return ASSAY_OK;
-}
-
-/* What stays in the temporary folder harms no verdict. */
-static void remove_folder(const char *dir)
-{
-    char base[ASSAY_PATH];
-    snprintf(base, sizeof base, "%.*s", (int)(strrchr(dir, '/') - dir), dir);
-    if (assay_remove_tree(dir, base[0] != '\0' ? base : "/") != ASSAY_OK)
-        assay_error_clear();
+    return assay_scratch_make("bisect", out, ASSAY_PATH);
 }
 
 static void print_text(const bisect *b, const bisect_verdict *v, FILE *out)
@@ -277,7 +264,7 @@ static assay_status run(const bisect_options *s, assay_train_options *o, int *co
         print_text(b, &v, stdout);
 done:
     if (b != NULL && b->dir[0] != '\0' && s->keep[0] == '\0' && !v.keep)
-        remove_folder(b->dir);
+        assay_scratch_remove(b->dir);
     if (b != NULL)
         bisect_close(b);
     free(b);

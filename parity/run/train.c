@@ -24,7 +24,7 @@ typedef struct train {
     parity_data_options data;
     assay_train_options options; /* as given, then as the run needs them */
     char config[ASSAY_PATH], export[ASSAY_PATH];
-    char work[64];          /* the folder of what only this run needs */
+    char work[ASSAY_PATH];  /* the folder of what only this run needs */
     char found[ASSAY_PATH]; /* the checkpoint that --load means */
 } train;
 
@@ -204,22 +204,9 @@ static assay_status run(train *t)
 /* With a folder for what only this run needs, which is gone behind it. */
 static assay_status run_in_folder(train *t)
 {
-    const char *tmp = getenv("TMPDIR");
-    char resolved[PATH_MAX];
-    if (tmp == NULL || tmp[0] == '\0' || strlen(tmp) > 30)
-        tmp = "/tmp";
-    snprintf(t->work, sizeof t->work, "%s/assay-train-XXXXXX", tmp);
-    ASSAY_CHECK(mkdtemp(t->work) != NULL, ASSAY_IO, "%s: cannot make a folder: %s", t->work, strerror(errno));
+    ASSAY_TRY(assay_scratch_make("train", t->work, sizeof t->work));
     const assay_status st = run(t);
-    if (realpath(tmp, resolved) != NULL) {
-        const char *message = st != ASSAY_OK ? strdup(assay_error_message()) : NULL;
-        const assay_status removed = assay_remove_tree(t->work, resolved);
-        if (message != NULL)
-            (void)ASSAY_ERROR(st, "%s", message);
-        free((char *)(uintptr_t)message);
-        if (st == ASSAY_OK)
-            ASSAY_TRY(removed);
-    }
+    assay_scratch_remove(t->work);
     return st;
 }
 

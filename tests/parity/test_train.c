@@ -131,6 +131,20 @@ Test(train, another_run_is_not_gone_on_with)
     train_refused(line, "error: ");
 }
 
+/* What a run needs lies in TMPDIR, however long its path is, and is gone behind it. */
+Test(train, a_long_tmpdir_is_used)
+{
+    char tmp[300], before[300];
+    snprintf(tmp, sizeof tmp, "%s/%0150d", cli_folder, 7);
+    cr_assert_eq(assay_mkdir_p(tmp), ASSAY_OK);
+    snprintf(before, sizeof before, "%s", getenv("TMPDIR") != NULL ? getenv("TMPDIR") : "/tmp");
+    cr_assert_eq(setenv("TMPDIR", tmp, 1), 0);
+    train_ok("--train-iters 1");
+    cr_assert_eq(rmdir(tmp), 0, "something stays in TMPDIR");
+    train_refused("--engine ref --config x --data x", "cannot make a folder assay-train-");
+    cr_assert_eq(setenv("TMPDIR", before, 1), 0);
+}
+
 Test(train, hostile_arguments_are_refused)
 {
     char line[CLI_LINE];
