@@ -103,10 +103,10 @@ Test(checkpoint_folder, steps_are_ordered_as_numbers_and_not_by_time)
 
 Test(checkpoint_folder, a_loss_that_is_not_a_number_is_never_the_best)
 {
-    add(1, NAN, 0);
+    add(1, (double)NAN, 0);
     expect_means("best", NULL);
     add(2, 7.0, 0);
-    add(3, NAN, 0);
+    add(3, (double)NAN, 0);
     expect_means("best", "iter_0000002");
     expect_means("latest", "iter_0000003");
 }
