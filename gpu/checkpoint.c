@@ -1,7 +1,7 @@
-/* Checkpoints of the engine on core/files/checkpoint.h: families main_param and the optimizer's states (this
- * rank's pieces) and expert_bias.  A checkpoint is loaded in any layout: every rank asks for its own pieces. */
+/* Checkpoints of the engine on core/files/checkpoint.h: weights, masters and the optimizer's states (this rank's pieces) and
+ * expert biases.  A checkpoint is loaded in any layout: every rank asks for its own pieces; weights are its masters, rounded. */
 #include "core/files/checkpoint.h"
-#include "core/run/training.h"
+#include "core/run/state.h"
 #include "gpu/fault.h"
 #include "gpu/train.h"
 
@@ -39,16 +39,21 @@ static assay_status host_piece(const gpu_engine *e, char **out)
 }
 
 /* --- save --------------------------------------------------------------------------------------------------- */
+/* Of every set of replicas one writes, and all are held to what it wrote. */
+static assay_status add_piece(gpu_engine *e, assay_checkpoint_writer *w, const gpu_piece *p,
+                              const char *family, const gpu_value *v, char *host)
+{
+    ASSAY_TRY(gpu_run_download(&e->run, host, v->t.data, gpu_tensor_bytes(v->t), "checkpoint"));
+    return assay_checkpoint_add(w, family, p->param->spec->name, v->t.dtype, &p->shard, host, p->in_norm);
+}
+
 static assay_status add_all(gpu_engine *e, assay_checkpoint_writer *w, char *host)
 {
     for (int64_t i = 0; i < e->optimizer.n_pieces; i++) {
         gpu_piece *p = &e->optimizer.pieces[i];
-        for (int k = 0; k < n_families(e); k++) {
-            const gpu_value *v = value_of(p, k);
-            ASSAY_TRY(gpu_run_download(&e->run, host, v->t.data, gpu_tensor_bytes(v->t), "checkpoint"));
-            ASSAY_TRY(assay_checkpoint_add(w, name_in_file(e, k), p->param->spec->name, ASSAY_F32, &p->shard,
-                                           host));
-        }
+        ASSAY_TRY(add_piece(e, w, p, "weight", &p->weight, host));
+        for (int k = 0; k < n_families(e); k++)
+            ASSAY_TRY(add_piece(e, w, p, name_in_file(e, k), value_of(p, k), host));
     }
     for (int64_t i = 0; i < e->model.n_params; i++) {
         const gpu_param *p = &e->model.params[i];
@@ -56,25 +61,23 @@ static assay_status add_all(gpu_engine *e, assay_checkpoint_writer *w, char *hos
             continue;
         ASSAY_TRY(
             gpu_run_download(&e->run, host, p->weight.t.data, gpu_tensor_bytes(p->weight.t), "checkpoint"));
-        ASSAY_TRY(assay_checkpoint_add(w, "expert_bias", p->spec->name, ASSAY_F32, &p->shard, host));
+        ASSAY_TRY(assay_checkpoint_add(w, "expert_bias", p->spec->name, ASSAY_F32, &p->shard, host,
+                                       gpu_param_speaks(&e->model, p->spec)));
     }
     return ASSAY_OK;
 }
 
-static assay_status header(const gpu_engine *e, int64_t step, json_t **out)
+static assay_status state(const gpu_engine *e, int64_t step, json_t **out)
 {
-    char layout[ASSAY_LAYOUT_TEXT];
-    json_t *model = NULL;
-    ASSAY_TRY(assay_config_to_json(&e->config, &model));
-    assay_layout_format(&e->grid.p, layout);
-    *out = json_pack("{s:s, s:s, s:o, s:o, s:o, s:o, s:s}", "layout", layout, "precision",
-                     assay_precision_name(e->options.precision), "options",
-                     assay_train_options_to_json(&e->options, ASSAY_FOR_STEP), "training",
-                     assay_training_to_json(&e->options), "data", assay_consumed_to_json(&e->batches, step),
-                     "model", model, "engine", e->run.ctx.simulated ? "sim" : "gpu");
-    ASSAY_CHECK(*out, ASSAY_OUT_OF_MEMORY, "checkpoint: header");
-    if (e->run_id[0] != '\0')
-        json_object_set_new(*out, "run", json_string(e->run_id));
+    const assay_state s = {.options = &e->options,
+                           .layout = &e->grid.p,
+                           .batches = &e->batches,
+                           .engine = e->run.ctx.simulated ? "sim" : "gpu",
+                           .run = e->run_id,
+                           .step = step,
+                           .learning_rate = gpu_learning_rate(&e->options, e->options.train_iters, step)};
+    *out = assay_state_to_json(&s);
+    ASSAY_CHECK(*out, ASSAY_OUT_OF_MEMORY, "checkpoint: state");
     return ASSAY_OK;
 }
 
@@ -82,9 +85,11 @@ static assay_status header(const gpu_engine *e, int64_t step, json_t **out)
 static assay_status open_writer(gpu_engine *e, const char *dir, int64_t step, assay_checkpoint_writer **w)
 {
     gpu_run *run = &e->run;
+    assay_checkpoint_content content;
+    ASSAY_TRY(assay_state_content(e->model.spec, &e->options, &content));
     double job = e->env.rank == 0 ? (double)assay_checkpoint_job() : 0.0; /* 53 bits: exact */
     if (e->env.rank == 0)
-        ASSAY_TRY(assay_checkpoint_writer_open(w, dir, (uint64_t)job, step, 0, e->env.world));
+        ASSAY_TRY(assay_checkpoint_writer_open(w, dir, (uint64_t)job, step, 0, e->env.world, &content));
     if (e->env.world == 1)
         return ASSAY_OK;
     const gpu_comm_call broadcast = {.op = GPU_COMM_BROADCAST,
@@ -99,7 +104,8 @@ static assay_status open_writer(gpu_engine *e, const char *dir, int64_t step, as
     ASSAY_TRY(gpu_comm_wait(&run->comm, run->ctx.stream, "checkpoint"));
     ASSAY_TRY(gpu_run_download(run, &job, e->optimizer.scalar, sizeof job, "checkpoint"));
     if (e->env.rank > 0)
-        ASSAY_TRY(assay_checkpoint_writer_open(w, dir, (uint64_t)job, step, e->env.rank, e->env.world));
+        ASSAY_TRY(
+            assay_checkpoint_writer_open(w, dir, (uint64_t)job, step, e->env.rank, e->env.world, &content));
     return ASSAY_OK;
 }
 
@@ -114,8 +120,10 @@ assay_status gpu_checkpoint_save(gpu_engine *e, const char *dir, int64_t step)
     ASSAY_TRY_GOTO(add_all(e, w, host), st, done);
     ASSAY_TRY_GOTO(assay_checkpoint_writer_finish(w), st, done);
     ASSAY_TRY_GOTO(gpu_comm_barrier(&e->run.comm, e->optimizer.scalar, e->run.ctx.stream), st, done);
+    ASSAY_TRY_GOTO(assay_checkpoint_seal(w), st, done);
+    ASSAY_TRY_GOTO(gpu_comm_barrier(&e->run.comm, e->optimizer.scalar, e->run.ctx.stream), st, done);
     if (e->env.rank == 0) {
-        ASSAY_TRY_GOTO(header(e, step, &head), st, done);
+        ASSAY_TRY_GOTO(state(e, step, &head), st, done);
         ASSAY_TRY_GOTO(assay_checkpoint_publish(w, head), st, done);
     }
     ASSAY_TRY_GOTO(gpu_comm_barrier(&e->run.comm, e->optimizer.scalar, e->run.ctx.stream), st, done);
@@ -127,34 +135,6 @@ done:
 }
 
 /* --- load --------------------------------------------------------------------------------------------------- */
-static assay_status check_header(const gpu_engine *e, const char *dir, const json_t *head, int64_t *step)
-{
-    json_t *mine = NULL;
-    ASSAY_TRY(assay_json_get_i64(head, "step", true, 0, INT64_MAX, dir, step));
-    ASSAY_TRY(assay_config_to_json(&e->config, &mine));
-    const json_t *theirs = json_object_get(head, "model");
-    const char *different = NULL;
-    const char *key;
-    json_t *value;
-    json_object_foreach(mine, key,
-                        value) if (different == NULL && !json_equal(value, json_object_get(theirs, key)))
-        different = key;
-    assay_status st = ASSAY_OK;
-    if (theirs == NULL || different != NULL || !json_equal(mine, theirs)) {
-        char *here = different ? json_dumps(json_object_get(mine, different), JSON_ENCODE_ANY) : NULL;
-        char *there =
-            different && theirs ? json_dumps(json_object_get(theirs, different), JSON_ENCODE_ANY) : NULL;
-        st = ASSAY_ERROR(ASSAY_MISMATCH,
-                         "checkpoint %s: of another model than %s: %s is %.80s there and %.80s here", dir,
-                         e->options.model, different ? different : "model", there ? there : "absent",
-                         here ? here : "present");
-        free(here);
-        free(there);
-    }
-    json_decref(mine);
-    return st;
-}
-
 /* As for weights of a folder: said, not refused. */
 static void warn_not_finite(const char *dir, const char *family, const char *name, const assay_shard *shard,
                             const char *host)
@@ -203,26 +183,19 @@ static assay_status read_all(gpu_engine *e, const assay_checkpoint *c, const cha
     return gpu_optimizer_refresh_weights(&e->optimizer);
 }
 
-/* The samples that a resumed run has consumed, and its name in the metrics file. */
-static assay_status check_run(gpu_engine *e, const char *dir, const json_t *header, int64_t step)
-{
-    ASSAY_TRY(
-        assay_consumed_check(dir, header, &e->batches, &e->options, step, e->env.rank == 0 ? stderr : NULL));
-    return assay_json_get_string(header, "run", false, dir, e->run_id, sizeof e->run_id);
-}
-
 assay_status gpu_checkpoint_load(gpu_engine *e, const char *dir, int64_t *step)
 {
     assay_status st = ASSAY_OK;
     assay_checkpoint *c = NULL;
     char *host = NULL;
     ASSAY_TRY_GOTO(assay_checkpoint_open(&c, dir), st, done);
-    ASSAY_TRY_GOTO(check_header(e, dir, assay_checkpoint_header(c), step), st, done);
-    ASSAY_TRY_GOTO(
-        assay_training_check(dir, assay_checkpoint_header(c), &e->options, e->env.rank == 0 ? stderr : NULL),
-        st, done);
-    if (assay_metrics_wanted(&e->options))
-        ASSAY_TRY_GOTO(check_run(e, dir, assay_checkpoint_header(c), *step), st, done);
+    ASSAY_TRY_GOTO(assay_state_check(dir, assay_checkpoint_header(c), &e->config, &e->options, &e->batches,
+                                     e->env.rank == 0 ? stderr : NULL, step),
+                   st, done);
+    if (assay_metrics_wanted(&e->options)) /* the run goes on under its name in the metrics file */
+        ASSAY_TRY_GOTO(
+            assay_json_get_string(assay_checkpoint_header(c), "run", false, dir, e->run_id, sizeof e->run_id),
+            st, done);
     ASSAY_TRY_GOTO(host_piece(e, &host), st, done);
     ASSAY_TRY_GOTO(read_all(e, c, dir, host), st, done);
 done:

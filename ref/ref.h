@@ -4,6 +4,7 @@
 #define REF_REF_H
 
 #include "core/files/batches.h"
+#include "core/files/checkpoint.h"
 #include "core/files/trace.h"
 #include "core/model/spec.h"
 #include "core/run/metrics.h"
@@ -41,8 +42,12 @@ typedef struct ref_run_config {
     ref_policy policy;
     ref_routing_lookup routing; /* NULL = own choices */
     void *routing_user;
-    assay_metrics *metrics;                    /* NULL = the run is not watched */
-    assay_trace_writer *trace;                 /* NULL = off; whole (unsharded) tensors, world of 1 only */
+    const assay_checkpoint
+        *load; /* NULL = it begins with the weights; else with these, behind first_step steps */
+    int64_t first_step;
+    const char *save;          /* NULL or "" = no checkpoints; options say behind which steps */
+    assay_metrics *metrics;    /* NULL = the run is not watched */
+    assay_trace_writer *trace; /* NULL = off; whole (unsharded) tensors, world of 1 only */
     bool want_logits, want_grads, want_states; /* what the result holds; logits of [b,s] batches only */
     bool want_first_grads;                     /* without want_grads: those of step 0 alone */
 } ref_run_config;
@@ -57,7 +62,8 @@ typedef struct ref_named_tensor {
     double *data;
 } ref_named_tensor;
 typedef struct ref_run_result {
-    int64_t steps;
+    int64_t steps; /* arrays are [steps]; what lies before first_step was made by another run: 0 */
+    int64_t first_step;
     double *loss;               /* [steps] */
     double *grad_norm;          /* [steps], before clipping (training form) */
     int64_t *num_zeros_in_grad; /* [steps] */
@@ -74,9 +80,9 @@ typedef struct ref_run_result {
 
 /* Initial whole weights of every parameter in table order, as doubles: read from the Hugging Face folder
  * `model_dir`, or drawn (docs/CONVENTIONS.md, counter-based) from the seed draw_weights when it holds none or is
- * NULL (core/run/inputs.h refuses what contradicts).  weights[i] [count], owned by the caller (free each, then the array). */
-assay_status ref_weights_load(const assay_model_spec *spec, const char *model_dir, int64_t draw_weights,
-                              double ***weights);
+ * NULL (core/run/inputs.h refuses what contradicts); 0 where a checkpoint (load, NULL or "": none) will replace them.  weights[i] [count], owned by the caller (free each, then the array). */
+assay_status ref_weights_load(const assay_model_spec *spec, const char *model_dir, const char *load,
+                              int64_t draw_weights, double ***weights);
 void ref_weights_free(const assay_model_spec *spec, double **weights);
 /* Calls `sink` for every tensor of the folder that holds an element that is not finite, with its Hugging Face name and a text
  * that says how many and where.  Nothing is refused: a NaN checkpoint is a thing to look at. */

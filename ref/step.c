@@ -4,6 +4,7 @@
 #include "core/files/tensorwriter.h"
 #include "core/run/inputs.h"
 #include "core/run/outputs.h"
+#include "core/run/state.h"
 #include <stdlib.h>
 #include <string.h>
 
@@ -17,6 +18,7 @@ typedef struct step_inputs {
     assay_trace_writer *trace;
     ref_run_config run;
     assay_metrics metrics;
+    assay_checkpoint *checkpoint; /* of load */
 } step_inputs;
 
 static assay_status open_trace(step_inputs *in, const assay_train_options *o)
@@ -52,8 +54,11 @@ static assay_status open_metrics(step_inputs *in)
                 "log_interval and metrics need a training batch [steps,microbatches,b,s], %s holds [b,s]",
                 o->batch);
     assay_metrics_new_run(run);
+    if (in->checkpoint != NULL) /* the run goes on under its name */
+        ASSAY_TRY(assay_json_get_string(assay_checkpoint_header(in->checkpoint), "run", false, o->load, run,
+                                        sizeof run));
     in->run.metrics = &in->metrics;
-    return assay_metrics_open(&in->metrics, o, run, 0,
+    return assay_metrics_open(&in->metrics, o, run, in->run.first_step,
                               o->train_iters > 0 ? o->train_iters : in->batches.steps, &in->batches);
 }
 
@@ -64,12 +69,25 @@ static assay_status warn(void *user, const char *tensor, const char *text)
     return ASSAY_OK;
 }
 
+/* Opens the checkpoint and holds the run to what it says. */
+static assay_status open_checkpoint(step_inputs *in, const assay_train_options *o)
+{
+    if (!o->load[0])
+        return ASSAY_OK;
+    ASSAY_CHECK(in->batches.training, ASSAY_INVALID_ARGUMENT,
+                "load: expected a training batch [steps,microbatches,b,s], %s holds [b,s]", o->batch);
+    assay_train_options asked = in->options;
+    asked.train_iters = o->train_iters > 0 ? o->train_iters : in->batches.steps;
+    ASSAY_TRY(assay_checkpoint_open(&in->checkpoint, o->load));
+    ASSAY_TRY(assay_state_check(o->load, assay_checkpoint_header(in->checkpoint), in->config, &asked,
+                                &in->batches, stderr, &in->run.first_step));
+    in->run.load = in->checkpoint;
+    return ASSAY_OK;
+}
+
 static assay_status load(step_inputs *in, const assay_train_options *o)
 {
     assay_parallel_config layout;
-    ASSAY_CHECK(!o->load[0] && !o->save[0], ASSAY_UNSUPPORTED,
-                "%s: the reference reads and writes no checkpoints, found '%s'", o->load[0] ? "load" : "save",
-                o->load[0] ? o->load : o->save);
     ASSAY_CHECK(!o->fault[0], ASSAY_UNSUPPORTED, "fault: the reference has no planted faults, found '%s'",
                 o->fault);
     ASSAY_CHECK(!o->substitute[0] && !o->substitute_values[0], ASSAY_UNSUPPORTED,
@@ -91,11 +109,15 @@ static assay_status load(step_inputs *in, const assay_train_options *o)
     ASSAY_TRY(assay_grid_make(&layout, &in->run.grid));
     ASSAY_TRY(assay_grid_check_model(&in->run.grid, in->config));
     ASSAY_TRY(assay_batches_open(&in->batches, o->batch, in->config->vocab_size));
-    ASSAY_TRY(ref_weights_load(in->spec, o->model, o->draw_weights, &in->weights));
+    ASSAY_TRY(ref_weights_load(in->spec, o->model, o->load, o->draw_weights, &in->weights));
     ASSAY_TRY(ref_weights_not_finite(in->spec, in->weights, warn, (void *)(uintptr_t)o));
     if (o->draw_weights >= 0)
         fprintf(stderr, "weights: drawn from seed %lld; %s holds a configuration alone\n",
                 (long long)o->draw_weights, o->model);
+    in->run.save = o->save;
+    ASSAY_CHECK(!o->save[0] || in->batches.training, ASSAY_INVALID_ARGUMENT,
+                "save: expected a training batch [steps,microbatches,b,s], %s holds [b,s]", o->batch);
+    ASSAY_TRY(open_checkpoint(in, o));
     in->run.want_grads = !in->batches.training;
     in->run.want_states = in->run.want_first_grads = in->batches.training;
     ASSAY_TRY(open_metrics(in));
@@ -105,6 +127,7 @@ static assay_status load(step_inputs *in, const assay_train_options *o)
 static void unload(step_inputs *in)
 {
     assay_metrics_close(&in->metrics);
+    assay_checkpoint_close(in->checkpoint);
     assay_trace_writer_destroy(in->trace);
     if (in->spec)
         ref_weights_free(in->spec, in->weights);
@@ -137,11 +160,12 @@ static assay_status write_parts(assay_tensorwriter *w, const assay_param_spec *p
 /* One of the losses of routers, [steps, layers]. */
 static assay_status write_layer_losses(assay_tensorwriter *w, const ref_run_result *r, int k)
 {
-    const int64_t shape[2] = {r->steps, r->layers}, n = shape[0] * shape[1];
+    const int64_t shape[2] = {r->steps - r->first_step, r->layers}, n = shape[0] * shape[1];
+    const double *first = r->layer_losses + r->first_step * r->layers * ASSAY_ROUTER_LOSSES;
     double *one = calloc((size_t)n + 1, sizeof *one);
     ASSAY_CHECK(one, ASSAY_OUT_OF_MEMORY, "out of memory: losses of %lld layers", (long long)n);
     for (int64_t i = 0; i < n; i++)
-        one[i] = r->layer_losses[i * ASSAY_ROUTER_LOSSES + k];
+        one[i] = first[i * ASSAY_ROUTER_LOSSES + k];
     const assay_status st =
         assay_tensorwriter_add_copy(w, assay_router_loss_name(k), ASSAY_F64, shape, 2, one);
     free(one);
@@ -154,17 +178,18 @@ static assay_status write_series(assay_tensorwriter *w, const step_inputs *in, c
     const assay_train_options *o = in->run.options;
     assay_train_options ran = *o;
     ran.train_iters = r->steps;
-    double *rates = calloc((size_t)r->steps + 1, sizeof *rates);
-    ASSAY_CHECK(rates, ASSAY_OUT_OF_MEMORY, "out of memory: %lld steps", (long long)r->steps);
-    for (int64_t i = 0; i < r->steps; i++)
-        rates[i] = ref_learning_rate(&ran, i);
-    const assay_status st = assay_tensorwriter_add_copy(w, "learning_rate", ASSAY_F64, &r->steps, 1, rates);
+    const int64_t n = r->steps - r->first_step;
+    double *rates = calloc((size_t)n + 1, sizeof *rates);
+    ASSAY_CHECK(rates, ASSAY_OUT_OF_MEMORY, "out of memory: %lld steps", (long long)n);
+    for (int64_t i = 0; i < n; i++)
+        rates[i] = ref_learning_rate(&ran, r->first_step + i);
+    const assay_status st = assay_tensorwriter_add_copy(w, "learning_rate", ASSAY_F64, &n, 1, rates);
     free(rates);
     ASSAY_TRY(st);
-    ASSAY_TRY(assay_tensorwriter_add_ref(w, "grad_norm", ASSAY_F64, &r->steps, 1, r->grad_norm));
+    ASSAY_TRY(assay_tensorwriter_add_ref(w, "grad_norm", ASSAY_F64, &n, 1, r->grad_norm + r->first_step));
     if (o->log_num_zeros_in_grad)
-        ASSAY_TRY(assay_tensorwriter_add_ref(w, "num_zeros_in_grad", ASSAY_I64, &r->steps, 1,
-                                             r->num_zeros_in_grad));
+        ASSAY_TRY(assay_tensorwriter_add_ref(w, "num_zeros_in_grad", ASSAY_I64, &n, 1,
+                                             r->num_zeros_in_grad + r->first_step));
     for (int k = 0; k < ASSAY_ROUTER_LOSSES && in->config->num_moe_experts > 0; k++)
         if (assay_router_loss_coeff(o, k) > 0.0)
             ASSAY_TRY(write_layer_losses(w, r, k));
@@ -175,9 +200,11 @@ static assay_status write_result(const step_inputs *in, const ref_run_result *r,
 {
     assay_status st = ASSAY_OK;
     assay_tensorwriter *w = NULL;
+    const int64_t n = r->steps - r->first_step;
     ASSAY_TRY(assay_tensorwriter_create(&w, path));
     ASSAY_TRY_GOTO(assay_tensorwriter_metadata(w, "engine", "ref"), st, done);
-    ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "loss", ASSAY_F64, &r->steps, 1, r->loss), st, done);
+    ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, "loss", ASSAY_F64, &n, 1, r->loss + r->first_step), st,
+                   done);
     if (in->batches.training)
         ASSAY_TRY_GOTO(write_series(w, in, r), st, done);
     for (int64_t i = 0; i < r->n_tensors; i++) {

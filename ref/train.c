@@ -1,6 +1,7 @@
 /* The training loop: forward and backward of every microbatch, reduction, norm, clip, AdamW. */
 #include "core/run/inputs.h"
 #include "core/run/stop.h"
+#include "ref/checkpoint.h"
 #include "ref/parallel/pipeline.h"
 #include "ref/parallel/sharding.h"
 
@@ -238,7 +239,7 @@ static assay_status run_step(ref_engine *e, ref_run_result *result, int64_t step
     report_layers(e, result, step);
     result->grad_norm[step] = ref_gradient_norm(e);
     result->num_zeros_in_grad[step] = ref_gradient_zeros(e);
-    if (e->run->want_grads || (e->run->want_first_grads && step == 0))
+    if (e->run->want_grads || (e->run->want_first_grads && step == e->run->first_step))
         ASSAY_TRY(add_states(e, result, "grad", REF_STATE_GRAD, OF_GRADIENTS, step));
     if (training) {
         const double clip = ref_clip_scale(result->grad_norm[step], e->options.clip_grad);
@@ -270,15 +271,27 @@ static assay_status check_run(const ref_run_config *c)
 static assay_status watch_step(const ref_engine *e, const ref_run_result *result, int64_t step)
 {
     assay_metrics *m = e->run->metrics;
-    if (m == NULL)
-        return ASSAY_OK;
-    ASSAY_TRY(assay_metrics_step(m, step, result->loss[step], result->grad_norm[step],
-                                 ref_learning_rate(&e->options, step)));
-    ASSAY_CHECK(assay_stop_asked() == 0, ASSAY_STOPPED,
-                "stopped after iteration %lld of %lld; the reference writes no checkpoints%s%s",
-                (long long)step + 1, (long long)result->steps, m->file != NULL ? ": what is on disk is " : "",
+    const bool asked = m != NULL && assay_stop_asked() != 0;
+    const bool saves = ref_checkpoint_due(e, asked ? result->steps : step + 1, result->steps);
+    if (m != NULL)
+        ASSAY_TRY(assay_metrics_step(m, step, result->loss[step], result->grad_norm[step],
+                                     ref_learning_rate(&e->options, step)));
+    if (saves)
+        ASSAY_TRY(ref_checkpoint_save(e, step + 1));
+    ASSAY_CHECK(!asked || step + 1 == result->steps, ASSAY_STOPPED,
+                "stopped after iteration %lld of %lld; %s%s%s%s", (long long)step + 1,
+                (long long)result->steps, saves ? "its checkpoint lies in " : "nothing was to be saved",
+                saves ? e->run->save : "", m->file != NULL ? ": what is on disk is " : "",
                 m->file != NULL ? e->options.metrics : "");
     return ASSAY_OK;
+}
+
+/* Nothing left to train: load and save is how a checkpoint is written again. */
+static assay_status save_unchanged(const ref_engine *e, int64_t steps)
+{
+    return e->run->first_step >= steps && e->options.save_interval == 0 && ref_checkpoint_due(e, steps, steps)
+               ? ref_checkpoint_save(e, steps)
+               : ASSAY_OK;
 }
 
 static assay_status alloc_result(ref_run_result *result, int64_t steps, int64_t layers)
@@ -324,10 +337,17 @@ assay_status ref_run(const ref_run_config *config, double *const *weights, ref_r
     ASSAY_TRY_GOTO(ref_layers_create(&e), st, done);
     e.options.train_iters = steps;
     ASSAY_TRY_GOTO(alloc_result(result, steps, e.config->num_layers), st, done);
-    for (int64_t step = 0; step < steps; step++) {
+    result->first_step = config->first_step;
+    ASSAY_CHECK_GOTO(config->first_step <= steps, ASSAY_INVALID_ARGUMENT, st, done,
+                     "checkpoint: is at step %lld, train_iters is %lld", (long long)config->first_step,
+                     (long long)steps);
+    if (config->load != NULL)
+        ASSAY_TRY_GOTO(ref_checkpoint_load(&e), st, done);
+    for (int64_t step = config->first_step; step < steps; step++) {
         ASSAY_TRY_GOTO(run_step(&e, result, step), st, done);
         ASSAY_TRY_GOTO(watch_step(&e, result, step), st, done);
     }
+    ASSAY_TRY_GOTO(save_unchanged(&e, steps), st, done);
     ASSAY_TRY_GOTO(add_final(&e, result), st, done);
     for (int r = 0; r < e.grid.world; r++)
         if (e.ranks[r].most_held > result->most_held)

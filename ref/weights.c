@@ -112,8 +112,9 @@ static void draw(const assay_param_spec *p, double std, uint64_t seed, double *x
 
 /* --- all ---------------------------------------------------------------------------------------------------- */
 
-static assay_status fill_weights(const assay_model_spec *spec, const assay_tensorfile *f, uint64_t seed,
-                                 double **weights)
+/* f NULL: drawn, unless they are to be replaced. */
+static assay_status fill_weights(const assay_model_spec *spec, const assay_tensorfile *f, bool drawn,
+                                 uint64_t seed, double **weights)
 {
     for (int64_t i = 0; i < spec->n_params; i++) {
         const assay_param_spec *p = &spec->params[i];
@@ -123,7 +124,7 @@ static assay_status fill_weights(const assay_model_spec *spec, const assay_tenso
         weights[i] = calloc((size_t)n + 1, sizeof(double));
         ASSAY_CHECK(weights[i], ASSAY_OUT_OF_MEMORY, "%s: out of memory: %lld elements", p->name,
                     (long long)n);
-        if (!f)
+        if (drawn)
             draw(p, ref_init_std(p, &spec->config), seed, weights[i], n);
         for (int part = 0; f && part < p->n_parts; part++)
             ASSAY_TRY(read_part(p, part, f, weights[i]));
@@ -131,22 +132,22 @@ static assay_status fill_weights(const assay_model_spec *spec, const assay_tenso
     return ASSAY_OK;
 }
 
-assay_status ref_weights_load(const assay_model_spec *spec, const char *model_dir, int64_t draw_weights,
-                              double ***weights)
+assay_status ref_weights_load(const assay_model_spec *spec, const char *model_dir, const char *load,
+                              int64_t draw_weights, double ***weights)
 {
     assay_status st = ASSAY_OK;
     assay_tensorfile *f = NULL;
     assay_weights_source source;
     bool stored;
     *weights = NULL;
-    ASSAY_TRY(assay_inputs_weights(model_dir, NULL, draw_weights, &source));
+    ASSAY_TRY(assay_inputs_weights(model_dir, load, draw_weights, &source));
     ASSAY_TRY(assay_spec_check_folder(spec, model_dir, &stored));
     if (stored)
         ASSAY_TRY(assay_tensorfile_open(&f, model_dir));
     double **w = calloc((size_t)spec->n_params + 1, sizeof *w);
     ASSAY_CHECK_GOTO(w, ASSAY_OUT_OF_MEMORY, st, done, "out of memory: %lld parameters",
                      (long long)spec->n_params);
-    st = fill_weights(spec, f, (uint64_t)draw_weights, w);
+    st = fill_weights(spec, f, source == ASSAY_WEIGHTS_DRAWN, (uint64_t)draw_weights, w);
     if (st != ASSAY_OK) {
         ref_weights_free(spec, w);
         goto done;

@@ -1,58 +1,99 @@
-/* Checkpoints: save in layout A, load in layout B.
+/* Checkpoints: one format for both engines, whatever layout wrote them.
  *
- * DIR/manifest.json            format "assay-checkpoint", version, job, step, layout, precision, training
- * recipe, model config, for every file its size and SHA-256, and the SHA-256 of all this; written last: a folder without it
- * is not a checkpoint
- * DIR/rank-00000.safetensors   this rank's pieces; DIR/rank-00000.json  job, step, and which piece of which
- * global tensor each key is
+ * DIR/manifest.json    format "assay-checkpoint", version, job, for every other file its size and SHA-256, the SHA-256 of the
+ *                      bytes of every tensor, and the SHA-256 of all this; written last: a folder without it is not a checkpoint
+ * DIR/state.json       everything that is no tensor: step, scheduler, loss scaler, random numbers, data read, options, layout
+ *                      that saved, model
+ * DIR/config.json      the model's, as transformers (or, for Megatron-LM's form, assay) reads it
+ * DIR/model-00001-of-0000N.safetensors, model.safetensors.index.json            parameters as the products read them
+ * DIR/master_weights-*, master_weights.safetensors.index.json     their masters, where these are of another type
+ * DIR/optimizer-*, optimizer.safetensors.index.json               the optimizer's states, NAME/exp_avg and so on
  *
- * A tensor is named by family and canonical name ("main_param", "decoder.layers.0...").  Pieces carry their
- * segments, so a reader assembles any piece of any layout from them.  Replicas may be written once or several
- * times; copies that differ, gaps, and a manifest that does not verify are errors; so are files of another job
- * or step, and files that the manifest does not name.  Everything is written into DIR.tmp-JOB, a folder that
- * no other job has, and renamed: a reader never sees half a checkpoint; an existing DIR is refused.
- * docs/CHECKPOINT.md. */
+ * Tensors have the names, shapes and orientation of the model's folder (the parts of the parameter table), each is stored once,
+ * and which file holds it where is a function of the model and the precision alone: every layout writes the same bytes.  Each
+ * rank writes its pieces into their places in the shards, so nothing is gathered; then the ranks share out the tensors, and of
+ * each one checks that no element is missing and that every rank's piece, replicas too, is what the file holds.
+ *
+ * Callers speak of canonical parameters and families: "weight" (model-*), "main_param", the optimizer's states, and for a buffer
+ * "expert_bias", which model-* holds, too.  Everything is written into DIR.tmp-JOB, a folder that no other job has, and renamed:
+ * a reader never sees half a checkpoint; an existing DIR is refused.  docs/CHECKPOINT.md. */
 #ifndef ASSAY_CORE_CHECKPOINT_H
 #define ASSAY_CORE_CHECKPOINT_H
 
 #include "core/base/hash.h"
 #include "core/base/json.h"
-#include "core/model/shard.h"
+#include "core/model/spec.h"
 
 ASSAY_BEGIN_DECLS
+
+/* What a checkpoint of a run holds; all ranks say the same. */
+typedef struct assay_checkpoint_content {
+    const assay_model_spec *spec; /* borrowed */
+    assay_dtype weight;           /* of parameters in model-*, but buffers are of `state` */
+    assay_dtype state;            /* of masters, optimizer states and buffers */
+    int n_states;                 /* 0: no optimizer-* */
+    const char *const *state_names;
+    int64_t max_shard_size; /* bytes of the tensors of a shard, where more than one is in it; 0: 5 GB */
+    bool
+        keep_differing; /* ranks whose pieces are not what the file holds are named in the manifest: no error */
+} assay_checkpoint_content;
 
 typedef struct assay_checkpoint_writer assay_checkpoint_writer;
 /* A job id: random, of 53 bits, so that it travels in a double.  One rank draws it, all ranks use it. */
 uint64_t assay_checkpoint_job(void);
-/* Every rank calls with the same dir, job and step (optimizer steps done); files go to DIR.tmp-JOB, which rank 0 makes (it
- * must not exist) and the others find: they open after rank 0 has. */
+/* Every rank calls with the same dir, job, step (optimizer steps done) and content; files go to DIR.tmp-JOB, which rank 0 makes
+ * (it must not exist) with all shards in their full size, so that a full disk is known now; the others open after rank 0 has. */
 assay_status assay_checkpoint_writer_open(assay_checkpoint_writer **out, const char *dir, uint64_t job,
-                                          int64_t step, int rank, int world);
-/* Data is copied.  Pieces of 0 elements are legal and skipped. */
+                                          int64_t step, int rank, int world,
+                                          const assay_checkpoint_content *content);
+/* A piece that this rank holds.  writes: it goes to the file; otherwise another rank's does, and this one must be equal.  Ranks
+ * may write the same elements, if they are equal.  Pieces of 0 elements are legal and skipped.  Where masters are of the
+ * weights' type both are one tensor, and "weight" of a trained parameter is compared with "main_param". */
 assay_status assay_checkpoint_add(assay_checkpoint_writer *w, const char *family, const char *name,
-                                  assay_dtype dtype, const assay_shard *shard, const void *data);
-/* Writes this rank's files (fsynced).  Then all ranks must synchronize, then rank 0 publishes. */
+                                  assay_dtype dtype, const assay_shard *shard, const void *data, bool writes);
+/* This rank's pieces are on disk.  Then all ranks must synchronize. */
 assay_status assay_checkpoint_writer_finish(assay_checkpoint_writer *w);
-/* Rank 0 only, after every rank finished: hashes the files, writes the manifest with `header` (layout,
- * precision, model, scalars; step is added), renames the folder unless something is there meanwhile: then the
- * staged folder stays and the error names it. */
-assay_status assay_checkpoint_publish(assay_checkpoint_writer *w, json_t *header);
+/* Every rank, after all finished: reads its share of the tensors again and hashes them.  ASSAY_FORMAT: an element that no rank
+ * wrote; ASSAY_MISMATCH: a rank's piece that is not what the file holds, unless the content keeps such.  Then all ranks must
+ * synchronize. */
+assay_status assay_checkpoint_seal(assay_checkpoint_writer *w);
+/* Rank 0 only, after every rank sealed: writes state.json (`state`, to which format, version, job, step and content are added),
+ * config.json, the indexes and the manifest, renames the folder unless something is there meanwhile: then the staged folder
+ * stays and the error names it. */
+assay_status assay_checkpoint_publish(assay_checkpoint_writer *w, json_t *state);
 void assay_checkpoint_writer_destroy(assay_checkpoint_writer *w);
+/* finish, seal and publish of a world of 1. */
+assay_status assay_checkpoint_write_alone(assay_checkpoint_writer *w, json_t *state);
 
 typedef struct assay_checkpoint assay_checkpoint;
-/* Verifies the manifest (its own hash, the exact set of files, sizes, hashes), reads the index of every rank. */
+/* Verifies the manifest (its own hash, the exact set of files, sizes, hashes) and that the tensors are those of the model and
+ * the content that state.json names: none missing, none unexpected, dtypes and shapes. */
 assay_status assay_checkpoint_open(assay_checkpoint **out, const char *dir);
 void assay_checkpoint_close(assay_checkpoint *c);
+/* state.json */
 const json_t *assay_checkpoint_header(const assay_checkpoint *c);
-/* Fills dst (piece `want`) from whatever pieces hold it.  ASSAY_NOT_FOUND: no such tensor; ASSAY_MISMATCH:
- * another global shape or dtype, replicas that differ; ASSAY_FORMAT: elements that no piece holds (the first
- * global index is named). */
+const assay_checkpoint_content *assay_checkpoint_content_of(const assay_checkpoint *c);
+/* Fills dst (piece `want` of a canonical parameter).  ASSAY_NOT_FOUND: no such tensor; ASSAY_MISMATCH: another global shape or
+ * dtype, replicas that differed when it was saved. */
 assay_status assay_checkpoint_read(const assay_checkpoint *c, const char *family, const char *name,
                                    assay_dtype dtype, const assay_shard *want, void *dst);
-/* Distinct (family, name) tensors, in order of family and name. */
+/* Distinct (family, canonical parameter), in order of family and name. */
 int64_t assay_checkpoint_count(const assay_checkpoint *c);
 void assay_checkpoint_at(const assay_checkpoint *c, int64_t index, const char **family, const char **name,
                          assay_dtype *dtype, assay_shard *whole);
+
+/* A tensor as it is stored: "model", "optimizer" or "master_weights", its name there, and what the manifest says of it. */
+typedef struct assay_checkpoint_stored {
+    const char *kind, *name, *file, *sha256;
+    assay_dtype dtype;
+    int ndim;
+    int64_t shape[3];
+    size_t bytes;
+    const void *data;
+} assay_checkpoint_stored;
+int64_t assay_checkpoint_stored_count(const assay_checkpoint *c);
+assay_status assay_checkpoint_stored_at(const assay_checkpoint *c, int64_t index,
+                                        assay_checkpoint_stored *out);
 
 ASSAY_END_DECLS
 

@@ -1,251 +1,163 @@
-/* Checkpoint reader: verifies the manifest, then assembles any piece of any layout from the recorded pieces.
- */
+/* Checkpoint reader: any piece of any layout from the stored tensors. */
 #include "core/files/checkpoint_internal.h"
 #include "core/files/tensorfile.h"
-#include "core/model/layout.h"
-#include <dirent.h>
-#include <errno.h>
+#include "core/model/optimizer.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
-
-typedef struct piece {
-    char family[ASSAY_FAMILY];
-    char name[ASSAY_NAME];
-    assay_dtype dtype;
-    assay_shard shard;
-    const assay_tensor_info *info;
-} piece;
 
 struct assay_checkpoint {
     char dir[ASSAY_CHECKPOINT_PATH];
-    json_t *manifest;
-    char job[ASSAY_JOB_HEX];
-    int64_t step;
-    int world;
-    assay_tensorfile **files; /* [world] */
-    piece *pieces;            /* sorted by family, then name, then file order */
-    int64_t n_pieces;
-    int64_t *first; /* index of the first piece of each distinct tensor */
-    int64_t n_tensors;
+    json_t *manifest, *state;
+    assay_model_spec *spec;
+    char names[ASSAY_MAX_OPTIMIZER_STATES][32]; /* of states */
+    const char *name_list[ASSAY_MAX_OPTIMIZER_STATES];
+    assay_checkpoint_plan plan;
+    assay_tensorfile *files[ASSAY_STORED_COUNT]; /* NULL: none of the kind */
+    const assay_tensor_info **infos;             /* [tensors of the plan] */
+    int64_t n_items, *items;                     /* family * parameters + parameter, what callers may read */
 };
 
-static assay_status read_extents(const json_t *list, const char *what, int64_t *out, int *n)
+/* --- what it holds ------------------------------------------------------------------------------------------ */
+static assay_status read_dtype(const json_t *content, const char *key, const char *path, assay_dtype *out)
 {
-    ASSAY_CHECK(json_is_array(list) && json_array_size(list) <= ASSAY_MAX_DIMS, ASSAY_FORMAT,
-                "%s: expected an array of at most %d extents", what, ASSAY_MAX_DIMS);
-    *n = (int)json_array_size(list);
-    for (int d = 0; d < *n; d++) {
-        const json_t *e = json_array_get(list, (size_t)d);
-        ASSAY_CHECK(json_is_integer(e) && json_integer_value(e) >= 0, ASSAY_FORMAT,
-                    "%s: extent %d: expected an integer of at least 0", what, d);
-        out[d] = json_integer_value(e);
+    char word[16];
+    ASSAY_TRY(assay_json_get_string(content, key, true, path, word, sizeof word));
+    return assay_dtype_from_name(word, out);
+}
+
+static assay_status read_content(assay_checkpoint *c, const char *path, assay_checkpoint_content *out)
+{
+    const json_t *content = json_object_get(c->state, "content");
+    const json_t *states = json_object_get(content, "states");
+    ASSAY_CHECK(json_is_object(content) && json_is_array(states) &&
+                    json_array_size(states) <= ASSAY_MAX_OPTIMIZER_STATES,
+                ASSAY_FORMAT, "%s: content: expected an object with at most %d states", path,
+                ASSAY_MAX_OPTIMIZER_STATES);
+    *out = (assay_checkpoint_content){
+        .spec = c->spec, .n_states = (int)json_array_size(states), .state_names = c->name_list};
+    ASSAY_TRY(read_dtype(content, "weight", path, &out->weight));
+    ASSAY_TRY(read_dtype(content, "state", path, &out->state));
+    ASSAY_TRY(assay_json_get_i64(content, "max_shard_size", true, 1, INT64_MAX, path, &out->max_shard_size));
+    for (int k = 0; k < out->n_states; k++) {
+        const char *word = json_string_value(json_array_get(states, (size_t)k));
+        ASSAY_CHECK(word != NULL && strlen(word) < sizeof c->names[k], ASSAY_FORMAT,
+                    "%s: content: states: expected words", path);
+        snprintf(c->names[k], sizeof c->names[k], "%s", word);
+        c->name_list[k] = c->names[k];
     }
     return ASSAY_OK;
 }
 
-assay_status assay_shard_from_json(const json_t *object, const char *what, assay_shard *out)
+static assay_status read_model(assay_checkpoint *c, const char *path)
 {
-    *out = (assay_shard){0};
-    ASSAY_TRY(read_extents(json_object_get(object, "global_shape"), what, out->global_shape, &out->ndim));
-    const json_t *segments = json_object_get(object, "segments");
-    ASSAY_CHECK(json_is_array(segments) && (int)json_array_size(segments) == out->ndim, ASSAY_FORMAT,
-                "%s: segments: expected %d lists", what, out->ndim);
-    for (int d = 0; d < out->ndim; d++) {
-        const json_t *list = json_array_get(segments, (size_t)d);
-        ASSAY_CHECK(json_is_array(list) && json_array_size(list) <= ASSAY_MAX_SEGMENTS, ASSAY_FORMAT,
-                    "%s: segments of dimension %d: expected at most %d", what, d, ASSAY_MAX_SEGMENTS);
-        assay_segment read[ASSAY_MAX_SEGMENTS];
-        const int n_read = (int)json_array_size(list);
-        for (int i = 0; i < n_read; i++) {
-            int64_t pair[ASSAY_MAX_DIMS] = {0};
-            int n = 0;
-            ASSAY_TRY(read_extents(json_array_get(list, (size_t)i), what, pair, &n));
-            ASSAY_CHECK(n == 2, ASSAY_FORMAT, "%s: segment %d of dimension %d: expected [start, length]",
-                        what, i, d);
-            read[i] = (assay_segment){pair[0], pair[1]};
-            ASSAY_CHECK(assay_add_i64(out->local_shape[d], pair[1], &out->local_shape[d]), ASSAY_FORMAT,
-                        "%s: dimension %d: lengths overflow", what, d);
-        }
-        assay_shard_set(out, d, read, n_read);
-    }
-    return assay_shard_check(out, what);
-}
-
-/* Entry i of the manifest: rank-00000.json, rank-00000.safetensors, rank-00001.json, ... */
-static assay_status verify_file(const char *dir, const json_t *entry, int i)
-{
-    const char *name = json_string_value(json_object_get(entry, "name"));
-    const char *want = json_string_value(json_object_get(entry, "sha256"));
-    const json_t *bytes = json_object_get(entry, "bytes");
-    char path[ASSAY_CHECKPOINT_PATH + 32], hash[ASSAY_SHA256_HEX];
-    struct stat sb;
-    assay_checkpoint_rank_file(path, dir, i / 2, i % 2 == 0 ? "json" : "safetensors");
-    ASSAY_CHECK(
-        name != NULL && want != NULL && json_is_integer(bytes) && strcmp(name, strrchr(path, '/') + 1) == 0,
-        ASSAY_FORMAT, "%s/manifest.json: files: entry %d: expected %s with bytes and sha256, found %s", dir,
-        i, strrchr(path, '/') + 1, name != NULL ? name : "no name");
-    ASSAY_CHECK(stat(path, &sb) == 0, ASSAY_NOT_FOUND, "%s: listed in the manifest: %s", path,
-                strerror(errno));
-    ASSAY_CHECK(sb.st_size == json_integer_value(bytes), ASSAY_FORMAT, "%s: expected %lld bytes, found %lld",
-                path, (long long)json_integer_value(bytes), (long long)sb.st_size);
-    ASSAY_TRY(assay_sha256_file(path, hash));
-    ASSAY_CHECK(strcmp(hash, want) == 0, ASSAY_FORMAT, "%s: expected SHA-256 %s, found %s", path, want, hash);
-    return ASSAY_OK;
-}
-
-/* The folder holds the manifest and its files, and nothing else. */
-static assay_status verify_set(const char *dir, int world)
-{
-    DIR *d = opendir(dir);
-    char extra[256] = "";
-    ASSAY_CHECK(d != NULL, ASSAY_IO, "%s: %s", dir, strerror(errno));
-    for (const struct dirent *e = readdir(d); e != NULL && extra[0] == 0; e = readdir(d)) {
-        const char *name = e->d_name;
-        bool known = strcmp(name, ".") == 0 || strcmp(name, "..") == 0 || strcmp(name, "manifest.json") == 0;
-        const bool numbered = strncmp(name, "rank-", 5) == 0 && name[5] >= '0' && name[5] <= '9';
-        const long rank = numbered ? strtol(name + 5, NULL, 10) : -1;
-        if (rank >= 0 && rank < world) {
-            char expected[ASSAY_CHECKPOINT_PATH + 32];
-            for (int k = 0; k < 2; k++) {
-                assay_checkpoint_rank_file(expected, "", (int)rank, k == 0 ? "json" : "safetensors");
-                known = known || strcmp(expected + 1, name) == 0;
-            }
-        }
-        if (!known)
-            snprintf(extra, sizeof extra, "%s", name);
-    }
-    closedir(d);
-    ASSAY_CHECK(extra[0] == 0, ASSAY_FORMAT, "%s/%s: the manifest does not name this file", dir, extra);
-    return ASSAY_OK;
-}
-
-static assay_status verify_own_hash(const json_t *manifest, const char *path)
-{
-    char said[ASSAY_SHA256_HEX], found[ASSAY_SHA256_HEX];
-    ASSAY_TRY(assay_json_get_string(manifest, "sha256", true, path, said, sizeof said));
-    ASSAY_TRY(assay_checkpoint_manifest_hash(manifest, found));
-    ASSAY_CHECK(strcmp(said, found) == 0, ASSAY_FORMAT,
-                "%s: was changed: it says SHA-256 %s, its content has %s", path, said, found);
-    return ASSAY_OK;
-}
-
-static assay_status verify_manifest(assay_checkpoint *c)
-{
-    char path[ASSAY_CHECKPOINT_PATH + 32], format[64] = "";
-    int64_t version = 0, world = 0;
-    snprintf(path, sizeof path, "%s/manifest.json", c->dir);
-    ASSAY_TRY(assay_json_load(&c->manifest, path));
-    ASSAY_TRY(assay_json_get_string(c->manifest, "format", true, path, format, sizeof format));
-    ASSAY_CHECK(strcmp(format, ASSAY_CHECKPOINT_FORMAT) == 0, ASSAY_FORMAT,
-                "%s: format: expected %s, found %s", path, ASSAY_CHECKPOINT_FORMAT, format);
-    ASSAY_TRY(assay_json_get_i64(c->manifest, "version", true, 1, INT32_MAX, path, &version));
-    ASSAY_CHECK(version == ASSAY_CHECKPOINT_VERSION, ASSAY_UNSUPPORTED,
-                "%s: version: expected %d, found %lld", path, ASSAY_CHECKPOINT_VERSION, (long long)version);
-    ASSAY_TRY(verify_own_hash(c->manifest, path));
-    ASSAY_TRY(assay_json_get_string(c->manifest, "job", true, path, c->job, sizeof c->job));
-    ASSAY_TRY(assay_json_get_i64(c->manifest, "world_size", true, 1, ASSAY_MAX_WORLD, path, &world));
-    c->world = (int)world;
-    const json_t *files = json_object_get(c->manifest, "files");
-    ASSAY_CHECK(json_is_array(files) && json_array_size(files) == 2 * (size_t)world, ASSAY_FORMAT,
-                "%s: files: expected %lld entries", path, 2 * (long long)world);
-    ASSAY_CHECK(json_is_object(json_object_get(c->manifest, "header")), ASSAY_FORMAT,
-                "%s: header: expected an object", path);
-    ASSAY_TRY(assay_json_get_i64(json_object_get(c->manifest, "header"), "step", true, 0, INT64_MAX, path,
-                                 &c->step));
-    for (size_t i = 0; i < json_array_size(files); i++)
-        ASSAY_TRY(verify_file(c->dir, json_array_get(files, i), (int)i));
-    return verify_set(c->dir, c->world);
-}
-
-static assay_status read_piece(assay_checkpoint *c, const json_t *entry, int rank, const char *what)
-{
-    piece *p = &c->pieces[c->n_pieces];
-    char dtype[32], key[64];
-    ASSAY_TRY(assay_json_get_string(entry, "family", true, what, p->family, sizeof p->family));
-    ASSAY_TRY(assay_json_get_string(entry, "name", true, what, p->name, sizeof p->name));
-    ASSAY_TRY(assay_json_get_string(entry, "dtype", true, what, dtype, sizeof dtype));
-    ASSAY_TRY(assay_json_get_string(entry, "key", true, what, key, sizeof key));
-    ASSAY_TRY(assay_dtype_from_name(dtype, &p->dtype));
-    ASSAY_TRY(assay_shard_from_json(entry, what, &p->shard));
-    ASSAY_CHECK(assay_dtype_bytes(p->dtype) > 0, ASSAY_UNSUPPORTED, "%s: %s: dtype %s", what, p->name, dtype);
-    ASSAY_TRY(
-        assay_tensorfile_get(c->files[rank], key, p->dtype, p->shard.local_shape, p->shard.ndim, &p->info));
-    c->n_pieces++;
-    return ASSAY_OK;
-}
-
-/* A rank's file is of the same save as the manifest. */
-static assay_status check_origin(const assay_checkpoint *c, const json_t *index, const char *path, int rank)
-{
-    char job[ASSAY_JOB_HEX];
-    int64_t step, said;
-    ASSAY_TRY(assay_json_get_string(index, "job", true, path, job, sizeof job));
-    ASSAY_TRY(assay_json_get_i64(index, "step", true, 0, INT64_MAX, path, &step));
-    ASSAY_TRY(assay_json_get_i64(index, "rank", true, 0, ASSAY_MAX_WORLD, path, &said));
-    ASSAY_CHECK(
-        strcmp(job, c->job) == 0 && step == c->step && said == rank, ASSAY_MISMATCH,
-        "%s: of another save: expected job %s, step %lld, rank %d, found job %s, step %lld, rank %lld", path,
-        c->job, (long long)c->step, rank, job, (long long)step, (long long)said);
-    return ASSAY_OK;
-}
-
-static assay_status read_rank(assay_checkpoint *c, int rank)
-{
-    char path[ASSAY_CHECKPOINT_PATH + 32];
-    assay_status st = ASSAY_OK;
-    json_t *index = NULL;
-    assay_checkpoint_rank_file(path, c->dir, rank, "safetensors");
-    ASSAY_TRY(assay_tensorfile_open(&c->files[rank], path));
-    assay_checkpoint_rank_file(path, c->dir, rank, "json");
-    ASSAY_TRY(assay_json_load(&index, path));
-    ASSAY_TRY_GOTO(check_origin(c, index, path, rank), st, done);
-    const json_t *pieces = json_object_get(index, "pieces");
-    ASSAY_CHECK_GOTO(json_is_array(pieces), ASSAY_FORMAT, st, done, "%s: pieces: expected an array", path);
-    const size_t n = json_array_size(pieces);
-    piece *grown = realloc(c->pieces, ((size_t)c->n_pieces + n + 1) * sizeof *grown);
-    ASSAY_CHECK_GOTO(grown != NULL, ASSAY_OUT_OF_MEMORY, st, done, "%s: %zu pieces", path, n);
-    c->pieces = grown;
-    for (size_t i = 0; i < n; i++)
-        ASSAY_TRY_GOTO(read_piece(c, json_array_get(pieces, i), rank, path), st, done);
-done:
-    json_decref(index);
+    assay_model_config *config = malloc(sizeof *config);
+    ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "%s: model", path);
+    assay_status st = assay_config_from_json(json_object_get(c->state, "model"), path, config);
+    if (st == ASSAY_OK)
+        st = assay_spec_build(config, &c->spec);
+    free(config);
     return st;
 }
 
-static int compare_names(const piece *a, const piece *b)
+static assay_status read_state(assay_checkpoint *c)
 {
+    char path[ASSAY_CHECKPOINT_PATH + 64], here[ASSAY_JOB_HEX], there[ASSAY_JOB_HEX];
+    int64_t step, said;
+    assay_checkpoint_content content;
+    assay_checkpoint_file(path, c->dir, "state.json");
+    ASSAY_TRY(assay_json_load(&c->state, path));
+    ASSAY_TRY(assay_json_get_string(c->state, "job", true, path, here, sizeof here));
+    ASSAY_TRY(assay_json_get_string(c->manifest, "job", true, c->dir, there, sizeof there));
+    ASSAY_TRY(assay_json_get_i64(c->state, "step", true, 0, INT64_MAX, path, &step));
+    ASSAY_TRY(assay_json_get_i64(c->manifest, "step", true, 0, INT64_MAX, c->dir, &said));
+    ASSAY_CHECK(strcmp(here, there) == 0 && step == said, ASSAY_MISMATCH,
+                "%s: of another save: expected job %s, step %lld, found job %s, step %lld", path, there,
+                (long long)said, here, (long long)step);
+    ASSAY_CHECK(json_is_object(json_object_get(c->state, "model")), ASSAY_FORMAT,
+                "%s: model: expected an object", path);
+    ASSAY_TRY(read_model(c, path));
+    ASSAY_TRY(read_content(c, path, &content));
+    return assay_checkpoint_plan_make(&c->plan, &content);
+}
+
+/* --- its tensors -------------------------------------------------------------------------------------------- */
+static int64_t planned(const assay_checkpoint *c, assay_stored_kind kind)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < c->plan.n_tensors; i++)
+        n += c->plan.tensors[i].kind == kind;
+    return n;
+}
+
+/* The first tensor of the file that the plan does not have. */
+static const char *unexpected(const assay_checkpoint *c, assay_stored_kind kind)
+{
+    for (int64_t i = 0; i < assay_tensorfile_count(c->files[kind]); i++) {
+        const char *name = assay_tensorfile_at(c->files[kind], i)->name;
+        bool known = false;
+        for (int64_t k = 0; k < c->plan.n_tensors && !known; k++)
+            known = c->plan.tensors[k].kind == kind && strcmp(c->plan.tensors[k].name, name) == 0;
+        if (!known)
+            return name;
+    }
+    return "";
+}
+
+static assay_status open_kind(assay_checkpoint *c, assay_stored_kind kind)
+{
+    char path[ASSAY_CHECKPOINT_PATH + 64], name[64];
+    const int64_t n = planned(c, kind);
+    if (n == 0)
+        return ASSAY_OK;
+    snprintf(name, sizeof name, "%s.safetensors.index.json", assay_stored_word(kind));
+    assay_checkpoint_file(path, c->dir, name);
+    ASSAY_TRY(assay_tensorfile_open(&c->files[kind], path));
+    for (int64_t i = 0; i < c->plan.n_tensors; i++) {
+        const assay_planned_tensor *t = &c->plan.tensors[i];
+        const assay_hf_part *h = &c->spec->params[t->param].parts[t->part];
+        if (t->kind == kind)
+            ASSAY_TRY(
+                assay_tensorfile_get(c->files[kind], t->name, t->dtype, h->shape, h->ndim, &c->infos[i]));
+    }
+    ASSAY_CHECK(assay_tensorfile_count(c->files[kind]) == n, ASSAY_MISMATCH,
+                "%s: tensor '%s' has no place in this model", path, unexpected(c, kind));
+    return ASSAY_OK;
+}
+
+/* An item and its words, to sort by. */
+typedef struct item {
+    int64_t number;
+    const char *family, *name;
+} item;
+
+static int compare_items(const void *pa, const void *pb)
+{
+    const item *a = pa, *b = pb;
     const int f = strcmp(a->family, b->family);
     return f != 0 ? f : strcmp(a->name, b->name);
 }
 
-static int compare_pieces(const void *a, const void *b)
+static assay_status list_items(assay_checkpoint *c)
 {
-    return compare_names(a, b);
-}
-
-/* Pieces of one tensor must agree on dtype and global shape. */
-static assay_status index_tensors(assay_checkpoint *c)
-{
-    qsort(c->pieces, (size_t)c->n_pieces, sizeof *c->pieces, compare_pieces);
-    c->first = calloc((size_t)c->n_pieces + 1, sizeof *c->first);
-    ASSAY_CHECK(c->first != NULL, ASSAY_OUT_OF_MEMORY, "%s: index of %lld pieces", c->dir,
-                (long long)c->n_pieces);
-    for (int64_t i = 0; i < c->n_pieces; i++) {
-        const piece *p = &c->pieces[i];
-        if (i == 0 || compare_names(p, p - 1) != 0) {
-            c->first[c->n_tensors++] = i;
-            continue;
-        }
-        const piece *q = p - 1;
-        ASSAY_CHECK(p->dtype == q->dtype && p->shard.ndim == q->shard.ndim &&
-                        memcmp(p->shard.global_shape, q->shard.global_shape, sizeof p->shard.global_shape) ==
-                            0,
-                    ASSAY_MISMATCH, "%s: %s/%s: pieces disagree on dtype or global shape", c->dir, p->family,
-                    p->name);
+    const int64_t n = assay_checkpoint_families(&c->plan.content) * c->spec->n_params;
+    item *list = calloc((size_t)n + 1, sizeof *list);
+    c->items = calloc((size_t)n + 1, sizeof *c->items);
+    if (list == NULL || c->items == NULL) {
+        free(list);
+        ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "%s: %lld tensors", c->dir, (long long)n);
     }
-    c->first[c->n_tensors] = c->n_pieces;
+    for (int64_t i = 0; i < n; i++) {
+        const int family = (int)(i / c->spec->n_params);
+        const assay_param_spec *p = &c->spec->params[i % c->spec->n_params];
+        if (assay_checkpoint_plan_find(&c->plan, family, i % c->spec->n_params) >= 0)
+            list[c->n_items++] =
+                (item){i, assay_checkpoint_family_word(&c->plan.content, family, p), p->name};
+    }
+    qsort(list, (size_t)c->n_items, sizeof *list, compare_items);
+    for (int64_t i = 0; i < c->n_items; i++)
+        c->items[i] = list[i].number;
+    free(list);
     return ASSAY_OK;
 }
 
@@ -259,12 +171,14 @@ assay_status assay_checkpoint_open(assay_checkpoint **out, const char *dir)
     ASSAY_CHECK(c != NULL, ASSAY_OUT_OF_MEMORY, "checkpoint: %zu bytes", sizeof *c);
     snprintf(c->dir, sizeof c->dir, "%s", dir);
     ASSAY_TRY_GOTO(assay_hash_init(), st, fail);
-    ASSAY_TRY_GOTO(verify_manifest(c), st, fail);
-    c->files = calloc((size_t)c->world, sizeof(assay_tensorfile *));
-    ASSAY_CHECK_GOTO(c->files != NULL, ASSAY_OUT_OF_MEMORY, st, fail, "%s: %d files", dir, c->world);
-    for (int r = 0; r < c->world; r++)
-        ASSAY_TRY_GOTO(read_rank(c, r), st, fail);
-    ASSAY_TRY_GOTO(index_tensors(c), st, fail);
+    ASSAY_TRY_GOTO(assay_checkpoint_verify(dir, &c->manifest), st, fail);
+    ASSAY_TRY_GOTO(read_state(c), st, fail);
+    c->infos = calloc((size_t)c->plan.n_tensors + 1, sizeof(const assay_tensor_info *));
+    ASSAY_CHECK_GOTO(c->infos != NULL, ASSAY_OUT_OF_MEMORY, st, fail, "%s: %lld tensors", dir,
+                     (long long)c->plan.n_tensors);
+    for (int k = 0; k < ASSAY_STORED_COUNT; k++)
+        ASSAY_TRY_GOTO(open_kind(c, (assay_stored_kind)k), st, fail);
+    ASSAY_TRY_GOTO(list_items(c), st, fail);
     *out = c;
     return ASSAY_OK;
 fail:
@@ -276,94 +190,126 @@ void assay_checkpoint_close(assay_checkpoint *c)
 {
     if (c == NULL)
         return;
-    for (int r = 0; c->files != NULL && r < c->world; r++)
-        assay_tensorfile_close(c->files[r]);
-    free(c->files);
-    free(c->pieces);
-    free(c->first);
+    for (int k = 0; k < ASSAY_STORED_COUNT; k++)
+        assay_tensorfile_close(c->files[k]);
+    free((void *)c->infos);
+    free(c->items);
+    assay_checkpoint_plan_free(&c->plan);
+    assay_spec_destroy(c->spec);
+    json_decref(c->state);
     json_decref(c->manifest);
     free(c);
 }
 
 const json_t *assay_checkpoint_header(const assay_checkpoint *c)
 {
-    return json_object_get(c->manifest, "header");
+    return c->state;
 }
 
+const assay_checkpoint_content *assay_checkpoint_content_of(const assay_checkpoint *c)
+{
+    return &c->plan.content;
+}
+
+/* --- lists -------------------------------------------------------------------------------------------------- */
 int64_t assay_checkpoint_count(const assay_checkpoint *c)
 {
-    return c->n_tensors;
+    return c->n_items;
 }
 
 void assay_checkpoint_at(const assay_checkpoint *c, int64_t index, const char **family, const char **name,
                          assay_dtype *dtype, assay_shard *whole)
 {
-    const piece *p = &c->pieces[c->first[index]];
-    *family = p->family;
+    const int f = (int)(c->items[index] / c->spec->n_params);
+    const assay_param_spec *p = &c->spec->params[c->items[index] % c->spec->n_params];
+    *family = assay_checkpoint_family_word(&c->plan.content, f, p);
     *name = p->name;
-    *dtype = p->dtype;
-    assay_shard_whole(whole, p->shard.global_shape, p->shard.ndim);
+    *dtype = assay_checkpoint_dtype_of(&c->plan.content, f, p);
+    assay_shard_whole(whole, p->shape, p->ndim);
 }
 
-static int64_t find_tensor(const assay_checkpoint *c, const char *family, const char *name)
+int64_t assay_checkpoint_stored_count(const assay_checkpoint *c)
 {
-    int64_t low = 0, high = c->n_tensors;
-    while (low < high) {
-        const int64_t mid = low + (high - low) / 2;
-        const piece *p = &c->pieces[c->first[mid]];
-        int order = strcmp(family, p->family);
-        if (order == 0)
-            order = strcmp(name, p->name);
-        if (order == 0)
-            return mid;
-        if (order < 0)
-            high = mid;
-        else
-            low = mid + 1;
+    return c->plan.n_tensors;
+}
+
+assay_status assay_checkpoint_stored_at(const assay_checkpoint *c, int64_t index,
+                                        assay_checkpoint_stored *out)
+{
+    const assay_planned_tensor *t = &c->plan.tensors[index];
+    const assay_tensor_info *info = c->infos[index];
+    *out = (assay_checkpoint_stored){.kind = assay_stored_word(t->kind),
+                                     .name = t->name,
+                                     .file = c->plan.shards[t->shard].file,
+                                     .dtype = info->dtype,
+                                     .ndim = info->ndim,
+                                     .bytes = info->bytes,
+                                     .data = info->data};
+    memcpy(out->shape, info->shape, sizeof out->shape);
+    out->sha256 = json_string_value(
+        json_object_get(json_object_get(json_object_get(c->manifest, "tensors"), out->kind), t->name));
+    ASSAY_CHECK(out->sha256 != NULL, ASSAY_FORMAT, "%s/manifest.json: tensors: %s: no hash of %s", c->dir,
+                out->kind, t->name);
+    return ASSAY_OK;
+}
+
+/* --- reading ------------------------------------------------------------------------------------------------ */
+typedef struct piece_read {
+    const assay_tensor_info *const *infos; /* one for each part */
+    char *dst;
+    int64_t width;
+} piece_read;
+
+static assay_status read_run(void *user, int part, int64_t in_part, int64_t in_piece, int64_t count)
+{
+    const piece_read *p = user;
+    memcpy(p->dst + in_piece * p->width, (const char *)p->infos[part]->data + in_part * p->width,
+           (size_t)(count * p->width));
+    return ASSAY_OK;
+}
+
+/* Ranks did not agree on a tensor when it was saved: nobody knows whose is right. */
+static assay_status check_replicas(const assay_checkpoint *c, int family, const char *name)
+{
+    const json_t *list = json_object_get(c->manifest, "differing_replicas");
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const json_t *entry = json_array_get(list, i);
+        const char *word = json_string_value(json_array_get(entry, 0));
+        const char *param = json_string_value(json_array_get(entry, 1));
+        ASSAY_CHECK(word != NULL && param != NULL, ASSAY_FORMAT,
+                    "%s/manifest.json: differing_replicas: expected [family, parameter, rank]", c->dir);
+        const int there = assay_checkpoint_family_of(&c->plan.content, word);
+        ASSAY_CHECK(there < 0 || strcmp(param, name) != 0 ||
+                        assay_checkpoint_stored_family(&c->plan.content, there) !=
+                            assay_checkpoint_stored_family(&c->plan.content, family),
+                    ASSAY_MISMATCH,
+                    "%s: %s/%s: replicas differ: when it was saved, the piece of rank %lld was not what the "
+                    "file holds",
+                    c->dir, word, name, (long long)json_integer_value(json_array_get(entry, 2)));
     }
-    return -1;
-}
-
-static assay_status check_request(const assay_checkpoint *c, const piece *p, assay_dtype dtype,
-                                  const assay_shard *want)
-{
-    ASSAY_CHECK(p->dtype == dtype, ASSAY_MISMATCH, "%s: %s/%s: expected dtype %s, found %s", c->dir,
-                p->family, p->name, assay_dtype_name(dtype), assay_dtype_name(p->dtype));
-    ASSAY_CHECK(p->shard.ndim == want->ndim, ASSAY_MISMATCH, "%s: %s/%s: expected %d dimensions, found %d",
-                c->dir, p->family, p->name, want->ndim, p->shard.ndim);
-    for (int d = 0; d < want->ndim; d++)
-        ASSAY_CHECK(p->shard.global_shape[d] == want->global_shape[d], ASSAY_MISMATCH,
-                    "%s: %s/%s: dimension %d: expected %lld, found %lld (a checkpoint of another model?)",
-                    c->dir, p->family, p->name, d, (long long)want->global_shape[d],
-                    (long long)p->shard.global_shape[d]);
     return ASSAY_OK;
 }
 
 assay_status assay_checkpoint_read(const assay_checkpoint *c, const char *family, const char *name,
                                    assay_dtype dtype, const assay_shard *want, void *dst)
 {
-    const int64_t t = find_tensor(c, family, name);
-    ASSAY_CHECK(t >= 0, ASSAY_NOT_FOUND, "%s: no tensor %s/%s", c->dir, family, name);
-    ASSAY_TRY(check_request(c, &c->pieces[c->first[t]], dtype, want));
-    const int64_t count = assay_shard_count(want);
-    unsigned char *covered = calloc((size_t)count + 1, 1);
-    ASSAY_CHECK(covered != NULL, ASSAY_OUT_OF_MEMORY, "%s: %s/%s: %lld elements", c->dir, family, name,
-                (long long)count);
-    assay_status st = ASSAY_OK;
-    for (int64_t i = c->first[t]; i < c->first[t + 1]; i++) {
-        const piece *p = &c->pieces[i];
-        int64_t differs = -1;
-        assay_shard_copy(dst, want, p->info->data, &p->shard, assay_dtype_bytes(dtype), covered, true,
-                         &differs);
-        ASSAY_CHECK_GOTO(differs < 0, ASSAY_MISMATCH, st, done,
-                         "%s: %s/%s: replicas differ at local element %lld", c->dir, family, name,
-                         (long long)differs);
-    }
-    for (int64_t i = 0; i < count; i++)
-        ASSAY_CHECK_GOTO(covered[i], ASSAY_FORMAT, st, done,
-                         "%s: %s/%s: no piece holds local element %lld of %lld", c->dir, family, name,
-                         (long long)i, (long long)count);
-done:
-    free(covered);
-    return st;
+    const int f = assay_checkpoint_family_of(&c->plan.content, family);
+    const int64_t param = f >= 0 ? assay_checkpoint_find_param(&c->plan.content, name) : -1;
+    ASSAY_CHECK(param >= 0 && assay_checkpoint_plan_find(&c->plan, f, param) >= 0, ASSAY_NOT_FOUND,
+                "%s: no tensor %s/%s", c->dir, family, name);
+    const assay_param_spec *spec = &c->spec->params[param];
+    const assay_dtype found = assay_checkpoint_dtype_of(&c->plan.content, f, spec);
+    ASSAY_CHECK(found == dtype, ASSAY_MISMATCH, "%s: %s/%s: expected dtype %s, found %s", c->dir, family,
+                name, assay_dtype_name(dtype), assay_dtype_name(found));
+    ASSAY_CHECK(spec->ndim == want->ndim, ASSAY_MISMATCH, "%s: %s/%s: expected %d dimensions, found %d",
+                c->dir, family, name, want->ndim, spec->ndim);
+    for (int d = 0; d < want->ndim; d++)
+        ASSAY_CHECK(spec->shape[d] == want->global_shape[d], ASSAY_MISMATCH,
+                    "%s: %s/%s: dimension %d: expected %lld, found %lld (a checkpoint of another model?)",
+                    c->dir, family, name, d, (long long)want->global_shape[d], (long long)spec->shape[d]);
+    ASSAY_TRY(check_replicas(c, f, name));
+    piece_read p = {.infos = &c->infos[assay_checkpoint_plan_find(&c->plan, f, param)],
+                    .dst = dst,
+                    .width = assay_dtype_bytes(dtype)};
+    return assay_param_runs(spec, want, read_run, &p);
 }

@@ -1,7 +1,7 @@
-/* Checkpoint writer: each rank writes its pieces into DIR.tmp-JOB, rank 0 publishes with the manifest. */
+/* Checkpoint writer: rank 0 stages the shards in DIR.tmp-JOB, every rank writes its pieces into their places.  Sealing and
+ * publishing: checkpoint_seal.c, checkpoint_publish.c. */
 #include "core/base/file.h"
 #include "core/files/checkpoint_internal.h"
-#include "core/files/tensorwriter.h"
 #include <errno.h>
 #include <fcntl.h>
 #include <sodium.h>
@@ -11,34 +11,27 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-struct assay_checkpoint_writer {
-    char dir[ASSAY_CHECKPOINT_PATH];
-    char tmp[ASSAY_CHECKPOINT_PATH];
-    char job[ASSAY_JOB_HEX];
-    int64_t step;
-    int rank, world;
-    assay_tensorwriter *tensors;
-    json_t *pieces;
-    bool finished;
-};
-
-void assay_checkpoint_rank_file(char *out, const char *dir, int rank, const char *extension)
+void assay_checkpoint_file(char *out, const char *dir, const char *name)
 {
-    snprintf(out, ASSAY_CHECKPOINT_PATH + 32, "%s/rank-%05d.%s", dir, rank, extension);
+    snprintf(out, ASSAY_CHECKPOINT_PATH + 64, "%s/%s", dir, name);
+}
+
+void assay_checkpoint_rank_file(char *out, const char *dir, const char *word, int rank)
+{
+    snprintf(out, ASSAY_CHECKPOINT_PATH + 64, "%s/%s-%05d.json", dir, word, rank);
 }
 
 json_t *assay_shard_to_json(const assay_shard *s)
 {
-    json_t *global = json_array(), *segments = json_array();
+    json_t *segments = json_array();
     for (int d = 0; d < s->ndim; d++) {
         json_t *list = json_array();
-        json_array_append_new(global, json_integer(s->global_shape[d]));
         for (int i = 0; i < s->n_segments[d]; i++)
             json_array_append_new(list, json_pack("[II]", (json_int_t)s->segments[d][i].start,
                                                   (json_int_t)s->segments[d][i].length));
         json_array_append_new(segments, list);
     }
-    return json_pack("{s:o,s:o}", "global_shape", global, "segments", segments);
+    return segments;
 }
 
 uint64_t assay_checkpoint_job(void)
@@ -48,30 +41,10 @@ uint64_t assay_checkpoint_job(void)
     return job >> 11;
 }
 
-assay_status assay_checkpoint_manifest_hash(const json_t *manifest, char out[ASSAY_SHA256_HEX])
-{
-    json_t *rest = json_copy((json_t *)(uintptr_t)manifest); /* shallow */
-    char *text = NULL;
-    if (rest != NULL && (json_object_get(rest, "sha256") == NULL || json_object_del(rest, "sha256") == 0))
-        text = json_dumps(rest, JSON_SORT_KEYS | JSON_COMPACT | JSON_REAL_PRECISION(17));
-    json_decref(rest);
-    ASSAY_CHECK(text != NULL, ASSAY_OUT_OF_MEMORY, "manifest");
-    assay_sha256_bytes(text, strlen(text), out);
-    free(text);
-    return ASSAY_OK;
-}
-
-/* Rank 0 makes the folder, alone; the others look for it. */
-static assay_status stage(const assay_checkpoint_writer *w)
+/* --- staging ------------------------------------------------------------------------------------------------ */
+static assay_status make_folder(const assay_checkpoint_writer *w)
 {
     char parent[ASSAY_CHECKPOINT_PATH];
-    struct stat sb;
-    if (w->rank > 0) {
-        ASSAY_CHECK(lstat(w->tmp, &sb) == 0 && S_ISDIR(sb.st_mode), ASSAY_IO,
-                    "%s: expected the folder that rank 0 made, found none: do all ranks see one file system?",
-                    w->tmp);
-        return ASSAY_OK;
-    }
     snprintf(parent, sizeof parent, "%s", w->tmp);
     char *slash = strrchr(parent, '/');
     if (slash != NULL && slash != parent) {
@@ -83,8 +56,81 @@ static assay_status stage(const assay_checkpoint_writer *w)
     return ASSAY_OK;
 }
 
+static assay_status write_at(int fd, const char *path, const char *data, int64_t bytes, int64_t offset)
+{
+    while (bytes > 0) {
+        const ssize_t n = pwrite(fd, data, (size_t)bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        ASSAY_CHECK(n > 0, ASSAY_IO, "%s: cannot write: %s", path, n < 0 ? strerror(errno) : "no room");
+        data += n;
+        offset += n;
+        bytes -= n;
+    }
+    return ASSAY_OK;
+}
+
+/* A shard with its header and room for its tensors. */
+static assay_status make_shard(assay_checkpoint_writer *w, int64_t i)
+{
+    const assay_planned_shard *s = &w->plan.shards[i];
+    char path[ASSAY_CHECKPOINT_PATH + 64];
+    assay_checkpoint_file(path, w->tmp, s->file);
+    const int fd = open(path, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC | O_NOFOLLOW, 0666);
+    ASSAY_CHECK(fd >= 0, ASSAY_IO, "%s: cannot create: %s", path, strerror(errno));
+    w->files[i] = (assay_open_shard){true, fd};
+    const int failed = posix_fallocate(fd, 0, (off_t)s->bytes);
+    ASSAY_CHECK(failed == 0, ASSAY_IO, "%s: no room for its %lld bytes: %s", path, (long long)s->bytes,
+                strerror(failed));
+    return write_at(fd, path, s->header, s->header_bytes, 0);
+}
+
+/* What rank 0 made before it failed. */
+static void remove_staged(const assay_checkpoint_writer *w)
+{
+    char path[ASSAY_CHECKPOINT_PATH + 64];
+    for (int64_t i = 0; i < w->plan.n_shards; i++) {
+        assay_checkpoint_file(path, w->tmp, w->plan.shards[i].file);
+        if (w->files[i].open)
+            unlink(path);
+    }
+    rmdir(w->tmp);
+}
+
+/* Rank 0 makes the folder and its shards, alone; the others look for it. */
+static assay_status stage(assay_checkpoint_writer *w)
+{
+    struct stat sb;
+    if (w->rank > 0) {
+        ASSAY_CHECK(lstat(w->tmp, &sb) == 0 && S_ISDIR(sb.st_mode), ASSAY_IO,
+                    "%s: expected the folder that rank 0 made, found none: do all ranks see one file system?",
+                    w->tmp);
+        return ASSAY_OK;
+    }
+    ASSAY_TRY(make_folder(w));
+    for (int64_t i = 0; i < w->plan.n_shards; i++) {
+        const assay_status st = make_shard(w, i);
+        if (st == ASSAY_OK)
+            continue;
+        remove_staged(w);
+        return st;
+    }
+    return ASSAY_OK;
+}
+
+static assay_status alloc_writer(assay_checkpoint_writer *w, const assay_checkpoint_content *content)
+{
+    ASSAY_TRY(assay_checkpoint_plan_make(&w->plan, content));
+    w->pieces = json_array();
+    w->files = calloc((size_t)w->plan.n_shards + 1, sizeof *w->files);
+    ASSAY_CHECK(w->pieces != NULL && w->files != NULL, ASSAY_OUT_OF_MEMORY, "checkpoint writer: %lld shards",
+                (long long)w->plan.n_shards);
+    return ASSAY_OK;
+}
+
 assay_status assay_checkpoint_writer_open(assay_checkpoint_writer **out, const char *dir, uint64_t job,
-                                          int64_t step, int rank, int world)
+                                          int64_t step, int rank, int world,
+                                          const assay_checkpoint_content *content)
 {
     assay_status st = ASSAY_OK;
     struct stat sb;
@@ -98,7 +144,6 @@ assay_status assay_checkpoint_writer_open(assay_checkpoint_writer **out, const c
                 "%s: exists already; a checkpoint overwrites nothing", dir);
     assay_checkpoint_writer *w = calloc(1, sizeof *w);
     ASSAY_CHECK(w != NULL, ASSAY_OUT_OF_MEMORY, "checkpoint writer: %zu bytes", sizeof *w);
-    char path[ASSAY_CHECKPOINT_PATH + 32];
     snprintf(w->dir, sizeof w->dir, "%s", dir);
     for (size_t n = strlen(w->dir); n > 1 && w->dir[n - 1] == '/'; n--)
         w->dir[n - 1] = 0; /* DIR/ and DIR are one folder; the staging one stands beside it */
@@ -107,10 +152,8 @@ assay_status assay_checkpoint_writer_open(assay_checkpoint_writer **out, const c
     w->step = step;
     w->rank = rank;
     w->world = world;
-    w->pieces = json_array();
+    ASSAY_TRY_GOTO(alloc_writer(w, content), st, fail);
     ASSAY_TRY_GOTO(stage(w), st, fail);
-    assay_checkpoint_rank_file(path, w->tmp, rank, "safetensors");
-    ASSAY_TRY_GOTO(assay_tensorwriter_create(&w->tensors, path), st, fail);
     *out = w;
     return ASSAY_OK;
 fail:
@@ -118,101 +161,103 @@ fail:
     return st;
 }
 
-assay_status assay_checkpoint_add(assay_checkpoint_writer *w, const char *family, const char *name,
-                                  assay_dtype dtype, const assay_shard *shard, const void *data)
+void assay_checkpoint_writer_destroy(assay_checkpoint_writer *w)
 {
-    char key[32];
-    ASSAY_CHECK(strlen(family) < ASSAY_FAMILY && strlen(name) < ASSAY_NAME, ASSAY_INVALID_ARGUMENT,
-                "checkpoint: name too long: %s/%s", family, name);
-    ASSAY_TRY(assay_shard_check(shard, name));
-    if (assay_shard_count(shard) == 0)
+    if (w == NULL)
+        return;
+    for (int64_t i = 0; w->files != NULL && i < w->plan.n_shards; i++)
+        if (w->files[i].open)
+            close(w->files[i].fd);
+    free(w->files);
+    assay_checkpoint_plan_free(&w->plan);
+    json_decref(w->pieces);
+    free(w);
+}
+
+/* --- pieces ------------------------------------------------------------------------------------------------- */
+typedef struct piece_write {
+    assay_checkpoint_writer *w;
+    const assay_planned_tensor *tensors; /* of the parameter, one for each part */
+    const char *data;
+    int64_t width;
+} piece_write;
+
+static assay_status write_run(void *user, int part, int64_t in_part, int64_t in_piece, int64_t count)
+{
+    const piece_write *p = user;
+    const assay_planned_tensor *t = &p->tensors[part];
+    char path[ASSAY_CHECKPOINT_PATH + 64];
+    assay_open_shard *f = &p->w->files[t->shard];
+    assay_checkpoint_file(path, p->w->tmp, p->w->plan.shards[t->shard].file);
+    if (!f->open)
+        f->fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+    ASSAY_CHECK(f->fd >= 0, ASSAY_IO, "%s: cannot open: %s", path, strerror(errno));
+    f->open = true;
+    return write_at(f->fd, path, p->data + in_piece * p->width, count * p->width,
+                    t->offset + in_part * p->width);
+}
+
+static assay_status check_piece(const assay_checkpoint_writer *w, int family, int64_t param,
+                                const char *family_word, assay_dtype dtype, const assay_shard *shard)
+{
+    const assay_param_spec *spec = &w->plan.content.spec->params[param];
+    ASSAY_CHECK(assay_checkpoint_plan_find(&w->plan, family, param) >= 0, ASSAY_INVALID_ARGUMENT,
+                "checkpoint: %s has no %s", spec->name, family_word);
+    const assay_dtype planned = assay_checkpoint_dtype_of(&w->plan.content, family, spec);
+    ASSAY_CHECK(dtype == planned, ASSAY_INVALID_ARGUMENT, "checkpoint: %s of %s: expected %s, found %s",
+                family_word, spec->name, assay_dtype_name(planned), assay_dtype_name(dtype));
+    ASSAY_TRY(assay_shard_check(shard, spec->name));
+    bool same = shard->ndim == spec->ndim;
+    for (int d = 0; same && d < spec->ndim; d++)
+        same = shard->global_shape[d] == spec->shape[d];
+    ASSAY_CHECK(same, ASSAY_INVALID_ARGUMENT, "checkpoint: %s of %s: a piece of another shape", family_word,
+                spec->name);
+    return ASSAY_OK;
+}
+
+assay_status assay_checkpoint_add(assay_checkpoint_writer *w, const char *family_word, const char *name,
+                                  assay_dtype dtype, const assay_shard *shard, const void *data, bool writes)
+{
+    const int family = assay_checkpoint_family_of(&w->plan.content, family_word);
+    const int64_t param = assay_checkpoint_find_param(&w->plan.content, name);
+    char hash[ASSAY_SHA256_HEX];
+    ASSAY_CHECK(family >= 0 && param >= 0, ASSAY_INVALID_ARGUMENT, "checkpoint: no %s of %s in this model",
+                family_word, name);
+    ASSAY_TRY(check_piece(w, family, param, family_word, dtype, shard));
+    const int64_t count = assay_shard_count(shard);
+    if (count == 0)
         return ASSAY_OK;
-    snprintf(key, sizeof key, "%zu", json_array_size(w->pieces));
-    ASSAY_TRY(assay_tensorwriter_add_copy(w->tensors, key, dtype, shard->local_shape, shard->ndim, data));
-    json_t *piece = assay_shard_to_json(shard);
-    ASSAY_CHECK(piece != NULL, ASSAY_OUT_OF_MEMORY, "checkpoint: index of %s", name);
-    json_object_set_new(piece, "family", json_string(family));
-    json_object_set_new(piece, "name", json_string(name));
-    json_object_set_new(piece, "dtype", json_string(assay_dtype_name(dtype)));
-    json_object_set_new(piece, "key", json_string(key));
-    json_array_append_new(w->pieces, piece);
+    const assay_param_spec *spec = &w->plan.content.spec->params[param];
+    /* Weights that are their masters are compared with them. */
+    const bool alias = family == ASSAY_FAMILY_WEIGHT && assay_param_needs_grad(spec) &&
+                       w->plan.content.weight == w->plan.content.state;
+    const piece_write p = {.w = w,
+                           .tensors = &w->plan.tensors[assay_checkpoint_plan_find(&w->plan, family, param)],
+                           .data = data,
+                           .width = assay_dtype_bytes(dtype)};
+    if (writes && !alias)
+        ASSAY_TRY(assay_param_runs(spec, shard, write_run, (void *)(uintptr_t)&p));
+    assay_sha256_bytes(data, (size_t)(count * p.width), hash);
+    json_t *piece =
+        json_pack("{s:i, s:I, s:b, s:o, s:s}", "family", family, "param", (json_int_t)param, "writes",
+                  writes && !alias, "segments", assay_shard_to_json(shard), "sha256", hash);
+    ASSAY_CHECK(piece != NULL && json_array_append_new(w->pieces, piece) == 0, ASSAY_OUT_OF_MEMORY,
+                "checkpoint: list of pieces: %s", name);
     return ASSAY_OK;
 }
 
 assay_status assay_checkpoint_writer_finish(assay_checkpoint_writer *w)
 {
-    char path[ASSAY_CHECKPOINT_PATH + 32];
-    ASSAY_TRY(assay_tensorwriter_finish(w->tensors));
-    assay_checkpoint_rank_file(path, w->tmp, w->rank, "json");
-    json_t *index = json_pack("{s:s,s:i,s:s,s:I,s:i,s:O}", "format", ASSAY_CHECKPOINT_FORMAT, "version",
-                              ASSAY_CHECKPOINT_VERSION, "job", w->job, "step", (json_int_t)w->step, "rank",
-                              w->rank, "pieces", w->pieces);
-    ASSAY_CHECK(index != NULL, ASSAY_OUT_OF_MEMORY, "checkpoint: index of rank %d", w->rank);
-    const assay_status st = assay_json_save(index, path);
-    json_decref(index);
-    ASSAY_TRY(st);
+    char path[ASSAY_CHECKPOINT_PATH + 64];
+    for (int64_t i = 0; i < w->plan.n_shards; i++) {
+        assay_checkpoint_file(path, w->tmp, w->plan.shards[i].file);
+        if (w->files[i].open)
+            ASSAY_TRY(assay_sync_file(w->files[i].fd, path));
+    }
+    /* Read by the other ranks before publication, which removes it: nothing to sync. */
+    assay_checkpoint_rank_file(path, w->tmp, ASSAY_RANK_PIECES, w->rank);
+    ASSAY_CHECK(json_dump_file(w->pieces, path, JSON_COMPACT) == 0, ASSAY_IO, "%s: cannot write: %s", path,
+                strerror(errno));
     w->finished = true;
     return ASSAY_OK;
-}
-
-static assay_status list_file(json_t *files, const char *dir, int rank, const char *extension)
-{
-    char path[ASSAY_CHECKPOINT_PATH + 32], hash[ASSAY_SHA256_HEX];
-    struct stat sb;
-    assay_checkpoint_rank_file(path, dir, rank, extension);
-    ASSAY_CHECK(stat(path, &sb) == 0, ASSAY_NOT_FOUND,
-                "%s: rank %d did not finish its part of the checkpoint (%s)", path, rank, strerror(errno));
-    ASSAY_TRY(assay_sha256_file(path, hash));
-    json_array_append_new(files, json_pack("{s:s,s:I,s:s}", "name", strrchr(path, '/') + 1, "bytes",
-                                           (json_int_t)sb.st_size, "sha256", hash));
-    return ASSAY_OK;
-}
-
-static assay_status write_manifest(const assay_checkpoint_writer *w, json_t *files, json_t *header)
-{
-    char path[ASSAY_CHECKPOINT_PATH + 32], hash[ASSAY_SHA256_HEX];
-    json_t *manifest = json_pack("{s:s,s:i,s:s,s:i,s:O,s:O}", "format", ASSAY_CHECKPOINT_FORMAT, "version",
-                                 ASSAY_CHECKPOINT_VERSION, "job", w->job, "world_size", w->world, "header",
-                                 header, "files", files);
-    assay_status st = ASSAY_OK;
-    ASSAY_CHECK_GOTO(manifest != NULL && json_object_set_new(header, "step", json_integer(w->step)) == 0,
-                     ASSAY_OUT_OF_MEMORY, st, done, "%s: manifest", w->dir);
-    ASSAY_TRY_GOTO(assay_checkpoint_manifest_hash(manifest, hash), st, done);
-    ASSAY_CHECK_GOTO(json_object_set_new(manifest, "sha256", json_string(hash)) == 0, ASSAY_OUT_OF_MEMORY, st,
-                     done, "%s: manifest", w->dir);
-    snprintf(path, sizeof path, "%s/manifest.json", w->tmp);
-    st = assay_json_save(manifest, path);
-done:
-    json_decref(manifest);
-    return st;
-}
-
-assay_status assay_checkpoint_publish(assay_checkpoint_writer *w, json_t *header)
-{
-    assay_status st = ASSAY_OK;
-    json_t *files = json_array();
-    ASSAY_CHECK_GOTO(w->rank == 0 && w->finished, ASSAY_INVALID_ARGUMENT, st, done,
-                     "%s: only rank 0 publishes, after it finished its own part", w->dir);
-    for (int r = 0; r < w->world; r++) {
-        ASSAY_TRY_GOTO(list_file(files, w->tmp, r, "json"), st, done);
-        ASSAY_TRY_GOTO(list_file(files, w->tmp, r, "safetensors"), st, done);
-    }
-    ASSAY_TRY_GOTO(write_manifest(w, files, header), st, done);
-    /* rename alone would replace an empty folder. */
-    ASSAY_CHECK_GOTO(renameat2(AT_FDCWD, w->tmp, AT_FDCWD, w->dir, RENAME_NOREPLACE) == 0, ASSAY_IO, st, done,
-                     "%s: cannot publish as %s: %s; the staged checkpoint stays where it is", w->tmp, w->dir,
-                     strerror(errno));
-    ASSAY_TRY_GOTO(assay_sync_folder_of(w->dir), st, done);
-done:
-    json_decref(files);
-    return st;
-}
-
-void assay_checkpoint_writer_destroy(assay_checkpoint_writer *w)
-{
-    if (w == NULL)
-        return;
-    assay_tensorwriter_destroy(w->tensors);
-    json_decref(w->pieces);
-    free(w);
 }

@@ -123,6 +123,14 @@ int64_t assay_param_counted(const assay_param_spec *p, const assay_grid *g, cons
 assay_status assay_param_counted_shard(const assay_param_spec *p, const assay_grid *g,
                                        const assay_model_config *c, int rank, assay_shard *out);
 
+/* `count` elements in a row: of part `part` from element `in_part` on, and of a piece of the canonical parameter from its
+ * local element `in_piece` on. */
+typedef assay_status (*assay_hf_run_sink)(void *user, int part, int64_t in_part, int64_t in_piece,
+                                          int64_t count);
+/* Hands every element of the piece to the sink once, in runs that are as long as both orders allow. */
+assay_status assay_param_runs(const assay_param_spec *p, const assay_shard *piece, assay_hf_run_sink sink,
+                              void *user);
+
 /* Weights of a Hugging Face folder against the table: every part is there with its shape in F64, F32, BF16 or
  * F16, and nothing else is (a bias that the configuration does not know must not be dropped in silence) but
  * rotary tables and the head of a tied model.  *stored: whether the folder has weights at all; without them

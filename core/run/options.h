@@ -62,7 +62,10 @@ typedef struct assay_train_options {
     int64_t log_interval;     /* a line of text every so many steps; 0 = none */
     int64_t
         save_interval; /* `save` is a folder of checkpoints iter_0000010, one every so many steps and behind the last; 0 = `save` is one */
-    int64_t save_after; /* write `save` after this many steps (global step number); 0 = after the last */
+    bool
+        save_differing_replicas; /* a checkpoint whose replicas differ says so in place of being refused: for the judge */
+    int64_t max_shard_size; /* bytes of the tensors of one file of a checkpoint; 0 = 5 GB, as transformers */
+    int64_t save_after;     /* write `save` after this many steps (global step number); 0 = after the last */
 
     assay_optimizer optimizer;
     double lr, min_lr, lr_warmup_init;

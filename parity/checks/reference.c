@@ -126,7 +126,7 @@ assay_status parity_reference_create(parity_reference **out, const parity_aligne
     r->precision = precision;
     r->perturb = 1.0;
     ASSAY_TRY_GOTO(take_batch(r), st, fail);
-    ASSAY_TRY_GOTO(ref_weights_load(r->spec, folder, -1, &r->weights), st, fail);
+    ASSAY_TRY_GOTO(ref_weights_load(r->spec, folder, NULL, -1, &r->weights), st, fail);
     *out = r;
     return ASSAY_OK;
 fail:

@@ -132,9 +132,8 @@ static assay_status check_checkpoint(const saved *s, const assay_checkpoint *c)
         const assay_param_spec *p = &s->spec->params[i];
         for (int k = -1; k < n_states && p->trained; k++)
             ASSAY_TRY(check_state(s, c, k < 0 ? "main_param" : states[k], p->name, true));
-        if (!p->trained)
-            ASSAY_TRY(check_state(s, c, "expert_bias", p->name, false));
-        wanted += p->trained ? 1 + n_states : 1;
+        ASSAY_TRY(check_state(s, c, p->trained ? "weight" : "expert_bias", p->name, false));
+        wanted += p->trained ? 2 + n_states : 1;
     }
     saved_start(s, PARITY_CHECK_CHECKPOINT, "save", "tensors", "", &r);
     r.count = wanted;

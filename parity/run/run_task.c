@@ -144,7 +144,7 @@ static assay_status judge_weights(parity_task_state *s, const assay_model_spec *
     double **weights = NULL;
     if (s->t->c->model_dir[0] == '\0' || s->train.draw_weights >= 0)
         return ASSAY_OK; /* drawn */
-    ASSAY_TRY(ref_weights_load(spec, s->train.model, s->train.draw_weights, &weights));
+    ASSAY_TRY(ref_weights_load(spec, s->train.model, NULL, s->train.draw_weights, &weights));
     const assay_status st = ref_weights_not_finite(spec, weights, add_not_finite, s);
     ref_weights_free(spec, weights);
     return st;
@@ -156,7 +156,7 @@ static assay_status load_weights_and_judge(parity_task_state *s, const assay_tra
     double **weights = NULL;
     parity_whole_cache *cache = NULL;
     assay_status st = ASSAY_OK;
-    ASSAY_TRY(ref_weights_load(spec, s->train.model, s->train.draw_weights, &weights));
+    ASSAY_TRY(ref_weights_load(spec, s->train.model, NULL, s->train.draw_weights, &weights));
     ASSAY_TRY_GOTO(parity_whole_cache_create(&cache, spec, &s->train, batches, weights), st, done);
     ASSAY_TRY_GOTO(parity_whole_cache_share(cache, s->t->case_dir), st, done);
     ASSAY_TRY_GOTO(parity_check_whole(cache, trace, s->report), st, done);
@@ -360,6 +360,8 @@ assay_status parity_run_task(const parity_run_options *o, const parity_engine *e
     else
         assay_train_options_default(&s.train);
     s.train.collective_timeout = o->collective_timeout;
+    s.train.save_differing_replicas =
+        true; /* the trace is judged, and the checkpoint says what is wrong with it */
     s.train.precision = t->precision;
     snprintf(s.train.variant, sizeof s.train.variant, "%s",
              strcmp(t->variant, "fastest") == 0 ? "" : t->variant);

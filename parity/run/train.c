@@ -197,9 +197,6 @@ static assay_status run(train *t)
                 "--log-interval: expected at least 1 step");
     ASSAY_CHECK(!assay_train_option_given(o, "train_iters") || o->train_iters > 0, ASSAY_INVALID_ARGUMENT,
                 "--train-iters: expected at least 1 step, found 0");
-    ASSAY_CHECK(!ref || (o->load[0] == '\0' && o->save[0] == '\0'), ASSAY_UNSUPPORTED,
-                "--engine ref with --%s: the reference reads and writes no checkpoints",
-                o->load[0] != '\0' ? "load" : "save");
     ASSAY_TRY(find_checkpoint(t));
     ASSAY_TRY(check_outputs(t));
     ASSAY_TRY(take_config(t));

@@ -91,9 +91,10 @@ Test(train, a_run_that_goes_on_is_the_run_that_never_stopped)
     snprintf(line, sizeof line, "--train-iters 5 --save-interval 2 --save %s --load %s", cli_file("parts"),
              cli_file("parts"));
     train_ok(line);
-    for (int rank = 0; rank < 2; rank++) {
-        snprintf(a, sizeof a, "%s/iter_0000005/rank-%05d.safetensors", cli_file("whole"), rank);
-        snprintf(b, sizeof b, "%s/iter_0000005/rank-%05d.safetensors", cli_file("parts"), rank);
+    for (int k = 0; k < 2; k++) {
+        const char *kind = k == 0 ? "model" : "optimizer"; /* fp32: weights are their masters */
+        snprintf(a, sizeof a, "%s/iter_0000005/%s-00001-of-00001.safetensors", cli_file("whole"), kind);
+        snprintf(b, sizeof b, "%s/iter_0000005/%s-00001-of-00001.safetensors", cli_file("parts"), kind);
         expect_same_file(a, b);
     }
     cr_expect_eq(read_losses(cli_file("whole/metrics.jsonl"), whole, 8), 5);
@@ -157,9 +158,48 @@ Test(train, hostile_arguments_are_refused)
         snprintf(line, sizeof line, "--engine sim --config %s %s", config, rows[i].arguments);
         train_refused(line, rows[i].words);
     }
-    snprintf(line, sizeof line, "--engine ref --config %s " STEPS "--train-iters 2 --save %s", config,
-             cli_file("no"));
-    train_refused(line, "the reference reads and writes no checkpoints");
+}
+
+/* The reference's run, stopped and gone on with: by itself without a trace of it, by the engine within rounding, which the
+ * reference takes over in turn. */
+Test(train, either_engine_goes_on_where_the_other_stopped)
+{
+    char line[CLI_LINE], a[CLI_PATH], b[CLI_PATH];
+    double whole[8], parts[8];
+    snprintf(line, sizeof line,
+             "train --engine ref --precision fp32 --layout tp2 --config %s " STEPS
+             "--train-iters 6 --save %s --save-interval 2",
+             small_config(), cli_file("whole"));
+    expect_ok(line);
+    snprintf(line, sizeof line, "cp -r %s %s && cd %s && rm -r iter_0000004 iter_0000006 && cp -r . ../mixed",
+             cli_file("whole"), cli_file("parts"), cli_file("parts"));
+    cr_assert_eq(system(line), 0);
+    snprintf(line, sizeof line,
+             "train --engine ref --precision fp32 --layout tp2 --config %s " STEPS
+             "--train-iters 6 --save-interval 2 --save %s --load %s",
+             small_config(), cli_file("parts"), cli_file("parts"));
+    expect_ok(line);
+    for (int k = 0; k < 2; k++) {
+        const char *kind = k == 0 ? "model" : "optimizer";
+        snprintf(a, sizeof a, "%s/iter_0000006/%s-00001-of-00001.safetensors", cli_file("whole"), kind);
+        snprintf(b, sizeof b, "%s/iter_0000006/%s-00001-of-00001.safetensors", cli_file("parts"), kind);
+        expect_same_file(a, b);
+    }
+    cr_assert_eq(read_losses(cli_file("whole/metrics.jsonl"), whole, 8), 6);
+    cr_assert_eq(read_losses(cli_file("parts/metrics.jsonl"), parts, 8), 6);
+    for (int i = 0; i < 6; i++)
+        cr_expect_eq(whole[i], parts[i], "loss of iteration %d", i + 1);
+    snprintf(line, sizeof line, "--train-iters 4 --lr-decay-iters 6 --save %s --load %s", cli_file("mixed"),
+             cli_file("mixed"));
+    train_ok(line);
+    snprintf(line, sizeof line,
+             "train --engine ref --precision fp32 --config %s " STEPS "--train-iters 6 --save %s --load %s",
+             small_config(), cli_file("mixed"), cli_file("mixed"));
+    expect_ok(line);
+    cr_assert_eq(read_losses(cli_file("mixed/metrics.jsonl"), parts, 8), 6);
+    for (int i = 0; i < 6; i++)
+        cr_expect_float_eq(whole[i], parts[i], 1e-4 * whole[i], "loss of iteration %d: %.9g, %.9g", i + 1,
+                           whole[i], parts[i]);
 }
 
 /* Both engines on the same text: fp32 drifts from double by rounding alone, and both learn. */

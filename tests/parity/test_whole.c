@@ -30,7 +30,7 @@ static void set_up(setting *s)
     s->options.lr = 1e-3;
     s->options.clip_grad = 1.0;
     s->options.moe_aux_loss_coeff.of[0] = 0.01;
-    must(ref_weights_load(s->spec, model, -1, &s->weights));
+    must(ref_weights_load(s->spec, model, NULL, -1, &s->weights));
 }
 
 static void tear_down(setting *s)

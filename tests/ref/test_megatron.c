@@ -29,7 +29,7 @@ static void open_megatron(model_case *c, const char *folder)
     c->config = calloc(1, sizeof *c->config);
     require_ok(assay_config_load(megatron_path(path, folder, ""), c->config), folder);
     require_ok(assay_spec_build(c->config, &c->spec), folder);
-    require_ok(ref_weights_load(c->spec, path, -1, &c->weights), folder);
+    require_ok(ref_weights_load(c->spec, path, NULL, -1, &c->weights), folder);
     require_ok(assay_batches_open(&c->batches, megatron_path(path, folder, "batch.safetensors"),
                                   c->config->vocab_size),
                folder);

@@ -205,7 +205,7 @@ Test(ref_policy, drawn_weights)
                "{\"model_type\":\"megatron\",\"num_layers\":2,\"hidden_size\":64,\"ffn_hidden_size\":64,"
                "\"num_attention_heads\":4,\"vocab_size\":200}",
                1, 1, 1, 4);
-    require_ok(ref_weights_load(c.spec, NULL, 8, &other), "seed 8");
+    require_ok(ref_weights_load(c.spec, NULL, NULL, 8, &other), "seed 8");
     for (int64_t i = 0; i < c.spec->n_params; i++) {
         const assay_param_spec *p = &c.spec->params[i];
         int64_t n = 1;

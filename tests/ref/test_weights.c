@@ -23,7 +23,7 @@ Test(ref_weights, every_element_is_the_formula_whatever_the_threads)
         double **weights = NULL;
         int64_t drawn = 0, bad = 0;
         omp_set_num_threads(threads[t]);
-        require_ok(ref_weights_load(spec, NULL, 77, &weights), "weights");
+        require_ok(ref_weights_load(spec, NULL, NULL, 77, &weights), "weights");
         for (int64_t i = 0; i < spec->n_params; i++) {
             const assay_param_spec *p = &spec->params[i];
             const double scale = ref_init_std(p, config) * ASSAY_PHILOX_UNIT;

@@ -149,6 +149,7 @@ static inline void plan_cell_run_with(plan_cell *c, const char *model, const cha
     snprintf(run.trace, sizeof run.trace, "%s", c->trace_dir);
     snprintf(run.fault, sizeof run.fault, "%s", planted);
     snprintf(run.save, sizeof run.save, "%s", c->save);
+    run.save_differing_replicas = true;
     snprintf(run.out, sizeof run.out, "%s", c->out);
     snprintf(path, sizeof path, "%s/log", c->dir);
     must(parity_engine_run(&engine, "step", &run, NULL, path, true, 120.0, NULL));

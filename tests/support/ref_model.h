@@ -55,7 +55,7 @@ static inline void open_golden(model_case *c, const char *model, const char *bat
     c->config = calloc(1, sizeof *c->config);
     require_ok(assay_config_load(golden_path(path, model, ""), c->config), model);
     require_ok(assay_spec_build(c->config, &c->spec), model);
-    require_ok(ref_weights_load(c->spec, path, -1, &c->weights), model);
+    require_ok(ref_weights_load(c->spec, path, NULL, -1, &c->weights), model);
     require_ok(assay_batches_open(&c->batches, golden_path(path, model, batch), c->config->vocab_size),
                model);
     assay_train_options_default(&c->options);
@@ -73,7 +73,7 @@ static inline void open_drawn(model_case *c, const char *json, int64_t steps, in
     require_ok(assay_config_from_json(root, "config", c->config), "config");
     json_decref(root);
     require_ok(assay_spec_build(c->config, &c->spec), "spec");
-    require_ok(ref_weights_load(c->spec, NULL, 7, &c->weights), "weights");
+    require_ok(ref_weights_load(c->spec, NULL, NULL, 7, &c->weights), "weights");
     const int64_t n = steps * microbatches * b * s;
     c->batches = (assay_batches){.training = true,
                                  .steps = steps,

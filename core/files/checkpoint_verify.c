@@ -1,0 +1,108 @@
+/* Whether a folder is a checkpoint that nobody changed: the manifest's own hash, exactly its files, their sizes and hashes. */
+#include "core/files/checkpoint_internal.h"
+#include <dirent.h>
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <sys/stat.h>
+
+/* Files lie in the folder itself. */
+static assay_status plain_name(const char *dir, const char *name, size_t i)
+{
+    ASSAY_CHECK(name != NULL && name[0] != '\0' && name[0] != '.' && strlen(name) < 64 &&
+                    strchr(name, '/') == NULL && strcmp(name, "manifest.json") != 0,
+                ASSAY_FORMAT, "%s/manifest.json: files: entry %zu: expected a plain file name, found %.80s",
+                dir, i, name != NULL ? name : "none");
+    return ASSAY_OK;
+}
+
+static assay_status verify_file(const char *dir, const json_t *entry, size_t i)
+{
+    const char *name = json_string_value(json_object_get(entry, "name"));
+    const char *want = json_string_value(json_object_get(entry, "sha256"));
+    const json_t *bytes = json_object_get(entry, "bytes");
+    char path[ASSAY_CHECKPOINT_PATH + 64], hash[ASSAY_SHA256_HEX];
+    struct stat sb;
+    ASSAY_TRY(plain_name(dir, name, i));
+    ASSAY_CHECK(want != NULL && json_is_integer(bytes), ASSAY_FORMAT,
+                "%s/manifest.json: files: %s: expected bytes and sha256", dir, name);
+    assay_checkpoint_file(path, dir, name);
+    ASSAY_CHECK(lstat(path, &sb) == 0, ASSAY_NOT_FOUND, "%s: listed in the manifest: %s", path,
+                strerror(errno));
+    ASSAY_CHECK(S_ISREG(sb.st_mode), ASSAY_FORMAT, "%s: listed in the manifest: expected a regular file",
+                path);
+    ASSAY_CHECK(sb.st_size == json_integer_value(bytes), ASSAY_FORMAT, "%s: expected %lld bytes, found %lld",
+                path, (long long)json_integer_value(bytes), (long long)sb.st_size);
+    ASSAY_TRY(assay_sha256_file(path, hash));
+    ASSAY_CHECK(strcmp(hash, want) == 0, ASSAY_FORMAT, "%s: expected SHA-256 %s, found %s", path, want, hash);
+    return ASSAY_OK;
+}
+
+static bool is_listed(const json_t *files, const char *name)
+{
+    for (size_t i = 0; i < json_array_size(files); i++)
+        if (strcmp(json_string_value(json_object_get(json_array_get(files, i), "name")), name) == 0)
+            return true;
+    return false;
+}
+
+/* The folder holds the manifest and its files, and nothing else. */
+static assay_status verify_set(const char *dir, const json_t *files)
+{
+    DIR *d = opendir(dir);
+    char extra[256] = "";
+    ASSAY_CHECK(d != NULL, ASSAY_IO, "%s: %s", dir, strerror(errno));
+    for (const struct dirent *e = readdir(d); e != NULL && extra[0] == 0; e = readdir(d))
+        if (strcmp(e->d_name, ".") != 0 && strcmp(e->d_name, "..") != 0 &&
+            strcmp(e->d_name, "manifest.json") != 0 && !is_listed(files, e->d_name))
+            snprintf(extra, sizeof extra, "%s", e->d_name);
+    closedir(d);
+    ASSAY_CHECK(extra[0] == 0, ASSAY_FORMAT, "%s/%s: the manifest does not name this file", dir, extra);
+    return ASSAY_OK;
+}
+
+static assay_status verify_own_hash(const json_t *manifest, const char *path)
+{
+    char said[ASSAY_SHA256_HEX], found[ASSAY_SHA256_HEX];
+    ASSAY_TRY(assay_json_get_string(manifest, "sha256", true, path, said, sizeof said));
+    ASSAY_TRY(assay_checkpoint_manifest_hash(manifest, found));
+    ASSAY_CHECK(strcmp(said, found) == 0, ASSAY_FORMAT,
+                "%s: was changed: it says SHA-256 %s, its content has %s", path, said, found);
+    return ASSAY_OK;
+}
+
+static assay_status verify_manifest(const char *dir, const char *path, const json_t *manifest)
+{
+    char format[64] = "";
+    int64_t version = 0;
+    ASSAY_TRY(assay_json_get_string(manifest, "format", true, path, format, sizeof format));
+    ASSAY_CHECK(strcmp(format, ASSAY_CHECKPOINT_FORMAT) == 0, ASSAY_FORMAT,
+                "%s: format: expected %s, found %s", path, ASSAY_CHECKPOINT_FORMAT, format);
+    ASSAY_TRY(assay_json_get_i64(manifest, "version", true, 1, INT32_MAX, path, &version));
+    ASSAY_CHECK(version == ASSAY_CHECKPOINT_VERSION, ASSAY_UNSUPPORTED,
+                "%s: version: expected %d, found %lld%s", path, ASSAY_CHECKPOINT_VERSION, (long long)version,
+                version < ASSAY_CHECKPOINT_VERSION
+                    ? " (pieces of ranks): the assay that wrote it takes its weights out with `assay train "
+                      "--load ... --export DIR`, and DIR is a model folder"
+                    : "");
+    ASSAY_TRY(verify_own_hash(manifest, path));
+    const json_t *files = json_object_get(manifest, "files");
+    ASSAY_CHECK(json_is_array(files), ASSAY_FORMAT, "%s: files: expected an array", path);
+    for (size_t i = 0; i < json_array_size(files); i++)
+        ASSAY_TRY(verify_file(dir, json_array_get(files, i), i));
+    return verify_set(dir, files);
+}
+
+assay_status assay_checkpoint_verify(const char *dir, json_t **manifest)
+{
+    char path[ASSAY_CHECKPOINT_PATH + 64];
+    *manifest = NULL;
+    assay_checkpoint_file(path, dir, "manifest.json");
+    ASSAY_TRY(assay_json_load(manifest, path));
+    const assay_status st = verify_manifest(dir, path, *manifest);
+    if (st != ASSAY_OK) {
+        json_decref(*manifest);
+        *manifest = NULL;
+    }
+    return st;
+}

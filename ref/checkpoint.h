@@ -1,0 +1,14 @@
+/* Checkpoints of the reference, in the engine's format (core/files/checkpoint.h, docs/CHECKPOINT.md). */
+#ifndef REF_CHECKPOINT_H
+#define REF_CHECKPOINT_H
+
+#include "ref/engine.h"
+
+/* Whether one is due behind `done` of `steps` steps. */
+bool ref_checkpoint_due(const ref_engine *e, int64_t done, int64_t steps);
+/* Writes what is behind `done` steps to the run's `save`, or below it. */
+assay_status ref_checkpoint_save(const ref_engine *e, int64_t done);
+/* Masters, states and expert biases of every rank from the run's `load`; weights are masters, rounded. */
+assay_status ref_checkpoint_load(ref_engine *e);
+
+#endif
