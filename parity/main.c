@@ -1,4 +1,5 @@
 /* The front door: `assay VERB ...`. */
+#include "assay_commit.h" /* of the build: cmake/AssayCommit.cmake */
 #include "core/base/suggest.h"
 #include "core/run/outputs.h"
 #include "parity/parity.h"
@@ -12,6 +13,7 @@ static const parity_verb VERBS[] = {
      "one training step (or N) of a Hugging Face folder on a batch file, by either engine"},
     {"train", parity_main_train,
      "train a model on text or a batch file: checkpoints, resume, metrics, export"},
+    {"ckpt", parity_main_ckpt, "inspect, verify, compare and rewrite checkpoints"},
     {"batch", parity_main_batch, "make a batch file from text"},
     {"run", parity_main_run, "parity of both engines over a matrix of layouts"},
     {"diff", parity_main_diff, "first difference between two traces"},
@@ -25,6 +27,11 @@ static const parity_verb VERBS[] = {
     {"report", parity_main_report, "join the results of shards: assay report merge"},
     {"selftest", parity_main_selftest, "plant faults and demand that each is caught and named"},
     {"bench", parity_main_bench, "times of a step and of its operations, beside what the device can do"},
+    {"certify", parity_main_certify,
+     "try a kernel of a shared library, or the engine's own: report, certificate"},
+    {"keygen", parity_main_keygen, "a pair of keys for certificates"},
+    {"verify", parity_main_verify, "a certificate: signature, hashes, validity; offline"},
+    {"gate", parity_main_gate, "whether a folder holds the certificates that are required"},
     {"doctor", parity_main_doctor, "what is installed, which engine will be used, why"},
     {"help", parity_main_help, "this list, the options of a verb, or the manual page"},
     {"completion", parity_main_completion, "what bash completes: source <(assay completion bash)"},
@@ -34,6 +41,7 @@ enum { N_VERBS = sizeof VERBS / sizeof *VERBS };
 int main(int argc, char **argv)
 {
     ref_blas_core_restart(argv);
+    parity_set_commit(ASSAY_COMMIT);
     parity_verbs_set(VERBS, N_VERBS);
     if (argc < 2) {
         parity_usage(stderr);
