@@ -124,6 +124,10 @@ assay_status parity_check_local(const assay_trace *t, parity_report *report);
 /* exact.c: writes the lattice request trace for a world of `world` ranks; judges the engine's answer */
 assay_status parity_exact_request(const char *dir, int world, const char *act_dtype);
 assay_status parity_check_exact(const char *request_dir, const char *answer_dir, parity_report *report);
+/* The same where some records need no answer: those that `taken` denies are not judged. */
+typedef bool (*parity_exact_taken)(const void *user, const assay_trace *request, const assay_trace_op *asked);
+assay_status parity_check_exact_taken(const char *request_dir, const char *answer_dir,
+                                      parity_exact_taken taken, const void *user, parity_report *report);
 /* plan.c: every operation of every rank, step and microbatch with its inputs, attributes, integer tensors and
  * partners (docs/OPS.md section 9), expected from what the run was asked for: the trace is only compared.
  * Failures come first, in causal order. */
@@ -148,6 +152,11 @@ assay_status parity_whole_cache_create(parity_whole_cache **out, const assay_mod
 assay_status parity_whole_cache_share(parity_whole_cache *c, const char *folder);
 void parity_whole_cache_destroy(parity_whole_cache *c);
 assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t, parity_report *report);
+/* The same against another run in place of the reference: an unsharded trace of canonical names in double.  The reference's runs
+ * say what rounding can do; widen: how much more of it lies between two runs than between one and the truth.  What the other
+ * run does not hold is not compared. */
+assay_status parity_check_whole_against(parity_whole_cache *cache, const assay_trace *t,
+                                        const assay_trace *other, double widen, parity_report *report);
 /* routing.c */
 assay_status parity_check_routing(const assay_trace *t, parity_report *report);
 /* bitwise.c: two traces (or two result files) must be equal bit for bit; `claim` is "repeat" or "restart" */
@@ -217,6 +226,7 @@ int parity_main_run(int argc, char **argv);
 int parity_main_step(int argc, char **argv);
 int parity_main_bisect(int argc, char **argv);
 int parity_main_batch(int argc, char **argv);
+int parity_main_ckpt(int argc, char **argv);
 int parity_main_train(int argc, char **argv);
 int parity_main_diff(int argc, char **argv);
 int parity_main_replay(int argc, char **argv);
@@ -227,6 +237,12 @@ int parity_main_selftest(int argc, char **argv);
 int parity_main_doctor(int argc, char **argv);
 int parity_main_report(int argc, char **argv);
 int parity_main_bench(int argc, char **argv);
+int parity_main_certify(int argc, char **argv);
+int parity_main_keygen(int argc, char **argv);
+int parity_main_verify(int argc, char **argv);
+int parity_main_gate(int argc, char **argv);
+int parity_main_help(int argc, char **argv);
+int parity_main_completion(int argc, char **argv);
 /* "0.1.0" */
 const char *parity_version(void);
 /* "1782025f8a59", with "-dirty" where the sources were changed; "unknown" where they were built outside of git.  The program
