@@ -23,7 +23,6 @@ shot() { # NAME URL WIDTH HEIGHT light|dark
     printf '%8d  %s\n' "$(stat -c %s "$out/$1.png")" "$out/$1.png"
 }
 
-# The command shall be short and the host nobody's on the page.
 assay() { "$build/bin/assay" "$@" >"$work/log" 2>&1 || true; }
 assay run --case qwen3_moe --layout tp2,sp,ep2,dp2 --precision bf16 --fault missing_ep_chunk --quiet --report "$work/red"
 assay run --case llama --case qwen3_moe --quiet --report "$work/green"
