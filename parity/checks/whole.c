@@ -29,6 +29,7 @@ typedef struct whole {
     parity_table *table;
     parity_result base;
     parity_scales scales;
+    int loss_curve, norm_curve; /* in the gallery of the table; 0: no step judged yet */
 } whole;
 
 /* One tensor: the candidate's values, the reference's, the perturbed ones. */
@@ -133,15 +134,21 @@ static assay_status judge_subject(const whole *h, const char *name, subject *s, 
     const bool worse = all.n_bad > 0 && parts.n_bad == 0;
     describe(worse ? &all : &parts, worse ? 1 : slices,
              h->other ? "the other run" : "the unsharded reference", r);
+    assay_status st = ASSAY_OK;
+    if (!worse && slices > 1)
+        ASSAY_TRY_GOTO(parity_worst_redraw(&parts, parity_table_gallery(h->table), &slices, 1, r), st, done);
+    if (!worse && slices > 1 && parts.picture)
+        judge_slices(s, slices, &parts);
     r->ratio = all.ratio > r->ratio ? all.ratio : r->ratio;
     r->share = r->ratio;
     r->count = s->count;
     if (r->verdict == PARITY_FAIL)
         parity_diagnose(s->found, s->wanted, s->allowance, s->shape, s->ndim, s->stored, &h->scales,
                         r->diagnosis);
+done:
     free(s->allowance);
     s->allowance = NULL;
-    return ASSAY_OK;
+    return st;
 }
 
 static void start(const whole *h, const char *name, assay_phase phase, int64_t step, int64_t microbatch,
@@ -257,8 +264,9 @@ done:
 }
 
 /* loss and grad_norm: numbers of a step. */
-static assay_status judge_number(const whole *h, const assay_model_config *m, const char *name, int64_t step,
-                                 const double *truth, double *const perturbed[PARITY_WHOLE_RUNS])
+static assay_status judge_number(const whole *h, const assay_model_config *m, const char *name, int *curve,
+                                 int64_t step, const double *truth,
+                                 double *const perturbed[PARITY_WHOLE_RUNS])
 {
     static const int64_t one[1] = {1};
     parity_result r;
@@ -281,6 +289,11 @@ static assay_status judge_number(const whole *h, const assay_model_config *m, co
         r.found = found[0];
         r.expected = s.wanted[0];
         r.is_distance = false;
+        const parity_curve_point point = {step, r.found, r.expected, r.allowance};
+        st = *curve == 0 ? parity_gallery_curve(parity_table_gallery(h->table), curve) : st;
+        r.curve = *curve;
+        if (st == ASSAY_OK)
+            st = parity_curve_add(parity_gallery_curve_at(parity_table_gallery(h->table), *curve), &point);
     }
     if (st == ASSAY_OK)
         st = parity_table_merge(h->table, &r);
@@ -385,7 +398,7 @@ static assay_status judge_zeros(const whole *h, const assay_model_spec *spec, in
     return parity_table_merge(h->table, &r);
 }
 
-static assay_status judge_everything(const whole *h, const parity_whole_cache *c)
+static assay_status judge_everything(whole *h, const parity_whole_cache *c)
 {
     const ref_run_result *truth = &h->r->truth;
     const bool training = c->batches->training;
@@ -397,10 +410,11 @@ static assay_status judge_everything(const whole *h, const parity_whole_cache *c
     if (h->r->has_logits)
         ASSAY_TRY(judge_logits(h, &c->spec->config));
     for (int64_t step = 0; step < truth->steps; step++) {
-        ASSAY_TRY(judge_number(h, &c->spec->config, "loss", step, truth->loss, loss));
+        ASSAY_TRY(judge_number(h, &c->spec->config, "loss", &h->loss_curve, step, truth->loss, loss));
         ASSAY_TRY(judge_gradients(h, c->spec, step));
         if (training)
-            ASSAY_TRY(judge_number(h, &c->spec->config, "grad_norm", step, truth->grad_norm, norm));
+            ASSAY_TRY(
+                judge_number(h, &c->spec->config, "grad_norm", &h->norm_curve, step, truth->grad_norm, norm));
         if (training && c->options.log_num_zeros_in_grad)
             ASSAY_TRY(judge_zeros(h, c->spec, step));
     }
@@ -466,6 +480,7 @@ static assay_status check_whole(parity_whole_cache *cache, const assay_trace *t,
             break;
         parity_table_destroy(h.table);
         h.table = NULL;
+        h.loss_curve = h.norm_curve = 0;
     }
     ASSAY_TRY_GOTO(parity_plan_tensors_create(&tensors, cache->spec, &cache->options, cache->batches), st,
                    done);

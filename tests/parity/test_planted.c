@@ -251,3 +251,29 @@ Test(parity_planted, diff_prints_numbers_as_json)
     json_decref(root);
     end_reference(&b);
 }
+
+/* docs/DEBUG.md walks through five of them: what it quotes is what is said. */
+Test(parity_planted, the_document_quotes_the_sentences)
+{
+    static const char command[] =
+        "$ assay check --trace golden/planted/%63s --model golden/planted/models/%63s";
+    char *document;
+    uint64_t bytes;
+    int quoted = 0;
+    must(assay_read_file(ASSAY_SOURCE_DIR "/docs/DEBUG.md", 1 << 20, &document, &bytes));
+    for (char *line = strstr(document, "$ assay check"); line != NULL; line = strstr(line, "$ assay check")) {
+        char trace[64], model[64], text[16384];
+        cr_assert_eq(sscanf(line, command, trace, model), 2, "%.100s", line);
+        line = strchr(line, '\n') + 1;
+        char *end = strstr(line, "```");
+        cr_assert_not_null(end);
+        *end = '\0';
+        const int code = check(trace, model, NULL, text, sizeof text);
+        cr_expect_eq(code, strncmp(line, "RIGHT", 5) == 0 ? 0 : 1, "%s", trace);
+        for (char *row = strtok(line, "\n"); row != NULL; row = strtok(NULL, "\n"), quoted++)
+            cr_expect(strstr(text, row), "%s: the document says\n%s\nand the program\n%s", trace, row, text);
+        line = end + 1;
+    }
+    cr_expect_geq(quoted, 5 + 5, "%d lines are quoted", quoted);
+    free(document);
+}

@@ -216,6 +216,49 @@ Test(train, either_engine_goes_on_where_the_other_stopped)
                            whole[i], parts[i]);
 }
 
+/* Of seven checkpoints of each engine the last two and the best stay, and every one of them is gone on with. */
+Test(train, old_checkpoints_go_and_the_best_stays)
+{
+    static const char *const engines[] = {"sim --layout dp2", "ref --precision fp32"};
+    for (int i = 0; i < 2; i++) {
+        char line[CLI_LINE], dir[CLI_PATH], path[CLI_PATH + 40];
+        double losses[8];
+        snprintf(dir, sizeof dir, "%s/run%d", cli_folder, i);
+        snprintf(line, sizeof line,
+                 "train --engine %s --config %s " STEPS
+                 "--train-iters 7 --save %s --save-interval 1 --save-total-limit 2",
+                 engines[i], small_config(), dir);
+        expect_ok(line);
+        snprintf(path, sizeof path, "%s/metrics.jsonl", dir);
+        cr_assert_eq(read_losses(path, losses, 8), 7);
+        int best = 0;
+        for (int k = 1; k < 7; k++)
+            best = losses[k] < losses[best] ? k : best;
+        for (int k = 0; k < 7; k++) {
+            snprintf(path, sizeof path, "%s/iter_%07d", dir, k + 1);
+            cr_expect_eq(access(path, F_OK) == 0, k >= 5 || k == best, "%s, the best is %d", path, best + 1);
+        }
+        cli_result r = cli_run("ckpt inspect %s/best", dir);
+        snprintf(path, sizeof path, "step           %d,", best + 1);
+        cr_expect_not_null(strstr(r.out, path), "%s%s", r.out, r.err);
+        cli_free(&r);
+        snprintf(line, sizeof line,
+                 "train --engine %s --config %s " STEPS
+                 "--train-iters 8 --lr-decay-iters 7 --load %s/latest --save %s/more",
+                 engines[i], small_config(), dir, dir);
+        expect_ok(line);
+    }
+    char line[CLI_LINE];
+    snprintf(line, sizeof line,
+             "step --engine ref --model " MODELS "llama --batch " MODELS
+             "llama/train_batch.safetensors --out %s --save-total-limit 2",
+             cli_file("out"));
+    cli_result r = cli_run("%s", line);
+    cr_expect_eq(r.code, 2);
+    cr_expect_not_null(strstr(r.err, "without --save-interval"), "%s", r.err);
+    cli_free(&r);
+}
+
 /* Both engines on the same text: fp32 drifts from double by rounding alone, and both learn. */
 Test(train, the_curves_of_both_engines_are_one)
 {
