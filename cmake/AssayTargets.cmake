@@ -17,7 +17,8 @@ function(assay_device_code_for_avx2 library)
   target_link_libraries(assay_ops_avx2 PRIVATE assay_core assay_cudasim)
   target_compile_definitions(assay_ops_avx2 PRIVATE ASSAY_SIM=1 GPU_TARGET_AVX2)
   # Nothing is contracted: both sets give the same bits.  A unique symbol cannot be made local.
-  target_compile_options(assay_ops_avx2 PRIVATE -mavx2 -mfma -ffp-contract=off
+  target_compile_options(assay_ops_avx2 PRIVATE -O3 -mavx2 -mfma -ffp-contract=off -fno-math-errno
+      -fno-trapping-math
       $<$<CXX_COMPILER_ID:GNU>:-fno-gnu-unique>)
   assay_c_warnings(assay_ops_avx2)
   add_custom_command(

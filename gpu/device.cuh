@@ -37,13 +37,39 @@ __device__ static __forceinline__ void gpu_store(bf16 *p, float v)
 }
 
 /* Sum over groups of LANES lanes (a power of two) as a binary tree; every lane of a group gets the same bits.
- * All 32 lanes of the warp must arrive. */
-template <int LANES> __device__ static __forceinline__ float gpu_lanes_sum(float v)
+ * All 32 lanes of the warp must arrive.  The simulator adds all lanes' trees at once, with the same bits. */
+template <int LANES> __device__ static __forceinline__ float gpu_lanes_sum_shuffled(float v)
 {
     for (int offset = LANES / 2; offset > 0; offset /= 2)
         v += __shfl_xor_sync(gpu_all_lanes, v, offset);
     return v;
 }
+#if defined(ASSAY_SIM)
+template <int LANES> static void gpu_lanes_sum_together(void *const *lane)
+{
+    float v[GPU_WARP], sum[GPU_WARP];
+    for (int i = 0; i < GPU_WARP; ++i)
+        v[i] = *(const float *)lane[i];
+    for (int offset = LANES / 2; offset > 0; offset /= 2) {
+        for (int i = 0; i < GPU_WARP; ++i)
+            sum[i] = v[i] + v[i ^ offset];
+        for (int i = 0; i < GPU_WARP; ++i)
+            v[i] = sum[i];
+    }
+    for (int i = 0; i < GPU_WARP; ++i)
+        *(float *)lane[i] = v[i];
+}
+template <int LANES> static inline float gpu_lanes_sum(float v)
+{
+    assay_sim_warp_call(gpu_lanes_sum_together<LANES>, &v, ASSAY_SIM_HERE);
+    return v;
+}
+#else
+template <int LANES> __device__ static __forceinline__ float gpu_lanes_sum(float v)
+{
+    return gpu_lanes_sum_shuffled<LANES>(v);
+}
+#endif
 __device__ static __forceinline__ float gpu_warp_sum(float v)
 {
     return gpu_lanes_sum<GPU_WARP>(v);

@@ -5,6 +5,7 @@
 #include "core/base/file.h"
 #include "core/base/json_text.h"
 #include "core/files/tensorwriter.h"
+#include "core/files/trace_contents.h"
 #include "core/model/layout.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -13,15 +14,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-/* One content of the open step. */
-typedef struct content {
-    char hash[ASSAY_HASH_HEX];
-    assay_dtype dtype;
-    int ndim;
-    int64_t shape[ASSAY_MAX_DIMS];
-    void *data;
-} content;
 
 /* What a later record that names this one must know about it. */
 typedef struct written {
@@ -39,13 +31,10 @@ struct assay_trace_writer {
     assay_json_text line; /* the one being written */
     int64_t n_tensors, n_ops;
     int64_t written_capacity;
-    written *records;  /* by record id */
-    int64_t step;      /* open step, -1 */
-    int64_t last_step; /* last step that ended, -1 */
-    int64_t n, capacity;
-    content *contents;
-    int64_t n_buckets; /* a power of two, more than twice n */
-    int64_t *buckets;  /* index into contents, -1 free */
+    written *records;              /* by record id */
+    int64_t step;                  /* open step, -1 */
+    int64_t last_step;             /* last step that ended, -1 */
+    assay_trace_contents contents; /* of the open step */
 };
 
 static assay_status create_lines(assay_trace_writer *w)
@@ -111,80 +100,17 @@ fail:
     return st;
 }
 
-static void drop_contents(assay_trace_writer *w)
-{
-    for (int64_t i = 0; i < w->n; i++)
-        free(w->contents[i].data);
-    w->n = 0;
-    for (int64_t i = 0; i < w->n_buckets; i++)
-        w->buckets[i] = -1;
-}
-
 void assay_trace_writer_destroy(assay_trace_writer *w)
 {
     if (!w)
         return;
-    drop_contents(w);
+    assay_trace_contents_free(&w->contents);
     if (w->lines)
         fclose(w->lines);
     assay_json_text_free(&w->line);
-    free(w->contents);
-    free(w->buckets);
     free(w->records);
     free(w->dir);
     free(w);
-}
-
-/* --- content of the open step ----------------------------------------------------------------------------
- */
-
-static int64_t bucket_of(const assay_trace_writer *w, const char *hash)
-{
-    uint64_t bits = 0;
-    for (int i = 0; i < 16; i++)
-        bits = bits << 4 | (uint64_t)(hash[i] <= '9' ? hash[i] - '0' : hash[i] - 'a' + 10);
-    int64_t at = (int64_t)(bits & (uint64_t)(w->n_buckets - 1));
-    while (w->buckets[at] >= 0 && strcmp(w->contents[w->buckets[at]].hash, hash) != 0)
-        at = (at + 1) & (w->n_buckets - 1);
-    return at;
-}
-
-static assay_status grow_contents(assay_trace_writer *w)
-{
-    const int64_t capacity = w->capacity ? 2 * w->capacity : 256;
-    content *contents = realloc(w->contents, (size_t)capacity * sizeof *contents);
-    ASSAY_CHECK(contents, ASSAY_OUT_OF_MEMORY, "%s: out of memory", w->path);
-    w->contents = contents;
-    int64_t *buckets = realloc(w->buckets, (size_t)(4 * capacity) * sizeof *buckets);
-    ASSAY_CHECK(buckets, ASSAY_OUT_OF_MEMORY, "%s: out of memory", w->path);
-    w->buckets = buckets;
-    w->capacity = capacity;
-    w->n_buckets = 4 * capacity;
-    for (int64_t i = 0; i < w->n_buckets; i++)
-        w->buckets[i] = -1;
-    for (int64_t i = 0; i < w->n; i++)
-        w->buckets[bucket_of(w, w->contents[i].hash)] = i;
-    return ASSAY_OK;
-}
-
-static assay_status keep_content(assay_trace_writer *w, const assay_trace_tensor *t, const void *data)
-{
-    if (w->n == w->capacity)
-        ASSAY_TRY(grow_contents(w));
-    const int64_t at = bucket_of(w, t->hash);
-    if (w->buckets[at] >= 0)
-        return ASSAY_OK;
-    content *c = &w->contents[w->n];
-    *c = (content){.dtype = t->dtype, .ndim = t->shard.ndim};
-    memcpy(c->hash, t->hash, sizeof c->hash);
-    memcpy(c->shape, t->shard.local_shape, sizeof c->shape);
-    c->data = malloc(t->bytes > 0 ? t->bytes : 1);
-    ASSAY_CHECK(c->data, ASSAY_OUT_OF_MEMORY, "%s: %s: out of memory for %zu bytes", w->path, t->name,
-                t->bytes);
-    if (t->bytes > 0)
-        memcpy(c->data, data, t->bytes);
-    w->buckets[at] = w->n++;
-    return ASSAY_OK;
 }
 
 assay_status assay_trace_end_step(assay_trace_writer *w)
@@ -194,11 +120,11 @@ assay_status assay_trace_end_step(assay_trace_writer *w)
     assay_tensorwriter *out = NULL;
     if (w->step < 0)
         return ASSAY_OK; /* nothing was recorded: no file */
-    if (w->n > 0) {
+    if (w->contents.n > 0) {
         ASSAY_TRY(assay_trace_data_path(w->dir, w->rank, w->step, path, sizeof path));
         ASSAY_TRY(assay_tensorwriter_create(&out, path));
-        for (int64_t i = 0; i < w->n; i++) {
-            const content *c = &w->contents[i];
+        for (int64_t i = 0; i < w->contents.n; i++) {
+            const assay_trace_content *c = &w->contents.content[i];
             ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(out, c->hash, c->dtype, c->shape, c->ndim, c->data), st,
                            done);
         }
@@ -206,7 +132,7 @@ assay_status assay_trace_end_step(assay_trace_writer *w)
     }
     ASSAY_CHECK_GOTO(fflush(w->lines) == 0, ASSAY_IO, st, done, "%s: cannot write: %s", w->path,
                      strerror(errno));
-    drop_contents(w);
+    assay_trace_contents_drop(&w->contents);
     w->last_step = w->step;
     w->step = -1;
 done:
@@ -355,12 +281,14 @@ assay_status assay_trace_write_tensor(assay_trace_writer *w, assay_trace_tensor 
         ASSAY_TRY(check_scale(w, t));
     t->id = w->n_tensors;
     t->rank = w->rank;
-    assay_hash_tensor(t->dtype, t->shard.local_shape, t->shard.ndim, data, t->bytes, t->hash);
+    const bool kept = assay_trace_contents_find(&w->contents, t, data);
+    if (!kept)
+        assay_hash_tensor(t->dtype, t->shard.local_shape, t->shard.ndim, data, t->bytes, t->hash);
     ASSAY_TRY(remember(w, t));
     put_tensor(w, t);
     ASSAY_TRY(assay_json_text_end(&w->line, w->path)); /* before the content is kept */
-    if (!w->hash_only)
-        ASSAY_TRY(keep_content(w, t, data));
+    if (!w->hash_only && !kept)
+        ASSAY_TRY(assay_trace_contents_keep(&w->contents, t, data, w->path));
     ASSAY_TRY(write_line(w));
     w->step = t->step;
     w->n_tensors++;

@@ -10,7 +10,7 @@
  *       output elements lane, lane + 32, ...
  *
  * In both, every score, the sum of exponentials and every output element is one chain in ascending order. */
-#include "gpu/ops/attention.cuh"
+#include "gpu/ops/attention_warp.cuh"
 
 /* exp(s - reference) never meets inf - inf because of an all -inf row. */
 __device__ static __forceinline__ float finite_max(float m)
@@ -87,7 +87,7 @@ __global__ void attention_fwd_k1(T *o, float *lse, const T *q, const T *k, const
     unsigned any = 0; /* bit r: row r has seen a key */
     for (int r = 0; r < ATTENTION_ROWS; ++r) {
         query[r] = attention_query(a, b, group, blockIdx.x % blocks * ATTENTION_BLOCK_ROWS + first_row + r);
-        attention_load_row(q_rows + r * a.d, q, query[r], a.d);
+        attention_load_row(q_rows + r, q, query[r], a.d);
         m[r] = -INFINITY;
         sum[r] = 0.0f;
         for (int c = 0; c < CHUNKS; ++c)
@@ -107,8 +107,8 @@ __global__ void attention_fwd_k1(T *o, float *lse, const T *q, const T *k, const
                             a.seq_k, a.dv);
         __syncthreads();
         float score[ATTENTION_ROWS] = {0.0f};
-        if (visible != 0)
-            attention_dots(score, q_rows, a.d, k_tile + lane * k_stride, a.d);
+        const attention_dots dots = {score, q_rows, k_tile + lane * k_stride, a.d};
+        attention_warp_dots(visible != 0, &dots, nullptr);
         for (int r = 0; r < ATTENTION_ROWS; ++r) {
             const bool mine = (visible >> r & 1u) != 0;
             const float s = mine ? a.scale * score[r] : -INFINITY;
@@ -127,24 +127,10 @@ __global__ void attention_fwd_k1(T *o, float *lse, const T *q, const T *k, const
                 acc[r][c] *= rescale;
         }
         seen[threadIdx.y][lane] = visible;
-        __syncwarp();
-        for (int i = 0; i < ATTENTION_TILE; ++i) {
-            const unsigned who = seen[threadIdx.y][i];
-            any |= who;
-            for (int r = 0; r < ATTENTION_ROWS; ++r) {
-                if ((who >> r & 1u) == 0)
-                    continue; /* never 0 * v: a hidden row may hold anything */
-                const float all = p_rows[r * ATTENTION_TILE + i];
-                const float p = a.drops ? kept_rows[r * ATTENTION_TILE + i] : all;
-                sum[r] += all; /* what is dropped counts in the softmax */
-                for (int c = 0; c < CHUNKS; ++c) {
-                    const int64_t column = lane + GPU_WARP * c;
-                    if (column < a.dv)
-                        acc[r][c] = fmaf(p, v_tile[i * a.dv + column], acc[r][c]);
-                }
-            }
-        }
-        __syncwarp();
+        /* sum: what is dropped counts in the softmax */
+        const attention_adds<CHUNKS> adds = {
+            acc, seen[threadIdx.y], kept_rows, v_tile, a.dv, a.dv, p_rows, sum, &any};
+        attention_warp_adds<CHUNKS>(&adds, nullptr);
     }
     for (int r = 0; r < ATTENTION_ROWS; ++r) {
         const bool some = (any >> r & 1u) != 0;

@@ -112,27 +112,14 @@ __device__ static __forceinline__ void attention_load_tile(float *tile, int64_t 
             tile[row * stride + i] = base + row < rows ? gpu_load(src + (base + row) * row_step + i) : 0.0f;
 }
 
-/* scores[r] = sum over i ascending of rows[r][i] column[i], one chain of fma each; rows are `stride` apart.
- */
-__device__ static __forceinline__ void attention_dots(float *scores, const float *rows, int64_t stride,
-                                                      const float *column, int64_t n)
-{
-    for (int r = 0; r < ATTENTION_ROWS; ++r)
-        scores[r] = 0.0f;
-    for (int64_t i = 0; i < n; ++i) {
-        const float value = column[i];
-        for (int r = 0; r < ATTENTION_ROWS; ++r)
-            scores[r] = fmaf(rows[r * stride + i], value, scores[r]);
-    }
-}
-
-/* The warp copies row `row` of a [rows, width] tensor into shared memory as fp32; zeros when row is -1. */
+/* The warp copies row `row` of a [rows, width] tensor into shared memory as fp32, its elements ATTENTION_ROWS apart; zeros when
+ * row is -1. */
 template <class T>
 __device__ static __forceinline__ void attention_load_row(float *to, const T *tensor, int64_t row,
                                                           int64_t width)
 {
     for (int64_t i = threadIdx.x; i < width; i += GPU_WARP)
-        to[i] = row >= 0 ? gpu_load(tensor + row * width + i) : 0.0f;
+        to[i * ATTENTION_ROWS] = row >= 0 ? gpu_load(tensor + row * width + i) : 0.0f;
 }
 
 /* Row `row` of the (batch row b, group) that a block works on: query row / per_group, head row % per_group of

@@ -10,7 +10,7 @@
  *
  * D = sum dO O comes first, into the workspace.  dk and dv sum over the heads of the group, then over the
  * queries, both ascending, in one chain: no atomics. */
-#include "gpu/ops/attention.cuh"
+#include "gpu/ops/attention_warp.cuh"
 
 template <class T>
 __global__ void attention_delta(float *delta, const T *dout, const T *o, int64_t rows, int64_t dv)
@@ -104,15 +104,15 @@ __global__ void attention_dq_k1(T *dq, const T *dout, const T *q, const T *k, co
     const int64_t k_stride = a.d + 1, v_stride = a.dv + 1, row_floats = a.d + a.dv + ATTENTION_TILE;
     float *k_tile = shared, *v_tile = k_tile + ATTENTION_TILE * k_stride;
     float *q_rows = v_tile + ATTENTION_TILE * v_stride + first_row * row_floats;
-    float *do_rows = q_rows + a.d, *ds_rows = do_rows + a.dv;
+    float *do_rows = q_rows + ATTENTION_ROWS * a.d, *ds_rows = do_rows + ATTENTION_ROWS * a.dv;
     GPU_SHARED_2D(unsigned, seen, ATTENTION_WARPS, ATTENTION_TILE);
 
     int64_t query[ATTENTION_ROWS];
     float acc[ATTENTION_ROWS][CHUNKS];
     for (int r = 0; r < ATTENTION_ROWS; ++r) {
         query[r] = attention_query(a, b, group, blockIdx.x % blocks * ATTENTION_BLOCK_ROWS + first_row + r);
-        attention_load_row(q_rows + r * row_floats, q, query[r], a.d);
-        attention_load_row(do_rows + r * row_floats, dout, query[r], a.dv);
+        attention_load_row(q_rows + r, q, query[r], a.d);
+        attention_load_row(do_rows + r, dout, query[r], a.dv);
         for (int c = 0; c < CHUNKS; ++c)
             acc[r][c] = 0.0f;
     }
@@ -130,30 +130,19 @@ __global__ void attention_dq_k1(T *dq, const T *dout, const T *q, const T *k, co
                             base, a.seq_k, a.dv);
         __syncthreads();
         float score[ATTENTION_ROWS] = {0.0f}, dp[ATTENTION_ROWS] = {0.0f};
-        if (visible != 0) {
-            attention_dots(score, q_rows, row_floats, k_tile + lane * k_stride, a.d);
-            attention_dots(dp, do_rows, row_floats, v_tile + lane * v_stride, a.dv);
-        }
+        const attention_dots scores = {score, q_rows, k_tile + lane * k_stride, a.d},
+                             dps = {dp, do_rows, v_tile + lane * v_stride, a.dv};
+        attention_warp_dots(visible != 0, &scores, &dps);
         for (int r = 0; r < ATTENTION_ROWS; ++r)
             if ((visible >> r & 1u) != 0)
-                ds_rows[r * row_floats + lane] =
+                ds_rows[r * ATTENTION_TILE + lane] =
                     expf(a.scale * score[r] - lse[query[r]]) *
                     (attention_factor(a, query[r] / a.heads, query[r] % a.heads, j * a.batch + b) * dp[r] -
                      delta[query[r]]);
         seen[threadIdx.y][lane] = visible;
-        __syncwarp();
-        for (int i = 0; i < ATTENTION_TILE; ++i)
-            for (int r = 0; r < ATTENTION_ROWS; ++r) {
-                if ((seen[threadIdx.y][i] >> r & 1u) == 0)
-                    continue;
-                const float ds = ds_rows[r * row_floats + i];
-                for (int c = 0; c < CHUNKS; ++c) {
-                    const int64_t column = lane + GPU_WARP * c;
-                    if (column < a.d)
-                        acc[r][c] = fmaf(ds, k_tile[i * k_stride + column], acc[r][c]);
-                }
-            }
-        __syncwarp();
+        const attention_adds<CHUNKS> adds = {acc, seen[threadIdx.y], ds_rows, k_tile, k_stride,
+                                             a.d, nullptr,           nullptr, nullptr};
+        attention_warp_adds<CHUNKS>(&adds, nullptr);
     }
     for (int r = 0; r < ATTENTION_ROWS; ++r)
         for (int c = 0; c < CHUNKS; ++c) {
@@ -177,14 +166,15 @@ __global__ void attention_dkdv_k1(T *dk, T *dv, const T *dout, const T *q, const
     const int64_t q_stride = a.d + 1, do_stride = a.dv + 1, row_floats = a.d + a.dv + 2 * ATTENTION_TILE;
     float *q_tile = shared, *do_tile = q_tile + ATTENTION_TILE * q_stride;
     float *k_rows = do_tile + ATTENTION_TILE * do_stride + first_row * row_floats;
-    float *v_rows = k_rows + a.d, *p_rows = v_rows + a.dv, *ds_rows = p_rows + ATTENTION_TILE;
+    float *v_rows = k_rows + ATTENTION_ROWS * a.d, *p_rows = v_rows + ATTENTION_ROWS * a.dv,
+          *ds_rows = p_rows + ATTENTION_ROWS * ATTENTION_TILE;
     GPU_SHARED_2D(unsigned, seen, ATTENTION_WARPS, ATTENTION_TILE);
 
     float acc_k[ATTENTION_ROWS][CHUNKS], acc_v[ATTENTION_ROWS][CHUNKS];
     for (int r = 0; r < ATTENTION_ROWS; ++r) {
         const int64_t key = s + r < a.seq_k ? ((s + r) * a.batch + b) * a.groups + group : -1;
-        attention_load_row(k_rows + r * row_floats, k, key, a.d);
-        attention_load_row(v_rows + r * row_floats, v, key, a.dv);
+        attention_load_row(k_rows + r, k, key, a.d);
+        attention_load_row(v_rows + r, v, key, a.dv);
         for (int c = 0; c < CHUNKS; ++c)
             acc_k[r][c] = acc_v[r][c] = 0.0f;
     }
@@ -202,36 +192,27 @@ __global__ void attention_dkdv_k1(T *dk, T *dv, const T *dout, const T *q, const
             attention_load_tile(do_tile, do_stride, dout + (b * a.heads + head) * a.dv,
                                 a.batch * a.heads * a.dv, base, a.seq_q, a.dv);
             __syncthreads();
+            float score[ATTENTION_ROWS], dp[ATTENTION_ROWS];
+            const attention_dots scores = {score, k_rows, q_tile + lane * q_stride, a.d},
+                                 dps = {dp, v_rows, do_tile + lane * do_stride, a.dv};
+            attention_warp_dots(visible != 0, &scores, &dps);
             if (visible != 0) {
                 const float my_lse = lse[token * a.heads + head], my_delta = delta[token * a.heads + head];
-                float score[ATTENTION_ROWS], dp[ATTENTION_ROWS];
-                attention_dots(score, k_rows, row_floats, q_tile + lane * q_stride, a.d);
-                attention_dots(dp, v_rows, row_floats, do_tile + lane * do_stride, a.dv);
                 for (int r = 0; r < ATTENTION_ROWS; ++r) {
                     const float p = expf(a.scale * score[r] - my_lse);
                     const float factor = (visible >> r & 1u) != 0
                                              ? attention_factor(a, token, head, (s + r) * a.batch + b)
                                              : 0.0f;
-                    p_rows[r * row_floats + lane] = p * factor;
-                    ds_rows[r * row_floats + lane] = p * (factor * dp[r] - my_delta);
+                    p_rows[r * ATTENTION_TILE + lane] = p * factor;
+                    ds_rows[r * ATTENTION_TILE + lane] = p * (factor * dp[r] - my_delta);
                 }
             }
             seen[threadIdx.y][lane] = visible;
-            __syncwarp();
-            for (int t = 0; t < ATTENTION_TILE; ++t)
-                for (int r = 0; r < ATTENTION_ROWS; ++r) {
-                    if ((seen[threadIdx.y][t] >> r & 1u) == 0)
-                        continue;
-                    const float p = p_rows[r * row_floats + t], ds = ds_rows[r * row_floats + t];
-                    for (int c = 0; c < CHUNKS; ++c) {
-                        const int64_t column = lane + GPU_WARP * c;
-                        if (column < a.d)
-                            acc_k[r][c] = fmaf(ds, q_tile[t * q_stride + column], acc_k[r][c]);
-                        if (column < a.dv)
-                            acc_v[r][c] = fmaf(p, do_tile[t * do_stride + column], acc_v[r][c]);
-                    }
-                }
-            __syncwarp();
+            const attention_adds<CHUNKS> keys = {acc_k, seen[threadIdx.y], ds_rows, q_tile, q_stride,
+                                                 a.d,   nullptr,           nullptr, nullptr},
+                                         values = {acc_v, seen[threadIdx.y], p_rows,  do_tile, do_stride,
+                                                   a.dv,  nullptr,           nullptr, nullptr};
+            attention_warp_adds<CHUNKS>(&keys, &values);
         }
     for (int r = 0; r < ATTENTION_ROWS; ++r) {
         const int64_t key = ((s + r) * a.batch + b) * a.groups + group;

@@ -44,17 +44,19 @@ double blas_load(const unsigned char *p, int type)
     }
 }
 
-static void store(unsigned char *p, int type, double v)
+static inline void store(unsigned char *p, int type, double v)
 {
-    const float f = static_cast<float>(v);
-    const uint16_t h = type == CUDA_R_16F ? assay_sim_f32_to_f16(f) : assay_sim_f32_to_bf16(f);
     if (type == CUDA_R_64F) {
         memcpy(p, &v, 8);
-    } else if (type == CUDA_R_32F) {
-        memcpy(p, &f, 4);
-    } else {
-        memcpy(p, &h, 2);
+        return;
     }
+    const float f = static_cast<float>(v);
+    if (type == CUDA_R_32F) {
+        memcpy(p, &f, 4);
+        return;
+    }
+    const uint16_t h = type == CUDA_R_16F ? assay_sim_f32_to_f16(f) : assay_sim_f32_to_bf16(f);
+    memcpy(p, &h, 2);
 }
 
 /* To TF32: 10 mantissa bits, nearest even; infinities and NaNs pass. */

@@ -80,6 +80,7 @@ static settings from_environment()
     s.stack_bytes = static_cast<size_t>(env_number("ASSAY_SIM_STACK_KB", stack_kb, 16, 1u << 16)) << 10;
     s.nccl_timeout_s = static_cast<double>(env_number("ASSAY_SIM_NCCL_TIMEOUT_S", 60, 1, 1u << 20));
     s.tf32 = env_number("ASSAY_SIM_TF32", 0, 0, 1) != 0;
+    s.matrix_truncates = env_number("ASSAY_SIM_MATRIX_TRUNCATES", 0, 0, 1) != 0;
     choose_target(s);
     return s;
 }

@@ -49,6 +49,7 @@ struct settings {
     size_t stack_bytes;
     double nccl_timeout_s;
     bool tf32;
+    bool matrix_truncates; /* tile products as the published model of tensor cores has them */
     bool fma;   /* the CPU has AVX2 and FMA, and may use them */
     int target; /* assay_sim_target() */
 };

@@ -89,6 +89,7 @@ struct alignas(64) fiber {
 struct warp_group { /* lanes that wait with one mask */
     unsigned mask, arrived;
     int line, op;
+    assay_sim_warp_function *run; /* of ASSAY_SIM_WARP_CALL */
     call_path path;
 };
 
@@ -113,6 +114,8 @@ struct shared_array {
     int line;
     shared_region region;
 };
+
+struct async_block;
 
 struct worker {
     const kernel_call *call;
@@ -139,7 +142,8 @@ struct worker {
     shared_region dynamic_region;
     std::unordered_map<const void *, shared_region> regions; /* by site */
     std::vector<shared_array> arrays;                        /* of this block; the first is the dynamic one */
-    bool tracing; /* the block runs again, to find who damaged a guard */
+    async_block *async; /* copies under way; nullptr: none was ever issued */
+    bool tracing;       /* the block runs again, to find who damaged a guard */
     /* stacks */
     std::vector<stack *> idle;
     std::vector<stack *> busy;
@@ -204,6 +208,13 @@ static inline worker &running_worker(const char *what)
         outside_kernel(what);
     return *w;
 }
+
+/* Asynchronous copies of the block (async.cpp): none yet; a report when 16 bytes that are read are still being copied; a
+ * report when one was not waited for. */
+void async_begin(worker &w);
+void async_check(worker &w, const void *p, int line);
+void async_end(worker &w);
+[[noreturn]] void report_matrix(worker &w, const char *kind, int line, const char *what);
 
 void shared_begin(worker &w);
 void *shared_dynamic(worker &w);

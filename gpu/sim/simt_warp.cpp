@@ -100,6 +100,23 @@ static void match(fiber *lane, unsigned members)
     }
 }
 
+/* A function of the whole warp: its lanes' operands lie on their stacks, none of which runs. */
+static void call(worker &w, unsigned k, const warp_group &g)
+{
+    void *operands[lanes];
+    if (g.arrived != 0xffffffffu) {
+        const unsigned absent = static_cast<unsigned>(__builtin_ctz(~g.arrived));
+        assay_sim_report(
+            "absent lane", WHERE "a function of the whole warp lacks lane %u, which %s",
+            WHERE_ARGS(w, w.fibers[k * lanes + static_cast<unsigned>(__builtin_ctz(g.arrived))].id, g.line),
+            absent, (w.warps[k].exist >> absent & 1u) == 0 ? "does not exist in this block" : "has returned");
+        abandon(w);
+    }
+    for (unsigned i = 0; i < lanes; ++i)
+        operands[i] = reinterpret_cast<void *>(static_cast<uintptr_t>(w.fibers[k * lanes + i].value));
+    g.run(operands);
+}
+
 /* All lanes of the group have arrived: every lane's result is computed here, before anyone can post the next
  * value, and all go on. */
 static void warp_complete(worker &w, unsigned k, const warp_group &g)
@@ -110,6 +127,8 @@ static void warp_complete(worker &w, unsigned k, const warp_group &g)
         shuffle(w, k, g);
     } else if (g.op == ASSAY_SIM_WARP_MATCH_ANY) {
         match(lane, members);
+    } else if (g.op == ASSAY_SIM_WARP_CALL) {
+        call(w, k, g);
     } else if (g.op != ASSAY_SIM_WARP_SYNC) {
         const uint64_t all =
             g.op < ASSAY_SIM_WARP_MATCH_ANY ? vote(g.op, lane, members) : reduce_lanes(g.op, lane, members);
@@ -139,7 +158,8 @@ static void warp_complete(worker &w, unsigned k, const warp_group &g)
 
 /* The index of the group of lanes that wait with this mask; a new one, or one whose lanes may wait elsewhere. */
 static __attribute__((noinline)) int warp_meet(worker &w, warp &p, unsigned mask, int op, int line,
-                                               const void *pc, const void *stack)
+                                               assay_sim_warp_function *run, const void *pc,
+                                               const void *stack)
 {
     call_path path;
     path_from(w, pc, stack, &path);
@@ -147,11 +167,11 @@ static __attribute__((noinline)) int warp_meet(worker &w, warp &p, unsigned mask
     while (i < p.groups && p.group[i].mask != mask)
         ++i;
     if (i == p.groups) {
-        p.group[p.groups++] = warp_group{mask, 0, line, op, path};
+        p.group[p.groups++] = warp_group{mask, 0, line, op, run, path};
         return i;
     }
     const warp_group &g = p.group[i];
-    if (g.line != line || g.op != op || (!(path == g.path) && path_differs(path, g.path)))
+    if (g.line != line || g.op != op || g.run != run || (!(path == g.path) && path_differs(path, g.path)))
         report_divergence(w, g, mask, line, path);
     return i;
 }
@@ -198,14 +218,13 @@ static void check_request(worker &w, const warp &p, unsigned mask, int width, in
     }
 }
 
-} /* namespace sim */
-
-using namespace sim;
-
-uint64_t assay_sim_warp_exchange(assay_sim_warp_op op, unsigned mask, uint64_t value, int operand, int width,
-                                 int line)
+/* One lane arrives; what it gets is in its fiber when this returns. */
+static inline __attribute__((always_inline)) fiber &arrive(const char *what, int op, unsigned mask,
+                                                           uint64_t value, int operand, int width,
+                                                           assay_sim_warp_function *run, int line,
+                                                           const void *pc, const void *stack)
 {
-    worker &w = running_worker("a warp intrinsic");
+    worker &w = running_worker(what);
     if (w.looping)
         report_promise(w, "warp intrinsic", line);
     if (w.tracing)
@@ -215,9 +234,8 @@ uint64_t assay_sim_warp_exchange(assay_sim_warp_op op, unsigned mask, uint64_t v
     fiber &f = w.fibers[w.current];
     check_request(w, p, mask, width, line);
     const bool met = p.groups == 1 && p.group[0].mask == mask && p.group[0].line == line &&
-                     p.group[0].op == op && !w.callers;
-    const int joined =
-        met ? 0 : warp_meet(w, p, mask, op, line, __builtin_return_address(0), __builtin_dwarf_cfa());
+                     p.group[0].op == op && p.group[0].run == run && !w.callers;
+    const int joined = met ? 0 : warp_meet(w, p, mask, op, line, run, pc, stack);
     warp_group &g = p.group[joined];
     f.line = line;
     f.mask = mask;
@@ -228,10 +246,28 @@ uint64_t assay_sim_warp_exchange(assay_sim_warp_op op, unsigned mask, uint64_t v
     if (g.arrived == (mask & p.exist & ~p.exited)) {
         warp_complete(w, k, g);
         group_remove(p, joined);
-        return f.result;
+        return f;
     }
     w.state[w.current] = AT_WARP;
     --w.runnable;
     advance(w, false);
-    return f.result;
+    return f;
+}
+
+} /* namespace sim */
+
+using namespace sim;
+
+uint64_t assay_sim_warp_exchange(assay_sim_warp_op op, unsigned mask, uint64_t value, int operand, int width,
+                                 int line)
+{
+    return arrive("a warp intrinsic", op, mask, value, operand, width, nullptr, line,
+                  __builtin_return_address(0), __builtin_dwarf_cfa())
+        .result;
+}
+
+void assay_sim_warp_call(assay_sim_warp_function *run, void *operands, int line)
+{
+    arrive("a function of the warp", ASSAY_SIM_WARP_CALL, 0xffffffffu, reinterpret_cast<uintptr_t>(operands),
+           0, 32, run, line, __builtin_return_address(0), __builtin_dwarf_cfa());
 }

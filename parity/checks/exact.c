@@ -92,20 +92,13 @@ done:
 
 /* --- outputs ------------------------------------------------------------------------------------------------ */
 
-static void compare_exactly(const assay_trace_op *op, const ref_value *truth, const ref_value *found,
-                            parity_result *r)
+static void compare_elements(const assay_trace_op *op, const ref_value *truth, const ref_value *found,
+                             parity_worst *w)
 {
-    parity_worst w;
-    parity_worst_init(&w);
-    if (truth->count != found->count || (truth->ivalue != NULL) != (found->ivalue != NULL)) {
-        parity_result_fail(r, "output %s: expected %lld elements, found %lld of dtype %s", found->slot,
-                           (long long)truth->count, (long long)found->count, assay_dtype_name(found->dtype));
-        return;
-    }
     for (int64_t i = 0; i < truth->count; i++) {
         if (truth->ivalue) {
             const bool same = truth->ivalue[i] == found->ivalue[i];
-            parity_worst_add(&w, i, (double)found->ivalue[i], (double)truth->ivalue[i], 0.0,
+            parity_worst_add(w, i, (double)found->ivalue[i], (double)truth->ivalue[i], 0.0,
                              same ? 0.0 : (double)INFINITY, same);
             continue;
         }
@@ -118,9 +111,26 @@ static void compare_exactly(const assay_trace_op *op, const ref_value *truth, co
                               : found->value[i] == wanted;
         if (!free_bits)
             ratio = pass ? 0.0 : (double)INFINITY;
-        parity_worst_add(&w, i, found->value[i], wanted, free_bits ? bound : 0.0, ratio, pass);
+        parity_worst_add(w, i, found->value[i], wanted, free_bits ? bound : 0.0, ratio, pass);
     }
+}
+
+static assay_status compare_exactly(const assay_trace_op *op, const ref_value *truth, const ref_value *found,
+                                    parity_gallery *g, parity_result *r)
+{
+    parity_worst w;
+    parity_worst_init(&w);
+    if (truth->count != found->count || (truth->ivalue != NULL) != (found->ivalue != NULL)) {
+        parity_result_fail(r, "output %s: expected %lld elements, found %lld of dtype %s", found->slot,
+                           (long long)truth->count, (long long)found->count, assay_dtype_name(found->dtype));
+        return ASSAY_OK;
+    }
+    compare_elements(op, truth, found, &w);
     parity_worst_to_result(&w, found->shape, found->ndim, r);
+    ASSAY_TRY(parity_worst_redraw(&w, g, found->shape, found->ndim, r));
+    if (w.picture)
+        compare_elements(op, truth, found, &w);
+    return ASSAY_OK;
 }
 
 static assay_status judge_output(exact *x, const assay_trace_op *op, const ref_value *truth,
@@ -131,7 +141,7 @@ static assay_status judge_output(exact *x, const assay_trace_op *op, const ref_v
     if (!found)
         parity_result_fail(&r, "the answer has no output %s", slot);
     else
-        compare_exactly(op, truth, found, &r);
+        ASSAY_TRY(compare_exactly(op, truth, found, parity_table_gallery(x->table), &r));
     if (found && r.verdict == PARITY_FAIL && truth->value && found->value && truth->count == found->count)
         parity_diagnose(found->value, truth->value, NULL, found->shape, found->ndim, found->dtype, &x->scales,
                         r.diagnosis);
@@ -160,7 +170,7 @@ static assay_status judge_bounded(exact *x, const assay_trace_op *op, const ref_
     else if (truth->kind == REF_VALUE_CHOICE)
         parity_judge_choice(result, &r);
     else
-        ASSAY_TRY(parity_compare_value(truth, found, &x->scales, &r));
+        ASSAY_TRY(parity_compare_value(truth, found, &x->scales, parity_table_gallery(x->bounded), &r));
     return parity_table_merge(x->bounded, &r);
 }
 
@@ -317,6 +327,15 @@ static assay_status flush(const parity_table *table, parity_check check, parity_
     ASSAY_TRY_GOTO(parity_table_flush(table, all), st, done);
     for (int64_t i = 0; i < parity_report_count(all); i++) {
         parity_result r = *parity_report_at(all, i);
+        const parity_picture *picture = parity_report_picture(all, &r);
+        parity_picture *copy = NULL;
+        r.picture = 0;
+        if (picture)
+            ASSAY_TRY_GOTO(parity_gallery_draw(parity_table_gallery(folded), picture->shape, picture->ndim,
+                                               &copy, &r.picture),
+                           st, done);
+        if (copy)
+            *copy = *picture;
         if (r.verdict == PARITY_PASS)
             fold(&r); /* a failure keeps the number of its operation */
         ASSAY_TRY_GOTO(parity_table_merge(folded, &r), st, done);

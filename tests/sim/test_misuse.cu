@@ -482,3 +482,82 @@ Test(sim_misuse, static_shared_memory_beyond_48_kib)
     expect_fault(GPU_LAUNCH(too_much_shared, 1, 1, 0, nullptr, device(1)));
     expect_report("shared memory: kernel too_much_shared", "array huge", "49152");
 }
+
+/* --- functions of a whole warp ---------------------------------------------------------------------------------- */
+
+static void add_lanes(void *const *lane)
+{
+    float sum = 0.0f;
+    for (int i = 0; i < 32; ++i)
+        sum += *static_cast<const float *>(lane[i]);
+    for (int i = 0; i < 32; ++i)
+        *static_cast<float *>(lane[i]) = sum;
+}
+
+static void keep_lanes(void *const *)
+{
+}
+
+__global__ void sum_of_warp(float *x, int from)
+{
+    float v = x[threadIdx.x];
+    if (static_cast<int>(threadIdx.x) >= from)
+        assay_sim_warp_call(add_lanes, &v, ASSAY_SIM_HERE);
+    x[threadIdx.x] = v;
+}
+
+Test(sim_misuse, function_of_a_warp_has_all_operands)
+{
+    quiet();
+    float host[64];
+    for (int order = 0; order < 3; ++order) {
+        float *x = device(64);
+        assay_sim_set_order(static_cast<assay_sim_order>(order), 5);
+        for (int i = 0; i < 64; ++i)
+            host[i] = static_cast<float>(i);
+        cudaMemcpy(x, host, sizeof host, cudaMemcpyHostToDevice);
+        cr_assert_eq(GPU_LAUNCH(sum_of_warp, 1, 64, 0, nullptr, x, 0), cudaSuccess);
+        cr_assert_eq(cudaMemcpy(host, x, sizeof host, cudaMemcpyDeviceToHost), cudaSuccess);
+        for (int i = 0; i < 64; ++i)
+            cr_assert_eq(host[i], i < 32 ? 496.0f : 1520.0f, "lane %d: %g", i, static_cast<double>(host[i]));
+    }
+}
+
+Test(sim_misuse, function_of_a_warp_that_lacks_lanes)
+{
+    quiet();
+    expect_fault(GPU_LAUNCH(sum_of_warp, 1, 24, 0, nullptr, device(32), 0));
+    expect_report("absent lane: kernel sum_of_warp", "lacks lane 24, which does not exist", "");
+    cudaDeviceReset();
+    expect_fault(GPU_LAUNCH(sum_of_warp, 1, 32, 0, nullptr, device(32), 3));
+    expect_report("absent lane: kernel sum_of_warp", "lacks lane 0, which has returned", "");
+}
+
+__global__ void two_functions(float *x)
+{
+    float v = 1.0f;
+    assay_sim_warp_call(threadIdx.x < 5 ? keep_lanes : add_lanes, &v, ASSAY_SIM_HERE);
+    x[threadIdx.x] = v;
+}
+
+Test(sim_misuse, lanes_that_call_different_functions)
+{
+    quiet();
+    expect_fault(GPU_LAUNCH(two_functions, 1, 32, 0, nullptr, device(32)));
+    expect_report("divergent warp: kernel two_functions block (0,0,0) thread (5,0,0)",
+                  "thread (0,0,0) waits with it", "");
+}
+
+__global__ void function_without_a_barrier(float *x)
+{
+    float v = 1.0f;
+    assay_sim_warp_call(add_lanes, &v, ASSAY_SIM_HERE);
+    x[threadIdx.x] = v;
+}
+
+Test(sim_misuse, function_of_a_warp_in_a_plain_loop)
+{
+    quiet();
+    expect_fault(GPU_LAUNCH_NO_BARRIER(function_without_a_barrier, 1, 32, 0, nullptr, device(32)));
+    expect_report("broken promise: kernel function_without_a_barrier", "warp intrinsic", "");
+}

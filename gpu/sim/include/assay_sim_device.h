@@ -87,8 +87,12 @@ enum assay_sim_warp_op {
     ASSAY_SIM_WARP_MAX_S32,
     ASSAY_SIM_WARP_AND_U32,
     ASSAY_SIM_WARP_OR_U32,
-    ASSAY_SIM_WARP_XOR_U32
+    ASSAY_SIM_WARP_XOR_U32,
+    ASSAY_SIM_WARP_CALL
 };
+
+/* What all 32 lanes of a warp compute together: the operands of the lanes in their order. */
+typedef void assay_sim_warp_function(void *const *lane);
 
 enum assay_sim_block_op {
     ASSAY_SIM_BLOCK_SYNC,
@@ -100,6 +104,9 @@ enum assay_sim_block_op {
 int assay_sim_block_barrier(assay_sim_block_op op, int predicate, int line);
 uint64_t assay_sim_warp_exchange(assay_sim_warp_op op, unsigned mask, uint64_t value, int operand, int width,
                                  int line);
+/* The last lane to arrive runs the function on the operands of all 32; a warp that lacks a lane is reported.  Not CUDA's: for
+ * wrappers whose device code is a chain of warp intrinsics or an instruction of the whole warp. */
+void assay_sim_warp_call(assay_sim_warp_function *run, void *operands, int line);
 unsigned assay_sim_lane(void);
 void *assay_sim_dynamic_shared(int line);
 void *assay_sim_shared_array(const void *site, const char *name, size_t bytes, size_t align, int line);

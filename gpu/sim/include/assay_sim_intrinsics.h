@@ -54,16 +54,21 @@ ASSAY_SIM_ROUNDED(__ddiv_rn, double, a / b)
 #undef ASSAY_SIM_ROUNDED
 
 /* Inner products are chains of fmaf, and a call of libm's costs several times the instruction: where the processor has
- * it, it is used here.  Both round once, so the bits are the same. */
+ * it, it is used here.  All round once, so the bits are the same.  Code that is compiled for FMA names the builtin, which
+ * the compiler may put into vectors. */
 static inline float assay_sim_fmaf(float a, float b, float c)
 {
-#if defined(__x86_64__)
+#if defined(__FMA__)
+    return __builtin_fmaf(a, b, c);
+#elif defined(__x86_64__)
     if (__builtin_expect(assay_sim_has_fma, 1)) {
         __asm__("vfmadd213ss %2, %1, %0" : "+x"(a) : "x"(b), "x"(c)); /* a = b a + c */
         return a;
     }
-#endif
     return fmaf(a, b, c);
+#else
+    return fmaf(a, b, c);
+#endif
 }
 #define fmaf assay_sim_fmaf
 static inline float __fmaf_rn(float a, float b, float c)

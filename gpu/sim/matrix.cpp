@@ -1,0 +1,279 @@
+/* Tile products of a warp, and what they must not be given.
+ *
+ * The last lane of a warp to arrive computes the product for all 32: registers of the first operand and of the result are
+ * taken apart by the layouts of mma.m16n8k16, the second operand is read from shared memory as ldmatrix does. */
+#include "assay_sim_matrix.h"
+#include "simt.hpp"
+
+#include "assay_sim_float.h"
+
+#include <math.h>
+#include <string.h>
+
+namespace sim
+{
+
+constexpr unsigned fragment_magic = 0x4d4d4131u;
+constexpr int step_k = 16, guard_bits = 2;
+constexpr int most_rows = 64, most_columns = 256, most_k = 256;
+
+[[noreturn]] void report_matrix(worker &w, const char *kind, int line, const char *what)
+{
+    assay_sim_report(kind, WHERE "%s", WHERE_ARGS(w, w.fibers[w.current].id, line), what);
+    abandon(w);
+}
+
+/* 8 numbers at the address that the tile's layout gives. */
+static const uint16_t *chunk_at(worker &w, assay_sim_chunk *chunk, const void *tile, int row, int c, int line)
+{
+    const void *p = chunk(tile, row, c);
+    if (reinterpret_cast<uintptr_t>(p) % 16 != 0)
+        report_matrix(w, "misaligned", line, "a row of a tile does not begin at a multiple of 16 bytes");
+    async_check(w, p, line);
+    return static_cast<const uint16_t *>(p);
+}
+
+struct call_of_warp {
+    const void *what;
+    int line;
+};
+
+/* The row and column that register r of a lane holds; half: the lower or upper 16 bits of an operand. */
+static int row_of(int lane, int r)
+{
+    return (lane >> 2) + (r & 1) * 8;
+}
+static int k_of(int lane, int r, int half)
+{
+    return 2 * (lane & 3) + half + (r >> 1) * 8;
+}
+static int result_row(int lane, int r)
+{
+    return (lane >> 2) + (r >> 1) * 8;
+}
+static int result_column(int lane, int r)
+{
+    return 2 * (lane & 3) + (r & 1);
+}
+
+static void load_of_warp(void *const *lane)
+{
+    worker &w = *self;
+    const call_of_warp *first = static_cast<const call_of_warp *>(lane[0]);
+    const assay_sim_tile_load *f = static_cast<const assay_sim_tile_load *>(first->what);
+    for (unsigned l = 0; l < lanes; ++l) {
+        const assay_sim_tile_load *o =
+            static_cast<const assay_sim_tile_load *>(static_cast<const call_of_warp *>(lane[l])->what);
+        if (o->tile != f->tile || o->first_row != f->first_row)
+            report_matrix(w, "wrong fragment", first->line,
+                          "the lanes of a warp load different rows of tiles");
+        for (int m = 0; m < f->mt; ++m) {
+            for (int s = 0; s < f->k / step_k; ++s) {
+                for (int r = 0; r < 4; ++r) {
+                    uint32_t both;
+                    const int at = k_of(static_cast<int>(l), r, 0);
+                    const uint16_t *p =
+                        chunk_at(w, f->chunk, f->tile, f->first_row + m * 16 + row_of(static_cast<int>(l), r),
+                                 2 * s + at / 8, first->line);
+                    memcpy(&both, p + at % 8, sizeof both);
+                    o->a[(m * (f->k / step_k) + s) * 4 + r] = both;
+                }
+            }
+        }
+        *o->owner = assay_sim_fragment_owner{fragment_magic, blockIdx.x, w.current / lanes * lanes + l};
+    }
+}
+
+/* The published model of tensor cores: the terms of a step and the sum are cut to the grid of the largest of them, which has
+ * guard_bits more than the accumulator, and the new sum is cut to fp32. */
+static float truncated_step(float c, const double *product)
+{
+    double largest = fabs(static_cast<double>(c));
+    for (int k = 0; k < step_k; ++k)
+        largest = fabs(product[k]) > largest ? fabs(product[k]) : largest;
+    double plain = static_cast<double>(c);
+    for (int k = 0; k < step_k; ++k)
+        plain += product[k];
+    if (!(largest <= 3.4028234663852886e38) || largest == 0.0)
+        return static_cast<float>(plain); /* infinities and NaN; zeros */
+    const int e = ilogb(largest);
+    const double grid = ldexp(1.0, e - 23 - guard_bits);
+    double sum = trunc(static_cast<double>(c) / grid);
+    for (int k = 0; k < step_k; ++k)
+        sum += trunc(product[k] / grid);
+    sum *= grid;
+    if (sum == 0.0)
+        return 0.0f;
+    const double unit = ldexp(1.0, ilogb(sum) < -126 ? -149 : ilogb(sum) - 23);
+    return static_cast<float>(trunc(sum / unit) * unit);
+}
+
+struct tiles {
+    double a[most_rows][most_k], b[most_k][most_columns];
+    float c[most_rows][most_columns];
+};
+
+/* Every step of 16: the products and their sum are exact enough in double, and rounded once. */
+static inline __attribute__((always_inline)) void multiply_exact(tiles &t, int rows, int columns, int k)
+{
+    for (int i = 0; i < rows; ++i) {
+        for (int s = 0; s < k; s += step_k) {
+            for (int j = 0; j < columns; j += 8) {
+                double sum[8];
+                for (int x = 0; x < 8; ++x)
+                    sum[x] = static_cast<double>(t.c[i][j + x]);
+                for (int x = s; x < s + step_k; ++x) {
+                    for (int y = 0; y < 8; ++y)
+                        sum[y] += t.a[i][x] * t.b[x][j + y];
+                }
+                for (int x = 0; x < 8; ++x)
+                    t.c[i][j + x] = static_cast<float>(sum[x]);
+            }
+        }
+    }
+}
+
+#if defined(__x86_64__)
+__attribute__((target("avx2"), optimize("O3"))) static void multiply_avx2(tiles &t, int rows, int columns,
+                                                                          int k)
+{
+    multiply_exact(t, rows, columns, k);
+}
+#endif
+
+static void multiply_truncated(tiles &t, int rows, int columns, int k)
+{
+    double product[step_k];
+    for (int i = 0; i < rows; ++i) {
+        for (int j = 0; j < columns; ++j) {
+            for (int s = 0; s < k; s += step_k) {
+                for (int x = 0; x < step_k; ++x)
+                    product[x] = t.a[i][s + x] * t.b[s + x][j];
+                t.c[i][j] = truncated_step(t.c[i][j], product);
+            }
+        }
+    }
+}
+
+static void multiply_tiles(tiles &t, int rows, int columns, int k)
+{
+    if (config().matrix_truncates) {
+        multiply_truncated(t, rows, columns, k);
+        return;
+    }
+#if defined(__x86_64__)
+    if (config().fma) {
+        multiply_avx2(t, rows, columns, k);
+        return;
+    }
+#endif
+    multiply_exact(t, rows, columns, k);
+}
+
+static double widened(uint16_t bits)
+{
+    return static_cast<double>(assay_sim_bf16_to_f32(bits));
+}
+
+/* The first operand of a lane: fragments that it has loaded, or a result that is rounded. */
+static void take_rows(worker &w, tiles &t, const assay_sim_tile_product *o, int l, int line)
+{
+    const int steps = o->k / step_k;
+    if (!o->transposed) {
+        const unsigned me = w.current / lanes * lanes + static_cast<unsigned>(l);
+        if (o->owner->magic != fragment_magic)
+            report_matrix(w, "wrong fragment", line, "an operand of a tile product that no lane has loaded");
+        if (o->owner->thread != me || o->owner->block != blockIdx.x)
+            report_matrix(w, "wrong fragment", line,
+                          "an operand of a tile product that another lane has loaded");
+    }
+    for (int m = 0; m < o->mt; ++m) {
+        for (int s = 0; s < steps && !o->transposed; ++s) {
+            for (int r = 0; r < 4; ++r) {
+                const unsigned both = o->a[(m * steps + s) * 4 + r];
+                double *to = &t.a[m * 16 + row_of(l, r)][s * step_k + k_of(l, r, 0)];
+                to[0] = widened(static_cast<uint16_t>(both));
+                to[1] = widened(static_cast<uint16_t>(both >> 16));
+            }
+        }
+        for (int j = 0; j < o->k / 8 && o->transposed; ++j) {
+            for (int r = 0; r < 4; ++r)
+                t.a[m * 16 + result_row(l, r)][j * 8 + result_column(l, r)] =
+                    widened(assay_sim_f32_to_bf16(o->p[(m * (o->k / 8) + j) * 4 + r]));
+        }
+        for (int j = 0; j < o->nt; ++j) {
+            for (int r = 0; r < 4; ++r)
+                t.c[m * 16 + result_row(l, r)][j * 8 + result_column(l, r)] = o->c[(m * o->nt + j) * 4 + r];
+        }
+    }
+}
+
+/* B from shared memory, as [k][columns]. */
+static void take_tile(worker &w, tiles &t, const assay_sim_tile_product *o, int line)
+{
+    const int rows = o->transposed ? o->k : o->nt * 8, chunks = (o->transposed ? o->nt * 8 : o->k) / 8;
+    for (int r = 0; r < rows; ++r) {
+        for (int c = 0; c < chunks; ++c) {
+            const uint16_t *p = chunk_at(w, o->chunk, o->b, r, c, line);
+            for (int e = 0; e < 8; ++e) {
+                const double v = widened(p[e]);
+                if (o->transposed)
+                    t.b[r][c * 8 + e] = v;
+                else
+                    t.b[c * 8 + e][r] = v;
+            }
+        }
+    }
+}
+
+static void product_of_warp(void *const *lane)
+{
+    static thread_local tiles t;
+    worker &w = *self;
+    const call_of_warp *first = static_cast<const call_of_warp *>(lane[0]);
+    const assay_sim_tile_product *f = static_cast<const assay_sim_tile_product *>(first->what);
+    if (f->mt * 16 > most_rows || f->nt * 8 > most_columns || f->k > most_k || f->k % step_k != 0)
+        report_matrix(w, "unsupported", first->line,
+                      "a tile product of more than 64 rows, 256 columns or 256 terms");
+    for (unsigned l = 0; l < lanes; ++l) {
+        const assay_sim_tile_product *o =
+            static_cast<const assay_sim_tile_product *>(static_cast<const call_of_warp *>(lane[l])->what);
+        if (o->b != f->b)
+            report_matrix(w, "wrong fragment", first->line, "the lanes of a warp name different tiles");
+        take_rows(w, t, o, static_cast<int>(l), first->line);
+    }
+    take_tile(w, t, f, first->line);
+    multiply_tiles(t, f->mt * 16, f->nt * 8, f->k);
+    for (unsigned l = 0; l < lanes; ++l) {
+        const assay_sim_tile_product *o =
+            static_cast<const assay_sim_tile_product *>(static_cast<const call_of_warp *>(lane[l])->what);
+        for (int m = 0; m < o->mt; ++m) {
+            for (int j = 0; j < o->nt; ++j) {
+                for (int r = 0; r < 4; ++r)
+                    o->c[(m * o->nt + j) * 4 + r] = t.c[m * 16 + result_row(static_cast<int>(l), r)]
+                                                       [j * 8 + result_column(static_cast<int>(l), r)];
+            }
+        }
+    }
+}
+
+} /* namespace sim */
+
+using namespace sim;
+
+void assay_sim_matrix_load(const assay_sim_tile_load *load, int line)
+{
+    call_of_warp c = {load, line};
+    assay_sim_warp_call(load_of_warp, &c, line);
+}
+
+void assay_sim_matrix_product(const assay_sim_tile_product *product, int line)
+{
+    call_of_warp c = {product, line};
+    assay_sim_warp_call(product_of_warp, &c, line);
+}
+
+void assay_sim_set_matrix_truncates(int on)
+{
+    config().matrix_truncates = on != 0;
+}

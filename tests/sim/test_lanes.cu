@@ -1,0 +1,53 @@
+/* What the simulator computes for a whole warp at once has the bits of the intrinsics that a device executes. */
+#include "tests/support/sim.h"
+
+#include "gpu/device.cuh"
+
+#include <string.h>
+
+template <int LANES> __global__ void sums(float *together, float *shuffled, const float *x)
+{
+    const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
+    together[i] = gpu_lanes_sum<LANES>(x[i]);
+    shuffled[i] = gpu_lanes_sum_shuffled<LANES>(x[i]);
+}
+
+enum { N = 96 * 50 };
+
+template <int LANES> static void compare(const float *x)
+{
+    float *a = nullptr, *b = nullptr, *from = nullptr;
+    static float together[N], shuffled[N];
+    cr_assert(cudaMalloc(&a, sizeof together) == cudaSuccess &&
+              cudaMalloc(&b, sizeof together) == cudaSuccess &&
+              cudaMalloc(&from, sizeof together) == cudaSuccess);
+    cr_assert_eq(cudaMemcpy(from, x, sizeof together, cudaMemcpyHostToDevice), cudaSuccess);
+    cr_assert_eq(GPU_LAUNCH(sums<LANES>, 50, 96, 0, nullptr, a, b, from), cudaSuccess);
+    cr_assert_eq(cudaMemcpy(together, a, sizeof together, cudaMemcpyDeviceToHost), cudaSuccess);
+    cr_assert_eq(cudaMemcpy(shuffled, b, sizeof together, cudaMemcpyDeviceToHost), cudaSuccess);
+    for (int i = 0; i < N; ++i)
+        cr_assert_eq(memcmp(&together[i], &shuffled[i], sizeof(float)), 0, "%d lanes, element %d: %a and %a",
+                     LANES, i, static_cast<double>(together[i]), static_cast<double>(shuffled[i]));
+    cudaFree(a);
+    cudaFree(b);
+    cudaFree(from);
+}
+
+Test(sim_lanes, sums_of_lanes)
+{
+    static float x[N];
+    unsigned state = 1;
+    for (int i = 0; i < N; ++i) {
+        state = state * 1664525u + 1013904223u;
+        const float sign = (state >> 30 & 1u) != 0 ? -1.0f : 1.0f;
+        x[i] = sign * ldexpf(1.0f + static_cast<float>(state & 0xffffu) / 65536.0f,
+                             static_cast<int>(state >> 16 & 31u) - 16);
+    }
+    x[40] = INFINITY;
+    x[100] = -INFINITY;
+    x[101] = INFINITY;
+    x[200] = -0.0f;
+    compare<4>(x);
+    compare<8>(x);
+    compare<32>(x);
+}
