@@ -3,6 +3,8 @@
 
 #include <string.h>
 
+#define OF_ORDER                                                                                             \
+    "an order of scores among which one is no number is not defined (a softmax of an infinity has such)"
 #define OF_EXP "exponentials of numbers so large: the bound is not finite and would decide nothing"
 
 const int64_t parity_ask_boundaries[] = {0,  1,  2,  3,  7,  8,   13,  15,  16,  17,  31,
@@ -71,13 +73,15 @@ const char *parity_data_mode_refusal(const char *op, parity_data_mode mode)
         const char *why;
     } rows[] = {
         {"attention_fwd", 1u << PARITY_HUGE, OF_EXP},
+        {"attention_fwd", 1u << PARITY_INFINITY,
+         "a row all of whose scores are minus infinity has no value by the formula and none of a row without "
+         "keys"},
         {"attention_bwd", 1u << PARITY_HUGE, OF_EXP},
         {"attention_merge", 1u << PARITY_HUGE, OF_EXP},
         {"router_fwd", 1u << PARITY_HUGE, OF_EXP},
-        {"router_fwd", 1u << PARITY_NAN, "an order of scores among which one is no number is not defined"},
+        {"router_fwd", 1u << PARITY_NAN | 1u << PARITY_INFINITY, OF_ORDER},
         {"router_aux_fwd", 1u << PARITY_HUGE, OF_EXP},
-        {"router_aux_fwd", 1u << PARITY_NAN,
-         "an order of scores among which one is no number is not defined"},
+        {"router_aux_fwd", 1u << PARITY_NAN | 1u << PARITY_INFINITY, OF_ORDER},
         {"router_aux_bwd", 1u << PARITY_HUGE, OF_EXP},
         {"cross_entropy_stats", 1u << PARITY_NAN,
          "the maximum of a row may leave a NaN out, which the row's sum of exponentials then has"},
