@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # `cmake --install` puts programs, cases, headers and the library where they can be used from: a stranger's program is built
-# through find_package, through pkg-config and as a parent project, and run.  The argument is the build folder.
+# through find_package, through pkg-config and as a parent project, and run; every example runs from there (ci/examples.sh).  The
+# argument is the build folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=${1:-build/release}
@@ -10,6 +11,8 @@ cmake --install "$build" --prefix "$prefix" >/dev/null
 test -x "$prefix/bin/assay"
 test -x "$prefix/bin/assay-sim"
 "$prefix/bin/assay" doctor
+test -f "$prefix/share/assay/golden/assay_trace/__init__.py"
+mandoc -Tlint -W warning <(zcat "$prefix/share/man/man1/assay.1.gz")
 
 # consumer NAME PROGRAM: runs it in a folder of its own.
 consumer() {
@@ -31,3 +34,5 @@ cmake --build "$prefix/by-source" --target consumer -j "$(nproc)" >/dev/null
 grep -q 'ASSAY_WERROR:BOOL=OFF' "$prefix/by-source/CMakeCache.txt"
 grep -q 'ASSAY_BUILD_TESTS:BOOL=OFF' "$prefix/by-source/CMakeCache.txt"
 consumer add_subdirectory "$prefix/by-source/consumer"
+
+ci/examples.sh "$prefix"

@@ -2,7 +2,8 @@
 # Passes the tests: installs what is missing, lints, builds with gcc and clang, runs clang-tidy, runs every test as released and
 # under the address and undefined-behaviour sanitizers, the tests of core, ref, gpu and the simulator as clang compiles them,
 # shared memory under the thread sanitizer, the judge's self-test, a few bugs planted in the source (all: ci/mutants.sh), the
-# default matrix, ten kills, and programs that link the installed library.  A test counts once for each preset that ran it.  ci/coverage.sh is not part of it (about five minutes more), but its self-test is.
+# default matrix, ten kills, programs that link the installed library, every example, the Debian package, and some seconds of
+# fuzzing.  A test counts once for each preset that ran it.  ci/coverage.sh is not part of it (about five minutes more), but its self-test is.
 # The last line is `N passed, N failed, N skipped`.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -91,4 +92,6 @@ step mutants ci/mutants.sh --fast
 step parity build/release/bin/assay run --report build/test-report
 step kills ci/kills.sh --steps 8 --runs 2 # of the 300 and 100 that it does by itself
 step install ci/install_check.sh
+step package ci/package.sh
+step fuzz ci/fuzz.sh # of hours by hand
 finish

@@ -20,6 +20,11 @@ elseif(ASSAY_SANITIZE_THREAD)
   add_compile_options(-fsanitize=thread -fno-omit-frame-pointer)
   add_link_options(-fsanitize=thread)
 endif()
+if(ASSAY_FUZZ)
+  # Instrumented, the loops of ref/fast do not vectorize; that is no warning here.
+  add_compile_options(-fsanitize=address,undefined,fuzzer-no-link -fno-sanitize-recover=all -fno-omit-frame-pointer -Wno-pass-failed)
+  add_link_options(-fsanitize=address,undefined)
+endif()
 
 function(assay_c_warnings target)
   foreach(w IN LISTS ASSAY_C_WARNINGS)

@@ -200,7 +200,21 @@ class GatheredAttention(torch.nn.Module):
         return torch.einsum("bnqk,kbnd->qbnd", scores.softmax(-1), v).reshape(s, b, heads * d)
 
 
-def install_modules(context_parallel):
+class LatentAttention(torch.nn.Module):
+    """Causal attention whose values have a width of their own, which the core's DotProductAttention does not take."""
+
+    def __init__(self, config, layer_number, attn_mask_type, attention_type, softmax_scale=None, **kwargs):
+        super().__init__()
+        self.scale = softmax_scale
+
+    def forward(self, query, key, value, attention_mask, **kwargs):
+        s, b, heads, _ = query.shape
+        scores = torch.einsum("qbnd,kbnd->bnqk", query, key) * self.scale
+        scores = scores.masked_fill(torch.ones(s, s, dtype=torch.bool).triu(1), float("-inf"))
+        return torch.einsum("bnqk,kbnd->qbnd", scores.softmax(-1), value).reshape(s, b, -1)
+
+
+def install_modules(context_parallel, latent=False):
     from megatron.core.models import backends
     from megatron.core.tensor_parallel import random
     from megatron.core.transformer import torch_norm
@@ -209,5 +223,10 @@ def install_modules(context_parallel):
     random._set_cuda_rng_state = lambda state, *a, **k: torch.set_rng_state(state)
     moe_utils.te_general_gemm = None
     torch_norm.WrappedTorchNorm.__new__ = _norm
-    if context_parallel:
+    if latent:
+        from megatron.core.transformer import multi_latent_attention
+
+        multi_latent_attention.TELinear = type("TELinear", (), {})
+        backends.LocalSpecProvider.core_attention = lambda self: LatentAttention
+    elif context_parallel:
         backends.LocalSpecProvider.core_attention = lambda self: GatheredAttention

@@ -15,6 +15,8 @@ assay_status gpu_check_tensor(const char *op, const char *operand, gpu_tensor t,
 assay_status gpu_check_act(const char *op, const char *operand, gpu_tensor t);
 /* Number of elements. */
 assay_status gpu_check_count(const char *op, const char *operand, gpu_tensor t, int64_t expected);
+/* I64, one for each row of `operand`, which has n elements. */
+assay_status gpu_check_row_tokens(const char *op, gpu_tensor token, const char *operand, int64_t n);
 /* The exact shape, extents d0.. of which the first `ndim` count. */
 assay_status gpu_check_shape2(const char *op, const char *operand, gpu_tensor t, int64_t d0, int64_t d1);
 /* Same dtype as another operand. */

@@ -74,12 +74,13 @@ static bool has_name(const values *s, const char *name)
 static assay_status read_trace(values *s, const char *dir)
 {
     ASSAY_TRY(assay_trace_open(&s->trace, dir, false));
+    const char *engine = assay_trace_header_text(s->trace, "engine");
     ASSAY_CHECK(
-        assay_trace_world(s->trace) == 1 && strcmp(assay_trace_header_text(s->trace, "engine"), "ref") == 0,
+        assay_trace_world(s->trace) == 1 && (strcmp(engine, "ref") == 0 || strcmp(engine, "assembled") == 0),
         ASSAY_INVALID_ARGUMENT,
-        "--substitute-values %s: expected the trace of assay step --engine ref, found one of engine %s "
-        "with %d ranks",
-        dir, assay_trace_header_text(s->trace, "engine"), assay_trace_world(s->trace));
+        "--substitute-values %s: expected the trace of assay step --engine ref, or one that assay bisect "
+        "assembled, found one of engine %s with %d ranks",
+        dir, engine, assay_trace_world(s->trace));
     const int64_t n = assay_trace_n_tensors(s->trace, 0);
     s->sorted = calloc((size_t)n + 1, sizeof(const assay_trace_tensor *));
     ASSAY_CHECK(s->sorted, ASSAY_OUT_OF_MEMORY, "%s: %lld tensors", dir, (long long)n);

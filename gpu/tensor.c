@@ -146,6 +146,16 @@ assay_status gpu_check_count(const char *op, const char *operand, gpu_tensor t, 
     return ASSAY_OK;
 }
 
+assay_status gpu_check_row_tokens(const char *op, gpu_tensor token, const char *operand, int64_t n)
+{
+    const int64_t t = gpu_tensor_count(token);
+    ASSAY_TRY(gpu_check_tensor(op, "token", token, ASSAY_I64, ASSAY_I64));
+    ASSAY_CHECK(t > 0 ? n % t == 0 : n == 0, ASSAY_INVALID_ARGUMENT,
+                "%s: token: expected one for each row of %s, found %" PRId64 " for %" PRId64 " elements", op,
+                operand, t, n);
+    return ASSAY_OK;
+}
+
 assay_status gpu_check_shape2(const char *op, const char *operand, gpu_tensor t, int64_t d0, int64_t d1)
 {
     char text[96];

@@ -1,6 +1,7 @@
 /* Set-up, steps and tear-down of one rank. */
 #include "gpu/train.h"
 
+#include "core/files/checkpoint_folder.h"
 #include "core/run/inputs.h"
 #include "core/run/outputs.h"
 #include "core/run/stop.h"
@@ -274,11 +275,13 @@ static assay_status save_checkpoint(gpu_engine *e, int64_t done)
 {
     char dir[ASSAY_PATH + 32];
     const assay_train_options *o = &e->options;
-    if (o->save_interval > 0)
-        snprintf(dir, sizeof dir, "%s/iter_%07lld", o->save, (long long)done);
-    else
-        snprintf(dir, sizeof dir, "%s", o->save);
-    return gpu_checkpoint_save(e, dir, done);
+    if (o->save_interval == 0)
+        return gpu_checkpoint_save(e, o->save, done);
+    assay_checkpoint_folder_name(o->save, done, dir, sizeof dir);
+    ASSAY_TRY(gpu_checkpoint_save(e, dir, done));
+    return e->env.rank == 0
+               ? assay_checkpoint_folder_add(o->save, done, e->loss[done - 1], o->save_total_limit)
+               : ASSAY_OK;
 }
 
 /* Whether a checkpoint is due behind `done` steps. */

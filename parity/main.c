@@ -1,22 +1,19 @@
 /* The front door: `assay VERB ...`. */
+#include "assay_commit.h" /* of the build: cmake/AssayCommit.cmake */
 #include "core/base/suggest.h"
 #include "core/run/outputs.h"
 #include "parity/parity.h"
+#include "parity/run/manual.h"
 #include "ref/fast/blas_core.h"
 #include <stdio.h>
 #include <string.h>
 
-typedef struct verb {
-    const char *name;
-    int (*main)(int argc, char **argv);
-    const char *help;
-} verb;
-
-static const verb VERBS[] = {
+static const parity_verb VERBS[] = {
     {"step", parity_main_step,
      "one training step (or N) of a Hugging Face folder on a batch file, by either engine"},
     {"train", parity_main_train,
      "train a model on text or a batch file: checkpoints, resume, metrics, export"},
+    {"ckpt", parity_main_ckpt, "inspect, verify, compare and rewrite checkpoints"},
     {"batch", parity_main_batch, "make a batch file from text"},
     {"run", parity_main_run, "parity of both engines over a matrix of layouts"},
     {"diff", parity_main_diff, "first difference between two traces"},
@@ -30,31 +27,28 @@ static const verb VERBS[] = {
     {"report", parity_main_report, "join the results of shards: assay report merge"},
     {"selftest", parity_main_selftest, "plant faults and demand that each is caught and named"},
     {"bench", parity_main_bench, "times of a step and of its operations, beside what the device can do"},
+    {"certify", parity_main_certify,
+     "try a kernel of a shared library, or the engine's own: report, certificate"},
+    {"keygen", parity_main_keygen, "a pair of keys for certificates"},
+    {"verify", parity_main_verify, "a certificate: signature, hashes, validity; offline"},
+    {"gate", parity_main_gate, "whether a folder holds the certificates that are required"},
     {"doctor", parity_main_doctor, "what is installed, which engine will be used, why"},
+    {"help", parity_main_help, "this list, the options of a verb, or the manual page"},
+    {"completion", parity_main_completion, "what bash completes: source <(assay completion bash)"},
 };
 enum { N_VERBS = sizeof VERBS / sizeof *VERBS };
-
-static void usage(FILE *out)
-{
-    fputs("Usage: assay VERB [OPTION...]\n\nTwo implementations of one training stack, and a judge.\n\n",
-          out);
-    for (int i = 0; i < N_VERBS; i++)
-        fprintf(out, "  %-10s %s\n", VERBS[i].name, VERBS[i].help);
-    fputs("\n`assay VERB --help` lists the options.  Exit code: 0 all within bounds, 1 something is wrong, 2 "
-          "could not be "
-          "checked.\n",
-          out);
-}
 
 int main(int argc, char **argv)
 {
     ref_blas_core_restart(argv);
+    parity_set_commit(ASSAY_COMMIT);
+    parity_verbs_set(VERBS, N_VERBS);
     if (argc < 2) {
-        usage(stderr);
+        parity_usage(stderr);
         return 2;
     }
-    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0 || strcmp(argv[1], "help") == 0) {
-        usage(stdout);
+    if (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0) {
+        parity_usage(stdout);
         return assay_outputs_finish("assay", 0);
     }
     if (strcmp(argv[1], "--version") == 0) {
@@ -74,6 +68,6 @@ int main(int argc, char **argv)
     for (int i = 0; i < N_VERBS; i++)
         assay_suggest_add(&near, VERBS[i].name);
     fprintf(stderr, "assay: unknown verb \"%s\"%s\n\n", argv[1], assay_suggest_end(&near, ""));
-    usage(stderr);
+    parity_usage(stderr);
     return 2;
 }

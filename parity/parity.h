@@ -9,6 +9,7 @@
 
 #include "core/base/hash.h"
 #include "core/files/trace.h"
+#include "parity/judge/picture.h"
 #include "ref/ref.h"
 #include "ref/replay.h"
 
@@ -60,6 +61,7 @@ typedef struct parity_result {
     double found, expected, allowance;
     bool is_distance; /* found is how far a whole slice lies from the reference, expected is 0, not a value */
     int variant;
+    int picture, curve; /* numbers in the gallery of the table or report that holds the result; 0: none */
     char diagnosis[PARITY_TEXT]; /* what kind of mistake it looks like; empty when unknown or passed */
     char message[PARITY_TEXT];   /* one sentence: expected, found, where */
     char reproduce[PARITY_TEXT]; /* command line */
@@ -77,6 +79,14 @@ void parity_report_destroy(parity_report *r);
 void parity_report_set_context(parity_report *r, const parity_result *context);
 /* ASSAY_INTERNAL for a result whose check was never set. */
 assay_status parity_report_add(parity_report *r, const parity_result *result);
+/* The same with what is drawn of it, copied; NULL: nothing.  Of pictures a report takes the first four of each case,
+ * precision, layout and kernels, and sixteen in all. */
+enum { PARITY_PICTURES_OF_COLUMN = 4, PARITY_PICTURES = 16 };
+assay_status parity_report_add_drawn(parity_report *r, const parity_result *result,
+                                     const parity_picture *picture, const parity_curve *curve);
+/* What is drawn of a result of this report; NULL: nothing. */
+const parity_picture *parity_report_picture(const parity_report *r, const parity_result *result);
+const parity_curve *parity_report_curve(const parity_report *r, const parity_result *result);
 int64_t parity_report_count(const parity_report *r);
 const parity_result *parity_report_at(const parity_report *r, int64_t i);
 /* Which part of which run the results are: part `shard` of `shards`; run: what it was asked for, in short ("" : no run of
@@ -114,6 +124,10 @@ assay_status parity_check_local(const assay_trace *t, parity_report *report);
 /* exact.c: writes the lattice request trace for a world of `world` ranks; judges the engine's answer */
 assay_status parity_exact_request(const char *dir, int world, const char *act_dtype);
 assay_status parity_check_exact(const char *request_dir, const char *answer_dir, parity_report *report);
+/* The same where some records need no answer: those that `taken` denies are not judged. */
+typedef bool (*parity_exact_taken)(const void *user, const assay_trace *request, const assay_trace_op *asked);
+assay_status parity_check_exact_taken(const char *request_dir, const char *answer_dir,
+                                      parity_exact_taken taken, const void *user, parity_report *report);
 /* plan.c: every operation of every rank, step and microbatch with its inputs, attributes, integer tensors and
  * partners (docs/OPS.md section 9), expected from what the run was asked for: the trace is only compared.
  * Failures come first, in causal order. */
@@ -138,6 +152,11 @@ assay_status parity_whole_cache_create(parity_whole_cache **out, const assay_mod
 assay_status parity_whole_cache_share(parity_whole_cache *c, const char *folder);
 void parity_whole_cache_destroy(parity_whole_cache *c);
 assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t, parity_report *report);
+/* The same against another run in place of the reference: an unsharded trace of canonical names in double.  The reference's runs
+ * say what rounding can do; widen: how much more of it lies between two runs than between one and the truth.  What the other
+ * run does not hold is not compared. */
+assay_status parity_check_whole_against(parity_whole_cache *cache, const assay_trace *t,
+                                        const assay_trace *other, double widen, parity_report *report);
 /* routing.c */
 assay_status parity_check_routing(const assay_trace *t, parity_report *report);
 /* bitwise.c: two traces (or two result files) must be equal bit for bit; `claim` is "repeat" or "restart" */
@@ -207,6 +226,7 @@ int parity_main_run(int argc, char **argv);
 int parity_main_step(int argc, char **argv);
 int parity_main_bisect(int argc, char **argv);
 int parity_main_batch(int argc, char **argv);
+int parity_main_ckpt(int argc, char **argv);
 int parity_main_train(int argc, char **argv);
 int parity_main_diff(int argc, char **argv);
 int parity_main_replay(int argc, char **argv);
@@ -217,7 +237,17 @@ int parity_main_selftest(int argc, char **argv);
 int parity_main_doctor(int argc, char **argv);
 int parity_main_report(int argc, char **argv);
 int parity_main_bench(int argc, char **argv);
+int parity_main_certify(int argc, char **argv);
+int parity_main_keygen(int argc, char **argv);
+int parity_main_verify(int argc, char **argv);
+int parity_main_gate(int argc, char **argv);
+int parity_main_help(int argc, char **argv);
+int parity_main_completion(int argc, char **argv);
 /* "0.1.0" */
 const char *parity_version(void);
+/* "1782025f8a59", with "-dirty" where the sources were changed; "unknown" where they were built outside of git.  The program
+ * tells: the library knows no commit. */
+void parity_set_commit(const char *text);
+const char *parity_commit(void);
 
 #endif

@@ -2,6 +2,7 @@
  * recipe's types, in which every stored number is exact. */
 #include "ref/checkpoint.h"
 
+#include "core/files/checkpoint_folder.h"
 #include "core/run/state.h"
 #include "ref/parallel/sharding.h"
 
@@ -129,7 +130,7 @@ out:
     return st;
 }
 
-assay_status ref_checkpoint_save(const ref_engine *e, int64_t done)
+assay_status ref_checkpoint_save(const ref_engine *e, int64_t done, double loss)
 {
     char dir[ASSAY_PATH + 32];
     buffers b;
@@ -141,7 +142,7 @@ assay_status ref_checkpoint_save(const ref_engine *e, int64_t done)
                            .step = done,
                            .learning_rate = ref_learning_rate(&e->options, done)};
     if (e->options.save_interval > 0)
-        snprintf(dir, sizeof dir, "%s/iter_%07lld", e->run->save, (long long)done);
+        assay_checkpoint_folder_name(e->run->save, done, dir, sizeof dir);
     else
         snprintf(dir, sizeof dir, "%s", e->run->save);
     json_t *state = assay_state_to_json(&s);
@@ -153,6 +154,8 @@ assay_status ref_checkpoint_save(const ref_engine *e, int64_t done)
         free(b.stored);
     }
     json_decref(state);
+    if (st == ASSAY_OK && e->options.save_interval > 0)
+        st = assay_checkpoint_folder_add(e->run->save, done, loss, e->options.save_total_limit);
     return st;
 }
 

@@ -277,7 +277,7 @@ static assay_status watch_step(const ref_engine *e, const ref_run_result *result
         ASSAY_TRY(assay_metrics_step(m, step, result->loss[step], result->grad_norm[step],
                                      ref_learning_rate(&e->options, step)));
     if (saves)
-        ASSAY_TRY(ref_checkpoint_save(e, step + 1));
+        ASSAY_TRY(ref_checkpoint_save(e, step + 1, result->loss[step]));
     ASSAY_CHECK(!asked || step + 1 == result->steps, ASSAY_STOPPED,
                 "stopped after iteration %lld of %lld; %s%s%s%s", (long long)step + 1,
                 (long long)result->steps, saves ? "its checkpoint lies in " : "nothing was to be saved",
@@ -290,7 +290,7 @@ static assay_status watch_step(const ref_engine *e, const ref_run_result *result
 static assay_status save_unchanged(const ref_engine *e, int64_t steps)
 {
     return e->run->first_step >= steps && e->options.save_interval == 0 && ref_checkpoint_due(e, steps, steps)
-               ? ref_checkpoint_save(e, steps)
+               ? ref_checkpoint_save(e, steps, 0.0)
                : ASSAY_OK;
 }
 

@@ -112,6 +112,39 @@ assay_status assay_remove_tree(const char *path, const char *root_must_contain)
     return ASSAY_OK;
 }
 
+/* --- scratch folders ---------------------------------------------------------------------------------------- */
+
+assay_status assay_scratch_make(const char *word, char *out, size_t capacity)
+{
+    const char *base = getenv("TMPDIR");
+    base = base != NULL && base[0] != '\0' ? base : "/tmp";
+    const int n = snprintf(out, capacity, "%s/assay-%s-XXXXXX", base, word);
+    if (n < 0 || (size_t)n >= capacity || mkdtemp(out) == NULL) {
+        const bool fits = n >= 0 && (size_t)n < capacity;
+        out[0] = '\0';
+        ASSAY_CHECK(fits, ASSAY_LIMIT, "TMPDIR %s: expected a path below %zu bytes", base, capacity);
+        ASSAY_FAIL(ASSAY_IO, "TMPDIR %s: cannot make a folder assay-%s-...: %s", base, word, strerror(errno));
+    }
+    return ASSAY_OK;
+}
+
+void assay_scratch_remove(const char *dir)
+{
+    char base[PATH_MAX], pending[1024];
+    const assay_status st = assay_error_status();
+    const char *slash = strrchr(dir, '/');
+    if (slash == NULL)
+        return;
+    snprintf(pending, sizeof pending, "%s", assay_error_message());
+    snprintf(base, sizeof base, "%.*s", (int)(slash - dir), dir);
+    if (assay_remove_tree(dir, base[0] != '\0' ? base : "/") == ASSAY_OK)
+        return;
+    fprintf(stderr, "WARNING: %s stays: %s\n", dir, assay_error_message());
+    assay_error_clear();
+    if (st != ASSAY_OK)
+        (void)ASSAY_ERROR(st, "%s", pending);
+}
+
 /* --- whole files -------------------------------------------------------------------------------------------- */
 
 static assay_status write_all(int fd, const char *data, uint64_t bytes, const char *path)

@@ -12,6 +12,10 @@ assay_status assay_mkdir_p(const char *path);
 /* The tree must lie strictly below `root_must_contain` (both resolved) and not be a link itself; links inside
  * are unlinked, never followed; an absent tree is ASSAY_OK. */
 assay_status assay_remove_tree(const char *path, const char *root_must_contain);
+/* A new folder in TMPDIR (else /tmp) for what one run needs: assay-WORD-...; out [capacity] is its path. */
+assay_status assay_scratch_make(const char *word, char *out, size_t capacity);
+/* Removes it.  What stays harms no verdict: a warning names it, and an error that is on its way keeps its message. */
+void assay_scratch_remove(const char *dir);
 /* Writes bytes beside, fsyncs, renames, fsyncs the folder. */
 assay_status assay_write_file(const char *path, const void *data, uint64_t bytes);
 /* fsync; nothing where the environment says ASSAY_FSYNC=0, as `assay run` does for what its tasks write into their scratch

@@ -34,6 +34,7 @@ typedef struct assay_checkpoint_content {
     int n_states;                 /* 0: no optimizer-* */
     const char *const *state_names;
     int64_t max_shard_size; /* bytes of the tensors of a shard, where more than one is in it; 0: 5 GB */
+    bool weights_only;      /* no masters, either, where they are of another type */
     bool
         keep_differing; /* ranks whose pieces are not what the file holds are named in the manifest: no error */
 } assay_checkpoint_content;
@@ -94,6 +95,11 @@ typedef struct assay_checkpoint_stored {
 int64_t assay_checkpoint_stored_count(const assay_checkpoint *c);
 assay_status assay_checkpoint_stored_at(const assay_checkpoint *c, int64_t index,
                                         assay_checkpoint_stored *out);
+
+/* Everything that is wrong with the folder, a text for each: the manifest, else each file, else each tensor. */
+typedef void (*assay_checkpoint_finding)(void *user, const char *text);
+assay_status assay_checkpoint_verify_each(const char *dir, assay_checkpoint_finding sink, void *user,
+                                          int64_t *found);
 
 ASSAY_END_DECLS
 

@@ -36,7 +36,8 @@ const char *assay_checkpoint_family_word(const assay_checkpoint_content *c, int 
 {
     if (family == ASSAY_FAMILY_WEIGHT)
         return param->trained ? "weight" : "expert_bias";
-    if (!assay_param_needs_grad(param))
+    if (!assay_param_needs_grad(param) ||
+        (family == ASSAY_FAMILY_MAIN && c->weights_only && c->weight != c->state))
         return NULL;
     return family == ASSAY_FAMILY_MAIN ? "main_param" : c->state_names[family - ASSAY_FAMILY_STATE];
 }

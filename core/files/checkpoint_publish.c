@@ -153,14 +153,16 @@ static assay_status write_state(publication *p, json_t *state)
     for (int k = 0; k < c->n_states; k++)
         json_array_append_new(states, json_string(c->state_names[k]));
     json_t *content =
-        json_pack("{s:s, s:s, s:o, s:I}", "weight", assay_dtype_name(c->weight), "state",
+        json_pack("{s:s, s:s, s:o, s:I, s:b}", "weight", assay_dtype_name(c->weight), "state",
                   assay_dtype_name(c->state), "states", states, "max_shard_size",
-                  (json_int_t)(c->max_shard_size > 0 ? c->max_shard_size : ASSAY_CHECKPOINT_SHARD));
+                  (json_int_t)(c->max_shard_size > 0 ? c->max_shard_size : ASSAY_CHECKPOINT_SHARD),
+                  "weights_only", c->weights_only);
     int failed = json_object_set_new(state, "format", json_string(ASSAY_CHECKPOINT_FORMAT));
     failed |= json_object_set_new(state, "version", json_integer(ASSAY_CHECKPOINT_VERSION));
     failed |= json_object_set_new(state, "job", json_string(p->w->job));
     failed |= json_object_set_new(state, "step", json_integer(p->w->step));
-    failed |= json_object_set_new(state, "world_size", json_integer(p->w->world));
+    if (json_object_get(state, "world_size") == NULL) /* a copy keeps who saved it */
+        failed |= json_object_set_new(state, "world_size", json_integer(p->w->world));
     failed |= json_object_set_new(state, "content", content);
     failed |= json_object_set_new(state, "model", model);
     ASSAY_CHECK(failed == 0, ASSAY_OUT_OF_MEMORY, "%s: state", p->w->dir);

@@ -39,6 +39,7 @@ static assay_status read_content(assay_checkpoint *c, const char *path, assay_ch
     ASSAY_TRY(read_dtype(content, "weight", path, &out->weight));
     ASSAY_TRY(read_dtype(content, "state", path, &out->state));
     ASSAY_TRY(assay_json_get_i64(content, "max_shard_size", true, 1, INT64_MAX, path, &out->max_shard_size));
+    ASSAY_TRY(assay_json_get_bool(content, "weights_only", true, path, &out->weights_only));
     for (int k = 0; k < out->n_states; k++) {
         const char *word = json_string_value(json_array_get(states, (size_t)k));
         ASSAY_CHECK(word != NULL && strlen(word) < sizeof c->names[k], ASSAY_FORMAT,

@@ -16,14 +16,13 @@ static assay_status plain_name(const char *dir, const char *name, size_t i)
     return ASSAY_OK;
 }
 
-static assay_status verify_file(const char *dir, const json_t *entry, size_t i)
+static assay_status verify_file(const char *dir, const json_t *entry)
 {
     const char *name = json_string_value(json_object_get(entry, "name"));
     const char *want = json_string_value(json_object_get(entry, "sha256"));
     const json_t *bytes = json_object_get(entry, "bytes");
     char path[ASSAY_CHECKPOINT_PATH + 64], hash[ASSAY_SHA256_HEX];
     struct stat sb;
-    ASSAY_TRY(plain_name(dir, name, i));
     ASSAY_CHECK(want != NULL && json_is_integer(bytes), ASSAY_FORMAT,
                 "%s/manifest.json: files: %s: expected bytes and sha256", dir, name);
     assay_checkpoint_file(path, dir, name);
@@ -71,6 +70,7 @@ static assay_status verify_own_hash(const json_t *manifest, const char *path)
     return ASSAY_OK;
 }
 
+/* The manifest alone. */
 static assay_status verify_manifest(const char *dir, const char *path, const json_t *manifest)
 {
     char format[64] = "";
@@ -89,8 +89,8 @@ static assay_status verify_manifest(const char *dir, const char *path, const jso
     const json_t *files = json_object_get(manifest, "files");
     ASSAY_CHECK(json_is_array(files), ASSAY_FORMAT, "%s: files: expected an array", path);
     for (size_t i = 0; i < json_array_size(files); i++)
-        ASSAY_TRY(verify_file(dir, json_array_get(files, i), i));
-    return verify_set(dir, files);
+        ASSAY_TRY(plain_name(dir, json_string_value(json_object_get(json_array_get(files, i), "name")), i));
+    return ASSAY_OK;
 }
 
 assay_status assay_checkpoint_verify(const char *dir, json_t **manifest)
@@ -99,10 +99,90 @@ assay_status assay_checkpoint_verify(const char *dir, json_t **manifest)
     *manifest = NULL;
     assay_checkpoint_file(path, dir, "manifest.json");
     ASSAY_TRY(assay_json_load(manifest, path));
-    const assay_status st = verify_manifest(dir, path, *manifest);
+    const json_t *files = json_object_get(*manifest, "files");
+    assay_status st = verify_manifest(dir, path, *manifest);
+    for (size_t i = 0; i < json_array_size(files) && st == ASSAY_OK; i++)
+        st = verify_file(dir, json_array_get(files, i));
+    if (st == ASSAY_OK)
+        st = verify_set(dir, files);
     if (st != ASSAY_OK) {
         json_decref(*manifest);
         *manifest = NULL;
     }
+    return st;
+}
+
+/* --- all that is wrong -------------------------------------------------------------------------------------- */
+typedef struct findings {
+    assay_checkpoint_finding sink;
+    void *user;
+    int64_t n;
+} findings;
+
+/* An error of the folder is a finding; one of this machine ends the search. */
+static assay_status take(findings *f, assay_status st)
+{
+    if (st != ASSAY_FORMAT && st != ASSAY_MISMATCH && st != ASSAY_NOT_FOUND && st != ASSAY_UNSUPPORTED)
+        return st;
+    f->n++;
+    f->sink(f->user, assay_error_message());
+    assay_error_clear();
+    return ASSAY_OK;
+}
+
+static assay_status check_tensor(const char *dir, const assay_checkpoint_stored *t)
+{
+    char hash[ASSAY_SHA256_HEX];
+    assay_sha256_bytes(t->data, t->bytes, hash);
+    ASSAY_CHECK(strcmp(hash, t->sha256) == 0, ASSAY_FORMAT, "%s/%s: %s: expected SHA-256 %s, found %s", dir,
+                t->file, t->name, t->sha256, hash);
+    return ASSAY_OK;
+}
+
+static assay_status check_tensors(const char *dir, findings *f)
+{
+    assay_checkpoint *c = NULL;
+    assay_status st = assay_checkpoint_open(&c, dir);
+    if (st != ASSAY_OK)
+        return take(f, st);
+    for (int64_t i = 0; i < assay_checkpoint_stored_count(c) && st == ASSAY_OK; i++) {
+        assay_checkpoint_stored t;
+        st = assay_checkpoint_stored_at(c, i, &t);
+        if (st == ASSAY_OK)
+            st = check_tensor(dir, &t);
+        st = take(f, st);
+    }
+    assay_checkpoint_close(c);
+    return st;
+}
+
+assay_status assay_checkpoint_verify_each(const char *dir, assay_checkpoint_finding sink, void *user,
+                                          int64_t *found)
+{
+    char path[ASSAY_CHECKPOINT_PATH + 64];
+    json_t *manifest = NULL;
+    findings f = {.sink = sink, .user = user};
+    *found = 0;
+    ASSAY_TRY(assay_hash_init());
+    ASSAY_CHECK(strlen(dir) < ASSAY_CHECKPOINT_PATH - 32, ASSAY_INVALID_ARGUMENT,
+                "checkpoint: path too long");
+    assay_checkpoint_file(path, dir, "manifest.json");
+    assay_status st = assay_json_load(&manifest, path);
+    if (st == ASSAY_OK)
+        st = verify_manifest(dir, path, manifest);
+    if (st != ASSAY_OK) { /* nothing says what the others should be */
+        st = take(&f, st);
+        goto done;
+    }
+    const json_t *files = json_object_get(manifest, "files");
+    for (size_t i = 0; i < json_array_size(files) && st == ASSAY_OK; i++)
+        st = take(&f, verify_file(dir, json_array_get(files, i)));
+    if (st == ASSAY_OK)
+        st = take(&f, verify_set(dir, files));
+    if (st == ASSAY_OK && f.n == 0)
+        st = check_tensors(dir, &f);
+done:
+    json_decref(manifest);
+    *found = f.n;
     return st;
 }

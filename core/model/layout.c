@@ -230,7 +230,9 @@ void assay_layout_format(const assay_parallel_config *p, char out[ASSAY_LAYOUT_T
         const int unwritten = counts_layers ? 0 : words[i].min;               /* 1 for sizes, 0 for zero */
         const bool follows = words[i].offset == FIELD(virtual_pipeline_model_parallel_size) &&
                              p->pipeline_model_parallel_layout[0] != '\0';
-        if (value != unwritten && !follows)
+        /* dp1 that the experts do not fit in is refused later, by its own name: without the word another dp is read. */
+        const bool needed = words[i].offset == FIELD(data_parallel_size) && value != smallest_dp(p);
+        if ((value != unwritten && !follows) || needed)
             used += (size_t)snprintf(out + used, ASSAY_LAYOUT_TEXT - used, "%s%s%d", used ? "," : "",
                                      words[i].prefix, value);
         if (words[i].offset == FIELD(tensor_model_parallel_size) && p->sequence_parallel)
@@ -240,9 +242,9 @@ void assay_layout_format(const assay_parallel_config *p, char out[ASSAY_LAYOUT_T
                                      assay_cp_comm_name(p->cp_comm_type));
     }
     if (p->account_for_embedding_in_pipeline_split)
-        used += (size_t)snprintf(out + used, ASSAY_LAYOUT_TEXT - used, ",embed");
+        used += (size_t)snprintf(out + used, ASSAY_LAYOUT_TEXT - used, "%sembed", used ? "," : "");
     if (p->account_for_loss_in_pipeline_split)
-        used += (size_t)snprintf(out + used, ASSAY_LAYOUT_TEXT - used, ",loss");
+        used += (size_t)snprintf(out + used, ASSAY_LAYOUT_TEXT - used, "%sloss", used ? "," : "");
     if (p->pipeline_model_parallel_layout[0] != '\0')
         used += (size_t)snprintf(out + used, ASSAY_LAYOUT_TEXT - used, "%s%s%s", used ? "," : "", stages_word,
                                  p->pipeline_model_parallel_layout);

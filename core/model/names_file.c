@@ -10,7 +10,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_ROWS = 1 << 16, MAX_PIECES = 1 << 12, WHERE = 320 };
+enum {
+    MAX_ROWS = 1 << 16,
+    MAX_NAMES = 1 << 18 /* with each * as every layer */,
+    MAX_PIECES = 1 << 12,
+    WHERE = 320
+};
 static const int64_t max_extent = (int64_t)1 << 40;
 
 /* One of the words, or the first where the member is absent. */
@@ -137,6 +142,8 @@ static assay_status read_row(assay_names *n, const json_t *object, const char *w
     ASSAY_CHECK((strchr(theirs, '*') == NULL) == (strchr(ours, '*') == NULL), ASSAY_FORMAT,
                 "%s: expected a * in both names or in none", where);
     const int64_t layers = strchr(theirs, '*') != NULL ? n->spec->config.num_layers : 1;
+    ASSAY_CHECK(n->n + layers <= MAX_NAMES, ASSAY_LIMIT, "%s: more than %d names with those of every layer",
+                where, MAX_NAMES);
     for (int64_t l = 0; l < layers; l++) {
         ASSAY_TRY(expand(theirs, l, where, row.theirs));
         ASSAY_TRY(expand(ours, l, where, row.ours));

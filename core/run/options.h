@@ -62,6 +62,7 @@ typedef struct assay_train_options {
     int64_t log_interval;     /* a line of text every so many steps; 0 = none */
     int64_t
         save_interval; /* `save` is a folder of checkpoints iter_0000010, one every so many steps and behind the last; 0 = `save` is one */
+    int64_t save_total_limit; /* checkpoints that a folder of them keeps, beside the best; 0 = all */
     bool
         save_differing_replicas; /* a checkpoint whose replicas differ says so in place of being refused: for the judge */
     int64_t max_shard_size; /* bytes of the tensors of one file of a checkpoint; 0 = 5 GB, as transformers */
@@ -210,6 +211,25 @@ typedef assay_status (*assay_option_callback)(void *user, const char *name, cons
 assay_status assay_options_parse(int argc, char **argv, const char *doc, const char *args_doc,
                                  assay_train_options *o /* may be NULL */, unsigned where,
                                  const assay_extra_option *extra, assay_option_callback callback, void *user);
+
+/* What a program takes, as its own parser knows it: manual page and completion are made of this. */
+typedef struct assay_option_view {
+    const char *name;         /* "clip-grad" */
+    const char *argument;     /* NULL: a flag */
+    bool optional;            /* --name alone is legal, too */
+    const char *const *words; /* all that the argument may be, NULL-terminated; NULL: see `argument` */
+    bool list;                /* several of them, "a,b" */
+    const char *help;
+    const char *group; /* heading of the option table; "": the program's own; NULL: help, usage, version */
+} assay_option_view;
+typedef struct assay_program_text {
+    const char *doc, *args_doc;
+    const assay_option_view *options;
+    int n_options;
+} assay_program_text;
+typedef void (*assay_describe)(void *user, const assay_program_text *text);
+/* From here on assay_options_parse parses nothing: it calls `describe` and ends the process, as --help does. */
+void assay_options_describe(assay_describe describe, void *user);
 
 ASSAY_END_DECLS
 

@@ -210,6 +210,53 @@ static assay_status run(parser *p, int argc, char **argv)
     return ASSAY_OK;
 }
 
+/* --- what a program takes ----------------------------------------------------------------------------------- */
+static struct {
+    assay_describe describe;
+    void *user;
+} describing;
+
+void assay_options_describe(assay_describe describe, void *user)
+{
+    describing.describe = describe;
+    describing.user = user;
+}
+
+static assay_option_view view_of(const struct argp_option *option, const char *group)
+{
+    assay_option_view t = {.name = option->name,
+                           .argument = option->arg,
+                           .optional = (option->flags & OPTION_ARG_OPTIONAL) != 0,
+                           .help = option->doc,
+                           .group = group};
+    if (option->key >= KEY_TABLE && option->key < KEY_EXTRA) {
+        static const char *const both[] = {"true", "false", NULL};
+        const assay_option_row *row = &assay_train_option_table()[option->key - KEY_TABLE];
+        t.words = row->type == ASSAY_OPT_BOOL ? both : row->words;
+        t.list = row->type == ASSAY_OPT_ENUM_LIST;
+    }
+    return t;
+}
+
+static assay_status describe_all(const parser *p)
+{
+    assay_program_text text = {.doc = p->doc, .args_doc = p->args_doc};
+    assay_option_view *options = calloc((size_t)p->n_options + 1, sizeof *options);
+    const char *group = "";
+    ASSAY_CHECK(options != NULL, ASSAY_OUT_OF_MEMORY, "%d options", p->n_options);
+    for (int i = 0; i < p->n_options; i++) {
+        const struct argp_option *option = &p->options[i];
+        if (option->name == NULL)
+            group = option->doc; /* a heading */
+        else if ((option->flags & OPTION_HIDDEN) == 0)
+            options[text.n_options++] = view_of(option, option->group < 0 ? NULL : group);
+    }
+    text.options = options;
+    describing.describe(describing.user, &text);
+    free(options);
+    exit(assay_outputs_finish(p->program, 0));
+}
+
 assay_status assay_options_parse(int argc, char **argv, const char *doc, const char *args_doc,
                                  assay_train_options *o, unsigned where, const assay_extra_option *extra,
                                  assay_option_callback callback, void *user)
@@ -236,6 +283,8 @@ assay_status assay_options_parse(int argc, char **argv, const char *doc, const c
     p.names = calloc((size_t)rows + 1, sizeof *p.names);
     ASSAY_CHECK_GOTO(p.options != NULL && p.names != NULL, ASSAY_OUT_OF_MEMORY, st, done, "%d options", rows);
     add_all(&p);
+    if (describing.describe != NULL)
+        ASSAY_TRY_GOTO(describe_all(&p), st, done);
     ASSAY_TRY_GOTO(run(&p, argc, argv), st, done);
     if (o != NULL)
         ASSAY_TRY_GOTO(assay_train_options_join_layout(o), st, done);

@@ -72,6 +72,8 @@ assay_status assay_outputs_check(const assay_train_options *o)
 {
     if (o->out[0] != '\0')
         ASSAY_TRY(check_out(o));
+    ASSAY_CHECK(o->save_total_limit == 0 || o->save_interval > 0, ASSAY_INVALID_ARGUMENT,
+                "--save-total-limit %lld without --save-interval", (long long)o->save_total_limit);
     if (o->save[0] != '\0')
         ASSAY_TRY(check_save(o));
     if (o->metrics[0] != '\0' && o->load[0] == '\0')

@@ -102,6 +102,11 @@ class Attention(Rule):
                     "rope_bwd", at, {"dy": self.t.copy(at + ".dy", ours(g["dy"]), "backward"), **inputs},
                     {"dx": self.t.copy(at + ".dx", ours(g["dx"]), "backward")}, {}, "backward", g["microbatch"], arith=arith))
 
+    @staticmethod
+    def value(t, b, s, groups):
+        """[b,s,groups,d] of what v_proj gave."""
+        return t.reshape(b, s, groups, -1)
+
     def visible_from(self, b, s):
         """The first key of every query [s·b] that a padding mask leaves, or None; False: not of that form."""
         mask = self.t.padding
@@ -127,7 +132,7 @@ class Attention(Rule):
         if q is None or k is None or v is None or q.shape[2] != k.shape[2] or type(v) is not torch.Tensor:
             return
         b, heads, s, d = q.shape
-        groups, out = k.shape[1], args[0]
+        groups, out, width = k.shape[1], args[0], self.value(v, b, s, k.shape[1]).shape[-1]
         first = self.visible_from(b, s)
         reason = self.refusal(first)
         if reason:
@@ -135,7 +140,7 @@ class Attention(Rule):
         at, low = self.name + ".core_attention", lowered(q) or q.dtype
 
         def as_keys(t):
-            return t.detach().reshape(b, s, groups, -1).transpose(0, 1).contiguous()
+            return self.value(t.detach(), b, s, groups).transpose(0, 1).contiguous()
 
         def as_queries(t):
             return local(t).detach().reshape(b, s, heads, -1).transpose(0, 1).contiguous()
@@ -151,8 +156,9 @@ class Attention(Rule):
         eager = getattr(self.module.config, "_attn_implementation", "eager") == "eager"
         window = int(getattr(self.module, "sliding_window", getattr(self.module.config, "sliding_window", None)) or 0)
         attrs = {"batch": b, "seq_q": s, "seq_k": s, "heads": heads, "groups": groups, "head_dim": d,
-                 "head_dim_v": v.shape[-1] // groups, "scale": self.scale(d), "window": window, "p_dtype": WORDS.get(low, "F32")}
+                 "head_dim_v": width, "scale": self.scale(d), "window": window, "p_dtype": WORDS.get(low, "F32")}
         o = copy("o", as_queries(out))
+        eager = eager or width != d  # the fused kernels take one width: scores in one piece
         arith = {**SUM, "rounding": ["scores"]} if eager else arithmetic(q, tile=16)  # eager: softmax in float32, also of float64
         self.t.op("attention_fwd", at, inputs, {"o": o}, attrs, arith=arith, internal=["lse"])
         if not (out.requires_grad and q.requires_grad and k.requires_grad and v.requires_grad):
@@ -162,6 +168,46 @@ class Attention(Rule):
             "attention_bwd", at, {**inputs, "o": o, "do": copy("do", as_queries(g["do"]), "backward")},
             {"dq": copy("dq", ours(g["dq"]), "backward"), "dk": copy("dk", ours(g["dk"]), "backward"),
              "dv": copy("dv", as_keys(g["dv"]), "backward")}, attrs, "backward", g["microbatch"], arith=back, internal=["lse"]))
+
+
+class LatentAttention(Attention):
+    """DeepSeek's (MLA): queries, keys and values as the attention function gets them, with a width of their own for values."""
+
+    @staticmethod
+    def matches(m):
+        return children(m, "kv_a_proj_with_mqa", "kv_b_proj", "o_proj") and getattr(m, "config", None) is not None
+
+    def hook(self):
+        m, file = self.module, sys.modules[type(self.module).__module__]
+        functions = getattr(file, "ALL_ATTENTION_FUNCTIONS", None)
+        self.before(m, lambda a, k: self.seen.clear())
+        self.before(m.o_proj, self.forward)
+        self.after(m, lambda a, k, y: self.seen.clear())
+        if functions is None or not hasattr(functions, "get_interface") or self.t.__dict__.setdefault("latent", {}).setdefault(id(functions), self) is not self:
+            return
+        plain, rules = functions.get_interface, self.t.rules
+
+        def get_interface(*args, **kwargs):
+            function = plain(*args, **kwargs)
+
+            def attend(module, query, key, value, *more, **options):
+                rule = next((r for r in rules if isinstance(r, LatentAttention) and r.module is module), None)
+                if rule is not None and rule.t.active(rule.name):
+                    rule.seen.update(q=query, k=key, v=value)
+                return function(module, query, key, value, *more, **options)
+
+            return attend
+
+        functions.get_interface = get_interface
+        self.t.undo.append(lambda: functions.__dict__.pop("get_interface", None))
+
+    def scale(self, dim):
+        rope = getattr(self.module.config, "rope_parameters", None) or {}
+        return dim ** -0.5 if rope.get("rope_type", "default") == "default" else float(self.module.scaling)
+
+    @staticmethod
+    def value(t, b, s, groups):
+        return t.transpose(1, 2)
 
 
 class Rope:

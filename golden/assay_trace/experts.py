@@ -10,15 +10,45 @@ from .placement import is_cut, local
 from .rules import SUM, Rule, arithmetic, is_silu
 
 
+class Scores(torch.overrides.TorchFunctionMode):
+    """The softmax or sigmoid in a router's forward: what it reads, under another name with a gradient of its own, and what it gives."""
+
+    def __init__(self, seen):
+        super().__init__()
+        self.seen = seen
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") not in ("softmax", "sigmoid") or "scores" in self.seen or not args or args[0].dim() != 2:
+            return func(*args, **kwargs)
+        x = args[0].view_as(args[0])
+        self.seen["x"], self.seen["scores"] = x, func(x, *args[1:], **kwargs)
+        return self.seen["scores"]
+
+
 class Router(Rule):
     """A module of weight [E,H] that gives (logits, weights of the chosen, indices of the chosen)."""
+
+    mode = None
 
     @staticmethod
     def matches(m):
         return type(m).__name__.lower().endswith("topkrouter") and isinstance(getattr(m, "weight", None), torch.nn.Parameter)
 
     def hook(self):
+        self.before(self.module, self.enter)
+        self.t.handles.append(self.module.register_forward_hook(self.leave, always_call=True))
         self.after(self.module, self.forward)
+
+    def enter(self, args, kwargs):
+        self.seen = {}
+        self.mode = Scores(self.seen)
+        self.mode.__enter__()
+
+    def leave(self, module, args, out):
+        mode, self.mode = self.mode, None
+        if mode is not None:
+            mode.__exit__(None, None, None)
 
     def attributes(self, experts):
         """What the config says, not what the module holds; None: no such operation."""
@@ -51,10 +81,19 @@ class Router(Rule):
         bias = getattr(self.module, "e_score_correction_bias", None)
         if bias is not None:
             inputs["expert_bias"] = self.t.tensor(f"{self.name}.e_score_correction_bias", bias.float())
+        chosen = self.t.copy(f"{self.name}.indices", indices.gather(-1, order).long())
         self.t.op("router_fwd", f"{self.name}.router", inputs,
-                  {"indices": self.t.copy(f"{self.name}.indices", indices.gather(-1, order).long()),
-                   "probs": self.t.copy(f"{self.name}.probs", weights.detach().gather(-1, order))}, attrs,
+                  {"indices": chosen, "probs": self.t.copy(f"{self.name}.probs", weights.detach().gather(-1, order))}, attrs,
                   arith={**SUM, "rounding": ["ties"]}, internal=["scores"])
+        x, scores = self.seen.pop("x", None), self.seen.pop("scores", None)
+        if x is None or not (x.requires_grad and weights.requires_grad):
+            return self.t.not_judged(self.name, "scores that are no softmax or sigmoid of the logits, or no gradient: no backward operation")
+        stored = self.t.copy(f"{self.name}.scores", scores)
+        self.gather({"dprobs": weights, "dlogits": x}, lambda g: self.t.op(
+            "router_bwd", f"{self.name}.router",
+            {"dprobs": self.t.copy(f"{self.name}.dprobs", g["dprobs"].gather(-1, order), "backward"), "indices": chosen, "scores": stored,
+             "logits": self.t.copy(f"{self.name}.logits_in", x, "backward")},
+            {"dlogits": self.t.copy(f"{self.name}.dlogits", g["dlogits"], "backward")}, attrs, "backward", g["microbatch"], arith=dict(SUM)))
 
 
 class Experts(Rule):

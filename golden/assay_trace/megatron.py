@@ -4,14 +4,20 @@
     with trace.step():
         forward_backward(...)
 
+Tensors say where they lie (megatron_places), microbatches have the number that they have in the step, and gradients of parameters are
+recorded before the reductions and behind them where the run goes through finalize_model_grads, so that `assay diff` lays runs of
+different layouts beside each other.
+
 Operations: the products of ColumnParallelLinear, RowParallelLinear and the output layer as this rank makes them (before anything is
-summed over ranks), norms, swiglu, DotProductAttention and the choice of the router.  Tensors are those of one rank (kind local)."""
+summed over ranks), norms, swiglu, DotProductAttention and the choice of the router; their operands are those of one rank (kind local)."""
 import torch
 
 from . import tracer as tracers
-from .names import clean
+from .megatron_places import Places, local
 from .norms import RMSNorm
 from .rules import SUM, WORDS, Rule, arithmetic, children
+
+SINGLE = torch.float32  # also where a run makes torch.float32 mean another
 
 
 class Torch:
@@ -189,8 +195,93 @@ class Router(Rule):
                   internal=["scores"])
 
 
+class Auxiliary:
+    """The auxiliary losses as autograd gets them (MoEAuxLossAutoScaler): a rank's part of a sum over tp_cp, and their gradients."""
+
+    WORDS = {"load_balancing_loss": "aux_loss", "seq_load_balancing_loss": "seq_aux_loss", "global_load_balancing_loss": "global_aux_loss"}
+
+    def __init__(self, tracer):
+        from megatron.core.transformer.moe import router
+        self.t, self.word = tracer, "z_loss"
+        plain, attach_loss = router.MoEAuxLossAutoScaler, router.TopKRouter.attach_and_log_load_balancing_loss
+
+        def named(module, activation, coeff, loss, name, *args, **kwargs):
+            self.word = self.WORDS.get(name, name)
+            out = attach_loss(module, activation, coeff, loss, name, *args, **kwargs)
+            self.word = "z_loss"
+            return out
+
+        class Scaler:
+            @staticmethod
+            def apply(activation, loss):
+                self.loss(loss)
+                return plain.apply(activation, loss)
+
+        router.MoEAuxLossAutoScaler, router.TopKRouter.attach_and_log_load_balancing_loss = Scaler, named
+
+        def undo():
+            router.MoEAuxLossAutoScaler, router.TopKRouter.attach_and_log_load_balancing_loss = plain, attach_loss
+
+        tracer.undo.append(undo)
+
+    def loss(self, loss):
+        name = f"{self.t.here()}.{self.word}"
+        if self.t.active(name) and loss.numel() == 1:
+            self.t.put(name, loss, self.t.places.scalar("tp_cp"), {"global_shape": []})
+
+
+class Rotary:
+    """Queries and keys behind the rotation; of MLA the positional parts in front of it: the key's is one for all heads, on every rank of
+    tp, and so is its gradient."""
+
+    def __init__(self, tracer):
+        from megatron.core.transformer import attention, multi_latent_attention
+        for file, words, behind in ((attention, ("query", "key"), True), (multi_latent_attention, ("q_pos_emb", "k_pos_emb"), False)):
+            self.patch(tracer, file, words, behind)
+
+    @staticmethod
+    def patch(tracer, file, words, behind):
+        plain, calls = file.apply_rotary_pos_emb, {}
+
+        def rotated(t, *args, **kwargs):
+            out = plain(t, *args, **kwargs)
+            at = (tracer.here(), tracer.microbatch, tracer.step_number)
+            word, seen = words[calls.get(at, 0) % 2], out if behind else t
+            calls[at] = calls.get(at, 0) + 1
+            name = f"{at[0]}.{word}"
+            if tracer.active(name):
+                place = tracer.places.heads(seen, cut=word != "k_pos_emb")
+                tracer.put(name, seen, place, place)
+            return out
+
+        file.apply_rotary_pos_emb = rotated
+        tracer.undo.append(lambda: setattr(file, "apply_rotary_pos_emb", plain))
+
+
 class Collector(tracers.Tracer):
-    """A Tracer that has Megatron-LM's rules and names; layers are numbered over all stages."""
+    """A Tracer that has Megatron-LM's rules, names and places; layers are numbered over all stages, experts over all ranks."""
+
+    def __init__(self, model, folder, places, microbatches=None, single=False, **options):
+        self.places, self.spots, self.partial_over_tp, self.single = places, {}, set(), single
+        options.setdefault("layout", places.layout())
+        per_token = getattr(places.config, "calculate_per_token_loss", False)
+        if single:
+            options.setdefault("precision", "fp32")
+        options.setdefault("precision", {SINGLE: "fp32", torch.bfloat16: "bf16"}.get(next(model.parameters()).dtype, "fp64"))
+        super().__init__(model, folder, names="megatron", gradient_scale=1.0 if per_token else 1.0 / (places.dp * places.cp),
+                         short=single, **options)
+        if single:
+            self.writer = Single(self.writer)
+        self.first_microbatch = places.dp_rank * (microbatches or 0)
+        if microbatches is None and places.dp > 1:
+            self.not_judged("microbatches", "their number on a rank is not known: data-parallel ranks share names (attach: microbatches)")
+        layers = self.layer_numbers(model)
+        for name, p in model.named_parameters():
+            self.names[id(p)] = places.global_name(name, layers)
+            self.spots[self.names[id(p)]] = places.parameter(self.names[id(p)], p)
+        Rotary(self)
+        if places.config.num_moe_experts:
+            Auxiliary(self)
 
     def follow_operations(self, model):
         Products(self)
@@ -199,17 +290,96 @@ class Collector(tracers.Tracer):
                 if name and rule.matches(module):
                     self.rules.append(rule(self, name, module))
 
-    def outside(self, model):
+    @staticmethod
+    def layer_numbers(model):
         number = {}
         for name, module in model.named_modules():
             if isinstance(getattr(module, "layer_number", None), int) and name.split(".")[-1].isdigit():
                 number[name] = ".".join(name.split(".")[:-1] + [str(module.layer_number - 1)])
+        return number
+
+    def outside(self, model):
+        number, self.modules = self.layer_numbers(model), {}
         for name, module in super().outside(model):
-            short = max((n for n in number if name == n or name.startswith(n + ".")), key=len, default=None)
-            parts = (number[short] + name[len(short):] if short else name).split(".")
-            if parts[0].isdigit():
-                parts = parts[1:]  # which of the chunks
-            yield clean(".".join(parts)), module
+            name = self.places.global_name(name, number)
+            if type(module).__name__ in ("IdentityOp", "IdentityFuncOp"):
+                continue  # nothing is there
+            self.modules[name] = module
+            yield name, module
+
+    # --- places -------------------------------------------------------------------------------------------------
+
+    def place(self, name, t):
+        return t, self.spots.get(name) or local(t)
+
+    def put(self, name, t, place, gradient_place):
+        """A record of t, and of its gradient when it comes."""
+        self.spots[name], self.spots[name + ".grad"] = place, gradient_place
+        super().one_output(name, t)
+
+    def one_output(self, name, out):
+        module = self.modules.get(name)
+        place = self.places.output(name, module, out) if module is not None or name == "loss" else local(out)
+        if module is not None and place.get("kind") != "local" and self.places.cut_over_tp(out):
+            self.partial_over_tp.update(id(p) for p in module._parameters.values())
+        self.put(name, out, place, place)
+
+    def begin_forward(self, module, args, kwargs):
+        tokens = args[0] if args else kwargs.get("input_ids")
+        if isinstance(tokens, torch.Tensor) and tokens.dim() == 2:
+            self.places.rows, self.places.sequence = tokens.shape
+        super().begin_forward(module, args, kwargs)
+
+    # --- gradients of parameters --------------------------------------------------------------------------------
+
+    def finalizing(self, function):
+        """finalize_model_grads of the run, with the gradients before it (`grad`) and behind it (`reduced_grad`)."""
+        def wrapped(model, *args, **kwargs):
+            self.parameter_gradients("grad")
+            out = function(model, *args, **kwargs)
+            self.parameter_gradients("reduced_grad")
+            return out
+
+        return wrapped
+
+    def scalar(self, name, value):
+        """What a run logs: of every rank, the same on all of them."""
+        self.writer.tensor(name, value.reshape(-1), "optimizer", self.step_number, -1, {"global_shape": [value.numel()]})
+
+    def parameter_gradients(self, phase):
+        if not self.recording:
+            return
+        for _, p in self.model.named_parameters():
+            name, g = self.names[id(p)], getattr(p, "main_grad", None)
+            if g is None or not self.filter.takes(name):
+                continue
+            place = self.places.parameter(name, p)
+            if phase == "grad":
+                cut = id(p) in self.partial_over_tp and self.places.tp > 1
+                place = self.places.gradient(name, p, cut)
+            self.writer.tensor(name + ".grad", g, phase, self.step_number, -1, place)
+
+    def end_step(self):
+        """Without finalize_model_grads: what autograd left, of this rank."""
+        for _, p in self.model.named_parameters():
+            if p.grad is not None and getattr(p, "main_grad", None) is None and self.filter.takes(self.names[id(p)]):
+                self.tensor(self.names[id(p)] + ".grad", p.grad, "grad", -1)
+
+
+class Single:
+    """A Writer that keeps doubles in single precision, and of what is local nothing: small traces to keep."""
+
+    def __init__(self, writer):
+        self.writer = writer
+
+    def tensor(self, name, t, phase, step, microbatch=-1, place=None, extra=None):
+        if place and place.get("kind") == "local":
+            return -1
+        single = SINGLE if t.dtype == torch.float64 else t.dtype
+        return self.writer.tensor(name, t.to(single), phase, step, microbatch, place, extra)
+
+    def __getattr__(self, name):
+        return getattr(self.writer, name)
 
 
 class Chunks(torch.nn.Module):
@@ -223,13 +393,18 @@ class Chunks(torch.nn.Module):
         return self.chunks.named_modules(memo, prefix, remove_duplicate)
 
     def named_parameters(self, prefix="", recurse=True, remove_duplicate=True):
-        for chunk in self.chunks:
-            yield from chunk.named_parameters(prefix, recurse, remove_duplicate)
+        for i, chunk in enumerate(self.chunks):
+            yield from chunk.named_parameters(str(i), recurse, remove_duplicate)
 
 
 def attach(chunks, folder, **options):
-    """A Collector on the chunks of this rank; options: Tracer.  Each forward of the first chunk is a microbatch."""
+    """A Collector on the chunks of this rank; options: Tracer, and microbatches: how many of them a data-parallel rank runs in a step.
+    Each forward of the first chunk is a microbatch.  single: doubles are kept in single precision.  config.finalize_model_grads_func = trace.finalizing(finalize_model_grads) adds the
+    gradients of parameters."""
     chunks = list(chunks) if isinstance(chunks, (list, tuple)) else [chunks]
-    out = Collector(Chunks(chunks), folder, names="megatron", **options)
+    out = Collector(Chunks(chunks), folder, Places(chunks[0].config), **options)
     out.handles.append(chunks[0].register_forward_pre_hook(out.begin_forward, with_kwargs=True))
+    if getattr(chunks[-1], "post_process", False):
+        out.handles.append(chunks[-1].register_forward_hook(
+            lambda m, a, y: out.one_output("loss", y) if isinstance(y, torch.Tensor) and y.dim() == 2 and out.active("loss") else None))
     return out

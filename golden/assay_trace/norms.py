@@ -4,9 +4,12 @@ import torch
 from .placement import is_cut
 from .rules import SUM, Rule, arithmetic, children, is_silu
 
+FLOAT = torch.float32  # also where a run makes torch.float32 mean another
+
 
 class RMSNorm(Rule):
-    """Hugging Face's RMSNorms round x·rstd to the input's dtype and multiply by the weight then; torch.nn.RMSNorm does not."""
+    """Hugging Face's RMSNorms round x·rstd to the input's dtype and multiply by the weight then; torch.nn.RMSNorm does not, nor do
+    Gemma's, whose factor is 1 + weight."""
 
     @staticmethod
     def matches(m):
@@ -35,27 +38,27 @@ class RMSNorm(Rule):
 
     def forward(self, args, kwargs, y):
         x = self.seen.pop("x", args[0] if args else next(iter(kwargs.values())))
-        gamma = self.module.weight
-        if x.dtype != gamma.dtype or is_cut(gamma) or is_cut(x):
+        weight, gemma = self.module.weight, "Gemma" in type(self.module).__name__
+        if (x.dtype != weight.dtype and not gemma) or is_cut(weight) or is_cut(x):
             self.seen.clear()
             return self.t.not_judged(self.name, "input and weight of different dtypes, or cut over ranks")
         arith = dict(SUM)  # in float32, whatever x is
         if isinstance(self.module, getattr(torch.nn, "RMSNorm", ())):
             arith = arithmetic(x)
-        else:
+        elif not gemma:
             arith["rounding"] = ["before_gamma"]
-        if "Gemma" in type(self.module).__name__:
-            self.seen.clear()
-            return self.t.not_judged(self.name, "a norm that multiplies by 1 + weight has no operation")
-        inputs = {"x": self.input(x), "gamma": self.t.parameter(gamma, f"{self.name}.weight")}
-        attrs = {"eps": self.eps(x)}
+        if gemma:  # multiplies by 1 + weight, which is made in float32
+            gamma = self.t.copy(f"{self.name}.one_plus_weight", 1.0 + weight.detach().to(torch.promote_types(weight.dtype, FLOAT)))
+        else:
+            gamma = self.t.parameter(weight, f"{self.name}.weight")
+        inputs, attrs = {"x": self.input(x), "gamma": gamma}, {"eps": self.eps(x)}
         self.t.op("rmsnorm_fwd", self.name, inputs, {"y": self.t.tensor(self.name, y)}, attrs, arith=arith, internal=["rstd"])
         alias = self.seen.pop("alias", None)
         if alias is None or not y.requires_grad:
             return
-        if not gamma.requires_grad:
+        if not weight.requires_grad:
             return self.t.not_judged(self.name, "the weight is frozen: no backward operation")
-        self.gather({"dy": y, "dx": alias, "dgamma": gamma}, lambda g: self.t.op(
+        self.gather({"dy": y, "dx": alias, "dgamma": weight}, lambda g: self.t.op(
             "rmsnorm_bwd", self.name,
             {**inputs, "dy": self.t.copy(f"{self.name}.dy", g["dy"], "backward"), "dgamma_in": self.t.zeros(self.name, g["dgamma"])},
             {"dx": self.t.copy(f"{self.name}.dx", g["dx"], "backward"),

@@ -13,7 +13,7 @@ from .names import Filter, clean
 from .placement import is_cut, local_of
 from .writer import Writer
 
-RULES = (norms.RMSNorm, norms.SwiGLU, attention.RotaryEmbedding, attention.Attention, experts.Router, experts.Experts,
+RULES = (norms.RMSNorm, norms.SwiGLU, attention.RotaryEmbedding, attention.Attention, attention.LatentAttention, experts.Router, experts.Experts,
          norms.DecoderLayer)
 
 
@@ -53,6 +53,7 @@ class Tracer:
                              torch=torch.__version__, **index)
         self.filter, self.every, self.gradients = Filter(include, exclude), every, gradients
         self.step_number = self.microbatch = -1
+        self.first_microbatch = 0  # of this rank's in the step
         self.recording = False
         self.known = {}    # id of a tensor object -> (weak reference, version, id of its record)
         self.pending = {}  # (id of an output, name) -> gradient that its consumers' operations read
@@ -96,6 +97,10 @@ class Tracer:
 
     # --- records ------------------------------------------------------------------------------------------------
 
+    def place(self, name, t):
+        """(what this rank holds of t, where that lies: members of the record)."""
+        return local_of(t, name)
+
     def tensor(self, name, t, phase="forward", microbatch=None, **extra):
         """The id of a record of t: the one it has already (same object, same version), else a new one."""
         if microbatch is None:
@@ -104,14 +109,14 @@ class Tracer:
         entry = self.known.get(key)
         if entry and entry[0]() is t and entry[1] == version and entry[3] == phase:
             return entry[2]
-        part, place = local_of(t, name)
+        part, place = self.place(name, t)
         number = self.writer.tensor(name, part, phase, self.step_number, microbatch, place, extra or None)
         self.known[key] = (weakref.ref(t), version, number, phase)
         return number
 
     def copy(self, name, t, phase="forward"):
         """A record of something made for the trace alone (another order of axes): never looked up again."""
-        part, place = local_of(t, name)
+        part, place = self.place(name, t)
         return self.writer.tensor(name, part, phase, self.step_number, self.microbatch, place)
 
     def zeros(self, name, t):
@@ -319,7 +324,7 @@ class Tracer:
     def step(self):
         """One training step: any number of forwards and backwards of the model, each forward a microbatch."""
         self.step_number += 1
-        self.microbatch, self.recording = -1, self.step_number % self.every == 0
+        self.microbatch, self.recording = self.first_microbatch - 1, self.step_number % self.every == 0
         try:
             yield self
             if self.recording:

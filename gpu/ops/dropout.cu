@@ -47,16 +47,13 @@ static assay_status dropout(const gpu_work *w, const char *op, const char *in, c
     const gpu_tensor y = gpu_operand(w->o, out), x = gpu_operand(w->o, in),
                      token = gpu_operand(w->o, "token");
     const double p = gpu_operand_double(w->o, "p");
-    const int64_t n = gpu_tensor_count(x), t = gpu_tensor_count(token);
+    const int64_t n = gpu_tensor_count(x);
     ASSAY_CHECK(p >= 0.0 && p < 1.0, ASSAY_INVALID_ARGUMENT,
                 "%s: p: expected 0 or more and less than 1, found %g", op, p);
     ASSAY_TRY(gpu_check_act(op, in, x));
     ASSAY_TRY(gpu_check_tensor(op, out, y, x.dtype, x.dtype));
-    ASSAY_TRY(gpu_check_tensor(op, "token", token, ASSAY_I64, ASSAY_I64));
     ASSAY_TRY(gpu_check_count(op, out, y, n));
-    ASSAY_CHECK(t > 0 ? n % t == 0 : n == 0, ASSAY_INVALID_ARGUMENT,
-                "%s: token: expected one for each row of %s, found %" PRId64 " for %" PRId64 " elements", op,
-                in, t, n);
+    ASSAY_TRY(gpu_check_row_tokens(op, token, in, n));
     if (n > 0)
         GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch, w->variant, y, x, token, gpu_mask_of(w->o, "p"), w->stream),
                      op);

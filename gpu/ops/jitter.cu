@@ -44,11 +44,8 @@ static assay_status input_jitter(const gpu_work *w)
     const int64_t n = gpu_tensor_count(x), t = gpu_tensor_count(token);
     ASSAY_TRY(gpu_check_act(op, "x", x));
     ASSAY_TRY(gpu_check_tensor(op, "y", y, x.dtype, x.dtype));
-    ASSAY_TRY(gpu_check_tensor(op, "token", token, ASSAY_I64, ASSAY_I64));
     ASSAY_TRY(gpu_check_count(op, "y", y, n));
-    ASSAY_CHECK(t > 0 ? n % t == 0 : n == 0, ASSAY_INVALID_ARGUMENT,
-                "%s: token: expected one for each row of x, found %lld for %lld elements", op, (long long)t,
-                (long long)n);
+    ASSAY_TRY(gpu_check_row_tokens(op, token, "x", n));
     const jitter_args a = {gpu_operand_double(w->o, "eps"),
                            gpu_operand_int(w->o, "layer"),
                            gpu_operand_int(w->o, "draw"),

@@ -71,7 +71,8 @@ static assay_status compare_record(const parity_call_judge *j, int member, const
     ref_value found;
     parity_call_start(j, member, &r);
     ASSAY_TRY(parity_value_of("recv", recv, &found));
-    const assay_status st = parity_compare_value(truth, &found, j->scales, &r);
+    const assay_status st =
+        parity_compare_value(truth, &found, j->scales, parity_table_gallery(j->table), &r);
     parity_value_free(&found);
     ASSAY_TRY(st);
     return parity_table_merge(j->table, &r);

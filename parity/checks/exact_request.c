@@ -545,6 +545,15 @@ static void add_others(parity_ask *q)
     add_router(q, 0, 4, 2, "softmax", true, 0, 0);
 }
 
+void parity_ask_lattice(parity_ask *q)
+{
+    add_products(q);
+    add_moves(q);
+    add_others(q);
+    parity_ask_lattice_backward(q);
+    parity_ask_lattice_context(q);
+}
+
 assay_status parity_exact_request(const char *dir, int world, const char *act_dtype)
 {
     assay_dtype act;
@@ -569,12 +578,8 @@ assay_status parity_exact_request(const char *dir, int world, const char *act_dt
             add_collectives(&q, 1);
             add_collectives(&q, 0);
             if (rank == 0) {
-                add_products(&q);
-                add_moves(&q);
-                add_others(&q);
-                parity_ask_lattice_backward(&q);
-                parity_ask_lattice_context(&q);
-                for (int m = 0; m < PARITY_MODE_COUNT && world == 1; m++)
+                parity_ask_lattice(&q);
+                for (int m = 0; m < PARITY_MODE_RUN && world == 1; m++)
                     parity_ask_random(&q, (parity_data_mode)m);
                 parity_ask_lattice_documents(&q); /* last: what stands before keeps its values */
             }

@@ -90,7 +90,7 @@ static void add_dominant(const ref_value *truth, parity_result *r)
 }
 
 static assay_status compare_reals(const ref_value *truth, const ref_value *candidate,
-                                  const parity_scales *scales, parity_result *r)
+                                  const parity_scales *scales, parity_gallery *g, parity_result *r)
 {
     parity_worst w;
     const ref_format format = ref_format_of(candidate->dtype);
@@ -103,11 +103,23 @@ static assay_status compare_reals(const ref_value *truth, const ref_value *candi
     if (r->verdict != PARITY_FAIL)
         return ASSAY_OK;
     add_dominant(truth, r);
+    ASSAY_TRY(parity_worst_redraw(&w, g, candidate->shape, candidate->ndim, r));
+    for (int64_t i = 0; i < truth->count && w.picture; i++)
+        compare_real(truth, candidate->value[i], i, candidate->dtype, format, &w);
     return diagnose_reals(truth, candidate, scales, r);
 }
 
+static void compare_integers(const ref_value *truth, const ref_value *candidate, parity_worst *w)
+{
+    for (int64_t i = 0; i < truth->count; i++) {
+        const bool same = truth->ivalue[i] == candidate->ivalue[i];
+        parity_worst_add(w, i, (double)candidate->ivalue[i], (double)truth->ivalue[i], 0.0,
+                         same ? 0.0 : (double)INFINITY, same);
+    }
+}
+
 assay_status parity_compare_value(const ref_value *truth, const ref_value *candidate,
-                                  const parity_scales *scales, parity_result *r)
+                                  const parity_scales *scales, parity_gallery *g, parity_result *r)
 {
     const bool integer = truth->ivalue != NULL;
     if (truth->count != candidate->count || integer != (candidate->ivalue != NULL)) {
@@ -117,15 +129,14 @@ assay_status parity_compare_value(const ref_value *truth, const ref_value *candi
         return ASSAY_OK;
     }
     if (!integer)
-        return compare_reals(truth, candidate, scales, r);
+        return compare_reals(truth, candidate, scales, g, r);
     parity_worst w;
     parity_worst_init(&w);
-    for (int64_t i = 0; i < truth->count; i++) {
-        const bool same = truth->ivalue[i] == candidate->ivalue[i];
-        parity_worst_add(&w, i, (double)candidate->ivalue[i], (double)truth->ivalue[i], 0.0,
-                         same ? 0.0 : (double)INFINITY, same);
-    }
+    compare_integers(truth, candidate, &w);
     parity_worst_to_result(&w, candidate->shape, candidate->ndim, r);
+    ASSAY_TRY(parity_worst_redraw(&w, g, candidate->shape, candidate->ndim, r));
+    if (w.picture)
+        compare_integers(truth, candidate, &w);
     return ASSAY_OK;
 }
 
@@ -316,7 +327,7 @@ static assay_status judge_outputs(local *l, const assay_trace_op *op, const ref_
         else if (truth->kind == REF_VALUE_CHOICE)
             parity_judge_choice(result, &r);
         else
-            ASSAY_TRY(parity_compare_value(truth, found, &l->scales, &r));
+            ASSAY_TRY(parity_compare_value(truth, found, &l->scales, parity_table_gallery(l->table), &r));
         /* What stands there may be right; the operation's own result was seen by nobody. */
         if (r.verdict == PARITY_PASS && is_substituted(op, truth->slot))
             parity_result_skip(&r, "output %s was substituted: the operation's own result is not recorded",

@@ -17,6 +17,8 @@ typedef struct draft {
     const assay_op *op;
     assay_op_binding sizes;
     json_t *derivation; /* attributes of derivations alone */
+    const char *sweep;  /* symbols whose size is `swept`; NULL: as the row says */
+    int64_t swept;
     ref_value values[ASK_MAX_SLOTS];
     int n;
 } draft;
@@ -49,6 +51,15 @@ static void put_attr(const draft *d, const char *key, const char *text)
     json_object_set_new(attrs, key, v);
 }
 
+static bool is_swept(const draft *d, const char *key)
+{
+    const size_t n = strlen(key);
+    for (const char *p = d->sweep; p != NULL && *p != '\0'; p += strcspn(p, ","), p += *p == ',')
+        if (strncmp(p, key, n) == 0 && (p[n] == '\0' || p[n] == ','))
+            return true;
+    return false;
+}
+
 /* "T=3 K=5 | eps=1e-5 topk=K": symbols go to d->sizes, attributes to the request or to derivations. */
 static assay_status read_sizes(draft *d, const char *text)
 {
@@ -65,8 +76,9 @@ static assay_status read_sizes(draft *d, const char *text)
             if (attrs)
                 put_attr(d, key, value);
             else
-                ASSAY_CHECK(assay_op_bind(&d->sizes, key, strtoll(value, NULL, 10)), ASSAY_INTERNAL,
-                            "request: %s: size %s", d->row->op, key);
+                ASSAY_CHECK(
+                    assay_op_bind(&d->sizes, key, is_swept(d, key) ? d->swept : strtoll(value, NULL, 10)),
+                    ASSAY_INTERNAL, "request: %s: size %s", d->row->op, key);
         }
         p += length;
         p += strspn(p, " ");
@@ -101,10 +113,41 @@ static double uniform(const draft *d, int64_t i)
     return (double)draw(d, i, 1 << 20) * 0x1p-20;
 }
 
+/* One element of the first input, and in every second request one of the second. */
+static bool is_planted(const draft *d, int64_t i)
+{
+    const int64_t count = d->values[d->n].count;
+    return (d->n == 0 || (d->n == 1 && d->q->n % 2 != 0)) && i == (d->q->n * 7 + 3) % count;
+}
+
 static double mode_value(const draft *d, const parity_ask_slot *slot, int64_t i)
 {
     const double u = uniform(d, i), scale = slot->scale != 0.0 ? slot->scale : 1.0;
-    return scale * (d->mode == PARITY_ZERO_MEAN ? 2.0 * u - 1.0 : 0.25 + 0.75 * u);
+    const double sign = ((i >> (d->n % 3)) & 1) != 0 ? -1.0 : 1.0;
+    /* none of the draws of the values */
+    const uint64_t other = draw(d, i + ((int64_t)1 << 40), 1 << 12);
+    switch (d->mode) {
+    case PARITY_ONE_SIGNED:
+        return scale * (0.25 + 0.75 * u);
+    case PARITY_HEAVY_TAILED: /* one of 2^k elements is 4^k times as large */
+        return scale * (2.0 * u - 1.0) * ldexp(1.0, 2 * __builtin_ctzll(other | 1 << 12) - 12);
+    case PARITY_SIGN_STRUCTURED:
+        return scale * sign * (0.25 + 0.75 * u);
+    case PARITY_CANCELLATION:
+        return (i & 1) == 0 ? scale * (0.25 + 0.75 * u)
+                            : -scale * (0.25 + 0.75 * uniform(d, i - 1)) * (1.0 + 0x1p-6 * u);
+    case PARITY_SUBNORMAL:
+        return scale * (2.0 * u - 1.0) * ((other & 1) != 0 ? 0x1p-127 : 1.0);
+    case PARITY_HUGE:
+        return scale * (2.0 * u - 1.0) * 0x1p30;
+    case PARITY_NAN:
+    case PARITY_INFINITY:
+        if (is_planted(d, i))
+            return d->mode == PARITY_NAN ? (double)NAN : sign * (double)INFINITY;
+        return scale * (2.0 * u - 1.0);
+    default:
+        return scale * (2.0 * u - 1.0);
+    }
 }
 
 static double real_value(const draft *d, const parity_ask_slot *slot, int64_t i)
@@ -326,10 +369,11 @@ static void settle_brackets(draft *d)
     }
 }
 
-static assay_status ask(parity_ask *q, const parity_ask_row *row, const char *text, parity_data_mode mode)
+static assay_status ask(draft d, const char *text)
 {
-    draft d = {.q = q, .mode = mode, .row = row, .op = assay_op_find(row->op)};
-    parity_ask_begin(q, row->op);
+    parity_ask *q = d.q;
+    d.op = assay_op_find(d.row->op);
+    parity_ask_begin(q, d.row->op);
     d.derivation = json_object();
     assay_status st = read_sizes(&d, text);
     settle_brackets(&d);
@@ -345,11 +389,64 @@ static assay_status ask(parity_ask *q, const parity_ask_row *row, const char *te
     return st;
 }
 
+static const char *const mode_names[PARITY_MODE_COUNT] = {
+    "zero_mean", "one_signed", "heavy_tailed", "sign_structured", "cancellation",
+    "subnormal", "huge",       "nan",          "infinity",
+};
+
+const char *parity_data_mode_name(parity_data_mode mode)
+{
+    return mode_names[mode];
+}
+
+static const char *tier_of(parity_data_mode mode)
+{
+    static const char *const tiers[PARITY_MODE_COUNT] = {
+        "local.zero_mean",    "local.one_signed", "local.heavy_tailed", "local.sign_structured",
+        "local.cancellation", "local.subnormal",  "local.huge",         "local.nan",
+        "local.infinity",
+    };
+    return tiers[mode];
+}
+
+static bool is_asked(const parity_ask *q, const parity_ask_row *row, parity_data_mode mode)
+{
+    return q->st == ASSAY_OK && (q->only == NULL || strcmp(q->only, row->op) == 0) &&
+           parity_data_mode_refusal(row->op, mode) == NULL;
+}
+
 void parity_ask_random(parity_ask *q, parity_data_mode mode)
 {
-    static const char *const tiers[PARITY_MODE_COUNT] = {"local.zero_mean", "local.one_signed"};
-    q->tier = tiers[mode];
+    q->tier = tier_of(mode);
     for (const parity_ask_row *row = parity_ask_table; row->op != NULL; row++)
-        for (int i = 0; i < ASK_MAX_SIZES && row->sizes[i] != NULL && q->st == ASSAY_OK; i++)
-            q->st = ask(q, row, row->sizes[i], mode);
+        for (int i = 0; i < ASK_MAX_SIZES && row->sizes[i] != NULL && is_asked(q, row, mode); i++)
+            q->st = ask((draft){.q = q, .mode = mode, .row = row}, row->sizes[i]);
+}
+
+static const parity_ask_row *first_row(const char *op)
+{
+    for (const parity_ask_row *row = parity_ask_table; row->op != NULL; row++)
+        if (strcmp(row->op, op) == 0)
+            return row;
+    return NULL;
+}
+
+static void sweep(parity_ask *q, parity_data_mode mode, const parity_ask_row *row, const char *symbols)
+{
+    enum { MOST = 256 };
+    const bool some = symbols[0] == '+' || symbols[0] == '-', within = symbols[0] == '-';
+    for (const int64_t *v = parity_ask_boundaries; *v >= 0 && is_asked(q, row, mode); v++)
+        if (!(some && *v == 0) && !(within && *v > MOST))
+            q->st = ask((draft){.q = q, .mode = mode, .row = row, .sweep = symbols + some, .swept = *v},
+                        row->sizes[0]);
+}
+
+void parity_ask_sweep(parity_ask *q, parity_data_mode mode)
+{
+    q->tier = tier_of(mode);
+    for (const parity_ask_sweep_row *s = parity_ask_sweep_table; s->op != NULL; s++) {
+        const parity_ask_row *row = first_row(s->op);
+        for (int k = 0; k < 4 && s->symbols[k] != NULL; k++)
+            sweep(q, mode, row, s->symbols[k]);
+    }
 }

@@ -44,6 +44,16 @@ typedef struct parity_ask_row {
     const char *sizes[ASK_MAX_SIZES];
 } parity_ask_row;
 
+/* A size that is tried at every boundary: symbols that get one value together ("Sq,Sk"; "+H": none of 0, "-D,Dv": from 1 to 256), the others as in the operation's first
+ * size row. */
+typedef struct parity_ask_sweep_row {
+    const char *op;
+    const char *symbols[4];
+} parity_ask_sweep_row;
+extern const parity_ask_sweep_row parity_ask_sweep_table[]; /* ends with a row of op NULL */
+/* 0, 1, 2, primes, and both sides of every power of two that is a vector, a warp or a tile; ends with -1 */
+extern const int64_t parity_ask_boundaries[];
+
 /* Slots stand in the order in which they are made, so that ASK_FROM finds what it needs; none at all: every input of the
  * operation that is not optional, in the table's order.  Ends with a row of op NULL. */
 extern const parity_ask_row parity_ask_table[];

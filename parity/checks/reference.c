@@ -134,18 +134,6 @@ fail:
     return st;
 }
 
-/* What stays in the temporary folder harms no verdict. */
-static void remove_folder(const char *folder)
-{
-    char base[ASSAY_PATH];
-    const char *name = strrchr(folder, '/');
-    if (name == NULL)
-        return;
-    snprintf(base, sizeof base, "%.*s", (int)(name - folder), folder);
-    if (assay_remove_tree(folder, base[0] != '\0' ? base : "/") != ASSAY_OK)
-        assay_error_clear();
-}
-
 void parity_reference_destroy(parity_reference *r)
 {
     if (r == NULL)
@@ -159,7 +147,8 @@ void parity_reference_destroy(parity_reference *r)
     if (r->weights != NULL)
         ref_weights_free(r->spec, r->weights);
     assay_batches_close(&r->batches);
-    remove_folder(r->folder);
+    if (r->folder[0] != '\0')
+        assay_scratch_remove(r->folder);
     free(r);
 }
 
@@ -253,15 +242,7 @@ done:
 assay_status parity_reference_run(parity_reference *r, int n)
 {
     if (r->folder[0] == '\0') {
-        const char *base = getenv("TMPDIR");
-        snprintf(r->folder, sizeof r->folder, "%s/assay-reference-XXXXXX",
-                 base != NULL && base[0] != '\0' ? base : "/tmp");
-        if (mkdtemp(r->folder) == NULL) {
-            char path[ASSAY_PATH];
-            snprintf(path, sizeof path, "%s", r->folder);
-            r->folder[0] = '\0';
-            ASSAY_FAIL(ASSAY_IO, "%s: cannot be created", path);
-        }
+        ASSAY_TRY(assay_scratch_make("reference", r->folder, sizeof r->folder));
         ASSAY_TRY(run_one(r, -1, &r->truth, &r->truth_index));
     }
     for (; r->n < n && r->n < PARITY_REFERENCE_RUNS; r->n++)

@@ -8,6 +8,7 @@
 void parity_ask_begin(parity_ask *q, const char *op)
 {
     memset(&q->op, 0, sizeof q->op);
+    q->off = q->only != NULL && strcmp(q->only, op) != 0;
     snprintf(q->op.op, sizeof q->op.op, "%s", op);
     snprintf(q->op.instance, sizeof q->op.instance, "%s.%s.%lld", q->tier, op, (long long)q->n);
     q->op.phase = ASSAY_PHASE_FORWARD;
@@ -33,7 +34,7 @@ void parity_ask_bytes(parity_ask *q, const char *slot, assay_dtype dtype, int nd
 {
     assay_trace_tensor t;
     memset(&t, 0, sizeof t);
-    if (q->st != ASSAY_OK)
+    if (q->st != ASSAY_OK || q->off)
         return;
     snprintf(t.name, sizeof t.name, "%.120s.%s", q->op.instance, slot);
     t.phase = q->op.phase;
@@ -51,6 +52,8 @@ void parity_ask_real(parity_ask *q, const char *slot, assay_dtype dtype, int ndi
                      parity_fill value)
 {
     int64_t count = 1;
+    if (q->off)
+        return;
     for (int d = 0; d < ndim; d++)
         count *= shape[d];
     const size_t width = (size_t)assay_dtype_bytes(dtype);
@@ -84,7 +87,7 @@ void parity_ask_i64(parity_ask *q, const char *slot, int64_t n, const int64_t *v
 
 void parity_ask_finish(parity_ask *q)
 {
-    if (q->st != ASSAY_OK)
+    if (q->st != ASSAY_OK || q->off)
         return;
     q->op.attrs = q->attrs;
     q->st = assay_trace_write_op(q->w, &q->op);

@@ -10,6 +10,8 @@ typedef struct parity_ask {
     assay_dtype act;
     int rank, world;
     const char *tier;  /* first word of the instances: "exact", or "local.zero_mean" */
+    const char *only;  /* the one operation to write; NULL: all */
+    bool off;          /* the one being built is another */
     int64_t n;         /* operations so far: seed of the next values */
     assay_trace_op op; /* the one being built */
     json_t *attrs;
@@ -43,9 +45,30 @@ void parity_ask_lattice_backward(parity_ask *q);
 void parity_ask_lattice_context(parity_ask *q);
 /* Attention over documents packed in rows: exact_documents.c. */
 void parity_ask_lattice_documents(parity_ask *q);
-/* random_request.c: every operation on random inputs of one data mode; the answers are judged by bounds. */
-typedef enum { PARITY_ZERO_MEAN, PARITY_ONE_SIGNED, PARITY_MODE_COUNT } parity_data_mode;
+/* exact_request.c: the lattice requests of one rank, without collectives. */
+void parity_ask_lattice(parity_ask *q);
+/* random_request.c: every operation on random inputs of one data mode; the answers are judged by bounds.  `assay run` asks in
+ * the first PARITY_MODE_RUN modes, `assay certify` in all. */
+typedef enum {
+    PARITY_ZERO_MEAN,
+    PARITY_ONE_SIGNED,
+    PARITY_HEAVY_TAILED,    /* magnitudes over 24 binary orders */
+    PARITY_SIGN_STRUCTURED, /* signs alternate with the index */
+    PARITY_CANCELLATION,    /* neighbours cancel but for their last bits */
+    PARITY_SUBNORMAL,       /* half of the elements below the smallest normal number */
+    PARITY_HUGE,            /* 2^30 */
+    PARITY_NAN,             /* one element is no number */
+    PARITY_INFINITY,        /* one element is infinite */
+    PARITY_MODE_COUNT
+} parity_data_mode;
+enum { PARITY_MODE_RUN = PARITY_ONE_SIGNED + 1 };
+/* "zero_mean" */
+const char *parity_data_mode_name(parity_data_mode mode);
+/* Whether the operation has a meaning on such data: else why not, in words. */
+const char *parity_data_mode_refusal(const char *op, parity_data_mode mode);
 void parity_ask_random(parity_ask *q, parity_data_mode mode);
+/* The same with each size of the operation once at every boundary (random_sweep.c). */
+void parity_ask_sweep(parity_ask *q, parity_data_mode mode);
 
 /* --- value functions ---------------------------------------------------------------------------------------- */
 /* Integers in [-4, 4]: a sum of up to 2^20 products stays exact in F32. */

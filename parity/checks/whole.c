@@ -22,16 +22,21 @@
 typedef struct whole {
     const assay_trace *trace;
     const parity_index *x;
+    const parity_index *other; /* of the run that takes the reference's place; NULL: none does */
+    double widen;
     const parity_whole_runs *r;
     int runs; /* of them, however many there are: a verdict does not depend on what was judged before */
     parity_table *table;
     parity_result base;
     parity_scales scales;
+    int loss_curve, norm_curve; /* in the gallery of the table; 0: no step judged yet */
 } whole;
 
 /* One tensor: the candidate's values, the reference's, the perturbed ones. */
 typedef struct subject {
     const double *found, *truth, *perturbed[PARITY_WHOLE_RUNS];
+    const double *wanted; /* the truth, or another run's values */
+    double widen;
     int runs;
     int64_t count;
     const int64_t *shape;
@@ -50,7 +55,7 @@ static void compare_slice(const subject *s, int64_t first, int64_t n, double clu
     const int runs = s->runs;
     double e = 0.0, norm = 0.0, spread = 0.0, gram[PARITY_WHOLE_RUNS][PARITY_WHOLE_RUNS] = {{0.0}};
     for (int64_t i = first; i < first + n; i++) {
-        const double d = s->found[i] - s->truth[i];
+        const double d = s->found[i] - s->wanted[i];
         double p[PARITY_WHOLE_RUNS];
         e += d * d;
         norm += s->truth[i] * s->truth[i];
@@ -68,7 +73,7 @@ static void compare_slice(const subject *s, int64_t first, int64_t n, double clu
     *allowed = parity_whole_kappa(runs * parity_whole_freedom(gram, runs, n)) * sqrt(spread / runs);
     if (s->jump > 0.0)
         *allowed = fmax(*allowed, s->jump * sqrt(parity_whole_jump_count((double)n, s->jump_rate, cluster)));
-    *allowed += unit * sqrt(norm);
+    *allowed = s->widen * (*allowed + unit * sqrt(norm));
     for (int64_t i = first; i < first + n && s->allowance; i++)
         s->allowance[i] = *allowed / sqrt((double)n);
 }
@@ -97,7 +102,7 @@ static int64_t slices_of(const subject *s, const char *name, const assay_model_c
     return 1;
 }
 
-static void describe(const parity_worst *w, int64_t slices, parity_result *r)
+static void describe(const parity_worst *w, int64_t slices, const char *than, parity_result *r)
 {
     r->n_bad = w->n_bad;
     r->ratio = w->ratio;
@@ -109,11 +114,10 @@ static void describe(const parity_worst *w, int64_t slices, parity_result *r)
     r->index_ndim = slices > 1 ? 1 : 0;
     r->index[0] = w->flat > 0 ? w->flat : 0;
     if (w->n_bad > 0)
-        snprintf(
-            r->message, sizeof r->message,
-            "%lld of %lld slices differ from the unsharded reference by more than rounding can; worst slice "
-            "%lld: distance %.3g, expected at most %.3g",
-            (long long)w->n_bad, (long long)slices, (long long)w->flat, w->found, w->allowance);
+        snprintf(r->message, sizeof r->message,
+                 "%lld of %lld slices differ from %s by more than rounding can; worst slice "
+                 "%lld: distance %.3g, expected at most %.3g",
+                 (long long)w->n_bad, (long long)slices, than, (long long)w->flat, w->found, w->allowance);
 }
 
 static assay_status judge_subject(const whole *h, const char *name, subject *s, const assay_model_config *m,
@@ -128,16 +132,23 @@ static assay_status judge_subject(const whole *h, const char *name, subject *s, 
     judge_slices(s, 1, &all);
     judge_slices(s, slices, &parts);
     const bool worse = all.n_bad > 0 && parts.n_bad == 0;
-    describe(worse ? &all : &parts, worse ? 1 : slices, r);
+    describe(worse ? &all : &parts, worse ? 1 : slices,
+             h->other ? "the other run" : "the unsharded reference", r);
+    assay_status st = ASSAY_OK;
+    if (!worse && slices > 1)
+        ASSAY_TRY_GOTO(parity_worst_redraw(&parts, parity_table_gallery(h->table), &slices, 1, r), st, done);
+    if (!worse && slices > 1 && parts.picture)
+        judge_slices(s, slices, &parts);
     r->ratio = all.ratio > r->ratio ? all.ratio : r->ratio;
     r->share = r->ratio;
     r->count = s->count;
     if (r->verdict == PARITY_FAIL)
-        parity_diagnose(s->found, s->truth, s->allowance, s->shape, s->ndim, s->stored, &h->scales,
+        parity_diagnose(s->found, s->wanted, s->allowance, s->shape, s->ndim, s->stored, &h->scales,
                         r->diagnosis);
+done:
     free(s->allowance);
     s->allowance = NULL;
-    return ASSAY_OK;
+    return st;
 }
 
 static void start(const whole *h, const char *name, assay_phase phase, int64_t step, int64_t microbatch,
@@ -151,13 +162,13 @@ static void start(const whole *h, const char *name, assay_phase phase, int64_t s
     snprintf(r->tensor, sizeof r->tensor, "%s", name);
 }
 
-/* Assembles the candidate's tensor; *values NULL when it is missing or broken, which is a finding. */
-static assay_status candidate_values(const whole *h, const char *name, assay_phase phase, int64_t step,
-                                     int64_t microbatch, int64_t count, parity_global *g, double **values,
-                                     parity_result *r)
+/* Assembles a run's tensor; *values NULL when it is missing or broken, which is a finding. */
+static assay_status values_in(const parity_index *x, const char *name, assay_phase phase, int64_t step,
+                              int64_t microbatch, int64_t count, parity_global *g, double **values,
+                              parity_result *r)
 {
     *values = NULL;
-    const parity_entry *e = parity_index_find(h->x, name, phase, step, microbatch);
+    const parity_entry *e = parity_index_find(x, name, phase, step, microbatch);
     if (!e) {
         parity_result_fail(r, "the trace has no %s in phase %s of step %lld", name, assay_phase_name(phase),
                            (long long)step);
@@ -165,7 +176,7 @@ static assay_status candidate_values(const whole *h, const char *name, assay_pha
     }
     parity_result finding;
     parity_result_init(&finding);
-    ASSAY_TRY(parity_entry_assemble(h->x, e, g, &finding));
+    ASSAY_TRY(parity_entry_assemble(x, e, g, &finding));
     if (!g->complete || g->count != count) {
         parity_result_fail(r, "%s cannot be assembled to %lld elements: %.300s", name, (long long)count,
                            finding.message);
@@ -174,12 +185,37 @@ static assay_status candidate_values(const whole *h, const char *name, assay_pha
     return parity_decode_all(g->data, g->count, g->dtype, values);
 }
 
+/* What the other run holds of it [count]: s->wanted, kept in *kept.  *compared: whether there is anything to compare with. */
+static assay_status take_wanted(const whole *h, const char *name, assay_phase phase, int64_t step,
+                                int64_t microbatch, subject *s, double **kept, bool *compared)
+{
+    parity_global g = {0};
+    parity_result unused;
+    assay_status st = ASSAY_OK;
+    *kept = NULL;
+    s->wanted = s->truth;
+    s->widen = 1.0;
+    *compared = h->other == NULL || parity_index_find(h->other, name, phase, step, microbatch) != NULL;
+    if (h->other == NULL || !*compared)
+        return ASSAY_OK;
+    parity_result_init(&unused);
+    st = values_in(h->other, name, phase, step, microbatch, s->count, &g, kept, &unused);
+    ASSAY_CHECK_GOTO(st != ASSAY_OK || *kept != NULL, ASSAY_MISMATCH, st, done, "the other run's %s: %.300s",
+                     name, unused.message);
+    s->wanted = *kept;
+    s->widen = h->widen;
+done:
+    parity_global_free(&g);
+    return st;
+}
+
 static assay_status judge_named(const whole *h, const assay_model_config *m, const char *candidate,
                                 assay_phase phase, const char *kind, const char *name, int64_t step)
 {
     parity_result r;
     parity_global g = {0};
-    double *found = NULL;
+    double *found = NULL, *wanted = NULL;
+    bool compared = true;
     assay_status st = ASSAY_OK;
     const ref_named_tensor *truth = ref_result_find(&h->r->truth, kind, name, step);
     start(h, candidate, phase, step, -1, &r);
@@ -197,7 +233,10 @@ static assay_status judge_named(const whole *h, const assay_model_config *m, con
             const ref_named_tensor *p = ref_result_find(&h->r->perturbed[i], kind, name, step);
             s.perturbed[i] = p ? p->data : truth->data;
         }
-        ASSAY_TRY_GOTO(candidate_values(h, candidate, phase, step, -1, s.count, &g, &found, &r), st, done);
+        ASSAY_TRY_GOTO(take_wanted(h, candidate, phase, step, -1, &s, &wanted, &compared), st, done);
+        if (!compared)
+            goto done;
+        ASSAY_TRY_GOTO(values_in(h->x, candidate, phase, step, -1, s.count, &g, &found, &r), st, done);
     } else {
         parity_result_fail(&r, "the reference has no %s of %s", kind, name);
     }
@@ -218,34 +257,47 @@ static assay_status judge_named(const whole *h, const assay_model_config *m, con
     st = parity_table_merge(h->table, &r);
 done:
     free(s.clusters);
+    free(wanted);
     free(found);
     parity_global_free(&g);
     return st;
 }
 
 /* loss and grad_norm: numbers of a step. */
-static assay_status judge_number(const whole *h, const assay_model_config *m, const char *name, int64_t step,
-                                 const double *truth, double *const perturbed[PARITY_WHOLE_RUNS])
+static assay_status judge_number(const whole *h, const assay_model_config *m, const char *name, int *curve,
+                                 int64_t step, const double *truth,
+                                 double *const perturbed[PARITY_WHOLE_RUNS])
 {
     static const int64_t one[1] = {1};
     parity_result r;
     parity_global g = {0};
-    double *found = NULL;
+    double *found = NULL, *wanted = NULL;
+    bool compared;
     start(h, name, ASSAY_PHASE_OPTIMIZER, step, -1, &r);
     subject s = {.runs = h->runs, .truth = truth + step, .shape = one, .ndim = 1, .count = 1};
     for (int i = 0; i < h->runs; i++)
         s.perturbed[i] = perturbed[i] + step;
-    assay_status st = candidate_values(h, name, ASSAY_PHASE_OPTIMIZER, step, -1, 1, &g, &found, &r);
+    assay_status st = take_wanted(h, name, ASSAY_PHASE_OPTIMIZER, step, -1, &s, &wanted, &compared);
+    if (st == ASSAY_OK && !compared)
+        return ASSAY_OK;
+    if (st == ASSAY_OK)
+        st = values_in(h->x, name, ASSAY_PHASE_OPTIMIZER, step, -1, 1, &g, &found, &r);
     if (st == ASSAY_OK && found) {
         s.found = found;
         s.stored = ASSAY_F32; /* computed there, whatever it is stored in */
         st = judge_subject(h, name, &s, m, &r);
         r.found = found[0];
-        r.expected = truth[step];
+        r.expected = s.wanted[0];
         r.is_distance = false;
+        const parity_curve_point point = {step, r.found, r.expected, r.allowance};
+        st = *curve == 0 ? parity_gallery_curve(parity_table_gallery(h->table), curve) : st;
+        r.curve = *curve;
+        if (st == ASSAY_OK)
+            st = parity_curve_add(parity_gallery_curve_at(parity_table_gallery(h->table), *curve), &point);
     }
     if (st == ASSAY_OK)
         st = parity_table_merge(h->table, &r);
+    free(wanted);
     free(found);
     parity_global_free(&g);
     return st;
@@ -265,7 +317,8 @@ static double *to_sequence_major(const ref_named_tensor *t)
 
 static assay_status judge_logits(const whole *h, const assay_model_config *m)
 {
-    double *truth = NULL, *perturbed[PARITY_WHOLE_RUNS] = {NULL}, *found = NULL;
+    double *truth = NULL, *perturbed[PARITY_WHOLE_RUNS] = {NULL}, *found = NULL, *wanted = NULL;
+    bool compared;
     parity_global g = {0};
     parity_result r;
     assay_status st = ASSAY_OK;
@@ -282,8 +335,12 @@ static assay_status judge_logits(const whole *h, const assay_model_config *m)
     const int64_t rows = t->shape[0] * t->shape[1], shape[2] = {rows, t->shape[2]};
     subject s = {.runs = h->runs, .truth = truth, .shape = shape, .ndim = 2, .count = rows * t->shape[2]};
     memcpy(s.perturbed, perturbed, sizeof s.perturbed);
-    ASSAY_TRY_GOTO(candidate_values(h, "output_layer.y", ASSAY_PHASE_FORWARD, 0, 0, s.count, &g, &found, &r),
-                   st, done);
+    ASSAY_TRY_GOTO(take_wanted(h, "output_layer.y", ASSAY_PHASE_FORWARD, 0, 0, &s, &wanted, &compared), st,
+                   done);
+    if (!compared)
+        goto done;
+    ASSAY_TRY_GOTO(values_in(h->x, "output_layer.y", ASSAY_PHASE_FORWARD, 0, 0, s.count, &g, &found, &r), st,
+                   done);
     if (found) {
         s.found = found;
         s.stored = g.dtype;
@@ -294,6 +351,7 @@ done:
     for (int i = 0; i < PARITY_WHOLE_RUNS; i++)
         free(perturbed[i]);
     free(truth);
+    free(wanted);
     free(found);
     parity_global_free(&g);
     return st;
@@ -340,7 +398,7 @@ static assay_status judge_zeros(const whole *h, const assay_model_spec *spec, in
     return parity_table_merge(h->table, &r);
 }
 
-static assay_status judge_everything(const whole *h, const parity_whole_cache *c)
+static assay_status judge_everything(whole *h, const parity_whole_cache *c)
 {
     const ref_run_result *truth = &h->r->truth;
     const bool training = c->batches->training;
@@ -352,10 +410,11 @@ static assay_status judge_everything(const whole *h, const parity_whole_cache *c
     if (h->r->has_logits)
         ASSAY_TRY(judge_logits(h, &c->spec->config));
     for (int64_t step = 0; step < truth->steps; step++) {
-        ASSAY_TRY(judge_number(h, &c->spec->config, "loss", step, truth->loss, loss));
+        ASSAY_TRY(judge_number(h, &c->spec->config, "loss", &h->loss_curve, step, truth->loss, loss));
         ASSAY_TRY(judge_gradients(h, c->spec, step));
         if (training)
-            ASSAY_TRY(judge_number(h, &c->spec->config, "grad_norm", step, truth->grad_norm, norm));
+            ASSAY_TRY(
+                judge_number(h, &c->spec->config, "grad_norm", &h->norm_curve, step, truth->grad_norm, norm));
         if (training && c->options.log_num_zeros_in_grad)
             ASSAY_TRY(judge_zeros(h, c->spec, step));
     }
@@ -390,13 +449,14 @@ static void take_objective(parity_whole_cache *c, const assay_trace *t)
         snprintf(c->objective, sizeof c->objective, "%s", layout);
 }
 
-assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t, parity_report *report)
+static assay_status check_whole(parity_whole_cache *cache, const assay_trace *t, const parity_index *other,
+                                double widen, parity_report *report)
 {
     assay_status st = ASSAY_OK;
     parity_index *x = NULL;
     parity_whole_runs *r = NULL;
     parity_whole_choices choice = {0};
-    whole h = {.trace = t};
+    whole h = {.trace = t, .other = other, .widen = widen};
     parity_plan_tensors *tensors = NULL;
     const assay_precision precision = cache->options.precision;
     const int64_t wanted = cache->batches->training ? cache->options.train_iters : 0;
@@ -420,6 +480,7 @@ assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t,
             break;
         parity_table_destroy(h.table);
         h.table = NULL;
+        h.loss_curve = h.norm_curve = 0;
     }
     ASSAY_TRY_GOTO(parity_plan_tensors_create(&tensors, cache->spec, &cache->options, cache->batches), st,
                    done);
@@ -428,6 +489,21 @@ done:
     parity_plan_tensors_destroy(tensors);
     parity_table_destroy(h.table);
     free(choice.indices);
+    parity_index_destroy(x);
+    return st;
+}
+
+assay_status parity_check_whole(parity_whole_cache *cache, const assay_trace *t, parity_report *report)
+{
+    return check_whole(cache, t, NULL, 1.0, report);
+}
+
+assay_status parity_check_whole_against(parity_whole_cache *cache, const assay_trace *t,
+                                        const assay_trace *other, double widen, parity_report *report)
+{
+    parity_index *x;
+    ASSAY_TRY(parity_index_create(&x, other));
+    const assay_status st = check_whole(cache, t, x, widen, report);
     parity_index_destroy(x);
     return st;
 }

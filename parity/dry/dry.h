@@ -16,6 +16,7 @@ typedef struct dry_options {
     char model[ASSAY_PATH]; /* folder, config.json-like file or the name of a public configuration */
     char layout[ASSAY_LAYOUT_TEXT];
     char out[ASSAY_PATH]; /* JSON; "" none */
+    char svg[ASSAY_PATH]; /* drawing; "-": standard output, alone; "" none */
     char fault[96];       /* planted: owner:PARAM, group:KIND, swap:RANK, lost:RANK; "" none */
     int64_t world;        /* 0: the layout's own */
     int64_t micro_batch_size, num_microbatches,
@@ -147,6 +148,9 @@ assay_status dry_elements(const dry *d, int rank, const dry_call *c, double *out
 assay_status dry_count_wire(dry *d);
 /* dry_memory.c */
 assay_status dry_count_memory(dry *d);
+/* Parameters, gradients and states of a rank; the same with its activations. */
+void dry_states(const dry *d, int rank, dry_memory *m);
+assay_status dry_rank_memory(const dry *d, int rank, dry_memory *out);
 double dry_memory_total(const dry_memory *m, int recompute);
 
 /* dry_report.c, dry_numeric.c, dry_shrink.c */

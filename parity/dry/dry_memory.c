@@ -162,7 +162,7 @@ done:
     return st;
 }
 
-static void states(const dry *d, int rank, dry_memory *m)
+void dry_states(const dry *d, int rank, dry_memory *m)
 {
     const assay_recipe *r = assay_recipe_of(d->o.precision);
     const dry_rank *held = &d->ranks[rank];
@@ -183,6 +183,12 @@ double dry_memory_total(const dry_memory *m, int recompute)
     return m->parameters + m->gradients + m->masters + m->moments + m->activations[recompute];
 }
 
+assay_status dry_rank_memory(const dry *d, int rank, dry_memory *out)
+{
+    dry_states(d, rank, out);
+    return activations(d, rank / d->stage_ranks, out);
+}
+
 /* Ranks of a stage run the same schedule: the one that holds most needs most. */
 assay_status dry_count_memory(dry *d)
 {
@@ -190,7 +196,7 @@ assay_status dry_count_memory(dry *d)
         dry_memory least = {.rank = -1};
         for (int i = 0; i < d->stage_ranks; i++) {
             dry_memory one;
-            states(d, s * d->stage_ranks + i, &one);
+            dry_states(d, s * d->stage_ranks + i, &one);
             if (i == 0 || dry_memory_total(&one, NONE) > dry_memory_total(&d->memory[s], NONE))
                 d->memory[s] = one;
             if (i == 0 || dry_memory_total(&one, NONE) < dry_memory_total(&least, NONE))

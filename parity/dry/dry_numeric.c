@@ -21,14 +21,11 @@ static assay_status write_case(const dry *d, FILE *out, const char *path)
 
 int dry_numeric(const dry *d, FILE *out)
 {
-    const char *parent = getenv("TMPDIR");
-    if (parent == NULL || parent[0] == '\0')
-        parent = "/tmp";
-    char dir[256], path[300], report[300], verb[] = "assay run", option[] = "--report";
+    char dir[ASSAY_PATH], path[ASSAY_PATH + 16], report[ASSAY_PATH + 16], verb[] = "assay run",
+                                                                          option[] = "--report";
     int code = 2;
-    snprintf(dir, sizeof dir, "%.200s/assay-dry-XXXXXX", parent);
-    if (mkdtemp(dir) == NULL) {
-        fprintf(stderr, "assay layout: %s: cannot be made\n", dir);
+    if (assay_scratch_make("dry", dir, sizeof dir) != ASSAY_OK) {
+        assay_error_print(stderr, "assay layout", 0);
         return 2;
     }
     snprintf(path, sizeof path, "%s/dry_run.json", dir);
@@ -42,7 +39,7 @@ int dry_numeric(const dry *d, FILE *out)
         assay_error_print(stderr, "assay layout", 0);
     }
     /* What went wrong is to be looked at. */
-    if (code == 0 && assay_remove_tree(dir, parent) != ASSAY_OK)
-        assay_error_print(stderr, "assay layout", 0);
+    if (code == 0)
+        assay_scratch_remove(dir);
     return code;
 }

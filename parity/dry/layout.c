@@ -1,5 +1,5 @@
 /* `assay layout`: what a layout puts where, or (with --layout) a dry run of a plan of any size. */
-#include "parity/dry/dry.h"
+#include "parity/dry/dry_svg.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -66,7 +66,7 @@ done:
     return st;
 }
 
-static assay_status explain_layout(const char *text, const char *model)
+static assay_status explain_layout(const char *text, const char *model, const char *svg)
 {
     assay_parallel_config p;
     assay_grid g;
@@ -74,6 +74,15 @@ static assay_status explain_layout(const char *text, const char *model)
     ASSAY_TRY(assay_layout_parse(text, &p));
     ASSAY_TRY(assay_grid_make(&p, &g));
     assay_layout_format(&p, canonical);
+    if (svg[0] != '\0') {
+        ASSAY_CHECK(
+            model[0] == '\0', ASSAY_INVALID_ARGUMENT,
+            "--svg of a model: expected --layout %s in place of the argument: bytes are those of a dry run",
+            text);
+        ASSAY_TRY(dry_grid_svg(&g, canonical, svg));
+    }
+    if (strcmp(svg, "-") == 0)
+        return ASSAY_OK;
     int *ranks = calloc((size_t)g.world, sizeof *ranks);
     ASSAY_CHECK(ranks != NULL, ASSAY_OUT_OF_MEMORY, "groups");
     printf("layout %s: %d rank%s, data parallel %d, expert data parallel %d\n", canonical, g.world,
@@ -141,6 +150,8 @@ static assay_status on_layout_option(void *user, const char *name, const char *t
     }
     if (strcmp(name, "model") == 0)
         return word(name, text, o->model, sizeof o->model);
+    if (strcmp(name, "svg") == 0)
+        return word(name, text, o->svg, sizeof o->svg);
     l->last = name;
     if (strcmp(name, "layout") == 0)
         return word(name, text, o->layout, sizeof o->layout);
@@ -184,20 +195,24 @@ static int dry_run(const dry_options *o)
     assay_status st = dry_make(d, o);
     (void)clock_gettime(CLOCK_MONOTONIC, &end);
     const double seconds = (double)(end.tv_sec - begin.tv_sec) + 1e-9 * (double)(end.tv_nsec - begin.tv_nsec);
+    const bool alone = strcmp(o->svg, "-") == 0;
     int code = 2;
     if (st == ASSAY_OK && o->out[0] != '\0')
         st = dry_save(d, seconds);
+    if (st == ASSAY_OK && o->svg[0] != '\0')
+        st = dry_svg(d, o->svg);
     if (st == ASSAY_OK) {
         int64_t claims = 0;
-        dry_print(d, stdout);
+        if (!alone)
+            dry_print(d, stdout);
         for (int k = 0; k < 4; k++)
             claims += d->n_claims[k];
         code = d->n_failed > 0 ? 1 : 0;
-        printf("\n%.1f s\n%lld passed, %lld failed, 0 skipped\n", seconds, (long long)(claims - d->n_failed),
-               (long long)d->n_failed);
+        fprintf(alone ? stderr : stdout, "\n%.1f s\n%lld passed, %lld failed, 0 skipped\n", seconds,
+                (long long)(claims - d->n_failed), (long long)d->n_failed);
         fflush(stdout);
         if (o->numeric && code == 0)
-            code = dry_numeric(d, stdout);
+            code = dry_numeric(d, alone ? stderr : stdout);
     } else {
         (void)fail();
     }
@@ -219,6 +234,8 @@ int parity_main_layout(int argc, char **argv)
         {"moe_aux_loss_coeff", "X", "auxiliary loss of a mixture of experts (default 0.001)"},
         {"numeric", NULL, "then shrink model and layout and run both engines under the judge"},
         {"out", "FILE", "the same as JSON"},
+        {"svg", "FILE|-",
+         "draw it: ranks, what stages hold, with --model bytes of each rank; -: alone, to standard output"},
         {"fault", "TEXT", "plant owner:PARAMETER, group:KIND, swap:RANK or lost:RANK"},
         {NULL, NULL, NULL}};
     char names[256], doc[1600];
@@ -235,7 +252,8 @@ int parity_main_layout(int argc, char **argv)
              "all calls between ranks, memory and bytes sent.\vExamples:\n"
              "  assay layout tp2,sp,ep2,dp2 --model DIR\n"
              "  assay layout --world 16384 --model llama-3.1-405b --layout tp8,sp,pp9,zero1\n"
-             "  assay layout --model DIR --layout tp2,pp2,dp2 --numeric --out plan.json\n\n"
+             "  assay layout --model DIR --layout tp2,pp2,dp2 --numeric --out plan.json\n"
+             "  assay layout --model DIR --layout tp2,pp2,dp2 --svg layout.svg\n\n"
              "Public configurations: %s.\n",
              ASSAY_MAX_WORLD, names);
     if (assay_options_parse(argc, argv, doc, "[LAYOUT]", NULL, 0, extra, on_layout_option, &o) != ASSAY_OK)
@@ -254,5 +272,5 @@ int parity_main_layout(int argc, char **argv)
             fputs("assay layout: expected one layout, like tp2,sp,ep2,dp2\n", stderr);
         return 2;
     }
-    return explain_layout(o.explain, o.dry.model) == ASSAY_OK ? 0 : fail();
+    return explain_layout(o.explain, o.dry.model, o.dry.svg) == ASSAY_OK ? 0 : fail();
 }

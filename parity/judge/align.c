@@ -243,3 +243,30 @@ assay_status parity_align(const assay_name_row *row, const parity_global *theirs
         sort_rows(a);
     return ASSAY_OK;
 }
+
+assay_status parity_align_into(const assay_name_row *row, const parity_global *theirs, parity_global *at,
+                               unsigned char *held)
+{
+    static const assay_hf_piece none = {0};
+    pairing p;
+    parity_global a = {0};
+    double *x = NULL, *to = at->data;
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK(row->relation == ASSAY_RELATION_EQUAL && at->dtype == ASSAY_F64, ASSAY_UNSUPPORTED,
+                "%s: not the elements of ours", row->theirs);
+    ASSAY_TRY(pair_shapes(row, at, &p));
+    ASSAY_TRY_GOTO(reorder(row, theirs, at, &p, &a), st, done);
+    ASSAY_TRY_GOTO(parity_decode_all(a.data, a.count, a.dtype, &x), st, done);
+    for (int64_t o = 0; o < p.outer; o++)
+        for (int i = 0; i < (row->n_pieces > 0 ? row->n_pieces : 1); i++) {
+            const assay_hf_piece *piece = row->n_pieces > 0 ? &row->pieces[i] : &none;
+            const int64_t n = (row->n_pieces > 0 ? piece->rows : p.ours) * p.inner;
+            const int64_t first = (o * p.ours + piece->dst) * p.inner;
+            memcpy(to + first, x + (o * p.theirs + piece->src) * p.inner, (size_t)n * sizeof *x);
+            memset(held + first, 1, (size_t)n);
+        }
+done:
+    free(x);
+    parity_global_free(&a);
+    return st;
+}

@@ -30,5 +30,9 @@ assay_status parity_align(const assay_name_row *row, const parity_global *theirs
                           parity_global *a, parity_global *b);
 /* Ours alone in that shape; row NULL: as it is. */
 assay_status parity_align_ours(const assay_name_row *row, const parity_global *ours, parity_global *out);
+/* Theirs put in its place in a tensor of ours: `at` has our shape and dtype F64; held [count] gets 1 where an element was put.
+ * Relation EQUAL alone. */
+assay_status parity_align_into(const assay_name_row *row, const parity_global *theirs, parity_global *at,
+                               unsigned char *held);
 
 #endif

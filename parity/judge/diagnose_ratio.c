@@ -29,10 +29,11 @@ static void name_ratio(const comparison *v, double ratio, char *out, size_t capa
                  {"ep", s->ep},
                  {"pp", s->pp},
                  {"cp", s->cp},
+                 {"tp*cp", s->tp > 1 && s->cp > 1 ? s->tp * s->cp : 0},
                  {"top-k", s->topk},
                  {"world", s->world},
                  {"microbatches", s->microbatches},
-                 {"microbatches*dp", s->dp > 1 ? s->microbatches * s->dp : 0}};
+                 {"microbatches*dp", s->dp > 1 && s->microbatches > 1 ? s->microbatches * s->dp : 0}};
     out[0] = '\0';
     for (size_t k = 0; k < sizeof known / sizeof known[0]; k++)
         add_name(out, capacity, known[k].name, known[k].size, ratio);

@@ -46,8 +46,12 @@ typedef struct parity_worst {
     double ratio, share; /* share: largest of all elements, wherever the worst place is */
     int64_t flat;        /* -1: nothing compared */
     double found, expected, allowance;
+    parity_picture *picture; /* drawn besides; NULL: not */
 } parity_worst;
 void parity_worst_init(parity_worst *w);
+/* Of a comparison that failed: the same elements once more, into a picture of r; NULL when none is drawn, or no more. */
+assay_status parity_worst_redraw(parity_worst *w, parity_gallery *g, const int64_t *shape, int ndim,
+                                 parity_result *r);
 /* pass is (error <= bound), decided by the caller so that NaN fails. */
 void parity_worst_add(parity_worst *w, int64_t flat, double found, double expected, double allowance,
                       double ratio, bool pass);
@@ -90,6 +94,8 @@ typedef struct parity_table parity_table;
 assay_status parity_table_create(parity_table **out, parity_check check);
 void parity_table_destroy(parity_table *t);
 assay_status parity_table_merge(parity_table *t, const parity_result *one);
+/* Where its rows have their pictures and curves: freed with it. */
+parity_gallery *parity_table_gallery(parity_table *t);
 /* Whether a row is a failure. */
 bool parity_table_fails(const parity_table *t);
 /* Adds every row to the report. */
@@ -145,9 +151,10 @@ assay_status parity_entry_assemble(const parity_index *x, const parity_entry *e,
  * ASSAY_NOT_FOUND: no data. */
 assay_status parity_value_of(const char *slot, const assay_trace_tensor *record, ref_value *out);
 void parity_value_free(ref_value *v);
-/* Compares one replayed output with the candidate's; fills verdict, place, message and diagnosis of *r. */
+/* Compares one replayed output with the candidate's; fills verdict, place, message and diagnosis of *r, and draws a failure
+ * (g: NULL: not). */
 assay_status parity_compare_value(const ref_value *truth, const ref_value *candidate,
-                                  const parity_scales *scales, parity_result *r);
+                                  const parity_scales *scales, parity_gallery *g, parity_result *r);
 
 /* All slots of one direction of an operation, at most ASSAY_MAX_SLOTS.  A slot that cannot be read makes
  * *problem a FAIL or SKIP and ends the list. */

@@ -49,6 +49,14 @@ double parity_share(double found, double y, double bound, assay_dtype stored, bo
     return parity_share_of(fabs(found - y), bound, half, pass);
 }
 
+assay_status parity_worst_redraw(parity_worst *w, parity_gallery *g, const int64_t *shape, int ndim,
+                                 parity_result *r)
+{
+    parity_worst_init(w);
+    return g && r->verdict == PARITY_FAIL ? parity_gallery_draw(g, shape, ndim, &w->picture, &r->picture)
+                                          : ASSAY_OK;
+}
+
 void parity_worst_add(parity_worst *w, int64_t flat, double found, double expected, double allowance,
                       double ratio, bool pass)
 {
@@ -61,6 +69,8 @@ void parity_worst_add_share(parity_worst *w, int64_t flat, double found, double 
     w->count++;
     if (!(ratio >= 0.0))
         ratio = (double)INFINITY;
+    if (w->picture)
+        parity_picture_add(w->picture, flat, ratio, pass);
     if (!(share <= w->share))
         w->share = share >= 0.0 ? share : (double)INFINITY;
     const bool had_bad = w->n_bad > 0;
@@ -82,7 +92,7 @@ void parity_worst_add_bits(parity_worst *w, const void *found, const void *expec
     const size_t width = (size_t)assay_dtype_bytes(dtype);
     if (count == 0)
         return;
-    if (width > 0 && memcmp(found, expected, (size_t)count * width) == 0) {
+    if (width > 0 && !w->picture && memcmp(found, expected, (size_t)count * width) == 0) {
         w->count += count - 1;
         const double value = parity_decode(found, 0, dtype);
         parity_worst_add(w, 0, value, value, 0.0, 0.0, true);
@@ -131,12 +141,14 @@ void parity_result_merge(parity_result *into, const parity_result *one)
     const int64_t count = into->count + one->count, n_bad = into->n_bad + one->n_bad;
     const int64_t n_ambiguous = into->n_ambiguous + one->n_ambiguous;
     const double share = into->share >= one->share ? into->share : one->share;
+    const int curve = into->curve ? into->curve : one->curve;
     const int a = badness(into->verdict), b = badness(one->verdict);
     /* Differences of whole runs grow from step to step: the first failure is the cause. */
     const bool later = a == 2 && into->check == PARITY_CHECK_WHOLE && one->step > into->step;
     if (b > a || (b == a && one->ratio > into->ratio && !later))
         *into = *one;
     into->count = count;
+    into->curve = curve;
     into->share = share;
     into->n_bad = n_bad;
     into->n_ambiguous = n_ambiguous;
@@ -198,6 +210,7 @@ struct parity_table {
     parity_map *map;
     int64_t n, capacity;
     parity_result *rows;
+    parity_gallery gallery;
 };
 
 assay_status parity_table_create(parity_table **out, parity_check check)
@@ -220,6 +233,7 @@ void parity_table_destroy(parity_table *t)
     if (!t)
         return;
     parity_map_destroy(t->map);
+    parity_gallery_free(&t->gallery);
     free(t->rows);
     free(t);
 }
@@ -252,6 +266,17 @@ assay_status parity_table_merge(parity_table *t, const parity_result *one)
     return ASSAY_OK;
 }
 
+parity_gallery *parity_table_gallery(parity_table *t)
+{
+    return &t->gallery;
+}
+
+static assay_status flush_row(const parity_table *t, const parity_result *row, parity_report *report)
+{
+    return parity_report_add_drawn(report, row, parity_gallery_picture_at(&t->gallery, row->picture),
+                                   parity_gallery_curve_at(&t->gallery, row->curve));
+}
+
 bool parity_table_fails(const parity_table *t)
 {
     for (int64_t i = 0; i < t->n; i++)
@@ -263,7 +288,7 @@ bool parity_table_fails(const parity_table *t)
 assay_status parity_table_flush(const parity_table *t, parity_report *report)
 {
     for (int64_t i = 0; i < t->n; i++)
-        ASSAY_TRY(parity_report_add(report, &t->rows[i]));
+        ASSAY_TRY(flush_row(t, &t->rows[i], report));
     return ASSAY_OK;
 }
 
@@ -295,7 +320,7 @@ assay_status parity_table_flush_ordered(const parity_table *t, parity_order orde
         places[i] = (place){.r = &t->rows[i], .order = order(user, &t->rows[i])};
     qsort(places, (size_t)t->n, sizeof *places, compare_places);
     for (int64_t i = 0; i < t->n && st == ASSAY_OK; i++)
-        st = parity_report_add(report, places[i].r);
+        st = flush_row(t, places[i].r, report);
     free(places);
     return st;
 }

@@ -1,7 +1,7 @@
 /* For each parallel axis: over the layouts that use it, how many cells there are and the worst error of the checks that have
  * bounds.  A layout of several axes counts in each of them. */
 #include "core/model/layout.h"
-#include "parity/report/report_files.h"
+#include "parity/report/page.h"
 
 #include <math.h>
 
@@ -79,7 +79,9 @@ void parity_put_axes(FILE *f, const parity_column *columns, int64_t n)
     for (int i = 0; i < n_rows; i++) {
         fprintf(f, "<tr><td class=l>%s</td><td>%lld</td>", rows[i].name, (long long)rows[i].cells);
         for (int k = 0; k < N_BOUNDED; k++)
-            parity_put_ratio_cell(f, rows[i].worst[k], rows[i].asked[k]);
+            parity_put_heat(f,
+                            rows[i].asked[k] ? parity_heat_of(HUGE_VAL, rows[i].worst[k]) : PARITY_HEAT_NONE,
+                            rows[i].worst[k], -1);
         fputs("</tr>", f);
     }
     fputs("</tbody></table></div><p class=dim>Of all cells whose layout uses the axis; local beyond the "

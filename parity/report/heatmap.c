@@ -1,130 +1,380 @@
-/* index.html: for each case and precision the worst error of every operation, by layout and kernels. */
+/* index.html: the worst error of every operation, as a share of its bound.  For each precision over all cases, by layer and
+ * operation; for each case by operation instance, precision, layout and kernels. */
 #include "parity/judge/judge.h"
-#include "parity/report/report_files.h"
+#include "parity/report/page.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
+typedef struct cell {
+    double ratio, share;            /* worst */
+    int64_t claims, skipped, worst; /* worst: result of the largest share */
+    bool failed;
+} cell;
+
 typedef struct heatmap {
-    const parity_report *r;
-    parity_map *rows;  /* case|precision|instance|operation -> the first result */
-    parity_map *cells; /* ... and layout and kernels -> place in `worst` */
-    double *worst;
+    const parity_page *p;
+    parity_map *keys; /* of rows, columns and cells */
+    cell *cells;
     int64_t n_cells;
 } heatmap;
 
 enum { KEY = 2 * ASSAY_NAME + 512 };
 
-static void row_key(char out[KEY], const parity_result *x)
+static const struct look {
+    const char *class, *words;
+} looks[PARITY_HEATS] = {
+    [PARITY_HEAT_NONE] = {"", "no such operation"},
+    [PARITY_HEAT_EQUAL] = {"he", "equal bits: every element is the rounded truth"},
+    [PARITY_HEAT_ROUNDING] = {"hr", "exact rounding: every element is correctly rounded"},
+    [PARITY_HEAT_WITHIN] = {"hw", "within: at most 3/4 of the bound"},
+    [PARITY_HEAT_NEAR] = {"hn", "near: more than 3/4 of the bound"},
+    [PARITY_HEAT_VIOLATED] = {"hv", "violated: beyond the bound"},
+    [PARITY_HEAT_SKIPPED] = {"hs", "not checked"},
+};
+
+const char *parity_heat_class(parity_heat heat)
 {
-    snprintf(out, KEY, "%s|%s|%s|%s", x->case_name, x->precision, x->instance, x->op);
+    return looks[heat].class;
 }
 
-static void cell_key(char out[KEY], const parity_result *row, const char *layout, const char *variants)
+parity_heat parity_heat_of(double ratio, double share)
 {
-    snprintf(out, KEY, "%s|%s|%s|%s|%s|%s", row->case_name, row->precision, row->instance, row->op, layout,
-             variants);
+    if (!(share <= 1.0))
+        return PARITY_HEAT_VIOLATED;
+    return ratio == 0.0    ? PARITY_HEAT_EQUAL
+           : share == 0.0  ? PARITY_HEAT_ROUNDING
+           : share <= 0.75 ? PARITY_HEAT_WITHIN
+                           : PARITY_HEAT_NEAR;
 }
 
-static assay_status add_result(heatmap *h, int64_t i)
+/* Tens of thousands of these make the page: a class of two letters instead of a style, and no end tags (HTML needs none). */
+void parity_put_heat(FILE *f, parity_heat heat, double share, int64_t link)
 {
-    char key[KEY];
-    const parity_result *x = parity_report_at(h->r, i);
-    if (x->check != PARITY_CHECK_LOCAL)
-        return ASSAY_OK;
-    row_key(key, x);
-    if (parity_map_get(h->rows, key) < 0)
-        ASSAY_TRY(parity_map_put(h->rows, key, i));
-    if (x->verdict == PARITY_SKIP)
-        return ASSAY_OK;
-    cell_key(key, x, x->layout, x->variants);
-    int64_t at = parity_map_get(h->cells, key);
-    if (at < 0) {
-        at = h->n_cells++;
-        h->worst[at] = 0.0;
-        ASSAY_TRY(parity_map_put(h->cells, key, at));
-    }
-    if (!isnan(h->worst[at]) && !(x->share <= h->worst[at])) /* a NaN is the worst and stays it */
-        h->worst[at] = x->share;
-    return ASSAY_OK;
-}
-
-static bool same_table(const parity_column *a, const char *case_name, const char *precision)
-{
-    return strcmp(a->case_name, case_name) == 0 && strcmp(a->precision, precision) == 0;
-}
-
-static void put_head(FILE *f, const parity_column *columns, int64_t n, int64_t first)
-{
-    const parity_column *head = &columns[first];
-    fputs("<h2>", f);
-    parity_put_escaped(f, head->case_name);
-    fputc(' ', f);
-    parity_put_escaped(f, head->precision);
-    fputs(": worst error by operation, as a share of its bound, beyond the rounding of the output</h2><div "
-          "class=wrap><table class=\"h two\"><thead><tr><th "
-          "class=l>instance</th>"
-          "<th class=l>operation</th>",
-          f);
-    for (int64_t k = first; k < n; k++)
-        if (same_table(&columns[k], head->case_name, head->precision)) {
-            fputs("<th>", f);
-            parity_put_escaped(f, columns[k].layout);
-            fputc(' ', f);
-            parity_put_escaped(f, columns[k].variants);
-            fputs("</th>", f);
-        }
-    fputs("</tr></thead><tbody>", f);
-}
-
-static void put_table(FILE *f, const heatmap *h, const parity_column *columns, int64_t n, int64_t first)
-{
-    char key[KEY];
-    const parity_column *head = &columns[first];
-    put_head(f, columns, n, first);
-    for (int64_t i = 0; i < parity_report_count(h->r); i++) {
-        const parity_result *x = parity_report_at(h->r, i);
-        if (x->check != PARITY_CHECK_LOCAL || !same_table(head, x->case_name, x->precision))
-            continue;
-        row_key(key, x);
-        if (parity_map_get(h->rows, key) != i)
-            continue;
-        fputs("<tr><td>", f);
-        parity_put_escaped(f, x->instance);
+    if (heat == PARITY_HEAT_NONE) {
         fputs("<td>", f);
-        parity_put_escaped(f, x->op);
-        for (int64_t k = first; k < n; k++) {
-            if (!same_table(&columns[k], head->case_name, head->precision))
-                continue;
-            cell_key(key, x, columns[k].layout, columns[k].variants);
-            const int64_t at = parity_map_get(h->cells, key);
-            parity_put_ratio_cell(f, at >= 0 ? h->worst[at] : 0.0, at >= 0);
+        return;
+    }
+    fprintf(f, "<td class=%s>", looks[heat].class);
+    if (link >= 0)
+        fprintf(f, "<a href=#f%lld>", (long long)link);
+    if (heat == PARITY_HEAT_EQUAL)
+        fputc('=', f);
+    else if (heat == PARITY_HEAT_ROUNDING)
+        fputc('0', f);
+    else if (heat == PARITY_HEAT_SKIPPED)
+        fputc('?', f);
+    else if (heat == PARITY_HEAT_VIOLATED)
+        fprintf(f, "%.3g", share);
+    else
+        fprintf(f, "%.3f", share);
+    if (link >= 0)
+        fputs("</a>", f);
+}
+
+/* --- what stands where -------------------------------------------------------------------------------------- */
+
+/* "layer 3" of decoder.layers.3.mlp.linear_fc1, else what stands before the first dot; of the decoder, before the second. */
+static void layer_of(const char *instance, char out[ASSAY_NAME])
+{
+    static const char layers[] = "decoder.layers.";
+    if (strncmp(instance, layers, sizeof layers - 1) == 0) {
+        const char *number = instance + sizeof layers - 1;
+        snprintf(out, ASSAY_NAME, "layer %.*s", (int)strcspn(number, "."), number);
+        return;
+    }
+    size_t n = strcspn(instance, ".");
+    if (strncmp(instance, "decoder.", 8) == 0)
+        n = 8 + strcspn(instance + 8, ".");
+    snprintf(out, ASSAY_NAME, "%.*s", (int)n, instance);
+}
+
+static int64_t find(const heatmap *h, const char *key)
+{
+    return parity_map_get(h->keys, key);
+}
+
+static cell *cell_at(heatmap *h, const char *key, assay_status *st)
+{
+    int64_t at = find(h, key);
+    if (at < 0) {
+        at = h->n_cells;
+        *st = parity_map_put(h->keys, key, at);
+        if (*st != ASSAY_OK)
+            return NULL;
+        h->n_cells++;
+        h->cells[at] = (cell){.worst = -1};
+    }
+    return &h->cells[at];
+}
+
+static void count(cell *c, const parity_result *x, int64_t i)
+{
+    c->claims++;
+    if (x->verdict == PARITY_SKIP) {
+        c->skipped++;
+        return;
+    }
+    if (!isnan(c->ratio) && !(x->ratio <= c->ratio))
+        c->ratio = x->ratio;
+    const bool worse = !isnan(c->share) && !(x->share <= c->share); /* a NaN is the worst and stays it */
+    const bool failed = x->verdict == PARITY_FAIL;
+    if (worse)
+        c->share = x->share;
+    if (c->worst < 0 || (failed && !c->failed) || (failed == c->failed && worse))
+        c->worst = i;
+    c->failed = c->failed || failed;
+}
+
+static parity_heat heat_of(const cell *c)
+{
+    if (c->failed)
+        return PARITY_HEAT_VIOLATED;
+    if (c->skipped > 0) /* a skip never hides under what holds beside it */
+        return PARITY_HEAT_SKIPPED;
+    return parity_heat_of(c->ratio, c->share);
+}
+
+static void put_cell(const heatmap *h, const cell *c)
+{
+    const int64_t link = c != NULL && c->failed && h->p->shown[c->worst] ? c->worst : -1;
+    parity_put_heat(h->p->f, c != NULL ? heat_of(c) : PARITY_HEAT_NONE, c != NULL ? c->share : 0.0, link);
+}
+
+/* --- by layer and operation --------------------------------------------------------------------------------- */
+
+enum { MAX_LINES = 400 }; /* layers or operations of one map; a trace of other people's code may bring many */
+
+typedef struct names {
+    int n;
+    char text[MAX_LINES][ASSAY_NAME];
+} names;
+
+static int number_of(names *x, const char *text)
+{
+    for (int i = 0; i < x->n; i++)
+        if (strcmp(x->text[i], text) == 0)
+            return i;
+    if (x->n == MAX_LINES)
+        return -1;
+    snprintf(x->text[x->n], ASSAY_NAME, "%s", text);
+    return x->n++;
+}
+
+static void layer_key(char out[KEY], const char *precision, const char *layer, const char *op)
+{
+    snprintf(out, KEY, "L|%s|%s|%s", precision, layer, op);
+}
+
+static void put_map(const heatmap *h, const char *precision, const names *layers, const names *ops)
+{
+    FILE *f = h->p->f;
+    char key[KEY];
+    fputs("<h3>", f);
+    parity_put_escaped(f, precision);
+    fputs("</h3><div class=wrap><table class=\"h map\"><thead><tr><th>layer</th>", f);
+    for (int k = 0; k < ops->n; k++) {
+        fputs("<th><span>", f);
+        parity_put_escaped(f, ops->text[k]);
+        fputs("</span></th>", f);
+    }
+    fputs("</tr></thead><tbody>", f);
+    for (int i = 0; i < layers->n; i++) {
+        fputs("<tr><td>", f);
+        parity_put_escaped(f, layers->text[i]);
+        for (int k = 0; k < ops->n; k++) {
+            layer_key(key, precision, layers->text[i], ops->text[k]);
+            const int64_t at = find(h, key);
+            put_cell(h, at >= 0 ? &h->cells[at] : NULL);
         }
         fputc('\n', f);
     }
     fputs("</tbody></table></div>", f);
 }
 
-assay_status parity_put_heatmaps(FILE *f, const parity_report *r, const parity_column *columns, int64_t n)
+static assay_status put_maps(heatmap *h)
 {
-    heatmap h = {.r = r};
+    char layer[ASSAY_NAME], key[KEY];
+    names *precisions = calloc(3, sizeof *precisions), *layers = precisions + 1, *ops = precisions + 2;
     assay_status st = ASSAY_OK;
-    ASSAY_TRY_GOTO(parity_map_create(&h.rows), st, done);
-    ASSAY_TRY_GOTO(parity_map_create(&h.cells), st, done);
-    h.worst = malloc(((size_t)parity_report_count(r) + 1) * sizeof *h.worst);
-    ASSAY_CHECK_GOTO(h.worst != NULL, ASSAY_OUT_OF_MEMORY, st, done, "report: heat map");
-    for (int64_t i = 0; i < parity_report_count(r); i++)
-        ASSAY_TRY_GOTO(add_result(&h, i), st, done);
-    for (int64_t i = 0; i < n; i++) {
-        bool first = true;
-        for (int64_t k = 0; k < i && first; k++)
-            first = !same_table(&columns[k], columns[i].case_name, columns[i].precision);
-        if (first)
-            put_table(f, &h, columns, n, i);
+    bool left_out = false;
+    ASSAY_CHECK(precisions != NULL, ASSAY_OUT_OF_MEMORY, "report: heat map");
+    for (int64_t i = 0; i < parity_report_count(h->p->r); i++) {
+        const parity_result *x = parity_report_at(h->p->r, i);
+        if (x->check != PARITY_CHECK_LOCAL)
+            continue;
+        layer_of(x->instance, layer);
+        layer_key(key, x->precision, layer, x->op);
+        cell *c = cell_at(h, key, &st);
+        if (c == NULL)
+            goto done;
+        count(c, x, i);
+        (void)number_of(precisions, x->precision);
     }
+    for (int k = 0; k < precisions->n; k++) {
+        layers->n = ops->n = 0;
+        for (int64_t i = 0; i < parity_report_count(h->p->r); i++) {
+            const parity_result *x = parity_report_at(h->p->r, i);
+            if (x->check != PARITY_CHECK_LOCAL || strcmp(x->precision, precisions->text[k]) != 0)
+                continue;
+            layer_of(x->instance, layer);
+            left_out = number_of(layers, layer) < 0 || left_out;
+            left_out = number_of(ops, x->op) < 0 || left_out;
+        }
+        put_map(h, precisions->text[k], layers, ops);
+    }
+    if (left_out)
+        fprintf(h->p->f, "<p class=skip>More than %d layers or operations: the tables below have all.</p>",
+                MAX_LINES);
 done:
-    free(h.worst);
-    parity_map_destroy(h.cells);
-    parity_map_destroy(h.rows);
+    free(precisions);
+    return st;
+}
+
+static void put_legend(FILE *f)
+{
+    static const char *const samples[] = {"", "=", "0", "0.125", "0.875", "3.2", "?"};
+    fputs("<ul class=legend>", f);
+    for (int k = PARITY_HEAT_EQUAL; k < PARITY_HEATS; k++)
+        fprintf(f, "<li><b class=%s>%s</b>%s", looks[k].class, samples[k], looks[k].words);
+    fputs("</ul>", f);
+}
+
+/* --- by instance and layout --------------------------------------------------------------------------------- */
+
+static void row_key(char out[KEY], const parity_result *x)
+{
+    snprintf(out, KEY, "R|%s|%s|%s", x->case_name, x->instance, x->op);
+}
+
+static void cell_key(char out[KEY], const parity_result *row, int64_t column)
+{
+    snprintf(out, KEY, "C|%lld|%s|%s", (long long)column, row->instance, row->op);
+}
+
+static bool same_table(const parity_column *a, const parity_column *b)
+{
+    return strcmp(a->case_name, b->case_name) == 0;
+}
+
+static assay_status add_rows(heatmap *h)
+{
+    char key[KEY];
+    assay_status st = ASSAY_OK;
+    for (int64_t i = 0; i < parity_report_count(h->p->r); i++) {
+        const parity_result *x = parity_report_at(h->p->r, i);
+        if (x->check != PARITY_CHECK_LOCAL)
+            continue;
+        row_key(key, x);
+        if (find(h, key) < 0)
+            ASSAY_TRY(parity_map_put(h->keys, key, i));
+        cell_key(key, x, h->p->column_of[i]);
+        cell *c = cell_at(h, key, &st);
+        if (c == NULL)
+            return st;
+        count(c, x, i);
+    }
+    return ASSAY_OK;
+}
+
+static void put_head(const heatmap *h, int64_t first, bool open)
+{
+    FILE *f = h->p->f;
+    const parity_column *head = &h->p->columns[first];
+    fprintf(f, "<details%s data-g=\"", open ? " open" : "");
+    parity_put_escaped(f, head->case_name);
+    fputs("\"><summary>", f);
+    parity_put_escaped(f, head->case_name);
+    fputs("</summary><div class=wrap><table class=\"h two\"><thead><tr><th class=l>instance</th>"
+          "<th class=l>operation</th>",
+          f);
+    for (int64_t k = first; k < h->p->n; k++)
+        if (same_table(&h->p->columns[k], head)) {
+            fputs("<th>", f);
+            parity_put_escaped(f, h->p->columns[k].precision);
+            fputc(' ', f);
+            parity_put_escaped(f, h->p->columns[k].layout);
+            fputc(' ', f);
+            parity_put_escaped(f, h->p->columns[k].variants);
+            fputs("</th>", f);
+        }
+    fputs("</tr></thead><tbody>", f);
+}
+
+/* Results of a table's rows stand within its columns: from result `from` on. */
+static void put_table(const heatmap *h, int64_t first, bool open)
+{
+    char key[KEY];
+    FILE *f = h->p->f;
+    const parity_column *head = &h->p->columns[first];
+    bool begun = false;
+    for (int64_t i = head->first; i < parity_report_count(h->p->r); i++) {
+        const parity_result *x = parity_report_at(h->p->r, i);
+        if (x->check != PARITY_CHECK_LOCAL || !same_table(head, &h->p->columns[h->p->column_of[i]]))
+            continue;
+        row_key(key, x);
+        if (find(h, key) != i)
+            continue;
+        if (!begun)
+            put_head(h, first, open);
+        begun = true;
+        fputs("<tr><td>", f);
+        parity_put_escaped(f, x->instance);
+        fputs("<td>", f);
+        parity_put_escaped(f, x->op);
+        for (int64_t k = first; k < h->p->n; k++) {
+            if (!same_table(&h->p->columns[k], head))
+                continue;
+            cell_key(key, x, k);
+            const int64_t at = find(h, key);
+            put_cell(h, at >= 0 ? &h->cells[at] : NULL);
+        }
+        fputc('\n', f);
+    }
+    if (begun)
+        fputs("</tbody></table></div></details>", f);
+}
+
+static void put_tables(const heatmap *h)
+{
+    int64_t tables = 0;
+    for (int pass = 0; pass < 2; pass++)
+        for (int64_t i = 0; i < h->p->n; i++) {
+            bool first = true;
+            for (int64_t k = 0; k < i && first; k++)
+                first = !same_table(&h->p->columns[k], &h->p->columns[i]);
+            if (first && pass == 0)
+                tables++;
+            else if (first)
+                put_table(h, i, tables == 1);
+        }
+}
+
+assay_status parity_page_heatmaps(const parity_page *p)
+{
+    heatmap h = {.p = p};
+    assay_status st = ASSAY_OK;
+    int64_t local = 0;
+    for (int64_t i = 0; i < parity_report_count(p->r); i++)
+        local += parity_report_at(p->r, i)->check == PARITY_CHECK_LOCAL;
+    if (local == 0)
+        return ASSAY_OK;
+    ASSAY_TRY_GOTO(parity_map_create(&h.keys), st, done);
+    h.cells = calloc(2 * (size_t)local + 1, sizeof *h.cells);
+    ASSAY_CHECK_GOTO(h.cells != NULL, ASSAY_OUT_OF_MEMORY, st, done, "report: heat map");
+    fputs("<h2 id=heat>Worst error by layer and operation, as a share of its bound</h2><p class=dim>Check "
+          "local: every "
+          "operation computed again in double precision from the inputs that it read.  A cell is the worst "
+          "of all "
+          "cases, layouts, steps and ranks, beyond the rounding of the output itself.</p>",
+          p->f);
+    put_legend(p->f);
+    ASSAY_TRY_GOTO(put_maps(&h), st, done);
+    ASSAY_TRY_GOTO(add_rows(&h), st, done);
+    fputs("<h2>The same by case, instance, precision and layout</h2>", p->f);
+    put_tables(&h);
+done:
+    free(h.cells);
+    parity_map_destroy(h.keys);
     return st;
 }

@@ -33,7 +33,7 @@ static void put_text(assay_json_text *t, const char *key, const char *text)
     assay_json_text_string(t, text);
 }
 
-static void put_result(assay_json_text *t, const parity_result *r)
+static void put_result(assay_json_text *t, const parity_report *report, const parity_result *r)
 {
     assay_json_text_begin(t);
     assay_json_text_open(t, '{');
@@ -73,6 +73,7 @@ static void put_result(assay_json_text *t, const parity_result *r)
     put_text(t, "diagnosis", r->diagnosis);
     put_text(t, "message", r->message);
     put_text(t, "reproduce", r->reproduce);
+    parity_drawn_to_json(t, parity_report_picture(report, r), parity_report_curve(report, r));
     assay_json_text_close(t, '}');
 }
 
@@ -106,7 +107,7 @@ assay_status parity_report_jsonl(const parity_report *r, const char *path)
     bool ok = true;
     for (int64_t i = 0; i <= parity_report_count(r) && ok && st == ASSAY_OK; i++) {
         if (i < parity_report_count(r))
-            put_result(&line, parity_report_at(r, i));
+            put_result(&line, r, parity_report_at(r, i));
         else
             put_end(&line, r);
         st = assay_json_text_end(&line, path);
@@ -230,6 +231,9 @@ static assay_status load_line(parity_report *r, const char *text, size_t bytes, 
                               int64_t found[3], bool *ended, parity_origin *origin)
 {
     parity_result result;
+    parity_picture picture;
+    parity_curve curve = {0};
+    bool drawn = false;
     json_t *o = NULL;
     assay_status st = ASSAY_OK;
     ASSAY_CHECK(!*ended, ASSAY_FORMAT, "%s: expected nothing after the line of counts", what);
@@ -240,9 +244,11 @@ static assay_status load_line(parity_report *r, const char *text, size_t bytes, 
     } else {
         ASSAY_TRY_GOTO(result_from_json(o, what, &result), st, done);
         found[result.verdict]++;
-        ASSAY_TRY_GOTO(parity_report_add(r, &result), st, done);
+        ASSAY_TRY_GOTO(parity_drawn_from_json(o, what, &picture, &drawn, &curve), st, done);
+        ASSAY_TRY_GOTO(parity_report_add_drawn(r, &result, drawn ? &picture : NULL, &curve), st, done);
     }
 done:
+    free(curve.points);
     json_decref(o);
     return st;
 }

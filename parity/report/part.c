@@ -57,7 +57,7 @@ static void set_numbers(parity_result *r, const numbers *x)
     memcpy(r->index, x->index, sizeof r->index);
 }
 
-/* Number of results, then for each its numbers and its texts. */
+/* Number of results, then for each its numbers, its texts and what is drawn of it. */
 assay_status parity_report_save_part(const parity_report *r, const char *path)
 {
     const int64_t n = parity_report_count(r);
@@ -72,6 +72,7 @@ assay_status parity_report_save_part(const parity_report *r, const char *path)
             const char *text = (const char *)x + texts[k].at;
             ok = fwrite(text, strlen(text) + 1, 1, f) == 1;
         }
+        ok = ok && parity_drawn_save(f, parity_report_picture(r, x), parity_report_curve(r, x));
     }
     ok = fclose(f) == 0 && ok;
     ASSAY_CHECK(ok, ASSAY_IO, "%s: write failed: %s", path, strerror(errno));
@@ -102,6 +103,7 @@ assay_status parity_report_load_part(parity_report *r, const char *path)
     char *text = NULL;
     uint64_t bytes = 0;
     int64_t n = 0;
+    parity_curve curve = {0};
     assay_status st = ASSAY_OK;
     ASSAY_TRY(assay_read_file(path, (uint64_t)1 << 32, &text, &bytes));
     const char *at = text + sizeof n, *end = text + bytes;
@@ -109,11 +111,17 @@ assay_status parity_report_load_part(parity_report *r, const char *path)
     memcpy(&n, text, sizeof n);
     for (int64_t i = 0; i < n; i++) {
         parity_result x;
+        parity_picture picture;
+        bool drawn = false;
         ASSAY_TRY_GOTO(read_result(path, &at, end, &x), st, done);
-        ASSAY_TRY_GOTO(parity_report_add(r, &x), st, done);
+        ASSAY_TRY_GOTO(parity_drawn_read(path, &at, end, &picture, &drawn, &curve), st, done);
+        ASSAY_TRY_GOTO(parity_report_add_drawn(r, &x, drawn ? &picture : NULL, &curve), st, done);
+        free(curve.points);
+        curve = (parity_curve){0};
     }
     ASSAY_CHECK_GOTO(at == end, ASSAY_FORMAT, st, done, "%s: more than its %lld results", path, (long long)n);
 done:
+    free(curve.points);
     free(text);
     return st;
 }

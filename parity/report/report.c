@@ -12,6 +12,8 @@ struct parity_report {
     int64_t n, capacity;
     parity_result *results;
     int64_t totals[3]; /* by verdict */
+    parity_gallery gallery;
+    int64_t drawn, drawn_in; /* pictures of the column of result `drawn_in` */
 };
 
 assay_status parity_report_create(parity_report **out)
@@ -26,6 +28,7 @@ void parity_report_destroy(parity_report *r)
 {
     if (!r)
         return;
+    parity_gallery_free(&r->gallery);
     free(r->results);
     free(r);
 }
@@ -56,6 +59,7 @@ assay_status parity_report_add(parity_report *r, const parity_result *result)
     }
     parity_result *to = &r->results[r->n++];
     *to = *result;
+    to->picture = to->curve = 0;
     if (r->has_context) {
         inherit(to->case_name, sizeof to->case_name, r->context.case_name);
         inherit(to->engine, sizeof to->engine, r->context.engine);
@@ -77,6 +81,56 @@ assay_status parity_report_add(parity_report *r, const parity_result *result)
     const int64_t verdict = (int64_t)to->verdict;
     r->totals[verdict >= 0 && verdict <= PARITY_SKIP ? verdict : PARITY_FAIL]++;
     return ASSAY_OK;
+}
+
+static bool same_column(const parity_result *a, const parity_result *b)
+{
+    return strcmp(a->case_name, b->case_name) == 0 && strcmp(a->precision, b->precision) == 0 &&
+           strcmp(a->layout, b->layout) == 0 && strcmp(a->variants, b->variants) == 0;
+}
+
+static assay_status take_picture(parity_report *r, const parity_picture *picture, parity_result *to)
+{
+    parity_picture *copy;
+    if (r->drawn > 0 && !same_column(&r->results[r->drawn_in], to))
+        r->drawn = 0;
+    if (r->drawn == PARITY_PICTURES_OF_COLUMN || r->gallery.n_pictures == PARITY_PICTURES)
+        return ASSAY_OK;
+    ASSAY_TRY(parity_gallery_draw(&r->gallery, picture->shape, picture->ndim, &copy, &to->picture));
+    *copy = *picture;
+    r->drawn++;
+    r->drawn_in = r->n - 1;
+    return ASSAY_OK;
+}
+
+static assay_status take_curve(parity_report *r, const parity_curve *curve, parity_result *to)
+{
+    ASSAY_TRY(parity_gallery_curve(&r->gallery, &to->curve));
+    parity_curve *copy = parity_gallery_curve_at(&r->gallery, to->curve);
+    for (int64_t i = 0; i < curve->n; i++)
+        ASSAY_TRY(parity_curve_add(copy, &curve->points[i]));
+    copy->stride = curve->stride;
+    return ASSAY_OK;
+}
+
+assay_status parity_report_add_drawn(parity_report *r, const parity_result *result,
+                                     const parity_picture *picture, const parity_curve *curve)
+{
+    ASSAY_TRY(parity_report_add(r, result));
+    parity_result *to = &r->results[r->n - 1];
+    if (picture != NULL && to->verdict == PARITY_FAIL)
+        ASSAY_TRY(take_picture(r, picture, to));
+    return curve != NULL && curve->n > 0 ? take_curve(r, curve, to) : ASSAY_OK;
+}
+
+const parity_picture *parity_report_picture(const parity_report *r, const parity_result *result)
+{
+    return parity_gallery_picture_at(&r->gallery, result->picture);
+}
+
+const parity_curve *parity_report_curve(const parity_report *r, const parity_result *result)
+{
+    return parity_gallery_curve_at(&r->gallery, result->curve);
 }
 
 void parity_report_set_origin(parity_report *r, const parity_origin *origin)

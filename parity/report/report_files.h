@@ -2,11 +2,22 @@
 #ifndef PARITY_REPORT_FILES_H
 #define PARITY_REPORT_FILES_H
 
+#include "core/base/json_text.h"
 #include "parity/parity.h"
 
 /* part.c: results as a task's child hands them to its parent: read by the program that wrote them. */
 assay_status parity_report_save_part(const parity_report *r, const char *path);
 assay_status parity_report_load_part(parity_report *r, const char *path);
+
+/* drawn.c: members "picture" and "curve" of a line of results.jsonl.  Read, they are as strict as results are; *drawn: there is
+ * a picture; the points of the curve are freed by the caller. */
+void parity_drawn_to_json(assay_json_text *t, const parity_picture *picture, const parity_curve *curve);
+assay_status parity_drawn_from_json(const json_t *o, const char *what, parity_picture *picture, bool *drawn,
+                                    parity_curve *curve);
+/* The same as bytes of a part. */
+bool parity_drawn_save(FILE *f, const parity_picture *picture, const parity_curve *curve);
+assay_status parity_drawn_read(const char *path, const char **at, const char *end, parity_picture *picture,
+                               bool *drawn, parity_curve *curve);
 
 /* Adds every result of a results.jsonl, and says which run it was part of (origin may be NULL).  An error that names file
  * and line: a malformed line, a pass whose ratio is not at most 1 or that has bad elements, results that are not as many
@@ -55,11 +66,6 @@ void parity_task_label(const char *case_name, const char *precision, const char 
 
 /* "decoder.layers.1.mlp.linear_fc1 linear_bwd_weight dweight[3,5], step 1, microbatch 0, rank 2" */
 void parity_result_place(const parity_result *r, char *out, size_t capacity);
-
-/* heatmap.c: the tables of index.html; n columns of parity_report_columns. */
-assay_status parity_put_heatmaps(FILE *f, const parity_report *r, const parity_column *columns, int64_t n);
-/* One cell of them, coloured by the ratio. */
-void parity_put_ratio_cell(FILE *f, double ratio, bool have);
 
 /* axes.c: the worst shares of the checks local [0] and whole [1] over the cells whose layout uses an axis; axes that no cell
  * uses are left out.  Returns the number of rows. */

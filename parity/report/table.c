@@ -1,6 +1,6 @@
 /* The table on the terminal: one row per case, precision, layout and kernels with its verdict; one column per check with
  * the worst error as a share of its allowance; then every failure with the command that reproduces it. */
-#include "parity/report/report_files.h"
+#include "parity/report/page.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -80,17 +80,12 @@ static void print_failure(const parity_result *x, FILE *out)
  * others. */
 static void print_failures(const parity_report *r, FILE *out, const char *results)
 {
-    static const parity_check order[] = {
-        PARITY_CHECK_PLAN,    PARITY_CHECK_LOCAL,      PARITY_CHECK_EXACT,
-        PARITY_CHECK_ROUTING, PARITY_CHECK_FLOW,       PARITY_CHECK_WHOLE,
-        PARITY_CHECK_BITWISE, PARITY_CHECK_CHECKPOINT, PARITY_CHECK_ASSEMBLE};
-    _Static_assert(sizeof order / sizeof *order == PARITY_CHECK_COUNT, "every check has a place");
     int64_t hidden = 0;
     for (int k = 0; k < PARITY_CHECK_COUNT; k++) {
         int64_t shown = 0;
         for (int64_t i = 0; i < parity_report_count(r); i++) {
             const parity_result *x = parity_report_at(r, i);
-            if (x->verdict == PARITY_PASS || x->check != order[k])
+            if (x->verdict == PARITY_PASS || parity_check_rank(x->check) != k)
                 continue;
             if (shown++ < MAX_SHOWN_PER_CHECK)
                 print_failure(x, out);

@@ -10,11 +10,12 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { BISECT_RUNS = 300 };
+/* Runs at the most; operations that are found one by one, before groups are tried; of a set of groups that many are tried singly. */
+enum { BISECT_RUNS = 300, BISECT_SINGLY = 4, BISECT_THINNED = 32 };
 
 typedef struct bisect_options {
     parity_step_options step;
-    char target[ASSAY_NAME], keep[ASSAY_PATH];
+    char target[ASSAY_NAME], keep[ASSAY_PATH], against[ASSAY_PATH], against_layout[ASSAY_LAYOUT_TEXT];
     int64_t runs;
     bool json;
 } bisect_options;
@@ -37,11 +38,32 @@ static assay_status find_healing(bisect *b, bool *set, bool *healed)
     return ASSAY_OK;
 }
 
+/* The fewest kinds of operations and layers; of few operations those, too, that can be left out.  *groups: they were too many. */
+static assay_status search_groups(bisect *b, bisect_search *s, bool *set, bool *groups)
+{
+    int64_t *group = calloc((size_t)b->n + 1, sizeof *group);
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK(group != NULL, ASSAY_OUT_OF_MEMORY, "%lld operations", (long long)b->n);
+    for (int64_t i = 0; i < b->n; i++)
+        group[i] = b->elements[i].group;
+    st = bisect_fewest_groups(s, group, b->n_groups, set);
+    free(group);
+    *groups = bisect_count(b, set) > BISECT_THINNED;
+    if (st == ASSAY_OK && !s->stopped && !*groups)
+        st = bisect_thin_out(s, set);
+    return st;
+}
+
 static assay_status search(bisect *b, bool *set, int64_t limit, const char *mismatch, bisect_verdict *v)
 {
-    bisect_search s = {.test = test, .user = b, .n = b->n, .limit = limit - b->runs};
-    ASSAY_TRY(bisect_smallest(&s, set));
-    return bisect_tell_set(b, set, s.stopped, mismatch, v);
+    bisect_search s = {.test = test, .user = b, .n = b->n, .limit = limit - b->runs, .most = BISECT_SINGLY};
+    bisect_found found = {.set = set, .mismatch = mismatch};
+    assay_status st = bisect_smallest(&s, set);
+    if (st == ASSAY_OK && s.many)
+        st = search_groups(b, &s, set, &found.groups);
+    bisect_search_forget(&s);
+    found.stopped = s.stopped;
+    return st == ASSAY_OK ? bisect_tell_set(b, &found, v) : st;
 }
 
 static assay_status try_variants(bisect *b, bool *set, int64_t limit, const char *mismatch, bisect_verdict *v)
@@ -69,13 +91,14 @@ static assay_status try_values(bisect *b, bool *set, int64_t limit, const char *
     int64_t n = 0;
     char left[PARITY_TEXT];
     b->way = BISECT_VALUES;
-    ASSAY_TRY(bisect_reference(b));
+    if (b->other == NULL)
+        ASSAY_TRY(bisect_reference(b));
     ASSAY_TRY(bisect_run_everything(b, "run", &healed));
     ASSAY_TRY(bisect_read_replaced(b, "run"));
     snprintf(left, sizeof left, "%s", b->first);
     for (int64_t i = 0; i < b->n; i++)
         n += b->elements[i].replaceable[BISECT_VALUES];
-    bisect_note(v, "the reference has values for the results of %lld of %lld operations", (long long)n,
+    bisect_note(v, "%s has values for the results of %lld of %lld operations", b->whose, (long long)n,
                 (long long)b->n);
     if (!healed) {
         bisect_tell_nothing(b, n, mismatch, left, v);
@@ -87,22 +110,37 @@ static assay_status try_values(bisect *b, bool *set, int64_t limit, const char *
     return search(b, set, limit, mismatch, v);
 }
 
+/* The run that the engine is held to, where it is not the reference. */
+static assay_status take_other(bisect *b, bisect_verdict *v)
+{
+    char path[ASSAY_PATH];
+    if (b->against[0] != '\0')
+        return bisect_take_other(b, b->against, v);
+    if (b->against_layout[0] == '\0')
+        return ASSAY_OK;
+    ASSAY_TRY(bisect_run_other(b, "against"));
+    ASSAY_TRY(bisect_path(b, "against", path));
+    return bisect_take_other(b, path, v);
+}
+
 static assay_status bisect_all(bisect *b, int64_t limit, bisect_verdict *v)
 {
     bool agrees;
     bool *set = NULL;
     char mismatch[PARITY_TEXT];
     assay_status st = ASSAY_OK;
+    ASSAY_TRY(take_other(b, v));
     ASSAY_TRY(bisect_run(b, "failing", NULL, &agrees));
     if (agrees) {
         snprintf(v->sentence, sizeof v->sentence,
-                 "RIGHT: no mismatch: %lld tensors of the run agree with the unsharded reference within what "
+                 "RIGHT: no mismatch: %lld tensors of the run agree with %s within what "
                  "rounding explains; there is nothing to bisect.",
-                 (long long)b->n_compared);
+                 (long long)b->n_compared, b->than);
         return ASSAY_OK;
     }
-    snprintf(mismatch, sizeof mismatch, "%lld of %lld tensors differ, first %s", (long long)b->n_failed,
-             (long long)b->n_compared, b->first);
+    snprintf(mismatch, sizeof mismatch, "%lld of %lld tensors differ%s%s, first %s", (long long)b->n_failed,
+             (long long)b->n_compared, b->other != NULL ? " from " : "", b->other != NULL ? b->than : "",
+             b->first);
     ASSAY_TRY(bisect_read_elements(b, "failing"));
     set = calloc((size_t)b->n + 1, sizeof *set);
     ASSAY_CHECK(set != NULL, ASSAY_OUT_OF_MEMORY, "%lld operations", (long long)b->n);
@@ -129,6 +167,10 @@ static assay_status on_option(void *user, const char *name, const char *text)
     }
     if (name != NULL && strcmp(name, "target") == 0)
         return assay_option_text(name, text, o->target, sizeof o->target);
+    if (name != NULL && strcmp(name, "against") == 0)
+        return assay_option_text(name, text, o->against, sizeof o->against);
+    if (name != NULL && strcmp(name, "against_layout") == 0)
+        return assay_option_text(name, text, o->against_layout, sizeof o->against_layout);
     if (name != NULL && strcmp(name, "keep") == 0)
         return assay_option_text(name, text, o->keep, sizeof o->keep);
     if (name != NULL && strcmp(name, "runs") == 0)
@@ -147,6 +189,8 @@ static assay_status check_options(const bisect_options *s, const assay_train_opt
             !assay_train_option_given(o, names[i]), ASSAY_INVALID_ARGUMENT,
             "--%s: has no meaning here: the runs of a bisection write their own traces and nothing else",
             names[i]);
+    ASSAY_CHECK(s->against[0] == '\0' || s->against_layout[0] == '\0', ASSAY_INVALID_ARGUMENT,
+                "--against and --against-layout: expected one of them");
     ASSAY_CHECK(o->model[0] != '\0', ASSAY_INVALID_ARGUMENT,
                 "--model: expected a Hugging Face folder, found nothing");
     ASSAY_CHECK(o->batch[0] != '\0', ASSAY_INVALID_ARGUMENT,
@@ -158,7 +202,6 @@ static assay_status check_options(const bisect_options *s, const assay_train_opt
 
 static assay_status make_folder(const char *keep, char out[ASSAY_PATH])
 {
-    const char *base = getenv("TMPDIR");
     struct stat sb;
     if (keep[0] != '\0') {
         ASSAY_CHECK(stat(keep, &sb) != 0, ASSAY_INVALID_ARGUMENT,
@@ -166,19 +209,7 @@ static assay_status make_folder(const char *keep, char out[ASSAY_PATH])
         snprintf(out, ASSAY_PATH, "%s", keep);
         return assay_mkdir_p(out);
     }
-    base = base != NULL && base[0] != '\0' ? base : "/tmp";
-    snprintf(out, ASSAY_PATH, "%s/assay-bisect-XXXXXX", base);
-    ASSAY_CHECK(mkdtemp(out) != NULL, ASSAY_IO, "%s: cannot be created", out);
-    return ASSAY_OK;
-}
-
-/* What stays in the temporary folder harms no verdict. */
-static void remove_folder(const char *dir)
-{
-    char base[ASSAY_PATH];
-    snprintf(base, sizeof base, "%.*s", (int)(strrchr(dir, '/') - dir), dir);
-    if (assay_remove_tree(dir, base[0] != '\0' ? base : "/") != ASSAY_OK)
-        assay_error_clear();
+    return assay_scratch_make("bisect", out, ASSAY_PATH);
 }
 
 static void print_text(const bisect *b, const bisect_verdict *v, FILE *out)
@@ -198,6 +229,7 @@ static assay_status print_json(const bisect *b, const bisect_verdict *v, FILE *o
                              1, "sentence", v->sentence, "exit_code", v->code, "replaced_by",
                              !v->keep                   ? "nothing"
                              : b->way == BISECT_VARIANT ? "variant 0"
+                             : b->other != NULL         ? "the other run's values"
                                                         : "the reference's values",
                              "set", v->set, "notes", v->notes, "runs", (json_int_t)b->runs, "seconds",
                              assay_monotonic_s() - b->started, "command", v->command);
@@ -218,6 +250,8 @@ static assay_status run(const bisect_options *s, assay_train_options *o, int *co
     b->timeout_s = s->step.timeout_s;
     b->quiet = s->json;
     snprintf(b->target, sizeof b->target, "%s", s->target);
+    snprintf(b->against, sizeof b->against, "%s", s->against);
+    snprintf(b->against_layout, sizeof b->against_layout, "%s", s->against_layout);
     ASSAY_TRY_GOTO(parity_engine_find(s->step.engine, s->step.engine_program, &b->engine), st, done);
     ASSAY_TRY_GOTO(parity_engine_check_inputs(&b->engine, o), st, done);
     ASSAY_TRY_GOTO(make_folder(s->keep, b->dir), st, done);
@@ -230,7 +264,7 @@ static assay_status run(const bisect_options *s, assay_train_options *o, int *co
         print_text(b, &v, stdout);
 done:
     if (b != NULL && b->dir[0] != '\0' && s->keep[0] == '\0' && !v.keep)
-        remove_folder(b->dir);
+        assay_scratch_remove(b->dir);
     if (b != NULL)
         bisect_close(b);
     free(b);
@@ -245,6 +279,10 @@ int parity_main_bisect(int argc, char **argv)
         PARITY_STEP_OPTION_ROWS,
         {"target", "NAME",
          "the tensor that has to agree, may hold wildcards (default: all that the whole check compares)"},
+        {"against", "DIR",
+         "a trace that it has to agree with in place of the reference: of either engine in any layout, or of "
+         "golden/assay_trace; its values replace results"},
+        {"against_layout", "LAYOUT", "the same with a run of the engine in that layout, without --fault"},
         {"runs", "N", "runs of the engine at the most (default 300)"},
         {"keep", "DIR",
          "new folder for the last traces (default: a temporary one, kept when a set was found)"},
@@ -256,14 +294,17 @@ int parity_main_bisect(int argc, char **argv)
     assay_train_options_default(&o);
     assay_status st = assay_options_parse(
         argc, argv,
-        "Runs the engine on a batch, and where it differs from the unsharded reference by more than rounding "
-        "explains, "
+        "Runs the engine on a batch, and where it differs from the unsharded reference (or another run) by "
+        "more "
+        "than rounding explains, "
         "replaces operations, first by their variant 0, then by the reference's values, until the difference "
         "vanishes: the last "
         "line but one is the smallest such set.  Exit code: 0 no mismatch, 1 a mismatch, 2 it could not be "
         "judged.\vExamples:\n"
         "  assay bisect --model DIR --batch FILE --layout tp2,sp --precision bf16\n"
-        "  assay bisect --model DIR --batch FILE --target 'decoder.layers.0.*.main_grad'\n",
+        "  assay bisect --model DIR --batch FILE --target 'decoder.layers.0.*.main_grad'\n"
+        "  assay bisect --model DIR --batch FILE --layout tp2,sp --against-layout dp2\n"
+        "  assay bisect --model DIR --batch FILE --against TRACE\n",
         "", &o, ASSAY_FOR_STEP, extra, on_option, &s);
     if (st == ASSAY_OK)
         st = parity_step_precision(&s.step, &o);

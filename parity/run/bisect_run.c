@@ -13,6 +13,8 @@ assay_status bisect_open(bisect *b)
 {
     assay_train_options meant = b->options;
     b->started = assay_monotonic_s();
+    snprintf(b->than, sizeof b->than, "the unsharded reference");
+    b->whose = "the reference";
     b->config = malloc(sizeof *b->config);
     ASSAY_CHECK(b->config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
     ASSAY_TRY(assay_config_load(b->options.model, b->config));
@@ -25,6 +27,7 @@ assay_status bisect_open(bisect *b)
 
 void bisect_close(bisect *b)
 {
+    assay_trace_close(b->other);
     parity_whole_cache_destroy(b->cache);
     if (b->weights != NULL)
         ref_weights_free(b->spec, b->weights);
@@ -35,7 +38,7 @@ void bisect_close(bisect *b)
     free(b->elements);
 }
 
-static assay_status path_of(const bisect *b, const char *name, char out[ASSAY_PATH])
+assay_status bisect_path(const bisect *b, const char *name, char out[ASSAY_PATH])
 {
     ASSAY_CHECK(snprintf(out, ASSAY_PATH, "%s/%s", b->dir, name) < ASSAY_PATH, ASSAY_LIMIT,
                 "%s/%s: path too long", b->dir, name);
@@ -55,7 +58,7 @@ assay_status bisect_reference(bisect *b)
     ref_run_config config = {.spec = b->spec, .options = &options, .batches = &b->batches};
     json_t *header = json_pack("{s:s,s:s,s:s}", "engine", "ref", "precision", "fp64", "layout", "1");
     config.policy.precision = ASSAY_PRECISION_FP64;
-    ASSAY_TRY_GOTO(path_of(b, "reference", path), st, done);
+    ASSAY_TRY_GOTO(bisect_path(b, "reference", path), st, done);
     ASSAY_TRY_GOTO(assay_inputs_take_config(&options, b->config), st, done);
     if (!b->batches.training)
         options.train_iters = 0;
@@ -110,7 +113,9 @@ static assay_status judge(bisect *b, const char *path, bool *agrees)
     b->first[0] = '\0';
     ASSAY_TRY_GOTO(assay_trace_open(&trace, path, false), st, done);
     ASSAY_TRY_GOTO(parity_report_create(&report), st, done);
-    ASSAY_TRY_GOTO(parity_check_whole(b->cache, trace, report), st, done);
+    ASSAY_TRY_GOTO(b->other != NULL ? parity_check_whole_against(b->cache, trace, b->other, b->widen, report)
+                                    : parity_check_whole(b->cache, trace, report),
+                   st, done);
     for (int64_t i = 0; i < parity_report_count(report); i++) {
         const parity_result *r = parity_report_at(report, i);
         if (!is_target(b, r))
@@ -123,10 +128,11 @@ static assay_status judge(bisect *b, const char *path, bool *agrees)
             snprintf(b->first, sizeof b->first, "%.150s is off by %.3g times what rounding explains",
                      r->tensor, r->ratio);
     }
-    ASSAY_CHECK_GOTO(b->n_compared > 0, ASSAY_INVALID_ARGUMENT, st, done,
-                     "--target %s: no tensor that the whole check compares has that name (loss, grad_norm, "
-                     "logits, PARAMETER.main_grad, ...)",
-                     b->target);
+    ASSAY_CHECK_GOTO(
+        b->n_compared > 0, ASSAY_INVALID_ARGUMENT, st, done,
+        "--target %s: no tensor that the whole check compares with %s has that name (loss, grad_norm, "
+        "output_layer.y, PARAMETER.main_grad, ...)",
+        b->target[0] != '\0' ? b->target : "*", b->than);
     *agrees = b->n_failed == 0;
 done:
     parity_report_destroy(report);
@@ -134,17 +140,29 @@ done:
     return st;
 }
 
+assay_status bisect_run_other(bisect *b, const char *name)
+{
+    char log[ASSAY_PATH];
+    assay_train_options o = b->options;
+    ASSAY_TRY(bisect_path(b, name, o.trace));
+    ASSAY_TRY(bisect_path(b, "engine.log", log));
+    snprintf(o.layout, sizeof o.layout, "%s", b->against_layout);
+    o.fault[0] = '\0';
+    b->runs++;
+    return parity_engine_run(&b->engine, "step", &o, NULL, log, true, b->timeout_s, NULL);
+}
+
 static assay_status run_engine(bisect *b, const char *name, const char *how, const char *rules, bool *agrees)
 {
     char log[ASSAY_PATH];
     assay_train_options o = b->options;
-    ASSAY_TRY(path_of(b, name, o.trace));
-    ASSAY_TRY(path_of(b, "engine.log", log));
+    ASSAY_TRY(bisect_path(b, name, o.trace));
+    ASSAY_TRY(bisect_path(b, "engine.log", log));
     ASSAY_TRY(assay_remove_tree(o.trace, b->dir));
     if (rules != NULL)
         snprintf(o.substitute, sizeof o.substitute, "%s", rules);
     if (rules != NULL && b->way == BISECT_VALUES)
-        ASSAY_TRY(path_of(b, "reference", o.substitute_values));
+        ASSAY_TRY(bisect_path(b, b->other != NULL ? "other" : "reference", o.substitute_values));
     ASSAY_TRY(parity_engine_run(&b->engine, "step", &o, NULL, log, true, b->timeout_s, NULL));
     b->runs++;
     ASSAY_TRY(judge(b, o.trace, agrees));
@@ -162,20 +180,24 @@ assay_status bisect_run(bisect *b, const char *name, const bool *set, bool *agre
         size += set[i];
     if (size == 0)
         return run_engine(b, name, "as it is", NULL, agrees);
-    ASSAY_TRY(path_of(b, "rules.txt", rules));
+    ASSAY_TRY(bisect_path(b, "rules.txt", rules));
     ASSAY_TRY(bisect_write_rules(b, set, rules));
-    snprintf(how, sizeof how, "%lld of %lld operations %s", (long long)size, (long long)b->n,
-             b->way == BISECT_VARIANT ? "at variant 0" : "with the reference's values");
+    if (b->way == BISECT_VARIANT)
+        snprintf(how, sizeof how, "%lld of %lld operations at variant 0", (long long)size, (long long)b->n);
+    else
+        snprintf(how, sizeof how, "%lld of %lld operations with %s's values", (long long)size,
+                 (long long)b->n, b->whose);
     return run_engine(b, name, how, rules, agrees);
 }
 
 assay_status bisect_run_everything(bisect *b, const char *name, bool *agrees)
 {
     static const char all[] = "values:*\n";
-    char rules[ASSAY_PATH];
-    ASSAY_TRY(path_of(b, "rules.txt", rules));
+    char rules[ASSAY_PATH], how[96];
+    ASSAY_TRY(bisect_path(b, "rules.txt", rules));
     ASSAY_TRY(assay_write_file(rules, all, sizeof all - 1));
-    return run_engine(b, name, "all of the reference's values", rules, agrees);
+    snprintf(how, sizeof how, "all of %s's values", b->whose);
+    return run_engine(b, name, how, rules, agrees);
 }
 
 /* --- elements ----------------------------------------------------------------------------------------------- */
@@ -191,7 +213,7 @@ static int compare_elements(const void *x, const void *y)
     return (a->sequence > b->sequence) - (a->sequence < b->sequence);
 }
 
-static int64_t layer_in(const char *instance)
+int64_t bisect_layer_in(const char *instance)
 {
     static const char prefix[] = "decoder.layers.";
     return strncmp(instance, prefix, sizeof prefix - 1) == 0 ? strtoll(instance + sizeof prefix - 1, NULL, 10)
@@ -202,13 +224,13 @@ static int64_t layer_in(const char *instance)
 static int64_t layer_near(const assay_trace *t, int rank, int64_t at)
 {
     const assay_trace_op *op = assay_trace_op_at(t, rank, at);
-    int64_t layer = layer_in(op->instance);
+    int64_t layer = bisect_layer_in(op->instance);
     for (int direction = -1; direction <= 1 && layer < 0; direction += 2)
         for (int64_t i = at + direction; i >= 0 && i < assay_trace_n_ops(t, rank) && layer < 0;
              i += direction) {
             const assay_trace_op *other = assay_trace_op_at(t, rank, i);
             if (other->phase == op->phase && other->microbatch == op->microbatch && other->step == op->step)
-                layer = layer_in(other->instance);
+                layer = bisect_layer_in(other->instance);
         }
     return layer;
 }
@@ -250,6 +272,32 @@ static assay_status add_element(bisect *b, parity_map *map, const assay_trace *t
     return ASSAY_OK;
 }
 
+/* Elements of one operation in one layer, or outside of all, are a group; groups in order of their last elements, so that those before
+ * one hold nothing that runs behind it. */
+static assay_status number_groups(bisect *b)
+{
+    char key[ASSAY_NAME];
+    parity_map *map = NULL;
+    assay_status st = ASSAY_OK;
+    ASSAY_TRY(parity_map_create(&map));
+    for (int64_t i = b->n - 1; i >= 0; i--) {
+        parity_key k = parity_key_begin(key, sizeof key);
+        parity_key_text(&k, b->elements[i].op);
+        parity_key_number(&k, bisect_layer_in(b->elements[i].instance));
+        int64_t group = parity_map_get(map, key);
+        if (group < 0) {
+            group = b->n_groups++;
+            ASSAY_TRY_GOTO(parity_map_put(map, key, group), st, done);
+        }
+        b->elements[i].group = group;
+    }
+    for (int64_t i = 0; i < b->n; i++)
+        b->elements[i].group = b->n_groups - 1 - b->elements[i].group;
+done:
+    parity_map_destroy(map);
+    return st;
+}
+
 static assay_status mark_suspects(bisect *b, const assay_trace *t)
 {
     parity_report *report = NULL;
@@ -274,7 +322,7 @@ assay_status bisect_read_elements(bisect *b, const char *name)
     assay_trace *t = NULL;
     parity_map *map = NULL;
     assay_status st = ASSAY_OK;
-    ASSAY_TRY(path_of(b, name, path));
+    ASSAY_TRY(bisect_path(b, name, path));
     ASSAY_TRY_GOTO(assay_trace_open(&t, path, false), st, done);
     ASSAY_TRY_GOTO(parity_map_create(&map), st, done);
     for (int rank = 0; rank < assay_trace_world(t); rank++)
@@ -282,6 +330,7 @@ assay_status bisect_read_elements(bisect *b, const char *name)
             ASSAY_TRY_GOTO(add_element(b, map, t, rank, i), st, done);
     if (b->n > 1)
         qsort(b->elements, (size_t)b->n, sizeof *b->elements, compare_elements);
+    ASSAY_TRY_GOTO(number_groups(b), st, done);
     st = mark_suspects(b, t);
 done:
     parity_map_destroy(map);
@@ -295,7 +344,7 @@ assay_status bisect_read_replaced(bisect *b, const char *name)
     assay_trace *t = NULL;
     parity_map *map = NULL;
     assay_status st = ASSAY_OK;
-    ASSAY_TRY(path_of(b, name, path));
+    ASSAY_TRY(bisect_path(b, name, path));
     ASSAY_TRY_GOTO(assay_trace_open(&t, path, false), st, done);
     ASSAY_TRY_GOTO(parity_map_create(&map), st, done);
     for (int64_t i = 0; i < b->n; i++) {

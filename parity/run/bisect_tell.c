@@ -5,7 +5,7 @@
 #include <stdarg.h>
 #include <string.h>
 
-enum { SUSPECTS = 700, NAMED = 4 };
+enum { SUSPECTS = 700, NAMED = 4, KINDS = 6, NAMES = 1600 };
 
 void bisect_note(bisect_verdict *v, const char *fmt, ...)
 {
@@ -45,7 +45,7 @@ static assay_status make_command(const bisect *b, bisect_verdict *v)
     snprintf(path, sizeof path, "%s/set.txt", b->dir);
     append(v->command, sizeof v->command, "--substitute", path);
     if (b->way == BISECT_VALUES) {
-        snprintf(path, sizeof path, "%s/reference", b->dir);
+        snprintf(path, sizeof path, "%s/%s", b->dir, b->other != NULL ? "other" : "reference");
         append(v->command, sizeof v->command, "--substitute-values", path);
     }
     snprintf(path, sizeof path, "%s/healed", b->dir);
@@ -91,7 +91,64 @@ static int64_t name_suspects(const bisect *b, char out[SUSPECTS])
     return n;
 }
 
-/* The set as JSON, and its first ones by name; returns how many of it contradict what they read. */
+/* Layers of the set's operations of that kind, as ranges. */
+static void name_layers(const bisect *b, const bool *set, const char *op, char *out, size_t capacity)
+{
+    int64_t last = -1;
+    bool outside = false, here[ASSAY_MAX_LAYERS + 1] = {false};
+    for (int64_t i = 0; i < b->n; i++)
+        if (set[i] && strcmp(b->elements[i].op, op) == 0) {
+            const int64_t layer = bisect_layer_in(b->elements[i].instance);
+            outside = outside || layer < 0 || layer >= ASSAY_MAX_LAYERS;
+            if (layer >= 0 && layer < ASSAY_MAX_LAYERS)
+                here[layer] = true;
+        }
+    out[0] = '\0';
+    for (int64_t layer = 0; layer < ASSAY_MAX_LAYERS; layer = last + 1) {
+        const size_t used = strlen(out);
+        last = layer;
+        while (here[layer] && here[last + 1])
+            last++;
+        if (here[layer] && last > layer)
+            snprintf(out + used, capacity - used, "%s%lld-%lld", used > 0 ? ", " : " in layers ",
+                     (long long)layer, (long long)last);
+        else if (here[layer])
+            snprintf(out + used, capacity - used, "%s%lld", used > 0 ? ", " : " in layers ",
+                     (long long)layer);
+    }
+    if (outside)
+        snprintf(out + strlen(out), capacity - strlen(out), "%s outside of the layers",
+                 out[0] != '\0' ? " and" : "");
+}
+
+/* A large set by kinds of operations and layers. */
+static void name_kinds(const bisect *b, const bool *set, char *out, size_t capacity)
+{
+    char layers[200];
+    int64_t kinds = 0;
+    out[0] = '\0';
+    for (int64_t i = 0; i < b->n; i++) {
+        const char *op = b->elements[i].op;
+        int64_t calls = 0;
+        bool named = false;
+        for (int64_t k = 0; k < b->n && set[i]; k++) {
+            const bool same = set[k] && strcmp(b->elements[k].op, op) == 0;
+            named = named || (same && k < i);
+            calls += same;
+        }
+        if (!set[i] || named)
+            continue;
+        name_layers(b, set, op, layers, sizeof layers);
+        if (kinds++ < KINDS)
+            snprintf(out + strlen(out), capacity - strlen(out), "%s%s%s (%lld)", kinds > 1 ? "; " : "", op,
+                     layers, (long long)calls);
+    }
+    if (kinds > KINDS)
+        snprintf(out + strlen(out), capacity - strlen(out), "; and %lld more kinds in set.txt",
+                 (long long)(kinds - KINDS));
+}
+
+/* The set as JSON, and a small one by name; returns how many of it contradict what they read. */
 static int64_t name_set(const bisect *b, const bool *set, json_t *list, char *out, size_t capacity)
 {
     int64_t named = 0, suspects = 0;
@@ -109,16 +166,15 @@ static int64_t name_set(const bisect *b, const bool *set, json_t *list, char *ou
             snprintf(out + strlen(out), capacity - strlen(out), "%s%s", named > 1 ? "; " : "", one);
     }
     if (named > NAMED)
-        snprintf(out + strlen(out), capacity - strlen(out), "; and %lld more in set.txt",
-                 (long long)(named - NAMED));
+        name_kinds(b, set, out, capacity);
     return suspects;
 }
 
 /* WRONG: the smallest set, by kernel and instance. */
-assay_status bisect_tell_set(bisect *b, const bool *set, bool stopped, const char *mismatch,
-                             bisect_verdict *v)
+assay_status bisect_tell_set(bisect *b, const bisect_found *found, bisect_verdict *v)
 {
-    char path[2 * ASSAY_PATH], names[1400] = "", others[SUSPECTS], but[SUSPECTS + 128] = "";
+    char path[2 * ASSAY_PATH], names[NAMES] = "", others[SUSPECTS], but[SUSPECTS + 128] = "", how[96];
+    const bool *set = found->set;
     const int64_t size = bisect_count(b, set), accused = name_suspects(b, others);
     const int64_t suspects = name_set(b, set, v->set, names, sizeof names);
     if (accused > 0 && suspects == 0)
@@ -130,16 +186,19 @@ assay_status bisect_tell_set(bisect *b, const bool *set, bool stopped, const cha
             "each of these operations is within rounding of what it read (local check), and only all of "
             "them together heal: look at what they share: weights, batch, positions, options, the precision "
             "itself");
-    snprintf(v->sentence, sizeof v->sentence, "WRONG: %.300s; the mismatch vanishes when %s: %s%s%s.",
-             mismatch,
-             size == 1 && b->way == BISECT_VARIANT ? "one operation runs variant 0"
-             : b->way == BISECT_VARIANT            ? "these operations run variant 0"
-             : size == 1                           ? "one operation's results are the reference's"
-                                                   : "these operations' results are the reference's",
-             names,
-             stopped    ? " (stopped at --runs: a smaller set may do)"
-             : size > 1 ? " (none of them can be left out)"
-                        : "",
+    if (b->way == BISECT_VARIANT)
+        snprintf(how, sizeof how,
+                 size == 1 ? "one operation runs variant 0" : "these operations run variant 0");
+    else
+        snprintf(how, sizeof how,
+                 size == 1 ? "one operation's results are %s's" : "these operations' results are %s's",
+                 b->whose);
+    snprintf(v->sentence, sizeof v->sentence, "WRONG: %.400s; the mismatch vanishes when %s: %s%s%s.",
+             found->mismatch, how, names,
+             found->stopped  ? " (stopped at --runs: a smaller set may do)"
+             : found->groups ? " (no kind of a layer can be left out)"
+             : size > 1      ? " (none of them can be left out)"
+                             : "",
              but);
     snprintf(path, sizeof path, "%s/set.txt", b->dir);
     ASSAY_TRY(bisect_write_rules(b, set, path));
@@ -158,16 +217,16 @@ void bisect_tell_nothing(const bisect *b, int64_t replaced, const char *mismatch
     if (accused > 0)
         snprintf(
             v->sentence, sizeof v->sentence,
-            "WRONG: %.300s; it stays with the reference's values in place of the results of %lld of %lld "
+            "WRONG: %.400s; it stays with %s's values in place of the results of %lld of %lld "
             "operations, which are no choices and no counts (then %.200s); these contradict what they read: "
             "%s.",
-            mismatch, (long long)replaced, (long long)b->n, left, suspects);
+            mismatch, b->whose, (long long)replaced, (long long)b->n, left, suspects);
     else
         snprintf(
             v->sentence, sizeof v->sentence,
-            "WRONG: %.300s; it stays with the reference's values in place of the results of %lld of %lld "
+            "WRONG: %.400s; it stays with %s's values in place of the results of %lld of %lld "
             "operations (then %.200s): look at what no operation makes: weights, batch, options, what is "
             "kept "
             "between steps, or the %lld operations without a value.",
-            mismatch, (long long)replaced, (long long)b->n, left, (long long)(b->n - replaced));
+            mismatch, b->whose, (long long)replaced, (long long)b->n, left, (long long)(b->n - replaced));
 }

@@ -37,8 +37,10 @@ void check_note(check_state *c, const char *fmt, ...)
     vsnprintf(text, sizeof text, fmt, args);
     va_end(args);
     assay_clean_text(text);
-    if (json_array_size(c->notes) < 32)
+    if (json_array_size(c->notes) < CHECK_NOTES)
         json_array_append_new(c->notes, json_string(text));
+    else
+        c->more_notes++;
 }
 
 static assay_status on_option(void *user, const char *name, const char *text)
@@ -102,6 +104,8 @@ static void print_text(const check_state *c, const char *sentence, FILE *out)
         fputc('\n', out);
     }
     json_array_foreach(c->notes, i, note) fprintf(out, "note: %s\n", json_string_value(note));
+    if (c->more_notes > 0)
+        fprintf(out, "note: and %lld more notes\n", (long long)c->more_notes);
     fprintf(out, "%s\n", sentence);
 }
 
@@ -116,6 +120,7 @@ static assay_status print_json(const check_state *c, const char *sentence, int c
                                       (json_int_t)c->failed[p], "skipped", (json_int_t)c->skipped[p], "first",
                                       c->first[p], "not_checked", c->unchecked[p]));
     json_object_set(root, "notes", c->notes);
+    json_object_set_new(root, "more_notes", json_integer((json_int_t)c->more_notes));
     json_dumpf(root, out, JSON_INDENT(1));
     fputc('\n', out);
     json_decref(root);

@@ -14,7 +14,7 @@ typedef enum {
     CHECK_PARTS
 } check_part;
 
-enum { CHECK_TEXT = 2 * PARITY_TEXT };
+enum { CHECK_TEXT = 2 * PARITY_TEXT, CHECK_NOTES = 32 };
 
 typedef struct check_state {
     const char *folder;
@@ -25,7 +25,8 @@ typedef struct check_state {
     int64_t passed[CHECK_PARTS], failed[CHECK_PARTS], skipped[CHECK_PARTS];
     char first[CHECK_PARTS][CHECK_TEXT]; /* the first mistake of each part; "" none */
     char unchecked[CHECK_PARTS][PARITY_TEXT];
-    json_t *notes; /* texts */
+    json_t *notes;      /* texts, CHECK_NOTES at the most ... */
+    int64_t more_notes; /* ... and how many more there were */
 } check_state;
 
 #if defined(__GNUC__)

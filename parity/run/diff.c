@@ -25,6 +25,9 @@ typedef struct diff {
     bool text;
     int64_t only_one[2]; /* tensors of the first, the second trace alone */
     int64_t unmapped;    /* of a foreign trace: no row names them */
+    bool has_first;      /* the first difference: */
+    diff_pair first_pair;
+    parity_result first_result;
 } diff;
 
 /* Order of execution: step by step, forward before backward; inside a phase by microbatch, then by rank and
@@ -121,6 +124,28 @@ static void print_failure(const diff *d, const diff_pair *p, const parity_result
     print_statistics(d, s);
     if (r->diagnosis[0])
         print_line(d->out, "    looks like: ", r->diagnosis);
+}
+
+static void note_first(diff *d, const diff_pair *p, const parity_result *r)
+{
+    if (d->has_first)
+        return;
+    d->has_first = true;
+    d->first_pair = *p;
+    d->first_result = *r;
+}
+
+/* The last line. */
+static void sentence_of(const diff *d, char *out, size_t capacity)
+{
+    if (!d->has_first && d->skipped > 0)
+        snprintf(out, capacity,
+                 "NOT CHECKED: %lld tensors agree, %lld could not be compared, the first of which is named "
+                 "above.",
+                 (long long)d->passed, (long long)d->skipped);
+    else
+        diff_sentence(d->has_first ? &d->first_pair : NULL, &d->first_result, d->failed, d->passed, out,
+                      capacity);
 }
 
 static json_t *number(double x)
@@ -221,6 +246,7 @@ static assay_status compare_one(diff *d, const diff_pair *p)
     d->failed += r.verdict == PARITY_FAIL;
     d->skipped += r.verdict == PARITY_SKIP;
     if (r.verdict == PARITY_FAIL) {
+        note_first(d, p, &r);
         print_failure(d, p, &r, &s);
         note_ranks(d, p, bad);
     } else if (r.verdict == PARITY_SKIP && d->skipped == 1 && d->text) {
@@ -262,6 +288,7 @@ static void add_missing(diff *d, const parity_entry *e, int which)
     parity_result_init(&r);
     parity_result_fail(&r, "missing from the %s trace", of[which]);
     d->failed++;
+    note_first(d, &p, &r);
     print_failure(d, &p, &r, &none);
     add_row(d, &p, &r, &none);
 }
@@ -305,6 +332,31 @@ static bool are_alike(const assay_trace *s, const assay_trace *t, FILE *out)
     if (out != NULL)
         fputs(alike ? "" : ": what both hold\n", out);
     return alike;
+}
+
+/* index.json: gradient_scale (docs/TRACE.md). */
+static double gradient_scale(const assay_trace *t)
+{
+    const json_t *scale = json_object_get(assay_trace_header(t), "gradient_scale");
+    const double x = json_is_number(scale) ? json_number_value(scale) : 1.0;
+    return isfinite(x) && x > 0.0 ? x : 1.0;
+}
+
+/* Between two layouts a factor is one of the axes that differ; between equal ones any. */
+static void scales_of(const assay_trace *s, const assay_trace *t, parity_scales *out)
+{
+    parity_scales a;
+    parity_scales_from_trace(s, &a);
+    parity_scales_from_trace(t, out);
+    const parity_scales b = *out;
+    if (a.tp == b.tp && a.dp == b.dp && a.ep == b.ep && a.pp == b.pp && a.cp == b.cp)
+        return;
+    *out = (parity_scales){1, 1, 1, 1, 1, 1, 1, 1};
+    out->tp = a.tp != b.tp ? b.tp : 1;
+    out->dp = a.dp != b.dp ? b.dp : 1;
+    out->ep = a.ep != b.ep ? b.ep : 1;
+    out->pp = a.pp != b.pp ? b.pp : 1;
+    out->cp = a.cp != b.cp ? b.cp : 1;
 }
 
 /* --- one diff ----------------------------------------------------------------------------------------------- */
@@ -393,6 +445,9 @@ static void print_summary(const diff *d)
                                            : ", beyond what rounding explains");
     fprintf(d->out, "%lld passed, %lld failed, %lld skipped\n", (long long)d->passed, (long long)d->failed,
             (long long)d->skipped);
+    char sentence[2 * PARITY_TEXT];
+    sentence_of(d, sentence, sizeof sentence);
+    fprintf(d->out, "%s\n", sentence);
 }
 
 static assay_status print_json(const diff *d, int code)
@@ -402,6 +457,9 @@ static assay_status print_json(const diff *d, int code)
                              (json_int_t)d->skipped, "only_in_first", (json_int_t)d->only_one[0],
                              "only_in_second", (json_int_t)d->only_one[1], "exit_code", code);
     ASSAY_CHECK(root != NULL, ASSAY_OUT_OF_MEMORY, "JSON");
+    char sentence[2 * PARITY_TEXT];
+    sentence_of(d, sentence, sizeof sentence);
+    json_object_set_new(root, "sentence", json_string(sentence));
     json_object_set(root, "first_difference_of_rank", d->first_of_rank);
     json_object_set(root, "missing_from_second", d->missing[0]);
     json_object_set(root, "missing_from_first", d->missing[1]);
@@ -461,8 +519,10 @@ assay_status parity_diff_traces(const char *dir_a, const char *dir_b, const pari
         parity_say_aborted(s, out);
         parity_say_aborted(t, out);
     }
+    d.compare.scale[0] = gradient_scale(s);
+    d.compare.scale[1] = gradient_scale(t);
     d.compare.alike = are_alike(s, t, d.text ? out : NULL);
-    parity_scales_from_trace(t, &d.compare.scales);
+    scales_of(s, t, &d.compare.scales);
     st = diff_indexes(&d, exit_code);
 done:
     json_decref(d.rows);

@@ -25,6 +25,7 @@ typedef struct diff_compare {
     parity_noise *noise;             /* NULL: none */
     const parity_aligner *translate; /* both have Hugging Face's names, the noise's runs ours; else NULL */
     bool alike;                      /* same engine, layout and precision */
+    double scale[2]; /* of gradients before their reduction, of the first and the second trace */
     parity_scales scales;
 } diff_compare;
 
@@ -32,5 +33,14 @@ typedef struct diff_compare {
  * in the walked trace's order where nothing was permuted. */
 assay_status diff_compare_pair(const diff_compare *d, const diff_pair *p, parity_result *r,
                                diff_statistics *statistics, unsigned char **bad);
+
+/* diff_ranks.c: what the pieces of an entry are beside the tensor that they should be (count elements in the global order), the
+ * entry's values multiplied by factor; false: nothing to say. */
+bool diff_say_ranks(const parity_index *x, const parity_entry *e, const double *expected, int64_t count,
+                    double factor, char *out, size_t capacity);
+
+/* diff_sentence.c: the last line of a diff.  first: NULL when nothing differs. */
+void diff_sentence(const diff_pair *first, const parity_result *r, int64_t failed, int64_t passed, char *out,
+                   size_t capacity);
 
 #endif

@@ -91,6 +91,28 @@ static assay_status compare_noise(const diff_compare *d, const diff_pair *p, con
     return parity_noise_judge(&plain, &s, allowance, r);
 }
 
+/* What the reduction multiplies gradients by may differ between layouts: before it they are compared in its units. */
+static double scale_of(const diff_compare *d, const diff_pair *p, int which)
+{
+    const bool before = p->e->phase == ASSAY_PHASE_BACKWARD || p->e->phase == ASSAY_PHASE_GRAD;
+    return before && d->scale[0] != d->scale[1] ? d->scale[which] : 1.0;
+}
+
+static void multiply(double *x, int64_t count, double factor)
+{
+    for (int64_t i = 0; factor != 1.0 && i < count; i++)
+        x[i] *= factor;
+}
+
+/* The suspect is the second trace; or the one whose copies differ. */
+static bool say_ranks(const diff_compare *d, const diff_pair *p, bool walked, const double *expected,
+                      int64_t count, char *out)
+{
+    const bool second = walked == p->walked_is_second;
+    return p->row == NULL && diff_say_ranks(walked ? d->walked : d->other, walked ? p->e : p->o, expected,
+                                            count, scale_of(d, p, second ? 1 : 0), out, PARITY_TEXT);
+}
+
 static void mark_bad(const double *x, const double *y, const double *allowance, int64_t count,
                      unsigned char *bad)
 {
@@ -115,7 +137,7 @@ static assay_status compare_globals(const diff_compare *d, const diff_pair *p, c
                            (long long)b->count);
         return ASSAY_OK;
     }
-    const bool bits = a->dtype == b->dtype &&
+    const bool bits = a->dtype == b->dtype && scale_of(d, p, 0) == scale_of(d, p, 1) &&
                       memcmp(a->data, b->data, (size_t)a->count * (size_t)assay_dtype_bytes(a->dtype)) == 0;
     if ((exact || !floats) && bits) {
         r->verdict = PARITY_PASS;
@@ -127,6 +149,8 @@ static assay_status compare_globals(const diff_compare *d, const diff_pair *p, c
     ASSAY_CHECK_GOTO(allowance, ASSAY_OUT_OF_MEMORY, st, done, "%lld allowances", (long long)a->count);
     ASSAY_TRY_GOTO(parity_decode_all(a->data, a->count, a->dtype, &x), st, done);
     ASSAY_TRY_GOTO(parity_decode_all(b->data, b->count, b->dtype, &y), st, done);
+    multiply(x, a->count, scale_of(d, p, 0));
+    multiply(y, b->count, scale_of(d, p, 1));
     measure(x, y, a->count, statistics);
     if (rounded && exact) {
         round_all(x, a->count, coarser(a->dtype, b->dtype));
@@ -144,6 +168,8 @@ static assay_status compare_globals(const diff_compare *d, const diff_pair *p, c
     }
     if (r->verdict == PARITY_FAIL) {
         parity_diagnose(y, x, allowance, a->shape, a->ndim, b->dtype, &d->scales, r->diagnosis);
+        if (r->diagnosis[0] == '\0')
+            say_ranks(d, p, p->walked_is_second, x, a->count, r->diagnosis);
         if (bad != NULL && p->row == NULL && (*bad = calloc((size_t)a->count + 1, 1)) != NULL)
             mark_bad(x, y, allowance, a->count, *bad);
     }
@@ -238,6 +264,31 @@ done:
     return st;
 }
 
+/* One trace's pieces contradict each other: beside the other's tensor they may show why. */
+static assay_status explain(const diff_compare *d, const diff_pair *p, bool walked, parity_result *r)
+{
+    const parity_entry *e = walked ? p->o : p->e;
+    parity_global g = {0};
+    parity_result finding;
+    double *expected = NULL;
+    assay_status st = ASSAY_OK;
+    parity_result_init(&finding);
+    ASSAY_TRY_GOTO(parity_entry_assemble(walked ? d->other : d->walked, e, &g, &finding), st, done);
+    if (finding.verdict != PARITY_PASS || g.data == NULL || !parity_can_decode(g.dtype) || !g.complete)
+        goto done;
+    ASSAY_TRY_GOTO(parity_decode_all(g.data, g.count, g.dtype, &expected), st, done);
+    multiply(expected, g.count, scale_of(d, p, walked == p->walked_is_second ? 0 : 1));
+    const parity_piece *mine = (walked ? p->e : p->o)->pieces;
+    int64_t count;
+    if (assay_shape_count(mine->record->shard.global_shape, mine->record->shard.ndim, &count) &&
+        count == g.count)
+        say_ranks(d, p, walked, expected, g.count, r->diagnosis);
+done:
+    free(expected);
+    parity_global_free(&g);
+    return st;
+}
+
 assay_status diff_compare_pair(const diff_compare *d, const diff_pair *p, parity_result *r,
                                diff_statistics *statistics, unsigned char **bad)
 {
@@ -251,9 +302,12 @@ assay_status diff_compare_pair(const diff_compare *d, const diff_pair *p, parity
         return ASSAY_OK;
     }
     ASSAY_TRY_GOTO(parity_entry_assemble(d->walked, p->e, &walked, r), st, done);
+    const bool walked_fails = r->verdict == PARITY_FAIL;
     if (r->verdict == PARITY_PASS && walked.data)
         ASSAY_TRY_GOTO(parity_entry_assemble(d->other, p->o, &other, r), st, done);
-    if (r->verdict != PARITY_PASS || !walked.data || !other.data)
+    if (r->verdict == PARITY_FAIL)
+        st = explain(d, p, walked_fails, r);
+    if (st != ASSAY_OK || r->verdict != PARITY_PASS || !walked.data || !other.data)
         goto done;
     st = bring_together(p, &walked, &other, &first, &second);
     if (st == ASSAY_OK && d->translate != NULL && p->row == NULL)

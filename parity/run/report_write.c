@@ -62,7 +62,7 @@ assay_status parity_report_write(const parity_report *r, const char *dir, const 
     snprintf(path, sizeof path, "%s/junit.xml", dir);
     ASSAY_TRY_GOTO(parity_report_junit(r, path, facts), st, done);
     snprintf(path, sizeof path, "%s/index.html", dir);
-    ASSAY_TRY_GOTO(parity_report_html(r, path, title, shown), st, done);
+    ASSAY_TRY_GOTO(parity_report_html(r, path, title, facts), st, done);
     snprintf(path, sizeof path, "%s/facts.json", dir);
     ASSAY_TRY_GOTO(assay_json_save(facts, path), st, done);
     if (summary[0] != '\0')
@@ -70,6 +70,18 @@ assay_status parity_report_write(const parity_report *r, const char *dir, const 
 done:
     json_decref(shown);
     return st;
+}
+
+static const char *commit = "unknown";
+
+void parity_set_commit(const char *text)
+{
+    commit = text;
+}
+
+const char *parity_commit(void)
+{
+    return commit;
 }
 
 void parity_report_facts(json_t *facts, int argc, char *const *argv)
@@ -82,6 +94,7 @@ void parity_report_facts(json_t *facts, int argc, char *const *argv)
     if (gethostname(host, sizeof host - 1) == 0)
         json_object_set_new(facts, "host", json_string(host));
     json_object_set_new(facts, "version", json_string(parity_version()));
+    json_object_set_new(facts, "commit", json_string(parity_commit()));
     /* argv begins with "assay run"; a command that does not fit says so. */
     size_t used = (size_t)snprintf(text, sizeof text, "%s", argc > 0 ? argv[0] : "");
     for (int i = 1; i < argc && used + 5 < sizeof text; i++) {

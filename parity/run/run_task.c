@@ -3,6 +3,7 @@
 #include "core/base/file.h"
 #include "core/base/log.h"
 #include "core/files/dataset.h"
+#include "parity/dry/dry_svg.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -195,6 +196,7 @@ static assay_status judge_trace(parity_task_state *s, const char *dir, const cha
     ASSAY_TRY_GOTO(assay_layout_parse(s->t->layout, &p), st, done);
     ASSAY_TRY_GOTO(assay_grid_make(&p, &grid), st, done);
     ASSAY_TRY_GOTO(assay_grid_check_model(&grid, config), st, done);
+    json_object_set_new(s->facts, "held", dry_held_json(config, spec, &grid, s->t->precision));
     ASSAY_TRY_GOTO(assay_batches_open(&batches, s->train.batch, config->vocab_size), st, done);
     ASSAY_TRY_GOTO(assay_trace_open(&trace, dir, true), st, done);
     ASSAY_TRY_GOTO(judge_weights(s, spec), st, done);
@@ -310,7 +312,9 @@ static assay_status judge_operations(parity_task_state *s, const char *request, 
     for (int64_t i = 0; i < parity_report_count(all); i++) {
         const parity_result *r = parity_report_at(all, i);
         if (s->o->check[0] == 0 || strcmp(s->o->check, parity_check_name(r->check)) == 0)
-            ASSAY_TRY_GOTO(parity_report_add(s->report, r), st, done);
+            ASSAY_TRY_GOTO(parity_report_add_drawn(s->report, r, parity_report_picture(all, r),
+                                                   parity_report_curve(all, r)),
+                           st, done);
     }
 done:
     parity_report_destroy(all);

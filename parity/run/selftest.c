@@ -29,8 +29,7 @@ typedef struct clean_run {
 
 typedef struct selftest {
     const selftest_options *o;
-    char base[ASSAY_PATH]; /* where the scratch folder lies */
-    char dir[ASSAY_PATH];  /* scratch */
+    char dir[ASSAY_PATH]; /* scratch */
     parity_engine engine;
     parity_case c;
     assay_train_options train;
@@ -338,10 +337,7 @@ static assay_status default_paths(const selftest *s, const char *name, char case
 static assay_status set_up(selftest *s, const char *case_file)
 {
     const char *program = s->o->engine_program[0] ? s->o->engine_program : NULL;
-    const char *base = getenv("TMPDIR");
-    snprintf(s->base, sizeof s->base, "%.900s", base && base[0] ? base : "/tmp");
-    snprintf(s->dir, sizeof s->dir, "%.900s/assay-selftest-XXXXXX", s->base);
-    ASSAY_CHECK(mkdtemp(s->dir), ASSAY_IO, "%s: cannot be created", s->dir);
+    ASSAY_TRY(assay_scratch_make("selftest", s->dir, sizeof s->dir));
     ASSAY_TRY(parity_engine_find(s->o->engine, program, &s->engine));
     ASSAY_TRY(parity_case_load(case_file, &s->c));
     ASSAY_TRY(parity_case_weights(&s->c));
@@ -383,8 +379,8 @@ static void tear_down(selftest *s)
     parity_engine_free(&s->engine);
     if (s->o->keep)
         printf("kept: %s\n", s->dir);
-    else if (s->dir[0] && assay_remove_tree(s->dir, s->base) != ASSAY_OK)
-        assay_error_print(stderr, "assay selftest", 0);
+    else if (s->dir[0])
+        assay_scratch_remove(s->dir);
     *s = (selftest){.o = s->o,
                     .passed = s->passed,
                     .failed = s->failed,

@@ -3,13 +3,13 @@
 #include "core/base/file.h"
 #include "core/base/json.h"
 #include "core/base/log.h"
+#include "core/files/checkpoint_folder.h"
 #include "core/model/config.h"
 #include "core/run/stop.h"
 #include "parity/parity.h"
 #include "parity/run/data.h"
 #include "parity/run/step.h"
 #include "parity/run/train_export.h"
-#include <dirent.h>
 #include <errno.h>
 #include <limits.h>
 #include <stdlib.h>
@@ -24,7 +24,7 @@ typedef struct train {
     parity_data_options data;
     assay_train_options options; /* as given, then as the run needs them */
     char config[ASSAY_PATH], export[ASSAY_PATH];
-    char work[64];          /* the folder of what only this run needs */
+    char work[ASSAY_PATH];  /* the folder of what only this run needs */
     char found[ASSAY_PATH]; /* the checkpoint that --load means */
 } train;
 
@@ -115,34 +115,13 @@ static assay_status take_data(train *t)
     return ASSAY_OK;
 }
 
-/* --load DIR: a checkpoint, or a folder of them, of which the last is meant. */
+/* --load DIR: a checkpoint, a folder of them, of which the last is meant, or its latest or best. */
 static assay_status find_checkpoint(train *t)
 {
-    assay_train_options *o = &t->options;
-    char path[ASSAY_PATH], last[ASSAY_PATH] = "";
-    long long best = -1;
-    if (o->load[0] == '\0')
-        return ASSAY_OK;
-    ASSAY_TRY(set_path(path, o->load, "manifest.json"));
-    if (exists(path))
-        return assay_option_text("load", o->load, t->found, sizeof t->found);
-    DIR *dir = opendir(o->load);
-    ASSAY_CHECK(dir != NULL, ASSAY_NOT_FOUND, "--load %s: %s", o->load, strerror(errno));
-    assay_status st = ASSAY_OK;
-    for (const struct dirent *e = readdir(dir); e != NULL && st == ASSAY_OK; e = readdir(dir)) {
-        char *end = NULL;
-        const long long step = strncmp(e->d_name, "iter_", 5) == 0 ? strtoll(e->d_name + 5, &end, 10) : -1;
-        if (step <= best || *end != '\0')
-            continue;
-        best = step;
-        st = set_path(last, o->load, e->d_name);
-    }
-    closedir(dir);
-    ASSAY_TRY(st);
-    ASSAY_CHECK(best >= 0, ASSAY_NOT_FOUND,
-                "--load %s: neither a checkpoint nor a folder of iter_0000010 and the like", o->load);
-    memcpy(t->found, last, sizeof last);
-    return ASSAY_OK;
+    const assay_train_options *o = &t->options;
+    return o->load[0] == '\0'
+               ? ASSAY_OK
+               : assay_context(assay_checkpoint_folder_find(o->load, t->found, sizeof t->found), "--load");
 }
 
 static bool same_folder(const char *a, const char *b)
@@ -225,22 +204,9 @@ static assay_status run(train *t)
 /* With a folder for what only this run needs, which is gone behind it. */
 static assay_status run_in_folder(train *t)
 {
-    const char *tmp = getenv("TMPDIR");
-    char resolved[PATH_MAX];
-    if (tmp == NULL || tmp[0] == '\0' || strlen(tmp) > 30)
-        tmp = "/tmp";
-    snprintf(t->work, sizeof t->work, "%s/assay-train-XXXXXX", tmp);
-    ASSAY_CHECK(mkdtemp(t->work) != NULL, ASSAY_IO, "%s: cannot make a folder: %s", t->work, strerror(errno));
+    ASSAY_TRY(assay_scratch_make("train", t->work, sizeof t->work));
     const assay_status st = run(t);
-    if (realpath(tmp, resolved) != NULL) {
-        const char *message = st != ASSAY_OK ? strdup(assay_error_message()) : NULL;
-        const assay_status removed = assay_remove_tree(t->work, resolved);
-        if (message != NULL)
-            (void)ASSAY_ERROR(st, "%s", message);
-        free((char *)(uintptr_t)message);
-        if (st == ASSAY_OK)
-            ASSAY_TRY(removed);
-    }
+    assay_scratch_remove(t->work);
     return st;
 }
 

@@ -128,6 +128,10 @@ assay_status ref_bound_linear_bwd_weight_stored(ref_pair dweight, const double *
 {
     ASSAY_TRY(ref_bound_linear_bwd_weight(dweight, dy, x, NULL, t, n, k, d));
     for (int64_t i = 0; i < n * k; i++) {
+        if (!isfinite(dweight.y[i])) { /* the class decides: there is no interval */
+            dweight.y[i] += old[i];
+            continue;
+        }
         /* rounding is monotone: the interval's ends, rounded, are the ends of what may be stored */
         const double low = ref_round(dweight.y[i] - dweight.b[i], stored);
         const double high = ref_round(dweight.y[i] + dweight.b[i], stored);

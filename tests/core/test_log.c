@@ -215,6 +215,32 @@ Test(core_file, remove_tree_takes_the_tree_and_nothing_a_link_points_to)
     expect_ok(assay_remove_tree(at("tree"), root));
 }
 
+Test(core_file, scratch_folders_lie_in_tmpdir_however_long_it_is)
+{
+    char dir[512], small[24], tmp[400];
+    snprintf(tmp, sizeof tmp, "%s/%0200d", root, 7);
+    expect_ok(assay_mkdir_p(tmp));
+    cr_assert_eq(setenv("TMPDIR", tmp, 1), 0);
+    expect_ok(assay_scratch_make("test", dir, sizeof dir));
+    cr_expect(strncmp(dir, tmp, strlen(tmp)) == 0 && exists(dir), "%s", dir);
+    expect_ok(assay_mkdir_p(dir));
+    assay_scratch_remove(dir);
+    cr_expect(!exists(dir));
+    expect_error(assay_scratch_make("test", small, sizeof small), ASSAY_LIMIT,
+                 "expected a path below 24 bytes");
+    cr_assert_eq(setenv("TMPDIR", at("none"), 1), 0);
+    expect_error(assay_scratch_make("test", dir, sizeof dir), ASSAY_IO, "cannot make a folder assay-test-");
+}
+
+Test(core_file, what_stays_of_a_scratch_folder_keeps_the_error_on_its_way)
+{
+    expect_ok(assay_write_file(at("f"), "1", 1));
+    cr_assert_eq(ASSAY_ERROR(ASSAY_TIMEOUT, "what went wrong"), ASSAY_TIMEOUT);
+    assay_scratch_remove(at("f"));
+    cr_expect_eq(assay_error_status(), ASSAY_TIMEOUT);
+    cr_expect_str_eq(assay_error_message(), "what went wrong");
+}
+
 Test(core_file, remove_tree_stays_below_its_root)
 {
     expect_ok(assay_mkdir_p(at("a/b")));

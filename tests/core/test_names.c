@@ -174,3 +174,25 @@ Test(names, a_file_that_is_no_map_is_refused_and_changes_nothing)
     }
     close_names(&f);
 }
+
+/* A small file and many layers: memory follows the file, not what a * of it stands for. */
+Test(names, a_star_for_too_many_layers_is_refused)
+{
+    fixture f = open_names("llama");
+    enum { ROWS = 300 };
+    char *text = calloc(ROWS + 2, 64);
+    size_t at = (size_t)sprintf(text, "{\"format\":\"assay-map\",\"version\":1,\"rows\":[");
+    for (int i = 0; i < ROWS; i++)
+        at += (size_t)sprintf(text + at, "%s{\"theirs\":\"t%d.*\",\"ours\":\"o%d.*\"}", i ? "," : "", i, i);
+    sprintf(text + at, "]}");
+    const int64_t before = assay_names_count(f.names);
+    f.spec->config.num_layers = ASSAY_MAX_LAYERS;
+    cr_expect_eq(add(&f, text), ASSAY_LIMIT);
+    cr_expect(strstr(assay_error_message(), "262144 names"), "%s", assay_error_message());
+    cr_expect_eq(assay_names_count(f.names), before);
+    f.spec->config.num_layers = 2;
+    cr_expect_eq(add(&f, text), ASSAY_OK, "%s", assay_error_message());
+    cr_expect_eq(assay_names_count(f.names), before + 2 * ROWS);
+    free(text);
+    close_names(&f);
+}

@@ -8,7 +8,7 @@ TestSuite(bisect, .init = cli_setup, .fini = cli_teardown, .timeout = 300);
 /* --- the search ---------------------------------------------------------------------------------------------- */
 enum { N = 1000 };
 typedef struct mistakes {
-    int64_t at[4], n;
+    int64_t at[N / 10], n;
     bool alone; /* heals with these alone: what else is replaced spoils it */
 } mistakes;
 
@@ -27,9 +27,10 @@ static assay_status heals(void *user, const bool *set, bool *healed)
 
 static bisect_search find(mistakes *m, int64_t limit, bool *set)
 {
-    bisect_search s = {.test = heals, .user = m, .n = N, .limit = limit};
+    bisect_search s = {.test = heals, .user = m, .n = N, .limit = limit, .most = N};
     memset(set, true, N);
     cr_assert_eq(bisect_smallest(&s, set), ASSAY_OK, "%s", assay_error_message());
+    bisect_search_forget(&s);
     return s;
 }
 
@@ -85,6 +86,68 @@ Test(bisect, a_search_that_is_stopped_leaves_a_set_that_heals)
         cr_expect(healed, "limit %lld", (long long)limit);
         cr_expect_leq(s.tests, limit);
         cr_expect(s.stopped || limit > 10);
+    }
+}
+
+/* Many are found by groups: ten elements each, of which three hold what is needed; and the bound holds there, too. */
+Test(bisect, many_elements_are_found_by_groups)
+{
+    bool set[N], healed;
+    int64_t group[N];
+    mistakes m = {{42, 137, 138, 990}, 4, false};
+    for (int64_t i = 0; i < N; i++)
+        group[i] = i / 10;
+    bisect_search s = {.test = heals, .user = &m, .n = N, .limit = 1000, .most = 3};
+    memset(set, true, N);
+    cr_assert_eq(bisect_smallest(&s, set), ASSAY_OK);
+    cr_expect(s.many);
+    cr_assert_eq(bisect_fewest_groups(&s, group, N / 10, set), ASSAY_OK);
+    for (int64_t i = 0; i < N; i++)
+        cr_expect_eq(set[i], i / 10 == 4 || i / 10 == 13 || i / 10 == 99, "element %lld", (long long)i);
+    cr_expect_leq(s.tests, 180, "%lld tests", (long long)s.tests);
+    cr_assert_eq(bisect_thin_out(&s, set), ASSAY_OK);
+    expect_set(set, &m);
+    bisect_search_forget(&s);
+    for (int64_t limit = 0; limit < 60; limit++) {
+        bisect_search bounded = {.test = heals, .user = &m, .n = N, .limit = limit, .most = 3};
+        memset(set, true, N);
+        cr_assert_eq(bisect_fewest_groups(&bounded, group, N / 10, set), ASSAY_OK);
+        cr_assert_eq(heals(&m, set, &healed), ASSAY_OK);
+        cr_expect(healed && bounded.tests <= limit && (bounded.stopped || limit > 20), "limit %lld",
+                  (long long)limit);
+        bisect_search_forget(&bounded);
+    }
+}
+
+/* Scattered groups, all groups; and the bound holds there, too. */
+Test(bisect, many_groups_are_found_one_by_one)
+{
+    bool set[N], healed;
+    int64_t group[N];
+    mistakes some = {.n = 20}, all = {.n = N / 10};
+    for (int64_t i = 0; i < N; i++)
+        group[i] = i / 10;
+    for (int64_t i = 0; i < some.n; i++)
+        some.at[i] = 50 * i + i;
+    for (int64_t i = 0; i < all.n; i++)
+        all.at[i] = 10 * i + 3;
+    for (int k = 0; k < 2; k++) {
+        mistakes *m = k == 0 ? &some : &all;
+        for (int64_t limit = 0; limit <= 250; limit += 25) {
+            bisect_search s = {.test = heals, .user = m, .n = N, .limit = limit, .most = 3};
+            memset(set, true, N);
+            cr_assert_eq(bisect_fewest_groups(&s, group, N / 10, set), ASSAY_OK);
+            cr_assert_eq(heals(m, set, &healed), ASSAY_OK);
+            cr_expect(healed && s.tests <= limit && s.stopped == (limit < (k == 0 ? 150 : 225)),
+                      "limit %lld: %lld tests", (long long)limit, (long long)s.tests);
+            for (int64_t i = 0; i < N && !s.stopped && k == 0; i++) {
+                bool wanted = false;
+                for (int64_t j = 0; j < m->n; j++)
+                    wanted = wanted || m->at[j] / 10 == i / 10;
+                cr_expect_eq(set[i], wanted, "element %lld", (long long)i);
+            }
+            bisect_search_forget(&s);
+        }
     }
 }
 
@@ -164,6 +227,19 @@ Test(bisect, two_operations_are_both_named)
     expect_found(&e);
 }
 
+/* A kernel that is wrong wherever it runs: five operations, by kinds and layers. */
+Test(bisect, a_kernel_that_is_wrong_everywhere_is_named_by_layers)
+{
+    json_t *v = verdict_of(
+        LLAMA "--target output_layer.y --fault scale:*layernorm:y=1.25,op=rmsnorm_fwd,variant=k1", 1);
+    cr_expect_str_eq(text_of(v, "replaced_by"), "variant 0");
+    cr_expect_eq(json_array_size(json_object_get(v, "set")), 5, "%s", text_of(v, "sentence"));
+    cr_expect(strstr(text_of(v, "sentence"), "these operations run variant 0: rmsnorm_fwd in layers 0-1 and "
+                                             "outside of the layers (5) (none of them can be left out)."),
+              "%s", text_of(v, "sentence"));
+    json_decref(v);
+}
+
 Test(bisect, bf16_a_reduction_over_tp)
 {
     const expected e = {
@@ -192,6 +268,125 @@ Test(bisect, experts_gradients_and_states_of_a_sharded_run)
     for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
         expect_found(&list[i]);
         cr_assert_eq(assay_remove_tree(cli_file("kept"), cli_folder), ASSAY_OK);
+    }
+}
+
+/* --- against another run ------------------------------------------------------------------------------------ */
+/* Two layouts of the engine: the planted fault is of the first alone, and rows of experts of the second are put in the first's order. */
+Test(bisect, two_layouts_of_the_engine)
+{
+    static const expected list[] = {
+        {LLAMA "--layout tp2,sp --against-layout dp2 --fault "
+               "skip:decoder.layers.0.self_attention.reduce,phase=forward",
+         "the other run's values",
+         {"reduce_scatter decoder.layers.0.self_attention.reduce forward"}},
+        {MOE "--layout dp2 --against-layout tp2,sp,ep2,dp2 --fault "
+             "scale:decoder.layers.2.mlp.experts.linear_fc1:y=1.25",
+         "the other run's values",
+         {"grouped_linear_fwd decoder.layers.2.mlp.experts.linear_fc1 forward"}},
+        {LLAMA "--layout dp2 --against-layout tp2,sp --fault "
+               "scale:decoder.layers.1.self_attention.linear_proj:dweight=1.5",
+         "the other run's values",
+         {"linear_bwd_weight decoder.layers.1.self_attention.linear_proj backward"}},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        expect_found(&list[i]);
+        cr_assert_eq(assay_remove_tree(cli_file("kept"), cli_folder), ASSAY_OK);
+    }
+    json_t *v = verdict_of(MOE "--layout tp2,sp,ep2,dp2 --against-layout dp2", 0);
+    cr_expect(strstr(text_of(v, "sentence"), "agree with the run of sim (dp2, fp32)") != NULL, "%s",
+              text_of(v, "sentence"));
+    json_decref(v);
+}
+
+#define PLANTED ASSAY_SOURCE_DIR "/golden/planted/"
+
+/* The batch that the traces of golden/planted recorded, as a batch file; `first` in place of its first token (-1: its own). */
+static const char *recorded_batch(int64_t first)
+{
+    static const char header[] =
+        "{\"input_ids\":{\"dtype\":\"I64\",\"shape\":[2,7],\"data_offsets\":[0,112]},"
+        "\"labels\":{\"dtype\":\"I64\",\"shape\":[2,7],\"data_offsets\":[112,224]}}";
+    char file[8 + sizeof header - 1 + 224];
+    const uint64_t bytes = sizeof header - 1;
+    int64_t ids[14] = {0};
+    assay_trace *t;
+    cr_assert_eq(assay_trace_open(&t, PLANTED "honest_llama", true), ASSAY_OK, "%s", assay_error_message());
+    for (int64_t i = 0; i < assay_trace_n_tensors(t, 0); i++) {
+        const assay_trace_tensor *r = assay_trace_tensor_at(t, 0, i);
+        if (strcmp(r->name, "input_ids") == 0 && r->bytes == sizeof ids)
+            memcpy(ids, r->data, sizeof ids);
+    }
+    assay_trace_close(t);
+    ids[0] = first >= 0 ? first : ids[0];
+    memcpy(file, &bytes, 8);
+    memcpy(file + 8, header, bytes);
+    memcpy(file + 8 + bytes, ids, sizeof ids);
+    memcpy(file + 8 + bytes + sizeof ids, ids, sizeof ids);
+    cli_write(cli_file("batch.safetensors"), file, sizeof file);
+    return cli_file("batch.safetensors");
+}
+
+/* Runs of Hugging Face with a wrong theta and with a mask that is off by one: ours follows them where their results are put in
+ * place of ours, and where they part is named.  The honest one agrees. */
+Test(bisect, a_trace_of_hugging_face)
+{
+    static const struct {
+        const char *trace, *precision, *words;
+        int code;
+    } list[] = {
+        {"honest_llama", "bf16", "agree with the run of pytorch (Hugging Face, bf16)", 0},
+        {"theta", "fp32", "the other run's: rope_fwd in layers 0-1 (4); rope_bwd in layers 0-1 (4) (none", 1},
+        {"mask", "bf16",
+         "the other run's: attention_fwd k1 of decoder.layers.0.self_attention.core_attention (forward); "
+         "attention_fwd k1 of decoder.layers.1.self_attention.core_attention (forward); attention_bwd k1 of "
+         "decoder.layers.1.self_attention.core_attention (backward); attention_bwd k1 of "
+         "decoder.layers.0.self_attention.core_attention (backward) (none",
+         1}};
+    char batch[256];
+    snprintf(batch, sizeof batch, "%s", recorded_batch(-1));
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        char line[2000];
+        snprintf(line, sizeof line,
+                 "bisect --engine sim --model " PLANTED
+                 "models/llama --batch %s --precision %s --against " PLANTED "%s",
+                 batch, list[i].precision, list[i].trace);
+        json_t *v = verdict_of(line, list[i].code);
+        cr_expect(strstr(text_of(v, "sentence"), list[i].words) != NULL, "%s: %s", list[i].trace,
+                  text_of(v, "sentence"));
+        json_decref(v);
+        cr_assert_eq(assay_remove_tree(cli_file("kept"), cli_folder), ASSAY_OK);
+    }
+}
+
+Test(bisect, another_run_that_is_none_of_this_batch_or_precision_is_refused)
+{
+    static const struct {
+        int64_t first;
+        const char *more, *words;
+    } list[] = {
+        {1, "--precision bf16 --against " PLANTED "honest_llama", "expected the input_ids of --batch"},
+        {-1, "--against " PLANTED "honest_llama",
+         "expected a run in fp32, as --precision says, or in fp64, "
+         "found bf16"},
+        {-1, "--against " PLANTED "honest_llama --against-layout dp2", "expected one of them"},
+        {-1, "--against hashes", "expected values, found hashes alone"},
+    };
+    for (size_t i = 0; i < sizeof list / sizeof *list; i++) {
+        const char *batch = recorded_batch(list[i].first);
+        cli_result r = {0};
+        if (strstr(list[i].more, "hashes") != NULL) {
+            r = cli_run("step --engine sim --model " PLANTED
+                        "models/llama --batch %s --out out --trace hashes "
+                        "--trace-hash-only",
+                        batch);
+            cr_assert_eq(r.code, 0, "%s", r.err);
+            cli_free(&r);
+        }
+        r = cli_run("bisect --engine sim --model " PLANTED "models/llama --batch %s %s", batch, list[i].more);
+        cr_expect(r.code == 2 && strstr(r.err, list[i].words) != NULL, "%s: %d %s", list[i].more, r.code,
+                  r.err);
+        cli_free(&r);
     }
 }
 

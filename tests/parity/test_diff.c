@@ -119,6 +119,7 @@ Test(parity_diff, missing_tensors_and_empty_traces_are_no_pass)
     cr_assert(strstr(text, "missing from the second trace"));
     cr_assert(strstr(text, "missing from the first trace"));
     cr_assert_eq(diff_pair(NULL, 4, NULL, 4, -1, text), 2, "%s", text);
+    cr_assert(strstr(text, "\nNOT CHECKED: "), "%s", text);
 }
 
 typedef struct kept {
@@ -156,8 +157,55 @@ Test(parity_diff, values_come_first_and_missing_tensors_last)
                *new = strstr(text, "then: new ");
     cr_assert(x && gone && new &&x < gone &&gone < new, "%s", text);
     cr_assert(strstr(text, "0 passed, 3 failed, 0 skipped"), "%s", text);
+    cr_assert(strstr(text, "\nWRONG: x (forward, step 0, microbatch 0): "), "%s", text);
     remove_path(b);
     remove_path(a);
+}
+
+/* Two ranks of tp2 hold copies of x; the whole run holds {1, 2, 3, 4}. */
+static int copies_text(const double left[4], const double right[4], char text[8192])
+{
+    static const double whole[4] = {1, 2, 3, 4};
+    char a[256], b[256];
+    assay_trace_writer *w;
+    fresh_path(a, "a");
+    fresh_path(b, "b");
+    for (int run = 0; run < 2; run++)
+        for (int rank = 0; rank < 1 + run; rank++) {
+            const int64_t shape[1] = {4};
+            json_t *header =
+                json_pack("{s:s,s:s,s:s}", "engine", "x", "layout", run ? "tp2" : "1", "precision", "fp64");
+            must(assay_trace_writer_open(&w, run ? b : a, rank, 1 + run, header, false));
+            json_decref(header);
+            assay_trace_tensor x = tensor_of("x", ASSAY_PHASE_FORWARD, ASSAY_F64, 1, shape);
+            must(assay_trace_write_tensor(w, &x, run == 0 ? whole : rank ? right : left));
+            close_writer(w);
+        }
+    const int code = diff_text(a, b, 1e-9, text);
+    remove_path(b);
+    remove_path(a);
+    return code;
+}
+
+/* The null hypothesis has the last word: copies that add up to nothing are only said to differ. */
+Test(parity_diff, copies_on_ranks_are_explained_beside_the_whole_run)
+{
+    static const struct {
+        double left[4], right[4];
+        const char *word;
+    } rows[] = {
+        {{0.25, 1, 2, 5}, {0.75, 1, 1, -1}, "not summed over tp"},
+        {{0, 1, 4, 5}, {2, 3, 2, 3}, "not averaged over tp"},
+        {{1, 2, 3, 4}, {1, 2, 3, 5}, "rank 0 holds what belongs there, rank 1 does not"},
+        {{1, 2, 3, 5}, {1, 2, 4, 4}, "replicas differ"},
+        {{0, 1, 4, 5}, {2, 3, 2, 3.01}, "replicas differ"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        char text[8192];
+        cr_expect_eq(copies_text(rows[i].left, rows[i].right, text), 1, "row %zu: %s", i, text);
+        const char *sentence = strstr(text, "\nWRONG: ");
+        cr_expect(sentence && strstr(sentence, rows[i].word), "row %zu: %s", i, text);
+    }
 }
 
 Test(parity_diff, another_engine_is_compared_in_what_both_hold)

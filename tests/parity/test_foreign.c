@@ -55,33 +55,10 @@ Test(parity_foreign, a_planted_fault_is_named_at_its_operation)
     }
 }
 
-/* A copy of golden/foreign/NAME in `dir` where each `from` of one file is `to`, padded with blanks. */
-static void altered(char dir[256], const char *name, const char *file, const char *from, const char *to)
-{
-    static const char *const files[] = {"index.json", "rank-00000.jsonl",
-                                        "rank-00000-step-00000.safetensors"};
-    int changed = 0;
-    must(assay_mkdir_p(fresh_path(dir, "t")));
-    for (int i = 0; i < 3; i++) {
-        char path[512], *text;
-        uint64_t bytes;
-        snprintf(path, sizeof path, ASSAY_SOURCE_DIR "/golden/foreign/%s/%s", name, files[i]);
-        must(assay_read_file(path, 1 << 24, &text, &bytes));
-        for (char *at = text; strcmp(files[i], file) == 0 && (at = strstr(at, from)) != NULL; changed++) {
-            memset(at, ' ', strlen(from));
-            memcpy(at, to, strlen(to));
-        }
-        snprintf(path, sizeof path, "%s/%s", dir, files[i]);
-        must(assay_write_file(path, text, bytes));
-        free(text);
-    }
-    cr_assert_gt(changed, 0, "%s: no %s", file, from);
-}
-
 static parity_report *replay_altered(const char *name, const char *file, const char *from, const char *to)
 {
     char dir[256];
-    altered(dir, name, file, from, to);
+    copy_altered(dir, ASSAY_SOURCE_DIR "/golden/foreign", name, file, from, to);
     assay_trace *t = open_trace(dir);
     parity_report *r = new_report();
     must(parity_check_local(t, r));

@@ -49,29 +49,6 @@ Test(parity_planted, every_fault_is_named_in_the_sentence)
     json_decref(rows);
 }
 
-/* A copy of an honest trace where each `from` of its records is `to`, padded with blanks; its other files are the same. */
-static void altered(char dir[256], const char *name, const char *from, const char *to)
-{
-    static const char *const files[] = {"index.json", "rank-00000.jsonl",
-                                        "rank-00000-step-00000.safetensors"};
-    int changed = 0;
-    must(assay_mkdir_p(fresh_path(dir, "t")));
-    for (int i = 0; i < 3; i++) {
-        char path[512], *text;
-        uint64_t bytes;
-        snprintf(path, sizeof path, PLANTED "%s/%s", name, files[i]);
-        must(assay_read_file(path, 1 << 24, &text, &bytes));
-        for (char *at = text; i < 2 && (at = strstr(at, from)) != NULL; changed++) {
-            memset(at, ' ', strlen(from));
-            memcpy(at, to, strlen(to));
-        }
-        snprintf(path, sizeof path, "%s/%s", dir, files[i]);
-        must(assay_write_file(path, text, bytes));
-        free(text);
-    }
-    cr_assert_gt(changed, 0, "%s", from);
-}
-
 Test(parity_planted, what_is_changed_in_an_honest_run_is_said)
 {
     static const struct {
@@ -87,12 +64,60 @@ Test(parity_planted, what_is_changed_in_an_honest_run_is_said)
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         char dir[256], text[16384];
-        altered(dir, "honest_llama", rows[i].from, rows[i].to);
+        copy_altered(dir, PLANTED, "honest_llama", NULL, rows[i].from, rows[i].to);
         cr_expect_eq(check(dir, "llama", NULL, text, sizeof text), rows[i].code, "%s: %s", rows[i].from,
                      text);
         cr_expect(strstr(sentence_of(text), rows[i].word), "%s: %s", rows[i].from, text);
         remove_path(dir);
     }
+}
+
+/* Forty parameters that the model does not have: 32 are named, and that there are eight more is said. */
+Test(parity_planted, notes_that_are_not_shown_are_counted)
+{
+    static const char end[] = "{\"type\": \"end\"";
+    char dir[256], path[512], text[16384], *records;
+    uint64_t bytes;
+    int code = -1;
+    copy_altered(dir, PLANTED, "honest_llama", NULL, "\"tensors\": 240", "\"tensors\": 280");
+    snprintf(path, sizeof path, "%s/rank-00000.jsonl", dir);
+    must(assay_read_file(path, 1 << 24, &records, &bytes));
+    char *last = strstr(records, end), *tail = strdup(last);
+    *last = '\0';
+    FILE *f = fopen(path, "w");
+    cr_assert_not_null(f);
+    fputs(records, f);
+    for (int i = 0; i < 40; i++)
+        fprintf(f,
+                "{\"type\": \"tensor\", \"id\": %d, \"name\": \"extra.%d.weight\", \"phase\": \"forward\", "
+                "\"step\": 0, \"microbatch\": -1, \"dtype\": \"BF16\", \"global_shape\": [16], \"hash\": "
+                "\"90dbc874d8f622fb41db92325549c42b\", \"data\": \"90dbc874d8f622fb41db92325549c42b\"}\n",
+                240 + i, i);
+    fputs(tail, f);
+    cr_assert_eq(fclose(f), 0);
+    free(tail);
+    free(records);
+    cr_expect_eq(check(dir, "llama", NULL, text, sizeof text), 0, "%s", text);
+    cr_expect(strstr(text, "extra.0.weight: a parameter that"), "%s", text);
+    const char *more = strstr(text, "more notes");
+    int shown = 0, hidden = 0;
+    for (const char *at = text; (at = strstr(at, "note: ")) != NULL; at++)
+        shown++;
+    cr_assert_not_null(more, "%s", text);
+    cr_expect_eq(
+        sscanf(strstr(text, "note: and ") ? strstr(text, "note: and ") : "", "note: and %d more", &hidden),
+        1);
+    cr_expect(shown == 33 && hidden >= 8, "%d shown, %d not", shown, hidden);
+    FILE *out = tmpfile();
+    char folder[512];
+    snprintf(folder, sizeof folder, PLANTED "models/llama");
+    must(parity_check_run(dir, folder, NULL, true, out, &code));
+    rewind(out);
+    json_t *root = json_loadf(out, 0, NULL);
+    cr_expect_eq(json_integer_value(json_object_get(root, "more_notes")), hidden);
+    json_decref(root);
+    fclose(out);
+    remove_path(dir);
 }
 
 /* Another model than the run's: weights of another shape or configuration are a finding, no crash. */
@@ -124,7 +149,7 @@ Test(parity_planted, the_tightest_declaration_holds_the_rounding_points)
     static const char *const words[] = {"before_gamma", "before_up", "products"};
     for (int i = 0; i < 3; i++)
         cr_expect(strstr(text, words[i]), "%s: %s", words[i], text);
-    altered(dir, "honest_llama", "\"rounding\": [\"before_gamma\"]", "\"rounding\": []");
+    copy_altered(dir, PLANTED, "honest_llama", NULL, "\"rounding\": [\"before_gamma\"]", "\"rounding\": []");
     cr_expect_eq(suggest(dir, again, sizeof again), 0, "%s", again);
     cr_expect(strstr(again, "before_gamma"), "%s", again);
     remove_path(dir);
@@ -225,4 +250,30 @@ Test(parity_planted, diff_prints_numbers_as_json)
     cr_expect_lt(json_number_value(json_object_get(first, "cosine")), 1.0);
     json_decref(root);
     end_reference(&b);
+}
+
+/* docs/DEBUG.md walks through five of them: what it quotes is what is said. */
+Test(parity_planted, the_document_quotes_the_sentences)
+{
+    static const char command[] =
+        "$ assay check --trace golden/planted/%63s --model golden/planted/models/%63s";
+    char *document;
+    uint64_t bytes;
+    int quoted = 0;
+    must(assay_read_file(ASSAY_SOURCE_DIR "/docs/DEBUG.md", 1 << 20, &document, &bytes));
+    for (char *line = strstr(document, "$ assay check"); line != NULL; line = strstr(line, "$ assay check")) {
+        char trace[64], model[64], text[16384];
+        cr_assert_eq(sscanf(line, command, trace, model), 2, "%.100s", line);
+        line = strchr(line, '\n') + 1;
+        char *end = strstr(line, "```");
+        cr_assert_not_null(end);
+        *end = '\0';
+        const int code = check(trace, model, NULL, text, sizeof text);
+        cr_expect_eq(code, strncmp(line, "RIGHT", 5) == 0 ? 0 : 1, "%s", trace);
+        for (char *row = strtok(line, "\n"); row != NULL; row = strtok(NULL, "\n"), quoted++)
+            cr_expect(strstr(text, row), "%s: the document says\n%s\nand the program\n%s", trace, row, text);
+        line = end + 1;
+    }
+    cr_expect_geq(quoted, 5 + 5, "%d lines are quoted", quoted);
+    free(document);
 }

@@ -70,6 +70,23 @@ Test(run_parts, a_failure_in_a_shard_is_a_failure_of_the_whole)
     cr_expect_gt(totals(&r).failed, 0);
     cr_expect_eq(totals(&r).failed, totals(&a).failed + totals(&b).failed);
     cr_expect_eq(totals(&r).passed, totals(&a).passed + totals(&b).passed);
+    /* Pictures, curves, layouts and times are those of the parts. */
+    char *first = cli_read(cli_file("a/results.jsonl")), *second = cli_read(cli_file("b/results.jsonl")),
+         *joined = cli_read(cli_file("joined/results.jsonl")),
+         *page = cli_read(cli_file("joined/index.html"));
+    cr_expect_gt(cli_count(joined, "\"picture\":{"), 0);
+    cr_expect_eq(cli_count(joined, "\"picture\":{"),
+                 cli_count(first, "\"picture\":{") + cli_count(second, "\"picture\":{"));
+    cr_expect_eq(cli_count(joined, "\"curve\":{"),
+                 cli_count(first, "\"curve\":{") + cli_count(second, "\"curve\":{"));
+    cr_expect_eq(cli_count(page, "<figcaption>In this comparison "), cli_count(joined, "\"picture\":{"));
+    cr_expect_eq(cli_count(page, "<figcaption>tiny fp32, loss, 1 run:"), 1);
+    cr_expect_gt(cli_count(page, "data-parameters="), 0);
+    cr_expect_eq(cli_count(page, "engine, traced run<td>"), 1);
+    free(first);
+    free(second);
+    free(joined);
+    free(page);
     cli_free(&a);
     cli_free(&b);
     cli_free(&r);

@@ -131,6 +131,20 @@ Test(train, another_run_is_not_gone_on_with)
     train_refused(line, "error: ");
 }
 
+/* What a run needs lies in TMPDIR, however long its path is, and is gone behind it. */
+Test(train, a_long_tmpdir_is_used)
+{
+    char tmp[300], before[300];
+    snprintf(tmp, sizeof tmp, "%s/%0150d", cli_folder, 7);
+    cr_assert_eq(assay_mkdir_p(tmp), ASSAY_OK);
+    snprintf(before, sizeof before, "%s", getenv("TMPDIR") != NULL ? getenv("TMPDIR") : "/tmp");
+    cr_assert_eq(setenv("TMPDIR", tmp, 1), 0);
+    train_ok("--train-iters 1");
+    cr_assert_eq(rmdir(tmp), 0, "something stays in TMPDIR");
+    train_refused("--engine ref --config x --data x", "cannot make a folder assay-train-");
+    cr_assert_eq(setenv("TMPDIR", before, 1), 0);
+}
+
 Test(train, hostile_arguments_are_refused)
 {
     char line[CLI_LINE];
@@ -200,6 +214,49 @@ Test(train, either_engine_goes_on_where_the_other_stopped)
     for (int i = 0; i < 6; i++)
         cr_expect_float_eq(whole[i], parts[i], 1e-4 * whole[i], "loss of iteration %d: %.9g, %.9g", i + 1,
                            whole[i], parts[i]);
+}
+
+/* Of seven checkpoints of each engine the last two and the best stay, and every one of them is gone on with. */
+Test(train, old_checkpoints_go_and_the_best_stays)
+{
+    static const char *const engines[] = {"sim --layout dp2", "ref --precision fp32"};
+    for (int i = 0; i < 2; i++) {
+        char line[CLI_LINE], dir[CLI_PATH], path[CLI_PATH + 40];
+        double losses[8];
+        snprintf(dir, sizeof dir, "%s/run%d", cli_folder, i);
+        snprintf(line, sizeof line,
+                 "train --engine %s --config %s " STEPS
+                 "--train-iters 7 --save %s --save-interval 1 --save-total-limit 2",
+                 engines[i], small_config(), dir);
+        expect_ok(line);
+        snprintf(path, sizeof path, "%s/metrics.jsonl", dir);
+        cr_assert_eq(read_losses(path, losses, 8), 7);
+        int best = 0;
+        for (int k = 1; k < 7; k++)
+            best = losses[k] < losses[best] ? k : best;
+        for (int k = 0; k < 7; k++) {
+            snprintf(path, sizeof path, "%s/iter_%07d", dir, k + 1);
+            cr_expect_eq(access(path, F_OK) == 0, k >= 5 || k == best, "%s, the best is %d", path, best + 1);
+        }
+        cli_result r = cli_run("ckpt inspect %s/best", dir);
+        snprintf(path, sizeof path, "step           %d,", best + 1);
+        cr_expect_not_null(strstr(r.out, path), "%s%s", r.out, r.err);
+        cli_free(&r);
+        snprintf(line, sizeof line,
+                 "train --engine %s --config %s " STEPS
+                 "--train-iters 8 --lr-decay-iters 7 --load %s/latest --save %s/more",
+                 engines[i], small_config(), dir, dir);
+        expect_ok(line);
+    }
+    char line[CLI_LINE];
+    snprintf(line, sizeof line,
+             "step --engine ref --model " MODELS "llama --batch " MODELS
+             "llama/train_batch.safetensors --out %s --save-total-limit 2",
+             cli_file("out"));
+    cli_result r = cli_run("%s", line);
+    cr_expect_eq(r.code, 2);
+    cr_expect_not_null(strstr(r.err, "without --save-interval"), "%s", r.err);
+    cli_free(&r);
 }
 
 /* Both engines on the same text: fp32 drifts from double by rounding alone, and both learn. */

@@ -34,6 +34,32 @@ static inline void remove_path(const char *path)
     must(assay_remove_tree(base, "/tmp"));
 }
 
+/* A copy of the trace BASE/NAME of one rank and step in `dir` where each `from` of `file` (NULL: of all records and the header) is
+ * `to`, padded with blanks. */
+static inline void copy_altered(char dir[256], const char *base, const char *name, const char *file,
+                                const char *from, const char *to)
+{
+    static const char *const files[] = {"index.json", "rank-00000.jsonl",
+                                        "rank-00000-step-00000.safetensors"};
+    int changed = 0;
+    must(assay_mkdir_p(fresh_path(dir, "t")));
+    for (int i = 0; i < 3; i++) {
+        char path[512], *text;
+        uint64_t bytes;
+        const bool here = file != NULL ? strcmp(files[i], file) == 0 : i < 2;
+        snprintf(path, sizeof path, "%s/%s/%s", base, name, files[i]);
+        must(assay_read_file(path, 1 << 24, &text, &bytes));
+        for (char *at = text; here && (at = strstr(at, from)) != NULL; changed++) {
+            memset(at, ' ', strlen(from));
+            memcpy(at, to, strlen(to));
+        }
+        snprintf(path, sizeof path, "%s/%s", dir, files[i]);
+        must(assay_write_file(path, text, bytes));
+        free(text);
+    }
+    cr_assert_gt(changed, 0, "%s: no %s", file != NULL ? file : name, from);
+}
+
 static inline assay_trace_writer *open_writer(const char *dir, int rank, int world, const char *layout)
 {
     assay_trace_writer *w;

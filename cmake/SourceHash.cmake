@@ -1,0 +1,11 @@
+# cmake -DROOT=... -DOUT=... -P SourceHash.cmake: SHA-256 over the sources of the judge (core, ref, parity), for certificates.
+file(GLOB_RECURSE sources RELATIVE ${ROOT} ${ROOT}/core/*.[ch] ${ROOT}/ref/*.[ch] ${ROOT}/parity/*.[ch])
+list(SORT sources)
+set(text "")
+foreach(source IN LISTS sources)
+  file(SHA256 ${ROOT}/${source} hash)
+  string(APPEND text "${source} ${hash}\n")
+endforeach()
+string(SHA256 whole "${text}")
+file(WRITE ${OUT}.new "const char *certify_source_hash(void)\n{\n    return \"${whole}\";\n}\n")
+file(COPY_FILE ${OUT}.new ${OUT} ONLY_IF_DIFFERENT)

@@ -1,0 +1,23 @@
+/* A folder of checkpoints, RUN/iter_0000010 and so on: which is the latest, which the best, which go.  docs/CHECKPOINT.md. */
+#ifndef ASSAY_CORE_CHECKPOINT_FOLDER_H
+#define ASSAY_CORE_CHECKPOINT_FOLDER_H
+
+#include "core/base/status.h"
+#include <stddef.h>
+#include <stdint.h>
+
+ASSAY_BEGIN_DECLS
+
+/* "RUN/iter_0000010" */
+void assay_checkpoint_folder_name(const char *run, int64_t step, char *out, size_t capacity);
+/* RUN/iter_STEP has been published: RUN/latest names it, RUN/best too where its loss is the least of those that were told and
+ * still lie there; then, keep > 0, all but the `keep` of the greatest steps and what the two name are removed.  One process at a
+ * time. */
+assay_status assay_checkpoint_folder_add(const char *run, int64_t step, double loss, int64_t keep);
+/* The checkpoint that a path means: itself; of a folder of checkpoints that of the greatest step; of RUN/latest and RUN/best the
+ * one that it names.  ASSAY_NOT_FOUND: none of these. */
+assay_status assay_checkpoint_folder_find(const char *path, char *out, size_t capacity);
+
+ASSAY_END_DECLS
+
+#endif

@@ -1,0 +1,106 @@
+"""Modules beside Llama's: Gemma's norm, DeepSeek's attention, routers backward; the real Megatron core where it is installed.
+
+Honest runs pass, and a mistake in each is named."""
+import importlib.util
+import pathlib
+import subprocess
+import sys
+import tempfile
+import unittest
+import warnings
+
+import torch
+
+sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent), str(pathlib.Path(__file__).resolve().parent)]
+
+import foreign_models as models  # noqa: E402
+import trials_trace as trials  # noqa: E402
+from test_trace import ASSAY, operations  # noqa: E402
+
+
+def without_one(norm):
+    """Gemma's norm with the weight for 1 + weight."""
+    norm.forward = lambda x: (norm._norm(x.float()) * norm.weight.float()).type_as(x)
+
+
+def constant_sum(router):
+    """Weights of the chosen whose sum is a constant on the way back."""
+    def forward(x):
+        logits = torch.nn.functional.linear(x.reshape(-1, x.shape[-1]), router.weight)
+        scores = torch.nn.functional.softmax(logits, dtype=torch.float, dim=-1)
+        top, indices = torch.topk(scores, router.top_k, dim=-1)
+        return logits, (top / top.sum(-1, keepdim=True).detach()).to(logits.dtype), indices
+
+    router.forward = forward
+
+
+class Modules(unittest.TestCase):
+    def setUp(self):
+        self.temporary = tempfile.TemporaryDirectory()
+        self.folder = pathlib.Path(self.temporary.name) / "t"
+        warnings.simplefilter("ignore")
+
+    def tearDown(self):
+        self.temporary.cleanup()
+
+    def run_of(self, name, model):
+        trials.train(model, "plain", self.folder / name, microbatches=1)
+        return trials.replay(ASSAY, self.folder / name)
+
+    def honest(self, family, dtype, attention, count, **kinds):
+        name = f"{family}_{str(dtype)[6:]}_{attention}"
+        passed, failed, skipped, first = self.run_of(name, models.build(family, dtype, attention))
+        self.assertEqual((failed, skipped), (0, 0), f"{name}: {first}")
+        self.assertGreaterEqual(passed, count, name)
+        found = [o["op"] for o in operations(self.folder / name)]
+        for op, n in kinds.items():
+            self.assertEqual(found.count(op), n, f"{name}: {op}")
+
+    def named(self, name, model, instance, operation):
+        _, failed, _, first = self.run_of(name, model)
+        self.assertGreater(failed, 0)
+        self.assertEqual(first, (instance, operation))
+
+    def test_norm_of_gemma(self):
+        for dtype in (torch.float32, torch.bfloat16):
+            self.honest("gemma", dtype, "eager", 86, rmsnorm_fwd=5, rmsnorm_bwd=5)
+        model = models.build("gemma")
+        without_one(model.model.layers[1].input_layernorm)
+        self.named("wrong", model, "model.layers.1.input_layernorm", "rmsnorm_fwd")
+
+    def test_latent_attention(self):
+        for dtype, attention in ((torch.float32, "eager"), (torch.bfloat16, "eager"), (torch.bfloat16, "sdpa")):
+            self.honest("deepseek_v3", dtype, attention, 110, attention_fwd=2, attention_bwd=2, router_bwd=1)
+        model = models.build("deepseek_v3")
+        model.model.layers[1].self_attn.scaling *= 1.1
+        self.named("wrong", model, "model.layers.1.self_attn.core_attention", "attention_fwd")
+
+    def test_routers_backward(self):
+        for family, dtype in (("qwen3_moe", torch.bfloat16), ("mixtral", torch.float32), ("qwen2_moe", torch.bfloat16)):
+            self.honest(family, dtype, "sdpa", 100, router_fwd=2, router_bwd=2, attention_bwd=2)
+        model = models.build("qwen3_moe")
+        constant_sum(model.model.layers[1].mlp.gate)
+        self.named("wrong", model, "model.layers.1.mlp.gate.router", "router_bwd")
+
+
+@unittest.skipUnless(importlib.util.find_spec("megatron"), "no megatron-core: the collector for the real Megatron core was not run")
+class Megatron(unittest.TestCase):
+    def test_two_layouts_beside_each_other(self):
+        import showcase
+
+        with tempfile.TemporaryDirectory() as root:
+            for layout in ("1", "tp2"):
+                showcase.spawn(layout, [(n, showcase.folder_of(root, n, layout)) for n in ("qk_norm", "mla")], False)
+                for name in ("qk_norm", "mla"):
+                    passed, failed, _, first = trials.replay(ASSAY, showcase.folder_of(root, name, layout))
+                    self.assertEqual(failed, 0, first)
+                    self.assertGreater(passed, 40)
+            for name, code, word in (("qk_norm", 0, "RIGHT: "), ("mla", 1, "not summed over tp")):
+                r = subprocess.run([ASSAY, "diff", *(showcase.folder_of(root, name, t) for t in ("1", "tp2")), "--noise", "auto"],
+                                   capture_output=True, text=True, check=False)
+                self.assertEqual(r.returncode, code, r.stdout + r.stderr)
+                self.assertIn(word, r.stdout.splitlines()[-1])
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -1,0 +1,181 @@
+/* The C interface of a kernel that `assay certify` tries: one operation in one shared library.
+ *
+ * The table of operations is the interface.  docs/OPS.md says what each operation computes, with its slots (tensors) and attributes;
+ * assay_kernel_ops.h has their indices.  Forward and backward are operations of their own (rmsnorm_fwd, rmsnorm_bwd).
+ *
+ * A library exports a function that returns a description, and the description points to what runs:
+ *
+ *     const assay_kernel *my_rmsnorm(uint32_t abi) { return abi == ASSAY_KERNEL_ABI ? &description : NULL; }
+ *     assay certify --so libmine.so:my_rmsnorm
+ *
+ * Versions.  Every struct begins with its size in bytes as the writer's compiler saw it.  A later version only adds members at the
+ * end; who reads looks at the size first, and members beyond it are absent (0).  ASSAY_KERNEL_ABI changes only when that is
+ * not enough.  This header needs nothing but a C11 or C++11 compiler.
+ *
+ * What run() may rely on: the call fits the operation's row (ranks of shapes, dtypes, attributes in range), or is one of the
+ * illegal calls named below; indices lie in the range that the row says; tensors do not overlap but for what `in_place` names and
+ * updated slots, which are one tensor that is read and written.
+ *
+ * What run() has to do: write every element of every output that is there and nothing else; leave inputs as they are; write not
+ * outside workspace_bytes of workspace; not allocate device memory; on device memory, enqueue on `stream` and not wait.  It returns
+ * ASSAY_KERNEL_OK, or an error code and has then written nothing:
+ *   ASSAY_KERNEL_INVALID      an absent slot or NULL data of a slot that is not empty, shapes that contradict each other, a struct
+ *                             that is too small
+ *   ASSAY_KERNEL_UNSUPPORTED  a dtype, shape, stride or alignment that the description leaves out
+ *   ASSAY_KERNEL_WORKSPACE    fewer bytes of workspace than workspace() asks for
+ * Extents of 0 are legal: sums over nothing are 0, outputs without elements need no data. */
+#ifndef ASSAY_KERNEL_H
+#define ASSAY_KERNEL_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define ASSAY_KERNEL_ABI 1u
+#define ASSAY_KERNEL_MAX_DIMS 8
+
+/* Element types (safetensors names); a set of them is an or of ASSAY_KERNEL_SET(t). */
+enum { ASSAY_KERNEL_F32 = 1, ASSAY_KERNEL_BF16 = 2, ASSAY_KERNEL_F64 = 3, ASSAY_KERNEL_I64 = 4 };
+#define ASSAY_KERNEL_SET(dtype) (1u << (dtype))
+
+/* What run() returns. */
+enum {
+    ASSAY_KERNEL_OK = 0,
+    ASSAY_KERNEL_INVALID = 1,
+    ASSAY_KERNEL_UNSUPPORTED = 2,
+    ASSAY_KERNEL_WORKSPACE = 3,
+    ASSAY_KERNEL_DEVICE = 4,  /* a launch or the device failed */
+    ASSAY_KERNEL_INTERNAL = 5 /* anything else */
+};
+
+/* --- a call --------------------------------------------------------------------------------------------------- */
+typedef struct assay_kernel_tensor {
+    uint32_t size;
+    int32_t dtype;
+    int32_t ndim;
+    int32_t reserved;
+    void *data;                            /* element 0; may be NULL when there is no element */
+    int64_t shape[ASSAY_KERNEL_MAX_DIMS];  /* as the operation's row writes it: "T,H" has two extents */
+    int64_t stride[ASSAY_KERNEL_MAX_DIMS]; /* in elements */
+    const int64_t *host;                   /* I64 on a device: the same integers in host memory, or NULL */
+} assay_kernel_tensor;
+
+/* An attribute; absent ones have the value that the row says. */
+typedef struct assay_kernel_attr {
+    uint32_t size;
+    int32_t integer_type; /* 1: `integer` counts (integers, booleans, index of a word, dtype), 0: `number` */
+    int64_t integer;
+    double number;
+    const char *word; /* words alone: "softmax" */
+} assay_kernel_attr;
+
+typedef struct assay_kernel_call {
+    uint32_t size;
+    int32_t act; /* dtype of activations and parameters */
+    const char *operation;
+    int32_t n_slots, n_attrs;
+    const assay_kernel_tensor *const
+        *slot; /* by index (assay_kernel_ops.h); NULL: an optional slot that is absent */
+    const assay_kernel_attr *const *attr; /* by index; never NULL */
+    void *workspace;
+    size_t workspace_bytes;
+    void *stream; /* cudaStream_t; NULL: the default stream, or host memory */
+    /* By index as `slot`; NULL as a whole unless the description has ASSAY_KERNEL_SHADOW.  For each output of a floating-point dtype an
+     * F32 tensor that takes the value before it is rounded to the output's dtype. */
+    const assay_kernel_tensor *const *shadow;
+} assay_kernel_call;
+
+/* --- a description ------------------------------------------------------------------------------------------- */
+/* Order of a sum, as docs/TOLERANCES.md bounds it. */
+enum {
+    ASSAY_KERNEL_ORDER_NONE = 0, /* no sum */
+    ASSAY_KERNEL_ORDER_SEQUENTIAL =
+        1,                       /* index 0, 1, 2, ... in one chain (`split`: in so many, added at the end) */
+    ASSAY_KERNEL_ORDER_TREE = 2, /* `lanes` chains, joined by a binary tree */
+    ASSAY_KERNEL_ORDER_TENSOR_CORE = 3, /* steps of `k_step` products, aligned to the largest, truncated */
+    ASSAY_KERNEL_ORDER_UNKNOWN = 4      /* any order */
+};
+/* Places where an intermediate result is stored in the dtype of the operation's first output (docs/TRACE.md, `rounding`). */
+enum {
+    ASSAY_KERNEL_ROUND_BEFORE_GAMMA = 1,
+    ASSAY_KERNEL_ROUND_BEFORE_UP = 2,
+    ASSAY_KERNEL_ROUND_PRODUCTS = 4,
+    ASSAY_KERNEL_ROUND_SCORES = 8,
+    ASSAY_KERNEL_ROUND_ANGLES = 16,
+    ASSAY_KERNEL_ROUND_HEADS = 32,
+    ASSAY_KERNEL_ROUND_PARTIAL_SUMS = 64,
+    ASSAY_KERNEL_ROUND_TIES = 128,
+    ASSAY_KERNEL_ROUND_EVERY = 256
+};
+
+/* Declared arithmetic of an output: it selects the bound by which the output is judged. */
+typedef struct assay_kernel_arith {
+    uint32_t size;
+    int32_t accumulate; /* ASSAY_KERNEL_F32 or ASSAY_KERNEL_F64 */
+    int32_t order;
+    int32_t lanes;      /* TREE; else 0 or 1 */
+    int32_t split;      /* 0 or 1: none */
+    int32_t k_step;     /* TENSOR_CORE */
+    int32_t guard_bits; /* TENSOR_CORE */
+    int32_t fma;        /* products enter a sum unrounded */
+    int32_t atomics;    /* the order may change from run to run */
+    int32_t
+        math_ulp; /* largest error of exp, log, rsqrt, sin, cos, sigmoid, in units of the accumulate type's last place */
+    int32_t tile;      /* online softmax: keys between two rescalings; 0: two passes */
+    uint32_t rounding; /* ASSAY_KERNEL_ROUND_*, or-ed */
+} assay_kernel_arith;
+
+typedef struct assay_kernel_output {
+    uint32_t size;
+    int32_t slot; /* index */
+    assay_kernel_arith arith;
+} assay_kernel_output;
+
+enum { ASSAY_KERNEL_MEMORY_HOST = 1, ASSAY_KERNEL_MEMORY_DEVICE = 2 };
+enum {
+    ASSAY_KERNEL_DETERMINISTIC = 1,   /* equal calls give equal bits, however many threads there are */
+    ASSAY_KERNEL_BATCH_INVARIANT = 2, /* a row's bits do not depend on how many rows a call has */
+    ASSAY_KERNEL_ROW_STRIDES =
+        4,                   /* the first dimension of a tensor may have any stride; else tensors are dense */
+    ASSAY_KERNEL_SHADOW = 8, /* writes `shadow` */
+    ASSAY_KERNEL_ATOMICS = 16,  /* adds to memory with atomics in an order that nobody fixed */
+    ASSAY_KERNEL_FAST_MATH = 32 /* compiled with a fast-math mode or calls approximate functions */
+};
+
+typedef struct assay_kernel {
+    uint32_t size;
+    uint32_t abi;     /* ASSAY_KERNEL_ABI */
+    const char *name; /* of the kernel, for people and certificates */
+    const char *version;
+    const char *operation; /* a row of docs/OPS.md; collectives are refused in this version */
+    const char *built;     /* compiler and flags */
+    int32_t memory;        /* where tensors lie */
+    uint32_t dtypes;       /* set of the dtypes of activations that it takes */
+    uint32_t flags;
+    int32_t
+        alignment; /* bytes to which data and workspace must be aligned, a power of two up to 256; 0: the element's size */
+    const char *
+        shapes; /* what it takes beyond the operation's row, in the row's symbols: "H>=1 H<=4096 H%8=0"; NULL: all */
+    const char *in_place; /* outputs that may be the memory of an input: "y=x dx=dy"; NULL: none */
+    int32_t n_outputs;
+    const assay_kernel_output *outputs; /* every output of the operation that is no integer, once */
+    /* Bytes of workspace, from shapes and attributes alone (data may be NULL).  NULL: none. */
+    size_t (*workspace)(const assay_kernel_call *call);
+    int32_t (*run)(const assay_kernel_call *call);
+    /* Where lanes or the order of a sum follow from shapes: changes what `outputs` says of an output for this call.  NULL: nothing. */
+    void (*adapt)(const assay_kernel_call *call, int32_t slot, assay_kernel_arith *arith);
+    /* Waits for all work on the stream; 0 when it succeeded.  NULL: run() is done when it returns. */
+    int32_t (*synchronize)(void *stream);
+} assay_kernel;
+
+/* The type of the exported function; NULL: the library does not know this version of the interface. */
+typedef const assay_kernel *assay_kernel_entry(uint32_t abi);
+
+#ifdef __cplusplus
+}
+#endif
+
+#endif

@@ -1,0 +1,281 @@
+/* The trial of a library: describe, ask, try, judge. */
+#include "parity/certify/certify.h"
+
+#include "core/base/file.h"
+#include "core/base/log.h"
+#include "parity/checks/request.h"
+#include <errno.h>
+#include <fcntl.h>
+#include <signal.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/prctl.h>
+#include <sys/utsname.h>
+#include <sys/wait.h>
+#include <time.h>
+#include <unistd.h>
+
+/* --- the board and the child ---------------------------------------------------------------------------------- */
+static assay_status make_board(const char *work, certify_board **out)
+{
+    char path[ASSAY_PATH];
+    snprintf(path, sizeof path, "%s/board", work);
+    const int fd = open(path, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+    ASSAY_CHECK(fd >= 0 && ftruncate(fd, sizeof **out) == 0, ASSAY_IO, "%s: %s", path, strerror(errno));
+    void *map = mmap(NULL, sizeof **out, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    close(fd);
+    ASSAY_CHECK(map != MAP_FAILED, ASSAY_OUT_OF_MEMORY, "%s", path);
+    *out = map;
+    return ASSAY_OK;
+}
+
+static void become_child(const certify_options *o, const char *work, const char *part)
+{
+    char log[ASSAY_PATH], limit[32];
+    snprintf(log, sizeof log, "%s/%s.log", work, part);
+    snprintf(limit, sizeof limit, "%.17g", o->call_limit);
+    const int fd = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
+    (void)setpgid(0, 0);
+    if (fd >= 0) {
+        (void)dup2(fd, STDOUT_FILENO);
+        (void)dup2(fd, STDERR_FILENO);
+    }
+    setenv("OMP_NUM_THREADS", strcmp(part, "threads") == 0 ? "3" : "1", 1);
+    char *argv[] = {strdup("assay"),
+                    strdup("certify"),
+                    strdup("--child"),
+                    strdup(part),
+                    strdup("--so"),
+                    strdup(o->so),
+                    strdup("--keep"),
+                    strdup(work),
+                    strdup("--call-limit"),
+                    strdup(limit),
+                    NULL};
+    execv("/proc/self/exe", argv);
+    _exit(127);
+}
+
+/* Runs a part to its end or the time limit; what went wrong with the process itself is a finding. */
+static assay_status run_child(const certify_options *o, const char *work, const char *part,
+                              certify_board *board)
+{
+    int status = 0;
+    board->done = 0;
+    const double end = assay_monotonic_s() + o->limit;
+    (void)fflush(NULL);
+    const pid_t pid = fork();
+    ASSAY_CHECK(pid >= 0, ASSAY_INTERNAL, "fork: %s", strerror(errno));
+    if (pid == 0)
+        become_child(o, work, part);
+    pid_t got;
+    while ((got = waitpid(pid, &status, WNOHANG)) == 0 || (got < 0 && errno == EINTR)) {
+        if (assay_monotonic_s() > end) {
+            (void)kill(-pid, SIGKILL);
+            (void)kill(pid, SIGKILL);
+            (void)waitpid(pid, &status, 0);
+            certify_bad(board, CERTIFY_TIME, "the trial did not end within %g s, in %s", o->limit,
+                        board->now);
+            return ASSAY_OK;
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 2000000}, NULL);
+    }
+    ASSAY_CHECK(board->error[0] == '\0', ASSAY_INVALID_ARGUMENT, "%s", board->error);
+    if (board->done || (WIFEXITED(status) && WEXITSTATUS(status) == 3))
+        return ASSAY_OK; /* 3: the board has the finding */
+    if (WIFSIGNALED(status))
+        certify_bad(board, CERTIFY_CRASH, "killed by signal %d (%s), in %s", WTERMSIG(status),
+                    strsignal(WTERMSIG(status)), board->now);
+    else
+        certify_bad(board, CERTIFY_CRASH, "the library ended the process (exit code %d), in %s",
+                    WEXITSTATUS(status), board->now);
+    return ASSAY_OK;
+}
+
+/* --- facts ------------------------------------------------------------------------------------------------------ */
+static json_t *machine(const char *tier)
+{
+    struct utsname u;
+    char line[256], cpu[128] = "unknown";
+    FILE *f = fopen("/proc/cpuinfo", "re");
+    while (f != NULL && fgets(line, sizeof line, f) != NULL)
+        if (strncmp(line, "model name", 10) == 0 && strchr(line, ':') != NULL) {
+            snprintf(cpu, sizeof cpu, "%.120s", strchr(line, ':') + 2);
+            cpu[strcspn(cpu, "\n")] = '\0';
+            break;
+        }
+    if (f != NULL)
+        (void)fclose(f);
+    (void)uname(&u);
+    return json_pack("{s:s, s:s, s:s, s:n, s:n, s:n, s:n}", "tier", tier, "machine", u.machine, "processor",
+                     cpu, "device", "driver", "toolkit", "probe");
+}
+
+static void untried(json_t *list, const char *text)
+{
+    json_array_append_new(list, json_string(text));
+}
+
+static bool has_flag(const json_t *subject, const char *flag)
+{
+    const json_t *flags = json_object_get(json_object_get(subject, "description"), "flags");
+    for (size_t i = 0; i < json_array_size(flags); i++)
+        if (strcmp(json_string_value(json_array_get(flags, i)), flag) == 0)
+            return true;
+    return false;
+}
+
+static void list_untried(certify_result *r, const char *tier)
+{
+    static const struct {
+        certify_trial trial;
+        const char *text;
+    } rows[] = {
+        {CERTIFY_EXACT, "lattice inputs: there are none for this operation"},
+        {CERTIFY_SPECIAL, "NaN and infinities"},
+        {CERTIFY_THREADS, "other numbers of threads: the description does not say deterministic"},
+        {CERTIFY_BATCH, "batch invariance: not declared, or no output has rows of its own"},
+        {CERTIFY_WORKSPACE, "workspace: the kernel asks for none"},
+        {CERTIFY_STRIDES, "rows with gaps: not declared, a call with them has to be refused"},
+        {CERTIFY_IN_PLACE, "outputs in an input's memory: not declared"},
+        {CERTIFY_SHADOW, "F32 shadows: not declared"},
+        {CERTIFY_SIMULATOR, "barriers, races and masks: the library has no kernels for the simulator"},
+    };
+    char text[256];
+    r->not_tried = json_array();
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (r->board.trial[rows[i].trial].calls == 0)
+            untried(r->not_tried, rows[i].text);
+    if (!has_flag(r->subject, "deterministic"))
+        untried(r->not_tried, "equal bits from run to run: not declared");
+    for (int m = 0; m < PARITY_MODE_COUNT; m++)
+        if (parity_data_mode_refusal(r->op->name, (parity_data_mode)m) != NULL) {
+            snprintf(text, sizeof text, "%s data: %s", parity_data_mode_name((parity_data_mode)m),
+                     parity_data_mode_refusal(r->op->name, (parity_data_mode)m));
+            untried(r->not_tried, text);
+        }
+    if (r->board.refused > 0) {
+        snprintf(text, sizeof text,
+                 "%lld calls outside the declared shapes: tried for their error code alone",
+                 (long long)r->board.refused);
+        untried(r->not_tried, text);
+    }
+    if (strcmp(tier, "gpu") != 0)
+        untried(r->not_tried,
+                "a real device: its arithmetic, memory order, streams and timing; compute-sanitizer; the "
+                "hardware probe; throughput");
+}
+
+/* --- the trial --------------------------------------------------------------------------------------------------- */
+static assay_status read_description(const certify_options *o, const char *work, certify_result *out)
+{
+    char path[ASSAY_PATH], library[ASSAY_PATH], sha[ASSAY_SHA256_HEX];
+    json_t *description = NULL;
+    snprintf(path, sizeof path, "%s/description.json", work);
+    ASSAY_TRY(assay_json_load(&description, path));
+    const char *colon = strrchr(o->so, ':');
+    snprintf(library, sizeof library, "%.*s", (int)(colon - o->so), o->so);
+    const assay_status st = assay_sha256_file(library, sha);
+    const char *slash = strrchr(library, '/');
+    out->op = assay_op_find(json_string_value(json_object_get(description, "operation")));
+    out->subject =
+        json_pack("{s:s, s:O, s:s, s:s, s:s, s:o}", "kind", "library", "name",
+                  json_object_get(description, "name"), "file", slash != NULL ? slash + 1 : library, "symbol",
+                  colon + 1, "sha256", st == ASSAY_OK ? sha : "", "description", description);
+    ASSAY_TRY(st);
+    ASSAY_CHECK(out->subject != NULL && out->op != NULL, ASSAY_INTERNAL, "description");
+    ASSAY_CHECK(o->operation[0] == '\0' || strcmp(o->operation, out->op->name) == 0, ASSAY_MISMATCH,
+                "--operation: %s computes %s, expected %s", o->so, out->op->name, o->operation);
+    return ASSAY_OK;
+}
+
+static bool takes_dtype(const certify_result *r, const char *act)
+{
+    const json_t *dtypes = json_object_get(json_object_get(r->subject, "description"), "dtypes");
+    for (size_t i = 0; i < json_array_size(dtypes); i++)
+        if (strcmp(json_string_value(json_array_get(dtypes, i)), act) == 0)
+            return true;
+    return false;
+}
+
+static void path_of(char out[ASSAY_PATH], const char *work, const char *what, const char *act)
+{
+    snprintf(out, ASSAY_PATH, "%.900s/%s.%s", work, what, act);
+}
+
+static assay_status judge_dtype(const char *work, const char *act, certify_result *r, bool threads)
+{
+    char request[ASSAY_PATH], answer[ASSAY_PATH], other[ASSAY_PATH];
+    const char *shapes =
+        json_string_value(json_object_get(json_object_get(r->subject, "description"), "shapes"));
+    path_of(request, work, "request", act);
+    path_of(answer, work, "answer", act);
+    if (threads) {
+        path_of(other, work, "threads", act);
+        return certify_judge_bits(answer, other, CERTIFY_THREADS, r, 1);
+    }
+    ASSAY_TRY(certify_judge(request, answer, shapes, CERTIFY_TRIALS, r, 1));
+    path_of(other, work, "second", act);
+    if (access(other, F_OK) == 0)
+        ASSAY_TRY(certify_judge(request, other, shapes, CERTIFY_TRIALS, r, 1));
+    path_of(other, work, "shadow", act);
+    if (access(other, F_OK) == 0)
+        ASSAY_TRY(certify_judge(request, other, shapes, CERTIFY_SHADOW, r, 1));
+    return ASSAY_OK;
+}
+
+static assay_status try_library(const certify_options *o, const char *work, certify_board *board,
+                                certify_result *out)
+{
+    static const char *const acts[] = {"F32", "BF16"};
+    char path[ASSAY_PATH];
+    ASSAY_TRY(run_child(o, work, "describe", board));
+    ASSAY_CHECK(board->done, ASSAY_INVALID_ARGUMENT, "%s: %s", o->so,
+                board->trial[CERTIFY_CRASH].bad > 0 ? board->trial[CERTIFY_CRASH].first
+                                                    : board->trial[CERTIFY_TIME].first);
+    ASSAY_TRY(read_description(o, work, out));
+    out->plan = (certify_plan){.op = out->op->name, .seeds = o->seeds};
+    for (int d = 0; d < 2; d++) {
+        int64_t calls = 0;
+        assay_dtype act;
+        if (!takes_dtype(out, acts[d]))
+            continue;
+        path_of(path, work, "request", acts[d]);
+        ASSAY_TRY(assay_dtype_from_name(acts[d], &act));
+        ASSAY_TRY(certify_request(path, act, &out->plan, &calls));
+        out->calls += calls;
+    }
+    ASSAY_TRY(run_child(o, work, "trial", board));
+    bool done = board->done != 0;
+    if (done && has_flag(out->subject, "deterministic"))
+        ASSAY_TRY(run_child(o, work, "threads", board));
+    out->board = *board;
+    for (int d = 0; d < 2 && done; d++) {
+        if (!takes_dtype(out, acts[d]))
+            continue;
+        ASSAY_TRY(judge_dtype(work, acts[d], out, false));
+        if (board->done && has_flag(out->subject, "deterministic"))
+            ASSAY_TRY(judge_dtype(work, acts[d], out, true));
+    }
+    return ASSAY_OK;
+}
+
+assay_status certify_library(const certify_options *o, const char *work, certify_result *out)
+{
+    certify_board *board = NULL;
+    const double start = assay_monotonic_s();
+    memset(out, 0, sizeof *out);
+    ASSAY_TRY(make_board(work, &board));
+    const assay_status st = try_library(o, work, board, out);
+    (void)munmap(board, sizeof *board);
+    ASSAY_TRY(st);
+    const char *tier =
+        json_is_true(json_object_get(json_object_get(out->subject, "description"), "simulator")) ? "sim"
+                                                                                                 : "host";
+    out->where = machine(tier);
+    list_untried(out, tier);
+    out->seconds = assay_monotonic_s() - start;
+    return ASSAY_OK;
+}

@@ -1,0 +1,178 @@
+/* What the parts of `assay certify` share.  The verb writes requests (inputs of every call), a child process answers them with the
+ * kernel under trial, and the judge of single operations (parity/checks/exact.c) compares.  Everything that the child sees
+ * besides answers goes to a board: a file that both map. */
+#ifndef PARITY_CERTIFY_H
+#define PARITY_CERTIFY_H
+
+#include "core/files/trace.h"
+#include "core/model/ops.h"
+#include "parity/assay_kernel.h"
+#include "parity/parity.h"
+
+/* Trials in the order of the report.  X(enum, name, what is claimed) */
+#define CERTIFY_TRIAL_MAP(X)                                                                                 \
+    X(CRASH, "crash", "no call ends the process")                                                            \
+    X(TIME, "time", "every call ends within the time limit")                                                 \
+    X(ACCEPTS, "accepts", "calls that the description takes succeed, others get an error code")              \
+    X(GUARDS, "guards", "nothing is read or written outside a tensor or the workspace")                      \
+    X(SIMULATOR, "simulator",                                                                                \
+      "the simulator reports nothing (barriers, masks, races, uninitialized memory)")                        \
+    X(INPUTS, "inputs", "inputs are unchanged")                                                              \
+    X(WRITTEN, "written", "every element of every output is written")                                        \
+    X(EXACT, "exact", "lattice inputs: equal bit for bit")                                                   \
+    X(LOCAL, "local", "within the bound of the declared arithmetic")                                         \
+    X(SPECIAL, "special", "NaN and infinities go where the operation sends them")                            \
+    X(REPEAT, "repeat", "equal bits at other addresses, on other garbage, and run again")                    \
+    X(THREADS, "threads", "equal bits with another number of threads")                                       \
+    X(BATCH, "batch", "a row's bits do not depend on the other rows")                                        \
+    X(WORKSPACE, "workspace", "the workspace asked for is enough and says the same without data")            \
+    X(ARGUMENTS, "arguments", "illegal calls get an error code and write nothing")                           \
+    X(STRIDES, "strides", "equal bits for rows with gaps, gaps untouched")                                   \
+    X(IN_PLACE, "in_place", "equal bits where an output is an input's memory")                               \
+    X(SHADOW, "shadow", "the F32 shadow rounds to the output and lies within the bound")
+typedef enum {
+#define CERTIFY_TRIAL_ENUM(name, text, claim) CERTIFY_##name,
+    CERTIFY_TRIAL_MAP(CERTIFY_TRIAL_ENUM)
+#undef CERTIFY_TRIAL_ENUM
+        CERTIFY_TRIALS
+} certify_trial;
+const char *certify_trial_name(certify_trial t);
+const char *certify_trial_claim(certify_trial t);
+
+/* --- board: counts of a child, readable when it died ---------------------------------------------------------- */
+enum { CERTIFY_MESSAGE = 512 };
+typedef struct certify_tally {
+    int64_t calls, bad;
+    char first[CERTIFY_MESSAGE]; /* what was wrong first, and where */
+} certify_tally;
+typedef struct certify_board {
+    certify_tally trial[CERTIFY_TRIALS];
+    char now[256];   /* the call that is running */
+    char error[512]; /* why the child could not go on, when that is no finding */
+    int64_t runs;    /* calls of run() */
+    int64_t refused; /* records outside the declared shapes: not judged */
+    int32_t done;    /* the child came to its end */
+} certify_board;
+#if defined(__GNUC__)
+__attribute__((format(printf, 3, 4)))
+#endif
+void certify_bad(certify_board *b, certify_trial t, const char *fmt, ...);
+
+/* --- abi.c: the interface's words ------------------------------------------------------------------------------ */
+/* The text of assay_kernel_ops.h, from the table of operations; the caller's. */
+assay_status certify_abi_header(char **out);
+assay_dtype certify_dtype_of(int32_t abi_dtype); /* ASSAY_DTYPE_COUNT: unknown */
+int32_t certify_abi_dtype(assay_dtype dtype);    /* 0: none */
+assay_status certify_arith_of(const assay_kernel_arith *a, const char *what, assay_arith *out);
+
+/* --- kernel.c: a library under trial, in the child ------------------------------------------------------------- */
+typedef struct certify_kernel {
+    const assay_kernel *k; /* a copy of our size */
+    const assay_op *op;
+    assay_declaration declared; /* without what adapt() changes */
+    void *library;
+} certify_kernel;
+/* "k.so:symbol".  ASSAY_INVALID_ARGUMENT names what is wrong with the description. */
+assay_status certify_kernel_open(certify_kernel *out, const char *so, assay_kernel *storage);
+assay_status certify_kernel_json(const certify_kernel *c, json_t **out);
+/* Whether the description's shapes take these sizes: 1, 0; -1: it cannot be read. */
+int certify_shapes_take(const char *shapes, const assay_op_binding *binding, char *why, size_t capacity);
+
+/* --- request.c ---------------------------------------------------------------------------------------------- */
+typedef struct certify_plan {
+    const char *op; /* NULL: every operation */
+    int64_t seeds;
+} certify_plan;
+/* All calls of one dtype of activations as a trace. */
+assay_status certify_request(const char *dir, assay_dtype act, const certify_plan *plan, int64_t *n_calls);
+/* SHA-256 over everything that says what is tried: trials, data modes, sizes, boundaries, seeds. */
+assay_status certify_plan_digest(const certify_plan *plan, char out[ASSAY_SHA256_HEX]);
+/* {"seeds":..,"modes":[..],"sizes":[..],"boundaries":{..}}: what the plan tries of an operation. */
+json_t *certify_plan_json(const certify_plan *plan);
+
+/* --- judge.c ----------------------------------------------------------------------------------------------------- */
+typedef struct certify_output {
+    char op[48], slot[32], dtype[8];
+    double share, ratio; /* largest of the local trial */
+    char place[160];     /* data mode and index of the largest ratio */
+    int64_t elements;
+} certify_output;
+enum { CERTIFY_OUTPUTS = 16 };
+/* Everything about one kernel. */
+typedef struct certify_result {
+    const assay_op *op;
+    json_t *subject; /* what was certified: name, file, hashes, description */
+    json_t *where;   /* tier, machine, device */
+    json_t *not_tried;
+    certify_plan plan;
+    certify_board board;
+    certify_output output[CERTIFY_OUTPUTS];
+    int n_outputs;
+    int64_t calls; /* records that were asked for */
+    double seconds;
+} certify_result;
+/* An answer beside its request; shapes: of the description, NULL: all.  only: the trial that gets everything (SHADOW, THREADS),
+ * CERTIFY_TRIALS: by what the record is. */
+assay_status certify_judge(const char *request, const char *answer, const char *shapes, certify_trial only,
+                           certify_result *results, int n_results);
+/* Outputs of two answers bit for bit. */
+assay_status certify_judge_bits(const char *a, const char *b, certify_trial which, certify_result *results,
+                                int n_results);
+bool certify_passes(const certify_result *r);
+void certify_result_free(certify_result *r);
+
+/* --- certify.c, engine.c ------------------------------------------------------------------------------------------ */
+typedef struct certify_options {
+    char so[ASSAY_PATH], engine[16], operation[64], out[ASSAY_PATH], key[ASSAY_PATH], keep[ASSAY_PATH];
+    char variant[96], program[ASSAY_PATH];
+    int64_t seeds, valid_days;
+    double call_limit, limit;
+    bool suggest, abi_header;
+} certify_options;
+assay_status certify_library(const certify_options *o, const char *work, certify_result *out);
+/* One result for each operation; *out is the caller's. */
+assay_status certify_engine(const certify_options *o, const char *work, certify_result **out, int *n);
+
+/* --- report.c --------------------------------------------------------------------------------------------------- */
+void certify_report(const certify_result *r, FILE *out);
+assay_status certify_html(const certify_result *r, const char *path);
+
+/* --- certificate.c, key.c, verify.c -------------------------------------------------------------------------------- */
+enum { CERTIFY_KEY_HEX = 65, CERTIFY_SECRET_HEX = 129, CERTIFY_SIGNATURE_HEX = 129 };
+typedef struct certify_key {
+    char public_hex[CERTIFY_KEY_HEX];
+    unsigned char secret[64];
+} certify_key;
+/* "": ~/.config/assay/certify.key and its .pub. */
+assay_status certify_key_path(const char *given, const char *ending, char out[ASSAY_PATH]);
+assay_status certify_key_create(const char *path);
+assay_status certify_key_read(const char *path, certify_key *out);
+assay_status certify_key_read_public(const char *path, char out[CERTIFY_KEY_HEX]);
+/* Signs contents and writes the file. */
+assay_status certify_sign(json_t *certificate, const certify_key *key, const char *path);
+/* ASSAY_INVALID_ARGUMENT: a trial failed. */
+assay_status certify_certificate_write(const certify_result *r, const certify_key *key, int64_t valid_days,
+                                       const char *path);
+/* What a certificate says, after its signature held. */
+typedef struct certify_checked {
+    json_t *certificate; /* the caller's */
+    char key[CERTIFY_KEY_HEX];
+    char operation[48], tier[16], name[128], sha256[ASSAY_SHA256_HEX];
+    int64_t issued, valid_until; /* seconds since 1970 */
+} certify_checked;
+/* ASSAY_MISMATCH with the reason: not in canonical form, changed, signed by a key that is not among `keys` (none: any), not yet or no
+ * longer valid, tried otherwise than this version tries.  ASSAY_UNSUPPORTED: made by another version, whose checks this one does
+ * not know. */
+assay_status certify_verify(const char *path, const char (*keys)[CERTIFY_KEY_HEX], int n_keys, int64_t now,
+                            certify_checked *out);
+/* "1970-01-01T00:00:00Z" */
+void certify_time_text(int64_t t, char out[32]);
+assay_status certify_time_read(const char *text, int64_t *out);
+/* SHA-256 of the sources of core, ref and parity that this program was built from. */
+const char *certify_source_hash(void);
+
+/* --- trial.c: the child -------------------------------------------------------------------------------------------- */
+/* part: "describe" (writes description.json), "trial", "threads" (plain runs alone).  Does not return. */
+int certify_child(const char *so, const char *dir, const char *part, double limit);
+
+#endif

@@ -1,0 +1,176 @@
+/* The engine's own kernels through its operation door, over the same requests. */
+#include "parity/certify/certify.h"
+
+#include "core/base/log.h"
+#include "parity/checks/request.h"
+#include "parity/run/engine.h"
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const acts[] = {"F32", "BF16"};
+
+static void path_of(char out[ASSAY_PATH], const char *work, const char *what, const char *act)
+{
+    snprintf(out, ASSAY_PATH, "%.900s/%s.%s", work, what, act);
+}
+
+/* Answers the request of one dtype. */
+static assay_status answer(const certify_options *o, const parity_engine *e, const char *work,
+                           const char *what, const char *act)
+{
+    char request[ASSAY_PATH], out[ASSAY_PATH], log[ASSAY_PATH], request_option[ASSAY_PATH + 16],
+        out_option[ASSAY_PATH + 16];
+    assay_train_options train;
+    double wall;
+    assay_train_options_default(&train);
+    snprintf(train.variant, sizeof train.variant, "%s", strcmp(o->variant, "fastest") == 0 ? "" : o->variant);
+    snprintf(train.layout, sizeof train.layout, "1");
+    train.precision = strcmp(act, "BF16") == 0 ? ASSAY_PRECISION_BF16 : ASSAY_PRECISION_FP32;
+    path_of(request, work, "request", act);
+    path_of(out, work, what, act);
+    snprintf(log, sizeof log, "%.900s/%s.%s.log", work, what, act);
+    snprintf(request_option, sizeof request_option, "--request=%s", request);
+    snprintf(out_option, sizeof out_option, "--out=%s", out);
+    const char *extra[] = {request_option, out_option, NULL};
+    return parity_engine_run(e, "ops", &train, extra, log, true, o->limit, &wall);
+}
+
+static int list_operations(const char *only, certify_result *results)
+{
+    int n = 0;
+    for (int i = 0; assay_op_at(i) != NULL; i++) {
+        const assay_op *op = assay_op_at(i);
+        if (op->collective || (only[0] != '\0' && strcmp(only, "all") != 0 && strcmp(only, op->name) != 0))
+            continue;
+        if (results != NULL)
+            results[n].op = op;
+        n++;
+    }
+    return n;
+}
+
+/* The description of a certificate: the program, the variant, and what each output declares on the first record. */
+static json_t *subject_of(const certify_options *o, const parity_engine *e, const assay_op *op,
+                          const char *sha, const assay_trace *trace)
+{
+    const char *slash = strrchr(e->program, '/');
+    json_t *arithmetic = json_object();
+    char name[160];
+    snprintf(name, sizeof name, "assay engine %s, %s", op->name,
+             o->variant[0] != '\0' ? o->variant : "fastest");
+    for (int64_t i = 0; i < assay_trace_n_ops(trace, 0); i++) {
+        const assay_trace_op *t = assay_trace_op_at(trace, 0, i);
+        if (strcmp(t->op, op->name) != 0)
+            continue;
+        for (int k = 0; k < t->n_outputs; k++)
+            json_object_set_new(arithmetic, t->outputs[k].slot,
+                                assay_arith_to_json(assay_declaration_of(&t->arith, t->outputs[k].slot)));
+        break;
+    }
+    return json_pack("{s:s, s:s, s:s, s:s, s:s, s:{s:s, s:o, s:b, s:s}}", "kind", "engine", "name", name,
+                     "file", slash != NULL ? slash + 1 : e->program, "symbol", op->name, "sha256", sha,
+                     "description", "operation", op->name, "arithmetic", arithmetic, "adapts", 1, "version",
+                     parity_version());
+}
+
+static int64_t count_records(const assay_trace *t, const char *op)
+{
+    int64_t n = 0;
+    for (int64_t i = 0; i < assay_trace_n_ops(t, 0); i++)
+        n += strcmp(assay_trace_op_at(t, 0, i)->op, op) == 0;
+    return n;
+}
+
+/* What the door itself holds: it stops with an error where guards, inputs or a call are not as they should be. */
+static void take_door(certify_result *r, int64_t calls)
+{
+    static const certify_trial door[] = {CERTIFY_CRASH, CERTIFY_ACCEPTS, CERTIFY_GUARDS, CERTIFY_INPUTS,
+                                         CERTIFY_SIMULATOR};
+    for (size_t i = 0; i < sizeof door / sizeof *door; i++)
+        r->board.trial[door[i]].calls += calls;
+    r->calls += calls;
+    r->board.runs += 2 * calls;
+}
+
+static json_t *untried(const assay_op *op, const certify_result *r)
+{
+    json_t *list = json_array();
+    char text[256];
+    if (r->board.trial[CERTIFY_EXACT].calls == 0)
+        json_array_append_new(list, json_string("lattice inputs: there are none for this operation"));
+    for (int m = 0; m < PARITY_MODE_COUNT; m++)
+        if (parity_data_mode_refusal(op->name, (parity_data_mode)m) != NULL) {
+            snprintf(text, sizeof text, "%s data: %s", parity_data_mode_name((parity_data_mode)m),
+                     parity_data_mode_refusal(op->name, (parity_data_mode)m));
+            json_array_append_new(list, json_string(text));
+        }
+    static const char *const never[] = {
+        "batch invariance, strides, outputs in an input's memory, shadows, illegal calls, other placements "
+        "of tensors: "
+        "not through the engine's operation door",
+        "elements that nobody wrote: outputs begin as NaN (-1 for integers) and are judged by value",
+        "a real device: its arithmetic, memory order, streams and timing; compute-sanitizer; the hardware "
+        "probe; "
+        "throughput"};
+    for (size_t i = 0; i < sizeof never / sizeof *never; i++)
+        json_array_append_new(list, json_string(never[i]));
+    return list;
+}
+
+static assay_status try_dtype(const certify_options *o, const parity_engine *e, const char *work,
+                              const char *act, const certify_plan *plan, certify_result *results, int n,
+                              const char *sha)
+{
+    char request[ASSAY_PATH], first[ASSAY_PATH], second[ASSAY_PATH];
+    assay_trace *trace = NULL;
+    assay_dtype dtype;
+    path_of(request, work, "request", act);
+    path_of(first, work, "answer", act);
+    path_of(second, work, "repeat", act);
+    ASSAY_TRY(assay_dtype_from_name(act, &dtype));
+    ASSAY_TRY(certify_request(request, dtype, plan, NULL));
+    ASSAY_TRY(answer(o, e, work, "answer", act));
+    ASSAY_TRY(answer(o, e, work, "repeat", act));
+    ASSAY_TRY(certify_judge(request, first, NULL, CERTIFY_TRIALS, results, n));
+    ASSAY_TRY(certify_judge_bits(first, second, CERTIFY_REPEAT, results, n));
+    ASSAY_TRY(assay_trace_open(&trace, first, false));
+    for (int i = 0; i < n; i++) {
+        take_door(&results[i], count_records(trace, results[i].op->name));
+        if (results[i].subject == NULL)
+            results[i].subject = subject_of(o, e, results[i].op, sha, trace);
+    }
+    assay_trace_close(trace);
+    return ASSAY_OK;
+}
+
+assay_status certify_engine(const certify_options *o, const char *work, certify_result **out, int *n)
+{
+    parity_engine e;
+    char sha[ASSAY_SHA256_HEX];
+    assay_status st = ASSAY_OK;
+    const double start = assay_monotonic_s();
+    *n = list_operations(o->operation, NULL);
+    *out = NULL;
+    ASSAY_CHECK(*n > 0, ASSAY_NOT_FOUND,
+                "--operation: expected all or an operation of docs/OPS.md that is no collective, found %s",
+                o->operation);
+    ASSAY_TRY(parity_engine_find(o->engine, o->program[0] != '\0' ? o->program : NULL, &e));
+    certify_result *results = calloc((size_t)*n, sizeof *results);
+    ASSAY_CHECK_GOTO(results != NULL, ASSAY_OUT_OF_MEMORY, st, done, "%d operations", *n);
+    *out = results;
+    (void)list_operations(o->operation, results);
+    ASSAY_TRY_GOTO(assay_sha256_file(e.program, sha), st, done);
+    certify_plan plan = {.op = *n == 1 ? results[0].op->name : NULL, .seeds = o->seeds};
+    for (size_t d = 0; d < 2; d++)
+        ASSAY_TRY_GOTO(try_dtype(o, &e, work, acts[d], &plan, results, *n, sha), st, done);
+    for (int i = 0; i < *n; i++) {
+        results[i].plan = (certify_plan){.op = results[i].op->name, .seeds = o->seeds};
+        results[i].not_tried = untried(results[i].op, &results[i]);
+        results[i].where =
+            json_pack("{s:s, s:n, s:n, s:n, s:n}", "tier", e.name, "device", "driver", "toolkit", "probe");
+        results[i].seconds = (assay_monotonic_s() - start) / *n;
+    }
+done:
+    parity_engine_free(&e);
+    return st;
+}

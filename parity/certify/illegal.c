@@ -1,0 +1,154 @@
+/* Calls that break the contract: each gets an error code, and no output is written. */
+#include "parity/certify/trial.h"
+
+#include <string.h>
+
+typedef struct breakage {
+    trial *t;
+    const call_record *r;
+    call_ready c;
+} breakage;
+
+static assay_status begin(breakage *b, const char *what)
+{
+    trial_now(b->t, b->r, what);
+    return call_prepare(b->r, call_plain(GUARD_END, FILL_ONES), &b->t->arena, &b->t->shadows, &b->c);
+}
+
+static void run(breakage *b)
+{
+    certify_board *board = b->t->board;
+    /* Structs are on the heap of nobody: a kernel that ignores what is broken runs as always. */
+    guard_limit(b->t->limit);
+    const int32_t code = call_run(b->r, &b->c, board);
+    guard_limit(0);
+    board->trial[CERTIFY_ARGUMENTS].calls++;
+    if (code == ASSAY_KERNEL_OK)
+        certify_bad(board, CERTIFY_ARGUMENTS, "no error code for %s", board->now);
+    else if (!call_untouched(b->r, &b->c))
+        certify_bad(board, CERTIFY_ARGUMENTS, "an output is written although error code %d is returned: %s",
+                    code, board->now);
+}
+
+/* A symbol that stands in another slot, too, or in an attribute: one of them contradicts when it is larger. */
+static bool is_shared(const assay_op *op, int slot, const char *symbol)
+{
+    for (int i = 0; i < assay_op_n_attrs(op); i++)
+        if (op->attrs[i].symbol != NULL && strcmp(op->attrs[i].symbol, symbol) == 0)
+            return true;
+    for (int i = 0; i < assay_op_n_slots(op); i++)
+        for (const char *p = op->slots[i].shape; i != slot && *p != '\0';
+             p += strcspn(p, ","), p += *p == ',')
+            if (strncmp(p, symbol, strlen(symbol)) == 0 &&
+                (p[strlen(symbol)] == ',' || p[strlen(symbol)] == '\0'))
+                return true;
+    return false;
+}
+
+/* The symbol that is dimension d of a slot, alone; "": something else. */
+static void symbol_of(const assay_op_slot *row, int d, char out[8])
+{
+    const char *p = row->shape;
+    out[0] = '\0';
+    if (strpbrk(p, "[(") != NULL)
+        return;
+    for (; d > 0 && *p != '\0'; d--) {
+        p += strcspn(p, ",");
+        p += *p == ',';
+    }
+    const size_t n = strcspn(p, ",");
+    if (n > 0 && n < 8 && strcspn(p, "*+/") >= n) {
+        memcpy(out, p, n);
+        out[n] = '\0';
+    }
+}
+
+static assay_status try_shapes(breakage *b, int i)
+{
+    const assay_op *op = b->r->kernel->op;
+    for (int d = 0; d < b->r->slot[i].ndim; d++) {
+        char symbol[8], what[96];
+        symbol_of(&op->slots[i], d, symbol);
+        if (symbol[0] == '\0' || !is_shared(op, i, symbol))
+            continue;
+        snprintf(what, sizeof what, "an extra element in dimension %d of %s: ", d, op->slots[i].name);
+        ASSAY_TRY(begin(b, what));
+        b->c.tensor[i].shape[d]++;
+        for (int k = b->r->slot[i].ndim - 2; k >= 0; k--)
+            b->c.tensor[i].stride[k] = b->c.tensor[i].stride[k + 1] * b->c.tensor[i].shape[k + 1];
+        run(b);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status try_slot(breakage *b, int i)
+{
+    const assay_op_slot *row = &b->r->kernel->op->slots[i];
+    const assay_kernel *k = b->r->kernel->k;
+    const call_slot *s = &b->r->slot[i];
+    char what[96];
+    if (!row->optional) {
+        snprintf(what, sizeof what, "no tensor for %s: ", row->name);
+        ASSAY_TRY(begin(b, what));
+        b->c.slot[i] = NULL;
+        run(b);
+    }
+    snprintf(what, sizeof what, "no data for %s: ", row->name);
+    ASSAY_TRY(begin(b, what));
+    b->c.tensor[i].data = NULL;
+    run(b);
+    if (s->dtype != ASSAY_F64 && row->dtype != ASSAY_CLASS_ANY && row->dtype != ASSAY_CLASS_FLOAT) {
+        snprintf(what, sizeof what, "%s of dtype F64: ", row->name);
+        ASSAY_TRY(begin(b, what));
+        b->c.tensor[i].dtype = ASSAY_KERNEL_F64;
+        run(b);
+    }
+    if (s->ndim > 1 && s->shape[0] > 1 && (k->flags & ASSAY_KERNEL_ROW_STRIDES) == 0) {
+        snprintf(what, sizeof what, "%s with gaps between rows: ", row->name);
+        ASSAY_TRY(begin(b, what));
+        b->c.tensor[i].stride[0]++;
+        run(b);
+    }
+    if (s->ndim > 0) {
+        snprintf(what, sizeof what, "a negative extent of %s: ", row->name);
+        ASSAY_TRY(begin(b, what));
+        b->c.tensor[i].shape[0] = -1;
+        run(b);
+    }
+    if (k->alignment > (int)assay_dtype_bytes(s->dtype)) {
+        snprintf(what, sizeof what, "%s at an address that is not aligned: ", row->name);
+        ASSAY_TRY(begin(b, what));
+        b->c.tensor[i].data = (char *)b->c.tensor[i].data - assay_dtype_bytes(s->dtype);
+        run(b);
+    }
+    return try_shapes(b, i);
+}
+
+/* Only records whose every slot has elements: an empty one allows more. */
+static bool is_full(const call_record *r)
+{
+    for (int i = 0; i < ASSAY_OP_SLOTS; i++)
+        if (r->slot[i].present && r->slot[i].bytes == 0)
+            return false;
+    return true;
+}
+
+assay_status trial_illegal(trial *t, const call_record *r)
+{
+    breakage b = {.t = t, .r = r};
+    if (!is_full(r))
+        return ASSAY_OK;
+    t->legal++;
+    ASSAY_TRY(begin(&b, "a call whose size is 8 bytes: "));
+    b.c.call.size = 8;
+    run(&b);
+    if (r->workspace_bytes > 0) {
+        ASSAY_TRY(begin(&b, "a workspace of one byte less: "));
+        b.c.call.workspace_bytes--;
+        run(&b);
+    }
+    for (int i = 0; i < assay_op_n_slots(r->kernel->op); i++)
+        if (r->slot[i].present)
+            ASSAY_TRY(try_slot(&b, i));
+    return ASSAY_OK;
+}

@@ -1,0 +1,180 @@
+/* Answers of a trial against the reference: what passed by which claim, and how close each output came. */
+#include "parity/certify/certify.h"
+
+#include <math.h>
+#include <string.h>
+
+bool certify_passes(const certify_result *r)
+{
+    int64_t judged = 0;
+    for (int t = 0; t < CERTIFY_TRIALS; t++)
+        if (r->board.trial[t].bad != 0)
+            return false;
+    judged += r->board.trial[CERTIFY_EXACT].calls + r->board.trial[CERTIFY_LOCAL].calls;
+    return judged > 0;
+}
+
+void certify_result_free(certify_result *r)
+{
+    json_decref(r->subject);
+    json_decref(r->where);
+    json_decref(r->not_tried);
+    memset(r, 0, sizeof *r);
+}
+
+static certify_result *result_of(certify_result *results, int n, const char *op)
+{
+    for (int i = 0; i < n; i++)
+        if (strcmp(results[i].op->name, op) == 0)
+            return &results[i];
+    return NULL;
+}
+
+/* "local.nan.rmsnorm_fwd" -> "nan" */
+static void mode_of(const char *instance, char out[32])
+{
+    const char *dot = strchr(instance, '.');
+    snprintf(out, 32, "%.*s", dot != NULL ? (int)strcspn(dot + 1, ".") : 0, dot != NULL ? dot + 1 : "");
+}
+
+static certify_trial trial_of(const parity_result *r)
+{
+    char mode[32];
+    mode_of(r->instance, mode);
+    if (r->check == PARITY_CHECK_EXACT)
+        return CERTIFY_EXACT;
+    return strcmp(mode, "nan") == 0 || strcmp(mode, "infinity") == 0 ? CERTIFY_SPECIAL : CERTIFY_LOCAL;
+}
+
+/* How close the output came: worst over the data modes that have a bound. */
+static void note_output(certify_result *into, const parity_result *r, const char *act)
+{
+    certify_output *o = NULL;
+    char mode[32], place[96];
+    if (trial_of(r) != CERTIFY_LOCAL || r->tensor[0] == '\0' || r->count == 0)
+        return;
+    for (int i = 0; i < into->n_outputs && o == NULL; i++)
+        if (strcmp(into->output[i].slot, r->tensor) == 0 && strcmp(into->output[i].dtype, act) == 0)
+            o = &into->output[i];
+    if (o == NULL && into->n_outputs < CERTIFY_OUTPUTS) {
+        o = &into->output[into->n_outputs++];
+        snprintf(o->op, sizeof o->op, "%s", r->op);
+        snprintf(o->slot, sizeof o->slot, "%.31s", r->tensor);
+        snprintf(o->dtype, sizeof o->dtype, "%.7s", act);
+        o->ratio = -1.0;
+    }
+    if (o == NULL)
+        return;
+    o->elements += r->count;
+    o->share = r->share > o->share ? r->share : o->share;
+    if (r->ratio <= o->ratio)
+        return;
+    mode_of(r->instance, mode);
+    parity_result where = *r;
+    size_t n = 0;
+    place[0] = '\0';
+    for (int d = 0; d < where.index_ndim && n + 24 < sizeof place; d++)
+        n += (size_t)snprintf(place + n, sizeof place - n, "%s%lld", d > 0 ? ", " : "",
+                              (long long)where.index[d]);
+    o->ratio = r->ratio;
+    snprintf(o->place, sizeof o->place, "%s, element [%s]", mode, place);
+}
+
+static void take(certify_result *into, const parity_result *r, certify_trial only, const char *act)
+{
+    const certify_trial t = only != CERTIFY_TRIALS ? only : trial_of(r);
+    into->board.trial[t].calls++;
+    if (only == CERTIFY_TRIALS)
+        note_output(into, r, act);
+    if (r->verdict == PARITY_PASS)
+        return;
+    certify_bad(&into->board, t, "%.40s of %.60s (%s): %.200s%s%.150s",
+                r->tensor[0] != '\0' ? r->tensor : r->op, r->instance, act, r->message,
+                r->diagnosis[0] != '\0' ? "; looks like: " : "", r->diagnosis);
+}
+
+typedef struct filter {
+    const char *shapes;
+    assay_dtype act;
+} filter;
+
+static bool is_taken(const void *user, const assay_trace *request, const assay_trace_op *asked)
+{
+    const filter *f = user;
+    assay_op_operand operands[ASSAY_MAX_SLOTS];
+    assay_op_binding binding;
+    const assay_op *op = assay_op_find(asked->op);
+    char why[96];
+    if (f->shapes == NULL || f->shapes[0] == '\0' || op == NULL)
+        return true;
+    for (int i = 0; i < asked->n_inputs; i++) {
+        const assay_trace_tensor *t = assay_trace_tensor_by_id(request, 0, asked->inputs[i].tensor);
+        operands[i] =
+            (assay_op_operand){asked->inputs[i].slot, t->dtype, t->shard.ndim, t->shard.local_shape};
+    }
+    if (assay_op_check(op, asked->attrs, f->act, f->act, operands, asked->n_inputs, NULL, -1, &binding) !=
+        ASSAY_OK) {
+        assay_error_clear();
+        return true; /* the judge refuses it by name */
+    }
+    return certify_shapes_take(f->shapes, &binding, why, sizeof why) == 1;
+}
+
+assay_status certify_judge(const char *request, const char *answer, const char *shapes, certify_trial only,
+                           certify_result *results, int n_results)
+{
+    parity_report *report = NULL;
+    assay_status st = ASSAY_OK;
+    const char *act = strrchr(request, '.') + 1;
+    filter f = {.shapes = shapes};
+    ASSAY_TRY(assay_dtype_from_name(act, &f.act));
+    ASSAY_TRY(parity_report_create(&report));
+    ASSAY_TRY_GOTO(parity_check_exact_taken(request, answer, is_taken, &f, report), st, done);
+    for (int64_t i = 0; i < parity_report_count(report); i++) {
+        const parity_result *r = parity_report_at(report, i);
+        certify_result *into = result_of(results, n_results, r->op);
+        if (into != NULL)
+            take(into, r, only, act);
+    }
+done:
+    parity_report_destroy(report);
+    return st;
+}
+
+/* --- bits of two answers ------------------------------------------------------------------------------------- */
+static void compare_record(const assay_trace *a, const assay_trace *b, int64_t i, certify_trial which,
+                           certify_result *into)
+{
+    const assay_trace_op *p = assay_trace_op_at(a, 0, i), *q = assay_trace_op_at(b, 0, i);
+    into->board.trial[which].calls++;
+    for (int k = 0; k < p->n_outputs; k++) {
+        const assay_trace_tensor *x = assay_trace_op_tensor(a, p, p->outputs[k].slot);
+        const assay_trace_tensor *y = q != NULL ? assay_trace_op_tensor(b, q, p->outputs[k].slot) : NULL;
+        if (x != NULL && y != NULL && strcmp(x->hash, y->hash) == 0)
+            continue;
+        certify_bad(&into->board, which, "%s of %.100s has other bits in another run", p->outputs[k].slot,
+                    p->instance);
+        return;
+    }
+}
+
+assay_status certify_judge_bits(const char *a_dir, const char *b_dir, certify_trial which,
+                                certify_result *results, int n_results)
+{
+    assay_trace *a = NULL, *b = NULL;
+    assay_status st = ASSAY_OK;
+    ASSAY_TRY_GOTO(assay_trace_open(&a, a_dir, true), st, done);
+    ASSAY_TRY_GOTO(assay_trace_open(&b, b_dir, true), st, done);
+    ASSAY_CHECK_GOTO(assay_trace_n_ops(a, 0) == assay_trace_n_ops(b, 0), ASSAY_MISMATCH, st, done,
+                     "%s: %lld records, %s: %lld", a_dir, (long long)assay_trace_n_ops(a, 0), b_dir,
+                     (long long)assay_trace_n_ops(b, 0));
+    for (int64_t i = 0; i < assay_trace_n_ops(a, 0); i++) {
+        certify_result *into = result_of(results, n_results, assay_trace_op_at(a, 0, i)->op);
+        if (into != NULL)
+            compare_record(a, b, i, which, into);
+    }
+done:
+    assay_trace_close(a);
+    assay_trace_close(b);
+    return st;
+}

@@ -1,0 +1,36 @@
+/* The child of a trial: what its files share.  Private to parity/certify/. */
+#ifndef PARITY_CERTIFY_TRIAL_H
+#define PARITY_CERTIFY_TRIAL_H
+
+#include "parity/certify/call.h"
+
+typedef struct trial {
+    certify_kernel kernel;
+    assay_kernel storage;
+    certify_board *board;
+    guard_arena arena, shadows;
+    double limit; /* seconds of one call */
+    bool deterministic;
+    bool sweep_threads; /* second child: one plain run of every record */
+    assay_trace_writer *answer, *second, *shadow;
+    int64_t legal; /* records of this dtype tried with illegal arguments so far */
+} trial;
+
+enum { FILL_ONES = 0xFF, FILL_ODD = 0x5A, FILL_ZERO = 0x00 };
+
+/* Says on the board what runs, so that a fault can name it. */
+void trial_now(trial *t, const call_record *r, const char *what);
+/* Prepares, runs under the limit, looks around.  *code: what run() returned. */
+assay_status trial_call(trial *t, const call_record *r, call_form form, call_ready *c, int32_t *code);
+/* Outputs of `c` against the first run's: the trial fails where bits differ. */
+void trial_compare(trial *t, const call_record *r, const call_ready *c, certify_trial which);
+/* An answer of outputs, or of shadows. */
+assay_status trial_write(assay_trace_writer *w, const assay_trace *request, const call_record *r,
+                         const call_ready *c, bool shadow);
+
+/* variations.c: other forms of a call that succeeded */
+assay_status trial_variations(trial *t, const assay_trace *request, const call_record *r);
+/* illegal.c */
+assay_status trial_illegal(trial *t, const call_record *r);
+
+#endif

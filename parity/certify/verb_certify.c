@@ -1,0 +1,240 @@
+/* The verb certify. */
+#include "parity/certify/certify.h"
+
+#include "core/base/file.h"
+#include "core/run/options.h"
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+typedef struct verb_options {
+    certify_options o;
+    char child[16];
+} verb_options;
+
+static int fail(void)
+{
+    assay_error_print(stderr, "assay certify", 0);
+    return 2;
+}
+
+static assay_status seconds(const char *name, const char *text, double *out)
+{
+    char *end = NULL;
+    *out = strtod(text, &end);
+    ASSAY_CHECK(end != text && *end == '\0' && *out > 0.0 && *out <= 1e6, ASSAY_INVALID_ARGUMENT,
+                "--%s: expected seconds, found %s", name, text);
+    return ASSAY_OK;
+}
+
+static assay_status on_option(void *user, const char *name, const char *text)
+{
+    verb_options *v = user;
+    certify_options *o = &v->o;
+    ASSAY_CHECK(name != NULL, ASSAY_INVALID_ARGUMENT, "expected no arguments, found %s", text);
+    if (strcmp(name, "suggest") == 0)
+        o->suggest = true;
+    else if (strcmp(name, "abi_header") == 0)
+        o->abi_header = true;
+    else if (strcmp(name, "seeds") == 0)
+        return assay_option_count(name, text, 1, 1000, &o->seeds);
+    else if (strcmp(name, "valid_days") == 0)
+        return assay_option_count(name, text, 1, 3660, &o->valid_days);
+    else if (strcmp(name, "call_limit") == 0)
+        return seconds("call-limit", text, &o->call_limit);
+    else if (strcmp(name, "limit") == 0)
+        return seconds("limit", text, &o->limit);
+    else if (strcmp(name, "so") == 0)
+        return assay_option_text(name, text, o->so, sizeof o->so);
+    else if (strcmp(name, "engine") == 0)
+        return assay_option_text(name, text, o->engine, sizeof o->engine);
+    else if (strcmp(name, "program") == 0)
+        return assay_option_text(name, text, o->program, sizeof o->program);
+    else if (strcmp(name, "variant") == 0)
+        return assay_option_text(name, text, o->variant, sizeof o->variant);
+    else if (strcmp(name, "operation") == 0)
+        return assay_option_text(name, text, o->operation, sizeof o->operation);
+    else if (strcmp(name, "out") == 0)
+        return assay_option_text(name, text, o->out, sizeof o->out);
+    else if (strcmp(name, "key") == 0)
+        return assay_option_text(name, text, o->key, sizeof o->key);
+    else if (strcmp(name, "keep") == 0)
+        return assay_option_text(name, text, o->keep, sizeof o->keep);
+    else
+        return assay_option_text(name, text, v->child, sizeof v->child);
+    return ASSAY_OK;
+}
+
+static assay_status make_work(const certify_options *o, char work[ASSAY_PATH])
+{
+    const char *tmp = getenv("TMPDIR");
+    if (o->keep[0] != '\0') {
+        snprintf(work, ASSAY_PATH, "%s", o->keep);
+        ASSAY_TRY(assay_mkdir_p(work));
+        char *whole = realpath(work, NULL);
+        ASSAY_CHECK(whole != NULL, ASSAY_IO, "--keep: %s", work);
+        snprintf(work, ASSAY_PATH, "%s", whole);
+        free(whole);
+        return ASSAY_OK;
+    }
+    snprintf(work, ASSAY_PATH, "%.900s/assay-certify-XXXXXX", tmp != NULL && tmp[0] == '/' ? tmp : "/tmp");
+    ASSAY_CHECK(mkdtemp(work) != NULL, ASSAY_IO, "%s: cannot be made", work);
+    return ASSAY_OK;
+}
+
+/* Report, page and, where everything passed, a certificate. */
+static assay_status write_files(const certify_options *o, const certify_result *r, const certify_key *key)
+{
+    char path[ASSAY_PATH + 128];
+    const char *tier = json_string_value(json_object_get(r->where, "tier"));
+    const char *name = json_string_value(json_object_get(r->subject, "symbol"));
+    if (o->out[0] == '\0')
+        return ASSAY_OK;
+    snprintf(path, sizeof path, "%.900s/%s-%s-%s.html", o->out, r->op->name, name, tier);
+    ASSAY_TRY(certify_html(r, path));
+    snprintf(path, sizeof path, "%.900s/%s-%s-%s.json", o->out, r->op->name, name, tier);
+    if (!certify_passes(r)) {
+        /* an older one of this kernel says what is no longer so */
+        (void)unlink(path);
+        printf("no certificate: a trial failed\n");
+        return ASSAY_OK;
+    }
+    ASSAY_TRY(certify_certificate_write(r, key, o->valid_days, path));
+    printf("certificate: %s\n", path);
+    return ASSAY_OK;
+}
+
+static assay_status suggest(const certify_options *o, const char *work)
+{
+    static const char *const acts[] = {"F32", "BF16"};
+    char path[ASSAY_PATH];
+    for (size_t d = 0; d < 2 && o->suggest; d++) {
+        int code;
+        snprintf(path, sizeof path, "%.900s/answer.%s", work, acts[d]);
+        if (access(path, F_OK) != 0)
+            continue;
+        printf("\nthe tightest declaration under which every element passes, activations %s:\n", acts[d]);
+        ASSAY_TRY(parity_suggest(path, stdout, &code));
+    }
+    return ASSAY_OK;
+}
+
+static assay_status finish(const certify_options *o, const certify_result *results, int n,
+                           const certify_key *key, int *code)
+{
+    int passed = 0;
+    for (int i = 0; i < n; i++) {
+        const certify_result *r = &results[i];
+        const bool passes = certify_passes(r);
+        if (n == 1 || !passes)
+            certify_report(r, stdout);
+        else
+            printf("pass %-26s %6lld calls  exact %3lld  local %3lld  special %3lld  repeat %5lld  worst "
+                   "beyond rounding "
+                   "%.3f\n",
+                   r->op->name, (long long)r->calls, (long long)r->board.trial[CERTIFY_EXACT].calls,
+                   (long long)r->board.trial[CERTIFY_LOCAL].calls,
+                   (long long)r->board.trial[CERTIFY_SPECIAL].calls,
+                   (long long)r->board.trial[CERTIFY_REPEAT].calls,
+                   r->n_outputs > 0 ? r->output[0].share : 0.0);
+        passed += passes;
+        ASSAY_TRY(write_files(o, r, key));
+    }
+    if (n > 1)
+        printf("%d passed, %d failed, 0 skipped\n", passed, n - passed);
+    *code = passed == n ? 0 : 1;
+    return ASSAY_OK;
+}
+
+static assay_status certify(const certify_options *o, const char *work, int *code)
+{
+    certify_result one = {0}, *many = NULL;
+    certify_key key = {0};
+    int n = 0;
+    char path[ASSAY_PATH];
+    assay_status st = ASSAY_OK;
+    ASSAY_TRY(assay_hash_init());
+    if (o->out[0] != '\0') {
+        /* before the work */
+        ASSAY_TRY(certify_key_path(o->key, "", path));
+        ASSAY_TRY(certify_key_read(path, &key));
+        ASSAY_TRY(assay_mkdir_p(o->out));
+    }
+    if (o->engine[0] != '\0') {
+        st = certify_engine(o, work, &many, &n);
+    } else {
+        st = certify_library(o, work, &one);
+        n = 1;
+    }
+    if (st == ASSAY_OK)
+        st = finish(o, many != NULL ? many : &one, n, &key, code);
+    if (st == ASSAY_OK)
+        st = suggest(o, work);
+    for (int i = 0; i < n && many != NULL; i++)
+        certify_result_free(&many[i]);
+    free(many);
+    certify_result_free(&one);
+    return st;
+}
+
+static assay_status print_header(void)
+{
+    char *text;
+    ASSAY_TRY(certify_abi_header(&text));
+    fputs(text, stdout);
+    free(text);
+    return ASSAY_OK;
+}
+
+int parity_main_certify(int argc, char **argv)
+{
+    static const assay_extra_option extra[] = {
+        {"so", "LIBRARY:SYMBOL", "the kernel: a function that returns its description (assay_kernel.h)"},
+        {"engine", "sim|gpu", "the engine's own kernels instead"},
+        {"program", "FILE", "with --engine: this engine program"},
+        {"variant", "k0|FAMILY=kN|...", "with --engine: kernel variants (default: the fastest)"},
+        {"operation", "OP|all",
+         "with --so: refuse a kernel of another operation; with --engine: which (default all)"},
+        {"out", "DIR", "write the certificate and a page there; needs a key"},
+        {"key", "FILE", "secret key (default ~/.config/assay/certify.key; assay keygen)"},
+        {"valid_days", "N", "days for which the certificate is valid (default 365)"},
+        {"seeds", "N", "draw the data N times (default 2)"},
+        {"call_limit", "S", "seconds of one call of the kernel (default 10)"},
+        {"limit", "S", "seconds of the trial (default 600)"},
+        {"suggest", NULL, "also print the tightest declared arithmetic under which every element passes"},
+        {"keep", "DIR", "keep requests and answers there (traces: assay replay reads them)"},
+        {"abi_header", NULL, "print assay_kernel_ops.h, the indices of slots and attributes"},
+        {"child", "PART", "internal: the process that loads the library"},
+        {NULL, NULL, NULL}};
+    verb_options v = {.o = {.seeds = 2, .valid_days = 365, .call_limit = 10.0, .limit = 600.0}};
+    char work[ASSAY_PATH] = "";
+    int code = 2;
+    if (assay_options_parse(
+            argc, argv,
+            "Tries a kernel: every data mode, boundary sizes and dtypes, in a process of its own with "
+            "guarded "
+            "memory; says what was tried, how close it came and what was not tried.\vExamples:\n"
+            "  assay certify --so ./libmine.so:my_rmsnorm\n"
+            "  assay certify --so ./libmine.so:my_rmsnorm --out certificates\n"
+            "  assay certify --engine sim --operation all\n",
+            "", NULL, 0, extra, on_option, &v) != ASSAY_OK)
+        return fail();
+    if (v.o.abi_header)
+        return print_header() == ASSAY_OK ? 0 : fail();
+    if (v.child[0] != '\0')
+        return certify_child(v.o.so, v.o.keep, v.child, v.o.call_limit);
+    assay_status st = ASSAY_OK;
+    if ((v.o.so[0] != '\0') == (v.o.engine[0] != '\0'))
+        st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "expected --so LIBRARY:SYMBOL or --engine sim");
+    if (st == ASSAY_OK)
+        st = make_work(&v.o, work);
+    if (st == ASSAY_OK)
+        st = certify(&v.o, work, &code);
+    if (v.o.keep[0] == '\0' && work[0] != '\0') {
+        char parent[ASSAY_PATH];
+        snprintf(parent, sizeof parent, "%s", work);
+        *strrchr(parent, '/') = '\0';
+        (void)assay_remove_tree(work, parent);
+    }
+    return st == ASSAY_OK ? code : fail();
+}

@@ -1,0 +1,287 @@
+/* The verbs keygen, verify and gate. */
+#include "parity/certify/certify.h"
+
+#include "core/run/options.h"
+#include <dirent.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+enum { MAX_KEYS = 16, MAX_CERTIFICATES = 4096, MAX_PATHS = 64 };
+typedef struct verify_options {
+    char key[MAX_KEYS][ASSAY_PATH];
+    int n_keys, n_paths;
+    const char *path[MAX_PATHS];
+    char so[ASSAY_PATH], tier[16], require[1024];
+    int64_t max_age; /* seconds, -1: any */
+} verify_options;
+
+static int fail(const char *program)
+{
+    assay_error_print(stderr, program, 0);
+    return 2;
+}
+
+/* "30d", "12h" */
+static assay_status read_age(const char *text, int64_t *out)
+{
+    char *end = NULL;
+    const int64_t hour = 3600, day = 24 * hour;
+    const long long n = strtoll(text, &end, 10);
+    ASSAY_CHECK(end != text && n > 0 && n <= 100000 && (strcmp(end, "d") == 0 || strcmp(end, "h") == 0),
+                ASSAY_INVALID_ARGUMENT, "--max-age: expected days or hours such as 30d or 12h, found %s",
+                text);
+    *out = n * (*end == 'd' ? day : hour);
+    return ASSAY_OK;
+}
+
+static assay_status on_option(void *user, const char *name, const char *text)
+{
+    verify_options *o = user;
+    if (name == NULL) {
+        ASSAY_CHECK(o->n_paths < MAX_PATHS, ASSAY_LIMIT, "at most %d arguments", MAX_PATHS);
+        o->path[o->n_paths++] = text;
+        return ASSAY_OK;
+    }
+    if (strcmp(name, "key") == 0) {
+        ASSAY_CHECK(o->n_keys < MAX_KEYS, ASSAY_LIMIT, "at most %d keys", MAX_KEYS);
+        return assay_option_text(name, text, o->key[o->n_keys++], ASSAY_PATH);
+    }
+    if (strcmp(name, "max_age") == 0)
+        return read_age(text, &o->max_age);
+    if (strcmp(name, "tier") == 0) {
+        ASSAY_CHECK(strcmp(text, "host") == 0 || strcmp(text, "sim") == 0 || strcmp(text, "gpu") == 0,
+                    ASSAY_INVALID_ARGUMENT, "--tier: expected host, sim or gpu, found %s", text);
+        return assay_option_text(name, text, o->tier, sizeof o->tier);
+    }
+    if (strcmp(name, "require") == 0)
+        return assay_option_text(name, text, o->require, sizeof o->require);
+    return assay_option_text(name, text, o->so, sizeof o->so);
+}
+
+int parity_main_keygen(int argc, char **argv)
+{
+    static const assay_extra_option extra[] = {
+        {"key", "FILE", "the secret key (default ~/.config/assay/certify.key); the public one is FILE.pub"},
+        {NULL, NULL, NULL}};
+    verify_options o = {.max_age = -1};
+    char path[ASSAY_PATH];
+    if (assay_options_parse(argc, argv, "Makes a pair of keys for certificates, outside any git tree.", "",
+                            NULL, 0, extra, on_option, &o) != ASSAY_OK)
+        return fail("assay keygen");
+    if (o.n_paths > 0) {
+        fprintf(stderr, "assay keygen: error: expected no arguments, found %s\n", o.path[0]);
+        return 2;
+    }
+    if (certify_key_path(o.n_keys > 0 ? o.key[0] : "", "", path) != ASSAY_OK ||
+        certify_key_create(path) != ASSAY_OK)
+        return fail("assay keygen");
+    printf("secret key: %s (keep it to yourself)\npublic key: %s.pub\n", path, path);
+    return 0;
+}
+
+/* Public keys that are trusted: --key, else one's own, if there is one. */
+static assay_status read_keys(const verify_options *o, char (*keys)[CERTIFY_KEY_HEX], int *n, bool needed)
+{
+    char path[ASSAY_PATH];
+    *n = 0;
+    for (int i = 0; i < o->n_keys; i++)
+        ASSAY_TRY(certify_key_read_public(o->key[i], keys[(*n)++]));
+    if (*n > 0)
+        return ASSAY_OK;
+    if (certify_key_path("", ".pub", path) == ASSAY_OK &&
+        certify_key_read_public(path, keys[0]) == ASSAY_OK) {
+        *n = 1;
+        return ASSAY_OK;
+    }
+    ASSAY_CHECK(!needed, ASSAY_NOT_FOUND, "no public key to trust: expected --key FILE.pub");
+    assay_error_clear();
+    return ASSAY_OK;
+}
+
+static assay_status check_library(const verify_options *o, const certify_checked *c, const char *path)
+{
+    char sha[ASSAY_SHA256_HEX];
+    if (o->so[0] == '\0')
+        return ASSAY_OK;
+    ASSAY_TRY(assay_sha256_file(o->so, sha));
+    ASSAY_CHECK(strcmp(sha, c->sha256) == 0, ASSAY_MISMATCH,
+                "%s: certifies a file of SHA-256 %.16s..., %s has %.16s...", path, c->sha256, o->so, sha);
+    return ASSAY_OK;
+}
+
+static int verify_one(const verify_options *o, const char *path, const char (*keys)[CERTIFY_KEY_HEX],
+                      int n_keys)
+{
+    certify_checked c;
+    char issued[32], until[32];
+    assay_status st = certify_verify(path, keys, n_keys, (int64_t)time(NULL), &c);
+    if (st == ASSAY_OK)
+        st = check_library(o, &c, path);
+    if (st == ASSAY_OK) {
+        certify_time_text(c.issued, issued);
+        certify_time_text(c.valid_until, until);
+        printf("good %s: %s by %s, tier %s, issued %s, valid until %s, key %.16s...%s%s\n", path, c.operation,
+               c.name, c.tier, issued, until, c.key,
+               n_keys == 0 ? " (no key was given to hold it to: nothing is said about who "
+                             "signed)"
+                           : "",
+               o->so[0] != '\0' ? ", and it is of this file" : "");
+    } else {
+        printf("BAD  %s\n", assay_error_message());
+    }
+    json_decref(c.certificate);
+    return st == ASSAY_OK ? 0 : st == ASSAY_MISMATCH || st == ASSAY_FORMAT ? 1 : 2;
+}
+
+int parity_main_verify(int argc, char **argv)
+{
+    static const assay_extra_option extra[] = {
+        {"key", "FILE.pub", "a public key to trust; may stand several times (default: one's own)"},
+        {"so", "FILE", "the certified library or program: its hash has to be the certificate's"},
+        {NULL, NULL, NULL}};
+    static char keys[MAX_KEYS][CERTIFY_KEY_HEX];
+    static verify_options o;
+    int n_keys = 0, worst = 0;
+    o = (verify_options){.max_age = -1};
+    if (assay_options_parse(
+            argc, argv,
+            "Verifies certificates offline: form, signature, key, validity, and that the checks were those "
+            "of "
+            "this version.  Exit code 1: a certificate is refused; 2: it could not be checked.",
+            "CERTIFICATE ...", NULL, 0, extra, on_option, &o) != ASSAY_OK ||
+        read_keys(&o, keys, &n_keys, false) != ASSAY_OK)
+        return fail("assay verify");
+    if (o.n_paths == 0) {
+        fputs("assay verify: error: expected certificates\n", stderr);
+        return 2;
+    }
+    for (int i = 0; i < o.n_paths; i++) {
+        const int code = verify_one(&o, o.path[i], (const char(*)[CERTIFY_KEY_HEX])keys, n_keys);
+        worst = code == 1 || worst == 1 ? 1 : code > worst ? code : worst;
+    }
+    return worst;
+}
+
+/* --- gate ------------------------------------------------------------------------------------------------------ */
+typedef struct gate {
+    const verify_options *o;
+    int64_t now;
+    int n, refused;
+    certify_checked *found;
+} gate;
+
+static assay_status read_folder(gate *g, const char *folder, const char (*keys)[CERTIFY_KEY_HEX], int n_keys)
+{
+    char path[ASSAY_PATH];
+    DIR *d = opendir(folder);
+    ASSAY_CHECK(d != NULL, ASSAY_IO, "%s: cannot be read", folder);
+    const struct dirent *entry;
+    while ((entry = readdir(d)) != NULL && g->n < MAX_CERTIFICATES) {
+        const size_t n = strlen(entry->d_name);
+        if (n < 6 || strcmp(entry->d_name + n - 5, ".json") != 0)
+            continue;
+        snprintf(path, sizeof path, "%.700s/%.255s", folder, entry->d_name);
+        certify_checked *c = &g->found[g->n];
+        if (certify_verify(path, keys, n_keys, g->now, c) == ASSAY_OK) {
+            g->n++;
+            continue;
+        }
+        printf("refused  %s\n", assay_error_message());
+        assay_error_clear();
+        json_decref(c->certificate);
+        g->refused++;
+    }
+    (void)closedir(d);
+    return ASSAY_OK;
+}
+
+/* The newest good certificate of an operation. */
+static bool require(const gate *g, const char *op)
+{
+    const certify_checked *best = NULL;
+    const char *why = "no certificate";
+    const int64_t hour = 3600;
+    for (int i = 0; i < g->n; i++) {
+        const certify_checked *c = &g->found[i];
+        if (strcmp(c->operation, op) != 0)
+            continue;
+        if (g->o->tier[0] != '\0' && strcmp(c->tier, g->o->tier) != 0)
+            why = "only of another tier";
+        else if (g->o->max_age >= 0 && g->now - c->issued > g->o->max_age)
+            why = "older than --max-age";
+        else if (best == NULL || c->issued > best->issued)
+            best = c;
+    }
+    if (best != NULL)
+        printf("good     %s: %s, tier %s, %lld hours old\n", op, best->name, best->tier,
+               (long long)((g->now - best->issued) / hour));
+    else
+        printf("MISSING  %s: %s\n", op, why);
+    return best != NULL;
+}
+
+/* An operation, or all operations of a family. */
+static assay_status require_word(const gate *g, const char *word, int *passed, int *missing)
+{
+    int n = 0;
+    for (int i = 0; assay_op_at(i) != NULL; i++) {
+        const assay_op *op = assay_op_at(i);
+        if (op->collective || (strcmp(op->name, word) != 0 && strcmp(op->family, word) != 0))
+            continue;
+        *(require(g, op->name) ? passed : missing) += 1;
+        n++;
+    }
+    ASSAY_CHECK(n > 0, ASSAY_INVALID_ARGUMENT,
+                "--require: expected operations or families of docs/OPS.md that are no collectives, found %s",
+                word);
+    return ASSAY_OK;
+}
+
+static assay_status run_gate(const verify_options *o, int *code)
+{
+    static char keys[MAX_KEYS][CERTIFY_KEY_HEX];
+    int n_keys = 0, passed = 0, missing = 0;
+    char words[1024], *rest = NULL;
+    assay_status st = ASSAY_OK;
+    gate g = {.o = o, .now = (int64_t)time(NULL)};
+    ASSAY_TRY(read_keys(o, keys, &n_keys, true));
+    g.found = calloc(MAX_CERTIFICATES + 1, sizeof *g.found);
+    ASSAY_CHECK(g.found != NULL, ASSAY_OUT_OF_MEMORY, "gate");
+    for (int i = 0; i < o->n_paths; i++)
+        ASSAY_TRY_GOTO(read_folder(&g, o->path[i], (const char(*)[CERTIFY_KEY_HEX])keys, n_keys), st, done);
+    snprintf(words, sizeof words, "%s", o->require);
+    for (char *word = strtok_r(words, ",", &rest); word != NULL; word = strtok_r(NULL, ",", &rest))
+        ASSAY_TRY_GOTO(require_word(&g, word, &passed, &missing), st, done);
+    printf("%d passed, %d failed, 0 skipped\n", passed, missing + g.refused);
+    *code = missing + g.refused > 0 ? 1 : 0;
+done:
+    for (int i = 0; i < g.n; i++)
+        json_decref(g.found[i].certificate);
+    free(g.found);
+    return st;
+}
+
+int parity_main_gate(int argc, char **argv)
+{
+    static const assay_extra_option extra[] = {
+        {"require", "OP,FAMILY,...", "each needs a good certificate (a family: each of its operations)"},
+        {"tier", "host|sim|gpu", "of this tier (default: any)"},
+        {"max_age", "30d", "issued at most so long ago"},
+        {"key", "FILE.pub", "a public key to trust; may stand several times (default: one's own)"},
+        {NULL, NULL, NULL}};
+    static verify_options o;
+    int code = 2;
+    o = (verify_options){.max_age = -1};
+    if (assay_options_parse(argc, argv,
+                            "For CI: exit code 0 when the folders hold a good certificate for everything "
+                            "required, 1 when one is "
+                            "missing or a file is refused, 2 when that could not be checked.",
+                            "DIR ...", NULL, 0, extra, on_option, &o) != ASSAY_OK)
+        return fail("assay gate");
+    if (o.n_paths == 0 || o.require[0] == '\0') {
+        fputs("assay gate: error: expected --require OP,... and folders of certificates\n", stderr);
+        return 2;
+    }
+    return run_gate(&o, &code) == ASSAY_OK ? code : fail("assay gate");
+}

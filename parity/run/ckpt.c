@@ -1,0 +1,326 @@
+/* `assay ckpt`: what a checkpoint holds, whether it is whole, where two differ, and the same state in other files. */
+#include "core/base/log.h"
+#include "core/files/checkpoint.h"
+#include "core/files/checkpoint_folder.h"
+#include "core/run/options.h"
+#include "parity/parity.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct ckpt_options {
+    char paths[3][ASSAY_PATH]; /* the verb and what it works on */
+    int n_paths;
+    bool tensors;
+    char weights[16]; /* of convert */
+    int64_t max_shard_size;
+} ckpt_options;
+
+/* --- inspect ------------------------------------------------------------------------------------------------ */
+static const char *text_of(const json_t *state, const char *key)
+{
+    const char *text = json_string_value(json_object_get(state, key));
+    return text != NULL ? text : "?";
+}
+
+static long long integer_of(const json_t *state, const char *of, const char *key)
+{
+    const json_t *from = of != NULL ? json_object_get(state, of) : state;
+    return (long long)json_integer_value(json_object_get(from, key));
+}
+
+static assay_status print_tensor(const assay_checkpoint *c, int64_t i)
+{
+    assay_checkpoint_stored t;
+    ASSAY_TRY(assay_checkpoint_stored_at(c, i, &t));
+    printf("%-14s %-5s [", t.kind, assay_dtype_name(t.dtype));
+    for (int d = 0; d < t.ndim; d++)
+        printf("%s%lld", d > 0 ? "," : "", (long long)t.shape[d]);
+    printf("] %.16s %s (%s)\n", t.sha256, t.name, t.file);
+    return ASSAY_OK;
+}
+
+static assay_status print_kinds(const assay_checkpoint *c)
+{
+    static const char *const kinds[] = {"model", "master_weights", "optimizer"};
+    for (int k = 0; k < 3; k++) {
+        int64_t n = 0;
+        size_t bytes = 0;
+        for (int64_t i = 0; i < assay_checkpoint_stored_count(c); i++) {
+            assay_checkpoint_stored t;
+            ASSAY_TRY(assay_checkpoint_stored_at(c, i, &t));
+            n += strcmp(t.kind, kinds[k]) == 0;
+            bytes += strcmp(t.kind, kinds[k]) == 0 ? t.bytes : 0;
+        }
+        printf("%-14s %lld tensors, %zu bytes\n", kinds[k], (long long)n, bytes);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status inspect(const ckpt_options *o)
+{
+    assay_checkpoint *c;
+    ASSAY_TRY(assay_checkpoint_open(&c, o->paths[1]));
+    const json_t *s = assay_checkpoint_header(c);
+    printf("step           %lld, %lld samples read\n", integer_of(s, NULL, "step"),
+           integer_of(s, "data", "consumed_samples"));
+    printf("model          %s\n", text_of(json_object_get(s, "model"), "model_type"));
+    printf("saved by       engine %s, layout %s, %lld ranks, precision %s\n", text_of(s, "engine"),
+           text_of(s, "layout"), integer_of(s, NULL, "world_size"), text_of(s, "precision"));
+    printf("next step      learning rate %.9g\n",
+           json_real_value(json_object_get(json_object_get(s, "scheduler"), "learning_rate")));
+    assay_status st = print_kinds(c);
+    for (int64_t i = 0; i < assay_checkpoint_stored_count(c) && o->tensors && st == ASSAY_OK; i++)
+        st = print_tensor(c, i);
+    assay_checkpoint_close(c);
+    return st;
+}
+
+/* --- verify ------------------------------------------------------------------------------------------------- */
+static void say_finding(void *user, const char *text)
+{
+    (void)user;
+    printf("wrong: %s\n", text);
+}
+
+static assay_status verify(const ckpt_options *o, int *code)
+{
+    const double begin = assay_monotonic_s();
+    int64_t found;
+    size_t bytes = 0;
+    assay_checkpoint *c;
+    ASSAY_TRY(assay_checkpoint_verify_each(o->paths[1], say_finding, NULL, &found));
+    const double seconds = assay_monotonic_s() - begin;
+    if (found > 0) {
+        printf("%s: %lld findings\n", o->paths[1], (long long)found);
+        *code = 1;
+        return ASSAY_OK;
+    }
+    ASSAY_TRY(assay_checkpoint_open(&c, o->paths[1]));
+    const int64_t n = assay_checkpoint_stored_count(c);
+    for (int64_t i = 0; i < n; i++) {
+        assay_checkpoint_stored t;
+        if (assay_checkpoint_stored_at(c, i, &t) == ASSAY_OK)
+            bytes += t.bytes;
+    }
+    assay_checkpoint_close(c);
+    printf("%s: whole: %lld tensors of %zu bytes, every file and tensor hashed in %.2f s\n", o->paths[1],
+           (long long)n, bytes, seconds);
+    return ASSAY_OK;
+}
+
+/* --- diff --------------------------------------------------------------------------------------------------- */
+static bool find_stored(const assay_checkpoint *c, const assay_checkpoint_stored *wanted,
+                        assay_checkpoint_stored *out)
+{
+    for (int64_t i = 0; i < assay_checkpoint_stored_count(c); i++)
+        if (assay_checkpoint_stored_at(c, i, out) == ASSAY_OK && strcmp(out->kind, wanted->kind) == 0 &&
+            strcmp(out->name, wanted->name) == 0)
+            return true;
+    return false;
+}
+
+/* Whether the two are one tensor; else a line about it. */
+static bool same_tensor(const assay_checkpoint_stored *a, const assay_checkpoint_stored *b)
+{
+    if (a->dtype != b->dtype || a->ndim != b->ndim || memcmp(a->shape, b->shape, sizeof a->shape) != 0) {
+        printf("%s %s: another type or shape\n", a->kind, a->name);
+        return false;
+    }
+    if (strcmp(a->sha256, b->sha256) == 0)
+        return true;
+    const size_t width = (size_t)assay_dtype_bytes(a->dtype), n = a->bytes / width;
+    size_t differ = 0, first = n;
+    for (size_t i = 0; i < n; i++)
+        if (memcmp((const char *)a->data + i * width, (const char *)b->data + i * width, width) != 0) {
+            first = differ == 0 ? i : first;
+            differ++;
+        }
+    printf("%s %s: %zu of %zu elements differ, the first at %zu\n", a->kind, a->name, differ, n, first);
+    return false;
+}
+
+/* Lines about the tensors of a; both: those that b has, too, else those that it has not. */
+static assay_status diff_side(const assay_checkpoint *a, const assay_checkpoint *b, bool both,
+                              const char *without, int64_t *differ)
+{
+    for (int64_t i = 0; i < assay_checkpoint_stored_count(a); i++) {
+        assay_checkpoint_stored x, y;
+        ASSAY_TRY(assay_checkpoint_stored_at(a, i, &x));
+        const bool found = find_stored(b, &x, &y);
+        if (!found)
+            printf("%s %s: not in %s\n", x.kind, x.name, without);
+        *differ += !found || (both && !same_tensor(&x, &y));
+    }
+    return ASSAY_OK;
+}
+
+static assay_status diff(const ckpt_options *o, int *code)
+{
+    assay_status st = ASSAY_OK;
+    assay_checkpoint *a = NULL, *b = NULL;
+    int64_t differ = 0;
+    ASSAY_TRY_GOTO(assay_checkpoint_open(&a, o->paths[1]), st, done);
+    ASSAY_TRY_GOTO(assay_checkpoint_open(&b, o->paths[2]), st, done);
+    ASSAY_TRY_GOTO(diff_side(a, b, true, o->paths[2], &differ), st, done);
+    ASSAY_TRY_GOTO(diff_side(b, a, false, o->paths[1], &differ), st, done);
+    const long long x = integer_of(assay_checkpoint_header(a), NULL, "step");
+    const long long y = integer_of(assay_checkpoint_header(b), NULL, "step");
+    if (x != y)
+        printf("step: %lld and %lld\n", x, y);
+    printf("%lld tensors differ of %lld and %lld\n", (long long)differ,
+           (long long)assay_checkpoint_stored_count(a), (long long)assay_checkpoint_stored_count(b));
+    *code = differ > 0 || x != y ? 1 : 0;
+done:
+    assay_checkpoint_close(b);
+    assay_checkpoint_close(a);
+    return st;
+}
+
+/* --- reshard, convert --------------------------------------------------------------------------------------- */
+static assay_status copy_item(const assay_checkpoint *c, int64_t i, const assay_checkpoint_content *to,
+                              assay_checkpoint_writer *w)
+{
+    const char *family, *name;
+    assay_dtype dtype;
+    assay_shard whole;
+    assay_checkpoint_at(c, i, &family, &name, &dtype, &whole);
+    const bool master = strcmp(family, "main_param") == 0, weight = strcmp(family, "weight") == 0;
+    const bool state = strncmp(family, "exp_avg", 7) == 0; /* the one optimizer's */
+    if ((state && to->n_states == 0) || (master && to->weights_only && to->weight != to->state) ||
+        (weight && to->weight != dtype))
+        return ASSAY_OK; /* the copy has none, or has masters in its place */
+    char *data = malloc((size_t)(assay_shard_count(&whole) * assay_dtype_bytes(dtype)) + 1);
+    ASSAY_CHECK(data != NULL, ASSAY_OUT_OF_MEMORY, "%s/%s", family, name);
+    assay_status st = assay_checkpoint_read(c, family, name, dtype, &whole, data);
+    if (st == ASSAY_OK)
+        st = assay_checkpoint_add(w, family, name, dtype, &whole, data, true);
+    free(data);
+    return st;
+}
+
+static assay_status copy(const assay_checkpoint *c, const assay_checkpoint_content *to, const char *dir)
+{
+    assay_status st = ASSAY_OK;
+    assay_checkpoint_writer *w = NULL;
+    json_t *state = json_deep_copy(assay_checkpoint_header(c));
+    ASSAY_CHECK(state != NULL, ASSAY_OUT_OF_MEMORY, "%s: state", dir);
+    ASSAY_TRY_GOTO(assay_checkpoint_writer_open(&w, dir, assay_checkpoint_job(),
+                                                json_integer_value(json_object_get(state, "step")), 0, 1, to),
+                   st, done);
+    for (int64_t i = 0; i < assay_checkpoint_count(c); i++)
+        ASSAY_TRY_GOTO(copy_item(c, i, to, w), st, done);
+    st = assay_checkpoint_write_alone(w, state);
+done:
+    assay_checkpoint_writer_destroy(w);
+    json_decref(state);
+    return st;
+}
+
+static assay_status copy_folder(const ckpt_options *o, bool convert)
+{
+    assay_checkpoint *c;
+    ASSAY_TRY(assay_checkpoint_open(&c, o->paths[1]));
+    assay_checkpoint_content to = *assay_checkpoint_content_of(c);
+    if (o->max_shard_size > 0)
+        to.max_shard_size = o->max_shard_size;
+    if (convert) {
+        const bool masters = strcmp(o->weights, "masters") == 0;
+        to.weight = masters ? to.state : to.weight;
+        to.n_states = 0;
+        to.weights_only = true;
+    }
+    const assay_status st = copy(c, &to, o->paths[2]);
+    assay_checkpoint_close(c);
+    ASSAY_TRY(st);
+    printf("wrote %s\n", o->paths[2]);
+    return ASSAY_OK;
+}
+
+/* --- the verb ----------------------------------------------------------------------------------------------- */
+static assay_status on_option(void *user, const char *name, const char *text)
+{
+    ckpt_options *o = user;
+    if (name == NULL) {
+        ASSAY_CHECK(o->n_paths < 3, ASSAY_INVALID_ARGUMENT, "%s: one argument too many", text);
+        return assay_option_text("path", text, o->paths[o->n_paths++], ASSAY_PATH);
+    }
+    if (strcmp(name, "tensors") == 0)
+        o->tensors = true;
+    if (strcmp(name, "max_shard_size") == 0)
+        return assay_option_count("max-shard-size", text, 1, (int64_t)1 << 53, &o->max_shard_size);
+    if (strcmp(name, "weights") == 0) {
+        ASSAY_CHECK(strcmp(text, "model") == 0 || strcmp(text, "masters") == 0, ASSAY_INVALID_ARGUMENT,
+                    "--weights: expected model or masters, found %.40s", text);
+        return assay_option_text("weights", text, o->weights, sizeof o->weights);
+    }
+    return ASSAY_OK;
+}
+
+/* Of a folder of checkpoints the last, of RUN/latest and RUN/best what they name; what is no checkpoint stays as it was given. */
+static assay_status resolve(ckpt_options *o, int i)
+{
+    char found[ASSAY_PATH];
+    if (assay_checkpoint_folder_find(o->paths[i], found, sizeof found) != ASSAY_OK) {
+        assay_error_clear();
+        return ASSAY_OK;
+    }
+    return assay_option_text("path", found, o->paths[i], ASSAY_PATH);
+}
+
+static assay_status dispatch(ckpt_options *o, int *code)
+{
+    static const struct {
+        const char *name;
+        int paths;
+    } verbs[] = {{"inspect", 2}, {"verify", 2}, {"diff", 3}, {"reshard", 3}, {"convert", 3}};
+    size_t v = 0;
+    while (v < sizeof verbs / sizeof *verbs && strcmp(verbs[v].name, o->paths[0]) != 0)
+        v++;
+    ASSAY_CHECK(v<sizeof verbs / sizeof *verbs, ASSAY_INVALID_ARGUMENT,
+                    "expected inspect, verify, diff, reshard or convert, found %.40s", o->n_paths> 0
+                    ? o->paths[0]
+                    : "nothing");
+    ASSAY_CHECK(o->n_paths == verbs[v].paths, ASSAY_INVALID_ARGUMENT, "%s: expected %d folders, found %d",
+                verbs[v].name, verbs[v].paths - 1, o->n_paths - 1);
+    ASSAY_TRY(resolve(o, 1));
+    if (v == 2)
+        ASSAY_TRY(resolve(o, 2));
+    switch (v) {
+    case 0:
+        return inspect(o);
+    case 1:
+        return verify(o, code);
+    case 2:
+        return diff(o, code);
+    default:
+        return copy_folder(o, v == 4);
+    }
+}
+
+int parity_main_ckpt(int argc, char **argv)
+{
+    static const assay_extra_option extra[] = {
+        {"tensors", NULL, "inspect: every tensor with its hash and file"},
+        {"max_shard_size", "N", "reshard, convert: bytes of the tensors of one file"},
+        {"weights", "WHICH", "convert: model (default), or masters in their place"},
+        {NULL, NULL, NULL}};
+    ckpt_options o = {.weights = "model"};
+    int code = 0;
+    assay_status st = assay_options_parse(
+        argc, argv,
+        "Works on checkpoints (docs/CHECKPOINT.md).\vExamples:\n"
+        "  assay ckpt inspect RUN/iter_0000100 --tensors\n"
+        "  assay ckpt verify RUN/iter_0000100     which file or tensor is wrong; exit code 1\n"
+        "  assay ckpt diff A B                    exit code 1 where they differ\n"
+        "  assay ckpt reshard A B --max-shard-size 1000000000\n"
+        "  assay ckpt convert A B                 weights alone, a folder for transformers\n",
+        "inspect|verify|diff|reshard|convert DIR [DIR]", NULL, 0, extra, on_option, &o);
+    if (st == ASSAY_OK)
+        st = dispatch(&o, &code);
+    if (st != ASSAY_OK) {
+        assay_error_print(stderr, "assay ckpt", 0);
+        return 2;
+    }
+    return code;
+}

@@ -1,0 +1,267 @@
+/* assay certify: the interface, the examples, certificates and the gate. */
+#include "parity/certify/certify.h"
+#include "tests/support/certify.h"
+
+#include <sys/stat.h>
+
+#define EXAMPLES ASSAY_KERNELS
+
+TestSuite(certify, .init = certify_setup, .fini = cli_teardown);
+
+/* The installed indices are those of the table of operations. */
+Test(certify, header_is_the_table)
+{
+    char *want = NULL, *have = cli_read(ASSAY_SOURCE_DIR "/parity/assay_kernel_ops.h");
+    cr_assert_eq(certify_abi_header(&want), ASSAY_OK);
+    cr_assert_str_eq(have, want, "assay certify --abi-header > parity/assay_kernel_ops.h");
+    free(want);
+    free(have);
+}
+
+/* Orders and rounding points cross the interface as numbers. */
+Test(certify, words_of_the_interface)
+{
+    cr_assert_eq((int)ASSAY_KERNEL_ORDER_UNKNOWN, (int)ASSAY_ORDER_UNKNOWN);
+    cr_assert_eq((int)ASSAY_KERNEL_ORDER_TREE, (int)ASSAY_ORDER_TREE);
+    cr_assert_eq((int)ASSAY_KERNEL_ORDER_TENSOR_CORE, (int)ASSAY_ORDER_TENSOR_CORE);
+    cr_assert_eq((int)ASSAY_KERNEL_ROUND_EVERY, (int)ASSAY_ROUND_EVERY);
+    cr_assert_eq((int)ASSAY_KERNEL_ROUND_HEADS, (int)ASSAY_ROUND_HEADS);
+    for (int32_t t = ASSAY_KERNEL_F32; t <= ASSAY_KERNEL_I64; t++)
+        cr_assert_eq(certify_abi_dtype(certify_dtype_of(t)), t);
+    cr_assert_eq(certify_dtype_of(0), ASSAY_DTYPE_COUNT);
+    cr_assert_eq(certify_dtype_of(99), ASSAY_DTYPE_COUNT);
+}
+
+Test(certify, conditions_on_shapes)
+{
+    static const struct {
+        const char *text;
+        int takes;
+    } rows[] = {{"", 1},      {"H>=8", 1},   {"H>8", 0},     {"H<=8 T=3", 1}, {"H%4=0", 1},
+                {"H%3=0", 0}, {"H<8", 0},    {"T<4 H=8", 1}, {"V>=1", -1},    {"H>", -1},
+                {"H", -1},    {"H%0=0", -1}, {"H=8x", -1},   {"H%4=0 T>3", 0}};
+    assay_op_binding b = {0};
+    char why[96];
+    cr_assert(assay_op_bind(&b, "H", 8) && assay_op_bind(&b, "T", 3));
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        cr_expect_eq(certify_shapes_take(rows[i].text, &b, why, sizeof why), rows[i].takes, "%s",
+                     rows[i].text);
+}
+
+Test(certify, examples)
+{
+    static const char *const good[] = {"rmsnorm", "swiglu", "linear"};
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        cli_result r = cli_run("certify --seeds 1 --so " EXAMPLES "/%s.so:example_%s", good[i], good[i]);
+        cli_expect_success(&r, good[i]);
+        cr_expect(certify_passed(&r, "local") && certify_passed(&r, "exact") &&
+                      certify_passed(&r, "arguments"),
+                  "%s", r.out);
+        cli_free(&r);
+    }
+    cli_result r = cli_run("certify --seeds 1 --so " EXAMPLES "/wrong_rmsnorm.so:example_wrong_rmsnorm");
+    cr_expect_eq(r.code, 1);
+    cr_expect(certify_failed(&r, "local") && certify_passed(&r, "guards"), "%s", r.out);
+    cli_free(&r);
+}
+
+Test(certify, refusals)
+{
+    static const struct {
+        const char *symbol, *words[3];
+    } rows[] = {
+        {"unknown_operation", {"operation", "rmsnorm_forward"}},
+        {"collective", {"collectives are not certified", "all_reduce"}},
+        {"no_arithmetic", {"output y of add has no declared arithmetic"}},
+        {"arithmetic_of_no_output", {"outputs[0]", "found 7"}},
+        {"arithmetic_twice", {"outputs[1]", "once"}},
+        {"arithmetic_without_end", {"math_ulp", "99"}},
+        {"shapes_of_no_symbol", {"shapes", "H>=1"}},
+        {"in_place_of_no_input", {"in_place", "y=c"}},
+        {"no_dtype", {"dtypes", "0x0"}},
+        {"device_memory", {"memory", "real device"}},
+        {"later_version", {"abi", "found 2"}},
+        {"too_small", {"size", "found 16"}},
+        {"contradiction", {"not deterministic"}},
+        {"knows_no_version", {"does not know version 1"}},
+        {"no_such_symbol", {"no function no_such_symbol"}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        cli_result r = cli_run("certify --so " EXAMPLES "/refused.so:%s", rows[i].symbol);
+        cli_expect_refusal(&r, rows[i].symbol,
+                           (const char *const[]){rows[i].words[0], rows[i].words[1], NULL});
+        cli_free(&r);
+    }
+    static const char *const lines[][2] = {
+        {"certify", "expected --so LIBRARY:SYMBOL or --engine"},
+        {"certify --so nothing", "expected LIBRARY:SYMBOL"},
+        {"certify --so /nonexistent.so:x", "nonexistent"},
+        {"certify --operation swiglu_fwd --so " EXAMPLES "/rmsnorm.so:example_rmsnorm",
+         "computes rmsnorm_fwd"},
+        {"certify --engine sim --operation all_reduce", "no collective"},
+        {"certify --out certs --so " EXAMPLES "/rmsnorm.so:example_rmsnorm", "assay keygen"},
+        {"gate --require rmsnorm .", "no public key to trust"},
+    };
+    for (size_t i = 0; i < sizeof lines / sizeof *lines; i++) {
+        cli_result r = cli_run("%s", lines[i][0]);
+        cli_expect_refusal(&r, lines[i][0], (const char *const[]){lines[i][1], NULL});
+        cli_free(&r);
+    }
+}
+
+/* --- certificates --------------------------------------------------------------------------------------------- */
+static const char certificate[] = "certs/rmsnorm_fwd-example_rmsnorm-host.json";
+
+static void make_certificate(void)
+{
+    cli_result r = cli_run("keygen");
+    cli_expect_success(&r, "keygen");
+    cli_free(&r);
+    r = cli_run("certify --seeds 1 --out certs --so " EXAMPLES "/rmsnorm.so:example_rmsnorm");
+    cli_expect_success(&r, "certify --out");
+    cli_free(&r);
+    cr_assert(cli_exists(cli_file(certificate)));
+}
+
+/* Every byte that is changed is refused. */
+Test(certify, one_changed_byte)
+{
+    make_certificate();
+    char *text = cli_read(cli_file(certificate));
+    const size_t n = strlen(text);
+    certify_checked c;
+    char path[CLI_PATH];
+    const int64_t now = (int64_t)time(NULL);
+    int64_t refused = 0;
+    snprintf(path, sizeof path, "%s", cli_file("changed.json"));
+    for (size_t i = 0; i < n; i++) {
+        const char was = text[i];
+        text[i] = (char)(was ^ 1);
+        cli_write_text(path, text);
+        const assay_status st = certify_verify(path, NULL, 0, now, &c);
+        cr_expect_neq(st, ASSAY_OK, "byte %zu", i);
+        cr_expect_gt(strlen(assay_error_message()), 10u);
+        json_decref(c.certificate);
+        refused += st != ASSAY_OK;
+        text[i] = was;
+    }
+    cr_expect_eq(refused, (int64_t)n);
+    cli_write_text(path, text);
+    cr_expect_eq(certify_verify(path, NULL, 0, now, &c), ASSAY_OK, "%s", assay_error_message());
+    json_decref(c.certificate);
+    /* white space, a byte more, a byte less */
+    text[n - 1] = ' ';
+    cli_write_text(path, text);
+    cr_expect_eq(certify_verify(path, NULL, 0, now, &c), ASSAY_MISMATCH);
+    text[n - 1] = '\0';
+    cli_write_text(path, text);
+    cr_expect_eq(certify_verify(path, NULL, 0, now, &c), ASSAY_MISMATCH);
+    free(text);
+}
+
+Test(certify, validity_and_keys)
+{
+    make_certificate();
+    certify_checked c;
+    char path[CLI_PATH], other[1][CERTIFY_KEY_HEX], mine[1][CERTIFY_KEY_HEX];
+    const int64_t now = (int64_t)time(NULL), year = 366 * (int64_t)86400;
+    snprintf(path, sizeof path, "%s", cli_file(certificate));
+    cr_assert_eq(certify_key_read_public(cli_file("assay/certify.key.pub"), mine[0]), ASSAY_OK);
+    memset(other, '0', sizeof other);
+    other[0][CERTIFY_KEY_HEX - 1] = '\0';
+    cr_expect_eq(certify_verify(path, mine, 1, now, &c), ASSAY_OK, "%s", assay_error_message());
+    cr_expect_str_eq(c.operation, "rmsnorm_fwd");
+    cr_expect_str_eq(c.tier, "host");
+    json_decref(c.certificate);
+    cr_expect_eq(certify_verify(path, other, 1, now, &c), ASSAY_MISMATCH);
+    cr_expect(strstr(assay_error_message(), "none of the 1 that are trusted") != NULL, "%s",
+              assay_error_message());
+    json_decref(c.certificate);
+    cr_expect_eq(certify_verify(path, mine, 1, now + year, &c), ASSAY_MISMATCH);
+    cr_expect(strstr(assay_error_message(), "valid until") != NULL, "%s", assay_error_message());
+    json_decref(c.certificate);
+    cr_expect_eq(certify_verify(path, mine, 1, now - year, &c), ASSAY_MISMATCH);
+    cr_expect(strstr(assay_error_message(), "issued in the future") != NULL, "%s", assay_error_message());
+    json_decref(c.certificate);
+}
+
+/* What is signed by a known key but says that other checks were made is refused, too. */
+Test(certify, other_checks_of_a_known_key)
+{
+    static const char *const swaps[][3] = {{"\"checks\":\"", "checks", "are not those of assay"},
+                                           {"\"version\":\"" ASSAY_VERSION "\"", "version", "made by assay"}};
+    char zeros[ASSAY_SHA256_HEX];
+    memset(zeros, '0', sizeof zeros);
+    zeros[sizeof zeros - 1] = '\0';
+    make_certificate();
+    certify_key key;
+    cr_assert_eq(certify_key_read(cli_file("assay/certify.key"), &key), ASSAY_OK);
+    for (size_t i = 0; i < 2; i++) {
+        json_t *whole = NULL;
+        cr_assert_eq(assay_json_load(&whole, cli_file(certificate)), ASSAY_OK);
+        json_t *inner = json_object_get(whole, "certificate");
+        json_object_set_new(json_object_get(inner, "assay"), swaps[i][1],
+                            json_string(i == 0 ? zeros : "0.0.0"));
+        cr_assert_eq(certify_sign(inner, &key, cli_file("resigned.json")), ASSAY_OK);
+        certify_checked c;
+        const assay_status st = certify_verify(cli_file("resigned.json"), NULL, 0, (int64_t)time(NULL), &c);
+        cr_expect_eq(st, i == 0 ? ASSAY_MISMATCH : ASSAY_UNSUPPORTED);
+        cr_expect(strstr(assay_error_message(), swaps[i][2]) != NULL, "%s", assay_error_message());
+        json_decref(c.certificate);
+        json_decref(whole);
+    }
+}
+
+static void expect_code(const char *line, int code, const char *word)
+{
+    cli_result r = cli_run("%s", line);
+    cr_expect_eq(r.code, code, "%s: exit code %d\n%s%s", line, r.code, r.out, r.err);
+    cr_expect(word == NULL || strstr(r.out, word) != NULL || strstr(r.err, word) != NULL, "%s: '%s' in\n%s%s",
+              line, word, r.out, r.err);
+    cli_free(&r);
+}
+
+Test(certify, verify_and_gate)
+{
+    make_certificate();
+    char line[CLI_LINE];
+    expect_code("verify certs/rmsnorm_fwd-example_rmsnorm-host.json", 0, "good");
+    expect_code("verify --so " EXAMPLES "/rmsnorm.so certs/rmsnorm_fwd-example_rmsnorm-host.json", 0,
+                "of this file");
+    expect_code("verify --so " EXAMPLES "/linear.so certs/rmsnorm_fwd-example_rmsnorm-host.json", 1,
+                "SHA-256");
+    expect_code("verify nothing.json", 2, NULL);
+    expect_code("gate --require rmsnorm_fwd --tier host --max-age 30d certs", 0, "1 passed, 0 failed");
+    expect_code("gate --require rmsnorm_fwd --tier gpu certs", 1, "only of another tier");
+    expect_code("gate --require rmsnorm certs", 1, "MISSING  rmsnorm_bwd");
+    expect_code("gate --require rmsnorm_fwd,swiglu_fwd certs", 1, "MISSING  swiglu_fwd");
+    expect_code("gate --require all_reduce certs", 2, "no collectives");
+    expect_code("gate --require rmsnorm_fwd --max-age soon certs", 2, "--max-age");
+    expect_code("gate --require rmsnorm_fwd nowhere", 2, "cannot be read");
+    char *text = cli_read(cli_file(certificate));
+    *strchr(text, '1') = '2';
+    cli_write_text(cli_file("certs/forged.json"), text);
+    free(text);
+    expect_code("gate --require rmsnorm_fwd certs", 1, "refused");
+    snprintf(line, sizeof line, "keygen --key %s/assay/certify.key", cli_folder);
+    expect_code(line, 2, "is there already");
+    expect_code("keygen --key " ASSAY_SOURCE_DIR "/tests/k", 2, "git tree");
+    cr_assert_eq(chmod(cli_file("assay/certify.key"), 0644), 0);
+    expect_code("certify --out certs --so " EXAMPLES "/rmsnorm.so:example_rmsnorm", 2, "others can read");
+}
+
+/* The engine's own kernels in the same data, through its operation door. */
+Test(certify, engine)
+{
+    cli_result r = cli_run("certify --seeds 1 --engine sim --operation rmsnorm_fwd");
+    cli_expect_success(&r, "certify --engine sim");
+    cr_expect(certify_passed(&r, "local") && certify_passed(&r, "special") && certify_passed(&r, "repeat"),
+              "%s", r.out);
+    cli_free(&r);
+    r = cli_run("certify --seeds 1 --engine sim --operation add --suggest --variant k0");
+    cli_expect_success(&r, "certify --suggest");
+    cr_expect(strstr(r.out, "the tightest declaration") != NULL &&
+                  strstr(r.out, "\"order\":\"none\"") != NULL,
+              "%s", r.out);
+    cli_free(&r);
+}

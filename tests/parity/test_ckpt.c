@@ -1,0 +1,97 @@
+/* `assay ckpt`: what it says of whole and of damaged checkpoints, and that what it writes is the same state. */
+#include "tests/support/cli.h"
+
+TestSuite(ckpt, .init = cli_setup, .fini = cli_teardown, .timeout = 200);
+
+static void save(const char *name, const char *more)
+{
+    cli_result r =
+        cli_run("step --engine sim --layout tp2,dp2 --precision bf16 --model " MODELS
+                "qwen3_moe --batch " MODELS "qwen3_moe/train_batch.safetensors --out %s --save %s %s",
+                cli_file("out"), cli_file(name), more);
+    cli_expect_success(&r, name);
+    cli_free(&r);
+}
+
+/* Exit code and a text of standard output or, for 2, standard error. */
+static void expect(const char *arguments, int code, const char *words)
+{
+    cli_result r = cli_run("ckpt %s", arguments);
+    cr_expect_eq(r.code, code, "%s: exit code %d: %s", arguments, r.code, r.err);
+    cr_expect_not_null(strstr(code == 2 ? r.err : r.out, words), "%s: expected '%s' in\n%s%s", arguments,
+                       words, r.out, r.err);
+    cli_free(&r);
+}
+
+#define EXPECT(code, words, ...)                                                                             \
+    do {                                                                                                     \
+        char line[CLI_LINE];                                                                                 \
+        snprintf(line, sizeof line, __VA_ARGS__);                                                            \
+        expect(line, code, words);                                                                           \
+    } while (0)
+
+Test(ckpt, what_it_writes_is_the_same_state)
+{
+    save("a", "--train-iters 2 --lr-decay-iters 9");
+    EXPECT(0, "step           2, 8 samples read", "inspect %s", cli_file("a"));
+    EXPECT(0, "engine sim, layout tp2,dp2, 4 ranks, precision bf16", "inspect %s", cli_file("a"));
+    EXPECT(0, "model.layers.3.mlp.experts.7.down_proj.weight/exp_avg_sq (optimizer-00001-of-00001",
+           "inspect %s --tensors", cli_file("a"));
+    EXPECT(0, "whole: 452 tensors of 985152 bytes", "verify %s", cli_file("a"));
+    EXPECT(0, "wrote", "reshard %s %s --max-shard-size 30000", cli_file("a"), cli_file("b"));
+    EXPECT(0, "whole: 452 tensors", "verify %s", cli_file("b"));
+    EXPECT(0, "0 tensors differ of 452 and 452", "diff %s %s", cli_file("a"), cli_file("b"));
+    EXPECT(0, "layout tp2,dp2, 4 ranks", "inspect %s", cli_file("b"));
+    EXPECT(0, "wrote", "convert %s %s", cli_file("a"), cli_file("c"));
+    EXPECT(0, "whole: 113 tensors of 140736 bytes", "verify %s", cli_file("c"));
+    EXPECT(1, "not in", "diff %s %s", cli_file("a"), cli_file("c"));
+    EXPECT(0, "wrote", "convert %s %s --weights masters", cli_file("a"), cli_file("d"));
+    EXPECT(0, "whole: 113 tensors of 281472 bytes", "verify %s", cli_file("d"));
+    EXPECT(1, "model lm_head.weight: another type or shape", "diff %s %s", cli_file("c"), cli_file("d"));
+    /* Weights alone are a model, and no run goes on from them. */
+    cli_result r =
+        cli_run("step --engine sim --layout tp2,dp2 --precision bf16 --lr-decay-iters 9 --model " MODELS
+                "qwen3_moe --batch " MODELS "qwen3_moe/train_batch.safetensors --out %s --load %s",
+                cli_file("out"), cli_file("c"));
+    cr_expect_eq(r.code, 2);
+    cr_expect_not_null(strstr(r.err, "no tensor main_param/"), "%s", r.err);
+    cli_free(&r);
+    r = cli_run("step --engine sim --model %s --batch " MODELS "qwen3_moe/batch.safetensors --out %s",
+                cli_file("d"), cli_file("out"));
+    cli_expect_success(&r, "a model");
+    cli_free(&r);
+    /* What is there is not written over. */
+    EXPECT(2, "exists already", "reshard %s %s", cli_file("a"), cli_file("b"));
+}
+
+Test(ckpt, everything_that_is_wrong_is_named)
+{
+    char damage[CLI_LINE];
+    save("a", "--train-iters 1 --max-shard-size 100000");
+    save("b", "--train-iters 1 --lr 0.002");
+    EXPECT(1, "master_weights lm_head.weight: ", "diff %s %s", cli_file("a"), cli_file("b"));
+    snprintf(damage, sizeof damage,
+             "cd %s && rm config.json && touch extra && truncate -s 100 optimizer-00003-of-*.safetensors && "
+             "printf x | dd of=$(ls model-00002-of-*) bs=1 seek=40000 conv=notrunc status=none",
+             cli_file("a"));
+    cr_assert_eq(system(damage), 0);
+    EXPECT(1, "config.json: listed in the manifest", "verify %s", cli_file("a"));
+    EXPECT(1, "extra: the manifest does not name this file", "verify %s", cli_file("a"));
+    EXPECT(1, "bytes, found 100", "verify %s", cli_file("a"));
+    EXPECT(1, "safetensors: expected SHA-256", "verify %s", cli_file("a"));
+    EXPECT(1, ": 4 findings", "verify %s", cli_file("a"));
+    EXPECT(2, "safetensors: expected SHA-256", "inspect %s", cli_file("a"));
+}
+
+Test(ckpt, hostile_arguments_are_refused)
+{
+    expect("", 2, "expected inspect, verify, diff, reshard or convert, found");
+    expect("repair x", 2, "found repair");
+    expect("verify", 2, "verify: expected 1 folders, found 0");
+    expect("diff a", 2, "diff: expected 2 folders, found 1");
+    expect("diff a b c", 2, "one argument too many");
+    expect("convert a b --weights both", 2, "expected model or masters");
+    expect("reshard a b --max-shard-size 0", 2, "--max-shard-size: expected an integer");
+    expect("inspect /nonexistent", 2, "manifest.json");
+    expect("verify /nonexistent", 1, "manifest.json: cannot open");
+}
