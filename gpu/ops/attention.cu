@@ -10,7 +10,7 @@
  *       output elements lane, lane + 32, ...
  *
  * In both, every score, the sum of exponentials and every output element is one chain in ascending order. */
-#include "gpu/ops/attention_warp.cuh"
+#include "gpu/ops/attention.cuh"
 
 /* exp(s - reference) never meets inf - inf because of an all -inf row. */
 __device__ static __forceinline__ float finite_max(float m)

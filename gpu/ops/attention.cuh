@@ -2,19 +2,8 @@
 #ifndef GPU_OPS_ATTENTION_CUH
 #define GPU_OPS_ATTENTION_CUH
 
-#include "gpu/device.cuh"
+#include "gpu/ops/attention_warp.cuh"
 #include "gpu/ops/philox.cuh"
-
-/* Keys (or queries) of a tile: one for each lane.  A block has ATTENTION_WARPS warps of ATTENTION_ROWS rows
- * each. */
-enum {
-    ATTENTION_TILE = 32,
-    ATTENTION_WARPS = 4,
-    ATTENTION_ROWS = 4,
-    ATTENTION_BLOCK_ROWS = ATTENTION_WARPS * ATTENTION_ROWS,
-    ATTENTION_MAX_DIM = 256,
-    ATTENTION_CHUNK = 32
-};
 
 typedef struct attention_desc {
     int64_t batch, seq_q, seq_k, heads, groups, head_dim, head_dim_v;

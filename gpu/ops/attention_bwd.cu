@@ -10,7 +10,7 @@
  *
  * D = sum dO O comes first, into the workspace.  dk and dv sum over the heads of the group, then over the
  * queries, both ascending, in one chain: no atomics. */
-#include "gpu/ops/attention_warp.cuh"
+#include "gpu/ops/attention.cuh"
 
 template <class T>
 __global__ void attention_delta(float *delta, const T *dout, const T *o, int64_t rows, int64_t dv)

@@ -4,7 +4,18 @@
 #ifndef GPU_OPS_ATTENTION_WARP_CUH
 #define GPU_OPS_ATTENTION_WARP_CUH
 
-#include "gpu/ops/attention.cuh"
+#include "gpu/device.cuh"
+
+/* Keys (or queries) of a tile: one for each lane.  A block has ATTENTION_WARPS warps of ATTENTION_ROWS rows
+ * each. */
+enum {
+    ATTENTION_TILE = 32,
+    ATTENTION_WARPS = 4,
+    ATTENTION_ROWS = 4,
+    ATTENTION_BLOCK_ROWS = ATTENTION_WARPS * ATTENTION_ROWS,
+    ATTENTION_MAX_DIM = 256,
+    ATTENTION_CHUNK = 32
+};
 
 /* scores[r] = sum over i ascending of rows[i][r] column[i]; rows [n][ATTENTION_ROWS] are the warp's, column the lane's. */
 typedef struct attention_dots {

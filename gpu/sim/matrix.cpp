@@ -134,8 +134,7 @@ static inline __attribute__((always_inline)) void multiply_exact(tiles &t, int r
 }
 
 #if defined(__x86_64__)
-__attribute__((target("avx2"), optimize("O3"))) static void multiply_avx2(tiles &t, int rows, int columns,
-                                                                          int k)
+__attribute__((target("avx2"))) static void multiply_avx2(tiles &t, int rows, int columns, int k)
 {
     multiply_exact(t, rows, columns, k);
 }
