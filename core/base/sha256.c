@@ -7,12 +7,23 @@
 #if defined(__x86_64__)
 #include <cpuid.h>
 #include <immintrin.h>
+#include <stdatomic.h>
 
-bool assay_sha256_has_instructions(void)
+static bool ask_processor(void)
 {
     unsigned a, b, c, d;
     const unsigned sha = 1u << 29;
     return __get_cpuid_count(7, 0, &a, &b, &c, &d) != 0 && (b & sha) != 0 && __builtin_cpu_supports("sse4.1");
+}
+
+/* Asked once: in a virtual machine cpuid takes longer than the hash of a small tensor. */
+bool assay_sha256_has_instructions(void)
+{
+    enum { UNKNOWN, NO, YES };
+    static atomic_int known = UNKNOWN;
+    if (known == UNKNOWN)
+        known = ask_processor() ? YES : NO;
+    return known == YES;
 }
 
 /* FIPS 180-4, 4.2.2 */

@@ -8,6 +8,7 @@
 #include "assay_sim_float.h"
 
 #include <math.h>
+#include <memory>
 #include <string.h>
 
 namespace sim
@@ -227,7 +228,11 @@ static void take_tile(worker &w, tiles &t, const assay_sim_tile_product *o, int 
 
 static void product_of_warp(void *const *lane)
 {
-    static thread_local tiles t;
+    static thread_local std::unique_ptr<tiles>
+        kept; /* 720 KB, which a thread without such a product need not have */
+    if (!kept)
+        kept.reset(new tiles{});
+    tiles &t = *kept;
     worker &w = *self;
     const call_of_warp *first = static_cast<const call_of_warp *>(lane[0]);
     const assay_sim_tile_product *f = static_cast<const assay_sim_tile_product *>(first->what);

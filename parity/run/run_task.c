@@ -259,7 +259,8 @@ static assay_status check_restart(parity_task_state *s, const char *first_save, 
         ASSAY_TRY(parity_task_engine(s, "rest", &o));
         ASSAY_TRY(parity_check_checkpoints(first_save, rest, "restart", s->report));
     }
-    if (wants(s, PARITY_CHECK_CHECKPOINT)) {
+    /* Kernels have no part in where a checkpoint's pieces lie. */
+    if (wants(s, PARITY_CHECK_CHECKPOINT) && strcmp(s->t->variant, "fastest") == 0) {
         char claim[ASSAY_LAYOUT_TEXT * 2 + 32];
         *running = PARITY_CHECK_CHECKPOINT;
         o.train_iters = s->t->c->steps - 1;
