@@ -44,7 +44,7 @@ template <int LANES> __device__ static __forceinline__ float gpu_lanes_sum_shuff
         v += __shfl_xor_sync(gpu_all_lanes, v, offset);
     return v;
 }
-#if defined(ASSAY_SIM)
+#if ASSAY_SIM
 template <int LANES> static void gpu_lanes_sum_together(void *const *lane)
 {
     float v[GPU_WARP], sum[GPU_WARP];

@@ -14,7 +14,7 @@
 
 #include "gpu/device.cuh"
 
-#if defined(ASSAY_SIM)
+#if ASSAY_SIM
 #include "assay_sim_matrix.h"
 #endif
 
@@ -39,7 +39,7 @@ __device__ static __forceinline__ int mma_column(int lane, int e)
 
 template <int D, int MT> struct mma_rows {
     unsigned r[MT][D / 16][4];
-#if defined(ASSAY_SIM)
+#if ASSAY_SIM
     assay_sim_fragment_owner owner;
 #endif
 };

@@ -70,7 +70,7 @@ __device__ static __forceinline__ void attention_adds_lane(const attention_adds<
     }
 }
 
-#if defined(ASSAY_SIM)
+#if ASSAY_SIM
 
 typedef struct attention_dots_pair {
     const attention_dots *first, *second;
@@ -160,7 +160,7 @@ template <int CHUNKS> static void attention_adds_warp(void *const *lane)
 __device__ static __forceinline__ void attention_warp_dots(bool wanted, const attention_dots *first,
                                                            const attention_dots *second)
 {
-#if defined(ASSAY_SIM)
+#if ASSAY_SIM
     attention_dots_pair p = {first, second};
     (void)wanted;
     assay_sim_warp_call(attention_dots_warp, &p, ASSAY_SIM_HERE);
@@ -178,7 +178,7 @@ template <int CHUNKS>
 __device__ static __forceinline__ void attention_warp_adds(const attention_adds<CHUNKS> *first,
                                                            const attention_adds<CHUNKS> *second)
 {
-#if defined(ASSAY_SIM)
+#if ASSAY_SIM
     attention_adds_pair<CHUNKS> p = {first, second};
     assay_sim_warp_call(attention_adds_warp<CHUNKS>, &p, ASSAY_SIM_HERE);
 #else
