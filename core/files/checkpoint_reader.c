@@ -50,11 +50,14 @@ static assay_status read_content(assay_checkpoint *c, const char *path, assay_ch
     return ASSAY_OK;
 }
 
+/* In Megatron-LM's form the folder's tensors say how experts and norms are kept, no word of the model does. */
 static assay_status read_model(assay_checkpoint *c, const char *path)
 {
     assay_model_config *config = malloc(sizeof *config);
     ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "%s: model", path);
     assay_status st = assay_config_from_json(json_object_get(c->state, "model"), path, config);
+    if (st == ASSAY_OK && config->arch == ASSAY_ARCH_MEGATRON)
+        st = assay_config_find_files(c->dir, config);
     if (st == ASSAY_OK)
         st = assay_spec_build(config, &c->spec);
     free(config);

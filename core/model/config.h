@@ -154,6 +154,8 @@ typedef struct assay_model_config {
 
 /* Reads DIR/config.json.  Messages start with the file's path. */
 assay_status assay_config_load(const char *model_dir, assay_model_config *out);
+/* How the weights of a `megatron` folder are named: expert_files, layer_norm_in_linear.  Headers only. */
+assay_status assay_config_find_files(const char *folder, assay_model_config *c);
 assay_status assay_config_from_json(const json_t *root, const char *what, assay_model_config *out);
 /* Checks all cross-field rules (also called by the readers). */
 assay_status assay_config_check(const assay_model_config *c, const char *what);

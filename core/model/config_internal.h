@@ -95,8 +95,6 @@ assay_status assay_config_read_experts(const json_t *root, const char *what, ass
 assay_status assay_config_read_megatron(const json_t *root, const char *what, assay_model_config *c);
 assay_status assay_config_write_hf(const assay_model_config *c, json_t *root);
 assay_status assay_config_write_megatron(const assay_model_config *c, json_t *root);
-/* How the weights of a `megatron` folder are named: expert_files, layer_norm_in_linear.  Headers only. */
-assay_status assay_config_find_files(const char *folder, assay_model_config *c);
 /* "LlamaForCausalLM"; NULL for megatron. */
 const char *assay_arch_class(assay_arch arch);
 

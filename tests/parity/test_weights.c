@@ -216,7 +216,8 @@ Test(weights, what_is_not_finite_fails_a_run_by_name)
     cr_expect(strstr(r.out, "model.norm.weight") &&
                   strstr(r.out, "the weights in bare: 1 of 64 elements are not finite"),
               "%s", r.out);
-    const char *cause = strstr(r.out, "the weights in bare"), *effect = strstr(r.out, "expected nan from");
+    const char *cause = strstr(r.out, "the weights in bare"),
+               *effect = strstr(r.out, "nan from the recorded sums");
     cr_expect(cause != NULL && effect != NULL && cause < effect, "the cause comes first: %s", r.out);
     cli_free(&r);
 }
