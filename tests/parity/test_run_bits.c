@@ -33,8 +33,10 @@ static seen read_seen(const char *path)
     for (char *line = strtok(text, "\n"); line != NULL; line = strtok(NULL, "\n")) {
         json_t *o = json_loads(line, 0, NULL);
         const char *op = json_string_value(json_object_get(o, "operation"));
-        const bool fails = strcmp(json_string_value(json_object_get(o, "verdict")), "FAIL") == 0;
-        if (op != NULL && strcmp(json_string_value(json_object_get(o, "check")), "bitwise") == 0) {
+        const char *check = json_string_value(json_object_get(o, "check"));
+        const char *verdict = json_string_value(json_object_get(o, "verdict"));
+        if (op != NULL && check != NULL && verdict != NULL && strcmp(check, "bitwise") == 0) {
+            const bool fails = strcmp(verdict, "FAIL") == 0;
             s.repeat += fails && strcmp(op, "repeat") == 0;
             s.overlap += fails && strcmp(op, "overlap") == 0;
             s.recompute += fails && strcmp(op, "recompute") == 0;
