@@ -242,6 +242,10 @@ static assay_status check_restart(parity_task_state *s, const char *first_save, 
 {
     char half[ASSAY_PATH], rest[ASSAY_PATH], moved[ASSAY_PATH];
     assay_train_options o = s->train;
+    /* Kernels have no part in where a checkpoint's pieces lie: another layout loads those of the fastest. */
+    const bool moves = wants(s, PARITY_CHECK_CHECKPOINT) && strcmp(s->t->variant, "fastest") == 0;
+    if (!moves && !wants(s, PARITY_CHECK_BITWISE))
+        return ASSAY_OK;
     *running = wants(s, PARITY_CHECK_BITWISE) ? PARITY_CHECK_BITWISE : PARITY_CHECK_CHECKPOINT;
     ASSAY_TRY(parity_task_path(s->t, "half", half));
     ASSAY_TRY(parity_task_path(s->t, "rest", rest));
@@ -259,8 +263,7 @@ static assay_status check_restart(parity_task_state *s, const char *first_save, 
         ASSAY_TRY(parity_task_engine(s, "rest", &o));
         ASSAY_TRY(parity_check_checkpoints(first_save, rest, "restart", s->report));
     }
-    /* Kernels have no part in where a checkpoint's pieces lie. */
-    if (wants(s, PARITY_CHECK_CHECKPOINT) && strcmp(s->t->variant, "fastest") == 0) {
+    if (moves) {
         char claim[ASSAY_LAYOUT_TEXT * 2 + 32];
         *running = PARITY_CHECK_CHECKPOINT;
         o.train_iters = s->t->c->steps - 1;
