@@ -13,7 +13,7 @@ from .names import Filter, clean
 from .placement import is_cut, local_of
 from .writer import Writer
 
-RULES = (norms.RMSNorm, norms.SwiGLU, attention.RotaryEmbedding, attention.Attention, attention.LatentAttention, experts.Router, experts.Experts,
+RULES = (norms.RMSNorm, norms.LayerNorm, norms.SwiGLU, attention.RotaryEmbedding, attention.Attention, attention.LatentAttention, experts.Router, experts.Experts,
          norms.DecoderLayer)
 
 

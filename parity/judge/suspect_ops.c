@@ -427,7 +427,8 @@ static const struct {
               {ASSAY_ROUND_ANGLES, "angles"},
               {ASSAY_ROUND_HEADS, "heads"},
               {ASSAY_ROUND_PARTIAL_SUMS, "partial_sums"},
-              {ASSAY_ROUND_EVERY, "every"}};
+              {ASSAY_ROUND_EVERY, "every"},
+              {ASSAY_ROUND_STATISTICS, "statistics"}};
 enum { N_POINTS = sizeof points / sizeof *points };
 
 unsigned suspect_roundings(const char *op)
@@ -447,7 +448,8 @@ unsigned suspect_roundings(const char *op)
                 {"embedding_bwd", ASSAY_ROUND_PARTIAL_SUMS},
                 {"weighted_combine", ASSAY_ROUND_PARTIAL_SUMS},
                 {"router_fwd", ASSAY_ROUND_TIES},
-                {"adamw", ASSAY_ROUND_EVERY}};
+                {"adamw", ASSAY_ROUND_EVERY},
+                {"layernorm_bwd", ASSAY_ROUND_STATISTICS | ASSAY_ROUND_PARTIAL_SUMS}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (strcmp(rows[i].op, op) == 0)
             return rows[i].bits;
@@ -474,6 +476,9 @@ static const hypothesis hypotheses[] = {
     {"rmsnorm_fwd", 8, other_eps},
     {"rmsnorm_fwd", 2, other_gamma},
     {"rmsnorm_fwd", 1, subtracts_mean},
+    {"layernorm_fwd", 8, other_eps},
+    {"layernorm_bwd", N_POINTS, undeclared_rounding},
+    {"layernorm_bwd", 8, other_eps},
     {"rope_table", N_POINTS, undeclared_rounding},
     {"rope_table", 1, other_rope_type},
     {"rope_table", 11, other_base},

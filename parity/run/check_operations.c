@@ -81,6 +81,8 @@ static void note_rounding(check_state *c)
         {ASSAY_ROUND_PARTIAL_SUMS, "partial_sums", "every partial sum is rounded"},
         {ASSAY_ROUND_TIES, "ties", "of equal scores the router takes any"},
         {ASSAY_ROUND_EVERY, "every", "AdamW rounds every intermediate result"},
+        {ASSAY_ROUND_STATISTICS, "statistics",
+         "LayerNorm keeps mean and 1/deviation rounded for its backward"},
     };
     for (size_t k = 0; k < sizeof points / sizeof *points; k++) {
         int64_t n = 0;
