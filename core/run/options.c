@@ -76,6 +76,7 @@ static const assay_option_row table[] = {
      STEP_TRAIN},
     ROW_STRING(save, "DIR", STEP_TRAIN, "Data", "checkpoint folder to write after the last step"),
     ROW_INT(save_interval, 0, STEPS_MAX, STEP_TRAIN, "Data", "--save holds iter_0000010, ... every N steps"),
+    ROW_BOOL(async_save, STEP_TRAIN, "Data", "train on while writer processes save; the next save waits"),
     ROW_INT(save_total_limit, 0, STEPS_MAX, STEP_TRAIN, "Data", "checkpoints kept beside the best; 0: all"),
     ROW_INT(max_shard_size, 0, (int64_t)1 << 53, STEP_TRAIN, "Data", "bytes of a checkpoint's file; 0: 5 GB"),
     ROW_BOOL(save_differing_replicas, STEP, "Data", "save a checkpoint whose replicas differ; it says so"),
@@ -743,6 +744,7 @@ assay_status assay_train_options_check(const assay_train_options *o)
     ASSAY_CHECK(o->save_interval == 0 || (o->save[0] != '\0' && o->save_after == 0), ASSAY_INVALID_ARGUMENT,
                 "save_interval %lld %s", (long long)o->save_interval,
                 o->save_after != 0 ? "with save_after" : "without save");
+    ASSAY_CHECK(!o->async_save || o->save[0] != '\0', ASSAY_INVALID_ARGUMENT, "async_save without save");
     ASSAY_CHECK(o->trace[0] == '\0' || (o->log_interval == 0 && o->metrics[0] == '\0'), ASSAY_UNSUPPORTED,
                 "trace with log_interval or metrics: a run that can be stopped has a reduction that a plan "
                 "does not know");
