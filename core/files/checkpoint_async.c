@@ -14,8 +14,6 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-extern char **environ;
-
 struct assay_async_save {
     pid_t pid;
     int talk, rank;

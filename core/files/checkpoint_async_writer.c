@@ -6,7 +6,6 @@
 #include "core/files/checkpoint_internal.h"
 #include <errno.h>
 #include <fcntl.h>
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -163,8 +162,9 @@ static assay_status add_to_folder(const job *j)
         return ASSAY_OK;
     ASSAY_TRY(assay_json_get_string(folder, "run", true, what, run, sizeof run));
     ASSAY_TRY(assay_json_get_i64(folder, "keep", true, 0, INT64_MAX, what, &keep));
+    const double not_finite = strtod("nan", NULL);
     return assay_checkpoint_folder_add(run, j->w->step,
-                                       json_is_null(loss) ? (double)NAN : json_real_value(loss), keep);
+                                       json_is_null(loss) ? not_finite : json_real_value(loss), keep);
 }
 
 static assay_status save(const job *j)
