@@ -1,6 +1,7 @@
 /* Checkpoints of the engine on core/files/checkpoint.h: weights, masters and the optimizer's states (this rank's pieces) and
  * expert biases.  A checkpoint is loaded in any layout: every rank asks for its own pieces; weights are its masters, rounded. */
-#include "core/files/checkpoint.h"
+#include "core/files/checkpoint_async.h"
+#include "core/files/checkpoint_folder.h"
 #include "core/run/state.h"
 #include "gpu/fault.h"
 #include "gpu/train.h"
@@ -109,29 +110,69 @@ static assay_status open_writer(gpu_engine *e, const char *dir, int64_t step, as
     return ASSAY_OK;
 }
 
-assay_status gpu_checkpoint_save(gpu_engine *e, const char *dir, int64_t step)
+/* Behind this every rank's pieces are in its hands, or in its writer's. */
+static assay_status barrier(gpu_engine *e)
 {
+    return gpu_comm_barrier(&e->run.comm, e->optimizer.scalar, e->run.ctx.stream);
+}
+
+static assay_status publish(gpu_engine *e, assay_checkpoint_writer *w, json_t *head,
+                            const assay_async_folder *folder, int64_t step)
+{
+    ASSAY_TRY(assay_checkpoint_writer_finish(w));
+    ASSAY_TRY(barrier(e));
+    ASSAY_TRY(assay_checkpoint_seal(w));
+    ASSAY_TRY(barrier(e));
+    if (e->env.rank == 0)
+        ASSAY_TRY(assay_checkpoint_publish(w, head));
+    ASSAY_TRY(barrier(e));
+    return e->env.rank == 0 && folder->run != NULL
+               ? assay_checkpoint_folder_add(folder->run, step, folder->loss, folder->keep)
+               : ASSAY_OK;
+}
+
+static assay_status hand_over(gpu_engine *e, const assay_checkpoint_writer *w, const json_t *head,
+                              const assay_async_folder *folder)
+{
+    ASSAY_TRY(assay_async_save_start(&e->saving, w, head, folder));
+    ASSAY_TRY(barrier(e));
+    return assay_async_save_commit(e->saving);
+}
+
+static assay_status save_in(gpu_engine *e, const char *dir, const assay_async_folder *folder, int64_t step)
+{
+    const bool later = e->options.async_save;
     assay_status st = ASSAY_OK;
     assay_checkpoint_writer *w = NULL;
     json_t *head = NULL;
     char *host = NULL;
+    ASSAY_TRY_GOTO(assay_async_save_wait(&e->saving), st, done); /* one at a time */
     ASSAY_TRY_GOTO(host_piece(e, &host), st, done);
     ASSAY_TRY_GOTO(open_writer(e, dir, step, &w), st, done);
+    if (later)
+        ASSAY_TRY_GOTO(assay_checkpoint_defer(w), st, done);
     ASSAY_TRY_GOTO(add_all(e, w, host), st, done);
-    ASSAY_TRY_GOTO(assay_checkpoint_writer_finish(w), st, done);
-    ASSAY_TRY_GOTO(gpu_comm_barrier(&e->run.comm, e->optimizer.scalar, e->run.ctx.stream), st, done);
-    ASSAY_TRY_GOTO(assay_checkpoint_seal(w), st, done);
-    ASSAY_TRY_GOTO(gpu_comm_barrier(&e->run.comm, e->optimizer.scalar, e->run.ctx.stream), st, done);
-    if (e->env.rank == 0) {
+    if (e->env.rank == 0)
         ASSAY_TRY_GOTO(state(e, step, &head), st, done);
-        ASSAY_TRY_GOTO(assay_checkpoint_publish(w, head), st, done);
-    }
-    ASSAY_TRY_GOTO(gpu_comm_barrier(&e->run.comm, e->optimizer.scalar, e->run.ctx.stream), st, done);
+    st = later ? hand_over(e, w, head, folder) : publish(e, w, head, folder, step);
 done:
     assay_checkpoint_writer_destroy(w);
     json_decref(head);
     free(host);
     return st;
+}
+
+assay_status gpu_checkpoint_save(gpu_engine *e, int64_t step)
+{
+    char dir[ASSAY_PATH + 32];
+    const assay_train_options *o = &e->options;
+    const assay_async_folder none = {.run = NULL};
+    if (o->save_interval == 0)
+        return save_in(e, o->save, &none, step);
+    assay_checkpoint_folder_name(o->save, step, dir, sizeof dir);
+    const assay_async_folder folder = {
+        .run = o->save, .loss = e->loss[step - 1], .keep = o->save_total_limit};
+    return save_in(e, dir, &folder, step);
 }
 
 /* --- load --------------------------------------------------------------------------------------------------- */

@@ -2,6 +2,7 @@
  * recipe's types, in which every stored number is exact. */
 #include "ref/checkpoint.h"
 
+#include "core/files/checkpoint_async.h"
 #include "core/files/checkpoint_folder.h"
 #include "core/run/state.h"
 #include "ref/parallel/sharding.h"
@@ -115,25 +116,47 @@ bool ref_checkpoint_due(const ref_engine *e, int64_t done, int64_t steps)
     return done == steps || (o->save_interval > 0 && done % o->save_interval == 0);
 }
 
-static assay_status save_as(const ref_engine *e, const char *dir, int64_t done, json_t *state, buffers *b)
+static assay_status hand_over(ref_engine *e, const assay_checkpoint_writer *w, const json_t *state,
+                              const assay_async_folder *folder)
+{
+    ASSAY_TRY(assay_async_save_start(&e->saving, w, state, folder));
+    return assay_async_save_commit(e->saving);
+}
+
+static assay_status publish(assay_checkpoint_writer *w, json_t *state, const assay_async_folder *folder,
+                            int64_t done)
+{
+    ASSAY_TRY(assay_checkpoint_write_alone(w, state));
+    return folder->run != NULL ? assay_checkpoint_folder_add(folder->run, done, folder->loss, folder->keep)
+                               : ASSAY_OK;
+}
+
+static assay_status save_as(ref_engine *e, const char *dir, int64_t done, json_t *state, buffers *b,
+                            const assay_async_folder *folder)
 {
     assay_status st = ASSAY_OK;
     assay_checkpoint_content content;
     assay_checkpoint_writer *w;
     ASSAY_TRY(assay_state_content(e->spec, &e->options, &content));
+    ASSAY_TRY(assay_async_save_wait(&e->saving)); /* one at a time */
     ASSAY_TRY(assay_checkpoint_writer_open(&w, dir, assay_checkpoint_job(), done, 0, 1, &content));
+    if (e->options.async_save)
+        ASSAY_TRY_GOTO(assay_checkpoint_defer(w), st, out);
     for (int64_t i = 0; i < e->spec->n_params; i++)
         ASSAY_TRY_GOTO(add_param(e, i, &content, b, w), st, out);
-    st = assay_checkpoint_write_alone(w, state);
+    st = e->options.async_save ? hand_over(e, w, state, folder) : publish(w, state, folder, done);
 out:
     assay_checkpoint_writer_destroy(w);
     return st;
 }
 
-assay_status ref_checkpoint_save(const ref_engine *e, int64_t done, double loss)
+assay_status ref_checkpoint_save(ref_engine *e, int64_t done, double loss)
 {
     char dir[ASSAY_PATH + 32];
     buffers b;
+    const bool below = e->options.save_interval > 0;
+    const assay_async_folder folder = {
+        .run = below ? e->run->save : NULL, .loss = loss, .keep = e->options.save_total_limit};
     const assay_state s = {.options = &e->options,
                            .layout = &e->grid.p,
                            .batches = e->run->batches,
@@ -141,7 +164,7 @@ assay_status ref_checkpoint_save(const ref_engine *e, int64_t done, double loss)
                            .run = e->run->metrics != NULL ? e->run->metrics->run : "",
                            .step = done,
                            .learning_rate = ref_learning_rate(&e->options, done)};
-    if (e->options.save_interval > 0)
+    if (below)
         assay_checkpoint_folder_name(e->run->save, done, dir, sizeof dir);
     else
         snprintf(dir, sizeof dir, "%s", e->run->save);
@@ -149,13 +172,11 @@ assay_status ref_checkpoint_save(const ref_engine *e, int64_t done, double loss)
     ASSAY_CHECK(state != NULL, ASSAY_OUT_OF_MEMORY, "checkpoint: state");
     assay_status st = new_buffers(e, &b);
     if (st == ASSAY_OK) {
-        st = save_as(e, dir, done, state, &b);
+        st = save_as(e, dir, done, state, &b, &folder);
         free(b.whole);
         free(b.stored);
     }
     json_decref(state);
-    if (st == ASSAY_OK && e->options.save_interval > 0)
-        st = assay_checkpoint_folder_add(e->run->save, done, loss, e->options.save_total_limit);
     return st;
 }
 

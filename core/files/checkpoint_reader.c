@@ -1,7 +1,6 @@
 /* Checkpoint reader: any piece of any layout from the stored tensors. */
 #include "core/files/checkpoint_internal.h"
 #include "core/files/tensorfile.h"
-#include "core/model/optimizer.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -10,8 +9,7 @@ struct assay_checkpoint {
     char dir[ASSAY_CHECKPOINT_PATH];
     json_t *manifest, *state;
     assay_model_spec *spec;
-    char names[ASSAY_MAX_OPTIMIZER_STATES][32]; /* of states */
-    const char *name_list[ASSAY_MAX_OPTIMIZER_STATES];
+    assay_state_words words;
     assay_checkpoint_plan plan;
     assay_tensorfile *files[ASSAY_STORED_COUNT]; /* NULL: none of the kind */
     const assay_tensor_info **infos;             /* [tensors of the plan] */
@@ -19,37 +17,6 @@ struct assay_checkpoint {
 };
 
 /* --- what it holds ------------------------------------------------------------------------------------------ */
-static assay_status read_dtype(const json_t *content, const char *key, const char *path, assay_dtype *out)
-{
-    char word[16];
-    ASSAY_TRY(assay_json_get_string(content, key, true, path, word, sizeof word));
-    return assay_dtype_from_name(word, out);
-}
-
-static assay_status read_content(assay_checkpoint *c, const char *path, assay_checkpoint_content *out)
-{
-    const json_t *content = json_object_get(c->state, "content");
-    const json_t *states = json_object_get(content, "states");
-    ASSAY_CHECK(json_is_object(content) && json_is_array(states) &&
-                    json_array_size(states) <= ASSAY_MAX_OPTIMIZER_STATES,
-                ASSAY_FORMAT, "%s: content: expected an object with at most %d states", path,
-                ASSAY_MAX_OPTIMIZER_STATES);
-    *out = (assay_checkpoint_content){
-        .spec = c->spec, .n_states = (int)json_array_size(states), .state_names = c->name_list};
-    ASSAY_TRY(read_dtype(content, "weight", path, &out->weight));
-    ASSAY_TRY(read_dtype(content, "state", path, &out->state));
-    ASSAY_TRY(assay_json_get_i64(content, "max_shard_size", true, 1, INT64_MAX, path, &out->max_shard_size));
-    ASSAY_TRY(assay_json_get_bool(content, "weights_only", true, path, &out->weights_only));
-    for (int k = 0; k < out->n_states; k++) {
-        const char *word = json_string_value(json_array_get(states, (size_t)k));
-        ASSAY_CHECK(word != NULL && strlen(word) < sizeof c->names[k], ASSAY_FORMAT,
-                    "%s: content: states: expected words", path);
-        snprintf(c->names[k], sizeof c->names[k], "%s", word);
-        c->name_list[k] = c->names[k];
-    }
-    return ASSAY_OK;
-}
-
 /* In Megatron-LM's form the folder's tensors say how experts and norms are kept, no word of the model does. */
 static assay_status read_model(assay_checkpoint *c, const char *path)
 {
@@ -81,7 +48,8 @@ static assay_status read_state(assay_checkpoint *c)
     ASSAY_CHECK(json_is_object(json_object_get(c->state, "model")), ASSAY_FORMAT,
                 "%s: model: expected an object", path);
     ASSAY_TRY(read_model(c, path));
-    ASSAY_TRY(read_content(c, path, &content));
+    ASSAY_TRY(assay_checkpoint_content_from_json(json_object_get(c->state, "content"), path, c->spec,
+                                                 &c->words, &content));
     return assay_checkpoint_plan_make(&c->plan, &content);
 }
 

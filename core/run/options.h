@@ -62,6 +62,7 @@ typedef struct assay_train_options {
     int64_t log_interval;     /* a line of text every so many steps; 0 = none */
     int64_t
         save_interval; /* `save` is a folder of checkpoints iter_0000010, one every so many steps and behind the last; 0 = `save` is one */
+    bool async_save;   /* writer processes write what the ranks copied, while they train on */
     int64_t save_total_limit; /* checkpoints that a folder of them keeps, beside the best; 0 = all */
     bool
         save_differing_replicas; /* a checkpoint whose replicas differ says so in place of being refused: for the judge */

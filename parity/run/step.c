@@ -60,6 +60,7 @@ static assay_status check_training_options(const assay_train_options *o)
                                         "moe_router_bias_update_rate",
                                         "save",
                                         "save_after",
+                                        "async_save",
                                         "load",
                                         "override_checkpoint_args"};
     assay_batches batches = {0};
