@@ -297,6 +297,7 @@ class Tracer:
 
     def output(self, name, out):
         if isinstance(out, torch.Tensor):
+            name = name or "output"  # of a model that returns a tensor alone
             if self.active(name):
                 self.one_output(name, out)
         elif isinstance(out, dict):

@@ -57,11 +57,15 @@ static double fit_eps(suspect_trial *t)
     const int64_t h = g->count, rows = x->count / h;
     double *fits = malloc(((size_t)rows + 1) * sizeof *fits), median = (double)NAN;
     int64_t n = 0;
+    const bool centred = strcmp(t->op->op, "layernorm_fwd") == 0;
+    const ref_value *beta = suspect_input(t, "beta");
     for (int64_t i = 0; fits != NULL && i < rows; i++) {
-        double xy = 0.0, xx = 0.0, square = 0.0;
+        double xy = 0.0, xx = 0.0, square = 0.0, mean = 0.0;
+        for (int64_t k = 0; k < h && centred; k++)
+            mean += x->value[i * h + k] / (double)h;
         for (int64_t k = 0; k < h; k++) {
-            const double v = x->value[i * h + k], w = v * g->value[k];
-            xy += w * y->value[i * h + k];
+            const double v = x->value[i * h + k] - mean, w = v * g->value[k];
+            xy += w * (y->value[i * h + k] - (beta != NULL ? beta->value[k] : 0.0));
             xx += w * w;
             square += v * v;
         }
