@@ -81,7 +81,7 @@ class Tracer:
                 continue
             matched = [rule for rule in RULES if name and rule.matches(module)]
             self.rules += [rule(self, name, module) for rule in matched]
-            if attention.Attention in matched:
+            if attention.Attention in matched or attention.LatentAttention in matched:
                 files.add(type(module).__module__)
             if not matched and module._parameters and not isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
                 unknown.setdefault(type(module).__name__, name)
