@@ -164,7 +164,7 @@ static int read_limited(const char *path, const assay_param_spec *spec, int part
         return 4;
     if (assay_tensorfile_open(&file, path) != ASSAY_OK)
         return 4;
-    if (gpu_stored_param_open(&stored, file, spec) != ASSAY_OK)
+    if (gpu_stored_param_open(&stored, file, &(assay_quantization){0}, spec) != ASSAY_OK)
         return 4;
     const int64_t before = status_of("VmData"), resident = status_of("VmRSS");
     const rlim_t most = (rlim_t)(before + (int64_t)VOCAB * WIDTH / limit_parts * 4 + slack);
@@ -249,7 +249,7 @@ Test(engine_weights, parts_of_a_piece_are_the_piece)
     cr_assert_eq(assay_tensorwriter_finish(w), ASSAY_OK, "%s", assay_error_message());
     assay_tensorwriter_destroy(w);
     cr_assert_eq(assay_tensorfile_open(&file, path), ASSAY_OK);
-    cr_assert_eq(gpu_stored_param_open(&stored, file, &spec), ASSAY_OK, "%s", assay_error_message());
+    cr_assert_eq(gpu_stored_param_open(&stored, file, &(assay_quantization){0}, &spec), ASSAY_OK, "%s", assay_error_message());
     const assay_shard s = scattered(ROWS, COLUMNS);
     const int64_t n = assay_shard_count(&s), width = s.local_shape[1];
     int64_t bad = 0;
