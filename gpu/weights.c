@@ -65,9 +65,8 @@ static assay_status check_no_strangers(const gpu_model *m, const assay_tensorfil
         const bool is_head = m->config->tie_word_embeddings && strcmp(name, "lm_head.weight") == 0;
         ASSAY_CHECK(is_table || is_head || name_is_known(m->spec, name) ||
                         assay_is_block_scale(file, q, name),
-                    ASSAY_MISMATCH,
-                    "%s: tensor '%s' has no place in this model (%s)", assay_tensorfile_path(file), name,
-                    assay_arch_name(m->config->arch));
+                    ASSAY_MISMATCH, "%s: tensor '%s' has no place in this model (%s)",
+                    assay_tensorfile_path(file), name, assay_arch_name(m->config->arch));
     }
     return ASSAY_OK;
 }
@@ -79,7 +78,7 @@ typedef struct reader {
     assay_weights_source source;
     assay_quantization quantization; /* of a folder */
     gpu_stored_param stored;         /* of its file */
-    bool part;               /* less than the piece was asked for */
+    bool part;                       /* less than the piece was asked for */
 } reader;
 
 /* gpu_weight_read. */

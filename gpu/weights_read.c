@@ -88,8 +88,8 @@ static assay_status convert(const assay_tensor_info *t, const assay_block_scales
             out[i] = (float)wide;
             break;
         default:
-            ASSAY_FAIL(ASSAY_UNSUPPORTED, "%s: dtype %s of a weight, expected F32, BF16, F16, F64 or F8_E4M3", t->name,
-                       assay_dtype_name(t->dtype));
+            ASSAY_FAIL(ASSAY_UNSUPPORTED, "%s: dtype %s of a weight, expected F32, BF16, F16, F64 or F8_E4M3",
+                       t->name, assay_dtype_name(t->dtype));
         }
     }
     return ASSAY_OK;
@@ -118,8 +118,8 @@ static assay_status find_parts(gpu_stored_param *s, const assay_tensorfile *file
     s->tensors = calloc((size_t)spec->n_parts + 1, sizeof(const assay_tensor_info *));
     s->scales = calloc((size_t)spec->n_parts + 1, sizeof *s->scales);
     s->not_finite = calloc((size_t)spec->n_parts + 1, sizeof *s->not_finite);
-    ASSAY_CHECK(s->runs && s->tensors && s->scales && s->not_finite, ASSAY_OUT_OF_MEMORY, "%s: %lld pieces", spec->name,
-                (long long)n);
+    ASSAY_CHECK(s->runs && s->tensors && s->scales && s->not_finite, ASSAY_OUT_OF_MEMORY, "%s: %lld pieces",
+                spec->name, (long long)n);
     for (int i = 0; i < spec->n_parts; i++) {
         const assay_hf_part *part = &spec->parts[i];
         const int64_t row = assay_hf_part_row_length(part);

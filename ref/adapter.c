@@ -4,6 +4,11 @@
 
 #include <math.h>
 
+double ref_lora_scale(double alpha, int64_t r, bool use_rslora)
+{
+    return alpha / (use_rslora ? sqrt((double)r) : (double)r);
+}
+
 void ref_lora_delta(double *delta, const double *a, const double *b, int64_t out, int64_t in, int64_t r,
                     double scale)
 {

@@ -3,8 +3,11 @@
 #define REF_ADAPTER_H
 
 #include "core/base/status.h"
+#include <stdbool.h>
 #include <stdint.h>
 
+/* alpha / r, with use_rslora alpha / sqrt(r). */
+double ref_lora_scale(double alpha, int64_t r, bool use_rslora);
 /* delta [out,in] = scale * B A; a [r,in], b [out,r]. */
 void ref_lora_delta(double *delta, const double *a, const double *b, int64_t out, int64_t in, int64_t r,
                     double scale);

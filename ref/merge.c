@@ -17,7 +17,8 @@ static double sum_of(const double *w, int models)
     return sum;
 }
 
-void ref_merge_linear(double *out, const double *const *x, const double *w, int models, int64_t n, bool normalize)
+void ref_merge_linear(double *out, const double *const *x, const double *w, int models, int64_t n,
+                      bool normalize)
 {
     const double total = normalize ? sum_of(w, models) : 1.0;
     for (int64_t i = 0; i < n; i++) {

@@ -8,7 +8,8 @@
 #include <stdint.h>
 
 /* out = sum_i w_i x_i, divided by sum_i w_i with `normalize`.  The caller refuses a sum of 0. */
-void ref_merge_linear(double *out, const double *const *x, const double *w, int models, int64_t n, bool normalize);
+void ref_merge_linear(double *out, const double *const *x, const double *w, int models, int64_t n,
+                      bool normalize);
 /* out = the point t of the way from a to b on the sphere. */
 void ref_merge_slerp(double *out, const double *a, const double *b, double t, int64_t n);
 

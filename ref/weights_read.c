@@ -9,8 +9,9 @@
 static double small_to_double(unsigned h, int bits, int digits, int bias)
 {
     const unsigned exponent = (h >> digits) & ((1u << bits) - 1), fraction = h & ((1u << digits) - 1);
-    const double x = exponent == 0 ? ldexp((double)fraction, 1 - bias - digits)
-                                   : ldexp((double)(fraction + (1u << digits)), (int)exponent - bias - digits);
+    const double x = exponent == 0
+                         ? ldexp((double)fraction, 1 - bias - digits)
+                         : ldexp((double)(fraction + (1u << digits)), (int)exponent - bias - digits);
     return (h >> (bits + digits)) & 1u ? -x : x;
 }
 
@@ -84,7 +85,8 @@ static uint16_t half_bits(double y)
     return (uint16_t)(sign | (unsigned)(exponent + 14) << 10 | ((unsigned)(fraction * 2048.0) & 0x3FFu));
 }
 
-assay_status ref_stored_write(const double *x, int64_t count, assay_dtype dtype, void *data, int64_t *overflow)
+assay_status ref_stored_write(const double *x, int64_t count, assay_dtype dtype, void *data,
+                              int64_t *overflow)
 {
     char *at = data;
     const size_t width = (size_t)assay_dtype_bytes(dtype);

@@ -13,6 +13,7 @@ assay_status ref_stored_read(const assay_tensorfile *f, const assay_quantization
                              const assay_tensor_info *t, double *out);
 /* data [count] of dtype (F64, F32, BF16, F16) = x, each rounded once, to nearest even.  *overflow: the first finite x that becomes
  * infinite, -1: none. */
-assay_status ref_stored_write(const double *x, int64_t count, assay_dtype dtype, void *data, int64_t *overflow);
+assay_status ref_stored_write(const double *x, int64_t count, assay_dtype dtype, void *data,
+                              int64_t *overflow);
 
 #endif

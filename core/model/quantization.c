@@ -17,9 +17,11 @@ static assay_status one_of(const json_t *object, const char *key, const char *wh
     for (int i = 0; words[i] != NULL; i++) {
         if (strcmp(found, words[i]) == 0)
             return ASSAY_OK;
-        used += (size_t)snprintf(expected + used, sizeof expected - used, "%s%s", i > 0 ? " or " : "", words[i]);
+        used +=
+            (size_t)snprintf(expected + used, sizeof expected - used, "%s%s", i > 0 ? " or " : "", words[i]);
     }
-    ASSAY_CHECK(found[0] == '\0', ASSAY_UNSUPPORTED, "%s: %s: expected %s, found %s", what, key, expected, found);
+    ASSAY_CHECK(found[0] == '\0', ASSAY_UNSUPPORTED, "%s: %s: expected %s, found %s", what, key, expected,
+                found);
     return ASSAY_OK;
 }
 
@@ -43,11 +45,16 @@ static assay_status read_block(const json_t *object, const char *what, int64_t b
 
 assay_status assay_quantization_read(const json_t *config, const char *what, assay_quantization *out)
 {
-    static const char *const known[] = {"quant_method",      "fmt",
-                                        "weight_block_size", "activation_scheme",
-                                        "scale_fmt",         "expert_dtype",
-                                        "dequantize",        "modules_to_not_convert",
-                                        "ignored_layers",    "modules_to_convert",
+    static const char *const known[] = {"quant_method",
+                                        "fmt",
+                                        "weight_block_size",
+                                        "activation_scheme",
+                                        "scale_fmt",
+                                        "expert_dtype",
+                                        "dequantize",
+                                        "modules_to_not_convert",
+                                        "ignored_layers",
+                                        "modules_to_convert",
                                         NULL};
     static const char *const methods[] = {"fp8", NULL}, *const formats[] = {"e4m3", NULL};
     static const char *const schemes[] = {"dynamic", "static", NULL};
@@ -100,23 +107,24 @@ static const assay_tensor_info *beside(const assay_tensorfile *f, const char *we
 static assay_status check_single(const assay_tensor_info *scale)
 {
     ASSAY_CHECK(scale->count == 1 && scale->ndim <= 2, ASSAY_MISMATCH,
-                "%s: expected one scale of the whole tensor, found %lld", scale->name, (long long)scale->count);
+                "%s: expected one scale of the whole tensor, found %lld", scale->name,
+                (long long)scale->count);
     return ASSAY_OK;
 }
 
 static assay_status check_grid(const assay_tensor_info *scale, const assay_tensor_info *w,
                                const assay_quantization *q)
 {
-    ASSAY_CHECK(w->ndim == 2, ASSAY_UNSUPPORTED, "%s: blocks of scales of a tensor of %d dimensions, expected 2",
-                w->name, w->ndim);
+    ASSAY_CHECK(w->ndim == 2, ASSAY_UNSUPPORTED,
+                "%s: blocks of scales of a tensor of %d dimensions, expected 2", w->name, w->ndim);
     const int64_t rows = (w->shape[0] + q->block[0] - 1) / q->block[0];
     const int64_t columns = (w->shape[1] + q->block[1] - 1) / q->block[1];
-    ASSAY_CHECK(scale->ndim == 2 && scale->shape[0] == rows && scale->shape[1] == columns, ASSAY_MISMATCH,
-                "%s: expected [%lld,%lld] scales of a [%lld,%lld] weight in blocks of %lld x %lld, found %lld in "
-                "%d dimensions",
-                scale->name, (long long)rows, (long long)columns, (long long)w->shape[0],
-                (long long)w->shape[1], (long long)q->block[0], (long long)q->block[1],
-                (long long)scale->count, scale->ndim);
+    ASSAY_CHECK(
+        scale->ndim == 2 && scale->shape[0] == rows && scale->shape[1] == columns, ASSAY_MISMATCH,
+        "%s: expected [%lld,%lld] scales of a [%lld,%lld] weight in blocks of %lld x %lld, found %lld in "
+        "%d dimensions",
+        scale->name, (long long)rows, (long long)columns, (long long)w->shape[0], (long long)w->shape[1],
+        (long long)q->block[0], (long long)q->block[1], (long long)scale->count, scale->ndim);
     return ASSAY_OK;
 }
 
@@ -128,14 +136,15 @@ assay_status assay_block_scales_of(const assay_tensorfile *f, const assay_quanti
     *out = (assay_block_scales){.rows = 1, .columns = 1, .width = 1, .per_row = 1};
     if (weight->dtype != ASSAY_F8_E4M3) {
         ASSAY_CHECK(!q->fp8 || (blocks == NULL && whole == NULL), ASSAY_MISMATCH,
-                    "%s: has scales, but is %s and not F8_E4M3", weight->name, assay_dtype_name(weight->dtype));
+                    "%s: has scales, but is %s and not F8_E4M3", weight->name,
+                    assay_dtype_name(weight->dtype));
         return ASSAY_OK;
     }
     ASSAY_CHECK(q->fp8, ASSAY_UNSUPPORTED, "%s: F8_E4M3, but the configuration has no quantization_config",
                 weight->name);
     ASSAY_CHECK(blocks != NULL || whole != NULL, ASSAY_NOT_FOUND,
-                "%s: F8_E4M3, but there is no tensor '%s_scale_inv' or '%s_scale'", weight->name, weight->name,
-                weight->name);
+                "%s: F8_E4M3, but there is no tensor '%s_scale_inv' or '%s_scale'", weight->name,
+                weight->name, weight->name);
     ASSAY_CHECK(blocks == NULL || whole == NULL, ASSAY_MISMATCH, "%s: has both %s and %s", weight->name,
                 blocks ? blocks->name : "", whole ? whole->name : "");
     out->scale = blocks != NULL ? blocks : whole;

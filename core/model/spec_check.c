@@ -54,11 +54,9 @@ static assay_status check_file(const assay_model_spec *spec, const assay_quantiz
         return ASSAY_OK;
     for (int64_t i = 0; i < assay_tensorfile_count(f); i++) {
         const char *name = assay_tensorfile_at(f, i)->name;
-        ASSAY_CHECK(may_be_ignored(spec, name) || is_part(spec, name) ||
-                        assay_is_block_scale(f, q, name),
-                    ASSAY_MISMATCH,
-                    "%s: tensor '%s' has no place in this model (%s)", assay_tensorfile_path(f), name,
-                    assay_arch_name(spec->config.arch));
+        ASSAY_CHECK(may_be_ignored(spec, name) || is_part(spec, name) || assay_is_block_scale(f, q, name),
+                    ASSAY_MISMATCH, "%s: tensor '%s' has no place in this model (%s)",
+                    assay_tensorfile_path(f), name, assay_arch_name(spec->config.arch));
     }
     return ASSAY_OK;
 }

@@ -252,10 +252,11 @@ static bool is_checkpoint(const char *dir)
 static assay_status convert(ckpt_options *o)
 {
     if (is_checkpoint(o->paths[1])) {
-        ASSAY_CHECK(o->tools.dtype == ASSAY_DTYPE_COUNT && o->tools.include.n == 0 && o->tools.exclude.n == 0,
-                    ASSAY_INVALID_ARGUMENT,
-                    "convert: a checkpoint keeps its types and tensors: --dtype, --include and --exclude are for a "
-                    "model folder (what convert made of a checkpoint is one: merge it alone)");
+        ASSAY_CHECK(
+            o->tools.dtype == ASSAY_DTYPE_COUNT && o->tools.include.n == 0 && o->tools.exclude.n == 0,
+            ASSAY_INVALID_ARGUMENT,
+            "convert: a checkpoint keeps its types and tensors: --dtype, --include and --exclude are for a "
+            "model folder (what convert made of a checkpoint is one: merge it alone)");
         return copy_folder(o, true);
     }
     ASSAY_CHECK(strcmp(o->weights, "model") == 0, ASSAY_INVALID_ARGUMENT,
@@ -294,7 +295,8 @@ static assay_status on_option(void *user, const char *name, const char *text)
 {
     ckpt_options *o = user;
     if (name == NULL) {
-        ASSAY_CHECK(o->n_paths < PARITY_MERGED + 2, ASSAY_INVALID_ARGUMENT, "%s: one argument too many", text);
+        ASSAY_CHECK(o->n_paths < PARITY_MERGED + 2, ASSAY_INVALID_ARGUMENT, "%s: one argument too many",
+                    text);
         return assay_option_text("path", text, o->paths[o->n_paths++], ASSAY_PATH);
     }
     bool known;
@@ -333,20 +335,18 @@ static assay_status dispatch(ckpt_options *o, int *code)
     static const struct {
         const char *name;
         int least, most; /* paths, the verb among them */
-    } verbs[VERBS] = {{"inspect", 2, 2},
-                      {"verify", 2, 2},
-                      {"diff", 3, 3},
-                      {"reshard", 3, 3},
-                      {"convert", 3, 3},
-                      {"merge", 3, PARITY_MERGED + 2},
-                      {"lora-merge", 4, 4},
-                      {"lora-save", 3, 3}};
+    } verbs[VERBS] = {{"inspect", 2, 2},    {"verify", 2, 2},   {"diff", 3, 3},
+                      {"reshard", 3, 3},    {"convert", 3, 3},  {"merge", 3, PARITY_MERGED + 2},
+                      {"lora-merge", 4, 4}, {"lora-save", 3, 3}};
     int v = 0;
     while (v < VERBS && strcmp(verbs[v].name, o->paths[0]) != 0)
         v++;
-    ASSAY_CHECK(v < VERBS, ASSAY_INVALID_ARGUMENT,
-                "expected inspect, verify, diff, reshard, convert, merge, lora-merge or lora-save, found %.40s",
-                o->n_paths > 0 ? o->paths[0] : "nothing");
+    ASSAY_CHECK(
+        v<VERBS, ASSAY_INVALID_ARGUMENT,
+            "expected inspect, verify, diff, reshard, convert, merge, lora-merge or lora-save, found %.40s",
+            o->n_paths> 0
+            ? o->paths[0]
+            : "nothing");
     ASSAY_CHECK(o->n_paths >= verbs[v].least && o->n_paths <= verbs[v].most, ASSAY_INVALID_ARGUMENT,
                 "%s: expected %d folders%s, found %d", verbs[v].name, verbs[v].least - 1,
                 verbs[v].most > verbs[v].least ? " or more" : "", o->n_paths - 1);
@@ -397,7 +397,8 @@ int parity_main_ckpt(int argc, char **argv)
         "  assay ckpt merge A B OUT --method ties --base BASE --density 0.5\n"
         "  assay ckpt lora-merge MODEL ADAPTER OUT\n"
         "  assay ckpt lora-save ADAPTER OUT --dtype fp16\n",
-        "inspect|verify|diff|reshard|convert|merge|lora-merge|lora-save DIR...", NULL, 0, extra, on_option, &o);
+        "inspect|verify|diff|reshard|convert|merge|lora-merge|lora-save DIR...", NULL, 0, extra, on_option,
+        &o);
     if (st == ASSAY_OK)
         st = dispatch(&o, &code);
     if (st != ASSAY_OK) {

@@ -18,10 +18,16 @@
 #define DEFAULT_SHARD ((int64_t)5000000000) /* transformers' */
 #define COPY_LIMIT ((uint64_t)1 << 28)
 
-static const char *const companions[] = {
-    "generation_config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json",
-    "added_tokens.json",      "vocab.json",     "merges.txt",            "tokenizer.model",
-    "chat_template.jinja",    NULL};
+static const char *const companions[] = {"generation_config.json",
+                                         "tokenizer.json",
+                                         "tokenizer_config.json",
+                                         "special_tokens_map.json",
+                                         "added_tokens.json",
+                                         "vocab.json",
+                                         "merges.txt",
+                                         "tokenizer.model",
+                                         "chat_template.jinja",
+                                         NULL};
 
 static assay_status path_in(char out[PATH_MAX], const char *folder, const char *name)
 {
@@ -69,8 +75,8 @@ static assay_status add_tensor(const parity_folder *f, const parity_made *t, ass
     ASSAY_CHECK(data != NULL, ASSAY_OUT_OF_MEMORY, "%s: %lld bytes", t->name, (long long)bytes_of(t));
     ASSAY_TRY_GOTO(f->make(f->user, t, &values), st, done);
     ASSAY_TRY_GOTO(ref_stored_write(values, t->count, t->dtype, data, &overflow), st, done);
-    ASSAY_CHECK_GOTO(overflow < 0, ASSAY_LIMIT, st, done, "%s: element %lld is %.9g, more than %s holds", t->name,
-                     (long long)overflow, values[overflow], assay_dtype_name(t->dtype));
+    ASSAY_CHECK_GOTO(overflow < 0, ASSAY_LIMIT, st, done, "%s: element %lld is %.9g, more than %s holds",
+                     t->name, (long long)overflow, values[overflow], assay_dtype_name(t->dtype));
     st = assay_tensorwriter_add_spooled(w, t->name, t->dtype, t->shape, t->ndim, data);
 done:
     free(values);
@@ -78,7 +84,8 @@ done:
     return st;
 }
 
-static assay_status write_shard(const parity_folder *f, const char *path, const int64_t *shard, int64_t number)
+static assay_status write_shard(const parity_folder *f, const char *path, const int64_t *shard,
+                                int64_t number)
 {
     assay_status st = ASSAY_OK;
     assay_tensorwriter *w = NULL;
@@ -175,8 +182,8 @@ assay_status parity_folder_write(const parity_folder *f)
     struct stat sb;
     ASSAY_CHECK(lstat(f->dir, &sb) != 0, ASSAY_INVALID_ARGUMENT, "%s: exists already, nothing is overwritten",
                 f->dir);
-    const int n = snprintf(staged, sizeof staged, "%s.tmp-%013llx", f->dir,
-                           (unsigned long long)assay_checkpoint_job());
+    const int n =
+        snprintf(staged, sizeof staged, "%s.tmp-%013llx", f->dir, (unsigned long long)assay_checkpoint_job());
     ASSAY_CHECK(n > 0 && (size_t)n < sizeof staged, ASSAY_LIMIT, "%.200s: the path is too long", f->dir);
     snprintf(parent, sizeof parent, "%s", staged);
     char *slash = strrchr(parent, '/');

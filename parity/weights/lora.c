@@ -1,5 +1,5 @@
 /* `assay ckpt lora-merge`: a model with an adapter merged into it.  `assay ckpt lora-save`: an adapter again, in another type. */
-#include "parity/weights/adapter.h"
+#include "core/files/adapter.h"
 #include "parity/weights/weights.h"
 #include "ref/adapter.h"
 #include "ref/weights_read.h"
@@ -10,14 +10,13 @@
 typedef struct lora {
     const parity_weights_options *o;
     parity_model model;
-    parity_adapter adapter;
+    assay_adapter adapter;
     parity_made *made;
     int64_t n_made;
-    char (*names)[PARITY_MODULE + 64]; /* of lora-save */
 } lora;
 
 /* --- numbers of an adapter -------------------------------------------------------------------------------------- */
-static assay_status read_part(const parity_adapter *a, const assay_tensor_info *t, double **out)
+static assay_status read_part(const assay_adapter *a, const assay_tensor_info *t, double **out)
 {
     const assay_quantization none = {0};
     *out = malloc(((size_t)t->count + 1) * sizeof **out);
@@ -31,24 +30,27 @@ static assay_status read_part(const parity_adapter *a, const assay_tensor_info *
 }
 
 /* w [t] = w with the low-rank part of m. */
-static assay_status add_low_rank(const lora *l, const parity_lora_module *m, const parity_made *t, double *w)
+static assay_status add_low_rank(const lora *l, const assay_lora_module *m, const parity_made *t, double *w)
 {
-    const bool embedding = m->part[PARITY_LORA_A] == NULL;
+    const bool embedding = m->part[ASSAY_LORA_A] == NULL;
     double *a = NULL, *b = NULL, *length = NULL, *delta = malloc(((size_t)t->count + 1) * sizeof *delta);
     int64_t row = -1;
     assay_status st = ASSAY_OK;
+    const double scale = ref_lora_scale(m->alpha, m->r, l->adapter.use_rslora);
     ASSAY_CHECK(delta != NULL, ASSAY_OUT_OF_MEMORY, "%s: %lld elements", t->name, (long long)t->count);
-    ASSAY_TRY_GOTO(read_part(&l->adapter, m->part[embedding ? PARITY_LORA_EMBEDDING_A : PARITY_LORA_A], &a), st, done);
-    ASSAY_TRY_GOTO(read_part(&l->adapter, m->part[embedding ? PARITY_LORA_EMBEDDING_B : PARITY_LORA_B], &b), st, done);
+    ASSAY_TRY_GOTO(read_part(&l->adapter, m->part[embedding ? ASSAY_LORA_EMBEDDING_A : ASSAY_LORA_A], &a), st,
+                   done);
+    ASSAY_TRY_GOTO(read_part(&l->adapter, m->part[embedding ? ASSAY_LORA_EMBEDDING_B : ASSAY_LORA_B], &b), st,
+                   done);
     if (embedding)
-        ref_lora_delta_embedding(delta, a, b, t->shape[0], t->shape[1], m->r, m->scale);
+        ref_lora_delta_embedding(delta, a, b, t->shape[0], t->shape[1], m->r, scale);
     else
-        ref_lora_delta(delta, a, b, t->shape[0], t->shape[1], m->r, m->scale);
+        ref_lora_delta(delta, a, b, t->shape[0], t->shape[1], m->r, scale);
     if (l->adapter.use_dora) {
-        ASSAY_TRY_GOTO(read_part(&l->adapter, m->part[PARITY_LORA_MAGNITUDE], &length), st, done);
+        ASSAY_TRY_GOTO(read_part(&l->adapter, m->part[ASSAY_LORA_MAGNITUDE], &length), st, done);
         ref_dora_merge(w, delta, length, t->shape[0], t->shape[1], &row);
-        ASSAY_CHECK_GOTO(row < 0, ASSAY_MISMATCH, st, done, "%s: row %lld has no length, by which DoRA divides", t->name,
-                         (long long)row);
+        ASSAY_CHECK_GOTO(row < 0, ASSAY_MISMATCH, st, done,
+                         "%s: row %lld has no length, by which DoRA divides", t->name, (long long)row);
         goto done;
     }
     for (int64_t i = 0; i < t->count; i++)
@@ -61,40 +63,40 @@ done:
     return st;
 }
 
-static const parity_lora_module *module_of(const lora *l, const char *tensor)
+static const assay_lora_module *module_of(const lora *l, const char *tensor)
 {
-    char module[PARITY_MODULE];
+    char module[ASSAY_MODULE_NAME];
     const size_t n = strlen(tensor), m = strlen(".weight");
     if (n <= m || n - m >= sizeof module || strcmp(tensor + n - m, ".weight") != 0)
         return NULL;
     snprintf(module, sizeof module, "%.*s", (int)(n - m), tensor);
-    return parity_adapter_find(&l->adapter, module);
+    return assay_adapter_find(&l->adapter, module);
 }
 
 static assay_status make_merged(void *user, const parity_made *t, double **out)
 {
     const lora *l = user;
-    const parity_lora_module *m = module_of(l, t->name);
-    if (m != NULL && m->part[PARITY_LORA_WHOLE] != NULL)
-        ASSAY_TRY(read_part(&l->adapter, m->part[PARITY_LORA_WHOLE], out));
+    const assay_lora_module *m = module_of(l, t->name);
+    if (m != NULL && m->part[ASSAY_LORA_WHOLE] != NULL)
+        ASSAY_TRY(read_part(&l->adapter, m->part[ASSAY_LORA_WHOLE], out));
     else
         ASSAY_TRY(parity_model_read(&l->model, assay_tensorfile_find(l->model.file, t->name), out));
     return m != NULL && m->r > 0 ? add_low_rank(l, m, t, *out) : ASSAY_OK;
 }
 
 /* --- adapter against model --------------------------------------------------------------------------------------- */
-static assay_status check_shape(const parity_lora_module *m, const assay_tensor_info *w)
+static assay_status check_shape(const assay_lora_module *m, const assay_tensor_info *w)
 {
-    const assay_tensor_info *whole = m->part[PARITY_LORA_WHOLE];
+    const assay_tensor_info *whole = m->part[ASSAY_LORA_WHOLE];
     bool same = whole == NULL || whole->ndim == w->ndim;
     for (int d = 0; d < w->ndim && same && whole != NULL; d++)
         same = whole->shape[d] == w->shape[d];
     ASSAY_CHECK(same, ASSAY_MISMATCH, "%s: is not of the shape of %s", whole ? whole->name : "", w->name);
     if (m->r == 0)
         return ASSAY_OK;
-    const bool embedding = m->part[PARITY_LORA_A] == NULL;
-    const int64_t columns = m->part[embedding ? PARITY_LORA_EMBEDDING_A : PARITY_LORA_A]->shape[1];
-    const int64_t rows = m->part[embedding ? PARITY_LORA_EMBEDDING_B : PARITY_LORA_B]->shape[0];
+    const bool embedding = m->part[ASSAY_LORA_A] == NULL;
+    const int64_t columns = m->part[embedding ? ASSAY_LORA_EMBEDDING_A : ASSAY_LORA_A]->shape[1];
+    const int64_t rows = m->part[embedding ? ASSAY_LORA_EMBEDDING_B : ASSAY_LORA_B]->shape[0];
     ASSAY_CHECK(w->ndim == 2 && w->shape[embedding ? 0 : 1] == columns && w->shape[embedding ? 1 : 0] == rows,
                 ASSAY_MISMATCH, "%s: an adapter of [%lld,%lld] for a weight of [%lld,%lld]", w->name,
                 (long long)(embedding ? columns : rows), (long long)(embedding ? rows : columns),
@@ -106,13 +108,14 @@ static assay_status check_shape(const parity_lora_module *m, const assay_tensor_
 static assay_status check_modules(const lora *l)
 {
     for (int64_t i = 0; i < l->adapter.n; i++) {
-        const parity_lora_module *m = &l->adapter.modules[i];
-        char name[PARITY_MODULE + 16];
+        const assay_lora_module *m = &l->adapter.modules[i];
+        char name[ASSAY_MODULE_NAME + 16];
         snprintf(name, sizeof name, "%s.weight", m->name);
         const assay_tensor_info *w = assay_tensorfile_find(l->model.file, name);
-        ASSAY_CHECK(w != NULL, ASSAY_MISMATCH,
-                    "%s: is adapted, but %s has no tensor '%s' (a tied head is stored once, as the embedding)", m->name,
-                    l->model.dir, name);
+        ASSAY_CHECK(
+            w != NULL, ASSAY_MISMATCH,
+            "%s: is adapted, but %s has no tensor '%s' (a tied head is stored once, as the embedding)",
+            m->name, l->model.dir, name);
         ASSAY_TRY(check_shape(m, w));
     }
     return ASSAY_OK;
@@ -132,14 +135,14 @@ static assay_status check_complete(const lora *l)
         experts = experts || (is_expert(l->adapter.modules[i].name) && l->adapter.modules[i].r > 0);
     for (int64_t i = 0; i < l->n_made; i++) {
         const parity_made *t = &l->made[i];
-        char module[PARITY_MODULE];
+        char module[ASSAY_MODULE_NAME];
         bool targeted;
         const size_t n = strlen(t->name), m = strlen(".weight");
         if (t->ndim != 2 || n <= m || n - m >= sizeof module || (is_expert(t->name) && !experts))
             continue;
         snprintf(module, sizeof module, "%.*s", (int)(n - m), t->name);
-        ASSAY_TRY(parity_adapter_targets(&l->adapter, module, &targeted));
-        const parity_lora_module *found = parity_adapter_find(&l->adapter, module);
+        ASSAY_TRY(assay_adapter_targets(&l->adapter, module, &targeted));
+        const assay_lora_module *found = assay_adapter_find(&l->adapter, module);
         ASSAY_CHECK(!targeted || (found != NULL && found->r > 0), ASSAY_NOT_FOUND,
                     "%s: target_modules chooses %s, but there is no lora_A of it", l->adapter.dir, module);
     }
@@ -170,9 +173,8 @@ static assay_status list_model(lora *l)
 static void close_all(lora *l)
 {
     parity_model_close(&l->model);
-    parity_adapter_close(&l->adapter);
+    assay_adapter_close(&l->adapter);
     free(l->made);
-    free(l->names);
 }
 
 static assay_status plain(const parity_weights_options *o)
@@ -191,10 +193,11 @@ assay_status parity_lora_merge(const parity_weights_options *o, const char *mode
     assay_status st = ASSAY_OK;
     ASSAY_TRY(plain(o));
     ASSAY_TRY_GOTO(parity_model_open(&l.model, model), st, done);
-    ASSAY_TRY_GOTO(parity_adapter_open(&l.adapter, adapter), st, done);
+    ASSAY_TRY_GOTO(assay_adapter_open(&l.adapter, adapter), st, done);
     ASSAY_TRY_GOTO(list_model(&l), st, done);
     ASSAY_TRY_GOTO(parity_weights_config(&l.model, l.made, l.n_made, &config), st, done);
-    origin = json_pack("{s:s,s:s,s:s}", "made_by", "assay ckpt lora-merge", "model", model, "adapter", adapter);
+    origin =
+        json_pack("{s:s,s:s,s:s}", "made_by", "assay ckpt lora-merge", "model", model, "adapter", adapter);
     const parity_folder f = {.dir = to,
                              .like = model,
                              .word = "model",
@@ -244,7 +247,7 @@ assay_status parity_lora_save(const parity_weights_options *o, const char *adapt
     assay_status st = ASSAY_OK;
     ASSAY_TRY(plain(o));
     ASSAY_CHECK(o->max_shard_size == 0, ASSAY_INVALID_ARGUMENT, "lora-save: PEFT reads one file");
-    ASSAY_TRY_GOTO(parity_adapter_open(&l.adapter, adapter), st, done);
+    ASSAY_TRY_GOTO(assay_adapter_open(&l.adapter, adapter), st, done);
     ASSAY_TRY_GOTO(list_adapter(&l), st, done);
     const parity_folder f = {.dir = to,
                              .word = "adapter_model",

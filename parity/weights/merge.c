@@ -8,7 +8,8 @@
 typedef struct merge {
     const parity_weights_options *o;
     parity_model base, models[PARITY_MERGED];
-    const parity_model *like; /* whose keys, types and configuration the output has: the base, else the first */
+    const parity_model
+        *like; /* whose keys, types and configuration the output has: the base, else the first */
     int n;
     double weight[PARITY_MERGED], density[PARITY_MERGED];
     bool normalize;
@@ -41,14 +42,15 @@ static assay_status check_options(merge *m)
     const parity_weights_options *o = m->o;
     const char *method = parity_merge_word(o->method);
     double sum = 0.0;
-    ASSAY_CHECK(needs_base(o->method) == (o->base[0] != '\0'), ASSAY_INVALID_ARGUMENT, "--base: %s %s", method,
-                needs_base(o->method) ? "needs the model that the others were trained from" : "has no base model");
+    ASSAY_CHECK(
+        needs_base(o->method) == (o->base[0] != '\0'), ASSAY_INVALID_ARGUMENT, "--base: %s %s", method,
+        needs_base(o->method) ? "needs the model that the others were trained from" : "has no base model");
     ASSAY_CHECK(o->method != PARITY_MERGE_SLERP || m->n == 2, ASSAY_INVALID_ARGUMENT,
                 "slerp: expected two models, found %d", m->n);
-    ASSAY_CHECK(o->method != PARITY_MERGE_SLERP || (o->n_weights == 0 && o->normalize < 0), ASSAY_INVALID_ARGUMENT,
-                "slerp: takes --t, and no --weight or --normalize");
-    ASSAY_CHECK(keeps_part(o->method) || o->n_densities == 0, ASSAY_INVALID_ARGUMENT, "--density: %s keeps all",
-                method);
+    ASSAY_CHECK(o->method != PARITY_MERGE_SLERP || (o->n_weights == 0 && o->normalize < 0),
+                ASSAY_INVALID_ARGUMENT, "slerp: takes --t, and no --weight or --normalize");
+    ASSAY_CHECK(keeps_part(o->method) || o->n_densities == 0, ASSAY_INVALID_ARGUMENT,
+                "--density: %s keeps all", method);
     ASSAY_TRY(spread("weight", o->weight, o->n_weights, m->n, m->weight));
     ASSAY_TRY(spread("density", o->density, o->n_densities, m->n, m->density));
     for (int i = 0; i < m->n; i++) {
@@ -58,8 +60,9 @@ static assay_status check_options(merge *m)
     }
     m->normalize = o->normalize >= 0 ? o->normalize == 1
                                      : o->method == PARITY_MERGE_LINEAR || o->method == PARITY_MERGE_TIES;
-    ASSAY_CHECK(o->method != PARITY_MERGE_LINEAR || !m->normalize || fabs(sum) >= 1e-8, ASSAY_INVALID_ARGUMENT,
-                "--weight: the weights add up to %g, by which they would be divided (--normalize false)", sum);
+    ASSAY_CHECK(
+        o->method != PARITY_MERGE_LINEAR || !m->normalize || fabs(sum) >= 1e-8, ASSAY_INVALID_ARGUMENT,
+        "--weight: the weights add up to %g, by which they would be divided (--normalize false)", sum);
     return ASSAY_OK;
 }
 
@@ -67,9 +70,9 @@ static assay_status check_options(merge *m)
 /* Members of a configuration that change no number. */
 static bool is_about_files(const char *key)
 {
-    static const char *const keys[] = {"_name_or_path", "dtype",        "torch_dtype",  "transformers_version",
-                                       "use_cache",     "bos_token_id", "eos_token_id", "pad_token_id",
-                                       "quantization_config", NULL};
+    static const char *const keys[] = {
+        "_name_or_path", "dtype",        "torch_dtype",  "transformers_version", "use_cache",
+        "bos_token_id",  "eos_token_id", "pad_token_id", "quantization_config",  NULL};
     for (int i = 0; keys[i] != NULL; i++)
         if (strcmp(keys[i], key) == 0)
             return true;
@@ -82,7 +85,8 @@ static assay_status same_members(const parity_model *a, const parity_model *b)
         const char *key = json_object_iter_key(it);
         const json_t *x = json_object_iter_value(it), *y = json_object_get(b->config, key);
         ASSAY_CHECK(is_about_files(key) || (json_is_null(x) && y == NULL) || json_equal(x, y), ASSAY_MISMATCH,
-                    "config.json: %.80s differs in %s and %s: they are not one architecture", key, a->dir, b->dir);
+                    "config.json: %.80s differs in %s and %s: they are not one architecture", key, a->dir,
+                    b->dir);
     }
     return ASSAY_OK;
 }
@@ -95,13 +99,13 @@ static assay_status same_tensor(const merge *m, const assay_tensor_info *t, cons
     for (int d = 0; d < t->ndim && same; d++)
         same = t->shape[d] == u->shape[d];
     ASSAY_CHECK(same, ASSAY_MISMATCH,
-                "%s: has %lld elements in %d dimensions in %s, and %lld in %d, or of other extents, in %s", t->name,
-                (long long)t->count, t->ndim, m->like->dir, (long long)u->count, u->ndim, other->dir);
+                "%s: has %lld elements in %d dimensions in %s, and %lld in %d, or of other extents, in %s",
+                t->name, (long long)t->count, t->ndim, m->like->dir, (long long)u->count, u->ndim,
+                other->dir);
     return ASSAY_OK;
 }
 
-static assay_status same_family(const merge *m, const parity_model *other,
-                                int64_t seen[2][PARITY_PATTERNS])
+static assay_status same_family(const merge *m, const parity_model *other, int64_t seen[2][PARITY_PATTERNS])
 {
     ASSAY_TRY(same_members(m->like, other));
     ASSAY_TRY(same_members(other, m->like));
@@ -185,7 +189,8 @@ static assay_status make(void *user, const parity_made *t, double **out)
     *out = malloc(((size_t)t->count + 1) * sizeof **out);
     ASSAY_CHECK(*out != NULL, ASSAY_OUT_OF_MEMORY, "%s: %lld elements", t->name, (long long)t->count);
     if (needs_base(m->o->method))
-        ASSAY_TRY_GOTO(parity_model_read(&m->base, assay_tensorfile_find(m->base.file, t->name), &base), st, done);
+        ASSAY_TRY_GOTO(parity_model_read(&m->base, assay_tensorfile_find(m->base.file, t->name), &base), st,
+                       done);
     for (int k = 0; k < m->n; k++) {
         const parity_model *from = &m->models[k];
         ASSAY_TRY_GOTO(parity_model_read(from, assay_tensorfile_find(from->file, t->name), &x[k]), st, done);
@@ -206,12 +211,12 @@ static json_t *origin_of(const merge *m)
 {
     json_t *models = json_array();
     for (int i = 0; i < m->n; i++)
-        json_array_append_new(models, json_pack("{s:s,s:f,s:f}", "model", m->models[i].dir, "weight", m->weight[i],
-                                                "density", m->density[i]));
+        json_array_append_new(models, json_pack("{s:s,s:f,s:f}", "model", m->models[i].dir, "weight",
+                                                m->weight[i], "density", m->density[i]));
     return json_pack("{s:s,s:s,s:s*,s:o,s:b,s:f,s:f,s:I,s:s}", "made_by", "assay ckpt merge", "method",
-                     parity_merge_word(m->o->method), "base", m->o->base[0] != '\0' ? m->o->base : NULL, "models",
-                     models, "normalize", m->normalize, "t", m->o->t, "lambda", m->o->lambda, "merge_seed",
-                     (json_int_t)m->o->seed, "majority_sign_method",
+                     parity_merge_word(m->o->method), "base", m->o->base[0] != '\0' ? m->o->base : NULL,
+                     "models", models, "normalize", m->normalize, "t", m->o->t, "lambda", m->o->lambda,
+                     "merge_seed", (json_int_t)m->o->seed, "majority_sign_method",
                      m->o->election == REF_MERGE_TOTAL ? "total" : "frequency");
 }
 
@@ -241,7 +246,8 @@ assay_status parity_merge(const parity_weights_options *o, const char *const *pa
 {
     assay_status st = ASSAY_OK;
     ASSAY_CHECK(n >= 2 && n - 1 <= PARITY_MERGED, ASSAY_INVALID_ARGUMENT,
-                "merge: expected 1 to %d models and the folder to be made, found %d paths", (int)PARITY_MERGED, n);
+                "merge: expected 1 to %d models and the folder to be made, found %d paths",
+                (int)PARITY_MERGED, n);
     merge *m = calloc(1, sizeof *m);
     ASSAY_CHECK(m != NULL, ASSAY_OUT_OF_MEMORY, "merge");
     m->o = o;

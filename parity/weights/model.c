@@ -80,8 +80,7 @@ static bool any(const parity_patterns *p, const char *name, int64_t *seen)
     return found;
 }
 
-bool parity_patterns_take(const parity_weights_options *o, const char *name,
-                          int64_t seen[2][PARITY_PATTERNS])
+bool parity_patterns_take(const parity_weights_options *o, const char *name, int64_t seen[2][PARITY_PATTERNS])
 {
     const bool included = any(&o->include, name, seen[0]), excluded = any(&o->exclude, name, seen[1]);
     return (o->include.n == 0 || included) && !excluded;

@@ -40,7 +40,8 @@ static assay_status numbers(const char *name, const char *text, double least, do
         more = comma != NULL;
         if (more)
             *comma = '\0';
-        ASSAY_CHECK(*n < PARITY_MERGED, ASSAY_LIMIT, "--%s: expected at most %d numbers", name, (int)PARITY_MERGED);
+        ASSAY_CHECK(*n < PARITY_MERGED, ASSAY_LIMIT, "--%s: expected at most %d numbers", name,
+                    (int)PARITY_MERGED);
         ASSAY_TRY(number(name, at, least, most, &out[(*n)++]));
         at = more ? comma + 1 : at;
     }
@@ -61,7 +62,8 @@ static assay_status one_word(const char *name, const char *text, const char *con
 
 static assay_status add_pattern(const char *name, const char *text, parity_patterns *p)
 {
-    ASSAY_CHECK(p->n < PARITY_PATTERNS, ASSAY_LIMIT, "--%s: given more than %d times", name, (int)PARITY_PATTERNS);
+    ASSAY_CHECK(p->n < PARITY_PATTERNS, ASSAY_LIMIT, "--%s: given more than %d times", name,
+                (int)PARITY_PATTERNS);
     return assay_option_text(name, text, p->text[p->n++], PARITY_MERGE_TEXT);
 }
 

@@ -48,12 +48,14 @@ typedef struct parity_weights_options {
         {"majority_sign_method", "total|frequency", "merge: how ties elects a sign (default total)"},        \
         {"merge_seed", "N", "merge: of what dare drops (default 0)"},                                        \
         {"include", "PATTERN", "merge, convert: only these tensors; may be given again"},                    \
-        {"exclude", "PATTERN", "merge, convert: without these tensors; may be given again"}, {               \
-            "dtype", "TYPE", "merge, lora-merge, lora-save, convert of a model folder: fp64, fp32, bf16 or fp16" \
-        }
+        {"exclude", "PATTERN", "merge, convert: without these tensors; may be given again"},                 \
+    {                                                                                                        \
+        "dtype", "TYPE", "merge, lora-merge, lora-save, convert of a model folder: fp64, fp32, bf16 or fp16" \
+    }
 void parity_weights_options_init(parity_weights_options *o);
 /* *known: whether it is one of them. */
-assay_status parity_weights_option(parity_weights_options *o, const char *name, const char *text, bool *known);
+assay_status parity_weights_option(parity_weights_options *o, const char *name, const char *text,
+                                   bool *known);
 const char *parity_merge_word(parity_merge_method method);
 
 /* --- a model folder (model.c) -------------------------------------------------------------------------------- */
@@ -106,7 +108,8 @@ assay_status parity_folder_write(const parity_folder *f);
 /* The output's type of a tensor that is stored as `stored`. */
 assay_dtype parity_weights_dtype(const parity_weights_options *o, assay_dtype stored);
 /* A copy of a model's configuration, with the type of what is written and without scales. */
-assay_status parity_weights_config(const parity_model *m, const parity_made *tensors, int64_t n, json_t **out);
+assay_status parity_weights_config(const parity_model *m, const parity_made *tensors, int64_t n,
+                                   json_t **out);
 
 /* --- verbs --------------------------------------------------------------------------------------------------- */
 /* paths [n]: models and, last, the folder to be made. */

@@ -355,7 +355,8 @@ Test(core_config, wrong_configs_are_refused_by_name)
          ASSAY_FORMAT, "weight_block_size[1]: expected an integer from 1"},
         {llama, "{\"quantization_config\":{\"quant_method\":\"fp8\",\"expert_dtype\":\"fp4\"}}",
          ASSAY_UNSUPPORTED, "expert_dtype: expected fp8, found fp4"},
-        {llama, "{\"quantization_config\":{\"quant_method\":\"fp8\",\"lm_head\":true}}", ASSAY_FORMAT, "lm_head"},
+        {llama, "{\"quantization_config\":{\"quant_method\":\"fp8\",\"lm_head\":true}}", ASSAY_FORMAT,
+         "lm_head"},
         /* sizes */
         {llama, "{\"-\":[\"hidden_size\"]}", ASSAY_FORMAT, "config.json: hidden_size: missing"},
         {llama, "{\"-\":[\"num_hidden_layers\"]}", ASSAY_FORMAT, "num_hidden_layers: missing"},

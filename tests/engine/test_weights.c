@@ -249,7 +249,8 @@ Test(engine_weights, parts_of_a_piece_are_the_piece)
     cr_assert_eq(assay_tensorwriter_finish(w), ASSAY_OK, "%s", assay_error_message());
     assay_tensorwriter_destroy(w);
     cr_assert_eq(assay_tensorfile_open(&file, path), ASSAY_OK);
-    cr_assert_eq(gpu_stored_param_open(&stored, file, &(assay_quantization){0}, &spec), ASSAY_OK, "%s", assay_error_message());
+    cr_assert_eq(gpu_stored_param_open(&stored, file, &(assay_quantization){0}, &spec), ASSAY_OK, "%s",
+                 assay_error_message());
     const assay_shard s = scattered(ROWS, COLUMNS);
     const int64_t n = assay_shard_count(&s), width = s.local_shape[1];
     int64_t bad = 0;

@@ -85,7 +85,8 @@ Test(ckpt, everything_that_is_wrong_is_named)
 
 Test(ckpt, hostile_arguments_are_refused)
 {
-    expect("", 2, "expected inspect, verify, diff, reshard, convert, merge, lora-merge or lora-save, found nothing");
+    expect("", 2,
+           "expected inspect, verify, diff, reshard, convert, merge, lora-merge or lora-save, found nothing");
     expect("repair x", 2, "found repair");
     expect("verify", 2, "verify: expected 1 folders, found 0");
     expect("diff a", 2, "diff: expected 2 folders, found 1");

@@ -57,11 +57,11 @@ static void expect_values(const char *name, const assay_tensorfile *expected, co
         for (int64_t i = 0; i < e->count; i++) {
             const double want = ref_stored_element(e->data, ASSAY_F64, i);
             const double found = ref_stored_element(x->data, ASSAY_F64, i);
-            cr_assert(fabs(found - want) <= 0x1p-53 * 128.0 * greatest, "%s[%lld]: %.17g, expected %.17g", key,
-                      (long long)i, found, want);
+            cr_assert(fabs(found - want) <= 0x1p-53 * 128.0 * greatest, "%s[%lld]: %.17g, expected %.17g",
+                      key, (long long)i, found, want);
             /* One rounding: of the double that --dtype fp64 shows. */
-            cr_assert_eq(ref_stored_element(b->data, ASSAY_BF16, i), ref_round(found, ASSAY_BF16), "%s[%lld]", key,
-                         (long long)i);
+            cr_assert_eq(ref_stored_element(b->data, ASSAY_BF16, i), ref_round(found, ASSAY_BF16), "%s[%lld]",
+                         key, (long long)i);
         }
     }
 }
@@ -100,7 +100,8 @@ static void expect_same(const char *a, const char *b, bool same)
     bool equal = assay_tensorfile_count(x) == assay_tensorfile_count(y);
     for (int64_t i = 0; i < assay_tensorfile_count(x) && equal; i++) {
         const assay_tensor_info *t = assay_tensorfile_at(x, i), *u = assay_tensorfile_find(y, t->name);
-        equal = u != NULL && t->dtype == u->dtype && t->bytes == u->bytes && memcmp(t->data, u->data, t->bytes) == 0;
+        equal = u != NULL && t->dtype == u->dtype && t->bytes == u->bytes &&
+                memcmp(t->data, u->data, t->bytes) == 0;
     }
     cr_expect_eq(equal, same, "%s and %s", a, b);
     assay_tensorfile_close(x);
@@ -120,7 +121,8 @@ Test(merge, laws)
     expect_merged("b b b", cli_file("bbb"), "");
     expect_same(cli_file("bbb"), GOLDEN "b", true);
     expect_merged("a c --method task_arithmetic --base base --weight 0.3,0.5", cli_file("task"), "");
-    expect_merged("a c --method dare_linear --base base --weight 0.3,0.5 --density 1 --merge-seed 4", cli_file("dare"), "");
+    expect_merged("a c --method dare_linear --base base --weight 0.3,0.5 --density 1 --merge-seed 4",
+                  cli_file("dare"), "");
     expect_same(cli_file("task"), cli_file("dare"), true);
     expect_merged("a c --method ties --base base --density 0", cli_file("none"), "");
     expect_same(cli_file("none"), GOLDEN "base", true);
@@ -129,7 +131,8 @@ Test(merge, laws)
     expect_same(cli_file("t0"), cli_file("a64"), true);
     /* A seed is a result, another one another; another cut of the files changes nothing. */
     expect_merged("a c --method dare_ties --base base --density 0.5 --merge-seed 4", cli_file("s4"), "");
-    expect_merged("a c --method dare_ties --base base --density 0.5 --merge-seed 4", cli_file("s4s"), "--max-shard-size 100");
+    expect_merged("a c --method dare_ties --base base --density 0.5 --merge-seed 4", cli_file("s4s"),
+                  "--max-shard-size 100");
     expect_merged("a c --method dare_ties --base base --density 0.5 --merge-seed 5", cli_file("s5"), "");
     expect_same(cli_file("s4"), cli_file("s4s"), true);
     expect_same(cli_file("s4"), cli_file("s5"), false);
@@ -193,19 +196,24 @@ Test(merge, what_is_not_one_family_is_refused)
     write_text(cli_file("other/model.safetensors"), "model.norm.weight", "model.Norm.weight");
     REFUSE("model.norm.weight: is in", GOLDEN "a %s %s --exclude *embed*", other, cli_file("refused"));
     write_text(cli_file("other/model.safetensors"), "F64", "I64");
-    REFUSE("expected F64, F32, BF16, F16 or F8_E4M3, found I64", "%s %s --dtype fp32", other, cli_file("refused"));
+    REFUSE("expected F64, F32, BF16, F16 or F8_E4M3, found I64", "%s %s --dtype fp32", other,
+           cli_file("refused"));
     REFUSE("--base: ties needs", GOLDEN "a " GOLDEN "%s %s --method ties", "b", cli_file("refused"));
     REFUSE("--base: linear has no", GOLDEN "a %s %s --base " GOLDEN "base", GOLDEN "b", cli_file("refused"));
     REFUSE("slerp: expected two models, found 1", "%s %s --method slerp", GOLDEN "b", cli_file("refused"));
-    REFUSE("--weight: expected one number or 2", GOLDEN "a %s %s --weight 1,2,3", GOLDEN "b", cli_file("refused"));
+    REFUSE("--weight: expected one number or 2", GOLDEN "a %s %s --weight 1,2,3", GOLDEN "b",
+           cli_file("refused"));
     REFUSE("add up to 0", GOLDEN "a %s %s --weight 1,-1", GOLDEN "b", cli_file("refused"));
     REFUSE("--density: linear keeps all", GOLDEN "a %s %s --density 0.5", GOLDEN "b", cli_file("refused"));
-    REFUSE("divides by it", "%s %s --method dare_linear --density 0 --base " GOLDEN "base", GOLDEN "b", cli_file("refused"));
-    REFUSE("--density: expected a number from 0 to 1, found nan", "%s %s --density nan", GOLDEN "b", cli_file("refused"));
+    REFUSE("divides by it", "%s %s --method dare_linear --density 0 --base " GOLDEN "base", GOLDEN "b",
+           cli_file("refused"));
+    REFUSE("--density: expected a number from 0 to 1, found nan", "%s %s --density nan", GOLDEN "b",
+           cli_file("refused"));
     REFUSE("--method: expected one of linear", "%s %s --method mean", GOLDEN "b", cli_file("refused"));
     REFUSE("--exclude no*: no tensor", "%s %s --exclude no*", GOLDEN "b", cli_file("refused"));
     REFUSE("no tensor is left", "%s %s --exclude *", GOLDEN "b", cli_file("refused"));
-    REFUSE("more than F16 holds", "%s %s --dtype fp16 --weight 1e6 --normalize false", GOLDEN "a", cli_file("refused"));
+    REFUSE("more than F16 holds", "%s %s --dtype fp16 --weight 1e6 --normalize false", GOLDEN "a",
+           cli_file("refused"));
     /* Nothing is written over, and nothing that was begun stays. */
     expect_merged("a", cli_file("there"), "");
     cli_result r = merge("a", cli_file("there"), "");

@@ -136,7 +136,8 @@ Test(ref_merge, dropping_rescales_and_no_cut_changes_it)
 
 Test(ref_merge, differences_add_up)
 {
-    const double base[] = {1.0, 2.0}, a[] = {0.5, -1.0}, b[] = {0.25, 1.0}, *delta[] = {a, b}, w[] = {2.0, -2.0};
+    const double base[] = {1.0, 2.0}, a[] = {0.5, -1.0}, b[] = {0.25, 1.0}, *delta[] = {a, b},
+                 w[] = {2.0, -2.0};
     double out[2];
     ref_merge_add(out, base, delta, w, 2, 2, false, 1.0);
     cr_expect(out[0] == 1.5 && out[1] == -2.0);

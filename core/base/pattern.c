@@ -1,5 +1,5 @@
-/* Python's regular expressions in adapters, by POSIX's: groups, choices, classes, repetitions without numbers. */
-#include "parity/weights/adapter.h"
+/* Python's regular expressions by POSIX's. */
+#include "core/base/pattern.h"
 
 #include <regex.h>
 #include <string.h>
@@ -31,7 +31,8 @@ static const char *translate(text *t, const char *p)
             return put(t, "[0-9]") ? p + 2 : NULL;
         if (p[1] == 'w')
             return put(t, "[A-Za-z0-9_]") ? p + 2 : NULL;
-        return p[1] != '\0' && strchr(".^$*+?()[]{}|\\-_", p[1]) != NULL && put(t, p[1] == '_' || p[1] == '-' ? one + 1 : one)
+        return p[1] != '\0' && strchr(".^$*+?()[]{}|\\-_", p[1]) != NULL &&
+                       put(t, p[1] == '_' || p[1] == '-' ? one + 1 : one)
                    ? p + 2
                    : NULL;
     case '(':
@@ -62,7 +63,7 @@ static const char *translate(text *t, const char *p)
     return put(t, one) ? p + 1 : NULL;
 }
 
-assay_status parity_regex_match(const char *pattern, const char *of, const char *what, bool *matches)
+assay_status assay_pattern_match(const char *pattern, const char *of, const char *what, bool *matches)
 {
     text t = {.n = 0};
     regex_t compiled;
@@ -71,8 +72,8 @@ assay_status parity_regex_match(const char *pattern, const char *of, const char 
     (void)put(&t, "^(");
     for (const char *p = pattern; *p != '\0';) {
         const char *next = translate(&t, p);
-        ASSAY_CHECK(next != NULL, ASSAY_UNSUPPORTED, "%s: the pattern %.100s is not read from '%.20s' on", what,
-                    pattern, p);
+        ASSAY_CHECK(next != NULL, ASSAY_UNSUPPORTED, "%s: the pattern %.100s is not read from '%.20s' on",
+                    what, pattern, p);
         p = next;
     }
     ASSAY_CHECK(put(&t, ")$") && regcomp(&compiled, t.at, REG_EXTENDED | REG_NOSUB) == 0, ASSAY_FORMAT,
