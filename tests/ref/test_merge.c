@@ -1,20 +1,19 @@
 /* Merging in closed form: what is equal stays, what is orthogonal turns, what disagrees is decided, what is kept is counted. */
+#include "core/base/philox.h"
 #include "ref/adapter.h"
 #include "ref/merge.h"
 #include <criterion/criterion.h>
 
 #include <math.h>
-#include <stdlib.h>
 
 TestSuite(ref_merge);
 
 enum { N = 1001 };
 
-static void fill(double *x, unsigned seed)
+static void fill(double *x, uint64_t seed)
 {
-    srand(seed);
-    for (int i = 0; i < N; i++)
-        x[i] = (double)(rand() % 20001 - 10000) / 8192.0;
+    for (uint64_t i = 0; i < N; i++)
+        x[i] = ((double)assay_philox_below(seed, 0, i, 20001) - 10000.0) / 8192.0;
 }
 
 Test(ref_merge, equal_models_stay_what_they_are)
