@@ -1,6 +1,6 @@
 """golden/fp8: Hugging Face folders whose weights are float8_e4m3fn with scales, and what torch makes of them.
 
-Small Llama models quantized here as DeepSeek-V3's are (amax / 448 of each block of weight_block_size rows and columns, the last
+Small Llama models and a Qwen3-MoE quantized here as DeepSeek-V3's are (amax / 448 of each block of weight_block_size rows and columns, the last
 ones smaller), with F32, BF16 and F8_E8M0 scales, with one scale of a tensor, and with AutoFP8's static activations.  expected.json: SHA-256 of
 every weight as torch multiplies it, in float32 (torch's product, one rounding), float64 (exact) and bfloat16 (rounded once, by numpy from
 float64).  logits.safetensors: transformers' logits of each model in double with the float64 weights.  codes.safetensors: all codes.
@@ -8,14 +8,18 @@ Run: python golden/make_fp8.py
 """
 import hashlib
 import json
+import pathlib
 import shutil
+import tempfile
 
 import numpy
 import torch
 import transformers
+from safetensors.torch import load_file
 
-from double import FLOAT64, deterministic, doubles
+from double import FLOAT64, deterministic
 from files import GOLDEN, save_json, save_safetensors, update_manifest
+from make_checkpoint import logits_of
 
 FOLDER = GOLDEN / "fp8"
 E4M3, E8M0 = torch.float8_e4m3fn, torch.float8_e8m0fnu
@@ -25,6 +29,8 @@ CASES = {
     "block_bf16": dict(seed=2, hidden_size=40, intermediate_size=51, heads=2, kv=1, block=[16, 24], scale=torch.bfloat16),
     "block_e8m0": dict(seed=3, hidden_size=32, intermediate_size=72, heads=4, kv=2, block=[32, 32], scale=E8M0, fmt="ue8m0"),
     "tensor": dict(seed=4, hidden_size=32, intermediate_size=41, heads=2, kv=2, block=None, scale=torch.float32),
+    # experts one by one, routers and norms in bf16
+    "moe": dict(seed=6, arch="Qwen3Moe", hidden_size=40, intermediate_size=24, heads=2, kv=1, block=[16, 32], scale=torch.float32),
     "static": dict(seed=5, hidden_size=24, intermediate_size=40, heads=2, kv=1, block=None, scale=torch.float32, static=True),
 }
 
@@ -54,15 +60,26 @@ def digest(t):
     return hashlib.sha256(t.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes()).hexdigest()
 
 
-def make(name, case):
-    config = transformers.LlamaConfig(
-        vocab_size=67, hidden_size=case["hidden_size"], intermediate_size=case["intermediate_size"], num_hidden_layers=1,
-        num_attention_heads=case["heads"], num_key_value_heads=case["kv"], tie_word_embeddings=False, max_position_embeddings=64,
-        rope_parameters=dict(rope_type="default", rope_theta=10000.0), architectures=["LlamaForCausalLM"], use_cache=False)
+def build(case, work):
+    """The model's tensors under the names of a folder, and its configuration."""
+    sizes = dict(vocab_size=67, hidden_size=case["hidden_size"], intermediate_size=case["intermediate_size"], num_hidden_layers=1,
+                 num_attention_heads=case["heads"], num_key_value_heads=case["kv"], tie_word_embeddings=False,
+                 max_position_embeddings=64, rope_parameters=dict(rope_type="default", rope_theta=10000.0), use_cache=False)
+    arch = case.get("arch", "Llama")
+    if arch == "Qwen3Moe":
+        sizes |= dict(moe_intermediate_size=24, num_experts=4, num_experts_per_tok=2, norm_topk_prob=True, head_dim=20,
+                      decoder_sparse_step=1, mlp_only_layers=[])
     torch.manual_seed(case["seed"])
-    model = transformers.LlamaForCausalLM(config)
+    config = getattr(transformers, arch + "Config")(**sizes)
+    getattr(transformers, arch + "ForCausalLM")(config).save_pretrained(work)
+    return load_file(work / "model.safetensors"), json.loads((work / "config.json").read_text())
+
+
+def make(name, case):
+    with tempfile.TemporaryDirectory() as work:
+        weights, config = build(case, pathlib.Path(work))
     stored, doubled, expected = {}, {}, {}
-    for key, w in model.state_dict().items():
+    for key, w in sorted(weights.items()):
         w = w + 0.05 * torch.randn_like(w)
         if not key.endswith("_proj.weight"):
             stored[key] = w.to(torch.bfloat16)
@@ -81,7 +98,6 @@ def make(name, case):
             doubled[key] = codes.double() * scale.double()[index]
             assert torch.equal(single, doubled[key].float())
         expected[key] = {"fp64": digest(doubled[key]), "fp32": digest(doubled[key].float()), "bf16": digest(bf16(doubled[key]))}
-    config = json.loads(config.to_json_string())
     quantization = dict(quant_method="fp8", activation_scheme="static" if case.get("static") else "dynamic")
     if not case.get("static"):
         quantization |= dict(fmt="e4m3", weight_block_size=case["block"], modules_to_not_convert=["lm_head"])
@@ -92,11 +108,10 @@ def make(name, case):
     save_json(FOLDER / name / "config.json", config | dict(dtype="bfloat16", quantization_config=quantization))
     save_safetensors(FOLDER / name / "model.safetensors", stored, {"format": "pt"})
     ids = torch.arange(2 * 9).reshape(2, 9) * 5 % 67
-    with doubles():
-        double = transformers.LlamaForCausalLM._from_config(model.config, dtype=FLOAT64, attn_implementation="eager")
-        double.load_state_dict(doubled)
-        with torch.no_grad():
-            logits = double.eval()(input_ids=ids).logits
+    with tempfile.TemporaryDirectory() as work:
+        save_json(pathlib.Path(work) / "config.json", config | dict(dtype="float64"))
+        save_safetensors(pathlib.Path(work) / "model.safetensors", doubled, {"format": "pt"})
+        logits = logits_of(work, {"input_ids": ids})
     return expected, logits, ids
 
 

@@ -6,12 +6,12 @@
 
 enum { MOST = 1024 };
 
-typedef struct text {
+typedef struct buffer {
     char at[2 * MOST + 16];
     size_t n;
-} text;
+} buffer;
 
-static bool put(text *t, const char *s)
+static bool put(buffer *t, const char *s)
 {
     const size_t n = strlen(s);
     if (n >= sizeof t->at - t->n)
@@ -22,9 +22,11 @@ static bool put(text *t, const char *s)
 }
 
 /* One element of the pattern from p on; NULL: not one that POSIX has. */
-static const char *translate(text *t, const char *p)
+static const char *translate(buffer *t, const char *p)
 {
-    const char one[3] = {p[0], p[0] == '\\' ? p[1] : '\0', '\0'};
+    char one[3] = {p[0], '\0', '\0'};
+    if (p[0] == '\\')
+        one[1] = p[1];
     switch (p[0]) {
     case '\\':
         if (p[1] == 'd')
@@ -63,9 +65,9 @@ static const char *translate(text *t, const char *p)
     return put(t, one) ? p + 1 : NULL;
 }
 
-assay_status assay_pattern_match(const char *pattern, const char *of, const char *what, bool *matches)
+assay_status assay_pattern_match(const char *pattern, const char *text, const char *what, bool *matches)
 {
-    text t = {.n = 0};
+    buffer t = {.n = 0};
     regex_t compiled;
     ASSAY_CHECK(strlen(pattern) <= MOST && pattern[0] != '\0', ASSAY_LIMIT,
                 "%s: expected a pattern of 1 to %d characters", what, (int)MOST);
@@ -78,7 +80,7 @@ assay_status assay_pattern_match(const char *pattern, const char *of, const char
     }
     ASSAY_CHECK(put(&t, ")$") && regcomp(&compiled, t.at, REG_EXTENDED | REG_NOSUB) == 0, ASSAY_FORMAT,
                 "%s: %.100s is no pattern", what, pattern);
-    *matches = regexec(&compiled, of, 0, NULL, 0) == 0;
+    *matches = regexec(&compiled, text, 0, NULL, 0) == 0;
     regfree(&compiled);
     return ASSAY_OK;
 }

@@ -7,7 +7,7 @@
 TestSuite(fp8, .init = cli_setup, .fini = cli_teardown, .timeout = 200);
 
 #define FP8 ASSAY_SOURCE_DIR "/golden/fp8/"
-static const char *const cases[] = {"block128", "block_bf16", "block_e8m0", "tensor", "static"};
+static const char *const cases[] = {"block128", "block_bf16", "block_e8m0", "tensor", "static", "moe"};
 enum { CASES = sizeof cases / sizeof *cases };
 
 static assay_tensorfile *open_file(const char *path)
