@@ -85,11 +85,14 @@ Test(ckpt, everything_that_is_wrong_is_named)
 
 Test(ckpt, hostile_arguments_are_refused)
 {
-    expect("", 2, "expected inspect, verify, diff, reshard or convert, found");
+    expect("", 2,
+           "expected inspect, verify, diff, reshard, convert, merge, lora-merge or lora-save, found nothing");
     expect("repair x", 2, "found repair");
     expect("verify", 2, "verify: expected 1 folders, found 0");
     expect("diff a", 2, "diff: expected 2 folders, found 1");
-    expect("diff a b c", 2, "one argument too many");
+    expect("diff a b c", 2, "diff: expected 2 folders, found 3");
+    expect("merge 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18", 2, "18: one argument too many");
+    expect("convert a b --weights masters", 2, "is no checkpoint and has no masters");
     expect("convert a b --weights both", 2, "expected model or masters");
     expect("reshard a b --max-shard-size 0", 2, "--max-shard-size: expected an integer");
     expect("inspect /nonexistent", 2, "manifest.json");
