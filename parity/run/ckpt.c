@@ -4,6 +4,7 @@
 #include "core/files/checkpoint_folder.h"
 #include "core/run/options.h"
 #include "parity/parity.h"
+#include "parity/run/ckpt_paddle.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -12,7 +13,8 @@ typedef struct ckpt_options {
     char paths[3][ASSAY_PATH]; /* the verb and what it works on */
     int n_paths;
     bool tensors;
-    char weights[16]; /* of convert */
+    char weights[16]; /* of convert; "": not given */
+    bool paddle;      /* --form paddle */
     int64_t max_shard_size;
 } ckpt_options;
 
@@ -221,11 +223,16 @@ static assay_status copy_folder(const ckpt_options *o, bool convert)
 {
     assay_checkpoint *c;
     ASSAY_TRY(assay_checkpoint_open(&c, o->paths[1]));
+    if (o->paddle) {
+        const assay_status st = parity_paddle_export(c, o->paths[2]);
+        assay_checkpoint_close(c);
+        return st;
+    }
     assay_checkpoint_content to = *assay_checkpoint_content_of(c);
     if (o->max_shard_size > 0)
         to.max_shard_size = o->max_shard_size;
     if (convert) {
-        const bool masters = strcmp(o->weights, "masters") == 0;
+        const bool masters = strcmp(o->weights, "masters") == 0; /* default: model */
         to.weight = masters ? to.state : to.weight;
         to.n_states = 0;
         to.weights_only = true;
@@ -249,6 +256,12 @@ static assay_status on_option(void *user, const char *name, const char *text)
         o->tensors = true;
     if (strcmp(name, "max_shard_size") == 0)
         return assay_option_count("max-shard-size", text, 1, (int64_t)1 << 53, &o->max_shard_size);
+    if (strcmp(name, "form") == 0) {
+        ASSAY_CHECK(strcmp(text, "assay") == 0 || strcmp(text, "paddle") == 0, ASSAY_INVALID_ARGUMENT,
+                    "--form: expected assay or paddle, found %.40s", text);
+        o->paddle = strcmp(text, "paddle") == 0;
+        return ASSAY_OK;
+    }
     if (strcmp(name, "weights") == 0) {
         ASSAY_CHECK(strcmp(text, "model") == 0 || strcmp(text, "masters") == 0, ASSAY_INVALID_ARGUMENT,
                     "--weights: expected model or masters, found %.40s", text);
@@ -266,6 +279,18 @@ static assay_status resolve(ckpt_options *o, int i)
         return ASSAY_OK;
     }
     return assay_option_text("path", found, o->paths[i], ASSAY_PATH);
+}
+
+/* Of a folder of PaddleNLP's. */
+static assay_status on_paddle(const ckpt_options *o, size_t verb, int *code)
+{
+    ASSAY_CHECK(verb != 3 && !o->paddle, ASSAY_INVALID_ARGUMENT,
+                "%s: is a folder of PaddleNLP's: assay ckpt convert it first", o->paths[1]);
+    if (verb == 0)
+        return parity_paddle_inspect(o->paths[1], o->tensors);
+    if (verb == 1)
+        return parity_paddle_verify(o->paths[1], code);
+    return parity_paddle_import(o->paths[1], o->paths[2], o->weights[0] != '\0' ? o->weights : NULL, o->max_shard_size);
 }
 
 static assay_status dispatch(ckpt_options *o, int *code)
@@ -286,6 +311,10 @@ static assay_status dispatch(ckpt_options *o, int *code)
     ASSAY_TRY(resolve(o, 1));
     if (v == 2)
         ASSAY_TRY(resolve(o, 2));
+    ASSAY_CHECK(!o->paddle || (v == 4 && o->weights[0] == '\0' && o->max_shard_size == 0), ASSAY_INVALID_ARGUMENT,
+                "--form paddle: of convert alone, without --weights and --max-shard-size");
+    if (v != 2 && assay_paddle_is(o->paths[1]))
+        return on_paddle(o, v, code);
     switch (v) {
     case 0:
         return inspect(o);
@@ -303,9 +332,10 @@ int parity_main_ckpt(int argc, char **argv)
     static const assay_extra_option extra[] = {
         {"tensors", NULL, "inspect: every tensor with its hash and file"},
         {"max_shard_size", "N", "reshard, convert: bytes of the tensors of one file"},
-        {"weights", "WHICH", "convert: model (default), or masters in their place"},
+        {"weights", "WHICH", "convert: the weights alone, as the products read them (model) or their masters in their place (masters); default: model, of a PaddleNLP folder all of it"},
+        {"form", "FORM", "convert: assay (default), or paddle: all of it as a folder for PaddleNLP"},
         {NULL, NULL, NULL}};
-    ckpt_options o = {.weights = "model"};
+    ckpt_options o = {.n_paths = 0};
     int code = 0;
     assay_status st = assay_options_parse(
         argc, argv,
