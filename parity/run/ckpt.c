@@ -162,6 +162,8 @@ static assay_status diff(const ckpt_options *o, int *code)
     assay_status st = ASSAY_OK;
     assay_checkpoint *a = NULL, *b = NULL;
     int64_t differ = 0;
+    if (assay_paddle_is(o->paths[1]) || assay_paddle_is(o->paths[2]))
+        return parity_paddle_diff(o->paths[1], o->paths[2], code);
     ASSAY_TRY_GOTO(assay_checkpoint_open(&a, o->paths[1]), st, done);
     ASSAY_TRY_GOTO(assay_checkpoint_open(&b, o->paths[2]), st, done);
     ASSAY_TRY_GOTO(diff_side(a, b, true, o->paths[2], &differ), st, done);

@@ -41,14 +41,6 @@ say(findings *f, bool wrong, const char *format, ...)
 }
 
 /* --- values ------------------------------------------------------------------------------------------------- */
-/* The bits of a BF16 weight whose master this is: rounded to nearest even. */
-static uint16_t rounded(uint32_t bits)
-{
-    if ((bits & 0x7fffffffu) > 0x7f800000u) /* NaN stays one */
-        return (uint16_t)(bits >> 16 | 0x40u);
-    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-}
-
 static assay_status count_of(const assay_param_spec *p, int64_t *count)
 {
     ASSAY_CHECK(assay_shape_count(p->shape, p->ndim, count), ASSAY_LIMIT, "%s: too large", p->name);
@@ -71,7 +63,7 @@ static int64_t differing(const void *weight, assay_dtype dtype, const uint32_t *
     int64_t n = 0;
     for (int64_t k = 0; k < count; k++) {
         const bool same = dtype == ASSAY_F32 ? ((const uint32_t *)weight)[k] == master[k]
-                                             : ((const uint16_t *)weight)[k] == rounded(master[k]);
+                                             : ((const uint16_t *)weight)[k] == parity_paddle_rounded(master[k]);
         if (!same && n++ == 0)
             *first = k;
     }

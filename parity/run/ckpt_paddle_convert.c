@@ -6,13 +6,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static uint16_t rounded(uint32_t bits)
-{
-    if ((bits & 0x7fffffffu) > 0x7f800000u)
-        return (uint16_t)(bits >> 16 | 0x40u);
-    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
-}
-
 static assay_status count_of(const assay_param_spec *p, int64_t *count)
 {
     ASSAY_CHECK(assay_shape_count(p->shape, p->ndim, count), ASSAY_LIMIT, "%s: too large", p->name);
@@ -53,6 +46,56 @@ static assay_status content_of(const assay_paddle *p, const char *dir, const cha
     return ASSAY_OK;
 }
 
+/* Where the values of a role are. */
+static assay_paddle_role source_of(const assay_paddle *p, assay_paddle_role role, int64_t i)
+{
+    const assay_paddle_facts *f = assay_paddle_facts_of(p);
+    if (role == ASSAY_PADDLE_WEIGHT && f->masters_as_weights)
+        return ASSAY_PADDLE_MASTER;
+    if (role == ASSAY_PADDLE_MASTER && assay_paddle_has(p, role, i) == ASSAY_DTYPE_COUNT && f->weight == ASSAY_F32)
+        return ASSAY_PADDLE_WEIGHT;
+    return role;
+}
+
+assay_dtype parity_paddle_type(const assay_paddle *p, assay_paddle_role role, int64_t i)
+{
+    const assay_dtype found = assay_paddle_has(p, source_of(p, role, i), i);
+    if (found != ASSAY_DTYPE_COUNT && role == ASSAY_PADDLE_WEIGHT &&
+        (assay_paddle_facts_of(p)->masters_as_weights || assay_paddle_facts_of(p)->weight == ASSAY_BF16))
+        return ASSAY_BF16;
+    return found;
+}
+
+assay_status parity_paddle_values(const assay_paddle *p, assay_paddle_role role, int64_t i, assay_dtype want, void **out)
+{
+    const assay_param_spec *spec = &assay_paddle_spec(p)->params[i];
+    const assay_paddle_role from = source_of(p, role, i);
+    const assay_dtype found = assay_paddle_has(p, from, i);
+    const bool rounds = role == ASSAY_PADDLE_WEIGHT && want == ASSAY_BF16 && found == ASSAY_F32;
+    int64_t count;
+    *out = NULL;
+    ASSAY_TRY(count_of(spec, &count));
+    ASSAY_CHECK(found != ASSAY_DTYPE_COUNT, ASSAY_NOT_FOUND, "%s of %s is not there", assay_paddle_role_name(role), spec->name);
+    ASSAY_CHECK(rounds || found == want || (found == ASSAY_U16 && want == ASSAY_BF16), ASSAY_MISMATCH,
+                "%s of %s: expected %s, found %s", assay_paddle_role_name(role), spec->name, assay_dtype_name(want),
+                assay_dtype_name(found));
+    char *data = malloc((size_t)(count * assay_dtype_bytes(found)) + 1);
+    ASSAY_CHECK(data != NULL, ASSAY_OUT_OF_MEMORY, "%s", spec->name);
+    const assay_status st = assay_paddle_read(p, from, i, data);
+    for (int64_t k = 0; k < count && rounds && st == ASSAY_OK; k++) { /* in place: two bytes never pass four */
+        uint32_t bits;
+        memcpy(&bits, data + 4 * k, sizeof bits);
+        const uint16_t low = parity_paddle_rounded(bits);
+        memcpy(data + 2 * k, &low, sizeof low);
+    }
+    *out = data;
+    if (st != ASSAY_OK) {
+        free(data);
+        *out = NULL;
+    }
+    return st;
+}
+
 static assay_status add(const assay_paddle *p, int64_t i, const char *family, assay_dtype dtype, const void *data,
                         assay_checkpoint_writer *w)
 {
@@ -65,26 +108,9 @@ static assay_status add(const assay_paddle *p, int64_t i, const char *family, as
 static assay_status add_role(const assay_paddle *p, assay_paddle_role role, int64_t i, assay_dtype dtype,
                              const char *family, assay_checkpoint_writer *w)
 {
-    const assay_param_spec *spec = &assay_paddle_spec(p)->params[i];
-    int64_t count;
-    ASSAY_TRY(count_of(spec, &count));
-    const assay_dtype found = assay_paddle_has(p, role, i);
-    const bool rounds = dtype == ASSAY_BF16 && found == ASSAY_F32;
-    ASSAY_CHECK(found != ASSAY_DTYPE_COUNT, ASSAY_NOT_FOUND, "%s of %s is not there", assay_paddle_role_name(role), spec->name);
-    ASSAY_CHECK(rounds || found == dtype || (found == ASSAY_U16 && dtype == ASSAY_BF16), ASSAY_MISMATCH,
-                "%s of %s: expected %s, found %s", assay_paddle_role_name(role), spec->name, assay_dtype_name(dtype),
-                assay_dtype_name(found));
-    char *data = malloc((size_t)(count * assay_dtype_bytes(found)) + 1);
-    ASSAY_CHECK(data != NULL, ASSAY_OUT_OF_MEMORY, "%s", spec->name);
-    assay_status st = assay_paddle_read(p, role, i, data);
-    for (int64_t k = 0; k < count && rounds && st == ASSAY_OK; k++) { /* in place: two bytes never pass four */
-        uint32_t bits;
-        memcpy(&bits, data + 4 * k, sizeof bits);
-        const uint16_t low = rounded(bits);
-        memcpy(data + 2 * k, &low, sizeof low);
-    }
-    if (st == ASSAY_OK)
-        st = add(p, i, family, dtype, data, w);
+    void *data;
+    ASSAY_TRY(parity_paddle_values(p, role, i, dtype, &data));
+    const assay_status st = add(p, i, family, dtype, data, w);
     free(data);
     return st;
 }
@@ -92,12 +118,12 @@ static assay_status add_role(const assay_paddle *p, assay_paddle_role role, int6
 static assay_status add_param(const assay_paddle *p, int64_t i, const assay_checkpoint_content *c,
                               assay_checkpoint_writer *w)
 {
-    const bool masters = assay_paddle_has(p, ASSAY_PADDLE_MASTER, i) != ASSAY_DTYPE_COUNT;
-    const bool as_masters = c->weight == ASSAY_F32 || assay_paddle_facts_of(p)->masters_as_weights;
-    ASSAY_TRY(add_role(p, as_masters && masters ? ASSAY_PADDLE_MASTER : ASSAY_PADDLE_WEIGHT, i, c->weight, "weight", w));
+    const bool as_masters =
+        c->weight == ASSAY_F32 && assay_paddle_has(p, ASSAY_PADDLE_MASTER, i) != ASSAY_DTYPE_COUNT;
+    ASSAY_TRY(add_role(p, as_masters ? ASSAY_PADDLE_MASTER : ASSAY_PADDLE_WEIGHT, i, c->weight, "weight", w));
     if (c->weights_only)
         return ASSAY_OK;
-    ASSAY_TRY(add_role(p, masters ? ASSAY_PADDLE_MASTER : ASSAY_PADDLE_WEIGHT, i, ASSAY_F32, "main_param", w));
+    ASSAY_TRY(add_role(p, ASSAY_PADDLE_MASTER, i, ASSAY_F32, "main_param", w));
     ASSAY_TRY(add_role(p, ASSAY_PADDLE_MOMENT1, i, ASSAY_F32, c->state_names[0], w));
     return add_role(p, ASSAY_PADDLE_MOMENT2, i, ASSAY_F32, c->state_names[1], w);
 }
@@ -116,6 +142,19 @@ static json_t *state_of(const assay_paddle_facts *f, assay_dtype weight)
                      0);
 }
 
+/* What PaddleNLP has in the place of the decay rates: beta^(step+1), the same of every parameter (parity_paddle_open_whole), kept so
+ * that the way back has its bits; an engine that trains on writes rates in its stead. */
+static assay_status keep_powers(const assay_paddle *p, json_t *state)
+{
+    float power[2];
+    int64_t n;
+    for (int b = 0; b < 2; b++)
+        ASSAY_TRY(assay_paddle_powers(p, b == 0 ? ASSAY_PADDLE_POW1 : ASSAY_PADDLE_POW2, 0, &power[b], 1, &n));
+    ASSAY_CHECK(json_object_set_new(state, "beta_pow_acc", json_pack("[ff]", (double)power[0], (double)power[1])) == 0,
+                ASSAY_OUT_OF_MEMORY, "state.json");
+    return ASSAY_OK;
+}
+
 assay_status parity_paddle_import(const char *from, const char *to, const char *weights, int64_t max_shard_size)
 {
     assay_paddle *p;
@@ -129,6 +168,8 @@ assay_status parity_paddle_import(const char *from, const char *to, const char *
     content.max_shard_size = max_shard_size;
     state = state_of(f, content.weight);
     ASSAY_CHECK_GOTO(state != NULL, ASSAY_OUT_OF_MEMORY, st, done, "%s: state", to);
+    if (weights == NULL)
+        ASSAY_TRY_GOTO(keep_powers(p, state), st, done);
     ASSAY_TRY_GOTO(assay_checkpoint_writer_open(&w, to, assay_checkpoint_job(), f->step > 0 ? f->step : 0, 0, 1, &content), st,
                    done);
     for (int64_t i = 0; i < content.spec->n_params; i++)
@@ -173,6 +214,12 @@ static assay_status target_of(const assay_checkpoint *c, assay_paddle_target *ou
                                  "state.json: data", &out->consumed_samples));
     ASSAY_TRY(assay_json_get_double(json_object_get(state, "scheduler"), "learning_rate", true, 0.0, 1e9,
                                     "state.json: scheduler", &out->learning_rate));
+    const json_t *kept = json_object_get(state, "beta_pow_acc");
+    if (json_is_real(json_array_get(kept, 0)) && json_is_real(json_array_get(kept, 1))) {
+        out->pow1 = (float)json_real_value(json_array_get(kept, 0));
+        out->pow2 = (float)json_real_value(json_array_get(kept, 1));
+        return ASSAY_OK;
+    }
     ASSAY_TRY(power_of(training, "adam_beta1", out->step, &out->pow1));
     return power_of(training, "adam_beta2", out->step, &out->pow2);
 }
