@@ -184,7 +184,9 @@ def prove(work, name):
     theirs = pathlib.Path(run["out"]) / "checkpoint-3"
     # PaddleNLP loads its own: unmerged folders in the layout that saved, others on as many ranks, each with all of it.
     unmerged = options.get("uc") == "ignore_merge_optimizer"
-    more = options if unmerged else {key: value for key, value in options.items() if key == "bf16"}
+    skips = options.get("uc") == "skip_save_model_weight"  # its loader must be told, too
+    experts = config.get("num_experts", config.get("num_local_experts", 0))  # PaddleNLP spreads them over data-parallel ranks
+    more = options if unmerged or experts else {key: value for key, value in options.items() if key == "bf16" or (key == "uc" and skips)}
     again = {**base, **more, "steps": 4, "out": f"{work}/{name}.own", "load": str(theirs), "dump": f"{work}/{name}.own"}
     launch(work, again, ranks)
     fused = config.get("fuse_attention_ffn", False)
@@ -197,14 +199,15 @@ def prove(work, name):
     assert " 0 tensors differ" in " " + assay("diff", theirs, back) and "0 tensors differ" in assay("diff", theirs, ours)
     plain = {key: value for key, value in config.items() if not key.startswith("fuse_")}
     one = {**base, "config": plain, **{k: v for k, v in options.items() if k == "bf16"}, "steps": 4, "load": str(back)}
-    results = {}
+    words = [w for w in ("two", "tp2") if not (experts and w == "two")]
     for word, n, args in (("one", 1, {}), ("two", 2, {}), ("tp2", 2, TP)):
+        if word != "one" and word not in words:
+            continue
         launch(work, {**one, **args, "out": f"{work}/{name}.{word}", "dump": f"{work}/{name}.{word}"}, n)
-        results[word] = n
     found = assay_tensors(ours)
     single = {when: {k: v[0] for k, v in dumped(f"{work}/{name}.one", when, 1).items()} for when in ("begin", "end")}
     compare(f"{name}: PaddleNLP holds what assay wrote", canonical(single["begin"], plain, tied), found)
-    for word in ("two", "tp2"):
+    for word in words:
         for when in ("begin", "end"):
             joined = whole(dumped(f"{work}/{name}.{word}", when, 2), single[when], False)
             compare(f"{name}: {word}, {when}", joined, single[when])
@@ -220,7 +223,7 @@ def prove(work, name):
     compare(f"{name}: PaddleNLP's own load and assay's", own["begin"], found)
     compare(f"{name}: the next step", canonical(single["end"], plain, tied), own["end"])
     hashes = {"/".join(k): hashlib.sha256(v.tobytes()).hexdigest() for k, v in own["begin"].items()}
-    print(f"{name}: {len(found)} tensors: PaddleNLP's load = assay's; assay's folder on 1, 2 and tp2 ranks, and its next step",
+    print(f"{name}: {len(found)} tensors: PaddleNLP's load = assay's; assay's folder on one, {' and '.join(words)}, and its next step",
           flush=True)
     return theirs, hashes, keep
 
@@ -254,6 +257,20 @@ def keep_folder(name, theirs, hashes):
         (GOLDEN / "paddle" / f"{name}.json").write_text(json.dumps(hashes, indent=0, sort_keys=True) + "\n")
 
 
+def update_manifest():
+    """Versions, command and the sha256 of every file under golden/paddle."""
+    from importlib.metadata import version
+
+    path = GOLDEN / "MANIFEST.json"
+    manifest = json.loads(path.read_text())
+    files = sorted(p for p in (GOLDEN / "paddle").rglob("*") if p.is_file())
+    manifest["paddle"] = {"command": "python golden/make_paddle.py build/release/bin/assay",
+                          "python": sys.version.split()[0], "paddlepaddle": version("paddlepaddle"), "paddlenlp": version("paddlenlp"),
+                          "seeds": {"paddle": 1, "tokens": 7},
+                          "sha256": {str(p.relative_to(GOLDEN)): hashlib.sha256(p.read_bytes()).hexdigest() for p in files}}
+    path.write_text(json.dumps(manifest, indent=2, sort_keys=True) + "\n")
+
+
 def main():
     names = sys.argv[2:]
     with tempfile.TemporaryDirectory() as work:
@@ -267,6 +284,7 @@ def main():
                 theirs = refuse(work, name)
                 if name == "tp2_quantized_O1":
                     keep_folder(name, theirs, None)
+    update_manifest()
 
 
 if __name__ == "__main__":

@@ -30,20 +30,20 @@ typedef void (*assay_paddle_finding)(void *user, bool wrong, const char *text);
 
 /* What the folder says of itself. */
 typedef struct assay_paddle_facts {
-    assay_dtype weight; /* of model-*: BF16 (also where it is stored as U16), F16 or F32 */
-    bool has_optimizer; /* an optimizer index */
-    bool has_masters;   /* masters, of their own or under the names of the weights */
+    assay_dtype weight;      /* of model-*: BF16 (also where it is stored as U16), F16 or F32 */
+    bool has_optimizer;      /* an optimizer index */
+    bool has_masters;        /* masters, of their own or under the names of the weights */
     bool masters_as_weights; /* skip_save_model_weight: model-* holds the masters, there are no weights */
     bool quantized;          /* optimizer states of ckpt_quant_stage O1 or O2 */
     bool unmerged;           /* ignore_merge_optimizer */
     int files[3];            /* of model, optimizer, master_weights */
     size_t bytes[3];         /* of their tensors */
     int64_t tensors[3];
-    int64_t step, consumed_samples;     /* trainer_state.json; -1: not there */
-    int64_t last_epoch;                 /* scheduler.pdparams; -1: not there */
-    double learning_rate;               /* of the next step */
-    int64_t trained, without;           /* parameters with states, and without any (frozen, or lost) */
-    char version[32];                   /* of PaddleNLP */
+    int64_t step, consumed_samples; /* trainer_state.json; -1: not there */
+    int64_t last_epoch;             /* scheduler.pdparams; -1: not there */
+    double learning_rate;           /* of the next step */
+    int64_t trained, without;       /* parameters with states, and without any (frozen, or lost) */
+    char version[32];               /* of PaddleNLP */
 } assay_paddle_facts;
 
 typedef struct assay_paddle assay_paddle;

@@ -92,7 +92,8 @@ static int64_t slots_of(const assay_paddle *p, int64_t param, int64_t *n)
 /* Masters that lie under the names of the weights. */
 static const assay_paddle_tensor *tensor_of(const assay_paddle *p, assay_paddle_role role, int64_t slot)
 {
-    const int from = role == ASSAY_PADDLE_MASTER && p->facts.masters_as_weights ? ASSAY_PADDLE_WEIGHT : (int)role;
+    const int from =
+        role == ASSAY_PADDLE_MASTER && p->facts.masters_as_weights ? ASSAY_PADDLE_WEIGHT : (int)role;
     return &p->tensors[from * p->slots.n + slot];
 }
 
@@ -124,7 +125,8 @@ static void copy_slice(const joined *j, const assay_tensor_info *t, int64_t befo
     const int dim = j->tensor->dim;
     const int64_t rows = t->shape[0], columns = t->ndim > 1 ? t->shape[1] : 1;
     const int64_t whole_columns = s->ndim > 1 ? s->shape[1] : 1;
-    const int64_t cut = dim >= 0 ? t->shape[dim] / s->blocks : 0, whole = dim >= 0 ? s->shape[dim] / s->blocks : 0;
+    const int64_t cut = dim >= 0 ? t->shape[dim] / s->blocks : 0,
+                  whole = dim >= 0 ? s->shape[dim] / s->blocks : 0;
     for (int64_t r = 0; r < rows; r++)
         for (int64_t c = 0; c < columns; c++) {
             int64_t at[2] = {r, c};
@@ -132,9 +134,9 @@ static void copy_slice(const joined *j, const assay_tensor_info *t, int64_t befo
                 const int64_t block = cut > 0 ? at[dim] / cut : 0;
                 at[dim] = block * whole + before / s->blocks + at[dim] - block * cut;
             }
-            const int64_t to =
-                s->transposed ? at[1] * s->shape[0] + at[0] : at[0] * whole_columns + at[1];
-            memcpy(dst + to * j->width, (const char *)t->data + (r * columns + c) * j->width, (size_t)j->width);
+            const int64_t to = s->transposed ? at[1] * s->shape[0] + at[0] : at[0] * whole_columns + at[1];
+            memcpy(dst + to * j->width, (const char *)t->data + (r * columns + c) * j->width,
+                   (size_t)j->width);
         }
 }
 
@@ -144,8 +146,10 @@ static assay_status read_slot(const assay_paddle *p, const joined *j, char *dst)
     for (int i = 0; i < j->tensor->n; i++) {
         const assay_tensor_info *t = j->tensor->pieces[i];
         const int dim = j->tensor->dim;
-        ASSAY_CHECK(dim < 0 || (t->shape[dim] % j->slot->blocks == 0 && j->slot->shape[dim] % j->slot->blocks == 0),
-                    ASSAY_MISMATCH, "%s: %s: slices of %lld in two halves", p->dir, t->name, (long long)t->shape[dim]);
+        ASSAY_CHECK(dim < 0 ||
+                        (t->shape[dim] % j->slot->blocks == 0 && j->slot->shape[dim] % j->slot->blocks == 0),
+                    ASSAY_MISMATCH, "%s: %s: slices of %lld in two halves", p->dir, t->name,
+                    (long long)t->shape[dim]);
         copy_slice(j, t, before, dst);
         before += dim >= 0 ? t->shape[dim] : 0;
     }

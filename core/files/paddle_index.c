@@ -54,7 +54,8 @@ static assay_status list_folder(assay_paddle *p)
             p->listing = more;
         }
         p->listing[p->n_listing] = strdup(e->d_name);
-        ASSAY_CHECK_GOTO(p->listing[p->n_listing] != NULL, ASSAY_OUT_OF_MEMORY, st, done, "%s: names", p->dir);
+        ASSAY_CHECK_GOTO(p->listing[p->n_listing] != NULL, ASSAY_OUT_OF_MEMORY, st, done, "%s: names",
+                         p->dir);
         p->n_listing++;
     }
     qsort(p->listing, (size_t)p->n_listing, sizeof *p->listing, compare);
@@ -76,17 +77,18 @@ static assay_status refuse_unread(const assay_paddle *p)
                                         "peft_model.safetensors.index.json", "prefix_config.json",
                                         "lora_config.json"};
     for (size_t i = 0; i < sizeof names / sizeof *names; i++)
-        ASSAY_CHECK(!assay_paddle_listed(p, names[i]), ASSAY_UNSUPPORTED,
-                    "%s/%s: is not read: %s", p->dir, names[i],
-                    i < 2 ? "it is pickled, and reading a pickle executes what it says; let PaddleNLP save with "
-                            "--unified_checkpoint 1"
-                          : "adapters of PaddleNLP's; merge them into the model there");
+        ASSAY_CHECK(
+            !assay_paddle_listed(p, names[i]), ASSAY_UNSUPPORTED, "%s/%s: is not read: %s", p->dir, names[i],
+            i < 2 ? "it is pickled, and reading a pickle executes what it says; let PaddleNLP save with "
+                    "--unified_checkpoint 1"
+                  : "adapters of PaddleNLP's; merge them into the model there");
     for (int64_t i = 0; i < p->n_listing; i++) {
         const char *name = p->listing[i], *dot = strrchr(name, '.');
-        ASSAY_CHECK(dot == NULL || (strcmp(dot, ".pdopt") != 0 &&
-                                    !(strcmp(dot, ".pdparams") == 0 && strncmp(name, "model_state", 11) == 0)),
+        ASSAY_CHECK(dot == NULL || (strcmp(dot, ".pdopt") != 0 && !(strcmp(dot, ".pdparams") == 0 &&
+                                                                    strncmp(name, "model_state", 11) == 0)),
                     ASSAY_UNSUPPORTED,
-                    "%s/%s: is not read: it is pickled, and reading a pickle executes what it says; let PaddleNLP save "
+                    "%s/%s: is not read: it is pickled, and reading a pickle executes what it says; let "
+                    "PaddleNLP save "
                     "with --unified_checkpoint 1",
                     p->dir, name);
     }
@@ -94,37 +96,46 @@ static assay_status refuse_unread(const assay_paddle *p)
 }
 
 /* --- names of shards ---------------------------------------------------------------------------------------- */
+/* Reads `word` and then exactly `digits` digits at *at; moves *at behind them. */
+static bool word_number(const char **at, const char *word, int digits, int *out)
+{
+    const size_t n = strlen(word);
+    if (strncmp(*at, word, n) != 0)
+        return false;
+    *out = 0;
+    for (int i = 0; i < digits; i++) {
+        const char c = (*at)[n + (size_t)i];
+        if (c < '0' || c > '9')
+            return false;
+        *out = *out * 10 + (c - '0');
+    }
+    *at += n + (size_t)digits;
+    return true;
+}
+
 /* "optimizer-00002-of-00004.safetensors" -> 2 and 4. */
 static bool shard_number(const char *name, const char *word, int *number, int *of)
 {
-    char end = 0;
-    int used = 0;
     const size_t n = strlen(word);
-    return strncmp(name, word, n) == 0 && name[n] == '-' &&
-           sscanf(name + n, "-%5d-of-%5d.safetensor%c%n", number, of, &end, &used) == 3 && end == 's' &&
-           name[n + (size_t)used] == '\0' && *number > 0 && *of > 0;
+    const char *at = name + n;
+    return strncmp(name, word, n) == 0 && word_number(&at, "-", 5, number) &&
+           word_number(&at, "-of-", 5, of) && strcmp(at, ".safetensors") == 0;
 }
 
 /* "optimizer.tp01_pp00_shard01.safetensors" -> tp 1.  False: another name. */
 static bool rank_suffix(const char *name, const char *word, int *tp)
 {
     const size_t n = strlen(word);
+    int other;
     if (strncmp(name, word, n) != 0 || name[n] != '.')
         return false;
     *tp = -1;
-    const char *at = name + n + 1;
-    for (;;) {
-        int value = 0, used = 0;
-        if (sscanf(at, "tp%2d%n", &value, &used) == 1 && used > 0)
-            *tp = value;
-        else if (!((sscanf(at, "pp%2d%n", &value, &used) == 1 ||
-                    sscanf(at, "shard%2d%n", &value, &used) == 1) &&
-                   used > 0))
+    for (const char *at = name + n + 1;; at++) {
+        if (!word_number(&at, "tp", 2, tp) && !word_number(&at, "pp", 2, &other) &&
+            !word_number(&at, "shard", 2, &other))
             return false;
-        at += used;
         if (*at != '_')
             return strcmp(at, ".safetensors") == 0;
-        at++;
     }
 }
 
@@ -186,11 +197,12 @@ static assay_status add_mapped(assay_paddle *p, assay_paddle_files kind, json_t 
     json_object_foreach(map, key, value)
     {
         if (!plain_name(value)) {
-            assay_paddle_say(p, true,
-                             "%s.safetensors.index.json: '%.160s' is in '%.160s', expected a plain file name in "
-                             "the same folder",
-                             assay_paddle_words[kind], key,
-                             json_is_string(value) ? json_string_value(value) : "no string");
+            assay_paddle_say(
+                p, true,
+                "%s.safetensors.index.json: '%.160s' is in '%.160s', expected a plain file name in "
+                "the same folder",
+                assay_paddle_words[kind], key,
+                json_is_string(value) ? json_string_value(value) : "no string");
             continue;
         }
         ASSAY_TRY(add_file(p, kind, json_string_value(value), -1));
@@ -214,8 +226,8 @@ static void check_shards(const assay_paddle *p, assay_paddle_files kind)
                              "over without a word",
                              p->listing[i], word);
         if (first_of != 0 && of != first_of)
-            assay_paddle_say(p, true, "%s: of a save of %d shards, others here are of one of %d", p->listing[i],
-                             of, first_of);
+            assay_paddle_say(p, true, "%s: of a save of %d shards, others here are of one of %d",
+                             p->listing[i], of, first_of);
         first_of = first_of == 0 ? of : first_of;
     }
     if (first_of > here)
@@ -241,7 +253,8 @@ static assay_status find_unmerged(assay_paddle *p, assay_paddle_files kind)
                    strstr(name, ".safetensors") != NULL && strstr(name, ".index.json") == NULL &&
                    kind != ASSAY_PADDLE_FILES_MODEL)
             ASSAY_FAIL(ASSAY_UNSUPPORTED,
-                       "%s/%s: is not read: an unmerged file is named by tp, pp and shard numbers", p->dir, name);
+                       "%s/%s: is not read: an unmerged file is named by tp, pp and shard numbers", p->dir,
+                       name);
     }
     return ASSAY_OK;
 }
@@ -280,9 +293,12 @@ assay_status assay_paddle_find_files(assay_paddle *p)
 
 bool assay_paddle_is(const char *dir)
 {
-    static const char *const names[] = {"optimizer.safetensors.index.json", "scheduler.pdparams",
-                                        "master_weights.safetensors.index.json", "optimizer.pdopt",
-                                        "model_state.pdparams", "peft_model.safetensors.index.json"};
+    static const char *const names[] = {"optimizer.safetensors.index.json",
+                                        "scheduler.pdparams",
+                                        "master_weights.safetensors.index.json",
+                                        "optimizer.pdopt",
+                                        "model_state.pdparams",
+                                        "peft_model.safetensors.index.json"};
     char path[PATH_MAX];
     json_t *config = NULL;
     bool found = false;

@@ -37,7 +37,7 @@ typedef struct assay_paddle_slots {
     struct assay_paddle_name {
         const char *name;
         int64_t slot;
-    } *by_name; /* [n_names] names and aliases, sorted */
+    } * by_name; /* [n_names] names and aliases, sorted */
     int64_t n_names;
 } assay_paddle_slots;
 
@@ -64,7 +64,7 @@ typedef struct assay_paddle_tensor {
 typedef struct assay_paddle_file {
     assay_paddle_files kind;
     char name[256];
-    int tp; /* of an unmerged one; -1 */
+    int tp;                 /* of an unmerged one; -1 */
     assay_tensorfile *file; /* NULL: cannot be read, said already */
 } assay_paddle_file;
 

@@ -10,8 +10,8 @@ const char *const assay_paddle_suffixes[ASSAY_PADDLE_ROLES] = {
 
 const char *assay_paddle_role_name(assay_paddle_role role)
 {
-    static const char *const names[ASSAY_PADDLE_ROLES] = {
-        "weight", "main_param", "exp_avg", "exp_avg_sq", "beta1_pow_acc_0", "beta2_pow_acc_0"};
+    static const char *const names[ASSAY_PADDLE_ROLES] = {"weight",     "main_param",      "exp_avg",
+                                                          "exp_avg_sq", "beta1_pow_acc_0", "beta2_pow_acc_0"};
     return names[role];
 }
 
@@ -83,9 +83,9 @@ static void add_fused(assay_paddle_slots *s, const assay_param_spec *p, int64_t 
     *slot = (assay_paddle_slot){.param = i, .part = -1, .blocks = qkv ? 1 : 2};
     const char *rest = ends(p->name, ".bias") ? "bias" : "weight";
     snprintf(slot->name, sizeof slot->name, "%s.layers.%lld.%s.%s", prefix, (long long)p->layer,
-             qkv                                      ? "self_attn.qkv_proj"
+             qkv                                     ? "self_attn.qkv_proj"
              : strstr(p->name, "shared_exp") == NULL ? "mlp.gate_up_fused_proj"
-                                                      : "mlp.shared_expert.gate_up_fused_proj",
+                                                     : "mlp.shared_expert.gate_up_fused_proj",
              rest);
     set_shape(slot, p->shape[0], p->ndim > 1 ? p->shape[1] : 0, p->ndim > 1);
 }
@@ -219,9 +219,11 @@ assay_status assay_paddle_config_to_json(const assay_model_config *c, assay_dtyp
     json_object_del(root, "rope_scaling");
     json_object_del(root, "head_dim");
     json_object_del(root, "torch_dtype");
-    int failed = json_object_set_new(root, "dtype",
-                                     json_string(weight == ASSAY_BF16 ? "bfloat16" : "float32"));
+    int failed =
+        json_object_set_new(root, "dtype", json_string(weight == ASSAY_BF16 ? "bfloat16" : "float32"));
     failed |= json_object_set_new(root, "rope_theta", json_real(c->rotary_base));
+    /* says whose orientation and names the folder has: without it square matrices would pass for transformers' */
+    failed |= json_object_set_new(root, "paddlenlp_version", json_string("3.0.0b4"));
     failed |= json_object_set_new(root, "seq_length", json_integer(c->max_position_embeddings));
     if (failed != 0) {
         json_decref(root);

@@ -31,7 +31,8 @@ static bool is_power(int role)
 
 static bool equal(const assay_tensor_info *a, const assay_tensor_info *b)
 {
-    return a->dtype == b->dtype && a->bytes == b->bytes && (a->bytes == 0 || memcmp(a->data, b->data, a->bytes) == 0);
+    return a->dtype == b->dtype && a->bytes == b->bytes &&
+           (a->bytes == 0 || memcmp(a->data, b->data, a->bytes) == 0);
 }
 
 /* --- types and shapes --------------------------------------------------------------------------------------- */
@@ -52,7 +53,8 @@ static bool legal_type(const assay_paddle *p, int role, assay_dtype dtype)
 }
 
 /* Whether the tensor has the slot's shape, but for dimension *dim, which may be a slice's (-1: none is). */
-static bool fits(const assay_paddle *p, int role, int64_t slot, const assay_tensor_info *t, bool slices, int *dim)
+static bool fits(const assay_paddle *p, int role, int64_t slot, const assay_tensor_info *t, bool slices,
+                 int *dim)
 {
     const assay_paddle_slot *s = &p->slots.slots[slot];
     *dim = -1;
@@ -79,10 +81,11 @@ static bool check_tensor(assay_paddle *p, int role, int64_t slot, const assay_pa
     if (p->facts.quantized && role >= ASSAY_PADDLE_MOMENT1 && t->dtype != ASSAY_F32)
         return false; /* said once, of all */
     if (!legal_type(p, role, t->dtype)) {
-        assay_paddle_say(p, true, "%s: %s: dtype %s, expected %s", f->name, t->name, assay_dtype_name(t->dtype),
+        assay_paddle_say(p, true, "%s: %s: dtype %s, expected %s", f->name, t->name,
+                         assay_dtype_name(t->dtype),
                          role != ASSAY_PADDLE_WEIGHT ? "F32"
                          : p->bf16                   ? "U16 or BF16 (config.json: dtype bfloat16), or F32"
-                                                     : "F32 or F16 (config.json does not say dtype bfloat16)");
+                                   : "F32 or F16 (config.json does not say dtype bfloat16)");
         return false;
     }
     if (fits(p, role, slot, t, unmerged, dim))
@@ -125,7 +128,8 @@ static assay_status place(assay_paddle *p, const assay_paddle_file *f, const ass
         slot = assay_paddle_slot_find(&p->slots, name, &alias);
     }
     if (slot < 0) {
-        assay_paddle_say(p, true, "%s: %.160s: the model of config.json has no such parameter", f->name, t->name);
+        assay_paddle_say(p, true, "%s: %.160s: the model of config.json has no such parameter", f->name,
+                         t->name);
         return ASSAY_OK;
     }
     assay_paddle_tensor *x = tensor_of(p, role, slot);
@@ -147,7 +151,8 @@ static assay_status place(assay_paddle *p, const assay_paddle_file *f, const ass
     }
     if (!equal(x->pieces[0], t)) {
         assay_paddle_say(p, true, "%s: %s: differs from what %s holds", f->name, t->name,
-                         alias || strcmp(x->pieces[0]->name, t->name) != 0 ? "its tied name" : "another rank's file");
+                         alias || strcmp(x->pieces[0]->name, t->name) != 0 ? "its tied name"
+                                                                           : "another rank's file");
         x->bad = true;
     }
     return ASSAY_OK;
@@ -163,7 +168,8 @@ static const assay_paddle_file *file_named(const assay_paddle *p, assay_paddle_f
 }
 
 /* A tensor that the index places elsewhere, or nowhere.  Split parameters have their powers in the files of both ranks. */
-static void check_shadowed(assay_paddle *p, const assay_paddle_file *f, const assay_tensor_info *t, const char *place)
+static void check_shadowed(assay_paddle *p, const assay_paddle_file *f, const assay_tensor_info *t,
+                           const char *place)
 {
     const assay_paddle_file *other = file_named(p, f->kind, place);
     const assay_tensor_info *read =
@@ -171,13 +177,14 @@ static void check_shadowed(assay_paddle *p, const assay_paddle_file *f, const as
     size_t length;
     if (place == NULL) {
         if (!(p->facts.quantized && strchr(t->name, '@') != NULL))
-            assay_paddle_say(p, true, "%s: %.160s: the index does not name it, so PaddleNLP passes it over", f->name,
-                             t->name);
+            assay_paddle_say(p, true, "%s: %.160s: the index does not name it, so PaddleNLP passes it over",
+                             f->name, t->name);
     } else if (read == NULL)
-        assay_paddle_say(p, true, "%s: %.160s: is here, but the index says it is in %.160s", f->name, t->name, place);
+        assay_paddle_say(p, true, "%s: %.160s: is here, but the index says it is in %.160s", f->name, t->name,
+                         place);
     else if (!is_power(role_of(t->name, f->kind, &length)) || !equal(read, t))
-        assay_paddle_say(p, true, "%s: %.160s: shadowed: the index reads the one in %.160s, which %s", f->name,
-                         t->name, place, equal(read, t) ? "is equal" : "differs");
+        assay_paddle_say(p, true, "%s: %.160s: shadowed: the index reads the one in %.160s, which %s",
+                         f->name, t->name, place, equal(read, t) ? "is equal" : "differs");
 }
 
 static assay_status place_file(assay_paddle *p, const assay_paddle_file *f)
@@ -204,7 +211,8 @@ static void check_index(assay_paddle *p, assay_paddle_files kind)
     json_object_foreach(map, key, value)
     {
         const assay_paddle_file *f = file_named(p, kind, json_string_value(value));
-        const assay_tensor_info *t = f != NULL && f->file != NULL ? assay_tensorfile_find(f->file, key) : NULL;
+        const assay_tensor_info *t =
+            f != NULL && f->file != NULL ? assay_tensorfile_find(f->file, key) : NULL;
         bytes += t != NULL ? t->bytes : 0;
         if (f != NULL && f->file != NULL && t == NULL &&
             !(p->facts.quantized && strstr(key, "/moment1_0") != NULL))
@@ -217,8 +225,10 @@ static void check_index(assay_paddle *p, assay_paddle_files kind)
         assay_error_clear();
         assay_paddle_say(p, true, "%s.safetensors.index.json: metadata.total_size: expected an integer",
                          assay_paddle_words[kind]);
-    } else if ((size_t)said != bytes && (size_t)said != p->facts.bytes[kind]) /* split parameters: all that lies there */
-        assay_paddle_say(p, true, "%s.safetensors.index.json: total_size says %lld bytes, the tensors have %zu",
+    } else if ((size_t)said != bytes &&
+               (size_t)said != p->facts.bytes[kind]) /* split parameters: all that lies there */
+        assay_paddle_say(p, true,
+                         "%s.safetensors.index.json: total_size says %lld bytes, the tensors have %zu",
                          assay_paddle_words[kind], (long long)said, bytes);
 }
 
@@ -262,7 +272,8 @@ static void check_states(assay_paddle *p, int64_t slot)
                              r < ASSAY_PADDLE_POW1 ? "" : " (PaddleNLP begins the power afresh)");
     if (any && !master && p->facts.has_masters && tensor_of(p, ASSAY_PADDLE_WEIGHT, slot)->n > 0 &&
         tensor_of(p, ASSAY_PADDLE_WEIGHT, slot)->pieces[0]->dtype != ASSAY_F32)
-        assay_paddle_say(p, true, "%s: no master beside its states: PaddleNLP casts one from the rounded weight", name);
+        assay_paddle_say(
+            p, true, "%s: no master beside its states: PaddleNLP casts one from the rounded weight", name);
 }
 
 static void check_slots(assay_paddle *p)
@@ -271,7 +282,8 @@ static void check_slots(assay_paddle *p)
         for (int r = 0; r < ASSAY_PADDLE_ROLES; r++)
             check_slices(p, r, i);
         if (!here(p, ASSAY_PADDLE_WEIGHT, i) && p->facts.files[ASSAY_PADDLE_FILES_MODEL] > 0)
-            assay_paddle_say(p, true, "%s: no weight in model-*: PaddleNLP keeps what was drawn", p->slots.slots[i].name);
+            assay_paddle_say(p, true, "%s: no weight in model-*: PaddleNLP keeps what was drawn",
+                             p->slots.slots[i].name);
         if (p->facts.has_optimizer)
             check_states(p, i);
     }
@@ -281,7 +293,8 @@ static void check_slots(assay_paddle *p)
             for (int r = ASSAY_PADDLE_MOMENT1; r < ASSAY_PADDLE_ROLES; r++)
                 any = any || here(p, r, i);
             if (!any)
-                assay_paddle_say(p, false, "%s: no states: it was frozen, or lost them; PaddleNLP begins them afresh",
+                assay_paddle_say(p, false,
+                                 "%s: no states: it was frozen, or lost them; PaddleNLP begins them afresh",
                                  p->slots.slots[i].name);
         }
 }
@@ -296,13 +309,16 @@ static void check_masters(assay_paddle *p)
     p->facts.has_masters = own || p->facts.masters_as_weights;
     if (said && !p->facts.has_masters)
         assay_paddle_say(p, true,
-                         "master_weights.safetensors.index.json: missing: the optimizer's index says that there are masters");
+                         "master_weights.safetensors.index.json: missing: the optimizer's index says that "
+                         "there are masters");
     if (p->facts.has_optimizer && !p->facts.has_masters && !said && p->bf16)
         assay_paddle_say(p, false,
-                         "no masters (remove_master_weight): PaddleNLP casts them from the rounded weights, 16 bits are lost");
+                         "no masters (remove_master_weight): PaddleNLP casts them from the rounded weights, "
+                         "16 bits are lost");
     if (own && json_is_object(json_object_get(index, "weight_map")) && !said)
-        assay_paddle_say(p, true, "optimizer.safetensors.index.json: does not say master_weights, so PaddleNLP passes "
-                                  "the masters over");
+        assay_paddle_say(p, true,
+                         "optimizer.safetensors.index.json: does not say master_weights, so PaddleNLP passes "
+                         "the masters over");
 }
 
 /* The type of model-*: that of most of its tensors; single ones may be kept in F32. */
@@ -325,9 +341,8 @@ static bool index_has(const assay_paddle *p, const char *word)
 {
     const char *key;
     json_t *value;
-    json_object_foreach(json_object_get(p->index[ASSAY_PADDLE_FILES_MODEL], "weight_map"), key, value)
-        if (strstr(key, word) != NULL)
-            return true;
+    json_object_foreach(json_object_get(p->index[ASSAY_PADDLE_FILES_MODEL], "weight_map"), key,
+                        value) if (strstr(key, word) != NULL) return true;
     return false;
 }
 
@@ -350,7 +365,8 @@ assay_status assay_paddle_place(assay_paddle *p)
     check_masters(p);
     if (p->facts.quantized)
         assay_paddle_say(p, false,
-                         "optimizer: states are quantized (ckpt_quant_stage %s): lossy when they were saved, and not read here",
+                         "optimizer: states are quantized (ckpt_quant_stage %s): lossy when they were saved, "
+                         "and not read here",
                          stage);
     check_slots(p);
     return ASSAY_OK;

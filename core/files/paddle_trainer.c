@@ -74,7 +74,8 @@ static assay_status value(pickle *k, bool integer, int64_t i, double x)
                 "%s: expected last_epoch, an integer, and last_lr, once each, found '%s'", k->what, k->key);
     k->rate = integer ? (double)i : x;
     k->has_rate = true;
-    ASSAY_CHECK(k->rate == k->rate && k->rate - k->rate == 0.0, ASSAY_FORMAT, "%s: last_lr is not finite", k->what);
+    ASSAY_CHECK(k->rate == k->rate && k->rate - k->rate == 0.0, ASSAY_FORMAT, "%s: last_lr is not finite",
+                k->what);
     return ASSAY_OK;
 }
 
@@ -129,10 +130,11 @@ static assay_status step(pickle *k)
         k->stopped = true;
         return ASSAY_OK;
     default:
-        ASSAY_FAIL(ASSAY_UNSUPPORTED,
-                   "%s: a pickle with opcode 0x%02x: only a dict of last_epoch and last_lr is read, nothing is "
-                   "executed",
-                   k->what, b[0]);
+        ASSAY_FAIL(
+            ASSAY_UNSUPPORTED,
+            "%s: a pickle with opcode 0x%02x: only a dict of last_epoch and last_lr is read, nothing is "
+            "executed",
+            k->what, b[0]);
     }
 }
 
@@ -142,8 +144,8 @@ assay_status assay_paddle_scheduler_parse(const unsigned char *bytes, size_t n, 
     pickle k = {.at = bytes, .end = bytes + n, .what = what};
     while (!k.stopped)
         ASSAY_TRY(step(&k));
-    ASSAY_CHECK(k.at == k.end && k.begun && !k.has_key && k.has_epoch && k.has_rate && k.epoch >= 0, ASSAY_FORMAT,
-                "%s: expected a dict of last_epoch and last_lr", what);
+    ASSAY_CHECK(k.at == k.end && k.begun && !k.has_key && k.has_epoch && k.has_rate && k.epoch >= 0,
+                ASSAY_FORMAT, "%s: expected a dict of last_epoch and last_lr", what);
     *last_epoch = k.epoch;
     *last_lr = k.rate;
     return ASSAY_OK;
@@ -154,7 +156,8 @@ static size_t put_text(unsigned char *out, const char *word)
     const size_t n = strlen(word);
     out[0] = OP_SHORT_TEXT;
     out[1] = (unsigned char)n;
-    memcpy(out + 2, word, n);
+    for (size_t i = 0; i < n; i++)
+        out[2 + i] = (unsigned char)word[i];
     out[n + 2] = OP_MEMOIZE;
     return n + 3;
 }
@@ -194,7 +197,8 @@ static assay_status read_state(assay_paddle *p)
     assay_paddle_facts *f = &p->facts;
     if (!assay_paddle_listed(p, "trainer_state.json")) {
         if (f->has_optimizer)
-            assay_paddle_say(p, true, "trainer_state.json: missing: PaddleNLP begins at step 0 with old states");
+            assay_paddle_say(p, true,
+                             "trainer_state.json: missing: PaddleNLP begins at step 0 with old states");
         return ASSAY_OK;
     }
     ASSAY_TRY(assay_paddle_path(p, "trainer_state.json", path));
@@ -207,10 +211,11 @@ static assay_status read_state(assay_paddle *p)
     if (st != ASSAY_OK)
         assay_paddle_say_error(p);
     if (f->step > 0 && f->consumed_samples == 0)
-        assay_paddle_say(p, false,
-                         "trainer_state.json: consumed_samples 0 at step %lld: PaddleNLP does not read it, but counts "
-                         "step x batch of the run that goes on",
-                         (long long)f->step);
+        assay_paddle_say(
+            p, false,
+            "trainer_state.json: consumed_samples 0 at step %lld: PaddleNLP does not read it, but counts "
+            "step x batch of the run that goes on",
+            (long long)f->step);
     return ASSAY_OK;
 }
 
@@ -228,12 +233,14 @@ static assay_status read_scheduler(assay_paddle *p)
     ASSAY_TRY(assay_paddle_path(p, "scheduler.pdparams", path));
     assay_status st = assay_read_file(path, 4096, &bytes, &n);
     if (st == ASSAY_OK)
-        st = assay_paddle_scheduler_parse((unsigned char *)bytes, (size_t)n, path, &f->last_epoch, &f->learning_rate);
+        st = assay_paddle_scheduler_parse((unsigned char *)bytes, (size_t)n, path, &f->last_epoch,
+                                          &f->learning_rate);
     free(bytes);
     if (st != ASSAY_OK)
         assay_paddle_say_error(p);
     else if (f->step >= 0 && f->last_epoch != f->step)
-        assay_paddle_say(p, true, "scheduler.pdparams: stale: of step %lld, trainer_state.json is of step %lld",
+        assay_paddle_say(p, true,
+                         "scheduler.pdparams: stale: of step %lld, trainer_state.json is of step %lld",
                          (long long)f->last_epoch, (long long)f->step);
     return ASSAY_OK;
 }
@@ -250,17 +257,19 @@ static void check_random(const assay_paddle *p)
 /* Asynchronous: every rank writes a sign of every kind when it is done. */
 static void check_signs(const assay_paddle *p)
 {
-    static const char *const words[] = {".model_weight.done.", ".optimizer_weight.done.", ".master_weight.done."};
+    static const char *const words[] = {".model_weight.done.", ".optimizer_weight.done.",
+                                        ".master_weight.done."};
     int n[3] = {0};
     for (int64_t i = 0; i < p->n_listing; i++)
         for (int k = 0; k < 3; k++)
             n[k] += strncmp(p->listing[i], words[k], strlen(words[k])) == 0;
     const int most = n[0] > n[1] ? n[0] : n[1];
     if (most > 0 && (n[0] != n[1] || (p->facts.files[ASSAY_PADDLE_FILES_MASTERS] > 0 && n[2] != most)))
-        assay_paddle_say(p, true,
-                         "an asynchronous save that did not end: %d ranks say that the model is written, %d the "
-                         "optimizer, %d the masters",
-                         n[0], n[1], n[2]);
+        assay_paddle_say(
+            p, true,
+            "an asynchronous save that did not end: %d ranks say that the model is written, %d the "
+            "optimizer, %d the masters",
+            n[0], n[1], n[2]);
 }
 
 assay_status assay_paddle_read_trainer(assay_paddle *p)

@@ -32,7 +32,8 @@ static assay_status path_in(const assay_paddle_writer *w, const char *name, char
 
 static bool has_files(const assay_paddle_target *t, int kind)
 {
-    return kind == ASSAY_PADDLE_FILES_MODEL || (kind == ASSAY_PADDLE_FILES_OPTIMIZER ? t->states : t->masters);
+    return kind == ASSAY_PADDLE_FILES_MODEL ||
+           (kind == ASSAY_PADDLE_FILES_OPTIMIZER ? t->states : t->masters);
 }
 
 /* The only shard: PaddleNLP on one process reads no other, and every layout reads this one. */
@@ -46,7 +47,8 @@ static assay_status stage(assay_paddle_writer *w)
     struct stat sb;
     char path[ASSAY_PADDLE_PATH + 300], name[64];
     ASSAY_CHECK(lstat(w->dir, &sb) != 0, ASSAY_IO, "%s: exists already", w->dir);
-    ASSAY_CHECK(mkdir(w->tmp, 0777) == 0, ASSAY_IO, "%s: cannot make this folder: %s", w->tmp, strerror(errno));
+    ASSAY_CHECK(mkdir(w->tmp, 0777) == 0, ASSAY_IO, "%s: cannot make this folder: %s", w->tmp,
+                strerror(errno));
     w->staged = true;
     for (int k = 0; k < ASSAY_PADDLE_FILES_COUNT; k++) {
         if (!has_files(&w->target, k))
@@ -61,14 +63,17 @@ static assay_status stage(assay_paddle_writer *w)
     return ASSAY_OK;
 }
 
-assay_status assay_paddle_writer_open(assay_paddle_writer **out, const char *dir, const assay_paddle_target *target)
+assay_status assay_paddle_writer_open(assay_paddle_writer **out, const char *dir,
+                                      const assay_paddle_target *target)
 {
     assay_status st = ASSAY_OK;
     *out = NULL;
     ASSAY_CHECK(strlen(dir) < ASSAY_PADDLE_PATH - 32, ASSAY_INVALID_ARGUMENT, "%.64s...: path too long", dir);
     ASSAY_CHECK(target->weight == ASSAY_BF16 || target->weight == ASSAY_F32, ASSAY_UNSUPPORTED,
-                "weights of %s: PaddleNLP trains in BF16 with masters, or in F32", assay_dtype_name(target->weight));
-    ASSAY_CHECK(target->step >= 0 && target->step <= INT32_MAX, ASSAY_LIMIT, "step %lld", (long long)target->step);
+                "weights of %s: PaddleNLP trains in BF16 with masters, or in F32",
+                assay_dtype_name(target->weight));
+    ASSAY_CHECK(target->step >= 0 && target->step <= INT32_MAX, ASSAY_LIMIT, "step %lld",
+                (long long)target->step);
     assay_paddle_writer *w = calloc(1, sizeof *w);
     ASSAY_CHECK(w != NULL, ASSAY_OUT_OF_MEMORY, "%s", dir);
     w->target = *target;
@@ -108,8 +113,8 @@ void assay_paddle_writer_destroy(assay_paddle_writer *w)
 }
 
 /* --- tensors ------------------------------------------------------------------------------------------------ */
-static assay_status put(assay_paddle_writer *w, int kind, const char *name, const char *suffix, assay_dtype dtype,
-                        const int64_t *shape, int ndim, const void *data)
+static assay_status put(assay_paddle_writer *w, int kind, const char *name, const char *suffix,
+                        assay_dtype dtype, const int64_t *shape, int ndim, const void *data)
 {
     char key[ASSAY_NAME + 32], file[64];
     int64_t count;
@@ -117,11 +122,13 @@ static assay_status put(assay_paddle_writer *w, int kind, const char *name, cons
     shard_name(kind, file);
     ASSAY_CHECK(assay_shape_count(shape, ndim, &count), ASSAY_LIMIT, "%s: size", key);
     w->bytes[kind] += count * assay_dtype_bytes(dtype);
-    ASSAY_CHECK(json_object_set_new(w->maps[kind], key, json_string(file)) == 0, ASSAY_OUT_OF_MEMORY, "%s", key);
+    ASSAY_CHECK(json_object_set_new(w->maps[kind], key, json_string(file)) == 0, ASSAY_OUT_OF_MEMORY, "%s",
+                key);
     return assay_tensorwriter_add_spooled(w->files[kind], key, dtype, shape, ndim, data);
 }
 
-static assay_status put_slot(assay_paddle_writer *w, assay_paddle_role role, const assay_paddle_slot *s, const char *data)
+static assay_status put_slot(assay_paddle_writer *w, assay_paddle_role role, const assay_paddle_slot *s,
+                             const char *data)
 {
     const assay_hf_part *part = &w->target.spec->params[s->param].parts[s->part];
     const bool weight = role == ASSAY_PADDLE_WEIGHT;
@@ -142,7 +149,8 @@ static assay_status put_slot(assay_paddle_writer *w, assay_paddle_role role, con
                        (size_t)width);
         }
     assay_status st = put(w, kind, s->name, assay_paddle_suffixes[role], dtype, s->shape, s->ndim, own);
-    if (st == ASSAY_OK && s->alias[0] != '\0') /* under both names: one process asks for one, several for the other */
+    if (st == ASSAY_OK &&
+        s->alias[0] != '\0') /* under both names: one process asks for one, several for the other */
         st = put(w, kind, s->alias, assay_paddle_suffixes[role], dtype, s->shape, s->ndim, own);
     free(own);
     return st;
@@ -161,7 +169,8 @@ static assay_status put_powers(assay_paddle_writer *w, const assay_paddle_slot *
     return ASSAY_OK;
 }
 
-assay_status assay_paddle_writer_add(assay_paddle_writer *w, assay_paddle_role role, int64_t param, const void *data)
+assay_status assay_paddle_writer_add(assay_paddle_writer *w, assay_paddle_role role, int64_t param,
+                                     const void *data)
 {
     ASSAY_CHECK(role <= ASSAY_PADDLE_MOMENT2 && (role != ASSAY_PADDLE_MASTER || w->target.masters) &&
                     (role < ASSAY_PADDLE_MOMENT1 || w->target.states),
@@ -194,8 +203,8 @@ static assay_status write_kind(assay_paddle_writer *w, int kind)
 {
     char name[64];
     ASSAY_TRY(assay_tensorwriter_finish(w->files[kind]));
-    json_t *index = json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)w->bytes[kind], "weight_map",
-                              w->maps[kind]);
+    json_t *index = json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)w->bytes[kind],
+                              "weight_map", w->maps[kind]);
     if (index != NULL && kind == ASSAY_PADDLE_FILES_OPTIMIZER)
         json_object_set_new(index, "master_weights", json_boolean(w->target.masters));
     snprintf(name, sizeof name, "%s.safetensors.index.json", assay_paddle_words[kind]);
@@ -207,12 +216,13 @@ static assay_status write_trainer(const assay_paddle_writer *w)
     char path[ASSAY_PADDLE_PATH + 300];
     unsigned char bytes[64];
     const assay_paddle_target *t = &w->target;
-    ASSAY_TRY(save(w, "trainer_state.json",
-                   json_pack("{s:n, s:n, s:I, s:f, s:I, s:b, s:b, s:[], s:I, s:i, s:i, s:n, s:n}", "best_metric",
-                             "best_model_checkpoint", "consumed_samples", (json_int_t)t->consumed_samples, "epoch",
-                             0.0, "global_step", (json_int_t)t->step, "is_local_process_zero", 1,
-                             "is_world_process_zero", 1, "log_history", "max_steps", (json_int_t)t->step,
-                             "num_train_epochs", 1, "total_flos", 0, "trial_name", "trial_params")));
+    ASSAY_TRY(
+        save(w, "trainer_state.json",
+             json_pack("{s:n, s:n, s:I, s:f, s:I, s:b, s:b, s:[], s:I, s:i, s:i, s:n, s:n}", "best_metric",
+                       "best_model_checkpoint", "consumed_samples", (json_int_t)t->consumed_samples, "epoch",
+                       0.0, "global_step", (json_int_t)t->step, "is_local_process_zero", 1,
+                       "is_world_process_zero", 1, "log_history", "max_steps", (json_int_t)t->step,
+                       "num_train_epochs", 1, "total_flos", 0, "trial_name", "trial_params")));
     ASSAY_TRY(path_in(w, "scheduler.pdparams", path));
     return assay_write_file(path, bytes, assay_paddle_scheduler_format(bytes, t->step, t->learning_rate));
 }

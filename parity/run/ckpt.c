@@ -292,7 +292,8 @@ static assay_status on_paddle(const ckpt_options *o, size_t verb, int *code)
         return parity_paddle_inspect(o->paths[1], o->tensors);
     if (verb == 1)
         return parity_paddle_verify(o->paths[1], code);
-    return parity_paddle_import(o->paths[1], o->paths[2], o->weights[0] != '\0' ? o->weights : NULL, o->max_shard_size);
+    return parity_paddle_import(o->paths[1], o->paths[2], o->weights[0] != '\0' ? o->weights : NULL,
+                                o->max_shard_size);
 }
 
 static assay_status dispatch(ckpt_options *o, int *code)
@@ -313,7 +314,8 @@ static assay_status dispatch(ckpt_options *o, int *code)
     ASSAY_TRY(resolve(o, 1));
     if (v == 2)
         ASSAY_TRY(resolve(o, 2));
-    ASSAY_CHECK(!o->paddle || (v == 4 && o->weights[0] == '\0' && o->max_shard_size == 0), ASSAY_INVALID_ARGUMENT,
+    ASSAY_CHECK(!o->paddle || (v == 4 && o->weights[0] == '\0' && o->max_shard_size == 0),
+                ASSAY_INVALID_ARGUMENT,
                 "--form paddle: of convert alone, without --weights and --max-shard-size");
     if (v != 2 && assay_paddle_is(o->paths[1]))
         return on_paddle(o, v, code);
@@ -334,7 +336,9 @@ int parity_main_ckpt(int argc, char **argv)
     static const assay_extra_option extra[] = {
         {"tensors", NULL, "inspect: every tensor with its hash and file"},
         {"max_shard_size", "N", "reshard, convert: bytes of the tensors of one file"},
-        {"weights", "WHICH", "convert: the weights alone, as the products read them (model) or their masters in their place (masters); default: model, of a PaddleNLP folder all of it"},
+        {"weights", "WHICH",
+         "convert: the weights alone, as the products read them (model) or their masters in their place "
+         "(masters); default: model, of a PaddleNLP folder all of it"},
         {"form", "FORM", "convert: assay (default), or paddle: all of it as a folder for PaddleNLP"},
         {NULL, NULL, NULL}};
     ckpt_options o = {.n_paths = 0};

@@ -47,7 +47,8 @@ static assay_status count_of(const assay_param_spec *p, int64_t *count)
     return ASSAY_OK;
 }
 
-static assay_status read_role(const assay_paddle *p, assay_paddle_role role, int64_t i, void **out, int64_t *count)
+static assay_status read_role(const assay_paddle *p, assay_paddle_role role, int64_t i, void **out,
+                              int64_t *count)
 {
     const assay_param_spec *spec = &assay_paddle_spec(p)->params[i];
     *out = NULL;
@@ -58,12 +59,14 @@ static assay_status read_role(const assay_paddle *p, assay_paddle_role role, int
     return assay_paddle_read(p, role, i, *out);
 }
 
-static int64_t differing(const void *weight, assay_dtype dtype, const uint32_t *master, int64_t count, int64_t *first)
+static int64_t differing(const void *weight, assay_dtype dtype, const uint32_t *master, int64_t count,
+                         int64_t *first)
 {
     int64_t n = 0;
     for (int64_t k = 0; k < count; k++) {
-        const bool same = dtype == ASSAY_F32 ? ((const uint32_t *)weight)[k] == master[k]
-                                             : ((const uint16_t *)weight)[k] == parity_paddle_rounded(master[k]);
+        const bool same = dtype == ASSAY_F32
+                              ? ((const uint32_t *)weight)[k] == master[k]
+                              : ((const uint16_t *)weight)[k] == parity_paddle_rounded(master[k]);
         if (!same && n++ == 0)
             *first = k;
     }
@@ -78,13 +81,16 @@ static assay_status check_master(const assay_paddle *p, int64_t i, findings *f)
     assay_status st = ASSAY_OK;
     const assay_dtype dtype = assay_paddle_has(p, ASSAY_PADDLE_WEIGHT, i);
     if (assay_paddle_facts_of(p)->masters_as_weights ||
-        assay_paddle_has(p, ASSAY_PADDLE_MASTER, i) != ASSAY_F32 || dtype == ASSAY_DTYPE_COUNT || dtype == ASSAY_F16)
+        assay_paddle_has(p, ASSAY_PADDLE_MASTER, i) != ASSAY_F32 || dtype == ASSAY_DTYPE_COUNT ||
+        dtype == ASSAY_F16)
         return ASSAY_OK;
     ASSAY_TRY_GOTO(read_role(p, ASSAY_PADDLE_WEIGHT, i, &weight, &count), st, done);
     ASSAY_TRY_GOTO(read_role(p, ASSAY_PADDLE_MASTER, i, &master, &count), st, done);
     const int64_t n = differing(weight, dtype, master, count, &first);
     if (n > 0)
-        say(f, true, "%s: %lld of %lld weights are not their masters, rounded (the first at %lld): one of them is of another save, or changed",
+        say(f, true,
+            "%s: %lld of %lld weights are not their masters, rounded (the first at %lld): one of them is of "
+            "another save, or changed",
             assay_paddle_spec(p)->params[i].name, (long long)n, (long long)count, (long long)first);
 done:
     free(weight);
@@ -107,9 +113,9 @@ static assay_status check_moments(const assay_paddle *p, int64_t i, findings *f)
         free(data);
         ASSAY_TRY(st);
         if (bad > 0)
-            say(f, true, "%s/%s: %lld elements that no training leaves: NaN, infinite%s", assay_paddle_spec(p)->params[i].name,
-                assay_paddle_role_name((assay_paddle_role)r), (long long)bad,
-                r == ASSAY_PADDLE_MOMENT2 ? " or negative" : "");
+            say(f, true, "%s/%s: %lld elements that no training leaves: NaN, infinite%s",
+                assay_paddle_spec(p)->params[i].name, assay_paddle_role_name((assay_paddle_role)r),
+                (long long)bad, r == ASSAY_PADDLE_MOMENT2 ? " or negative" : "");
     }
     return ASSAY_OK;
 }
@@ -130,6 +136,14 @@ typedef struct powers {
     bool has;
 } powers;
 
+static bool same_bits(float a, float b)
+{
+    uint32_t x, y;
+    memcpy(&x, &a, sizeof x);
+    memcpy(&y, &b, sizeof y);
+    return x == y;
+}
+
 static assay_status check_powers(const assay_paddle *p, findings *f, powers *out)
 {
     static const char *const names[2] = {"beta1_pow_acc_0", "beta2_pow_acc_0"};
@@ -138,14 +152,16 @@ static assay_status check_powers(const assay_paddle *p, findings *f, powers *out
         bool first = true;
         for (int64_t i = 0; i < assay_paddle_spec(p)->n_params; i++) {
             int64_t n = 0;
-            if (assay_paddle_powers(p, b == 0 ? ASSAY_PADDLE_POW1 : ASSAY_PADDLE_POW2, i, values, 4096, &n) != ASSAY_OK) {
+            if (assay_paddle_powers(p, b == 0 ? ASSAY_PADDLE_POW1 : ASSAY_PADDLE_POW2, i, values, 4096, &n) !=
+                ASSAY_OK) {
                 assay_error_clear(); /* missing: said already where that is wrong */
                 continue;
             }
             for (int64_t k = 0; k < n; k++) {
-                if (!first && memcmp(&values[k], &out->of[b], sizeof(float)) != 0) {
+                if (!first && !same_bits(values[k], out->of[b])) {
                     say(f, true, "%s/%s: %.9g, another parameter's is %.9g: states of different steps",
-                        assay_paddle_spec(p)->params[i].name, names[b], (double)values[k], (double)out->of[b]);
+                        assay_paddle_spec(p)->params[i].name, names[b], (double)values[k],
+                        (double)out->of[b]);
                     break;
                 }
                 out->of[b] = values[k];
@@ -155,7 +171,9 @@ static assay_status check_powers(const assay_paddle *p, findings *f, powers *out
         out->has = out->has || !first;
         const int64_t step = assay_paddle_facts_of(p)->step;
         if (!first && step >= 0 && rate_of(out->of[b], step) == 0.0)
-            say(f, true, "%s: %.9g is no rate to the power of %lld: states are not of step %lld, as trainer_state.json says",
+            say(f, true,
+                "%s: %.9g is no rate to the power of %lld: states are not of step %lld, as "
+                "trainer_state.json says",
                 names[b], (double)out->of[b], (long long)step + 1, (long long)step);
     }
     return ASSAY_OK;
@@ -229,20 +247,25 @@ assay_status parity_paddle_inspect(const char *dir, bool tensors)
     ASSAY_TRY(assay_paddle_open(&p, dir, on_finding, &f));
     const assay_paddle_facts *facts = assay_paddle_facts_of(p);
     const assay_model_spec *spec = assay_paddle_spec(p);
-    printf("saved by       PaddleNLP %s, unified checkpoint\n", facts->version[0] != '\0' ? facts->version : "of unknown version");
-    printf("step           %lld, %lld samples read\n", (long long)facts->step, (long long)facts->consumed_samples);
-    printf("model          %s, weights %s\n", assay_arch_name(spec->config.arch), assay_dtype_name(facts->weight));
+    printf("saved by       PaddleNLP %s, unified checkpoint\n",
+           facts->version[0] != '\0' ? facts->version : "of unknown version");
+    printf("step           %lld, %lld samples read\n", (long long)facts->step,
+           (long long)facts->consumed_samples);
+    printf("model          %s, weights %s\n", assay_arch_name(spec->config.arch),
+           assay_dtype_name(facts->weight));
     if (facts->last_epoch >= 0)
         printf("next step      learning rate %.9g\n", facts->learning_rate);
     for (int k = 0; k < 3; k++)
-        printf("%-14s %lld tensors, %zu bytes, %d files%s\n", kinds[k], (long long)facts->tensors[k], facts->bytes[k],
-               facts->files[k], facts->files[k] > 0 ? words(facts, k) : "");
-    printf("findings       %lld wrong, %lld notes (assay ckpt verify)\n", (long long)f.wrong, (long long)f.notes);
+        printf("%-14s %lld tensors, %zu bytes, %d files%s\n", kinds[k], (long long)facts->tensors[k],
+               facts->bytes[k], facts->files[k], facts->files[k] > 0 ? words(facts, k) : "");
+    printf("findings       %lld wrong, %lld notes (assay ckpt verify)\n", (long long)f.wrong,
+           (long long)f.notes);
     for (int64_t i = 0; i < spec->n_params && tensors; i++)
         for (int r = 0; r <= ASSAY_PADDLE_MOMENT2; r++) {
             const assay_dtype dtype = assay_paddle_has(p, (assay_paddle_role)r, i);
             if (dtype != ASSAY_DTYPE_COUNT)
-                printf("%-14s %-5s %s\n", assay_paddle_role_name((assay_paddle_role)r), assay_dtype_name(dtype), spec->params[i].name);
+                printf("%-14s %-5s %s\n", assay_paddle_role_name((assay_paddle_role)r),
+                       assay_dtype_name(dtype), spec->params[i].name);
         }
     assay_paddle_close(p);
     return ASSAY_OK;

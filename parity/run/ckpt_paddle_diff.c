@@ -74,9 +74,11 @@ static assay_status compare(const side *a, const side *b, assay_paddle_role role
         *differ += ta != tb;
         if (ta == ASSAY_DTYPE_COUNT || tb == ASSAY_DTYPE_COUNT) {
             if (ta != tb)
-                printf("%s %s: not in %s\n", assay_paddle_role_name(role), p->name, ta == ASSAY_DTYPE_COUNT ? a->dir : b->dir);
+                printf("%s %s: not in %s\n", assay_paddle_role_name(role), p->name,
+                       ta == ASSAY_DTYPE_COUNT ? a->dir : b->dir);
         } else
-            printf("%s %s: %s and %s\n", assay_paddle_role_name(role), p->name, assay_dtype_name(ta), assay_dtype_name(tb));
+            printf("%s %s: %s and %s\n", assay_paddle_role_name(role), p->name, assay_dtype_name(ta),
+                   assay_dtype_name(tb));
         return ASSAY_OK;
     }
     ASSAY_TRY_GOTO(values_of(a, role, i, ta, &x), st, done);
@@ -88,8 +90,8 @@ static assay_status compare(const side *a, const side *b, assay_paddle_role role
         if (memcmp((char *)x + k * width, (char *)y + k * width, (size_t)width) != 0 && found++ == 0)
             first = k;
     if (found > 0)
-        printf("%s %s: %lld of %lld elements differ, the first at %lld\n", assay_paddle_role_name(role), p->name,
-               (long long)found, (long long)n, (long long)first);
+        printf("%s %s: %lld of %lld elements differ, the first at %lld\n", assay_paddle_role_name(role),
+               p->name, (long long)found, (long long)n, (long long)first);
     *differ += found > 0;
 done:
     free(x);
@@ -115,13 +117,15 @@ assay_status parity_paddle_diff(const char *dir_a, const char *dir_b, int *code)
     int64_t differ = 0;
     ASSAY_TRY_GOTO(open_side(&a, dir_a), st, done);
     ASSAY_TRY_GOTO(open_side(&b, dir_b), st, done);
-    ASSAY_CHECK_GOTO(same_model(&a, &b), ASSAY_MISMATCH, st, done, "%s and %s: parameters of different models", dir_a, dir_b);
+    ASSAY_CHECK_GOTO(same_model(&a, &b), ASSAY_MISMATCH, st, done,
+                     "%s and %s: parameters of different models", dir_a, dir_b);
     for (int64_t i = 0; i < a.spec->n_params; i++)
         for (int r = 0; r <= ASSAY_PADDLE_MOMENT2; r++)
             ASSAY_TRY_GOTO(compare(&a, &b, (assay_paddle_role)r, i, &differ), st, done);
     if (a.step != b.step)
         printf("step: %lld and %lld\n", (long long)a.step, (long long)b.step);
-    printf("%lld tensors differ of %lld parameters, their masters and states\n", (long long)differ, (long long)a.spec->n_params);
+    printf("%lld tensors differ of %lld parameters, their masters and states\n", (long long)differ,
+           (long long)a.spec->n_params);
     *code = differ > 0 || a.step != b.step ? 1 : 0;
 done:
     close_side(&a);
