@@ -37,8 +37,8 @@ typedef struct pickle {
 
 static assay_status take(pickle *k, size_t n, const unsigned char **out)
 {
-    ASSAY_CHECK((size_t)(k->end - k->at) >= n, ASSAY_FORMAT, "%s: cut off", k->what);
     *out = k->at;
+    ASSAY_CHECK((size_t)(k->end - k->at) >= n, ASSAY_FORMAT, "%s: cut off", k->what);
     k->at += n;
     return ASSAY_OK;
 }
