@@ -153,8 +153,10 @@ def whole(held, like, fused_ffn):
     out = {}
     for key, pieces in held.items():
         shape = like[key].shape
-        dims = [d for d in range(len(shape)) if pieces[0].shape != shape and pieces[0].shape[d] != shape[d]]
-        if not dims:
+        dims = [d for d in range(len(shape)) if pieces[0].ndim == len(shape) and pieces[0].shape[d] != shape[d]]
+        if pieces[0].ndim == 1 and pieces[0].shape != shape:  # flat slices; split parameters end in padding
+            out[key] = np.concatenate(pieces)[:int(np.prod(shape))].reshape(shape)
+        elif not dims:
             assert all(np.array_equal(p, pieces[0]) for p in pieces), key
             out[key] = pieces[0].reshape(shape)
         elif "gate_up_fused" in key and fused_ffn:

@@ -1,11 +1,13 @@
 """The table of peers in docs/PADDLE.md: what other checkpoints load across layouts, and what they say when a file is damaged.
 
-    python golden/peers.py ASSAY TORCH PADDLE      programs: assay; a python with torch and megatron-core; one with PaddleNLP ("": not run)
+    python golden/peers.py ASSAY TORCH PADDLE AUTOMODEL      programs: assay; a python with torch and megatron-core; one with PaddleNLP
+                                                             ("": not run); the unpacked wheel of nemo-automodel ("": not run)
 
 Each cell is a fresh process (or two, gloo, on this CPU): a small state is saved on two ranks, one thing is done to the folder, and it
 is loaded again.  What a cell says: `bitwise`, `N elements are wrong` (nothing was said), or the first words of the refusal.
 """
 import json
+import os
 import pathlib
 import shutil
 import socket
@@ -36,19 +38,26 @@ def last_words(text):
 
 
 def torch_run(peer, act, folder, layout, world):
+    """Cells that rank 0 printed."""
     p = port()
+    env = dict(os.environ, PYTHONPATH=AUTOMODEL, OMP_NUM_THREADS="1")
     children = [subprocess.Popen([TORCH, HERE / "peers_torch.py", peer, act, folder, layout, str(r), str(world), p], stdout=subprocess.PIPE,
-                                 stderr=subprocess.STDOUT, text=True) for r in range(world)]
-    said = []
+                                 stderr=subprocess.PIPE, text=True, env=env) for r in range(world)]
+    rows, errors = {}, ""
     for child in children:
         try:
-            out, _ = child.communicate(timeout=90)
-            said.append((child.returncode, out))
+            out, err = child.communicate(timeout=400)
         except subprocess.TimeoutExpired:
             child.kill()
-            said.append((-9, "hangs, killed after 90 s"))
-    bad = [last_words(out) for code, out in said if code != 0]
-    return "refused: " + bad[0] if bad else "; ".join(sorted({out.strip().splitlines()[-1] if out.strip() else "" for _, out in said}))
+            out, err = child.communicate()
+            err += "\nTimeoutError: killed after 400 s"
+        errors += err if child.returncode != 0 else ""
+        for line in out.splitlines():
+            if line.startswith("{"):
+                rows.update(json.loads(line))
+    if errors:
+        rows["then"] = last_words(errors)
+    return rows
 
 
 # --- damages: each returns what it did ------------------------------------------------------------------------
@@ -72,7 +81,10 @@ def delete(path):
 def stale(path):
     """A shard of a larger, older save that nobody removed."""
     name = path.name.replace("00002-of-00002", "00003-of-00003")
-    shutil.copyfile(path, path.with_name(name if name != path.name else path.name.replace("__1_", "__2_")))
+    for word in ("__1_", "shard-00002", "shard-00001"):
+        name = path.name.replace(word, word[:-1].replace("1", "2") + "_" if word == "__1_" else "shard-00009") if name == path.name else name
+    assert name != path.name, path
+    shutil.copyfile(path, path.with_name(name))
 
 
 DAMAGES = {"a byte of a tensor flipped": flip, "a file cut in half": truncate, "a shard deleted": delete, "a stale shard beside": stale}
@@ -80,20 +92,9 @@ DAMAGES = {"a byte of a tensor flipped": flip, "a file cut in half": truncate, "
 
 def torch_rows(peer, work):
     whole = work / peer
-    whole.mkdir()
-    said = torch_run(peer, "save", whole, "rows", 2)
-    assert not said.startswith("refused"), said
-    rows = {}
-    for word, layout, world in (("same", "rows", 2), ("other cut", "columns", 2), ("other ranks", "rows", 3), ("1 rank", "whole", 1)):
-        rows["load: " + word] = torch_run(peer, "load", whole, layout, world)
-    for word, act in DAMAGES.items():
-        folder = work / f"{peer}.damaged"
-        shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(whole, folder)
-        files = sorted(folder.glob("__1_*.distcp"))
-        assert files, sorted(folder.iterdir())
-        act(files[-1])
-        rows[word] = torch_run(peer, "load", folder, "rows", 2)
+    rows = torch_run(peer, "all", whole, "rows", 2)
+    rows.update(torch_run(peer, "load", whole, "rows", 3))
+    rows.update(torch_run(peer, "load", whole, "whole", 1))
     return rows
 
 
@@ -212,6 +213,7 @@ def main():
         table = {"assay": assay_rows(work)}
         print(json.dumps(table["assay"], indent=1), flush=True)
         for name, here, rows in (("torch", TORCH, lambda: torch_rows("torch", work)), ("megatron", TORCH, lambda: torch_rows("megatron", work)),
+                                 ("automodel", TORCH and AUTOMODEL, lambda: torch_rows("automodel", work)),
                                  ("paddle", PADDLE, lambda: paddle_rows(work))):
             if here:
                 table[name] = rows()
@@ -219,6 +221,6 @@ def main():
 
 
 if __name__ == "__main__":
-    ASSAY, TORCH, PADDLE = sys.argv[1:4]
+    ASSAY, TORCH, PADDLE, AUTOMODEL = sys.argv[1:5]
     ASSAY = pathlib.Path(ASSAY).resolve()
     main()
