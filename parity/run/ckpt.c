@@ -4,6 +4,7 @@
 #include "core/files/checkpoint_folder.h"
 #include "core/run/options.h"
 #include "parity/parity.h"
+#include "parity/run/ckpt_paddle.h"
 #include "parity/weights/weights.h"
 
 #include <limits.h>
@@ -15,7 +16,8 @@ typedef struct ckpt_options {
     char paths[PARITY_MERGED + 2][ASSAY_PATH]; /* the verb and what it works on */
     int n_paths;
     bool tensors;
-    char weights[16]; /* of convert */
+    char weights[16]; /* of convert; "": not given */
+    bool paddle;      /* --form paddle */
     int64_t max_shard_size;
     parity_weights_options tools;
 } ckpt_options;
@@ -164,6 +166,8 @@ static assay_status diff(const ckpt_options *o, int *code)
     assay_status st = ASSAY_OK;
     assay_checkpoint *a = NULL, *b = NULL;
     int64_t differ = 0;
+    if (assay_paddle_is(o->paths[1]) || assay_paddle_is(o->paths[2]))
+        return parity_paddle_diff(o->paths[1], o->paths[2], code);
     ASSAY_TRY_GOTO(assay_checkpoint_open(&a, o->paths[1]), st, done);
     ASSAY_TRY_GOTO(assay_checkpoint_open(&b, o->paths[2]), st, done);
     ASSAY_TRY_GOTO(diff_side(a, b, true, o->paths[2], &differ), st, done);
@@ -225,11 +229,16 @@ static assay_status copy_folder(const ckpt_options *o, bool convert)
 {
     assay_checkpoint *c;
     ASSAY_TRY(assay_checkpoint_open(&c, o->paths[1]));
+    if (o->paddle) {
+        const assay_status st = parity_paddle_export(c, o->paths[2]);
+        assay_checkpoint_close(c);
+        return st;
+    }
     assay_checkpoint_content to = *assay_checkpoint_content_of(c);
     if (o->max_shard_size > 0)
         to.max_shard_size = o->max_shard_size;
     if (convert) {
-        const bool masters = strcmp(o->weights, "masters") == 0;
+        const bool masters = strcmp(o->weights, "masters") == 0; /* default: model */
         to.weight = masters ? to.state : to.weight;
         to.n_states = 0;
         to.weights_only = true;
@@ -259,8 +268,11 @@ static assay_status convert(ckpt_options *o)
             "model folder (what convert made of a checkpoint is one: merge it alone)");
         return copy_folder(o, true);
     }
-    ASSAY_CHECK(strcmp(o->weights, "model") == 0, ASSAY_INVALID_ARGUMENT,
+    ASSAY_CHECK(strcmp(o->weights, "masters") != 0, ASSAY_INVALID_ARGUMENT,
                 "convert: --weights %s: %s is no checkpoint and has no masters", o->weights, o->paths[1]);
+    ASSAY_CHECK(!o->paddle, ASSAY_INVALID_ARGUMENT,
+                "convert: --form paddle: %s is no checkpoint: states are what makes a folder for PaddleNLP",
+                o->paths[1]);
     ASSAY_TRY(parity_weights_convert(&o->tools, o->paths[1], o->paths[2]));
     printf("wrote %s\n", o->paths[2]);
     return ASSAY_OK;
@@ -305,6 +317,12 @@ static assay_status on_option(void *user, const char *name, const char *text)
         o->tensors = o->tensors || !known;
         return ASSAY_OK;
     }
+    if (strcmp(name, "form") == 0) {
+        ASSAY_CHECK(strcmp(text, "assay") == 0 || strcmp(text, "paddle") == 0, ASSAY_INVALID_ARGUMENT,
+                    "--form: expected assay or paddle, found %.40s", text);
+        o->paddle = strcmp(text, "paddle") == 0;
+        return ASSAY_OK;
+    }
     if (strcmp(name, "max_shard_size") == 0) {
         ASSAY_TRY(assay_option_count("max-shard-size", text, 1, (int64_t)1 << 53, &o->max_shard_size));
         o->tools.max_shard_size = o->max_shard_size;
@@ -327,6 +345,19 @@ static assay_status resolve(ckpt_options *o, int i)
         return ASSAY_OK;
     }
     return assay_option_text("path", found, o->paths[i], ASSAY_PATH);
+}
+
+/* Of a folder of PaddleNLP's. */
+static assay_status on_paddle(const ckpt_options *o, size_t verb, int *code)
+{
+    ASSAY_CHECK(verb != 3 && !o->paddle, ASSAY_INVALID_ARGUMENT,
+                "%s: is a folder of PaddleNLP's: assay ckpt convert it first", o->paths[1]);
+    if (verb == 0)
+        return parity_paddle_inspect(o->paths[1], o->tensors);
+    if (verb == 1)
+        return parity_paddle_verify(o->paths[1], code);
+    return parity_paddle_import(o->paths[1], o->paths[2], o->weights[0] != '\0' ? o->weights : NULL,
+                                o->max_shard_size);
 }
 
 static assay_status dispatch(ckpt_options *o, int *code)
@@ -353,6 +384,11 @@ static assay_status dispatch(ckpt_options *o, int *code)
     /* What is made is the last path of a verb that makes something. */
     for (int i = 1; i < (v <= DIFF ? o->n_paths : o->n_paths - 1); i++)
         ASSAY_TRY(resolve(o, i));
+    ASSAY_CHECK(!o->paddle || (v == CONVERT && o->weights[0] == '\0' && o->max_shard_size == 0),
+                ASSAY_INVALID_ARGUMENT,
+                "--form paddle: of convert alone, without --weights and --max-shard-size");
+    if (v != DIFF && v <= CONVERT && assay_paddle_is(o->paths[1]))
+        return on_paddle(o, (size_t)v, code);
     switch (v) {
     case INSPECT:
         return inspect(o);
@@ -378,10 +414,13 @@ int parity_main_ckpt(int argc, char **argv)
     static const assay_extra_option extra[] = {
         {"tensors", NULL, "inspect: every tensor with its hash and file"},
         {"max_shard_size", "N", "bytes of the tensors of one file of what is made"},
-        {"weights", "WHICH", "convert: model (default), or masters in their place"},
+        {"weights", "WHICH",
+         "convert: the weights alone, as the products read them (model) or their masters in their place "
+         "(masters); default: model, of a PaddleNLP folder all of it"},
+        {"form", "FORM", "convert: assay (default), or paddle: all of it as a folder for PaddleNLP"},
         PARITY_WEIGHTS_OPTIONS,
         {NULL, NULL, NULL}};
-    ckpt_options o = {.weights = "model"};
+    ckpt_options o = {.n_paths = 0};
     int code = 0;
     parity_weights_options_init(&o.tools);
     assay_status st = assay_options_parse(

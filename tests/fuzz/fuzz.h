@@ -26,6 +26,7 @@ void fuzz_safetensors(const uint8_t *data, size_t bytes);
 void fuzz_folder(const uint8_t *data, size_t bytes);
 void fuzz_batches(const uint8_t *data, size_t bytes);
 void fuzz_checkpoint(const uint8_t *data, size_t bytes);
+void fuzz_paddle(const uint8_t *data, size_t bytes);
 void fuzz_trace(const uint8_t *data, size_t bytes);
 void fuzz_record(const uint8_t *data, size_t bytes);
 void fuzz_config(const uint8_t *data, size_t bytes);

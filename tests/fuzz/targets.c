@@ -8,6 +8,7 @@ const fuzz_target fuzz_targets[] = {
     {"folder", fuzz_folder},           /* a model folder: an index and its shards */
     {"batches", fuzz_batches},         /* a batch file */
     {"checkpoint", fuzz_checkpoint},   /* a manifest with hashes that hold, and the files of ranks */
+    {"paddle", fuzz_paddle},           /* a folder of PaddleNLP's, or its pickled scheduler */
     {"trace", fuzz_trace},             /* index, records, data */
     {"record", fuzz_record},           /* a line of a trace, through both of its readers */
     {"config", fuzz_config},           /* config.json */
