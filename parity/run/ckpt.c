@@ -12,7 +12,8 @@ typedef struct ckpt_options {
     char paths[3][ASSAY_PATH]; /* the verb and what it works on */
     int n_paths;
     bool tensors;
-    char weights[16]; /* of convert */
+    char weights[16];                                    /* of convert */
+    char missing[256], unexpected[256], mismatched[256]; /* keys that verify ignores */
     int64_t max_shard_size;
 } ckpt_options;
 
@@ -89,20 +90,27 @@ static assay_status verify(const ckpt_options *o, int *code)
     int64_t found;
     size_t bytes = 0;
     assay_checkpoint *c;
-    ASSAY_TRY(assay_checkpoint_verify_each(o->paths[1], say_finding, NULL, &found));
+    const assay_checkpoint_ignore ignore = {o->missing, o->unexpected, o->mismatched};
+    ASSAY_TRY(assay_checkpoint_verify_each(o->paths[1], &ignore, say_finding, NULL, &found));
     const double seconds = assay_monotonic_s() - begin;
     if (found > 0) {
         printf("%s: %lld findings\n", o->paths[1], (long long)found);
         *code = 1;
         return ASSAY_OK;
     }
-    ASSAY_TRY(assay_checkpoint_open(&c, o->paths[1]));
-    const int64_t n = assay_checkpoint_stored_count(c);
-    for (int64_t i = 0; i < n; i++) {
+    ASSAY_TRY(assay_checkpoint_open_ignoring(&c, o->paths[1], &ignore));
+    int64_t n = 0;
+    for (int64_t i = 0; i < assay_checkpoint_stored_count(c); i++) {
         assay_checkpoint_stored t;
-        if (assay_checkpoint_stored_at(c, i, &t) == ASSAY_OK)
-            bytes += t.bytes;
+        if (assay_checkpoint_stored_at(c, i, &t) != ASSAY_OK) {
+            assay_error_clear();
+            continue;
+        }
+        bytes += t.bytes;
+        n++;
     }
+    for (size_t i = 0; i < json_array_size(assay_checkpoint_ignored(c)); i++)
+        printf("ignored: %s\n", json_string_value(json_array_get(assay_checkpoint_ignored(c), i)));
     assay_checkpoint_close(c);
     printf("%s: whole: %lld tensors of %zu bytes, every file and tensor hashed in %.2f s\n", o->paths[1],
            (long long)n, bytes, seconds);
@@ -247,6 +255,12 @@ static assay_status on_option(void *user, const char *name, const char *text)
     }
     if (strcmp(name, "tensors") == 0)
         o->tensors = true;
+    if (strcmp(name, "ignore_missing_keys") == 0)
+        return assay_option_text("ignore-missing-keys", text, o->missing, sizeof o->missing);
+    if (strcmp(name, "ignore_unexpected_keys") == 0)
+        return assay_option_text("ignore-unexpected-keys", text, o->unexpected, sizeof o->unexpected);
+    if (strcmp(name, "ignore_mismatched_keys") == 0)
+        return assay_option_text("ignore-mismatched-keys", text, o->mismatched, sizeof o->mismatched);
     if (strcmp(name, "max_shard_size") == 0)
         return assay_option_count("max-shard-size", text, 1, (int64_t)1 << 53, &o->max_shard_size);
     if (strcmp(name, "weights") == 0) {
@@ -302,6 +316,9 @@ int parity_main_ckpt(int argc, char **argv)
 {
     static const assay_extra_option extra[] = {
         {"tensors", NULL, "inspect: every tensor with its hash and file"},
+        {"ignore_missing_keys", "PATTERN,...", "verify: tensors that may be missing, as in 'lm_head.*'"},
+        {"ignore_unexpected_keys", "PATTERN,...", "verify: tensors that may be there beside the model's"},
+        {"ignore_mismatched_keys", "PATTERN,...", "verify: tensors of another shape or type"},
         {"max_shard_size", "N", "reshard, convert: bytes of the tensors of one file"},
         {"weights", "WHICH", "convert: model (default), or masters in their place"},
         {NULL, NULL, NULL}};
