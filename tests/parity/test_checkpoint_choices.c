@@ -48,7 +48,7 @@ static void refused(int engine, const char *model, const char *precision, const 
     cli_free(&r);
 }
 
-static char *text(const char *format, ...)
+__attribute__((format(printf, 1, 2))) static char *text(const char *format, ...)
 {
     static char texts[4][3 * CLI_PATH];
     static int turn;
