@@ -31,7 +31,7 @@ static assay_status check_weights(const gpu_engine *e)
 {
     const assay_train_options *o = &e->options;
     assay_weights_source source;
-    ASSAY_TRY(assay_inputs_weights(o->model, o->load, o->draw_weights, &source));
+    ASSAY_TRY(assay_inputs_weights(o->model, assay_inputs_load(o), o->draw_weights, &source));
     if (source == ASSAY_WEIGHTS_DRAWN && e->env.rank == 0)
         fprintf(stderr, "weights: drawn from seed %lld; %s holds a configuration alone\n",
                 (long long)o->draw_weights, o->model);

@@ -128,7 +128,8 @@ assay_status gpu_model_weights(gpu_model *m, const char *folder, gpu_weight_sink
     assay_status st = ASSAY_OK;
     assay_tensorfile *file = NULL;
     reader r = {.m = m};
-    ASSAY_TRY(assay_inputs_weights(folder, m->options->load, m->options->draw_weights, &r.source));
+    ASSAY_TRY(
+        assay_inputs_weights(folder, assay_inputs_load(m->options), m->options->draw_weights, &r.source));
     if (r.source == ASSAY_WEIGHTS_STORED) {
         ASSAY_TRY_GOTO(assay_quantization_of_folder(folder, &r.quantization), st, done);
         ASSAY_TRY_GOTO(assay_tensorfile_open(&file, folder), st, done);

@@ -4,6 +4,7 @@
 
 #include "core/files/checkpoint_async.h"
 #include "core/files/checkpoint_folder.h"
+#include "core/model/recipe.h"
 #include "core/run/state.h"
 #include "ref/parallel/sharding.h"
 
@@ -38,11 +39,18 @@ static double widen(const char *data, assay_dtype dtype)
 {
     double x;
     float f;
+    uint16_t high;
     if (dtype == ASSAY_F64) {
         memcpy(&x, data, sizeof x);
         return x;
     }
-    memcpy(&f, data, sizeof f); /* states are never narrower */
+    if (dtype == ASSAY_BF16) {
+        memcpy(&high, data, sizeof high);
+        const uint32_t bits = (uint32_t)high << 16;
+        memcpy(&f, &bits, sizeof f);
+        return (double)f;
+    }
+    memcpy(&f, data, sizeof f);
     return (double)f;
 }
 
@@ -95,11 +103,13 @@ static assay_status add_param(const ref_engine *e, int64_t i, const assay_checkp
     ASSAY_TRY(ref_assemble(e, i, REF_STATE_MAIN, b->whole));
     if (!p->trained)
         return add_whole(p, "expert_bias", c->state, b, w);
-    ASSAY_TRY(add_whole(p, "main_param", c->state, b, w));
+    if (!c->weights_only || c->weight == c->state)
+        ASSAY_TRY(add_whole(p, "main_param", c->state, b, w));
     unperturbed.perturb = 0.0;
     ref_policy_store(&unperturbed, REF_STORE_PAR, false, p->name, 0, -1, b->whole, n);
-    ASSAY_TRY(add_whole(p, "weight", c->weight, b, w));
-    for (int k = 0; k < e->n_states; k++) {
+    if (!e->options.skip_save_model_weight)
+        ASSAY_TRY(add_whole(p, "weight", c->weight, b, w));
+    for (int k = 0; k < c->n_states; k++) {
         ASSAY_TRY(ref_assemble(e, i, REF_STATE_OPTIMIZER + k, b->whole));
         ASSAY_TRY(add_whole(p, e->state_names[k], c->state, b, w));
     }
@@ -194,19 +204,29 @@ static void put_master(const ref_engine *e, const assay_param_spec *spec, ref_pa
         memcpy(p->weight, piece, (size_t)p->count * sizeof *piece);
 }
 
-/* family -1: the masters, or of a buffer the buffer; else a state. */
+/* family -1: the masters, or of a buffer the buffer; else a state.  A key that is not there keeps what the run began with: the
+ * model's value, states of 0. */
 static assay_status load_piece(ref_engine *e, const assay_param_spec *spec, ref_param *p, int family,
-                               assay_dtype dtype)
+                               assay_dtype here)
 {
     assay_status st = ASSAY_OK;
+    const assay_checkpoint *c = e->run->load;
+    const char *word = !spec->trained ? "expert_bias"
+                       : family < 0   ? assay_state_masters(c, spec)
+                                      : e->state_names[family];
+    assay_dtype dtype;
+    if (!assay_checkpoint_has(c, word, spec))
+        return ASSAY_OK;
+    ASSAY_TRY(assay_state_dtype(&e->options, c, word, spec->name, here, &dtype));
     const int64_t width = assay_dtype_bytes(dtype);
-    const char *word = !spec->trained ? "expert_bias" : family < 0 ? "main_param" : e->state_names[family];
     double *piece = malloc(((size_t)p->count + 1) * sizeof *piece);
     char *stored = malloc((size_t)((p->count + 1) * width));
     ASSAY_CHECK_GOTO(piece && stored, ASSAY_OUT_OF_MEMORY, st, done, "checkpoint: %s", spec->name);
-    ASSAY_TRY_GOTO(assay_checkpoint_read(e->run->load, word, spec->name, dtype, &p->shard, stored), st, done);
-    for (int64_t j = 0; j < p->count; j++)
-        piece[j] = widen(stored + j * width, dtype);
+    ASSAY_TRY_GOTO(assay_checkpoint_read(c, word, spec->name, dtype, &p->shard, stored), st, done);
+    for (int64_t j = 0; j < p->count; j++) {
+        const double x = widen(stored + j * width, dtype);
+        piece[j] = here == ASSAY_F64 ? x : (double)(float)x;
+    }
     if (family >= 0)
         memcpy(p->states[family], piece + p->own_first, (size_t)p->own_count * sizeof *piece);
     else if (spec->trained)
@@ -221,14 +241,14 @@ done:
 
 assay_status ref_checkpoint_load(ref_engine *e)
 {
-    assay_checkpoint_content content;
-    ASSAY_TRY(assay_state_content(e->spec, &e->options, &content));
+    const assay_dtype here = assay_recipe_of(e->options.precision)->op[ASSAY_OPS_OPTIMIZER].weight;
+    const int n_states = e->options.finetune ? 0 : e->n_states;
     for (int r = 0; r < e->grid.world; r++)
         for (int64_t i = 0; i < e->spec->n_params; i++) {
             const assay_param_spec *spec = &e->spec->params[i];
             ref_param *p = &e->ranks[r].params[i];
-            for (int k = -1; k < (spec->trained ? e->n_states : 0) && p->here; k++)
-                ASSAY_TRY(load_piece(e, spec, p, k, content.state));
+            for (int k = -1; k < (spec->trained ? n_states : 0) && p->here; k++)
+                ASSAY_TRY(load_piece(e, spec, p, k, here));
         }
     return ASSAY_OK;
 }

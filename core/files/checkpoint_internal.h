@@ -3,6 +3,7 @@
 #define ASSAY_CORE_CHECKPOINT_INTERNAL_H
 
 #include "core/files/checkpoint.h"
+#include "core/files/tensorfile.h"
 #include "core/model/optimizer.h"
 
 ASSAY_BEGIN_DECLS
@@ -108,6 +109,22 @@ struct assay_checkpoint_writer {
     int64_t memory_bytes; /* in it */
     bool attached;        /* in a writer process, to a folder that another process staged */
 };
+struct assay_checkpoint {
+    char dir[ASSAY_CHECKPOINT_PATH];
+    json_t *manifest, *state;
+    assay_model_spec *spec;
+    assay_state_words words;
+    assay_checkpoint_plan plan;
+    assay_checkpoint_ignore ignore;              /* borrowed texts */
+    json_t *ignored;                             /* what was: texts */
+    assay_tensorfile *files[ASSAY_STORED_COUNT]; /* NULL: none of the kind */
+    const assay_tensor_info **infos;             /* [tensors of the plan] */
+    int64_t n_items, *items;                     /* family * parameters + parameter, what callers may read */
+};
+/* What is wrong with a key, and whether it is to be ignored, which is noted then. */
+typedef enum { ASSAY_KEY_MISSING, ASSAY_KEY_UNEXPECTED, ASSAY_KEY_MISMATCHED } assay_key_fault;
+bool assay_checkpoint_ignores(assay_checkpoint *c, assay_key_fault fault, const char *key);
+
 /* A writer of a folder that rank 0 staged under this job. */
 assay_status assay_checkpoint_writer_attach(assay_checkpoint_writer **out, const char *dir, const char *job,
                                             int64_t step, int rank, int world,

@@ -48,6 +48,21 @@ assay_status assay_train_options_check(const assay_train_options *o)
     ASSAY_CHECK(o->trace[0] == '\0' || (o->log_interval == 0 && o->metrics[0] == '\0'), ASSAY_UNSUPPORTED,
                 "trace with log_interval or metrics: a run that can be stopped has a reduction that a plan "
                 "does not know");
+    ASSAY_CHECK(o->save[0] != '\0' || (!o->no_save_optim && !o->skip_save_model_weight),
+                ASSAY_INVALID_ARGUMENT, "%s without save",
+                o->no_save_optim ? "no_save_optim" : "skip_save_model_weight");
+    const char *without = o->finetune                    ? "finetune"
+                          : o->no_load_rng               ? "no_load_rng"
+                          : o->round_checkpoint          ? "round_checkpoint"
+                          : o->ignore_missing_keys[0]    ? "ignore_missing_keys"
+                          : o->ignore_unexpected_keys[0] ? "ignore_unexpected_keys"
+                          : o->ignore_mismatched_keys[0] ? "ignore_mismatched_keys"
+                                                         : NULL;
+    ASSAY_CHECK(without == NULL || o->load[0] != '\0', ASSAY_INVALID_ARGUMENT, "%s without load", without);
+    ASSAY_CHECK(
+        !o->no_load_optim || o->finetune, ASSAY_UNSUPPORTED,
+        "no_load_optim without finetune: the optimizer's step is the run's here, so that states cannot "
+        "begin anew in the middle of a run; --finetune begins at step 0 with the checkpoint's weights");
     ASSAY_CHECK(!o->override_checkpoint_args || o->load[0] != '\0', ASSAY_INVALID_ARGUMENT,
                 "override_checkpoint_args without load");
     ASSAY_CHECK(!o->trace_hash_only || o->trace[0] != '\0', ASSAY_INVALID_ARGUMENT,

@@ -16,8 +16,9 @@ typedef struct ckpt_options {
     char paths[PARITY_MERGED + 2][ASSAY_PATH]; /* the verb and what it works on */
     int n_paths;
     bool tensors;
-    char weights[16]; /* of convert; "": not given */
-    bool paddle;      /* --form paddle */
+    char weights[16];                                    /* of convert; "": not given */
+    bool paddle;                                         /* --form paddle */
+    char missing[256], unexpected[256], mismatched[256]; /* keys that verify ignores */
     int64_t max_shard_size;
     parity_weights_options tools;
 } ckpt_options;
@@ -95,20 +96,27 @@ static assay_status verify(const ckpt_options *o, int *code)
     int64_t found;
     size_t bytes = 0;
     assay_checkpoint *c;
-    ASSAY_TRY(assay_checkpoint_verify_each(o->paths[1], say_finding, NULL, &found));
+    const assay_checkpoint_ignore ignore = {o->missing, o->unexpected, o->mismatched};
+    ASSAY_TRY(assay_checkpoint_verify_each(o->paths[1], &ignore, say_finding, NULL, &found));
     const double seconds = assay_monotonic_s() - begin;
     if (found > 0) {
         printf("%s: %lld findings\n", o->paths[1], (long long)found);
         *code = 1;
         return ASSAY_OK;
     }
-    ASSAY_TRY(assay_checkpoint_open(&c, o->paths[1]));
-    const int64_t n = assay_checkpoint_stored_count(c);
-    for (int64_t i = 0; i < n; i++) {
+    ASSAY_TRY(assay_checkpoint_open_ignoring(&c, o->paths[1], &ignore));
+    int64_t n = 0;
+    for (int64_t i = 0; i < assay_checkpoint_stored_count(c); i++) {
         assay_checkpoint_stored t;
-        if (assay_checkpoint_stored_at(c, i, &t) == ASSAY_OK)
-            bytes += t.bytes;
+        if (assay_checkpoint_stored_at(c, i, &t) != ASSAY_OK) {
+            assay_error_clear();
+            continue;
+        }
+        bytes += t.bytes;
+        n++;
     }
+    for (size_t i = 0; i < json_array_size(assay_checkpoint_ignored(c)); i++)
+        printf("ignored: %s\n", json_string_value(json_array_get(assay_checkpoint_ignored(c), i)));
     assay_checkpoint_close(c);
     printf("%s: whole: %lld tensors of %zu bytes, every file and tensor hashed in %.2f s\n", o->paths[1],
            (long long)n, bytes, seconds);
@@ -311,6 +319,12 @@ static assay_status on_option(void *user, const char *name, const char *text)
                     text);
         return assay_option_text("path", text, o->paths[o->n_paths++], ASSAY_PATH);
     }
+    if (strcmp(name, "ignore_missing_keys") == 0)
+        return assay_option_text("ignore-missing-keys", text, o->missing, sizeof o->missing);
+    if (strcmp(name, "ignore_unexpected_keys") == 0)
+        return assay_option_text("ignore-unexpected-keys", text, o->unexpected, sizeof o->unexpected);
+    if (strcmp(name, "ignore_mismatched_keys") == 0)
+        return assay_option_text("ignore-mismatched-keys", text, o->mismatched, sizeof o->mismatched);
     bool known;
     ASSAY_TRY(parity_weights_option(&o->tools, name, text, &known));
     if (known || strcmp(name, "tensors") == 0) {
@@ -413,6 +427,9 @@ int parity_main_ckpt(int argc, char **argv)
 {
     static const assay_extra_option extra[] = {
         {"tensors", NULL, "inspect: every tensor with its hash and file"},
+        {"ignore_missing_keys", "PATTERN,...", "verify: tensors that may be missing, as in 'lm_head.*'"},
+        {"ignore_unexpected_keys", "PATTERN,...", "verify: tensors that may be there beside the model's"},
+        {"ignore_mismatched_keys", "PATTERN,...", "verify: tensors of another shape or type"},
         {"max_shard_size", "N", "bytes of the tensors of one file of what is made"},
         {"weights", "WHICH",
          "convert: the weights alone, as the products read them (model) or their masters in their place "
