@@ -73,7 +73,7 @@ void parity_put_axes(FILE *f, const parity_column *columns, int64_t n)
     if (n_rows == 0)
         return;
     fputs(
-        "<h2>Worst error by axis, as a share of its allowance</h2><div class=wrap><table class=h><thead><tr>"
+        "<h2>Worst error by axis, as a share of its allowance</h2><div class=wrap><table class=\"h two\"><thead><tr>"
         "<th class=l>axis</th><th>cells</th><th>local</th><th>whole</th></tr></thead><tbody>",
         f);
     for (int i = 0; i < n_rows; i++) {
