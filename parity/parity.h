@@ -61,7 +61,8 @@ typedef struct parity_result {
     double found, expected, allowance;
     bool is_distance; /* found is how far a whole slice lies from the reference, expected is 0, not a value */
     int variant;
-    int picture, excerpt, curve; /* numbers in the gallery of the table or report that holds the result; 0: none */
+    int picture, excerpt,
+        curve; /* numbers in the gallery of the table or report that holds the result; 0: none */
     char diagnosis[PARITY_TEXT]; /* what kind of mistake it looks like; empty when unknown or passed */
     char message[PARITY_TEXT];   /* one sentence: expected, found, where */
     char reproduce[PARITY_TEXT]; /* command line */
@@ -79,13 +80,13 @@ void parity_report_destroy(parity_report *r);
 void parity_report_set_context(parity_report *r, const parity_result *context);
 /* ASSAY_INTERNAL for a result whose check was never set. */
 assay_status parity_report_add(parity_report *r, const parity_result *result);
-/* The same with what is drawn of it, copied.  Of failures a report takes the first four pictures and the first eight excerpts of
- * each case, precision, layout and kernels, 16 and 128 in all. */
+/* The same with what is drawn of it, copied.  Of failures a report takes the first four pictures and excerpts of
+ * each case, precision, layout and kernels, 16 and 40 in all. */
 enum {
     PARITY_PICTURES_OF_COLUMN = 4,
     PARITY_PICTURES = 16,
-    PARITY_EXCERPTS_OF_COLUMN = 8,
-    PARITY_EXCERPTS = 128
+    PARITY_EXCERPTS_OF_COLUMN = 4,
+    PARITY_EXCERPTS = 40
 };
 assay_status parity_report_add_drawn(parity_report *r, const parity_result *result,
                                      const parity_drawn *drawn);

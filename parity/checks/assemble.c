@@ -465,7 +465,8 @@ static void put_segments(const assay_shard *s, char *out, size_t capacity)
 /* The pieces: who holds what. */
 static assay_status draw_pieces(const parity_entry *e, parity_gallery *g, parity_result *f)
 {
-    static const char *const heads[] = {"rank", "kind", "elements, from-to of each dimension", "content", NULL};
+    static const char *const heads[] = {"rank", "kind", "elements, from-to of each dimension", "content",
+                                        NULL};
     parity_excerpt *x = NULL;
     char shape[96];
     bool named = false;

@@ -217,7 +217,8 @@ assay_status parity_call_compare_bytes(const parity_call_judge *j, int member, c
     parity_result r;
     parity_call_start(j, member, &r);
     ASSAY_TRY(parity_compare_bits(found->data, wanted, found->shard.local_shape, found->shard.ndim,
-                                  parity_call_count(found), found->dtype, parity_table_gallery(j->table), &r));
+                                  parity_call_count(found), found->dtype, parity_table_gallery(j->table),
+                                  &r));
     if (r.verdict == PARITY_FAIL && parity_can_decode(found->dtype)) {
         double *f = NULL, *e = NULL;
         if (parity_decode_all(found->data, parity_call_count(found), found->dtype, &f) == ASSAY_OK &&

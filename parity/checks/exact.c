@@ -329,8 +329,8 @@ static assay_status flush(const parity_table *table, parity_check check, parity_
     for (int64_t i = 0; i < parity_report_count(all); i++) {
         parity_result r = *parity_report_at(all, i);
         const parity_drawn drawn = parity_report_drawn(all, &r);
-        ASSAY_TRY_GOTO(parity_gallery_take(parity_table_gallery(folded), &drawn, &r.picture, &r.excerpt),
-                       st, done);
+        ASSAY_TRY_GOTO(parity_gallery_take(parity_table_gallery(folded), &drawn, &r.picture, &r.excerpt), st,
+                       done);
         if (r.verdict == PARITY_PASS)
             fold(&r); /* a failure keeps the number of its operation */
         ASSAY_TRY_GOTO(parity_table_merge(folded, &r), st, done);

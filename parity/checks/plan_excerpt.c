@@ -111,17 +111,15 @@ void plan_excerpt_around(parity_excerpt *e, const plan_match *m, int64_t wanted,
     static const char *const heads[] = {"", "pass", "expected", "found", NULL};
     const bool extra = wanted < 0;
     const int64_t middle = extra ? wanted_before(m, found) : wanted;
-    parity_excerpt_begin(e, heads, "The plan of rank %d in step %lld around the place, numbered as planned and as done",
+    parity_excerpt_begin(e, heads,
+                         "The plan of rank %d in step %lld around the place, numbered as planned and as done",
                          m->p->rank, (long long)m->p->step);
     const int64_t first = middle > BEFORE ? middle - BEFORE : 0;
     if (extra && middle < 0)
         put_extras(e, m, 0, found);
     for (int64_t i = first; i < m->p->n && i <= middle + AFTER; i++) {
         const bool missing = m->found_at[i] == 0, place = !extra && i == wanted;
-        put_wanted(e, m, i,
-                   missing ? PARITY_ROW_MISSING
-                   : place ? PARITY_ROW_WRONG
-                           : PARITY_ROW_SAME);
+        put_wanted(e, m, i, missing ? PARITY_ROW_MISSING : place ? PARITY_ROW_WRONG : PARITY_ROW_SAME);
         if (place && !missing)
             put_sides(e, 1, item, message);
         if (!missing)

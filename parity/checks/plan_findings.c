@@ -8,7 +8,7 @@
 
 typedef struct row {
     parity_result r;
-    plan_order order; /* of the failure that r tells */
+    plan_order order;      /* of the failure that r tells */
     int64_t wanted, found; /* its operations, as in plan_place */
     int words;             /* of r's message, before its place */
     bool waits;            /* to be drawn */

@@ -148,8 +148,8 @@ assay_status plan_compare(plan_findings *f, const plan *p, const assay_trace *t,
     m.next = calloc((size_t)p->n + 1, sizeof *m.next);
     m.both.found_at = calloc((size_t)p->n + 1, sizeof *m.both.found_at);
     m.both.wanted_of = calloc((size_t)n + 1, sizeof *m.both.wanted_of);
-    ASSAY_CHECK_GOTO(m.next && m.both.found_at && m.both.wanted_of, ASSAY_OUT_OF_MEMORY, st, done, "plan of %lld operations",
-                     (long long)p->n);
+    ASSAY_CHECK_GOTO(m.next && m.both.found_at && m.both.wanted_of, ASSAY_OUT_OF_MEMORY, st, done,
+                     "plan of %lld operations", (long long)p->n);
     ASSAY_TRY_GOTO(parity_map_create(&m.first), st, done);
     ASSAY_TRY_GOTO(index_plan(&m), st, done);
     for (int64_t i = 0; i < n; i++)

@@ -111,8 +111,9 @@ static assay_status judge_plan(routing *g, const assay_trace_op *op)
     }
     compare_counts(told, wanted, experts, &w);
     parity_worst_to_result(&w, &experts, 1, &r);
-    ASSAY_TRY_GOTO(parity_worst_redraw_equal(&w, &d, parity_table_gallery(g->table), &experts, 1, ASSAY_I64, &r),
-                   st, done);
+    ASSAY_TRY_GOTO(
+        parity_worst_redraw_equal(&w, &d, parity_table_gallery(g->table), &experts, 1, ASSAY_I64, &r), st,
+        done);
     if (w.differences)
         compare_counts(told, wanted, experts, &w);
     st = parity_table_merge(g->table, &r);

@@ -203,8 +203,8 @@ static assay_status check_param(const saved *s, const assay_tensorfile *f, const
         snprintf(r.tensor, sizeof r.tensor, "%.*s", ASSAY_NAME - 1, name);
         ref_hf_extract(p, i, whole, part);
         (*seen)++;
-        ASSAY_TRY_GOTO(
-            report_stored(s, f, name, part, p->parts[i].shape, p->parts[i].ndim, ASSAY_F32, &r), st, done);
+        ASSAY_TRY_GOTO(report_stored(s, f, name, part, p->parts[i].shape, p->parts[i].ndim, ASSAY_F32, &r),
+                       st, done);
     }
 done:
     free(part);

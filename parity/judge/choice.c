@@ -52,28 +52,29 @@ static void put_decision(parity_excerpt *e, const ref_decision *d, const int64_t
     put_list(e, 2, found, k);
     put_strip(e, 3, d, found, k, experts);
     if (d->taken < 0) {
-        parity_excerpt_cell(e, 4, "not %lld experts in ascending order", (long long)k);
+        parity_excerpt_cell(e, 5, "not %lld experts in ascending order", (long long)k);
         return;
     }
-    parity_excerpt_cell(e, 4, "%lld: %.6g \u00b1 %.1e, %lld: %.6g \u00b1 %.1e", (long long)d->left_out,
+    parity_excerpt_cell(e, 4, "%.3g", margin);
+    parity_excerpt_cell(e, 5, "%lld: %.6g \u00b1 %.1e, %lld: %.6g \u00b1 %.1e", (long long)d->left_out,
                         d->left_score, d->left_bound, (long long)d->taken, d->taken_score, d->taken_bound);
-    parity_excerpt_cell(e, 5, "%.3g", margin);
 }
 
 static assay_status draw(const ref_replay_result *result, const ref_value *chosen, parity_gallery *g,
                          parity_result *r)
 {
-    static const char *const heads[] = {"token",  "expected", "found", "each expert", "scores: left out, taken",
-                                        "margin", NULL};
+    static const char *const heads[] = {
+        "token", "expected", "found", "each expert", "margin", "scores: left out, taken", NULL};
     parity_excerpt *e = NULL;
     const int64_t k = width_of(chosen);
     ASSAY_TRY(parity_gallery_excerpt(g, &e, &r->excerpt));
     if (e == NULL)
         return ASSAY_OK;
-    parity_excerpt_begin(e, heads,
-                         "Which experts: %d of the %lld tokens that went elsewhere; \u25cf as expected, \u25cb left "
-                         "out, \u2715 taken instead; the margin is beyond both bounds",
-                         result->n_shown, (long long)result->n_inadmissible);
+    parity_excerpt_begin(
+        e, heads,
+        "Tokens that went to other experts: %d of %lld; \u25cf as expected, \u25cb left out, \u2715 "
+        "taken instead; the margin is what lies beyond both bounds",
+        result->n_shown, (long long)result->n_inadmissible);
     for (int i = 0; i < result->n_shown; i++)
         if ((result->shown[i].row + 1) * k <= chosen->count)
             put_decision(e, &result->shown[i], chosen->ivalue + result->shown[i].row * k, k,
@@ -121,7 +122,8 @@ static assay_status draw_form(const ref_value *chosen, int64_t row, int64_t expe
     return ASSAY_OK;
 }
 
-assay_status parity_judge_choice_form(const ref_value *chosen, int64_t experts, parity_gallery *g, parity_result *r)
+assay_status parity_judge_choice_form(const ref_value *chosen, int64_t experts, parity_gallery *g,
+                                      parity_result *r)
 {
     const int64_t k = width_of(chosen);
     for (int64_t i = 0; i < chosen->count; i++) {

@@ -37,10 +37,9 @@ assay_status parity_worst_redraw_equal(parity_worst *w, parity_differences *d, p
                              "The first %d of %lld elements that differ, %s; expected they are equal", SHOWN,
                              (long long)r->n_bad, assay_dtype_name(dtype));
     else if (d->excerpt != NULL)
-        parity_excerpt_begin(d->excerpt, raw ? bits : numbers,
-                             "The %lld element%s that differ%s, %s; expected they are equal",
-                             (long long)r->n_bad, r->n_bad == 1 ? "" : "s", r->n_bad == 1 ? "s" : "",
-                             assay_dtype_name(dtype));
+        parity_excerpt_begin(
+            d->excerpt, raw ? bits : numbers, "The %lld element%s that differ%s, %s; expected they are equal",
+            (long long)r->n_bad, r->n_bad == 1 ? "" : "s", r->n_bad == 1 ? "s" : "", assay_dtype_name(dtype));
     if (d->picture != NULL || d->excerpt != NULL)
         w->differences = d;
     return ASSAY_OK;

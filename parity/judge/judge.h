@@ -46,7 +46,7 @@ typedef struct parity_worst {
     double ratio, share; /* share: largest of all elements, wherever the worst place is */
     int64_t flat;        /* -1: nothing compared */
     double found, expected, allowance;
-    parity_picture *picture; /* drawn besides; NULL: not */
+    parity_picture *picture;                /* drawn besides; NULL: not */
     struct parity_differences *differences; /* the same of elements that must be equal */
 } parity_worst;
 void parity_worst_init(parity_worst *w);
@@ -187,7 +187,8 @@ const ref_value *parity_find_value(const ref_value *values, int n, const char *s
 assay_status parity_judge_choice(const ref_replay_result *result, const ref_value *chosen, parity_gallery *g,
                                  parity_result *r);
 /* Numbers of experts in range, ascending, none twice; the first row that is not is named. */
-assay_status parity_judge_choice_form(const ref_value *chosen, int64_t experts, parity_gallery *g, parity_result *r);
+assay_status parity_judge_choice_form(const ref_value *chosen, int64_t experts, parity_gallery *g,
+                                      parity_result *r);
 
 /* --- collectives.c: one call, seen from all of its ranks ---------------------------------------------------- */
 bool parity_is_collective(const char *op);

@@ -63,7 +63,7 @@ void parity_picture_add(parity_picture *p, int64_t flat, double ratio, bool pass
 void parity_picture_add_ulps(parity_picture *p, int64_t flat, double ulps, bool same)
 {
     p->ulps = true;
-    parity_picture_add(p, flat, same ? 0.0 : ldexp(fmax(ulps, 1.0), 2 - PARITY_BINS_WITHIN), same);
+    parity_picture_add(p, flat, same ? 0.0 : ldexp(ulps < 1.0 ? 1.0 : ulps, 2 - PARITY_BINS_WITHIN), same);
 }
 
 int64_t parity_picture_count(const parity_picture *p)

@@ -234,10 +234,11 @@ assay_status parity_drawn_from_json(const json_t *o, const char *what, parity_dr
     d->has_picture = p != NULL;
     d->has_excerpt = e != NULL;
     *curve = (parity_curve){0};
-    ASSAY_CHECK(e == NULL || read_excerpt(e, &d->excerpt), ASSAY_FORMAT,
-                "%s: excerpt: expected a title, at most %d columns and %d rows, each a mark and a text for every "
-                "column",
-                what, PARITY_EXCERPT_COLUMNS, PARITY_EXCERPT_ROWS);
+    ASSAY_CHECK(
+        e == NULL || read_excerpt(e, &d->excerpt), ASSAY_FORMAT,
+        "%s: excerpt: expected a title, at most %d columns and %d rows, each a mark and a text for every "
+        "column",
+        what, PARITY_EXCERPT_COLUMNS, PARITY_EXCERPT_ROWS);
     ASSAY_CHECK(p == NULL || read_picture(p, &d->picture), ASSAY_FORMAT,
                 "%s: picture: expected shape, %d bins and at most %d x %d cells that fit them", what,
                 PARITY_BINS, PARITY_PICTURE_CELLS, PARITY_PICTURE_CELLS);

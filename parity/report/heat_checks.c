@@ -136,7 +136,8 @@ static void put_table(const parity_page *p, const check_map *m)
         fputs("<tr\n><td>", f);
         parity_put_escaped(f, m->rows.text[r]);
         for (int c = 0; c < m->columns.n; c++)
-            parity_put_heat_cell(p, &m->cells[r * MAX_COLUMNS + (order[c] - m->columns.text[0]) / ASSAY_NAME]);
+            parity_put_heat_cell(p,
+                                 &m->cells[r * MAX_COLUMNS + (order[c] - m->columns.text[0]) / ASSAY_NAME]);
     }
     fputs("</table></div>", f);
 }
@@ -144,7 +145,8 @@ static void put_table(const parity_page *p, const check_map *m)
 static void put_map(const parity_page *p, parity_check check, const check_map *m)
 {
     FILE *f = p->f;
-    fprintf(f, "<details%s><summary>%s: ", m->failed > 0 || check == PARITY_CHECK_WHOLE ? " open" : "", parity_check_name(check));
+    fprintf(f, "<details%s><summary>%s: ", m->failed > 0 || check == PARITY_CHECK_WHOLE ? " open" : "",
+            parity_check_name(check));
     if (m->failed > 0)
         fprintf(f, "<b class=bad>%lld of %lld claims fail</b>", (long long)m->failed, (long long)m->claims);
     else
@@ -191,8 +193,10 @@ assay_status parity_page_heat_checks(const parity_page *p)
         any = parity_report_at(p->r, i)->check != PARITY_CHECK_LOCAL;
     if (!any)
         return ASSAY_OK;
-    fputs("<h2 id=heat-checks>Every other check, by operation or tensor and layer</h2><p class=dim>A cell is the worst of "
-          "all cases, layouts, steps and ranks; check whole: the distance to the unsharded reference as a share of what "
+    fputs("<h2 id=heat-checks>Every other check, by operation or tensor and layer</h2><p class=dim>A cell is "
+          "the worst of "
+          "all cases, layouts, steps and ranks; check whole: the distance to the unsharded reference as a "
+          "share of what "
           "rounding can do.  Where there is no bound, what is asked for holds, or it does not.</p>",
           p->f);
     for (int rank = 0; rank < PARITY_CHECK_COUNT; rank++)

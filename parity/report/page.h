@@ -60,8 +60,9 @@ void parity_page_layouts(const parity_page *p);
 void parity_page_times(const parity_page *p);
 /* heat_cells.c */
 typedef struct parity_heat_cell {
-    double ratio, share;            /* worst */
-    int64_t claims, skipped, worst; /* worst: result of the largest share, a failure before what holds; -1: none */
+    double ratio, share; /* worst */
+    int64_t claims, skipped,
+        worst; /* worst: result of the largest share, a failure before what holds; -1: none */
     bool failed;
 } parity_heat_cell;
 void parity_heat_count(parity_heat_cell *c, const parity_result *x, int64_t i);

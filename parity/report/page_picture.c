@@ -4,7 +4,7 @@
 
 enum { WIDE = 256, CELL = 10, BAR = 13, TALL = 84 };
 
-/* Runs of cells of one kind in a row, as one path: some of a cell's elements are outside, or all are. */
+/* Runs of cells of one kind in a row, strokes of one path: some of a cell's elements are outside, or all are. */
 static void put_cells(FILE *f, const parity_picture *p, bool all)
 {
     bool begun = false;
@@ -18,11 +18,11 @@ static void put_cells(FILE *f, const parity_picture *p, bool all)
                    (p->bad[row * p->columns + column + run] ==
                     parity_picture_cell_count(p, row, column + run)) == all)
                 run++;
-            fprintf(f, "%sM%d %dh%dv1h-%d",
+            fprintf(f, "%sM%d %dh%d",
                     begun ? ""
-                    : all ? "<path class=all d=\""
-                          : "<path class=some d=\"",
-                    column, row, run, run);
+                    : all ? "<path class=all-l transform=translate(0,.5) d=\""
+                          : "<path class=some-l transform=translate(0,.5) d=\"",
+                    column, row, run);
             begun = true;
         }
     if (begun)
@@ -48,8 +48,8 @@ static void put_bitmap(FILE *f, const parity_picture *p, const char *what)
             "<figure><svg role=img aria-label=\"%lld of %lld %s %s\" viewBox=\"0 0 %d %d\" width=%d "
             "height=%d "
             "preserveAspectRatio=none shape-rendering=crispEdges style=\"background:var(--some-b)\">",
-            (long long)bad, (long long)parity_picture_count(p), what, p->ulps ? "differ" : "outside", p->columns, p->rows, side(p->columns),
-            side(p->rows) > 16 ? side(p->rows) : 16);
+            (long long)bad, (long long)parity_picture_count(p), what, p->ulps ? "differ" : "outside",
+            p->columns, p->rows, side(p->columns), side(p->rows) > 16 ? side(p->rows) : 16);
     put_cells(f, p, false);
     put_cells(f, p, true);
     fprintf(f, "</svg><figcaption>In this comparison %lld of %lld %s %s, of ", (long long)bad,
@@ -95,8 +95,8 @@ static void put_scale(FILE *f, const parity_picture *p, int64_t within, const ch
                 "<text x=2 y=%d>0</text><text x=%d y=%d text-anchor=end>1</text><text x=%d y=%d "
                 "text-anchor=end>1024</text><text x=%d y=%d text-anchor=end>&infin;</text></svg><figcaption>"
                 "Error over bound: %lld of %lld %s are within 1 (the line).",
-                TALL + 14, PARITY_BINS_WITHIN * BAR, TALL + 14, most, TALL + 14, PARITY_BINS * BAR,
-                TALL + 14, (long long)within, (long long)parity_picture_count(p), what);
+                TALL + 14, PARITY_BINS_WITHIN * BAR, TALL + 14, most, TALL + 14, PARITY_BINS * BAR, TALL + 14,
+                (long long)within, (long long)parity_picture_count(p), what);
     fputs("  Bins are powers of 2, heights logarithms; rightmost: not finite.</figcaption></figure>", f);
 }
 
@@ -113,8 +113,9 @@ static void put_histogram(FILE *f, const parity_picture *p, const char *what)
             "<figure><svg role=img aria-label=\"%lld of %lld %s %s\" viewBox=\"0 0 %d %d\" "
             "width=%d "
             "height=%d>",
-            (long long)within, (long long)parity_picture_count(p), what, p->ulps ? "equal" : "within the bound",
-            PARITY_BINS * BAR, TALL + 18, PARITY_BINS * BAR, TALL + 18);
+            (long long)within, (long long)parity_picture_count(p), what,
+            p->ulps ? "equal" : "within the bound", PARITY_BINS * BAR, TALL + 18, PARITY_BINS * BAR,
+            TALL + 18);
     for (int k = 0; k < PARITY_BINS; k++) {
         if (p->bins[k] == 0)
             continue;
@@ -124,8 +125,8 @@ static void put_histogram(FILE *f, const parity_picture *p, const char *what)
                 k < line ? "in" : "out", k * BAR + 1, TALL - high, BAR - 2, high, words,
                 (long long)p->bins[k], what);
     }
-    fprintf(f, "<path class=ref-l d=\"M%d 0v%d\"/><path class=edge-l d=\"M0 %dh%d\"/>",
-            line * BAR, TALL, TALL, PARITY_BINS * BAR);
+    fprintf(f, "<path class=ref-l d=\"M%d 0v%d\"/><path class=edge-l d=\"M0 %dh%d\"/>", line * BAR, TALL,
+            TALL, PARITY_BINS * BAR);
     put_scale(f, p, within, what);
 }
 

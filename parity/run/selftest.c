@@ -15,7 +15,8 @@
 enum { MAX_TRACES = 64, MAX_CASES = 4, STEPS = 2 };
 
 typedef struct selftest_options {
-    char engine[8], engine_program[ASSAY_PATH], mutants[ASSAY_PATH], case_file[ASSAY_PATH], only[64], report[ASSAY_PATH];
+    char engine[8], engine_program[ASSAY_PATH], mutants[ASSAY_PATH], case_file[ASSAY_PATH], only[64],
+        report[ASSAY_PATH];
     bool keep;
 } selftest_options;
 
