@@ -7,7 +7,7 @@
 #include "core/base/philox.h"
 #include <math.h>
 #include <stdio.h>
-#include <stdlib.h>
+#include <string.h>
 
 static double sum_of(const double *w, int models)
 {
@@ -56,46 +56,46 @@ void ref_merge_slerp(double *out, const double *a, const double *b, double t, in
 }
 
 /* --- what is kept of a difference ---------------------------------------------------------------------------- */
-static bool before(const double *x, int64_t i, int64_t j)
+/* Magnitudes as integers: of numbers that are not negative the order of the bits is the order of the values. */
+static uint64_t magnitude(double x)
 {
-    const double a = fabs(x[i]), b = fabs(x[j]);
-    return a > b || (a == b && i < j);
+    uint64_t bits;
+    x = fabs(x);
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
 }
 
-static void sink(const double *x, int64_t *order, int64_t at, int64_t n)
+/* The keep-th greatest magnitude, found byte by byte from the top; *equal: how many of those that have it are kept. */
+static uint64_t least_kept(const double *x, int64_t n, int64_t keep, int64_t *equal)
 {
-    for (int64_t child; (child = 2 * at + 1) < n; at = child) {
-        child += child + 1 < n && before(x, order[child], order[child + 1]);
-        if (!before(x, order[at], order[child]))
-            return;
-        const int64_t other = order[at];
-        order[at] = order[child];
-        order[child] = other;
+    uint64_t found = 0;
+    for (int shift = 56; shift >= 0; shift -= 8) {
+        int64_t count[256] = {0};
+        const uint64_t above = shift == 56 ? 0 : ~(uint64_t)0 << (shift + 8);
+        for (int64_t i = 0; i < n; i++)
+            if ((magnitude(x[i]) & above) == found)
+                count[magnitude(x[i]) >> shift & 255]++;
+        int digit = 255;
+        for (; keep > count[digit]; digit--)
+            keep -= count[digit];
+        found |= (uint64_t)digit << shift;
     }
+    *equal = keep;
+    return found;
 }
 
-void ref_merge_trim(double *x, int64_t n, double density, int64_t *order)
+void ref_merge_trim(double *x, int64_t n, double density)
 {
-    int64_t keep = (int64_t)(density * (double)n);
+    int64_t keep = (int64_t)(density * (double)n), equal = 0;
     if (keep >= n)
         return;
-    keep = keep == 0 && density > 0.0 && n > 0 ? 1 : keep;
-    /* A heap with the last one to be kept on top: everything that goes before it takes its place. */
-    for (int64_t i = 0; i < n; i++)
-        order[i] = i;
-    for (int64_t i = keep / 2; i-- > 0;)
-        sink(x, order, i, keep);
-    for (int64_t i = keep; i < n; i++) {
-        int64_t out = i;
-        if (keep > 0 && before(x, i, order[0])) {
-            out = order[0];
-            order[0] = i;
-            sink(x, order, 0, keep);
-        }
-        order[i] = out;
+    keep = keep == 0 && density > 0.0 ? 1 : keep;
+    const uint64_t least = keep > 0 ? least_kept(x, n, keep, &equal) : ~(uint64_t)0;
+    for (int64_t i = 0; i < n; i++) {
+        const uint64_t m = magnitude(x[i]);
+        if (m < least || (m == least && equal-- <= 0))
+            x[i] = 0.0;
     }
-    for (int64_t i = keep; i < n; i++)
-        x[order[i]] = 0.0;
 }
 
 void ref_merge_drop(double *x, int64_t n, double density, uint64_t seed, const char *name, int k)

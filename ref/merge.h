@@ -14,8 +14,8 @@ void ref_merge_linear(double *out, const double *const *x, const double *w, int 
 void ref_merge_slerp(double *out, const double *a, const double *b, double t, int64_t n);
 
 /* x = the elements of x of the greatest magnitudes, floor(density n) of them and at least one where density > 0, the others 0;
- * of equal ones the first.  `order` [n] is scratch. */
-void ref_merge_trim(double *x, int64_t n, double density, int64_t *order);
+ * of equal ones the first. */
+void ref_merge_trim(double *x, int64_t n, double density);
 /* x = x / density where the draw of the element is below density, else 0.  Element i of a tensor of this name in model k. */
 void ref_merge_drop(double *x, int64_t n, double density, uint64_t seed, const char *name, int k);
 

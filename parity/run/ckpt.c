@@ -351,14 +351,14 @@ static assay_status on_option(void *user, const char *name, const char *text)
 }
 
 /* Of a folder of checkpoints the last, of RUN/latest and RUN/best what they name; what is no checkpoint stays as it was given. */
-static assay_status resolve(ckpt_options *o, int i)
+static assay_status resolve(char path[ASSAY_PATH])
 {
     char found[ASSAY_PATH];
-    if (assay_checkpoint_folder_find(o->paths[i], found, sizeof found) != ASSAY_OK) {
+    if (assay_checkpoint_folder_find(path, found, sizeof found) != ASSAY_OK) {
         assay_error_clear();
         return ASSAY_OK;
     }
-    return assay_option_text("path", found, o->paths[i], ASSAY_PATH);
+    return assay_option_text("path", found, path, ASSAY_PATH);
 }
 
 /* Of a folder of PaddleNLP's. */
@@ -397,7 +397,9 @@ static assay_status dispatch(ckpt_options *o, int *code)
                 verbs[v].most > verbs[v].least ? " or more" : "", o->n_paths - 1);
     /* What is made is the last path of a verb that makes something. */
     for (int i = 1; i < (v <= DIFF ? o->n_paths : o->n_paths - 1); i++)
-        ASSAY_TRY(resolve(o, i));
+        ASSAY_TRY(resolve(o->paths[i]));
+    if (o->tools.base[0] != '\0')
+        ASSAY_TRY(resolve(o->tools.base));
     ASSAY_CHECK(!o->paddle || (v == CONVERT && o->weights[0] == '\0' && o->max_shard_size == 0),
                 ASSAY_INVALID_ARGUMENT,
                 "--form paddle: of convert alone, without --weights and --max-shard-size");

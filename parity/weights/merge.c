@@ -145,19 +145,14 @@ static assay_status list_tensors(merge *m)
 
 /* --- one tensor ---------------------------------------------------------------------------------------------- */
 /* What model k changed, and what of it is kept. */
-static assay_status difference(const merge *m, const parity_made *t, int k, const double *base, double *x)
+static void difference(const merge *m, const parity_made *t, int k, const double *base, double *x)
 {
     for (int64_t i = 0; i < t->count; i++)
         x[i] -= base[i];
     if (m->o->method == PARITY_MERGE_DARE_LINEAR || m->o->method == PARITY_MERGE_DARE_TIES)
         ref_merge_drop(x, t->count, m->density[k], m->o->seed, t->name, k);
-    if (m->o->method != PARITY_MERGE_TIES)
-        return ASSAY_OK;
-    int64_t *order = malloc(((size_t)t->count + 1) * sizeof *order);
-    ASSAY_CHECK(order != NULL, ASSAY_OUT_OF_MEMORY, "%s: %lld elements", t->name, (long long)t->count);
-    ref_merge_trim(x, t->count, m->density[k], order);
-    free(order);
-    return ASSAY_OK;
+    if (m->o->method == PARITY_MERGE_TIES)
+        ref_merge_trim(x, t->count, m->density[k]);
 }
 
 static void combine(const merge *m, const parity_made *t, const double *base, double *const x[], double *out)
@@ -195,7 +190,7 @@ static assay_status make(void *user, const parity_made *t, double **out)
         const parity_model *from = &m->models[k];
         ASSAY_TRY_GOTO(parity_model_read(from, assay_tensorfile_find(from->file, t->name), &x[k]), st, done);
         if (base != NULL)
-            ASSAY_TRY_GOTO(difference(m, t, k, base, x[k]), st, done);
+            difference(m, t, k, base, x[k]);
     }
     combine(m, t, base, x, *out);
 done:

@@ -224,3 +224,34 @@ Test(merge, what_is_not_one_family_is_refused)
         cr_expect_null(strstr(e->d_name, ".tmp-"), "%s was left behind", e->d_name);
     closedir(d);
 }
+
+/* Checkpoints are models, whole ones: of two steps, as base and as what was trained from it; a damaged one is refused. */
+Test(merge, checkpoints_are_models)
+{
+    char command[CLI_LINE], run[CLI_PATH];
+    snprintf(run, sizeof run, "%s/run", cli_folder);
+    cli_result r = cli_run("step --engine ref --precision fp32 --model " MODELS "llama --batch " MODELS
+                           "llama/train_batch.safetensors --out %s --save %s --save-interval 1 --train-iters "
+                           "2 --lr-decay-iters 9",
+                           cli_file("out"), run);
+    cli_expect_success(&r, "train");
+    cli_free(&r);
+    r = cli_run("ckpt merge %s %s --method task_arithmetic --base %s/iter_0000001", run, cli_file("last"),
+                run);
+    cli_expect_success(&r, "the folder's last");
+    cli_free(&r);
+    r = cli_run("ckpt convert %s/latest %s", run, cli_file("plain"));
+    cli_expect_success(&r, "convert");
+    cli_free(&r);
+    /* base + (last - base) in double, rounded to F32: the last itself. */
+    expect_same(cli_file("last"), cli_file("plain"), true);
+    r = cli_run("ckpt merge %s/iter_0000001 %s --method linear", run, cli_file("first"));
+    cli_expect_success(&r, "the first");
+    cli_free(&r);
+    expect_same(cli_file("first"), cli_file("last"), false);
+    snprintf(command, sizeof command,
+             "printf x | dd of=$(ls %s/iter_0000001/model-0*) bs=1 seek=9000 conv=notrunc status=none", run);
+    cr_assert_eq(system(command), 0);
+    REFUSE("expected SHA-256", "%s %s --method task_arithmetic --base %s/iter_0000001", run,
+           cli_file("refused"), run);
+}
