@@ -138,12 +138,14 @@ static assay_status say_ignored(const assay_train_options *o, const assay_checkp
 }
 
 assay_status assay_state_load(const assay_train_options *o, const assay_model_spec *spec,
-                              const assay_batches *b, FILE *say, assay_checkpoint **out, int64_t *step)
+                              const assay_batches *b, int rank, int world, assay_checkpoint **out,
+                              int64_t *step)
 {
+    FILE *say = rank == 0 ? stderr : NULL;
     const assay_checkpoint_ignore ignore = {.missing = o->ignore_missing_keys,
                                             .unexpected = o->ignore_unexpected_keys,
                                             .mismatched = o->ignore_mismatched_keys};
-    ASSAY_TRY(assay_checkpoint_open_ignoring(out, o->load, &ignore));
+    ASSAY_TRY(assay_checkpoint_open_share(out, o->load, &ignore, rank, world));
     assay_status st = check(o, assay_checkpoint_header(*out), &spec->config, b, say, step);
     if (st == ASSAY_OK)
         st = assay_checkpoint_match(*out, spec);
