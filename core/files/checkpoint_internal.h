@@ -57,6 +57,9 @@ typedef struct assay_state_words {
     const char *list[ASSAY_MAX_OPTIMIZER_STATES];
 } assay_state_words;
 json_t *assay_checkpoint_content_to_json(const assay_checkpoint_content *c);
+/* Weights without masters and states: marks them in the model. */
+assay_status assay_checkpoint_frozen_from_json(const json_t *content, const char *path,
+                                               assay_model_spec *spec);
 /* `words` must live as long as *out. */
 assay_status assay_checkpoint_content_from_json(const json_t *content, const char *path,
                                                 const assay_model_spec *spec, assay_state_words *words,

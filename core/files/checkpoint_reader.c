@@ -36,6 +36,7 @@ static assay_status read_state(assay_checkpoint *c)
     ASSAY_CHECK(json_is_object(json_object_get(c->state, "model")), ASSAY_FORMAT,
                 "%s: model: expected an object", path);
     ASSAY_TRY(read_model(c, path));
+    ASSAY_TRY(assay_checkpoint_frozen_from_json(json_object_get(c->state, "content"), path, c->spec));
     ASSAY_TRY(assay_checkpoint_content_from_json(json_object_get(c->state, "content"), path, c->spec,
                                                  &c->words, &content));
     return assay_checkpoint_plan_make(&c->plan, &content);
