@@ -272,8 +272,9 @@ assay_status gpu_checkpoint_load(gpu_engine *e, const char *dir, int64_t *step)
     assay_checkpoint *c = NULL;
     char *host = NULL;
     ASSAY_TRY_GOTO(
-        assay_state_load(&e->options, e->model.spec, &e->batches, e->env.rank == 0 ? stderr : NULL, &c, step),
-        st, done);
+        assay_state_load(&e->options, e->model.spec, &e->batches, e->env.rank, e->env.world, &c, step), st,
+        done);
+    ASSAY_TRY_GOTO(barrier(e), st, done);                          /* every file was somebody's to hash */
     if (assay_metrics_wanted(&e->options) && !e->options.finetune) /* it goes on under its name */
         ASSAY_TRY_GOTO(
             assay_json_get_string(assay_checkpoint_header(c), "run", false, dir, e->run_id, sizeof e->run_id),

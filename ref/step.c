@@ -78,7 +78,7 @@ static assay_status open_checkpoint(step_inputs *in, const assay_train_options *
                 "load: expected a training batch [steps,microbatches,b,s], %s holds [b,s]", o->batch);
     assay_train_options asked = in->options;
     asked.train_iters = o->train_iters > 0 ? o->train_iters : in->batches.steps;
-    ASSAY_TRY(assay_state_load(&asked, in->spec, &in->batches, stderr, &in->checkpoint, &in->run.first_step));
+    ASSAY_TRY(assay_state_load(&asked, in->spec, &in->batches, 0, 1, &in->checkpoint, &in->run.first_step));
     in->run.load = in->checkpoint;
     return ASSAY_OK;
 }

@@ -78,6 +78,11 @@ typedef struct assay_checkpoint_ignore {
 } assay_checkpoint_ignore;
 assay_status assay_checkpoint_open_ignoring(assay_checkpoint **out, const char *dir,
                                             const assay_checkpoint_ignore *ignore);
+/* One of `world` readers of one checkpoint: this one hashes every world-th file, and nobody reads before all have opened it.  Rank
+ * ASSAY_CHECKPOINT_HASHED: the caller knows the files by their hashes already. */
+enum { ASSAY_CHECKPOINT_HASHED = -1 };
+assay_status assay_checkpoint_open_share(assay_checkpoint **out, const char *dir,
+                                         const assay_checkpoint_ignore *ignore, int rank, int world);
 /* Holds its keys to those of the model that loads it; behind this assay_checkpoint_has says what is there to read. */
 assay_status assay_checkpoint_match(assay_checkpoint *c, const assay_model_spec *here);
 bool assay_checkpoint_has(const assay_checkpoint *c, const char *family, const assay_param_spec *here);

@@ -80,6 +80,7 @@ static assay_status attach(job *j)
     char dir[ASSAY_CHECKPOINT_PATH], word[ASSAY_JOB_HEX];
     int64_t step, rank, world;
     ASSAY_TRY(build_model(j));
+    ASSAY_TRY(assay_checkpoint_frozen_from_json(json_object_get(j->order, "content"), what, j->spec));
     ASSAY_TRY(assay_checkpoint_content_from_json(json_object_get(j->order, "content"), what, j->spec,
                                                  &j->words, &j->content));
     ASSAY_TRY(assay_json_get_bool(j->order, "keep_differing", true, what, &j->content.keep_differing));

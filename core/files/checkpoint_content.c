@@ -8,10 +8,36 @@ json_t *assay_checkpoint_content_to_json(const assay_checkpoint_content *c)
     json_t *states = json_array();
     for (int k = 0; k < c->n_states; k++)
         json_array_append_new(states, json_string(c->state_names[k]));
-    return json_pack("{s:s, s:s, s:o, s:I, s:b}", "weight", assay_dtype_name(c->weight), "state",
-                     assay_dtype_name(c->state), "states", states, "max_shard_size",
-                     (json_int_t)(c->max_shard_size > 0 ? c->max_shard_size : ASSAY_CHECKPOINT_SHARD),
-                     "weights_only", c->weights_only);
+    json_t *content =
+        json_pack("{s:s, s:s, s:o, s:I, s:b}", "weight", assay_dtype_name(c->weight), "state",
+                  assay_dtype_name(c->state), "states", states, "max_shard_size",
+                  (json_int_t)(c->max_shard_size > 0 ? c->max_shard_size : ASSAY_CHECKPOINT_SHARD),
+                  "weights_only", c->weights_only);
+    json_t *frozen = json_array();
+    for (int64_t i = 0; i < c->spec->n_params; i++)
+        if (c->spec->params[i].frozen)
+            json_array_append_new(frozen, json_string(c->spec->params[i].name));
+    if (content != NULL && json_array_size(frozen) > 0)
+        json_object_set(content, "frozen", frozen);
+    json_decref(frozen);
+    return content;
+}
+
+assay_status assay_checkpoint_frozen_from_json(const json_t *content, const char *path,
+                                               assay_model_spec *spec)
+{
+    const json_t *list = json_object_get(content, "frozen");
+    ASSAY_CHECK(list == NULL || json_is_array(list), ASSAY_FORMAT, "%s: content: frozen: expected an array",
+                path);
+    for (size_t i = 0; i < json_array_size(list); i++) {
+        const char *name = json_string_value(json_array_get(list, i));
+        const assay_param_spec *p = name != NULL ? assay_spec_find(spec, name) : NULL;
+        ASSAY_CHECK(p != NULL && p->trained, ASSAY_FORMAT,
+                    "%s: content: frozen: expected names of weights, found %.80s", path,
+                    name != NULL ? name : "something else");
+        spec->params[p - spec->params].frozen = true;
+    }
+    return ASSAY_OK;
 }
 
 static assay_status read_dtype(const json_t *content, const char *key, const char *path, assay_dtype *out)

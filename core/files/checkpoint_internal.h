@@ -57,6 +57,9 @@ typedef struct assay_state_words {
     const char *list[ASSAY_MAX_OPTIMIZER_STATES];
 } assay_state_words;
 json_t *assay_checkpoint_content_to_json(const assay_checkpoint_content *c);
+/* Weights without masters and states: marks them in the model. */
+assay_status assay_checkpoint_frozen_from_json(const json_t *content, const char *path,
+                                               assay_model_spec *spec);
 /* `words` must live as long as *out. */
 assay_status assay_checkpoint_content_from_json(const json_t *content, const char *path,
                                                 const assay_model_spec *spec, assay_state_words *words,
@@ -84,8 +87,8 @@ void assay_checkpoint_file(char *out, const char *dir, const char *name);
 void assay_checkpoint_rank_file(char *out, const char *dir, const char *word, int rank);
 /* SHA-256 of the manifest without its member "sha256", in a form that does not depend on order or white space. */
 assay_status assay_checkpoint_manifest_hash(const json_t *manifest, char out[ASSAY_SHA256_HEX]);
-/* Reads and verifies DIR/manifest.json and, by it, every file of the folder. */
-assay_status assay_checkpoint_verify(const char *dir, json_t **manifest);
+/* Reads and verifies DIR/manifest.json and, by it, every file of the folder; of these every world-th is hashed. */
+assay_status assay_checkpoint_verify(const char *dir, int rank, int world, json_t **manifest);
 json_t *assay_shard_to_json(const assay_shard *s);
 /* Of a parameter's piece: extents are the table's. */
 assay_status assay_shard_from_json(const json_t *segments, const assay_param_spec *p, const char *what,
@@ -133,6 +136,8 @@ assay_status assay_checkpoint_writer_attach(assay_checkpoint_writer **out, const
 /* What the ranks tell each other while it is staged (checkpoint_ranks.c). */
 #define ASSAY_RANK_PIECES "pieces"
 #define ASSAY_RANK_HASHES "hashes"
+/* Of a piece, while it is staged: tells apart what nobody made to collide.  What is published has SHA-256. */
+void assay_checkpoint_piece_hash(const void *data, int64_t bytes, char out[ASSAY_HASH_HEX]);
 /* Complete when its name is there. */
 assay_status assay_checkpoint_rank_save(const assay_checkpoint_writer *w, const char *word,
                                         const json_t *said);

@@ -10,6 +10,11 @@ void assay_checkpoint_rank_file(char *out, const char *dir, const char *word, in
     snprintf(out, ASSAY_CHECKPOINT_PATH + 64, "%s/%s-%05d.json", dir, word, rank);
 }
 
+void assay_checkpoint_piece_hash(const void *data, int64_t bytes, char out[ASSAY_HASH_HEX])
+{
+    assay_hash_tensor_as(ASSAY_HASH_XXH3, ASSAY_U8, &bytes, 1, data, (size_t)bytes, out);
+}
+
 void assay_checkpoint_lock_file(char *out, const char *dir, int rank)
 {
     snprintf(out, ASSAY_CHECKPOINT_PATH + 64, "%s/writer-%05d.lock", dir, rank);

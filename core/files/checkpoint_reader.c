@@ -36,6 +36,7 @@ static assay_status read_state(assay_checkpoint *c)
     ASSAY_CHECK(json_is_object(json_object_get(c->state, "model")), ASSAY_FORMAT,
                 "%s: model: expected an object", path);
     ASSAY_TRY(read_model(c, path));
+    ASSAY_TRY(assay_checkpoint_frozen_from_json(json_object_get(c->state, "content"), path, c->spec));
     ASSAY_TRY(assay_checkpoint_content_from_json(json_object_get(c->state, "content"), path, c->spec,
                                                  &c->words, &content));
     return assay_checkpoint_plan_make(&c->plan, &content);
@@ -145,6 +146,12 @@ assay_status assay_checkpoint_open(assay_checkpoint **out, const char *dir)
 assay_status assay_checkpoint_open_ignoring(assay_checkpoint **out, const char *dir,
                                             const assay_checkpoint_ignore *ignore)
 {
+    return assay_checkpoint_open_share(out, dir, ignore, 0, 1);
+}
+
+assay_status assay_checkpoint_open_share(assay_checkpoint **out, const char *dir,
+                                         const assay_checkpoint_ignore *ignore, int rank, int world)
+{
     assay_status st = ASSAY_OK;
     *out = NULL;
     ASSAY_CHECK(strlen(dir) < ASSAY_CHECKPOINT_PATH - 32, ASSAY_INVALID_ARGUMENT,
@@ -155,7 +162,7 @@ assay_status assay_checkpoint_open_ignoring(assay_checkpoint **out, const char *
     c->ignore = *ignore;
     c->ignored = json_array();
     ASSAY_TRY_GOTO(assay_hash_init(), st, fail);
-    ASSAY_TRY_GOTO(assay_checkpoint_verify(dir, &c->manifest), st, fail);
+    ASSAY_TRY_GOTO(assay_checkpoint_verify(dir, rank, world, &c->manifest), st, fail);
     ASSAY_TRY_GOTO(read_state(c), st, fail);
     c->infos = calloc((size_t)c->plan.n_tensors + 1, sizeof(const assay_tensor_info *));
     ASSAY_CHECK_GOTO(c->infos != NULL, ASSAY_OUT_OF_MEMORY, st, fail, "%s: %lld tensors", dir,

@@ -14,7 +14,7 @@ typedef struct said {
     int rank, family;
     bool writes;
     assay_shard shard;
-    char sha256[ASSAY_SHA256_HEX];
+    char hash[ASSAY_HASH_HEX];
 } said;
 
 typedef struct seal {
@@ -64,12 +64,12 @@ static assay_status take_piece(seal *s, const json_t *entry, int rank, const cha
 {
     const assay_checkpoint_plan *plan = &s->w->plan;
     const int64_t n_params = plan->content.spec->n_params;
-    const char *hash = json_string_value(json_object_get(entry, "sha256"));
+    const char *hash = json_string_value(json_object_get(entry, "hash"));
     int64_t family, param;
     ASSAY_TRY(assay_json_get_i64(entry, "family", true, 0, assay_checkpoint_families(&plan->content) - 1,
                                  what, &family));
     ASSAY_TRY(assay_json_get_i64(entry, "param", true, 0, n_params - 1, what, &param));
-    ASSAY_CHECK(hash != NULL && strlen(hash) == ASSAY_SHA256_HEX - 1, ASSAY_FORMAT, "%s: sha256", what);
+    ASSAY_CHECK(hash != NULL && strlen(hash) == ASSAY_HASH_HEX - 1, ASSAY_FORMAT, "%s: hash", what);
     const int64_t unit =
         (int64_t)assay_checkpoint_stored_family(&plan->content, (int)family) * n_params + param;
     if (!is_mine(s->w, unit))
@@ -86,7 +86,7 @@ static assay_status take_piece(seal *s, const json_t *entry, int rank, const cha
                 .rank = rank,
                 .family = (int)family,
                 .writes = json_is_true(json_object_get(entry, "writes"))};
-    memcpy(p->sha256, hash, ASSAY_SHA256_HEX);
+    memcpy(p->hash, hash, ASSAY_HASH_HEX);
     return assay_shard_from_json(json_object_get(entry, "segments"), &plan->content.spec->params[param], what,
                                  &p->shard);
 }
@@ -197,12 +197,12 @@ static assay_status take_run(void *user, int part, int64_t in_part, int64_t in_p
 
 static assay_status check_said(seal *s, const assay_param_spec *p, const said *piece, unit_data *u)
 {
-    char hash[ASSAY_SHA256_HEX];
+    char hash[ASSAY_HASH_HEX];
     const assay_checkpoint_content *c = &s->w->plan.content;
     ASSAY_TRY(assay_param_runs(p, &piece->shard, take_run, u));
-    assay_sha256_bytes(u->piece, (size_t)(assay_shard_count(&piece->shard) * u->width), hash);
+    assay_checkpoint_piece_hash(u->piece, assay_shard_count(&piece->shard) * u->width, hash);
     const char *family = assay_checkpoint_family_word(c, piece->family, p);
-    if (strcmp(hash, piece->sha256) == 0)
+    if (strcmp(hash, piece->hash) == 0)
         return ASSAY_OK;
     ASSAY_CHECK(c->keep_differing, ASSAY_MISMATCH,
                 "%s: %s/%s: the piece of rank %d is not what the file holds: replicas differ, or it was not "

@@ -249,7 +249,7 @@ assay_status assay_checkpoint_add(assay_checkpoint_writer *w, const char *family
 {
     const int family = assay_checkpoint_family_of(&w->plan.content, family_word);
     const int64_t param = assay_checkpoint_find_param(&w->plan.content, name);
-    char hash[ASSAY_SHA256_HEX];
+    char hash[ASSAY_HASH_HEX];
     ASSAY_CHECK(family >= 0 && param >= 0, ASSAY_INVALID_ARGUMENT, "checkpoint: no %s of %s in this model",
                 family_word, name);
     ASSAY_TRY(check_piece(w, family, param, family_word, dtype, shard));
@@ -269,10 +269,10 @@ assay_status assay_checkpoint_add(assay_checkpoint_writer *w, const char *family
                            .width = assay_dtype_bytes(dtype)};
     if (writes && !alias)
         ASSAY_TRY(assay_param_runs(spec, shard, write_run, (void *)(uintptr_t)&p));
-    assay_sha256_bytes(data, (size_t)(count * p.width), hash);
+    assay_checkpoint_piece_hash(data, count * p.width, hash);
     json_t *piece =
         json_pack("{s:i, s:I, s:b, s:o, s:s}", "family", family, "param", (json_int_t)param, "writes",
-                  writes && !alias, "segments", assay_shard_to_json(shard), "sha256", hash);
+                  writes && !alias, "segments", assay_shard_to_json(shard), "hash", hash);
     ASSAY_CHECK(piece != NULL && json_array_append_new(w->pieces, piece) == 0, ASSAY_OUT_OF_MEMORY,
                 "checkpoint: list of pieces: %s", name);
     return ASSAY_OK;

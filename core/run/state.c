@@ -9,14 +9,21 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The format has a place for them, no engine trains beside them. */
+static assay_status no_frozen(const assay_model_spec *spec)
+{
+    for (int64_t i = 0; i < spec->n_params; i++)
+        ASSAY_CHECK(!spec->params[i].frozen, ASSAY_UNSUPPORTED,
+                    "%s: is frozen: a run saves and loads models whose weights are all trained",
+                    spec->params[i].name);
+    return ASSAY_OK;
+}
+
 assay_status assay_state_content(const assay_model_spec *spec, const assay_train_options *o,
                                  assay_checkpoint_content *out)
 {
     const assay_recipe *recipe = assay_recipe_of(o->precision);
-    for (int64_t i = 0; i < spec->n_params; i++)
-        ASSAY_CHECK(!spec->params[i].frozen, ASSAY_UNSUPPORTED,
-                    "%s: is frozen: a checkpoint holds models whose weights are all trained",
-                    spec->params[i].name);
+    ASSAY_TRY(no_frozen(spec));
     *out = (assay_checkpoint_content){.spec = spec,
                                       .weight = recipe->op[ASSAY_OPS_LINEAR].weight,
                                       .state = recipe->op[ASSAY_OPS_OPTIMIZER].weight,
@@ -138,13 +145,19 @@ static assay_status say_ignored(const assay_train_options *o, const assay_checkp
 }
 
 assay_status assay_state_load(const assay_train_options *o, const assay_model_spec *spec,
-                              const assay_batches *b, FILE *say, assay_checkpoint **out, int64_t *step)
+                              const assay_batches *b, int rank, int world, assay_checkpoint **out,
+                              int64_t *step)
 {
+    FILE *say = rank == 0 ? stderr : NULL;
     const assay_checkpoint_ignore ignore = {.missing = o->ignore_missing_keys,
                                             .unexpected = o->ignore_unexpected_keys,
                                             .mismatched = o->ignore_mismatched_keys};
-    ASSAY_TRY(assay_checkpoint_open_ignoring(out, o->load, &ignore));
-    assay_status st = check(o, assay_checkpoint_header(*out), &spec->config, b, say, step);
+    *out = NULL;
+    ASSAY_TRY(no_frozen(spec));
+    ASSAY_TRY(assay_checkpoint_open_share(out, o->load, &ignore, rank, world));
+    assay_status st = no_frozen(assay_checkpoint_content_of(*out)->spec);
+    if (st == ASSAY_OK)
+        st = check(o, assay_checkpoint_header(*out), &spec->config, b, say, step);
     if (st == ASSAY_OK)
         st = assay_checkpoint_match(*out, spec);
     if (st == ASSAY_OK)

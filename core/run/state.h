@@ -26,10 +26,11 @@ typedef struct assay_state {
 json_t *assay_state_to_json(const assay_state *s);
 
 /* Opens o->load and holds the run to it: the model, the training options (core/run/training.h), the samples read, the keys.  With
- * o->finetune the model and the keys alone, and *step is 0; else the optimizer steps done.  `say` gets what options let pass (NULL:
- * not said, for ranks other than 0). */
+ * o->finetune the model and the keys alone, and *step is 0; else the optimizer steps done.  Rank 0 says on stderr what options let pass.
+ * The ranks share out the hashing: all must synchronize before they read. */
 assay_status assay_state_load(const assay_train_options *o, const assay_model_spec *spec,
-                              const assay_batches *b, FILE *say, assay_checkpoint **out, int64_t *step);
+                              const assay_batches *b, int rank, int world, assay_checkpoint **out,
+                              int64_t *step);
 /* The family that holds its masters: weights where it was saved without. */
 const char *assay_state_masters(const assay_checkpoint *c, const assay_param_spec *p);
 /* The type to read it in: F64, F32 or BF16.  ASSAY_MISMATCH: it would have to be rounded, and o->round_checkpoint is not set. */

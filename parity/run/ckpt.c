@@ -104,7 +104,7 @@ static assay_status verify(const ckpt_options *o, int *code)
         *code = 1;
         return ASSAY_OK;
     }
-    ASSAY_TRY(assay_checkpoint_open_ignoring(&c, o->paths[1], &ignore));
+    ASSAY_TRY(assay_checkpoint_open_share(&c, o->paths[1], &ignore, ASSAY_CHECKPOINT_HASHED, 1));
     int64_t n = 0;
     for (int64_t i = 0; i < assay_checkpoint_stored_count(c); i++) {
         assay_checkpoint_stored t;

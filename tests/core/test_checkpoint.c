@@ -470,6 +470,69 @@ Test(core_checkpoint, folders_that_are_not_one_save_are_refused)
     assay_spec_destroy(spec);
 }
 
+/* Every file is one reader's to hash, and all of them look at names and sizes. */
+Test(core_checkpoint, readers_share_out_the_hashing)
+{
+    assay_model_spec *spec = checkpoint_spec(qwen3_small);
+    static const char *const files[] = {"model-00001-of-00001.safetensors", "config.json", "state.json",
+                                        "optimizer-00001-of-00001.safetensors",
+                                        "master_weights.safetensors.index.json"};
+    const assay_checkpoint_ignore none = {.missing = NULL};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++) {
+        char shell[300];
+        int refused = 0;
+        write_two(spec);
+        snprintf(shell, sizeof shell,
+                 "printf ' ' | dd of=a/%s bs=1 conv=notrunc status=none seek=$(($(stat -c %%s a/%s)-1))",
+                 files[i], files[i]);
+        in_root(shell);
+        for (int r = 0; r < 3; r++) {
+            assay_checkpoint *c = NULL;
+            const assay_status st = assay_checkpoint_open_share(&c, path_of("a"), &none, r, 3);
+            refused += st != ASSAY_OK && strstr(assay_error_message(), "expected SHA-256") != NULL;
+            assay_checkpoint_close(c);
+        }
+        cr_expect_eq(refused, 1, "%s: refused by %d", files[i], refused);
+    }
+    assay_spec_destroy(spec);
+}
+
+/* A frozen weight is in model-* alone, and a list in state.json says so: states of it are unexpected, and without the list they
+ * are missing. */
+Test(core_checkpoint, frozen_weights_have_no_masters_and_no_states)
+{
+    static const char frozen[] = "decoder.layers.0.mlp.linear_fc2.weight";
+    assay_model_spec *spec = checkpoint_spec(qwen3_small);
+    const assay_checkpoint_content content = checkpoint_content(spec, ASSAY_BF16);
+    const assay_param_spec *p = assay_spec_find(spec, frozen);
+    cr_assert_not_null(p);
+    const int64_t number = p - spec->params;
+    checkpoint_write(path_of("all"), &content, 1);
+    spec->params[number].frozen = true;
+    checkpoint_write(path_of("a"), &content, 2);
+    assay_checkpoint *c = opened(path_of("a")), *all = opened(path_of("all"));
+    cr_expect_eq(assay_checkpoint_count(all) - assay_checkpoint_count(c), 3);
+    cr_expect(assay_checkpoint_has(c, "weight", p));
+    cr_expect_not(assay_checkpoint_has(c, "main_param", p));
+    cr_expect_not(assay_checkpoint_has(c, "exp_avg_sq", p));
+    char got[200], expected[200];
+    assay_shard whole;
+    assay_shard_whole(&whole, p->shape, p->ndim);
+    cr_assert_eq(assay_checkpoint_read(c, "weight", frozen, ASSAY_BF16, &whole, got), ASSAY_OK, "%s",
+                 assay_error_message());
+    checkpoint_fill(&content, 0, number, &whole, expected);
+    cr_expect_arr_eq(got, expected, (size_t)assay_shard_count(&whole) * 2);
+    assay_checkpoint_close(c);
+    assay_checkpoint_close(all);
+    in_root("cp a/state.json kept && sed -i 's/linear_fc2/linear_fc3/' a/state.json");
+    sign_again("state.json");
+    expect_refused(path_of("a"), "frozen: expected names of weights", "a name that is none");
+    in_root("sed 's/\"frozen\"/\"thawed\"/' kept > a/state.json");
+    sign_again("state.json");
+    expect_refused(path_of("a"), "down_proj.weight", "states that are not there");
+    assay_spec_destroy(spec);
+}
+
 static void count_finding(void *user, const char *text)
 {
     (void)text;

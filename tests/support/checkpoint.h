@@ -60,6 +60,8 @@ enum { CHECKPOINT_FAMILIES = 4 };
 static inline const char *checkpoint_family(int f, const assay_param_spec *p)
 {
     static const char *const words[CHECKPOINT_FAMILIES] = {"weight", "main_param", "exp_avg", "exp_avg_sq"};
+    if (p->frozen && f > 0)
+        return NULL;
     return p->trained ? words[f] : f == 0 ? "expert_bias" : NULL;
 }
 
