@@ -8,6 +8,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct ckpt_options {
     char paths[3][ASSAY_PATH]; /* the verb and what it works on */
@@ -296,6 +297,22 @@ static assay_status on_paddle(const ckpt_options *o, size_t verb, int *code)
                                 o->max_shard_size);
 }
 
+/* torch.distributed.checkpoint's folders, Megatron-LM's torch_dist among them, say in a pickle what their tensors are. */
+static assay_status refuse_torch_dist(const char *dir)
+{
+    char metadata[ASSAY_PATH + 32], manifest[ASSAY_PATH + 32];
+    snprintf(metadata, sizeof metadata, "%s/.metadata", dir);
+    snprintf(manifest, sizeof manifest, "%s/manifest.json", dir);
+    ASSAY_CHECK(
+        access(metadata, F_OK) != 0 || access(manifest, F_OK) == 0, ASSAY_UNSUPPORTED,
+        "%s: of torch.distributed.checkpoint: its .metadata is pickled, and reading a pickle executes what "
+        "it says; "
+        "in an environment that may, python -m torch.distributed.checkpoint.format_utils dcp_to_torch, then "
+        "save_pretrained",
+        dir);
+    return ASSAY_OK;
+}
+
 static assay_status dispatch(ckpt_options *o, int *code)
 {
     static const struct {
@@ -312,6 +329,7 @@ static assay_status dispatch(ckpt_options *o, int *code)
     ASSAY_CHECK(o->n_paths == verbs[v].paths, ASSAY_INVALID_ARGUMENT, "%s: expected %d folders, found %d",
                 verbs[v].name, verbs[v].paths - 1, o->n_paths - 1);
     ASSAY_TRY(resolve(o, 1));
+    ASSAY_TRY(refuse_torch_dist(o->paths[1]));
     if (v == 2)
         ASSAY_TRY(resolve(o, 2));
     ASSAY_CHECK(!o->paddle || (v == 4 && o->weights[0] == '\0' && o->max_shard_size == 0),
