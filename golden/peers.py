@@ -1,7 +1,8 @@
 """The table of peers in docs/PADDLE.md: what other checkpoints load across layouts, and what they say when a file is damaged.
 
     python golden/peers.py ASSAY TORCH PADDLE AUTOMODEL      programs: assay; a python with torch and megatron-core; one with PaddleNLP
-                                                             ("": not run); the unpacked wheel of nemo-automodel ("": not run)
+                                                             ("": not run); the unpacked wheel of nemo-automodel,
+                                                             with psutil beside it, which megatron-core needs ("": not run)
 
 Each cell is a fresh process (or two, gloo, on this CPU): a small state is saved on two ranks, one thing is done to the folder, and it
 is loaded again.  What a cell says: `bitwise`, `N elements are wrong` (nothing was said), or the first words of the refusal.
@@ -41,17 +42,21 @@ def torch_run(peer, act, folder, layout, world):
     """Cells that rank 0 printed."""
     p = port()
     env = dict(os.environ, PYTHONPATH=AUTOMODEL, OMP_NUM_THREADS="1")
-    children = [subprocess.Popen([TORCH, HERE / "peers_torch.py", peer, act, folder, layout, str(r), str(world), p], stdout=subprocess.PIPE,
-                                 stderr=subprocess.PIPE, text=True, env=env) for r in range(world)]
+    children = []
+    for r in range(world):
+        log = open(f"{folder}.{act}.{r}", "w+")  # a file: children of children would keep a pipe open
+        children.append((log, subprocess.Popen([TORCH, HERE / "peers_torch.py", peer, act, folder, layout, str(r), str(world), p], stdout=log,
+                                               stderr=subprocess.STDOUT, env=env)))
     rows, errors = {}, ""
-    for child in children:
+    for log, child in children:
         try:
-            out, err = child.communicate(timeout=400)
+            child.wait(timeout=400)
         except subprocess.TimeoutExpired:
             child.kill()
-            out, err = child.communicate()
-            err += "\nTimeoutError: killed after 400 s"
-        errors += err if child.returncode != 0 else ""
+            child.wait()
+        log.seek(0)
+        out = log.read() + ("\nTimeoutError: killed after 400 s" if child.returncode == -9 else "")
+        errors += out if child.returncode != 0 else ""
         for line in out.splitlines():
             if line.startswith("{"):
                 rows.update(json.loads(line))
@@ -79,12 +84,13 @@ def delete(path):
 
 
 def stale(path):
-    """A shard of a larger, older save that nobody removed."""
+    """A shard of a larger, older save that nobody removed: other values."""
     name = path.name.replace("00002-of-00002", "00003-of-00003")
     for word in ("__1_", "shard-00002", "shard-00001"):
         name = path.name.replace(word, word[:-1].replace("1", "2") + "_" if word == "__1_" else "shard-00009") if name == path.name else name
     assert name != path.name, path
     shutil.copyfile(path, path.with_name(name))
+    flip(path.with_name(name))
 
 
 DAMAGES = {"a byte of a tensor flipped": flip, "a file cut in half": truncate, "a shard deleted": delete, "a stale shard beside": stale}

@@ -374,6 +374,22 @@ static assay_status on_paddle(const ckpt_options *o, size_t verb, int *code)
                                 o->max_shard_size);
 }
 
+/* torch.distributed.checkpoint's folders, Megatron-LM's torch_dist among them, say in a pickle what their tensors are. */
+static assay_status refuse_torch_dist(const char *dir)
+{
+    char metadata[ASSAY_PATH + 32], manifest[ASSAY_PATH + 32];
+    snprintf(metadata, sizeof metadata, "%s/.metadata", dir);
+    snprintf(manifest, sizeof manifest, "%s/manifest.json", dir);
+    ASSAY_CHECK(
+        access(metadata, F_OK) != 0 || access(manifest, F_OK) == 0, ASSAY_UNSUPPORTED,
+        "%s: of torch.distributed.checkpoint: its .metadata is pickled, and reading a pickle executes what "
+        "it says; "
+        "in an environment that may, python -m torch.distributed.checkpoint.format_utils dcp_to_torch, then "
+        "save_pretrained",
+        dir);
+    return ASSAY_OK;
+}
+
 static assay_status dispatch(ckpt_options *o, int *code)
 {
     enum { INSPECT, VERIFY, DIFF, RESHARD, CONVERT, MERGE, LORA_MERGE, LORA_SAVE, VERBS };
@@ -398,6 +414,7 @@ static assay_status dispatch(ckpt_options *o, int *code)
     /* What is made is the last path of a verb that makes something. */
     for (int i = 1; i < (v <= DIFF ? o->n_paths : o->n_paths - 1); i++)
         ASSAY_TRY(resolve(o->paths[i]));
+    ASSAY_TRY(refuse_torch_dist(o->paths[1]));
     if (o->tools.base[0] != '\0')
         ASSAY_TRY(resolve(o->tools.base));
     ASSAY_CHECK(!o->paddle || (v == CONVERT && o->weights[0] == '\0' && o->max_shard_size == 0),

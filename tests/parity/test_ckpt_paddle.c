@@ -263,6 +263,9 @@ Test(ckpt_paddle, what_is_not_written_is_refused_by_name)
     run(2, "--form: expected assay or paddle", "ckpt convert s p --form torch");
     run(2, "--form paddle: of convert alone", "ckpt verify s --form paddle");
     run(2, "assay ckpt convert it first", "ckpt reshard " FOLDERS "one p");
+    cr_assert_eq(assay_mkdir_p(cli_file("torch")), ASSAY_OK);
+    cli_write_text(cli_file("torch/.metadata"), "");
+    run(2, "of torch.distributed.checkpoint: its .metadata is pickled", "ckpt verify torch");
 }
 
 /* --- the pickled dict ---------------------------------------------------------------------------------------- */
