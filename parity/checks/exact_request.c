@@ -220,83 +220,6 @@ static void add_plan(parity_ask *q, int64_t t, int64_t k, int64_t experts)
     parity_ask_finish(q);
 }
 
-/* --- attention: key j is 64 e_(j mod D), query i asks for one visible key; all other scores are 4096 less.
- */
-
-enum { HEAD_DIM = 8 };
-
-/* The key that query position p asks for. */
-static int64_t wanted_key(int64_t p, int64_t window)
-{
-    const int64_t back = window > 0 ? p % window : p / 2;
-    return p - (back > p ? p : back);
-}
-
-static void fill_one_hot(float *x, int64_t batch, int64_t heads, int64_t n, bool query, int64_t window)
-{
-    for (int64_t s = 0; s < n; s++) {
-        const int64_t hot = query ? wanted_key(s, window) : s;
-        for (int64_t r = 0; r < batch * heads; r++)
-            x[(s * batch * heads + r) * HEAD_DIM + hot % HEAD_DIM] = 64.0f;
-    }
-}
-
-static void attention_attrs(parity_ask *q, int64_t batch, int64_t seq_q, int64_t seq_k, int64_t heads,
-                            int64_t groups, int64_t window)
-{
-    parity_ask_int(q, "batch", batch);
-    parity_ask_int(q, "seq_q", seq_q);
-    parity_ask_int(q, "seq_k", seq_k);
-    parity_ask_int(q, "heads", heads);
-    parity_ask_int(q, "groups", groups);
-    parity_ask_int(q, "head_dim", HEAD_DIM);
-    parity_ask_int(q, "head_dim_v", HEAD_DIM);
-    parity_ask_int(q, "window", window);
-    parity_ask_real_attr(q, "scale", 1.0);
-}
-
-static void add_one_hot(parity_ask *q, int64_t batch, int64_t n, int64_t heads, int64_t groups,
-                        int64_t window)
-{
-    enum { MAX = HEAD_DIM * 2 * 8 * HEAD_DIM };
-    static const float nothing[MAX] = {0};
-    float query[MAX], key[MAX];
-    int64_t position[HEAD_DIM * 2];
-    memcpy(query, nothing, sizeof query);
-    memcpy(key, nothing, sizeof key);
-    fill_one_hot(query, batch, heads, n, true, window);
-    fill_one_hot(key, batch, groups, n, false, window);
-    for (int64_t i = 0; i < n * batch; i++)
-        position[i] = i / batch;
-    parity_ask_begin(q, "attention_fwd");
-    parity_ask_floats(q, "q", 3, (int64_t[]){n * batch, heads, HEAD_DIM}, query);
-    parity_ask_floats(q, "k", 3, (int64_t[]){n * batch, groups, HEAD_DIM}, key);
-    parity_ask_real(q, "v", q->act, 3, (int64_t[]){n * batch, groups, HEAD_DIM}, parity_unique);
-    parity_ask_i64(q, "q_position", n * batch, position);
-    parity_ask_i64(q, "k_position", n * batch, position);
-    attention_attrs(q, batch, n, n, heads, groups, window);
-    parity_ask_finish(q);
-}
-
-/* Equal scores over 1, 2, 4 and 8 visible keys: exact means of multiples of 8. */
-static double eights(const parity_ask *q, int64_t i)
-{
-    return 8.0 * parity_lattice(q, i);
-}
-
-static void add_uniform(parity_ask *q, int64_t heads, int64_t groups)
-{
-    static const int64_t asks[4] = {0, 1, 3, 7}, keys[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-    parity_ask_begin(q, "attention_fwd");
-    parity_ask_real(q, "q", q->act, 3, (int64_t[]){4, heads, HEAD_DIM}, parity_zero);
-    parity_ask_real(q, "k", q->act, 3, (int64_t[]){8, groups, HEAD_DIM}, parity_lattice);
-    parity_ask_real(q, "v", q->act, 3, (int64_t[]){8, groups, HEAD_DIM}, eights);
-    parity_ask_i64(q, "q_position", 4, asks);
-    parity_ask_i64(q, "k_position", 8, keys);
-    attention_attrs(q, 1, 4, 8, heads, groups, 0);
-    parity_ask_finish(q);
-}
-
 /* --- norm, loss, sums, router ------------------------------------------------------------------------------- */
 
 /* mean of squares 1 and eps 3: rstd is 1/2. */
@@ -388,100 +311,6 @@ static void add_router(parity_ask *q, int64_t t, int64_t experts, int64_t k, con
     parity_ask_finish(q);
 }
 
-/* --- collectives -------------------------------------------------------------------------------------------- */
-
-static void call_world(parity_ask *q, bool sums, assay_dtype dtype)
-{
-    snprintf(q->op.group, sizeof q->op.group, "world");
-    q->op.n_group_ranks = q->world;
-    q->op.group_ranks = q->ranks;
-    parity_ask_text(q, "dtype", assay_dtype_name(dtype));
-    if (sums)
-        parity_ask_text(q, "reduction", "sum");
-    parity_ask_finish(q);
-}
-
-/* Rows that rank a sends to rank b, none for some pairs. */
-static int64_t chunk(int a, int b)
-{
-    return (a + 2 * b) % 3;
-}
-
-static void add_all_to_all(parity_ask *q, int64_t h)
-{
-    json_t *counts = json_array(), *recv_counts = json_array();
-    int64_t rows = 0;
-    for (int r = 0; r < q->world; r++) {
-        rows += chunk(q->rank, r);
-        json_array_append_new(counts, json_integer(chunk(q->rank, r)));
-        json_array_append_new(recv_counts, json_integer(chunk(r, q->rank)));
-    }
-    parity_ask_begin(q, "all_to_all");
-    json_object_set_new(q->attrs, "counts", counts);
-    json_object_set_new(q->attrs, "recv_counts", recv_counts);
-    parity_ask_2d(q, "send", q->act, rows, h, parity_unique);
-    call_world(q, false, q->act);
-}
-
-/* A chain: every rank hands its own rows to the next. */
-static void add_pairs(parity_ask *q, int64_t rows, int64_t h)
-{
-    const int64_t next =
-        q->n + 2; /* the ends of the chain ask for less: numbers stay the same on every rank */
-    for (int back = 1; back >= 0; back--) {
-        const int peer = back ? q->rank - 1 : q->rank + 1;
-        if (peer < 0 || peer >= q->world)
-            continue;
-        parity_ask_begin(q, back ? "recv" : "send");
-        if (back)
-            json_object_set_new(q->attrs, "shape", json_pack("[I,I]", (json_int_t)rows, (json_int_t)h));
-        else
-            parity_ask_2d(q, "send", q->act, rows, h, parity_unique);
-        parity_ask_int(q, "peer", peer);
-        call_world(q, false, q->act);
-    }
-    q->n = next;
-}
-
-/* Rank r gives rows + r rows. */
-static void add_uneven_gather(parity_ask *q, int64_t rows, int64_t h)
-{
-    json_t *counts = json_array();
-    for (int r = 0; r < q->world; r++)
-        json_array_append_new(counts, json_integer(rows + r));
-    parity_ask_begin(q, "all_gather");
-    json_object_set_new(q->attrs, "counts", counts);
-    parity_ask_2d(q, "send", q->act, rows + q->rank, h, parity_unique);
-    call_world(q, false, q->act);
-}
-
-static void add_collectives(parity_ask *q, int64_t rows)
-{
-    const int64_t h = 3, vector[2] = {5 + q->rank, 7};
-    parity_ask_begin(q, "all_reduce");
-    parity_ask_2d(q, "send", ASSAY_F32, rows, h, parity_unique);
-    call_world(q, true, ASSAY_F32);
-    parity_ask_begin(q, "all_reduce");
-    parity_ask_i64(q, "send", 2, vector);
-    call_world(q, true, ASSAY_I64);
-    parity_ask_begin(q, "all_reduce");
-    parity_ask_bytes(q, "send", ASSAY_F64, 1, (int64_t[]){2}, (double[]){0x1p-40 + q->rank, 7.0});
-    call_world(q, true, ASSAY_F64);
-    parity_ask_begin(q, "all_gather");
-    parity_ask_2d(q, "send", q->act, rows, h, parity_unique);
-    call_world(q, false, q->act);
-    add_uneven_gather(q, rows, h);
-    parity_ask_begin(q, "reduce_scatter");
-    parity_ask_2d(q, "send", ASSAY_F32, rows * q->world, h, parity_unique);
-    call_world(q, true, ASSAY_F32);
-    parity_ask_begin(q, "broadcast");
-    parity_ask_2d(q, "send", q->act, rows, h, parity_unique);
-    parity_ask_int(q, "root", q->world - 1);
-    call_world(q, false, q->act);
-    add_all_to_all(q, h);
-    add_pairs(q, rows, h);
-}
-
 /* --- the request -------------------------------------------------------------------------------------------- */
 
 static void add_products(parity_ask *q)
@@ -519,11 +348,7 @@ static void add_moves(parity_ask *q)
 
 static void add_others(parity_ask *q)
 {
-    add_one_hot(q, 2, 8, 4, 2, 0);
-    add_one_hot(q, 1, 8, 8, 1, 3);
-    add_one_hot(q, 1, 1, 2, 2, 0);
-    add_one_hot(q, 2, 5, 3, 3, 1);
-    add_uniform(q, 4, 2);
+    parity_ask_lattice_attention(q);
     add_norm(q, 5, 3);
     add_norm(q, 1, 1);
     add_norm(q, 0, 4);
@@ -574,9 +399,9 @@ assay_status parity_exact_request(const char *dir, int world, const char *act_dt
         q.st = assay_trace_writer_open(&q.w, dir, rank, world, header, false);
         json_decref(header);
         if (q.st == ASSAY_OK) {
-            add_collectives(&q, 5);
-            add_collectives(&q, 1);
-            add_collectives(&q, 0);
+            parity_ask_collectives(&q, 5);
+            parity_ask_collectives(&q, 1);
+            parity_ask_collectives(&q, 0);
             if (rank == 0) {
                 parity_ask_lattice(&q);
                 for (int m = 0; m < PARITY_MODE_RUN && world == 1; m++)

@@ -43,6 +43,9 @@ void parity_ask_finish(parity_ask *q);
 void parity_ask_lattice_backward(parity_ask *q);
 /* What attention over several ranks is made of: exact_context.c. */
 void parity_ask_lattice_context(parity_ask *q);
+/* exact_attention.c, exact_collectives.c */
+void parity_ask_lattice_attention(parity_ask *q);
+void parity_ask_collectives(parity_ask *q, int64_t rows);
 /* Attention over documents packed in rows: exact_documents.c. */
 void parity_ask_lattice_documents(parity_ask *q);
 /* Operations that our engines do not have. */

@@ -165,7 +165,7 @@ bool parity_entry_assembles(const parity_entry *e);
 assay_status parity_entry_assemble(const parity_index *x, const parity_entry *e, parity_global *out,
                                    parity_result *finding);
 
-/* --- values of records -------------------------------------------------------------------------------------- */
+/* --- compare.c: values of records --------------------------------------------------------------------------- */
 /* A record as the replay wants it (arrays owned by the caller: parity_value_free).  ASSAY_UNSUPPORTED: dtype;
  * ASSAY_NOT_FOUND: no data. */
 assay_status parity_value_of(const char *slot, const assay_trace_tensor *record, ref_value *out);

@@ -1,5 +1,5 @@
 /* Hypotheses about each operation: the mistakes that are made in training code again and again. */
-#include "parity/judge/suspect.h"
+#include "parity/judge/suspect_ops.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -13,27 +13,25 @@ typedef struct hypothesis {
     change make;
 } hypothesis;
 
-#define SAY(...) snprintf(text, PARITY_TEXT, __VA_ARGS__)
-
-static bool set_real(suspect_trial *t, const char *key, double x)
+bool suspect_set_real(suspect_trial *t, const char *key, double x)
 {
     return json_object_set_new(t->attrs, key, json_real(x)) == 0;
 }
 
-static double attr(const suspect_trial *t, const char *key)
+double suspect_attr(const suspect_trial *t, const char *key)
 {
     return json_number_value(json_object_get(t->attrs, key));
 }
 
 /* The number with few digits nearest to x within what a fit may be off. */
-static double round_number(double x)
+double suspect_round_number(double x)
 {
     const double unit = pow(10.0, floor(log10(fabs(x))));
     const double one = nearbyint(x / unit) * unit;
     return fabs(one - x) <= 0.2 * fabs(x) ? one : x;
 }
 
-static void scale_all(ref_value *v, double factor)
+void suspect_scale_all(ref_value *v, double factor)
 {
     for (int64_t i = 0; i < v->count; i++)
         v->value[i] *= factor;
@@ -84,12 +82,12 @@ static double fit_eps(suspect_trial *t)
 static bool other_eps(suspect_trial *t, int number, char text[PARITY_TEXT])
 {
     static const double usual[] = {1e-5, 1e-6, 1e-8, 1e-12, 1e-3, 1e-2};
-    const double declared = attr(t, "eps"), fit = number < 2 ? fit_eps(t) : 0.0;
-    const double eps = number == 0 ? round_number(fit) : number == 1 ? fit : usual[number - 2];
+    const double declared = suspect_attr(t, "eps"), fit = number < 2 ? fit_eps(t) : 0.0;
+    const double eps = number == 0 ? suspect_round_number(fit) : number == 1 ? fit : usual[number - 2];
     if (!isfinite(eps) || eps == declared)
         return false;
-    SAY("the norm adds eps %.3g where %.3g is expected", eps, declared);
-    return set_real(t, "eps", eps);
+    SUSPECT_SAY("the norm adds eps %.3g where %.3g is expected", eps, declared);
+    return suspect_set_real(t, "eps", eps);
 }
 
 static bool other_gamma(suspect_trial *t, int number, char text[PARITY_TEXT])
@@ -97,7 +95,8 @@ static bool other_gamma(suspect_trial *t, int number, char text[PARITY_TEXT])
     ref_value *g = suspect_input(t, "gamma");
     for (int64_t i = 0; g != NULL && i < g->count; i++)
         g->value[i] = number == 0 ? 1.0 : 1.0 + g->value[i];
-    SAY(number == 0 ? "the norm does not multiply by its weight" : "the norm multiplies by 1 + weight");
+    SUSPECT_SAY(number == 0 ? "the norm does not multiply by its weight"
+                            : "the norm multiplies by 1 + weight");
     return g != NULL;
 }
 
@@ -115,154 +114,8 @@ static bool subtracts_mean(suspect_trial *t, int number, char text[PARITY_TEXT])
         for (int64_t k = 0; k < g->count; k++)
             x->value[i + k] -= mean;
     }
-    SAY("the norm subtracts the mean of a row: a LayerNorm in place of an RMSNorm");
+    SUSPECT_SAY("the norm subtracts the mean of a row: a LayerNorm in place of an RMSNorm");
     return true;
-}
-
-/* --- rotary embedding --------------------------------------------------------------------------------------- */
-
-/* From the angle of frequency 1 at position 1: base^(-2/dim). */
-static double fit_base(suspect_trial *t)
-{
-    const ref_value *c = suspect_output(t, "cos"), *s = suspect_output(t, "sin");
-    const double dim = attr(t, "rotary_dim");
-    const int64_t half = (int64_t)(dim / 2.0);
-    if (c == NULL || s == NULL || half < 2 || c->count < 2 * half || s->count != c->count)
-        return (double)NAN;
-    const double angle = atan2(s->value[half + 1], c->value[half + 1]);
-    return angle > 0.0 ? pow(angle, -dim / 2.0) : (double)NAN;
-}
-
-static bool other_base(suspect_trial *t, int number, char text[PARITY_TEXT])
-{
-    static const double usual[] = {1e4, 5e5, 1e6, 1e5, 5e4, 8e4, 2.5e5, 5e6, 1e7};
-    const double declared = attr(t, "rotary_base"), fit = number < 2 ? fit_base(t) : 0.0;
-    const double base = number == 0 ? round_number(fit) : number == 1 ? fit : usual[number - 2];
-    if (!isfinite(base) || base <= 1.0 || base == declared)
-        return false;
-    SAY("rope's theta is %.6g where %.6g is expected", base, declared);
-    return set_real(t, "rotary_base", base);
-}
-
-static bool other_rope_type(suspect_trial *t, int number, char text[PARITY_TEXT])
-{
-    const char *type = json_string_value(json_object_get(t->attrs, "rope_type"));
-    (void)number;
-    if (type == NULL || strcmp(type, "default") == 0)
-        return false;
-    SAY("rope is not scaled, where rope_type %s is expected", type);
-    static const char *const keys[] = {"factor", "low_freq_factor", "high_freq_factor",
-                                       "original_max_position_embeddings"};
-    for (int i = 0; i < 4; i++)
-        json_object_del(t->attrs, keys[i]);
-    return json_object_set_new(t->attrs, "rope_type", json_string("default")) == 0;
-}
-
-static bool other_rotation(suspect_trial *t, int number, char text[PARITY_TEXT])
-{
-    ref_value *c = suspect_input(t, "cos"), *s = suspect_input(t, "sin"), *p = suspect_input(t, "position");
-    if (c == NULL || s == NULL || p == NULL || p->ivalue == NULL || c->ndim != 2)
-        return false;
-    if (number == 0) {
-        scale_all(s, -1.0);
-        SAY("the rotation turns the other way: the sign of sin");
-    } else if (number == 1) {
-        for (int64_t i = 0; i < c->count; i++)
-            c->value[i] = 1.0;
-        scale_all(s, 0.0);
-        SAY("the rotation is not applied");
-    } else {
-        const int64_t off = number == 2 ? 1 : -1;
-        for (int64_t i = 0; i < p->count; i++) {
-            p->ivalue[i] += off;
-            if (p->ivalue[i] < 0 || p->ivalue[i] >= c->shape[0])
-                return false;
-        }
-        SAY("positions are off by %+d", (int)off);
-    }
-    return true;
-}
-
-/* --- attention ---------------------------------------------------------------------------------------------- */
-
-/* Query heads in the order in which a repeat in place of a repeat_interleave deals them to key groups. */
-static bool deal_heads(ref_value *v, int64_t heads, int64_t groups, int64_t d)
-{
-    double *row = malloc((size_t)(heads * d) * sizeof *row + 8);
-    if (row == NULL)
-        return false;
-    for (int64_t i = 0; i + heads * d <= v->count; i += heads * d) {
-        memcpy(row, v->value + i, (size_t)(heads * d) * sizeof *row);
-        for (int64_t h = 0; h < heads; h++)
-            memcpy(v->value + i + ((h % groups) * (heads / groups) + h / groups) * d, row + h * d,
-                   (size_t)d * sizeof *row);
-    }
-    free(row);
-    return true;
-}
-
-static bool other_groups(suspect_trial *t, int number, char text[PARITY_TEXT])
-{
-    const int64_t heads = (int64_t)attr(t, "heads"), groups = (int64_t)attr(t, "groups"),
-                  d = (int64_t)attr(t, "head_dim"), dv = (int64_t)attr(t, "head_dim_v");
-    ref_value *q = suspect_input(t, "q"), *o = suspect_output(t, "o");
-    (void)number;
-    if (q == NULL || o == NULL || heads <= 0 || groups <= 1 || groups >= heads || heads % groups != 0 ||
-        d <= 0 || heads > q->count || d > q->count || dv > o->count)
-        return false;
-    SAY("query head h reads key group h mod %lld where h / %lld is expected: GQA heads are repeated in "
-        "another "
-        "order (repeat in place of repeat_interleave)",
-        (long long)groups, (long long)(heads / groups));
-    return deal_heads(q, heads, groups, d) && deal_heads(o, heads, groups, dv > 0 ? dv : d);
-}
-
-static bool other_mask(suspect_trial *t, int number, char text[PARITY_TEXT])
-{
-    ref_value *q = suspect_input(t, "q_position"), *k = suspect_input(t, "k_position");
-    int64_t last = 0;
-    if (q == NULL || k == NULL || q->ivalue == NULL || k->ivalue == NULL)
-        return false;
-    if (q == k || number > 2)
-        return false;
-    for (int64_t i = 0; i < k->count; i++)
-        last = k->ivalue[i] > last ? k->ivalue[i] : last;
-    for (int64_t i = 0; i < q->count; i++) {
-        int64_t *x = &q->ivalue[i];
-        *x = number == 0 ? (*x > 0 ? *x - 1 : 0) : number == 1 ? (*x < last ? *x + 1 : last) : last;
-    }
-    SAY("%s", number == 0   ? "the causal mask is off by one: a query does not see its own key"
-              : number == 1 ? "the causal mask is off by one: a query sees the key behind it"
-                            : "there is no causal mask: every query sees every key");
-    return true;
-}
-
-static bool other_scale(suspect_trial *t, int number, char text[PARITY_TEXT])
-{
-    const double s = attr(t, "scale"), d = attr(t, "head_dim");
-    const double heads = attr(t, "heads"),
-                 tries[] = {s * s, 1.0, 1.0 / d, 1.0 / sqrt(d * heads), 1.0 / sqrt(d)};
-    static const char *const words[] = {"scores are scaled twice", "scores are not scaled",
-                                        "scores are divided by the head dimension, not its root",
-                                        "scores are divided by the root of the hidden size",
-                                        "scores are divided by the root of the head dimension"};
-    if (!(tries[number] > 0.0) || tries[number] == s)
-        return false;
-    SAY("%s: scale %.6g where %.6g is expected", words[number], tries[number], s);
-    return set_real(t, "scale", tries[number]);
-}
-
-static bool other_window(suspect_trial *t, int number, char text[PARITY_TEXT])
-{
-    const int64_t w = (int64_t)attr(t, "window");
-    const int64_t other = number == 0 ? 0 : number == 1 ? w + 1 : w - 1;
-    if (w <= 0 || other == w || (number > 0 && other <= 0))
-        return false;
-    if (other == 0)
-        SAY("the sliding window of %lld is not applied", (long long)w);
-    else
-        SAY("the sliding window is %lld where %lld is expected: off by one", (long long)other, (long long)w);
-    return json_object_set_new(t->attrs, "window", json_integer(other)) == 0;
 }
 
 /* --- additions ---------------------------------------------------------------------------------------------- */
@@ -283,9 +136,9 @@ static bool other_sum(suspect_trial *t, int number, char text[PARITY_TEXT])
     ref_value *a = suspect_input(t, "a"), *b = suspect_input(t, "b");
     if (a == NULL || b == NULL || a->value == NULL || b->value == NULL)
         return false;
-    scale_all(a, tries[number].a);
-    scale_all(b, tries[number].b);
-    SAY("%s", tries[number].text);
+    suspect_scale_all(a, tries[number].a);
+    suspect_scale_all(b, tries[number].b);
+    SUSPECT_SAY("%s", tries[number].text);
     return true;
 }
 
@@ -310,14 +163,14 @@ static bool dropout(suspect_trial *t, int number, char text[PARITY_TEXT])
     const double factor = xx > 0.0 ? xy / xx : 0.0, p = 1.0 - 1.0 / factor;
     if (lost == 0 || lost == n || !(factor > 1.0) || !(p < 0.99))
         return false;
-    const double kept = 1.0 / (1.0 - round_number(p));
+    const double kept = 1.0 / (1.0 - suspect_round_number(p));
     for (int64_t i = 0; i < y->count; i++) {
         const bool zero = fabs(y->value[i] - a->value[i]) < 0.05 * fabs(b->value[i]);
         b->value[i] *= zero ? 0.0 : kept;
     }
-    SAY("dropout is on (p %.3g): %lld of %lld elements of the block are lost, the others %.3g times "
-        "themselves",
-        round_number(p), (long long)lost, (long long)n, kept);
+    SUSPECT_SAY("dropout is on (p %.3g): %lld of %lld elements of the block are lost, the others %.3g times "
+                "themselves",
+                suspect_round_number(p), (long long)lost, (long long)n, kept);
     return true;
 }
 
@@ -329,11 +182,11 @@ static bool other_linear(suspect_trial *t, int number, char text[PARITY_TEXT])
     if (x == NULL || w == NULL || (number < 2 && bias == NULL))
         return false;
     if (number == 0) {
-        scale_all(bias, 0.0);
-        SAY("the bias is not added");
+        suspect_scale_all(bias, 0.0);
+        SUSPECT_SAY("the bias is not added");
     } else if (number == 1) {
-        scale_all(bias, 2.0);
-        SAY("the bias is added twice");
+        suspect_scale_all(bias, 2.0);
+        SUSPECT_SAY("the bias is added twice");
     } else if (number == 2) {
         if (w->ndim != 2 || w->shape[0] != w->shape[1])
             return false;
@@ -343,7 +196,7 @@ static bool other_linear(suspect_trial *t, int number, char text[PARITY_TEXT])
                 w->value[i * w->shape[0] + k] = w->value[k * w->shape[0] + i];
                 w->value[k * w->shape[0] + i] = kept;
             }
-        SAY("the weight is transposed");
+        SUSPECT_SAY("the weight is transposed");
     } else {
         if (x->dtype == ASSAY_BF16)
             return false;
@@ -351,7 +204,7 @@ static bool other_linear(suspect_trial *t, int number, char text[PARITY_TEXT])
         for (int k = 0; k < 2; k++)
             for (int64_t i = 0; i < both[k]->count; i++)
                 both[k]->value[i] = ref_round(both[k]->value[i], ASSAY_BF16);
-        SAY("the operands are rounded to BF16 (autocast)");
+        SUSPECT_SAY("the operands are rounded to BF16 (autocast)");
     }
     return true;
 }
@@ -375,7 +228,7 @@ static bool other_weight(suspect_trial *t, int number, char text[PARITY_TEXT])
         }
         memcpy(w->value, other.value, (size_t)w->count * sizeof *w->value);
         parity_value_free(&other);
-        SAY("the product is with another weight: %.120s", r->name);
+        SUSPECT_SAY("the product is with another weight: %.120s", r->name);
         return true;
     }
     return false;
@@ -394,7 +247,7 @@ static bool swapped_halves(suspect_trial *t, int number, char text[PARITY_TEXT])
             x->value[i + k] = x->value[i + half + k];
             x->value[i + half + k] = kept;
         }
-    SAY("gate and up are exchanged");
+    SUSPECT_SAY("gate and up are exchanged");
     return true;
 }
 
@@ -402,7 +255,8 @@ static bool other_router(suspect_trial *t, int number, char text[PARITY_TEXT])
 {
     const char *key = number == 0 ? "norm_topk_prob" : "pre_softmax";
     const bool on = json_is_true(json_object_get(t->attrs, key));
-    SAY(number == 0
+    SUSPECT_SAY(
+        number == 0
             ? "norm_topk_prob is %s where %s is expected: the chosen probabilities are %sdivided by their sum"
             : "pre_softmax is %s where %s is expected%s",
         on ? "false" : "true", on ? "true" : "false", number == 0 && on ? "not " : "");
@@ -414,9 +268,9 @@ static bool other_loss(suspect_trial *t, int number, char text[PARITY_TEXT])
     static const double tries[] = {2.0, 0.5};
     if (json_object_get(t->attrs, "scale") == NULL)
         return false;
-    const double s = attr(t, "scale");
-    SAY("the gradient of the loss is scaled by %.6g where %.6g is expected", s * tries[number], s);
-    return set_real(t, "scale", s * tries[number]);
+    const double s = suspect_attr(t, "scale");
+    SUSPECT_SAY("the gradient of the loss is scaled by %.6g where %.6g is expected", s * tries[number], s);
+    return suspect_set_real(t, "scale", s * tries[number]);
 }
 
 /* --- places of rounding ------------------------------------------------------------------------------------- */
@@ -468,7 +322,8 @@ static bool undeclared_rounding(suspect_trial *t, int number, char text[PARITY_T
     t->declared.all.rounding |= points[number].bit;
     for (int i = 0; i < t->declared.n; i++)
         t->declared.output[i].arith.rounding |= points[number].bit;
-    SAY("it rounds an intermediate result where it does not say so; declared as \"rounding\": [\"%s\"] it is "
+    SUSPECT_SAY(
+        "it rounds an intermediate result where it does not say so; declared as \"rounding\": [\"%s\"] it is "
         "within "
         "its bound (no error, once declared)",
         points[number].word);
@@ -484,15 +339,15 @@ static const hypothesis hypotheses[] = {
     {"layernorm_bwd", N_POINTS, undeclared_rounding},
     {"layernorm_bwd", 8, other_eps},
     {"rope_table", N_POINTS, undeclared_rounding},
-    {"rope_table", 1, other_rope_type},
-    {"rope_table", 11, other_base},
+    {"rope_table", 1, suspect_other_rope_type},
+    {"rope_table", 11, suspect_other_base},
     {"rope_fwd", N_POINTS, undeclared_rounding},
-    {"rope_fwd", 4, other_rotation},
+    {"rope_fwd", 4, suspect_other_rotation},
     {"attention_fwd", N_POINTS, undeclared_rounding},
-    {"attention_fwd", 1, other_groups},
-    {"attention_fwd", 3, other_mask},
-    {"attention_fwd", 5, other_scale},
-    {"attention_fwd", 3, other_window},
+    {"attention_fwd", 1, suspect_other_groups},
+    {"attention_fwd", 3, suspect_other_mask},
+    {"attention_fwd", 5, suspect_other_scale},
+    {"attention_fwd", 3, suspect_other_window},
     {"add", 6, other_sum},
     {"add", 1, dropout},
     {"linear_fwd", 4, other_linear},
