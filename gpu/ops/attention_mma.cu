@@ -1,6 +1,6 @@
 /* Attention forward on matrix units, k2 (bf16).  docs/OPS.md 5.
  *
- * FlashAttention-2 (Dao 2023): a block of four warps takes 64 or 128 rows (query, head of the group; longest rows first), whose
+ * FlashAttention-2 (Dao 2023): a block of four warps takes 64 rows (query, head of the group; longest rows first), whose
  * operands stay in registers, and walks over tiles of 32 or 64 keys that are copied one tile ahead.  Tiles that no row sees are
  * passed over, a mask is applied only where a row may not see all of a tile.
  *
@@ -12,7 +12,7 @@
 #define LN2 0.693147180559945309f
 
 template <int D, int MT, int KEYS>
-__global__ void __launch_bounds__(ATTENTION_MMA_THREADS)
+__global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     attention_fwd_k2(bf16 *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, float scale2,
                      attention_args a)
 {
@@ -21,32 +21,39 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS)
     GPU_DYNAMIC_SHARED(bf16, shared);
     bf16 *q_tile = shared, *k_tiles = q_tile + ROWS * D, *v_tiles = k_tiles + 2 * KEYS * D;
     const int warp = (int)threadIdx.x / GPU_WARP, lane = (int)threadIdx.x % GPU_WARP;
-    const int64_t per_group = a.heads / a.groups, rows = a.seq_q * per_group;
-    const int64_t blocks = (rows + ROWS - 1) / ROWS, which = blockIdx.x / blocks;
-    const int64_t group = which % a.groups, b = which / a.groups;
-    const int64_t first_row = (blocks - 1 - blockIdx.x % blocks) * ROWS;
-    const int64_t last_row = first_row + ROWS < rows ? first_row + ROWS : rows;
-    const int64_t tiles = (a.seq_k + KEYS - 1) / KEYS;
+    /* in 32 bits (gpu_attention_takes_mma): registers are what limits the tiles */
+    const int per_group = (int)(a.heads / a.groups), rows = (int)a.seq_q * per_group;
+    const int blocks = (rows + ROWS - 1) / ROWS, which = (int)blockIdx.x / blocks;
+    const int group = which % (int)a.groups, b = which / (int)a.groups;
+    const int first_row = (blocks - 1 - (int)blockIdx.x % blocks) * ROWS;
+    const int last_row = first_row + ROWS < rows ? first_row + ROWS : rows;
+    const int seq_k = (int)a.seq_k, tiles = (seq_k + KEYS - 1) / KEYS;
     attention_copy_rows<D, ROWS>(q_tile, q, a.d,
                                  [&](int r) { return attention_query(a, b, group, first_row + r); });
     mma_commit();
-    const attention_query_range sees =
-        attention_queries_range(a, b, first_row / per_group, (last_row - 1) / per_group + 1, lane);
-    auto sight_of = [&](int64_t n) {
-        const int64_t end = (n + 1) * KEYS;
+    GPU_SHARED(attention_query_range, sees, 1);
+    if (warp == 0) {
+        const attention_query_range mine =
+            attention_queries_range(a, b, first_row / per_group, (last_row - 1) / per_group + 1, lane);
+        if (lane == 0)
+            *sees = mine;
+    }
+    __syncthreads();
+    auto sight_of = [&](int n) {
+        const int end = (n + 1) * KEYS;
         const attention_sight s =
-            attention_sees(sees, attention_keys_range(a, b, n * KEYS, end < a.seq_k ? end : a.seq_k, lane));
-        return s == ATTENTION_SEES_ALL && end > a.seq_k ? ATTENTION_SEES_SOME : s;
+            attention_sees(*sees, attention_keys_range(a, b, n * KEYS, end < seq_k ? end : seq_k, lane));
+        return s == ATTENTION_SEES_ALL && end > seq_k ? ATTENTION_SEES_SOME : s;
     };
-    auto next_seen = [&](int64_t n, attention_sight *s) {
+    auto next_seen = [&](int n, attention_sight *s) {
         for (*s = ATTENTION_SEES_NONE; n < tiles; ++n)
             if ((*s = sight_of(n)) != ATTENTION_SEES_NONE)
                 break;
         return n;
     };
-    auto copy = [&](int64_t n, int stage) {
+    auto copy = [&](int n, int stage) {
         auto key = [&](int r) {
-            return n * KEYS + r < a.seq_k ? ((n * KEYS + r) * a.batch + b) * a.groups + group : (int64_t)-1;
+            return n * KEYS + r < seq_k ? ((n * KEYS + r) * a.batch + b) * a.groups + group : (int64_t)-1;
         };
         attention_copy_rows<D, KEYS>(k_tiles + stage * KEYS * D, k, a.d, key);
         attention_copy_rows<D, KEYS>(v_tiles + stage * KEYS * D, v, a.dv, key);
@@ -61,12 +68,12 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS)
     auto query_of = [&](int m, int h) {
         return attention_query(a, b, group, first_row + (warp * MT + m) * 16 + mma_row(lane, 2 * h));
     };
-    auto visible = [&](int64_t query, int64_t key) {
-        return query >= 0 && key < a.seq_k && attention_visible(a, query / a.heads, key * a.batch + b);
+    auto visible = [&](int64_t query, int key) {
+        return query >= 0 && key < seq_k && attention_visible(a, query / a.heads, key * a.batch + b);
     };
     mma_rows<D, MT> q_rows;
     attention_sight sight;
-    int64_t n = next_seen(0, &sight);
+    int n = next_seen(0, &sight);
     if (n < tiles)
         copy(n, 0);
     for (int stage = 0, begun = 0; n < tiles; stage ^= 1) {
@@ -74,7 +81,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS)
         mma_wait<0>();
         const bool unbounded = __syncthreads_or((int)attention_clear_rows<D, KEYS>(v_tile)) != 0;
         attention_sight next_sight;
-        const int64_t next = next_seen(n + 1, &next_sight);
+        const int next = next_seen(n + 1, &next_sight);
         if (next < tiles)
             copy(next, stage ^ 1);
         if (!begun)
@@ -137,7 +144,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS)
                 gpu_store(mine + (m * 16 + mma_row(lane, e)) * KEYS + j * 8 + mma_column(lane, e),
                           p[m][j][e]);
             __syncwarp();
-            for (int64_t s = n * KEYS; s < a.seq_k && s < (n + 1) * KEYS; ++s)
+            for (int s = n * KEYS; s < seq_k && s < (n + 1) * KEYS; ++s)
                 GPU_UNROLL
             for (int m = 0; m < MT; ++m)
                 GPU_UNROLL
@@ -205,15 +212,13 @@ cudaError_t gpu_attention_fwd_mma(gpu_tensor o, gpu_tensor lse, gpu_tensor q, gp
 {
     switch (attention_mma_width(a.d, a.dv)) {
     case 32:
-        return launch<32, 2>(o, lse, q, k, v, scale2, a, stream);
+        return launch<32, 1>(o, lse, q, k, v, scale2, a, stream);
     case 64:
-        return launch<64, 2>(o, lse, q, k, v, scale2, a, stream);
+        return launch<64, 1>(o, lse, q, k, v, scale2, a, stream);
     case 96:
         return launch<96, 1>(o, lse, q, k, v, scale2, a, stream);
-    case 128:
-        return launch<128, 1>(o, lse, q, k, v, scale2, a, stream);
     default:
-        return launch<256, 1>(o, lse, q, k, v, scale2, a, stream);
+        return launch<128, 1>(o, lse, q, k, v, scale2, a, stream);
     }
 }
 
@@ -231,8 +236,10 @@ bool gpu_attention_takes_mma(const gpu_ctx *, const gpu_operands *o)
     for (const char *name : rows)
         aligned = aligned && (uintptr_t)gpu_operand(o, name).data % 16 == 0;
     return aligned && gpu_operand(o, "q").dtype == ASSAY_BF16 && d.head_dim % 8 == 0 &&
-           d.head_dim_v % 8 == 0 && d.head_dim <= ATTENTION_MAX_DIM && d.head_dim_v <= ATTENTION_MAX_DIM &&
-           !(d.dropout_p > 0.0) && gpu_attention_scale2(o) >= 0x1p-100f && isfinite(gpu_attention_scale2(o));
+           d.head_dim_v % 8 == 0 && d.head_dim <= ATTENTION_MMA_MAX_DIM &&
+           d.head_dim_v <= ATTENTION_MMA_MAX_DIM && !(d.dropout_p > 0.0) &&
+           d.seq_q * (d.heads / d.groups) < INT_MAX / 2 && d.seq_k < INT_MAX / 2 &&
+           gpu_attention_scale2(o) >= 0x1p-100f && isfinite(gpu_attention_scale2(o));
 }
 
 void gpu_attention_mma_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o)

@@ -14,17 +14,20 @@
 
 enum { ATTENTION_MMA_WARPS = 4, ATTENTION_MMA_THREADS = ATTENTION_MMA_WARPS * GPU_WARP };
 
+/* Above that, registers do not suffice: k1. */
+enum { ATTENTION_MMA_MAX_DIM = 128 };
+
 /* Width of the tiles of a call: both head dimensions, filled up with zeros. */
 static inline int attention_mma_width(int64_t d, int64_t dv)
 {
     const int64_t n = d > dv ? d : dv;
-    return n <= 32 ? 32 : n <= 64 ? 64 : n <= 96 ? 96 : n <= 128 ? 128 : 256;
+    return n <= 32 ? 32 : n <= 64 ? 64 : n <= 96 ? 96 : 128;
 }
 
 /* Keys of a tile of that width. */
 __host__ __device__ constexpr int attention_mma_keys(int width)
 {
-    return width == 32 || width == 256 ? 32 : 64;
+    return width == 32 || width == 128 ? 32 : 64;
 }
 
 /* Lanes of a warp that hold the same rows of a result: mma_row. */
