@@ -4,7 +4,7 @@
 set -euo pipefail
 
 packages=(build-essential cmake ninja-build pkg-config git ca-certificates
-          libopenblas-dev libjansson-dev libsodium-dev libutf8proc-dev libboost-context-dev libcriterion-dev
+          libopenblas-dev libjansson-dev libsodium-dev libutf8proc-dev libxxhash-dev libboost-context-dev libcriterion-dev
           libxml2-utils # xmllint: junit.xml against its schema
           mandoc file)  # the manual page; dependencies of the Debian package
 # clang builds the second opinion of ci/build.sh, clang-format and clang-tidy guard the style; --minimal

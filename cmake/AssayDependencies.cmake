@@ -20,6 +20,11 @@ endfunction()
 assay_find(jansson jansson.h jansson libjansson-dev)
 assay_find(sodium sodium.h sodium libsodium-dev)
 assay_find(utf8proc utf8proc.h utf8proc libutf8proc-dev)
+# Its header alone, inlined: nothing to link, here or where assay_core is linked.
+find_path(ASSAY_XXHASH_INCLUDE xxhash.h)
+if(NOT ASSAY_XXHASH_INCLUDE)
+  message(FATAL_ERROR "xxhash.h not found: install libxxhash-dev (ci/setup.sh installs everything)")
+endif()
 assay_find(openblas cblas.h openblas libopenblas-dev)
 
 set(ASSAY_CUDA_FOUND FALSE)

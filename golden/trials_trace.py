@@ -140,7 +140,7 @@ def honest(program, folder):
 
 # --- what tracing costs -----------------------------------------------------------------------------------------
 
-def overhead(folder, rounds=3):
+def overhead(folder, rounds=15):
     torch.manual_seed(0)
     import transformers
     config = transformers.LlamaConfig(**{**models.BASE, "vocab_size": 2048, "hidden_size": 384, "intermediate_size": 1024, "head_dim": 64, "num_key_value_heads": 2,
@@ -148,6 +148,9 @@ def overhead(folder, rounds=3):
     model = transformers.LlamaForCausalLM._from_config(config, attn_implementation="sdpa")
     ids = torch.randint(0, 2048, (4, 128))
     optimizer, times = torch.optim.AdamW(model.parameters(), lr=1e-5), {}
+    torch.set_num_threads(1)  # threads that wait for each other cost CPU time, too
+    modes = {"untraced": None, "hash": {"mode": "hash"}, "hash, BLAKE2b": {"mode": "hash", "hash": "blake2b-128"},
+             "statistics": {"mode": "statistics"}, "full": {"mode": "full"}}
 
     def step():
         model(input_ids=ids, labels=ids).loss.backward()
@@ -156,21 +159,21 @@ def overhead(folder, rounds=3):
 
     step()
     for i in range(rounds):
-        for mode in ("untraced", "hash", "statistics", "full"):
-            trace = None
-            if mode != "untraced":
-                trace = assay_trace.attach(model, str(folder / f"{mode}{i}"), optimizer=optimizer, mode=mode)
+        for mode, options in modes.items():
+            trace = options and assay_trace.attach(model, str(folder / f"{mode}{i}"), optimizer=optimizer, **options)
             cpu, wall = time.process_time(), time.perf_counter()
             with trace.step() if trace else contextlib.nullcontext():
                 step()
             times.setdefault(mode, []).append((time.process_time() - cpu, time.perf_counter() - wall))
             if trace:
                 trace.close()
-    base = [statistics.median(t[i] for t in times["untraced"]) for i in range(2)]
     print("| mode | CPU s of a step | beside the untraced | wall s | beside |\n|---|---|---|---|---|")
     for mode, each in times.items():
-        cpu, wall = (statistics.median(t[i] for t in each) for i in range(2))
-        print(f"| {mode} | {cpu:.2f} | {100 * (cpu / base[0] - 1):+.0f} % | {wall:.2f} | {100 * (wall / base[1] - 1):+.0f} % |")
+        row = []
+        for i in range(2):  # medians: of the times, and of the ratios of pairs
+            ratio = statistics.median(t[i] / base[i] for t, base in zip(each, times["untraced"]))
+            row += [f"{statistics.median(t[i] for t in each):.3f}", f"{100 * (ratio - 1):+.0f} %"]
+        print(f"| {mode} | {' | '.join(row)} |")
 
 
 def main():

@@ -59,10 +59,16 @@ typedef struct assay_trace_tensor {
     bool has_scale;         /* an element's value is what is stored times an element of record scale_id */
     int64_t scale_id;       /* with has_scale: an earlier record of this rank */
     char hash[ASSAY_HASH_HEX];
-    const void *data; /* reader: mapped bytes, NULL in hash-only traces; any alignment */
+    assay_hash_kind hash_kind; /* reader: that of the trace; the writer writes BLAKE2b */
+    const void *data;          /* reader: mapped bytes, NULL in hash-only traces; any alignment */
     size_t bytes;
     int rank; /* reader */
 } assay_trace_tensor;
+
+/* dtype, local shape and bytes are equal, by the hashes; of two kinds of hashes one is made anew where there are bytes. */
+bool assay_trace_same_content(const assay_trace_tensor *a, const assay_trace_tensor *b);
+/* That can be said: hashes of one kind, or bytes on one side.  Elsewhere assay_trace_same_content is false. */
+bool assay_trace_content_comparable(const assay_trace_tensor *a, const assay_trace_tensor *b);
 
 typedef struct assay_trace_slot {
     char slot[ASSAY_SLOT_NAME];

@@ -29,6 +29,7 @@ struct assay_trace {
     char *dir;
     int world;
     bool hash_only, verify;
+    assay_hash_kind hash_kind;
     json_t *header;
     json_t *no_attrs; /* shared by ops without attrs */
     rank_records *ranks;
@@ -178,8 +179,8 @@ static assay_status attach_data(const assay_trace *t, rank_records *r, assay_tra
     bool *verified = &r->verified[info - assay_tensorfile_at(r->files[r->n_files - 1], 0)];
     if (record->hash[0] != '\0' && (!t->verify || (by_hash && *verified)))
         return ASSAY_OK;
-    assay_hash_tensor(record->dtype, record->shard.local_shape, record->shard.ndim, info->data, info->bytes,
-                      hash);
+    assay_hash_tensor_as(t->hash_kind, record->dtype, record->shard.local_shape, record->shard.ndim,
+                         info->data, info->bytes, hash);
     ASSAY_CHECK(record->hash[0] == '\0' || strcmp(record->hash, hash) == 0, ASSAY_MISMATCH,
                 "content hash: the record says %s, the data has %s", record->hash, hash);
     memcpy(record->hash, hash, sizeof hash);
@@ -221,6 +222,7 @@ static assay_status add_tensor(const assay_trace *t, int rank, assay_trace_tenso
 {
     rank_records *r = &t->ranks[rank];
     record->rank = rank;
+    record->hash_kind = t->hash_kind;
     assay_status st = check_order(r, record);
     if (st == ASSAY_OK)
         st = attach_data(t, r, record, key);
@@ -365,7 +367,7 @@ static assay_status read_rank(const assay_trace *t, int rank)
 
 static assay_status read_header(assay_trace *t)
 {
-    char path[PATH_MAX], format[64] = "";
+    char path[PATH_MAX], format[64] = "", hash[64] = "";
     int64_t version = 0, world = 0;
     ASSAY_TRY(assay_trace_index_path(t->dir, path, sizeof path));
     ASSAY_TRY(assay_json_load(&t->header, path));
@@ -378,6 +380,12 @@ static assay_status read_header(assay_trace *t)
                 version);
     ASSAY_TRY(assay_json_get_i64(t->header, "world_size", true, 1, ASSAY_MAX_WORLD, path, &world));
     ASSAY_TRY(assay_json_get_bool(t->header, "hash_only", false, path, &t->hash_only));
+    ASSAY_TRY(assay_json_get_string(t->header, "hash", false, path, hash, sizeof hash));
+    if (hash[0] != '\0') {
+        const assay_status st = assay_hash_kind_from_name(hash, &t->hash_kind);
+        if (st != ASSAY_OK)
+            return assay_context(st, "%s: hash", path);
+    }
     t->ranks = calloc((size_t)world, sizeof *t->ranks);
     ASSAY_CHECK(t->ranks, ASSAY_OUT_OF_MEMORY, "%s: out of memory", path);
     t->world = (int)world;

@@ -37,10 +37,10 @@ class Tracer:
     """optimizer: its steps are recorded, too (AdamW as an operation).
     mode: "full", "statistics" or "hash".  every: steps 0, every, 2*every, ...  include, exclude: shell patterns over names.
     gradients: of activations.  operations: records that `assay replay` can judge; None: where values are kept.
-    limit_bytes: of values, per rank.  index: more members of index.json."""
+    limit_bytes: of values, per rank.  hash: Writer's.  index: more members of index.json."""
 
     def __init__(self, model, folder, optimizer=None, mode="full", every=1, include=(), exclude=(), gradients=True,
-                 operations=None, limit_bytes=None, **index):
+                 operations=None, limit_bytes=None, hash=None, **index):
         rank, world = ranks()
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
         index.setdefault("precision", {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16"}.get(dtype, str(dtype)))
@@ -49,7 +49,7 @@ class Tracer:
         if config is not None and hasattr(config, "to_json_string"):
             index.setdefault("model", json.loads(config.to_json_string(use_diff=False)))
         index.setdefault("names", "huggingface")
-        self.writer = Writer(folder, rank, world, mode, limit_bytes, engine="pytorch",
+        self.writer = Writer(folder, rank, world, mode, limit_bytes, hash=hash, engine="pytorch",
                              torch=torch.__version__, **index)
         self.filter, self.every, self.gradients = Filter(include, exclude), every, gradients
         self.step_number = self.microbatch = -1

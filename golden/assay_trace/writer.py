@@ -13,6 +13,11 @@ import warnings
 
 import torch
 
+try:
+    import xxhash
+except ImportError:  # BLAKE2b then, which is many times as slow
+    xxhash = None
+
 DTYPES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16",
           torch.int64: "I64", torch.int32: "I32", torch.int16: "I16", torch.int8: "I8", torch.uint8: "U8",
           torch.bool: "BOOL"}
@@ -33,9 +38,14 @@ def raw_bytes(t):
     return view
 
 
-def content_hash(dtype, shape, data):
+HASHES = {"blake2b-128": lambda: hashlib.blake2b(digest_size=16)}
+if xxhash is not None:
+    HASHES["xxh3-128"] = xxhash.xxh3_128
+
+
+def content_hash(dtype, shape, data, kind="blake2b-128"):
     """docs/TRACE.md, content hash: dtype name, NUL, number of dimensions and extents as 64-bit integers, bytes."""
-    h = hashlib.blake2b(digest_size=16)
+    h = HASHES[kind]()
     h.update(dtype.encode() + b"\0" + struct.pack(f"<{len(shape) + 1}q", len(shape), *shape))
     h.update(data)
     return h.hexdigest()
@@ -60,11 +70,16 @@ def statistics(t):
 
 
 class Writer:
-    """mode: "full" (values), "statistics" (hash, least, largest, mean, rms) or "hash".  short: values without hashes, small files."""
+    """mode: "full" (values), "statistics" (hash, least, largest, mean, rms) or "hash".  short: values without hashes, small files.
+    hash: "blake2b-128" or "xxh3-128" (needs the package xxhash); None: the fast one where it is installed."""
 
-    def __init__(self, folder, rank=0, world_size=1, mode="full", limit_bytes=None, short=False, **index):
+    def __init__(self, folder, rank=0, world_size=1, mode="full", limit_bytes=None, short=False, hash=None, **index):
         if mode not in ("full", "statistics", "hash"):
             raise ValueError(f"mode: expected full, statistics or hash, found {mode!r}")
+        self.hash = hash or ("xxh3-128" if "xxh3-128" in HASHES else "blake2b-128")
+        if self.hash not in HASHES:
+            raise ValueError(f"hash: expected one of {', '.join(HASHES)}, found {self.hash!r}"
+                             + (": the package xxhash is not installed" if self.hash == "xxh3-128" else ""))
         self.rank, self.world_size, self.mode, self.limit = rank, world_size, mode, limit_bytes
         self.stem = os.path.join(folder, f"rank-{rank:05d}")
         self.ids = self.sequence = self.written = self.n_tensors = self.n_ops = 0
@@ -75,6 +90,8 @@ class Writer:
             members = {"format": "assay-trace", "version": 1, "world_size": world_size, **index}
             if mode != "full":
                 members["hash_only"] = True
+            if self.hash != "blake2b-128" and not short:
+                members["hash"] = self.hash
             with open(os.path.join(folder, "index.json"), "x") as f:
                 json.dump(members, f, indent=1)
         self.file = open(self.stem + ".jsonl", "xb")
@@ -91,7 +108,7 @@ class Writer:
         if place:
             record.update(place)
         data = raw_bytes(t)
-        record["hash"] = content_hash(record["dtype"], t.shape, data)
+        record["hash"] = content_hash(record["dtype"], t.shape, data, self.hash)
         if self.short is not None:  # the hash is left to the reader
             record["hash"] = self.short.setdefault((step, record["hash"]), str(len(self.short)))
         if self.mode == "full":

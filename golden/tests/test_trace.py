@@ -4,6 +4,7 @@ ci/trace.sh runs it; ASSAY is the program."""
 import json
 import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 import unittest
@@ -167,6 +168,33 @@ class Trace(unittest.TestCase):
         folder = self.folder / "limit"
         trials.train(models.build("llama"), "plain", folder, limit_bytes=20000)
         self.assertLess(sum(f.stat().st_size for f in folder.glob("*.safetensors")), 60000)
+
+    def test_hashes_of_both_kinds_are_those_of_the_values(self):
+        self.folder.mkdir()
+        options = {"full": {"operations": False}, "hash": {"mode": "hash"}, "blake": {"mode": "hash", "hash": "blake2b-128"}}
+        for name, each in options.items():
+            torch.manual_seed(0)
+            trials.train(models.build("llama"), "plain", self.folder / name, **each)
+        kinds = {name: json.loads((self.folder / name / "index.json").read_text()).get("hash") for name in options}
+        self.assertEqual(kinds, {"full": "xxh3-128", "hash": "xxh3-128", "blake": None})
+
+        def diff(a, b):
+            return subprocess.run([ASSAY, "diff", str(self.folder / a), str(self.folder / b)], capture_output=True, text=True)
+
+        for a, b in (("full", "hash"), ("blake", "full"), ("hash", "hash")):
+            out = diff(a, b)
+            self.assertEqual(out.returncode, 0, out.stdout + out.stderr)
+            self.assertRegex(out.stdout, r"\n[1-9]\d* passed, 0 failed, 0 skipped")
+        self.assertIn("hashes of two kinds", diff("hash", "blake").stdout)
+        text = (self.folder / "hash" / "rank-00000.jsonl").read_text().splitlines()
+        record = next(json.loads(line) for line in text if '"model.norm"' in line)
+        changed = record["hash"][:-1] + ("0" if record["hash"][-1] != "0" else "1")
+        (self.folder / "hash" / "rank-00000.jsonl").write_text("\n".join(text).replace(record["hash"], changed) + "\n")
+        out = diff("full", "hash")
+        self.assertEqual(out.returncode, 1, out.stdout)
+        self.assertIn("WRONG: model.norm", out.stdout)
+        with self.assertRaisesRegex(ValueError, "hash: expected one of"):
+            assay_trace.Writer(str(self.folder / "other"), hash="md5")
 
     def test_what_has_no_operation_is_said(self):
         class Model(torch.nn.Module):

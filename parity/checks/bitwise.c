@@ -16,7 +16,7 @@ static void compare_records(const assay_trace_tensor *a, const assay_trace_tenso
                             parity_result *r)
 {
     const int64_t count = assay_shard_count(&b->shard);
-    if (strcmp(a->hash, b->hash) == 0) {
+    if (assay_trace_same_content(a, b)) {
         r->count = count;
         return;
     }

@@ -238,7 +238,7 @@ static bool same_inputs(const exact *x, const assay_trace_op *asked, const assay
         const char *slot = asked->inputs[i].slot;
         const assay_trace_tensor *a = assay_trace_op_tensor(x->request, asked, slot);
         const assay_trace_tensor *b = assay_trace_op_tensor(x->answer, op, slot);
-        if (!a || !b || strcmp(a->hash, b->hash) != 0) {
+        if (!a || !b || !assay_trace_same_content(a, b)) {
             parity_result_fail(r, "input %s of the answer is not that of the request", slot);
             return false;
         }

@@ -115,8 +115,8 @@ static int64_t first_difference(const plan_tensor *w, const assay_trace_tensor *
 {
     if (t->data == NULL && w->count > 0) {
         char hash[ASSAY_HASH_HEX];
-        assay_hash_tensor(ASSAY_I64, t->shard.local_shape, t->shard.ndim, w->integers,
-                          (size_t)w->count * sizeof *w->integers, hash);
+        assay_hash_tensor_as(t->hash_kind, ASSAY_I64, t->shard.local_shape, t->shard.ndim, w->integers,
+                             (size_t)w->count * sizeof *w->integers, hash);
         return strcmp(hash, t->hash) == 0 ? -1 : 0;
     }
     if (w->count > 0 && memcmp(t->data, w->integers, (size_t)w->count * sizeof *w->integers) == 0)

@@ -46,6 +46,32 @@ Test(core_hash, dtype_shape_and_bytes_each_change_the_hash)
     cr_expect_eq(strlen(other), ASSAY_HASH_HEX - 1);
 }
 
+/* Digests by the package xxhash of Python, 4.1.0: those that its traces hold. */
+Test(core_hash, xxh3_is_that_of_the_trace_package)
+{
+    unsigned char all[9 * 256];
+    char found[ASSAY_HASH_HEX];
+    expect_ok(assay_hash_init());
+    for (size_t i = 0; i < sizeof all; i++)
+        all[i] = (unsigned char)i;
+    assay_hash_tensor_as(ASSAY_HASH_XXH3, ASSAY_F32, (int64_t[]){1, 2}, 2, "abcdefgh", 8, found);
+    cr_expect_str_eq(found, "d7cae735ad599feac3b50a50f134afe7");
+    assay_hash_tensor_as(ASSAY_HASH_XXH3, ASSAY_F32, (int64_t[]){1, 576}, 2, all, sizeof all, found);
+    cr_expect_str_eq(found, "19d80fbd2f24fcc9b86d4d8db90579ff");
+}
+
+Test(core_hash, kinds_have_names)
+{
+    for (int i = ASSAY_HASH_BLAKE2B; i <= ASSAY_HASH_XXH3; i++) {
+        assay_hash_kind kind = ASSAY_HASH_BLAKE2B;
+        expect_ok(assay_hash_kind_from_name(assay_hash_kind_name((assay_hash_kind)i), &kind));
+        cr_expect_eq((int)kind, i);
+    }
+    assay_hash_kind kind;
+    expect_error(assay_hash_kind_from_name("md5", &kind), ASSAY_UNSUPPORTED,
+                 "expected blake2b-128 or xxh3-128, found \"md5\"");
+}
+
 Test(core_hash, sha256_known_answers)
 {
     char found[ASSAY_SHA256_HEX];

@@ -477,6 +477,9 @@ Test(trace, bad_index)
         {"hash_only is no bool",
          "{\"format\":\"assay-trace\",\"version\":1,\"world_size\":1,\"hash_only\":1}", ASSAY_FORMAT,
          "hash_only"},
+        {"hash of no known kind",
+         "{\"format\":\"assay-trace\",\"version\":1,\"world_size\":1,\"hash\":\"md5\"}", ASSAY_UNSUPPORTED,
+         "hash: content hash: expected blake2b-128 or xxh3-128, found \"md5\""},
         {"duplicate", "{\"format\":\"assay-trace\",\"format\":\"assay-trace\"}", ASSAY_FORMAT, "duplicate"},
     };
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++)
