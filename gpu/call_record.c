@@ -61,8 +61,8 @@ static const char *dtype_word(const gpu_resolved *c, const assay_op_attr *row)
     return v ? assay_dtype_name(v->t.dtype) : NULL;
 }
 
-/* The attributes of the row that were given, in its order. */
-static json_t *attributes(const gpu_run *run, const gpu_resolved *c)
+/* The attributes of the row that were given or that the kernel declares, in its order. */
+static json_t *attributes(const gpu_run *run, const gpu_resolved *c, const gpu_declared *declared)
 {
     const int ranks = c->o.op->collective ? run->comm.group[c->group].size : 0;
     const bool token_rows = strcmp(c->o.op->name, "all_to_all") == 0 || c->group == ASSAY_GROUP_ETP;
@@ -76,6 +76,8 @@ static json_t *attributes(const gpu_run *run, const gpu_resolved *c)
             v = count_list(list, ranks);
         else if (row->type == ASSAY_ATTR_DTYPE && !a && strcmp(row->name, "dtype") == 0 && dtype_word(c, row))
             v = json_string(dtype_word(c, row));
+        else if (!a && strcmp(row->name, "p_dtype") == 0 && declared->p_dtype)
+            v = json_string(declared->p_dtype);
         else if (a && (row->type == ASSAY_ATTR_WORD || row->type == ASSAY_ATTR_DTYPE))
             v = json_string(a->word);
         else if (a && row->type == ASSAY_ATTR_DOUBLE)
@@ -123,7 +125,7 @@ assay_status gpu_call_record_end(gpu_run *run, gpu_resolved *c)
     ASSAY_TRY(write_slots(run, c->out, c->n_out, r->outputs, &r->n_outputs));
     for (int i = 0; i < c->n_out; i++)
         r->substituted[i] = c->replaced[i];
-    r->attrs = attributes(run, c);
+    r->attrs = attributes(run, c, &declared);
     const assay_status st = assay_trace_write_op(run->trace, r);
     json_decref(r->attrs);
     return st;

@@ -42,6 +42,7 @@ typedef struct gpu_declared {
     int variant;
     const char *variant_name;
     assay_declaration arith; /* of each output */
+    const char *p_dtype;     /* attribute of attention; NULL: probabilities are not rounded */
 } gpu_declared;
 
 /* Operation families whose variant can be chosen (`--variant norm=k0,attention=k1`). */

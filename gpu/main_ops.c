@@ -83,6 +83,20 @@ static assay_status execute(gpu_run *run, const assay_trace *request, const assa
     return gpu_execute(&run->ctx, op->op, op->attrs, act, in, op->n_inputs, out, n_out, declared);
 }
 
+/* Inputs, outputs and the record of an operation that has everything else. */
+static assay_status write_slots(gpu_run *run, const assay_trace *request, const assay_trace_op *from,
+                                const gpu_slot *out, int n_out, assay_trace_op *op)
+{
+    for (int i = 0; i < op->n_inputs; i++)
+        ASSAY_TRY(copy_input(run, assay_trace_tensor_by_id(request, run->comm.rank, from->inputs[i].tensor),
+                             from->step, &op->inputs[i].tensor));
+    for (int i = 0; i < n_out; i++) {
+        memcpy(op->outputs[i].slot, out[i].slot, sizeof op->outputs[i].slot);
+        ASSAY_TRY(write_output(run, from, &out[i], &op->outputs[i].tensor));
+    }
+    return assay_trace_write_op(run->trace, op);
+}
+
 static assay_status write_record(gpu_run *run, const assay_trace *request, const assay_trace_op *from,
                                  const gpu_slot *out, int n_out, const gpu_declared *declared)
 {
@@ -97,14 +111,14 @@ static assay_status write_record(gpu_run *run, const assay_trace *request, const
         op.n_group_ranks = run->comm.world;
         op.group_ranks = run->comm.group[ASSAY_GROUP_WORLD].ranks;
     }
-    for (int i = 0; i < op.n_inputs; i++)
-        ASSAY_TRY(copy_input(run, assay_trace_tensor_by_id(request, run->comm.rank, from->inputs[i].tensor),
-                             from->step, &op.inputs[i].tensor));
-    for (int i = 0; i < n_out; i++) {
-        memcpy(op.outputs[i].slot, out[i].slot, sizeof op.outputs[i].slot);
-        ASSAY_TRY(write_output(run, from, &out[i], &op.outputs[i].tensor));
+    json_t *attrs = declared->p_dtype ? json_deep_copy(from->attrs) : NULL;
+    if (attrs) {
+        json_object_set_new(attrs, "p_dtype", json_string(declared->p_dtype));
+        op.attrs = attrs;
     }
-    return assay_trace_write_op(run->trace, &op);
+    const assay_status st = write_slots(run, request, from, out, n_out, &op);
+    json_decref(attrs);
+    return st;
 }
 
 static assay_status run_record(gpu_run *run, const assay_trace *request, const assay_trace_op *op)

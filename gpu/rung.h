@@ -42,6 +42,8 @@ typedef struct gpu_rung {
     bool (*pays)(const gpu_operands *o);
     int least_capability;                  /* 10 * major + minor */
     gpu_rung_arith arith[GPU_RUNG_ARITHS]; /* every output stands in one; ended by outputs NULL */
+    /* Attention: the dtype that probabilities (and gradients of scores) are rounded to before a product.  NULL: not at all. */
+    const char *p_dtype;
 } gpu_rung;
 
 /* The ladder of an operation: its rungs from k0 on, ended by GPU_LADDER_END.  The simulator's program holds device code for two
@@ -53,9 +55,7 @@ typedef struct gpu_rung {
 #endif
 #define GPU_LADDER_END                                                                                       \
     {                                                                                                        \
-        NULL, NULL, NULL, NULL, NULL, 0,                                                                     \
-        {                                                                                                    \
-        }                                                                                                    \
+        NULL, NULL, NULL, NULL, NULL, 0, {}, NULL                                                            \
     }
 
 /* assay_arith as data.  fma: products enter a sum unrounded.  ulp: of exp, log, rsqrt, sigmoid. */
@@ -65,6 +65,11 @@ typedef struct gpu_rung {
     }
 #define GPU_ELEMENTWISE(ulp) GPU_ARITH(F32, NONE, 1, false, ulp, 0)
 #define GPU_SEQUENTIAL(ulp) GPU_ARITH(F32, SEQUENTIAL, 1, true, ulp, 0)
+/* mma.sync of bf16: gpu/mma.cuh. */
+#define GPU_TENSOR_CORE(ulp, tile)                                                                           \
+    {                                                                                                        \
+        ASSAY_F32, ASSAY_ORDER_TENSOR_CORE, 1, 1, 16, 2, true, false, ulp, tile, 0                           \
+    }
 #define GPU_TREE(lanes, ulp) GPU_ARITH(F32, TREE, lanes, true, ulp, 0)
 /* The arithmetic of outputs that no shape changes, and of others. */
 #define GPU_DECLARES(outputs, arith)                                                                         \
@@ -78,11 +83,10 @@ typedef struct gpu_rung {
 /* A rung that takes every call and needs nothing; any rung.  ...: what it declares. */
 #define GPU_RUNG(buys, run, ...) GPU_RUNG_IF(buys, run, NULL, NULL, NULL, GPU_SM_80, __VA_ARGS__)
 #define GPU_RUNG_IF(buys, run, workspace, accepts, pays, least, ...)                                         \
+    GPU_RUNG_ROUNDING_P(NULL, buys, run, workspace, accepts, pays, least, __VA_ARGS__)
+#define GPU_RUNG_ROUNDING_P(p_dtype, buys, run, workspace, accepts, pays, least, ...)                        \
     {                                                                                                        \
-        buys, run, workspace, accepts, pays, least,                                                          \
-        {                                                                                                    \
-            __VA_ARGS__                                                                                      \
-        }                                                                                                    \
+        buys, run, workspace, accepts, pays, least, {__VA_ARGS__}, p_dtype                                   \
     }
 
 ASSAY_END_DECLS

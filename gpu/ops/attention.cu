@@ -8,8 +8,9 @@
  *       16 rows into shared memory; a lane computes the scores of one
  *       key, the maximum is one warp reduction, then a lane owns the
  *       output elements lane, lane + 32, ...
+ *   k2  matrix units: attention_mma.cu                                bf16 operands, tensor core
  *
- * In both, every score, the sum of exponentials and every output element is one chain in ascending order. */
+ * In k0 and k1, every score, the sum of exponentials and every output element is one chain in ascending order. */
 #include "gpu/ops/attention.cuh"
 
 /* exp(s - reference) never meets inf - inf because of an all -inf row. */
@@ -247,7 +248,11 @@ static assay_status attention_fwd(const gpu_work *w)
     ASSAY_TRY(gpu_check_tensor(op, "lse", lse, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_count(op, "o", o, tq * d->heads * d->head_dim_v));
     ASSAY_TRY(gpu_check_count(op, "lse", lse, tq * d->heads));
-    if (tq > 0)
+    if (tq > 0 && w->variant == 2)
+        GPU_LAUNCHED(gpu_attention_fwd_mma(o, lse, q, k, v, gpu_attention_scale2(w->o),
+                                           attention_args_make(d), w->stream),
+                     op);
+    else if (tq > 0)
         GPU_LAUNCHED(
             GPU_BY_ACT(q.dtype, launch_fwd, w->variant, o, lse, q, k, v, attention_args_make(d), w->stream),
             op);
@@ -330,6 +335,12 @@ GPU_LADDER(attention_fwd) = {
              GPU_DECLARES("o lse", GPU_SEQUENTIAL(GPU_ULP_EXP))),
     GPU_RUNG("one warp for four rows, keys and values read once into shared memory", attention_fwd,
              GPU_DECLARES("o lse", GPU_ARITH(F32, SEQUENTIAL, 1, true, GPU_ULP_EXP, ATTENTION_TILE))),
+    GPU_RUNG_ROUNDING_P(
+        "BF16",
+        "matrix units, FlashAttention-2 form: bf16, head dimensions of multiples of 8 up to 128, no dropout",
+        attention_fwd, NULL, gpu_attention_takes_mma, NULL, GPU_SM_80,
+        GPU_ADAPTS("o lse", GPU_TENSOR_CORE(GPU_ULP_EXP, 64), gpu_attention_mma_arith,
+                   "32 keys a tile for head dimensions up to 32 and above 96; " GPU_ATTENTION_MMA_ARITH)),
     GPU_LADDER_END,
 };
 GPU_LADDER(qkv_split_fwd) = {

@@ -151,6 +151,15 @@ static inline attention_args attention_args_make(const attention_desc *d)
 assay_status gpu_attention_check(const char *op, const attention_desc *d, gpu_tensor q, gpu_tensor k,
                                  gpu_tensor v);
 
+/* k2: matrix units, bf16; defined in attention_mma.cu.  scale2: scale log2(e). */
+cudaError_t gpu_attention_fwd_mma(gpu_tensor o, gpu_tensor lse, gpu_tensor q, gpu_tensor k, gpu_tensor v,
+                                  float scale2, const attention_args &a, cudaStream_t stream);
+float gpu_attention_scale2(const gpu_operands *o);
+/* bf16, head dimensions that are multiples of 8 up to 128, addresses of 16, a positive scale, no dropout. */
+bool gpu_attention_takes_mma(const gpu_ctx *ctx, const gpu_operands *o);
+void gpu_attention_mma_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o);
+#define GPU_ATTENTION_MMA_ARITH "sm_90: as it says; else: order unknown"
+
 /* More than 48 KB of dynamic shared memory is asked for by name. */
 template <class... P> static cudaError_t attention_allow_shared(void (*kernel)(P...), size_t bytes)
 {

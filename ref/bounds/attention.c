@@ -38,8 +38,10 @@ static void scores(partners *z, const double *x, double scale, const packed *oth
 typedef struct job {
     const ref_attention_desc *desc;
     const ref_declared *d;
-    ref_order order, group_order; /* group_order: sums over the queries of all heads of a group */
-    double u_p, eta_p;            /* rounding of P and dS before a product */
+    ref_order order;                  /* of q k and dO v */
+    ref_order key_order, group_order; /* of sums over keys; over the queries of all heads of a group */
+    ref_order delta_order;            /* of D: no matrix unit computes it */
+    double u_p, eta_p;                /* rounding of P and dS before a product */
     const double *dout, *q, *k, *v, *o, *lse;
     packed packed_q, packed_k, packed_v, packed_dout; /* what is met: keys by queries, queries by keys */
     sight sight;
@@ -52,10 +54,14 @@ static void job_init(job *j, const ref_attention_desc *desc, assay_dtype p_dtype
 {
     *j = (job){.desc = desc, .d = d, .order = d->order};
     j->order.or_chain = true;
-    j->group_order = j->order;
+    j->key_order = j->group_order = j->delta_order = j->order;
     /* Nobody declares whether heads or queries run in the outer loop of the sum over a group. */
     if (desc->heads != desc->groups && d->order.order == ASSAY_ORDER_SEQUENTIAL)
         j->group_order.order = ASSAY_ORDER_UNKNOWN;
+    /* Nor at which key or query a step of a matrix unit begins: what is hidden takes a place in it. */
+    j->key_order.any_steps = j->group_order.any_steps = true;
+    if (d->order.order == ASSAY_ORDER_TENSOR_CORE)
+        j->delta_order.order = ASSAY_ORDER_UNKNOWN;
     if (assay_dtype_is_float(p_dtype) && p_dtype != ASSAY_F64 &&
         (p_dtype != ASSAY_F32 || d->num.u < 0x1p-30)) {
         j->u_p = ldexp(1.0, -assay_dtype_precision(p_dtype));
@@ -236,7 +242,8 @@ static void fwd_row(ref_pair o, ref_pair lse, partners *z, const job *j, int64_t
         factors_of_query(z, d, query_row, a);
         times_factors(z->p, z->ds, z, n);
     }
-    ref_sum_rows(y, bound, z->rounded, z->p, z->ds, rows, z->n_runs, d->head_dim_v, z->gathered, &j->order);
+    ref_sum_rows(y, bound, z->rounded, z->p, z->ds, rows, z->n_runs, d->head_dim_v, z->gathered,
+                 &j->key_order);
     ref_vec_zero(z->own, d->head_dim_v);
     if (drops)
         dropped_value_errors(z, rows, y, d->head_dim_v);
@@ -247,7 +254,7 @@ static void fwd_row(ref_pair o, ref_pair lse, partners *z, const job *j, int64_t
     const double common = sum_error + 2.0 * n->u +
                           (j->d->tile > 0 ? 0.0 : (n->f + 2.0 * n->u) * (1.0 + fabs(l.v)) + n->u * fabs(l.v));
     for (int64_t c = 0; c < d->head_dim_v; c++) {
-        const double first = z->own[c] + z->rounded[c] + bound[c] + common * fabs(y[c]);
+        const double first = z->own[c] + z->rounded[c] + bound[c] * (1.0 + j->u_p) + common * fabs(y[c]);
         bound[c] = first * (1.0 + 2.0 * (spread + sum_error)) / (1.0 - fmin(spread, 0.5)) + n->eta;
     }
 }
@@ -325,9 +332,13 @@ static void weighted_rows(ref_pair out, int64_t at, partners *z, const double *t
 {
     const int64_t width = other->width;
     double *y = out.y + at, *b = out.b + at;
+    /* the errors of the terms are in the partial sums, too: what an addition adds for each of them */
+    const double again = order->order == ASSAY_ORDER_TENSOR_CORE
+                             ? 2.0 * order->u + (double)(order->k_step + 1) * order->align
+                             : 2.0 * order->u;
     ref_sum_rows(y, b, z->own, t, et, partners_rows(z, other), z->n_runs, width, z->gathered, order);
     for (int64_t c = 0; c < width; c++) {
-        const double sum = b[c] + z->own[c] * (1.0 + 2.0 * (double)z->n * order->u);
+        const double sum = b[c] + z->own[c] * exp((double)z->n * again);
         y[c] *= factor;
         b[c] =
             factor == 1.0 ? sum : fabs(factor) * sum * (1.0 + 4.0 * n->u) + 2.0 * n->u * fabs(y[c]) + n->eta;
@@ -338,7 +349,7 @@ static void weighted_rows(ref_pair out, int64_t at, partners *z, const double *t
 static ref_iv row_delta(const job *j, int64_t at)
 {
     const int64_t w = j->desc->head_dim_v;
-    return ref_sum_dot(j->dout + at * w, j->o + at * w, w, &j->order);
+    return ref_sum_dot(j->dout + at * w, j->o + at * w, w, &j->delta_order);
 }
 
 static void bwd_query(ref_pair dq, partners *z, const job *j, int64_t query_row, int64_t a)
@@ -359,7 +370,7 @@ static void bwd_query(ref_pair dq, partners *z, const job *j, int64_t query_row,
     }
     scores(z, j->q + at * d->head_dim, d->scale, &j->packed_k, j->d, &j->order);
     bwd_pairs(z, j);
-    weighted_rows(dq, at * d->head_dim, z, z->ds, z->eds, d->scale, &j->packed_k, &j->order, &j->d->num);
+    weighted_rows(dq, at * d->head_dim, z, z->ds, z->eds, d->scale, &j->packed_k, &j->key_order, &j->d->num);
 }
 
 static void bwd_key(ref_pair dk, ref_pair dv, partners *z, const job *j, int64_t key_row, int64_t g)

@@ -94,10 +94,20 @@ static inline double any_bound(double s, double g, const rules *f)
     return f->o->u * ((double)(f->n - 1) * 0.5 * (g + fabs(s)) + (f->products ? g : 0.0)) * f->growth;
 }
 
+/* Steps of a matrix unit of which each holds one term or more: at most n, after each of which the partial sum, and each term, is
+ * at most the larger of the positive and the negative sum; then the chains of a split are joined. */
+static inline double steps_bound(double s, double g, const rules *f)
+{
+    const double step = (double)(f->o->k_step + 1) * f->o->align + 2.0 * f->o->u;
+    return 0.5 * (g + fabs(s)) * expm1((double)(f->n + f->o->split - 1) * step);
+}
+
 /* Orders whose bound follows from one pass over the terms. */
 static bool is_one_pass(const ref_order *o)
 {
-    return o->order != ASSAY_ORDER_TENSOR_CORE && (o->order != ASSAY_ORDER_SEQUENTIAL || o->split == 1);
+    if (o->order == ASSAY_ORDER_TENSOR_CORE)
+        return o->any_steps;
+    return o->order != ASSAY_ORDER_SEQUENTIAL || o->split == 1;
 }
 
 static ref_chain_wants wants_of(const rules *f)
@@ -140,6 +150,8 @@ static void store(const tile *t, const ref_cells *z, const rules *f)
             double bound = tree * g + own * g;
             if (f->o->order == ASSAY_ORDER_SEQUENTIAL)
                 bound = chain;
+            else if (f->o->order == ASSAY_ORDER_TENSOR_CORE)
+                bound += steps_bound(s, g, f);
             else if (f->o->order != ASSAY_ORDER_TREE)
                 bound = any_bound(s, g, f);
             else if (f->o->or_chain)

@@ -15,6 +15,8 @@ typedef struct ref_order {
     /* TREE: an output has several sums inside (attention: scores, then keys) and its declaration names the order of one; the
      * others may be chains. */
     bool or_chain;
+    /* TENSOR_CORE: which terms share a step is not declared (they stand between others that are zero). */
+    bool any_steps;
 } ref_order;
 
 /* ASSAY_UNSUPPORTED, naming the field: an accumulate type other than F32 or F64, lanes, split or k_step

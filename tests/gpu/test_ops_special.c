@@ -83,6 +83,57 @@ Test(gpu_attention, large_scores_do_not_overflow_and_hidden_rows_do_not_leak)
     gpu_ctx_destroy(&ctx);
 }
 
+/* k2 multiplies whole tiles, hidden keys with the factor 0: what is not finite in them must not arrive, in those that see it it must. */
+Test(gpu_attention, hidden_nan_and_infinity_do_not_pass_matrix_units)
+{
+    enum { S = 70, D = 16, NAN_KEY = 40, INF_KEY = 41 };
+    static const char *const one[] = {"batch", "heads", "groups"};
+    static const char *const sizes[] = {"seq_q", "seq_k"};
+    gpu_ctx ctx;
+    op_call c;
+    double position[S], q[S * D], k[S * D], value[S * D];
+    open_ctx(&ctx);
+    set_variants(&ctx, "attention=k2");
+    call_begin(&c, &ctx, 3);
+    for (int i = 0; i < 3; ++i)
+        attr_i(&c, one[i], 1);
+    for (int i = 0; i < 2; ++i)
+        attr_i(&c, sizes[i], S);
+    attr_i(&c, "head_dim", D);
+    attr_d(&c, "scale", 0.25);
+    attr_i(&c, "window", 20);
+    for (int i = 0; i < S; ++i)
+        position[i] = i;
+    for (int i = 0; i < S * D; ++i) {
+        q[i] = 0.0;
+        k[i] = i / D == NAN_KEY ? (double)NAN : 0.0;
+        value[i] = 1.0;
+    }
+    value[NAN_KEY * D + 3] = (double)NAN;
+    value[INF_KEY * D + 5] = (double)INFINITY;
+    put_values(&c, "q_position", ASSAY_I64, position, S, -1);
+    put_values(&c, "k_position", ASSAY_I64, position, S, -1);
+    put_values(&c, "q", ASSAY_BF16, q, S, D);
+    put_values(&c, "k", ASSAY_BF16, k, S, D);
+    put_values(&c, "v", ASSAY_BF16, value, S, D);
+    run_op(&c, "attention_fwd", ASSAY_BF16);
+    cr_assert_eq(c.declared.variant, 2);
+    for (int i = 0; i < S; ++i)
+        for (int d = 0; d < D; ++d) {
+            const double o = result(&c, "o")[i * D + d];
+            const bool sees_nan = i >= NAN_KEY && i < NAN_KEY + 20,
+                       sees_inf = i >= INF_KEY && i < INF_KEY + 20;
+            if (sees_nan) /* its key is NaN, too */
+                cr_assert(isnan(o), "row %d, column %d: %g", i, d, o);
+            else if (sees_inf && d == 5)
+                cr_assert(isinf(o), "row %d: %g", i, o);
+            else
+                cr_assert_eq(o, 1.0, "row %d, column %d: %g", i, d, o);
+        }
+    call_end(&c);
+    gpu_ctx_destroy(&ctx);
+}
+
 Test(gpu_cross_entropy, an_empty_vocabulary_piece_has_max_minus_infinity_and_sum_zero)
 {
     gpu_ctx ctx;

@@ -116,6 +116,10 @@ static inline bool admitted(const op_call *c, const char *op, char why[256])
         in[i] = as_value(&c->in[i], c->value[i], &ints[i]);
     for (int i = 0; i < c->n_out; ++i)
         out[i] = as_value(&c->out[i], c->result[i], &ints[c->n_in + i]);
+    if (c->declared.p_dtype)
+        json_object_set_new(c->attrs, "p_dtype", json_string(c->declared.p_dtype));
+    else
+        json_object_del(c->attrs, "p_dtype");
     const assay_status st = ref_replay(op, c->attrs, &c->declared.arith, in, c->n_in, out, c->n_out, &r);
     cr_assert_eq(st, ASSAY_OK, "%s: %s", op, assay_error_message());
     const bool ok = compare_outputs(&r, out, c->n_out, why);

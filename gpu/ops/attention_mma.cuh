@@ -1,0 +1,158 @@
+/* What the attention kernels on matrix units (k2) share: tiles of rows in shared memory, and which tiles of keys a block sees. */
+#ifndef GPU_OPS_ATTENTION_MMA_CUH
+#define GPU_OPS_ATTENTION_MMA_CUH
+
+#include "gpu/mma.cuh"
+#include "gpu/ops/attention.cuh"
+
+/* Before a loop over registers: a device has none to choose by number. */
+#if ASSAY_SIM
+#define GPU_UNROLL
+#else
+#define GPU_UNROLL _Pragma("unroll")
+#endif
+
+enum { ATTENTION_MMA_WARPS = 4, ATTENTION_MMA_THREADS = ATTENTION_MMA_WARPS * GPU_WARP };
+
+/* Above that, registers do not suffice: k1. */
+enum { ATTENTION_MMA_MAX_DIM = 128 };
+
+/* Width of the tiles of a call: both head dimensions, filled up with zeros. */
+static inline int attention_mma_width(int64_t d, int64_t dv)
+{
+    const int64_t n = d > dv ? d : dv;
+    return n <= 32 ? 32 : n <= 64 ? 64 : n <= 96 ? 96 : 128;
+}
+
+/* Keys of a tile of that width. */
+__host__ __device__ constexpr int attention_mma_keys(int width)
+{
+    return width == 32 || width == 128 ? 32 : 64;
+}
+
+/* Lanes of a warp that hold the same rows of a result: mma_row. */
+enum { ATTENTION_MMA_QUAD = 4 };
+
+__device__ static __forceinline__ float attention_quad_max(float v)
+{
+    v = fmaxf(v, __shfl_xor_sync(gpu_all_lanes, v, 1));
+    return fmaxf(v, __shfl_xor_sync(gpu_all_lanes, v, 2));
+}
+__device__ static __forceinline__ float attention_quad_sum(float v)
+{
+    v += __shfl_xor_sync(gpu_all_lanes, v, 1);
+    return v + __shfl_xor_sync(gpu_all_lanes, v, 2);
+}
+
+/* Positions as int; what does not fit becomes the limit, which decides nothing (attention_sees). */
+__device__ static __forceinline__ int attention_position(int64_t position)
+{
+    return position > INT_MAX ? INT_MAX : position < INT_MIN ? INT_MIN : (int)position;
+}
+
+/* The first key that a query sees, by position; its own position is the last. */
+__device__ static __forceinline__ int64_t attention_first_seen(const attention_args &a, int64_t q_row)
+{
+    const int64_t first = a.first_key != nullptr ? a.first_key[q_row] : 0;
+    const int64_t in_window = a.window > 0 ? a.q_position[q_row] - a.window + 1 : first;
+    return first > in_window ? first : in_window;
+}
+
+/* Smallest and largest position of some queries or keys. */
+typedef struct attention_range {
+    int least, most;
+} attention_range;
+typedef struct attention_query_range {
+    attention_range first, last; /* of the first and the last keys that they see */
+} attention_query_range;
+
+__device__ static __forceinline__ attention_range attention_range_join(attention_range mine)
+{
+    return {__reduce_min_sync(gpu_all_lanes, mine.least), __reduce_max_sync(gpu_all_lanes, mine.most)};
+}
+__device__ static __forceinline__ void attention_range_add(attention_range *r, int64_t position)
+{
+    const int p = attention_position(position);
+    r->least = min(r->least, p);
+    r->most = max(r->most, p);
+}
+
+/* Of queries from ... to-1 of batch row b, by the whole warp. */
+__device__ static __forceinline__ attention_query_range attention_queries_range(const attention_args &a,
+                                                                                int64_t b, int64_t from,
+                                                                                int64_t to, int lane)
+{
+    attention_query_range r = {{INT_MAX, INT_MIN}, {INT_MAX, INT_MIN}};
+    for (int64_t s = from + lane; s < to; s += GPU_WARP) {
+        attention_range_add(&r.first, attention_first_seen(a, s * a.batch + b));
+        attention_range_add(&r.last, a.q_position[s * a.batch + b]);
+    }
+    return {attention_range_join(r.first), attention_range_join(r.last)};
+}
+
+/* Of keys from ... to-1 of batch row b, by the whole warp. */
+__device__ static __forceinline__ attention_range attention_keys_range(const attention_args &a, int64_t b,
+                                                                       int64_t from, int64_t to, int lane)
+{
+    attention_range r = {INT_MAX, INT_MIN};
+    for (int64_t s = from + lane; s < to; s += GPU_WARP)
+        attention_range_add(&r, a.k_position[s * a.batch + b]);
+    return attention_range_join(r);
+}
+
+/* What some queries see of some keys. */
+enum attention_sight { ATTENTION_SEES_NONE, ATTENTION_SEES_SOME, ATTENTION_SEES_ALL };
+
+__device__ static __forceinline__ attention_sight attention_sees(const attention_query_range &q,
+                                                                 const attention_range &k)
+{
+    if (k.least > q.last.most || k.most < q.first.least)
+        return ATTENTION_SEES_NONE;
+    const bool known = k.most < INT_MAX && k.least > INT_MIN && q.last.least < INT_MAX &&
+                       q.first.most > INT_MIN && q.last.most < INT_MAX && q.first.least > INT_MIN;
+    return known && k.most <= q.last.least && k.least >= q.first.most ? ATTENTION_SEES_ALL
+                                                                      : ATTENTION_SEES_SOME;
+}
+
+/* The block copies rows of [.., width] tensors to tile [ROWS][D]: row r from `from + row(r) * width`, zeros where row(r) < 0 and
+ * behind the width.  Asynchronous: mma_commit, mma_wait. */
+template <int D, int ROWS, class F>
+__device__ static __forceinline__ void attention_copy_rows(bf16 *tile, const bf16 *from, int64_t width, F row)
+{
+    for (int i = (int)threadIdx.x; i < ROWS * (D / 8); i += ATTENTION_MMA_THREADS) {
+        const int r = i / (D / 8), c = i % (D / 8);
+        const int64_t at = row(r);
+        const bool valid = at >= 0 && c * 8 < width;
+        mma_copy16(mma_chunk<D>(tile, r, c), valid ? from + at * width + c * 8 : from, valid);
+    }
+}
+
+/* A product with a tile meets every row of it, the hidden ones with the factor 0: 0 x NaN and 0 x inf would reach the results.  So
+ * each thread makes zeros of what is not finite among the numbers that it has copied (attention_copy_rows), before others read
+ * the tile, and says whether there was any: the block then adds those that are seen by themselves. */
+template <int D, int ROWS> __device__ static __forceinline__ bool attention_clear_rows(bf16 *tile)
+{
+    bool any = false;
+    for (int i = (int)threadIdx.x; i < ROWS * (D / 8); i += ATTENTION_MMA_THREADS) {
+        uint4 *chunk = (uint4 *)mma_chunk<D>(tile, i / (D / 8), i % (D / 8));
+        unsigned word[4] = {chunk->x, chunk->y, chunk->z, chunk->w};
+        bool mine = false;
+        GPU_UNROLL
+        for (int w = 0; w < 4; ++w) {
+            const bool low = (word[w] & 0x7f80u) == 0x7f80u, high = (word[w] & 0x7f800000u) == 0x7f800000u;
+            word[w] &= (low ? 0xffff0000u : ~0u) & (high ? 0xffffu : ~0u);
+            mine = mine || low || high;
+        }
+        if (mine)
+            *chunk = make_uint4(word[0], word[1], word[2], word[3]);
+        any = any || mine;
+    }
+    return any;
+}
+
+__device__ static __forceinline__ bool attention_finite(float v)
+{
+    return (__float_as_uint(v) & 0x7f800000u) != 0x7f800000u;
+}
+
+#endif
