@@ -24,8 +24,8 @@ typedef struct exact {
 
 bool parity_exact_is_free(const char *op, const char *slot, int64_t i, int64_t count)
 {
-    if (strcmp(op, "rmsnorm_fwd") == 0 || strcmp(op, "rmsnorm_apply") == 0 ||
-        (strcmp(op, "attention_fwd") == 0 && strcmp(slot, "lse") == 0))
+    if (strcmp(op, "rmsnorm_fwd") == 0 || strcmp(op, "layernorm_fwd") == 0 ||
+        strcmp(op, "rmsnorm_apply") == 0 || (strcmp(op, "attention_fwd") == 0 && strcmp(slot, "lse") == 0))
         return true;
     if (strcmp(op, "router_aux_fwd") == 0)
         return strcmp(slot, "aux_indices") != 0 && strcmp(slot, "tokens_per_expert") != 0;
