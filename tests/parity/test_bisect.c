@@ -338,8 +338,8 @@ Test(bisect, a_trace_of_hugging_face)
         {"honest_llama", "bf16", "agree with the run of pytorch (Hugging Face, bf16)", 0},
         {"theta", "fp32", "the other run's: rope_fwd in layers 0-1 (4); rope_bwd in layers 0-1 (4) (none", 1},
         {"mask", "bf16",
-         "the other run's: attention_fwd k2 of decoder.layers.0.self_attention.core_attention (forward); "
-         "attention_fwd k2 of decoder.layers.1.self_attention.core_attention (forward); attention_bwd k1 of "
+         "the other run's: attention_fwd k1 of decoder.layers.0.self_attention.core_attention (forward); "
+         "attention_fwd k1 of decoder.layers.1.self_attention.core_attention (forward); attention_bwd k1 of "
          "decoder.layers.1.self_attention.core_attention (backward); attention_bwd k1 of "
          "decoder.layers.0.self_attention.core_attention (backward) (none",
          1}};
