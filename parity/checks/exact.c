@@ -6,6 +6,7 @@
  * (lower index wins), not by admissibility. */
 #include "parity/checks/exact.h"
 
+#include "core/model/ops.h"
 #include "ref/ops.h"
 #include <math.h>
 #include <stdlib.h>
@@ -21,6 +22,16 @@ typedef struct exact {
     parity_exact_taken taken; /* NULL: every record has to be answered */
     const void *user;
 } exact;
+
+/* What was asked for, and what only the kernel can say: the dtype that attention rounds its probabilities to. */
+static json_t *attributes_of(const assay_trace_op *asked, const assay_trace_op *answer)
+{
+    json_t *attrs = asked->attrs ? json_copy(asked->attrs) : json_object(),
+           *p_dtype = json_object_get(answer->attrs, "p_dtype");
+    if (assay_op_find(asked->op) && assay_op_attr_find(assay_op_find(asked->op), "p_dtype") && p_dtype)
+        json_object_set(attrs, "p_dtype", p_dtype);
+    return attrs;
+}
 
 bool parity_exact_is_free(const char *op, const char *slot, int64_t i, int64_t count)
 {
@@ -212,8 +223,10 @@ static assay_status judge_values(exact *x, const assay_trace_op *op, const assay
     /* Without the candidate's outputs the reference decides by the rule: a tie is no freedom on a lattice. */
     const bool rule = !bounded && strcmp(op->op, "router_aux_fwd") == 0;
     memset(&result, 0, sizeof result);
+    json_t *attrs = attributes_of(asked, op);
     assay_status st =
-        ref_replay(asked->op, asked->attrs, &op->arith, inputs, n_inputs, found, rule ? 0 : n_found, &result);
+        ref_replay(asked->op, attrs, &op->arith, inputs, n_inputs, found, rule ? 0 : n_found, &result);
+    json_decref(attrs);
     if (st != ASSAY_OK)
         return judge_refusal(x, op, st);
     const ref_value *logits = parity_find_value(inputs, n_inputs, "logits");

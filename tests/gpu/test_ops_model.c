@@ -2,6 +2,10 @@
  * reference. */
 #include "tests/support/gpu_judge.h"
 
+#include <assay_sim.h>
+
+void assay_sim_set_matrix_truncates(int truncates);
+
 /* --- attention: batch, seq_q, seq_k, heads, groups, D, Dv, window, 1 with documents + 2 with dropout -------------------------- */
 static const op_sizes attention_sizes[] = {
     {{1, 1, 1, 1, 1, 1, 1, 0, 0}},
@@ -106,6 +110,33 @@ static void attention_bwd(op_call *c, assay_dtype act, data_mode mode, const int
 Test(gpu_ops, attention_fwd)
 {
     hold(&(op_law){"attention_fwd", "attention", 3, false, attention_fwd, OP_SIZES(attention_sizes)});
+}
+/* What k2 declares is what it does: results that it has rounded P for, or added in fp32, are refused under another
+ * declaration. */
+Test(gpu_ops, attention_k2_does_not_pass_under_what_it_is_not)
+{
+    static const int64_t sizes[] = {1, 70, 70, 2, 1, 128, 128, 0, 0};
+    char why[256];
+    gpu_ctx ctx;
+    open_ctx(&ctx);
+    set_variants(&ctx, "attention=k2");
+    assay_sim_set_matrix_truncates(1);
+    for (int lie = 0; lie < 2; ++lie) {
+        op_call c;
+        call_begin(&c, &ctx, 11);
+        attention_fwd(&c, ASSAY_BF16, ONE_SIGNED, sizes);
+        run_op(&c, "attention_fwd", ASSAY_BF16);
+        cr_assert_eq(c.declared.variant, 2);
+        cr_assert(admitted(&c, "attention_fwd", why), "%s", why);
+        if (lie == 0)
+            c.declared.p_dtype = NULL;
+        else
+            c.declared.arith.all.accumulate = ASSAY_F64;
+        cr_expect(!admitted(&c, "attention_fwd", why), "lie %d passed", lie);
+        call_end(&c);
+    }
+    assay_sim_set_matrix_truncates(0);
+    gpu_ctx_destroy(&ctx);
 }
 Test(gpu_ops, attention_bwd)
 {
