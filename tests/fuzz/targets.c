@@ -8,6 +8,7 @@ const fuzz_target fuzz_targets[] = {
     {"folder", fuzz_folder},           /* a model folder: an index and its shards */
     {"batches", fuzz_batches},         /* a batch file */
     {"checkpoint", fuzz_checkpoint},   /* a manifest with hashes that hold, and the files of ranks */
+    {"paddle", fuzz_paddle},           /* a folder of PaddleNLP's, or its pickled scheduler */
     {"trace", fuzz_trace},             /* index, records, data */
     {"record", fuzz_record},           /* a line of a trace, through both of its readers */
     {"config", fuzz_config},           /* config.json */
@@ -17,6 +18,9 @@ const fuzz_target fuzz_targets[] = {
     {"tokenizer", fuzz_tokenizer},     /* tokenizer.json and a text */
     {"text", fuzz_text},               /* a text, through the tokenizers of golden/ */
     {"dataset", fuzz_dataset},         /* .idx and .bin, or a text */
+    {"adapter", fuzz_adapter},         /* adapter_config.json and its tensors */
+    {"pattern", fuzz_pattern},         /* a regular expression and a text */
+    {"quantized", fuzz_quantized},     /* config.json and fp8 tensors with scales */
 #ifdef FUZZ_JUDGE
     {"replay", fuzz_replay},   /* a trace through the judge: every operation computed again */
     {"case", fuzz_case},       /* a case file */
