@@ -33,6 +33,7 @@ room=$(realpath "$(mktemp -d /tmp/assay-kill-saves-XXXXXX)")
 trap 'rm -rf "$room"' EXIT
 "${CC:-cc}" -O1 -std=c17 -D_GNU_SOURCE -o "$room/kill_at" tests/tools/kill_at.c || exit 2
 export OPENBLAS_NUM_THREADS=1 OMP_NUM_THREADS=1
+export ASAN_OPTIONS="${ASAN_OPTIONS:+$ASAN_OPTIONS:}detect_leaks=0" # which cannot be done under ptrace
 model=golden/models/llama
 step=("$bin/assay" step --engine sim --layout dp2,zero1 --precision bf16 --model "$model" --batch "$model/train_batch.safetensors" --out "$room/out"
     --save "$room/run" --save-interval 1 --save-total-limit 1 --max-shard-size "$shard" --lr 0.02 --lr-decay-iters 9)
