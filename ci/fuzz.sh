@@ -15,7 +15,7 @@ program=assay-fuzz
 ci/build.sh fuzz "$program" >/tmp/assay-build-fuzz.log 2>&1 || { tail -20 /tmp/assay-build-fuzz.log >&2; exit 2; }
 declare -A runs # inputs of the short run: each takes about two seconds of one core
 runs=([safetensors]=20000 [folder]=6000 [batches]=10000 [checkpoint]=800 [paddle]=1500 [trace]=2500 [record]=40000 [config]=10000
-      [layout]=60000 [options]=15000 [map]=6000 [tokenizer]=1500 [text]=10000 [dataset]=15000)
+      [layout]=60000 [options]=15000 [map]=6000 [tokenizer]=1500 [text]=10000 [dataset]=15000 [adapter]=8000 [pattern]=20000 [quantized]=10000)
 targets=("$@")
 ((${#targets[@]})) || mapfile -t targets < <(sed -nE "$([[ -n $seconds ]] || echo '/FUZZ_JUDGE$/q;')"'s/^    \{"([a-z]+)",.*/\1/p' tests/fuzz/targets.c)
 mkdir -p build/fuzz/failed

@@ -26,11 +26,18 @@ shot() { # NAME URL WIDTH HEIGHT light|dark
 assay() { "$build/bin/assay" "$@" >"$work/log" 2>&1 || true; }
 assay run --case qwen3_moe --layout tp2,sp,ep2,dp2 --precision bf16 --fault missing_ep_chunk --quiet --report "$work/red"
 assay run --case llama --case qwen3_moe --quiet --report "$work/green"
+for fault in plan_norm_eps inadmissible_expert checkpoint_element; do
+    assay selftest --only "$fault" --report "$work/$fault"
+done
 "$build/bin/assay" layout --layout tp2,sp,pp2,ep2,dp2,zero1 --model golden/models/qwen3_moe --seq-length 64 --svg "$work/layout.svg" >/dev/null
 cp "$work/layout.svg" "$out/layout.svg"
-shot failure-light "file://$work/red/index.html" 1100 985 light
-shot failure-dark "file://$work/red/index.html" 1100 985 dark
-shot failure-phone "file://$work/red/index.html" 500 1400 light
-shot heat-light "file://$work/green/index.html#heat" 1100 900 light
+shot failure-light "file://$work/red/index.html" 1100 1150 light
+shot failure-dark "file://$work/red/index.html" 1100 1150 dark
+shot failure-phone "file://$work/red/index.html" 500 1500 light
+shot plan-light "file://$work/plan_norm_eps/index.html" 1000 640 light
+shot checkpoint-dark "file://$work/checkpoint_element/index.html" 1000 790 dark
+shot routing-phone "file://$work/inadmissible_expert/index.html" 500 590 light
+shot whole-dark "file://$work/green/index.html#heat-checks" 1100 860 dark
+shot heat-light "file://$work/green/index.html#heat" 1100 720 light
 shot curves-dark "file://$work/green/index.html#curves" 1100 760 dark
 shot layout "file://$work/layout.svg" 590 215 light

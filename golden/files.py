@@ -14,7 +14,8 @@ GOLDEN = pathlib.Path(__file__).resolve().parent
 MANIFEST = GOLDEN / "MANIFEST.json"
 
 # Dtype objects are taken at import, before make_models.py gives torch.float32 another meaning.
-DTYPE_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.int64: "I64"}
+DTYPE_NAMES = {torch.float64: "F64", torch.float32: "F32", torch.bfloat16: "BF16", torch.int64: "I64",
+               torch.float16: "F16", torch.float8_e4m3fn: "F8_E4M3", torch.float8_e8m0fnu: "F8_E8M0"}
 
 
 def save_safetensors(path, tensors, metadata=None):
@@ -24,7 +25,7 @@ def save_safetensors(path, tensors, metadata=None):
         header["__metadata__"] = {k: str(metadata[k]) for k in sorted(metadata)}
     for name in sorted(tensors):
         t = tensors[name].detach().contiguous().cpu()
-        blob = (t.view(torch.int16) if t.dtype == torch.bfloat16 else t).numpy().tobytes()
+        blob = t.reshape(-1).view(torch.uint8).numpy().tobytes()
         header[name] = {"dtype": DTYPE_NAMES[t.dtype], "shape": list(t.shape),
                         "data_offsets": [offset, offset + len(blob)]}
         offset += len(blob)

@@ -3,13 +3,15 @@
 llama: two microbatches and an AdamW step in float32; llama_bf16: the same in bfloat16, eager attention, without an optimizer.
 gqa, eps, mask, labels: llama_bf16 with one fault each, which must be named: groups dealt to heads the other way round, another epsilon in
 one norm, a mask that lets the last key out, labels that are not moved by one. moe: one layer of a Qwen3-MoE in bfloat16; expert: the same
-with another expert's weights in one product. Run: python golden/make_foreign.py
+with another expert's weights in one product. layernorm: torch's LayerNorm with and without a bias and Cohere's, float32 and bfloat16;
+layernorm_eps: another epsilon in one of them than it says. Run: python golden/make_foreign.py
 """
 import shutil
 import sys
 
 import torch
 import transformers
+from transformers.models.cohere.modeling_cohere import CohereLayerNorm
 from transformers.models.llama import modeling_llama
 
 from files import GOLDEN, save_json, update_manifest
@@ -29,6 +31,7 @@ FAULTS = {"gqa": ("model.layers.0.self_attn.core_attention", "attention_fwd"),
           "mask": ("model.layers.0.self_attn.core_attention", "attention_fwd"),
           "labels": ("loss_function", "cross_entropy_fwd"),
           "expert": ("model.layers.0.mlp.experts.down_proj", "grouped_linear_fwd")}
+NORM_FAULTS = {"layernorm_eps": ("narrow.1", "layernorm_fwd")}
 
 
 def plant(model, fault):
@@ -76,6 +79,45 @@ def run(name, dtype, fault=None, train=False, moe=False):
     undo()
 
 
+class Norms(torch.nn.Module):
+    """Three LayerNorms behind one another in float32 beside three in bfloat16."""
+
+    def __init__(self, width=12):
+        super().__init__()
+        norms = lambda: torch.nn.ModuleList([torch.nn.LayerNorm(width, eps=1e-2), torch.nn.LayerNorm(width, eps=1e-2, bias=False),  # noqa: E731
+                                             CohereLayerNorm(width, eps=1e-2)])
+        self.wide, self.narrow = norms(), norms().to(torch.bfloat16)
+
+    def forward(self, x):
+        total = 0.0
+        for norms, dtype in ((self.wide, torch.float32), (self.narrow, torch.bfloat16)):
+            y = x.to(dtype).requires_grad_()
+            for norm in norms:
+                y = norm(y * 0.5 + 1)
+            total = total + y.float().square().sum()
+        return total
+
+
+class OtherEpsilon(torch.nn.LayerNorm):
+    def forward(self, x):
+        return torch.nn.functional.layer_norm(x, self.normalized_shape, self.weight, self.bias, 1e-5)
+
+
+def run_norms(name, fault=False):
+    torch.manual_seed(SEED)
+    model = Norms()
+    with torch.no_grad():
+        for p in model.parameters():
+            p.copy_(1 + 0.3 * torch.randn(p.shape))
+    if fault:
+        model.narrow[1].__class__ = OtherEpsilon
+    trace = assay_trace.attach(model, str(FOREIGN / name))
+    with trace.step():
+        for _ in range(2):
+            model(torch.randn(2, 5, 12) + 0.5).backward()
+    trace.close()
+
+
 def main():
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(1)
@@ -86,7 +128,9 @@ def main():
     run("moe", torch.bfloat16, moe=True)
     for fault in FAULTS:
         run(fault, torch.bfloat16, fault, moe=fault == "expert")
-    save_json(FOREIGN / "faults.json", {name: {"instance": i, "op": op} for name, (i, op) in FAULTS.items()})
+    run_norms("layernorm")
+    run_norms("layernorm_eps", fault=True)
+    save_json(FOREIGN / "faults.json", {name: {"instance": i, "op": op} for name, (i, op) in {**FAULTS, **NORM_FAULTS}.items()})
     files = update_manifest("foreign", "python golden/make_foreign.py", SEED, "foreign")
     print(f"{len(files)} files, {sum(f.stat().st_size for f in files)} bytes")
 

@@ -73,6 +73,20 @@ def rmsnorm():
     write("rmsnorm", {"x": x, "gamma": d.uniform(13, low=0.5, high=1.5)}, {"y": d.normal(7, 13)}, f, {"eps": eps})
 
 
+def layernorm():
+    eps = 1e-5
+
+    def f(x, gamma, beta):
+        mean = x.mean(-1)
+        rstd = ((x - mean[:, None]).pow(2).mean(-1) + eps).rsqrt()
+        return {"y": gamma * ((x - mean[:, None]) * rstd[:, None]) + beta, "mean": mean, "rstd": rstd}
+
+    d = Draw("layernorm")
+    x = d.normal(7, 13)
+    x[3] = 0.5 + 1e-2 * x[3]  # a mean far above the deviations
+    write("layernorm", {"x": x, "gamma": d.uniform(13, low=0.5, high=1.5), "beta": d.normal(13)}, {"y": d.normal(7, 13)}, f, {"eps": eps})
+
+
 def linear():
     for name, bias in (("linear", False), ("linear_bias", True)):
         d = Draw(name)
@@ -468,6 +482,8 @@ def check():
 
     t = load("rmsnorm")
     same(t["y"], F.rms_norm(t["x"], (13,), t["gamma"], 1e-5))
+    t = load("layernorm")
+    same(t["y"], F.layer_norm(t["x"], (13,), t["gamma"], t["beta"], 1e-5))
     t = load("cross_entropy")
     same(t["loss"][0], F.cross_entropy(t["logits"], t["targets"], ignore_index=IGNORE))
     t = load("attention_causal")
@@ -489,7 +505,7 @@ def main():
     deterministic()
     torch.set_default_dtype(torch.float64)
     shutil.rmtree(OPS, ignore_errors=True)
-    for make in (rmsnorm, linear, embedding, swiglu, clamp, rope, attention, router, aux_loss, z_loss, experts,
+    for make in (rmsnorm, layernorm, linear, embedding, swiglu, clamp, rope, attention, router, aux_loss, z_loss, experts,
                  shared_expert, cross_entropy, adamw, clip_grad, lr_schedule):
         make()
     check()

@@ -1,11 +1,13 @@
 /* Checkpoints of the engine on core/files/checkpoint.h: weights, masters and the optimizer's states (this rank's pieces) and
  * expert biases.  A checkpoint is loaded in any layout: every rank asks for its own pieces; weights are its masters, rounded. */
-#include "core/files/checkpoint.h"
+#include "core/files/checkpoint_async.h"
+#include "core/files/checkpoint_folder.h"
 #include "core/run/state.h"
 #include "gpu/fault.h"
 #include "gpu/train.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 /* Family 0 is the master, family k the optimizer's state k - 1. */
 static int n_families(const gpu_engine *e)
@@ -33,7 +35,7 @@ static assay_status host_piece(const gpu_engine *e, char **out)
     int64_t most = 1;
     for (int64_t i = 0; i < e->model.n_params; i++)
         most = e->model.params[i].count > most ? e->model.params[i].count : most;
-    *out = malloc((size_t)(most * assay_dtype_bytes(ASSAY_F32)));
+    *out = malloc((size_t)(most * assay_dtype_bytes(ASSAY_F64))); /* a checkpoint of the reference */
     ASSAY_CHECK(*out, ASSAY_OUT_OF_MEMORY, "checkpoint: %lld elements", (long long)most);
     return ASSAY_OK;
 }
@@ -49,10 +51,14 @@ static assay_status add_piece(gpu_engine *e, assay_checkpoint_writer *w, const g
 
 static assay_status add_all(gpu_engine *e, assay_checkpoint_writer *w, char *host)
 {
+    const assay_train_options *o = &e->options;
     for (int64_t i = 0; i < e->optimizer.n_pieces; i++) {
         gpu_piece *p = &e->optimizer.pieces[i];
-        ASSAY_TRY(add_piece(e, w, p, "weight", &p->weight, host));
-        for (int k = 0; k < n_families(e); k++)
+        const bool masters =
+            !o->no_save_optim || o->skip_save_model_weight || p->weight.t.dtype == p->main_param.t.dtype;
+        if (!o->skip_save_model_weight)
+            ASSAY_TRY(add_piece(e, w, p, "weight", &p->weight, host));
+        for (int k = masters ? 0 : 1; k < (o->no_save_optim ? 1 : n_families(e)); k++)
             ASSAY_TRY(add_piece(e, w, p, name_in_file(e, k), value_of(p, k), host));
     }
     for (int64_t i = 0; i < e->model.n_params; i++) {
@@ -109,29 +115,69 @@ static assay_status open_writer(gpu_engine *e, const char *dir, int64_t step, as
     return ASSAY_OK;
 }
 
-assay_status gpu_checkpoint_save(gpu_engine *e, const char *dir, int64_t step)
+/* Behind this every rank's pieces are in its hands, or in its writer's. */
+static assay_status barrier(gpu_engine *e)
 {
+    return gpu_comm_barrier(&e->run.comm, e->optimizer.scalar, e->run.ctx.stream);
+}
+
+static assay_status publish(gpu_engine *e, assay_checkpoint_writer *w, json_t *head,
+                            const assay_async_folder *folder, int64_t step)
+{
+    ASSAY_TRY(assay_checkpoint_writer_finish(w));
+    ASSAY_TRY(barrier(e));
+    ASSAY_TRY(assay_checkpoint_seal(w));
+    ASSAY_TRY(barrier(e));
+    if (e->env.rank == 0)
+        ASSAY_TRY(assay_checkpoint_publish(w, head));
+    ASSAY_TRY(barrier(e));
+    return e->env.rank == 0 && folder->run != NULL
+               ? assay_checkpoint_folder_add(folder->run, step, folder->loss, folder->keep)
+               : ASSAY_OK;
+}
+
+static assay_status hand_over(gpu_engine *e, const assay_checkpoint_writer *w, const json_t *head,
+                              const assay_async_folder *folder)
+{
+    ASSAY_TRY(assay_async_save_start(&e->saving, w, head, folder));
+    ASSAY_TRY(barrier(e));
+    return assay_async_save_commit(e->saving);
+}
+
+static assay_status save_in(gpu_engine *e, const char *dir, const assay_async_folder *folder, int64_t step)
+{
+    const bool later = e->options.async_save;
     assay_status st = ASSAY_OK;
     assay_checkpoint_writer *w = NULL;
     json_t *head = NULL;
     char *host = NULL;
+    ASSAY_TRY_GOTO(assay_async_save_wait(&e->saving), st, done); /* one at a time */
     ASSAY_TRY_GOTO(host_piece(e, &host), st, done);
     ASSAY_TRY_GOTO(open_writer(e, dir, step, &w), st, done);
+    if (later)
+        ASSAY_TRY_GOTO(assay_checkpoint_defer(w), st, done);
     ASSAY_TRY_GOTO(add_all(e, w, host), st, done);
-    ASSAY_TRY_GOTO(assay_checkpoint_writer_finish(w), st, done);
-    ASSAY_TRY_GOTO(gpu_comm_barrier(&e->run.comm, e->optimizer.scalar, e->run.ctx.stream), st, done);
-    ASSAY_TRY_GOTO(assay_checkpoint_seal(w), st, done);
-    ASSAY_TRY_GOTO(gpu_comm_barrier(&e->run.comm, e->optimizer.scalar, e->run.ctx.stream), st, done);
-    if (e->env.rank == 0) {
+    if (e->env.rank == 0)
         ASSAY_TRY_GOTO(state(e, step, &head), st, done);
-        ASSAY_TRY_GOTO(assay_checkpoint_publish(w, head), st, done);
-    }
-    ASSAY_TRY_GOTO(gpu_comm_barrier(&e->run.comm, e->optimizer.scalar, e->run.ctx.stream), st, done);
+    st = later ? hand_over(e, w, head, folder) : publish(e, w, head, folder, step);
 done:
     assay_checkpoint_writer_destroy(w);
     json_decref(head);
     free(host);
     return st;
+}
+
+assay_status gpu_checkpoint_save(gpu_engine *e, int64_t step)
+{
+    char dir[ASSAY_PATH + 32];
+    const assay_train_options *o = &e->options;
+    const assay_async_folder none = {.run = NULL};
+    if (o->save_interval == 0)
+        return save_in(e, o->save, &none, step);
+    assay_checkpoint_folder_name(o->save, step, dir, sizeof dir);
+    const assay_async_folder folder = {
+        .run = o->save, .loss = e->loss[step - 1], .keep = o->save_total_limit};
+    return save_in(e, dir, &folder, step);
 }
 
 /* --- load --------------------------------------------------------------------------------------------------- */
@@ -157,16 +203,51 @@ static void warn_not_finite(const char *dir, const char *family, const char *nam
     fprintf(stderr, "WARNING: checkpoint %s: %s of %s: %s\n", dir, family, name, text);
 }
 
+/* Elements as this engine keeps masters, states and buffers: F32.  In place, from the end where they become wider. */
+static void to_f32(char *host, int64_t count, assay_dtype from)
+{
+    double wide;
+    uint16_t high;
+    float f;
+    for (int64_t i = 0; i < count && from == ASSAY_F64; i++) { /* rounded to nearest even */
+        memcpy(&wide, host + i * 8, sizeof wide);
+        f = (float)wide;
+        memcpy(host + i * 4, &f, sizeof f);
+    }
+    for (int64_t i = count - 1; i >= 0 && from == ASSAY_BF16; i--) {
+        memcpy(&high, host + i * 2, sizeof high);
+        const uint32_t bits = (uint32_t)high << 16;
+        memcpy(host + i * 4, &bits, sizeof bits);
+    }
+}
+
+/* *there false: the key is ignored, and the value stays what the run began with. */
+static assay_status read_piece(const gpu_engine *e, const assay_checkpoint *c, const char *family,
+                               const assay_param_spec *p, const assay_shard *shard, char *host, bool *there)
+{
+    assay_dtype dtype;
+    *there = assay_checkpoint_has(c, family, p);
+    if (!*there)
+        return ASSAY_OK;
+    ASSAY_TRY(assay_state_dtype(&e->options, c, family, p->name, ASSAY_F32, &dtype));
+    ASSAY_TRY(assay_checkpoint_read(c, family, p->name, dtype, shard, host));
+    to_f32(host, assay_shard_count(shard), dtype);
+    return ASSAY_OK;
+}
+
 static assay_status read_all(gpu_engine *e, const assay_checkpoint *c, const char *dir, char *host)
 {
+    bool there;
     for (int64_t i = 0; i < e->optimizer.n_pieces; i++) {
         gpu_piece *p = &e->optimizer.pieces[i];
-        for (int k = 0; k < n_families(e); k++) {
+        for (int k = 0; k < (e->options.finetune ? 1 : n_families(e)); k++) {
             const gpu_value *v = value_of(p, k);
-            ASSAY_TRY(assay_checkpoint_read(c, name_in_file(e, k), p->param->spec->name, ASSAY_F32, &p->shard,
-                                            host));
+            const char *family = k == 0 ? assay_state_masters(c, p->param->spec) : name_in_file(e, k);
+            ASSAY_TRY(read_piece(e, c, family, p->param->spec, &p->shard, host, &there));
+            if (!there)
+                continue;
             if (p->in_norm) /* one of every set of replicas */
-                warn_not_finite(dir, name_in_file(e, k), p->param->spec->name, &p->shard, host);
+                warn_not_finite(dir, family, p->param->spec->name, &p->shard, host);
             ASSAY_TRY(gpu_run_upload(&e->run, v->t.data, host, gpu_tensor_bytes(v->t), "checkpoint"));
         }
     }
@@ -174,7 +255,9 @@ static assay_status read_all(gpu_engine *e, const assay_checkpoint *c, const cha
         gpu_param *p = &e->model.params[i];
         if (p->spec->trained)
             continue;
-        ASSAY_TRY(assay_checkpoint_read(c, "expert_bias", p->spec->name, ASSAY_F32, &p->shard, host));
+        ASSAY_TRY(read_piece(e, c, "expert_bias", p->spec, &p->shard, host, &there));
+        if (!there)
+            continue;
         if (gpu_param_speaks(&e->model, p->spec))
             warn_not_finite(dir, "expert_bias", p->spec->name, &p->shard, host);
         ASSAY_TRY(
@@ -188,11 +271,10 @@ assay_status gpu_checkpoint_load(gpu_engine *e, const char *dir, int64_t *step)
     assay_status st = ASSAY_OK;
     assay_checkpoint *c = NULL;
     char *host = NULL;
-    ASSAY_TRY_GOTO(assay_checkpoint_open(&c, dir), st, done);
-    ASSAY_TRY_GOTO(assay_state_check(dir, assay_checkpoint_header(c), &e->config, &e->options, &e->batches,
-                                     e->env.rank == 0 ? stderr : NULL, step),
-                   st, done);
-    if (assay_metrics_wanted(&e->options)) /* the run goes on under its name in the metrics file */
+    ASSAY_TRY_GOTO(
+        assay_state_load(&e->options, e->model.spec, &e->batches, e->env.rank == 0 ? stderr : NULL, &c, step),
+        st, done);
+    if (assay_metrics_wanted(&e->options) && !e->options.finetune) /* it goes on under its name */
         ASSAY_TRY_GOTO(
             assay_json_get_string(assay_checkpoint_header(c), "run", false, dir, e->run_id, sizeof e->run_id),
             st, done);

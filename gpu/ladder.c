@@ -181,6 +181,8 @@ json_t *gpu_ladder_json(void)
     json_t *all = json_array();
     for (int i = 0; assay_op_at(i); i++) {
         const assay_op *op = assay_op_at(i);
+        if (op->foreign)
+            continue;
         json_t *variants = json_array();
         const gpu_rung *r;
         for (int k = 0; (r = gpu_ladder_find(op->name, k)) != NULL; k++)

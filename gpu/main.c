@@ -2,6 +2,7 @@
  * rank is a process. */
 #include "gpu/main.h"
 #include "core/base/suggest.h"
+#include "core/files/checkpoint_async.h"
 #include "core/run/options.h"
 #include "gpu/bench.h"
 #include "gpu/train.h"
@@ -130,6 +131,9 @@ int main(int argc, char **argv)
     const char *word = argc > 1 ? argv[1] : "";
     const verb *v = verbs;
     assay_suggestion near;
+    int code;
+    if (assay_async_writer(argc, argv, &code))
+        return code;
 #if ASSAY_SIM
     /* Its kernels are held to this by the tests; here it would cost every rank an addr2line or two. */
     setenv("ASSAY_SIM_CALLERS", "0", 0);

@@ -31,7 +31,7 @@ static assay_status check_weights(const gpu_engine *e)
 {
     const assay_train_options *o = &e->options;
     assay_weights_source source;
-    ASSAY_TRY(assay_inputs_weights(o->model, o->load, o->draw_weights, &source));
+    ASSAY_TRY(assay_inputs_weights(o->model, assay_inputs_load(o), o->draw_weights, &source));
     if (source == ASSAY_WEIGHTS_DRAWN && e->env.rank == 0)
         fprintf(stderr, "weights: drawn from seed %lld; %s holds a configuration alone\n",
                 (long long)o->draw_weights, o->model);
@@ -271,19 +271,6 @@ assay_status gpu_engine_step(gpu_engine *e, int64_t step)
     return ASSAY_OK;
 }
 
-static assay_status save_checkpoint(gpu_engine *e, int64_t done)
-{
-    char dir[ASSAY_PATH + 32];
-    const assay_train_options *o = &e->options;
-    if (o->save_interval == 0)
-        return gpu_checkpoint_save(e, o->save, done);
-    assay_checkpoint_folder_name(o->save, done, dir, sizeof dir);
-    ASSAY_TRY(gpu_checkpoint_save(e, dir, done));
-    return e->env.rank == 0
-               ? assay_checkpoint_folder_add(o->save, done, e->loss[done - 1], o->save_total_limit)
-               : ASSAY_OK;
-}
-
 /* Whether a checkpoint is due behind `done` steps. */
 static bool saves_at(const gpu_engine *e, int64_t done)
 {
@@ -334,8 +321,9 @@ static assay_status train_steps(gpu_engine *e)
     for (int64_t step = e->first_step; step < e->last_step; step++) {
         ASSAY_TRY(gpu_engine_step(e, step));
         ASSAY_TRY(watch_step(e, step));
+        ASSAY_TRY(assay_async_save_poll(&e->saving));
         if (saves_at(e, step + 1))
-            ASSAY_TRY(save_checkpoint(e, step + 1));
+            ASSAY_TRY(gpu_checkpoint_save(e, step + 1));
     }
     if (e->stopped && e->env.rank == 0)
         fprintf(stderr, "stopped after iteration %lld of %lld; %s%s\n", (long long)e->last_step,
@@ -343,8 +331,8 @@ static assay_status train_steps(gpu_engine *e)
                 o->save[0] != '\0' ? "its checkpoint lies in " : "nothing was to be saved", o->save);
     /* Nothing left to train: load and save is how a checkpoint moves to another layout. */
     if (o->save[0] != '\0' && o->save_interval == 0 && e->first_step >= e->last_step && e->batches.training)
-        ASSAY_TRY(gpu_checkpoint_save(e, o->save, e->first_step));
-    return ASSAY_OK;
+        ASSAY_TRY(gpu_checkpoint_save(e, e->first_step));
+    return assay_async_save_wait(&e->saving);
 }
 
 /* --- the verb ----------------------------------------------------------------------------------------------- */
@@ -352,6 +340,7 @@ void gpu_engine_close(gpu_engine *e, bool failed)
 {
     if (e == NULL)
         return;
+    assay_async_save_leave(&e->saving);
     assay_metrics_close(&e->metrics);
     assay_trace_writer_destroy(e->run.trace);
     gpu_export_destroy(e);

@@ -2,6 +2,7 @@
 #ifndef GPU_TRAIN_H
 #define GPU_TRAIN_H
 
+#include "core/files/checkpoint_async.h"
 #include "core/run/metrics.h"
 #include "gpu/optimizer.h"
 #include "gpu/parallel/pipeline.h"
@@ -27,6 +28,7 @@ typedef struct gpu_engine {
     gpu_export *export;        /* the file of options.out; NULL: none */
     char run_id[ASSAY_RUN_ID]; /* of rank 0, "" without metrics; a checkpoint carries it */
     assay_metrics metrics;     /* of rank 0 */
+    assay_async_save *saving;  /* NULL: none is under way */
     bool stopped;              /* a signal asked for it: last_step is what was done */
     bool comm_ready, ctx_ready;
     bool repeat; /* steps beyond those that the batch file holds begin at its first again (bench) */
@@ -53,8 +55,9 @@ assay_status gpu_export_finish(gpu_engine *e);
 void gpu_export_destroy(gpu_engine *e);
 
 /* --- checkpoint.c ------------------------------------------------------------------------------------------- */
-/* Writes masters, states and expert biases after `step` steps. */
-assay_status gpu_checkpoint_save(gpu_engine *e, const char *dir, int64_t step);
+/* Writes masters, states and expert biases after `step` steps into DIR, or below the folder that --save is; with --async-save it
+ * returns when they are copied. */
+assay_status gpu_checkpoint_save(gpu_engine *e, int64_t step);
 /* Restores them in this layout and returns the number of steps done. */
 assay_status gpu_checkpoint_load(gpu_engine *e, const char *dir, int64_t *step);
 

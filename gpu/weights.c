@@ -53,7 +53,8 @@ static bool name_is_known(const assay_model_spec *spec, const char *name)
 
 /* A tensor that the model has no place for is not silently dropped; old files carry rotary tables, tied
  * models may carry the head twice. */
-static assay_status check_no_strangers(const gpu_model *m, const assay_tensorfile *file)
+static assay_status check_no_strangers(const gpu_model *m, const assay_tensorfile *file,
+                                       const assay_quantization *q)
 {
     static const char rotary[] = "rotary_emb.inv_freq";
     for (int64_t i = 0; i < assay_tensorfile_count(file); i++) {
@@ -62,9 +63,10 @@ static assay_status check_no_strangers(const gpu_model *m, const assay_tensorfil
         const bool is_table =
             length >= sizeof rotary - 1 && strcmp(name + length - (sizeof rotary - 1), rotary) == 0;
         const bool is_head = m->config->tie_word_embeddings && strcmp(name, "lm_head.weight") == 0;
-        ASSAY_CHECK(is_table || is_head || name_is_known(m->spec, name), ASSAY_MISMATCH,
-                    "%s: tensor '%s' has no place in this model (%s)", assay_tensorfile_path(file), name,
-                    assay_arch_name(m->config->arch));
+        ASSAY_CHECK(is_table || is_head || name_is_known(m->spec, name) ||
+                        assay_is_block_scale(file, q, name),
+                    ASSAY_MISMATCH, "%s: tensor '%s' has no place in this model (%s)",
+                    assay_tensorfile_path(file), name, assay_arch_name(m->config->arch));
     }
     return ASSAY_OK;
 }
@@ -74,8 +76,9 @@ typedef struct reader {
     const gpu_model *m;
     const gpu_param *p;
     assay_weights_source source;
-    gpu_stored_param stored; /* of a folder's file */
-    bool part;               /* less than the piece was asked for */
+    assay_quantization quantization; /* of a folder */
+    gpu_stored_param stored;         /* of its file */
+    bool part;                       /* less than the piece was asked for */
 } reader;
 
 /* gpu_weight_read. */
@@ -112,7 +115,7 @@ static assay_status put_param(reader *r, const assay_tensorfile *file, gpu_param
     r->p = p;
     r->part = false;
     if (file != NULL)
-        ASSAY_TRY(gpu_stored_param_open(&r->stored, file, p->spec));
+        ASSAY_TRY(gpu_stored_param_open(&r->stored, file, &r->quantization, p->spec));
     const assay_status st = put(user, p, read_weight, r);
     if (st == ASSAY_OK)
         warn(r);
@@ -125,10 +128,12 @@ assay_status gpu_model_weights(gpu_model *m, const char *folder, gpu_weight_sink
     assay_status st = ASSAY_OK;
     assay_tensorfile *file = NULL;
     reader r = {.m = m};
-    ASSAY_TRY(assay_inputs_weights(folder, m->options->load, m->options->draw_weights, &r.source));
+    ASSAY_TRY(
+        assay_inputs_weights(folder, assay_inputs_load(m->options), m->options->draw_weights, &r.source));
     if (r.source == ASSAY_WEIGHTS_STORED) {
+        ASSAY_TRY_GOTO(assay_quantization_of_folder(folder, &r.quantization), st, done);
         ASSAY_TRY_GOTO(assay_tensorfile_open(&file, folder), st, done);
-        ASSAY_TRY_GOTO(check_no_strangers(m, file), st, done);
+        ASSAY_TRY_GOTO(check_no_strangers(m, file, &r.quantization), st, done);
     }
     for (int64_t i = 0; i < m->n_params; i++)
         ASSAY_TRY_GOTO(put_param(&r, file, &m->params[i], put, user), st, done);

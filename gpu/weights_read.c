@@ -25,7 +25,44 @@ static float half_to_float(uint16_t h)
     return sign ? -magnitude : magnitude;
 }
 
-static assay_status convert(const assay_tensor_info *t, int64_t at, int64_t n, float *out)
+/* OCP OFP8 E4M3: 4 bits of exponent, no infinity, one NaN. */
+static float e4m3_to_float(uint8_t code)
+{
+    const uint32_t sign = (uint32_t)(code & 0x80u) << 24, exponent = (code >> 3) & 0xFu, fraction = code & 7u;
+    if ((code & 0x7Fu) == 0x7Fu)
+        return from_bits(sign | 0x7FC00000u);
+    if (exponent > 0)
+        return from_bits(sign | (exponent + 120) << 23 | fraction << 20);
+    const float magnitude = (float)fraction * 0x1p-9f;
+    return sign ? -magnitude : magnitude;
+}
+
+/* OCP MX E8M0: a power of two; 2^-127 is a subnormal float. */
+static float e8m0_to_float(uint8_t code)
+{
+    return code == 0xFF ? from_bits(0x7FC00000u) : code == 0 ? 0x1p-127f : from_bits((uint32_t)code << 23);
+}
+
+static float scale_at(const assay_block_scales *s, int64_t element)
+{
+    const int64_t i = assay_block_scale_at(s, element);
+    const char *from = (const char *)s->scale->data + i * assay_dtype_bytes(s->scale->dtype);
+    uint16_t half;
+    float wide;
+    switch (s->scale->dtype) {
+    case ASSAY_F32:
+        memcpy(&wide, from, 4);
+        return wide;
+    case ASSAY_BF16:
+        memcpy(&half, from, 2);
+        return from_bits((uint32_t)half << 16);
+    default:
+        return e8m0_to_float((uint8_t)*from);
+    }
+}
+
+static assay_status convert(const assay_tensor_info *t, const assay_block_scales *s, int64_t at, int64_t n,
+                            float *out)
 {
     const char *from = (const char *)t->data + at * assay_dtype_bytes(t->dtype);
     for (int64_t i = 0; i < n; i++) {
@@ -43,13 +80,16 @@ static assay_status convert(const assay_tensor_info *t, int64_t at, int64_t n, f
             memcpy(&half, from + i * 2, 2);
             out[i] = half_to_float(half);
             break;
+        case ASSAY_F8_E4M3: /* one rounding: a product of two floats */
+            out[i] = e4m3_to_float((uint8_t)from[i]) * scale_at(s, at + i);
+            break;
         case ASSAY_F64:
             memcpy(&wide, from + i * 8, 8);
             out[i] = (float)wide;
             break;
         default:
-            ASSAY_FAIL(ASSAY_UNSUPPORTED, "%s: dtype %s of a weight, expected F32, BF16, F16 or F64", t->name,
-                       assay_dtype_name(t->dtype));
+            ASSAY_FAIL(ASSAY_UNSUPPORTED, "%s: dtype %s of a weight, expected F32, BF16, F16, F64 or F8_E4M3",
+                       t->name, assay_dtype_name(t->dtype));
         }
     }
     return ASSAY_OK;
@@ -68,7 +108,7 @@ static int by_place(const void *a, const void *b)
     return (x->dst > y->dst) - (x->dst < y->dst);
 }
 
-static assay_status find_parts(gpu_stored_param *s, const assay_tensorfile *file)
+static assay_status find_parts(gpu_stored_param *s, const assay_tensorfile *file, const assay_quantization *q)
 {
     const assay_param_spec *spec = s->spec;
     int64_t n = 0, at = 0;
@@ -76,14 +116,17 @@ static assay_status find_parts(gpu_stored_param *s, const assay_tensorfile *file
         n += spec->parts[i].n_pieces;
     s->runs = calloc((size_t)n + 1, sizeof *s->runs);
     s->tensors = calloc((size_t)spec->n_parts + 1, sizeof(const assay_tensor_info *));
+    s->scales = calloc((size_t)spec->n_parts + 1, sizeof *s->scales);
     s->not_finite = calloc((size_t)spec->n_parts + 1, sizeof *s->not_finite);
-    ASSAY_CHECK(s->runs && s->tensors && s->not_finite, ASSAY_OUT_OF_MEMORY, "%s: %lld pieces", spec->name,
-                (long long)n);
+    ASSAY_CHECK(s->runs && s->tensors && s->scales && s->not_finite, ASSAY_OUT_OF_MEMORY, "%s: %lld pieces",
+                spec->name, (long long)n);
     for (int i = 0; i < spec->n_parts; i++) {
         const assay_hf_part *part = &spec->parts[i];
         const int64_t row = assay_hf_part_row_length(part);
-        const assay_status st = assay_tensorfile_get(file, part->name, ASSAY_DTYPE_COUNT, part->shape,
-                                                     part->ndim, &s->tensors[i]);
+        assay_status st = assay_tensorfile_get(file, part->name, ASSAY_DTYPE_COUNT, part->shape, part->ndim,
+                                               &s->tensors[i]);
+        if (st == ASSAY_OK)
+            st = assay_block_scales_of(file, q, s->tensors[i], &s->scales[i]);
         if (st != ASSAY_OK)
             return assay_context(st, "%s: for %s", assay_tensorfile_path(file), spec->name);
         s->not_finite[i].first = -1;
@@ -98,10 +141,10 @@ static assay_status find_parts(gpu_stored_param *s, const assay_tensorfile *file
 }
 
 assay_status gpu_stored_param_open(gpu_stored_param *s, const assay_tensorfile *file,
-                                   const assay_param_spec *spec)
+                                   const assay_quantization *q, const assay_param_spec *spec)
 {
     *s = (gpu_stored_param){.spec = spec};
-    const assay_status st = find_parts(s, file);
+    const assay_status st = find_parts(s, file, q);
     if (st != ASSAY_OK)
         gpu_stored_param_close(s);
     return st;
@@ -111,6 +154,7 @@ void gpu_stored_param_close(gpu_stored_param *s)
 {
     free(s->runs);
     free(s->tensors);
+    free(s->scales);
     free(s->not_finite);
     *s = (gpu_stored_param){0};
 }
@@ -138,7 +182,7 @@ static assay_status read_elements(gpu_stored_param *s, int64_t from, int64_t n, 
                     (long long)from);
         const struct gpu_stored_run *r = &s->runs[k];
         const int64_t inside = from - r->dst, left = r->n - inside, take = left < n ? left : n;
-        ASSAY_TRY(convert(s->tensors[r->part], r->src + inside, take, out));
+        ASSAY_TRY(convert(s->tensors[r->part], &s->scales[r->part], r->src + inside, take, out));
         gpu_count_not_finite(out, take, r->src + inside, &s->not_finite[r->part]);
         from += take;
         out += take;

@@ -108,7 +108,8 @@ enum {
     ASSAY_KERNEL_ROUND_HEADS = 32,
     ASSAY_KERNEL_ROUND_PARTIAL_SUMS = 64,
     ASSAY_KERNEL_ROUND_TIES = 128,
-    ASSAY_KERNEL_ROUND_EVERY = 256
+    ASSAY_KERNEL_ROUND_EVERY = 256,
+    ASSAY_KERNEL_ROUND_STATISTICS = 512
 };
 
 /* Declared arithmetic of an output: it selects the bound by which the output is judged. */

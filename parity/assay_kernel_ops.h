@@ -133,6 +133,32 @@ enum {
     ASSAY_KERNEL_ATTR_RMSNORM_BWD_APPLY_WIDTH = 0,
 };
 
+/* | `layernorm_fwd` | gamma par [H], beta? par [H], x act [T,H] | | y act [T,H], mean F32 [T], rstd F32 [T] | eps |
+   sums: y: H; mean: H; rstd: H */
+enum {
+    ASSAY_KERNEL_SLOT_LAYERNORM_FWD_GAMMA = 0,
+    ASSAY_KERNEL_SLOT_LAYERNORM_FWD_BETA = 1,
+    ASSAY_KERNEL_SLOT_LAYERNORM_FWD_X = 2,
+    ASSAY_KERNEL_SLOT_LAYERNORM_FWD_Y = 3,
+    ASSAY_KERNEL_SLOT_LAYERNORM_FWD_MEAN = 4,
+    ASSAY_KERNEL_SLOT_LAYERNORM_FWD_RSTD = 5,
+    ASSAY_KERNEL_ATTR_LAYERNORM_FWD_EPS = 0,
+};
+
+/* | `layernorm_bwd` | gamma par [H], dy act [T,H], x act [T,H], mean F32 [T], rstd F32 [T] | dgamma F32 [H], dbeta? F32 [H] | dx act [T,H] | eps = 0 |
+   sums: dx: H; dgamma: T; dbeta: T */
+enum {
+    ASSAY_KERNEL_SLOT_LAYERNORM_BWD_GAMMA = 0,
+    ASSAY_KERNEL_SLOT_LAYERNORM_BWD_DY = 1,
+    ASSAY_KERNEL_SLOT_LAYERNORM_BWD_X = 2,
+    ASSAY_KERNEL_SLOT_LAYERNORM_BWD_MEAN = 3,
+    ASSAY_KERNEL_SLOT_LAYERNORM_BWD_RSTD = 4,
+    ASSAY_KERNEL_SLOT_LAYERNORM_BWD_DX = 5,
+    ASSAY_KERNEL_SLOT_LAYERNORM_BWD_DGAMMA = 6,
+    ASSAY_KERNEL_SLOT_LAYERNORM_BWD_DBETA = 7,
+    ASSAY_KERNEL_ATTR_LAYERNORM_BWD_EPS = 0,
+};
+
 /* | `rope_table` | | | cos F32 [P,R/2], sin F32 [P,R/2] | rope_type default/linear/llama3 = default, rotary_dim (R), rotary_base, factor = 1, low_freq_factor = 1, high_freq_factor = 1, original_max_position_embeddings = 0, positions (P) |
    sums: none */
 enum {

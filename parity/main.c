@@ -1,6 +1,7 @@
 /* The front door: `assay VERB ...`. */
 #include "assay_commit.h" /* of the build: cmake/AssayCommit.cmake */
 #include "core/base/suggest.h"
+#include "core/files/checkpoint_async.h"
 #include "core/run/outputs.h"
 #include "parity/parity.h"
 #include "parity/run/manual.h"
@@ -40,6 +41,9 @@ enum { N_VERBS = sizeof VERBS / sizeof *VERBS };
 
 int main(int argc, char **argv)
 {
+    int writer;
+    if (assay_async_writer(argc, argv, &writer))
+        return writer;
     ref_blas_core_restart(argv);
     parity_set_commit(ASSAY_COMMIT);
     parity_verbs_set(VERBS, N_VERBS);

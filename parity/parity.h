@@ -61,7 +61,8 @@ typedef struct parity_result {
     double found, expected, allowance;
     bool is_distance; /* found is how far a whole slice lies from the reference, expected is 0, not a value */
     int variant;
-    int picture, curve; /* numbers in the gallery of the table or report that holds the result; 0: none */
+    int picture, excerpt,
+        curve; /* numbers in the gallery of the table or report that holds the result; 0: none */
     char diagnosis[PARITY_TEXT]; /* what kind of mistake it looks like; empty when unknown or passed */
     char message[PARITY_TEXT];   /* one sentence: expected, found, where */
     char reproduce[PARITY_TEXT]; /* command line */
@@ -79,14 +80,18 @@ void parity_report_destroy(parity_report *r);
 void parity_report_set_context(parity_report *r, const parity_result *context);
 /* ASSAY_INTERNAL for a result whose check was never set. */
 assay_status parity_report_add(parity_report *r, const parity_result *result);
-/* The same with what is drawn of it, copied; NULL: nothing.  Of pictures a report takes the first four of each case,
- * precision, layout and kernels, and sixteen in all. */
-enum { PARITY_PICTURES_OF_COLUMN = 4, PARITY_PICTURES = 16 };
+/* The same with what is drawn of it, copied.  Of failures a report takes the first four pictures and excerpts of
+ * each case, precision, layout and kernels, 16 and 40 in all. */
+enum {
+    PARITY_PICTURES_OF_COLUMN = 4,
+    PARITY_PICTURES = 16,
+    PARITY_EXCERPTS_OF_COLUMN = 4,
+    PARITY_EXCERPTS = 40
+};
 assay_status parity_report_add_drawn(parity_report *r, const parity_result *result,
-                                     const parity_picture *picture, const parity_curve *curve);
-/* What is drawn of a result of this report; NULL: nothing. */
-const parity_picture *parity_report_picture(const parity_report *r, const parity_result *result);
-const parity_curve *parity_report_curve(const parity_report *r, const parity_result *result);
+                                     const parity_drawn *drawn);
+/* What is drawn of a result of this report. */
+parity_drawn parity_report_drawn(const parity_report *r, const parity_result *result);
 int64_t parity_report_count(const parity_report *r);
 const parity_result *parity_report_at(const parity_report *r, int64_t i);
 /* Which part of which run the results are: part `shard` of `shards`; run: what it was asked for, in short ("" : no run of

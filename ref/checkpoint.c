@@ -2,7 +2,9 @@
  * recipe's types, in which every stored number is exact. */
 #include "ref/checkpoint.h"
 
+#include "core/files/checkpoint_async.h"
 #include "core/files/checkpoint_folder.h"
+#include "core/model/recipe.h"
 #include "core/run/state.h"
 #include "ref/parallel/sharding.h"
 
@@ -37,11 +39,18 @@ static double widen(const char *data, assay_dtype dtype)
 {
     double x;
     float f;
+    uint16_t high;
     if (dtype == ASSAY_F64) {
         memcpy(&x, data, sizeof x);
         return x;
     }
-    memcpy(&f, data, sizeof f); /* states are never narrower */
+    if (dtype == ASSAY_BF16) {
+        memcpy(&high, data, sizeof high);
+        const uint32_t bits = (uint32_t)high << 16;
+        memcpy(&f, &bits, sizeof f);
+        return (double)f;
+    }
+    memcpy(&f, data, sizeof f);
     return (double)f;
 }
 
@@ -94,11 +103,13 @@ static assay_status add_param(const ref_engine *e, int64_t i, const assay_checkp
     ASSAY_TRY(ref_assemble(e, i, REF_STATE_MAIN, b->whole));
     if (!p->trained)
         return add_whole(p, "expert_bias", c->state, b, w);
-    ASSAY_TRY(add_whole(p, "main_param", c->state, b, w));
+    if (!c->weights_only || c->weight == c->state)
+        ASSAY_TRY(add_whole(p, "main_param", c->state, b, w));
     unperturbed.perturb = 0.0;
     ref_policy_store(&unperturbed, REF_STORE_PAR, false, p->name, 0, -1, b->whole, n);
-    ASSAY_TRY(add_whole(p, "weight", c->weight, b, w));
-    for (int k = 0; k < e->n_states; k++) {
+    if (!e->options.skip_save_model_weight)
+        ASSAY_TRY(add_whole(p, "weight", c->weight, b, w));
+    for (int k = 0; k < c->n_states; k++) {
         ASSAY_TRY(ref_assemble(e, i, REF_STATE_OPTIMIZER + k, b->whole));
         ASSAY_TRY(add_whole(p, e->state_names[k], c->state, b, w));
     }
@@ -115,25 +126,47 @@ bool ref_checkpoint_due(const ref_engine *e, int64_t done, int64_t steps)
     return done == steps || (o->save_interval > 0 && done % o->save_interval == 0);
 }
 
-static assay_status save_as(const ref_engine *e, const char *dir, int64_t done, json_t *state, buffers *b)
+static assay_status hand_over(ref_engine *e, const assay_checkpoint_writer *w, const json_t *state,
+                              const assay_async_folder *folder)
+{
+    ASSAY_TRY(assay_async_save_start(&e->saving, w, state, folder));
+    return assay_async_save_commit(e->saving);
+}
+
+static assay_status publish(assay_checkpoint_writer *w, json_t *state, const assay_async_folder *folder,
+                            int64_t done)
+{
+    ASSAY_TRY(assay_checkpoint_write_alone(w, state));
+    return folder->run != NULL ? assay_checkpoint_folder_add(folder->run, done, folder->loss, folder->keep)
+                               : ASSAY_OK;
+}
+
+static assay_status save_as(ref_engine *e, const char *dir, int64_t done, json_t *state, buffers *b,
+                            const assay_async_folder *folder)
 {
     assay_status st = ASSAY_OK;
     assay_checkpoint_content content;
     assay_checkpoint_writer *w;
     ASSAY_TRY(assay_state_content(e->spec, &e->options, &content));
+    ASSAY_TRY(assay_async_save_wait(&e->saving)); /* one at a time */
     ASSAY_TRY(assay_checkpoint_writer_open(&w, dir, assay_checkpoint_job(), done, 0, 1, &content));
+    if (e->options.async_save)
+        ASSAY_TRY_GOTO(assay_checkpoint_defer(w), st, out);
     for (int64_t i = 0; i < e->spec->n_params; i++)
         ASSAY_TRY_GOTO(add_param(e, i, &content, b, w), st, out);
-    st = assay_checkpoint_write_alone(w, state);
+    st = e->options.async_save ? hand_over(e, w, state, folder) : publish(w, state, folder, done);
 out:
     assay_checkpoint_writer_destroy(w);
     return st;
 }
 
-assay_status ref_checkpoint_save(const ref_engine *e, int64_t done, double loss)
+assay_status ref_checkpoint_save(ref_engine *e, int64_t done, double loss)
 {
     char dir[ASSAY_PATH + 32];
     buffers b;
+    const bool below = e->options.save_interval > 0;
+    const assay_async_folder folder = {
+        .run = below ? e->run->save : NULL, .loss = loss, .keep = e->options.save_total_limit};
     const assay_state s = {.options = &e->options,
                            .layout = &e->grid.p,
                            .batches = e->run->batches,
@@ -141,7 +174,7 @@ assay_status ref_checkpoint_save(const ref_engine *e, int64_t done, double loss)
                            .run = e->run->metrics != NULL ? e->run->metrics->run : "",
                            .step = done,
                            .learning_rate = ref_learning_rate(&e->options, done)};
-    if (e->options.save_interval > 0)
+    if (below)
         assay_checkpoint_folder_name(e->run->save, done, dir, sizeof dir);
     else
         snprintf(dir, sizeof dir, "%s", e->run->save);
@@ -149,13 +182,11 @@ assay_status ref_checkpoint_save(const ref_engine *e, int64_t done, double loss)
     ASSAY_CHECK(state != NULL, ASSAY_OUT_OF_MEMORY, "checkpoint: state");
     assay_status st = new_buffers(e, &b);
     if (st == ASSAY_OK) {
-        st = save_as(e, dir, done, state, &b);
+        st = save_as(e, dir, done, state, &b, &folder);
         free(b.whole);
         free(b.stored);
     }
     json_decref(state);
-    if (st == ASSAY_OK && e->options.save_interval > 0)
-        st = assay_checkpoint_folder_add(e->run->save, done, loss, e->options.save_total_limit);
     return st;
 }
 
@@ -173,19 +204,29 @@ static void put_master(const ref_engine *e, const assay_param_spec *spec, ref_pa
         memcpy(p->weight, piece, (size_t)p->count * sizeof *piece);
 }
 
-/* family -1: the masters, or of a buffer the buffer; else a state. */
+/* family -1: the masters, or of a buffer the buffer; else a state.  A key that is not there keeps what the run began with: the
+ * model's value, states of 0. */
 static assay_status load_piece(ref_engine *e, const assay_param_spec *spec, ref_param *p, int family,
-                               assay_dtype dtype)
+                               assay_dtype here)
 {
     assay_status st = ASSAY_OK;
+    const assay_checkpoint *c = e->run->load;
+    const char *word = !spec->trained ? "expert_bias"
+                       : family < 0   ? assay_state_masters(c, spec)
+                                      : e->state_names[family];
+    assay_dtype dtype;
+    if (!assay_checkpoint_has(c, word, spec))
+        return ASSAY_OK;
+    ASSAY_TRY(assay_state_dtype(&e->options, c, word, spec->name, here, &dtype));
     const int64_t width = assay_dtype_bytes(dtype);
-    const char *word = !spec->trained ? "expert_bias" : family < 0 ? "main_param" : e->state_names[family];
     double *piece = malloc(((size_t)p->count + 1) * sizeof *piece);
     char *stored = malloc((size_t)((p->count + 1) * width));
     ASSAY_CHECK_GOTO(piece && stored, ASSAY_OUT_OF_MEMORY, st, done, "checkpoint: %s", spec->name);
-    ASSAY_TRY_GOTO(assay_checkpoint_read(e->run->load, word, spec->name, dtype, &p->shard, stored), st, done);
-    for (int64_t j = 0; j < p->count; j++)
-        piece[j] = widen(stored + j * width, dtype);
+    ASSAY_TRY_GOTO(assay_checkpoint_read(c, word, spec->name, dtype, &p->shard, stored), st, done);
+    for (int64_t j = 0; j < p->count; j++) {
+        const double x = widen(stored + j * width, dtype);
+        piece[j] = here == ASSAY_F64 ? x : (double)(float)x;
+    }
     if (family >= 0)
         memcpy(p->states[family], piece + p->own_first, (size_t)p->own_count * sizeof *piece);
     else if (spec->trained)
@@ -200,14 +241,14 @@ done:
 
 assay_status ref_checkpoint_load(ref_engine *e)
 {
-    assay_checkpoint_content content;
-    ASSAY_TRY(assay_state_content(e->spec, &e->options, &content));
+    const assay_dtype here = assay_recipe_of(e->options.precision)->op[ASSAY_OPS_OPTIMIZER].weight;
+    const int n_states = e->options.finetune ? 0 : e->n_states;
     for (int r = 0; r < e->grid.world; r++)
         for (int64_t i = 0; i < e->spec->n_params; i++) {
             const assay_param_spec *spec = &e->spec->params[i];
             ref_param *p = &e->ranks[r].params[i];
-            for (int k = -1; k < (spec->trained ? e->n_states : 0) && p->here; k++)
-                ASSAY_TRY(load_piece(e, spec, p, k, content.state));
+            for (int k = -1; k < (spec->trained ? n_states : 0) && p->here; k++)
+                ASSAY_TRY(load_piece(e, spec, p, k, here));
         }
     return ASSAY_OK;
 }

@@ -69,9 +69,10 @@ typedef struct ref_engine {
     const ref_run_config *run;
     const assay_model_spec *spec;
     const assay_model_config *config;
-    assay_train_options options; /* train_iters filled in */
-    bool again;                  /* a layer goes forward a second time: it has been traced */
-    int n_states;                /* of the optimizer */
+    assay_train_options options;     /* train_iters filled in */
+    bool again;                      /* a layer goes forward a second time: it has been traced */
+    struct assay_async_save *saving; /* NULL: none is under way */
+    int n_states;                    /* of the optimizer */
     const char *const *state_names;
     assay_grid grid;
     int stage_ranks;                            /* ranks of one pipeline stage */

@@ -46,6 +46,14 @@ void ref_rmsnorm_bwd_dot(double *dot, const double *dy, const double *x, const d
 void ref_rmsnorm_bwd_apply(double *dx, double *dgamma, const double *dy, const double *x, const double *gamma,
                            const double *rstd, const double *dot, int64_t width, int64_t t, int64_t h);
 
+/* --- layernorm.c -------------------------------------------------------------------------------------------- */
+/* y [T,H] =   mean, rstd [T] =   x [T,H]   gamma, beta [H], beta NULL: 0 */
+void ref_layernorm_fwd(double *y, double *mean, double *rstd, const double *x, const double *gamma,
+                       const double *beta, double eps, int64_t t, int64_t h);
+/* dx [T,H] =   dgamma, dbeta [H] +=, dbeta may be NULL   dy, x [T,H]   gamma [H]   mean, rstd [T] */
+void ref_layernorm_bwd(double *dx, double *dgamma, double *dbeta, const double *dy, const double *x,
+                       const double *gamma, const double *mean, const double *rstd, int64_t t, int64_t h);
+
 /* --- rope.c ------------------------------------------------------------------------------------------------- */
 typedef struct ref_rope_desc {
     assay_rope_type type;

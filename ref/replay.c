@@ -84,6 +84,9 @@ static void take_outputs(ref_replay_result *result, ref_replay_result *other,
         result->n_inadmissible = other->n_inadmissible;
         result->first_inadmissible = other->first_inadmissible;
         result->decision_gap = other->decision_gap;
+        result->n_experts = other->n_experts;
+        result->n_shown = other->n_shown;
+        memcpy(result->shown, other->shown, sizeof other->shown);
     }
 }
 

@@ -38,11 +38,26 @@ typedef struct ref_value {
                              storage */
 } ref_value;
 
+/* An inadmissible decision: of the experts that both choices do not share, the pair that is farthest from being admissible. */
+enum { REF_DECISIONS_SHOWN = 8, REF_DECISION_EXPERTS = 16 };
+typedef struct ref_decision {
+    int64_t row;
+    int n_expected; /* at most REF_DECISION_EXPERTS of the reference's choice, ascending */
+    int64_t expected[REF_DECISION_EXPERTS];
+    int64_t left_out,
+        taken; /* experts of the reference alone and of the candidate alone; -1: there is no such pair */
+    double left_score, left_bound; /* what the selection goes by, and how far an honest one may lie off */
+    double taken_score, taken_bound;
+} ref_decision;
+
 typedef struct ref_replay_result {
     int n_outputs;
     ref_value outputs[8]; /* arrays owned by the result */
     int64_t n_decisions, n_ambiguous, n_inadmissible;
     int64_t first_inadmissible; /* row, -1 */
+    int64_t n_experts;          /* to choose from */
+    int n_shown;
+    ref_decision shown[REF_DECISIONS_SHOWN]; /* the first that are inadmissible */
     double decision_gap; /* worst (best unchosen + bound) - (worst chosen - bound) over inadmissible rows */
 } ref_replay_result;
 

@@ -55,6 +55,9 @@ static void keep_decisions(const replay *r, const ref_decisions *x)
     r->result->n_inadmissible = x->n_inadmissible;
     r->result->first_inadmissible = x->first_inadmissible;
     r->result->decision_gap = x->gap;
+    r->result->n_experts = x->n_experts;
+    r->result->n_shown = x->n_shown;
+    memcpy(r->result->shown, x->shown, sizeof x->shown);
 }
 
 /* Scratch for selection keys. */

@@ -1,6 +1,9 @@
 /* Replay of the norms. */
 #include "ref/bounds/foreign.h"
+#include "ref/bounds/layernorm.h"
 #include "ref/replay_context.h"
+
+#include <stdlib.h>
 
 static assay_status rmsnorm_fwd(const replay *r)
 {
@@ -115,6 +118,77 @@ static assay_status rmsnorm_bwd_apply(const replay *r)
                                        dot->value, old->value, width, in.t, in.h, &r->d);
 }
 
+static assay_status layernorm_fwd(const replay *r)
+{
+    const ref_value *x, *gamma, *beta;
+    double eps;
+    int64_t t;
+    ref_pair y, mean, rstd;
+    ASSAY_TRY(replay_attr_double(r, "eps", &eps));
+    ASSAY_TRY(replay_real(r, "gamma", -1, &gamma));
+    ASSAY_TRY(replay_real_optional(r, "beta", gamma->count, &beta));
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_divide(r, x, gamma->count, &t));
+    ASSAY_TRY(replay_out_real(r, "y", x->count, x->dtype, "row sum", &y));
+    ASSAY_TRY(replay_out_real(r, "mean", t, ASSAY_F32, "row sum", &mean));
+    ASSAY_TRY(replay_out_real(r, "rstd", t, ASSAY_F32, "row sum", &rstd));
+    return ref_bound_layernorm_fwd(y, mean, rstd, x->value, gamma->value, beta ? beta->value : NULL, eps, t,
+                                   gamma->count, &r->d);
+}
+
+/* Mean and rstd of every row [t]: as recorded, or of x where nobody kept them (docs/TRACE.md, internal), stored where that is
+ * declared. */
+static assay_status row_statistics(const replay *r, const ref_value *x, int64_t t, int64_t h,
+                                   ref_row_statistics *s)
+{
+    const ref_value *mean, *rstd;
+    double eps;
+    ASSAY_TRY(replay_real_optional(r, "mean", t, &mean));
+    ASSAY_TRY(replay_real_optional(r, "rstd", t, &rstd));
+    ASSAY_CHECK((mean == NULL) == (rstd == NULL), ASSAY_INVALID_ARGUMENT,
+                "layernorm_bwd: expected mean and rstd, or neither");
+    for (int64_t i = 0; i < t && mean; i++)
+        s[i] = (ref_row_statistics){{mean->value[i], 0.0}, {rstd->value[i], 0.0}};
+    if (mean)
+        return ASSAY_OK;
+    ASSAY_TRY(replay_attr_double(r, "eps", &eps));
+    double *terms = malloc((size_t)(2 * h + 1) * sizeof *terms);
+    ASSAY_CHECK(terms, ASSAY_OUT_OF_MEMORY, "layernorm_bwd: rows of %lld", (long long)h);
+    for (int64_t i = 0; i < t; i++) {
+        s[i] = ref_bound_row_statistics(x->value + i * h, terms, eps, h, &r->d);
+        s[i].mean = ref_stored(&r->d, ASSAY_ROUND_STATISTICS, s[i].mean);
+        s[i].rstd = ref_stored(&r->d, ASSAY_ROUND_STATISTICS, s[i].rstd);
+    }
+    free(terms);
+    return ASSAY_OK;
+}
+
+static assay_status layernorm_bwd(const replay *r)
+{
+    const ref_value *dy, *x, *gamma, *old_gamma, *old_beta;
+    int64_t t;
+    ref_pair dx, dgamma, dbeta = {NULL, NULL, false};
+    ASSAY_TRY(replay_real(r, "gamma", -1, &gamma));
+    const int64_t h = gamma->count;
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_divide(r, x, h, &t));
+    ASSAY_TRY(replay_real(r, "dy", x->count, &dy));
+    ASSAY_TRY(replay_real(r, "dgamma_in", h, &old_gamma));
+    ASSAY_TRY(replay_real_optional(r, "dbeta_in", h, &old_beta));
+    ASSAY_TRY(replay_out_real(r, "dx", x->count, x->dtype, "row sum", &dx));
+    ASSAY_TRY(replay_out_real(r, "dgamma", h, ASSAY_F32, "sum over tokens", &dgamma));
+    if (old_beta)
+        ASSAY_TRY(replay_out_real(r, "dbeta", h, ASSAY_F32, "sum over tokens", &dbeta));
+    ref_row_statistics *s = calloc((size_t)t + 1, sizeof *s);
+    ASSAY_CHECK(s, ASSAY_OUT_OF_MEMORY, "layernorm_bwd: %lld rows", (long long)t);
+    assay_status st = row_statistics(r, x, t, h, s);
+    if (st == ASSAY_OK)
+        st = ref_bound_layernorm_bwd(dx, dgamma, dbeta, dy->value, x->value, gamma->value, s,
+                                     old_gamma->value, old_beta ? old_beta->value : NULL, t, h, &r->d);
+    free(s);
+    return st;
+}
+
 const replay_row replay_norm_table[] = {
     {"rmsnorm_fwd", rmsnorm_fwd},
     {"rmsnorm_bwd", rmsnorm_bwd},
@@ -122,5 +196,7 @@ const replay_row replay_norm_table[] = {
     {"rmsnorm_apply", rmsnorm_apply},
     {"rmsnorm_bwd_dot", rmsnorm_bwd_dot},
     {"rmsnorm_bwd_apply", rmsnorm_bwd_apply},
+    {"layernorm_fwd", layernorm_fwd},
+    {"layernorm_bwd", layernorm_bwd},
     {NULL, NULL},
 };

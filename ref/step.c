@@ -54,7 +54,7 @@ static assay_status open_metrics(step_inputs *in)
                 "log_interval and metrics need a training batch [steps,microbatches,b,s], %s holds [b,s]",
                 o->batch);
     assay_metrics_new_run(run);
-    if (in->checkpoint != NULL) /* the run goes on under its name */
+    if (in->checkpoint != NULL && !o->finetune) /* the run goes on under its name */
         ASSAY_TRY(assay_json_get_string(assay_checkpoint_header(in->checkpoint), "run", false, o->load, run,
                                         sizeof run));
     in->run.metrics = &in->metrics;
@@ -78,9 +78,7 @@ static assay_status open_checkpoint(step_inputs *in, const assay_train_options *
                 "load: expected a training batch [steps,microbatches,b,s], %s holds [b,s]", o->batch);
     assay_train_options asked = in->options;
     asked.train_iters = o->train_iters > 0 ? o->train_iters : in->batches.steps;
-    ASSAY_TRY(assay_checkpoint_open(&in->checkpoint, o->load));
-    ASSAY_TRY(assay_state_check(o->load, assay_checkpoint_header(in->checkpoint), in->config, &asked,
-                                &in->batches, stderr, &in->run.first_step));
+    ASSAY_TRY(assay_state_load(&asked, in->spec, &in->batches, stderr, &in->checkpoint, &in->run.first_step));
     in->run.load = in->checkpoint;
     return ASSAY_OK;
 }
@@ -109,7 +107,7 @@ static assay_status load(step_inputs *in, const assay_train_options *o)
     ASSAY_TRY(assay_grid_make(&layout, &in->run.grid));
     ASSAY_TRY(assay_grid_check_model(&in->run.grid, in->config));
     ASSAY_TRY(assay_batches_open(&in->batches, o->batch, in->config->vocab_size));
-    ASSAY_TRY(ref_weights_load(in->spec, o->model, o->load, o->draw_weights, &in->weights));
+    ASSAY_TRY(ref_weights_load(in->spec, o->model, assay_inputs_load(o), o->draw_weights, &in->weights));
     ASSAY_TRY(ref_weights_not_finite(in->spec, in->weights, warn, (void *)(uintptr_t)o));
     if (o->draw_weights >= 0)
         fprintf(stderr, "weights: drawn from seed %lld; %s holds a configuration alone\n",

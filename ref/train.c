@@ -1,4 +1,5 @@
 /* The training loop: forward and backward of every microbatch, reduction, norm, clip, AdamW. */
+#include "core/files/checkpoint_async.h"
 #include "core/run/inputs.h"
 #include "core/run/stop.h"
 #include "ref/checkpoint.h"
@@ -268,7 +269,7 @@ static assay_status check_run(const ref_run_config *c)
 }
 
 /* A run that is watched says its step, and ends behind it when a signal asked for that. */
-static assay_status watch_step(const ref_engine *e, const ref_run_result *result, int64_t step)
+static assay_status watch_step(ref_engine *e, const ref_run_result *result, int64_t step)
 {
     assay_metrics *m = e->run->metrics;
     const bool asked = m != NULL && assay_stop_asked() != 0;
@@ -276,8 +277,11 @@ static assay_status watch_step(const ref_engine *e, const ref_run_result *result
     if (m != NULL)
         ASSAY_TRY(assay_metrics_step(m, step, result->loss[step], result->grad_norm[step],
                                      ref_learning_rate(&e->options, step)));
+    ASSAY_TRY(assay_async_save_poll(&e->saving));
     if (saves)
         ASSAY_TRY(ref_checkpoint_save(e, step + 1, result->loss[step]));
+    if (asked)
+        ASSAY_TRY(assay_async_save_wait(&e->saving));
     ASSAY_CHECK(!asked || step + 1 == result->steps, ASSAY_STOPPED,
                 "stopped after iteration %lld of %lld; %s%s%s%s", (long long)step + 1,
                 (long long)result->steps, saves ? "its checkpoint lies in " : "nothing was to be saved",
@@ -287,7 +291,7 @@ static assay_status watch_step(const ref_engine *e, const ref_run_result *result
 }
 
 /* Nothing left to train: load and save is how a checkpoint is written again. */
-static assay_status save_unchanged(const ref_engine *e, int64_t steps)
+static assay_status save_unchanged(ref_engine *e, int64_t steps)
 {
     return e->run->first_step >= steps && e->options.save_interval == 0 && ref_checkpoint_due(e, steps, steps)
                ? ref_checkpoint_save(e, steps, 0.0)
@@ -348,12 +352,14 @@ assay_status ref_run(const ref_run_config *config, double *const *weights, ref_r
         ASSAY_TRY_GOTO(watch_step(&e, result, step), st, done);
     }
     ASSAY_TRY_GOTO(save_unchanged(&e, steps), st, done);
+    ASSAY_TRY_GOTO(assay_async_save_wait(&e.saving), st, done);
     ASSAY_TRY_GOTO(add_final(&e, result), st, done);
     for (int r = 0; r < e.grid.world; r++)
         if (e.ranks[r].most_held > result->most_held)
             result->most_held = e.ranks[r].most_held;
 done:
     openblas_set_num_threads(blas_threads);
+    assay_async_save_leave(&e.saving);
     ref_engine_free(&e);
     if (st != ASSAY_OK)
         ref_run_result_free(result);

@@ -6,6 +6,7 @@
 #include "core/base/philox.h"
 #include "core/run/inputs.h"
 #include "ref/replay.h"
+#include "ref/weights_read.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -32,56 +33,19 @@ void ref_hf_insert(const assay_param_spec *p, int part_index, const double *part
 
 /* --- reading ------------------------------------------------------------------------------------------------ */
 
-static double half_to_double(uint16_t h)
-{
-    const int sign = h >> 15, exponent = (h >> 10) & 31, fraction = h & 1023;
-    double x;
-    if (exponent == 31)
-        x = fraction ? (double)NAN : HUGE_VAL;
-    else if (exponent == 0)
-        x = ldexp((double)fraction, -24);
-    else
-        x = ldexp((double)(fraction + 1024), exponent - 25);
-    return sign ? -x : x;
-}
-
-/* Element i of stored data (any alignment) as a double. */
-static double load_element(const char *data, assay_dtype dtype, int64_t i)
-{
-    if (dtype == ASSAY_F64) {
-        double x;
-        memcpy(&x, data + i * 8, sizeof x);
-        return x;
-    }
-    if (dtype == ASSAY_F32) {
-        float x;
-        memcpy(&x, data + i * 4, sizeof x);
-        return (double)x;
-    }
-    uint16_t h;
-    memcpy(&h, data + i * 2, sizeof h);
-    if (dtype == ASSAY_F16)
-        return half_to_double(h);
-    const uint32_t bits = (uint32_t)h << 16;
-    float x;
-    memcpy(&x, &bits, sizeof x);
-    return (double)x;
-}
-
 static assay_status read_part(const assay_param_spec *p, int index, const assay_tensorfile *f,
-                              double *canonical)
+                              const assay_quantization *q, double *canonical)
 {
     const assay_hf_part *h = &p->parts[index];
     const assay_tensor_info *info;
     ASSAY_TRY(assay_tensorfile_get(f, h->name, ASSAY_DTYPE_COUNT, h->shape, h->ndim, &info));
-    const assay_dtype t = info->dtype;
     double *part = malloc(((size_t)info->count + 1) * sizeof *part);
     ASSAY_CHECK(part, ASSAY_OUT_OF_MEMORY, "%s: out of memory", h->name);
-    for (int64_t i = 0; i < info->count; i++)
-        part[i] = load_element(info->data, t, i);
-    ref_hf_insert(p, index, part, canonical);
+    const assay_status st = ref_stored_read(f, q, info, part);
+    if (st == ASSAY_OK)
+        ref_hf_insert(p, index, part, canonical);
     free(part);
-    return ASSAY_OK;
+    return st;
 }
 
 /* --- drawing ------------------------------------------------------------------------------------------------ */
@@ -113,8 +77,8 @@ static void draw(const assay_param_spec *p, double std, uint64_t seed, double *x
 /* --- all ---------------------------------------------------------------------------------------------------- */
 
 /* f NULL: drawn, unless they are to be replaced. */
-static assay_status fill_weights(const assay_model_spec *spec, const assay_tensorfile *f, bool drawn,
-                                 uint64_t seed, double **weights)
+static assay_status fill_weights(const assay_model_spec *spec, const assay_tensorfile *f,
+                                 const assay_quantization *q, bool drawn, uint64_t seed, double **weights)
 {
     for (int64_t i = 0; i < spec->n_params; i++) {
         const assay_param_spec *p = &spec->params[i];
@@ -127,7 +91,7 @@ static assay_status fill_weights(const assay_model_spec *spec, const assay_tenso
         if (drawn)
             draw(p, ref_init_std(p, &spec->config), seed, weights[i], n);
         for (int part = 0; f && part < p->n_parts; part++)
-            ASSAY_TRY(read_part(p, part, f, weights[i]));
+            ASSAY_TRY(read_part(p, part, f, q, weights[i]));
     }
     return ASSAY_OK;
 }
@@ -138,16 +102,19 @@ assay_status ref_weights_load(const assay_model_spec *spec, const char *model_di
     assay_status st = ASSAY_OK;
     assay_tensorfile *f = NULL;
     assay_weights_source source;
+    assay_quantization q = {0};
     bool stored;
     *weights = NULL;
     ASSAY_TRY(assay_inputs_weights(model_dir, load, draw_weights, &source));
     ASSAY_TRY(assay_spec_check_folder(spec, model_dir, &stored));
-    if (stored)
+    if (stored) {
+        ASSAY_TRY(assay_quantization_of_folder(model_dir, &q));
         ASSAY_TRY(assay_tensorfile_open(&f, model_dir));
+    }
     double **w = calloc((size_t)spec->n_params + 1, sizeof *w);
     ASSAY_CHECK_GOTO(w, ASSAY_OUT_OF_MEMORY, st, done, "out of memory: %lld parameters",
                      (long long)spec->n_params);
-    st = fill_weights(spec, f, source == ASSAY_WEIGHTS_DRAWN, (uint64_t)draw_weights, w);
+    st = fill_weights(spec, f, &q, source == ASSAY_WEIGHTS_DRAWN, (uint64_t)draw_weights, w);
     if (st != ASSAY_OK) {
         ref_weights_free(spec, w);
         goto done;

@@ -41,7 +41,8 @@ typedef enum {
     ASSAY_ROUND_HEADS = 32,  /* attention_bwd: dk and dv of a head, before the heads of a group are added */
     ASSAY_ROUND_PARTIAL_SUMS = 64, /* embedding_bwd, weighted_combine: every partial sum */
     ASSAY_ROUND_TIES = 128,        /* router_fwd: no rounding; of equal keys any may be taken */
-    ASSAY_ROUND_EVERY = 256        /* adamw: every intermediate result */
+    ASSAY_ROUND_EVERY = 256,       /* adamw: every intermediate result */
+    ASSAY_ROUND_STATISTICS = 512   /* layernorm_bwd: mean and rstd, as the forward kept them */
 } assay_rounding;
 
 typedef struct assay_arith {

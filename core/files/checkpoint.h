@@ -71,6 +71,20 @@ typedef struct assay_checkpoint assay_checkpoint;
  * the content that state.json names: none missing, none unexpected, dtypes and shapes. */
 assay_status assay_checkpoint_open(assay_checkpoint **out, const char *dir);
 void assay_checkpoint_close(assay_checkpoint *c);
+/* Keys (names of stored tensors) that may be missing, unexpected, or of another shape or type: patterns of fnmatch, "lm_head.*,*.bias";
+ * NULL or "": none.  A tensor's pattern covers its optimizer states.  The texts must live as long as the checkpoint. */
+typedef struct assay_checkpoint_ignore {
+    const char *missing, *unexpected, *mismatched;
+} assay_checkpoint_ignore;
+assay_status assay_checkpoint_open_ignoring(assay_checkpoint **out, const char *dir,
+                                            const assay_checkpoint_ignore *ignore);
+/* Holds its keys to those of the model that loads it; behind this assay_checkpoint_has says what is there to read. */
+assay_status assay_checkpoint_match(assay_checkpoint *c, const assay_model_spec *here);
+bool assay_checkpoint_has(const assay_checkpoint *c, const char *family, const assay_param_spec *here);
+/* Of a tensor that it has. */
+assay_dtype assay_checkpoint_stored_dtype(const assay_checkpoint *c, const char *family, const char *name);
+/* Array of texts: "missing lm_head.weight". */
+const json_t *assay_checkpoint_ignored(const assay_checkpoint *c);
 /* state.json */
 const json_t *assay_checkpoint_header(const assay_checkpoint *c);
 const assay_checkpoint_content *assay_checkpoint_content_of(const assay_checkpoint *c);
@@ -98,8 +112,8 @@ assay_status assay_checkpoint_stored_at(const assay_checkpoint *c, int64_t index
 
 /* Everything that is wrong with the folder, a text for each: the manifest, else each file, else each tensor. */
 typedef void (*assay_checkpoint_finding)(void *user, const char *text);
-assay_status assay_checkpoint_verify_each(const char *dir, assay_checkpoint_finding sink, void *user,
-                                          int64_t *found);
+assay_status assay_checkpoint_verify_each(const char *dir, const assay_checkpoint_ignore *ignore,
+                                          assay_checkpoint_finding sink, void *user, int64_t *found);
 
 ASSAY_END_DECLS
 

@@ -3,6 +3,8 @@
 #define ASSAY_CORE_CHECKPOINT_INTERNAL_H
 
 #include "core/files/checkpoint.h"
+#include "core/files/tensorfile.h"
+#include "core/model/optimizer.h"
 
 ASSAY_BEGIN_DECLS
 
@@ -49,6 +51,17 @@ typedef struct assay_checkpoint_plan {
     int64_t *first; /* [families, parameters]: the tensor of the first part, or -1 */
 } assay_checkpoint_plan;
 
+/* `content` of state.json: all but the model. */
+typedef struct assay_state_words {
+    char text[ASSAY_MAX_OPTIMIZER_STATES][32];
+    const char *list[ASSAY_MAX_OPTIMIZER_STATES];
+} assay_state_words;
+json_t *assay_checkpoint_content_to_json(const assay_checkpoint_content *c);
+/* `words` must live as long as *out. */
+assay_status assay_checkpoint_content_from_json(const json_t *content, const char *path,
+                                                const assay_model_spec *spec, assay_state_words *words,
+                                                assay_checkpoint_content *out);
+
 assay_status assay_checkpoint_plan_make(assay_checkpoint_plan *p, const assay_checkpoint_content *content);
 void assay_checkpoint_plan_free(assay_checkpoint_plan *p);
 int assay_checkpoint_families(const assay_checkpoint_content *c);
@@ -92,10 +105,50 @@ struct assay_checkpoint_writer {
     assay_open_shard *files; /* [shards] */
     json_t *pieces;
     bool finished, sealed;
+    int memory; /* file in memory that takes the pieces of an asynchronous save; -1: the shards do */
+    int64_t memory_bytes; /* in it */
+    bool attached;        /* in a writer process, to a folder that another process staged */
 };
-/* Publishing of what is sealed (checkpoint_publish.c) needs names of the files that only ranks read. */
+struct assay_checkpoint {
+    char dir[ASSAY_CHECKPOINT_PATH];
+    json_t *manifest, *state;
+    assay_model_spec *spec;
+    assay_state_words words;
+    assay_checkpoint_plan plan;
+    assay_checkpoint_ignore ignore;              /* borrowed texts */
+    json_t *ignored;                             /* what was: texts */
+    assay_tensorfile *files[ASSAY_STORED_COUNT]; /* NULL: none of the kind */
+    const assay_tensor_info **infos;             /* [tensors of the plan] */
+    int64_t n_items, *items;                     /* family * parameters + parameter, what callers may read */
+};
+/* What is wrong with a key, and whether it is to be ignored, which is noted then. */
+typedef enum { ASSAY_KEY_MISSING, ASSAY_KEY_UNEXPECTED, ASSAY_KEY_MISMATCHED } assay_key_fault;
+bool assay_checkpoint_ignores(assay_checkpoint *c, assay_key_fault fault, const char *key);
+
+/* A writer of a folder that rank 0 staged under this job. */
+assay_status assay_checkpoint_writer_attach(assay_checkpoint_writer **out, const char *dir, const char *job,
+                                            int64_t step, int rank, int world,
+                                            const assay_checkpoint_content *content);
+
+/* What the ranks tell each other while it is staged (checkpoint_ranks.c). */
 #define ASSAY_RANK_PIECES "pieces"
 #define ASSAY_RANK_HASHES "hashes"
+/* Complete when its name is there. */
+assay_status assay_checkpoint_rank_save(const assay_checkpoint_writer *w, const char *word,
+                                        const json_t *said);
+/* ASSAY_NOT_FOUND: the rank has not said it. */
+assay_status assay_checkpoint_rank_load(const assay_checkpoint_writer *w, const char *word, int rank,
+                                        json_t **said);
+/* "DIR/writer-00003.lock": locked as long as the writer process of that rank lives. */
+void assay_checkpoint_lock_file(char *out, const char *dir, int rank);
+
+/* --- asynchronous saves: what a writer process is given (checkpoint_async.c, checkpoint_async_writer.c) --------- */
+enum { ASSAY_WRITER_DATA = 3, ASSAY_WRITER_ORDER, ASSAY_WRITER_LOCK, ASSAY_WRITER_TALK, ASSAY_WRITER_REST };
+#define ASSAY_WRITER_VERB "checkpoint-writer"
+/* Copies a piece into memory. */
+assay_status assay_checkpoint_keep(assay_checkpoint_writer *w, const char *family, const char *name,
+                                   assay_dtype dtype, const assay_shard *shard, const void *data,
+                                   int64_t bytes, bool writes);
 
 ASSAY_END_DECLS
 

@@ -37,9 +37,7 @@ static assay_status read_hashes(publication *p)
     for (int r = 0; r < p->w->world; r++) {
         json_t *all = NULL;
         assay_checkpoint_rank_file(path, p->w->tmp, ASSAY_RANK_HASHES, r);
-        ASSAY_CHECK(access(path, R_OK) == 0, ASSAY_NOT_FOUND,
-                    "%s: rank %d did not seal its part of the checkpoint (%s)", path, r, strerror(errno));
-        ASSAY_TRY(assay_json_load(&all, path));
+        ASSAY_TRY(assay_checkpoint_rank_load(p->w, ASSAY_RANK_HASHES, r, &all));
         int failed = json_object_update(p->hashes, json_object_get(all, "files"));
         for (int k = 0; k < ASSAY_STORED_COUNT; k++) {
             const char *word = assay_stored_word((assay_stored_kind)k);
@@ -148,22 +146,15 @@ static assay_status write_config(publication *p)
 static assay_status write_state(publication *p, json_t *state)
 {
     const assay_checkpoint_content *c = &p->w->plan.content;
-    json_t *model = NULL, *states = json_array();
+    json_t *model = NULL;
     ASSAY_TRY(assay_config_to_json(&c->spec->config, &model));
-    for (int k = 0; k < c->n_states; k++)
-        json_array_append_new(states, json_string(c->state_names[k]));
-    json_t *content =
-        json_pack("{s:s, s:s, s:o, s:I, s:b}", "weight", assay_dtype_name(c->weight), "state",
-                  assay_dtype_name(c->state), "states", states, "max_shard_size",
-                  (json_int_t)(c->max_shard_size > 0 ? c->max_shard_size : ASSAY_CHECKPOINT_SHARD),
-                  "weights_only", c->weights_only);
     int failed = json_object_set_new(state, "format", json_string(ASSAY_CHECKPOINT_FORMAT));
     failed |= json_object_set_new(state, "version", json_integer(ASSAY_CHECKPOINT_VERSION));
     failed |= json_object_set_new(state, "job", json_string(p->w->job));
     failed |= json_object_set_new(state, "step", json_integer(p->w->step));
     if (json_object_get(state, "world_size") == NULL) /* a copy keeps who saved it */
         failed |= json_object_set_new(state, "world_size", json_integer(p->w->world));
-    failed |= json_object_set_new(state, "content", content);
+    failed |= json_object_set_new(state, "content", assay_checkpoint_content_to_json(c));
     failed |= json_object_set_new(state, "model", model);
     ASSAY_CHECK(failed == 0, ASSAY_OUT_OF_MEMORY, "%s: state", p->w->dir);
     return save_json(p, state, "state.json");
@@ -199,6 +190,10 @@ static assay_status remove_rank_files(const assay_checkpoint_writer *w)
             assay_checkpoint_rank_file(path, w->tmp, words[k], r);
             ASSAY_CHECK(unlink(path) == 0, ASSAY_IO, "%s: cannot remove: %s", path, strerror(errno));
         }
+    for (int r = 0; w->attached && r < w->world; r++) {
+        assay_checkpoint_lock_file(path, w->tmp, r);
+        ASSAY_CHECK(unlink(path) == 0, ASSAY_IO, "%s: cannot remove: %s", path, strerror(errno));
+    }
     return ASSAY_OK;
 }
 

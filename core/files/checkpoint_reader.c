@@ -1,55 +1,10 @@
 /* Checkpoint reader: any piece of any layout from the stored tensors. */
 #include "core/files/checkpoint_internal.h"
-#include "core/files/tensorfile.h"
-#include "core/model/optimizer.h"
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-struct assay_checkpoint {
-    char dir[ASSAY_CHECKPOINT_PATH];
-    json_t *manifest, *state;
-    assay_model_spec *spec;
-    char names[ASSAY_MAX_OPTIMIZER_STATES][32]; /* of states */
-    const char *name_list[ASSAY_MAX_OPTIMIZER_STATES];
-    assay_checkpoint_plan plan;
-    assay_tensorfile *files[ASSAY_STORED_COUNT]; /* NULL: none of the kind */
-    const assay_tensor_info **infos;             /* [tensors of the plan] */
-    int64_t n_items, *items;                     /* family * parameters + parameter, what callers may read */
-};
-
 /* --- what it holds ------------------------------------------------------------------------------------------ */
-static assay_status read_dtype(const json_t *content, const char *key, const char *path, assay_dtype *out)
-{
-    char word[16];
-    ASSAY_TRY(assay_json_get_string(content, key, true, path, word, sizeof word));
-    return assay_dtype_from_name(word, out);
-}
-
-static assay_status read_content(assay_checkpoint *c, const char *path, assay_checkpoint_content *out)
-{
-    const json_t *content = json_object_get(c->state, "content");
-    const json_t *states = json_object_get(content, "states");
-    ASSAY_CHECK(json_is_object(content) && json_is_array(states) &&
-                    json_array_size(states) <= ASSAY_MAX_OPTIMIZER_STATES,
-                ASSAY_FORMAT, "%s: content: expected an object with at most %d states", path,
-                ASSAY_MAX_OPTIMIZER_STATES);
-    *out = (assay_checkpoint_content){
-        .spec = c->spec, .n_states = (int)json_array_size(states), .state_names = c->name_list};
-    ASSAY_TRY(read_dtype(content, "weight", path, &out->weight));
-    ASSAY_TRY(read_dtype(content, "state", path, &out->state));
-    ASSAY_TRY(assay_json_get_i64(content, "max_shard_size", true, 1, INT64_MAX, path, &out->max_shard_size));
-    ASSAY_TRY(assay_json_get_bool(content, "weights_only", true, path, &out->weights_only));
-    for (int k = 0; k < out->n_states; k++) {
-        const char *word = json_string_value(json_array_get(states, (size_t)k));
-        ASSAY_CHECK(word != NULL && strlen(word) < sizeof c->names[k], ASSAY_FORMAT,
-                    "%s: content: states: expected words", path);
-        snprintf(c->names[k], sizeof c->names[k], "%s", word);
-        c->name_list[k] = c->names[k];
-    }
-    return ASSAY_OK;
-}
-
 /* In Megatron-LM's form the folder's tensors say how experts and norms are kept, no word of the model does. */
 static assay_status read_model(assay_checkpoint *c, const char *path)
 {
@@ -81,7 +36,8 @@ static assay_status read_state(assay_checkpoint *c)
     ASSAY_CHECK(json_is_object(json_object_get(c->state, "model")), ASSAY_FORMAT,
                 "%s: model: expected an object", path);
     ASSAY_TRY(read_model(c, path));
-    ASSAY_TRY(read_content(c, path, &content));
+    ASSAY_TRY(assay_checkpoint_content_from_json(json_object_get(c->state, "content"), path, c->spec,
+                                                 &c->words, &content));
     return assay_checkpoint_plan_make(&c->plan, &content);
 }
 
@@ -94,39 +50,55 @@ static int64_t planned(const assay_checkpoint *c, assay_stored_kind kind)
     return n;
 }
 
-/* The first tensor of the file that the plan does not have. */
-static const char *unexpected(const assay_checkpoint *c, assay_stored_kind kind)
+static bool has_place(const assay_checkpoint *c, assay_stored_kind kind, const char *name)
+{
+    for (int64_t k = 0; k < c->plan.n_tensors; k++)
+        if (c->plan.tensors[k].kind == kind && strcmp(c->plan.tensors[k].name, name) == 0)
+            return true;
+    return false;
+}
+
+static assay_status check_unexpected(assay_checkpoint *c, assay_stored_kind kind, const char *path)
 {
     for (int64_t i = 0; i < assay_tensorfile_count(c->files[kind]); i++) {
         const char *name = assay_tensorfile_at(c->files[kind], i)->name;
-        bool known = false;
-        for (int64_t k = 0; k < c->plan.n_tensors && !known; k++)
-            known = c->plan.tensors[k].kind == kind && strcmp(c->plan.tensors[k].name, name) == 0;
-        if (!known)
-            return name;
+        ASSAY_CHECK(has_place(c, kind, name) || assay_checkpoint_ignores(c, ASSAY_KEY_UNEXPECTED, name),
+                    ASSAY_MISMATCH, "%s: tensor '%s' has no place in this model", path, name);
     }
-    return "";
+    return ASSAY_OK;
+}
+
+static assay_status find_tensor(assay_checkpoint *c, int64_t i)
+{
+    const assay_planned_tensor *t = &c->plan.tensors[i];
+    const assay_hf_part *h = &c->spec->params[t->param].parts[t->part];
+    const bool there = assay_tensorfile_find(c->files[t->kind], t->name) != NULL;
+    const assay_status st =
+        assay_tensorfile_get(c->files[t->kind], t->name, t->dtype, h->shape, h->ndim, &c->infos[i]);
+    if (st == ASSAY_OK ||
+        !assay_checkpoint_ignores(c, there ? ASSAY_KEY_MISMATCHED : ASSAY_KEY_MISSING, t->name))
+        return st;
+    assay_error_clear();
+    c->infos[i] = NULL;
+    return ASSAY_OK;
 }
 
 static assay_status open_kind(assay_checkpoint *c, assay_stored_kind kind)
 {
     char path[ASSAY_CHECKPOINT_PATH + 64], name[64];
-    const int64_t n = planned(c, kind);
-    if (n == 0)
+    int64_t found = 0;
+    if (planned(c, kind) == 0)
         return ASSAY_OK;
     snprintf(name, sizeof name, "%s.safetensors.index.json", assay_stored_word(kind));
     assay_checkpoint_file(path, c->dir, name);
     ASSAY_TRY(assay_tensorfile_open(&c->files[kind], path));
     for (int64_t i = 0; i < c->plan.n_tensors; i++) {
-        const assay_planned_tensor *t = &c->plan.tensors[i];
-        const assay_hf_part *h = &c->spec->params[t->param].parts[t->part];
-        if (t->kind == kind)
-            ASSAY_TRY(
-                assay_tensorfile_get(c->files[kind], t->name, t->dtype, h->shape, h->ndim, &c->infos[i]));
+        if (c->plan.tensors[i].kind != kind)
+            continue;
+        ASSAY_TRY(find_tensor(c, i));
+        found += c->infos[i] != NULL;
     }
-    ASSAY_CHECK(assay_tensorfile_count(c->files[kind]) == n, ASSAY_MISMATCH,
-                "%s: tensor '%s' has no place in this model", path, unexpected(c, kind));
-    return ASSAY_OK;
+    return assay_tensorfile_count(c->files[kind]) == found ? ASSAY_OK : check_unexpected(c, kind, path);
 }
 
 /* An item and its words, to sort by. */
@@ -167,6 +139,12 @@ static assay_status list_items(assay_checkpoint *c)
 
 assay_status assay_checkpoint_open(assay_checkpoint **out, const char *dir)
 {
+    return assay_checkpoint_open_ignoring(out, dir, &(assay_checkpoint_ignore){.missing = NULL});
+}
+
+assay_status assay_checkpoint_open_ignoring(assay_checkpoint **out, const char *dir,
+                                            const assay_checkpoint_ignore *ignore)
+{
     assay_status st = ASSAY_OK;
     *out = NULL;
     ASSAY_CHECK(strlen(dir) < ASSAY_CHECKPOINT_PATH - 32, ASSAY_INVALID_ARGUMENT,
@@ -174,6 +152,8 @@ assay_status assay_checkpoint_open(assay_checkpoint **out, const char *dir)
     assay_checkpoint *c = calloc(1, sizeof *c);
     ASSAY_CHECK(c != NULL, ASSAY_OUT_OF_MEMORY, "checkpoint: %zu bytes", sizeof *c);
     snprintf(c->dir, sizeof c->dir, "%s", dir);
+    c->ignore = *ignore;
+    c->ignored = json_array();
     ASSAY_TRY_GOTO(assay_hash_init(), st, fail);
     ASSAY_TRY_GOTO(assay_checkpoint_verify(dir, &c->manifest), st, fail);
     ASSAY_TRY_GOTO(read_state(c), st, fail);
@@ -202,6 +182,7 @@ void assay_checkpoint_close(assay_checkpoint *c)
     assay_spec_destroy(c->spec);
     json_decref(c->state);
     json_decref(c->manifest);
+    json_decref(c->ignored);
     free(c);
 }
 
@@ -242,6 +223,7 @@ assay_status assay_checkpoint_stored_at(const assay_checkpoint *c, int64_t index
 {
     const assay_planned_tensor *t = &c->plan.tensors[index];
     const assay_tensor_info *info = c->infos[index];
+    ASSAY_CHECK(info != NULL, ASSAY_NOT_FOUND, "%s: no tensor %s, and that is ignored", c->dir, t->name);
     *out = (assay_checkpoint_stored){.kind = assay_stored_word(t->kind),
                                      .name = t->name,
                                      .file = c->plan.shards[t->shard].file,
@@ -312,8 +294,10 @@ assay_status assay_checkpoint_read(const assay_checkpoint *c, const char *family
                     "%s: %s/%s: dimension %d: expected %lld, found %lld (a checkpoint of another model?)",
                     c->dir, family, name, d, (long long)want->global_shape[d], (long long)spec->shape[d]);
     ASSAY_TRY(check_replicas(c, f, name));
-    piece_read p = {.infos = &c->infos[assay_checkpoint_plan_find(&c->plan, f, param)],
-                    .dst = dst,
-                    .width = assay_dtype_bytes(dtype)};
+    const int64_t first = assay_checkpoint_plan_find(&c->plan, f, param);
+    for (int k = 0; k < spec->n_parts; k++)
+        ASSAY_CHECK(c->infos[first + k] != NULL, ASSAY_NOT_FOUND, "%s: %s/%s: part %s is not there", c->dir,
+                    family, name, c->plan.tensors[first + k].name);
+    piece_read p = {.infos = &c->infos[first], .dst = dst, .width = assay_dtype_bytes(dtype)};
     return assay_param_runs(spec, want, read_run, &p);
 }

@@ -97,9 +97,7 @@ static assay_status read_pieces(seal *s)
     for (int r = 0; r < s->w->world; r++) {
         json_t *pieces = NULL;
         assay_checkpoint_rank_file(path, s->w->tmp, ASSAY_RANK_PIECES, r);
-        ASSAY_CHECK(access(path, R_OK) == 0, ASSAY_NOT_FOUND,
-                    "%s: rank %d did not finish its part of the checkpoint (%s)", path, r, strerror(errno));
-        ASSAY_TRY(assay_json_load(&pieces, path));
+        ASSAY_TRY(assay_checkpoint_rank_load(s->w, ASSAY_RANK_PIECES, r, &pieces));
         assay_status st = ASSAY_OK;
         for (size_t i = 0; i < json_array_size(pieces) && st == ASSAY_OK; i++)
             st = take_piece(s, json_array_get(pieces, i), r, path);
@@ -271,14 +269,11 @@ static assay_status hash_files(seal *s)
 
 static assay_status write_hashes(seal *s)
 {
-    char path[ASSAY_CHECKPOINT_PATH + 64];
     json_t *all = json_pack("{s:O, s:O, s:O}", "tensors", s->tensors, "files", s->files, "differing_replicas",
                             s->differing);
-    assay_checkpoint_rank_file(path, s->w->tmp, ASSAY_RANK_HASHES, s->w->rank);
-    const int failed = all == NULL || json_dump_file(all, path, JSON_COMPACT) != 0;
+    const assay_status st = assay_checkpoint_rank_save(s->w, ASSAY_RANK_HASHES, all);
     json_decref(all);
-    ASSAY_CHECK(!failed, ASSAY_IO, "%s: cannot write: %s", path, strerror(errno));
-    return ASSAY_OK;
+    return st;
 }
 
 assay_status assay_checkpoint_seal(assay_checkpoint_writer *w)

@@ -139,14 +139,16 @@ static assay_status check_tensor(const char *dir, const assay_checkpoint_stored 
     return ASSAY_OK;
 }
 
-static assay_status check_tensors(const char *dir, findings *f)
+static assay_status check_tensors(const char *dir, const assay_checkpoint_ignore *ignore, findings *f)
 {
     assay_checkpoint *c = NULL;
-    assay_status st = assay_checkpoint_open(&c, dir);
+    assay_status st = assay_checkpoint_open_ignoring(&c, dir, ignore);
     if (st != ASSAY_OK)
         return take(f, st);
     for (int64_t i = 0; i < assay_checkpoint_stored_count(c) && st == ASSAY_OK; i++) {
         assay_checkpoint_stored t;
+        if (c->infos[i] == NULL) /* ignored */
+            continue;
         st = assay_checkpoint_stored_at(c, i, &t);
         if (st == ASSAY_OK)
             st = check_tensor(dir, &t);
@@ -156,8 +158,8 @@ static assay_status check_tensors(const char *dir, findings *f)
     return st;
 }
 
-assay_status assay_checkpoint_verify_each(const char *dir, assay_checkpoint_finding sink, void *user,
-                                          int64_t *found)
+assay_status assay_checkpoint_verify_each(const char *dir, const assay_checkpoint_ignore *ignore,
+                                          assay_checkpoint_finding sink, void *user, int64_t *found)
 {
     char path[ASSAY_CHECKPOINT_PATH + 64];
     json_t *manifest = NULL;
@@ -180,7 +182,7 @@ assay_status assay_checkpoint_verify_each(const char *dir, assay_checkpoint_find
     if (st == ASSAY_OK)
         st = take(&f, verify_set(dir, files));
     if (st == ASSAY_OK && f.n == 0)
-        st = check_tensors(dir, &f);
+        st = check_tensors(dir, ignore, &f);
 done:
     json_decref(manifest);
     *found = f.n;

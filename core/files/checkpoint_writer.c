@@ -16,11 +16,6 @@ void assay_checkpoint_file(char *out, const char *dir, const char *name)
     snprintf(out, ASSAY_CHECKPOINT_PATH + 64, "%s/%s", dir, name);
 }
 
-void assay_checkpoint_rank_file(char *out, const char *dir, const char *word, int rank)
-{
-    snprintf(out, ASSAY_CHECKPOINT_PATH + 64, "%s/%s-%05d.json", dir, word, rank);
-}
-
 json_t *assay_shard_to_json(const assay_shard *s)
 {
     json_t *segments = json_array();
@@ -128,37 +123,69 @@ static assay_status alloc_writer(assay_checkpoint_writer *w, const assay_checkpo
     return ASSAY_OK;
 }
 
-assay_status assay_checkpoint_writer_open(assay_checkpoint_writer **out, const char *dir, uint64_t job,
-                                          int64_t step, int rank, int world,
-                                          const assay_checkpoint_content *content)
+static assay_status new_writer(assay_checkpoint_writer **out, const char *dir, const char *job, int64_t step,
+                               int rank, int world, const assay_checkpoint_content *content)
 {
-    assay_status st = ASSAY_OK;
-    struct stat sb;
     *out = NULL;
     ASSAY_TRY(assay_hash_init());
     ASSAY_CHECK(dir[0] != 0 && strlen(dir) < ASSAY_CHECKPOINT_PATH - 64, ASSAY_INVALID_ARGUMENT,
                 "checkpoint: expected a path of 1 to %d bytes", ASSAY_CHECKPOINT_PATH - 64);
     ASSAY_CHECK(rank >= 0 && rank < world && step >= 0, ASSAY_INVALID_ARGUMENT,
                 "checkpoint: rank %d of %d, step %lld", rank, world, (long long)step);
-    ASSAY_CHECK(lstat(dir, &sb) != 0, ASSAY_INVALID_ARGUMENT,
-                "%s: exists already; a checkpoint overwrites nothing", dir);
     assay_checkpoint_writer *w = calloc(1, sizeof *w);
     ASSAY_CHECK(w != NULL, ASSAY_OUT_OF_MEMORY, "checkpoint writer: %zu bytes", sizeof *w);
     snprintf(w->dir, sizeof w->dir, "%s", dir);
     for (size_t n = strlen(w->dir); n > 1 && w->dir[n - 1] == '/'; n--)
         w->dir[n - 1] = 0; /* DIR/ and DIR are one folder; the staging one stands beside it */
-    snprintf(w->job, sizeof w->job, "%014llx", (unsigned long long)job);
+    snprintf(w->job, sizeof w->job, "%s", job);
     snprintf(w->tmp, sizeof w->tmp, "%s.tmp-%s", w->dir, w->job);
     w->step = step;
     w->rank = rank;
     w->world = world;
-    ASSAY_TRY_GOTO(alloc_writer(w, content), st, fail);
-    ASSAY_TRY_GOTO(stage(w), st, fail);
-    *out = w;
-    return ASSAY_OK;
-fail:
-    assay_checkpoint_writer_destroy(w);
+    w->memory = -1;
+    const assay_status st = alloc_writer(w, content);
+    if (st == ASSAY_OK)
+        *out = w;
+    else
+        assay_checkpoint_writer_destroy(w);
     return st;
+}
+
+assay_status assay_checkpoint_writer_open(assay_checkpoint_writer **out, const char *dir, uint64_t job,
+                                          int64_t step, int rank, int world,
+                                          const assay_checkpoint_content *content)
+{
+    char word[ASSAY_JOB_HEX];
+    struct stat sb;
+    *out = NULL;
+    ASSAY_CHECK(lstat(dir, &sb) != 0, ASSAY_INVALID_ARGUMENT,
+                "%s: exists already; a checkpoint overwrites nothing", dir);
+    snprintf(word, sizeof word, "%014llx", (unsigned long long)job);
+    ASSAY_TRY(new_writer(out, dir, word, step, rank, world, content));
+    const assay_status st = stage(*out);
+    if (st != ASSAY_OK) {
+        assay_checkpoint_writer_destroy(*out);
+        *out = NULL;
+    }
+    return st;
+}
+
+/* Rank 0 syncs every shard, as the one who made them. */
+assay_status assay_checkpoint_writer_attach(assay_checkpoint_writer **out, const char *dir, const char *job,
+                                            int64_t step, int rank, int world,
+                                            const assay_checkpoint_content *content)
+{
+    char path[ASSAY_CHECKPOINT_PATH + 64];
+    ASSAY_TRY(new_writer(out, dir, job, step, rank, world, content));
+    assay_checkpoint_writer *w = *out;
+    w->attached = true;
+    for (int64_t i = 0; rank == 0 && i < w->plan.n_shards; i++) {
+        assay_checkpoint_file(path, w->tmp, w->plan.shards[i].file);
+        const int fd = open(path, O_RDWR | O_CLOEXEC | O_NOFOLLOW);
+        ASSAY_CHECK(fd >= 0, ASSAY_IO, "%s: cannot open: %s", path, strerror(errno));
+        w->files[i] = (assay_open_shard){true, fd};
+    }
+    return ASSAY_OK;
 }
 
 void assay_checkpoint_writer_destroy(assay_checkpoint_writer *w)
@@ -169,6 +196,8 @@ void assay_checkpoint_writer_destroy(assay_checkpoint_writer *w)
         if (w->files[i].open)
             close(w->files[i].fd);
     free(w->files);
+    if (w->memory >= 0)
+        close(w->memory);
     assay_checkpoint_plan_free(&w->plan);
     json_decref(w->pieces);
     free(w);
@@ -228,6 +257,9 @@ assay_status assay_checkpoint_add(assay_checkpoint_writer *w, const char *family
     if (count == 0)
         return ASSAY_OK;
     const assay_param_spec *spec = &w->plan.content.spec->params[param];
+    if (w->memory >= 0)
+        return assay_checkpoint_keep(w, family_word, name, dtype, shard, data,
+                                     count * assay_dtype_bytes(dtype), writes);
     /* Weights that are their masters are compared with them. */
     const bool alias = family == ASSAY_FAMILY_WEIGHT && assay_param_needs_grad(spec) &&
                        w->plan.content.weight == w->plan.content.state;
@@ -254,10 +286,7 @@ assay_status assay_checkpoint_writer_finish(assay_checkpoint_writer *w)
         if (w->files[i].open)
             ASSAY_TRY(assay_sync_file(w->files[i].fd, path));
     }
-    /* Read by the other ranks before publication, which removes it: nothing to sync. */
-    assay_checkpoint_rank_file(path, w->tmp, ASSAY_RANK_PIECES, w->rank);
-    ASSAY_CHECK(json_dump_file(w->pieces, path, JSON_COMPACT) == 0, ASSAY_IO, "%s: cannot write: %s", path,
-                strerror(errno));
+    ASSAY_TRY(assay_checkpoint_rank_save(w, ASSAY_RANK_PIECES, w->pieces));
     w->finished = true;
     return ASSAY_OK;
 }

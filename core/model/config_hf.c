@@ -2,6 +2,7 @@
  * Source: the configuration classes of transformers 5.23; an absent field has the default of its class,
  * except that the sizes a model cannot do without must be there. */
 #include "core/model/config_internal.h"
+#include "core/model/quantization.h"
 
 #include <string.h>
 
@@ -193,10 +194,8 @@ static assay_status refuse_unsupported(const json_t *root, const char *what)
         "%s: router_jitter_noise: only 0 is supported, found %g (it jitters what the experts read as well; "
         "of the router's input alone: --moe-input-jitter-eps)",
         what, jitter);
-    const json_t *quantization = json_object_get(root, "quantization_config");
-    ASSAY_CHECK(quantization == NULL || json_is_null(quantization), ASSAY_UNSUPPORTED,
-                "%s: quantization_config: quantized weights are not supported", what);
-    return ASSAY_OK;
+    assay_quantization quantization; /* of the stored weights alone: what is computed is the same model */
+    return assay_quantization_read(root, what, &quantization);
 }
 
 /* residual_dropout is ignored by the classes that do not have it, unless somebody set it: then what it asks for would not

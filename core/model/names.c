@@ -23,6 +23,8 @@ const assay_name_state *assay_name_states(void)
     static const assay_name_state states[] = {
         {"", "", ASSAY_PHASE_FORWARD, ASSAY_PHASE_FORWARD},
         {".grad", ".main_grad", ASSAY_PHASE_GRAD, ASSAY_PHASE_REDUCED_GRAD},
+        {".grad", ".main_grad", ASSAY_PHASE_REDUCED_GRAD,
+         ASSAY_PHASE_REDUCED_GRAD}, /* of data-parallel ranks */
         {".main_param_in", ".main_param", ASSAY_PHASE_OPTIMIZER, ASSAY_PHASE_FORWARD},
         {".exp_avg_in", ".exp_avg", ASSAY_PHASE_OPTIMIZER, ASSAY_PHASE_FORWARD},
         {".exp_avg_sq_in", ".exp_avg_sq", ASSAY_PHASE_OPTIMIZER, ASSAY_PHASE_FORWARD},

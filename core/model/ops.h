@@ -74,6 +74,8 @@ typedef struct assay_op {
     const char *name;
     const char *family; /* the word of --variant */
     bool collective;
+    bool
+        foreign; /* of other programs' traces and kernels alone: no model of ours has it, our engines no kernel */
     const char *sums;  /* "y: K; rstd: H": which symbols each output sums over; "" */
     const char *flops; /* of one call, in symbols (core/model/ops_cost.h); "0": it only moves data */
     const char *

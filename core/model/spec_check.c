@@ -1,5 +1,6 @@
 /* Whether the weights of a folder are those of a model: names, shapes and dtypes, not a byte of data. */
 #include "core/files/tensorfile.h"
+#include "core/model/quantization.h"
 #include "core/model/spec.h"
 
 #include <stdlib.h>
@@ -23,33 +24,39 @@ static bool may_be_ignored(const assay_model_spec *spec, const char *name)
            (spec->config.tie_word_embeddings && strcmp(name, "lm_head.weight") == 0 && !is_part(spec, name));
 }
 
-static assay_status check_part(const assay_tensorfile *f, const assay_hf_part *part)
+static assay_status check_part(const assay_tensorfile *f, const assay_quantization *q,
+                               const assay_hf_part *part, int64_t *scales)
 {
     const assay_tensor_info *t;
+    assay_block_scales scaled;
     ASSAY_TRY(assay_tensorfile_get(f, part->name, ASSAY_DTYPE_COUNT, part->shape, part->ndim, &t));
     ASSAY_CHECK(t->dtype == ASSAY_F64 || t->dtype == ASSAY_F32 || t->dtype == ASSAY_BF16 ||
-                    t->dtype == ASSAY_F16,
-                ASSAY_UNSUPPORTED, "%s: tensor '%s': expected F64, F32, BF16 or F16, found %s",
+                    t->dtype == ASSAY_F16 || t->dtype == ASSAY_F8_E4M3,
+                ASSAY_UNSUPPORTED,
+                "%s: tensor '%s': expected F64, F32, BF16, F16, or F8_E4M3 with scales, found %s",
                 assay_tensorfile_path(f), part->name, assay_dtype_name(t->dtype));
-    return ASSAY_OK;
+    const assay_status st = assay_block_scales_of(f, q, t, &scaled);
+    *scales += scaled.scale != NULL;
+    return st == ASSAY_OK ? st : assay_context(st, "%s", assay_tensorfile_path(f));
 }
 
 /* Names are looked up one by one only when the file holds more tensors than the model has parts. */
-static assay_status check_file(const assay_model_spec *spec, const assay_tensorfile *f)
+static assay_status check_file(const assay_model_spec *spec, const assay_quantization *q,
+                               const assay_tensorfile *f)
 {
     int64_t parts = 0;
     for (int64_t i = 0; i < spec->n_params; i++) {
         for (int k = 0; k < spec->params[i].n_parts; k++)
-            ASSAY_TRY(check_part(f, &spec->params[i].parts[k]));
+            ASSAY_TRY(check_part(f, q, &spec->params[i].parts[k], &parts));
         parts += spec->params[i].n_parts;
     }
     if (assay_tensorfile_count(f) == parts)
         return ASSAY_OK;
     for (int64_t i = 0; i < assay_tensorfile_count(f); i++) {
         const char *name = assay_tensorfile_at(f, i)->name;
-        ASSAY_CHECK(may_be_ignored(spec, name) || is_part(spec, name), ASSAY_MISMATCH,
-                    "%s: tensor '%s' has no place in this model (%s)", assay_tensorfile_path(f), name,
-                    assay_arch_name(spec->config.arch));
+        ASSAY_CHECK(may_be_ignored(spec, name) || is_part(spec, name) || assay_is_block_scale(f, q, name),
+                    ASSAY_MISMATCH, "%s: tensor '%s' has no place in this model (%s)",
+                    assay_tensorfile_path(f), name, assay_arch_name(spec->config.arch));
     }
     return ASSAY_OK;
 }
@@ -62,8 +69,10 @@ assay_status assay_spec_check_folder(const assay_model_spec *spec, const char *f
         ASSAY_TRY(assay_tensorfile_in_folder(folder, stored));
     if (!*stored)
         return ASSAY_OK;
+    assay_quantization q;
+    ASSAY_TRY(assay_quantization_of_folder(folder, &q));
     ASSAY_TRY(assay_tensorfile_open(&f, folder));
-    const assay_status st = check_file(spec, f);
+    const assay_status st = check_file(spec, &q, f);
     assay_tensorfile_close(f);
     return st;
 }

@@ -24,6 +24,11 @@ assay_status assay_inputs_weights(const char *folder, const char *load, int64_t 
     return ASSAY_OK;
 }
 
+const char *assay_inputs_load(const assay_train_options *o)
+{
+    return o->ignore_missing_keys[0] == '\0' && o->ignore_mismatched_keys[0] == '\0' ? o->load : "";
+}
+
 /* Options of experts that contradict each other or this model. */
 static assay_status check_experts(const assay_train_options *o, const assay_model_config *config)
 {

@@ -12,6 +12,8 @@ typedef enum assay_weights_source {
     ASSAY_WEIGHTS_LOADED  /* such a folder and --load: the checkpoint holds them all */
 } assay_weights_source;
 
+/* The checkpoint that holds all of the model's weights: o->load, "" where keys may be ignored, so that the model's own are needed. */
+const char *assay_inputs_load(const assay_train_options *o);
 /* Where the weights of the model in `folder` (NULL or "": none, they are drawn) come from.  Looks at names of files, not into
  * them.  ASSAY_INVALID_ARGUMENT: no weights and draw_weights is -1; weights and draw_weights is not.
  * ASSAY_UNSUPPORTED: weights of a form that is not read. */

@@ -74,8 +74,22 @@ static const assay_option_row table[] = {
     {"override_checkpoint_args", ASSAY_OPT_BOOL, MEMBER(override_checkpoint_args), 0, 0, NULL, "BOOL",
      "continue the checkpoint with the training options of this run where they differ, and say each", "Data",
      STEP_TRAIN},
+    ROW_BOOL(finetune, STEP_TRAIN, "Data", "take the checkpoint's weights alone and begin at step 0"),
+    ROW_BOOL(no_load_optim, STEP_TRAIN, "Data", "with --finetune, which implies it"),
+    ROW_BOOL(no_load_rng, STEP_TRAIN, "Data",
+             "go on with this run's random streams where they cannot be mapped"),
+    ROW_BOOL(round_checkpoint, STEP_TRAIN, "Data",
+             "round the F64 of an fp64 checkpoint to this run's masters"),
+    ROW_STRING(ignore_missing_keys, "PATTERN,...", STEP_TRAIN, "Data",
+               "keys that the checkpoint may lack, as in 'lm_head.*': they keep the model's values"),
+    ROW_STRING(ignore_unexpected_keys, "PATTERN,...", STEP_TRAIN, "Data", "keys that the model may lack"),
+    ROW_STRING(ignore_mismatched_keys, "PATTERN,...", STEP_TRAIN, "Data",
+               "keys whose shapes may differ: they keep the model's values"),
     ROW_STRING(save, "DIR", STEP_TRAIN, "Data", "checkpoint folder to write after the last step"),
     ROW_INT(save_interval, 0, STEPS_MAX, STEP_TRAIN, "Data", "--save holds iter_0000010, ... every N steps"),
+    ROW_BOOL(no_save_optim, STEP_TRAIN, "Data", "checkpoints without optimizer states and masters"),
+    ROW_BOOL(skip_save_model_weight, STEP_TRAIN, "Data", "checkpoints whose model-* hold the masters, once"),
+    ROW_BOOL(async_save, STEP_TRAIN, "Data", "train on while writer processes save; the next save waits"),
     ROW_INT(save_total_limit, 0, STEPS_MAX, STEP_TRAIN, "Data", "checkpoints kept beside the best; 0: all"),
     ROW_INT(max_shard_size, 0, (int64_t)1 << 53, STEP_TRAIN, "Data", "bytes of a checkpoint's file; 0: 5 GB"),
     ROW_BOOL(save_differing_replicas, STEP, "Data", "save a checkpoint whose replicas differ; it says so"),
@@ -698,72 +712,6 @@ assay_status assay_balancing_check(const assay_train_options *o)
                         "moe_router_load_balancing_type: %s twice",
                         assay_load_balancing_words()[types->of[i]]);
     return ASSAY_OK;
-}
-
-assay_status assay_train_options_check(const assay_train_options *o)
-{
-    assay_parallel_config p;
-    assay_grid g;
-    ASSAY_TRY(assay_layout_parse(o->layout, &p));
-    ASSAY_TRY(assay_grid_make(&p, &g));
-    ASSAY_CHECK(o->adam_beta1 < 1.0, ASSAY_INVALID_ARGUMENT, "adam_beta1: expected less than 1, found %.17g",
-                o->adam_beta1);
-    ASSAY_CHECK(o->adam_beta2 < 1.0, ASSAY_INVALID_ARGUMENT, "adam_beta2: expected less than 1, found %.17g",
-                o->adam_beta2);
-    ASSAY_CHECK(o->adam_eps > 0.0, ASSAY_INVALID_ARGUMENT, "adam_eps: expected more than 0, found %.17g",
-                o->adam_eps);
-    const struct {
-        const char *name;
-        double p;
-    } dropout[] = {{"attention_dropout", o->attention_dropout},
-                   {"hidden_dropout", o->hidden_dropout},
-                   {"residual_dropout", o->residual_dropout}};
-    for (int i = 0; i < 3; i++)
-        ASSAY_CHECK(dropout[i].p >= 0.0 && dropout[i].p < 1.0, ASSAY_INVALID_ARGUMENT,
-                    "%s: expected 0 or more and less than 1, found %.17g", dropout[i].name, dropout[i].p);
-    ASSAY_CHECK(o->hidden_dropout == 0.0 || o->residual_dropout == 0.0, ASSAY_INVALID_ARGUMENT,
-                "hidden_dropout %.17g and residual_dropout %.17g: expected one of them to be 0",
-                o->hidden_dropout, o->residual_dropout);
-    ASSAY_CHECK(o->min_lr <= o->lr, ASSAY_INVALID_ARGUMENT, "min_lr %.17g is greater than lr %.17g",
-                o->min_lr, o->lr);
-    ASSAY_CHECK(o->lr_warmup_init <= o->lr, ASSAY_INVALID_ARGUMENT,
-                "lr_warmup_init %.17g is greater than lr %.17g", o->lr_warmup_init, o->lr);
-    const int64_t decay = o->lr_decay_iters > 0 ? o->lr_decay_iters : o->train_iters;
-    /* decay == 0: the number of steps is known when the batch file is open. */
-    ASSAY_CHECK(decay == 0 || o->lr_warmup_iters < decay, ASSAY_INVALID_ARGUMENT,
-                "lr_warmup_iters %lld must be less than lr_decay_iters %lld", (long long)o->lr_warmup_iters,
-                (long long)decay);
-    ASSAY_CHECK(decay == 0 || o->lr_wsd_decay_iters <= decay, ASSAY_INVALID_ARGUMENT,
-                "lr_wsd_decay_iters %lld must be at most lr_decay_iters %lld",
-                (long long)o->lr_wsd_decay_iters, (long long)decay);
-    ASSAY_CHECK(o->lr_decay_style != ASSAY_LR_WSD || o->lr_wsd_decay_iters > 0, ASSAY_INVALID_ARGUMENT,
-                "lr_decay_style WSD needs lr_wsd_decay_iters of at least 1");
-    ASSAY_CHECK(o->save_after == 0 || o->save[0] != '\0', ASSAY_INVALID_ARGUMENT,
-                "save_after %lld without save", (long long)o->save_after);
-    ASSAY_CHECK(o->save_interval == 0 || (o->save[0] != '\0' && o->save_after == 0), ASSAY_INVALID_ARGUMENT,
-                "save_interval %lld %s", (long long)o->save_interval,
-                o->save_after != 0 ? "with save_after" : "without save");
-    ASSAY_CHECK(o->trace[0] == '\0' || (o->log_interval == 0 && o->metrics[0] == '\0'), ASSAY_UNSUPPORTED,
-                "trace with log_interval or metrics: a run that can be stopped has a reduction that a plan "
-                "does not know");
-    ASSAY_CHECK(!o->override_checkpoint_args || o->load[0] != '\0', ASSAY_INVALID_ARGUMENT,
-                "override_checkpoint_args without load");
-    ASSAY_CHECK(!o->trace_hash_only || o->trace[0] != '\0', ASSAY_INVALID_ARGUMENT,
-                "trace_hash_only without trace");
-    return ASSAY_OK;
-}
-
-int64_t assay_row_multiple(const assay_train_options *o)
-{
-    static const int64_t multiple[] = {
-        [ASSAY_PADDING_NONE] = 1, [ASSAY_PADDING_FP8] = 16, [ASSAY_PADDING_MXFP8] = 32};
-    return multiple[o->moe_router_padding_for_quantization];
-}
-
-bool assay_pads_rows(const assay_train_options *o)
-{
-    return o->moe_pad_expert_input_to_capacity ||
-           o->moe_router_padding_for_quantization != ASSAY_PADDING_NONE;
 }
 
 void assay_train_options_merge(assay_train_options *into, const assay_train_options *given,

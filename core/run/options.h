@@ -62,6 +62,11 @@ typedef struct assay_train_options {
     int64_t log_interval;     /* a line of text every so many steps; 0 = none */
     int64_t
         save_interval; /* `save` is a folder of checkpoints iter_0000010, one every so many steps and behind the last; 0 = `save` is one */
+    bool no_save_optim, skip_save_model_weight; /* what a checkpoint leaves out: docs/CHECKPOINT.md */
+    bool finetune, no_load_optim, no_load_rng;  /* what of a checkpoint is not taken */
+    bool round_checkpoint;                      /* a checkpoint of fp64 is rounded to the run's masters */
+    char ignore_missing_keys[256], ignore_unexpected_keys[256], ignore_mismatched_keys[256];
+    bool async_save;          /* writer processes write what the ranks copied, while they train on */
     int64_t save_total_limit; /* checkpoints that a folder of them keeps, beside the best; 0 = all */
     bool
         save_differing_replicas; /* a checkpoint whose replicas differ says so in place of being refused: for the judge */

@@ -7,6 +7,7 @@
 #include "core/run/training.h"
 
 #include <stdlib.h>
+#include <string.h>
 
 assay_status assay_state_content(const assay_model_spec *spec, const assay_train_options *o,
                                  assay_checkpoint_content *out)
@@ -21,7 +22,10 @@ assay_status assay_state_content(const assay_model_spec *spec, const assay_train
                                       .state = recipe->op[ASSAY_OPS_OPTIMIZER].weight,
                                       .max_shard_size = o->max_shard_size,
                                       .keep_differing = o->save_differing_replicas};
-    out->n_states = assay_optimizer_states(o->optimizer, &out->state_names);
+    out->n_states = o->no_save_optim ? 0 : assay_optimizer_states(o->optimizer, &out->state_names);
+    out->weights_only = o->no_save_optim;
+    if (o->skip_save_model_weight) /* the masters in their place: no second family */
+        out->weight = out->state;
     return ASSAY_OK;
 }
 
@@ -50,39 +54,123 @@ json_t *assay_state_to_json(const assay_state *s)
     return out;
 }
 
+/* Lists of keys to ignore say that the models may differ; a word of each difference goes to `say`. */
 static assay_status check_model(const char *dir, const json_t *there, const assay_model_config *config,
-                                const char *model)
+                                const assay_train_options *o, FILE *say)
 {
     json_t *here = NULL;
+    assay_status st = ASSAY_OK;
     ASSAY_TRY(assay_config_to_json(config, &here));
-    const char *different = NULL;
+    const bool may = o->ignore_missing_keys[0] != '\0' || o->ignore_unexpected_keys[0] != '\0' ||
+                     o->ignore_mismatched_keys[0] != '\0';
     const char *key;
     json_t *value;
-    json_object_foreach(here, key,
-                        value) if (different == NULL && !json_equal(value, json_object_get(there, key)))
-        different = key;
-    assay_status st = ASSAY_OK;
-    if (there == NULL || different != NULL || !json_equal(here, there)) {
-        char *mine = different ? json_dumps(json_object_get(here, different), JSON_ENCODE_ANY) : NULL;
-        char *its =
-            different && there ? json_dumps(json_object_get(there, different), JSON_ENCODE_ANY) : NULL;
-        st = ASSAY_ERROR(
-            ASSAY_MISMATCH, "checkpoint %s: of another model than %s: %s is %.80s there and %.80s here", dir,
-            model, different ? different : "model", its ? its : "absent", mine ? mine : "present");
+    json_object_foreach(here, key, value)
+    {
+        const json_t *its_value = json_object_get(there, key);
+        if (st != ASSAY_OK || json_equal(value, its_value))
+            continue;
+        char *mine = json_dumps(value, JSON_ENCODE_ANY);
+        char *its = its_value != NULL ? json_dumps(its_value, JSON_ENCODE_ANY) : NULL;
+        if (!may)
+            st = ASSAY_ERROR(ASSAY_MISMATCH,
+                             "checkpoint %s: of another model than %s: %s is %.80s there and %.80s here", dir,
+                             o->model, key, its != NULL ? its : "absent", mine != NULL ? mine : "present");
+        else if (say != NULL)
+            fprintf(say, "WARNING: checkpoint %s: model: %s is %.80s there and %.80s here\n", dir, key,
+                    its != NULL ? its : "absent", mine != NULL ? mine : "present");
         free(mine);
         free(its);
     }
+    if (st == ASSAY_OK && !may && !json_equal(here, there))
+        st = ASSAY_ERROR(ASSAY_MISMATCH,
+                         "checkpoint %s: of another model than %s: model is absent there and present here",
+                         dir, o->model);
     json_decref(here);
     return st;
 }
 
-assay_status assay_state_check(const char *dir, const json_t *state, const assay_model_config *config,
-                               const assay_train_options *o, const assay_batches *b, FILE *say, int64_t *step)
+/* Streams are functions of seeds where both are Philox's; the seeds are training options. */
+static assay_status check_random(const char *dir, const json_t *state, const assay_train_options *o,
+                                 FILE *say)
 {
-    ASSAY_TRY(assay_json_get_i64(state, "step", true, 0, INT64_MAX, dir, step));
-    ASSAY_TRY(check_model(dir, json_object_get(state, "model"), config, o->model));
-    ASSAY_TRY(assay_training_check(dir, state, o, say));
+    const char *generator = json_string_value(json_object_get(json_object_get(state, "random"), "generator"));
+    const bool mapped = generator != NULL && strcmp(generator, "philox") == 0;
+    ASSAY_CHECK(
+        mapped || o->no_load_rng, ASSAY_MISMATCH,
+        "checkpoint %s: its random streams are of generator %.40s, expected philox: they cannot go on "
+        "here; to begin this run's own: --no-load-rng",
+        dir, generator != NULL ? generator : "none");
+    if (!mapped && say != NULL)
+        fprintf(say, "WARNING: checkpoint %s: random streams do not go on, this run's begin\n", dir);
+    return ASSAY_OK;
+}
+
+static assay_status check(const assay_train_options *o, const json_t *state, const assay_model_config *config,
+                          const assay_batches *b, FILE *say, int64_t *step)
+{
+    ASSAY_TRY(assay_json_get_i64(state, "step", true, 0, INT64_MAX, o->load, step));
+    ASSAY_TRY(check_model(o->load, json_object_get(state, "model"), config, o, say));
+    if (o->finetune) { /* weights alone: the rest of the run is another one's */
+        *step = 0;
+        return ASSAY_OK;
+    }
+    ASSAY_CHECK(json_array_size(json_object_get(json_object_get(state, "content"), "states")) > 0,
+                ASSAY_MISMATCH,
+                "checkpoint %s: holds weights alone, no optimizer states: no run goes on from it; --finetune "
+                "begins one with its weights",
+                o->load);
+    ASSAY_TRY(assay_training_check(o->load, state, o, say));
+    ASSAY_TRY(check_random(o->load, state, o, say));
     if (assay_metrics_wanted(o))
-        ASSAY_TRY(assay_consumed_check(dir, state, b, o, *step, say));
+        ASSAY_TRY(assay_consumed_check(o->load, state, b, o, *step, say));
+    return ASSAY_OK;
+}
+
+/* What is not taken from it, once. */
+static assay_status say_ignored(const assay_train_options *o, const assay_checkpoint *c, FILE *say)
+{
+    const json_t *ignored = assay_checkpoint_ignored(c);
+    for (size_t i = 0; i < json_array_size(ignored) && say != NULL; i++)
+        fprintf(say, "WARNING: checkpoint %s: ignored: %s\n", o->load,
+                json_string_value(json_array_get(ignored, i)));
+    return ASSAY_OK;
+}
+
+assay_status assay_state_load(const assay_train_options *o, const assay_model_spec *spec,
+                              const assay_batches *b, FILE *say, assay_checkpoint **out, int64_t *step)
+{
+    const assay_checkpoint_ignore ignore = {.missing = o->ignore_missing_keys,
+                                            .unexpected = o->ignore_unexpected_keys,
+                                            .mismatched = o->ignore_mismatched_keys};
+    ASSAY_TRY(assay_checkpoint_open_ignoring(out, o->load, &ignore));
+    assay_status st = check(o, assay_checkpoint_header(*out), &spec->config, b, say, step);
+    if (st == ASSAY_OK)
+        st = assay_checkpoint_match(*out, spec);
+    if (st == ASSAY_OK)
+        st = say_ignored(o, *out, say);
+    if (st != ASSAY_OK) {
+        assay_checkpoint_close(*out);
+        *out = NULL;
+    }
+    return st;
+}
+
+const char *assay_state_masters(const assay_checkpoint *c, const assay_param_spec *p)
+{
+    return assay_checkpoint_has(c, "main_param", p) ? "main_param" : "weight";
+}
+
+assay_status assay_state_dtype(const assay_train_options *o, const assay_checkpoint *c, const char *family,
+                               const char *name, assay_dtype here, assay_dtype *there)
+{
+    *there = assay_checkpoint_stored_dtype(c, family, name);
+    ASSAY_CHECK(*there != ASSAY_F64 || here == ASSAY_F64 || o->round_checkpoint, ASSAY_MISMATCH,
+                "checkpoint %s: %s/%s: is F64, this run's are %s; to round to nearest even: "
+                "--round-checkpoint",
+                o->load, family, name, assay_dtype_name(here));
+    ASSAY_CHECK(*there == ASSAY_F64 || *there == ASSAY_F32 || *there == ASSAY_BF16, ASSAY_UNSUPPORTED,
+                "checkpoint %s: %s/%s: expected F64, F32 or BF16, found %s", o->load, family, name,
+                assay_dtype_name(*there));
     return ASSAY_OK;
 }

@@ -25,11 +25,16 @@ typedef struct assay_state {
 /* NULL: out of memory. */
 json_t *assay_state_to_json(const assay_state *s);
 
-/* Holds a run to the state of the checkpoint `dir`: the model, the training options (core/run/training.h), the samples read.
- * `say` gets what override_checkpoint_args lets pass (NULL: not said, for ranks other than 0).  *step: optimizer steps done. */
-assay_status assay_state_check(const char *dir, const json_t *state, const assay_model_config *config,
-                               const assay_train_options *o, const assay_batches *b, FILE *say,
-                               int64_t *step);
+/* Opens o->load and holds the run to it: the model, the training options (core/run/training.h), the samples read, the keys.  With
+ * o->finetune the model and the keys alone, and *step is 0; else the optimizer steps done.  `say` gets what options let pass (NULL:
+ * not said, for ranks other than 0). */
+assay_status assay_state_load(const assay_train_options *o, const assay_model_spec *spec,
+                              const assay_batches *b, FILE *say, assay_checkpoint **out, int64_t *step);
+/* The family that holds its masters: weights where it was saved without. */
+const char *assay_state_masters(const assay_checkpoint *c, const assay_param_spec *p);
+/* The type to read it in: F64, F32 or BF16.  ASSAY_MISMATCH: it would have to be rounded, and o->round_checkpoint is not set. */
+assay_status assay_state_dtype(const assay_train_options *o, const assay_checkpoint *c, const char *family,
+                               const char *name, assay_dtype here, assay_dtype *there);
 
 ASSAY_END_DECLS
 

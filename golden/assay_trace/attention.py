@@ -16,6 +16,11 @@ def ours(t):
     return t.detach().permute(2, 0, 1, 3).contiguous()
 
 
+def halves(t):
+    """Pairs (x0, x1), (x2, x3), ... as two halves (x0, x2, ... | x1, x3, ...)."""
+    return torch.cat([t[..., 0::2], t[..., 1::2]], -1)
+
+
 class RotaryEmbedding(Rule):
     """cos and sin of a Hugging Face model: of every position of the first row, the two equal halves once."""
 
@@ -81,7 +86,11 @@ class Attention(Rule):
             return dim ** -0.5
         return float(self.module.scaling)
 
-    def rotated(self, q, k, cos, sin, q_out, k_out):
+    def rotated(self, q, k, cos, sin, q_out, k_out, pairs=False):
+        """pairs: neighbours are rotated, and come out as halves (DeepSeek's); x and dx are recorded as halves, too."""
+        def arranged(t):
+            return halves(ours(t)) if pairs else ours(t)
+
         b, _, s, d = q.shape
         self.seen["q"], self.seen["k"] = q_out, k_out
         half = cos.shape[-1] // 2
@@ -93,14 +102,14 @@ class Attention(Rule):
             at = f"{self.name}.rope_{letter}"
             inputs = {"cos": table[0], "sin": table[1], "position": position}
             arith = arithmetic(y, order="none", rounding=["products"])
-            self.t.op("rope_fwd", at, {"x": self.t.copy(at + ".x", ours(x).to(y.dtype)), **inputs}, {"y": self.t.copy(at + ".y", ours(y))}, {},
+            self.t.op("rope_fwd", at, {"x": self.t.copy(at + ".x", arranged(x).to(y.dtype)), **inputs}, {"y": self.t.copy(at + ".y", ours(y))}, {},
                       arith=arith)
             if x.dtype != y.dtype:
                 self.t.not_judged(at, "a rope that changes the dtype: no backward operation")
             elif x.requires_grad and y.requires_grad:
                 self.gather({"dx": x, "dy": y}, lambda g, at=at, inputs=inputs, arith=arith: self.t.op(
                     "rope_bwd", at, {"dy": self.t.copy(at + ".dy", ours(g["dy"]), "backward"), **inputs},
-                    {"dx": self.t.copy(at + ".dx", ours(g["dx"]), "backward")}, {}, "backward", g["microbatch"], arith=arith))
+                    {"dx": self.t.copy(at + ".dx", arranged(g["dx"]), "backward")}, {}, "backward", g["microbatch"], arith=arith))
 
     @staticmethod
     def value(t, b, s, groups):
@@ -180,7 +189,7 @@ class LatentAttention(Attention):
     def hook(self):
         m, file = self.module, sys.modules[type(self.module).__module__]
         functions = getattr(file, "ALL_ATTENTION_FUNCTIONS", None)
-        self.before(m, lambda a, k: self.seen.clear())
+        self.before(m, self.enter)
         self.before(m.o_proj, self.forward)
         self.after(m, lambda a, k, y: self.seen.clear())
         if functions is None or not hasattr(functions, "get_interface") or self.t.__dict__.setdefault("latent", {}).setdefault(id(functions), self) is not self:
@@ -211,24 +220,31 @@ class LatentAttention(Attention):
 
 
 class Rope:
-    """A modeling file's apply_rotary_pos_emb, seen from the attention module that is running."""
+    """The rotations of a modeling file (apply_rotary_pos_emb, and DeepSeek's of neighbours), seen from the attention module that is
+    running."""
 
     current = None
+    FUNCTIONS = {"apply_rotary_pos_emb": False, "apply_rotary_pos_emb_interleave": True}
 
     @classmethod
     def patch(cls, tracer, module_name):
-        module = sys.modules.get(module_name)
-        plain = getattr(module, "apply_rotary_pos_emb", None)
+        for name, pairs in cls.FUNCTIONS.items():
+            cls.patch_one(tracer, sys.modules.get(module_name), name, pairs)
+
+    @classmethod
+    def patch_one(cls, tracer, module, name, pairs):
+        plain = getattr(module, name, None)
         if plain is None:
             return
 
-        def apply_rotary_pos_emb(q, k, cos, sin, *args, **kwargs):
+        def rotate(q, k, cos, sin, *args, **kwargs):
             out = plain(q, k, cos, sin, *args, **kwargs)
             rule = cls.current
             if (not torch.compiler.is_compiling() and rule is not None and tracer.active(rule.name) and isinstance(out, tuple)
-                    and q.dim() == 4 and cos.dim() == 3):
-                rule.rotated(q, k, cos, sin, *out)
+                    and q.dim() == 4 and cos.dim() == 3 and not args and not kwargs):
+                rule.rotated(q, k, cos, sin, *out, pairs=pairs)
             return out
 
-        module.apply_rotary_pos_emb = apply_rotary_pos_emb
-        tracer.undo.append(lambda: setattr(module, "apply_rotary_pos_emb", plain))
+        rotate.__name__ = name
+        setattr(module, name, rotate)
+        tracer.undo.append(lambda: setattr(module, name, plain))

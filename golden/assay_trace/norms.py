@@ -1,4 +1,4 @@
-"""Norms, SwiGLU and the residual additions."""
+"""Norms (RMSNorm and LayerNorm), SwiGLU and the residual additions."""
 import torch
 
 from .placement import is_cut
@@ -64,6 +64,67 @@ class RMSNorm(Rule):
             {"dx": self.t.copy(f"{self.name}.dx", g["dx"], "backward"),
              "dgamma": self.t.copy(f"{self.name}.dgamma", g["dgamma"], "backward")},
             attrs, "backward", g["microbatch"], arith=arith, internal=["rstd"]))
+
+
+class LayerNorm(Rule):
+    """torch.nn.LayerNorm over its last axis, and Hugging Face's own (Cohere's: no bias, made of single operations in float32).
+    The kernels sum in float32 (float64 for doubles); the CPU's keep mean and rstd in the dtype of a bfloat16 or float16 input for the
+    backward, and add weight gradients row by row in it."""
+
+    @staticmethod
+    def matches(m):
+        if isinstance(m, torch.nn.LayerNorm):
+            return len(m.normalized_shape) == 1
+        weight = getattr(m, "weight", None)
+        return type(m).__name__.endswith("LayerNorm") and hasattr(m, "variance_epsilon") and weight is not None and weight.dim() == 1
+
+    def hook(self):
+        self.before(self.module, self.enter)
+        self.after(self.module, self.forward)
+
+    def enter(self, args, kwargs):
+        """The norm's own share of the gradient: of its input under another name."""
+        if not args or not self.t.gradients or not args[0].requires_grad or not torch.is_grad_enabled():
+            return None
+        self.seen["x"] = args[0]
+        self.seen["alias"] = args[0].view_as(args[0])
+        return (self.seen["alias"], *args[1:]), kwargs
+
+    def forward(self, args, kwargs, y):
+        x, alias = self.seen.pop("x", args[0] if args else next(iter(kwargs.values()))), self.seen.pop("alias", None)
+        weight, bias = self.module.weight, getattr(self.module, "bias", None)
+        if is_cut(x) or (weight is not None and (is_cut(weight) or weight.dtype != x.dtype)):
+            return self.t.not_judged(self.name, "input and weight of different dtypes, or cut over ranks")
+        gamma = (self.t.parameter(weight, f"{self.name}.weight") if weight is not None
+                 else self.t.copy(f"{self.name}.ones", torch.ones(x.shape[-1:], dtype=x.dtype)))
+        inputs, attrs = {"x": self.input(x), "gamma": gamma}, {"eps": self.eps()}
+        offset = {} if bias is None else {"beta": self.t.parameter(bias, f"{self.name}.bias")}
+        self.t.op("layernorm_fwd", self.name, {**inputs, **offset}, {"y": self.t.tensor(self.name, y)}, attrs, arith=self.arithmetic(x),
+                  internal=["mean", "rstd"])
+        if alias is None or not y.requires_grad:
+            return
+        if weight is None or not weight.requires_grad or (bias is not None and not bias.requires_grad):
+            return self.t.not_judged(self.name, "no weight, or weight or bias frozen: no backward operation")
+        self.backward(x, y, alias, weight, bias, inputs, attrs)
+
+    def arithmetic(self, x):
+        return arithmetic(x) if isinstance(self.module, torch.nn.LayerNorm) else SUM
+
+    def eps(self):
+        return float(self.module.eps if hasattr(self.module, "eps") else self.module.variance_epsilon)
+
+    def backward(self, x, y, alias, weight, bias, inputs, attrs):
+        narrow = x.dtype in (torch.bfloat16, torch.float16) and x.device.type == "cpu" and isinstance(self.module, torch.nn.LayerNorm)
+        arith = {**self.arithmetic(x), **({"rounding": ["statistics", "partial_sums"]} if narrow else {})}
+        parts = {"dy": y, "dx": alias, "dgamma": weight, **({} if bias is None else {"dbeta": bias})}
+
+        def record(g):
+            starts = {f"{k}_in": self.t.zeros(self.name, g[k]) for k in ("dgamma", "dbeta") if k in g}
+            outputs = {k: self.t.copy(f"{self.name}.{k}", g[k], "backward") for k in ("dx", "dgamma", "dbeta") if k in g}
+            self.t.op("layernorm_bwd", self.name, {**inputs, "dy": self.t.copy(f"{self.name}.dy", g["dy"], "backward"), **starts},
+                      outputs, attrs, "backward", g["microbatch"], arith=arith, internal=["mean", "rstd"])
+
+        self.gather(parts, record)
 
 
 class SwiGLU(Rule):

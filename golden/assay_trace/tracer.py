@@ -13,7 +13,7 @@ from .names import Filter, clean
 from .placement import is_cut, local_of
 from .writer import Writer
 
-RULES = (norms.RMSNorm, norms.SwiGLU, attention.RotaryEmbedding, attention.Attention, attention.LatentAttention, experts.Router, experts.Experts,
+RULES = (norms.RMSNorm, norms.LayerNorm, norms.SwiGLU, attention.RotaryEmbedding, attention.Attention, attention.LatentAttention, experts.Router, experts.Experts,
          norms.DecoderLayer)
 
 
@@ -21,6 +21,18 @@ def ranks():
     """(rank, world size) of torch.distributed, or of a run of one process."""
     d = torch.distributed
     return (d.get_rank(), d.get_world_size()) if d.is_available() and d.is_initialized() else (0, 1)
+
+
+def data_parallel(model):
+    """(rank, size) among ranks with batches of their own, as DDP and FSDP2 (over one dimension of ranks) arrange them; else (0, 1)."""
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        return torch.distributed.get_rank(model.process_group), torch.distributed.get_world_size(model.process_group)
+    sharded = getattr(getattr(torch.distributed, "fsdp", None), "FSDPModule", None)
+    if sharded is not None and isinstance(model, sharded):
+        meshes = {p.device_mesh for p in model.parameters() if hasattr(p, "device_mesh")}
+        if len(meshes) == 1 and (mesh := meshes.pop()).ndim == 1:
+            return mesh.get_local_rank(), mesh.size()
+    return 0, 1
 
 
 def in_backward():
@@ -37,11 +49,15 @@ class Tracer:
     """optimizer: its steps are recorded, too (AdamW as an operation).
     mode: "full", "statistics" or "hash".  every: steps 0, every, 2*every, ...  include, exclude: shell patterns over names.
     gradients: of activations.  operations: records that `assay replay` can judge; None: where values are kept.
-    limit_bytes: of values, per rank.  hash: Writer's.  index: more members of index.json."""
+    microbatches: how many this rank runs in a step, where data-parallel ranks (DDP, FSDP2) have batches of their own: they are then
+    numbered one rank behind the other.  limit_bytes: of values, per rank.  hash: Writer's.  index: more members of index.json."""
 
     def __init__(self, model, folder, optimizer=None, mode="full", every=1, include=(), exclude=(), gradients=True,
-                 operations=None, limit_bytes=None, hash=None, **index):
+                 operations=None, limit_bytes=None, hash=None, microbatches=None, **index):
         rank, world = ranks()
+        self.dp_rank, self.dp = data_parallel(model)
+        if microbatches is not None and self.dp > 1:  # each averages over its own batches, and the reduction over ranks
+            index.setdefault("gradient_scale", 1.0 / self.dp)
         dtype = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
         index.setdefault("precision", {torch.float64: "fp64", torch.float32: "fp32", torch.bfloat16: "bf16"}.get(dtype, str(dtype)))
         self.bare = next((m for m in model.modules() if hasattr(getattr(m, "config", None), "to_json_string")), model)
@@ -53,7 +69,7 @@ class Tracer:
                              torch=torch.__version__, **index)
         self.filter, self.every, self.gradients = Filter(include, exclude), every, gradients
         self.step_number = self.microbatch = -1
-        self.first_microbatch = 0  # of this rank's in the step
+        self.first_microbatch = self.dp_rank * (microbatches or 0)  # of this rank's in the step
         self.recording = False
         self.known = {}    # id of a tensor object -> (weak reference, version, id of its record)
         self.pending = {}  # (id of an output, name) -> gradient that its consumers' operations read
@@ -81,7 +97,7 @@ class Tracer:
                 continue
             matched = [rule for rule in RULES if name and rule.matches(module)]
             self.rules += [rule(self, name, module) for rule in matched]
-            if attention.Attention in matched:
+            if attention.Attention in matched or attention.LatentAttention in matched:
                 files.add(type(module).__module__)
             if not matched and module._parameters and not isinstance(module, (torch.nn.Linear, torch.nn.Embedding)):
                 unknown.setdefault(type(module).__name__, name)
@@ -297,6 +313,7 @@ class Tracer:
 
     def output(self, name, out):
         if isinstance(out, torch.Tensor):
+            name = name or "output"  # of a model that returns a tensor alone
             if self.active(name):
                 self.one_output(name, out)
         elif isinstance(out, dict):
@@ -338,7 +355,7 @@ class Tracer:
     def end_step(self):
         for name, p in self.model.named_parameters():
             if p.grad is not None and self.filter.takes(clean(name)):
-                self.tensor(clean(name) + ".grad", p.grad, "grad", -1)
+                self.tensor(clean(name) + ".grad", p.grad, "grad" if self.dp == 1 else "reduced_grad", -1)
 
     def finish(self, aborted=None):
         self.recording = False

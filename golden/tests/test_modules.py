@@ -1,4 +1,4 @@
-"""Modules beside Llama's: Gemma's norm, DeepSeek's attention, routers backward; the real Megatron core where it is installed.
+"""Modules beside Llama's: Gemma's norm, LayerNorm, DeepSeek's attention and rope, routers backward; the real Megatron core where it is installed.
 
 Honest runs pass, and a mistake in each is named."""
 import importlib.util
@@ -13,6 +13,7 @@ import torch
 
 sys.path[:0] = [str(pathlib.Path(__file__).resolve().parent.parent), str(pathlib.Path(__file__).resolve().parent)]
 
+import assay_trace  # noqa: E402
 import foreign_models as models  # noqa: E402
 import trials_trace as trials  # noqa: E402
 from test_trace import ASSAY, operations  # noqa: E402
@@ -70,10 +71,54 @@ class Modules(unittest.TestCase):
 
     def test_latent_attention(self):
         for dtype, attention in ((torch.float32, "eager"), (torch.bfloat16, "eager"), (torch.bfloat16, "sdpa")):
-            self.honest("deepseek_v3", dtype, attention, 110, attention_fwd=2, attention_bwd=2, router_bwd=1)
+            self.honest("deepseek_v3", dtype, attention, 118, attention_fwd=2, attention_bwd=2, router_bwd=1, rope_fwd=4, rope_bwd=4)
         model = models.build("deepseek_v3")
         model.model.layers[1].self_attn.scaling *= 1.1
         self.named("wrong", model, "model.layers.1.self_attn.core_attention", "attention_fwd")
+
+    def test_rope_of_neighbours(self):
+        from transformers.models.deepseek_v3 import modeling_deepseek_v3 as file
+
+        plain = file.apply_rotary_pos_emb_interleave
+        file.apply_rotary_pos_emb_interleave = file.apply_rotary_pos_emb  # halves are rotated where neighbours should be
+        try:
+            self.named("wrong", models.build("deepseek_v3"), "model.layers.0.self_attn.rope_q", "rope_fwd")
+        finally:
+            file.apply_rotary_pos_emb_interleave = plain
+
+    def layernorms(self, dtype, width, plant=None):
+        from transformers.models.cohere.modeling_cohere import CohereLayerNorm
+
+        torch.manual_seed(0)
+        model = torch.nn.Sequential(torch.nn.Linear(width, width), torch.nn.LayerNorm(width), torch.nn.Linear(width, width),
+                                    torch.nn.LayerNorm(width, bias=False), torch.nn.Linear(width, width), CohereLayerNorm(width)).to(dtype)
+        with torch.no_grad():
+            for p in model.parameters():
+                p.add_(0.3 * torch.randn_like(p))
+        if plant:
+            plant(model)
+        name = f"{dtype}_{width}_{plant is None}"
+        trace = assay_trace.attach(model, str(self.folder / name))
+        with trace.step():
+            for shift in (0.0, 5.0):
+                model(torch.randn(2, 7, width).add(shift).to(dtype)).float().square().sum().backward()
+        trace.close()
+        return (self.folder / name, *trials.replay(ASSAY, self.folder / name))
+
+    def test_layernorm(self):
+        for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.float16):
+            for width in (8, 130):
+                folder, passed, failed, skipped, first = self.layernorms(dtype, width)
+                self.assertEqual((failed, skipped), (0, 0), f"{dtype} {width}: {first}")
+                found = [o["op"] for o in operations(folder)]
+                self.assertEqual((found.count("layernorm_fwd"), found.count("layernorm_bwd")), (6, 6))
+
+        def half_of_beta(model):
+            norm, plain = model[1], torch.nn.functional.layer_norm
+            norm.forward = lambda x: plain(x, norm.normalized_shape, norm.weight, 0.5 * norm.bias, norm.eps)
+
+        _, _, failed, _, first = self.layernorms(torch.float32, 8, half_of_beta)
+        self.assertEqual(first, ("1", "layernorm_fwd"))
 
     def test_routers_backward(self):
         for family, dtype in (("qwen3_moe", torch.bfloat16), ("mixtral", torch.float32), ("qwen2_moe", torch.bfloat16)):

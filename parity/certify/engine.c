@@ -40,7 +40,8 @@ static int list_operations(const char *only, certify_result *results)
     int n = 0;
     for (int i = 0; assay_op_at(i) != NULL; i++) {
         const assay_op *op = assay_op_at(i);
-        if (op->collective || (only[0] != '\0' && strcmp(only, "all") != 0 && strcmp(only, op->name) != 0))
+        if (op->collective || op->foreign ||
+            (only[0] != '\0' && strcmp(only, "all") != 0 && strcmp(only, op->name) != 0))
             continue;
         if (results != NULL)
             results[n].op = op;

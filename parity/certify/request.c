@@ -1,4 +1,5 @@
 /* The calls of a trial: lattice inputs, every data mode at every size and at every boundary, for each seed. */
+#include "core/model/ops.h"
 #include "parity/certify/certify.h"
 #include "parity/checks/random_request.h"
 
@@ -20,6 +21,7 @@ assay_status certify_request(const char *dir, assay_dtype act, const certify_pla
         int64_t calls = 0;
         parity_ask_lattice(&q);
         parity_ask_lattice_documents(&q);
+        parity_ask_lattice_foreign(&q);
         calls += q.n;
         for (int64_t s = 1; s <= plan->seeds; s++) {
             q.n = s * SEED_STRIDE;
@@ -41,7 +43,7 @@ assay_status certify_request(const char *dir, assay_dtype act, const certify_pla
 
 static bool is_of(const certify_plan *plan, const char *op)
 {
-    return plan->op == NULL || strcmp(plan->op, op) == 0;
+    return plan->op == NULL ? !assay_op_find(op)->foreign : strcmp(plan->op, op) == 0;
 }
 
 static json_t *modes_of(const certify_plan *plan)

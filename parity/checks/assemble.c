@@ -448,6 +448,54 @@ assay_status parity_assemble(const assay_trace *t, const char *name, assay_phase
     return st;
 }
 
+static void put_segments(const assay_shard *s, char *out, size_t capacity)
+{
+    size_t used = 0;
+    out[0] = 0;
+    for (int d = 0; d < s->ndim && used < capacity; d++)
+        for (int k = 0; k < s->n_segments[d] && used < capacity; k++)
+            used += (size_t)snprintf(out + used, capacity - used, "%s%lld-%lld",
+                                     k > 0   ? "+"
+                                     : d > 0 ? ", "
+                                             : "",
+                                     (long long)s->segments[d][k].start,
+                                     (long long)(s->segments[d][k].start + s->segments[d][k].length - 1));
+}
+
+/* The pieces: who holds what. */
+static assay_status draw_pieces(const parity_entry *e, parity_gallery *g, parity_result *f)
+{
+    static const char *const heads[] = {"rank", "kind", "elements, from-to of each dimension", "content",
+                                        NULL};
+    parity_excerpt *x = NULL;
+    char shape[96];
+    bool named = false;
+    ASSAY_TRY(parity_gallery_excerpt(g, &x, &f->excerpt));
+    if (x == NULL)
+        return ASSAY_OK;
+    const assay_shard *whole = &e->pieces[0].record->shard;
+    parity_index_text(whole->global_shape, whole->ndim, shape, sizeof shape);
+    parity_excerpt_begin(x, heads, "%lld piece%s of %.80s %s; expected they tile it, and replicas are equal",
+                         (long long)e->n, e->n == 1 ? "" : "s", e->name, shape);
+    for (int64_t i = 0; i < e->n; i++) {
+        const assay_trace_tensor *t = e->pieces[i].record;
+        char segments[PARITY_EXCERPT_CELL];
+        if (!parity_excerpt_add(x, t->rank == f->rank ? PARITY_ROW_WRONG : PARITY_ROW_SAME))
+            return ASSAY_OK;
+        put_segments(&t->shard, segments, sizeof segments);
+        parity_excerpt_cell(x, 0, "%d", t->rank);
+        parity_excerpt_cell(x, 1, "%s", assay_piece_kind_name(t->kind));
+        parity_excerpt_cell(x, 2, "%s", segments);
+        parity_excerpt_cell(x, 3, "%.16s", t->hash);
+        named = named || t->rank == f->rank;
+    }
+    if (!named && parity_excerpt_add(x, PARITY_ROW_MISSING)) {
+        parity_excerpt_cell(x, 0, "none");
+        parity_excerpt_cell(x, 2, "%s", f->message);
+    }
+    return ASSAY_OK;
+}
+
 assay_status parity_check_assemble(const assay_trace *t, parity_report *report)
 {
     assay_status st = ASSAY_OK;
@@ -468,6 +516,9 @@ assay_status parity_check_assemble(const assay_trace *t, parity_report *report)
             parity_result_skip(&finding, "%.400s", assay_error_message());
         else if (st != ASSAY_OK)
             goto done;
+        st = ASSAY_OK;
+        if (finding.verdict == PARITY_FAIL)
+            ASSAY_TRY_GOTO(draw_pieces(&x->entries[i], parity_table_gallery(table), &finding), st, done);
         ASSAY_TRY_GOTO(parity_table_merge(table, &finding), st, done);
     }
     ASSAY_TRY_GOTO(parity_table_flush(table, report), st, done);

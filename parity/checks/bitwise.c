@@ -12,13 +12,13 @@ static void start(parity_result *r, const char *claim)
     r->verdict = PARITY_PASS;
 }
 
-static void compare_records(const assay_trace_tensor *a, const assay_trace_tensor *b, const char *claim,
-                            parity_result *r)
+static assay_status compare_records(const assay_trace_tensor *a, const assay_trace_tensor *b,
+                                    const char *claim, parity_gallery *g, parity_result *r)
 {
     const int64_t count = assay_shard_count(&b->shard);
     if (assay_trace_same_content(a, b)) {
         r->count = count;
-        return;
+        return ASSAY_OK;
     }
     bool same = a->dtype == b->dtype && a->shard.ndim == b->shard.ndim;
     for (int d = 0; same && d < a->shard.ndim; d++)
@@ -26,12 +26,9 @@ static void compare_records(const assay_trace_tensor *a, const assay_trace_tenso
     if (!same || !a->data || !b->data) {
         parity_result_fail(r, "%s: %s differs on rank %d: %s", claim, b->name, b->rank,
                            same ? "content hashes are not equal" : "another dtype or shape");
-        return;
+        return ASSAY_OK;
     }
-    parity_worst w;
-    parity_worst_init(&w);
-    parity_worst_add_bits(&w, b->data, a->data, count, b->dtype);
-    parity_worst_to_result(&w, b->shard.local_shape, b->shard.ndim, r);
+    return parity_compare_bits(b->data, a->data, b->shard.local_shape, b->shard.ndim, count, b->dtype, g, r);
 }
 
 static int64_t smallest_step(const parity_index *x)
@@ -78,7 +75,7 @@ static assay_status compare_entry(const parity_entry *e, const parity_entry *oth
         else if (!e_is_b)
             continue; /* compared from the other side */
         else
-            compare_records(theirs, mine, claim, &r);
+            ASSAY_TRY(compare_records(theirs, mine, claim, parity_table_gallery(table), &r));
         ASSAY_TRY(parity_table_merge(table, &r));
     }
     return ASSAY_OK;
@@ -142,7 +139,8 @@ done:
     return st;
 }
 
-static void compare_info(const assay_tensor_info *a, const assay_tensor_info *b, parity_result *r)
+static assay_status compare_info(const assay_tensor_info *a, const assay_tensor_info *b, parity_gallery *g,
+                                 parity_result *r)
 {
     bool same = a->dtype == b->dtype && a->ndim == b->ndim;
     for (int d = 0; same && d < a->ndim; d++)
@@ -151,14 +149,12 @@ static void compare_info(const assay_tensor_info *a, const assay_tensor_info *b,
         parity_result_fail(r, "%s: another dtype or shape: %s of %lld elements and %s of %lld", b->name,
                            assay_dtype_name(a->dtype), (long long)a->count, assay_dtype_name(b->dtype),
                            (long long)b->count);
-        return;
+        return ASSAY_OK;
     }
-    parity_worst w;
-    parity_worst_init(&w);
-    parity_worst_add_bits(&w, b->data, a->data, a->count, a->dtype);
     int64_t folded[1] = {a->count};
     const bool fits = a->ndim <= ASSAY_MAX_DIMS;
-    parity_worst_to_result(&w, fits ? a->shape : folded, fits ? a->ndim : 1, r);
+    return parity_compare_bits(b->data, a->data, fits ? a->shape : folded, fits ? a->ndim : 1, a->count,
+                               a->dtype, g, r);
 }
 
 static assay_status compare_files(const assay_tensorfile *a, const assay_tensorfile *b, const char *claim,
@@ -168,13 +164,17 @@ static assay_status compare_files(const assay_tensorfile *a, const assay_tensorf
         const assay_tensor_info *x = assay_tensorfile_at(a, i);
         const assay_tensor_info *y = assay_tensorfile_find(b, x->name);
         parity_result r;
+        parity_gallery g = {0};
+        assay_status st = ASSAY_OK;
         start(&r, claim);
         snprintf(r.tensor, sizeof r.tensor, "%.*s", ASSAY_NAME - 1, x->name);
         if (y)
-            compare_info(x, y, &r);
+            st = compare_info(x, y, &g, &r);
         else
             parity_result_fail(&r, "%.200s is missing from the second file", x->name);
-        ASSAY_TRY(parity_report_add(report, &r));
+        st = st == ASSAY_OK ? parity_report_add_from(report, &g, &r) : st;
+        parity_gallery_free(&g);
+        ASSAY_TRY(st);
     }
     for (int64_t i = 0; i < assay_tensorfile_count(b); i++) {
         const assay_tensor_info *y = assay_tensorfile_at(b, i);

@@ -56,7 +56,7 @@ static assay_status read_whole(const assay_checkpoint *c, const state *s, const 
 }
 
 static assay_status compare_state(const assay_checkpoint *a, const state *x, const assay_checkpoint *b,
-                                  const state *y, parity_result *r)
+                                  const state *y, parity_gallery *g, parity_result *r)
 {
     bool same = x->dtype == y->dtype && x->whole.ndim == y->whole.ndim;
     for (int d = 0; same && d < x->whole.ndim; d++)
@@ -69,12 +69,9 @@ static assay_status compare_state(const assay_checkpoint *a, const state *x, con
     assay_status st = ASSAY_OK;
     ASSAY_TRY_GOTO(read_whole(a, x, "first", &p, r), st, done);
     ASSAY_TRY_GOTO(read_whole(b, y, "second", &q, r), st, done);
-    if (r->verdict == PARITY_PASS) {
-        parity_worst w;
-        parity_worst_init(&w);
-        parity_worst_add_bits(&w, q, p, assay_shard_count(&x->whole), x->dtype);
-        parity_worst_to_result(&w, x->whole.global_shape, x->whole.ndim, r);
-    }
+    if (r->verdict == PARITY_PASS)
+        st = parity_compare_bits(q, p, x->whole.global_shape, x->whole.ndim, assay_shard_count(&x->whole),
+                                 x->dtype, g, r);
 done:
     free(q);
     free(p);
@@ -88,12 +85,16 @@ static assay_status compare_checkpoints(const assay_checkpoint *a, const assay_c
         const state x = state_at(a, i);
         state y;
         parity_result r;
+        parity_gallery g = {0};
+        assay_status st = ASSAY_OK;
         start(&x, claim, &r);
         if (find_state(b, &x, &y))
-            ASSAY_TRY(compare_state(a, &x, b, &y, &r));
+            st = compare_state(a, &x, b, &y, &g, &r);
         else
             parity_result_fail(&r, "%s %s is missing from the second checkpoint", x.family, x.name);
-        ASSAY_TRY(parity_report_add(report, &r));
+        st = st == ASSAY_OK ? parity_report_add_from(report, &g, &r) : st;
+        parity_gallery_free(&g);
+        ASSAY_TRY(st);
     }
     for (int64_t i = 0; i < assay_checkpoint_count(b); i++) {
         const state y = state_at(b, i);

@@ -215,15 +215,10 @@ assay_status parity_call_compare_bytes(const parity_call_judge *j, int member, c
 {
     const assay_trace_tensor *found = j->recv[member];
     parity_result r;
-    parity_worst w;
     parity_call_start(j, member, &r);
-    parity_worst_init(&w);
-    parity_worst_add_bits(&w, found->data, wanted, parity_call_count(found), found->dtype);
-    parity_worst_to_result(&w, found->shard.local_shape, found->shard.ndim, &r);
-    ASSAY_TRY(parity_worst_redraw(&w, parity_table_gallery(j->table), found->shard.local_shape,
-                                  found->shard.ndim, &r));
-    if (w.picture)
-        parity_worst_add_bits(&w, found->data, wanted, parity_call_count(found), found->dtype);
+    ASSAY_TRY(parity_compare_bits(found->data, wanted, found->shard.local_shape, found->shard.ndim,
+                                  parity_call_count(found), found->dtype, parity_table_gallery(j->table),
+                                  &r));
     if (r.verdict == PARITY_FAIL && parity_can_decode(found->dtype)) {
         double *f = NULL, *e = NULL;
         if (parity_decode_all(found->data, parity_call_count(found), found->dtype, &f) == ASSAY_OK &&

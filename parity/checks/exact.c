@@ -24,8 +24,8 @@ typedef struct exact {
 
 bool parity_exact_is_free(const char *op, const char *slot, int64_t i, int64_t count)
 {
-    if (strcmp(op, "rmsnorm_fwd") == 0 || strcmp(op, "rmsnorm_apply") == 0 ||
-        (strcmp(op, "attention_fwd") == 0 && strcmp(slot, "lse") == 0))
+    if (strcmp(op, "rmsnorm_fwd") == 0 || strcmp(op, "layernorm_fwd") == 0 ||
+        strcmp(op, "rmsnorm_apply") == 0 || (strcmp(op, "attention_fwd") == 0 && strcmp(slot, "lse") == 0))
         return true;
     if (strcmp(op, "router_aux_fwd") == 0)
         return strcmp(slot, "aux_indices") != 0 && strcmp(slot, "tokens_per_expert") != 0;
@@ -127,8 +127,9 @@ static assay_status compare_exactly(const assay_trace_op *op, const ref_value *t
     }
     compare_elements(op, truth, found, &w);
     parity_worst_to_result(&w, found->shape, found->ndim, r);
-    ASSAY_TRY(parity_worst_redraw(&w, g, found->shape, found->ndim, r));
-    if (w.picture)
+    parity_differences d = {.found = NULL};
+    ASSAY_TRY(parity_worst_redraw_equal(&w, &d, g, found->shape, found->ndim, found->dtype, r));
+    if (w.differences)
         compare_elements(op, truth, found, &w);
     return ASSAY_OK;
 }
@@ -168,7 +169,7 @@ static assay_status judge_bounded(exact *x, const assay_trace_op *op, const ref_
     if (!found)
         parity_result_fail(&r, "the answer has no output %s", truth->slot);
     else if (truth->kind == REF_VALUE_CHOICE)
-        parity_judge_choice(result, &r);
+        ASSAY_TRY(parity_judge_choice(result, found, parity_table_gallery(x->bounded), &r));
     else
         ASSAY_TRY(parity_compare_value(truth, found, &x->scales, parity_table_gallery(x->bounded), &r));
     return parity_table_merge(x->bounded, &r);
@@ -327,15 +328,9 @@ static assay_status flush(const parity_table *table, parity_check check, parity_
     ASSAY_TRY_GOTO(parity_table_flush(table, all), st, done);
     for (int64_t i = 0; i < parity_report_count(all); i++) {
         parity_result r = *parity_report_at(all, i);
-        const parity_picture *picture = parity_report_picture(all, &r);
-        parity_picture *copy = NULL;
-        r.picture = 0;
-        if (picture)
-            ASSAY_TRY_GOTO(parity_gallery_draw(parity_table_gallery(folded), picture->shape, picture->ndim,
-                                               &copy, &r.picture),
-                           st, done);
-        if (copy)
-            *copy = *picture;
+        const parity_drawn drawn = parity_report_drawn(all, &r);
+        ASSAY_TRY_GOTO(parity_gallery_take(parity_table_gallery(folded), &drawn, &r.picture, &r.excerpt), st,
+                       done);
         if (r.verdict == PARITY_PASS)
             fold(&r); /* a failure keeps the number of its operation */
         ASSAY_TRY_GOTO(parity_table_merge(folded, &r), st, done);

@@ -261,8 +261,61 @@ static void explain(const flow *f, const assay_trace_tensor *read, const assay_t
     free(found);
 }
 
-static assay_status judge_edge(const flow *f, const assay_trace_tensor *read, int64_t number,
-                               parity_result *r)
+static void put_end(parity_excerpt *e, parity_row_mark mark, const char *word, const assay_trace_op *op,
+                    const char *slot, const assay_trace_tensor *t)
+{
+    if (!parity_excerpt_add(e, mark))
+        return;
+    parity_excerpt_cell(e, 0, "%s", word);
+    if (op != NULL)
+        parity_excerpt_cell(e, 1, "%s %s, %s", op->op, op->instance, slot);
+    else
+        parity_excerpt_cell(e, 1, "the first observation");
+    parity_excerpt_cell(e, 2, "%s", t->name);
+    parity_excerpt_cell(e, 3, "%lld", (long long)t->step);
+    if (t->microbatch >= 0)
+        parity_excerpt_cell(e, 4, "%lld", (long long)t->microbatch);
+    parity_excerpt_cell(e, 5, "%.16s", t->hash);
+}
+
+static const char *slot_of(const assay_trace_op *op, const assay_trace_tensor *t)
+{
+    for (int i = 0; op != NULL && i < op->n_outputs; i++)
+        if (op->outputs[i].tensor == t->id)
+            return op->outputs[i].slot;
+    return "";
+}
+
+/* The edge, and what has the content that was read; elements that differ as a picture. */
+static assay_status draw_edge(const flow *f, const assay_trace_tensor *read, const assay_trace_op *reader,
+                              int64_t number, parity_result *r)
+{
+    static const char *const heads[] = {"", "operation", "tensor", "step", "microbatch", "content", NULL};
+    parity_gallery *g = parity_table_gallery(f->table);
+    const assay_trace_tensor *written = f->records[number];
+    const int64_t other = parity_map_get(f->content, read->hash);
+    parity_excerpt *e = NULL;
+    ASSAY_TRY(parity_gallery_excerpt(g, &e, &r->excerpt));
+    if (e != NULL) {
+        parity_excerpt_begin(e, heads, "What was written and what was read, on rank %d", f->rank);
+        put_end(e, PARITY_ROW_SAME, "written by", f->writers[number], slot_of(f->writers[number], written),
+                written);
+        put_end(e, PARITY_ROW_WRONG, "read by", reader, r->tensor, read);
+        if (other >= 0)
+            put_end(e, PARITY_ROW_EXTRA, "it is what", f->writers[other],
+                    slot_of(f->writers[other], f->records[other]), f->records[other]);
+    }
+    if (!same_local_shape(read, written) || !read->data || !written->data)
+        return ASSAY_OK;
+    parity_result bits = *r;
+    ASSAY_TRY(parity_compare_bits(read->data, written->data, read->shard.local_shape, read->shard.ndim,
+                                  assay_shard_count(&read->shard), read->dtype, g, &bits));
+    r->picture = bits.picture;
+    return ASSAY_OK;
+}
+
+static assay_status judge_edge(const flow *f, const assay_trace_op *reader, const assay_trace_tensor *read,
+                               int64_t number, parity_result *r)
 {
     const assay_trace_tensor *written = f->records[number];
     const assay_trace_op *writer = f->writers[number];
@@ -275,7 +328,7 @@ static assay_status judge_edge(const flow *f, const assay_trace_tensor *read, in
                        writer ? writer->op : "the first observation of", writer ? writer->instance : "",
                        (long long)written->step, (long long)written->microbatch, f->rank);
     explain(f, read, written, r);
-    return ASSAY_OK;
+    return draw_edge(f, read, reader, number, r);
 }
 
 static bool all_zero(const assay_trace_tensor *t)
@@ -295,7 +348,8 @@ static bool may_be_leaf(const flow *f, const assay_trace_tensor *read)
 }
 
 /* A parameter or state that no operation has written: it must stay what it was at first. */
-static assay_status judge_leaf(flow *f, const assay_trace_tensor *read, parity_result *r)
+static assay_status judge_leaf(flow *f, const assay_trace_op *reader, const assay_trace_tensor *read,
+                               parity_result *r)
 {
     if (!may_be_leaf(f, read)) {
         parity_result_fail(r, "no operation of rank %d wrote %s before it was read", f->rank, read->name);
@@ -307,7 +361,7 @@ static assay_status judge_leaf(flow *f, const assay_trace_tensor *read, parity_r
     piece_key(piece, read);
     int64_t number = parity_map_get(f->initial, piece);
     if (number >= 0)
-        return judge_edge(f, read, number, r);
+        return judge_edge(f, reader, read, number, r);
     ASSAY_TRY(remember(f, read, NULL, &number));
     return parity_map_put(f->initial, piece, number);
 }
@@ -330,9 +384,9 @@ static assay_status judge_input(flow *f, const assay_trace_op *op, const assay_t
             parity_result_fail(&r, "%s enters step %lld with values: expected zeros", read->name,
                                (long long)op->step);
     } else if (number >= 0) {
-        ASSAY_TRY(judge_edge(f, read, number, &r));
+        ASSAY_TRY(judge_edge(f, op, read, number, &r));
     } else {
-        ASSAY_TRY(judge_leaf(f, read, &r));
+        ASSAY_TRY(judge_leaf(f, op, read, &r));
     }
     return parity_table_merge(f->table, &r);
 }

@@ -134,8 +134,9 @@ assay_status parity_compare_value(const ref_value *truth, const ref_value *candi
     parity_worst_init(&w);
     compare_integers(truth, candidate, &w);
     parity_worst_to_result(&w, candidate->shape, candidate->ndim, r);
-    ASSAY_TRY(parity_worst_redraw(&w, g, candidate->shape, candidate->ndim, r));
-    if (w.picture)
+    parity_differences d = {.found = NULL};
+    ASSAY_TRY(parity_worst_redraw_equal(&w, &d, g, candidate->shape, candidate->ndim, candidate->dtype, r));
+    if (w.differences)
         compare_integers(truth, candidate, &w);
     return ASSAY_OK;
 }
@@ -277,24 +278,6 @@ const ref_value *parity_find_value(const ref_value *values, int n, const char *s
     return NULL;
 }
 
-/* Discrete decisions: the count of rows whose choice no honest implementation could have made. */
-void parity_judge_choice(const ref_replay_result *result, parity_result *r)
-{
-    r->count = result->n_decisions;
-    r->n_bad = result->n_inadmissible;
-    r->n_ambiguous = result->n_ambiguous;
-    if (result->n_inadmissible == 0)
-        return;
-    const int64_t n_bad = result->n_inadmissible;
-    r->index_ndim = 1;
-    r->index[0] = result->first_inadmissible;
-    parity_result_fail(r,
-                       "%lld of %lld choices are not admissible, the first in row %lld; gap beyond the "
-                       "bounds %.3g",
-                       (long long)n_bad, (long long)result->n_decisions,
-                       (long long)result->first_inadmissible, result->decision_gap);
-}
-
 static bool is_substituted(const assay_trace_op *op, const char *slot)
 {
     for (int i = 0; i < op->n_outputs; i++)
@@ -325,7 +308,7 @@ static assay_status judge_outputs(local *l, const assay_trace_op *op, const ref_
         if (!found)
             parity_result_fail(&r, "output %s was not recorded", truth->slot);
         else if (truth->kind == REF_VALUE_CHOICE)
-            parity_judge_choice(result, &r);
+            ASSAY_TRY(parity_judge_choice(result, found, parity_table_gallery(l->table), &r));
         else
             ASSAY_TRY(parity_compare_value(truth, found, &l->scales, parity_table_gallery(l->table), &r));
         /* What stands there may be right; the operation's own result was seen by nobody. */

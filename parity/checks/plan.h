@@ -347,6 +347,7 @@ typedef struct plan_place {
     int rank;
     int64_t step, microbatch;
     plan_order order;
+    int64_t wanted, found; /* 1 + number of the planned and of the executed operation, 0: none */
 } plan_place;
 /* A claim that holds. */
 assay_status plan_holds(plan_findings *f, const plan_place *at);
@@ -356,6 +357,20 @@ __attribute__((format(printf, 4, 5)))
 #endif
 assay_status
 plan_fails(plan_findings *f, const plan_place *at, const char *item, const char *fmt, ...);
+/* What was planned and executed of a rank in a step, and which is which: 1 + number of the other, 0: none. */
+typedef struct plan_match {
+    const plan *p;
+    const assay_trace_op *const *ops;
+    int64_t n;
+    int64_t *found_at;  /* [p->n] */
+    int64_t *wanted_of; /* [n] */
+} plan_match;
+/* Draws the failures of this rank and step, now that all of it is matched. */
+assay_status plan_findings_draw(plan_findings *f, const plan_match *m);
+/* plan_excerpt.c: a claim beside no operation; one about the planned operation `wanted` or the executed `found`, -1: none. */
+void plan_excerpt_item(parity_excerpt *e, const char *item, const char *message);
+void plan_excerpt_around(parity_excerpt *e, const plan_match *m, int64_t wanted, int64_t found,
+                         const char *item, const char *message);
 /* Failures in causal order, then what holds. */
 assay_status plan_findings_flush(plan_findings *f, parity_report *report);
 

@@ -8,13 +8,18 @@
 
 typedef struct row {
     parity_result r;
-    plan_order order; /* of the failure that r tells */
+    plan_order order;      /* of the failure that r tells */
+    int64_t wanted, found; /* its operations, as in plan_place */
+    int words;             /* of r's message, before its place */
+    bool waits;            /* to be drawn */
+    int64_t next;          /* of those that wait, 1 + number, 0: none */
 } row;
 struct plan_findings {
     parity_result base;
     parity_map *map;
-    int64_t n, capacity;
+    int64_t n, capacity, waiting;
     row *rows;
+    parity_gallery gallery;
 };
 
 assay_status plan_findings_create(plan_findings **out, const parity_result *base)
@@ -37,6 +42,7 @@ void plan_findings_destroy(plan_findings *f)
     if (f == NULL)
         return;
     parity_map_destroy(f->map);
+    parity_gallery_free(&f->gallery);
     free(f->rows);
     free(f);
 }
@@ -61,6 +67,7 @@ static assay_status row_at(plan_findings *f, const plan_place *at, row **out)
         ASSAY_TRY(parity_map_put(f->map, key, i));
         f->n++;
         row *r = &f->rows[i];
+        memset(r, 0, sizeof *r);
         r->r = f->base;
         r->r.verdict = PARITY_PASS;
         r->r.phase = at->phase;
@@ -115,6 +122,40 @@ assay_status plan_fails(plan_findings *f, const plan_place *at, const char *item
     r->r.step = at->step;
     r->r.microbatch = at->microbatch;
     r->order = at->order;
+    r->words = n;
+    r->wanted = at->wanted;
+    r->found = at->found;
+    if (!r->waits) {
+        r->waits = true;
+        r->next = f->waiting;
+        f->waiting = r - f->rows + 1;
+    }
+    return ASSAY_OK;
+}
+
+/* A row that fails at an earlier place is drawn again. */
+static assay_status draw(plan_findings *f, row *r, const plan_match *m)
+{
+    char message[PARITY_TEXT];
+    snprintf(message, sizeof message, "%.*s", r->words, r->r.message);
+    parity_excerpt *e = r->r.excerpt > 0 ? f->gallery.excerpts[r->r.excerpt - 1] : NULL;
+    if (e == NULL)
+        ASSAY_TRY(parity_gallery_excerpt(&f->gallery, &e, &r->r.excerpt));
+    if (e != NULL && (m == NULL || (r->wanted == 0 && r->found == 0)))
+        plan_excerpt_item(e, r->r.tensor, message);
+    else if (e != NULL)
+        plan_excerpt_around(e, m, r->wanted - 1, r->found - 1, r->r.tensor, message);
+    return ASSAY_OK;
+}
+
+assay_status plan_findings_draw(plan_findings *f, const plan_match *m)
+{
+    while (f->waiting > 0) {
+        row *r = &f->rows[f->waiting - 1];
+        f->waiting = r->next;
+        r->waits = false;
+        ASSAY_TRY(draw(f, r, m));
+    }
     return ASSAY_OK;
 }
 
@@ -134,6 +175,7 @@ assay_status plan_findings_flush(plan_findings *f, parity_report *report)
 {
     int64_t failed = 0;
     assay_status st = ASSAY_OK;
+    ASSAY_TRY(plan_findings_draw(f, NULL)); /* claims beside no operation */
     const row **order = malloc(((size_t)f->n + 1) * sizeof *order);
     ASSAY_CHECK(order, ASSAY_OUT_OF_MEMORY, "findings of the plan");
     for (int64_t i = 0; i < f->n; i++) {
@@ -142,7 +184,7 @@ assay_status plan_findings_flush(plan_findings *f, parity_report *report)
     }
     qsort(order, (size_t)failed, sizeof *order, compare_rows);
     for (int64_t i = 0; i < failed; i++)
-        ASSAY_TRY_GOTO(parity_report_add(report, &order[i]->r), st, done);
+        ASSAY_TRY_GOTO(parity_report_add_from(report, &f->gallery, &order[i]->r), st, done);
     for (int64_t i = 0; i < f->n; i++) {
         if (f->rows[i].r.verdict != PARITY_FAIL)
             ASSAY_TRY_GOTO(parity_report_add(report, &f->rows[i].r), st, done);

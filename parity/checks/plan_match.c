@@ -13,7 +13,7 @@ typedef struct matcher {
     const assay_trace *t;
     parity_map *first; /* key -> 1 + number of the next expected one, 0: none is left */
     int64_t *next;     /* of each: 1 + number of the one after it with the same key, 0: none */
-    bool *matched;
+    plan_match both;
     int64_t farthest;                     /* expected operation of the latest pass seen so far, -1 */
     int64_t last_call[ASSAY_GROUP_COUNT]; /* expected number of the last collective of a group, -1 */
     plan_order order;                     /* of the last match: where an extra operation stands */
@@ -38,7 +38,8 @@ static plan_place place_of(const plan *p, const plan_op *o)
                         .rank = p->rank,
                         .step = p->step,
                         .microbatch = o->microbatch,
-                        .order = o->order};
+                        .order = o->order,
+                        .wanted = o - p->ops + 1};
 }
 
 /* From the back, so that a chain runs forward. */
@@ -61,7 +62,7 @@ static assay_status check_order(matcher *m, int64_t i, const plan_place *at)
     const plan_op *o = &m->p->ops[i];
     if (o->after >= 0) {
         const plan_op *before = &m->p->ops[o->after];
-        if (m->matched[o->after])
+        if (m->both.found_at[o->after] > 0)
             return plan_holds(m->f, at);
         return plan_fails(m->f, at, "order",
                           "order: expected behind %s %.100s (microbatch %lld), the last accumulation",
@@ -82,8 +83,9 @@ static assay_status check_order(matcher *m, int64_t i, const plan_place *at)
     return plan_holds(m->f, at);
 }
 
-static assay_status match_op(matcher *m, const assay_trace_op *found)
+static assay_status match_op(matcher *m, int64_t j)
 {
+    const assay_trace_op *found = m->both.ops[j];
     char key[KEY];
     key_of(key, found->op, found->instance, found->phase, found->microbatch, found->recompute);
     int64_t i = parity_map_get(m->first, key) - 1;
@@ -103,15 +105,18 @@ static assay_status match_op(matcher *m, const assay_trace_op *found)
                                .rank = m->p->rank,
                                .step = m->p->step,
                                .microbatch = found->microbatch,
-                               .order = m->order};
+                               .order = m->order,
+                               .found = j + 1};
         return plan_fails(m->f, &at, "operation", "extra operation: %s %.160s (%s%s): expected %s", found->op,
                           found->instance, assay_phase_name(found->phase), found->recompute ? ", again" : "",
                           i == -1 ? "no more of it" : "none");
     }
     ASSAY_TRY(parity_map_put(m->first, key, m->next[i]));
     const plan_op *wanted = &m->p->ops[i];
-    const plan_place at = place_of(m->p, wanted);
-    m->matched[i] = true;
+    plan_place at = place_of(m->p, wanted);
+    at.found = j + 1;
+    m->both.found_at[i] = j + 1;
+    m->both.wanted_of[j] = i + 1;
     m->order = wanted->order;
     ASSAY_TRY(check_order(m, i, &at));
     if (found->recompute != wanted->recompute)
@@ -126,7 +131,7 @@ static assay_status name_missing(const matcher *m)
     for (int64_t i = 0; i < m->p->n; i++) {
         const plan_op *o = &m->p->ops[i];
         const plan_place at = place_of(m->p, o);
-        if (!m->matched[i])
+        if (m->both.found_at[i] == 0)
             ASSAY_TRY(plan_fails(m->f, &at, "operation", "missing operation: %s %.160s (%s%s)", o->op,
                                  o->instance, assay_phase_name(o->phase), o->recompute ? ", again" : ""));
     }
@@ -136,22 +141,25 @@ static assay_status name_missing(const matcher *m)
 assay_status plan_compare(plan_findings *f, const plan *p, const assay_trace *t,
                           const assay_trace_op *const *ops, int64_t n)
 {
-    matcher m = {.f = f, .p = p, .t = t, .farthest = -1};
+    matcher m = {.f = f, .p = p, .t = t, .both = {.p = p, .ops = ops, .n = n}, .farthest = -1};
     assay_status st = ASSAY_OK;
     for (int g = 0; g < ASSAY_GROUP_COUNT; g++)
         m.last_call[g] = -1;
     m.next = calloc((size_t)p->n + 1, sizeof *m.next);
-    m.matched = calloc((size_t)p->n + 1, sizeof *m.matched);
-    ASSAY_CHECK_GOTO(m.next && m.matched, ASSAY_OUT_OF_MEMORY, st, done, "plan of %lld operations",
-                     (long long)p->n);
+    m.both.found_at = calloc((size_t)p->n + 1, sizeof *m.both.found_at);
+    m.both.wanted_of = calloc((size_t)n + 1, sizeof *m.both.wanted_of);
+    ASSAY_CHECK_GOTO(m.next && m.both.found_at && m.both.wanted_of, ASSAY_OUT_OF_MEMORY, st, done,
+                     "plan of %lld operations", (long long)p->n);
     ASSAY_TRY_GOTO(parity_map_create(&m.first), st, done);
     ASSAY_TRY_GOTO(index_plan(&m), st, done);
     for (int64_t i = 0; i < n; i++)
-        ASSAY_TRY_GOTO(match_op(&m, ops[i]), st, done);
+        ASSAY_TRY_GOTO(match_op(&m, i), st, done);
     ASSAY_TRY_GOTO(name_missing(&m), st, done);
+    ASSAY_TRY_GOTO(plan_findings_draw(f, &m.both), st, done);
 done:
     parity_map_destroy(m.first);
     free(m.next);
-    free(m.matched);
+    free(m.both.found_at);
+    free(m.both.wanted_of);
     return st;
 }

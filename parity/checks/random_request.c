@@ -411,7 +411,7 @@ static const char *tier_of(parity_data_mode mode)
 
 static bool is_asked(const parity_ask *q, const parity_ask_row *row, parity_data_mode mode)
 {
-    return q->st == ASSAY_OK && (q->only == NULL || strcmp(q->only, row->op) == 0) &&
+    return q->st == ASSAY_OK && parity_ask_wants(q, row->op) &&
            parity_data_mode_refusal(row->op, mode) == NULL;
 }
 

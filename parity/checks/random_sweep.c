@@ -25,6 +25,8 @@ const parity_ask_sweep_row parity_ask_sweep_table[] = {
     {"rmsnorm_apply", {"T"}},
     {"rmsnorm_bwd_dot", {"T", "H"}},
     {"rmsnorm_bwd_apply", {"T"}},
+    {"layernorm_fwd", {"T", "+H"}},
+    {"layernorm_bwd", {"T", "+H"}},
     {"rope_fwd", {"T", "+A"}},
     {"rope_bwd", {"T", "+A"}},
     {"attention_fwd", {"Sq,Sk", "-D,Dv"}},
@@ -77,6 +79,8 @@ const char *parity_data_mode_refusal(const char *op, parity_data_mode mode)
          "a row all of whose scores are minus infinity has no value by the formula and none of a row without "
          "keys"},
         {"attention_bwd", 1u << PARITY_HUGE, OF_EXP},
+        {"layernorm_fwd", 1u << PARITY_INFINITY,
+         "the mean of a row with an infinity is infinite, or no number where it is updated value by value"},
         {"attention_merge", 1u << PARITY_HUGE, OF_EXP},
         {"router_fwd", 1u << PARITY_HUGE, OF_EXP},
         {"router_fwd", 1u << PARITY_NAN | 1u << PARITY_INFINITY, OF_ORDER},

@@ -17,6 +17,12 @@
         "T=5 H=3 | eps=1e-5", "T=1 H=1 | eps=1e-6", "T=37 H=32 | eps=1e-6", "T=9 H=48 | eps=1e-5",           \
             "T=0 H=8 | eps=1e-5", "T=3 H=129 | eps=0.5", "T=70 H=64 | eps=1e-6"                              \
     }
+#define LAYERNORM_SIZES                                                                                      \
+    {                                                                                                        \
+        "T=5 H=3 beta=1 | eps=1e-5", "T=1 H=1 beta=1 | eps=1e-6", "T=37 H=32 beta=0 | eps=1e-6",             \
+            "T=9 H=48 beta=1 | eps=1e-5", "T=0 H=8 beta=1 | eps=1e-5", "T=3 H=129 beta=1 | eps=0.5",         \
+            "T=70 H=64 beta=0 | eps=1e-6"                                                                    \
+    }
 /* A part of 3 of a row's columns and more. */
 #define CUT_SIZES(attrs)                                                                                     \
     {                                                                                                        \
@@ -202,6 +208,16 @@ const parity_ask_row parity_ask_table[] = {
       {.name = "dy"},
       {.name = "dgamma_in"}},
      CUT_SIZES("width=")},
+    {"layernorm_fwd", {{.name = "x"}, {.name = "gamma"}, {.name = "beta", .when = "beta"}}, LAYERNORM_SIZES},
+    {"layernorm_bwd",
+     {{.name = "x"},
+      {.name = "gamma"},
+      {SLOT("mean", FROM), .of = "layernorm_fwd.mean"},
+      {SLOT("rstd", FROM), .of = "layernorm_fwd.rstd"},
+      {.name = "dy"},
+      {.name = "dgamma_in"},
+      {.name = "dbeta_in", .when = "beta"}},
+     LAYERNORM_SIZES},
     {"rope_table",
      {{.name = NULL}},
      {"| rope_type=default rotary_dim=16 rotary_base=10000.0 positions=40",

@@ -1,14 +1,20 @@
 /* Building the request of the operations alone: one record after the other, inputs only. */
 #include "parity/checks/request.h"
+#include "core/model/ops.h"
 
 #include "core/base/philox.h"
 #include <stdlib.h>
 #include <string.h>
 
+bool parity_ask_wants(const parity_ask *q, const char *op)
+{
+    return q->only != NULL ? strcmp(q->only, op) == 0 : !assay_op_find(op)->foreign;
+}
+
 void parity_ask_begin(parity_ask *q, const char *op)
 {
     memset(&q->op, 0, sizeof q->op);
-    q->off = q->only != NULL && strcmp(q->only, op) != 0;
+    q->off = !parity_ask_wants(q, op);
     snprintf(q->op.op, sizeof q->op.op, "%s", op);
     snprintf(q->op.instance, sizeof q->op.instance, "%s.%s.%lld", q->tier, op, (long long)q->n);
     q->op.phase = ASSAY_PHASE_FORWARD;

@@ -45,6 +45,8 @@ void parity_ask_lattice_backward(parity_ask *q);
 void parity_ask_lattice_context(parity_ask *q);
 /* Attention over documents packed in rows: exact_documents.c. */
 void parity_ask_lattice_documents(parity_ask *q);
+/* Operations that our engines do not have. */
+void parity_ask_lattice_foreign(parity_ask *q);
 /* exact_request.c: the lattice requests of one rank, without collectives. */
 void parity_ask_lattice(parity_ask *q);
 /* random_request.c: every operation on random inputs of one data mode; the answers are judged by bounds.  `assay run` asks in
@@ -62,6 +64,8 @@ typedef enum {
     PARITY_MODE_COUNT
 } parity_data_mode;
 enum { PARITY_MODE_RUN = PARITY_ONE_SIGNED + 1 };
+/* An operation is asked: the one of `only`, or any that our engines have. */
+bool parity_ask_wants(const parity_ask *q, const char *op);
 /* "zero_mean" */
 const char *parity_data_mode_name(parity_data_mode mode);
 /* Whether the operation has a meaning on such data: else why not, in words. */

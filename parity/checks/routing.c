@@ -24,32 +24,12 @@ static void start(const routing *g, const assay_trace_op *op, const char *slot, 
     snprintf(r->tensor, sizeof r->tensor, "%s", slot);
 }
 
-/* Numbers of experts in range, ascending, none twice; the first row that is not is named. */
-static void judge_form(const ref_value *indices, int64_t experts, parity_result *r)
-{
-    const int64_t k = indices->ndim > 0 ? indices->shape[indices->ndim - 1] : 1;
-    for (int64_t i = 0; i < indices->count; i++) {
-        const int64_t e = indices->ivalue[i];
-        const bool first = k <= 1 || i % k == 0;
-        const bool good = e >= 0 && e < experts && (first || e > indices->ivalue[i - 1]);
-        if (good)
-            continue;
-        r->index_ndim = indices->ndim;
-        parity_unflatten(i, indices->shape, indices->ndim, r->index);
-        r->found = (double)e;
-        parity_result_fail(
-            r, "row %lld chooses expert %lld in place %lld: expected ascending numbers below %lld",
-            (long long)(k > 0 ? i / k : 0), (long long)e, (long long)(k > 0 ? i % k : 0), (long long)experts);
-        return;
-    }
-}
-
-static assay_status replay_choice(const assay_trace_op *op, const ref_value *inputs, int n_inputs,
-                                  const ref_value *candidate, int n_candidate, parity_result *r)
+static assay_status replay_choice(const routing *g, const assay_trace_op *op, const ref_value *inputs,
+                                  int n_inputs, const ref_value *candidate, int n_candidate, parity_result *r)
 {
     ref_replay_result result;
     memset(&result, 0, sizeof result);
-    const assay_status st =
+    assay_status st =
         ref_replay(op->op, op->attrs, &op->arith, inputs, n_inputs, candidate, n_candidate, &result);
     if (st == ASSAY_INVALID_ARGUMENT) {
         parity_result_fail(r, "%.480s", assay_error_message());
@@ -60,9 +40,10 @@ static assay_status replay_choice(const assay_trace_op *op, const ref_value *inp
         return ASSAY_OK;
     }
     ASSAY_TRY(st);
-    parity_judge_choice(&result, r);
+    st = parity_judge_choice(&result, parity_find_value(candidate, n_candidate, r->tensor),
+                             parity_table_gallery(g->table), r);
     ref_replay_free(&result);
-    return ASSAY_OK;
+    return st;
 }
 
 static assay_status judge_router(routing *g, const assay_trace_op *op, const char *slot)
@@ -81,15 +62,25 @@ static assay_status judge_router(routing *g, const assay_trace_op *op, const cha
         if (!logits || !indices || !indices->ivalue || logits->ndim < 1)
             parity_result_fail(&r, "the record has no logits or no integer %s", slot);
         else
-            judge_form(indices, logits->shape[logits->ndim - 1], &r);
+            ASSAY_TRY_GOTO(parity_judge_choice_form(indices, logits->shape[logits->ndim - 1],
+                                                    parity_table_gallery(g->table), &r),
+                           st, done);
     }
     if (r.verdict == PARITY_PASS)
-        ASSAY_TRY_GOTO(replay_choice(op, inputs, n_inputs, candidate, n_candidate, &r), st, done);
+        ASSAY_TRY_GOTO(replay_choice(g, op, inputs, n_inputs, candidate, n_candidate, &r), st, done);
     st = parity_table_merge(g->table, &r);
 done:
     parity_free_slots(inputs, n_inputs);
     parity_free_slots(candidate, n_candidate);
     return st;
+}
+
+static void compare_counts(const int64_t *told, const int64_t *wanted, int64_t experts, parity_worst *w)
+{
+    for (int64_t e = 0; e < experts; e++) {
+        const bool same = wanted[e] == told[e];
+        parity_worst_add(w, e, (double)told[e], (double)wanted[e], 0.0, same ? 0.0 : (double)INFINITY, same);
+    }
 }
 
 /* tokens_per_expert of a plan is the histogram of the indices it was made from. */
@@ -100,6 +91,7 @@ static assay_status judge_plan(routing *g, const assay_trace_op *op)
     int64_t *chosen = NULL, *told = NULL, *wanted = NULL;
     parity_result r;
     parity_worst w;
+    parity_differences d = {.found = NULL};
     assay_status st = ASSAY_OK;
     start(g, op, "tokens_per_expert", &r);
     parity_worst_init(&w);
@@ -117,11 +109,13 @@ static assay_status judge_plan(routing *g, const assay_trace_op *op)
         if (chosen[i] >= 0 && chosen[i] < experts)
             wanted[chosen[i]]++;
     }
-    for (int64_t e = 0; e < experts; e++) {
-        const bool same = wanted[e] == told[e];
-        parity_worst_add(&w, e, (double)told[e], (double)wanted[e], 0.0, same ? 0.0 : (double)INFINITY, same);
-    }
-    parity_worst_to_result(&w, (int64_t[]){experts}, 1, &r);
+    compare_counts(told, wanted, experts, &w);
+    parity_worst_to_result(&w, &experts, 1, &r);
+    ASSAY_TRY_GOTO(
+        parity_worst_redraw_equal(&w, &d, parity_table_gallery(g->table), &experts, 1, ASSAY_I64, &r), st,
+        done);
+    if (w.differences)
+        compare_counts(told, wanted, experts, &w);
     st = parity_table_merge(g->table, &r);
 done:
     free(wanted);

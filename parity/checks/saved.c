@@ -49,6 +49,7 @@ static assay_status check_state(const saved *s, const assay_checkpoint *c, const
     char traced[ASSAY_NAME + 16];
     parity_result r;
     parity_global g;
+    parity_gallery gallery = {0};
     assay_status st = ASSAY_OK;
     void *data = NULL;
     saved_start(s, PARITY_CHECK_CHECKPOINT, "save", family, name, &r);
@@ -64,14 +65,13 @@ static assay_status check_state(const saved *s, const assay_checkpoint *c, const
             parity_result_fail(&r, "the checkpoint: %.400s", assay_error_message());
             assay_error_clear();
         } else {
-            parity_worst w;
-            parity_worst_init(&w);
-            parity_worst_add_bits(&w, data, g.data, g.count, g.dtype);
-            parity_worst_to_result(&w, g.shape, g.ndim, &r);
+            ASSAY_TRY_GOTO(parity_compare_bits(data, g.data, g.shape, g.ndim, g.count, g.dtype, &gallery, &r),
+                           st, done);
         }
     }
-    st = parity_report_add(s->report, &r);
+    st = parity_report_add_from(s->report, &gallery, &r);
 done:
+    parity_gallery_free(&gallery);
     free(data);
     parity_global_free(&g);
     return st;

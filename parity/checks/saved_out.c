@@ -10,9 +10,21 @@ static double as_stored(double x, assay_dtype dtype)
     return dtype == ASSAY_F32 ? (double)(float)x : x;
 }
 
+static void compare_elements(const assay_tensor_info *t, const double *wanted, parity_worst *w)
+{
+    for (int64_t i = 0; i < t->count; i++) {
+        const double found = t->dtype == ASSAY_I64 ? (double)parity_decode_integer(t->data, i, t->dtype)
+                                                   : parity_decode(t->data, i, t->dtype),
+                     expected = as_stored(wanted[i], t->dtype);
+        const bool pass = found == expected;
+        parity_worst_add(w, i, found, expected, 0.0, pass ? 0.0 : (double)INFINITY, pass);
+    }
+}
+
 /* A tensor of the file against doubles of its shape, bit for bit once they are rounded to its dtype (counts: I64). */
-static void compare_stored(const assay_tensorfile *f, const char *name, const double *wanted,
-                           const int64_t *shape, int ndim, assay_dtype dtype, parity_result *r)
+static assay_status compare_stored(const assay_tensorfile *f, const char *name, const double *wanted,
+                                   const int64_t *shape, int ndim, assay_dtype dtype, parity_gallery *g,
+                                   parity_result *r)
 {
     const assay_tensor_info *t = assay_tensorfile_find(f, name);
     bool same = t != NULL && t->dtype == dtype && t->ndim == ndim;
@@ -21,24 +33,31 @@ static void compare_stored(const assay_tensorfile *f, const char *name, const do
     if (!same) {
         parity_result_fail(r, "the file: expected %.200s as %s in its shape, found %s", name,
                            assay_dtype_name(dtype), t ? "another dtype or shape" : "none");
-        return;
+        return ASSAY_OK;
     }
     parity_worst w;
+    parity_differences d = {.found = NULL};
     parity_worst_init(&w);
-    for (int64_t i = 0; i < t->count; i++) {
-        const double found = dtype == ASSAY_I64 ? (double)parity_decode_integer(t->data, i, dtype)
-                                                : parity_decode(t->data, i, dtype),
-                     expected = as_stored(wanted[i], dtype);
-        const bool pass = found == expected;
-        parity_worst_add(&w, i, found, expected, 0.0, pass ? 0.0 : (double)INFINITY, pass);
-    }
+    compare_elements(t, wanted, &w);
     parity_worst_to_result(&w, shape, ndim, r);
+    ASSAY_TRY(parity_worst_redraw_equal(&w, &d, g, shape, ndim, dtype, r));
+    if (w.differences)
+        compare_elements(t, wanted, &w);
+    return ASSAY_OK;
 }
 
-static void compare_values(const assay_tensorfile *f, const char *name, const double *wanted,
-                           const int64_t *shape, int ndim, parity_result *r)
+/* The same where nothing has failed before, and the result added to the report. */
+static assay_status report_stored(const saved *s, const assay_tensorfile *f, const char *name,
+                                  const double *wanted, const int64_t *shape, int ndim, assay_dtype dtype,
+                                  parity_result *r)
 {
-    compare_stored(f, name, wanted, shape, ndim, ASSAY_F32, r);
+    parity_gallery g = {0};
+    assay_status st = ASSAY_OK;
+    if (r->verdict == PARITY_PASS)
+        st = compare_stored(f, name, wanted, shape, ndim, dtype, &g, r);
+    st = st == ASSAY_OK ? parity_report_add_from(s->report, &g, r) : st;
+    parity_gallery_free(&g);
+    return st;
 }
 
 /* One number of every step. */
@@ -58,10 +77,8 @@ static assay_status check_series(const saved *s, const assay_tensorfile *f, cons
                                                 : parity_decode(g.data, 0, g.dtype);
         parity_global_free(&g);
     }
-    if (r.verdict == PARITY_PASS)
-        compare_stored(f, name, wanted, &s->steps, 1, dtype, &r);
     (*seen)++;
-    st = parity_report_add(s->report, &r);
+    st = report_stored(s, f, name, wanted, &s->steps, 1, dtype, &r);
 done:
     free(wanted);
     return st;
@@ -85,11 +102,10 @@ static assay_status check_rates(const saved *s, const assay_tensorfile *f, int64
     }
     if (told != s->steps)
         parity_result_fail(&r, "the trace has no adamw in step %lld", (long long)told);
-    else
-        compare_values(f, "learning_rate", wanted, &s->steps, 1, &r);
     (*seen)++;
+    const assay_status st = report_stored(s, f, "learning_rate", wanted, &s->steps, 1, ASSAY_F32, &r);
     free(wanted);
-    return parity_report_add(s->report, &r);
+    return st;
 }
 
 /* --- losses of layers --------------------------------------------------------------------------------------- */
@@ -186,9 +202,9 @@ static assay_status check_param(const saved *s, const assay_tensorfile *f, const
         r.step = step;
         snprintf(r.tensor, sizeof r.tensor, "%.*s", ASSAY_NAME - 1, name);
         ref_hf_extract(p, i, whole, part);
-        compare_values(f, name, part, p->parts[i].shape, p->parts[i].ndim, &r);
         (*seen)++;
-        ASSAY_TRY_GOTO(parity_report_add(s->report, &r), st, done);
+        ASSAY_TRY_GOTO(report_stored(s, f, name, part, p->parts[i].shape, p->parts[i].ndim, ASSAY_F32, &r),
+                       st, done);
     }
 done:
     free(part);
@@ -217,10 +233,9 @@ static assay_status check_logits(const saved *s, const assay_tensorfile *f, int6
         ASSAY_CHECK_GOTO(wanted, ASSAY_OUT_OF_MEMORY, st, done, "logits");
         for (int64_t i = 0; i < b->s * b->b; i++)
             memcpy(wanted + (i % b->b * b->s + i / b->b) * v, found + i * v, (size_t)v * sizeof *wanted);
-        compare_values(f, "logits", wanted, shape, 3, &r);
     }
     (*seen)++;
-    st = parity_report_add(s->report, &r);
+    st = report_stored(s, f, "logits", wanted, shape, 3, ASSAY_F32, &r);
 done:
     free(wanted);
     free(found);

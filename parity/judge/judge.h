@@ -46,12 +46,29 @@ typedef struct parity_worst {
     double ratio, share; /* share: largest of all elements, wherever the worst place is */
     int64_t flat;        /* -1: nothing compared */
     double found, expected, allowance;
-    parity_picture *picture; /* drawn besides; NULL: not */
+    parity_picture *picture;                /* drawn besides; NULL: not */
+    struct parity_differences *differences; /* the same of elements that must be equal */
 } parity_worst;
 void parity_worst_init(parity_worst *w);
 /* Of a comparison that failed: the same elements once more, into a picture of r; NULL when none is drawn, or no more. */
 assay_status parity_worst_redraw(parity_worst *w, parity_gallery *g, const int64_t *shape, int ndim,
                                  parity_result *r);
+/* The same of elements that must be equal (differences.c): w->differences stands when they are to be added once more. */
+typedef struct parity_differences {
+    parity_picture *picture;
+    parity_excerpt *excerpt;
+    const int64_t *shape;
+    int ndim;
+    assay_dtype dtype;
+    const void *found, *expected; /* their bytes; NULL: not at hand */
+    int64_t n;                    /* in the excerpt */
+} parity_differences;
+assay_status parity_worst_redraw_equal(parity_worst *w, parity_differences *d, parity_gallery *g,
+                                       const int64_t *shape, int ndim, assay_dtype dtype, parity_result *r);
+void parity_differences_add(parity_differences *d, int64_t flat, double found, double expected, bool same);
+/* Bits of `count` elements: verdict, place and message of *r, and a failure drawn (g: NULL: not). */
+assay_status parity_compare_bits(const void *found, const void *expected, const int64_t *shape, int ndim,
+                                 int64_t count, assay_dtype dtype, parity_gallery *g, parity_result *r);
 /* pass is (error <= bound), decided by the caller so that NaN fails. */
 void parity_worst_add(parity_worst *w, int64_t flat, double found, double expected, double allowance,
                       double ratio, bool pass);
@@ -98,6 +115,8 @@ assay_status parity_table_merge(parity_table *t, const parity_result *one);
 parity_gallery *parity_table_gallery(parity_table *t);
 /* Whether a row is a failure. */
 bool parity_table_fails(const parity_table *t);
+/* Adds a result to a report with what the gallery has of it. */
+assay_status parity_report_add_from(parity_report *report, const parity_gallery *g, const parity_result *r);
 /* Adds every row to the report. */
 assay_status parity_table_flush(const parity_table *t, parity_report *report);
 /* In causal order instead: failures by step and then by `order`, after them what holds by `order`. */
@@ -163,9 +182,13 @@ assay_status parity_read_slots(const assay_trace *t, const assay_trace_op *op, b
 void parity_free_slots(ref_value *values, int n);
 /* By slot; NULL when absent. */
 const ref_value *parity_find_value(const ref_value *values, int n, const char *slot);
-/* Discrete decisions of a replay: fails by the number of rows whose choice no honest implementation could
- * have made. */
-void parity_judge_choice(const ref_replay_result *result, parity_result *r);
+/* choice.c: discrete decisions of a replay: fails by the number of rows whose choice no honest implementation could
+ * have made.  chosen: the candidate's (NULL: not at hand); g: NULL: a failure is not drawn. */
+assay_status parity_judge_choice(const ref_replay_result *result, const ref_value *chosen, parity_gallery *g,
+                                 parity_result *r);
+/* Numbers of experts in range, ascending, none twice; the first row that is not is named. */
+assay_status parity_judge_choice_form(const ref_value *chosen, int64_t experts, parity_gallery *g,
+                                      parity_result *r);
 
 /* --- collectives.c: one call, seen from all of its ranks ---------------------------------------------------- */
 bool parity_is_collective(const char *op);

@@ -39,14 +39,14 @@ static int bin_of(double ratio)
     if (ratio <= 0.0)
         return 0;
     for (int k = 1; k < PARITY_BINS - 2; k++)
-        if (ratio <= parity_bin_edge(k))
+        if (ratio <= parity_bin_edge(k, false))
             return k;
     return PARITY_BINS - 2;
 }
 
-double parity_bin_edge(int bin)
+double parity_bin_edge(int bin, bool ulps)
 {
-    return ldexp(1.0, bin - (PARITY_BINS_WITHIN - 1));
+    return ldexp(1.0, bin - (ulps ? 1 : PARITY_BINS_WITHIN - 1));
 }
 
 void parity_picture_add(parity_picture *p, int64_t flat, double ratio, bool pass)
@@ -57,6 +57,13 @@ void parity_picture_add(parity_picture *p, int64_t flat, double ratio, bool pass
         return;
     const int64_t row = flat / columns * p->rows / rows, column = flat % columns * p->columns / columns;
     p->bad[row * p->columns + column]++;
+}
+
+/* One unit of the last place falls into the first bin, as 2^-7 of a bound does. */
+void parity_picture_add_ulps(parity_picture *p, int64_t flat, double ulps, bool same)
+{
+    p->ulps = true;
+    parity_picture_add(p, flat, same ? 0.0 : ldexp(ulps < 1.0 ? 1.0 : ulps, 2 - PARITY_BINS_WITHIN), same);
 }
 
 int64_t parity_picture_count(const parity_picture *p)
@@ -137,9 +144,12 @@ void parity_gallery_free(parity_gallery *g)
 {
     for (int64_t i = 0; i < g->n_pictures; i++)
         free(g->pictures[i]);
+    for (int64_t i = 0; i < g->n_excerpts; i++)
+        free(g->excerpts[i]);
     for (int64_t i = 0; i < g->n_curves; i++)
         free(g->curves[i].points);
     free(g->pictures);
+    free(g->excerpts);
     free(g->curves);
     memset(g, 0, sizeof *g);
 }
@@ -162,6 +172,38 @@ assay_status parity_gallery_draw(parity_gallery *g, const int64_t *shape, int nd
     return ASSAY_OK;
 }
 
+assay_status parity_gallery_excerpt(parity_gallery *g, parity_excerpt **out, int *number)
+{
+    *out = NULL;
+    *number = 0;
+    if (g->n_excerpts == PARITY_GALLERY_PICTURES)
+        return ASSAY_OK;
+    parity_excerpt **grown = realloc(g->excerpts, ((size_t)g->n_excerpts + 1) * sizeof *grown);
+    ASSAY_CHECK(grown != NULL, ASSAY_OUT_OF_MEMORY, "an excerpt of a failing claim");
+    g->excerpts = grown;
+    *out = calloc(1, sizeof **out);
+    ASSAY_CHECK(*out != NULL, ASSAY_OUT_OF_MEMORY, "an excerpt of a failing claim");
+    g->excerpts[g->n_excerpts++] = *out;
+    *number = (int)g->n_excerpts;
+    return ASSAY_OK;
+}
+
+assay_status parity_gallery_take(parity_gallery *g, const parity_drawn *drawn, int *picture, int *excerpt)
+{
+    parity_picture *p = NULL;
+    parity_excerpt *e = NULL;
+    *picture = *excerpt = 0;
+    if (drawn->picture != NULL)
+        ASSAY_TRY(parity_gallery_draw(g, drawn->picture->shape, drawn->picture->ndim, &p, picture));
+    if (p != NULL)
+        *p = *drawn->picture;
+    if (drawn->excerpt != NULL)
+        ASSAY_TRY(parity_gallery_excerpt(g, &e, excerpt));
+    if (e != NULL)
+        *e = *drawn->excerpt;
+    return ASSAY_OK;
+}
+
 assay_status parity_gallery_curve(parity_gallery *g, int *number)
 {
     *number = 0;
@@ -176,6 +218,11 @@ assay_status parity_gallery_curve(parity_gallery *g, int *number)
 const parity_picture *parity_gallery_picture_at(const parity_gallery *g, int number)
 {
     return number > 0 && number <= g->n_pictures ? g->pictures[number - 1] : NULL;
+}
+
+const parity_excerpt *parity_gallery_excerpt_at(const parity_gallery *g, int number)
+{
+    return number > 0 && number <= g->n_excerpts ? g->excerpts[number - 1] : NULL;
 }
 
 parity_curve *parity_gallery_curve_at(const parity_gallery *g, int number)

@@ -92,6 +92,18 @@ int64_t suspect_count(const suspect_trial *t, double *width)
     return bad;
 }
 
+const assay_trace_op *parity_result_op(const assay_trace *trace, const parity_result *r)
+{
+    const int rank = r->rank >= 0 ? r->rank : 0;
+    for (int64_t i = 0; i < assay_trace_n_ops(trace, rank); i++) {
+        const assay_trace_op *op = assay_trace_op_at(trace, rank, i);
+        if (strcmp(op->op, r->op) == 0 && strcmp(op->instance, r->instance) == 0 && op->phase == r->phase &&
+            op->step == r->step && op->microbatch == r->microbatch)
+            return op;
+    }
+    return NULL;
+}
+
 assay_status parity_suspect(const assay_trace *trace, const assay_trace_op *op, char text[PARITY_TEXT])
 {
     bool more = true;

@@ -31,6 +31,9 @@ bool suspect_change(suspect_trial *t, int number, bool *applies, char text[PARIT
 /* Places where an operation may store an intermediate result (assay_rounding, or-ed). */
 unsigned suspect_roundings(const char *op);
 
+/* The operation that a result is about; NULL: none. */
+const assay_trace_op *parity_result_op(const assay_trace *trace, const parity_result *r);
+
 /* The first hypothesis under which every element passes; "" when none does. */
 assay_status parity_suspect(const assay_trace *trace, const assay_trace_op *op, char text[PARITY_TEXT]);
 

@@ -57,11 +57,15 @@ static double fit_eps(suspect_trial *t)
     const int64_t h = g->count, rows = x->count / h;
     double *fits = malloc(((size_t)rows + 1) * sizeof *fits), median = (double)NAN;
     int64_t n = 0;
+    const bool centred = strcmp(t->op->op, "layernorm_fwd") == 0;
+    const ref_value *beta = suspect_input(t, "beta");
     for (int64_t i = 0; fits != NULL && i < rows; i++) {
-        double xy = 0.0, xx = 0.0, square = 0.0;
+        double xy = 0.0, xx = 0.0, square = 0.0, mean = 0.0;
+        for (int64_t k = 0; k < h && centred; k++)
+            mean += x->value[i * h + k] / (double)h;
         for (int64_t k = 0; k < h; k++) {
-            const double v = x->value[i * h + k], w = v * g->value[k];
-            xy += w * y->value[i * h + k];
+            const double v = x->value[i * h + k] - mean, w = v * g->value[k];
+            xy += w * (y->value[i * h + k] - (beta != NULL ? beta->value[k] : 0.0));
             xx += w * w;
             square += v * v;
         }
@@ -427,7 +431,8 @@ static const struct {
               {ASSAY_ROUND_ANGLES, "angles"},
               {ASSAY_ROUND_HEADS, "heads"},
               {ASSAY_ROUND_PARTIAL_SUMS, "partial_sums"},
-              {ASSAY_ROUND_EVERY, "every"}};
+              {ASSAY_ROUND_EVERY, "every"},
+              {ASSAY_ROUND_STATISTICS, "statistics"}};
 enum { N_POINTS = sizeof points / sizeof *points };
 
 unsigned suspect_roundings(const char *op)
@@ -447,7 +452,8 @@ unsigned suspect_roundings(const char *op)
                 {"embedding_bwd", ASSAY_ROUND_PARTIAL_SUMS},
                 {"weighted_combine", ASSAY_ROUND_PARTIAL_SUMS},
                 {"router_fwd", ASSAY_ROUND_TIES},
-                {"adamw", ASSAY_ROUND_EVERY}};
+                {"adamw", ASSAY_ROUND_EVERY},
+                {"layernorm_bwd", ASSAY_ROUND_STATISTICS | ASSAY_ROUND_PARTIAL_SUMS}};
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (strcmp(rows[i].op, op) == 0)
             return rows[i].bits;
@@ -474,6 +480,9 @@ static const hypothesis hypotheses[] = {
     {"rmsnorm_fwd", 8, other_eps},
     {"rmsnorm_fwd", 2, other_gamma},
     {"rmsnorm_fwd", 1, subtracts_mean},
+    {"layernorm_fwd", 8, other_eps},
+    {"layernorm_bwd", N_POINTS, undeclared_rounding},
+    {"layernorm_bwd", 8, other_eps},
     {"rope_table", N_POINTS, undeclared_rounding},
     {"rope_table", 1, other_rope_type},
     {"rope_table", 11, other_base},

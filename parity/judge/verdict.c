@@ -71,6 +71,8 @@ void parity_worst_add_share(parity_worst *w, int64_t flat, double found, double 
         ratio = (double)INFINITY;
     if (w->picture)
         parity_picture_add(w->picture, flat, ratio, pass);
+    if (w->differences)
+        parity_differences_add(w->differences, flat, found, expected, pass);
     if (!(share <= w->share))
         w->share = share >= 0.0 ? share : (double)INFINITY;
     const bool had_bad = w->n_bad > 0;
@@ -92,7 +94,7 @@ void parity_worst_add_bits(parity_worst *w, const void *found, const void *expec
     const size_t width = (size_t)assay_dtype_bytes(dtype);
     if (count == 0)
         return;
-    if (width > 0 && !w->picture && memcmp(found, expected, (size_t)count * width) == 0) {
+    if (width > 0 && !w->differences && memcmp(found, expected, (size_t)count * width) == 0) {
         w->count += count - 1;
         const double value = parity_decode(found, 0, dtype);
         parity_worst_add(w, 0, value, value, 0.0, 0.0, true);
@@ -273,8 +275,7 @@ parity_gallery *parity_table_gallery(parity_table *t)
 
 static assay_status flush_row(const parity_table *t, const parity_result *row, parity_report *report)
 {
-    return parity_report_add_drawn(report, row, parity_gallery_picture_at(&t->gallery, row->picture),
-                                   parity_gallery_curve_at(&t->gallery, row->curve));
+    return parity_report_add_from(report, &t->gallery, row);
 }
 
 bool parity_table_fails(const parity_table *t)

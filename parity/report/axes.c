@@ -72,10 +72,10 @@ void parity_put_axes(FILE *f, const parity_column *columns, int64_t n)
     const int n_rows = parity_report_axes(columns, n, rows);
     if (n_rows == 0)
         return;
-    fputs(
-        "<h2>Worst error by axis, as a share of its allowance</h2><div class=wrap><table class=h><thead><tr>"
-        "<th class=l>axis</th><th>cells</th><th>local</th><th>whole</th></tr></thead><tbody>",
-        f);
+    fputs("<h2>Worst error by axis, as a share of its allowance</h2><div class=wrap><table class=\"h "
+          "two\"><thead><tr>"
+          "<th class=l>axis</th><th>cells</th><th>local</th><th>whole</th></tr></thead><tbody>",
+          f);
     for (int i = 0; i < n_rows; i++) {
         fprintf(f, "<tr><td class=l>%s</td><td>%lld</td>", rows[i].name, (long long)rows[i].cells);
         for (int k = 0; k < N_BOUNDED; k++)

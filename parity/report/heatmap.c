@@ -6,95 +6,23 @@
 #include <stdlib.h>
 #include <string.h>
 
-typedef struct cell {
-    double ratio, share;            /* worst */
-    int64_t claims, skipped, worst; /* worst: result of the largest share */
-    bool failed;
-} cell;
-
 typedef struct heatmap {
     const parity_page *p;
     parity_map *keys; /* of rows, columns and cells */
-    cell *cells;
+    parity_heat_cell *cells;
     int64_t n_cells;
 } heatmap;
 
 enum { KEY = 2 * ASSAY_NAME + 512 };
 
-static const struct look {
-    const char *class, *words;
-} looks[PARITY_HEATS] = {
-    [PARITY_HEAT_NONE] = {"", "no such operation"},
-    [PARITY_HEAT_EQUAL] = {"he", "equal bits: every element is the rounded truth"},
-    [PARITY_HEAT_ROUNDING] = {"hr", "exact rounding: every element is correctly rounded"},
-    [PARITY_HEAT_WITHIN] = {"hw", "within: at most 3/4 of the bound"},
-    [PARITY_HEAT_NEAR] = {"hn", "near: more than 3/4 of the bound"},
-    [PARITY_HEAT_VIOLATED] = {"hv", "violated: beyond the bound"},
-    [PARITY_HEAT_SKIPPED] = {"hs", "not checked"},
-};
-
-const char *parity_heat_class(parity_heat heat)
-{
-    return looks[heat].class;
-}
-
-parity_heat parity_heat_of(double ratio, double share)
-{
-    if (!(share <= 1.0))
-        return PARITY_HEAT_VIOLATED;
-    return ratio == 0.0    ? PARITY_HEAT_EQUAL
-           : share == 0.0  ? PARITY_HEAT_ROUNDING
-           : share <= 0.75 ? PARITY_HEAT_WITHIN
-                           : PARITY_HEAT_NEAR;
-}
-
-/* Tens of thousands of these make the page: a class of two letters instead of a style, and no end tags (HTML needs none). */
-void parity_put_heat(FILE *f, parity_heat heat, double share, int64_t link)
-{
-    if (heat == PARITY_HEAT_NONE) {
-        fputs("<td>", f);
-        return;
-    }
-    fprintf(f, "<td class=%s>", looks[heat].class);
-    if (link >= 0)
-        fprintf(f, "<a href=#f%lld>", (long long)link);
-    if (heat == PARITY_HEAT_EQUAL)
-        fputc('=', f);
-    else if (heat == PARITY_HEAT_ROUNDING)
-        fputc('0', f);
-    else if (heat == PARITY_HEAT_SKIPPED)
-        fputc('?', f);
-    else if (heat == PARITY_HEAT_VIOLATED)
-        fprintf(f, "%.3g", share);
-    else
-        fprintf(f, "%.3f", share);
-    if (link >= 0)
-        fputs("</a>", f);
-}
-
 /* --- what stands where -------------------------------------------------------------------------------------- */
-
-/* "layer 3" of decoder.layers.3.mlp.linear_fc1, else what stands before the first dot; of the decoder, before the second. */
-static void layer_of(const char *instance, char out[ASSAY_NAME])
-{
-    static const char layers[] = "decoder.layers.";
-    if (strncmp(instance, layers, sizeof layers - 1) == 0) {
-        const char *number = instance + sizeof layers - 1;
-        snprintf(out, ASSAY_NAME, "layer %.*s", (int)strcspn(number, "."), number);
-        return;
-    }
-    size_t n = strcspn(instance, ".");
-    if (strncmp(instance, "decoder.", 8) == 0)
-        n = 8 + strcspn(instance + 8, ".");
-    snprintf(out, ASSAY_NAME, "%.*s", (int)n, instance);
-}
 
 static int64_t find(const heatmap *h, const char *key)
 {
     return parity_map_get(h->keys, key);
 }
 
-static cell *cell_at(heatmap *h, const char *key, assay_status *st)
+static parity_heat_cell *cell_at(heatmap *h, const char *key, assay_status *st)
 {
     int64_t at = find(h, key);
     if (at < 0) {
@@ -103,42 +31,9 @@ static cell *cell_at(heatmap *h, const char *key, assay_status *st)
         if (*st != ASSAY_OK)
             return NULL;
         h->n_cells++;
-        h->cells[at] = (cell){.worst = -1};
+        h->cells[at] = (parity_heat_cell){.worst = -1};
     }
     return &h->cells[at];
-}
-
-static void count(cell *c, const parity_result *x, int64_t i)
-{
-    c->claims++;
-    if (x->verdict == PARITY_SKIP) {
-        c->skipped++;
-        return;
-    }
-    if (!isnan(c->ratio) && !(x->ratio <= c->ratio))
-        c->ratio = x->ratio;
-    const bool worse = !isnan(c->share) && !(x->share <= c->share); /* a NaN is the worst and stays it */
-    const bool failed = x->verdict == PARITY_FAIL;
-    if (worse)
-        c->share = x->share;
-    if (c->worst < 0 || (failed && !c->failed) || (failed == c->failed && worse))
-        c->worst = i;
-    c->failed = c->failed || failed;
-}
-
-static parity_heat heat_of(const cell *c)
-{
-    if (c->failed)
-        return PARITY_HEAT_VIOLATED;
-    if (c->skipped > 0) /* a skip never hides under what holds beside it */
-        return PARITY_HEAT_SKIPPED;
-    return parity_heat_of(c->ratio, c->share);
-}
-
-static void put_cell(const heatmap *h, const cell *c)
-{
-    const int64_t link = c != NULL && c->failed && h->p->shown[c->worst] ? c->worst : -1;
-    parity_put_heat(h->p->f, c != NULL ? heat_of(c) : PARITY_HEAT_NONE, c != NULL ? c->share : 0.0, link);
 }
 
 /* --- by layer and operation --------------------------------------------------------------------------------- */
@@ -180,14 +75,13 @@ static void put_map(const heatmap *h, const char *precision, const names *layers
     }
     fputs("</tr></thead><tbody>", f);
     for (int i = 0; i < layers->n; i++) {
-        fputs("<tr><td>", f);
+        fputs("<tr\n><td>", f);
         parity_put_escaped(f, layers->text[i]);
         for (int k = 0; k < ops->n; k++) {
             layer_key(key, precision, layers->text[i], ops->text[k]);
             const int64_t at = find(h, key);
-            put_cell(h, at >= 0 ? &h->cells[at] : NULL);
+            parity_put_heat_cell(h->p, at >= 0 ? &h->cells[at] : NULL);
         }
-        fputc('\n', f);
     }
     fputs("</tbody></table></div>", f);
 }
@@ -203,12 +97,12 @@ static assay_status put_maps(heatmap *h)
         const parity_result *x = parity_report_at(h->p->r, i);
         if (x->check != PARITY_CHECK_LOCAL)
             continue;
-        layer_of(x->instance, layer);
+        parity_layer_of(x->instance, layer);
         layer_key(key, x->precision, layer, x->op);
-        cell *c = cell_at(h, key, &st);
+        parity_heat_cell *c = cell_at(h, key, &st);
         if (c == NULL)
             goto done;
-        count(c, x, i);
+        parity_heat_count(c, x, i);
         (void)number_of(precisions, x->precision);
     }
     for (int k = 0; k < precisions->n; k++) {
@@ -217,7 +111,7 @@ static assay_status put_maps(heatmap *h)
             const parity_result *x = parity_report_at(h->p->r, i);
             if (x->check != PARITY_CHECK_LOCAL || strcmp(x->precision, precisions->text[k]) != 0)
                 continue;
-            layer_of(x->instance, layer);
+            parity_layer_of(x->instance, layer);
             left_out = number_of(layers, layer) < 0 || left_out;
             left_out = number_of(ops, x->op) < 0 || left_out;
         }
@@ -229,15 +123,6 @@ static assay_status put_maps(heatmap *h)
 done:
     free(precisions);
     return st;
-}
-
-static void put_legend(FILE *f)
-{
-    static const char *const samples[] = {"", "=", "0", "0.125", "0.875", "3.2", "?"};
-    fputs("<ul class=legend>", f);
-    for (int k = PARITY_HEAT_EQUAL; k < PARITY_HEATS; k++)
-        fprintf(f, "<li><b class=%s>%s</b>%s", looks[k].class, samples[k], looks[k].words);
-    fputs("</ul>", f);
 }
 
 /* --- by instance and layout --------------------------------------------------------------------------------- */
@@ -269,10 +154,10 @@ static assay_status add_rows(heatmap *h)
         if (find(h, key) < 0)
             ASSAY_TRY(parity_map_put(h->keys, key, i));
         cell_key(key, x, h->p->column_of[i]);
-        cell *c = cell_at(h, key, &st);
+        parity_heat_cell *c = cell_at(h, key, &st);
         if (c == NULL)
             return st;
-        count(c, x, i);
+        parity_heat_count(c, x, i);
     }
     return ASSAY_OK;
 }
@@ -318,7 +203,7 @@ static void put_table(const heatmap *h, int64_t first, bool open)
         if (!begun)
             put_head(h, first, open);
         begun = true;
-        fputs("<tr><td>", f);
+        fputs("<tr\n><td>", f); /* the line ends within the tag: a cell of nothing is empty */
         parity_put_escaped(f, x->instance);
         fputs("<td>", f);
         parity_put_escaped(f, x->op);
@@ -327,9 +212,8 @@ static void put_table(const heatmap *h, int64_t first, bool open)
                 continue;
             cell_key(key, x, k);
             const int64_t at = find(h, key);
-            put_cell(h, at >= 0 ? &h->cells[at] : NULL);
+            parity_put_heat_cell(h->p, at >= 0 ? &h->cells[at] : NULL);
         }
-        fputc('\n', f);
     }
     if (begun)
         fputs("</tbody></table></div></details>", f);
@@ -358,7 +242,7 @@ assay_status parity_page_heatmaps(const parity_page *p)
     for (int64_t i = 0; i < parity_report_count(p->r); i++)
         local += parity_report_at(p->r, i)->check == PARITY_CHECK_LOCAL;
     if (local == 0)
-        return ASSAY_OK;
+        return parity_page_heat_checks(p);
     ASSAY_TRY_GOTO(parity_map_create(&h.keys), st, done);
     h.cells = calloc(2 * (size_t)local + 1, sizeof *h.cells);
     ASSAY_CHECK_GOTO(h.cells != NULL, ASSAY_OUT_OF_MEMORY, st, done, "report: heat map");
@@ -368,10 +252,11 @@ assay_status parity_page_heatmaps(const parity_page *p)
           "of all "
           "cases, layouts, steps and ranks, beyond the rounding of the output itself.</p>",
           p->f);
-    put_legend(p->f);
+    parity_put_heat_legend(p->f);
     ASSAY_TRY_GOTO(put_maps(&h), st, done);
     ASSAY_TRY_GOTO(add_rows(&h), st, done);
-    fputs("<h2>The same by case, instance, precision and layout</h2>", p->f);
+    ASSAY_TRY_GOTO(parity_page_heat_checks(p), st, done);
+    fputs("<h2>Check local by case, instance, precision and layout</h2>", p->f);
     put_tables(&h);
 done:
     free(h.cells);

@@ -73,7 +73,8 @@ static void put_result(assay_json_text *t, const parity_report *report, const pa
     put_text(t, "diagnosis", r->diagnosis);
     put_text(t, "message", r->message);
     put_text(t, "reproduce", r->reproduce);
-    parity_drawn_to_json(t, parity_report_picture(report, r), parity_report_curve(report, r));
+    const parity_drawn drawn = parity_report_drawn(report, r);
+    parity_drawn_to_json(t, &drawn);
     assay_json_text_close(t, '}');
 }
 
@@ -231,9 +232,7 @@ static assay_status load_line(parity_report *r, const char *text, size_t bytes, 
                               int64_t found[3], bool *ended, parity_origin *origin)
 {
     parity_result result;
-    parity_picture picture;
-    parity_curve curve = {0};
-    bool drawn = false;
+    parity_drawing d = {.has_picture = false};
     json_t *o = NULL;
     assay_status st = ASSAY_OK;
     ASSAY_CHECK(!*ended, ASSAY_FORMAT, "%s: expected nothing after the line of counts", what);
@@ -244,11 +243,12 @@ static assay_status load_line(parity_report *r, const char *text, size_t bytes, 
     } else {
         ASSAY_TRY_GOTO(result_from_json(o, what, &result), st, done);
         found[result.verdict]++;
-        ASSAY_TRY_GOTO(parity_drawn_from_json(o, what, &picture, &drawn, &curve), st, done);
-        ASSAY_TRY_GOTO(parity_report_add_drawn(r, &result, drawn ? &picture : NULL, &curve), st, done);
+        ASSAY_TRY_GOTO(parity_drawn_from_json(o, what, &d), st, done);
+        const parity_drawn drawn = parity_drawing_of(&d);
+        ASSAY_TRY_GOTO(parity_report_add_drawn(r, &result, &drawn), st, done);
     }
 done:
-    free(curve.points);
+    free(d.curve.points);
     json_decref(o);
     return st;
 }

@@ -49,6 +49,8 @@ void parity_page_script(const parity_page *p);
 assay_status parity_page_failures(parity_page *p);
 /* page_picture.c: two figures */
 void parity_put_picture(FILE *f, const parity_picture *p, bool slices);
+/* page_excerpt.c */
+void parity_put_excerpt(FILE *f, const parity_excerpt *e);
 /* page_curves.c */
 assay_status parity_page_curves(const parity_page *p);
 /* page_layouts.c: the drawing of a column's layout, with a rank that failed (-1: none); nothing where its name is no layout. */
@@ -56,11 +58,24 @@ void parity_put_column_layout(const parity_page *p, const parity_column *c, int 
 void parity_page_layouts(const parity_page *p);
 /* page_times.c */
 void parity_page_times(const parity_page *p);
-/* heatmap.c */
-assay_status parity_page_heatmaps(const parity_page *p);
+/* heat_cells.c */
+typedef struct parity_heat_cell {
+    double ratio, share; /* worst */
+    int64_t claims, skipped,
+        worst; /* worst: result of the largest share, a failure before what holds; -1: none */
+    bool failed;
+} parity_heat_cell;
+void parity_heat_count(parity_heat_cell *c, const parity_result *x, int64_t i);
+/* NULL or nothing counted: an empty cell.  A failure links to where the page shows it. */
+void parity_put_heat_cell(const parity_page *p, const parity_heat_cell *c);
 void parity_put_heat(FILE *f, parity_heat heat, double share, int64_t link);
-const char *parity_heat_class(parity_heat heat);
 parity_heat parity_heat_of(double ratio, double share);
+void parity_put_heat_legend(FILE *f);
+/* "layer 3" of decoder.layers.3.mlp.linear_fc1, else what stands before the first dot; of the decoder, before the second. */
+void parity_layer_of(const char *instance, char out[ASSAY_NAME]);
+/* heatmap.c: check local; heat_checks.c: the others */
+assay_status parity_page_heatmaps(const parity_page *p);
+assay_status parity_page_heat_checks(const parity_page *p);
 
 /* layout_svg.c: ranks in a grid, a column for each pipeline stage. */
 typedef struct parity_rank_bytes {

@@ -191,7 +191,7 @@ static assay_status put_tensor(const parity_page *p, int64_t first, const char *
         .tensor = tensor, .curves = curves, .low = HUGE_VAL, .high = -HUGE_VAL, .first_step = INT64_MAX};
     for (int64_t i = p->columns[first].first; i < parity_report_count(p->r); i++) {
         const parity_result *x = parity_report_at(p->r, i);
-        const parity_curve *curve = parity_report_curve(p->r, x);
+        const parity_curve *curve = parity_report_drawn(p->r, x).curve;
         if (curve != NULL && strcmp(x->tensor, tensor) == 0 &&
             same_table(&p->columns[p->column_of[i]], &p->columns[first]))
             take(&c, curve);
@@ -205,7 +205,7 @@ assay_status parity_page_curves(const parity_page *p)
     int64_t n = 0, tables = 0;
     assay_status st = ASSAY_OK;
     for (int64_t i = 0; i < parity_report_count(p->r); i++)
-        n += parity_report_curve(p->r, parity_report_at(p->r, i)) != NULL;
+        n += parity_report_drawn(p->r, parity_report_at(p->r, i)).curve != NULL;
     if (n == 0)
         return ASSAY_OK;
     const parity_curve **curves = malloc((size_t)n * sizeof *curves);

@@ -62,18 +62,30 @@ static void put_numbers(FILE *f, const parity_result *x)
     if (x->index_ndim > 0 && x->is_distance)
         fprintf(f, "<br>distance %.3g, at most %.3g allowed: %.3g times the allowance", x->found,
                 x->allowance, x->ratio);
-    else if (x->index_ndim > 0)
+    else if (x->index_ndim > 0 && x->allowance != 0.0) /* what must be equal has its excerpt */
         fprintf(f,
                 "<br>found %.9g, expected %.9g, allowance %.3g: %.3g times the allowance; %lld of %lld "
                 "elements",
                 x->found, x->expected, x->allowance, x->ratio, (long long)x->n_bad, (long long)x->count);
 }
 
+/* What the claim saw as a table, then where and by how much it is wrong. */
+static void put_drawn(const parity_page *p, const parity_result *x)
+{
+    const parity_drawn d = parity_report_drawn(p->r, x);
+    if (d.excerpt != NULL)
+        parity_put_excerpt(p->f, d.excerpt);
+    if (d.picture == NULL)
+        return;
+    fputs("<div class=figs>", p->f);
+    parity_put_picture(p->f, d.picture, x->is_distance);
+    fputs("</div>", p->f);
+}
+
 static void put_card(const parity_page *p, int64_t i, bool with_layout)
 {
     FILE *f = p->f;
     const parity_result *x = parity_report_at(p->r, i);
-    const parity_picture *picture = parity_report_picture(p->r, x);
     fprintf(f, "<div class=\"card%s\" id=f%lld><b class=%s>%s</b> ", x->verdict == PARITY_SKIP ? " s" : "",
             (long long)i, x->verdict == PARITY_SKIP ? "skip" : "bad", parity_verdict_name(x->verdict));
     put_combination(f, x);
@@ -86,12 +98,9 @@ static void put_card(const parity_page *p, int64_t i, bool with_layout)
         fputs("<br>Looks like: ", f);
         parity_put_escaped(f, x->diagnosis);
     }
-    fputs("<div class=figs>", f);
-    if (picture != NULL)
-        parity_put_picture(f, picture, x->is_distance);
+    put_drawn(p, x);
     if (with_layout)
         parity_put_column_layout(p, &p->columns[p->column_of[i]], x->rank);
-    fputs("</div>", f);
     if (x->reproduce[0] != 0) {
         fputs("<pre>", f);
         parity_put_escaped(f, x->reproduce);
@@ -105,7 +114,6 @@ static void put_line(const parity_page *p, int64_t i)
 {
     FILE *f = p->f;
     const parity_result *x = parity_report_at(p->r, i);
-    const parity_picture *picture = parity_report_picture(p->r, x);
     fprintf(f, "<li id=f%lld>%s", (long long)i, parity_check_name(x->check));
     put_place(f, x);
     fputs(" ", f);
@@ -114,11 +122,7 @@ static void put_line(const parity_page *p, int64_t i)
         fputs(" Looks like: ", f);
         parity_put_escaped(f, x->diagnosis);
     }
-    if (picture == NULL)
-        return;
-    fputs("<div class=figs>", f);
-    parity_put_picture(f, picture, x->is_distance);
-    fputs("</div>", f);
+    put_drawn(p, x);
 }
 
 /* Failures [0, n) of one combination: the first as a card, the others folded behind it. */

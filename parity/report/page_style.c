@@ -10,7 +10,6 @@ static const parity_colour colours[] = {
     {"link", false, {"#0b57a4", "#ffffff"}, {"#8ec5ff", "#12171d"}},
     {"code", false, {"#1c2733", "#f1f4f8"}, {"#d8e0e8", "#1c242d"}},
     /* Heat: what is exact or correctly rounded looks calm. */
-    {"he", false, {"#2f5d49", "#f0f7f3"}, {"#a4cdb9", "#14201a"}},
     {"hr", false, {"#245846", "#dcefe6"}, {"#b4dfcc", "#1a3027"}},
     {"hw", false, {"#1d4f7c", "#d9e8f6"}, {"#b7d8f7", "#18324c"}},
     {"hn", false, {"#5a4200", "#ffe6a0"}, {"#ffe08a", "#4a3a08"}},
@@ -53,7 +52,9 @@ static const char STYLE[] =
     "0;overflow-wrap:anywhere}.card.s{border-color:var(--skip)}.wrap{overflow-x:auto;max-width:100%}"
     "details{margin:.5rem 0}summary{cursor:pointer}ol{padding-left:1.6rem}li{margin:.3rem "
     "0;overflow-wrap:anywhere}"
-    ".h td{text-align:center}.h td:first-child,.h.two td:nth-child(2){text-align:left}.h a{color:inherit}"
+    ".h td{text-align:center}.h td:not([class]){color:var(--hr);background:var(--hr-b)}.h td:empty,.h "
+    "td:first-child,.h.two td:nth-child(2){color:inherit;background:var(--page-b)}.h td:first-child,.h.two "
+    "td:nth-child(2){text-align:left}.h a{color:inherit}"
     ".map td{padding:.2rem .15rem;min-width:2.2rem}.map "
     "td:first-child{position:sticky;left:0;background:var(--page-"
     "b)}.map thead th{padding:.3rem .1rem;vertical-align:bottom;text-align:left;font-weight:400}.map thead "
@@ -72,6 +73,12 @@ static const char STYLE[] =
     "0;max-width:100%}figcaption{font-size:13px;color:var(--dim);max-width:34rem}svg{max-width:"
     "100%;height:auto;display:block}svg text{font:11px system-ui,sans-serif;fill:var(--page)}svg "
     ".d{fill:var(--dim)}"
+    ".x{margin:.6rem 0}.x figcaption{max-width:none;margin-bottom:.25rem}.x "
+    "td{white-space:normal;overflow-wrap:break-word;min-width:2.2rem;vertical-align:top;font:12px/1.5 "
+    "ui-monospace,monospace}.x "
+    "td:first-child{text-align:center;min-width:1.8rem;font-weight:700}.x "
+    "th{position:static!important;color:var(--dim);font-weight:400}.x "
+    "tr{background:none}.x td.l{font-variant-numeric:tabular-nums}"
     "::placeholder{color:var(--dim);opacity:1}.figs "
     "figcaption{max-width:18rem}input{font:inherit;width:100%;max-width:30rem;padding:.4rem "
     ".6rem;color:var(--page);background:var(--page-b);"
@@ -80,7 +87,7 @@ static const char STYLE[] =
     "vertical-align:middle}"
     "@media(max-width:40rem){body{margin:.8rem auto;padding:0 "
     ".7rem}dl{grid-template-columns:1fr}dt{margin-top:.3rem}"
-    "th,td{padding:.25rem .4rem}}";
+    "th,td{padding:.25rem .4rem}.x td{overflow-wrap:anywhere}}";
 
 const parity_colour *parity_page_colours(int *n)
 {

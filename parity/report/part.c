@@ -72,7 +72,8 @@ assay_status parity_report_save_part(const parity_report *r, const char *path)
             const char *text = (const char *)x + texts[k].at;
             ok = fwrite(text, strlen(text) + 1, 1, f) == 1;
         }
-        ok = ok && parity_drawn_save(f, parity_report_picture(r, x), parity_report_curve(r, x));
+        const parity_drawn drawn = parity_report_drawn(r, x);
+        ok = ok && parity_drawn_save(f, &drawn);
     }
     ok = fclose(f) == 0 && ok;
     ASSAY_CHECK(ok, ASSAY_IO, "%s: write failed: %s", path, strerror(errno));
@@ -103,7 +104,7 @@ assay_status parity_report_load_part(parity_report *r, const char *path)
     char *text = NULL;
     uint64_t bytes = 0;
     int64_t n = 0;
-    parity_curve curve = {0};
+    parity_drawing d = {.has_picture = false};
     assay_status st = ASSAY_OK;
     ASSAY_TRY(assay_read_file(path, (uint64_t)1 << 32, &text, &bytes));
     const char *at = text + sizeof n, *end = text + bytes;
@@ -111,17 +112,16 @@ assay_status parity_report_load_part(parity_report *r, const char *path)
     memcpy(&n, text, sizeof n);
     for (int64_t i = 0; i < n; i++) {
         parity_result x;
-        parity_picture picture;
-        bool drawn = false;
         ASSAY_TRY_GOTO(read_result(path, &at, end, &x), st, done);
-        ASSAY_TRY_GOTO(parity_drawn_read(path, &at, end, &picture, &drawn, &curve), st, done);
-        ASSAY_TRY_GOTO(parity_report_add_drawn(r, &x, drawn ? &picture : NULL, &curve), st, done);
-        free(curve.points);
-        curve = (parity_curve){0};
+        ASSAY_TRY_GOTO(parity_drawn_read(path, &at, end, &d), st, done);
+        const parity_drawn drawn = parity_drawing_of(&d);
+        ASSAY_TRY_GOTO(parity_report_add_drawn(r, &x, &drawn), st, done);
+        free(d.curve.points);
+        d.curve = (parity_curve){0};
     }
     ASSAY_CHECK_GOTO(at == end, ASSAY_FORMAT, st, done, "%s: more than its %lld results", path, (long long)n);
 done:
-    free(curve.points);
+    free(d.curve.points);
     free(text);
     return st;
 }

@@ -1,5 +1,6 @@
 /* The report: results in the order in which the checks found them. */
 #include "core/base/text.h"
+#include "parity/judge/judge.h"
 #include "parity/report/report_files.h"
 
 #include <stdlib.h>
@@ -13,7 +14,7 @@ struct parity_report {
     parity_result *results;
     int64_t totals[3]; /* by verdict */
     parity_gallery gallery;
-    int64_t drawn, drawn_in; /* pictures of the column of result `drawn_in` */
+    int64_t pictures, excerpts, drawn_in; /* those of the column of result `drawn_in` */
 };
 
 assay_status parity_report_create(parity_report **out)
@@ -59,7 +60,7 @@ assay_status parity_report_add(parity_report *r, const parity_result *result)
     }
     parity_result *to = &r->results[r->n++];
     *to = *result;
-    to->picture = to->curve = 0;
+    to->picture = to->excerpt = to->curve = 0;
     if (r->has_context) {
         inherit(to->case_name, sizeof to->case_name, r->context.case_name);
         inherit(to->engine, sizeof to->engine, r->context.engine);
@@ -89,17 +90,40 @@ static bool same_column(const parity_result *a, const parity_result *b)
            strcmp(a->layout, b->layout) == 0 && strcmp(a->variants, b->variants) == 0;
 }
 
+/* Another column begins to count anew. */
+static void count_for(parity_report *r, const parity_result *to)
+{
+    if (!same_column(&r->results[r->drawn_in], to))
+        r->pictures = r->excerpts = 0;
+    r->drawn_in = r->n - 1;
+}
+
 static assay_status take_picture(parity_report *r, const parity_picture *picture, parity_result *to)
 {
-    parity_picture *copy;
-    if (r->drawn > 0 && !same_column(&r->results[r->drawn_in], to))
-        r->drawn = 0;
-    if (r->drawn == PARITY_PICTURES_OF_COLUMN || r->gallery.n_pictures == PARITY_PICTURES)
+    const parity_drawn one = {.picture = picture};
+    int none;
+    count_for(r, to);
+    if (r->pictures == PARITY_PICTURES_OF_COLUMN || r->gallery.n_pictures == PARITY_PICTURES)
         return ASSAY_OK;
-    ASSAY_TRY(parity_gallery_draw(&r->gallery, picture->shape, picture->ndim, &copy, &to->picture));
-    *copy = *picture;
-    r->drawn++;
-    r->drawn_in = r->n - 1;
+    r->pictures++;
+    return parity_gallery_take(&r->gallery, &one, &to->picture, &none);
+}
+
+static assay_status take_excerpt(parity_report *r, const parity_excerpt *excerpt, parity_result *to)
+{
+    parity_excerpt *copy;
+    count_for(r, to);
+    if (r->excerpts == PARITY_EXCERPTS_OF_COLUMN || r->gallery.n_excerpts == PARITY_EXCERPTS)
+        return ASSAY_OK;
+    ASSAY_TRY(parity_gallery_excerpt(&r->gallery, &copy, &to->excerpt));
+    *copy = *excerpt;
+    assay_clean_text(copy->title);
+    for (int c = 0; c < copy->n_columns; c++)
+        assay_clean_text(copy->heads[c]);
+    for (int i = 0; i < copy->n_rows; i++)
+        for (int c = 0; c < copy->n_columns; c++)
+            assay_clean_text(copy->rows[i].cells[c]);
+    r->excerpts++;
     return ASSAY_OK;
 }
 
@@ -113,24 +137,34 @@ static assay_status take_curve(parity_report *r, const parity_curve *curve, pari
     return ASSAY_OK;
 }
 
-assay_status parity_report_add_drawn(parity_report *r, const parity_result *result,
-                                     const parity_picture *picture, const parity_curve *curve)
+assay_status parity_report_add_drawn(parity_report *r, const parity_result *result, const parity_drawn *drawn)
 {
     ASSAY_TRY(parity_report_add(r, result));
     parity_result *to = &r->results[r->n - 1];
-    if (picture != NULL && to->verdict == PARITY_FAIL)
-        ASSAY_TRY(take_picture(r, picture, to));
-    return curve != NULL && curve->n > 0 ? take_curve(r, curve, to) : ASSAY_OK;
+    const bool failed = to->verdict == PARITY_FAIL;
+    if (failed && drawn->picture != NULL)
+        ASSAY_TRY(take_picture(r, drawn->picture, to));
+    if (failed && drawn->excerpt != NULL)
+        ASSAY_TRY(take_excerpt(r, drawn->excerpt, to));
+    return drawn->curve != NULL && drawn->curve->n > 0 ? take_curve(r, drawn->curve, to) : ASSAY_OK;
 }
 
-const parity_picture *parity_report_picture(const parity_report *r, const parity_result *result)
+static parity_drawn drawn_from(const parity_gallery *g, const parity_result *result)
 {
-    return parity_gallery_picture_at(&r->gallery, result->picture);
+    return (parity_drawn){.picture = parity_gallery_picture_at(g, result->picture),
+                          .excerpt = parity_gallery_excerpt_at(g, result->excerpt),
+                          .curve = parity_gallery_curve_at(g, result->curve)};
 }
 
-const parity_curve *parity_report_curve(const parity_report *r, const parity_result *result)
+assay_status parity_report_add_from(parity_report *report, const parity_gallery *g, const parity_result *r)
 {
-    return parity_gallery_curve_at(&r->gallery, result->curve);
+    const parity_drawn drawn = drawn_from(g, r);
+    return parity_report_add_drawn(report, r, &drawn);
+}
+
+parity_drawn parity_report_drawn(const parity_report *r, const parity_result *result)
+{
+    return drawn_from(&r->gallery, result);
 }
 
 void parity_report_set_origin(parity_report *r, const parity_origin *origin)

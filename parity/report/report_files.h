@@ -9,15 +9,20 @@
 assay_status parity_report_save_part(const parity_report *r, const char *path);
 assay_status parity_report_load_part(parity_report *r, const char *path);
 
-/* drawn.c: members "picture" and "curve" of a line of results.jsonl.  Read, they are as strict as results are; *drawn: there is
- * a picture; the points of the curve are freed by the caller. */
-void parity_drawn_to_json(assay_json_text *t, const parity_picture *picture, const parity_curve *curve);
-assay_status parity_drawn_from_json(const json_t *o, const char *what, parity_picture *picture, bool *drawn,
-                                    parity_curve *curve);
+/* drawn.c: members "picture", "excerpt" and "curve" of a line of results.jsonl.  Read, they are as strict as results are; the
+ * points of the curve are freed by the caller. */
+typedef struct parity_drawing {
+    bool has_picture, has_excerpt;
+    parity_picture picture;
+    parity_excerpt excerpt;
+    parity_curve curve;
+} parity_drawing;
+parity_drawn parity_drawing_of(const parity_drawing *d);
+void parity_drawn_to_json(assay_json_text *t, const parity_drawn *drawn);
+assay_status parity_drawn_from_json(const json_t *o, const char *what, parity_drawing *d);
 /* The same as bytes of a part. */
-bool parity_drawn_save(FILE *f, const parity_picture *picture, const parity_curve *curve);
-assay_status parity_drawn_read(const char *path, const char **at, const char *end, parity_picture *picture,
-                               bool *drawn, parity_curve *curve);
+bool parity_drawn_save(FILE *f, const parity_drawn *drawn);
+assay_status parity_drawn_read(const char *path, const char **at, const char *end, parity_drawing *d);
 
 /* Adds every result of a results.jsonl, and says which run it was part of (origin may be NULL).  An error that names file
  * and line: a malformed line, a pass whose ratio is not at most 1 or that has bad elements, results that are not as many

@@ -5,22 +5,10 @@
 #include <math.h>
 #include <string.h>
 
-static const assay_trace_op *op_of(const check_state *c, const parity_result *r)
-{
-    const int rank = r->rank >= 0 ? r->rank : 0;
-    for (int64_t i = 0; i < assay_trace_n_ops(c->trace, rank); i++) {
-        const assay_trace_op *op = assay_trace_op_at(c->trace, rank, i);
-        if (strcmp(op->op, r->op) == 0 && strcmp(op->instance, r->instance) == 0 && op->phase == r->phase &&
-            op->step == r->step && op->microbatch == r->microbatch)
-            return op;
-    }
-    return NULL;
-}
-
 /* Errors of a few units of a narrow format, spread over a tensor: a result was kept in it. */
 static void guess_precision(const check_state *c, const parity_result *r, char text[PARITY_TEXT])
 {
-    const assay_trace_op *op = op_of(c, r);
+    const assay_trace_op *op = parity_result_op(c->trace, r);
     const assay_trace_tensor *t = op != NULL ? assay_trace_op_tensor(c->trace, op, r->tensor) : NULL;
     const double off = fabs(r->found - r->expected) / fabs(r->expected);
     if (t == NULL || text[0] != '\0' || !(r->expected != 0.0))
@@ -35,7 +23,7 @@ static void guess_precision(const check_state *c, const parity_result *r, char t
 static assay_status explain(check_state *c, const parity_result *r)
 {
     char why[PARITY_TEXT] = "";
-    const assay_trace_op *op = op_of(c, r);
+    const assay_trace_op *op = parity_result_op(c->trace, r);
     if (op != NULL)
         ASSAY_TRY(parity_suspect(c->trace, op, why));
     const bool proven = why[0] != '\0';
@@ -81,6 +69,8 @@ static void note_rounding(check_state *c)
         {ASSAY_ROUND_PARTIAL_SUMS, "partial_sums", "every partial sum is rounded"},
         {ASSAY_ROUND_TIES, "ties", "of equal scores the router takes any"},
         {ASSAY_ROUND_EVERY, "every", "AdamW rounds every intermediate result"},
+        {ASSAY_ROUND_STATISTICS, "statistics",
+         "LayerNorm keeps mean and 1/deviation rounded for its backward"},
     };
     for (size_t k = 0; k < sizeof points / sizeof *points; k++) {
         int64_t n = 0;

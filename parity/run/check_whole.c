@@ -220,12 +220,14 @@ static assay_status compare_all(check_state *c, diff_compare *d)
 static assay_status check_loss_scale(check_state *c)
 {
     const int64_t n = c->reference->batches.microbatches;
+    const double later =
+        diff_gradient_scale(c->trace); /* what the reduction over data-parallel ranks will make of it */
     for (int64_t m = 0; m < n; m++) {
         double *gradient = NULL;
         int64_t count;
         ASSAY_TRY(
             values_of(c->index, "loss.grad", ASSAY_PHASE_BACKWARD, c->reference->step, m, &gradient, &count));
-        const double found = count == 1 ? gradient[0] : 1.0 / (double)n, wanted = 1.0 / (double)n;
+        const double found = count == 1 ? later * gradient[0] : 1.0 / (double)n, wanted = 1.0 / (double)n;
         free(gradient);
         if (fabs(found - wanted) > 0.004 * wanted)
             check_fail(c, CHECK_WHOLE,
@@ -251,6 +253,8 @@ assay_status check_whole(check_state *c)
     snprintf(first, sizeof first, "%s", c->first[CHECK_WHOLE]);
     noise.runs = c->reference;
     parity_scales_from_trace(c->trace, &d.scales);
+    d.scale[0] = 1.0;
+    d.scale[1] = diff_gradient_scale(c->trace);
     /* another framework rounds where the reference does and up to twice in between: sqrt(3) times the deviation */
     c->reference->perturb = sqrt(3.0);
     for (int runs = PARITY_REFERENCE_FIRST;; runs = PARITY_REFERENCE_RUNS) {

@@ -5,18 +5,22 @@
 #include "core/run/options.h"
 #include "parity/parity.h"
 #include "parity/run/ckpt_paddle.h"
+#include "parity/weights/weights.h"
 
+#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
 
 typedef struct ckpt_options {
-    char paths[3][ASSAY_PATH]; /* the verb and what it works on */
+    char paths[PARITY_MERGED + 2][ASSAY_PATH]; /* the verb and what it works on */
     int n_paths;
     bool tensors;
-    char weights[16]; /* of convert; "": not given */
-    bool paddle;      /* --form paddle */
+    char weights[16];                                    /* of convert; "": not given */
+    bool paddle;                                         /* --form paddle */
+    char missing[256], unexpected[256], mismatched[256]; /* keys that verify ignores */
     int64_t max_shard_size;
+    parity_weights_options tools;
 } ckpt_options;
 
 /* --- inspect ------------------------------------------------------------------------------------------------ */
@@ -92,20 +96,27 @@ static assay_status verify(const ckpt_options *o, int *code)
     int64_t found;
     size_t bytes = 0;
     assay_checkpoint *c;
-    ASSAY_TRY(assay_checkpoint_verify_each(o->paths[1], say_finding, NULL, &found));
+    const assay_checkpoint_ignore ignore = {o->missing, o->unexpected, o->mismatched};
+    ASSAY_TRY(assay_checkpoint_verify_each(o->paths[1], &ignore, say_finding, NULL, &found));
     const double seconds = assay_monotonic_s() - begin;
     if (found > 0) {
         printf("%s: %lld findings\n", o->paths[1], (long long)found);
         *code = 1;
         return ASSAY_OK;
     }
-    ASSAY_TRY(assay_checkpoint_open(&c, o->paths[1]));
-    const int64_t n = assay_checkpoint_stored_count(c);
-    for (int64_t i = 0; i < n; i++) {
+    ASSAY_TRY(assay_checkpoint_open_ignoring(&c, o->paths[1], &ignore));
+    int64_t n = 0;
+    for (int64_t i = 0; i < assay_checkpoint_stored_count(c); i++) {
         assay_checkpoint_stored t;
-        if (assay_checkpoint_stored_at(c, i, &t) == ASSAY_OK)
-            bytes += t.bytes;
+        if (assay_checkpoint_stored_at(c, i, &t) != ASSAY_OK) {
+            assay_error_clear();
+            continue;
+        }
+        bytes += t.bytes;
+        n++;
     }
+    for (size_t i = 0; i < json_array_size(assay_checkpoint_ignored(c)); i++)
+        printf("ignored: %s\n", json_string_value(json_array_get(assay_checkpoint_ignored(c), i)));
     assay_checkpoint_close(c);
     printf("%s: whole: %lld tensors of %zu bytes, every file and tensor hashed in %.2f s\n", o->paths[1],
            (long long)n, bytes, seconds);
@@ -247,22 +258,88 @@ static assay_status copy_folder(const ckpt_options *o, bool convert)
     return ASSAY_OK;
 }
 
+/* --- model folders ------------------------------------------------------------------------------------------ */
+static bool is_checkpoint(const char *dir)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/manifest.json", dir);
+    return access(path, F_OK) == 0;
+}
+
+static assay_status convert(ckpt_options *o)
+{
+    if (is_checkpoint(o->paths[1])) {
+        ASSAY_CHECK(
+            o->tools.dtype == ASSAY_DTYPE_COUNT && o->tools.include.n == 0 && o->tools.exclude.n == 0,
+            ASSAY_INVALID_ARGUMENT,
+            "convert: a checkpoint keeps its types and tensors: --dtype, --include and --exclude are for a "
+            "model folder (what convert made of a checkpoint is one: merge it alone)");
+        return copy_folder(o, true);
+    }
+    ASSAY_CHECK(strcmp(o->weights, "masters") != 0, ASSAY_INVALID_ARGUMENT,
+                "convert: --weights %s: %s is no checkpoint and has no masters", o->weights, o->paths[1]);
+    ASSAY_CHECK(!o->paddle, ASSAY_INVALID_ARGUMENT,
+                "convert: --form paddle: %s is no checkpoint: states are what makes a folder for PaddleNLP",
+                o->paths[1]);
+    ASSAY_TRY(parity_weights_convert(&o->tools, o->paths[1], o->paths[2]));
+    printf("wrote %s\n", o->paths[2]);
+    return ASSAY_OK;
+}
+
+static assay_status merge(const ckpt_options *o)
+{
+    const char *paths[PARITY_MERGED + 1];
+    for (int i = 1; i < o->n_paths; i++)
+        paths[i - 1] = o->paths[i];
+    ASSAY_TRY(parity_merge(&o->tools, paths, o->n_paths - 1));
+    printf("wrote %s\n", o->paths[o->n_paths - 1]);
+    return ASSAY_OK;
+}
+
+static assay_status lora_merge(const ckpt_options *o)
+{
+    ASSAY_TRY(parity_lora_merge(&o->tools, o->paths[1], o->paths[2], o->paths[3]));
+    printf("wrote %s\n", o->paths[3]);
+    return ASSAY_OK;
+}
+
+static assay_status lora_save(const ckpt_options *o)
+{
+    ASSAY_TRY(parity_lora_save(&o->tools, o->paths[1], o->paths[2]));
+    printf("wrote %s\n", o->paths[2]);
+    return ASSAY_OK;
+}
+
 /* --- the verb ----------------------------------------------------------------------------------------------- */
 static assay_status on_option(void *user, const char *name, const char *text)
 {
     ckpt_options *o = user;
     if (name == NULL) {
-        ASSAY_CHECK(o->n_paths < 3, ASSAY_INVALID_ARGUMENT, "%s: one argument too many", text);
+        ASSAY_CHECK(o->n_paths < PARITY_MERGED + 2, ASSAY_INVALID_ARGUMENT, "%s: one argument too many",
+                    text);
         return assay_option_text("path", text, o->paths[o->n_paths++], ASSAY_PATH);
     }
-    if (strcmp(name, "tensors") == 0)
-        o->tensors = true;
-    if (strcmp(name, "max_shard_size") == 0)
-        return assay_option_count("max-shard-size", text, 1, (int64_t)1 << 53, &o->max_shard_size);
+    if (strcmp(name, "ignore_missing_keys") == 0)
+        return assay_option_text("ignore-missing-keys", text, o->missing, sizeof o->missing);
+    if (strcmp(name, "ignore_unexpected_keys") == 0)
+        return assay_option_text("ignore-unexpected-keys", text, o->unexpected, sizeof o->unexpected);
+    if (strcmp(name, "ignore_mismatched_keys") == 0)
+        return assay_option_text("ignore-mismatched-keys", text, o->mismatched, sizeof o->mismatched);
+    bool known;
+    ASSAY_TRY(parity_weights_option(&o->tools, name, text, &known));
+    if (known || strcmp(name, "tensors") == 0) {
+        o->tensors = o->tensors || !known;
+        return ASSAY_OK;
+    }
     if (strcmp(name, "form") == 0) {
         ASSAY_CHECK(strcmp(text, "assay") == 0 || strcmp(text, "paddle") == 0, ASSAY_INVALID_ARGUMENT,
                     "--form: expected assay or paddle, found %.40s", text);
         o->paddle = strcmp(text, "paddle") == 0;
+        return ASSAY_OK;
+    }
+    if (strcmp(name, "max_shard_size") == 0) {
+        ASSAY_TRY(assay_option_count("max-shard-size", text, 1, (int64_t)1 << 53, &o->max_shard_size));
+        o->tools.max_shard_size = o->max_shard_size;
         return ASSAY_OK;
     }
     if (strcmp(name, "weights") == 0) {
@@ -274,14 +351,14 @@ static assay_status on_option(void *user, const char *name, const char *text)
 }
 
 /* Of a folder of checkpoints the last, of RUN/latest and RUN/best what they name; what is no checkpoint stays as it was given. */
-static assay_status resolve(ckpt_options *o, int i)
+static assay_status resolve(char path[ASSAY_PATH])
 {
     char found[ASSAY_PATH];
-    if (assay_checkpoint_folder_find(o->paths[i], found, sizeof found) != ASSAY_OK) {
+    if (assay_checkpoint_folder_find(path, found, sizeof found) != ASSAY_OK) {
         assay_error_clear();
         return ASSAY_OK;
     }
-    return assay_option_text("path", found, o->paths[i], ASSAY_PATH);
+    return assay_option_text("path", found, path, ASSAY_PATH);
 }
 
 /* Of a folder of PaddleNLP's. */
@@ -315,37 +392,53 @@ static assay_status refuse_torch_dist(const char *dir)
 
 static assay_status dispatch(ckpt_options *o, int *code)
 {
+    enum { INSPECT, VERIFY, DIFF, RESHARD, CONVERT, MERGE, LORA_MERGE, LORA_SAVE, VERBS };
     static const struct {
         const char *name;
-        int paths;
-    } verbs[] = {{"inspect", 2}, {"verify", 2}, {"diff", 3}, {"reshard", 3}, {"convert", 3}};
-    size_t v = 0;
-    while (v < sizeof verbs / sizeof *verbs && strcmp(verbs[v].name, o->paths[0]) != 0)
+        int least, most; /* paths, the verb among them */
+    } verbs[VERBS] = {{"inspect", 2, 2},    {"verify", 2, 2},   {"diff", 3, 3},
+                      {"reshard", 3, 3},    {"convert", 3, 3},  {"merge", 3, PARITY_MERGED + 2},
+                      {"lora-merge", 4, 4}, {"lora-save", 3, 3}};
+    int v = 0;
+    while (v < VERBS && strcmp(verbs[v].name, o->paths[0]) != 0)
         v++;
-    ASSAY_CHECK(v<sizeof verbs / sizeof *verbs, ASSAY_INVALID_ARGUMENT,
-                    "expected inspect, verify, diff, reshard or convert, found %.40s", o->n_paths> 0
-                    ? o->paths[0]
-                    : "nothing");
-    ASSAY_CHECK(o->n_paths == verbs[v].paths, ASSAY_INVALID_ARGUMENT, "%s: expected %d folders, found %d",
-                verbs[v].name, verbs[v].paths - 1, o->n_paths - 1);
-    ASSAY_TRY(resolve(o, 1));
+    ASSAY_CHECK(
+        v<VERBS, ASSAY_INVALID_ARGUMENT,
+            "expected inspect, verify, diff, reshard, convert, merge, lora-merge or lora-save, found %.40s",
+            o->n_paths> 0
+            ? o->paths[0]
+            : "nothing");
+    ASSAY_CHECK(o->n_paths >= verbs[v].least && o->n_paths <= verbs[v].most, ASSAY_INVALID_ARGUMENT,
+                "%s: expected %d folders%s, found %d", verbs[v].name, verbs[v].least - 1,
+                verbs[v].most > verbs[v].least ? " or more" : "", o->n_paths - 1);
+    /* What is made is the last path of a verb that makes something. */
+    for (int i = 1; i < (v <= DIFF ? o->n_paths : o->n_paths - 1); i++)
+        ASSAY_TRY(resolve(o->paths[i]));
     ASSAY_TRY(refuse_torch_dist(o->paths[1]));
-    if (v == 2)
-        ASSAY_TRY(resolve(o, 2));
-    ASSAY_CHECK(!o->paddle || (v == 4 && o->weights[0] == '\0' && o->max_shard_size == 0),
+    if (o->tools.base[0] != '\0')
+        ASSAY_TRY(resolve(o->tools.base));
+    ASSAY_CHECK(!o->paddle || (v == CONVERT && o->weights[0] == '\0' && o->max_shard_size == 0),
                 ASSAY_INVALID_ARGUMENT,
                 "--form paddle: of convert alone, without --weights and --max-shard-size");
-    if (v != 2 && assay_paddle_is(o->paths[1]))
-        return on_paddle(o, v, code);
+    if (v != DIFF && v <= CONVERT && assay_paddle_is(o->paths[1]))
+        return on_paddle(o, (size_t)v, code);
     switch (v) {
-    case 0:
+    case INSPECT:
         return inspect(o);
-    case 1:
+    case VERIFY:
         return verify(o, code);
-    case 2:
+    case DIFF:
         return diff(o, code);
+    case RESHARD:
+        return copy_folder(o, false);
+    case CONVERT:
+        return convert(o);
+    case MERGE:
+        return merge(o);
+    case LORA_MERGE:
+        return lora_merge(o);
     default:
-        return copy_folder(o, v == 4);
+        return lora_save(o);
     }
 }
 
@@ -353,23 +446,34 @@ int parity_main_ckpt(int argc, char **argv)
 {
     static const assay_extra_option extra[] = {
         {"tensors", NULL, "inspect: every tensor with its hash and file"},
-        {"max_shard_size", "N", "reshard, convert: bytes of the tensors of one file"},
+        {"ignore_missing_keys", "PATTERN,...", "verify: tensors that may be missing, as in 'lm_head.*'"},
+        {"ignore_unexpected_keys", "PATTERN,...", "verify: tensors that may be there beside the model's"},
+        {"ignore_mismatched_keys", "PATTERN,...", "verify: tensors of another shape or type"},
+        {"max_shard_size", "N", "bytes of the tensors of one file of what is made"},
         {"weights", "WHICH",
          "convert: the weights alone, as the products read them (model) or their masters in their place "
          "(masters); default: model, of a PaddleNLP folder all of it"},
         {"form", "FORM", "convert: assay (default), or paddle: all of it as a folder for PaddleNLP"},
+        PARITY_WEIGHTS_OPTIONS,
         {NULL, NULL, NULL}};
     ckpt_options o = {.n_paths = 0};
     int code = 0;
+    parity_weights_options_init(&o.tools);
     assay_status st = assay_options_parse(
         argc, argv,
-        "Works on checkpoints (docs/CHECKPOINT.md).\vExamples:\n"
+        "Works on checkpoints and model folders (docs/CHECKPOINT.md).\vExamples:\n"
         "  assay ckpt inspect RUN/iter_0000100 --tensors\n"
         "  assay ckpt verify RUN/iter_0000100     which file or tensor is wrong; exit code 1\n"
         "  assay ckpt diff A B                    exit code 1 where they differ\n"
         "  assay ckpt reshard A B --max-shard-size 1000000000\n"
-        "  assay ckpt convert A B                 weights alone, a folder for transformers\n",
-        "inspect|verify|diff|reshard|convert DIR [DIR]", NULL, 0, extra, on_option, &o);
+        "  assay ckpt convert A B                 weights alone, a folder for transformers\n"
+        "  assay ckpt convert FP8 B --dtype bf16  a model folder in another type\n"
+        "  assay ckpt merge A B OUT --weight 0.7,0.3\n"
+        "  assay ckpt merge A B OUT --method ties --base BASE --density 0.5\n"
+        "  assay ckpt lora-merge MODEL ADAPTER OUT\n"
+        "  assay ckpt lora-save ADAPTER OUT --dtype fp16\n",
+        "inspect|verify|diff|reshard|convert|merge|lora-merge|lora-save DIR...", NULL, 0, extra, on_option,
+        &o);
     if (st == ASSAY_OK)
         st = dispatch(&o, &code);
     if (st != ASSAY_OK) {

@@ -1,5 +1,6 @@
 /* Small verbs: diff, replay, report merge. */
 #include "core/base/file.h"
+#include "parity/judge/suspect.h"
 #include "parity/report/report_files.h"
 #include "parity/run/cases.h"
 #include "parity/run/engine.h"
@@ -161,6 +162,27 @@ void parity_say_aborted(const assay_trace *t, FILE *out)
                     assay_trace_aborted(t, rank));
 }
 
+/* What explains the first failure in order of execution, where one changed thing does. */
+static assay_status say_why(const assay_trace *trace, const parity_report *report)
+{
+    const assay_trace_op *first = NULL;
+    char why[PARITY_TEXT];
+    for (int64_t i = 0; i < parity_report_count(report); i++) {
+        const parity_result *r = parity_report_at(report, i);
+        const assay_trace_op *op = r->verdict == PARITY_FAIL ? parity_result_op(trace, r) : NULL;
+        if (op &&
+            (!first || op->step < first->step || (op->step == first->step && op->sequence < first->sequence)))
+            first = op;
+    }
+    if (!first)
+        return ASSAY_OK;
+    ASSAY_TRY(parity_suspect(trace, first, why));
+    if (why[0] != '\0')
+        printf("first: %s of %s (rank %d, step %lld): all of its elements pass if %s\n", first->op,
+               first->instance, first->rank, (long long)first->step, why);
+    return ASSAY_OK;
+}
+
 static assay_status replay(const char *dir, const char *out, int *code)
 {
     assay_trace *trace = NULL;
@@ -178,6 +200,7 @@ static assay_status replay(const char *dir, const char *out, int *code)
     parity_report_table(report, stdout, out[0] != 0 ? out : NULL);
     if (out[0] != 0)
         ASSAY_TRY_GOTO(parity_report_jsonl(report, out), st, done);
+    ASSAY_TRY_GOTO(say_why(trace, report), st, done);
     parity_report_totals(report, &passed, &failed, &skipped);
     if (passed + failed + skipped == 0)
         printf("nothing to compute again: %s records no operation\n", dir);

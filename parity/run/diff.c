@@ -334,8 +334,7 @@ static bool are_alike(const assay_trace *s, const assay_trace *t, FILE *out)
     return alike;
 }
 
-/* index.json: gradient_scale (docs/TRACE.md). */
-static double gradient_scale(const assay_trace *t)
+double diff_gradient_scale(const assay_trace *t)
 {
     const json_t *scale = json_object_get(assay_trace_header(t), "gradient_scale");
     const double x = json_is_number(scale) ? json_number_value(scale) : 1.0;
@@ -519,8 +518,8 @@ assay_status parity_diff_traces(const char *dir_a, const char *dir_b, const pari
         parity_say_aborted(s, out);
         parity_say_aborted(t, out);
     }
-    d.compare.scale[0] = gradient_scale(s);
-    d.compare.scale[1] = gradient_scale(t);
+    d.compare.scale[0] = diff_gradient_scale(s);
+    d.compare.scale[1] = diff_gradient_scale(t);
     d.compare.alike = are_alike(s, t, d.text ? out : NULL);
     scales_of(s, t, &d.compare.scales);
     st = diff_indexes(&d, exit_code);

@@ -12,6 +12,9 @@ typedef struct diff_statistics {
     double cosine;    /* between the two; 1 where both are zero */
 } diff_statistics;
 
+/* index.json: gradient_scale (docs/TRACE.md); 1 where there is none. */
+double diff_gradient_scale(const assay_trace *t);
+
 typedef struct diff_pair {
     const parity_entry *e, *o; /* of the trace that is walked, and of the other */
     const assay_name_row *row; /* NULL: one name */

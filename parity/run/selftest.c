@@ -15,7 +15,8 @@
 enum { MAX_TRACES = 64, MAX_CASES = 4, STEPS = 2 };
 
 typedef struct selftest_options {
-    char engine[8], engine_program[ASSAY_PATH], mutants[ASSAY_PATH], case_file[ASSAY_PATH], only[64];
+    char engine[8], engine_program[ASSAY_PATH], mutants[ASSAY_PATH], case_file[ASSAY_PATH], only[64],
+        report[ASSAY_PATH];
     bool keep;
 } selftest_options;
 
@@ -43,6 +44,7 @@ typedef struct selftest {
     int n_runs; /* engine runs so far: names of folders */
     int64_t passed, failed, skipped;
     int64_t tried, caught; /* faults */
+    parity_report *told;   /* what the judge said of them; NULL: nobody asks */
 } selftest;
 
 /* --- runs --------------------------------------------------------------------------------------------------- */
@@ -238,6 +240,34 @@ static assay_status judge_checkpoint(selftest *s, const parity_mutant *m, parity
     return parity_check_checkpoints(c->save, dir, "copy", report);
 }
 
+/* Results of one fault, under its name: a page shows what the judge says of each. */
+static assay_status tell(selftest *s, const parity_mutant *m, const parity_report *report)
+{
+    if (s->told == NULL)
+        return ASSAY_OK;
+    for (int64_t i = 0; i < parity_report_count(report); i++) {
+        parity_result r = *parity_report_at(report, i);
+        const parity_drawn drawn = parity_report_drawn(report, &r);
+        snprintf(r.case_name, sizeof r.case_name, "%s", m->name);
+        snprintf(r.precision, sizeof r.precision, "%s", assay_precision_name(s->train.precision));
+        snprintf(r.layout, sizeof r.layout, "%s", m->layout);
+        ASSAY_TRY(parity_report_add_drawn(s->told, &r, &drawn));
+    }
+    return ASSAY_OK;
+}
+
+static assay_status write_told(const selftest *s)
+{
+    char path[ASSAY_PATH];
+    if (s->told == NULL)
+        return ASSAY_OK;
+    ASSAY_TRY(assay_mkdir_p(s->o->report));
+    snprintf(path, sizeof path, "%.1000s/results.jsonl", s->o->report);
+    ASSAY_TRY(parity_report_jsonl(s->told, path));
+    snprintf(path, sizeof path, "%.1000s/index.html", s->o->report);
+    return parity_report_html(s->told, path, "assay selftest: planted faults", NULL);
+}
+
 /* --- rows of the table -------------------------------------------------------------------------------------- */
 
 static assay_status try_mutant(selftest *s, const parity_mutant *m)
@@ -267,6 +297,7 @@ static assay_status try_mutant(selftest *s, const parity_mutant *m)
         parity_report_destroy(report);
         return ASSAY_OK;
     }
+    st = tell(s, m, report);
     parity_mutant_judge(m, report, &kill);
     const bool good = kill.caught && kill.named;
     const char *where = kill.by.instance[0] ? kill.by.instance : kill.by.tensor;
@@ -282,7 +313,7 @@ static assay_status try_mutant(selftest *s, const parity_mutant *m)
     s->passed += good;
     s->failed += !good;
     parity_report_destroy(report);
-    return ASSAY_OK;
+    return st;
 }
 
 /* A clean run must pass every check. */
@@ -382,6 +413,7 @@ static void tear_down(selftest *s)
     else if (s->dir[0])
         assay_scratch_remove(s->dir);
     *s = (selftest){.o = s->o,
+                    .told = s->told,
                     .passed = s->passed,
                     .failed = s->failed,
                     .skipped = s->skipped,
@@ -443,6 +475,8 @@ static assay_status run_selftest(selftest *s)
     char **paths = NULL;
     int n = 0, n_cases = 0;
     assay_status st = ASSAY_OK;
+    if (s->o->report[0])
+        ASSAY_TRY_GOTO(parity_report_create(&s->told), st, done);
     ASSAY_TRY_GOTO(default_paths(s, "", case_file, mutants), st, done);
     ASSAY_TRY_GOTO(parity_cases_list(mutants, &paths, &n), st, done);
     ASSAY_TRY_GOTO(cases_of(s, paths, n, names, &n_cases), st, done);
@@ -457,10 +491,13 @@ static assay_status run_selftest(selftest *s)
     }
     printf("mutation score: %lld of %lld (%.1f %%)\n", (long long)s->caught, (long long)s->tried,
            100.0 * (double)s->caught / (double)s->tried);
+    ASSAY_TRY_GOTO(write_told(s), st, done);
 done:
     for (int i = 0; i < n; i++)
         free(paths[i]);
     free(paths);
+    parity_report_destroy(s->told);
+    s->told = NULL;
     return st;
 }
 
@@ -478,7 +515,8 @@ static assay_status on_option(void *user, const char *name, const char *text)
                  {"engine_program", o->engine_program, sizeof o->engine_program},
                  {"mutants", o->mutants, sizeof o->mutants},
                  {"case_file", o->case_file, sizeof o->case_file},
-                 {"only", o->only, sizeof o->only}};
+                 {"only", o->only, sizeof o->only},
+                 {"report", o->report, sizeof o->report}};
     for (size_t i = 0; i < sizeof table / sizeof table[0]; i++) {
         if (strcmp(table[i].name, name) != 0)
             continue;
@@ -498,6 +536,7 @@ int parity_main_selftest(int argc, char **argv)
         {"mutants", "DIR", "folder of the faults (default: those that come with assay)"},
         {"case_file", "FILE", "case that is trained (default: qwen3_moe.json)"},
         {"only", "NAME", "this fault alone"},
+        {"report", "DIR", "also write results.jsonl and index.html: what the judge says of each fault"},
         {"keep", NULL, "keep traces and logs"},
         {NULL, NULL, NULL}};
     selftest_options o = {.engine = "auto"};

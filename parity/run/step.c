@@ -60,6 +60,16 @@ static assay_status check_training_options(const assay_train_options *o)
                                         "moe_router_bias_update_rate",
                                         "save",
                                         "save_after",
+                                        "async_save",
+                                        "no_save_optim",
+                                        "skip_save_model_weight",
+                                        "finetune",
+                                        "no_load_optim",
+                                        "no_load_rng",
+                                        "round_checkpoint",
+                                        "ignore_missing_keys",
+                                        "ignore_unexpected_keys",
+                                        "ignore_mismatched_keys",
                                         "load",
                                         "override_checkpoint_args"};
     assay_batches batches = {0};

@@ -9,6 +9,7 @@
 
 #include "ref/bounds/sum.h"
 #include "ref/ops.h"
+#include "ref/replay.h"
 
 typedef struct ref_pair {
     double *y, *b;
@@ -144,8 +145,10 @@ void ref_bound_sum_double(ref_pair y, const double *x, int64_t n, bool square, c
 
 /* --- router.c */
 typedef struct ref_decisions {
-    int64_t n, n_ambiguous, n_inadmissible, first_inadmissible;
+    int64_t n, n_ambiguous, n_inadmissible, first_inadmissible, n_experts;
     double gap;
+    int n_shown;
+    ref_decision shown[REF_DECISIONS_SHOWN];
 } ref_decisions;
 /* scores, keys [T,E] */
 void ref_bound_router_scores(ref_pair scores, ref_pair keys, const double *logits, const double *expert_bias,

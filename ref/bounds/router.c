@@ -247,6 +247,32 @@ static bool well_formed(const int64_t *indices, const ref_router_desc *d)
     return true;
 }
 
+/* Keeps the first inadmissible decisions, before the candidate's choice replaces the reference's. */
+static void show(ref_decisions *out, int64_t token, const row *r, const double *keys, const bool *reference,
+                 const bool *chosen)
+{
+    if (out->n_shown == REF_DECISIONS_SHOWN)
+        return;
+    ref_decision *s = &out->shown[out->n_shown++];
+    *s = (ref_decision){.row = token, .left_out = -1, .taken = -1};
+    for (int64_t i = 0; i < r->d->experts; i++) {
+        if (reference[i] && s->n_expected < REF_DECISION_EXPERTS)
+            s->expected[s->n_expected++] = i;
+        if (reference[i] && !chosen[i] && (s->left_out < 0 || r->low[i] > r->low[s->left_out]))
+            s->left_out = i;
+        if (!reference[i] && chosen[i] && (s->taken < 0 || r->high[i] < r->high[s->taken]))
+            s->taken = i;
+    }
+    if (s->left_out < 0 || s->taken < 0) {
+        s->left_out = s->taken = -1;
+        return;
+    }
+    s->left_score = keys[s->left_out];
+    s->left_bound = r->high[s->left_out] - keys[s->left_out];
+    s->taken_score = keys[s->taken];
+    s->taken_bound = r->high[s->taken] - keys[s->taken];
+}
+
 void ref_bound_router_choice(int64_t *taken, const int64_t *candidate, ref_pair keys, const double *logits,
                              const double *expert_bias, const ref_router_desc *desc, const ref_num *num,
                              bool any, ref_decisions *out)
@@ -256,7 +282,7 @@ void ref_bound_router_choice(int64_t *taken, const int64_t *candidate, ref_pair 
     row r = {.bias = biased ? expert_bias : NULL, .d = desc, .any = any};
     r.size = desc->num_groups ? e / desc->num_groups : (e > 0 ? e : 1);
     r.best = desc->num_groups ? k / desc->group_topk : 0;
-    *out = (ref_decisions){.n = desc->tokens, .first_inadmissible = -1};
+    *out = (ref_decisions){.n = desc->tokens, .first_inadmissible = -1, .n_experts = e};
     ref_router_topk(taken, keys.y, desc);
     for (int64_t i = 0; i < desc->tokens; i++) {
         bool chosen[ASSAY_MAX_EXPERTS] = {false}, reference[ASSAY_MAX_EXPERTS] = {false};
@@ -280,6 +306,7 @@ void ref_bound_router_choice(int64_t *taken, const int64_t *candidate, ref_pair 
             continue;
         if (out->n_inadmissible++ == 0)
             out->first_inadmissible = i;
+        show(out, i, &r, keys.y + i * e, reference, chosen);
         out->gap = fmax(out->gap, gap);
     }
 }

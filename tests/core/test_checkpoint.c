@@ -2,6 +2,8 @@
 #include "core/files/checkpoint_internal.h"
 #include "core/files/tensorfile.h"
 #include "tests/support/checkpoint.h"
+#include <signal.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -465,6 +467,101 @@ Test(core_checkpoint, folders_that_are_not_one_save_are_refused)
         sign_again(rows[i].file);
         expect_refused(path_of("a"), rows[i].message, rows[i].shell);
     }
+    assay_spec_destroy(spec);
+}
+
+static void count_finding(void *user, const char *text)
+{
+    (void)text;
+    ++*(int *)user;
+}
+
+/* A head under another name in every file: missing and unexpected, until both are named. */
+Test(core_checkpoint, keys_are_ignored_where_a_list_names_them)
+{
+    static const struct {
+        const char *missing, *unexpected;
+        const char *message; /* NULL: it opens */
+    } rows[] = {{NULL, NULL, "lm_head.weight"},
+                {"lm_head.*", NULL, "'lm_head.weighx' has no place in this model"},
+                {NULL, "lm_head.*", "lm_head.weight"},
+                {"lm_head.weight", "lm_head.weight", "has no place in this model"},
+                {"lm_head.weight/exp_avg,x", "*", "lm_head.weight"},
+                {"model.norm.*,lm_head.weight", "lm_head.weigh?", NULL}};
+    assay_model_spec *spec = checkpoint_spec(qwen3_small);
+    write_two(spec);
+    in_root("LC_ALL=C sed -i 's/lm_head.weight/lm_head.weighx/g' a/*.safetensors a/*.index.json");
+    static const char *const files[] = {
+        "model-00001-of-00001.safetensors",          "model.safetensors.index.json",
+        "optimizer-00001-of-00001.safetensors",      "optimizer.safetensors.index.json",
+        "master_weights-00001-of-00001.safetensors", "master_weights.safetensors.index.json"};
+    for (size_t i = 0; i < sizeof files / sizeof *files; i++)
+        sign_again(files[i]);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        const assay_checkpoint_ignore ignore = {.missing = rows[i].missing, .unexpected = rows[i].unexpected};
+        assay_checkpoint *c = NULL;
+        int findings = 0;
+        int64_t found;
+        const assay_status st = assay_checkpoint_open_ignoring(&c, path_of("a"), &ignore);
+        cr_expect_eq(st == ASSAY_OK, rows[i].message == NULL, "row %zu: %s", i, assay_error_message());
+        if (rows[i].message != NULL)
+            cr_expect_not_null(strstr(assay_error_message(), rows[i].message), "%s", assay_error_message());
+        cr_assert_eq(assay_checkpoint_verify_each(path_of("a"), &ignore, count_finding, &findings, &found),
+                     ASSAY_OK);
+        cr_expect_eq(found, rows[i].message != NULL, "row %zu", i);
+        cr_expect_eq(findings, (int)found);
+        if (c == NULL)
+            continue;
+        const assay_param_spec *head = assay_spec_find(spec, "output_layer.weight");
+        cr_assert_not_null(head);
+        cr_expect_eq(json_array_size(assay_checkpoint_ignored(c)), 8, "weight, master and two states, twice");
+        cr_expect_not(assay_checkpoint_has(c, "exp_avg", head));
+        cr_expect(assay_checkpoint_has(c, "exp_avg", &spec->params[0]));
+        assay_shard whole;
+        float got[11 * 6];
+        assay_shard_whole(&whole, head->shape, head->ndim);
+        cr_expect_eq(assay_checkpoint_read(c, "main_param", head->name, ASSAY_F32, &whole, got),
+                     ASSAY_NOT_FOUND);
+        assay_checkpoint_close(c);
+    }
+    assay_spec_destroy(spec);
+}
+
+/* No room for a shard, behind a limit as on a full disk: an error that names the file, and nothing is left. */
+Test(core_checkpoint, a_full_disk_is_an_error_and_leaves_nothing)
+{
+    assay_model_spec *spec = checkpoint_spec(qwen3_small);
+    const assay_checkpoint_content content = checkpoint_content(spec, ASSAY_F32);
+    const struct rlimit most = {.rlim_cur = 4000, .rlim_max = RLIM_INFINITY};
+    assay_checkpoint_writer *w = NULL;
+    signal(SIGXFSZ, SIG_IGN);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &most), 0);
+    const assay_status st = assay_checkpoint_writer_open(&w, path_of("full"), 7, 1, 0, 1, &content);
+    cr_assert_eq(setrlimit(RLIMIT_FSIZE, &(struct rlimit){RLIM_INFINITY, RLIM_INFINITY}), 0);
+    cr_expect_eq(st, ASSAY_IO);
+    cr_expect_null(w);
+    cr_expect_not_null(strstr(assay_error_message(), "no room for its"), "%s", assay_error_message());
+    in_root("test -z \"$(ls)\"");
+    assay_spec_destroy(spec);
+}
+
+/* Root may write anywhere: an immutable place is a file where a folder should be, and /proc. */
+Test(core_checkpoint, a_folder_that_cannot_be_written_is_named)
+{
+    assay_model_spec *spec = checkpoint_spec(qwen3_small);
+    const assay_checkpoint_content content = checkpoint_content(spec, ASSAY_F32);
+    assay_checkpoint_writer *w = NULL;
+    in_root("touch file && mkdir closed && chmod 0555 closed");
+    cr_expect_neq(assay_checkpoint_writer_open(&w, path_of("file/c"), 7, 1, 0, 1, &content), ASSAY_OK);
+    cr_expect_not_null(strstr(assay_error_message(), "file"), "%s", assay_error_message());
+    cr_expect_neq(assay_checkpoint_writer_open(&w, "/proc/c", 7, 1, 0, 1, &content), ASSAY_OK);
+    cr_expect_not_null(strstr(assay_error_message(), "/proc/c.tmp-"), "%s", assay_error_message());
+    if (geteuid() != 0) {
+        cr_expect_eq(assay_checkpoint_writer_open(&w, path_of("closed/c"), 7, 1, 0, 1, &content), ASSAY_IO);
+        cr_expect_not_null(strstr(assay_error_message(), "closed/c.tmp-"), "%s", assay_error_message());
+    }
+    cr_expect_null(w);
+    in_root("chmod 0755 closed && test -z \"$(ls closed)\"");
     assay_spec_destroy(spec);
 }
 

@@ -164,7 +164,7 @@ static int read_limited(const char *path, const assay_param_spec *spec, int part
         return 4;
     if (assay_tensorfile_open(&file, path) != ASSAY_OK)
         return 4;
-    if (gpu_stored_param_open(&stored, file, spec) != ASSAY_OK)
+    if (gpu_stored_param_open(&stored, file, &(assay_quantization){0}, spec) != ASSAY_OK)
         return 4;
     const int64_t before = status_of("VmData"), resident = status_of("VmRSS");
     const rlim_t most = (rlim_t)(before + (int64_t)VOCAB * WIDTH / limit_parts * 4 + slack);
@@ -249,7 +249,8 @@ Test(engine_weights, parts_of_a_piece_are_the_piece)
     cr_assert_eq(assay_tensorwriter_finish(w), ASSAY_OK, "%s", assay_error_message());
     assay_tensorwriter_destroy(w);
     cr_assert_eq(assay_tensorfile_open(&file, path), ASSAY_OK);
-    cr_assert_eq(gpu_stored_param_open(&stored, file, &spec), ASSAY_OK, "%s", assay_error_message());
+    cr_assert_eq(gpu_stored_param_open(&stored, file, &(assay_quantization){0}, &spec), ASSAY_OK, "%s",
+                 assay_error_message());
     const assay_shard s = scattered(ROWS, COLUMNS);
     const int64_t n = assay_shard_count(&s), width = s.local_shape[1];
     int64_t bad = 0;
@@ -266,6 +267,61 @@ Test(engine_weights, parts_of_a_piece_are_the_piece)
         }
     cr_expect_eq(bad, 0, "%lld elements", (long long)bad);
     gpu_stored_param_close(&stored);
+    assay_tensorfile_close(file);
+    unlink(path);
+    rmdir(folder);
+}
+
+/* Every code of a weight times every code of a scale, as torch reads the codes (golden/make_fp8.py), rounded to F32 once. */
+Test(engine_weights, fp8_codes_times_scales)
+{
+    char folder[] = "/tmp/assay-weights-XXXXXX", path[64];
+    enum { CODES = 256 };
+    static unsigned char weights[CODES * CODES], scales[CODES];
+    static float found[CODES * CODES];
+    const int64_t shape[2] = {CODES, CODES}, grid[2] = {1, CODES};
+    assay_tensorwriter *w;
+    assay_tensorfile *file, *golden;
+    gpu_stored_param stored;
+    assay_shard whole;
+    assay_hf_piece piece = {0, 0, CODES};
+    assay_hf_part part = {
+        .name = "x.weight", .ndim = 2, .shape = {CODES, CODES}, .n_pieces = 1, .pieces = &piece};
+    const assay_param_spec spec = {
+        .name = "p", .ndim = 2, .shape = {CODES, CODES}, .n_parts = 1, .parts = &part};
+    const assay_quantization q = {.fp8 = true, .block = {CODES, 1}};
+    for (int i = 0; i < CODES * CODES; i++)
+        weights[i] = (unsigned char)(i / CODES);
+    for (int i = 0; i < CODES; i++)
+        scales[i] = (unsigned char)i;
+    cr_assert_not_null(mkdtemp(folder));
+    snprintf(path, sizeof path, "%s/model.safetensors", folder);
+    cr_assert_eq(assay_tensorwriter_create(&w, path), ASSAY_OK);
+    cr_assert_eq(assay_tensorwriter_add_ref(w, "x.weight", ASSAY_F8_E4M3, shape, 2, weights), ASSAY_OK);
+    cr_assert_eq(assay_tensorwriter_add_ref(w, "x.weight_scale_inv", ASSAY_F8_E8M0, grid, 2, scales),
+                 ASSAY_OK);
+    cr_assert_eq(assay_tensorwriter_finish(w), ASSAY_OK, "%s", assay_error_message());
+    assay_tensorwriter_destroy(w);
+    cr_assert_eq(assay_tensorfile_open(&file, path), ASSAY_OK);
+    cr_assert_eq(assay_tensorfile_open(&golden, ASSAY_SOURCE_DIR "/golden/fp8/codes.safetensors"), ASSAY_OK);
+    cr_assert_eq(gpu_stored_param_open(&stored, file, &q, &spec), ASSAY_OK, "%s", assay_error_message());
+    assay_shard_whole(&whole, shape, 2);
+    cr_assert_eq(gpu_stored_param_read(&stored, &whole, 0, CODES * CODES, found), ASSAY_OK);
+    const assay_tensor_info *a = assay_tensorfile_find(golden, "e4m3_value"),
+                            *b = assay_tensorfile_find(golden, "e8m0_value");
+    cr_assert(a != NULL && b != NULL && a->dtype == ASSAY_F64 && b->dtype == ASSAY_F64 && a->count == CODES);
+    int64_t bad = 0;
+    for (int64_t i = 0; i < CODES * CODES; i++) {
+        double x, y;
+        memcpy(&x, (const char *)a->data + i / CODES * 8, sizeof x);
+        memcpy(&y, (const char *)b->data + i % CODES * 8, sizeof y);
+        const float expected = (float)(x * y);
+        const bool same = expected != expected ? found[i] != found[i] : memcmp(&expected, &found[i], 4) == 0;
+        bad += !same;
+    }
+    cr_expect_eq(bad, 0, "%lld products", (long long)bad);
+    gpu_stored_param_close(&stored);
+    assay_tensorfile_close(golden);
     assay_tensorfile_close(file);
     unlink(path);
     rmdir(folder);

@@ -18,6 +18,9 @@ const fuzz_target fuzz_targets[] = {
     {"tokenizer", fuzz_tokenizer},     /* tokenizer.json and a text */
     {"text", fuzz_text},               /* a text, through the tokenizers of golden/ */
     {"dataset", fuzz_dataset},         /* .idx and .bin, or a text */
+    {"adapter", fuzz_adapter},         /* adapter_config.json and its tensors */
+    {"pattern", fuzz_pattern},         /* a regular expression and a text */
+    {"quantized", fuzz_quantized},     /* config.json and fp8 tensors with scales */
 #ifdef FUZZ_JUDGE
     {"replay", fuzz_replay},   /* a trace through the judge: every operation computed again */
     {"case", fuzz_case},       /* a case file */

@@ -82,6 +82,15 @@ static const broken others[] = {
     {"old_gradient_forgotten", "exact", NULL},
 };
 
+/* An operation that the engine does not have. */
+static const broken layernorm[] = {
+    {"layernorm_sample_variance", "exact", NULL},
+    {"layernorm_without_beta", "local", NULL},
+    {"layernorm_one_pass", "local", "rstd"},
+    {"layernorm_without_mean_of_g", "exact", NULL},
+    {"layernorm_old_beta_forgotten", "exact", "dbeta"},
+};
+
 static void expect_caught(const char *library, const broken *b)
 {
     cli_result r =
@@ -106,6 +115,18 @@ Test(certify_broken, others, .timeout = 500)
 {
     for (size_t i = 0; i < sizeof others / sizeof *others; i++)
         expect_caught("broken_others", &others[i]);
+}
+
+Test(certify_broken, layernorm, .timeout = 500)
+{
+    static const char *const clean[] = {"layernorm_two_passes", "layernorm_welford", "layernorm_backward"};
+    for (size_t i = 0; i < sizeof layernorm / sizeof *layernorm; i++)
+        expect_caught("layernorm", &layernorm[i]);
+    for (size_t i = 0; i < sizeof clean / sizeof *clean; i++) {
+        cli_result r = cli_run("certify --seeds 1 --so " ASSAY_KERNELS "/layernorm.so:%s", clean[i]);
+        cli_expect_success(&r, clean[i]);
+        cli_free(&r);
+    }
 }
 
 Test(certify_broken, clean, .timeout = 500)

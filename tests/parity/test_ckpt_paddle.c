@@ -104,7 +104,8 @@ Test(ckpt_paddle, a_run_goes_on)
         "step --engine sim --layout dp2 --precision bf16 --model a --batch batch.safetensors "
         "--train-iters 4 --lr-decay-iters 9 --load a --out out";
     run(2, "--override-checkpoint-args", "%s", go_on);
-    run(0, "", "%s --save b --override-checkpoint-args", go_on);
+    run(2, "--no-load-rng", "%s --save b --override-checkpoint-args", go_on);
+    run(0, "", "%s --save b --override-checkpoint-args --no-load-rng", go_on);
     run(0, "step           4, ", "ckpt inspect b");
     run(0, "wrote", "ckpt convert b p --form paddle");
     run(0, "PaddleNLP's, whole", "ckpt verify p");

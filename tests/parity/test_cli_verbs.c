@@ -81,6 +81,26 @@ Test(cli_verbs, replay_recomputes_a_trace_of_the_engine)
     cli_free(&r);
 }
 
+/* The first failure in order of execution is computed again with one thing changed. */
+Test(cli_verbs, replay_says_what_explains_the_first_failure)
+{
+    static const struct {
+        const char *name, *sentence;
+    } rows[] = {
+        {"layernorm_eps",
+         "first: layernorm_fwd of narrow.1 (rank 0, step 0): all of its elements pass if the "
+         "norm adds eps 1e-05 where 0.01 is expected\n"},
+        {"mask",
+         "first: attention_fwd of model.layers.0.self_attn.core_attention (rank 0, step 0): all of its "
+         "elements pass if the causal mask is off by one"}};
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        cli_result r = cli_run("replay " ASSAY_SOURCE_DIR "/golden/foreign/%s", rows[i].name);
+        cr_expect_eq(r.code, 1);
+        cr_expect(strstr(r.out, rows[i].sentence) != NULL, "%s: %s", rows[i].name, r.out);
+        cli_free(&r);
+    }
+}
+
 /* A trace that changed on disk is not judged. */
 Test(cli_verbs, replay_refuses_a_trace_with_one_flipped_bit)
 {
@@ -208,7 +228,7 @@ Test(cli_verbs, doctor_prints_the_ladder_of_every_operation)
     for (int i = 0; assay_op_at(i); i++) {
         char line[64];
         snprintf(line, sizeof line, "\n%s ", assay_op_at(i)->name);
-        cr_expect(strstr(r.out, line) != NULL, "no line for %s", line);
+        cr_expect_eq(strstr(r.out, line) == NULL, assay_op_at(i)->foreign, "no line for %s", line);
     }
     cr_expect(strstr(r.out, "cuBLASLt") != NULL && strstr(r.out, "y: F32 sequential, fma") != NULL);
     cli_free(&r);

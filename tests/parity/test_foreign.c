@@ -19,7 +19,7 @@ Test(parity_foreign, an_honest_run_of_hugging_face_passes)
     static const struct {
         const char *name;
         int64_t claims;
-    } rows[] = {{"llama", 153}, {"llama_bf16", 90}, {"moe", 63}};
+    } rows[] = {{"llama", 153}, {"llama_bf16", 90}, {"moe", 64}, {"layernorm", 20}};
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         int64_t passed, failed, skipped;
         parity_report *r = replay(rows[i].name);
@@ -41,6 +41,7 @@ Test(parity_foreign, a_planted_fault_is_named_at_its_operation)
         {"mask", "model.layers.0.self_attn.core_attention", "attention_fwd", 8},
         {"labels", "loss_function", "cross_entropy_fwd", 2},
         {"expert", "model.layers.0.mlp.experts.down_proj", "grouped_linear_fwd", 3},
+        {"layernorm_eps", "narrow.1", "layernorm_fwd", 2},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         int64_t passed, failed, skipped;
@@ -79,6 +80,7 @@ Test(parity_foreign, a_rounding_point_that_is_not_declared_is_seen)
         {"llama_bf16", "\"rounding\": [\"scores\"]", "attention_fwd"},
         {"llama_bf16", "\"rounding\": [\"scores\", \"heads\"]", "attention_bwd"},
         {"moe", "\"rounding\": [\"products\", \"partial_sums\"]", "weighted_combine"},
+        {"layernorm", "\"rounding\": [\"statistics\", \"partial_sums\"]", "layernorm_bwd"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
         parity_report *r =

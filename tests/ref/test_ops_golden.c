@@ -45,6 +45,26 @@ Test(ref_golden, rmsnorm)
     assay_tensorfile_close(f);
 }
 
+Test(ref_golden, layernorm)
+{
+    assay_tensorfile *f = golden_open("layernorm");
+    const int64_t t = golden_dim(f, "x", 0), h = golden_dim(f, "x", 1);
+    double *x = golden_real(f, "x"), *gamma = golden_real(f, "gamma"), *beta = golden_real(f, "beta");
+    double *dy = golden_real(f, "dy"), *y = new_real(t * h), *mean = new_real(t), *rstd = new_real(t);
+    double *dx = new_real(t * h), *dgamma = calloc((size_t)h, 8), *dbeta = calloc((size_t)h, 8);
+    ref_layernorm_fwd(y, mean, rstd, x, gamma, beta, golden_attr(f, "eps"), t, h);
+    ref_layernorm_bwd(dx, dgamma, dbeta, dy, x, gamma, mean, rstd, t, h);
+    expect_golden(f, "y", y);
+    expect_golden(f, "mean", mean);
+    expect_golden(f, "rstd", rstd);
+    expect_golden(f, "dx", dx);
+    expect_golden(f, "dgamma", dgamma);
+    expect_golden(f, "dbeta", dbeta);
+    free(x), free(gamma), free(beta), free(dy), free(y), free(mean), free(rstd), free(dx), free(dgamma);
+    free(dbeta);
+    assay_tensorfile_close(f);
+}
+
 Test(ref_golden, clamp)
 {
     assay_tensorfile *f = golden_open("clamp");

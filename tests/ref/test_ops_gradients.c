@@ -108,6 +108,45 @@ Test(ref_gradients, rmsnorm)
     }
 }
 
+/* ---- LayerNorm: mean and rstd are functions of x, too */
+typedef struct layernorm_case {
+    double *y, *mean, *rstd, *x, *gamma, *beta, *dy;
+    int64_t t, h;
+} layernorm_case;
+
+static double layernorm_objective(void *context)
+{
+    const layernorm_case *c = context;
+    ref_layernorm_fwd(c->y, c->mean, c->rstd, c->x, c->gamma, c->beta, 1e-2, c->t, c->h);
+    return dot(c->y, c->dy, c->t * c->h);
+}
+
+Test(ref_gradients, layernorm)
+{
+    const int64_t sizes[][2] = {{1, 1}, {3, 5}, {2, 131}, {0, 4}};
+    test_rng r = {3};
+    for (int i = 0; i < 4; i++) {
+        const int64_t t = sizes[i][0], h = sizes[i][1];
+        layernorm_case c = {.y = new_real(t * h),
+                            .mean = new_real(t),
+                            .rstd = new_real(t),
+                            .x = random_normal(&r, t * h),
+                            .gamma = random_normal(&r, h),
+                            .beta = random_normal(&r, h),
+                            .dy = random_normal(&r, t * h),
+                            .t = t,
+                            .h = h};
+        double *dx = new_real(t * h), *dgamma = calloc((size_t)h, 8), *dbeta = calloc((size_t)h, 8);
+        layernorm_objective(&c);
+        ref_layernorm_bwd(dx, dgamma, dbeta, c.dy, c.x, c.gamma, c.mean, c.rstd, t, h);
+        expect_gradient("dx", layernorm_objective, &c, c.x, dx, t * h);
+        expect_gradient("dgamma", layernorm_objective, &c, c.gamma, dgamma, h);
+        expect_gradient("dbeta", layernorm_objective, &c, c.beta, dbeta, h);
+        free(c.y), free(c.mean), free(c.rstd), free(c.x), free(c.gamma), free(c.beta), free(c.dy);
+        free(dx), free(dgamma), free(dbeta);
+    }
+}
+
 /* ---- RMSNorm of rows cut in two: both halves together are the norm of the whole rows */
 typedef struct cut_case {
     double *y[2], *rstd, *x[2], *gamma[2], *dy[2], *sumsq;

@@ -1,6 +1,8 @@
-/* kill_at N FOLDER COMMAND...: runs a command and kills it, with all its processes, in front of the N-th system call that changes
- * the file system below FOLDER (its canonical path); N 0: kills nothing.  Prints how many there were until then.  Exit code: 0
- * killed, 1 ended before.  x86-64 Linux; ci/kill_saves.sh. */
+/* kill_at N WHO FOLDER COMMAND...: runs a command and kills, in front of the N-th system call that changes the file system below
+ * FOLDER (its canonical path), WHO of its processes: `all`, `caller`: the one that makes the call, `writer`: the caller, counting
+ * the calls of writers of asynchronous saves alone, `trainers`: all but these.  N 0: kills nothing.  Prints the command's exit
+ * code (-1: killed) and how many such calls there were until then.  Exit code: 0 killed, 1 ended before.  x86-64 Linux;
+ * ci/kill_saves.sh. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>
@@ -110,25 +112,42 @@ static bool changes(pid_t pid, const struct user_regs_struct *r)
     }
 }
 
-static void kill_all(void)
+/* The writer process of an asynchronous save (core/files/checkpoint_async.c). */
+static bool is_writer(pid_t pid)
+{
+    static const char command[] = "assay\0checkpoint-writer";
+    char link[64], text[sizeof command] = "";
+    snprintf(link, sizeof link, "/proc/%d/cmdline", (int)pid);
+    const int fd = open(link, O_RDONLY);
+    const ssize_t n = fd >= 0 ? read(fd, text, sizeof text) : 0;
+    if (fd >= 0)
+        close(fd);
+    return n == (ssize_t)sizeof command && memcmp(text, command, sizeof command) == 0;
+}
+
+static void kill_them(const char *who, pid_t caller)
 {
     for (int i = 0; i < n_tracees; i++)
-        kill(tracees[i], SIGKILL);
+        if (strcmp(who, "all") == 0 || (strcmp(who, "trainers") == 0 && !is_writer(tracees[i])) ||
+            ((strcmp(who, "caller") == 0 || strcmp(who, "writer") == 0) && tracees[i] == caller))
+            kill(tracees[i], SIGKILL);
 }
 
 int main(int argc, char **argv)
 {
-    if (argc < 4)
+    if (argc < 5)
         return 2;
     const long wanted = atol(argv[1]);
     long found = 0;
     bool killed = false;
-    folder = argv[2];
+    int code = -1; /* of the command */
+    const char *who = argv[2];
+    folder = argv[3];
     const pid_t child = fork();
     if (child == 0) {
         ptrace(PTRACE_TRACEME, 0, NULL, NULL);
         raise(SIGSTOP);
-        execvp(argv[3], argv + 3);
+        execvp(argv[4], argv + 4);
         _exit(127);
     }
     int status;
@@ -143,6 +162,8 @@ int main(int argc, char **argv)
     ptrace(PTRACE_SYSCALL, child, NULL, NULL);
     for (pid_t pid = waitpid(-1, &status, __WALL); pid > 0; pid = waitpid(-1, &status, __WALL)) {
         const int i = number_of(pid);
+        if (pid == child && WIFEXITED(status))
+            code = WEXITSTATUS(status);
         if (!WIFSTOPPED(status)) { /* its number may be another process's next */
             tracees[i] = tracees[n_tracees - 1];
             inside[i] = inside[--n_tracees];
@@ -154,15 +175,15 @@ int main(int argc, char **argv)
             struct user_regs_struct r;
             inside[i] = !inside[i];
             if (inside[i] && !killed && ptrace(PTRACE_GETREGS, pid, NULL, &r) == 0 && changes(pid, &r) &&
-                ++found == wanted) {
+                (strcmp(who, "writer") != 0 || is_writer(pid)) && ++found == wanted) {
                 killed = true;
-                kill_all();
+                kill_them(who, pid);
             }
         } else if (signal != SIGTRAP && signal != SIGSTOP) {
             pass = signal;
         }
         ptrace(PTRACE_SYSCALL, pid, NULL, (void *)(long)pass);
     }
-    printf("%ld\n", found);
+    printf("%d %ld\n", code, found);
     return killed ? 0 : 1;
 }

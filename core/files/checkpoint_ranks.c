@@ -1,0 +1,40 @@
+/* What the ranks of a save tell each other by files of the staged folder: pieces and hashes, "pieces-00003.json". */
+#include "core/files/checkpoint_internal.h"
+#include <errno.h>
+#include <stdio.h>
+#include <string.h>
+#include <unistd.h>
+
+void assay_checkpoint_rank_file(char *out, const char *dir, const char *word, int rank)
+{
+    snprintf(out, ASSAY_CHECKPOINT_PATH + 64, "%s/%s-%05d.json", dir, word, rank);
+}
+
+void assay_checkpoint_lock_file(char *out, const char *dir, int rank)
+{
+    snprintf(out, ASSAY_CHECKPOINT_PATH + 64, "%s/writer-%05d.lock", dir, rank);
+}
+
+assay_status assay_checkpoint_rank_save(const assay_checkpoint_writer *w, const char *word,
+                                        const json_t *said)
+{
+    char path[ASSAY_CHECKPOINT_PATH + 64], part[ASSAY_CHECKPOINT_PATH + 72];
+    assay_checkpoint_rank_file(path, w->tmp, word, w->rank);
+    snprintf(part, sizeof part, "%s.part", path);
+    /* Read by the other ranks before publication, which removes it: nothing to sync. */
+    ASSAY_CHECK(said != NULL && json_dump_file(said, part, JSON_COMPACT) == 0 && rename(part, path) == 0,
+                ASSAY_IO, "%s: cannot write: %s", path, strerror(errno));
+    return ASSAY_OK;
+}
+
+assay_status assay_checkpoint_rank_load(const assay_checkpoint_writer *w, const char *word, int rank,
+                                        json_t **said)
+{
+    char path[ASSAY_CHECKPOINT_PATH + 64];
+    *said = NULL;
+    assay_checkpoint_rank_file(path, w->tmp, word, rank);
+    ASSAY_CHECK(access(path, R_OK) == 0, ASSAY_NOT_FOUND,
+                "%s: rank %d did not %s its part of the checkpoint (%s)", path, rank,
+                strcmp(word, ASSAY_RANK_PIECES) == 0 ? "finish" : "seal", strerror(errno));
+    return assay_json_load(said, path);
+}

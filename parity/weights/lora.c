@@ -1,0 +1,265 @@
+/* `assay ckpt lora-merge`: a model with an adapter merged into it.  `assay ckpt lora-save`: an adapter again, in another type. */
+#include "core/files/adapter.h"
+#include "parity/weights/weights.h"
+#include "ref/adapter.h"
+#include "ref/weights_read.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+typedef struct lora {
+    const parity_weights_options *o;
+    parity_model model;
+    assay_adapter adapter;
+    parity_made *made;
+    int64_t n_made;
+} lora;
+
+/* --- numbers of an adapter -------------------------------------------------------------------------------------- */
+static assay_status read_part(const assay_adapter *a, const assay_tensor_info *t, double **out)
+{
+    const assay_quantization none = {0};
+    *out = malloc(((size_t)t->count + 1) * sizeof **out);
+    ASSAY_CHECK(*out != NULL, ASSAY_OUT_OF_MEMORY, "%s: %lld elements", t->name, (long long)t->count);
+    const assay_status st = ref_stored_read(a->file, &none, t, *out);
+    if (st == ASSAY_OK)
+        return ASSAY_OK;
+    free(*out);
+    *out = NULL;
+    return st;
+}
+
+/* w [t] = w with the low-rank part of m. */
+static assay_status add_low_rank(const lora *l, const assay_lora_module *m, const parity_made *t, double *w)
+{
+    const bool embedding = m->part[ASSAY_LORA_A] == NULL;
+    double *a = NULL, *b = NULL, *length = NULL, *delta = malloc(((size_t)t->count + 1) * sizeof *delta);
+    int64_t row = -1;
+    assay_status st = ASSAY_OK;
+    const double scale = ref_lora_scale(m->alpha, m->r, l->adapter.use_rslora);
+    ASSAY_CHECK(delta != NULL, ASSAY_OUT_OF_MEMORY, "%s: %lld elements", t->name, (long long)t->count);
+    ASSAY_TRY_GOTO(read_part(&l->adapter, m->part[embedding ? ASSAY_LORA_EMBEDDING_A : ASSAY_LORA_A], &a), st,
+                   done);
+    ASSAY_TRY_GOTO(read_part(&l->adapter, m->part[embedding ? ASSAY_LORA_EMBEDDING_B : ASSAY_LORA_B], &b), st,
+                   done);
+    if (embedding)
+        ref_lora_delta_embedding(delta, a, b, t->shape[0], t->shape[1], m->r, scale);
+    else
+        ref_lora_delta(delta, a, b, t->shape[0], t->shape[1], m->r, scale);
+    if (l->adapter.use_dora) {
+        ASSAY_TRY_GOTO(read_part(&l->adapter, m->part[ASSAY_LORA_MAGNITUDE], &length), st, done);
+        ref_dora_merge(w, delta, length, t->shape[0], t->shape[1], &row);
+        ASSAY_CHECK_GOTO(row < 0, ASSAY_MISMATCH, st, done,
+                         "%s: row %lld has no length, by which DoRA divides", t->name, (long long)row);
+        goto done;
+    }
+    for (int64_t i = 0; i < t->count; i++)
+        w[i] += delta[i];
+done:
+    free(a);
+    free(b);
+    free(length);
+    free(delta);
+    return st;
+}
+
+static const assay_lora_module *module_of(const lora *l, const char *tensor)
+{
+    char module[ASSAY_MODULE_NAME];
+    const size_t n = strlen(tensor), m = strlen(".weight");
+    if (n <= m || n - m >= sizeof module || strcmp(tensor + n - m, ".weight") != 0)
+        return NULL;
+    snprintf(module, sizeof module, "%.*s", (int)(n - m), tensor);
+    return assay_adapter_find(&l->adapter, module);
+}
+
+static assay_status make_merged(void *user, const parity_made *t, double **out)
+{
+    const lora *l = user;
+    const assay_lora_module *m = module_of(l, t->name);
+    if (m != NULL && m->part[ASSAY_LORA_WHOLE] != NULL)
+        ASSAY_TRY(read_part(&l->adapter, m->part[ASSAY_LORA_WHOLE], out));
+    else
+        ASSAY_TRY(parity_model_read(&l->model, assay_tensorfile_find(l->model.file, t->name), out));
+    return m != NULL && m->r > 0 ? add_low_rank(l, m, t, *out) : ASSAY_OK;
+}
+
+/* --- adapter against model --------------------------------------------------------------------------------------- */
+static assay_status check_shape(const assay_lora_module *m, const assay_tensor_info *w)
+{
+    const assay_tensor_info *whole = m->part[ASSAY_LORA_WHOLE];
+    bool same = whole == NULL || whole->ndim == w->ndim;
+    for (int d = 0; d < w->ndim && same && whole != NULL; d++)
+        same = whole->shape[d] == w->shape[d];
+    ASSAY_CHECK(same, ASSAY_MISMATCH, "%s: is not of the shape of %s", whole ? whole->name : "", w->name);
+    if (m->r == 0)
+        return ASSAY_OK;
+    const bool embedding = m->part[ASSAY_LORA_A] == NULL;
+    const int64_t columns = m->part[embedding ? ASSAY_LORA_EMBEDDING_A : ASSAY_LORA_A]->shape[1];
+    const int64_t rows = m->part[embedding ? ASSAY_LORA_EMBEDDING_B : ASSAY_LORA_B]->shape[0];
+    ASSAY_CHECK(w->ndim == 2 && w->shape[embedding ? 0 : 1] == columns && w->shape[embedding ? 1 : 0] == rows,
+                ASSAY_MISMATCH, "%s: an adapter of [%lld,%lld] for a weight of [%lld,%lld]", w->name,
+                (long long)(embedding ? columns : rows), (long long)(embedding ? rows : columns),
+                (long long)w->shape[0], w->ndim > 1 ? (long long)w->shape[1] : 1);
+    return ASSAY_OK;
+}
+
+/* Every module of the adapter has its weight ... */
+static assay_status check_modules(const lora *l)
+{
+    for (int64_t i = 0; i < l->adapter.n; i++) {
+        const assay_lora_module *m = &l->adapter.modules[i];
+        char name[ASSAY_MODULE_NAME + 16];
+        snprintf(name, sizeof name, "%s.weight", m->name);
+        const assay_tensor_info *w = assay_tensorfile_find(l->model.file, name);
+        ASSAY_CHECK(
+            w != NULL, ASSAY_MISMATCH,
+            "%s: is adapted, but %s has no tensor '%s' (a tied head is stored once, as the embedding)",
+            m->name, l->model.dir, name);
+        ASSAY_TRY(check_shape(m, w));
+    }
+    return ASSAY_OK;
+}
+
+static bool is_expert(const char *name)
+{
+    return strstr(name, ".experts.") != NULL;
+}
+
+/* ... and every matrix that the configuration chooses is adapted: one stage's file alone is no adapter.  Experts are no modules in
+ * transformers 5, so that they may all be left out. */
+static assay_status check_complete(const lora *l)
+{
+    bool experts = false;
+    for (int64_t i = 0; i < l->adapter.n; i++)
+        experts = experts || (is_expert(l->adapter.modules[i].name) && l->adapter.modules[i].r > 0);
+    for (int64_t i = 0; i < l->n_made; i++) {
+        const parity_made *t = &l->made[i];
+        char module[ASSAY_MODULE_NAME];
+        bool targeted;
+        const size_t n = strlen(t->name), m = strlen(".weight");
+        if (t->ndim != 2 || n <= m || n - m >= sizeof module || (is_expert(t->name) && !experts))
+            continue;
+        snprintf(module, sizeof module, "%.*s", (int)(n - m), t->name);
+        ASSAY_TRY(assay_adapter_targets(&l->adapter, module, &targeted));
+        const assay_lora_module *found = assay_adapter_find(&l->adapter, module);
+        ASSAY_CHECK(!targeted || (found != NULL && found->r > 0), ASSAY_NOT_FOUND,
+                    "%s: target_modules chooses %s, but there is no lora_A of it", l->adapter.dir, module);
+    }
+    return ASSAY_OK;
+}
+
+static assay_status list_model(lora *l)
+{
+    const int64_t n = assay_tensorfile_count(l->model.file);
+    l->made = calloc((size_t)n + 1, sizeof *l->made);
+    ASSAY_CHECK(l->made != NULL, ASSAY_OUT_OF_MEMORY, "%lld tensors", (long long)n);
+    for (int64_t i = 0; i < n; i++) {
+        const assay_tensor_info *t = assay_tensorfile_at(l->model.file, i);
+        if (!parity_model_has(&l->model, t))
+            continue;
+        parity_made *made = &l->made[l->n_made++];
+        *made = (parity_made){.name = t->name,
+                              .dtype = parity_weights_dtype(l->o, t->dtype),
+                              .ndim = t->ndim,
+                              .count = t->count};
+        memcpy(made->shape, t->shape, sizeof made->shape);
+    }
+    ASSAY_TRY(check_modules(l));
+    return check_complete(l);
+}
+
+/* --- verbs -------------------------------------------------------------------------------------------------------- */
+static void close_all(lora *l)
+{
+    parity_model_close(&l->model);
+    assay_adapter_close(&l->adapter);
+    free(l->made);
+}
+
+static assay_status plain(const parity_weights_options *o)
+{
+    ASSAY_CHECK(o->include.n == 0 && o->exclude.n == 0 && o->n_weights == 0 && o->n_densities == 0 &&
+                    o->base[0] == '\0',
+                ASSAY_INVALID_ARGUMENT, "adapters take --dtype and --max-shard-size alone");
+    return ASSAY_OK;
+}
+
+assay_status parity_lora_merge(const parity_weights_options *o, const char *model, const char *adapter,
+                               const char *to)
+{
+    lora l = {.o = o};
+    json_t *config = NULL, *origin = NULL;
+    assay_status st = ASSAY_OK;
+    ASSAY_TRY(plain(o));
+    ASSAY_TRY_GOTO(parity_model_open(&l.model, model), st, done);
+    ASSAY_TRY_GOTO(assay_adapter_open(&l.adapter, adapter), st, done);
+    ASSAY_TRY_GOTO(list_model(&l), st, done);
+    ASSAY_TRY_GOTO(parity_weights_config(&l.model, l.made, l.n_made, &config), st, done);
+    origin =
+        json_pack("{s:s,s:s,s:s}", "made_by", "assay ckpt lora-merge", "model", model, "adapter", adapter);
+    const parity_folder f = {.dir = to,
+                             .like = model,
+                             .word = "model",
+                             .config = config,
+                             .config_name = "config.json",
+                             .origin = origin,
+                             .tensors = l.made,
+                             .n = l.n_made,
+                             .max_shard_size = o->max_shard_size,
+                             .make = make_merged,
+                             .user = &l};
+    st = parity_folder_write(&f);
+done:
+    json_decref(config);
+    json_decref(origin);
+    close_all(&l);
+    return st;
+}
+
+static assay_status make_same(void *user, const parity_made *t, double **out)
+{
+    const lora *l = user;
+    return read_part(&l->adapter, assay_tensorfile_find(l->adapter.file, t->name), out);
+}
+
+/* The name that is written is the one that was read: reading accepts no other. */
+static assay_status list_adapter(lora *l)
+{
+    const int64_t n = assay_tensorfile_count(l->adapter.file);
+    l->made = calloc((size_t)n + 1, sizeof *l->made);
+    ASSAY_CHECK(l->made != NULL, ASSAY_OUT_OF_MEMORY, "%lld tensors", (long long)n);
+    for (; l->n_made < n; l->n_made++) {
+        const assay_tensor_info *t = assay_tensorfile_at(l->adapter.file, l->n_made);
+        parity_made *made = &l->made[l->n_made];
+        *made = (parity_made){.name = t->name,
+                              .dtype = parity_weights_dtype(l->o, t->dtype),
+                              .ndim = t->ndim,
+                              .count = t->count};
+        memcpy(made->shape, t->shape, sizeof made->shape);
+    }
+    return ASSAY_OK;
+}
+
+assay_status parity_lora_save(const parity_weights_options *o, const char *adapter, const char *to)
+{
+    lora l = {.o = o};
+    assay_status st = ASSAY_OK;
+    ASSAY_TRY(plain(o));
+    ASSAY_CHECK(o->max_shard_size == 0, ASSAY_INVALID_ARGUMENT, "lora-save: PEFT reads one file");
+    ASSAY_TRY_GOTO(assay_adapter_open(&l.adapter, adapter), st, done);
+    ASSAY_TRY_GOTO(list_adapter(&l), st, done);
+    const parity_folder f = {.dir = to,
+                             .word = "adapter_model",
+                             .config = l.adapter.config,
+                             .config_name = "adapter_config.json",
+                             .tensors = l.made,
+                             .n = l.n_made,
+                             .max_shard_size = (int64_t)1 << 53,
+                             .make = make_same,
+                             .user = &l};
+    st = parity_folder_write(&f);
+done:
+    close_all(&l);
+    return st;
+}

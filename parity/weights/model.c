@@ -1,0 +1,98 @@
+/* A model folder as tensors of numbers. */
+#include "core/files/checkpoint.h"
+#include "parity/weights/weights.h"
+#include "ref/weights_read.h"
+
+#include <fnmatch.h>
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+/* A checkpoint says by its manifest what is in it: nothing damaged is merged. */
+static assay_status verify(const char *dir)
+{
+    char path[PATH_MAX];
+    assay_checkpoint *c;
+    snprintf(path, sizeof path, "%s/manifest.json", dir);
+    if (access(path, F_OK) != 0)
+        return ASSAY_OK;
+    ASSAY_TRY(assay_checkpoint_open(&c, dir));
+    assay_checkpoint_close(c);
+    return ASSAY_OK;
+}
+
+static assay_status open_all(parity_model *m)
+{
+    char path[PATH_MAX];
+    snprintf(path, sizeof path, "%s/config.json", m->dir);
+    ASSAY_TRY(verify(m->dir));
+    ASSAY_TRY(assay_json_load(&m->config, path));
+    ASSAY_CHECK(json_is_object(m->config), ASSAY_FORMAT, "%s: expected an object", path);
+    ASSAY_TRY(assay_quantization_read(m->config, path, &m->quantization));
+    return assay_tensorfile_open(&m->file, m->dir);
+}
+
+assay_status parity_model_open(parity_model *m, const char *dir)
+{
+    *m = (parity_model){0};
+    ASSAY_TRY(assay_option_text("model", dir, m->dir, sizeof m->dir));
+    const assay_status st = open_all(m);
+    if (st != ASSAY_OK)
+        parity_model_close(m);
+    return st;
+}
+
+void parity_model_close(parity_model *m)
+{
+    if (m->file != NULL)
+        assay_tensorfile_close(m->file);
+    json_decref(m->config);
+    *m = (parity_model){0};
+}
+
+bool parity_model_has(const parity_model *m, const assay_tensor_info *t)
+{
+    return !assay_is_block_scale(m->file, &m->quantization, t->name);
+}
+
+assay_status parity_model_read(const parity_model *m, const assay_tensor_info *t, double **out)
+{
+    *out = malloc(((size_t)t->count + 1) * sizeof **out);
+    ASSAY_CHECK(*out != NULL, ASSAY_OUT_OF_MEMORY, "%s: %lld elements", t->name, (long long)t->count);
+    const assay_status st = ref_stored_read(m->file, &m->quantization, t, *out);
+    if (st == ASSAY_OK)
+        return ASSAY_OK;
+    free(*out);
+    *out = NULL;
+    return assay_context(st, "%s", m->dir);
+}
+
+/* --- patterns ------------------------------------------------------------------------------------------------ */
+static bool any(const parity_patterns *p, const char *name, int64_t *seen)
+{
+    bool found = false;
+    for (int i = 0; i < p->n; i++)
+        if (fnmatch(p->text[i], name, 0) == 0) {
+            seen[i]++;
+            found = true;
+        }
+    return found;
+}
+
+bool parity_patterns_take(const parity_weights_options *o, const char *name, int64_t seen[2][PARITY_PATTERNS])
+{
+    const bool included = any(&o->include, name, seen[0]), excluded = any(&o->exclude, name, seen[1]);
+    return (o->include.n == 0 || included) && !excluded;
+}
+
+assay_status parity_patterns_met(const parity_weights_options *o, int64_t seen[2][PARITY_PATTERNS],
+                                 const char *dir)
+{
+    const parity_patterns *both[2] = {&o->include, &o->exclude};
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < both[k]->n; i++)
+            ASSAY_CHECK(seen[k][i] > 0, ASSAY_NOT_FOUND, "--%s %s: no tensor of %s has such a name",
+                        k == 0 ? "include" : "exclude", both[k]->text[i], dir);
+    return ASSAY_OK;
+}

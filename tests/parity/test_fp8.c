@@ -1,0 +1,114 @@
+/* Folders with fp8 weights and scales: every weight has the bits that torch gives it (golden/make_fp8.py), and both engines compute the model. */
+#include "core/base/hash.h"
+#include "core/base/json.h"
+#include "tests/support/cli.h"
+#include "tests/support/engine.h"
+
+TestSuite(fp8, .init = cli_setup, .fini = cli_teardown, .timeout = 200);
+
+#define FP8 ASSAY_SOURCE_DIR "/golden/fp8/"
+static const char *const cases[] = {"block128", "block_bf16", "block_e8m0", "tensor", "static", "moe"};
+enum { CASES = sizeof cases / sizeof *cases };
+
+static assay_tensorfile *open_file(const char *path)
+{
+    assay_tensorfile *f;
+    cr_assert_eq(assay_tensorfile_open(&f, path), ASSAY_OK, "%s", assay_error_message());
+    return f;
+}
+
+Test(fp8, converted_weights_are_torch_s)
+{
+    static const char *const types[] = {"fp64", "fp32", "bf16"};
+    json_t *expected = NULL;
+    cr_assert_eq(assay_hash_init(), ASSAY_OK);
+    cr_assert_eq(assay_json_load(&expected, FP8 "expected.json"), ASSAY_OK);
+    for (int c = 0; c < CASES; c++)
+        for (int t = 0; t < 3; t++) {
+            char out[CLI_PATH];
+            snprintf(out, sizeof out, "%s/%s_%s", cli_folder, cases[c], types[t]);
+            cli_result r = cli_run("ckpt convert " FP8 "%s %s --dtype %s --max-shard-size %d", cases[c], out,
+                                   types[t], t == 1 ? 20000 : 1 << 30);
+            cli_expect_success(&r, out);
+            cli_free(&r);
+            const json_t *weights = json_object_get(expected, cases[c]);
+            assay_tensorfile *f = open_file(out);
+            cr_expect_eq((size_t)assay_tensorfile_count(f), json_object_size(weights),
+                         "%s: scales are no weights", out);
+            for (int64_t i = 0; i < assay_tensorfile_count(f); i++) {
+                const assay_tensor_info *w = assay_tensorfile_at(f, i);
+                char found[ASSAY_SHA256_HEX];
+                assay_sha256_bytes(w->data, w->bytes, found);
+                const char *want =
+                    json_string_value(json_object_get(json_object_get(weights, w->name), types[t]));
+                cr_expect(want != NULL && strcmp(found, want) == 0, "%s: %s", out, w->name);
+            }
+            assay_tensorfile_close(f);
+        }
+    json_decref(expected);
+}
+
+/* The folder itself as --model: the reference in double against transformers', the engine in fp32 against the reference. */
+Test(fp8, models_are_run_from_the_folder)
+{
+    assay_tensorfile *golden = open_file(FP8 "logits.safetensors");
+    for (int c = 0; c < CASES; c++) {
+        static const struct {
+            const char *words;
+            double tolerance;
+        } engines[] = {{"--engine ref --precision fp64", 1e-12},
+                       {"--engine sim --layout tp1 --precision fp32", 1e-5}};
+        for (int e = 0; e < 2; e++) {
+            cli_result r = cli_run("step %s --model " FP8 "%s --batch " FP8 "batch.safetensors --out %s",
+                                   engines[e].words, cases[c], cli_file("out"));
+            cli_expect_success(&r, cases[c]);
+            cli_free(&r);
+            assay_tensorfile *f = open_file(cli_file("out"));
+            const assay_tensor_info *found = assay_tensorfile_find(f, "logits");
+            const assay_tensor_info *want = assay_tensorfile_find(golden, cases[c]);
+            cr_assert(found != NULL && want != NULL && found->count == want->count);
+            const double worst = engine_difference(found, want);
+            cr_expect(worst <= engines[e].tolerance, "%s %s: off by %g of the largest logit", cases[c],
+                      engines[e].words, worst);
+            assay_tensorfile_close(f);
+        }
+    }
+    assay_tensorfile_close(golden);
+}
+
+/* A change of one file of a case, and what is said of it. */
+Test(fp8, what_does_not_fit_is_refused)
+{
+    static const struct {
+        const char *of, *file, *from, *to, *words;
+    } rows[] = {
+        {"block128", "config.json", "128,", "64,",
+         "expected [3,2] scales of a [136,136] weight in blocks of 64 x 128"},
+        {"block128", "config.json", "\"fp8\"", "\"compressed-tensors\"",
+         "quant_method: expected fp8, found compressed-tensors"},
+        {"block128", "config.json", "\"quantization_config\"", "\"quantization_of\"",
+         "no quantization_config"},
+        {"block128", "model.safetensors", "down_proj.weight_scale_inv", "down_proj.weight_scale_abc",
+         "no tensor '"},
+        {"block128", "model.safetensors", "down_proj.weight_scale_inv", "down_proj.weight_scale    ",
+         "no tensor '"},
+        {"tensor", "model.safetensors", "\"shape\":\\[41,32\\]", "\"shape\":[32,41]", "gate_proj.weight"},
+        {"block_e8m0", "model.safetensors", "F8_E8M0", "F8_E5M2",
+         "expected F32, BF16 or F8_E8M0, found F8_E5M2"},
+        {"static", "config.json", "\"static\"", "\"dynamic\"", "input_scale' has no place"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char command[CLI_LINE];
+        snprintf(command, sizeof command, "rm -rf %s && cp -r " FP8 "%s %s && sed -i 's|%s|%s|' %s/%s",
+                 cli_file("x"), rows[i].of, cli_file("x"), rows[i].from, rows[i].to, cli_file("x"),
+                 rows[i].file);
+        cr_assert_eq(system(command), 0);
+        for (int e = 0; e < 2; e++) {
+            cli_result r = cli_run("step --engine %s --model %s --batch " FP8 "batch.safetensors --out %s",
+                                   e == 0 ? "ref" : "sim", cli_file("x"), cli_file("out"));
+            cr_expect(r.code == 2 && strstr(r.err, rows[i].words) != NULL, "row %zu: expected '%s' in %s", i,
+                      rows[i].words, r.err);
+            cli_free(&r);
+        }
+    }
+}
