@@ -119,6 +119,7 @@ struct kernel_call {
     void (*run_loop)(const void *args, unsigned n, const unsigned *order);
     uint3 grid, block;
     size_t shared_bytes;
+    bool cooperative; /* every block has a thread of the operating system of its own */
 };
 
 constexpr unsigned max_block_threads = 1024;

@@ -1,0 +1,102 @@
+/* The launches of translated CUDA: a configuration waits for the kernel's call, which comes next on the same thread. */
+#include "simt.hpp"
+
+#include "assay_sim_cc.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <vector>
+
+namespace sim
+{
+
+struct launching {
+    std::vector<assay_sim_configuration> waiting; /* a launch's arguments may launch themselves */
+    bool asking = false;
+    const void *body = nullptr;
+    cudaError_t result = cudaSuccess;
+};
+
+static launching &mine()
+{
+    static thread_local launching *l = new launching; /* kept: a thread's last words may be a launch */
+    return *l;
+}
+
+} /* namespace sim */
+
+using namespace sim;
+
+extern "C" {
+
+int assay_sim_configure(const assay_sim_configuration *c)
+{
+    if (self != nullptr) {
+        assay_sim_report("unsupported", WHERE "the launch of %s by a kernel (dynamic parallelism)",
+                         WHERE_ARGS(*self, threadIdx, c->line), c->name);
+        abandon(*self);
+    }
+    mine().waiting.push_back(*c);
+    return 0;
+}
+
+enum assay_sim_entry assay_sim_enter(const char *name, const void *body)
+{
+    if (self != nullptr)
+        return ASSAY_SIM_ENTRY_RUN;
+    launching &l = mine();
+    if (l.asking) {
+        l.asking = false;
+        l.body = body;
+        return ASSAY_SIM_ENTRY_NOTHING;
+    }
+    if (!l.waiting.empty())
+        return ASSAY_SIM_ENTRY_LAUNCH;
+    refuse(cudaErrorMissingConfiguration, "launch", "kernel %s: called by the host without <<<grid, block>>>",
+           name);
+    return ASSAY_SIM_ENTRY_NOTHING;
+}
+
+assay_sim_configuration assay_sim_configured(void)
+{
+    launching &l = mine();
+    const assay_sim_configuration c = l.waiting.back();
+    l.waiting.pop_back();
+    return c;
+}
+
+void assay_sim_launched(cudaError_t error)
+{
+    mine().result = error;
+}
+
+cudaError_t assay_sim_launch_result(void)
+{
+    return mine().result;
+}
+
+void assay_sim_ask_body(void)
+{
+    mine().asking = true;
+    mine().body = nullptr;
+}
+
+const void *assay_sim_asked_body(void)
+{
+    mine().asking = false;
+    return mine().body;
+}
+
+void assay_sim_inline_assembly(const char *text, int line)
+{
+    if (self == nullptr) {
+        assay_sim_report("unsupported", "inline assembly in line %d, reached by the host: \"%s\"", line,
+                         text);
+        fflush(nullptr);
+        abort();
+    }
+    assay_sim_report("unsupported", WHERE "inline PTX \"%s\"", WHERE_ARGS(*self, threadIdx, line), text);
+    abandon(*self, cudaErrorNotSupported);
+}
+
+} /* extern "C" */

@@ -1,0 +1,131 @@
+/* What translated CUDA (assay-cc, gpu/sim/translate) calls: launches, kernels, shared memory.  assay-cc includes it in front of
+ * every .cu file. */
+#ifndef ASSAY_SIM_CC_H
+#define ASSAY_SIM_CC_H
+
+#include <cuda_runtime.h>
+
+extern "C" {
+/* What stands between <<< and >>>, until the kernel is called. */
+typedef struct assay_sim_configuration {
+    const char *name;
+    int line, cooperative;
+    uint3 grid, block;
+    size_t shared_bytes;
+    cudaStream_t stream;
+} assay_sim_configuration;
+
+enum assay_sim_entry {
+    ASSAY_SIM_ENTRY_RUN,    /* a thread of the device: run the body */
+    ASSAY_SIM_ENTRY_LAUNCH, /* after a configuration: launch */
+    ASSAY_SIM_ENTRY_NOTHING /* asked which body is behind a kernel's address; or called without a launch, and reported */
+};
+
+/* 0: call the kernel now; 1: reported, it must not be called. */
+int assay_sim_configure(const assay_sim_configuration *c);
+enum assay_sim_entry assay_sim_enter(const char *name, const void *body);
+assay_sim_configuration assay_sim_configured(void);
+void assay_sim_launched(cudaError_t error);
+cudaError_t assay_sim_launch_result(void);
+void assay_sim_ask_body(void);
+const void *assay_sim_asked_body(void);
+void assay_sim_inline_assembly(const char *text, int line);
+}
+
+namespace assay_sim
+{
+
+template <class T> struct as_given {
+    typedef T type;
+};
+
+static inline int configure(const char *name, int line, dim3 grid, dim3 block, size_t shared_bytes = 0,
+                            cudaStream_t stream = nullptr)
+{
+    const assay_sim_configuration c = {name, line, 0, grid, block, shared_bytes, stream};
+    return assay_sim_configure(&c);
+}
+
+/* The body of every translated kernel. */
+template <class... P>
+static inline void kernel(const char *name, void (*body)(P...), typename as_given<P>::type... args)
+{
+    const enum assay_sim_entry entry = assay_sim_enter(name, reinterpret_cast<const void *>(body));
+    if (__builtin_expect(entry == ASSAY_SIM_ENTRY_RUN, 1)) {
+        body(static_cast<P &&>(args)...);
+    } else if (entry == ASSAY_SIM_ENTRY_LAUNCH) {
+        const assay_sim_configuration c = assay_sim_configured();
+        assay_sim_launched(launch_as(c.name, 0, c.cooperative, body, c.grid, c.block, c.shared_bytes,
+                                     c.stream, static_cast<P &&>(args)...));
+    }
+}
+
+/* The body behind a kernel's address, which is what limits of dynamic shared memory are kept for. */
+template <class... P> static inline const void *body_of(void (*kernel_at)(P...))
+{
+    if (kernel_at == nullptr)
+        return nullptr;
+    if constexpr ((std::is_trivially_copyable<P>::value && ...)) {
+        alignas(64) static unsigned char zeros[(sizeof(P) + ... + 1)];
+        assay_sim_ask_body();
+        kernel_at(*reinterpret_cast<P *>(zeros)...);
+        return assay_sim_asked_body();
+    } else {
+        assay_sim_report("unsupported",
+                         "a kernel with parameters that are not trivially copyable: its address");
+        return nullptr;
+    }
+}
+
+template <class... P, size_t... I>
+static inline void call_untyped(void (*kernel_at)(P...), void **args, std::index_sequence<I...>)
+{
+    (void)args;
+    kernel_at(*static_cast<typename std::remove_const<P>::type *>(args[I])...);
+}
+
+template <class... P>
+static inline cudaError_t launch_untyped(const char *name, int cooperative, void (*kernel_at)(P...),
+                                         dim3 grid, dim3 block, void **args, size_t shared_bytes,
+                                         cudaStream_t stream)
+{
+    const assay_sim_configuration c = {name, 0, cooperative, grid, block, shared_bytes, stream};
+    if (assay_sim_configure(&c))
+        return cudaErrorNotSupported;
+    call_untyped(kernel_at, args, std::index_sequence_for<P...>());
+    return assay_sim_launch_result();
+}
+
+template <class A, class S> static inline A &shared_array(const char *name, int line)
+{
+    static const char site = 0; /* one for each S */
+    return *reinterpret_cast<A *>(assay_sim_shared_array(&site, name, sizeof(A), alignof(S), line));
+}
+
+template <class A> static inline typename std::remove_extent<A>::type *dynamic_shared(int line)
+{
+    return static_cast<typename std::remove_extent<A>::type *>(assay_sim_dynamic_shared(line));
+}
+
+static inline void inline_assembly(const char *text, int line)
+{
+    assay_sim_inline_assembly(text, line);
+}
+
+} /* namespace assay_sim */
+
+template <class... P>
+static inline cudaError_t cudaLaunchKernel(void (*func)(P...), dim3 grid, dim3 block, void **args,
+                                           size_t shared_bytes = 0, cudaStream_t stream = nullptr)
+{
+    return assay_sim::launch_untyped("(cudaLaunchKernel)", 0, func, grid, block, args, shared_bytes, stream);
+}
+template <class... P>
+static inline cudaError_t cudaLaunchCooperativeKernel(void (*func)(P...), dim3 grid, dim3 block, void **args,
+                                                      size_t shared_bytes = 0, cudaStream_t stream = nullptr)
+{
+    return assay_sim::launch_untyped("(cudaLaunchCooperativeKernel)", 1, func, grid, block, args,
+                                     shared_bytes, stream);
+}
+
+#endif
