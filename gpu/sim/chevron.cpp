@@ -1,4 +1,5 @@
 /* The launches of translated CUDA: a configuration waits for the kernel's call, which comes next on the same thread. */
+#define ASSAY_CC 1 /* the launches of assay_sim_cc.h */
 #include "simt.hpp"
 
 #include "assay_sim_cc.h"
@@ -97,6 +98,18 @@ void assay_sim_inline_assembly(const char *text, int line)
     }
     assay_sim_report("unsupported", WHERE "inline PTX \"%s\"", WHERE_ARGS(*self, threadIdx, line), text);
     abandon(*self, cudaErrorNotSupported);
+}
+
+void assay_sim_assert(const char *condition, const char *file, int line, const char *function)
+{
+    if (self == nullptr) {
+        fflush(stdout);
+        fprintf(stderr, "%s:%d: %s: assertion `%s' failed\n", file, line, function, condition);
+        abort();
+    }
+    assay_sim_report("assert", WHERE "assertion `%s' failed in %s", WHERE_ARGS(*self, threadIdx, line),
+                     condition, file);
+    abandon(*self, cudaErrorAssert);
 }
 
 } /* extern "C" */

@@ -101,6 +101,18 @@ static cudaError_t check_launch(const assay_sim_kernel &k, uint3 grid, uint3 blo
             "with cudaFuncAttributeMaxDynamicSharedMemorySize, up to %zu)",
             k.name, shared_bytes, dynamic_limit(k.func), max_shared_optin);
     }
+    int resident = 0, processors = 0;
+    if (k.cooperative &&
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, k.func, static_cast<int>(threads),
+                                                      shared_bytes) == cudaSuccess &&
+        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0) == cudaSuccess &&
+        static_cast<uint64_t>(grid.x) * grid.y * grid.z > static_cast<uint64_t>(resident * processors)) {
+        return refuse(
+            cudaErrorCooperativeLaunchTooLarge, "launch",
+            "kernel %s: a cooperative launch of %llu blocks of %llu threads; %d are resident at once", k.name,
+            static_cast<unsigned long long>(grid.x) * grid.y * grid.z,
+            static_cast<unsigned long long>(threads), resident * processors);
+    }
     return cudaSuccess;
 }
 

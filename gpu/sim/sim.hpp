@@ -50,8 +50,8 @@ struct settings {
     double nccl_timeout_s;
     bool tf32;
     bool matrix_truncates; /* tile products as the published model of tensor cores has them */
-    bool fma;   /* the CPU has AVX2 and FMA, and may use them */
-    int target; /* assay_sim_target() */
+    bool fma;              /* the CPU has AVX2 and FMA, and may use them */
+    int target;            /* assay_sim_target() */
 };
 settings &config();
 
@@ -75,12 +75,19 @@ double now_seconds();
 
 /* --- memory ------------------------------------------------------------------------------------------------- */
 
-enum memory_kind { MEMORY_NONE = 0, MEMORY_DEVICE = 1, MEMORY_PINNED = 2, MEMORY_REGISTERED = 3 };
+enum memory_kind {
+    MEMORY_NONE = 0,
+    MEMORY_DEVICE = 1,
+    MEMORY_PINNED = 2,
+    MEMORY_REGISTERED = 3,
+    MEMORY_MANAGED = 4
+};
 
 cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int device, bool poison);
 cudaError_t memory_release(void *ptr, memory_kind kind); /* checks the guards */
 cudaError_t memory_register(void *ptr, size_t bytes);
 cudaError_t memory_unregister(void *ptr);
+void memory_symbol(const void *ptr, size_t bytes, int device); /* a variable of the device; again and again */
 /* The kind of the block that holds ptr; *offset and *bytes (both may be NULL): where in it, and its size. */
 memory_kind memory_find(const void *ptr, size_t *offset, size_t *bytes, int *device);
 /* May this device touch all of it: 0 no (also: another device's memory), 1 its own memory, 2 pinned host memory. */

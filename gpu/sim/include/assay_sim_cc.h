@@ -30,6 +30,7 @@ cudaError_t assay_sim_launch_result(void);
 void assay_sim_ask_body(void);
 const void *assay_sim_asked_body(void);
 void assay_sim_inline_assembly(const char *text, int line);
+void assay_sim_assert(const char *condition, const char *file, int line, const char *function);
 }
 
 namespace assay_sim
@@ -105,6 +106,11 @@ template <class A, class S> static inline A &shared_array(const char *name, int 
 template <class A> static inline typename std::remove_extent<A>::type *dynamic_shared(int line)
 {
     return static_cast<typename std::remove_extent<A>::type *>(assay_sim_dynamic_shared(line));
+}
+
+static inline void failed_assert(const char *condition, const char *file, int line, const char *function)
+{
+    assay_sim_assert(condition, file, line, function);
 }
 
 static inline void inline_assembly(const char *text, int line)

@@ -363,5 +363,8 @@ static inline unsigned __activemask()
 }
 
 #include "assay_sim_intrinsics.h"
+#if defined(ASSAY_CC)
+#include "assay_sim_more.h"
+#endif
 
 #endif

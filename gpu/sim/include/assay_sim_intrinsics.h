@@ -521,5 +521,13 @@ template <class T> static inline T atomicCAS(T *p, assay_sim::same<T> compare, a
     memcpy(&old, &expected, sizeof old);
     return old;
 }
+template <class T> static inline T atomicCAS_block(T *p, assay_sim::same<T> compare, assay_sim::same<T> v)
+{
+    return atomicCAS(p, compare, v);
+}
+template <class T> static inline T atomicCAS_system(T *p, assay_sim::same<T> compare, assay_sim::same<T> v)
+{
+    return atomicCAS(p, compare, v);
+}
 
 #endif

@@ -313,7 +313,7 @@ bool token_mark(const tokens *list, size_t i, char mark)
 bool token_run(const tokens *list, size_t i, char mark, size_t run)
 {
     for (size_t k = 0; k < run; ++k) {
-        if (i + k >= list->count || list->at[i + k].mark != mark || list->at[i + k].at != list->at[i].at + k)
+        if (i + k >= list->count || list->at[i + k].mark != mark)
             return false;
     }
     return true;

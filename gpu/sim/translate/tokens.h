@@ -46,7 +46,7 @@ bool tokens_read(tokens *list, const char *source, size_t bytes, const char *nam
 void tokens_free(tokens *list);
 
 bool token_is(const tokens *list, size_t i, const char *word);
-/* Is token i this mark, and with `run` marks of one kind without a gap?  token_run(list, i, '<', 3) is a launch's `<<<`. */
+/* Is token i this mark, and do `run` of one kind follow each other?  With gaps too: nvcc reads `<< <` as a launch. */
 bool token_mark(const tokens *list, size_t i, char mark);
 bool token_run(const tokens *list, size_t i, char mark, size_t run);
 /* The neighbours that are no preprocessor lines; `before` of the first is the list's end. */
