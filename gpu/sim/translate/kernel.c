@@ -55,8 +55,11 @@ static bool parameter_read(translation *t, size_t from, size_t to, parameter *p)
         }
         if (c == '(' && group == nothing)
             group = i;
-        if (c == '[' && group == nothing && last != nothing)
+        if (c == '[' && group == nothing) {
             group = i; /* an array: its name stands before */
+            if (last == nothing)
+                return complain(t->why, l, i, "a kernel's parameter is an array without a name");
+        }
         if (c == '(' || c == '[' || c == '{') {
             i = l->at[i].match;
         } else if (c == '<') {
@@ -87,8 +90,6 @@ static bool parameter_read(translation *t, size_t from, size_t to, parameter *p)
         if (last == nothing)
             return complain(t->why, l, group, "a kernel's parameter whose name is not seen");
     }
-    if (group != nothing && l->at[group].mark == '[' && last == nothing)
-        return complain(t->why, l, group, "a kernel's parameter is an array without a name");
     p->name = last;
     return words > 0 || last != nothing || before != nothing;
 }

@@ -1,6 +1,17 @@
 /* k<T><<<grid, block, bytes, stream>>>(a, b): the configuration moves in front, the kernel and its arguments stay. */
 #include "edits.h"
 
+/* Words that stand in front of a statement or a condition, not of a call's arguments. */
+static bool is_keyword(const tokens *l, size_t i)
+{
+    static const char *const words[] = {"return", "else", "do", "if", "while", "for", "switch", "case"};
+    for (size_t k = 0; k < sizeof words / sizeof *words; ++k) {
+        if (token_is(l, i, words[k]))
+            return true;
+    }
+    return false;
+}
+
 /* Where the expression that names the kernel begins: k, ns::k<T>, table[i], s.kernel, p->kernel, (*f), choose(x). */
 static size_t kernel_begin(const tokens *l, size_t at)
 {
@@ -24,9 +35,7 @@ static size_t kernel_begin(const tokens *l, size_t at)
         if (c == ')') {
             start = l->at[p].match;
             p = token_before(l, start);
-            if (p == nothing || l->at[p].kind != TOKEN_WORD || token_is(l, p, "return") ||
-                token_is(l, p, "else") || token_is(l, p, "do") || token_is(l, p, "if") ||
-                token_is(l, p, "while") || token_is(l, p, "for"))
+            if (p == nothing || (l->at[p].mark != ']' && l->at[p].kind != TOKEN_WORD) || is_keyword(l, p))
                 return start;
             continue; /* a call */
         }
@@ -44,9 +53,7 @@ static size_t kernel_begin(const tokens *l, size_t at)
         if (p != nothing && q != nothing && l->at[p].mark == ':' && l->at[q].mark == ':') {
             start = q;
             p = token_before(l, q);
-            if (p == nothing ||
-                !(l->at[p].mark == '>' || (l->at[p].kind == TOKEN_WORD && !token_is(l, p, "return") &&
-                                           !token_is(l, p, "else") && !token_is(l, p, "do"))))
+            if (p == nothing || (l->at[p].mark != '>' && (l->at[p].kind != TOKEN_WORD || is_keyword(l, p))))
                 return start; /* ::k */
         } else if (p != nothing && l->at[p].mark == '.') {
             p = token_before(l, p);

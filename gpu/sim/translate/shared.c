@@ -55,6 +55,12 @@ static size_t segment_end(const tokens *l, size_t i)
     }
 }
 
+static bool is_storage(const tokens *l, size_t i)
+{
+    return token_is(l, i, "extern") || token_is(l, i, "static") || token_is(l, i, "__shared__") ||
+           token_is(l, i, "inline");
+}
+
 static bool declarator_read(translation *t, size_t from, size_t to, bool first, declarator *d)
 {
     const tokens *l = &t->list;
@@ -86,7 +92,7 @@ static bool declarator_read(translation *t, size_t from, size_t to, bool first, 
             last = nothing;
         } else if (c == '=') {
             return complain(t->why, l, i, "a __shared__ variable with an initial value, which CUDA refuses");
-        } else if (l->at[i].kind == TOKEN_WORD) {
+        } else if (l->at[i].kind == TOKEN_WORD && !is_storage(l, i)) {
             last = i;
             begin = first ? i : from;
         }
@@ -110,8 +116,7 @@ static void specifiers(translation *t, text *out, size_t from, size_t to)
 {
     const tokens *l = &t->list;
     for (size_t i = from; i < to; ++i) {
-        if (l->at[i].kind == TOKEN_DIRECTIVE || token_is(l, i, "extern") || token_is(l, i, "static") ||
-            token_is(l, i, "__shared__") || token_is(l, i, "inline"))
+        if (l->at[i].kind == TOKEN_DIRECTIVE || is_storage(l, i))
             continue;
         text_append(out, t->list.source + l->at[i].at, l->at[i].bytes);
         text_append(out, " ", 1);
