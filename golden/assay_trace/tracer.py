@@ -81,6 +81,8 @@ class Tracer:
         self.compiled, self.silent = set(), set()
         for name, p in model.named_parameters():
             self.names[id(p)] = clean(name)
+        if microbatches is not None and self.dp == 1 and world > 1 and "gradient_scale" not in index:
+            self.not_judged("microbatches", "neither DDP nor FSDP2 over one dimension: ranks are taken to share their batches")
         self.hook_modules(model)
         if operations or (operations is None and mode == "full"):
             self.follow_operations(model)
