@@ -29,6 +29,8 @@ static const sight means[] = {
     {24, INT32_MAX - 12, 128, 0, 1, 0, 0, 1.0, true, false},
     {8, FAR, 128, 0, 1, 0, 0, 1.0, true, false},
     {8, 0, 128, -FAR, 1, 0, 0, 1.0, true, false},
+    {8, -FAR, 128, 0, 1, 0, 0, 1.0, true, false},
+    {24, INT32_MAX - 12, 64, 0, 1, 0, 0, 1.0, false, false},
     {8, 128, 128, 0, 1, FAR, 0, 1.0, false, false},
 };
 
@@ -37,10 +39,7 @@ typedef struct heads {
     int64_t d, dv, heads, groups, batch;
 } heads;
 static const heads widths[] = {
-    {8, 8, 4, 2, 2},
-    {40, 64, 3, 1, 1},
-    {96, 72, 2, 2, 2},
-    {128, 104, 4, 1, 1},
+    {8, 16, 4, 2, 2}, {40, 56, 3, 1, 1}, {88, 72, 2, 2, 2}, {120, 104, 4, 1, 1}, {96, 128, 2, 1, 1},
 };
 static const heads refused[] = {{12, 12, 2, 1, 1}, {8, 12, 2, 2, 1}, {136, 8, 2, 1, 1}, {8, 136, 2, 1, 2}};
 
@@ -60,7 +59,7 @@ static double eights(const parity_ask *q, int64_t i)
 /* Infinite in odd and in even places, of both signs, and numbers. */
 static double unbounded(const parity_ask *q, int64_t i)
 {
-    return i % 37 == 5 ? HUGE_VAL : i % 41 == 8 ? -HUGE_VAL : parity_lattice(q, i);
+    return i % 11 == 5 ? HUGE_VAL : i % 13 == 8 ? -HUGE_VAL : parity_lattice(q, i);
 }
 
 static int64_t key_position(const sight *s, int64_t j)
