@@ -29,6 +29,7 @@ static const sight means[] = {
     {24, INT32_MAX - 12, 128, 0, 1, 0, 0, 1.0, true, false},
     {8, FAR, 128, 0, 1, 0, 0, 1.0, true, false},
     {8, 0, 128, -FAR, 1, 0, 0, 1.0, true, false},
+    {1, 300, 64, 0, 1, 0, 0, 1.0, true, false}, /* from far before the keys to far behind */
     {8, -FAR, 128, 0, 1, 0, 0, 1.0, true, false},
     {24, INT32_MAX - 12, 64, 0, 1, 0, 0, 1.0, false, false},
     {8, 128, 128, 0, 1, FAR, 0, 1.0, false, false},
