@@ -171,7 +171,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *leastPriority, int *greatestPr
 
 cudaError_t cudaSetDeviceFlags(unsigned int flags)
 {
-    return flags & ~7u ? record_error(cudaErrorInvalidValue) : cudaSuccess;
+    return flags & ~0x1fu ? record_error(cudaErrorInvalidValue) : cudaSuccess;
 }
 
 cudaError_t cudaDeviceSynchronize(void)

@@ -135,6 +135,7 @@ constexpr size_t max_shared_optin = 232448;
 
 /* Runs the whole grid; after a report cudaErrorLaunchFailure (misuse) or cudaErrorIllegalAddress (a fault). */
 cudaError_t kernel_run(const kernel_call &call);
+bool in_kernel(); /* does this operating system thread execute one? */
 
 /* --- streams ------------------------------------------------------------------------------------------------ */
 

@@ -242,6 +242,11 @@ cudaError_t kernel_run(const kernel_call &call)
     return g.failed ? g.error.load() : cudaSuccess;
 }
 
+bool in_kernel()
+{
+    return self != nullptr;
+}
+
 void outside_kernel(const char *what)
 {
     fprintf(stderr, "assay-sim: fatal: %s called outside a kernel\n", what);

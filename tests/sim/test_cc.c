@@ -85,12 +85,13 @@ Test(sim_cc, what_is_not_modelled_is_refused_by_name_with_its_line)
         "unsupported: kernel parent block (0,0,0) thread (0,0,0) line 10: the launch of child by a kernel "
         "(dynamic "
         "parallelism)\n",
-        "unsupported: kernel ptx block (0,0,0) thread (3,0,0) line 15: inline PTX \"mov.u32 %0, "
-        "%%laneid;\"\n",
+        "unsupported: kernel ptx block (0,0,0) thread (3,0,0) line 15: inline PTX \"shl.b32 %0, 1, 2;\"\n",
         "assert: kernel claims block (0,0,0) thread (5,0,0) line 19: assertion `(int)threadIdx.x < n' failed "
         "in ",
         "assert: cudaErrorAssert\n",
         "unsupported: cudaGraphCreate\n",
+        "unsupported: a synchronization asked for by a kernel\n",
+        "by value: cudaSuccess\n",
         "graph: cudaErrorNotSupported\n",
         "kernel child: called by the host without <<<grid, block>>>\n",
         "host: cudaErrorMissingConfiguration\n",

@@ -142,6 +142,8 @@ Test(sim_translate, shared_memory_is_named_and_typed)
          "(::assay_sim::shared_array<decltype(assay_shared_1::s), assay_shared_1>(\"s\", 1))[0]; }"},
         {"void f() { asm volatile(\"bar.sync 0;\" : : \"r\"(x)); }",
          "void f() { ::assay_sim::inline_assembly(\"bar.sync 0;\", 1); }"},
+        {"void f() { asm volatile(\"mov.u32 %0, %%lanemask_lt;\" : \"=r\"(x[1])); }",
+         "void f() { (x[1]) = ::assay_sim::special_register(static_cast<::assay_sim::register_name>(6)); }"},
         {"cudaLaunchKernel((const void *)k<1>, g, b, (void **)a); cudaFuncSetAttribute(reinterpret_cast<void "
          "*>(k), c, 1);",
          "cudaLaunchKernel(k<1>, g, b, (void **)a); cudaFuncSetAttribute((k), c, 1);"},

@@ -113,6 +113,54 @@ static inline void failed_assert(const char *condition, const char *file, int li
     assay_sim_assert(condition, file, line, function);
 }
 
+/* mov.u32 %0, %<name>; for the registers that say where a thread is. */
+enum register_name {
+    LANEID,
+    WARPID,
+    NWARPID,
+    SMID,
+    NSMID,
+    LANEMASK_EQ,
+    LANEMASK_LT,
+    LANEMASK_LE,
+    LANEMASK_GT,
+    LANEMASK_GE,
+    GLOBALTIMER,
+    CLOCK64
+};
+static inline unsigned long long special_register(enum register_name name)
+{
+    const unsigned thread = threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z),
+                   lane = thread % 32;
+    const unsigned bit = 1u << lane;
+    switch (name) {
+    case LANEID:
+        return lane;
+    case WARPID:
+        return thread / 32;
+    case NWARPID:
+        return 64;
+    case SMID:
+        return blockIdx.x % 4;
+    case NSMID:
+        return 4;
+    case LANEMASK_EQ:
+        return bit;
+    case LANEMASK_LT:
+        return bit - 1;
+    case LANEMASK_LE:
+        return bit | (bit - 1);
+    case LANEMASK_GT:
+        return ~(bit | (bit - 1));
+    case LANEMASK_GE:
+        return ~(bit - 1);
+    case GLOBALTIMER:
+    case CLOCK64:
+        return static_cast<unsigned long long>(clock64());
+    }
+    return 0;
+}
+
 static inline void inline_assembly(const char *text, int line)
 {
     assay_sim_inline_assembly(text, line);

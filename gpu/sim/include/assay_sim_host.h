@@ -116,6 +116,20 @@ static inline cudaError_t cudaHostGetDevicePointer(T **pDevice, void *pHost, uns
 {
     return ::cudaHostGetDevicePointer(reinterpret_cast<void **>(pDevice), pHost, flags);
 }
+/* CUDA 13's forms. */
+static inline cudaError_t cudaMemAdvise(const void *devPtr, size_t count, cudaMemoryAdvise advice,
+                                        cudaMemLocation location)
+{
+    return cudaMemAdvise(devPtr, count, advice,
+                         location.type == cudaMemLocationTypeHost ? cudaCpuDeviceId : location.id);
+}
+static inline cudaError_t cudaMemPrefetchAsync(const void *devPtr, size_t count, cudaMemLocation location,
+                                               unsigned int flags, cudaStream_t stream = 0)
+{
+    (void)flags;
+    return cudaMemPrefetchAsync(
+        devPtr, count, location.type == cudaMemLocationTypeHost ? cudaCpuDeviceId : location.id, stream);
+}
 static inline cudaError_t cudaEventCreate(cudaEvent_t *event, unsigned int flags)
 {
     return cudaEventCreateWithFlags(event, flags);

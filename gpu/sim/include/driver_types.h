@@ -95,6 +95,7 @@ typedef void (*cudaStreamCallback_t)(cudaStream_t stream, cudaError_t status, vo
 #define cudaOccupancyDisableCachingOverride 0x01
 #define cudaIpcMemLazyEnablePeerAccess 0x01
 #define cudaDeviceMapHost 0x08
+#define cudaDeviceBlockingSync 0x04
 #define cudaDeviceLmemResizeToMax 0x10
 #define cudaHostRegisterIoMemory 0x04
 #define cudaDeviceScheduleAuto 0x00

@@ -1,5 +1,6 @@
 #include "edits.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -57,6 +58,37 @@ static void drop_casts(translation *t, size_t open)
     }
 }
 
+/* "mov.u32 %0, %laneid;" : "=r"(x)   and the other registers that say where a thread is: x = ...; false: something else. */
+static bool special_register(translation *t, size_t at, size_t open, size_t text_at)
+{
+    static const char *const names[] = {"laneid",      "warpid",      "nwarpid",     "smid",
+                                        "nsmid",       "lanemask_eq", "lanemask_lt", "lanemask_le",
+                                        "lanemask_gt", "lanemask_ge", "globaltimer", "clock64"};
+    const tokens *l = &t->list;
+    const token *k = &l->at[text_at];
+    char wanted[64];
+    size_t colon = token_after(l, text_at), kind = token_after(l, colon), value = token_after(l, kind);
+    if (!token_mark(l, colon, ':') || l->at[kind].kind != TOKEN_STRING || !token_mark(l, value, '(') ||
+        token_after(l, l->at[value].match) != l->at[open].match)
+        return false;
+    for (int number = 0; number < (int)(sizeof names / sizeof *names); ++number) {
+        for (int form = 0; form < 4; ++form) {
+            snprintf(wanted, sizeof wanted, "\"mov.u%s %%0, %s%s;\"", form & 1 ? "64" : "32",
+                     form & 2 ? "%%" : "%", names[number]);
+            if (strlen(wanted) != k->bytes || memcmp(l->source + k->at, wanted, k->bytes) != 0)
+                continue;
+            text with = {0};
+            flat_text(t, &with, value, l->at[value].match + 1);
+            text_addf(&with, " = ::assay_sim::special_register(static_cast<::assay_sim::register_name>(%d))",
+                      number);
+            edit_replace(t, at, l->at[open].match, with.at);
+            text_free(&with);
+            return true;
+        }
+    }
+    return false;
+}
+
 /* asm volatile("text" : outputs : inputs) as a statement; int f() __asm__("name") is none. */
 static void translate_assembly(translation *t, size_t at)
 {
@@ -70,6 +102,8 @@ static void translate_assembly(translation *t, size_t at)
     const char b = l->at[before].mark;
     if (l->at[before].kind != TOKEN_DIRECTIVE && b != ';' && b != '{' && b != '}' && b != ')' && b != ':' &&
         !token_is(l, before, "else") && !token_is(l, before, "do"))
+        return;
+    if (special_register(t, at, open, text_at))
         return;
     size_t end = text_at;
     while (l->at[end].kind == TOKEN_STRING)

@@ -12,7 +12,7 @@ __global__ void parent()
 __global__ void ptx(int *x)
 {
     if (threadIdx.x == 3)
-        asm volatile("mov.u32 %0, %%laneid;" : "=r"(x[0]));
+        asm volatile("shl.b32 %0, 1, 2;" : "=r"(x[0]));
 }
 __global__ void claims(int n)
 {
@@ -24,6 +24,21 @@ __global__ void past(int *x, int n)
     s[threadIdx.x] = 1;
     if ((int)threadIdx.x <= n)
         x[threadIdx.x] = s[threadIdx.x];
+}
+
+struct counted { /* whose copies synchronize: a kernel's thread makes one */
+    int n;
+    counted() : n(3)
+    {
+    }
+    counted(const counted &c) : n(c.n)
+    {
+        cudaDeviceSynchronize();
+    }
+};
+__global__ void by_value(counted c, int *x)
+{
+    *x = c.n;
 }
 
 static void say(const char *what)
@@ -49,5 +64,7 @@ int main()
     printf("host: %s\n", cudaGetErrorName(cudaGetLastError()));
     past<<<1, 32>>>(x, 16);
     say("past the end");
+    by_value<<<1, 1>>>(counted(), x);
+    say("by value");
     return 0;
 }
