@@ -4,6 +4,8 @@
 
 #include "assay_sim_cc.h"
 
+#include <map>
+#include <mutex>
 #include <stdio.h>
 #include <stdlib.h>
 #include <vector>
@@ -17,6 +19,25 @@ struct launching {
     const void *body = nullptr;
     cudaError_t result = cudaSuccess;
 };
+
+struct known_kernel {
+    const void *body;
+    assay_sim_untyped *run;
+};
+static std::mutex known_lock;
+
+static std::map<const void *, known_kernel> &known()
+{
+    static std::map<const void *, known_kernel> *m = new std::map<const void *, known_kernel>;
+    return *m;
+}
+
+const void *kernel_body(const void *kernel)
+{
+    std::lock_guard<std::mutex> hold(known_lock);
+    const auto it = known().find(kernel);
+    return it == known().end() ? kernel : it->second.body;
+}
 
 static launching &mine()
 {
@@ -51,8 +72,11 @@ enum assay_sim_entry assay_sim_enter(const char *name, const void *body)
         l.body = body;
         return ASSAY_SIM_ENTRY_NOTHING;
     }
-    if (!l.waiting.empty())
+    if (!l.waiting.empty()) {
+        if (l.waiting.back().line == 0)
+            l.waiting.back().name = name; /* of an untyped launch */
         return ASSAY_SIM_ENTRY_LAUNCH;
+    }
     refuse(cudaErrorMissingConfiguration, "launch", "kernel %s: called by the host without <<<grid, block>>>",
            name);
     return ASSAY_SIM_ENTRY_NOTHING;
@@ -86,6 +110,45 @@ const void *assay_sim_asked_body(void)
 {
     mine().asking = false;
     return mine().body;
+}
+
+void assay_sim_register_kernel(const void *kernel, const void *body, assay_sim_untyped *run)
+{
+    std::lock_guard<std::mutex> hold(known_lock);
+    known()[kernel] = known_kernel{body, run};
+}
+
+static cudaError_t launch_untyped(const char *name, int cooperative, const void *func, dim3 grid, dim3 block,
+                                  void **args, size_t shared_bytes, cudaStream_t stream)
+{
+    assay_sim_untyped *run = nullptr;
+    {
+        std::lock_guard<std::mutex> hold(known_lock);
+        const auto it = known().find(func);
+        run = it == known().end() ? nullptr : it->second.run;
+    }
+    if (run == nullptr)
+        return refuse(cudaErrorNotSupported, "unsupported",
+                      "%s: the arguments of the function at %p cannot be copied: no translated file "
+                      "(assay-cc) has taken "
+                      "this address of a kernel",
+                      name, func);
+    const assay_sim_configuration c = {name, 0, cooperative, grid, block, shared_bytes, stream};
+    assay_sim_configure(&c);
+    run(func, args);
+    return assay_sim_launch_result();
+}
+
+cudaError_t cudaLaunchKernel(const void *func, dim3 grid, dim3 block, void **args, size_t sharedMem,
+                             cudaStream_t stream)
+{
+    return launch_untyped("cudaLaunchKernel", 0, func, grid, block, args, sharedMem, stream);
+}
+
+cudaError_t cudaLaunchCooperativeKernel(const void *func, dim3 grid, dim3 block, void **args,
+                                        size_t sharedMem, cudaStream_t stream)
+{
+    return launch_untyped("cudaLaunchCooperativeKernel", 1, func, grid, block, args, sharedMem, stream);
 }
 
 void assay_sim_inline_assembly(const char *text, int line)

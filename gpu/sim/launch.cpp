@@ -149,6 +149,7 @@ extern "C" {
 
 cudaError_t cudaFuncSetAttribute(const void *func, cudaFuncAttribute attr, int value)
 {
+    func = kernel_body(func);
     if (func == nullptr) {
         return record_error(cudaErrorInvalidDeviceFunction);
     }
@@ -168,6 +169,7 @@ cudaError_t cudaFuncSetAttribute(const void *func, cudaFuncAttribute attr, int v
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attr, const void *func)
 {
+    func = kernel_body(func);
     if (attr == nullptr || func == nullptr) {
         return record_error(cudaErrorInvalidDeviceFunction);
     }
@@ -176,18 +178,6 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attr, const void *func)
     attr->maxDynamicSharedSizeBytes = static_cast<int>(dynamic_limit(func));
     attr->ptxVersion = attr->binaryVersion = 90;
     return cudaSuccess;
-}
-
-cudaError_t cudaLaunchKernel(const void *func, dim3 grid, dim3 block, void **args, size_t sharedMem,
-                             cudaStream_t stream)
-{
-    (void)func;
-    (void)grid;
-    (void)block;
-    (void)args;
-    (void)sharedMem;
-    (void)stream;
-    return unsupported("cudaLaunchKernel: an untyped argument list cannot be copied; use cudaLaunchKernelEx");
 }
 
 } /* extern "C" */

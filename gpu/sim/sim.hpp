@@ -135,6 +135,8 @@ constexpr size_t max_shared_optin = 232448;
 
 /* Runs the whole grid; after a report cudaErrorLaunchFailure (misuse) or cudaErrorIllegalAddress (a fault). */
 cudaError_t kernel_run(const kernel_call &call);
+/* The body behind a kernel's address in a translated file; other addresses stay. */
+const void *kernel_body(const void *kernel);
 bool in_kernel(); /* does this operating system thread execute one? */
 
 /* --- streams ------------------------------------------------------------------------------------------------ */

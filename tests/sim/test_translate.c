@@ -143,10 +143,17 @@ Test(sim_translate, shared_memory_is_named_and_typed)
         {"void f() { asm volatile(\"bar.sync 0;\" : : \"r\"(x)); }",
          "void f() { ::assay_sim::inline_assembly(\"bar.sync 0;\", 1); }"},
         {"void f() { asm volatile(\"mov.u32 %0, %%lanemask_lt;\" : \"=r\"(x[1])); }",
-         "void f() { (x[1]) = ::assay_sim::special_register(static_cast<::assay_sim::register_name>(6)); }"},
-        {"cudaLaunchKernel((const void *)k<1>, g, b, (void **)a); cudaFuncSetAttribute(reinterpret_cast<void "
-         "*>(k), c, 1);",
-         "cudaLaunchKernel(k<1>, g, b, (void **)a); cudaFuncSetAttribute((k), c, 1);"},
+         "void f() { (x[1]) = ::assay_sim::special_register(::assay_sim::LANEMASK_LT); }"},
+        {"void f() { asm(\"red.global.add.u64 [%0],%1;\" :: \"l\"(p + 1), \"l\"(v) : \"memory\"); }",
+         "void f() { (void)atomicAdd(reinterpret_cast<unsigned long long *>((p + 1)), (v)); }"},
+        {"void f() { asm(\"red.global.add.u64 [%0],%1;\" :: \"l\"(p)); }",
+         "void f() { ::assay_sim::inline_assembly(\"red.global.add.u64 [%0],%1;\", 1); }"},
+        {"f((const void *)k, (void)0, (void **)a, (void *)b);",
+         "f((const void *)k, (void)0, (void **)a, (void *)b);"},
+        {"__global__ void k(int);\nf((const void *)&n::k<1, (2>1)>, (void *)(k), "
+         "reinterpret_cast<void *>(k), (void const *)k::x);",
+         " void k(int);\nf(::assay_sim::address_of(&n::k<1, (2>1)>), ::assay_sim::address_of((k)), "
+         "::assay_sim::address_of((k)), (void const *)k::x);"},
     };
     for (size_t i = 0; i < sizeof forms / sizeof *forms; ++i)
         same(&forms[i]);

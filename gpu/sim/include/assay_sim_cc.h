@@ -27,6 +27,9 @@ enum assay_sim_entry assay_sim_enter(const char *name, const void *body);
 assay_sim_configuration assay_sim_configured(void);
 void assay_sim_launched(cudaError_t error);
 cudaError_t assay_sim_launch_result(void);
+/* A kernel by its address: `run` launches it with untyped arguments, after a configuration. */
+typedef void assay_sim_untyped(const void *kernel, void **args);
+void assay_sim_register_kernel(const void *kernel, const void *body, assay_sim_untyped *run);
 void assay_sim_ask_body(void);
 const void *assay_sim_asked_body(void);
 void assay_sim_inline_assembly(const char *text, int line);
@@ -85,16 +88,18 @@ static inline void call_untyped(void (*kernel_at)(P...), void **args, std::index
     kernel_at(*static_cast<typename std::remove_const<P>::type *>(args[I])...);
 }
 
-template <class... P>
-static inline cudaError_t launch_untyped(const char *name, int cooperative, void (*kernel_at)(P...),
-                                         dim3 grid, dim3 block, void **args, size_t shared_bytes,
-                                         cudaStream_t stream)
+template <class... P> static void run_untyped(const void *kernel_at, void **args)
 {
-    const assay_sim_configuration c = {name, 0, cooperative, grid, block, shared_bytes, stream};
-    if (assay_sim_configure(&c))
-        return cudaErrorNotSupported;
-    call_untyped(kernel_at, args, std::index_sequence_for<P...>());
-    return assay_sim_launch_result();
+    call_untyped(reinterpret_cast<void (*)(P...)>(const_cast<void *>(kernel_at)), args,
+                 std::index_sequence_for<P...>());
+}
+
+/* What a cast of a kernel to `void *` becomes. */
+template <class... P> static inline void *address_of(void (*kernel_at)(P...))
+{
+    const void *at = reinterpret_cast<const void *>(kernel_at);
+    assay_sim_register_kernel(at, body_of(kernel_at), run_untyped<P...>);
+    return const_cast<void *>(at);
 }
 
 template <class A, class S> static inline A &shared_array(const char *name, int line)
@@ -172,14 +177,14 @@ template <class... P>
 static inline cudaError_t cudaLaunchKernel(void (*func)(P...), dim3 grid, dim3 block, void **args,
                                            size_t shared_bytes = 0, cudaStream_t stream = nullptr)
 {
-    return assay_sim::launch_untyped("(cudaLaunchKernel)", 0, func, grid, block, args, shared_bytes, stream);
+    return ::cudaLaunchKernel(assay_sim::address_of(func), grid, block, args, shared_bytes, stream);
 }
 template <class... P>
 static inline cudaError_t cudaLaunchCooperativeKernel(void (*func)(P...), dim3 grid, dim3 block, void **args,
                                                       size_t shared_bytes = 0, cudaStream_t stream = nullptr)
 {
-    return assay_sim::launch_untyped("(cudaLaunchCooperativeKernel)", 1, func, grid, block, args,
-                                     shared_bytes, stream);
+    return ::cudaLaunchCooperativeKernel(assay_sim::address_of(func), grid, block, args, shared_bytes,
+                                         stream);
 }
 
 #endif

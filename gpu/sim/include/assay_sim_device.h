@@ -52,7 +52,11 @@ static inline int here(const void *place)
  * guarded. */
 #define __shared__ static thread_local __attribute__((unused))
 #endif
+#if defined(ASSAY_CC) /* whose programs also take the address of such a function */
+#define __forceinline__ inline
+#else
 #define __forceinline__ inline __attribute__((always_inline))
+#endif
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))

@@ -14,6 +14,8 @@
 
 #include "cuComplex.h"
 #include "cublasLt.h"
+#include "cuda_bf16.h" /* cuBLAS has them, and programs count on it */
+#include "cuda_fp16.h"
 #include "cuda_runtime.h"
 
 #ifdef __cplusplus

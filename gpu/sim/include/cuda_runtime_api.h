@@ -145,9 +145,9 @@ cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream);
 cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, unsigned int flags);
 #endif
 
-/* Functions.  A kernel is launched by GPU_LAUNCH (gpu/launch.cuh) or cudaLaunchKernelEx (C++);
- * cudaLaunchKernel is refused, because an untyped argument list cannot be copied without the kernel's
- * signature. */
+/* Functions.  A kernel is launched by GPU_LAUNCH (gpu/launch.cuh), cudaLaunchKernelEx (C++) or <<<>>> (assay-cc).
+ * cudaLaunchKernel needs the kernel's signature to copy an untyped argument list: it knows those of kernels whose address a
+ * translated file has taken as a `void *`, and refuses others. */
 cudaError_t cudaFuncSetAttribute(const void *func, cudaFuncAttribute attr, int value);
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attr, const void *func);
 cudaError_t cudaFuncSetCacheConfig(const void *func, cudaFuncCache cacheConfig);
@@ -157,8 +157,11 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int *numBlocks, const 
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *numBlocks, const void *func,
                                                                    int blockSize, size_t dynamicSMemSize,
                                                                    unsigned int flags);
-cudaError_t cudaLaunchKernel(const void *func, dim3 gridDim, dim3 blockDim, void **args, size_t sharedMem,
-                             cudaStream_t stream);
+cudaError_t cudaLaunchKernel(const void *func, dim3 gridDim, dim3 blockDim, void **args,
+                             size_t sharedMem ASSAY_SIM_DEFAULT(0), cudaStream_t stream ASSAY_SIM_DEFAULT(0));
+cudaError_t cudaLaunchCooperativeKernel(const void *func, dim3 gridDim, dim3 blockDim, void **args,
+                                        size_t sharedMem ASSAY_SIM_DEFAULT(0),
+                                        cudaStream_t stream ASSAY_SIM_DEFAULT(0));
 
 #ifdef __cplusplus
 }

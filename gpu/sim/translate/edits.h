@@ -21,6 +21,8 @@ typedef struct translation {
     size_t edits_count, edits_room;
     renaming *names;
     size_t names_count, names_room;
+    size_t *kernels; /* the tokens that name __global__ functions */
+    size_t kernels_count, kernels_room;
     int serial; /* of structures that are made up */
     translate_counts *counts;
     complaint *why;
@@ -46,6 +48,8 @@ bool takes_group(const tokens *list, size_t i);
 /* Do only namespaces and extern "C" enclose the token? */
 bool at_file_scope(const tokens *list, size_t i);
 
+/* The name of the __global__ function whose word stands at `at`; false: the complaint says why there is none. */
+bool kernel_name(translation *t, size_t at, size_t *name, size_t *open);
 bool translate_kernel(translation *t, size_t at); /* at `__global__` */
 bool translate_launch(translation *t, size_t at); /* at the first '<' */
 bool translate_shared(translation *t, size_t at); /* at `__shared__` */

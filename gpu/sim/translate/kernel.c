@@ -148,11 +148,10 @@ static bool parameters_read(translation *t, size_t open, text *list, text *argum
     return true;
 }
 
-bool translate_kernel(translation *t, size_t at)
+bool kernel_name(translation *t, size_t at, size_t *name_at, size_t *open_at)
 {
     const tokens *l = &t->list;
     size_t i = token_after(l, at), open = 0;
-    edit_replace(t, at, at, "");
     while (open == 0) {
         const char c = l->at[i].mark;
         if (takes_group(l, i) && l->at[token_after(l, i)].mark == '(') {
@@ -175,6 +174,18 @@ bool translate_kernel(translation *t, size_t at)
         name = token_before(l, angle_begin(l, name));
     if (l->at[name].kind != TOKEN_WORD || type_word(l, name))
         return complain(t->why, l, at, "__global__ without a function's name");
+    *name_at = name;
+    *open_at = open;
+    return true;
+}
+
+bool translate_kernel(translation *t, size_t at)
+{
+    const tokens *l = &t->list;
+    size_t name, open;
+    if (!kernel_name(t, at, &name, &open))
+        return false;
+    edit_replace(t, at, at, "");
     size_t body = token_after(l, l->at[open].match);
     while (l->at[body].mark != '{' && l->at[body].mark != ';' && l->at[body].mark != '=' &&
            l->at[body].mark != ',') {
