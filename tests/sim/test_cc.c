@@ -77,6 +77,17 @@ Test(sim_cc, cublas_computes_what_loops_compute)
     expect_run(CC " -O1 -o prog " SOURCES "/blas.cu -lcublas -lcudart && ./prog", 0, "0 wrong\n");
 }
 
+Test(sim_cc, intrinsics_are_what_they_are_defined_to_be)
+{
+    expect_run(CC " -o prog " SOURCES "/intrinsics.cu && ./prog", 0,
+               "cudaSuccess 0 wrong\ncudaErrorInvalidValue\ncudaErrorInvalidValue\n"
+               "cudaErrorInvalidMemcpyDirection\n4 1 cudaErrorInvalidValue\n");
+    expect_run("./prog", 0,
+               "out of bounds: cudaMemcpyToSymbol: 16 bytes from byte 0 of a variable of 4 bytes\n");
+    expect_run("./prog", 0,
+               "out of bounds: cudaMemcpyFromSymbol: 2 bytes from byte 3 of a variable of 4 bytes\n");
+}
+
 Test(sim_cc, what_is_not_modelled_is_refused_by_name_with_its_line)
 {
     static char out[65536];
