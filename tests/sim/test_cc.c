@@ -97,8 +97,7 @@ Test(sim_cc, what_is_not_modelled_is_refused_by_name_with_its_line)
         "(dynamic "
         "parallelism)\n",
         "unsupported: kernel ptx block (0,0,0) thread (3,0,0) line 15: inline PTX \"shl.b32 %0, 1, 2;\"\n",
-        "assert: kernel claims block (0,0,0) thread (5,0,0) line 19: assertion `(int)threadIdx.x < n' failed "
-        "in ",
+        "assert: kernel claims block (0,0,0) thread (5,0,0) line 19: assertion `",
         "assert: cudaErrorAssert\n",
         "unsupported: cudaGraphCreate\n",
         "unsupported: a synchronization asked for by a kernel\n",

@@ -182,7 +182,7 @@ bool kernel_name(translation *t, size_t at, size_t *name_at, size_t *open_at)
 bool translate_kernel(translation *t, size_t at)
 {
     const tokens *l = &t->list;
-    size_t name, open;
+    size_t name = 0, open = 0;
     if (!kernel_name(t, at, &name, &open))
         return false;
     edit_replace(t, at, at, "");

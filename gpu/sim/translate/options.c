@@ -170,9 +170,14 @@ static const option_row *find(const char *word, const char **value)
 /* "a,b" are two words for the compiler behind it. */
 static void split(words *out, const char *list)
 {
-    char *copy = strdup(list);
-    for (char *word = copy ? strtok(copy, ",") : NULL; word; word = strtok(NULL, ","))
-        words_add(out, word); /* lives as long as the program */
+    while (*list) {
+        const size_t bytes = strcspn(list, ",");
+        text word = {0};
+        text_append(&word, list, bytes);
+        if (bytes)
+            words_add(out, word.at); /* lives as long as the program */
+        list += bytes + (list[bytes] == ',');
+    }
 }
 
 static bool standard(options *o, const char *value, text *why)
@@ -309,7 +314,7 @@ bool options_read(options *o, int argc, char **argv, text *why)
     for (int i = 1; i < argc; ++i) {
         const char *word = argv[i], *value;
         if (word[0] != '-' || word[1] == 0 || strncmp(word, "-l", 2) == 0) {
-            if (strncmp(word, "-lineinfo", 9) != 0 && strncmp(word, "-lib", 5) != 0) {
+            if (strcmp(word, "-lineinfo") != 0 && strcmp(word, "-lib") != 0) {
                 words_add(&o->inputs, word);
                 continue;
             }

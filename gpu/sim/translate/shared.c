@@ -162,7 +162,7 @@ bool translate_shared(translation *t, size_t at)
     bool dynamic = false;
     for (size_t i = begin; i < at; ++i)
         dynamic = dynamic || token_is(l, i, "extern");
-    size_t from = begin, first_name = begin, end;
+    size_t from = begin, end;
     text out = {0}, words = {0};
     bool good = true;
     for (bool first = true;; first = false) {
@@ -178,10 +178,8 @@ bool translate_shared(translation *t, size_t at)
             good = false;
             break;
         }
-        if (first) {
-            first_name = d.from;
-            specifiers(t, &words, begin, first_name);
-        }
+        if (first)
+            specifiers(t, &words, begin, d.from);
         text name = {0};
         flat_text(t, &name, d.name, d.name + 1);
         const int serial = ++t->serial, line = l->at[d.name].line;

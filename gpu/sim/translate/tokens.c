@@ -28,6 +28,14 @@ static int name_index(tokens *list, const char *name, size_t bytes)
     return (int)list->names_count++;
 }
 
+/* The i-th character, or the one that ends the text. */
+static char char_at(const reader *r, size_t i)
+{
+    if (i < r->n)
+        return r->s[i];
+    return '\0';
+}
+
 static bool fail(reader *r, int line, const char *what)
 {
     snprintf(r->why->file, sizeof r->why->file, "%s", r->list->names[r->file]);
@@ -42,11 +50,13 @@ static void push(reader *r, token_kind kind, size_t at, int line)
     l->at = list_room(l->at, &l->room, l->count, sizeof *l->at);
     l->at[l->count++] = (token){.kind = (unsigned char)kind,
                                 .system = r->system,
-                                .mark = kind == TOKEN_MARK ? r->s[at] : (char)0,
+                                .mark = '\0',
                                 .line = line,
                                 .file = r->file,
                                 .at = at,
                                 .bytes = r->i - at};
+    if (kind == TOKEN_MARK)
+        l->at[l->count - 1].mark = r->s[at];
 }
 
 static bool word_start(char c)
@@ -168,7 +178,7 @@ static bool read_word(reader *r)
     const int line = r->line;
     while (r->i < r->n && word_part(r->s[r->i]))
         ++r->i;
-    const char next = r->i < r->n ? r->s[r->i] : (char)0;
+    const char next = char_at(r, r->i);
     const size_t bytes = r->i - at;
     if (bytes <= 3 && (next == '"' || next == '\'')) { /* L"", u8R"()", u'' */
         const char *prefixes[] = {"L", "u", "U", "u8", "R", "LR", "uR", "UR", "u8R"};
@@ -206,7 +216,7 @@ static bool read_all(reader *r)
 {
     bool fresh = true; /* nothing but space in this line yet */
     while (r->i < r->n) {
-        const char c = r->s[r->i], next = r->i + 1 < r->n ? r->s[r->i + 1] : (char)0;
+        const char c = r->s[r->i], next = char_at(r, r->i + 1);
         if (c == '\n') {
             ++r->line;
             ++r->i;
@@ -265,10 +275,10 @@ static bool match_brackets(tokens *list, complaint *why)
         if (c == '(' || c == '[' || c == '{') {
             open = i;
         } else if (c == ')' || c == ']' || c == '}') {
-            const char want = open == nothing ? (char)0 : list->at[open].mark;
+            if (open == nothing)
+                return complain(why, list, i, "'%c' closes nothing", c);
+            const char want = list->at[open].mark;
             if (want != (c == ')' ? '(' : c == ']' ? '[' : '{')) {
-                if (open == nothing)
-                    return complain(why, list, i, "'%c' closes nothing", c);
                 return complain(why, list, i, "'%c' closes the '%c' of line %d", c, want,
                                 list->at[open].line);
             }
