@@ -63,13 +63,19 @@ Test(sim_cc, every_form_of_cuda_syntax_runs)
 
 Test(sim_cc, cooperative_groups_and_launches)
 {
-    expect_run(
-        CC " -o prog " SOURCES "/groups.cu && ./prog", 0,
-        "2016 16 28 7 0 0 1 0 1 170 40 9 \n"
-        "156 23 111 90 22 16 20 170 42 209 \n"
-        "348 47 123 81 43 40 43 170 41 509 \n"
-        "476 63 476 413 63 56 62 170 43 709 \n"
-        "cudaSuccess cudaSuccess\n37 36\ncudaErrorCooperativeLaunchTooLarge\ncudaErrorLaunchFailure\n");
+    expect_run(CC " -o prog " SOURCES "/groups.cu && ./prog", 0,
+               "2016 16 28 7 0 0 1 0 1 170 40 9 \n"
+               "156 23 111 90 22 16 20 170 42 209 \n"
+               "348 47 123 81 43 40 43 170 41 509 \n"
+               "476 63 476 413 63 56 62 170 43 709 \n"
+               "0 1 2 3 4 5 6 7 8 \ncudaSuccess cudaSuccess\n37 "
+               "36\ncudaErrorCooperativeLaunchTooLarge\ncudaErrorLaunchFailure\n");
+}
+
+Test(sim_cc, groups_and_barriers_in_another_order_of_threads)
+{
+    expect_run(CC " -o prog " SOURCES "/groups.cu && ASSAY_SIM_ORDER=random:5 ./prog", 0,
+               "0 1 2 3 4 5 6 7 8 \n");
 }
 
 Test(sim_cc, cublas_computes_what_loops_compute)
