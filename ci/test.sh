@@ -3,7 +3,7 @@
 # under the address and undefined-behaviour sanitizers, the tests of core, ref, gpu and the simulator as clang compiles them,
 # shared memory under the thread sanitizer, the judge's self-test, a few bugs planted in the source (all: ci/mutants.sh), the
 # default matrix, ten kills, programs that link the installed library, every example, the Debian package, and some seconds of
-# fuzzing.  A test counts once for each preset that ran it.  ci/coverage.sh is not part of it (about five minutes more), but its self-test is.
+# fuzzing.  A test counts once for each preset that ran it.  ci/coverage.sh is not part of it (about five minutes more), but its self-test is.  Where nvcc is, ci/kernels.sh.
 # The last line is `N passed, N failed, N skipped`.
 set -uo pipefail
 cd "$(dirname "$0")/.."
@@ -37,8 +37,16 @@ ci/setup.sh || { echo "setup failed" >&2; exit 2; }
 step lint ci/lint.sh
 step boundaries ci/boundaries.sh
 step coverage-tool ci/coverage.sh --self-test
+step kernels-tool ci/kernels.sh --self-test
 step gpu-script ci/gpu_test.sh
 step build-release ci/build.sh release || finish
+# nvcc comes from no package: without it nobody compiled the kernels for a device
+if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then
+    step kernels ci/kernels.sh
+else
+    skipped=$((skipped + 1))
+    echo "skip  kernels                      no nvcc: gpu/ops was compiled for the simulator alone"
+fi
 step build-asan ci/build.sh asan || finish
 step build-clang ci/build.sh clang || finish
 step tidy ci/tidy.sh

@@ -22,6 +22,11 @@ FAMILIES = {
     "gemma": ("GemmaConfig", {}),
     "mixtral": ("MixtralConfig", dict(num_local_experts=8, num_experts_per_tok=2)), "qwen3_moe": ("Qwen3MoeConfig", dict(
         num_experts=8, norm_topk_prob=True, **MOE)), "olmoe": ("OlmoeConfig", dict(num_experts=8, **MOE)),
+    "olmoe_clip": ("OlmoeConfig", dict(num_experts=8, clip_qkv=0.7, output_router_logits=True, router_aux_loss_coef=0.02, **MOE)),
+    "mixtral_aux": ("MixtralConfig", dict(num_local_experts=8, num_experts_per_tok=2, output_router_logits=True, router_aux_loss_coef=0.02)),
+    "deepseek_v2": ("DeepseekV2Config", dict(
+        num_key_value_heads=4, n_routed_experts=8, num_experts_per_tok=2, moe_intermediate_size=24, first_k_dense_replace=1,
+        n_shared_experts=1, kv_lora_rank=16, q_lora_rank=16, qk_rope_head_dim=8, qk_nope_head_dim=8, v_head_dim=8)),
     "qwen2_moe": ("Qwen2MoeConfig", dict(num_experts=8, shared_expert_intermediate_size=16, **MOE)),
     "deepseek_v3": ("DeepseekV3Config", dict(
         num_key_value_heads=4, n_routed_experts=8, n_group=2, topk_group=2, num_experts_per_tok=4, moe_intermediate_size=24,

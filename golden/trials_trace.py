@@ -118,7 +118,8 @@ HONEST = (("llama", F, "eager", None, 1, "plain", True), ("llama", F, "sdpa", No
           ("mixtral", F, "sdpa", "eager", 1, "plain", True), ("mixtral", B, "eager", "grouped_mm", 2, "plain", True),
           ("qwen3_moe", B, "sdpa", "batched_mm", 1, "plain", True), ("qwen3_moe", F, "eager", "grouped_mm", 1, "checkpoint", True),
           ("olmoe", F, "sdpa", "eager", 2, "plain", True), ("olmoe", B, "eager", "eager", 1, "plain", True),
-          ("deepseek_v3", F, "eager", None, 1, "plain", True), ("qwen3_moe", H, "sdpa", "eager", 1, "plain", False))
+          ("deepseek_v3", F, "eager", None, 1, "plain", True), ("deepseek_v2", B, "eager", "eager", 1, "plain", True),
+          ("olmoe_clip", B, "sdpa", "eager", 1, "plain", True), ("mixtral_aux", F, "sdpa", "eager", 2, "plain", True), ("qwen3_moe", H, "sdpa", "eager", 1, "plain", False))
 
 
 def honest(program, folder):

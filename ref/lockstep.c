@@ -1,5 +1,6 @@
 /* Every operation on every rank: loops over the pieces, nothing else. */
 #include "ref/lockstep.h"
+#include "ref/replay.h"
 
 #include "ref/fast.h"
 
@@ -205,6 +206,13 @@ assay_status ref_ranks_add_grad(ref_pass *p, ref_tensor *y, const ref_tensor *a,
     return add_pieces(p, y, a, b);
 }
 
+/* The limit as a stored activation holds it; nothing is rounded in FP64. */
+static double clamp_limit(const ref_pass *p, double limit)
+{
+    const assay_dtype act = ref_policy_dtype(&p->e->run->policy, REF_STORE_ACT, false);
+    return act == ASSAY_F64 ? limit : ref_round((double)(float)limit, act);
+}
+
 assay_status ref_ranks_clamp(ref_pass *p, ref_tensor *y, const ref_tensor *x, double limit,
                              const char *instance)
 {
@@ -213,7 +221,7 @@ assay_status ref_ranks_clamp(ref_pass *p, ref_tensor *y, const ref_tensor *x, do
     EACH_RANK(p, r)
     {
         ASSAY_TRY(ref_piece_new(&p->arena, &y->at[r], x->at[r].rows, x->at[r].cols));
-        ref_clamp_fwd(y->at[r].x, x->at[r].x, limit, x->at[r].rows * x->at[r].cols);
+        ref_clamp_fwd(y->at[r].x, x->at[r].x, clamp_limit(p, limit), x->at[r].rows * x->at[r].cols);
     }
     return ref_store(p, y, REF_STORE_ACT);
 }
@@ -225,7 +233,8 @@ assay_status ref_ranks_clamp_bwd(ref_pass *p, ref_tensor *dx, const ref_tensor *
     EACH_RANK(p, r)
     {
         ASSAY_TRY(ref_piece_new(&p->arena, &dx->at[r], x->at[r].rows, x->at[r].cols));
-        ref_clamp_bwd(dx->at[r].x, dy->at[r].x, x->at[r].x, limit, x->at[r].rows * x->at[r].cols);
+        ref_clamp_bwd(dx->at[r].x, dy->at[r].x, x->at[r].x, clamp_limit(p, limit),
+                      x->at[r].rows * x->at[r].cols);
     }
     return ref_store(p, dx, REF_STORE_ACT);
 }

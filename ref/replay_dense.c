@@ -235,13 +235,22 @@ static assay_status swiglu_bwd(const replay *r)
     return ref_bound_swiglu_bwd(dx, dprobs, dy->value, x->value, probs ? probs->value : NULL, t, f, &r->d);
 }
 
+/* The limit as the dtype of x holds it. */
+static assay_status clamp_limit(const replay *r, const ref_value *x, double *limit)
+{
+    ASSAY_TRY(replay_attr_double(r, "limit", limit));
+    if (x->dtype != ASSAY_F64)
+        *limit = ref_round((double)(float)*limit, x->dtype);
+    return ASSAY_OK;
+}
+
 static assay_status clamp_fwd(const replay *r)
 {
     const ref_value *x;
     double limit;
     ref_pair y;
-    ASSAY_TRY(replay_attr_double(r, "limit", &limit));
     ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(clamp_limit(r, x, &limit));
     ASSAY_TRY(replay_out_real(r, "y", x->count, x->dtype, "stored rounding", &y));
     ref_bound_clamp_fwd(y, x->value, limit, x->count, &r->d);
     return ASSAY_OK;
@@ -252,8 +261,8 @@ static assay_status clamp_bwd(const replay *r)
     const ref_value *x, *dy;
     double limit;
     ref_pair dx;
-    ASSAY_TRY(replay_attr_double(r, "limit", &limit));
     ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(clamp_limit(r, x, &limit));
     ASSAY_TRY(replay_real(r, "dy", x->count, &dy));
     ASSAY_TRY(replay_out_real(r, "dx", x->count, x->dtype, "stored rounding", &dx));
     ref_bound_clamp_bwd(dx, dy->value, x->value, limit, x->count, &r->d);

@@ -1,5 +1,5 @@
-/* Replay of operations that only other frameworks record: a cross entropy in one piece, and experts whose weights multiply where
- * the rows are combined. */
+/* Replay of operations that only other frameworks record: a cross entropy in one piece, experts whose weights multiply where the
+ * rows are combined, the balancing loss of all layers together. */
 #include "ref/bounds/foreign.h"
 #include "ref/replay_context.h"
 
@@ -81,9 +81,49 @@ static assay_status weighted_combine_bwd(const replay *r)
                                           in.token_row->ivalue, in.t, in.k, in.h, &r->d);
 }
 
+/* logits [N,E] of all layers, one behind the other; their scores are stored in their dtype where that is declared. */
+typedef struct balancing_inputs {
+    const ref_value *logits, *weight;
+    int64_t n, e, k;
+    ref_declared d;
+} balancing_inputs;
+
+static assay_status balancing_read(const replay *r, balancing_inputs *in)
+{
+    ASSAY_TRY(replay_real(r, "logits", -1, &in->logits));
+    in->e = replay_columns(in->logits);
+    ASSAY_TRY(replay_divide(r, in->logits, in->e, &in->n));
+    ASSAY_TRY(replay_attr_i64(r, "topk", 1, in->e, &in->k));
+    ASSAY_TRY(replay_real_optional(r, "row_weight", in->n, &in->weight));
+    in->d = r->d;
+    ref_declared_store(&in->d, r->arith, in->logits->dtype);
+    return ASSAY_OK;
+}
+
+static assay_status load_balancing_fwd(const replay *r)
+{
+    balancing_inputs in;
+    ref_pair loss;
+    ASSAY_TRY(balancing_read(r, &in));
+    ASSAY_TRY(replay_out_real(r, "loss", 1, ASSAY_F32, "accumulation", &loss));
+    return ref_bound_load_balancing_fwd(loss, in.logits->value, in.weight ? in.weight->value : NULL, in.n,
+                                        in.e, in.k, &in.d);
+}
+
+static assay_status load_balancing_bwd(const replay *r)
+{
+    balancing_inputs in;
+    double scale;
+    ref_pair dlogits;
+    ASSAY_TRY(balancing_read(r, &in));
+    ASSAY_TRY(replay_attr_double(r, "scale", &scale));
+    ASSAY_TRY(replay_out_real(r, "dlogits", in.logits->count, in.logits->dtype, "accumulation", &dlogits));
+    return ref_bound_load_balancing_bwd(dlogits, in.logits->value, in.weight ? in.weight->value : NULL, scale,
+                                        in.n, in.e, in.k, &in.d);
+}
+
 const replay_row replay_foreign_table[] = {
-    {"cross_entropy_fwd", cross_entropy_fwd},
-    {"weighted_combine_fwd", weighted_combine_fwd},
-    {"weighted_combine_bwd", weighted_combine_bwd},
-    {NULL, NULL},
+    {"cross_entropy_fwd", cross_entropy_fwd},       {"weighted_combine_fwd", weighted_combine_fwd},
+    {"weighted_combine_bwd", weighted_combine_bwd}, {"load_balancing_fwd", load_balancing_fwd},
+    {"load_balancing_bwd", load_balancing_bwd},     {NULL, NULL},
 };

@@ -36,7 +36,7 @@ typedef enum {
     ASSAY_ROUND_BEFORE_GAMMA = 1, /* rmsnorm: x rstd, before gamma multiplies */
     ASSAY_ROUND_BEFORE_UP = 2,    /* swiglu: gate sigmoid(gate), before up multiplies */
     ASSAY_ROUND_PRODUCTS = 4,     /* rope: a c and b s, before they are added */
-    ASSAY_ROUND_SCORES = 8,       /* attention: q k, and the same times scale */
+    ASSAY_ROUND_SCORES = 8,       /* attention: q k, and times scale; load_balancing: softmax, its gradient */
     ASSAY_ROUND_ANGLES = 16, /* rope_table: frequency and angle in the accumulate type instead of double */
     ASSAY_ROUND_HEADS = 32,  /* attention_bwd: dk and dv of a head, before the heads of a group are added */
     ASSAY_ROUND_PARTIAL_SUMS = 64, /* embedding_bwd, weighted_combine: every partial sum */

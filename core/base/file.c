@@ -161,6 +161,22 @@ static assay_status write_all(int fd, const char *data, uint64_t bytes, const ch
     return ASSAY_OK;
 }
 
+int assay_pwrite_all(int fd, const void *data, int64_t bytes, int64_t offset)
+{
+    const char *at = data;
+    while (bytes > 0) {
+        const ssize_t n = pwrite(fd, at, (size_t)bytes, (off_t)offset);
+        if (n < 0 && errno == EINTR)
+            continue;
+        if (n <= 0)
+            return n < 0 ? errno : ENOSPC;
+        at += n;
+        offset += n;
+        bytes -= n;
+    }
+    return 0;
+}
+
 /* Some file systems cannot sync a folder and say EINVAL; there is nothing more to do on them. */
 assay_status assay_sync_file(int fd, const char *path)
 {

@@ -18,6 +18,8 @@ assay_status assay_scratch_make(const char *word, char *out, size_t capacity);
 void assay_scratch_remove(const char *dir);
 /* Writes bytes beside, fsyncs, renames, fsyncs the folder. */
 assay_status assay_write_file(const char *path, const void *data, uint64_t bytes);
+/* pwrite until all is written: 0, or errno (ENOSPC where nothing more is taken without a word). */
+int assay_pwrite_all(int fd, const void *data, int64_t bytes, int64_t offset);
 /* fsync; nothing where the environment says ASSAY_FSYNC=0, as `assay run` does for what its tasks write into their scratch
  * folders.  `path` is for the message. */
 assay_status assay_sync_file(int fd, const char *path);

@@ -1,5 +1,6 @@
 /* The trainer's side of an asynchronous save. */
 #include "core/files/checkpoint_async.h"
+#include "core/base/file.h"
 #include "core/files/checkpoint_internal.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -32,16 +33,9 @@ assay_status assay_checkpoint_defer(assay_checkpoint_writer *w)
 /* By write, not through a mapping: memory that is not there is an error then, and no signal. */
 static assay_status append(int fd, const char *what, const char *data, int64_t bytes, int64_t offset)
 {
-    while (bytes > 0) {
-        const ssize_t n = pwrite(fd, data, (size_t)bytes, (off_t)offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        ASSAY_CHECK(n > 0, ASSAY_OUT_OF_MEMORY, "%s: cannot be copied for an asynchronous save: %s", what,
-                    n < 0 ? strerror(errno) : "no room");
-        data += n;
-        offset += n;
-        bytes -= n;
-    }
+    const int failed = assay_pwrite_all(fd, data, bytes, offset);
+    ASSAY_CHECK(failed == 0, ASSAY_OUT_OF_MEMORY, "%s: cannot be copied for an asynchronous save: %s", what,
+                strerror(failed));
     return ASSAY_OK;
 }
 

@@ -53,15 +53,8 @@ static assay_status make_folder(const assay_checkpoint_writer *w)
 
 static assay_status write_at(int fd, const char *path, const char *data, int64_t bytes, int64_t offset)
 {
-    while (bytes > 0) {
-        const ssize_t n = pwrite(fd, data, (size_t)bytes, (off_t)offset);
-        if (n < 0 && errno == EINTR)
-            continue;
-        ASSAY_CHECK(n > 0, ASSAY_IO, "%s: cannot write: %s", path, n < 0 ? strerror(errno) : "no room");
-        data += n;
-        offset += n;
-        bytes -= n;
-    }
+    const int failed = assay_pwrite_all(fd, data, bytes, offset);
+    ASSAY_CHECK(failed == 0, ASSAY_IO, "%s: cannot write: %s", path, strerror(failed));
     return ASSAY_OK;
 }
 

@@ -50,6 +50,8 @@ class RotaryEmbedding(Rule):
 
     def forward(self, args, kwargs, out):
         position = kwargs.get("position_ids", args[1] if len(args) > 1 else None)
+        if isinstance(out, torch.Tensor) and out.is_complex():  # of every pair once; others hold two equal halves
+            out = tuple(torch.cat([t, t], -1) for t in (out.real, out.imag))
         if not isinstance(position, torch.Tensor) or not isinstance(out, tuple) or position.dim() != 2:
             return self.t.not_judged(self.name, "a rope without positions [batch, sequence]")
         first, dim = position[0].tolist(), out[0].shape[-1]
@@ -73,6 +75,10 @@ class Attention(Rule):
         m = self.module
         self.before(m, self.enter)
         self.after(m.v_proj, lambda a, k, y: self.seen.__setitem__("v", y))
+        self.limit = getattr(self.t.model_config(), "clip_qkv", None)
+        for letter in "qkv" if self.limit is not None else "":
+            # OLMo's: in place, on what the norm or the projection gave
+            self.after(getattr(m, letter + "_norm", getattr(m, letter + "_proj")), lambda a, k, y, letter=letter: self.clip(letter, y))
         self.before(m.o_proj, self.forward)
         self.after(m, lambda a, k, y: self.seen.clear())
 
@@ -86,29 +92,56 @@ class Attention(Rule):
             return dim ** -0.5
         return float(self.module.scaling)
 
+    def clip(self, letter, x):
+        """x [b,s,heads d] before the config's clip_qkv; `clipped` is told of what came out, whoever clipped it or did not."""
+        at = f"{self.name}.clip_{letter}"
+        attrs, given = {"limit": float(self.limit)}, {"x": self.t.copy(at + ".x", x)}
+        take = self.t.collect(("dx", "dy"), lambda g: self.t.op(
+            "clamp_bwd", at, {"dy": self.t.copy(at + ".dy", g["dy"].reshape(x.shape), "backward"), **given},
+            {"dx": self.t.copy(at + ".dx", g["dx"], "backward")}, attrs, "backward", g["microbatch"], arith=dict(SUM, order="none")))
+        if self.t.gradients and x.requires_grad:
+            self.t.when_gradient(x, at, lambda g: take("dx", g))  # before it changes in place
+        self.seen["clip_" + letter] = (at, given, attrs, take, x.shape)
+
+    def clipped(self, letter, y, arranged):
+        """y: a tensor that the gradient of the clipped values reaches; arranged(of its shape) is [b,s,heads,d]."""
+        if "clip_" + letter not in self.seen:
+            return
+        at, given, attrs, take, shape = self.seen.pop("clip_" + letter)
+        self.t.op("clamp_fwd", at, given, {"y": self.t.copy(at + ".y", arranged(y.detach()).reshape(shape))}, attrs,
+                  arith=dict(SUM, order="none"))
+        if self.t.gradients and y.requires_grad:
+            self.t.when_gradient(y, at, lambda g: take("dy", arranged(g)))
+
     def rotated(self, q, k, cos, sin, q_out, k_out, pairs=False):
-        """pairs: neighbours are rotated, and come out as halves (DeepSeek's); x and dx are recorded as halves, too."""
+        """cos, sin [b or 1,s,d/2].  pairs: neighbours are rotated, and come out as halves ("halves", DeepSeek-V3's) or as neighbours
+        ("pairs", V2's); what is of neighbours is recorded as halves."""
         def arranged(t):
             return halves(ours(t)) if pairs else ours(t)
 
+        def results(t):
+            return halves(ours(t)) if pairs == "pairs" else ours(t)
+
         b, _, s, d = q.shape
         self.seen["q"], self.seen["k"] = q_out, k_out
-        half = cos.shape[-1] // 2
+        for letter, x in (("q", q), ("k", k)):
+            self.clipped(letter, x, lambda t: t.transpose(1, 2))
         if not ((cos.shape[0] == 1 or bool((cos == cos[:1]).all())) and cos.shape[1] == s):
             return self.t.not_judged(self.name, "positions that differ from row to row: no rope operation")
-        table = [self.t.copy(f"{self.name}.rope.{w}", t[0, :, :half]) for w, t in (("cos", cos), ("sin", sin))]
+        table = [self.t.copy(f"{self.name}.rope.{w}", t[0]) for w, t in (("cos", cos), ("sin", sin))]
         position = self.t.copy(f"{self.name}.rope.position", torch.arange(s).repeat_interleave(b))
         for letter, x, y in (("q", q, q_out), ("k", k, k_out)):
             at = f"{self.name}.rope_{letter}"
             inputs = {"cos": table[0], "sin": table[1], "position": position}
-            arith = arithmetic(y, order="none", rounding=["products"])
-            self.t.op("rope_fwd", at, {"x": self.t.copy(at + ".x", arranged(x).to(y.dtype)), **inputs}, {"y": self.t.copy(at + ".y", ours(y))}, {},
-                      arith=arith)
+            # a product of complex numbers is made in float32, of doubles, too
+            arith = dict(SUM, order="none") if pairs == "pairs" else arithmetic(y, order="none", rounding=["products"])
+            self.t.op("rope_fwd", at, {"x": self.t.copy(at + ".x", arranged(x).to(y.dtype)), **inputs},
+                      {"y": self.t.copy(at + ".y", results(y))}, {}, arith=arith)
             if x.dtype != y.dtype:
                 self.t.not_judged(at, "a rope that changes the dtype: no backward operation")
             elif x.requires_grad and y.requires_grad:
                 self.gather({"dx": x, "dy": y}, lambda g, at=at, inputs=inputs, arith=arith: self.t.op(
-                    "rope_bwd", at, {"dy": self.t.copy(at + ".dy", ours(g["dy"]), "backward"), **inputs},
+                    "rope_bwd", at, {"dy": self.t.copy(at + ".dy", results(g["dy"]), "backward"), **inputs},
                     {"dx": self.t.copy(at + ".dx", arranged(g["dx"]), "backward")}, {}, "backward", g["microbatch"], arith=arith))
 
     @staticmethod
@@ -140,6 +173,7 @@ class Attention(Rule):
         q, k, v = (self.seen.get(letter) for letter in "qkv")
         if q is None or k is None or v is None or q.shape[2] != k.shape[2] or type(v) is not torch.Tensor:
             return
+        self.clipped("v", v, lambda t: t)
         b, heads, s, d = q.shape
         groups, out, width = k.shape[1], args[0], self.value(v, b, s, k.shape[1]).shape[-1]
         first = self.visible_from(b, s)
@@ -224,25 +258,40 @@ class Rope:
     running."""
 
     current = None
-    FUNCTIONS = {"apply_rotary_pos_emb": False, "apply_rotary_pos_emb_interleave": True}
 
     @classmethod
     def patch(cls, tracer, module_name):
-        for name, pairs in cls.FUNCTIONS.items():
-            cls.patch_one(tracer, sys.modules.get(module_name), name, pairs)
+        """Functions of a modeling file that rotate q and k, with how they are told the angles: cos and sin of every pair once, and how
+        pairs lie (Attention.rotated)."""
+        file = sys.modules.get(module_name)
+
+        def equal_halves(pairs):
+            return lambda rule, cos, sin: (cos[..., :cos.shape[-1] // 2], sin[..., :sin.shape[-1] // 2], pairs)
+
+        def of_complex(rule, turns):
+            return (turns.real, turns.imag, "pairs") if turns.is_complex() and isinstance(rule, LatentAttention) else None
+
+        for name, count, angles in (("apply_rotary_pos_emb", 2, equal_halves(None)),
+                                    ("apply_rotary_pos_emb_interleave", 2, equal_halves("halves")), ("apply_rotary_emb", 1, of_complex)):
+            if getattr(file, name, None) is not None:
+                cls.patch_one(tracer, file, name, count, angles)
 
     @classmethod
-    def patch_one(cls, tracer, module, name, pairs):
-        plain = getattr(module, name, None)
-        if plain is None:
-            return
+    def patch_one(cls, tracer, module, name, count, angles):
+        plain = getattr(module, name)
 
-        def rotate(q, k, cos, sin, *args, **kwargs):
-            out = plain(q, k, cos, sin, *args, **kwargs)
+        def rotate(q, k, *args, **kwargs):
+            out = plain(q, k, *args, **kwargs)
             rule = cls.current
-            if (not torch.compiler.is_compiling() and rule is not None and tracer.active(rule.name) and isinstance(out, tuple)
-                    and q.dim() == 4 and cos.dim() == 3 and not args and not kwargs):
-                rule.rotated(q, k, cos, sin, *out, pairs=pairs)
+            if torch.compiler.is_compiling() or rule is None or not tracer.active(rule.name):
+                return out
+            known = (not kwargs and len(args) == count and isinstance(out, tuple) and q.dim() == 4
+                     and all(isinstance(t, torch.Tensor) and t.dim() == 3 for t in args))
+            found = angles(rule, *args) if known else None
+            if found is None:
+                tracer.not_judged(rule.name, f"{name} called in a way that is not known: no rope operation")
+            else:
+                rule.rotated(q, k, found[0], found[1], *out, pairs=found[2])
             return out
 
         rotate.__name__ = name

@@ -7,17 +7,27 @@ from .rules import SUM, Rule, arithmetic, children, is_silu
 FLOAT = torch.float32  # also where a run makes torch.float32 mean another
 
 
-class RMSNorm(Rule):
+class Norm(Rule):
+    def hook(self):
+        self.before(self.module, self.enter)
+        self.after(self.module, self.forward)
+
+    def enter(self, args, kwargs):
+        """The norm's own share of the gradient: of its input under another name."""
+        if not args or not self.t.gradients or not args[0].requires_grad or not torch.is_grad_enabled():
+            return None
+        self.seen["x"] = args[0]
+        self.seen["alias"] = args[0].view_as(args[0])
+        return (self.seen["alias"], *args[1:]), kwargs
+
+
+class RMSNorm(Norm):
     """Hugging Face's RMSNorms round x·rstd to the input's dtype and multiply by the weight then; torch.nn.RMSNorm does not, nor do
     Gemma's, whose factor is 1 + weight."""
 
     @staticmethod
     def matches(m):
         return type(m).__name__.endswith("RMSNorm") and isinstance(getattr(m, "weight", None), torch.nn.Parameter)
-
-    def hook(self):
-        self.before(self.module, self.enter)
-        self.after(self.module, self.forward)
 
     def eps(self, x):
         config = self.t.model_config()  # what the model says of itself, not what this module happens to hold
@@ -27,14 +37,6 @@ class RMSNorm(Rule):
             if getattr(self.module, word, None) is not None:
                 return float(getattr(self.module, word))
         return float(torch.finfo(x.dtype).eps)
-
-    def enter(self, args, kwargs):
-        """The norm's own share of the gradient: of its input under another name."""
-        if not args or not self.t.gradients or not args[0].requires_grad or not torch.is_grad_enabled():
-            return None
-        self.seen["x"] = args[0]
-        self.seen["alias"] = args[0].view_as(args[0])
-        return (self.seen["alias"], *args[1:]), kwargs
 
     def forward(self, args, kwargs, y):
         x = self.seen.pop("x", args[0] if args else next(iter(kwargs.values())))
@@ -66,7 +68,7 @@ class RMSNorm(Rule):
             attrs, "backward", g["microbatch"], arith=arith, internal=["rstd"]))
 
 
-class LayerNorm(Rule):
+class LayerNorm(Norm):
     """torch.nn.LayerNorm over its last axis, and Hugging Face's own (Cohere's: no bias, made of single operations in float32).
     The kernels sum in float32 (float64 for doubles); the CPU's keep mean and rstd in the dtype of a bfloat16 or float16 input for the
     backward, and add weight gradients row by row in it."""
@@ -77,18 +79,6 @@ class LayerNorm(Rule):
             return len(m.normalized_shape) == 1
         weight = getattr(m, "weight", None)
         return type(m).__name__.endswith("LayerNorm") and hasattr(m, "variance_epsilon") and weight is not None and weight.dim() == 1
-
-    def hook(self):
-        self.before(self.module, self.enter)
-        self.after(self.module, self.forward)
-
-    def enter(self, args, kwargs):
-        """The norm's own share of the gradient: of its input under another name."""
-        if not args or not self.t.gradients or not args[0].requires_grad or not torch.is_grad_enabled():
-            return None
-        self.seen["x"] = args[0]
-        self.seen["alias"] = args[0].view_as(args[0])
-        return (self.seen["alias"], *args[1:]), kwargs
 
     def forward(self, args, kwargs, y):
         x, alias = self.seen.pop("x", args[0] if args else next(iter(kwargs.values()))), self.seen.pop("alias", None)

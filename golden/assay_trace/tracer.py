@@ -7,11 +7,11 @@ import weakref
 
 import torch
 
-from . import attention, experts, norms, optimizer as optimizers
+from . import attention, balancing, experts, norms, optimizer as optimizers
 from .functions import Functions
 from .names import Filter, clean
 from .placement import is_cut, local_of
-from .writer import Writer
+from .writer import DTYPES, Writer
 
 RULES = (norms.RMSNorm, norms.LayerNorm, norms.SwiGLU, attention.RotaryEmbedding, attention.Attention, attention.LatentAttention, experts.Router, experts.Experts,
          norms.DecoderLayer)
@@ -81,6 +81,8 @@ class Tracer:
         self.compiled, self.silent = set(), set()
         for name, p in model.named_parameters():
             self.names[id(p)] = clean(name)
+        if microbatches is not None and self.dp == 1 and world > 1 and "gradient_scale" not in index:
+            self.not_judged("microbatches", "neither DDP nor FSDP2 over one dimension: ranks are taken to share their batches")
         self.hook_modules(model)
         if operations or (operations is None and mode == "full"):
             self.follow_operations(model)
@@ -105,8 +107,7 @@ class Tracer:
             attention.Rope.patch(self, file)
         for kind, name in unknown.items():
             self.not_judged(name, f"{kind} and others of its kind have parameters and no operation")
-        if getattr(self.model_config(), "output_router_logits", False):
-            self.not_judged("load_balancing_loss_func", "the auxiliary loss over all layers together has no operation")
+        balancing.follow(self)
         if self.compiled:
             warnings.warn(f"assay_trace: {len(self.compiled)} compiled regions are seen from outside only: "
                           + ", ".join(sorted(c or "(the model)" for c in self.compiled)[:8]))
@@ -195,19 +196,24 @@ class Tracer:
         entry = self.pending.get((id(y), name[:-3]))
         return None if entry is None else self.tensor(name, entry[0], "backward")
 
-    def gather(self, name, parts, function):
-        """Calls function({word: gradient, "microbatch": number}) when the gradients of all tensors in `parts` have come."""
-        if not self.gradients:
-            return
+    def collect(self, words, function):
+        """take(word, gradient); function({word: gradient, "microbatch": number}) when all words have come."""
         got = {"microbatch": self.microbatch}
 
         def take(word, g):
             got[word] = g
-            if len(got) == len(parts) + 1:
+            if len(got) == len(words) + 1:
                 function(dict(got))
                 got.clear()
                 got["microbatch"] = -1
 
+        return take
+
+    def gather(self, name, parts, function):
+        """Calls function({word: gradient, "microbatch": number}) when the gradients of all tensors in `parts` have come."""
+        if not self.gradients:
+            return
+        take = self.collect(parts, function)
         for word, t in parts.items():
             self.when_gradient(t, name, lambda g, word=word: take(word, g))
 
@@ -306,9 +312,9 @@ class Tracer:
         self.padding = mask if isinstance(mask, torch.Tensor) else None
         self.labels, self.shifted = kwargs.get("labels"), kwargs.get("shift_labels")
         for key, value in kwargs.items():
-            if isinstance(value, torch.Tensor):
+            if isinstance(value, torch.Tensor) and self.holds(key, value):
                 self.tensor(key, value)
-        if args and isinstance(args[0], torch.Tensor):
+        if args and isinstance(args[0], torch.Tensor) and self.holds("the first argument", args[0]):
             self.tensor("input_ids" if not args[0].is_floating_point() else "inputs_embeds", args[0])
 
     def output(self, name, out):
@@ -324,7 +330,18 @@ class Tracer:
                 # one tensor among things that are none: its module's output
                 self.output(f"{name}.{i}" if name and i else name or str(i), part)
 
+    def holds(self, name, t):
+        """Whether a trace has t's dtype; said once where it has not."""
+        if t.dtype in DTYPES:
+            return True
+        self.not_judged(name, f"values of {str(t.dtype)[6:]} are not recorded")
+        return False
+
     def one_output(self, name, out):
+        if out.is_complex():
+            out = torch.view_as_real(out)  # [.., 2]
+        if not self.holds(name, out):
+            return
         self.tensor(name, out)
         if self.gradients and out.requires_grad and not in_backward():
             microbatch = self.microbatch

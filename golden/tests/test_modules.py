@@ -1,6 +1,7 @@
-"""Modules beside Llama's: Gemma's norm, LayerNorm, DeepSeek's attention and rope, routers backward; the real Megatron core where it is installed.
+"""Modules beside Llama's: Gemma's norm, LayerNorm, DeepSeek's attention and ropes, OLMoE's clip, routers backward, the balancing loss; the real Megatron core where it is installed.
 
 Honest runs pass, and a mistake in each is named."""
+import copy
 import importlib.util
 import pathlib
 import subprocess
@@ -85,6 +86,58 @@ class Modules(unittest.TestCase):
             self.named("wrong", models.build("deepseek_v3"), "model.layers.0.self_attn.rope_q", "rope_fwd")
         finally:
             file.apply_rotary_pos_emb_interleave = plain
+
+    def test_complex_rope(self):
+        from transformers.models.deepseek_v2 import modeling_deepseek_v2 as file
+
+        for dtype in (torch.float32, torch.bfloat16):
+            self.honest("deepseek_v2", dtype, "eager", 60, rope_table=1, rope_fwd=4, rope_bwd=4, attention_bwd=2)
+        plain = file.apply_rotary_emb
+        file.apply_rotary_emb = lambda q, k, turns: plain(q, k, turns.conj())  # the other way round
+        try:
+            self.named("wrong", models.build("deepseek_v2"), "model.layers.0.self_attn.rope_q", "rope_fwd")
+        finally:
+            file.apply_rotary_emb = plain
+
+    def test_clipped_heads(self):
+        for dtype in (torch.float32, torch.bfloat16):
+            self.honest("olmoe_clip", dtype, "eager", 60, clamp_fwd=6, clamp_bwd=6)
+
+        def limit(value):
+            model = models.build("olmoe_clip", experts="eager")
+            attention = model.model.layers[1].self_attn
+            attention.config = copy.copy(attention.config)
+            attention.config.clip_qkv = value
+            return model
+
+        for name, value in (("other", 0.9), ("none", None)):
+            self.named(name, limit(value), "model.layers.1.self_attn.clip_q", "clamp_fwd")
+
+    def test_balancing_loss(self):
+        for dtype in (torch.float32, torch.bfloat16):
+            self.honest("mixtral_aux", dtype, "sdpa", 50, load_balancing_fwd=1, load_balancing_bwd=1)
+        model = models.build("mixtral_aux")
+        model.num_experts_per_tok = 3
+        self.named("wrong", model, "load_balancing_loss", "load_balancing_fwd")
+
+    def test_balancing_loss_of_padded_rows(self):
+        ids, mask = torch.randint(0, 97, (3, 11)), torch.ones(3, 11, dtype=torch.long)
+        mask[0, :4] = mask[2, :1] = 0
+        for name, counted in (("honest", mask), ("wrong", torch.ones_like(mask))):
+            from transformers.models.mixtral import modeling_mixtral as file
+
+            plain, model = file.load_balancing_loss_func, models.build("mixtral_aux")
+            file.load_balancing_loss_func = lambda logits, n, k, m, counted=counted: plain(logits, n, k, counted)
+            try:
+                trace = assay_trace.attach(model, str(self.folder / name))
+                with trace.step():
+                    model(input_ids=ids, attention_mask=mask, labels=ids.masked_fill(mask == 0, -100)).loss.backward()
+                trace.close()
+            finally:
+                file.load_balancing_loss_func = plain
+            passed, failed, _, first = trials.replay(ASSAY, self.folder / name)
+            self.assertGreater(passed, 40)
+            self.assertEqual(first, None if name == "honest" else ("load_balancing_loss", "load_balancing_fwd"), f"{failed} failed")
 
     def layernorms(self, dtype, width, plant=None):
         from transformers.models.cohere.modeling_cohere import CohereLayerNorm

@@ -200,22 +200,27 @@ class Trace(unittest.TestCase):
         class Model(torch.nn.Module):
             def __init__(self):
                 super().__init__()
-                self.norm, self.out = torch.nn.LayerNorm(8), torch.nn.Linear(8, 4)
+                self.norm, self.out = torch.nn.GroupNorm(2, 8), torch.nn.Linear(8, 4)
 
             def forward(self, x):
-                return {"y": 2 * self.out(self.norm(x))}
+                y = 2 * self.out(self.norm(x))
+                return {"y": y, "bits": y.detach().to(torch.float8_e5m2fnuz), "turns": torch.polar(y.detach(), y.detach())}
 
         model = Model()
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             trace = assay_trace.attach(model, str(self.folder), optimizer=torch.optim.SGD(model.parameters(), lr=0.1))
         text = "\n".join(str(w.message) for w in said)
-        self.assertIn("LayerNorm", text)
+        self.assertIn("GroupNorm", text)
         self.assertIn("SGD", text)
-        with trace.step():
+        with warnings.catch_warnings(record=True) as said, trace.step():
+            warnings.simplefilter("always")
             model(torch.randn(3, 8))["y"].sum().backward()
+        self.assertIn("bits: no operation record: values of float8_e5m2fnuz are not recorded", str(said[0].message))
         trace.close()
-        self.assertIn("y", {r.get("name") for r in records(self.folder)})
+        shapes = {r.get("name"): r.get("global_shape") for r in records(self.folder)}
+        self.assertEqual((shapes["y"], shapes["turns"]), ([3, 4], [3, 4, 2]))
+        self.assertNotIn("bits", shapes)
         self.passes(self.folder, 3)
 
     def test_statistics_count_what_is_not_finite(self):

@@ -244,9 +244,8 @@ bool gpu_attention_takes_mma(const gpu_ctx *, const gpu_operands *o)
 
 void gpu_attention_mma_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o)
 {
-    if (a->tile > 0)
-        a->tile = attention_mma_keys(
-            attention_mma_width(gpu_operand_int(o, "head_dim"), gpu_operand_int(o, "head_dim_v")));
+    a->tile = attention_mma_keys(
+        attention_mma_width(gpu_operand_int(o, "head_dim"), gpu_operand_int(o, "head_dim_v")));
     if (!ctx->simulated && ctx->sm_major != 9)
         a->order = ASSAY_ORDER_UNKNOWN;
 }

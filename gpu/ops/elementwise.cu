@@ -33,6 +33,13 @@ template <class TY, class T> __global__ void cast_k0(TY *y, const T *x, int64_t 
         gpu_store(y + i, gpu_load(x + i));
 }
 
+/* The limit as the dtype of x holds it. */
+static float clamp_limit(double limit, assay_dtype dtype)
+{
+    const float near = (float)limit;
+    return dtype == ASSAY_BF16 ? __bfloat162float(__float2bfloat16_rn(near)) : near;
+}
+
 /* Comparisons, not fminf and fmaxf: those would lose a NaN. */
 __device__ static float clamp_value(float x, float limit)
 {
@@ -40,9 +47,9 @@ __device__ static float clamp_value(float x, float limit)
 }
 
 /* Nothing passes on the limit, as in torch 2.15. */
-__device__ static float clamp_slope(float dy, float x, float above)
+__device__ static float clamp_slope(float dy, float x, float limit)
 {
-    return fabsf(x) < above ? dy : 0.0f;
+    return fabsf(x) < limit ? dy : 0.0f;
 }
 
 template <class T> __global__ void clamp_fwd_k0(T *y, const T *x, float limit, int64_t n)
@@ -62,20 +69,20 @@ template <class T> __global__ void clamp_fwd_k1(four<T> *y, const four<T> *x, fl
     }
 }
 
-template <class T> __global__ void clamp_bwd_k0(T *dx, const T *dy, const T *x, float above, int64_t n)
+template <class T> __global__ void clamp_bwd_k0(T *dx, const T *dy, const T *x, float limit, int64_t n)
 {
     for (int64_t i = gpu_thread(); i < n; i += gpu_threads())
-        gpu_store(dx + i, clamp_slope(gpu_load(dy + i), gpu_load(x + i), above));
+        gpu_store(dx + i, clamp_slope(gpu_load(dy + i), gpu_load(x + i), limit));
 }
 
 template <class T>
-__global__ void clamp_bwd_k1(four<T> *dx, const four<T> *dy, const four<T> *x, float above, int64_t n)
+__global__ void clamp_bwd_k1(four<T> *dx, const four<T> *dy, const four<T> *x, float limit, int64_t n)
 {
     for (int64_t i = gpu_thread(); i < n; i += gpu_threads()) {
         const four<T> d = dy[i], p = x[i];
         four<T> r;
         for (int j = 0; j < 4; ++j)
-            gpu_store(&r.v[j], clamp_slope(gpu_load(&d.v[j]), gpu_load(&p.v[j]), above));
+            gpu_store(&r.v[j], clamp_slope(gpu_load(&d.v[j]), gpu_load(&p.v[j]), limit));
         dx[i] = r;
     }
 }
@@ -148,26 +155,26 @@ static cudaError_t launch_clamp_fwd(int variant, gpu_tensor y, gpu_tensor x, flo
 static assay_status clamp_fwd(const gpu_work *w)
 {
     const gpu_tensor y = gpu_operand(w->o, "y"), x = gpu_operand(w->o, "x");
-    const double limit = gpu_operand_double(w->o, "limit");
+    const float limit = clamp_limit(gpu_operand_double(w->o, "limit"), x.dtype);
     const char *op = "clamp_fwd";
     ASSAY_TRY(gpu_check_act(op, "x", x));
     ASSAY_TRY(gpu_check_tensor(op, "y", y, x.dtype, x.dtype));
     const int64_t n = gpu_tensor_count(x);
     ASSAY_TRY(gpu_check_count(op, "y", y, n));
     if (n > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_clamp_fwd, w->variant, y, x, (float)limit, n, w->stream), op);
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_clamp_fwd, w->variant, y, x, limit, n, w->stream), op);
     return ASSAY_OK;
 }
 
 template <class T>
-static cudaError_t launch_clamp_bwd(int variant, gpu_tensor dx, gpu_tensor dy, gpu_tensor x, float above,
+static cudaError_t launch_clamp_bwd(int variant, gpu_tensor dx, gpu_tensor dy, gpu_tensor x, float limit,
                                     int64_t n, cudaStream_t stream)
 {
     if (variant == 0)
         return GPU_LAUNCH_NO_BARRIER(clamp_bwd_k0<T>, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
-                                     (T *)dx.data, (const T *)dy.data, (const T *)x.data, above, n);
+                                     (T *)dx.data, (const T *)dy.data, (const T *)x.data, limit, n);
     return GPU_LAUNCH_NO_BARRIER(clamp_bwd_k1<T>, gpu_grid(n / 4, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
-                                 (four<T> *)dx.data, (const four<T> *)dy.data, (const four<T> *)x.data, above,
+                                 (four<T> *)dx.data, (const four<T> *)dy.data, (const four<T> *)x.data, limit,
                                  n / 4);
 }
 
@@ -175,9 +182,7 @@ static assay_status clamp_bwd(const gpu_work *w)
 {
     const gpu_tensor dx = gpu_operand(w->o, "dx"), dy = gpu_operand(w->o, "dy"), x = gpu_operand(w->o, "x");
     const char *op = "clamp_bwd";
-    const double limit = gpu_operand_double(w->o, "limit");
-    /* |x| < limit in double is |x| < the least float that is not below limit. */
-    const float near = (float)limit, above = (double)near < limit ? nextafterf(near, INFINITY) : near;
+    const float limit = clamp_limit(gpu_operand_double(w->o, "limit"), x.dtype);
     ASSAY_TRY(gpu_check_act(op, "x", x));
     ASSAY_TRY(gpu_check_tensor(op, "dy", dy, x.dtype, x.dtype));
     ASSAY_TRY(gpu_check_tensor(op, "dx", dx, x.dtype, x.dtype));
@@ -185,7 +190,7 @@ static assay_status clamp_bwd(const gpu_work *w)
     ASSAY_TRY(gpu_check_count(op, "dy", dy, n));
     ASSAY_TRY(gpu_check_count(op, "dx", dx, n));
     if (n > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_clamp_bwd, w->variant, dx, dy, x, above, n, w->stream), op);
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_clamp_bwd, w->variant, dx, dy, x, limit, n, w->stream), op);
     return ASSAY_OK;
 }
 

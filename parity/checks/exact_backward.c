@@ -107,14 +107,14 @@ static void add_sigmoid_gate(parity_ask *q, int64_t t, int64_t h)
 }
 
 /* Two of nine values sit on the limit: nothing passes there. */
-static void add_clamp(parity_ask *q, int64_t t, int64_t h)
+static void add_clamp(parity_ask *q, int64_t t, int64_t h, double limit)
 {
     for (int back = 0; back < 2; back++) {
         parity_ask_begin(q, back ? "clamp_bwd" : "clamp_fwd");
         if (back)
             parity_ask_2d(q, "dy", q->act, t, h, parity_unique);
         parity_ask_2d(q, "x", q->act, t, h, parity_lattice);
-        parity_ask_real_attr(q, "limit", 2.0);
+        parity_ask_real_attr(q, "limit", limit);
         parity_ask_finish(q);
     }
 }
@@ -388,9 +388,10 @@ void parity_ask_lattice_backward(parity_ask *q)
     add_swiglu(q, 0, true);
     add_sigmoid_gate(q, 9, 5);
     add_sigmoid_gate(q, 3, 130);
-    add_clamp(q, 9, 5);
-    add_clamp(q, 16, 8);
-    add_clamp(q, 0, 3);
+    add_clamp(q, 9, 5, 2.0);
+    add_clamp(q, 16, 8, 2.0);
+    add_clamp(q, 16, 8, 3.0 + 0x1p-10); /* 3 in BF16 */
+    add_clamp(q, 0, 3, 2.0);
     add_dropout(q, 9, 5);
     add_dropout(q, 17, 8);
     add_dropout(q, 0, 3);

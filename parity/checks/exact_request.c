@@ -407,6 +407,7 @@ assay_status parity_exact_request(const char *dir, int world, const char *act_dt
                 for (int m = 0; m < PARITY_MODE_RUN && world == 1; m++)
                     parity_ask_random(&q, (parity_data_mode)m);
                 parity_ask_lattice_documents(&q); /* last: what stands before keeps its values */
+                parity_ask_lattice_sights(&q);
             }
             q.st = q.st == ASSAY_OK ? assay_trace_end_step(q.w) : q.st;
             q.st = q.st == ASSAY_OK ? assay_trace_writer_close(q.w) : q.st;

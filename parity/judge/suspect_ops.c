@@ -302,6 +302,8 @@ unsigned suspect_roundings(const char *op)
                 {"rope_bwd", ASSAY_ROUND_PRODUCTS},
                 {"attention_fwd", ASSAY_ROUND_SCORES},
                 {"attention_bwd", ASSAY_ROUND_SCORES | ASSAY_ROUND_HEADS},
+                {"load_balancing_fwd", ASSAY_ROUND_SCORES},
+                {"load_balancing_bwd", ASSAY_ROUND_SCORES},
                 {"rope_table", ASSAY_ROUND_ANGLES},
                 {"embedding_bwd", ASSAY_ROUND_PARTIAL_SUMS},
                 {"weighted_combine", ASSAY_ROUND_PARTIAL_SUMS},

@@ -29,5 +29,14 @@ assay_status ref_bound_weighted_combine_fwd(ref_pair y, const double *x, const d
 assay_status ref_bound_weighted_combine_bwd(ref_pair dx, ref_pair dprobs, const double *dy, const double *x,
                                             const double *probs, const int64_t *token_row, int64_t t,
                                             int64_t k, int64_t h, const ref_declared *d);
+/* foreign_balancing.c: p = softmax of logits [N,E], the K largest of a row chosen, rows weighted (NULL: by 1), M = their weights added up:
+ * loss [1] = E sum_e (chosen_e / M)(sum_n weight_n p_ne / M); a choice that the bounds of p leave open is in the bound of chosen_e.
+ * Source: load_balancing_loss_func of transformers. */
+assay_status ref_bound_load_balancing_fwd(ref_pair loss, const double *logits, const double *weight,
+                                          int64_t n, int64_t e, int64_t k, const ref_declared *d);
+/* dlogits [N,E] = the derivative of loss with the choice held, times scale */
+assay_status ref_bound_load_balancing_bwd(ref_pair dlogits, const double *logits, const double *weight,
+                                          double scale, int64_t n, int64_t e, int64_t k,
+                                          const ref_declared *d);
 
 #endif

@@ -1,0 +1,84 @@
+#!/usr/bin/env bash
+# What the compiler made of every kernel: registers, spills, shared memory, matrix, 128-bit and asynchronous instructions, beside
+# gpu/ops/kernels.json.  A spill, a lost 128-bit access, a lost matrix instruction or asynchronous copy fails; with the nvcc that made
+# the table any difference does.  Needs nvcc and ptxas, no device.
+#   ci/kernels.sh [--update | --self-test]
+# --update writes the table; --self-test shows, without nvcc, that the comparison fails where it must.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+table=gpu/ops/kernels.json
+
+# The comparison of an example with itself passes; each change of it fails with its words.
+self_test() {
+    local folder
+    folder=$(mktemp -d)
+    trap 'rm -rf "$folder"' RETURN
+    awk -v arch=90 -v file=example.cu -f ci/kernels.awk tests/kernels/example.ptx tests/kernels/example.log >"$folder/found"
+    diff tests/kernels/expected.json "$folder/found"
+    compare() { # EXIT WORDS SED-SCRIPT [SAME]
+        local code=0 out
+        sed -E "$3" "$folder/found" >"$folder/table"
+        out=$(awk -v check=1 -v same="${4:-0}" -f ci/kernels.awk "$folder/table" "$folder/found") || code=$?
+        if [[ $code != "$1" ]] || ! grep -qE -- "$2" <<<"$out"; then
+            printf 'kernels: self-test: expected exit %s and "%s", found exit %s and\n%s\n' "$1" "$2" "$code" "$out" >&2
+            exit 1
+        fi
+    }
+    compare 0 '2 in the table, 0 complaints' '' 1
+    compare 0 '2 in the table, 0 complaints' 's/"registers": [0-9]+/"registers": 9/'
+    compare 1 'differs from the table' 's/"registers": [0-9]+/"registers": 9/' 1
+    compare 1 'wide<4>: 24 bytes are spilled, expected 0' 's/"spill": [0-9]+/"spill": 0/'
+    compare 1 'wide<4>: expected 3 matrix instructions, found 2' 's/"matrix": 2/"matrix": 3/'
+    compare 1 'wide<4>: expected 2 loads of 128 bits, found 1' 's/"load128": 1/"load128": 2/'
+    compare 1 'wide<4>: expected 2 stores of 128 bits, found 1' 's/"store128": 1/"store128": 2/'
+    compare 1 'wide<4>: expected 5 asynchronous copies, found 1' 's/"async": 1/"async": 5/'
+    compare 1 'other: in the table and not in the build' 's/"kernel": "narrow"/"kernel": "other"/'
+    compare 1 'narrow: not in the table' '/narrow/d'
+    compare 1 'the table is empty' 'd'
+    echo "kernels: self-test passed"
+}
+
+if [[ ${1:-} == --self-test ]]; then
+    self_test
+    exit
+fi
+nvcc=$(command -v nvcc || echo /usr/local/cuda/bin/nvcc)
+if [[ ! -x $nvcc ]]; then
+    echo "kernels: SKIPPED: no nvcc; the kernels of gpu/ops were not compiled" >&2
+    exit 2 # could not be checked
+fi
+folder=$(mktemp -d)
+trap 'rm -rf "$folder"' EXIT
+
+# ARCH FILE: the figures of its kernels.
+figures() {
+    local arch=$1 name
+    name=$(basename "$2" .cu)
+    local out=$folder/$arch.$name
+    "$nvcc" -std=c++17 -O3 -DNDEBUG -DASSAY_SIM=0 -I. "-arch=compute_$arch" -ptx -o "$out.ptx" "$2" 2>"$out.errors" ||
+        { cat "$out.errors" >&2; return 1; }
+    "$(dirname "$nvcc")/ptxas" -v "-arch=sm_$arch" -o /dev/null "$out.ptx" 2>"$out.log" || { cat "$out.log" >&2; return 1; }
+    awk -v arch="$arch" -v file="$name.cu" -f ci/kernels.awk "$out.ptx" "$out.log" >"$out.json"
+}
+export -f figures
+export folder nvcc
+for arch in 80 90; do
+    for f in gpu/ops/*.cu; do
+        printf '%s %s\n' "$arch" "$f"
+    done
+done | xargs -P "$(nproc)" -L 1 bash -c 'set -euo pipefail; figures "$0" "$1"'
+cat "$folder"/*.json | LC_ALL=C sort >"$folder/found"
+version=$("$nvcc" --version | sed -nE 's/.*release [0-9.]+, V([0-9.]+).*/\1/p')
+if [[ ${1:-} == --update ]]; then
+    {
+        printf '{"nvcc": "%s", "kernels": [\n' "$version"
+        sed '$!s/$/,/' "$folder/found"
+        printf ']}\n'
+    } >"$table"
+    echo "kernels: $(wc -l <"$folder/found") written to $table"
+    exit
+fi
+same=0
+grep -qF "\"nvcc\": \"$version\"" "$table" && same=1
+sed -E '/"kernel": /!d; s/,$//; s/^\{"nvcc".*//' "$table" >"$folder/table"
+awk -v check=1 -v same="$same" -f ci/kernels.awk "$folder/table" "$folder/found"

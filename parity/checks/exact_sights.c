@@ -1,0 +1,155 @@
+/* Exact requests of what a query of attention sees of its keys: windows, documents, positions that an int does not hold, keys out of
+ * order, rows that see nothing, tiles seen by all or by none, values that are infinite. */
+#include "parity/checks/request.h"
+
+#include <math.h>
+#include <stdlib.h>
+
+#define FAR ((int64_t)1 << 40)
+
+/* Query i stands at q_from + i q_step, key j at k_from + j; `counted` > 0: keys from there on have scores so low that they weigh
+ * nothing. */
+typedef struct sight {
+    int64_t queries, q_from, keys, k_from, q_step, window, counted;
+    double scale;
+    bool documents, shuffled; /* a first key for each query; keys in another order */
+} sight;
+
+/* Equal scores over 1, 2, 4, ... keys: exact means. */
+static const sight means[] = {
+    {70, 0, 70, 0, 1, 0, 0, 1.0, true, false},
+    {9, 60, 128, 0, 8, 0, 0, 1.0, true, true},
+    {33, 0, 66, 0, 2, 16, 0, -1.0, true, false},
+    {37, 3, 150, 0, 4, 0, 0, 0.5, true, false},
+    {12, 200, 144, 0, 1, 0, 128, 1.0, false, false},      /* all see all, behind the last tile nothing */
+    {12, 40, 16, 0, 1, 0, 0, 1.0, false, false},          /* ... in one tile */
+    {12, 0, 64, 100, 1, 0, 0, 1.0, true, false},          /* none sees any */
+    {40, FAR, 128, FAR - 100, 1, 0, 0, 1.0, true, false}, /* beyond an int */
+    {24, INT32_MAX - 12, 64, INT32_MAX - 76, 1, 0, 0, 1.0, true, false},
+    {24, INT32_MAX - 12, 128, 0, 1, 0, 0, 1.0, true, false},
+    {8, FAR, 128, 0, 1, 0, 0, 1.0, true, false},
+    {8, 0, 128, -FAR, 1, 0, 0, 1.0, true, false},
+    {1, 300, 64, 0, 1, 0, 0, 1.0, true, false}, /* from far before the keys to far behind */
+    {8, -FAR, 128, 0, 1, 0, 0, 1.0, true, false},
+    {24, INT32_MAX - 12, 64, 0, 1, 0, 0, 1.0, false, false},
+    {8, 128, 128, 0, 1, FAR, 0, 1.0, false, false},
+};
+
+/* Head dimensions of q and v, heads, groups, batch: every tile on matrix units, and what they refuse. */
+typedef struct heads {
+    int64_t d, dv, heads, groups, batch;
+} heads;
+static const heads widths[] = {
+    {8, 16, 4, 2, 2}, {40, 56, 3, 1, 1}, {88, 72, 2, 2, 2}, {120, 104, 4, 1, 1}, {96, 128, 2, 1, 1},
+};
+static const heads refused[] = {{12, 12, 2, 1, 1}, {8, 12, 2, 2, 1}, {136, 8, 2, 1, 1}, {8, 136, 2, 1, 2}};
+
+/* A window of one key: a query has the values of its own, whatever the others hold. */
+static const sight alone[] = {
+    {70, 0, 70, 0, 1, 1, 0, 1.0, false, false},
+    {37, 0, 75, 0, 2, 1, 0, 1.0, false, true},
+    {20, 130, 160, 0, 1, 1, 0, 1.0, false, false},
+};
+static const sight no_scale = {9, 0, 17, 0, 1, 0, 0, 0.0, true, false};
+
+static double eights(const parity_ask *q, int64_t i)
+{
+    return 8.0 * parity_lattice(q, i);
+}
+
+/* Infinite in odd and in even places, of both signs, and numbers. */
+static double unbounded(const parity_ask *q, int64_t i)
+{
+    return i % 11 == 5 ? HUGE_VAL : i % 13 == 8 ? -HUGE_VAL : parity_lattice(q, i);
+}
+
+static int64_t key_position(const sight *s, int64_t j)
+{
+    return s->k_from + (s->shuffled ? (j * 7 + 3) % s->keys : j); /* no number of keys is a multiple of 7 */
+}
+
+/* The first key of query i: it sees a power of two of keys, and all of them now and then. */
+static int64_t first_key(const sight *s, int64_t i, int64_t position)
+{
+    const int64_t last_key = s->k_from + s->keys - 1, last = position < last_key ? position : last_key;
+    const int64_t keys = last - s->k_from + 1;
+    int64_t seen = (int64_t)1 << i % 8;
+    if (keys > 0 && (keys & (keys - 1)) == 0 && i % 3 == 0)
+        return -FAR;
+    while (seen > keys && seen > 1)
+        seen /= 2;
+    return last + 1 - seen;
+}
+
+static void ask_positions(parity_ask *q, const sight *s, int64_t batch)
+{
+    const int64_t tq = batch * s->queries, tk = batch * s->keys;
+    int64_t *query = calloc((size_t)tq, sizeof *query), *first = calloc((size_t)tq, sizeof *first),
+            *key = calloc((size_t)tk, sizeof *key);
+    if (!query || !first || !key)
+        q->st = ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "exact request: attention");
+    for (int64_t t = 0; t < tk && q->st == ASSAY_OK; t++)
+        key[t] = key_position(s, t / batch);
+    for (int64_t t = 0; t < tq && q->st == ASSAY_OK; t++) {
+        query[t] = s->q_from + t / batch * s->q_step;
+        first[t] = first_key(s, t, query[t]);
+    }
+    parity_ask_i64(q, "q_position", tq, query);
+    parity_ask_i64(q, "k_position", tk, key);
+    if (s->documents)
+        parity_ask_i64(q, "first_key", tq, first);
+    free(key);
+    free(first);
+    free(query);
+}
+
+/* Queries look at dimension 0, where keys that do not count are -64. */
+static void ask_scores(parity_ask *q, const sight *s, const heads *h)
+{
+    const int64_t tq = h->batch * s->queries, tk = h->batch * s->keys;
+    float *query = calloc((size_t)(tq * h->heads * h->d), sizeof *query),
+          *key = calloc((size_t)(tk * h->groups * h->d), sizeof *key);
+    if (!query || !key)
+        q->st = ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "exact request: attention");
+    for (int64_t r = 0; r < tq * h->heads && q->st == ASSAY_OK; r++)
+        query[r * h->d] = s->counted > 0 ? 64.0f : 0.0f;
+    for (int64_t i = 0; i < tk * h->groups * h->d && q->st == ASSAY_OK; i++)
+        key[i] = i % h->d > 0 || s->counted == 0                   ? (float)parity_lattice(q, i)
+                 : i / (h->batch * h->groups * h->d) >= s->counted ? -64.0f
+                                                                   : 0.0f;
+    parity_ask_floats(q, "q", 3, (int64_t[]){tq, h->heads, h->d}, query);
+    parity_ask_floats(q, "k", 3, (int64_t[]){tk, h->groups, h->d}, key);
+    free(key);
+    free(query);
+}
+
+static void ask(parity_ask *q, const sight *s, const heads *h, parity_fill value)
+{
+    const struct {
+        const char *name;
+        int64_t value;
+    } attrs[] = {{"batch", h->batch},   {"seq_q", s->queries}, {"seq_k", s->keys},    {"heads", h->heads},
+                 {"groups", h->groups}, {"head_dim", h->d},    {"head_dim_v", h->dv}, {"window", s->window}};
+    parity_ask_begin(q, "attention_fwd");
+    ask_scores(q, s, h);
+    parity_ask_real(q, "v", q->act, 3, (int64_t[]){h->batch * s->keys, h->groups, h->dv}, value);
+    ask_positions(q, s, h->batch);
+    for (size_t i = 0; i < sizeof attrs / sizeof *attrs; i++)
+        parity_ask_int(q, attrs[i].name, attrs[i].value);
+    parity_ask_real_attr(q, "scale", s->scale);
+    parity_ask_finish(q);
+}
+
+void parity_ask_lattice_sights(parity_ask *q)
+{
+    q->tier = "exact";
+    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
+        for (size_t i = 0; i < sizeof means / sizeof *means; i++)
+            ask(q, &means[i], &widths[w], eights);
+        for (size_t i = 0; i < sizeof alone / sizeof *alone; i++)
+            ask(q, &alone[i], &widths[w], unbounded);
+        ask(q, &no_scale, &widths[w], eights);
+    }
+    for (size_t w = 0; w < sizeof refused / sizeof *refused; w++)
+        ask(q, &means[0], &refused[w], eights);
+}
