@@ -166,7 +166,7 @@ static bool block_map_pages(block &b, bool poison)
 /* device_private: gives the host's access to a device block, or takes it. */
 static void set_access(const block &b, bool on)
 {
-    if (b.kind == MEMORY_DEVICE)
+    if (b.kind == MEMORY_DEVICE && b.raw != nullptr)
         mprotect(b.raw + b.zone, body_bytes(b), on ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
@@ -232,7 +232,7 @@ cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int devi
 
 static const char *kind_name(memory_kind kind)
 {
-    return kind == MEMORY_DEVICE ? "device" : "pinned host";
+    return kind == MEMORY_DEVICE ? "device" : kind == MEMORY_MANAGED ? "managed" : "pinned host";
 }
 
 static bool guards_intact(uintptr_t at, const block &b, const char *after)
@@ -290,7 +290,7 @@ cudaError_t memory_release(void *ptr, memory_kind kind)
     heap &h = the_heap();
     std::lock_guard<std::mutex> hold(h.lock);
     const auto it = h.blocks.find(reinterpret_cast<uintptr_t>(ptr));
-    if (it == h.blocks.end() || it->second.kind != kind) {
+    if (it == h.blocks.end() || it->second.kind != kind || it->second.raw == nullptr) {
         return cudaErrorInvalidValue;
     }
     const block b = it->second;
@@ -378,6 +378,14 @@ cudaError_t memory_register(void *ptr, size_t bytes)
     h.blocks[reinterpret_cast<uintptr_t>(ptr)] =
         block{bytes, MEMORY_REGISTERED, 0, ++h.serial, nullptr, 0, 0};
     return cudaSuccess;
+}
+
+void memory_symbol(const void *ptr, size_t bytes, int device)
+{
+    heap &h = the_heap();
+    std::lock_guard<std::mutex> hold(h.lock);
+    h.blocks.insert(
+        {reinterpret_cast<uintptr_t>(ptr), block{bytes, MEMORY_DEVICE, device, 0, nullptr, 0, 0}});
 }
 
 cudaError_t memory_unregister(void *ptr)

@@ -438,10 +438,12 @@ static inline long long clock64()
     clock_gettime(CLOCK_MONOTONIC, &t);
     return static_cast<long long>(t.tv_sec) * 1000000000 + t.tv_nsec;
 }
+#if !defined(ASSAY_CC) /* it is not CUDA's: other people's programs have functions of this name */
 static inline unsigned long long __globaltimer()
 {
     return static_cast<unsigned long long>(clock64());
 }
+#endif
 /* Lets the other threads of the block run, so that a loop that waits with it for one of them ends. */
 static inline void __nanosleep(unsigned)
 {
@@ -520,6 +522,14 @@ template <class T> static inline T atomicCAS(T *p, assay_sim::same<T> compare, a
     T old;
     memcpy(&old, &expected, sizeof old);
     return old;
+}
+template <class T> static inline T atomicCAS_block(T *p, assay_sim::same<T> compare, assay_sim::same<T> v)
+{
+    return atomicCAS(p, compare, v);
+}
+template <class T> static inline T atomicCAS_system(T *p, assay_sim::same<T> compare, assay_sim::same<T> v)
+{
+    return atomicCAS(p, compare, v);
 }
 
 #endif
