@@ -218,6 +218,8 @@ cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int devi
         faults_watch();
         set_access(b, h.open > 0);
     }
+    race_memory(user, bytes, static_cast<size_t>(user - (b.raw + b.zone)),
+                round_up(bytes, user_align) - bytes, kind == MEMORY_DEVICE, poison);
     h.blocks[reinterpret_cast<uintptr_t>(user)] = b;
     if (kind == MEMORY_DEVICE) {
         h.used[device] += bytes;
@@ -302,6 +304,7 @@ cudaError_t memory_release(void *ptr, memory_kind kind)
         h.used[b.device] -= b.bytes;
     }
     memory_asan_unpoison(b.raw + b.zone, body_bytes(b));
+    race_memory_gone(b.raw + b.zone, body_bytes(b));
     quarantine(h, reinterpret_cast<uintptr_t>(ptr), b);
     return intact ? cudaSuccess : cudaErrorLaunchFailure;
 }

@@ -2,6 +2,7 @@
 #include "sim.hpp"
 
 #include <atomic>
+#include <fcntl.h>
 #include <mutex>
 #include <stdarg.h>
 #include <stdio.h>
@@ -67,7 +68,7 @@ static settings from_environment()
                 order);
         exit(2);
     }
-    const uint64_t stack_kb = SIM_ASAN || SIM_TSAN ? 256 : 64;
+    const uint64_t stack_kb = SIM_ASAN || SIM_TSAN || ASSAY_SIM_RACES ? 256 : 64;
     s.threads = static_cast<int>(env_number("ASSAY_SIM_THREADS", 1, 1, 256));
     s.stream_seed = env_number("ASSAY_SIM_STREAM_SEED", 0, 0, UINT64_MAX);
     s.eager = env_number("ASSAY_SIM_EAGER", 0, 0, 1) != 0;
@@ -111,6 +112,23 @@ static char last_report[1024];
 static std::atomic<int64_t> report_count{0};
 static std::atomic<bool> report_print{true};
 
+/* To the file that ASSAY_SIM_FINDINGS names, one line each, of all processes. */
+static void append_finding(char *text)
+{
+    static const char *const path = getenv("ASSAY_SIM_FINDINGS");
+    const size_t n = strlen(text);
+    const int file =
+        path == nullptr || *path == '\0' ? -1 : open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    if (file < 0) {
+        return;
+    }
+    text[n] = '\n';
+    const ssize_t ignored = write(file, text, n + 1);
+    (void)ignored;
+    text[n] = '\0';
+    close(file);
+}
+
 static void report_line(const char *kind, const char *format, va_list args)
 {
     char text[1024];
@@ -125,7 +143,9 @@ static void report_line(const char *kind, const char *format, va_list args)
         const ssize_t ignored =
             write(STDERR_FILENO, text, n + 1); /* one write: lines of several ranks do not mix */
         (void)ignored;
+        text[n] = '\0';
     }
+    append_finding(text);
 }
 
 void report_clear()

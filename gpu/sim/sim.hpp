@@ -3,6 +3,7 @@
 #define ASSAY_SIM_HPP
 
 #include "assay_sim.h"
+#include "race.hpp"
 #include "vector_types.h"
 
 #include <stddef.h>

@@ -23,6 +23,8 @@ static assay_sim_step copy_step(void *state)
     const unsigned char *src = c->staged ? c->staged : c->src;
     const size_t spitch = c->staged ? c->width : c->spitch;
     for (size_t row = 0; row < c->height; ++row) {
+        race_range(src + row * spitch, c->width, false);
+        race_range(c->dst + row * c->dpitch, c->width, true);
         memmove(c->dst + row * c->dpitch, src + row * spitch, c->width);
     }
     return ASSAY_SIM_DONE;
@@ -32,6 +34,7 @@ static assay_sim_step fill_step(void *state)
 {
     const copy_work *c = static_cast<const copy_work *>(state);
     for (size_t row = 0; row < c->height; ++row) {
+        race_range(c->dst + row * c->dpitch, c->width, true);
         memset(c->dst + row * c->dpitch, c->value, c->width);
     }
     return ASSAY_SIM_DONE;
@@ -190,6 +193,11 @@ cudaError_t cudaFree(void *devPtr)
     const cudaError_t error = devPtr ? memory_release(devPtr, MEMORY_DEVICE) : cudaSuccess;
     if (error == cudaErrorLaunchFailure) {
         set_sticky_error(error);
+    }
+    if (error == cudaErrorInvalidValue) {
+        char what[256] = "the beginning of no device block";
+        memory_describe(devPtr, what, sizeof what);
+        assay_sim_report("invalid pointer", "cudaFree: %p is %s", devPtr, what);
     }
     return record_error(before != cudaSuccess ? before : error);
 }
