@@ -44,6 +44,7 @@ struct block {
     unsigned char
         *raw; /* the mapping with its zones; nullptr: registered host memory, which is the caller's */
     size_t raw_bytes, zone;
+    const void *caller; /* who allocated it */
 };
 
 typedef std::map<uintptr_t, block> block_map; /* by the address of the user bytes */
@@ -196,8 +197,33 @@ static void fill_guards(const block &b)
     memory_asan_poison(user + b.bytes, behind);
 }
 
-cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int device, bool poison)
+static const char *kind_name(memory_kind kind)
 {
+    return kind == MEMORY_DEVICE ? "device" : "pinned host";
+}
+
+/* At the program's end, where ASSAY_SIM_LEAKS asks for it: blocks that nobody freed. */
+static void report_leaks()
+{
+    heap &h = the_heap();
+    std::lock_guard<std::mutex> hold(h.lock);
+    for (const auto &entry : h.blocks) {
+        const block &b = entry.second;
+        char place[320];
+        if (b.kind != MEMORY_DEVICE && b.kind != MEMORY_PINNED)
+            continue;
+        source_place(static_cast<const char *>(b.caller) - 1, place, sizeof place);
+        assay_sim_report("leak", "%s block %llu (%zu bytes, device %d), allocated at %s, was never freed",
+                         kind_name(b.kind), static_cast<unsigned long long>(b.serial), b.bytes, b.device,
+                         place);
+    }
+}
+
+cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int device, bool poison,
+                            const void *caller)
+{
+    static const bool asked = config().leaks && atexit(report_leaks) == 0;
+    (void)asked;
     heap &h = the_heap();
     std::lock_guard<std::mutex> hold(h.lock);
     *out = nullptr;
@@ -205,7 +231,7 @@ cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int devi
         (kind == MEMORY_DEVICE && h.used[device] > config().memory_bytes - bytes)) {
         return cudaErrorMemoryAllocation;
     }
-    block b = {bytes, kind, device, ++h.serial, nullptr, 0, 0};
+    block b = {bytes, kind, device, ++h.serial, nullptr, 0, 0, caller};
     if (!block_map_pages(b, poison)) {
         return cudaErrorMemoryAllocation;
     }
@@ -230,11 +256,6 @@ cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int devi
     }
     *out = user;
     return cudaSuccess;
-}
-
-static const char *kind_name(memory_kind kind)
-{
-    return kind == MEMORY_DEVICE ? "device" : "pinned host";
 }
 
 static bool guards_intact(uintptr_t at, const block &b, const char *after)
@@ -379,7 +400,7 @@ cudaError_t memory_register(void *ptr, size_t bytes)
         return cudaErrorHostMemoryAlreadyRegistered;
     }
     h.blocks[reinterpret_cast<uintptr_t>(ptr)] =
-        block{bytes, MEMORY_REGISTERED, 0, ++h.serial, nullptr, 0, 0};
+        block{bytes, MEMORY_REGISTERED, 0, ++h.serial, nullptr, 0, 0, nullptr};
     return cudaSuccess;
 }
 

@@ -52,6 +52,23 @@ static void choose_target(settings &s)
     s.target = s.fma && ASSAY_SIM_TARGETS > 1 ? 1 : 0;
 }
 
+/* To the file that ASSAY_SIM_FINDINGS names, one line each, of all processes. */
+static void append_finding(char *text)
+{
+    static const char *const path = getenv("ASSAY_SIM_FINDINGS");
+    const size_t n = strlen(text);
+    const int file =
+        path == nullptr || *path == '\0' ? -1 : open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    if (file < 0) {
+        return;
+    }
+    text[n] = '\n';
+    const ssize_t ignored = write(file, text, n + 1);
+    (void)ignored;
+    text[n] = '\0';
+    close(file);
+}
+
 static settings from_environment()
 {
     settings s = {};
@@ -75,6 +92,7 @@ static settings from_environment()
     s.strict = env_number("ASSAY_SIM_STRICT", 0, 0, 1) != 0;
     s.callers = env_number("ASSAY_SIM_CALLERS", 1, 0, 1) != 0;
     s.device_private = env_number("ASSAY_SIM_DEVICE_PRIVATE", 0, 0, 1) != 0;
+    s.leaks = env_number("ASSAY_SIM_LEAKS", 0, 0, 1) != 0;
     s.spin_s = static_cast<double>(env_number("ASSAY_SIM_SPIN_S", 60, 0, 1u << 20));
     s.devices = static_cast<int>(env_number("ASSAY_SIM_DEVICES", 8, 1, 64));
     s.memory_bytes = static_cast<size_t>(env_number("ASSAY_SIM_MEMORY_MB", 81920, 1, 1u << 24)) << 20;
@@ -83,6 +101,10 @@ static settings from_environment()
     s.tf32 = env_number("ASSAY_SIM_TF32", 0, 0, 1) != 0;
     s.matrix_truncates = env_number("ASSAY_SIM_MATRIX_TRUNCATES", 0, 0, 1) != 0;
     choose_target(s);
+    char begin[128];
+    snprintf(begin, sizeof begin, "assay-sim: begin: process %d, races %s", static_cast<int>(getpid()),
+             ASSAY_SIM_RACES ? "checked" : "not checked");
+    append_finding(begin);
     return s;
 }
 
@@ -111,23 +133,6 @@ static std::mutex report_lock;
 static char last_report[1024];
 static std::atomic<int64_t> report_count{0};
 static std::atomic<bool> report_print{true};
-
-/* To the file that ASSAY_SIM_FINDINGS names, one line each, of all processes. */
-static void append_finding(char *text)
-{
-    static const char *const path = getenv("ASSAY_SIM_FINDINGS");
-    const size_t n = strlen(text);
-    const int file =
-        path == nullptr || *path == '\0' ? -1 : open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
-    if (file < 0) {
-        return;
-    }
-    text[n] = '\n';
-    const ssize_t ignored = write(file, text, n + 1);
-    (void)ignored;
-    text[n] = '\0';
-    close(file);
-}
 
 static void report_line(const char *kind, const char *format, va_list args)
 {

@@ -44,6 +44,7 @@ struct settings {
     bool strict;         /* threads that have returned may not be missing at a barrier or in a mask */
     bool callers;        /* paths that differ in addresses are compared as source lines */
     bool device_private; /* device memory has no access outside work of streams */
+    bool leaks;          /* blocks that nobody has freed are reported at the end */
     double spin_s;
     int devices;
     size_t memory_bytes;
@@ -51,8 +52,8 @@ struct settings {
     double nccl_timeout_s;
     bool tf32;
     bool matrix_truncates; /* tile products as the published model of tensor cores has them */
-    bool fma;   /* the CPU has AVX2 and FMA, and may use them */
-    int target; /* assay_sim_target() */
+    bool fma;              /* the CPU has AVX2 and FMA, and may use them */
+    int target;            /* assay_sim_target() */
 };
 settings &config();
 
@@ -78,7 +79,9 @@ double now_seconds();
 
 enum memory_kind { MEMORY_NONE = 0, MEMORY_DEVICE = 1, MEMORY_PINNED = 2, MEMORY_REGISTERED = 3 };
 
-cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int device, bool poison);
+/* caller: the return address of the program's call, for the report of a leak. */
+cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int device, bool poison,
+                            const void *caller);
 cudaError_t memory_release(void *ptr, memory_kind kind); /* checks the guards */
 cudaError_t memory_register(void *ptr, size_t bytes);
 cudaError_t memory_unregister(void *ptr);
@@ -104,6 +107,8 @@ bool memory_guard_before_intact(const unsigned char *p, size_t bytes, uint64_t s
 bool memory_describe(const void *ptr, char *text, size_t bytes);
 /* Whether it lies in device memory that is closed to the host just now. */
 bool memory_is_private(const void *ptr);
+/* The source line of an address of the program (simt_source.cpp), or module and offset. */
+void source_place(const void *pc, char *text, size_t bytes);
 void faults_watch(); /* simt_fault.cpp: from here on faults of this thread are reported */
 void memory_asan_poison(void *p, size_t bytes);
 void memory_asan_unpoison(void *p, size_t bytes);

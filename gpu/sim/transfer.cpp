@@ -169,7 +169,7 @@ extern "C" {
 
 /* --- memory ------------------------------------------------------------------------------------------------- */
 
-static cudaError_t allocate(void **out, size_t size, memory_kind kind, bool poison)
+static cudaError_t allocate(void **out, size_t size, memory_kind kind, bool poison, const void *caller)
 {
     if (out == nullptr) {
         return record_error(cudaErrorInvalidValue);
@@ -178,12 +178,13 @@ static cudaError_t allocate(void **out, size_t size, memory_kind kind, bool pois
     if (sticky_error() != cudaSuccess) {
         return record_error(sticky_error());
     }
-    return size == 0 ? cudaSuccess : record_error(memory_allocate(out, size, kind, current_device(), poison));
+    return size == 0 ? cudaSuccess
+                     : record_error(memory_allocate(out, size, kind, current_device(), poison, caller));
 }
 
 cudaError_t cudaMalloc(void **devPtr, size_t size)
 {
-    return allocate(devPtr, size, MEMORY_DEVICE, true);
+    return allocate(devPtr, size, MEMORY_DEVICE, true, __builtin_return_address(0));
 }
 
 cudaError_t cudaFree(void *devPtr)
@@ -205,7 +206,7 @@ cudaError_t cudaFree(void *devPtr)
 cudaError_t cudaMallocAsync(void **devPtr, size_t size, cudaStream_t stream)
 {
     (void)stream;
-    return allocate(devPtr, size, MEMORY_DEVICE, true);
+    return allocate(devPtr, size, MEMORY_DEVICE, true, __builtin_return_address(0));
 }
 
 cudaError_t cudaFreeAsync(void *devPtr, cudaStream_t stream)
@@ -223,7 +224,7 @@ cudaError_t cudaFreeAsync(void *devPtr, cudaStream_t stream)
 
 cudaError_t cudaMallocHost(void **ptr, size_t size)
 {
-    return allocate(ptr, size, MEMORY_PINNED, false);
+    return allocate(ptr, size, MEMORY_PINNED, false, __builtin_return_address(0));
 }
 
 cudaError_t cudaHostAlloc(void **pHost, size_t size, unsigned int flags)
@@ -231,7 +232,7 @@ cudaError_t cudaHostAlloc(void **pHost, size_t size, unsigned int flags)
     if (flags & ~7u) {
         return record_error(cudaErrorInvalidValue);
     }
-    return allocate(pHost, size, MEMORY_PINNED, false);
+    return allocate(pHost, size, MEMORY_PINNED, false, __builtin_return_address(0));
 }
 
 cudaError_t cudaFreeHost(void *ptr)

@@ -34,8 +34,7 @@ KERNEL(reduction_without_barrier, 1, 128, 0)
     __syncthreads();
     for (unsigned step = 64; step > 0; step /= 2) {
         if (threadIdx.x < step)
-            s[threadIdx.x] += s[threadIdx.x + step];
-                /* a: reduction_without_barrier */ /* b: reduction_without_barrier */
+            s[threadIdx.x] += s[threadIdx.x + step]; /* a: reduction_without_barrier */
     }
     if (threadIdx.x == 0)
         y[0] = s[0];

@@ -1,5 +1,5 @@
 /* Runs every kernel under the race checker and holds its reports against the table and against the marks in the source.
- *   test_sim_races [NAME]     the names that end with 0 are those of the cases */
+ *   assay_sim_races [NAME | --alone NAME] */
 #include "races.h"
 
 #include <fstream>
@@ -13,7 +13,7 @@
 static int failures, checked;
 static char findings[] = "/tmp/assay-races-XXXXXX";
 
-/* ":12" for the line with this mark; "" when there is none. */
+/* "file.cu:12" for the line with this mark; "" when there is none. */
 static std::string marked(const char *file, char side, const char *name)
 {
     const char *base = strrchr(file, '/');
@@ -73,8 +73,30 @@ static void run(const race_case &c)
         fail(c, "not reported as it should be", reports);
 }
 
+/* One case as a program that somebody else might run under `assay sanitize`. */
+static int alone(const char *name)
+{
+    for (const race_case *table : {RACES_IN_BLOCKS, RACES_IN_GRIDS, RACES_OF_MEMORY, CLEAN}) {
+        for (const race_case *c = table; c->name != nullptr; ++c) {
+            int *x = nullptr, *y = nullptr;
+            if (strcmp(name, c->name) != 0)
+                continue;
+            if (cudaMalloc(&x, 4096 * 4 + 8) != cudaSuccess || cudaMalloc(&y, 4096 * 4) != cudaSuccess ||
+                cudaMemset(x, 0, 4096 * 4 + 8) != cudaSuccess || cudaMemset(y, 0, 4096 * 4) != cudaSuccess)
+                return 3;
+            c->body(x, y);
+            (void)cudaDeviceSynchronize();
+            (void)cudaFree(x);
+            return cudaFree(y) == cudaSuccess || c->kind != nullptr ? 0 : 4;
+        }
+    }
+    return 5;
+}
+
 int main(int argc, char **argv)
 {
+    if (argc > 2 && strcmp(argv[1], "--alone") == 0)
+        return alone(argv[2]);
     const int file = mkstemp(findings);
     if (file < 0 || setenv("ASSAY_SIM_FINDINGS", findings, 1) != 0)
         return 2;
