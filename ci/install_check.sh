@@ -10,9 +10,12 @@ trap 'rm -rf "$prefix"' EXIT
 cmake --install "$build" --prefix "$prefix" >/dev/null
 test -x "$prefix/bin/assay"
 test -x "$prefix/bin/assay-sim"
+test -x "$prefix/bin/assay-cc"
 "$prefix/bin/assay" doctor
 test -f "$prefix/share/assay/golden/assay_trace/__init__.py"
-mandoc -Tlint -W warning <(zcat "$prefix/share/man/man1/assay.1.gz")
+for page in assay assay-cc; do
+    mandoc -Tlint -W warning <(zcat "$prefix/share/man/man1/$page.1.gz")
+done
 
 # consumer NAME PROGRAM: runs it in a folder of its own.
 consumer() {

@@ -26,7 +26,7 @@ done
 
 # What it holds.
 dpkg-deb -c "$deb" >"$work/list.txt"
-for path in usr/bin/assay usr/bin/assay-sim usr/share/man/man1/assay.1.gz usr/share/man/man1/assay-sim.1.gz usr/share/doc/assay/copyright \
+for path in usr/bin/assay usr/bin/assay-sim usr/bin/assay-cc usr/share/man/man1/assay-cc.1.gz usr/include/assay/cudasim/cuda_runtime.h usr/share/man/man1/assay.1.gz usr/share/man/man1/assay-sim.1.gz usr/share/doc/assay/copyright \
     usr/share/doc/assay/changelog.gz usr/share/bash-completion/completions/assay usr/include/assay/core/files/trace.h usr/lib/libassay_core.a \
     usr/share/assay/golden/assay_trace/__init__.py usr/share/assay/golden/pyproject.toml usr/share/assay/parity/cases/llama.json \
     usr/share/assay/examples/parity/run.sh usr/share/assay/docs/DEBUG.md; do

@@ -14,6 +14,8 @@ foreach(engine IN LISTS ASSAY_ENGINES) # their page is the program's that starts
   file(WRITE ${ASSAY_MANUAL}/${engine}.1 ".so man1/assay.1\n")
   list(APPEND pages ${engine}.1)
 endforeach()
+configure_file(gpu/sim/translate/assay-cc.1.in ${ASSAY_MANUAL}/assay-cc.1 @ONLY)
+list(APPEND pages assay-cc.1)
 list(TRANSFORM pages APPEND .gz OUTPUT_VARIABLE zipped)
 list(TRANSFORM zipped PREPEND ${ASSAY_MANUAL}/)
 add_custom_command(

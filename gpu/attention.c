@@ -4,6 +4,7 @@
 #include "gpu/parallel/context.h"
 #include "gpu/parallel/tensor.h"
 #include "gpu/qk_layernorm.h"
+#include "gpu/weight_grads.h"
 #include <stddef.h>
 
 /* [S,B,heads,D] with this rank's heads (the operations see [T,heads,D]); d 0: [S,B,heads]. */
@@ -159,23 +160,15 @@ static assay_status attention_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *ac
     gpu_attention_acts *a = &acts->attention;
     gpu_value dproj, d_o, dq, dk, dv, dqkv, dwhole;
     ASSAY_TRY(gpu_row_parallel_output_bwd(m, m->sp, "self_attention.reduce", &dproj, dy, &a->proj));
-    if (w->linear_proj_bias)
-        ASSAY_TRY(GPU_CALL(run, "linear_bwd_bias", "self_attention.linear_proj", GPU_T("dy", &dproj),
-                           GPU_T("dbias", gpu_param_grad(m, w->linear_proj_bias))));
-    ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "self_attention.linear_proj", GPU_T("dy", &dproj),
-                       GPU_T("x", &a->o), GPU_T("dweight", gpu_param_grad(m, w->linear_proj)),
-                       GPU_FUSION(m)));
+    ASSAY_TRY(gpu_linear_bwd_bias(m, "self_attention.linear_proj", &dproj, w->linear_proj_bias));
+    ASSAY_TRY(gpu_linear_bwd_weight(m, "self_attention.linear_proj", &dproj, &a->o, w->linear_proj));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "self_attention.linear_proj", GPU_T("dy", &dproj),
                        GPU_T("weight", gpu_param_use(m, w->linear_proj)),
                        GPU_NEW("dx", &d_o, gpu_grad_of(m, &a->o))));
     ASSAY_TRY(gpu_context_attention_bwd(m, l, a, &dq, &dk, &dv, &d_o));
     ASSAY_TRY(heads_bwd(m, w, a, &dqkv, &dq, &dk, &dv));
-    if (w->linear_qkv_bias)
-        ASSAY_TRY(GPU_CALL(run, "linear_bwd_bias", "self_attention.linear_qkv", GPU_T("dy", &dqkv),
-                           GPU_T("dbias", gpu_param_grad(m, w->linear_qkv_bias))));
-    ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "self_attention.linear_qkv", GPU_T("dy", &dqkv),
-                       GPU_T("x", &a->whole), GPU_T("dweight", gpu_param_grad(m, w->linear_qkv)),
-                       GPU_FUSION(m)));
+    ASSAY_TRY(gpu_linear_bwd_bias(m, "self_attention.linear_qkv", &dqkv, w->linear_qkv_bias));
+    ASSAY_TRY(gpu_linear_bwd_weight(m, "self_attention.linear_qkv", &dqkv, &a->whole, w->linear_qkv));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "self_attention.linear_qkv", GPU_T("dy", &dqkv),
                        GPU_T("weight", gpu_param_use(m, w->linear_qkv)),
                        GPU_NEW("dx", &dwhole, gpu_partial(m, gpu_grad_of(m, &a->whole), ASSAY_GROUP_TP))));

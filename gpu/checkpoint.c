@@ -49,6 +49,42 @@ static assay_status add_piece(gpu_engine *e, assay_checkpoint_writer *w, const g
     return assay_checkpoint_add(w, family, p->param->spec->name, v->t.dtype, &p->shard, host, p->in_norm);
 }
 
+/* Elements as this engine keeps masters, states and buffers: F32.  In place, from the end where they become wider. */
+static void to_f32(char *host, int64_t count, assay_dtype from)
+{
+    double wide;
+    uint16_t high;
+    float f;
+    for (int64_t i = 0; i < count && from == ASSAY_F64; i++) { /* rounded to nearest even */
+        memcpy(&wide, host + i * 8, sizeof wide);
+        f = (float)wide;
+        memcpy(host + i * 4, &f, sizeof f);
+    }
+    for (int64_t i = count - 1; i >= 0 && from == ASSAY_BF16; i--) {
+        memcpy(&high, host + i * 2, sizeof high);
+        const uint32_t bits = (uint32_t)high << 16;
+        memcpy(host + i * 4, &bits, sizeof bits);
+    }
+}
+
+/* Whole on every rank that has a part in it: a buffer, which the model keeps in F32, and a frozen weight, which is there in the
+ * type of the products and has no master: where masters take the place of weights it is widened. */
+static assay_status add_untrained(gpu_engine *e, assay_checkpoint_writer *w, const gpu_param *p, char *host)
+{
+    const assay_param_spec *spec = p->spec;
+    assay_dtype dtype = p->weight.t.dtype;
+    ASSAY_TRY(gpu_run_download(&e->run, host, p->weight.t.data, gpu_tensor_bytes(p->weight.t), "checkpoint"));
+    if (!spec->trained)
+        return assay_checkpoint_add(w, "expert_bias", spec->name, ASSAY_F32, &p->shard, host,
+                                    gpu_param_speaks(&e->model, spec));
+    if (e->options.skip_save_model_weight) {
+        to_f32(host, p->count, dtype);
+        dtype = ASSAY_F32;
+    }
+    return assay_checkpoint_add(w, "weight", spec->name, dtype, &p->shard, host,
+                                assay_param_is_first_replica(spec, &e->grid, &e->config, e->env.rank));
+}
+
 static assay_status add_all(gpu_engine *e, assay_checkpoint_writer *w, char *host)
 {
     const assay_train_options *o = &e->options;
@@ -63,12 +99,8 @@ static assay_status add_all(gpu_engine *e, assay_checkpoint_writer *w, char *hos
     }
     for (int64_t i = 0; i < e->model.n_params; i++) {
         const gpu_param *p = &e->model.params[i];
-        if (p->spec->trained)
-            continue;
-        ASSAY_TRY(
-            gpu_run_download(&e->run, host, p->weight.t.data, gpu_tensor_bytes(p->weight.t), "checkpoint"));
-        ASSAY_TRY(assay_checkpoint_add(w, "expert_bias", p->spec->name, ASSAY_F32, &p->shard, host,
-                                       gpu_param_speaks(&e->model, p->spec)));
+        if (!assay_param_needs_grad(p->spec))
+            ASSAY_TRY(add_untrained(e, w, p, host));
     }
     return ASSAY_OK;
 }
@@ -203,24 +235,6 @@ static void warn_not_finite(const char *dir, const char *family, const char *nam
     fprintf(stderr, "WARNING: checkpoint %s: %s of %s: %s\n", dir, family, name, text);
 }
 
-/* Elements as this engine keeps masters, states and buffers: F32.  In place, from the end where they become wider. */
-static void to_f32(char *host, int64_t count, assay_dtype from)
-{
-    double wide;
-    uint16_t high;
-    float f;
-    for (int64_t i = 0; i < count && from == ASSAY_F64; i++) { /* rounded to nearest even */
-        memcpy(&wide, host + i * 8, sizeof wide);
-        f = (float)wide;
-        memcpy(host + i * 4, &f, sizeof f);
-    }
-    for (int64_t i = count - 1; i >= 0 && from == ASSAY_BF16; i--) {
-        memcpy(&high, host + i * 2, sizeof high);
-        const uint32_t bits = (uint32_t)high << 16;
-        memcpy(host + i * 4, &bits, sizeof bits);
-    }
-}
-
 /* *there false: the key is ignored, and the value stays what the run began with. */
 static assay_status read_piece(const gpu_engine *e, const assay_checkpoint *c, const char *family,
                                const assay_param_spec *p, const assay_shard *shard, char *host, bool *there)
@@ -253,15 +267,15 @@ static assay_status read_all(gpu_engine *e, const assay_checkpoint *c, const cha
     }
     for (int64_t i = 0; i < e->model.n_params; i++) {
         gpu_param *p = &e->model.params[i];
-        if (p->spec->trained)
+        if (assay_param_needs_grad(p->spec))
             continue;
-        ASSAY_TRY(read_piece(e, c, "expert_bias", p->spec, &p->shard, host, &there));
+        const char *family = p->spec->trained ? assay_state_masters(c, p->spec) : "expert_bias";
+        ASSAY_TRY(read_piece(e, c, family, p->spec, &p->shard, host, &there));
         if (!there)
             continue;
-        if (gpu_param_speaks(&e->model, p->spec))
-            warn_not_finite(dir, "expert_bias", p->spec->name, &p->shard, host);
-        ASSAY_TRY(
-            gpu_run_upload(&e->run, p->weight.t.data, host, gpu_tensor_bytes(p->weight.t), "checkpoint"));
+        if (assay_param_is_first_replica(p->spec, &e->grid, &e->config, e->env.rank))
+            warn_not_finite(dir, family, p->spec->name, &p->shard, host);
+        ASSAY_TRY(gpu_upload_rounded(&e->run, p->weight.t, (const float *)(const void *)host));
     }
     return gpu_optimizer_refresh_weights(&e->optimizer);
 }

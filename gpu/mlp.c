@@ -1,6 +1,7 @@
 /* SwiGLU MLP, column- then row-parallel: the dense MLP of a layer and the shared expert.  docs/OPS.md section 9. */
 #include "gpu/layer.h"
 #include "gpu/parallel/tensor.h"
+#include "gpu/weight_grads.h"
 #include <stddef.h>
 
 assay_status gpu_mlp_fwd(gpu_model *m, gpu_microbatch_state *mb, const gpu_mlp_desc *d, gpu_mlp_acts *a,
@@ -39,21 +40,15 @@ assay_status gpu_mlp_bwd(gpu_model *m, const gpu_mlp_desc *d, gpu_mlp_acts *a, g
     const gpu_mlp_params *w = d->params;
     gpu_value dfc2, dact, dfc1, dwhole;
     ASSAY_TRY(gpu_row_parallel_output_bwd(m, d->sp, d->reduce, &dfc2, dy, &a->fc2));
-    if (w->linear_fc2_bias)
-        ASSAY_TRY(GPU_CALL(run, "linear_bwd_bias", d->linear_fc2, GPU_T("dy", &dfc2),
-                           GPU_T("dbias", gpu_param_grad(m, w->linear_fc2_bias))));
-    ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", d->linear_fc2, GPU_T("dy", &dfc2), GPU_T("x", &a->act),
-                       GPU_T("dweight", gpu_param_grad(m, w->linear_fc2)), GPU_FUSION(m)));
+    ASSAY_TRY(gpu_linear_bwd_bias(m, d->linear_fc2, &dfc2, w->linear_fc2_bias));
+    ASSAY_TRY(gpu_linear_bwd_weight(m, d->linear_fc2, &dfc2, &a->act, w->linear_fc2));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", d->linear_fc2, GPU_T("dy", &dfc2),
                        GPU_T("weight", gpu_param_use(m, w->linear_fc2)),
                        GPU_NEW("dx", &dact, gpu_grad_of(m, &a->act))));
     ASSAY_TRY(GPU_CALL(run, "swiglu_bwd", d->activation, GPU_T("dy", &dact), GPU_T("x", &a->fc1),
                        GPU_NEW("dx", &dfc1, gpu_grad_of(m, &a->fc1))));
-    if (w->linear_fc1_bias)
-        ASSAY_TRY(GPU_CALL(run, "linear_bwd_bias", d->linear_fc1, GPU_T("dy", &dfc1),
-                           GPU_T("dbias", gpu_param_grad(m, w->linear_fc1_bias))));
-    ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", d->linear_fc1, GPU_T("dy", &dfc1), GPU_T("x", &a->whole),
-                       GPU_T("dweight", gpu_param_grad(m, w->linear_fc1)), GPU_FUSION(m)));
+    ASSAY_TRY(gpu_linear_bwd_bias(m, d->linear_fc1, &dfc1, w->linear_fc1_bias));
+    ASSAY_TRY(gpu_linear_bwd_weight(m, d->linear_fc1, &dfc1, &a->whole, w->linear_fc1));
     dwhole =
         d->only_branch ? gpu_grad_of(m, &a->whole) : gpu_tokens(m, &m->scratch, false, gpu_dim_hidden(m));
     dwhole = gpu_partial(m, dwhole, ASSAY_GROUP_TP);

@@ -272,6 +272,7 @@ gpu_param *gpu_model_find(gpu_model *m, const char *name);
 /* NULL for NULL: a parameter that the model has not.  Only while it is held, and its gradient only before it is ready:
  * else the next release or the end of the step fails with its name. */
 gpu_value *gpu_param_use(gpu_model *m, gpu_param *p);
+/* NULL: it is frozen. */
 gpu_value *gpu_param_grad(gpu_model *m, gpu_param *p);
 /* Holds the parameters of a part of the model around its forward or backward, in pairs; `next` (or NULL) is held next. */
 assay_status gpu_param_acquire(gpu_model *m, const gpu_param_unit *u, const gpu_param_unit *next);

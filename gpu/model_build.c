@@ -153,7 +153,7 @@ assay_status gpu_model_create(gpu_model *m, gpu_run *run, const assay_model_conf
     if (m->kv_shared)
         qkv_columns(m);
     m->local_experts = config->num_moe_experts / m->ep;
-    ASSAY_TRY(assay_spec_build(config, &m->spec));
+    ASSAY_TRY(assay_inputs_spec(m->options, config, &m->spec));
     ASSAY_TRY(params_create(m));
     return chunks_create(m);
 }

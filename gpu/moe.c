@@ -5,6 +5,7 @@
 #include "gpu/parallel/expert.h"
 #include "gpu/parallel/tensor.h"
 #include "gpu/side.h"
+#include "gpu/weight_grads.h"
 #include <stddef.h>
 
 /* Every tp rank holds whole sequences and takes its piece. */
@@ -59,18 +60,16 @@ static assay_status experts_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu
 {
     gpu_run *run = m->run;
     gpu_value dact, dfc1, *counts = &a->local_counts;
-    ASSAY_TRY(GPU_CALL(run, "grouped_linear_bwd_weight", "mlp.experts.linear_fc2", GPU_T("dy", dfc2),
-                       GPU_T("x", &a->act), GPU_T("tokens_per_expert", counts),
-                       GPU_T("dweight", gpu_param_grad(m, l->moe.experts_fc2)), GPU_FUSION(m)));
+    ASSAY_TRY(gpu_grouped_linear_bwd_weight(m, "mlp.experts.linear_fc2", dfc2, &a->act, counts,
+                                            l->moe.experts_fc2));
     ASSAY_TRY(GPU_CALL(run, "grouped_linear_bwd_input", "mlp.experts.linear_fc2", GPU_T("dy", dfc2),
                        GPU_T("weight", gpu_param_use(m, l->moe.experts_fc2)),
                        GPU_T("tokens_per_expert", counts), GPU_NEW("dx", &dact, gpu_grad_of(m, &a->act))));
     ASSAY_TRY(GPU_CALL(run, "swiglu_bwd", "mlp.experts.activation", GPU_T("dy", &dact), GPU_T("x", &a->fc1),
                        GPU_T("probs", &a->expert_probs), GPU_NEW("dx", &dfc1, gpu_grad_of(m, &a->fc1)),
                        GPU_NEW("dprobs", dprobs, part_of_grad(m, &a->expert_probs))));
-    ASSAY_TRY(GPU_CALL(run, "grouped_linear_bwd_weight", "mlp.experts.linear_fc1", GPU_T("dy", &dfc1),
-                       GPU_T("x", &a->expert_in), GPU_T("tokens_per_expert", counts),
-                       GPU_T("dweight", gpu_param_grad(m, l->moe.experts_fc1)), GPU_FUSION(m)));
+    ASSAY_TRY(gpu_grouped_linear_bwd_weight(m, "mlp.experts.linear_fc1", &dfc1, &a->expert_in, counts,
+                                            l->moe.experts_fc1));
     return GPU_CALL(run, "grouped_linear_bwd_input", "mlp.experts.linear_fc1", GPU_T("dy", &dfc1),
                     GPU_T("weight", gpu_param_use(m, l->moe.experts_fc1)), GPU_T("tokens_per_expert", counts),
                     GPU_NEW("dx", drows, part_of_grad(m, &a->expert_in)));
@@ -120,9 +119,7 @@ static assay_status gate_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, gpu_va
                        GPU_T("x", &a->shared_out), GPU_T("gate", &a->shared_gate),
                        GPU_NEW("dx", dout, gpu_grad_of(m, &a->shared_out)),
                        GPU_NEW("dgate", &dgate, gpu_grad_of(m, &a->shared_gate))));
-    ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "mlp.shared_experts.gating", GPU_T("dy", &dgate),
-                       GPU_T("x", &a->tokens), GPU_T("dweight", gpu_param_grad(m, l->moe.shared_gate)),
-                       GPU_FUSION(m)));
+    ASSAY_TRY(gpu_linear_bwd_weight(m, "mlp.shared_experts.gating", &dgate, &a->tokens, l->moe.shared_gate));
     return GPU_CALL(run, "linear_bwd_input", "mlp.shared_experts.gating", GPU_T("dy", &dgate),
                     GPU_T("weight", gpu_param_use(m, l->moe.shared_gate)),
                     GPU_NEW("dx", dtokens, gpu_tokens(m, &m->scratch, true, gpu_dim_hidden(m))));

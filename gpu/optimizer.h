@@ -45,6 +45,8 @@ assay_status gpu_optimizer_create(gpu_optimizer *o, gpu_model *m, bool states);
 void gpu_optimizer_destroy(gpu_optimizer *o);
 /* Takes everything from the model's state arena (counting or not). */
 assay_status gpu_optimizer_alloc(gpu_optimizer *o);
+/* F32 into a tensor of its own type, rounded to nearest even. */
+assay_status gpu_upload_rounded(gpu_run *run, gpu_tensor to, const float *from);
 /* A weight sink (gpu_model_weights): parameter rounded to its type, masters, zero states. */
 assay_status gpu_optimizer_set_weight(void *optimizer, gpu_param *p, gpu_weight_read read, void *from);
 /* Parameters again from the masters (after a checkpoint was read). */

@@ -199,7 +199,7 @@ static uint16_t to_bf16(float x)
     return (uint16_t)((bits + 0x7FFFu + (bits >> 16 & 1u)) >> 16);
 }
 
-static assay_status upload_rounded(gpu_run *run, gpu_tensor to, const float *from)
+assay_status gpu_upload_rounded(gpu_run *run, gpu_tensor to, const float *from)
 {
     const int64_t n = gpu_tensor_count(to);
     if (to.dtype == ASSAY_F32)
@@ -219,7 +219,7 @@ static assay_status set_piece(const gpu_optimizer *o, const gpu_piece *q, bool g
     gpu_run *run = o->model->run;
     const size_t bytes = (size_t)q->count * sizeof(float);
     if (gathered)
-        ASSAY_TRY(upload_rounded(run, q->weight.t, values));
+        ASSAY_TRY(gpu_upload_rounded(run, q->weight.t, values));
     if (!o->states)
         return ASSAY_OK;
     ASSAY_TRY(gpu_run_upload(run, q->main_param.t.data, values, bytes, "masters"));
@@ -242,7 +242,7 @@ assay_status gpu_optimizer_set_weight(void *optimizer, gpu_param *p, gpu_weight_
     ASSAY_CHECK(values, ASSAY_OUT_OF_MEMORY, "%s: %lld elements", p->spec->name, (long long)most);
     if (!gathered) {
         ASSAY_TRY_GOTO(read(from, 0, p->count, values), st, done);
-        ASSAY_TRY_GOTO(upload_rounded(o->model->run, p->weight.t, values), st, done);
+        ASSAY_TRY_GOTO(gpu_upload_rounded(o->model->run, p->weight.t, values), st, done);
     }
     for (int i = 0; i < p->n_pieces; i++) {
         const gpu_piece *q = &o->pieces[p->first_piece + i];

@@ -25,6 +25,8 @@ gpu_value *gpu_param_use(gpu_model *m, gpu_param *p)
 
 gpu_value *gpu_param_grad(gpu_model *m, gpu_param *p)
 {
+    if (!assay_param_needs_grad(p->spec))
+        return NULL;
     if (p->grad_ready)
         misused(m, p, "its gradient is written after it was marked ready");
     return &p->main_grad;

@@ -2,6 +2,7 @@
 #include "gpu/layer.h"
 #include "gpu/parallel/exchange.h"
 #include "gpu/parallel/tensor.h"
+#include "gpu/weight_grads.h"
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -213,9 +214,7 @@ assay_status gpu_router_route_bwd(gpu_model *m, gpu_layer *l, gpu_moe_acts *a, g
                            GPU_NEW("y", &narrow, gpu_tokens(m, temp, true, total.dim[2]))));
         dy = &narrow;
     }
-    ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "mlp.router.gating", GPU_T("dy", dy),
-                       GPU_T("x", router_input(m, a)), GPU_T("dweight", gpu_param_grad(m, l->moe.router)),
-                       GPU_FUSION(m)));
+    ASSAY_TRY(gpu_linear_bwd_weight(m, "mlp.router.gating", dy, router_input(m, a), l->moe.router));
     gpu_value djittered, *dx = m->options->moe_input_jitter_eps > 0.0 ? &djittered : dtokens;
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "mlp.router.gating", GPU_T("dy", dy),
                        GPU_T("weight", gpu_param_use(m, l->moe.router)),

@@ -6,6 +6,7 @@
 #include "gpu/fault.h"
 #include "gpu/layer.h"
 #include "gpu/parallel/tensor.h"
+#include "gpu/weight_grads.h"
 #include <stdio.h>
 #include <string.h>
 
@@ -101,13 +102,14 @@ static assay_status embedding_fwd(gpu_model *m, gpu_microbatch_state *mb)
 
 static assay_status embedding_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_value *dy)
 {
-    gpu_value whole, dropped;
+    gpu_value whole, dropped, *dweight = gpu_param_grad(m, m->word_embeddings);
+    if (dweight == NULL)
+        return ASSAY_OK;
     ASSAY_TRY(gpu_dropout_bwd(m, "embedding.dropout", GPU_DROP_EMBEDDING, 0, m->options->hidden_dropout,
                               &dropped, dy, &mb->embedded));
     ASSAY_TRY(gpu_row_parallel_output_bwd(m, m->sp, "embedding.reduce", &whole, &dropped, &mb->embedding));
     return GPU_CALL(m->run, "embedding_bwd", "embedding", GPU_T("dy", &whole), GPU_T("ids", &mb->ids),
-                    GPU_I("vocab_start", vocabulary(m).start),
-                    GPU_T("dweight", gpu_param_grad(m, m->word_embeddings)));
+                    GPU_I("vocab_start", vocabulary(m).start), GPU_T("dweight", dweight));
 }
 
 /* --- head and loss ------------------------------------------------------------------------------------------ */
@@ -171,8 +173,7 @@ static assay_status output_bwd(gpu_model *m, gpu_microbatch_state *mb, gpu_value
                        GPU_T("targets", &mb->targets), GPU_I("vocab_start", vocabulary(m).start),
                        GPU_F("scale", (double)(float)mb->loss_scale),
                        GPU_NEW("dlogits", &dlogits, gpu_grad_of(m, &a->logits))));
-    ASSAY_TRY(GPU_CALL(run, "linear_bwd_weight", "output_layer", GPU_T("dy", &dlogits), GPU_T("x", &a->whole),
-                       GPU_T("dweight", gpu_param_grad(m, m->output_layer)), GPU_FUSION(m)));
+    ASSAY_TRY(gpu_linear_bwd_weight(m, "output_layer", &dlogits, &a->whole, m->output_layer));
     ASSAY_TRY(GPU_CALL(run, "linear_bwd_input", "output_layer", GPU_T("dy", &dlogits),
                        GPU_T("weight", gpu_param_use(m, m->output_layer)),
                        GPU_NEW("dx", &dx, gpu_partial(m, gpu_grad_of(m, &a->whole), ASSAY_GROUP_TP))));

@@ -1,6 +1,7 @@
 /* Whole tensors on rank 0: every piece travels once through NCCL, from one rank of every set of replicas. */
 #include "core/files/checkpoint.h"
 #include "core/files/tensorwriter.h"
+#include "gpu/ladder.h"
 #include "gpu/layer.h"
 #include "gpu/train.h"
 
@@ -13,7 +14,7 @@
 struct gpu_export {
     gpu_engine *e;
     assay_tensorwriter *writer; /* rank 0 */
-    void *staging;              /* device, only while tensors are collected */
+    void *staging, *wide;       /* device, only while tensors are collected; wide: a frozen weight in F32 */
     char *piece, *whole;        /* host */
     size_t piece_bytes, whole_bytes;
     int gathered[2];    /* scattered buffers: the bucket whose parts came together last, -1: none */
@@ -61,7 +62,7 @@ static assay_status bring(export_state *x, int from, const void *data, int64_t c
 static bool exports(const gpu_engine *e, const assay_param_spec *spec, int r)
 {
     if (spec->trained)
-        return assay_param_counts_in_norm(spec, &e->grid, &e->config, r);
+        return assay_param_is_first_replica(spec, &e->grid, &e->config, r);
     for (int before = 0; before < r; before++) /* a buffer: the lowest rank that holds it */
         if (assay_param_on_rank(spec, &e->grid, &e->config, before))
             return false;
@@ -79,14 +80,35 @@ static assay_status gather_parts(export_state *x, const gpu_param *p)
     return gpu_grad_gather(b, &x->e->model, p->bucket);
 }
 
-/* The canonical tensor into x->whole on rank 0.  It lies in the main_grad buffer (buffers: in the weight). */
+/* Where this rank's piece of a parameter lies in F32: in the main_grad buffer; a buffer and a frozen weight are the weight. */
+static assay_status piece_of(export_state *x, gpu_param *p, const void **data)
+{
+    gpu_run *run = &x->e->run;
+    *data = assay_param_needs_grad(p->spec) ? p->main_grad.t.data : p->weight.t.data;
+    if (assay_param_needs_grad(p->spec) || p->weight.t.dtype == ASSAY_F32)
+        return ASSAY_OK;
+    gpu_operands o;
+    int variant;
+    gpu_tensor wide = p->weight.t;
+    wide.dtype = ASSAY_F32;
+    wide.data = x->wide;
+    gpu_operands_init(&o, assay_op_find("cast"));
+    gpu_operands_put(&o, "y", wide);
+    gpu_operands_put(&o, "x", p->weight.t);
+    *data = x->wide;
+    return p->count > 0 ? gpu_ladder_run(&run->ctx, &o, 1, run->ctx.stream, &variant) : ASSAY_OK;
+}
+
+/* The canonical tensor into x->whole on rank 0. */
 static assay_status collect(export_state *x, const assay_param_spec *spec)
 {
     gpu_engine *e = x->e;
-    const gpu_param *mine = gpu_model_find(&e->model, spec->name);
-    if (mine)
+    gpu_param *mine = gpu_model_find(&e->model, spec->name);
+    const void *data = NULL;
+    if (mine) {
         ASSAY_TRY(gather_parts(x, mine));
-    const void *data = mine == NULL ? NULL : spec->trained ? mine->main_grad.t.data : mine->weight.t.data;
+        ASSAY_TRY(piece_of(x, mine, &data));
+    }
     assay_shard all, piece;
     assay_shard_whole(&all, spec->shape, spec->ndim);
     if (e->env.rank == 0)
@@ -97,7 +119,7 @@ static assay_status collect(export_state *x, const assay_param_spec *spec)
             continue;
         ASSAY_TRY(assay_param_shard(spec, &e->grid, r, &piece));
         if (spec->trained) /* of what a kv group shares the first rank brings it */
-            ASSAY_TRY(assay_param_counted_shard(spec, &e->grid, &e->config, r, &piece));
+            ASSAY_TRY(assay_param_first_shard(spec, &e->grid, &e->config, r, &piece));
         ASSAY_TRY(bring(x, r, data, assay_shard_count(&piece)));
         if (e->env.rank == 0)
             copied +=
@@ -128,14 +150,14 @@ static assay_status add_parts(export_state *x, const assay_param_spec *spec, con
     return ASSAY_OK;
 }
 
-/* Of every parameter that has a gradient, and with buffers of the others: what lies where its gradient is summed. */
-static assay_status export_params(export_state *x, const char *prefix, bool buffers)
+/* Of every parameter that has a gradient what lies where that is summed, and (weights) the others themselves. */
+static assay_status export_params(export_state *x, const char *prefix, bool weights)
 {
     const assay_model_spec *spec = x->e->model.spec;
     x->gathered[0] = x->gathered[1] = -1;
     for (int64_t i = 0; i < spec->n_params; i++) {
         const assay_param_spec *p = &spec->params[i];
-        if (!p->trained && !buffers)
+        if (!assay_param_needs_grad(p) && !weights)
             continue;
         ASSAY_TRY(collect(x, p));
         if (x->writer)
@@ -356,17 +378,22 @@ static assay_status staging_bytes(const gpu_engine *e, size_t *bytes)
 static assay_status with_staging(export_state *x, assay_status (*what)(export_state *))
 {
     gpu_engine *e = x->e;
-    if (e->env.rank == 0 && e->env.world > 1) {
-        size_t bytes = 0;
+    const bool receives = e->env.rank == 0 && e->env.world > 1, widens = e->options.freeze[0] != '\0';
+    size_t bytes = 0;
+    if (receives || widens)
         ASSAY_TRY(staging_bytes(e, &bytes));
+    if (receives)
         CUDA_TRY(cudaMalloc(&x->staging, bytes));
-    }
+    if (widens)
+        CUDA_TRY(cudaMalloc(&x->wide, bytes));
     const assay_status st = what(x);
     if (st != ASSAY_OK)
         gpu_comm_destroy(&e->run.comm, true); /* cudaFree would wait for a collective that never ends */
     if (x->staging)
         (void)cudaFree(x->staging);
-    x->staging = NULL;
+    if (x->wide)
+        (void)cudaFree(x->wide);
+    x->staging = x->wide = NULL;
     return st;
 }
 

@@ -78,7 +78,7 @@ enum {
     ASSAY_KERNEL_ATTR_RMSNORM_FWD_EPS = 0,
 };
 
-/* | `rmsnorm_bwd` | gamma par [H], dy act [T,H], x act [T,H], rstd F32 [T] | dgamma F32 [H] | dx act [T,H] | eps = 0 |
+/* | `rmsnorm_bwd` | gamma par [H], dy act [T,H], x act [T,H], rstd F32 [T] | dgamma? F32 [H] | dx act [T,H] | eps = 0 |
    sums: dx: H; dgamma: T */
 enum {
     ASSAY_KERNEL_SLOT_RMSNORM_BWD_GAMMA = 0,
@@ -120,7 +120,7 @@ enum {
     ASSAY_KERNEL_SLOT_RMSNORM_BWD_DOT_Y = 4,
 };
 
-/* | `rmsnorm_bwd_apply` | gamma par [H], dy act [T,H], x act [T,H], rstd F32 [T], dot F32 [T] | dgamma F32 [H] | dx act [T,H] | width |
+/* | `rmsnorm_bwd_apply` | gamma par [H], dy act [T,H], x act [T,H], rstd F32 [T], dot F32 [T] | dgamma? F32 [H] | dx act [T,H] | width |
    sums: dgamma: T */
 enum {
     ASSAY_KERNEL_SLOT_RMSNORM_BWD_APPLY_GAMMA = 0,

@@ -103,6 +103,8 @@ static assay_status add_param(const ref_engine *e, int64_t i, const assay_checkp
     ASSAY_TRY(ref_assemble(e, i, REF_STATE_MAIN, b->whole));
     if (!p->trained)
         return add_whole(p, "expert_bias", c->state, b, w);
+    if (!assay_param_needs_grad(p)) /* frozen: what the products read */
+        return add_whole(p, "weight", c->weight, b, w);
     if (!c->weights_only || c->weight == c->state)
         ASSAY_TRY(add_whole(p, "main_param", c->state, b, w));
     unperturbed.perturb = 0.0;
@@ -191,12 +193,13 @@ assay_status ref_checkpoint_save(ref_engine *e, int64_t done, double loss)
 }
 
 /* --- load --------------------------------------------------------------------------------------------------- */
-/* The piece of rank r, as its masters and as what the products read. */
+/* The piece of rank r, as its masters (a frozen weight has none) and as what the products read. */
 static void put_master(const ref_engine *e, const assay_param_spec *spec, ref_param *p, double *piece)
 {
     ref_policy unperturbed = e->run->policy;
     unperturbed.perturb = 0.0;
-    memcpy(p->main_param, piece + p->own_first, (size_t)p->own_count * sizeof *piece);
+    if (p->main_param != NULL)
+        memcpy(p->main_param, piece + p->own_first, (size_t)p->own_count * sizeof *piece);
     ref_policy_store(&unperturbed, REF_STORE_PAR, false, spec->name, 0, -1, piece, p->count);
     if (p->own_weight != NULL)
         memcpy(p->own_weight, piece + p->own_first, (size_t)p->own_count * sizeof *piece);
@@ -247,7 +250,7 @@ assay_status ref_checkpoint_load(ref_engine *e)
         for (int64_t i = 0; i < e->spec->n_params; i++) {
             const assay_param_spec *spec = &e->spec->params[i];
             ref_param *p = &e->ranks[r].params[i];
-            for (int k = -1; k < (spec->trained ? n_states : 0) && p->here; k++)
+            for (int k = -1; k < (assay_param_needs_grad(spec) ? n_states : 0) && p->here; k++)
                 ASSAY_TRY(load_piece(e, spec, p, k, here));
         }
     return ASSAY_OK;

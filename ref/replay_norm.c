@@ -25,24 +25,25 @@ static assay_status rmsnorm_bwd(const replay *r)
 {
     const ref_value *dy, *x, *gamma, *rstd, *old;
     int64_t t;
-    ref_pair dx, dgamma;
+    ref_pair dx, dgamma = {NULL, NULL, false};
     ASSAY_TRY(replay_real(r, "gamma", -1, &gamma));
     const int64_t h = gamma->count;
     ASSAY_TRY(replay_real(r, "x", -1, &x));
     ASSAY_TRY(replay_divide(r, x, h, &t));
     ASSAY_TRY(replay_real(r, "dy", x->count, &dy));
     ASSAY_TRY(replay_real_optional(r, "rstd", t, &rstd));
-    ASSAY_TRY(replay_real(r, "dgamma_in", h, &old));
+    ASSAY_TRY(replay_real_optional(r, "dgamma_in", h, &old)); /* absent: gamma is frozen */
     ASSAY_TRY(replay_out_real(r, "dx", x->count, x->dtype, "row sum", &dx));
-    ASSAY_TRY(replay_out_real(r, "dgamma", h, ASSAY_F32, "sum over tokens", &dgamma));
+    if (old)
+        ASSAY_TRY(replay_out_real(r, "dgamma", h, ASSAY_F32, "sum over tokens", &dgamma));
     if (!rstd) { /* kept by nobody: docs/TRACE.md, internal */
         double eps;
         ASSAY_TRY(replay_attr_double(r, "eps", &eps));
-        return ref_bound_rmsnorm_bwd_alone(dx, dgamma, dy->value, x->value, gamma->value, eps, old->value, t,
-                                           h, &r->d);
+        return ref_bound_rmsnorm_bwd_alone(dx, dgamma, dy->value, x->value, gamma->value, eps,
+                                           old ? old->value : NULL, t, h, &r->d);
     }
-    return ref_bound_rmsnorm_bwd(dx, dgamma, dy->value, x->value, gamma->value, rstd->value, old->value, t, h,
-                                 &r->d);
+    return ref_bound_rmsnorm_bwd(dx, dgamma, dy->value, x->value, gamma->value, rstd->value,
+                                 old ? old->value : NULL, t, h, &r->d);
 }
 
 static assay_status rmsnorm_sumsq(const replay *r)
@@ -107,15 +108,16 @@ static assay_status rmsnorm_bwd_apply(const replay *r)
     norm_inputs in;
     const ref_value *dot, *old;
     int64_t width;
-    ref_pair dx, dgamma;
+    ref_pair dx, dgamma = {NULL, NULL, false};
     ASSAY_TRY(norm_bwd_inputs(r, &in));
     ASSAY_TRY(replay_attr_i64(r, "width", in.h > 1 ? in.h : 1, INT32_MAX, &width));
     ASSAY_TRY(replay_real(r, "dot", in.t, &dot));
-    ASSAY_TRY(replay_real(r, "dgamma_in", in.h, &old));
+    ASSAY_TRY(replay_real_optional(r, "dgamma_in", in.h, &old)); /* absent: gamma is frozen */
     ASSAY_TRY(replay_out_real(r, "dx", in.x->count, in.x->dtype, "gradient of a row", &dx));
-    ASSAY_TRY(replay_out_real(r, "dgamma", in.h, ASSAY_F32, "sum over tokens", &dgamma));
+    if (old)
+        ASSAY_TRY(replay_out_real(r, "dgamma", in.h, ASSAY_F32, "sum over tokens", &dgamma));
     return ref_bound_rmsnorm_bwd_apply(dx, dgamma, in.dy->value, in.x->value, in.gamma->value, in.rstd->value,
-                                       dot->value, old->value, width, in.t, in.h, &r->d);
+                                       dot->value, old ? old->value : NULL, width, in.t, in.h, &r->d);
 }
 
 static assay_status layernorm_fwd(const replay *r)

@@ -268,7 +268,7 @@ assay_status ref_stage_bwd(ref_pass *p, ref_stage_acts *a, const ref_tensor *dou
     }
     enter_layer(p, -1);
     *dinput = dhidden;
-    if (is_first(p)) {
+    if (is_first(p) && assay_param_needs_grad(&p->e->spec->params[p->e->embedding])) {
         ref_tensor dwhole, dembedded = dhidden;
         ASSAY_TRY(ref_unit_acquire(p, REF_UNIT_EMBEDDING));
         if (p->e->options.hidden_dropout > 0.0)

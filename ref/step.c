@@ -97,7 +97,7 @@ static assay_status load(step_inputs *in, const assay_train_options *o)
     ASSAY_TRY(assay_config_load(o->model, in->config));
     in->options = *o;
     ASSAY_TRY(assay_inputs_take_config(&in->options, in->config));
-    ASSAY_TRY(assay_spec_build(in->config, &in->spec));
+    ASSAY_TRY(assay_inputs_spec(&in->options, in->config, &in->spec));
     ASSAY_TRY(assay_layout_parse(o->layout[0] ? o->layout : "1", &layout));
     in->run = (ref_run_config){.spec = in->spec,
                                .options = &in->options,

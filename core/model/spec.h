@@ -52,7 +52,7 @@ typedef struct assay_param_spec {
     bool on_last_stage;  /* layer -1: final norm, output layer; a tied embedding is on both */
     bool is_expert;      /* reduced over EDP, not DP_CP */
     bool trained;        /* false: a buffer (expert_bias) */
-    bool frozen; /* a weight that gets no gradient (the base of an adapter); ask assay_param_needs_grad */
+    bool frozen;         /* a weight that gets no gradient (assay_spec_freeze); ask assay_param_needs_grad */
     assay_ownership ownership; /* what a distributed optimizer gives to one rank */
     bool partial_over_tp; /* replicated over tp, but each tp rank sees its own tokens or heads: the gradient
                            * is summed over tp.  Norm weights [H] when sequence_parallel; q/k norm whenever tp
@@ -88,6 +88,11 @@ typedef struct assay_model_spec {
  * [1,H] decoder.final_layernorm.weight [H] output_layer.weight [V,H] (absent when tied) */
 assay_status assay_spec_build(const assay_model_config *c, assay_model_spec **out);
 void assay_spec_destroy(assay_model_spec *spec);
+/* "PATTERN,...": weights that get no gradient, by fnmatch over names: canonical ones, or those of the model's folder where a pattern
+ * names all that a parameter is made of.  The last pattern that names a weight holds; one that begins with '!' trains it again.
+ * "": nothing.  ASSAY_INVALID_ARGUMENT: a pattern that names no weight; nothing is left to train.  ASSAY_UNSUPPORTED: one that names
+ * a part of a parameter, as q_proj of linear_qkv.  Buffers are never frozen. */
+assay_status assay_spec_freeze(assay_model_spec *spec, const char *patterns);
 /* NULL when there is none of that name. */
 const assay_param_spec *assay_spec_find(const assay_model_spec *spec, const char *name);
 
@@ -111,17 +116,20 @@ assay_group assay_param_reduce_group(const assay_param_spec *p);
  * has one rank. */
 assay_group assay_param_shard_group(const assay_param_spec *p, const assay_grid *g);
 assay_group assay_param_replica_group(const assay_param_spec *p);
-/* Whether this rank's copy counts in the global gradient norm: exactly one rank of every set of replicas
- * does. */
+/* Exactly one rank of every set of replicas is the first. */
+bool assay_param_is_first_replica(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c,
+                                  int rank);
+/* Whether this rank's copy counts in the global gradient norm: the first replica's of what has a gradient. */
 bool assay_param_counts_in_norm(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c,
                                 int rank);
 /* How many elements of its piece, from the first on, a rank counts: all, none, or (not the first rank of a kv group)
  * those that the kv group does not share. */
 int64_t assay_param_counted(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c,
                             int rank, int64_t count);
-/* Those elements as a piece: a number of its first rows. */
-assay_status assay_param_counted_shard(const assay_param_spec *p, const assay_grid *g,
-                                       const assay_model_config *c, int rank, assay_shard *out);
+/* The rows of its piece that a first replica has and no rank of its kv group before it: with a gradient or without one, every
+ * element of a parameter is in one of these pieces. */
+assay_status assay_param_first_shard(const assay_param_spec *p, const assay_grid *g,
+                                     const assay_model_config *c, int rank, assay_shard *out);
 
 /* `count` elements in a row: of part `part` from element `in_part` on, and of a piece of the canonical parameter from its
  * local element `in_piece` on. */

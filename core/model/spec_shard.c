@@ -109,10 +109,10 @@ static bool is_cut_by(const assay_param_spec *p, assay_axis axis)
     return false;
 }
 
-bool assay_param_counts_in_norm(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c,
-                                int rank)
+bool assay_param_is_first_replica(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c,
+                                  int rank)
 {
-    if (!assay_param_needs_grad(p) || !assay_param_on_rank(p, g, c, rank))
+    if (!assay_param_on_rank(p, g, c, rank))
         return false;
     /* A tied embedding lives on the first and the last stage: the first one counts. */
     if (p->layer < 0 && p->on_first_stage && assay_grid_coord(g, ASSAY_AXIS_PP, rank) != 0)
@@ -127,19 +127,32 @@ bool assay_param_counts_in_norm(const assay_param_spec *p, const assay_grid *g, 
     return true;
 }
 
-int64_t assay_param_counted(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c,
-                            int rank, int64_t count)
+bool assay_param_counts_in_norm(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c,
+                                int rank)
 {
-    if (!assay_param_counts_in_norm(p, g, c, rank))
+    return assay_param_needs_grad(p) && assay_param_is_first_replica(p, g, c, rank);
+}
+
+/* Elements of the piece, from the first on, that no rank before has. */
+static int64_t first_elements(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c,
+                              int rank, int64_t count)
+{
+    if (!assay_param_is_first_replica(p, g, c, rank))
         return 0;
     return assay_grid_coord(g, ASSAY_AXIS_KV, rank) == 0 ? count : assay_param_shared_from(p, g, count);
 }
 
-assay_status assay_param_counted_shard(const assay_param_spec *p, const assay_grid *g,
-                                       const assay_model_config *c, int rank, assay_shard *out)
+int64_t assay_param_counted(const assay_param_spec *p, const assay_grid *g, const assay_model_config *c,
+                            int rank, int64_t count)
+{
+    return assay_param_needs_grad(p) ? first_elements(p, g, c, rank, count) : 0;
+}
+
+assay_status assay_param_first_shard(const assay_param_spec *p, const assay_grid *g,
+                                     const assay_model_config *c, int rank, assay_shard *out)
 {
     ASSAY_TRY(assay_param_shard(p, g, rank, out));
     const int64_t count = assay_shard_count(out), rows = out->local_shape[0];
-    const int64_t counted = assay_param_counted(p, g, c, rank, count);
-    return assay_shard_narrow(out, 0, 0, count > 0 ? counted / (count / rows) : 0);
+    const int64_t first = first_elements(p, g, c, rank, count);
+    return assay_shard_narrow(out, 0, 0, count > 0 ? first / (count / rows) : 0);
 }

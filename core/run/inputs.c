@@ -24,6 +24,18 @@ assay_status assay_inputs_weights(const char *folder, const char *load, int64_t 
     return ASSAY_OK;
 }
 
+assay_status assay_inputs_spec(const assay_train_options *o, const assay_model_config *config,
+                               assay_model_spec **out)
+{
+    ASSAY_TRY(assay_spec_build(config, out));
+    const assay_status st = assay_spec_freeze(*out, o->freeze);
+    if (st != ASSAY_OK) {
+        assay_spec_destroy(*out);
+        *out = NULL;
+    }
+    return st;
+}
+
 const char *assay_inputs_load(const assay_train_options *o)
 {
     return o->ignore_missing_keys[0] == '\0' && o->ignore_mismatched_keys[0] == '\0' ? o->load : "";

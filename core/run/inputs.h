@@ -2,6 +2,7 @@
 #ifndef ASSAY_CORE_INPUTS_H
 #define ASSAY_CORE_INPUTS_H
 
+#include "core/model/spec.h"
 #include "core/run/options.h"
 
 ASSAY_BEGIN_DECLS
@@ -12,6 +13,9 @@ typedef enum assay_weights_source {
     ASSAY_WEIGHTS_LOADED  /* such a folder and --load: the checkpoint holds them all */
 } assay_weights_source;
 
+/* The parameter table of a run: the model's, with what o->freeze names frozen. */
+assay_status assay_inputs_spec(const assay_train_options *o, const assay_model_config *config,
+                               assay_model_spec **out);
 /* The checkpoint that holds all of the model's weights: o->load, "" where keys may be ignored, so that the model's own are needed. */
 const char *assay_inputs_load(const assay_train_options *o);
 /* Where the weights of the model in `folder` (NULL or "": none, they are drawn) come from.  Looks at names of files, not into

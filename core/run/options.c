@@ -135,6 +135,9 @@ static const assay_option_row table[] = {
     {"collective_timeout", ASSAY_OPT_DOUBLE, MEMBER(collective_timeout), 0, 1e6, NULL, "SECONDS",
      "longest wait for a collective; 0: ASSAY_COLLECTIVE_TIMEOUT_S, else 300", "Run",
      STEP_RUN_BENCH_OPS | ASSAY_FOR_TRAIN},
+    ROW_STRING(
+        freeze, "PATTERN,...", EVERYWHERE, "Optimizer",
+        "weights that are not trained, as in 'embedding.*,decoder.layers.0.*'; '!PATTERN' trains again"),
     ROW_ENUM(optimizer, optimizer_words, "adam", EVERYWHERE, "Optimizer", "adam (AdamW)"),
     ROW_DOUBLE(lr, 0, 1e6, EVERYWHERE, "Optimizer", "learning rate"),
     ROW_DOUBLE(min_lr, 0, 1e6, EVERYWHERE, "Optimizer", "lowest learning rate of the schedule"),

@@ -73,6 +73,7 @@ typedef struct assay_train_options {
     int64_t max_shard_size; /* bytes of the tensors of one file of a checkpoint; 0 = 5 GB, as transformers */
     int64_t save_after;     /* write `save` after this many steps (global step number); 0 = after the last */
 
+    char freeze[512]; /* "PATTERN,...": weights that get no gradient (assay_spec_freeze) */
     assay_optimizer optimizer;
     double lr, min_lr, lr_warmup_init;
     assay_lr_decay_style lr_decay_style;

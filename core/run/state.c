@@ -9,21 +9,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The format has a place for them, no engine trains beside them. */
-static assay_status no_frozen(const assay_model_spec *spec)
-{
-    for (int64_t i = 0; i < spec->n_params; i++)
-        ASSAY_CHECK(!spec->params[i].frozen, ASSAY_UNSUPPORTED,
-                    "%s: is frozen: a run saves and loads models whose weights are all trained",
-                    spec->params[i].name);
-    return ASSAY_OK;
-}
-
 assay_status assay_state_content(const assay_model_spec *spec, const assay_train_options *o,
                                  assay_checkpoint_content *out)
 {
     const assay_recipe *recipe = assay_recipe_of(o->precision);
-    ASSAY_TRY(no_frozen(spec));
     *out = (assay_checkpoint_content){.spec = spec,
                                       .weight = recipe->op[ASSAY_OPS_LINEAR].weight,
                                       .state = recipe->op[ASSAY_OPS_OPTIMIZER].weight,
@@ -134,6 +123,21 @@ static assay_status check(const assay_train_options *o, const json_t *state, con
     return ASSAY_OK;
 }
 
+/* A weight that was frozen has no states, and an update's step number is the run's: it cannot begin to train in the middle of one. */
+static assay_status check_frozen(const assay_train_options *o, const assay_model_spec *here,
+                                 const assay_model_spec *there)
+{
+    for (int64_t i = 0; i < here->n_params && !o->finetune; i++) {
+        const assay_param_spec *p = assay_spec_find(there, here->params[i].name);
+        ASSAY_CHECK(
+            p == NULL || !p->frozen || !assay_param_needs_grad(&here->params[i]), ASSAY_MISMATCH,
+            "checkpoint %s: %s: is frozen there and trained here: it has no optimizer states to go on "
+            "from; --finetune begins with its weights",
+            o->load, p->name);
+    }
+    return ASSAY_OK;
+}
+
 /* What is not taken from it, once. */
 static assay_status say_ignored(const assay_train_options *o, const assay_checkpoint *c, FILE *say)
 {
@@ -153,11 +157,10 @@ assay_status assay_state_load(const assay_train_options *o, const assay_model_sp
                                             .unexpected = o->ignore_unexpected_keys,
                                             .mismatched = o->ignore_mismatched_keys};
     *out = NULL;
-    ASSAY_TRY(no_frozen(spec));
     ASSAY_TRY(assay_checkpoint_open_share(out, o->load, &ignore, rank, world));
-    assay_status st = no_frozen(assay_checkpoint_content_of(*out)->spec);
+    assay_status st = check(o, assay_checkpoint_header(*out), &spec->config, b, say, step);
     if (st == ASSAY_OK)
-        st = check(o, assay_checkpoint_header(*out), &spec->config, b, say, step);
+        st = check_frozen(o, spec, assay_checkpoint_content_of(*out)->spec);
     if (st == ASSAY_OK)
         st = assay_checkpoint_match(*out, spec);
     if (st == ASSAY_OK)

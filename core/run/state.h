@@ -10,7 +10,7 @@
 
 ASSAY_BEGIN_DECLS
 
-/* What a run's checkpoint holds: types by the precision, the optimizer's states.  ASSAY_UNSUPPORTED: weights that are frozen. */
+/* What a run's checkpoint holds: types by the precision, the optimizer's states. */
 assay_status assay_state_content(const assay_model_spec *spec, const assay_train_options *o,
                                  assay_checkpoint_content *out);
 
@@ -26,7 +26,7 @@ typedef struct assay_state {
 json_t *assay_state_to_json(const assay_state *s);
 
 /* Opens o->load and holds the run to it: the model, the training options (core/run/training.h), the samples read, the keys.  With
- * o->finetune the model and the keys alone, and *step is 0; else the optimizer steps done.  Rank 0 says on stderr what options let pass.
+ * o->finetune the model and the keys alone, and *step is 0; else (a weight that was frozen stays frozen: ASSAY_MISMATCH) the optimizer steps done.  Rank 0 says on stderr what options let pass.
  * The ranks share out the hashing: all must synchronize before they read. */
 assay_status assay_state_load(const assay_train_options *o, const assay_model_spec *spec,
                               const assay_batches *b, int rank, int world, assay_checkpoint **out,

@@ -20,6 +20,7 @@ static const char *const always[] = {"precision",
                                      "moe_router_bias_update_rate",
                                      "moe_expert_capacity_factor",
                                      NULL};
+static const char *const of_frozen[] = {"freeze", NULL};
 static const char *const of_balancing[] = {"moe_router_load_balancing_type", NULL};
 static const char *const of_means[] = {"calculate_per_token_loss", NULL};
 static const char *const of_stored[] = {"gradient_accumulation_fusion", NULL};
@@ -51,6 +52,8 @@ json_t *assay_training_to_json(const assay_train_options *o)
         return NULL;
     }
     take(training, all, always);
+    if (o->freeze[0] != '\0')
+        take(training, all, of_frozen);
     if (o->moe_router_load_balancing_type.n != 1 ||
         o->moe_router_load_balancing_type.of[0] != ASSAY_BALANCING_AUX)
         take(training, all, of_balancing);

@@ -174,13 +174,15 @@ static assay_status rmsnorm_bwd(const gpu_work *w)
     ASSAY_TRY(gpu_check_tensor(op, "gamma", gamma, x.dtype, x.dtype));
     ASSAY_TRY(gpu_check_tensor(op, "rstd", rstd, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_tensor(op, "dx", dx, x.dtype, x.dtype));
-    ASSAY_TRY(gpu_check_tensor(op, "dgamma", dgamma, ASSAY_F32, ASSAY_F32));
+    if (gpu_tensor_present(dgamma))
+        ASSAY_TRY(gpu_check_tensor(op, "dgamma", dgamma, ASSAY_F32, ASSAY_F32));
     const int64_t h = gpu_tensor_count(gamma), t = gpu_tensor_row_count(x);
     ASSAY_TRY(gpu_check_shape2(op, "x", x, t, h));
     ASSAY_TRY(gpu_check_count(op, "dy", dy, t * h));
     ASSAY_TRY(gpu_check_count(op, "dx", dx, t * h));
     ASSAY_TRY(gpu_check_count(op, "rstd", rstd, t));
-    ASSAY_TRY(gpu_check_count(op, "dgamma", dgamma, h));
+    if (gpu_tensor_present(dgamma))
+        ASSAY_TRY(gpu_check_count(op, "dgamma", dgamma, h));
     const norm_bwd_args a = {dx, dgamma, dy, x, gamma, rstd, {}, 0.0f, t, h};
     if (t > 0 && h > 0)
         GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_bwd, w->variant, &a, w->stream), op);

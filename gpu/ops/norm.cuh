@@ -56,6 +56,8 @@ typedef struct norm_bwd_args {
 
 template <class T> static cudaError_t launch_dgamma_k0(const norm_bwd_args *a, cudaStream_t stream)
 {
+    if (a->dgamma.data == nullptr)
+        return cudaSuccess;
     return GPU_LAUNCH_NO_BARRIER(norm_dgamma_k0<T>, gpu_grid(a->h, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
                                  (float *)a->dgamma.data, (const T *)a->dy.data, (const T *)a->x.data,
                                  (const float *)a->rstd.data, a->t, a->h);
@@ -63,6 +65,8 @@ template <class T> static cudaError_t launch_dgamma_k0(const norm_bwd_args *a, c
 
 template <class T, int LANES> static cudaError_t launch_dgamma_k1(const norm_bwd_args *a, cudaStream_t stream)
 {
+    if (a->dgamma.data == nullptr)
+        return cudaSuccess;
     const int chains = LANES < NORM_CHAINS ? (int)NORM_CHAINS : LANES;
     return GPU_LAUNCH((norm_dgamma_k1<T, chains>), gpu_grid(a->h, GPU_WARP), dim3(GPU_WARP, chains), 0,
                       stream, (float *)a->dgamma.data, (const T *)a->dy.data, (const T *)a->x.data,

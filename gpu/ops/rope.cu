@@ -16,10 +16,10 @@ typedef struct rope_desc {
 
 __global__ void rope_table_k0(float *cos_table, float *sin_table, rope_desc d, int64_t positions)
 {
-    const int64_t half = d.rotary_dim / 2;
+    const int64_t pairs = d.rotary_dim / 2;
     const double two_pi = 6.283185307179586476925286766559;
-    for (int64_t e = gpu_thread(); e < positions * half; e += gpu_threads()) {
-        const int64_t p = e / half, i = e % half;
+    for (int64_t e = gpu_thread(); e < positions * pairs; e += gpu_threads()) {
+        const int64_t p = e / pairs, i = e % pairs;
         double f = pow(d.base, -2.0 * (double)i / (double)d.rotary_dim);
         if (d.type == ASSAY_ROPE_LINEAR)
             f /= d.factor;
@@ -44,20 +44,20 @@ __global__ void rope_table_k0(float *cos_table, float *sin_table, rope_desc d, i
 template <class T>
 __global__ void rope_k0(T *y, const T *x, const float *cos_table, const float *sin_table,
                         const int64_t *position, float sign, int64_t t, int64_t heads, int64_t d,
-                        int64_t half)
+                        int64_t pairs)
 {
-    const int64_t width = d - half; /* pairs, then the elements that pass */
+    const int64_t width = d - pairs; /* pairs, then the elements that pass */
     for (int64_t e = gpu_thread(); e < t * heads * width; e += gpu_threads()) {
         const int64_t row = e / width, i = e % width;
-        if (i >= half) {
-            y[row * d + half + i] = x[row * d + half + i];
+        if (i >= pairs) {
+            y[row * d + pairs + i] = x[row * d + pairs + i];
             continue;
         }
-        const int64_t entry = position[row / heads] * half + i;
+        const int64_t entry = position[row / heads] * pairs + i;
         const float c = cos_table[entry], s = sign * sin_table[entry];
-        const float a = gpu_load(x + row * d + i), b = gpu_load(x + row * d + half + i);
+        const float a = gpu_load(x + row * d + i), b = gpu_load(x + row * d + pairs + i);
         gpu_store(y + row * d + i, a * c - b * s);
-        gpu_store(y + row * d + half + i, b * c + a * s);
+        gpu_store(y + row * d + pairs + i, b * c + a * s);
     }
 }
 
@@ -121,11 +121,11 @@ template <class T>
 static cudaError_t launch_rope(gpu_tensor y, gpu_tensor x, gpu_tensor c, gpu_tensor s, gpu_tensor position,
                                float sign, cudaStream_t stream)
 {
-    const int64_t t = x.shape[0], heads = x.shape[1], d = x.shape[2], half = gpu_tensor_cols(c);
-    return GPU_LAUNCH_NO_BARRIER(rope_k0<T>, gpu_grid(t * heads * (d - half), GPU_BLOCK), dim3(GPU_BLOCK), 0,
+    const int64_t t = x.shape[0], heads = x.shape[1], d = x.shape[2], pairs = gpu_tensor_cols(c);
+    return GPU_LAUNCH_NO_BARRIER(rope_k0<T>, gpu_grid(t * heads * (d - pairs), GPU_BLOCK), dim3(GPU_BLOCK), 0,
                                  stream, (T *)y.data, (const T *)x.data, (const float *)c.data,
                                  (const float *)s.data, (const int64_t *)position.data, sign, t, heads, d,
-                                 half);
+                                 pairs);
 }
 
 static assay_status rope(const gpu_work *w, const char *y_name, const char *x_name, float sign)

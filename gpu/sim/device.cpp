@@ -37,10 +37,24 @@ static const attribute attributes[] = {{cudaDevAttrMaxThreadsPerBlock, 1024},
                                        {cudaDevAttrStreamPrioritiesSupported, 1},
                                        {cudaDevAttrMaxSharedMemoryPerMultiprocessor, 233472},
                                        {cudaDevAttrMaxRegistersPerMultiprocessor, 65536},
-                                       {cudaDevAttrManagedMemory, 0},
-                                       {cudaDevAttrCooperativeLaunch, 0},
+                                       {cudaDevAttrManagedMemory, 1},
+                                       {cudaDevAttrCooperativeLaunch, 1},
                                        {cudaDevAttrMaxSharedMemoryPerBlockOptin, 232448},
                                        {cudaDevAttrMaxBlocksPerMultiprocessor, 32},
+                                       {cudaDevAttrMaxPitch, 2147483647},
+                                       {cudaDevAttrTextureAlignment, 512},
+                                       {cudaDevAttrGpuOverlap, 1},
+                                       {cudaDevAttrKernelExecTimeout, 0},
+                                       {cudaDevAttrCanMapHostMemory, 1},
+                                       {cudaDevAttrComputeMode, cudaComputeModeDefault},
+                                       {cudaDevAttrEccEnabled, 0},
+                                       {cudaDevAttrTccDriver, 0},
+                                       {cudaDevAttrMemoryClockRate, 1000000},
+                                       {cudaDevAttrGlobalMemoryBusWidth, 64},
+                                       {cudaDevAttrHostNativeAtomicSupported, 0},
+                                       {cudaDevAttrPageableMemoryAccess, 0},
+                                       {cudaDevAttrConcurrentManagedAccess, 0},
+                                       {cudaDevAttrComputePreemptionSupported, 0},
                                        {cudaDevAttrMemoryPoolsSupported, 0}};
 
 static bool valid(int device)
@@ -120,7 +134,9 @@ cudaError_t cudaGetDeviceProperties(cudaDeviceProp *prop, int device)
     prop->maxThreadsPerMultiProcessor = get(cudaDevAttrMaxThreadsPerMultiProcessor);
     prop->maxBlocksPerMultiProcessor = get(cudaDevAttrMaxBlocksPerMultiprocessor);
     prop->canMapHostMemory = prop->concurrentKernels = prop->unifiedAddressing = 1;
-    prop->streamPrioritiesSupported = 1;
+    prop->streamPrioritiesSupported = prop->managedMemory = prop->cooperativeLaunch = prop->deviceOverlap = 1;
+    prop->clockRate = prop->memoryClockRate = 1000000;
+    prop->textureAlignment = prop->surfaceAlignment = 512;
     prop->pciBusID = device + 1;
     prop->asyncEngineCount = 2;
     prop->memoryBusWidth = 64;
@@ -155,7 +171,7 @@ cudaError_t cudaDeviceGetStreamPriorityRange(int *leastPriority, int *greatestPr
 
 cudaError_t cudaSetDeviceFlags(unsigned int flags)
 {
-    return flags & ~7u ? record_error(cudaErrorInvalidValue) : cudaSuccess;
+    return flags & ~0x1fu ? record_error(cudaErrorInvalidValue) : cudaSuccess;
 }
 
 cudaError_t cudaDeviceSynchronize(void)

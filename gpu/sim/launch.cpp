@@ -101,6 +101,18 @@ static cudaError_t check_launch(const assay_sim_kernel &k, uint3 grid, uint3 blo
             "with cudaFuncAttributeMaxDynamicSharedMemorySize, up to %zu)",
             k.name, shared_bytes, dynamic_limit(k.func), max_shared_optin);
     }
+    int resident = 0, processors = 0;
+    if (k.cooperative &&
+        cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, k.func, static_cast<int>(threads),
+                                                      shared_bytes) == cudaSuccess &&
+        cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0) == cudaSuccess &&
+        static_cast<uint64_t>(grid.x) * grid.y * grid.z > static_cast<uint64_t>(resident * processors)) {
+        return refuse(
+            cudaErrorCooperativeLaunchTooLarge, "launch",
+            "kernel %s: a cooperative launch of %llu blocks of %llu threads; %d are resident at once", k.name,
+            static_cast<unsigned long long>(grid.x) * grid.y * grid.z,
+            static_cast<unsigned long long>(threads), resident * processors);
+    }
     return cudaSuccess;
 }
 
@@ -124,7 +136,7 @@ extern "C" cudaError_t assay_sim_launch(const assay_sim_kernel *kernel, uint3 gr
     }
     launch_work *l =
         new launch_work{{nullptr, kernel->func, kernel->no_barrier != 0, kernel->args, kernel->destroy,
-                         kernel->run, kernel->run_loop, grid, block, shared_bytes},
+                         kernel->run, kernel->run_loop, grid, block, shared_bytes, kernel->cooperative != 0},
                         kernel->name};
     l->call.name = l->name.c_str();
     const assay_sim_work work = {l->call.name, launch_step, nullptr, launch_destroy, l};
@@ -137,6 +149,7 @@ extern "C" {
 
 cudaError_t cudaFuncSetAttribute(const void *func, cudaFuncAttribute attr, int value)
 {
+    func = kernel_body(func);
     if (func == nullptr) {
         return record_error(cudaErrorInvalidDeviceFunction);
     }
@@ -156,6 +169,7 @@ cudaError_t cudaFuncSetAttribute(const void *func, cudaFuncAttribute attr, int v
 
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attr, const void *func)
 {
+    func = kernel_body(func);
     if (attr == nullptr || func == nullptr) {
         return record_error(cudaErrorInvalidDeviceFunction);
     }
@@ -164,18 +178,6 @@ cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attr, const void *func)
     attr->maxDynamicSharedSizeBytes = static_cast<int>(dynamic_limit(func));
     attr->ptxVersion = attr->binaryVersion = 90;
     return cudaSuccess;
-}
-
-cudaError_t cudaLaunchKernel(const void *func, dim3 grid, dim3 block, void **args, size_t sharedMem,
-                             cudaStream_t stream)
-{
-    (void)func;
-    (void)grid;
-    (void)block;
-    (void)args;
-    (void)sharedMem;
-    (void)stream;
-    return unsupported("cudaLaunchKernel: an untyped argument list cannot be copied; use cudaLaunchKernelEx");
 }
 
 } /* extern "C" */

@@ -167,7 +167,7 @@ static bool block_map_pages(block &b, bool poison)
 /* device_private: gives the host's access to a device block, or takes it. */
 static void set_access(const block &b, bool on)
 {
-    if (b.kind == MEMORY_DEVICE)
+    if (b.kind == MEMORY_DEVICE && b.raw != nullptr)
         mprotect(b.raw + b.zone, body_bytes(b), on ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
@@ -199,7 +199,7 @@ static void fill_guards(const block &b)
 
 static const char *kind_name(memory_kind kind)
 {
-    return kind == MEMORY_DEVICE ? "device" : "pinned host";
+    return kind == MEMORY_DEVICE ? "device" : kind == MEMORY_MANAGED ? "managed" : "pinned host";
 }
 
 /* At the program's end, where ASSAY_SIM_LEAKS asks for it: blocks that nobody freed. */
@@ -210,7 +210,7 @@ static void report_leaks()
     for (const auto &entry : h.blocks) {
         const block &b = entry.second;
         char place[320];
-        if (b.kind != MEMORY_DEVICE && b.kind != MEMORY_PINNED)
+        if (b.raw == nullptr) /* a variable, or registered host memory */
             continue;
         source_place(static_cast<const char *>(b.caller) - 1, place, sizeof place);
         assay_sim_report("leak", "%s block %llu (%zu bytes, device %d), allocated at %s, was never freed",
@@ -313,7 +313,7 @@ cudaError_t memory_release(void *ptr, memory_kind kind)
     heap &h = the_heap();
     std::lock_guard<std::mutex> hold(h.lock);
     const auto it = h.blocks.find(reinterpret_cast<uintptr_t>(ptr));
-    if (it == h.blocks.end() || it->second.kind != kind) {
+    if (it == h.blocks.end() || it->second.kind != kind || it->second.raw == nullptr) {
         return cudaErrorInvalidValue;
     }
     const block b = it->second;
@@ -402,6 +402,14 @@ cudaError_t memory_register(void *ptr, size_t bytes)
     h.blocks[reinterpret_cast<uintptr_t>(ptr)] =
         block{bytes, MEMORY_REGISTERED, 0, ++h.serial, nullptr, 0, 0, nullptr};
     return cudaSuccess;
+}
+
+void memory_symbol(const void *ptr, size_t bytes, int device)
+{
+    heap &h = the_heap();
+    std::lock_guard<std::mutex> hold(h.lock);
+    h.blocks.insert(
+        {reinterpret_cast<uintptr_t>(ptr), block{bytes, MEMORY_DEVICE, device, 0, nullptr, 0, 0, nullptr}});
 }
 
 cudaError_t memory_unregister(void *ptr)

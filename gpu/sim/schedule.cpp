@@ -399,8 +399,18 @@ static cudaError_t drain(std::unique_lock<std::recursive_mutex> &hold, CUstream_
     return sticky_error();
 }
 
+/* A kernel would wait for itself. */
+static bool asked_by_kernel()
+{
+    return in_kernel() && refuse(cudaErrorNotPermitted, "unsupported",
+                                 "a synchronization asked for by a kernel") != cudaSuccess;
+}
+
 cudaError_t stream_sync(cudaStream_t stream)
 {
+    if (asked_by_kernel()) {
+        return cudaErrorNotPermitted;
+    }
     std::unique_lock<std::recursive_mutex> hold(the().lock);
     CUstream_st *s = resolve(stream);
     if (s == nullptr) {
@@ -411,6 +421,9 @@ cudaError_t stream_sync(cudaStream_t stream)
 
 cudaError_t device_sync()
 {
+    if (asked_by_kernel()) {
+        return cudaErrorNotPermitted;
+    }
     std::unique_lock<std::recursive_mutex> hold(the().lock);
     return drain(hold, nullptr, current_device());
 }

@@ -77,7 +77,13 @@ double now_seconds();
 
 /* --- memory ------------------------------------------------------------------------------------------------- */
 
-enum memory_kind { MEMORY_NONE = 0, MEMORY_DEVICE = 1, MEMORY_PINNED = 2, MEMORY_REGISTERED = 3 };
+enum memory_kind {
+    MEMORY_NONE = 0,
+    MEMORY_DEVICE = 1,
+    MEMORY_PINNED = 2,
+    MEMORY_REGISTERED = 3,
+    MEMORY_MANAGED = 4
+};
 
 /* caller: the return address of the program's call, for the report of a leak. */
 cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int device, bool poison,
@@ -85,6 +91,7 @@ cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int devi
 cudaError_t memory_release(void *ptr, memory_kind kind); /* checks the guards */
 cudaError_t memory_register(void *ptr, size_t bytes);
 cudaError_t memory_unregister(void *ptr);
+void memory_symbol(const void *ptr, size_t bytes, int device); /* a variable of the device; again and again */
 /* The kind of the block that holds ptr; *offset and *bytes (both may be NULL): where in it, and its size. */
 memory_kind memory_find(const void *ptr, size_t *offset, size_t *bytes, int *device);
 /* May this device touch all of it: 0 no (also: another device's memory), 1 its own memory, 2 pinned host memory. */
@@ -125,6 +132,7 @@ struct kernel_call {
     void (*run_loop)(const void *args, unsigned n, const unsigned *order);
     uint3 grid, block;
     size_t shared_bytes;
+    bool cooperative; /* every block has a thread of the operating system of its own */
 };
 
 constexpr unsigned max_block_threads = 1024;
@@ -133,6 +141,9 @@ constexpr size_t max_shared_optin = 232448;
 
 /* Runs the whole grid; after a report cudaErrorLaunchFailure (misuse) or cudaErrorIllegalAddress (a fault). */
 cudaError_t kernel_run(const kernel_call &call);
+/* The body behind a kernel's address in a translated file; other addresses stay. */
+const void *kernel_body(const void *kernel);
+bool in_kernel(); /* does this operating system thread execute one? */
 
 /* --- streams ------------------------------------------------------------------------------------------------ */
 

@@ -116,6 +116,7 @@ struct shared_array {
 };
 
 struct async_block;
+struct grid_meeting; /* of a cooperative launch (simt_cooperative.cpp) */
 
 struct worker {
     const kernel_call *call;
@@ -142,8 +143,10 @@ struct worker {
     shared_region dynamic_region;
     std::unordered_map<const void *, shared_region> regions; /* by site */
     std::vector<shared_array> arrays;                        /* of this block; the first is the dynamic one */
-    async_block *async; /* copies under way; nullptr: none was ever issued */
-    bool tracing;       /* the block runs again, to find who damaged a guard */
+    async_block *async;    /* copies under way; nullptr: none was ever issued */
+    bool tracing;          /* the block runs again, to find who damaged a guard */
+    grid_meeting *meeting; /* where the blocks of a cooperative launch wait for each other */
+    bool met;              /* some thread of this block has waited there */
     /* stacks */
     std::vector<stack *> idle;
     std::vector<stack *> busy;
@@ -214,6 +217,11 @@ void async_begin(worker &w);
 void async_check(worker &w, const void *p, int line);
 void async_end(worker &w);
 [[noreturn]] void report_matrix(worker &w, const char *kind, int line, const char *what);
+
+/* A cooperative launch: how many of its blocks have begun to wait, and how many are over. */
+grid_meeting *meeting_make(uint64_t blocks);
+void meeting_free(grid_meeting *m);
+void meeting_left(grid_meeting *m, bool failed); /* a block is over */
 
 void shared_begin(worker &w);
 void *shared_dynamic(worker &w);

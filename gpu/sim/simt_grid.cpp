@@ -87,6 +87,7 @@ struct grid_run {
     std::atomic<uint64_t> next;
     std::atomic<bool> failed;
     std::atomic<cudaError_t> error;
+    grid_meeting *meeting;
 };
 static __thread grid_run *running;
 
@@ -144,7 +145,8 @@ static void worker_run(worker &w, grid_run &g)
     running = &g;
     w.call = g.call;
     w.n = g.call->block.x * g.call->block.y * g.call->block.z;
-    w.failed = w.tracing = false;
+    w.failed = w.tracing = w.met = false;
+    w.meeting = g.meeting;
     w.looping = g.call->no_barrier;
     w.strict = config().strict;
     w.callers = config().callers;
@@ -180,6 +182,8 @@ static void worker_run(worker &w, grid_run &g)
             g.error = w.error;
             g.failed = true;
         }
+        if (g.meeting != nullptr)
+            meeting_left(g.meeting, w.failed);
     }
     watch_end(w);
     self = nullptr;
@@ -220,8 +224,15 @@ cudaError_t kernel_run(const kernel_call &call)
     g.next = 0;
     g.failed = false;
     const uint64_t most = g.blocks / (call.no_barrier ? 64 : 1);
+    if (ASSAY_SIM_RACES && call.cooperative) {
+        assay_sim_report("unsupported", "kernel %s: the race checker cannot follow a cooperative launch",
+                         call.name);
+        return cudaErrorNotSupported;
+    }
     race_kernel(call);
-    const size_t helpers = !ASSAY_SIM_RACES && config().threads > 1 && most > 1
+    g.meeting = call.cooperative ? meeting_make(g.blocks) : nullptr;
+    const size_t helpers = call.cooperative ? static_cast<size_t>(g.blocks) - 1
+                           : !ASSAY_SIM_RACES && config().threads > 1 && most > 1
                                ? static_cast<size_t>(most < static_cast<uint64_t>(config().threads)
                                                          ? most
                                                          : static_cast<uint64_t>(config().threads)) -
@@ -235,7 +246,13 @@ cudaError_t kernel_run(const kernel_call &call)
     worker_run(*worker_of_slot(0), g);
     for (std::thread &t : threads)
         t.join();
+    meeting_free(g.meeting);
     return g.failed ? g.error.load() : cudaSuccess;
+}
+
+bool in_kernel()
+{
+    return self != nullptr;
 }
 
 void outside_kernel(const char *what)

@@ -47,7 +47,7 @@ static void blocks_on_threads()
 static void rank(int r, int ranks, ncclUniqueId id, std::atomic<bool> *stop)
 {
     const size_t n = 40000;
-    ncclComm_t comm = nullptr, half = nullptr;
+    ncclComm_t comm = nullptr, part = nullptr;
     cudaStream_t stream = nullptr;
     float *d = nullptr;
     std::vector<float> h(n);
@@ -60,7 +60,7 @@ static void rank(int r, int ranks, ncclUniqueId id, std::atomic<bool> *stop)
             std::this_thread::yield();
         }
     });
-    CHECK(ncclCommSplit(comm, r % 2, r, &half, nullptr) == ncclSuccess);
+    CHECK(ncclCommSplit(comm, r % 2, r, &part, nullptr) == ncclSuccess);
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
     CHECK(cudaMalloc(&d, n * sizeof(float)) == cudaSuccess);
     for (int turn = 0; turn < 20; ++turn) {
@@ -68,7 +68,7 @@ static void rank(int r, int ranks, ncclUniqueId id, std::atomic<bool> *stop)
             h[i] = static_cast<float>(r + turn);
         CHECK(cudaMemcpyAsync(d, h.data(), n * sizeof(float), cudaMemcpyHostToDevice, stream) == cudaSuccess);
         CHECK(ncclAllReduce(d, d, n, ncclFloat, ncclSum, comm, stream) == ncclSuccess);
-        CHECK(ncclAllReduce(d, d, n, ncclFloat, ncclMax, half, stream) == ncclSuccess);
+        CHECK(ncclAllReduce(d, d, n, ncclFloat, ncclMax, part, stream) == ncclSuccess);
         ncclGroupStart();
         CHECK(ncclSend(d, n / 2, ncclFloat, (r + 1) % ranks, comm, stream) == ncclSuccess);
         CHECK(ncclRecv(d + n / 2, n / 2, ncclFloat, (r + ranks - 1) % ranks, comm, stream) == ncclSuccess);
@@ -81,7 +81,7 @@ static void rank(int r, int ranks, ncclUniqueId id, std::atomic<bool> *stop)
     }
     *stop = true;
     watchdog.join();
-    CHECK(ncclCommDestroy(half) == ncclSuccess && ncclCommDestroy(comm) == ncclSuccess);
+    CHECK(ncclCommDestroy(part) == ncclSuccess && ncclCommDestroy(comm) == ncclSuccess);
     CHECK(cudaStreamDestroy(stream) == cudaSuccess && cudaFree(d) == cudaSuccess);
 }
 

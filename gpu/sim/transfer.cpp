@@ -191,7 +191,10 @@ cudaError_t cudaFree(void *devPtr)
 {
     /* cudaFree waits for the device; after a fault the memory is still given back. */
     const cudaError_t before = device_sync();
-    const cudaError_t error = devPtr ? memory_release(devPtr, MEMORY_DEVICE) : cudaSuccess;
+    cudaError_t error = devPtr ? memory_release(devPtr, MEMORY_DEVICE) : cudaSuccess;
+    if (error == cudaErrorInvalidValue) {
+        error = memory_release(devPtr, MEMORY_MANAGED);
+    }
     if (error == cudaErrorLaunchFailure) {
         set_sticky_error(error);
     }
@@ -280,11 +283,13 @@ cudaError_t cudaMallocPitch(void **devPtr, size_t *pitch, size_t width, size_t h
 
 cudaError_t cudaMallocManaged(void **devPtr, size_t size, unsigned int flags)
 {
-    (void)devPtr;
-    (void)size;
-    (void)flags;
-    return refuse(cudaErrorNotSupported, "unsupported",
-                  "cudaMallocManaged: managed memory would hide a missing copy");
+    if (flags != cudaMemAttachGlobal && flags != cudaMemAttachHost) {
+        return record_error(cudaErrorInvalidValue);
+    }
+    if (size == 0) {
+        return record_error(cudaErrorInvalidValue);
+    }
+    return allocate(devPtr, size, MEMORY_MANAGED, true, __builtin_return_address(0));
 }
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)
@@ -301,9 +306,10 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes *attributes, const vo
     void *p = const_cast<void *>(ptr);
     *attributes = cudaPointerAttributes{};
     attributes->device = kind == MEMORY_NONE ? -2 : device;
-    attributes->type = kind == MEMORY_DEVICE ? cudaMemoryTypeDevice
-                       : kind == MEMORY_NONE ? cudaMemoryTypeUnregistered
-                                             : cudaMemoryTypeHost;
+    attributes->type = kind == MEMORY_DEVICE    ? cudaMemoryTypeDevice
+                       : kind == MEMORY_NONE    ? cudaMemoryTypeUnregistered
+                       : kind == MEMORY_MANAGED ? cudaMemoryTypeManaged
+                                                : cudaMemoryTypeHost;
     attributes->devicePointer = kind == MEMORY_NONE ? nullptr : p;
     attributes->hostPointer = kind == MEMORY_DEVICE ? nullptr : p;
     return cudaSuccess;
@@ -340,6 +346,18 @@ cudaError_t cudaMemcpyPeerAsync(void *dst, int dstDevice, const void *src, int s
     }
     return copy("cudaMemcpyPeerAsync", dst, count, src, count, count, 1, cudaMemcpyDeviceToDevice, stream,
                 false);
+}
+
+cudaError_t cudaMemcpyPeer(void *dst, int dstDevice, const void *src, int srcDevice, size_t count)
+{
+    (void)dstDevice;
+    (void)srcDevice;
+    return copy("cudaMemcpyPeer", dst, count, src, count, count, 1, cudaMemcpyDeviceToDevice, nullptr, true);
+}
+
+cudaError_t cudaMemset2D(void *devPtr, size_t pitch, int value, size_t width, size_t height)
+{
+    return fill("cudaMemset2D", devPtr, pitch, value, width, height, nullptr);
 }
 
 cudaError_t cudaMemset(void *devPtr, int value, size_t count)

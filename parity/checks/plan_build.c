@@ -212,6 +212,12 @@ plan_tensor plan_param(plan *p, const char *at)
         .name = plan_at(p, at), .phase = ASSAY_PHASE_FORWARD, .microbatch = -1, .dtype = p->act};
 }
 
+bool plan_is_frozen(plan *p, const char *at)
+{
+    const assay_param_spec *s = p->st == ASSAY_OK ? assay_spec_find(p->job->spec, plan_at(p, at)) : NULL;
+    return s != NULL && !assay_param_needs_grad(s);
+}
+
 void plan_accumulate(plan *p, const char *slot, const char *at)
 {
     const char *param = plan_at(p, at);

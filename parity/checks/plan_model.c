@@ -74,6 +74,8 @@ static void embedding_forward(plan *p, slot *s)
 
 static void embedding_backward(plan *p, slot *s, plan_tensor dy)
 {
+    if (plan_is_frozen(p, "embedding.word_embeddings.weight"))
+        return;
     const plan_tensor dembedded =
         plan_dropout_backward(p, "embedding.dropout", PLAN_DROP_EMBEDDING, dy, s->embedded);
     const plan_tensor whole = plan_row_output_backward(p, "embedding.reduce", dembedded, s->embedding);

@@ -154,12 +154,14 @@ static plan_tensor grouped_linear_backward(plan *p, const plan_moe_saved *s, con
                                            const char *weight, plan_tensor dy, plan_tensor x)
 {
     const plan_tensor dx = plan_whole_rows(p, plan_grad(p, x, p->act), x.rows);
-    plan_add(p, "grouped_linear_bwd_weight", at);
-    plan_in(p, "dy", dy);
-    plan_in(p, "x", x);
-    plan_in(p, "tokens_per_expert", s->local_counts);
-    plan_accumulate(p, "dweight", weight);
-    plan_bool(p, "gradient_accumulation_fusion", p->job->options->gradient_accumulation_fusion);
+    if (!plan_is_frozen(p, weight)) {
+        plan_add(p, "grouped_linear_bwd_weight", at);
+        plan_in(p, "dy", dy);
+        plan_in(p, "x", x);
+        plan_in(p, "tokens_per_expert", s->local_counts);
+        plan_accumulate(p, "dweight", weight);
+        plan_bool(p, "gradient_accumulation_fusion", p->job->options->gradient_accumulation_fusion);
+    }
     plan_add(p, "grouped_linear_bwd_input", at);
     plan_in(p, "dy", dy);
     plan_in(p, "weight", plan_param(p, weight));

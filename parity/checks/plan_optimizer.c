@@ -97,7 +97,8 @@ static void each_param(plan *p, void (*visit)(plan *p, const assay_param_spec *s
         for (int64_t i = 0; i < spec->n_params; i++) {
             const assay_param_spec *s = &spec->params[i];
             const bool turn = (assay_param_reduce_group(s) == ASSAY_GROUP_EDP) == (experts == 1);
-            if (s->trained && turn && assay_param_on_rank(s, p->job->grid, p->job->config, p->rank))
+            if (assay_param_needs_grad(s) && turn &&
+                assay_param_on_rank(s, p->job->grid, p->job->config, p->rank))
                 visit(p, s);
         }
     }

@@ -75,7 +75,7 @@ assay_status plan_compare_parts(plan_findings *f, const plan_job *job, int64_t s
             int index = -1;
             const int members =
                 assay_grid_group(job->grid, assay_param_shard_group(s, job->grid), rank, NULL, &index);
-            if (s->trained && members > 1 && index == 0 &&
+            if (assay_param_needs_grad(s) && members > 1 && index == 0 &&
                 assay_param_on_rank(s, job->grid, job->config, rank))
                 ASSAY_TRY(check_param(f, job, rank, step, s));
         }

@@ -73,7 +73,8 @@ void plan_qk_layernorm_backward(plan *p, const char *at, bool key, const plan_no
     plan_in(p, "gamma", plan_param(p, gamma));
     plan_in(p, "rstd", n->rstd);
     plan_in(p, "dot", all);
-    plan_accumulate(p, "dgamma", gamma);
+    if (!plan_is_frozen(p, gamma))
+        plan_accumulate(p, "dgamma", gamma);
     plan_out(p, "dx", dx);
     plan_int(p, "width", width_of(p, key));
 }

@@ -20,16 +20,18 @@ plan_tensor plan_linear(plan *p, const char *at, plan_tensor x, const char *weig
 void plan_linear_backward(plan *p, const char *at, plan_tensor dy, plan_tensor x, const char *weight,
                           const char *bias, plan_tensor dx)
 {
-    if (bias != NULL) {
+    if (bias != NULL && !plan_is_frozen(p, bias)) {
         plan_add(p, "linear_bwd_bias", at);
         plan_in(p, "dy", dy);
         plan_accumulate(p, "dbias", bias);
     }
-    plan_add(p, "linear_bwd_weight", at);
-    plan_in(p, "dy", dy);
-    plan_in(p, "x", x);
-    plan_accumulate(p, "dweight", weight);
-    plan_bool(p, "gradient_accumulation_fusion", p->job->options->gradient_accumulation_fusion);
+    if (!plan_is_frozen(p, weight)) {
+        plan_add(p, "linear_bwd_weight", at);
+        plan_in(p, "dy", dy);
+        plan_in(p, "x", x);
+        plan_accumulate(p, "dweight", weight);
+        plan_bool(p, "gradient_accumulation_fusion", p->job->options->gradient_accumulation_fusion);
+    }
     plan_add(p, "linear_bwd_input", at);
     plan_in(p, "dy", dy);
     plan_in(p, "weight", plan_param(p, weight));
@@ -57,7 +59,8 @@ void plan_rmsnorm_backward(plan *p, const char *at, const plan_norm *n, plan_ten
     plan_in(p, "x", n->x);
     plan_in(p, "gamma", plan_param(p, gamma));
     plan_in(p, "rstd", n->rstd);
-    plan_accumulate(p, "dgamma", gamma);
+    if (!plan_is_frozen(p, gamma))
+        plan_accumulate(p, "dgamma", gamma);
     plan_out(p, "dx", dx);
     plan_f32(p, "eps", p->job->config->layernorm_epsilon);
 }

@@ -17,11 +17,26 @@
         "T=5 H=3 | eps=1e-5", "T=1 H=1 | eps=1e-6", "T=37 H=32 | eps=1e-6", "T=9 H=48 | eps=1e-5",           \
             "T=0 H=8 | eps=1e-5", "T=3 H=129 | eps=0.5", "T=70 H=64 | eps=1e-6"                              \
     }
+/* trained=0: gamma is frozen, no dgamma is asked. */
+#define NORM_BWD_SIZES                                                                                       \
+    {                                                                                                        \
+        "T=5 H=3 trained=1 | eps=1e-5", "T=1 H=1 trained=1 | eps=1e-6", "T=37 H=32 trained=1 | eps=1e-6",    \
+            "T=9 H=48 trained=1 | eps=1e-5", "T=0 H=8 trained=1 | eps=1e-5",                                 \
+            "T=3 H=129 trained=1 | eps=0.5", "T=70 H=64 trained=1 | eps=1e-6",                               \
+            "T=37 H=32 trained=0 | eps=1e-6", "T=3 H=129 trained=0 | eps=1e-5"                               \
+    }
 #define LAYERNORM_SIZES                                                                                      \
     {                                                                                                        \
         "T=5 H=3 beta=1 | eps=1e-5", "T=1 H=1 beta=1 | eps=1e-6", "T=37 H=32 beta=0 | eps=1e-6",             \
             "T=9 H=48 beta=1 | eps=1e-5", "T=0 H=8 beta=1 | eps=1e-5", "T=3 H=129 beta=1 | eps=0.5",         \
             "T=70 H=64 beta=0 | eps=1e-6"                                                                    \
+    }
+#define CUT_BWD_SIZES                                                                                        \
+    {                                                                                                        \
+        "T=5 H=3 trained=1 | width=12", "T=1 H=1 trained=1 | width=2", "T=37 H=32 trained=1 | width=64",     \
+            "T=9 H=48 trained=1 | width=96", "T=0 H=8 trained=1 | width=16",                                 \
+            "T=3 H=129 trained=1 | width=1032", "T=70 H=64 trained=1 | width=64",                            \
+            "T=9 H=48 trained=0 | width=96"                                                                  \
     }
 /* A part of 3 of a row's columns and more. */
 #define CUT_SIZES(attrs)                                                                                     \
@@ -191,8 +206,8 @@ const parity_ask_row parity_ask_table[] = {
       {.name = "gamma"},
       {SLOT("rstd", FROM), .of = "rmsnorm_fwd.rstd"},
       {.name = "dy"},
-      {.name = "dgamma_in"}},
-     NORM_SIZES},
+      {.name = "dgamma_in", .when = "trained"}},
+     NORM_BWD_SIZES},
     {"rmsnorm_sumsq", .sizes = SUMSQ_SIZES},
     {"rmsnorm_apply",
      {{.name = "x"}, {.name = "gamma"}, {SLOT("sumsq", POSITIVE)}},
@@ -206,8 +221,8 @@ const parity_ask_row parity_ask_table[] = {
       {SLOT("rstd", POSITIVE)},
       {.name = "dot"},
       {.name = "dy"},
-      {.name = "dgamma_in"}},
-     CUT_SIZES("width=")},
+      {.name = "dgamma_in", .when = "trained"}},
+     CUT_BWD_SIZES},
     {"layernorm_fwd", {{.name = "x"}, {.name = "gamma"}, {.name = "beta", .when = "beta"}}, LAYERNORM_SIZES},
     {"layernorm_bwd",
      {{.name = "x"},

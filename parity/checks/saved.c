@@ -42,9 +42,10 @@ assay_status saved_from_trace(const saved *s, const char *name, assay_phase phas
 
 /* --- checkpoint --------------------------------------------------------------------------------------------- */
 
-/* Parameter `name` of a family against the trace's P.<family>, or P itself (suffixed false). */
+/* Parameter `name` of a family against the trace's P.<family>, or P itself (suffixed false): behind the last step, or (a frozen
+ * weight, which no step writes) what the last step read. */
 static assay_status check_state(const saved *s, const assay_checkpoint *c, const char *family,
-                                const char *name, bool suffixed)
+                                const char *name, assay_phase phase, bool suffixed)
 {
     char traced[ASSAY_NAME + 16];
     parity_result r;
@@ -54,7 +55,7 @@ static assay_status check_state(const saved *s, const assay_checkpoint *c, const
     void *data = NULL;
     saved_start(s, PARITY_CHECK_CHECKPOINT, "save", family, name, &r);
     snprintf(traced, sizeof traced, "%s%s%s", name, suffixed ? "." : "", suffixed ? family : "");
-    ASSAY_TRY(saved_from_trace(s, traced, ASSAY_PHASE_OPTIMIZER, s->steps - 1, -1, &g, &r));
+    ASSAY_TRY(saved_from_trace(s, traced, phase, s->steps - 1, -1, &g, &r));
     if (r.verdict == PARITY_PASS) {
         assay_shard whole;
         assay_shard_whole(&whole, g.shape, g.ndim);
@@ -130,10 +131,13 @@ static assay_status check_checkpoint(const saved *s, const assay_checkpoint *c)
     ASSAY_TRY(check_header(s, assay_checkpoint_header(c)));
     for (int64_t i = 0; i < s->spec->n_params; i++) {
         const assay_param_spec *p = &s->spec->params[i];
-        for (int k = -1; k < n_states && p->trained; k++)
-            ASSAY_TRY(check_state(s, c, k < 0 ? "main_param" : states[k], p->name, true));
-        ASSAY_TRY(check_state(s, c, p->trained ? "weight" : "expert_bias", p->name, false));
-        wanted += p->trained ? 2 + n_states : 1;
+        const bool trains = assay_param_needs_grad(p), frozen = p->trained && !trains;
+        for (int k = -1; k < n_states && trains; k++)
+            ASSAY_TRY(
+                check_state(s, c, k < 0 ? "main_param" : states[k], p->name, ASSAY_PHASE_OPTIMIZER, true));
+        ASSAY_TRY(check_state(s, c, p->trained ? "weight" : "expert_bias", p->name,
+                              frozen ? ASSAY_PHASE_FORWARD : ASSAY_PHASE_OPTIMIZER, false));
+        wanted += trains ? 2 + n_states : 1;
     }
     saved_start(s, PARITY_CHECK_CHECKPOINT, "save", "tensors", "", &r);
     r.count = wanted;

@@ -250,7 +250,7 @@ static assay_status check_family(const saved *s, const assay_tensorfile *f, cons
     for (int64_t i = 0; i < s->spec->n_params; i++) {
         const assay_param_spec *p = &s->spec->params[i];
         char traced[ASSAY_NAME + 16];
-        if (!p->trained)
+        if (!assay_param_needs_grad(p))
             continue;
         snprintf(traced, sizeof traced, "%s.%s", p->name, family);
         ASSAY_TRY(check_param(s, f, p, prefix, traced, phase, step, seen));
@@ -275,8 +275,9 @@ static assay_status check_params(const saved *s, const assay_tensorfile *f, int6
     }
     for (int64_t i = 0; i < s->spec->n_params; i++) {
         const assay_param_spec *p = &s->spec->params[i];
-        if (!p->trained)
-            ASSAY_TRY(check_param(s, f, p, "weight.", p->name, ASSAY_PHASE_OPTIMIZER, last, seen));
+        if (!assay_param_needs_grad(p)) /* a buffer; a frozen weight, which no step writes */
+            ASSAY_TRY(check_param(s, f, p, "weight.", p->name,
+                                  p->trained ? ASSAY_PHASE_FORWARD : ASSAY_PHASE_OPTIMIZER, last, seen));
     }
     return ASSAY_OK;
 }

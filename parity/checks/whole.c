@@ -362,7 +362,7 @@ static assay_status judge_gradients(const whole *h, const assay_model_spec *spec
     for (int64_t i = 0; i < spec->n_params; i++) {
         char name[ASSAY_NAME + 16];
         const assay_param_spec *p = &spec->params[i];
-        if (!p->trained)
+        if (!assay_param_needs_grad(p))
             continue;
         snprintf(name, sizeof name, "%s.main_grad", p->name);
         ASSAY_TRY(judge_named(h, &spec->config, name, ASSAY_PHASE_REDUCED_GRAD, "grad", p->name, step));
@@ -377,7 +377,7 @@ static assay_status judge_states(const whole *h, const assay_model_spec *spec, a
     const int n_states = assay_optimizer_states(optimizer, &states);
     for (int64_t i = 0; i < spec->n_params; i++) {
         const assay_param_spec *p = &spec->params[i];
-        for (int k = -1; p->trained && k < n_states; k++) {
+        for (int k = -1; assay_param_needs_grad(p) && k < n_states; k++) {
             char name[ASSAY_NAME + 16];
             snprintf(name, sizeof name, "%s.%s", p->name, k < 0 ? "main_param" : states[k]);
             ASSAY_TRY(judge_named(h, &spec->config, name, ASSAY_PHASE_OPTIMIZER, k < 0 ? "weight" : states[k],

@@ -38,7 +38,7 @@ assay_status parity_whole_zeros(const parity_index *x, const assay_model_spec *s
     for (int64_t i = 0; i < spec->n_params && r->verdict == PARITY_PASS; i++) {
         char name[ASSAY_NAME + 16];
         snprintf(name, sizeof name, "%s.main_grad", spec->params[i].name);
-        if (spec->params[i].trained)
+        if (assay_param_needs_grad(&spec->params[i]))
             ASSAY_TRY(add_zeros(x, name, step, &zeros, r));
     }
     r->count = 1;

@@ -19,7 +19,7 @@ assay_status bisect_open(bisect *b)
     ASSAY_CHECK(b->config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
     ASSAY_TRY(assay_config_load(b->options.model, b->config));
     ASSAY_TRY(assay_inputs_take_config(&meant, b->config));
-    ASSAY_TRY(assay_spec_build(b->config, &b->spec));
+    ASSAY_TRY(assay_inputs_spec(&meant, b->config, &b->spec));
     ASSAY_TRY(assay_batches_open(&b->batches, b->options.batch, b->config->vocab_size));
     ASSAY_TRY(ref_weights_load(b->spec, b->options.model, NULL, b->options.draw_weights, &b->weights));
     return parity_whole_cache_create(&b->cache, b->spec, &meant, &b->batches, b->weights);

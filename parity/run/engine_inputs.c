@@ -22,7 +22,7 @@ assay_status parity_engine_check_inputs(const parity_engine *e, const assay_trai
     ASSAY_TRY_GOTO(assay_config_load(o->model, config), st, done);
     meant = *o;
     ASSAY_TRY_GOTO(assay_inputs_take_config(&meant, config), st, done);
-    ASSAY_TRY_GOTO(assay_spec_build(config, &spec), st, done);
+    ASSAY_TRY_GOTO(assay_inputs_spec(&meant, config, &spec), st, done);
     ASSAY_TRY_GOTO(assay_spec_check_folder(spec, o->model, &stored), st, done);
     ASSAY_TRY_GOTO(assay_inputs_weights(o->model, assay_inputs_load(o), o->draw_weights, &source), st, done);
     ASSAY_TRY_GOTO(assay_batches_open(&batches, o->batch, config->vocab_size), st, done);

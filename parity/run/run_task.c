@@ -3,6 +3,7 @@
 #include "core/base/file.h"
 #include "core/base/log.h"
 #include "core/files/dataset.h"
+#include "core/run/inputs.h"
 #include "parity/dry/dry_svg.h"
 #include <math.h>
 #include <stdlib.h>
@@ -192,7 +193,7 @@ static assay_status judge_trace(parity_task_state *s, const char *dir, const cha
     assay_model_config *config = malloc(sizeof *config);
     ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
     ASSAY_TRY_GOTO(model_config_of(s->t->c, s->t->case_dir, config), st, done);
-    ASSAY_TRY_GOTO(assay_spec_build(config, &spec), st, done);
+    ASSAY_TRY_GOTO(assay_inputs_spec(&s->train, config, &spec), st, done);
     ASSAY_TRY_GOTO(assay_layout_parse(s->t->layout, &p), st, done);
     ASSAY_TRY_GOTO(assay_grid_make(&p, &grid), st, done);
     ASSAY_TRY_GOTO(assay_grid_check_model(&grid, config), st, done);

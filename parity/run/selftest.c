@@ -6,6 +6,7 @@
  * the mutation score. */
 #include "parity/run/selftest.h"
 #include "core/base/file.h"
+#include "core/run/inputs.h"
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -143,7 +144,7 @@ static assay_status set_up(selftest *s, const char *case_file)
     s->config = malloc(sizeof *s->config);
     ASSAY_CHECK(s->config, ASSAY_OUT_OF_MEMORY, "model configuration");
     ASSAY_TRY(assay_config_load(s->train.model, s->config));
-    ASSAY_TRY(assay_spec_build(s->config, &s->spec));
+    ASSAY_TRY(assay_inputs_spec(&s->train, s->config, &s->spec));
     ASSAY_TRY(assay_batches_open(&s->batches, s->train.batch, s->config->vocab_size));
     ASSAY_TRY(ref_weights_load(s->spec, s->train.model, NULL, s->train.draw_weights, &s->weights));
     s->train.precision = ASSAY_PRECISION_BF16;

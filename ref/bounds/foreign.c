@@ -66,7 +66,7 @@ assay_status ref_bound_rmsnorm_bwd_alone(ref_pair dx, ref_pair dgamma, const dou
         rstd[i] = row_rstd(x + i * h, eps, h, d);
         norm_row(dx, i * h, terms, dy + i * h, x + i * h, gamma, rstd[i], h, d);
     }
-    for (int64_t j = 0; j < h; j++)
+    for (int64_t j = 0; j < (dgamma.y ? h : 0); j++)
         norm_gamma(dgamma, j, terms, dy, x, rstd, old, t, h, d);
 done:
     free(terms);

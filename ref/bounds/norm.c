@@ -94,7 +94,7 @@ assay_status ref_bound_rmsnorm_bwd(ref_pair dx, ref_pair dgamma, const double *d
             if (terms)
                 bwd_row(dx, i, terms, dy + i * h, x + i * h, gamma, rstd[i], h, &d->order, &d->num);
 #pragma omp for schedule(static)
-        for (int64_t j = 0; j < h; j++)
+        for (int64_t j = 0; j < (dgamma.y ? h : 0); j++)
             if (terms)
                 bwd_gamma(dgamma, j, terms, dy, x, rstd, old, t, h, &d->order, &d->num);
         free(terms);
@@ -157,7 +157,7 @@ assay_status ref_bound_rmsnorm_bwd_apply(ref_pair dx, ref_pair dgamma, const dou
         const ref_iv mean = iv_mul(n, iv_exact(dot[i]), iv_constant(n, 1.0 / (double)width));
         dx_row(dx, i, dy + i * h, x + i * h, gamma, rstd[i], mean, h, n);
     }
-    for (int64_t j = 0; j < h; j++)
+    for (int64_t j = 0; j < (dgamma.y ? h : 0); j++)
         bwd_gamma(dgamma, j, terms, dy, x, rstd, old, t, h, &d->order, n);
     free(terms);
     return ASSAY_OK;

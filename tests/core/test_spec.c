@@ -287,6 +287,62 @@ Test(core_spec, a_parameter_without_a_hugging_face_name_is_refused)
     expect_error(assay_spec_build(&c, &spec), ASSAY_LIMIT, "num_hidden_layers: expected 1 to 1024, found 0");
 }
 
+/* --- frozen weights ----------------------------------------------------------------------------------------- */
+
+static bool frozen(const assay_model_spec *spec, const char *name)
+{
+    const assay_param_spec *p = assay_spec_find(spec, name);
+    cr_assert_not_null(p, "%s", name);
+    cr_expect_eq(assay_param_needs_grad(p), p->trained && !p->frozen);
+    return p->frozen;
+}
+
+static void expect_freeze(const assay_model_config *c, const char *patterns, assay_status status,
+                          const char *message)
+{
+    assay_model_spec *spec = NULL;
+    expect_ok(assay_spec_build(c, &spec));
+    expect_error(assay_spec_freeze(spec, patterns), status, message);
+    assay_spec_destroy(spec);
+}
+
+/* Canonical names or the folder's; the last pattern that names a weight holds; parts of a parameter are no parameter. */
+Test(core_spec, patterns_freeze_weights)
+{
+    const assay_model_config c = everything(false);
+    assay_model_spec *spec = NULL;
+    expect_ok(assay_spec_build(&c, &spec));
+    expect_ok(assay_spec_freeze(spec, ""));
+    for (int64_t i = 0; i < spec->n_params; i++)
+        cr_expect(!spec->params[i].frozen);
+    expect_ok(assay_spec_freeze(spec, "embedding.*,decoder.layers.1.*,!*.pre_mlp_layernorm.weight"));
+    cr_expect(frozen(spec, "embedding.word_embeddings.weight"));
+    cr_expect(frozen(spec, "decoder.layers.1.mlp.router.weight"));
+    cr_expect(frozen(spec, "decoder.layers.1.mlp.experts.linear_fc1.weight"));
+    cr_expect(!frozen(spec, "decoder.layers.1.mlp.router.expert_bias"), "a buffer");
+    cr_expect(!frozen(spec, "decoder.layers.1.pre_mlp_layernorm.weight"));
+    cr_expect(!frozen(spec, "decoder.layers.0.input_layernorm.weight"));
+    assay_spec_destroy(spec);
+    expect_freeze(&c, "decoder.layers.9.*", ASSAY_INVALID_ARGUMENT, "names no weight of the model");
+    expect_freeze(&c, "*", ASSAY_INVALID_ARGUMENT, "leaves no weight to train");
+    expect_freeze(&c, "embedding.*,", ASSAY_INVALID_ARGUMENT, "behind the last comma");
+    expect_freeze(&c, ",embedding.*", ASSAY_INVALID_ARGUMENT, "expected patterns of 1 to");
+}
+
+Test(core_spec, names_of_the_folder_freeze_what_they_name_whole)
+{
+    assay_model_spec *spec = golden_spec("qwen3_moe");
+    const assay_model_config c = spec->config;
+    expect_ok(assay_spec_freeze(spec, "model.embed_tokens.weight,model.layers.1.self_attn.[qkv]_proj.*"));
+    cr_expect(frozen(spec, "embedding.word_embeddings.weight"));
+    cr_expect(frozen(spec, "decoder.layers.1.self_attention.linear_qkv.weight"));
+    cr_expect(!frozen(spec, "decoder.layers.0.self_attention.linear_qkv.weight"));
+    assay_spec_destroy(spec);
+    expect_freeze(&c, "model.layers.0.self_attn.q_proj.weight", ASSAY_UNSUPPORTED,
+                  "names model.layers.0.self_attn.q_proj.weight, a part of "
+                  "decoder.layers.0.self_attention.linear_qkv.weight");
+}
+
 /* --- cuts --------------------------------------------------------------------------------------------------- */
 
 static const char *const layouts[] = {"1",

@@ -43,6 +43,8 @@ static const pair pairs[] = {
     {{NULL}, {"moe_router_bias_update_rate", "0"}, "moe_router_bias_update_rate: "},
     {{NULL}, {"lr_warmup_iters", "3"}, "lr_warmup_iters: 0 there, 3 here"},
     {{NULL}, {"lr_decay_style", "cosine"}, "lr_decay_style: \"constant\" there, \"cosine\" here"},
+    {{"freeze", "embedding.*"}, {NULL}, "freeze: \"embedding.*\" there, absent here"},
+    {{"freeze", "embedding.*"}, {"freeze", "embedding.*"}, NULL},
     /* What a schedule does not read is no difference. */
     {{"min_lr", "1e-5"}, {NULL}, NULL},
     {{"lr_decay_iters", "5"}, {NULL}, NULL},

@@ -29,7 +29,8 @@ typedef struct samples {
     int found;
 } samples;
 
-static void step(const char *engine, const char *layout, const char *batch, const char *more, ...)
+__attribute__((format(printf, 4, 5))) static void step(const char *engine, const char *layout,
+                                                       const char *batch, const char *more, ...)
 {
     char line[CLI_LINE / 2];
     va_list a;

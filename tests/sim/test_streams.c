@@ -258,12 +258,33 @@ Test(sim_streams, handles_are_checked)
     cr_expect(cudaSetDevice(-1) == cudaErrorInvalidDevice && cudaSetDevice(1000) == cudaErrorInvalidDevice);
 }
 
+/* The host sees what was written once it has waited, and not before: a missing synchronization shows. */
+Test(sim_streams, managed_memory_belongs_to_the_device_until_the_host_waits)
+{
+    unsigned char *p = NULL, before;
+    quiet();
+    cr_assert(cudaMallocManaged((void **)&p, 8, cudaMemAttachGlobal) == cudaSuccess);
+    p[7] = 3;
+    cr_expect(cudaMemsetAsync(p, 5, 8, NULL) == cudaSuccess);
+    before = p[7];
+    cr_expect(cudaDeviceSynchronize() == cudaSuccess);
+    cr_expect(before == 3 && p[7] == 5);
+    struct cudaPointerAttributes a;
+    cr_expect(cudaPointerGetAttributes(&a, p) == cudaSuccess && a.type == cudaMemoryTypeManaged);
+    cr_expect(a.devicePointer == p && a.hostPointer == p);
+    cr_expect(cudaMemPrefetchAsync(p, 8, cudaCpuDeviceId, NULL) == cudaSuccess);
+    cr_expect(cudaMemAdvise(p, 8, cudaMemAdviseSetReadMostly, 0) == cudaSuccess);
+    cr_expect(cudaMemPrefetchAsync(p, 9, 0, NULL) == cudaErrorInvalidValue);
+    cr_expect(cudaMemAdvise(&before, 1, cudaMemAdviseSetReadMostly, 0) == cudaErrorInvalidValue);
+    cr_expect(cudaMallocManaged((void **)&p, 0, cudaMemAttachGlobal) == cudaErrorInvalidValue);
+    cr_expect(cudaMallocManaged((void **)&p, 8, 77) == cudaErrorInvalidValue);
+    cr_expect(cudaFree(p) == cudaSuccess && cudaFree(p) == cudaErrorInvalidValue);
+}
+
 Test(sim_streams, what_is_not_modelled_is_refused_by_name)
 {
     void *p = NULL;
     quiet();
-    cr_expect(cudaMallocManaged(&p, 8, cudaMemAttachGlobal) == cudaErrorNotSupported);
-    expect_report("unsupported: cudaMallocManaged", "", "");
     cr_expect(cudaMemsetAsync(device(1), 0, 1, cudaStreamPerThread) == cudaErrorInvalidResourceHandle);
     const dim3 one = {1, 1, 1};
     cr_expect(cudaLaunchKernel((const void *)&p, one, one, NULL, 0, NULL) == cudaErrorNotSupported);

@@ -73,6 +73,8 @@ void assay_sim_poll(void);
 /* Is [ptr, ptr+bytes) inside one allocation the current device may touch?  0 no, 1 device memory, 2 pinned host
  * memory. */
 int assay_sim_memory_kind(const void *ptr, size_t bytes);
+/* "unsupported: <what>", and cudaErrorNotSupported as the thread's last error. */
+cudaError_t assay_sim_refuse(const char *what);
 
 #ifdef __cplusplus
 }

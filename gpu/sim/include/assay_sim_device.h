@@ -43,14 +43,20 @@ static inline int here(const void *place)
 
 #define __host__
 #define __device__
-#define __global__
 #define __constant__
 #define __managed__
+#if !defined(ASSAY_CC) /* whose translator wants to see these two */
+#define __global__
 /* One block runs at a time on an operating system thread, so a block's shared array is that thread's.  Such
  * an array keeps the values of the previous block; GPU_SHARED (gpu/launch.cuh) gives one that is poisoned and
  * guarded. */
 #define __shared__ static thread_local __attribute__((unused))
+#endif
+#if defined(ASSAY_CC) /* whose programs also take the address of such a function */
+#define __forceinline__ inline
+#else
 #define __forceinline__ inline __attribute__((always_inline))
+#endif
 #define __launch_bounds__(...)
 #define __grid_constant__
 #define __align__(n) __attribute__((aligned(n)))
@@ -126,6 +132,7 @@ typedef struct assay_sim_kernel {
     void (*run_loop)(const void *args, unsigned n, const unsigned *order);
     const void *const *pointers; /* those among the arguments, for the launch's checks */
     int n_pointers;
+    int cooperative; /* all blocks run at once, so that they can wait for each other */
 } assay_sim_kernel;
 
 cudaError_t assay_sim_launch(const assay_sim_kernel *kernel, uint3 grid, uint3 block, size_t shared_bytes,
@@ -182,8 +189,8 @@ template <class T> static inline void note_pointer(const T &v, const void **poin
 }
 
 template <class... P, class... A>
-cudaError_t launch(const char *name, int no_barrier, void (*kernel)(P...), dim3 grid, dim3 block,
-                   size_t shared_bytes, cudaStream_t stream, A &&...args)
+cudaError_t launch_as(const char *name, int no_barrier, int cooperative, void (*kernel)(P...), dim3 grid,
+                      dim3 block, size_t shared_bytes, cudaStream_t stream, A &&...args)
 {
     static_assert(sizeof...(P) == sizeof...(A),
                   "a kernel is launched with as many arguments as it has parameters");
@@ -200,8 +207,17 @@ cudaError_t launch(const char *name, int no_barrier, void (*kernel)(P...), dim3 
                           call_type::run,
                           call_type::run_loop,
                           pointers,
-                          n_pointers};
+                          n_pointers,
+                          cooperative};
     return assay_sim_launch(&k, grid, block, shared_bytes, stream);
+}
+
+template <class... P, class... A>
+cudaError_t launch(const char *name, int no_barrier, void (*kernel)(P...), dim3 grid, dim3 block,
+                   size_t shared_bytes, cudaStream_t stream, A &&...args)
+{
+    return launch_as(name, no_barrier, 0, kernel, grid, block, shared_bytes, stream,
+                     std::forward<A>(args)...);
 }
 
 /* What a lane offers: values of up to 8 bytes in one exchange, larger ones in two. */
@@ -351,5 +367,8 @@ static inline unsigned __activemask()
 }
 
 #include "assay_sim_intrinsics.h"
+#if defined(ASSAY_CC)
+#include "assay_sim_more.h"
+#endif
 
 #endif

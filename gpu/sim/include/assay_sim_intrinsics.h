@@ -468,10 +468,12 @@ static inline long long clock64()
     clock_gettime(CLOCK_MONOTONIC, &t);
     return static_cast<long long>(t.tv_sec) * 1000000000 + t.tv_nsec;
 }
+#if !defined(ASSAY_CC) /* it is not CUDA's: other people's programs have functions of this name */
 static inline unsigned long long __globaltimer()
 {
     return static_cast<unsigned long long>(clock64());
 }
+#endif
 /* Lets the other threads of the block run, so that a loop that waits with it for one of them ends. */
 static inline void __nanosleep(unsigned)
 {
@@ -552,7 +554,6 @@ template <class T> static inline T atomicCAS(T *p, assay_sim::same<T> compare, a
     memcpy(&old, &expected, sizeof old);
     return old;
 }
-
 template <class T> static inline T atomicCAS_block(T *p, assay_sim::same<T> compare, assay_sim::same<T> v)
 {
     ASSAY_SIM_BLOCK_SCOPE;

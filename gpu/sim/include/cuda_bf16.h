@@ -139,6 +139,10 @@ static inline __nv_bfloat16 __ll2bfloat16_rn(long long v)
 {
     return __nv_bfloat16(v);
 }
+static inline __nv_bfloat16 __ull2bfloat16_rn(unsigned long long v)
+{
+    return __nv_bfloat16(v);
+}
 static inline float __bfloat162float(__nv_bfloat16 v)
 {
     return float(v);

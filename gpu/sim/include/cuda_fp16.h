@@ -142,6 +142,10 @@ static inline __half __ll2half_rn(long long v)
 {
     return __half(v);
 }
+static inline __half __ull2half_rn(unsigned long long v)
+{
+    return __half(v);
+}
 static inline float __half2float(__half v)
 {
     return float(v);

@@ -3,6 +3,7 @@
  * __syncthreads, shuffles, atomics. */
 #ifndef ASSAY_SIM_CUDA_RUNTIME_H
 #define ASSAY_SIM_CUDA_RUNTIME_H
+#define __CUDA_RUNTIME_H__ /* CUDA's own guard, which other people's headers ask for */
 
 #include "cuda_runtime_api.h"
 #include "vector_functions.h"
@@ -42,16 +43,28 @@ static inline cudaError_t cudaMallocManaged(T **devPtr, size_t size, unsigned in
 {
     return ::cudaMallocManaged(reinterpret_cast<void **>(devPtr), size, flags);
 }
+namespace assay_sim
+{
+#if defined(ASSAY_CC)
+template <class... P> static inline const void *body_of(void (*kernel_at)(P...)); /* assay_sim_cc.h */
+#else
+template <class... P> static inline const void *body_of(void (*kernel_at)(P...))
+{
+    return reinterpret_cast<const void *>(kernel_at);
+}
+#endif
+} /* namespace assay_sim */
 template <class... P>
 static inline cudaError_t cudaFuncSetAttribute(void (*func)(P...), cudaFuncAttribute attr, int value)
 {
-    return ::cudaFuncSetAttribute(reinterpret_cast<const void *>(func), attr, value);
+    return ::cudaFuncSetAttribute(assay_sim::body_of(func), attr, value);
 }
 template <class... P>
 static inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attr, void (*func)(P...))
 {
-    return ::cudaFuncGetAttributes(attr, reinterpret_cast<const void *>(func));
+    return ::cudaFuncGetAttributes(attr, assay_sim::body_of(func));
 }
+#include "assay_sim_host.h"
 #endif
 
 #endif

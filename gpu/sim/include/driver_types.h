@@ -2,6 +2,7 @@
  * values are those of CUDA 13, so that a number in a log means the same on both. */
 #ifndef ASSAY_SIM_DRIVER_TYPES_H
 #define ASSAY_SIM_DRIVER_TYPES_H
+#define __DRIVER_TYPES_H__ /* CUDA's own guard, which other people's headers ask for */
 
 #include <stddef.h>
 
@@ -86,6 +87,17 @@ typedef void (*cudaStreamCallback_t)(cudaStream_t stream, cudaError_t status, vo
 #define cudaHostRegisterMapped 0x02
 #define cudaHostRegisterReadOnly 0x08
 #define cudaMemAttachGlobal 0x01
+#define cudaMemAttachHost 0x02
+#define cudaMemAttachSingle 0x04
+#define cudaCpuDeviceId (-1)
+#define cudaInvalidDeviceId (-2)
+#define cudaOccupancyDefault 0x00
+#define cudaOccupancyDisableCachingOverride 0x01
+#define cudaIpcMemLazyEnablePeerAccess 0x01
+#define cudaDeviceMapHost 0x08
+#define cudaDeviceBlockingSync 0x04
+#define cudaDeviceLmemResizeToMax 0x10
+#define cudaHostRegisterIoMemory 0x04
 #define cudaDeviceScheduleAuto 0x00
 #define cudaDeviceScheduleSpin 0x01
 #define cudaDeviceScheduleYield 0x02
@@ -98,6 +110,56 @@ typedef enum cudaMemcpyKind {
     cudaMemcpyDeviceToDevice = 3,
     cudaMemcpyDefault = 4
 } cudaMemcpyKind;
+
+typedef enum cudaComputeMode {
+    cudaComputeModeDefault = 0,
+    cudaComputeModeExclusive = 1,
+    cudaComputeModeProhibited = 2,
+    cudaComputeModeExclusiveProcess = 3
+} cudaComputeMode;
+
+typedef enum cudaFuncCache {
+    cudaFuncCachePreferNone = 0,
+    cudaFuncCachePreferShared = 1,
+    cudaFuncCachePreferL1 = 2,
+    cudaFuncCachePreferEqual = 3
+} cudaFuncCache;
+
+typedef enum cudaSharedMemConfig {
+    cudaSharedMemBankSizeDefault = 0,
+    cudaSharedMemBankSizeFourByte = 1,
+    cudaSharedMemBankSizeEightByte = 2
+} cudaSharedMemConfig;
+
+typedef enum cudaLimit {
+    cudaLimitStackSize = 0,
+    cudaLimitPrintfFifoSize = 1,
+    cudaLimitMallocHeapSize = 2,
+    cudaLimitDevRuntimeSyncDepth = 3,
+    cudaLimitDevRuntimePendingLaunchCount = 4,
+    cudaLimitMaxL2FetchGranularity = 5,
+    cudaLimitPersistingL2CacheSize = 6
+} cudaLimit;
+
+typedef enum cudaMemoryAdvise {
+    cudaMemAdviseSetReadMostly = 1,
+    cudaMemAdviseUnsetReadMostly = 2,
+    cudaMemAdviseSetPreferredLocation = 3,
+    cudaMemAdviseUnsetPreferredLocation = 4,
+    cudaMemAdviseSetAccessedBy = 5,
+    cudaMemAdviseUnsetAccessedBy = 6
+} cudaMemoryAdvise;
+
+typedef enum cudaMemLocationType {
+    cudaMemLocationTypeInvalid = 0,
+    cudaMemLocationTypeDevice = 1,
+    cudaMemLocationTypeHost = 2
+} cudaMemLocationType;
+
+typedef struct cudaMemLocation {
+    cudaMemLocationType type;
+    int id;
+} cudaMemLocation;
 
 typedef enum cudaMemoryType {
     cudaMemoryTypeUnregistered = 0,
@@ -145,12 +207,22 @@ typedef enum cudaDeviceAttr {
     cudaDevAttrTotalConstantMemory = 9,
     cudaDevAttrWarpSize = 10,
     cudaDevAttrMaxRegistersPerBlock = 12,
+    cudaDevAttrMaxPitch = 11,
     cudaDevAttrClockRate = 13,
+    cudaDevAttrTextureAlignment = 14,
+    cudaDevAttrGpuOverlap = 15,
     cudaDevAttrMultiProcessorCount = 16,
+    cudaDevAttrKernelExecTimeout = 17,
     cudaDevAttrIntegrated = 18,
+    cudaDevAttrCanMapHostMemory = 19,
+    cudaDevAttrComputeMode = 20,
     cudaDevAttrConcurrentKernels = 31,
+    cudaDevAttrEccEnabled = 32,
     cudaDevAttrPciBusId = 33,
     cudaDevAttrPciDeviceId = 34,
+    cudaDevAttrTccDriver = 35,
+    cudaDevAttrMemoryClockRate = 36,
+    cudaDevAttrGlobalMemoryBusWidth = 37,
     cudaDevAttrL2CacheSize = 38,
     cudaDevAttrMaxThreadsPerMultiProcessor = 39,
     cudaDevAttrAsyncEngineCount = 40,
@@ -162,6 +234,10 @@ typedef enum cudaDeviceAttr {
     cudaDevAttrMaxSharedMemoryPerMultiprocessor = 81,
     cudaDevAttrMaxRegistersPerMultiprocessor = 82,
     cudaDevAttrManagedMemory = 83,
+    cudaDevAttrHostNativeAtomicSupported = 86,
+    cudaDevAttrPageableMemoryAccess = 88,
+    cudaDevAttrConcurrentManagedAccess = 89,
+    cudaDevAttrComputePreemptionSupported = 90,
     cudaDevAttrCooperativeLaunch = 95,
     cudaDevAttrMaxSharedMemoryPerBlockOptin = 97,
     cudaDevAttrMaxBlocksPerMultiprocessor = 106,
@@ -210,6 +286,33 @@ struct cudaDeviceProp {
     int clusterLaunch;
     int memoryPoolsSupported;
     int streamPrioritiesSupported;
+    /* Members that CUDA 13 has dropped and older programs read. */
+    int clockRate;
+    int memoryClockRate;
+    int computeMode;
+    int deviceOverlap;
+    int kernelExecTimeoutEnabled;
+    /* Textures are not modelled: sizes of 0. */
+    size_t textureAlignment, surfaceAlignment, texturePitchAlignment;
+    int maxTexture1D, maxTexture1DLinear, maxTexture2D[2], maxTexture3D[3], maxTexture1DLayered[2],
+        maxTexture2DLayered[3];
+    int tccDriver;
+    int isMultiGpuBoard;
+    int multiGpuBoardGroupID;
+    int computePreemptionSupported;
+    int hostNativeAtomicSupported;
+    int pageableMemoryAccess;
+    int concurrentManagedAccess;
+    int canUseHostPointerForRegisteredMem;
+    int directManagedMemAccessFromHost;
+    int pageableMemoryAccessUsesHostPageTables;
+    int cooperativeMultiDeviceLaunch;
+    int persistingL2CacheMaxSize;
+    int accessPolicyMaxWindowSize;
+    int globalL1CacheSupported;
+    int localL1CacheSupported;
+    int singleToDoublePrecisionPerfRatio;
+    int hostRegisterSupported;
 };
 typedef struct cudaDeviceProp cudaDeviceProp;
 

@@ -1,3 +1,43 @@
-/* Stands before the CUDA toolkit's header of this name, which must not be mixed with the simulator's. */
-#error                                                                                                       \
-    "gpu/sim: <math_constants.h>: the CUDART constants is not modelled by the simulator (docs/SIMULATOR.md)"
+/* CUDA's constants for kernels. */
+#ifndef ASSAY_SIM_MATH_CONSTANTS_H
+#define ASSAY_SIM_MATH_CONSTANTS_H
+
+#define CUDART_INF_F __builtin_inff()
+#define CUDART_NAN_F __builtin_nanf("0xfffff")
+#define CUDART_MIN_DENORM_F 1.401298464e-45F
+#define CUDART_MAX_NORMAL_F 3.402823466e+38F
+#define CUDART_NEG_ZERO_F (-0.0F)
+#define CUDART_ZERO_F 0.0F
+#define CUDART_ONE_F 1.0F
+#define CUDART_SQRT_HALF_F 0.707106781F
+#define CUDART_SQRT_TWO_F 1.414213562F
+#define CUDART_THIRD_F 0.333333333F
+#define CUDART_PIO4_F 0.785398163F
+#define CUDART_PIO2_F 1.570796327F
+#define CUDART_3PIO4_F 2.356194490F
+#define CUDART_2_OVER_PI_F 0.636619772F
+#define CUDART_PI_F 3.141592654F
+#define CUDART_L2E_F 1.442695041F
+#define CUDART_L2T_F 3.321928094F
+#define CUDART_LG2_F 0.301029996F
+#define CUDART_LGE_F 0.434294482F
+#define CUDART_LN2_F 0.693147181F
+#define CUDART_LNT_F 2.302585093F
+#define CUDART_INF __builtin_inf()
+#define CUDART_NAN __builtin_nan("0xfffff")
+#define CUDART_NEG_ZERO (-0.0)
+#define CUDART_ZERO 0.0
+#define CUDART_ONE 1.0
+#define CUDART_SQRT_TWO 1.4142135623730951e+0
+#define CUDART_SQRT_HALF 7.0710678118654757e-1
+#define CUDART_PI 3.1415926535897931e+0
+#define CUDART_PIO2 1.5707963267948966e+0
+#define CUDART_PIO4 7.8539816339744828e-1
+#define CUDART_2_OVER_PI 6.3661977236758138e-1
+#define CUDART_LN2 6.9314718055994529e-1
+#define CUDART_L2E 1.4426950408889634e+0
+#define CUDART_LNT 2.3025850929940459e+0
+#define CUDART_LGE 4.3429448190325182e-1
+#define CUDART_LG2 3.0102999566398120e-1
+
+#endif

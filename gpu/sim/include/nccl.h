@@ -21,6 +21,8 @@
 #ifndef ASSAY_SIM_NCCL_H
 #define ASSAY_SIM_NCCL_H
 
+#include "cuda_bf16.h" /* NCCL's header has them, and programs count on it */
+#include "cuda_fp16.h"
 #include "cuda_runtime_api.h"
 
 #include <limits.h>
@@ -31,7 +33,10 @@
 #define NCCL_PATCH 9
 #define NCCL_SUFFIX "assay-sim"
 #define NCCL_VERSION(X, Y, Z) (((X) <= 2 && (Y) <= 8) ? (X)*1000 + (Y)*100 + (Z) : (X)*10000 + (Y)*100 + (Z))
+/* A program that asks for NCCL's device interface from this version on may be compiled as with an older one. */
+#ifndef NCCL_VERSION_CODE
 #define NCCL_VERSION_CODE 22809
+#endif
 
 #ifdef __cplusplus
 extern "C" {

@@ -1,0 +1,3 @@
+/* Stands before the CUDA toolkit's header of this name, which must not be mixed with the simulator's. */
+#error                                                                                                       \
+    "gpu/sim: <cuda_vdpau_interop.h>: graphics interoperability is not modelled by the simulator (docs/SIMULATOR.md)"

@@ -1,0 +1,2 @@
+/* Stands before the CUDA toolkit's header of this name, which must not be mixed with the simulator's. */
+#error "gpu/sim: <cusolver_common.h>: cuSOLVER is not modelled by the simulator (docs/SIMULATOR.md)"

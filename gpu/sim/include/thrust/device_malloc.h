@@ -1,0 +1,2 @@
+/* Stands before the CUDA toolkit's header of this name, which must not be mixed with the simulator's. */
+#error "gpu/sim: <thrust/device_malloc.h>: Thrust is not modelled by the simulator (docs/SIMULATOR.md)"

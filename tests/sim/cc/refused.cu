@@ -1,0 +1,70 @@
+/* What is not modelled, by name; and what a kernel of this file does wrong. */
+#include <cassert>
+#include <cstdio>
+
+__global__ void child()
+{
+}
+__global__ void parent()
+{
+    child<<<1, 1>>>();
+}
+__global__ void ptx(int *x)
+{
+    if (threadIdx.x == 3)
+        asm volatile("shl.b32 %0, 1, 2;" : "=r"(x[0]));
+}
+__global__ void claims(int n)
+{
+    assert((int)threadIdx.x < n);
+}
+__global__ void past(int *x, int n)
+{
+    __shared__ int s[32];
+    s[threadIdx.x] = 1;
+    if ((int)threadIdx.x <= n)
+        x[threadIdx.x] = s[threadIdx.x];
+}
+
+struct counted { /* whose copies synchronize: a kernel's thread makes one */
+    int n;
+    counted() : n(3)
+    {
+    }
+    counted(const counted &c) : n(c.n)
+    {
+        cudaDeviceSynchronize();
+    }
+};
+__global__ void by_value(counted c, int *x)
+{
+    *x = c.n;
+}
+
+static void say(const char *what)
+{
+    printf("%s: %s\n", what, cudaGetErrorName(cudaDeviceSynchronize()));
+    fflush(stdout);
+    cudaDeviceReset();
+}
+
+int main()
+{
+    int *x;
+    cudaGraph_t graph;
+    cudaMalloc(&x, 16 * sizeof(int));
+    parent<<<1, 1>>>();
+    say("dynamic parallelism");
+    ptx<<<1, 4>>>(x);
+    say("PTX");
+    claims<<<1, 8>>>(5);
+    say("assert");
+    printf("graph: %s\n", cudaGetErrorName(cudaGraphCreate(&graph, 0)));
+    child();
+    printf("host: %s\n", cudaGetErrorName(cudaGetLastError()));
+    past<<<1, 32>>>(x, 16);
+    say("past the end");
+    by_value<<<1, 1>>>(counted(), x);
+    say("by value");
+    return 0;
+}

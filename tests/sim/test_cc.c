@@ -1,0 +1,188 @@
+/* assay-cc in nvcc's place: programs of tests/sim/cc are compiled, linked and run, and options are read as nvcc reads them. */
+#include <criterion/criterion.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#define CC ASSAY_BIN_DIR "/assay-cc"
+#define SOURCES ASSAY_SOURCE_DIR "/tests/sim/cc"
+
+static char folder[64];
+
+static void begin(void)
+{
+    snprintf(folder, sizeof folder, "/tmp/assay-test-cc-XXXXXX");
+    cr_assert(mkdtemp(folder) != NULL);
+    cr_assert(chdir(folder) == 0);
+}
+
+static void end(void)
+{
+    char command[128];
+    snprintf(command, sizeof command, "rm -rf %s", folder);
+    cr_expect(chdir("/") == 0 && system(command) == 0);
+}
+
+/* The exit status; what the command prints, both streams, in `out`. */
+static int shell(char *out, size_t bytes, const char *command)
+{
+    char with[2048];
+    snprintf(with, sizeof with, "(%s) 2>&1", command);
+    FILE *p = popen(with, "r");
+    cr_assert(p != NULL);
+    const size_t n = fread(out, 1, bytes - 1, p);
+    out[n] = 0;
+    const int status = pclose(p);
+    return WIFEXITED(status) ? WEXITSTATUS(status) : -1;
+}
+
+static void write_file(const char *path, const char *with)
+{
+    FILE *f = fopen(path, "w");
+    cr_assert(f != NULL && fputs(with, f) >= 0 && fclose(f) == 0);
+}
+
+static void expect_run(const char *command, int status, const char *want)
+{
+    static char out[65536];
+    const int got = shell(out, sizeof out, command);
+    cr_expect_eq(got, status, "%s: status %d, expected %d:\n%s", command, got, status, out);
+    cr_expect(strstr(out, want) != NULL, "%s prints\n%s\nexpected\n%s", command, out, want);
+}
+
+TestSuite(sim_cc, .init = begin, .fini = end);
+
+Test(sim_cc, every_form_of_cuda_syntax_runs)
+{
+    expect_run(CC " -o prog " SOURCES "/syntax.cu && ./prog", 0,
+               "sum 260\ntable 265\nunnamed 10 4 17\nnames 5 6\nuntyped 263\nlarge "
+               "cudaErrorInvalidValue\nlarge 1\n");
+}
+
+Test(sim_cc, cooperative_groups_and_launches)
+{
+    expect_run(
+        CC " -o prog " SOURCES "/groups.cu && ./prog", 0,
+        "2016 16 28 7 0 0 1 0 1 170 40 9 \n"
+        "156 23 111 90 22 16 20 170 42 209 \n"
+        "348 47 123 81 43 40 43 170 41 509 \n"
+        "476 63 476 413 63 56 62 170 43 709 \n"
+        "cudaSuccess cudaSuccess\n37 36\ncudaErrorCooperativeLaunchTooLarge\ncudaErrorLaunchFailure\n");
+}
+
+Test(sim_cc, cublas_computes_what_loops_compute)
+{
+    expect_run(CC " -O1 -o prog " SOURCES "/blas.cu -lcublas -lcudart && ./prog", 0, "0 wrong\n");
+}
+
+Test(sim_cc, intrinsics_are_what_they_are_defined_to_be)
+{
+    expect_run(CC " -o prog " SOURCES "/intrinsics.cu && ./prog", 0,
+               "cudaSuccess 0 wrong\ncudaErrorInvalidValue\ncudaErrorInvalidValue\n"
+               "cudaErrorInvalidMemcpyDirection\n4 1 cudaErrorInvalidValue\n");
+    expect_run("./prog", 0,
+               "out of bounds: cudaMemcpyToSymbol: 16 bytes from byte 0 of a variable of 4 bytes\n");
+    expect_run("./prog", 0,
+               "out of bounds: cudaMemcpyFromSymbol: 2 bytes from byte 3 of a variable of 4 bytes\n");
+}
+
+Test(sim_cc, what_is_not_modelled_is_refused_by_name_with_its_line)
+{
+    static char out[65536];
+    cr_assert_eq(shell(out, sizeof out, CC " -o prog " SOURCES "/refused.cu && ./prog"), 0, "%s", out);
+    static const char *const wants[] = {
+        "unsupported: kernel parent block (0,0,0) thread (0,0,0) line 10: the launch of child by a kernel "
+        "(dynamic "
+        "parallelism)\n",
+        "unsupported: kernel ptx block (0,0,0) thread (3,0,0) line 15: inline PTX \"shl.b32 %0, 1, 2;\"\n",
+        "assert: kernel claims block (0,0,0) thread (5,0,0) line 19: assertion `",
+        "assert: cudaErrorAssert\n",
+        "unsupported: cudaGraphCreate\n",
+        "unsupported: a synchronization asked for by a kernel\n",
+        "by value: cudaSuccess\n",
+        "graph: cudaErrorNotSupported\n",
+        "kernel child: called by the host without <<<grid, block>>>\n",
+        "host: cudaErrorMissingConfiguration\n",
+    };
+    for (size_t i = 0; i < sizeof wants / sizeof *wants; ++i)
+        cr_expect(strstr(out, wants[i]) != NULL, "%s\nis not in\n%s", wants[i], out);
+    cr_expect(strstr(out, "out of bounds") != NULL || strstr(out, "AddressSanitizer") != NULL, "%s", out);
+}
+
+Test(sim_cc, makefiles_of_several_files)
+{
+    write_file("k.cuh", "#pragma once\n__global__ void twice(int *x);\nint host(int);\n");
+    write_file("k.cu", "#include \"k.cuh\"\n__global__ void twice(int *x) { x[threadIdx.x] *= FACTOR; }\n");
+    write_file("host.cpp", "#include <cuda_runtime.h>\nint host(int v) { dim3 d(v); return d.x + 1; }\n");
+    write_file("plain.c", "int plain(void) { return 40; }\n");
+    write_file("main.cu", "#include \"k.cuh\"\n#include <cstdio>\nextern \"C\" int plain(void);\n"
+                          "int main() { int *d, h = host(plain()); cudaMalloc(&d, 4); cudaMemcpy(d, &h, 4, "
+                          "cudaMemcpyHostToDevice); twice<<<1, 1>>>(d); cudaMemcpy(&h, d, 4, "
+                          "cudaMemcpyDeviceToHost); printf(\"%d\\n\", h); return 0; }\n");
+    expect_run(
+        CC
+        " -arch=sm_80 -gencode arch=compute_80,code=sm_80 -Xptxas -v -DFACTOR=3 -I. -O3 --std=c++14 -c k.cu "
+        "-MD && cat k.d",
+        0, "k.o: ");
+    expect_run(CC " -dc main.cu -o main.o && " CC
+                  " --compile -Xcompiler -Wall,-Wextra host.cpp plain.c && " CC
+                  " -rdc=true -o prog main.o host.o k.o plain.o -lcudart -lcublas -lpthread && ./prog",
+               0, "123\n");
+    expect_run(CC " -DFACTOR=2 main.cu host.cpp k.cu plain.c && ./a.out", 0, "82\n");
+    expect_run(CC " -M main.cu", 0, "main.o: ");
+    expect_run(CC " -E main.cu | grep configure..twice", 0, "::assay_sim::configure(\"twice\", 4, 1, 1)");
+    expect_run(CC " --dryrun -o never main.cu; test ! -e never", 0, "-fno-strict-aliasing");
+    expect_run("ls -d /tmp/assay-cc-* 2>/dev/null | wc -l | grep -qx 0 || ls -ld /tmp/assay-cc-*", 0, "");
+}
+
+Test(sim_cc, options_are_used_said_or_refused_by_name)
+{
+    write_file("a.cu", "int main() { return 0; }\n");
+    static const struct {
+        const char *arguments;
+        int status;
+        const char *want;
+    } rows[] = {
+        {"--version", 0, "release 13.0"},
+        {"--help", 0, "accepted, without effect, and said:"},
+        {"", 2, "assay-cc: no input files"},
+        {"-arch=sm_90 -use_fast_math -c a.cu", 0,
+         "assay-cc: accepted, without effect: -arch=sm_90 -use_fast_math"},
+        {"--std=c++11 -c a.cu", 0, "-std=c++11 (the simulator's headers need C++17)"},
+        {"-std=c++97 -c a.cu", 2, "assay-cc: -std=c++97: expected c++11"},
+        {"-ptx a.cu", 2, "assay-cc: -ptx: not supported: there is no PTX"},
+        {"--default-stream per-thread a.cu", 2, "assay-cc: --default-stream: not supported"},
+        {"-fopenmp a.cu", 2,
+         "assay-cc: unknown option -fopenmp (an option for the host compiler is written -Xcompiler"},
+        {"a.cu -o", 2, "assay-cc: -o: a value is missing"},
+        {"-c -o x.o a.cu a.cu", 2, "-o x.o with -c and 2 sources"},
+        {"a.cu -lcurand", 2, "assay-cc: -lcurand: not modelled by the simulator"},
+        {"a.cu -lcudnn_ops -o x", 2, "assay-cc: -lcudnn_ops: not modelled"},
+        {"a.cu -lnccl -lcublasLt -lcuda -lnvToolsExt -o x && ./x", 0, ""},
+        {"-x ptx a.cu", 2, "assay-cc: -x ptx: expected cu, c++ or c"},
+        {"missing.cu", 1, "missing.cu: No such file or directory"},
+    };
+    char command[512];
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
+        snprintf(command, sizeof command, CC " %s", rows[i].arguments);
+        expect_run(command, rows[i].status, rows[i].want);
+    }
+}
+
+/* A toolkit's folder on the include path is left out, so that its headers do not stand beside the simulator's. */
+Test(sim_cc, errors_name_the_file_and_line_of_the_source)
+{
+    write_file("inner.cuh", "\n\n__global__ int not_a_kernel;\n");
+    write_file("a.cu", "#include \"inner.cuh\"\nint main() { return 0; }\n");
+    write_file("b.cu", "__global__ void k(int *x)\n{\n    __shared__ int s[4];\n    s[0] = nothing;\n}\n");
+    write_file("c.cu", "#include <cufft.h>\nint main() { return 0; }\n");
+    cr_assert(mkdir("toolkit", 0777) == 0);
+    write_file("toolkit/cuda_runtime.h", "#error a toolkit\n");
+    write_file("d.cu", "#include <cuda_runtime.h>\nint main() { return 0; }\n");
+    expect_run(CC " a.cu", 1, "inner.cuh:3: assay-cc: error: __global__ without a function");
+    expect_run(CC " b.cu", 1, "b.cu:4:");
+    expect_run(CC " c.cu", 1, "gpu/sim: <cufft.h>: cuFFT is not modelled by the simulator");
+    expect_run(CC " -Itoolkit d.cu", 0, "-I toolkit (a CUDA toolkit)");
+}
