@@ -30,6 +30,8 @@ static const parity_verb VERBS[] = {
     {"bench", parity_main_bench, "times of a step and of its operations, beside what the device can do"},
     {"certify", parity_main_certify,
      "try a kernel of a shared library, or the engine's own: report, certificate"},
+    {"sanitize", parity_main_sanitize,
+     "run a CUDA program built for the simulator under its memory, race, barrier and collective checks"},
     {"keygen", parity_main_keygen, "a pair of keys for certificates"},
     {"verify", parity_main_verify, "a certificate: signature, hashes, validity; offline"},
     {"gate", parity_main_gate, "whether a folder holds the certificates that are required"},

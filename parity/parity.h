@@ -237,6 +237,7 @@ int parity_main_diff(int argc, char **argv);
 int parity_main_replay(int argc, char **argv);
 int parity_main_check(int argc, char **argv);
 int parity_main_map(int argc, char **argv);
+int parity_main_sanitize(int argc, char **argv);
 int parity_main_layout(int argc, char **argv);
 int parity_main_selftest(int argc, char **argv);
 int parity_main_doctor(int argc, char **argv);

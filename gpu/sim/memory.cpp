@@ -44,6 +44,7 @@ struct block {
     unsigned char
         *raw; /* the mapping with its zones; nullptr: registered host memory, which is the caller's */
     size_t raw_bytes, zone;
+    const void *caller; /* who allocated it */
 };
 
 typedef std::map<uintptr_t, block> block_map; /* by the address of the user bytes */
@@ -196,8 +197,33 @@ static void fill_guards(const block &b)
     memory_asan_poison(user + b.bytes, behind);
 }
 
-cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int device, bool poison)
+static const char *kind_name(memory_kind kind)
 {
+    return kind == MEMORY_DEVICE ? "device" : kind == MEMORY_MANAGED ? "managed" : "pinned host";
+}
+
+/* At the program's end, where ASSAY_SIM_LEAKS asks for it: blocks that nobody freed. */
+static void report_leaks()
+{
+    heap &h = the_heap();
+    std::lock_guard<std::mutex> hold(h.lock);
+    for (const auto &entry : h.blocks) {
+        const block &b = entry.second;
+        char place[320];
+        if (b.raw == nullptr) /* a variable, or registered host memory */
+            continue;
+        source_place(static_cast<const char *>(b.caller) - 1, place, sizeof place);
+        assay_sim_report("leak", "%s block %llu (%zu bytes, device %d), allocated at %s, was never freed",
+                         kind_name(b.kind), static_cast<unsigned long long>(b.serial), b.bytes, b.device,
+                         place);
+    }
+}
+
+cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int device, bool poison,
+                            const void *caller)
+{
+    static const bool asked = config().leaks && atexit(report_leaks) == 0;
+    (void)asked;
     heap &h = the_heap();
     std::lock_guard<std::mutex> hold(h.lock);
     *out = nullptr;
@@ -205,7 +231,7 @@ cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int devi
         (kind == MEMORY_DEVICE && h.used[device] > config().memory_bytes - bytes)) {
         return cudaErrorMemoryAllocation;
     }
-    block b = {bytes, kind, device, ++h.serial, nullptr, 0, 0};
+    block b = {bytes, kind, device, ++h.serial, nullptr, 0, 0, caller};
     if (!block_map_pages(b, poison)) {
         return cudaErrorMemoryAllocation;
     }
@@ -218,6 +244,8 @@ cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int devi
         faults_watch();
         set_access(b, h.open > 0);
     }
+    race_memory(user, bytes, static_cast<size_t>(user - (b.raw + b.zone)),
+                round_up(bytes, user_align) - bytes, kind == MEMORY_DEVICE, poison);
     h.blocks[reinterpret_cast<uintptr_t>(user)] = b;
     if (kind == MEMORY_DEVICE) {
         h.used[device] += bytes;
@@ -228,11 +256,6 @@ cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int devi
     }
     *out = user;
     return cudaSuccess;
-}
-
-static const char *kind_name(memory_kind kind)
-{
-    return kind == MEMORY_DEVICE ? "device" : kind == MEMORY_MANAGED ? "managed" : "pinned host";
 }
 
 static bool guards_intact(uintptr_t at, const block &b, const char *after)
@@ -302,6 +325,7 @@ cudaError_t memory_release(void *ptr, memory_kind kind)
         h.used[b.device] -= b.bytes;
     }
     memory_asan_unpoison(b.raw + b.zone, body_bytes(b));
+    race_memory_gone(b.raw + b.zone, body_bytes(b));
     quarantine(h, reinterpret_cast<uintptr_t>(ptr), b);
     return intact ? cudaSuccess : cudaErrorLaunchFailure;
 }
@@ -376,7 +400,7 @@ cudaError_t memory_register(void *ptr, size_t bytes)
         return cudaErrorHostMemoryAlreadyRegistered;
     }
     h.blocks[reinterpret_cast<uintptr_t>(ptr)] =
-        block{bytes, MEMORY_REGISTERED, 0, ++h.serial, nullptr, 0, 0};
+        block{bytes, MEMORY_REGISTERED, 0, ++h.serial, nullptr, 0, 0, nullptr};
     return cudaSuccess;
 }
 
@@ -385,7 +409,7 @@ void memory_symbol(const void *ptr, size_t bytes, int device)
     heap &h = the_heap();
     std::lock_guard<std::mutex> hold(h.lock);
     h.blocks.insert(
-        {reinterpret_cast<uintptr_t>(ptr), block{bytes, MEMORY_DEVICE, device, 0, nullptr, 0, 0}});
+        {reinterpret_cast<uintptr_t>(ptr), block{bytes, MEMORY_DEVICE, device, 0, nullptr, 0, 0, nullptr}});
 }
 
 cudaError_t memory_unregister(void *ptr)

@@ -2,6 +2,7 @@
 #include "sim.hpp"
 
 #include <atomic>
+#include <fcntl.h>
 #include <mutex>
 #include <stdarg.h>
 #include <stdio.h>
@@ -51,6 +52,23 @@ static void choose_target(settings &s)
     s.target = s.fma && ASSAY_SIM_TARGETS > 1 ? 1 : 0;
 }
 
+/* To the file that ASSAY_SIM_FINDINGS names, one line each, of all processes. */
+static void append_finding(char *text)
+{
+    static const char *const path = getenv("ASSAY_SIM_FINDINGS");
+    const size_t n = strlen(text);
+    const int file =
+        path == nullptr || *path == '\0' ? -1 : open(path, O_WRONLY | O_APPEND | O_CREAT | O_CLOEXEC, 0600);
+    if (file < 0) {
+        return;
+    }
+    text[n] = '\n';
+    const ssize_t ignored = write(file, text, n + 1);
+    (void)ignored;
+    text[n] = '\0';
+    close(file);
+}
+
 static settings from_environment()
 {
     settings s = {};
@@ -67,13 +85,14 @@ static settings from_environment()
                 order);
         exit(2);
     }
-    const uint64_t stack_kb = SIM_ASAN || SIM_TSAN ? 256 : 64;
+    const uint64_t stack_kb = SIM_ASAN || SIM_TSAN || ASSAY_SIM_RACES ? 256 : 64;
     s.threads = static_cast<int>(env_number("ASSAY_SIM_THREADS", 1, 1, 256));
     s.stream_seed = env_number("ASSAY_SIM_STREAM_SEED", 0, 0, UINT64_MAX);
     s.eager = env_number("ASSAY_SIM_EAGER", 0, 0, 1) != 0;
     s.strict = env_number("ASSAY_SIM_STRICT", 0, 0, 1) != 0;
     s.callers = env_number("ASSAY_SIM_CALLERS", 1, 0, 1) != 0;
     s.device_private = env_number("ASSAY_SIM_DEVICE_PRIVATE", 0, 0, 1) != 0;
+    s.leaks = env_number("ASSAY_SIM_LEAKS", 0, 0, 1) != 0;
     s.spin_s = static_cast<double>(env_number("ASSAY_SIM_SPIN_S", 60, 0, 1u << 20));
     s.devices = static_cast<int>(env_number("ASSAY_SIM_DEVICES", 8, 1, 64));
     s.memory_bytes = static_cast<size_t>(env_number("ASSAY_SIM_MEMORY_MB", 81920, 1, 1u << 24)) << 20;
@@ -82,6 +101,10 @@ static settings from_environment()
     s.tf32 = env_number("ASSAY_SIM_TF32", 0, 0, 1) != 0;
     s.matrix_truncates = env_number("ASSAY_SIM_MATRIX_TRUNCATES", 0, 0, 1) != 0;
     choose_target(s);
+    char begin[128];
+    snprintf(begin, sizeof begin, "assay-sim: begin: process %d, races %s", static_cast<int>(getpid()),
+             ASSAY_SIM_RACES ? "checked" : "not checked");
+    append_finding(begin);
     return s;
 }
 
@@ -125,7 +148,9 @@ static void report_line(const char *kind, const char *format, va_list args)
         const ssize_t ignored =
             write(STDERR_FILENO, text, n + 1); /* one write: lines of several ranks do not mix */
         (void)ignored;
+        text[n] = '\0';
     }
+    append_finding(text);
 }
 
 void report_clear()

@@ -32,7 +32,8 @@ struct op {
     uint64_t seq;
     work_box *box;
     CUevent_st *event;
-    uint64_t generation; /* of the record that is made, or waited for */
+    uint64_t generation;   /* of the record that is made, or waited for */
+    sim::race_clock clock; /* of the host when it was enqueued */
 };
 
 struct CUstream_st {
@@ -42,6 +43,7 @@ struct CUstream_st {
     uint64_t id; /* 0: a device's legacy default stream */
     bool destroyed;
     std::deque<op> queue;
+    sim::race_clock clock;
 };
 
 struct CUevent_st {
@@ -52,6 +54,7 @@ struct CUevent_st {
     CUstream_st *stream; /* of the last record */
     int uses;            /* queued ops that name it */
     bool destroyed;
+    sim::race_clock clock; /* of the stream at the last record that has run */
 };
 
 namespace sim
@@ -209,17 +212,32 @@ static CUstream_st *obstacle(CUstream_st *s)
     return nullptr;
 }
 
+/* What the race checker holds for done before the head of this stream. */
+static void race_order_before(CUstream_st *s, const op &head)
+{
+    s->clock.join(head.clock);
+    if (head.kind == OP_WAIT)
+        s->clock.join(head.event->clock);
+    for (CUstream_st *t : the().streams) {
+        if (t->device == s->device && ((s->id == 0 && blocking(t)) || (t->id == 0 && blocking(s))))
+            s->clock.join(t->clock);
+    }
+}
+
 /* Steps the head of a stream that nothing is in the way of. */
 static assay_sim_step step(CUstream_st *s)
 {
     op &head = s->queue.front();
     assay_sim_step result = ASSAY_SIM_DONE;
+    race_order_before(s, head);
     if (head.kind == OP_WORK) {
+        race_work(s->clock, static_cast<uint64_t>(s->device) << 48 | s->id, head.box->work.name);
         memory_access(+1);
         result = head.box->work.step(head.box->work.state);
         memory_access(-1);
     } else if (head.kind == OP_RECORD) {
         head.event->at = now_seconds();
+        head.event->clock = s->clock;
         if (head.event->completed < head.generation) {
             head.event->completed = head.generation;
         }
@@ -371,6 +389,10 @@ static cudaError_t drain(std::unique_lock<std::recursive_mutex> &hold, CUstream_
         }
         advance_once(hold, target, device, w);
     }
+    for (const CUstream_st *s : the().streams) {
+        if (target != nullptr ? s == target : s->device == device)
+            race_host().join(s->clock);
+    }
     if (!memory_guards_intact("found at a synchronization")) {
         set_sticky_error(cudaErrorLaunchFailure);
     }
@@ -475,6 +497,7 @@ static cudaError_t push(cudaStream_t stream, op o)
         }
         return error;
     }
+    o.clock = race_host();
     o.seq = s.seq++;
     if (o.event) {
         ++o.event->uses;
@@ -559,6 +582,7 @@ cudaError_t event_sync(cudaEvent_t event)
     while (sticky_error() == cudaSuccess && event->completed < generation) {
         advance_once(hold, event->stream, event->stream->device, w);
     }
+    race_host().join(event->clock);
     if (sticky_error() == cudaSuccess && !memory_guards_intact("found at a synchronization")) {
         set_sticky_error(cudaErrorLaunchFailure);
     }
@@ -589,7 +613,10 @@ cudaError_t event_query(cudaEvent_t event)
     if (sticky_error() != cudaSuccess) {
         return sticky_error();
     }
-    return event->completed < event->recorded ? cudaErrorNotReady : cudaSuccess;
+    if (event->completed < event->recorded)
+        return cudaErrorNotReady;
+    race_host().join(event->clock);
+    return cudaSuccess;
 }
 
 cudaError_t stream_query(cudaStream_t stream)
@@ -608,7 +635,10 @@ cudaError_t stream_query(cudaStream_t stream)
     if (sticky_error() != cudaSuccess) {
         return sticky_error();
     }
-    return s->queue.empty() ? cudaSuccess : cudaErrorNotReady;
+    if (!s->queue.empty())
+        return cudaErrorNotReady;
+    race_host().join(s->clock);
+    return cudaSuccess;
 }
 
 cudaError_t event_elapsed(float *ms, cudaEvent_t start, cudaEvent_t end)

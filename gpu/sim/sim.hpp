@@ -3,6 +3,7 @@
 #define ASSAY_SIM_HPP
 
 #include "assay_sim.h"
+#include "race.hpp"
 #include "vector_types.h"
 
 #include <stddef.h>
@@ -43,6 +44,7 @@ struct settings {
     bool strict;         /* threads that have returned may not be missing at a barrier or in a mask */
     bool callers;        /* paths that differ in addresses are compared as source lines */
     bool device_private; /* device memory has no access outside work of streams */
+    bool leaks;          /* blocks that nobody has freed are reported at the end */
     double spin_s;
     int devices;
     size_t memory_bytes;
@@ -83,7 +85,9 @@ enum memory_kind {
     MEMORY_MANAGED = 4
 };
 
-cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int device, bool poison);
+/* caller: the return address of the program's call, for the report of a leak. */
+cudaError_t memory_allocate(void **out, size_t bytes, memory_kind kind, int device, bool poison,
+                            const void *caller);
 cudaError_t memory_release(void *ptr, memory_kind kind); /* checks the guards */
 cudaError_t memory_register(void *ptr, size_t bytes);
 cudaError_t memory_unregister(void *ptr);
@@ -110,6 +114,8 @@ bool memory_guard_before_intact(const unsigned char *p, size_t bytes, uint64_t s
 bool memory_describe(const void *ptr, char *text, size_t bytes);
 /* Whether it lies in device memory that is closed to the host just now. */
 bool memory_is_private(const void *ptr);
+/* The source line of an address of the program (simt_source.cpp), or module and offset. */
+void source_place(const void *pc, char *text, size_t bytes);
 void faults_watch(); /* simt_fault.cpp: from here on faults of this thread are reported */
 void memory_asan_poison(void *p, size_t bytes);
 void memory_asan_unpoison(void *p, size_t bytes);

@@ -295,6 +295,7 @@ static void block_release(worker &w)
                 w.state[t] = READY;
         }
     }
+    race_barrier(w);
     w.runnable = w.arrived;
     w.result = w.op == ASSAY_SIM_BLOCK_AND  ? w.sum == static_cast<int>(w.arrived)
                : w.op == ASSAY_SIM_BLOCK_OR ? w.sum != 0

@@ -173,8 +173,7 @@ void watch_end(worker &w);
 /* The source lines of an address in the program, "kernel.cu:12 < caller.cu:40" where functions are inlined; "" when no
  * addr2line or no debug information knows them. */
 std::string source_lines(const void *pc);
-/* The same, or module and offset.  Into an array, because who abandons a block leaves its objects behind. */
-void source_place(const void *pc, char *text, size_t bytes);
+/* source_place() writes into an array, because who abandons a block leaves its objects behind. */
 [[noreturn]] void report_promise(worker &w, const char *what, int line);
 void draw_order(worker &w);
 /* Gives the processor away.  `ended`: the current thread is over; returns with a fresh thread to run on the

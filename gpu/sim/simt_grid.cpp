@@ -47,6 +47,7 @@ static void block_once(worker &w, uint64_t linear, uint64_t launch)
         w.warps[k].groups = 0;
     }
     order_begin(w, linear, launch);
+    race_block(w, linear, false);
     shared_begin(w);
     async_begin(w);
     w.position = 1;
@@ -109,6 +110,7 @@ static void loop_entry()
     for (uint64_t i = w.block_from; i < w.block_to; ++i) {
         const uint64_t linear = block_at(*running, i);
         blockIdx = block_id(linear, c.grid);
+        race_block(w, linear, true);
         const bool forward = config().order == ASSAY_SIM_ORDER_FORWARD;
         if (!forward)
             order_begin(w, linear, running->launch);
@@ -222,9 +224,15 @@ cudaError_t kernel_run(const kernel_call &call)
     g.next = 0;
     g.failed = false;
     const uint64_t most = g.blocks / (call.no_barrier ? 64 : 1);
+    if (ASSAY_SIM_RACES && call.cooperative) {
+        assay_sim_report("unsupported", "kernel %s: the race checker cannot follow a cooperative launch",
+                         call.name);
+        return cudaErrorNotSupported;
+    }
+    race_kernel(call);
     g.meeting = call.cooperative ? meeting_make(g.blocks) : nullptr;
     const size_t helpers = call.cooperative ? static_cast<size_t>(g.blocks) - 1
-                           : config().threads > 1 && most > 1
+                           : !ASSAY_SIM_RACES && config().threads > 1 && most > 1
                                ? static_cast<size_t>(most < static_cast<uint64_t>(config().threads)
                                                          ? most
                                                          : static_cast<uint64_t>(config().threads)) -

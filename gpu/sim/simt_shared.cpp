@@ -53,6 +53,7 @@ static void array_open(worker &w, const shared_region &r, const void *site, cons
     memory_fill_guard(at + bytes, padded - bytes, serial);
     memory_asan_poison(at - before, before);
     memory_asan_poison(at + bytes, padded - bytes);
+    race_shared(at, bytes, before, padded - bytes);
     w.arrays.push_back(shared_array{site, name, at, bytes, before, padded - bytes, serial, line, r});
 }
 

@@ -23,6 +23,8 @@ static assay_sim_step copy_step(void *state)
     const unsigned char *src = c->staged ? c->staged : c->src;
     const size_t spitch = c->staged ? c->width : c->spitch;
     for (size_t row = 0; row < c->height; ++row) {
+        race_range(src + row * spitch, c->width, false);
+        race_range(c->dst + row * c->dpitch, c->width, true);
         memmove(c->dst + row * c->dpitch, src + row * spitch, c->width);
     }
     return ASSAY_SIM_DONE;
@@ -32,6 +34,7 @@ static assay_sim_step fill_step(void *state)
 {
     const copy_work *c = static_cast<const copy_work *>(state);
     for (size_t row = 0; row < c->height; ++row) {
+        race_range(c->dst + row * c->dpitch, c->width, true);
         memset(c->dst + row * c->dpitch, c->value, c->width);
     }
     return ASSAY_SIM_DONE;
@@ -166,7 +169,7 @@ extern "C" {
 
 /* --- memory ------------------------------------------------------------------------------------------------- */
 
-static cudaError_t allocate(void **out, size_t size, memory_kind kind, bool poison)
+static cudaError_t allocate(void **out, size_t size, memory_kind kind, bool poison, const void *caller)
 {
     if (out == nullptr) {
         return record_error(cudaErrorInvalidValue);
@@ -175,12 +178,13 @@ static cudaError_t allocate(void **out, size_t size, memory_kind kind, bool pois
     if (sticky_error() != cudaSuccess) {
         return record_error(sticky_error());
     }
-    return size == 0 ? cudaSuccess : record_error(memory_allocate(out, size, kind, current_device(), poison));
+    return size == 0 ? cudaSuccess
+                     : record_error(memory_allocate(out, size, kind, current_device(), poison, caller));
 }
 
 cudaError_t cudaMalloc(void **devPtr, size_t size)
 {
-    return allocate(devPtr, size, MEMORY_DEVICE, true);
+    return allocate(devPtr, size, MEMORY_DEVICE, true, __builtin_return_address(0));
 }
 
 cudaError_t cudaFree(void *devPtr)
@@ -194,13 +198,18 @@ cudaError_t cudaFree(void *devPtr)
     if (error == cudaErrorLaunchFailure) {
         set_sticky_error(error);
     }
+    if (error == cudaErrorInvalidValue) {
+        char what[256] = "the beginning of no device block";
+        memory_describe(devPtr, what, sizeof what);
+        assay_sim_report("invalid pointer", "cudaFree: %p is %s", devPtr, what);
+    }
     return record_error(before != cudaSuccess ? before : error);
 }
 
 cudaError_t cudaMallocAsync(void **devPtr, size_t size, cudaStream_t stream)
 {
     (void)stream;
-    return allocate(devPtr, size, MEMORY_DEVICE, true);
+    return allocate(devPtr, size, MEMORY_DEVICE, true, __builtin_return_address(0));
 }
 
 cudaError_t cudaFreeAsync(void *devPtr, cudaStream_t stream)
@@ -218,7 +227,7 @@ cudaError_t cudaFreeAsync(void *devPtr, cudaStream_t stream)
 
 cudaError_t cudaMallocHost(void **ptr, size_t size)
 {
-    return allocate(ptr, size, MEMORY_PINNED, false);
+    return allocate(ptr, size, MEMORY_PINNED, false, __builtin_return_address(0));
 }
 
 cudaError_t cudaHostAlloc(void **pHost, size_t size, unsigned int flags)
@@ -226,7 +235,7 @@ cudaError_t cudaHostAlloc(void **pHost, size_t size, unsigned int flags)
     if (flags & ~7u) {
         return record_error(cudaErrorInvalidValue);
     }
-    return allocate(pHost, size, MEMORY_PINNED, false);
+    return allocate(pHost, size, MEMORY_PINNED, false, __builtin_return_address(0));
 }
 
 cudaError_t cudaFreeHost(void *ptr)
@@ -280,7 +289,7 @@ cudaError_t cudaMallocManaged(void **devPtr, size_t size, unsigned int flags)
     if (size == 0) {
         return record_error(cudaErrorInvalidValue);
     }
-    return allocate(devPtr, size, MEMORY_MANAGED, true);
+    return allocate(devPtr, size, MEMORY_MANAGED, true, __builtin_return_address(0));
 }
 
 cudaError_t cudaMemGetInfo(size_t *free_bytes, size_t *total)

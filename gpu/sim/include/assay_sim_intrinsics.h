@@ -419,17 +419,47 @@ template <class T> static inline void __stwt(T *p, T v)
 {
     *p = v;
 }
+/* What a scope tells the race checker (assay_cudasim_races); elsewhere fences and atomics of all scopes are one. */
+#if !defined(ASSAY_SIM_INSTRUMENTED) && defined(__SANITIZE_THREAD__)
+#define ASSAY_SIM_INSTRUMENTED 1
+#elif !defined(ASSAY_SIM_INSTRUMENTED) && defined(__has_feature)
+#if __has_feature(thread_sanitizer)
+#define ASSAY_SIM_INSTRUMENTED 1
+#endif
+#endif
+#ifdef ASSAY_SIM_INSTRUMENTED
+extern "C" void assay_sim_fence(int scope);
+extern "C" int assay_sim_scope(int scope);
+namespace assay_sim
+{
+struct block_scope {
+    int before;
+    block_scope() : before(assay_sim_scope(0))
+    {
+    }
+    ~block_scope()
+    {
+        assay_sim_scope(before);
+    }
+};
+} /* namespace assay_sim */
+#define ASSAY_SIM_FENCE(scope) assay_sim_fence(scope)
+#define ASSAY_SIM_BLOCK_SCOPE assay_sim::block_scope narrow
+#else
+#define ASSAY_SIM_FENCE(scope) __atomic_thread_fence(__ATOMIC_SEQ_CST)
+#define ASSAY_SIM_BLOCK_SCOPE static_cast<void>(0)
+#endif
 static inline void __threadfence()
 {
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    ASSAY_SIM_FENCE(1);
 }
 static inline void __threadfence_block()
 {
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    ASSAY_SIM_FENCE(0);
 }
 static inline void __threadfence_system()
 {
-    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+    ASSAY_SIM_FENCE(2);
 }
 /* Time: clock() is the C library's, in microseconds of this process; clock64() and the global timer count nanoseconds. */
 static inline long long clock64()
@@ -494,6 +524,7 @@ template <class T, class F> static inline T atomic_update(T *p, F f)
     }                                                                                                        \
     template <class T> static inline T name##_block(T *p, assay_sim::same<T> v)                              \
     {                                                                                                        \
+        ASSAY_SIM_BLOCK_SCOPE;                                                                               \
         return name(p, v);                                                                                   \
     }                                                                                                        \
     template <class T> static inline T name##_system(T *p, assay_sim::same<T> v)                             \
@@ -525,6 +556,7 @@ template <class T> static inline T atomicCAS(T *p, assay_sim::same<T> compare, a
 }
 template <class T> static inline T atomicCAS_block(T *p, assay_sim::same<T> compare, assay_sim::same<T> v)
 {
+    ASSAY_SIM_BLOCK_SCOPE;
     return atomicCAS(p, compare, v);
 }
 template <class T> static inline T atomicCAS_system(T *p, assay_sim::same<T> compare, assay_sim::same<T> v)

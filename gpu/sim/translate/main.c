@@ -180,8 +180,16 @@ static void flags(words *command, const char *language)
             words_add(&extra, word);
     }
     words_add_all(command, &extra);
-    if (cc.o.races)
-        words_add(command, "-fsanitize=thread");
+    if (cc.o.races && strcmp(language, "link") !=
+                          0) { /* instrumented here, linked without the sanitizer: docs/SIMULATOR.md */
+        static const char *const gcc[] = {"-fsanitize=thread", "--param", "tsan-distinguish-volatile=1",
+                                          "-fno-tree-vectorize", "-fno-ipa-icf"};
+        static const char *const clang[] = {"-fsanitize=thread", "-mllvm", "-tsan-distinguish-volatile=1",
+                                            "-fno-vectorize", "-fno-slp-vectorize"};
+        const char *const *given = strstr(ASSAY_CC_CXX, "clang") ? clang : gcc;
+        for (int i = 0; i < 5; i++)
+            words_add(command, given[i]);
+    }
     words_add_all(command, &cc.o.compile);
 }
 
@@ -332,7 +340,7 @@ static void link_program(const words *objects)
 {
     words command = {0};
     words_add(&command, cc.host);
-    flags(&command, "c++");
+    flags(&command, "link");
     if (cc.o.shared)
         words_add(&command, "-shared");
     words_add(&command, "-o");

@@ -1,0 +1,88 @@
+/* The race checker: what the rest of the simulator tells it.  Empty functions where the simulator is built without it
+ * (assay_cudasim); assay_cudasim_races has ASSAY_SIM_RACES=1. */
+#ifndef ASSAY_SIM_RACE_HPP
+#define ASSAY_SIM_RACE_HPP
+
+#include <map>
+#include <stddef.h>
+#include <stdint.h>
+
+#ifndef ASSAY_SIM_RACES
+#define ASSAY_SIM_RACES 0
+#endif
+
+namespace sim
+{
+
+struct worker;
+struct kernel_call;
+
+#if ASSAY_SIM_RACES
+
+/* How much of every stream's work has happened before: stream -> how many pieces. */
+struct race_clock {
+    std::map<uint64_t, uint64_t> at;
+    void join(const race_clock &other);
+};
+race_clock &race_host();
+/* The next piece of this stream's work begins; what is accessed until the next call belongs to it. */
+void race_work(race_clock &stream, uint64_t id, const char *name);
+void race_kernel(const kernel_call &call);
+void race_block(const worker &w, uint64_t linear, bool loop);
+void race_barrier(const worker &w);
+void race_warp(unsigned k, unsigned members);
+/* A copy or a fill of the stream's work. */
+void race_range(const void *p, size_t bytes, bool write);
+/* Memory that nobody has written, its guards, and memory that is no more. */
+void race_memory(const void *user, size_t bytes, size_t before, size_t behind, bool device, bool poisoned);
+void race_memory_gone(const void *from, size_t bytes);
+void race_shared(const void *array, size_t bytes, size_t before, size_t behind);
+void race_initialized(const void *p, size_t bytes);
+
+#else
+
+struct race_clock {
+    void join(const race_clock &)
+    {
+    }
+};
+static inline race_clock race_host()
+{
+    return race_clock{};
+}
+static inline void race_work(race_clock &, uint64_t, const char *)
+{
+}
+static inline void race_kernel(const kernel_call &)
+{
+}
+static inline void race_block(const worker &, uint64_t, bool)
+{
+}
+static inline void race_barrier(const worker &)
+{
+}
+static inline void race_warp(unsigned, unsigned)
+{
+}
+static inline void race_range(const void *, size_t, bool)
+{
+}
+static inline void race_memory(const void *, size_t, size_t, size_t, bool, bool)
+{
+}
+static inline void race_memory_gone(const void *, size_t)
+{
+}
+static inline void race_shared(const void *, size_t, size_t, size_t)
+{
+}
+static inline void race_initialized(const void *, size_t)
+{
+}
+
+#endif
+
+} /* namespace sim */
+
+#endif

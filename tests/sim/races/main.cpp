@@ -1,0 +1,114 @@
+/* Runs every kernel under the race checker and holds its reports against the table and against the marks in the source.
+ *   assay_sim_races [NAME | --alone NAME] */
+#include "races.h"
+
+#include <fstream>
+#include <sstream>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <string>
+#include <unistd.h>
+
+static int failures, checked;
+static char findings[] = "/tmp/assay-races-XXXXXX";
+
+/* "file.cu:12" for the line with this mark; "" when there is none. */
+static std::string marked(const char *file, char side, const char *name)
+{
+    const char *base = strrchr(file, '/');
+    std::ifstream in(std::string(ASSAY_SOURCE_DIR "/tests/sim/races/") + (base ? base + 1 : file));
+    const std::string mark = std::string(1, side) + ": " + name + " *";
+    std::string text;
+    for (int line = 1; std::getline(in, text); ++line) {
+        if (text.find(mark) != std::string::npos)
+            return std::string(base ? base + 1 : file) + ":" + std::to_string(line);
+    }
+    return "";
+}
+
+static void fail(const race_case &c, const char *what, const std::string &reports)
+{
+    ++failures;
+    fprintf(stderr, "%s: %s: %s\n", c.name, what, reports.c_str());
+}
+
+/* A line that says all of it. */
+static bool said(const std::string &reports, const race_case &c)
+{
+    const std::string head = std::string("assay-sim: ") + c.kind + ": ", a = marked(c.file, 'a', c.name),
+                      b = marked(c.file, 'b', c.name);
+    std::istringstream in(reports);
+    std::string line;
+    while (std::getline(in, line)) {
+        if (line.compare(0, head.size(), head) == 0 && line.find(c.words) != std::string::npos &&
+            line.find(a) != std::string::npos && line.find(b) != std::string::npos)
+            return true;
+    }
+    return false;
+}
+
+static void run(const race_case &c)
+{
+    int *x = nullptr, *y = nullptr;
+    ++checked;
+    (void)cudaDeviceReset();
+    if (cudaMalloc(&x, 4096 * 4 + 8) != cudaSuccess || cudaMalloc(&y, 4096 * 4) != cudaSuccess ||
+        cudaMemset(x, 0, 4096 * 4 + 8) != cudaSuccess || cudaMemset(y, 0, 4096 * 4) != cudaSuccess ||
+        cudaDeviceSynchronize() != cudaSuccess) {
+        fail(c, "no memory", "");
+        return;
+    }
+    if (truncate(findings, 0) != 0)
+        abort();
+    c.body(x, y);
+    (void)cudaDeviceSynchronize();
+    (void)cudaFree(x);
+    (void)cudaFree(y);
+    std::ifstream in(findings);
+    const std::string reports((std::istreambuf_iterator<char>(in)), std::istreambuf_iterator<char>());
+    if (c.kind == nullptr && !reports.empty())
+        fail(c, "a false alarm", reports);
+    if (c.kind != nullptr && !said(reports, c))
+        fail(c, "not reported as it should be", reports);
+}
+
+/* One case as a program that somebody else might run under `assay sanitize`. */
+static int alone(const char *name)
+{
+    for (const race_case *table : {RACES_IN_BLOCKS, RACES_IN_GRIDS, RACES_OF_MEMORY, CLEAN}) {
+        for (const race_case *c = table; c->name != nullptr; ++c) {
+            int *x = nullptr, *y = nullptr;
+            if (strcmp(name, c->name) != 0)
+                continue;
+            if (cudaMalloc(&x, 4096 * 4 + 8) != cudaSuccess || cudaMalloc(&y, 4096 * 4) != cudaSuccess ||
+                cudaMemset(x, 0, 4096 * 4 + 8) != cudaSuccess || cudaMemset(y, 0, 4096 * 4) != cudaSuccess)
+                return 3;
+            c->body(x, y);
+            (void)cudaDeviceSynchronize();
+            (void)cudaFree(x);
+            return cudaFree(y) == cudaSuccess || c->kind != nullptr ? 0 : 4;
+        }
+    }
+    return 5;
+}
+
+int main(int argc, char **argv)
+{
+    if (argc > 2 && strcmp(argv[1], "--alone") == 0)
+        return alone(argv[2]);
+    const int file = mkstemp(findings);
+    if (file < 0 || setenv("ASSAY_SIM_FINDINGS", findings, 1) != 0)
+        return 2;
+    close(file);
+    assay_sim_print_reports(argc > 1);
+    for (const race_case *table : {RACES_IN_BLOCKS, RACES_IN_GRIDS, RACES_OF_MEMORY, CLEAN}) {
+        for (const race_case *c = table; c->name != nullptr; ++c) {
+            if (argc < 2 || strcmp(argv[1], c->name) == 0)
+                run(*c);
+        }
+    }
+    unlink(findings);
+    printf("%d cases, %d failures\n", checked, failures);
+    return failures != 0 || checked == 0;
+}

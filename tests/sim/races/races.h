@@ -1,0 +1,23 @@
+/* Small kernels for the race checker: racy ones, whose lines are marked with the comments a: NAME and b: NAME, and clean ones. */
+#ifndef TESTS_SIM_RACES_H
+#define TESTS_SIM_RACES_H
+
+#include "gpu/launch.cuh"
+
+struct race_case {
+    const char *name;
+    const char *kind;  /* of the report; NULL: none may come */
+    const char *words; /* that the report must hold as well */
+    const char *file;
+    void (*body)(int *x, int *y); /* 4096 integers each, all 0 */
+};
+
+extern const race_case RACES_IN_BLOCKS[], RACES_IN_GRIDS[], RACES_OF_MEMORY[], CLEAN[];
+
+#define LAUNCH_CASE(name, grid, block, bytes)                                                                \
+    static void run_##name(int *x, int *y)                                                                   \
+    {                                                                                                        \
+        (void)GPU_LAUNCH(name, grid, block, bytes, nullptr, x, y);                                           \
+    }
+
+#endif
