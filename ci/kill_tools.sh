@@ -20,14 +20,14 @@ kills() {
     local n points command=("$bin/assay" ckpt "${@/#@/$room/run/out}")
     rm -rf "$room/run" "$room/good"
     mkdir "$room/run"
-    "$room/kill_at" 0 "$room/run" "${command[@]}" >"$room/log" 2>&1
-    points=$(tail -n 1 "$room/log")
+    "$room/kill_at" 0 all "$room/run" "${command[@]}" >"$room/log" 2>&1
+    points=$(tail -n 1 "$room/log" | cut -d ' ' -f 2)
     [[ $points =~ ^[0-9]+$ ]] && ((points > 0)) || { cat "$room/log"; echo "kill_tools: $1 cannot be traced" >&2; exit 2; }
     mv "$room/run/out" "$room/good"
     for ((n = 1; n <= points; n++)); do
         rm -rf "$room/run"
         mkdir "$room/run"
-        "$room/kill_at" "$n" "$room/run" "${command[@]}" >"$room/log" 2>&1
+        "$room/kill_at" "$n" all "$room/run" "${command[@]}" >"$room/log" 2>&1
         case $? in
         0) tried=$((tried + 1)) ;;
         1) continue ;;

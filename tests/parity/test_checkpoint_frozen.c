@@ -99,15 +99,15 @@ Test(checkpoint_frozen, every_pair_bf16)
 {
     make_inputs();
     for (int a = 0; a < PLACES; a++) {
-        run(a, "bf16", FROZEN, text("--train-iters 2 --save %s", cli_file("saved")));
-        json_t *saved = tensors_of(cli_file("saved"));
+        run(a, "bf16", FROZEN, text("--train-iters 2 --save %s", cli_file("checkpoint-2")));
+        json_t *saved = tensors_of(cli_file("checkpoint-2"));
         expect_kinds(saved, places[a].layout);
-        cli_result r = cli_run("ckpt verify %s", cli_file("saved"));
+        cli_result r = cli_run("ckpt verify %s", cli_file("checkpoint-2"));
         cli_expect_success(&r, "verify");
         cli_free(&r);
         for (int b = 0; b < PLACES; b++) {
             run(b, "bf16", FROZEN,
-                text("--train-iters 2 --load %s --save %s", cli_file("saved"), cli_file("moved")));
+                text("--train-iters 2 --load %s --save %s", cli_file("checkpoint-2"), cli_file("moved")));
             json_t *moved = tensors_of(cli_file("moved"));
             cr_expect(json_equal(saved, moved), "%s %s -> %s %s: the tensors differ", places[a].engine,
                       places[a].layout, places[b].engine, places[b].layout);
@@ -115,7 +115,7 @@ Test(checkpoint_frozen, every_pair_bf16)
             cr_assert_eq(assay_remove_tree(cli_file("moved"), cli_folder), ASSAY_OK);
         }
         json_decref(saved);
-        cr_assert_eq(assay_remove_tree(cli_file("saved"), cli_folder), ASSAY_OK);
+        cr_assert_eq(assay_remove_tree(cli_file("checkpoint-2"), cli_folder), ASSAY_OK);
     }
 }
 

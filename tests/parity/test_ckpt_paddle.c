@@ -231,6 +231,21 @@ Test(ckpt_paddle, everything_that_is_wrong_is_named)
     run(0, "wrote", "ckpt convert " FOLDERS "tp2_quantized_O1 q --weights masters");
 }
 
+/* What a pipeline writes into config.json is the model's class, and what comes of the folder names the model. */
+Test(ckpt_paddle, the_class_of_a_pipeline_is_the_model_s)
+{
+    copy("tp2", "sed -i s/LlamaForCausalLM/LlamaForCausalLMPipe/ config.json && grep -q Pipe config.json");
+    run(0, "PaddleNLP's, whole", "ckpt verify d");
+    run(0, "wrote", "ckpt convert d pipe");
+    char *config = cli_read(cli_file("pipe/config.json"));
+    cr_expect_null(strstr(config, "Pipe"), "%s", config);
+    cr_expect_not_null(strstr(config, "\"LlamaForCausalLM\""), "%s", config);
+    free(config);
+    expect_hashes("tp2", cli_file("pipe"));
+    copy("tp2", "sed -i s/LlamaForCausalLM/GPTForCausalLMPipe/ config.json");
+    run(2, "GPTForCausalLM", "ckpt convert d other");
+}
+
 Test(ckpt_paddle, shadowed_tensors)
 {
     static const char key[] = "llama.norm.weight/moment2_0";

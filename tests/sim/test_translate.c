@@ -115,30 +115,32 @@ Test(sim_translate, a_kernel_stays_a_function_of_its_type)
 Test(sim_translate, shared_memory_is_named_and_typed)
 {
 #define SHARED(n, decl, type, name, line)                                                                    \
-    "struct assay_shared_" #n " { " decl " ; }; auto &" name                                                 \
+    "struct assay_shared_" #n " { " decl "; }; auto &" name                                                  \
     " = ::assay_sim::shared_array<decltype(assay_shared_" #n "::" name "), assay_shared_" #n ">(\"" name     \
     "\", " #line ");"
 #define DYNAMIC(n, decl, name, line)                                                                         \
-    "struct assay_shared_" #n " { " decl " ; }; auto *" name                                                 \
+    "struct assay_shared_" #n " { " decl "; }; auto *" name                                                  \
     " = ::assay_sim::dynamic_shared<decltype(assay_shared_" #n "::" name ")>(" #line ");"
     static const form forms[] = {
         {"void f() { __shared__ float a; }", "void f() { " SHARED(1, "float a", , "a", 1) " }"},
         {"void f() { static __shared__ volatile T a[N][M + 1]; }",
-         "void f() { " SHARED(1, "volatile T a [ N ] [ M + 1 ]", , "a", 1) " }"},
+         "void f() { " SHARED(1, "volatile T a[N][M + 1]", , "a", 1) " }"},
         {"void f() {\n__shared__ int a[2],\n *b;\n}",
-         "void f() {\n" SHARED(1, "int a [ 2 ]", , "a", 2) SHARED(2, "int * b", , "b", 3) "\n\n}"},
+         "void f() {\n" SHARED(1, "int a[2]", , "a", 2) SHARED(2, "int *b", , "b", 3) "\n\n}"},
         {"void f() { __shared__ typename B<T, 4>::S t; }",
-         "void f() { " SHARED(1, "typename B < T , 4 > : : S t", , "t", 1) " }"},
+         "void f() { " SHARED(1, "typename B<T, 4>::S t", , "t", 1) " }"},
+        {"void f() { __shared__ float a[x128::size][32],b; }",
+         "void f() { " SHARED(1, "float a[x128::size][32]", , "a", 1) SHARED(2, "float b", , "b", 1) " }"},
         {"void f() { __shared__ struct { int x; } s[2]; }",
-         "void f() { " SHARED(1, "struct { int x ; } s [ 2 ]", , "s", 1) " }"},
-        {"void f() { extern __shared__ float s[]; }", "void f() { " DYNAMIC(1, "float s [ 1]", "s", 1) " }"},
+         "void f() { " SHARED(1, "struct { int x; } s[2]", , "s", 1) " }"},
+        {"void f() { extern __shared__ float s[]; }", "void f() { " DYNAMIC(1, "float s[1]", "s", 1) " }"},
         {"void f() { extern volatile __shared__ __attribute__((aligned(16))) char s[]; }",
-         "void f() { " DYNAMIC(1, "volatile __attribute__ ( ( aligned ( 16 ) ) ) char s [ 1]", "s", 1) " }"},
+         "void f() { " DYNAMIC(1, "volatile __attribute__((aligned(16))) char s[1]", "s", 1) " }"},
         {"extern __shared__ int s[];\nvoid f() { s[0] = o.s + n::s; }",
-         "struct assay_shared_1 { int s [ 1] ; };\nvoid f() { "
+         "struct assay_shared_1 { int s[1]; };\nvoid f() { "
          "(::assay_sim::dynamic_shared<decltype(assay_shared_1::s)>(1))[0] = o.s + n::s; }"},
         {"namespace n { __shared__ int s[4]; }\nint g() { return s[0]; }",
-         "namespace n { struct assay_shared_1 { int s [ 4 ] ; }; }\nint g() { return "
+         "namespace n { struct assay_shared_1 { int s[4]; }; }\nint g() { return "
          "(::assay_sim::shared_array<decltype(assay_shared_1::s), assay_shared_1>(\"s\", 1))[0]; }"},
         {"void f() { asm volatile(\"bar.sync 0;\" : : \"r\"(x)); }",
          "void f() { ::assay_sim::inline_assembly(\"bar.sync 0;\", 1); }"},

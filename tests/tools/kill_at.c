@@ -2,7 +2,7 @@
  * FOLDER (its canonical path), WHO of its processes: `all`, `caller`: the one that makes the call, `writer`: the caller, counting
  * the calls of writers of asynchronous saves alone, `trainers`: all but these.  N 0: kills nothing.  Prints the command's exit
  * code (-1: killed) and how many such calls there were until then.  Exit code: 0 killed, 1 ended before.  x86-64 Linux;
- * ci/kill_saves.sh. */
+ * ci/kill_saves.sh, ci/kill_tools.sh. */
 #include <errno.h>
 #include <fcntl.h>
 #include <signal.h>

@@ -152,7 +152,11 @@ static inline double __hiloint2double(int hi, int lo)
 
 static inline int __mul24(int a, int b)
 {
-    return static_cast<int>(static_cast<unsigned>((a << 8) >> 8) * static_cast<unsigned>((b << 8) >> 8));
+    const auto low =
+        [](int v) { /* the lowest 24 bits and their sign */
+                    return static_cast<unsigned>(static_cast<int>(static_cast<unsigned>(v) << 8) >> 8);
+        };
+    return static_cast<int>(low(a) * low(b));
 }
 static inline unsigned __umul24(unsigned a, unsigned b)
 {

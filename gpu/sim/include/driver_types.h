@@ -125,6 +125,12 @@ typedef enum cudaFuncCache {
     cudaFuncCachePreferEqual = 3
 } cudaFuncCache;
 
+typedef enum cudaSharedCarveout {
+    cudaSharedmemCarveoutDefault = -1,
+    cudaSharedmemCarveoutMaxL1 = 0,
+    cudaSharedmemCarveoutMaxShared = 100
+} cudaSharedCarveout;
+
 typedef enum cudaSharedMemConfig {
     cudaSharedMemBankSizeDefault = 0,
     cudaSharedMemBankSizeFourByte = 1,

@@ -21,8 +21,10 @@
 #ifndef ASSAY_SIM_NCCL_H
 #define ASSAY_SIM_NCCL_H
 
-#include "cuda_bf16.h" /* NCCL's header has them, and programs count on it */
+#if defined(ASSAY_CC) /* NCCL's header has them, and other people's programs count on it */
+#include "cuda_bf16.h"
 #include "cuda_fp16.h"
+#endif
 #include "cuda_runtime_api.h"
 
 #include <limits.h>

@@ -18,7 +18,14 @@ static struct {
     text include, library;
     const char *host;
     options o;
+    words kept, objects; /* texts that words refer to until the end; what is linked */
 } cc;
+
+static const char *keep(const text *t)
+{
+    words_add(&cc.kept, t->at);
+    return t->at;
+}
 
 static void clean(void)
 {
@@ -230,7 +237,7 @@ static void dependencies(words *command, const char *output)
         text_append(&file, output, stem);
         text_add(&file, ".d");
         words_add(command, "-MF");
-        words_add(command, file.at);
+        words_add(command, keep(&file));
     }
     bool named = false;
     for (size_t i = 0; i < cc.o.dependencies.count; ++i)
@@ -289,6 +296,8 @@ static void compile(size_t number, const char *input, const char *language, cons
     text raw = {0}, source = {0};
     scratch(&raw, 3 * number, "");
     scratch(&source, 3 * number + 1, "");
+    keep(&raw);
+    keep(&source);
     if (cc.o.mode == MODE_DEPENDENCIES) {
         words_add(&command, cc.host);
         words_add(&command, "-MM");
@@ -305,7 +314,7 @@ static void compile(size_t number, const char *input, const char *language, cons
         if (cc.o.standard) {
             text t = {0};
             text_addf(&t, "-std=%s", cc.o.standard);
-            command.at[command.count - 1] = t.at;
+            command.at[command.count - 1] = keep(&t);
         }
         words_add(&command, "-x");
         words_add(&command, "c++-cpp-output");
@@ -325,8 +334,6 @@ static void compile(size_t number, const char *input, const char *language, cons
         }
     }
     check(run(&command));
-    text_free(&raw);
-    text_free(&source);
 }
 
 static void link_program(const words *objects)
@@ -366,7 +373,7 @@ static const char *object_name(size_t number, const char *input)
     } else {
         scratch(&t, 3 * number + 2, "");
     }
-    return t.at;
+    return keep(&t);
 }
 
 static void say_unused(void)
@@ -381,7 +388,7 @@ static void say_unused(void)
 
 int main(int argc, char **argv)
 {
-    text why = {0};
+    static text why;
     if (!options_read(&cc.o, argc, argv, &why)) {
         fprintf(stderr, "assay-cc: %s\n", why.at);
         return 2;
@@ -419,19 +426,18 @@ int main(int argc, char **argv)
         cc.folder[0] = 0;
         return 2;
     }
-    words objects = {0};
     for (size_t i = 0; i < cc.o.inputs.count; ++i) {
         const char *in = cc.o.inputs.at[i], *language = language_of(in);
         if (language) {
             const char *object = object_name(i, in);
             compile(i, in, language, object);
-            words_add(&objects, object);
+            words_add(&cc.objects, object);
         } else if (strncmp(in, "-l", 2) != 0) {
-            words_add(&objects, in);
+            words_add(&cc.objects, in);
         }
     }
     if (cc.o.mode == MODE_LINK)
-        link_program(&objects);
+        link_program(&cc.objects);
     clean();
     return 0;
 }

@@ -111,6 +111,15 @@ static bool declarator_read(translation *t, size_t from, size_t to, bool first, 
     return true;
 }
 
+/* The token, behind a space where the source has one: `::` stays one. */
+static void spaced(const translation *t, text *out, size_t i)
+{
+    const token *k = &t->list.at[i];
+    if (i > 0 && k[-1].at + k[-1].bytes != k->at)
+        text_append(out, " ", 1);
+    text_append(out, t->list.source + k->at, k->bytes);
+}
+
 /* The declaration's own words, without those that say where it lies. */
 static void specifiers(translation *t, text *out, size_t from, size_t to)
 {
@@ -118,9 +127,9 @@ static void specifiers(translation *t, text *out, size_t from, size_t to)
     for (size_t i = from; i < to; ++i) {
         if (l->at[i].kind == TOKEN_DIRECTIVE || is_storage(l, i))
             continue;
-        text_append(out, t->list.source + l->at[i].at, l->at[i].bytes);
-        text_append(out, " ", 1);
+        spaced(t, out, i);
     }
+    text_append(out, " ", 1);
 }
 
 /* Its type in a structure: `[]` becomes `[1]`. */
@@ -131,8 +140,10 @@ static bool member(translation *t, text *out, const declarator *d, bool dynamic)
     for (size_t i = d->from; i < d->to; ++i) {
         if (l->at[i].kind == TOKEN_DIRECTIVE)
             continue;
-        text_append(out, t->list.source + l->at[i].at, l->at[i].bytes);
-        text_append(out, " ", 1);
+        if (i == d->from)
+            flat_text(t, out, i, i + 1);
+        else
+            spaced(t, out, i);
         if (l->at[i].mark == '[' && l->at[i].match == token_after(l, i)) {
             text_append(out, "1", 1);
             open_array = true;
@@ -183,7 +194,7 @@ bool translate_shared(translation *t, size_t at)
         text name = {0};
         flat_text(t, &name, d.name, d.name + 1);
         const int serial = ++t->serial, line = l->at[d.name].line;
-        text_addf(&out, "struct assay_shared_%d { %s", serial, words.at ? words.at : "");
+        text_addf(&out, "struct assay_shared_%d {%s", serial, words.at ? words.at : "");
         good = member(t, &out, &d, dynamic);
         text_add(&out, "; };");
         text use = {0};

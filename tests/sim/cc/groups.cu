@@ -3,6 +3,7 @@
 #include <cooperative_groups/memcpy_async.h>
 #include <cooperative_groups/reduce.h>
 #include <cooperative_groups/scan.h>
+#include <cuda/barrier>
 #include <stdio.h>
 
 namespace cg = cooperative_groups;
@@ -52,6 +53,34 @@ __global__ void tiles(int *out, const int *in)
     o[11] = eight.meta_group_rank() * 100 + eight.meta_group_size() + eight.all(1);
 }
 
+/* Half of the warps make what the other half uses, in turns over two buffers. */
+__global__ void stages(int *out, const int *in, int n)
+{
+    __shared__ cuda::barrier<cuda::thread_scope_block> full[2], empty[2];
+    __shared__ int part[2][32];
+    const int lane = threadIdx.x % 32;
+    if (threadIdx.x == 0) {
+        for (int i = 0; i < 2; ++i) {
+            init(&full[i], 64);
+            init(&empty[i], 64);
+        }
+    }
+    __syncthreads();
+    for (int i = 0; i < n; ++i) {
+        if (threadIdx.x < 32) {
+            if (i >= 2)
+                empty[i % 2].arrive_and_wait();
+            cuda::memcpy_async(&part[i % 2][lane], &in[i], sizeof(int), full[i % 2]);
+            full[i % 2].arrive();
+        } else {
+            full[i % 2].arrive_and_wait();
+            out[i] = part[i % 2][31 - lane];
+            if (i + 2 < n)
+                (void)empty[i % 2].arrive();
+        }
+    }
+}
+
 __global__ void turn(int *x, int n)
 {
     cg::grid_group grid = cg::this_grid();
@@ -79,6 +108,11 @@ int main()
         }
         printf("\n");
     }
+    stages<<<1, 64>>>(d, in, 9);
+    cudaMemcpy(h, d, 9 * sizeof(int), cudaMemcpyDeviceToHost);
+    for (int i = 0; i < 9; ++i)
+        printf("%d ", h[i]);
+    printf("\n");
     int n = 256;
     void *args[] = {&d, &n};
     cudaError_t e = cudaLaunchCooperativeKernel((void *)turn, 4, 64, args);

@@ -62,9 +62,9 @@ int main()
     printf("graph: %s\n", cudaGetErrorName(cudaGraphCreate(&graph, 0)));
     child();
     printf("host: %s\n", cudaGetErrorName(cudaGetLastError()));
-    past<<<1, 32>>>(x, 16);
-    say("past the end");
     by_value<<<1, 1>>>(counted(), x);
     say("by value");
+    past<<<1, 32>>>(x, 16); /* under the address sanitizer the last thing that happens */
+    say("past the end");
     return 0;
 }
