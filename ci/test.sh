@@ -96,6 +96,7 @@ unit clang '^test_(core|ref|gpu|sim)_'
 # Criterion itself does not run under the thread sanitizer; shared memory and streams have a program of their own.
 step build-tsan ci/build.sh tsan assay_sim_threads && step tsan-shared-memory build/tsan/bin/assay_sim_threads
 step races build/release/bin/assay_sim_races # instrumented: not for Criterion
+step sanitize tests/sim/races/sanitize.sh build/release/bin/assay build/release/bin/assay_sim_races
 step selftest build/release/bin/assay selftest
 step mutants ci/mutants.sh --fast
 step parity build/release/bin/assay run --report build/test-report
