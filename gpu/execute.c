@@ -182,8 +182,9 @@ static assay_status place_slots(job *j)
             ASSAY_TRY(upload(j, i, find_input(j, j->op->slots[i].name, "")));
     for (int i = 0; i < assay_op_n_slots(j->op); ++i) {
         const assay_op_slot *row = &j->op->slots[i];
-        if (row->role == ASSAY_SLOT_INOUT)
-            ASSAY_TRY(make_output(j, i, find_input(j, row->name, "_in")));
+        const gpu_slot *before = row->role == ASSAY_SLOT_INOUT ? find_input(j, row->name, "_in") : NULL;
+        if (row->role == ASSAY_SLOT_INOUT && (before != NULL || !row->optional))
+            ASSAY_TRY(make_output(j, i, before));
         else if (row->role == ASSAY_SLOT_OUT &&
                  !(row->optional && row->like && !find_input(j, row->like, "")))
             ASSAY_TRY(make_output(j, i, NULL));
