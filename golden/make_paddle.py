@@ -55,7 +55,7 @@ VARIANTS = {
     "tied": (TIED, 1, {}, True),
     "fused": (FUSED, 1, {}, False),
     "tp2_fused": (FUSED, 2, TP, True),
-    "tp2_fused_unmerged": (FUSED, 2, {**TP, **UNMERGED}, False),
+    "tp2_fused_unmerged": (FUSED, 2, {**TP, **UNMERGED}, True),
     "qwen2": (model("Qwen2"), 1, {}, False),
     "qwen2_tied": (model("Qwen2", tie_word_embeddings=True), 1, {}, False),
     "mistral": (model("Mistral"), 1, {}, False),

@@ -9,8 +9,8 @@ TestSuite(ckpt_paddle, .init = cli_setup, .fini = cli_teardown, .timeout = 300);
 
 #define FOLDERS ASSAY_SOURCE_DIR "/golden/paddle/"
 static const char *const folders[] = {
-    "one",  "tp2",       "sharding2_split", "tp2_unmerged", "tp2_skip_weights",
-    "tied", "tp2_fused", "tp2_qwen2_moe"};
+    "one",  "tp2",       "sharding2_split",    "tp2_unmerged", "tp2_skip_weights",
+    "tied", "tp2_fused", "tp2_fused_unmerged", "tp2_qwen2_moe"};
 enum { N_FOLDERS = sizeof folders / sizeof *folders };
 
 static void run(int code, const char *words, const char *format, ...) __attribute__((format(printf, 3, 4)));
