@@ -298,10 +298,9 @@ static bool apply(options *o, const option_row *r, const char *word, const char 
         o->races = true;
         return true;
     case VERBOSE:
-        o->verbose = true;
-        return true;
     case DRY:
-        o->dry = o->verbose = true;
+        o->verbose = true;
+        o->dry = o->dry || r->kind == DRY;
         return true;
     case SHARED:
         o->shared = true;
