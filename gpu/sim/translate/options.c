@@ -292,10 +292,8 @@ static bool apply(options *o, const option_row *r, const char *word, const char 
         words_add(&o->dependencies, value);
         return true;
     case WITH_SIMULATOR:
-        o->with_simulator = true;
-        return true;
     case RACES:
-        o->races = true;
+        *(r->kind == RACES ? &o->races : &o->with_simulator) = true;
         return true;
     case VERBOSE:
     case DRY:
