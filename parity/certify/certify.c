@@ -186,6 +186,16 @@ static assay_status read_description(const certify_options *o, const char *work,
                   colon + 1, "sha256", st == ASSAY_OK ? sha : "", "description", description);
     ASSAY_TRY(st);
     ASSAY_CHECK(out->subject != NULL && out->op != NULL, ASSAY_INTERNAL, "description");
+    if (o->cu[0] !=
+        '\0') { /* the library is made anew each time: the file and its launch are what is certified */
+        slash = strrchr(o->cu, '/');
+        ASSAY_TRY(assay_sha256_file(o->cu, sha));
+        json_object_set_new(out->subject, "kind", json_string("source"));
+        json_object_set_new(out->subject, "file", json_string(slash != NULL ? slash + 1 : o->cu));
+        json_object_set_new(out->subject, "sha256", json_string(sha));
+        json_object_set_new(out->subject, "symbol", json_string(slash != NULL ? slash + 1 : o->cu));
+        json_object_set_new(out->subject, "launch", json_string(o->launch));
+    }
     ASSAY_CHECK(o->operation[0] == '\0' || strcmp(o->operation, out->op->name) == 0, ASSAY_MISMATCH,
                 "--operation: %s computes %s, expected %s", o->so, out->op->name, o->operation);
     return ASSAY_OK;

@@ -125,11 +125,15 @@ void certify_result_free(certify_result *r);
 typedef struct certify_options {
     char so[ASSAY_PATH], engine[16], operation[64], out[ASSAY_PATH], key[ASSAY_PATH], keep[ASSAY_PATH];
     char variant[96], program[ASSAY_PATH];
+    char cu[ASSAY_PATH], launch[1024], shapes[256];
     int64_t seeds, valid_days;
     double call_limit, limit;
-    bool suggest, abi_header;
+    bool suggest, abi_header, atomics;
 } certify_options;
 assay_status certify_library(const certify_options *o, const char *work, certify_result *out);
+/* launch.c: makes a library of `cu` and `launch` in the folder `work`, and `so` names it.  ASSAY_UNSUPPORTED: a slot that has no plain
+ * variable (optional, a dtype that follows from others). */
+assay_status certify_launch(certify_options *o, const char *work);
 /* One result for each operation; *out is the caller's. */
 assay_status certify_engine(const certify_options *o, const char *work, certify_result **out, int *n);
 

@@ -34,6 +34,8 @@ static assay_status on_option(void *user, const char *name, const char *text)
     ASSAY_CHECK(name != NULL, ASSAY_INVALID_ARGUMENT, "expected no arguments, found %s", text);
     if (strcmp(name, "suggest") == 0)
         o->suggest = true;
+    else if (strcmp(name, "atomics") == 0)
+        o->atomics = true;
     else if (strcmp(name, "abi_header") == 0)
         o->abi_header = true;
     else if (strcmp(name, "seeds") == 0)
@@ -46,6 +48,12 @@ static assay_status on_option(void *user, const char *name, const char *text)
         return seconds("limit", text, &o->limit);
     else if (strcmp(name, "so") == 0)
         return assay_option_text(name, text, o->so, sizeof o->so);
+    else if (strcmp(name, "cu") == 0)
+        return assay_option_text(name, text, o->cu, sizeof o->cu);
+    else if (strcmp(name, "launch") == 0)
+        return assay_option_text(name, text, o->launch, sizeof o->launch);
+    else if (strcmp(name, "shapes") == 0)
+        return assay_option_text(name, text, o->shapes, sizeof o->shapes);
     else if (strcmp(name, "engine") == 0)
         return assay_option_text(name, text, o->engine, sizeof o->engine);
     else if (strcmp(name, "program") == 0)
@@ -146,7 +154,7 @@ static assay_status finish(const certify_options *o, const certify_result *resul
     return ASSAY_OK;
 }
 
-static assay_status certify(const certify_options *o, const char *work, int *code)
+static assay_status certify(certify_options *o, const char *work, int *code)
 {
     certify_result one = {0}, *many = NULL;
     certify_key key = {0};
@@ -160,6 +168,8 @@ static assay_status certify(const certify_options *o, const char *work, int *cod
         ASSAY_TRY(certify_key_read(path, &key));
         ASSAY_TRY(assay_mkdir_p(o->out));
     }
+    if (o->cu[0] != '\0')
+        ASSAY_TRY(certify_launch(o, work));
     if (o->engine[0] != '\0') {
         st = certify_engine(o, work, &many, &n);
     } else {
@@ -190,6 +200,16 @@ int parity_main_certify(int argc, char **argv)
 {
     static const assay_extra_option extra[] = {
         {"so", "LIBRARY:SYMBOL", "the kernel: a function that returns its description (assay_kernel.h)"},
+        {"cu", "FILE",
+         "a plain CUDA file instead, compiled with assay-cc for the simulator; needs --launch and "
+         "--operation"},
+        {"launch", "TEXT",
+         "with --cu: the launch, in the names of the operation's slots, attributes and symbols; act: float "
+         "or "
+         "__nv_bfloat16"},
+        {"shapes", "CONDITIONS",
+         "with --cu: the sizes that it takes, as in 'H>=1 H<=4096' (default: none of 0)"},
+        {"atomics", NULL, "with --cu: it adds with atomics, bits may change from run to run"},
         {"engine", "sim|gpu", "the engine's own kernels instead"},
         {"program", "FILE", "with --engine: this engine program"},
         {"variant", "k0|FAMILY=kN|...", "with --engine: kernel variants (default: the fastest)"},
@@ -216,6 +236,8 @@ int parity_main_certify(int argc, char **argv)
             "memory; says what was tried, how close it came and what was not tried.\vExamples:\n"
             "  assay certify --so ./libmine.so:my_rmsnorm\n"
             "  assay certify --so ./libmine.so:my_rmsnorm --out certificates\n"
+            "  assay certify --cu rms.cu --operation rmsnorm_fwd --launch 'rms<act><<<T, 256>>>(y, rstd, x, "
+            "gamma, eps, H)'\n"
             "  assay certify --engine sim --operation all\n",
             "", NULL, 0, extra, on_option, &v) != ASSAY_OK)
         return fail();
@@ -224,8 +246,12 @@ int parity_main_certify(int argc, char **argv)
     if (v.child[0] != '\0')
         return certify_child(v.o.so, v.o.keep, v.child, v.o.call_limit);
     assay_status st = ASSAY_OK;
-    if ((v.o.so[0] != '\0') == (v.o.engine[0] != '\0'))
-        st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "expected --so LIBRARY:SYMBOL or --engine sim");
+    if ((v.o.so[0] != '\0') + (v.o.engine[0] != '\0') + (v.o.cu[0] != '\0') != 1)
+        st = ASSAY_ERROR(
+            ASSAY_INVALID_ARGUMENT,
+            "expected --so LIBRARY:SYMBOL, --cu FILE --launch TEXT --operation OP, or --engine sim");
+    else if (v.o.cu[0] == '\0' && (v.o.launch[0] != '\0' || v.o.shapes[0] != '\0' || v.o.atomics))
+        st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "--launch, --shapes, --atomics: they are of --cu");
     if (st == ASSAY_OK)
         st = make_work(&v.o, work);
     if (st == ASSAY_OK)

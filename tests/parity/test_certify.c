@@ -93,7 +93,7 @@ Test(certify, refusals)
         cli_free(&r);
     }
     static const char *const lines[][2] = {
-        {"certify", "expected --so LIBRARY:SYMBOL or --engine"},
+        {"certify", "expected --so LIBRARY:SYMBOL, --cu FILE"},
         {"certify --so nothing", "expected LIBRARY:SYMBOL"},
         {"certify --so /nonexistent.so:x", "nonexistent"},
         {"certify --operation swiglu_fwd --so " EXAMPLES "/rmsnorm.so:example_rmsnorm",

@@ -92,7 +92,9 @@ static void find_simulator(void)
 {
     char self[PATH_MAX];
     const ssize_t n = readlink("/proc/self/exe", self, sizeof self - 1);
-    const char *name = cc.o.races ? "libassay_cudasim_races.a" : "libassay_cudasim.a";
+    const char *name = cc.o.races                           ? "libassay_cudasim_races.a"
+                       : cc.o.shared && cc.o.with_simulator ? "libassay_cudasim_pic.a"
+                                                            : "libassay_cudasim.a";
     if (n > 0) {
         self[n] = 0;
         *strrchr(self, '/') = 0;
@@ -347,9 +349,9 @@ static void link_program(const words *objects)
     words_add(&command, cc.o.output ? cc.o.output : "a.out");
     words_add_all(&command, objects);
     words_add_all(&command, &cc.o.link);
-    if (!cc.o.shared)
-        words_add(&command,
-                  cc.library.at); /* a program that loads a library of kernels has the simulator itself */
+    /* a program that loads a library of kernels has the simulator itself, else --with-simulator */
+    if (!cc.o.shared || cc.o.with_simulator)
+        words_add(&command, cc.library.at);
     for (size_t i = 0; i < cc.o.inputs.count; ++i) {
         const char *in = cc.o.inputs.at[i];
         if (strncmp(in, "-l", 2) == 0 && !provided(in + 2))

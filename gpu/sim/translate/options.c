@@ -34,6 +34,7 @@ typedef enum option_kind {
     DEPENDENCY,
     DEPENDENCY_VALUE,
     RACES,
+    WITH_SIMULATOR,
     VERBOSE,
     DRY,
     SHARED,
@@ -78,6 +79,7 @@ static const option_row rows[] = {
     {"-dryrun", "--dryrun", DRY, 0, NULL},
     {"-shared", "--shared", SHARED, 0, NULL},
     {"--races", "-races", RACES, 0, NULL},
+    {"--with-simulator", "-with-simulator", WITH_SIMULATOR, 0, NULL},
     {"-w", "--disable-warnings", COMPILE, 0, NULL},
     {"-pg", "--profile", COMPILE, 0, NULL},
     {"-m64", "-m", UNUSED, 0, NULL},
@@ -289,14 +291,14 @@ static bool apply(options *o, const option_row *r, const char *word, const char 
         words_add(&o->dependencies, r->name);
         words_add(&o->dependencies, value);
         return true;
+    case WITH_SIMULATOR:
     case RACES:
-        o->races = true;
+        *(r->kind == RACES ? &o->races : &o->with_simulator) = true;
         return true;
     case VERBOSE:
-        o->verbose = true;
-        return true;
     case DRY:
-        o->dry = o->verbose = true;
+        o->verbose = true;
+        o->dry = o->dry || r->kind == DRY;
         return true;
     case SHARED:
         o->shared = true;
@@ -342,13 +344,15 @@ bool options_read(options *o, int argc, char **argv, text *why)
 
 void options_help(void)
 {
-    puts("assay-cc: compiles and links CUDA C++ for the simulator (docs/SIMULATOR.md), in the place of nvcc\n"
-         "\n"
-         "  assay-cc -o prog a.cu b.cpp -lcublas\n"
-         "\n"
-         "  --races   a program that looks for races between threads (assay sanitize)\n"
-         "\n"
-         "nvcc's options, by what becomes of them:");
+    puts(
+        "assay-cc: compiles and links CUDA C++ for the simulator (docs/SIMULATOR.md), in the place of nvcc\n"
+        "\n"
+        "  assay-cc -o prog a.cu b.cpp -lcublas\n"
+        "\n"
+        "  --races   a program that looks for races between threads (assay sanitize)\n"
+        "  --with-simulator   with -shared: a library that holds the simulator, for programs that have none\n"
+        "\n"
+        "nvcc's options, by what becomes of them:");
     static const char *const titles[] = {"used:", "accepted, without effect, and said:", "refused:"};
     for (int group = 0; group < 3; ++group) {
         printf("%s\n ", titles[group]);

@@ -31,7 +31,7 @@ typedef struct options {
     words dependencies; /* -MD, -MF file, ... */
     words unused;       /* accepted, without effect */
     const char *output, *standard, *optimize, *host, *language;
-    bool races, verbose, dry, keep_c, shared, dependency_file;
+    bool races, with_simulator, verbose, dry, keep_c, shared, dependency_file;
 } options;
 
 /* false: `why` says which option, and what is wrong with it. */

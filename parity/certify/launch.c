@@ -1,0 +1,386 @@
+/* `assay certify --cu FILE --launch TEXT`: a plain CUDA file as a library of the interface.  A file is written beside the work that
+ * includes FILE, checks a call as parity/assay_kernel.h asks, gives the operation's slots, attributes and symbols their names as
+ * variables, and launches what TEXT says; assay-cc makes a library for the simulator of it. */
+#include "core/run/launch.h"
+#include "core/base/file.h"
+#include "parity/certify/certify.h"
+
+#include <ctype.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
+
+enum { SYMBOL = 16, SYMBOLS = 32, SHAPES = 256 };
+
+typedef struct shim {
+    FILE *out;
+    const assay_op *op;
+    char symbol[SYMBOLS][SYMBOL]; /* bound so far */
+    int n_symbols;
+} shim;
+
+/* --- names ---------------------------------------------------------------------------------------------------- */
+
+/* A slot or an attribute as a variable: "do" is a word of the language. */
+static const char *variable(const char *name, char out[64])
+{
+    static const char *const words[] = {"do", "default", "int", "float", "double", "const", "act"};
+    bool word = false;
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        word = word || strcmp(name, words[i]) == 0;
+    snprintf(out, 64, "%.60s%s", name, word ? "_" : "");
+    return out;
+}
+
+static bool has_word(const char *text, const char *word)
+{
+    const size_t n = strlen(word);
+    for (const char *p = text; (p = strstr(p, word)) != NULL; p += n)
+        if ((p == text || !(isalnum((unsigned char)p[-1]) || p[-1] == '_')) &&
+            !(isalnum((unsigned char)p[n]) || p[n] == '_'))
+            return true;
+    return false;
+}
+
+static bool bound(const shim *s, const char *symbol)
+{
+    for (int i = 0; i < s->n_symbols; i++)
+        if (strcmp(s->symbol[i], symbol) == 0)
+            return true;
+    return false;
+}
+
+/* Whether every symbol of an expression ("2*F") has its value. */
+static bool computable(const shim *s, const char *expression)
+{
+    for (const char *p = expression; *p != '\0';) {
+        char symbol[SYMBOL] = "";
+        size_t n = 0;
+        while (isalpha((unsigned char)p[n]) && n + 1 < sizeof symbol) {
+            symbol[n] = p[n];
+            n++;
+        }
+        if (n > 0 && !bound(s, symbol))
+            return false;
+        p += n > 0 ? n : 1;
+    }
+    return true;
+}
+
+static bool is_symbol(const char *expression)
+{
+    return strspn(expression, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz") == strlen(expression);
+}
+
+/* --- a slot --------------------------------------------------------------------------------------------------- */
+static const char *type_of(const assay_op_slot *slot, const char **dtype)
+{
+    switch (slot->dtype) {
+    case ASSAY_CLASS_ACT:
+    case ASSAY_CLASS_PAR:
+        *dtype = "c->act";
+        return "act";
+    case ASSAY_CLASS_F32:
+        *dtype = "ASSAY_KERNEL_F32";
+        return "float";
+    case ASSAY_CLASS_F64:
+        *dtype = "ASSAY_KERNEL_F64";
+        return "double";
+    case ASSAY_CLASS_I64:
+        *dtype = "ASSAY_KERNEL_I64";
+        return "int64_t";
+    default:
+        return NULL;
+    }
+}
+
+/* Extents by dimension, in the row's words; how many, -1: a form that is not known here. */
+static int split_shape(const char *shape, char out[ASSAY_OP_DIMS][32])
+{
+    int n = 0;
+    for (const char *p = shape; *p != '\0' || n == 0;) {
+        const size_t length = strcspn(p, ",");
+        if (n == ASSAY_OP_DIMS || length == 0 || length >= 32 ||
+            strspn(p, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789*/+()") < length)
+            return -1;
+        memcpy(out[n], p, length);
+        out[n++][length] = '\0';
+        p += length;
+        p += *p == ',';
+    }
+    return n;
+}
+
+static assay_status write_slot(shim *s, int index)
+{
+    const assay_op_slot *slot = &s->op->slots[index];
+    char name[64], dims[ASSAY_OP_DIMS][32];
+    const char *dtype = "", *type = type_of(slot, &dtype);
+    const int n = split_shape(slot->shape, dims);
+    ASSAY_CHECK(type != NULL && n >= 0 && !slot->optional && !slot->numbered, ASSAY_UNSUPPORTED,
+                "--cu: slot %s of %s (optional, of several pieces, or of a dtype or shape that follows from "
+                "others) is not written for a launch: write the C interface (parity/assay_kernel.h)",
+                slot->name, s->op->name);
+    fprintf(s->out, "    ASSAY_TRY_CODE(check(c->slot[%d], %s, %d));\n", index, dtype, n);
+    for (int d = 0; d < n; d++) {
+        if (is_symbol(dims[d]) && !bound(s, dims[d]) && s->n_symbols < SYMBOLS) {
+            fprintf(s->out, "    const int64_t %s = c->slot[%d]->shape[%d];\n    (void)%s;\n", dims[d], index,
+                    d, dims[d]);
+            snprintf(s->symbol[s->n_symbols++], SYMBOL, "%.15s", dims[d]);
+        } else if (computable(s, dims[d])) {
+            fprintf(
+                s->out,
+                "    if (c->slot[%d]->shape[%d] != (int64_t)(%s))\n        return ASSAY_KERNEL_INVALID;\n",
+                index, d, dims[d]);
+        }
+    }
+    variable(slot->name, name);
+    fprintf(s->out, "    %s *%s = (%s *)c->slot[%d]->data;\n    (void)%s;\n", type, name, type, index, name);
+    return ASSAY_OK;
+}
+
+static void write_attr(const shim *s, int index)
+{
+    const assay_op_attr *attr = &s->op->attrs[index];
+    char name[64];
+    variable(attr->name, name);
+    if (bound(s, attr->name))
+        return;
+    if (attr->type == ASSAY_ATTR_DOUBLE)
+        fprintf(s->out, "    const double %s = c->attr[%d]->number;\n    (void)%s;\n", name, index, name);
+    else if (attr->type == ASSAY_ATTR_INT || attr->type == ASSAY_ATTR_BOOL)
+        fprintf(s->out, "    const int64_t %s = c->attr[%d]->integer;\n    (void)%s;\n", name, index, name);
+    else if (attr->type == ASSAY_ATTR_WORD)
+        fprintf(s->out, "    const char *%s = c->attr[%d]->word;\n    (void)%s;\n", name, index, name);
+}
+
+/* --- the file ------------------------------------------------------------------------------------------------- */
+static const char head[] =
+    "#define ASSAY_TRY_CODE(call)                                 \\\n"
+    "    do {                                                     \\\n"
+    "        const int32_t code_ = (call);                        \\\n"
+    "        if (code_ != ASSAY_KERNEL_OK)                        \\\n"
+    "            return code_;                                    \\\n"
+    "    } while (0)\n"
+    "namespace assay_launch {\n"
+    "static int32_t check(const assay_kernel_tensor *t, int32_t dtype, int ndim)\n"
+    "{\n"
+    "    int64_t stride = 1;\n"
+    "    if (t == nullptr || t->size < offsetof(assay_kernel_tensor, host) || t->ndim != ndim)\n"
+    "        return ASSAY_KERNEL_INVALID;\n"
+    "    if (t->dtype != dtype)\n"
+    "        return ASSAY_KERNEL_UNSUPPORTED;\n"
+    "    for (int d = ndim - 1; d >= 0; d--) {\n"
+    "        if (t->shape[d] < 0)\n"
+    "            return ASSAY_KERNEL_INVALID;\n"
+    "        if (t->stride[d] != stride && t->shape[d] > 1)\n"
+    "            return ASSAY_KERNEL_UNSUPPORTED;\n"
+    "        stride *= t->shape[d];\n"
+    "    }\n"
+    "    return stride == 0 || t->data != nullptr ? ASSAY_KERNEL_OK : ASSAY_KERNEL_INVALID;\n"
+    "}\n";
+
+static const char *const act_name[] = {"F32", "BF16"}, *const act_type[] = {"float", "__nv_bfloat16"};
+
+/* The dtypes of activations: both where the launch says `act`, else the one that it names (float where it names none). */
+static unsigned dtypes_of(const char *launch)
+{
+    return has_word(launch, "act")                                                ? 3u
+           : has_word(launch, "__nv_bfloat16") || has_word(launch, "nv_bfloat16") ? 2u
+                                                                                  : 1u;
+}
+
+/* What the launch takes: sizes of 0 make launches of no blocks, which are errors. */
+static assay_status shapes_of(const certify_options *o, const shim *s, char out[SHAPES])
+{
+    int n = 0;
+    out[0] = '\0';
+    for (int i = 0; i < s->n_symbols && o->shapes[0] == '\0'; i++)
+        n += snprintf(out + n, n < SHAPES ? (size_t)(SHAPES - n) : 0, "%s%s>=1", i > 0 ? " " : "",
+                      s->symbol[i]);
+    if (o->shapes[0] != '\0')
+        n = snprintf(out, SHAPES, "%s", o->shapes);
+    ASSAY_CHECK(
+        n < SHAPES &&
+            strspn(out, "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789<>=% ") == (size_t)n,
+        ASSAY_INVALID_ARGUMENT, "--shapes: expected conditions such as H>=1 H<=4096 H%%8=0, found %s", out);
+    return ASSAY_OK;
+}
+
+/* The conditions as C++: one '=' alone is two. */
+static void write_conditions(const shim *s, const char *shapes)
+{
+    for (const char *p = shapes; *p != '\0'; p += strspn(p, " ")) {
+        fputs("    if (!(", s->out);
+        for (; *p != '\0' && *p != ' '; p++) {
+            const bool alone = *p == '=' && (p == shapes || strchr("<>=", p[-1]) == NULL) && p[1] != '=';
+            fprintf(s->out, alone ? "==" : "%c", *p);
+        }
+        fputs("))\n        return ASSAY_KERNEL_UNSUPPORTED;\n", s->out);
+    }
+}
+
+static assay_status write_run(shim *s, int act, const certify_options *o)
+{
+    char shapes[SHAPES];
+    fprintf(s->out, "static int32_t run_%s(const assay_kernel_call *c)\n{\n    using act = %s;\n",
+            act_name[act], act_type[act]);
+    s->n_symbols = 0;
+    for (int i = 0; i < assay_op_n_slots(s->op); i++)
+        ASSAY_TRY(write_slot(s, i));
+    for (int i = 0; i < assay_op_n_attrs(s->op); i++)
+        write_attr(s, i);
+    ASSAY_TRY(shapes_of(o, s, shapes));
+    write_conditions(s, shapes);
+    fprintf(s->out,
+            "#line 1 \"--launch\"\n    %s;\n    return cudaGetLastError() == cudaSuccess ? ASSAY_KERNEL_OK : "
+            "ASSAY_KERNEL_DEVICE;\n}\n",
+            o->launch);
+    return ASSAY_OK;
+}
+
+/* Any order of a sum in F32: --suggest says what is tighter. */
+static void write_outputs(const shim *s)
+{
+    int n = 0;
+    fprintf(s->out, "static const assay_kernel_output outputs[] = {\n");
+    for (int i = 0; i < assay_op_n_slots(s->op); i++) {
+        const assay_op_slot *slot = &s->op->slots[i];
+        if (slot->role == ASSAY_SLOT_IN || slot->dtype == ASSAY_CLASS_I64)
+            continue;
+        fprintf(s->out,
+                "    {sizeof(assay_kernel_output), %d, {sizeof(assay_kernel_arith), %s, "
+                "ASSAY_KERNEL_ORDER_UNKNOWN, 1, 1, 1, 0, 1, 0, 4, 0, 0}},\n",
+                i, slot->dtype == ASSAY_CLASS_F64 ? "ASSAY_KERNEL_F64" : "ASSAY_KERNEL_F32");
+        n++;
+    }
+    fprintf(s->out, "};\nenum { N_OUTPUTS = %d };\n", n);
+}
+
+static assay_status write_file(const certify_options *o, const char *file, const char *path)
+{
+    const unsigned dtypes = dtypes_of(o->launch);
+    char shapes[SHAPES] = "";
+    shim s = {.out = fopen(path, "wxe"), .op = assay_op_find(o->operation)};
+    ASSAY_CHECK(s.out != NULL, ASSAY_IO, "%s: %s", path, strerror(errno));
+    assay_status st = ASSAY_OK;
+    fprintf(s.out,
+            "#include <cuda_bf16.h>\n#include <cuda_runtime.h>\n#include \"%s\"\n#include "
+            "\"assay_kernel.h\"\n%s",
+            file, head);
+    for (int act = 0; act < 2 && st == ASSAY_OK; act++)
+        if (dtypes >> act & 1u)
+            st = write_run(&s, act, o);
+    write_outputs(&s);
+    if (st == ASSAY_OK)
+        st = shapes_of(o, &s, shapes);
+    fprintf(s.out, "static const char shapes[] = \"%s\";\n", shapes);
+    fprintf(s.out, "static int32_t run(const assay_kernel_call *c)\n{\n    if (c == nullptr || c->size < "
+                   "offsetof(assay_kernel_call, shadow))\n        return ASSAY_KERNEL_INVALID;\n");
+    for (int act = 0; act < 2; act++)
+        if (dtypes >> act & 1u)
+            fprintf(s.out, "    if (c->act == ASSAY_KERNEL_%s)\n        return run_%s(c);\n", act_name[act],
+                    act_name[act]);
+    fprintf(
+        s.out,
+        "    return ASSAY_KERNEL_UNSUPPORTED;\n}\n"
+        "static int32_t synchronize(void *)\n{\n    return cudaDeviceSynchronize() == cudaSuccess ? 0 : "
+        "1;\n}\n"
+        "static const assay_kernel description = {sizeof(assay_kernel), ASSAY_KERNEL_ABI, \"%s\", \"1\", "
+        "\"%s\", \"assay-cc\",\n    ASSAY_KERNEL_MEMORY_DEVICE, %s%s%s, %s, 0, shapes, nullptr, N_OUTPUTS, "
+        "outputs, nullptr, run, nullptr, synchronize};\n"
+        "}\nextern \"C\" const assay_kernel *assay_launch_entry(uint32_t abi)\n{\n    return abi == "
+        "ASSAY_KERNEL_ABI ? &assay_launch::description : nullptr;\n}\n",
+        strrchr(file, '/') + 1, s.op->name, dtypes & 1u ? "ASSAY_KERNEL_SET(ASSAY_KERNEL_F32)" : "",
+        dtypes == 3u ? " | " : "", dtypes & 2u ? "ASSAY_KERNEL_SET(ASSAY_KERNEL_BF16)" : "",
+        o->atomics ? "ASSAY_KERNEL_ATOMICS" : "ASSAY_KERNEL_DETERMINISTIC");
+    const bool failed = ferror(s.out) != 0;
+    ASSAY_CHECK_GOTO(fclose(s.out) == 0 && !failed, ASSAY_IO, st, done, "%s: cannot write", path);
+done:
+    return st;
+}
+
+/* --- the library ---------------------------------------------------------------------------------------------- */
+
+/* The folder of assay_kernel.h: beside the installed programs, or in the source tree of the build. */
+static assay_status find_include(const char *program, char out[ASSAY_PATH])
+{
+    char header[ASSAY_PATH + 32];
+    snprintf(out, ASSAY_PATH, "%.*s/../include/assay", (int)(strrchr(program, '/') - program), program);
+    snprintf(header, sizeof header, "%.1000s/assay_kernel.h", out);
+    if (access(header, R_OK) == 0)
+        return ASSAY_OK;
+    snprintf(out, ASSAY_PATH, "%s", ASSAY_SOURCE_INCLUDE);
+    snprintf(header, sizeof header, "%.1000s/assay_kernel.h", out);
+    ASSAY_CHECK(access(header, R_OK) == 0, ASSAY_NOT_FOUND,
+                "--cu: assay_kernel.h: expected beside the programs (../include/assay) or in %s", out);
+    return ASSAY_OK;
+}
+
+static assay_status compile(const char *work, const char *source, const char *library)
+{
+    char compiler[ASSAY_PATH], include[ASSAY_PATH], log[ASSAY_PATH];
+    ASSAY_TRY(assay_sibling_program("assay-cc", compiler, sizeof compiler));
+    ASSAY_TRY(find_include(compiler, include));
+    snprintf(log, sizeof log, "%.900s/compile.log", work);
+    const pid_t pid = fork();
+    ASSAY_CHECK(pid >= 0, ASSAY_INTERNAL, "fork: %s", strerror(errno));
+    if (pid == 0) {
+        const int fd = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0600);
+        (void)setenv("LC_ALL", "C", 1);
+        (void)dup2(fd, STDOUT_FILENO);
+        (void)dup2(fd, STDERR_FILENO);
+        execl(compiler, "assay-cc", "-O2", "-shared", "--with-simulator", "-I", include, "-o", library,
+              source, (char *)NULL);
+        _exit(127);
+    }
+    int status = 0;
+    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
+        ;
+    if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
+        return ASSAY_OK;
+    char *text = NULL;
+    uint64_t bytes = 0;
+    if (assay_read_file(log, 1 << 20, &text, &bytes) == ASSAY_OK)
+        fputs(text, stderr);
+    free(text);
+    ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "--cu: assay-cc does not compile it");
+}
+
+/* Everything that a text must not bring into the file: quotes and lines of its own. */
+static assay_status check_text(const char *option, const char *text)
+{
+    ASSAY_CHECK(strpbrk(text, "\"\\\n\r") == NULL, ASSAY_INVALID_ARGUMENT,
+                "--%s: expected one line without quotes and backslashes", option);
+    return ASSAY_OK;
+}
+
+assay_status certify_launch(certify_options *o, const char *work)
+{
+    char source[ASSAY_PATH], library[ASSAY_PATH];
+    const assay_op *op = assay_op_find(o->operation);
+    ASSAY_CHECK(o->launch[0] != '\0' && strstr(o->launch, "<<<") != NULL, ASSAY_INVALID_ARGUMENT,
+                "--cu: expected --launch 'kernel<act><<<blocks, threads>>>(arguments)', found '%.200s'",
+                o->launch);
+    ASSAY_CHECK(op != NULL && !op->collective, ASSAY_INVALID_ARGUMENT,
+                "--cu: expected --operation, a row of docs/OPS.md that is no collective, found '%s'",
+                o->operation);
+    ASSAY_TRY(check_text("launch", o->launch));
+    ASSAY_TRY(check_text("shapes", o->shapes));
+    char *file = realpath(o->cu, NULL);
+    ASSAY_CHECK(file != NULL, ASSAY_NOT_FOUND, "--cu: %s: %s", o->cu, strerror(errno));
+    assay_status st = check_text("cu", file);
+    snprintf(source, sizeof source, "%.900s/launch.cu", work);
+    snprintf(library, sizeof library, "%.900s/launch.so", work);
+    (void)unlink(source);
+    if (st == ASSAY_OK)
+        st = write_file(o, file, source);
+    free(file);
+    ASSAY_TRY(st);
+    ASSAY_TRY(compile(work, source, library));
+    snprintf(o->so, sizeof o->so, "%s:assay_launch_entry", library);
+    return ASSAY_OK;
+}
