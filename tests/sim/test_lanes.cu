@@ -26,8 +26,8 @@ template <int LANES, typename T> static void compare(const T *x)
     cr_assert_eq(cudaMemcpy(together, a, sizeof together, cudaMemcpyDeviceToHost), cudaSuccess);
     cr_assert_eq(cudaMemcpy(shuffled, b, sizeof together, cudaMemcpyDeviceToHost), cudaSuccess);
     for (int i = 0; i < N; ++i)
-        cr_assert_eq(memcmp(&together[i], &shuffled[i], sizeof(T)), 0, "%d lanes, element %d: %a and %a", LANES,
-                     i, static_cast<double>(together[i]), static_cast<double>(shuffled[i]));
+        cr_assert_eq(memcmp(&together[i], &shuffled[i], sizeof(T)), 0, "%d lanes, element %d: %a and %a",
+                     LANES, i, static_cast<double>(together[i]), static_cast<double>(shuffled[i]));
     cudaFree(a);
     cudaFree(b);
     cudaFree(from);

@@ -199,10 +199,10 @@ cudaError_t launch_as(const char *name, int no_barrier, int cooperative, void (*
     static_assert(sizeof...(P) == sizeof...(A),
                   "a kernel is launched with as many arguments as it has parameters");
     typedef call<P...> call_type;
-    static_assert(((!std::is_reference<P>::value ||
-                    std::is_const<typename std::remove_reference<P>::type>::value) &&
-                   ...),
-                  "a kernel's parameter is a value or a reference to a constant");
+    static_assert(
+        ((!std::is_reference<P>::value || std::is_const<typename std::remove_reference<P>::type>::value) &&
+         ...),
+        "a kernel's parameter is a value or a reference to a constant");
     call_type *c =
         new call_type{kernel, std::tuple<stored<P>...>(static_cast<stored<P>>(std::forward<A>(args))...)};
     const void *pointers[sizeof...(P) + 1] = {};
