@@ -109,7 +109,8 @@ static void panel_fma(double *c, const double *a, const double *b, int64_t k, in
 
 /* 12 x 16: 12 accumulators of 16 floats, or of 8 doubles for each half of the columns. */
 template <int rows>
-__attribute__((target("avx512f"))) static void rows_avx512(float *c, const float *a, const float *b, int64_t k)
+__attribute__((target("avx512f"))) static void rows_avx512(float *c, const float *a, const float *b,
+                                                           int64_t k)
 {
     __m512 acc[rows];
     for (int r = 0; r < rows; ++r)

@@ -52,8 +52,7 @@ template <class T> static void load_row(T *to, const unsigned char *from, int ty
         to[j] = static_cast<T>(blas_load(from + static_cast<size_t>(j) * bytes, type));
 }
 
-template <class T>
-static void store_row(unsigned char *to, int type, int64_t step, const T *from, int64_t n)
+template <class T> static void store_row(unsigned char *to, int type, int64_t step, const T *from, int64_t n)
 {
     const size_t bytes = static_cast<size_t>(step) * blas_size_of(type);
     if (type == CUDA_R_64F) {
