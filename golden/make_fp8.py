@@ -3,7 +3,8 @@
 Small Llama models and a Qwen3-MoE quantized here as DeepSeek-V3's are (amax / 448 of each block of weight_block_size rows and columns, the last
 ones smaller), with F32, BF16 and F8_E8M0 scales, with one scale of a tensor, and with AutoFP8's static activations.  expected.json: SHA-256 of
 every weight as torch multiplies it, in float32 (torch's product, one rounding), float64 (exact) and bfloat16 (rounded once, by numpy from
-float64).  logits.safetensors: transformers' logits of each model in double with the float64 weights.  codes.safetensors: all codes.
+float64).  plain: a folder in float32; written.json: SHA-256 of the codes and scales that quantizing it gives, by looking for the nearest of
+torch's 256 numbers.  logits.safetensors: transformers' logits of each model in double with the float64 weights.  codes.safetensors: all codes.
 Run: python golden/make_fp8.py
 """
 import hashlib
@@ -115,6 +116,64 @@ def make(name, case):
     return expected, logits, ids
 
 
+WRITTEN = {  # options of `assay ckpt convert plain OUT --dtype fp8`
+    "": ((128, 128), False),
+    "--weight-block-size 16,24": ((16, 24), False),
+    "--weight-block-size 16,24 --scale-fmt ue8m0": ((16, 24), True),
+    "--weight-block-size 1,1 --scale-fmt ue8m0": ((1, 1), True),
+    "--weight-block-size 7,1000": ((7, 1000), False),
+}
+
+
+def nearest(x):
+    """The code of E4M3 next to each x (float64): of two the even one, and the greatest beyond it."""
+    values = torch.arange(127, dtype=torch.uint8).view(E4M3).double().numpy()
+    low = numpy.clip(numpy.searchsorted(values, numpy.abs(x), side="right") - 1, 0, 125)
+    below, above = numpy.abs(x) - values[low], values[low + 1] - numpy.abs(x)
+    code = numpy.where((above < below) | ((above == below) & (low % 2 == 1)), low + 1, low)
+    return (code + 128 * numpy.signbit(x)).astype(numpy.uint8)
+
+
+def write(w, block, power_of_two):
+    rows, columns = block
+    codes = numpy.empty(w.shape, numpy.uint8)
+    scales = numpy.empty((-(-w.shape[0] // rows), -(-w.shape[1] // columns)), numpy.float32)
+    for i in range(scales.shape[0]):
+        for j in range(scales.shape[1]):
+            at = (slice(i * rows, (i + 1) * rows), slice(j * columns, (j + 1) * columns))
+            amax = numpy.abs(w[at]).max()
+            if power_of_two:
+                scale = 2.0 ** min(k for k in range(-126, 128) if 448.0 * 2.0 ** k >= amax)
+            else:
+                scale = max(float(numpy.float32(amax / 448.0)), 2.0 ** -126)
+            scales[i, j] = scale if amax > 0 else 1.0
+            codes[at] = nearest(w[at] / float(scales[i, j]))
+    if power_of_two:
+        scales = (scales.view(numpy.uint32) >> 23).astype(numpy.uint8)
+    return codes, scales
+
+
+def make_written():
+    """A folder in float32 whose blocks hold zeros, powers of two times 448, ties, tiny and huge numbers; what is written of it."""
+    with tempfile.TemporaryDirectory() as work:
+        weights, config = build(dict(seed=7, arch="Qwen3Moe", hidden_size=40, intermediate_size=51, heads=2, kv=1), pathlib.Path(work))
+    expected = {options: {} for options in WRITTEN}
+    for n, (key, w) in enumerate(sorted(weights.items())):
+        if not key.endswith("_proj.weight"):
+            continue
+        w[:16, :24] = 0.0 if n % 3 == 0 else w[:16, :24] * 2.0 ** (-140 if n % 3 == 1 else 100)
+        w[16, :4] = torch.tensor([448.0, 17.0, -19.0, 2.0 ** -10])  # a scale of 1: ties, half of the least code
+        w[17:, :24] = w[17:, :24].clamp(-1, 1)
+        w[-1, -3:] = torch.tensor([-0.0, 448.0 * 2.0 ** -20, -(2.0 ** -8)])
+        for options, (block, power_of_two) in WRITTEN.items():
+            codes, scales = write(w.double().numpy(), block, power_of_two)
+            expected[options][key] = {"codes": hashlib.sha256(codes.tobytes()).hexdigest(),
+                                      "scales": hashlib.sha256(scales.tobytes()).hexdigest()}
+    save_json(FOLDER / "plain" / "config.json", config | dict(dtype="float32"))
+    save_safetensors(FOLDER / "plain" / "model.safetensors", weights, {"format": "pt"})
+    save_json(FOLDER / "written.json", expected)
+
+
 def main():
     deterministic()
     shutil.rmtree(FOLDER, ignore_errors=True)
@@ -123,6 +182,8 @@ def main():
         (FOLDER / name).mkdir(parents=True)
         expected[name], logits[name], ids = make(name, case)
     save_json(FOLDER / "expected.json", expected)
+    (FOLDER / "plain").mkdir()
+    make_written()
     save_safetensors(FOLDER / "logits.safetensors", logits)
     save_safetensors(FOLDER / "batch.safetensors", {"input_ids": ids, "labels": torch.full_like(ids, -100).fill_(3)})
     codes = torch.arange(256, dtype=torch.uint8)

@@ -136,6 +136,9 @@ static assay_status run_job(job *j)
     int64_t root = 0;
     ASSAY_TRY(
         assay_json_get_string(j->op->attrs, "reduction", false, j->op->op, reduction, sizeof reduction));
+    ASSAY_CHECK(strcmp(reduction, "sum") == 0 || (strcmp(reduction, "max") == 0 && j->kind == ALL_REDUCE),
+                ASSAY_UNSUPPORTED, "%s: reduction %s: expected sum%s", j->op->op, reduction,
+                j->kind == ALL_REDUCE ? " or max" : "");
     ASSAY_TRY(assay_json_get_i64(j->op->attrs, j->kind == BROADCAST ? "root" : "peer",
                                  j->kind == SEND || j->kind == RECV, 0, c->world - 1, j->op->op, &root));
     for (int r = 0; r < c->world; r++) {

@@ -23,7 +23,15 @@
  *                             that is too small
  *   ASSAY_KERNEL_UNSUPPORTED  a dtype, shape, stride or alignment that the description leaves out
  *   ASSAY_KERNEL_WORKSPACE    fewer bytes of workspace than workspace() asks for
- * Extents of 0 are legal: sums over nothing are 0, outputs without elements need no data. */
+ * Extents of 0 are legal: sums over nothing are 0, outputs without elements need no data.
+ *
+ * Collectives (all_reduce, all_gather, reduce_scatter, broadcast, all_to_all, send).  run() is called once for every rank, each time in a thread
+ * of its own, with that rank's tensors and with `comm`, through which the ranks of a call reach each other: by messages, or by
+ * memory, because every rank may read and write the workspace of every other.  Tensors have one dimension; `counts` is in elements.
+ * A library of send has recv, too: run() is called with operation "send" on one rank and with "recv" on its peer, and the two are all
+ * that take part.  The same memory for both tensors (`in_place` "recv=send") is what NCCL calls so: send's place in
+ * all_gather is the rank's own piece of recv, recv's place in reduce_scatter the rank's own piece of send.
+ * A rank waits for others in the functions of `comm` alone: one that looks at memory in a loop until it changes never ends. */
 #ifndef ASSAY_KERNEL_H
 #define ASSAY_KERNEL_H
 
@@ -69,8 +77,26 @@ typedef struct assay_kernel_attr {
     int32_t integer_type; /* 1: `integer` counts (integers, booleans, index of a word, dtype), 0: `number` */
     int64_t integer;
     double number;
-    const char *word; /* words alone: "softmax" */
+    const char *word;    /* words alone: "softmax" */
+    const int64_t *list; /* lists alone: one number for each rank; NULL: absent, all equal */
+    int64_t n_list;
 } assay_kernel_attr;
+
+/* The ranks of a collective call as one of them sees them.  What returns a number returns 0, or another where the call cannot
+ * go on (a message of another size, ranks that wait for each other in a circle): run() then returns ASSAY_KERNEL_INTERNAL. */
+typedef struct assay_kernel_comm {
+    uint32_t size;
+    int32_t rank, n_ranks;
+    int32_t reserved;
+    void *context; /* not the kernel's */
+    /* Messages between two ranks arrive in their order.  send() has copied `data` when it returns and does not wait for the receiver. */
+    int32_t (*send)(const struct assay_kernel_comm *comm, int32_t to, const void *data, size_t bytes);
+    int32_t (*recv)(const struct assay_kernel_comm *comm, int32_t from, void *data, size_t bytes);
+    /* Waits until every rank that takes part is here; what was written before is seen behind it. */
+    int32_t (*barrier)(const struct assay_kernel_comm *comm);
+    /* By rank: everybody's workspace, of as many bytes as its rank asked for; NULL: takes no part. */
+    void *const *workspace;
+} assay_kernel_comm;
 
 typedef struct assay_kernel_call {
     uint32_t size;
@@ -86,6 +112,7 @@ typedef struct assay_kernel_call {
     /* By index as `slot`; NULL as a whole unless the description has ASSAY_KERNEL_SHADOW.  For each output of a floating-point dtype an
      * F32 tensor that takes the value before it is rounded to the output's dtype. */
     const assay_kernel_tensor *const *shadow;
+    const assay_kernel_comm *comm; /* collectives; else NULL */
 } assay_kernel_call;
 
 /* --- a description ------------------------------------------------------------------------------------------- */
@@ -151,10 +178,10 @@ typedef struct assay_kernel {
     uint32_t abi;     /* ASSAY_KERNEL_ABI */
     const char *name; /* of the kernel, for people and certificates */
     const char *version;
-    const char *operation; /* a row of docs/OPS.md; collectives are refused in this version */
+    const char *operation; /* a row of docs/OPS.md but recv, which is in the library of send */
     const char *built;     /* compiler and flags */
     int32_t memory;        /* where tensors lie */
-    uint32_t dtypes;       /* set of the dtypes of activations that it takes */
+    uint32_t dtypes;       /* set of the dtypes of activations that it takes; collectives: of what travels */
     uint32_t flags;
     int32_t
         alignment; /* bytes to which data and workspace must be aligned, a power of two up to 256; 0: the element's size */

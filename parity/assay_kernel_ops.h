@@ -676,6 +676,71 @@ enum {
     ASSAY_KERNEL_ATTR_ADAMW_GRAD_SCALE = 6,
 };
 
+/* | `all_reduce` | send any [n] | | recv as send [n] | reduction sum/max/avg = sum, dtype = send, start = 0 |
+   sums: recv: ranks */
+enum {
+    ASSAY_KERNEL_SLOT_ALL_REDUCE_SEND = 0,
+    ASSAY_KERNEL_SLOT_ALL_REDUCE_RECV = 1,
+    ASSAY_KERNEL_ATTR_ALL_REDUCE_REDUCTION = 0,
+    ASSAY_KERNEL_ATTR_ALL_REDUCE_DTYPE = 1,
+    ASSAY_KERNEL_ATTR_ALL_REDUCE_START = 2,
+};
+
+/* | `all_gather` | send? any [n] | | recv any [m] | dtype = send, counts = even |
+   sums: none */
+enum {
+    ASSAY_KERNEL_SLOT_ALL_GATHER_SEND = 0,
+    ASSAY_KERNEL_SLOT_ALL_GATHER_RECV = 1,
+    ASSAY_KERNEL_ATTR_ALL_GATHER_DTYPE = 0,
+    ASSAY_KERNEL_ATTR_ALL_GATHER_COUNTS = 1,
+};
+
+/* | `reduce_scatter` | send any [n] | | recv? as send [m] | reduction sum/max/avg = sum, dtype = send, counts = even |
+   sums: recv: ranks */
+enum {
+    ASSAY_KERNEL_SLOT_REDUCE_SCATTER_SEND = 0,
+    ASSAY_KERNEL_SLOT_REDUCE_SCATTER_RECV = 1,
+    ASSAY_KERNEL_ATTR_REDUCE_SCATTER_REDUCTION = 0,
+    ASSAY_KERNEL_ATTR_REDUCE_SCATTER_DTYPE = 1,
+    ASSAY_KERNEL_ATTR_REDUCE_SCATTER_COUNTS = 2,
+};
+
+/* | `all_to_all` | send any [n] | | recv as send [m] | dtype = send, counts = even, recv_counts = even |
+   sums: none */
+enum {
+    ASSAY_KERNEL_SLOT_ALL_TO_ALL_SEND = 0,
+    ASSAY_KERNEL_SLOT_ALL_TO_ALL_RECV = 1,
+    ASSAY_KERNEL_ATTR_ALL_TO_ALL_DTYPE = 0,
+    ASSAY_KERNEL_ATTR_ALL_TO_ALL_COUNTS = 1,
+    ASSAY_KERNEL_ATTR_ALL_TO_ALL_RECV_COUNTS = 2,
+};
+
+/* | `broadcast` | send any [n] | | recv as send [n] | root = 0, dtype = send |
+   sums: none */
+enum {
+    ASSAY_KERNEL_SLOT_BROADCAST_SEND = 0,
+    ASSAY_KERNEL_SLOT_BROADCAST_RECV = 1,
+    ASSAY_KERNEL_ATTR_BROADCAST_ROOT = 0,
+    ASSAY_KERNEL_ATTR_BROADCAST_DTYPE = 1,
+};
+
+/* | `send` | send any [n] | | | peer, dtype = send |
+   sums: none */
+enum {
+    ASSAY_KERNEL_SLOT_SEND_SEND = 0,
+    ASSAY_KERNEL_ATTR_SEND_PEER = 0,
+    ASSAY_KERNEL_ATTR_SEND_DTYPE = 1,
+};
+
+/* | `recv` | | | recv =dtype [n] | peer, dtype, shape = even |
+   sums: none */
+enum {
+    ASSAY_KERNEL_SLOT_RECV_RECV = 0,
+    ASSAY_KERNEL_ATTR_RECV_PEER = 0,
+    ASSAY_KERNEL_ATTR_RECV_DTYPE = 1,
+    ASSAY_KERNEL_ATTR_RECV_SHAPE = 2,
+};
+
 /* clang-format on */
 
 #endif

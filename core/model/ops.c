@@ -84,7 +84,7 @@ enum { SIZE_MAX_ATTR = 1 << 30 };
     }
 #define REDUCTION                                                                                            \
     {                                                                                                        \
-        WORD("reduction"), .otherwise = "sum", .words = "sum|max"                                            \
+        WORD("reduction"), .otherwise = "sum", .words = "sum|max|avg"                                        \
     }
 
 #define FUSION                                                                                               \

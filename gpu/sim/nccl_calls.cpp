@@ -30,25 +30,6 @@ ncclResult_t ncclCommDeregister(const ncclComm_t comm, void *handle)
     return comm ? ncclSuccess : ncclInvalidArgument;
 }
 
-ncclResult_t ncclRedOpCreatePreMulSum(ncclRedOp_t *op, void *scalar, ncclDataType_t datatype,
-                                      ncclScalarResidence_t residence, ncclComm_t comm)
-{
-    (void)op;
-    (void)scalar;
-    (void)datatype;
-    (void)residence;
-    (void)comm;
-    return nccl_say(ncclInvalidUsage, "ncclRedOpCreatePreMulSum is not supported by the simulator");
-}
-
-ncclResult_t ncclRedOpDestroy(ncclRedOp_t op, ncclComm_t comm)
-{
-    (void)op;
-    (void)comm;
-    return nccl_say(ncclInvalidUsage,
-                    "ncclRedOpDestroy: user-defined reductions are not supported by the simulator");
-}
-
 ncclResult_t ncclCommShrink(ncclComm_t, int *, int, ncclComm_t *, ncclConfig_t *, int)
 {
     return nccl_say(ncclInvalidUsage, "ncclCommShrink is not supported by the simulator");

@@ -2,6 +2,7 @@
 #ifndef ASSAY_SIM_NCCL_COMM_HPP
 #define ASSAY_SIM_NCCL_COMM_HPP
 
+#include "nccl_redop.hpp"
 #include "nccl_shm.hpp"
 
 #include <mutex>
@@ -47,6 +48,7 @@ struct nccl_task {
     bool posted;    /* this round's data is offered */
     bool gathering; /* an all-reduce's second round for the chunk */
     bool started, finished;
+    nccl_factor factor; /* of ncclRedOpCreatePreMulSum */
 };
 
 struct nccl_work {

@@ -156,9 +156,13 @@ ncclResult_t nccl_submit(ncclComm *c, nccl_call call, const nccl_request &r, cud
         return nccl_say(ncclInvalidArgument,
                         std::string(what) + ": data type " + std::to_string(call.type) + " is unknown");
     }
+    nccl_factor factor = {};
     if (reduces && (call.op < 0 || call.op >= ncclNumOps)) {
-        return nccl_say(ncclInvalidArgument, std::string(what) + ": reduction " + std::to_string(call.op) +
-                                                 " is unknown; supported are sum, prod, max, min, avg");
+        const ncclResult_t found = nccl_find_factor(c, call.op, call.type, what, &factor);
+        if (found != ncclSuccess) {
+            return found;
+        }
+        call.op = ncclNumOps; /* the ranks' numbers of it are their own */
     }
     if (call.root < 0 || call.root >= c->ranks) {
         return nccl_say(ncclInvalidArgument, std::string(what) + ": rank " + std::to_string(call.root) +
@@ -187,6 +191,7 @@ ncclResult_t nccl_submit(ncclComm *c, nccl_call call, const nccl_request &r, cud
     t.call = call;
     t.send = static_cast<const unsigned char *>(r.send);
     t.recv = static_cast<unsigned char *>(r.recv);
+    t.factor = factor;
     g.calls.push_back(grouped{c, stream, t});
     return g.depth > 0 ? ncclSuccess : flush(g.calls);
 }

@@ -6,6 +6,7 @@
 #include "assay_sim_float.h"
 
 #include <math.h>
+#include <string.h>
 #include <type_traits>
 
 namespace sim
@@ -159,45 +160,55 @@ template <class K> static void reduce(void *out, const void *const *in, int rank
     }
 }
 
-void nccl_reduce_elements(void *out, const void *const *in, int ranks, size_t count, int type, int op)
+template <class K> static void scale(void *x, size_t count, const void *factor)
+{
+    typename K::element *to = static_cast<typename K::element *>(x), f;
+    memcpy(&f, factor, sizeof f);
+    const typename K::acc by = K::widen(f);
+    for (size_t i = 0; i < count; ++i) {
+        to[i] = K::round(apply(K::widen(to[i]), by, ncclProd));
+    }
+}
+
+/* Calls `visit` with the type's way to widen and to round. */
+template <class V> static void with_type(int type, const V &visit)
 {
     switch (type) {
     case ncclInt8:
-        reduce<as_int<int8_t>>(out, in, ranks, count, op);
-        break;
+        return visit(as_int<int8_t>());
     case ncclUint8:
-        reduce<as_int<uint8_t>>(out, in, ranks, count, op);
-        break;
+        return visit(as_int<uint8_t>());
     case ncclInt32:
-        reduce<as_int<int32_t>>(out, in, ranks, count, op);
-        break;
+        return visit(as_int<int32_t>());
     case ncclUint32:
-        reduce<as_int<uint32_t>>(out, in, ranks, count, op);
-        break;
+        return visit(as_int<uint32_t>());
     case ncclInt64:
-        reduce<as_int<int64_t>>(out, in, ranks, count, op);
-        break;
+        return visit(as_int<int64_t>());
     case ncclUint64:
-        reduce<as_int<uint64_t>>(out, in, ranks, count, op);
-        break;
+        return visit(as_int<uint64_t>());
     case ncclFloat16:
-        reduce<as_f16>(out, in, ranks, count, op);
-        break;
+        return visit(as_f16());
     case ncclFloat32:
-        reduce<as_f32>(out, in, ranks, count, op);
-        break;
+        return visit(as_f32());
     case ncclFloat64:
-        reduce<as_f64>(out, in, ranks, count, op);
-        break;
+        return visit(as_f64());
     case ncclBfloat16:
-        reduce<as_bf16>(out, in, ranks, count, op);
-        break;
+        return visit(as_bf16());
     case ncclFloat8e4m3:
-        reduce<as_fp8<0>>(out, in, ranks, count, op);
-        break;
+        return visit(as_fp8<0>());
     default:
-        reduce<as_fp8<1>>(out, in, ranks, count, op);
+        return visit(as_fp8<1>());
     }
+}
+
+void nccl_reduce_elements(void *out, const void *const *in, int ranks, size_t count, int type, int op)
+{
+    with_type(type, [=](auto kind) { reduce<decltype(kind)>(out, in, ranks, count, op); });
+}
+
+void nccl_scale_elements(void *x, size_t count, int type, const void *factor)
+{
+    with_type(type, [=](auto kind) { scale<decltype(kind)>(x, count, factor); });
 }
 
 } /* namespace sim */

@@ -166,8 +166,8 @@ const char *nccl_type_name(int type)
 
 const char *nccl_op_name(int op)
 {
-    static const char *const names[] = {"sum", "prod", "max", "min", "avg"};
-    return op >= 0 && op < ncclNumOps ? names[op] : "?";
+    static const char *const names[] = {"sum", "prod", "max", "min", "avg", "premulsum"};
+    return op >= 0 && op <= ncclNumOps ? names[op] : "?";
 }
 
 size_t nccl_type_bytes(int type)

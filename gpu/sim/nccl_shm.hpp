@@ -136,6 +136,8 @@ std::string nccl_table(const segment &s, const std::string &headline);
 /* out[i] = in[0][i] op in[1][i] op ..., in this order; nccl.h declares the arithmetic.  out overlaps no
  * input. */
 void nccl_reduce_elements(void *out, const void *const *in, int ranks, size_t count, int type, int op);
+/* x[i] = x[i] * *factor, rounded to the type once. */
+void nccl_scale_elements(void *x, size_t count, int type, const void *factor);
 
 } /* namespace sim */
 

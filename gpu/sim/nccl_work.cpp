@@ -56,6 +56,7 @@ void nccl_release(ncclComm *comm)
     if (comm->uses.fetch_sub(1) == 1) {
         nccl_order_leave(comm);
         segment_leave(&comm->shm);
+        nccl_forget_factors(comm);
         delete comm;
     }
 }
@@ -137,6 +138,14 @@ static bool direct(const nccl_task &t)
     return t.call.count * nccl_type_bytes(t.call.type) <= direct_bytes;
 }
 
+/* What this rank lays into its buffer is multiplied there. */
+static void multiply(const nccl_task &t, unsigned char *to, size_t n)
+{
+    if (t.factor.given) {
+        nccl_scale_elements(to, n, t.call.type, t.factor.at != nullptr ? t.factor.at : t.factor.value);
+    }
+}
+
 /* Puts this round's data into the own buffer. */
 static void offer(ncclComm *c, const nccl_task &t)
 {
@@ -160,12 +169,14 @@ static void offer(ncclComm *c, const nccl_task &t)
             memcpy(to + static_cast<size_t>(r) * n * e,
                    t.send + (static_cast<size_t>(r) * t.call.count + t.offset) * e, n * e);
         }
+        multiply(t, to, static_cast<size_t>(c->ranks) * n);
         return;
     default:
         break;
     }
     if (n > 0) {
         memcpy(to, t.send + t.offset * e, n * e);
+        multiply(t, to, n);
     }
 }
 

@@ -120,8 +120,7 @@ assay_status certify_abi_header(char **out)
           "#ifndef ASSAY_KERNEL_OPS_H\n#define ASSAY_KERNEL_OPS_H\n\n/* clang-format off */\n",
           f);
     for (int i = 0; assay_op_at(i) != NULL; i++)
-        if (!assay_op_at(i)->collective)
-            write_row(f, assay_op_at(i));
+        write_row(f, assay_op_at(i));
     fputs("\n/* clang-format on */\n\n#endif\n", f);
     ASSAY_CHECK(fclose(f) == 0 && *out != NULL, ASSAY_OUT_OF_MEMORY, "assay_kernel_ops.h");
     return ASSAY_OK;

@@ -80,8 +80,13 @@ static assay_status add_outputs(call_record *r, const assay_op_operand *operands
         const assay_op_slot *like =
             row->optional && row->like != NULL ? assay_op_slot_find(op, row->like, false) : NULL;
         if (row->role == ASSAY_SLOT_OUT && !(like != NULL && !r->slot[like - op->slots].present)) {
-            ASSAY_TRY(assay_op_output(op, row, r->asked->attrs, operands, r->asked->n_inputs, &r->binding,
-                                      &dtype, &ndim, shape));
+            if (op->collective) { /* what travels */
+                dtype = r->act;
+                ASSAY_TRY(assay_op_slot_shape(op, row, &r->binding, &ndim, shape));
+            } else {
+                ASSAY_TRY(assay_op_output(op, row, r->asked->attrs, operands, r->asked->n_inputs, &r->binding,
+                                          &dtype, &ndim, shape));
+            }
             fill_slot(&r->slot[i], dtype, ndim, shape);
         }
         if (call_is_output(r, i)) {
@@ -116,6 +121,8 @@ static assay_status read_attr(const call_record *r, const assay_op_attr *row, as
             a->word = row->otherwise;
         return ASSAY_OK;
     }
+    case ASSAY_ATTR_INTS: /* read_list */
+        return ASSAY_OK;
     case ASSAY_ATTR_DTYPE:
         if (json_object_get(attrs, row->name) == NULL && strcmp(row->otherwise, "act") == 0)
             word = (int)r->act;
@@ -126,6 +133,54 @@ static assay_status read_attr(const call_record *r, const assay_op_attr *row, as
     default:
         return assay_op_attr_int(op, attrs, row->name, &a->integer);
     }
+}
+
+static assay_status read_list(call_record *r, int index)
+{
+    const assay_op_attr *row = &r->kernel->op->attrs[index];
+    const json_t *list = json_object_get(r->asked->attrs, row->name);
+    if (row->type != ASSAY_ATTR_INTS || list == NULL)
+        return ASSAY_OK;
+    ASSAY_CHECK(json_array_size(list) <= COMM_RANKS, ASSAY_LIMIT, "%s: %s: at most %d numbers", r->asked->op,
+                row->name, COMM_RANKS);
+    for (size_t i = 0; i < json_array_size(list); i++)
+        r->list[index][i] = json_integer_value(json_array_get(list, i));
+    r->attr[index].list = r->list[index];
+    r->attr[index].n_list = (int64_t)json_array_size(list);
+    return ASSAY_OK;
+}
+
+/* Elements that a rank of a collective receives: the row of the table does not say it, the ranks and `counts` do. */
+static int64_t received(const call_record *r, int64_t sent)
+{
+    const char *op = r->kernel->op->name;
+    const json_t *attrs = r->asked->attrs, *counts = json_object_get(attrs, "counts");
+    const int n = r->comm->n_ranks;
+    int64_t sum = 0;
+    if (strcmp(op, "recv") == 0)
+        counts = json_object_get(attrs, "shape");
+    if (strcmp(op, "all_to_all") == 0)
+        counts = json_object_get(attrs, "recv_counts");
+    for (size_t i = 0; i < json_array_size(counts); i++)
+        sum += json_integer_value(json_array_get(counts, i));
+    if (strcmp(op, "reduce_scatter") == 0)
+        return counts != NULL ? json_integer_value(json_array_get(counts, (size_t)r->comm->rank)) : sent / n;
+    if (counts != NULL)
+        return sum;
+    return strcmp(op, "all_gather") == 0 ? sent * n : sent;
+}
+
+static assay_status bind_received(call_record *r)
+{
+    int64_t sent = 0;
+    if (r->slot[0].present) /* a slot that may be numbered binds no symbol */
+        sent = r->slot[0].shape[0];
+    if (r->slot[0].present)
+        (void)assay_op_bind(&r->binding, "n", sent);
+    ASSAY_CHECK(
+        assay_op_bind(&r->binding, strcmp(r->kernel->op->name, "recv") == 0 ? "n" : "m", received(r, sent)),
+        ASSAY_INTERNAL, "%s: elements", r->asked->instance);
+    return ASSAY_OK;
 }
 
 /* What the description says of this call: arithmetic, workspace. */
@@ -167,7 +222,7 @@ static assay_status ask_kernel(call_record *r)
 }
 
 assay_status call_read(call_record *r, const certify_kernel *k, const assay_trace *t,
-                       const assay_trace_op *asked, assay_dtype act)
+                       const assay_trace_op *asked, assay_dtype act, const assay_kernel_comm *comm)
 {
     assay_op_operand operands[ASSAY_MAX_SLOTS];
     char why[96];
@@ -175,13 +230,18 @@ assay_status call_read(call_record *r, const certify_kernel *k, const assay_trac
     r->kernel = k;
     r->asked = asked;
     r->act = act;
+    r->comm = comm;
     ASSAY_TRY(read_inputs(r, t, operands));
     ASSAY_TRY(
         assay_op_check(k->op, asked->attrs, act, act, operands, asked->n_inputs, NULL, -1, &r->binding));
+    if (comm != NULL)
+        ASSAY_TRY(bind_received(r));
     ASSAY_TRY(add_outputs(r, operands));
     ASSAY_TRY(fold_inputs(r));
     for (int i = 0; i < assay_op_n_attrs(k->op); i++)
         ASSAY_TRY(read_attr(r, &k->op->attrs[i], &r->attr[i]));
+    for (int i = 0; i < assay_op_n_attrs(k->op); i++)
+        ASSAY_TRY(read_list(r, i));
     r->taken = certify_shapes_take(k->k->shapes, &r->binding, why, sizeof why) == 1;
     return ask_kernel(r);
 }
@@ -328,26 +388,36 @@ assay_status call_prepare(const call_record *r, call_form form, guard_arena *are
                                   .n_attrs = assay_op_n_attrs(op),
                                   .slot = c->slot,
                                   .attr = c->attr,
-                                  .shadow = form.shadow ? c->shadow : NULL};
+                                  .shadow = form.shadow ? c->shadow : NULL,
+                                  .comm = r->comm};
     return shadows != NULL ? place_all(r, c) : ASSAY_OK;
 }
 
 /* --- running and looking --------------------------------------------------------------------------------------- */
-int32_t call_run(const call_record *r, const call_ready *c, certify_board *board)
+void call_lock(const call_record *r, const call_ready *c, bool locked)
 {
-    const assay_kernel *k = r->kernel->k;
-    board->runs++;
     for (int i = 0; i < ASSAY_OP_SLOTS && c->form.locked; i++)
         if (r->slot[i].present && r->kernel->op->slots[i].role == ASSAY_SLOT_IN && i != c->form.in)
-            (void)guard_lock(c->arena, i, true);
-    guard_inside(true);
+            (void)guard_lock(c->arena, i, locked);
+}
+
+int32_t call_kernel(const call_record *r, const call_ready *c)
+{
+    const assay_kernel *k = r->kernel->k;
     int32_t code = k->run(&c->call);
     if (k->synchronize != NULL && k->synchronize(c->call.stream) != 0 && code == ASSAY_KERNEL_OK)
         code = ASSAY_KERNEL_DEVICE;
+    return code;
+}
+
+int32_t call_run(const call_record *r, const call_ready *c, certify_board *board)
+{
+    board->runs++;
+    call_lock(r, c, true);
+    guard_inside(true);
+    const int32_t code = call_kernel(r, c);
     guard_inside(false);
-    for (int i = 0; i < ASSAY_OP_SLOTS && c->form.locked; i++)
-        if (r->slot[i].present && r->kernel->op->slots[i].role == ASSAY_SLOT_IN && i != c->form.in)
-            (void)guard_lock(c->arena, i, false);
+    call_lock(r, c, false);
     return code;
 }
 
@@ -393,7 +463,7 @@ void call_inspect(const call_record *r, const call_ready *c, certify_board *boar
             inspect_gaps(r, c, i, board);
         if (c->form.shadow && is_shadowed(r, i))
             inspect_buffer(&c->shadows->buffer[i], c->form.fill, "the shadow of ", board);
-        if (r->kernel->op->slots[i].role != ASSAY_SLOT_IN || i == c->form.in)
+        if (r->kernel->op->slots[i].role != ASSAY_SLOT_IN || i == c->form.in || c->form.pieces)
             continue;
         unsigned char *now = malloc(r->slot[i].bytes + 1);
         board->trial[CERTIFY_INPUTS].calls++;

@@ -2,6 +2,7 @@
 #ifndef PARITY_CERTIFY_CALL_H
 #define PARITY_CERTIFY_CALL_H
 
+#include "parity/certify/comm.h"
 #include "parity/certify/guard.h"
 
 /* A slot of the record: shape, dtype, and the bytes that it holds before the call. */
@@ -22,7 +23,9 @@ typedef struct call_record {
     assay_op_binding binding;
     call_slot slot[ASSAY_OP_SLOTS];
     assay_kernel_attr attr[ASSAY_OP_ATTRS];
-    assay_declaration declared; /* of this call */
+    int64_t list[ASSAY_OP_ATTRS][COMM_RANKS]; /* of attributes that are lists */
+    const assay_kernel_comm *comm;            /* collectives */
+    assay_declaration declared;               /* of this call */
     size_t workspace_bytes;
     bool taken; /* within the declared shapes */
 } call_record;
@@ -36,6 +39,7 @@ typedef struct call_form {
     int64_t gap;        /* elements behind every row of what has at least two dimensions */
     int out, in;        /* this output is the memory of this input; -1 */
     bool shadow;
+    bool pieces; /* a collective whose two tensors share memory: what is input and what is not, is its own */
     bool data_absent; /* NULL for slots without elements */
 } call_form;
 
@@ -51,13 +55,16 @@ typedef struct call_ready {
 call_form call_plain(guard_place place, unsigned char fill);
 /* Reads record `asked`; bytes stay those of the trace. */
 assay_status call_read(call_record *r, const certify_kernel *k, const assay_trace *t,
-                       const assay_trace_op *asked, assay_dtype act);
+                       const assay_trace_op *asked, assay_dtype act, const assay_kernel_comm *comm);
 void call_forget(call_record *r);
 bool call_is_output(const call_record *r, int slot);
 /* Whether the rows of a slot are cut by call_form.first and end. */
 bool call_has_rows(const call_record *r, int slot);
 assay_status call_prepare(const call_record *r, call_form form, guard_arena *arena, guard_arena *shadows,
                           call_ready *c);
+/* Protects the inputs of a form that is locked; runs and waits, by itself. */
+void call_lock(const call_record *r, const call_ready *c, bool locked);
+int32_t call_kernel(const call_record *r, const call_ready *c);
 /* Runs and waits; the kernel's code. */
 int32_t call_run(const call_record *r, const call_ready *c, certify_board *board);
 /* Inputs, guards and gaps after a run: findings on the board. */

@@ -3,6 +3,7 @@
 
 #include "core/base/file.h"
 #include "core/base/log.h"
+#include "parity/certify/ranks.h"
 #include "parity/checks/request.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -127,6 +128,12 @@ static bool has_flag(const json_t *subject, const char *flag)
     return false;
 }
 
+/* What no collective has. */
+static bool of_rows(certify_trial t)
+{
+    return t == CERTIFY_BATCH || t == CERTIFY_STRIDES || t == CERTIFY_SHADOW;
+}
+
 static void list_untried(certify_result *r, const char *tier)
 {
     static const struct {
@@ -146,8 +153,12 @@ static void list_untried(certify_result *r, const char *tier)
     char text[256];
     r->not_tried = json_array();
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
-        if (r->board.trial[rows[i].trial].calls == 0)
+        if (r->board.trial[rows[i].trial].calls == 0 && !(r->op->collective && of_rows(rows[i].trial)))
             untried(r->not_tried, rows[i].text);
+    if (r->op->collective)
+        untried(r->not_tried,
+                "ranks that really run at once: they take turns where they call the communicator; "
+                "a real network, memory order between devices");
     if (!has_flag(r->subject, "deterministic"))
         untried(r->not_tried, "equal bits from run to run: not declared");
     for (int m = 0; m < PARITY_MODE_COUNT; m++)
@@ -236,39 +247,76 @@ static assay_status judge_dtype(const char *work, const char *act, certify_resul
     return ASSAY_OK;
 }
 
+/* Folders of requests: one, or one for each number of ranks of a collective. */
+typedef struct folders {
+    const int *ranks; /* NULL: no collective */
+    char path[ASSAY_PATH];
+} folders;
+
+static bool next_folder(folders *f, const char *work, const assay_op *op)
+{
+    const bool first = f->path[0] == '\0';
+    if (!op->collective) {
+        snprintf(f->path, sizeof f->path, "%s", work);
+        return first;
+    }
+    f->ranks = first ? certify_ranks : f->ranks + 1;
+    if (*f->ranks == 1 && strcmp(op->name, "send") == 0)
+        f->ranks++;
+    if (*f->ranks > 0)
+        certify_ranks_path(f->path, work, *f->ranks);
+    return *f->ranks > 0;
+}
+
+static const char *const acts[] = {"F32", "BF16", "F64", "I64"};
+enum { ACTS = sizeof acts / sizeof *acts };
+
+static assay_status ask_library(const char *work, certify_result *out)
+{
+    char path[ASSAY_PATH];
+    for (int d = 0; d < ACTS; d++) {
+        assay_dtype act;
+        if (!takes_dtype(out, acts[d]))
+            continue;
+        ASSAY_TRY(assay_dtype_from_name(acts[d], &act));
+        for (folders f = {0}; next_folder(&f, work, out->op);) {
+            path_of(path, f.path, "request", acts[d]);
+            if (f.ranks != NULL)
+                ASSAY_TRY(certify_ranks_request(work, act, *f.ranks, &out->plan, &out->calls));
+            else
+                ASSAY_TRY(certify_request(path, act, &out->plan, &out->calls));
+        }
+    }
+    return ASSAY_OK;
+}
+
+static assay_status judge_all(const char *work, certify_result *out, bool threads)
+{
+    for (int d = 0; d < ACTS; d++)
+        for (folders f = {0}; takes_dtype(out, acts[d]) && next_folder(&f, work, out->op);)
+            ASSAY_TRY(judge_dtype(f.path, acts[d], out, threads));
+    return ASSAY_OK;
+}
+
 static assay_status try_library(const certify_options *o, const char *work, certify_board *board,
                                 certify_result *out)
 {
-    static const char *const acts[] = {"F32", "BF16"};
-    char path[ASSAY_PATH];
     ASSAY_TRY(run_child(o, work, "describe", board));
     ASSAY_CHECK(board->done, ASSAY_INVALID_ARGUMENT, "%s: %s", o->so,
                 board->trial[CERTIFY_CRASH].bad > 0 ? board->trial[CERTIFY_CRASH].first
                                                     : board->trial[CERTIFY_TIME].first);
     ASSAY_TRY(read_description(o, work, out));
     out->plan = (certify_plan){.op = out->op->name, .seeds = o->seeds};
-    for (int d = 0; d < 2; d++) {
-        int64_t calls = 0;
-        assay_dtype act;
-        if (!takes_dtype(out, acts[d]))
-            continue;
-        path_of(path, work, "request", acts[d]);
-        ASSAY_TRY(assay_dtype_from_name(acts[d], &act));
-        ASSAY_TRY(certify_request(path, act, &out->plan, &calls));
-        out->calls += calls;
-    }
+    ASSAY_TRY(ask_library(work, out));
     ASSAY_TRY(run_child(o, work, "trial", board));
-    bool done = board->done != 0;
-    if (done && has_flag(out->subject, "deterministic"))
+    const bool done = board->done != 0, deterministic = has_flag(out->subject, "deterministic");
+    if (done && deterministic)
         ASSAY_TRY(run_child(o, work, "threads", board));
     out->board = *board;
-    for (int d = 0; d < 2 && done; d++) {
-        if (!takes_dtype(out, acts[d]))
-            continue;
-        ASSAY_TRY(judge_dtype(work, acts[d], out, false));
-        if (board->done && has_flag(out->subject, "deterministic"))
-            ASSAY_TRY(judge_dtype(work, acts[d], out, true));
-    }
+    if (done)
+        ASSAY_TRY(judge_all(work, out, false));
+    if (done && deterministic && board->done)
+        ASSAY_TRY(judge_all(work, out, true));
     return ASSAY_OK;
 }
 

@@ -19,6 +19,10 @@
       "the simulator reports nothing (barriers, masks, races, uninitialized memory)")                        \
     X(INPUTS, "inputs", "inputs are unchanged")                                                              \
     X(WRITTEN, "written", "every element of every output is written")                                        \
+    X(MESSAGES, "messages",                                                                                  \
+      "collectives: messages are received with the size that was sent, and no ranks wait for each other "    \
+      "for ever")                                                                                            \
+    X(RANKS, "ranks", "an all_reduce leaves equal bits on every rank")                                       \
     X(EXACT, "exact", "lattice inputs: equal bit for bit")                                                   \
     X(LOCAL, "local", "within the bound of the declared arithmetic")                                         \
     X(SPECIAL, "special", "NaN and infinities go where the operation sends them")                            \

@@ -13,7 +13,9 @@
 enum { PAGE = 4096, AROUND = 1024, STACK = 1 << 16 };
 
 static certify_board *the_board;
-static guard_arena *the_arena;
+enum { ARENAS = 32 };
+static const guard_arena *arenas[ARENAS];
+static int n_arenas;
 static volatile sig_atomic_t is_inside = 1; /* loading a library runs its code, too */
 
 /* --- words, with what a signal handler may call ------------------------------------------------------------- */
@@ -47,13 +49,15 @@ static words open_tally(certify_trial t)
     return (words){tally->first, 0, sizeof tally->first};
 }
 
-static const guard_buffer *buffer_at(const unsigned char *address)
+static const guard_buffer *buffer_at(const unsigned char *address, const guard_arena **arena)
 {
-    for (int i = 0; i < the_arena->n; i++) {
-        const guard_buffer *b = &the_arena->buffer[i];
-        if (b->map != NULL && address >= b->map && address < b->map + b->room + 2 * (size_t)PAGE)
-            return b;
-    }
+    for (int a = 0; a < n_arenas; a++)
+        for (int i = 0; i < arenas[a]->n; i++) {
+            const guard_buffer *b = &arenas[a]->buffer[i];
+            *arena = arenas[a];
+            if (b->map != NULL && address >= b->map && address < b->map + b->room + 2 * (size_t)PAGE)
+                return b;
+        }
     return NULL;
 }
 
@@ -68,7 +72,7 @@ static bool is_write(const void *context)
 }
 
 /* A fault beside or inside a buffer of the call. */
-static void say_fault(const guard_buffer *b, const unsigned char *address, bool writes)
+static void say_fault(const guard_buffer *b, const guard_arena *a, const unsigned char *address, bool writes)
 {
     const bool inside = address >= b->data && address < b->data + b->bytes;
     words w = open_tally(inside ? CERTIFY_INPUTS : CERTIFY_GUARDS);
@@ -85,6 +89,7 @@ static void say_fault(const guard_buffer *b, const unsigned char *address, bool 
         say(&w, behind ? " bytes past the end of " : " bytes before the start of ");
         say(&w, b->name);
     }
+    say(&w, a->of);
     say(&w, ", in ");
     say(&w, the_board->now);
 }
@@ -93,7 +98,8 @@ static void on_fault(int number, siginfo_t *info, void *context)
 {
     const unsigned char *address = info->si_addr;
     const bool memory = number == SIGSEGV || number == SIGBUS;
-    const guard_buffer *b = memory ? buffer_at(address) : NULL;
+    const guard_arena *arena = NULL;
+    const guard_buffer *b = memory ? buffer_at(address, &arena) : NULL;
     if (!is_inside && number != SIGALRM) {
         words own = {the_board->error, 0, sizeof the_board->error};
         say(&own, "a fault of the trial itself, in ");
@@ -101,7 +107,7 @@ static void on_fault(int number, siginfo_t *info, void *context)
         _exit(2);
     }
     if (b != NULL) {
-        say_fault(b, address, is_write(context));
+        say_fault(b, arena, address, is_write(context));
         _exit(3);
     }
     words w = open_tally(number == SIGALRM ? CERTIFY_TIME : CERTIFY_CRASH);
@@ -118,13 +124,29 @@ static void on_fault(int number, siginfo_t *info, void *context)
     _exit(3);
 }
 
+static bool take_stack(void)
+{
+    const stack_t stack = {.ss_sp = malloc(STACK), .ss_size = STACK};
+    return stack.ss_sp != NULL && sigaltstack(&stack, NULL) == 0;
+}
+
+void guard_thread(void)
+{
+    (void)take_stack(); /* without one an overflow of the stack is a crash that nobody names */
+}
+
+void guard_add(const guard_arena *arena)
+{
+    if (n_arenas < ARENAS)
+        arenas[n_arenas++] = arena;
+}
+
 assay_status guard_begin(certify_board *board, guard_arena *arena)
 {
     static const int numbers[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGALRM};
     the_board = board;
-    the_arena = arena;
-    const stack_t stack = {.ss_sp = malloc(STACK), .ss_size = STACK};
-    ASSAY_CHECK(stack.ss_sp != NULL && sigaltstack(&stack, NULL) == 0, ASSAY_OUT_OF_MEMORY, "signal stack");
+    guard_add(arena);
+    ASSAY_CHECK(take_stack(), ASSAY_OUT_OF_MEMORY, "signal stack");
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_sigaction = on_fault;

@@ -25,10 +25,15 @@ typedef struct guard_buffer {
 typedef struct guard_arena {
     guard_buffer buffer[GUARD_BUFFERS];
     int n;
+    char of[16]; /* " of rank 2" */
 } guard_arena;
 
 /* Handlers of faults, of SIGABRT and of the timer: the board says what happened, and the process ends. */
 assay_status guard_begin(certify_board *board, guard_arena *arena);
+/* Faults are looked up in these buffers, too. */
+void guard_add(const guard_arena *arena);
+/* The calling thread gets a stack for the handlers. */
+void guard_thread(void);
 /* Whether the kernel's code runs: a fault outside of it is none of its findings. */
 void guard_inside(bool inside);
 /* Seconds that the next call may take; 0 ends the limit. */

@@ -20,7 +20,7 @@ static void run(breakage *b)
     certify_board *board = b->t->board;
     /* Structs are on the heap of nobody: a kernel that ignores what is broken runs as always. */
     guard_limit(b->t->limit);
-    const int32_t code = call_run(b->r, &b->c, board);
+    const int32_t code = b->r->comm != NULL ? trial_alone(b->t, b->r, &b->c) : call_run(b->r, &b->c, board);
     guard_limit(0);
     board->trial[CERTIFY_ARGUMENTS].calls++;
     if (code == ASSAY_KERNEL_OK)
@@ -133,6 +133,43 @@ static bool is_full(const call_record *r)
     return true;
 }
 
+/* What only a collective has: its communicator, lists of counts, ranks. */
+static assay_status try_collective(breakage *b)
+{
+    const assay_op *op = b->r->kernel->op;
+    char what[96];
+    ASSAY_TRY(begin(b, "no communicator: "));
+    b->c.call.comm = NULL;
+    run(b);
+    for (int i = 0; i < assay_op_n_attrs(op); i++) {
+        const char *name = op->attrs[i].name;
+        assay_kernel_attr attr = b->r->attr[i];
+        int64_t list[COMM_RANKS + 1] = {0};
+        const bool is_rank = strcmp(name, "root") == 0 || strcmp(name, "peer") == 0;
+        const bool is_list = op->attrs[i].type == ASSAY_ATTR_INTS && strcmp(name, "shape") != 0;
+        if (is_rank) {
+            attr.integer = b->r->comm->n_ranks;
+            snprintf(what, sizeof what, "%s beyond the ranks: ", name);
+        } else if (strcmp(name, "start") == 0) {
+            attr.integer = 1 + b->r->slot[0].shape[0];
+            snprintf(what, sizeof what, "start behind the end: ");
+        } else if (is_list) {
+            memcpy(list, b->r->list[i], sizeof b->r->list[i]);
+            attr.list = list;
+            attr.n_list = b->r->comm->n_ranks;
+            for (int r = 0; r < b->r->comm->n_ranks; r++)
+                list[r] += 1 + b->r->slot[0].shape[0]; /* more than there is, with or without counts */
+            snprintf(what, sizeof what, "%s that are not those of the tensors: ", name);
+        } else {
+            continue;
+        }
+        ASSAY_TRY(begin(b, what));
+        b->c.attr[i] = &attr;
+        run(b);
+    }
+    return ASSAY_OK;
+}
+
 assay_status trial_illegal(trial *t, const call_record *r)
 {
     breakage b = {.t = t, .r = r};
@@ -147,6 +184,8 @@ assay_status trial_illegal(trial *t, const call_record *r)
         b.c.call.workspace_bytes--;
         run(&b);
     }
+    if (r->comm != NULL)
+        ASSAY_TRY(try_collective(&b));
     for (int i = 0; i < assay_op_n_slots(r->kernel->op); i++)
         if (r->slot[i].present)
             ASSAY_TRY(try_slot(&b, i));

@@ -25,7 +25,8 @@ void certify_result_free(certify_result *r)
 static certify_result *result_of(certify_result *results, int n, const char *op)
 {
     for (int i = 0; i < n; i++)
-        if (strcmp(results[i].op->name, op) == 0)
+        if (strcmp(results[i].op->name, op) == 0 ||
+            (strcmp(op, "recv") == 0 && strcmp(results[i].op->name, "send") == 0))
             return &results[i];
     return NULL;
 }
@@ -108,7 +109,7 @@ static bool is_taken(const void *user, const assay_trace *request, const assay_t
     if (f->shapes == NULL || f->shapes[0] == '\0' || op == NULL)
         return true;
     for (int i = 0; i < asked->n_inputs; i++) {
-        const assay_trace_tensor *t = assay_trace_tensor_by_id(request, 0, asked->inputs[i].tensor);
+        const assay_trace_tensor *t = assay_trace_tensor_by_id(request, asked->rank, asked->inputs[i].tensor);
         operands[i] =
             (assay_op_operand){asked->inputs[i].slot, t->dtype, t->shard.ndim, t->shard.local_shape};
     }
@@ -142,10 +143,10 @@ done:
 }
 
 /* --- bits of two answers ------------------------------------------------------------------------------------- */
-static void compare_record(const assay_trace *a, const assay_trace *b, int64_t i, certify_trial which,
-                           certify_result *into)
+static void compare_record(const assay_trace *a, const assay_trace *b, int rank, int64_t i,
+                           certify_trial which, certify_result *into)
 {
-    const assay_trace_op *p = assay_trace_op_at(a, 0, i), *q = assay_trace_op_at(b, 0, i);
+    const assay_trace_op *p = assay_trace_op_at(a, rank, i), *q = assay_trace_op_at(b, rank, i);
     into->board.trial[which].calls++;
     for (int k = 0; k < p->n_outputs; k++) {
         const assay_trace_tensor *x = assay_trace_op_tensor(a, p, p->outputs[k].slot);
@@ -165,13 +166,16 @@ assay_status certify_judge_bits(const char *a_dir, const char *b_dir, certify_tr
     assay_status st = ASSAY_OK;
     ASSAY_TRY_GOTO(assay_trace_open(&a, a_dir, true), st, done);
     ASSAY_TRY_GOTO(assay_trace_open(&b, b_dir, true), st, done);
-    ASSAY_CHECK_GOTO(assay_trace_n_ops(a, 0) == assay_trace_n_ops(b, 0), ASSAY_MISMATCH, st, done,
-                     "%s: %lld records, %s: %lld", a_dir, (long long)assay_trace_n_ops(a, 0), b_dir,
-                     (long long)assay_trace_n_ops(b, 0));
-    for (int64_t i = 0; i < assay_trace_n_ops(a, 0); i++) {
-        certify_result *into = result_of(results, n_results, assay_trace_op_at(a, 0, i)->op);
-        if (into != NULL)
-            compare_record(a, b, i, which, into);
+    for (int r = 0; r < assay_trace_world(a); r++) {
+        const int64_t n = assay_trace_n_ops(a, r);
+        ASSAY_CHECK_GOTO(assay_trace_world(b) == assay_trace_world(a) && n == assay_trace_n_ops(b, r),
+                         ASSAY_MISMATCH, st, done, "%s: %lld records of rank %d, %s: %lld", a_dir,
+                         (long long)n, r, b_dir, (long long)assay_trace_n_ops(b, r));
+        for (int64_t i = 0; i < n; i++) {
+            certify_result *into = result_of(results, n_results, assay_trace_op_at(a, r, i)->op);
+            if (into != NULL)
+                compare_record(a, b, r, i, which, into);
+        }
     }
 done:
     assay_trace_close(a);

@@ -88,8 +88,9 @@ static assay_status check_in_place(const certify_kernel *c)
         const int n = sscanf(p, "%31[^= ]=%31[^= ]", out, in);
         const assay_op_slot *o = n == 2 ? assay_op_slot_find(c->op, out, true) : NULL;
         const assay_op_slot *i = n == 2 ? assay_op_slot_find(c->op, in, false) : NULL;
-        ASSAY_CHECK(o != NULL && i != NULL && o->role == ASSAY_SLOT_OUT && strcmp(o->shape, i->shape) == 0 &&
-                        o->dtype == i->dtype,
+        const bool piece = c->op->collective && strcmp(c->op->name, "all_to_all") != 0;
+        ASSAY_CHECK(o != NULL && i != NULL && o->role == ASSAY_SLOT_OUT &&
+                        (piece || (strcmp(o->shape, i->shape) == 0 && o->dtype == i->dtype)),
                     ASSAY_INVALID_ARGUMENT,
                     "%s: in_place: expected OUTPUT=INPUT of one shape and dtype of %s, found '%.*s'",
                     c->k->name, c->op->name, (int)strcspn(p, " "), p);
@@ -146,9 +147,17 @@ static assay_status read_outputs(certify_kernel *c)
 static assay_status check_words(const certify_kernel *c)
 {
     const assay_kernel *k = c->k;
-    const uint32_t known = ASSAY_KERNEL_SET(ASSAY_KERNEL_F32) | ASSAY_KERNEL_SET(ASSAY_KERNEL_BF16);
+    const uint32_t wire = c->op->collective
+                              ? ASSAY_KERNEL_SET(ASSAY_KERNEL_F64) | ASSAY_KERNEL_SET(ASSAY_KERNEL_I64)
+                              : 0u,
+                   known = wire | ASSAY_KERNEL_SET(ASSAY_KERNEL_F32) | ASSAY_KERNEL_SET(ASSAY_KERNEL_BF16);
     ASSAY_CHECK(k->dtypes != 0 && (k->dtypes & ~known) == 0, ASSAY_UNSUPPORTED,
-                "%s: dtypes: expected a set of F32 and BF16, found 0x%x", k->name, (unsigned)k->dtypes);
+                "%s: dtypes: expected a set of F32 and BF16%s, found 0x%x", k->name,
+                wire != 0u ? ", F64 and I64" : "", (unsigned)k->dtypes);
+    ASSAY_CHECK(wire == 0u || (k->flags & (ASSAY_KERNEL_ROW_STRIDES | ASSAY_KERNEL_SHADOW |
+                                           ASSAY_KERNEL_BATCH_INVARIANT)) == 0,
+                ASSAY_INVALID_ARGUMENT, "%s: flags: a collective has no rows, gaps or shadows, found 0x%x",
+                k->name, (unsigned)k->flags);
     ASSAY_CHECK(k->flags < 2u * ASSAY_KERNEL_FAST_MATH, ASSAY_UNSUPPORTED, "%s: flags: found 0x%x", k->name,
                 (unsigned)k->flags);
     ASSAY_CHECK(k->alignment >= 0 && k->alignment <= 256 && (k->alignment & (k->alignment - 1)) == 0,
@@ -205,9 +214,8 @@ assay_status certify_kernel_open(certify_kernel *out, const char *so, assay_kern
     out->op = assay_op_find(storage->operation);
     ASSAY_CHECK(out->op != NULL, ASSAY_NOT_FOUND, "%s: operation '%s': unknown (docs/OPS.md lists them)",
                 storage->name, storage->operation);
-    ASSAY_CHECK(!out->op->collective, ASSAY_UNSUPPORTED,
-                "%s: operation %s: collectives are not certified in this version", storage->name,
-                storage->operation);
+    ASSAY_CHECK(strcmp(out->op->name, "recv") != 0, ASSAY_INVALID_ARGUMENT,
+                "%s: operation recv: expected send: a library has both ends of a message", storage->name);
     ASSAY_TRY(check_words(out));
     ASSAY_TRY(check_shapes(out));
     ASSAY_TRY(check_in_place(out));
@@ -226,7 +234,7 @@ static json_t *words_of(uint32_t set, const char *const *words, int n)
 
 assay_status certify_kernel_json(const certify_kernel *c, json_t **out)
 {
-    static const char *const dtype_words[] = {"", "F32", "BF16"};
+    static const char *const dtype_words[] = {"", "F32", "BF16", "F64", "I64"};
     static const char *const flag_words[] = {"deterministic", "batch_invariant", "row_strides",
                                              "shadow",        "atomics",         "fast_math"};
     const assay_kernel *k = c->k;
@@ -239,7 +247,7 @@ assay_status certify_kernel_json(const certify_kernel *c, json_t **out)
     *out = json_pack("{s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:i, s:s, s:s, s:o, s:b, s:b}", "name", k->name,
                      "version", k->version, "operation", k->operation, "built", k->built, "memory",
                      k->memory == ASSAY_KERNEL_MEMORY_HOST ? "host" : "device", "dtypes",
-                     words_of(k->dtypes, dtype_words, 3), "flags", words_of(k->flags, flag_words, 6),
+                     words_of(k->dtypes, dtype_words, 5), "flags", words_of(k->flags, flag_words, 6),
                      "alignment", k->alignment, "shapes", k->shapes != NULL ? k->shapes : "", "in_place",
                      k->in_place != NULL ? k->in_place : "", "arithmetic", outputs, "adapts",
                      k->adapt != NULL, "workspace", k->workspace != NULL);

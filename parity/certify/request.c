@@ -1,6 +1,6 @@
 /* The calls of a trial: lattice inputs, every data mode at every size and at every boundary, for each seed. */
 #include "core/model/ops.h"
-#include "parity/certify/certify.h"
+#include "parity/certify/ranks.h"
 #include "parity/checks/random_request.h"
 
 #include <stdlib.h>
@@ -69,8 +69,13 @@ json_t *certify_plan_json(const certify_plan *plan)
         json_array_append_new(values, json_integer(*v));
     for (int t = 0; t < CERTIFY_TRIALS; t++)
         json_array_append_new(trials, json_string(certify_trial_name((certify_trial)t)));
-    return json_pack("{s:I, s:o, s:o, s:o, s:o, s:o}", "seeds", (json_int_t)plan->seeds, "data",
-                     modes_of(plan), "sizes", sizes, "swept", swept, "boundaries", values, "trials", trials);
+    json_t *out =
+        json_pack("{s:I, s:o, s:o, s:o, s:o, s:o}", "seeds", (json_int_t)plan->seeds, "data", modes_of(plan),
+                  "sizes", sizes, "swept", swept, "boundaries", values, "trials", trials);
+    if (out != NULL && plan->op != NULL && assay_op_find(plan->op) != NULL &&
+        assay_op_find(plan->op)->collective)
+        certify_ranks_plan(out);
+    return out;
 }
 
 assay_status certify_plan_digest(const certify_plan *plan, char out[ASSAY_SHA256_HEX])

@@ -25,8 +25,11 @@ void trial_now(trial *t, const call_record *r, const char *what)
                                   (long long)s->shape[d]);
         n += (size_t)snprintf(shapes + n, sizeof shapes - n, "]");
     }
-    snprintf(t->board->now, sizeof t->board->now, "%s%.80s (%s%s)", what, r->asked->instance,
-             assay_dtype_name(r->act), shapes);
+    char rank[48] = "";
+    if (r->comm != NULL)
+        snprintf(rank, sizeof rank, ", rank %d of %d", r->comm->rank, r->comm->n_ranks);
+    snprintf(t->board->now, sizeof t->board->now, "%s%.80s (%s%s%s)", what, r->asked->instance,
+             assay_dtype_name(r->act), shapes, rank);
 }
 
 /* Reports of the simulator that the library brings: 0 without one. */
@@ -127,7 +130,7 @@ assay_status trial_write(assay_trace_writer *w, const assay_trace *request, cons
     op.arith = r->declared;
     op.n_outputs = 0;
     for (int i = 0; i < op.n_inputs; i++)
-        ASSAY_TRY(copy_input(w, assay_trace_tensor_by_id(request, 0, r->asked->inputs[i].tensor),
+        ASSAY_TRY(copy_input(w, assay_trace_tensor_by_id(request, r->asked->rank, r->asked->inputs[i].tensor),
                              &op.inputs[i].tensor));
     for (int i = 0; i < assay_op_n_slots(r->kernel->op); i++) {
         if (!call_is_output(r, i))
@@ -141,8 +144,7 @@ assay_status trial_write(assay_trace_writer *w, const assay_trace *request, cons
 
 /* --- one record --------------------------------------------------------------------------------------------- */
 
-/* Elements that hold the garbage of both runs: nobody wrote them. */
-static void check_written(trial *t, const call_record *r, const call_ready *c)
+void trial_written(trial *t, const call_record *r, const call_ready *c)
 {
     t->board->trial[CERTIFY_WRITTEN].calls++;
     for (int i = 0; i < assay_op_n_slots(r->kernel->op); i++) {
@@ -187,7 +189,7 @@ static assay_status try_outside(trial *t, const call_record *r)
     return ASSAY_OK;
 }
 
-static void check_workspace(trial *t, const call_record *r, const call_ready *c)
+void trial_workspace(trial *t, const call_record *r, const call_ready *c)
 {
     const assay_kernel *k = r->kernel->k;
     if (k->workspace == NULL)
@@ -221,7 +223,7 @@ static assay_status try_taken(trial *t, const assay_trace *request, call_record 
     ASSAY_TRY(trial_write(t->answer, request, r, &c, false));
     if (t->sweep_threads)
         return ASSAY_OK;
-    check_workspace(t, r, &c);
+    trial_workspace(t, r, &c);
     form = call_plain(GUARD_START, FILL_ODD);
     form.data_absent = true;
     trial_now(t, r, "the second run of ");
@@ -230,7 +232,7 @@ static assay_status try_taken(trial *t, const assay_trace *request, call_record 
         certify_bad(t->board, CERTIFY_REPEAT, "error code %d in %s", code, t->board->now);
     else if (t->deterministic)
         trial_compare(t, r, &c, CERTIFY_REPEAT);
-    check_written(t, r, &c);
+    trial_written(t, r, &c);
     if (t->second != NULL)
         ASSAY_TRY(trial_write(t->second, request, r, &c, false));
     return trial_variations(t, request, r);
@@ -240,7 +242,7 @@ static assay_status try_record(trial *t, const assay_trace *request, const assay
                                assay_dtype act)
 {
     call_record r;
-    assay_status st = call_read(&r, &t->kernel, request, asked, act);
+    assay_status st = call_read(&r, &t->kernel, request, asked, act, NULL);
     if (st == ASSAY_OK)
         st = r.taken ? try_taken(t, request, &r) : t->sweep_threads ? ASSAY_OK : try_outside(t, &r);
     call_forget(&r);
@@ -248,18 +250,19 @@ static assay_status try_record(trial *t, const assay_trace *request, const assay
 }
 
 /* --- a dtype ------------------------------------------------------------------------------------------------ */
-static assay_status open_writer(assay_trace_writer **w, const char *dir, const char *name, const char *act)
+assay_status trial_open(assay_trace_writer **w, const char *dir, const char *name, const char *act, int rank,
+                        int ranks)
 {
     char path[ASSAY_PATH];
     json_t *header =
         json_pack("{s:s, s:s}", "engine", "kernel", "precision", strcmp(act, "F32") == 0 ? "fp32" : "bf16");
     snprintf(path, sizeof path, "%s/%s.%s", dir, name, act);
-    const assay_status st = assay_trace_writer_open(w, path, 0, 1, header, false);
+    const assay_status st = assay_trace_writer_open(w, path, rank, ranks, header, false);
     json_decref(header);
     return st;
 }
 
-static assay_status close_writer(assay_trace_writer **w)
+assay_status trial_close(assay_trace_writer **w)
 {
     assay_status st = ASSAY_OK;
     if (*w != NULL) {
@@ -277,7 +280,7 @@ static assay_status try_illegal_calls(trial *t, const assay_trace *request, assa
     t->legal = 0;
     for (int64_t i = 0; i < assay_trace_n_ops(request, 0) && t->legal < 3; i++) {
         call_record r;
-        assay_status st = call_read(&r, &t->kernel, request, assay_trace_op_at(request, 0, i), act);
+        assay_status st = call_read(&r, &t->kernel, request, assay_trace_op_at(request, 0, i), act, NULL);
         if (st == ASSAY_OK && r.taken)
             st = trial_illegal(t, &r);
         call_forget(&r);
@@ -294,18 +297,19 @@ static assay_status try_dtype(trial *t, const char *dir, assay_dtype act)
     assay_status st = ASSAY_OK;
     snprintf(path, sizeof path, "%s/request.%s", dir, name);
     ASSAY_TRY(assay_trace_open(&request, path, false));
-    ASSAY_TRY_GOTO(open_writer(&t->answer, dir, t->sweep_threads ? "threads" : "answer", name), st, done);
+    ASSAY_TRY_GOTO(trial_open(&t->answer, dir, t->sweep_threads ? "threads" : "answer", name, 0, 1), st,
+                   done);
     if (!t->sweep_threads && !t->deterministic)
-        ASSAY_TRY_GOTO(open_writer(&t->second, dir, "second", name), st, done);
+        ASSAY_TRY_GOTO(trial_open(&t->second, dir, "second", name, 0, 1), st, done);
     if (!t->sweep_threads && (t->kernel.k->flags & ASSAY_KERNEL_SHADOW) != 0)
-        ASSAY_TRY_GOTO(open_writer(&t->shadow, dir, "shadow", name), st, done);
+        ASSAY_TRY_GOTO(trial_open(&t->shadow, dir, "shadow", name, 0, 1), st, done);
     for (int64_t i = 0; i < assay_trace_n_ops(request, 0); i++)
         ASSAY_TRY_GOTO(try_record(t, request, assay_trace_op_at(request, 0, i), act), st, done);
     if (!t->sweep_threads)
         ASSAY_TRY_GOTO(try_illegal_calls(t, request, act), st, done);
-    ASSAY_TRY_GOTO(close_writer(&t->answer), st, done);
-    ASSAY_TRY_GOTO(close_writer(&t->second), st, done);
-    ASSAY_TRY_GOTO(close_writer(&t->shadow), st, done);
+    ASSAY_TRY_GOTO(trial_close(&t->answer), st, done);
+    ASSAY_TRY_GOTO(trial_close(&t->second), st, done);
+    ASSAY_TRY_GOTO(trial_close(&t->shadow), st, done);
 done:
     assay_trace_writer_destroy(t->answer);
     assay_trace_writer_destroy(t->second);
@@ -355,9 +359,9 @@ static assay_status run(trial *t, const char *so, const char *dir, const char *p
     t->sweep_threads = strcmp(part, "threads") == 0;
     if (strcmp(part, "describe") == 0)
         return describe(t, dir);
-    for (int d = ASSAY_KERNEL_F32; d <= ASSAY_KERNEL_BF16; d++)
+    for (int d = ASSAY_KERNEL_F32; d <= ASSAY_KERNEL_I64; d++)
         if (t->kernel.k->dtypes & ASSAY_KERNEL_SET(d))
-            ASSAY_TRY(try_dtype(t, dir, certify_dtype_of(d)));
+            ASSAY_TRY((t->kernel.op->collective ? trial_collective : try_dtype)(t, dir, certify_dtype_of(d)));
     return ASSAY_OK;
 }
 

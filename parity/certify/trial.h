@@ -13,6 +13,8 @@ typedef struct trial {
     bool deterministic;
     bool sweep_threads; /* second child: one plain run of every record */
     assay_trace_writer *answer, *second, *shadow;
+    comm_world *world; /* collectives: the ranks of the records that are tried now */
+    bool takes_part[COMM_RANKS];
     int64_t legal; /* records of this dtype tried with illegal arguments so far */
 } trial;
 
@@ -28,6 +30,18 @@ void trial_compare(trial *t, const call_record *r, const call_ready *c, certify_
 assay_status trial_write(assay_trace_writer *w, const assay_trace *request, const call_record *r,
                          const call_ready *c, bool shadow);
 
+/* Elements that hold the garbage of both runs: nobody wrote them. */
+void trial_written(trial *t, const call_record *r, const call_ready *c);
+/* The workspace asked for does not depend on data. */
+void trial_workspace(trial *t, const call_record *r, const call_ready *c);
+assay_status trial_open(assay_trace_writer **w, const char *dir, const char *name, const char *act, int rank,
+                        int ranks);
+assay_status trial_close(assay_trace_writer **w);
+
+/* A call of one rank without the others. */
+int32_t trial_alone(trial *t, const call_record *r, const call_ready *c);
+/* collective.c: all calls of one dtype, over all numbers of ranks */
+assay_status trial_collective(trial *t, const char *dir, assay_dtype dtype);
 /* variations.c: other forms of a call that succeeded */
 assay_status trial_variations(trial *t, const assay_trace *request, const call_record *r);
 /* illegal.c */

@@ -6,10 +6,29 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool is_max(const parity_call_judge *j)
+static bool reduces_by(const parity_call_judge *j, const char *word)
 {
     const char *reduction = json_string_value(json_object_get(j->k->members[0]->attrs, "reduction"));
-    return reduction && strcmp(reduction, "max") == 0;
+    return reduction && strcmp(reduction, word) == 0;
+}
+
+static bool is_max(const parity_call_judge *j)
+{
+    return reduces_by(j, "max");
+}
+
+/* The mean of n pieces: their sum divided at the end, or each piece before, by n or times 1/n rounded. */
+static void divide(double *y, double *bound, const double *const *pieces, int n, int64_t count, double u)
+{
+    const double each = 2.0 * u + u * u; /* of a product with 1/n that was rounded */
+    const double least = 0x1p-149;
+    for (int64_t e = 0; e < count; e++) {
+        double g = 0.0;
+        for (int i = 0; i < n; i++)
+            g += fabs(pieces[i][e]);
+        bound[e] = (bound[e] + (1.0 + n * u) * each * (g + bound[e])) / n + n * least;
+        y[e] /= n;
+    }
 }
 
 static assay_dtype wire_dtype(const parity_call_judge *j)
@@ -40,6 +59,10 @@ static assay_status reduce_reals(const parity_call_judge *j, double *y, double *
     } else {
         ref_bound_sum(y, bound, (const double *const *)pieces, n, count,
                       assay_declaration_of(&j->k->members[0]->arith, "recv"), wire_dtype(j));
+        if (reduces_by(j, "avg"))
+            divide(y, bound, (const double *const *)pieces, n, count,
+                   assay_declaration_of(&j->k->members[0]->arith, "recv")->accumulate == ASSAY_F64 ? 0x1p-53
+                                                                                                   : 0x1p-24);
     }
 done:
     for (int i = 0; i < n; i++)
@@ -127,8 +150,9 @@ static assay_status compare_tail(const parity_call_judge *j, const ref_value *wh
             continue;
         }
         truth.count = count;
-        truth.value = whole->value + start;
-        truth.bound = whole->bound + start;
+        truth.value = whole->value ? whole->value + start : NULL;
+        truth.bound = whole->bound ? whole->bound + start : NULL;
+        truth.ivalue = whole->ivalue ? whole->ivalue + start : NULL;
         assay_shard_whole(&tail.shard, shape, 1);
         tail.data = (const char *)tail.data + start * assay_dtype_bytes(tail.dtype);
         tail.bytes -= (size_t)(start * assay_dtype_bytes(tail.dtype));
@@ -143,8 +167,8 @@ static assay_status compare_all_reduced(const parity_call_judge *j, const ref_va
     int64_t first = 0;
     const int64_t start = json_integer_value(json_object_get(j->k->members[0]->attrs, "start"));
     if (!scatter && start > 0) {
-        if (start > count || !whole->value)
-            return parity_call_fail(j, 0, "start: expected at most the number of real elements");
+        if (start > count)
+            return parity_call_fail(j, 0, "start: expected at most the number of elements");
         ASSAY_TRY(check_head(j, start));
         return compare_tail(j, whole, start);
     }
@@ -170,6 +194,8 @@ assay_status parity_call_reduction(const parity_call_judge *j, bool scatter)
             return parity_call_fail(j, i, "the ranks send different numbers of elements");
     }
     const bool integer = parity_is_integer(j->send[0]->dtype);
+    if (integer && reduces_by(j, "avg"))
+        return parity_call_fail(j, 0, "the mean of integers is not defined");
     ref_value whole = {.kind = REF_VALUE_REAL, .dominant = "rounding of the sum", .count = count};
     const size_t n = (size_t)count + 1;
     assay_status st = ASSAY_OK;

@@ -269,8 +269,11 @@ static assay_status judge_answer(exact *x, const assay_trace_op *asked, const as
     start(x, op, "", &r);
     if (strcmp(asked->op, op->op) != 0)
         parity_result_fail(&r, "the answer runs %s, the request asks for %s", op->op, asked->op);
-    else if (same_inputs(x, asked, op, &r) && parity_is_collective(op->op))
-        return parity_calls_judge(x->calls, op, &x->base, &x->scales, x->table);
+    else if (same_inputs(x, asked, op, &r) && parity_is_collective(op->op)) {
+        parity_result base = x->base;
+        base.check = r.check;
+        return parity_calls_judge(x->calls, op, &base, &x->scales, table_of(x, asked));
+    }
     if (r.verdict == PARITY_PASS)
         ASSAY_TRY_GOTO(parity_read_slots(x->request, asked, true, inputs, &n_inputs, &r), st, done);
     if (r.verdict == PARITY_PASS)

@@ -102,12 +102,22 @@ static assay_status shape_of(const draft *d, const parity_ask_slot *slot, ref_va
 
 /* --- values ------------------------------------------------------------------------------------------------- */
 
+static uint64_t draw_of(const parity_draws *d, int64_t i, uint64_t below)
+{
+    return assay_philox_below(d->seed, 100 + (uint64_t)d->input, (uint64_t)i, below);
+}
+
 static uint64_t draw(const draft *d, int64_t i, uint64_t below)
 {
-    return assay_philox_below((uint64_t)d->q->n, 100 + (uint64_t)d->n, (uint64_t)i, below);
+    return draw_of(&(parity_draws){.seed = (uint64_t)d->q->n, .input = d->n}, i, below);
 }
 
 /* In [0, 1), a multiple of 2^-20. */
+static double uniform_of(const parity_draws *d, int64_t i)
+{
+    return (double)draw_of(d, i, 1 << 20) * 0x1p-20;
+}
+
 static double uniform(const draft *d, int64_t i)
 {
     return (double)draw(d, i, 1 << 20) * 0x1p-20;
@@ -120,13 +130,13 @@ static bool is_planted(const draft *d, int64_t i)
     return (d->n == 0 || (d->n == 1 && d->q->n % 2 != 0)) && i == (d->q->n * 7 + 3) % count;
 }
 
-static double mode_value(const draft *d, const parity_ask_slot *slot, int64_t i)
+double parity_mode_value(parity_data_mode mode, const parity_draws *d, int64_t i, double scale, bool planted)
 {
-    const double u = uniform(d, i), scale = slot->scale != 0.0 ? slot->scale : 1.0;
-    const double sign = ((i >> (d->n % 3)) & 1) != 0 ? -1.0 : 1.0;
+    const double u = uniform_of(d, i);
+    const double sign = ((i >> (d->input % 3)) & 1) != 0 ? -1.0 : 1.0;
     /* none of the draws of the values */
-    const uint64_t other = draw(d, i + ((int64_t)1 << 40), 1 << 12);
-    switch (d->mode) {
+    const uint64_t other = draw_of(d, i + ((int64_t)1 << 40), 1 << 12);
+    switch (mode) {
     case PARITY_ONE_SIGNED:
         return scale * (0.25 + 0.75 * u);
     case PARITY_HEAVY_TAILED: /* one of 2^k elements is 4^k times as large */
@@ -135,19 +145,25 @@ static double mode_value(const draft *d, const parity_ask_slot *slot, int64_t i)
         return scale * sign * (0.25 + 0.75 * u);
     case PARITY_CANCELLATION:
         return (i & 1) == 0 ? scale * (0.25 + 0.75 * u)
-                            : -scale * (0.25 + 0.75 * uniform(d, i - 1)) * (1.0 + 0x1p-6 * u);
+                            : -scale * (0.25 + 0.75 * uniform_of(d, i - 1)) * (1.0 + 0x1p-6 * u);
     case PARITY_SUBNORMAL:
         return scale * (2.0 * u - 1.0) * ((other & 1) != 0 ? 0x1p-127 : 1.0);
     case PARITY_HUGE:
         return scale * (2.0 * u - 1.0) * 0x1p30;
     case PARITY_NAN:
     case PARITY_INFINITY:
-        if (is_planted(d, i))
-            return d->mode == PARITY_NAN ? (double)NAN : sign * (double)INFINITY;
+        if (planted)
+            return mode == PARITY_NAN ? (double)NAN : sign * (double)INFINITY;
         return scale * (2.0 * u - 1.0);
     default:
         return scale * (2.0 * u - 1.0);
     }
+}
+
+static double mode_value(const draft *d, const parity_ask_slot *slot, int64_t i)
+{
+    const parity_draws draws = {.seed = (uint64_t)d->q->n, .input = d->n};
+    return parity_mode_value(d->mode, &draws, i, slot->scale != 0.0 ? slot->scale : 1.0, is_planted(d, i));
 }
 
 static double real_value(const draft *d, const parity_ask_slot *slot, int64_t i)

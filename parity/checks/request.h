@@ -71,6 +71,13 @@ typedef enum {
 enum { PARITY_MODE_RUN = PARITY_ONE_SIGNED + 1 };
 /* An operation is asked: the one of `only`, or any that our engines have. */
 bool parity_ask_wants(const parity_ask *q, const char *op);
+/* Where the values of an input come from. */
+typedef struct parity_draws {
+    uint64_t seed;
+    int input; /* number of the input: no two draw the same values */
+} parity_draws;
+/* Element i of an input on such data; planted: the one element that is no number or infinite. */
+double parity_mode_value(parity_data_mode mode, const parity_draws *d, int64_t i, double scale, bool planted);
 /* "zero_mean" */
 const char *parity_data_mode_name(parity_data_mode mode);
 /* Whether the operation has a meaning on such data: else why not, in words. */

@@ -36,9 +36,16 @@ static assay_status path_in(char out[PATH_MAX], const char *folder, const char *
     return ASSAY_OK;
 }
 
+static int64_t scales_of(const parity_made *t)
+{
+    const ref_fp8_blocks b = parity_made_blocks(t);
+    return ref_fp8_grid_rows(&b) * ref_fp8_grid_columns(&b);
+}
+
 static int64_t bytes_of(const parity_made *t)
 {
-    return t->count * assay_dtype_bytes(t->dtype);
+    const int64_t scales = t->dtype == ASSAY_F8_E4M3 ? scales_of(t) * assay_dtype_bytes(t->scale) : 0;
+    return t->count * assay_dtype_bytes(t->dtype) + scales;
 }
 
 /* shard [n] of each tensor; returns how many there are. */
@@ -66,19 +73,38 @@ static void shard_name(const parity_folder *f, int64_t i, int64_t n, char *out, 
         snprintf(out, capacity, "%s-%05lld-of-%05lld.safetensors", f->word, (long long)i + 1, (long long)n);
 }
 
+/* Rounded once. */
+static assay_status add_plain(const parity_made *t, const double *values, void *data, assay_tensorwriter *w)
+{
+    int64_t overflow = -1;
+    ASSAY_TRY(ref_stored_write(values, t->count, t->dtype, data, &overflow));
+    ASSAY_CHECK(overflow < 0, ASSAY_LIMIT, "%s: element %lld is %.9g, more than %s holds", t->name,
+                (long long)overflow, values[overflow], assay_dtype_name(t->dtype));
+    return assay_tensorwriter_add_spooled(w, t->name, t->dtype, t->shape, t->ndim, data);
+}
+
+/* Codes, and behind them in `data` their scales. */
+static assay_status add_blocks(const parity_made *t, const double *values, char *data, assay_tensorwriter *w)
+{
+    char name[PARITY_TENSOR_NAME];
+    const ref_fp8_blocks b = parity_made_blocks(t);
+    const int64_t grid[2] = {ref_fp8_grid_rows(&b), ref_fp8_grid_columns(&b)};
+    const assay_status st = ref_fp8_quantize(values, &b, (uint8_t *)data, data + t->count);
+    if (st != ASSAY_OK)
+        return assay_context(st, "%s", t->name);
+    parity_scale_name(t, name);
+    ASSAY_TRY(assay_tensorwriter_add_spooled(w, t->name, t->dtype, t->shape, t->ndim, data));
+    return assay_tensorwriter_add_spooled(w, name, t->scale, grid, 2, data + t->count);
+}
+
 static assay_status add_tensor(const parity_folder *f, const parity_made *t, assay_tensorwriter *w)
 {
-    assay_status st = ASSAY_OK;
     double *values = NULL;
-    int64_t overflow = -1;
-    void *data = malloc((size_t)bytes_of(t) + 1);
+    char *data = malloc((size_t)bytes_of(t) + 1);
     ASSAY_CHECK(data != NULL, ASSAY_OUT_OF_MEMORY, "%s: %lld bytes", t->name, (long long)bytes_of(t));
-    ASSAY_TRY_GOTO(f->make(f->user, t, &values), st, done);
-    ASSAY_TRY_GOTO(ref_stored_write(values, t->count, t->dtype, data, &overflow), st, done);
-    ASSAY_CHECK_GOTO(overflow < 0, ASSAY_LIMIT, st, done, "%s: element %lld is %.9g, more than %s holds",
-                     t->name, (long long)overflow, values[overflow], assay_dtype_name(t->dtype));
-    st = assay_tensorwriter_add_spooled(w, t->name, t->dtype, t->shape, t->ndim, data);
-done:
+    assay_status st = f->make(f->user, t, &values);
+    if (st == ASSAY_OK)
+        st = t->dtype == ASSAY_F8_E4M3 ? add_blocks(t, values, data, w) : add_plain(t, values, data, w);
     free(values);
     free(data);
     return st;
@@ -102,7 +128,7 @@ done:
 
 static assay_status write_index(const parity_folder *f, const char *dir, const int64_t *shard, int64_t n)
 {
-    char path[PATH_MAX], name[256];
+    char path[PATH_MAX], name[256], scale[PARITY_TENSOR_NAME];
     int64_t bytes = 0;
     assay_status st = ASSAY_OK;
     json_t *map = json_object(), *index = NULL;
@@ -110,6 +136,10 @@ static assay_status write_index(const parity_folder *f, const char *dir, const i
         shard_name(f, shard[i], n, name, sizeof name);
         bytes += bytes_of(&f->tensors[i]);
         json_object_set_new(map, f->tensors[i].name, json_string(name));
+        if (f->tensors[i].dtype == ASSAY_F8_E4M3) {
+            parity_scale_name(&f->tensors[i], scale);
+            json_object_set_new(map, scale, json_string(name));
+        }
     }
     index = json_pack("{s:{s:I}, s:O}", "metadata", "total_size", (json_int_t)bytes, "weight_map", map);
     ASSAY_CHECK_GOTO(index != NULL, ASSAY_OUT_OF_MEMORY, st, done, "%s: index", dir);
@@ -203,35 +233,4 @@ assay_status parity_folder_write(const parity_folder *f)
     snprintf(message, sizeof message, "%s", assay_error_message());
     (void)assay_remove_tree(staged, parent);
     return ASSAY_ERROR(st, "%s", message);
-}
-
-/* --- its configuration --------------------------------------------------------------------------------------- */
-static const char *torch_word(assay_dtype dtype)
-{
-    return dtype == ASSAY_BF16  ? "bfloat16"
-           : dtype == ASSAY_F16 ? "float16"
-           : dtype == ASSAY_F64 ? "float64"
-                                : "float32";
-}
-
-assay_status parity_weights_config(const parity_model *m, const parity_made *tensors, int64_t n, json_t **out)
-{
-    int64_t most = -1;
-    assay_dtype type = ASSAY_F32;
-    for (int d = 0; d < ASSAY_DTYPE_COUNT; d++) { /* the type of most elements */
-        int64_t elements = 0;
-        for (int64_t i = 0; i < n; i++)
-            elements += tensors[i].dtype == (assay_dtype)d ? tensors[i].count : 0;
-        if (elements > most) {
-            most = elements;
-            type = (assay_dtype)d;
-        }
-    }
-    *out = json_deep_copy(m->config);
-    ASSAY_CHECK(*out != NULL, ASSAY_OUT_OF_MEMORY, "%s: configuration", m->dir);
-    (void)json_object_del(*out, "quantization_config");
-    (void)json_object_del(*out, "torch_dtype");
-    ASSAY_CHECK(json_object_set_new(*out, "dtype", json_string(torch_word(type))) == 0, ASSAY_OUT_OF_MEMORY,
-                "%s: configuration", m->dir);
-    return ASSAY_OK;
 }

@@ -158,12 +158,7 @@ static assay_status list_model(lora *l)
         const assay_tensor_info *t = assay_tensorfile_at(l->model.file, i);
         if (!parity_model_has(&l->model, t))
             continue;
-        parity_made *made = &l->made[l->n_made++];
-        *made = (parity_made){.name = t->name,
-                              .dtype = parity_weights_dtype(l->o, t->dtype),
-                              .ndim = t->ndim,
-                              .count = t->count};
-        memcpy(made->shape, t->shape, sizeof made->shape);
+        l->made[l->n_made++] = parity_made_of(l->o, t);
     }
     ASSAY_TRY(check_modules(l));
     return check_complete(l);
@@ -195,7 +190,7 @@ assay_status parity_lora_merge(const parity_weights_options *o, const char *mode
     ASSAY_TRY_GOTO(parity_model_open(&l.model, model), st, done);
     ASSAY_TRY_GOTO(assay_adapter_open(&l.adapter, adapter), st, done);
     ASSAY_TRY_GOTO(list_model(&l), st, done);
-    ASSAY_TRY_GOTO(parity_weights_config(&l.model, l.made, l.n_made, &config), st, done);
+    ASSAY_TRY_GOTO(parity_weights_config(o, &l.model, l.made, l.n_made, &config), st, done);
     origin =
         json_pack("{s:s,s:s,s:s}", "made_by", "assay ckpt lora-merge", "model", model, "adapter", adapter);
     const parity_folder f = {.dir = to,
@@ -231,12 +226,7 @@ static assay_status list_adapter(lora *l)
     ASSAY_CHECK(l->made != NULL, ASSAY_OUT_OF_MEMORY, "%lld tensors", (long long)n);
     for (; l->n_made < n; l->n_made++) {
         const assay_tensor_info *t = assay_tensorfile_at(l->adapter.file, l->n_made);
-        parity_made *made = &l->made[l->n_made];
-        *made = (parity_made){.name = t->name,
-                              .dtype = parity_weights_dtype(l->o, t->dtype),
-                              .ndim = t->ndim,
-                              .count = t->count};
-        memcpy(made->shape, t->shape, sizeof made->shape);
+        l->made[l->n_made] = parity_made_of(l->o, t);
     }
     return ASSAY_OK;
 }
@@ -247,6 +237,9 @@ assay_status parity_lora_save(const parity_weights_options *o, const char *adapt
     assay_status st = ASSAY_OK;
     ASSAY_TRY(plain(o));
     ASSAY_CHECK(o->max_shard_size == 0, ASSAY_INVALID_ARGUMENT, "lora-save: PEFT reads one file");
+    ASSAY_TRY(parity_weights_options_fp8(o));
+    ASSAY_CHECK(o->dtype != ASSAY_F8_E4M3, ASSAY_INVALID_ARGUMENT,
+                "lora-save: adapters are fp64, fp32, bf16 or fp16, not fp8");
     ASSAY_TRY_GOTO(assay_adapter_open(&l.adapter, adapter), st, done);
     ASSAY_TRY_GOTO(list_adapter(&l), st, done);
     const parity_folder f = {.dir = to,

@@ -130,12 +130,7 @@ static assay_status list_tensors(merge *m)
         const assay_tensor_info *t = assay_tensorfile_at(m->like->file, i);
         if (!parity_model_has(m->like, t) || !parity_patterns_take(m->o, t->name, seen))
             continue;
-        parity_made *made = &m->made[m->n_made++];
-        *made = (parity_made){.name = t->name,
-                              .dtype = parity_weights_dtype(m->o, t->dtype),
-                              .ndim = t->ndim,
-                              .count = t->count};
-        memcpy(made->shape, t->shape, sizeof made->shape);
+        m->made[m->n_made++] = parity_made_of(m->o, t);
     }
     ASSAY_CHECK(m->n_made > 0, ASSAY_INVALID_ARGUMENT, "%s: no tensor is left", m->like->dir);
     for (int i = 0; i < m->n; i++)
@@ -218,7 +213,7 @@ static json_t *origin_of(const merge *m)
 static assay_status write_out(merge *m, const char *to)
 {
     json_t *config = NULL, *origin = origin_of(m);
-    assay_status st = parity_weights_config(m->like, m->made, m->n_made, &config);
+    assay_status st = parity_weights_config(m->o, m->like, m->made, m->n_made, &config);
     const parity_folder f = {.dir = to,
                              .like = m->like->dir,
                              .word = "model",

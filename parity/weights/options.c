@@ -67,10 +67,25 @@ static assay_status add_pattern(const char *name, const char *text, parity_patte
     return assay_option_text(name, text, p->text[p->n++], PARITY_MERGE_TEXT);
 }
 
+/* "R,C" */
+static assay_status block_size(const char *text, int64_t block[2])
+{
+    char copy[64], *comma;
+    ASSAY_TRY(assay_option_text("weight-block-size", text, copy, sizeof copy));
+    comma = strchr(copy, ',');
+    ASSAY_CHECK(comma != NULL, ASSAY_INVALID_ARGUMENT,
+                "--weight-block-size: expected rows,columns as in 128,128, found %.40s", text);
+    *comma = '\0';
+    ASSAY_TRY(assay_option_count("weight-block-size", copy, 1, PARITY_BLOCK_MOST, &block[0]));
+    return assay_option_count("weight-block-size", comma + 1, 1, PARITY_BLOCK_MOST, &block[1]);
+}
+
 assay_status parity_weights_option(parity_weights_options *o, const char *name, const char *text, bool *known)
 {
-    static const char *const types[] = {"fp64", "fp32", "bf16", "fp16"}, *const truth[] = {"false", "true"};
-    static const assay_dtype dtypes[] = {ASSAY_F64, ASSAY_F32, ASSAY_BF16, ASSAY_F16};
+    static const char *const types[] = {"fp64", "fp32", "bf16", "fp16", "fp8"}, *const truth[] = {"false",
+                                                                                                  "true"};
+    static const assay_dtype dtypes[] = {ASSAY_F64, ASSAY_F32, ASSAY_BF16, ASSAY_F16, ASSAY_F8_E4M3};
+    static const char *const formats[] = {"float", "ue8m0"};
     static const char *const elections[] = {"total", "frequency"};
     int word = 0;
     int64_t seed;
@@ -101,16 +116,14 @@ assay_status parity_weights_option(parity_weights_options *o, const char *name, 
     else if (strcmp(name, "exclude") == 0)
         return add_pattern(name, text, &o->exclude);
     else if (strcmp(name, "dtype") == 0) {
-        ASSAY_TRY(one_word(name, text, types, 4, &word));
+        ASSAY_TRY(one_word(name, text, types, 5, &word));
         o->dtype = dtypes[word];
+    } else if (strcmp(name, "weight_block_size") == 0) {
+        return block_size(text, o->block);
+    } else if (strcmp(name, "scale_fmt") == 0) {
+        ASSAY_TRY(one_word("scale-fmt", text, formats, 2, &word));
+        snprintf(o->scale_fmt, sizeof o->scale_fmt, "%s", formats[word]);
     } else
         *known = false;
     return ASSAY_OK;
-}
-
-assay_dtype parity_weights_dtype(const parity_weights_options *o, assay_dtype stored)
-{
-    if (o->dtype != ASSAY_DTYPE_COUNT)
-        return o->dtype;
-    return stored == ASSAY_F8_E4M3 ? ASSAY_BF16 : stored;
 }

@@ -7,9 +7,10 @@
 #include "core/model/quantization.h"
 #include "core/run/options.h"
 #include "ref/merge.h"
+#include "ref/weights_quantize.h"
 
 /* --- what was asked for (options.c) -------------------------------------------------------------------------- */
-enum { PARITY_MERGED = 16, PARITY_PATTERNS = 16, PARITY_MERGE_TEXT = 256 };
+enum { PARITY_MERGED = 16, PARITY_PATTERNS = 16, PARITY_MERGE_TEXT = 256, PARITY_BLOCK_MOST = 1 << 20 };
 typedef enum {
     PARITY_MERGE_LINEAR,
     PARITY_MERGE_SLERP,
@@ -33,7 +34,10 @@ typedef struct parity_weights_options {
     ref_merge_election election;
     uint64_t seed;
     parity_patterns include, exclude;
-    assay_dtype dtype; /* ASSAY_DTYPE_COUNT: as it is stored, fp8 as BF16 */
+    assay_dtype
+        dtype; /* ASSAY_DTYPE_COUNT: as it is stored, fp8 as BF16; F8_E4M3: the linear layers, else as it is stored */
+    int64_t block[2];  /* fp8: rows and columns; 0: not given, 128 x 128 */
+    char scale_fmt[8]; /* fp8: "float" or "ue8m0"; empty: not given, float */
     int64_t max_shard_size;
 } parity_weights_options;
 /* Rows for a program's options, ended by one of name NULL. */
@@ -49,9 +53,15 @@ typedef struct parity_weights_options {
         {"merge_seed", "N", "merge: of what dare drops (default 0)"},                                        \
         {"include", "PATTERN", "merge, convert: only these tensors; may be given again"},                    \
         {"exclude", "PATTERN", "merge, convert: without these tensors; may be given again"},                 \
+        {"dtype", "TYPE",                                                                                    \
+         "merge, lora-merge, lora-save, convert of a model folder: fp64, fp32, bf16 or fp16; fp8 (not of "   \
+         "lora-save): the linear layers"},                                                                   \
+        {"weight_block_size", "R,C", "dtype fp8: rows and columns that share a scale (default 128,128)"},    \
     {                                                                                                        \
-        "dtype", "TYPE", "merge, lora-merge, lora-save, convert of a model folder: fp64, fp32, bf16 or fp16" \
+        "scale_fmt", "FORMAT", "dtype fp8: float (default), or ue8m0: powers of two"                         \
     }
+/* Options of fp8 are of --dtype fp8 alone. */
+assay_status parity_weights_options_fp8(const parity_weights_options *o);
 void parity_weights_options_init(parity_weights_options *o);
 /* *known: whether it is one of them. */
 assay_status parity_weights_option(parity_weights_options *o, const char *name, const char *text,
@@ -87,7 +97,11 @@ typedef struct parity_made {
     assay_dtype dtype;
     int ndim;
     int64_t shape[ASSAY_TENSOR_MAX_DIMS], count;
+    int64_t block[2]; /* F8_E4M3: its scales are written beside it, `<name>_scale_inv` */
+    assay_dtype scale;
 } parity_made;
+/* The tensor that is written for t, in the type that was asked for. */
+parity_made parity_made_of(const parity_weights_options *o, const assay_tensor_info *t);
 /* *out [count]: values of one tensor, freed by the caller. */
 typedef assay_status (*parity_maker)(void *user, const parity_made *t, double **out);
 typedef struct parity_folder {
@@ -105,11 +119,13 @@ typedef struct parity_folder {
 } parity_folder;
 /* One tensor at a time in memory; files beside in `dir.tmp-N`, synced, then the folder is renamed.  On an error nothing is left. */
 assay_status parity_folder_write(const parity_folder *f);
-/* The output's type of a tensor that is stored as `stored`. */
-assay_dtype parity_weights_dtype(const parity_weights_options *o, assay_dtype stored);
-/* A copy of a model's configuration, with the type of what is written and without scales. */
-assay_status parity_weights_config(const parity_model *m, const parity_made *tensors, int64_t n,
-                                   json_t **out);
+/* Scales of an F8_E4M3 tensor, and their name. */
+enum { PARITY_TENSOR_NAME = 1024 + 16 };
+void parity_scale_name(const parity_made *t, char out[PARITY_TENSOR_NAME]);
+ref_fp8_blocks parity_made_blocks(const parity_made *t);
+/* A copy of a model's configuration, with the type of what is written; quantization_config says where there are scales (config.c). */
+assay_status parity_weights_config(const parity_weights_options *o, const parity_model *m,
+                                   const parity_made *tensors, int64_t n, json_t **out);
 
 /* --- verbs --------------------------------------------------------------------------------------------------- */
 /* paths [n]: models and, last, the folder to be made. */

@@ -18,7 +18,8 @@ static const assay_kernel_output add_y[] = {
     {.size = sizeof(assay_kernel_output), .slot = 2, .arith = ELEMENTWISE(0)}};
 
 DESCRIBE(unknown_operation, "rmsnorm_forward", 0, nothing, add_y, 1)
-DESCRIBE(collective, "all_reduce", 0, nothing, add_y, 1)
+DESCRIBE(receives_alone, "recv", 0, nothing, add_y, 1)
+DESCRIBE(rows_of_a_collective, "broadcast", ASSAY_KERNEL_BATCH_INVARIANT, nothing, add_y, 1)
 DESCRIBE(no_arithmetic, "add", 0, nothing, NULL, 0)
 DESCRIBE(arithmetic_of_no_output, "add", 0, nothing, no_slot, 1)
 DESCRIBE(arithmetic_twice, "add", 0, nothing, twice, 2)

@@ -71,7 +71,8 @@ Test(certify, refusals)
         const char *symbol, *words[3];
     } rows[] = {
         {"unknown_operation", {"operation", "rmsnorm_forward"}},
-        {"collective", {"collectives are not certified", "all_reduce"}},
+        {"receives_alone", {"expected send", "both ends"}},
+        {"rows_of_a_collective", {"flags", "no rows"}},
         {"no_arithmetic", {"output y of add has no declared arithmetic"}},
         {"arithmetic_of_no_output", {"outputs[0]", "found 7"}},
         {"arithmetic_twice", {"outputs[1]", "once"}},
@@ -235,7 +236,7 @@ Test(certify, verify_and_gate)
     expect_code("gate --require rmsnorm_fwd --tier gpu certs", 1, "only of another tier");
     expect_code("gate --require rmsnorm certs", 1, "MISSING  rmsnorm_bwd");
     expect_code("gate --require rmsnorm_fwd,swiglu_fwd certs", 1, "MISSING  swiglu_fwd");
-    expect_code("gate --require all_reduce certs", 2, "no collectives");
+    expect_code("gate --require all_reduce_sum certs", 2, "families of docs/OPS.md, found all_reduce_sum");
     expect_code("gate --require rmsnorm_fwd --max-age soon certs", 2, "--max-age");
     expect_code("gate --require rmsnorm_fwd nowhere", 2, "cannot be read");
     char *text = cli_read(cli_file(certificate));

@@ -4,6 +4,8 @@
 #include "tests/support/cli.h"
 #include "tests/support/engine.h"
 
+#include <unistd.h>
+
 TestSuite(fp8, .init = cli_setup, .fini = cli_teardown, .timeout = 200);
 
 #define FP8 ASSAY_SOURCE_DIR "/golden/fp8/"
@@ -46,6 +48,104 @@ Test(fp8, converted_weights_are_torch_s)
             assay_tensorfile_close(f);
         }
     json_decref(expected);
+}
+
+/* --dtype fp8: codes and scales are those that the golden found by looking for the nearest number; all else is as it was. */
+Test(fp8, written_blocks_are_the_nearest)
+{
+    json_t *expected = NULL;
+    const char *options;
+    json_t *weights;
+    cr_assert_eq(assay_hash_init(), ASSAY_OK);
+    cr_assert_eq(assay_json_load(&expected, FP8 "written.json"), ASSAY_OK, "%s", assay_error_message());
+    cr_assert_eq(json_object_size(expected), 5);
+    assay_tensorfile *from = open_file(FP8 "plain");
+    json_object_foreach(expected, options, weights)
+    {
+        char out[CLI_PATH], remove[CLI_LINE];
+        snprintf(out, sizeof out, "%s/written", cli_folder);
+        snprintf(remove, sizeof remove, "rm -rf %s", out);
+        cr_assert_eq(system(remove), 0);
+        cli_result r =
+            cli_run("ckpt convert " FP8 "plain %s --dtype fp8 %s --max-shard-size 20000", out, options);
+        cli_expect_success(&r, options);
+        cli_free(&r);
+        assay_tensorfile *f = open_file(out);
+        cr_expect_eq((size_t)assay_tensorfile_count(f),
+                     (size_t)assay_tensorfile_count(from) + json_object_size(weights));
+        for (int64_t i = 0; i < assay_tensorfile_count(from); i++) {
+            const assay_tensor_info *plain = assay_tensorfile_at(from, i);
+            const assay_tensor_info *t = assay_tensorfile_find(f, plain->name);
+            const json_t *want = json_object_get(weights, plain->name);
+            char scale[512], found[ASSAY_SHA256_HEX];
+            snprintf(scale, sizeof scale, "%s_scale_inv", plain->name);
+            const assay_tensor_info *s = assay_tensorfile_find(f, scale);
+            cr_assert(t != NULL && (want != NULL) == (s != NULL), "%s: %s", options, plain->name);
+            if (want == NULL) {
+                cr_expect(t->dtype == plain->dtype && t->bytes == plain->bytes &&
+                              memcmp(t->data, plain->data, t->bytes) == 0,
+                          "%s", plain->name);
+                continue;
+            }
+            assay_sha256_bytes(t->data, t->bytes, found);
+            cr_expect_str_eq(found, json_string_value(json_object_get(want, "codes")), "%s: %s", options,
+                             plain->name);
+            assay_sha256_bytes(s->data, s->bytes, found);
+            cr_expect_str_eq(found, json_string_value(json_object_get(want, "scales")), "%s: %s", options,
+                             scale);
+        }
+        assay_tensorfile_close(f);
+    }
+    assay_tensorfile_close(from);
+    json_decref(expected);
+}
+
+/* The configuration says what was written, both engines run it, and what makes no sense is refused before anything is made. */
+Test(fp8, written_folders_are_models)
+{
+    cli_result r = cli_run("ckpt convert " FP8 "block128 %s --dtype fp8 --scale-fmt ue8m0", cli_file("b"));
+    cli_expect_success(&r, "convert");
+    cli_free(&r);
+    json_t *config = NULL;
+    char path[CLI_PATH];
+    snprintf(path, sizeof path, "%s/config.json", cli_file("b"));
+    cr_assert_eq(assay_json_load(&config, path), ASSAY_OK);
+    const json_t *q = json_object_get(config, "quantization_config");
+    char *text = json_dumps(q, JSON_COMPACT | JSON_SORT_KEYS);
+    cr_expect_str_eq(text, "{\"activation_scheme\":\"dynamic\",\"fmt\":\"e4m3\",\"modules_to_not_convert\":["
+                           "\"lm_head\"],\"quant_method\":\"fp8\",\"scale_fmt\":\"ue8m0\","
+                           "\"weight_block_size\":[128,128]}");
+    cr_expect_str_eq(json_string_value(json_object_get(config, "dtype")), "bfloat16");
+    free(text);
+    json_decref(config);
+    for (int e = 0; e < 2; e++) {
+        r = cli_run("step --engine %s --model %s --batch " FP8 "batch.safetensors --out %s",
+                    e == 0 ? "ref" : "sim --layout tp1", cli_file("b"), cli_file("out"));
+        cli_expect_success(&r, "step");
+        cli_free(&r);
+    }
+    static const struct {
+        const char *arguments, *words;
+    } refused[] = {
+        {"convert " FP8 "plain %s --weight-block-size 16,16", "of --dtype fp8 alone"},
+        {"convert " FP8 "plain %s --dtype bf16 --scale-fmt float", "of --dtype fp8 alone"},
+        {"convert " FP8 "plain %s --dtype fp8 --weight-block-size 16", "expected rows,columns"},
+        {"convert " FP8 "plain %s --dtype fp8 --weight-block-size 16,0", "--weight-block-size"},
+        {"convert " FP8 "plain %s --dtype fp8 --scale-fmt e8m0", "expected one of float, ue8m0"},
+        {"convert " FP8 "plain %s --dtype fp8 --include *norm*", "no matrix of a linear layer"},
+    };
+    for (size_t i = 0; i < sizeof refused / sizeof *refused; i++) {
+        char line[CLI_LINE];
+        snprintf(line, sizeof line, "ckpt %s", refused[i].arguments);
+        const char *out = cli_file("never");
+        char full[CLI_LINE];
+        char *at = strstr(line, "%s");
+        snprintf(full, sizeof full, "%.*s%s%s", (int)(at - line), line, out, at + 2);
+        r = cli_run("%s", full);
+        cr_expect(r.code == 2 && strstr(r.err, refused[i].words) != NULL && access(out, F_OK) != 0,
+                  "%s: expected '%s' in %s", full, refused[i].words, r.err);
+        cli_free(&r);
+    }
 }
 
 /* The folder itself as --model: the reference in double against transformers', the engine in fp32 against the reference. */

@@ -1,5 +1,6 @@
 /* Stored formats: every code of the small ones, and every rounding between two of them. */
 #include "core/files/tensorfile.h"
+#include "ref/weights_quantize.h"
 #include "ref/weights_read.h"
 #include <criterion/criterion.h>
 
@@ -78,4 +79,41 @@ Test(ref_weights_read, fp8_codes_are_torch_s)
         }
     }
     assay_tensorfile_close(f);
+}
+
+/* Every code is its own, halfway between two is the even one, a hair beside it the nearer, and beyond the greatest is the greatest. */
+Test(ref_weights_read, fp8_codes_are_the_nearest)
+{
+    for (unsigned code = 0; code < 0x7E; code++) {
+        const unsigned char low = (unsigned char)code, high = (unsigned char)(code + 1);
+        const double a = ref_stored_element(&low, ASSAY_F8_E4M3, 0),
+                     b = ref_stored_element(&high, ASSAY_F8_E4M3, 0);
+        const double middle = a + (b - a) / 2;
+        const unsigned char even = code % 2 == 0 ? low : high;
+        cr_expect(ref_e4m3_code(a) == low && ref_e4m3_code(b) == high, "%#x", code);
+        cr_expect(ref_e4m3_code(middle) == even && ref_e4m3_code(-middle) == (even | 0x80), "%#x", code);
+        cr_expect(ref_e4m3_code(nextafter(middle, 0.0)) == low &&
+                      ref_e4m3_code(nextafter(middle, 1e9)) == high,
+                  "%#x", code);
+    }
+    cr_expect(ref_e4m3_code(-0.0) == 0x80 && ref_e4m3_code(449.0) == 0x7E && ref_e4m3_code(-1e300) == 0xFE);
+}
+
+Test(ref_weights_read, fp8_blocks_refuse_what_they_cannot_hold)
+{
+    const ref_fp8_blocks b = {.height = 1, .width = 3, .rows = 1, .columns = 2}, powers = {1, 3, 1, 2, true};
+    static const struct {
+        double x[3];
+        assay_status single, power;
+    } rows[] = {{{1.0, 2.0, 0.0}, ASSAY_OK, ASSAY_OK},
+                {{1.0, 2.0, (double)NAN}, ASSAY_LIMIT, ASSAY_LIMIT},
+                {{HUGE_VAL, 2.0, 0.0}, ASSAY_LIMIT, ASSAY_LIMIT},
+                {{0.0, 0.0, 1e42}, ASSAY_LIMIT, ASSAY_LIMIT},
+                {{0.0, 0.0, 0x1p136}, ASSAY_OK, ASSAY_LIMIT}};
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        uint8_t codes[3];
+        float scales[2];
+        cr_expect_eq(ref_fp8_quantize(rows[i].x, &b, codes, scales), rows[i].single, "row %zu", i);
+        cr_expect_eq(ref_fp8_quantize(rows[i].x, &powers, codes, scales), rows[i].power, "row %zu", i);
+    }
 }

@@ -12,11 +12,12 @@
  * DECLARED ARITHMETIC.  Reductions go in rank order: ((x0 + x1) + x2) + ...  fp32 and fp64 round each step in
  * their own type; fp16, bf16 and fp8 accumulate in fp32 and round once at the end (to nearest even; fp8
  * saturates).  Integers wrap around. ncclAvg divides the finished sum by the number of ranks (integers:
- * truncating division).  Max and min propagate NaN.
+ * truncating division).  Max and min propagate NaN.  ncclRedOpCreatePreMulSum: each rank's elements times its scalar, rounded to their
+ * type, then the sum.
  *
  * Every host function of NCCL 2.28.9 is declared.  Present: all but the following, which return ncclInvalidUsage
- * and print their name: ncclRedOpCreatePreMulSum, ncclRedOpDestroy, ncclCommShrink, ncclCommRevoke,
- * ncclCommWindowRegister, ncclCommWindowDeregister, ncclGroupSimulateEnd; a configuration with blocking = 0; ncclCommSplit
+ * and print their name: ncclCommShrink, ncclCommRevoke, ncclCommWindowRegister,
+ * ncclCommWindowDeregister, ncclGroupSimulateEnd; a configuration with blocking = 0; ncclCommSplit
  * inside a group.  The device interface (nccl_device.h) and the profiling names (pncclX) are not declared. */
 #ifndef ASSAY_SIM_NCCL_H
 #define ASSAY_SIM_NCCL_H

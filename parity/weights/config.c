@@ -1,0 +1,132 @@
+/* What is written: the type of each tensor, and the configuration that says it. */
+#include "parity/weights/weights.h"
+
+#include <stdio.h>
+#include <string.h>
+
+enum { DEFAULT_BLOCK = 128, NAME_MOST = 1000 };
+
+static bool ends_with(const char *text, const char *end)
+{
+    const size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
+/* The linear layers of every architecture here, experts among them; embedding, head, routers and the gate of a shared expert stay, as
+ * they do in DeepSeek-V3's folders and in transformers' (modules_to_not_convert). */
+static bool is_linear(const assay_tensor_info *t)
+{
+    return t->ndim == 2 && ends_with(t->name, "_proj.weight");
+}
+
+parity_made parity_made_of(const parity_weights_options *o, const assay_tensor_info *t)
+{
+    parity_made made = {.name = t->name, .dtype = o->dtype, .ndim = t->ndim, .count = t->count};
+    memcpy(made.shape, t->shape, sizeof made.shape);
+    if (o->dtype == ASSAY_DTYPE_COUNT || (o->dtype == ASSAY_F8_E4M3 && !is_linear(t)))
+        made.dtype = t->dtype == ASSAY_F8_E4M3 ? ASSAY_BF16 : t->dtype;
+    for (int i = 0; i < 2; i++)
+        made.block[i] = o->block[i] > 0 ? o->block[i] : DEFAULT_BLOCK;
+    made.scale = strcmp(o->scale_fmt, "ue8m0") == 0 ? ASSAY_F8_E8M0 : ASSAY_F32;
+    return made;
+}
+
+ref_fp8_blocks parity_made_blocks(const parity_made *t)
+{
+    return (ref_fp8_blocks){.height = t->shape[0],
+                            .width = t->shape[1],
+                            .rows = t->block[0],
+                            .columns = t->block[1],
+                            .power_of_two = t->scale == ASSAY_F8_E8M0};
+}
+
+void parity_scale_name(const parity_made *t, char out[PARITY_TENSOR_NAME])
+{
+    snprintf(out, PARITY_TENSOR_NAME, "%.1024s_scale_inv", t->name);
+}
+
+/* --- configuration ------------------------------------------------------------------------------------------- */
+static const char *torch_word(assay_dtype dtype)
+{
+    return dtype == ASSAY_BF16  ? "bfloat16"
+           : dtype == ASSAY_F16 ? "float16"
+           : dtype == ASSAY_F64 ? "float64"
+                                : "float32";
+}
+
+/* The type of most elements that are not fp8, in which the model computes. */
+static assay_dtype common_type(const parity_made *tensors, int64_t n)
+{
+    int64_t most = -1;
+    assay_dtype type = ASSAY_F32;
+    for (int d = 0; d < ASSAY_DTYPE_COUNT; d++) {
+        int64_t elements = 0;
+        for (int64_t i = 0; i < n && d != ASSAY_F8_E4M3; i++)
+            elements += tensors[i].dtype == (assay_dtype)d ? tensors[i].count : 0;
+        if (elements > most) {
+            most = elements;
+            type = (assay_dtype)d;
+        }
+    }
+    return type;
+}
+
+/* Modules with a matrix that is not fp8, and the head, which is in no file where it is tied. */
+static json_t *kept_modules(const parity_made *tensors, int64_t n)
+{
+    json_t *out = json_pack("[s]", "lm_head");
+    for (int64_t i = 0; i < n; i++) {
+        const parity_made *t = &tensors[i];
+        const size_t length = strlen(t->name), suffix = strlen(".weight");
+        if (t->ndim == 2 && t->dtype != ASSAY_F8_E4M3 && ends_with(t->name, ".weight") &&
+            !ends_with(t->name, "embed_tokens.weight") && strcmp(t->name, "lm_head.weight") != 0)
+            json_array_append_new(out, json_stringn(t->name, length - suffix));
+    }
+    return out;
+}
+
+/* NULL in *out: nothing is fp8. */
+static assay_status quantization(const parity_model *m, const parity_made *tensors, int64_t n, json_t **out)
+{
+    const parity_made *first = NULL;
+    for (int64_t i = 0; i < n && first == NULL; i++)
+        first = tensors[i].dtype == ASSAY_F8_E4M3 ? &tensors[i] : NULL;
+    *out = NULL;
+    if (first == NULL)
+        return ASSAY_OK;
+    for (int64_t i = 0; i < n; i++)
+        ASSAY_CHECK(strlen(tensors[i].name) < NAME_MOST, ASSAY_LIMIT, "%.60s...: the name is too long",
+                    tensors[i].name);
+    *out = json_pack("{s:s,s:s,s:s,s:[I,I],s:s*,s:o}", "quant_method", "fp8", "fmt", "e4m3",
+                     "activation_scheme", "dynamic", "weight_block_size", (json_int_t)first->block[0],
+                     (json_int_t)first->block[1], "scale_fmt", first->scale == ASSAY_F8_E8M0 ? "ue8m0" : NULL,
+                     "modules_to_not_convert", kept_modules(tensors, n));
+    ASSAY_CHECK(*out != NULL, ASSAY_OUT_OF_MEMORY, "%s: configuration", m->dir);
+    return ASSAY_OK;
+}
+
+assay_status parity_weights_options_fp8(const parity_weights_options *o)
+{
+    ASSAY_CHECK(o->dtype == ASSAY_F8_E4M3 || (o->block[0] == 0 && o->scale_fmt[0] == '\0'),
+                ASSAY_INVALID_ARGUMENT, "--weight-block-size and --scale-fmt: of --dtype fp8 alone");
+    return ASSAY_OK;
+}
+
+assay_status parity_weights_config(const parity_weights_options *o, const parity_model *m,
+                                   const parity_made *tensors, int64_t n, json_t **out)
+{
+    json_t *scales;
+    ASSAY_TRY(parity_weights_options_fp8(o));
+    ASSAY_TRY(quantization(m, tensors, n, &scales));
+    ASSAY_CHECK(scales != NULL || o->dtype != ASSAY_F8_E4M3, ASSAY_NOT_FOUND,
+                "--dtype fp8: %s has no matrix of a linear layer, '*_proj.weight'", m->dir);
+    *out = json_deep_copy(m->config);
+    (void)json_object_del(*out, "quantization_config");
+    (void)json_object_del(*out, "torch_dtype");
+    const bool ok =
+        json_object_set_new(*out, "dtype", json_string(torch_word(common_type(tensors, n)))) == 0 &&
+        (scales == NULL || json_object_set(*out, "quantization_config", scales) == 0);
+    json_decref(scales);
+    ASSAY_CHECK(ok, ASSAY_OUT_OF_MEMORY, "%s: configuration", m->dir);
+    return ASSAY_OK;
+}
