@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #define MAX_HEADER_BYTES ((size_t)100000000)
+enum { BUFFER_BYTES = 1 << 18 };
 
 typedef struct tensor {
     char *name;
@@ -35,7 +36,7 @@ struct assay_tensorwriter {
     FILE *file;
     FILE *spool; /* NULL until a tensor waits there */
     int64_t spool_bytes;
-    bool finished;
+    bool finished, unsynced;
     json_t *metadata;
     int64_t n, capacity;
     tensor *tensors;
@@ -106,8 +107,10 @@ static assay_status open_temp(assay_tensorwriter *w)
     if (fd < 0)
         ASSAY_TRY(name_temp(w, &fd));
     w->file = fdopen(fd, "wb");
-    if (w->file)
+    if (w->file) {
+        setvbuf(w->file, NULL, _IOFBF, BUFFER_BYTES); /* many tensors are small; refused, it keeps its own */
         return ASSAY_OK;
+    }
     close(fd);
     ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "%s: out of memory", w->path);
 }
@@ -394,15 +397,22 @@ static assay_status write_all(assay_tensorwriter *w)
     for (int64_t i = 0; i < w->n; i++)
         ASSAY_TRY_GOTO(write_tensor(w, &w->tensors[i]), st, done);
     ASSAY_CHECK_GOTO(fflush(w->file) == 0, ASSAY_IO, st, done, "cannot write: %s", strerror(errno));
-    ASSAY_TRY_GOTO(assay_sync_file(fileno(w->file), w->path), st, done);
+    if (!w->unsynced)
+        ASSAY_TRY_GOTO(assay_sync_file(fileno(w->file), w->path), st, done);
     ASSAY_TRY_GOTO(publish(w), st, done);
     const int closed = fclose(w->file);
     w->file = NULL;
     ASSAY_CHECK_GOTO(closed == 0, ASSAY_IO, st, done, "cannot close: %s", strerror(errno));
-    ASSAY_TRY_GOTO(assay_sync_folder_of(w->path), st, done);
+    if (!w->unsynced)
+        ASSAY_TRY_GOTO(assay_sync_folder_of(w->path), st, done);
 done:
     assay_json_text_free(&header);
     return st;
+}
+
+void assay_tensorwriter_unsynced(assay_tensorwriter *w)
+{
+    w->unsynced = true;
 }
 
 assay_status assay_tensorwriter_finish(assay_tensorwriter *w)
