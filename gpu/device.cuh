@@ -38,18 +38,18 @@ __device__ static __forceinline__ void gpu_store(bf16 *p, float v)
 
 /* Sum over groups of LANES lanes (a power of two) as a binary tree; every lane of a group gets the same bits.
  * All 32 lanes of the warp must arrive.  The simulator adds all lanes' trees at once, with the same bits. */
-template <int LANES> __device__ static __forceinline__ float gpu_lanes_sum_shuffled(float v)
+template <int LANES, typename T> __device__ static __forceinline__ T gpu_lanes_sum_shuffled(T v)
 {
     for (int offset = LANES / 2; offset > 0; offset /= 2)
         v += __shfl_xor_sync(gpu_all_lanes, v, offset);
     return v;
 }
 #if ASSAY_SIM
-template <int LANES> static void gpu_lanes_sum_together(void *const *lane)
+template <int LANES, typename T> static void gpu_lanes_sum_together(void *const *lane)
 {
-    float v[GPU_WARP], sum[GPU_WARP];
+    T v[GPU_WARP], sum[GPU_WARP];
     for (int i = 0; i < GPU_WARP; ++i)
-        v[i] = *(const float *)lane[i];
+        v[i] = *(const T *)lane[i];
     for (int offset = LANES / 2; offset > 0; offset /= 2) {
         for (int i = 0; i < GPU_WARP; ++i)
             sum[i] = v[i] + v[i ^ offset];
@@ -57,20 +57,20 @@ template <int LANES> static void gpu_lanes_sum_together(void *const *lane)
             v[i] = sum[i];
     }
     for (int i = 0; i < GPU_WARP; ++i)
-        *(float *)lane[i] = v[i];
+        *(T *)lane[i] = v[i];
 }
-template <int LANES> static inline float gpu_lanes_sum(float v)
+template <int LANES, typename T> static inline T gpu_lanes_sum(T v)
 {
-    assay_sim_warp_call(gpu_lanes_sum_together<LANES>, &v, ASSAY_SIM_HERE);
+    assay_sim_warp_call(gpu_lanes_sum_together<LANES, T>, &v, ASSAY_SIM_HERE);
     return v;
 }
 #else
-template <int LANES> __device__ static __forceinline__ float gpu_lanes_sum(float v)
+template <int LANES, typename T> __device__ static __forceinline__ T gpu_lanes_sum(T v)
 {
     return gpu_lanes_sum_shuffled<LANES>(v);
 }
 #endif
-__device__ static __forceinline__ float gpu_warp_sum(float v)
+template <typename T> __device__ static __forceinline__ T gpu_warp_sum(T v)
 {
     return gpu_lanes_sum<GPU_WARP>(v);
 }

@@ -9,7 +9,8 @@
  * by name when the promise is broken. GPU_DYNAMIC_SHARED(type, name)          extern __shared__: the block's
  * dynamic shared memory, 16-byte aligned. GPU_SHARED(type, name, count)           __shared__ type
  * name[count]; poisoned and guarded in the simulator. GPU_SHARED_2D(type, name, rows, cols)   __shared__ type
- * name[rows][cols]. Plain __shared__ works too; the simulator then neither poisons nor guards the array. */
+ * name[rows][cols]. GPU_PARAMETER(type)   a large structure as a kernel's parameter, which threads only read.
+ * Plain __shared__ works too; the simulator then neither poisons nor guards the array. */
 #ifndef ASSAY_GPU_LAUNCH_CUH
 #define ASSAY_GPU_LAUNCH_CUH
 
@@ -44,6 +45,7 @@ extern __shared__ __align__(16) unsigned char gpu_dynamic_shared_bytes[];
 #define GPU_DYNAMIC_SHARED(type, name) type *name = reinterpret_cast<type *>(gpu_dynamic_shared_bytes)
 #define GPU_SHARED(type, name, count) __shared__ type name[count]
 #define GPU_SHARED_2D(type, name, rows, cols) __shared__ type name[rows][cols]
+#define GPU_PARAMETER(type) type
 
 #elif defined(ASSAY_SIM)
 
@@ -58,6 +60,7 @@ static inline cudaError_t gpu_launch(const char *name, int no_barrier, void (*ke
     return error;
 }
 
+#define GPU_PARAMETER(type) const type & /* one copy for the launch */
 #define GPU_LAUNCH(kernel, grid, block, smem_bytes, stream, ...)                                             \
     gpu_launch(#kernel, 0, (kernel), (grid), (block), (smem_bytes), (stream), ##__VA_ARGS__)
 #define GPU_LAUNCH_NO_BARRIER(kernel, grid, block, smem_bytes, stream, ...)                                  \

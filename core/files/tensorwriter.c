@@ -5,7 +5,7 @@
  * spaces to a multiple of 8, so that data is aligned to 8 bytes. */
 #include "core/files/tensorwriter.h"
 #include "core/base/file.h"
-#include "core/base/json.h"
+#include "core/base/json_text.h"
 #include "core/files/tensorfile.h"
 
 #include <errno.h>
@@ -17,6 +17,7 @@
 #include <unistd.h>
 
 #define MAX_HEADER_BYTES ((size_t)100000000)
+enum { BUFFER_BYTES = 1 << 18 };
 
 typedef struct tensor {
     char *name;
@@ -35,7 +36,7 @@ struct assay_tensorwriter {
     FILE *file;
     FILE *spool; /* NULL until a tensor waits there */
     int64_t spool_bytes;
-    bool finished;
+    bool finished, unsynced;
     json_t *metadata;
     int64_t n, capacity;
     tensor *tensors;
@@ -106,8 +107,10 @@ static assay_status open_temp(assay_tensorwriter *w)
     if (fd < 0)
         ASSAY_TRY(name_temp(w, &fd));
     w->file = fdopen(fd, "wb");
-    if (w->file)
+    if (w->file) {
+        setvbuf(w->file, NULL, _IOFBF, BUFFER_BYTES); /* many tensors are small; refused, it keeps its own */
         return ASSAY_OK;
+    }
     close(fd);
     ASSAY_FAIL(ASSAY_OUT_OF_MEMORY, "%s: out of memory", w->path);
 }
@@ -266,30 +269,66 @@ static int compare_tensors(const void *pa, const void *pb)
     return strcmp(a->name, b->name);
 }
 
-/* The header as a JSON object in file order.  A name that comes twice, or is not UTF-8, is found here. */
-static assay_status make_header(const assay_tensorwriter *w, json_t *header)
+static int compare_names(const void *pa, const void *pb)
+{
+    return strcmp(*(const char *const *)pa, *(const char *const *)pb);
+}
+
+/* Names are sorted within a dtype alone. */
+static assay_status check_names(const assay_tensorwriter *w)
+{
+    const char **names = malloc(((size_t)w->n + 1) * sizeof *names);
+    ASSAY_CHECK(names, ASSAY_OUT_OF_MEMORY, "out of memory");
+    for (int64_t i = 0; i < w->n; i++)
+        names[i] = w->tensors[i].name;
+    int64_t n = w->n;
+    if (json_object_size(w->metadata) > 0)
+        names[n++] = "__metadata__";
+    qsort(names, (size_t)n, sizeof *names, compare_names);
+    int64_t i = 1;
+    while (i < n && strcmp(names[i - 1], names[i]) != 0)
+        i++;
+    const assay_status st =
+        i < n ? ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "tensor '%s' was added more than once", names[i])
+              : ASSAY_OK;
+    free(names);
+    return st;
+}
+
+/* The header as JSON in file order.  A name that comes twice, or is not UTF-8, is found here. */
+static assay_status make_header(const assay_tensorwriter *w, assay_json_text *header)
 {
     int64_t at = 0;
-    if (json_object_size(w->metadata) > 0)
-        ASSAY_CHECK(json_object_set(header, "__metadata__", w->metadata) == 0, ASSAY_OUT_OF_MEMORY,
-                    "out of memory");
+    ASSAY_TRY(check_names(w));
+    assay_json_text_begin(header);
+    assay_json_text_open(header, '{');
+    if (json_object_size(w->metadata) > 0) {
+        assay_json_text_key(header, "__metadata__");
+        assay_json_text_value(header, w->metadata);
+    }
     for (int64_t i = 0; i < w->n; i++) {
         const tensor *t = &w->tensors[i];
         int64_t end = 0;
         ASSAY_CHECK(assay_add_i64(at, (int64_t)t->bytes, &end), ASSAY_LIMIT, "the file would exceed 64 bits");
-        ASSAY_CHECK(!json_object_get(header, t->name), ASSAY_INVALID_ARGUMENT,
-                    "tensor '%s' was added more than once", t->name);
-        json_t *shape = json_array();
-        for (int d = 0; shape && d < t->ndim; d++)
-            json_array_append_new(shape, json_integer(t->shape[d]));
-        json_t *entry = json_pack("{s:s, s:o, s:[I,I]}", "dtype", assay_dtype_name(t->dtype), "shape", shape,
-                                  "data_offsets", (json_int_t)at, (json_int_t)end);
-        ASSAY_CHECK(entry, ASSAY_OUT_OF_MEMORY, "out of memory");
-        ASSAY_CHECK(json_object_set_new(header, t->name, entry) == 0, ASSAY_INVALID_ARGUMENT,
-                    "the name of a tensor is not UTF-8");
+        assay_json_text_key(header, t->name);
+        assay_json_text_open(header, '{');
+        assay_json_text_key(header, "dtype");
+        assay_json_text_string(header, assay_dtype_name(t->dtype));
+        assay_json_text_key(header, "shape");
+        assay_json_text_open(header, '[');
+        for (int d = 0; d < t->ndim; d++)
+            assay_json_text_integer(header, t->shape[d]);
+        assay_json_text_close(header, ']');
+        assay_json_text_key(header, "data_offsets");
+        assay_json_text_open(header, '[');
+        assay_json_text_integer(header, at);
+        assay_json_text_integer(header, end);
+        assay_json_text_close(header, ']');
+        assay_json_text_close(header, '}');
         at = end;
     }
-    return ASSAY_OK;
+    assay_json_text_close(header, '}');
+    return assay_json_text_end(header, "the name of a tensor");
 }
 
 static assay_status write_bytes(assay_tensorwriter *w, const void *data, size_t bytes)
@@ -350,28 +389,30 @@ static assay_status publish(assay_tensorwriter *w)
 static assay_status write_all(assay_tensorwriter *w)
 {
     assay_status st = ASSAY_OK;
-    char *text = NULL;
-    json_t *header = json_object();
-    ASSAY_CHECK(header, ASSAY_OUT_OF_MEMORY, "out of memory");
+    assay_json_text header = {0};
     if (w->n > 0)
         qsort(w->tensors, (size_t)w->n, sizeof *w->tensors, compare_tensors);
-    ASSAY_TRY_GOTO(make_header(w, header), st, done);
-    text = json_dumps(header, JSON_COMPACT);
-    ASSAY_CHECK_GOTO(text, ASSAY_OUT_OF_MEMORY, st, done, "out of memory for the header");
-    ASSAY_TRY_GOTO(write_header(w, text), st, done);
+    ASSAY_TRY_GOTO(make_header(w, &header), st, done);
+    ASSAY_TRY_GOTO(write_header(w, header.text), st, done);
     for (int64_t i = 0; i < w->n; i++)
         ASSAY_TRY_GOTO(write_tensor(w, &w->tensors[i]), st, done);
     ASSAY_CHECK_GOTO(fflush(w->file) == 0, ASSAY_IO, st, done, "cannot write: %s", strerror(errno));
-    ASSAY_TRY_GOTO(assay_sync_file(fileno(w->file), w->path), st, done);
+    if (!w->unsynced)
+        ASSAY_TRY_GOTO(assay_sync_file(fileno(w->file), w->path), st, done);
     ASSAY_TRY_GOTO(publish(w), st, done);
     const int closed = fclose(w->file);
     w->file = NULL;
     ASSAY_CHECK_GOTO(closed == 0, ASSAY_IO, st, done, "cannot close: %s", strerror(errno));
-    ASSAY_TRY_GOTO(assay_sync_folder_of(w->path), st, done);
+    if (!w->unsynced)
+        ASSAY_TRY_GOTO(assay_sync_folder_of(w->path), st, done);
 done:
-    free(text);
-    json_decref(header);
+    assay_json_text_free(&header);
     return st;
+}
+
+void assay_tensorwriter_unsynced(assay_tensorwriter *w)
+{
+    w->unsynced = true;
 }
 
 assay_status assay_tensorwriter_finish(assay_tensorwriter *w)

@@ -20,6 +20,8 @@ assay_status assay_tensorwriter_add_copy(assay_tensorwriter *w, const char *name
 /* Like add_copy, but the copy waits in a nameless file beside the target: memory is not held. */
 assay_status assay_tensorwriter_add_spooled(assay_tensorwriter *w, const char *name, assay_dtype dtype,
                                             const int64_t *shape, int ndim, const void *data);
+/* The file need not survive that the machine stops, since who reads it finds out: finish waits for no disk. */
+void assay_tensorwriter_unsynced(assay_tensorwriter *w);
 /* Sorts (alignment of dtype descending, then name), writes a temporary file beside, fsyncs, renames, fsyncs
  * the folder. */
 assay_status assay_tensorwriter_finish(assay_tensorwriter *w);

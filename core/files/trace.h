@@ -59,7 +59,7 @@ typedef struct assay_trace_tensor {
     bool has_scale;         /* an element's value is what is stored times an element of record scale_id */
     int64_t scale_id;       /* with has_scale: an earlier record of this rank */
     char hash[ASSAY_HASH_HEX];
-    assay_hash_kind hash_kind; /* reader: that of the trace; the writer writes BLAKE2b */
+    assay_hash_kind hash_kind; /* reader: that of the trace; the writer writes XXH3 */
     const void *data;          /* reader: mapped bytes, NULL in hash-only traces; any alignment */
     size_t bytes;
     int rank; /* reader */

@@ -45,5 +45,15 @@ bool assay_trace_tensor_from_text(const char *text, size_t bytes, assay_trace_te
 /* Slots name records by id; that these exist is for the caller to check.  Allocates attrs (a reference) and
  * group_ranks. */
 assay_status assay_trace_op_from_json(const json_t *line, int rank, int world, assay_trace_op *op);
+/* What lines of operations of one rank have between their numbers and their slots (declarations, attributes, group), each as
+ * the JSON reader read it when it came first. */
+typedef struct assay_trace_parts assay_trace_parts;
+assay_trace_parts *assay_trace_parts_create(void);
+void assay_trace_parts_destroy(assay_trace_parts *p);
+/* Remembers the part of a line that was read as *op, where it is one that the writer puts. */
+void assay_trace_parts_add(assay_trace_parts *p, const char *text, size_t bytes, const assay_trace_op *op);
+/* assay_trace_op_from_json from the text of a line whose part is known; false where it is not (and *op then owns nothing). */
+bool assay_trace_op_from_text(const assay_trace_parts *p, const char *text, size_t bytes, int rank,
+                              assay_trace_op *op);
 
 #endif

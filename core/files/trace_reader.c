@@ -23,6 +23,7 @@ typedef struct rank_records {
     int64_t open_step;        /* step of the last of them, -1 */
     char aborted[256];        /* what the end marker says, or "" */
     bool *verified;           /* contents of the open file whose hash is their key: many records share one */
+    assay_trace_parts *parts; /* while its lines are read */
 } rank_records;
 
 struct assay_trace {
@@ -252,14 +253,20 @@ static assay_status check_slots(const rank_records *r, const assay_trace_op *op,
     return ASSAY_OK;
 }
 
-static assay_status read_op(const assay_trace *t, int rank, const json_t *line)
+/* Room for one more record, counted at once: what it allocates is freed on failure too. */
+static assay_status next_op(const assay_trace *t, int rank, assay_trace_op **op)
 {
     rank_records *r = &t->ranks[rank];
     void *ops = r->ops;
     ASSAY_TRY(reserve(&ops, r->n_ops, &r->ops_capacity, sizeof *r->ops));
     r->ops = ops;
-    assay_trace_op *op = &r->ops[r->n_ops++]; /* counted at once: what it allocated is freed on failure too */
-    ASSAY_TRY(assay_trace_op_from_json(line, rank, t->world, op));
+    *op = &r->ops[r->n_ops++];
+    return ASSAY_OK;
+}
+
+static assay_status check_op(const assay_trace *t, int rank, assay_trace_op *op)
+{
+    const rank_records *r = &t->ranks[rank];
     if (!op->attrs)
         op->attrs = json_incref(t->no_attrs);
     if (r->n_ops > 1)
@@ -269,6 +276,28 @@ static assay_status read_op(const assay_trace *t, int rank, const json_t *line)
                     op->sequence, op[-1].sequence);
     ASSAY_TRY(check_slots(r, op, "inputs", op->inputs, op->n_inputs));
     return check_slots(r, op, "outputs", op->outputs, op->n_outputs);
+}
+
+static assay_status read_op(const assay_trace *t, int rank, const json_t *line, const char *text,
+                            size_t bytes)
+{
+    assay_trace_op *op;
+    ASSAY_TRY(next_op(t, rank, &op));
+    ASSAY_TRY(assay_trace_op_from_json(line, rank, t->world, op));
+    assay_trace_parts_add(t->ranks[rank].parts, text, bytes, op);
+    return check_op(t, rank, op);
+}
+
+/* *taken: the line is an operation's with a part that came before. */
+static assay_status read_op_again(const assay_trace *t, int rank, const char *text, size_t bytes, bool *taken)
+{
+    assay_trace_op *op;
+    ASSAY_TRY(next_op(t, rank, &op));
+    *taken = assay_trace_op_from_text(t->ranks[rank].parts, text, bytes, rank, op);
+    if (*taken)
+        return check_op(t, rank, op);
+    t->ranks[rank].n_ops--;
+    return ASSAY_OK;
 }
 
 static assay_status check_end_member(const json_t *line, const char *key, int64_t expected)
@@ -307,13 +336,17 @@ static assay_status read_line(const assay_trace *t, int rank, const char *text, 
     ASSAY_TRY(next_tensor(t, rank, &record));
     if (assay_trace_tensor_from_text(text, bytes, record))
         return add_tensor(t, rank, record, "");
+    bool taken;
+    const assay_status again = read_op_again(t, rank, text, bytes, &taken);
+    if (again != ASSAY_OK || taken)
+        return again;
     ASSAY_TRY(assay_json_parse(&line, text, bytes, "JSON"));
     const char *type = json_string_value(json_object_get(line, "type"));
     assay_status st = ASSAY_OK;
     if (type && strcmp(type, "tensor") == 0) {
         st = read_tensor(t, rank, line);
     } else if (type && strcmp(type, "op") == 0) {
-        st = read_op(t, rank, line);
+        st = read_op(t, rank, line, text, bytes);
     } else if (type && strcmp(type, "end") == 0) {
         st = read_end(t, rank, line);
         *end = true;
@@ -360,7 +393,11 @@ static assay_status read_rank(const assay_trace *t, int rank)
     assay_status st = assay_mapped_open(&file, path);
     if (st != ASSAY_OK)
         return assay_context(st, "rank %d of %d", rank, t->world);
-    st = read_lines(t, rank, path, &file);
+    t->ranks[rank].parts = assay_trace_parts_create();
+    st = t->ranks[rank].parts ? read_lines(t, rank, path, &file)
+                              : ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "%s: out of memory", path);
+    assay_trace_parts_destroy(t->ranks[rank].parts);
+    t->ranks[rank].parts = NULL;
     assay_mapped_close(&file);
     return st;
 }

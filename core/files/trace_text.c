@@ -1,7 +1,8 @@
-/* Tensor records as our own writer puts them, read without a JSON tree: a trace has ten thousands of them.  Anything else
+/* Records as our own writer puts them, read without a JSON tree: a trace has ten thousands of them.  Anything else
  * that is legal, and everything that is not, is left to the JSON reader (trace_record.c), which says what is wrong. */
 #include "core/files/trace_internal.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 typedef struct cursor {
@@ -187,4 +188,212 @@ bool assay_trace_tensor_from_text(const char *text, size_t bytes, assay_trace_te
         return true;
     assay_error_clear(); /* the JSON reader words it */
     return false;
+}
+
+/* --- operations: the part of a line between its numbers and its slots comes again and again ------------------------- */
+
+struct assay_trace_parts {
+    int64_t n, capacity;
+    struct known {
+        uint64_t hash;
+        size_t bytes;
+        char *text;        /* from behind the variant up to the inputs */
+        assay_trace_op op; /* read by the JSON reader from a line with this part */
+    } * known;
+    int32_t *slots; /* by hash, 0: none, else the number of one of `known` from 1; twice `capacity` */
+};
+enum { MOST_PARTS = 4096 };
+
+static uint64_t hash_of(const char *text, size_t bytes)
+{
+    uint64_t hash = bytes * UINT64_C(0x9e3779b97f4a7c15), word = 0;
+    for (; bytes >= 8; text += 8, bytes -= 8) {
+        memcpy(&word, text, 8);
+        hash = (hash ^ word) * UINT64_C(0xff51afd7ed558ccd);
+        hash ^= hash >> 32;
+    }
+    word = 0;
+    memcpy(&word, text, bytes);
+    hash = (hash ^ word) * UINT64_C(0xc4ceb9fe1a85ec53);
+    return hash ^ hash >> 29;
+}
+
+static const struct known *find_part(const assay_trace_parts *p, const char *text, size_t bytes)
+{
+    const uint64_t hash = hash_of(text, bytes), room = 2 * (uint64_t)p->capacity;
+    if (room == 0)
+        return NULL;
+    for (uint64_t at = hash % room; p->slots[at] != 0; at = (at + 1) % room) {
+        const struct known *k = &p->known[p->slots[at] - 1];
+        if (k->hash == hash && k->bytes == bytes && memcmp(k->text, text, bytes) == 0)
+            return k;
+    }
+    return NULL;
+}
+
+/* `{"x":12,"weight":3}`, each name once. */
+static void op_slots(cursor *c, assay_trace_slot *slots, int *n)
+{
+    *n = 0;
+    expect(c, "{");
+    while (c->good && !next_is(c, "}")) {
+        if (*n > 0)
+            expect(c, ",");
+        expect(c, "\"");
+        if (*n == ASSAY_MAX_SLOTS) {
+            c->good = false;
+            return;
+        }
+        assay_trace_slot *s = &slots[*n];
+        string(c, s->slot, sizeof s->slot);
+        expect(c, ":");
+        s->tensor = integer(c);
+        c->good = c->good && s->slot[0] != '\0';
+        for (int i = 0; i < *n; i++)
+            c->good = c->good && strcmp(slots[i].slot, s->slot) != 0;
+        ++*n;
+    }
+}
+
+/* Cuts a line into its numbers, which are read, the part, and its slots, which are read; false: not as the writer puts it. */
+static bool op_line(const char *text, size_t bytes, assay_trace_op *op, const char **part, size_t *part_bytes)
+{
+    static const char inputs[] = ",\"inputs\":";
+    cursor c = {.at = text, .end = text + bytes, .good = true};
+    expect(&c, "{\"type\":\"op\",\"sequence\":");
+    op->sequence = integer(&c);
+    expect(&c, ",\"op\":\"");
+    string(&c, op->op, sizeof op->op);
+    expect(&c, ",\"instance\":\"");
+    string(&c, op->instance, sizeof op->instance);
+    expect(&c, ",\"phase\":\"");
+    phase(&c, &op->phase);
+    expect(&c, ",\"step\":");
+    op->step = integer(&c);
+    expect(&c, ",\"microbatch\":");
+    op->microbatch = integer(&c);
+    expect(&c, ",\"variant\":");
+    const int64_t variant = integer(&c);
+    op->variant = (int)variant;
+    if (!c.good || op->sequence < 0 || op->op[0] == '\0' || op->step < 0 || op->microbatch < -1 ||
+        variant < 0 || variant > INT32_MAX)
+        return false;
+    *part = c.at;
+    const char *tail = c.end - (sizeof inputs - 1); /* the last one: a part may have the word inside */
+    while (tail > c.at && memcmp(tail, inputs, sizeof inputs - 1) != 0)
+        tail--;
+    if (tail <= c.at)
+        return false;
+    *part_bytes = (size_t)(tail - c.at);
+    c.at = tail + sizeof inputs - 1;
+    op_slots(&c, op->inputs, &op->n_inputs);
+    expect(&c, ",\"outputs\":");
+    op_slots(&c, op->outputs, &op->n_outputs);
+    expect(&c, "}");
+    return c.good && c.at == c.end;
+}
+
+/* Takes from `from` what the part of a line says. */
+static bool take_part(const assay_trace_op *from, assay_trace_op *op)
+{
+    memcpy(op->variant_name, from->variant_name, sizeof op->variant_name);
+    op->arith = from->arith;
+    op->recompute = from->recompute;
+    if (from->n_group_ranks > 0) {
+        const size_t bytes = (size_t)from->n_group_ranks * sizeof *from->group_ranks;
+        int *ranks = malloc(bytes);
+        if (!ranks)
+            return false;
+        memcpy(ranks, from->group_ranks, bytes);
+        op->group_ranks = ranks;
+        op->n_group_ranks = from->n_group_ranks;
+        memcpy(op->group, from->group, sizeof op->group);
+    }
+    op->attrs = json_incref(from->attrs);
+    return true;
+}
+
+bool assay_trace_op_from_text(const assay_trace_parts *p, const char *text, size_t bytes, int rank,
+                              assay_trace_op *op)
+{
+    const char *part = NULL;
+    size_t part_bytes = 0;
+    *op = (assay_trace_op){.sequence = -1, .rank = rank};
+    if (!op_line(text, bytes, op, &part, &part_bytes))
+        return false;
+    const struct known *k = find_part(p, part, part_bytes);
+    if (!k)
+        return false;
+    op->arith = k->op.arith;
+    if (assay_trace_check_declaration(op) != ASSAY_OK) {
+        assay_error_clear(); /* the JSON reader words it */
+        return false;
+    }
+    return take_part(&k->op, op);
+}
+
+static bool grow(assay_trace_parts *p)
+{
+    const int64_t capacity = p->capacity ? 2 * p->capacity : 64;
+    struct known *known = realloc(p->known, (size_t)capacity * sizeof *known);
+    if (known)
+        p->known = known;
+    int32_t *slots = calloc((size_t)capacity * 2, sizeof *slots);
+    if (!known || !slots) {
+        free(slots);
+        return false;
+    }
+    free(p->slots);
+    p->slots = slots;
+    p->capacity = capacity;
+    for (int64_t i = 0; i < p->n; i++) {
+        uint64_t at = p->known[i].hash % (2 * (uint64_t)capacity);
+        while (slots[at] != 0)
+            at = (at + 1) % (2 * (uint64_t)capacity);
+        slots[at] = (int32_t)i + 1;
+    }
+    return true;
+}
+
+void assay_trace_parts_add(assay_trace_parts *p, const char *text, size_t bytes, const assay_trace_op *op)
+{
+    assay_trace_op again;
+    const char *part = NULL;
+    size_t part_bytes = 0;
+    bool by_slots = op->n_internal > 0; /* what depends on the names of the slots is read each time */
+    for (int i = 0; i < op->n_outputs; i++)
+        by_slots = by_slots || op->substituted[i];
+    if (by_slots || p->n == MOST_PARTS || !op_line(text, bytes, &again, &part, &part_bytes) ||
+        find_part(p, part, part_bytes) || (p->n == p->capacity && !grow(p)))
+        return;
+    struct known k = {.hash = hash_of(part, part_bytes), .bytes = part_bytes, .text = malloc(part_bytes + 1)};
+    if (!k.text || !take_part(op, &k.op)) {
+        free(k.text);
+        return;
+    }
+    memcpy(k.text, part, part_bytes);
+    uint64_t at = k.hash % (2 * (uint64_t)p->capacity);
+    while (p->slots[at] != 0)
+        at = (at + 1) % (2 * (uint64_t)p->capacity);
+    p->known[p->n++] = k;
+    p->slots[at] = (int32_t)p->n;
+}
+
+assay_trace_parts *assay_trace_parts_create(void)
+{
+    return calloc(1, sizeof(assay_trace_parts));
+}
+
+void assay_trace_parts_destroy(assay_trace_parts *p)
+{
+    for (int64_t i = 0; p && i < p->n; i++) {
+        free(p->known[i].text);
+        free((int *)(uintptr_t)p->known[i].op.group_ranks);
+        json_decref(p->known[i].op.attrs);
+    }
+    if (p) {
+        free(p->known);
+        free(p->slots);
+    }
+    free(p);
 }

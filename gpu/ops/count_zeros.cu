@@ -18,24 +18,17 @@ __global__ void zeros_k0(int64_t *y, const float *x, int64_t n)
     *y = zeros;
 }
 
-__device__ static long long warp_total(long long v)
-{
-    for (int offset = GPU_WARP / 2; offset > 0; offset /= 2)
-        v += __shfl_xor_sync(gpu_all_lanes, v, offset);
-    return v;
-}
-
 /* Over the block's threads; the result is valid in thread 0. */
 __device__ static long long block_total(long long v)
 {
     GPU_SHARED(long long, partial, COUNT_BLOCK / GPU_WARP);
     const int warp = (int)threadIdx.x / GPU_WARP, lane = (int)threadIdx.x % GPU_WARP;
-    v = warp_total(v);
+    v = gpu_warp_sum(v);
     if (lane == 0)
         partial[warp] = v;
     __syncthreads();
     if (warp == 0)
-        v = warp_total(lane < COUNT_BLOCK / GPU_WARP ? partial[lane] : 0);
+        v = gpu_warp_sum(lane < COUNT_BLOCK / GPU_WARP ? partial[lane] : 0ll);
     return v;
 }
 

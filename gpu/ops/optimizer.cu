@@ -55,7 +55,7 @@ __global__ void adamw_k0(adamw_tensor t, adamw_constants c)
         adamw_element(t, c, i);
 }
 
-__global__ void adamw_k1(adamw_table table, adamw_constants c)
+__global__ void adamw_k1(GPU_PARAMETER(adamw_table) table, adamw_constants c)
 {
     int which = 0;
     while (which + 1 < table.n_tensors && blockIdx.x >= table.first_block[which + 1])

@@ -116,8 +116,7 @@ __global__ void aux_columns_k1(int64_t *tokens_per_expert, float *score_sums, fl
         for (int64_t i = lane; i < a.t * a.k; i += GPU_WARP)
             n += aux_indices[i] == e;
         sum = gpu_warp_sum(sum);
-        for (int offset = GPU_WARP / 2; offset > 0; offset /= 2)
-            n += __shfl_xor_sync(gpu_all_lanes, n, offset);
+        n = gpu_warp_sum(n);
         if (lane == 0 && e == a.e)
             *z_sum = sum;
         if (lane == 0 && e < a.e) {

@@ -41,8 +41,7 @@ __global__ void seq_columns_k1(int64_t *tokens_per_expert, float *score_sums, co
                 n += aux_indices[t * a.k + k] == e;
         }
         sum = gpu_warp_sum(sum);
-        for (int offset = GPU_WARP / 2; offset > 0; offset /= 2)
-            n += __shfl_xor_sync(gpu_all_lanes, n, offset);
+        n = gpu_warp_sum(n);
         if (lane == 0) {
             score_sums[c] = sum;
             tokens_per_expert[c] = n;

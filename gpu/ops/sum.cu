@@ -24,24 +24,17 @@ template <bool SQUARE> __global__ void sum_k0(double *y, const float *x, int64_t
     *y = sum;
 }
 
-__device__ static __forceinline__ double warp_sum(double v)
-{
-    for (int offset = GPU_WARP / 2; offset > 0; offset /= 2)
-        v += __shfl_xor_sync(gpu_all_lanes, v, offset);
-    return v;
-}
-
 /* Tree over the block's threads; the result is valid in thread 0. */
 __device__ static double block_sum(double v)
 {
     GPU_SHARED(double, partial, SUM_BLOCK / GPU_WARP);
     const int warp = (int)threadIdx.x / GPU_WARP, lane = (int)threadIdx.x % GPU_WARP;
-    v = warp_sum(v);
+    v = gpu_warp_sum(v);
     if (lane == 0)
         partial[warp] = v;
     __syncthreads();
     if (warp == 0)
-        v = warp_sum(lane < SUM_BLOCK / GPU_WARP ? partial[lane] : 0.0);
+        v = gpu_warp_sum(lane < SUM_BLOCK / GPU_WARP ? partial[lane] : 0.0);
     return v;
 }
 

@@ -41,17 +41,22 @@ double blas_load(const unsigned char *p, int type);
 /* One batch of the product: D = alpha op(A) op(B) + beta C + bias. */
 void blas_multiply(const blas_product &p, int64_t batch);
 
-/* Panels: A is cut into strips of panel_rows rows, B into strips of panel_cols columns; within a strip k is
- * the slow index. Strips are padded with zeros to full width. */
-constexpr int64_t panel_rows = 6;
+/* Panels: one operand is cut into strips of panel_rows rows of the result, the other into strips of panel_cols columns; within
+ * a strip k is the slow index. Strips are padded with zeros to full width. */
+constexpr int64_t panel_rows = 12;
 constexpr int64_t panel_cols = 16;
 
-/* c[r * panel_cols + j] = the chain fma(a[k][r], b[k][j], .) over k ascending, starting from 0.
- * a [k][panel_rows], b [k][panel_cols], c [panel_rows][panel_cols].  The vector and the scalar path give
- * equal bits, because both perform the same chain of correctly rounded operations per element. */
-void blas_panel_f32(float *c, const float *a, const float *b, int64_t k);
-void blas_panel_f32_portable(float *c, const float *a, const float *b, int64_t k);
-void blas_panel_f64(double *c, const double *a, const double *b, int64_t k);
+/* c[r * panel_cols + j] = the chain fma(a[k][r], b[k][j], .) over k ascending, starting from 0, for r < rows at least.
+ * a [k][panel_rows], b [k][panel_cols], c [panel_rows][panel_cols].  The vector and the scalar paths give
+ * equal bits, because all perform the same chain of correctly rounded operations per element. */
+void blas_panel(float *c, const float *a, const float *b, int64_t k, int64_t rows);
+void blas_panel(double *c, const double *a, const double *b, int64_t k, int64_t rows);
+/* The same by one path: 0 portable, 1 AVX2 and FMA, 2 AVX-512; false: the CPU does not have it. */
+bool blas_panel_by(int path, float *c, const float *a, const float *b, int64_t k, int64_t rows);
+bool blas_panel_by(int path, double *c, const double *a, const double *b, int64_t k, int64_t rows);
+/* sum[j] = fma(factor, old[j], sum[j]) */
+void blas_add_scaled(float *sum, float factor, const float *old, int64_t n);
+void blas_add_scaled(double *sum, double factor, const double *old, int64_t n);
 bool blas_has_fma();
 
 } /* namespace sim */

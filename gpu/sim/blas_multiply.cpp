@@ -4,8 +4,8 @@
 
 #include "assay_sim_float.h"
 
-#include <math.h>
 #include <string.h>
+#include <utility>
 #include <vector>
 
 namespace sim
@@ -44,19 +44,34 @@ double blas_load(const unsigned char *p, int type)
     }
 }
 
-static inline void store(unsigned char *p, int type, double v)
+/* n elements of one type, `step` elements apart, widened exactly or rounded once. */
+template <class T> static void load_row(T *to, const unsigned char *from, int type, int64_t step, int64_t n)
 {
+    const size_t bytes = static_cast<size_t>(step) * blas_size_of(type);
+    for (int64_t j = 0; j < n; ++j)
+        to[j] = static_cast<T>(blas_load(from + static_cast<size_t>(j) * bytes, type));
+}
+
+template <class T> static void store_row(unsigned char *to, int type, int64_t step, const T *from, int64_t n)
+{
+    const size_t bytes = static_cast<size_t>(step) * blas_size_of(type);
     if (type == CUDA_R_64F) {
-        memcpy(p, &v, 8);
-        return;
+        for (int64_t j = 0; j < n; ++j) {
+            const double v = static_cast<double>(from[j]);
+            memcpy(to + static_cast<size_t>(j) * bytes, &v, 8);
+        }
+    } else if (type == CUDA_R_32F) {
+        for (int64_t j = 0; j < n; ++j) {
+            const float v = static_cast<float>(from[j]);
+            memcpy(to + static_cast<size_t>(j) * bytes, &v, 4);
+        }
+    } else {
+        for (int64_t j = 0; j < n; ++j) {
+            const float v = static_cast<float>(from[j]);
+            const uint16_t h = type == CUDA_R_16F ? assay_sim_f32_to_f16(v) : assay_sim_f32_to_bf16(v);
+            memcpy(to + static_cast<size_t>(j) * bytes, &h, 2);
+        }
     }
-    const float f = static_cast<float>(v);
-    if (type == CUDA_R_32F) {
-        memcpy(p, &f, 4);
-        return;
-    }
-    const uint16_t h = type == CUDA_R_16F ? assay_sim_f32_to_f16(f) : assay_sim_f32_to_bf16(f);
-    memcpy(p, &h, 2);
 }
 
 /* To TF32: 10 mantissa bits, nearest even; infinities and NaNs pass. */
@@ -122,77 +137,93 @@ template <class T, int64_t width, class From>
 static void pack_from(T *to, const unsigned char *base, int64_t kept_step, int64_t k_step, int64_t live,
                       int64_t k)
 {
-    const size_t step = static_cast<size_t>(k_step) * sizeof(typename From::element);
-    for (int64_t r = 0; r < width; ++r) {
-        const unsigned char *from =
-            base + (r < live ? static_cast<size_t>(r * kept_step) * sizeof(typename From::element) : 0);
-        for (int64_t i = 0; i < k; ++i) {
-            typename From::element v;
-            memcpy(&v, from + static_cast<size_t>(i) * step, sizeof v);
-            to[i * width + r] = r < live ? static_cast<T>(From::widen(v)) : T(0);
+    typename From::element v;
+    for (int64_t i = 0; i < k; ++i) {
+        const unsigned char *from = base + static_cast<size_t>(i * k_step) * sizeof v;
+        if (live == width) {
+            for (int64_t r = 0; r < width; ++r) {
+                memcpy(&v, from + static_cast<size_t>(r * kept_step) * sizeof v, sizeof v);
+                to[i * width + r] = static_cast<T>(From::widen(v));
+            }
+            continue;
         }
+        for (int64_t r = 0; r < live; ++r) {
+            memcpy(&v, from + static_cast<size_t>(r * kept_step) * sizeof v, sizeof v);
+            to[i * width + r] = static_cast<T>(From::widen(v));
+        }
+        for (int64_t r = live; r < width; ++r)
+            to[i * width + r] = T(0);
     }
+}
+
+/* What becomes of n sums of one row: alpha, beta and the old values, the bias of the row or of each column. */
+template <class T>
+static void combine(const blas_product &p, T *sum, const T *old, const T *bias, bool bias_of_row, int64_t n)
+{
+    if (p.alpha != 1.0) {
+        for (int64_t j = 0; j < n; ++j)
+            sum[j] = static_cast<T>(p.alpha) * sum[j];
+    }
+    if (p.beta != 0.0)
+        blas_add_scaled(sum, static_cast<T>(p.beta), old, n);
+    if (p.how.bias) {
+        for (int64_t j = 0; j < n; ++j)
+            sum[j] = sum[j] + bias[bias_of_row ? 0 : j];
+    }
+}
+
+/* A matrix as the product walks it: `kept` is the row of the result, or its column, that an element belongs to. */
+struct operand {
+    const blas_layout *layout;
+    const unsigned char *data;
+    int64_t kept, kept_step, k_step;
+};
+
+static operand operand_of(const blas_layout &l, const unsigned char *data, int64_t batch, int64_t kept,
+                          bool transposed, bool is_b)
+{
+    int64_t row, col;
+    steps(l, &row, &col);
+    return operand{&l, data + static_cast<size_t>(batch * l.stride) * blas_size_of(l.type), kept,
+                   transposed != is_b ? col : row, transposed != is_b ? row : col};
 }
 
 template <class T, int64_t width>
-static void pack(T *to, const blas_product &p, const blas_layout &l, const unsigned char *base,
-                 int64_t kept_step, int64_t k_step, int64_t first, int64_t kept)
+static void pack(T *to, const blas_product &p, const operand &o, int64_t first)
 {
-    const int64_t live = kept - first < width ? kept - first : width;
-    base += static_cast<size_t>(first * kept_step) * blas_size_of(l.type);
-    if (l.type == CUDA_R_64F) {
-        pack_from<T, width, from_f64>(to, base, kept_step, k_step, live, p.k);
-    } else if (l.type == CUDA_R_16F) {
-        pack_from<T, width, from_f16>(to, base, kept_step, k_step, live, p.k);
-    } else if (l.type == CUDA_R_16BF) {
-        pack_from<T, width, from_bf16>(to, base, kept_step, k_step, live, p.k);
+    const int64_t live = o.kept - first < width ? o.kept - first : width;
+    const int type = o.layout->type;
+    const unsigned char *base = o.data + static_cast<size_t>(first * o.kept_step) * blas_size_of(type);
+    if (type == CUDA_R_64F) {
+        pack_from<T, width, from_f64>(to, base, o.kept_step, o.k_step, live, p.k);
+    } else if (type == CUDA_R_16F) {
+        pack_from<T, width, from_f16>(to, base, o.kept_step, o.k_step, live, p.k);
+    } else if (type == CUDA_R_16BF) {
+        pack_from<T, width, from_bf16>(to, base, o.kept_step, o.k_step, live, p.k);
     } else if (p.tf32) {
-        pack_from<T, width, from_tf32>(to, base, kept_step, k_step, live, p.k);
+        pack_from<T, width, from_tf32>(to, base, o.kept_step, o.k_step, live, p.k);
     } else {
-        pack_from<T, width, from_f32>(to, base, kept_step, k_step, live, p.k);
+        pack_from<T, width, from_f32>(to, base, o.kept_step, o.k_step, live, p.k);
     }
-}
-
-static float combine(const blas_product &p, float acc, float c, float bias)
-{
-    float r = p.alpha != 1.0 ? static_cast<float>(p.alpha) * acc : acc;
-    if (p.beta != 0.0) {
-        r = fmaf(static_cast<float>(p.beta), c, r);
-    }
-    return p.how.bias ? r + bias : r;
-}
-
-static double combine(const blas_product &p, double acc, double c, double bias)
-{
-    double r = p.alpha != 1.0 ? p.alpha * acc : acc;
-    if (p.beta != 0.0) {
-        r = fma(p.beta, c, r);
-    }
-    return p.how.bias ? r + bias : r;
-}
-
-static void panel(float *c, const float *a, const float *b, int64_t k)
-{
-    blas_panel_f32(c, a, b, k);
-}
-
-static void panel(double *c, const double *a, const double *b, int64_t k)
-{
-    blas_panel_f64(c, a, b, k);
 }
 
 template <class T> static void multiply(const blas_product &p, int64_t batch)
 {
-    int64_t a_row, a_col, b_row, b_col, c_row, c_col, d_row, d_col;
+    int64_t c_row, c_col, d_row, d_col;
     static thread_local std::vector<T> a, b; /* kept: fresh pages cost more than the packing */
-    T tile[panel_rows * panel_cols];
-    steps(p.a, &a_row, &a_col);
-    steps(p.b, &b_row, &b_col);
+    alignas(64) T tile[panel_rows * panel_cols];
+    T old[panel_cols] = {}, add[panel_cols] = {};
     steps(p.c, &c_row, &c_col);
     steps(p.d, &d_row, &d_col);
-    const bool ta = p.how.op_a != CUBLAS_OP_N, tb = p.how.op_b != CUBLAS_OP_N;
-    const unsigned char *pa = p.pa + static_cast<size_t>(batch * p.a.stride) * blas_size_of(p.a.type);
-    const unsigned char *pb = p.pb + static_cast<size_t>(batch * p.b.stride) * blas_size_of(p.b.type);
+    operand x = operand_of(p.a, p.pa, batch, p.m, p.how.op_a != CUBLAS_OP_N, false);
+    operand y = operand_of(p.b, p.pb, batch, p.n, p.how.op_b != CUBLAS_OP_N, true);
+    /* The result's contiguous index is the one that panels have side by side: a product commutes. */
+    const bool swapped = d_row == 1 && d_col != 1;
+    if (swapped) {
+        std::swap(x, y);
+        std::swap(c_row, c_col);
+        std::swap(d_row, d_col);
+    }
     const unsigned char *pc =
         p.pc ? p.pc + static_cast<size_t>(batch * p.c.stride) * blas_size_of(p.c.type) : nullptr;
     unsigned char *pd = p.pd + static_cast<size_t>(batch * p.d.stride) * blas_size_of(p.d.type);
@@ -200,32 +231,30 @@ template <class T> static void multiply(const blas_product &p, int64_t batch)
         p.how.bias ? static_cast<const unsigned char *>(p.how.bias) +
                          static_cast<size_t>(batch * p.how.bias_stride) * blas_size_of(p.how.bias_type)
                    : nullptr;
-    a.resize(static_cast<size_t>((p.m + panel_rows - 1) / panel_rows * panel_rows * p.k) + 1);
+    a.resize(static_cast<size_t>((x.kept + panel_rows - 1) / panel_rows * panel_rows * p.k) + 1);
     b.resize(static_cast<size_t>(panel_cols * p.k) + 1);
-    for (int64_t i0 = 0; i0 < p.m; i0 += panel_rows) {
-        pack<T, panel_rows>(a.data() + i0 * p.k, p, p.a, pa, ta ? a_col : a_row, ta ? a_row : a_col, i0, p.m);
-    }
-    for (int64_t j0 = 0; j0 < p.n; j0 += panel_cols) {
-        pack<T, panel_cols>(b.data(), p, p.b, pb, tb ? b_row : b_col, tb ? b_col : b_row, j0, p.n);
-        for (int64_t i0 = 0; i0 < p.m; i0 += panel_rows) {
-            panel(tile, a.data() + i0 * p.k, b.data(), p.k);
-            for (int64_t i = i0; i < p.m && i < i0 + panel_rows; ++i) {
-                const T add =
-                    bias
-                        ? static_cast<T>(blas_load(
-                              bias + static_cast<size_t>(i) * blas_size_of(p.how.bias_type), p.how.bias_type))
-                        : T(0);
-                for (int64_t j = j0; j < p.n && j < j0 + panel_cols; ++j) {
-                    const T old =
-                        p.beta != 0.0
-                            ? static_cast<T>(blas_load(pc + static_cast<size_t>(i * c_row + j * c_col) *
-                                                                blas_size_of(p.c.type),
-                                                       p.c.type))
-                            : T(0);
-                    const T r = combine(p, tile[(i - i0) * panel_cols + j - j0], old, add);
-                    store(pd + static_cast<size_t>(i * d_row + j * d_col) * blas_size_of(p.d.type), p.d.type,
-                          static_cast<double>(r));
-                }
+    for (int64_t i0 = 0; i0 < x.kept; i0 += panel_rows)
+        pack<T, panel_rows>(a.data() + i0 * p.k, p, x, i0);
+    for (int64_t j0 = 0; j0 < y.kept; j0 += panel_cols) {
+        const int64_t columns = y.kept - j0 < panel_cols ? y.kept - j0 : panel_cols;
+        pack<T, panel_cols>(b.data(), p, y, j0);
+        if (bias && swapped)
+            load_row(add, bias + static_cast<size_t>(j0) * blas_size_of(p.how.bias_type), p.how.bias_type, 1,
+                     columns);
+        for (int64_t i0 = 0; i0 < x.kept; i0 += panel_rows) {
+            const int64_t rows = x.kept - i0 < panel_rows ? x.kept - i0 : panel_rows;
+            blas_panel(tile, a.data() + i0 * p.k, b.data(), p.k, rows);
+            for (int64_t i = i0; i < i0 + rows; ++i) {
+                T *sums = tile + (i - i0) * panel_cols;
+                if (bias && !swapped)
+                    load_row(add, bias + static_cast<size_t>(i) * blas_size_of(p.how.bias_type),
+                             p.how.bias_type, 1, 1);
+                if (p.beta != 0.0)
+                    load_row(old, pc + static_cast<size_t>(i * c_row + j0 * c_col) * blas_size_of(p.c.type),
+                             p.c.type, c_col, columns);
+                combine(p, sums, old, add, !swapped, columns);
+                store_row(pd + static_cast<size_t>(i * d_row + j0 * d_col) * blas_size_of(p.d.type), p.d.type,
+                          d_col, sums, columns);
             }
         }
     }

@@ -309,6 +309,8 @@ void race_host_check(const void *ptr, size_t bytes, bool write, const void *pc)
 {
     const uintptr_t at = reinterpret_cast<uintptr_t>(ptr);
     const page *p = page_of(at, false);
+    if (p != nullptr && !p->device && write)
+        race_initialized(ptr, bytes); /* managed memory */
     if (p == nullptr || !p->device || !first_time(pc, nullptr))
         return;
     char place[320];

@@ -18,6 +18,10 @@ typedef struct local {
     parity_calls *calls;
     bool foreign;      /* written by neither of our engines */
     parity_map *cache; /* key of an operation -> first of its results */
+    struct dumped {    /* text of attributes: the reader shares those that come again */
+        const json_t *attrs;
+        char *text;
+    } dumped[64];
     int64_t n, capacity;
     parity_result *results; /* runs of results, each run ended by one without a slot */
     parity_scales scales;
@@ -65,6 +69,20 @@ static assay_status append_json(text *t, const json_t *value)
     return st;
 }
 
+static assay_status append_attrs(text *t, local *l, const json_t *attrs)
+{
+    if (attrs == NULL)
+        return append(t, "{}");
+    struct dumped *d = &l->dumped[((uintptr_t)attrs >> 4) % (sizeof l->dumped / sizeof *l->dumped)];
+    if (d->attrs != attrs || d->text == NULL) {
+        free(d->text);
+        d->attrs = attrs;
+        d->text = json_dumps(attrs, JSON_COMPACT | JSON_SORT_KEYS);
+        ASSAY_CHECK(d->text, ASSAY_OUT_OF_MEMORY, "attributes of an operation");
+    }
+    return append(t, d->text);
+}
+
 static assay_status append_slots(text *t, const local *l, const assay_trace_op *op, bool inputs)
 {
     const int n = inputs ? op->n_inputs : op->n_outputs;
@@ -79,11 +97,11 @@ static assay_status append_slots(text *t, const local *l, const assay_trace_op *
 }
 
 /* Everything that the verdict of an operation depends on. */
-static assay_status operation_key(const local *l, const assay_trace_op *op, text *key)
+static assay_status operation_key(local *l, const assay_trace_op *op, text *key)
 {
     key->used = 0;
     ASSAY_TRY(append(key, op->op));
-    ASSAY_TRY(append_json(key, op->attrs));
+    ASSAY_TRY(append_attrs(key, l, op->attrs));
     json_t *arith = assay_arith_to_json(&op->arith.all), *outputs = assay_declaration_outputs(&op->arith);
     assay_status st = append_json(key, arith);
     if (st == ASSAY_OK)
@@ -336,6 +354,8 @@ assay_status parity_check_local(const assay_trace *t, parity_report *report)
     ASSAY_TRY_GOTO(judge_all(&l), st, done);
     ASSAY_TRY_GOTO(parity_table_flush(l.table, report), st, done);
 done:
+    for (size_t i = 0; i < sizeof l.dumped / sizeof *l.dumped; i++)
+        free(l.dumped[i].text);
     free(l.results);
     parity_calls_destroy(l.calls);
     parity_map_destroy(l.cache);

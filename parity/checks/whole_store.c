@@ -94,6 +94,7 @@ static assay_status save_run(const char *path, const char *key, ref_run_result *
     assay_tensorwriter *w = NULL;
     assay_status st = ASSAY_OK;
     ASSAY_TRY_GOTO(assay_tensorwriter_create(&w, path), st, done);
+    assay_tensorwriter_unsynced(w); /* of this run alone: nobody reads it after a machine has stopped */
     ASSAY_TRY_GOTO(assay_tensorwriter_metadata(w, "key", key), st, done);
     for (int k = 0; k < N_NUMBERS; k++)
         ASSAY_TRY_GOTO(assay_tensorwriter_add_ref(w, numbers[k], ASSAY_F64, &r->steps, 1, *number_of(r, k)),

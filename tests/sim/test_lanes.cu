@@ -5,7 +5,7 @@
 
 #include <string.h>
 
-template <int LANES> __global__ void sums(float *together, float *shuffled, const float *x)
+template <int LANES, typename T> __global__ void sums(T *together, T *shuffled, const T *x)
 {
     const unsigned i = blockIdx.x * blockDim.x + threadIdx.x;
     together[i] = gpu_lanes_sum<LANES>(x[i]);
@@ -14,19 +14,19 @@ template <int LANES> __global__ void sums(float *together, float *shuffled, cons
 
 enum { N = 96 * 50 };
 
-template <int LANES> static void compare(const float *x)
+template <int LANES, typename T> static void compare(const T *x)
 {
-    float *a = nullptr, *b = nullptr, *from = nullptr;
-    static float together[N], shuffled[N];
+    T *a = nullptr, *b = nullptr, *from = nullptr;
+    static T together[N], shuffled[N];
     cr_assert(cudaMalloc(&a, sizeof together) == cudaSuccess &&
               cudaMalloc(&b, sizeof together) == cudaSuccess &&
               cudaMalloc(&from, sizeof together) == cudaSuccess);
     cr_assert_eq(cudaMemcpy(from, x, sizeof together, cudaMemcpyHostToDevice), cudaSuccess);
-    cr_assert_eq(GPU_LAUNCH(sums<LANES>, 50, 96, 0, nullptr, a, b, from), cudaSuccess);
+    cr_assert_eq(GPU_LAUNCH((sums<LANES, T>), 50, 96, 0, nullptr, a, b, from), cudaSuccess);
     cr_assert_eq(cudaMemcpy(together, a, sizeof together, cudaMemcpyDeviceToHost), cudaSuccess);
     cr_assert_eq(cudaMemcpy(shuffled, b, sizeof together, cudaMemcpyDeviceToHost), cudaSuccess);
     for (int i = 0; i < N; ++i)
-        cr_assert_eq(memcmp(&together[i], &shuffled[i], sizeof(float)), 0, "%d lanes, element %d: %a and %a",
+        cr_assert_eq(memcmp(&together[i], &shuffled[i], sizeof(T)), 0, "%d lanes, element %d: %a and %a",
                      LANES, i, static_cast<double>(together[i]), static_cast<double>(shuffled[i]));
     cudaFree(a);
     cudaFree(b);
@@ -50,4 +50,12 @@ Test(sim_lanes, sums_of_lanes)
     compare<4>(x);
     compare<8>(x);
     compare<32>(x);
+    static double wide[N];
+    static long long whole[N];
+    for (int i = 0; i < N; ++i) {
+        wide[i] = static_cast<double>(x[i]) / 3.0;
+        whole[i] = static_cast<long long>(i) * i * 1000003 - 7;
+    }
+    compare<32>(wide);
+    compare<32>(whole);
 }

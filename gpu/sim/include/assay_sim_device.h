@@ -144,9 +144,13 @@ static constexpr int warpSize = 32;
 namespace assay_sim
 {
 
+/* A parameter of the kernel may be a reference to a constant: then threads read the launch's copy, as a device's read its
+ * parameters, and none makes one of its own. */
+template <class T> using stored = std::remove_cv_t<std::remove_reference_t<T>>;
+
 template <class... P> struct call {
     void (*kernel)(P...);
-    std::tuple<P...> args;
+    std::tuple<stored<P>...> args;
 
     static void run(const void *self)
     {
@@ -195,10 +199,15 @@ cudaError_t launch_as(const char *name, int no_barrier, int cooperative, void (*
     static_assert(sizeof...(P) == sizeof...(A),
                   "a kernel is launched with as many arguments as it has parameters");
     typedef call<P...> call_type;
-    call_type *c = new call_type{kernel, std::tuple<P...>(static_cast<P>(std::forward<A>(args))...)};
+    static_assert(
+        ((!std::is_reference<P>::value || std::is_const<typename std::remove_reference<P>::type>::value) &&
+         ...),
+        "a kernel's parameter is a value or a reference to a constant");
+    call_type *c =
+        new call_type{kernel, std::tuple<stored<P>...>(static_cast<stored<P>>(std::forward<A>(args))...)};
     const void *pointers[sizeof...(P) + 1] = {};
     int n_pointers = 0;
-    std::apply([&](const P &...p) { (note_pointer(p, pointers, &n_pointers), ...); }, c->args);
+    std::apply([&](const stored<P> &...p) { (note_pointer(p, pointers, &n_pointers), ...); }, c->args);
     assay_sim_kernel k = {name,
                           reinterpret_cast<const void *>(kernel),
                           no_barrier,

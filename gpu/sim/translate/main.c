@@ -14,7 +14,7 @@
 #include <unistd.h>
 
 static struct {
-    char folder[64]; /* for what lies between the steps */
+    char folder[4096]; /* for what lies between the steps */
     text include, library;
     const char *host;
     options o;
@@ -422,7 +422,13 @@ int main(int argc, char **argv)
     find_simulator();
     say_unused();
     const char *tmp = getenv("TMPDIR");
-    snprintf(cc.folder, sizeof cc.folder, "%.40s/assay-cc-XXXXXX", tmp && *tmp ? tmp : "/tmp");
+    const int length =
+        snprintf(cc.folder, sizeof cc.folder, "%s/assay-cc-XXXXXX", tmp && *tmp ? tmp : "/tmp");
+    if (length < 0 || (size_t)length >= sizeof cc.folder) {
+        fprintf(stderr, "assay-cc: TMPDIR: the path is too long: %.60s...\n", tmp);
+        cc.folder[0] = 0;
+        return 2;
+    }
     if (mkdtemp(cc.folder) == NULL) {
         fprintf(stderr, "assay-cc: %s: %s\n", cc.folder, strerror(errno));
         cc.folder[0] = 0;

@@ -289,6 +289,20 @@ static void run_never_freed(int *, int *)
     (void)cudaMalloc(&kept, 100);
 }
 
+/* All ones are what memory that nobody has written holds; the host has written them. */
+static void run_managed_ones_of_the_host(int *, int *y)
+{
+    int *m = nullptr;
+    (void)cudaMallocManaged(&m, 64 * sizeof *m);
+    for (int i = 0; i < 32; ++i)
+        m[i] = -1;
+    for (int i = 32; i < 64; ++i)
+        __atomic_store_n(&m[i], -1, __ATOMIC_RELAXED);
+    (void)GPU_LAUNCH(map, 1, 64, 0, nullptr, m, y);
+    (void)cudaDeviceSynchronize();
+    (void)cudaFree(m);
+}
+
 static void run_loop_kernel(int *x, int *y)
 {
     (void)GPU_LAUNCH_NO_BARRIER(map, 7, 96, 0, nullptr, x, y);
@@ -325,6 +339,7 @@ const race_case CLEAN[] = {
     CASE(event_between_streams),
     CASE(legacy_stream_between),
     CASE(loop_kernel),
+    CASE(managed_ones_of_the_host),
     CASE(never_freed),
     {},
 };

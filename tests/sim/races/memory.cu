@@ -54,6 +54,21 @@ static void run_device_never_written(int *, int *y)
     (void)cudaFree(fresh);
 }
 
+__global__ void read_managed(const int *fresh, int *y)
+{
+    y[0] = fresh[3] + 1; /* a: managed_never_written */
+}
+
+static void run_managed_never_written(int *, int *y)
+{
+    int *fresh = nullptr;
+    (void)cudaMallocManaged(&fresh, 64);
+    fresh[2] = fresh[4] = 1;
+    (void)GPU_LAUNCH(read_managed, 1, 1, 0, nullptr, fresh, y);
+    (void)cudaDeviceSynchronize();
+    (void)cudaFree(fresh);
+}
+
 __global__ void read_freed(const int *gone, int *y)
 {
     y[0] = gone[3]; /* a: use_after_free */
@@ -94,6 +109,7 @@ const race_case RACES_OF_MEMORY[] = {
     CASE(unaligned_store, "misaligned", "no multiple of 8"),
     CASE(shared_never_written, "uninitialized", "shared memory"),
     CASE(device_never_written, "uninitialized", "global memory, byte 12 of a block of 64 bytes"),
+    CASE(managed_never_written, "uninitialized", "global memory, byte 12 of a block of 64 bytes"),
     CASE(use_after_free, "illegal address", "which has been freed"),
     CASE(double_free, "invalid pointer", ""),
     CASE(host_reads_device, "illegal address", "host code"),
