@@ -39,6 +39,8 @@ step boundaries ci/boundaries.sh
 step coverage-tool ci/coverage.sh --self-test
 step kernels-tool ci/kernels.sh --self-test
 step gpu-script ci/gpu_test.sh
+step evidence-tool ci/evidence.sh --self-test
+ci/evidence.sh
 step build-release ci/build.sh release || finish
 # nvcc comes from no package: without it nobody compiled the kernels for a device
 if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then

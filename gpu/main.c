@@ -25,8 +25,9 @@ static void usage(FILE *out)
             "  %s ops --request DIR --out DIR [--variant LIST]         run the operations of a trace\n"
             "  %s bench --model DIR --batch FILE --out DIR [options]  times of a step and its operations\n"
             "  %s doctor [--ops]                                       what it runs on (and every variant), "
-            "as JSON\n",
-            program, program, program, program, program, program);
+            "as JSON\n"
+            "  %s probe --request FILE --out FILE                      how its units add, for assay probe\n",
+            program, program, program, program, program, program, program);
 }
 
 static assay_status no_arguments(void *user, const char *name, const char *text)
@@ -69,6 +70,21 @@ static assay_status ops_verb(int argc, char **argv)
     ASSAY_CHECK(a.request[0] && a.out[0], ASSAY_INVALID_ARGUMENT,
                 "ops: --request DIR and --out DIR are needed");
     return gpu_ops_verb(a.request, a.out, o.variant, o.collective_timeout);
+}
+
+static assay_status probe_verb(int argc, char **argv)
+{
+    static const assay_extra_option extra[] = {{"request", "FILE", "questions of assay probe"},
+                                               {"out", "FILE", "their answers"},
+                                               {NULL, NULL, NULL}};
+    assay_train_options o;
+    ops_arguments a = {"", ""};
+    assay_train_options_default(&o);
+    ASSAY_TRY(assay_options_parse(argc, argv, "Answers questions about the device.", "", &o, ASSAY_FOR_OPS,
+                                  extra, take_ops_argument, &a));
+    ASSAY_CHECK(a.request[0] && a.out[0], ASSAY_INVALID_ARGUMENT,
+                "probe: --request FILE and --out FILE are needed");
+    return gpu_probe_verb(a.request, a.out);
 }
 
 static assay_status take_doctor_argument(void *user, const char *name, const char *text)
@@ -126,8 +142,8 @@ typedef struct verb {
 
 int main(int argc, char **argv)
 {
-    static const verb verbs[] = {
-        {"step", step_verb}, {"ops", ops_verb}, {"bench", bench_verb}, {"doctor", doctor_verb}, {NULL, NULL}};
+    static const verb verbs[] = {{"step", step_verb},     {"ops", ops_verb},     {"bench", bench_verb},
+                                 {"doctor", doctor_verb}, {"probe", probe_verb}, {NULL, NULL}};
     const char *word = argc > 1 ? argv[1] : "";
     const verb *v = verbs;
     assay_suggestion near;

@@ -17,6 +17,8 @@ assay_status gpu_ops_collective(gpu_run *run, const assay_trace_op *op, const as
                                 void *(*allocate)(size_t), void **out, assay_dtype *dtype, int *ndim,
                                 int64_t *shape);
 bool gpu_ops_is_collective(const char *op);
+/* `probe`: answers core/run/probe.h. */
+assay_status gpu_probe_verb(const char *request, const char *out);
 /* `doctor`: one JSON object on stdout; operations: with the ladder of every operation (`doctor --ops`). */
 assay_status gpu_doctor_verb(bool operations);
 

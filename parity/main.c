@@ -30,6 +30,8 @@ static const parity_verb VERBS[] = {
     {"bench", parity_main_bench, "times of a step and of its operations, beside what the device can do"},
     {"certify", parity_main_certify,
      "try a kernel of a shared library, or the engine's own: report, certificate"},
+    {"probe", parity_main_probe,
+     "how a device's matrix units add, and whether its functions meet their documented error"},
     {"sanitize", parity_main_sanitize,
      "run a CUDA program built for the simulator under its memory, race, barrier and collective checks"},
     {"keygen", parity_main_keygen, "a pair of keys for certificates"},

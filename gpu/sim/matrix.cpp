@@ -15,7 +15,7 @@ namespace sim
 {
 
 constexpr unsigned fragment_magic = 0x4d4d4131u;
-constexpr int step_k = 16, guard_bits = 2;
+constexpr int step_k = 16;
 constexpr int most_rows = 64, most_columns = 256, most_k = 256;
 
 [[noreturn]] void report_matrix(worker &w, const char *kind, int line, const char *what)
@@ -87,20 +87,20 @@ static void load_of_warp(void *const *lane)
 
 /* The published model of tensor cores: the terms of a step and the sum are cut to the grid of the largest of them, which has
  * guard_bits more than the accumulator, and the new sum is cut to fp32. */
-static float truncated_step(float c, const double *product)
+static float truncated_step(float c, const double *product, int terms, int guard_bits)
 {
     double largest = fabs(static_cast<double>(c));
-    for (int k = 0; k < step_k; ++k)
+    for (int k = 0; k < terms; ++k)
         largest = fabs(product[k]) > largest ? fabs(product[k]) : largest;
     double plain = static_cast<double>(c);
-    for (int k = 0; k < step_k; ++k)
+    for (int k = 0; k < terms; ++k)
         plain += product[k];
     if (!(largest <= 3.4028234663852886e38) || largest == 0.0)
         return static_cast<float>(plain); /* infinities and NaN; zeros */
     const int e = ilogb(largest);
     const double grid = ldexp(1.0, e - 23 - guard_bits);
     double sum = trunc(static_cast<double>(c) / grid);
-    for (int k = 0; k < step_k; ++k)
+    for (int k = 0; k < terms; ++k)
         sum += trunc(product[k] / grid);
     sum *= grid;
     if (sum == 0.0)
@@ -144,12 +144,14 @@ __attribute__((target("avx2"))) static void multiply_avx2(tiles &t, int rows, in
 static void multiply_truncated(tiles &t, int rows, int columns, int k)
 {
     double product[step_k];
+    const int terms = config().matrix_terms, guard = config().matrix_guard_bits;
     for (int i = 0; i < rows; ++i) {
         for (int j = 0; j < columns; ++j) {
             for (int s = 0; s < k; s += step_k) {
                 for (int x = 0; x < step_k; ++x)
                     product[x] = t.a[i][s + x] * t.b[s + x][j];
-                t.c[i][j] = truncated_step(t.c[i][j], product);
+                for (int x = 0; x < step_k; x += terms)
+                    t.c[i][j] = truncated_step(t.c[i][j], product + x, terms, guard);
             }
         }
     }

@@ -100,6 +100,13 @@ static settings from_environment()
     s.nccl_timeout_s = static_cast<double>(env_number("ASSAY_SIM_NCCL_TIMEOUT_S", 60, 1, 1u << 20));
     s.tf32 = env_number("ASSAY_SIM_TF32", 0, 0, 1) != 0;
     s.matrix_truncates = env_number("ASSAY_SIM_MATRIX_TRUNCATES", 0, 0, 1) != 0;
+    s.matrix_terms = static_cast<int>(env_number("ASSAY_SIM_MATRIX_TERMS", 16, 1, 16));
+    s.matrix_guard_bits = static_cast<int>(env_number("ASSAY_SIM_MATRIX_GUARD_BITS", 2, 0, 24));
+    if (16 % s.matrix_terms != 0) {
+        fprintf(stderr, "assay-sim: fatal: ASSAY_SIM_MATRIX_TERMS=%d: expected 1, 2, 4, 8 or 16\n",
+                s.matrix_terms);
+        exit(2);
+    }
     choose_target(s);
     char begin[128];
     snprintf(begin, sizeof begin, "assay-sim: begin: process %d, races %s", static_cast<int>(getpid()),

@@ -51,9 +51,10 @@ struct settings {
     size_t stack_bytes;
     double nccl_timeout_s;
     bool tf32;
-    bool matrix_truncates; /* tile products as the published model of tensor cores has them */
-    bool fma;              /* the CPU has AVX2 and FMA, and may use them */
-    int target;            /* assay_sim_target() */
+    int matrix_terms, matrix_guard_bits; /* of that model */
+    bool matrix_truncates;               /* tile products as the published model of tensor cores has them */
+    bool fma;                            /* the CPU has AVX2 and FMA, and may use them */
+    int target;                          /* assay_sim_target() */
 };
 settings &config();
 

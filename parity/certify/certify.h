@@ -17,6 +17,7 @@
     X(GUARDS, "guards", "nothing is read or written outside a tensor or the workspace")                      \
     X(SIMULATOR, "simulator",                                                                                \
       "the simulator reports nothing (barriers, masks, races, uninitialized memory)")                        \
+    X(PROBE, "probe", "matrix units and functions of the device are as the declared bounds take them")       \
     X(INPUTS, "inputs", "inputs are unchanged")                                                              \
     X(WRITTEN, "written", "every element of every output is written")                                        \
     X(MESSAGES, "messages",                                                                                  \

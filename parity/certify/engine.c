@@ -1,5 +1,5 @@
 /* The engine's own kernels through its operation door, over the same requests. */
-#include "parity/certify/certify.h"
+#include "parity/certify/probe.h"
 
 #include "core/base/log.h"
 #include "parity/checks/request.h"
@@ -110,17 +110,37 @@ static json_t *untried(const assay_op *op, const certify_result *r)
         "of tensors: "
         "not through the engine's operation door",
         "elements that nobody wrote: outputs begin as NaN (-1 for integers) and are judged by value",
-        "a real device: its arithmetic, memory order, streams and timing; compute-sanitizer; the hardware "
-        "probe; "
-        "throughput"};
+        "a real device: its arithmetic, memory order, streams and timing; compute-sanitizer; throughput"};
     for (size_t i = 0; i < sizeof never / sizeof *never; i++)
         json_array_append_new(list, json_string(never[i]));
     return list;
 }
 
+enum { PROBE_STRIDE = 65537 };
+
+/* Every declared sum of a record against what the units were seen to do. */
+static void hold_to_probe(const certify_probe *p, const assay_trace *trace, certify_result *r)
+{
+    char why[2 * PROBE_TEXT];
+    r->board.trial[CERTIFY_PROBE].calls++;
+    if (!probe_good(p, why, sizeof why)) {
+        certify_bad(&r->board, CERTIFY_PROBE, "%s", why);
+        return;
+    }
+    for (int64_t i = 0; i < assay_trace_n_ops(trace, 0); i++) {
+        const assay_trace_op *t = assay_trace_op_at(trace, 0, i);
+        for (int k = 0; k < t->n_outputs && strcmp(t->op, r->op->name) == 0; k++)
+            if (!probe_covers(p, assay_declaration_of(&t->arith, t->outputs[k].slot), why, sizeof why)) {
+                certify_bad(&r->board, CERTIFY_PROBE, "%s of %.100s: %s", t->outputs[k].slot, t->instance,
+                            why);
+                return;
+            }
+    }
+}
+
 static assay_status try_dtype(const certify_options *o, const parity_engine *e, const char *work,
                               const char *act, const certify_plan *plan, certify_result *results, int n,
-                              const char *sha)
+                              const char *sha, const certify_probe *probe)
 {
     char request[ASSAY_PATH], first[ASSAY_PATH], second[ASSAY_PATH];
     assay_trace *trace = NULL;
@@ -137,6 +157,7 @@ static assay_status try_dtype(const certify_options *o, const parity_engine *e, 
     ASSAY_TRY(assay_trace_open(&trace, first, false));
     for (int i = 0; i < n; i++) {
         take_door(&results[i], count_records(trace, results[i].op->name));
+        hold_to_probe(probe, trace, &results[i]);
         if (results[i].subject == NULL)
             results[i].subject = subject_of(o, e, results[i].op, sha, trace);
     }
@@ -161,14 +182,16 @@ assay_status certify_engine(const certify_options *o, const char *work, certify_
     *out = results;
     (void)list_operations(o->operation, results);
     ASSAY_TRY_GOTO(assay_sha256_file(e.program, sha), st, done);
+    certify_probe probe;
+    ASSAY_TRY_GOTO(probe_run(o, work, PROBE_STRIDE, &probe), st, done);
     certify_plan plan = {.op = *n == 1 ? results[0].op->name : NULL, .seeds = o->seeds};
     for (size_t d = 0; d < 2; d++)
-        ASSAY_TRY_GOTO(try_dtype(o, &e, work, acts[d], &plan, results, *n, sha), st, done);
+        ASSAY_TRY_GOTO(try_dtype(o, &e, work, acts[d], &plan, results, *n, sha, &probe), st, done);
     for (int i = 0; i < *n; i++) {
         results[i].plan = (certify_plan){.op = results[i].op->name, .seeds = o->seeds};
         results[i].not_tried = untried(results[i].op, &results[i]);
-        results[i].where =
-            json_pack("{s:s, s:n, s:n, s:n, s:n}", "tier", e.name, "device", "driver", "toolkit", "probe");
+        results[i].where = json_pack("{s:s, s:n, s:n, s:n, s:o}", "tier", e.name, "device", "driver",
+                                     "toolkit", "probe", probe_json(&probe));
         results[i].seconds = (assay_monotonic_s() - start) / *n;
     }
 done:
