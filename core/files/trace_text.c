@@ -364,7 +364,7 @@ void assay_trace_parts_add(assay_trace_parts *p, const char *text, size_t bytes,
     for (int i = 0; i < op->n_outputs; i++)
         by_slots = by_slots || op->substituted[i];
     if (by_slots || p->n == MOST_PARTS || !op_line(text, bytes, &again, &part, &part_bytes) ||
-        find_part(p, part, part_bytes) || (p->n == p->capacity && !grow(p)))
+        find_part(p, part, part_bytes) || (p->n == p->capacity && !grow(p)) || p->capacity == 0)
         return;
     struct known k = {.hash = hash_of(part, part_bytes), .bytes = part_bytes, .text = malloc(part_bytes + 1)};
     if (!k.text || !take_part(op, &k.op)) {
