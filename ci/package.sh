@@ -20,7 +20,7 @@ field() { dpkg-deb -f "$deb" "$1"; }
 [[ $(field Package) == assay && $(field Version) == "$version-1" && $(field Architecture) == "$(dpkg --print-architecture)" ]] ||
     complain "$(dpkg-deb -f "$deb" Package Version Architecture)"
 depends=$(field Depends)
-for library in libc6 libjansson4 libsodium23 libutf8proc2 libopenblas0 libgomp1 libstdc++6; do
+for library in libc6 libjansson4 libsodium23 libutf8proc2 libopenblas0 libgomp1; do
     [[ $depends == *"$library"* ]] || complain "Depends lacks $library: $depends"
 done
 
