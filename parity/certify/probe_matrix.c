@@ -118,6 +118,13 @@ static double of(const float *results, int i)
     return (double)results[(size_t)i * ASSAY_PROBE_TILE];
 }
 
+static uint32_t bits_of(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    return bits;
+}
+
 static const char *rounding_of(double up, double down, double quantum)
 {
     if (up == quantum && down == -quantum)
@@ -176,8 +183,8 @@ void probe_judge_matrix(const float *results, certify_matrix *out)
     out->uniform = true;
     for (int64_t i = 0; i < QUESTIONS; i++)
         for (int k = 1; k < ASSAY_PROBE_TILE; k++)
-            out->uniform = out->uniform && memcmp(&results[i * ASSAY_PROBE_TILE + k],
-                                                  &results[i * ASSAY_PROBE_TILE], sizeof *results) == 0;
+            out->uniform = out->uniform && bits_of(results[i * ASSAY_PROBE_TILE + k]) ==
+                                               bits_of(results[i * ASSAY_PROBE_TILE]);
     int kept = -1;
     while (kept < PROBE_EXACT_BITS && of(results, AT_GUARD + kept + 1) == ldexp(unit, -(kept + 1)))
         kept++;
