@@ -130,6 +130,7 @@ void certify_result_free(certify_result *r);
 typedef struct certify_options {
     char so[ASSAY_PATH], engine[16], operation[64], out[ASSAY_PATH], key[ASSAY_PATH], keep[ASSAY_PATH];
     char variant[96], program[ASSAY_PATH];
+    char python[256], python_program[ASSAY_PATH];
     char cu[ASSAY_PATH], launch[1024], shapes[256];
     int64_t seeds, valid_days;
     double call_limit, limit;
@@ -139,6 +140,8 @@ assay_status certify_library(const certify_options *o, const char *work, certify
 /* launch.c: makes a library of `cu` and `launch` in the folder `work`, and `so` names it.  ASSAY_UNSUPPORTED: a slot that has no plain
  * variable (optional, a dtype that follows from others). */
 assay_status certify_launch(certify_options *o, const char *work);
+/* python.c */
+assay_status certify_python(const certify_options *o, const char *work, certify_result *out);
 /* One result for each operation; *out is the caller's. */
 assay_status certify_engine(const certify_options *o, const char *work, certify_result **out, int *n);
 

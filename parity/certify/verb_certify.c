@@ -50,6 +50,10 @@ static assay_status on_option(void *user, const char *name, const char *text)
         return assay_option_text(name, text, o->so, sizeof o->so);
     else if (strcmp(name, "cu") == 0)
         return assay_option_text(name, text, o->cu, sizeof o->cu);
+    else if (strcmp(name, "python") == 0)
+        return assay_option_text(name, text, o->python, sizeof o->python);
+    else if (strcmp(name, "python_program") == 0)
+        return assay_option_text(name, text, o->python_program, sizeof o->python_program);
     else if (strcmp(name, "launch") == 0)
         return assay_option_text(name, text, o->launch, sizeof o->launch);
     else if (strcmp(name, "shapes") == 0)
@@ -173,7 +177,7 @@ static assay_status certify(certify_options *o, const char *work, int *code)
     if (o->engine[0] != '\0') {
         st = certify_engine(o, work, &many, &n);
     } else {
-        st = certify_library(o, work, &one);
+        st = o->python[0] != '\0' ? certify_python(o, work, &one) : certify_library(o, work, &one);
         n = 1;
     }
     if (st == ASSAY_OK)
@@ -210,6 +214,9 @@ int parity_main_certify(int argc, char **argv)
         {"shapes", "CONDITIONS",
          "with --cu: the sizes that it takes, as in 'H>=1 H<=4096' (default: none of 0)"},
         {"atomics", NULL, "with --cu: it adds with atomics, bits may change from run to run"},
+        {"python", "PACKAGE:FUNCTION",
+         "a torch callable instead, on the CPU, through the package assay_trace; needs --operation"},
+        {"python_program", "FILE", "with --python: the interpreter (default python3)"},
         {"engine", "sim|gpu", "the engine's own kernels instead"},
         {"program", "FILE", "with --engine: this engine program"},
         {"variant", "k0|FAMILY=kN|...", "with --engine: kernel variants (default: the fastest)"},
@@ -226,7 +233,9 @@ int parity_main_certify(int argc, char **argv)
         {"abi_header", NULL, "print assay_kernel_ops.h, the indices of slots and attributes"},
         {"child", "PART", "internal: the process that loads the library"},
         {NULL, NULL, NULL}};
-    verb_options v = {.o = {.seeds = 2, .valid_days = 365, .call_limit = 10.0, .limit = 600.0}};
+    verb_options v = {
+        .o = {
+            .seeds = 2, .valid_days = 365, .python_program = "python3", .call_limit = 10.0, .limit = 600.0}};
     char work[ASSAY_PATH] = "";
     int code = 2;
     if (assay_options_parse(
@@ -246,10 +255,10 @@ int parity_main_certify(int argc, char **argv)
     if (v.child[0] != '\0')
         return certify_child(v.o.so, v.o.keep, v.child, v.o.call_limit);
     assay_status st = ASSAY_OK;
-    if ((v.o.so[0] != '\0') + (v.o.engine[0] != '\0') + (v.o.cu[0] != '\0') != 1)
-        st = ASSAY_ERROR(
-            ASSAY_INVALID_ARGUMENT,
-            "expected --so LIBRARY:SYMBOL, --cu FILE --launch TEXT --operation OP, or --engine sim");
+    if ((v.o.so[0] != '\0') + (v.o.engine[0] != '\0') + (v.o.cu[0] != '\0') + (v.o.python[0] != '\0') != 1)
+        st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "expected --so LIBRARY:SYMBOL, --cu FILE --launch TEXT "
+                                                 "--operation OP, --python PACKAGE:FUNCTION --operation OP, "
+                                                 "or --engine sim");
     else if (v.o.cu[0] == '\0' && (v.o.launch[0] != '\0' || v.o.shapes[0] != '\0' || v.o.atomics))
         st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "--launch, --shapes, --atomics: they are of --cu");
     if (st == ASSAY_OK)
