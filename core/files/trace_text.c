@@ -332,6 +332,15 @@ bool assay_trace_op_from_text(const assay_trace_parts *p, const char *text, size
     return take_part(&k->op, op);
 }
 
+static void place(int32_t *slots, int64_t capacity, uint64_t hash, int64_t number)
+{
+    const uint64_t room = capacity > 0 ? 2 * (uint64_t)capacity : 1;
+    uint64_t at = hash % room;
+    while (slots[at] != 0)
+        at = (at + 1) % room;
+    slots[at] = (int32_t)number;
+}
+
 static bool grow(assay_trace_parts *p)
 {
     const int64_t capacity = p->capacity ? 2 * p->capacity : 64;
@@ -346,12 +355,8 @@ static bool grow(assay_trace_parts *p)
     free(p->slots);
     p->slots = slots;
     p->capacity = capacity;
-    for (int64_t i = 0; i < p->n; i++) {
-        uint64_t at = p->known[i].hash % (2 * (uint64_t)capacity);
-        while (slots[at] != 0)
-            at = (at + 1) % (2 * (uint64_t)capacity);
-        slots[at] = (int32_t)i + 1;
-    }
+    for (int64_t i = 0; i < p->n; i++)
+        place(slots, capacity, p->known[i].hash, i + 1);
     return true;
 }
 
@@ -372,11 +377,8 @@ void assay_trace_parts_add(assay_trace_parts *p, const char *text, size_t bytes,
         return;
     }
     memcpy(k.text, part, part_bytes);
-    uint64_t at = k.hash % (2 * (uint64_t)p->capacity);
-    while (p->slots[at] != 0)
-        at = (at + 1) % (2 * (uint64_t)p->capacity);
     p->known[p->n++] = k;
-    p->slots[at] = (int32_t)p->n;
+    place(p->slots, p->capacity, k.hash, p->n);
 }
 
 assay_trace_parts *assay_trace_parts_create(void)
