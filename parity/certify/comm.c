@@ -190,12 +190,11 @@ static int32_t pass_barrier(const assay_kernel_comm *c)
 }
 
 /* --- threads ------------------------------------------------------------------------------------------------ */
-static void *rank_thread(void *arg)
+static void take_turns(void *user)
 {
-    member *m = arg;
+    member *m = user;
     comm_world *w = m->w;
     const int me = m->comm.rank;
-    guard_thread();
     (void)pthread_mutex_lock(&w->lock);
     for (;;) {
         while (w->running != me && !w->ends)
@@ -209,6 +208,11 @@ static void *rank_thread(void *arg)
         pass_turn(w);
     }
     (void)pthread_mutex_unlock(&w->lock);
+}
+
+static void *rank_thread(void *arg)
+{
+    guard_thread(take_turns, arg);
     return NULL;
 }
 

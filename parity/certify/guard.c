@@ -124,15 +124,21 @@ static void on_fault(int number, siginfo_t *info, void *context)
     _exit(3);
 }
 
-static bool take_stack(void)
+static bool take_stack(stack_t *mine, stack_t *before)
 {
-    const stack_t stack = {.ss_sp = malloc(STACK), .ss_size = STACK};
-    return stack.ss_sp != NULL && sigaltstack(&stack, NULL) == 0;
+    *mine = (stack_t){.ss_sp = malloc(STACK), .ss_size = STACK};
+    return mine->ss_sp != NULL && sigaltstack(mine, before) == 0;
 }
 
-void guard_thread(void)
+void guard_thread(void (*body)(void *user), void *user)
 {
-    (void)take_stack(); /* without one an overflow of the stack is a crash that nobody names */
+    stack_t mine, before;
+    const bool taken =
+        take_stack(&mine, &before); /* without one an overflow of the stack is a crash that nobody names */
+    body(user);
+    if (taken)
+        (void)sigaltstack(&before, NULL); /* a sanitizer gives its own back when the thread ends */
+    free(mine.ss_sp);
 }
 
 void guard_add(const guard_arena *arena)
@@ -146,7 +152,8 @@ assay_status guard_begin(certify_board *board, guard_arena *arena)
     static const int numbers[] = {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGALRM};
     the_board = board;
     guard_add(arena);
-    ASSAY_CHECK(take_stack(), ASSAY_OUT_OF_MEMORY, "signal stack");
+    stack_t mine;
+    ASSAY_CHECK(take_stack(&mine, NULL), ASSAY_OUT_OF_MEMORY, "signal stack");
     struct sigaction action;
     memset(&action, 0, sizeof action);
     action.sa_sigaction = on_fault;

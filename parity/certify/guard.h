@@ -32,8 +32,8 @@ typedef struct guard_arena {
 assay_status guard_begin(certify_board *board, guard_arena *arena);
 /* Faults are looked up in these buffers, too. */
 void guard_add(const guard_arena *arena);
-/* The calling thread gets a stack for the handlers. */
-void guard_thread(void);
+/* Runs `body` while the calling thread has a stack for the handlers. */
+void guard_thread(void (*body)(void *user), void *user);
 /* Whether the kernel's code runs: a fault outside of it is none of its findings. */
 void guard_inside(bool inside);
 /* Seconds that the next call may take; 0 ends the limit. */
