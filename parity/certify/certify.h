@@ -20,9 +20,7 @@
     X(PROBE, "probe", "matrix units and functions of the device are as the declared bounds take them")       \
     X(INPUTS, "inputs", "inputs are unchanged")                                                              \
     X(WRITTEN, "written", "every element of every output is written")                                        \
-    X(MESSAGES, "messages",                                                                                  \
-      "collectives: messages are received with the size that was sent, and no ranks wait for each other "    \
-      "for ever")                                                                                            \
+    X(MESSAGES, "messages", "messages have the size that was sent, and no ranks wait for ever")              \
     X(RANKS, "ranks", "an all_reduce leaves equal bits on every rank")                                       \
     X(EXACT, "exact", "lattice inputs: equal bit for bit")                                                   \
     X(LOCAL, "local", "within the bound of the declared arithmetic")                                         \
