@@ -31,11 +31,8 @@ static assay_status make_board(const char *work, certify_board **out)
     return ASSAY_OK;
 }
 
-static void become_child(const certify_options *o, const char *work, const char *part)
+void certify_enter_child(const char *log)
 {
-    char log[ASSAY_PATH], limit[32];
-    snprintf(log, sizeof log, "%s/%s.log", work, part);
-    snprintf(limit, sizeof limit, "%.17g", o->call_limit);
     const int fd = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0600);
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
     (void)setpgid(0, 0);
@@ -43,6 +40,14 @@ static void become_child(const certify_options *o, const char *work, const char 
         (void)dup2(fd, STDOUT_FILENO);
         (void)dup2(fd, STDERR_FILENO);
     }
+}
+
+static void become_child(const certify_options *o, const char *work, const char *part)
+{
+    char log[ASSAY_PATH], limit[32];
+    snprintf(log, sizeof log, "%s/%s.log", work, part);
+    snprintf(limit, sizeof limit, "%.17g", o->call_limit);
+    certify_enter_child(log);
     setenv("OMP_NUM_THREADS", strcmp(part, "threads") == 0 ? "3" : "1", 1);
     char *argv[] = {strdup("assay"),
                     strdup("certify"),

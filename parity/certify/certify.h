@@ -135,6 +135,8 @@ typedef struct certify_options {
     bool suggest, abi_header, atomics;
 } certify_options;
 assay_status certify_library(const certify_options *o, const char *work, certify_result *out);
+/* In a child: its streams go into `log`, it has a process group of its own, and ends with its parent. */
+void certify_enter_child(const char *log);
 /* launch.c: makes a library of `cu` and `launch` in the folder `work`, and `so` names it.  ASSAY_UNSUPPORTED: a slot that has no plain
  * variable (optional, a dtype that follows from others). */
 assay_status certify_launch(certify_options *o, const char *work);

@@ -6,11 +6,9 @@
 #include "core/base/log.h"
 #include "parity/checks/request.h"
 #include <errno.h>
-#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -42,13 +40,7 @@ static void last_line(const char *path, char *out, size_t capacity)
 
 static void become_python(const char *const *argv, const char *log)
 {
-    const int fd = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-    (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-    (void)setpgid(0, 0);
-    if (fd >= 0) {
-        (void)dup2(fd, STDOUT_FILENO);
-        (void)dup2(fd, STDERR_FILENO);
-    }
+    certify_enter_child(log);
     char *copy[24] = {NULL};
     for (int i = 0; argv[i] != NULL && i < 23; i++)
         copy[i] = strdup(argv[i]);

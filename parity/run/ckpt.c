@@ -268,7 +268,6 @@ static bool is_checkpoint(const char *dir)
 
 static assay_status convert(ckpt_options *o)
 {
-    ASSAY_TRY(parity_weights_options_fp8(&o->tools));
     if (is_checkpoint(o->paths[1])) {
         ASSAY_CHECK(
             o->tools.dtype == ASSAY_DTYPE_COUNT && o->tools.include.n == 0 && o->tools.exclude.n == 0,
@@ -412,6 +411,7 @@ static assay_status dispatch(ckpt_options *o, int *code)
     ASSAY_CHECK(o->n_paths >= verbs[v].least && o->n_paths <= verbs[v].most, ASSAY_INVALID_ARGUMENT,
                 "%s: expected %d folders%s, found %d", verbs[v].name, verbs[v].least - 1,
                 verbs[v].most > verbs[v].least ? " or more" : "", o->n_paths - 1);
+    ASSAY_TRY(parity_weights_options_fp8(&o->tools));
     /* What is made is the last path of a verb that makes something. */
     for (int i = 1; i < (v <= DIFF ? o->n_paths : o->n_paths - 1); i++)
         ASSAY_TRY(resolve(o->paths[i]));

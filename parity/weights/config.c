@@ -116,7 +116,6 @@ assay_status parity_weights_config(const parity_weights_options *o, const parity
                                    const parity_made *tensors, int64_t n, json_t **out)
 {
     json_t *scales;
-    ASSAY_TRY(parity_weights_options_fp8(o));
     ASSAY_TRY(quantization(m, tensors, n, &scales));
     ASSAY_CHECK(scales != NULL || o->dtype != ASSAY_F8_E4M3, ASSAY_NOT_FOUND,
                 "--dtype fp8: %s has no matrix of a linear layer, '*_proj.weight'", m->dir);

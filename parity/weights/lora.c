@@ -237,7 +237,6 @@ assay_status parity_lora_save(const parity_weights_options *o, const char *adapt
     assay_status st = ASSAY_OK;
     ASSAY_TRY(plain(o));
     ASSAY_CHECK(o->max_shard_size == 0, ASSAY_INVALID_ARGUMENT, "lora-save: PEFT reads one file");
-    ASSAY_TRY(parity_weights_options_fp8(o));
     ASSAY_CHECK(o->dtype != ASSAY_F8_E4M3, ASSAY_INVALID_ARGUMENT,
                 "lora-save: adapters are fp64, fp32, bf16 or fp16, not fp8");
     ASSAY_TRY_GOTO(assay_adapter_open(&l.adapter, adapter), st, done);
