@@ -2,9 +2,11 @@
  *
  *   tiles      [rows][D] bf16 in dynamic shared memory, D a multiple of 32, in chunks of 8 (mma_chunk): the chunks of a row are
  *              swapped by the row's number, so that 8 rows of one column of chunks lie in different banks
- *   mma_rows   rows of the first operand in registers, loaded from a tile by mma_load_rows (ldmatrix)
+ *   mma_rows   rows of the first operand in registers, loaded by mma_load_rows from rows of a tile, by mma_load_columns from
+ *              its columns (ldmatrix)
  *   results    float[MT][NT][4]: 16 MT rows, 8 NT columns; mma_row and mma_column say which a register holds
- *   mma_abt    result += A B^T, B a tile of 8 NT rows; mma_ab: result += round(P) B, P a result, B a tile
+ *   mma_abt    result += A B^T, B a tile of 8 NT rows; mma_ab: result += A B, B columns of a tile, or result += round(P) B, P a
+ *              result, B a tile
  *   mma_copy16, mma_commit, mma_wait   16 bytes from global memory to a tile (cp.async), or zeros
  *
  * All 32 lanes of a warp call them together.  On a device: mma.m16n8k16, ldmatrix, cp.async of sm_80; k ascends in steps of 16.  In
@@ -86,6 +88,19 @@ __device__ static __forceinline__ void mma_load_rows(mma_rows<D, MT> *a, bf16 *t
                                 mma_chunk<D>(tile, first_row + m * 16 + (lane & 15), 2 * s + (lane >> 4)));
 }
 
+/* Columns first_column, ... (a multiple of 8) of a tile of K rows become the rows of an operand. */
+template <int D, int K, int MT>
+__device__ static __forceinline__ void mma_load_columns(mma_rows<K, MT> *a, bf16 *tile, int first_column)
+{
+    const int lane = (int)(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % GPU_WARP;
+#pragma unroll
+    for (int m = 0; m < MT; ++m)
+#pragma unroll
+        for (int s = 0; s < K / 16; ++s)
+            mma_ldmatrix<true>(a->r[m][s], mma_chunk<D>(tile, s * 16 + (lane & 7) + ((lane >> 4) << 3),
+                                                        first_column / 8 + 2 * m + ((lane >> 3) & 1)));
+}
+
 template <int D, int MT, int NT>
 __device__ static __forceinline__ void mma_abt(float (&c)[MT][NT][4], const mma_rows<D, MT> &a, bf16 *b)
 {
@@ -133,6 +148,28 @@ __device__ static __forceinline__ void mma_ab(float (&c)[MT][D / 8][4], const fl
     }
 }
 
+/* B: columns first_column, ... (a multiple of 8) of a tile of K rows. */
+template <int D, int K, int MT, int NT>
+__device__ static __forceinline__ void mma_ab(float (&c)[MT][NT][4], const mma_rows<K, MT> &a, bf16 *b,
+                                              int first_column)
+{
+    static_assert(NT % 2 == 0, "two tiles of 8 columns are loaded at once");
+    const int lane = (int)(threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z)) % GPU_WARP;
+#pragma unroll
+    for (int s = 0; s < K / 16; ++s)
+#pragma unroll
+        for (int j = 0; j < NT; j += 2) {
+            unsigned two[4];
+            mma_ldmatrix<true>(two,
+                               mma_chunk<D>(b, s * 16 + (lane & 15), first_column / 8 + j + (lane >> 4)));
+#pragma unroll
+            for (int m = 0; m < MT; ++m) {
+                mma_16816(c[m][j], a.r[m][s], two);
+                mma_16816(c[m][j + 1], a.r[m][s], two + 2);
+            }
+        }
+}
+
 /* What is not valid is not read. */
 __device__ static __forceinline__ void mma_copy16(void *to, const void *from, bool valid)
 {
@@ -158,21 +195,35 @@ template <int D> static const void *mma_chunk_of(const void *tile, int row, int 
 }
 template <int D, int MT> static inline void mma_load_rows(mma_rows<D, MT> *a, bf16 *tile, int first_row)
 {
-    const assay_sim_tile_load load = {&a->r[0][0][0], &a->owner, tile, mma_chunk_of<D>, first_row, MT, D};
+    const assay_sim_tile_load load = {&a->r[0][0][0], &a->owner, tile, mma_chunk_of<D>, first_row, MT, D, 0};
+    assay_sim_matrix_load(&load, ASSAY_SIM_HERE);
+}
+template <int D, int K, int MT>
+static inline void mma_load_columns(mma_rows<K, MT> *a, bf16 *tile, int first_column)
+{
+    const assay_sim_tile_load load = {&a->r[0][0][0], &a->owner, tile, mma_chunk_of<D>,
+                                      first_column,   MT,        K,    1};
     assay_sim_matrix_load(&load, ASSAY_SIM_HERE);
 }
 template <int D, int MT, int NT>
 static inline void mma_abt(float (&c)[MT][NT][4], const mma_rows<D, MT> &a, bf16 *b)
 {
     const assay_sim_tile_product product = {
-        &c[0][0][0], &a.r[0][0][0], &a.owner, nullptr, b, mma_chunk_of<D>, MT, NT, D, 0};
+        &c[0][0][0], &a.r[0][0][0], &a.owner, nullptr, b, mma_chunk_of<D>, MT, NT, D, 0, 0};
     assay_sim_matrix_product(&product, ASSAY_SIM_HERE);
 }
 template <int D, int MT, int KT>
 static inline void mma_ab(float (&c)[MT][D / 8][4], const float (&p)[MT][KT][4], bf16 *b)
 {
-    const assay_sim_tile_product product = {&c[0][0][0],     nullptr, nullptr, &p[0][0][0], b,
-                                            mma_chunk_of<D>, MT,      D / 8,   KT * 8,      1};
+    const assay_sim_tile_product product = {&c[0][0][0], nullptr, nullptr, &p[0][0][0], b, mma_chunk_of<D>,
+                                            MT,          D / 8,   KT * 8,  1,           0};
+    assay_sim_matrix_product(&product, ASSAY_SIM_HERE);
+}
+template <int D, int K, int MT, int NT>
+static inline void mma_ab(float (&c)[MT][NT][4], const mma_rows<K, MT> &a, bf16 *b, int first_column)
+{
+    const assay_sim_tile_product product = {
+        &c[0][0][0], &a.r[0][0][0], &a.owner, nullptr, b, mma_chunk_of<D>, MT, NT, K, 1, first_column};
     assay_sim_matrix_product(&product, ASSAY_SIM_HERE);
 }
 static inline void mma_copy16(void *to, const void *from, bool valid)

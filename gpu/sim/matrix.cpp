@@ -57,28 +57,51 @@ static int result_column(int lane, int r)
     return 2 * (lane & 3) + (r & 1);
 }
 
+struct fragments {
+    uint16_t a[most_rows][most_k];
+};
+
+/* The rows of A that a load names, from the rows or the columns of its tile. */
+static void read_fragments(worker &w, fragments &t, const assay_sim_tile_load *f, int line)
+{
+    const int rows = f->mt * 16;
+    for (int r = 0; r < (f->columns ? f->k : rows); ++r) {
+        for (int c = 0; c < (f->columns ? rows : f->k) / 8; ++c) {
+            const uint16_t *p = f->columns ? chunk_at(w, f->chunk, f->tile, r, f->first / 8 + c, line)
+                                           : chunk_at(w, f->chunk, f->tile, f->first + r, c, line);
+            for (int e = 0; e < 8; ++e)
+                (f->columns ? t.a[c * 8 + e][r] : t.a[r][c * 8 + e]) = p[e];
+        }
+    }
+}
+
 static void load_of_warp(void *const *lane)
 {
+    static thread_local fragments t;
     worker &w = *self;
     const call_of_warp *first = static_cast<const call_of_warp *>(lane[0]);
     const assay_sim_tile_load *f = static_cast<const assay_sim_tile_load *>(first->what);
+    if (f->mt * 16 > most_rows || f->k > most_k || f->k % step_k != 0 || (f->columns && f->first % 8 != 0))
+        report_matrix(w, "unsupported", first->line,
+                      "a load of more than 64 rows or 256 terms, or of columns that begin within a chunk");
     for (unsigned l = 0; l < lanes; ++l) {
         const assay_sim_tile_load *o =
             static_cast<const assay_sim_tile_load *>(static_cast<const call_of_warp *>(lane[l])->what);
-        if (o->tile != f->tile || o->first_row != f->first_row)
+        if (o->tile != f->tile || o->first != f->first)
             report_matrix(w, "wrong fragment", first->line,
                           "the lanes of a warp load different rows of tiles");
+    }
+    read_fragments(w, t, f, first->line);
+    for (unsigned l = 0; l < lanes; ++l) {
+        const assay_sim_tile_load *o =
+            static_cast<const assay_sim_tile_load *>(static_cast<const call_of_warp *>(lane[l])->what);
         for (int m = 0; m < f->mt; ++m) {
             for (int s = 0; s < f->k / step_k; ++s) {
-                for (int r = 0; r < 4; ++r) {
-                    uint32_t both;
-                    const int at = k_of(static_cast<int>(l), r, 0);
-                    const uint16_t *p =
-                        chunk_at(w, f->chunk, f->tile, f->first_row + m * 16 + row_of(static_cast<int>(l), r),
-                                 2 * s + at / 8, first->line);
-                    memcpy(&both, p + at % 8, sizeof both);
-                    o->a[(m * (f->k / step_k) + s) * 4 + r] = both;
-                }
+                for (int r = 0; r < 4; ++r)
+                    memcpy(&o->a[(m * (f->k / step_k) + s) * 4 + r],
+                           &t.a[m * 16 + row_of(static_cast<int>(l), r)]
+                               [s * step_k + k_of(static_cast<int>(l), r, 0)],
+                           sizeof(unsigned));
             }
         }
         *o->owner = assay_sim_fragment_owner{fragment_magic, blockIdx.x, w.current / lanes * lanes + l};
@@ -181,7 +204,8 @@ static double widened(uint16_t bits)
 static void take_rows(worker &w, tiles &t, const assay_sim_tile_product *o, int l, int line)
 {
     const int steps = o->k / step_k;
-    if (!o->transposed) {
+    const bool rounded = o->p != nullptr;
+    if (!rounded) {
         const unsigned me = w.current / lanes * lanes + static_cast<unsigned>(l);
         if (o->owner->magic != fragment_magic)
             report_matrix(w, "wrong fragment", line, "an operand of a tile product that no lane has loaded");
@@ -190,7 +214,7 @@ static void take_rows(worker &w, tiles &t, const assay_sim_tile_product *o, int 
                           "an operand of a tile product that another lane has loaded");
     }
     for (int m = 0; m < o->mt; ++m) {
-        for (int s = 0; s < steps && !o->transposed; ++s) {
+        for (int s = 0; s < steps && !rounded; ++s) {
             for (int r = 0; r < 4; ++r) {
                 const unsigned both = o->a[(m * steps + s) * 4 + r];
                 double *to = &t.a[m * 16 + row_of(l, r)][s * step_k + k_of(l, r, 0)];
@@ -198,7 +222,7 @@ static void take_rows(worker &w, tiles &t, const assay_sim_tile_product *o, int 
                 to[1] = widened(static_cast<uint16_t>(both >> 16));
             }
         }
-        for (int j = 0; j < o->k / 8 && o->transposed; ++j) {
+        for (int j = 0; j < o->k / 8 && rounded; ++j) {
             for (int r = 0; r < 4; ++r)
                 t.a[m * 16 + result_row(l, r)][j * 8 + result_column(l, r)] =
                     widened(assay_sim_f32_to_bf16(o->p[(m * (o->k / 8) + j) * 4 + r]));
@@ -216,7 +240,7 @@ static void take_tile(worker &w, tiles &t, const assay_sim_tile_product *o, int 
     const int rows = o->transposed ? o->k : o->nt * 8, chunks = (o->transposed ? o->nt * 8 : o->k) / 8;
     for (int r = 0; r < rows; ++r) {
         for (int c = 0; c < chunks; ++c) {
-            const uint16_t *p = chunk_at(w, o->chunk, o->b, r, c, line);
+            const uint16_t *p = chunk_at(w, o->chunk, o->b, r, o->first_column / 8 + c, line);
             for (int e = 0; e < 8; ++e) {
                 const double v = widened(p[e]);
                 if (o->transposed)
@@ -238,13 +262,15 @@ static void product_of_warp(void *const *lane)
     worker &w = *self;
     const call_of_warp *first = static_cast<const call_of_warp *>(lane[0]);
     const assay_sim_tile_product *f = static_cast<const assay_sim_tile_product *>(first->what);
-    if (f->mt * 16 > most_rows || f->nt * 8 > most_columns || f->k > most_k || f->k % step_k != 0)
+    if (f->mt * 16 > most_rows || f->nt * 8 > most_columns || f->k > most_k || f->k % step_k != 0 ||
+        f->first_column % 8 != 0)
         report_matrix(w, "unsupported", first->line,
-                      "a tile product of more than 64 rows, 256 columns or 256 terms");
+                      "a tile product of more than 64 rows, 256 columns or 256 terms, or of columns that "
+                      "begin within a chunk");
     for (unsigned l = 0; l < lanes; ++l) {
         const assay_sim_tile_product *o =
             static_cast<const assay_sim_tile_product *>(static_cast<const call_of_warp *>(lane[l])->what);
-        if (o->b != f->b)
+        if (o->b != f->b || o->first_column != f->first_column)
             report_matrix(w, "wrong fragment", first->line, "the lanes of a warp name different tiles");
         take_rows(w, t, o, static_cast<int>(l), first->line);
     }

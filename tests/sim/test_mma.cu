@@ -43,6 +43,31 @@ __global__ void products(float *c, float *o, const bf16 *a, const bf16 *b, const
         }
 }
 
+/* c = A B with A the columns of one tile of 32 rows of terms, B columns of another, from first_a and first_b on. */
+enum { TERMS = 32, OUT = 8 * NT };
+template <int D>
+__global__ void products_of_columns(float *c, const bf16 *a, const bf16 *b, int first_a, int first_b)
+{
+    GPU_DYNAMIC_SHARED(bf16, shared);
+    bf16 *as = shared, *bs = as + TERMS * D;
+    const int lane = (int)threadIdx.x;
+    for (int i = lane; i < TERMS * (D / 8); i += GPU_WARP) {
+        mma_copy16(mma_chunk<D>(as, i / (D / 8), i % (D / 8)), a + i * 8, true);
+        mma_copy16(mma_chunk<D>(bs, i / (D / 8), i % (D / 8)), b + i * 8, true);
+    }
+    mma_commit();
+    mma_wait<0>();
+    __syncthreads();
+    mma_rows<TERMS, MT> rows;
+    mma_load_columns<D>(&rows, as, first_a);
+    float sum[MT][NT][4] = {};
+    mma_ab<D>(sum, rows, bs, first_b);
+    for (int m = 0; m < MT; ++m)
+        for (int j = 0; j < NT; ++j)
+            for (int e = 0; e < 4; ++e)
+                c[(m * 16 + mma_row(lane, e)) * OUT + j * 8 + mma_column(lane, e)] = sum[m][j][e];
+}
+
 static unsigned drawn = 1;
 static float draw(bool positive)
 {
@@ -152,6 +177,41 @@ Test(sim_mma, products_are_exact_in_a_step_and_rounded_once)
     exact_in_every_order<64>(KEYS);
     exact_in_every_order<96>(KEYS - 5);
     exact_in_every_order<128>(1);
+}
+
+template <int D> static void exact_from_columns(int first_a, int first_b)
+{
+    std::vector<float> a, b, host(static_cast<size_t>(ROWS) * OUT);
+    std::vector<bf16> narrow_a, narrow_b;
+    for (int i = 0; i < TERMS * D; ++i) {
+        a.push_back(draw(false));
+        b.push_back(draw(false));
+        narrow_a.push_back(__float2bfloat16_rn(a.back()));
+        narrow_b.push_back(__float2bfloat16_rn(b.back()));
+    }
+    float *c = device(host);
+    cr_assert_eq(GPU_LAUNCH(products_of_columns<D>, 1, GPU_WARP, sizeof(bf16) * 2 * TERMS * D, nullptr, c,
+                            device(narrow_a), device(narrow_b), first_a, first_b),
+                 cudaSuccess);
+    cr_assert_eq(cudaMemcpy(host.data(), c, host.size() * sizeof(float), cudaMemcpyDeviceToHost),
+                 cudaSuccess);
+    for (int i = 0; i < ROWS; ++i) {
+        float row[TERMS];
+        for (int t = 0; t < TERMS; ++t)
+            row[t] = a[static_cast<size_t>(t * D + first_a + i)];
+        for (int j = 0; j < OUT; ++j)
+            cr_assert_eq(host[static_cast<size_t>(i * OUT + j)],
+                         in_steps(row, &b[static_cast<size_t>(first_b + j)], D, TERMS),
+                         "D %d, columns from %d and %d: c[%d][%d]", D, first_a, first_b, i, j);
+    }
+}
+
+Test(sim_mma, operands_from_columns)
+{
+    exact_from_columns<32>(0, 0);
+    exact_from_columns<64>(32, 24);
+    exact_from_columns<64>(8, 0);
+    exact_from_columns<96>(64, 64);
 }
 
 /* The model errs more than rounding does, never by more than is declared, and downwards where all terms are positive. */

@@ -16,25 +16,25 @@ typedef struct assay_sim_fragment_owner {
     unsigned magic, block, thread;
 } assay_sim_fragment_owner;
 
-/* c [16 mt][8 nt] += A B^T with A [16 mt][k] of fragments, B [8 nt][k] in shared memory (transposed = 0), or
- * c [16 mt][8 nt] += round(P) B with P [16 mt][k] in the registers of a result, B [k][8 nt] (transposed = 1). */
+/* c [16 mt][8 nt] += A B^T with B [8 nt][k] in shared memory (transposed = 0), or c += A B with B [k][8 nt], which are columns
+ * first_column, ... of a tile (transposed = 1).  A [16 mt][k] is of fragments, or the registers of a result, p, which are rounded. */
 typedef struct assay_sim_tile_product {
     float *c;                              /* [mt][nt][4] */
-    const unsigned *a;                     /* [mt][k / 16][4] */
+    const unsigned *a;                     /* [mt][k / 16][4]; NULL: p */
     const assay_sim_fragment_owner *owner; /* of a */
     const float *p;                        /* [mt][k / 8][4] */
     const void *b;
     assay_sim_chunk *chunk;
-    int mt, nt, k, transposed;
+    int mt, nt, k, transposed, first_column;
 } assay_sim_tile_product;
 
-/* A's registers from a tile in shared memory (ldmatrix). */
+/* A's registers from a tile in shared memory (ldmatrix): rows first, ... of it, or its columns (columns = 1). */
 typedef struct assay_sim_tile_load {
     unsigned *a;
     assay_sim_fragment_owner *owner;
     const void *tile;
     assay_sim_chunk *chunk;
-    int first_row, mt, k;
+    int first, mt, k, columns;
 } assay_sim_tile_load;
 
 void assay_sim_matrix_load(const assay_sim_tile_load *load, int line);
