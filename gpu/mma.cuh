@@ -20,6 +20,13 @@
 #include "assay_sim_matrix.h"
 #endif
 
+/* Before a loop over registers: a device has none to choose by number. */
+#if ASSAY_SIM
+#define GPU_UNROLL
+#else
+#define GPU_UNROLL _Pragma("unroll")
+#endif
+
 /* Chunks of a row in groups of 8, the last of which may have 4. */
 template <int D> __device__ static __forceinline__ bf16 *mma_chunk(bf16 *tile, int row, int c)
 {

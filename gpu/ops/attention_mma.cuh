@@ -5,13 +5,6 @@
 #include "gpu/mma.cuh"
 #include "gpu/ops/attention.cuh"
 
-/* Before a loop over registers: a device has none to choose by number. */
-#if ASSAY_SIM
-#define GPU_UNROLL
-#else
-#define GPU_UNROLL _Pragma("unroll")
-#endif
-
 enum { ATTENTION_MMA_WARPS = 4, ATTENTION_MMA_THREADS = ATTENTION_MMA_WARPS * GPU_WARP };
 
 /* Above that, registers do not suffice: k1. */

@@ -323,6 +323,10 @@ static void add_products(parity_ask *q)
     add_grouped(q, 1, (int64_t[]){0}, 4, 4);
     add_grouped(q, 4, (int64_t[]){0, 5, 1, 0}, 17, 9);
     add_grouped(q, 2, (int64_t[]){16, 17}, 32, 33);
+    /* widths of multiples of 8: tiles of matrix units, whole ones and pieces of them in every direction */
+    add_grouped(q, 4, (int64_t[]){70, 0, 130, 1}, 136, 72);
+    add_grouped(q, 3, (int64_t[]){0, 64, 33}, 72, 136);
+    add_grouped(q, 2, (int64_t[]){3, 5}, 8, 0);
 }
 
 static void add_moves(parity_ask *q)

@@ -1,0 +1,214 @@
+/* Grouped products on matrix units, k2 (bf16).  docs/OPS.md 2.
+ *
+ * One launch for all experts: a block takes 64 x 64 elements of a result, whose four warps take 32 x 32 each, and walks over the
+ * terms in steps of 64, whose tiles are copied two steps ahead.  Forward and input gradient: tiles of 64 rows begin anew at every
+ * expert, so that a tile has the weights of one; blocks that follow each other share columns of them.  Weight gradient: the terms
+ * are an expert's rows; an expert without rows has no block that writes.
+ *
+ * Arithmetic: terms in steps of 16, from the first one on; what lies beyond the last is zero in both operands.  An element's chain
+ * does not depend on other rows. */
+#include "gpu/mma.cuh"
+#include "gpu/ops/grouped.cuh"
+
+#include <limits.h>
+
+enum { TILE = 64, PART = TILE / 2, STAGES = 3, THREADS = 4 * GPU_WARP, TILE_BYTES = TILE * TILE * 2 };
+
+/* Where the experts' rows lie, and how many tiles of rows lie before each; the last entry is all of them. */
+typedef struct grouped_rows {
+    int experts;
+    int row[GROUPED_MOST_EXPERTS + 1], tile[GROUPED_MOST_EXPERTS + 1];
+} grouped_rows;
+
+/* An operand: row-major, rows of `stride` numbers. */
+typedef struct matrix {
+    const bf16 *data;
+    int64_t stride;
+} matrix;
+
+/* Up to `rows` x `columns` numbers from `row`, `column` on, and zeros beyond. */
+__device__ static __forceinline__ void copy_tile(bf16 *tile, matrix m, int64_t row, int64_t column, int rows,
+                                                 int columns)
+{
+    const bf16 *from = m.data + row * m.stride + column;
+    for (int i = (int)threadIdx.x; i < TILE * (TILE / 8); i += THREADS) {
+        const int r = i / (TILE / 8), c = i % (TILE / 8);
+        const bool in = r < rows && c * 8 < columns;
+        mma_copy16(mma_chunk<TILE>(tile, r, c), in ? from + r * m.stride + c * 8 : m.data, in);
+    }
+}
+
+/* acc += the product of a block's tiles over all terms.  A_COLUMNS, B_COLUMNS: the rows of the operand's tiles are terms. */
+template <bool A_COLUMNS, bool B_COLUMNS>
+__device__ static __forceinline__ void multiply(float (&acc)[2][4][4], matrix a, int a_rows, matrix b,
+                                                int b_rows, int terms)
+{
+    GPU_DYNAMIC_SHARED(bf16, shared);
+    const int warp = (int)threadIdx.x / GPU_WARP, first_row = warp / 2 * PART, first_column = warp % 2 * PART;
+    const int steps = (terms + TILE - 1) / TILE;
+    auto copy = [&](int step) {
+        if (step < steps) {
+            bf16 *a_tile = shared + step % STAGES * 2 * TILE * TILE, *b_tile = a_tile + TILE * TILE;
+            const int from = step * TILE, left = terms - from;
+            if (A_COLUMNS)
+                copy_tile(a_tile, a, from, 0, left, a_rows);
+            else
+                copy_tile(a_tile, a, 0, from, a_rows, left);
+            if (B_COLUMNS)
+                copy_tile(b_tile, b, from, 0, left, b_rows);
+            else
+                copy_tile(b_tile, b, 0, from, b_rows, left);
+        }
+        mma_commit(); /* a group for each step, also for one that is not there */
+    };
+    for (int step = 0; step < STAGES - 1; ++step)
+        copy(step);
+    for (int step = 0; step < steps; ++step) {
+        bf16 *a_tile = shared + step % STAGES * 2 * TILE * TILE, *b_tile = a_tile + TILE * TILE;
+        mma_wait<STAGES - 2>();
+        __syncthreads(); /* the step's tiles are there, and nobody reads those of the step before */
+        copy(step + STAGES - 1);
+        if (first_row >= a_rows || first_column >= b_rows)
+            continue;
+        mma_rows<TILE, 2> rows;
+        if (A_COLUMNS)
+            mma_load_columns<TILE>(&rows, a_tile, first_row);
+        else
+            mma_load_rows(&rows, a_tile, first_row);
+        if (B_COLUMNS)
+            mma_ab<TILE>(acc, rows, b_tile, first_column);
+        else
+            mma_abt(acc, rows, b_tile + first_column * TILE);
+    }
+    mma_wait<0>();
+}
+
+/* put(row, column, first, second) for what a thread holds of a block's elements, two neighbours at a time. */
+template <class PUT>
+__device__ static __forceinline__ void each_pair(const float (&acc)[2][4][4], int rows, int columns, PUT put)
+{
+    const int warp = (int)threadIdx.x / GPU_WARP, lane = (int)threadIdx.x % GPU_WARP;
+    GPU_UNROLL
+    for (int m = 0; m < 2; ++m)
+        GPU_UNROLL
+    for (int j = 0; j < 4; ++j)
+        GPU_UNROLL
+    for (int e = 0; e < 4; e += 2) {
+        const int row = warp / 2 * PART + m * 16 + mma_row(lane, e);
+        const int column = warp % 2 * PART + j * 8 + mma_column(lane, e);
+        if (row < rows && column < columns)
+            put(row, column, acc[m][j][e], acc[m][j][e + 1]);
+    }
+}
+
+/* c [R,n] = a [R,terms] times the matrix of a row's expert, b [El,n,terms], or [El,terms,n] with B_COLUMNS. */
+template <bool B_COLUMNS>
+__global__ void __launch_bounds__(THREADS)
+    grouped_rows_k2(bf16 *c, const bf16 *a, const bf16 *b, int n, int terms, GPU_PARAMETER(grouped_rows) all)
+{
+    const int tile = (int)blockIdx.x, first_column = (int)blockIdx.y * TILE;
+    int e = 0; /* the last expert whose tiles begin at or before this one: it has rows */
+    for (int end = all.experts; end - e > 1;) {
+        const int middle = (e + end) / 2;
+        if (all.tile[middle] <= tile)
+            e = middle;
+        else
+            end = middle;
+    }
+    const int first_row = all.row[e] + (tile - all.tile[e]) * TILE;
+    const int rows = min(TILE, all.row[e + 1] - first_row), columns = min(TILE, n - first_column);
+    const matrix left = {a + (int64_t)first_row * terms, terms};
+    const bf16 *weight = b + (int64_t)e * n * terms;
+    const matrix right = {weight + (int64_t)first_column * (B_COLUMNS ? 1 : terms), B_COLUMNS ? n : terms};
+    float acc[2][4][4] = {};
+    multiply<false, B_COLUMNS>(acc, left, rows, right, columns, terms);
+    each_pair(acc, rows, columns, [&](int row, int column, float first, float second) {
+        *(__nv_bfloat162 *)(c + (int64_t)(first_row + row) * n + first_column + column) =
+            __floats2bfloat162_rn(first, second);
+    });
+}
+
+/* c [El,m,n] += a^T b over each expert's rows of a [R,m] and b [R,n]; stored: the product is rounded to bf16 before. */
+__global__ void __launch_bounds__(THREADS)
+    grouped_weight_k2(float *c, const bf16 *a, const bf16 *b, int m, int n, bool stored,
+                      GPU_PARAMETER(grouped_rows) all)
+{
+    const int e = (int)blockIdx.z, first_row = (int)blockIdx.y * TILE, first_column = (int)blockIdx.x * TILE;
+    const int terms = all.row[e + 1] - all.row[e];
+    const int rows = min(TILE, m - first_row), columns = min(TILE, n - first_column);
+    const matrix left = {a + (int64_t)all.row[e] * m + first_row, m};
+    const matrix right = {b + (int64_t)all.row[e] * n + first_column, n};
+    float acc[2][4][4] = {};
+    if (terms == 0)
+        return;
+    multiply<true, true>(acc, left, rows, right, columns, terms);
+    each_pair(acc, rows, columns, [&](int row, int column, float first, float second) {
+        float2 *to = (float2 *)(c + ((int64_t)e * m + first_row + row) * n + first_column + column);
+        const float2 before = *to;
+        if (stored) {
+            first = __bfloat162float(__float2bfloat16_rn(first));
+            second = __bfloat162float(__float2bfloat16_rn(second));
+        }
+        *to = make_float2(first + before.x, second + before.y);
+    });
+}
+
+static unsigned tiles_of(int64_t n)
+{
+    return (unsigned)((n + TILE - 1) / TILE);
+}
+
+static grouped_rows rows_of(const product *p)
+{
+    grouped_rows all = {};
+    all.experts = (int)p->experts;
+    for (int e = 0; e < all.experts; ++e) {
+        all.row[e + 1] = all.row[e] + (int)p->tokens_per_expert[e];
+        all.tile[e + 1] = all.tile[e] + (int)tiles_of(p->tokens_per_expert[e]);
+    }
+    return all;
+}
+
+template <bool B_COLUMNS>
+static cudaError_t launch_rows(const product *p, const grouped_rows &all, cudaStream_t stream)
+{
+    const dim3 grid((unsigned)all.tile[all.experts], tiles_of(p->n));
+    return GPU_LAUNCH(grouped_rows_k2<B_COLUMNS>, grid, dim3(THREADS), STAGES * 2 * TILE_BYTES, stream,
+                      (bf16 *)p->c.data, (const bf16 *)p->a.data, (const bf16 *)p->b.data, (int)p->n,
+                      (int)p->k, all);
+}
+
+assay_status gpu_grouped_mma(const gpu_work *w, const product *p)
+{
+    const grouped_rows all = rows_of(p);
+    if (p->m == 0 || p->n == 0 || all.row[all.experts] == 0)
+        return ASSAY_OK;
+    if (p->accumulate) {
+        const dim3 grid(tiles_of(p->n), tiles_of(p->m), (unsigned)all.experts);
+        GPU_LAUNCHED(GPU_LAUNCH(grouped_weight_k2, grid, dim3(THREADS), STAGES * 2 * TILE_BYTES, w->stream,
+                                (float *)p->c.data, (const bf16 *)p->a.data, (const bf16 *)p->b.data,
+                                (int)p->m, (int)p->n, p->stored, all),
+                     p->op);
+        return ASSAY_OK;
+    }
+    GPU_LAUNCHED(p->b_is_kn ? launch_rows<true>(p, all, w->stream) : launch_rows<false>(p, all, w->stream),
+                 p->op);
+    return ASSAY_OK;
+}
+
+static bool is_aligned(gpu_tensor t)
+{
+    return (uintptr_t)t.data % 16 == 0;
+}
+
+bool gpu_grouped_takes_mma(const product *p)
+{
+    const int64_t rows = gpu_tensor_row_count(p->a);
+    const int64_t widths[2] = {p->n, p->accumulate ? p->m : p->k};
+    bool fits = rows < INT_MAX / 2;
+    for (int64_t width : widths)
+        fits = fits && width % 8 == 0 && width <= (int64_t)TILE * 65535;
+    return fits && p->experts > 0 && p->experts <= GROUPED_MOST_EXPERTS && p->a.dtype == ASSAY_BF16 &&
+           p->b.dtype == ASSAY_BF16 && p->c.dtype == (p->accumulate ? ASSAY_F32 : ASSAY_BF16) &&
+           is_aligned(p->a) && is_aligned(p->b) && is_aligned(p->c);
+}

@@ -1,0 +1,53 @@
+/* Matrix products of the linear layers (linear.cu) and of the experts (grouped.cu); product.cu. */
+#ifndef GPU_OPS_PRODUCT_CUH
+#define GPU_OPS_PRODUCT_CUH
+
+#include "gpu/device.cuh"
+
+/* C[m,n] = sum_p A(i,p) B(j,p) (+ bias[n]) (+ C): row-major.  A is stored [m,k], or [k,m] when a_is_km; B is
+ * stored [n,k], or [k,n] when b_is_kn.  With `experts` it stands for one product for each: all operands whole, and m (forward,
+ * input gradient) or k (weight gradient) is the number of rows of all. */
+typedef struct product {
+    const char *op;
+    int64_t m, n, k;
+    bool a_is_km, b_is_kn, accumulate;
+    gpu_tensor c, a, b, bias;
+    const int64_t *tokens_per_expert; /* host memory */
+    int64_t experts;                  /* -1: a single product */
+    bool stored = false; /* accumulate: the product is rounded to the type of a before it is added */
+} product;
+
+/* c [m,n] = a [m,k] · b [n,k]ᵀ, one product without bias. */
+static inline product product_of(const char *op, int64_t m, int64_t n, int64_t k, gpu_tensor c, gpu_tensor a,
+                                 gpu_tensor b)
+{
+    product p = {};
+    p.op = op;
+    p.m = m;
+    p.n = n;
+    p.k = k;
+    p.c = c;
+    p.a = a;
+    p.b = b;
+    p.bias = gpu_tensor_none();
+    p.experts = -1;
+    return p;
+}
+
+/* Nothing to compute: no element, or nothing to add. */
+bool gpu_product_is_nothing(const product *p);
+
+/* A single product: one thread an element; cuBLASLt. */
+assay_status gpu_product_plain(const gpu_work *w, const product *p);
+assay_status gpu_product_blas(const gpu_work *w, const product *p);
+
+/* Whether cuBLASLt has an algorithm for it.  An error counts as yes: gpu_product_blas meets it again and reports it. */
+bool gpu_product_blas_has(const gpu_ctx *ctx, const product *p);
+/* Workspace of any product of these operands. */
+size_t gpu_product_blas_bytes(const gpu_ctx *ctx, const gpu_operands *o);
+/* What cuBLASLt's arithmetic is on this device; the simulator's is one chain. */
+void gpu_product_blas_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o);
+#define GPU_PRODUCT_BLAS_ARITH                                                                               \
+    "the simulator's; sm_90 and bf16: tensor core, k_step 16, guard bits 2; else: order unknown"
+
+#endif
