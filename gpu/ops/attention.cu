@@ -1,4 +1,4 @@
-/* Attention forward, and the split of the fused query-key-value projection.  docs/OPS.md 5.
+/* Attention forward.  docs/OPS.md 5.
  *
  *   k0  one thread for each query and head; three passes over the     fp32, sequential fma, two-pass
  *       keys: maximum, sum, weighted values
@@ -259,76 +259,6 @@ static assay_status attention_fwd(const gpu_work *w)
     return ASSAY_OK;
 }
 
-/* One thread for each element of qkv; BACK: from q, k, v to qkv.  Rows hold for each group its query heads,
- * its key head, its value head. */
-template <class T, bool BACK>
-__global__ void qkv_split_k0(T *q, T *k, T *v, T *qkv, int64_t tokens, int64_t groups, int64_t per_group,
-                             int64_t d)
-{
-    const int64_t width = (per_group + 2) * d;
-    for (int64_t e = gpu_thread(); e < tokens * groups * width; e += gpu_threads()) {
-        const int64_t row = e / width, column = e % width; /* row = token * groups + group */
-        const int64_t head = column / d, i = column % d;
-        T *other = head < per_group ? q + (row * per_group + head) * d + i
-                                    : (head == per_group ? k : v) + row * d + i;
-        if (BACK)
-            qkv[e] = *other;
-        else
-            *other = qkv[e];
-    }
-}
-
-template <class T>
-static cudaError_t launch_split(bool back, gpu_tensor q, gpu_tensor k, gpu_tensor v, gpu_tensor qkv,
-                                cudaStream_t stream)
-{
-    const int64_t tokens = k.shape[0], groups = k.shape[1], d = k.shape[2];
-    const int64_t per_group = q.shape[1] / groups, n = gpu_tensor_count(qkv);
-    if (back)
-        return GPU_LAUNCH_NO_BARRIER((qkv_split_k0<T, true>), gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0,
-                                     stream, (T *)q.data, (T *)k.data, (T *)v.data, (T *)qkv.data, tokens,
-                                     groups, per_group, d);
-    return GPU_LAUNCH_NO_BARRIER((qkv_split_k0<T, false>), gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
-                                 (T *)q.data, (T *)k.data, (T *)v.data, (T *)qkv.data, tokens, groups,
-                                 per_group, d);
-}
-
-static assay_status qkv_split(const gpu_work *w, bool back)
-{
-    const char *op = w->o->op->name;
-    const char *const names[2][4] = {{"q", "k", "v", "qkv"}, {"dq", "dk", "dv", "dqkv"}};
-    const char *const *name = names[back];
-    const gpu_tensor q = gpu_operand(w->o, name[0]), k = gpu_operand(w->o, name[1]),
-                     v = gpu_operand(w->o, name[2]);
-    const gpu_tensor qkv = gpu_operand(w->o, name[3]), tensor[3] = {q, k, v};
-    ASSAY_TRY(gpu_check_act(op, name[3], qkv));
-    for (int i = 0; i < 3; ++i) {
-        ASSAY_TRY(gpu_check_tensor(op, name[i], tensor[i], qkv.dtype, qkv.dtype));
-        ASSAY_CHECK(tensor[i].ndim == 3, ASSAY_INVALID_ARGUMENT,
-                    "%s: %s: expected 3 dimensions [T,heads,D], found %d", op, name[i], tensor[i].ndim);
-    }
-    const int64_t tokens = k.shape[0], groups = k.shape[1], d = k.shape[2], heads = q.shape[1];
-    ASSAY_CHECK(groups >= 1 && heads % groups == 0, ASSAY_INVALID_ARGUMENT,
-                "%s: %s: expected a multiple of %" PRId64 " heads, found %" PRId64, op, name[0], groups,
-                heads);
-    ASSAY_TRY(gpu_check_shape2(op, name[0], q, tokens * heads, d));
-    ASSAY_TRY(gpu_check_shape2(op, name[2], v, tokens * groups, d));
-    ASSAY_TRY(gpu_check_count(op, name[3], qkv, tokens * (heads + 2 * groups) * d));
-    if (gpu_tensor_count(qkv) > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(qkv.dtype, launch_split, back, q, k, v, qkv, w->stream), op);
-    return ASSAY_OK;
-}
-
-static assay_status qkv_split_fwd(const gpu_work *w)
-{
-    return qkv_split(w, false);
-}
-
-static assay_status qkv_split_bwd(const gpu_work *w)
-{
-    return qkv_split(w, true);
-}
-
 /* --- the ladder --------------------------------------------------------------------------------------------- */
 GPU_LADDER(attention_fwd) = {
     GPU_RUNG("one thread a query and head, three passes over the keys", attention_fwd,
@@ -341,13 +271,5 @@ GPU_LADDER(attention_fwd) = {
         attention_fwd, NULL, gpu_attention_takes_mma, NULL, GPU_SM_80,
         GPU_ADAPTS("o lse", GPU_TENSOR_CORE(GPU_ULP_EXP, 64), gpu_attention_mma_arith,
                    "32 keys a tile for head dimensions up to 32 and above 96; " GPU_ATTENTION_MMA_ARITH)),
-    GPU_LADDER_END,
-};
-GPU_LADDER(qkv_split_fwd) = {
-    GPU_RUNG("one thread an element", qkv_split_fwd, GPU_DECLARES("q k v", GPU_ELEMENTWISE(0))),
-    GPU_LADDER_END,
-};
-GPU_LADDER(qkv_split_bwd) = {
-    GPU_RUNG("one thread an element", qkv_split_bwd, GPU_DECLARES("dqkv", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };

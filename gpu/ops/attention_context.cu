@@ -1,6 +1,6 @@
-/* Attention over the keys of several ranks: two results merged, heads packed for an exchange.  docs/OPS.md 5.
+/* Attention over the keys of several ranks: two results merged.  docs/OPS.md 5.
  *
- * In all, one thread an element.  A merge computes both weights anew for every element: two exponentials against a load of o. */
+ * One thread an element.  A merge computes both weights anew for every element: two exponentials against a load of o. */
 #include "gpu/ops/attention.cuh"
 
 template <class TO, class TA, class T>
@@ -84,73 +84,8 @@ static assay_status attention_merge(const gpu_work *w)
     return ASSAY_OK;
 }
 
-/* One thread an element of [P,T,A/P,D]; BACK: from there to [T,A,D]. */
-template <class T, bool BACK>
-__global__ void pack_heads_k0(T *y, const T *x, int64_t tokens, int64_t heads, int64_t d, int64_t parts)
-{
-    const int64_t each = heads / parts;
-    for (int64_t e = gpu_thread(); e < tokens * heads * d; e += gpu_threads()) {
-        const int64_t row = e / d / each, head = e / d % each; /* row = part * tokens + token */
-        const int64_t other = ((row % tokens) * heads + row / tokens * each + head) * d + e % d;
-        if (BACK)
-            y[other] = x[e];
-        else
-            y[e] = x[other];
-    }
-}
-
-template <class T>
-static cudaError_t launch_pack(bool back, gpu_tensor y, gpu_tensor x, int64_t tokens, int64_t heads,
-                               int64_t d, int64_t parts, cudaStream_t stream)
-{
-    const dim3 grid = gpu_grid(tokens * heads * d, GPU_BLOCK);
-    if (back)
-        return GPU_LAUNCH_NO_BARRIER((pack_heads_k0<T, true>), grid, dim3(GPU_BLOCK), 0, stream, (T *)y.data,
-                                     (const T *)x.data, tokens, heads, d, parts);
-    return GPU_LAUNCH_NO_BARRIER((pack_heads_k0<T, false>), grid, dim3(GPU_BLOCK), 0, stream, (T *)y.data,
-                                 (const T *)x.data, tokens, heads, d, parts);
-}
-
-static assay_status repack(const gpu_work *w, bool back)
-{
-    const char *op = w->o->op->name;
-    const gpu_tensor x = gpu_operand(w->o, "x"), y = gpu_operand(w->o, "y");
-    const int64_t heads = gpu_operand_int(w->o, "heads"), d = gpu_operand_int(w->o, "head_dim");
-    const int64_t parts = gpu_operand_int(w->o, "parts"), n = gpu_tensor_count(x);
-    ASSAY_TRY(gpu_check_act(op, "x", x));
-    ASSAY_TRY(gpu_check_tensor(op, "y", y, x.dtype, x.dtype));
-    ASSAY_TRY(gpu_check_count(op, "y", y, n));
-    ASSAY_CHECK(parts >= 1 && heads % parts == 0, ASSAY_INVALID_ARGUMENT,
-                "%s: parts: expected a divisor of %" PRId64 " heads, found %" PRId64, op, heads, parts);
-    ASSAY_CHECK(d >= 1 && n % (heads * d) == 0, ASSAY_INVALID_ARGUMENT,
-                "%s: x: expected rows of %" PRId64 " heads of %" PRId64 ", found %" PRId64 " elements", op,
-                heads, d, n);
-    if (n > 0)
-        GPU_LAUNCHED(
-            GPU_BY_ACT(x.dtype, launch_pack, back, y, x, n / (heads * d), heads, d, parts, w->stream), op);
-    return ASSAY_OK;
-}
-
-static assay_status pack_heads(const gpu_work *w)
-{
-    return repack(w, false);
-}
-
-static assay_status unpack_heads(const gpu_work *w)
-{
-    return repack(w, true);
-}
-
 /* --- the ladder --------------------------------------------------------------------------------------------- */
 GPU_LADDER(attention_merge) = {
     GPU_RUNG("one thread an element", attention_merge, GPU_DECLARES("o lse", GPU_ELEMENTWISE(GPU_ULP_EXP))),
-    GPU_LADDER_END,
-};
-GPU_LADDER(pack_heads) = {
-    GPU_RUNG("one thread an element", pack_heads, GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
-    GPU_LADDER_END,
-};
-GPU_LADDER(unpack_heads) = {
-    GPU_RUNG("one thread an element", unpack_heads, GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };

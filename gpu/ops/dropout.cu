@@ -5,6 +5,7 @@
  *
  * The mask is linear and its own transpose: the backward is the forward of dy. */
 #include "gpu/ops/philox.cuh"
+#include "gpu/vector.cuh"
 
 template <class T>
 __global__ void dropout_k0(T *y, const T *x, const int64_t *token, int64_t n, int64_t width, gpu_mask mask)
@@ -24,8 +25,11 @@ __global__ void dropout_k1(T *y, const T *x, const int64_t *token, int64_t n, in
         const unsigned long long element = (unsigned long long)token[i / width] * (unsigned long long)width +
                                            (unsigned long long)(i % width);
         const gpu_philox_block c = gpu_philox(mask.seed, mask.stream, element >> 2);
+        float v[4];
+        gpu_load_n(v, x + i);
         for (int j = 0; j < 4; ++j)
-            gpu_store(y + i + j, gpu_load(x + i + j) * (c.word[j] >= mask.least ? mask.scale : 0.0f));
+            v[j] = v[j] * (c.word[j] >= mask.least ? mask.scale : 0.0f);
+        gpu_store_n(y + i, v);
     }
 }
 
@@ -74,7 +78,7 @@ static assay_status dropout_bwd(const gpu_work *w)
 static bool rows_of_four(const gpu_ctx *, const gpu_operands *o)
 {
     const int64_t t = gpu_tensor_count(gpu_operand(o, "token")), n = gpu_tensor_count(o->slot[0]);
-    return t > 0 && n / t % 4 == 0;
+    return t > 0 && n / t % 4 == 0 && gpu_eights(o, 0);
 }
 
 GPU_LADDER(dropout_fwd) = {

@@ -1,10 +1,10 @@
 /* Element-wise operations: add, cast, clamp, and rows of a tensor.  docs/OPS.md 6.
  *
  *   k0  one thread for each element
- *   k1  add, clamp: four elements for each thread where sizes allow; the same arithmetic
+ *   k1  add, cast, clamp: eight elements for each thread where sizes allow; the same arithmetic
  *
  * y may be the buffer of an input of the same dtype. */
-#include "gpu/device.cuh"
+#include "gpu/vector.cuh"
 
 template <class T> __global__ void add_k0(T *y, const T *a, const T *b, int64_t n)
 {
@@ -12,18 +12,15 @@ template <class T> __global__ void add_k0(T *y, const T *a, const T *b, int64_t 
         gpu_store(y + i, gpu_load(a + i) + gpu_load(b + i));
 }
 
-template <class T> struct alignas(4 * sizeof(T)) four {
-    T v[4];
-};
-
-template <class T> __global__ void add_k1(four<T> *y, const four<T> *a, const four<T> *b, int64_t n)
+template <class T> __global__ void add_k1(T *y, const T *a, const T *b, int64_t eights)
 {
-    for (int64_t i = gpu_thread(); i < n; i += gpu_threads()) {
-        const four<T> p = a[i], q = b[i];
-        four<T> r;
-        for (int j = 0; j < 4; ++j)
-            gpu_store(&r.v[j], gpu_load(&p.v[j]) + gpu_load(&q.v[j]));
-        y[i] = r;
+    for (int64_t i = gpu_thread(); i < eights; i += gpu_threads()) {
+        float p[GPU_EIGHT], q[GPU_EIGHT];
+        gpu_load_n(p, a + i * GPU_EIGHT);
+        gpu_load_n(q, b + i * GPU_EIGHT);
+        for (int j = 0; j < GPU_EIGHT; ++j)
+            p[j] = p[j] + q[j];
+        gpu_store_n(y + i * GPU_EIGHT, p);
     }
 }
 
@@ -31,6 +28,15 @@ template <class TY, class T> __global__ void cast_k0(TY *y, const T *x, int64_t 
 {
     for (int64_t i = gpu_thread(); i < n; i += gpu_threads())
         gpu_store(y + i, gpu_load(x + i));
+}
+
+template <class TY, class T> __global__ void cast_k1(TY *y, const T *x, int64_t eights)
+{
+    for (int64_t i = gpu_thread(); i < eights; i += gpu_threads()) {
+        float v[GPU_EIGHT];
+        gpu_load_n(v, x + i * GPU_EIGHT);
+        gpu_store_n(y + i * GPU_EIGHT, v);
+    }
 }
 
 /* The limit as the dtype of x holds it. */
@@ -58,14 +64,14 @@ template <class T> __global__ void clamp_fwd_k0(T *y, const T *x, float limit, i
         gpu_store(y + i, clamp_value(gpu_load(x + i), limit));
 }
 
-template <class T> __global__ void clamp_fwd_k1(four<T> *y, const four<T> *x, float limit, int64_t n)
+template <class T> __global__ void clamp_fwd_k1(T *y, const T *x, float limit, int64_t eights)
 {
-    for (int64_t i = gpu_thread(); i < n; i += gpu_threads()) {
-        const four<T> p = x[i];
-        four<T> r;
-        for (int j = 0; j < 4; ++j)
-            gpu_store(&r.v[j], clamp_value(gpu_load(&p.v[j]), limit));
-        y[i] = r;
+    for (int64_t i = gpu_thread(); i < eights; i += gpu_threads()) {
+        float v[GPU_EIGHT];
+        gpu_load_n(v, x + i * GPU_EIGHT);
+        for (int j = 0; j < GPU_EIGHT; ++j)
+            v[j] = clamp_value(v[j], limit);
+        gpu_store_n(y + i * GPU_EIGHT, v);
     }
 }
 
@@ -75,15 +81,15 @@ template <class T> __global__ void clamp_bwd_k0(T *dx, const T *dy, const T *x, 
         gpu_store(dx + i, clamp_slope(gpu_load(dy + i), gpu_load(x + i), limit));
 }
 
-template <class T>
-__global__ void clamp_bwd_k1(four<T> *dx, const four<T> *dy, const four<T> *x, float limit, int64_t n)
+template <class T> __global__ void clamp_bwd_k1(T *dx, const T *dy, const T *x, float limit, int64_t eights)
 {
-    for (int64_t i = gpu_thread(); i < n; i += gpu_threads()) {
-        const four<T> d = dy[i], p = x[i];
-        four<T> r;
-        for (int j = 0; j < 4; ++j)
-            gpu_store(&r.v[j], clamp_slope(gpu_load(&d.v[j]), gpu_load(&p.v[j]), limit));
-        dx[i] = r;
+    for (int64_t i = gpu_thread(); i < eights; i += gpu_threads()) {
+        float d[GPU_EIGHT], v[GPU_EIGHT];
+        gpu_load_n(d, dy + i * GPU_EIGHT);
+        gpu_load_n(v, x + i * GPU_EIGHT);
+        for (int j = 0; j < GPU_EIGHT; ++j)
+            d[j] = clamp_slope(d[j], v[j], limit);
+        gpu_store_n(dx + i * GPU_EIGHT, d);
     }
 }
 
@@ -94,8 +100,8 @@ static cudaError_t launch_add(int variant, gpu_tensor y, gpu_tensor a, gpu_tenso
     if (variant == 0)
         return GPU_LAUNCH_NO_BARRIER(add_k0<T>, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
                                      (T *)y.data, (const T *)a.data, (const T *)b.data, n);
-    return GPU_LAUNCH_NO_BARRIER(add_k1<T>, gpu_grid(n / 4, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
-                                 (four<T> *)y.data, (const four<T> *)a.data, (const four<T> *)b.data, n / 4);
+    return GPU_LAUNCH_NO_BARRIER(add_k1<T>, gpu_grid(n / GPU_EIGHT, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                 (T *)y.data, (const T *)a.data, (const T *)b.data, n / GPU_EIGHT);
 }
 
 static assay_status add(const gpu_work *w)
@@ -114,8 +120,11 @@ static assay_status add(const gpu_work *w)
 }
 
 template <class TY, class T>
-static cudaError_t launch_cast(gpu_tensor y, gpu_tensor x, int64_t n, cudaStream_t stream)
+static cudaError_t launch_cast(int variant, gpu_tensor y, gpu_tensor x, int64_t n, cudaStream_t stream)
 {
+    if (variant > 0)
+        return GPU_LAUNCH_NO_BARRIER((cast_k1<TY, T>), gpu_grid(n / GPU_EIGHT, GPU_BLOCK), dim3(GPU_BLOCK), 0,
+                                     stream, (TY *)y.data, (const T *)x.data, n / GPU_EIGHT);
     return GPU_LAUNCH_NO_BARRIER((cast_k0<TY, T>), gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
                                  (TY *)y.data, (const T *)x.data, n);
 }
@@ -131,11 +140,11 @@ static assay_status cast(const gpu_work *w)
     if (n > 0) {
         cudaError_t e;
         if (x.dtype == ASSAY_F32)
-            e = y.dtype == ASSAY_F32 ? launch_cast<float, float>(y, x, n, w->stream)
-                                     : launch_cast<bf16, float>(y, x, n, w->stream);
+            e = y.dtype == ASSAY_F32 ? launch_cast<float, float>(w->variant, y, x, n, w->stream)
+                                     : launch_cast<bf16, float>(w->variant, y, x, n, w->stream);
         else
-            e = y.dtype == ASSAY_F32 ? launch_cast<float, bf16>(y, x, n, w->stream)
-                                     : launch_cast<bf16, bf16>(y, x, n, w->stream);
+            e = y.dtype == ASSAY_F32 ? launch_cast<float, bf16>(w->variant, y, x, n, w->stream)
+                                     : launch_cast<bf16, bf16>(w->variant, y, x, n, w->stream);
         GPU_LAUNCHED(e, op);
     }
     return ASSAY_OK;
@@ -148,8 +157,8 @@ static cudaError_t launch_clamp_fwd(int variant, gpu_tensor y, gpu_tensor x, flo
     if (variant == 0)
         return GPU_LAUNCH_NO_BARRIER(clamp_fwd_k0<T>, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
                                      (T *)y.data, (const T *)x.data, limit, n);
-    return GPU_LAUNCH_NO_BARRIER(clamp_fwd_k1<T>, gpu_grid(n / 4, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
-                                 (four<T> *)y.data, (const four<T> *)x.data, limit, n / 4);
+    return GPU_LAUNCH_NO_BARRIER(clamp_fwd_k1<T>, gpu_grid(n / GPU_EIGHT, GPU_BLOCK), dim3(GPU_BLOCK), 0,
+                                 stream, (T *)y.data, (const T *)x.data, limit, n / GPU_EIGHT);
 }
 
 static assay_status clamp_fwd(const gpu_work *w)
@@ -173,9 +182,9 @@ static cudaError_t launch_clamp_bwd(int variant, gpu_tensor dx, gpu_tensor dy, g
     if (variant == 0)
         return GPU_LAUNCH_NO_BARRIER(clamp_bwd_k0<T>, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
                                      (T *)dx.data, (const T *)dy.data, (const T *)x.data, limit, n);
-    return GPU_LAUNCH_NO_BARRIER(clamp_bwd_k1<T>, gpu_grid(n / 4, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
-                                 (four<T> *)dx.data, (const four<T> *)dy.data, (const four<T> *)x.data, limit,
-                                 n / 4);
+    return GPU_LAUNCH_NO_BARRIER(clamp_bwd_k1<T>, gpu_grid(n / GPU_EIGHT, GPU_BLOCK), dim3(GPU_BLOCK), 0,
+                                 stream, (T *)dx.data, (const T *)dy.data, (const T *)x.data, limit,
+                                 n / GPU_EIGHT);
 }
 
 static assay_status clamp_bwd(const gpu_work *w)
@@ -212,25 +221,24 @@ static assay_status slice_rows(const gpu_work *w)
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
-/* Whether four elements at a time can be taken of every operand. */
-static bool by_four(const gpu_ctx *, const gpu_operands *o)
+static bool by_eight(const gpu_ctx *, const gpu_operands *o)
 {
-    for (int i = 0; i < assay_op_n_slots(o->op); ++i) {
-        const gpu_tensor t = o->slot[i];
-        if (gpu_tensor_count(t) % 4 != 0 || (uintptr_t)t.data % (4 * (size_t)assay_dtype_bytes(t.dtype)) != 0)
+    for (int i = 0; i < assay_op_n_slots(o->op); ++i)
+        if (gpu_tensor_count(o->slot[i]) % GPU_EIGHT != 0)
             return false;
-    }
-    return true;
+    return gpu_eights(o, 0);
 }
 
 GPU_LADDER(add) = {
     GPU_RUNG("one thread an element, plain", add, GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
-    GPU_RUNG_IF("four elements a thread where sizes allow: fewer, wider loads", add, NULL, by_four, NULL,
+    GPU_RUNG_IF("eight elements a thread where sizes allow: fewer, wider loads", add, NULL, by_eight, NULL,
                 GPU_SM_80, GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };
 GPU_LADDER(cast) = {
     GPU_RUNG("one thread an element", cast, GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
+    GPU_RUNG_IF("eight elements a thread where sizes allow", cast, NULL, by_eight, NULL, GPU_SM_80,
+                GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };
 GPU_LADDER(slice_rows) = {
@@ -239,13 +247,13 @@ GPU_LADDER(slice_rows) = {
 };
 GPU_LADDER(clamp_fwd) = {
     GPU_RUNG("one thread an element, plain", clamp_fwd, GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
-    GPU_RUNG_IF("four elements a thread where sizes allow", clamp_fwd, NULL, by_four, NULL, GPU_SM_80,
+    GPU_RUNG_IF("eight elements a thread where sizes allow", clamp_fwd, NULL, by_eight, NULL, GPU_SM_80,
                 GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };
 GPU_LADDER(clamp_bwd) = {
     GPU_RUNG("one thread an element, plain", clamp_bwd, GPU_DECLARES("dx", GPU_ELEMENTWISE(0))),
-    GPU_RUNG_IF("four elements a thread where sizes allow", clamp_bwd, NULL, by_four, NULL, GPU_SM_80,
+    GPU_RUNG_IF("eight elements a thread where sizes allow", clamp_bwd, NULL, by_eight, NULL, GPU_SM_80,
                 GPU_DECLARES("dx", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };

@@ -6,9 +6,9 @@
  *       end by one maximum and one tree
  *   k2  the same with 256 threads for each row, for large vocabularies   fp32, tree of 256 lanes, tile below
  *
- * loss is one thread for each token, bwd one for each element.  The tile of k1 and k2 is eight elements of
+ * loss is one thread for each token; bwd is one for each element (k0), or for eight of a row (k1).  The tile of k1 and k2 is eight elements of
  * every lane; at the end a sum is rescaled once more for the warp, and once for the block. */
-#include "gpu/device.cuh"
+#include "gpu/vector.cuh"
 
 enum { LOSS_UNROLL = 8, LOSS_BLOCK = 256, LOSS_WIDE = 4096, LOSS_IGNORE = -100 };
 
@@ -116,6 +116,13 @@ __global__ void cross_entropy_loss_k0(float *lse, float *loss, const float *stat
     }
 }
 
+/* The gradient of column i of a row whose target is column `hit` of this piece, if it is in it. */
+__device__ static __forceinline__ float cross_entropy_slope(float logit, float lse, int64_t i, int64_t hit,
+                                                            float scale)
+{
+    return (expf(logit - lse) - (i == hit ? 1.0f : 0.0f)) * scale;
+}
+
 template <class T>
 __global__ void cross_entropy_bwd_k0(T *dlogits, const float *logits, const float *lse,
                                      const int64_t *targets, int64_t vocab_start, float scale, int64_t t,
@@ -123,12 +130,27 @@ __global__ void cross_entropy_bwd_k0(T *dlogits, const float *logits, const floa
 {
     for (int64_t e = gpu_thread(); e < t * v; e += gpu_threads()) {
         const int64_t row = e / v, target = targets[row];
-        float d = 0.0f;
-        if (target != LOSS_IGNORE) {
-            const float hit = e % v == target - vocab_start ? 1.0f : 0.0f;
-            d = (expf(logits[e] - lse[row]) - hit) * scale;
+        const float d = cross_entropy_slope(logits[e], lse[row], e % v, target - vocab_start, scale);
+        gpu_store(dlogits + e, target == LOSS_IGNORE ? 0.0f : d);
+    }
+}
+
+template <class T>
+__global__ void cross_entropy_bwd_k1(T *dlogits, const float *logits, const float *lse,
+                                     const int64_t *targets, int64_t vocab_start, float scale, int64_t t,
+                                     int v)
+{
+    GPU_EACH_EIGHT(row, i, t, v)
+    {
+        const int64_t target = targets[row];
+        const float shift = lse[row];
+        float d[GPU_EIGHT] = {};
+        if (target != LOSS_IGNORE) { /* else no logit is read */
+            gpu_load_n(d, logits + row * v + i);
+            for (int j = 0; j < GPU_EIGHT; ++j)
+                d[j] = cross_entropy_slope(d[j], shift, i + j, target - vocab_start, scale);
         }
-        gpu_store(dlogits + e, d);
+        gpu_store_n(dlogits + row * v + i, d);
     }
 }
 
@@ -192,10 +214,15 @@ static assay_status cross_entropy_loss(const gpu_work *w)
 }
 
 template <class T>
-static cudaError_t launch_bwd(gpu_tensor dlogits, gpu_tensor logits, gpu_tensor lse, gpu_tensor targets,
-                              int64_t vocab_start, float scale, cudaStream_t stream)
+static cudaError_t launch_bwd(int variant, gpu_tensor dlogits, gpu_tensor logits, gpu_tensor lse,
+                              gpu_tensor targets, int64_t vocab_start, float scale, cudaStream_t stream)
 {
     const int64_t t = gpu_tensor_row_count(logits), v = gpu_tensor_cols(logits);
+    const gpu_pieces_launch eights = gpu_pieces_of(t, v / GPU_EIGHT);
+    if (variant > 0)
+        return GPU_LAUNCH_NO_BARRIER(cross_entropy_bwd_k1<T>, eights.grid, eights.block, 0, stream,
+                                     (T *)dlogits.data, (const float *)logits.data, (const float *)lse.data,
+                                     (const int64_t *)targets.data, vocab_start, scale, t, (int)v);
     return GPU_LAUNCH_NO_BARRIER(cross_entropy_bwd_k0<T>, gpu_grid(t * v, GPU_BLOCK), dim3(GPU_BLOCK), 0,
                                  stream, (T *)dlogits.data, (const float *)logits.data,
                                  (const float *)lse.data, (const int64_t *)targets.data, vocab_start, scale,
@@ -218,8 +245,8 @@ static assay_status cross_entropy_bwd(const gpu_work *w)
     ASSAY_TRY(gpu_check_count(op, "lse", lse, t));
     ASSAY_TRY(gpu_check_count(op, "targets", targets, t));
     if (n > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(dlogits.dtype, launch_bwd, dlogits, logits, lse, targets, vocab_start, scale,
-                                w->stream),
+        GPU_LAUNCHED(GPU_BY_ACT(dlogits.dtype, launch_bwd, w->variant, dlogits, logits, lse, targets,
+                                vocab_start, scale, w->stream),
                      op);
     return ASSAY_OK;
 }
@@ -247,8 +274,15 @@ GPU_LADDER(cross_entropy_loss) = {
     GPU_RUNG("one thread a token", cross_entropy_loss, GPU_DECLARES("lse loss", GPU_SEQUENTIAL(GPU_ULP_EXP))),
     GPU_LADDER_END,
 };
+static bool rows_of_eights(const gpu_ctx *, const gpu_operands *o)
+{
+    return gpu_eights(o, gpu_tensor_cols(gpu_operand(o, "logits")));
+}
+
 GPU_LADDER(cross_entropy_bwd) = {
     GPU_RUNG("one thread an element", cross_entropy_bwd,
              GPU_DECLARES("dlogits", GPU_ELEMENTWISE(GPU_ULP_EXP))),
+    GPU_RUNG_IF("eight elements a thread, rows along the grid", cross_entropy_bwd, NULL, rows_of_eights, NULL,
+                GPU_SM_80, GPU_DECLARES("dlogits", GPU_ELEMENTWISE(GPU_ULP_EXP))),
     GPU_LADDER_END,
 };

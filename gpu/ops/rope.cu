@@ -3,9 +3,9 @@
  *   k0  one thread for each pair or element; the table in double,      fp32, element-wise (table: double)
  *       rounded once
  *
- * One variant: the operation is bound by memory and reads and writes every element once. */
+ *   k1  fwd, bwd: one thread for eight pairs; the same arithmetic */
 #include "core/model/config.h"
-#include "gpu/device.cuh"
+#include "gpu/vector.cuh"
 
 typedef struct rope_desc {
     int type; /* assay_rope_type */
@@ -58,6 +58,31 @@ __global__ void rope_k0(T *y, const T *x, const float *cos_table, const float *s
         const float a = gpu_load(x + row * d + i), b = gpu_load(x + row * d + pairs + i);
         gpu_store(y + row * d + i, a * c - b * s);
         gpu_store(y + row * d + pairs + i, b * c + a * s);
+    }
+}
+
+/* heads and rows are below 2^31. */
+template <class T>
+__global__ void rope_k1(T *y, const T *x, const float *cos_table, const float *sin_table,
+                        const int64_t *position, float sign, int64_t rows, unsigned heads, int d, int pairs)
+{
+    GPU_EACH_EIGHT(row, i, rows, d - pairs)
+    {
+        const int64_t at = row * d + i, entry = position[(unsigned)row / heads] * pairs + i;
+        float a[GPU_EIGHT], b[GPU_EIGHT], c[GPU_EIGHT], s[GPU_EIGHT];
+        gpu_load_n(b, x + at + pairs);
+        if (i < pairs) {
+            gpu_load_n(a, x + at);
+            gpu_load_n(c, cos_table + entry);
+            gpu_load_n(s, sin_table + entry);
+            for (int j = 0; j < GPU_EIGHT; ++j) {
+                const float turn = sign * s[j], first = a[j] * c[j] - b[j] * turn;
+                b[j] = b[j] * c[j] + a[j] * turn;
+                a[j] = first;
+            }
+            gpu_store_n(y + at, a);
+        }
+        gpu_store_n(y + at + pairs, b); /* turned, or as it was */
     }
 }
 
@@ -118,10 +143,16 @@ static assay_status rope_table(const gpu_work *w)
 }
 
 template <class T>
-static cudaError_t launch_rope(gpu_tensor y, gpu_tensor x, gpu_tensor c, gpu_tensor s, gpu_tensor position,
-                               float sign, cudaStream_t stream)
+static cudaError_t launch_rope(int variant, gpu_tensor y, gpu_tensor x, gpu_tensor c, gpu_tensor s,
+                               gpu_tensor position, float sign, cudaStream_t stream)
 {
     const int64_t t = x.shape[0], heads = x.shape[1], d = x.shape[2], pairs = gpu_tensor_cols(c);
+    const gpu_pieces_launch eights = gpu_pieces_of(t * heads, (d - pairs) / GPU_EIGHT);
+    if (variant > 0)
+        return GPU_LAUNCH_NO_BARRIER(rope_k1<T>, eights.grid, eights.block, 0, stream, (T *)y.data,
+                                     (const T *)x.data, (const float *)c.data, (const float *)s.data,
+                                     (const int64_t *)position.data, sign, t * heads, (unsigned)heads, (int)d,
+                                     (int)pairs);
     return GPU_LAUNCH_NO_BARRIER(rope_k0<T>, gpu_grid(t * heads * (d - pairs), GPU_BLOCK), dim3(GPU_BLOCK), 0,
                                  stream, (T *)y.data, (const T *)x.data, (const float *)c.data,
                                  (const float *)s.data, (const int64_t *)position.data, sign, t, heads, d,
@@ -148,7 +179,7 @@ static assay_status rope(const gpu_work *w, const char *y_name, const char *x_na
     ASSAY_TRY(gpu_check_tensor(op, "position", position, ASSAY_I64, ASSAY_I64));
     ASSAY_TRY(gpu_check_count(op, "position", position, x.shape[0]));
     if (gpu_tensor_count(x) > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_rope, y, x, c, s, position, sign, w->stream), op);
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_rope, w->variant, y, x, c, s, position, sign, w->stream), op);
     return ASSAY_OK;
 }
 
@@ -168,13 +199,17 @@ GPU_LADDER(rope_table) = {
              GPU_DECLARES("cos sin", GPU_ARITH(F64, NONE, 1, false, 2, 0))),
     GPU_LADDER_END,
 };
-GPU_LADDER(rope_fwd) = {
-    GPU_RUNG("one thread a pair; bound by memory, so the only one", rope_fwd,
-             GPU_DECLARES("y", GPU_ELEMENTWISE(0))),
-    GPU_LADDER_END,
-};
-GPU_LADDER(rope_bwd) = {
-    GPU_RUNG("one thread a pair; bound by memory, so the only one", rope_bwd,
-             GPU_DECLARES("dx", GPU_ELEMENTWISE(0))),
-    GPU_LADDER_END,
-};
+static bool pairs_of_eights(const gpu_ctx *, const gpu_operands *o)
+{
+    const gpu_tensor cos_table = gpu_operand(o, "cos"), x = o->slot[0];
+    return gpu_tensor_cols(cos_table) % GPU_EIGHT == 0 && x.ndim == 3 && x.shape[0] * x.shape[1] < INT_MAX &&
+           gpu_eights(o, x.shape[2]);
+}
+
+#define ROPE_RUNGS(run, output)                                                                              \
+    GPU_RUNG("one thread a pair", run, GPU_DECLARES(output, GPU_ELEMENTWISE(0))),                            \
+        GPU_RUNG_IF("eight pairs a thread", run, NULL, pairs_of_eights, NULL, GPU_SM_80,                     \
+                    GPU_DECLARES(output, GPU_ELEMENTWISE(0))),                                               \
+        GPU_LADDER_END
+GPU_LADDER(rope_fwd) = {ROPE_RUNGS(rope_fwd, "y")};
+GPU_LADDER(rope_bwd) = {ROPE_RUNGS(rope_bwd, "dx")};

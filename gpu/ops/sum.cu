@@ -5,7 +5,7 @@
  *       launch joins them; the order depends on the size alone
  *
  * The square of an fp32 number is exact in double. */
-#include "gpu/device.cuh"
+#include "gpu/vector.cuh"
 
 enum { SUM_BLOCK = 256, SUM_MAX_BLOCKS = 256, SUM_PER_THREAD = 16 };
 
@@ -38,10 +38,18 @@ __device__ static double block_sum(double v)
     return v;
 }
 
-template <bool SQUARE> __global__ void sum_k1(double *partials, const float *x, int64_t n)
+/* Four neighbours for each thread while all threads have four, then one: no chain is longer than n / threads, rounded up. */
+template <bool SQUARE> __global__ void sum_k1(double *partials, const float *x, int64_t n, bool by_four)
 {
+    const int64_t fours = by_four ? n / (4 * gpu_threads()) * gpu_threads() : 0;
     double sum = 0.0;
-    for (int64_t i = gpu_thread(); i < n; i += gpu_threads())
+    for (int64_t i = gpu_thread(); i < fours; i += gpu_threads()) {
+        float v[4];
+        gpu_load_n(v, x + 4 * i);
+        for (int j = 0; j < 4; ++j)
+            sum += term<SQUARE>(v[j]);
+    }
+    for (int64_t i = 4 * fours + gpu_thread(); i < n; i += gpu_threads())
         sum += term<SQUARE>(x[i]);
     sum = block_sum(sum);
     if (threadIdx.x == 0)
@@ -72,7 +80,7 @@ static cudaError_t launch_sum(int variant, double *y, const float *x, int64_t n,
         return GPU_LAUNCH_NO_BARRIER(sum_k0<SQUARE>, dim3(1), dim3(1), 0, stream, y, x, n);
     const int blocks = sum_blocks(n);
     const cudaError_t e = GPU_LAUNCH(sum_k1<SQUARE>, dim3((unsigned)blocks), dim3(SUM_BLOCK), 0, stream,
-                                     blocks == 1 ? y : partials, x, n);
+                                     blocks == 1 ? y : partials, x, n, (uintptr_t)x % GPU_VECTOR_BYTES == 0);
     if (e != cudaSuccess || blocks == 1)
         return e;
     return GPU_LAUNCH(sum_join_k1, dim3(1), dim3(SUM_BLOCK), 0, stream, y, partials, blocks);

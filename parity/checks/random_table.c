@@ -15,7 +15,8 @@
 #define NORM_SIZES                                                                                           \
     {                                                                                                        \
         "T=5 H=3 | eps=1e-5", "T=1 H=1 | eps=1e-6", "T=37 H=32 | eps=1e-6", "T=9 H=48 | eps=1e-5",           \
-            "T=0 H=8 | eps=1e-5", "T=3 H=129 | eps=0.5", "T=70 H=64 | eps=1e-6"                              \
+            "T=0 H=8 | eps=1e-5", "T=3 H=129 | eps=0.5", "T=70 H=64 | eps=1e-6", "T=300 H=264 | eps=1e-6",   \
+            "T=265 H=24 | eps=1e-5"                                                                          \
     }
 /* trained=0: gamma is frozen, no dgamma is asked. */
 #define NORM_BWD_SIZES                                                                                       \
@@ -23,7 +24,9 @@
         "T=5 H=3 trained=1 | eps=1e-5", "T=1 H=1 trained=1 | eps=1e-6", "T=37 H=32 trained=1 | eps=1e-6",    \
             "T=9 H=48 trained=1 | eps=1e-5", "T=0 H=8 trained=1 | eps=1e-5",                                 \
             "T=3 H=129 trained=1 | eps=0.5", "T=70 H=64 trained=1 | eps=1e-6",                               \
-            "T=37 H=32 trained=0 | eps=1e-6", "T=3 H=129 trained=0 | eps=1e-5"                               \
+            "T=37 H=32 trained=0 | eps=1e-6", "T=3 H=129 trained=0 | eps=1e-5",                              \
+            "T=300 H=264 trained=1 | eps=1e-6", "T=265 H=24 trained=1 | eps=1e-5",                           \
+            "T=260 H=40 trained=0 | eps=1e-5"                                                                \
     }
 #define LAYERNORM_SIZES                                                                                      \
     {                                                                                                        \

@@ -1,11 +1,12 @@
-/* Activations and gates: SwiGLU, sigmoid gate.  docs/OPS.md 6.
+/* SwiGLU.  docs/OPS.md 6.
  *
- *   k0  one thread for each element; sums over a row by one thread      fp32, sequential
- *   k1  row sums (dprobs, dgate): 4, 8 or 32 lanes for each row,        fp32, tree of that many lanes
- *       shuffles
+ *   k0  one thread for each element; dprobs: one thread for each row    fp32, sequential
+ *   k1  fwd: eight elements for each thread; bwd: one, and dprobs by    fp32, tree of that many lanes
+ *       4, 8 or 32 lanes for each row, shuffles
+ *   k2  bwd: eight elements for each thread, or for each lane           the same
  *
  * sigmoid is 1/(1 + exp(-x)), at most 6 ulp.  y may be the buffer of an input of the same dtype. */
-#include "gpu/device.cuh"
+#include "gpu/vector.cuh"
 
 template <class T> __global__ void swiglu_fwd_k0(T *y, const T *x, const float *probs, int64_t t, int64_t f)
 {
@@ -17,15 +18,55 @@ template <class T> __global__ void swiglu_fwd_k0(T *y, const T *x, const float *
     }
 }
 
-/* Element i of a row: writes dgate and dup, returns the term dy h of dprobs. */
+template <class T> __global__ void swiglu_fwd_k1(T *y, const T *x, const float *probs, int64_t t, int f)
+{
+    GPU_EACH_EIGHT(row, i, t, f)
+    {
+        float gate[GPU_EIGHT], up[GPU_EIGHT];
+        gpu_load_n(gate, x + row * 2 * f + i);
+        gpu_load_n(up, x + row * 2 * f + f + i);
+        for (int j = 0; j < GPU_EIGHT; ++j) {
+            const float h = gate[j] * gpu_sigmoid(gate[j]) * up[j];
+            up[j] = probs != nullptr ? h * probs[row] : h;
+        }
+        gpu_store_n(y + row * f + i, up);
+    }
+}
+
+/* dgate and dup in place of gate and up; returns the term dy h of dprobs. */
+__device__ static __forceinline__ float swiglu_slopes(float *gate, float *up, float d, float p)
+{
+    const float s = gpu_sigmoid(*gate), h = *gate * s * *up;
+    const float dgate = d * p * *up * s * (1.0f + *gate * (1.0f - s));
+    *up = d * p * *gate * s;
+    *gate = dgate;
+    return d * h;
+}
+
+/* Element i of a row. */
 template <class T>
 __device__ static float swiglu_bwd_element(T *dx, const T *dy, const T *x, float p, int64_t f, int64_t i)
 {
-    const float gate = gpu_load(x + i), up = gpu_load(x + f + i), d = gpu_load(dy + i);
-    const float s = gpu_sigmoid(gate);
-    gpu_store(dx + i, d * p * up * s * (1.0f + gate * (1.0f - s)));
-    gpu_store(dx + f + i, d * p * gate * s);
-    return d * (gate * s * up);
+    float gate = gpu_load(x + i), up = gpu_load(x + f + i);
+    const float term = swiglu_slopes(&gate, &up, gpu_load(dy + i), p);
+    gpu_store(dx + i, gate);
+    gpu_store(dx + f + i, up);
+    return term;
+}
+
+/* Elements i ... i+7 of a row, added to *sum one after the other. */
+template <class T>
+__device__ static __forceinline__ void swiglu_bwd_eight(T *dx, const T *dy, const T *x, float p, int64_t f,
+                                                        int i, float *sum)
+{
+    float gate[GPU_EIGHT], up[GPU_EIGHT], d[GPU_EIGHT];
+    gpu_load_n(gate, x + i);
+    gpu_load_n(up, x + f + i);
+    gpu_load_n(d, dy + i);
+    for (int j = 0; j < GPU_EIGHT; ++j)
+        *sum += swiglu_slopes(&gate[j], &up[j], d[j], p);
+    gpu_store_n(dx + i, gate);
+    gpu_store_n(dx + f + i, up);
 }
 
 template <class T>
@@ -59,6 +100,33 @@ __global__ void swiglu_bwd_k1(T *dx, float *dprobs, const T *dy, const T *x, con
     }
 }
 
+/* f is a multiple of 8 LANES: every lane has as many terms as in k1. */
+template <class T, int LANES>
+__global__ void swiglu_bwd_k2(T *dx, float *dprobs, const T *dy, const T *x, const float *probs, int64_t t,
+                              int f)
+{
+    for (int64_t first = gpu_lanes_first<LANES>(); first < t; first += gpu_lanes_step<LANES>()) {
+        const int64_t row = first + gpu_lanes_group<LANES>();
+        const float p = row < t ? probs[row] : 1.0f;
+        float sum = 0.0f;
+        if (row < t)
+            for (int i = gpu_lane<LANES>() * GPU_EIGHT; i < f; i += LANES * GPU_EIGHT)
+                swiglu_bwd_eight(dx + row * 2 * f, dy + row * f, x + row * 2 * f, p, f, i, &sum);
+        sum = gpu_lanes_sum<LANES>(sum);
+        if (row < t && gpu_lane<LANES>() == 0)
+            dprobs[row] = sum;
+    }
+}
+
+template <class T> __global__ void swiglu_bwd_elements_k2(T *dx, const T *dy, const T *x, int64_t t, int f)
+{
+    GPU_EACH_EIGHT(row, i, t, f)
+    {
+        float unused = 0.0f;
+        swiglu_bwd_eight(dx + row * 2 * f, dy + row * f, x + row * 2 * f, 1.0f, f, i, &unused);
+    }
+}
+
 /* Without probs there is no sum: one thread for each element. */
 template <class T>
 __global__ void swiglu_bwd_elements_k1(T *dx, const T *dy, const T *x, int64_t t, int64_t f)
@@ -69,52 +137,14 @@ __global__ void swiglu_bwd_elements_k1(T *dx, const T *dy, const T *x, int64_t t
     }
 }
 
-template <class T> __global__ void sigmoid_gate_fwd_k0(T *y, const T *x, const T *gate, int64_t t, int64_t h)
-{
-    for (int64_t e = gpu_thread(); e < t * h; e += gpu_threads())
-        gpu_store(y + e, gpu_load(x + e) * gpu_sigmoid(gpu_load(gate + e / h)));
-}
-
 template <class T>
-__global__ void sigmoid_gate_bwd_k0(T *dx, T *dgate, const T *dy, const T *x, const T *gate, int64_t t,
-                                    int64_t h)
+static cudaError_t launch_swiglu_fwd(int variant, gpu_tensor y, gpu_tensor x, gpu_tensor probs, int64_t t,
+                                     int64_t f, cudaStream_t stream)
 {
-    for (int64_t row = gpu_thread(); row < t; row += gpu_threads()) {
-        const float s = gpu_sigmoid(gpu_load(gate + row));
-        float sum = 0.0f;
-        for (int64_t i = row * h; i < (row + 1) * h; ++i) {
-            const float d = gpu_load(dy + i);
-            sum = fmaf(d, gpu_load(x + i), sum);
-            gpu_store(dx + i, d * s);
-        }
-        gpu_store(dgate + row, s * (1.0f - s) * sum);
-    }
-}
-
-template <class T, int LANES>
-__global__ void sigmoid_gate_bwd_k1(T *dx, T *dgate, const T *dy, const T *x, const T *gate, int64_t t,
-                                    int64_t h)
-{
-    for (int64_t first = gpu_lanes_first<LANES>(); first < t; first += gpu_lanes_step<LANES>()) {
-        const int64_t row = first + gpu_lanes_group<LANES>();
-        const float s = row < t ? gpu_sigmoid(gpu_load(gate + row)) : 0.0f;
-        float sum = 0.0f;
-        if (row < t)
-            for (int64_t i = row * h + gpu_lane<LANES>(); i < (row + 1) * h; i += LANES) {
-                const float d = gpu_load(dy + i);
-                sum = fmaf(d, gpu_load(x + i), sum);
-                gpu_store(dx + i, d * s);
-            }
-        sum = gpu_lanes_sum<LANES>(sum);
-        if (row < t && gpu_lane<LANES>() == 0)
-            gpu_store(dgate + row, s * (1.0f - s) * sum);
-    }
-}
-
-template <class T>
-static cudaError_t launch_swiglu_fwd(gpu_tensor y, gpu_tensor x, gpu_tensor probs, int64_t t, int64_t f,
-                                     cudaStream_t stream)
-{
+    const gpu_pieces_launch eights = gpu_pieces_of(t, f / GPU_EIGHT);
+    if (variant > 0)
+        return GPU_LAUNCH_NO_BARRIER(swiglu_fwd_k1<T>, eights.grid, eights.block, 0, stream, (T *)y.data,
+                                     (const T *)x.data, (const float *)probs.data, t, (int)f);
     return GPU_LAUNCH_NO_BARRIER(swiglu_fwd_k0<T>, gpu_grid(t * f, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
                                  (T *)y.data, (const T *)x.data, (const float *)probs.data, t, f);
 }
@@ -144,7 +174,7 @@ static assay_status swiglu_fwd(const gpu_work *w)
     ASSAY_TRY(check_swiglu(op, "y", y, x, probs));
     const int64_t t = gpu_tensor_row_count(x), f = gpu_tensor_cols(x) / 2;
     if (t * f > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_swiglu_fwd, y, x, probs, t, f, w->stream), op);
+        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_swiglu_fwd, w->variant, y, x, probs, t, f, w->stream), op);
     return ASSAY_OK;
 }
 
@@ -161,6 +191,14 @@ static cudaError_t launch_swiglu_rows(const swiglu_bwd_args *a, cudaStream_t str
                       (const T *)a->x.data, (const float *)a->probs.data, a->t, a->f);
 }
 
+template <class T, int LANES>
+static cudaError_t launch_swiglu_eights(const swiglu_bwd_args *a, cudaStream_t stream)
+{
+    return GPU_LAUNCH((swiglu_bwd_k2<T, LANES>), gpu_grid(a->t, GPU_ROW_BLOCK / LANES), dim3(GPU_ROW_BLOCK),
+                      0, stream, (T *)a->dx.data, (float *)a->dprobs.data, (const T *)a->dy.data,
+                      (const T *)a->x.data, (const float *)a->probs.data, a->t, (int)a->f);
+}
+
 template <class T>
 static cudaError_t launch_swiglu_bwd(int variant, const swiglu_bwd_args *a, cudaStream_t stream)
 {
@@ -168,6 +206,13 @@ static cudaError_t launch_swiglu_bwd(int variant, const swiglu_bwd_args *a, cuda
         return GPU_LAUNCH_NO_BARRIER(swiglu_bwd_k0<T>, gpu_grid(a->t, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
                                      (T *)a->dx.data, (float *)a->dprobs.data, (const T *)a->dy.data,
                                      (const T *)a->x.data, (const float *)a->probs.data, a->t, a->f);
+    const gpu_pieces_launch eights = gpu_pieces_of(a->t, a->f / GPU_EIGHT);
+    if (variant == 2 && a->dprobs.data == nullptr)
+        return GPU_LAUNCH_NO_BARRIER(swiglu_bwd_elements_k2<T>, eights.grid, eights.block, 0, stream,
+                                     (T *)a->dx.data, (const T *)a->dy.data, (const T *)a->x.data, a->t,
+                                     (int)a->f);
+    if (variant == 2)
+        return GPU_BY_LANES(gpu_row_lanes(a->f), launch_swiglu_eights, T, a, stream);
     if (a->dprobs.data == nullptr)
         return GPU_LAUNCH_NO_BARRIER(swiglu_bwd_elements_k1<T>, gpu_grid(a->t * a->f, GPU_BLOCK),
                                      dim3(GPU_BLOCK), 0, stream, (T *)a->dx.data, (const T *)a->dy.data,
@@ -199,86 +244,30 @@ static assay_status swiglu_bwd(const gpu_work *w)
     return ASSAY_OK;
 }
 
-template <class T>
-static cudaError_t launch_gate_fwd(gpu_tensor y, gpu_tensor x, gpu_tensor gate, int64_t t, int64_t h,
-                                   cudaStream_t stream)
-{
-    return GPU_LAUNCH_NO_BARRIER(sigmoid_gate_fwd_k0<T>, gpu_grid(t * h, GPU_BLOCK), dim3(GPU_BLOCK), 0,
-                                 stream, (T *)y.data, (const T *)x.data, (const T *)gate.data, t, h);
-}
-
-static assay_status sigmoid_gate_fwd(const gpu_work *w)
-{
-    const gpu_tensor y = gpu_operand(w->o, "y"), x = gpu_operand(w->o, "x"), gate = gpu_operand(w->o, "gate");
-    const char *op = "sigmoid_gate_fwd";
-    ASSAY_TRY(gpu_check_act(op, "x", x));
-    ASSAY_TRY(gpu_check_tensor(op, "gate", gate, x.dtype, x.dtype));
-    ASSAY_TRY(gpu_check_tensor(op, "y", y, x.dtype, x.dtype));
-    const int64_t t = gpu_tensor_row_count(x), h = gpu_tensor_cols(x);
-    ASSAY_TRY(gpu_check_count(op, "gate", gate, t));
-    ASSAY_TRY(gpu_check_count(op, "y", y, t * h));
-    if (t * h > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_gate_fwd, y, x, gate, t, h, w->stream), op);
-    return ASSAY_OK;
-}
-
-typedef struct gate_bwd_args {
-    gpu_tensor dx, dgate, dy, x, gate;
-    int64_t t, h;
-} gate_bwd_args;
-
-template <class T, int LANES> static cudaError_t launch_gate_rows(const gate_bwd_args *a, cudaStream_t stream)
-{
-    return GPU_LAUNCH((sigmoid_gate_bwd_k1<T, LANES>), gpu_grid(a->t, GPU_ROW_BLOCK / LANES),
-                      dim3(GPU_ROW_BLOCK), 0, stream, (T *)a->dx.data, (T *)a->dgate.data,
-                      (const T *)a->dy.data, (const T *)a->x.data, (const T *)a->gate.data, a->t, a->h);
-}
-
-template <class T>
-static cudaError_t launch_gate_bwd(int variant, const gate_bwd_args *a, cudaStream_t stream)
-{
-    if (variant == 0)
-        return GPU_LAUNCH_NO_BARRIER(sigmoid_gate_bwd_k0<T>, gpu_grid(a->t, GPU_BLOCK), dim3(GPU_BLOCK), 0,
-                                     stream, (T *)a->dx.data, (T *)a->dgate.data, (const T *)a->dy.data,
-                                     (const T *)a->x.data, (const T *)a->gate.data, a->t, a->h);
-    return GPU_BY_LANES(gpu_row_lanes(a->h), launch_gate_rows, T, a, stream);
-}
-
-static assay_status sigmoid_gate_bwd(const gpu_work *w)
-{
-    const gpu_tensor dx = gpu_operand(w->o, "dx"), dgate = gpu_operand(w->o, "dgate"),
-                     dy = gpu_operand(w->o, "dy"), x = gpu_operand(w->o, "x"),
-                     gate = gpu_operand(w->o, "gate");
-    const char *op = "sigmoid_gate_bwd";
-    ASSAY_TRY(gpu_check_act(op, "x", x));
-    ASSAY_TRY(gpu_check_tensor(op, "dy", dy, x.dtype, x.dtype));
-    ASSAY_TRY(gpu_check_tensor(op, "gate", gate, x.dtype, x.dtype));
-    ASSAY_TRY(gpu_check_tensor(op, "dx", dx, x.dtype, x.dtype));
-    ASSAY_TRY(gpu_check_tensor(op, "dgate", dgate, x.dtype, x.dtype));
-    const int64_t t = gpu_tensor_row_count(x), h = gpu_tensor_cols(x);
-    ASSAY_TRY(gpu_check_count(op, "dy", dy, t * h));
-    ASSAY_TRY(gpu_check_count(op, "dx", dx, t * h));
-    ASSAY_TRY(gpu_check_count(op, "gate", gate, t));
-    ASSAY_TRY(gpu_check_count(op, "dgate", dgate, t));
-    const gate_bwd_args a = {dx, dgate, dy, x, gate, t, h};
-    if (t > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(x.dtype, launch_gate_bwd, w->variant, &a, w->stream), op);
-    return ASSAY_OK;
-}
-
 /* --- the ladder --------------------------------------------------------------------------------------------- */
 /* Columns of a row of x that are summed. */
 static void half_row_lanes(assay_arith *a, const gpu_ctx *, const gpu_operands *o)
 {
     a->lanes = gpu_row_lanes(gpu_tensor_cols(gpu_operand(o, "x")) / 2);
 }
-static void row_lanes(assay_arith *a, const gpu_ctx *, const gpu_operands *o)
+
+static bool halves_of_eights(const gpu_ctx *, const gpu_operands *o)
 {
-    a->lanes = gpu_row_lanes(gpu_tensor_cols(gpu_operand(o, "x")));
+    return gpu_tensor_cols(gpu_operand(o, "x")) % 2 == 0 &&
+           gpu_eights(o, gpu_tensor_cols(gpu_operand(o, "x")) / 2);
+}
+/* With a sum over a row: as many terms for every lane. */
+static bool lanes_of_eights(const gpu_ctx *ctx, const gpu_operands *o)
+{
+    const int64_t f = gpu_tensor_cols(gpu_operand(o, "x")) / 2;
+    return halves_of_eights(ctx, o) &&
+           (!gpu_tensor_present(gpu_operand(o, "dprobs")) || f % (GPU_EIGHT * gpu_row_lanes(f)) == 0);
 }
 
 GPU_LADDER(swiglu_fwd) = {
     GPU_RUNG("one thread an element", swiglu_fwd, GPU_DECLARES("y", GPU_ELEMENTWISE(GPU_ULP_SIGMOID))),
+    GPU_RUNG_IF("eight elements a thread, rows along the grid", swiglu_fwd, NULL, halves_of_eights, NULL,
+                GPU_SM_80, GPU_DECLARES("y", GPU_ELEMENTWISE(GPU_ULP_SIGMOID))),
     GPU_LADDER_END,
 };
 /* The terms of dprobs are rounded products. */
@@ -289,17 +278,9 @@ GPU_LADDER(swiglu_bwd) = {
              GPU_DECLARES("dx", GPU_ELEMENTWISE(GPU_ULP_SIGMOID)),
              GPU_ADAPTS("dprobs", GPU_ARITH(F32, TREE, 32, false, GPU_ULP_SIGMOID, 0), half_row_lanes,
                         "4 lanes up to F = 32, 8 up to 128")),
-    GPU_LADDER_END,
-};
-GPU_LADDER(sigmoid_gate_fwd) = {
-    GPU_RUNG("one thread an element", sigmoid_gate_fwd, GPU_DECLARES("y", GPU_ELEMENTWISE(GPU_ULP_SIGMOID))),
-    GPU_LADDER_END,
-};
-GPU_LADDER(sigmoid_gate_bwd) = {
-    GPU_RUNG("one thread a row", sigmoid_gate_bwd, GPU_DECLARES("dx", GPU_ELEMENTWISE(GPU_ULP_SIGMOID)),
-             GPU_DECLARES("dgate", GPU_SEQUENTIAL(GPU_ULP_SIGMOID))),
-    GPU_RUNG("4, 8 or 32 lanes a row", sigmoid_gate_bwd, GPU_DECLARES("dx", GPU_ELEMENTWISE(GPU_ULP_SIGMOID)),
-             GPU_ADAPTS("dgate", GPU_TREE(32, GPU_ULP_SIGMOID), row_lanes,
-                        "4 lanes up to H = 32, 8 up to 128")),
+    GPU_RUNG_IF("eight elements a lane", swiglu_bwd, NULL, lanes_of_eights, NULL, GPU_SM_80,
+                GPU_DECLARES("dx", GPU_ELEMENTWISE(GPU_ULP_SIGMOID)),
+                GPU_ADAPTS("dprobs", GPU_ARITH(F32, TREE, 32, false, GPU_ULP_SIGMOID, 0), half_row_lanes,
+                           "4 lanes up to F = 32, 8 up to 128")),
     GPU_LADDER_END,
 };
