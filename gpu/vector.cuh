@@ -28,7 +28,7 @@ template <class W> __device__ static __forceinline__ void gpu_write_words(bf16 *
 #if ASSAY_SIM
     memcpy(__builtin_assume_aligned(p, sizeof words), &words, sizeof words);
 #else
-    *reinterpret_cast<W *>(p) = words;
+    __stwb(reinterpret_cast<W *>(p), words); /* nvcc cuts an assignment into four */
 #endif
 }
 
@@ -72,11 +72,19 @@ template <int N> __device__ static __forceinline__ void gpu_load_n(float (&v)[N]
     }
 }
 
+__device__ static __forceinline__ void gpu_write_four(float *p, float4 four)
+{
+#if ASSAY_SIM
+    *reinterpret_cast<float4 *>(p) = four;
+#else
+    __stwb(reinterpret_cast<float4 *>(p), four);
+#endif
+}
 template <int N> __device__ static __forceinline__ void gpu_store_n(float *p, const float (&v)[N])
 {
     static_assert(N % 4 == 0, "whole accesses");
     for (int i = 0; i < N; i += 4)
-        *reinterpret_cast<float4 *>(p + i) = make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]);
+        gpu_write_four(p + i, make_float4(v[i], v[i + 1], v[i + 2], v[i + 3]));
 }
 template <int N> __device__ static __forceinline__ void gpu_store_n(bf16 *p, const float (&v)[N])
 {
