@@ -20,11 +20,13 @@
 #include "assay_sim_matrix.h"
 #endif
 
-/* Before a loop over registers: a device has none to choose by number. */
+/* Before a loop over registers, of which a device has none to choose by number; and before one that must not take more of them. */
 #if ASSAY_SIM
 #define GPU_UNROLL
+#define GPU_NO_UNROLL
 #else
 #define GPU_UNROLL _Pragma("unroll")
+#define GPU_NO_UNROLL _Pragma("unroll 1")
 #endif
 
 /* Chunks of a row in groups of 8, the last of which may have 4. */

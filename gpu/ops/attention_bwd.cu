@@ -7,8 +7,9 @@
  *       group; tiles of 32 keys (queries) in shared memory, a lane
  *       computes p and dS of its key (query) with the four rows, then
  *       a lane owns the output elements lane, lane + 32, ...
+ *   k2  matrix units: attention_bwd_mma.cu                               bf16 operands, tensor core
  *
- * D = sum dO O comes first, into the workspace.  dk and dv sum over the heads of the group, then over the
+ * D = sum dO O comes first, into the workspace.  In k0 and k1, dk and dv sum over the heads of the group, then over the
  * queries, both ascending, in one chain: no atomics. */
 #include "gpu/ops/attention.cuh"
 
@@ -226,12 +227,8 @@ __global__ void attention_dkdv_k1(T *dk, T *dv, const T *dout, const T *q, const
     }
 }
 
-typedef struct bwd_tensors {
-    gpu_tensor dq, dk, dv, dout, q, k, v, o, lse;
-} bwd_tensors;
-
 template <class T>
-static cudaError_t launch_k0(const bwd_tensors *t, const float *delta, const attention_args &a,
+static cudaError_t launch_k0(const gpu_attention_bwd_tensors *t, const float *delta, const attention_args &a,
                              cudaStream_t stream)
 {
     const T *dout = (const T *)t->dout.data, *q = (const T *)t->q.data;
@@ -248,7 +245,7 @@ static cudaError_t launch_k0(const bwd_tensors *t, const float *delta, const att
 }
 
 template <class T, int CHUNKS>
-static cudaError_t launch_k1(const bwd_tensors *t, const float *delta, const attention_args &a,
+static cudaError_t launch_k1(const gpu_attention_bwd_tensors *t, const float *delta, const attention_args &a,
                              cudaStream_t stream)
 {
     const T *dout = (const T *)t->dout.data, *q = (const T *)t->q.data;
@@ -276,8 +273,8 @@ static cudaError_t launch_k1(const bwd_tensors *t, const float *delta, const att
 }
 
 template <class T>
-static cudaError_t launch_bwd(int variant, const bwd_tensors *t, float *delta, const attention_args &a,
-                              cudaStream_t stream)
+static cudaError_t launch_bwd(int variant, const gpu_attention_bwd_tensors *t, float *delta,
+                              const attention_args &a, cudaStream_t stream)
 {
     const int64_t rows = a.seq_q * a.batch * a.heads;
     const cudaError_t e =
@@ -329,9 +326,14 @@ static assay_status attention_bwd(const gpu_work *w)
     }
     ASSAY_TRY(gpu_check_tensor(op, "lse", lse, ASSAY_F32, ASSAY_F32));
     ASSAY_TRY(gpu_check_count(op, "lse", lse, rows));
-    ASSAY_TRY(gpu_check_workspace(op, w->ctx, bwd_workspace(w->ctx, w->o)));
-    const bwd_tensors t = {dq, dk, dv, dout, q, k, v, o, lse};
-    if (gpu_tensor_count(q) > 0 || gpu_tensor_count(k) > 0)
+    ASSAY_TRY(gpu_check_workspace(
+        op, w->ctx, (w->variant == 2 ? gpu_attention_bwd_mma_workspace : bwd_workspace)(w->ctx, w->o)));
+    const gpu_attention_bwd_tensors t = {dq, dk, dv, dout, q, k, v, o, lse};
+    if (w->variant == 2)
+        GPU_LAUNCHED(gpu_attention_bwd_mma(&t, w->ctx->workspace, gpu_attention_scale2(w->o),
+                                           attention_args_make(d), w->stream),
+                     op);
+    else if (gpu_tensor_count(q) > 0 || gpu_tensor_count(k) > 0)
         GPU_LAUNCHED(GPU_BY_ACT(q.dtype, launch_bwd, w->variant, &t, (float *)w->ctx->workspace,
                                 attention_args_make(d), w->stream),
                      op);
@@ -344,5 +346,11 @@ GPU_LADDER(attention_bwd) = {
                 NULL, NULL, GPU_SM_80, GPU_DECLARES("dq dk dv", GPU_SEQUENTIAL(GPU_ULP_EXP))),
     GPU_RUNG_IF("one warp for four rows or keys, tiles of 32 in shared memory", attention_bwd, bwd_workspace,
                 NULL, NULL, GPU_SM_80, GPU_DECLARES("dq dk dv", GPU_SEQUENTIAL(GPU_ULP_EXP))),
+    GPU_RUNG_ROUNDING_P(
+        "BF16",
+        "matrix units, FlashAttention-2 form: bf16, head dimensions of multiples of 8 up to 128, no dropout",
+        attention_bwd, gpu_attention_bwd_mma_workspace, gpu_attention_takes_mma, NULL, GPU_SM_80,
+        GPU_ADAPTS("dq dk dv", GPU_TENSOR_CORE(GPU_ULP_EXP, 0), gpu_attention_bwd_mma_arith,
+                   GPU_ATTENTION_MMA_ARITH)),
     GPU_LADDER_END,
 };

@@ -140,7 +140,8 @@ static void add_dropout(parity_ask *q, int64_t t, int64_t h)
 /* --- attention ---------------------------------------------------------------------------------------------- */
 
 /* Query i looks at one key: its score is the row's lse, every other is 4096 less.  o is an input: it need not be the
- * value of that key, so dS = dO.v - dO.o is an integer that is not 0. */
+ * value of that key, so dS = dO.v - dO.o is an integer that is not 0; dO has eight numbers a row, so that it is at most
+ * 8 * 4 * 8 = 256, which bf16 holds where a kernel rounds dS for a product. */
 static void add_attention(parity_ask *q, int64_t n, int64_t heads, int64_t groups, int64_t d, int64_t window)
 {
     const int64_t back = window > 0 ? window - 1 : n;
@@ -148,7 +149,8 @@ static void add_attention(parity_ask *q, int64_t n, int64_t heads, int64_t group
     float *query = calloc((size_t)(n * heads * d) + 1, sizeof *query);
     float *key = calloc((size_t)(n * groups * d) + 1, sizeof *key);
     float *lse = calloc((size_t)(n * heads) + 1, sizeof *lse);
-    if (!position || !query || !key || !lse)
+    float *dout = calloc((size_t)(n * heads * d) + 1, sizeof *dout);
+    if (!position || !query || !key || !lse || !dout)
         q->st = ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "exact request: attention");
     for (int64_t i = 0; i < n && q->st == ASSAY_OK; i++) {
         const int64_t away = i * 3 % (back < i + 1 ? back + 1 : i + 1);
@@ -161,7 +163,9 @@ static void add_attention(parity_ask *q, int64_t n, int64_t heads, int64_t group
         }
     }
     parity_ask_begin(q, "attention_bwd");
-    parity_ask_real(q, "do", q->act, 3, (int64_t[]){n, heads, d}, parity_lattice);
+    for (int64_t i = 0; i < n * heads * d && q->st == ASSAY_OK; i++)
+        dout[i] = (i % d + i / d) % ((d + 7) / 8) == 0 ? (float)parity_lattice(q, i) : 0.0f;
+    parity_ask_floats(q, "do", 3, (int64_t[]){n, heads, d}, dout);
     parity_ask_floats(q, "q", 3, (int64_t[]){n, heads, d}, query);
     parity_ask_floats(q, "k", 3, (int64_t[]){n, groups, d}, key);
     parity_ask_real(q, "v", q->act, 3, (int64_t[]){n, groups, d}, parity_lattice);
@@ -178,6 +182,7 @@ static void add_attention(parity_ask *q, int64_t n, int64_t heads, int64_t group
         parity_ask_int(q, attrs[i].name, attrs[i].value);
     parity_ask_real_attr(q, "scale", 1.0);
     parity_ask_finish(q);
+    free(dout);
     free(lse);
     free(key);
     free(query);

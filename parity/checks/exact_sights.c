@@ -1,4 +1,4 @@
-/* Exact requests of what a query of attention sees of its keys: windows, documents, positions that an int does not hold, keys out of
+/* Exact requests of what a query of attention sees of its keys, forward and backward: windows, documents, positions that an int does not hold, keys out of
  * order, rows that see nothing, tiles seen by all or by none, values that are infinite. */
 #include "parity/checks/request.h"
 
@@ -123,21 +123,101 @@ static void ask_scores(parity_ask *q, const sight *s, const heads *h)
     free(query);
 }
 
-static void ask(parity_ask *q, const sight *s, const heads *h, parity_fill value)
+static void ask_attrs(parity_ask *q, const sight *s, const heads *h)
 {
     const struct {
         const char *name;
         int64_t value;
     } attrs[] = {{"batch", h->batch},   {"seq_q", s->queries}, {"seq_k", s->keys},    {"heads", h->heads},
                  {"groups", h->groups}, {"head_dim", h->d},    {"head_dim_v", h->dv}, {"window", s->window}};
-    parity_ask_begin(q, "attention_fwd");
-    ask_scores(q, s, h);
-    parity_ask_real(q, "v", q->act, 3, (int64_t[]){h->batch * s->keys, h->groups, h->dv}, value);
     ask_positions(q, s, h->batch);
     for (size_t i = 0; i < sizeof attrs / sizeof *attrs; i++)
         parity_ask_int(q, attrs[i].name, attrs[i].value);
     parity_ask_real_attr(q, "scale", s->scale);
     parity_ask_finish(q);
+}
+
+static void ask(parity_ask *q, const sight *s, const heads *h, parity_fill value)
+{
+    parity_ask_begin(q, "attention_fwd");
+    ask_scores(q, s, h);
+    parity_ask_real(q, "v", q->act, 3, (int64_t[]){h->batch * s->keys, h->groups, h->dv}, value);
+    ask_attrs(q, s, h);
+}
+
+/* --- backward ------------------------------------------------------------------------------------------------ */
+
+enum input { DOUT, QUERY, KEY, VALUE, OUT };
+
+static double power(int64_t row, int64_t pair)
+{
+    return (double)(1 << (row * 5 + pair * 2) % 3);
+}
+
+/* Columns 2 m and 2 m + 1 of queries are equal, those of keys have opposite signs: a score is 0 and a probability exp(0 - lse) = 1 for
+ * every pair that is seen.  But columns 0 and 1 of some queries meet -4096 of some keys, whose probability is 0.  dO has eight
+ * numbers a row: dS is an integer of at most 256, which bf16 holds where a kernel rounds it for a product. */
+static double bounded(const parity_ask *q, const sight *s, enum input what, int64_t row, int64_t width,
+                      int64_t c)
+{
+    const double drawn = parity_lattice(q, row * width + c);
+    switch (what) {
+    case DOUT:
+        return (row + c) % ((width + 7) / 8) == 0 ? drawn : 0.0;
+    case QUERY:
+        return c > 1 ? power(row, c / 2) : row % 3 == 0 ? 64.0 : 0.0;
+    case KEY:
+        return c > 1          ? (c % 2 == 0 ? power(row, c / 2) : -power(row, c / 2))
+               : row % 4 == 0 ? (s->scale > 0.0 ? -32.0 : 32.0)
+                              : 0.0;
+    default:
+        return drawn;
+    }
+}
+
+/* Of a query that sees the key of its position alone: one number of every row is infinite, of one input in turn, such that no NaN
+ * arises: dO v and -dO o have the same sign, what an infinity is multiplied with is not 0.  dS has few bits. */
+static double infinite(enum input what, int64_t position, int64_t row, int64_t width, int64_t c)
+{
+    const bool here = position % 5 == (int64_t)what && c == row * 5 % width / 2 * 2;
+    const double sign = position / 5 % 2 == 0 || what == QUERY || what == KEY ? 1.0 : -1.0;
+    const double finite = what == QUERY || (what == KEY && c % 2 == 0) ? power(row, c / 2)
+                          : what == KEY                                ? -power(row, c / 2)
+                                                                       : power(row, 0);
+    return what == OUT ? -power(row, 0) : here ? sign * HUGE_VAL : finite;
+}
+
+/* Input `what` [rows of_token, width]. */
+static void ask_input(parity_ask *q, const sight *s, const heads *h, enum input what, bool unbound)
+{
+    static const char *const slots[] = {"do", "q", "k", "v", "o"};
+    const bool of_keys = what == KEY || what == VALUE;
+    const int64_t of_token = of_keys ? h->groups : h->heads,
+                  width = what == QUERY || what == KEY ? h->d : h->dv;
+    const int64_t tokens = h->batch * (of_keys ? s->keys : s->queries), n = tokens * of_token * width;
+    float *x = calloc((size_t)n, sizeof *x);
+    if (!x) {
+        q->st = ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "exact request: attention");
+        return;
+    }
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t row = i / width, token = row / of_token / h->batch;
+        const int64_t position = of_keys ? key_position(s, token) : s->q_from + token * s->q_step;
+        x[i] = (float)(unbound ? infinite(what, position, row, width, i % width)
+                               : bounded(q, s, what, row, width, i % width));
+    }
+    parity_ask_floats(q, slots[what], 3, (int64_t[]){tokens, of_token, width}, x);
+    free(x);
+}
+
+static void ask_backward(parity_ask *q, const sight *s, const heads *h, bool unbound)
+{
+    static const enum input inputs[] = {DOUT, QUERY, KEY, VALUE, OUT};
+    parity_ask_begin(q, "attention_bwd");
+    for (size_t i = 0; i < sizeof inputs / sizeof *inputs; i++)
+        ask_input(q, s, h, inputs[i], unbound);
+    parity_ask_real(q, "lse", ASSAY_F32, 2, (int64_t[]){h->batch * s->queries, h->heads}, parity_zero);
+    ask_attrs(q, s, h);
 }
 
 void parity_ask_lattice_sights(parity_ask *q)
@@ -152,4 +232,13 @@ void parity_ask_lattice_sights(parity_ask *q)
     }
     for (size_t w = 0; w < sizeof refused / sizeof *refused; w++)
         ask(q, &means[0], &refused[w], eights);
+    for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
+        for (size_t i = 0; i < sizeof means / sizeof *means; i++)
+            ask_backward(q, &means[i], &widths[w], false);
+        for (size_t i = 0; i < sizeof alone / sizeof *alone; i++)
+            ask_backward(q, &alone[i], &widths[w], true);
+        ask_backward(q, &no_scale, &widths[w], false);
+    }
+    for (size_t w = 0; w < sizeof refused / sizeof *refused; w++)
+        ask_backward(q, &means[0], &refused[w], false);
 }

@@ -134,6 +134,65 @@ Test(gpu_attention, hidden_nan_and_infinity_do_not_pass_matrix_units)
     gpu_ctx_destroy(&ctx);
 }
 
+/* The backward of k2 has numbers, infinities and NaN where that of k0 has them: NaN and infinities in each input in turn, of rows and
+ * keys that are seen by some rows of a tile, in windows and grouped heads. */
+Test(gpu_attention, backward_on_matrix_units_has_infinities_and_nan_where_plain_kernels_have_them)
+{
+    enum { S = 70, A = 2, D = 16, Q = S * A * D, K = S * D };
+    static const char *const slots[] = {"do", "q", "k", "v", "o"}, *const outs[] = {"dq", "dk", "dv"};
+    static const int64_t counts[] = {Q, Q, K, K, Q};
+    static const char *const variants[] = {"attention=k0", "attention=k2"};
+    double position[S], lse[S * A] = {0.0}, found[2][3][Q];
+    gpu_ctx ctx;
+    open_ctx(&ctx);
+    for (int i = 0; i < S; ++i)
+        position[i] = i;
+    int special = 0, plain = 0;
+    for (int input = 0; input < 5; ++input)
+        for (int kind = 0; kind < 3; ++kind) {
+            for (int v = 0; v < 2; ++v) {
+                op_call c;
+                set_variants(&ctx, variants[v]);
+                call_begin(&c, &ctx, 3);
+                attr_i(&c, "batch", 1), attr_i(&c, "seq_q", S), attr_i(&c, "seq_k", S);
+                attr_i(&c, "heads", A), attr_i(&c, "groups", 1), attr_i(&c, "head_dim", D);
+                attr_d(&c, "scale", 0.25), attr_i(&c, "window", 20);
+                put_values(&c, "q_position", ASSAY_I64, position, S, -1);
+                put_values(&c, "k_position", ASSAY_I64, position, S, -1);
+                put_values(&c, "lse", ASSAY_F32, lse, S, A);
+                for (int s = 0; s < 5; ++s) {
+                    static double x[Q];
+                    for (int64_t i = 0; i < counts[s]; ++i)
+                        x[i] = (double)((i * 37 + i / D * 11 + s * 5) % 17 - 8) / 16.0;
+                    if (s == input)
+                        x[counts[s] / 2 + 5] = kind == 0   ? (double)NAN
+                                               : kind == 1 ? (double)INFINITY
+                                                           : -(double)INFINITY;
+                    put(&c, slots[s], ASSAY_BF16, 0, 1, 3, (int64_t)S, counts[s] / (S * D), (int64_t)D);
+                    memcpy(c.value[c.n_in - 1], x, (size_t)counts[s] * sizeof *x);
+                    store_slot(&c);
+                }
+                run_op(&c, "attention_bwd", ASSAY_BF16);
+                cr_assert_eq(c.declared.variant, v == 0 ? 0 : 2);
+                for (int o = 0; o < 3; ++o)
+                    memcpy(found[v][o], result(&c, outs[o]), sizeof(double) * (size_t)(o == 0 ? Q : K));
+                call_end(&c);
+            }
+            for (int o = 0; o < 3; ++o)
+                for (int i = 0; i < (o == 0 ? Q : K); ++i) {
+                    const double y = found[0][o][i], x = found[1][o][i];
+                    special += !isfinite(y);
+                    plain += isfinite(y);
+                    cr_assert(isnan(y)   ? isnan(x)
+                              : isinf(y) ? x == y
+                                         : fabs(x - y) <= 0.05 * (fabs(y) + 1.0),
+                              "%s, kind %d, %s[%d]: k0 %g, k2 %g", slots[input], kind, outs[o], i, y, x);
+                }
+        }
+    cr_assert(special > 1000 && plain > 10000, "%d special, %d plain", special, plain);
+    gpu_ctx_destroy(&ctx);
+}
+
 Test(gpu_cross_entropy, an_empty_vocabulary_piece_has_max_minus_infinity_and_sum_zero)
 {
     gpu_ctx ctx;

@@ -8,13 +8,15 @@ enum { B = 2, S = 37, A = 4, G = 2, D = 24, DV = 16, TQ = B * S };
 typedef struct kernel {
     int window, tile;
     bool documents, bf16_p, base2, divide_late, drops;
+    bool folded; /* backward: scale log2(e) and lse log2(e) rounded once each */
 } kernel;
 
 static const kernel kernels[] = {
-    {0, 0, false, false, false, true, false}, {0, 0, false, false, false, false, false},
-    {0, 8, true, false, false, true, false},  {5, 16, false, false, true, true, false},
-    {0, 8, false, true, false, true, false},  {3, 0, true, true, false, true, false},
-    {0, 8, true, false, false, true, true},   {5, 0, false, true, true, false, true},
+    {0, 0, false, false, false, true, false, false}, {0, 0, false, false, false, false, false, false},
+    {0, 8, true, false, false, true, false, false},  {5, 16, false, false, true, true, false, false},
+    {0, 8, false, true, false, true, false, false},  {3, 0, true, true, false, true, false, false},
+    {0, 8, true, false, false, true, true, false},   {5, 0, false, true, true, false, true, false},
+    {5, 8, true, true, true, true, false, true},
 };
 enum { N_KERNELS = sizeof kernels / sizeof kernels[0] };
 
@@ -87,12 +89,26 @@ static void add_inputs(trial *x, const kernel *k, int mode, assay_dtype dtype, t
     }
 }
 
-static float score(const trial *x, int64_t i, int64_t a, int64_t j, test_rng *r)
+static float unscaled(const trial *x, int64_t i, int64_t a, int64_t j, test_rng *r)
 {
     float q[D], k[D];
     column_to_float(q, x->in[0].value + (i * A + a) * D, D, 1, 0);
     column_to_float(k, x->in[1].value + (j * G + a / (A / G)) * D, D, 1, 0);
-    return emulate_dot(q, k, D, &x->arith, r) * (float)(1.0 / sqrt((double)D));
+    return emulate_dot(q, k, D, &x->arith, r);
+}
+static float score(const trial *x, int64_t i, int64_t a, int64_t j, test_rng *r)
+{
+    return unscaled(x, i, a, j, r) * (float)(1.0 / sqrt((double)D));
+}
+
+/* exp(S - lse) of the backward */
+static float again(const trial *x, const kernel *k, int64_t i, int64_t a, int64_t j, double lse, test_rng *r)
+{
+    const double log2e = 1.44269504088896340736;
+    if (k->folded)
+        return exp2f(
+            fmaf(unscaled(x, i, a, j, r), (float)(1.0 / sqrt((double)D) * log2e), -(float)(lse * log2e)));
+    return exp_of(k, score(x, i, a, j, r), (float)lse);
 }
 
 /* One row with the keys of its batch; online: rescaling after each tile. */
@@ -254,7 +270,7 @@ static trial backward(int arith_index, const kernel *k, int mode, assay_dtype dt
             if (!sees(&x, k, i / A, key))
                 continue;
             column_to_float(fv, x.in[2].value + (key * G + i % A / (A / G)) * DV, DV, 1, 0);
-            const float prob = exp_of(k, score(&x, i / A, i % A, key, r), (float)lse[i]);
+            const float prob = again(&x, k, i / A, i % A, key, lse[i], r);
             on[i * S + j] = true;
             const float kept = factor(k, i / A, i % A, key);
             p[i * S + j] = round_p(k, prob * kept);
