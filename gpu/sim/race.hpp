@@ -28,9 +28,13 @@ race_clock &race_host();
 /* The next piece of this stream's work begins; what is accessed until the next call belongs to it. */
 void race_work(race_clock &stream, uint64_t id, const char *name);
 void race_kernel(const kernel_call &call);
-void race_block(const worker &w, uint64_t linear, bool loop);
+/* The calling thread of the operating system is about to run blocks. */
+void race_thread();
+void race_block(worker &w, uint64_t linear, bool loop);
 void race_barrier(const worker &w);
-void race_warp(unsigned k, unsigned members);
+/* This block has come to the grid's barrier; all: it is the last. */
+void race_grid(const worker &w, bool all);
+void race_warp(const worker &w, unsigned k, unsigned members);
 /* A copy or a fill of the stream's work. */
 void race_range(const void *p, size_t bytes, bool write);
 /* Memory that nobody has written, its guards, and memory that is no more. */
@@ -56,13 +60,19 @@ static inline void race_work(race_clock &, uint64_t, const char *)
 static inline void race_kernel(const kernel_call &)
 {
 }
-static inline void race_block(const worker &, uint64_t, bool)
+static inline void race_thread()
+{
+}
+static inline void race_block(worker &, uint64_t, bool)
 {
 }
 static inline void race_barrier(const worker &)
 {
 }
-static inline void race_warp(unsigned, unsigned)
+static inline void race_grid(const worker &, bool)
+{
+}
+static inline void race_warp(const worker &, unsigned, unsigned)
 {
 }
 static inline void race_range(const void *, size_t, bool)

@@ -18,8 +18,8 @@ __thread int scope_now = SCOPE_DEVICE;
 struct span {
     uintptr_t from, to;
 };
-std::vector<span>
-    *thread_local_spans; /* of the thread that runs kernels: where plain __shared__ arrays lie */
+/* Where the plain __shared__ arrays of this thread of the operating system lie. */
+__thread std::vector<span> *thread_local_spans;
 
 int add_span(struct dl_phdr_info *info, size_t, void *)
 {
@@ -78,6 +78,8 @@ inline __attribute__((always_inline)) void access(const volatile void *ptr, size
         return;
     if (at % align != 0)
         race_misaligned(*w, p, align, write, pc);
+    if (kind != PLAIN && read)
+        meeting_poll(*w);
     const bool shared = is_shared(*w, at);
     race_access now = race_now(*w, write, pc);
     now.atomic = kind != PLAIN;
@@ -89,11 +91,11 @@ inline __attribute__((always_inline)) void access(const volatile void *ptr, size
 
 } /* namespace */
 
-void race_spans()
+void race_thread()
 {
-    if (thread_local_spans == nullptr)
-        thread_local_spans = new std::vector<span>;
-    thread_local_spans->clear();
+    static thread_local std::vector<span> spans;
+    thread_local_spans = &spans;
+    spans.clear();
     dl_iterate_phdr(add_span, nullptr);
 }
 

@@ -5,7 +5,7 @@
  * (`wide` in its block, `far` of others).  A fence keeps what the thread knows, for the scope of the fence; an atomic
  * behind it hands that on, to the block or to the device as far as both the fence and the atomic reach; an atomic of
  * another thread takes it up, and counts from that thread's next fence on.  Barriers and warp exchanges hand on what their
- * threads' fences kept and atomics took up as well. */
+ * threads' fences kept and atomics took up as well.  Behind the grid's barrier every thread knows what was before it. */
 #include "race_order.hpp"
 
 #include <memory>
@@ -57,21 +57,33 @@ struct actor {
     known taken[2]; /* by atomics, from releases of this scope; not yet fenced */
 };
 
+} /* namespace */
+
+struct race_block_state { /* of the block that a worker runs; those of a cooperative launch take turns */
+    uint32_t block = 0;
+    unsigned n = 0;
+    bool loop = false;
+    std::vector<uint32_t> base;
+    std::vector<actor> actors;
+    bool apart = false; /* some actor has more than base and row */
+};
+
+namespace
+{
+
 struct location { /* what releases have left at an atomic */
     std::map<uint32_t, known> in_block;
     known in_device;
 };
 
 struct state {
-    uint32_t launch = 0, block = 0;
-    unsigned n = 0;
-    bool loop = false;
+    uint32_t launch = 0;
     std::vector<race_launch> launches{race_launch{}};
     race_clock clock; /* of the stream whose work runs */
-    std::vector<uint32_t> base;
-    std::vector<actor> actors;
     std::map<uintptr_t, location> locations;
-    bool apart = false; /* some actor has more than base and row */
+    /* By block, the steps of its threads that were over at the grid's barrier: those of the last one, which every block knows,
+     * and of the one that blocks have begun to wait at. */
+    std::vector<std::vector<uint32_t>> met, meeting;
 };
 
 state &the()
@@ -82,10 +94,10 @@ state &the()
 
 unsigned thread_of(const worker &w)
 {
-    return the().loop ? threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z) : w.current;
+    return w.race->loop ? threadIdx.x + blockDim.x * (threadIdx.y + blockDim.y * threadIdx.z) : w.current;
 }
 
-bool knows(const state &s, unsigned me, unsigned other, uint32_t step)
+bool knows(const race_block_state &s, unsigned me, unsigned other, uint32_t step)
 {
     const actor &a = s.actors[me];
     return step <= s.base[other] || (me / lanes == other / lanes && step <= a.row[other % lanes]) ||
@@ -93,7 +105,7 @@ bool knows(const state &s, unsigned me, unsigned other, uint32_t step)
 }
 
 /* All that a thread knows, itself included. */
-known all_of(const state &s, unsigned me)
+known all_of(const race_block_state &s, unsigned me)
 {
     const actor &a = s.actors[me];
     known k = std::make_shared<knowledge>();
@@ -111,7 +123,7 @@ known all_of(const state &s, unsigned me)
     return k;
 }
 
-void learn(state &s, unsigned me, const known &k)
+void learn(race_block_state &s, unsigned me, const known &k)
 {
     if (!k)
         return;
@@ -127,7 +139,7 @@ void learn(state &s, unsigned me, const known &k)
 }
 
 /* Threads [from, to) of the mask have met: each knows and holds what all do.  Steps are handled by the callers. */
-void share(state &s, unsigned from, unsigned to, uint64_t members, bool wide)
+void share(race_block_state &s, unsigned from, unsigned to, uint64_t members, bool wide)
 {
     actor sum = {};
     for (unsigned t = from; t < to; ++t) {
@@ -180,15 +192,14 @@ void race_work(race_clock &stream, uint64_t id, const char *name)
     const uint64_t piece = ++stream.at[id];
     s.clock = stream;
     s.launch = static_cast<uint32_t>(s.launches.size());
-    s.block = 0;
-    s.loop = false;
     s.launches.push_back(race_launch{name, id, piece, {1, 1, 1}, {1, 1, 1}, false});
     s.locations.clear();
+    s.met.clear();
+    s.meeting.clear();
 }
 
 void race_kernel(const kernel_call &call)
 {
-    race_spans();
     race_launch &l = the().launches.back();
     l.kernel = true;
     l.grid = call.grid;
@@ -205,9 +216,11 @@ const race_launch &race_launch_of(uint32_t launch)
     return the().launches[launch];
 }
 
-void race_block(const worker &w, uint64_t linear, bool loop)
+void race_block(worker &w, uint64_t linear, bool loop)
 {
-    state &s = the();
+    if (w.race == nullptr)
+        w.race = new race_block_state;
+    race_block_state &s = *w.race;
     s.block = static_cast<uint32_t>(linear);
     s.n = w.n;
     s.loop = loop;
@@ -227,9 +240,9 @@ void race_block(const worker &w, uint64_t linear, bool loop)
     }
 }
 
-void race_barrier(const worker &)
+void race_barrier(const worker &w)
 {
-    state &s = the();
+    race_block_state &s = *w.race;
     if (s.apart) {
         share(s, 0, s.n, ~uint64_t{0}, false); /* base knows all of this block */
     }
@@ -237,9 +250,19 @@ void race_barrier(const worker &)
         s.base[t] = s.actors[t].step++;
 }
 
-void race_warp(unsigned k, unsigned members)
+void race_grid(const worker &w, bool all)
 {
     state &s = the();
+    if (s.meeting.size() <= w.race->block)
+        s.meeting.resize(w.race->block + 1);
+    s.meeting[w.race->block] = w.race->base; /* a barrier of the block has just been passed */
+    if (all)
+        s.met = s.meeting;
+}
+
+void race_warp(const worker &w, unsigned k, unsigned members)
+{
+    race_block_state &s = *w.race;
     uint32_t row[lanes] = {};
     const unsigned from = k * lanes, to = from + lanes < s.n ? from + lanes : s.n;
     for (unsigned m = members; m != 0; m &= m - 1) {
@@ -261,7 +284,7 @@ void race_warp(unsigned k, unsigned members)
 
 void race_fence(const worker &w, race_scope scope)
 {
-    state &s = the();
+    race_block_state &s = *w.race;
     const unsigned me = thread_of(w);
     actor &a = s.actors[me];
     s.apart = true;
@@ -277,9 +300,9 @@ void race_fence(const worker &w, race_scope scope)
 
 void race_atomic(const worker &w, uintptr_t p, bool read, bool write, race_scope scope)
 {
-    state &s = the();
+    race_block_state &s = *w.race;
     actor &a = s.actors[thread_of(w)];
-    location &l = s.locations[p];
+    location &l = the().locations[p];
     if (read) {
         const auto in_block = l.in_block.find(s.block);
         if (in_block != l.in_block.end()) {
@@ -301,10 +324,10 @@ void race_atomic(const worker &w, uintptr_t p, bool read, bool write, race_scope
 
 race_access race_now(const worker &w, bool write, const void *pc)
 {
-    const state &s = the();
+    const race_block_state &s = *w.race;
     const unsigned me = thread_of(w);
-    return race_access{s.launch, s.block, s.actors[me].step, static_cast<uint16_t>(me),
-                       write,    false,   SCOPE_BLOCK,       pc};
+    return race_access{the().launch, s.block, s.actors[me].step, static_cast<uint16_t>(me),
+                       write,        false,   SCOPE_BLOCK,       pc};
 }
 
 bool race_before(const race_access &past)
@@ -317,10 +340,14 @@ bool race_before(const race_access &past)
     }
     if (!s.launches[s.launch].kernel) /* a copy's own source and destination */
         return true;
+    const race_block_state &b = *self->race;
     const unsigned me = thread_of(*self);
-    if (past.block == s.block)
-        return past.thread == me || knows(s, me, past.thread, past.when);
-    const known &far = s.actors[me].far;
+    if (past.block == b.block)
+        return past.thread == me || knows(b, me, past.thread, past.when);
+    if (past.block < s.met.size() && past.thread < s.met[past.block].size() &&
+        past.when <= s.met[past.block][past.thread])
+        return true;
+    const known &far = b.actors[me].far;
     if (!far)
         return false;
     const auto it = far->at.find(past.block);

@@ -43,7 +43,6 @@ enum race_byte : uint8_t { BYTE_PLAIN, BYTE_UNWRITTEN, BYTE_GUARD };
 /* Checks an access of a kernel and remembers it. */
 void race_check(worker &w, const void *p, size_t bytes, const race_access &now, bool shared);
 [[noreturn]] void race_misaligned(worker &w, const void *p, size_t align, bool write, const void *pc);
-void race_spans(); /* finds the thread-local memory of the thread that is about to run a kernel */
 void race_host_check(const void *p, size_t bytes, bool write, const void *pc);
 
 } /* namespace sim */

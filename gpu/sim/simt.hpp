@@ -117,6 +117,7 @@ struct shared_array {
 
 struct async_block;
 struct grid_meeting; /* of a cooperative launch (simt_cooperative.cpp) */
+struct race_block_state;
 
 struct worker {
     const kernel_call *call;
@@ -147,6 +148,10 @@ struct worker {
     bool tracing;          /* the block runs again, to find who damaged a guard */
     grid_meeting *meeting; /* where the blocks of a cooperative launch wait for each other */
     bool met;              /* some thread of this block has waited there */
+    volatile bool waiting; /* for other blocks: the watchdog lets it */
+    uint64_t place;        /* among the blocks of a cooperative launch, in the order in which they begin */
+    unsigned polls;        /* atomic reads and pauses since it has let other blocks run */
+    race_block_state *race;
     /* stacks */
     std::vector<stack *> idle;
     std::vector<stack *> busy;
@@ -218,10 +223,14 @@ void async_check(worker &w, const void *p, int line);
 void async_end(worker &w);
 [[noreturn]] void report_matrix(worker &w, const char *kind, int line, const char *what);
 
-/* A cooperative launch: how many of its blocks have begun to wait, and how many are over. */
+/* A cooperative launch: how many of its blocks have begun to wait, and how many are over.  Under the race checker one block runs
+ * at a time. */
 grid_meeting *meeting_make(uint64_t blocks);
 void meeting_free(grid_meeting *m);
-void meeting_left(grid_meeting *m, bool failed); /* a block is over */
+bool meeting_begin(worker &w);             /* a block begins; false: it need not, another one has failed */
+void meeting_left(worker &w, bool failed); /* a block is over */
+/* A thread looks at what another block may change: now and then that one has to run. */
+void meeting_poll(worker &w);
 
 void shared_begin(worker &w);
 void *shared_dynamic(worker &w);

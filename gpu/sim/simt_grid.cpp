@@ -65,9 +65,11 @@ static bool block_run(worker &w, uint64_t linear, uint64_t launch)
         return false;
 #if !SIM_ASAN /* which has caught the write itself */
     if (shared_damage(w, damage, sizeof damage)) {
-        w.tracing = true;
-        block_once(w, linear, launch);
-        w.tracing = false;
+        if (w.meeting == nullptr) { /* the other blocks would have to run again, too */
+            w.tracing = true;
+            block_once(w, linear, launch);
+            w.tracing = false;
+        }
         if (!w.failed) { /* what the first run wrote has led the second one elsewhere */
             assay_sim_report("out of bounds", "kernel %s block (%u,%u,%u): some thread: %s", w.call->name,
                              blockIdx.x, blockIdx.y, blockIdx.z, damage);
@@ -145,13 +147,14 @@ static void worker_run(worker &w, grid_run &g)
     running = &g;
     w.call = g.call;
     w.n = g.call->block.x * g.call->block.y * g.call->block.z;
-    w.failed = w.tracing = w.met = false;
+    w.failed = w.tracing = w.met = w.waiting = false;
     w.meeting = g.meeting;
     w.looping = g.call->no_barrier;
     w.strict = config().strict;
     w.callers = config().callers;
     w.arrays.clear();
     faults_watch();
+    race_thread();
     scheduler_bounds(w);
     blockDim = g.call->block;
     gridDim = g.call->grid;
@@ -171,6 +174,9 @@ static void worker_run(worker &w, grid_run &g)
         const uint64_t from = g.next.fetch_add(chunk);
         if (from >= g.blocks)
             break;
+        w.place = from;
+        if (w.meeting != nullptr && !meeting_begin(w))
+            break;
         if (w.looping) {
             w.block_from = from;
             w.block_to = from + chunk < g.blocks ? from + chunk : g.blocks;
@@ -183,7 +189,7 @@ static void worker_run(worker &w, grid_run &g)
             g.failed = true;
         }
         if (g.meeting != nullptr)
-            meeting_left(g.meeting, w.failed);
+            meeting_left(w, w.failed);
     }
     watch_end(w);
     self = nullptr;
@@ -224,11 +230,6 @@ cudaError_t kernel_run(const kernel_call &call)
     g.next = 0;
     g.failed = false;
     const uint64_t most = g.blocks / (call.no_barrier ? 64 : 1);
-    if (ASSAY_SIM_RACES && call.cooperative) {
-        assay_sim_report("unsupported", "kernel %s: the race checker cannot follow a cooperative launch",
-                         call.name);
-        return cudaErrorNotSupported;
-    }
     race_kernel(call);
     g.meeting = call.cooperative ? meeting_make(g.blocks) : nullptr;
     const size_t helpers = call.cooperative ? static_cast<size_t>(g.blocks) - 1
@@ -294,8 +295,10 @@ int assay_sim_is_global(const void *p)
 void assay_sim_yield(void)
 {
     sim::worker &w = sim::running_worker("__nanosleep");
-    if (!w.looping)
+    if (!w.looping) {
+        sim::meeting_poll(w);
         sim::advance(w, false);
+    }
 }
 
 void assay_sim_trap(int line)

@@ -123,7 +123,7 @@ static void warp_complete(worker &w, unsigned k, const warp_group &g)
 {
     fiber *lane = &w.fibers[k * lanes];
     const unsigned members = g.arrived;
-    race_warp(k, members);
+    race_warp(w, k, members);
     if (g.op >= ASSAY_SIM_WARP_SHFL && g.op <= ASSAY_SIM_WARP_SHFL_XOR) {
         shuffle(w, k, g);
     } else if (g.op == ASSAY_SIM_WARP_MATCH_ANY) {

@@ -68,7 +68,7 @@ static void look(double now)
             continue;
         const uint3 t = read_id(v.thread_id), b = read_id(v.block_id);
         const uint64_t turns = __atomic_load_n(&v.w->turns, __ATOMIC_RELAXED);
-        if (v.seen_launch != v.launch || turns != v.seen_turns || !same(t, v.seen_thread) ||
+        if (v.w->waiting || v.seen_launch != v.launch || turns != v.seen_turns || !same(t, v.seen_thread) ||
             !same(b, v.seen_block)) {
             v.seen_launch = v.launch;
             v.seen_turns = turns;

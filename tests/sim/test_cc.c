@@ -81,6 +81,15 @@ Test(sim_cc, groups_and_barriers_in_another_order_of_threads)
                "0 1 2 3 4 5 6 7 8 \n");
 }
 
+#if ASSAY_RACES /* builds under a sanitizer have no race checker */
+Test(sim_cc, groups_and_cooperative_launches_under_the_race_checker)
+{
+    expect_run(CC " --races -o prog " SOURCES "/groups.cu && ./prog 2>reports", 0,
+               "37 36\ncudaErrorCooperativeLaunchTooLarge\ncudaErrorLaunchFailure\n");
+    expect_run("grep -c '' reports; grep -v -e cooperative reports", 1, "2\n");
+}
+#endif
+
 Test(sim_cc, cublas_computes_what_loops_compute)
 {
     expect_run(CC " -O1 -o prog " SOURCES "/blas.cu -lcublas -lcudart && ./prog", 0, "0 wrong\n");

@@ -74,7 +74,8 @@ __global__ void stages(int *out, const int *in, int n)
             full[i % 2].arrive();
         } else {
             full[i % 2].arrive_and_wait();
-            out[i] = part[i % 2][31 - lane];
+            if (lane == 0)
+                out[i] = part[i % 2][31];
             if (i + 2 < n)
                 (void)empty[i % 2].arrive();
         }

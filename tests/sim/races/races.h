@@ -12,7 +12,7 @@ struct race_case {
     void (*body)(int *x, int *y); /* 4096 integers each, all 0 */
 };
 
-extern const race_case RACES_IN_BLOCKS[], RACES_IN_GRIDS[], RACES_OF_MEMORY[], CLEAN[];
+extern const race_case RACES_IN_BLOCKS[], RACES_IN_GRIDS[], RACES_OF_MEMORY[], COOPERATIVE[], CLEAN[];
 
 #define LAUNCH_CASE(name, grid, block, bytes)                                                                \
     static void run_##name(int *x, int *y)                                                                   \
