@@ -2,6 +2,9 @@
 extern "C" {
 void assay_sim_fence(int scope);
 int assay_sim_scope(int scope);
+extern const int assay_sim_race_checker_needs_gcc; /* assay_sim_device.h: this library does without */
+
+const int assay_sim_race_checker_needs_gcc = 0;
 
 void assay_sim_fence(int)
 {

@@ -81,7 +81,7 @@ Test(sim_cc, groups_and_barriers_in_another_order_of_threads)
                "0 1 2 3 4 5 6 7 8 \n");
 }
 
-#if ASSAY_RACES /* builds under a sanitizer have no race checker */
+#if ASSAY_RACES /* builds under a sanitizer have no race checker, those by clang no compiler for it */
 Test(sim_cc, groups_and_cooperative_launches_under_the_race_checker)
 {
     expect_run(CC " --races -o prog " SOURCES "/groups.cu && ./prog 2>reports", 0,
@@ -181,6 +181,7 @@ Test(sim_cc, options_are_used_said_or_refused_by_name)
         {"a.cu -lcudnn_ops -o x", 2, "assay-cc: -lcudnn_ops: not modelled"},
         {"a.cu -lnccl -lcublasLt -lcuda -lnvToolsExt -o x && ./x", 0, ""},
         {"-x ptx a.cu", 2, "assay-cc: -x ptx: expected cu, c++ or c"},
+        {"--races -ccbin clang++ -c a.cu", 2, "assay-cc: --races: clang++: not with clang"},
         {"missing.cu", 1, "o such file or directory"},
     };
     char command[512];

@@ -375,6 +375,15 @@ static inline unsigned __activemask()
     return 1u << assay_sim_lane();
 }
 
+#if defined(__clang__)
+#if __has_feature(thread_sanitizer)
+/* clang makes calls of memcpy of copied structures (a float4) and of loops, which the race checker does not see: it lacks this symbol, so
+ * that such a program is refused when it is linked with it. */
+extern "C" const int assay_sim_race_checker_needs_gcc;
+static const int *const assay_sim_compiler __attribute__((used)) = &assay_sim_race_checker_needs_gcc;
+#endif
+#endif
+
 #include "assay_sim_intrinsics.h"
 #if defined(ASSAY_CC)
 #include "assay_sim_more.h"

@@ -184,12 +184,9 @@ static void flags(words *command, const char *language)
     words_add_all(command, &extra);
     if (cc.o.races && strcmp(language, "link") !=
                           0) { /* instrumented here, linked without the sanitizer: docs/SIMULATOR.md */
-        static const char *const gcc[] = {"-fsanitize=thread", "--param", "tsan-distinguish-volatile=1",
-                                          "-fno-tree-vectorize", "-fno-ipa-icf"};
-        static const char *const clang[] = {"-fsanitize=thread", "-mllvm", "-tsan-distinguish-volatile=1",
-                                            "-fno-vectorize", "-fno-slp-vectorize"};
-        const char *const *given = strstr(ASSAY_CC_CXX, "clang") ? clang : gcc;
-        for (int i = 0; i < 5; i++)
+        static const char *const given[] = {"-fsanitize=thread", "--param", "tsan-distinguish-volatile=1",
+                                            "-fno-tree-vectorize", "-fno-ipa-icf"};
+        for (size_t i = 0; i < sizeof given / sizeof *given; ++i)
             words_add(command, given[i]);
     }
     words_add_all(command, &cc.o.compile);
@@ -408,6 +405,14 @@ int main(int argc, char **argv)
     }
     const char *from_environment = getenv("NVCC_CCBIN");
     cc.host = cc.o.host ? cc.o.host : from_environment && *from_environment ? from_environment : ASSAY_CC_CXX;
+    if (cc.o.races && strstr(cc.host, "clang")) {
+        fprintf(
+            stderr,
+            "assay-cc: --races: %s: not with clang, which copies structures by memcpy, unseen by the race "
+            "checker: -ccbin g++\n",
+            cc.host);
+        return 2;
+    }
     size_t sources = 0;
     for (size_t i = 0; i < cc.o.inputs.count; ++i)
         sources += language_of(cc.o.inputs.at[i]) != NULL;
