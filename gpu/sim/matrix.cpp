@@ -2,6 +2,7 @@
  *
  * The last lane of a warp to arrive computes the product for all 32: registers of the first operand and of the result are
  * taken apart by the layouts of mma.m16n8k16, the second operand is read from shared memory as ldmatrix does. */
+#include "matrix.hpp"
 #include "assay_sim_matrix.h"
 #include "simt.hpp"
 
@@ -130,6 +131,16 @@ static float truncated_step(float c, const double *product, int terms, int guard
         return 0.0f;
     const double unit = ldexp(1.0, ilogb(sum) < -126 ? -149 : ilogb(sum) - 23);
     return static_cast<float>(trunc(sum / unit) * unit);
+}
+
+float matrix_step(float c, const double *product, int k, double exact)
+{
+    if (!config().matrix_truncates)
+        return static_cast<float>(exact);
+    const int terms = config().matrix_terms;
+    for (int x = 0; x < k; x += terms)
+        c = truncated_step(c, product + x, k - x < terms ? k - x : terms, config().matrix_guard_bits);
+    return c;
 }
 
 struct tiles {

@@ -90,6 +90,53 @@ Test(sim_cc, groups_and_cooperative_launches_under_the_race_checker)
 }
 #endif
 
+Test(sim_cc, wmma_of_every_shape_type_and_layout)
+{
+    expect_run(CC " -O1 -o prog " SOURCES "/wmma.cu && ./prog", 0,
+               "0 wrong\nsmall terms 0x1.000004p+0\nlimits inf 65504 -2147483640 2147483647\n");
+    expect_run("ASSAY_SIM_MATRIX_TRUNCATES=1 ./prog", 0, "0 wrong\nsmall terms 0x1p+0\n");
+    expect_run("ASSAY_SIM_ORDER=random:3 ./prog", 0, "0 wrong\n");
+}
+
+Test(sim_cc, wmma_misuse_is_named)
+{
+    static const struct {
+        const char *mistake, *want;
+    } rows[] = {
+        {"alignment",
+         "misaligned: kernel k.kernel block (0,0,0) thread (0,0,0) line 15: the matrix of a fragment"},
+        {"leading_dimension",
+         "leading dimension 20 of a fragment's matrix: no multiple of 16 bytes (8 elements)"},
+        {"pointers", "wrong fragment: kernel k.kernel block (0,0,0) thread (30,0,0) line 25: lane 30 loads"},
+        {"never_loaded", "line 34: an operand of mma_sync that nobody has loaded or filled"},
+        {"never_filled", "line 43: an operand of mma_sync that nobody has loaded or filled"},
+        {"stored_unset", "line 48: a fragment is stored that nobody has filled or computed"},
+        {"overlapping", "leading dimension 8 of a matrix with rows of 16 elements: they overlap"},
+        {"half_a_warp", "absent lane: kernel k.kernel block (0,0,0) thread (0,0,0) line 60: "},
+        {"half_a_block", "lacks lane 16, which does not exist in this block"},
+        {"in_a_branch", "divergent warp: kernel k.kernel block (0,0,0) thread (16,0,0) line 68: "},
+        {"one_copy",
+         "thread (7,0,0) line 79: lanes have changed their copies of one element of a factor differently"},
+        {"not_rounded", "line 89: a factor of precision::tf32 that __float_to_tf32 has not rounded"},
+    };
+    char command[64];
+    expect_run(CC " -o prog " SOURCES "/wmma_misuse.cu", 0, "");
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
+        snprintf(command, sizeof command, "./prog %s", rows[i].mistake);
+        expect_run(command, 0, rows[i].want);
+    }
+#if ASSAY_RACES
+    expect_run(CC " --races -o prog " SOURCES "/wmma_misuse.cu && ./prog no_barrier", 0,
+               "race: shared memory, byte ");
+#endif
+    expect_run("./prog behind_the_end", 0, "wmma_misuse.cu:95");
+    write_file("a.cu",
+               "#include <mma.h>\n__global__ void k() {\n nvcuda::wmma::fragment<nvcuda::wmma::matrix_a, 8, "
+               "8, 32, int, nvcuda::wmma::row_major> f;\n}\nint main() { return 0; }\n");
+    expect_run(CC " a.cu", 1,
+               "gpu/sim: nvcuda::wmma: a fragment of this use, shape, type and layout is not modelled");
+}
+
 Test(sim_cc, cublas_computes_what_loops_compute)
 {
     expect_run(CC " -O1 -o prog " SOURCES "/blas.cu -lcublas -lcudart && ./prog", 0, "0 wrong\n");
