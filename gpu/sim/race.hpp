@@ -42,6 +42,10 @@ void race_memory(const void *user, size_t bytes, size_t before, size_t behind, b
 void race_memory_gone(const void *from, size_t bytes);
 void race_shared(const void *array, size_t bytes, size_t before, size_t behind);
 void race_initialized(const void *p, size_t bytes);
+/* Memory to which a copy is under way. */
+void race_coming(const void *p, size_t bytes);
+/* An access that the simulator makes for the running thread of a kernel; pc: behind the call that asked for it. */
+void race_touch(worker &w, const void *p, size_t bytes, bool write, const void *pc);
 
 #else
 
@@ -88,6 +92,12 @@ static inline void race_shared(const void *, size_t, size_t, size_t)
 {
 }
 static inline void race_initialized(const void *, size_t)
+{
+}
+static inline void race_coming(const void *, size_t)
+{
+}
+static inline void race_touch(worker &, const void *, size_t, bool, const void *)
 {
 }
 

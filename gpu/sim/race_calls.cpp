@@ -91,6 +91,12 @@ inline __attribute__((always_inline)) void access(const volatile void *ptr, size
 
 } /* namespace */
 
+void race_touch(worker &, const void *p, size_t bytes, bool write, const void *pc)
+{
+    if (bytes != 0)
+        access(p, bytes, 1, !write, write, PLAIN, pc);
+}
+
 void race_thread()
 {
     static thread_local std::vector<span> spans;

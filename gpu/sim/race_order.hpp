@@ -38,7 +38,7 @@ bool race_before(const race_access &past);
 void race_atomic(const worker &w, uintptr_t p, bool read, bool write, race_scope scope);
 void race_fence(const worker &w, race_scope scope);
 
-enum race_byte : uint8_t { BYTE_PLAIN, BYTE_UNWRITTEN, BYTE_GUARD };
+enum race_byte : uint8_t { BYTE_PLAIN, BYTE_UNWRITTEN, BYTE_GUARD, BYTE_COMING };
 
 /* Checks an access of a kernel and remembers it. */
 void race_check(worker &w, const void *p, size_t bytes, const race_access &now, bool shared);

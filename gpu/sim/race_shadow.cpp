@@ -266,17 +266,21 @@ void check_races(uintptr_t at, size_t bytes, const race_access &now, bool shared
 void race_check(worker &w, const void *ptr, size_t bytes, const race_access &now, bool shared)
 {
     const uintptr_t at = reinterpret_cast<uintptr_t>(ptr);
-    bool guard = false, unwritten = true;
+    bool guard = false, unwritten = true, coming = false;
     each_page(at, bytes, false, [&](page &p, size_t from, size_t n) {
         for (size_t i = from; i < from + n; ++i) {
             guard = guard || p.byte[i] == BYTE_GUARD;
             unwritten = unwritten && p.byte[i] == BYTE_UNWRITTEN;
+            coming = coming || p.byte[i] == BYTE_COMING;
         }
     });
     const page *first = page_of(at, false);
     unwritten = unwritten && first != nullptr;
     if (guard)
         report_access(w, "out of bounds", "that leaves its block or array", ptr, bytes, now, shared);
+    if (coming)
+        report_access(w, "late read", "where an asynchronous copy is under way that nobody has waited for",
+                      ptr, bytes, now, shared);
     if (unwritten && !now.write) {
         const unsigned char *b = static_cast<const unsigned char *>(ptr);
         size_t i = 0;
@@ -337,6 +341,11 @@ void race_initialized(const void *p, size_t bytes)
 {
     each_page(reinterpret_cast<uintptr_t>(p), bytes, false,
               [](page &q, size_t from, size_t n) { memset(q.byte + from, BYTE_PLAIN, n); });
+}
+
+void race_coming(const void *p, size_t bytes)
+{
+    mark(p, bytes, BYTE_COMING);
 }
 
 void race_memory(const void *user, size_t bytes, size_t before, size_t behind, bool device, bool poisoned)

@@ -116,6 +116,7 @@ struct shared_array {
 };
 
 struct async_block;
+struct late_block;
 struct grid_meeting; /* of a cooperative launch (simt_cooperative.cpp) */
 struct race_block_state;
 
@@ -144,6 +145,7 @@ struct worker {
     shared_region dynamic_region;
     std::unordered_map<const void *, shared_region> regions; /* by site */
     std::vector<shared_array> arrays;                        /* of this block; the first is the dynamic one */
+    late_block *late;      /* copies and waits of late.cpp; nullptr: none was ever issued */
     async_block *async;    /* copies under way; nullptr: none was ever issued */
     bool tracing;          /* the block runs again, to find who damaged a guard */
     grid_meeting *meeting; /* where the blocks of a cooperative launch wait for each other */
@@ -221,6 +223,9 @@ static inline worker &running_worker(const char *what)
 void async_begin(worker &w);
 void async_check(worker &w, const void *p, int line);
 void async_end(worker &w);
+/* The same of cuda::pipeline and its kin (late.cpp). */
+void late_begin(worker &w);
+void late_end(worker &w);
 [[noreturn]] void report_matrix(worker &w, const char *kind, int line, const char *what);
 
 /* A cooperative launch: how many of its blocks have begun to wait, and how many are over.  Under the race checker one block runs

@@ -98,11 +98,23 @@ Test(sim_cc, wmma_of_every_shape_type_and_layout)
     expect_run("ASSAY_SIM_ORDER=random:3 ./prog", 0, "0 wrong\n");
 }
 
+/* What ./prog prints when it is asked for a mistake. */
+struct mistake {
+    const char *name, *want;
+};
+
+static void expect_mistakes(const struct mistake *rows, size_t n)
+{
+    char command[64];
+    for (size_t i = 0; i < n; ++i) {
+        snprintf(command, sizeof command, "./prog %s", rows[i].name);
+        expect_run(command, 0, rows[i].want);
+    }
+}
+
 Test(sim_cc, wmma_misuse_is_named)
 {
-    static const struct {
-        const char *mistake, *want;
-    } rows[] = {
+    static const struct mistake rows[] = {
         {"alignment",
          "misaligned: kernel k.kernel block (0,0,0) thread (0,0,0) line 15: the matrix of a fragment"},
         {"leading_dimension",
@@ -119,12 +131,8 @@ Test(sim_cc, wmma_misuse_is_named)
          "thread (7,0,0) line 79: lanes have changed their copies of one element of a factor differently"},
         {"not_rounded", "line 89: a factor of precision::tf32 that __float_to_tf32 has not rounded"},
     };
-    char command[64];
     expect_run(CC " -o prog " SOURCES "/wmma_misuse.cu", 0, "");
-    for (size_t i = 0; i < sizeof rows / sizeof *rows; ++i) {
-        snprintf(command, sizeof command, "./prog %s", rows[i].mistake);
-        expect_run(command, 0, rows[i].want);
-    }
+    expect_mistakes(rows, sizeof rows / sizeof *rows);
 #if ASSAY_RACES
     expect_run(CC " --races -o prog " SOURCES "/wmma_misuse.cu && ./prog no_barrier", 0,
                "race: shared memory, byte ");
@@ -135,6 +143,59 @@ Test(sim_cc, wmma_misuse_is_named)
                "8, 32, int, nvcuda::wmma::row_major> f;\n}\nint main() { return 0; }\n");
     expect_run(CC " a.cu", 1,
                "gpu/sim: nvcuda::wmma: a fragment of this use, shape, type and layout is not modelled");
+}
+
+Test(sim_cc, pipelines_barriers_and_copies_that_arrive_late)
+{
+    expect_run(CC " -O1 -o prog " SOURCES "/pipelines.cu && ./prog", 0, "0 wrong\n");
+    expect_run("ASSAY_SIM_ORDER=reverse ./prog && ASSAY_SIM_ORDER=random:2 ./prog", 0, "0 wrong\n0 wrong\n");
+#if ASSAY_RACES
+    expect_run(CC " -O1 --races -o prog " SOURCES "/pipelines.cu && ./prog 2>&1", 0, "0 wrong\n");
+    expect_run("./prog 2>&1 | grep -c assay-sim", 1, "0\n");
+    expect_run("ASSAY_SIM_ORDER=random:2 ./prog 2>&1 | grep -c assay-sim", 1, "0\n");
+#endif
+}
+
+Test(sim_cc, misuse_of_pipelines_barriers_and_copies_is_named)
+{
+    static const struct mistake any[] = {
+        {"read_before_wait", "read_before_wait: 0 0\n"}, /* poison and 1 */
+        {"wait_one_stage_short", "wait_one_stage_short: -1 -1\n"},
+        {"barrier_copy_read_early", "barrier_copy_read_early: 0 0\n"},
+        {"source_written", "its source was written before the copy was waited for"},
+        {"destination_written", "its destination was written before the copy was waited for"},
+        {"two_copies_to_one_place", "another copy goes to where it is under way"},
+        {"never_waited", "the block is over before anybody has waited for this asynchronous copy"},
+        {"not_acquired", "memcpy_async outside producer_acquire and producer_commit"},
+        {"released_unwaited", "consumer_release without consumer_wait"},
+        {"too_many_stages", "cuda::pipeline::producer_acquire (all stages are in use) waits for ever"},
+        {"nothing_committed",
+         "cuda::pipeline::consumer_wait waits for ever: no thread of the block can go on"},
+        {"wrong_role", "thread (16,0,0) line "},
+        {"wrong_role", "producer_acquire by a consumer"},
+        {"promise", "misaligned: kernel k.kernel"},
+        {"primitive_alignment", "__pipeline_memcpy_async: a pointer is no multiple of the size"},
+        {"primitive_to_global", "to something else than shared memory"},
+        {"too_few_arrivals", "cuda::barrier::wait waits for ever: no thread of the block can go on"},
+        {"too_many_arrivals", "more arrivals at a cuda::barrier than it expects"},
+        {"never_initialized", "a cuda::barrier that nobody has initialized"},
+        {"old_token", "with a token of neither this phase nor the last one"},
+    };
+    expect_run(CC " -O1 -o prog " SOURCES "/pipelines_misuse.cu", 0, "");
+    expect_mistakes(any, sizeof any / sizeof *any);
+#if ASSAY_RACES
+    static const struct mistake races[] = {
+        {"read_before_wait", "a read of 4 bytes where an asynchronous copy is under way"},
+        {"wait_one_stage_short", "a read of 4 bytes where an asynchronous copy is under way"},
+        {"barrier_copy_read_early", "a read of 4 bytes where an asynchronous copy is under way"},
+        {"destination_written", "a write of 4 bytes where an asynchronous copy is under way"},
+        {"no_barrier_behind_wait", "late read: kernel k.kernel"},
+        {"waited_behind_barrier", "race: shared memory, byte 28 of shared array s"},
+        {"read_behind_release", "race: shared memory, byte "},
+    };
+    expect_run(CC " -O1 --races -o prog " SOURCES "/pipelines_misuse.cu", 0, "");
+    expect_mistakes(races, sizeof races / sizeof *races);
+#endif
 }
 
 Test(sim_cc, cublas_computes_what_loops_compute)

@@ -1,2 +1,2 @@
-/* Stands before the CUDA toolkit's header of this name, which must not be mixed with the simulator's. */
-#error "gpu/sim: <cuda_pipeline.h>: asynchronous copies is not modelled by the simulator (docs/SIMULATOR.md)"
+/* The primitives; nvcuda::experimental::pipeline, which cuda::pipeline has replaced, is not modelled and not declared. */
+#include "cuda_pipeline_primitives.h"
