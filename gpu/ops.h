@@ -26,6 +26,8 @@ extern GPU_LADDER(linear_bwd_input);
 extern GPU_LADDER(linear_bwd_weight);
 /* dbias[n] += sum_t dy[t,n]      dbias F32 [N]  dy [T,N] */
 extern GPU_LADDER(linear_bwd_bias);
+
+/* --- grouped.cu --------------------------------------------------------------------------------------------- */
 /* The same for rows sorted by expert, e(r) the expert of row r: y[r,:] = weight[e(r)] x[r,:]      weight [El,N,K]
  * tokens_per_expert [El] is read in HOST memory, during the call; refused: absent, negative, a sum other than the rows. */
 extern GPU_LADDER(grouped_linear_fwd);
@@ -39,7 +41,7 @@ extern GPU_LADDER(grouped_linear_bwd_weight);
  * Rows are as wide as gamma, however the extents of x are recorded.  y may be x.  Refused: eps below 0. */
 extern GPU_LADDER(rmsnorm_fwd);
 /* g = dy gamma, xh = x rstd: dx = rstd (g - xh mean_h(g xh)), dgamma[h] += sum_t dy xh      dx, dy, x [T,H]  dgamma F32 [H]
- * dx may be dy or x: dgamma is made first. */
+ * dx may be dy or x: dgamma is made first.  Workspace of k2: F32 [32,H]. */
 extern GPU_LADDER(rmsnorm_bwd);
 
 /* --- norm_cut.cu -------------------------------------------------------------------------------------------- */
@@ -76,20 +78,22 @@ extern GPU_LADDER(attention_fwd);
 /* P = exp(S - lse), delta = sum_d do o: dv = P^T do, dS = P (do v^T - delta), dq = scale dS k, dk = scale dS^T q, the heads of a
  * group summed in dk and dv.  Shapes of the forward.  Workspace: F32 [Tq,A].  Refuses as the forward. */
 extern GPU_LADDER(attention_bwd);
+
+/* --- qkv.cu ------------------------------------------------------------------------------------------------- */
 /* qkv [T,(A+2G) D], for each group its query heads, key, value -> q [T,A,D], k [T,G,D], v [T,G,D]; copies. */
 extern GPU_LADDER(qkv_split_fwd);
 /* The inverse: dq, dk, dv -> dqkv. */
 extern GPU_LADDER(qkv_split_bwd);
+/* y [P,T,A/P,D] = x [T,A,D], the heads of each of P parts together; copies.  Refused: parts that do not divide the heads. */
+extern GPU_LADDER(pack_heads);
+/* The inverse: y [T,A,D] = x [P,T,A/P,D]. */
+extern GPU_LADDER(unpack_heads);
 
 /* --- attention_context.cu ------------------------------------------------------------------------------------ */
 /* Attention over two sets of keys as attention over both: m = max(lse_a, lse_b), w = exp(lse - m): lse = m + log(w_a + w_b),
  * o = (w_a o_a + w_b o_b) / (w_a + w_b); neither sees a key: o = 0, lse = -inf
  *   o_a F32 or act, o_b act, o F32 or act [T,A,D]  lse F32 [T,A]; o may be o_a or o_b where the dtypes are one. */
 extern GPU_LADDER(attention_merge);
-/* y [P,T,A/P,D] = x [T,A,D], the heads of each of P parts together; copies.  Refused: parts that do not divide the heads. */
-extern GPU_LADDER(pack_heads);
-/* The inverse: y [T,A,D] = x [P,T,A/P,D]. */
-extern GPU_LADDER(unpack_heads);
 
 /* --- elementwise.cu ----------------------------------------------------------------------------------------- */
 /* y = a + b, all act of one shape; y may be a or b. */
@@ -102,12 +106,15 @@ extern GPU_LADDER(slice_rows);
 extern GPU_LADDER(clamp_fwd);
 /* dx = dy where |x| < limit, else 0; dx may be dy or x. */
 extern GPU_LADDER(clamp_bwd);
-/* --- activation.cu ------------------------------------------------------------------------------------------ */
+
+/* --- swiglu.cu ---------------------------------------------------------------------------------------------- */
 /* x = [gate | up] [T,2F]: y[t,f] = gate sigmoid(gate) up (probs[t])      y [T,F]  probs F32 [T] or none.  Refused: odd columns. */
 extern GPU_LADDER(swiglu_fwd);
 /* s = sigmoid(gate), p = probs[t] or 1: dgate = dy p up s (1 + gate (1 - s)), dup = dy p gate s, dprobs[t] = sum_f dy gate s up
  *   dx [T,2F] may be x      dprobs F32 [T], there when probs is: else refused */
 extern GPU_LADDER(swiglu_bwd);
+
+/* --- sigmoid_gate.cu ---------------------------------------------------------------------------------------- */
 /* y[t,h] = x[t,h] sigmoid(gate[t])      y, x [T,H]  gate [T]; y may be x. */
 extern GPU_LADDER(sigmoid_gate_fwd);
 /* dx = dy sigmoid(gate[t]), dgate[t] = s (1 - s) sum_h dy x; dx may be dy or x. */
@@ -178,6 +185,8 @@ extern GPU_LADDER(router_drop);
  * from indices I64 [T,K], of which those of experts first_expert .. first_expert+local_experts-1 have rows; the others' token_row is -1.  An index beyond -1 outside [0,E) is a violated
  * precondition: its row is skipped. */
 extern GPU_LADDER(permute_plan);
+
+/* --- rows.cu ------------------------------------------------------------------------------------------------ */
 /* y[i,:] = x[index[i],:], zeros where the index is -1; bits of F32, BF16 or I64 (ASSAY_UNSUPPORTED: another); an index outside gives NaN, I64: -1. */
 extern GPU_LADDER(gather_rows);
 /* y[t,:] = sum_k x[token_row[t,k],:], k ascending, without rows of -1      y [T,H]  x [R,H]; another row outside gives NaN. */
