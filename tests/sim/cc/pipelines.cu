@@ -3,10 +3,13 @@
 #include <cooperative_groups/memcpy_async.h>
 #include <cuda/barrier>
 #include <cuda/pipeline>
+#include <cuda/std/type_traits>
 #include <cuda_pipeline.h>
 #include <stdio.h>
 
 namespace cg = cooperative_groups;
+
+static_assert(cuda::std::is_same<cuda::std::remove_const_t<const int>, int>::value, "cuda::std's traits");
 
 #define N 1024 /* numbers that a kernel sees: 16 batches of 64 */
 #define BATCH 64
