@@ -4,24 +4,13 @@
 #include "core/files/checkpoint_folder.h"
 #include "core/run/options.h"
 #include "parity/parity.h"
+#include "parity/run/ckpt_options.h"
 #include "parity/run/ckpt_paddle.h"
-#include "parity/weights/weights.h"
 
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-typedef struct ckpt_options {
-    char paths[PARITY_MERGED + 2][ASSAY_PATH]; /* the verb and what it works on */
-    int n_paths;
-    bool tensors;
-    char weights[16];                                    /* of convert; "": not given */
-    bool paddle;                                         /* --form paddle */
-    char missing[256], unexpected[256], mismatched[256]; /* keys that verify ignores */
-    int64_t max_shard_size;
-    parity_weights_options tools;
-} ckpt_options;
 
 /* --- inspect ------------------------------------------------------------------------------------------------ */
 static const char *text_of(const json_t *state, const char *key)
@@ -268,14 +257,8 @@ static bool is_checkpoint(const char *dir)
 
 static assay_status convert(ckpt_options *o)
 {
-    if (is_checkpoint(o->paths[1])) {
-        ASSAY_CHECK(
-            o->tools.dtype == ASSAY_DTYPE_COUNT && o->tools.include.n == 0 && o->tools.exclude.n == 0,
-            ASSAY_INVALID_ARGUMENT,
-            "convert: a checkpoint keeps its types and tensors: --dtype, --include and --exclude are for a "
-            "model folder (what convert made of a checkpoint is one: merge it alone)");
+    if (is_checkpoint(o->paths[1]))
         return copy_folder(o, true);
-    }
     ASSAY_CHECK(strcmp(o->weights, "masters") != 0, ASSAY_INVALID_ARGUMENT,
                 "convert: --weights %s: %s is no checkpoint and has no masters", o->weights, o->paths[1]);
     ASSAY_CHECK(!o->paddle, ASSAY_INVALID_ARGUMENT,
@@ -311,45 +294,6 @@ static assay_status lora_save(const ckpt_options *o)
 }
 
 /* --- the verb ----------------------------------------------------------------------------------------------- */
-static assay_status on_option(void *user, const char *name, const char *text)
-{
-    ckpt_options *o = user;
-    if (name == NULL) {
-        ASSAY_CHECK(o->n_paths < PARITY_MERGED + 2, ASSAY_INVALID_ARGUMENT, "%s: one argument too many",
-                    text);
-        return assay_option_text("path", text, o->paths[o->n_paths++], ASSAY_PATH);
-    }
-    if (strcmp(name, "ignore_missing_keys") == 0)
-        return assay_option_text("ignore-missing-keys", text, o->missing, sizeof o->missing);
-    if (strcmp(name, "ignore_unexpected_keys") == 0)
-        return assay_option_text("ignore-unexpected-keys", text, o->unexpected, sizeof o->unexpected);
-    if (strcmp(name, "ignore_mismatched_keys") == 0)
-        return assay_option_text("ignore-mismatched-keys", text, o->mismatched, sizeof o->mismatched);
-    bool known;
-    ASSAY_TRY(parity_weights_option(&o->tools, name, text, &known));
-    if (known || strcmp(name, "tensors") == 0) {
-        o->tensors = o->tensors || !known;
-        return ASSAY_OK;
-    }
-    if (strcmp(name, "form") == 0) {
-        ASSAY_CHECK(strcmp(text, "assay") == 0 || strcmp(text, "paddle") == 0, ASSAY_INVALID_ARGUMENT,
-                    "--form: expected assay or paddle, found %.40s", text);
-        o->paddle = strcmp(text, "paddle") == 0;
-        return ASSAY_OK;
-    }
-    if (strcmp(name, "max_shard_size") == 0) {
-        ASSAY_TRY(assay_option_count("max-shard-size", text, 1, (int64_t)1 << 53, &o->max_shard_size));
-        o->tools.max_shard_size = o->max_shard_size;
-        return ASSAY_OK;
-    }
-    if (strcmp(name, "weights") == 0) {
-        ASSAY_CHECK(strcmp(text, "model") == 0 || strcmp(text, "masters") == 0, ASSAY_INVALID_ARGUMENT,
-                    "--weights: expected model or masters, found %.40s", text);
-        return assay_option_text("weights", text, o->weights, sizeof o->weights);
-    }
-    return ASSAY_OK;
-}
-
 /* Of a folder of checkpoints the last, of RUN/latest and RUN/best what they name; what is no checkpoint stays as it was given. */
 static assay_status resolve(char path[ASSAY_PATH])
 {
@@ -362,13 +306,13 @@ static assay_status resolve(char path[ASSAY_PATH])
 }
 
 /* Of a folder of PaddleNLP's. */
-static assay_status on_paddle(const ckpt_options *o, size_t verb, int *code)
+static assay_status on_paddle(const ckpt_options *o, ckpt_use use, int *code)
 {
-    ASSAY_CHECK(verb != 3 && !o->paddle, ASSAY_INVALID_ARGUMENT,
+    ASSAY_CHECK(use != CKPT_RESHARD && !o->paddle, ASSAY_INVALID_ARGUMENT,
                 "%s: is a folder of PaddleNLP's: assay ckpt convert it first", o->paths[1]);
-    if (verb == 0)
+    if (use == CKPT_INSPECT)
         return parity_paddle_inspect(o->paths[1], o->tensors);
-    if (verb == 1)
+    if (use == CKPT_VERIFY_PADDLE)
         return parity_paddle_verify(o->paths[1], code);
     return parity_paddle_import(o->paths[1], o->paths[2], o->weights[0] != '\0' ? o->weights : NULL,
                                 o->max_shard_size);
@@ -390,53 +334,70 @@ static assay_status refuse_torch_dist(const char *dir)
     return ASSAY_OK;
 }
 
+/* What the verb works on: of verify and convert the kind of folder. */
+static ckpt_use use_of(const ckpt_options *o, ckpt_use verb)
+{
+    const bool paddle = assay_paddle_is(o->paths[1]);
+    if (verb == CKPT_VERIFY && paddle)
+        return CKPT_VERIFY_PADDLE;
+    if (verb != CKPT_CONVERT)
+        return verb;
+    if (o->paddle)
+        return CKPT_EXPORT_PADDLE;
+    return paddle ? CKPT_CONVERT_PADDLE : is_checkpoint(o->paths[1]) ? CKPT_CONVERT : CKPT_CONVERT_MODEL;
+}
+
 static assay_status dispatch(ckpt_options *o, int *code)
 {
-    enum { INSPECT, VERIFY, DIFF, RESHARD, CONVERT, MERGE, LORA_MERGE, LORA_SAVE, VERBS };
     static const struct {
         const char *name;
+        ckpt_use use;
         int least, most; /* paths, the verb among them */
-    } verbs[VERBS] = {{"inspect", 2, 2},    {"verify", 2, 2},   {"diff", 3, 3},
-                      {"reshard", 3, 3},    {"convert", 3, 3},  {"merge", 3, PARITY_MERGED + 2},
-                      {"lora-merge", 4, 4}, {"lora-save", 3, 3}};
+    } verbs[] = {{"inspect", CKPT_INSPECT, 2, 2},
+                 {"verify", CKPT_VERIFY, 2, 2},
+                 {"diff", CKPT_DIFF, 3, 3},
+                 {"reshard", CKPT_RESHARD, 3, 3},
+                 {"convert", CKPT_CONVERT, 3, 3},
+                 {"merge", CKPT_MERGE, 3, PARITY_MERGED + 2},
+                 {"lora-merge", CKPT_LORA_MERGE, 4, 4},
+                 {"lora-save", CKPT_LORA_SAVE, 3, 3}};
+    enum { VERBS = sizeof verbs / sizeof *verbs };
     int v = 0;
     while (v < VERBS && strcmp(verbs[v].name, o->paths[0]) != 0)
         v++;
-    ASSAY_CHECK(
-        v<VERBS, ASSAY_INVALID_ARGUMENT,
-            "expected inspect, verify, diff, reshard, convert, merge, lora-merge or lora-save, found %.40s",
-            o->n_paths> 0
-            ? o->paths[0]
-            : "nothing");
+    const char *found = o->n_paths > 0 ? o->paths[0] : "nothing";
+    ASSAY_CHECK(v < VERBS, ASSAY_INVALID_ARGUMENT,
+                "expected inspect, verify, diff, reshard, convert, merge, lora-merge or lora-save, found "
+                "%.40s",
+                found);
     ASSAY_CHECK(o->n_paths >= verbs[v].least && o->n_paths <= verbs[v].most, ASSAY_INVALID_ARGUMENT,
                 "%s: expected %d folders%s, found %d", verbs[v].name, verbs[v].least - 1,
                 verbs[v].most > verbs[v].least ? " or more" : "", o->n_paths - 1);
-    ASSAY_TRY(parity_weights_options_fp8(&o->tools));
     /* What is made is the last path of a verb that makes something. */
-    for (int i = 1; i < (v <= DIFF ? o->n_paths : o->n_paths - 1); i++)
+    for (int i = 1; i < (verbs[v].use <= CKPT_DIFF ? o->n_paths : o->n_paths - 1); i++)
         ASSAY_TRY(resolve(o->paths[i]));
     ASSAY_TRY(refuse_torch_dist(o->paths[1]));
     if (o->tools.base[0] != '\0')
         ASSAY_TRY(resolve(o->tools.base));
-    ASSAY_CHECK(!o->paddle || (v == CONVERT && o->weights[0] == '\0' && o->max_shard_size == 0),
-                ASSAY_INVALID_ARGUMENT,
-                "--form paddle: of convert alone, without --weights and --max-shard-size");
-    if (v != DIFF && v <= CONVERT && assay_paddle_is(o->paths[1]))
-        return on_paddle(o, (size_t)v, code);
-    switch (v) {
-    case INSPECT:
+    const ckpt_use use = use_of(o, verbs[v].use);
+    ASSAY_TRY(ckpt_options_check(o, use));
+    ASSAY_TRY(parity_weights_options_fp8(&o->tools));
+    if (use != CKPT_DIFF && verbs[v].use <= CKPT_CONVERT && assay_paddle_is(o->paths[1]))
+        return on_paddle(o, use, code);
+    switch (verbs[v].use) {
+    case CKPT_INSPECT:
         return inspect(o);
-    case VERIFY:
+    case CKPT_VERIFY:
         return verify(o, code);
-    case DIFF:
+    case CKPT_DIFF:
         return diff(o, code);
-    case RESHARD:
+    case CKPT_RESHARD:
         return copy_folder(o, false);
-    case CONVERT:
+    case CKPT_CONVERT:
         return convert(o);
-    case MERGE:
+    case CKPT_MERGE:
         return merge(o);
-    case LORA_MERGE:
+    case CKPT_LORA_MERGE:
         return lora_merge(o);
     default:
         return lora_save(o);
@@ -474,7 +435,7 @@ int parity_main_ckpt(int argc, char **argv)
         "  assay ckpt merge A B OUT --method ties --base BASE --density 0.5\n"
         "  assay ckpt lora-merge MODEL ADAPTER OUT\n"
         "  assay ckpt lora-save ADAPTER OUT --dtype fp16\n",
-        "inspect|verify|diff|reshard|convert|merge|lora-merge|lora-save DIR...", NULL, 0, extra, on_option,
+        "inspect|verify|diff|reshard|convert|merge|lora-merge|lora-save DIR...", NULL, 0, extra, ckpt_option,
         &o);
     if (st == ASSAY_OK)
         st = dispatch(&o, &code);

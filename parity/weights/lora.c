@@ -172,21 +172,12 @@ static void close_all(lora *l)
     free(l->made);
 }
 
-static assay_status plain(const parity_weights_options *o)
-{
-    ASSAY_CHECK(o->include.n == 0 && o->exclude.n == 0 && o->n_weights == 0 && o->n_densities == 0 &&
-                    o->base[0] == '\0',
-                ASSAY_INVALID_ARGUMENT, "adapters take --dtype and --max-shard-size alone");
-    return ASSAY_OK;
-}
-
 assay_status parity_lora_merge(const parity_weights_options *o, const char *model, const char *adapter,
                                const char *to)
 {
     lora l = {.o = o};
     json_t *config = NULL, *origin = NULL;
     assay_status st = ASSAY_OK;
-    ASSAY_TRY(plain(o));
     ASSAY_TRY_GOTO(parity_model_open(&l.model, model), st, done);
     ASSAY_TRY_GOTO(assay_adapter_open(&l.adapter, adapter), st, done);
     ASSAY_TRY_GOTO(list_model(&l), st, done);
@@ -235,8 +226,6 @@ assay_status parity_lora_save(const parity_weights_options *o, const char *adapt
 {
     lora l = {.o = o};
     assay_status st = ASSAY_OK;
-    ASSAY_TRY(plain(o));
-    ASSAY_CHECK(o->max_shard_size == 0, ASSAY_INVALID_ARGUMENT, "lora-save: PEFT reads one file");
     ASSAY_CHECK(o->dtype != ASSAY_F8_E4M3, ASSAY_INVALID_ARGUMENT,
                 "lora-save: adapters are fp64, fp32, bf16 or fp16, not fp8");
     ASSAY_TRY_GOTO(assay_adapter_open(&l.adapter, adapter), st, done);

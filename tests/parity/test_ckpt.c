@@ -99,3 +99,57 @@ Test(ckpt, hostile_arguments_are_refused)
     expect("inspect /nonexistent", 2, "manifest.json");
     expect("verify /nonexistent", 1, "manifest.json: cannot open");
 }
+
+/* An option that a verb would not look at is refused by its name, and the verbs that use it are said: nothing is taken in silence. */
+Test(ckpt, options_of_other_verbs_are_refused)
+{
+    static const char *const options[] = {"--tensors",
+                                          "--ignore-missing-keys x",
+                                          "--ignore-unexpected-keys x",
+                                          "--max-shard-size 9",
+                                          "--weights model",
+                                          "--ignore-mismatched-keys x",
+                                          "--form assay",
+                                          "--method ties",
+                                          "--base x",
+                                          "--weight 1",
+                                          "--density 1",
+                                          "--t 0.5",
+                                          "--lambda 1",
+                                          "--normalize true",
+                                          "--majority-sign-method total",
+                                          "--merge-seed 1",
+                                          "--include x",
+                                          "--exclude x",
+                                          "--dtype fp8",
+                                          "--scale-fmt float",
+                                          "--weight-block-size 8,8"};
+    /* which of them a verb uses: one letter an option; of convert on a folder that is no checkpoint */
+    static const struct {
+        const char *verb, *name, *uses;
+    } rows[] = {{"inspect a", "inspect", "y...................."},
+                {"verify a", "verify", ".yy..y..............."},
+                {"diff a b", "diff", "....................."},
+                {"reshard a b", "reshard", "...y................."},
+                {"convert a b", "convert of a model folder", "...yy.y.........yyyyy"},
+                {"merge a b", "merge", "...y...yyyyyyyyyyyyyy"},
+                {"lora-merge a b c", "lora-merge", "...y..............yyy"},
+                {"lora-save a b", "lora-save", "..................y.."}};
+    for (size_t r = 0; r < sizeof rows / sizeof *rows; r++)
+        for (size_t i = 0; i < sizeof options / sizeof *options; i++) {
+            char words[256];
+            snprintf(words, sizeof words, "%.*s: %s does not use it (it is of ",
+                     (int)strcspn(options[i], " "), options[i], rows[r].name);
+            cli_result run = cli_run("ckpt %s %s", rows[r].verb, options[i]);
+            const bool refused = run.code == 2 && strstr(run.err, words) != NULL;
+            cr_expect_eq(refused, rows[r].uses[i] == '.', "%s %s: %s", rows[r].verb, options[i], run.err);
+            cli_free(&run);
+        }
+    save("s", "--train-iters 1");
+    expect("convert s t --dtype fp32", 2,
+           "--dtype: convert of a checkpoint does not use it (it is of convert of a model folder, merge, "
+           "lora-merge, lora-save)");
+    expect("convert s t --form paddle --weights model", 2,
+           "--weights: convert --form paddle does not use it");
+    cr_expect_not(cli_exists(cli_file("t")));
+}

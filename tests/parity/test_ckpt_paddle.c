@@ -276,7 +276,12 @@ Test(ckpt_paddle, what_is_not_written_is_refused_by_name)
     run(2, "olmoe: PaddleNLP 3.0 has no such model", "ckpt convert s p --form paddle");
     cr_expect_not(cli_exists(cli_file("p")));
     run(2, "--form: expected assay or paddle", "ckpt convert s p --form torch");
-    run(2, "--form paddle: of convert alone", "ckpt verify s --form paddle");
+    run(2, "--form: verify does not use it (it is of convert of a checkpoint, ",
+        "ckpt verify s --form paddle");
+    run(2, "--ignore-missing-keys: verify of a folder of PaddleNLP's does not use it",
+        "ckpt verify " FOLDERS "one --ignore-missing-keys x");
+    run(2, "--dtype: convert of a folder of PaddleNLP's does not use it",
+        "ckpt convert " FOLDERS "one p --dtype fp32");
     run(2, "assay ckpt convert it first", "ckpt reshard " FOLDERS "one p");
     cr_assert_eq(assay_mkdir_p(cli_file("torch")), ASSAY_OK);
     cli_write_text(cli_file("torch/.metadata"), "");
