@@ -16,8 +16,7 @@ bool call_is_output(const call_record *r, int slot)
 
 bool call_has_rows(const call_record *r, int slot)
 {
-    const char *shape = r->kernel->op->slots[slot].shape;
-    return shape[0] == 'T' && (shape[1] == ',' || shape[1] == '\0');
+    return certify_has_rows(r->kernel->op, slot);
 }
 
 /* --- reading ------------------------------------------------------------------------------------------------ */

@@ -101,7 +101,7 @@ static assay_status run_child(const certify_options *o, const char *work, const 
 }
 
 /* --- facts ------------------------------------------------------------------------------------------------------ */
-static json_t *machine(const char *tier)
+json_t *certify_machine(const char *tier)
 {
     struct utsname u;
     char line[256], cpu[128] = "unknown";
@@ -337,7 +337,7 @@ assay_status certify_library(const certify_options *o, const char *work, certify
     const char *tier =
         json_is_true(json_object_get(json_object_get(out->subject, "description"), "simulator")) ? "sim"
                                                                                                  : "host";
-    out->where = machine(tier);
+    out->where = certify_machine(tier);
     list_untried(out, tier);
     out->seconds = assay_monotonic_s() - start;
     return ASSAY_OK;

@@ -31,7 +31,8 @@
     X(WORKSPACE, "workspace", "the workspace asked for is enough and says the same without data")            \
     X(ARGUMENTS, "arguments", "illegal calls get an error code and write nothing")                           \
     X(STRIDES, "strides", "equal bits for rows with gaps, gaps untouched")                                   \
-    X(IN_PLACE, "in_place", "equal bits where an output is an input's memory")                               \
+    X(IN_PLACE, "in_place", "equal bits where an output is an input's memory, which is declared")            \
+    X(STATE, "state", "a Python function leaves torch's settings, random states and processes alone")        \
     X(SHADOW, "shadow", "the F32 shadow rounds to the output and lies within the bound")
 typedef enum {
 #define CERTIFY_TRIAL_ENUM(name, text, claim) CERTIFY_##name,
@@ -81,6 +82,13 @@ assay_status certify_kernel_json(const certify_kernel *c, json_t **out);
 /* Whether the description's shapes take these sizes: 1, 0; -1: it cannot be read. */
 int certify_shapes_take(const char *shapes, const assay_op_binding *binding, char *why, size_t capacity);
 
+/* --- rows.c: what the table says of rows, extents T, of an operation --------------------------------------------- */
+bool certify_has_rows(const assay_op *op, int slot);
+/* Whether the output is a sum over rows ("dgamma: T"). */
+bool certify_sums_rows(const assay_op *op, const char *slot);
+/* Whether row i of every output that is no sum over rows depends on row i of the inputs alone. */
+bool certify_cuts_into_rows(const assay_op *op);
+
 /* --- request.c ---------------------------------------------------------------------------------------------- */
 typedef struct certify_plan {
     const char *op; /* NULL: every operation */
@@ -128,7 +136,7 @@ void certify_result_free(certify_result *r);
 typedef struct certify_options {
     char so[ASSAY_PATH], engine[16], operation[64], out[ASSAY_PATH], key[ASSAY_PATH], keep[ASSAY_PATH];
     char variant[96], program[ASSAY_PATH];
-    char python[256], python_program[ASSAY_PATH];
+    char python[256], python_program[ASSAY_PATH], python_device[8];
     char cu[ASSAY_PATH], launch[1024], shapes[256];
     int64_t seeds, valid_days;
     double call_limit, limit;
@@ -140,6 +148,8 @@ void certify_enter_child(const char *log);
 /* launch.c: makes a library of `cu` and `launch` in the folder `work`, and `so` names it.  ASSAY_UNSUPPORTED: a slot that has no plain
  * variable (optional, a dtype that follows from others). */
 assay_status certify_launch(certify_options *o, const char *work);
+/* The members of "where": tier, machine, processor, and device, driver, toolkit, probe as null. */
+json_t *certify_machine(const char *tier);
 /* python.c */
 assay_status certify_python(const certify_options *o, const char *work, certify_result *out);
 /* One result for each operation; *out is the caller's. */

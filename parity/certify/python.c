@@ -1,11 +1,14 @@
-/* `assay certify --python pkg:function --operation OP`: a torch callable.  The package assay_trace (golden/assay_trace) reads the requests, calls
- * the function in a process of its own, and writes the answers. */
+/* `assay certify --python pkg:function --operation OP`: a torch or Triton callable.  The package assay_trace (golden/assay_trace) reads the
+ * requests, calls the function in a process of its own, and writes the answers.  It says which call runs in a small file, and everything that it
+ * finds in another as it finds it: neither is lost with the process. */
 #include "parity/certify/certify.h"
 
 #include "core/base/file.h"
 #include "core/base/log.h"
 #include "parity/checks/request.h"
+#include <ctype.h>
 #include <errno.h>
+#include <fcntl.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,16 +17,118 @@
 #include <unistd.h>
 
 static const char *const acts[] = {"F32", "BF16"};
+enum { NOW_BYTES = 512, NOW_TEXT = NOW_BYTES - (int)sizeof(double), WORDS = 32 };
 
-/* Names of the outputs in the order in which the function returns them. */
-static void output_names(const assay_op *op, char *out, size_t capacity)
+/* One process of the package: what it is given, and how it ended. */
+typedef struct python_child {
+    const certify_options *o;
+    char request[ASSAY_PATH], answer[ASSAY_PATH], findings[ASSAY_PATH], now[ASSAY_PATH], log[ASSAY_PATH];
+    char outputs[256], rows[256], compared[256]; /* names of slots, with commas */
+    const char *threads;
+    bool again;
+    int status;               /* of waitpid */
+    bool late;                /* one call took longer than its limit */
+    bool over;                /* all of them did */
+    char file[ASSAY_PATH];    /* of the function; "": it was not found */
+    char where[NOW_TEXT + 1]; /* the call that ran last */
+    bool complete;            /* it came to its end */
+} python_child;
+
+/* --- the process ------------------------------------------------------------------------------------------------ */
+static void become_python(const python_child *c)
 {
-    size_t n = 0;
-    out[0] = '\0';
-    for (int i = 0; i < assay_op_n_slots(op) && n < capacity; i++)
-        if (op->slots[i].role != ASSAY_SLOT_IN)
-            n += (size_t)snprintf(out + n, capacity - n, "%s%s", n > 0 ? "," : "", op->slots[i].name);
+    const certify_options *o = c->o;
+    const char *program = o->python_program[0] != '\0' ? o->python_program : "python3";
+    const bool device = strcmp(o->python_device, "cuda") == 0;
+    const char *const words[WORDS] = {program,
+                                      "-m",
+                                      "assay_trace.certify",
+                                      "--function",
+                                      o->python,
+                                      "--outputs",
+                                      c->outputs,
+                                      "--rows",
+                                      c->rows,
+                                      "--compared",
+                                      c->compared,
+                                      "--request",
+                                      c->request,
+                                      "--out",
+                                      c->answer,
+                                      "--log",
+                                      c->findings,
+                                      "--now",
+                                      c->now,
+                                      "--threads",
+                                      c->threads,
+                                      "--device",
+                                      device ? "cuda" : "cpu",
+                                      c->again ? "--again" : NULL};
+    char *argv[WORDS] = {NULL};
+    certify_enter_child(c->log);
+    setenv("OMP_NUM_THREADS", c->threads, 1);
+    if (device)
+        unsetenv("TRITON_INTERPRET");
+    else
+        setenv("TRITON_INTERPRET", "1", 1);
+    for (int i = 0; words[i] != NULL; i++)
+        argv[i] = strdup(words[i]);
+    execvp(argv[0], argv);
+    fprintf(stderr, "%s: %s\n", argv[0], strerror(errno));
+    _exit(127);
 }
+
+/* When the call that runs began (0: none runs), and its text.  The function can write the file: nothing of it is believed. */
+static double call_now(python_child *c)
+{
+    char bytes[NOW_BYTES] = "";
+    double begin = 0.0;
+    const int fd = open(c->now, O_RDONLY | O_CLOEXEC);
+    if (fd < 0)
+        return 0.0;
+    const ssize_t n = pread(fd, bytes, sizeof bytes, 0);
+    close(fd);
+    if (n != (ssize_t)sizeof bytes)
+        return 0.0;
+    memcpy(&begin, bytes, sizeof begin);
+    for (int i = 0; i < NOW_TEXT; i++) {
+        const char x = bytes[(int)sizeof begin + i];
+        c->where[i] = (char)(x == '\0' || isprint((unsigned char)x) ? x : '?');
+    }
+    c->where[NOW_TEXT] = '\0';
+    return begin;
+}
+
+static assay_status run_python(python_child *c)
+{
+    static const char zeros[NOW_BYTES];
+    const double end = assay_monotonic_s() + c->o->limit;
+    pid_t got;
+    ASSAY_TRY(assay_write_file(c->now, zeros, sizeof zeros));
+    (void)unlink(c->findings);
+    (void)fflush(NULL);
+    const pid_t pid = fork();
+    ASSAY_CHECK(pid >= 0, ASSAY_INTERNAL, "fork: %s", strerror(errno));
+    if (pid == 0)
+        become_python(c);
+    while ((got = waitpid(pid, &c->status, WNOHANG)) == 0 || (got < 0 && errno == EINTR)) {
+        const double now = assay_monotonic_s(), begin = call_now(c);
+        c->late = begin > 0.0 && now - begin > c->o->call_limit;
+        c->over = now > end;
+        if (c->late || c->over) {
+            (void)kill(-pid, SIGKILL);
+            (void)kill(pid, SIGKILL);
+            (void)waitpid(pid, &c->status, 0);
+            break;
+        }
+        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
+    }
+    (void)kill(-pid, SIGKILL); /* what it left behind */
+    (void)call_now(c);
+    return ASSAY_OK;
+}
+
+/* --- what it says -------------------------------------------------------------------------------------------------- */
 
 /* The last line of a log that says something. */
 static void last_line(const char *path, char *out, size_t capacity)
@@ -38,144 +143,250 @@ static void last_line(const char *path, char *out, size_t capacity)
         (void)fclose(f);
 }
 
-static void become_python(const char *const *argv, const char *log)
+/* Where the process stood when a signal ended it, as Python's faulthandler wrote it: the innermost line of the function's own folder,
+ * "  File "/x/rms.py", line 12 in kernel".  "": nothing is known. */
+static void place_of_fault(const python_child *c, char *out, size_t capacity)
 {
-    certify_enter_child(log);
-    char *copy[24] = {NULL};
-    for (int i = 0; argv[i] != NULL && i < 23; i++)
-        copy[i] = strdup(argv[i]);
-    execvp(copy[0], copy);
-    fprintf(stderr, "%s: %s\n", copy[0], strerror(errno));
-    _exit(127);
+    char line[ASSAY_PATH + 256], folder[ASSAY_PATH + 16];
+    const char *slash = strrchr(c->file, '/');
+    FILE *f = fopen(c->log, "re");
+    out[0] = '\0';
+    snprintf(folder, sizeof folder, "  File \"%.*s/", slash != NULL ? (int)(slash - c->file) : 0, c->file);
+    while (f != NULL && out[0] == '\0' && fgets(line, sizeof line, f) != NULL) {
+        static const char between[] = "\", line ";
+        const char *name = line + strlen(folder), *number = strstr(line, between);
+        if (slash != NULL && strncmp(line, folder, strlen(folder)) == 0 && number != NULL && number >= name)
+            snprintf(out, capacity, " at %.*s:%.*s", (int)(number - name), name,
+                     (int)strcspn(number + sizeof between - 1, "\n"), number + sizeof between - 1);
+    }
+    if (f != NULL)
+        (void)fclose(f);
 }
 
-/* Runs it to its end; *died says how it ended otherwise. */
-static assay_status run_python(const certify_options *o, const char *const *argv, const char *log, char *died,
-                               size_t capacity)
+static assay_status take_facts(python_child *c, const json_t *facts, certify_result *out)
 {
-    const double end = assay_monotonic_s() + o->limit;
-    int status = 0;
-    pid_t got;
-    died[0] = '\0';
-    (void)fflush(NULL);
-    const pid_t pid = fork();
-    ASSAY_CHECK(pid >= 0, ASSAY_INTERNAL, "fork: %s", strerror(errno));
-    if (pid == 0)
-        become_python(argv, log);
-    while ((got = waitpid(pid, &status, WNOHANG)) == 0 || (got < 0 && errno == EINTR)) {
-        if (assay_monotonic_s() > end) {
-            (void)kill(-pid, SIGKILL);
-            (void)kill(pid, SIGKILL);
-            (void)waitpid(pid, &status, 0);
-            snprintf(died, capacity, "did not end within %g s", o->limit);
-            return ASSAY_OK;
-        }
-        nanosleep(&(struct timespec){.tv_nsec = 5000000}, NULL);
-    }
-    char line[400];
-    last_line(log, line, sizeof line);
-    if (WIFSIGNALED(status))
-        snprintf(died, capacity, "killed by signal %d (%s)", WTERMSIG(status), strsignal(WTERMSIG(status)));
-    else if (WEXITSTATUS(status) != 0)
-        snprintf(died, capacity, "exit code %d: %.300s", WEXITSTATUS(status), line);
+    char sha[ASSAY_SHA256_HEX];
+    const char *const text[] = {json_string_value(json_object_get(facts, "built")),
+                                json_string_value(json_object_get(facts, "in_place"))};
+    ASSAY_TRY(
+        assay_json_get_string(facts, "file", true, "what it says of the function", c->file, sizeof c->file));
+    ASSAY_TRY(assay_sha256_file(c->file, sha));
+    json_t *each = json_object(), *flags = json_deep_copy(json_object_get(facts, "flags"));
+    for (int i = 0; i < assay_op_n_slots(out->op); i++)
+        if (out->op->slots[i].role != ASSAY_SLOT_IN)
+            json_object_set(each, out->op->slots[i].name, json_object_get(facts, "arithmetic"));
+    json_array_append_new(flags, json_string("deterministic"));
+    const char *slash = strrchr(c->file, '/');
+    json_decref(out->subject);
+    out->subject = json_pack("{s:s, s:s, s:s, s:s, s:s, s:{s:s, s:s, s:o, s:o, s:s, s:s, s:s}}", "kind",
+                             "python", "name", c->o->python, "file", slash != NULL ? slash + 1 : c->file,
+                             "symbol", c->o->python, "sha256", sha, "description", "operation", out->op->name,
+                             "built", text[0] != NULL ? text[0] : "", "arithmetic", each, "flags", flags,
+                             "in_place", text[1] != NULL ? text[1] : "", "version", "-", "shapes", "");
+    ASSAY_CHECK(out->subject != NULL, ASSAY_FORMAT, "%s: what it says of the function", c->findings);
+    const bool device = strcmp(c->o->python_device, "cuda") == 0;
+    json_decref(out->where);
+    out->where = certify_machine(device ? "gpu" : "host");
+    static const char *const members[] = {"device", "driver", "toolkit"};
+    for (size_t i = 0; i < sizeof members / sizeof *members; i++)
+        if (json_is_string(json_object_get(facts, members[i])))
+            json_object_set(out->where, members[i], json_object_get(facts, members[i]));
     return ASSAY_OK;
 }
 
-/* What the package says about the function and about calls that raised. */
-static assay_status take_about(const certify_options *o, const char *path, certify_result *out,
-                               json_t **arithmetic)
+static int trial_named(const char *name)
 {
-    json_t *about = NULL;
-    char sha[ASSAY_SHA256_HEX], file[ASSAY_PATH];
-    ASSAY_TRY(assay_json_load(&about, path));
-    assay_status st = assay_json_get_string(about, "file", true, path, file, sizeof file);
-    if (st == ASSAY_OK)
-        st = assay_sha256_file(file, sha);
-    const json_t *failures = json_object_get(about, "failures");
-    for (size_t i = 0; i < json_array_size(failures); i++) {
-        const json_t *f = json_array_get(failures, i);
-        certify_bad(&out->board, CERTIFY_ACCEPTS, "%.200s raises %.250s",
-                    json_string_value(json_object_get(f, "instance")),
-                    json_string_value(json_object_get(f, "error")));
+    for (int t = 0; t < CERTIFY_TRIALS && name != NULL; t++)
+        if (strcmp(name, certify_trial_name((certify_trial)t)) == 0)
+            return t;
+    return -1;
+}
+
+static assay_status take_end(python_child *c, const json_t *line, certify_result *out)
+{
+    const char *name;
+    json_t *n;
+    certify_board *b = &out->board;
+    json_object_foreach(json_object_get(line, "end"), name, n)
+    {
+        const int t = trial_named(name);
+        ASSAY_CHECK(t >= 0, ASSAY_FORMAT, "%s: unknown trial %.40s", c->findings, name);
+        b->trial[t].calls += json_integer_value(n);
+        if (t == CERTIFY_ACCEPTS) {
+            b->runs += json_integer_value(n);
+            b->trial[CERTIFY_CRASH].calls += json_integer_value(n);
+            b->trial[CERTIFY_TIME].calls += json_integer_value(n);
+        }
     }
-    const json_t *changed = json_object_get(about, "changed");
-    for (size_t i = 0; i < json_array_size(changed); i++)
-        certify_bad(&out->board, CERTIFY_INPUTS, "changed %.300s",
-                    json_string_value(json_array_get(changed, i)));
-    *arithmetic = json_incref(json_object_get(about, "arithmetic"));
-    if (st == ASSAY_OK && out->subject == NULL) {
-        json_t *each = json_object();
-        const char *slash = strrchr(file, '/');
-        for (int i = 0; i < assay_op_n_slots(out->op); i++)
-            if (out->op->slots[i].role != ASSAY_SLOT_IN)
-                json_object_set(each, out->op->slots[i].name, *arithmetic);
-        out->subject = json_pack("{s:s, s:s, s:s, s:s, s:s, s:{s:s, s:s, s:o, s:s, s:s}}", "kind", "python",
-                                 "name", o->python, "file", slash != NULL ? slash + 1 : file, "symbol",
-                                 o->python, "sha256", sha, "description", "operation", out->op->name, "built",
-                                 json_string_value(json_object_get(about, "built")), "arithmetic", each,
-                                 "version", "-", "shapes", "");
-        st = out->subject != NULL ? ASSAY_OK
-                                  : ASSAY_ERROR(ASSAY_FORMAT, "%s: what it says of the function", path);
-    }
-    json_decref(about);
+    c->complete = true;
+    /* The interpreter was loaded; without a launch nothing of the function ran in it. */
+    if (json_integer_value(json_object_get(line, "launches")) == 0 &&
+        strcmp(c->o->python_device, "cuda") != 0)
+        json_object_set_new(out->where, "toolkit", json_null());
+    return ASSAY_OK;
+}
+
+static assay_status take_line(python_child *c, const char *text, certify_result *out)
+{
+    json_error_t why;
+    json_t *line = json_loads(text, 0, &why);
+    assay_status st = ASSAY_OK;
+    ASSAY_CHECK(line != NULL, ASSAY_FORMAT, "%s: %.200s", c->findings, why.text);
+    const char *error = json_string_value(json_object_get(line, "error"));
+    const int t = trial_named(json_string_value(json_object_get(line, "trial")));
+    if (error != NULL)
+        st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "--python %s: %.400s", c->o->python, error);
+    else if (json_object_get(line, "facts") != NULL)
+        st = take_facts(c, json_object_get(line, "facts"), out);
+    else if (json_object_get(line, "end") != NULL)
+        st = take_end(c, line, out);
+    else if (t >= 0)
+        certify_bad(&out->board, (certify_trial)t, "%.480s",
+                    json_string_value(json_object_get(line, "text")));
+    else
+        st = ASSAY_ERROR(ASSAY_FORMAT, "%s: %.100s", c->findings, text);
+    json_decref(line);
     return st;
 }
 
-/* One dtype: two processes of one and three threads, whose answers are judged and compared. */
+static assay_status take_findings(python_child *c, certify_result *out)
+{
+    char *line = NULL;
+    size_t capacity = 0;
+    assay_status st = ASSAY_OK;
+    FILE *f = fopen(c->findings, "re");
+    while (f != NULL && st == ASSAY_OK && getline(&line, &capacity, f) > 0)
+        st = strchr(line, '\n') != NULL ? take_line(c, line, out) : ASSAY_OK; /* cut off when it died */
+    free(line);
+    if (f != NULL)
+        (void)fclose(f);
+    return st;
+}
+
+/* How the process ended, where that was not by itself. */
+static assay_status take_death(const python_child *c, certify_result *out)
+{
+    char line[400], place[300];
+    certify_board *b = &out->board;
+    last_line(c->log, line, sizeof line);
+    place_of_fault(c, place, sizeof place);
+    if (c->late)
+        certify_bad(b, CERTIFY_TIME, "did not end within %g s, in %s", c->o->call_limit, c->where);
+    else if (c->over)
+        certify_bad(b, CERTIFY_TIME, "the trial did not end within %g s, in %s", c->o->limit, c->where);
+    else if (c->complete && WIFEXITED(c->status))
+        return ASSAY_OK;
+    else if (c->file[0] == '\0') /* the package or the module are not there */
+        ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "--python %s: the process ends (status %d)%s%s: %s", c->o->python,
+                   WIFEXITED(c->status) ? WEXITSTATUS(c->status) : -WTERMSIG(c->status),
+                   c->where[0] != '\0' ? " in " : "", c->where, line[0] != '\0' ? line : "it says nothing");
+    else if (WIFSIGNALED(c->status) && (WTERMSIG(c->status) == SIGSEGV || WTERMSIG(c->status) == SIGBUS))
+        certify_bad(b, CERTIFY_GUARDS, "memory is touched that is no tensor's (signal %d)%s, in %s",
+                    WTERMSIG(c->status), place, c->where);
+    else if (WIFSIGNALED(c->status))
+        certify_bad(b, CERTIFY_CRASH, "killed by signal %d (%s)%s, in %s", WTERMSIG(c->status),
+                    strsignal(WTERMSIG(c->status)), place, c->where);
+    else
+        certify_bad(b, CERTIFY_CRASH, "the function ends the process (exit code %d), in %s",
+                    WEXITSTATUS(c->status), c->where);
+    return ASSAY_OK;
+}
+
+/* --- the trial ------------------------------------------------------------------------------------------------------ */
+static bool is_output(const assay_op *op, int i)
+{
+    return op->slots[i].role != ASSAY_SLOT_IN;
+}
+
+/* Outputs in the order in which the function returns them; inputs of rows that can be cut, and outputs that have the same rows then. */
+static void name_slots(const assay_op *op, python_child *c)
+{
+    const bool cuts = certify_cuts_into_rows(op);
+    for (int i = 0; i < assay_op_n_slots(op); i++) {
+        const char *name = op->slots[i].name;
+        const bool rows = cuts && certify_has_rows(op, i), out = is_output(op, i);
+        char *const into[] = {out ? c->outputs : NULL, rows && !out ? c->rows : NULL,
+                              rows && out && !certify_sums_rows(op, name) ? c->compared : NULL};
+        for (size_t k = 0; k < sizeof into / sizeof *into; k++)
+            if (into[k] != NULL)
+                snprintf(into[k] + strlen(into[k]), sizeof c->rows - strlen(into[k]), "%s%s",
+                         into[k][0] != '\0' ? "," : "", name);
+    }
+}
+
+/* One dtype: a process of one thread, which makes every call twice, and one of three threads. */
 static assay_status try_dtype(const certify_options *o, const char *work, const char *act,
                               certify_result *out)
 {
-    static const char *const words[] = {"answer", "repeat"};
-    char request[ASSAY_PATH], answer[2][ASSAY_PATH], about[ASSAY_PATH], log[ASSAY_PATH], names[256],
-        died[512];
+    static const char *const words[] = {"answer", "threads"};
+    python_child child[2];
     assay_dtype dtype;
     int64_t calls = 0;
-    json_t *arithmetic = NULL;
-    output_names(out->op, names, sizeof names);
-    snprintf(request, sizeof request, "%.900s/request.%s", work, act);
+    memset(child, 0, sizeof child);
+    for (int k = 0; k < 2; k++) {
+        python_child *c = &child[k];
+        *c = (python_child){.o = o, .threads = k == 0 ? "1" : "3", .again = k == 0};
+        name_slots(out->op, c);
+        snprintf(c->request, ASSAY_PATH, "%.900s/request.%s", work, act);
+        snprintf(c->answer, ASSAY_PATH, "%.900s/%s.%s", work, words[k], act);
+        snprintf(c->findings, ASSAY_PATH, "%.900s/%s.%s.findings", work, words[k], act);
+        snprintf(c->now, ASSAY_PATH, "%.900s/%s.%s.now", work, words[k], act);
+        snprintf(c->log, ASSAY_PATH, "%.900s/%s.%s.log", work, words[k], act);
+    }
     ASSAY_TRY(assay_dtype_from_name(act, &dtype));
-    ASSAY_TRY(certify_request(request, dtype, &out->plan, &calls));
+    ASSAY_TRY(certify_request(child[0].request, dtype, &out->plan, &calls));
     out->calls += calls;
     for (int k = 0; k < 2; k++) {
-        snprintf(answer[k], sizeof answer[k], "%.900s/%s.%s", work, words[k], act);
-        snprintf(about, sizeof about, "%.900s/%s.%s.about", work, words[k], act);
-        snprintf(log, sizeof log, "%.900s/%s.%s.log", work, words[k], act);
-        const char *const argv[] = {o->python_program,
-                                    "-m",
-                                    "assay_trace.certify",
-                                    "--function",
-                                    o->python,
-                                    "--outputs",
-                                    names,
-                                    "--request",
-                                    request,
-                                    "--out",
-                                    answer[k],
-                                    "--about",
-                                    about,
-                                    "--threads",
-                                    k == 0 ? "1" : "3",
-                                    NULL};
-        ASSAY_TRY(run_python(o, argv, log, died, sizeof died));
-        if (died[0] !=
-            '\0') { /* the package or the module are not there, or the function ended the process */
-            ASSAY_CHECK(access(answer[k], F_OK) == 0, ASSAY_INVALID_ARGUMENT, "--python %s: %s: %s",
-                        o->python, o->python_program, died);
-            certify_bad(&out->board, CERTIFY_CRASH, "%s", died);
+        ASSAY_TRY(run_python(&child[k]));
+        ASSAY_TRY(take_findings(&child[k], out));
+        ASSAY_TRY(take_death(&child[k], out));
+        if (!child[k].complete)
             return ASSAY_OK;
-        }
-        ASSAY_TRY(take_about(o, about, out, &arithmetic));
-        json_decref(arithmetic);
-        out->board.runs += calls;
-        out->board.trial[CERTIFY_CRASH].calls += calls;
-        out->board.trial[CERTIFY_TIME].calls += calls;
-        out->board.trial[CERTIFY_ACCEPTS].calls += calls;
-        out->board.trial[CERTIFY_INPUTS].calls += calls;
     }
     if (out->board.trial[CERTIFY_ACCEPTS].bad > 0)
         return ASSAY_OK;
-    ASSAY_TRY(certify_judge(request, answer[0], NULL, CERTIFY_TRIALS, out, 1));
-    return certify_judge_bits(answer[0], answer[1], CERTIFY_REPEAT, out, 1);
+    ASSAY_TRY(certify_judge(child[0].request, child[0].answer, NULL, CERTIFY_TRIALS, out, 1));
+    return certify_judge_bits(child[0].answer, child[1].answer, CERTIFY_THREADS, out, 1);
+}
+
+static void list_untried(certify_result *out)
+{
+    static const struct {
+        certify_trial trial;
+        const char *text;
+    } rows[] = {
+        {CERTIFY_BATCH, "batch invariance: FUNCTION.batch_invariant is not declared, or no output has rows"},
+        {CERTIFY_STRIDES, "rows with gaps: FUNCTION.row_strides is not declared"},
+        {CERTIFY_SPECIAL, "NaN and infinities"},
+    };
+    static const char *const never[] = {
+        "workspace, illegal calls, shadows, other orders of the dimensions of an input: not of a Python "
+        "function",
+        "memory that the function makes otherwise than with torch.empty, torch.zeros, torch.ones, torch.full "
+        "and their kin: what is written beside it"};
+    out->not_tried = json_array();
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        if (out->board.trial[rows[i].trial].calls == 0)
+            json_array_append_new(out->not_tried, json_string(rows[i].text));
+    for (size_t i = 0; i < sizeof never / sizeof *never; i++)
+        json_array_append_new(out->not_tried, json_string(never[i]));
+    const char *tier = json_string_value(json_object_get(out->where, "tier"));
+    if (tier != NULL && strcmp(tier, "gpu") != 0)
+        json_array_append_new(out->not_tried, json_string("a device: tensors are on the CPU"));
+    if (tier != NULL && strcmp(tier, "gpu") != 0 && json_is_string(json_object_get(out->where, "toolkit")))
+        json_array_append_new(
+            out->not_tried,
+            json_string("Triton's compiler: its interpreter runs one program after the other in NumPy's "
+                        "arithmetic, "
+                        "without races, barriers and the order in which a device adds"));
+    for (int m = 0; m < PARITY_MODE_COUNT; m++) {
+        char text[256];
+        const char *why = parity_data_mode_refusal(out->op->name, (parity_data_mode)m);
+        if (why == NULL)
+            continue;
+        snprintf(text, sizeof text, "%s data: %s", parity_data_mode_name((parity_data_mode)m), why);
+        json_array_append_new(out->not_tried, json_string(text));
+    }
 }
 
 assay_status certify_python(const certify_options *o, const char *work, certify_result *out)
@@ -189,25 +400,9 @@ assay_status certify_python(const certify_options *o, const char *work, certify_
     ASSAY_CHECK(strchr(o->python, ':') != NULL, ASSAY_INVALID_ARGUMENT,
                 "--python: expected PACKAGE:FUNCTION, found %s", o->python);
     out->plan = (certify_plan){.op = out->op->name, .seeds = o->seeds};
-    for (size_t d = 0; d < 2; d++)
+    for (size_t d = 0; d < sizeof acts / sizeof *acts; d++)
         ASSAY_TRY(try_dtype(o, work, acts[d], out));
-    out->where =
-        json_pack("{s:s, s:n, s:n, s:n, s:n}", "tier", "host", "device", "driver", "toolkit", "probe");
-    out->not_tried = json_array();
-    static const char *const never[] = {"reads and writes beyond a tensor, other addresses, workspace, rows "
-                                        "with gaps, outputs in an input's memory, illegal "
-                                        "calls, the batch: not of a Python function",
-                                        "a device: tensors are on the CPU"};
-    for (size_t i = 0; i < sizeof never / sizeof *never; i++)
-        json_array_append_new(out->not_tried, json_string(never[i]));
-    for (int m = 0; m < PARITY_MODE_COUNT; m++) {
-        char text[256];
-        const char *why = parity_data_mode_refusal(out->op->name, (parity_data_mode)m);
-        if (why == NULL)
-            continue;
-        snprintf(text, sizeof text, "%s data: %s", parity_data_mode_name((parity_data_mode)m), why);
-        json_array_append_new(out->not_tried, json_string(text));
-    }
+    list_untried(out);
     out->seconds = assay_monotonic_s() - start;
     return ASSAY_OK;
 }

@@ -6,49 +6,13 @@
 
 /* --- batch invariance --------------------------------------------------------------------------------------- */
 
-/* Whether the symbol stands in a text of symbols ("T,H" or "H"). */
-static bool mentions(const char *text, char symbol)
-{
-    for (const char *p = text; *p != '\0'; p++) {
-        const bool begins = p == text || strchr(",; :*+([/", p[-1]) != NULL;
-        if (*p == symbol && begins && (p[1] == '\0' || strchr(",; )]*+/", p[1]) != NULL))
-            return true;
-    }
-    return false;
-}
-
-/* What the table says an output sums over: "dx: H; dgamma: T". */
-static bool sums_rows(const assay_op *op, const char *slot)
-{
-    const size_t n = strlen(slot);
-    for (const char *p = op->sums; *p != '\0'; p += strcspn(p, ";"), p += strspn(p, "; "))
-        if (strncmp(p, slot, n) == 0 && p[n] == ':') {
-            char sums[64] = "";
-            snprintf(sums, sizeof sums, "%.*s", (int)strcspn(p + n + 1, ";"), p + n + 1);
-            return mentions(sums, 'T');
-        }
-    return false;
-}
-
-/* Row i of every output that is left depends on row i of the inputs alone. */
+/* Row i of every output that is left depends on row i of the inputs alone, and there is more than one. */
 static bool cuts_into_rows(const call_record *r)
 {
-    static const char *const of_all_rows[] = {"router_aux_fwd", "router_aux_bwd", "router_drop",
-                                              "permute_plan", "router_seq_aux_fwd"};
-    const assay_op *op = r->kernel->op;
     bool any = false;
-    for (size_t i = 0; i < sizeof of_all_rows / sizeof *of_all_rows; i++)
-        if (strcmp(op->name, of_all_rows[i]) == 0)
-            return false;
-    for (int i = 0; i < assay_op_n_attrs(op); i++)
-        if (op->attrs[i].symbol != NULL && strcmp(op->attrs[i].symbol, "T") == 0)
-            return false;
-    for (int i = 0; i < assay_op_n_slots(op); i++) {
-        if (!call_has_rows(r, i) && mentions(op->slots[i].shape, 'T'))
-            return false;
+    for (int i = 0; i < assay_op_n_slots(r->kernel->op); i++)
         any = any || (call_is_output(r, i) && call_has_rows(r, i) && r->slot[i].shape[0] > 1);
-    }
-    return any;
+    return any && certify_cuts_into_rows(r->kernel->op);
 }
 
 static void compare_rows(trial *t, const call_record *r, const call_ready *c)
@@ -56,7 +20,7 @@ static void compare_rows(trial *t, const call_record *r, const call_ready *c)
     for (int i = 0; i < assay_op_n_slots(r->kernel->op); i++) {
         const call_slot *s = &r->slot[i];
         const char *name = r->kernel->op->slots[i].name;
-        if (!call_is_output(r, i) || !call_has_rows(r, i) || sums_rows(r->kernel->op, name))
+        if (!call_is_output(r, i) || !call_has_rows(r, i) || certify_sums_rows(r->kernel->op, name))
             continue;
         unsigned char *now = malloc(s->bytes + 1);
         const size_t bytes = now != NULL ? call_collect(r, c, i, now) : 0,

@@ -54,7 +54,11 @@ static assay_status on_option(void *user, const char *name, const char *text)
         return assay_option_text(name, text, o->python, sizeof o->python);
     else if (strcmp(name, "python_program") == 0)
         return assay_option_text(name, text, o->python_program, sizeof o->python_program);
-    else if (strcmp(name, "launch") == 0)
+    else if (strcmp(name, "python_device") == 0) {
+        ASSAY_CHECK(strcmp(text, "cpu") == 0 || strcmp(text, "cuda") == 0, ASSAY_INVALID_ARGUMENT,
+                    "--python-device: expected cpu or cuda, found %.40s", text);
+        return assay_option_text(name, text, o->python_device, sizeof o->python_device);
+    } else if (strcmp(name, "launch") == 0)
         return assay_option_text(name, text, o->launch, sizeof o->launch);
     else if (strcmp(name, "shapes") == 0)
         return assay_option_text(name, text, o->shapes, sizeof o->shapes);
@@ -215,8 +219,10 @@ int parity_main_certify(int argc, char **argv)
          "with --cu: the sizes that it takes, as in 'H>=1 H<=4096' (default: none of 0)"},
         {"atomics", NULL, "with --cu: it adds with atomics, bits may change from run to run"},
         {"python", "PACKAGE:FUNCTION",
-         "a torch callable instead, on the CPU, through the package assay_trace; needs --operation"},
+         "a torch or Triton callable instead, through the package assay_trace; needs --operation"},
         {"python_program", "FILE", "with --python: the interpreter (default python3)"},
+        {"python_device", "cpu|cuda",
+         "with --python: where its tensors are (default cpu: Triton kernels run in Triton's interpreter)"},
         {"engine", "sim|gpu", "the engine's own kernels instead"},
         {"program", "FILE", "with --engine: this engine program"},
         {"variant", "k0|FAMILY=kN|...", "with --engine: kernel variants (default: the fastest)"},
@@ -233,9 +239,7 @@ int parity_main_certify(int argc, char **argv)
         {"abi_header", NULL, "print assay_kernel_ops.h, the indices of slots and attributes"},
         {"child", "PART", "internal: the process that loads the library"},
         {NULL, NULL, NULL}};
-    verb_options v = {
-        .o = {
-            .seeds = 2, .valid_days = 365, .python_program = "python3", .call_limit = 10.0, .limit = 600.0}};
+    verb_options v = {.o = {.seeds = 2, .valid_days = 365, .call_limit = 10.0, .limit = 600.0}};
     char work[ASSAY_PATH] = "";
     int code = 2;
     if (assay_options_parse(
@@ -261,6 +265,8 @@ int parity_main_certify(int argc, char **argv)
                                                  "or --engine sim");
     else if (v.o.cu[0] == '\0' && (v.o.launch[0] != '\0' || v.o.shapes[0] != '\0' || v.o.atomics))
         st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "--launch, --shapes, --atomics: they are of --cu");
+    else if (v.o.python[0] == '\0' && (v.o.python_program[0] != '\0' || v.o.python_device[0] != '\0'))
+        st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "--python-program, --python-device: they are of --python");
     if (st == ASSAY_OK)
         st = make_work(&v.o, work);
     if (st == ASSAY_OK)
