@@ -68,7 +68,8 @@ static void spell(const char *name, char out[64])
 {
     snprintf(out, 64, "%s", name);
     for (char *p = out; *p != '\0'; p++)
-        *p = *p == '_' ? '-' : *p;
+        if (*p == '_')
+            *p = '-';
 }
 
 assay_status ckpt_options_check(const ckpt_options *o, ckpt_use use)
