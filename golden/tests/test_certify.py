@@ -76,8 +76,8 @@ class Certify(Runs):
             ("add_of_no_empty", "add", "accepts", "raises ValueError: nothing to add (certify_functions.py:"),
             ("add_of_two", "add", "accepts", "expected 1 outputs (y), found 2"),
             ("add_as_text", "add", "accepts", "output y: expected a tensor, found str"),
-            ("add_in_float", "add", "exact", "y"),
-            ("add_in_one_row", "add", "exact", "y")))
+            ("add_in_float", "add", "accepts", "add: slot y: expected "),
+            ("add_in_one_row", "add", "accepts", "add: slot y: expected ")))
 
     def test_memory(self):
         self.all_of(self.fails, (

@@ -314,6 +314,60 @@ static void name_slots(const assay_op *op, python_child *c)
     }
 }
 
+static int operands_of(const assay_trace *t, const assay_trace_op *op, const assay_trace_slot *slots, int n,
+                       assay_op_operand operands[ASSAY_MAX_SLOTS])
+{
+    int k = 0;
+    for (int i = 0; i < n && k < ASSAY_MAX_SLOTS; i++) {
+        const assay_trace_tensor *x = assay_trace_tensor_by_id(t, op->rank, slots[i].tensor);
+        if (x != NULL)
+            operands[k++] = (assay_op_operand){slots[i].slot, x->dtype, x->shard.ndim, x->shard.local_shape};
+    }
+    return k;
+}
+
+/* Extents that a row writes as one symbol ("n") may be several: then an output has those of an input whose row is the same. */
+static assay_status same_extents(const assay_op *op, const assay_op_operand *in, int n_in,
+                                 const assay_op_operand *made)
+{
+    const assay_op_slot *row = assay_op_slot_find(op, made->slot, true);
+    for (int i = 0; i < n_in && row != NULL; i++) {
+        const assay_op_slot *like = assay_op_slot_find(op, in[i].slot, false);
+        if (like == NULL || strcmp(like->shape, row->shape) != 0)
+            continue;
+        bool same = in[i].ndim == made->ndim;
+        for (int d = 0; d < made->ndim && same; d++)
+            same = in[i].shape[d] == made->shape[d];
+        ASSAY_CHECK(same, ASSAY_INVALID_ARGUMENT,
+                    "%s: slot %s: expected the %d dimensions of %s, found %d or other extents", op->name,
+                    made->slot, in[i].ndim, in[i].slot, made->ndim);
+    }
+    return ASSAY_OK;
+}
+
+/* Dtypes and shapes of outputs are those of the table: the judge of values takes an output of a wider type for a closer one. */
+static assay_status check_outputs(const char *answer, assay_dtype act, certify_result *out)
+{
+    assay_trace *t = NULL;
+    ASSAY_TRY(assay_trace_open(&t, answer, false));
+    for (int64_t i = 0; i < assay_trace_n_ops(t, 0); i++) {
+        const assay_trace_op *op = assay_trace_op_at(t, 0, i);
+        assay_op_operand in[ASSAY_MAX_SLOTS], made[ASSAY_MAX_SLOTS];
+        const int n_in = operands_of(t, op, op->inputs, op->n_inputs, in),
+                  n_made = operands_of(t, op, op->outputs, op->n_outputs, made);
+        assay_status st = assay_op_check(out->op, op->attrs, act, act, in, n_in, made, n_made, NULL);
+        for (int k = 0; k < n_made && st == ASSAY_OK; k++)
+            st = same_extents(out->op, in, n_in, &made[k]);
+        if (st == ASSAY_OK)
+            continue;
+        certify_bad(&out->board, CERTIFY_ACCEPTS, "%.300s, in %.150s (%s)", assay_error_message(),
+                    op->instance, assay_dtype_name(act));
+        assay_error_clear();
+    }
+    assay_trace_close(t);
+    return ASSAY_OK;
+}
+
 /* One dtype: a process of one thread, which makes every call twice, and one of three threads. */
 static assay_status try_dtype(const certify_options *o, const char *work, const char *act,
                               certify_result *out)
@@ -343,6 +397,8 @@ static assay_status try_dtype(const certify_options *o, const char *work, const 
         if (!child[k].complete)
             return ASSAY_OK;
     }
+    if (out->board.trial[CERTIFY_ACCEPTS].bad == 0)
+        ASSAY_TRY(check_outputs(child[0].answer, dtype, out));
     if (out->board.trial[CERTIFY_ACCEPTS].bad > 0)
         return ASSAY_OK;
     ASSAY_TRY(certify_judge(child[0].request, child[0].answer, NULL, CERTIFY_TRIALS, out, 1));
