@@ -25,6 +25,7 @@ typedef struct job {
     const assay_op *op;
     const json_t *attrs;
     assay_dtype act;
+    const gpu_execute_form *form;
     const gpu_slot *inputs;
     int n_inputs;
     assay_op_operand operands[ASSAY_MAX_SLOTS]; /* the inputs for the table */
@@ -162,6 +163,8 @@ static assay_status make_output(job *j, int index, const gpu_slot *before)
                     row->name, GPU_MAX_DIMS);
         memcpy(s->shape, shape, (size_t)s->ndim * sizeof shape[0]);
     }
+    if (before != NULL && !job_slot_bytes(j, before, &bytes))
+        return j->st;
     s->data = s; /* present for the check */
     const bool known = job_slot_bytes(j, s, &bytes);
     s->data = NULL;
@@ -192,10 +195,18 @@ static assay_status place_slots(job *j)
     return ASSAY_OK;
 }
 
-/* A guarded workspace of exactly the size that the operation asks for replaces ctx->workspace. */
+/* A guarded workspace of exactly the size that the operation asks for replaces ctx->workspace.  The size follows from shapes alone. */
 static assay_status place_workspace(job *j)
 {
-    const size_t bytes = gpu_ladder_workspace(j->ctx, &j->o);
+    gpu_operands shapes = j->o;
+    for (int i = 0; i < ASSAY_OP_SLOTS; ++i) {
+        shapes.slot[i].data = NULL;
+        shapes.host[i] = NULL;
+    }
+    const size_t bytes = gpu_ladder_workspace(j->ctx, &j->o), blind = gpu_ladder_workspace(j->ctx, &shapes);
+    ASSAY_CHECK(bytes == blind, ASSAY_INTERNAL,
+                "%s asks for a workspace of %zu bytes, and of %zu without data: it has to follow from shapes",
+                j->op->name, bytes, blind);
     char *device = make_buffer(j, "workspace", NULL, bytes, false, -1);
     ASSAY_TRY(j->st);
     j->ctx->workspace = device;
@@ -250,6 +261,34 @@ static assay_status job_collect(job *j)
     return ASSAY_OK;
 }
 
+/* Behind a refusal every buffer holds what it held. */
+static assay_status job_untouched(job *j, assay_status refused)
+{
+    char why[256];
+    snprintf(why, sizeof why, "%s", assay_error_message());
+    for (int i = 0; i < j->n_buffers; ++i) {
+        const job_buffer *b = &j->buffers[i];
+        const size_t whole = b->bytes + 2 * GUARD_BYTES;
+        char *after = malloc(whole);
+        ASSAY_CHECK(after != NULL, ASSAY_OUT_OF_MEMORY, "%s: %s: %zu bytes", j->op->name, b->slot, whole);
+        cudaError_t e = cudaMemcpyAsync(after, b->device, whole, cudaMemcpyDeviceToHost, j->ctx->stream);
+        if (e == cudaSuccess)
+            e = cudaStreamSynchronize(j->ctx->stream);
+        const bool same = e == cudaSuccess && memcmp(after, b->image, whole) == 0;
+        free(after);
+        if (e != cudaSuccess)
+            return gpu_cuda_error(e, b->slot, __FILE__, __LINE__, __func__);
+        ASSAY_CHECK(same, ASSAY_INTERNAL, "%s wrote %s although it refused the call (%s)", j->op->name,
+                    b->slot, why);
+    }
+    return refused;
+}
+
+static bool is_refusal(assay_status st)
+{
+    return st == ASSAY_INVALID_ARGUMENT || st == ASSAY_UNSUPPORTED || st == ASSAY_LIMIT;
+}
+
 static void job_destroy(job *j, bool keep_outputs)
 {
     for (int i = 0; i < j->n_buffers; ++i) {
@@ -273,15 +312,20 @@ static assay_status job_run(job *j)
     ASSAY_TRY(place_slots(j));
     ASSAY_TRY(place_workspace(j));
     int variant;
-    ASSAY_TRY(gpu_ladder_run(j->ctx, &j->o, 1, j->ctx->stream, &variant));
+    if (j->form->spoil != NULL)
+        j->form->spoil(j->form->user, j->ctx, &j->o);
+    const assay_status st = gpu_ladder_run(j->ctx, &j->o, 1, j->ctx->stream, &variant);
+    if (is_refusal(st))
+        return job_untouched(j, st);
+    ASSAY_TRY(st);
     ASSAY_TRY(gpu_ladder_declare(j->ctx, &j->o, variant, &j->declared));
     ASSAY_TRY(gpu_ctx_sync(j->ctx, j->op->name));
     return job_collect(j);
 }
 
-assay_status gpu_execute(gpu_ctx *ctx, const char *op, const json_t *attrs, assay_dtype act,
-                         const gpu_slot *inputs, int n_inputs, gpu_slot *outputs, int *n_outputs,
-                         gpu_declared *declared)
+assay_status gpu_execute_as(gpu_ctx *ctx, const char *op, const json_t *attrs, assay_dtype act,
+                            const gpu_slot *inputs, int n_inputs, const gpu_execute_form *form,
+                            gpu_slot *outputs, int *n_outputs, gpu_declared *declared)
 {
     *n_outputs = 0;
     ASSAY_CHECK(gpu_execute_knows(op), ASSAY_NOT_FOUND, "operation %s: unknown (docs/OPS.md lists them)", op);
@@ -298,6 +342,7 @@ assay_status gpu_execute(gpu_ctx *ctx, const char *op, const json_t *attrs, assa
     j->op = assay_op_find(op);
     j->attrs = attrs != NULL ? attrs : none;
     j->act = act;
+    j->form = form;
     j->inputs = inputs;
     j->n_inputs = n_inputs;
     const assay_status st = job_run(j);
@@ -314,6 +359,36 @@ assay_status gpu_execute(gpu_ctx *ctx, const char *op, const json_t *attrs, assa
     free(j);
     json_decref(none);
     return st;
+}
+
+assay_status gpu_execute(gpu_ctx *ctx, const char *op, const json_t *attrs, assay_dtype act,
+                         const gpu_slot *inputs, int n_inputs, gpu_slot *outputs, int *n_outputs,
+                         gpu_declared *declared)
+{
+    const gpu_execute_form plain = {0};
+    return gpu_execute_as(ctx, op, attrs, act, inputs, n_inputs, &plain, outputs, n_outputs, declared);
+}
+
+assay_status gpu_execute_read_inputs(const assay_trace *request, const assay_trace_op *op, int rank,
+                                     gpu_slot *slots)
+{
+    for (int i = 0; i < op->n_inputs; i++) {
+        const assay_trace_tensor *t = assay_trace_tensor_by_id(request, rank, op->inputs[i].tensor);
+        ASSAY_CHECK(t && (t->data || t->bytes == 0), ASSAY_FORMAT,
+                    "%s %s: input '%s' has no data; the request must not be a hash-only trace", op->op,
+                    op->instance, op->inputs[i].slot);
+        gpu_slot *s = &slots[i];
+        memset(s, 0, sizeof *s);
+        snprintf(s->slot, sizeof s->slot, "%s", op->inputs[i].slot);
+        s->dtype = t->dtype;
+        s->ndim = t->shard.ndim;
+        memcpy(s->shape, t->shard.local_shape, (size_t)t->shard.ndim * sizeof(int64_t));
+        s->data = malloc(t->bytes + 1); /* mapped data may lie at any alignment */
+        ASSAY_CHECK(s->data, ASSAY_OUT_OF_MEMORY, "%s: %zu bytes", op->op, t->bytes);
+        if (t->bytes > 0)
+            memcpy(s->data, t->data, t->bytes);
+    }
+    return ASSAY_OK;
 }
 
 bool gpu_execute_knows(const char *op)

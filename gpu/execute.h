@@ -21,13 +21,29 @@ typedef struct gpu_slot {
     void *data; /* host; outputs are allocated by gpu_execute and freed by the caller */
 } gpu_slot;
 
+/* How a run differs from the plain one. */
+typedef struct gpu_execute_form {
+    /* Breaks the operands behind the table's check, before the operation gets them; ctx holds the workspace.  NULL: nothing. */
+    void (*spoil)(void *user, gpu_ctx *ctx, gpu_operands *o);
+    void *user;
+} gpu_execute_form;
+
 /* act: dtype of activations and parameters where a slot table leaves it open.  `outputs` has room for
  * ASSAY_MAX_SLOTS entries.  *declared (may be NULL): variant and arithmetic.  ASSAY_NOT_FOUND: unknown operation.
- * ASSAY_INVALID_ARGUMENT: what its row does not allow, an index outside its range, and what the operation itself refuses. ASSAY_INTERNAL: the operation wrote into a guard or into an input (the message
- * names the slot). On an error no output is returned. */
+ * ASSAY_INVALID_ARGUMENT: what its row does not allow, an index outside its range, and what the operation itself refuses (it, ASSAY_LIMIT,
+ * ASSAY_UNSUPPORTED). ASSAY_INTERNAL: the operation wrote into a guard or into an input, wrote anything although it refused the call, or asks for
+ * another workspace when it sees no data (the message names the slot). On an error no output is returned. */
 assay_status gpu_execute(gpu_ctx *ctx, const char *op, const json_t *attrs, assay_dtype act,
                          const gpu_slot *inputs, int n_inputs, gpu_slot *outputs, int *n_outputs,
                          gpu_declared *declared);
+/* The same in another form. */
+assay_status gpu_execute_as(gpu_ctx *ctx, const char *op, const json_t *attrs, assay_dtype act,
+                            const gpu_slot *inputs, int n_inputs, const gpu_execute_form *form,
+                            gpu_slot *outputs, int *n_outputs, gpu_declared *declared);
+/* Inputs of a record of a request as host arrays of their own; slots has room for ASSAY_MAX_SLOTS, and the caller frees their data, on
+ * an error, too. */
+assay_status gpu_execute_read_inputs(const assay_trace *request, const assay_trace_op *op, int rank,
+                                     gpu_slot *slots);
 bool gpu_execute_knows(const char *op);
 
 ASSAY_END_DECLS

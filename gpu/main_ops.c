@@ -37,28 +37,6 @@ static assay_status write_output(gpu_run *run, const assay_trace_op *op, const g
     return ASSAY_OK;
 }
 
-static assay_status read_inputs(const assay_trace *request, const assay_trace_op *op, int rank,
-                                gpu_slot *slots)
-{
-    for (int i = 0; i < op->n_inputs; i++) {
-        const assay_trace_tensor *t = assay_trace_tensor_by_id(request, rank, op->inputs[i].tensor);
-        ASSAY_CHECK(t && (t->data || t->bytes == 0), ASSAY_FORMAT,
-                    "%s %s: input '%s' has no data; the request must not be a hash-only trace", op->op,
-                    op->instance, op->inputs[i].slot);
-        gpu_slot *s = &slots[i];
-        memset(s, 0, sizeof *s);
-        snprintf(s->slot, sizeof s->slot, "%s", op->inputs[i].slot);
-        s->dtype = t->dtype;
-        s->ndim = t->shard.ndim;
-        memcpy(s->shape, t->shard.local_shape, (size_t)t->shard.ndim * sizeof(int64_t));
-        s->data = malloc(t->bytes + 1); /* mapped data may lie at any alignment */
-        ASSAY_CHECK(s->data, ASSAY_OUT_OF_MEMORY, "%s: %zu bytes", op->op, t->bytes);
-        if (t->bytes > 0)
-            memcpy(s->data, t->data, t->bytes);
-    }
-    return ASSAY_OK;
-}
-
 static assay_status execute(gpu_run *run, const assay_trace *request, const assay_trace_op *op, gpu_slot *in,
                             gpu_slot *out, int *n_out, gpu_declared *declared)
 {
@@ -79,7 +57,7 @@ static assay_status execute(gpu_run *run, const assay_trace *request, const assa
     assay_dtype act;
     ASSAY_TRY(assay_json_get_string(op->attrs, "act", false, op->op, text, sizeof text));
     ASSAY_TRY(assay_dtype_from_name(text, &act));
-    ASSAY_TRY(read_inputs(request, op, rank, in));
+    ASSAY_TRY(gpu_execute_read_inputs(request, op, rank, in));
     return gpu_execute(&run->ctx, op->op, op->attrs, act, in, op->n_inputs, out, n_out, declared);
 }
 

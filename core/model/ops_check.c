@@ -299,10 +299,15 @@ static assay_status check_shape(const call *c, const assay_op_slot *s, const ass
 {
     char wanted[128], found[128];
     assay_op_binding before = *b;
+    bool extents = true; /* a negative one would be the symbol's value, and other slots would contradict it */
+    for (int d = 0; d < v->ndim; d++)
+        extents = extents && v->shape[d] >= 0;
+    show_shape(v, found, sizeof found);
+    ASSAY_CHECK(extents, ASSAY_INVALID_ARGUMENT,
+                "%s: slot %s: expected extents that are not negative, found %s", c->op->name, v->slot, found);
     if (s->numbered || assay_op_match(b, s, v->shape, v->ndim))
         return ASSAY_OK;
     show_wanted(s, &before, wanted, sizeof wanted);
-    show_shape(v, found, sizeof found);
     ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "%s: slot %s: expected shape %s, found %s", c->op->name, v->slot,
                wanted, found);
 }
@@ -374,6 +379,21 @@ static bool has_brackets(const assay_op *op)
     return false;
 }
 
+/* Whether an input has more dimensions than its row without the bracketed ones: then the call is one with them, and so is what is said of it. */
+static bool with_brackets(const call *c)
+{
+    for (int i = 0; i < c->n_in; i++) {
+        const assay_op_slot *s = assay_op_slot_find(c->op, c->in[i].slot, false);
+        assay_op_dims d;
+        if (s == NULL || strchr(s->shape, '[') == NULL)
+            continue;
+        assay_op_dims_parse(s->shape, false, &d);
+        if (d.fold < 0 && c->in[i].ndim > d.n)
+            return true;
+    }
+    return false;
+}
+
 assay_status assay_op_check(const assay_op *op, const json_t *attrs, assay_dtype act, assay_dtype par,
                             const assay_op_operand *inputs, int n_inputs, const assay_op_operand *outputs,
                             int n_outputs, assay_op_binding *binding)
@@ -382,8 +402,9 @@ assay_status assay_op_check(const assay_op *op, const json_t *attrs, assay_dtype
     assay_op_binding mine, *b = binding ? binding : &mine;
     if (!has_brackets(op))
         return check_call(&c, act, par, false, b);
-    if (check_call(&c, act, par, true, b) == ASSAY_OK)
-        return ASSAY_OK;
+    const assay_status st = check_call(&c, act, par, true, b);
+    if (st == ASSAY_OK || with_brackets(&c))
+        return st;
     assay_error_clear();
     return check_call(&c, act, par, false, b);
 }

@@ -203,15 +203,32 @@ static assay_status clamp_bwd(const gpu_work *w)
     return ASSAY_OK;
 }
 
+static int64_t row_elements(gpu_tensor t)
+{
+    int64_t n = 1;
+    for (int d = 1; d < t.ndim; ++d)
+        n *= t.shape[d];
+    return n;
+}
+
 /* Rows of s, where the tensor's rows are tokens: y has its share of x. */
 static assay_status slice_rows(const gpu_work *w)
 {
     const gpu_tensor x = gpu_operand(w->o, "x"), y = gpu_operand(w->o, "y");
     const int64_t start = gpu_operand_int(w->o, "start"), length = gpu_operand_int(w->o, "length");
+    const char *op = "slice_rows";
+    ASSAY_TRY(gpu_check_tensor(op, "x", x, x.dtype, x.dtype));
+    ASSAY_TRY(gpu_check_tensor(op, "y", y, x.dtype, x.dtype));
+    ASSAY_CHECK(x.ndim > 0 && y.ndim > 0, ASSAY_INVALID_ARGUMENT, "%s: x, y: expected rows", op);
     const int64_t unit = length > 0 ? y.shape[0] / length : 1;
-    ASSAY_CHECK(x.ndim > 0 && length <= x.shape[0] && start <= x.shape[0] / (unit > 0 ? unit : 1) - length,
+    ASSAY_CHECK(unit > 0 && y.shape[0] == unit * length, ASSAY_INVALID_ARGUMENT,
+                "%s: y: expected %" PRId64 " rows or a multiple, found %" PRId64, op, length, y.shape[0]);
+    ASSAY_CHECK(row_elements(x) == row_elements(y), ASSAY_INVALID_ARGUMENT,
+                "%s: y: expected rows of %" PRId64 " elements as x has, found %" PRId64, op, row_elements(x),
+                row_elements(y));
+    ASSAY_CHECK(start >= 0 && length >= 0 && length <= x.shape[0] && start <= x.shape[0] / unit - length,
                 ASSAY_INVALID_ARGUMENT,
-                "slice_rows: expected rows inside %" PRId64 ", found start %" PRId64 ", length %" PRId64,
+                "%s: x: expected rows inside %" PRId64 ", found start %" PRId64 ", length %" PRId64, op,
                 x.shape[0], start, length);
     const gpu_tensor piece = gpu_tensor_rows(x, start * unit, y.shape[0]);
     if (gpu_tensor_bytes(y) > 0 && y.data != piece.data) /* else a view */

@@ -168,6 +168,7 @@ static assay_status router_drop(const gpu_work *w)
     ASSAY_TRY(gpu_check_tensor(op, "routed", routed, ASSAY_I64, ASSAY_I64));
     ASSAY_TRY(gpu_check_count(op, "routed", routed, length * indices.shape[1]));
     ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", counts, ASSAY_I64, ASSAY_I64));
+    ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", counts, gpu_operand_int(w->o, "experts")));
     ASSAY_CHECK(start >= 0 && length >= 0 && start + length <= indices.shape[0], ASSAY_INVALID_ARGUMENT,
                 "%s: tokens %lld to %lld of %lld", op, (long long)start, (long long)(start + length),
                 (long long)indices.shape[0]);
@@ -195,6 +196,7 @@ static assay_status permute_plan(const gpu_work *w)
     ASSAY_CHECK(first >= 0 && local >= 0 && first + local <= experts, ASSAY_INVALID_ARGUMENT,
                 "%s: experts %lld to %lld of %lld", op, (long long)first, (long long)(first + local),
                 (long long)experts);
+    ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", tokens_per_expert, gpu_operand_int(w->o, "experts")));
     ASSAY_CHECK(rows <= n, ASSAY_INVALID_ARGUMENT, "%s: rows: expected at most %lld, found %lld", op,
                 (long long)n, (long long)rows);
     ASSAY_TRY(gpu_check_count(op, "row_token", row_token, rows));

@@ -11,11 +11,13 @@
  * An operation of which cuBLASLt has no algorithm for one expert's product runs as k0 whole. */
 #include "gpu/ops/grouped.cuh"
 
-/* Counts are not negative and sum to the number of rows. */
-static assay_status check_groups(const char *op, const int64_t *tokens_per_expert, int64_t experts,
-                                 int64_t rows)
+/* Counts are one for each expert, not negative, and sum to the number of rows. */
+static assay_status check_groups(const char *op, gpu_tensor counts, const int64_t *tokens_per_expert,
+                                 int64_t experts, int64_t rows)
 {
     int64_t sum = 0;
+    ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", counts, ASSAY_I64, ASSAY_I64));
+    ASSAY_TRY(gpu_check_count(op, "tokens_per_expert", counts, experts));
     ASSAY_CHECK(tokens_per_expert != nullptr || experts == 0, ASSAY_INVALID_ARGUMENT,
                 "%s: tokens_per_expert: expected %" PRId64 " entries in host memory, found NULL", op,
                 experts);
@@ -56,6 +58,7 @@ static assay_status check_grouped(const char *op, const char *name, gpu_tensor w
 static assay_status grouped_linear_fwd_product(const gpu_operands *o, product *p)
 {
     const gpu_tensor y = gpu_operand(o, "y"), x = gpu_operand(o, "x"), weight = gpu_operand(o, "weight");
+    const gpu_tensor counts = gpu_operand(o, "tokens_per_expert");
     const int64_t *tokens_per_expert = gpu_operand_host(o, "tokens_per_expert");
     const char *op = "grouped_linear_fwd";
     ASSAY_TRY(gpu_check_act(op, "weight", weight));
@@ -65,7 +68,7 @@ static assay_status grouped_linear_fwd_product(const gpu_operands *o, product *p
     const int64_t rows = gpu_tensor_row_count(x), n = weight.shape[1], k = weight.shape[2];
     ASSAY_TRY(gpu_check_shape2(op, "x", x, rows, k));
     ASSAY_TRY(gpu_check_shape2(op, "y", y, rows, n));
-    ASSAY_TRY(check_groups(op, tokens_per_expert, weight.shape[0], rows));
+    ASSAY_TRY(check_groups(op, counts, tokens_per_expert, weight.shape[0], rows));
     *p = product_of(op, rows, n, k, y, x, weight);
     p->tokens_per_expert = tokens_per_expert;
     p->experts = weight.shape[0];
@@ -75,6 +78,7 @@ static assay_status grouped_linear_fwd_product(const gpu_operands *o, product *p
 static assay_status grouped_linear_bwd_input_product(const gpu_operands *o, product *p)
 {
     const gpu_tensor dx = gpu_operand(o, "dx"), dy = gpu_operand(o, "dy"), weight = gpu_operand(o, "weight");
+    const gpu_tensor counts = gpu_operand(o, "tokens_per_expert");
     const int64_t *tokens_per_expert = gpu_operand_host(o, "tokens_per_expert");
     const char *op = "grouped_linear_bwd_input";
     ASSAY_TRY(gpu_check_act(op, "weight", weight));
@@ -84,7 +88,7 @@ static assay_status grouped_linear_bwd_input_product(const gpu_operands *o, prod
     const int64_t rows = gpu_tensor_row_count(dy), n = weight.shape[1], k = weight.shape[2];
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, rows, n));
     ASSAY_TRY(gpu_check_shape2(op, "dx", dx, rows, k));
-    ASSAY_TRY(check_groups(op, tokens_per_expert, weight.shape[0], rows));
+    ASSAY_TRY(check_groups(op, counts, tokens_per_expert, weight.shape[0], rows));
     *p = product_of(op, rows, k, n, dx, dy, weight);
     p->b_is_kn = true;
     p->tokens_per_expert = tokens_per_expert;
@@ -95,6 +99,7 @@ static assay_status grouped_linear_bwd_input_product(const gpu_operands *o, prod
 static assay_status grouped_linear_bwd_weight_product(const gpu_operands *o, product *p)
 {
     const gpu_tensor dweight = gpu_operand(o, "dweight"), dy = gpu_operand(o, "dy"), x = gpu_operand(o, "x");
+    const gpu_tensor counts = gpu_operand(o, "tokens_per_expert");
     const int64_t *tokens_per_expert = gpu_operand_host(o, "tokens_per_expert");
     const char *op = "grouped_linear_bwd_weight";
     ASSAY_TRY(gpu_check_tensor(op, "dweight", dweight, ASSAY_F32, ASSAY_F32));
@@ -104,7 +109,7 @@ static assay_status grouped_linear_bwd_weight_product(const gpu_operands *o, pro
     const int64_t rows = gpu_tensor_row_count(dy), n = dweight.shape[1], k = dweight.shape[2];
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, rows, n));
     ASSAY_TRY(gpu_check_shape2(op, "x", x, rows, k));
-    ASSAY_TRY(check_groups(op, tokens_per_expert, dweight.shape[0], rows));
+    ASSAY_TRY(check_groups(op, counts, tokens_per_expert, dweight.shape[0], rows));
     *p = product_of(op, n, k, rows, dweight, dy, x);
     p->a_is_km = p->b_is_kn = p->accumulate = true;
     p->tokens_per_expert = tokens_per_expert;

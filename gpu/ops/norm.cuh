@@ -73,12 +73,19 @@ template <class T, int LANES> static cudaError_t launch_dgamma_k1(const norm_bwd
                       (const float *)a->rstd.data, a->t, a->h);
 }
 
+/* t as rows of h columns; as it is where it has none such, and the checks say so. */
+static inline gpu_tensor norm_rows_of(gpu_tensor t, int64_t h)
+{
+    int64_t count = 0;
+    const bool known = gpu_tensor_present(t) && assay_shape_count(t.shape, t.ndim, &count);
+    const int64_t shape[2] = {h > 0 ? count / h : gpu_tensor_row_count(t), h};
+    return known && (h > 0 ? count % h == 0 : count == 0) ? gpu_tensor_make(t.data, t.dtype, 2, shape) : t;
+}
+
 /* Rows as wide as gamma: [T,A,D] is [T*A,D] for a norm of each head and [T,A*D] for one over all heads. */
 static inline gpu_tensor norm_rows(gpu_tensor t, gpu_tensor gamma)
 {
-    const int64_t h = gpu_tensor_count(gamma), count = gpu_tensor_count(t);
-    const int64_t shape[2] = {h > 0 ? count / h : gpu_tensor_row_count(t), h};
-    return h > 0 && count % h != 0 ? t : gpu_tensor_make(t.data, t.dtype, 2, shape);
+    return norm_rows_of(t, gpu_tensor_count(gamma));
 }
 
 static inline void norm_row_lanes(assay_arith *a, const gpu_ctx *, const gpu_operands *o)

@@ -153,14 +153,6 @@ template <class T> static cudaError_t launch_bwd(int variant, const norm_bwd_arg
 }
 
 /* --- operations --------------------------------------------------------------------------------------------- */
-/* x as rows of h columns. */
-static gpu_tensor rows_of(gpu_tensor x, int64_t h)
-{
-    const int64_t count = gpu_tensor_count(x);
-    const int64_t shape[2] = {h > 0 ? count / h : gpu_tensor_row_count(x), h};
-    return h > 0 && count % h != 0 ? x : gpu_tensor_make(x.data, x.dtype, 2, shape);
-}
-
 static assay_status check_width(const char *op, int64_t width, int64_t h)
 {
     ASSAY_CHECK(width >= h && width > 0, ASSAY_INVALID_ARGUMENT,
@@ -172,7 +164,7 @@ static assay_status check_width(const char *op, int64_t width, int64_t h)
 static assay_status rmsnorm_sumsq(const gpu_work *w)
 {
     const int64_t h = gpu_operand_int(w->o, "columns");
-    const gpu_tensor x = rows_of(gpu_operand(w->o, "x"), h), y = gpu_operand(w->o, "y");
+    const gpu_tensor x = norm_rows_of(gpu_operand(w->o, "x"), h), y = gpu_operand(w->o, "y");
     const char *op = "rmsnorm_sumsq";
     ASSAY_TRY(gpu_check_act(op, "x", x));
     ASSAY_TRY(gpu_check_tensor(op, "y", y, ASSAY_F32, ASSAY_F32));

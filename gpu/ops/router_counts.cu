@@ -106,7 +106,7 @@ static assay_status running_counts(const gpu_work *w)
     ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", counts, ASSAY_I64, ASSAY_I64));
     ASSAY_TRY(gpu_check_tensor(op, "total", total, ASSAY_I64, ASSAY_I64));
     ASSAY_TRY(gpu_check_count(op, "total", total, n));
-    if (previous.data != nullptr) {
+    if (gpu_tensor_present(previous)) {
         ASSAY_TRY(gpu_check_tensor(op, "previous", previous, ASSAY_I64, ASSAY_I64));
         ASSAY_TRY(gpu_check_count(op, "previous", previous, n));
     }

@@ -1,5 +1,6 @@
 /* Records of a request as calls. */
 #include "parity/certify/call.h"
+#include "parity/certify/symbols.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,7 +17,7 @@ bool call_is_output(const call_record *r, int slot)
 
 bool call_has_rows(const call_record *r, int slot)
 {
-    return certify_has_rows(r->kernel->op, slot);
+    return certify_slot_has_rows(&r->kernel->op->slots[slot]);
 }
 
 /* --- reading ------------------------------------------------------------------------------------------------ */

@@ -82,13 +82,6 @@ assay_status certify_kernel_json(const certify_kernel *c, json_t **out);
 /* Whether the description's shapes take these sizes: 1, 0; -1: it cannot be read. */
 int certify_shapes_take(const char *shapes, const assay_op_binding *binding, char *why, size_t capacity);
 
-/* --- rows.c: what the table says of rows, extents T, of an operation --------------------------------------------- */
-bool certify_has_rows(const assay_op *op, int slot);
-/* Whether the output is a sum over rows ("dgamma: T"). */
-bool certify_sums_rows(const assay_op *op, const char *slot);
-/* Whether row i of every output that is no sum over rows depends on row i of the inputs alone. */
-bool certify_cuts_into_rows(const assay_op *op);
-
 /* --- request.c ---------------------------------------------------------------------------------------------- */
 typedef struct certify_plan {
     const char *op; /* NULL: every operation */

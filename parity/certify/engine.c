@@ -1,38 +1,48 @@
 /* The engine's own kernels through its operation door, over the same requests. */
-#include "parity/certify/probe.h"
+#include "parity/certify/engine.h"
 
 #include "core/base/log.h"
+#include "parity/certify/probe.h"
 #include "parity/checks/request.h"
-#include "parity/run/engine.h"
 #include <stdlib.h>
 #include <string.h>
 
-static const char *const acts[] = {"F32", "BF16"};
+enum { EXTRA = 8 };
 
-static void path_of(char out[ASSAY_PATH], const char *work, const char *what, const char *act)
+void engine_path(char out[ASSAY_PATH], const engine_trial *t, const char *what)
 {
-    snprintf(out, ASSAY_PATH, "%.900s/%s.%s", work, what, act);
+    snprintf(out, ASSAY_PATH, "%.900s/%s.%s", t->work, what, t->act);
 }
 
-/* Answers the request of one dtype. */
-static assay_status answer(const certify_options *o, const parity_engine *e, const char *work,
-                           const char *what, const char *act)
+certify_result *engine_result_of(const engine_trial *t, const char *op)
 {
-    char request[ASSAY_PATH], out[ASSAY_PATH], log[ASSAY_PATH], request_option[ASSAY_PATH + 16],
+    for (int i = 0; i < t->n; i++)
+        if (strcmp(t->results[i].op->name, op) == 0)
+            return &t->results[i];
+    return NULL;
+}
+
+assay_status engine_answer(const engine_trial *t, const char *asked, const char *what,
+                           const char *const *more, double limit)
+{
+    char request[ASSAY_PATH], out[ASSAY_PATH], log[ASSAY_PATH + 8], request_option[ASSAY_PATH + 16],
         out_option[ASSAY_PATH + 16];
+    const char *extra[EXTRA + 3] = {request_option, out_option}, *variant = t->o->variant;
     assay_train_options train;
     double wall;
+    int n = 2;
     assay_train_options_default(&train);
-    snprintf(train.variant, sizeof train.variant, "%s", strcmp(o->variant, "fastest") == 0 ? "" : o->variant);
+    snprintf(train.variant, sizeof train.variant, "%s", strcmp(variant, "fastest") == 0 ? "" : variant);
     snprintf(train.layout, sizeof train.layout, "1");
-    train.precision = strcmp(act, "BF16") == 0 ? ASSAY_PRECISION_BF16 : ASSAY_PRECISION_FP32;
-    path_of(request, work, "request", act);
-    path_of(out, work, what, act);
-    snprintf(log, sizeof log, "%.900s/%s.%s.log", work, what, act);
+    train.precision = strcmp(t->act, "BF16") == 0 ? ASSAY_PRECISION_BF16 : ASSAY_PRECISION_FP32;
+    engine_path(request, t, asked);
+    engine_path(out, t, what);
+    snprintf(log, sizeof log, "%.1000s.log", out);
     snprintf(request_option, sizeof request_option, "--request=%s", request);
     snprintf(out_option, sizeof out_option, "--out=%s", out);
-    const char *extra[] = {request_option, out_option, NULL};
-    return parity_engine_run(e, "ops", &train, extra, log, true, o->limit, &wall);
+    for (int i = 0; more != NULL && more[i] != NULL && i < EXTRA; i++)
+        extra[n++] = more[i];
+    return parity_engine_run(t->e, "ops", &train, extra, log, true, limit, &wall);
 }
 
 static int list_operations(const char *only, certify_result *results)
@@ -85,8 +95,8 @@ static int64_t count_records(const assay_trace *t, const char *op)
 /* What the door itself holds: it stops with an error where guards, inputs or a call are not as they should be. */
 static void take_door(certify_result *r, int64_t calls)
 {
-    static const certify_trial door[] = {CERTIFY_CRASH, CERTIFY_ACCEPTS, CERTIFY_GUARDS, CERTIFY_INPUTS,
-                                         CERTIFY_SIMULATOR};
+    static const certify_trial door[] = {CERTIFY_CRASH,  CERTIFY_TIME,      CERTIFY_ACCEPTS,  CERTIFY_GUARDS,
+                                         CERTIFY_INPUTS, CERTIFY_SIMULATOR, CERTIFY_WORKSPACE};
     for (size_t i = 0; i < sizeof door / sizeof *door; i++)
         r->board.trial[door[i]].calls += calls;
     r->calls += calls;
@@ -106,9 +116,7 @@ static json_t *untried(const assay_op *op, const certify_result *r)
             json_array_append_new(list, json_string(text));
         }
     static const char *const never[] = {
-        "batch invariance, strides, outputs in an input's memory, shadows, illegal calls, other placements "
-        "of tensors: "
-        "not through the engine's operation door",
+        "batch invariance, strides, in place, shadows, other placements: not through the engine's door",
         "elements that nobody wrote: outputs begin as NaN (-1 for integers) and are judged by value",
         "a real device: its arithmetic, memory order, streams and timing; compute-sanitizer; throughput"};
     for (size_t i = 0; i < sizeof never / sizeof *never; i++)
@@ -138,32 +146,34 @@ static void hold_to_probe(const certify_probe *p, const assay_trace *trace, cert
     }
 }
 
-static assay_status try_dtype(const certify_options *o, const parity_engine *e, const char *work,
-                              const char *act, const certify_plan *plan, certify_result *results, int n,
-                              const char *sha, const certify_probe *probe)
+static assay_status try_dtype(const engine_trial *t, const certify_plan *plan, const char *sha,
+                              const certify_probe *probe)
 {
     char request[ASSAY_PATH], first[ASSAY_PATH], second[ASSAY_PATH];
     assay_trace *trace = NULL;
     assay_dtype dtype;
-    path_of(request, work, "request", act);
-    path_of(first, work, "answer", act);
-    path_of(second, work, "repeat", act);
-    ASSAY_TRY(assay_dtype_from_name(act, &dtype));
+    engine_path(request, t, "request");
+    engine_path(first, t, "answer");
+    engine_path(second, t, "repeat");
+    ASSAY_TRY(assay_dtype_from_name(t->act, &dtype));
     ASSAY_TRY(certify_request(request, dtype, plan, NULL));
-    ASSAY_TRY(answer(o, e, work, "answer", act));
-    ASSAY_TRY(answer(o, e, work, "repeat", act));
-    ASSAY_TRY(certify_judge(request, first, NULL, CERTIFY_TRIALS, results, n));
-    ASSAY_TRY(certify_judge_bits(first, second, CERTIFY_REPEAT, results, n));
+    ASSAY_TRY(engine_answer(t, "request", "answer", NULL, t->o->limit));
+    ASSAY_TRY(engine_answer(t, "request", "repeat", NULL, t->o->limit));
+    ASSAY_TRY(certify_judge(request, first, NULL, CERTIFY_TRIALS, t->results, t->n));
+    ASSAY_TRY(certify_judge_bits(first, second, CERTIFY_REPEAT, t->results, t->n));
+    ASSAY_TRY(engine_try_illegal(t));
     ASSAY_TRY(assay_trace_open(&trace, first, false));
-    for (int i = 0; i < n; i++) {
-        take_door(&results[i], count_records(trace, results[i].op->name));
-        hold_to_probe(probe, trace, &results[i]);
-        if (results[i].subject == NULL)
-            results[i].subject = subject_of(o, e, results[i].op, sha, trace);
+    for (int i = 0; i < t->n; i++) {
+        take_door(&t->results[i], count_records(trace, t->results[i].op->name));
+        hold_to_probe(probe, trace, &t->results[i]);
+        if (t->results[i].subject == NULL)
+            t->results[i].subject = subject_of(t->o, t->e, t->results[i].op, sha, trace);
     }
     assay_trace_close(trace);
     return ASSAY_OK;
 }
+
+static const char *const acts[] = {"F32", "BF16"};
 
 assay_status certify_engine(const certify_options *o, const char *work, certify_result **out, int *n)
 {
@@ -185,8 +195,10 @@ assay_status certify_engine(const certify_options *o, const char *work, certify_
     certify_probe probe;
     ASSAY_TRY_GOTO(probe_run(o, work, PROBE_STRIDE, &probe), st, done);
     certify_plan plan = {.op = *n == 1 ? results[0].op->name : NULL, .seeds = o->seeds};
-    for (size_t d = 0; d < 2; d++)
-        ASSAY_TRY_GOTO(try_dtype(o, &e, work, acts[d], &plan, results, *n, sha, &probe), st, done);
+    for (size_t d = 0; d < sizeof acts / sizeof *acts; d++) {
+        const engine_trial t = {.o = o, .e = &e, .work = work, .act = acts[d], .results = results, .n = *n};
+        ASSAY_TRY_GOTO(try_dtype(&t, &plan, sha, &probe), st, done);
+    }
     for (int i = 0; i < *n; i++) {
         results[i].plan = (certify_plan){.op = results[i].op->name, .seeds = o->seeds};
         results[i].not_tried = untried(results[i].op, &results[i]);

@@ -1,4 +1,5 @@
 /* Calls that break the contract: each gets an error code, and no output is written. */
+#include "parity/certify/symbols.h"
 #include "parity/certify/trial.h"
 
 #include <string.h>
@@ -30,46 +31,13 @@ static void run(breakage *b)
                     code, board->now);
 }
 
-/* A symbol that stands in another slot, too, or in an attribute: one of them contradicts when it is larger. */
-static bool is_shared(const assay_op *op, int slot, const char *symbol)
-{
-    for (int i = 0; i < assay_op_n_attrs(op); i++)
-        if (op->attrs[i].symbol != NULL && strcmp(op->attrs[i].symbol, symbol) == 0)
-            return true;
-    for (int i = 0; i < assay_op_n_slots(op); i++)
-        for (const char *p = op->slots[i].shape; i != slot && *p != '\0';
-             p += strcspn(p, ","), p += *p == ',')
-            if (strncmp(p, symbol, strlen(symbol)) == 0 &&
-                (p[strlen(symbol)] == ',' || p[strlen(symbol)] == '\0'))
-                return true;
-    return false;
-}
-
-/* The symbol that is dimension d of a slot, alone; "": something else. */
-static void symbol_of(const assay_op_slot *row, int d, char out[8])
-{
-    const char *p = row->shape;
-    out[0] = '\0';
-    if (strpbrk(p, "[(") != NULL)
-        return;
-    for (; d > 0 && *p != '\0'; d--) {
-        p += strcspn(p, ",");
-        p += *p == ',';
-    }
-    const size_t n = strcspn(p, ",");
-    if (n > 0 && n < 8 && strcspn(p, "*+/") >= n) {
-        memcpy(out, p, n);
-        out[n] = '\0';
-    }
-}
-
 static assay_status try_shapes(breakage *b, int i)
 {
     const assay_op *op = b->r->kernel->op;
     for (int d = 0; d < b->r->slot[i].ndim; d++) {
         char symbol[8], what[96];
-        symbol_of(&op->slots[i], d, symbol);
-        if (symbol[0] == '\0' || !is_shared(op, i, symbol))
+        certify_symbol_of(&op->slots[i], d, symbol);
+        if (symbol[0] == '\0' || !certify_symbol_is_shared(op, i, symbol))
             continue;
         snprintf(what, sizeof what, "an extra element in dimension %d of %s: ", d, op->slots[i].name);
         ASSAY_TRY(begin(b, what));

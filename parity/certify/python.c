@@ -2,6 +2,7 @@
  * requests, calls the function in a process of its own, and writes the answers.  It says which call runs in a small file, and everything that it
  * finds in another as it finds it: neither is lost with the process. */
 #include "parity/certify/certify.h"
+#include "parity/certify/symbols.h"
 
 #include "core/base/file.h"
 #include "core/base/log.h"
@@ -301,10 +302,10 @@ static bool is_output(const assay_op *op, int i)
 /* Outputs in the order in which the function returns them; inputs of rows that can be cut, and outputs that have the same rows then. */
 static void name_slots(const assay_op *op, python_child *c)
 {
-    const bool cuts = certify_cuts_into_rows(op);
+    const bool cuts = certify_has_own_rows(op);
     for (int i = 0; i < assay_op_n_slots(op); i++) {
         const char *name = op->slots[i].name;
-        const bool rows = cuts && certify_has_rows(op, i), out = is_output(op, i);
+        const bool rows = cuts && certify_slot_has_rows(&op->slots[i]), out = is_output(op, i);
         char *const into[] = {out ? c->outputs : NULL, rows && !out ? c->rows : NULL,
                               rows && out && !certify_sums_rows(op, name) ? c->compared : NULL};
         for (size_t k = 0; k < sizeof into / sizeof *into; k++)

@@ -1,4 +1,5 @@
 /* Other forms of a call that succeeded: its rows in two parts, rows with gaps, an output in an input's place, shadows. */
+#include "parity/certify/symbols.h"
 #include "parity/certify/trial.h"
 
 #include <stdlib.h>
@@ -12,7 +13,7 @@ static bool cuts_into_rows(const call_record *r)
     bool any = false;
     for (int i = 0; i < assay_op_n_slots(r->kernel->op); i++)
         any = any || (call_is_output(r, i) && call_has_rows(r, i) && r->slot[i].shape[0] > 1);
-    return any && certify_cuts_into_rows(r->kernel->op);
+    return any && certify_has_own_rows(r->kernel->op);
 }
 
 static void compare_rows(trial *t, const call_record *r, const call_ready *c)

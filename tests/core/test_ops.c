@@ -291,6 +291,18 @@ static const sample samples[] = {
      {{"x", "F32", 2, {4, 9}}, {"weight", "F32", 2, {6, 8}}},
      Y_LINEAR,
      "slot weight: expected shape [N,K=9], found [6,8]"},
+    /* not the first one's symbol, which the second would contradict */
+    {"linear_fwd",
+     "{}",
+     {{"x", "F32", 2, {4, 8}}, {"weight", "F32", 2, {-1, 8}}, {"bias", "F32", 1, {6}}},
+     Y_LINEAR,
+     "slot weight: expected extents that are not negative, found [-1,8]"},
+    /* of a call with bracketed dimensions is said what is wrong with them, not that it has them */
+    {"router_aux_loss",
+     "{\"topk\":2,\"tokens\":4,\"aux_coeff\":0.1,\"z_coeff\":0.1}",
+     {{"score_sums", "F32", 2, {3, 8}}, {"tokens_per_expert", "I64", 2, {3, 7}}},
+     {{"losses", "F32", 1, {2}}},
+     "slot tokens_per_expert: expected shape"},
     {"linear_fwd", "{}", LINEAR({"bias", "F32", 1, {7}}), Y_LINEAR,
      "slot bias: expected shape [N=6], found [7]"},
     {"linear_fwd",

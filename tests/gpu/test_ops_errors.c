@@ -253,6 +253,101 @@ Test(gpu_execute, refuses_unknown_operations_slots_attributes_and_indices)
     gpu_ctx_destroy(&x);
 }
 
+/* What `assay certify --engine` found: contradictions that the table refuses, behind the table. */
+Test(gpu_errors, operands_that_contradict_each_other_behind_the_table)
+{
+    static const int64_t counts[2] = {1, 2};
+    const int64_t shape[3] = {2, 4, 6}, negative[2] = {-1, 4};
+    const gpu_tensor experts = gpu_tensor_make(scratch, ASSAY_F32, 3, shape),
+                     below = gpu_tensor_make(scratch, ASSAY_F32, 2, negative), none = gpu_tensor_none();
+    gpu_tensor no_data = i64(1, 4);
+    no_data.data = NULL;
+    gpu_ctx x;
+    open_ctx(&x);
+    refused(RAW(&x, "grouped_linear_fwd", RAW_T("y", f32(3, 4)), RAW_T("x", f32(3, 6)),
+                RAW_T("weight", experts), RAW_T("tokens_per_expert", none, .host = counts)),
+            ASSAY_INVALID_ARGUMENT, "tokens_per_expert: expected a tensor", "none");
+    refused(RAW(&x, "grouped_linear_fwd", RAW_T("y", f32(3, 4)), RAW_T("x", f32(3, 6)),
+                RAW_T("weight", experts), RAW_T("tokens_per_expert", i64(1, 3), .host = counts)),
+            ASSAY_INVALID_ARGUMENT, "tokens_per_expert: expected 2 elements", "found 3");
+    refused(RAW(&x, "rmsnorm_fwd", RAW_T("y", f32(3, 4)), RAW_T("x", f32(3, 4)), RAW_T("rstd", f32(1, 3)),
+                RAW_T("gamma", f32(1, 0)), {"eps", .number = 1e-6}),
+            ASSAY_INVALID_ARGUMENT, "x: expected shape [3,0]", "found [3,4]");
+    refused(RAW(&x, "rmsnorm_fwd", RAW_T("y", f32(3, 4)), RAW_T("x", below), RAW_T("rstd", f32(1, 3)),
+                RAW_T("gamma", f32(1, 4)), {"eps", .number = 1e-6}),
+            ASSAY_INVALID_ARGUMENT, "rmsnorm_fwd: x: shape [-1,4]", "negative");
+    refused(RAW(&x, "slice_rows", RAW_T("y", f32(2, 5)), RAW_T("x", f32(4, 4)), {"start", .number = 1},
+                {"length", .number = 2}),
+            ASSAY_INVALID_ARGUMENT, "y: expected rows of 4 elements", "found 5");
+    refused(RAW(&x, "slice_rows", RAW_T("y", f32(3, 4)), RAW_T("x", f32(4, 4)), {"start", .number = 1},
+                {"length", .number = 2}),
+            ASSAY_INVALID_ARGUMENT, "y: expected 2 rows", "found 3");
+    refused(RAW(&x, "slice_rows", RAW_T("y", none), RAW_T("x", f32(4, 4)), {"start", .number = 1},
+                {"length", .number = 2}),
+            ASSAY_INVALID_ARGUMENT, "y: expected a tensor", "none");
+    refused(RAW(&x, "running_counts", RAW_T("tokens_per_expert", i64(1, 4)), RAW_T("total", i64(1, 4)),
+                RAW_T("previous", no_data)),
+            ASSAY_INVALID_ARGUMENT, "previous: expected data", "NULL");
+    refused(RAW(&x, "router_drop", RAW_T("all_indices", i64(3, 2)), RAW_T("token", i64(1, 3)),
+                RAW_T("routed", i64(3, 2)), RAW_T("tokens_per_expert", i64(1, 5)), {"experts", .number = 4},
+                {"length", .number = 3}),
+            ASSAY_INVALID_ARGUMENT, "tokens_per_expert: expected 4 elements", "found 5");
+    refused(RAW(&x, "permute_plan", RAW_T("indices", i64(3, 2)), RAW_T("row_token", i64(1, 6)),
+                RAW_T("row_slot", i64(1, 6)), RAW_T("tokens_per_expert", i64(1, 5)),
+                RAW_T("token_row", i64(3, 2)), {"experts", .number = 4}, {"rows", .number = 6},
+                {"local_experts", .number = 4}),
+            ASSAY_INVALID_ARGUMENT, "tokens_per_expert: expected 4 elements", "found 5");
+    gpu_ctx_destroy(&x);
+}
+
+/* An updated slot without data was taken as one that holds NaN. */
+Test(gpu_execute, an_updated_slot_needs_its_data)
+{
+    gpu_ctx x;
+    open_ctx(&x);
+    op_call c;
+    call_begin(&c, &x, 1);
+    put(&c, "dy", ASSAY_F32, 0, 1, 2, (int64_t)3, (int64_t)4);
+    put(&c, "dbias_in", ASSAY_F32, 0, 1, 1, (int64_t)4);
+    void *const data = c.in[1].data;
+    c.in[1].data = NULL;
+    refused(execute(&c, "linear_bwd_bias"), ASSAY_INVALID_ARGUMENT, "dbias_in", "no data");
+    c.in[1].data = data;
+    call_end(&c);
+    gpu_ctx_destroy(&x);
+}
+
+/* Stands for an operation that begins to write and then refuses: its operand is broken and its output changed. */
+static void write_and_break(void *user, gpu_ctx *ctx, gpu_operands *o)
+{
+    const char *slot = user;
+    gpu_tensor *b = &o->slot[gpu_operands_index(o, "b")];
+    const float one = 1.0f;
+    b->shape[0]++;
+    (void)cudaMemcpyAsync(gpu_operand(o, slot).data, &one, sizeof one, cudaMemcpyHostToDevice, ctx->stream);
+    (void)cudaStreamSynchronize(ctx->stream);
+}
+
+Test(gpu_execute, a_refusal_behind_which_something_is_written_is_an_error_of_the_operation)
+{
+    char y[] = "y", a[] = "a";
+    gpu_ctx x;
+    open_ctx(&x);
+    op_call c;
+    call_begin(&c, &x, 1);
+    put(&c, "a", ASSAY_F32, 0, 1, 1, (int64_t)3);
+    put(&c, "b", ASSAY_F32, 0, 1, 1, (int64_t)3);
+    for (int i = 0; i < 2; ++i) {
+        const gpu_execute_form form = {.spoil = write_and_break, .user = i == 0 ? y : a};
+        refused(gpu_execute_as(&x, "add", c.attrs, ASSAY_F32, c.in, c.n_in, &form, c.out, &c.n_out, NULL),
+                ASSAY_INTERNAL,
+                i == 0 ? "add wrote y although it refused" : "add wrote a although it refused", "(add: ");
+        cr_assert_eq(c.n_out, 0);
+    }
+    call_end(&c);
+    gpu_ctx_destroy(&x);
+}
+
 Test(gpu_execute, the_context_workspace_comes_back_and_outputs_are_all_written)
 {
     gpu_ctx x;

@@ -1,0 +1,29 @@
+/* The engine's own kernels under trial: what the files of `--engine` share.  Private to parity/certify/. */
+#ifndef PARITY_CERTIFY_ENGINE_H
+#define PARITY_CERTIFY_ENGINE_H
+
+#include "parity/certify/certify.h"
+#include "parity/run/engine.h"
+
+/* The trial of one dtype of activations. */
+typedef struct engine_trial {
+    const certify_options *o;
+    const parity_engine *e;
+    const json_t *operations; /* what the engine says of its kernels (doctor --ops) */
+    const char *work;         /* folder */
+    const char *act;          /* "F32", "BF16" */
+    certify_result *results;
+    int n;
+} engine_trial;
+
+/* "WORK/what.ACT" */
+void engine_path(char out[ASSAY_PATH], const engine_trial *t, const char *what);
+/* Runs the engine's `ops` on the request `asked` into `what`; more: further options, ended by NULL, or NULL. */
+assay_status engine_answer(const engine_trial *t, const char *asked, const char *what,
+                           const char *const *more, double limit);
+certify_result *engine_result_of(const engine_trial *t, const char *op);
+
+/* engine_illegal.c: trial `arguments`.  The records of `request` in every way that breaks the contract. */
+assay_status engine_try_illegal(const engine_trial *t);
+
+#endif

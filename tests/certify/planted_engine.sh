@@ -1,0 +1,35 @@
+#!/usr/bin/env bash
+# assay-sim with a fault: what the trials of `assay certify --engine` have to see (tests/parity/test_certify_engine.c).
+#   ENGINE=assay-sim PLANT=FAULT planted_engine.sh VERB OPTION...
+set -uo pipefail
+out='' illegal='' arguments=()
+for word in "$@"; do
+    case $word in
+    --out=*) out=${word#--out=} ;;
+    --illegal=*) illegal=${word#--illegal=} ;;
+    esac
+    arguments+=("$word")
+done
+
+answer() { "$ENGINE" "${arguments[@]}"; }
+say() { # say STATUS MESSAGE: entry 5 gets another answer, and what comes behind a fault is not there
+    sed -i "/\"entry\":5,/s/.*/{\"entry\":5,\"status\":\"$1\",\"message\":\"$2\"}/" "$out"
+    [[ $1 == OK || $1 == INVALID_ARGUMENT ]] || sed -i '/"entry":5,/q' "$out"
+}
+
+if [[ -n $illegal && ! -e $out.once ]]; then
+    answer || exit
+    touch "$out.once" # the list goes on behind a crash; the fault is planted once
+    case $PLANT in
+    accepts) say OK '' ;;
+    speechless) say INVALID_ARGUMENT 'no' ;;
+    writes) say INTERNAL 'rmsnorm_fwd wrote y although it refused the call' ;;
+    crashes | hangs)
+        sed -i '/"entry":5}/q' "$out"
+        [[ $PLANT == hangs ]] && exec sleep 60
+        kill -SEGV $$
+        ;;
+    esac
+    exit 0
+fi
+answer
