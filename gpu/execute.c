@@ -12,7 +12,8 @@ enum { JOB_BUFFERS = ASSAY_MAX_SLOTS + 2 };
 
 typedef struct job_buffer {
     char slot[ASSAY_SLOT_NAME];
-    char *device;  /* guard, data, guard */
+    char *memory;  /* what was allocated */
+    char *device;  /* in it: guard, data, guard */
     char *image;   /* the same bytes on the host, as they were before the operation */
     size_t bytes;  /* of the data */
     bool is_input; /* must be unchanged afterwards */
@@ -39,11 +40,17 @@ typedef struct job {
     assay_status st;
 } job;
 
-enum { GUARD_BYTES = 256, GUARD_PATTERN = 0xA5, POISON = 0xFF /* NaN in F32, BF16, F64; -1 in I64 */ };
+enum { GUARD_BYTES = 256, GUARD_PATTERN = 0xA5, ALIGNMENT = 256 };
+/* Of each place.  0xFF: NaN in F32, BF16, F64; -1 in I64. */
+static const unsigned char poisons[GPU_PLACES] = {0xFF, 0x5A, 0x33};
 
-/* A buffer on the device with guards; data NULL: poisoned.  Waits for the copy, so `data` may go away. */
-static char *make_buffer(job *j, const char *slot, const void *data, size_t bytes, bool is_input, int output)
+/* A buffer on the device with guards; data NULL: poisoned.  unit: bytes of an element, 0: the workspace, which stays aligned.  Waits
+ * for the copy, so `data` may go away. */
+static char *make_buffer(job *j, const char *slot, const void *data, size_t bytes, size_t unit, bool is_input,
+                         int output)
 {
+    static const size_t later[GPU_PLACES] = {0, ALIGNMENT, ALIGNMENT};
+    const size_t shift = j->form->place == GPU_PLACE_ODD && unit > 0 ? unit : later[j->form->place];
     if (j->st != ASSAY_OK)
         return NULL;
     if (j->n_buffers == JOB_BUFFERS || bytes > SIZE_MAX / 2) {
@@ -60,18 +67,19 @@ static char *make_buffer(job *j, const char *slot, const void *data, size_t byte
     const size_t whole = bytes + 2 * GUARD_BYTES;
     b->image = malloc(whole);
     void *device = NULL;
-    const cudaError_t e = b->image != NULL ? cudaMalloc(&device, whole) : cudaErrorMemoryAllocation;
+    const cudaError_t e = b->image != NULL ? cudaMalloc(&device, whole + shift) : cudaErrorMemoryAllocation;
     if (e != cudaSuccess) {
         (void)cudaGetLastError();
         j->st = ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "%s: %s: %zu bytes", j->op->name, slot, whole);
         return NULL;
     }
-    b->device = device;
+    b->memory = device;
+    b->device = b->memory + shift;
     memset(b->image, GUARD_PATTERN, whole);
     if (data != NULL && bytes > 0)
         memcpy(b->image + GUARD_BYTES, data, bytes);
     else
-        memset(b->image + GUARD_BYTES, POISON, bytes);
+        memset(b->image + GUARD_BYTES, poisons[j->form->place], bytes);
     cudaError_t copied = cudaMemcpyAsync(b->device, b->image, whole, cudaMemcpyHostToDevice, j->ctx->stream);
     if (copied == cudaSuccess)
         copied = cudaStreamSynchronize(j->ctx->stream);
@@ -136,7 +144,7 @@ static assay_status upload(job *j, int index, const gpu_slot *s)
     if (!job_slot_bytes(j, s, &bytes))
         return j->st;
     ASSAY_TRY(check_range(j, &j->op->slots[index], s));
-    char *device = make_buffer(j, s->slot, s->data, bytes, true, -1);
+    char *device = make_buffer(j, s->slot, s->data, bytes, (size_t)assay_dtype_bytes(s->dtype), true, -1);
     ASSAY_TRY(j->st);
     j->o.slot[index] = gpu_tensor_make(device, s->dtype, s->ndim, s->shape);
     j->o.host[index] = s->dtype == ASSAY_I64 ? s->data : NULL;
@@ -170,7 +178,8 @@ static assay_status make_output(job *j, int index, const gpu_slot *before)
     s->data = NULL;
     if (!known)
         return j->st;
-    char *device = make_buffer(j, row->name, before ? before->data : NULL, bytes, false, j->n_outputs);
+    char *device = make_buffer(j, row->name, before ? before->data : NULL, bytes,
+                               (size_t)assay_dtype_bytes(s->dtype), false, j->n_outputs);
     ASSAY_TRY(j->st);
     j->o.slot[index] = gpu_tensor_make(device, s->dtype, s->ndim, s->shape);
     j->n_outputs++;
@@ -207,7 +216,7 @@ static assay_status place_workspace(job *j)
     ASSAY_CHECK(bytes == blind, ASSAY_INTERNAL,
                 "%s asks for a workspace of %zu bytes, and of %zu without data: it has to follow from shapes",
                 j->op->name, bytes, blind);
-    char *device = make_buffer(j, "workspace", NULL, bytes, false, -1);
+    char *device = make_buffer(j, "workspace", NULL, bytes, 0, false, -1);
     ASSAY_TRY(j->st);
     j->ctx->workspace = device;
     j->ctx->workspace_bytes = bytes;
@@ -292,8 +301,8 @@ static bool is_refusal(assay_status st)
 static void job_destroy(job *j, bool keep_outputs)
 {
     for (int i = 0; i < j->n_buffers; ++i) {
-        if (j->buffers[i].device != NULL)
-            (void)cudaFree(j->buffers[i].device);
+        if (j->buffers[i].memory != NULL)
+            (void)cudaFree(j->buffers[i].memory);
         free(j->buffers[i].image);
     }
     for (int i = 0; i < j->n_outputs && !keep_outputs; ++i)

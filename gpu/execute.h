@@ -23,6 +23,7 @@ typedef struct gpu_slot {
 
 /* How a run differs from the plain one. */
 typedef struct gpu_execute_form {
+    gpu_place place;
     /* Breaks the operands behind the table's check, before the operation gets them; ctx holds the workspace.  NULL: nothing. */
     void (*spoil)(void *user, gpu_ctx *ctx, gpu_operands *o);
     void *user;

@@ -37,6 +37,14 @@ size_t gpu_tensor_bytes(gpu_tensor t);
 /* Rows [start, start+length) of dimension 0. */
 gpu_tensor gpu_tensor_rows(gpu_tensor t, int64_t start, int64_t length);
 
+/* Where the tensors of a tried operation lie and what its outputs and workspace hold before (gpu/execute.h): results depend on neither. */
+typedef enum {
+    GPU_PLACE_ALIGNED, /* as the device allocates; NaN (-1 in I64) */
+    GPU_PLACE_LATER,   /* at other addresses of the same alignment; other garbage */
+    GPU_PLACE_ODD,     /* tensors aligned to their element alone, the workspace as before; a third garbage */
+    GPU_PLACES
+} gpu_place;
+
 /* What a call declares about itself; from the row of the rung that ran. */
 typedef struct gpu_declared {
     int variant;

@@ -172,8 +172,8 @@ static json_t *rung_json(const gpu_rung *r, int variant)
     for (const gpu_rung_arith *a = r->arith; a < r->arith + GPU_RUNG_ARITHS && a->outputs; a++)
         json_array_append_new(outputs, json_pack("{s:s, s:o, s:s}", "outputs", a->outputs, "arith",
                                                  assay_arith_to_json(&a->arith), "how", a->how));
-    return json_pack("{s:s, s:s, s:i, s:o}", "name", name, "buys", r->buys, "least_capability",
-                     r->least_capability, "outputs", outputs);
+    return json_pack("{s:s, s:s, s:i, s:b, s:o}", "name", name, "buys", r->buys, "least_capability",
+                     r->least_capability, "by_library", r->by_library, "outputs", outputs);
 }
 
 json_t *gpu_ladder_json(void)

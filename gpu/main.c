@@ -49,12 +49,15 @@ static assay_status step_verb(int argc, char **argv)
 
 typedef struct ops_arguments {
     char request[ASSAY_PATH], out[ASSAY_PATH], illegal[ASSAY_PATH];
+    int64_t place;
 } ops_arguments;
 
 static assay_status take_ops_argument(void *user, const char *name, const char *text)
 {
     ops_arguments *a = user;
     ASSAY_CHECK(name, ASSAY_INVALID_ARGUMENT, "ops: unexpected argument '%.64s'", text ? text : "");
+    if (strcmp(name, "place") == 0)
+        return assay_option_count(name, text, 0, GPU_PLACES - 1, &a->place);
     if (strcmp(name, "illegal") == 0)
         return assay_option_text(name, text, a->illegal, ASSAY_PATH);
     return assay_option_text(name, text, strcmp(name, "out") == 0 ? a->out : a->request, ASSAY_PATH);
@@ -64,12 +67,15 @@ static assay_status ops_verb(int argc, char **argv)
 {
     static const assay_extra_option extra[] = {{"request", "DIR", "trace with the inputs of operations"},
                                                {"out", "DIR", "trace with their outputs, too"},
+                                               {"place", "0|1|2",
+                                                "0: as allocated; 1: other addresses and garbage; 2: aligned "
+                                                "to an element alone"},
                                                {"illegal", "FILE",
                                                 "list of ways to break them: each has to be refused; out is "
                                                 "a file of what was said"},
                                                {NULL, NULL, NULL}};
     assay_train_options o;
-    ops_arguments a = {"", "", ""};
+    ops_arguments a = {.place = 0};
     assay_train_options_default(&o);
     ASSAY_TRY(assay_options_parse(argc, argv, "Runs the operations of a trace.", "", &o, ASSAY_FOR_OPS, extra,
                                   take_ops_argument, &a));
@@ -77,7 +83,7 @@ static assay_status ops_verb(int argc, char **argv)
                 "ops: --request DIR and --out DIR are needed");
     if (a.illegal[0] != '\0')
         return gpu_ops_illegal_verb(a.request, a.illegal, a.out, o.variant);
-    return gpu_ops_verb(a.request, a.out, o.variant, o.collective_timeout);
+    return gpu_ops_verb(a.request, a.out, o.variant, (int)a.place, o.collective_timeout);
 }
 
 static assay_status probe_verb(int argc, char **argv)
@@ -86,7 +92,7 @@ static assay_status probe_verb(int argc, char **argv)
                                                {"out", "FILE", "their answers"},
                                                {NULL, NULL, NULL}};
     assay_train_options o;
-    ops_arguments a = {"", "", ""};
+    ops_arguments a = {.place = 0};
     assay_train_options_default(&o);
     ASSAY_TRY(assay_options_parse(argc, argv, "Answers questions about the device.", "", &o, ASSAY_FOR_OPS,
                                   extra, take_ops_argument, &a));

@@ -9,8 +9,9 @@ ASSAY_BEGIN_DECLS
 /* `ops`: request is a trace whose op records have inputs only (attribute "act": dtype text, default F32);
  * every rank executes its own rank's records in order and writes a trace with the same inputs and the outputs
  * to `out`. Collectives run through NCCL over the world: all_reduce, all_gather, reduce_scatter, all_to_all,
- * broadcast (root), send, recv (peer; recv: shape, dtype), with counts in rows where pieces are uneven. */
-assay_status gpu_ops_verb(const char *request, const char *out, const char *variants,
+ * broadcast (root), send, recv (peer; recv: shape, dtype), with counts in rows where pieces are uneven.  place: gpu_place
+ * (gpu/execute.h) of every tensor of an operation that is no collective. */
+assay_status gpu_ops_verb(const char *request, const char *out, const char *variants, int place,
                           double collective_timeout);
 /* Runs one collective record on host data; outputs as gpu_execute gives them. */
 assay_status gpu_ops_collective(gpu_run *run, const assay_trace_op *op, const assay_trace_tensor *send,

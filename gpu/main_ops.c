@@ -37,9 +37,10 @@ static assay_status write_output(gpu_run *run, const assay_trace_op *op, const g
     return ASSAY_OK;
 }
 
-static assay_status execute(gpu_run *run, const assay_trace *request, const assay_trace_op *op, gpu_slot *in,
-                            gpu_slot *out, int *n_out, gpu_declared *declared)
+static assay_status execute(gpu_run *run, const assay_trace *request, const assay_trace_op *op, int place,
+                            gpu_slot *in, gpu_slot *out, int *n_out, gpu_declared *declared)
 {
+    const gpu_execute_form form = {.place = (gpu_place)place};
     const int rank = run->comm.rank;
     *n_out = 0;
     if (gpu_ops_is_collective(op->op)) {
@@ -58,7 +59,7 @@ static assay_status execute(gpu_run *run, const assay_trace *request, const assa
     ASSAY_TRY(assay_json_get_string(op->attrs, "act", false, op->op, text, sizeof text));
     ASSAY_TRY(assay_dtype_from_name(text, &act));
     ASSAY_TRY(gpu_execute_read_inputs(request, op, rank, in));
-    return gpu_execute(&run->ctx, op->op, op->attrs, act, in, op->n_inputs, out, n_out, declared);
+    return gpu_execute_as(&run->ctx, op->op, op->attrs, act, in, op->n_inputs, &form, out, n_out, declared);
 }
 
 /* Inputs, outputs and the record of an operation that has everything else. */
@@ -99,14 +100,14 @@ static assay_status write_record(gpu_run *run, const assay_trace *request, const
     return st;
 }
 
-static assay_status run_record(gpu_run *run, const assay_trace *request, const assay_trace_op *op)
+static assay_status run_record(gpu_run *run, const assay_trace *request, const assay_trace_op *op, int place)
 {
     gpu_slot in[ASSAY_MAX_SLOTS], out[ASSAY_MAX_SLOTS];
     gpu_declared declared = {0};
     int n_out = 0;
     memset(in, 0, sizeof in);
     memset(out, 0, sizeof out);
-    assay_status st = execute(run, request, op, in, out, &n_out, &declared);
+    assay_status st = execute(run, request, op, place, in, out, &n_out, &declared);
     if (st == ASSAY_OK)
         st = write_record(run, request, op, out, n_out, &declared);
     else
@@ -119,7 +120,7 @@ static assay_status run_record(gpu_run *run, const assay_trace *request, const a
     return st;
 }
 
-static assay_status run_all(gpu_run *run, const assay_trace *request)
+static assay_status run_all(gpu_run *run, const assay_trace *request, int place)
 {
     const int64_t n = assay_trace_n_ops(request, run->comm.rank);
     int64_t open_step = -1;
@@ -128,14 +129,14 @@ static assay_status run_all(gpu_run *run, const assay_trace *request)
         if (open_step >= 0 && op->step != open_step)
             ASSAY_TRY(assay_trace_end_step(run->trace));
         open_step = op->step;
-        ASSAY_TRY(run_record(run, request, op));
+        ASSAY_TRY(run_record(run, request, op, place));
     }
     if (open_step >= 0)
         ASSAY_TRY(assay_trace_end_step(run->trace));
     return assay_trace_writer_close(run->trace);
 }
 
-assay_status gpu_ops_verb(const char *request_dir, const char *out, const char *variants,
+assay_status gpu_ops_verb(const char *request_dir, const char *out, const char *variants, int place,
                           double collective_timeout)
 {
     assay_status st = ASSAY_OK;
@@ -160,7 +161,7 @@ assay_status gpu_ops_verb(const char *request_dir, const char *out, const char *
     header = json_pack("{s:s, s:s, s:s}", "engine", run.ctx.simulated ? "sim" : "gpu", "tier",
                        run.ctx.simulated ? "sim" : "gpu", "device", run.ctx.device_name);
     ASSAY_TRY_GOTO(assay_trace_writer_open(&run.trace, out, env.rank, env.world, header, false), st, done);
-    ASSAY_TRY_GOTO(run_all(&run, request), st, done);
+    ASSAY_TRY_GOTO(run_all(&run, request, place), st, done);
 done:
     json_decref(header);
     assay_trace_writer_destroy(run.trace);

@@ -44,6 +44,9 @@ typedef struct gpu_rung {
     gpu_rung_arith arith[GPU_RUNG_ARITHS]; /* every output stands in one; ended by outputs NULL */
     /* Attention: the dtype that probabilities (and gradients of scores) are rounded to before a product.  NULL: not at all. */
     const char *p_dtype;
+    /* A library chooses the algorithm by shapes and alignment: bits of a row may change with how many others there are, and with the
+     * alignment of its address.  Else they do not: a row has the same bits alone and among others (batch invariance, `assay certify`). */
+    bool by_library;
 } gpu_rung;
 
 /* The ladder of an operation: its rungs from k0 on, ended by GPU_LADDER_END.  The simulator's program holds device code for two
@@ -55,7 +58,7 @@ typedef struct gpu_rung {
 #endif
 #define GPU_LADDER_END                                                                                       \
     {                                                                                                        \
-        NULL, NULL, NULL, NULL, NULL, 0, {}, NULL                                                            \
+        NULL, NULL, NULL, NULL, NULL, 0, {}, NULL, false                                                     \
     }
 
 /* assay_arith as data.  fma: products enter a sum unrounded.  ulp: of exp, log, rsqrt, sigmoid. */
@@ -86,7 +89,11 @@ typedef struct gpu_rung {
     GPU_RUNG_ROUNDING_P(NULL, buys, run, workspace, accepts, pays, least, __VA_ARGS__)
 #define GPU_RUNG_ROUNDING_P(p_dtype, buys, run, workspace, accepts, pays, least, ...)                        \
     {                                                                                                        \
-        buys, run, workspace, accepts, pays, least, {__VA_ARGS__}, p_dtype                                   \
+        buys, run, workspace, accepts, pays, least, {__VA_ARGS__}, p_dtype, false                            \
+    }
+#define GPU_RUNG_BY_LIBRARY(buys, run, workspace, accepts, pays, least, ...)                                 \
+    {                                                                                                        \
+        buys, run, workspace, accepts, pays, least, {__VA_ARGS__}, NULL, true                                \
     }
 
 ASSAY_END_DECLS

@@ -198,17 +198,18 @@ static void mma_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *)
 }
 
 #define GROUPED_LADDER(op, output)                                                                           \
-    GPU_LADDER(op) = {                                                                                       \
-        GPU_RUNG("one thread an element, inner index ascending", each_plain<op##_product>,                   \
-                 GPU_DECLARES(output, GPU_SEQUENTIAL(0))),                                                   \
-        GPU_RUNG_IF("cuBLASLt, experts one after the other", each_blas<op##_product>,                        \
-                    gpu_product_blas_bytes, blas_accepts<op##_product>, NULL, GPU_SM_80,                     \
-                    GPU_ADAPTS(output, GPU_SEQUENTIAL(0), gpu_product_blas_arith, GPU_PRODUCT_BLAS_ARITH)),  \
-        GPU_RUNG_IF(                                                                                         \
-            "matrix units, all experts in one launch", all_mma<op##_product>, NULL,                          \
-            mma_accepts<op##_product>, NULL, GPU_SM_80,                                                      \
-            GPU_ADAPTS(output, GPU_TENSOR_CORE(0, 0), mma_arith, "sm_90: as it says; else: order unknown")), \
-        GPU_LADDER_END}
+    GPU_LADDER(op) = {GPU_RUNG("one thread an element, inner index ascending", each_plain<op##_product>,     \
+                               GPU_DECLARES(output, GPU_SEQUENTIAL(0))),                                     \
+                      GPU_RUNG_BY_LIBRARY("cuBLASLt, experts one after the other", each_blas<op##_product>,  \
+                                          gpu_product_blas_bytes, blas_accepts<op##_product>, NULL,          \
+                                          GPU_SM_80,                                                         \
+                                          GPU_ADAPTS(output, GPU_SEQUENTIAL(0), gpu_product_blas_arith,      \
+                                                     GPU_PRODUCT_BLAS_ARITH)),                               \
+                      GPU_RUNG_IF("matrix units, all experts in one launch", all_mma<op##_product>, NULL,    \
+                                  mma_accepts<op##_product>, NULL, GPU_SM_80,                                \
+                                  GPU_ADAPTS(output, GPU_TENSOR_CORE(0, 0), mma_arith,                       \
+                                             "sm_90: as it says; else: order unknown")),                     \
+                      GPU_LADDER_END}
 GROUPED_LADDER(grouped_linear_fwd, "y");
 GROUPED_LADDER(grouped_linear_bwd_input, "dx");
 GROUPED_LADDER(grouped_linear_bwd_weight, "dweight");

@@ -155,13 +155,13 @@ template <product_maker MAKE> static bool blas_accepts(const gpu_ctx *ctx, const
 }
 
 #define PRODUCT_LADDER(op, output)                                                                           \
-    GPU_LADDER(op) = {                                                                                       \
-        GPU_RUNG("one thread an element, inner index ascending", plain<op##_product>,                        \
-                 GPU_DECLARES(output, GPU_SEQUENTIAL(0))),                                                   \
-        GPU_RUNG_IF("cuBLASLt", blas<op##_product>, gpu_product_blas_bytes, blas_accepts<op##_product>,      \
-                    NULL, GPU_SM_80,                                                                         \
-                    GPU_ADAPTS(output, GPU_SEQUENTIAL(0), gpu_product_blas_arith, GPU_PRODUCT_BLAS_ARITH)),  \
-        GPU_LADDER_END}
+    GPU_LADDER(op) = {GPU_RUNG("one thread an element, inner index ascending", plain<op##_product>,          \
+                               GPU_DECLARES(output, GPU_SEQUENTIAL(0))),                                     \
+                      GPU_RUNG_BY_LIBRARY("cuBLASLt", blas<op##_product>, gpu_product_blas_bytes,            \
+                                          blas_accepts<op##_product>, NULL, GPU_SM_80,                       \
+                                          GPU_ADAPTS(output, GPU_SEQUENTIAL(0), gpu_product_blas_arith,      \
+                                                     GPU_PRODUCT_BLAS_ARITH)),                               \
+                      GPU_LADDER_END}
 PRODUCT_LADDER(linear_fwd, "y");
 PRODUCT_LADDER(linear_bwd_input, "dx");
 PRODUCT_LADDER(linear_bwd_weight, "dweight");

@@ -26,7 +26,7 @@
     X(LOCAL, "local", "within the bound of the declared arithmetic")                                         \
     X(SPECIAL, "special", "NaN and infinities go where the operation sends them")                            \
     X(REPEAT, "repeat", "equal bits at other addresses, on other garbage, and run again")                    \
-    X(THREADS, "threads", "equal bits with another number of threads")                                       \
+    X(THREADS, "threads", "equal bits with another number or order of threads")                              \
     X(BATCH, "batch", "a row's bits do not depend on the other rows")                                        \
     X(WORKSPACE, "workspace", "the workspace asked for is enough and says the same without data")            \
     X(ARGUMENTS, "arguments", "illegal calls get an error code and write nothing")                           \

@@ -23,6 +23,16 @@ assay_status engine_answer(const engine_trial *t, const char *asked, const char 
                            const char *const *more, double limit);
 certify_result *engine_result_of(const engine_trial *t, const char *op);
 
+/* Whether a library chooses the algorithm of this variant, by shapes and alignment. */
+bool engine_by_library(const engine_trial *t, const char *op, int variant);
+
+/* engine_runs.c: trials `repeat` and `written`, and in the simulator `threads`: the request again, against the answer `answer`. */
+assay_status engine_try_places(const engine_trial *t);
+assay_status engine_try_orders(const engine_trial *t);
+
+/* engine_rows.c: trial `batch`. */
+assay_status engine_try_rows(const engine_trial *t);
+
 /* engine_illegal.c: trial `arguments`.  The records of `request` in every way that breaks the contract. */
 assay_status engine_try_illegal(const engine_trial *t);
 

@@ -97,6 +97,8 @@ static void take(certify_result *into, const parity_result *r, certify_trial onl
 typedef struct filter {
     const char *shapes;
     assay_dtype act;
+    certify_result *results; /* of the operations that are judged */
+    int n;
 } filter;
 
 static bool is_taken(const void *user, const assay_trace *request, const assay_trace_op *asked)
@@ -106,6 +108,8 @@ static bool is_taken(const void *user, const assay_trace *request, const assay_t
     assay_op_binding binding;
     const assay_op *op = assay_op_find(asked->op);
     char why[96];
+    if (result_of(f->results, f->n, asked->op) == NULL)
+        return false;
     if (f->shapes == NULL || f->shapes[0] == '\0' || op == NULL)
         return true;
     for (int i = 0; i < asked->n_inputs; i++) {
@@ -127,7 +131,7 @@ assay_status certify_judge(const char *request, const char *answer, const char *
     parity_report *report = NULL;
     assay_status st = ASSAY_OK;
     const char *act = strrchr(request, '.') + 1;
-    filter f = {.shapes = shapes};
+    filter f = {.shapes = shapes, .results = results, .n = n_results};
     ASSAY_TRY(assay_dtype_from_name(act, &f.act));
     ASSAY_TRY(parity_report_create(&report));
     ASSAY_TRY_GOTO(parity_check_exact_taken(request, answer, is_taken, &f, report), st, done);

@@ -2,11 +2,13 @@
 # assay-sim with a fault: what the trials of `assay certify --engine` have to see (tests/parity/test_certify_engine.c).
 #   ENGINE=assay-sim PLANT=FAULT planted_engine.sh VERB OPTION...
 set -uo pipefail
-out='' illegal='' arguments=()
+out='' illegal='' request='' place=0 arguments=()
 for word in "$@"; do
     case $word in
     --out=*) out=${word#--out=} ;;
     --illegal=*) illegal=${word#--illegal=} ;;
+    --request=*) request=${word##*/} ;;
+    --place=*) place=${word#--place=} ;;
     esac
     arguments+=("$word")
 done
@@ -32,4 +34,11 @@ if [[ -n $illegal && ! -e $out.once ]]; then
     esac
     exit 0
 fi
+# Another variant has other bits: what an engine would say whose results depend on the rest of the batch, on addresses, on the order
+# of threads.
+case $PLANT in
+batch) [[ $request != rows.* ]] || arguments+=(--variant=k0) ;;
+address) [[ $place != 1 ]] || arguments+=(--variant=k0) ;;
+order) [[ -z ${ASSAY_SIM_ORDER:-} ]] || arguments+=(--variant=k0) ;;
+esac
 answer

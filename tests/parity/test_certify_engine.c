@@ -15,7 +15,8 @@ static cli_result try_planted(const char *plant, const char *operation)
 
 Test(certify_engine, an_engine_through_the_script_without_a_fault_passes)
 {
-    static const char *const trials[] = {"exact", "local", "special", "arguments", "probe", "repeat"};
+    static const char *const trials[] = {"exact",  "local",   "special", "arguments", "probe",
+                                         "repeat", "threads", "batch",   "written",   "workspace"};
     cli_result r = try_planted("nothing", "rmsnorm_fwd");
     cli_expect_success(&r, "nothing planted");
     for (size_t i = 0; i < sizeof trials / sizeof *trials; i++)
@@ -34,6 +35,9 @@ Test(certify_engine, planted_faults_are_named)
         {"writes", "arguments", {"a negative extent of x", "wrote y although it refused"}},
         {"crashes", "crash", {"a negative extent of x", "signal 11"}},
         {"hangs", "time", {"a negative extent of x", "time"}},
+        {"batch", "batch", {"half of the rows has other bits without the other rows", "rmsnorm_fwd"}},
+        {"address", "repeat", {"has other bits at other addresses and on other garbage", "rmsnorm_fwd"}},
+        {"order", "threads", {"has other bits when threads and blocks run in reverse order", "rmsnorm_fwd"}},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         cli_result r = try_planted(rows[i].plant, "rmsnorm_fwd");
