@@ -171,6 +171,18 @@ static void set_access(const block &b, bool on)
         mprotect(b.raw + b.zone, body_bytes(b), on ? PROT_READ | PROT_WRITE : PROT_NONE);
 }
 
+void memory_set_private(bool on)
+{
+    heap &h = the_heap();
+    if (on) {
+        faults_watch();
+    }
+    std::lock_guard<std::mutex> hold(h.lock);
+    config().device_private = on;
+    for (const auto &entry : h.blocks)
+        set_access(entry.second, !on || h.open > 0);
+}
+
 void memory_access(int step)
 {
     if (!config().device_private)
@@ -505,6 +517,11 @@ size_t memory_used(int device)
 }
 
 } /* namespace sim */
+
+extern "C" void assay_sim_set_device_private(int on)
+{
+    sim::memory_set_private(on != 0);
+}
 
 extern "C" int assay_sim_memory_kind(const void *ptr, size_t bytes)
 {

@@ -25,6 +25,9 @@ void assay_sim_set_threads(int threads);
 void assay_sim_set_stream_seed(uint64_t seed);
 void assay_sim_set_strict(int on);
 void assay_sim_set_spin_limit(double seconds);
+/* From here on the host's code may not touch device memory, or may (ASSAY_SIM_DEVICE_PRIVATE): for a part of a program, such as one call
+ * of a library.  Called by the host while no work runs. */
+void assay_sim_set_device_private(int on);
 
 /* Which of the code that a program holds for several CPUs runs: 0 baseline, 1 for AVX2 and FMA (ASSAY_SIM_TARGET, else the best
  * that the CPU can do).  Always 0 where the simulator was built for one. */

@@ -346,9 +346,14 @@ static void link_program(const words *objects)
     words_add(&command, cc.o.output ? cc.o.output : "a.out");
     words_add_all(&command, objects);
     words_add_all(&command, &cc.o.link);
-    /* a program that loads a library of kernels has the simulator itself, else --with-simulator */
+    /* a program that loads a library of kernels has the simulator itself, else --with-simulator: all of it, because who loads the
+     * library looks functions of the runtime up that the kernels' file does not call */
+    if (cc.o.shared && cc.o.with_simulator)
+        words_add(&command, "-Wl,--whole-archive");
     if (!cc.o.shared || cc.o.with_simulator)
         words_add(&command, cc.library.at);
+    if (cc.o.shared && cc.o.with_simulator)
+        words_add(&command, "-Wl,--no-whole-archive");
     for (size_t i = 0; i < cc.o.inputs.count; ++i) {
         const char *in = cc.o.inputs.at[i];
         if (strncmp(in, "-l", 2) == 0 && !provided(in + 2))
