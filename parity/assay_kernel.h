@@ -17,7 +17,8 @@
  * updated slots, which are one tensor that is read and written.
  *
  * What run() has to do: write every element of every output that is there and nothing else; leave inputs as they are; write not
- * outside workspace_bytes of workspace; not allocate device memory; on device memory, enqueue on `stream` and not wait.  It returns
+ * outside workspace_bytes of workspace; not allocate device memory; on device memory, enqueue on `stream` and not wait, where
+ * `synchronize` is there (without it run() waits itself, and is done when it returns).  It returns
  * ASSAY_KERNEL_OK, or an error code and has then written nothing:
  *   ASSAY_KERNEL_INVALID      an absent slot or NULL data of a slot that is not empty, shapes that contradict each other, a struct
  *                             that is too small
@@ -180,7 +181,7 @@ typedef struct assay_kernel {
     const char *version;
     const char *operation; /* a row of docs/OPS.md but recv, which is in the library of send */
     const char *built;     /* compiler and flags */
-    int32_t memory;        /* where tensors lie */
+    int32_t memory;        /* where tensors and workspace lie */
     uint32_t dtypes;       /* set of the dtypes of activations that it takes; collectives: of what travels */
     uint32_t flags;
     int32_t

@@ -1,5 +1,5 @@
 /* Records of a request as calls. */
-#include "parity/certify/call.h"
+#include "parity/certify/device.h"
 #include "parity/certify/symbols.h"
 
 #include <stdlib.h>
@@ -191,7 +191,14 @@ static assay_status ask_kernel(call_record *r)
     const assay_kernel *k = r->kernel->k;
     memset(&c, 0, sizeof c);
     ASSAY_TRY(call_prepare(r, (call_form){.out = -1, .in = -1}, &none, NULL, &c));
-    r->declared = r->kernel->declared;
+    r->declared = assay_declaration_make(r->kernel->declared.all);
+    for (int i = 0; i < assay_op_n_slots(r->kernel->op);
+         i++) /* an optional output that is absent declares nothing */
+        if (call_is_output(r, i)) {
+            const char *name = r->kernel->op->slots[i].name;
+            ASSAY_TRY(
+                assay_declaration_set(&r->declared, name, *assay_declaration_of(&r->kernel->declared, name)));
+        }
     for (int i = 0; i < assay_op_n_slots(r->kernel->op) && k->adapt != NULL; i++) {
         if (!call_is_output(r, i) || r->slot[i].dtype == ASSAY_I64)
             continue;
@@ -342,6 +349,8 @@ static bool is_shadowed(const call_record *r, int i)
 static assay_status place_all(const call_record *r, call_ready *c)
 {
     const int n = assay_op_n_slots(r->kernel->op);
+    guard_clear(c->arena);
+    guard_clear(c->shadows);
     for (int i = 0; i < n; i++) {
         if (!r->slot[i].present || i == c->form.out)
             continue;
@@ -413,6 +422,8 @@ int32_t call_kernel(const call_record *r, const call_ready *c)
 int32_t call_run(const call_record *r, const call_ready *c, certify_board *board)
 {
     board->runs++;
+    if (r->kernel->device != NULL)
+        return device_run(r, c, board);
     call_lock(r, c, true);
     guard_inside(true);
     const int32_t code = call_kernel(r, c);

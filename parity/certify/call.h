@@ -41,6 +41,7 @@ typedef struct call_form {
     bool shadow;
     bool pieces; /* a collective whose two tensors share memory: what is input and what is not, is its own */
     bool data_absent; /* NULL for slots without elements */
+    bool late;        /* on a device: inputs arrive in the order of the stream, which alone is waited for */
 } call_form;
 
 typedef struct call_ready {

@@ -49,6 +49,10 @@ static void become_child(const certify_options *o, const char *work, const char 
     snprintf(limit, sizeof limit, "%.17g", o->call_limit);
     certify_enter_child(log);
     setenv("OMP_NUM_THREADS", strcmp(part, "threads") == 0 ? "3" : "1", 1);
+    setenv("ASSAY_SIM_DEVICE_PRIVATE", "0", 1); /* while run() runs: device.h */
+    setenv("ASSAY_SIM_ORDER", strcmp(part, "threads") == 0 ? "reverse" : "forward", 1);
+    setenv("ASSAY_SIM_STREAM_SEED", "0", 1); /* as late as the rules allow */
+    setenv("ASSAY_SIM_EAGER", "0", 1);
     char *argv[] = {strdup("assay"),
                     strdup("certify"),
                     strdup("--child"),
@@ -59,6 +63,8 @@ static void become_child(const certify_options *o, const char *work, const char 
                     strdup(work),
                     strdup("--call-limit"),
                     strdup(limit),
+                    o->cuda_runtime[0] != '\0' ? strdup("--cuda-runtime") : NULL,
+                    strdup(o->cuda_runtime),
                     NULL};
     execv("/proc/self/exe", argv);
     _exit(127);
@@ -154,8 +160,10 @@ static void list_untried(certify_result *r, const char *tier)
         {CERTIFY_IN_PLACE, "outputs in an input's memory: not declared"},
         {CERTIFY_SHADOW, "F32 shadows: not declared"},
         {CERTIFY_SIMULATOR, "barriers, races and masks: the library has no kernels for the simulator"},
+        {CERTIFY_STREAM, "stream order: tensors lie in host memory"},
     };
     char text[256];
+    const json_t *description = json_object_get(r->subject, "description");
     r->not_tried = json_array();
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (r->board.trial[rows[i].trial].calls == 0 && !(r->op->collective && of_rows(rows[i].trial)))
@@ -178,10 +186,14 @@ static void list_untried(certify_result *r, const char *tier)
                  (long long)r->board.refused);
         untried(r->not_tried, text);
     }
-    if (strcmp(tier, "gpu") != 0)
-        untried(r->not_tried,
-                "a real device: its arithmetic, memory order, streams and timing; compute-sanitizer; the "
-                "hardware probe; throughput");
+    if (r->board.trial[CERTIFY_STREAM].calls > 0 &&
+        !json_is_true(json_object_get(description, "asynchronous")))
+        untried(r->not_tried, "whether run() waits for more than it has to: it is done when it returns");
+    untried(
+        r->not_tried,
+        strcmp(tier, "gpu") != 0
+            ? "a real device: its arithmetic, memory order, streams and timing; compute-sanitizer; throughput"
+            : "compute-sanitizer; throughput");
 }
 
 /* --- the trial --------------------------------------------------------------------------------------------------- */
@@ -249,6 +261,9 @@ static assay_status judge_dtype(const char *work, const char *act, certify_resul
     path_of(other, work, "shadow", act);
     if (access(other, F_OK) == 0)
         ASSAY_TRY(certify_judge(request, other, shapes, CERTIFY_SHADOW, r, 1));
+    path_of(other, work, "late", act);
+    if (access(other, F_OK) == 0)
+        ASSAY_TRY(certify_judge(request, other, shapes, CERTIFY_STREAM, r, 1));
     return ASSAY_OK;
 }
 
@@ -325,6 +340,27 @@ static assay_status try_library(const certify_options *o, const char *work, cert
     return ASSAY_OK;
 }
 
+/* Where the library runs: the processor, and the device that its description names. */
+static assay_status find_where(const certify_options *o, const char *work, certify_result *out)
+{
+    json_t *description = json_object_get(out->subject, "description");
+    json_t *device = json_incref(json_object_get(description, "device"));
+    const char *tier = json_is_true(json_object_get(description, "simulator")) ? "sim"
+                       : device != NULL                                        ? "gpu"
+                                                                               : "host";
+    (void)json_object_del(description, "device");
+    out->where = machine(tier);
+    assay_status st = ASSAY_OK;
+    if (device != NULL) {
+        json_object_update(out->where, device);
+        if (out->board.done)
+            st = certify_probe_device(o, work, tier, json_string_value(json_object_get(device, "device")),
+                                      out);
+    }
+    json_decref(device);
+    return st;
+}
+
 assay_status certify_library(const certify_options *o, const char *work, certify_result *out)
 {
     certify_board *board = NULL;
@@ -334,11 +370,8 @@ assay_status certify_library(const certify_options *o, const char *work, certify
     const assay_status st = try_library(o, work, board, out);
     (void)munmap(board, sizeof *board);
     ASSAY_TRY(st);
-    const char *tier =
-        json_is_true(json_object_get(json_object_get(out->subject, "description"), "simulator")) ? "sim"
-                                                                                                 : "host";
-    out->where = certify_machine(tier);
-    list_untried(out, tier);
+    ASSAY_TRY(find_where(o, work, out));
+    list_untried(out, json_string_value(json_object_get(out->where, "tier")));
     out->seconds = assay_monotonic_s() - start;
     return ASSAY_OK;
 }

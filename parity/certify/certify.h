@@ -18,6 +18,7 @@
     X(SIMULATOR, "simulator",                                                                                \
       "the simulator reports nothing (barriers, masks, races, uninitialized memory)")                        \
     X(PROBE, "probe", "matrix units and functions of the device are as the declared bounds take them")       \
+    X(DEVICE, "device", "launches and copies on the device succeed, or their errors are returned")           \
     X(INPUTS, "inputs", "inputs are unchanged")                                                              \
     X(WRITTEN, "written", "every element of every output is written")                                        \
     X(MESSAGES, "messages", "messages have the size that was sent, and no ranks wait for ever")              \
@@ -26,6 +27,7 @@
     X(LOCAL, "local", "within the bound of the declared arithmetic")                                         \
     X(SPECIAL, "special", "NaN and infinities go where the operation sends them")                            \
     X(REPEAT, "repeat", "equal bits at other addresses, on other garbage, and run again")                    \
+    X(STREAM, "stream", "the stream alone orders a call's work, which nothing else waits for")               \
     X(THREADS, "threads", "equal bits with another number or order of threads")                              \
     X(BATCH, "batch", "a row's bits do not depend on the other rows")                                        \
     X(WORKSPACE, "workspace", "the workspace asked for is enough and says the same without data")            \
@@ -75,6 +77,7 @@ typedef struct certify_kernel {
     const assay_op *op;
     assay_declaration declared; /* without what adapt() changes */
     void *library;
+    struct certify_device *device; /* NULL: tensors lie in host memory */
 } certify_kernel;
 /* "k.so:symbol".  ASSAY_INVALID_ARGUMENT names what is wrong with the description. */
 assay_status certify_kernel_open(certify_kernel *out, const char *so, assay_kernel *storage);
@@ -130,12 +133,15 @@ typedef struct certify_options {
     char so[ASSAY_PATH], engine[16], operation[64], out[ASSAY_PATH], key[ASSAY_PATH], keep[ASSAY_PATH];
     char variant[96], program[ASSAY_PATH];
     char python[256], python_program[ASSAY_PATH], python_device[8];
-    char cu[ASSAY_PATH], launch[1024], shapes[256];
+    char cu[ASSAY_PATH], launch[1024], shapes[256], cuda_runtime[ASSAY_PATH];
     int64_t seeds, valid_days;
     double call_limit, limit;
     bool suggest, abi_header, atomics;
 } certify_options;
 assay_status certify_library(const certify_options *o, const char *work, certify_result *out);
+/* device_probe.c: trial `probe` of a library on a device of this tier and name, behind its answers; no engine of the tier is a finding. */
+assay_status certify_probe_device(const certify_options *o, const char *work, const char *tier,
+                                  const char *device, certify_result *r);
 /* In a child: its streams go into `log`, it has a process group of its own, and ends with its parent. */
 void certify_enter_child(const char *log);
 /* launch.c: makes a library of `cu` and `launch` in the folder `work`, and `so` names it.  ASSAY_UNSUPPORTED: a slot that has no plain
@@ -188,6 +194,6 @@ const char *certify_source_hash(void);
 
 /* --- trial.c: the child -------------------------------------------------------------------------------------------- */
 /* part: "describe" (writes description.json), "trial", "threads" (plain runs alone).  Does not return. */
-int certify_child(const char *so, const char *dir, const char *part, double limit);
+int certify_child(const certify_options *o, const char *dir, const char *part);
 
 #endif

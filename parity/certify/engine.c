@@ -142,28 +142,6 @@ static json_t *untried(const char *tier, const assay_op *op, const certify_resul
     return list;
 }
 
-enum { PROBE_STRIDE = 65537 };
-
-/* Every declared sum of a record against what the units were seen to do. */
-static void hold_to_probe(const certify_probe *p, const assay_trace *trace, certify_result *r)
-{
-    char why[2 * PROBE_TEXT];
-    r->board.trial[CERTIFY_PROBE].calls++;
-    if (!probe_good(p, why, sizeof why)) {
-        certify_bad(&r->board, CERTIFY_PROBE, "%s", why);
-        return;
-    }
-    for (int64_t i = 0; i < assay_trace_n_ops(trace, 0); i++) {
-        const assay_trace_op *t = assay_trace_op_at(trace, 0, i);
-        for (int k = 0; k < t->n_outputs && strcmp(t->op, r->op->name) == 0; k++)
-            if (!probe_covers(p, assay_declaration_of(&t->arith, t->outputs[k].slot), why, sizeof why)) {
-                certify_bad(&r->board, CERTIFY_PROBE, "%s of %.100s: %s", t->outputs[k].slot, t->instance,
-                            why);
-                return;
-            }
-    }
-}
-
 static assay_status try_dtype(const engine_trial *t, const certify_plan *plan, const char *sha,
                               const certify_probe *probe)
 {
@@ -183,7 +161,7 @@ static assay_status try_dtype(const engine_trial *t, const certify_plan *plan, c
     ASSAY_TRY(assay_trace_open(&trace, first, false));
     for (int i = 0; i < t->n; i++) {
         take_door(t, &t->results[i], count_records(trace, t->results[i].op->name));
-        hold_to_probe(probe, trace, &t->results[i]);
+        probe_hold(probe, trace, &t->results[i]);
         if (t->results[i].subject == NULL)
             t->results[i].subject = subject_of(t->o, t->e, t->results[i].op, sha, trace);
     }

@@ -10,12 +10,13 @@
 #include <ucontext.h>
 #include <unistd.h>
 
-enum { PAGE = 4096, AROUND = 1024, STACK = 1 << 16 };
+enum { PAGE = 4096, AROUND = 1024, STACK = 1 << 18 };
 
 static certify_board *the_board;
 enum { ARENAS = 32 };
 static const guard_arena *arenas[ARENAS];
 static int n_arenas;
+static bool (*explain)(char *text, size_t capacity);
 static volatile sig_atomic_t is_inside = 1; /* loading a library runs its code, too */
 
 /* --- words, with what a signal handler may call ------------------------------------------------------------- */
@@ -110,6 +111,14 @@ static void on_fault(int number, siginfo_t *info, void *context)
         say_fault(b, arena, address, is_write(context));
         _exit(3);
     }
+    char why[384];
+    if (memory && explain != NULL && explain(why, sizeof why)) {
+        words w = open_tally(CERTIFY_SIMULATOR);
+        say(&w, why);
+        say(&w, ", in ");
+        say(&w, the_board->now);
+        _exit(3);
+    }
     words w = open_tally(number == SIGALRM ? CERTIFY_TIME : CERTIFY_CRASH);
     say(&w, number == SIGALRM ? "a call did not end within the time limit"
             : number == SIGSEGV
@@ -164,6 +173,11 @@ assay_status guard_begin(certify_board *board, guard_arena *arena)
     return ASSAY_OK;
 }
 
+void guard_explain(bool (*why)(char *text, size_t capacity))
+{
+    explain = why;
+}
+
 void guard_inside(bool inside)
 {
     is_inside = inside;
@@ -198,29 +212,47 @@ static assay_status make_room(guard_buffer *b, size_t bytes)
 }
 
 /* What surrounds the data on both sides, as far as it is looked at. */
-static void around(const guard_buffer *b, unsigned char **low, unsigned char **high)
+static void look_around(guard_buffer *b)
 {
     unsigned char *first = b->map + PAGE, *last = b->map + PAGE + b->room;
-    *low = b->data - first > AROUND ? b->data - AROUND : first;
-    *high = last - (b->data + b->bytes) > AROUND ? b->data + b->bytes + AROUND : last;
+    b->low = b->data - first > AROUND ? b->data - AROUND : first;
+    b->high = last - (b->data + b->bytes) > AROUND ? b->data + b->bytes + AROUND : last;
+}
+
+/* The same for a buffer with a twin, whose first byte is as well aligned as the device's memory is. */
+static void place_twin(const guard_arena *a, guard_buffer *b, size_t align, guard_place place)
+{
+    b->low = b->map + PAGE;
+    b->data = b->low + AROUND + (place == GUARD_START ? align : 0);
+    b->high = b->data + b->bytes + (a->ends_guarded && place == GUARD_END ? 0 : AROUND);
 }
 
 assay_status guard_take(guard_arena *a, int index, const char *name, size_t bytes, size_t align,
                         guard_place place, unsigned char fill)
 {
     guard_buffer *b = &a->buffer[index];
-    unsigned char *low, *high;
     if (index >= a->n)
         a->n = index + 1;
     snprintf(b->name, sizeof b->name, "%s", name);
-    ASSAY_TRY(make_room(b, bytes + 2 * align));
+    ASSAY_TRY(make_room(b, bytes + 2 * align + (a->on_device ? 2 * AROUND : 0)));
     b->bytes = bytes;
     b->is_input = false;
-    const size_t whole = (bytes + align - 1) / align * align;
-    b->data = place == GUARD_END ? b->map + PAGE + b->room - whole : b->map + PAGE + align;
-    around(b, &low, &high);
-    memset(low, fill, (size_t)(high - low));
+    b->taken = true;
+    if (a->on_device) {
+        place_twin(a, b, align, place);
+    } else {
+        const size_t whole = (bytes + align - 1) / align * align;
+        b->data = place == GUARD_END ? b->map + PAGE + b->room - whole : b->map + PAGE + align;
+        look_around(b);
+    }
+    memset(b->low, fill, (size_t)(b->high - b->low));
     return ASSAY_OK;
+}
+
+void guard_clear(guard_arena *a)
+{
+    for (int i = 0; i < a->n; i++)
+        a->buffer[i].taken = false;
 }
 
 assay_status guard_lock(guard_arena *a, int index, bool locked)
@@ -233,12 +265,10 @@ assay_status guard_lock(guard_arena *a, int index, bool locked)
 
 int64_t guard_damage(const guard_buffer *b, unsigned char fill)
 {
-    unsigned char *low, *high;
-    around(b, &low, &high);
-    for (const unsigned char *p = b->data + b->bytes; p < high; p++)
+    for (const unsigned char *p = b->data + b->bytes; p < b->high; p++)
         if (*p != fill)
             return p - (b->data + b->bytes) + 1;
-    for (const unsigned char *p = b->data; p > low; p--)
+    for (const unsigned char *p = b->data; p > b->low; p--)
         if (p[-1] != fill)
             return p - 1 - b->data;
     return 0;

@@ -163,13 +163,9 @@ static assay_status check_words(const certify_kernel *c)
     ASSAY_CHECK(k->alignment >= 0 && k->alignment <= 256 && (k->alignment & (k->alignment - 1)) == 0,
                 ASSAY_INVALID_ARGUMENT, "%s: alignment: expected 0 or a power of two up to 256, found %d",
                 k->name, k->alignment);
-    ASSAY_CHECK(
-        k->memory == ASSAY_KERNEL_MEMORY_HOST ||
-            (k->memory == ASSAY_KERNEL_MEMORY_DEVICE && dlsym(c->library, "assay_sim_reports") != NULL),
-        ASSAY_UNSUPPORTED,
-        "%s: memory: expected host memory, or device memory in a library of the simulator: kernels on a "
-        "real device are not certified in this version",
-        k->name);
+    ASSAY_CHECK(k->memory == ASSAY_KERNEL_MEMORY_HOST || k->memory == ASSAY_KERNEL_MEMORY_DEVICE,
+                ASSAY_INVALID_ARGUMENT, "%s: memory: expected host (1) or device (2) memory, found %d",
+                k->name, k->memory);
     ASSAY_CHECK(!((k->flags & ASSAY_KERNEL_DETERMINISTIC) && (k->flags & ASSAY_KERNEL_ATOMICS)),
                 ASSAY_INVALID_ARGUMENT,
                 "%s: flags: atomics in an order that nobody fixed are not deterministic", k->name);
@@ -244,13 +240,14 @@ assay_status certify_kernel_json(const certify_kernel *c, json_t **out)
             json_object_set_new(
                 outputs, c->op->slots[i].name,
                 assay_arith_to_json(assay_declaration_of(&c->declared, c->op->slots[i].name)));
-    *out = json_pack("{s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:i, s:s, s:s, s:o, s:b, s:b}", "name", k->name,
-                     "version", k->version, "operation", k->operation, "built", k->built, "memory",
-                     k->memory == ASSAY_KERNEL_MEMORY_HOST ? "host" : "device", "dtypes",
-                     words_of(k->dtypes, dtype_words, 5), "flags", words_of(k->flags, flag_words, 6),
-                     "alignment", k->alignment, "shapes", k->shapes != NULL ? k->shapes : "", "in_place",
-                     k->in_place != NULL ? k->in_place : "", "arithmetic", outputs, "adapts",
-                     k->adapt != NULL, "workspace", k->workspace != NULL);
+    *out =
+        json_pack("{s:s, s:s, s:s, s:s, s:s, s:o, s:o, s:i, s:s, s:s, s:o, s:b, s:b, s:b}", "name", k->name,
+                  "version", k->version, "operation", k->operation, "built", k->built, "memory",
+                  k->memory == ASSAY_KERNEL_MEMORY_HOST ? "host" : "device", "dtypes",
+                  words_of(k->dtypes, dtype_words, 5), "flags", words_of(k->flags, flag_words, 6),
+                  "alignment", k->alignment, "shapes", k->shapes != NULL ? k->shapes : "", "in_place",
+                  k->in_place != NULL ? k->in_place : "", "arithmetic", outputs, "adapts", k->adapt != NULL,
+                  "workspace", k->workspace != NULL, "asynchronous", k->synchronize != NULL);
     ASSAY_CHECK(*out != NULL, ASSAY_INVALID_ARGUMENT, "%s: a text of the description is not UTF-8",
                 k->operation);
     return ASSAY_OK;

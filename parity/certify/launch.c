@@ -223,6 +223,12 @@ static void write_conditions(const shim *s, const char *shapes)
     }
 }
 
+/* A launch that names `stream` is enqueued there.  One that does not runs on the default stream, and the call waits for both. */
+static bool names_stream(const certify_options *o)
+{
+    return has_word(o->launch, "stream");
+}
+
 static assay_status write_run(shim *s, int act, const certify_options *o)
 {
     char shapes[SHAPES];
@@ -236,9 +242,12 @@ static assay_status write_run(shim *s, int act, const certify_options *o)
     ASSAY_TRY(shapes_of(o, s, shapes));
     write_conditions(s, shapes);
     fprintf(s->out,
-            "#line 1 \"--launch\"\n    %s;\n    return cudaGetLastError() == cudaSuccess ? ASSAY_KERNEL_OK : "
-            "ASSAY_KERNEL_DEVICE;\n}\n",
-            o->launch);
+            "    const cudaStream_t stream = (cudaStream_t)c->stream;\n%s#line 1 \"--launch\"\n    %s;\n"
+            "    return cudaGetLastError() == cudaSuccess%s ? ASSAY_KERNEL_OK : ASSAY_KERNEL_DEVICE;\n}\n",
+            names_stream(o) ? ""
+                            : "    if (cudaStreamSynchronize(stream) != cudaSuccess)\n"
+                              "        return ASSAY_KERNEL_DEVICE;\n",
+            o->launch, names_stream(o) ? "" : " && cudaStreamSynchronize(nullptr) == cudaSuccess");
     return ASSAY_OK;
 }
 
@@ -287,16 +296,17 @@ static assay_status write_file(const certify_options *o, const char *file, const
     fprintf(
         s.out,
         "    return ASSAY_KERNEL_UNSUPPORTED;\n}\n"
-        "static int32_t synchronize(void *)\n{\n    return cudaDeviceSynchronize() == cudaSuccess ? 0 : "
-        "1;\n}\n"
+        "static inline int32_t synchronize(void *stream)\n{\n"
+        "    return cudaStreamSynchronize((cudaStream_t)stream) == cudaSuccess ? 0 : 1;\n}\n"
         "static const assay_kernel description = {sizeof(assay_kernel), ASSAY_KERNEL_ABI, \"%s\", \"1\", "
         "\"%s\", \"assay-cc\",\n    ASSAY_KERNEL_MEMORY_DEVICE, %s%s%s, %s, 0, shapes, nullptr, N_OUTPUTS, "
-        "outputs, nullptr, run, nullptr, synchronize};\n"
+        "outputs, nullptr, run, nullptr, %s};\n"
         "}\nextern \"C\" const assay_kernel *assay_launch_entry(uint32_t abi)\n{\n    return abi == "
         "ASSAY_KERNEL_ABI ? &assay_launch::description : nullptr;\n}\n",
         strrchr(file, '/') + 1, s.op->name, dtypes & 1u ? "ASSAY_KERNEL_SET(ASSAY_KERNEL_F32)" : "",
         dtypes == 3u ? " | " : "", dtypes & 2u ? "ASSAY_KERNEL_SET(ASSAY_KERNEL_BF16)" : "",
-        o->atomics ? "ASSAY_KERNEL_ATOMICS" : "ASSAY_KERNEL_DETERMINISTIC");
+        o->atomics ? "ASSAY_KERNEL_ATOMICS" : "ASSAY_KERNEL_DETERMINISTIC",
+        names_stream(o) ? "synchronize" : "nullptr");
     const bool failed = ferror(s.out) != 0;
     ASSAY_CHECK_GOTO(fclose(s.out) == 0 && !failed, ASSAY_IO, st, done, "%s: cannot write", path);
 done:

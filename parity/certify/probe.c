@@ -209,6 +209,25 @@ bool probe_covers(const certify_probe *p, const assay_arith *a, char *why, size_
     return false;
 }
 
+void probe_hold(const certify_probe *p, const assay_trace *trace, certify_result *r)
+{
+    char why[2 * PROBE_TEXT];
+    r->board.trial[CERTIFY_PROBE].calls++;
+    if (!probe_good(p, why, sizeof why)) {
+        certify_bad(&r->board, CERTIFY_PROBE, "%s", why);
+        return;
+    }
+    for (int64_t i = 0; i < assay_trace_n_ops(trace, 0); i++) {
+        const assay_trace_op *t = assay_trace_op_at(trace, 0, i);
+        for (int k = 0; k < t->n_outputs && strcmp(t->op, r->op->name) == 0; k++)
+            if (!probe_covers(p, assay_declaration_of(&t->arith, t->outputs[k].slot), why, sizeof why)) {
+                certify_bad(&r->board, CERTIFY_PROBE, "%s of %.100s: %s", t->outputs[k].slot, t->instance,
+                            why);
+                return;
+            }
+    }
+}
+
 json_t *probe_json(const certify_probe *p)
 {
     const certify_matrix *m = &p->matrix;

@@ -6,7 +6,12 @@
 #include "core/run/probe.h"
 #include "parity/certify/certify.h"
 
-enum { PROBE_EXACT_BITS = 29 /* a double has no more */, PROBE_RANDOM = 64, PROBE_TEXT = 256 };
+enum {
+    PROBE_EXACT_BITS = 29 /* a double has no more */,
+    PROBE_RANDOM = 64,
+    PROBE_TEXT = 256,
+    PROBE_STRIDE = 65537 /* of certificates */
+};
 
 /* How a matrix unit adds. */
 typedef struct certify_matrix {
@@ -47,6 +52,8 @@ assay_status probe_run(const certify_options *o, const char *work, uint32_t stri
 bool probe_covers(const certify_probe *p, const assay_arith *a, char *why, size_t capacity);
 /* Whether units and functions are as documented, whatever is declared. */
 bool probe_good(const certify_probe *p, char *why, size_t capacity);
+/* Every declared sum of an answer's records against what the units were seen to do: trial `probe`. */
+void probe_hold(const certify_probe *p, const assay_trace *trace, certify_result *r);
 json_t *probe_json(const certify_probe *p);
 void probe_print(const certify_probe *p, FILE *out);
 

@@ -2,7 +2,6 @@
 #include "parity/certify/trial.h"
 
 #include "core/base/file.h"
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <stdlib.h>
@@ -32,36 +31,36 @@ void trial_now(trial *t, const call_record *r, const char *what)
              assay_dtype_name(r->act), shapes, rank);
 }
 
-/* Reports of the simulator that the library brings: 0 without one. */
-static int64_t simulator_reports(const trial *t, char *last, int capacity)
+/* A fault of the host in device memory: the simulator has named it before it came here. */
+static const certify_device *watched;
+static int64_t watched_reports;
+
+static bool what_the_simulator_says(char *text, size_t capacity)
 {
-    void *count = dlsym(t->kernel.library, "assay_sim_reports"),
-         *text = dlsym(t->kernel.library, "assay_sim_last_report");
-    int64_t (*reports)(void) = NULL;
-    void (*last_report)(char *, size_t) = NULL;
-    if (count == NULL || text == NULL)
-        return 0;
-    memcpy(&reports, &count, sizeof count);
-    memcpy(&last_report, &text, sizeof text);
-    last_report(last, (size_t)capacity);
-    return reports();
+    return device_reported(watched, watched_reports, text, capacity);
+}
+
+/* Of a library that brings the simulator and keeps its tensors in host memory. */
+static void note_reports(trial *t)
+{
+    char report[320];
+    if (t->device.reports == NULL || t->kernel.device != NULL)
+        return;
+    t->board->trial[CERTIFY_SIMULATOR].calls++;
+    if (device_reported(&t->device, watched_reports, report, sizeof report))
+        certify_bad(t->board, CERTIFY_SIMULATOR, "%.300s, in %.200s", report, t->board->now);
 }
 
 assay_status trial_call(trial *t, const call_record *r, call_form form, call_ready *c, int32_t *code)
 {
-    char report[320] = "";
     ASSAY_TRY(call_prepare(r, form, &t->arena, &t->shadows, c));
-    const int64_t before = simulator_reports(t, report, (int)sizeof report);
+    watched_reports = t->device.reports != NULL ? t->device.reports() : 0;
     guard_limit(t->limit);
     *code = call_run(r, c, t->board);
     guard_limit(0);
     t->board->trial[CERTIFY_CRASH].calls++;
     t->board->trial[CERTIFY_TIME].calls++;
-    if (dlsym(t->kernel.library, "assay_sim_reports") != NULL) {
-        t->board->trial[CERTIFY_SIMULATOR].calls++;
-        if (simulator_reports(t, report, (int)sizeof report) > before)
-            certify_bad(t->board, CERTIFY_SIMULATOR, "%.300s, in %.200s", report, t->board->now);
-    }
+    note_reports(t);
     call_inspect(r, c, t->board);
     return ASSAY_OK;
 }
@@ -301,6 +300,8 @@ static assay_status try_dtype(trial *t, const char *dir, assay_dtype act)
                    done);
     if (!t->sweep_threads && !t->deterministic)
         ASSAY_TRY_GOTO(trial_open(&t->second, dir, "second", name, 0, 1), st, done);
+    if (t->second != NULL && t->kernel.device != NULL)
+        ASSAY_TRY_GOTO(trial_open(&t->late, dir, "late", name, 0, 1), st, done);
     if (!t->sweep_threads && (t->kernel.k->flags & ASSAY_KERNEL_SHADOW) != 0)
         ASSAY_TRY_GOTO(trial_open(&t->shadow, dir, "shadow", name, 0, 1), st, done);
     for (int64_t i = 0; i < assay_trace_n_ops(request, 0); i++)
@@ -310,11 +311,13 @@ static assay_status try_dtype(trial *t, const char *dir, assay_dtype act)
     ASSAY_TRY_GOTO(trial_close(&t->answer), st, done);
     ASSAY_TRY_GOTO(trial_close(&t->second), st, done);
     ASSAY_TRY_GOTO(trial_close(&t->shadow), st, done);
+    ASSAY_TRY_GOTO(trial_close(&t->late), st, done);
 done:
     assay_trace_writer_destroy(t->answer);
     assay_trace_writer_destroy(t->second);
     assay_trace_writer_destroy(t->shadow);
-    t->answer = t->second = t->shadow = NULL;
+    assay_trace_writer_destroy(t->late);
+    t->answer = t->second = t->shadow = t->late = NULL;
     assay_trace_close(request);
     return st;
 }
@@ -324,11 +327,17 @@ static assay_status describe(const trial *t, const char *dir)
 {
     char path[ASSAY_PATH];
     json_t *text;
+    assay_status st = ASSAY_OK;
     ASSAY_TRY(certify_kernel_json(&t->kernel, &text));
-    json_object_set_new(text, "simulator",
-                        json_boolean(dlsym(t->kernel.library, "assay_sim_reports") != NULL));
+    json_object_set_new(text, "simulator", json_boolean(t->device.reports != NULL));
+    if (t->kernel.device != NULL) {
+        json_t *device = NULL;
+        ASSAY_TRY_GOTO(device_json(t->kernel.device, &device), st, done);
+        json_object_set_new(text, "device", device);
+    }
     snprintf(path, sizeof path, "%s/description.json", dir);
-    const assay_status st = assay_json_save(text, path);
+    st = assay_json_save(text, path);
+done:
     json_decref(text);
     return st;
 }
@@ -345,14 +354,32 @@ static certify_board *map_board(const char *dir)
     return map != MAP_FAILED ? map : NULL;
 }
 
-static assay_status run(trial *t, const char *so, const char *dir, const char *part)
+static assay_status open_device(trial *t, const char *runtime)
+{
+    device_watch(&t->device, t->kernel.library);
+    watched = &t->device;
+    guard_explain(what_the_simulator_says);
+    if (t->kernel.k->memory != ASSAY_KERNEL_MEMORY_DEVICE)
+        return ASSAY_OK;
+    ASSAY_CHECK(!t->kernel.op->collective, ASSAY_UNSUPPORTED,
+                "%s: memory: collectives in device memory are not certified in this version",
+                t->kernel.k->name);
+    ASSAY_TRY(device_open(&t->device, t->kernel.library, runtime));
+    t->kernel.device = &t->device;
+    t->arena.on_device = t->shadows.on_device = true;
+    t->arena.ends_guarded = t->shadows.ends_guarded = t->device.reports != NULL;
+    return ASSAY_OK;
+}
+
+static assay_status run(trial *t, const certify_options *o, const char *dir, const char *part)
 {
     const struct rlimit no_core = {0, 0};
     (void)setrlimit(RLIMIT_CORE, &no_core);
     snprintf(t->board->now, sizeof t->board->now, "the library's start");
     ASSAY_TRY(guard_begin(t->board, &t->arena));
     guard_limit(t->limit);
-    ASSAY_TRY(certify_kernel_open(&t->kernel, so, &t->storage));
+    ASSAY_TRY(certify_kernel_open(&t->kernel, o->so, &t->storage));
+    ASSAY_TRY(open_device(t, o->cuda_runtime));
     guard_limit(0);
     guard_inside(false);
     t->deterministic = (t->kernel.k->flags & ASSAY_KERNEL_DETERMINISTIC) != 0;
@@ -365,16 +392,16 @@ static assay_status run(trial *t, const char *so, const char *dir, const char *p
     return ASSAY_OK;
 }
 
-int certify_child(const char *so, const char *dir, const char *part, double limit)
+int certify_child(const certify_options *o, const char *dir, const char *part)
 {
     static trial t;
     t.board = map_board(dir);
-    t.limit = limit;
+    t.limit = o->call_limit;
     if (t.board == NULL) {
         fprintf(stderr, "assay certify: %s/board: %s\n", dir, strerror(errno));
         return 2;
     }
-    const assay_status st = run(&t, so, dir, part);
+    const assay_status st = run(&t, o, dir, part);
     guard_limit(0);
     if (st != ASSAY_OK)
         snprintf(t.board->error, sizeof t.board->error, "%s", assay_error_message());

@@ -2,17 +2,18 @@
 #ifndef PARITY_CERTIFY_TRIAL_H
 #define PARITY_CERTIFY_TRIAL_H
 
-#include "parity/certify/call.h"
+#include "parity/certify/device.h"
 
 typedef struct trial {
     certify_kernel kernel;
+    certify_device device;
     assay_kernel storage;
     certify_board *board;
     guard_arena arena, shadows;
     double limit; /* seconds of one call */
     bool deterministic;
     bool sweep_threads; /* second child: one plain run of every record */
-    assay_trace_writer *answer, *second, *shadow;
+    assay_trace_writer *answer, *second, *shadow, *late;
     comm_world *world; /* collectives: the ranks of the records that are tried now */
     bool takes_part[COMM_RANKS];
     int64_t legal; /* records of this dtype tried with illegal arguments so far */

@@ -1,4 +1,4 @@
-/* Other forms of a call that succeeded: its rows in two parts, rows with gaps, an output in an input's place, shadows. */
+/* Other forms of a call that succeeded: in the order of a stream, its rows in two parts, rows with gaps, an output in an input's place, shadows. */
 #include "parity/certify/symbols.h"
 #include "parity/certify/trial.h"
 
@@ -158,8 +158,31 @@ static assay_status try_shadow(trial *t, const assay_trace *request, const call_
     return trial_write(t->shadow, request, r, &c, true);
 }
 
+/* --- stream order ------------------------------------------------------------------------------------------- */
+static assay_status try_stream(trial *t, const assay_trace *request, const call_record *r)
+{
+    call_form form = call_plain(GUARD_END, FILL_ODD);
+    call_ready c;
+    int32_t code;
+    if (t->kernel.device == NULL)
+        return ASSAY_OK;
+    form.late = true;
+    trial_now(t, r, "inputs that arrive late on the stream: ");
+    ASSAY_TRY(trial_call(t, r, form, &c, &code));
+    if (code != ASSAY_KERNEL_OK) {
+        certify_bad(t->board, CERTIFY_STREAM, "error code %d in %s", code, t->board->now);
+        return ASSAY_OK;
+    }
+    if (t->deterministic)
+        trial_compare(t, r, &c, CERTIFY_STREAM);
+    else
+        ASSAY_TRY(trial_write(t->late, request, r, &c, false));
+    return ASSAY_OK;
+}
+
 assay_status trial_variations(trial *t, const assay_trace *request, const call_record *r)
 {
+    ASSAY_TRY(try_stream(t, request, r));
     ASSAY_TRY(try_rows(t, r));
     ASSAY_TRY(try_strides(t, r));
     ASSAY_TRY(try_in_place(t, r));

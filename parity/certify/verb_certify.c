@@ -60,6 +60,8 @@ static assay_status on_option(void *user, const char *name, const char *text)
         return assay_option_text(name, text, o->python_device, sizeof o->python_device);
     } else if (strcmp(name, "launch") == 0)
         return assay_option_text(name, text, o->launch, sizeof o->launch);
+    else if (strcmp(name, "cuda_runtime") == 0)
+        return assay_option_text(name, text, o->cuda_runtime, sizeof o->cuda_runtime);
     else if (strcmp(name, "shapes") == 0)
         return assay_option_text(name, text, o->shapes, sizeof o->shapes);
     else if (strcmp(name, "engine") == 0)
@@ -208,6 +210,9 @@ int parity_main_certify(int argc, char **argv)
 {
     static const assay_extra_option extra[] = {
         {"so", "LIBRARY:SYMBOL", "the kernel: a function that returns its description (assay_kernel.h)"},
+        {"cuda_runtime", "FILE",
+         "with --so: the libcudart of a library on a device that holds its own (default: what it is linked "
+         "with)"},
         {"cu", "FILE",
          "a plain CUDA file instead, compiled with assay-cc for the simulator; needs --launch and "
          "--operation"},
@@ -257,7 +262,7 @@ int parity_main_certify(int argc, char **argv)
     if (v.o.abi_header)
         return print_header() == ASSAY_OK ? 0 : fail();
     if (v.child[0] != '\0')
-        return certify_child(v.o.so, v.o.keep, v.child, v.o.call_limit);
+        return certify_child(&v.o, v.o.keep, v.child);
     assay_status st = ASSAY_OK;
     if ((v.o.so[0] != '\0') + (v.o.engine[0] != '\0') + (v.o.cu[0] != '\0') + (v.o.python[0] != '\0') != 1)
         st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "expected --so LIBRARY:SYMBOL, --cu FILE --launch TEXT "

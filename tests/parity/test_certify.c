@@ -80,7 +80,7 @@ Test(certify, refusals)
         {"shapes_of_no_symbol", {"shapes", "H>=1"}},
         {"in_place_of_no_input", {"in_place", "y=c"}},
         {"no_dtype", {"dtypes", "0x0"}},
-        {"device_memory", {"memory", "real device"}},
+        {"device_memory", {"memory", "name one with --cuda-runtime FILE"}},
         {"later_version", {"abi", "found 2"}},
         {"too_small", {"size", "found 16"}},
         {"contradiction", {"not deterministic"}},

@@ -1,0 +1,362 @@
+/* assay certify of a library in device memory, the simulator as its runtime: the example, and the example with one fault planted. */
+#include "tests/support/certify.h"
+
+TestSuite(certify_device, .init = certify_setup, .fini = cli_teardown, .timeout = 600);
+
+#define EXAMPLE ASSAY_SOURCE_DIR "/examples/certify/rmsnorm_device.cu"
+#define STREAM_FORWARD "forward<A><<<blocks, THREADS, 0, stream>>>"
+#define STREAM_MEAN "backward_mean<A><<<(unsigned)rows, THREADS, 0, stream>>>"
+#define LAUNCHED "return cudaGetLastError() == cudaSuccess ? ASSAY_KERNEL_OK : ASSAY_KERNEL_DEVICE;"
+#define KERNELS ASSAY_KERNELS
+enum { CHANGES = 4 };
+
+typedef struct change {
+    const char *is, *becomes;
+} change;
+
+static char *replaced(char *text, const char *is, const char *becomes)
+{
+    char *at = strstr(text, is), *out = malloc(strlen(text) + strlen(becomes) + 1);
+    cr_assert_not_null(at, "%s", is);
+    cr_assert_not_null(out);
+    sprintf(out, "%.*s%s%s", (int)(at - text), text, becomes, at + strlen(is));
+    free(text);
+    return out;
+}
+
+/* The example with pieces of its text replaced, as a library; narrow blocks and F32 alone are faster. */
+static void build(const char *library, const change *changes, bool small)
+{
+    static char line[CLI_LINE];
+    char *text = cli_read(EXAMPLE);
+    if (small) {
+        text = replaced(text, "THREADS = 256", "THREADS = 32");
+        text = replaced(text, " | ASSAY_KERNEL_SET(ASSAY_KERNEL_BF16)", "");
+    }
+    for (int i = 0; i < CHANGES && changes != NULL && changes[i].is != NULL; i++)
+        text = replaced(text, changes[i].is, changes[i].becomes);
+    cli_write_text(cli_file("k.cu"), text);
+    free(text);
+    snprintf(line, sizeof line,
+             ASSAY_BIN_DIR "/assay-cc -O2 -shared --with-simulator -I " ASSAY_SOURCE_DIR
+                           " -I " ASSAY_SOURCE_DIR "/examples/certify -o %s %s",
+             cli_file(library), cli_file("k.cu"));
+    cli_result r = cli_wait(cli_start(line));
+    cr_assert_eq(r.code, 0, "assay-cc: %s", r.err);
+    cli_free(&r);
+}
+
+Test(certify_device, the_example_is_certified)
+{
+    static const char *const trials[] = {"guards", "simulator", "probe",   "device", "inputs",   "written",
+                                         "exact",  "local",     "special", "repeat", "stream",   "threads",
+                                         "batch",  "accepts",   "crash",   "time",   "arguments"};
+    cli_result r = cli_run("keygen");
+    cli_expect_success(&r, "keygen");
+    cli_free(&r);
+    build("k.so", NULL, false);
+    r = cli_run("certify --seeds 1 --out certs --so ./k.so:example_rmsnorm_fwd");
+    cli_expect_success(&r, "forward");
+    for (size_t i = 0; i < sizeof trials / sizeof *trials; i++)
+        cr_expect(certify_passed(&r, trials[i]), "%s:\n%s", trials[i], r.out);
+    cli_free(&r);
+    char *text = cli_read(cli_file("certs/rmsnorm_fwd-example_rmsnorm_fwd-sim.json"));
+    static const char *const words[] = {
+        "\"tier\":\"sim\"",         "\"device\":\"assay simulated device (compute capability 9.0)\"",
+        "\"driver\":\"CUDA 13.0\"", "\"toolkit\":\"CUDA 13.0\"",
+        "\"capability\":\"9.0\"",   "\"probe\":{\"functions\"",
+        "\"memory\":\"device\"",    "\"asynchronous\":true"};
+    for (size_t i = 0; i < sizeof words / sizeof *words; i++)
+        cr_expect_not_null(strstr(text, words[i]), "%s in\n%s", words[i], text);
+    free(text);
+    r = cli_run("verify --key certs.pub --so ./k.so certs/rmsnorm_fwd-example_rmsnorm_fwd-sim.json");
+    cli_free(&r);
+    r = cli_run("certify --seeds 1 --so ./k.so:example_rmsnorm_bwd");
+    cli_expect_success(&r, "backward");
+    cr_expect(certify_passed(&r, "workspace") && certify_passed(&r, "stream"), "%s", r.out);
+    cli_free(&r);
+}
+
+/* Streams of its own behind and before events; a call that waits by itself. */
+Test(certify_device, honest_in_another_way)
+{
+    static const change rows[][CHANGES] = {
+        {{STREAM_MEAN, "static cudaStream_t mine;\n"
+                       "        static cudaEvent_t before, behind;\n"
+                       "        if (mine == NULL) {\n"
+                       "            cudaStreamCreateWithFlags(&mine, cudaStreamNonBlocking);\n"
+                       "            cudaEventCreate(&before);\n"
+                       "            cudaEventCreate(&behind);\n"
+                       "        }\n"
+                       "        cudaEventRecord(before, stream);\n"
+                       "        cudaStreamWaitEvent(mine, before, 0);\n"
+                       "        backward_mean<A><<<(unsigned)rows, THREADS, 0, mine>>>"},
+         {"        backward_input<A>", "        cudaEventRecord(behind, mine);\n"
+                                       "        cudaStreamWaitEvent(stream, behind, 0);\n"
+                                       "        backward_input<A>"}},
+        {{LAUNCHED,
+          "return cudaGetLastError() == cudaSuccess && cudaStreamSynchronize(NULL) == cudaSuccess ? 0 : 4;"},
+         {STREAM_FORWARD, "cudaStreamSynchronize(stream);\n    forward<A><<<blocks, THREADS>>>"},
+         {"k.synchronize = synchronize;", "(void)synchronize;"}},
+    };
+    static const char *const symbols[] = {"example_rmsnorm_bwd", "example_rmsnorm_fwd"};
+    for (size_t i = 0; i < sizeof symbols / sizeof *symbols; i++) {
+        build("k.so", rows[i], true);
+        cli_result r = cli_run("certify --seeds 1 --so ./k.so:%s", symbols[i]);
+        cli_expect_success(&r, rows[i][0].becomes);
+        cr_expect(certify_passed(&r, "stream"), "%s", r.out);
+        cli_free(&r);
+    }
+}
+
+typedef struct planted {
+    const char *name, *trial, *word;
+    bool backward;
+    change changes[CHANGES];
+} planted;
+
+static void expect_found(const planted *p)
+{
+    build("k.so", p->changes, true);
+    cli_result r = cli_run("certify --seeds 1 --so ./k.so:example_rmsnorm_%s", p->backward ? "bwd" : "fwd");
+    cr_expect_eq(r.code, 1, "%s: exit code %d:\n%s%s", p->name, r.code, r.out, r.err);
+    cr_expect(certify_failed(&r, p->trial), "%s: %s does not fail\n%s", p->name, p->trial, r.out);
+    cr_expect_not_null(strstr(r.out, p->word), "%s: no '%s' in\n%s", p->name, p->word, r.out);
+    cli_free(&r);
+}
+
+Test(certify_device, faults_of_streams)
+{
+    static const planted rows[] = {
+        {"the default stream",
+         "stream",
+         "changes after the call's stream was waited for",
+         false,
+         {{STREAM_FORWARD, "forward<A><<<blocks, THREADS>>>"}}},
+        {"a stream of its own without an event",
+         "stream",
+         "changes after the call's stream was waited for",
+         true,
+         {{STREAM_MEAN, "static cudaStream_t mine;\n"
+                        "        if (mine == NULL)\n"
+                        "            cudaStreamCreateWithFlags(&mine, cudaStreamNonBlocking);\n"
+                        "        backward_mean<A><<<(unsigned)rows, THREADS, 0, mine>>>"}}},
+        {"before the stream's inputs",
+         "stream",
+         "has other bits than in the first run, in inputs that arrive late",
+         false,
+         {{STREAM_FORWARD, "forward<A><<<blocks, THREADS>>>"},
+          {LAUNCHED, "return cudaStreamSynchronize(NULL) == cudaSuccess ? 0 : 4;"}}},
+        {"a synchronization of the device",
+         "stream",
+         "run() waits for the whole device",
+         false,
+         {{LAUNCHED, "return cudaDeviceSynchronize() == cudaSuccess ? 0 : 4;"}}},
+        {"memory that is freed",
+         "stream",
+         "run() waits for the whole device",
+         false,
+         {{LAUNCHED, "void *p;\n    cudaMalloc(&p, 64);\n    cudaFree(p);\n    return cudaGetLastError() == "
+                     "cudaSuccess ? 0 : 4;"}}},
+        {"a synchronization of the stream",
+         "stream",
+         "run() waits for its stream",
+         false,
+         {{"    return launched();", "    cudaStreamSynchronize(stream);\n    return launched();"}}},
+        {"the order of two kernels",
+         "local",
+         "dx",
+         true,
+         {{"        backward_mean<A><<<(unsigned)rows, THREADS, 0, stream>>>(mean, gamma, dy, x, rstd, "
+           "columns);\n",
+           ""},
+          {"    if (c->slot[B_DGAMMA] != NULL && blocks",
+           "    if (rows > 0)\n        backward_mean<A><<<(unsigned)rows, THREADS, 0, stream>>>(mean, gamma, "
+           "dy, x, "
+           "rstd, columns);\n    if (c->slot[B_DGAMMA] != NULL && blocks"}}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        expect_found(&rows[i]);
+}
+
+Test(certify_device, faults_of_memory)
+{
+    static const planted rows[] = {
+        {"a write behind an output",
+         "guards",
+         "(rstd is bytes",
+         false,
+         {{"        rstd[blockIdx.x] = r;", "        rstd[blockIdx.x + 1] = r;"}}},
+        {"a write before an output",
+         "guards",
+         "before the start of rstd",
+         false,
+         {{"        rstd[blockIdx.x] = r;", "        rstd[blockIdx.x] = rstd[-1] = r;"}}},
+        {"a read before an input",
+         "repeat",
+         "on other garbage",
+         false,
+         {{"    float sum = 0.0f;\n    for (int64_t h = threadIdx.x; h < columns; h += THREADS)\n        sum "
+           "= "
+           "fmaf(to_float(row[h])",
+           "    float sum = 0.0f * to_float(x[-1]);\n    for (int64_t h = threadIdx.x; h < columns; h += "
+           "THREADS)\n        sum = fmaf(to_float(row[h])"}}},
+        {"a read far behind an input",
+         "simulator",
+         "illegal address",
+         false,
+         {{"to_float(row[h]) * r *", "to_float(row[h + 8192]) * r *"}}},
+        {"a workspace that is too small",
+         "guards",
+         "workspace",
+         true,
+         {{"        mean[blockIdx.x] = columns", "        mean[blockIdx.x + 1] = columns"}}},
+        {"an element that is never written",
+         "written",
+         "elements of y are never written",
+         false,
+         {{"        put(y + ", "        if (h < 7)\n            put(y + "}}},
+        {"an input that is changed",
+         "inputs",
+         "changed input x",
+         false,
+         {{"        put(y + ", "        ((A *)x)[blockIdx.x * columns + h] = 0.0f, put(y + "}}},
+        {"vectors at an address that is not aligned",
+         "simulator",
+         "illegal address",
+         false,
+         {{"    const float r = rsqrtf(", "    const float4 wide = *(const float4 *)row;\n    if (wide.x + "
+                                          "wide.y + wide.z + wide.w == 0.5f)\n"
+                                          "        sum += 1e-30f;\n    const float r = rsqrtf("}}},
+        {"the host in device memory",
+         "simulator",
+         "device memory read by the host",
+         false,
+         {{"    forward<A><<<",
+           "    if (*(const volatile char *)x == 77 && *(const volatile char *)x == 78)\n        return 4;\n"
+           "    forward<A><<<"}}},
+        {"memory that is kept",
+         "device",
+         "bytes of device memory and did not give them back",
+         false,
+         {{LAUNCHED,
+           "void *p;\n    cudaMalloc(&p, 64);\n    return cudaGetLastError() == cudaSuccess ? 0 : 4;"}}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        expect_found(&rows[i]);
+}
+
+Test(certify_device, faults_of_kernels)
+{
+    static const planted rows[] = {
+        {"another eps", "exact", "rstd", false, {{"0.0f) + eps);", "0.0f) + 2.0f * eps);"}}},
+        {"a launch that fails and nobody looks",
+         "device",
+         "cudaErrorInvalidConfiguration",
+         false,
+         {{STREAM_FORWARD, "forward<A><<<blocks, columns > 64 ? 2048 : THREADS, 0, stream>>>"},
+          {LAUNCHED, "return ASSAY_KERNEL_OK;"}}},
+        {"no barrier",
+         "threads",
+         "other bits",
+         false,
+         {{"    part[threadIdx.x] = x;\n    __syncthreads();\n", "    part[threadIdx.x] = x;\n"}}},
+        {"a device that is not checked for",
+         "accepts",
+         "error code 4",
+         false,
+         {{"    return launched();", "    return columns > 64 ? ASSAY_KERNEL_DEVICE : launched();"}}},
+        {"a loop without end",
+         "time",
+         "within the time limit",
+         false,
+         {{"    sum = block_sum(sum);\n    const",
+           "    for (volatile int64_t n = 0; columns == 13; n = n + 1)\n        ;\n"
+           "    sum = block_sum(sum);\n    const"}}},
+        {"units that the device has not",
+         "probe",
+         "declared are k_step 8",
+         false,
+         {{"    a.order = order;", "    a.order = ASSAY_KERNEL_ORDER_TENSOR_CORE;\n    a.k_step = 8;\n"
+                                   "    a.guard_bits = 2;"},
+          {"    a.lanes = lanes;", ""}}},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
+        expect_found(&rows[i]);
+}
+
+/* Without an engine of the tier nobody knows what the device's units and functions do. */
+Test(certify_device, a_device_that_nobody_probed)
+{
+    build("k.so", NULL, true);
+    cli_result r = cli_run("certify --seeds 1 --so ./k.so:example_rmsnorm_fwd --program /nowhere");
+    cr_expect_eq(r.code, 1, "%s%s", r.out, r.err);
+    cr_expect(certify_failed(&r, "probe"), "%s", r.out);
+    cr_expect_not_null(strstr(r.out, "the device was not probed: no engine of tier sim answers"), "%s",
+                       r.out);
+    cli_free(&r);
+}
+
+/* A runtime that is not the simulator's, with threads for streams: zones on both sides, held streams, the tier of a device.  No engine
+ * answers from it, so nothing is certified. */
+Test(certify_device, another_runtime)
+{
+    static const struct {
+        const char *symbol, *trial, *word;
+    } rows[] = {
+        {"on_the_stream", "probe", "the device was not probed: no engine of tier gpu answers"},
+        {"on_the_default_stream", "stream", "in inputs that arrive late on the stream"},
+        {"waits_for_the_device", "stream", "run() waits for the whole device"},
+        {"waits_for_the_stream", "stream", "run() waits for its stream"},
+        {"writes_behind", "guards", "past the end of y"},
+        {"leaves_an_error", "device", "the runtime's last error is cudaErrorInvalidValue"},
+        {"fails", "device", "the device failed with cudaErrorLaunchFailure"},
+    };
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        cli_result r = cli_run("certify --seeds 1 --so " ASSAY_KERNELS
+                               "/other_runtime.so:%s --program " ASSAY_BIN_DIR "/assay-sim",
+                               rows[i].symbol);
+        cr_expect_eq(r.code, 1, "%s: exit code %d:\n%s%s", rows[i].symbol, r.code, r.out, r.err);
+        cr_expect(certify_failed(&r, rows[i].trial), "%s: %s does not fail\n%s", rows[i].symbol,
+                  rows[i].trial, r.out);
+        cr_expect_not_null(strstr(r.out, rows[i].word), "%s: no '%s' in\n%s", rows[i].symbol, rows[i].word,
+                           r.out);
+        cr_expect_not_null(strstr(r.out, "tier gpu"), "%s", r.out);
+        cr_expect(i > 0 || (certify_passed(&r, "stream") && certify_passed(&r, "guards") &&
+                            certify_passed(&r, "device") && certify_passed(&r, "local")),
+                  "%s", r.out);
+        cli_free(&r);
+    }
+    /* A library that holds its own runtime. */
+    cli_result r = cli_run("certify --seeds 1 --so " ASSAY_KERNELS
+                           "/refused.so:device_memory --cuda-runtime " ASSAY_KERNELS "/other_runtime.so");
+    cr_expect(r.code == 1 && strstr(r.out, "tier gpu") != NULL && certify_failed(&r, "accepts"), "%s%s",
+              r.out, r.err);
+    cli_free(&r);
+}
+
+Test(certify_device, refused_by_name)
+{
+    static const change collective[CHANGES] =
+        {{"describe(\"rmsnorm_fwd\", outputs)", "describe(\"all_gather\", outputs)"},
+         {"ASSAY_KERNEL_DETERMINISTIC | ASSAY_KERNEL_BATCH_INVARIANT", "ASSAY_KERNEL_DETERMINISTIC"},
+         {"{sizeof(assay_kernel_output), ASSAY_KERNEL_SLOT_RMSNORM_FWD_Y,",
+          "{sizeof(assay_kernel_output), ASSAY_KERNEL_SLOT_ALL_GATHER_RECV,"},
+         {"k.n_outputs = 2;", "k.n_outputs = 1;"}},
+                        memory[CHANGES] = {{"k.memory = ASSAY_KERNEL_MEMORY_DEVICE;", "k.memory = 3;"}};
+    cli_result r;
+    build("k.so", NULL, true);
+    r = cli_run("certify --so ./k.so:example_rmsnorm_fwd --cuda-runtime ./nowhere.so");
+    cli_expect_refusal(&r, "runtime", (const char *const[]){"--cuda-runtime", "nowhere.so", NULL});
+    cli_free(&r);
+    build("k.so", memory, true);
+    r = cli_run("certify --so ./k.so:example_rmsnorm_fwd");
+    cli_expect_refusal(&r, "memory",
+                       (const char *const[]){"expected host (1) or device (2) memory, found 3", NULL});
+    cli_free(&r);
+    build("k.so", collective, true);
+    r = cli_run("certify --so ./k.so:example_rmsnorm_fwd");
+    cli_expect_refusal(&r, "collective",
+                       (const char *const[]){"collectives in device memory are not certified", NULL});
+    cli_free(&r);
+}
