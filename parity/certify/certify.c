@@ -193,7 +193,8 @@ static void list_untried(certify_result *r, const char *tier)
         r->not_tried,
         strcmp(tier, "gpu") != 0
             ? "a real device: its arithmetic, memory order, streams and timing; compute-sanitizer; throughput"
-            : "compute-sanitizer; throughput");
+        : r->board.trial[CERTIFY_SANITIZER].calls == 0 ? "compute-sanitizer (not found in PATH); throughput"
+                                                       : "throughput");
 }
 
 /* --- the trial --------------------------------------------------------------------------------------------------- */
@@ -332,6 +333,13 @@ static assay_status try_library(const certify_options *o, const char *work, cert
     const bool done = board->done != 0, deterministic = has_flag(out->subject, "deterministic");
     if (done && deterministic)
         ASSAY_TRY(run_child(o, work, "threads", board));
+    const json_t *description = json_object_get(out->subject, "description");
+    if (done && json_object_get(description, "device") != NULL &&
+        !json_is_true(json_object_get(description, "simulator"))) {
+        const int threads_done = board->done;
+        ASSAY_TRY(certify_sanitize(o, work, board));
+        board->done = threads_done;
+    }
     out->board = *board;
     if (done)
         ASSAY_TRY(judge_all(work, out, false));

@@ -19,6 +19,7 @@
       "the simulator reports nothing (barriers, masks, races, uninitialized memory)")                        \
     X(PROBE, "probe", "matrix units and functions of the device are as the declared bounds take them")       \
     X(DEVICE, "device", "launches and copies on the device succeed, or their errors are returned")           \
+    X(SANITIZER, "sanitizer", "compute-sanitizer reports nothing on a real device")                          \
     X(INPUTS, "inputs", "inputs are unchanged")                                                              \
     X(WRITTEN, "written", "every element of every output is written")                                        \
     X(MESSAGES, "messages", "messages have the size that was sent, and no ranks wait for ever")              \
@@ -142,6 +143,8 @@ assay_status certify_library(const certify_options *o, const char *work, certify
 /* device_probe.c: trial `probe` of a library on a device of this tier and name, behind its answers; no engine of the tier is a finding. */
 assay_status certify_probe_device(const certify_options *o, const char *work, const char *tier,
                                   const char *device, certify_result *r);
+/* device_sanitize.c: trial `sanitizer`: the exact calls again, under each tool of compute-sanitizer.  Nothing without it in PATH. */
+assay_status certify_sanitize(const certify_options *o, const char *work, certify_board *board);
 /* In a child: its streams go into `log`, it has a process group of its own, and ends with its parent. */
 void certify_enter_child(const char *log);
 /* launch.c: makes a library of `cu` and `launch` in the folder `work`, and `so` names it.  ASSAY_UNSUPPORTED: a slot that has no plain
@@ -193,7 +196,8 @@ assay_status certify_time_read(const char *text, int64_t *out);
 const char *certify_source_hash(void);
 
 /* --- trial.c: the child -------------------------------------------------------------------------------------------- */
-/* part: "describe" (writes description.json), "trial", "threads" (plain runs alone).  Does not return. */
+/* part: "describe" (writes description.json), "trial", "threads" (plain runs alone), "exact" (plain runs of lattice inputs, no answers).
+ * Does not return. */
 int certify_child(const certify_options *o, const char *dir, const char *part);
 
 #endif

@@ -13,6 +13,7 @@ typedef struct trial {
     double limit; /* seconds of one call */
     bool deterministic;
     bool sweep_threads; /* second child: one plain run of every record */
+    bool exact;         /* of lattice records alone, without answers */
     assay_trace_writer *answer, *second, *shadow, *late;
     comm_world *world; /* collectives: the ranks of the records that are tried now */
     bool takes_part[COMM_RANKS];

@@ -1,6 +1,8 @@
 /* assay certify of a library in device memory, the simulator as its runtime: the example, and the example with one fault planted. */
 #include "tests/support/certify.h"
 
+#include <sys/stat.h>
+
 TestSuite(certify_device, .init = certify_setup, .fini = cli_teardown, .timeout = 600);
 
 #define EXAMPLE ASSAY_SOURCE_DIR "/examples/certify/rmsnorm_device.cu"
@@ -326,6 +328,7 @@ Test(certify_device, another_runtime)
         {"leaves_an_error", "device", "the runtime's last error is cudaErrorInvalidValue"},
         {"fails", "device", "the device failed with cudaErrorLaunchFailure"},
     };
+    setenv("PATH", "/usr/bin:/bin", 1); /* without compute-sanitizer */
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
         cli_result r = cli_run("certify --seeds 1 --so " ASSAY_KERNELS
                                "/other_runtime.so:%s --program " ASSAY_BIN_DIR "/assay-sim",
@@ -336,11 +339,31 @@ Test(certify_device, another_runtime)
         cr_expect_not_null(strstr(r.out, rows[i].word), "%s: no '%s' in\n%s", rows[i].symbol, rows[i].word,
                            r.out);
         cr_expect_not_null(strstr(r.out, "tier gpu"), "%s", r.out);
+        cr_expect_not_null(strstr(r.out, "compute-sanitizer (not found in PATH)"), "%s", r.out);
         cr_expect(i > 0 || (certify_passed(&r, "stream") && certify_passed(&r, "guards") &&
                             certify_passed(&r, "device") && certify_passed(&r, "local")),
                   "%s", r.out);
         cli_free(&r);
     }
+    /* Something of compute-sanitizer's name that runs the program and, as one of the tools, has a finding. */
+    static const char tool[] =
+        "#!/bin/sh\n[ \"$1 $3 $4 $5\" = \"--tool --error-exitcode 9 --log-file\" ] || exit "
+        "3\ntool=$2\nreport=$6\n"
+        "shift 6\n\"$@\" || exit 4\n[ $tool != racecheck ] || { echo '========= COMPUTE-SANITIZER' >$report; "
+        "echo '========= Error: Race reported' >>$report; exit 9; }\n";
+    char path[CLI_LINE];
+    cr_assert_eq(mkdir(cli_file("tools"), 0700), 0);
+    cli_write_text(cli_file("tools/compute-sanitizer"), tool);
+    cr_assert_eq(chmod(cli_file("tools/compute-sanitizer"), 0700), 0);
+    snprintf(path, sizeof path, "%s:%s", cli_file("tools"), getenv("PATH"));
+    setenv("PATH", path, 1);
+    cli_result watched = cli_run("certify --seeds 1 --so " ASSAY_KERNELS "/other_runtime.so:on_the_stream");
+    cr_expect(certify_failed(&watched, "sanitizer") && certify_passed(&watched, "threads"), "%s%s",
+              watched.out, watched.err);
+    cr_expect_not_null(strstr(watched.out, "1 time; first: racecheck: Error: Race reported"), "%s",
+                       watched.out);
+    cr_expect_null(strstr(watched.out, "not found in PATH"), "%s", watched.out);
+    cli_free(&watched);
     /* A library that holds its own runtime. */
     cli_result r = cli_run("certify --seeds 1 --so " ASSAY_KERNELS
                            "/refused.so:device_memory --cuda-runtime " ASSAY_KERNELS "/other_runtime.so");
