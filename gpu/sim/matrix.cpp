@@ -143,28 +143,37 @@ float matrix_step(float c, const double *product, int k, double exact)
     return c;
 }
 
+/* Rows are a line longer than what they hold: at distances of a power of two they would share few lines of the cache. */
 struct tiles {
-    double a[most_rows][most_k], b[most_k][most_columns];
-    float c[most_rows][most_columns];
+    double a[most_rows][most_k + 8], b[most_k][most_columns + 8];
+    float c[most_rows][most_columns + 16];
 };
 
-/* Every step of 16: the products and their sum are exact enough in double, and rounded once. */
+/* Every step of 16: the products and their sum are exact enough in double, and rounded once.  WIDTH sums at once, or each addition
+ * waits for the one before. */
+template <int WIDTH>
+static inline __attribute__((always_inline)) void multiply_columns(tiles &t, int i, int j, int k)
+{
+    for (int s = 0; s < k; s += step_k) {
+        double sum[WIDTH];
+        for (int x = 0; x < WIDTH; ++x)
+            sum[x] = static_cast<double>(t.c[i][j + x]);
+        for (int x = s; x < s + step_k; ++x) {
+            for (int y = 0; y < WIDTH; ++y)
+                sum[y] += t.a[i][x] * t.b[x][j + y];
+        }
+        for (int x = 0; x < WIDTH; ++x)
+            t.c[i][j + x] = static_cast<float>(sum[x]);
+    }
+}
 static inline __attribute__((always_inline)) void multiply_exact(tiles &t, int rows, int columns, int k)
 {
     for (int i = 0; i < rows; ++i) {
-        for (int s = 0; s < k; s += step_k) {
-            for (int j = 0; j < columns; j += 8) {
-                double sum[8];
-                for (int x = 0; x < 8; ++x)
-                    sum[x] = static_cast<double>(t.c[i][j + x]);
-                for (int x = s; x < s + step_k; ++x) {
-                    for (int y = 0; y < 8; ++y)
-                        sum[y] += t.a[i][x] * t.b[x][j + y];
-                }
-                for (int x = 0; x < 8; ++x)
-                    t.c[i][j + x] = static_cast<float>(sum[x]);
-            }
-        }
+        int j = 0;
+        for (; j + 32 <= columns; j += 32)
+            multiply_columns<32>(t, i, j, k);
+        for (; j < columns; j += 8)
+            multiply_columns<8>(t, i, j, k);
     }
 }
 
