@@ -172,11 +172,10 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
         auto query = [&](int r) { return attention_bwd_query(a, b, group, n * ROWS + r); };
         attention_copy_both<D, ROWS>(q_tiles + stage * ROWS * D, q, a.d, do_tiles + stage * ROWS * D, dout,
                                      a.dv, query);
-        if ((int)threadIdx.x < 2 * ROWS) {
-            const int64_t row = query((int)threadIdx.x / 2);
-            const int half = (int)threadIdx.x % 2 * 16;
-            mma_copy16((char *)(row_tiles + stage * ROWS + threadIdx.x / 2) + half,
-                       (const char *)(of_rows + (row >= 0 ? row : 0)) + half, row >= 0);
+        for (int i = (int)threadIdx.x; i < 2 * ROWS; i += ATTENTION_MMA_THREADS) {
+            const int64_t row = query(i / 2);
+            mma_copy16((char *)(row_tiles + stage * ROWS + i / 2) + i % 2 * 16,
+                       (const char *)(of_rows + (row >= 0 ? row : 0)) + i % 2 * 16, row >= 0);
         }
         mma_commit();
     };

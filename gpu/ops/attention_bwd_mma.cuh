@@ -25,8 +25,9 @@ template <int D, int ROWS> __device__ static __forceinline__ bool attention_unbo
         const uint4 chunk = *(const uint4 *)mma_chunk<D>(tile, i / (D / 8), i % (D / 8));
         const unsigned word[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
         GPU_UNROLL
-        for (int w = 0; w < 4; ++w)
-            any |= (word[w] & 0x7f80u) == 0x7f80u || (word[w] & 0x7f800000u) == 0x7f800000u ? 1u : 0u;
+        for (int w = 0; w < 4; ++w) /* an exponent of ones carries into the sign's place */
+            any |= (((word[w] & 0x7f80u) + 0x80u) & 0x8000u) |
+                   (((word[w] & 0x7f800000u) + 0x800000u) & 0x80000000u);
     }
     return any != 0;
 }

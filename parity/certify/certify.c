@@ -357,7 +357,7 @@ static assay_status find_where(const certify_options *o, const char *work, certi
                        : device != NULL                                        ? "gpu"
                                                                                : "host";
     (void)json_object_del(description, "device");
-    out->where = machine(tier);
+    out->where = certify_machine(tier);
     assay_status st = ASSAY_OK;
     if (device != NULL) {
         json_object_update(out->where, device);
