@@ -180,7 +180,9 @@ static double bounded(const parity_ask *q, const sight *s, enum input what, int6
  * arises: dO v and -dO o have the same sign, what an infinity is multiplied with is not 0.  dS has few bits. */
 static double infinite(enum input what, int64_t position, int64_t row, int64_t width, int64_t c)
 {
-    const bool here = position % 5 == (int64_t)what && c == row * 5 % width / 2 * 2;
+    /* a query's where keys are positive: its score is +inf */
+    const int64_t place = row * 5 % width, even = place / 2 * 2;
+    const bool here = position % 5 == (int64_t)what && c == (what == QUERY ? even : place);
     const double sign = position / 5 % 2 == 0 || what == QUERY || what == KEY ? 1.0 : -1.0;
     const double finite = what == QUERY || (what == KEY && c % 2 == 0) ? power(row, c / 2)
                           : what == KEY                                ? -power(row, c / 2)
