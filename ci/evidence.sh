@@ -1,6 +1,8 @@
 #!/usr/bin/env bash
 # How old what a GPU has shown (parity/evidence/*.json) is, relative to the engine (gpu/): a line for each file.  It judges nothing.
-#   ci/evidence.sh [--self-test]
+#   ci/evidence.sh [--self-test | --take PACK]
+# --take writes parity/evidence/DEVICE.json from the pack of ci/gpu.sh: commit, programs, every slice's exit code and seconds, and of
+# every certificate the SHA-256.  A rehearsal is no evidence and is refused.
 set -euo pipefail
 self=$(readlink -f "$0")
 
@@ -24,6 +26,43 @@ report() {
             echo "evidence: $file: $since commit(s) to gpu/ since, the last $((last / 86400)) day(s) after it"
         fi
     done
+}
+
+field() { sed -nE "s/^ *\"$1\": \"?([^\",]*)\"?,?\$/\1/p" "$2" | head -n 1; }
+
+# take PACK
+take() {
+    local pack=$1 device file name mark comma
+    room=$(mktemp -d) # seen by the trap
+    trap 'rm -rf "$room"' EXIT
+    tar -xzf "$pack" -C "$room" || { echo "evidence: $pack: cannot be unpacked" >&2; return 2; }
+    [[ -f $room/summary.txt && -f $room/slices/doctor/engine.json ]] || { echo "evidence: $pack: not a pack of ci/gpu.sh" >&2; return 2; }
+    if ! grep -q 'rehearsal false' "$room/summary.txt" || [[ $(field simulated "$room/slices/doctor/engine.json") != false ]]; then
+        echo "evidence: $pack: a rehearsal is no evidence" >&2
+        return 2
+    fi
+    device=$(field device "$room/slices/doctor/engine.json" | tr '[:upper:]' '[:lower:]' | tr -cs '[:alnum:]\n' '-' | sed 's/^-*//; s/-*$//')
+    [[ -n $device ]] || { echo "evidence: $pack: it does not name its device" >&2; return 2; }
+    mkdir -p parity/evidence
+    file=parity/evidence/$device.json
+    {
+        sed -nE '1s/^commit ([^,]*), programs ([^,]*),.*/{"commit": "\1", "programs": "\2",/p' "$room/summary.txt"
+        printf '"device": "%s",\n"slices": {' "$(field device "$room/slices/doctor/engine.json")"
+        comma=''
+        for mark in "$room"/marks/*; do
+            printf '%s\n  "%s": %s' "$comma" "${mark##*/}" "$(sed -E 's/^exit=([0-9]+) seconds=([0-9]+) .* at=(.*)$/{"exit": \1, "seconds": \2, "at": "\3"}/' "$mark")"
+            comma=,
+        done
+        printf '},\n"certificates": {'
+        comma=''
+        for name in "$room"/slices/certify-*/certificates/*.json; do
+            [[ -f $name ]] || continue
+            printf '%s\n  "%s": "%s"' "$comma" "${name#"$room"/slices/}" "$(sha256sum "$name" | cut -d' ' -f1)"
+            comma=,
+        done
+        printf '}}\n'
+    } >"$file.tmp" && mv "$file.tmp" "$file"
+    echo "evidence: $file: $(grep -c '"exit": 0' "$file") of $(grep -c '"exit"' "$file") slices passed, $(grep -c 'certificates/' "$file") certificates"
 }
 
 # A tree of its own, in which each line has to be said.
@@ -52,12 +91,33 @@ self_test() {
     echo 2 >gpu/a.c && commit 2026-01-04
     echo 3 >gpu/a.c && commit 2026-01-12
     expect "2 commit(s) to gpu/ since, the last 10 day(s) after it"
-    echo "evidence: 5 lines said as they should be"
+    # a pack, and what is none
+    mkdir -p pack/marks pack/slices/doctor pack/slices/certify-1/certificates
+    printf '{\n  "device": "NVIDIA H200",\n  "simulated": false\n}\n' >pack/slices/doctor/engine.json
+    echo "commit 0123, programs 4567, rehearsal false" >pack/summary.txt
+    echo "exit=0 seconds=3 build=4567 rehearsal=false at=2026-01-01T00:00:00Z" >pack/marks/doctor
+    echo "exit=1 seconds=400 build=4567 rehearsal=false at=2026-01-01T00:00:00Z" >pack/marks/certify-1
+    echo '{}' >pack/slices/certify-1/certificates/add-add-gpu.json
+    tar -czf good.tar.gz -C pack .
+    sed -i 's/rehearsal false/rehearsal true/' pack/summary.txt && tar -czf rehearsal.tar.gz -C pack .
+    sed -i 's/rehearsal true/rehearsal false/' pack/summary.txt
+    sed -i 's/false/true/' pack/slices/doctor/engine.json && tar -czf simulated.tar.gz -C pack .
+    says=$("$self" --here --take good.tar.gz)
+    [[ $says == *"nvidia-h200.json: 1 of 2 slices passed, 1 certificates"* ]] || { echo "evidence: found '$says'" >&2; exit 1; }
+    grep -q '"certify-1": {"exit": 1, "seconds": 400, "at": "2026-01-01T00:00:00Z"}' parity/evidence/nvidia-h200.json || { echo "evidence: a slice is not there" >&2; exit 1; }
+    for pack in rehearsal simulated; do
+        if says=$("$self" --here --take "$pack.tar.gz" 2>&1) || [[ $says != *"is no evidence"* ]]; then
+            echo "evidence: $pack: expected a refusal, found '$says'" >&2
+            exit 1
+        fi
+    done
+    echo "evidence: 5 lines said as they should be, a pack taken, two refused"
 }
 
 case ${1:-} in
 '') cd "$(dirname "$self")/.." && report ;;
---here) report ;;
+--here) if [[ ${2:-} == --take ]]; then take "$3"; else report; fi ;;
+--take) [[ -n ${2:-} ]] || { echo "evidence: --take needs the pack" >&2; exit 2; }; pack=$(readlink -f "$2") && cd "$(dirname "$self")/.." && take "$pack" ;;
 --self-test) self_test ;;
-*) echo "evidence: expected nothing or --self-test, found '$1'" >&2; exit 2 ;;
+*) echo "evidence: expected nothing, --take PACK or --self-test, found '$1'" >&2; exit 2 ;;
 esac

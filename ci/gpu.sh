@@ -17,7 +17,7 @@ cd "$(dirname "$self")/.." || exit 2
 . ci/gpu_libraries.sh
 
 build=build/cuda out=build/gpu inside='' again=false budget=0 resume='' jobs='' rehearse=false list=false wanted=()
-shards=8
+shards=8 rungs=3 # of the longest ladder: k0 to k2
 need() { [[ -n ${2:-} ]] || { echo "gpu: $1 takes a value" >&2; exit 2; }; }
 while (($#)); do
     case $1 in
@@ -56,6 +56,10 @@ slices() {
         echo "matrix-$i 200 460 part $i of $shards of the default matrix"
     done
     echo "merge 30 300 the parts of the matrix as one report"
+    echo "probe 30 120 how the matrix units add, and functions against their documented error"
+    for ((i = 1; i <= rungs; i++)); do
+        echo "certify-$i 400 470 assay certify: every operation, variants up to k$((i - 1)), F32 and BF16; certificates"
+    done
     for tool in memcheck racecheck initcheck synccheck; do
         echo "sanitizer-$tool 120 460 every operation alone, fastest and plain kernels, under compute-sanitizer --tool $tool"
     done
@@ -135,6 +139,27 @@ slice_merge() {
     "$assay" report merge --report "$here/report" "${folders[@]}" || code=$?
     note "$code"
 }
+slice_probe() {
+    local code=0
+    "$assay" probe --engine gpu --json "$here/probe.json" || code=$?
+    note "$code"
+}
+slice_certify() {
+    local variant=k$(($1 - 1)) code=0 key=${ASSAY_CERTIFY_KEY:-} room
+    room=$(mktemp -d) # keygen makes no key inside a git tree
+    trap 'rm -rf "$room"' RETURN
+    if grep -q "\"k$rungs\"" "$out/slices/doctor/engine.json"; then
+        cannot "a ladder has a k$rungs: ci/gpu.sh certifies up to k$((rungs - 1))"
+    fi
+    if [[ -z $key ]]; then # one of this slice alone: it holds together what it signs, no more
+        key=$room/certify.key
+        "$assay" keygen --key "$key" || { cannot "assay keygen: exit code $?"; return; }
+    fi
+    cp "$key.pub" "$here/certify.key.pub"
+    echo "+ assay certify --engine gpu --operation all --variant $variant --seeds 1"
+    "$assay" certify --engine gpu --operation all --variant "$variant" --seeds 1 --key "$key" --out "$here/certificates" || code=$?
+    note "$code"
+}
 slice_sanitizer() {
     local tool=$1 program variant code
     program=$(gpu_find_sanitizer) || { cannot "compute-sanitizer is not on PATH, not below /usr/local/cuda*, in no Python package"; return; }
@@ -190,6 +215,7 @@ if [[ -n $inside ]]; then
     here=$out/slices/$inside
     case $inside in
     matrix-*) slice_matrix "${inside#matrix-}" ;;
+    certify-*) slice_certify "${inside#certify-}" ;;
     sanitizer-*) slice_sanitizer "${inside#sanitizer-}" ;;
     *) "slice_${inside//-/_}" ;;
     esac
@@ -268,7 +294,7 @@ pack_up() {
             cp "$file" "$target"
         fi
     done < <(find "$out/slices" -type f \( -name log.txt -o -name '*.log' -o -name results.jsonl -o -name facts.json -o -name engine.json \
-        -o -name bench.json -o -name 'torch-*.json' \) -not -path '*/request/*' -not -path '*/answer/*')
+        -o -name bench.json -o -name 'torch-*.json' -o -name probe.json -o -name '*.key.pub' -o -path '*/certificates/*.json' \) -not -path '*/request/*' -not -path '*/answer/*')
     tar -czf "$to/$pack.tmp" -C "$out/pack" . || { say "could not pack $to/$pack"; return 1; }
     mv "$to/$pack.tmp" "$to/$pack" || return 1
     rm -rf "$out/pack"

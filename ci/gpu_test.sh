@@ -18,7 +18,13 @@ echo "assay \$*" >>"$room/calls"
 [[ -e $room/hang && " \$* " == *" \$(cat $room/hang) "* ]] && sleep 60
 while ((\$#)); do case \$1 in
     --report) report=\$2 ;;
+    --key) key=\$2 ;;
+    --json) echo '{}' >\$2 ;;
+    --out) certificates=\$2 ;;
     esac; words+=" \$1 "; shift; done
+[[ \$words == *" keygen "* ]] && { echo public >\$key.pub; exit 0; }
+[[ \$words == *" certify "* ]] && { mkdir -p "\$certificates"; echo '{"certificate":{}}' >"\$certificates/add-add-gpu.json"; }
+[[ -n \${report:-} ]] || report=$room/no-report
 mkdir -p "\$report/work/operations/fp32-1/request"
 echo '{"verdict":"pass"}' >"\$report/results.jsonl"
 [[ -e $room/fail && \$words == *" \$(cat $room/fail) "* ]] && { echo "1 passed, 1 failed, 0 skipped"; exit 1; }
@@ -58,7 +64,11 @@ fresh() { what=$1; rm -rf "$room/out" "$room"/{fail,skip,hang,leak,bench,no-devi
 fresh "all is well"; touch "$room/bench"
 run 0
 says 'library libnccl.so.2: found .*site-packages/nvidia/nccl/lib/libnccl.so.2'
-says '19 of 19 slices have passed'
+says '23 of 23 slices have passed'
+calls 'certify --engine gpu --operation all --variant k2' 1
+calls 'probe --engine gpu' 1
+packed slices/certify-3/certificates/add-add-gpu.json; packed slices/certify-3/certify.key.pub; packed slices/probe/probe.json
+if tar -tzf "$room/out/gpu-evidence.tar.gz" | grep -q 'certify.key$'; then broken "a secret key is in the pack"; fi
 calls 'run .*--shard 3/8' 1
 calls 'run --engine gpu --collective-timeout 30 --timeout 90' 18
 calls 'bench --engine gpu' 3
@@ -70,7 +80,7 @@ what="--again"; run 0 --again --slice exact
 calls 'run --engine' 1
 what="other programs"; echo '# changed' >>"$room/build/bin/assay-gpu"; run 2 --slice exact --budget 30
 says 'exact: not started: [0-9]+ s are left'
-says '[01] of 19 slices have passed'
+says '[01] of 23 slices have passed'
 
 fresh "a library is missing"; venv=empty; run 2; unset venv
 says 'library libnccl.so.2: MISSING'
@@ -98,6 +108,9 @@ says 'matrix-2: pass'
 what="and then the parts are joined anew"; touch "$room/bench"; run 0 --slice merge
 calls 'report merge' 1
 
+fresh "a kernel that is not certified"; echo k1 >"$room/fail"; run 1 --slice certify-1 --slice certify-2
+says 'certify-1: pass'
+says 'certify-2: FAIL'
 fresh "a slice that could not run"; echo dp3 >"$room/skip"; run 2 --slice nccl
 says 'nccl: could not run'
 calls 'layout tp2' 1
