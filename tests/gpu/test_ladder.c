@@ -208,9 +208,9 @@ Test(gpu_ladder, a_rung_runs_when_it_is_asked_for)
             snprintf(text, sizeof text, "elementwise=k%d", k);
             set_variants(&ctx, text);
             call_begin(&c, &ctx, 1);
-            put(&c, strcmp(ops[i], "add") == 0 ? "a" : "x", ASSAY_F32, 0, 1, 1, (int64_t)100);
+            put(&c, strcmp(ops[i], "add") == 0 ? "a" : "x", ASSAY_F32, 0, 1, 1, (int64_t)96);
             if (strcmp(ops[i], "add") == 0)
-                put(&c, "b", ASSAY_F32, 0, 1, 1, (int64_t)100);
+                put(&c, "b", ASSAY_F32, 0, 1, 1, (int64_t)96);
             run_op(&c, ops[i], ASSAY_F32);
             cr_expect_eq(c.declared.variant, k, "%s", ops[i]);
             call_end(&c);
