@@ -78,7 +78,11 @@ static void read_fragments(worker &w, fragments &t, const assay_sim_tile_load *f
 
 static void load_of_warp(void *const *lane)
 {
-    static thread_local fragments t;
+    static thread_local std::unique_ptr<fragments>
+        kept; /* 32 KB: a library that brings the simulator has little room for variables of threads */
+    if (!kept)
+        kept.reset(new fragments{});
+    fragments &t = *kept;
     worker &w = *self;
     const call_of_warp *first = static_cast<const call_of_warp *>(lane[0]);
     const assay_sim_tile_load *f = static_cast<const assay_sim_tile_load *>(first->what);

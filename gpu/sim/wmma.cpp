@@ -8,6 +8,7 @@
 
 #include <limits.h>
 #include <math.h>
+#include <memory>
 #include <stdio.h>
 #include <string.h>
 
@@ -236,7 +237,10 @@ void put(const assay_sim_wmma_part &d, int e, double exact, float single, bool s
 
 void product_of_warp(void *const *lane)
 {
-    static thread_local factors f;
+    static thread_local std::unique_ptr<factors> kept; /* as in matrix.cpp */
+    if (!kept)
+        kept.reset(new factors{});
+    factors &f = *kept;
     worker &w = *self;
     const int line = static_cast<const request<assay_sim_wmma_product> *>(lane[0])->line;
     bool set_a[most] = {}, set_b[most] = {}, set_c[most] = {};
