@@ -344,6 +344,7 @@ static void add_moves(parity_ask *q)
     add_rows(q, 1, 1, 1);
     add_rows(q, 0, 2, 3);
     add_rows(q, 13, 3, 17);
+    add_rows(q, 13, 3, 24);
     add_plan(q, 7, 2, 5);
     add_plan(q, 1, 1, 1);
     add_plan(q, 0, 2, 4);

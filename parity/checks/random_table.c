@@ -284,7 +284,8 @@ const parity_ask_row parity_ask_table[] = {
     {"swiglu_bwd",
      {{.name = "dy"}, {.name = "x", .scale = 3}, {SLOT("probs", POSITIVE), .when = "probs"}},
      {"T=5 F=3 probs=0", "T=9 F=40 probs=1", "T=0 F=2 probs=1", "T=3 F=129 probs=1", "T=3 F=0 probs=0",
-      "T=3 F=0 probs=1"}},
+      "T=3 F=0 probs=1", "T=5 F=32 probs=1", "T=6 F=128 probs=1", "T=3 F=512 probs=1", "T=5 F=264 probs=1",
+      "T=3 F=264 probs=0"}},
     {"sigmoid_gate_fwd",
      {{.name = "x"}, {.name = "gate", .scale = 3}},
      {"T=5 H=3", "T=1 H=1", "T=37 H=70", "T=0 H=4"}},
@@ -294,7 +295,7 @@ const parity_ask_row parity_ask_table[] = {
     {"cast", {{SLOT("x", F32)}}, {"n=300 | dtype=BF16", "n=5 | dtype=F32", "n=0 | dtype=BF16"}},
     {"cast",
      {{.name = "x"}},
-     {"n=9 | dtype=BF16", "n=300 | dtype=F32"}}, /* F32 to F32 or BF16 to BF16, too */
+     {"n=9 | dtype=BF16", "n=304 | dtype=BF16", "n=300 | dtype=F32"}}, /* F32 to F32 or BF16 to BF16, too */
     {"slice_rows", {{.name = "x"}}, {"S=9 n=5 | start=2 length=4", "S=3 n=7 | start=3 length=0"}},
     {"embedding_fwd",
      {{SLOT("ids", IDS)}, {.name = "weight"}},
