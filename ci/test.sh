@@ -42,6 +42,7 @@ step gpu-script ci/gpu_test.sh
 step evidence-tool ci/evidence.sh --self-test
 ci/evidence.sh
 step build-release ci/build.sh release || finish
+step foreign-tool ci/foreign.sh --self-test
 # nvcc comes from no package: without it nobody compiled the kernels for a device
 if command -v nvcc >/dev/null || [[ -x /usr/local/cuda/bin/nvcc ]]; then
     step kernels ci/kernels.sh
