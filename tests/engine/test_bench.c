@@ -201,17 +201,19 @@ static json_t *rank_file(int rank)
 
 static const int64_t batch_shape[4] = {2, 2, 2, 8}; /* steps, microbatches, b, s */
 
-/* Calls of a rank's first step by the trace; rope_table is made before the first step and once more for a trace. */
+/* Calls of a row in a rank's first step, by the trace; rope_table is made before the first step and once more for a trace. */
 static int64_t traced_calls(const assay_trace *t, int rank, const json_t *row)
 {
     const char *phase = json_string_value(json_object_get(row, "phase")),
                *name = json_string_value(json_object_get(row, "op")),
-               *group = json_string_value(json_object_get(row, "group"));
+               *group = json_string_value(json_object_get(row, "group")),
+               *variant = json_string_value(json_object_get(row, "variant"));
     int64_t n = 0;
     for (int64_t i = 0; i < assay_trace_n_ops(t, rank); i++) {
         const assay_trace_op *op = assay_trace_op_at(t, rank, i);
         n += op->step == 0 && strcmp(op->op, name) == 0 && strcmp(assay_phase_name(op->phase), phase) == 0 &&
-             (group == NULL || strcmp(op->group, group) == 0);
+             (group == NULL || strcmp(op->group, group) == 0) &&
+             (variant[0] != 'k' || op->variant == atoi(variant + 1));
     }
     return n;
 }
