@@ -200,7 +200,7 @@ Test(bisect, a_kernel_variant_is_named)
 {
     const expected e = {
         LLAMA
-        "--layout tp2,sp --fault scale:decoder.layers.1.input_layernorm:y=1.25,op=rmsnorm_fwd,variant=k1",
+        "--layout tp2,sp --fault scale:decoder.layers.1.input_layernorm:y=1.25,op=rmsnorm_fwd,variant=k2",
         "variant 0",
         {"rmsnorm_fwd decoder.layers.1.input_layernorm forward"}};
     expect_found(&e);
@@ -210,7 +210,7 @@ Test(bisect, a_kernel_variant_is_named)
     cli_result r =
         cli_run("step --engine sim --model " MODELS "llama --batch " MODELS
                 "llama/batch.safetensors --layout tp2,sp --fault "
-                "scale:decoder.layers.1.input_layernorm:y=1.25,op=rmsnorm_fwd,variant=k1 --substitute %s "
+                "scale:decoder.layers.1.input_layernorm:y=1.25,op=rmsnorm_fwd,variant=k2 --substitute %s "
                 "--out %s",
                 cli_file("kept/set.txt"), cli_file("healed.safetensors"));
     cr_expect_eq(r.code, 0, "%s", r.err);
@@ -231,7 +231,7 @@ Test(bisect, two_operations_are_both_named)
 Test(bisect, a_kernel_that_is_wrong_everywhere_is_named_by_layers)
 {
     json_t *v = verdict_of(
-        LLAMA "--target output_layer.y --fault scale:*layernorm:y=1.25,op=rmsnorm_fwd,variant=k1", 1);
+        LLAMA "--target output_layer.y --fault scale:*layernorm:y=1.25,op=rmsnorm_fwd,variant=k2", 1);
     cr_expect_str_eq(text_of(v, "replaced_by"), "variant 0");
     cr_expect_eq(json_array_size(json_object_get(v, "set")), 5, "%s", text_of(v, "sentence"));
     cr_expect(strstr(text_of(v, "sentence"), "these operations run variant 0: rmsnorm_fwd in layers 0-1 and "
