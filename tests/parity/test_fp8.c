@@ -129,7 +129,7 @@ Test(fp8, written_folders_are_models)
     } refused[] = {
         {"convert " FP8 "plain %s --weight-block-size 16,16", "of --dtype fp8 alone"},
         {"convert " FP8 "plain %s --dtype bf16 --scale-fmt float", "of --dtype fp8 alone"},
-        {"reshard " FP8 "plain %s --scale-fmt float", "of --dtype fp8 alone"},
+        {"reshard " FP8 "plain %s --scale-fmt float", "reshard does not use it"},
         {"convert " FP8 "plain %s --dtype fp8 --weight-block-size 16", "expected rows,columns"},
         {"convert " FP8 "plain %s --dtype fp8 --weight-block-size 16,0", "--weight-block-size"},
         {"convert " FP8 "plain %s --dtype fp8 --scale-fmt e8m0", "expected one of float, ue8m0"},
