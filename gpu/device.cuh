@@ -19,6 +19,14 @@ static const unsigned gpu_all_lanes = 0xffffffffu;
 /* Longest error of 1/(1+exp(-x)) in ulp: exp 2 ulp, one sum, one quotient, and a mantissa near 2. */
 enum { GPU_ULP_EXP = 2, GPU_ULP_SIGMOID = 6 };
 
+/* GPU_TENSOR_CORE holds of sm_90 and of the simulator. */
+static inline void gpu_mma_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *)
+{
+    if (!ctx->simulated && ctx->sm_major != 9)
+        a->order = ASSAY_ORDER_UNKNOWN;
+}
+#define GPU_MMA_ARITH "sm_90: as it says; else: order unknown"
+
 __device__ static __forceinline__ float gpu_load(const float *p)
 {
     return *p;

@@ -126,7 +126,7 @@ static inline gpu_pieces_launch gpu_pieces_of(int64_t rows, int64_t pieces)
 /* Whether rows of `columns` numbers can be read by eights: a multiple of 8 that an int holds, addresses of 16. */
 static inline bool gpu_eights(const gpu_operands *o, int64_t columns)
 {
-    if (columns % GPU_EIGHT != 0 || columns > INT_MAX / 2)
+    if (columns % GPU_EIGHT != 0 || columns > INT_MAX / 4)
         return false;
     for (int i = 0; i < assay_op_n_slots(o->op); ++i)
         if ((uintptr_t)o->slot[i].data % GPU_VECTOR_BYTES != 0)
@@ -138,7 +138,7 @@ static inline bool gpu_eights(const gpu_operands *o, int64_t columns)
 static inline int gpu_16_bytes(const gpu_operands *o, assay_dtype dtype, int64_t columns)
 {
     const int64_t in_piece = GPU_VECTOR_BYTES / (int64_t)assay_dtype_bytes(dtype);
-    return columns % in_piece == 0 && gpu_eights(o, 0) && columns <= INT_MAX / 2 ? (int)(columns / in_piece)
+    return columns % in_piece == 0 && gpu_eights(o, 0) && columns <= INT_MAX / 4 ? (int)(columns / in_piece)
                                                                                  : 0;
 }
 

@@ -270,6 +270,6 @@ GPU_LADDER(attention_fwd) = {
         "matrix units, FlashAttention-2 form: bf16, head dimensions of multiples of 8 up to 128, no dropout",
         attention_fwd, NULL, gpu_attention_takes_mma, NULL, GPU_SM_80,
         GPU_ADAPTS("o lse", GPU_TENSOR_CORE(GPU_ULP_EXP, 64), gpu_attention_mma_arith,
-                   "32 keys a tile for head dimensions up to 32 and above 96; " GPU_ATTENTION_MMA_ARITH)),
+                   "32 keys a tile for head dimensions up to 32 and above 96; " GPU_MMA_ARITH)),
     GPU_LADDER_END,
 };

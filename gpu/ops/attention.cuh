@@ -158,7 +158,6 @@ float gpu_attention_scale2(const gpu_operands *o);
 /* bf16, head dimensions that are multiples of 8 up to 128, addresses of 16, a positive scale, no dropout. */
 bool gpu_attention_takes_mma(const gpu_ctx *ctx, const gpu_operands *o);
 void gpu_attention_mma_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o);
-#define GPU_ATTENTION_MMA_ARITH "sm_90: as it says; else: order unknown"
 
 /* The backward on matrix units takes the same calls; defined in attention_bwd_mma.cu. */
 typedef struct gpu_attention_bwd_tensors {
@@ -167,7 +166,6 @@ typedef struct gpu_attention_bwd_tensors {
 cudaError_t gpu_attention_bwd_mma(const gpu_attention_bwd_tensors *t, void *workspace, float scale2,
                                   const attention_args &a, cudaStream_t stream);
 size_t gpu_attention_bwd_mma_workspace(const gpu_ctx *ctx, const gpu_operands *o);
-void gpu_attention_bwd_mma_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o);
 
 /* More than 48 KB of dynamic shared memory is asked for by name. */
 template <class... P> static cudaError_t attention_allow_shared(void (*kernel)(P...), size_t bytes)

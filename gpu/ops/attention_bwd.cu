@@ -350,7 +350,6 @@ GPU_LADDER(attention_bwd) = {
         "BF16",
         "matrix units, FlashAttention-2 form: bf16, head dimensions of multiples of 8 up to 128, no dropout",
         attention_bwd, gpu_attention_bwd_mma_workspace, gpu_attention_takes_mma, NULL, GPU_SM_80,
-        GPU_ADAPTS("dq dk dv", GPU_TENSOR_CORE(GPU_ULP_EXP, 0), gpu_attention_bwd_mma_arith,
-                   GPU_ATTENTION_MMA_ARITH)),
+        GPU_ADAPTS("dq dk dv", GPU_TENSOR_CORE(GPU_ULP_EXP, 0), gpu_mma_arith, GPU_MMA_ARITH)),
     GPU_LADDER_END,
 };

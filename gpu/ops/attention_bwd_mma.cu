@@ -12,10 +12,7 @@
  * steps of 16 from the first row or key of a tile on, hidden pairs with the factor 0 (a tile that is not finite: one fma a pair that
  * is seen, ascending); dq and dk times scale at the end.  D is one chain of fma. */
 #include "gpu/ops/attention_bwd_mma.cuh"
-
-typedef struct attention_bwd_eight {
-    __align__(16) bf16 v[8];
-} attention_bwd_eight;
+#include "gpu/vector.cuh"
 
 __global__ void attention_bwd_rows_k2(attention_bwd_row *of_rows, const bf16 *dout, const bf16 *o,
                                       const float *lse, attention_args a)
@@ -27,11 +24,12 @@ __global__ void attention_bwd_rows_k2(attention_bwd_row *of_rows, const bf16 *do
         mine.first = attention_first_seen(a, token);
         mine.last = a.q_position[token];
         for (int64_t i = 0; i < a.dv; i += 8) {
-            const attention_bwd_eight x = *(const attention_bwd_eight *)(dout + row * a.dv + i),
-                                      y = *(const attention_bwd_eight *)(o + row * a.dv + i);
+            float x[8], y[8];
+            gpu_load_n(x, dout + row * a.dv + i);
+            gpu_load_n(y, o + row * a.dv + i);
             GPU_UNROLL
             for (int c = 0; c < 8; ++c)
-                mine.known.delta = fmaf(gpu_load(&x.v[c]), gpu_load(&y.v[c]), mine.known.delta);
+                mine.known.delta = fmaf(x[c], y[c], mine.known.delta);
         }
         mine.known.lse2 = (float)((double)lse[row] * 1.44269504088896340736);
         of_rows[row] = mine;
@@ -295,10 +293,4 @@ size_t gpu_attention_bwd_mma_workspace(const gpu_ctx *, const gpu_operands *o)
 {
     const attention_desc d = attention_desc_of(o);
     return sizeof(attention_bwd_row) * (size_t)d.seq_q * (size_t)d.batch * (size_t)d.heads;
-}
-
-void gpu_attention_bwd_mma_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *)
-{
-    if (!ctx->simulated && ctx->sm_major != 9)
-        a->order = ASSAY_ORDER_UNKNOWN;
 }

@@ -246,6 +246,5 @@ void gpu_attention_mma_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_opera
 {
     a->tile = attention_mma_keys(
         attention_mma_width(gpu_operand_int(o, "head_dim"), gpu_operand_int(o, "head_dim_v")));
-    if (!ctx->simulated && ctx->sm_major != 9)
-        a->order = ASSAY_ORDER_UNKNOWN;
+    gpu_mma_arith(a, ctx, o);
 }

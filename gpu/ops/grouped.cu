@@ -123,7 +123,6 @@ static product expert_product(const product *whole, int64_t e, int64_t start)
 {
     const int64_t rows = whole->tokens_per_expert[e];
     product p = *whole;
-    p.experts = -1;
     p.a = expert_rows(whole->a, start, rows);
     if (whole->accumulate) {
         p.k = rows;
@@ -191,12 +190,6 @@ template <product_maker MAKE> static bool mma_accepts(const gpu_ctx *, const gpu
     return false;
 }
 
-static void mma_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *)
-{
-    if (!ctx->simulated && ctx->sm_major != 9)
-        a->order = ASSAY_ORDER_UNKNOWN;
-}
-
 #define GROUPED_LADDER(op, output)                                                                           \
     GPU_LADDER(op) = {GPU_RUNG("one thread an element, inner index ascending", each_plain<op##_product>,     \
                                GPU_DECLARES(output, GPU_SEQUENTIAL(0))),                                     \
@@ -207,8 +200,7 @@ static void mma_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *)
                                                      GPU_PRODUCT_BLAS_ARITH)),                               \
                       GPU_RUNG_IF("matrix units, all experts in one launch", all_mma<op##_product>, NULL,    \
                                   mma_accepts<op##_product>, NULL, GPU_SM_80,                                \
-                                  GPU_ADAPTS(output, GPU_TENSOR_CORE(0, 0), mma_arith,                       \
-                                             "sm_90: as it says; else: order unknown")),                     \
+                                  GPU_ADAPTS(output, GPU_TENSOR_CORE(0, 0), gpu_mma_arith, GPU_MMA_ARITH)),  \
                       GPU_LADDER_END}
 GROUPED_LADDER(grouped_linear_fwd, "y");
 GROUPED_LADDER(grouped_linear_bwd_input, "dx");

@@ -13,7 +13,7 @@ typedef struct product {
     bool a_is_km, b_is_kn, accumulate;
     gpu_tensor c, a, b, bias;
     const int64_t *tokens_per_expert; /* host memory */
-    int64_t experts;                  /* -1: a single product */
+    int64_t experts;                  /* grouped.cu alone */
     bool stored = false; /* accumulate: the product is rounded to the type of a before it is added */
 } product;
 
@@ -30,7 +30,6 @@ static inline product product_of(const char *op, int64_t m, int64_t n, int64_t k
     p.a = a;
     p.b = b;
     p.bias = gpu_tensor_none();
-    p.experts = -1;
     return p;
 }
 
