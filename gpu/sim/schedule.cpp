@@ -8,54 +8,12 @@
  * streams get their turn, as they would on a GPU.
  *
  * One lock guards everything; it is held while a kernel runs and released while collectives wait. */
-#include "schedule.hpp"
+#include "schedule_queue.hpp"
 
-#include <atomic>
-#include <deque>
-#include <mutex>
 #include <set>
 #include <stdio.h>
 #include <stdlib.h>
 #include <time.h>
-#include <vector>
-
-enum op_kind { OP_WORK, OP_RECORD, OP_WAIT };
-
-/* Shared by the queue and by a thread that sleeps in work.wait without the lock. */
-struct work_box {
-    assay_sim_work work;
-    int uses;
-};
-
-struct op {
-    op_kind kind;
-    uint64_t seq;
-    work_box *box;
-    CUevent_st *event;
-    uint64_t generation;   /* of the record that is made, or waited for */
-    sim::race_clock clock; /* of the host when it was enqueued */
-};
-
-struct CUstream_st {
-    int device;
-    unsigned flags;
-    int priority;
-    uint64_t id; /* 0: a device's legacy default stream */
-    bool destroyed;
-    std::deque<op> queue;
-    sim::race_clock clock;
-};
-
-struct CUevent_st {
-    int device; /* current when it was made; records elsewhere are refused, waits are not */
-    unsigned flags;
-    std::atomic<uint64_t> recorded, completed;
-    double at;           /* host time at completion */
-    CUstream_st *stream; /* of the last record */
-    int uses;            /* queued ops that name it */
-    bool destroyed;
-    sim::race_clock clock; /* of the stream at the last record that has run */
-};
 
 namespace sim
 {
@@ -80,6 +38,11 @@ static scheduler &the()
     return *s;
 }
 
+std::recursive_mutex &schedule_lock()
+{
+    return the().lock;
+}
+
 cudaError_t sticky_error()
 {
     return static_cast<cudaError_t>(the().sticky.load());
@@ -97,7 +60,7 @@ static CUstream_st *legacy_stream(int device)
     return s.legacy[static_cast<size_t>(device)];
 }
 
-static CUstream_st *resolve(cudaStream_t stream)
+CUstream_st *stream_resolve(cudaStream_t stream)
 {
     if (stream == nullptr || stream == cudaStreamLegacy) {
         return legacy_stream(current_device());
@@ -110,12 +73,12 @@ static CUstream_st *resolve(cudaStream_t stream)
     return nullptr;
 }
 
-static bool blocking(const CUstream_st *s)
+bool stream_blocking(const CUstream_st *s)
 {
     return s->id != 0 && !(s->flags & cudaStreamNonBlocking);
 }
 
-static void box_drop(work_box *box)
+void work_box_drop(work_box *box)
 {
     if (--box->uses == 0) {
         if (box->work.destroy) {
@@ -128,7 +91,7 @@ static void box_drop(work_box *box)
 static void op_drop(op &o)
 {
     if (o.box) {
-        box_drop(o.box);
+        work_box_drop(o.box);
     }
     if (o.event && --o.event->uses == 0 && o.event->destroyed) {
         delete o.event;
@@ -148,6 +111,22 @@ static void stream_collect(CUstream_st *s)
         }
     }
     delete s;
+}
+
+void schedule_forget(const graph_capture *c)
+{
+    for (CUstream_st *t : the().streams) {
+        if (t->capture == c) {
+            t->capture = nullptr;
+            t->tail.clear();
+        }
+    }
+    for (CUevent_st *e : the().events) {
+        if (e->capture == c) {
+            e->capture = nullptr;
+            e->tail.clear();
+        }
+    }
 }
 
 static void drop_everything()
@@ -179,6 +158,7 @@ void streams_reset()
 {
     scheduler &s = the();
     std::lock_guard<std::recursive_mutex> hold(s.lock);
+    captures_reset();
     drop_everything();
     s.sticky = 0;
 }
@@ -198,12 +178,12 @@ static CUstream_st *obstacle(CUstream_st *s)
     }
     if (s->id == 0) {
         for (CUstream_st *t : the().streams) {
-            if (t->device == s->device && blocking(t) && !t->queue.empty() &&
+            if (t->device == s->device && stream_blocking(t) && !t->queue.empty() &&
                 t->queue.front().seq < head.seq) {
                 return t;
             }
         }
-    } else if (blocking(s)) {
+    } else if (stream_blocking(s)) {
         CUstream_st *t = legacy_stream(s->device);
         if (!t->queue.empty() && t->queue.front().seq < head.seq) {
             return t;
@@ -219,7 +199,8 @@ static void race_order_before(CUstream_st *s, const op &head)
     if (head.kind == OP_WAIT)
         s->clock.join(head.event->clock);
     for (CUstream_st *t : the().streams) {
-        if (t->device == s->device && ((s->id == 0 && blocking(t)) || (t->id == 0 && blocking(s))))
+        if (t->device == s->device &&
+            ((s->id == 0 && stream_blocking(t)) || (t->id == 0 && stream_blocking(s))))
             s->clock.join(t->clock);
     }
 }
@@ -325,7 +306,7 @@ static void wait_pending(std::unique_lock<std::recursive_mutex> &hold, CUstream_
     hold.unlock();
     box->work.wait(box->work.state);
     hold.lock();
-    box_drop(box);
+    work_box_drop(box);
 }
 
 /* One step toward an empty queue up to `seq` of `target` (nullptr: of every stream of the device). */
@@ -412,11 +393,12 @@ cudaError_t stream_sync(cudaStream_t stream)
         return cudaErrorNotPermitted;
     }
     std::unique_lock<std::recursive_mutex> hold(the().lock);
-    CUstream_st *s = resolve(stream);
+    CUstream_st *s = stream_resolve(stream);
     if (s == nullptr) {
         return cudaErrorInvalidResourceHandle;
     }
-    return drain(hold, s, s->device);
+    const cudaError_t captured = capture_forbids_sync(s, "cudaStreamSynchronize");
+    return captured != cudaSuccess ? captured : drain(hold, s, s->device);
 }
 
 cudaError_t device_sync()
@@ -425,7 +407,8 @@ cudaError_t device_sync()
         return cudaErrorNotPermitted;
     }
     std::unique_lock<std::recursive_mutex> hold(the().lock);
-    return drain(hold, nullptr, current_device());
+    const cudaError_t captured = capture_forbids_sync(nullptr, "a synchronization of the device");
+    return captured != cudaSuccess ? captured : drain(hold, nullptr, current_device());
 }
 
 cudaError_t stream_create(cudaStream_t *out, unsigned flags, int priority)
@@ -446,9 +429,13 @@ cudaError_t stream_create(cudaStream_t *out, unsigned flags, int priority)
 cudaError_t stream_destroy(cudaStream_t stream)
 {
     std::lock_guard<std::recursive_mutex> hold(the().lock);
-    CUstream_st *s = resolve(stream);
+    CUstream_st *s = stream_resolve(stream);
     if (s == nullptr || s->id == 0) {
         return cudaErrorInvalidResourceHandle;
+    }
+    const cudaError_t captured = capture_forbids_sync(s, "cudaStreamDestroy");
+    if (captured != cudaSuccess) {
+        return captured;
     }
     s->destroyed = true; /* queued work stays and runs when something needs it */
     stream_collect(s);
@@ -458,7 +445,7 @@ cudaError_t stream_destroy(cudaStream_t stream)
 cudaError_t stream_info(cudaStream_t stream, unsigned *flags, int *priority)
 {
     std::lock_guard<std::recursive_mutex> hold(the().lock);
-    const CUstream_st *s = resolve(stream);
+    const CUstream_st *s = stream_resolve(stream);
     if (s == nullptr) {
         return cudaErrorInvalidResourceHandle;
     }
@@ -474,7 +461,7 @@ cudaError_t stream_device(cudaStream_t stream, int *device)
         return cudaSuccess;
     }
     std::lock_guard<std::recursive_mutex> hold(the().lock);
-    const CUstream_st *s = resolve(stream);
+    const CUstream_st *s = stream_resolve(stream);
     if (s == nullptr) {
         return cudaErrorInvalidResourceHandle;
     }
@@ -486,15 +473,26 @@ static cudaError_t push(cudaStream_t stream, op o)
 {
     scheduler &s = the();
     std::unique_lock<std::recursive_mutex> hold(s.lock);
-    CUstream_st *t = stream == cudaStreamPerThread ? nullptr : resolve(stream);
+    CUstream_st *t = stream == cudaStreamPerThread ? nullptr : stream_resolve(stream);
     cudaError_t error = sticky_error();
     if (error == cudaSuccess && t == nullptr) {
         error = cudaErrorInvalidResourceHandle;
     }
     if (error != cudaSuccess) {
         if (o.box) {
-            box_drop(o.box);
+            work_box_drop(o.box);
         }
+        return error;
+    }
+    if (t->capture || (o.kind == OP_WAIT && o.event->capture)) {
+        error = capture_take(t, o);
+    } else if (t->id == 0) {
+        error = capture_forbids_legacy(t);
+    }
+    if (error != cudaSuccess && o.box) {
+        work_box_drop(o.box);
+    }
+    if (error != cudaSuccess || t->capture) {
         return error;
     }
     o.clock = race_host();
@@ -504,6 +502,8 @@ static cudaError_t push(cudaStream_t stream, op o)
         if (o.kind == OP_RECORD) {
             o.generation = ++o.event->recorded;
             o.event->stream = t;
+            o.event->capture = nullptr;
+            o.event->tail.clear();
         }
     }
     t->queue.push_back(o);
@@ -577,6 +577,9 @@ cudaError_t event_sync(cudaEvent_t event)
     if (!event_live(event)) {
         return cudaErrorInvalidResourceHandle;
     }
+    if (event->capture) {
+        return capture_forbids_event(event, "cudaEventSynchronize");
+    }
     const uint64_t generation = event->recorded;
     waiting w;
     while (sticky_error() == cudaSuccess && event->completed < generation) {
@@ -607,6 +610,9 @@ cudaError_t event_query(cudaEvent_t event)
     if (!event_live(event)) {
         return cudaErrorInvalidResourceHandle;
     }
+    if (event->capture) {
+        return capture_forbids_event(event, "cudaEventQuery");
+    }
     if (event->completed < event->recorded && sticky_error() == cudaSuccess) {
         advance_once(hold, event->stream, event->stream->device, polled());
     }
@@ -625,9 +631,13 @@ cudaError_t stream_query(cudaStream_t stream)
     if (!hold.owns_lock()) {
         return cudaErrorNotReady;
     }
-    CUstream_st *s = resolve(stream);
+    CUstream_st *s = stream_resolve(stream);
     if (s == nullptr) {
         return cudaErrorInvalidResourceHandle;
+    }
+    const cudaError_t captured = capture_forbids_sync(s, "cudaStreamQuery");
+    if (captured != cudaSuccess) {
+        return captured;
     }
     if (!s->queue.empty() && sticky_error() == cudaSuccess) {
         advance_once(hold, s, s->device, polled());

@@ -18,6 +18,10 @@ cudaError_t event_record(cudaEvent_t event, cudaStream_t stream);
 cudaError_t event_wait(cudaStream_t stream, cudaEvent_t event);
 cudaError_t event_sync(cudaEvent_t event);
 cudaError_t event_query(cudaEvent_t event);
+/* Whether what is enqueued there is captured (graph.cpp). */
+bool stream_captures(cudaStream_t stream);
+/* Memory must not be allocated or freed while a stream is captured. */
+cudaError_t capture_forbids_memory(const char *call);
 cudaError_t event_elapsed(float *ms, cudaEvent_t start, cudaEvent_t end);
 
 } /* namespace sim */

@@ -1,5 +1,5 @@
 /* Memory: allocation, copies and fills as stream work. */
-#include "sim.hpp"
+#include "schedule.hpp"
 
 #include <stdlib.h>
 #include <string.h>
@@ -114,7 +114,8 @@ static cudaError_t copy(const char *name, void *dst, size_t dpitch, const void *
                                  width,
                                  height,
                                  0};
-    if (from == MEMORY_NONE && !synchronous) {
+    const bool captured = !synchronous && stream_captures(stream);
+    if (from == MEMORY_NONE && !synchronous && !captured) {
         c->staged = static_cast<unsigned char *>(malloc(width * height));
         if (c->staged == nullptr) {
             delete c;
@@ -126,8 +127,8 @@ static cudaError_t copy(const char *name, void *dst, size_t dpitch, const void *
     }
     const assay_sim_work work = {name, copy_step, nullptr, copy_destroy, c};
     error = assay_sim_enqueue(stream, &work);
-    /* A copy to pageable memory returns when it is done, even the asynchronous one. */
-    if (error == cudaSuccess && (synchronous || to == MEMORY_NONE)) {
+    /* A copy to pageable memory returns when it is done, even the asynchronous one; in a graph it is done when that runs. */
+    if (error == cudaSuccess && (synchronous || to == MEMORY_NONE) && !captured) {
         error = stream_sync(stream);
     }
     return record_error(error);
@@ -178,6 +179,10 @@ static cudaError_t allocate(void **out, size_t size, memory_kind kind, bool pois
     if (sticky_error() != cudaSuccess) {
         return record_error(sticky_error());
     }
+    const cudaError_t captured = capture_forbids_memory("an allocation");
+    if (captured != cudaSuccess) {
+        return record_error(captured);
+    }
     return size == 0 ? cudaSuccess
                      : record_error(memory_allocate(out, size, kind, current_device(), poison, caller));
 }
@@ -208,7 +213,9 @@ cudaError_t cudaFree(void *devPtr)
 
 cudaError_t cudaMallocAsync(void **devPtr, size_t size, cudaStream_t stream)
 {
-    (void)stream;
+    if (stream_captures(stream)) {
+        return refuse(cudaErrorNotSupported, "unsupported", "cudaMallocAsync in a captured stream");
+    }
     return allocate(devPtr, size, MEMORY_DEVICE, true, __builtin_return_address(0));
 }
 
@@ -216,6 +223,9 @@ cudaError_t cudaFreeAsync(void *devPtr, cudaStream_t stream)
 {
     if (devPtr == nullptr) {
         return cudaSuccess;
+    }
+    if (stream_captures(stream)) {
+        return refuse(cudaErrorNotSupported, "unsupported", "cudaFreeAsync in a captured stream");
     }
     size_t offset = 0;
     if (memory_find(devPtr, &offset, nullptr, nullptr) != MEMORY_DEVICE || offset != 0) {

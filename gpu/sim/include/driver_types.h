@@ -49,6 +49,14 @@
     X(cudaErrorNotSupported, 801, "operation not supported")                                                 \
     X(cudaErrorSystemNotReady, 802, "system not ready")                                                      \
     X(cudaErrorStreamCaptureUnsupported, 900, "stream capture is not supported")                             \
+    X(cudaErrorStreamCaptureInvalidated, 901, "stream capture is invalid")                                   \
+    X(cudaErrorStreamCaptureMerge, 902, "two captures would become one")                                     \
+    X(cudaErrorStreamCaptureUnmatched, 903, "capture was not begun in this stream")                          \
+    X(cudaErrorStreamCaptureUnjoined, 904, "captured work was not joined")                                   \
+    X(cudaErrorStreamCaptureIsolation, 905, "captured work depends on work outside")                         \
+    X(cudaErrorStreamCaptureImplicit, 906, "legacy default stream depends on a captured stream")             \
+    X(cudaErrorCapturedEvent, 907, "event was recorded in a captured stream")                                \
+    X(cudaErrorStreamCaptureWrongThread, 908, "capture was begun by another thread")                         \
     X(cudaErrorTimeout, 909, "timed out")                                                                    \
     X(cudaErrorUnknown, 999, "unknown error")
 
@@ -62,6 +70,19 @@ typedef enum cudaError {
 typedef struct CUstream_st *cudaStream_t;
 typedef struct CUevent_st *cudaEvent_t;
 typedef struct CUmemPoolHandle_st *cudaMemPool_t;
+typedef struct CUgraph_st *cudaGraph_t;
+typedef struct CUgraphExec_st *cudaGraphExec_t;
+typedef struct CUgraphNode_st *cudaGraphNode_t;
+typedef enum cudaStreamCaptureMode {
+    cudaStreamCaptureModeGlobal = 0,
+    cudaStreamCaptureModeThreadLocal = 1,
+    cudaStreamCaptureModeRelaxed = 2
+} cudaStreamCaptureMode;
+typedef enum cudaStreamCaptureStatus {
+    cudaStreamCaptureStatusNone = 0,
+    cudaStreamCaptureStatusActive = 1,
+    cudaStreamCaptureStatusInvalidated = 2
+} cudaStreamCaptureStatus;
 typedef void (*cudaHostFn_t)(void *userData);
 typedef void (*cudaStreamCallback_t)(cudaStream_t stream, cudaError_t status, void *userData);
 
