@@ -82,6 +82,7 @@ static const struct {
     {GPU_SWITCH_UNWAITED_SHARED_EXPERT, "switch:unwaited_shared_expert", NEED_NONE},
     {GPU_SWITCH_REUSED_SLOT, "switch:reused_slot", NEED_NONE},
     {GPU_SWITCH_EARLY_REDUCTION, "switch:early_reduction", NEED_NONE},
+    {GPU_SWITCH_STALE_GRAPH, "switch:stale_graph", NEED_STEPS},
     {GPU_SWITCH_FORWARDS_FIRST, "switch:forwards_first", NEED_PP},
 };
 enum { N_WORDS = sizeof words / sizeof words[0] };

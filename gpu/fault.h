@@ -73,6 +73,8 @@ typedef enum {
     "reused_slot" /* gradients are cleared while they are still being scattered (--overlap-grad-reduce) */
 #define GPU_SWITCH_EARLY_REDUCTION                                                                           \
     "early_reduction" /* buckets are reduced behind the first microbatch (--overlap-grad-reduce) */
+#define GPU_SWITCH_STALE_GRAPH                                                                               \
+    "stale_graph" /* a graph is launched whose loss scale is another by now (--enable-cuda-graph) */
 #define GPU_SWITCH_FORWARDS_FIRST                                                                            \
     "forwards_first" /* a stage runs all its forwards before its first backward */
 

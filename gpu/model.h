@@ -242,6 +242,7 @@ typedef struct gpu_model {
     int64_t *expert_counts;   /* device: tokens_per_expert of every layer, then their global_counts */
     float *aux_losses;        /* device: likewise the layers' aux_losses */
     int64_t n_microbatches;
+    struct gpu_graphs *graphs; /* of its microbatches (gpu/graph.h); NULL: launches one by one */
     assay_recompute recompute; /* which layers and modules run again before their backward */
     int host_threads;          /* processors of this rank, for work on the host; 0: one */
 } gpu_model;

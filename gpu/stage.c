@@ -353,8 +353,6 @@ assay_status gpu_stage_fwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state 
         ASSAY_TRY(gpu_param_release(m, &m->output_unit));
     }
     gpu_arena_reset(&m->scratch, mark);
-    if (!m->run->dry)
-        CUDA_TRY(cudaEventRecord(mb->staged, m->run->ctx.stream));
     *output = hidden;
     return ASSAY_OK;
 }

@@ -19,7 +19,7 @@ typedef struct gpu_batch_rows {
 assay_status gpu_stage_load_batch(gpu_model *m, const gpu_chunk *chunk, gpu_microbatch_state *mb,
                                   const gpu_batch_rows *rows);
 /* mb->input: hidden states from the virtual stage before (made here on the first).  *output: hidden states that leave
- * the chunk, or the hidden state before the final norm on the last. */
+ * the chunk, or the hidden state before the final norm on the last.  mb->staged is to be recorded behind it. */
 assay_status gpu_stage_fwd(gpu_model *m, gpu_chunk *chunk, gpu_microbatch_state *mb, int64_t index,
                            gpu_value **output);
 /* doutput: gradient of *output (unused on the last virtual stage), one of m->gradient.  *dinput: gradient of mb->input,

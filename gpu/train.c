@@ -6,6 +6,7 @@
 #include "core/run/outputs.h"
 #include "core/run/stop.h"
 #include "gpu/fault.h"
+#include "gpu/graph.h"
 #include "gpu/rules.h"
 #include "gpu/side.h"
 #include "gpu/substitute.h"
@@ -58,6 +59,7 @@ static assay_status read_inputs(gpu_engine *e)
     ASSAY_TRY(assay_grid_make(&layout, &e->grid));
     ASSAY_TRY(assay_grid_check_model(&e->grid, &e->config));
     ASSAY_TRY(check_sharding(o, &e->grid));
+    ASSAY_TRY(gpu_graphs_check(o, &e->config, &e->grid.p));
     ASSAY_CHECK(e->grid.world == e->env.world, ASSAY_MISMATCH,
                 "layout %s needs %d ranks, %d were started (by %s)", o->layout, e->grid.world, e->env.world,
                 e->env.launcher);
@@ -218,7 +220,8 @@ static assay_status build(gpu_engine *e)
     e->num_zeros = calloc((size_t)e->last_step, sizeof *e->num_zeros);
     ASSAY_CHECK(e->loss && e->grad_norm && e->num_zeros, ASSAY_OUT_OF_MEMORY, "results of %lld steps",
                 (long long)e->last_step);
-    return gpu_model_allocate(m);
+    ASSAY_TRY(gpu_model_allocate(m));
+    return e->options.enable_cuda_graph ? gpu_graphs_create(m, &m->graphs) : ASSAY_OK;
 }
 
 /* --- steps -------------------------------------------------------------------------------------------------- */
@@ -349,6 +352,8 @@ void gpu_engine_close(gpu_engine *e, bool failed)
     if (e->comm_ready)
         gpu_comm_destroy(&e->run.comm, failed);
     gpu_optimizer_destroy(&e->optimizer);
+    if (e->ctx_ready)
+        gpu_graphs_destroy(e->model.graphs, &e->model);
     gpu_model_destroy(&e->model);
     if (e->run.compute_done)
         (void)cudaEventDestroy(e->run.compute_done);
@@ -368,6 +373,16 @@ void gpu_engine_close(gpu_engine *e, bool failed)
     free(e->grad_norm);
     free(e->num_zeros);
     free(e);
+}
+
+/* How the passes of rank 0's microbatches ran. */
+static void tell_graphs(const gpu_engine *e)
+{
+    if (e->model.graphs == NULL || e->env.rank > 0)
+        return;
+    const gpu_graph_counts n = gpu_graphs_counts(e->model.graphs);
+    fprintf(stderr, "graphs: %lld passes captured, %lld launched again, %lld one by one\n",
+            (long long)n.captured, (long long)n.launched, (long long)n.one_by_one);
 }
 
 /* Planted fault: --out will have twice the loss. */
@@ -412,6 +427,7 @@ assay_status gpu_train(const assay_train_options *options)
     for (int k = 0; k < 2; k++) /* the last step's gathers have no forward that waits for them */
         ASSAY_TRY_GOTO(gpu_finish_param_sync(&e->optimizer.buffer[k], &e->model), st, done);
     double_losses(e);
+    tell_graphs(e);
     if (!e->stopped && e->run.rules == NULL) /* a rule may take the fault's kernel away */
         ASSAY_TRY_GOTO(gpu_fault_check_met(&e->run), st, done);
     if (!e->stopped)

@@ -163,6 +163,10 @@ static const assay_option_row table[] = {
      "count the zeros in the gradients of every step", "Optimizer", EVERYWHERE},
     {"overlap_grad_reduce", ASSAY_OPT_BOOL, MEMBER(overlap_grad_reduce), 0, 0, NULL, "BOOL",
      "reduce gradients while the backward pass goes on", "Optimizer", EVERYWHERE},
+    {"enable_cuda_graph", ASSAY_OPT_BOOL, MEMBER(enable_cuda_graph), 0, 0, NULL, "BOOL",
+     "launch the forward and the backward of a microbatch as CUDA graphs (engines gpu, sim; dense models, dp "
+     "and zero1)",
+     "Run", STEP_BENCH_TRAIN},
     {"overlap_param_gather", ASSAY_OPT_BOOL, MEMBER(overlap_param_gather), 0, 0, NULL, "BOOL",
      "gather parameters of a sharded optimizer or model while the pass before their use goes on", "Optimizer",
      EVERYWHERE},

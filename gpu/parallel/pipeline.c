@@ -3,6 +3,7 @@
 #include "gpu/parallel/pipeline.h"
 
 #include "gpu/call.h"
+#include "gpu/graph.h"
 #include "gpu/stage.h"
 #include "gpu/targets.h"
 #include <stdio.h>
@@ -191,12 +192,16 @@ static assay_status run_action(pipeline *p, const gpu_action *a)
 {
     gpu_chunk *chunk = chunk_of(p, a);
     gpu_microbatch_state *mb = gpu_stage_place(chunk, a->microbatch);
-    gpu_value *out;
+    gpu_value *out = NULL; /* with graphs a stage is the only one */
     enter(p, a);
-    if (a->forward)
+    if (p->m->graphs)
+        ASSAY_TRY(gpu_graphs_run(p->m->graphs, p->m, chunk, a->forward, a->microbatch));
+    else if (a->forward)
         ASSAY_TRY(gpu_stage_fwd(p->m, chunk, mb, a->microbatch, &out));
     else
         ASSAY_TRY(gpu_stage_bwd(p->m, chunk, mb, p->arrived, &out));
+    if (a->forward)
+        CUDA_TRY(cudaEventRecord(mb->staged, p->m->run->ctx.stream));
     if (a->forward ? chunk->has_output : chunk->has_embedding)
         return ASSAY_OK;
     if (!a->forward)

@@ -1,9 +1,9 @@
-/* What must not change a bit: a second run, communication beside compute, layers that run again. */
+/* What must not change a bit: a second run, communication beside compute, layers that run again, microbatches launched as graphs. */
 #include "parity/run/run_task.h"
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_CHANGES = 3 };
+enum { MAX_CHANGES = 4 };
 
 /* Changes the options of a run; false in *any when there is nothing to change in this task. */
 typedef assay_status (*change_options)(const parity_task_state *s, assay_train_options *o, bool *any);
@@ -54,10 +54,37 @@ static assay_status turn_recompute(const parity_task_state *s, assay_train_optio
     return ASSAY_OK;
 }
 
+/* Passes of a microbatch as CUDA graphs, where the engine takes them (gpu/graph.h) and where there are so many that one is launched
+ * without being captured.  A run with a planted fault launches one by one. */
+static assay_status turn_graph(const parity_task_state *s, assay_train_options *o, bool *any)
+{
+    assay_parallel_config p;
+    bool experts = false;
+    assay_model_config *config = malloc(sizeof *config);
+    ASSAY_CHECK(config != NULL, ASSAY_OUT_OF_MEMORY, "model configuration");
+    const assay_status st = parity_case_config(s->t->c, config);
+    for (int64_t l = 0; st == ASSAY_OK && l < config->num_layers; l++)
+        experts = experts || config->mlp[l] == ASSAY_MLP_MOE;
+    free(config);
+    ASSAY_TRY(st);
+    ASSAY_TRY(assay_layout_parse(s->t->layout, &p));
+    const int64_t steps = s->t->c->steps, dp = p.data_parallel_size;
+    const bool launches = steps >= 3 || (steps == 2 && s->t->c->microbatches >= 2 * dp);
+    const bool plain = p.tensor_model_parallel_size * p.context_parallel_size *
+                               p.pipeline_model_parallel_size * p.expert_model_parallel_size ==
+                           1 &&
+                       p.zero_stage < 2 && !experts;
+    const bool drops = o->hidden_dropout > 0.0 || o->attention_dropout > 0.0 || o->residual_dropout > 0.0;
+    if (launches && plain && !drops && o->fault[0] == '\0' && o->substitute[0] == '\0')
+        o->enable_cuda_graph = *any = true;
+    return ASSAY_OK;
+}
+
 /* Selected kernels are run again as they are: what changes beside them would be theirs to choose. */
 static assay_status changes_of(const parity_task_state *s, change changes[MAX_CHANGES], int *n)
 {
-    static const change all[] = {{"overlap", turn_overlap}, {"recompute", turn_recompute}};
+    static const change all[] = {
+        {"overlap", turn_overlap}, {"recompute", turn_recompute}, {"graph", turn_graph}};
     changes[0] = (change){"repeat", NULL};
     *n = 1;
     for (size_t i = 0; i < sizeof all / sizeof *all && strcmp(s->t->variant, "fastest") == 0; i++) {

@@ -22,8 +22,8 @@ static void engine_that_errs_where(const char *name, const char *words)
 }
 
 typedef struct seen {
-    int repeat, overlap, recompute, together; /* failed claims under each name */
-    int all_passed;                           /* passed claims of the run with every change */
+    int repeat, overlap, recompute, graph, together; /* failed claims under each name */
+    int all_passed;                                  /* passed claims of the run with every change */
 } seen;
 
 static seen read_seen(const char *path)
@@ -40,8 +40,10 @@ static seen read_seen(const char *path)
             s.repeat += fails && strcmp(op, "repeat") == 0;
             s.overlap += fails && strcmp(op, "overlap") == 0;
             s.recompute += fails && strcmp(op, "recompute") == 0;
-            s.together += fails && strcmp(op, "repeat+overlap+recompute") == 0;
-            s.all_passed += !fails && strcmp(op, "repeat+overlap+recompute") == 0;
+            s.graph += fails && strcmp(op, "graph") == 0;
+            s.together += fails && strncmp(op, "repeat+", 7) == 0;
+            s.all_passed += !fails && (strcmp(op, "repeat+overlap+recompute") == 0 ||
+                                       strcmp(op, "repeat+recompute+graph") == 0);
         }
         json_decref(o);
     }
@@ -49,16 +51,21 @@ static seen read_seen(const char *path)
     return s;
 }
 
-static seen run_with(const char *engine, int code)
+static seen run_in(const char *layout, const char *engine, int code)
 {
-    cli_result r = cli_run("run --engine-program %s --quiet --report %s.rep --layout dp2 --check bitwise "
+    cli_result r = cli_run("run --engine-program %s --quiet --report %s.rep --layout %s --check bitwise "
                            "case.json",
-                           cli_file(engine), engine);
+                           cli_file(engine), engine, layout);
     char path[128];
     cr_expect_eq(r.code, code, "%s: exit code %d\n%s%s", engine, r.code, r.out, r.err);
     cli_free(&r);
     snprintf(path, sizeof path, "%s.rep/results.jsonl", engine);
     return read_seen(cli_file(path));
+}
+
+static seen run_with(const char *engine, int code)
+{
+    return run_in("dp2", engine, code);
 }
 
 Test(run_bits, one_run_holds_every_change)
@@ -78,6 +85,17 @@ Test(run_bits, the_change_that_differs_is_named)
     engine_that_errs_where("overlaps", "--overlap-grad-reduce");
     s = run_with("overlaps", 1);
     cr_expect_gt(s.overlap, 0);
+    cr_expect_eq(s.repeat + s.recompute + s.together + s.all_passed, 0);
+}
+
+Test(run_bits, graphs_are_turned_where_nothing_is_between_their_launches)
+{
+    engine_that_errs_where("plain", "--no-such-word");
+    seen s = run_in("1", "plain", 0);
+    cr_expect_gt(s.all_passed, 5);
+    engine_that_errs_where("captures", "--enable-cuda-graph");
+    s = run_in("1", "captures", 1);
+    cr_expect_gt(s.graph, 0);
     cr_expect_eq(s.repeat + s.recompute + s.together + s.all_passed, 0);
 }
 

@@ -271,6 +271,35 @@ static void run_event_between_streams(int *x, int *y)
     (void)cudaStreamDestroy(b);
 }
 
+/* Two lanes of a graph, joined by events; launched twice, the second on what the first left. */
+static void run_graph_with_two_lanes(int *x, int *y)
+{
+    cudaStream_t a, b;
+    cudaEvent_t event;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    (void)cudaStreamCreateWithFlags(&a, cudaStreamNonBlocking);
+    (void)cudaStreamCreateWithFlags(&b, cudaStreamNonBlocking);
+    (void)cudaEventCreate(&event);
+    (void)cudaStreamBeginCapture(a, cudaStreamCaptureModeThreadLocal);
+    (void)GPU_LAUNCH(stage, 1, 64, 0, a, x, y);
+    (void)cudaEventRecord(event, a);
+    (void)cudaStreamWaitEvent(b, event, 0);
+    (void)GPU_LAUNCH(stage, 1, 64, 0, b, y, x);
+    (void)cudaEventRecord(event, b);
+    (void)cudaStreamWaitEvent(a, event, 0);
+    (void)GPU_LAUNCH(stage, 1, 64, 0, a, x, y);
+    (void)cudaStreamEndCapture(a, &graph);
+    (void)cudaGraphInstantiate(&exec, graph, 0);
+    (void)cudaGraphLaunch(exec, a);
+    (void)cudaGraphLaunch(exec, a);
+    (void)cudaStreamSynchronize(a);
+    (void)cudaGraphExecDestroy(exec);
+    (void)cudaGraphDestroy(graph);
+    (void)cudaStreamDestroy(a);
+    (void)cudaStreamDestroy(b);
+}
+
 static void run_legacy_stream_between(int *x, int *y)
 {
     cudaStream_t a, b;
@@ -337,6 +366,7 @@ const race_case CLEAN[] = {
     CASE(plain_shared_in_many_blocks),
     CASE(one_stream),
     CASE(event_between_streams),
+    CASE(graph_with_two_lanes),
     CASE(legacy_stream_between),
     CASE(loop_kernel),
     CASE(managed_ones_of_the_host),

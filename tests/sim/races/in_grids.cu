@@ -236,6 +236,16 @@ __global__ void fill(int *x)
     x[threadIdx.x] = 2; /* a: copy_beside_a_kernel */
 }
 
+__global__ void produce_in_a_lane(int *x)
+{
+    x[threadIdx.x] = 6; /* a: lanes_of_a_graph */
+}
+
+__global__ void consume_in_a_lane(const int *x, int *y)
+{
+    y[threadIdx.x] = x[threadIdx.x] + 3; /* b: lanes_of_a_graph */
+}
+
 struct two_streams {
     cudaStream_t a, b, c;
     cudaEvent_t event;
@@ -288,6 +298,26 @@ static void run_memset_beside_a_kernel(int *x, int *)
     (void)cudaMemsetAsync(x, 0, 128, s.b);
 }
 
+/* Two lanes that are joined at the end, and not where one reads what the other writes. */
+static void run_lanes_of_a_graph(int *x, int *y)
+{
+    two_streams s;
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    cudaEvent_t join;
+    (void)cudaEventCreate(&join);
+    (void)cudaStreamBeginCapture(s.a, cudaStreamCaptureModeThreadLocal);
+    (void)cudaEventRecord(s.event, s.a);
+    (void)cudaStreamWaitEvent(s.b, s.event, 0);
+    (void)GPU_LAUNCH(produce_in_a_lane, 1, 32, 0, s.a, x);
+    (void)GPU_LAUNCH(consume_in_a_lane, 1, 32, 0, s.b, x, y);
+    (void)cudaEventRecord(join, s.b);
+    (void)cudaStreamWaitEvent(s.a, join, 0);
+    (void)cudaStreamEndCapture(s.a, &graph);
+    (void)cudaGraphInstantiate(&exec, graph, 0);
+    (void)cudaGraphLaunch(exec, s.a);
+}
+
 #define CASE(name, words)                                                                                    \
     {                                                                                                        \
 #name, "race", words, __FILE__, run_##name                                                           \
@@ -319,5 +349,6 @@ const race_case RACES_IN_GRIDS[] = {
     CASE(event_too_early, "of two streams"),
     CASE(copy_beside_a_kernel, "of two streams"),
     CASE(memset_beside_a_kernel, "of two streams"),
+    CASE(lanes_of_a_graph, "of two streams"),
     {},
 };
