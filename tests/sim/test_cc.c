@@ -220,12 +220,21 @@ Test(sim_cc, what_is_not_modelled_is_refused_by_name_with_its_line)
     cr_assert_eq(shell(out, sizeof out, CC " -o prog " SOURCES "/refused.cu && (./prog || true)"), 0, "%s",
                  out);
     static const char *const wants[] = {
-        "unsupported: kernel parent block (0,0,0) thread (0,0,0) line 10: the launch of child by a kernel "
+        "unsupported: kernel parent block (0,0,0) thread (0,0,0) line 13: the launch of child by a kernel "
         "(dynamic "
         "parallelism)\n",
-        "unsupported: kernel ptx block (0,0,0) thread (3,0,0) line 15: inline PTX \"shl.b32 %0, 1, 2;\"\n",
-        "assert: kernel claims block (0,0,0) thread (5,0,0) line 19: assertion `",
+        "unsupported: kernel ptx block (0,0,0) thread (3,0,0) line 18: inline PTX \"shl.b32 %0, 1, 2;\"\n",
+        "assert: kernel claims block (0,0,0) thread (5,0,0) line 22: assertion `",
         "assert: cudaErrorAssert\n",
+        "true assumption: cudaSuccess\n",
+        "assert: kernel assumes block (0,0,0) thread (6,0,0) line 26: assertion `__builtin_assume(",
+        "assumption: cudaErrorAssert\n",
+        "unsupported: cuLaunchKernel\n",
+        "driver: 801\n",
+        "unsupported: nvrtcVersion\n",
+        "nvrtc: NVRTC is not modelled by the simulator\n",
+        "unsupported: cudnnCreate\n",
+        "cudnn: 3000\n",
         "unsupported: cudaGraphCreate\n",
         "unsupported: a synchronization asked for by a kernel\n",
         "by value: cudaSuccess\n",

@@ -3,6 +3,7 @@
 #include <criterion/criterion.h>
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
+#include <cuda_fp4.h>
 #include <cuda_fp8.h>
 #include <math.h>
 #include <stdint.h>
@@ -18,6 +19,7 @@ static const format bf16 = {8, 7, true, 0x1.FEp127};
 static const format fp16 = {5, 10, true, 65504.0};
 static const format e4m3 = {4, 3, false, 448.0};
 static const format e5m2 = {5, 2, true, 57344.0};
+static const format e2m1 = {2, 1, false, 6.0};
 
 /* The value of a pattern, from the definition of the format. */
 static double value_of(const format &f, unsigned bits)
@@ -151,6 +153,41 @@ Test(sim_float, rounding_to_fp8_saturates_or_not)
         return same(static_cast<double>(float(__nv_fp8_e5m2(p))), saturated(e5m2, p)) &&
                same(static_cast<double>(float(open)), round_to(e5m2, p));
     });
+}
+
+Test(sim_float, fp4_rounds_to_nearest_even_and_saturates)
+{
+    for (unsigned b = 0; b < 16; ++b) {
+        __nv_fp4_e2m1 x;
+        x.__x = static_cast<unsigned char>(b);
+        cr_expect(same(static_cast<double>(float(x)), value_of(e2m1, b)), "pattern %x", b);
+    }
+    check_format(e2m1, [](double p) {
+        const double expected = isnan(p) ? 6.0 : saturated(e2m1, p);
+        return same(static_cast<double>(float(__nv_fp4_e2m1(p))), expected);
+    });
+    const float4 four = static_cast<float4>(__nv_fp4x4_e2m1(float4{0.5f, -1.0f, 3.0f, -100.0f}));
+    cr_expect(four.x == 0.5f && four.y == -1.0f && four.z == 3.0f && four.w == -6.0f);
+    const float2 two = static_cast<float2>(__nv_fp4x2_e2m1(float2{1.25f, 1.75f}));
+    cr_expect(two.x == 1.0f && two.y == 2.0f);
+}
+
+/* Scales of blocks: powers of two, never below |x| where they are rounded up. */
+Test(sim_float, e8m0_rounds_to_powers_of_two)
+{
+    for (int e = -127; e <= 127; ++e) {
+        const double x = ldexp(1.0, e);
+        const unsigned char code = static_cast<unsigned char>(e + 127);
+        cr_expect(__nv_fp8_e8m0(x).__x == code && static_cast<double>(__nv_fp8_e8m0(-x)) == x, "2^%d", e);
+        cr_expect(__nv_cvt_double_to_e8m0(1.5 * x, __NV_NOSAT, cudaRoundZero) == code, "1.5 2^%d down", e);
+        cr_expect(__nv_cvt_double_to_e8m0(nextafter(x, 1e300), __NV_SATFINITE, cudaRoundPosInf) ==
+                      (e < 127 ? code + 1 : code),
+                  "beyond 2^%d up", e);
+    }
+    cr_expect(__nv_fp8_e8m0(0.0f).__x == 0 && __nv_fp8_e8m0(1e-45f).__x == 0);
+    cr_expect(__nv_fp8_e8m0(NAN).__x == 0xFF && isnan(float(__nv_fp8_e8m0(NAN))));
+    cr_expect(__nv_fp8_e8m0(INFINITY).__x == 0xFE);
+    cr_expect(__nv_cvt_float_to_e8m0(INFINITY, __NV_NOSAT, cudaRoundPosInf) == 0xFF);
 }
 
 Test(sim_float, directed_roundings_enclose_the_value)

@@ -113,6 +113,12 @@ template <class A> static inline typename std::remove_extent<A>::type *dynamic_s
     return static_cast<typename std::remove_extent<A>::type *>(assay_sim_dynamic_shared(line));
 }
 
+/* nvcc optimizes by what it is told; here a condition that does not hold is reported. */
+#define __builtin_assume(...)                                                                                \
+    ((__VA_ARGS__)                                                                                           \
+         ? (void)0                                                                                           \
+         : ::assay_sim::failed_assert("__builtin_assume(" #__VA_ARGS__ ")", __FILE__, __LINE__, __func__))
+
 static inline void failed_assert(const char *condition, const char *file, int line, const char *function)
 {
     assay_sim_assert(condition, file, line, function);

@@ -1,2 +1,5 @@
-/* Stands before the CUDA toolkit's header of this name, which must not be mixed with the simulator's. */
-#error "gpu/sim: <cudaTypedefs.h>: the driver interface is not modelled by the simulator (docs/SIMULATOR.md)"
+/* The types of the driver interface; its function pointer types (PFN_cuXxx) are not declared: nothing hands such pointers out. */
+#ifndef ASSAY_SIM_CUDA_TYPEDEFS_H
+#define ASSAY_SIM_CUDA_TYPEDEFS_H
+#include "cuda.h"
+#endif

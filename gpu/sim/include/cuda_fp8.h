@@ -1,4 +1,4 @@
-/* 8-bit floats: e4m3 (largest 448, no infinity) and e5m2 (largest 57344).  The types' constructors saturate,
+/* 8-bit floats: e4m3 (largest 448, no infinity), e5m2 (largest 57344), and the powers of two of e8m0 (2^(x - 127), 0xFF: NaN).  The types' constructors saturate,
  * as CUDA's do;
  * __nv_cvt_float_to_fp8 takes the choice as an argument.  A NaN becomes 0x7F. */
 #ifndef ASSAY_SIM_CUDA_FP8_H
@@ -7,6 +7,7 @@
 #include "assay_sim_float.h"
 #include "cuda_bf16.h"
 #include "cuda_fp16.h"
+#include "driver_types.h"
 #include "vector_types.h"
 
 typedef unsigned char __nv_fp8_storage_t;
@@ -50,7 +51,48 @@ static inline __half_raw __nv_cvt_fp8_to_halfraw(__nv_fp8_storage_t x, __nv_fp8_
     return r;
 }
 
+/* |x| as a power of two, rounded up or (cudaRoundZero) down, at least 2^-127; beyond 2^127 that (saturate) or NaN. */
+static inline __nv_fp8_storage_t __nv_cvt_double_to_e8m0(double x, __nv_saturation_t saturate,
+                                                         enum cudaRoundMode rounding)
+{
+    int e = 0;
+    double part;
+    if (x != x)
+        return 0xFF;
+    if (x - x != 0.0)
+        return saturate == __NV_SATFINITE ? 0xFE : 0xFF;
+    part = frexp(x < 0.0 ? -x : x, &e); /* x = part 2^e, part 0 or in [0.5, 1) */
+    e -= part > 0.5 && rounding == cudaRoundPosInf ? 0 : 1;
+    if (part == 0.0 || e < -127)
+        return 0;
+    return (__nv_fp8_storage_t)(e <= 127 ? e + 127 : saturate == __NV_SATFINITE ? 0xFE : 0xFF);
+}
+static inline __nv_fp8_storage_t __nv_cvt_float_to_e8m0(float x, __nv_saturation_t saturate,
+                                                        enum cudaRoundMode rounding)
+{
+    return __nv_cvt_double_to_e8m0((double)x, saturate, rounding);
+}
+
 #ifdef __cplusplus
+
+struct __nv_fp8_e8m0 {
+    __nv_fp8_storage_t __x;
+    __nv_fp8_e8m0() = default;
+    explicit __nv_fp8_e8m0(float f) : __x(__nv_cvt_float_to_e8m0(f, __NV_SATFINITE, cudaRoundPosInf))
+    {
+    }
+    explicit __nv_fp8_e8m0(double f) : __x(__nv_cvt_double_to_e8m0(f, __NV_SATFINITE, cudaRoundPosInf))
+    {
+    }
+    explicit operator float() const
+    {
+        return __x == 0xFF ? assay_sim_bf16_to_f32(0x7FFF) : ldexpf(1.0f, int(__x) - 127);
+    }
+    explicit operator double() const
+    {
+        return double(float(*this));
+    }
+};
 
 #define ASSAY_SIM_FP8(name, kind)                                                                            \
     struct name {                                                                                            \

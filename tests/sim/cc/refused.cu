@@ -1,6 +1,9 @@
 /* What is not modelled, by name; and what a kernel of this file does wrong. */
 #include <cassert>
 #include <cstdio>
+#include <cuda.h>
+#include <cudnn.h>
+#include <nvrtc.h>
 
 __global__ void child()
 {
@@ -17,6 +20,10 @@ __global__ void ptx(int *x)
 __global__ void claims(int n)
 {
     assert((int)threadIdx.x < n);
+}
+__global__ void assumes(int n)
+{
+    __builtin_assume((int)threadIdx.x < n && n > 0);
 }
 __global__ void past(int *x, int n)
 {
@@ -59,6 +66,13 @@ int main()
     say("PTX");
     claims<<<1, 8>>>(5);
     say("assert");
+    assumes<<<1, 8>>>(8);
+    say("true assumption");
+    assumes<<<1, 8>>>(6);
+    say("assumption");
+    printf("driver: %d\n", cuLaunchKernel(0, 1, 1, 1, 1, 1, 1, 0, 0, nullptr, nullptr));
+    printf("nvrtc: %s\n", nvrtcGetErrorString(nvrtcVersion(nullptr, nullptr)));
+    printf("cudnn: %d\n", cudnnCreate(nullptr));
     printf("graph: %s\n", cudaGetErrorName(cudaGraphCreate(&graph, 0)));
     child();
     printf("host: %s\n", cudaGetErrorName(cudaGetLastError()));
