@@ -135,6 +135,7 @@ typedef struct certify_options {
     char variant[96], program[ASSAY_PATH];
     char python[256], python_program[ASSAY_PATH], python_device[8];
     char cu[ASSAY_PATH], launch[1024], shapes[256], cuda_runtime[ASSAY_PATH];
+    char compiler[ASSAY_PATH], arch[64]; /* "": assay-cc, for the simulator */
     int64_t seeds, valid_days;
     double call_limit, limit;
     bool suggest, abi_header, atomics;
@@ -150,6 +151,11 @@ void certify_enter_child(const char *log);
 /* launch.c: makes a library of `cu` and `launch` in the folder `work`, and `so` names it.  ASSAY_UNSUPPORTED: a slot that has no plain
  * variable (optional, a dtype that follows from others). */
 assay_status certify_launch(certify_options *o, const char *work);
+/* launch_compile.c: "nvcc 13.0, -O2 -arch=native".  ASSAY_NOT_FOUND: no such compiler. */
+assay_status certify_compiler(const certify_options *o, const char *work, char *built, size_t capacity);
+/* `source` as a shared library; what the compiler says of an error goes to stderr. */
+assay_status certify_compile(const certify_options *o, const char *work, const char *source,
+                             const char *library);
 /* The members of "where": tier, machine, processor, and device, driver, toolkit, probe as null. */
 json_t *certify_machine(const char *tier);
 /* python.c */

@@ -263,3 +263,5 @@ RUN(waits_for_the_stream, c->stream, add_body, 0, (void)drain(c->stream))
 RUN(writes_behind, c->stream, add_body, 1, (void)0)
 RUN(leaves_an_error, c->stream, add_body, 0, last_error = INVALID_VALUE)
 RUN(fails, c->stream, fail_body, 0, (void)0)
+/* what stands for a library that a compiler made of a file and its launch (tests/parity/test_certify_cu.c) */
+RUN(assay_launch_entry, c->stream, add_body, 0, (void)0)
