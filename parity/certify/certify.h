@@ -112,6 +112,8 @@ typedef struct certify_result {
     json_t *subject; /* what was certified: name, file, hashes, description */
     json_t *where;   /* tier, machine, device */
     json_t *not_tried;
+    json_t *throughput; /* of a library on a device: information, NULL where it was not measured */
+    char no_throughput[256];
     certify_plan plan;
     certify_board board;
     certify_output output[CERTIFY_OUTPUTS];
@@ -141,6 +143,12 @@ typedef struct certify_options {
     bool suggest, abi_header, atomics;
 } certify_options;
 assay_status certify_library(const certify_options *o, const char *work, certify_result *out);
+/* A board of a child in the folder, and what runs there: part "describe", "trial", "threads" or "time" to its end or the time limit; what
+ * went wrong with the process itself is a finding. */
+assay_status certify_make_board(const char *work, certify_board **out);
+void certify_free_board(certify_board *board);
+assay_status certify_run_child(const certify_options *o, const char *work, const char *part,
+                               certify_board *board);
 /* device_probe.c: trial `probe` of a library on a device of this tier and name, behind its answers; no engine of the tier is a finding. */
 assay_status certify_probe_device(const certify_options *o, const char *work, const char *tier,
                                   const char *device, certify_result *r);
@@ -202,7 +210,7 @@ assay_status certify_time_read(const char *text, int64_t *out);
 const char *certify_source_hash(void);
 
 /* --- trial.c: the child -------------------------------------------------------------------------------------------- */
-/* part: "describe" (writes description.json), "trial", "threads" (plain runs alone), "exact" (plain runs of lattice inputs, no answers).
+/* part: "describe" (writes description.json), "trial", "threads" (plain runs alone), "exact" (plain runs of lattice inputs, no answers), "time" (writes times.json).
  * Does not return. */
 int certify_child(const certify_options *o, const char *dir, const char *part);
 

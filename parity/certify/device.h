@@ -23,6 +23,12 @@
     X(copy_async, "cudaMemcpyAsync", (void *to, const void *from, size_t bytes, int kind, void *stream))     \
     X(stream_create, "cudaStreamCreateWithFlags", (void **out, unsigned flags))                              \
     X(stream_wait, "cudaStreamSynchronize", (void *stream))                                                  \
+    X(stream_wait_event, "cudaStreamWaitEvent", (void *stream, void *event, unsigned flags))                 \
+    X(event_create, "cudaEventCreateWithFlags", (void **out, unsigned flags))                                \
+    X(event_destroy, "cudaEventDestroy", (void *event))                                                      \
+    X(event_record, "cudaEventRecord", (void *event, void *stream))                                          \
+    X(event_wait, "cudaEventSynchronize", (void *event))                                                     \
+    X(event_ms, "cudaEventElapsedTime", (float *out, void *from, void *to))                                  \
     X(wait, "cudaDeviceSynchronize", (void))                                                                 \
     X(enqueue_host, "cudaLaunchHostFunc", (void *stream, void (*body)(void *user), void *user))              \
     X(last_error, "cudaGetLastError", (void))                                                                \

@@ -19,6 +19,7 @@ void certify_result_free(certify_result *r)
     json_decref(r->subject);
     json_decref(r->where);
     json_decref(r->not_tried);
+    json_decref(r->throughput);
     memset(r, 0, sizeof *r);
 }
 

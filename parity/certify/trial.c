@@ -401,6 +401,8 @@ static assay_status run(trial *t, const certify_options *o, const char *dir, con
     t->arena.ends_guarded = t->shadows.ends_guarded = t->exact || t->device.reports != NULL; /* by the tool */
     if (strcmp(part, "describe") == 0)
         return describe(t, dir);
+    if (strcmp(part, "time") == 0)
+        return device_time(t, dir);
     for (int d = ASSAY_KERNEL_F32; d <= ASSAY_KERNEL_I64; d++)
         if (t->kernel.k->dtypes & ASSAY_KERNEL_SET(d))
             ASSAY_TRY((t->kernel.op->collective ? trial_collective : try_dtype)(t, dir, certify_dtype_of(d)));
