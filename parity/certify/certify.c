@@ -357,6 +357,11 @@ static assay_status try_library(const certify_options *o, const char *work, cert
         ASSAY_TRY(judge_all(work, out, false));
     if (done && deterministic && board->done)
         ASSAY_TRY(judge_all(work, out, true));
+    if (done && out->board.trial[CERTIFY_EXACT].calls + out->board.trial[CERTIFY_LOCAL].calls == 0)
+        certify_bad(
+            &out->board, CERTIFY_ACCEPTS,
+            "nothing was judged: the description's shapes take none of the sizes that are tried, or every "
+            "call failed");
     return ASSAY_OK;
 }
 

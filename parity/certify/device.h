@@ -48,6 +48,8 @@ typedef struct certify_device {
     void (*last_report)(char *text, size_t bytes);
     void (*set_private)(
         int on);           /* the simulator's, or NULL: whether the host's code may not touch device memory */
+    int inside;            /* ranks in run(), one of which runs */
+    size_t kept;           /* bytes of device memory that the judge itself took during a call */
     void *stream;          /* of calls: one that the default stream does not wait for */
     void *other;           /* has work that no call may wait for */
     unsigned char *staged; /* pinned: copies to and from it are asynchronous */

@@ -101,54 +101,54 @@ static bool name_twin(const device_call *x, const char *report, char *text, size
     return false;
 }
 
-void device_note_reports(const device_call *x, int64_t before)
+void device_note_reports(const device_set *s, int64_t before)
 {
     char report[320] = "", where[96] = "";
-    if (x->d->reports == NULL)
+    if (s->d->reports == NULL)
         return;
-    x->board->trial[CERTIFY_SIMULATOR].calls++;
-    if (!device_reported(x->d, before, report, sizeof report))
+    s->board->trial[CERTIFY_SIMULATOR].calls++;
+    if (!device_reported(s->d, before, report, sizeof report))
         return;
-    if (name_twin(x, report, where, sizeof where))
-        certify_bad(x->board, CERTIFY_GUARDS, "%.250s%s, in %.140s", report, where, x->board->now);
-    certify_bad(x->board, CERTIFY_SIMULATOR, "%.250s%s, in %.140s", report, where, x->board->now);
+    for (int i = 0; i < s->n && where[0] == '\0'; i++)
+        if (name_twin(s->call[i], report, where, sizeof where)) {
+            device_name(s, i);
+            certify_bad(s->board, CERTIFY_GUARDS, "%.250s%s, in %.140s", report, where, s->board->now);
+        }
+    certify_bad(s->board, CERTIFY_SIMULATOR, "%.250s%s, in %.140s", report, where, s->board->now);
 }
 
-/* The device stopped with an error: nothing runs there any more, but in the simulator, which starts anew. */
-int32_t device_give_up(const device_call *x, int error, int64_t reports)
+/* Nothing runs there any more, but in the simulator, which starts anew. */
+void device_give_up(const device_set *s, int error, int64_t reports)
 {
-    device_note_reports(x, reports);
-    certify_bad(x->board, CERTIFY_DEVICE, "the device failed with %.60s, in %s", x->d->error_name(error),
-                x->board->now);
-    if (x->d->reports == NULL) {
+    device_note_reports(s, reports);
+    certify_bad(s->board, CERTIFY_DEVICE, "the device failed with %.60s, in %s", s->d->error_name(error),
+                s->board->now);
+    if (s->d->reports == NULL) {
         (void)fflush(NULL);
         _exit(3);
     }
-    (void)x->d->reset();
-    return ASSAY_KERNEL_DEVICE;
+    (void)s->d->reset();
 }
 
-/* The runtime's last error behind a call that said everything went well. */
-void device_note_error(const device_call *x, int32_t code)
+void device_note_error(const device_call *x)
 {
-    const int error = x->d->last_error();
     x->board->trial[CERTIFY_DEVICE].calls++;
-    if (error != 0 && code == ASSAY_KERNEL_OK)
+    if (x->error != 0 && x->code == ASSAY_KERNEL_OK)
         certify_bad(
             x->board, CERTIFY_DEVICE,
             "run() returns 0, the runtime's last error is %.60s: a launch or a copy failed and nobody "
             "looked, in %s",
-            x->d->error_name(error), x->board->now);
+            x->d->error_name(x->error), x->board->now);
 }
 
-void device_note_memory(const device_call *x, size_t before)
+void device_note_memory(const device_set *s, size_t before)
 {
     size_t now = 0, all;
-    if (x->d->reports == NULL || x->d->memory(&now, &all) != 0 || now == before)
+    if (s->d->reports == NULL || s->d->memory(&now, &all) != 0 || now + s->d->kept == before)
         return; /* of a real device other processes take memory, too */
-    certify_bad(x->board, CERTIFY_DEVICE,
+    certify_bad(s->board, CERTIFY_DEVICE,
                 "run() took %lld bytes of device memory and did not give them back, in %s",
-                (long long)before - (long long)now, x->board->now);
+                (long long)before - (long long)(now + s->d->kept), s->board->now);
 }
 
 int device_copy_all(const device_call *x, int kind)
@@ -161,19 +161,20 @@ int device_copy_all(const device_call *x, int kind)
     return error != 0 ? error : x->d->wait();
 }
 
-/* The kernel's code and what the description waits with. */
-int32_t device_kernel(const device_call *x, bool synchronize)
+void device_kernel(device_call *x, bool synchronize)
 {
+    certify_device *d = x->d;
     const assay_kernel *k = x->r->kernel->k;
-    if (x->d->set_private != NULL)
-        x->d->set_private(1);
-    int32_t code = k->run(&x->call);
-    if (x->d->set_private != NULL)
-        x->d->set_private(0);
+    (void)d->last_error();
+    if (d->set_private != NULL && d->inside++ == 0)
+        d->set_private(1);
+    x->code = k->run(&x->call);
+    if (d->set_private != NULL && --d->inside == 0)
+        d->set_private(0);
     if (synchronize && k->synchronize != NULL && k->synchronize(x->call.stream) != 0 &&
-        code == ASSAY_KERNEL_OK)
-        code = ASSAY_KERNEL_DEVICE;
-    return code;
+        x->code == ASSAY_KERNEL_OK)
+        x->code = ASSAY_KERNEL_DEVICE;
+    x->error = d->last_error();
 }
 
 /* --- a call on the device ---------------------------------------------------------------------------------------- */
@@ -193,7 +194,7 @@ void device_make(device_call *x, const call_record *r, const call_ready *c, cert
     guard_buffer *b;
     int error = 0;
     memset(x, 0, sizeof *x);
-    *x = (device_call){.r = r, .c = c, .d = r->kernel->device, .board = board};
+    *x = (device_call){.r = r, .c = c, .d = r->kernel->device, .board = board, .code = ASSAY_KERNEL_DEVICE};
     for (int n = 0; error == 0 && (b = device_next(x, &n)) != NULL;)
         error = make_twin(x->d, b);
     if (error != 0)

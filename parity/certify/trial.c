@@ -375,9 +375,6 @@ static assay_status open_device(trial *t, const char *runtime)
     guard_explain(what_the_simulator_says);
     if (t->kernel.k->memory != ASSAY_KERNEL_MEMORY_DEVICE)
         return ASSAY_OK;
-    ASSAY_CHECK(!t->kernel.op->collective, ASSAY_UNSUPPORTED,
-                "%s: memory: collectives in device memory are not certified in this version",
-                t->kernel.k->name);
     ASSAY_TRY(device_open(&t->device, t->kernel.library, runtime));
     t->kernel.device = &t->device;
     t->arena.on_device = t->shadows.on_device = true;

@@ -7,7 +7,7 @@
 #include <time.h>
 #include <unistd.h>
 
-enum { QUEUE = 64, STREAMS = 4, INVALID_VALUE = 1, LAUNCH_FAILURE = 719 };
+enum { QUEUE = 64, STREAMS = 16, INVALID_VALUE = 1, LAUNCH_FAILURE = 719 };
 
 typedef struct stream {
     pthread_t thread;
