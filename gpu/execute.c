@@ -323,7 +323,8 @@ static assay_status job_run(job *j)
     int variant;
     if (j->form->spoil != NULL)
         j->form->spoil(j->form->user, j->ctx, &j->o);
-    const assay_status st = gpu_ladder_run(j->ctx, &j->o, 1, j->ctx->stream, &variant);
+    const assay_status st = j->form->run != NULL ? j->form->run(j->form->user, j->ctx, &j->o, &variant)
+                                                 : gpu_ladder_run(j->ctx, &j->o, 1, j->ctx->stream, &variant);
     if (is_refusal(st))
         return job_untouched(j, st);
     ASSAY_TRY(st);

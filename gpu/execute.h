@@ -26,6 +26,8 @@ typedef struct gpu_execute_form {
     gpu_place place;
     /* Breaks the operands behind the table's check, before the operation gets them; ctx holds the workspace.  NULL: nothing. */
     void (*spoil)(void *user, gpu_ctx *ctx, gpu_operands *o);
+    /* Runs the operation in gpu_ladder_run's place, as often as it likes.  NULL: once. */
+    assay_status (*run)(void *user, gpu_ctx *ctx, gpu_operands *o, int *variant);
     void *user;
 } gpu_execute_form;
 

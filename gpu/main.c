@@ -49,7 +49,7 @@ static assay_status step_verb(int argc, char **argv)
 
 typedef struct ops_arguments {
     char request[ASSAY_PATH], out[ASSAY_PATH], illegal[ASSAY_PATH];
-    int64_t place;
+    int64_t place, times;
 } ops_arguments;
 
 static assay_status take_ops_argument(void *user, const char *name, const char *text)
@@ -58,6 +58,8 @@ static assay_status take_ops_argument(void *user, const char *name, const char *
     ASSAY_CHECK(name, ASSAY_INVALID_ARGUMENT, "ops: unexpected argument '%.64s'", text ? text : "");
     if (strcmp(name, "place") == 0)
         return assay_option_count(name, text, 0, GPU_PLACES - 1, &a->place);
+    if (strcmp(name, "time") == 0)
+        return assay_option_count(name, text, 1, 100000, &a->times);
     if (strcmp(name, "illegal") == 0)
         return assay_option_text(name, text, a->illegal, ASSAY_PATH);
     return assay_option_text(name, text, strcmp(name, "out") == 0 ? a->out : a->request, ASSAY_PATH);
@@ -73,6 +75,9 @@ static assay_status ops_verb(int argc, char **argv)
                                                {"illegal", "FILE",
                                                 "list of ways to break them: each has to be refused; out is "
                                                 "a file of what was said"},
+                                               {"time", "N",
+                                                "run each N times and time them by events; out is a JSON "
+                                                "file of seconds and of what the device can do"},
                                                {NULL, NULL, NULL}};
     assay_train_options o;
     ops_arguments a = {.place = 0};
@@ -81,8 +86,12 @@ static assay_status ops_verb(int argc, char **argv)
                                   take_ops_argument, &a));
     ASSAY_CHECK(a.request[0] && a.out[0], ASSAY_INVALID_ARGUMENT,
                 "ops: --request DIR and --out DIR are needed");
+    ASSAY_CHECK((a.times > 0) + (a.place > 0) + (a.illegal[0] != '\0') <= 1, ASSAY_INVALID_ARGUMENT,
+                "ops: expected one of --place, --illegal and --time");
     if (a.illegal[0] != '\0')
         return gpu_ops_illegal_verb(a.request, a.illegal, a.out, o.variant);
+    if (a.times > 0)
+        return gpu_ops_time_verb(a.request, a.out, o.variant, a.times);
     return gpu_ops_verb(a.request, a.out, o.variant, (int)a.place, o.collective_timeout);
 }
 

@@ -13,6 +13,12 @@ ASSAY_BEGIN_DECLS
  * (gpu/execute.h) of every tensor of an operation that is no collective. */
 assay_status gpu_ops_verb(const char *request, const char *out, const char *variants, int place,
                           double collective_timeout);
+/* `ops --time N`: of every record, on rank 0 of 1, the seconds of N runs by events, each behind a copy that empties the caches; the
+ * operands lie between guards and are checked as gpu_execute checks them.  out: a JSON object {"format": "assay-ops-times-1",
+ * "device", "simulated", "peak": {"dtype", "product", "copy_bytes", "flops_per_s", "copy_bytes_per_s"}, "operations": [{"op", "instance",
+ * "variant", "variant_name", "seconds": [N]}]}; of an operation that the engine has not, and of a collective, {"op", "instance", "unknown": true}.
+ * ASSAY_INVALID_ARGUMENT: a request of several ranks. */
+assay_status gpu_ops_time_verb(const char *request, const char *out, const char *variants, int64_t times);
 /* Runs one collective record on host data; outputs as gpu_execute gives them. */
 assay_status gpu_ops_collective(gpu_run *run, const assay_trace_op *op, const assay_trace_tensor *send,
                                 void *(*allocate)(size_t), void **out, assay_dtype *dtype, int *ndim,

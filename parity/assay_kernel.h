@@ -32,6 +32,10 @@
  * A library of send has recv, too: run() is called with operation "send" on one rank and with "recv" on its peer, and the two are all
  * that take part.  The same memory for both tensors (`in_place` "recv=send") is what NCCL calls so: send's place in
  * all_gather is the rank's own piece of recv, recv's place in reduce_scatter the rank's own piece of send.
+ * On device memory the ranks share one device and each has a stream of its own, `stream` (in some calls all have the default stream).  `comm`
+ * takes device addresses and works in the order of that stream, as NCCL does: send() enqueues the copy of `data`, which may change behind it in the
+ * stream's order; recv() enqueues the copy into `data`; what any rank has enqueued on its stream before a barrier is done before what the
+ * others enqueue on theirs behind it.  None of them waits for the device.
  * A rank waits for others in the functions of `comm` alone: one that looks at memory in a loop until it changes never ends. */
 #ifndef ASSAY_KERNEL_H
 #define ASSAY_KERNEL_H

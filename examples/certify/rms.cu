@@ -1,7 +1,7 @@
 /* A plain CUDA kernel for `assay certify --cu`: rmsnorm_fwd (docs/OPS.md 3), a block for each row.
  *
  *   assay certify --cu examples/certify/rms.cu --operation rmsnorm_fwd \
- *       --launch 'rms<act><<<T, 256>>>(y, rstd, x, gamma, eps, H)' */
+ *       --launch 'rms<act><<<T, 256>>>(y, rstd, x, gamma, eps, H)'          (--compiler nvcc: on a device) */
 template <class T> __global__ void rms(T *y, float *rstd, const T *x, const T *gamma, float eps, long columns)
 {
     __shared__ float part[256];

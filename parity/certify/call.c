@@ -1,5 +1,6 @@
 /* Records of a request as calls. */
 #include "parity/certify/device.h"
+#include "parity/certify/ranks.h"
 #include "parity/certify/symbols.h"
 
 #include <stdlib.h>
@@ -150,37 +151,10 @@ static assay_status read_list(call_record *r, int index)
     return ASSAY_OK;
 }
 
-/* Elements that a rank of a collective receives: the row of the table does not say it, the ranks and `counts` do. */
-static int64_t received(const call_record *r, int64_t sent)
-{
-    const char *op = r->kernel->op->name;
-    const json_t *attrs = r->asked->attrs, *counts = json_object_get(attrs, "counts");
-    const int n = r->comm->n_ranks;
-    int64_t sum = 0;
-    if (strcmp(op, "recv") == 0)
-        counts = json_object_get(attrs, "shape");
-    if (strcmp(op, "all_to_all") == 0)
-        counts = json_object_get(attrs, "recv_counts");
-    for (size_t i = 0; i < json_array_size(counts); i++)
-        sum += json_integer_value(json_array_get(counts, i));
-    if (strcmp(op, "reduce_scatter") == 0)
-        return counts != NULL ? json_integer_value(json_array_get(counts, (size_t)r->comm->rank)) : sent / n;
-    if (counts != NULL)
-        return sum;
-    return strcmp(op, "all_gather") == 0 ? sent * n : sent;
-}
-
 static assay_status bind_received(call_record *r)
 {
-    int64_t sent = 0;
-    if (r->slot[0].present) /* a slot that may be numbered binds no symbol */
-        sent = r->slot[0].shape[0];
-    if (r->slot[0].present)
-        (void)assay_op_bind(&r->binding, "n", sent);
-    ASSAY_CHECK(
-        assay_op_bind(&r->binding, strcmp(r->kernel->op->name, "recv") == 0 ? "n" : "m", received(r, sent)),
-        ASSAY_INTERNAL, "%s: elements", r->asked->instance);
-    return ASSAY_OK;
+    return certify_bind_received(&r->binding, r->asked, r->comm->rank, r->comm->n_ranks,
+                                 r->slot[0].present ? r->slot[0].shape[0] : -1);
 }
 
 /* What the description says of this call: arithmetic, workspace. */

@@ -93,6 +93,8 @@ static assay_status contents(const certify_result *r, int64_t valid_days, json_t
         trials_of(r), "plan", certify_plan_json(&r->plan), "outputs", outputs_of(r), "not_tried",
         r->not_tried, "issued", issued, "valid_until", until, "operation", r->op->name);
     ASSAY_CHECK(*out != NULL, ASSAY_INTERNAL, "certificate of %s", r->op->name);
+    if (r->throughput != NULL)
+        json_object_set(*out, "throughput", r->throughput);
     return ASSAY_OK;
 }
 

@@ -4,6 +4,7 @@
 #include "core/base/file.h"
 #include "core/base/log.h"
 #include "parity/certify/ranks.h"
+#include "parity/certify/throughput.h"
 #include "parity/checks/request.h"
 #include <errno.h>
 #include <fcntl.h>
@@ -18,7 +19,7 @@
 #include <unistd.h>
 
 /* --- the board and the child ---------------------------------------------------------------------------------- */
-static assay_status make_board(const char *work, certify_board **out)
+assay_status certify_make_board(const char *work, certify_board **out)
 {
     char path[ASSAY_PATH];
     snprintf(path, sizeof path, "%s/board", work);
@@ -29,6 +30,12 @@ static assay_status make_board(const char *work, certify_board **out)
     ASSAY_CHECK(map != MAP_FAILED, ASSAY_OUT_OF_MEMORY, "%s", path);
     *out = map;
     return ASSAY_OK;
+}
+
+void certify_free_board(certify_board *board)
+{
+    if (board != NULL)
+        (void)munmap(board, sizeof *board);
 }
 
 void certify_enter_child(const char *log)
@@ -70,9 +77,8 @@ static void become_child(const certify_options *o, const char *work, const char 
     _exit(127);
 }
 
-/* Runs a part to its end or the time limit; what went wrong with the process itself is a finding. */
-static assay_status run_child(const certify_options *o, const char *work, const char *part,
-                              certify_board *board)
+assay_status certify_run_child(const certify_options *o, const char *work, const char *part,
+                               certify_board *board)
 {
     int status = 0;
     board->done = 0;
@@ -189,12 +195,18 @@ static void list_untried(certify_result *r, const char *tier)
     if (r->board.trial[CERTIFY_STREAM].calls > 0 &&
         !json_is_true(json_object_get(description, "asynchronous")))
         untried(r->not_tried, "whether run() waits for more than it has to: it is done when it returns");
-    untried(
-        r->not_tried,
-        strcmp(tier, "gpu") != 0
-            ? "a real device: its arithmetic, memory order, streams and timing; compute-sanitizer; throughput"
-        : r->board.trial[CERTIFY_SANITIZER].calls == 0 ? "compute-sanitizer (not found in PATH); throughput"
-                                                       : "throughput");
+    if (strcmp(tier, "gpu") != 0)
+        untried(r->not_tried,
+                "a real device: its arithmetic, memory order, streams and timing; compute-sanitizer");
+    else if (r->board.trial[CERTIFY_SANITIZER].calls == 0)
+        untried(r->not_tried, "compute-sanitizer (not found in PATH)");
+    if (r->throughput != NULL)
+        return;
+    snprintf(text, sizeof text, "throughput: %s",
+             strcmp(tier, "sim") == 0    ? "the simulator's times say nothing about a device"
+             : strcmp(tier, "host") == 0 ? "tensors lie in host memory; it is measured on a device alone"
+                                         : r->no_throughput);
+    untried(r->not_tried, text);
 }
 
 /* --- the trial --------------------------------------------------------------------------------------------------- */
@@ -322,17 +334,17 @@ static assay_status judge_all(const char *work, certify_result *out, bool thread
 static assay_status try_library(const certify_options *o, const char *work, certify_board *board,
                                 certify_result *out)
 {
-    ASSAY_TRY(run_child(o, work, "describe", board));
+    ASSAY_TRY(certify_run_child(o, work, "describe", board));
     ASSAY_CHECK(board->done, ASSAY_INVALID_ARGUMENT, "%s: %s", o->so,
                 board->trial[CERTIFY_CRASH].bad > 0 ? board->trial[CERTIFY_CRASH].first
                                                     : board->trial[CERTIFY_TIME].first);
     ASSAY_TRY(read_description(o, work, out));
     out->plan = (certify_plan){.op = out->op->name, .seeds = o->seeds};
     ASSAY_TRY(ask_library(work, out));
-    ASSAY_TRY(run_child(o, work, "trial", board));
+    ASSAY_TRY(certify_run_child(o, work, "trial", board));
     const bool done = board->done != 0, deterministic = has_flag(out->subject, "deterministic");
     if (done && deterministic)
-        ASSAY_TRY(run_child(o, work, "threads", board));
+        ASSAY_TRY(certify_run_child(o, work, "threads", board));
     const json_t *description = json_object_get(out->subject, "description");
     if (done && json_object_get(description, "device") != NULL &&
         !json_is_true(json_object_get(description, "simulator"))) {
@@ -345,6 +357,11 @@ static assay_status try_library(const certify_options *o, const char *work, cert
         ASSAY_TRY(judge_all(work, out, false));
     if (done && deterministic && board->done)
         ASSAY_TRY(judge_all(work, out, true));
+    if (done && out->board.trial[CERTIFY_EXACT].calls + out->board.trial[CERTIFY_LOCAL].calls == 0)
+        certify_bad(
+            &out->board, CERTIFY_ACCEPTS,
+            "nothing was judged: the description's shapes take none of the sizes that are tried, or every "
+            "call failed");
     return ASSAY_OK;
 }
 
@@ -364,6 +381,11 @@ static assay_status find_where(const certify_options *o, const char *work, certi
         if (out->board.done)
             st = certify_probe_device(o, work, tier, json_string_value(json_object_get(device, "device")),
                                       out);
+        snprintf(out->no_throughput, sizeof out->no_throughput, "a trial failed");
+        if (st == ASSAY_OK && strcmp(tier, "gpu") == 0 && out->op->collective)
+            snprintf(out->no_throughput, sizeof out->no_throughput, "ranks take turns on one device");
+        else if (st == ASSAY_OK && strcmp(tier, "gpu") == 0 && certify_passes(out))
+            st = certify_throughput(o, work, tier, out);
     }
     json_decref(device);
     return st;
@@ -374,9 +396,9 @@ assay_status certify_library(const certify_options *o, const char *work, certify
     certify_board *board = NULL;
     const double start = assay_monotonic_s();
     memset(out, 0, sizeof *out);
-    ASSAY_TRY(make_board(work, &board));
+    ASSAY_TRY(certify_make_board(work, &board));
     const assay_status st = try_library(o, work, board, out);
-    (void)munmap(board, sizeof *board);
+    certify_free_board(board);
     ASSAY_TRY(st);
     ASSAY_TRY(find_where(o, work, out));
     list_untried(out, json_string_value(json_object_get(out->where, "tier")));

@@ -112,6 +112,8 @@ typedef struct certify_result {
     json_t *subject; /* what was certified: name, file, hashes, description */
     json_t *where;   /* tier, machine, device */
     json_t *not_tried;
+    json_t *throughput; /* of a library on a device: information, NULL where it was not measured */
+    char no_throughput[256];
     certify_plan plan;
     certify_board board;
     certify_output output[CERTIFY_OUTPUTS];
@@ -135,11 +137,18 @@ typedef struct certify_options {
     char variant[96], program[ASSAY_PATH];
     char python[256], python_program[ASSAY_PATH], python_device[8];
     char cu[ASSAY_PATH], launch[1024], shapes[256], cuda_runtime[ASSAY_PATH];
+    char compiler[ASSAY_PATH], arch[64]; /* "": assay-cc, for the simulator */
     int64_t seeds, valid_days;
     double call_limit, limit;
     bool suggest, abi_header, atomics;
 } certify_options;
 assay_status certify_library(const certify_options *o, const char *work, certify_result *out);
+/* A board of a child in the folder, and what runs there: part "describe", "trial", "threads" or "time" to its end or the time limit; what
+ * went wrong with the process itself is a finding. */
+assay_status certify_make_board(const char *work, certify_board **out);
+void certify_free_board(certify_board *board);
+assay_status certify_run_child(const certify_options *o, const char *work, const char *part,
+                               certify_board *board);
 /* device_probe.c: trial `probe` of a library on a device of this tier and name, behind its answers; no engine of the tier is a finding. */
 assay_status certify_probe_device(const certify_options *o, const char *work, const char *tier,
                                   const char *device, certify_result *r);
@@ -150,6 +159,11 @@ void certify_enter_child(const char *log);
 /* launch.c: makes a library of `cu` and `launch` in the folder `work`, and `so` names it.  ASSAY_UNSUPPORTED: a slot that has no plain
  * variable (optional, a dtype that follows from others). */
 assay_status certify_launch(certify_options *o, const char *work);
+/* launch_compile.c: "nvcc 13.0, -O2 -arch=native".  ASSAY_NOT_FOUND: no such compiler. */
+assay_status certify_compiler(const certify_options *o, const char *work, char *built, size_t capacity);
+/* `source` as a shared library; what the compiler says of an error goes to stderr. */
+assay_status certify_compile(const certify_options *o, const char *work, const char *source,
+                             const char *library);
 /* The members of "where": tier, machine, processor, and device, driver, toolkit, probe as null. */
 json_t *certify_machine(const char *tier);
 /* python.c */
@@ -196,7 +210,7 @@ assay_status certify_time_read(const char *text, int64_t *out);
 const char *certify_source_hash(void);
 
 /* --- trial.c: the child -------------------------------------------------------------------------------------------- */
-/* part: "describe" (writes description.json), "trial", "threads" (plain runs alone), "exact" (plain runs of lattice inputs, no answers).
+/* part: "describe" (writes description.json), "trial", "threads" (plain runs alone), "exact" (plain runs of lattice inputs, no answers), "time" (writes times.json).
  * Does not return. */
 int certify_child(const certify_options *o, const char *dir, const char *part);
 

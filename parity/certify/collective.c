@@ -1,6 +1,7 @@
 /* The trial of a collective: every record is a call of all ranks, in three orders of who goes on. */
 #include "parity/certify/trial.h"
 
+#include "parity/certify/device_group.h"
 #include "parity/certify/ranks.h"
 #include <stdlib.h>
 #include <string.h>
@@ -11,12 +12,15 @@ typedef struct group {
     certify_kernel receiver; /* of send: the other end */
     const assay_trace *request;
     assay_dtype dtype;
+    bool lattice;                       /* the call's inputs */
     int64_t cursor[COMM_RANKS], number; /* records behind; the number of this call */
     call_record record[COMM_RANKS];
     call_ready ready[COMM_RANKS];
     int32_t code[COMM_RANKS];
     assay_trace_writer *answer[COMM_RANKS], *second[COMM_RANKS];
 } group;
+
+static device_group *on_device; /* NULL: host memory */
 
 static guard_arena arenas[COMM_RANKS], shadows[COMM_RANKS];
 
@@ -65,6 +69,8 @@ static void join_tensors(group *g, int rank)
 static assay_status prepare(group *g, call_form form, comm_order order)
 {
     void *workspace[COMM_RANKS] = {NULL};
+    if (on_device != NULL)
+        device_group_begin(on_device);
     for (int r = 0; r < g->n; r++) {
         if (!g->t->takes_part[r])
             continue;
@@ -72,6 +78,8 @@ static assay_status prepare(group *g, call_form form, comm_order order)
         workspace[r] = g->ready[r].call.workspace;
         if (form.pieces)
             join_tensors(g, r);
+        if (on_device != NULL)
+            workspace[r] = device_group_add(on_device, r, &g->record[r], &g->ready[r]);
     }
     comm_begin(g->t->world, g->t->takes_part, workspace, order, (uint64_t)g->number);
     return ASSAY_OK;
@@ -92,6 +100,27 @@ static void look_around(group *g, const char *what)
     }
 }
 
+/* run() of every rank. */
+static void run_all(group *g)
+{
+    guard_limit(g->t->limit);
+    if (on_device != NULL) {
+        device_group_run(on_device, g->t->world, -1, g->code);
+    } else {
+        guard_inside(true);
+        comm_run(g->t->world, -1, body, g);
+        guard_inside(false);
+    }
+    guard_limit(0);
+}
+
+static void lock_all(group *g, bool locked)
+{
+    for (int r = 0; r < g->n; r++)
+        if (g->t->takes_part[r] && on_device == NULL)
+            call_lock(&g->record[r], &g->ready[r], locked);
+}
+
 /* *good: every rank succeeded. */
 static assay_status call_all(group *g, call_form form, comm_order order, certify_trial which,
                              const char *what, bool *good)
@@ -100,21 +129,13 @@ static assay_status call_all(group *g, call_form form, comm_order order, certify
     trial_now(g->t, &g->record[first_of(g)], what);
     ASSAY_TRY(prepare(g, form, order));
     for (int r = 0; r < g->n; r++)
-        if (g->t->takes_part[r]) {
-            call_lock(&g->record[r], &g->ready[r], true);
-            b->runs++;
-        }
-    guard_limit(g->t->limit);
-    guard_inside(true);
-    comm_run(g->t->world, -1, body, g);
-    guard_inside(false);
-    guard_limit(0);
+        b->runs += g->t->takes_part[r];
+    lock_all(g, true);
+    run_all(g);
     b->trial[CERTIFY_CRASH].calls++;
     b->trial[CERTIFY_TIME].calls++;
     *good = true;
-    for (int r = 0; r < g->n; r++)
-        if (g->t->takes_part[r])
-            call_lock(&g->record[r], &g->ready[r], false);
+    lock_all(g, false);
     look_around(g, what);
     for (int r = 0; r < g->n; r++) {
         if (!g->t->takes_part[r] || g->code[r] == ASSAY_KERNEL_OK)
@@ -190,6 +211,14 @@ static assay_status try_again(group *g)
     ASSAY_TRY(call_all(g, form, COMM_SHUFFLED, CERTIFY_REPEAT, "ranks in any order: ", &good));
     if (good && t->deterministic)
         compare_all(g, CERTIFY_REPEAT, "ranks in any order: ");
+    if (on_device != NULL) {
+        form = call_plain(GUARD_END, FILL_ODD);
+        form.late = true;
+        ASSAY_TRY(call_all(g, form, COMM_SHUFFLED, CERTIFY_STREAM,
+                           "inputs that arrive late on the streams: ", &good));
+        if (good && t->deterministic)
+            compare_all(g, CERTIFY_STREAM, "inputs that arrive late on the streams: ");
+    }
     if (t->kernel.k->in_place == NULL || t->kernel.k->in_place[0] == '\0')
         return ASSAY_OK;
     form = call_plain(GUARD_END, FILL_ODD);
@@ -207,6 +236,10 @@ static assay_status try_group(group *g)
     form.locked = true;
     for (int r = 0; r < g->n; r++)
         taken = taken && (!g->t->takes_part[r] || g->record[r].taken);
+    if (taken && g->t->exact) /* for a tool that watches the process */
+        return g->lattice
+                   ? call_all(g, call_plain(GUARD_END, FILL_ONES), COMM_ASCENDING, CERTIFY_ACCEPTS, "", &good)
+                   : ASSAY_OK;
     if (!taken) { /* a rank that refuses leaves the others alone: nothing to be tried */
         g->t->board->refused++;
         return ASSAY_OK;
@@ -250,6 +283,7 @@ static assay_status read_group(group *g, bool *more)
         ASSAY_TRY(call_read(&g->record[r], receives ? &g->receiver : &g->t->kernel, g->request, op[r],
                             g->dtype, comm_of(g->t->world, r)));
         g->cursor[r]++;
+        g->lattice = strncmp(op[r]->instance, "exact.", 6) == 0;
     }
     return ASSAY_OK;
 }
@@ -290,9 +324,19 @@ int32_t trial_alone(trial *t, const call_record *r, const call_ready *c)
 {
     void *workspace[COMM_RANKS] = {NULL};
     solo s = {.r = r, .c = c};
-    workspace[r->comm->rank] = c->call.workspace;
+    const int rank = r->comm->rank;
+    workspace[rank] = c->call.workspace;
+    if (on_device != NULL) {
+        device_group_begin(on_device);
+        workspace[rank] = device_group_add(on_device, rank, r, c);
+    }
     comm_begin(t->world, t->takes_part, workspace, COMM_ASCENDING, 0);
     t->board->runs++;
+    if (on_device != NULL) {
+        int32_t code[COMM_RANKS];
+        device_group_run(on_device, t->world, rank, code);
+        return code[rank];
+    }
     guard_inside(true);
     comm_run(t->world, r->comm->rank, alone, &s);
     guard_inside(false);
@@ -323,6 +367,12 @@ static assay_status open_all(group *g, assay_trace_writer **w, const char *dir, 
     return ASSAY_OK;
 }
 
+static void name_rank(void *user, int rank)
+{
+    group *g = user;
+    trial_now(g->t, &g->record[rank], "");
+}
+
 static assay_status try_ranks(trial *t, const char *dir, assay_dtype dtype, int n)
 {
     char path[ASSAY_PATH], request[ASSAY_PATH];
@@ -336,9 +386,14 @@ static assay_status try_ranks(trial *t, const char *dir, assay_dtype dtype, int 
     certify_ranks_path(path, dir, n);
     snprintf(request, sizeof request, "%.1000s/request.%s", path, assay_dtype_name(dtype));
     ASSAY_TRY_GOTO(comm_create(&t->world, n), st, done);
+    if (t->kernel.device != NULL)
+        ASSAY_TRY_GOTO(device_group_create(&on_device, t->kernel.device, t->board, name_rank, g), st, done);
+    if (on_device != NULL)
+        comm_carry(t->world, device_group_carrier(on_device));
     ASSAY_TRY_GOTO(assay_trace_open(&trace, request, false), st, done);
     g->request = trace;
-    ASSAY_TRY_GOTO(open_all(g, g->answer, path, t->sweep_threads ? "threads" : "answer"), st, done);
+    if (!t->exact)
+        ASSAY_TRY_GOTO(open_all(g, g->answer, path, t->sweep_threads ? "threads" : "answer"), st, done);
     if (!t->sweep_threads && !t->deterministic)
         ASSAY_TRY_GOTO(open_all(g, g->second, path, "second"), st, done);
     ASSAY_TRY_GOTO(try_records(g), st, done);
@@ -352,6 +407,8 @@ done:
     assay_trace_close(trace);
     comm_destroy(t->world);
     t->world = NULL;
+    device_group_destroy(on_device);
+    on_device = NULL;
     free(g);
     return st;
 }
@@ -360,6 +417,10 @@ assay_status trial_collective(trial *t, const char *dir, assay_dtype dtype)
 {
     for (int r = 0; r < COMM_RANKS && arenas[0].of[0] == '\0'; r++)
         guard_add(&arenas[r]);
+    for (int r = 0; r < COMM_RANKS; r++) {
+        arenas[r].on_device = shadows[r].on_device = t->arena.on_device;
+        arenas[r].ends_guarded = shadows[r].ends_guarded = t->arena.ends_guarded;
+    }
     for (int r = 0; r < COMM_RANKS; r++)
         snprintf(arenas[r].of, sizeof arenas[r].of, " of rank %d", r);
     t->legal = 0;

@@ -12,6 +12,7 @@ typedef enum { IDLE, READY, IN_RECV, IN_BARRIER } comm_state;
 typedef struct message {
     struct message *next;
     size_t bytes;
+    void *handle; /* the carrier's */
     unsigned char data[];
 } message;
 
@@ -34,6 +35,7 @@ struct comm_world {
     message *first[COMM_RANKS][COMM_RANKS]; /* [to][from] */
     comm_order order;
     uint64_t seed, turns;
+    const comm_carrier *carrier;
     bool broken, ends;
     char finding[256];
     void (*body)(void *user, int rank);
@@ -121,13 +123,25 @@ static bool is_peer(comm_world *w, const assay_kernel_comm *c, int32_t other, co
     return false;
 }
 
+/* What the runtime says of a message or barrier on a device; the lock is held. */
+static void check_carrier(comm_world *w, const assay_kernel_comm *c, const char *what, size_t bytes,
+                          int error)
+{
+    if (error != 0)
+        find(w, "rank %d: %s of %zu bytes on the device: %s", c->rank, what, bytes,
+             w->carrier->error_name(w->carrier->user, error));
+}
+
 static int32_t send_message(const assay_kernel_comm *c, int32_t to, const void *data, size_t bytes)
 {
     comm_world *w = c->context;
-    message *m = malloc(sizeof *m + bytes);
-    if (m != NULL && bytes > 0)
+    const comm_carrier *carrier = w->carrier;
+    message *m = malloc(sizeof *m + (carrier == NULL ? bytes : 0));
+    if (m != NULL && bytes > 0 && carrier == NULL)
         memcpy(m->data, data, bytes);
     (void)pthread_mutex_lock(&w->lock);
+    if (m != NULL && carrier != NULL)
+        check_carrier(w, c, "send", bytes, carrier->post(carrier->user, c->rank, data, bytes, &m->handle));
     if (m == NULL || !is_peer(w, c, to, "send")) {
         w->broken = true;
         free(m);
@@ -163,10 +177,13 @@ static int32_t recv_message(const assay_kernel_comm *c, int32_t from, void *data
             w->first[c->rank][from] = m->next;
         if (m != NULL && m->bytes != bytes)
             find(w, "rank %d sends %zu bytes, rank %d expects %zu", from, m->bytes, c->rank, bytes);
+        if (m != NULL && w->carrier != NULL && !w->broken)
+            check_carrier(w, c, "recv", bytes,
+                          w->carrier->take(w->carrier->user, c->rank, m->handle, data, bytes));
     }
     const int32_t code = w->broken || m == NULL;
     (void)pthread_mutex_unlock(&w->lock);
-    if (code == 0 && bytes > 0)
+    if (code == 0 && bytes > 0 && w->carrier == NULL)
         memcpy(data, m->data, bytes);
     free(m);
     return code;
@@ -177,6 +194,8 @@ static int32_t pass_barrier(const assay_kernel_comm *c)
     comm_world *w = c->context;
     int missing = 0;
     (void)pthread_mutex_lock(&w->lock);
+    if (w->carrier != NULL)
+        check_carrier(w, c, "barrier", 0, w->carrier->arrive(w->carrier->user, c->rank));
     w->rank[c->rank].state = IN_BARRIER;
     for (int r = 0; r < w->n; r++)
         missing += w->rank[r].takes_part && w->rank[r].state != IN_BARRIER;
@@ -184,6 +203,8 @@ static int32_t pass_barrier(const assay_kernel_comm *c)
         if (w->rank[r].takes_part)
             w->rank[r].state = READY;
     yield(w, c->rank);
+    if (w->carrier != NULL && !w->broken)
+        check_carrier(w, c, "barrier", 0, w->carrier->leave(w->carrier->user, c->rank));
     const int32_t code = w->broken;
     (void)pthread_mutex_unlock(&w->lock);
     return code;
@@ -275,6 +296,11 @@ void comm_destroy(comm_world *w)
             (void)pthread_join(w->rank[r].thread, NULL);
     forget_messages(w);
     free(w);
+}
+
+void comm_carry(comm_world *w, const comm_carrier *carrier)
+{
+    w->carrier = carrier;
 }
 
 const assay_kernel_comm *comm_of(comm_world *w, int rank)

@@ -14,10 +14,22 @@ typedef enum {
     COMM_SHUFFLED    /* drawn at every turn */
 } comm_order;
 
+/* How messages and barriers go where tensors lie on a device.  0, or an error of the runtime, which error_name() names. */
+typedef struct comm_carrier {
+    void *user;
+    int (*post)(void *user, int from, const void *data, size_t bytes, void **handle);
+    int (*take)(void *user, int to, void *handle, void *data, size_t bytes);
+    int (*arrive)(void *user, int rank); /* at a barrier */
+    int (*leave)(void *user, int rank);  /* where all have arrived */
+    const char *(*error_name)(void *user, int error);
+} comm_carrier;
+
 typedef struct comm_world comm_world;
 /* Threads for n ranks, which wait. */
 assay_status comm_create(comm_world **out, int n);
 void comm_destroy(comm_world *w);
+/* NULL: host memory. */
+void comm_carry(comm_world *w, const comm_carrier *carrier);
 /* What rank r hands to its kernel; valid until the next comm_begin. */
 const assay_kernel_comm *comm_of(comm_world *w, int rank);
 /* A new call: forgets messages; `takes_part` and `workspace` by rank. */

@@ -23,6 +23,12 @@
     X(copy_async, "cudaMemcpyAsync", (void *to, const void *from, size_t bytes, int kind, void *stream))     \
     X(stream_create, "cudaStreamCreateWithFlags", (void **out, unsigned flags))                              \
     X(stream_wait, "cudaStreamSynchronize", (void *stream))                                                  \
+    X(stream_wait_event, "cudaStreamWaitEvent", (void *stream, void *event, unsigned flags))                 \
+    X(event_create, "cudaEventCreateWithFlags", (void **out, unsigned flags))                                \
+    X(event_destroy, "cudaEventDestroy", (void *event))                                                      \
+    X(event_record, "cudaEventRecord", (void *event, void *stream))                                          \
+    X(event_wait, "cudaEventSynchronize", (void *event))                                                     \
+    X(event_ms, "cudaEventElapsedTime", (float *out, void *from, void *to))                                  \
     X(wait, "cudaDeviceSynchronize", (void))                                                                 \
     X(enqueue_host, "cudaLaunchHostFunc", (void *stream, void (*body)(void *user), void *user))              \
     X(last_error, "cudaGetLastError", (void))                                                                \
@@ -42,6 +48,8 @@ typedef struct certify_device {
     void (*last_report)(char *text, size_t bytes);
     void (*set_private)(
         int on);           /* the simulator's, or NULL: whether the host's code may not touch device memory */
+    int inside;            /* ranks in run(), one of which runs */
+    size_t kept;           /* bytes of device memory that the judge itself took during a call */
     void *stream;          /* of calls: one that the default stream does not wait for */
     void *other;           /* has work that no call may wait for */
     unsigned char *staged; /* pinned: copies to and from it are asynchronous */

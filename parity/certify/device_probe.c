@@ -1,6 +1,7 @@
 /* The probe of a library's own device: the engine of the same tier is asked what the device's units and functions do, and the declared
  * arithmetic is held to it. */
 #include "parity/certify/probe.h"
+#include "parity/certify/ranks.h"
 
 #include "parity/run/engine.h"
 #include <string.h>
@@ -19,15 +20,29 @@ static assay_status same_device(const certify_options *o, const char *device)
     return st;
 }
 
-/* The arithmetic of the answers of one dtype. */
-static assay_status hold(const char *work, const char *act, const certify_probe *p, certify_result *r)
+/* The arithmetic of the answers of one dtype in a folder. */
+static assay_status hold(const char *folder, const char *act, const certify_probe *p, certify_result *r)
 {
     char path[ASSAY_PATH];
     assay_trace *trace = NULL;
-    snprintf(path, sizeof path, "%.900s/answer.%s", work, act);
+    snprintf(path, sizeof path, "%.900s/answer.%s", folder, act);
     ASSAY_TRY(assay_trace_open(&trace, path, false));
     probe_hold(p, trace, r);
     assay_trace_close(trace);
+    return ASSAY_OK;
+}
+
+/* A collective has a folder for each number of ranks. */
+static assay_status hold_all(const char *work, const char *act, const certify_probe *p, certify_result *r)
+{
+    char folder[ASSAY_PATH];
+    if (!r->op->collective)
+        return hold(work, act, p, r);
+    for (const int *n = certify_ranks; *n > 0; n++) {
+        certify_ranks_path(folder, work, *n);
+        if (*n > 1 || strcmp(r->op->name, "send") != 0)
+            ASSAY_TRY(hold(folder, act, p, r));
+    }
     return ASSAY_OK;
 }
 
@@ -51,6 +66,6 @@ assay_status certify_probe_device(const certify_options *o, const char *work, co
     json_object_set_new(r->where, "probe", probe_json(&probe));
     const json_t *dtypes = json_object_get(json_object_get(r->subject, "description"), "dtypes");
     for (size_t i = 0; i < json_array_size(dtypes); i++)
-        ASSAY_TRY(hold(work, json_string_value(json_array_get(dtypes, i)), &probe, r));
+        ASSAY_TRY(hold_all(work, json_string_value(json_array_get(dtypes, i)), &probe, r));
     return ASSAY_OK;
 }

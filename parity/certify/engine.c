@@ -136,7 +136,7 @@ static json_t *untried(const char *tier, const assay_op *op, const certify_resul
         strcmp(tier, "sim") == 0 ? "a real device: its arithmetic, memory order, streams and timing; "
                                    "compute-sanitizer; throughput"
                                  : "orders of threads and streams but the device's own; compute-sanitizer; "
-                                   "throughput"};
+                                   "throughput (assay bench measures it)"};
     for (size_t i = 0; i < sizeof rest / sizeof *rest; i++)
         json_array_append_new(list, json_string(rest[i]));
     return list;

@@ -1,5 +1,5 @@
 /* Answers of a trial against the reference: what passed by which claim, and how close each output came. */
-#include "parity/certify/certify.h"
+#include "parity/certify/ranks.h"
 
 #include <math.h>
 #include <string.h>
@@ -19,6 +19,7 @@ void certify_result_free(certify_result *r)
     json_decref(r->subject);
     json_decref(r->where);
     json_decref(r->not_tried);
+    json_decref(r->throughput);
     memset(r, 0, sizeof *r);
 }
 
@@ -101,28 +102,60 @@ typedef struct filter {
     int n;
 } filter;
 
-static bool is_taken(const void *user, const assay_trace *request, const assay_trace_op *asked)
+/* Whether the description's shapes take a record, of a collective that of one rank.  What cannot be told is taken: an answer has to be
+ * there. */
+static bool takes(const filter *f, const assay_trace *request, const assay_trace_op *asked)
 {
-    const filter *f = user;
     assay_op_operand operands[ASSAY_MAX_SLOTS];
     assay_op_binding binding;
     const assay_op *op = assay_op_find(asked->op);
     char why[96];
-    if (result_of(f->results, f->n, asked->op) == NULL)
-        return false;
-    if (f->shapes == NULL || f->shapes[0] == '\0' || op == NULL)
+    if (op == NULL)
         return true;
     for (int i = 0; i < asked->n_inputs; i++) {
         const assay_trace_tensor *t = assay_trace_tensor_by_id(request, asked->rank, asked->inputs[i].tensor);
         operands[i] =
             (assay_op_operand){asked->inputs[i].slot, t->dtype, t->shard.ndim, t->shard.local_shape};
     }
-    if (assay_op_check(op, asked->attrs, f->act, f->act, operands, asked->n_inputs, NULL, -1, &binding) !=
-        ASSAY_OK) {
+    assay_status st =
+        assay_op_check(op, asked->attrs, f->act, f->act, operands, asked->n_inputs, NULL, -1, &binding);
+    if (st == ASSAY_OK && op->collective)
+        st = certify_bind_received(&binding, asked, asked->rank, assay_trace_world(request),
+                                   asked->n_inputs > 0 ? operands[0].shape[0] : -1);
+    if (st != ASSAY_OK) {
         assay_error_clear();
         return true; /* the judge refuses it by name */
     }
-    return certify_shapes_take(f->shapes, &binding, why, sizeof why) == 1;
+    return certify_shapes_take(f->shapes, &binding, why, sizeof why) != 0;
+}
+
+/* "exact.all_gather.7" and "exact.recv.7" of the ranks of one call. */
+static const char *number_of(const assay_trace_op *asked)
+{
+    const char *dot = strrchr(asked->instance, '.');
+    return dot != NULL ? dot : asked->instance;
+}
+
+static bool is_taken(const void *user, const assay_trace *request, const assay_trace_op *asked)
+{
+    const filter *f = user;
+    if (result_of(f->results, f->n, asked->op) == NULL)
+        return false;
+    if (f->shapes == NULL || f->shapes[0] == '\0')
+        return true;
+    if (!takes(f, request, asked))
+        return false;
+    /* a call of several ranks is made where all of them take it */
+    for (int r = 0; r < assay_trace_world(request); r++)
+        for (int64_t i = 0; r != asked->rank && i < assay_trace_n_ops(request, r); i++) {
+            const assay_trace_op *other = assay_trace_op_at(request, r, i);
+            if (strcmp(number_of(other), number_of(asked)) == 0) {
+                if (!takes(f, request, other))
+                    return false;
+                break;
+            }
+        }
+    return true;
 }
 
 assay_status certify_judge(const char *request, const char *answer, const char *shapes, certify_trial only,

@@ -1,19 +1,15 @@
 /* `assay certify --cu FILE --launch TEXT`: a plain CUDA file as a library of the interface.  A file is written beside the work that
  * includes FILE, checks a call as parity/assay_kernel.h asks, gives the operation's slots, attributes and symbols their names as
- * variables, and launches what TEXT says; assay-cc makes a library for the simulator of it. */
-#include "core/run/launch.h"
-#include "core/base/file.h"
+ * variables, and launches what TEXT says; launch_compile.c makes a library of it, for the simulator or for a device. */
 #include "parity/certify/certify.h"
 
 #include <ctype.h>
 #include <errno.h>
-#include <fcntl.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/wait.h>
 #include <unistd.h>
 
-enum { SYMBOL = 16, SYMBOLS = 32, SHAPES = 256 };
+enum { SYMBOL = 16, SYMBOLS = 32, SHAPES = 256, BUILT = 128 };
 
 typedef struct shim {
     FILE *out;
@@ -269,7 +265,8 @@ static void write_outputs(const shim *s)
     fprintf(s->out, "};\nenum { N_OUTPUTS = %d };\n", n);
 }
 
-static assay_status write_file(const certify_options *o, const char *file, const char *path)
+static assay_status write_file(const certify_options *o, const char *file, const char *built,
+                               const char *path)
 {
     const unsigned dtypes = dtypes_of(o->launch);
     char shapes[SHAPES] = "";
@@ -293,71 +290,24 @@ static assay_status write_file(const certify_options *o, const char *file, const
         if (dtypes >> act & 1u)
             fprintf(s.out, "    if (c->act == ASSAY_KERNEL_%s)\n        return run_%s(c);\n", act_name[act],
                     act_name[act]);
-    fprintf(
-        s.out,
-        "    return ASSAY_KERNEL_UNSUPPORTED;\n}\n"
-        "static inline int32_t synchronize(void *stream)\n{\n"
-        "    return cudaStreamSynchronize((cudaStream_t)stream) == cudaSuccess ? 0 : 1;\n}\n"
-        "static const assay_kernel description = {sizeof(assay_kernel), ASSAY_KERNEL_ABI, \"%s\", \"1\", "
-        "\"%s\", \"assay-cc\",\n    ASSAY_KERNEL_MEMORY_DEVICE, %s%s%s, %s, 0, shapes, nullptr, N_OUTPUTS, "
-        "outputs, nullptr, run, nullptr, %s};\n"
-        "}\nextern \"C\" const assay_kernel *assay_launch_entry(uint32_t abi)\n{\n    return abi == "
-        "ASSAY_KERNEL_ABI ? &assay_launch::description : nullptr;\n}\n",
-        strrchr(file, '/') + 1, s.op->name, dtypes & 1u ? "ASSAY_KERNEL_SET(ASSAY_KERNEL_F32)" : "",
-        dtypes == 3u ? " | " : "", dtypes & 2u ? "ASSAY_KERNEL_SET(ASSAY_KERNEL_BF16)" : "",
-        o->atomics ? "ASSAY_KERNEL_ATOMICS" : "ASSAY_KERNEL_DETERMINISTIC",
-        names_stream(o) ? "synchronize" : "nullptr");
+    fprintf(s.out,
+            "    return ASSAY_KERNEL_UNSUPPORTED;\n}\n"
+            "static inline int32_t synchronize(void *stream)\n{\n"
+            "    return cudaStreamSynchronize((cudaStream_t)stream) == cudaSuccess ? 0 : 1;\n}\n"
+            "static const assay_kernel description = {sizeof(assay_kernel), ASSAY_KERNEL_ABI, \"%s\", \"1\", "
+            "\"%s\", \"%s\",\n    ASSAY_KERNEL_MEMORY_DEVICE, %s%s%s, %s, 0, shapes, nullptr, N_OUTPUTS, "
+            "outputs, nullptr, run, nullptr, %s};\n"
+            "}\nextern \"C\" const assay_kernel *assay_launch_entry(uint32_t abi)\n{\n    return abi == "
+            "ASSAY_KERNEL_ABI ? &assay_launch::description : nullptr;\n}\n",
+            strrchr(file, '/') + 1, s.op->name, built,
+            dtypes & 1u ? "ASSAY_KERNEL_SET(ASSAY_KERNEL_F32)" : "", dtypes == 3u ? " | " : "",
+            dtypes & 2u ? "ASSAY_KERNEL_SET(ASSAY_KERNEL_BF16)" : "",
+            o->atomics ? "ASSAY_KERNEL_ATOMICS" : "ASSAY_KERNEL_DETERMINISTIC",
+            names_stream(o) ? "synchronize" : "nullptr");
     const bool failed = ferror(s.out) != 0;
     ASSAY_CHECK_GOTO(fclose(s.out) == 0 && !failed, ASSAY_IO, st, done, "%s: cannot write", path);
 done:
     return st;
-}
-
-/* --- the library ---------------------------------------------------------------------------------------------- */
-
-/* The folder of assay_kernel.h: beside the installed programs, or in the source tree of the build. */
-static assay_status find_include(const char *program, char out[ASSAY_PATH])
-{
-    char header[ASSAY_PATH + 32];
-    snprintf(out, ASSAY_PATH, "%.*s/../include/assay", (int)(strrchr(program, '/') - program), program);
-    snprintf(header, sizeof header, "%.1000s/assay_kernel.h", out);
-    if (access(header, R_OK) == 0)
-        return ASSAY_OK;
-    snprintf(out, ASSAY_PATH, "%s", ASSAY_SOURCE_INCLUDE);
-    snprintf(header, sizeof header, "%.1000s/assay_kernel.h", out);
-    ASSAY_CHECK(access(header, R_OK) == 0, ASSAY_NOT_FOUND,
-                "--cu: assay_kernel.h: expected beside the programs (../include/assay) or in %s", out);
-    return ASSAY_OK;
-}
-
-static assay_status compile(const char *work, const char *source, const char *library)
-{
-    char compiler[ASSAY_PATH], include[ASSAY_PATH], log[ASSAY_PATH];
-    ASSAY_TRY(assay_sibling_program("assay-cc", compiler, sizeof compiler));
-    ASSAY_TRY(find_include(compiler, include));
-    snprintf(log, sizeof log, "%.900s/compile.log", work);
-    const pid_t pid = fork();
-    ASSAY_CHECK(pid >= 0, ASSAY_INTERNAL, "fork: %s", strerror(errno));
-    if (pid == 0) {
-        const int fd = open(log, O_WRONLY | O_CREAT | O_TRUNC, 0600);
-        (void)setenv("LC_ALL", "C", 1);
-        (void)dup2(fd, STDOUT_FILENO);
-        (void)dup2(fd, STDERR_FILENO);
-        execl(compiler, "assay-cc", "-O2", "-shared", "--with-simulator", "-I", include, "-o", library,
-              source, (char *)NULL);
-        _exit(127);
-    }
-    int status = 0;
-    while (waitpid(pid, &status, 0) < 0 && errno == EINTR)
-        ;
-    if (WIFEXITED(status) && WEXITSTATUS(status) == 0)
-        return ASSAY_OK;
-    char *text = NULL;
-    uint64_t bytes = 0;
-    if (assay_read_file(log, 1 << 20, &text, &bytes) == ASSAY_OK)
-        fputs(text, stderr);
-    free(text);
-    ASSAY_FAIL(ASSAY_INVALID_ARGUMENT, "--cu: assay-cc does not compile it");
 }
 
 /* Everything that a text must not bring into the file: quotes and lines of its own. */
@@ -370,7 +320,7 @@ static assay_status check_text(const char *option, const char *text)
 
 assay_status certify_launch(certify_options *o, const char *work)
 {
-    char source[ASSAY_PATH], library[ASSAY_PATH];
+    char source[ASSAY_PATH], library[ASSAY_PATH], built[BUILT];
     const assay_op *op = assay_op_find(o->operation);
     ASSAY_CHECK(o->launch[0] != '\0' && strstr(o->launch, "<<<") != NULL, ASSAY_INVALID_ARGUMENT,
                 "--cu: expected --launch 'kernel<act><<<blocks, threads>>>(arguments)', found '%.200s'",
@@ -380,6 +330,7 @@ assay_status certify_launch(certify_options *o, const char *work)
                 o->operation);
     ASSAY_TRY(check_text("launch", o->launch));
     ASSAY_TRY(check_text("shapes", o->shapes));
+    ASSAY_TRY(certify_compiler(o, work, built, sizeof built));
     char *file = realpath(o->cu, NULL);
     ASSAY_CHECK(file != NULL, ASSAY_NOT_FOUND, "--cu: %s: %s", o->cu, strerror(errno));
     assay_status st = check_text("cu", file);
@@ -387,10 +338,10 @@ assay_status certify_launch(certify_options *o, const char *work)
     snprintf(library, sizeof library, "%.900s/launch.so", work);
     (void)unlink(source);
     if (st == ASSAY_OK)
-        st = write_file(o, file, source);
+        st = write_file(o, file, built, source);
     free(file);
     ASSAY_TRY(st);
-    ASSAY_TRY(compile(work, source, library));
+    ASSAY_TRY(certify_compile(o, work, source, library));
     snprintf(o->so, sizeof o->so, "%s:assay_launch_entry", library);
     return ASSAY_OK;
 }

@@ -420,7 +420,8 @@ static void list_untried(certify_result *out)
         "workspace, illegal calls, shadows, other orders of the dimensions of an input: not of a Python "
         "function",
         "memory that the function makes otherwise than with torch.empty, torch.zeros, torch.ones, torch.full "
-        "and their kin: what is written beside it"};
+        "and their kin: what is written beside it",
+        "throughput: of libraries in device memory alone"};
     out->not_tried = json_array();
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++)
         if (out->board.trial[rows[i].trial].calls == 0)

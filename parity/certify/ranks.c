@@ -221,6 +221,37 @@ static void ask_call(asking *a)
     }
 }
 
+/* --- sizes of a call ---------------------------------------------------------------------------------------- */
+
+/* Elements that a rank receives: the row of the table does not say it, the ranks and `counts` do. */
+static int64_t received(const assay_trace_op *asked, int rank, int n, int64_t sent)
+{
+    const json_t *counts = json_object_get(asked->attrs, "counts");
+    int64_t sum = 0;
+    if (strcmp(asked->op, "recv") == 0)
+        counts = json_object_get(asked->attrs, "shape");
+    if (strcmp(asked->op, "all_to_all") == 0)
+        counts = json_object_get(asked->attrs, "recv_counts");
+    for (size_t i = 0; i < json_array_size(counts); i++)
+        sum += json_integer_value(json_array_get(counts, i));
+    if (strcmp(asked->op, "reduce_scatter") == 0)
+        return counts != NULL ? json_integer_value(json_array_get(counts, (size_t)rank)) : sent / n;
+    if (counts != NULL)
+        return sum;
+    return strcmp(asked->op, "all_gather") == 0 ? sent * n : sent;
+}
+
+assay_status certify_bind_received(assay_op_binding *binding, const assay_trace_op *asked, int rank, int n,
+                                   int64_t sent)
+{
+    if (sent >= 0) /* a slot that may be numbered binds no symbol */
+        (void)assay_op_bind(binding, "n", sent);
+    ASSAY_CHECK(assay_op_bind(binding, strcmp(asked->op, "recv") == 0 ? "n" : "m",
+                              received(asked, rank, n, sent > 0 ? sent : 0)),
+                ASSAY_INTERNAL, "%s: elements", asked->instance);
+    return ASSAY_OK;
+}
+
 /* --- the plan ------------------------------------------------------------------------------------------------- */
 static void ask_all(asking *a, int64_t seeds)
 {

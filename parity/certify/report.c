@@ -1,5 +1,5 @@
 /* What a trial found, as text and as a page. */
-#include "parity/certify/certify.h"
+#include "parity/certify/throughput.h"
 
 #include "core/base/file.h"
 #include "parity/report/report_files.h"
@@ -60,6 +60,7 @@ void certify_report(const certify_result *r, FILE *out)
     print_trials(r, out);
     if (r->n_outputs > 0)
         print_outputs(r, out);
+    throughput_print(r, out);
     fprintf(out, "\n  not tried\n");
     for (size_t i = 0; i < json_array_size(r->not_tried); i++)
         fprintf(out, "  - %s\n", json_string_value(json_array_get(r->not_tried, i)));
@@ -122,7 +123,22 @@ static void put_page(const certify_result *r, FILE *f)
         cell(f, o->place);
         fputs("</tr>\n", f);
     }
-    fputs("</table>\n<h2>Not tried</h2><ul>\n", f);
+    fputs("</table>\n", f);
+    if (r->throughput != NULL) {
+        char *table = NULL;
+        size_t bytes = 0;
+        FILE *text = open_memstream(&table, &bytes);
+        if (text != NULL) {
+            throughput_print(r, text);
+            if (fclose(text) == 0) {
+                fputs("<h2>Throughput</h2><pre>", f);
+                parity_put_escaped(f, table);
+                fputs("</pre>\n", f);
+            }
+            free(table);
+        }
+    }
+    fputs("<h2>Not tried</h2><ul>\n", f);
     for (size_t i = 0; i < json_array_size(r->not_tried); i++) {
         fputs("<li>", f);
         parity_put_escaped(f, json_string_value(json_array_get(r->not_tried, i)));

@@ -375,9 +375,6 @@ static assay_status open_device(trial *t, const char *runtime)
     guard_explain(what_the_simulator_says);
     if (t->kernel.k->memory != ASSAY_KERNEL_MEMORY_DEVICE)
         return ASSAY_OK;
-    ASSAY_CHECK(!t->kernel.op->collective, ASSAY_UNSUPPORTED,
-                "%s: memory: collectives in device memory are not certified in this version",
-                t->kernel.k->name);
     ASSAY_TRY(device_open(&t->device, t->kernel.library, runtime));
     t->kernel.device = &t->device;
     t->arena.on_device = t->shadows.on_device = true;
@@ -401,6 +398,8 @@ static assay_status run(trial *t, const certify_options *o, const char *dir, con
     t->arena.ends_guarded = t->shadows.ends_guarded = t->exact || t->device.reports != NULL; /* by the tool */
     if (strcmp(part, "describe") == 0)
         return describe(t, dir);
+    if (strcmp(part, "time") == 0)
+        return device_time(t, dir);
     for (int d = ASSAY_KERNEL_F32; d <= ASSAY_KERNEL_I64; d++)
         if (t->kernel.k->dtypes & ASSAY_KERNEL_SET(d))
             ASSAY_TRY((t->kernel.op->collective ? trial_collective : try_dtype)(t, dir, certify_dtype_of(d)));

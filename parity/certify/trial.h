@@ -46,6 +46,8 @@ int32_t trial_alone(trial *t, const call_record *r, const call_ready *c);
 assay_status trial_collective(trial *t, const char *dir, assay_dtype dtype);
 /* variations.c: other forms of a call that succeeded */
 assay_status trial_variations(trial *t, const assay_trace *request, const call_record *r);
+/* device_time.c: times.json of the requests time.F32 and time.BF16 in the folder.  ASSAY_UNSUPPORTED: no device, or the simulator's. */
+assay_status device_time(trial *t, const char *dir);
 /* illegal.c */
 assay_status trial_illegal(trial *t, const call_record *r);
 

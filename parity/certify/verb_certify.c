@@ -60,6 +60,10 @@ static assay_status on_option(void *user, const char *name, const char *text)
         return assay_option_text(name, text, o->python_device, sizeof o->python_device);
     } else if (strcmp(name, "launch") == 0)
         return assay_option_text(name, text, o->launch, sizeof o->launch);
+    else if (strcmp(name, "compiler") == 0)
+        return assay_option_text(name, text, o->compiler, sizeof o->compiler);
+    else if (strcmp(name, "arch") == 0)
+        return assay_option_text(name, text, o->arch, sizeof o->arch);
     else if (strcmp(name, "cuda_runtime") == 0)
         return assay_option_text(name, text, o->cuda_runtime, sizeof o->cuda_runtime);
     else if (strcmp(name, "shapes") == 0)
@@ -185,6 +189,8 @@ static assay_status certify(certify_options *o, const char *work, int *code)
     } else {
         st = o->python[0] != '\0' ? certify_python(o, work, &one) : certify_library(o, work, &one);
         n = 1;
+        if (st != ASSAY_OK && o->compiler[0] != '\0')
+            st = assay_context(st, "--compiler %s, which is for a device", o->compiler);
     }
     if (st == ASSAY_OK)
         st = finish(o, many != NULL ? many : &one, n, &key, code);
@@ -216,6 +222,8 @@ int parity_main_certify(int argc, char **argv)
         {"cu", "FILE",
          "a plain CUDA file instead, compiled with assay-cc for the simulator; needs --launch and "
          "--operation"},
+        {"compiler", "nvcc|FILE", "with --cu: this nvcc instead, for the device of this machine (tier gpu)"},
+        {"arch", "ARCH", "with --compiler: its -arch, as in sm_90 (default native)"},
         {"launch", "TEXT",
          "with --cu: the launch, in the names of the operation's slots, attributes and symbols; act: float "
          "or "
@@ -244,7 +252,8 @@ int parity_main_certify(int argc, char **argv)
         {"abi_header", NULL, "print assay_kernel_ops.h, the indices of slots and attributes"},
         {"child", "PART", "internal: the process that loads the library"},
         {NULL, NULL, NULL}};
-    verb_options v = {.o = {.seeds = 2, .valid_days = 365, .call_limit = 10.0, .limit = 600.0}};
+    verb_options v = {
+        .o = {.arch = "native", .seeds = 2, .valid_days = 365, .call_limit = 10.0, .limit = 600.0}};
     char work[ASSAY_PATH] = "";
     int code = 2;
     if (assay_options_parse(
@@ -268,8 +277,12 @@ int parity_main_certify(int argc, char **argv)
         st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "expected --so LIBRARY:SYMBOL, --cu FILE --launch TEXT "
                                                  "--operation OP, --python PACKAGE:FUNCTION --operation OP, "
                                                  "or --engine sim");
-    else if (v.o.cu[0] == '\0' && (v.o.launch[0] != '\0' || v.o.shapes[0] != '\0' || v.o.atomics))
-        st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "--launch, --shapes, --atomics: they are of --cu");
+    else if (v.o.cu[0] == '\0' &&
+             (v.o.launch[0] != '\0' || v.o.shapes[0] != '\0' || v.o.compiler[0] != '\0' || v.o.atomics))
+        st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT,
+                         "--launch, --shapes, --compiler, --atomics: they are of --cu");
+    else if (v.o.compiler[0] == '\0' && strcmp(v.o.arch, "native") != 0)
+        st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "--arch: it is of --compiler");
     else if (v.o.python[0] == '\0' && (v.o.python_program[0] != '\0' || v.o.python_device[0] != '\0'))
         st = ASSAY_ERROR(ASSAY_INVALID_ARGUMENT, "--python-program, --python-device: they are of --python");
     if (st == ASSAY_OK)

@@ -447,6 +447,14 @@ static const parity_ask_row *first_row(const char *op)
     return NULL;
 }
 
+void parity_ask_size(parity_ask *q, const char *tier, const char *op, const char *sizes)
+{
+    const parity_ask_row *row = first_row(op);
+    q->tier = tier;
+    if (row != NULL && is_asked(q, row, PARITY_ZERO_MEAN))
+        q->st = ask((draft){.q = q, .mode = PARITY_ZERO_MEAN, .row = row}, sizes);
+}
+
 static void sweep(parity_ask *q, parity_data_mode mode, const parity_ask_row *row, const char *symbols)
 {
     enum { MOST = 256 };

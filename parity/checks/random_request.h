@@ -2,6 +2,7 @@
 #ifndef PARITY_RANDOM_REQUEST_H
 #define PARITY_RANDOM_REQUEST_H
 
+#include "core/model/ops.h"
 #include "parity/checks/request.h"
 
 typedef enum {
@@ -51,6 +52,18 @@ typedef struct parity_ask_sweep_row {
     const char *symbols[4];
 } parity_ask_sweep_row;
 extern const parity_ask_sweep_row parity_ask_sweep_table[]; /* ends with a row of op NULL */
+/* Sizes of a real model, the largest first: what a kernel is timed at.  Operations that are small in every model are not there. */
+enum { ASK_LARGE_SIZES = 3 };
+typedef struct parity_ask_large_row {
+    const char *op;
+    const char *sizes[ASK_LARGE_SIZES];
+} parity_ask_large_row;
+extern const parity_ask_large_row parity_ask_large_table[]; /* ends with a row of op NULL */
+/* The symbols of a size row, and those that follow from them. */
+assay_status parity_ask_bind(const assay_op *op, const char *sizes, assay_op_binding *out);
+/* One call of the operation's first row in these sizes, zero-mean data; its instance begins with `tier`. */
+void parity_ask_size(parity_ask *q, const char *tier, const char *op, const char *sizes);
+
 /* 0, 1, 2, primes, and both sides of every power of two that is a vector, a warp or a tile; ends with -1 */
 extern const int64_t parity_ask_boundaries[];
 

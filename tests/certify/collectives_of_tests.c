@@ -129,6 +129,8 @@ static int32_t gather(const assay_kernel_call *c, gather_fault fault)
     DESCRIBE(symbol, "all_gather", ASSAY_KERNEL_DETERMINISTIC, run_##symbol, copied, 1,                      \
              .in_place = "recv=send", __VA_ARGS__)
 GATHER(gather_by_messages, HONEST, .dtypes = ALL_DTYPES)
+GATHER(gather_of_few_elements, HONEST, JUST(F32), .shapes = "m<=13")
+GATHER(gather_of_what_is_not_tried, HONEST, JUST(F32), .shapes = "m>=100000")
 GATHER(gather_begins_with_its_own, OTHER_ORDER, JUST(F32))
 GATHER(gather_without_last_element, LAST_MISSING, JUST(F32))
 GATHER(gather_past_the_end, PAST_END, JUST(F32))

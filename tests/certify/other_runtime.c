@@ -4,9 +4,10 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <time.h>
 #include <unistd.h>
 
-enum { QUEUE = 64, STREAMS = 4, INVALID_VALUE = 1, LAUNCH_FAILURE = 719 };
+enum { QUEUE = 64, STREAMS = 16, INVALID_VALUE = 1, LAUNCH_FAILURE = 719 };
 
 typedef struct stream {
     pthread_t thread;
@@ -159,6 +160,74 @@ API(cudaGetLastError, (void))
     last_error = 0;
     return error;
 }
+/* --- events ------------------------------------------------------------------------------------------------------- */
+typedef struct event {
+    pthread_mutex_t lock;
+    pthread_cond_t changed;
+    unsigned long recorded, done;
+    struct timespec at;
+} event;
+
+static void mark_body(void *user)
+{
+    event *e = user;
+    pthread_mutex_lock(&e->lock);
+    clock_gettime(CLOCK_MONOTONIC, &e->at);
+    e->done++;
+    pthread_cond_broadcast(&e->changed);
+    pthread_mutex_unlock(&e->lock);
+}
+
+static void await_body(void *user)
+{
+    event *e = user;
+    pthread_mutex_lock(&e->lock);
+    while (e->done < e->recorded)
+        pthread_cond_wait(&e->changed, &e->lock);
+    pthread_mutex_unlock(&e->lock);
+}
+
+API(cudaEventCreateWithFlags, (void **out, unsigned flags))
+{
+    event *e = calloc(1, sizeof *e);
+    (void)flags;
+    if (e == NULL)
+        return INVALID_VALUE;
+    pthread_mutex_init(&e->lock, NULL);
+    pthread_cond_init(&e->changed, NULL);
+    *out = e;
+    return 0;
+}
+API(cudaEventDestroy, (void *handle))
+{
+    await_body(handle);
+    free(handle);
+    return 0;
+}
+API(cudaEventRecord, (void *handle, void *on))
+{
+    event *e = handle;
+    pthread_mutex_lock(&e->lock);
+    e->recorded++;
+    pthread_mutex_unlock(&e->lock);
+    return enqueue(on, mark_body, e);
+}
+API(cudaEventSynchronize, (void *handle))
+{
+    await_body(handle);
+    return failed;
+}
+API(cudaStreamWaitEvent, (void *on, void *handle, unsigned flags))
+{
+    (void)flags;
+    return enqueue(on, await_body, handle);
+}
+API(cudaEventElapsedTime, (float *out, void *from, void *to))
+{
+    const event *a = from, *b = to;
+    *out = (float)(b->at.tv_sec - a->at.tv_sec) * 1e3f + (float)(b->at.tv_nsec - a->at.tv_nsec) * 1e-6f;
+    return 0;
+}
 API(cudaMemGetInfo, (size_t * unused, size_t *all))
 {
     *unused = *all = (size_t)1 << 30;
@@ -263,3 +332,32 @@ RUN(waits_for_the_stream, c->stream, add_body, 0, (void)drain(c->stream))
 RUN(writes_behind, c->stream, add_body, 1, (void)0)
 RUN(leaves_an_error, c->stream, add_body, 0, last_error = INVALID_VALUE)
 RUN(fails, c->stream, fail_body, 0, (void)0)
+/* what stands for a library that a compiler made of a file and its launch (tests/parity/test_certify_cu.c) */
+RUN(assay_launch_entry, c->stream, add_body, 0, (void)0)
+
+/* --- timed --------------------------------------------------------------------------------------------------------- */
+static void slow_body(void *user)
+{
+    nanosleep(&(struct timespec){.tv_nsec = 3000000}, NULL);
+    add_body(user);
+}
+
+static int32_t run_slowly(const assay_kernel_call *c)
+{
+    return launch(c, c->stream, c->slot[0] != NULL && c->slot[0]->shape[0] > 4096 ? slow_body : add_body, 0);
+}
+
+/* Crashes at the sizes that are timed alone. */
+static int32_t run_crashing(const assay_kernel_call *c)
+{
+    if (c->slot[0] != NULL && c->slot[0]->shape[0] > 4096)
+        abort();
+    return launch(c, c->stream, add_body, 0);
+}
+
+#define TIMED(symbol, run, shapes_)                                                                          \
+    DESCRIBE(symbol, "add", PLAIN, run, add_y, 1, .memory = ASSAY_KERNEL_MEMORY_DEVICE,                      \
+             .synchronize = cudaStreamSynchronize, .shapes = (shapes_))
+TIMED(takes_3_ms, run_slowly, "n<=1048576")
+TIMED(takes_no_large_size, run_slowly, "n<=1000000")
+TIMED(crashes_at_large_sizes, run_crashing, "n<=1048576")

@@ -86,6 +86,23 @@ Test(certify_collectives, honest)
     cli_free(&r);
 }
 
+/* The sizes of a collective that the table's row does not say can be conditions, too: what is outside is refused, the rest is judged. */
+Test(certify_collectives, declared_shapes)
+{
+    cli_result r =
+        cli_run("certify --seeds 1 --so " ASSAY_KERNELS "/collectives_of_tests.so:gather_of_few_elements");
+    cli_expect_success(&r, "shapes of a collective");
+    cr_expect(certify_passed(&r, "exact") && certify_passed(&r, "local") &&
+                  strstr(r.out, "calls outside the declared shapes") != NULL,
+              "%s", r.out);
+    cli_free(&r);
+    r = cli_run("certify --seeds 1 --so " ASSAY_KERNELS
+                "/collectives_of_tests.so:gather_of_what_is_not_tried");
+    cr_expect(r.code == 1 && certify_failed(&r, "accepts") && strstr(r.out, "nothing was judged") != NULL,
+              "%s%s", r.out, r.err);
+    cli_free(&r);
+}
+
 /* A certificate says which ranks, and the gate knows collectives. */
 Test(certify_collectives, certificate)
 {

@@ -1,6 +1,8 @@
 /* assay certify --cu: a plain CUDA file and its launch. */
 #include "tests/support/certify.h"
 
+#include <sys/stat.h>
+
 TestSuite(certify_cu, .init = certify_setup, .fini = cli_teardown, .timeout = 600);
 
 #define RMS ASSAY_SOURCE_DIR "/examples/certify/rms.cu"
@@ -83,6 +85,10 @@ Test(certify_cu, refused_by_name)
         {"certify --cu " RMS " --operation rmsnorm_fwd --launch rms<act><<<T,256>>>(y,nothing)",
          "error: 'nothing' was not declared in this scope"},
         {"certify --launch x --so a.so:b", "they are of --cu"},
+        {"certify --compiler nvcc --so a.so:b", "they are of --cu"},
+        {"certify --arch sm_90 --cu " RMS " --operation rmsnorm_fwd " LAUNCH, "--arch: it is of --compiler"},
+        {"certify --cu " RMS " --operation rmsnorm_fwd " LAUNCH " --compiler ./nowhere",
+         "nvcc of the CUDA toolkit and a device are needed"},
         {"certify --cu " RMS " --so a.so:b", "expected --so LIBRARY:SYMBOL, --cu FILE"},
     };
     for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
@@ -90,4 +96,94 @@ Test(certify_cu, refused_by_name)
         cli_expect_refusal(&r, rows[i][0], (const char *const[]){rows[i][1], NULL});
         cli_free(&r);
     }
+}
+
+/* --- for a device ------------------------------------------------------------------------------------------- */
+
+/* A compiler of the tests: takes nvcc's arguments and no others, and `makes` what -o names of the last one, the source. */
+static const char *stand_in(const char *makes)
+{
+    static char path[CLI_LINE];
+    char text[4 * CLI_LINE];
+    snprintf(text, sizeof text,
+             "#!/bin/sh\n[ \"$1\" != --version ] || { echo 'Cuda compilation tools, release 12.8, V12.8.1'; "
+             "exit 0; }\n"
+             "[ \"$1 $2 $3 $4 $5 $6 $7 $8 $9\" = '-O2 -std=c++17 -shared -Xcompiler -fPIC -cudart shared "
+             "-arch=sm_90 -Xlinker' ] || { echo \"not nvcc's arguments: $*\"; exit 1; }\n"
+             "shift 10\n[ \"$1 $3\" = '-I -o' ] || exit 1\ninclude=$2 out=$4 source=$5\n%s\n",
+             makes);
+    snprintf(path, sizeof path, "%s", cli_file("compiler"));
+    cli_write_text(path, text);
+    cr_assert_eq(chmod(path, 0700), 0);
+    return path;
+}
+
+/* The same file through the path of a device: a runtime of threads stands for it (tests/certify/other_runtime.c), and its library for what a
+ * compiler would make. */
+Test(certify_cu, a_compiler_for_a_device)
+{
+    static const char *const passed[] = {"stream", "guards", "device", "local", "exact", "threads"};
+    char add[CLI_LINE];
+    snprintf(add, sizeof add,
+             "certify --seeds 1 --cu %s --operation add --arch sm_90 --compiler %s --program " ASSAY_BIN_DIR
+             "/assay-sim --launch add<act><<<n,64,0,stream>>>(y,a,b,n)",
+             cli_file("add.cu"),
+             stand_in("grep -q 'add<act><<<n,64,0,stream>>>' $source && cp " ASSAY_KERNELS
+                      "/other_runtime.so $out"));
+    cli_write_text(cli_file("add.cu"), "/* compiled by nobody */\n");
+    setenv("PATH", "/usr/bin:/bin", 1); /* without compute-sanitizer */
+    cli_result r = cli_run("%s", add);
+    cr_expect_eq(r.code, 1, "%s%s", r.out, r.err);
+    cr_expect_not_null(strstr(r.out, "add.cu, SHA-256"), "%s", r.out);
+    cr_expect_not_null(strstr(r.out, "tier gpu"), "%s", r.out);
+    cr_expect_not_null(strstr(r.out, "no engine of tier gpu answers"), "%s", r.out);
+    for (size_t i = 0; i < sizeof passed / sizeof *passed; i++)
+        cr_expect(certify_passed(&r, passed[i]), "%s:\n%s", passed[i], r.out);
+    cli_free(&r);
+    /* what a compiler makes for the simulator stays of the simulator, and says who compiled it */
+    r = cli_run("keygen");
+    cli_free(&r);
+    r = cli_run("certify --seeds 1 --out certs --cu " RMS
+                " --operation rmsnorm_fwd --arch sm_90 --compiler %s "
+                "--launch rms<float><<<T,64,0,stream>>>(y,rstd,x,gamma,eps,H)",
+                stand_in(ASSAY_BIN_DIR "/assay-cc -O2 -shared --with-simulator -I $include -o $out $source"));
+    cli_expect_success(&r, "a compiler of the simulator");
+    cr_expect(certify_passed(&r, "simulator") && certify_passed(&r, "stream"), "%s", r.out);
+    cli_free(&r);
+    char *text = cli_read(cli_file("certs/rmsnorm_fwd-rms.cu-sim.json"));
+    cr_expect_not_null(strstr(text, "\"built\":\"compiler 12.8, -O2 -arch=sm_90\""), "%s", text);
+    free(text);
+    r = cli_run("certify --cu " RMS " --operation rmsnorm_fwd --arch sm_80 --compiler %s " LAUNCH,
+                stand_in("true"));
+    cli_expect_refusal(
+        &r, "another architecture",
+        (const char *const[]){"not nvcc's arguments", "-arch=sm_80", "does not compile it", NULL});
+    cli_free(&r);
+}
+
+/* nvcc itself, which no test needs: without it, what is refused says so. */
+Test(certify_cu, nvcc)
+{
+    char path[CLI_LINE];
+    const char *was = getenv("PATH");
+    snprintf(path, sizeof path, "%s:/usr/local/cuda/bin", was);
+    setenv("PATH", path, 1);
+    const bool found = system("command -v nvcc >/dev/null") == 0;
+    cli_result r = cli_run("certify --cu " RMS " --operation rmsnorm_fwd --arch sm_90 --compiler nvcc " LAUNCH
+                           " --cuda-runtime ./nowhere.so --keep work");
+    /* compiled for a device, and the library reaches its trial, which asks for the runtime */
+    cli_expect_refusal(
+        &r, "a clean file",
+        (const char *const[]){found ? "nowhere.so" : "--compiler nvcc: not found in PATH", NULL});
+    cli_free(&r);
+    cr_expect_eq(access(cli_file("work/launch.so"), R_OK) == 0, found, "a library: %d, nvcc: %d", !found,
+                 found);
+    plant("rstd[blockIdx.x] = r;", "rstd[blockIdx.x] = rr;");
+    r = cli_run("certify --cu %s --operation rmsnorm_fwd --arch sm_90 --compiler nvcc " LAUNCH,
+                cli_file("planted.cu"));
+    cli_expect_refusal(&r, "a file with a mistake",
+                       (const char *const[]){found ? "planted.cu(21): error: identifier \"rr\" is undefined"
+                                                   : "without --compiler assay-cc compiles it",
+                                             found ? "nvcc does not compile it" : NULL, NULL});
+    cli_free(&r);
 }

@@ -1,6 +1,8 @@
 /* assay certify of a library in device memory, the simulator as its runtime: the example, and the example with one fault planted. */
 #include "tests/support/certify.h"
 
+#include <jansson.h>
+#include <math.h>
 #include <sys/stat.h>
 
 TestSuite(certify_device, .init = certify_setup, .fini = cli_teardown, .timeout = 600);
@@ -378,15 +380,127 @@ Test(certify_device, another_runtime)
     cli_free(&r);
 }
 
+/* --- throughput ------------------------------------------------------------------------------------------------ */
+
+/* An engine of a device, as the judge sees one: assay-sim for the probe, `times` for what `ops --time` answers. */
+static const char *device_engine(const char *times)
+{
+    static char path[CLI_LINE];
+    char text[4 * CLI_LINE];
+    snprintf(text, sizeof text,
+             "#!/bin/sh\ncase $1 in\n"
+             "doctor) " ASSAY_BIN_DIR
+             "/assay-sim \"$@\" | sed 's/\"device\": .*/\"device\": \"a device of the "
+             "tests\",/; s/\"simulated\": true/\"simulated\": false/' ;;\n"
+             "ops) for word in \"$@\"; do case $word in --out=*) out=${word#--out=} ;; --time=20) timed=1 ;; "
+             "esac; "
+             "done\n[ \"$timed\" ] || exit 3\ncat >$out <<'END'\n%s\nEND\n;;\n"
+             "*) exec " ASSAY_BIN_DIR "/assay-sim \"$@\" ;;\nesac\n",
+             times);
+    snprintf(path, sizeof path, "%s", cli_file("engine"));
+    cli_write_text(path, text);
+    cr_assert_eq(chmod(path, 0700), 0);
+    return path;
+}
+
+#define PEAK                                                                                                 \
+    "\"peak\":{\"dtype\":\"F32\",\"product\":8192,\"copy_bytes\":1,\"flops_per_s\":1e9,\"copy_bytes_per_"    \
+    "s\":2e10}"
+#define TIMES(simulated, seconds)                                                                            \
+    "{\"format\":\"assay-ops-times-1\",\"device\":\"x\",\"simulated\":" simulated "," PEAK                   \
+    ",\"operations\":[{\"op\":\"add\",\"instance\":\"time.add.1\",\"variant\":2,\"seconds\":" seconds "}]}"
+
+static double member(const json_t *row, const char *key)
+{
+    const json_t *v = json_object_get(row, key);
+    cr_assert(json_is_number(v), "%s", key);
+    return json_number_value(v);
+}
+
+static void expect_near(double found, double expected, const char *what)
+{
+    cr_expect(fabs(found - expected) <= 1e-12 * fabs(expected), "%s: expected %.17g, found %.17g", what,
+              expected, found);
+}
+
+/* A kernel of known length on a runtime with a clock, beside an engine of known speed: the certificate's numbers follow from each other. */
+Test(certify_device, throughput)
+{
+    setenv("PATH", "/usr/bin:/bin", 1);
+    cli_result r = cli_run("keygen");
+    cli_free(&r);
+    r = cli_run("certify --seeds 1 --out certs --so " ASSAY_KERNELS
+                "/other_runtime.so:takes_3_ms --program %s",
+                device_engine(TIMES("false", "[0.004,0.001,0.002]")));
+    cli_expect_success(&r, "takes_3_ms");
+    cr_expect_not_null(strstr(r.out, "information, no verdict"), "%s", r.out);
+    cr_expect_not_null(strstr(r.out, "  n=1048576\n"), "%s", r.out);
+    cr_expect_null(strstr(r.out, "- throughput"), "%s", r.out);
+    cli_free(&r);
+    json_t *whole = json_load_file(cli_file("certs/add-takes_3_ms-gpu.json"), 0, NULL);
+    const json_t *t = json_object_get(json_object_get(whole, "certificate"), "throughput"),
+                 *rows = json_object_get(t, "rows");
+    cr_assert_eq(json_array_size(rows), 2); /* F32, BF16 */
+    for (size_t i = 0; i < 2; i++) {
+        const json_t *row = json_array_get(rows, i), *s = json_object_get(row, "seconds"),
+                     *engine = json_object_get(row, "engine");
+        const double n = 1048576.0, median = member(s, "median");
+        cr_expect_str_eq(json_string_value(json_object_get(row, "activations")), i == 0 ? "F32" : "BF16");
+        cr_expect(member(s, "min") >= 0.003 && median >= member(s, "min") && member(s, "runs") == 20.0);
+        expect_near(member(row, "bytes"), 3.0 * n * (i == 0 ? 4.0 : 2.0), "bytes");
+        expect_near(member(row, "flops"), n, "flops");
+        expect_near(member(row, "bytes_per_s"), member(row, "bytes") / median, "bytes_per_s");
+        expect_near(member(row, "share_of_copy"), member(row, "bytes") / median / 2e10, "share_of_copy");
+        expect_near(member(row, "share_of_product"), n / median / 1e9, "share_of_product");
+        /* 1 ms of additions at 1e9 a second is longer than the copies */
+        expect_near(member(row, "share_of_roofline"), n / 1e9 / median, "share_of_roofline");
+        expect_near(member(engine, "median"), 0.002, "median of the engine");
+        expect_near(member(engine, "min"), 0.001, "min of the engine");
+        expect_near(member(engine, "ratio"), median / 0.002, "ratio");
+        cr_expect_eq(json_integer_value(json_object_get(engine, "variant")), 2);
+    }
+    json_decref(whole);
+    r = cli_run("verify certs/add-takes_3_ms-gpu.json");
+    cli_expect_success(&r, "verify");
+    cli_free(&r);
+}
+
+/* What is missing is said, and is no verdict; a process that dies is one. */
+Test(certify_device, throughput_that_is_not_measured)
+{
+    static const struct {
+        const char *symbol, *times, *said;
+        int code;
+    } rows[] = {
+        {"takes_3_ms", TIMES("true", "[0.004]"), "found assay-ops-times-1 of the simulator", 0},
+        {"takes_3_ms", "no JSON", "the engine was not timed: ", 0},
+        {"takes_no_large_size", TIMES("false", "[0.004]"),
+         "- throughput: the description takes none of the large sizes", 0},
+        {"crashes_at_large_sizes", TIMES("false", "[0.004]"), "a timed run of time.add.1", 1},
+    };
+    setenv("PATH", "/usr/bin:/bin", 1);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        cli_result r = cli_run("certify --seeds 1 --so " ASSAY_KERNELS "/other_runtime.so:%s --program %s",
+                               rows[i].symbol, device_engine(rows[i].times));
+        cr_expect_eq(r.code, rows[i].code, "%s: exit code %d:\n%s%s", rows[i].symbol, r.code, r.out, r.err);
+        cr_expect_not_null(strstr(r.out, rows[i].said), "%s: no '%s' in\n%s", rows[i].symbol, rows[i].said,
+                           r.out);
+        cr_expect(rows[i].code == 0 || certify_failed(&r, "crash"), "%s", r.out);
+        cli_free(&r);
+    }
+    /* in the simulator nothing is timed */
+    build("k.so", NULL, true);
+    cli_result r = cli_run("certify --seeds 1 --so ./k.so:example_rmsnorm_fwd");
+    cli_expect_success(&r, "simulator");
+    cr_expect_not_null(strstr(r.out, "- throughput: the simulator's times say nothing about a device"), "%s",
+                       r.out);
+    cr_expect_null(strstr(r.out, "information, no verdict"), "%s", r.out);
+    cli_free(&r);
+}
+
 Test(certify_device, refused_by_name)
 {
-    static const change collective[CHANGES] =
-        {{"describe(\"rmsnorm_fwd\", outputs)", "describe(\"all_gather\", outputs)"},
-         {"ASSAY_KERNEL_DETERMINISTIC | ASSAY_KERNEL_BATCH_INVARIANT", "ASSAY_KERNEL_DETERMINISTIC"},
-         {"{sizeof(assay_kernel_output), ASSAY_KERNEL_SLOT_RMSNORM_FWD_Y,",
-          "{sizeof(assay_kernel_output), ASSAY_KERNEL_SLOT_ALL_GATHER_RECV,"},
-         {"k.n_outputs = 2;", "k.n_outputs = 1;"}},
-                        memory[CHANGES] = {{"k.memory = ASSAY_KERNEL_MEMORY_DEVICE;", "k.memory = 3;"}};
+    static const change memory[CHANGES] = {{"k.memory = ASSAY_KERNEL_MEMORY_DEVICE;", "k.memory = 3;"}};
     cli_result r;
     build("k.so", NULL, true);
     r = cli_run("certify --so ./k.so:example_rmsnorm_fwd --cuda-runtime ./nowhere.so");
@@ -396,10 +510,5 @@ Test(certify_device, refused_by_name)
     r = cli_run("certify --so ./k.so:example_rmsnorm_fwd");
     cli_expect_refusal(&r, "memory",
                        (const char *const[]){"expected host (1) or device (2) memory, found 3", NULL});
-    cli_free(&r);
-    build("k.so", collective, true);
-    r = cli_run("certify --so ./k.so:example_rmsnorm_fwd");
-    cli_expect_refusal(&r, "collective",
-                       (const char *const[]){"collectives in device memory are not certified", NULL});
     cli_free(&r);
 }
