@@ -29,7 +29,9 @@ extern GPU_LADDER(linear_bwd_bias);
 
 /* --- grouped.cu --------------------------------------------------------------------------------------------- */
 /* The same for rows sorted by expert, e(r) the expert of row r: y[r,:] = weight[e(r)] x[r,:]      weight [El,N,K]
- * tokens_per_expert [El] is read in HOST memory, during the call; refused: absent, negative, a sum other than the rows. */
+ * tokens_per_expert [El] is read on the device, k1: in host memory, during the call.  Refused where the host knows them: one that is
+ * negative, a sum other than the rows.  Where it does not, those are a violated precondition: a negative count is 0, what goes
+ * beyond the rows is cut off, y of a row that is nobody's is NaN. */
 extern GPU_LADDER(grouped_linear_fwd);
 /* dx[r,:] = dy[r,:] weight[e(r)]; refuses as the forward. */
 extern GPU_LADDER(grouped_linear_bwd_input);
