@@ -61,8 +61,8 @@ static assay_status make_permutation(ref_pass *p, ref_dispatch *d, const ref_int
         ASSAY_TRY(ref_int_piece_new(&p->arena, &row_entry, rows, 1));
         ASSAY_TRY(ref_int_piece_new(&p->arena, &d->token_row.at[r], t, k));
         ASSAY_TRY(ref_int_piece_new(&p->arena, &d->tokens_per_expert.at[r], e, 1));
-        ref_permute_plan(d->row_token.at[r].x, row_entry.x, d->tokens_per_expert.at[r].x, d->token_row.at[r].x,
-                         indices->at[r].x, t, k, e, 0, e);
+        ref_permute_plan(d->row_token.at[r].x, row_entry.x, d->tokens_per_expert.at[r].x,
+                         d->token_row.at[r].x, indices->at[r].x, t, k, e, 0, e);
         memcpy(p->ranks[r].tokens_per_expert + ref_pass_place(p) * e, d->tokens_per_expert.at[r].x,
                (size_t)e * sizeof(int64_t));
     }

@@ -363,9 +363,9 @@ Test(ref_golden, experts)
     expect_golden(f, "dprobs", dprobs);
     expect_golden(f, "dfc1", dfc1);
     expect_golden(f, "dfc2", dfc2);
-    free(indices), free(row_token), free(row_entry), free(row_slot), free(counts), free(token_row), free(x), free(probs),
-        free(fc1), free(fc2), free(dy), free(rows), free(row_probs), free(a), free(b), free(c), free(y),
-        free(dc), free(db), free(da), free(drow_probs), free(drows), free(dx), free(dprobs),
+    free(indices), free(row_token), free(row_entry), free(row_slot), free(counts), free(token_row), free(x),
+        free(probs), free(fc1), free(fc2), free(dy), free(rows), free(row_probs), free(a), free(b), free(c),
+        free(y), free(dc), free(db), free(da), free(drow_probs), free(drows), free(dx), free(dprobs),
         free(dfc1), free(dfc2);
     assay_tensorfile_close(f);
 }
