@@ -16,6 +16,7 @@ typedef struct bench_run {
     gpu_bench_peak peak[2];          /* before and after the steps: a clock that fell shows */
     char no_peak[200];               /* why there is none */
     double *plain_s, *with_events_s; /* [steps] */
+    int64_t waits, layer_waits;      /* of the host, in the last step without events */
 } bench_run;
 
 /* --- steps -------------------------------------------------------------------------------------------------- */
@@ -34,6 +35,10 @@ static assay_status one_step(bench_run *b, int64_t *step, bool watched, double *
     e->run.observer = watched ? &b->record->observer : NULL;
     const double start = assay_monotonic_s();
     ASSAY_TRY(gpu_engine_step(e, (*step)++));
+    if (!watched) {
+        b->waits = e->run.comm.waits;
+        b->layer_waits = e->run.layer_waits;
+    }
     ASSAY_TRY(wait(e));
     *seconds = assay_monotonic_s() - start;
     e->run.observer = NULL;
@@ -121,7 +126,7 @@ static json_t *rank_json(const bench_run *b)
         json_array_append_new(rows, row_json(&b->record->rows[i], steps));
     return json_pack(
         "{s:s, s:i, s:i, s:s, s:b, s:s, s:s, s:s, s:s, s:b, s:I, s:I, s:I, s:I, s:I, s:o, s:o, s:o, s:o, "
-        "s:o, s:o, s:o, s:o}",
+        "s:o, s:o, s:o, s:o, s:I, s:I}",
         "format", "assay-bench-rank-1", "rank", e->env.rank, "world", e->env.world, "device",
         ctx->device_name, "simulated", ctx->simulated, "measured_with",
         ctx->simulated ? "wall clock of the simulator" : "CUDA events", "layout", layout, "precision",
@@ -131,7 +136,8 @@ static json_t *rank_json(const bench_run *b)
         "steps", (json_int_t)steps, "peak", peak_json(b), "s", numbers(b->plain_s, steps), "s_with_events",
         numbers(b->with_events_s, steps), "ms_between_events", numbers(b->record->step_ms, steps),
         "ms_inside_operations", numbers(b->record->busy_ms, steps), "loss", numbers(e->loss, e->last_step),
-        "grad_norm", numbers(e->grad_norm, data->training ? e->last_step : 0), "operations", rows);
+        "grad_norm", numbers(e->grad_norm, data->training ? e->last_step : 0), "operations", rows,
+        "host_waits", (json_int_t)b->waits, "host_waits_in_layers", (json_int_t)b->layer_waits);
 }
 
 static assay_status write_rank(const bench_run *b)

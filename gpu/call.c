@@ -84,12 +84,30 @@ static assay_status observe(gpu_run *run, const gpu_resolved *c, int64_t n, bool
     return (end ? w->end : w->begin)(w->user, run, &span);
 }
 
+/* Integers that the kernel reads in host memory and that are on the device alone: the host waits for them, once for each value. */
+static assay_status fetch_integers(gpu_run *run, gpu_resolved *c)
+{
+    const char *slot = gpu_ladder_misses(&run->ctx, &c->o);
+    gpu_value *v = slot ? gpu_call_value_in(c->in, c->n_in, slot) : NULL;
+    if (v == NULL)
+        return ASSAY_OK;
+    ASSAY_CHECK(v->host_room, ASSAY_INTERNAL,
+                "%s %s: %s: a kernel reads these integers in host memory, where there is no room for them",
+                c->o.op->name, c->args->at, slot);
+    ASSAY_TRY(gpu_run_download(run, v->host_room, v->t.data, gpu_tensor_bytes(v->t), c->args->at));
+    v->host = v->host_room;
+    c->o.host[gpu_operands_index(&c->o, slot)] = v->host;
+    return ASSAY_OK;
+}
+
 static assay_status launch_one(gpu_run *run, gpu_resolved *c)
 {
     if (c->o.op->collective)
         return gpu_call_launch_collective(run, c);
     run->ctx.call_variant = 1 + c->wish;
-    const assay_status st = gpu_ladder_run(&run->ctx, &c->o, 1, run->ctx.stream, &c->variant);
+    assay_status st = fetch_integers(run, c);
+    if (st == ASSAY_OK)
+        st = gpu_ladder_run(&run->ctx, &c->o, 1, run->ctx.stream, &c->variant);
     run->ctx.call_variant = 0;
     return st;
 }

@@ -257,11 +257,13 @@ static assay_status wait_for(gpu_comm *c, cudaStream_t stream, cudaEvent_t event
 
 assay_status gpu_comm_wait(gpu_comm *c, cudaStream_t stream, const char *where)
 {
+    c->waits++;
     return wait_for(c, stream, NULL, where);
 }
 
 assay_status gpu_comm_wait_event(gpu_comm *c, cudaEvent_t event, const char *where)
 {
+    c->waits++;
     return wait_for(c, NULL, event, where);
 }
 

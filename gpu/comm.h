@@ -56,6 +56,7 @@ typedef struct gpu_comm {
     int64_t sequence; /* calls so far */
     gpu_comm_log log[GPU_COMM_LOG];
     bool log_printed;
+    int64_t waits; /* of the host for the device, so far */
 } gpu_comm;
 
 /* grid NULL: the world group alone.  A world of one creates no communicator unless always_world. */

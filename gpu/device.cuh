@@ -83,6 +83,43 @@ template <typename T> __device__ static __forceinline__ T gpu_warp_sum(T v)
     return gpu_lanes_sum<GPU_WARP>(v);
 }
 
+/* Inclusive prefix sums of the lanes' numbers, of which none is negative, cut at `most` (below 2^30); *before: of the lanes
+ * before.  All 32 lanes of the warp must arrive.  The simulator adds all lanes' at once. */
+#if ASSAY_SIM
+struct gpu_prefix {
+    int sum, most, before;
+};
+static inline void gpu_warp_prefix_together(void *const *lane)
+{
+    int sum = 0;
+    for (int i = 0; i < GPU_WARP; ++i) {
+        gpu_prefix *p = (gpu_prefix *)lane[i];
+        p->before = sum;
+        sum = p->sum + sum < p->most ? p->sum + sum : p->most;
+        p->sum = sum;
+    }
+}
+static inline int gpu_warp_prefix(int v, int most, int *before)
+{
+    gpu_prefix p = {v, most, 0};
+    assay_sim_warp_call(gpu_warp_prefix_together, &p, ASSAY_SIM_HERE);
+    *before = p.before;
+    return p.sum;
+}
+#else
+__device__ static __forceinline__ int gpu_warp_prefix(int v, int most, int *before)
+{
+    const int lane = (int)(threadIdx.x % GPU_WARP);
+    for (int offset = 1; offset < GPU_WARP; offset *= 2) {
+        const int lower = __shfl_up_sync(gpu_all_lanes, v, offset);
+        v = lane >= offset ? min(v + lower, most) : v;
+    }
+    const int lower = __shfl_up_sync(gpu_all_lanes, v, 1);
+    *before = lane > 0 ? lower : 0;
+    return v;
+}
+#endif
+
 /* Bits that order as the numbers do; -0 and +0 are equal, a NaN is below everything (0). */
 __device__ static __forceinline__ unsigned gpu_order_bits(float v)
 {

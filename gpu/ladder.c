@@ -102,11 +102,18 @@ size_t gpu_ladder_workspace(const gpu_ctx *ctx, const gpu_operands *o)
     return most;
 }
 
+/* The rung reads integers in host memory that are not known there. */
+static bool misses_host(const gpu_rung *r, const gpu_operands *o)
+{
+    const int i = r->reads_host ? gpu_operands_index(o, r->reads_host) : -1;
+    return i >= 0 && gpu_tensor_count(o->slot[i]) > 0 && o->host[i] == NULL;
+}
+
 static bool takes(const gpu_rung *r, const gpu_ctx *ctx, const gpu_operands *o, int64_t n)
 {
     bool all = 10 * ctx->sm_major + ctx->sm_minor >= r->least_capability;
-    for (int64_t i = 0; i < n && all && r->accepts; i++)
-        all = r->accepts(ctx, &o[i]);
+    for (int64_t i = 0; i < n && all; i++)
+        all = !misses_host(r, &o[i]) && (r->accepts == NULL || r->accepts(ctx, &o[i]));
     return all;
 }
 
@@ -117,6 +124,17 @@ int gpu_ladder_choose(const gpu_rung *rungs, const gpu_ctx *ctx, const gpu_opera
     while (k > 0 && ((!asked && rungs[k].pays && !rungs[k].pays(o)) || !takes(&rungs[k], ctx, o, n)))
         k--;
     return k;
+}
+
+const char *gpu_ladder_misses(const gpu_ctx *ctx, const gpu_operands *o)
+{
+    const gpu_rung *rungs = gpu_ladder(o->op->name);
+    const int chosen = rungs ? gpu_ladder_choose(rungs, ctx, o, 1) : 0;
+    bool asked;
+    for (int k = rungs ? highest_of(ctx, o, rungs, &asked) : 0; k > chosen; k--)
+        if (misses_host(&rungs[k], o) && (asked || rungs[k].pays == NULL || rungs[k].pays(o)))
+            return rungs[k].reads_host;
+    return NULL;
 }
 
 assay_status gpu_ladder_run(gpu_ctx *ctx, const gpu_operands *o, int64_t n, cudaStream_t stream, int *variant)
@@ -172,8 +190,9 @@ static json_t *rung_json(const gpu_rung *r, int variant)
     for (const gpu_rung_arith *a = r->arith; a < r->arith + GPU_RUNG_ARITHS && a->outputs; a++)
         json_array_append_new(outputs, json_pack("{s:s, s:o, s:s}", "outputs", a->outputs, "arith",
                                                  assay_arith_to_json(&a->arith), "how", a->how));
-    return json_pack("{s:s, s:s, s:i, s:b, s:o}", "name", name, "buys", r->buys, "least_capability",
-                     r->least_capability, "by_library", r->by_library, "outputs", outputs);
+    return json_pack("{s:s, s:s, s:i, s:b, s:s*, s:o}", "name", name, "buys", r->buys, "least_capability",
+                     r->least_capability, "by_library", r->by_library, "reads_host", r->reads_host, "outputs",
+                     outputs);
 }
 
 json_t *gpu_ladder_json(void)

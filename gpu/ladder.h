@@ -19,6 +19,9 @@ int gpu_ladder_highest(const char *family);
 size_t gpu_ladder_workspace(const gpu_ctx *ctx, const gpu_operands *o);
 /* Highest rung that device and calls allow, not above the variant that was asked for. */
 int gpu_ladder_choose(const gpu_rung *rungs, const gpu_ctx *ctx, const gpu_operands *o, int64_t n);
+/* The slot whose integers a higher rung would read in host memory, where they are not known; NULL: none is passed over for that.
+ * Whether that rung would take the call is known when they are there. */
+const char *gpu_ladder_misses(const gpu_ctx *ctx, const gpu_operands *o);
 /* Enqueues n calls of one operation on that rung; *variant says which.  ASSAY_UNSUPPORTED: no such operation. */
 assay_status gpu_ladder_run(gpu_ctx *ctx, const gpu_operands *o, int64_t n, cudaStream_t stream,
                             int *variant);
@@ -28,7 +31,7 @@ assay_status gpu_ladder_declare(const gpu_ctx *ctx, const gpu_operands *o, int v
 /* For which CPU the simulator's device code was compiled that runs here: "baseline" or "avx2". */
 const char *gpu_ladder_target(void);
 
-/* [{"op":..., "family":..., "sums":..., "variants":[{"name":"k0", "buys":..., "least_capability":..., "by_library":false, "outputs":[{"outputs":"dx",
+/* [{"op":..., "family":..., "sums":..., "variants":[{"name":"k0", "buys":..., "least_capability":..., "by_library":false, ["reads_host":"tokens_per_expert",] "outputs":[{"outputs":"dx",
  *   "arith":{...}, "how":"..."}]}]}] */
 json_t *gpu_ladder_json(void);
 

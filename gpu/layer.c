@@ -47,6 +47,18 @@ assay_status gpu_layer_create(gpu_model *m, gpu_layer *l, int64_t number)
 }
 
 /* --- forward, backward -------------------------------------------------------------------------------------- */
+static void enter(gpu_run *run, const gpu_layer *l)
+{
+    run->layer = l->number;
+    run->waits_at_entry = run->comm.waits;
+}
+
+static void leave(gpu_run *run)
+{
+    run->layer = -1;
+    run->layer_waits += run->comm.waits - run->waits_at_entry;
+}
+
 gpu_arena *gpu_module_arena(gpu_model *m, gpu_microbatch_state *mb, unsigned modules)
 {
     return (m->recompute.modules & modules) != 0 && !m->run->recompute ? &m->dropped : &mb->arena;
@@ -83,7 +95,7 @@ assay_status gpu_layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l,
     gpu_acts_mark mlp;
     const double drop = assay_branch_dropout(m->options);
     gpu_value branch;
-    run->layer = l->number;
+    enter(run, l);
     ASSAY_TRY(
         norm_fwd(m, mb, "input_layernorm", l->input_layernorm, &a->input_norm, &a->input_rstd, &a->input));
     ASSAY_TRY(l->mixer->fwd(m, mb, l, a, &a->mixed, &a->input_norm));
@@ -103,7 +115,7 @@ assay_status gpu_layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l,
         gpu_arena_reset(&mb->arena, mlp.arena);
         gpu_arena_reset(&mb->host, mlp.host);
     }
-    run->layer = -1;
+    leave(run);
     gpu_arena_reset(&m->scratch, mark);
     gpu_arena_reset(&m->dropped, dropped);
     return ASSAY_OK;
@@ -114,7 +126,7 @@ assay_status gpu_layer_again(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *
     const bool with_norms = (m->recompute.modules & ASSAY_RECOMPUTE_LAYERNORM) != 0;
     const size_t mark = m->scratch.used;
     gpu_value branch;
-    m->run->layer = l->number;
+    enter(m->run, l);
     if (with_norms)
         ASSAY_TRY(norm_fwd(m, mb, "input_layernorm", l->input_layernorm, &a->input_norm, &a->input_rstd,
                            &a->input));
@@ -125,7 +137,7 @@ assay_status gpu_layer_again(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *
         ASSAY_TRY(l->mlp->fwd(m, mb, l, a, &branch, &a->norm));
     else
         ASSAY_TRY(l->mlp->again(m, mb, l, a));
-    m->run->layer = -1;
+    leave(m->run);
     gpu_arena_reset(&m->scratch, mark);
     return ASSAY_OK;
 }
@@ -136,7 +148,7 @@ assay_status gpu_layer_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *a, gpu_va
     const size_t mark = m->scratch.used;
     const double drop = assay_branch_dropout(m->options);
     gpu_value dnorm, dbranch, dhidden, dropped;
-    run->layer = l->number;
+    enter(run, l);
     ASSAY_TRY(gpu_dropout_bwd(m, "mlp.dropout", GPU_DROP_MLP, l->number, drop, &dropped, dy, &a->mlp_out));
     ASSAY_TRY(l->mlp->bwd(m, l, a, &dnorm, &dropped));
     ASSAY_TRY(norm_bwd(m, "pre_mlp_layernorm", l->pre_mlp_layernorm, &dbranch, &dnorm, &a->hidden, &a->rstd));
@@ -150,7 +162,7 @@ assay_status gpu_layer_bwd(gpu_model *m, gpu_layer *l, gpu_layer_acts *a, gpu_va
     gpu_value_grad(run, dx, &a->input);
     ASSAY_TRY(GPU_CALL(run, "add", "self_attention.residual_grad", GPU_T("a", &dhidden), GPU_T("b", &dbranch),
                        GPU_T("y", dx)));
-    run->layer = -1;
+    leave(run);
     gpu_arena_reset(&m->scratch, mark);
     return ASSAY_OK;
 }

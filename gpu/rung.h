@@ -47,6 +47,9 @@ typedef struct gpu_rung {
     /* A library chooses the algorithm by shapes and alignment: bits of a row may change with how many others there are, and with the
      * alignment of its address.  Else they do not: a row has the same bits alone and among others (batch invariance, `assay certify`). */
     bool by_library;
+    /* A slot whose integers it reads in host memory; without them there the rung below runs, and who calls through gpu/call.h waits
+     * for them.  NULL: none. */
+    const char *reads_host;
 } gpu_rung;
 
 /* The ladder of an operation: its rungs from k0 on, ended by GPU_LADDER_END.  The simulator's program holds device code for two
@@ -58,7 +61,7 @@ typedef struct gpu_rung {
 #endif
 #define GPU_LADDER_END                                                                                       \
     {                                                                                                        \
-        NULL, NULL, NULL, NULL, NULL, 0, {}, NULL, false                                                     \
+        NULL, NULL, NULL, NULL, NULL, 0, {}, NULL, false, NULL                                               \
     }
 
 /* assay_arith as data.  fma: products enter a sum unrounded.  ulp: of exp, log, rsqrt, sigmoid. */
@@ -89,11 +92,13 @@ typedef struct gpu_rung {
     GPU_RUNG_ROUNDING_P(NULL, buys, run, workspace, accepts, pays, least, __VA_ARGS__)
 #define GPU_RUNG_ROUNDING_P(p_dtype, buys, run, workspace, accepts, pays, least, ...)                        \
     {                                                                                                        \
-        buys, run, workspace, accepts, pays, least, {__VA_ARGS__}, p_dtype, false                            \
+        buys, run, workspace, accepts, pays, least, {__VA_ARGS__}, p_dtype, false, NULL                      \
     }
 #define GPU_RUNG_BY_LIBRARY(buys, run, workspace, accepts, pays, least, ...)                                 \
+    GPU_RUNG_READING_HOST(NULL, buys, run, workspace, accepts, pays, least, __VA_ARGS__)
+#define GPU_RUNG_READING_HOST(slot, buys, run, workspace, accepts, pays, least, ...)                         \
     {                                                                                                        \
-        buys, run, workspace, accepts, pays, least, {__VA_ARGS__}, NULL, true                                \
+        buys, run, workspace, accepts, pays, least, {__VA_ARGS__}, NULL, true, slot                          \
     }
 
 ASSAY_END_DECLS

@@ -56,11 +56,14 @@ void gpu_value_touch(const gpu_run *run, gpu_value *v)
 /* --- transfers ---------------------------------------------------------------------------------------------- */
 assay_status gpu_run_download(gpu_run *run, void *dst, const void *src, size_t bytes, const char *where)
 {
+    const int64_t waits = run->comm.waits;
     /* A copy to pageable memory blocks the host until the stream is done: wait under the watchdog first. */
     ASSAY_TRY(gpu_comm_wait(&run->comm, run->ctx.stream, where));
     if (bytes > 0)
         CUDA_TRY(cudaMemcpyAsync(dst, src, bytes, cudaMemcpyDeviceToHost, run->ctx.stream));
-    return gpu_comm_wait(&run->comm, run->ctx.stream, where);
+    ASSAY_TRY(gpu_comm_wait(&run->comm, run->ctx.stream, where));
+    run->comm.waits = waits + 1; /* one, before and behind the copy */
+    return ASSAY_OK;
 }
 
 assay_status gpu_run_upload(gpu_run *run, void *dst, const void *src, size_t bytes, const char *where)

@@ -68,6 +68,8 @@ typedef struct gpu_run {
     struct gpu_rules *rules; /* of --substitute (gpu/rules.h); NULL: none */
     int ran;                 /* variant of the call whose results are looked at; -1: none was launched yet */
     const gpu_observer *observer; /* NULL: nobody watches */
+    int64_t layer_waits,
+        waits_at_entry;      /* comm.waits inside layers, and when the present one began (gpu/layer.c) */
     bool recompute;          /* calls repeat what ran before, for the backward pass: their records say so */
     bool dry;                /* count sizes, run nothing */
     size_t workspace_needed; /* largest call workspace seen in dry mode */

@@ -247,6 +247,7 @@ assay_status gpu_engine_step(gpu_engine *e, int64_t step)
     const int64_t one = 1, data = e->repeat ? step % e->batches.steps : step;
     assay_shard scalar;
     run->step = step;
+    run->comm.waits = run->layer_waits = 0;
     run->layer = run->microbatch = -1;
     run->phase = ASSAY_PHASE_FORWARD;
     if (run->trace && step > e->first_step)

@@ -46,8 +46,8 @@ typedef struct gpu_value {
     const gpu_rows *rows;     /* kind ROWS */
     gpu_arena *arena;         /* described only: the call that makes it takes its memory here; else NULL */
     int merge; /* index of the dimension S whose product with the next one (B) is the operations' T; -1 */
-    const int64_t
-        *host; /* the same integers in host memory, where an operation needs them there; else NULL */
+    const int64_t *host; /* the same integers in host memory, where they are known there; else NULL */
+    int64_t *host_room;  /* where a call puts them whose kernel reads them there, once; NULL: it is refused */
 } gpu_value;
 
 /* Described: [length of each dim], memory from `arena`. */

@@ -578,12 +578,12 @@ enum {
     ASSAY_KERNEL_ATTR_ROUTER_DROP_LENGTH = 3,
 };
 
-/* | `permute_plan` | indices I64 [T,K] | | row_token I64 [R], row_slot I64 [R], tokens_per_expert I64 [E], token_row I64 [T,K] | experts (E), rows (R), first_expert = 0, local_experts = experts |
+/* | `permute_plan` | indices I64 [T,K] | | row_token I64 [R], row_entry I64 [R], tokens_per_expert I64 [E], token_row I64 [T,K] | experts (E), rows (R), first_expert = 0, local_experts = experts |
    sums: none */
 enum {
     ASSAY_KERNEL_SLOT_PERMUTE_PLAN_INDICES = 0,
     ASSAY_KERNEL_SLOT_PERMUTE_PLAN_ROW_TOKEN = 1,
-    ASSAY_KERNEL_SLOT_PERMUTE_PLAN_ROW_SLOT = 2,
+    ASSAY_KERNEL_SLOT_PERMUTE_PLAN_ROW_ENTRY = 2,
     ASSAY_KERNEL_SLOT_PERMUTE_PLAN_TOKENS_PER_EXPERT = 3,
     ASSAY_KERNEL_SLOT_PERMUTE_PLAN_TOKEN_ROW = 4,
     ASSAY_KERNEL_ATTR_PERMUTE_PLAN_EXPERTS = 0,

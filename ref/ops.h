@@ -239,9 +239,9 @@ void ref_random_logits(double *y, const int64_t *token, int64_t t, int64_t e, in
                        int64_t tokens);
 /* ceil(tokens k / e * factor): how many assignments an expert takes */
 int64_t ref_expert_capacity(int64_t tokens, int64_t k, int64_t e, double factor);
-/* All integers: row_token [R], row_slot [R], tokens_per_expert [E], token_row [T,K]; R = the indices of experts
+/* All integers: row_token [R], row_entry [R], tokens_per_expert [E], token_row [T,K]; R = the indices of experts
  * first .. first+local-1; the others' token_row is -1 */
-void ref_permute_plan(int64_t *row_token, int64_t *row_slot, int64_t *tokens_per_expert, int64_t *token_row,
+void ref_permute_plan(int64_t *row_token, int64_t *row_entry, int64_t *tokens_per_expert, int64_t *token_row,
                       const int64_t *indices, int64_t t, int64_t k, int64_t e, int64_t first, int64_t local);
 /* y [R,H] = x[index]; zeros where the index is -1 */
 void ref_gather_rows(double *y, const double *x, const int64_t *index, int64_t rows, int64_t h);

@@ -315,7 +315,7 @@ static assay_status input_jitter(const replay *r)
 static assay_status permute_plan(const replay *r)
 {
     const ref_value *indices, *candidate = replay_candidate(r, "tokens_per_expert");
-    int64_t e = candidate ? candidate->count : -1, t, rows = 0, first = 0, local, *row_token, *row_slot,
+    int64_t e = candidate ? candidate->count : -1, t, rows = 0, first = 0, local, *row_token, *row_entry,
             *counts, *token_row;
     if (replay_has_attr(r, "experts"))
         ASSAY_TRY(replay_attr_i64(r, "experts", 1, ASSAY_MAX_EXPERTS, &e));
@@ -333,10 +333,10 @@ static assay_status permute_plan(const replay *r)
     const int64_t k = replay_columns(indices);
     ASSAY_TRY(replay_divide(r, indices, k, &t));
     ASSAY_TRY(replay_out_integer(r, "row_token", rows, REF_VALUE_INTEGER, &row_token));
-    ASSAY_TRY(replay_out_integer(r, "row_slot", rows, REF_VALUE_INTEGER, &row_slot));
+    ASSAY_TRY(replay_out_integer(r, "row_entry", rows, REF_VALUE_INTEGER, &row_entry));
     ASSAY_TRY(replay_out_integer(r, "tokens_per_expert", e, REF_VALUE_INTEGER, &counts));
     ASSAY_TRY(replay_out_integer(r, "token_row", indices->count, REF_VALUE_INTEGER, &token_row));
-    ref_permute_plan(row_token, row_slot, counts, token_row, indices->ivalue, k > 0 ? t : 0, k, e, first,
+    ref_permute_plan(row_token, row_entry, counts, token_row, indices->ivalue, k > 0 ? t : 0, k, e, first,
                      local);
     return ASSAY_OK;
 }

@@ -375,7 +375,7 @@ static const assay_op table[] = {
     {"permute_plan", "router", .sums = "", .flops = "0",
      .slots = {{IN("indices", I64, "T,K"), .below = "E", .or_minus_one = true},
                {OUT("row_token", I64, "R"), .below = "T"},
-               {OUT("row_slot", I64, "R"), .below = "K"},
+               {OUT("row_entry", I64, "R")},
                {OUT("tokens_per_expert", I64, "E")},
                {OUT("token_row", I64, "T,K"), .below = "R", .or_minus_one = true}},
      .attrs = {{INT("experts"), SIZE(1), .symbol = "E"},

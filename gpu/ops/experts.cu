@@ -2,9 +2,10 @@
  *
  *   k0  one thread for each expert walks all choices                                         integers, exact
  *   k1  plan: one warp for each expert, 32 choices at a time, places by ballots              integers, exact
+ *   k2  plan: a counting sort, experts_sort.cuh                                              integers, exact
  *
  * An assignment of -1 has no row.  Another one outside its range is a violated precondition, which the plan skips. */
-#include "gpu/device.cuh"
+#include "gpu/ops/experts_sort.cuh"
 
 /* Whether assignment j stays before assignment i when an expert cannot take both. */
 __device__ static bool comes_before(int64_t j, int64_t i, const float *probs, const int64_t *token, int64_t k)
@@ -35,20 +36,16 @@ __global__ void plan_count_k0(int64_t *tokens_per_expert, const int64_t *indices
     }
 }
 
-__global__ void plan_fill_k0(int64_t *row_token, int64_t *row_slot, int64_t *token_row,
-                             const int64_t *tokens_per_expert, const int64_t *indices, int64_t n, int64_t k,
-                             int64_t first, int64_t end)
+__global__ void plan_fill_k0(plan_rows out, const int64_t *tokens_per_expert, const int64_t *indices,
+                             int64_t n, int64_t k, int64_t first, int64_t end)
 {
     for (int64_t e = first + gpu_thread(); e < end; e += gpu_threads()) {
         int64_t row = 0;
         for (int64_t i = first; i < e; ++i)
             row += tokens_per_expert[i];
         for (int64_t i = 0; i < n; ++i)
-            if (indices[i] == e) {
-                row_token[row] = i / k;
-                row_slot[row] = i % k;
-                token_row[i] = row++;
-            }
+            if (indices[i] == e)
+                plan_put(out, i, row++, i / k);
     }
 }
 
@@ -74,9 +71,8 @@ __global__ void plan_count_k1(int64_t *tokens_per_expert, const int64_t *indices
     }
 }
 
-__global__ void plan_fill_k1(int64_t *row_token, int64_t *row_slot, int64_t *token_row,
-                             const int64_t *tokens_per_expert, const int64_t *indices, int64_t n, int64_t k,
-                             int64_t first, int64_t end)
+__global__ void plan_fill_k1(plan_rows out, const int64_t *tokens_per_expert, const int64_t *indices,
+                             int64_t n, int64_t k, int64_t first, int64_t end)
 {
     const int64_t step = (int64_t)gridDim.x * blockDim.y;
     for (int64_t e = first + gpu_warp_row(); e < end; e += step) {
@@ -87,31 +83,25 @@ __global__ void plan_fill_k1(int64_t *row_token, int64_t *row_slot, int64_t *tok
             const int64_t i = base + threadIdx.x;
             const bool mine = i < n && indices[i] == e;
             const unsigned votes = __ballot_sync(gpu_all_lanes, mine);
-            if (mine) {
-                const int64_t place = row + __popc(votes & ((1u << threadIdx.x) - 1u));
-                row_token[place] = i / k;
-                row_slot[place] = i % k;
-                token_row[i] = place;
-            }
+            if (mine)
+                plan_put(out, i, row + __popc(votes & ((1u << threadIdx.x) - 1u)), i / k);
             row += __popc(votes);
         }
     }
 }
 
-static cudaError_t launch_plan(const gpu_work *w, gpu_tensor row_token, gpu_tensor row_slot,
-                               gpu_tensor counts, gpu_tensor token_row, gpu_tensor indices)
+static cudaError_t launch_plan(const gpu_work *w, plan_rows out, gpu_tensor counts, gpu_tensor indices)
 {
     const cudaStream_t stream = w->stream;
     const int64_t first = gpu_operand_int(w->o, "first_expert");
     const int64_t end = first + gpu_operand_int(w->o, "local_experts");
     const int64_t n = gpu_tensor_count(indices), k = gpu_tensor_cols(indices), e = gpu_tensor_count(counts);
-    int64_t *c = (int64_t *)counts.data, *rt = (int64_t *)row_token.data, *rs = (int64_t *)row_slot.data;
-    int64_t *tr = (int64_t *)token_row.data;
+    int64_t *c = (int64_t *)counts.data;
     const int64_t *i = (const int64_t *)indices.data;
     cudaError_t error = cudaSuccess;
     if (n > 0)
-        error = GPU_LAUNCH_NO_BARRIER(plan_absent, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream, tr, i,
-                                      n, first, end);
+        error = GPU_LAUNCH_NO_BARRIER(plan_absent, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
+                                      out.token_row, i, n, first, end);
     if (error != cudaSuccess)
         return error;
     if (w->variant == 0) {
@@ -119,15 +109,38 @@ static cudaError_t launch_plan(const gpu_work *w, gpu_tensor row_token, gpu_tens
                                       n, e);
         if (error != cudaSuccess || n == 0)
             return error;
-        return GPU_LAUNCH_NO_BARRIER(plan_fill_k0, gpu_grid(e, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream, rt, rs,
-                                     tr, c, i, n, k, first, end);
+        return GPU_LAUNCH_NO_BARRIER(plan_fill_k0, gpu_grid(e, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream, out, c,
+                                     i, n, k, first, end);
     }
     error =
         GPU_LAUNCH(plan_count_k1, gpu_grid(e, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream, c, i, n, e);
     if (error != cudaSuccess || n == 0)
         return error;
-    return GPU_LAUNCH(plan_fill_k1, gpu_grid(e, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream, rt, rs, tr,
-                      c, i, n, k, first, end);
+    return GPU_LAUNCH(plan_fill_k1, gpu_grid(e, GPU_ROWS_PER_BLOCK), gpu_warp_block(), 0, stream, out, c, i,
+                      n, k, first, end);
+}
+
+/* A grid of blocks, each with PLAN_CHUNK assignments; one, for the counts alone, where there are none. */
+static int64_t plan_blocks(int64_t n)
+{
+    return n == 0 ? 1 : (n + PLAN_CHUNK - 1) / PLAN_CHUNK;
+}
+
+static cudaError_t launch_sort(const gpu_work *w, plan_rows out, gpu_tensor counts, gpu_tensor indices)
+{
+    const int n = (int)gpu_tensor_count(indices), k = (int)gpu_tensor_cols(indices);
+    const int first = (int)gpu_operand_int(w->o, "first_expert"), experts = (int)gpu_tensor_count(counts);
+    const int end = first + (int)gpu_operand_int(w->o, "local_experts");
+    const dim3 grid((unsigned)plan_blocks(n)), block(PLAN_THREADS);
+    const size_t each = (size_t)experts * sizeof(int);
+    int *by_block = (int *)w->ctx->workspace;
+    const int64_t *i = (const int64_t *)indices.data;
+    const cudaError_t error =
+        GPU_LAUNCH(plan_count_k2, grid, block, each, w->stream, by_block, i, n, experts);
+    if (error != cudaSuccess)
+        return error;
+    return GPU_LAUNCH(plan_place_k2, grid, block, (PLAN_WARPS + 1) * each, w->stream, out,
+                      (int64_t *)counts.data, by_block, i, n, k, experts, first, end);
 }
 
 static cudaError_t launch_drop(const gpu_work *w, gpu_tensor routed, gpu_tensor counts)
@@ -176,15 +189,21 @@ static assay_status router_drop(const gpu_work *w)
     return ASSAY_OK;
 }
 
+static size_t plan_sort_bytes(const gpu_ctx *, const gpu_operands *o)
+{
+    const int64_t experts = gpu_tensor_count(gpu_operand(o, "tokens_per_expert"));
+    return (size_t)(plan_blocks(gpu_tensor_count(gpu_operand(o, "indices"))) * experts) * sizeof(int);
+}
+
 static assay_status permute_plan(const gpu_work *w)
 {
-    const gpu_tensor row_token = gpu_operand(w->o, "row_token"), row_slot = gpu_operand(w->o, "row_slot"),
+    const gpu_tensor row_token = gpu_operand(w->o, "row_token"), row_entry = gpu_operand(w->o, "row_entry"),
                      tokens_per_expert = gpu_operand(w->o, "tokens_per_expert"),
                      token_row = gpu_operand(w->o, "token_row"), indices = gpu_operand(w->o, "indices");
     const char *op = "permute_plan";
     ASSAY_TRY(gpu_check_tensor(op, "indices", indices, ASSAY_I64, ASSAY_I64));
     ASSAY_TRY(gpu_check_tensor(op, "row_token", row_token, ASSAY_I64, ASSAY_I64));
-    ASSAY_TRY(gpu_check_tensor(op, "row_slot", row_slot, ASSAY_I64, ASSAY_I64));
+    ASSAY_TRY(gpu_check_tensor(op, "row_entry", row_entry, ASSAY_I64, ASSAY_I64));
     ASSAY_TRY(gpu_check_tensor(op, "tokens_per_expert", tokens_per_expert, ASSAY_I64, ASSAY_I64));
     ASSAY_TRY(gpu_check_tensor(op, "token_row", token_row, ASSAY_I64, ASSAY_I64));
     ASSAY_CHECK(indices.ndim == 2, ASSAY_INVALID_ARGUMENT,
@@ -200,11 +219,26 @@ static assay_status permute_plan(const gpu_work *w)
     ASSAY_CHECK(rows <= n, ASSAY_INVALID_ARGUMENT, "%s: rows: expected at most %lld, found %lld", op,
                 (long long)n, (long long)rows);
     ASSAY_TRY(gpu_check_count(op, "row_token", row_token, rows));
-    ASSAY_TRY(gpu_check_count(op, "row_slot", row_slot, rows));
+    ASSAY_TRY(gpu_check_count(op, "row_entry", row_entry, rows));
     ASSAY_TRY(gpu_check_count(op, "token_row", token_row, n));
-    if (gpu_tensor_count(tokens_per_expert) > 0)
-        GPU_LAUNCHED(launch_plan(w, row_token, row_slot, tokens_per_expert, token_row, indices), op);
+    const plan_rows out = {(int64_t *)row_token.data, (int64_t *)row_entry.data, (int64_t *)token_row.data,
+                           rows};
+    if (experts == 0)
+        return ASSAY_OK;
+    if (w->variant == 2) {
+        ASSAY_TRY(gpu_check_workspace(op, w->ctx, plan_sort_bytes(w->ctx, w->o)));
+        GPU_LAUNCHED(launch_sort(w, out, tokens_per_expert, indices), op);
+    } else {
+        GPU_LAUNCHED(launch_plan(w, out, tokens_per_expert, indices), op);
+    }
     return ASSAY_OK;
+}
+
+/* Counters of all experts fit into shared memory, numbers of assignments into 32 bits. */
+static bool plan_sorts(const gpu_ctx *, const gpu_operands *o)
+{
+    return gpu_tensor_count(gpu_operand(o, "tokens_per_expert")) <= PLAN_MOST_EXPERTS &&
+           gpu_tensor_count(gpu_operand(o, "indices")) < INT_MAX / 2 - PLAN_CHUNK;
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
@@ -215,8 +249,11 @@ GPU_LADDER(router_drop) = {
 };
 GPU_LADDER(permute_plan) = {
     GPU_RUNG("one thread an expert walks all choices", permute_plan,
-             GPU_DECLARES("row_token row_slot tokens_per_expert token_row", GPU_ELEMENTWISE(0))),
+             GPU_DECLARES("row_token row_entry tokens_per_expert token_row", GPU_ELEMENTWISE(0))),
     GPU_RUNG("one warp an expert, 32 choices at a time, places by ballots", permute_plan,
-             GPU_DECLARES("row_token row_slot tokens_per_expert token_row", GPU_ELEMENTWISE(0))),
+             GPU_DECLARES("row_token row_entry tokens_per_expert token_row", GPU_ELEMENTWISE(0))),
+    GPU_RUNG_IF("a counting sort: blocks count their choices, then place them", permute_plan, plan_sort_bytes,
+                plan_sorts, NULL, GPU_SM_80,
+                GPU_DECLARES("row_token row_entry tokens_per_expert token_row", GPU_ELEMENTWISE(0))),
     GPU_LADDER_END,
 };

@@ -5,6 +5,9 @@
  * expert, so that a tile has the weights of one; blocks that follow each other share columns of them.  Weight gradient: the terms
  * are an expert's rows; an expert without rows has no block that writes.
  *
+ * The counts lie in device memory: every block looks for its tile in them by prefix sums of 32 experts at a time.  The host knows
+ * how many rows there are and launches as many tiles as they can need, rows / 64 + experts; what is not needed leaves.
+ *
  * Arithmetic: terms in steps of 16, from the first one on; what lies beyond the last is zero in both operands.  An element's chain
  * does not depend on other rows. */
 #include "gpu/mma.cuh"
@@ -14,11 +17,16 @@
 
 enum { TILE = 64, PART = TILE / 2, STAGES = 3, THREADS = 4 * GPU_WARP, TILE_BYTES = TILE * TILE * 2 };
 
-/* Where the experts' rows lie, and how many tiles of rows lie before each; the last entry is all of them. */
+/* The counts, one for each expert, and how many rows there are. */
 typedef struct grouped_rows {
-    int experts;
-    int row[GROUPED_MOST_EXPERTS + 1], tile[GROUPED_MOST_EXPERTS + 1];
+    const int64_t *count;
+    int experts, rows;
 } grouped_rows;
+
+/* Rows of one expert: all, or those of a tile. */
+typedef struct row_range {
+    int expert, first, n;
+} row_range;
 
 /* An operand: row-major, rows of `stride` numbers. */
 typedef struct matrix {
@@ -101,49 +109,87 @@ __device__ static __forceinline__ void each_pair(const float (&acc)[2][4][4], in
     }
 }
 
+__device__ static __forceinline__ int tiles_in(int rows)
+{
+    return (rows + TILE - 1) / TILE;
+}
+
+/* The rows of a tile.  Tiles begin anew at every expert; behind the last expert's come those of rows that nobody has, with the
+ * number of experts in place of one.  n is 0, or less, where there are no more tiles. */
+__device__ static row_range rows_of_tile(grouped_rows all, int tile)
+{
+    int row = 0, tiles = 0, before, tiles_before;
+    for (int base = 0; base < all.experts; base += GPU_WARP) {
+        const int e = base + (int)threadIdx.x % GPU_WARP, left = all.rows - row;
+        const int mine = e < all.experts ? (int)grouped_count(all.count[e], left) : 0;
+        const int end = gpu_warp_prefix(mine, left, &before), n = end - before;
+        const int tile_end = tiles + gpu_warp_prefix(tiles_in(n), INT_MAX / 2, &tiles_before);
+        const unsigned found = __ballot_sync(gpu_all_lanes, (int)(tile < tile_end));
+        if (found != 0) { /* the first that ends behind it */
+            const int lane = __ffs((int)found) - 1;
+            const int first = (tile - tiles - tiles_before) * TILE;
+            const int in = __shfl_sync(gpu_all_lanes, first, lane);
+            return {base + lane, row + __shfl_sync(gpu_all_lanes, before, lane) + in,
+                    min(TILE, __shfl_sync(gpu_all_lanes, n, lane) - in)};
+        }
+        row += __shfl_sync(gpu_all_lanes, end, GPU_WARP - 1);
+        tiles = __shfl_sync(gpu_all_lanes, tile_end, GPU_WARP - 1);
+    }
+    const int first = row + (tile - tiles) * TILE;
+    return {all.experts, first, min(TILE, all.rows - first)};
+}
+
+/* All rows of an expert. */
+__device__ static row_range rows_of_expert(grouped_rows all, int expert)
+{
+    int64_t before = 0;
+    for (int e = (int)threadIdx.x % GPU_WARP; e < expert; e += GPU_WARP)
+        before += grouped_count(all.count[e], all.rows);
+    before = gpu_warp_sum(before);
+    const int first = (int)(before < all.rows ? before : all.rows);
+    return {expert, first, (int)grouped_count(all.count[expert], all.rows - first)};
+}
+
 /* c [R,n] = a [R,terms] times the matrix of a row's expert, b [El,n,terms], or [El,terms,n] with B_COLUMNS. */
 template <bool B_COLUMNS>
 __global__ void __launch_bounds__(THREADS)
-    grouped_rows_k2(bf16 *c, const bf16 *a, const bf16 *b, int n, int terms, GPU_PARAMETER(grouped_rows) all)
+    grouped_rows_k2(bf16 *c, const bf16 *a, const bf16 *b, int n, int terms, grouped_rows all)
 {
-    const int tile = (int)blockIdx.x, first_column = (int)blockIdx.y * TILE;
-    int e = 0; /* the last expert whose tiles begin at or before this one: it has rows */
-    for (int end = all.experts; end - e > 1;) {
-        const int middle = (e + end) / 2;
-        if (all.tile[middle] <= tile)
-            e = middle;
-        else
-            end = middle;
+    const row_range tile = rows_of_tile(all, (int)blockIdx.x);
+    const int first_column = (int)blockIdx.y * TILE, columns = min(TILE, n - first_column);
+    bf16 *out = c + (int64_t)tile.first * n + first_column;
+    if (tile.expert == all.experts) {
+        for (int i = (int)threadIdx.x; i < tile.n * TILE; i += THREADS)
+            if (i % TILE < columns)
+                gpu_store(out + (int64_t)(i / TILE) * n + i % TILE, NAN);
+        return;
     }
-    const int first_row = all.row[e] + (tile - all.tile[e]) * TILE;
-    const int rows = min(TILE, all.row[e + 1] - first_row), columns = min(TILE, n - first_column);
-    const matrix left = {a + (int64_t)first_row * terms, terms};
-    const bf16 *weight = b + (int64_t)e * n * terms;
+    const matrix left = {a + (int64_t)tile.first * terms, terms};
+    const bf16 *weight = b + (int64_t)tile.expert * n * terms;
     const matrix right = {weight + (int64_t)first_column * (B_COLUMNS ? 1 : terms), B_COLUMNS ? n : terms};
     float acc[2][4][4] = {};
-    multiply<false, B_COLUMNS>(acc, left, rows, right, columns, terms);
-    each_pair(acc, rows, columns, [&](int row, int column, float first, float second) {
-        *(__nv_bfloat162 *)(c + (int64_t)(first_row + row) * n + first_column + column) =
-            __floats2bfloat162_rn(first, second);
+    multiply<false, B_COLUMNS>(acc, left, tile.n, right, columns, terms);
+    each_pair(acc, tile.n, columns, [&](int row, int column, float first, float second) {
+        *(__nv_bfloat162 *)(out + (int64_t)row * n + column) = __floats2bfloat162_rn(first, second);
     });
 }
 
 /* c [El,m,n] += a^T b over each expert's rows of a [R,m] and b [R,n]; stored: the product is rounded to bf16 before. */
 __global__ void __launch_bounds__(THREADS)
-    grouped_weight_k2(float *c, const bf16 *a, const bf16 *b, int m, int n, bool stored,
-                      GPU_PARAMETER(grouped_rows) all)
+    grouped_weight_k2(float *c, const bf16 *a, const bf16 *b, int m, int n, bool stored, grouped_rows all)
 {
-    const int e = (int)blockIdx.z, first_row = (int)blockIdx.y * TILE, first_column = (int)blockIdx.x * TILE;
-    const int terms = all.row[e + 1] - all.row[e];
+    const row_range terms = rows_of_expert(all, (int)blockIdx.z);
+    const int first_row = (int)blockIdx.y * TILE, first_column = (int)blockIdx.x * TILE;
     const int rows = min(TILE, m - first_row), columns = min(TILE, n - first_column);
-    const matrix left = {a + (int64_t)all.row[e] * m + first_row, m};
-    const matrix right = {b + (int64_t)all.row[e] * n + first_column, n};
+    const matrix left = {a + (int64_t)terms.first * m + first_row, m};
+    const matrix right = {b + (int64_t)terms.first * n + first_column, n};
     float acc[2][4][4] = {};
-    if (terms == 0)
+    if (terms.n == 0)
         return;
-    multiply<true, true>(acc, left, rows, right, columns, terms);
+    multiply<true, true>(acc, left, rows, right, columns, terms.n);
     each_pair(acc, rows, columns, [&](int row, int column, float first, float second) {
-        float2 *to = (float2 *)(c + ((int64_t)e * m + first_row + row) * n + first_column + column);
+        float2 *to =
+            (float2 *)(c + ((int64_t)terms.expert * m + first_row + row) * n + first_column + column);
         const float2 before = *to;
         if (stored) {
             first = __bfloat162float(__float2bfloat16_rn(first));
@@ -158,21 +204,12 @@ static unsigned tiles_of(int64_t n)
     return (unsigned)((n + TILE - 1) / TILE);
 }
 
-static grouped_rows rows_of(const product *p)
-{
-    grouped_rows all = {};
-    all.experts = (int)p->experts;
-    for (int e = 0; e < all.experts; ++e) {
-        all.row[e + 1] = all.row[e] + (int)p->tokens_per_expert[e];
-        all.tile[e + 1] = all.tile[e] + (int)tiles_of(p->tokens_per_expert[e]);
-    }
-    return all;
-}
-
 template <bool B_COLUMNS>
 static cudaError_t launch_rows(const product *p, const grouped_rows &all, cudaStream_t stream)
 {
-    const dim3 grid((unsigned)all.tile[all.experts], tiles_of(p->n));
+    /* every expert, and what nobody has, may begin a tile that is not full */
+    const dim3 grid((unsigned)(all.rows / TILE + (all.experts < all.rows ? all.experts : all.rows) + 1),
+                    tiles_of(p->n));
     return GPU_LAUNCH(grouped_rows_k2<B_COLUMNS>, grid, dim3(THREADS), STAGES * 2 * TILE_BYTES, stream,
                       (bf16 *)p->c.data, (const bf16 *)p->a.data, (const bf16 *)p->b.data, (int)p->n,
                       (int)p->k, all);
@@ -180,8 +217,8 @@ static cudaError_t launch_rows(const product *p, const grouped_rows &all, cudaSt
 
 assay_status gpu_grouped_mma(const gpu_work *w, const product *p)
 {
-    const grouped_rows all = rows_of(p);
-    if (p->m == 0 || p->n == 0 || all.row[all.experts] == 0)
+    const grouped_rows all = {p->tokens_per_expert, (int)p->experts, (int)gpu_tensor_row_count(p->a)};
+    if (p->m == 0 || p->n == 0 || all.rows == 0)
         return ASSAY_OK;
     if (p->accumulate) {
         const dim3 grid(tiles_of(p->n), tiles_of(p->m), (unsigned)all.experts);
@@ -208,7 +245,7 @@ bool gpu_grouped_takes_mma(const product *p)
     bool fits = rows < INT_MAX / 2;
     for (int64_t width : widths)
         fits = fits && width % 8 == 0 && width <= (int64_t)TILE * 65535;
-    return fits && p->experts > 0 && p->experts <= GROUPED_MOST_EXPERTS && p->a.dtype == ASSAY_BF16 &&
+    return fits && p->experts > 0 && p->experts <= 65535 && p->a.dtype == ASSAY_BF16 &&
            p->b.dtype == ASSAY_BF16 && p->c.dtype == (p->accumulate ? ASSAY_F32 : ASSAY_BF16) &&
            is_aligned(p->a) && is_aligned(p->b) && is_aligned(p->c);
 }

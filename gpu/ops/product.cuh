@@ -12,8 +12,10 @@ typedef struct product {
     int64_t m, n, k;
     bool a_is_km, b_is_kn, accumulate;
     gpu_tensor c, a, b, bias;
-    const int64_t *tokens_per_expert; /* host memory */
-    int64_t experts;                  /* grouped.cu alone */
+    /* grouped.cu alone */
+    int64_t experts;
+    const int64_t *tokens_per_expert; /* device memory */
+    const int64_t *counts_on_host;    /* the same where they are known there, else NULL */
     bool stored = false; /* accumulate: the product is rounded to the type of a before it is added */
 } product;
 

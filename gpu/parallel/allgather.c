@@ -55,8 +55,6 @@ static assay_status name_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_ac
     gpu_rows *rows = &s->gathered_rows;
     const int64_t E = m->config->num_moe_experts;
     int64_t row = 0;
-    if (m->run->trace == NULL)
-        return ASSAY_OK;
     ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)rows->n * sizeof(int64_t), (void **)&rows->ids));
     for (int64_t e = 0; e < m->local_experts && !m->run->dry; e++)
         for (int64_t i = 0; i < s->counts[e]; i++, row++) {
@@ -102,33 +100,27 @@ static gpu_value rows_of(gpu_arena *arena, const gpu_rows *rows, int64_t last)
 
 /* The rows of the local experts among all tokens: row_token, token_row, and probs' entries. */
 static assay_status plan_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s, const gpu_exchange *x,
-                              gpu_value *all_indices, gpu_value *entries)
+                              gpu_value *all_indices, gpu_value *row_entry)
 {
     gpu_run *run = m->run;
     gpu_arena *keep = &mb->arena, *temp = &m->scratch;
     const int64_t E = m->config->num_moe_experts, K = m->config->moe_router_topk, R = x->gathered;
     const size_t bytes = (size_t)R * sizeof(int64_t);
-    gpu_value row_slot, counts;
-    int64_t *token, *slot;
+    gpu_value counts;
+    int64_t *token;
     ASSAY_TRY(GPU_CALL(
         run, "permute_plan", "mlp.dispatch_plan", GPU_T("indices", all_indices), GPU_I("experts", E),
         GPU_I("rows", R), GPU_I("first_expert", m->at.ep * m->local_experts),
         GPU_I("local_experts", m->local_experts), GPU_NEW("row_token", &s->row_token, gpu_local(keep, R, 0)),
-        GPU_NEW("row_slot", &row_slot, gpu_local(temp, R, 0)),
+        GPU_NEW("row_entry", row_entry, gpu_local(temp, R, 0)),
         GPU_NEW("tokens_per_expert", &counts, gpu_local(temp, E, 0)),
         GPU_NEW("token_row", &s->token_row, gpu_local(keep, s->all_tokens, K))));
+    if (run->trace == NULL)
+        return ASSAY_OK;
     ASSAY_TRY(gpu_arena_take(&mb->host, bytes, (void **)&token));
-    ASSAY_TRY(gpu_arena_take(&mb->host, bytes, (void **)&slot));
-    if (!run->dry) {
+    if (!run->dry)
         ASSAY_TRY(gpu_run_download(run, token, s->row_token.t.data, bytes, "rows of experts"));
-        ASSAY_TRY(gpu_run_download(run, slot, row_slot.t.data, bytes, "rows of experts"));
-    }
-    ASSAY_TRY(name_rows(m, mb, s, token));
-    if (!run->dry) {
-        for (int64_t i = 0; i < R; i++)
-            token[i] = token[i] * K + slot[i];
-    }
-    return gpu_index_value(m, temp, entries, "mlp.permute_probs", "index", R, token);
+    return name_rows(m, mb, s, token);
 }
 
 assay_status gpu_gather_dispatch_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s,
@@ -138,7 +130,7 @@ assay_status gpu_gather_dispatch_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu
     gpu_arena *keep = &mb->arena, *temp = &m->scratch;
     gpu_arena *rows_arena = gpu_pads_rows(m) ? temp : keep;
     const int64_t H = m->config->hidden_size, K = m->config->moe_router_topk, R = x->gathered;
-    gpu_value all_indices, entries;
+    gpu_value all_indices, row_entry;
     s->gathered_rows = (gpu_rows){.n = R, .record = -1};
     ASSAY_TRY(count_tokens(m, mb, s));
     s->dispatched = gpu_local(temp, s->all_tokens, H);
@@ -147,12 +139,13 @@ assay_status gpu_gather_dispatch_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu
     ASSAY_TRY(gather(m, "mlp.dispatch", s, &s->dispatched, &s->tokens));
     ASSAY_TRY(gather(m, "mlp.dispatch_indices", s, &all_indices, &s->routed));
     ASSAY_TRY(gather(m, "mlp.dispatch_probs", s, &s->dispatched_probs, &s->probs));
-    ASSAY_TRY(plan_rows(m, mb, s, x, &all_indices, &entries));
+    ASSAY_TRY(plan_rows(m, mb, s, x, &all_indices, &row_entry));
     ASSAY_TRY(GPU_CALL(run, "gather_rows", "mlp.permute", GPU_T("x", &s->dispatched),
                        GPU_T("index", &s->row_token),
                        GPU_NEW("y", &s->permuted, rows_of(rows_arena, &s->gathered_rows, H))));
     gpu_value probs = gpu_value_flat(&s->dispatched_probs);
-    ASSAY_TRY(GPU_CALL(run, "gather_rows", "mlp.permute_probs", GPU_T("x", &probs), GPU_T("index", &entries),
+    ASSAY_TRY(GPU_CALL(run, "gather_rows", "mlp.permute_probs", GPU_T("x", &probs),
+                       GPU_T("index", &row_entry),
                        GPU_NEW("y", &s->permuted_probs, rows_of(rows_arena, &s->gathered_rows, 0))));
     s->expert_rows = s->gathered_rows;
     s->expert_in = s->permuted;

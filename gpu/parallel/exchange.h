@@ -12,12 +12,12 @@
 ASSAY_BEGIN_DECLS
 
 typedef struct gpu_exchange {
-    int64_t rows;                  /* of this rank's tokens */
-    int64_t *row_token, *row_slot; /* [rows] */
-    int64_t *tokens_per_expert;    /* [members][E]; one row without an exchange */
-    int64_t received;              /* rows that arrive over ep */
-    int64_t gathered;              /* rows of all etp ranks: those of the local experts */
-    int64_t *room, padded;         /* rows that each local expert computes, zeros among them [El]; all */
+    int64_t rows;               /* of this rank's tokens */
+    int64_t *row_token;         /* [rows]; filled for the trace alone */
+    int64_t *tokens_per_expert; /* [members][E]; one row without an exchange, for the trace alone */
+    int64_t received;           /* rows that arrive over ep */
+    int64_t gathered;           /* rows of all etp ranks: those of the local experts */
+    int64_t *room, padded;      /* rows that each local expert computes, zeros among them [El]; all */
 } gpu_exchange;
 
 /* Whether rows leave their rank. */

@@ -49,7 +49,7 @@ static assay_status count_routed(gpu_model *m, gpu_microbatch_state *mb, const g
 /* The counts lie in the step's table, in the row of this microbatch: written, never added to, so that a forward that runs
  * again changes nothing. */
 static assay_status permute_rows(gpu_model *m, gpu_microbatch_state *mb, const gpu_layer *l, gpu_moe_acts *s,
-                                 gpu_exchange *p, gpu_value *row_slot)
+                                 gpu_exchange *p, gpu_value *row_entry)
 {
     gpu_arena *keep = &mb->arena;
     const int64_t E = m->config->num_moe_experts, K = m->config->moe_router_topk, T = m->sl * m->B;
@@ -62,23 +62,33 @@ static assay_status permute_rows(gpu_model *m, gpu_microbatch_state *mb, const g
                     GPU_I("experts", E), GPU_I("rows", p->rows), GPU_I("first_expert", 0),
                     GPU_I("local_experts", E),
                     GPU_NEW("row_token", &s->row_token, gpu_local(keep, p->rows, 0)),
-                    GPU_NEW("row_slot", row_slot, gpu_local(&m->scratch, p->rows, 0)),
+                    GPU_NEW("row_entry", row_entry, gpu_local(&m->scratch, p->rows, 0)),
                     GPU_T("tokens_per_expert", &s->tokens_per_expert),
                     GPU_NEW("token_row", &s->token_row, gpu_local(keep, T, K)));
 }
 
-/* Counts of all ranks that exchange rows; then everything that the host needs arrives behind one wait. */
+/* Sizes that the host has to know: of messages, and of the rows with those of zeros. */
+static bool needs_counts(const gpu_model *m)
+{
+    return gpu_exchanges_rows(m) || gpu_pads_rows(m);
+}
+
+/* Counts of all ranks that exchange rows, and whose the rows are, behind one wait.  What nobody on the host reads stays on the
+ * device: the host goes on. */
 static assay_status fetch_permutation(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s,
-                                      gpu_exchange *p, gpu_value *row_slot)
+                                      gpu_exchange *p)
 {
     gpu_run *run = m->run;
     const int64_t E = m->config->num_moe_experts;
+    const bool names = run->trace != NULL;
     const size_t row_bytes = (size_t)p->rows * sizeof(int64_t);
     const size_t count_bytes = (size_t)(m->ep * m->etp * E) * sizeof(int64_t);
-    ASSAY_TRY(gpu_arena_take(&mb->host, row_bytes, (void **)&p->row_token));
-    ASSAY_TRY(gpu_arena_take(&mb->host, row_bytes, (void **)&p->row_slot));
-    ASSAY_TRY(gpu_arena_take(&mb->host, count_bytes, (void **)&p->tokens_per_expert));
     gpu_value gathered = s->tokens_per_expert;
+    if (!needs_counts(m) && !names)
+        return ASSAY_OK;
+    if (names)
+        ASSAY_TRY(gpu_arena_take(&mb->host, row_bytes, (void **)&p->row_token));
+    ASSAY_TRY(gpu_arena_take(&mb->host, count_bytes, (void **)&p->tokens_per_expert));
     if (gpu_exchanges_rows(m)) {
         gathered = gpu_local(&m->scratch, m->ep * m->etp, E);
         ASSAY_TRY(gpu_all_gather(m, "mlp.dispatch_counts", gpu_exchange_group(m), &gathered,
@@ -86,13 +96,24 @@ static assay_status fetch_permutation(gpu_model *m, gpu_microbatch_state *mb, gp
     }
     if (run->dry)
         return ASSAY_OK;
-    const cudaStream_t stream = run->ctx.stream;
-    if (p->rows > 0) {
-        CUDA_TRY(
-            cudaMemcpyAsync(p->row_token, s->row_token.t.data, row_bytes, cudaMemcpyDeviceToHost, stream));
-        CUDA_TRY(cudaMemcpyAsync(p->row_slot, row_slot->t.data, row_bytes, cudaMemcpyDeviceToHost, stream));
-    }
+    if (names && p->rows > 0)
+        CUDA_TRY(cudaMemcpyAsync(p->row_token, s->row_token.t.data, row_bytes, cudaMemcpyDeviceToHost,
+                                 run->ctx.stream));
     return gpu_run_download(run, p->tokens_per_expert, gathered.t.data, count_bytes, "token counts");
+}
+
+/* How many rows every expert of this rank computes: what permute_plan counted, where no row comes, goes or is added. */
+static assay_status count_rows(gpu_model *m, gpu_microbatch_state *mb, gpu_moe_acts *s, gpu_exchange *p)
+{
+    static const char at[] = "mlp.experts", slot[] = "tokens_per_expert";
+    int64_t *room;
+    if (needs_counts(m))
+        return gpu_index_value(m, &mb->arena, &s->local_counts, at, slot, m->local_experts, p->room);
+    ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)m->local_experts * sizeof *room, (void **)&room));
+    s->local_counts = gpu_named(m, gpu_local(NULL, m->local_experts, 0), at, slot);
+    s->local_counts.t = s->tokens_per_expert.t;
+    s->local_counts.host_room = room;
+    return ASSAY_OK;
 }
 
 /* rows of this rank -> rows of all etp ranks */
@@ -154,39 +175,32 @@ assay_status gpu_token_dispatch_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_
 {
     gpu_run *run = m->run;
     gpu_arena *rows_arena = gpu_sorts_rows(m) ? &m->scratch : &mb->arena;
-    const int64_t H = m->config->hidden_size, K = m->config->moe_router_topk;
+    const int64_t H = m->config->hidden_size;
     gpu_exchange p = {0};
-    gpu_value row_slot, index;
-    int64_t *host_index;
-    ASSAY_TRY(permute_rows(m, mb, l, s, &p, &row_slot));
-    ASSAY_TRY(fetch_permutation(m, mb, s, &p, &row_slot));
-    ASSAY_TRY(gpu_exchange_count(m, mb, s, &p));
-    ASSAY_TRY(gpu_pad_count(m, mb, s, &p));
-    if (gpu_gathers_tokens(m)) {
-        ASSAY_TRY(gpu_gather_dispatch_fwd(m, mb, s, &p));
-        return gpu_index_value(m, &mb->arena, &s->local_counts, "mlp.experts", "tokens_per_expert",
-                               m->local_experts, p.room);
+    gpu_value row_entry;
+    ASSAY_TRY(permute_rows(m, mb, l, s, &p, &row_entry));
+    ASSAY_TRY(fetch_permutation(m, mb, s, &p));
+    if (needs_counts(m)) {
+        ASSAY_TRY(gpu_exchange_count(m, mb, s, &p));
+        ASSAY_TRY(gpu_pad_count(m, mb, s, &p));
     }
+    ASSAY_TRY(count_rows(m, mb, s, &p));
+    if (gpu_gathers_tokens(m))
+        return gpu_gather_dispatch_fwd(m, mb, s, &p);
     ASSAY_TRY(gpu_exchange_name_rows(m, mb, s, &p));
-    ASSAY_TRY(gpu_arena_take(&mb->host, (size_t)p.rows * sizeof(int64_t), (void **)&host_index));
-    for (int64_t i = 0; !run->dry && i < p.rows; i++)
-        host_index[i] = p.row_token[i] * K + p.row_slot[i];
-    ASSAY_TRY(gpu_index_value(m, &m->scratch, &index, "mlp.permute_probs", "index", p.rows, host_index));
     ASSAY_TRY(GPU_CALL(run, "gather_rows", "mlp.permute", GPU_T("x", &s->tokens),
                        GPU_T("index", &s->row_token),
                        GPU_NEW("y", &s->permuted, rows_of(rows_arena, &s->rows, H))));
     gpu_value probs = gpu_value_flat(&s->probs);
-    ASSAY_TRY(GPU_CALL(run, "gather_rows", "mlp.permute_probs", GPU_T("x", &probs), GPU_T("index", &index),
+    ASSAY_TRY(GPU_CALL(run, "gather_rows", "mlp.permute_probs", GPU_T("x", &probs),
+                       GPU_T("index", &row_entry),
                        GPU_NEW("y", &s->permuted_probs, rows_of(rows_arena, &s->rows, 0))));
-    if (gpu_sorts_rows(m)) {
-        ASSAY_TRY(exchange_rows(m, mb, s, &p));
-    } else {
-        s->expert_rows = s->rows;
-        s->expert_in = s->permuted;
-        s->expert_probs = s->permuted_probs;
-    }
-    return gpu_index_value(m, &mb->arena, &s->local_counts, "mlp.experts", "tokens_per_expert",
-                           m->local_experts, p.room);
+    if (gpu_sorts_rows(m))
+        return exchange_rows(m, mb, s, &p);
+    s->expert_rows = s->rows;
+    s->expert_in = s->permuted;
+    s->expert_probs = s->permuted_probs;
+    return ASSAY_OK;
 }
 
 /* --- combine ------------------------------------------------------------------------------------------------ */

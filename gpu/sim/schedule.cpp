@@ -387,8 +387,16 @@ static bool asked_by_kernel()
                                  "a synchronization asked for by a kernel") != cudaSuccess;
 }
 
+static std::atomic<int64_t> host_waits;
+
+extern "C" int64_t assay_sim_host_waits(void)
+{
+    return host_waits;
+}
+
 cudaError_t stream_sync(cudaStream_t stream)
 {
+    ++host_waits;
     if (asked_by_kernel()) {
         return cudaErrorNotPermitted;
     }
@@ -403,6 +411,7 @@ cudaError_t stream_sync(cudaStream_t stream)
 
 cudaError_t device_sync()
 {
+    ++host_waits;
     if (asked_by_kernel()) {
         return cudaErrorNotPermitted;
     }
@@ -573,6 +582,7 @@ cudaError_t event_wait(cudaStream_t stream, cudaEvent_t event)
 
 cudaError_t event_sync(cudaEvent_t event)
 {
+    ++host_waits;
     std::unique_lock<std::recursive_mutex> hold(the().lock);
     if (!event_live(event)) {
         return cudaErrorInvalidResourceHandle;
@@ -603,6 +613,7 @@ static waiting &polled()
 /* A poll lets the queues take one step, so that a loop of polls ends. */
 cudaError_t event_query(cudaEvent_t event)
 {
+    ++host_waits;
     std::unique_lock<std::recursive_mutex> hold(the().lock, std::try_to_lock);
     if (!hold.owns_lock()) {
         return cudaErrorNotReady; /* another thread is running work right now */
@@ -627,6 +638,7 @@ cudaError_t event_query(cudaEvent_t event)
 
 cudaError_t stream_query(cudaStream_t stream)
 {
+    ++host_waits;
     std::unique_lock<std::recursive_mutex> hold(the().lock, std::try_to_lock);
     if (!hold.owns_lock()) {
         return cudaErrorNotReady;

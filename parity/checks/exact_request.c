@@ -220,6 +220,21 @@ static void add_plan(parity_ask *q, int64_t t, int64_t k, int64_t experts)
     parity_ask_finish(q);
 }
 
+enum { MANY = 2053 };
+
+/* More assignments than a block of a counting sort takes, all of one expert. */
+static void add_plan_of_one(parity_ask *q, int64_t expert, int64_t experts)
+{
+    int64_t indices[MANY];
+    for (int64_t i = 0; i < MANY; i++)
+        indices[i] = expert;
+    parity_ask_begin(q, "permute_plan");
+    parity_ask_bytes(q, "indices", ASSAY_I64, 2, (int64_t[]){MANY, 1}, indices);
+    parity_ask_int(q, "experts", experts);
+    parity_ask_int(q, "rows", MANY);
+    parity_ask_finish(q);
+}
+
 /* --- norm, loss, sums, router ------------------------------------------------------------------------------- */
 
 /* mean of squares 1 and eps 3: rstd is 1/2. */
@@ -349,6 +364,7 @@ static void add_moves(parity_ask *q)
     add_plan(q, 1, 1, 1);
     add_plan(q, 0, 2, 4);
     add_plan(q, 13, 3, 8);
+    add_plan_of_one(q, 34, 35);
 }
 
 static void add_others(parity_ask *q)

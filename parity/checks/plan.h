@@ -261,9 +261,9 @@ typedef struct plan_rows {
     bool known;
     int64_t rows, entries;      /* of this rank; T*K */
     int64_t received, gathered; /* ; that arrive over ep; of all etp ranks */
-    int64_t *row_token, *row_slot, *tokens_per_expert, *token_row, *probs_index;
+    int64_t *row_token, *row_entry, *tokens_per_expert, *token_row;
     int64_t n_all, *token_counts; /* allgather: tokens of all ranks that exchange rows, of each */
-    int64_t *all_row_token, *all_row_slot, *all_tokens_per_expert, *all_token_row, *all_probs_index;
+    int64_t *all_row_token, *all_row_entry, *all_tokens_per_expert, *all_token_row;
     int64_t *all_counts, *sort, *unsort, *local_counts, *send_counts, *recv_counts, *etp_counts;
     int64_t padded, *room; /* rows that this rank's experts compute, zeros among them; of each */
     /* row ids of what this rank permutes, gets over ep and over etp, and gives its experts */

@@ -63,7 +63,8 @@ void plan_permute(plan *p, plan_moe_saved *s)
     plan_add(p, "permute_plan", at);
     plan_in(p, "indices", s->routed);
     plan_out(p, "row_token", s->row_token);
-    plan_out(p, "row_slot", rows_tensor(p, r, at, "row_slot", r->row_slot, r->rows));
+    const plan_tensor row_entry = rows_tensor(p, r, at, "row_entry", r->row_entry, r->rows);
+    plan_out(p, "row_entry", row_entry);
     plan_out(p, "tokens_per_expert", counts);
     plan_out(p, "token_row", s->token_row);
     plan_int(p, "experts", experts);
@@ -88,8 +89,7 @@ void plan_permute(plan *p, plan_moe_saved *s)
     if (plan_gathers_tokens(p))
         return;
     gather_rows(p, "mlp.permute", s->tokens, s->row_token, s->permuted);
-    gather_rows(p, "mlp.permute_probs", s->probs,
-                rows_tensor(p, r, "mlp.permute_probs", "index", r->probs_index, r->rows), s->permuted_probs);
+    gather_rows(p, "mlp.permute_probs", s->probs, row_entry, s->permuted_probs);
 }
 
 /* Permuted rows or their probs to the ranks of their experts. */
@@ -153,7 +153,8 @@ static void gather_dispatch(plan *p, plan_moe_saved *s)
     plan_add(p, "permute_plan", at);
     plan_in(p, "indices", indices);
     plan_out(p, "row_token", s->row_token);
-    plan_out(p, "row_slot", rows_tensor(p, r, at, "row_slot", r->all_row_slot, r->gathered));
+    const plan_tensor row_entry = rows_tensor(p, r, at, "row_entry", r->all_row_entry, r->gathered);
+    plan_out(p, "row_entry", row_entry);
     plan_out(p, "tokens_per_expert",
              rows_tensor(p, r, at, "tokens_per_expert", r->all_tokens_per_expert, experts));
     plan_out(p, "token_row", s->token_row);
@@ -165,9 +166,7 @@ static void gather_dispatch(plan *p, plan_moe_saved *s)
     plan_int(p, "first_expert", p->at.ep * local);
     plan_int(p, "local_experts", local);
     gather_rows(p, "mlp.permute", s->dispatched, s->row_token, s->permuted);
-    gather_rows(p, "mlp.permute_probs", s->dispatched_probs,
-                rows_tensor(p, r, "mlp.permute_probs", "index", r->all_probs_index, r->gathered),
-                s->permuted_probs);
+    gather_rows(p, "mlp.permute_probs", s->dispatched_probs, row_entry, s->permuted_probs);
     s->gathered = s->permuted;
     s->gathered_probs = s->permuted_probs;
     if (plan_pads_rows(p))

@@ -95,8 +95,7 @@ static void permute(plan *p, plan_rows *r, const assay_trace_tensor *t)
             continue;
         const int64_t row = next[entry(t, i)]++;
         r->row_token[row] = i / k;
-        r->row_slot[row] = i % k;
-        r->probs_index[row] = i;
+        r->row_entry[row] = i;
         r->token_row[i] = row;
     }
 }
@@ -190,8 +189,7 @@ void plan_make_rows(plan *p, plan_rows *r)
     for (int64_t i = 0; i < r->entries; i++)
         r->rows += entry(mine, i) >= 0;
     r->row_token = plan_integers(p, r->rows);
-    r->row_slot = plan_integers(p, r->rows);
-    r->probs_index = plan_integers(p, r->rows);
+    r->row_entry = plan_integers(p, r->rows);
     r->token_row = plan_integers(p, r->entries);
     r->tokens_per_expert = plan_integers(p, c->num_moe_experts);
     r->all_counts = plan_integers(p, p->etp * p->ep * c->num_moe_experts);
@@ -262,8 +260,7 @@ void plan_gather_rows(plan *p, plan_rows *r)
     }
     const int64_t *all = r->known && p->st == ASSAY_OK ? gather_maps(p, r) : NULL;
     r->all_row_token = plan_integers(p, r->gathered);
-    r->all_row_slot = plan_integers(p, r->gathered);
-    r->all_probs_index = plan_integers(p, r->gathered);
+    r->all_row_entry = plan_integers(p, r->gathered);
     r->all_tokens_per_expert = plan_integers(p, c->num_moe_experts);
     r->all_token_row = plan_integers(p, r->n_all * k);
     r->known = r->known && all != NULL && p->st == ASSAY_OK;
@@ -279,8 +276,7 @@ void plan_gather_rows(plan *p, plan_rows *r)
         for (int64_t i = 0; i < r->n_all * k; i++)
             if (all[i] == e) {
                 r->all_row_token[row] = i / k;
-                r->all_row_slot[row] = i % k;
-                r->all_probs_index[row] = i;
+                r->all_row_entry[row] = i;
                 r->all_token_row[i] = row++;
             }
 }

@@ -270,10 +270,12 @@ static json_t *rank_line(gather *g, int r)
     json_array_foreach(json_object_get(rank, "operations"), i, row) all += median_in(g, row, "ms");
     const double step = median_in(g, rank, "ms_between_events"),
                  inside = median_in(g, rank, "ms_inside_operations");
-    return json_pack("{s:i, s:O, s:f, s:f, s:f, s:f, s:f, s:O}", "rank", r, "device",
+    return json_pack("{s:i, s:O, s:f, s:f, s:f, s:f, s:f, s:O, s:O*, s:O*}", "rank", r, "device",
                      json_object_get(rank, "device"), "s_per_step", median_in(g, rank, "s"),
                      "ms_between_events", step, "ms_inside_operations", inside, "ms_of_operations", all,
-                     "ms_outside_operations", step - inside, "peak", json_object_get(rank, "peak"));
+                     "ms_outside_operations", step - inside, "peak", json_object_get(rank, "peak"),
+                     "host_waits", json_object_get(rank, "host_waits"), "host_waits_in_layers",
+                     json_object_get(rank, "host_waits_in_layers"));
 }
 
 static double number(const json_t *object, const char *key)

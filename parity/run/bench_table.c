@@ -124,6 +124,9 @@ static void print_operations(const json_t *r, FILE *out)
                     ? " (some at the same time)"
                     : "",
                 number(row, "ms_outside_operations"), number(row, "ms_between_events"));
+    json_array_foreach(json_object_get(r, "ranks"), i, row) if (json_object_get(row, "host_waits")) fprintf(
+        out, "rank %d: the host waits for the device %d times a step, %d of them inside layers\n",
+        (int)number(row, "rank"), (int)number(row, "host_waits"), (int)number(row, "host_waits_in_layers"));
 }
 
 /* --- totals ------------------------------------------------------------------------------------------------- */

@@ -31,7 +31,7 @@ void ref_router_drop(int64_t *routed, int64_t *tokens_per_expert, const int64_t 
     }
 }
 
-void ref_permute_plan(int64_t *row_token, int64_t *row_slot, int64_t *tokens_per_expert, int64_t *token_row,
+void ref_permute_plan(int64_t *row_token, int64_t *row_entry, int64_t *tokens_per_expert, int64_t *token_row,
                       const int64_t *indices, int64_t t, int64_t k, int64_t e, int64_t first, int64_t local)
 {
     for (int64_t i = 0; i < e; i++)
@@ -47,7 +47,7 @@ void ref_permute_plan(int64_t *row_token, int64_t *row_slot, int64_t *tokens_per
         for (int64_t i = 0; i < t * k && tokens_per_expert[x] > 0; i++)
             if (indices[i] == x) {
                 row_token[row] = i / k;
-                row_slot[row] = i % k;
+                row_entry[row] = i;
                 token_row[i] = row++;
             }
 }

@@ -51,18 +51,18 @@ static assay_status make_permutation(ref_pass *p, ref_dispatch *d, const ref_int
     ASSAY_TRY(ref_ints_new(&p->arena, &d->tokens, p->n));
     for (int r = 0; r < p->n; r++) {
         const int64_t t = indices->at[r].rows, k = indices->at[r].cols;
-        ref_int_piece row_slot;
+        ref_int_piece row_entry;
         int64_t rows = 0;
         ASSAY_TRY(ref_int_piece_new(&p->arena, &d->tokens.at[r], 1, 1));
         d->tokens.at[r].x[0] = t;
         for (int64_t i = 0; i < t * k; i++)
             rows += indices->at[r].x[i] >= 0;
         ASSAY_TRY(ref_int_piece_new(&p->arena, &d->row_token.at[r], rows, 1));
-        ASSAY_TRY(ref_int_piece_new(&p->arena, &row_slot, rows, 1));
+        ASSAY_TRY(ref_int_piece_new(&p->arena, &row_entry, rows, 1));
         ASSAY_TRY(ref_int_piece_new(&p->arena, &d->token_row.at[r], t, k));
         ASSAY_TRY(ref_int_piece_new(&p->arena, &d->tokens_per_expert.at[r], e, 1));
-        ref_permute_plan(d->row_token.at[r].x, row_slot.x, d->tokens_per_expert.at[r].x, d->token_row.at[r].x,
-                         indices->at[r].x, t, k, e, 0, e);
+        ref_permute_plan(d->row_token.at[r].x, row_entry.x, d->tokens_per_expert.at[r].x,
+                         d->token_row.at[r].x, indices->at[r].x, t, k, e, 0, e);
         memcpy(p->ranks[r].tokens_per_expert + ref_pass_place(p) * e, d->tokens_per_expert.at[r].x,
                (size_t)e * sizeof(int64_t));
     }

@@ -71,11 +71,6 @@ Test(gpu_errors, linear_names_operand_expected_and_found)
          "found -1",
          {RAW_T("y", f32(3, 4)), RAW_T("x", f32(3, 6)), RAW_T("weight", experts),
           RAW_T("tokens_per_expert", i64(1, 2), .host = negative)}},
-        {"grouped_linear_fwd",
-         "tokens_per_expert: expected 2 entries in host memory",
-         "NULL",
-         {RAW_T("y", f32(3, 4)), RAW_T("x", f32(3, 6)), RAW_T("weight", experts),
-          RAW_T("tokens_per_expert", i64(1, 2))}},
     };
     gpu_ctx x;
     open_ctx(&x);
@@ -293,7 +288,7 @@ Test(gpu_errors, operands_that_contradict_each_other_behind_the_table)
                 {"length", .number = 3}),
             ASSAY_INVALID_ARGUMENT, "tokens_per_expert: expected 4 elements", "found 5");
     refused(RAW(&x, "permute_plan", RAW_T("indices", i64(3, 2)), RAW_T("row_token", i64(1, 6)),
-                RAW_T("row_slot", i64(1, 6)), RAW_T("tokens_per_expert", i64(1, 5)),
+                RAW_T("row_entry", i64(1, 6)), RAW_T("tokens_per_expert", i64(1, 5)),
                 RAW_T("token_row", i64(3, 2)), {"experts", .number = 4}, {"rows", .number = 6},
                 {"local_experts", .number = 4}),
             ASSAY_INVALID_ARGUMENT, "tokens_per_expert: expected 4 elements", "found 5");

@@ -505,7 +505,7 @@ Test(gpu_ops, expert_bias_update)
 }
 Test(gpu_ops, permute_plan)
 {
-    hold(&(op_law){"permute_plan", "router", 2, true, permute_plan, OP_SIZES(rows_sizes)});
+    hold(&(op_law){"permute_plan", "router", 3, true, permute_plan, OP_SIZES(rows_sizes)});
 }
 Test(gpu_ops, router_drop)
 {

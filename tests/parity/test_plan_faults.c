@@ -77,7 +77,7 @@ static const fault tensor_parallel[] = {
     {"row_local", "all_to_all", M1 "combine", "recv", "", false, 0, 0, 0, NULL},
     {"row_other_rank", "gather_rows", M1 "sort", "y", "", false, 1, 0, 0, NULL},
     {"value", "grouped_linear_fwd", M1 "experts.linear_fc1", "tokens_per_expert", "", INPUT, 0, 0, 1, NULL},
-    {"value", "permute_plan", M1 "permute_plan", "row_slot", "", false, 1, 0, 0, NULL},
+    {"value", "permute_plan", M1 "permute_plan", "row_entry", "", false, 1, 0, 0, NULL},
     {"value", "all_gather", M1 "dispatch_counts", "recv", "", false, 0, 1, 1, NULL},
     {"value", "router_aux_fwd", M1 "router.aux", "tokens_per_expert", "", false, 1, 1, 0, NULL},
     {"drop_op", "all_reduce", A0 "q_layernorm.weight", "", "", false, 1, 1, -1, "operation"},

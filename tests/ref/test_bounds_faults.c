@@ -270,10 +270,10 @@ Test(ref_bounds_faults, copies_and_plans_are_exact)
     const int64_t chosen[6] = {0, 2, 1, 2, 0, 1};
     memcpy(trial_in_int(&x, "indices", new_int(6), SHAPE(3, 2)), chosen, sizeof chosen);
     int64_t *row_token = trial_out_int(&x, "row_token", SHAPE(6)),
-            *row_slot = trial_out_int(&x, "row_slot", SHAPE(6)),
+            *row_entry = trial_out_int(&x, "row_entry", SHAPE(6)),
             *counts = trial_out_int(&x, "tokens_per_expert", SHAPE(4)),
             *token_row = trial_out_int(&x, "token_row", SHAPE(3, 2));
-    ref_permute_plan(row_token, row_slot, counts, token_row, chosen, 3, 2, 4, 0, 4);
+    ref_permute_plan(row_token, row_entry, counts, token_row, chosen, 3, 2, 4, 0, 4);
     trial_expect_pass(&x, "plan");
     row_token[0] = 1;
     trial_judge(&x);

@@ -326,10 +326,13 @@ Test(ref_golden, experts)
     assay_tensorfile *f = golden_open("experts");
     const int64_t t = golden_dim(f, "x", 0), h = golden_dim(f, "x", 1), e = golden_dim(f, "fc1", 0),
                   n = golden_dim(f, "fc2", 2), k = golden_dim(f, "indices", 1), r = t * k;
-    int64_t *indices = golden_int(f, "indices"), *row_token = new_int(r), *row_slot = new_int(r),
+    int64_t *indices = golden_int(f, "indices"), *row_token = new_int(r), *row_entry = new_int(r),
             *counts = new_int(e), *token_row = new_int(r);
-    ref_permute_plan(row_token, row_slot, counts, token_row, indices, t, k, e, 0, e);
+    ref_permute_plan(row_token, row_entry, counts, token_row, indices, t, k, e, 0, e);
     expect_golden_int(f, "row_token", row_token);
+    int64_t *row_slot = new_int(r);
+    for (int64_t i = 0; i < r; i++)
+        row_slot[i] = row_entry[i] % k;
     expect_golden_int(f, "row_slot", row_slot);
     expect_golden_int(f, "tokens_per_expert", counts);
     expect_golden_int(f, "token_row", token_row);
@@ -337,11 +340,8 @@ Test(ref_golden, experts)
            *fc2 = golden_real(f, "fc2"), *dy = golden_real(f, "dy");
     double *rows = new_real(r * h), *row_probs = new_real(r), *a = new_real(r * 2 * n), *b = new_real(r * n),
            *c = new_real(r * h), *y = new_real(t * h);
-    int64_t *flat = new_int(r); /* probs [T,K] as T*K rows of one column */
-    for (int64_t i = 0; i < r; i++)
-        flat[i] = row_token[i] * k + row_slot[i];
     ref_gather_rows(rows, x, row_token, r, h);
-    ref_gather_rows(row_probs, probs, flat, r, 1);
+    ref_gather_rows(row_probs, probs, row_entry, r, 1); /* probs [T,K] as T*K rows of one column */
     ref_grouped_linear_fwd(a, rows, fc1, counts, e, 2 * n, h);
     ref_swiglu_fwd(b, a, row_probs, r, n);
     ref_grouped_linear_fwd(c, b, fc2, counts, e, h, n);
@@ -363,9 +363,9 @@ Test(ref_golden, experts)
     expect_golden(f, "dprobs", dprobs);
     expect_golden(f, "dfc1", dfc1);
     expect_golden(f, "dfc2", dfc2);
-    free(indices), free(row_token), free(row_slot), free(counts), free(token_row), free(x), free(probs),
-        free(fc1), free(fc2), free(dy), free(rows), free(row_probs), free(a), free(b), free(c), free(y),
-        free(flat), free(dc), free(db), free(da), free(drow_probs), free(drows), free(dx), free(dprobs),
+    free(indices), free(row_token), free(row_entry), free(row_slot), free(counts), free(token_row), free(x),
+        free(probs), free(fc1), free(fc2), free(dy), free(rows), free(row_probs), free(a), free(b), free(c),
+        free(y), free(dc), free(db), free(da), free(drow_probs), free(drows), free(dx), free(dprobs),
         free(dfc1), free(dfc2);
     assay_tensorfile_close(f);
 }

@@ -152,10 +152,10 @@ Test(ref_laws, qkv_split_and_permutation_invert)
     free(qkv);
 
     const int64_t indices[8] = {1, 4, 0, 4, 1, 2, 0, 1};
-    int64_t row_token[8], row_slot[8], counts[6], token_row[8];
-    ref_permute_plan(row_token, row_slot, counts, token_row, indices, 4, 2, 6, 0, 6);
+    int64_t row_token[8], row_entry[8], counts[6], token_row[8];
+    ref_permute_plan(row_token, row_entry, counts, token_row, indices, 4, 2, 6, 0, 6);
     for (int64_t row = 0; row < 8; row++)
-        cr_expect(token_row[row_token[row] * 2 + row_slot[row]] == row);
+        cr_expect(token_row[row_entry[row]] == row && row_entry[row] / 2 == row_token[row]);
     cr_expect(counts[0] == 2 && counts[1] == 3 && counts[2] == 1 && counts[3] == 0 && counts[4] == 2 &&
               counts[5] == 0);
     const double one[8] = {1, 1, 1, 1, 1, 1, 1, 1};
@@ -211,11 +211,11 @@ Test(ref_laws, experts_beyond_their_capacity)
 Test(ref_laws, a_plan_of_what_is_left)
 {
     const int64_t indices[6] = {0, -1, -1, 2, -1, -1};
-    int64_t row_token[2], row_slot[2], counts[3], token_row[6];
+    int64_t row_token[2], row_entry[2], counts[3], token_row[6];
     const double x[4] = {1, 2, 3, 4};
     double y[6];
-    ref_permute_plan(row_token, row_slot, counts, token_row, indices, 3, 2, 3, 0, 3);
-    cr_expect(row_token[0] == 0 && row_token[1] == 1 && row_slot[1] == 1);
+    ref_permute_plan(row_token, row_entry, counts, token_row, indices, 3, 2, 3, 0, 3);
+    cr_expect(row_token[0] == 0 && row_token[1] == 1 && row_entry[0] == 0 && row_entry[1] == 3);
     cr_expect(counts[0] == 1 && counts[1] == 0 && counts[2] == 1);
     cr_expect(token_row[0] == 0 && token_row[1] == -1 && token_row[3] == 1 && token_row[5] == -1);
     ref_combine_rows(y, x, token_row, 3, 2, 2);

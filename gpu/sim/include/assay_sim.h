@@ -33,6 +33,10 @@ void assay_sim_set_device_private(int on);
  * that the CPU can do).  Always 0 where the simulator was built for one. */
 int assay_sim_target(void);
 
+/* How often the host of this process waited for the device, or asked whether it has come so far: synchronizations, queries,
+ * copies that return when they are done. */
+int64_t assay_sim_host_waits(void);
+
 /* The last report's line, without the newline ("" when there was none since the last cudaDeviceReset); at
  * most the bytes given, always terminated.  assay_sim_reports() counts the reports of this process. */
 void assay_sim_last_report(char *text, size_t bytes);
