@@ -305,7 +305,7 @@ const parity_ask_row parity_ask_table[] = {
     {"embedding_bwd",
      {{.name = "dy"}, {SLOT("ids", IDS)}, {.name = "dweight_in"}},
      {"T=9 V=11 H=5 | vocab_start=4", "T=90 V=7 H=40 | vocab_start=2", "T=0 V=3 H=2 | vocab_start=0",
-      "T=3 V=4 H=0 | vocab_start=0"}},
+      "T=1100 V=1 H=3 | vocab_start=0", "T=160 V=260 H=8 | vocab_start=1", "T=3 V=4 H=0 | vocab_start=0"}},
     {"sum", .sizes = {"n=1", "n=0", "n=5000"}},
     {"sumsq", .sizes = {"n=1", "n=0", "n=5000"}},
     {"count_zeros", .sizes = {"n=1", "n=0", "n=5000"}},
