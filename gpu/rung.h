@@ -76,6 +76,11 @@ typedef struct gpu_rung {
     {                                                                                                        \
         ASSAY_F32, ASSAY_ORDER_TENSOR_CORE, 1, 1, 16, 2, true, false, ulp, tile, 0                           \
     }
+/* `split` contiguous chains at most, added in order. */
+#define GPU_CHAINS(split, ulp)                                                                               \
+    {                                                                                                        \
+        ASSAY_F32, ASSAY_ORDER_SEQUENTIAL, 1, split, 0, 0, true, false, ulp, 0, 0                            \
+    }
 #define GPU_TREE(lanes, ulp) GPU_ARITH(F32, TREE, lanes, true, ulp, 0)
 /* The arithmetic of outputs that no shape changes, and of others. */
 #define GPU_DECLARES(outputs, arith)                                                                         \

@@ -266,8 +266,7 @@ GPU_LADDER(attention_fwd) = {
     GPU_RUNG("one warp for four rows, keys and values read once into shared memory", attention_fwd,
              GPU_DECLARES("o lse", GPU_ARITH(F32, SEQUENTIAL, 1, true, GPU_ULP_EXP, ATTENTION_TILE))),
     GPU_RUNG_ROUNDING_P(
-        "BF16",
-        "matrix units, FlashAttention-2 form: bf16, head dimensions of multiples of 8 up to 128, no dropout",
+        "BF16", "matrix units, FlashAttention-2 form: bf16, head dimensions of multiples of 8, no dropout",
         attention_fwd, NULL, gpu_attention_takes_mma, NULL, GPU_SM_80,
         GPU_ADAPTS("o lse", GPU_TENSOR_CORE(GPU_ULP_EXP, 64), gpu_attention_mma_arith,
                    "32 keys a tile for head dimensions up to 32 and above 96; " GPU_MMA_ARITH)),

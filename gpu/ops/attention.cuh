@@ -155,7 +155,7 @@ assay_status gpu_attention_check(const char *op, const attention_desc *d, gpu_te
 cudaError_t gpu_attention_fwd_mma(gpu_tensor o, gpu_tensor lse, gpu_tensor q, gpu_tensor k, gpu_tensor v,
                                   float scale2, const attention_args &a, cudaStream_t stream);
 float gpu_attention_scale2(const gpu_operands *o);
-/* bf16, head dimensions that are multiples of 8 up to 128, addresses of 16, a positive scale, no dropout. */
+/* bf16, head dimensions that are multiples of 8, addresses of 16, a positive scale, no dropout. */
 bool gpu_attention_takes_mma(const gpu_ctx *ctx, const gpu_operands *o);
 void gpu_attention_mma_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o);
 

@@ -347,8 +347,7 @@ GPU_LADDER(attention_bwd) = {
     GPU_RUNG_IF("one warp for four rows or keys, tiles of 32 in shared memory", attention_bwd, bwd_workspace,
                 NULL, NULL, GPU_SM_80, GPU_DECLARES("dq dk dv", GPU_SEQUENTIAL(GPU_ULP_EXP))),
     GPU_RUNG_ROUNDING_P(
-        "BF16",
-        "matrix units, FlashAttention-2 form: bf16, head dimensions of multiples of 8 up to 128, no dropout",
+        "BF16", "matrix units, FlashAttention-2 form: bf16, head dimensions of multiples of 8, no dropout",
         attention_bwd, gpu_attention_bwd_mma_workspace, gpu_attention_takes_mma, NULL, GPU_SM_80,
         GPU_ADAPTS("dq dk dv", GPU_TENSOR_CORE(GPU_ULP_EXP, 0), gpu_mma_arith, GPU_MMA_ARITH)),
     GPU_LADDER_END,

@@ -4,7 +4,9 @@
  *   attention_bwd_rows_k2   what a row (query, head) brings to all its pairs: the positions that it sees, lse, D = sum dO O
  *   attention_dq_k2         64 rows of a group, whose q and dO stay in registers, over tiles of keys
  *   attention_dkdv_k2       64 keys of a group, over tiles of rows (query, head of the group): the sum over heads is inside
- * Both compute S and P again.  Tiles are copied one ahead; those that nobody sees are passed over; a mask is applied only where a
+ * Head dimensions above 128: q and dO are read from shared memory for each tile, and where registers do not hold the sums of both dk
+ * and dv, attention_dkdv_k2 runs once for each.
+ * All compute S and P again.  Tiles are copied one ahead; those that nobody sees are passed over; a mask is applied only where a
  * row may not see all of a tile.
  *
  * Arithmetic: S = q k and dP = dO v in steps of 16 from dimension 0 on; P = exp2(S c - lse log2(e)), c = scale log2(e) and
@@ -36,15 +38,16 @@ __global__ void attention_bwd_rows_k2(attention_bwd_row *of_rows, const bf16 *do
     }
 }
 
-template <int D, int KEYS>
+template <int D, int DV, int KEYS>
 __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     attention_dq_k2(bf16 *dq, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v,
                     const attention_bwd_row *of_rows, float scale2, attention_args a)
 {
     constexpr int ROWS = ATTENTION_MMA_WARPS * 16, NT = KEYS / 8;
-    static_assert(KEYS <= D, "dS of a warp fits where its rows of q were");
+    constexpr bool KEPT = D <= 128;
+    static_assert(KEYS <= D && (KEPT || ROWS <= DV), "dS fits where rows of q were, or the tile of values");
     GPU_DYNAMIC_SHARED(bf16, shared);
-    bf16 *q_tile = shared, *do_tile = q_tile + ROWS * D, *k_tiles = do_tile + ROWS * D,
+    bf16 *q_tile = shared, *do_tile = q_tile + ROWS * D, *k_tiles = do_tile + ROWS * DV,
          *v_tiles = k_tiles + 2 * KEYS * D;
     const int warp = (int)threadIdx.x / GPU_WARP, lane = (int)threadIdx.x % GPU_WARP;
     /* in 32 bits (gpu_attention_takes_mma), longest rows first: as attention_fwd_k2 */
@@ -55,7 +58,7 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     const int last_row = first_row + ROWS < rows ? first_row + ROWS : rows;
     const int seq_k = (int)a.seq_k, tiles = (seq_k + KEYS - 1) / KEYS;
     auto query = [&](int r) { return attention_bwd_query(a, b, group, first_row + r); };
-    attention_copy_both<D, ROWS>(q_tile, q, a.d, do_tile, dout, a.dv, query);
+    attention_copy_both<D, DV, ROWS>(q_tile, q, a.d, do_tile, dout, a.dv, query);
     mma_commit();
     const attention_query_range sees =
         attention_queries_range(a, b, first_row / per_group, (last_row - 1) / per_group + 1, lane);
@@ -74,8 +77,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
         auto key = [&](int r) {
             return n * KEYS + r < seq_k ? ((n * KEYS + r) * a.batch + b) * a.groups + group : (int64_t)-1;
         };
-        attention_copy_both<D, KEYS>(k_tiles + stage * KEYS * D, k, a.d, v_tiles + stage * KEYS * D, v, a.dv,
-                                     key);
+        attention_copy_both<D, DV, KEYS>(k_tiles + stage * KEYS * D, k, a.d, v_tiles + stage * KEYS * DV, v,
+                                         a.dv, key);
         mma_commit();
     };
     attention_bwd_known mine[2];
@@ -84,24 +87,26 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
         const int64_t row = query(warp * 16 + mma_row(lane, 2 * h));
         mine[h] = row >= 0 ? of_rows[row].known : attention_bwd_known{0.0f, 0.0f};
     }
-    float acc[1][D / 8][4] = {};
-    mma_rows<D, 1> q_rows, do_rows;
+    attention_sums<D, 1> acc = {};
+    attention_rows<KEPT ? D : 32, 1> q_rows;
+    attention_rows<KEPT ? DV : 32, 1> do_rows;
     attention_sight sight;
     int n = next_seen(0, &sight);
     if (n < tiles)
         copy(n, 0);
     for (int stage = 0, begun = 0; n < tiles; stage ^= 1) {
-        bf16 *k_tile = k_tiles + stage * KEYS * D, *v_tile = v_tiles + stage * KEYS * D;
+        bf16 *k_tile = k_tiles + stage * KEYS * D, *v_tile = v_tiles + stage * KEYS * DV;
         mma_wait<0>();
         const bool unbounded = __syncthreads_or((int)attention_unbounded<D, KEYS>(k_tile)) != 0;
         attention_sight next_sight;
         const int next = next_seen(n + 1, &next_sight);
         if (next < tiles)
             copy(next, stage ^ 1);
-        if (!begun) {
-            mma_load_rows(&q_rows, q_tile, warp * 16);
-            mma_load_rows(&do_rows, do_tile, warp * 16);
-        }
+        if constexpr (KEPT)
+            if (!begun) {
+                attention_load_rows<D, ROWS>(&q_rows, q_tile, warp * 16);
+                attention_load_rows<DV, ROWS>(&do_rows, do_tile, warp * 16);
+            }
         begun = 1;
         auto visible = [&](int h, int x) {
             const int64_t row = query(warp * 16 + mma_row(lane, 2 * h));
@@ -112,14 +117,23 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
         };
         const unsigned seen = sight == ATTENTION_SEES_ALL ? ~0u : attention_seen_bits<NT>(visible);
         float p[1][NT][4] = {}, ds[1][NT][4] = {};
-        mma_abt(p, q_rows, k_tile);
-        mma_abt(ds, do_rows, v_tile);
+        if constexpr (KEPT) {
+            attention_abt<D>(p, q_rows, k_tile);
+            attention_abt<DV>(ds, do_rows, v_tile);
+        } else {
+            attention_abt_tile<D, ROWS>(p, q_tile, warp * 16, k_tile);
+            attention_abt_tile<DV, ROWS>(ds, do_tile, warp * 16, v_tile);
+        }
         attention_bwd_pairs(p, ds, scale2, sight == ATTENTION_SEES_ALL, seen,
                             [&](int h, int) { return mine[h]; });
-        if (unbounded)
-            attention_add_seen<D>(acc, ds, k_tile, q_tile + warp * 16 * D, visible);
-        else
-            mma_ab<D>(acc, ds, k_tile);
+        if (unbounded) {
+            if (!KEPT)
+                __syncthreads(); /* nobody reads the tile of values any more */
+            attention_add_seen<D>(&acc, ds, k_tile, KEPT ? q_tile + warp * 16 * D : v_tile + warp * 16 * KEYS,
+                                  visible);
+        } else {
+            attention_ab<D>(&acc, ds, k_tile);
+        }
         n = next;
         sight = next_sight;
     }
@@ -132,15 +146,20 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     }
 }
 
-template <int D, int ROWS>
+/* Which of dk and dv a launch computes. */
+enum { OF_DK = 1, OF_DV = 2 };
+
+template <int D, int DV, int ROWS, int OF>
 __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     attention_dkdv_k2(bf16 *dk, bf16 *dv, const bf16 *dout, const bf16 *q, const bf16 *k, const bf16 *v,
                       const attention_bwd_row *of_rows, float scale2, attention_args a)
 {
     constexpr int KEYS = ATTENTION_MMA_WARPS * 16, NT = ROWS / 8;
     GPU_DYNAMIC_SHARED(bf16, shared);
-    bf16 *k_tile = shared, *v_tile = k_tile + KEYS * D, *q_tiles = v_tile + KEYS * D,
-         *do_tiles = q_tiles + 2 * ROWS * D, *p_tile = do_tiles + 2 * ROWS * D;
+    /* dv needs no values */
+    bf16 *k_tile = shared, *v_tile = k_tile + KEYS * D,
+         *q_tiles = v_tile + ((OF & OF_DK) != 0 ? KEYS * DV : 0), *do_tiles = q_tiles + 2 * ROWS * D,
+         *p_tile = do_tiles + 2 * ROWS * DV;
     attention_bwd_row *row_tiles = (attention_bwd_row *)(p_tile + KEYS * ROWS);
     const int warp = (int)threadIdx.x / GPU_WARP, lane = (int)threadIdx.x % GPU_WARP;
     const int per_group = (int)(a.heads / a.groups), rows = (int)a.seq_q * per_group;
@@ -150,7 +169,10 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     auto key_of = [&](int r) {
         return first_key + r < seq_k ? ((first_key + r) * a.batch + b) * a.groups + group : (int64_t)-1;
     };
-    attention_copy_both<D, KEYS>(k_tile, k, a.d, v_tile, v, a.dv, key_of);
+    if constexpr ((OF & OF_DK) != 0)
+        attention_copy_both<D, DV, KEYS>(k_tile, k, a.d, v_tile, v, a.dv, key_of);
+    else
+        attention_copy_rows<D, KEYS>(k_tile, k, a.d, key_of);
     mma_commit();
     const attention_range keys =
         attention_keys_range(a, b, first_key, first_key + KEYS < seq_k ? first_key + KEYS : seq_k, lane);
@@ -168,8 +190,8 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     };
     auto copy = [&](int n, int stage) {
         auto query = [&](int r) { return attention_bwd_query(a, b, group, n * ROWS + r); };
-        attention_copy_both<D, ROWS>(q_tiles + stage * ROWS * D, q, a.d, do_tiles + stage * ROWS * D, dout,
-                                     a.dv, query);
+        attention_copy_both<D, DV, ROWS>(q_tiles + stage * ROWS * D, q, a.d, do_tiles + stage * ROWS * DV,
+                                         dout, a.dv, query);
         for (int i = (int)threadIdx.x; i < 2 * ROWS; i += ATTENTION_MMA_THREADS) {
             const int64_t row = query(i / 2);
             mma_copy16((char *)(row_tiles + stage * ROWS + i / 2) + i % 2 * 16,
@@ -183,16 +205,17 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
         const int key = first_key + warp * 16 + mma_row(lane, 2 * h);
         position[h] = key < seq_k ? a.k_position[key * a.batch + b] : 0;
     }
-    float acc_k[1][D / 8][4] = {}, acc_v[1][D / 8][4] = {};
+    attention_sums<(OF & OF_DK) != 0 ? D : 32, 1> acc_k = {};
+    attention_sums<(OF & OF_DV) != 0 ? DV : 32, 1> acc_v = {};
     attention_sight sight;
     int n = next_seen(0, &sight);
     if (n < tiles)
         copy(n, 0);
     for (int stage = 0; n < tiles; stage ^= 1) {
-        bf16 *q_tile = q_tiles + stage * ROWS * D, *do_tile = do_tiles + stage * ROWS * D;
+        bf16 *q_tile = q_tiles + stage * ROWS * D, *do_tile = do_tiles + stage * ROWS * DV;
         const attention_bwd_row *row_tile = row_tiles + stage * ROWS;
         mma_wait<0>();
-        const bool mine_is = attention_unbounded<D, ROWS>(q_tile) || attention_unbounded<D, ROWS>(do_tile);
+        const bool mine_is = attention_unbounded<D, ROWS>(q_tile) || attention_unbounded<DV, ROWS>(do_tile);
         const bool unbounded = __syncthreads_or((int)mine_is) != 0;
         attention_sight next_sight;
         const int next = next_seen(n + 1, &next_sight);
@@ -203,21 +226,23 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
         };
         const unsigned seen = sight == ATTENTION_SEES_ALL ? ~0u : attention_seen_bits<NT>(visible);
         float p[1][NT][4] = {}, ds[1][NT][4] = {};
-        { /* for each tile: the sums of a wide head leave no registers to keep k and v in */
-            mma_rows<D, 1> own;
-            mma_load_rows(&own, k_tile, warp * 16);
-            mma_abt(p, own, q_tile);
-            mma_load_rows(&own, v_tile, warp * 16);
-            mma_abt(ds, own, do_tile);
-        }
+        /* for each tile: the sums of a wide head leave no registers to keep k and v in */
+        attention_abt_tile<D, KEYS>(p, k_tile, warp * 16, q_tile);
+        if constexpr ((OF & OF_DK) != 0)
+            attention_abt_tile<DV, KEYS>(ds, v_tile, warp * 16, do_tile);
         attention_bwd_pairs(p, ds, scale2, sight == ATTENTION_SEES_ALL, seen,
                             [&](int, int x) { return row_tile[x].known; });
-        if (unbounded) {
-            attention_add_seen<D>(acc_v, p, do_tile, p_tile + warp * 16 * ROWS, visible);
-            attention_add_seen<D>(acc_k, ds, q_tile, p_tile + warp * 16 * ROWS, visible);
-        } else {
-            mma_ab<D>(acc_v, p, do_tile);
-            mma_ab<D>(acc_k, ds, q_tile);
+        if constexpr ((OF & OF_DV) != 0) {
+            if (unbounded)
+                attention_add_seen<DV>(&acc_v, p, do_tile, p_tile + warp * 16 * ROWS, visible);
+            else
+                attention_ab<DV>(&acc_v, p, do_tile);
+        }
+        if constexpr ((OF & OF_DK) != 0) {
+            if (unbounded)
+                attention_add_seen<D>(&acc_k, ds, q_tile, p_tile + warp * 16 * ROWS, visible);
+            else
+                attention_ab<D>(&acc_k, ds, q_tile);
         }
         n = next;
         sight = next_sight;
@@ -228,41 +253,65 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
         const int64_t key = key_of(warp * 16 + mma_row(lane, 2 * h));
         if (key < 0)
             continue;
-        attention_store_row<D>(dk + key * a.d, acc_k, h, a.d, a.scale);
-        attention_store_row<D>(dv + key * a.dv, acc_v, h, a.dv, 1.0f);
+        if constexpr ((OF & OF_DK) != 0)
+            attention_store_row<D>(dk + key * a.d, acc_k, h, a.d, a.scale);
+        if constexpr ((OF & OF_DV) != 0)
+            attention_store_row<DV>(dv + key * a.dv, acc_v, h, a.dv, 1.0f);
     }
+}
+
+/* Keys of a tile that attention_dq_k2 meets. */
+static constexpr int keys_of_tile(int width)
+{
+    return width > 192 ? 16 : attention_mma_keys(width);
 }
 
 /* Rows of a tile that attention_dkdv_k2 meets. */
 static constexpr int rows_of_tile(int width)
 {
-    return width <= 64 ? 64 : 32;
+    return width <= 64 ? 64 : width <= 128 ? 32 : 16;
 }
 
-template <int D>
-static cudaError_t launch(const gpu_attention_bwd_tensors *t, attention_bwd_row *of_rows, float scale2,
+template <int D, int DV, int OF>
+static cudaError_t launch_dkdv(const gpu_attention_bwd_tensors *t, const attention_bwd_row *of_rows,
+                               float scale2, const attention_args &a, cudaStream_t stream)
+{
+    constexpr int BLOCK = ATTENTION_MMA_WARPS * 16, ROWS = rows_of_tile(D);
+    constexpr int own = (OF & OF_DK) != 0 ? D + DV : D;
+    constexpr size_t bytes = sizeof(bf16) * (size_t)(BLOCK * own + 2 * ROWS * (D + DV) + BLOCK * ROWS) +
+                             sizeof(attention_bwd_row) * (size_t)(2 * ROWS);
+    static_assert(bytes <= ATTENTION_MMA_SHARED, "every device of sm_80 and later");
+    const int64_t blocks = (a.seq_k + BLOCK - 1) / BLOCK * a.batch * a.groups;
+    const cudaError_t e = attention_allow_shared(attention_dkdv_k2<D, DV, ROWS, OF>, bytes);
+    if (e != cudaSuccess || blocks == 0)
+        return e;
+    return GPU_LAUNCH((attention_dkdv_k2<D, DV, ROWS, OF>), dim3((unsigned)blocks),
+                      dim3(ATTENTION_MMA_THREADS), bytes, stream, (bf16 *)t->dk.data, (bf16 *)t->dv.data,
+                      (const bf16 *)t->dout.data, (const bf16 *)t->q.data, (const bf16 *)t->k.data,
+                      (const bf16 *)t->v.data, of_rows, scale2, a);
+}
+
+template <int D, int DV>
+static cudaError_t launch(const gpu_attention_bwd_tensors *t, const attention_bwd_row *of_rows, float scale2,
                           const attention_args &a, cudaStream_t stream)
 {
-    constexpr int BLOCK = ATTENTION_MMA_WARPS * 16, KEYS = attention_mma_keys(D), ROWS = rows_of_tile(D);
-    const int64_t of_batch = a.batch * a.groups,
-                  q_blocks = (a.seq_q * (a.heads / a.groups) + BLOCK - 1) / BLOCK * of_batch,
-                  k_blocks = (a.seq_k + BLOCK - 1) / BLOCK * of_batch;
-    const size_t q_bytes = sizeof(bf16) * (size_t)((2 * BLOCK + 4 * KEYS) * D);
-    const size_t k_bytes = sizeof(bf16) * (size_t)((2 * BLOCK + 4 * ROWS) * D + BLOCK * ROWS) +
-                           sizeof(attention_bwd_row) * (size_t)(2 * ROWS);
-    const bf16 *dout = (const bf16 *)t->dout.data, *q = (const bf16 *)t->q.data;
-    const bf16 *k = (const bf16 *)t->k.data, *v = (const bf16 *)t->v.data;
-    cudaError_t e = attention_allow_shared(attention_dq_k2<D, KEYS>, q_bytes);
-    if (e == cudaSuccess)
-        e = attention_allow_shared(attention_dkdv_k2<D, ROWS>, k_bytes);
-    if (e == cudaSuccess && q_blocks > 0)
-        e = GPU_LAUNCH((attention_dq_k2<D, KEYS>), dim3((unsigned)q_blocks), dim3(ATTENTION_MMA_THREADS),
-                       q_bytes, stream, (bf16 *)t->dq.data, dout, q, k, v, of_rows, scale2, a);
-    if (e == cudaSuccess && k_blocks > 0)
-        e = GPU_LAUNCH((attention_dkdv_k2<D, ROWS>), dim3((unsigned)k_blocks), dim3(ATTENTION_MMA_THREADS),
-                       k_bytes, stream, (bf16 *)t->dk.data, (bf16 *)t->dv.data, dout, q, k, v, of_rows,
-                       scale2, a);
-    return e;
+    constexpr int BLOCK = ATTENTION_MMA_WARPS * 16, KEYS = keys_of_tile(D);
+    constexpr size_t bytes = sizeof(bf16) * (size_t)((BLOCK + 2 * KEYS) * (D + DV));
+    static_assert(bytes <= ATTENTION_MMA_SHARED, "every device of sm_80 and later");
+    const int64_t blocks = (a.seq_q * (a.heads / a.groups) + BLOCK - 1) / BLOCK * a.batch * a.groups;
+    cudaError_t e = attention_allow_shared(attention_dq_k2<D, DV, KEYS>, bytes);
+    if (e == cudaSuccess && blocks > 0)
+        e = GPU_LAUNCH((attention_dq_k2<D, DV, KEYS>), dim3((unsigned)blocks), dim3(ATTENTION_MMA_THREADS),
+                       bytes, stream, (bf16 *)t->dq.data, (const bf16 *)t->dout.data, (const bf16 *)t->q.data,
+                       (const bf16 *)t->k.data, (const bf16 *)t->v.data, of_rows, scale2, a);
+    if (e != cudaSuccess)
+        return e;
+    if constexpr (D + DV <= 320) { /* registers hold the sums of both */
+        return launch_dkdv<D, DV, OF_DK | OF_DV>(t, of_rows, scale2, a, stream);
+    } else {
+        e = launch_dkdv<D, DV, OF_DV>(t, of_rows, scale2, a, stream);
+        return e == cudaSuccess ? launch_dkdv<D, DV, OF_DK>(t, of_rows, scale2, a, stream) : e;
+    }
 }
 
 cudaError_t gpu_attention_bwd_mma(const gpu_attention_bwd_tensors *t, void *workspace, float scale2,
@@ -277,16 +326,7 @@ cudaError_t gpu_attention_bwd_mma(const gpu_attention_bwd_tensors *t, void *work
         if (e != cudaSuccess)
             return e;
     }
-    switch (attention_mma_width(a.d, a.dv)) {
-    case 32:
-        return launch<32>(t, of_rows, scale2, a, stream);
-    case 64:
-        return launch<64>(t, of_rows, scale2, a, stream);
-    case 96:
-        return launch<96>(t, of_rows, scale2, a, stream);
-    default:
-        return launch<128>(t, of_rows, scale2, a, stream);
-    }
+    return ATTENTION_MMA_BY_WIDTHS(attention_mma_widths_of(a.d, a.dv), launch, t, of_rows, scale2, a, stream);
 }
 
 size_t gpu_attention_bwd_mma_workspace(const gpu_ctx *, const gpu_operands *o)

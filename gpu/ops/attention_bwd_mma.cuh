@@ -22,7 +22,7 @@ template <int D, int ROWS> __device__ static __forceinline__ bool attention_unbo
 {
     unsigned any = 0;
     for (int i = (int)threadIdx.x; i < ROWS * (D / 8); i += ATTENTION_MMA_THREADS) {
-        const uint4 chunk = *(const uint4 *)mma_chunk<D>(tile, i / (D / 8), i % (D / 8));
+        const uint4 chunk = *(const uint4 *)attention_chunk<D, ROWS>(tile, i / (D / 8), i % (D / 8));
         const unsigned word[4] = {chunk.x, chunk.y, chunk.z, chunk.w};
         GPU_UNROLL
         for (int w = 0; w < 4; ++w) /* an exponent of ones carries into the sign's place */
@@ -36,8 +36,9 @@ template <int D, int ROWS> __device__ static __forceinline__ bool attention_unbo
  * product with the tile would meet its hidden rows, too, with the factor 0.  mine: room of the warp for P. */
 template <int D, int NT, class F>
 __device__ static __forceinline__ void
-attention_add_seen(float (&acc)[1][D / 8][4], const float (&p)[1][NT][4], bf16 *tile, bf16 *mine, F sees)
+attention_add_seen(attention_sums<D, 1> *acc, const float (&p)[1][NT][4], bf16 *tile, bf16 *mine, F sees)
 {
+    constexpr int PART = attention_part(D);
     const int lane = (int)threadIdx.x % GPU_WARP;
     GPU_UNROLL
     for (int j = 0; j < NT; ++j)
@@ -53,10 +54,13 @@ attention_add_seen(float (&acc)[1][D / 8][4], const float (&p)[1][NT][4], bf16 *
             continue;
         const float weight = gpu_load(mine + mma_row(lane, 2 * h) * NT * 8 + x);
         GPU_UNROLL
-        for (int d = 0; d < D / 8; ++d) {
-            const bf16 *value = mma_chunk<D>(tile, x, d) + mma_column(lane, 0);
-            acc[0][d][2 * h] = fmaf(weight, gpu_load(value), acc[0][d][2 * h]);
-            acc[0][d][2 * h + 1] = fmaf(weight, gpu_load(value + 1), acc[0][d][2 * h + 1]);
+        for (int i = 0; i < attention_parts(D); ++i)
+            GPU_UNROLL
+        for (int d = 0; d < PART / 8; ++d) {
+            float *of = acc->part[i][0][d] + 2 * h;
+            const bf16 *value = mma_chunk<PART>(tile + i * NT * 8 * PART, x, d) + mma_column(lane, 0);
+            of[0] = fmaf(weight, gpu_load(value), of[0]);
+            of[1] = fmaf(weight, gpu_load(value + 1), of[1]);
         }
     }
     __syncwarp();
@@ -111,32 +115,37 @@ __device__ static __forceinline__ int64_t attention_bwd_query(const attention_ar
 }
 
 /* attention_copy_rows of two tensors whose rows have the same numbers. */
-template <int D, int ROWS, class F>
+template <int D, int DV, int ROWS, class F>
 __device__ static __forceinline__ void attention_copy_both(bf16 *x_tile, const bf16 *x, int64_t x_width,
                                                            bf16 *y_tile, const bf16 *y, int64_t y_width,
                                                            F row)
 {
-    for (int i = (int)threadIdx.x; i < ROWS * (D / 8); i += ATTENTION_MMA_THREADS) {
-        const int r = i / (D / 8), c = i % (D / 8);
+    constexpr int CHUNKS = (D > DV ? D : DV) / 8;
+    for (int i = (int)threadIdx.x; i < ROWS * CHUNKS; i += ATTENTION_MMA_THREADS) {
+        const int r = i / CHUNKS, c = i % CHUNKS;
         const int64_t at = row(r);
         const bool has_x = at >= 0 && c * 8 < x_width, has_y = at >= 0 && c * 8 < y_width;
-        mma_copy16(mma_chunk<D>(x_tile, r, c), has_x ? x + at * x_width + c * 8 : x, has_x);
-        mma_copy16(mma_chunk<D>(y_tile, r, c), has_y ? y + at * y_width + c * 8 : y, has_y);
+        if (c < D / 8)
+            mma_copy16(attention_chunk<D, ROWS>(x_tile, r, c), has_x ? x + at * x_width + c * 8 : x, has_x);
+        if (c < DV / 8)
+            mma_copy16(attention_chunk<DV, ROWS>(y_tile, r, c), has_y ? y + at * y_width + c * 8 : y, has_y);
     }
 }
 
 /* Row h of this lane of a result, times scale; width: of the tensor. */
 template <int D>
-__device__ static __forceinline__ void attention_store_row(bf16 *to, const float (&acc)[1][D / 8][4], int h,
+__device__ static __forceinline__ void attention_store_row(bf16 *to, const attention_sums<D, 1> &acc, int h,
                                                            int64_t width, float scale)
 {
     const int lane = (int)threadIdx.x % GPU_WARP;
     GPU_UNROLL
-    for (int d = 0; d < D / 8; ++d) {
-        const int column = d * 8 + mma_column(lane, 0);
+    for (int i = 0; i < attention_parts(D); ++i)
+        GPU_UNROLL
+    for (int d = 0; d < attention_part(D) / 8; ++d) {
+        const float *of = acc.part[i][0][d] + 2 * h;
+        const int column = attention_column<D>(i, d, lane, 0);
         if (column < width)
-            *(__nv_bfloat162 *)(to + column) =
-                __floats2bfloat162_rn(scale * acc[0][d][2 * h], scale * acc[0][d][2 * h + 1]);
+            *(__nv_bfloat162 *)(to + column) = __floats2bfloat162_rn(scale * of[0], scale * of[1]);
     }
 }
 

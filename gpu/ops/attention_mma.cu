@@ -1,8 +1,9 @@
 /* Attention forward on matrix units, k2 (bf16).  docs/OPS.md 5.
  *
  * FlashAttention-2 (Dao 2023): a block of four warps takes 64 rows (query, head of the group; longest rows first), whose
- * operands stay in registers, and walks over tiles of 32 or 64 keys that are copied one tile ahead.  Tiles that no row sees are
- * passed over, a mask is applied only where a row may not see all of a tile.
+ * operands stay in registers (of 256 dimensions they are read from shared memory for each tile), and walks over tiles of 32 or 64
+ * keys that are copied one tile ahead.  Tiles that no row sees are passed over, a mask is applied only where a row may not see all
+ * of a tile.
  *
  * Arithmetic: q k in steps of 16 from dimension 0 on; exp2 of (score x c - reference), c = scale log2(e) rounded once from double and
  * reference the largest score x c so far; the sum adds what exp2 gives, unrounded; P is rounded to bf16 for P V, in steps of 16 keys
@@ -11,13 +12,22 @@
 
 #define LN2 0.693147180559945309f
 
-template <int D, int MT, int KEYS>
+/* Whether the rows of q of a warp stay in registers beside its sums. */
+__host__ __device__ constexpr bool keeps_rows(int d, int dv)
+{
+    return d / 4 + dv / 2 <= 128;
+}
+
+template <int D, int DV, int MT, int KEYS>
 __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     attention_fwd_k2(bf16 *o, float *lse, const bf16 *q, const bf16 *k, const bf16 *v, float scale2,
                      attention_args a)
 {
-    constexpr int ROWS = ATTENTION_MMA_WARPS * MT * 16, NT = KEYS / 8, DT = D / 8;
-    static_assert(KEYS <= D, "the probabilities of a warp fit where its rows of q were");
+    constexpr int ROWS = ATTENTION_MMA_WARPS * MT * 16, NT = KEYS / 8;
+    constexpr int PARTS = attention_parts(DV), DT = attention_part(DV) / 8;
+    constexpr bool KEPT = keeps_rows(D, DV);
+    static_assert(KEYS <= attention_part(D), "the probabilities of a warp fit where its rows of q were");
+    static_assert(KEPT || ROWS <= D, "the probabilities of the block fit where a tile of keys was");
     GPU_DYNAMIC_SHARED(bf16, shared);
     bf16 *q_tile = shared, *k_tiles = q_tile + ROWS * D, *v_tiles = k_tiles + 2 * KEYS * D;
     const int warp = (int)threadIdx.x / GPU_WARP, lane = (int)threadIdx.x % GPU_WARP;
@@ -56,10 +66,11 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
             return n * KEYS + r < seq_k ? ((n * KEYS + r) * a.batch + b) * a.groups + group : (int64_t)-1;
         };
         attention_copy_rows<D, KEYS>(k_tiles + stage * KEYS * D, k, a.d, key);
-        attention_copy_rows<D, KEYS>(v_tiles + stage * KEYS * D, v, a.dv, key);
+        attention_copy_rows<DV, KEYS>(v_tiles + stage * KEYS * DV, v, a.dv, key);
         mma_commit();
     };
-    float acc[MT][DT][4] = {}, reference[MT][2], sum[MT][2] = {};
+    attention_sums<DV, MT> acc = {};
+    float reference[MT][2], sum[MT][2] = {};
     unsigned any = 0; /* bit 2 m + h: the row has seen a key, of this lane's columns */
     GPU_UNROLL
     for (int m = 0; m < MT; ++m)
@@ -71,24 +82,28 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     auto visible = [&](int64_t query, int key) {
         return query >= 0 && key < seq_k && attention_visible(a, query / a.heads, key * a.batch + b);
     };
-    mma_rows<D, MT> q_rows;
+    attention_rows<KEPT ? D : 32, MT> q_rows;
     attention_sight sight;
     int n = next_seen(0, &sight);
     if (n < tiles)
         copy(n, 0);
     for (int stage = 0, begun = 0; n < tiles; stage ^= 1) {
-        bf16 *k_tile = k_tiles + stage * KEYS * D, *v_tile = v_tiles + stage * KEYS * D;
+        bf16 *k_tile = k_tiles + stage * KEYS * D, *v_tile = v_tiles + stage * KEYS * DV;
         mma_wait<0>();
-        const bool unbounded = __syncthreads_or((int)attention_clear_rows<D, KEYS>(v_tile)) != 0;
+        const bool unbounded = __syncthreads_or((int)attention_clear_rows<DV, KEYS>(v_tile)) != 0;
         attention_sight next_sight;
         const int next = next_seen(n + 1, &next_sight);
         if (next < tiles)
             copy(next, stage ^ 1);
-        if (!begun)
-            mma_load_rows(&q_rows, q_tile, warp * MT * 16);
-        begun = 1;
         float p[MT][NT][4] = {};
-        mma_abt(p, q_rows, k_tile);
+        if constexpr (KEPT) {
+            if (!begun)
+                attention_load_rows<D, ROWS>(&q_rows, q_tile, warp * MT * 16);
+            begun = 1;
+            attention_abt<D>(p, q_rows, k_tile);
+        } else {
+            attention_abt_tile<D, ROWS>(p, q_tile, warp * MT * 16, k_tile);
+        }
         if (sight == ATTENTION_SEES_ALL)
             any = ~0u;
         else
@@ -127,14 +142,20 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
             }
             sum[m][h] = sum[m][h] * rescale + added;
             GPU_UNROLL
+            for (int i = 0; i < PARTS; ++i)
+                GPU_UNROLL
             for (int d = 0; d < DT; ++d) {
-                acc[m][d][2 * h] *= rescale;
-                acc[m][d][2 * h + 1] *= rescale;
+                acc.part[i][m][d][2 * h] *= rescale;
+                acc.part[i][m][d][2 * h + 1] *= rescale;
             }
         }
-        mma_ab<D>(acc, p, v_tile);
+        attention_ab<DV>(&acc, p, v_tile);
         if (unbounded) { /* what attention_clear_rows took out of the product */
-            bf16 *mine = q_tile + warp * MT * 16 * D;
+            bf16 *mine = q_tile + warp * MT * 16 * attention_part(D);
+            if constexpr (!KEPT) {
+                __syncthreads(); /* nobody reads the tile of keys any more */
+                mine = k_tile + warp * MT * 16 * KEYS;
+            }
             GPU_UNROLL
             for (int m = 0; m < MT; ++m)
                 GPU_UNROLL
@@ -153,13 +174,15 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
                     continue;
                 const float weight = gpu_load(mine + (m * 16 + mma_row(lane, e)) * KEYS + s - n * KEYS);
                 GPU_UNROLL
+                for (int i = 0; i < PARTS; ++i)
+                    GPU_UNROLL
                 for (int d = 0; d < DT; ++d) {
-                    const int column = d * 8 + mma_column(lane, e);
+                    const int column = attention_column<DV>(i, d, lane, e);
                     const float value =
                         column < a.dv ? gpu_load(v + ((s * a.batch + b) * a.groups + group) * a.dv + column)
                                       : 0.0f;
                     if (!attention_finite(value))
-                        acc[m][d][e] = fmaf(weight, value, acc[m][d][e]);
+                        acc.part[i][m][d][e] = fmaf(weight, value, acc.part[i][m][d][e]);
                 }
             }
             __syncwarp();
@@ -180,11 +203,14 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
         if (query < 0)
             continue;
         GPU_UNROLL
+        for (int i = 0; i < PARTS; ++i)
+            GPU_UNROLL
         for (int d = 0; d < DT; ++d) {
-            const int column = d * 8 + mma_column(lane, 0);
+            const float *of = acc.part[i][m][d];
+            const int column = attention_column<DV>(i, d, lane, 0);
             if (column < a.dv)
                 *(__nv_bfloat162 *)(o + query * a.dv + column) = __floats2bfloat162_rn(
-                    some ? acc[m][d][2 * h] * share : 0.0f, some ? acc[m][d][2 * h + 1] * share : 0.0f);
+                    some ? of[2 * h] * share : 0.0f, some ? of[2 * h + 1] * share : 0.0f);
         }
         const float shift = reference[m][h] == -INFINITY ? 0.0f : reference[m][h];
         if (mma_column(lane, 0) == 0)
@@ -192,17 +218,18 @@ __global__ void __launch_bounds__(ATTENTION_MMA_THREADS, 2)
     }
 }
 
-template <int D, int MT>
+template <int D, int DV>
 static cudaError_t launch(gpu_tensor o, gpu_tensor lse, gpu_tensor q, gpu_tensor k, gpu_tensor v,
                           float scale2, const attention_args &a, cudaStream_t stream)
 {
-    constexpr int KEYS = attention_mma_keys(D), ROWS = ATTENTION_MMA_WARPS * MT * 16;
+    constexpr int KEYS = attention_mma_keys(D), ROWS = ATTENTION_MMA_WARPS * 16;
     const int64_t blocks = (a.seq_q * (a.heads / a.groups) + ROWS - 1) / ROWS * a.batch * a.groups;
-    const size_t bytes = sizeof(bf16) * (size_t)((ROWS + 4 * KEYS) * D);
-    const cudaError_t e = attention_allow_shared(attention_fwd_k2<D, MT, KEYS>, bytes);
+    constexpr size_t bytes = sizeof(bf16) * (size_t)(ROWS * D + 2 * KEYS * (D + DV));
+    static_assert(bytes <= ATTENTION_MMA_SHARED, "every device of sm_80 and later");
+    const cudaError_t e = attention_allow_shared(attention_fwd_k2<D, DV, 1, KEYS>, bytes);
     if (e != cudaSuccess)
         return e;
-    return GPU_LAUNCH((attention_fwd_k2<D, MT, KEYS>), dim3((unsigned)blocks), dim3(ATTENTION_MMA_THREADS),
+    return GPU_LAUNCH((attention_fwd_k2<D, DV, 1, KEYS>), dim3((unsigned)blocks), dim3(ATTENTION_MMA_THREADS),
                       bytes, stream, (bf16 *)o.data, (float *)lse.data, (const bf16 *)q.data,
                       (const bf16 *)k.data, (const bf16 *)v.data, scale2, a);
 }
@@ -210,16 +237,8 @@ static cudaError_t launch(gpu_tensor o, gpu_tensor lse, gpu_tensor q, gpu_tensor
 cudaError_t gpu_attention_fwd_mma(gpu_tensor o, gpu_tensor lse, gpu_tensor q, gpu_tensor k, gpu_tensor v,
                                   float scale2, const attention_args &a, cudaStream_t stream)
 {
-    switch (attention_mma_width(a.d, a.dv)) {
-    case 32:
-        return launch<32, 1>(o, lse, q, k, v, scale2, a, stream);
-    case 64:
-        return launch<64, 1>(o, lse, q, k, v, scale2, a, stream);
-    case 96:
-        return launch<96, 1>(o, lse, q, k, v, scale2, a, stream);
-    default:
-        return launch<128, 1>(o, lse, q, k, v, scale2, a, stream);
-    }
+    return ATTENTION_MMA_BY_WIDTHS(attention_mma_widths_of(a.d, a.dv), launch, o, lse, q, k, v, scale2, a,
+                                   stream);
 }
 
 /* scale log2(e), rounded once */
@@ -236,15 +255,13 @@ bool gpu_attention_takes_mma(const gpu_ctx *, const gpu_operands *o)
     for (const char *name : rows)
         aligned = aligned && (uintptr_t)gpu_operand(o, name).data % 16 == 0;
     return aligned && gpu_operand(o, "q").dtype == ASSAY_BF16 && d.head_dim % 8 == 0 &&
-           d.head_dim_v % 8 == 0 && d.head_dim <= ATTENTION_MMA_MAX_DIM &&
-           d.head_dim_v <= ATTENTION_MMA_MAX_DIM && !(d.dropout_p > 0.0) &&
-           d.seq_q * (d.heads / d.groups) < INT_MAX / 2 && d.seq_k < INT_MAX / 2 &&
-           gpu_attention_scale2(o) >= 0x1p-100f && isfinite(gpu_attention_scale2(o));
+           d.head_dim_v % 8 == 0 && !(d.dropout_p > 0.0) && d.seq_q * (d.heads / d.groups) < INT_MAX / 2 &&
+           d.seq_k < INT_MAX / 2 && gpu_attention_scale2(o) >= 0x1p-100f && isfinite(gpu_attention_scale2(o));
 }
 
 void gpu_attention_mma_arith(assay_arith *a, const gpu_ctx *ctx, const gpu_operands *o)
 {
     a->tile = attention_mma_keys(
-        attention_mma_width(gpu_operand_int(o, "head_dim"), gpu_operand_int(o, "head_dim_v")));
+        attention_mma_widths_of(gpu_operand_int(o, "head_dim"), gpu_operand_int(o, "head_dim_v")).d);
     gpu_mma_arith(a, ctx, o);
 }

@@ -6,21 +6,114 @@
 #include "gpu/ops/attention.cuh"
 
 enum { ATTENTION_MMA_WARPS = 4, ATTENTION_MMA_THREADS = ATTENTION_MMA_WARPS * GPU_WARP };
+/* Bytes of shared memory that a block may have on every device of sm_80 and later: those of sm_86. */
+enum { ATTENTION_MMA_SHARED = 99 << 10 };
 
-/* Above that, registers do not suffice: k1. */
-enum { ATTENTION_MMA_MAX_DIM = 128 };
-
-/* Width of the tiles of a call: both head dimensions, filled up with zeros. */
-static inline int attention_mma_width(int64_t d, int64_t dv)
+/* Widths of the tiles of a call, [d] of q and k and [dv] of v, filled up with zeros: both the larger of the two, but for heads of
+ * DeepSeek's multi-latent attention (192 and 128). */
+typedef struct attention_mma_widths {
+    int d, dv;
+} attention_mma_widths;
+static inline attention_mma_widths attention_mma_widths_of(int64_t d, int64_t dv)
 {
     const int64_t n = d > dv ? d : dv;
-    return n <= 32 ? 32 : n <= 64 ? 64 : n <= 96 ? 96 : 128;
+    const int width = n <= 32 ? 32 : n <= 64 ? 64 : n <= 96 ? 96 : n <= 128 ? 128 : n <= 192 ? 192 : 256;
+    return {width, width == 192 && dv <= 128 ? 128 : width};
 }
 
-/* Keys of a tile of that width. */
+/* Calls run<d, dv>(...) of a call's widths. */
+#define ATTENTION_MMA_BY_WIDTHS(widths, run, ...)                                                            \
+    ((widths).d == 32                          ? run<32, 32>(__VA_ARGS__)                                    \
+     : (widths).d == 64                        ? run<64, 64>(__VA_ARGS__)                                    \
+     : (widths).d == 96                        ? run<96, 96>(__VA_ARGS__)                                    \
+     : (widths).d == 128                       ? run<128, 128>(__VA_ARGS__)                                  \
+     : (widths).d == 192 && (widths).dv == 128 ? run<192, 128>(__VA_ARGS__)                                  \
+     : (widths).d == 192                       ? run<192, 192>(__VA_ARGS__)                                  \
+                                               : run<256, 256>(__VA_ARGS__))
+
+/* Keys of a tile of that width, forward. */
 __host__ __device__ constexpr int attention_mma_keys(int width)
 {
-    return width == 32 || width == 128 ? 32 : 64;
+    return width == 64 || width == 96 ? 64 : 32;
+}
+
+/* A tile of more than 128 columns lies in parts of 64, one behind the other: a product takes one after the other, so that
+ * its rows need the registers of one. */
+__host__ __device__ constexpr int attention_parts(int width)
+{
+    return width <= 128 ? 1 : width / 64;
+}
+__host__ __device__ constexpr int attention_part(int width)
+{
+    return width / attention_parts(width);
+}
+
+/* Chunk c of a row of a tile [ROWS][D]. */
+template <int D, int ROWS> __device__ static __forceinline__ bf16 *attention_chunk(bf16 *tile, int row, int c)
+{
+    constexpr int PART = attention_part(D), CHUNKS = PART / 8;
+    if constexpr (attention_parts(D) == 1)
+        return mma_chunk<D>(tile, row, c);
+    else
+        return mma_chunk<PART>(tile + c / CHUNKS * (ROWS * PART), row, c % CHUNKS);
+}
+
+/* Rows of a tile as the first operand of products. */
+template <int D, int MT> struct attention_rows {
+    mma_rows<attention_part(D), MT> part[attention_parts(D)];
+};
+template <int D, int ROWS, int MT>
+__device__ static __forceinline__ void attention_load_rows(attention_rows<D, MT> *a, bf16 *tile,
+                                                           int first_row)
+{
+    GPU_UNROLL
+    for (int i = 0; i < attention_parts(D); ++i)
+        mma_load_rows(&a->part[i], tile + i * ROWS * attention_part(D), first_row);
+}
+
+/* c += A B^T, B a tile of 8 NT rows. */
+template <int D, int MT, int NT>
+__device__ static __forceinline__ void attention_abt(float (&c)[MT][NT][4], const attention_rows<D, MT> &a,
+                                                     bf16 *b)
+{
+    GPU_UNROLL
+    for (int i = 0; i < attention_parts(D); ++i)
+        mma_abt(c, a.part[i], b + i * NT * 8 * attention_part(D));
+}
+
+/* The same, A rows first_row, ... of a tile [ROWS][D], of which a part at a time is in registers. */
+template <int D, int ROWS, int MT, int NT>
+__device__ static __forceinline__ void attention_abt_tile(float (&c)[MT][NT][4], bf16 *a, int first_row,
+                                                          bf16 *b)
+{
+    constexpr int PART = attention_part(D);
+    GPU_UNROLL
+    for (int i = 0; i < attention_parts(D); ++i) {
+        mma_rows<PART, MT> own;
+        mma_load_rows(&own, a + i * ROWS * PART, first_row);
+        mma_abt(c, own, b + i * NT * 8 * PART);
+    }
+}
+
+/* 16 MT rows of results of D columns. */
+template <int D, int MT> struct attention_sums {
+    float part[attention_parts(D)][MT][attention_part(D) / 8][4];
+};
+
+/* c += round(P) B, B a tile of 8 KT rows. */
+template <int D, int MT, int KT>
+__device__ static __forceinline__ void attention_ab(attention_sums<D, MT> *c, const float (&p)[MT][KT][4],
+                                                    bf16 *b)
+{
+    GPU_UNROLL
+    for (int i = 0; i < attention_parts(D); ++i)
+        mma_ab<attention_part(D)>(c->part[i], p, b + i * KT * 8 * attention_part(D));
+}
+
+/* Column of register e of tile d of part i of such a result. */
+template <int D> __device__ static __forceinline__ int attention_column(int i, int d, int lane, int e)
+{
+    return i * attention_part(D) + d * 8 + mma_column(lane, e);
 }
 
 /* Lanes of a warp that hold the same rows of a result: mma_row. */
@@ -116,7 +209,7 @@ __device__ static __forceinline__ void attention_copy_rows(bf16 *tile, const bf1
         const int r = i / (D / 8), c = i % (D / 8);
         const int64_t at = row(r);
         const bool valid = at >= 0 && c * 8 < width;
-        mma_copy16(mma_chunk<D>(tile, r, c), valid ? from + at * width + c * 8 : from, valid);
+        mma_copy16(attention_chunk<D, ROWS>(tile, r, c), valid ? from + at * width + c * 8 : from, valid);
     }
 }
 
@@ -127,7 +220,7 @@ template <int D, int ROWS> __device__ static __forceinline__ bool attention_clea
 {
     bool any = false;
     for (int i = (int)threadIdx.x; i < ROWS * (D / 8); i += ATTENTION_MMA_THREADS) {
-        uint4 *chunk = (uint4 *)mma_chunk<D>(tile, i / (D / 8), i % (D / 8));
+        uint4 *chunk = (uint4 *)attention_chunk<D, ROWS>(tile, i / (D / 8), i % (D / 8));
         unsigned word[4] = {chunk->x, chunk->y, chunk->z, chunk->w};
         bool mine = false;
         GPU_UNROLL

@@ -3,9 +3,11 @@
  *   k0  one thread for each element; bwd: one thread for each column walks the tokens       fp32, sequential
  *   k1  bwd: one warp for each token; the first token of an id sums all rows of that id,   the same sums,
  *       so ids are summed side by side                                                      bit for bit
+ *   k2  bwd: tokens sorted by id, 64 chains of an id at most: embedding_sorted.cu           fp32, 64 chains in order
  *
- * bwd adds the rows of an id onto dweight in ascending token order. */
-#include "gpu/device.cuh"
+ * k0 and k1 of bwd add the rows of an id onto dweight in ascending token order. */
+#include "gpu/ops/embedding.cuh"
+#include "gpu/vector.cuh"
 
 template <class T>
 __global__ void embedding_fwd_k0(T *y, const int64_t *ids, const T *w, int64_t vocab_start, int64_t v,
@@ -116,10 +118,33 @@ static assay_status embedding_bwd(const gpu_work *w)
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, t, h));
     ASSAY_CHECK(vocab_start >= 0, ASSAY_INVALID_ARGUMENT,
                 "%s: vocab_start: expected 0 or more, found %" PRId64, op, vocab_start);
-    if (t > 0 && h > 0)
-        GPU_LAUNCHED(
-            GPU_BY_ACT(dy.dtype, launch_bwd, w->variant, dweight, dy, ids, vocab_start, t, h, w->stream), op);
+    if (t == 0 || h == 0)
+        return ASSAY_OK;
+    if (w->variant == 2) {
+        const embedding_bwd_call c = {dweight,          dy, ids, vocab_start,
+                                      dweight.shape[0], t,  h,   gpu_eights(w->o, h)};
+        ASSAY_TRY(gpu_check_workspace(op, w->ctx, gpu_embedding_bwd_sorted_bytes(t, h)));
+        GPU_LAUNCHED(gpu_embedding_bwd_sorted(&c, w->ctx->workspace, w->stream), op);
+        return ASSAY_OK;
+    }
+    GPU_LAUNCHED(GPU_BY_ACT(dy.dtype, launch_bwd, w->variant, dweight, dy, ids, vocab_start, t, h, w->stream),
+                 op);
     return ASSAY_OK;
+}
+
+static size_t sorted_workspace(const gpu_ctx *, const gpu_operands *o)
+{
+    const gpu_tensor dweight = gpu_operand(o, "dweight");
+    return gpu_embedding_bwd_sorted_bytes(gpu_tensor_count(gpu_operand(o, "ids")),
+                                          dweight.ndim == 2 ? dweight.shape[1] : 0);
+}
+
+/* Tokens and rows of the table that an int counts. */
+static bool takes_sorted(const gpu_ctx *, const gpu_operands *o)
+{
+    const gpu_tensor dweight = gpu_operand(o, "dweight");
+    return gpu_tensor_count(gpu_operand(o, "ids")) < INT_MAX / 2 &&
+           (dweight.ndim != 2 || dweight.shape[0] < INT_MAX);
 }
 
 /* --- the ladder --------------------------------------------------------------------------------------------- */
@@ -132,5 +157,8 @@ GPU_LADDER(embedding_bwd) = {
              GPU_DECLARES("dweight", GPU_SEQUENTIAL(0))),
     GPU_RUNG("one warp a token: ids are summed side by side, the same sums bit for bit", embedding_bwd,
              GPU_DECLARES("dweight", GPU_SEQUENTIAL(0))),
+    GPU_RUNG_IF("tokens sorted by id, rows of a frequent id in 64 chains: no id holds up the others",
+                embedding_bwd, sorted_workspace, takes_sorted, NULL, GPU_SM_80,
+                GPU_DECLARES("dweight", GPU_CHAINS(EMBEDDING_CHAINS, 0))),
     GPU_LADDER_END,
 };

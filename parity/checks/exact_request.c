@@ -76,6 +76,25 @@ static void add_embedding(parity_ask *q, int64_t t, int64_t v, int64_t h, int64_
     parity_ask_finish(q);
 }
 
+/* Chains of an id that many tokens have: every `every`-th token, with 1 all. */
+static void add_frequent_id(parity_ask *q, int64_t t, int64_t v, int64_t h, int64_t start, int64_t every)
+{
+    int64_t *ids = malloc((size_t)t * sizeof *ids);
+    if (!ids) {
+        q->st = ASSAY_ERROR(ASSAY_OUT_OF_MEMORY, "exact request: embedding_bwd");
+        return;
+    }
+    for (int64_t i = 0; i < t; i++)
+        ids[i] = i % every == 0 ? start + v / 2 : (i * 31 + i / 7) % (start + v + 4);
+    parity_ask_begin(q, "embedding_bwd");
+    parity_ask_2d(q, "dy", q->act, t, h, parity_lattice);
+    parity_ask_i64(q, "ids", t, ids);
+    parity_ask_2d(q, "dweight_in", ASSAY_F32, v, h, parity_lattice);
+    parity_ask_int(q, "vocab_start", start);
+    parity_ask_finish(q);
+    free(ids);
+}
+
 static void split_attrs(parity_ask *q, int64_t heads, int64_t groups, int64_t d)
 {
     parity_ask_int(q, "heads", heads);
@@ -349,6 +368,8 @@ static void add_moves(parity_ask *q)
     add_embedding(q, 9, 11, 3, 4);
     add_embedding(q, 0, 5, 2, 0);
     add_embedding(q, 1, 1, 7, 2);
+    add_frequent_id(q, 700, 2, 5, 3, 1);
+    add_frequent_id(q, 1300, 300, 8, 1, 2);
     add_qkv(q, 5, 4, 2, 3);
     add_qkv(q, 1, 3, 1, 8);
     add_qkv(q, 0, 2, 2, 4);

@@ -36,14 +36,23 @@ static const sight means[] = {
     {8, 128, 128, 0, 1, FAR, 0, 1.0, false, false},
 };
 
-/* Head dimensions of q and v, heads, groups, batch: every tile on matrix units, and what they refuse. */
+/* Head dimensions of q and v, heads, groups, batch: every tile on matrix units, and what they refuse.  Above 128 they differ in how a
+ * row lies in parts, not in what it sees: the first few of `means`. */
 typedef struct heads {
     int64_t d, dv, heads, groups, batch;
 } heads;
 static const heads widths[] = {
-    {8, 16, 4, 2, 2}, {40, 56, 3, 1, 1}, {88, 72, 2, 2, 2}, {120, 104, 4, 1, 1}, {96, 128, 2, 1, 1},
+    {8, 16, 4, 2, 2},   {40, 56, 3, 1, 1},   {88, 72, 2, 2, 2}, {120, 104, 4, 1, 1},
+    {96, 128, 2, 1, 1}, {192, 128, 2, 1, 1}, {8, 136, 1, 1, 2}, {256, 216, 1, 1, 1},
 };
-static const heads refused[] = {{12, 12, 2, 1, 1}, {8, 12, 2, 2, 1}, {136, 8, 2, 1, 1}, {8, 136, 2, 1, 2}};
+enum { WIDE_MEANS = 5 };
+
+static size_t means_of(const heads *h)
+{
+    return h->d > 128 || h->dv > 128 ? WIDE_MEANS : sizeof means / sizeof *means;
+}
+
+static const heads refused[] = {{12, 12, 2, 1, 1}, {8, 12, 2, 2, 1}, {132, 8, 2, 1, 1}, {8, 132, 2, 1, 2}};
 
 /* A window of one key: a query has the values of its own, whatever the others hold. */
 static const sight alone[] = {
@@ -227,7 +236,7 @@ void parity_ask_lattice_sights(parity_ask *q)
 {
     q->tier = "exact";
     for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
-        for (size_t i = 0; i < sizeof means / sizeof *means; i++)
+        for (size_t i = 0; i < means_of(&widths[w]); i++)
             ask(q, &means[i], &widths[w], eights);
         for (size_t i = 0; i < sizeof alone / sizeof *alone; i++)
             ask(q, &alone[i], &widths[w], unbounded);
@@ -236,7 +245,7 @@ void parity_ask_lattice_sights(parity_ask *q)
     for (size_t w = 0; w < sizeof refused / sizeof *refused; w++)
         ask(q, &means[0], &refused[w], eights);
     for (size_t w = 0; w < sizeof widths / sizeof *widths; w++) {
-        for (size_t i = 0; i < sizeof means / sizeof *means; i++)
+        for (size_t i = 0; i < means_of(&widths[w]); i++)
             ask_backward(q, &means[i], &widths[w], false);
         for (size_t i = 0; i < sizeof alone / sizeof *alone; i++)
             ask_backward(q, &alone[i], &widths[w], true);

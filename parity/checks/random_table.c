@@ -89,6 +89,8 @@
             "B=1 Sq=7 Sk=7 A=2 G=1 D=24 Dv=40 first=1 | " HEADS " scale=0.2 window=3",                       \
             "B=1 Sq=7 Sk=7 A=2 G=2 D=100 Dv=16 first=1 | " HEADS " scale=0.1 window=3",                      \
             "B=1 Sq=7 Sk=7 A=1 G=1 D=136 Dv=192 first=1 | " HEADS " scale=0.085 window=2",                   \
+            "B=1 Sq=10 Sk=35 A=2 G=1 D=192 Dv=128 first=1 | " HEADS " scale=0.072 window=0",                 \
+            "B=1 Sq=9 Sk=35 A=1 G=1 D=248 Dv=256 first=0 | " HEADS " scale=0.063 window=11",                 \
             "B=2 Sq=9 Sk=40 A=4 G=2 D=8 Dv=8 first=0 | " HEADS " scale=0.35 window=0 dropout_p=0.3 "         \
             "seed=9 stream=4 draw=2 first_row=1 all_rows=5 first_head=4 all_heads=12 all_keys=64",           \
             "B=1 Sq=37 Sk=37 A=3 G=3 D=40 Dv=24 first=1 | " HEADS " scale=0.16 window=9 dropout_p=0.7 "      \
@@ -303,7 +305,7 @@ const parity_ask_row parity_ask_table[] = {
     {"embedding_bwd",
      {{.name = "dy"}, {SLOT("ids", IDS)}, {.name = "dweight_in"}},
      {"T=9 V=11 H=5 | vocab_start=4", "T=90 V=7 H=40 | vocab_start=2", "T=0 V=3 H=2 | vocab_start=0",
-      "T=3 V=4 H=0 | vocab_start=0"}},
+      "T=1100 V=1 H=3 | vocab_start=0", "T=160 V=260 H=8 | vocab_start=1", "T=3 V=4 H=0 | vocab_start=0"}},
     {"sum", .sizes = {"n=1", "n=0", "n=5000"}},
     {"sumsq", .sizes = {"n=1", "n=0", "n=5000"}},
     {"count_zeros", .sizes = {"n=1", "n=0", "n=5000"}},

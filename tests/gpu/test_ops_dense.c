@@ -412,8 +412,19 @@ Test(gpu_ops, sigmoid_gate_bwd)
 
 /* --- embedding: T, V, H, first id; ids run past both ends of the piece -------------------------------------- */
 static const op_sizes embedding_sizes[] = {
-    {{0, 7, 9, 5}},   {{1, 7, 9, 5}}, {{3, 1, 1, 0}},    {{32, 7, 33, 5}},
-    {{140, 7, 9, 5}}, {{9, 0, 4, 3}}, {{50, 40, 64, 0}},
+    {{0, 7, 9, 5}},
+    {{1, 7, 9, 5}},
+    {{3, 1, 1, 0}},
+    {{32, 7, 33, 5}},
+    {{140, 7, 9, 5}},
+    {{9, 0, 4, 3}},
+    {{50, 40, 64, 0}},
+    /* ids of one to three digits of 8 bits; chains of an id of more than 64 and of more than 512 tokens */
+    {{300, 300, 8, 3}},
+    {{40, 70000, 1, 2}},
+    {{700, 1, 9, 0}},
+    {{3100, 1, 7, 0}},
+    {{2900, 1, 264, 0}},
 };
 
 static void ids(op_call *c, const int64_t *d)
@@ -448,7 +459,76 @@ Test(gpu_ops, embedding_fwd)
 }
 Test(gpu_ops, embedding_bwd)
 {
-    hold(&(op_law){"embedding_bwd", "elementwise", 2, false, embedding_bwd, OP_SIZES(embedding_sizes)});
+    hold(&(op_law){"embedding_bwd", "elementwise", 3, false, embedding_bwd, OP_SIZES(embedding_sizes)});
+}
+
+/* k2 adds the rows of an id, ascending, in chains of ceil(n / 64) from 0 on, the chains in order, and the table's value last. */
+static void embedding_chains(float *table, const float *dy, const double *ids, int64_t t, int64_t h,
+                             int64_t id)
+{
+    int64_t n = 0, length, seen = 0;
+    for (int64_t i = 0; i < t; ++i)
+        n += (int64_t)ids[i] == id;
+    length = (n + 63) / 64;
+    for (int64_t j = 0; j < h; ++j) {
+        float total = 0, chain = 0;
+        seen = 0;
+        for (int64_t i = 0; i < t; ++i)
+            if ((int64_t)ids[i] == id) {
+                chain += dy[i * h + j];
+                if (++seen % length == 0 || seen == n) {
+                    total += chain;
+                    chain = 0;
+                }
+            }
+        if (n > 0)
+            table[j] = total + table[j];
+    }
+}
+
+/* Tokens, rows of the table, columns; every `every`-th token has the first id, with 1 all; the others are spread. */
+static void embedding_is_bitwise(int64_t t, int64_t v, int64_t h, int64_t every)
+{
+    op_call c;
+    gpu_ctx ctx;
+    double *id = malloc((size_t)t * sizeof *id);
+    float *table = malloc((size_t)(v * h) * sizeof *table), *dy = malloc((size_t)(t * h) * sizeof *dy);
+    open_ctx(&ctx);
+    set_variants(&ctx, "elementwise=k2");
+    call_begin(&c, &ctx, (uint64_t)(t + h));
+    for (int64_t i = 0; i < t; ++i)
+        id[i] = i % every == 0 ? 5 : (double)((i * 7919 + i / 3) % (v + 9));
+    put_values(&c, "ids", ASSAY_I64, id, t, -1);
+    DRAW(&c, "dy", ASSAY_F32, ONE_SIGNED, 1.0, 2, t, h);
+    for (int64_t i = 0; i < t * h; ++i)
+        dy[i] = (float)c.value[c.n_in - 1][i];
+    DRAW(&c, "dweight_in", ASSAY_F32, ONE_SIGNED, 1.0, 2, v, h);
+    for (int64_t i = 0; i < v * h; ++i)
+        table[i] = (float)c.value[c.n_in - 1][i];
+    attr_i(&c, "vocab_start", 5);
+    run_op(&c, "embedding_bwd", ASSAY_F32);
+    cr_assert_eq(c.declared.variant, 2);
+    for (int64_t r = 0; r < v; ++r) {
+        embedding_chains(table + r * h, dy, id, t, h, r + 5);
+        for (int64_t j = 0; j < h; ++j)
+            cr_assert_eq((float)result(&c, "dweight")[r * h + j], table[r * h + j], "row %lld, column %lld",
+                         (long long)r, (long long)j);
+    }
+    call_end(&c);
+    gpu_ctx_destroy(&ctx);
+    free(dy);
+    free(table);
+    free(id);
+}
+
+Test(gpu_ops, embedding_k2_adds_in_the_order_that_it_declares)
+{
+    static const int64_t counts[] = {1, 64, 65, 128, 129, 512, 513, 577, 1153};
+    for (size_t i = 0; i < sizeof counts / sizeof *counts; ++i)
+        embedding_is_bitwise(counts[i], 3, 5, 1);
+    embedding_is_bitwise(1700, 300, 16, 3);
+    embedding_is_bitwise(1300, 30, 33, 2);
+    embedding_is_bitwise(4096, 2, 8, 2);
 }
 
 /* --- sums: n ------------------------------------------------------------------------------------------------ */

@@ -35,6 +35,15 @@ static const op_sizes attention_sizes[] = {
     {{1, 129, 129, 2, 1, 32, 32, 21, 1}},
     {{1, 150, 150, 3, 1, 64, 40, 3, 0}},
     {{1, 70, 199, 1, 1, 48, 64, 50, 0}},
+    /* widths above 128: 192 with values of 128 or less and of more, 256, D of one width and Dv of the other */
+    {{1, 67, 67, 2, 1, 192, 128, 0, 1}},
+    {{2, 35, 50, 2, 1, 176, 72, 19, 0}},
+    {{1, 66, 66, 2, 1, 40, 136, 0, 0}},
+    {{1, 19, 83, 2, 2, 152, 192, 33, 1}},
+    {{1, 65, 97, 2, 1, 256, 256, 21, 1}},
+    {{1, 40, 40, 3, 3, 136, 8, 0, 0}},
+    {{1, 34, 34, 2, 1, 16, 248, 0, 0}},
+    {{1, 20, 41, 1, 1, 232, 200, 0, 0}},
 };
 
 static void positions(op_call *c, const int64_t *d)
@@ -114,9 +123,9 @@ Test(gpu_ops, attention_fwd)
 /* What k2 declares is what it does: results that it has rounded P (and dS) for, or added in fp32, are refused under another
  * declaration.  All outputs of the backward are bf16 sums of rounded terms, beside which it does not show what adds them. */
 static void refuses_lies(const char *op, int lies,
-                         void (*fill)(op_call *, assay_dtype, data_mode, const int64_t *))
+                         void (*fill)(op_call *, assay_dtype, data_mode, const int64_t *), int64_t width)
 {
-    static const int64_t sizes[] = {1, 70, 70, 2, 1, 128, 128, 0, 0};
+    const int64_t sizes[] = {1, 70, 70, 2, 1, width, width, 0, 0};
     char why[256];
     gpu_ctx ctx;
     open_ctx(&ctx);
@@ -142,8 +151,11 @@ static void refuses_lies(const char *op, int lies,
 
 Test(gpu_ops, attention_k2_does_not_pass_under_what_it_is_not)
 {
-    refuses_lies("attention_fwd", 2, attention_fwd);
-    refuses_lies("attention_bwd", 1, attention_bwd);
+    static const int64_t widths[] = {128, 256};
+    for (int w = 0; w < 2; ++w) {
+        refuses_lies("attention_fwd", 2, attention_fwd, widths[w]);
+        refuses_lies("attention_bwd", 1, attention_bwd, widths[w]);
+    }
 }
 
 Test(gpu_ops, attention_bwd)

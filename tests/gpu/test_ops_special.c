@@ -84,14 +84,16 @@ Test(gpu_attention, large_scores_do_not_overflow_and_hidden_rows_do_not_leak)
 }
 
 /* k2 multiplies whole tiles, hidden keys with the factor 0: what is not finite in them must not arrive, in those that see it it must. */
-Test(gpu_attention, hidden_nan_and_infinity_do_not_pass_matrix_units)
+static void hides_what_is_not_finite(int D)
 {
-    enum { S = 70, D = 16, NAN_KEY = 40, INF_KEY = 41 };
+    enum { S = 70, NAN_KEY = 40, INF_KEY = 41 };
+    static double q[S * 256], k[S * 256], value[S * 256];
+    const int bad = D - 5; /* in the last of several parts of a row */
     static const char *const one[] = {"batch", "heads", "groups"};
     static const char *const sizes[] = {"seq_q", "seq_k"};
     gpu_ctx ctx;
     op_call c;
-    double position[S], q[S * D], k[S * D], value[S * D];
+    double position[S];
     open_ctx(&ctx);
     set_variants(&ctx, "attention=k2");
     call_begin(&c, &ctx, 3);
@@ -110,7 +112,7 @@ Test(gpu_attention, hidden_nan_and_infinity_do_not_pass_matrix_units)
         value[i] = 1.0;
     }
     value[NAN_KEY * D + 3] = (double)NAN;
-    value[INF_KEY * D + 5] = (double)INFINITY;
+    value[INF_KEY * D + bad] = (double)INFINITY;
     put_values(&c, "q_position", ASSAY_I64, position, S, -1);
     put_values(&c, "k_position", ASSAY_I64, position, S, -1);
     put_values(&c, "q", ASSAY_BF16, q, S, D);
@@ -125,7 +127,7 @@ Test(gpu_attention, hidden_nan_and_infinity_do_not_pass_matrix_units)
                        sees_inf = i >= INF_KEY && i < INF_KEY + 20;
             if (sees_nan) /* its key is NaN, too */
                 cr_assert(isnan(o), "row %d, column %d: %g", i, d, o);
-            else if (sees_inf && d == 5)
+            else if (sees_inf && d == bad)
                 cr_assert(isinf(o), "row %d: %g", i, o);
             else
                 cr_assert_eq(o, 1.0, "row %d, column %d: %g", i, d, o);
@@ -134,15 +136,24 @@ Test(gpu_attention, hidden_nan_and_infinity_do_not_pass_matrix_units)
     gpu_ctx_destroy(&ctx);
 }
 
+Test(gpu_attention, hidden_nan_and_infinity_do_not_pass_matrix_units)
+{
+    static const int widths[] = {16, 136, 256};
+    for (int w = 0; w < 3; ++w)
+        hides_what_is_not_finite(widths[w]);
+}
+
 /* The backward of k2 has numbers, infinities and NaN where that of k0 has them: NaN and infinities in each input in turn, of rows and
  * keys that are seen by some rows of a tile, in windows and grouped heads. */
-Test(gpu_attention, backward_on_matrix_units_has_infinities_and_nan_where_plain_kernels_have_them)
+static void backward_is_not_finite_where_k0_is_not(int D)
 {
-    enum { S = 70, A = 2, D = 16, Q = S * A * D, K = S * D };
+    enum { S = 70, A = 2, MOST = S * A * 200 };
+    const int Q = S * A * D, K = S * D;
     static const char *const slots[] = {"do", "q", "k", "v", "o"}, *const outs[] = {"dq", "dk", "dv"};
-    static const int64_t counts[] = {Q, Q, K, K, Q};
+    const int64_t counts[] = {Q, Q, K, K, Q};
     static const char *const variants[] = {"attention=k0", "attention=k2"};
-    double position[S], lse[S * A] = {0.0}, found[2][3][Q];
+    static double found[2][3][MOST];
+    double position[S], lse[S * A] = {0.0};
     gpu_ctx ctx;
     open_ctx(&ctx);
     for (int i = 0; i < S; ++i)
@@ -161,7 +172,7 @@ Test(gpu_attention, backward_on_matrix_units_has_infinities_and_nan_where_plain_
                 put_values(&c, "k_position", ASSAY_I64, position, S, -1);
                 put_values(&c, "lse", ASSAY_F32, lse, S, A);
                 for (int s = 0; s < 5; ++s) {
-                    static double x[Q];
+                    static double x[MOST];
                     for (int64_t i = 0; i < counts[s]; ++i)
                         x[i] = (double)((i * 37 + i / D * 11 + s * 5) % 17 - 8) / 16.0;
                     if (s == input)
@@ -191,6 +202,13 @@ Test(gpu_attention, backward_on_matrix_units_has_infinities_and_nan_where_plain_
         }
     cr_assert(special > 1000 && plain > 10000, "%d special, %d plain", special, plain);
     gpu_ctx_destroy(&ctx);
+}
+
+Test(gpu_attention, backward_on_matrix_units_has_infinities_and_nan_where_plain_kernels_have_them)
+{
+    static const int widths[] = {16, 136, 200};
+    for (int w = 0; w < 3; ++w)
+        backward_is_not_finite_where_k0_is_not(widths[w]);
 }
 
 Test(gpu_cross_entropy, an_empty_vocabulary_piece_has_max_minus_infinity_and_sum_zero)
