@@ -158,6 +158,22 @@ static double number_at(const void *tile, int row, int column)
     return static_cast<double>(assay_sim_bf16_to_f32(bits));
 }
 
+/* Tells whether bytes have changed. */
+static uint64_t sum_of_bytes(uint64_t sum, const void *p, size_t bytes)
+{
+    for (size_t i = 0; i < bytes; i += sizeof sum) {
+        uint64_t word;
+        memcpy(&word, static_cast<const char *>(p) + i, sizeof word);
+        sum = (sum ^ word) * 0x9e3779b97f4a7c15u;
+        sum ^= sum >> 29;
+    }
+    return sum;
+}
+static uint64_t sum_of_tiles(const assay_sim_wgmma &o)
+{
+    return sum_of_bytes(sum_of_bytes(1, o.a, a_bytes(o)), o.b, b_bytes(o));
+}
+
 static void compute(worker &w, tile_block &b, wgmma_warp &p, issued_product &o, int line)
 {
     tiles &t = matrix_tiles();
@@ -166,6 +182,9 @@ static void compute(worker &w, tile_block &b, wgmma_warp &p, issued_product &o, 
     sum_state &s = p.sums[o.sum];
     proxy_check(w, b, o.what.a, a_bytes(o.what), line, "a product that is under way");
     proxy_check(w, b, o.what.b, b_bytes(o.what), line, "a product that is under way");
+    if (sum_of_tiles(o.what) != o.held)
+        misuse(w, "late read", line, "a tile was written while the product of line %d reads it",
+               line_of(o.line));
     for (int i = 0; i < rows_of_warp; ++i) {
         for (int k = 0; k < terms; ++k)
             t.a[i][k] =
@@ -214,7 +233,7 @@ static void product_of_warp(void *const *lane)
     const size_t sum = sum_of(p, lane, o.n);
     if (p.sums[sum].open++ == 0)
         take_registers(w, p, p.sums[sum], o.add != 0, call.line);
-    p.open.push_back(issued_product{o, p.groups, call.line, false, sum});
+    p.open.push_back(issued_product{o, p.groups, call.line, false, sum, sum_of_tiles(o)});
 }
 
 static void fence_of_warp(void *const *lane)

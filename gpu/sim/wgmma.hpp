@@ -37,7 +37,8 @@ struct issued_product {
     unsigned group;
     int line;
     bool done;
-    size_t sum; /* of wgmma_warp.sums */
+    size_t sum;    /* of wgmma_warp.sums */
+    uint64_t held; /* of its tiles' bytes when it was issued */
 };
 
 struct sum_state { /* a result in the registers of a warp */

@@ -202,6 +202,7 @@ enum misuse {
     RESULT_WRITTEN_WITHOUT_FENCE,
     OPERAND_WITHOUT_FENCE,
     OPERAND_WRITTEN,
+    OPERAND_WRITTEN_AND_FENCE,
     RESULT_WRITTEN,
     RESULT_READ,
     NO_COMMIT,
@@ -332,8 +333,10 @@ __global__ void misused(TMA_MAP_PARAMETER a, TMA_MAP_PARAMETER b, TMA_MAP_PARAME
     }
     if (how != NO_COMMIT)
         wgmma_commit();
-    if (how == OPERAND_WRITTEN && first)
+    if ((how == OPERAND_WRITTEN || how == OPERAND_WRITTEN_AND_FENCE) && first)
         memset((void *)at, 0, 256);
+    if (how == OPERAND_WRITTEN_AND_FENCE)
+        proxy_fence();
     if (how == RESULT_WRITTEN)
         sum[0][0] = 1.0f;
     const float early = sum[3][2];
@@ -469,6 +472,8 @@ MISUSE(operand_written_by_threads_without_a_fence, OPERAND_WITHOUT_FENCE, "missi
        "a product reads byte")
 MISUSE(operand_written_under_a_product, OPERAND_WRITTEN, "missing fence",
        "a product that is under way reads byte")
+MISUSE(operand_written_under_a_product_and_fence, OPERAND_WRITTEN_AND_FENCE, "late read",
+       "a tile was written while the product of line")
 MISUSE(result_written_under_a_product, RESULT_WRITTEN, "late read",
        "registers of a result were written before")
 MISUSE(product_that_no_group_holds, NO_COMMIT, "late read", "which no wgmma_commit has followed")

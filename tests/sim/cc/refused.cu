@@ -45,8 +45,10 @@ __global__ void of_sm90(int *x, int which)
     if (which == 0)
         asm volatile("barrier.cluster.arrive;");
     if (which == 1)
-        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
-                     "[%1], 16, [%2], %3;" ::"r"(0), "l"(x), "r"(0), "h"((short)3));
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+            "[%1], 16, [%2], %3;" ::"r"(0),
+            "l"(x), "r"(0), "h"((short)3));
     if (which == 2)
         asm volatile("griddepcontrol.wait;");
 }
