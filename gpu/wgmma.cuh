@@ -236,10 +236,14 @@ __device__ static __forceinline__ void wgmma_commit(void)
 {
     asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
 }
+template <int N> __device__ static __forceinline__ void wgmma_wait(void)
+{
+    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+}
 /* c: what the compiler may not read earlier. */
 template <int N, int NT> __device__ static __forceinline__ void wgmma_wait(float (&c)[NT][4])
 {
-    asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(N) : "memory");
+    wgmma_wait<N>();
 #pragma unroll
     for (int j = 0; j < NT; ++j)
         asm volatile("" : WGMMA_FOUR(c, j)::"memory");
@@ -336,6 +340,10 @@ static inline void wgmma_fence(int line = ASSAY_SIM_HERE)
 static inline void wgmma_commit(int line = ASSAY_SIM_HERE)
 {
     assay_sim_wgmma_commit(line);
+}
+template <int N> static inline void wgmma_wait(int line = ASSAY_SIM_HERE)
+{
+    assay_sim_wgmma_wait(N, line);
 }
 template <int N, int NT> static inline void wgmma_wait(float (&)[NT][4], int line = ASSAY_SIM_HERE)
 {

@@ -14,12 +14,6 @@
 
 enum { TILE = 64, PART = TILE / 2, STAGES = 3, THREADS = 4 * GPU_WARP, TILE_BYTES = TILE * TILE * 2 };
 
-/* Where the experts' rows lie, and how many tiles of rows lie before each; the last entry is all of them. */
-typedef struct grouped_rows {
-    int experts;
-    int row[GROUPED_MOST_EXPERTS + 1], tile[GROUPED_MOST_EXPERTS + 1];
-} grouped_rows;
-
 /* An operand: row-major, rows of `stride` numbers. */
 typedef struct matrix {
     const bf16 *data;
@@ -107,14 +101,7 @@ __global__ void __launch_bounds__(THREADS)
     grouped_rows_k2(bf16 *c, const bf16 *a, const bf16 *b, int n, int terms, GPU_PARAMETER(grouped_rows) all)
 {
     const int tile = (int)blockIdx.x, first_column = (int)blockIdx.y * TILE;
-    int e = 0; /* the last expert whose tiles begin at or before this one: it has rows */
-    for (int end = all.experts; end - e > 1;) {
-        const int middle = (e + end) / 2;
-        if (all.tile[middle] <= tile)
-            e = middle;
-        else
-            end = middle;
-    }
+    const int e = grouped_expert(all, tile);
     const int first_row = all.row[e] + (tile - all.tile[e]) * TILE;
     const int rows = min(TILE, all.row[e + 1] - first_row), columns = min(TILE, n - first_column);
     const matrix left = {a + (int64_t)first_row * terms, terms};
@@ -158,17 +145,6 @@ static unsigned tiles_of(int64_t n)
     return (unsigned)((n + TILE - 1) / TILE);
 }
 
-static grouped_rows rows_of(const product *p)
-{
-    grouped_rows all = {};
-    all.experts = (int)p->experts;
-    for (int e = 0; e < all.experts; ++e) {
-        all.row[e + 1] = all.row[e] + (int)p->tokens_per_expert[e];
-        all.tile[e + 1] = all.tile[e] + (int)tiles_of(p->tokens_per_expert[e]);
-    }
-    return all;
-}
-
 template <bool B_COLUMNS>
 static cudaError_t launch_rows(const product *p, const grouped_rows &all, cudaStream_t stream)
 {
@@ -180,7 +156,7 @@ static cudaError_t launch_rows(const product *p, const grouped_rows &all, cudaSt
 
 assay_status gpu_grouped_mma(const gpu_work *w, const product *p)
 {
-    const grouped_rows all = rows_of(p);
+    const grouped_rows all = grouped_rows_of(p, TILE);
     if (p->m == 0 || p->n == 0 || all.row[all.experts] == 0)
         return ASSAY_OK;
     if (p->accumulate) {
