@@ -17,7 +17,7 @@ cd "$(dirname "$self")/.." || exit 2
 . ci/gpu_libraries.sh
 
 build=build/cuda out=build/gpu inside='' again=false budget=0 resume='' jobs='' rehearse=false list=false wanted=()
-shards=8 rungs=3 # of the longest ladder: k0 to k2
+shards=8 rungs=4 # of the longest ladder: k0 to k3
 need() { [[ -n ${2:-} ]] || { echo "gpu: $1 takes a value" >&2; exit 2; }; }
 while (($#)); do
     case $1 in

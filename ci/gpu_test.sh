@@ -64,10 +64,10 @@ fresh() { what=$1; rm -rf "$room/out" "$room"/{fail,skip,hang,leak,bench,no-devi
 fresh "all is well"; touch "$room/bench"
 run 0
 says 'library libnccl.so.2: found .*site-packages/nvidia/nccl/lib/libnccl.so.2'
-says '23 of 23 slices have passed'
-calls 'certify --engine gpu --operation all --variant k2' 1
+says '24 of 24 slices have passed'
+calls 'certify --engine gpu --operation all --variant k3' 1
 calls 'probe --engine gpu' 1
-packed slices/certify-3/certificates/add-add-gpu.json; packed slices/certify-3/certify.key.pub; packed slices/probe/probe.json
+packed slices/certify-4/certificates/add-add-gpu.json; packed slices/certify-4/certify.key.pub; packed slices/probe/probe.json
 if tar -tzf "$room/out/gpu-evidence.tar.gz" | grep -q 'certify.key$'; then broken "a secret key is in the pack"; fi
 calls 'run .*--shard 3/8' 1
 calls 'run --engine gpu --collective-timeout 30 --timeout 90' 18
@@ -80,7 +80,7 @@ what="--again"; run 0 --again --slice exact
 calls 'run --engine' 1
 what="other programs"; echo '# changed' >>"$room/build/bin/assay-gpu"; run 2 --slice exact --budget 30
 says 'exact: not started: [0-9]+ s are left'
-says '[01] of 23 slices have passed'
+says '[01] of 24 slices have passed'
 
 fresh "a library is missing"; venv=empty; run 2; unset venv
 says 'library libnccl.so.2: MISSING'

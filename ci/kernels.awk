@@ -4,8 +4,8 @@
 #   awk -v check=1 [-v same=1] -f ci/kernels.awk TABLE FOUND              compares; same: the table was made by this nvcc
 #
 # From PTX, statically (a loop's body once): matrix instructions, loads and stores of 128 bits that are not of shared or local memory,
-# asynchronous copies.  From ptxas -v: registers, spilled bytes, stack, static shared memory, barriers.  warps: of a multiprocessor, as
-# its 65536 registers allow, of 64.
+# asynchronous copies (cp.async, tensor copies).  From ptxas -v: registers, spilled bytes, stack, static shared memory, barriers.
+# warps: of a multiprocessor, as its 65536 registers allow, of 64.
 
 function field(line, name,    at, rest) {
     at = index(line, "\"" name "\": ")
@@ -48,7 +48,9 @@ check { next }
     inside = 1
     next
 }
-inside && /^}/ { inside = 0 }
+/begin inline asm/ { asm = 1 }
+/end inline asm/ { asm = 0 }
+inside && !asm && /^}/ { inside = 0 }
 inside && /(^|[ \t])(wg)?mma\.[a-z_]*/ { if ($0 ~ /mma\.(sync|mma_async)/) matrix[name]++ }
 inside && /(^|[ \t])(ld|st)\./ && !/\.(shared|local|param)/ && /\.(v4\.[a-z]32|v2\.[a-z]64)/ {
     if ($0 ~ /(^|[ \t])ld\./)
@@ -56,7 +58,7 @@ inside && /(^|[ \t])(ld|st)\./ && !/\.(shared|local|param)/ && /\.(v4\.[a-z]32|v
     else
         store[name]++
 }
-inside && /cp\.async/ && !/(commit|wait|mbarrier)/ { async[name]++ }
+inside && /cp\.async/ && !/(commit|wait)/ && (/cp\.async\.bulk/ || !/mbarrier/) { async[name]++ }
 
 # --- ptxas ----------------------------------------------------------------------------------------------------------------
 /Compiling entry function/ {

@@ -1,4 +1,4 @@
-/* Matrix units and asynchronous copies, in tile products of one warp: the only inline PTX.  bf16 operands, fp32 results.
+/* Matrix units and asynchronous copies, in tile products of one warp: the only inline PTX but for gpu/wgmma.cuh.  bf16 operands, fp32 results.
  *
  *   tiles      [rows][D] bf16 in dynamic shared memory, D a multiple of 32, in chunks of 8 (mma_chunk): the chunks of a row are
  *              swapped by the row's number, so that 8 rows of one column of chunks lie in different banks

@@ -27,6 +27,8 @@ typedef struct gpu_rung_arith {
 /* Least capability of any rung: the engine is compiled for it and for later ones (gpu/device.cuh reduces integers over a warp in one
  * instruction of sm_80, and BF16 is a type of the machine there).  gpu_ctx_init refuses a lesser device. */
 enum { GPU_SM_80 = 80 };
+/* Of rungs whose code is compiled for 90a (*_sm90.cu); they run on 9.0 alone, as `accepts` says. */
+enum { GPU_SM_90 = 90 };
 
 enum { GPU_RUNG_ARITHS = 4 };
 typedef struct gpu_rung {

@@ -7,8 +7,11 @@
  *                                                                   guard bits 2; otherwise: order unknown
  *   k2  all experts in one launch on matrix units (bf16):           sm_90, simulator: tensor core, k_step 16,
  *       grouped_mma.cu                                              guard bits 2; otherwise: order unknown
+ *   k3  the same by warpgroups and tensor maps (bf16, capability    as k2
+ *       9.0 alone): grouped_sm90.cu; chosen only when asked for,
+ *       until it has been measured on a device
  *
- * k0 and k2 read the counts in device memory.  k1 needs them in host memory.
+ * k0, k2 and k3 read the counts in device memory.  k1 needs them in host memory.
  * An operation of which cuBLASLt has no algorithm for one expert's product runs as k0 whole. */
 #include "gpu/ops/grouped.cuh"
 
@@ -252,6 +255,13 @@ template <product_maker MAKE> static assay_status all_mma(const gpu_work *w)
     return gpu_grouped_mma(w, &p);
 }
 
+template <product_maker MAKE> static assay_status all_sm90(const gpu_work *w)
+{
+    product p;
+    ASSAY_TRY(MAKE(w->o, &p));
+    return gpu_grouped_sm90(w, &p);
+}
+
 /* Whether cuBLASLt has an algorithm for every product (it keeps what it found: asking again costs little). */
 template <product_maker MAKE> static bool blas_accepts(const gpu_ctx *ctx, const gpu_operands *o)
 {
@@ -276,18 +286,35 @@ template <product_maker MAKE> static bool mma_accepts(const gpu_ctx *, const gpu
     return false;
 }
 
+template <product_maker MAKE> static bool sm90_accepts(const gpu_ctx *ctx, const gpu_operands *o)
+{
+    product p;
+    if (MAKE(o, &p) == ASSAY_OK)
+        return gpu_grouped_takes_sm90(ctx, &p);
+    assay_error_clear();
+    return false;
+}
+/* No device has measured it. */
+static bool sm90_pays(const gpu_operands *)
+{
+    return false;
+}
+
 #define GROUPED_LADDER(op, output)                                                                           \
-    GPU_LADDER(op) = {GPU_RUNG("one thread an element, inner index ascending", all_plain<op##_product>,      \
-                               GPU_DECLARES(output, GPU_SEQUENTIAL(0))),                                     \
-                      GPU_RUNG_READING_HOST("tokens_per_expert", "cuBLASLt, experts one after the other",    \
-                                            each_blas<op##_product>, gpu_product_blas_bytes,                 \
-                                            blas_accepts<op##_product>, NULL, GPU_SM_80,                     \
-                                            GPU_ADAPTS(output, GPU_SEQUENTIAL(0), gpu_product_blas_arith,    \
-                                                       GPU_PRODUCT_BLAS_ARITH)),                             \
-                      GPU_RUNG_IF("matrix units, all experts in one launch", all_mma<op##_product>, NULL,    \
-                                  mma_accepts<op##_product>, NULL, GPU_SM_80,                                \
-                                  GPU_ADAPTS(output, GPU_TENSOR_CORE(0, 0), gpu_mma_arith, GPU_MMA_ARITH)),  \
-                      GPU_LADDER_END}
+    GPU_LADDER(op) = {                                                                                       \
+        GPU_RUNG("one thread an element, inner index ascending", all_plain<op##_product>,                    \
+                 GPU_DECLARES(output, GPU_SEQUENTIAL(0))),                                                   \
+        GPU_RUNG_READING_HOST(                                                                               \
+            "tokens_per_expert", "cuBLASLt, experts one after the other", each_blas<op##_product>,           \
+            gpu_product_blas_bytes, blas_accepts<op##_product>, NULL, GPU_SM_80,                             \
+            GPU_ADAPTS(output, GPU_SEQUENTIAL(0), gpu_product_blas_arith, GPU_PRODUCT_BLAS_ARITH)),          \
+        GPU_RUNG_IF("matrix units, all experts in one launch", all_mma<op##_product>, NULL,                  \
+                    mma_accepts<op##_product>, NULL, GPU_SM_80,                                              \
+                    GPU_ADAPTS(output, GPU_TENSOR_CORE(0, 0), gpu_mma_arith, GPU_MMA_ARITH)),                \
+        GPU_RUNG_IF("warpgroups and tensor maps, all experts in one launch; not measured",                   \
+                    all_sm90<op##_product>, NULL, sm90_accepts<op##_product>, sm90_pays, GPU_SM_90,          \
+                    GPU_ADAPTS(output, GPU_TENSOR_CORE(0, 0), gpu_mma_arith, GPU_MMA_ARITH)),                \
+        GPU_LADDER_END}
 GROUPED_LADDER(grouped_linear_fwd, "y");
 GROUPED_LADDER(grouped_linear_bwd_input, "dx");
 GROUPED_LADDER(grouped_linear_bwd_weight, "dweight");

@@ -17,17 +17,6 @@
 
 enum { TILE = 64, PART = TILE / 2, STAGES = 3, THREADS = 4 * GPU_WARP, TILE_BYTES = TILE * TILE * 2 };
 
-/* The counts, one for each expert, and how many rows there are. */
-typedef struct grouped_rows {
-    const int64_t *count;
-    int experts, rows;
-} grouped_rows;
-
-/* Rows of one expert: all, or those of a tile. */
-typedef struct row_range {
-    int expert, first, n;
-} row_range;
-
 /* An operand: row-major, rows of `stride` numbers. */
 typedef struct matrix {
     const bf16 *data;
@@ -109,53 +98,12 @@ __device__ static __forceinline__ void each_pair(const float (&acc)[2][4][4], in
     }
 }
 
-__device__ static __forceinline__ int tiles_in(int rows)
-{
-    return (rows + TILE - 1) / TILE;
-}
-
-/* The rows of a tile.  Tiles begin anew at every expert; behind the last expert's come those of rows that nobody has, with the
- * number of experts in place of one.  n is 0, or less, where there are no more tiles. */
-__device__ static row_range rows_of_tile(grouped_rows all, int tile)
-{
-    int row = 0, tiles = 0, before, tiles_before;
-    for (int base = 0; base < all.experts; base += GPU_WARP) {
-        const int e = base + (int)threadIdx.x % GPU_WARP, left = all.rows - row;
-        const int mine = e < all.experts ? (int)grouped_count(all.count[e], left) : 0;
-        const int end = gpu_warp_prefix(mine, left, &before), n = end - before;
-        const int tile_end = tiles + gpu_warp_prefix(tiles_in(n), INT_MAX / 2, &tiles_before);
-        const unsigned found = __ballot_sync(gpu_all_lanes, (int)(tile < tile_end));
-        if (found != 0) { /* the first that ends behind it */
-            const int lane = __ffs((int)found) - 1;
-            const int first = (tile - tiles - tiles_before) * TILE;
-            const int in = __shfl_sync(gpu_all_lanes, first, lane);
-            return {base + lane, row + __shfl_sync(gpu_all_lanes, before, lane) + in,
-                    min(TILE, __shfl_sync(gpu_all_lanes, n, lane) - in)};
-        }
-        row += __shfl_sync(gpu_all_lanes, end, GPU_WARP - 1);
-        tiles = __shfl_sync(gpu_all_lanes, tile_end, GPU_WARP - 1);
-    }
-    const int first = row + (tile - tiles) * TILE;
-    return {all.experts, first, min(TILE, all.rows - first)};
-}
-
-/* All rows of an expert. */
-__device__ static row_range rows_of_expert(grouped_rows all, int expert)
-{
-    int64_t before = 0;
-    for (int e = (int)threadIdx.x % GPU_WARP; e < expert; e += GPU_WARP)
-        before += grouped_count(all.count[e], all.rows);
-    before = gpu_warp_sum(before);
-    const int first = (int)(before < all.rows ? before : all.rows);
-    return {expert, first, (int)grouped_count(all.count[expert], all.rows - first)};
-}
-
 /* c [R,n] = a [R,terms] times the matrix of a row's expert, b [El,n,terms], or [El,terms,n] with B_COLUMNS. */
 template <bool B_COLUMNS>
 __global__ void __launch_bounds__(THREADS)
     grouped_rows_k2(bf16 *c, const bf16 *a, const bf16 *b, int n, int terms, grouped_rows all)
 {
-    const row_range tile = rows_of_tile(all, (int)blockIdx.x);
+    const grouped_range tile = grouped_rows_of_tile<TILE>(all, (int)blockIdx.x);
     const int first_column = (int)blockIdx.y * TILE, columns = min(TILE, n - first_column);
     bf16 *out = c + (int64_t)tile.first * n + first_column;
     if (tile.expert == all.experts) {
@@ -178,7 +126,7 @@ __global__ void __launch_bounds__(THREADS)
 __global__ void __launch_bounds__(THREADS)
     grouped_weight_k2(float *c, const bf16 *a, const bf16 *b, int m, int n, bool stored, grouped_rows all)
 {
-    const row_range terms = rows_of_expert(all, (int)blockIdx.z);
+    const grouped_range terms = grouped_rows_of_expert(all, (int)blockIdx.z);
     const int first_row = (int)blockIdx.y * TILE, first_column = (int)blockIdx.x * TILE;
     const int rows = min(TILE, m - first_row), columns = min(TILE, n - first_column);
     const matrix left = {a + (int64_t)terms.first * m + first_row, m};
@@ -207,9 +155,7 @@ static unsigned tiles_of(int64_t n)
 template <bool B_COLUMNS>
 static cudaError_t launch_rows(const product *p, const grouped_rows &all, cudaStream_t stream)
 {
-    /* every expert, and what nobody has, may begin a tile that is not full */
-    const dim3 grid((unsigned)(all.rows / TILE + (all.experts < all.rows ? all.experts : all.rows) + 1),
-                    tiles_of(p->n));
+    const dim3 grid(grouped_most_tiles(all, TILE), tiles_of(p->n));
     return GPU_LAUNCH(grouped_rows_k2<B_COLUMNS>, grid, dim3(THREADS), STAGES * 2 * TILE_BYTES, stream,
                       (bf16 *)p->c.data, (const bf16 *)p->a.data, (const bf16 *)p->b.data, (int)p->n,
                       (int)p->k, all);
@@ -217,7 +163,7 @@ static cudaError_t launch_rows(const product *p, const grouped_rows &all, cudaSt
 
 assay_status gpu_grouped_mma(const gpu_work *w, const product *p)
 {
-    const grouped_rows all = {p->tokens_per_expert, (int)p->experts, (int)gpu_tensor_row_count(p->a)};
+    const grouped_rows all = grouped_rows_of(p);
     if (p->m == 0 || p->n == 0 || all.rows == 0)
         return ASSAY_OK;
     if (p->accumulate) {

@@ -78,6 +78,20 @@ static void arrive(worker &w, const late_copy &c, int line)
     race_initialized(c.to, c.saved.size());
 }
 
+bool look_in_vain(worker &w, int line)
+{
+    late_block &b = state_of(w);
+    w.fibers[w.current].line = line;
+    if (b.looks == 0 || w.turns - b.turns != b.looks) { /* some thread has done something else */
+        b.looks = 0;
+        b.turns = w.turns;
+    }
+    if (b.looks > 2 * w.n && w.meeting == nullptr)
+        return true;
+    ++b.looks;
+    return false;
+}
+
 } /* namespace sim */
 
 using namespace sim;
@@ -162,18 +176,11 @@ void assay_sim_look(const char *what, int line)
     worker &w = running_worker(what);
     if (w.looping)
         report_promise(w, what, line);
-    late_block &b = state_of(w);
-    w.fibers[w.current].line = line;
-    if (b.looks == 0 || w.turns - b.turns != b.looks) { /* some thread has done something else */
-        b.looks = 0;
-        b.turns = w.turns;
-    }
-    if (b.looks > 2 * w.n && w.meeting == nullptr) {
+    if (look_in_vain(w, line)) {
         assay_sim_report("divergent barrier", WHERE "%s waits for ever: no thread of the block can go on",
                          WHERE_ARGS(w, threadIdx, line), what);
         abandon(w);
     }
-    ++b.looks;
     assay_sim_yield();
 }
 

@@ -17,7 +17,6 @@ namespace sim
 
 constexpr unsigned fragment_magic = 0x4d4d4131u;
 constexpr int step_k = 16;
-constexpr int most_rows = 64, most_columns = 256, most_k = 256;
 
 [[noreturn]] void report_matrix(worker &w, const char *kind, int line, const char *what)
 {
@@ -48,14 +47,6 @@ static int row_of(int lane, int r)
 static int k_of(int lane, int r, int half)
 {
     return 2 * (lane & 3) + half + (r >> 1) * 8;
-}
-static int result_row(int lane, int r)
-{
-    return (lane >> 2) + (r >> 1) * 8;
-}
-static int result_column(int lane, int r)
-{
-    return 2 * (lane & 3) + (r & 1);
 }
 
 struct fragments {
@@ -147,12 +138,6 @@ float matrix_step(float c, const double *product, int k, double exact)
     return c;
 }
 
-/* Rows are a line longer than what they hold: at distances of a power of two they would share few lines of the cache. */
-struct tiles {
-    double a[most_rows][most_k + 8], b[most_k][most_columns + 8];
-    float c[most_rows][most_columns + 16];
-};
-
 /* Every step of 16: the products and their sum are exact enough in double, and rounded once.  WIDTH sums at once, or each addition
  * waits for the one before. */
 template <int WIDTH>
@@ -204,7 +189,7 @@ static void multiply_truncated(tiles &t, int rows, int columns, int k)
     }
 }
 
-static void multiply_tiles(tiles &t, int rows, int columns, int k)
+void matrix_multiply(tiles &t, int rows, int columns, int k)
 {
     if (config().matrix_truncates) {
         multiply_truncated(t, rows, columns, k);
@@ -276,13 +261,18 @@ static void take_tile(worker &w, tiles &t, const assay_sim_tile_product *o, int 
     }
 }
 
-static void product_of_warp(void *const *lane)
+tiles &matrix_tiles()
 {
     static thread_local std::unique_ptr<tiles>
         kept; /* 720 KB, which a thread without such a product need not have */
     if (!kept)
         kept.reset(new tiles{});
-    tiles &t = *kept;
+    return *kept;
+}
+
+static void product_of_warp(void *const *lane)
+{
+    tiles &t = matrix_tiles();
     worker &w = *self;
     const call_of_warp *first = static_cast<const call_of_warp *>(lane[0]);
     const assay_sim_tile_product *f = static_cast<const assay_sim_tile_product *>(first->what);
@@ -299,7 +289,7 @@ static void product_of_warp(void *const *lane)
         take_rows(w, t, o, static_cast<int>(l), first->line);
     }
     take_tile(w, t, f, first->line);
-    multiply_tiles(t, f->mt * 16, f->nt * 8, f->k);
+    matrix_multiply(t, f->mt * 16, f->nt * 8, f->k);
     for (unsigned l = 0; l < lanes; ++l) {
         const assay_sim_tile_product *o =
             static_cast<const assay_sim_tile_product *>(static_cast<const call_of_warp *>(lane[l])->what);

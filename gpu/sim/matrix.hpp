@@ -1,4 +1,4 @@
-/* How matrix units add (matrix.cpp), for matrix.cpp and wmma.cpp. */
+/* How matrix units add (matrix.cpp), for matrix.cpp, wmma.cpp and wgmma.cpp. */
 #ifndef ASSAY_SIM_MATRIX_HPP
 #define ASSAY_SIM_MATRIX_HPP
 
@@ -7,6 +7,28 @@ namespace sim
 
 /* c and k products, by the model that is configured; exact: their sum in double. */
 float matrix_step(float c, const double *product, int k, double exact);
+
+/* The row and the column of register r of a lane's 16 x 8 result. */
+static inline int result_row(int lane, int r)
+{
+    return (lane >> 2) + (r >> 1) * 8;
+}
+static inline int result_column(int lane, int r)
+{
+    return 2 * (lane & 3) + (r & 1);
+}
+
+constexpr int most_rows = 64, most_columns = 256, most_k = 256;
+
+/* Rows are a line longer than what they hold: at distances of a power of two they would share few lines of the cache. */
+struct tiles {
+    double a[most_rows][most_k + 8], b[most_k][most_columns + 8];
+    float c[most_rows][most_columns + 16];
+};
+/* Of this thread of the operating system. */
+tiles &matrix_tiles();
+/* c [rows][columns] += a [rows][k] b [k][columns], k ascending in steps of 16, by the model that is configured. */
+void matrix_multiply(tiles &t, int rows, int columns, int k);
 
 } /* namespace sim */
 

@@ -117,6 +117,7 @@ struct shared_array {
 
 struct async_block;
 struct late_block;
+struct tile_block;
 struct grid_meeting; /* of a cooperative launch (simt_cooperative.cpp) */
 struct race_block_state;
 
@@ -147,6 +148,7 @@ struct worker {
     std::vector<shared_array> arrays;                        /* of this block; the first is the dynamic one */
     late_block *late;      /* copies and waits of late.cpp; nullptr: none was ever issued */
     async_block *async;    /* copies under way; nullptr: none was ever issued */
+    tile_block *tiles;     /* of sm_90a's tiles and barriers; nullptr: none was ever used */
     bool tracing;          /* the block runs again, to find who damaged a guard */
     grid_meeting *meeting; /* where the blocks of a cooperative launch wait for each other */
     bool met;              /* some thread of this block has waited there */
@@ -226,6 +228,11 @@ void async_end(worker &w);
 /* The same of cuda::pipeline and its kin (late.cpp). */
 void late_begin(worker &w);
 void late_end(worker &w);
+/* A thread looks again at what it waits for; true: no thread of the block can go on. */
+bool look_in_vain(worker &w, int line);
+/* The same of tiles, copies and barriers of sm_90a (mbarrier.cpp). */
+void tiles_begin(worker &w);
+void tiles_end(worker &w);
 [[noreturn]] void report_matrix(worker &w, const char *kind, int line, const char *what);
 
 /* A cooperative launch: how many of its blocks have begun to wait, and how many are over.  Under the race checker one block runs

@@ -51,12 +51,14 @@ static void block_once(worker &w, uint64_t linear, uint64_t launch)
     shared_begin(w);
     async_begin(w);
     late_begin(w);
+    tiles_begin(w);
     w.position = 1;
     w.current = w.order[0];
     w.state[w.current] = READY;
     first_jump(w, fiber_entry);
     async_end(w);
     late_end(w);
+    tiles_end(w);
 }
 
 static bool block_run(worker &w, uint64_t linear, uint64_t launch)

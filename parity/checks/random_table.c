@@ -10,7 +10,8 @@
     }
 #define GROUPED_SIZES                                                                                        \
     {                                                                                                        \
-        "R=9 El=4 N=5 K=17", "R=0 El=2 N=3 K=4", "R=70 El=40 N=8 K=16", "R=33 El=1 N=3 K=40"                 \
+        "R=9 El=4 N=5 K=17", "R=0 El=2 N=3 K=4", "R=70 El=40 N=8 K=16", "R=33 El=1 N=3 K=40",                \
+            "R=150 El=3 N=136 K=72"                                                                          \
     }
 #define NORM_SIZES                                                                                           \
     {                                                                                                        \

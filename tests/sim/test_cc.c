@@ -224,6 +224,9 @@ Test(sim_cc, what_is_not_modelled_is_refused_by_name_with_its_line)
         "(dynamic "
         "parallelism)\n",
         "unsupported: kernel ptx block (0,0,0) thread (3,0,0) line 18: inline PTX \"shl.b32 %0, 1, 2;\"\n",
+        "inline PTX \"barrier.cluster.arrive;\"\n",
+        "inline PTX \"cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster ",
+        "inline PTX \"griddepcontrol.wait;\"\n",
         "assert: kernel claims block (0,0,0) thread (5,0,0) line 22: assertion `",
         "assert: cudaErrorAssert\n",
         "true assumption: cudaSuccess\n",

@@ -249,9 +249,23 @@ static inline T exchange(assay_sim_warp_op op, unsigned mask, T value, int opera
 
 /* --- cudaLaunchKernelEx: CUDA's typed launch ---------------------------------------------------------------- */
 
+/* None is modelled; those that a program names are refused by their names. */
+enum cudaLaunchAttributeID {
+    cudaLaunchAttributeCooperative = 2,
+    cudaLaunchAttributeClusterDimension = 4,
+    cudaLaunchAttributeProgrammaticStreamSerialization = 6
+};
+union cudaLaunchAttributeValue {
+    char pad[64];
+    int cooperative;
+    struct {
+        unsigned int x, y, z;
+    } clusterDim;
+    int programmaticStreamSerializationAllowed;
+};
 struct cudaLaunchAttribute {
-    int id;
-    int val;
+    cudaLaunchAttributeID id;
+    cudaLaunchAttributeValue val;
 };
 typedef struct cudaLaunchConfig_st {
     dim3 gridDim;
@@ -267,7 +281,13 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, v
                                              A &&...args)
 {
     if (config->numAttrs != 0) {
-        assay_sim_report("unsupported", "cudaLaunchKernelEx: launch attributes (%u given)", config->numAttrs);
+        const int id = config->attrs != nullptr ? static_cast<int>(config->attrs[0].id) : -1;
+        assay_sim_report(
+            "unsupported", "cudaLaunchKernelEx: launch attributes (%u given): %s", config->numAttrs,
+            id == cudaLaunchAttributeClusterDimension                  ? "clusters"
+            : id == cudaLaunchAttributeProgrammaticStreamSerialization ? "programmatic dependent launch"
+            : id == cudaLaunchAttributeCooperative ? "cooperative (cudaLaunchCooperativeKernel is modelled)"
+                                                   : "unknown");
         return cudaErrorNotSupported;
     }
     return assay_sim::launch("(cudaLaunchKernelEx)", 0, kernel, config->gridDim, config->blockDim,
@@ -283,6 +303,18 @@ static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, v
 #endif
 
 /* --- barriers ----------------------------------------------------------------------------------------------- */
+
+extern "C" void assay_sim_misuse(const char *kind, const char *what, int line) __attribute__((noreturn));
+/* griddepcontrol, by CUDA's names. */
+static inline void cudaGridDependencySynchronize(int line = ASSAY_SIM_HERE)
+{
+    assay_sim_misuse("unsupported", "cudaGridDependencySynchronize: programmatic dependent launch", line);
+}
+static inline void cudaTriggerProgrammaticLaunchCompletion(int line = ASSAY_SIM_HERE)
+{
+    assay_sim_misuse("unsupported", "cudaTriggerProgrammaticLaunchCompletion: programmatic dependent launch",
+                     line);
+}
 
 static inline void __syncthreads(int line = ASSAY_SIM_HERE)
 {

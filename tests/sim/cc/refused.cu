@@ -47,6 +47,18 @@ __global__ void by_value(counted c, int *x)
 {
     *x = c.n;
 }
+__global__ void of_sm90(int *x, int which)
+{
+    if (which == 0)
+        asm volatile("barrier.cluster.arrive;");
+    if (which == 1)
+        asm volatile(
+            "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.multicast::cluster [%0], "
+            "[%1], 16, [%2], %3;" ::"r"(0),
+            "l"(x), "r"(0), "h"((short)3));
+    if (which == 2)
+        asm volatile("griddepcontrol.wait;");
+}
 
 static void say(const char *what)
 {
@@ -64,6 +76,10 @@ int main()
     say("dynamic parallelism");
     ptx<<<1, 4>>>(x);
     say("PTX");
+    for (int which = 0; which < 3; ++which) {
+        of_sm90<<<1, 1>>>(x, which);
+        say("PTX of sm_90");
+    }
     claims<<<1, 8>>>(5);
     say("assert");
     assumes<<<1, 8>>>(8);

@@ -1,0 +1,177 @@
+/* Grouped products by warpgroups and tensor maps (gpu/ops/grouped_sm90.cu, k3): the laws of grouped linear layers where k3 takes the
+ * call, and where it does not. */
+#include "tests/support/gpu_judge.h"
+
+void assay_sim_set_matrix_truncates(int truncates);
+
+/* N, K, experts, rows of each: several tiles, edges of rows, columns and terms, empty experts first, in the middle and last. */
+static const op_sizes sizes[] = {
+    {{136, 72, 2, 130, 7}},           {{8, 200, 3, 1, 0, 129}}, {{48, 40, 4, 0, 3, 34, 0}},
+    {{64, 64, 5, 64, 65, 63, 1, 16}}, {{24, 8, 1, 300}},        {{8, 8, 3, 0, 0, 0}},
+};
+enum { N_SIZES = sizeof sizes / sizeof sizes[0] };
+
+static int64_t put_counts(op_call *c, const int64_t *d)
+{
+    double counts[MAX_SIZES];
+    int64_t rows = 0;
+    for (int64_t e = 0; e < d[2]; ++e) {
+        counts[e] = (double)d[3 + e];
+        rows += d[3 + e];
+    }
+    put_values(c, "tokens_per_expert", ASSAY_I64, counts, d[2], -1);
+    return rows;
+}
+
+static void fwd(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    const int64_t rows = put_counts(c, d);
+    DRAW(c, "x", act, mode, 1.0, 2, rows, d[1]);
+    DRAW(c, "weight", act, mode, 1.0, 3, d[2], d[0], d[1]);
+}
+static void bwd_input(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    const int64_t rows = put_counts(c, d);
+    DRAW(c, "dy", act, mode, 1.0, 2, rows, d[0]);
+    DRAW(c, "weight", act, mode, 1.0, 3, d[2], d[0], d[1]);
+}
+static void bwd_weight(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    const int64_t rows = put_counts(c, d);
+    DRAW(c, "dy", act, mode, 1.0, 2, rows, d[0]);
+    DRAW(c, "x", act, mode, 1.0, 2, rows, d[1]);
+    DRAW(c, "dweight_in", ASSAY_F32, mode, 1.0, 3, d[2], d[0], d[1]);
+}
+static void bwd_weight_stored(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    bwd_weight(c, act, mode, d);
+    attr_b(c, "gradient_accumulation_fusion", false);
+}
+
+static const struct {
+    const char *op;
+    op_build build;
+} ops[] = {{"grouped_linear_fwd", fwd},
+           {"grouped_linear_bwd_input", bwd_input},
+           {"grouped_linear_bwd_weight", bwd_weight},
+           {"grouped_linear_bwd_weight", bwd_weight_stored}};
+enum { N_OPS = sizeof ops / sizeof ops[0] };
+
+static int variant_of(gpu_ctx *ctx, int op, assay_dtype act, const int64_t *d)
+{
+    op_call c;
+    call_begin(&c, ctx, 5);
+    ops[op].build(&c, act, ZERO_MEAN, d);
+    run_op(&c, ops[op].op, act);
+    const int variant = c.declared.variant;
+    call_end(&c);
+    return variant;
+}
+
+static void hold_all(void)
+{
+    gpu_ctx ctx;
+    open_ctx(&ctx);
+    set_variants(&ctx, "linear=k3");
+    for (int k = 0; k < N_OPS; ++k) {
+        const op_law law = {ops[k].op, "linear", 4, false, ops[k].build, N_SIZES, sizes};
+        for (int mode = 0; mode < DATA_MODES; ++mode)
+            for (int i = 0; i < N_SIZES; ++i) {
+                if (mode == 0)
+                    cr_assert_eq(variant_of(&ctx, k, ASSAY_BF16, sizes[i].d), 3, "%s, row %d", ops[k].op, i);
+                hold_case(&ctx, &law, "linear=k3", ASSAY_BF16, (data_mode)mode, i);
+            }
+    }
+    gpu_ctx_destroy(&ctx);
+}
+
+Test(gpu_grouped_sm90, within_what_it_declares)
+{
+    hold_all();
+}
+Test(gpu_grouped_sm90, within_what_it_declares_by_the_truncating_model)
+{
+    assay_sim_set_matrix_truncates(1);
+    hold_all();
+}
+
+/* Not unasked, not in fp32, not at widths that a tensor map cannot have. */
+Test(gpu_grouped_sm90, other_calls_go_to_lower_rungs)
+{
+    static const int64_t odd[] = {12, 16, 1, 5}, odd_too[] = {16, 12, 1, 5};
+    gpu_ctx ctx;
+    open_ctx(&ctx);
+    for (int k = 0; k < N_OPS; ++k) {
+        cr_expect_eq(variant_of(&ctx, k, ASSAY_BF16, sizes[0].d), 2, "%s: nobody asked for k3", ops[k].op);
+        set_variants(&ctx, "linear=k3");
+        cr_expect_lt(variant_of(&ctx, k, ASSAY_F32, sizes[0].d), 2, "%s", ops[k].op);
+        cr_expect_lt(variant_of(&ctx, k, ASSAY_BF16, odd), 2, "%s", ops[k].op);
+        cr_expect_lt(variant_of(&ctx, k, ASSAY_BF16, odd_too), 2, "%s", ops[k].op);
+        gpu_ctx_destroy(&ctx);
+        open_ctx(&ctx);
+    }
+    gpu_ctx_destroy(&ctx);
+}
+
+/* Both warpgroups clear terms: the second one columns from 64 on, which the first one multiplies, too.  Numbers of the next expert's rows, which a tile brings along, reach nobody, whatever they are. */
+Test(gpu_grouped_sm90, infinities_of_the_next_expert_stay_there)
+{
+    enum { N = 16, K = 72, ROWS = 70, MINE = 37 };
+    static double dy[ROWS * N], x[ROWS * K];
+    const double counts[2] = {MINE, ROWS - MINE};
+    gpu_ctx ctx;
+    op_call c;
+    for (int i = 0; i < ROWS * N; ++i)
+        dy[i] = i / N < MINE ? 1.0 : (double)INFINITY;
+    for (int i = 0; i < ROWS * K; ++i)
+        x[i] = i / K < MINE ? 1.0 : (double)INFINITY;
+    open_ctx(&ctx);
+    set_variants(&ctx, "linear=k3");
+    call_begin(&c, &ctx, 1);
+    put_values(&c, "tokens_per_expert", ASSAY_I64, counts, 2, -1);
+    put_values(&c, "dy", ASSAY_BF16, dy, ROWS, N);
+    put_values(&c, "x", ASSAY_BF16, x, ROWS, K);
+    put(&c, "dweight_in", ASSAY_F32, 0.0, 0.0, 3, (int64_t)2, (int64_t)N, (int64_t)K);
+    run_op(&c, "grouped_linear_bwd_weight", ASSAY_BF16);
+    cr_assert_eq(c.declared.variant, 3);
+    for (int i = 0; i < N * K; ++i) {
+        cr_expect_eq(c.result[0][i], (double)MINE, "element %d of the first expert: %g", i, c.result[0][i]);
+        cr_expect(isinf(c.result[0][N * K + i]), "element %d of the second expert: %g", i,
+                  c.result[0][N * K + i]);
+    }
+    call_end(&c);
+    gpu_ctx_destroy(&ctx);
+}
+
+/* Its code is for 9.0: the ladder passes it over on others, and called all the same it refuses by name. */
+Test(gpu_grouped_sm90, devices_without_its_code)
+{
+    static const struct {
+        int major, minor, chosen;
+    } rows[] = {{8, 0, 2}, {8, 9, 2}, {9, 0, 3}, {9, 1, 2}, {10, 0, 2}, {12, 0, 2}};
+    static const int64_t counts[1] = {3}, shape[3] = {1, 16, 8};
+    static float data[64] __attribute__((aligned(16)));
+    const gpu_tensor weight = gpu_tensor_make(data, ASSAY_BF16, 3, shape);
+    const raw_operand list[] = {
+        {.name = "y", .t = gpu_tensor_2d(data, ASSAY_BF16, 3, 16)},
+        {.name = "x", .t = gpu_tensor_2d(data, ASSAY_BF16, 3, 8)},
+        {.name = "weight", .t = weight},
+        {.name = "tokens_per_expert", .t = gpu_tensor_1d(data, ASSAY_I64, 1), .host = counts},
+        {.name = NULL}};
+    const gpu_operands o = raw_operands("grouped_linear_fwd", list);
+    const gpu_rung *rungs = gpu_ladder("grouped_linear_fwd");
+    for (size_t i = 0; i < sizeof rows / sizeof rows[0]; i++) {
+        gpu_ctx ctx = {.sm_major = rows[i].major, .sm_minor = rows[i].minor};
+        for (int f = 0; f < GPU_FAMILY_COUNT; f++)
+            ctx.variant[f] = 3;
+        cr_expect_eq(gpu_ladder_choose(rungs, &ctx, &o, 1), rows[i].chosen, "%d.%d", rows[i].major,
+                     rows[i].minor);
+        if (rows[i].chosen == 3)
+            continue;
+        const gpu_work w = {&ctx, &o, 1, 3, NULL};
+        cr_expect_eq(rungs[3].run(&w), ASSAY_UNSUPPORTED);
+        cr_expect_not_null(strstr(assay_error_message(), "grouped_linear_fwd k3"), "%s",
+                           assay_error_message());
+        assay_error_clear();
+    }
+}
