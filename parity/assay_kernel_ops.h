@@ -659,7 +659,23 @@ enum {
     ASSAY_KERNEL_SLOT_COUNT_ZEROS_Y = 1,
 };
 
-/* | `adamw` | grad F32 [n] | main_param F32 [n], exp_avg F32 [n], exp_avg_sq F32 [n] | param? par [n] | lr, beta1, beta2, eps, weight_decay, step, grad_scale = 1 |
+/* | `total` | x any [n] | | y as x [1] | |
+   sums: y: n */
+enum {
+    ASSAY_KERNEL_SLOT_TOTAL_X = 0,
+    ASSAY_KERNEL_SLOT_TOTAL_Y = 1,
+};
+
+/* | `clip_coefficient` | sumsq F64 [1] | | norm F64 [1], scale F64 [1] | clip_grad |
+   sums: none */
+enum {
+    ASSAY_KERNEL_SLOT_CLIP_COEFFICIENT_SUMSQ = 0,
+    ASSAY_KERNEL_SLOT_CLIP_COEFFICIENT_NORM = 1,
+    ASSAY_KERNEL_SLOT_CLIP_COEFFICIENT_SCALE = 2,
+    ASSAY_KERNEL_ATTR_CLIP_COEFFICIENT_CLIP_GRAD = 0,
+};
+
+/* | `adamw` | grad F32 [n], grad_scale? F64 [1] | main_param F32 [n], exp_avg F32 [n], exp_avg_sq F32 [n] | param? par [n] | lr, beta1, beta2, eps, weight_decay, step |
    sums: none */
 enum {
     ASSAY_KERNEL_SLOT_ADAMW_GRAD = 0,
@@ -667,13 +683,13 @@ enum {
     ASSAY_KERNEL_SLOT_ADAMW_EXP_AVG = 2,
     ASSAY_KERNEL_SLOT_ADAMW_EXP_AVG_SQ = 3,
     ASSAY_KERNEL_SLOT_ADAMW_PARAM = 4,
+    ASSAY_KERNEL_SLOT_ADAMW_GRAD_SCALE = 5,
     ASSAY_KERNEL_ATTR_ADAMW_LR = 0,
     ASSAY_KERNEL_ATTR_ADAMW_BETA1 = 1,
     ASSAY_KERNEL_ATTR_ADAMW_BETA2 = 2,
     ASSAY_KERNEL_ATTR_ADAMW_EPS = 3,
     ASSAY_KERNEL_ATTR_ADAMW_WEIGHT_DECAY = 4,
     ASSAY_KERNEL_ATTR_ADAMW_STEP = 5,
-    ASSAY_KERNEL_ATTR_ADAMW_GRAD_SCALE = 6,
 };
 
 /* | `all_reduce` | send any [n] | | recv as send [n] | reduction sum/max/avg = sum, dtype = send, start = 0 |

@@ -340,10 +340,11 @@ static bool all_zero(const assay_trace_tensor *t)
     return t->data != NULL || t->bytes == 0;
 }
 
-/* What an engine is given or adds up on the host: token ids, positions, counts, sums of one F64 number. */
-static bool may_be_leaf(const flow *f, const assay_trace_tensor *read)
+/* What an engine is given, or adds up on the host: token ids, positions, counts, one F64 number.  What total adds up was written
+ * number by number; the plan holds the list to it. */
+static bool may_be_leaf(const flow *f, const assay_trace_op *reader, const assay_trace_tensor *read)
 {
-    return parity_is_integer(read->dtype) || is_state(f, read->name) ||
+    return parity_is_integer(read->dtype) || is_state(f, read->name) || strcmp(reader->op, "total") == 0 ||
            (read->dtype == ASSAY_F64 && assay_shard_count(&read->shard) == 1);
 }
 
@@ -351,7 +352,7 @@ static bool may_be_leaf(const flow *f, const assay_trace_tensor *read)
 static assay_status judge_leaf(flow *f, const assay_trace_op *reader, const assay_trace_tensor *read,
                                parity_result *r)
 {
-    if (!may_be_leaf(f, read)) {
+    if (!may_be_leaf(f, reader, read)) {
         parity_result_fail(r, "no operation of rank %d wrote %s before it was read", f->rank, read->name);
         return ASSAY_OK;
     }

@@ -39,7 +39,8 @@ static const fault tensor_parallel[] = {
     {"attr", "adamw", L1 "mlp.router.weight", "lr", "0.002001", false, 0, 0, -1, NULL},
     {"attr", "adamw", "decoder.final_layernorm.weight", "step", "1", false, 1, 1, -1, NULL},
     {"attr", "adamw", "decoder.final_layernorm.weight", "weight_decay", "0.1", false, 0, 1, -1, NULL},
-    {"attr", "adamw", A0 "linear_qkv.weight", "grad_scale", "1.0", false, 1, 0, -1, NULL},
+    {"rewire", "adamw", A0 "linear_qkv.weight", "grad_scale", "grad_norm", INPUT, 1, 0, -1, NULL},
+    {"attr", "clip_coefficient", "grad_norm", "clip_grad", "0.5", false, 0, 1, -1, NULL},
     {"attr", "expert_bias_update", M1 "router.expert_bias", "rate", "0.01", false, 0, 0, -1, NULL},
     {"as_bf16", "router_fwd", M1 "router", "expert_bias", "", INPUT, 1, 0, 1, NULL},
     {"as_bf16", "expert_bias_update", M1 "router.expert_bias", "bias", "", false, 0, 1, -1, NULL},
@@ -103,8 +104,11 @@ static const fault pipeline[] = {
      "operation"},
     {"repeat_op", "sumsq", "embedding.word_embeddings.weight", "", "", false, 0, 1, -1, "operation"},
     {"attr", "adamw", "embedding.word_embeddings.weight", "step", "3", false, 0, 1, -1, NULL},
-    {"value", "all_reduce", "grad_norm.reduce", "send", "", INPUT, 1, 0, -1, NULL},
-    {"value", "all_reduce", "loss.reduce", "send", "", INPUT, 2, 1, -1, NULL},
+    {"value", "total", "grad_norm.total", "x", "", INPUT, 1, 0, -1, NULL},
+    {"value", "total", "loss.total", "x", "", INPUT, 2, 1, -1, NULL},
+    {"rewire", "all_reduce", "grad_norm.reduce", "send", "loss.total.y", INPUT, 1, 0, -1, NULL},
+    {"rewire", "clip_coefficient", "grad_norm", "sumsq", "grad_norm.total.y", INPUT, 2, 1, -1, NULL},
+    {"drop_op", "clip_coefficient", "grad_norm", "", "", false, 3, 0, -1, "operation"},
     {"group", "all_reduce", "grad_norm.reduce", "", "model", false, 3, 0, -1, "group"},
 };
 
