@@ -11,9 +11,9 @@
 #include <string.h>
 
 /* --- sums of a step ----------------------------------------------------------------------------------------- */
-/* A number of every piece that counts, one list: `op` makes y of x. */
+/* A number of every piece that counts, one list of *count: `op` makes y of x. */
 static assay_status over_pieces(gpu_optimizer *o, const char *op, const char *suffix, assay_dtype dtype,
-                                void *list)
+                                void *list, int64_t *count)
 {
     gpu_run *run = o->model->run;
     assay_status st = ASSAY_OK;
@@ -37,6 +37,7 @@ static assay_status over_pieces(gpu_optimizer *o, const char *op, const char *su
             .op = op, .at = p->param->spec->name, .arg = {GPU_T("x", &p->grad), GPU_T("y", &y[n])}};
         n++;
     }
+    *count = n;
     ASSAY_TRY_GOTO(gpu_call_list(run, calls, n, NULL, NULL), st, done);
 done:
     free(calls);
@@ -96,8 +97,9 @@ static assay_status norm_and_clip(gpu_optimizer *o, gpu_value *scale)
     gpu_run *run = o->model->run;
     gpu_numbers *at = o->numbers;
     gpu_value sum, norm;
-    ASSAY_TRY(over_pieces(o, "sumsq", "sumsq", ASSAY_F64, o->sums));
-    ASSAY_TRY(world_total(o, "grad_norm", ASSAY_F64, o->sums, o->n_norm, &at->sumsq, &sum));
+    int64_t n;
+    ASSAY_TRY(over_pieces(o, "sumsq", "sumsq", ASSAY_F64, o->sums, &n));
+    ASSAY_TRY(world_total(o, "grad_norm", ASSAY_F64, o->sums, n, &at->sumsq, &sum));
     norm = number_at(run, "grad_norm", "norm", ASSAY_F64, &at->grad_norm);
     gpu_value_rename(run, &norm, "grad_norm");
     *scale = number_at(run, "grad_norm", "scale", ASSAY_F64, &at->grad_scale);
@@ -108,8 +110,9 @@ static assay_status norm_and_clip(gpu_optimizer *o, gpu_value *scale)
 static assay_status count_zeros(gpu_optimizer *o)
 {
     gpu_value sum;
-    ASSAY_TRY(over_pieces(o, "count_zeros", "num_zeros", ASSAY_I64, o->zeros));
-    return world_total(o, "num_zeros_in_grad", ASSAY_I64, o->zeros, o->n_norm, &o->numbers->num_zeros, &sum);
+    int64_t n;
+    ASSAY_TRY(over_pieces(o, "count_zeros", "num_zeros", ASSAY_I64, o->zeros, &n));
+    return world_total(o, "num_zeros_in_grad", ASSAY_I64, o->zeros, n, &o->numbers->num_zeros, &sum);
 }
 
 assay_status gpu_optimizer_numbers(gpu_optimizer *o, gpu_numbers *out)
