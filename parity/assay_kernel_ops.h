@@ -24,20 +24,22 @@ enum {
     ASSAY_KERNEL_SLOT_LINEAR_BWD_INPUT_DX = 2,
 };
 
-/* | `linear_bwd_weight` | dy act [T,N], x act [T,K] | dweight F32 [N,K] | | gradient_accumulation_fusion = true |
+/* | `linear_bwd_weight` | dy act [T,N], x act [T,K] | dweight F32 [N,K] | | gradient_accumulation_fusion = true, accumulate = true |
    sums: dweight: T */
 enum {
     ASSAY_KERNEL_SLOT_LINEAR_BWD_WEIGHT_DY = 0,
     ASSAY_KERNEL_SLOT_LINEAR_BWD_WEIGHT_X = 1,
     ASSAY_KERNEL_SLOT_LINEAR_BWD_WEIGHT_DWEIGHT = 2,
     ASSAY_KERNEL_ATTR_LINEAR_BWD_WEIGHT_GRADIENT_ACCUMULATION_FUSION = 0,
+    ASSAY_KERNEL_ATTR_LINEAR_BWD_WEIGHT_ACCUMULATE = 1,
 };
 
-/* | `linear_bwd_bias` | dy act [T,N] | dbias F32 [N] | | |
+/* | `linear_bwd_bias` | dy act [T,N] | dbias F32 [N] | | accumulate = true |
    sums: dbias: T */
 enum {
     ASSAY_KERNEL_SLOT_LINEAR_BWD_BIAS_DY = 0,
     ASSAY_KERNEL_SLOT_LINEAR_BWD_BIAS_DBIAS = 1,
+    ASSAY_KERNEL_ATTR_LINEAR_BWD_BIAS_ACCUMULATE = 0,
 };
 
 /* | `grouped_linear_fwd` | x act [R,K], weight par [El,N,K], tokens_per_expert I64 [El] | | y act [R,N] | |
@@ -58,7 +60,7 @@ enum {
     ASSAY_KERNEL_SLOT_GROUPED_LINEAR_BWD_INPUT_DX = 3,
 };
 
-/* | `grouped_linear_bwd_weight` | dy act [R,N], x act [R,K], tokens_per_expert I64 [El] | dweight F32 [El,N,K] | | gradient_accumulation_fusion = true |
+/* | `grouped_linear_bwd_weight` | dy act [R,N], x act [R,K], tokens_per_expert I64 [El] | dweight F32 [El,N,K] | | gradient_accumulation_fusion = true, accumulate = true |
    sums: dweight: R */
 enum {
     ASSAY_KERNEL_SLOT_GROUPED_LINEAR_BWD_WEIGHT_DY = 0,
@@ -66,6 +68,7 @@ enum {
     ASSAY_KERNEL_SLOT_GROUPED_LINEAR_BWD_WEIGHT_TOKENS_PER_EXPERT = 2,
     ASSAY_KERNEL_SLOT_GROUPED_LINEAR_BWD_WEIGHT_DWEIGHT = 3,
     ASSAY_KERNEL_ATTR_GROUPED_LINEAR_BWD_WEIGHT_GRADIENT_ACCUMULATION_FUSION = 0,
+    ASSAY_KERNEL_ATTR_GROUPED_LINEAR_BWD_WEIGHT_ACCUMULATE = 1,
 };
 
 /* | `rmsnorm_fwd` | gamma par [H], x act [T,H] | | y act [T,H], rstd F32 [T] | eps |

@@ -91,6 +91,11 @@ enum { SIZE_MAX_ATTR = 1 << 30 };
     {                                                                                                        \
         BOOL("gradient_accumulation_fusion"), .otherwise = "true"                                            \
     }
+/* false: the first product of a step, which overwrites what the memory held. */
+#define ACCUMULATE                                                                                           \
+    {                                                                                                        \
+        BOOL("accumulate"), .otherwise = "true"                                                              \
+    }
 
 static const assay_op table[] = {
     /* --- 1. linear --- */
@@ -104,9 +109,9 @@ static const assay_op table[] = {
      .slots = {{IN("dy", ACT, "T,N")}, {IN("weight", PAR, "N,K")}, {OUT("dx", ACT, "T,K")}}},
     {"linear_bwd_weight", "linear", .sums = "dweight: T", .flops = "2*T*N*K", .model_flops = "2*T*N*K",
      .slots = {{IN("dy", ACT, "T,N")}, {IN("x", ACT, "T,K")}, {INOUT("dweight", F32, "N,K")}},
-     .attrs = {FUSION}},
+     .attrs = {FUSION, ACCUMULATE}},
     {"linear_bwd_bias", "linear", .sums = "dbias: T", .flops = "T*N",
-     .slots = {{IN("dy", ACT, "T,N")}, {INOUT("dbias", F32, "N")}}},
+     .slots = {{IN("dy", ACT, "T,N")}, {INOUT("dbias", F32, "N")}}, .attrs = {ACCUMULATE}},
     /* --- 2. grouped linear --- */
     {"grouped_linear_fwd", "linear", .sums = "y: K", .flops = "2*R*N*K", .model_flops = "2*R*N*K",
      .slots = {{IN("x", ACT, "R,K")},
@@ -124,7 +129,7 @@ static const assay_op table[] = {
                {IN("x", ACT, "R,K")},
                {IN("tokens_per_expert", I64, "El")},
                {INOUT("dweight", F32, "El,N,K")}},
-     .attrs = {FUSION}},
+     .attrs = {FUSION, ACCUMULATE}},
     /* --- 3. rmsnorm --- */
     /* gamma first: it says how wide a row is, one head or all of them */
     {"rmsnorm_fwd", "rmsnorm", .sums = "y: H; rstd: H", .flops = "4*T*H",

@@ -111,7 +111,8 @@ static assay_status grouped_linear_bwd_weight_product(const gpu_operands *o, pro
     ASSAY_TRY(gpu_check_shape2(op, "x", x, rows, k));
     ASSAY_TRY(check_groups(op, counts, tokens_per_expert, dweight.shape[0], rows));
     *p = product_of(op, n, k, rows, dweight, dy, x);
-    p->a_is_km = p->b_is_kn = p->accumulate = true;
+    p->a_is_km = p->b_is_kn = true;
+    p->accumulate = gpu_operand_bool(o, "accumulate");
     p->tokens_per_expert = tokens_per_expert;
     p->experts = dweight.shape[0];
     p->stored = !gpu_operand_bool(o, "gradient_accumulation_fusion");
@@ -124,7 +125,7 @@ static product expert_product(const product *whole, int64_t e, int64_t start)
     const int64_t rows = whole->tokens_per_expert[e];
     product p = *whole;
     p.a = expert_rows(whole->a, start, rows);
-    if (whole->accumulate) {
+    if (whole->a_is_km) {
         p.k = rows;
         p.b = expert_rows(whole->b, start, rows);
         p.c = expert_matrix(whole->c, e);

@@ -172,6 +172,8 @@ plan_tensor plan_with_integers(plan_tensor t, const int64_t *values, int64_t n);
 plan_tensor plan_param(plan *p, const char *at);
 /* The slots `<slot>_in` and `<slot>` of an accumulation into a parameter's gradient. */
 void plan_accumulate(plan *p, const char *slot, const char *at);
+/* The same of a product, which overwrites what is there where it is the first of the step (with zero2 and zero3: of the microbatch). */
+void plan_accumulate_product(plan *p, const char *slot, const char *at);
 /* Whether nothing accumulates a gradient of the parameter at `at` (docs/OPS.md 9.15). */
 bool plan_is_frozen(plan *p, const char *at);
 /* Piece `index` of `n` balanced ones. */

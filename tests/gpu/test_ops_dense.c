@@ -131,6 +131,70 @@ Test(gpu_ops, grouped_linear_bwd_weight)
                    OP_SIZES(grouped_sizes)});
 }
 
+/* Widths that matrix units take, too. */
+static const op_sizes first_sizes[] = {
+    {{11, 13, 4, 3, 0, 34, 0}}, {{3, 5, 3, 0, 0, 0}}, {{16, 24, 4, 3, 0, 70, 0}},
+    {{72, 8, 2, 0, 0}},         {{8, 136, 1, 5}},
+};
+
+/* Not to accumulate: what the target holds is NaN and is not read; an expert without rows gets zeros. */
+static void unread(op_call *c)
+{
+    float *held = c->in[c->n_in - 1].data;
+    for (int64_t i = 0; i < slot_count(&c->in[c->n_in - 1]); i++) {
+        held[i] = NAN;
+        c->value[c->n_in - 1][i] = (double)NAN;
+    }
+    attr_b(c, "accumulate", false);
+}
+
+static void linear_bwd_weight_first(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    linear_bwd_weight(c, act, mode, d);
+    unread(c);
+}
+
+static void linear_bwd_weight_stored_first(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    linear_bwd_weight_stored(c, act, mode, d);
+    unread(c);
+}
+
+static void linear_bwd_bias_first(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    linear_bwd_bias(c, act, mode, d);
+    unread(c);
+}
+
+static void grouped_linear_bwd_weight_first(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    grouped_linear_bwd_weight(c, act, mode, d);
+    unread(c);
+}
+
+static void grouped_linear_bwd_weight_stored_first(op_call *c, assay_dtype act, data_mode mode,
+                                                   const int64_t *d)
+{
+    grouped_linear_bwd_weight_stored(c, act, mode, d);
+    unread(c);
+}
+
+Test(gpu_ops, first_products_of_a_step)
+{
+    hold(&(op_law){"linear_bwd_weight", "linear", 2, false, linear_bwd_weight_first, OP_SIZES(linear_sizes)});
+    hold(&(op_law){"linear_bwd_weight", "linear", 2, false, linear_bwd_weight_stored_first,
+                   OP_SIZES(linear_sizes)});
+    hold(&(op_law){"linear_bwd_bias", "linear", 2, false, linear_bwd_bias_first, OP_SIZES(linear_sizes)});
+}
+
+Test(gpu_ops, first_products_of_a_step_by_experts)
+{
+    hold(&(op_law){"grouped_linear_bwd_weight", "linear", 3, false, grouped_linear_bwd_weight_first,
+                   OP_SIZES(first_sizes)});
+    hold(&(op_law){"grouped_linear_bwd_weight", "linear", 3, false, grouped_linear_bwd_weight_stored_first,
+                   OP_SIZES(first_sizes)});
+}
+
 /* --- rmsnorm: T, H ------------------------------------------------------------------------------------------ */
 static const op_sizes norm_sizes[] = {
     {{0, 3}}, {{1, 1}}, {{2, 3}}, {{5, 31}}, {{33, 32}}, {{2, 33}}, {{5, 67}}, {{33, 256}}, {{3, 1030}},
