@@ -35,7 +35,7 @@ static const struct {
     {"skip_all_reduce", "skip:decoder.layers.0.self_attention.reduce,phase=forward", NEED_REDUCTION},
     {"stale_weight", "hold:decoder.layers.0.self_attention.linear_qkv.weight:param,step=0", NEED_STEPS},
     {"double_microbatch",
-     "repeat:decoder.layers.0.self_attention.linear_qkv,op=linear_bwd_weight,microbatch=0", NEED_NONE},
+     "repeat:decoder.layers.0.self_attention.linear_qkv,op=linear_bwd_weight,microbatch=1", NEED_NONE},
     {"wrong_expert", "spoil:decoder.layers.<first MoE layer>.mlp.router", NEED_CHOICE},
     {"flipped_sign", "negate:decoder.layers.0.input_layernorm:dx", NEED_NONE},
     {"wrong_scale", "attr:loss:scale=<1/microbatches>", NEED_NONE},

@@ -136,8 +136,8 @@ static assay_status capture(gpu_model *m, gpu_chunk *chunk, bool forward, int64_
     return ASSAY_OK;
 }
 
-/* What a pass leaves on the host, when the graph stands for it: where a backward that is not captured takes memory, and, behind the
- * last one, that gradients are complete. */
+/* What a pass leaves on the host, when the graph stands for it: where a backward that is not captured takes memory, that products have
+ * begun the gradients of the step, and, behind the last one, that these are complete. */
 static assay_status passed(gpu_model *m, const gpu_chunk *chunk, bool forward, int64_t index,
                            const graph *slot)
 {
@@ -145,6 +145,9 @@ static assay_status passed(gpu_model *m, const gpu_chunk *chunk, bool forward, i
     mb->index = index;
     mb->arena.used = slot->left.arena;
     mb->host.used = slot->left.host;
+    for (int64_t i = 0; !forward && i < m->n_params; i++)
+        if (assay_param_needs_grad(m->params[i].spec))
+            gpu_value_touch(m->run, &m->params[i].main_grad);
     if (forward || index != m->n_microbatches - 1)
         return ASSAY_OK;
     m->round = index;

@@ -32,6 +32,8 @@ typedef struct gpu_param {
     int n_pieces;
     int acquired;    /* how often it is held now */
     bool grad_ready; /* the last weight gradient of the step is written */
+    bool
+        by_product; /* the first of a step is a product, which overwrites main_grad: no zeros are needed (the dry run finds it) */
 } gpu_param;
 
 /* Parameters that are held together: those of a layer, of the embedding, of the output. */

@@ -144,6 +144,13 @@ extern GPU_LADDER(sumsq);
 /* y = how many of x are zero, of either sign      y I64 [1]  x F32 [n]; a list of n calls in one launch sequence. */
 extern GPU_LADDER(count_zeros);
 
+/* --- clip.cu ------------------------------------------------------------------------------------------------ */
+/* y = x[0] + x[1] + ..., in this order      y [1]  x [n], both F64 or both I64 (ASSAY_UNSUPPORTED: another). */
+extern GPU_LADDER(total);
+/* norm = sqrt(sumsq), scale = c = clip_grad/(norm + 1e-6) where c < 1, else 1 (a NaN is not below 1), 1 where clip_grad is 0, in
+ * double      sumsq, norm, scale F64 [1].  Refused: a clip_grad that is negative or no finite number. */
+extern GPU_LADDER(clip_coefficient);
+
 /* --- router.cu ---------------------------------------------------------------------------------------------- */
 /* scores, choice of K of E experts, weights of the chosen (docs/OPS.md 7); ties and -0 go to the lower expert, a NaN ranks last.
  *   indices I64 [T,K] ascending  probs F32 [T,K]  scores F32 [T,E]  logits F32 [T,E]  expert_bias F32 [E] or none
@@ -205,9 +212,9 @@ extern GPU_LADDER(cross_entropy_loss);
 extern GPU_LADDER(cross_entropy_bwd);
 
 /* --- optimizer.cu ------------------------------------------------------------------------------------------- */
-/* g = grad_scale grad: m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, p -= lr ((m/c1) / (sqrt(v/c2) + eps) + weight_decay p),
+/* g = grad_scale grad (grad_scale F64 [1] on the device, absent: 1): m = b1 m + (1-b1) g, v = b2 v + (1-b2) g^2, p -= lr ((m/c1) / (sqrt(v/c2) + eps) + weight_decay p),
  * c = 1 - b^step; m = exp_avg, v = exp_avg_sq, p = main_param, F32 [n] in place; param (act or none) = p rounded.
- * A list of n calls: attributes differ in weight_decay alone, else refused; as are step below 1, a beta outside [0,1), eps below 0,
+ * A list of n calls: attributes differ in weight_decay alone and grad_scale is one tensor, else refused; as are step below 1, a beta outside [0,1), eps below 0,
  * lr or weight_decay that are no finite numbers.  param may not be main_param. */
 extern GPU_LADDER(adamw);
 
@@ -222,7 +229,7 @@ extern GPU_LADDER(adamw);
     X(embedding_fwd) X(embedding_bwd) X(sum) X(router_fwd) X(router_bwd) X(router_aux_fwd) \
     X(router_aux_loss) X(router_aux_bwd) X(router_seq_aux_fwd) X(running_counts) X(random_logits) X(input_jitter) X(router_drop) X(permute_plan) X(gather_rows) X(combine_rows) \
     X(expert_bias_update) X(cross_entropy_stats) X(cross_entropy_loss) X(cross_entropy_bwd) \
-    X(sumsq) X(count_zeros) X(adamw)
+    X(sumsq) X(count_zeros) X(total) X(clip_coefficient) X(adamw)
 /* clang-format on */
 
 ASSAY_END_DECLS

@@ -10,10 +10,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* --- norm --------------------------------------------------------------------------------------------------- */
-/* A number of every piece that counts, one list: `op` makes y of x, host gets them in order. */
+/* --- sums of a step ----------------------------------------------------------------------------------------- */
+/* A number of every piece that counts, one list of *count: `op` makes y of x. */
 static assay_status over_pieces(gpu_optimizer *o, const char *op, const char *suffix, assay_dtype dtype,
-                                void *host)
+                                void *list, int64_t *count)
 {
     gpu_run *run = o->model->run;
     assay_status st = ASSAY_OK;
@@ -31,75 +31,112 @@ static assay_status over_pieces(gpu_optimizer *o, const char *op, const char *su
         snprintf(name, sizeof name, "%.*s.%s", ASSAY_NAME - 16, p->param->spec->name, suffix);
         y[n] = gpu_value_describe(NULL, 1, &one, -1);
         y[n].kind = ASSAY_PIECE_LOCAL;
-        y[n].t = gpu_tensor_1d((char *)o->sums + (size_t)n * width, dtype, 1);
+        y[n].t = gpu_tensor_1d((char *)list + (size_t)n * width, dtype, 1);
         gpu_value_rename(run, &y[n], name);
         calls[n] = (gpu_call_args){
             .op = op, .at = p->param->spec->name, .arg = {GPU_T("x", &p->grad), GPU_T("y", &y[n])}};
         n++;
     }
+    *count = n;
     ASSAY_TRY_GOTO(gpu_call_list(run, calls, n, NULL, NULL), st, done);
-    ASSAY_TRY_GOTO(gpu_run_download(run, host, o->sums, (size_t)o->n_norm * width, op), st, done);
 done:
     free(calls);
     free(y);
     return st;
 }
 
-static assay_status sum_of_squares(gpu_optimizer *o, double *total)
+/* One number, written at `place` on the device. */
+static gpu_value number_at(const gpu_run *run, const char *at, const char *slot, assay_dtype dtype,
+                           void *place)
 {
-    double *host = calloc((size_t)o->n_norm + 1, sizeof *host);
-    ASSAY_CHECK(host, ASSAY_OUT_OF_MEMORY, "norm: %lld sums", (long long)o->n_norm);
-    const assay_status st = over_pieces(o, "sumsq", "sumsq", ASSAY_F64, host);
-    *total = 0.0;
-    for (int64_t i = 0; i < o->n_norm; i++)
-        *total += host[i];
-    free(host);
-    return st;
+    gpu_value v = {.ndim = 1, .dim = {gpu_dim_whole(1)}, .merge = -1};
+    v.t = gpu_tensor_1d(place, dtype, 1);
+    gpu_value_name(run, &v, at, slot);
+    return v;
 }
 
-static assay_status count_zeros(gpu_optimizer *o, int64_t *total)
+/* The n numbers of the list together (`<at>.total`), then in place over the world (`<at>.reduce`). */
+static assay_status world_total(gpu_optimizer *o, const char *at, assay_dtype dtype, void *list, int64_t n,
+                                void *place, gpu_value *sum)
 {
-    int64_t *host = calloc((size_t)o->n_norm + 1, sizeof *host);
-    ASSAY_CHECK(host, ASSAY_OUT_OF_MEMORY, "zeros: %lld counts", (long long)o->n_norm);
-    const assay_status st = over_pieces(o, "count_zeros", "num_zeros", ASSAY_I64, host);
-    *total = 0;
-    for (int64_t i = 0; i < o->n_norm; i++)
-        *total += host[i];
-    free(host);
-    return st;
-}
-
-/* Sum of one number over the world, in place. */
-static assay_status world_sum(gpu_optimizer *o, const char *at, assay_dtype dtype, void *value)
-{
-    gpu_model *m = o->model;
-    gpu_run *run = m->run;
-    const size_t width = (size_t)assay_dtype_bytes(dtype);
+    gpu_run *run = o->model->run;
+    const gpu_dim dim = gpu_dim_whole(n);
+    char total[64], reduce[64];
+    snprintf(total, sizeof total, "%s.total", at);
+    snprintf(reduce, sizeof reduce, "%s.reduce", at);
+    gpu_value x = gpu_value_describe(NULL, 1, &dim, -1);
+    x.kind = ASSAY_PIECE_LOCAL;
+    x.t = gpu_tensor_1d(list, dtype, n);
+    gpu_value_name(run, &x, total, "x");
+    *sum = number_at(run, total, "y", dtype, place);
+    if (run->comm.world > 1) {
+        sum->kind = ASSAY_PIECE_PARTIAL;
+        sum->partial = ASSAY_GROUP_WORLD;
+    }
+    ASSAY_TRY(GPU_CALL(run, "total", total, GPU_T("x", &x), GPU_T("y", sum)));
     if (run->comm.world == 1)
         return ASSAY_OK;
-    ASSAY_TRY(gpu_run_upload(run, o->scalar, value, width, at));
-    gpu_value send = {.ndim = 1, .dim = {gpu_dim_whole(1)}}, recv = send;
-    send.t = recv.t = gpu_tensor_1d(o->scalar, dtype, 1);
-    gpu_value_name(run, &send, at, "send");
-    gpu_value_name(run, &recv, at, "recv");
-    send.kind = ASSAY_PIECE_PARTIAL;
-    send.partial = ASSAY_GROUP_WORLD;
-    ASSAY_TRY(gpu_all_reduce(m, at, ASSAY_GROUP_WORLD, &recv, &send));
-    return gpu_run_download(run, value, o->scalar, width, at);
+    gpu_value send = *sum;
+    *sum = number_at(run, reduce, "recv", dtype, place);
+    return gpu_all_reduce(o->model, reduce, ASSAY_GROUP_WORLD, sum, &send);
+}
+
+assay_status gpu_loss_sum(gpu_optimizer *o)
+{
+    gpu_model *m = o->model;
+    const bool holds = m->chunks[m->n_chunks - 1].has_output && m->at.tp == 0; /* tp ranks hold copies */
+    gpu_value sum;
+    m->run->phase = ASSAY_PHASE_OPTIMIZER;
+    return world_total(o, "loss", ASSAY_F64, m->loss_sums, holds ? m->n_microbatches : 0, &o->numbers->loss,
+                       &sum);
+}
+
+/* Norm of the gradients and what they are clipped by, which *scale is then: the host reads neither. */
+static assay_status norm_and_clip(gpu_optimizer *o, gpu_value *scale)
+{
+    gpu_run *run = o->model->run;
+    gpu_numbers *at = o->numbers;
+    gpu_value sum, norm;
+    int64_t n;
+    ASSAY_TRY(over_pieces(o, "sumsq", "sumsq", ASSAY_F64, o->sums, &n));
+    ASSAY_TRY(world_total(o, "grad_norm", ASSAY_F64, o->sums, n, &at->sumsq, &sum));
+    norm = number_at(run, "grad_norm", "norm", ASSAY_F64, &at->grad_norm);
+    gpu_value_rename(run, &norm, "grad_norm");
+    *scale = number_at(run, "grad_norm", "scale", ASSAY_F64, &at->grad_scale);
+    return GPU_CALL(run, "clip_coefficient", "grad_norm", GPU_T("sumsq", &sum), GPU_T("norm", &norm),
+                    GPU_T("scale", scale), GPU_F("clip_grad", o->model->options->clip_grad));
+}
+
+static assay_status count_zeros(gpu_optimizer *o)
+{
+    gpu_value sum;
+    int64_t n;
+    ASSAY_TRY(over_pieces(o, "count_zeros", "num_zeros", ASSAY_I64, o->zeros, &n));
+    return world_total(o, "num_zeros_in_grad", ASSAY_I64, o->zeros, n, &o->numbers->num_zeros, &sum);
+}
+
+assay_status gpu_optimizer_numbers(gpu_optimizer *o, gpu_numbers *out)
+{
+    return gpu_run_download(o->model->run, out, o->numbers, sizeof *out, "step");
 }
 
 assay_status gpu_world_sum(gpu_optimizer *o, const char *at, double *value)
 {
-    return world_sum(o, at, ASSAY_F64, value);
-}
-
-assay_status gpu_world_count(gpu_optimizer *o, const char *at, int64_t *value)
-{
-    return world_sum(o, at, ASSAY_I64, value);
+    gpu_model *m = o->model;
+    gpu_run *run = m->run;
+    if (run->comm.world == 1)
+        return ASSAY_OK;
+    ASSAY_TRY(gpu_run_upload(run, o->scalar, value, sizeof *value, at));
+    gpu_value send = number_at(run, at, "send", ASSAY_F64, o->scalar),
+              recv = number_at(run, at, "recv", ASSAY_F64, o->scalar);
+    send.kind = ASSAY_PIECE_PARTIAL;
+    send.partial = ASSAY_GROUP_WORLD;
+    ASSAY_TRY(gpu_all_reduce(m, at, ASSAY_GROUP_WORLD, &recv, &send));
+    return gpu_run_download(run, value, o->scalar, sizeof *value, at);
 }
 
 /* --- AdamW -------------------------------------------------------------------------------------------------- */
-static assay_status adamw(gpu_optimizer *o, int64_t step, double grad_scale)
+static assay_status adamw(gpu_optimizer *o, int64_t step, gpu_value *grad_scale)
 {
     gpu_run *run = o->model->run;
     const assay_train_options *t = o->model->options;
@@ -115,12 +152,12 @@ static assay_status adamw(gpu_optimizer *o, int64_t step, double grad_scale)
         calls[i] = (gpu_call_args){
             .op = "adamw",
             .at = p->param->spec->name,
-            .arg = {GPU_T("grad", &p->grad), GPU_T("main_param", &p->main_param),
-                    GPU_T("exp_avg", &p->state[0]), GPU_T("exp_avg_sq", &p->state[1]),
-                    GPU_T("param", &p->weight), GPU_F("lr", lr), GPU_F("beta1", t->adam_beta1),
-                    GPU_F("beta2", t->adam_beta2), GPU_F("eps", t->adam_eps),
+            .arg = {GPU_T("grad", &p->grad), GPU_T("grad_scale", grad_scale),
+                    GPU_T("main_param", &p->main_param), GPU_T("exp_avg", &p->state[0]),
+                    GPU_T("exp_avg_sq", &p->state[1]), GPU_T("param", &p->weight), GPU_F("lr", lr),
+                    GPU_F("beta1", t->adam_beta1), GPU_F("beta2", t->adam_beta2), GPU_F("eps", t->adam_eps),
                     GPU_F("weight_decay", p->param->spec->no_weight_decay ? 0.0 : t->weight_decay),
-                    GPU_I("step", step + 1), GPU_F("grad_scale", grad_scale)}};
+                    GPU_I("step", step + 1)}};
     }
     const assay_status st = gpu_call_list(run, calls, o->n_pieces, NULL, NULL);
     free(calls);
@@ -215,38 +252,20 @@ static assay_status update_expert_biases(gpu_optimizer *o)
 }
 
 /* --- step --------------------------------------------------------------------------------------------------- */
-/* What the host knows of the step. */
-static assay_status trace_number(gpu_run *run, const char *name, assay_dtype dtype, const void *value)
+assay_status gpu_optimizer_step(gpu_optimizer *o, int64_t step)
 {
-    const int64_t one = 1;
-    assay_shard scalar;
-    assay_shard_whole(&scalar, &one, 1);
-    return gpu_trace_host(run, name, ASSAY_PHASE_OPTIMIZER, dtype, &scalar, value);
-}
-
-assay_status gpu_optimizer_step(gpu_optimizer *o, int64_t step, double *grad_norm, int64_t *num_zeros)
-{
-    gpu_model *m = o->model;
-    gpu_run *run = m->run;
-    const assay_train_options *t = m->options;
-    double total;
+    gpu_run *run = o->model->run;
+    gpu_value grad_scale;
     run->phase = ASSAY_PHASE_OPTIMIZER;
     run->layer = -1;
     run->microbatch = -1;
-    ASSAY_TRY(sum_of_squares(o, &total));
-    ASSAY_TRY(gpu_world_sum(o, "grad_norm.reduce", &total));
-    *grad_norm = sqrt(total);
-    if (t->log_num_zeros_in_grad) {
-        ASSAY_TRY(count_zeros(o, num_zeros));
-        ASSAY_TRY(gpu_world_count(o, "num_zeros_in_grad.reduce", num_zeros));
-        ASSAY_TRY(trace_number(run, "num_zeros_in_grad", ASSAY_I64, num_zeros));
-    }
-    const double c = t->clip_grad > 0.0 ? t->clip_grad / (*grad_norm + 1e-6) : 1.0;
-    ASSAY_TRY(adamw(o, step, c < 1.0 ? c : 1.0));
+    ASSAY_TRY(norm_and_clip(o, &grad_scale));
+    if (o->model->options->log_num_zeros_in_grad)
+        ASSAY_TRY(count_zeros(o));
+    ASSAY_TRY(adamw(o, step, &grad_scale));
     for (int k = 0; o->sharded && k < 2; k++)
         ASSAY_TRY(gather_params(o, &o->buffer[k]));
-    ASSAY_TRY(update_expert_biases(o));
-    return trace_number(run, "grad_norm", ASSAY_F64, grad_norm);
+    return update_expert_biases(o);
 }
 
 /* --- schedule ----------------------------------------------------------------------------------------------- */

@@ -24,6 +24,13 @@ typedef struct gpu_piece {
     gpu_value state[ASSAY_MAX_OPTIMIZER_STATES]; /* in the order of gpu_optimizer.state_names */
 } gpu_piece;
 
+/* Numbers of a step, on the device while it runs. */
+typedef struct gpu_numbers {
+    double loss; /* sum over the tokens of the step */
+    double sumsq, grad_norm, grad_scale;
+    int64_t num_zeros;
+} gpu_numbers;
+
 typedef struct gpu_optimizer {
     gpu_model *model;
     bool sharded; /* ZeRO: a buffer of more than one rank is cut */
@@ -34,9 +41,11 @@ typedef struct gpu_optimizer {
     int64_t n_pieces;
     gpu_piece *pieces;
     int64_t n_norm;
-    void *sums;      /* device [n_norm + 1], F64 or I64 */
-    void *scalar;    /* device [1], F64 or I64 */
-    int64_t *counts; /* device I64 [E] */
+    double *sums;         /* device [n_norm + 1]: sums of squares */
+    int64_t *zeros;       /* device [n_norm + 1] */
+    gpu_numbers *numbers; /* device */
+    double *scalar;       /* device [1] */
+    int64_t *counts;      /* device I64 [E] */
 } gpu_optimizer;
 
 /* Lays out buffers and pieces; allocates nothing on the device.  states false: gradients alone, reduced
@@ -57,12 +66,16 @@ assay_status gpu_optimizer_zero_grad(gpu_optimizer *o);
 assay_status gpu_optimizer_grad_ready(void *optimizer, gpu_param *p);
 /* Sums over tp (partial gradients), the embedding group (tied embedding) and data-parallel ranks. */
 assay_status gpu_finalize_model_grads(gpu_optimizer *o);
-/* Norm, zeros in the gradients (if asked for), clip, AdamW, parameters, expert bias.  step: steps done before this one. */
-assay_status gpu_optimizer_step(gpu_optimizer *o, int64_t step, double *grad_norm, int64_t *num_zeros);
+/* Sum of the step's losses over the microbatches and the world, left on the device. */
+assay_status gpu_loss_sum(gpu_optimizer *o);
+/* Norm, clip, zeros in the gradients (if asked for), AdamW, parameters, expert bias; enqueued, the host waits for nothing and learns
+ * nothing.  step: steps done before this one. */
+assay_status gpu_optimizer_step(gpu_optimizer *o, int64_t step);
+/* What the two left, once the device is there.  Of what was not asked for: anything. */
+assay_status gpu_optimizer_numbers(gpu_optimizer *o, gpu_numbers *out);
 
-/* Sum of a host double over the world, recorded as an all_reduce of instance `at`; and of an integer. */
+/* Sum of a host double over the world, recorded as an all_reduce of instance `at`; the host waits for it. */
 assay_status gpu_world_sum(gpu_optimizer *o, const char *at, double *value);
-assay_status gpu_world_count(gpu_optimizer *o, const char *at, int64_t *value);
 
 /* Learning rate of the step after `done` steps (Megatron-LM's OptimizerParamScheduler in steps). */
 double gpu_learning_rate(const assay_train_options *o, int64_t train_iters, int64_t done);

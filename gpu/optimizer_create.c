@@ -181,6 +181,10 @@ assay_status gpu_optimizer_alloc(gpu_optimizer *o)
     }
     ASSAY_TRY(gpu_arena_take(arena, (size_t)(o->n_norm + 1) * sizeof(double), &taken));
     o->sums = taken;
+    ASSAY_TRY(gpu_arena_take(arena, (size_t)(o->n_norm + 1) * sizeof(int64_t), &taken));
+    o->zeros = taken;
+    ASSAY_TRY(gpu_arena_take(arena, sizeof(gpu_numbers), &taken));
+    o->numbers = taken;
     ASSAY_TRY(gpu_arena_take(arena, sizeof(double), &taken));
     o->scalar = taken;
     ASSAY_TRY(gpu_arena_take(arena, (size_t)(m->config->num_moe_experts + 1) * sizeof(int64_t), &taken));

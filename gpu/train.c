@@ -225,27 +225,31 @@ static assay_status build(gpu_engine *e)
 }
 
 /* --- steps -------------------------------------------------------------------------------------------------- */
-/* Sum over this rank's microbatches when it holds the loss, else 0: tp ranks hold copies. */
-static assay_status local_loss(gpu_engine *e, double *sum)
+/* What the host learns of a step, all of which is enqueued: one wait. */
+static assay_status read_numbers(gpu_engine *e, int64_t step, int64_t targets)
 {
-    gpu_model *m = &e->model;
-    const size_t n = (size_t)m->n_microbatches;
-    double *host = calloc(n, sizeof *host);
-    *sum = 0.0;
-    ASSAY_CHECK(host, ASSAY_OUT_OF_MEMORY, "losses of %zu microbatches", n);
-    const assay_status st = gpu_run_download(&e->run, host, m->loss_sums, n * sizeof *host, "step");
-    for (size_t i = 0; i < n && m->chunks[m->n_chunks - 1].has_output && m->at.tp == 0; i++)
-        *sum += host[i];
-    free(host);
-    return st;
+    gpu_run *run = &e->run;
+    const int64_t one = 1;
+    assay_shard scalar;
+    gpu_numbers n;
+    ASSAY_TRY(gpu_optimizer_numbers(&e->optimizer, &n));
+    e->loss[step] = n.loss / (double)targets;
+    assay_shard_whole(&scalar, &one, 1);
+    ASSAY_TRY(gpu_trace_host(run, "loss", ASSAY_PHASE_OPTIMIZER, ASSAY_F64, &scalar, &e->loss[step]));
+    if (!e->batches.training)
+        return ASSAY_OK;
+    e->grad_norm[step] = n.grad_norm;
+    if (!e->options.log_num_zeros_in_grad)
+        return ASSAY_OK;
+    e->num_zeros[step] = n.num_zeros;
+    return gpu_trace_host(run, "num_zeros_in_grad", ASSAY_PHASE_OPTIMIZER, ASSAY_I64, &scalar, &n.num_zeros);
 }
 
 assay_status gpu_engine_step(gpu_engine *e, int64_t step)
 {
     gpu_model *m = &e->model;
     gpu_run *run = &e->run;
-    const int64_t one = 1, data = e->repeat ? step % e->batches.steps : step;
-    assay_shard scalar;
+    const int64_t data = e->repeat ? step % e->batches.steps : step;
     run->step = step;
     run->comm.waits = run->layer_waits = 0;
     run->layer = run->microbatch = -1;
@@ -257,17 +261,12 @@ assay_status gpu_engine_step(gpu_engine *e, int64_t step)
     ASSAY_TRY(gpu_optimizer_zero_grad(&e->optimizer));
     ASSAY_TRY(gpu_forward_backward(m, &e->batches, &e->share, &e->schedule, data));
     ASSAY_TRY(gpu_finalize_model_grads(&e->optimizer));
-    double sum;
-    ASSAY_TRY(local_loss(e, &sum));
-    run->phase = ASSAY_PHASE_OPTIMIZER;
-    ASSAY_TRY(gpu_world_sum(&e->optimizer, "loss.reduce", &sum));
-    e->loss[step] = sum / (double)targets;
-    assay_shard_whole(&scalar, &one, 1);
-    ASSAY_TRY(gpu_trace_host(run, "loss", ASSAY_PHASE_OPTIMIZER, ASSAY_F64, &scalar, &e->loss[step]));
+    ASSAY_TRY(gpu_loss_sum(&e->optimizer));
     if (e->batches.training && e->export && step == e->first_step)
         ASSAY_TRY(gpu_export_gradients(e));
     if (e->batches.training)
-        ASSAY_TRY(gpu_optimizer_step(&e->optimizer, step, &e->grad_norm[step], &e->num_zeros[step]));
+        ASSAY_TRY(gpu_optimizer_step(&e->optimizer, step));
+    ASSAY_TRY(read_numbers(e, step, targets));
     if (e->batches.training && e->export)
         ASSAY_TRY(gpu_export_step(e, step));
     if (run->trace)

@@ -1,4 +1,4 @@
-/* Products that add into the gradient of a weight; nothing where it is frozen (docs/OPS.md 9.15). */
+/* Products that make the gradient of a weight (the first of a step) or add into it; nothing where it is frozen (docs/OPS.md 9.15). */
 #ifndef ASSAY_GPU_WEIGHT_GRADS_H
 #define ASSAY_GPU_WEIGHT_GRADS_H
 

@@ -24,20 +24,22 @@ enum {
     ASSAY_KERNEL_SLOT_LINEAR_BWD_INPUT_DX = 2,
 };
 
-/* | `linear_bwd_weight` | dy act [T,N], x act [T,K] | dweight F32 [N,K] | | gradient_accumulation_fusion = true |
+/* | `linear_bwd_weight` | dy act [T,N], x act [T,K] | dweight F32 [N,K] | | gradient_accumulation_fusion = true, accumulate = true |
    sums: dweight: T */
 enum {
     ASSAY_KERNEL_SLOT_LINEAR_BWD_WEIGHT_DY = 0,
     ASSAY_KERNEL_SLOT_LINEAR_BWD_WEIGHT_X = 1,
     ASSAY_KERNEL_SLOT_LINEAR_BWD_WEIGHT_DWEIGHT = 2,
     ASSAY_KERNEL_ATTR_LINEAR_BWD_WEIGHT_GRADIENT_ACCUMULATION_FUSION = 0,
+    ASSAY_KERNEL_ATTR_LINEAR_BWD_WEIGHT_ACCUMULATE = 1,
 };
 
-/* | `linear_bwd_bias` | dy act [T,N] | dbias F32 [N] | | |
+/* | `linear_bwd_bias` | dy act [T,N] | dbias F32 [N] | | accumulate = true |
    sums: dbias: T */
 enum {
     ASSAY_KERNEL_SLOT_LINEAR_BWD_BIAS_DY = 0,
     ASSAY_KERNEL_SLOT_LINEAR_BWD_BIAS_DBIAS = 1,
+    ASSAY_KERNEL_ATTR_LINEAR_BWD_BIAS_ACCUMULATE = 0,
 };
 
 /* | `grouped_linear_fwd` | x act [R,K], weight par [El,N,K], tokens_per_expert I64 [El] | | y act [R,N] | |
@@ -58,7 +60,7 @@ enum {
     ASSAY_KERNEL_SLOT_GROUPED_LINEAR_BWD_INPUT_DX = 3,
 };
 
-/* | `grouped_linear_bwd_weight` | dy act [R,N], x act [R,K], tokens_per_expert I64 [El] | dweight F32 [El,N,K] | | gradient_accumulation_fusion = true |
+/* | `grouped_linear_bwd_weight` | dy act [R,N], x act [R,K], tokens_per_expert I64 [El] | dweight F32 [El,N,K] | | gradient_accumulation_fusion = true, accumulate = true |
    sums: dweight: R */
 enum {
     ASSAY_KERNEL_SLOT_GROUPED_LINEAR_BWD_WEIGHT_DY = 0,
@@ -66,6 +68,7 @@ enum {
     ASSAY_KERNEL_SLOT_GROUPED_LINEAR_BWD_WEIGHT_TOKENS_PER_EXPERT = 2,
     ASSAY_KERNEL_SLOT_GROUPED_LINEAR_BWD_WEIGHT_DWEIGHT = 3,
     ASSAY_KERNEL_ATTR_GROUPED_LINEAR_BWD_WEIGHT_GRADIENT_ACCUMULATION_FUSION = 0,
+    ASSAY_KERNEL_ATTR_GROUPED_LINEAR_BWD_WEIGHT_ACCUMULATE = 1,
 };
 
 /* | `rmsnorm_fwd` | gamma par [H], x act [T,H] | | y act [T,H], rstd F32 [T] | eps |
@@ -659,7 +662,23 @@ enum {
     ASSAY_KERNEL_SLOT_COUNT_ZEROS_Y = 1,
 };
 
-/* | `adamw` | grad F32 [n] | main_param F32 [n], exp_avg F32 [n], exp_avg_sq F32 [n] | param? par [n] | lr, beta1, beta2, eps, weight_decay, step, grad_scale = 1 |
+/* | `total` | x any [n] | | y as x [1] | |
+   sums: y: n */
+enum {
+    ASSAY_KERNEL_SLOT_TOTAL_X = 0,
+    ASSAY_KERNEL_SLOT_TOTAL_Y = 1,
+};
+
+/* | `clip_coefficient` | sumsq F64 [1] | | norm F64 [1], scale F64 [1] | clip_grad |
+   sums: none */
+enum {
+    ASSAY_KERNEL_SLOT_CLIP_COEFFICIENT_SUMSQ = 0,
+    ASSAY_KERNEL_SLOT_CLIP_COEFFICIENT_NORM = 1,
+    ASSAY_KERNEL_SLOT_CLIP_COEFFICIENT_SCALE = 2,
+    ASSAY_KERNEL_ATTR_CLIP_COEFFICIENT_CLIP_GRAD = 0,
+};
+
+/* | `adamw` | grad F32 [n], grad_scale? F64 [1] | main_param F32 [n], exp_avg F32 [n], exp_avg_sq F32 [n] | param? par [n] | lr, beta1, beta2, eps, weight_decay, step |
    sums: none */
 enum {
     ASSAY_KERNEL_SLOT_ADAMW_GRAD = 0,
@@ -667,13 +686,13 @@ enum {
     ASSAY_KERNEL_SLOT_ADAMW_EXP_AVG = 2,
     ASSAY_KERNEL_SLOT_ADAMW_EXP_AVG_SQ = 3,
     ASSAY_KERNEL_SLOT_ADAMW_PARAM = 4,
+    ASSAY_KERNEL_SLOT_ADAMW_GRAD_SCALE = 5,
     ASSAY_KERNEL_ATTR_ADAMW_LR = 0,
     ASSAY_KERNEL_ATTR_ADAMW_BETA1 = 1,
     ASSAY_KERNEL_ATTR_ADAMW_BETA2 = 2,
     ASSAY_KERNEL_ATTR_ADAMW_EPS = 3,
     ASSAY_KERNEL_ATTR_ADAMW_WEIGHT_DECAY = 4,
     ASSAY_KERNEL_ATTR_ADAMW_STEP = 5,
-    ASSAY_KERNEL_ATTR_ADAMW_GRAD_SCALE = 6,
 };
 
 /* | `all_reduce` | send any [n] | | recv as send [n] | reduction sum/max/avg = sum, dtype = send, start = 0 |

@@ -55,14 +55,26 @@ static void partial_sums(const replay *r, ref_pair dw, const double *dy, const d
     }
 }
 
+/* What the product is added to; NULL: it is the result, and what the memory held is not read. */
+static assay_status added_to(const replay *r, const ref_value *old, const double **out)
+{
+    bool accumulate = true;
+    if (replay_has_attr(r, "accumulate"))
+        ASSAY_TRY(replay_attr_bool(r, "accumulate", &accumulate));
+    *out = accumulate ? old->value : NULL;
+    return ASSAY_OK;
+}
+
 /* Rows [first, first + t) and the matrix at `offset`. */
 static assay_status weight_gradient(const replay *r, ref_pair dw, const ref_value *dy, const ref_value *x,
                                     const ref_value *old, int64_t first, int64_t offset, int64_t t, int64_t n,
                                     int64_t k)
 {
     const ref_pair out = {dw.y + offset, dw.b + offset, dw.same};
-    const double *a = dy->value + first * n, *b = x->value + first * k, *before = old->value + offset;
+    const double *a = dy->value + first * n, *b = x->value + first * k, *before;
     bool fused = true; /* the attribute's value where it is absent */
+    ASSAY_TRY(added_to(r, old, &before));
+    before = before ? before + offset : NULL;
     if (replay_has_attr(r, "gradient_accumulation_fusion"))
         ASSAY_TRY(replay_attr_bool(r, "gradient_accumulation_fusion", &fused));
     ASSAY_TRY(fused ? ref_bound_linear_bwd_weight(out, a, b, before, t, n, k, &r->d)
@@ -95,13 +107,15 @@ static assay_status linear_bwd_weight(const replay *r)
 static assay_status linear_bwd_bias(const replay *r)
 {
     const ref_value *dy, *old;
+    const double *before;
     int64_t t;
     ref_pair db;
     ASSAY_TRY(replay_real(r, "dbias_in", -1, &old));
     ASSAY_TRY(replay_real(r, "dy", -1, &dy));
     ASSAY_TRY(replay_divide(r, dy, old->count, &t));
     ASSAY_TRY(replay_out_real(r, "dbias", old->count, ASSAY_F32, "accumulation", &db));
-    return ref_bound_linear_bwd_bias(db, dy->value, old->value, t, old->count, &r->d);
+    ASSAY_TRY(added_to(r, old, &before));
+    return ref_bound_linear_bwd_bias(db, dy->value, before, t, old->count, &r->d);
 }
 
 /* tokens_per_expert [El] adds up to the rows. */

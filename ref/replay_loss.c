@@ -93,14 +93,54 @@ static assay_status count_zeros(const replay *r)
     return ASSAY_OK;
 }
 
+/* Of numbers that are F64, or of integers. */
+static assay_status total(const replay *r)
+{
+    const ref_value *x;
+    ref_pair y;
+    bool integers = false;
+    for (int i = 0; i < r->n_inputs; i++)
+        integers = integers || (strcmp(r->inputs[i].slot, "x") == 0 && r->inputs[i].ivalue != NULL);
+    if (integers) {
+        int64_t *sum;
+        ASSAY_TRY(replay_integer(r, "x", -1, &x));
+        ASSAY_TRY(replay_range(r, x, -((int64_t)1 << 40), (int64_t)1 << 40));
+        ASSAY_CHECK(x->count <= 1 << 20, ASSAY_LIMIT, "total: slot x: %lld numbers", (long long)x->count);
+        ASSAY_TRY(replay_out_integer(r, "y", 1, REF_VALUE_INTEGER, &sum));
+        *sum = 0;
+        for (int64_t i = 0; i < x->count; i++)
+            *sum += x->ivalue[i];
+        return ASSAY_OK;
+    }
+    ASSAY_TRY(replay_real(r, "x", -1, &x));
+    ASSAY_TRY(replay_out_real(r, "y", 1, ASSAY_F64, "accumulation", &y));
+    ref_bound_sum_double(y, x->value, x->count, false, &r->d);
+    return ASSAY_OK;
+}
+
+static assay_status clip_coefficient(const replay *r)
+{
+    const ref_value *sumsq;
+    double clip_grad;
+    ref_pair norm, scale;
+    ASSAY_TRY(replay_attr_double(r, "clip_grad", &clip_grad));
+    ASSAY_TRY(replay_real(r, "sumsq", 1, &sumsq));
+    ASSAY_TRY(replay_out_real(r, "norm", 1, ASSAY_F64, "root", &norm));
+    ASSAY_TRY(replay_out_real(r, "scale", 1, ASSAY_F64, "quotient", &scale));
+    ref_bound_clip_coefficient(norm, scale, sumsq->value[0], clip_grad);
+    return ASSAY_OK;
+}
+
 static assay_status adamw_desc(const replay *r, ref_adamw_desc *d)
 {
+    const ref_value *scale;
     ASSAY_TRY(replay_attr_double(r, "lr", &d->lr));
     ASSAY_TRY(replay_attr_double(r, "beta1", &d->beta1));
     ASSAY_TRY(replay_attr_double(r, "beta2", &d->beta2));
     ASSAY_TRY(replay_attr_double(r, "eps", &d->eps));
     ASSAY_TRY(replay_attr_double(r, "weight_decay", &d->weight_decay));
-    ASSAY_TRY(replay_attr_double(r, "grad_scale", &d->grad_scale));
+    ASSAY_TRY(replay_real_optional(r, "grad_scale", 1, &scale));
+    d->grad_scale = scale ? scale->value[0] : 1.0;
     ASSAY_TRY(replay_attr_i64(r, "step", 1, INT64_MAX / 2, &d->step));
     return ASSAY_OK;
 }
@@ -152,6 +192,8 @@ const replay_row replay_loss_table[] = {
     {"sum", sum},
     {"sumsq", sumsq},
     {"count_zeros", count_zeros},
+    {"total", total},
+    {"clip_coefficient", clip_coefficient},
     {"adamw", adamw},
     {NULL, NULL},
 };

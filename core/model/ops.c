@@ -91,6 +91,11 @@ enum { SIZE_MAX_ATTR = 1 << 30 };
     {                                                                                                        \
         BOOL("gradient_accumulation_fusion"), .otherwise = "true"                                            \
     }
+/* false: the first product of a step, which overwrites what the memory held. */
+#define ACCUMULATE                                                                                           \
+    {                                                                                                        \
+        BOOL("accumulate"), .otherwise = "true"                                                              \
+    }
 
 static const assay_op table[] = {
     /* --- 1. linear --- */
@@ -104,9 +109,9 @@ static const assay_op table[] = {
      .slots = {{IN("dy", ACT, "T,N")}, {IN("weight", PAR, "N,K")}, {OUT("dx", ACT, "T,K")}}},
     {"linear_bwd_weight", "linear", .sums = "dweight: T", .flops = "2*T*N*K", .model_flops = "2*T*N*K",
      .slots = {{IN("dy", ACT, "T,N")}, {IN("x", ACT, "T,K")}, {INOUT("dweight", F32, "N,K")}},
-     .attrs = {FUSION}},
+     .attrs = {FUSION, ACCUMULATE}},
     {"linear_bwd_bias", "linear", .sums = "dbias: T", .flops = "T*N",
-     .slots = {{IN("dy", ACT, "T,N")}, {INOUT("dbias", F32, "N")}}},
+     .slots = {{IN("dy", ACT, "T,N")}, {INOUT("dbias", F32, "N")}}, .attrs = {ACCUMULATE}},
     /* --- 2. grouped linear --- */
     {"grouped_linear_fwd", "linear", .sums = "y: K", .flops = "2*R*N*K", .model_flops = "2*R*N*K",
      .slots = {{IN("x", ACT, "R,K")},
@@ -124,7 +129,7 @@ static const assay_op table[] = {
                {IN("x", ACT, "R,K")},
                {IN("tokens_per_expert", I64, "El")},
                {INOUT("dweight", F32, "El,N,K")}},
-     .attrs = {FUSION}},
+     .attrs = {FUSION, ACCUMULATE}},
     /* --- 3. rmsnorm --- */
     /* gamma first: it says how wide a row is, one head or all of them */
     {"rmsnorm_fwd", "rmsnorm", .sums = "y: H; rstd: H", .flops = "4*T*H",
@@ -411,19 +416,24 @@ static const assay_op table[] = {
      .slots = {{IN("x", F32, "n")}, {OUT("y", F64, "1")}}},
     {"count_zeros", "elementwise", .sums = "", .flops = "n",
      .slots = {{IN("x", F32, "n")}, {OUT("y", I64, "1")}}},
+    {"total", "elementwise", .sums = "y: n", .flops = "n",
+     .slots = {{IN("x", ANY, "n")}, {OUT("y", SAME, "1"), .like = "x"}}},
+    {"clip_coefficient", "elementwise", .sums = "", .flops = "4",
+     .slots = {{IN("sumsq", F64, "1")}, {OUT("norm", F64, "1")}, {OUT("scale", F64, "1")}},
+     .attrs = {{DOUBLE("clip_grad"), RANGE(0.0, 0x1p1000)}}},
     {"adamw", "adamw", .sums = "", .flops = "16*n",
      .slots = {{IN("grad", F32, "n")},
                {INOUT("main_param", F32, "n")},
                {INOUT("exp_avg", F32, "n")},
                {INOUT("exp_avg_sq", F32, "n")},
-               {OUT("param", PAR, "n"), OPT}},
+               {OUT("param", PAR, "n"), OPT},
+               {IN("grad_scale", F64, "1"), OPT}},
      .attrs = {{DOUBLE("lr")},
                {DOUBLE("beta1"), RANGE(0.0, 1.0)},
                {DOUBLE("beta2"), RANGE(0.0, 1.0)},
                {DOUBLE("eps"), RANGE(0.0, 0x1p100)},
                {DOUBLE("weight_decay")},
-               {INT("step"), RANGE(1.0, 0x1p60)},
-               {DOUBLE("grad_scale"), .otherwise = "1"}}},
+               {INT("step"), RANGE(1.0, 0x1p60)}}},
     {"all_reduce", "nccl", .collective = true, .sums = "recv: ranks", .flops = "0",
      .slots = {{IN("send", ANY, "n")}, {OUT("recv", SAME, "n"), .like = "send", .alias = "send"}},
      .attrs = {REDUCTION, WIRE, {INT("start"), .otherwise = "0", RANGE(0.0, 0x1p60)}}},
@@ -470,7 +480,8 @@ assay_op_class assay_op_class_of(const assay_op *op)
     } rows[] = {
         {"gather_rows", ASSAY_OPS_ELEMENTWISE},      {"combine_rows", ASSAY_OPS_ELEMENTWISE},
         {"expert_bias_update", ASSAY_OPS_OPTIMIZER}, {"sumsq", ASSAY_OPS_OPTIMIZER},
-        {"count_zeros", ASSAY_OPS_OPTIMIZER},        {"linear", ASSAY_OPS_LINEAR},
+        {"count_zeros", ASSAY_OPS_OPTIMIZER},        {"total", ASSAY_OPS_OPTIMIZER},
+        {"clip_coefficient", ASSAY_OPS_OPTIMIZER},   {"linear", ASSAY_OPS_LINEAR},
         {"attention", ASSAY_OPS_ATTENTION},          {"router", ASSAY_OPS_ROUTER},
         {"cross_entropy", ASSAY_OPS_LOSS},           {"adamw", ASSAY_OPS_OPTIMIZER},
     };

@@ -120,7 +120,8 @@ static assay_status grouped_linear_bwd_weight_product(const gpu_operands *o, pro
     ASSAY_TRY(gpu_check_shape2(op, "x", x, rows, k));
     ASSAY_TRY(check_groups(op, counts, on_host, dweight.shape[0], rows));
     *p = product_of(op, n, k, rows, dweight, dy, x);
-    p->a_is_km = p->b_is_kn = p->accumulate = true;
+    p->a_is_km = p->b_is_kn = true;
+    p->accumulate = gpu_operand_bool(o, "accumulate");
     set_groups(p, dweight.shape[0], counts, on_host);
     p->stored = !gpu_operand_bool(o, "gradient_accumulation_fusion");
     return ASSAY_OK;
@@ -153,10 +154,12 @@ __global__ void grouped_rows_k0(TC *c, const T *a, const T *b, const int64_t *to
     }
 }
 
-/* c [El,m,n] += a^T b over each expert's rows of a [R,m] and b [R,n]; stored: the product is rounded to T before. */
+/* c [El,m,n] += (or, not to accumulate, =) a^T b over each expert's rows of a [R,m] and b [R,n]; stored: the product is rounded to T
+ * before. */
 template <class T>
 __global__ void grouped_weight_k0(float *c, const T *a, const T *b, const int64_t *tokens_per_expert,
-                                  int64_t experts, int64_t rows, int64_t m, int64_t n, bool stored)
+                                  int64_t experts, int64_t rows, int64_t m, int64_t n, bool stored,
+                                  bool accumulate)
 {
     for (int64_t i = gpu_thread(); i < experts * m * n; i += gpu_threads()) {
         const int64_t e = i / (m * n), from = i / n % m, to = i % n;
@@ -164,7 +167,7 @@ __global__ void grouped_weight_k0(float *c, const T *a, const T *b, const int64_
         for (int64_t before = 0; before < e; ++before)
             row += grouped_count(tokens_per_expert[before], rows - row);
         const int64_t end = row + grouped_count(tokens_per_expert[e], rows - row);
-        if (row == end)
+        if (row == end && accumulate)
             continue;
         float sum = 0.0f;
         for (; row < end; ++row)
@@ -174,7 +177,7 @@ __global__ void grouped_weight_k0(float *c, const T *a, const T *b, const int64_
             gpu_store(&narrow, sum);
             sum = gpu_load(&narrow);
         }
-        c[i] += sum;
+        c[i] = accumulate ? c[i] + sum : sum;
     }
 }
 
@@ -190,7 +193,7 @@ template <class T> static cudaError_t launch_weight(const product *p, cudaStream
     return GPU_LAUNCH_NO_BARRIER(grouped_weight_k0<T>, gpu_grid(p->experts * p->m * p->n, GPU_BLOCK),
                                  dim3(GPU_BLOCK), 0, stream, (float *)p->c.data, (const T *)p->a.data,
                                  (const T *)p->b.data, p->tokens_per_expert, p->experts, p->k, p->m, p->n,
-                                 p->stored);
+                                 p->stored, p->accumulate);
 }
 
 static assay_status run_plain(const gpu_work *w, const product *p)
@@ -198,7 +201,7 @@ static assay_status run_plain(const gpu_work *w, const product *p)
     if (p->experts == 0 || gpu_product_is_nothing(p))
         return ASSAY_OK;
     cudaError_t e;
-    if (p->accumulate)
+    if (p->a_is_km)
         e = GPU_BY_ACT(p->a.dtype, launch_weight, p, w->stream);
     else if (p->a.dtype == ASSAY_F32)
         e = launch_rows<float, float>(p, w->stream);
@@ -217,7 +220,7 @@ static product expert_product(const product *whole, int64_t e, int64_t start)
     const int64_t rows = whole->counts_on_host[e];
     product p = *whole;
     p.a = expert_rows(whole->a, start, rows);
-    if (whole->accumulate) {
+    if (whole->a_is_km) {
         p.k = rows;
         p.b = expert_rows(whole->b, start, rows);
         p.c = expert_matrix(whole->c, e);

@@ -74,7 +74,7 @@ __device__ static __forceinline__ grouped_range grouped_rows_of_expert(grouped_r
 
 /* Whether k2 takes the product of all experts: bf16, widths that are multiples of 8, addresses of 16, 1 to 65535 experts. */
 bool gpu_grouped_takes_mma(const product *p);
-/* In one launch; nothing is written for an expert without rows. */
+/* In one launch; for an expert without rows nothing is added, or zeros are written. */
 assay_status gpu_grouped_mma(const gpu_work *w, const product *p);
 
 /* The same of k3, whose code is for capability 9.0 alone: on another device gpu_grouped_takes_sm90 says no, and gpu_grouped_sm90

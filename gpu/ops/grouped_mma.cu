@@ -3,7 +3,7 @@
  * One launch for all experts: a block takes 64 x 64 elements of a result, whose four warps take 32 x 32 each, and walks over the
  * terms in steps of 64, whose tiles are copied two steps ahead.  Forward and input gradient: tiles of 64 rows begin anew at every
  * expert, so that a tile has the weights of one; blocks that follow each other share columns of them.  Weight gradient: the terms
- * are an expert's rows; an expert without rows has no block that writes.
+ * are an expert's rows; without rows there is nothing to add, or zeros to write.
  *
  * The counts lie in device memory: every block looks for its tile in them by prefix sums of 32 experts at a time.  The host knows
  * how many rows there are and launches as many tiles as they can need, rows / 64 + experts; what is not needed leaves.
@@ -122,9 +122,11 @@ __global__ void __launch_bounds__(THREADS)
     });
 }
 
-/* c [El,m,n] += a^T b over each expert's rows of a [R,m] and b [R,n]; stored: the product is rounded to bf16 before. */
+/* c [El,m,n] += (or, not to accumulate, =) a^T b over each expert's rows of a [R,m] and b [R,n]; stored: the product is rounded to
+ * bf16 before. */
 __global__ void __launch_bounds__(THREADS)
-    grouped_weight_k2(float *c, const bf16 *a, const bf16 *b, int m, int n, bool stored, grouped_rows all)
+    grouped_weight_k2(float *c, const bf16 *a, const bf16 *b, int m, int n, bool stored, bool accumulate,
+                      grouped_rows all)
 {
     const grouped_range terms = grouped_rows_of_expert(all, (int)blockIdx.z);
     const int first_row = (int)blockIdx.y * TILE, first_column = (int)blockIdx.x * TILE;
@@ -132,18 +134,18 @@ __global__ void __launch_bounds__(THREADS)
     const matrix left = {a + (int64_t)terms.first * m + first_row, m};
     const matrix right = {b + (int64_t)terms.first * n + first_column, n};
     float acc[2][4][4] = {};
-    if (terms.n == 0)
+    if (terms.n == 0 && accumulate)
         return;
     multiply<true, true>(acc, left, rows, right, columns, terms.n);
     each_pair(acc, rows, columns, [&](int row, int column, float first, float second) {
         float2 *to =
             (float2 *)(c + ((int64_t)terms.expert * m + first_row + row) * n + first_column + column);
-        const float2 before = *to;
         if (stored) {
             first = __bfloat162float(__float2bfloat16_rn(first));
             second = __bfloat162float(__float2bfloat16_rn(second));
         }
-        *to = make_float2(first + before.x, second + before.y);
+        const float2 before = accumulate ? *to : make_float2(0.0f, 0.0f);
+        *to = accumulate ? make_float2(first + before.x, second + before.y) : make_float2(first, second);
     });
 }
 
@@ -164,13 +166,13 @@ static cudaError_t launch_rows(const product *p, const grouped_rows &all, cudaSt
 assay_status gpu_grouped_mma(const gpu_work *w, const product *p)
 {
     const grouped_rows all = grouped_rows_of(p);
-    if (p->m == 0 || p->n == 0 || all.rows == 0)
+    if (p->m == 0 || p->n == 0 || (all.rows == 0 && (p->accumulate || !p->a_is_km)))
         return ASSAY_OK;
-    if (p->accumulate) {
+    if (p->a_is_km) {
         const dim3 grid(tiles_of(p->n), tiles_of(p->m), (unsigned)all.experts);
         GPU_LAUNCHED(GPU_LAUNCH(grouped_weight_k2, grid, dim3(THREADS), STAGES * 2 * TILE_BYTES, w->stream,
                                 (float *)p->c.data, (const bf16 *)p->a.data, (const bf16 *)p->b.data,
-                                (int)p->m, (int)p->n, p->stored, all),
+                                (int)p->m, (int)p->n, p->stored, p->accumulate, all),
                      p->op);
         return ASSAY_OK;
     }
@@ -187,11 +189,11 @@ static bool is_aligned(gpu_tensor t)
 bool gpu_grouped_takes_mma(const product *p)
 {
     const int64_t rows = gpu_tensor_row_count(p->a);
-    const int64_t widths[2] = {p->n, p->accumulate ? p->m : p->k};
+    const int64_t widths[2] = {p->n, p->a_is_km ? p->m : p->k};
     bool fits = rows < INT_MAX / 2;
     for (int64_t width : widths)
         fits = fits && width % 8 == 0 && width <= (int64_t)TILE * 65535;
     return fits && p->experts > 0 && p->experts <= 65535 && p->a.dtype == ASSAY_BF16 &&
-           p->b.dtype == ASSAY_BF16 && p->c.dtype == (p->accumulate ? ASSAY_F32 : ASSAY_BF16) &&
+           p->b.dtype == ASSAY_BF16 && p->c.dtype == (p->a_is_km ? ASSAY_F32 : ASSAY_BF16) &&
            is_aligned(p->a) && is_aligned(p->b) && is_aligned(p->c);
 }

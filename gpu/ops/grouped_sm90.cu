@@ -155,25 +155,30 @@ __global__ void __launch_bounds__(THREADS, 1)
         });
 }
 
-/* c [El,m,n] += a^T b over each expert's rows of a [R,m] and b [R,n]; stored: the product is rounded to bf16 before. */
+/* c [El,m,n] += (or, not to accumulate, =) a^T b over each expert's rows of a [R,m] and b [R,n]; stored: the product is rounded to
+ * bf16 before. */
 __global__ void __launch_bounds__(THREADS, 1)
     grouped_weight_k3(float *c, TMA_MAP_PARAMETER a, TMA_MAP_PARAMETER b, int m, int n, bool stored,
-                      grouped_rows all)
+                      bool accumulate, grouped_rows all)
 {
     const grouped_range terms = grouped_rows_of_expert(all, (int)blockIdx.z);
     const int e = terms.expert, first_row = (int)blockIdx.y * TILE, first_column = (int)blockIdx.x * TILE;
     const int rows = min(TILE, m - first_row), columns = min(TILE, n - first_column);
     const block_of o = {terms.first, first_row, terms.first, first_column, 0, terms.n};
-    if (terms.n == 0)
+    if (terms.n == 0) {
+        for (int i = (int)threadIdx.x; i < rows * TILE && !accumulate; i += THREADS)
+            if (i % TILE < columns)
+                c[((int64_t)e * m + first_row + i / TILE) * n + first_column + i % TILE] = 0.0f;
         return;
+    }
     run_block<true, true>(&a, &b, o, rows, columns, [&](int row, int column, float first, float second) {
         float2 *to = (float2 *)(c + ((int64_t)e * m + first_row + row) * n + first_column + column);
-        const float2 before = *to;
         if (stored) {
             first = __bfloat162float(__float2bfloat16_rn(first));
             second = __bfloat162float(__float2bfloat16_rn(second));
         }
-        *to = make_float2(first + before.x, second + before.y);
+        const float2 before = accumulate ? *to : make_float2(0.0f, 0.0f);
+        *to = accumulate ? make_float2(first + before.x, second + before.y) : make_float2(first, second);
     });
 }
 
@@ -210,7 +215,7 @@ static cudaError_t launch_weight(const product *p, const grouped_rows &all, cons
     if (allowed != cudaSuccess)
         return allowed;
     return GPU_LAUNCH(grouped_weight_k3, grid, dim3(THREADS), SHARED_BYTES, stream, (float *)p->c.data, a, b,
-                      (int)p->m, (int)p->n, p->stored, all);
+                      (int)p->m, (int)p->n, p->stored, p->accumulate, all);
 }
 
 static bool has_code(const gpu_ctx *ctx)
@@ -226,9 +231,13 @@ assay_status gpu_grouped_sm90(const gpu_work *w, const product *p)
     ASSAY_CHECK(has_code(w->ctx), ASSAY_UNSUPPORTED,
                 "%s k3: its code is compiled for compute capability 9.0 alone, the device has %d.%d", p->op,
                 w->ctx->sm_major, w->ctx->sm_minor);
-    if (p->m == 0 || p->n == 0 || rows == 0)
+    if (p->m == 0 || p->n == 0 || (rows == 0 && (p->accumulate || !p->a_is_km)))
         return ASSAY_OK;
-    if (p->accumulate) {
+    if (rows == 0) {
+        CUDA_TRY(cudaMemsetAsync(p->c.data, 0, gpu_tensor_bytes(p->c), w->stream));
+        return ASSAY_OK;
+    }
+    if (p->a_is_km) {
         GPU_LAUNCHED(tma_map_make(&a, p->a.data, 1, rows, p->m, WGMMA_TERMS), p->op);
         GPU_LAUNCHED(tma_map_make(&b, p->b.data, 1, rows, p->n, WGMMA_TERMS), p->op);
         GPU_LAUNCHED(launch_weight(p, all, a, b, w->stream), p->op);
@@ -247,5 +256,5 @@ assay_status gpu_grouped_sm90(const gpu_work *w, const product *p)
 
 bool gpu_grouped_takes_sm90(const gpu_ctx *ctx, const product *p)
 {
-    return has_code(ctx) && gpu_grouped_takes_mma(p) && p->n > 0 && (p->accumulate ? p->m : p->k) > 0;
+    return has_code(ctx) && gpu_grouped_takes_mma(p) && p->n > 0 && (p->a_is_km ? p->m : p->k) > 0;
 }

@@ -11,20 +11,22 @@
  * k0. */
 #include "gpu/ops/product.cuh"
 
-template <class T> __global__ void bias_grad_k0(float *dbias, const T *dy, int64_t t, int64_t n)
+template <class T>
+__global__ void bias_grad_k0(float *dbias, const T *dy, int64_t t, int64_t n, bool accumulate)
 {
     for (int64_t j = gpu_thread(); j < n; j += gpu_threads()) {
         float sum = 0.0f;
         for (int64_t i = 0; i < t; ++i)
             sum += gpu_load(dy + i * n + j);
-        dbias[j] = sum + dbias[j];
+        dbias[j] = accumulate ? sum + dbias[j] : sum;
     }
 }
 
 /* 32 x CHAINS threads take 32 columns; thread row r sums rows r, r + CHAINS, ...; then groups of CHAINS lanes
  * join the chains of one column each. */
 enum { CHAINS = 8 };
-template <class T> __global__ void bias_grad_k1(float *dbias, const T *dy, int64_t t, int64_t n)
+template <class T>
+__global__ void bias_grad_k1(float *dbias, const T *dy, int64_t t, int64_t n, bool accumulate)
 {
     GPU_SHARED_2D(float, partial, CHAINS, GPU_WARP + 1);
     const int64_t column = (int64_t)blockIdx.x * GPU_WARP + threadIdx.x;
@@ -39,7 +41,7 @@ template <class T> __global__ void bias_grad_k1(float *dbias, const T *dy, int64
     const float total = gpu_lanes_sum<CHAINS>(partial[chain][mine]);
     const int64_t out = (int64_t)blockIdx.x * GPU_WARP + mine;
     if (chain == 0 && out < n)
-        dbias[out] = total + dbias[out];
+        dbias[out] = accumulate ? total + dbias[out] : total;
 }
 
 /* w is [N,K]; x [..,K]; y [..,N]. */
@@ -100,20 +102,21 @@ static assay_status linear_bwd_weight_product(const gpu_operands *o, product *p)
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, t, n));
     ASSAY_TRY(gpu_check_shape2(op, "x", x, t, k));
     *p = product_of(op, n, k, t, dweight, dy, x);
-    p->a_is_km = p->b_is_kn = p->accumulate = true;
+    p->a_is_km = p->b_is_kn = true;
+    p->accumulate = gpu_operand_bool(o, "accumulate");
     p->stored = !gpu_operand_bool(o, "gradient_accumulation_fusion");
     return ASSAY_OK;
 }
 
 template <class T>
 static cudaError_t launch_bias_grad(int variant, gpu_tensor dbias, gpu_tensor dy, int64_t t, int64_t n,
-                                    cudaStream_t stream)
+                                    bool accumulate, cudaStream_t stream)
 {
     if (variant == 0)
         return GPU_LAUNCH_NO_BARRIER(bias_grad_k0<T>, gpu_grid(n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
-                                     (float *)dbias.data, (const T *)dy.data, t, n);
+                                     (float *)dbias.data, (const T *)dy.data, t, n, accumulate);
     return GPU_LAUNCH(bias_grad_k1<T>, gpu_grid(n, GPU_WARP), dim3(GPU_WARP, CHAINS), 0, stream,
-                      (float *)dbias.data, (const T *)dy.data, t, n);
+                      (float *)dbias.data, (const T *)dy.data, t, n, accumulate);
 }
 
 static assay_status linear_bwd_bias(const gpu_work *w)
@@ -124,8 +127,10 @@ static assay_status linear_bwd_bias(const gpu_work *w)
     ASSAY_TRY(gpu_check_act(op, "dy", dy));
     const int64_t n = gpu_tensor_count(dbias), t = gpu_tensor_row_count(dy);
     ASSAY_TRY(gpu_check_shape2(op, "dy", dy, t, n));
-    if (t > 0 && n > 0)
-        GPU_LAUNCHED(GPU_BY_ACT(dy.dtype, launch_bias_grad, w->variant, dbias, dy, t, n, w->stream), op);
+    const bool accumulate = gpu_operand_bool(w->o, "accumulate");
+    if (n > 0 && (t > 0 || !accumulate))
+        GPU_LAUNCHED(
+            GPU_BY_ACT(dy.dtype, launch_bias_grad, w->variant, dbias, dy, t, n, accumulate, w->stream), op);
     return ASSAY_OK;
 }
 

@@ -5,15 +5,23 @@
  *       the kernel's parameters, a block works on one chunk of one tensor,
  *       a thread on four elements where addresses allow
  *
- * The constants of a step are made in double on the host and rounded once, grad_scale folded into them:
+ * The constants of a step are made in double and rounded once: on the host, but for the two that grad_scale is folded into, which
+ * a thread makes of the number that it finds on the device:
  *   m = b1 m + (1-b1) gs g;   v = b2 v + (1-b2) gs^2 g^2;   p -= lr ((m/c1) / (sqrt(v/c2) + eps) + wd p). */
 #include "gpu/vector.cuh"
 
 enum { ADAMW_TABLE = 48, ADAMW_BLOCK = 256, ADAMW_CHUNK = 4 * ADAMW_BLOCK };
 
 typedef struct adamw_constants {
-    float b1, g1, b2, g2, c1, c2, eps, lr;
+    const double *grad_scale; /* NULL: 1 */
+    double r1, r2;            /* 1 - b1, 1 - b2 */
+    float b1, b2, c1, c2, eps, lr;
 } adamw_constants;
+
+/* What gradients and their squares are multiplied by. */
+typedef struct adamw_scale {
+    float g1, g2;
+} adamw_scale;
 
 typedef struct adamw_tensor {
     float *main_param, *exp_avg, *exp_avg_sq;
@@ -35,22 +43,32 @@ typedef struct adamw_state {
     float p, m, v;
 } adamw_state;
 
-__device__ static __forceinline__ adamw_state adamw_next(const adamw_constants &c, float weight_decay,
-                                                         float p, float m, float v, float g)
+__device__ static __forceinline__ adamw_scale adamw_scale_of(const adamw_constants &c)
+{
+    const double scale = c.grad_scale != nullptr ? *c.grad_scale : 1.0;
+    adamw_scale s;
+    s.g1 = (float)(c.r1 * scale);
+    s.g2 = (float)(c.r2 * scale * scale);
+    return s;
+}
+
+__device__ static __forceinline__ adamw_state adamw_next(const adamw_constants &c, const adamw_scale &s,
+                                                         float weight_decay, float p, float m, float v,
+                                                         float g)
 {
     adamw_state next;
-    next.m = fmaf(c.b1, m, c.g1 * g);
-    next.v = fmaf(c.b2, v, c.g2 * g * g);
+    next.m = fmaf(c.b1, m, s.g1 * g);
+    next.v = fmaf(c.b2, v, s.g2 * g * g);
     const float update = next.m / c.c1 / (sqrtf(next.v / c.c2) + c.eps);
     next.p = fmaf(-c.lr, fmaf(weight_decay, p, update), p);
     return next;
 }
 
 __device__ static __forceinline__ void adamw_element(const adamw_tensor &t, const adamw_constants &c,
-                                                     int64_t i)
+                                                     const adamw_scale &s, int64_t i)
 {
     const adamw_state next =
-        adamw_next(c, t.weight_decay, t.main_param[i], t.exp_avg[i], t.exp_avg_sq[i], t.grad[i]);
+        adamw_next(c, s, t.weight_decay, t.main_param[i], t.exp_avg[i], t.exp_avg_sq[i], t.grad[i]);
     t.exp_avg[i] = next.m;
     t.exp_avg_sq[i] = next.v;
     t.main_param[i] = next.p;
@@ -62,7 +80,8 @@ __device__ static __forceinline__ void adamw_element(const adamw_tensor &t, cons
     }
 }
 
-__device__ static __forceinline__ void adamw_four(const adamw_tensor &t, const adamw_constants &c, int64_t i)
+__device__ static __forceinline__ void adamw_four(const adamw_tensor &t, const adamw_constants &c,
+                                                  const adamw_scale &s, int64_t i)
 {
     float p[4], m[4], v[4], g[4];
     gpu_load_n(p, t.main_param + i);
@@ -70,7 +89,7 @@ __device__ static __forceinline__ void adamw_four(const adamw_tensor &t, const a
     gpu_load_n(v, t.exp_avg_sq + i);
     gpu_load_n(g, t.grad + i);
     for (int j = 0; j < 4; ++j) {
-        const adamw_state next = adamw_next(c, t.weight_decay, p[j], m[j], v[j], g[j]);
+        const adamw_state next = adamw_next(c, s, t.weight_decay, p[j], m[j], v[j], g[j]);
         p[j] = next.p;
         m[j] = next.m;
         v[j] = next.v;
@@ -88,8 +107,9 @@ __device__ static __forceinline__ void adamw_four(const adamw_tensor &t, const a
 
 __global__ void adamw_k0(adamw_tensor t, adamw_constants c)
 {
+    const adamw_scale s = adamw_scale_of(c);
     for (int64_t i = gpu_thread(); i < t.n; i += gpu_threads())
-        adamw_element(t, c, i);
+        adamw_element(t, c, s, i);
 }
 
 __global__ void adamw_k1(GPU_PARAMETER(adamw_table) table, adamw_constants c)
@@ -98,18 +118,20 @@ __global__ void adamw_k1(GPU_PARAMETER(adamw_table) table, adamw_constants c)
     while (which + 1 < table.n_tensors && blockIdx.x >= table.first_block[which + 1])
         ++which;
     const adamw_tensor &t = table.tensor[which];
+    const adamw_scale s = adamw_scale_of(c);
     const unsigned blocks = table.first_block[which + 1] - table.first_block[which];
     const int64_t step = (int64_t)blocks * ADAMW_BLOCK, fours = t.by_four ? t.n / 4 : 0;
     const int64_t first = (int64_t)(blockIdx.x - table.first_block[which]) * ADAMW_BLOCK + threadIdx.x;
     for (int64_t i = first; i < fours; i += step)
-        adamw_four(t, c, 4 * i);
+        adamw_four(t, c, s, 4 * i);
     for (int64_t i = 4 * fours + first; i < t.n; i += step)
-        adamw_element(t, c, i);
+        adamw_element(t, c, s, i);
 }
 
 typedef struct adamw_desc {
-    double lr, beta1, beta2, eps, weight_decay, grad_scale;
-    int64_t step; /* from 1 */
+    double lr, beta1, beta2, eps, weight_decay;
+    const double *grad_scale; /* on the device; NULL: 1 */
+    int64_t step;             /* from 1 */
 } adamw_desc;
 
 static adamw_desc desc_of(const gpu_operands *o)
@@ -120,7 +142,7 @@ static adamw_desc desc_of(const gpu_operands *o)
     d.beta2 = gpu_operand_double(o, "beta2");
     d.eps = gpu_operand_double(o, "eps");
     d.weight_decay = gpu_operand_double(o, "weight_decay");
-    d.grad_scale = gpu_operand_double(o, "grad_scale");
+    d.grad_scale = (const double *)gpu_operand(o, "grad_scale").data;
     d.step = gpu_operand_int(o, "step");
     return d;
 }
@@ -129,9 +151,10 @@ static adamw_constants constants_of(const adamw_desc *d)
 {
     adamw_constants c;
     c.b1 = (float)d->beta1;
-    c.g1 = (float)((1.0 - d->beta1) * d->grad_scale);
+    c.r1 = 1.0 - d->beta1;
     c.b2 = (float)d->beta2;
-    c.g2 = (float)((1.0 - d->beta2) * d->grad_scale * d->grad_scale);
+    c.r2 = 1.0 - d->beta2;
+    c.grad_scale = d->grad_scale;
     c.c1 = (float)(1.0 - pow(d->beta1, (double)d->step));
     c.c2 = (float)(1.0 - pow(d->beta2, (double)d->step));
     c.eps = (float)d->eps;
@@ -151,7 +174,10 @@ static adamw_tensor tensor_of(const gpu_operands *o)
     t.n = gpu_tensor_count(main_param);
     t.weight_decay = (float)gpu_operand_double(o, "weight_decay");
     t.param_is_bf16 = param.dtype == ASSAY_BF16;
-    t.by_four = gpu_eights(o, 0);
+    t.by_four = ((uintptr_t)t.main_param | (uintptr_t)t.exp_avg | (uintptr_t)t.exp_avg_sq |
+                 (uintptr_t)t.grad | (uintptr_t)t.param) %
+                    GPU_VECTOR_BYTES ==
+                0;
     return t;
 }
 
@@ -165,19 +191,22 @@ static assay_status check_desc(const char *op, const adamw_desc *d, const adamw_
     ASSAY_CHECK(d->eps >= 0.0 && isfinite(d->lr) && isfinite(d->weight_decay), ASSAY_INVALID_ARGUMENT,
                 "%s: expected eps of 0 or more, finite lr and weight_decay, found %g, %g, %g", op, d->eps,
                 d->lr, d->weight_decay);
-    ASSAY_CHECK(
-        d->step == first->step && d->beta1 == first->beta1 && d->beta2 == first->beta2 &&
-            d->eps == first->eps && d->lr == first->lr &&
-            (d->grad_scale == first->grad_scale || (isnan(d->grad_scale) && isnan(first->grad_scale))),
-        ASSAY_INVALID_ARGUMENT, "%s: expected descriptors that differ only in weight_decay", op);
+    ASSAY_CHECK(d->step == first->step && d->beta1 == first->beta1 && d->beta2 == first->beta2 &&
+                    d->eps == first->eps && d->lr == first->lr && d->grad_scale == first->grad_scale,
+                ASSAY_INVALID_ARGUMENT,
+                "%s: expected descriptors that differ only in weight_decay, and one grad_scale", op);
     return ASSAY_OK;
 }
 
 static assay_status check_tensors(const char *op, const gpu_operands *o)
 {
     static const char *const states[] = {"main_param", "exp_avg", "exp_avg_sq", "grad"};
-    const gpu_tensor param = gpu_operand(o, "param");
+    const gpu_tensor param = gpu_operand(o, "param"), scale = gpu_operand(o, "grad_scale");
     const int64_t n = gpu_tensor_count(gpu_operand(o, "main_param"));
+    if (gpu_tensor_present(scale)) {
+        ASSAY_TRY(gpu_check_tensor(op, "grad_scale", scale, ASSAY_F64, ASSAY_F64));
+        ASSAY_TRY(gpu_check_count(op, "grad_scale", scale, 1));
+    }
     for (int i = 0; i < 4; ++i) {
         ASSAY_TRY(gpu_check_tensor(op, states[i], gpu_operand(o, states[i]), ASSAY_F32, ASSAY_F32));
         ASSAY_TRY(gpu_check_count(op, states[i], gpu_operand(o, states[i]), n));

@@ -32,10 +32,10 @@ template <class T> __global__ void add_bias(float *c, const T *bias, int64_t m, 
         c[e] += gpu_load(bias + e % n);
 }
 
-template <class T> __global__ void add_product(float *c, const T *from, int64_t count)
+template <class T> __global__ void add_product(float *c, const T *from, int64_t count, bool accumulate)
 {
     for (int64_t e = gpu_thread(); e < count; e += gpu_threads())
-        c[e] += gpu_load(from + e);
+        c[e] = accumulate ? c[e] + gpu_load(from + e) : gpu_load(from + e);
 }
 
 template <class TC, class T> static cudaError_t launch_k0(const product *p, cudaStream_t stream)
@@ -51,7 +51,7 @@ template <class T>
 static cudaError_t launch_add_product(const product *p, const void *from, cudaStream_t stream)
 {
     return GPU_LAUNCH_NO_BARRIER(add_product<T>, gpu_grid(p->m * p->n, GPU_BLOCK), dim3(GPU_BLOCK), 0, stream,
-                                 (float *)p->c.data, (const T *)from, p->m * p->n);
+                                 (float *)p->c.data, (const T *)from, p->m * p->n, p->accumulate);
 }
 
 template <class T> static cudaError_t launch_add_bias(const product *p, cudaStream_t stream)
@@ -63,6 +63,12 @@ template <class T> static cudaError_t launch_add_bias(const product *p, cudaStre
 bool gpu_product_is_nothing(const product *p)
 {
     return p->m == 0 || p->n == 0 || (p->k == 0 && p->accumulate);
+}
+
+/* A gradient of no rows that nothing is added to. */
+static bool is_zeros(const product *p)
+{
+    return p->k == 0 && p->a_is_km && !p->accumulate;
 }
 
 assay_status gpu_product_plain(const gpu_work *w, const product *p)
@@ -200,6 +206,10 @@ assay_status gpu_product_blas(const gpu_work *w, const product *whole)
     blas_plan plan;
     if (gpu_product_is_nothing(whole))
         return ASSAY_OK;
+    if (is_zeros(whole)) {
+        CUDA_TRY(cudaMemsetAsync(whole->c.data, 0, gpu_tensor_bytes(whole->c), w->stream));
+        return ASSAY_OK;
+    }
     ASSAY_TRY(gpu_check_workspace(p->op, w->ctx, taken));
     ASSAY_TRY(plan_blas(w->ctx, p, &plan));
     ASSAY_CHECK(plan.found, ASSAY_CUBLAS, "%s: cuBLASLt has no algorithm for a product that it had one for",
@@ -220,7 +230,7 @@ bool gpu_product_blas_has(const gpu_ctx *ctx, const product *p)
 {
     const product part = blas_part(ctx, p);
     blas_plan plan;
-    if (gpu_product_is_nothing(p))
+    if (gpu_product_is_nothing(p) || is_zeros(p))
         return true;
     if (p->k == 0)
         return false;

@@ -6,7 +6,8 @@
 
 /* C[m,n] = sum_p A(i,p) B(j,p) (+ bias[n]) (+ C): row-major.  A is stored [m,k], or [k,m] when a_is_km; B is
  * stored [n,k], or [k,n] when b_is_kn.  With `experts` it stands for one product for each: all operands whole, and m (forward,
- * input gradient) or k (weight gradient) is the number of rows of all. */
+ * input gradient) or k (weight gradient, a_is_km) is the number of rows of all.  A weight gradient without `accumulate` is the
+ * product alone: what C held is not read. */
 typedef struct product {
     const char *op;
     int64_t m, n, k;
@@ -16,7 +17,8 @@ typedef struct product {
     int64_t experts;
     const int64_t *tokens_per_expert; /* device memory */
     const int64_t *counts_on_host;    /* the same where they are known there, else NULL */
-    bool stored = false; /* accumulate: the product is rounded to the type of a before it is added */
+    bool stored =
+        false; /* weight gradient: the product is rounded to the type of a before it is added or stored */
 } product;
 
 /* c [m,n] = a [m,k] · b [n,k]ᵀ, one product without bias. */

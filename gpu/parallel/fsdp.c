@@ -115,7 +115,7 @@ done:
 }
 
 /* --- around a pass ------------------------------------------------------------------------------------------ */
-/* Zeros for the gradients of one microbatch. */
+/* Zeros for the gradients of one microbatch that no product begins. */
 static assay_status open_grads(place *at)
 {
     gpu_bucket *k = bucket_of(at);
@@ -124,8 +124,7 @@ static assay_status open_grads(place *at)
         return ASSAY_OK;
     if (s->waited || !gpu_fault_switch(run_of(at), GPU_SWITCH_REUSED_SLOT))
         ASSAY_TRY(wait_slot(at, s));
-    CUDA_TRY(cudaMemsetAsync(gpu_bucket_gradients(at->b, at->index), 0, (size_t)k->length * sizeof(float),
-                             run_of(at)->ctx.stream));
+    ASSAY_TRY(gpu_grads_clear(at->b, at->o->model, k->first_param, k->n_params));
     k->open = true;
     k->n_pending = k->n_params;
     for (int i = 0; i < k->n_params; i++) {

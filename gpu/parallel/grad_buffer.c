@@ -207,6 +207,8 @@ assay_status gpu_grad_buffer_clear(gpu_grad_buffer *b, gpu_model *m)
     const int64_t n = b->gathered ? b->length / b->size : b->length, bytes = assay_dtype_bytes(b->act);
     if (n > 0) /* the gaps between parameters travel with their bucket */
         CUDA_TRY(cudaMemsetAsync(b->param_data, 0, (size_t)(n * bytes), stream));
+    if (!b->scattered && b->length > 0)
+        CUDA_TRY(cudaMemsetAsync(b->data, 0, (size_t)b->length * sizeof(float), stream));
     for (int i = 0; i < GPU_SLOTS; i++) {
         const size_t grads = b->scattered ? (size_t)b->grads[i].length * sizeof(float) : 0;
         const size_t weights = b->gathered ? (size_t)(b->weights[i].length * bytes) : 0;
@@ -218,11 +220,35 @@ assay_status gpu_grad_buffer_clear(gpu_grad_buffer *b, gpu_model *m)
     return ASSAY_OK;
 }
 
+assay_status gpu_grads_clear(const gpu_grad_buffer *b, gpu_model *m, int64_t first, int64_t n)
+{
+    const cudaStream_t stream = m->run->ctx.stream;
+    const bool poison = m->run->ctx.simulated || m->run->trace;
+    for (int64_t i = first; i < first + n; i++) {
+        const gpu_param *p = b->params[i], *last = p;
+        if (p->by_product) {
+            if (poison && p->count > 0)
+                CUDA_TRY(cudaMemsetAsync(p->main_grad.t.data, GPU_POISON, (size_t)p->count * sizeof(float),
+                                         stream));
+            continue;
+        }
+        while (i + 1 < first + n && !b->params[i + 1]->by_product) /* one after the other in memory */
+            last = b->params[++i];
+        const char *begin = p->main_grad.t.data,
+                   *end = (const char *)last->main_grad.t.data + (size_t)last->count * sizeof(float);
+        if (end > begin)
+            CUDA_TRY(cudaMemsetAsync(p->main_grad.t.data, 0, (size_t)(end - begin), stream));
+    }
+    return ASSAY_OK;
+}
+
 assay_status gpu_grad_buffer_zero(gpu_grad_buffer *b, gpu_model *m)
 {
-    const int64_t n = b->scattered ? b->length / b->size : b->length;
-    if (n > 0)
-        CUDA_TRY(cudaMemsetAsync(b->data, 0, (size_t)n * sizeof(float), m->run->ctx.stream));
+    const int64_t part = b->scattered ? b->length / b->size : 0;
+    if (part > 0)
+        CUDA_TRY(cudaMemsetAsync(b->data, 0, (size_t)part * sizeof(float), m->run->ctx.stream));
+    if (!b->scattered)
+        ASSAY_TRY(gpu_grads_clear(b, m, 0, b->n_params));
     b->n_ready = 0;
     for (int k = 0; k < b->n_buckets; k++) {
         b->buckets[k].n_pending = b->buckets[k].n_params;

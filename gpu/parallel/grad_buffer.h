@@ -72,7 +72,10 @@ assay_status gpu_grad_buffer_alloc(gpu_grad_buffer *b, gpu_arena *arena);
 assay_status gpu_grad_buffer_clear(gpu_grad_buffer *b, gpu_model *m);
 /* Bytes of elements of all ones: NaN in every type, for what must not be read. */
 enum { GPU_POISON = 0xFF };
-/* Zeros for the gradients of the step. */
+/* Zeros for gradients of parameters [first, first + n) of the buffer that are added to from the first on; those that a product
+ * overwrites get none (traced or simulated: poison). */
+assay_status gpu_grads_clear(const gpu_grad_buffer *b, gpu_model *m, int64_t first, int64_t n);
+/* The same for the step; zero2, zero3: zeros for the sums of the rank's parts. */
 assay_status gpu_grad_buffer_zero(gpu_grad_buffer *b, gpu_model *m);
 
 /* A gradient is complete; its bucket is when all of its are.  ASSAY_INTERNAL: more marks than parameters. */

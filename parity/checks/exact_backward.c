@@ -355,18 +355,19 @@ static double square(const parity_ask *q, int64_t i)
  * 2 |g|, a power of two, and every quotient is exact. */
 static void add_adamw(parity_ask *q, int64_t n)
 {
+    const int64_t one = 1;
     parity_ask_begin(q, "adamw");
     parity_ask_real(q, "main_param_in", ASSAY_F32, 1, &n, parity_lattice);
     parity_ask_real(q, "exp_avg_in", ASSAY_F32, 1, &n, parity_lattice);
     parity_ask_real(q, "exp_avg_sq_in", ASSAY_F32, 1, &n, square);
     parity_ask_real(q, "grad", ASSAY_F32, 1, &n, power_of_two);
+    parity_ask_real(q, "grad_scale", ASSAY_F64, 1, &one, half);
     parity_ask_real_attr(q, "lr", 0.125);
     parity_ask_real_attr(q, "beta1", 0.5);
     parity_ask_real_attr(q, "beta2", 0.75);
     parity_ask_real_attr(q, "eps", 0.0);
     parity_ask_real_attr(q, "weight_decay", 0.25);
     parity_ask_int(q, "step", 1);
-    parity_ask_real_attr(q, "grad_scale", 0.5);
     parity_ask_finish(q);
 }
 

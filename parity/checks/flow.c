@@ -3,7 +3,7 @@
  * Edges are content hashes.  The producer of an input is the last operation before it on the rank that wrote
  * the same name in the same step and microbatch; parameters, gradients and optimizer states live longer, so
  * that theirs is the last writer at all, and a parameter that no operation has written yet must be what it
- * was at first.  A gradient buffer enters a step as zeros.  Real values that nobody wrote are a failure.
+ * was at first.  A gradient buffer enters a step as zeros, but for what a product overwrites: nobody reads that.  Real values that nobody wrote are a failure.
  *
  * Whether these are the operations that the run had to execute is the plan's question: plan.c. */
 #include "parity/judge/judge.h"
@@ -340,10 +340,11 @@ static bool all_zero(const assay_trace_tensor *t)
     return t->data != NULL || t->bytes == 0;
 }
 
-/* What an engine is given or adds up on the host: token ids, positions, counts, sums of one F64 number. */
-static bool may_be_leaf(const flow *f, const assay_trace_tensor *read)
+/* What an engine is given, or adds up on the host: token ids, positions, counts, one F64 number.  What total adds up was written
+ * number by number; the plan holds the list to it. */
+static bool may_be_leaf(const flow *f, const assay_trace_op *reader, const assay_trace_tensor *read)
 {
-    return parity_is_integer(read->dtype) || is_state(f, read->name) ||
+    return parity_is_integer(read->dtype) || is_state(f, read->name) || strcmp(reader->op, "total") == 0 ||
            (read->dtype == ASSAY_F64 && assay_shard_count(&read->shard) == 1);
 }
 
@@ -351,7 +352,7 @@ static bool may_be_leaf(const flow *f, const assay_trace_tensor *read)
 static assay_status judge_leaf(flow *f, const assay_trace_op *reader, const assay_trace_tensor *read,
                                parity_result *r)
 {
-    if (!may_be_leaf(f, read)) {
+    if (!may_be_leaf(f, reader, read)) {
         parity_result_fail(r, "no operation of rank %d wrote %s before it was read", f->rank, read->name);
         return ASSAY_OK;
     }
@@ -366,8 +367,16 @@ static assay_status judge_leaf(flow *f, const assay_trace_op *reader, const assa
     return parity_map_put(f->initial, piece, number);
 }
 
+/* What a product's gradient held before, where the product does not add to it. */
+static bool is_unread(const assay_trace_op *op, const char *slot)
+{
+    return json_is_false(json_object_get(op->attrs, "accumulate")) && ends_with(slot, "_in");
+}
+
 static assay_status judge_input(flow *f, const assay_trace_op *op, const assay_trace_slot *slot)
 {
+    if (is_unread(op, slot->slot))
+        return ASSAY_OK;
     const assay_trace_tensor *read = assay_trace_tensor_by_id(f->trace, f->rank, slot->tensor);
     parity_result r = f->base;
     parity_result_from_op(&r, op);

@@ -1,9 +1,9 @@
 /* The plan: what every rank must execute in a step, as docs/OPS.md section 9 says it.  Private to parity/.
  *
- * It is derived from the configuration, the layout, the options and the batch file.  Three facts alone come
+ * It is derived from the configuration, the layout, the options and the batch file.  Two facts alone come
  * from the record, because no plan can know them: which experts were chosen (judged by the routing check),
- * the sums that the clip coefficient and the loss are made of, and where a distributed optimizer cuts a
- * parameter (the parts must tile it).
+ * and where a distributed optimizer cuts a parameter (the parts must tile it).  A list of numbers that many
+ * operations wrote, one each, is held to what they are recorded to have written.
  *
  * A layer is a mixer kind and an MLP kind; each kind is a file with one plan_kind. */
 #ifndef PARITY_PLAN_H
@@ -29,8 +29,7 @@ typedef struct plan_tensor {
     assay_dtype dtype;
     const int64_t *integers; /* its value [count], NULL: any */
     int64_t count;
-    bool has_real; /* F64 [1]: its value and how far an honest one may lie off */
-    double real, slack;
+    const double *reals;      /* the same of an F64 list, bit by bit */
     int64_t experts, topk;    /* experts > 0: rows of topk ascending numbers below it */
     const assay_shard *shard; /* its piece, NULL: any */
     plan_row_ids *rows;       /* kind `rows`; NULL: another kind */
@@ -85,9 +84,10 @@ const assay_trace_tensor *plan_recorded_choice(const plan_recorded *r, int rank,
 /* The first reduce_scatter of a parameter's gradient in the step, or NULL. */
 const assay_trace_op *plan_recorded_scatter(const plan_recorded *r, int rank, int64_t step,
                                             const char *param);
-/* Sum of the y of every `op` (sum, sumsq, count_zeros) of the rank in the step; *n gets how many. */
-double plan_recorded_sum(const plan_recorded *r, int rank, int64_t step, const char *op, int64_t *n);
-/* One F64 or I64 number: recv of an all_reduce of phase optimizer, or an observation (loss, grad_norm, num_zeros_in_grad). */
+/* The y that `op` (sum, sumsq, count_zeros) of that instance wrote in the step, the `index`-th time from 0; NULL: it did not. */
+const assay_trace_tensor *plan_recorded_y(const plan_recorded *r, int rank, int64_t step, const char *op,
+                                          const char *instance, int64_t index);
+/* One F64 or I64 number of phase optimizer: what total or an all_reduce left, or loss, grad_norm, num_zeros_in_grad. */
 bool plan_recorded_number(const plan_recorded *r, int rank, int64_t step, const char *name, double *out);
 
 /* --- building: plan_build.c --------------------------------------------------------------------------------- */
@@ -172,6 +172,8 @@ plan_tensor plan_with_integers(plan_tensor t, const int64_t *values, int64_t n);
 plan_tensor plan_param(plan *p, const char *at);
 /* The slots `<slot>_in` and `<slot>` of an accumulation into a parameter's gradient. */
 void plan_accumulate(plan *p, const char *slot, const char *at);
+/* The same of a product, which overwrites what is there where it is the first of the step (with zero2 and zero3: of the microbatch). */
+void plan_accumulate_product(plan *p, const char *slot, const char *at);
 /* Whether nothing accumulates a gradient of the parameter at `at` (docs/OPS.md 9.15). */
 bool plan_is_frozen(plan *p, const char *at);
 /* Piece `index` of `n` balanced ones. */

@@ -235,6 +235,13 @@ void plan_accumulate(plan *p, const char *slot, const char *at)
         p->st = parity_map_put(p->written, param, p->n - 1);
 }
 
+void plan_accumulate_product(plan *p, const char *slot, const char *at)
+{
+    const bool first = p->st == ASSAY_OK && parity_map_get(p->touched, plan_at(p, at)) <= 0;
+    plan_accumulate(p, slot, at);
+    plan_bool(p, "accumulate", !first);
+}
+
 int64_t plan_piece(int64_t n, int parts, int index, int64_t *start)
 {
     int64_t first, length;

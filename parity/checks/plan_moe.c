@@ -159,7 +159,7 @@ static plan_tensor grouped_linear_backward(plan *p, const plan_moe_saved *s, con
         plan_in(p, "dy", dy);
         plan_in(p, "x", x);
         plan_in(p, "tokens_per_expert", s->local_counts);
-        plan_accumulate(p, "dweight", weight);
+        plan_accumulate_product(p, "dweight", weight);
         plan_bool(p, "gradient_accumulation_fusion", p->job->options->gradient_accumulation_fusion);
     }
     plan_add(p, "grouped_linear_bwd_input", at);

@@ -75,8 +75,9 @@ static void reduce_param(plan *p, const assay_param_spec *s)
 }
 
 /* The sums of a parameter; with overlap they may begin behind the last accumulation into its gradient. */
-static void reduce_or_finish(plan *p, const assay_param_spec *s)
+static void reduce_or_finish(plan *p, const assay_param_spec *s, void *user)
 {
+    (void)user;
     const int64_t first = p->n;
     if (plan_is_cut(p, s) && p->job->grid->p.zero_stage >= 2) {
         plan_finish_parts(p, s);
@@ -90,7 +91,7 @@ static void reduce_or_finish(plan *p, const assay_param_spec *s)
 }
 
 /* Dense parameters, then experts, each in the order of the parameter table. */
-static void each_param(plan *p, void (*visit)(plan *p, const assay_param_spec *s))
+static void each_param(plan *p, void (*visit)(plan *p, const assay_param_spec *s, void *user), void *user)
 {
     const assay_model_spec *spec = p->job->spec;
     for (int experts = 0; experts < 2; experts++) {
@@ -99,7 +100,7 @@ static void each_param(plan *p, void (*visit)(plan *p, const assay_param_spec *s
             const bool turn = (assay_param_reduce_group(s) == ASSAY_GROUP_EDP) == (experts == 1);
             if (assay_param_needs_grad(s) && turn &&
                 assay_param_on_rank(s, p->job->grid, p->job->config, p->rank))
-                visit(p, s);
+                visit(p, s, user);
         }
     }
 }
@@ -109,7 +110,7 @@ void plan_reductions(plan *p)
     p->block++;
     p->part = 2;
     p->phase = ASSAY_PHASE_REDUCED_GRAD;
-    each_param(p, reduce_or_finish);
+    each_param(p, reduce_or_finish, NULL);
 }
 
 /* --- norm and update ---------------------------------------------------------------------------------------- */
@@ -142,10 +143,65 @@ static bool is_shared(const plan *p, const assay_param_spec *s, const assay_shar
     return part->n_segments[0] > 0 && part->segments[0][0].start % block >= block - s->kv_rows;
 }
 
+/* Numbers that one operation each has written, in the order of the plan: what is added up. */
+typedef struct numbers {
+    const char *op;
+    int64_t n, capacity;
+    double *reals;
+    int64_t *integers;
+    bool known; /* every one is recorded */
+} numbers;
+
+static numbers numbers_for(plan *p, const char *op, int64_t capacity)
+{
+    return (numbers){.op = op,
+                     .capacity = capacity,
+                     .reals = plan_alloc(p, (size_t)capacity * sizeof(double) + 1),
+                     .integers = plan_integers(p, capacity + 1),
+                     .known = p->job->recorded != NULL};
+}
+
+/* What the operation of that instance has written the `index`-th time; one that did not is missing by itself. */
+static void note(plan *p, numbers *l, const char *instance, int64_t index)
+{
+    if (p->st != ASSAY_OK || l->n == l->capacity)
+        return;
+    const assay_trace_tensor *y =
+        l->known ? plan_recorded_y(p->job->recorded, p->rank, p->step, l->op, instance, index) : NULL;
+    l->known = y != NULL && y->data != NULL && assay_shard_count(&y->shard) == 1;
+    if (l->known && y->dtype == ASSAY_I64)
+        l->integers[l->n] = parity_decode_integer(y->data, 0, ASSAY_I64);
+    else if (l->known)
+        l->reals[l->n] = parity_decode(y->data, 0, y->dtype);
+    l->n++;
+}
+
+/* The list together, then over the world; what comes of it. */
+static plan_tensor world_total(plan *p, const char *at, assay_dtype dtype, const numbers *l)
+{
+    const char *total = plan_text(p, "%s.total", at), *sum = plan_text(p, "%s.reduce", at);
+    plan_tensor x = plan_value(p, total, "x", dtype), y = plan_value(p, total, "y", dtype), recv;
+    if (l->known && dtype == ASSAY_I64)
+        x = plan_with_integers(x, l->integers, l->n);
+    else if (l->known)
+        x.reals = l->reals, x.count = l->n;
+    plan_add(p, "total", total);
+    plan_in(p, "x", x);
+    plan_out(p, "y", y);
+    if (p->job->grid->world == 1)
+        return y;
+    recv = plan_value(p, sum, "recv", dtype);
+    plan_add_collective(p, "all_reduce", sum, ASSAY_GROUP_WORLD, dtype);
+    plan_in(p, "send", y);
+    plan_out(p, "recv", recv);
+    return recv;
+}
+
 /* `op` of every rectangle that the rank counts. */
-static void over_counted(plan *p, const assay_param_spec *s, const char *op, const char *suffix,
+static void over_counted(plan *p, const assay_param_spec *s, numbers *l, const char *suffix,
                          assay_dtype dtype)
 {
+    int64_t counted = 0;
     if (!counts_in_norm(p, s))
         return;
     const plan_pieces owned = plan_pieces_of(p, s);
@@ -154,20 +210,21 @@ static void over_counted(plan *p, const assay_param_spec *s, const char *op, con
             continue;
         plan_tensor x = plan_param_tensor(p, s, ".main_grad", ASSAY_PHASE_REDUCED_GRAD, p->accumulated);
         x.shard = owned.shard[i];
-        plan_add(p, op, s->name);
+        plan_add(p, l->op, s->name);
         plan_in(p, "x", x);
         plan_out(p, "y", plan_param_tensor(p, s, suffix, ASSAY_PHASE_OPTIMIZER, dtype));
+        note(p, l, s->name, counted++);
     }
 }
 
-static void sumsq(plan *p, const assay_param_spec *s)
+static void sumsq(plan *p, const assay_param_spec *s, void *list)
 {
-    over_counted(p, s, "sumsq", ".sumsq", ASSAY_F64);
+    over_counted(p, s, list, ".sumsq", ASSAY_F64);
 }
 
-static void count_zeros(plan *p, const assay_param_spec *s)
+static void count_zeros(plan *p, const assay_param_spec *s, void *list)
 {
-    over_counted(p, s, "count_zeros", ".num_zeros", ASSAY_I64);
+    over_counted(p, s, list, ".num_zeros", ASSAY_I64);
 }
 
 static plan_tensor on_piece(plan_tensor t, const assay_shard *shard)
@@ -176,22 +233,21 @@ static plan_tensor on_piece(plan_tensor t, const assay_shard *shard)
     return t;
 }
 
-/* min(1, clip/(norm + 1e-6)) of the recorded norm. */
-static void grad_scale(plan *p)
+/* Norm of the gradients and what they are clipped by, which adamw reads where it was left. */
+static plan_tensor norm_and_clip(plan *p, plan_tensor sum)
 {
-    const double clip = p->job->options->clip_grad;
-    double norm = 0.0, c = 1.0;
-    const bool known =
-        p->job->recorded && plan_recorded_number(p->job->recorded, p->rank, p->step, "grad_norm", &norm);
-    if (clip > 0.0)
-        c = known ? clip / (norm + 1e-6) : (double)NAN;
-    /* An addition and a division, each rounded once; a norm that is not known stays not a number and fails. */
-    if (known && !(c < 1.0))
-        c = 1.0;
-    plan_real(p, "grad_scale", c, 2.0 * DBL_EPSILON * c);
+    plan_tensor norm = plan_value(p, "grad_norm", "norm", ASSAY_F64);
+    const plan_tensor scale = plan_value(p, "grad_norm", "scale", ASSAY_F64);
+    norm.name = "grad_norm";
+    plan_add(p, "clip_coefficient", "grad_norm");
+    plan_in(p, "sumsq", sum);
+    plan_out(p, "norm", norm);
+    plan_out(p, "scale", scale);
+    plan_real(p, "clip_grad", p->job->options->clip_grad, 0.0);
+    return scale;
 }
 
-static void adamw(plan *p, const assay_param_spec *s)
+static void adamw(plan *p, const assay_param_spec *s, void *grad_scale)
 {
     const assay_train_options *o = p->job->options;
     const char *const *states, *updated[1 + ASSAY_MAX_OPTIMIZER_STATES] = {"main_param"};
@@ -213,6 +269,7 @@ static void adamw(plan *p, const assay_param_spec *s)
         plan_in(
             p, "grad",
             on_piece(plan_param_tensor(p, s, ".main_grad", ASSAY_PHASE_REDUCED_GRAD, p->accumulated), at));
+        plan_in(p, "grad_scale", *(const plan_tensor *)grad_scale);
         for (int k = 0; k < n; k++)
             plan_out(p, updated[k],
                      on_piece(plan_param_tensor(p, s, plan_text(p, ".%s", updated[k]), ASSAY_PHASE_OPTIMIZER,
@@ -225,12 +282,12 @@ static void adamw(plan *p, const assay_param_spec *s)
         plan_real(p, "eps", o->adam_eps, 0.0);
         plan_real(p, "weight_decay", s->no_weight_decay ? 0.0 : o->weight_decay, 0.0);
         plan_int(p, "step", p->step + 1);
-        grad_scale(p);
     }
 }
 
-static void gather_param(plan *p, const assay_param_spec *s)
+static void gather_param(plan *p, const assay_param_spec *s, void *user)
 {
+    (void)user;
     if (!plan_is_cut(p, s) || p->job->grid->p.zero_stage > 2)
         return;
     const plan_pieces owned = plan_pieces_of(p, s);
@@ -318,56 +375,33 @@ static void expert_biases(plan *p)
 
 /* --- the phase ---------------------------------------------------------------------------------------------- */
 
-/* Sum over the world of an F64 number that every rank made on the host from `n` recorded ones. */
-static void world_sum(plan *p, const char *at, double value, int64_t n)
+/* The losses of the rank's microbatches; a tp rank beside the first has copies. */
+static void loss_sum(plan *p)
 {
-    if (p->job->grid->world == 1)
-        return;
-    plan_tensor send = plan_value(p, at, "send", ASSAY_F64);
-    send.has_real = p->job->recorded != NULL;
-    send.real = value;
-    send.slack = fabs(value) * (double)(n + 1) * DBL_EPSILON;
-    plan_add_collective(p, "all_reduce", at, ASSAY_GROUP_WORLD, ASSAY_F64);
-    plan_in(p, "send", send);
-    plan_out(p, "recv", plan_value(p, at, "recv", ASSAY_F64));
-}
-
-/* The recorded counts of the rank together, summed over the world. */
-static void sum_zeros(plan *p)
-{
-    const plan_recorded *r = p->job->recorded;
-    const char *at = "num_zeros_in_grad.reduce";
-    int64_t n, *zeros = plan_integers(p, 1);
-    if (p->job->grid->world == 1 || zeros == NULL)
-        return;
-    plan_tensor send = plan_value(p, at, "send", ASSAY_I64);
-    if (r)
-        zeros[0] = (int64_t)plan_recorded_sum(r, p->rank, p->step, "count_zeros", &n);
-    plan_add_collective(p, "all_reduce", at, ASSAY_GROUP_WORLD, ASSAY_I64);
-    plan_in(p, "send", r ? plan_with_integers(send, zeros, 1) : send);
-    plan_out(p, "recv", plan_value(p, at, "recv", ASSAY_I64));
+    const bool holds = p->last_stage && p->at.tp == 0;
+    numbers l = numbers_for(p, "sum", holds ? p->share.n_microbatches : 0);
+    for (int64_t i = 0; holds && i < p->share.n_microbatches; i++)
+        note(p, &l, "loss.sum", i);
+    (void)world_total(p, "loss", ASSAY_F64, &l);
 }
 
 void plan_optimizer(plan *p)
 {
-    int64_t n = 0;
-    const plan_recorded *r = p->job->recorded;
+    const int64_t most = p->job->spec->n_params * PLAN_PIECES;
     p->block++;
     p->part = 3;
     p->phase = ASSAY_PHASE_OPTIMIZER;
-    const bool holds_loss = p->last_stage && p->at.tp == 0;
-    const double loss = r && holds_loss ? plan_recorded_sum(r, p->rank, p->step, "sum", &n) : 0.0;
-    world_sum(p, "loss.reduce", loss, n);
+    loss_sum(p);
     if (!p->job->batches->training)
         return;
-    each_param(p, sumsq);
-    const double squares = r ? plan_recorded_sum(r, p->rank, p->step, "sumsq", &n) : 0.0;
-    world_sum(p, "grad_norm.reduce", squares, n);
+    numbers squares = numbers_for(p, "sumsq", most), zeros = numbers_for(p, "count_zeros", most);
+    each_param(p, sumsq, &squares);
+    plan_tensor scale = norm_and_clip(p, world_total(p, "grad_norm", ASSAY_F64, &squares));
     if (p->job->options->log_num_zeros_in_grad) {
-        each_param(p, count_zeros);
-        sum_zeros(p);
+        each_param(p, count_zeros, &zeros);
+        (void)world_total(p, "num_zeros_in_grad", ASSAY_I64, &zeros);
     }
-    each_param(p, adamw);
-    each_param(p, gather_param);
+    each_param(p, adamw, &scale);
+    each_param(p, gather_param, NULL);
     expert_biases(p);
 }

@@ -85,14 +85,15 @@ static assay_status note_op(plan_recorded *r, const assay_trace_op *op)
             f->op = op;
     }
     for (int i = 0; i < 3; i++) {
-        const assay_trace_tensor *y = assay_trace_op_tensor(r->trace, op, "y");
         if (strcmp(op->op, sums[i]) != 0)
             continue;
-        key_of(key, sums[i], op->rank, op->step, -1, "");
+        key_of(key, sums[i], op->rank, op->step, -1, op->instance);
+        fact *times = fact_at(r, key);
+        ASSAY_CHECK(times, ASSAY_OUT_OF_MEMORY, "recorded facts");
+        key_of(key, sums[i], op->rank, op->step, times->n++, op->instance);
         fact *f = fact_at(r, key);
         ASSAY_CHECK(f, ASSAY_OUT_OF_MEMORY, "recorded facts");
-        f->value += is_number(y) ? number_of(y) : 0.0;
-        f->n++;
+        f->op = op;
     }
     return ASSAY_OK;
 }
@@ -102,10 +103,13 @@ static assay_status note_number(plan_recorded *r, const assay_trace_tensor *t)
     static const char *const names[] = {"loss",
                                         "grad_norm",
                                         "num_zeros_in_grad",
+                                        "loss.total.y",
+                                        "grad_norm.total.y",
+                                        "num_zeros_in_grad.total.y",
                                         "loss.reduce.recv",
                                         "grad_norm.reduce.recv",
                                         "num_zeros_in_grad.reduce.recv"};
-    for (int i = 0; i < 6 && t->phase == ASSAY_PHASE_OPTIMIZER && is_number(t); i++) {
+    for (int i = 0; i < 9 && t->phase == ASSAY_PHASE_OPTIMIZER && is_number(t); i++) {
         char key[KEY];
         if (strcmp(t->name, names[i]) != 0)
             continue;
@@ -180,13 +184,13 @@ const assay_trace_op *plan_recorded_scatter(const plan_recorded *r, int rank, in
     return f ? f->op : NULL;
 }
 
-double plan_recorded_sum(const plan_recorded *r, int rank, int64_t step, const char *op, int64_t *n)
+const assay_trace_tensor *plan_recorded_y(const plan_recorded *r, int rank, int64_t step, const char *op,
+                                          const char *instance, int64_t index)
 {
     char key[KEY];
-    key_of(key, op, rank, step, -1, "");
+    key_of(key, op, rank, step, index, instance);
     const fact *f = find(r, key);
-    *n = f ? f->n : 0;
-    return f ? f->value : 0.0;
+    return f ? assay_trace_op_tensor(r->trace, f->op, "y") : NULL;
 }
 
 bool plan_recorded_number(const plan_recorded *r, int rank, int64_t step, const char *name, double *out)

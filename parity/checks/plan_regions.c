@@ -23,13 +23,13 @@ void plan_linear_backward(plan *p, const char *at, plan_tensor dy, plan_tensor x
     if (bias != NULL && !plan_is_frozen(p, bias)) {
         plan_add(p, "linear_bwd_bias", at);
         plan_in(p, "dy", dy);
-        plan_accumulate(p, "dbias", bias);
+        plan_accumulate_product(p, "dbias", bias);
     }
     if (!plan_is_frozen(p, weight)) {
         plan_add(p, "linear_bwd_weight", at);
         plan_in(p, "dy", dy);
         plan_in(p, "x", x);
-        plan_accumulate(p, "dweight", weight);
+        plan_accumulate_product(p, "dweight", weight);
         plan_bool(p, "gradient_accumulation_fusion", p->job->options->gradient_accumulation_fusion);
     }
     plan_add(p, "linear_bwd_input", at);

@@ -170,6 +170,8 @@ static double real_value(const draft *d, const parity_ask_slot *slot, int64_t i)
 {
     const double turn = 8.0 * atan(1.0);
     switch (slot->fill) {
+    case ASK_UNREAD:
+        return (double)NAN;
     case ASK_POSITIVE:
         return (slot->scale != 0.0 ? slot->scale : 1.0) * uniform(d, i);
     case ASK_TURN_COS:
@@ -288,11 +290,17 @@ static assay_dtype dtype_of(const draft *d, const parity_ask_slot *slot)
     const assay_op_slot *row = assay_op_slot_find(d->op, slot->name, false);
     switch (slot->fill) {
     case ASK_DEFAULT:
-        return row != NULL && row->dtype == ASSAY_CLASS_F32 ? ASSAY_F32 : d->q->act;
+        return row != NULL && row->dtype == ASSAY_CLASS_F32   ? ASSAY_F32
+               : row != NULL && row->dtype == ASSAY_CLASS_F64 ? ASSAY_F64
+                                                              : d->q->act;
     case ASK_ACT:
         return d->q->act;
-    case ASK_F32:
+    case ASK_F64:
+        return ASSAY_F64;
     case ASK_POSITIVE:
+        return row != NULL && row->dtype == ASSAY_CLASS_F64 ? ASSAY_F64 : ASSAY_F32;
+    case ASK_F32:
+    case ASK_UNREAD:
     case ASK_TURN_COS:
     case ASK_TURN_SIN:
     case ASK_FROM: /* derive() knows */

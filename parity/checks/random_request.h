@@ -6,10 +6,12 @@
 #include "parity/checks/request.h"
 
 typedef enum {
-    ASK_DEFAULT,  /* by the slot's class in the table of operations: ASK_ACT or ASK_F32 */
+    ASK_DEFAULT,  /* by the slot's class in the table of operations: ASK_ACT, ASK_F32 or ASK_F64 */
     ASK_ACT,      /* activation dtype, values of the data mode */
     ASK_F32,      /* F32, values of the data mode */
-    ASK_POSITIVE, /* F32, never negative: second moments, probabilities */
+    ASK_F64,      /* F64, values of the data mode */
+    ASK_POSITIVE, /* F32, or F64 where the slot is, never negative: second moments, probabilities */
+    ASK_UNREAD,   /* F32: NaN, which a call must not read */
     ASK_TURN_COS, /* F32: cosine and sine of one random angle per element */
     ASK_TURN_SIN,
     ASK_BELOW,          /* I64 in [0, symbol `of`) */

@@ -52,6 +52,7 @@ const parity_ask_sweep_row parity_ask_sweep_table[] = {
     {"sum", {"n"}},
     {"sumsq", {"n"}},
     {"count_zeros", {"n"}},
+    {"total", {"n"}},
     {"router_fwd", {"T"}},
     {"router_bwd", {"T"}},
     {"router_aux_fwd", {"T"}},

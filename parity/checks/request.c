@@ -69,8 +69,13 @@ void parity_ask_real(parity_ask *q, const char *slot, assay_dtype dtype, int ndi
         return;
     }
     for (int64_t i = 0; i < count; i++) {
-        const float f = (float)ref_round(value(q, i), dtype);
+        const double x = ref_round(value(q, i), dtype);
+        const float f = (float)x;
         uint32_t bits;
+        if (dtype == ASSAY_F64) {
+            memcpy(bytes + (size_t)i * width, &x, width);
+            continue;
+        }
         memcpy(&bits, &f, sizeof bits);
         const uint16_t upper = (uint16_t)(bits >> 16); /* a BF16 value is the upper half of its F32 value */
         memcpy(bytes + (size_t)i * width, dtype == ASSAY_BF16 ? (const void *)&upper : (const void *)&bits,

@@ -143,6 +143,8 @@ void ref_bound_cross_entropy_bwd(ref_pair dlogits, const double *logits, const d
                                  int64_t v, const ref_declared *d);
 /* square false: sum x, true: sum x^2; in double whatever is declared */
 void ref_bound_sum_double(ref_pair y, const double *x, int64_t n, bool square, const ref_declared *d);
+/* norm = sqrt(sumsq), scale = min(1, clip_grad/(norm + 1e-6)), 1 where clip_grad is 0 or the norm is no number; in double likewise. */
+void ref_bound_clip_coefficient(ref_pair norm, ref_pair scale, double sumsq, double clip_grad);
 
 /* --- router.c */
 typedef struct ref_decisions {

@@ -129,15 +129,15 @@ assay_status ref_bound_linear_bwd_weight_stored(ref_pair dweight, const double *
     ASSAY_TRY(ref_bound_linear_bwd_weight(dweight, dy, x, NULL, t, n, k, d));
     for (int64_t i = 0; i < n * k; i++) {
         if (!isfinite(dweight.y[i])) { /* the class decides: there is no interval */
-            dweight.y[i] += old[i];
+            dweight.y[i] += old ? old[i] : 0.0;
             continue;
         }
         /* rounding is monotone: the interval's ends, rounded, are the ends of what may be stored */
         const double low = ref_round(dweight.y[i] - dweight.b[i], stored);
         const double high = ref_round(dweight.y[i] + dweight.b[i], stored);
-        const double sum = 0.5 * (low + high) + old[i], bound = 0.5 * (high - low);
+        const double sum = 0.5 * (low + high) + (old ? old[i] : 0.0), bound = 0.5 * (high - low);
         dweight.y[i] = sum;
-        dweight.b[i] = t > 0 ? bound + d->num.u * (fabs(sum) + bound) : 0.0;
+        dweight.b[i] = t == 0 ? 0.0 : old ? bound + d->num.u * (fabs(sum) + bound) : bound;
     }
     return ASSAY_OK;
 }

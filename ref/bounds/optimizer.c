@@ -110,3 +110,24 @@ void ref_bound_adamw(ref_pair param, ref_pair exp_avg, ref_pair exp_avg_sq, cons
     for (int64_t i = 0; i < count; i += CHUNK)
         adamw_range(&s, i, count - i < CHUNK ? count : i + CHUNK);
 }
+
+void ref_bound_clip_coefficient(ref_pair norm, ref_pair scale, double sumsq, double clip_grad)
+{
+    /* twice 2^-53: the reference's own root, sum and quotient are rounded, too */
+    const ref_num n = {0x1p-52, 0x1p-1074, 0x1p-1022, 0x1p-51};
+    ref_iv root = iv_sqrt(&n, iv_exact(sumsq));
+    ref_iv c = iv_div(&n, iv_exact(clip_grad), iv_add(&n, root, iv_exact(1e-6)));
+    if (!isfinite(root.v)) {
+        root.b = 0.0;
+        c = iv_exact(isinf(root.v) ? 0.0 : 1.0); /* what is no number is not below 1 */
+    }
+    /* The smaller of two numbers is off by no more than what it is chosen from. */
+    if (clip_grad == 0.0 || c.v - c.b >= 1.0)
+        c = iv_exact(1.0);
+    else if (c.v > 1.0)
+        c.v = 1.0;
+    norm.y[0] = root.v;
+    norm.b[0] = root.b;
+    scale.y[0] = c.v;
+    scale.b[0] = c.b;
+}

@@ -131,6 +131,70 @@ Test(gpu_ops, grouped_linear_bwd_weight)
                    OP_SIZES(grouped_sizes)});
 }
 
+/* Widths that matrix units take, too. */
+static const op_sizes first_sizes[] = {
+    {{11, 13, 4, 3, 0, 34, 0}}, {{3, 5, 3, 0, 0, 0}}, {{16, 24, 4, 3, 0, 70, 0}},
+    {{72, 8, 2, 0, 0}},         {{8, 136, 1, 5}},
+};
+
+/* Not to accumulate: what the target holds is NaN and is not read; an expert without rows gets zeros. */
+static void unread(op_call *c)
+{
+    float *held = c->in[c->n_in - 1].data;
+    for (int64_t i = 0; i < slot_count(&c->in[c->n_in - 1]); i++) {
+        held[i] = NAN;
+        c->value[c->n_in - 1][i] = (double)NAN;
+    }
+    attr_b(c, "accumulate", false);
+}
+
+static void linear_bwd_weight_first(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    linear_bwd_weight(c, act, mode, d);
+    unread(c);
+}
+
+static void linear_bwd_weight_stored_first(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    linear_bwd_weight_stored(c, act, mode, d);
+    unread(c);
+}
+
+static void linear_bwd_bias_first(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    linear_bwd_bias(c, act, mode, d);
+    unread(c);
+}
+
+static void grouped_linear_bwd_weight_first(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    grouped_linear_bwd_weight(c, act, mode, d);
+    unread(c);
+}
+
+static void grouped_linear_bwd_weight_stored_first(op_call *c, assay_dtype act, data_mode mode,
+                                                   const int64_t *d)
+{
+    grouped_linear_bwd_weight_stored(c, act, mode, d);
+    unread(c);
+}
+
+Test(gpu_ops, first_products_of_a_step)
+{
+    hold(&(op_law){"linear_bwd_weight", "linear", 2, false, linear_bwd_weight_first, OP_SIZES(linear_sizes)});
+    hold(&(op_law){"linear_bwd_weight", "linear", 2, false, linear_bwd_weight_stored_first,
+                   OP_SIZES(linear_sizes)});
+    hold(&(op_law){"linear_bwd_bias", "linear", 2, false, linear_bwd_bias_first, OP_SIZES(linear_sizes)});
+}
+
+Test(gpu_ops, first_products_of_a_step_by_experts)
+{
+    hold(&(op_law){"grouped_linear_bwd_weight", "linear", 3, false, grouped_linear_bwd_weight_first,
+                   OP_SIZES(first_sizes)});
+    hold(&(op_law){"grouped_linear_bwd_weight", "linear", 3, false, grouped_linear_bwd_weight_stored_first,
+                   OP_SIZES(first_sizes)});
+}
+
 /* --- rmsnorm: T, H ------------------------------------------------------------------------------------------ */
 static const op_sizes norm_sizes[] = {
     {{0, 3}}, {{1, 1}}, {{2, 3}}, {{5, 31}}, {{33, 32}}, {{2, 33}}, {{5, 67}}, {{33, 256}}, {{3, 1030}},
@@ -564,4 +628,94 @@ static const op_sizes zero_sizes[] = {{{0}}, {{1}}, {{255}}, {{257}}, {{5000}}, 
 Test(gpu_ops, count_zeros)
 {
     hold(&(op_law){"count_zeros", "elementwise", 2, true, some_zeros, OP_SIZES(zero_sizes)});
+}
+
+/* --- total, clip_coefficient ----------------------------------------------------------------------------------- */
+static void total(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    (void)act;
+    DRAW(c, "x", ASSAY_F64, mode, 2.0, 1, d[0]);
+}
+
+static void total_of_integers(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    (void)act;
+    (void)mode;
+    put(c, "x", ASSAY_I64, 0.0, 1e9, 1, d[0]);
+}
+
+Test(gpu_ops, total)
+{
+    hold(&(op_law){"total", "elementwise", 1, true, total, OP_SIZES(sum_sizes)});
+    hold(&(op_law){"total", "elementwise", 1, true, total_of_integers, OP_SIZES(sum_sizes)});
+}
+
+/* The bits are those of the loop: in the order of the list. */
+Test(gpu_ops, total_adds_in_the_order_of_the_list)
+{
+    gpu_ctx ctx;
+    open_ctx(&ctx);
+    op_call c;
+    call_begin(&c, &ctx, 5);
+    const double *x = put(&c, "x", ASSAY_F64, -1.0, 1.0, 1, (int64_t)999);
+    double sum = 0.0;
+    for (int i = 0; i < 999; i++)
+        sum += x[i];
+    run_op(&c, "total", ASSAY_F32);
+    cr_expect_eq(result(&c, "y")[0], sum);
+    call_end(&c);
+    gpu_ctx_destroy(&ctx);
+}
+
+/* clip_grad x 10 */
+static const op_sizes clip_sizes[] = {{{0}}, {{5}}, {{10}}, {{1000}}};
+
+static void clip(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
+{
+    (void)act;
+    (void)mode;
+    put(c, "sumsq", ASSAY_F64, 0.0, 9.0, 1, (int64_t)1);
+    attr_d(c, "clip_grad", (double)d[0] / 10);
+}
+
+Test(gpu_ops, clip_coefficient)
+{
+    hold(&(op_law){"clip_coefficient", "elementwise", 1, true, clip, OP_SIZES(clip_sizes)});
+}
+
+/* Formula, edges and what is no number: docs/OPS.md 8. */
+Test(gpu_ops, clip_coefficient_at_its_edges)
+{
+    static const struct {
+        double sumsq, clip_grad, norm, scale;
+    } rows[] = {
+        {4.0, 1.0, 2.0, 1.0 / (2.0 + 1e-6)},
+        {4.0, 3.0, 2.0, 1.0},
+        {0.0, 1.0, 0.0, 1.0},
+        {4.0, 0.0, 2.0, 1.0},
+        {1.0, 1.0, 1.0, 1.0 / (1.0 + 1e-6)},
+        {INFINITY, 1.0, INFINITY, 0.0},
+        {INFINITY, 0.0, INFINITY, 1.0},
+        {NAN, 1.0, NAN, 1.0},
+    };
+    gpu_ctx ctx;
+    open_ctx(&ctx);
+    for (size_t i = 0; i < sizeof rows / sizeof *rows; i++) {
+        char why[256] = "";
+        op_call c;
+        call_begin(&c, &ctx, 1);
+        put_values(&c, "sumsq", ASSAY_F64, &rows[i].sumsq, 1, -1);
+        attr_d(&c, "clip_grad", rows[i].clip_grad);
+        run_op(&c, "clip_coefficient", ASSAY_F32);
+        const double norm = result(&c, "norm")[0], scale = result(&c, "scale")[0];
+        cr_expect(norm == rows[i].norm || (isnan(norm) && isnan(rows[i].norm)), "row %zu: norm %g", i, norm);
+        cr_expect_eq(scale, rows[i].scale, "row %zu: %.17g", i, scale);
+        cr_expect(admitted(&c, "clip_coefficient", why), "row %zu: %s", i, why);
+        /* one more digit of the 1e-6, a coefficient above 1: the judge sees both */
+        const double kept = c.result[1][0];
+        c.result[1][0] = kept == 0.0 ? 1e-9 : kept * (1.0 + 1e-7);
+        cr_expect(!admitted(&c, "clip_coefficient", why), "row %zu: a wrong coefficient passed", i);
+        call_end(&c);
+    }
+    gpu_ctx_destroy(&ctx);
 }

@@ -631,12 +631,14 @@ static void adamw(op_call *c, assay_dtype act, data_mode mode, const int64_t *d)
     DRAW(c, "exp_avg_in", ASSAY_F32, mode, 0.1, 1, d[0]);
     put(c, "exp_avg_sq_in", ASSAY_F32, 0.0, 0.1, 1, d[0]);
     DRAW(c, "grad", ASSAY_F32, mode, 1.0, 1, d[0]);
+    const double scale = (double)d[3] / 10;
+    if (d[3] < 10) /* absent: 1 */
+        put_values(c, "grad_scale", ASSAY_F64, &scale, 1, -1);
     attr_d(c, "lr", 1e-3);
     attr_d(c, "beta1", 0.9);
     attr_d(c, "beta2", 0.95);
     attr_d(c, "eps", 1e-8);
     attr_d(c, "weight_decay", (double)d[2] / 10);
-    attr_d(c, "grad_scale", (double)d[3] / 10);
     attr_i(c, "step", d[1]);
 }
 

@@ -38,7 +38,11 @@ static assay_dtype stored(const char *op, const ref_value *v)
         return ASSAY_I64;
     if (!ref_replay_knows(op))
         return v->dtype;
-    return strcmp(op, "sumsq") == 0 || strcmp(op, "sum") == 0 ? ASSAY_F64 : ASSAY_F32;
+    static const char *const in_double[] = {"sumsq", "sum", "total", "clip_coefficient"};
+    for (size_t i = 0; i < sizeof in_double / sizeof *in_double; i++)
+        if (strcmp(op, in_double[i]) == 0)
+            return ASSAY_F64;
+    return ASSAY_F32;
 }
 
 static int64_t write_output(assay_trace_writer *w, const assay_trace_op *op, const ref_value *v, bool change)

@@ -10,7 +10,8 @@ static const fault counts[] = {
     {"repeat_op", "count_zeros", EMBEDDING, "", "", false, 1, 0, -1, "operation"},
     {"group", "all_reduce", "num_zeros_in_grad.reduce", "", "tp", false, 3, 0, -1, "group"},
     {"group", "all_reduce", "num_zeros_in_grad.reduce", "", "dp_cp", false, 2, 1, -1, "group"},
-    {"value", "all_reduce", "num_zeros_in_grad.reduce", "send", "", INPUT, 1, 0, -1, NULL},
+    {"value", "total", "num_zeros_in_grad.total", "x", "", INPUT, 1, 0, -1, NULL},
+    {"rewire", "all_reduce", "num_zeros_in_grad.reduce", "send", "grad_norm.total.y", INPUT, 1, 0, -1, NULL},
     {"drop_op", "count_zeros", M1 "experts.linear_fc1.weight", "", "", false, 1, 0, -1, "operation"},
 };
 

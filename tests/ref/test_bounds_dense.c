@@ -529,9 +529,9 @@ Test(ref_bounds_dense, adamw_as_pytorch_writes_it)
             const double lr = rates[k / 4], wd = 0.1;
             const assay_dtype stored = k % 2 ? ASSAY_F32 : ASSAY_BF16;
             trial x = trial_new("adamw", assay_arith_elementwise());
-            json_object_update_new(x.attrs, json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:i}", "lr", lr, "beta1", 0.9,
-                                                      "beta2", 0.95, "eps", 1e-8, "weight_decay", wd,
-                                                      "grad_scale", 1.0, "step", step));
+            json_object_update_new(x.attrs,
+                                   json_pack("{s:f,s:f,s:f,s:f,s:f,s:i}", "lr", lr, "beta1", 0.9, "beta2",
+                                             0.95, "eps", 1e-8, "weight_decay", wd, "step", step));
             const double *p =
                 trial_in(&x, "main_param_in", ASSAY_F32, mode_data(&r, mode, N, N, ASSAY_F32, 0.1), SHAPE(N));
             const double *m =
@@ -579,9 +579,10 @@ Test(ref_bounds_dense, adamw)
         for (int step = 1; step <= 1000; step *= 10) {
             const float beta1 = 0.9f, beta2 = 0.95f, lr = 1e-3f, eps = 1e-8f, wd = 0.1f, gs = 0.37f;
             trial x = trial_new("adamw", assay_arith_elementwise());
-            json_object_update_new(x.attrs, json_pack("{s:f,s:f,s:f,s:f,s:f,s:f,s:i}", "lr", 1e-3, "beta1",
-                                                      0.9, "beta2", 0.95, "eps", 1e-8, "weight_decay", 0.1,
-                                                      "grad_scale", 0.37, "step", step));
+            json_object_update_new(x.attrs,
+                                   json_pack("{s:f,s:f,s:f,s:f,s:f,s:i}", "lr", 1e-3, "beta1", 0.9, "beta2",
+                                             0.95, "eps", 1e-8, "weight_decay", 0.1, "step", step));
+            trial_in(&x, "grad_scale", ASSAY_F64, new_real(1), SHAPE(1))[0] = 0.37;
             const double *p =
                 trial_in(&x, "main_param_in", ASSAY_F32, mode_data(&r, mode, N, N, ASSAY_F32, 0.1), SHAPE(N));
             const double *m =

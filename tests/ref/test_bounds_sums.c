@@ -256,6 +256,49 @@ Test(ref_bounds_sums, sums_in_double)
         }
 }
 
+/* A total is judged in double, in any order; a coefficient in double, too. */
+Test(ref_bounds_sums, totals_and_coefficients)
+{
+    test_rng r = {9};
+    for (int mode = 0; mode < N_MODES; mode++) {
+        const int64_t n = 700;
+        trial x = trial_new("total", arith_of(ASSAY_ORDER_SEQUENTIAL));
+        const double *v = trial_in(&x, "x", ASSAY_F64, mode_data(&r, mode, n, n, ASSAY_F64, 1.0), SHAPE(n));
+        double *y = trial_out(&x, "y", ASSAY_F64, SHAPE(1)), s = 0.0, back = 0.0, f = 0.0;
+        for (int64_t i = 0; i < n; i++) {
+            s += v[i];
+            back += v[n - 1 - i];
+            f = (double)(float)(f + v[i]);
+        }
+        y[0] = s;
+        trial_expect_pass(&x, "double");
+        y[0] = f;
+        trial_judge(&x);
+        cr_expect(x.n_bad == 1, "mode %d: a single-precision total passed", mode);
+        trial_free(&x);
+        for (int k = 0; k < 3; k++) {
+            const double clip = k == 0 ? 0.0 : k == 1 ? 0.25 : 1e6, sumsq = 0.5 + fabs(back);
+            trial t = trial_new("clip_coefficient", assay_arith_elementwise());
+            json_object_set_new(t.attrs, "clip_grad", json_real(clip));
+            trial_in(&t, "sumsq", ASSAY_F64, new_real(1), SHAPE(1))[0] = sumsq;
+            double *norm = trial_out(&t, "norm", ASSAY_F64, SHAPE(1)),
+                   *scale = trial_out(&t, "scale", ASSAY_F64, SHAPE(1));
+            norm[0] = sqrt(sumsq);
+            scale[0] = k == 1 ? fmin(1.0, clip / (norm[0] + 1e-6)) : 1.0;
+            trial_expect_pass(&t, "the formula");
+            /* another constant below the norm; single precision; above 1 */
+            scale[0] = k == 1 ? fmin(1.0, clip / (norm[0] + 1e-5)) * 1.0000001 : 1.0000001;
+            trial_judge(&t);
+            cr_expect(t.n_bad == 1, "mode %d clip %g: a wrong coefficient passed", mode, clip);
+            scale[0] = k == 1 ? fmin(1.0, clip / (norm[0] + 1e-6)) : 1.0;
+            norm[0] = (double)(float)norm[0];
+            trial_judge(&t);
+            cr_expect(t.n_bad == 1, "mode %d: a norm in single precision passed", mode);
+            trial_free(&t);
+        }
+    }
+}
+
 /* Fifteen terms just below the last aligned bit of the sixteenth vanish one by one: the alignment term is
  * needed. */
 Test(ref_bounds_sums, tensor_core_alignment_loses_what_the_bound_allows)

@@ -154,6 +154,8 @@ static inline void store_slot(op_call *c)
         } else if (s->dtype == ASSAY_F32) {
             ((float *)s->data)[i] = (float)v[i];
             v[i] = (double)(float)v[i];
+        } else if (s->dtype == ASSAY_F64) {
+            ((double *)s->data)[i] = v[i];
         } else {
             ((int64_t *)s->data)[i] = (int64_t)v[i];
         }
