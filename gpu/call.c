@@ -74,8 +74,7 @@ const gpu_operands *gpu_span_operands(const gpu_span *span, int64_t i)
     return &list[i].o;
 }
 
-/* Around the launch of n calls, of which c is the first. */
-static assay_status observe(gpu_run *run, const gpu_resolved *c, int64_t n, bool end)
+assay_status gpu_call_observe(gpu_run *run, const gpu_resolved *c, int64_t n, bool end)
 {
     const gpu_observer *w = run->observer;
     const gpu_span span = {c->o.op->name, c->instance, n, end ? c->variant : 0, run->recompute, c->group, c};
@@ -114,9 +113,9 @@ static assay_status launch_one(gpu_run *run, gpu_resolved *c)
 
 static assay_status run_once(gpu_run *run, gpu_resolved *c)
 {
-    ASSAY_TRY(observe(run, c, 1, false));
+    ASSAY_TRY(gpu_call_observe(run, c, 1, false));
     ASSAY_TRY(launch_one(run, c));
-    return observe(run, c, 1, true);
+    return gpu_call_observe(run, c, 1, true);
 }
 
 /* The input whose elements the operation only moves, or adds up over ranks. */
@@ -127,8 +126,7 @@ static const gpu_value *moved_by(const gpu_resolved *c)
     return strcmp(c->o.op->name, "gather_rows") == 0 ? gpu_call_value_in(c->in, c->n_in, "x") : NULL;
 }
 
-/* Results after a launch: faults, then what the substitute says. */
-static assay_status finish_outputs(gpu_run *run, gpu_resolved *c)
+assay_status gpu_call_finish_outputs(gpu_run *run, gpu_resolved *c)
 {
     const gpu_comm_group *g = &run->comm.group[c->group];
     run->ran = c->skipped || c->o.op->collective ? -1 : c->variant;
@@ -157,7 +155,7 @@ static assay_status put_back(gpu_run *run, gpu_resolved *c)
     return ASSAY_OK;
 }
 
-static assay_status prepare(gpu_run *run, const gpu_call_args *args, gpu_resolved *c)
+assay_status gpu_call_prepare(gpu_run *run, const gpu_call_args *args, gpu_resolved *c)
 {
     ASSAY_TRY(gpu_call_look_up(run, args, c));
     ASSAY_TRY(gpu_call_make_outputs(run, c));
@@ -170,7 +168,7 @@ static assay_status prepare(gpu_run *run, const gpu_call_args *args, gpu_resolve
     return ASSAY_OK;
 }
 
-static void need(gpu_run *run, const gpu_resolved *c)
+void gpu_call_need(gpu_run *run, const gpu_resolved *c)
 {
     run->ctx.call_variant = 1 + c->wish;
     const size_t bytes = c->o.op->collective ? 0 : gpu_ladder_workspace(&run->ctx, &c->o);
@@ -190,33 +188,38 @@ static assay_status run_extra(gpu_run *run, gpu_resolved *c)
     }
     ASSAY_TRY(gpu_call_record_begin(run, c));
     ASSAY_TRY(run_once(run, c));
-    ASSAY_TRY(finish_outputs(run, c));
+    ASSAY_TRY(gpu_call_finish_outputs(run, c));
     return gpu_call_record_end(run, c);
+}
+
+assay_status gpu_call_run(gpu_run *run, gpu_resolved *c)
+{
+    if (run->dry) {
+        gpu_call_need(run, c);
+        return ASSAY_OK;
+    }
+    const char *op = c->o.op->name;
+    const bool skip = counted(gpu_fault_at(run, GPU_FAULT_SKIP, op, c->instance)) ||
+                      counted(gpu_fault_at(run, GPU_FAULT_OMIT, op, c->instance));
+    ASSAY_TRY(gpu_call_record_begin(run, c));
+    if (run->fault)
+        ASSAY_TRY(gpu_fault_nudge(run, &c->o, c->instance));
+    ASSAY_TRY(skip ? skip_call(run, c) : run_once(run, c));
+    if (counted(gpu_fault_at(run, GPU_FAULT_REPEAT, op, c->instance)))
+        ASSAY_TRY(run_once(run, c));
+    ASSAY_TRY(gpu_call_finish_outputs(run, c));
+    ASSAY_TRY(gpu_call_record_end(run, c));
+    if (counted(gpu_fault_at(run, GPU_FAULT_EXTRA, op, c->instance)))
+        ASSAY_TRY(run_extra(run, c));
+    return put_back(run, c);
 }
 
 assay_status gpu_call(gpu_run *run, const gpu_call_args *args)
 {
     gpu_resolved c;
     memset(&c, 0, sizeof c);
-    ASSAY_TRY(prepare(run, args, &c));
-    if (run->dry) {
-        need(run, &c);
-        return ASSAY_OK;
-    }
-    const char *op = c.o.op->name;
-    const bool skip = counted(gpu_fault_at(run, GPU_FAULT_SKIP, op, c.instance)) ||
-                      counted(gpu_fault_at(run, GPU_FAULT_OMIT, op, c.instance));
-    ASSAY_TRY(gpu_call_record_begin(run, &c));
-    if (run->fault)
-        ASSAY_TRY(gpu_fault_nudge(run, &c.o, c.instance));
-    ASSAY_TRY(skip ? skip_call(run, &c) : run_once(run, &c));
-    if (counted(gpu_fault_at(run, GPU_FAULT_REPEAT, op, c.instance)))
-        ASSAY_TRY(run_once(run, &c));
-    ASSAY_TRY(finish_outputs(run, &c));
-    ASSAY_TRY(gpu_call_record_end(run, &c));
-    if (counted(gpu_fault_at(run, GPU_FAULT_EXTRA, op, c.instance)))
-        ASSAY_TRY(run_extra(run, &c));
-    return put_back(run, &c);
+    ASSAY_TRY(gpu_call_prepare(run, args, &c));
+    return gpu_call_run(run, &c);
 }
 
 /* --- lists -------------------------------------------------------------------------------------------------- */
@@ -247,22 +250,22 @@ assay_status gpu_call_list(gpu_run *run, const gpu_call_args *args, int64_t n, g
     gpu_resolved *list = calloc((size_t)n, sizeof *list);
     ASSAY_CHECK(list, ASSAY_OUT_OF_MEMORY, "%s: a list of %lld calls", args->op, (long long)n);
     for (int64_t i = 0; i < n; i++) {
-        ASSAY_TRY_GOTO(prepare(run, &args[i], &list[i]), st, done);
+        ASSAY_TRY_GOTO(gpu_call_prepare(run, &args[i], &list[i]), st, done);
         if (run->dry)
-            need(run, &list[i]);
+            gpu_call_need(run, &list[i]);
         else
             ASSAY_TRY_GOTO(gpu_call_record_begin(run, &list[i]), st, done);
     }
     if (run->dry)
         goto done;
-    ASSAY_TRY_GOTO(observe(run, list, n, false), st, done);
+    ASSAY_TRY_GOTO(gpu_call_observe(run, list, n, false), st, done);
     if (launch)
         ASSAY_TRY_GOTO(launch(user), st, done);
     else
         ASSAY_TRY_GOTO(launch_list(run, list, n), st, done);
-    ASSAY_TRY_GOTO(observe(run, list, n, true), st, done);
+    ASSAY_TRY_GOTO(gpu_call_observe(run, list, n, true), st, done);
     for (int64_t i = 0; i < n; i++) {
-        ASSAY_TRY_GOTO(finish_outputs(run, &list[i]), st, done);
+        ASSAY_TRY_GOTO(gpu_call_finish_outputs(run, &list[i]), st, done);
         ASSAY_TRY_GOTO(gpu_call_record_end(run, &list[i]), st, done);
         ASSAY_TRY_GOTO(put_back(run, &list[i]), st, done);
     }
@@ -286,11 +289,11 @@ assay_status gpu_call_exchange(gpu_run *run, const gpu_transfer *list, int n)
     ASSAY_CHECK(c, ASSAY_OUT_OF_MEMORY, "exchange: %d transfers", n);
     for (int i = 0; i < n; i++) {
         enter(run, &list[i]);
-        ASSAY_TRY_GOTO(prepare(run, &list[i].args, &c[i]), st, done);
+        ASSAY_TRY_GOTO(gpu_call_prepare(run, &list[i].args, &c[i]), st, done);
         if (run->dry)
             continue;
         ASSAY_TRY_GOTO(gpu_call_record_begin(run, &c[i]), st, done);
-        ASSAY_TRY_GOTO(observe(run, &c[i], 1, false), st, done);
+        ASSAY_TRY_GOTO(gpu_call_observe(run, &c[i], 1, false), st, done);
     }
     if (run->dry)
         goto done;
@@ -301,8 +304,8 @@ assay_status gpu_call_exchange(gpu_run *run, const gpu_transfer *list, int n)
     ASSAY_TRY_GOTO(gpu_comm_group_end(&run->comm), st, done);
     for (int i = 0; i < n; i++) {
         enter(run, &list[i]);
-        ASSAY_TRY_GOTO(observe(run, &c[i], 1, true), st, done);
-        ASSAY_TRY_GOTO(finish_outputs(run, &c[i]), st, done);
+        ASSAY_TRY_GOTO(gpu_call_observe(run, &c[i], 1, true), st, done);
+        ASSAY_TRY_GOTO(gpu_call_finish_outputs(run, &c[i]), st, done);
         ASSAY_TRY_GOTO(gpu_call_record_end(run, &c[i]), st, done);
     }
 done:

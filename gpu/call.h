@@ -59,6 +59,11 @@ assay_status gpu_call(gpu_run *run, const gpu_call_args *args);
 #define GPU_CALL(run, operation, instance, ...)                                                              \
     gpu_call((run), &(gpu_call_args){.op = (operation), .at = (instance), .arg = {__VA_ARGS__}})
 
+/* The parts of the fused operation `op` (docs/OPS.md 10), in their order.  One launch does them where a kernel of it above k0 takes the
+ * call, each part would run its highest rung (whose bits the kernel has), and no fault, rule or substitute is about a part; else
+ * each is a call.  The records are those of the parts either way; those of one launch say so (`fused`). */
+assay_status gpu_call_fused(gpu_run *run, const char *op, const gpu_call_args *parts, int n);
+
 /* n calls of one operation as one list: records of each around one launch.  launch NULL: the operation's own (adamw, sumsq);
  * else it does the work of all (buckets of gradients). */
 typedef assay_status (*gpu_launch)(void *user);

@@ -18,6 +18,9 @@ typedef struct gpu_resolved {
     char instance[ASSAY_NAME]; /* formatted only when somebody reads it */
     int n_in, n_out;
     gpu_call_operand in[GPU_CALL_ARGS], out[GPU_CALL_ARGS];
+    const struct gpu_resolved *whole; /* it is a part of this fused operation; NULL: it runs by itself */
+    int part;
+    bool made[GPU_CALL_ARGS]; /* inputs that the fused launch itself makes: recorded behind it */
     assay_group group;
     const int64_t *counts, *recv_counts;
     bool recorded;
@@ -27,6 +30,16 @@ typedef struct gpu_resolved {
     bool skipped;
     bool replaced[GPU_CALL_ARGS]; /* outputs that the substitute made */
 } gpu_resolved;
+
+/* --- call.c: the steps of a call */
+assay_status gpu_call_prepare(gpu_run *run, const gpu_call_args *args, gpu_resolved *c);
+/* A prepared call: in dry mode notes its workspace, else runs with its records and faults. */
+assay_status gpu_call_run(gpu_run *run, gpu_resolved *c);
+void gpu_call_need(gpu_run *run, const gpu_resolved *c);
+/* Around the launch of n calls, of which c is the first. */
+assay_status gpu_call_observe(gpu_run *run, const gpu_resolved *c, int64_t n, bool end);
+/* Results after a launch: faults, then what the substitute says. */
+assay_status gpu_call_finish_outputs(gpu_run *run, gpu_resolved *c);
 
 /* --- call_resolve.c: sorts the arguments into inputs, outputs and attributes; makes the outputs that are only described; puts all into
  * c->o for the launch */

@@ -7,14 +7,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-static assay_status write_slots(gpu_run *run, const gpu_call_operand *list, int n, assay_trace_slot *slots,
-                                int *n_slots)
+/* later: those that do not exist yet, or NULL. */
+static assay_status write_slots(gpu_run *run, const gpu_call_operand *list, int n, const bool *later,
+                                assay_trace_slot *slots, int *n_slots)
 {
     for (int i = 0; i < n; i++) {
         ASSAY_CHECK(*n_slots < ASSAY_MAX_SLOTS, ASSAY_INTERNAL, "trace: more than %d slots", ASSAY_MAX_SLOTS);
         assay_trace_slot *s = &slots[*n_slots];
         snprintf(s->slot, sizeof s->slot, "%s", list[i].slot);
-        ASSAY_TRY(gpu_trace_write(run, list[i].value, &s->tensor));
+        if (later == NULL || !later[i])
+            ASSAY_TRY(gpu_trace_write(run, list[i].value, &s->tensor));
         (*n_slots)++;
     }
     return ASSAY_OK;
@@ -31,7 +33,11 @@ assay_status gpu_call_record_begin(gpu_run *run, gpu_resolved *c)
     c->record.step = run->step;
     c->record.microbatch = run->microbatch;
     c->record.recompute = run->recompute;
-    return write_slots(run, c->in, c->n_in, c->record.inputs, &c->record.n_inputs);
+    if (c->whole) {
+        snprintf(c->record.fused, sizeof c->record.fused, "%s", c->whole->o.op->name);
+        c->record.fused_part = c->part;
+    }
+    return write_slots(run, c->in, c->n_in, c->made, c->record.inputs, &c->record.n_inputs);
 }
 
 static json_t *count_list(const int64_t *counts, int n)
@@ -95,8 +101,29 @@ static json_t *attributes(const gpu_run *run, const gpu_resolved *c, const gpu_d
     return NULL;
 }
 
+/* What the fused kernel declares of this part's outputs.  That an input is stored before it is read is said by its record. */
+static assay_status declare_part(const gpu_run *run, const gpu_resolved *c, gpu_declared *out)
+{
+    const gpu_operands *whole = &c->whole->o;
+    assay_declaration part = {.n = 0};
+    ASSAY_TRY(gpu_ladder_declare(&run->ctx, whole, c->whole->variant, out));
+    for (int i = 0; i < c->n_out; i++) {
+        assay_arith a =
+            *assay_declaration_of(&out->arith, assay_op_part_slot(whole->op, c->part, c->out[i].slot));
+        a.rounding &= ~(unsigned)ASSAY_ROUND_RESIDUAL;
+        if (i == 0)
+            part = assay_declaration_make(a);
+        else
+            ASSAY_TRY(assay_declaration_set(&part, c->out[i].slot, a));
+    }
+    out->arith = part;
+    return ASSAY_OK;
+}
+
 static assay_status declare(const gpu_run *run, const gpu_resolved *c, gpu_declared *out)
 {
+    if (c->whole)
+        return declare_part(run, c, out);
     if (c->o.op->collective)
         *out = gpu_call_collective_arith(run, c);
     else if (c->skipped)
@@ -122,7 +149,10 @@ assay_status gpu_call_record_end(gpu_run *run, gpu_resolved *c)
         r->n_group_ranks = g->size;
         r->group_ranks = g->ranks;
     }
-    ASSAY_TRY(write_slots(run, c->out, c->n_out, r->outputs, &r->n_outputs));
+    for (int i = 0; i < c->n_in; i++)
+        if (c->made[i])
+            ASSAY_TRY(gpu_trace_write(run, c->in[i].value, &r->inputs[i].tensor));
+    ASSAY_TRY(write_slots(run, c->out, c->n_out, NULL, r->outputs, &r->n_outputs));
     for (int i = 0; i < c->n_out; i++)
         r->substituted[i] = c->replaced[i];
     r->attrs = attributes(run, c, &declared);

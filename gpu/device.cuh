@@ -198,6 +198,15 @@ static inline dim3 gpu_warp_block(void)
      : (lanes) == 8 ? launcher<T, 8>(__VA_ARGS__)                                                            \
                     : launcher<T, 32>(__VA_ARGS__))
 
+/* Before a loop over registers, of which a device has none to choose by number; and before one that must not take more of them. */
+#if ASSAY_SIM
+#define GPU_UNROLL
+#define GPU_NO_UNROLL
+#else
+#define GPU_UNROLL _Pragma("unroll")
+#define GPU_NO_UNROLL _Pragma("unroll 1")
+#endif
+
 /* Enqueued, or ASSAY_CUDA with the operation's name. */
 static inline assay_status gpu_launched(cudaError_t e, const char *op, const char *file, int line,
                                         const char *func)

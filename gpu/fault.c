@@ -70,6 +70,10 @@ static const struct {
     {"norm_over_wrong_group", "group:grad_norm.reduce:tp", NEED_TRAINING},
     {"extra_reduction", "extra:decoder.layers.0.self_attention.reduce,phase=forward", NEED_TP},
     {"missing_reduction", "omit:decoder.layers.0.self_attention.reduce,phase=forward", NEED_TP},
+    {"fused_norm_eps", "attr:decoder.layers.0.self_attention.residual:eps=+0.01,op=add_rmsnorm_fwd",
+     NEED_NONE},
+    {"fused_residual", "scale:decoder.layers.1.self_attention.residual:residual=1.25,op=add_rmsnorm_fwd",
+     NEED_NONE},
     {GPU_SWITCH_SWAPPED_MOMENTS, "switch:swapped_moments", NEED_NONE},
     {GPU_SWITCH_DOUBLED_LOSS, "switch:doubled_loss", NEED_NONE},
     {GPU_SWITCH_HIDDEN_BF16, "switch:hidden_bf16", NEED_NONE},
@@ -339,6 +343,15 @@ gpu_fault_plan *gpu_fault_at(const gpu_run *run, gpu_fault_kind kind, const char
         (f->run < 0 || (f->run == 2) == run->recompute) && (f->variant < 0 || f->variant == run->ran) &&
         fnmatch(f->instance, instance, 0) == 0;
     return here ? p : NULL;
+}
+
+/* Conditions that hold for a launch and its results alone (variant=kN) are left open. */
+bool gpu_fault_meets(const gpu_run *run, const char *op, const char *instance)
+{
+    const gpu_fault_plan *p = run->fault;
+    return p != NULL && p->fault.kind != GPU_FAULT_LEAF && p->fault.kind != GPU_FAULT_SWITCH &&
+           (p->fault.op[0] == '\0' || strcmp(p->fault.op, op) == 0) &&
+           fnmatch(p->fault.instance, instance, 0) == 0;
 }
 
 static gpu_fault_plan *with_slot(const gpu_run *run, gpu_fault_kind kind, const char *op,

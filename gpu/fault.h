@@ -123,6 +123,8 @@ void gpu_fault_words(char *out, size_t capacity);
 
 /* The planted fault when it is of this kind and this call is its place. */
 gpu_fault_plan *gpu_fault_at(const gpu_run *run, gpu_fault_kind kind, const char *op, const char *instance);
+/* Whether the planted fault, of whatever kind, is about this call. */
+bool gpu_fault_meets(const gpu_run *run, const char *op, const char *instance);
 bool gpu_fault_switch(const gpu_run *run, const char *word);
 /* The way of a leaf fault on this leaf: "shift", "rank", "order", "row" or NULL. */
 const char *gpu_fault_leaf(const gpu_run *run, const char *name);

@@ -57,6 +57,7 @@ typedef struct gpu_declared {
 #define GPU_FAMILY_MAP(X)                                                                                    \
     X(LINEAR, "linear")                                                                                      \
     X(NORM, "rmsnorm")                                                                                       \
+    X(RESIDUAL_NORM, "residual_norm")                                                                        \
     X(ATTENTION, "attention")                                                                                \
     X(CROSS_ENTROPY, "cross_entropy")                                                                        \
     X(ROUTER, "router")                                                                                      \

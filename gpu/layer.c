@@ -82,6 +82,26 @@ static assay_status norm_bwd(gpu_model *m, const char *at, gpu_param *gamma, gpu
                     GPU_NEW("dx", dx, gpu_tokens(m, &m->scratch, m->sp, gpu_dim_hidden(m))));
 }
 
+/* The mixer's residual and the norm that reads it: one launch where there is a kernel for it. */
+static assay_status residual_norm_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l, gpu_layer_acts *a,
+                                      gpu_value *branch)
+{
+    gpu_arena *keep = gpu_module_arena(m, mb, ASSAY_RECOMPUTE_LAYERNORM);
+    const gpu_dim H = gpu_dim_hidden(m);
+    const gpu_call_args parts[] = {
+        {.op = "add",
+         .at = "self_attention.residual",
+         .arg = {GPU_T("a", &a->input), GPU_T("b", branch),
+                 GPU_NEW("y", &a->hidden, gpu_tokens(m, &mb->arena, m->sp, H))}},
+        {.op = "rmsnorm_fwd",
+         .at = "pre_mlp_layernorm",
+         .arg = {GPU_T("x", &a->hidden), GPU_T("gamma", gpu_param_use(m, l->pre_mlp_layernorm)),
+                 GPU_F("eps", m->eps), GPU_NEW("y", &a->norm, gpu_tokens(m, keep, m->sp, H)),
+                 GPU_NEW("rstd", &a->rstd, gpu_token_rows(m, &mb->arena, m->sp))}},
+    };
+    return gpu_call_fused(m->run, "add_rmsnorm_fwd", parts, 2);
+}
+
 /* Whether the layer's whole MLP is a module that runs again. */
 static bool mlp_runs_again(const gpu_model *m, const gpu_layer *l)
 {
@@ -101,9 +121,7 @@ assay_status gpu_layer_fwd(gpu_model *m, gpu_microbatch_state *mb, gpu_layer *l,
     ASSAY_TRY(l->mixer->fwd(m, mb, l, a, &a->mixed, &a->input_norm));
     ASSAY_TRY(gpu_dropout_fwd(m, &m->scratch, "self_attention.dropout", GPU_DROP_MIXER, l->number, drop,
                               &branch, &a->mixed));
-    ASSAY_TRY(GPU_CALL(run, "add", "self_attention.residual", GPU_T("a", &a->input), GPU_T("b", &branch),
-                       GPU_NEW("y", &a->hidden, gpu_tokens(m, &mb->arena, m->sp, gpu_dim_hidden(m)))));
-    ASSAY_TRY(norm_fwd(m, mb, "pre_mlp_layernorm", l->pre_mlp_layernorm, &a->norm, &a->rstd, &a->hidden));
+    ASSAY_TRY(residual_norm_fwd(m, mb, l, a, &branch));
     mlp = (gpu_acts_mark){.arena = mb->arena.used, .host = mb->host.used};
     ASSAY_TRY(l->mlp->fwd(m, mb, l, a, &a->mlp_out, &a->norm));
     ASSAY_TRY(

@@ -20,15 +20,6 @@
 #include "assay_sim_matrix.h"
 #endif
 
-/* Before a loop over registers, of which a device has none to choose by number; and before one that must not take more of them. */
-#if ASSAY_SIM
-#define GPU_UNROLL
-#define GPU_NO_UNROLL
-#else
-#define GPU_UNROLL _Pragma("unroll")
-#define GPU_NO_UNROLL _Pragma("unroll 1")
-#endif
-
 /* Chunks of a row in groups of 8, the last of which may have 4. */
 template <int D> __device__ static __forceinline__ bf16 *mma_chunk(bf16 *tile, int row, int c)
 {

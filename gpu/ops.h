@@ -46,6 +46,12 @@ extern GPU_LADDER(rmsnorm_fwd);
  * dx may be dy or x: dgamma is made first.  Workspace of k2: F32 [32,H]. */
 extern GPU_LADDER(rmsnorm_bwd);
 
+/* --- residual_norm.cu --------------------------------------------------------------------------------------- */
+/* add and rmsnorm_fwd in one launch: residual = a + b, rounded once; rstd[t] = 1/sqrt(mean_h residual[t,h]^2 + eps) of the rounded
+ * residual, y = gamma residual rstd      residual, y, a, b [T,H]  gamma [H]  rstd F32 [T]
+ * Outputs are memory of their own.  Refused: an output that begins where an input does, eps below 0. */
+extern GPU_LADDER(add_rmsnorm_fwd);
+
 /* --- norm_cut.cu -------------------------------------------------------------------------------------------- */
 /* The norm of rows whose columns are cut over ranks, in halves around a sum over the ranks; width: columns of a whole row, refused
  * below those that are here.
@@ -223,7 +229,7 @@ extern GPU_LADDER(adamw);
 #define GPU_OPERATIONS(X) \
     X(linear_fwd) X(linear_bwd_input) X(linear_bwd_weight) X(linear_bwd_bias) \
     X(grouped_linear_fwd) X(grouped_linear_bwd_input) X(grouped_linear_bwd_weight) \
-    X(rmsnorm_fwd) X(rmsnorm_bwd) X(rmsnorm_sumsq) X(rmsnorm_apply) X(rmsnorm_bwd_dot) X(rmsnorm_bwd_apply) X(rope_table) X(rope_fwd) X(rope_bwd) X(attention_fwd) \
+    X(rmsnorm_fwd) X(add_rmsnorm_fwd) X(rmsnorm_bwd) X(rmsnorm_sumsq) X(rmsnorm_apply) X(rmsnorm_bwd_dot) X(rmsnorm_bwd_apply) X(rope_table) X(rope_fwd) X(rope_bwd) X(attention_fwd) \
     X(attention_bwd) X(qkv_split_fwd) X(qkv_split_bwd) X(attention_merge) X(pack_heads) X(unpack_heads) X(add) X(clamp_fwd) X(clamp_bwd) X(dropout_fwd) X(dropout_bwd) \
     X(swiglu_fwd) X(swiglu_bwd) X(sigmoid_gate_fwd) X(sigmoid_gate_bwd) X(cast) X(slice_rows) \
     X(embedding_fwd) X(embedding_bwd) X(sum) X(router_fwd) X(router_bwd) X(router_aux_fwd) \

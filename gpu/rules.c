@@ -161,6 +161,14 @@ int gpu_rules_variant(const gpu_run *run, const assay_op *op, const char *instan
     return run->rules ? find_variant(run, op, instance) : -1;
 }
 
+bool gpu_rules_meet(const gpu_run *run, const char *op, const char *instance)
+{
+    for (int64_t i = 0; run->rules && i < run->rules->n; i++)
+        if (is_here(run, &run->rules->list[i], op, instance))
+            return true;
+    return false;
+}
+
 gpu_rule *gpu_rules_values(const gpu_run *run, const char *op, const char *instance, const char *slot)
 {
     for (int64_t i = 0; i < run->rules->n; i++) {

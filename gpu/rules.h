@@ -36,6 +36,8 @@ assay_status gpu_rules_read(const char *file, gpu_rules **out);
 void gpu_rules_destroy(gpu_rules *r);
 /* Variant for the call that the run is about to make; -1: no rule says one. */
 int gpu_rules_variant(const gpu_run *run, const assay_op *op, const char *instance);
+/* Whether a rule is about this call; counts nothing. */
+bool gpu_rules_meet(const gpu_run *run, const char *op, const char *instance);
 /* The rule that replaces the output; NULL: none.  The caller counts `met` when it was replaced. */
 gpu_rule *gpu_rules_values(const gpu_run *run, const char *op, const char *instance, const char *slot);
 /* Refuses a rule that changed nothing on any rank.  Talks to every rank. */

@@ -81,6 +81,18 @@ enum {
     ASSAY_KERNEL_ATTR_RMSNORM_FWD_EPS = 0,
 };
 
+/* | `add_rmsnorm_fwd` | gamma par [H], a act [T,H], b act [T,H] | | residual act [T,H], y act [T,H], rstd F32 [T] | eps |
+   sums: y: H; rstd: H */
+enum {
+    ASSAY_KERNEL_SLOT_ADD_RMSNORM_FWD_GAMMA = 0,
+    ASSAY_KERNEL_SLOT_ADD_RMSNORM_FWD_A = 1,
+    ASSAY_KERNEL_SLOT_ADD_RMSNORM_FWD_B = 2,
+    ASSAY_KERNEL_SLOT_ADD_RMSNORM_FWD_RESIDUAL = 3,
+    ASSAY_KERNEL_SLOT_ADD_RMSNORM_FWD_Y = 4,
+    ASSAY_KERNEL_SLOT_ADD_RMSNORM_FWD_RSTD = 5,
+    ASSAY_KERNEL_ATTR_ADD_RMSNORM_FWD_EPS = 0,
+};
+
 /* | `rmsnorm_bwd` | gamma par [H], dy act [T,H], x act [T,H], rstd F32 [T] | dgamma? F32 [H] | dx act [T,H] | eps = 0 |
    sums: dx: H; dgamma: T */
 enum {

@@ -21,6 +21,36 @@ static assay_status rmsnorm_fwd(const replay *r)
     return ASSAY_OK;
 }
 
+/* add, then rmsnorm_fwd.  What the norm reads is the candidate's own residual where it is declared to be stored first, and the sum
+ * with its bound where it is not. */
+static assay_status add_rmsnorm_fwd(const replay *r)
+{
+    const ref_value *a, *b, *gamma;
+    double eps;
+    int64_t t;
+    ref_pair sum, y, rstd;
+    ASSAY_TRY(replay_attr_double(r, "eps", &eps));
+    ASSAY_TRY(replay_real(r, "gamma", -1, &gamma));
+    ASSAY_TRY(replay_real(r, "a", -1, &a));
+    ASSAY_TRY(replay_real(r, "b", a->count, &b));
+    ASSAY_TRY(replay_divide(r, a, gamma->count, &t));
+    ASSAY_TRY(replay_out_real(r, "residual", a->count, a->dtype, "addition", &sum));
+    ASSAY_TRY(replay_out_real(r, "y", a->count, a->dtype, "sum of squares", &y));
+    ASSAY_TRY(replay_out_real(r, "rstd", t, ASSAY_F32, "sum of squares", &rstd));
+    ref_bound_add(sum, a->value, b->value, a->count, &r->d);
+    if ((r->arith->rounding & ASSAY_ROUND_RESIDUAL) == 0)
+        return ref_bound_rmsnorm_fwd_of(y, rstd, a->value, b->value, gamma->value, eps, t, gamma->count,
+                                        &r->d);
+    const ref_value *stored = replay_candidate(r, "residual");
+    ASSAY_CHECK(
+        stored && stored->count == a->count && stored->value, ASSAY_INVALID_ARGUMENT,
+        "add_rmsnorm_fwd: the norm is declared to read the residual as it is stored: expected an output "
+        "residual of %lld elements, found %s",
+        (long long)a->count, stored ? "another size" : "none");
+    ref_bound_rmsnorm_fwd(y, rstd, stored->value, gamma->value, eps, t, gamma->count, &r->d);
+    return ASSAY_OK;
+}
+
 static assay_status rmsnorm_bwd(const replay *r)
 {
     const ref_value *dy, *x, *gamma, *rstd, *old;
@@ -193,6 +223,7 @@ static assay_status layernorm_bwd(const replay *r)
 
 const replay_row replay_norm_table[] = {
     {"rmsnorm_fwd", rmsnorm_fwd},
+    {"add_rmsnorm_fwd", add_rmsnorm_fwd},
     {"rmsnorm_bwd", rmsnorm_bwd},
     {"rmsnorm_sumsq", rmsnorm_sumsq},
     {"rmsnorm_apply", rmsnorm_apply},

@@ -24,6 +24,7 @@ static const struct {
     {ASSAY_ROUND_TIES, "ties"},
     {ASSAY_ROUND_EVERY, "every"},
     {ASSAY_ROUND_STATISTICS, "statistics"},
+    {ASSAY_ROUND_RESIDUAL, "residual"},
 };
 enum { ROUNDING_COUNT = sizeof roundings / sizeof roundings[0] };
 
@@ -110,7 +111,7 @@ static assay_status read_rounding(const json_t *object, const char *what, unsign
         ASSAY_CHECK(
             word != NULL && i < ROUNDING_COUNT, ASSAY_UNSUPPORTED,
             "%s: rounding: expected before_gamma, before_up, products, scores, angles, heads, partial_sums, "
-            "ties, every or statistics, found '%.40s'",
+            "ties, every, statistics or residual, found '%.40s'",
             what, word != NULL ? word : "no word");
         ASSAY_CHECK(!(*out & roundings[i].bit), ASSAY_FORMAT, "%s: rounding: %s is there twice", what, word);
         *out |= roundings[i].bit;

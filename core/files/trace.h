@@ -75,7 +75,7 @@ typedef struct assay_trace_slot {
     int64_t tensor; /* record id on the same rank */
 } assay_trace_slot;
 
-enum { ASSAY_TRACE_INTERNAL = 4 };
+enum { ASSAY_TRACE_INTERNAL = 4, ASSAY_TRACE_PARTS = 4 };
 typedef struct assay_trace_op {
     int64_t sequence;          /* order of execution on this rank */
     char op[48];               /* rmsnorm_fwd ... docs/OPS.md */
@@ -94,7 +94,10 @@ typedef struct assay_trace_op {
         recompute; /* run again from what was kept, for the backward pass; its first run has a record of its own */
     bool substituted
         [ASSAY_MAX_SLOTS]; /* outputs[i] is not the operation's own result: something put another in its place */
-    int n_internal;        /* outputs that the operation keeps to itself and nobody recorded */
+    char fused
+        [48]; /* it ran as part `fused_part` of this operation, in one launch with the other parts; "": alone */
+    int fused_part;
+    int n_internal; /* outputs that the operation keeps to itself and nobody recorded */
     char internal[ASSAY_TRACE_INTERNAL][ASSAY_SLOT_NAME];
     int n_inputs, n_outputs;
     assay_trace_slot inputs[ASSAY_MAX_SLOTS], outputs[ASSAY_MAX_SLOTS];

@@ -421,12 +421,30 @@ static assay_status read_internal(const json_t *line, assay_trace_op *op)
     return ASSAY_OK;
 }
 
+/* {"op":"add_rmsnorm_fwd","part":1} */
+static assay_status read_fused(const json_t *line, assay_trace_op *op)
+{
+    static const char *const members[] = {"op", "part", NULL};
+    const json_t *object = member(line, "fused");
+    int64_t part = 0;
+    if (!object)
+        return ASSAY_OK;
+    ASSAY_CHECK(json_is_object(object), ASSAY_FORMAT, "fused: expected an object");
+    ASSAY_TRY(assay_json_only(object, members, "members of fused"));
+    ASSAY_TRY(assay_json_get_string(object, "op", true, "fused", op->fused, sizeof op->fused));
+    ASSAY_TRY(assay_json_get_i64(object, "part", true, 0, ASSAY_TRACE_PARTS - 1, "fused", &part));
+    ASSAY_CHECK(op->fused[0] != '\0', ASSAY_FORMAT, "fused: op: the name is empty");
+    op->fused_part = (int)part;
+    return ASSAY_OK;
+}
+
 static assay_status read_op(const json_t *line, int rank, int world, assay_trace_op *op)
 {
     static const char *const members[] = {
         "type",    "sequence", "op",           "instance",  "phase",       "step",        "microbatch",
         "variant", "arith",    "variant_name", "attrs",     "group",       "group_ranks", "inputs",
-        "outputs", "extra",    "output_arith", "recompute", "substituted", "internal",    NULL};
+        "outputs", "extra",    "output_arith", "recompute", "substituted", "internal",    "fused",
+        NULL};
     int64_t variant = 0;
     *op = (assay_trace_op){.sequence = -1, .rank = rank};
     ASSAY_TRY(assay_json_only(line, members, "members"));
@@ -448,6 +466,7 @@ static assay_status read_op(const json_t *line, int rank, int world, assay_trace
     ASSAY_TRY(assay_trace_check_declaration(op));
     ASSAY_TRY(read_substituted(line, op));
     ASSAY_TRY(read_internal(line, op));
+    ASSAY_TRY(read_fused(line, op));
     ASSAY_TRY(assay_json_get_bool(line, "recompute", false, "member", &op->recompute));
     return read_group(line, rank, world, op);
 }

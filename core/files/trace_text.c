@@ -299,6 +299,8 @@ static bool take_part(const assay_trace_op *from, assay_trace_op *op)
     memcpy(op->variant_name, from->variant_name, sizeof op->variant_name);
     op->arith = from->arith;
     op->recompute = from->recompute;
+    memcpy(op->fused, from->fused, sizeof op->fused);
+    op->fused_part = from->fused_part;
     if (from->n_group_ranks > 0) {
         const size_t bytes = (size_t)from->n_group_ranks * sizeof *from->group_ranks;
         int *ranks = malloc(bytes);

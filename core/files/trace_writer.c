@@ -403,6 +403,8 @@ assay_status assay_trace_write_op(assay_trace_writer *w, assay_trace_op *op)
         put_value(w, "attrs", json_incref(op->attrs));
     if (op->recompute)
         put_value(w, "recompute", json_true());
+    if (op->fused[0] != '\0')
+        put_value(w, "fused", json_pack("{s:s, s:i}", "op", op->fused, "part", op->fused_part));
     json_t *replaced = substituted(op);
     if (replaced)
         put_value(w, "substituted", replaced);

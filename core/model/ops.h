@@ -68,7 +68,19 @@ typedef struct assay_op_attr {
     const char *symbol; /* INT: the symbol that it defines */
 } assay_op_attr;
 
-enum { ASSAY_OP_SLOTS = 12, ASSAY_OP_ATTRS = 20, ASSAY_OP_SYMBOLS = 20, ASSAY_OP_DIMS = 8 };
+enum {
+    ASSAY_OP_SLOTS = 12,
+    ASSAY_OP_ATTRS = 20,
+    ASSAY_OP_SYMBOLS = 20,
+    ASSAY_OP_DIMS = 8,
+    ASSAY_OP_PARTS = 4
+};
+
+/* An operation that a fused one does.  `slots`: "y=residual": the part's slot y is the whole's slot residual; slots and attributes
+ * that are not listed have the same name in both. */
+typedef struct assay_op_part {
+    const char *op, *slots;
+} assay_op_part;
 
 typedef struct assay_op {
     const char *name;
@@ -85,6 +97,7 @@ typedef struct assay_op {
     const char *where; /* "Tq=B*Sq": symbols that follow from others; NULL */
     assay_op_slot slots[ASSAY_OP_SLOTS];
     assay_op_attr attrs[ASSAY_OP_ATTRS];
+    assay_op_part parts[ASSAY_OP_PARTS]; /* of a fused operation: those that it does, in order; else none */
 } assay_op;
 
 /* NULL: no such operation. */
@@ -101,6 +114,15 @@ int assay_op_n_attrs(const assay_op *op);
 /* The row of a slot by its recorded name; output false: as an input ("dweight_in", "send.2").  NULL: none. */
 const assay_op_slot *assay_op_slot_find(const assay_op *op, const char *recorded, bool output);
 const assay_op_attr *assay_op_attr_find(const assay_op *op, const char *name);
+
+/* --- fused operations (ops_parts.c): one launch that does what several operations say */
+/* 0: not a fused one. */
+int assay_op_n_parts(const assay_op *op);
+const assay_op *assay_op_part_of(const assay_op *op, int part);
+/* The whole's slot for a part's recorded one ("y" -> "residual"); NULL: the whole has none of that name. */
+const char *assay_op_part_slot(const assay_op *op, int part, const char *recorded);
+/* The part, before `part`, whose output is that input of it, and its name there; -1: it comes from outside. */
+int assay_op_part_source(const assay_op *op, int part, const char *input, const char **output);
 
 /* One operand of a call: recorded slot name, dtype and shape. */
 typedef struct assay_op_operand {

@@ -35,6 +35,8 @@ static json_t *attributes_of(const assay_trace_op *asked, const assay_trace_op *
 
 bool parity_exact_is_free(const char *op, const char *slot, int64_t i, int64_t count)
 {
+    if (strcmp(op, "add_rmsnorm_fwd") == 0)
+        return strcmp(slot, "residual") != 0;
     if (strcmp(op, "rmsnorm_fwd") == 0 || strcmp(op, "layernorm_fwd") == 0 ||
         strcmp(op, "rmsnorm_apply") == 0 || (strcmp(op, "attention_fwd") == 0 && strcmp(slot, "lse") == 0))
         return true;

@@ -264,6 +264,12 @@ static void add_norm(parity_ask *q, int64_t t, int64_t h)
     parity_ask_real(q, "gamma", q->act, 1, &h, parity_lattice);
     parity_ask_real_attr(q, "eps", 3.0);
     parity_ask_finish(q);
+    parity_ask_begin(q, "add_rmsnorm_fwd");
+    parity_ask_2d(q, "a", q->act, t, h, parity_lattice);
+    parity_ask_2d(q, "b", q->act, t, h, parity_lattice);
+    parity_ask_real(q, "gamma", q->act, 1, &h, parity_lattice);
+    parity_ask_real_attr(q, "eps", 3.0);
+    parity_ask_finish(q);
 }
 
 /* The same in halves: of 16 columns these are h, and their mean square is 1. */

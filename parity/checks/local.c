@@ -4,6 +4,7 @@
  *
  * Operations with the same name, attributes, arithmetic, inputs and outputs (replicas) are computed once. */
 #include "core/model/ops.h"
+#include "parity/checks/fused.h"
 #include "parity/judge/judge.h"
 
 #include <math.h>
@@ -16,9 +17,10 @@ typedef struct local {
     const assay_trace *trace;
     parity_table *table;
     parity_calls *calls;
-    bool foreign;      /* written by neither of our engines */
-    parity_map *cache; /* key of an operation -> first of its results */
-    struct dumped {    /* text of attributes: the reader shares those that come again */
+    bool foreign;              /* written by neither of our engines */
+    const parity_fused *fused; /* the launch that the operation is a part of; NULL: its own */
+    parity_map *cache;         /* key of an operation -> first of its results */
+    struct dumped {            /* text of attributes: the reader shares those that come again */
         const json_t *attrs;
         char *text;
     } dumped[64];
@@ -116,6 +118,12 @@ static assay_status operation_key(local *l, const assay_trace_op *op, text *key)
         ASSAY_TRY(append(key, "|-"));
         ASSAY_TRY(append(key, op->internal[i]));
     }
+    for (int k = 0; l->fused && parity_fused_reads_internal(l->fused) && k < l->fused->n; k++) {
+        ASSAY_TRY(append(key, l->fused->part[k]->op));
+        ASSAY_TRY(append_attrs(key, l, l->fused->part[k]->attrs));
+        ASSAY_TRY(append_slots(key, l, l->fused->part[k], true));
+        ASSAY_TRY(append_slots(key, l, l->fused->part[k], false));
+    }
     return append_slots(key, l, op, false);
 }
 
@@ -206,8 +214,13 @@ static assay_status replay_operation(local *l, const assay_trace_op *op)
     }
     ref_replay_result result;
     memset(&result, 0, sizeof result);
-    st = ref_replay(op->op, op->attrs, &op->arith, inputs, n_inputs, candidate, n_candidate, &result);
-    if (st == ASSAY_OK) {
+    if (l->fused && parity_fused_reads_internal(l->fused))
+        st = parity_fused_replay(l->trace, l->fused, &result, &problem);
+    else
+        st = ref_replay(op->op, op->attrs, &op->arith, inputs, n_inputs, candidate, n_candidate, &result);
+    if (problem.verdict != PARITY_PASS) {
+        st = keep(l, &problem);
+    } else if (st == ASSAY_OK) {
         st = judge_outputs(l, op, &result, candidate, n_candidate);
         ref_replay_free(&result);
     } else {
@@ -280,8 +293,9 @@ static int operands(const local *l, const assay_trace_op *op, bool inputs, assay
             out[kept++] = (assay_op_operand){s->slot, dtype_of(l, op, s->slot, !inputs, t->dtype),
                                              t->shard.ndim, t->shard.local_shape};
     }
-    for (int i = 0; i < op->n_internal && l->foreign && kept < ASSAY_MAX_SLOTS; i++)
-        if (assay_op_slot_find(assay_op_find(op->op), op->internal[i], !inputs))
+    for (int i = 0; i < op->n_internal && kept < ASSAY_MAX_SLOTS; i++)
+        if ((l->foreign || (l->fused && parity_fused_is_internal(l->fused, op->internal[i]))) &&
+            assay_op_slot_find(assay_op_find(op->op), op->internal[i], !inputs))
             out[kept++] = (assay_op_operand){op->internal[i], ASSAY_F32, -1, NULL};
     return kept;
 }
@@ -315,6 +329,15 @@ static assay_status judge_unknown(local *l, const assay_trace_op *op)
     return parity_table_merge(l->table, &r);
 }
 
+/* Records that say they are parts of one launch, and are not. */
+static assay_status judge_parts(local *l, const assay_trace_op *op, const char *problem)
+{
+    parity_result r;
+    start_result(l, op, "", &r);
+    parity_result_fail(&r, "%.480s", problem);
+    return parity_table_merge(l->table, &r);
+}
+
 static assay_status judge_all(local *l)
 {
     text key = {0};
@@ -322,7 +345,16 @@ static assay_status judge_all(local *l)
     for (int rank = 0; rank < assay_trace_world(l->trace); rank++) {
         for (int64_t i = 0; i < assay_trace_n_ops(l->trace, rank); i++) {
             const assay_trace_op *op = assay_trace_op_at(l->trace, rank, i);
+            char problem[PARITY_TEXT];
+            parity_fused fused;
             bool legal;
+            l->fused = NULL;
+            if (op->fused[0] != '\0') {
+                if (!parity_fused_find(l->trace, rank, i, &fused, problem))
+                    ASSAY_TRY_GOTO(judge_parts(l, op, problem), st, done);
+                else
+                    l->fused = &fused;
+            }
             ASSAY_TRY_GOTO(check_row(l, op, &legal), st, done);
             if (parity_is_collective(op->op))
                 st = parity_calls_judge(l->calls, op, &l->base, &l->scales, l->table);

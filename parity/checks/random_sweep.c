@@ -20,6 +20,7 @@ const parity_ask_sweep_row parity_ask_sweep_table[] = {
     {"grouped_linear_bwd_input", {"R", "N", "K"}},
     {"grouped_linear_bwd_weight", {"R", "N", "K"}},
     {"rmsnorm_fwd", {"T", "+H"}},
+    {"add_rmsnorm_fwd", {"T", "+H"}},
     {"rmsnorm_bwd", {"T", "+H"}},
     {"rmsnorm_sumsq", {"T"}},
     {"rmsnorm_apply", {"T"}},

@@ -19,6 +19,15 @@
             "T=0 H=8 | eps=1e-5", "T=3 H=129 | eps=0.5", "T=70 H=64 | eps=1e-6", "T=300 H=264 | eps=1e-6",   \
             "T=265 H=24 | eps=1e-5"                                                                          \
     }
+/* Rows of every number of registers, and more columns than they hold. */
+#define RESIDUAL_NORM_SIZES                                                                                  \
+    {                                                                                                        \
+        "T=5 H=3 | eps=1e-5", "T=1 H=1 | eps=1e-6", "T=37 H=32 | eps=1e-6", "T=9 H=48 | eps=1e-5",           \
+            "T=0 H=8 | eps=1e-5", "T=265 H=24 | eps=1e-5", "T=3 H=129 | eps=0.5", "T=70 H=128 | eps=1e-6",   \
+            "T=6 H=264 | eps=1e-6", "T=5 H=1024 | eps=1e-6", "T=3 H=1800 | eps=1e-5",                        \
+            "T=2 H=4096 | eps=1e-5", "T=2 H=4104 | eps=1e-5", "T=1 H=8192 | eps=1e-6",                       \
+            "T=1 H=8200 | eps=1e-6"                                                                          \
+    }
 /* trained=0: gamma is frozen, no dgamma is asked. */
 #define NORM_BWD_SIZES                                                                                       \
     {                                                                                                        \
@@ -225,6 +234,7 @@ const parity_ask_row parity_ask_table[] = {
       "R=150 El=3 N=72 K=136 | accumulate=false gradient_accumulation_fusion=false",
       "R=0 El=2 N=8 K=8 | accumulate=false"}},
     {"rmsnorm_fwd", .sizes = NORM_SIZES},
+    {"add_rmsnorm_fwd", .sizes = RESIDUAL_NORM_SIZES},
     {"rmsnorm_bwd",
      {{.name = "x"},
       {.name = "gamma"},

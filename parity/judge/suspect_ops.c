@@ -286,7 +286,8 @@ static const struct {
               {ASSAY_ROUND_HEADS, "heads"},
               {ASSAY_ROUND_PARTIAL_SUMS, "partial_sums"},
               {ASSAY_ROUND_EVERY, "every"},
-              {ASSAY_ROUND_STATISTICS, "statistics"}};
+              {ASSAY_ROUND_STATISTICS, "statistics"},
+              {ASSAY_ROUND_RESIDUAL, "residual"}};
 enum { N_POINTS = sizeof points / sizeof *points };
 
 unsigned suspect_roundings(const char *op)
@@ -296,6 +297,7 @@ unsigned suspect_roundings(const char *op)
         unsigned bits;
     } rows[] = {{"rmsnorm_fwd", ASSAY_ROUND_BEFORE_GAMMA},
                 {"rmsnorm_bwd", ASSAY_ROUND_BEFORE_GAMMA},
+                {"add_rmsnorm_fwd", ASSAY_ROUND_BEFORE_GAMMA | ASSAY_ROUND_RESIDUAL},
                 {"swiglu_fwd", ASSAY_ROUND_BEFORE_UP},
                 {"swiglu_bwd", ASSAY_ROUND_BEFORE_UP},
                 {"rope_fwd", ASSAY_ROUND_PRODUCTS},

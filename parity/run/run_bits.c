@@ -3,7 +3,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_CHANGES = 4 };
+enum { MAX_CHANGES = 5 };
 
 /* Changes the options of a run; false in *any when there is nothing to change in this task. */
 typedef assay_status (*change_options)(const parity_task_state *s, assay_train_options *o, bool *any);
@@ -54,6 +54,16 @@ static assay_status turn_recompute(const parity_task_state *s, assay_train_optio
     return ASSAY_OK;
 }
 
+/* A fused operation has the bits of its parts: each runs by itself. */
+static assay_status turn_fusion(const parity_task_state *s, assay_train_options *o, bool *any)
+{
+    static const char apart[] = "residual_norm=k0";
+    *any = json_object_get(json_object_get(s->e->doctor, "variants"), "residual_norm") != NULL;
+    if (*any)
+        snprintf(o->variant, sizeof o->variant, "%s", apart);
+    return ASSAY_OK;
+}
+
 /* Passes of a microbatch as CUDA graphs, where the engine takes them (gpu/graph.h) and where there are so many that one is launched
  * without being captured.  A run with a planted fault launches one by one. */
 static assay_status turn_graph(const parity_task_state *s, assay_train_options *o, bool *any)
@@ -83,8 +93,10 @@ static assay_status turn_graph(const parity_task_state *s, assay_train_options *
 /* Selected kernels are run again as they are: what changes beside them would be theirs to choose. */
 static assay_status changes_of(const parity_task_state *s, change changes[MAX_CHANGES], int *n)
 {
-    static const change all[] = {
-        {"overlap", turn_overlap}, {"recompute", turn_recompute}, {"graph", turn_graph}};
+    static const change all[] = {{"overlap", turn_overlap},
+                                 {"recompute", turn_recompute},
+                                 {"fusion", turn_fusion},
+                                 {"graph", turn_graph}};
     changes[0] = (change){"repeat", NULL};
     *n = 1;
     for (size_t i = 0; i < sizeof all / sizeof *all && strcmp(s->t->variant, "fastest") == 0; i++) {

@@ -70,6 +70,11 @@ assay_status ref_bound_linear_bwd_bias(ref_pair dbias, const double *dy, const d
 /* --- norm.c */
 void ref_bound_rmsnorm_fwd(ref_pair y, ref_pair rstd, const double *x, const double *gamma, double eps,
                            int64_t t, int64_t h, const ref_declared *d);
+/* Of a + b, added in the accumulate type and rounded no further: the bound of the sum goes through the norm.
+ * ASSAY_OUT_OF_MEMORY. */
+assay_status ref_bound_rmsnorm_fwd_of(ref_pair y, ref_pair rstd, const double *a, const double *b,
+                                      const double *gamma, double eps, int64_t t, int64_t h,
+                                      const ref_declared *d);
 /* dgamma {NULL, NULL}: not asked, and old is not read. */
 assay_status ref_bound_rmsnorm_bwd(ref_pair dx, ref_pair dgamma, const double *dy, const double *x,
                                    const double *gamma, const double *rstd, const double *old, int64_t t,

@@ -28,6 +28,41 @@ void ref_bound_rmsnorm_fwd(ref_pair y, ref_pair rstd, const double *x, const dou
     }
 }
 
+/* terms: scratch [2 H], the squares and their bounds */
+static void norm_of_sum(ref_pair y, ref_pair rstd, int64_t i, double *terms, const double *a, const double *b,
+                        const double *gamma, double eps, int64_t h, const ref_declared *d)
+{
+    const ref_num *n = &d->num;
+    for (int64_t j = 0; j < h; j++) {
+        const ref_iv x = iv_add(n, iv_exact(a[j]), iv_exact(b[j])), square = iv_mul(n, x, x);
+        terms[j] = square.v;
+        terms[h + j] = square.b;
+    }
+    ref_iv mean = {0.0, 0.0};
+    if (h > 0)
+        mean = iv_mul(n, ref_sum_terms(terms, terms + h, h, &d->order), iv_constant(n, 1.0 / (double)h));
+    const ref_iv r = iv_rsqrt(n, iv_add(n, mean, iv_constant(n, eps)));
+    rstd.y[i] = r.v;
+    rstd.b[i] = r.b;
+    for (int64_t j = 0; j < h; j++) {
+        const ref_iv x = iv_add(n, iv_exact(a[j]), iv_exact(b[j]));
+        const ref_iv xr = ref_stored(d, ASSAY_ROUND_BEFORE_GAMMA, iv_mul(n, x, r));
+        ref_pair_set(y, i * h + j, iv_mul(n, iv_exact(gamma[j]), xr), n);
+    }
+}
+
+assay_status ref_bound_rmsnorm_fwd_of(ref_pair y, ref_pair rstd, const double *a, const double *b,
+                                      const double *gamma, double eps, int64_t t, int64_t h,
+                                      const ref_declared *d)
+{
+    double *terms = malloc((size_t)(2 * h + 1) * sizeof *terms);
+    ASSAY_CHECK(terms, ASSAY_OUT_OF_MEMORY, "add_rmsnorm_fwd: rows of %lld", (long long)h);
+    for (int64_t i = 0; i < t; i++)
+        norm_of_sum(y, rstd, i, terms, a + i * h, b + i * h, gamma, eps, h, d);
+    free(terms);
+    return ASSAY_OK;
+}
+
 /* g xh of every column: terms [2 H], values and bounds */
 static void dot_terms(double *terms, const double *dy, const double *x, const double *gamma, double rstd,
                       int64_t h, const ref_num *n)

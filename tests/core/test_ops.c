@@ -459,3 +459,38 @@ Test(ops, absent_attributes_have_the_value_of_the_row)
     cr_expect_eq(word, 0);
     json_decref(attrs);
 }
+
+/* Every part of a fused operation is a row, each of its slots and attributes is one of the whole, and what a part takes from another is
+ * an output of both. */
+Test(ops, the_parts_of_a_fused_operation_are_rows)
+{
+    int n = 0;
+    for (int i = 0; assay_op_at(i); i++) {
+        const assay_op *op = assay_op_at(i);
+        n += assay_op_n_parts(op) > 0;
+        cr_expect_neq(assay_op_n_parts(op), 1, "%s", op->name);
+        for (int k = 0; k < assay_op_n_parts(op); k++) {
+            const assay_op *part = assay_op_part_of(op, k);
+            cr_assert_not_null(part, "%s: %s", op->name, op->parts[k].op);
+            cr_expect_eq(assay_op_n_parts(part), 0, "%s: parts have none", part->name);
+            for (int s = 0; s < assay_op_n_slots(part); s++)
+                cr_expect_not_null(assay_op_part_slot(op, k, part->slots[s].name), "%s: %s of %s", op->name,
+                                   part->slots[s].name, part->name);
+            for (int a = 0; a < assay_op_n_attrs(part); a++)
+                cr_expect_not_null(assay_op_attr_find(op, part->attrs[a].name), "%s: %s", op->name,
+                                   part->attrs[a].name);
+        }
+    }
+    cr_expect_geq(n, 1);
+    const assay_op *op = assay_op_find("add_rmsnorm_fwd");
+    const char *output = NULL;
+    cr_expect_eq(assay_op_part_source(op, 1, "x", &output), 0);
+    cr_expect_str_eq(output, "y");
+    cr_expect_eq(assay_op_part_source(op, 1, "gamma", &output), -1);
+    cr_expect_eq(assay_op_part_source(op, 0, "a", &output), -1);
+    cr_expect_str_eq(assay_op_part_slot(op, 0, "y"), "residual");
+    cr_expect_str_eq(assay_op_part_slot(op, 1, "y"), "y");
+    cr_expect_null(assay_op_part_slot(op, 0, "weight"));
+    cr_expect_null(assay_op_part_of(op, 2));
+    cr_expect_eq(assay_op_n_parts(assay_op_find("add")), 0);
+}

@@ -83,6 +83,8 @@ static void write_rank(int rank)
         op.substituted[1] = true;
         op.n_internal = 1;
         memcpy(op.internal[0], "rstd", 5);
+        memcpy(op.fused, "add_rmsnorm_fwd", 16);
+        op.fused_part = 1;
         op.attrs = json_pack("{s:f, s:s}", "eps", 1e-5, "reduction", "sum");
         op.inputs[0] = (assay_trace_slot){"x", x.id};
         op.outputs[0] = (assay_trace_slot){"y", shard.id};
@@ -138,6 +140,8 @@ Test(trace, what_is_written_is_read)
     cr_expect(!op->substituted[0] && op->substituted[1]);
     cr_assert_eq(op->n_internal, 1);
     cr_expect_str_eq(op->internal[0], "rstd");
+    cr_expect_str_eq(op->fused, "add_rmsnorm_fwd");
+    cr_expect_eq(op->fused_part, 1);
     cr_expect_null(assay_trace_aborted(t, 1));
     cr_expect_eq(json_real_value(json_object_get(op->attrs, "eps")), 1e-5);
     cr_expect_str_eq(op->group, "tp");
@@ -655,6 +659,14 @@ Test(trace, bad_op_records)
         {"internal by number", OP_WITH(",\"internal\":[1]"), ASSAY_FORMAT, "internal: entry 0, '?'"},
         {"too much that is internal", OP_WITH(",\"internal\":[\"a\",\"b\",\"c\",\"d\",\"e\"]"), ASSAY_FORMAT,
          "internal: expected a list of at most 4"},
+        {"fused by name", OP_WITH(",\"fused\":\"add_rmsnorm_fwd\""), ASSAY_FORMAT,
+         "fused: expected an object"},
+        {"fused without a part", OP_WITH(",\"fused\":{\"op\":\"f\"}"), ASSAY_FORMAT, "part"},
+        {"fused with too many parts", OP_WITH(",\"fused\":{\"op\":\"f\",\"part\":4}"), ASSAY_LIMIT,
+         "fused: part: expected 0 to 3, found 4"},
+        {"fused without a name", OP_WITH(",\"fused\":{\"op\":\"\",\"part\":0}"), ASSAY_FORMAT,
+         "fused: op: the name is empty"},
+        {"fused with more", OP_WITH(",\"fused\":{\"op\":\"f\",\"part\":0,\"of\":2}"), ASSAY_FORMAT, "of"},
         {"recompute by number", OP_WITH(",\"recompute\":1"), ASSAY_FORMAT, "recompute"},
         {"arithmetic of no output", OP_WITH(",\"outputs\":{\"x\":0},\"output_arith\":{\"y\":{}}"),
          ASSAY_FORMAT, "op record 0: output_arith.y: the record has no such output"},

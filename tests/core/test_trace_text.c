@@ -139,7 +139,8 @@ static bool same_op(const assay_trace_op *a, const assay_trace_op *b)
                 a->microbatch == b->microbatch && a->variant == b->variant &&
                 strcmp(a->variant_name, b->variant_name) == 0 && strcmp(a->group, b->group) == 0 &&
                 a->n_group_ranks == b->n_group_ranks && a->recompute == b->recompute && a->rank == b->rank &&
-                a->n_internal == b->n_internal &&
+                a->n_internal == b->n_internal && strcmp(a->fused, b->fused) == 0 &&
+                a->fused_part == b->fused_part &&
                 memcmp(a->substituted, b->substituted, sizeof a->substituted) == 0;
     for (int i = 0; same && i < a->n_group_ranks; i++)
         same = a->group_ranks[i] == b->group_ranks[i];

@@ -201,6 +201,12 @@ static json_t *rank_file(int rank)
 
 static const int64_t batch_shape[4] = {2, 2, 2, 8}; /* steps, microbatches, b, s */
 
+/* The operation that was called: of a fused one the records of its parts, the first of which counts; NULL: another part. */
+static const char *called(const assay_trace_op *op)
+{
+    return op->fused[0] == '\0' ? op->op : op->fused_part == 0 ? op->fused : NULL;
+}
+
 /* Calls of a row in a rank's first step, by the trace; rope_table is made before the first step and once more for a trace. */
 static int64_t traced_calls(const assay_trace *t, int rank, const json_t *row)
 {
@@ -211,7 +217,8 @@ static int64_t traced_calls(const assay_trace *t, int rank, const json_t *row)
     int64_t n = 0;
     for (int64_t i = 0; i < assay_trace_n_ops(t, rank); i++) {
         const assay_trace_op *op = assay_trace_op_at(t, rank, i);
-        n += op->step == 0 && strcmp(op->op, name) == 0 && strcmp(assay_phase_name(op->phase), phase) == 0 &&
+        n += op->step == 0 && called(op) && strcmp(called(op), name) == 0 &&
+             strcmp(assay_phase_name(op->phase), phase) == 0 &&
              (group == NULL || strcmp(op->group, group) == 0) &&
              (variant[0] != 'k' || op->variant == atoi(variant + 1));
     }
@@ -235,7 +242,7 @@ static void expect_the_calls_of_a_step(const assay_trace *t, int rank)
     }
     for (int64_t k = 0; k < assay_trace_n_ops(t, rank); k++) {
         const assay_trace_op *op = assay_trace_op_at(t, rank, k);
-        traced += op->step == 0 && strcmp(op->op, "rope_table") != 0;
+        traced += op->step == 0 && called(op) && strcmp(called(op), "rope_table") != 0;
     }
     cr_expect_eq(benched, traced, "rank %d: %lld calls in the table, %lld in the trace", rank,
                  (long long)benched, (long long)traced);

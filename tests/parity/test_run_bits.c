@@ -22,8 +22,8 @@ static void engine_that_errs_where(const char *name, const char *words)
 }
 
 typedef struct seen {
-    int repeat, overlap, recompute, graph, together; /* failed claims under each name */
-    int all_passed;                                  /* passed claims of the run with every change */
+    int repeat, overlap, recompute, fusion, graph, together; /* failed claims under each name */
+    int all_passed;                                          /* passed claims of the run with every change */
 } seen;
 
 static seen read_seen(const char *path)
@@ -40,10 +40,11 @@ static seen read_seen(const char *path)
             s.repeat += fails && strcmp(op, "repeat") == 0;
             s.overlap += fails && strcmp(op, "overlap") == 0;
             s.recompute += fails && strcmp(op, "recompute") == 0;
+            s.fusion += fails && strcmp(op, "fusion") == 0;
             s.graph += fails && strcmp(op, "graph") == 0;
             s.together += fails && strncmp(op, "repeat+", 7) == 0;
-            s.all_passed += !fails && (strcmp(op, "repeat+overlap+recompute") == 0 ||
-                                       strcmp(op, "repeat+recompute+graph") == 0);
+            s.all_passed += !fails && (strcmp(op, "repeat+overlap+recompute+fusion") == 0 ||
+                                       strcmp(op, "repeat+recompute+fusion+graph") == 0);
         }
         json_decref(o);
     }
@@ -73,7 +74,7 @@ Test(run_bits, one_run_holds_every_change)
     engine_that_errs_where("honest", "--no-such-word");
     const seen s = run_with("honest", 0);
     cr_expect_gt(s.all_passed, 5);
-    cr_expect_eq(s.repeat + s.overlap + s.recompute + s.together, 0);
+    cr_expect_eq(s.repeat + s.overlap + s.recompute + s.fusion + s.together, 0);
 }
 
 Test(run_bits, the_change_that_differs_is_named)
@@ -81,11 +82,15 @@ Test(run_bits, the_change_that_differs_is_named)
     engine_that_errs_where("recomputes", "--recompute-granularity=full");
     seen s = run_with("recomputes", 1);
     cr_expect_gt(s.recompute, 0);
-    cr_expect_eq(s.repeat + s.overlap + s.together + s.all_passed, 0);
+    cr_expect_eq(s.repeat + s.overlap + s.fusion + s.together + s.all_passed, 0);
     engine_that_errs_where("overlaps", "--overlap-grad-reduce");
     s = run_with("overlaps", 1);
     cr_expect_gt(s.overlap, 0);
-    cr_expect_eq(s.repeat + s.recompute + s.together + s.all_passed, 0);
+    cr_expect_eq(s.repeat + s.recompute + s.fusion + s.together + s.all_passed, 0);
+    engine_that_errs_where("fuses", "residual_norm=k0");
+    s = run_with("fuses", 1);
+    cr_expect_gt(s.fusion, 0);
+    cr_expect_eq(s.repeat + s.overlap + s.recompute + s.together + s.all_passed, 0);
 }
 
 Test(run_bits, graphs_are_turned_where_nothing_is_between_their_launches)
@@ -113,5 +118,5 @@ Test(run_bits, changes_that_differ_only_together_are_named_together)
     engine_that_errs_where("both", "--overlap-grad-reduce --recompute-granularity=full");
     const seen s = run_with("both", 1);
     cr_expect_gt(s.together, 0);
-    cr_expect_eq(s.repeat + s.overlap + s.recompute, 0);
+    cr_expect_eq(s.repeat + s.overlap + s.recompute + s.fusion, 0);
 }
