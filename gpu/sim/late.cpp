@@ -46,7 +46,7 @@ void late_begin(worker &w)
 
 void late_end(worker &w)
 {
-    if (w.late == nullptr || w.late->copies.empty() || w.failed)
+    if (w.late == nullptr || w.late->copies.empty() || w.failed || w.hurt_block)
         return;
     const late_copy &c = w.late->copies.front();
     const uint3 id = w.fibers[c.thread].id;
@@ -164,6 +164,8 @@ void assay_sim_look(const char *what, int line)
         report_promise(w, what, line);
     late_block &b = state_of(w);
     w.fibers[w.current].line = line;
+    if (hurt(w))
+        leave_block(w);
     if (b.looks == 0 || w.turns - b.turns != b.looks) { /* some thread has done something else */
         b.looks = 0;
         b.turns = w.turns;
