@@ -253,12 +253,11 @@ static void thread_ended(worker &w)
     w.state[t] = EXITED;
     ++w.exited;
     --w.runnable;
-    if (hurt(w))
-        return; /* those who wait, wait for a thread that is no more */
     w.warps[t / lanes].exited |= 1u << t % lanes;
     if (!w.strict && w.warps[t / lanes].groups != 0)
         warp_left(w, t / lanes);
-    if (w.arrived != 0 && w.arrived + w.exited == w.n)
+    if (w.arrived != 0 && w.arrived + w.exited == w.n &&
+        !hurt(w)) /* else they wait for one that is no more */
         block_release(w);
 }
 

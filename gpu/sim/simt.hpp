@@ -177,12 +177,13 @@ extern __thread worker *self; /* of the kernel that this operating system thread
 
 [[noreturn]] void abandon(worker &w, cudaError_t error = cudaErrorLaunchFailure);
 /* What the running thread does at pc cannot be done (simt_fault.cpp).  Without the race checker the launch ends.  With it that
- * thread alone ends, and the other threads of its block go on until they would wait for each other, so that one run
- * names what else is wrong: no barrier has been passed without a thread that it waits for.  Other blocks run as ever. */
+ * thread alone ends, and the other threads of its block go on until they would wait for it, at the block's barrier or with a
+ * mask that names it, so that one run names what else is wrong and nothing that follows from its absence.  Other blocks
+ * run as ever. */
 [[noreturn]] void bad_access(worker &w, const void *pc, cudaError_t error);
 /* Is it the first at this place in this launch?  Others need no report. */
 bool bad_place(const worker &w, const void *pc);
-/* The running thread of a block that is hurt would wait: it ends. */
+/* The running thread of a block that is hurt would wait for all others: it ends. */
 [[noreturn]] void leave_block(worker &w);
 static inline bool hurt(const worker &w)
 {

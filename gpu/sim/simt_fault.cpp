@@ -39,6 +39,7 @@ bool bad_place(const worker &w, const void *pc)
     return true;
 }
 
+/* Its lane is not among those that have returned, for whom nobody waits: no exchange that names it ends any more. */
 void leave_block(worker &w)
 {
     static __thread stop_point nowhere;

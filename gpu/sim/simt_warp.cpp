@@ -228,8 +228,6 @@ static inline __attribute__((always_inline)) fiber &arrive(const char *what, int
     worker &w = running_worker(what);
     if (w.looping)
         report_promise(w, "warp intrinsic", line);
-    if (hurt(w))
-        leave_block(w);
     if (w.tracing)
         shared_trace(w, "when it reached this line", line);
     const unsigned k = w.current / lanes;

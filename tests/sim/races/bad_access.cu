@@ -60,6 +60,25 @@ KERNEL(the_last_to_come, 1, 64)
         y[threadIdx.x] = s[63 - threadIdx.x];
 }
 
+KERNEL(those_who_return, 1, 64)
+{
+    GPU_SHARED(int, s, 64);
+    if (threadIdx.x < 32) {
+        __syncthreads();
+        y[threadIdx.x] = s[40];
+    } else if (threadIdx.x == 40) {
+        s[40] = x[4100]; /* a: those_who_return */
+    }
+}
+
+KERNEL(other_warps, 1, 64)
+{
+    if (threadIdx.x == 5)
+        y[1] = x[4100]; /* c: other_warps */
+    const int v = __shfl_sync(0xffffffffu, static_cast<int>(threadIdx.x), 5);
+    y[0] = v; /* a: other_warps */ /* b: other_warps */
+}
+
 KERNEL(before_a_shuffle, 1, 64)
 {
     int v = 1;
@@ -137,6 +156,8 @@ const race_case BAD_ACCESS[] = {
     CASE(misaligned_beside_race, "race", 2, "misaligned"),
     CASE(before_a_barrier, "out of bounds", 1, nullptr),
     CASE(the_last_to_come, "out of bounds", 1, nullptr),
+    CASE(those_who_return, "out of bounds", 1, nullptr),
+    CASE(other_warps, "race", 2, "out of bounds"),
     CASE(before_a_shuffle, "out of bounds", 1, nullptr),
     CASE(after_a_barrier, "race", 2, "out of bounds"),
     CASE(many_places, "out of bounds", 17, nullptr),
